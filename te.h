@@ -622,6 +622,11 @@ TE_API te_result te_saved_tensors_end(te_ctx *te);
  * synchronous on the CPU; no hidden host wait. The first call with a new combination of formats compiles a kernel (or loads it from the
  * cache); workspace comes from the context's pool. Every operation gives the same bits again on the same device.
  *
+ * Every operation refuses alike. A tensor gives TE_ERR_STATE if it is needed and NULL, or made by te_tensor_describe; TE_ERR_INVALID if it is of another
+ * context; TE_ERR_DTYPE if it is a quantized tensor (its copies are plain ones: te_quantized_view) or of a format that the operation does not take
+ * there; TE_ERR_SHAPE if it is strided, where strides are not mentioned. An output shares no byte with any other tensor of the call (TE_ERR_INVALID),
+ * but for what an operation says: "y may be x" is the very same elements in the same format. Of lists only the tensors of one place are compared.
+ *
  * Unless said otherwise: tensors are plain, contiguous and of the call's context, borrowed for the call; float tensors are f32, f16 or bf16; sums
  * are taken in f32 or better; results are rounded once. M is the product of the leading sizes and N the last size. "optional" fields may be
  * NULL. These fields mean the same everywhere:
@@ -1135,7 +1140,7 @@ typedef te_norm_fwd_args te_op_layernorm_fwd_args; /* x [.., N], gamma [N], beta
 typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
 
 /* dx [M, N], dgamma [N], dbeta [N] (both optional; dbeta: LayerNorm) from dy [M, N] and the forward's x [M, N], gamma [N], mean f32 [M] (LayerNorm) and
- * rstd f32 [M]. add: optional [M, N], added to dx in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded
+ * rstd f32 [M]. add: optional [M, N], added to dx in f32 before rounding; dx may be add or dy, if their formats are the same. rounded: dx is rounded
  * before that as well: the sum of two stored gradients. accumulate: dgamma and dbeta are added to. */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
@@ -1152,7 +1157,7 @@ typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 /* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
 
-/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args.
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
  *         pass of its own to find it */
@@ -1167,7 +1172,7 @@ typedef struct te_op_act_fwd_args {
     te_tensor *col;
 } te_op_act_fwd_args;
 
-/* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
+/* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
  *   accumulate  dbias is added to */
@@ -1285,7 +1290,7 @@ typedef struct te_op_attn_bwd_args {
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
- * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. */
+ * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. */
 typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;
@@ -1293,7 +1298,7 @@ typedef struct te_op_dropout_add_fwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_fwd_args;
-/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng. (The gradient of residual is dy, that of bias the column sum of dx.) */
+/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_op_dropout_add_bwd_args {
     const te_tensor *dy;
     te_tensor *dx;
@@ -1387,6 +1392,69 @@ TE_OP_LIST(TE_OP_FUNCTION)
 TE_API const char *te_query_name(te_op op);
 /* The name of its family, which is that of its folder of kernels: "gemm", "cast" ... Static string; "?" for a value outside the list. */
 TE_API const char *te_query_family(te_op op);
+
+/* ==== api/trace.h =============================================================================================== */
+
+/* api/trace.h: every operation that a context runs, seen from outside: what a call names, and a hook before and after each call. Profilers, exporters and
+ * inspectors need nothing else. */
+
+/* How an operation uses a tensor. */
+typedef enum te_arg_use {
+    TE_ARG_IN = 1,   /* read */
+    TE_ARG_OUT = 2,  /* written; its values before do not matter */
+    TE_ARG_INOUT = 3 /* written, and its values before count: accumulated into, or kept in part */
+} te_arg_use;
+
+/* A tensor among the args of an operation. */
+typedef struct te_arg {
+    const char *name; /* of the field in the args struct: "x"; of a list the list's: "in"; of te_op_adam_args.tensors the member's: "param" (static) */
+    int64_t index;    /* its place in the list; -1: not in a list */
+    te_arg_use use;   /* of this call: te_op_gemm's `d` is TE_ARG_INOUT with `accumulate` */
+    bool optional;    /* this call may leave it NULL */
+    te_tensor *tensor; /* borrowed; NULL: not given */
+} te_arg;
+
+/* Lists the tensors of te_op_NAME_args, in the order of the operation's documentation, those that are NULL included: fills out[0 .. capacity-1] and returns how
+ * many there are; out may be NULL. Runs, checks and allocates nothing. 0 for an op outside of TE_OP_LIST and for args == NULL. */
+TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity);
+
+/* The two events of a call. */
+typedef enum te_trace_phase {
+    TE_TRACE_BEFORE = 0, /* checked, about to begin */
+    TE_TRACE_AFTER = 1   /* it has returned */
+} te_trace_phase;
+
+/* How far the call goes. */
+typedef enum te_trace_mode {
+    TE_TRACE_RUN = 0,    /* it runs: on CUDA it is queued, and may still be running in TE_TRACE_AFTER */
+    TE_TRACE_WARMUP = 1, /* between te_warmup_begin and te_warmup_end: it is planned alone */
+    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: it is noted. te_graph_launch runs what was noted, and traces none of it */
+} te_trace_mode;
+
+/* One call of an operation. */
+typedef struct te_trace {
+    te_op op;         /* the operation */
+    const void *args; /* const te_op_NAME_args *: checked, defaults filled in; borrowed, valid inside the hook */
+    te_trace_phase phase; /* before or after it */
+    te_trace_mode mode;   /* how far it goes */
+    bool backward;      /* a backward function of the tape makes the call */
+    const char *module; /* te_module_path of the module whose forward or backward makes it, "" outside of all; borrowed, valid inside the hook */
+    te_result result;   /* TE_TRACE_AFTER: of the call; else TE_OK */
+} te_trace;
+/* The hook; event is borrowed for the call. */
+typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
+
+/* Calls `fn` before and after every operation of this context: the raw ones that a program calls, and those that functions, modules, te_backward and
+ * optimizers are made of. NULL ends it. One function at a time; without one an operation pays for a comparison. A call with refused args is not traced; one
+ * that began is traced twice, whatever becomes of it.
+ *
+ * A hook looks on. It may ask (te_query_args, te_explain, shapes, statistics), te_tensor_retain what it wants to keep, call te_set_trace, and read a contiguous
+ * tensor back by te_tensor_to_host or te_tensor_to_f32 (which waits for the device, and gives TE_ERR_STATE in a capture). Whatever would change the context under
+ * the call gives TE_ERR_STATE: operations, hence all functions and modules made of them, and te_graph_begin, _end, _launch, te_warmup_begin, _end. Scopes stay as they are, and no tensor
+ * of the call is released. A computation waits until the traced call has returned.
+ *
+ * te_set_trace gives TE_ERR_STATE if te is NULL. */
+TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);
 
 /* ==== api/dist.h ================================================================================================ */
 
@@ -5278,6 +5346,9 @@ struct te_ctx {
     te__guest *guests;
     int64_t process_id; /* where it was made, and te__forks there */
     int forks;
+    te_trace_fn trace; /* te_set_trace */
+    void *trace_user;
+    bool tracing; /* it runs */
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */
@@ -5368,6 +5439,13 @@ static te_result te__refuse_upload(te_ctx *te) {
                               "make the tensor before te_graph_begin and copy into it before each te_graph_launch");
 }
 #define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
+
+/* Calls that a trace hook must not make. */
+static te_result te__refuse_hook(te_ctx *te, const char *what) {
+    if (!te->tracing) return TE_OK;
+    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook looks on; retain what it needs and call this when the traced call has returned",
+                    what);
+}
 
 /* Is this a child, by fork, of the process that made the context? Neither threads nor what the driver holds of a GPU live on there. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
@@ -24738,12 +24816,13 @@ static te_result te__cuda_warm(te_ctx *te) {
 /* operations */
 /* ==== ops/check.c =============================================================================================== */
 
-/* ops/check.c: what the front doors of all operations ask of a tensor, and how they complain; the alignment that fast kernels want.
+/* ops/check.c: questions that several operations ask of a tensor beyond te__args_check, and how they complain; the alignment that fast kernels want.
  * Knows tensors; must not know operations.
  *
- * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error. */
+ * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error. Tensors have passed te__args_check, but
+ * those that are needed only because of another one's format may be missing. */
 
-/* Present, of this context, plain (not quantized), contiguous. */
+/* For calls that are no operations: present, of this context, plain (not quantized), contiguous. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
@@ -24755,29 +24834,28 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     return TE_OK;
 }
 
-static te_result te__want_float(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    te_result r = te__want(te, op, name, x);
-    if (r == TE_OK && !te__is_float(x->dtype))
-        r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
-    return r;
+/* A tensor that is needed because of another one's format. */
+static te_result te__want_given(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    return x ? TE_OK : te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
+}
+/* One format of those that the operation takes. */
+static te_result te__want_dtype(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype) {
+    if (x->dtype == dtype) return TE_OK;
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te_dtype_name(dtype));
 }
 
-/* n elements, in any shape. */
+/* n elements, in any shape; NULL is fine. */
 static te_result te__want_numel(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
     char text[TE__SHAPE_TEXT];
-    if (te__numel(x) == n) return TE_OK;
+    if (!x || te__numel(x) == n) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld element%s needed", op, name, te__shape_text(x, text), (long long)n, n == 1 ? " is" : "s are");
 }
-/* A float vector of n elements: a parameter or its gradient. */
-static te_result te__want_vector(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
-    te_result r = te__want_float(te, op, name, x);
-    return r == TE_OK ? te__want_numel(te, op, name, x, n) : r;
-}
-/* n numbers in f32: statistics, scales, amaxes. */
-static te_result te__want_f32(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
-    te_result r = te__want(te, op, name, x);
-    if (r == TE_OK && x->dtype != TE_F32) r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32 is needed", op, name, te_dtype_name(x->dtype));
-    return r == TE_OK ? te__want_numel(te, op, name, x, n) : r;
+
+/* Equal in all sizes. */
+static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (te__same_shape(x, y)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; they must be equal", op, x_name, te__shape_text(x, a), y_name, te__shape_text(y, b));
 }
 
 /* [m, n] when all sizes but the last are multiplied; `like` is the tensor that m and n come from. */
@@ -24788,47 +24866,558 @@ static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, c
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %s must be [%lld, %lld]", op, name, te__shape_text(x, a), like_name,
                     te__shape_text(like, b), name, (long long)m, (long long)n);
 }
-/* A float tensor with the rows and columns of `like`. */
+/* The rows and columns of `like`; NULL is fine. */
 static te_result te__want_like(te_ctx *te, const char *op, const char *name, const te_tensor *x, const char *like_name, const te_tensor *like) {
-    te_result r = te__want_float(te, op, name, x);
-    return r == TE_OK ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : r;
+    return x ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : TE_OK;
 }
 
-/* An output [m, n]: float, or FP8 [m, ld] with ld >= n and its scale. x is where m and n come from. */
-static te_result te__want_output(te_ctx *te, const char *op, const te_tensor *y, const te_tensor *scale, const te_tensor *scale_inv,
-                                 const te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    te_result r = te__want(te, op, "y", y);
+/* Codes [rows, ld] with ld >= cols. */
+static te_result te__want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    if (te__rows(q) == rows && te__cols(q) >= cols) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text), (long long)rows,
+                    (long long)cols);
+}
+/* Two copies, of which either may be missing, hold codes of one format. */
+static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+    if (!x || !y || x->dtype == y->dtype) return TE_OK;
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; both copies have one format", op, x_name, te_dtype_name(x->dtype), y_name,
+                    te_dtype_name(y->dtype));
+}
+
+/* The result of an operation on x [m, n], by the name of out: floats [m, n]; or codes [m, ld], with a scale, and, beside or in place of them, col [n, ldc]. */
+static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out, const te_tensor *col, const char *col_name,
+                                 const te_tensor *scale, const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
+    te_result r = te__want_numel(te, op, "amax", amax, 1);
     if (r != TE_OK) return r;
-    if (te__is_float(y->dtype)) {
-        if (scale || scale_inv)
-            return te__fail(te, TE_ERR_INVALID, "%s: scale and scale_inv belong to an e4m3 or e5m2 y, and y is %s", op, te_dtype_name(y->dtype));
-        r = amax ? te__want_f32(te, op, "amax", amax, 1) : TE_OK;
-        return r == TE_OK ? te__want_matrix(te, op, "y", y, m, n, "x", x) : r;
+    if (out && te__is_float(out->dtype)) {
+        if (scale || scale_inv || col)
+            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and %s belong to an e4m3 or e5m2 %s, and %s is %s", op, col_name, name, name,
+                            te_dtype_name(out->dtype));
+        return te__want_matrix(te, op, name, out, m, n, "x", x);
     }
-    if (!te__is_fp8(y->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: y is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, te_dtype_name(y->dtype));
-    if (te__rows(y) != m || te__cols(y) < n)
-        return te__fail(te, TE_ERR_SHAPE, "%s: y is %s and x is %s; y must be [%lld, %lld or more]", op, te__shape_text(y, a), te__shape_text(x, b),
-                        (long long)m, (long long)n);
-    r = te__want_f32(te, op, "scale", scale, 1);
-    if (r == TE_OK && scale_inv) r = te__want_f32(te, op, "scale_inv", scale_inv, 1);
-    if (r == TE_OK && amax) r = te__want_f32(te, op, "amax", amax, 1);
-    return r;
+    if (out) r = te__want_codes(te, op, name, out, m, n);
+    if (r == TE_OK && col) r = te__want_codes(te, op, col_name, col, n, m);
+    if (r == TE_OK) r = te__want_one_format(te, op, name, out, col_name, col);
+    if (r == TE_OK) r = te__want_given(te, op, "scale", scale);
+    if (r == TE_OK) r = te__want_numel(te, op, "scale", scale, 1);
+    return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
-/* An optional random state. */
+/* [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
+static te_result te__want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    int i;
+    if (x->ndim != 4)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
+    if (x->shape[3] > 1 && x->stride[3] != 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
+                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
+    for (i = 0; i < 4; i++)
+        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
+    return TE_OK;
+}
+static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
+    if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
+}
+
+/* A random state, or NULL. */
 static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
-    te_result r = x ? te__want(te, op, "rng", x) : TE_OK;
-    if (!x || r != TE_OK) return r;
-    if (x->dtype != TE_I64) return te__fail(te, TE_ERR_DTYPE, "%s: rng is %s; i64 is needed", op, te_dtype_name(x->dtype));
-    r = te__want_numel(te, op, "rng", x, 2);
+    te_result r = te__want_numel(te, op, "rng", x, 2);
     if (r == TE_OK && (uintptr_t)te__data(x) % 8) r = te__fail(te, TE_ERR_INVALID, "%s: rng is not at a multiple of 8 bytes", op);
     return r;
 }
 
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
 static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
+
+/* ==== ops/args.c ================================================================================================ */
+
+/* ops/args.c: the tensors among each operation's arguments, how it uses them, and the checks that all front doors share.
+ * Knows every args struct; must not know what operations compute.
+ *
+ * One line an operation in the list below. From it come the common checks (te__args_check), the count of writes (te__args_touch), what a capture holds and
+ * keeps (ops/record.c), te_query_args and the trace hook. */
+
+/* ---- the words of the list ---- */
+
+/* The formats that a tensor may have: a bit for each te_dtype. */
+enum {
+    TE__AS_F32 = 1 << TE_F32,
+    TE__AS_E4M3 = 1 << TE_F8E4M3,
+    TE__AS_E8M0 = 1 << TE_F8E8M0,
+    TE__AS_E2M1 = 1 << TE_F4E2M1,
+    TE__AS_I32 = 1 << TE_I32,
+    TE__AS_I64 = 1 << TE_I64,
+    TE__AS_INDEX = TE__AS_I32 | TE__AS_I64,
+    TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
+    TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
+    TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
+    TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX, /* elements of whole bytes */
+    TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1
+};
+/* The use, and the liberties. */
+enum {
+    TE__IN = TE_ARG_IN << 16,
+    TE__OUT = TE_ARG_OUT << 16,
+    TE__INOUT = TE__IN | TE__OUT, /* what stands there counts for what is written */
+    TE__OPT = 1 << 18,            /* may be NULL */
+    TE__STRIDED = 1 << 19,        /* any strides, as far as the front doors care */
+    TE__SAME = 1 << 20,           /* an output and an input that both have it may be one and the same: element i is read before it is written */
+    TE__MEETS = 1 << 21,          /* an output and an input that both have it may overlap in any way */
+    TE__TWIN = 1 << 22            /* two outputs that both have it may be one and the same */
+};
+/* Uses and needs that hang on other fields of the args. */
+#define TE__NEED(condition) ((condition) ? 0 : TE__OPT)
+#define TE__SUM (a->accumulate ? TE__INOUT : TE__OUT)
+#define TE__KEPT (a->keep ? TE__INOUT : TE__OUT)
+#define TE__AUX (a->epilogue == TE_EPILOGUE_GELU ? TE__OUT : TE__IN) | TE__NEED(a->epilogue == TE_EPILOGUE_DGELU)
+
+/* ---- the list ---- */
+
+/* T(field, flags): a tensor. L(list, member, n, flags): n tensors: the pointers list[i], or, with a member, list[i].member. An operation without a line
+ * does not compile; a field that is missing fails tests/nn/test_graph.c, a use that is wrong tests/mend/test_bytes_inside.c. */
+#define TE__ARGS_copy(T, L) T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
+#define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
+#define TE__ARGS_random(T, L) T(dst, TE__OUT | TE__AS_FLOAT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_axpby(T, L)                                                                                                              \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)    \
+        T(alpha_device, TE__IN | TE__AS_F32 | TE__OPT) T(divide_device, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_F32)
+#define TE__ARGS_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
+#define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(dy, TE__IN | TE__AS_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
+#define TE__ARGS_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN | TE__AS_F32) T(scale, TE__OUT | TE__AS_F32) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_delayed_update(T, L)                                                                                     \
+    L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN | TE__AS_F32) T(amaxes, TE__OUT | TE__AS_F32)
+#define TE__ARGS_fp8_quantize(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)                                  \
+        T(scale, TE__IN | TE__AS_F32 | TE__NEED(!a->current)) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)                                    \
+        T(amax, (a->current ? TE__OUT : TE__INOUT) | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                              \
+        T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_fp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_transpose(T, L)                                                                                                       \
+    T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
+#define TE__ARGS_block_quantize(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(row_scale_inv, TE__OUT | TE__AS_F32 | TE__NEED(a->row))               \
+        T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(col_scale_inv, TE__OUT | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_block_dequantize(T, L) TE__ARGS_fp8_dequantize(T, L)
+#define TE__ARGS_mxfp8_quantize(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(row_scale, TE__OUT | TE__AS_E8M0 | TE__NEED(a->row))                  \
+        T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(col_scale, TE__OUT | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_shard_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__OUT | TE__AS_F32)
+#define TE__ARGS_shard_scales(T, L)                                                                                                            \
+    T(amax, TE__IN | TE__AS_F32 | TE__NEED(a->scaling != TE_SCALING_MXFP8 || a->row_scale))                                                    \
+        T(amax_col, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_MXFP8 && a->col_scale))                                           \
+        T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(row_scale, TE__OUT | TE__AS_SCALE | TE__OPT)          \
+        T(col_scale, TE__OUT | TE__AS_SCALE | TE__OPT) T(multiplier, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_shard_cast(T, L)                                                                                                              \
+    T(x, TE__IN | TE__AS_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE)                                   \
+        T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)               \
+        T(multiplier, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_quant_error(T, L)                                                                                                     \
+    T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_F32) T(limit, TE__IN | TE__AS_F32 | TE__OPT) T(counts, TE__OUT | TE__AS_I64)      \
+        T(sums, TE__OUT | TE__AS_F32)
+#define TE__ARGS_nvfp4_amax(T, L)                                                                                                    \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT)           \
+        T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_nvfp4_quantize(T, L)                                                                                                          \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_E2M1 | TE__OPT) T(row_scale, TE__OUT | TE__AS_E4M3 | TE__NEED(a->row))                 \
+        T(col, TE__OUT | TE__AS_E2M1 | TE__OPT) T(col_scale, TE__OUT | TE__AS_E4M3 | TE__NEED(a->col))                                         \
+        T(amax_row, (a->measure ? TE__OUT : TE__IN) | TE__AS_F32 | TE__TWIN | TE__NEED(a->row || !a->amax_col))                                          \
+        T(amax_col, (a->measure ? TE__OUT : TE__IN) | TE__AS_F32 | TE__TWIN | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)                              \
+        T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_nvfp4_dequantize(T, L) \
+    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_gemm(T, L)                                                                                                                    \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(d, TE__SUM | TE__AS_FLOAT | TE__STRIDED)         \
+        T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
+        T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
+        T(aux, TE__AUX | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT)                                        \
+        T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4))                                                            \
+        T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
+#define TE__ARGS_grouped_gemm(T, L)                                                                                                            \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(d, TE__SUM | TE__AS_FLOAT | TE__STRIDED)         \
+        T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)                                                  \
+        T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
+        T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
+        T(aux, TE__AUX | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_layernorm_fwd(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(beta, TE__IN | TE__AS_FLOAT | TE__OPT)                                       \
+        T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8) T(mean, TE__OUT | TE__AS_F32 | TE__OPT) T(rstd, TE__OUT | TE__AS_F32 | TE__OPT)              \
+        T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)         \
+        T(y_amax, TE__OUT | TE__AS_F32 | TE__OPT) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
+#define TE__ARGS_NORM_BWD(T, needs_mean)                                                                                                       \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(mean, TE__IN | TE__AS_F32 | needs_mean)         \
+        T(rstd, TE__IN | TE__AS_F32) T(add, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)               \
+        T(dgamma, TE__SUM | TE__AS_FLOAT | TE__OPT) T(dbeta, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_layernorm_bwd(T, L) TE__ARGS_NORM_BWD(T, 0)
+#define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
+#define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_NORM_BWD(T, TE__OPT)
+#define TE__ARGS_act_fwd(T, L)                                                                                                                 \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col))                    \
+        T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)         \
+        T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
+#define TE__ARGS_act_bwd(T, L)                                                                                                                 \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME)                                                     \
+        T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
+        T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
+        T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_rope(T, L)                                                                                                                    \
+    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
+        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+#define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
+    T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+#define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
+#define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
+#define TE__ARGS_attn_fwd(T, L)                                                                                                                \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
+        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_attn_bwd(T, L)                                                                                                                \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
+        T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
+        T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
+        T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
+        T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_dropout_add_bwd(T, L)                                                                                                         \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_cross_entropy_fwd(T, L)                                                                                                       \
+    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)               \
+        T(count, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cross_entropy_bwd(T, L)                                                                                                       \
+    T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) T(dloss, TE__IN | TE__AS_F32)     \
+        T(count, TE__IN | TE__AS_F32 | TE__OPT) T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(loss, TE__OUT | TE__AS_F32)
+#define TE__ARGS_mse_bwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_adam(T, L)                                                                                                                    \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
+        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_F32) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_F32)                          \
+        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)                     \
+        T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2norm(T, L)                                                                                                                  \
+    L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT)            \
+        T(clip, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_multi_scale(T, L)                                                                                                             \
+    L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
+        T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+
+/* Every args struct fits. */
+typedef union te__any_args {
+    uint64_t align[2];
+#define TE__OP_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
+    TE_OP_LIST(TE__OP_MEMBER)
+#undef TE__OP_MEMBER
+} te__any_args;
+
+/* ---- the arguments of one call ---- */
+
+/* Where a tensor lies. begin == end: nowhere. */
+typedef struct te__span {
+    uintptr_t begin, end;
+} te__span;
+
+/* A field that holds a tensor, or `count` of them, `stride` bytes apart. Pointers differ in const alone, so they are read and written by memcpy. */
+typedef struct te__arg {
+    const char *name;
+    unsigned char *slot; /* of the (first) pointer; NULL: the list is */
+    void *list;          /* a list: its field in the args; else NULL */
+    const char *list_name, *count_name; /* of a list */
+    int64_t count;
+    uint32_t stride, flags;
+    te__span span; /* te__args_check: of the tensor that it looks at */
+} te__arg;
+enum { TE__MAX_ARGS = 12 };
+typedef struct te__args {
+    te_op op;
+    int n;
+    bool meet; /* te__args_check: an output's range of bytes meets that of another tensor */
+    te__arg arg[TE__MAX_ARGS + 1]; /* the first n of them; a place to write one that is then left out */
+} te__args;
+
+#define TE__ARG_T(field, how)                   \
+    p->name = #field;                           \
+    p->slot = (unsigned char *)(void *)&a->field; \
+    p->list = NULL;                             \
+    p->count = 1;                               \
+    p->flags = (uint32_t)(how);                 \
+    p += all || a->field || !(p->flags & TE__OPT);
+#define TE__ARG_L(field, member, length, how)                                     \
+    p->name = #member[0] ? &#member[1] : #field;                                  \
+    p->slot = a->field ? (unsigned char *)(void *)&a->field[0] member : NULL;     \
+    p->list = (void *)&a->field;                                                  \
+    p->list_name = #field;                                                        \
+    p->count_name = &#length[3]; /* a-> */                                        \
+    p->count = (length);                                                          \
+    p->stride = (uint32_t)sizeof(a->field[0]);                                    \
+    p->flags = (uint32_t)(how);                                                   \
+    p++;
+#define TE__ARG_COUNT_T(field, how) +1
+#define TE__ARG_COUNT_L(field, member, length, how) +1
+#define TE__ARGS_COLLECT(lower, UPPER, family)                                                                              \
+    typedef char te__##lower##_args_fit[0 TE__ARGS_##lower(TE__ARG_COUNT_T, TE__ARG_COUNT_L) <= TE__MAX_ARGS ? 1 : -1]; \
+    static te__arg *te__collect_##lower(te__arg *p, void *args, bool all) {                                                 \
+        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                                             \
+        (void)all;                                                                                                          \
+        TE__ARGS_##lower(TE__ARG_T, TE__ARG_L)                                                                              \
+        return p;                                                                                                           \
+    }
+TE_OP_LIST(TE__ARGS_COLLECT)
+#undef TE__ARGS_COLLECT
+
+/* The arguments of a call, valid while `args` is there. all: those that may be NULL, and are, too. */
+static void te__args_of(te__args *l, te_op op, void *args, bool all) {
+    static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
+#define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,
+        TE_OP_LIST(TE__ARG_ROW)
+#undef TE__ARG_ROW
+    };
+    l->op = op;
+    l->n = (int)(collect[op](l->arg, args, all) - l->arg);
+}
+static void *te__arg_slot(const te__arg *p, int64_t i) { return p->list ? p->slot + (size_t)i * p->stride : p->slot; }
+static te_tensor *te__arg_tensor(const te__arg *p, int64_t i) {
+    te_tensor *x;
+    memcpy(&x, te__arg_slot(p, i), sizeof(x));
+    return x;
+}
+/* Of a list that is NULL, or shorter than nothing: none. */
+static int64_t te__arg_count(const te__arg *p) { return p->slot ? p->count : 0; }
+
+/* All that the call writes, and nothing else, counts as written. */
+static void te__args_touch(const te__args *l) {
+    const te__arg *p;
+    int64_t i;
+    for (p = l->arg; p < l->arg + l->n; p++)
+        if (p->flags & TE__OUT)
+            for (i = 0; i < te__arg_count(p); i++) te__touch(te__arg_tensor(p, i));
+}
+
+/* ---- names ---- */
+
+TE_API const char *te_query_name(te_op op) {
+    static const char *const names[TE_OP_COUNT] = {"?",
+#define TE__OP_NAME(lower, UPPER, family) #lower,
+        TE_OP_LIST(TE__OP_NAME)
+#undef TE__OP_NAME
+    };
+    return (int)op > 0 && op < TE_OP_COUNT ? names[op] : "?";
+}
+TE_API const char *te_query_family(te_op op) {
+    static const char *const families[TE_OP_COUNT] = {"?",
+#define TE__OP_FAMILY(lower, UPPER, family) #family,
+        TE_OP_LIST(TE__OP_FAMILY)
+#undef TE__OP_FAMILY
+    };
+    return (int)op > 0 && op < TE_OP_COUNT ? families[op] : "?";
+}
+
+TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity) {
+    te__args l;
+    const te__arg *p;
+    int64_t n = 0, i;
+    if ((int)op <= 0 || op >= TE_OP_COUNT || !args) return 0;
+    te__args_of(&l, op, (void *)args, true); /* which is only read */
+    for (p = l.arg; p < l.arg + l.n; p++)
+        for (i = 0; i < te__arg_count(p); i++, n++) {
+            if (!out || n >= capacity) continue;
+            out[n].name = p->name;
+            out[n].use = (te_arg_use)(p->flags >> 16 & 3);
+            out[n].optional = (p->flags & TE__OPT) != 0;
+            out[n].index = p->list ? i : -1;
+            out[n].tensor = te__arg_tensor(p, i);
+        }
+    return n;
+}
+
+/* ---- the checks ---- */
+
+/* "param[3]", and the tensor's own name, if it has one: gamma "layer0.norm.weight". */
+enum { TE__ARG_TEXT = 160 };
+static const char *te__arg_text(const te__arg *p, int64_t i, char *out) {
+    const te_tensor *x = te__arg_tensor(p, i);
+    int n = snprintf(out, TE__ARG_TEXT, p->list ? "%s[%lld]" : "%s", p->name, (long long)i);
+    if (x && x->name) snprintf(out + n, (size_t)(TE__ARG_TEXT - n), " \"%.80s\"", x->name);
+    return out;
+}
+/* "f32, f16 or bf16" */
+static const char *te__formats_text(uint32_t formats, char out[96]) {
+    size_t used = 0;
+    int d;
+    out[0] = 0;
+    for (d = 1; d < TE_DTYPE_COUNT; d++) {
+        if (!(formats >> d & 1)) continue;
+        used += (size_t)snprintf(out + used, 96 - used, "%s%s", !used ? "" : (formats & 0xffffu) >> d == 1 ? " or " : ", ", te_dtype_name((te_dtype)d));
+    }
+    return out;
+}
+
+/* Contiguous? And where it lies. */
+static bool te__span_of(const te_tensor *x, te__span *s) {
+    int64_t dense = 1, last = 0;
+    bool contiguous = true;
+    int i;
+    s->begin = s->end = (uintptr_t)te__data(x);
+    for (i = x->ndim - 1; i >= 0; i--) {
+        if (x->shape[i] == 0) return true;
+        if (x->shape[i] == 1) continue;
+        contiguous = contiguous && x->stride[i] == dense;
+        last += (x->shape[i] - 1) * x->stride[i];
+        dense *= x->shape[i];
+    }
+    if (s->begin) s->end += (uintptr_t)(x->dtype == TE_F4E2M1 ? te__end(x) - x->offset : (last + 1) * te__dtype_size(x->dtype));
+    return contiguous;
+}
+static bool te__spans_meet(te__span a, te__span b) { return a.begin < b.end && b.begin < a.end; }
+
+/* Nothing to complain about? In the order of te__arg_refuse. */
+static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bool run) {
+    p->span.begin = p->span.end = 0;
+    if (!x) return (p->flags & TE__OPT) != 0;
+    if (x->te != te || x->quantized || !(p->flags >> x->dtype & 1) || (run && !x->buffer)) return false;
+    return te__span_of(x, &p->span) || (p->flags & TE__STRIDED);
+}
+static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, int64_t i) {
+    const te_tensor *x = te__arg_tensor(p, i);
+    char name[TE__ARG_TEXT], text[TE__SHAPE_TEXT > 96 ? TE__SHAPE_TEXT : 96];
+    te__arg_text(p, i, name);
+    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
+    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
+    if (x->quantized)
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; te_dequantize it, or pass the data of one copy (te_quantized_view)", op, name);
+    if (!(p->flags >> x->dtype & 1))
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te__formats_text(p->flags, text));
+    if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
+    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain alone", op, name,
+                    te__shape_text(x, text));
+}
+
+/* The bytes of x as runs of neighbours, each beginning a multiple of `period` bytes after the first one. No period: there is one run. */
+static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
+    uint64_t length = 1, gcd = 0, size = (uint64_t)te__dtype_size(x->dtype);
+    int i;
+    for (i = x->ndim - 1; i >= 0; i--) {
+        uint64_t a = gcd, b = (uint64_t)x->stride[i], rest;
+        if (x->shape[i] == 1) continue;
+        if (!gcd && b == length) {
+            length *= (uint64_t)x->shape[i];
+            continue;
+        }
+        for (; b; a = b, b = rest) rest = a % b;
+        gcd = a;
+    }
+    *run = length * size;
+    *period = gcd * size;
+}
+/* Two tensors whose spans meet: do their bytes? Contiguous ones do. The columns of a matrix, or the heads of a packed projection, may alternate: with the
+ * periods of both in common, one's runs lie between those of the other. What cannot be told so counts as meeting. */
+static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
+    uint64_t run_x, run_y, a, b, rest, at;
+    if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
+    te__runs_of(x, &run_x, &a);
+    te__runs_of(y, &run_y, &b);
+    for (; b; a = b, b = rest) rest = a % b;
+    if (!a) return true;
+    at = (uint64_t)((uintptr_t)te__data(y) % a + a - (uintptr_t)te__data(x) % a) % a; /* from the begin of a run of x to that of one of y */
+    return !(run_x <= at && at + run_y <= a);
+}
+/* Element i of one is element i of the other. */
+static bool te__tensors_equal(const te_tensor *x, const te_tensor *y) {
+    if (te__data(x) != te__data(y) || x->dtype != y->dtype || te__numel(x) != te__numel(y)) return false;
+    if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
+    return te__same_shape(x, y) && memcmp(x->stride, y->stride, (size_t)x->ndim * sizeof(int64_t)) == 0;
+}
+/* An output and another argument whose spans meet. */
+static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, const te__arg *other, int64_t i) {
+    const te_tensor *x = te__arg_tensor(out, out->list ? i : 0), *y = te__arg_tensor(other, other->list ? i : 0);
+    uint32_t both = out->flags & other->flags;
+    char a[TE__ARG_TEXT], b[TE__ARG_TEXT];
+    te__span s, t;
+    bool allowed = !((out->flags & TE__OUT) && (other->flags & TE__OUT));
+    if (te__tensors_equal(x, y) && (both & (allowed ? TE__SAME : TE__TWIN))) return TE_OK;
+    if (!te__tensors_meet(x, y) || (allowed && (both & TE__MEETS))) return TE_OK;
+    te__span_of(x, &s);
+    te__span_of(y, &t);
+    if (te__tensors_equal(x, y))
+        return te__fail(te, TE_ERR_INVALID, "%s: %s, which is written, and %s are the same memory, bytes %#llx to %#llx; give %s memory of its own", op,
+                        te__arg_text(out, out->list ? i : 0, a), te__arg_text(other, other->list ? i : 0, b), (unsigned long long)s.begin,
+                        (unsigned long long)s.end, out->name);
+    return te__fail(te, TE_ERR_INVALID, "%s: %s, which is written, lies in bytes %#llx to %#llx and %s in %#llx to %#llx; they overlap: give %s memory of its own%s",
+                    op, te__arg_text(out, out->list ? i : 0, a), (unsigned long long)s.begin, (unsigned long long)s.end,
+                    te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end, out->name,
+                    allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
+}
+/* Do an output's bytes and another's meet? lists: one of the two stands in a list. */
+static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
+    return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) && (!(other->flags & TE__OUT) || out < other);
+}
+static bool te__any_meets(const te__args *l, bool lists) {
+    const te__arg *end = l->arg + l->n, *out, *other;
+    for (out = l->arg; out < end; out++)
+        if (out->flags & TE__OUT)
+            for (other = l->arg; other < end; other++)
+                if (te__pair_meets(out, other, lists)) return true;
+    return false;
+}
+
+/* Every tensor that is needed is there, plain, of this context, of a format that the operation takes, contiguous unless strides are fine. run: they
+ * have memory, too. Different places of lists are not compared: of thousands of tensors these would be millions of pairs. */
+static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
+    const char *op = te_query_name(l->op);
+    int64_t places = 0, i;
+    int k;
+    for (k = 0; k < l->n; k++) {
+        te__arg *p = &l->arg[k];
+        if (!p->list) {
+            if (!te__arg_is_fine(te, p, te__arg_tensor(p, 0), run)) return te__arg_refuse(te, op, p, 0);
+            continue;
+        }
+        p->span.begin = p->span.end = 0;
+        if (p->count < 0) return te__fail(te, TE_ERR_INVALID, "%s: %s is %lld", op, p->count_name, (long long)p->count);
+        if (p->count > 0 && !p->slot) return te__fail(te, TE_ERR_INVALID, "%s: the list of %lld %s is NULL", op, (long long)p->count, p->list_name);
+        places = te__max(places, p->count);
+    }
+    l->meet = te__any_meets(l, false);
+    for (i = 0; i < places; i++) {
+        for (k = 0; k < l->n; k++) {
+            te__arg *p = &l->arg[k];
+            if (p->list && i < p->count && !te__arg_is_fine(te, p, te__arg_tensor(p, i), run)) return te__arg_refuse(te, op, p, i);
+        }
+        l->meet = l->meet || te__any_meets(l, true);
+    }
+    return TE_OK;
+}
+
+/* Outputs overlap with nothing but what the list allows. Asked of args that are right in all else: a wrong size is the better complaint. */
+static te_result te__args_apart(te_ctx *te, te__args *l) {
+    int64_t places = 1, i;
+    te_result r = TE_OK;
+    int o, k;
+    if (!l->meet) return TE_OK;
+    for (i = 0; i < places; i++) {
+        for (k = 0; k < l->n; k++) {
+            te__arg *p = &l->arg[k];
+            const te_tensor *x = !p->list || i < te__arg_count(p) ? te__arg_tensor(p, i) : NULL;
+            if (p->list) places = te__max(places, p->count);
+            p->span.begin = p->span.end = 0;
+            if (x) te__span_of(x, &p->span);
+        }
+        for (o = 0; o < l->n && r == TE_OK; o++)
+            for (k = 0; (l->arg[o].flags & TE__OUT) && k < l->n && r == TE_OK; k++)
+                if ((i == 0 && te__pair_meets(&l->arg[o], &l->arg[k], false)) || te__pair_meets(&l->arg[o], &l->arg[k], true))
+                    r = te__args_meet(te, te_query_name(l->op), &l->arg[o], &l->arg[k], i);
+        if (r != TE_OK) return r;
+    }
+    return TE_OK;
+}
 
 /* ==== ops/math/kargs.h ========================================================================================== */
 
@@ -24953,47 +25542,6 @@ typedef struct te__embedding_bwd_kargs {
 /* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share about it.
  * Knows tensors; must not know which backend runs. */
 
-/* A plain tensor of this context. */
-static te_result te__math_check(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->quantized) return te__fail(te, TE_ERR_INVALID, "%s: %s is quantized: te_dequantize it first", op, name);
-    return TE_OK;
-}
-static te_result te__math_check_contiguous(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    te_result result = te__math_check(te, op, name, x);
-    if (result != TE_OK) return result;
-    if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_INVALID, "%s: %s is strided: te_tensor_contiguous it first", op, name);
-    return TE_OK;
-}
-static te_result te__math_check_float(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    te_result result = te__math_check_contiguous(te, op, name, x);
-    if (result != TE_OK) return result;
-    if (!te__is_float(x->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 and bf16 are possible", op, name, te_dtype_name(x->dtype));
-    return TE_OK;
-}
-/* f32 [1] */
-static te_result te__math_check_scalar(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    char text[TE__SHAPE_TEXT];
-    te_result result = te__math_check_contiguous(te, op, name, x);
-    if (result != TE_OK) return result;
-    if (x->dtype != TE_F32 || te__numel(x) != 1)
-        return te__fail(te, x->dtype != TE_F32 ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s, not f32 [1]", op, name, te_dtype_name(x->dtype),
-                        te__shape_text(x, text));
-    return TE_OK;
-}
-static te_result te__math_check_index(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    te_result result = te__math_check_contiguous(te, op, name, x);
-    if (result != TE_OK) return result;
-    if (!te__is_index(x->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; i32 and i64 are possible", op, name, te_dtype_name(x->dtype));
-    return TE_OK;
-}
-static te_result te__math_check_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (te__same_shape(x, y)) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; they must be equal", op, x_name, te__shape_text(x, a), y_name, te__shape_text(y, b));
-}
-
 /* ---- copy ---- */
 
 static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == TE_I32 || dtype == TE_I64; }
@@ -25002,13 +25550,8 @@ static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == T
 static bool te__copy_is_raw(te_dtype src, te_dtype dst) { return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8); }
 
 static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
-    te_result result = te__math_check(te, "copy", "src", a->src);
-    if (result == TE_OK) result = te__math_check(te, "copy", "dst", a->dst);
-    if (result == TE_OK) result = te__math_check_same(te, "copy", "src", a->src, "dst", a->dst);
+    te_result result = te__want_same(te, "copy", "src", a->src, "dst", a->dst);
     if (result != TE_OK) return result;
-    if (te_dtype_bits(a->src->dtype) < 8 || te_dtype_bits(a->dst->dtype) < 8)
-        return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; packed 4-bit values cannot be copied", te_dtype_name(a->src->dtype),
-                        te_dtype_name(a->dst->dtype));
     if (!te__copy_is_raw(a->src->dtype, a->dst->dtype) && !((te__is_float(a->src->dtype) || te__is_integer(a->src->dtype)) &&
                                                             (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
         return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats copy to their own format or u8 (te_quantize and te_dequantize convert)",
@@ -25056,17 +25599,14 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
 /* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though elements may alternate. */
 typedef enum te__copy_sides { TE__COPY_APART, TE__COPY_OVERLAPS, TE__COPY_SAME /* each element onto itself: nothing to do */ } te__copy_sides;
 
-static uintptr_t te__copy_end(const te_tensor *x) {
-    int64_t last = 0;
-    int i;
-    for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
-    return (uintptr_t)te__data(x) + (uintptr_t)((last + 1) * te__dtype_size(x->dtype));
-}
 static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
-    uintptr_t src = (uintptr_t)te__data(a->src), dst = (uintptr_t)te__data(a->dst);
-    bool same = src == dst && te__copy_is_raw(a->src->dtype, a->dst->dtype);
+    te__span src, dst;
+    bool same = te__copy_is_raw(a->src->dtype, a->dst->dtype);
     int i;
-    if (!src || !dst || te__numel(a->src) == 0 || src >= te__copy_end(a->dst) || dst >= te__copy_end(a->src)) return TE__COPY_APART;
+    te__span_of(a->src, &src);
+    te__span_of(a->dst, &dst);
+    same = same && src.begin == dst.begin;
+    if (!te__spans_meet(src, dst)) return TE__COPY_APART;
     for (i = 0; i < a->src->ndim; i++) same = same && (a->src->shape[i] == 1 || a->src->stride[i] == a->dst->stride[i]);
     return same ? TE__COPY_SAME : TE__COPY_OVERLAPS;
 }
@@ -25131,16 +25671,11 @@ static uint64_t te__fill_bits(te_dtype dtype, double value) {
     }
 }
 static te_result te__check_fill(te_ctx *te, te_op_fill_args *a) {
-    te_result result = te__math_check_contiguous(te, "fill", "dst", a->dst);
-    if (result != TE_OK) return result;
-    if (te_dtype_bits(a->dst->dtype) < 8)
-        return te__fail(te, TE_ERR_DTYPE, "fill: %s; packed 4-bit values cannot be filled (te_tensor_zeros makes zeros)", te_dtype_name(a->dst->dtype));
+    (void)te, (void)a;
     return TE_OK;
 }
 
 static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
-    te_result result = te__math_check_float(te, "random", "dst", a->dst);
-    if (result != TE_OK) return result;
     if (a->kind != TE_RANDOM_UNIFORM && a->kind != TE_RANDOM_NORMAL) return te__fail(te, TE_ERR_INVALID, "random: %d is not a te_random_kind", (int)a->kind);
     if (!(fabsf(a->a) <= FLT_MAX) || !(fabsf(a->b) <= FLT_MAX) || (a->kind == TE_RANDOM_UNIFORM && a->b < a->a) ||
         (a->kind == TE_RANDOM_NORMAL && a->b < 0.0f))
@@ -25155,30 +25690,20 @@ static float te__random_below(const te_op_random_args *a) { return a->b > a->a ?
 /* ---- axpby, sums ---- */
 
 static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
-    te_result result = te__math_check_float(te, "axpby", "x", a->x);
-    if (result == TE_OK && a->y) result = te__math_check_float(te, "axpby", "y", a->y);
-    if (result == TE_OK) result = te__math_check_float(te, "axpby", "out", a->out);
-    if (result == TE_OK && a->y) result = te__math_check_same(te, "axpby", "x", a->x, "y", a->y);
-    if (result == TE_OK) result = te__math_check_same(te, "axpby", "x", a->x, "out", a->out);
-    if (result == TE_OK && a->alpha_device) result = te__math_check_scalar(te, "axpby", "alpha_device", a->alpha_device);
-    if (result == TE_OK && a->divide_device) result = te__math_check_scalar(te, "axpby", "divide_device", a->divide_device);
-    return result;
+    te_result result = a->y ? te__want_same(te, "axpby", "x", a->x, "y", a->y) : TE_OK;
+    if (result == TE_OK) result = te__want_same(te, "axpby", "x", a->x, "out", a->out);
+    if (result == TE_OK) result = te__want_numel(te, "axpby", "alpha_device", a->alpha_device, 1);
+    return result == TE_OK ? te__want_numel(te, "axpby", "divide_device", a->divide_device, 1) : result;
 }
 static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
-    te_result result = te__math_check_float(te, "sum", "x", a->x);
-    if (result == TE_OK) result = te__math_check_scalar(te, "sum", "out", a->out);
     if (a->scale == 0.0f) a->scale = 1.0f;
-    return result;
+    return te__want_numel(te, "sum", "out", a->out, 1);
 }
 static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
     char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
-    te_result result = te__math_check_float(te, "column_sum", "x", a->x);
-    if (result == TE_OK) result = te__math_check_float(te, "column_sum", "out", a->out);
-    if (result != TE_OK) return result;
-    if (te__numel(a->out) != te__cols(a->x))
-        return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x), (long long)te__cols(a->x),
-                        te__shape_text(a->out, out));
-    return TE_OK;
+    if (te__numel(a->out) == te__cols(a->x)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x), (long long)te__cols(a->x),
+                    te__shape_text(a->out, out));
 }
 
 /* ---- embedding ---- */
@@ -25187,10 +25712,6 @@ static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
 static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name, const te_tensor *table,
                                      const char *rows_name, const te_tensor *rows) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
-    te_result result = te__math_check_index(te, op, "ids", ids);
-    if (result == TE_OK) result = te__math_check_float(te, op, table_name, table);
-    if (result == TE_OK) result = te__math_check_float(te, op, rows_name, rows);
-    if (result != TE_OK) return result;
     if (table->ndim != 2 || rows->ndim < 1 || te__cols(rows) != table->shape[1] || te__rows(rows) != te__numel(ids))
         return te__fail(te, TE_ERR_SHAPE, "%s: ids %s, %s %s, %s %s; [..], [V, H] and [.., H] are needed", op, te__shape_text(ids, a), table_name,
                         te__shape_text(table, b), rows_name, te__shape_text(rows, c));
@@ -26010,31 +26531,6 @@ typedef struct te__transpose_nibbles_kargs {
 /* ops/cast/op.c: amax, scales, FP8 casts, transpose: the checks of each call, and the scale arithmetic of the recipes. Knows tensors;
  * must not know which backend runs. */
 
-/* A plain contiguous tensor of this context. */
-static te_result te__cast_check(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->quantized) return te__fail(te, TE_ERR_INVALID, "%s: %s is quantized; its copies are what this takes (te_quantized_view)", op, name);
-    if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_INVALID, "%s: %s is strided: te_tensor_contiguous it first", op, name);
-    return TE_OK;
-}
-static te_result te__cast_check_float(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    te_result result = te__cast_check(te, op, name, x);
-    if (result != TE_OK) return result;
-    if (!te__is_float(x->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 and bf16 are possible", op, name, te_dtype_name(x->dtype));
-    return TE_OK;
-}
-/* f32 with n elements. NULL is fine where `optional`. */
-static te_result te__cast_check_f32(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n, bool optional) {
-    char text[TE__SHAPE_TEXT];
-    te_result result;
-    if (!x && optional) return TE_OK;
-    result = te__cast_check(te, op, name, x);
-    if (result != TE_OK) return result;
-    if (x->dtype != TE_F32) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not f32", op, name, te_dtype_name(x->dtype));
-    if (te__numel(x) != n) return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, not [%lld]", op, name, te__shape_text(x, text), (long long)n);
-    return TE_OK;
-}
 static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_max) {
     if (fp8_max > 0.0f && fp8_max <= FLT_MAX) return TE_OK;
     return te__fail(te, TE_ERR_INVALID, "%s: fp8_max is %g; 448 (E4M3) and 57344 (E5M2) are usual", op, (double)fp8_max);
@@ -26043,56 +26539,42 @@ static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_ma
 /* ---- amax, scales ---- */
 
 static te_result te__check_amax(te_ctx *te, te_op_amax_args *a) {
-    te_result result = te__cast_check_float(te, "amax", "x", a->x);
-    if (result == TE_OK) result = te__cast_check_f32(te, "amax", "amax", a->amax, 1, false);
-    if (result == TE_OK) result = te__cast_check_f32(te, "amax", "noop", a->noop, 1, true);
-    return result;
+    te_result result = te__want_numel(te, "amax", "amax", a->amax, 1);
+    return result == TE_OK ? te__want_numel(te, "amax", "noop", a->noop, 1) : result;
 }
 
 static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_args *a) {
-    te_result result = te__cast_check(te, "scale_from_amax", "amax", a->amax);
-    if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "amax", a->amax, te__numel(a->amax), false);
-    if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "scale", a->scale, te__numel(a->amax), false);
-    if (result == TE_OK) result = te__cast_check_f32(te, "scale_from_amax", "scale_inv", a->scale_inv, te__numel(a->amax), true);
-    if (result == TE_OK) result = te__cast_check_fp8_max(te, "scale_from_amax", a->fp8_max);
-    return result;
+    te_result result = te__want_numel(te, "scale_from_amax", "scale", a->scale, te__numel(a->amax));
+    if (result == TE_OK) result = te__want_numel(te, "scale_from_amax", "scale_inv", a->scale_inv, te__numel(a->amax));
+    return result == TE_OK ? te__cast_check_fp8_max(te, "scale_from_amax", a->fp8_max) : result;
 }
 
 /* ---- delayed scaling ---- */
 
 /* The histories of a list, and the number of all their slots. */
 static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
-    char name[48], text[TE__SHAPE_TEXT];
+    char text[TE__SHAPE_TEXT];
     int i;
     *slots = 0;
-    if (count < 0) return te__fail(te, TE_ERR_INVALID, "%s: count is %d", op, count);
-    if (count > 0 && !history) return te__fail(te, TE_ERR_INVALID, "%s: the list of %d amax_history is NULL", op, count);
     for (i = 0; i < count; i++) {
         const te_tensor *x = history[i];
-        te_result result;
-        snprintf(name, sizeof(name), "amax_history[%d]", i);
-        result = te__cast_check(te, op, name, x);
-        if (result != TE_OK) return result;
-        if (x->dtype != TE_F32) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not f32", op, name, te_dtype_name(x->dtype));
         if (x->ndim != 2 || x->shape[0] < 1 || x->shape[0] > INT32_MAX || x->shape[1] > INT32_MAX)
-            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [L, n] with L of 1 or more is needed", op, name, te__shape_text(x, text));
+            return te__fail(te, TE_ERR_SHAPE, "%s: amax_history[%d] is %s; [L, n] with L of 1 or more is needed", op, i, te__shape_text(x, text));
         *slots += x->shape[1];
     }
     return TE_OK;
 }
 
 static te_result te__check_delayed_update(te_ctx *te, te_op_delayed_update_args *a) {
-    char name[48];
+    char text[TE__SHAPE_TEXT];
     int64_t slots;
     int i;
     te_result result = te__cast_check_histories(te, "delayed_update", a->amax_history, a->count, &slots);
-    if (result == TE_OK && a->count > 0 && !a->scale)
-        result = te__fail(te, TE_ERR_INVALID, "delayed_update: the list of %d scale is NULL", a->count);
-    for (i = 0; i < a->count && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "scale[%d]", i);
-        result = te__cast_check_f32(te, "delayed_update", name, a->scale[i], a->amax_history[i]->shape[1], false);
-    }
-    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_update", "reduced", a->reduced, slots, true);
+    for (i = 0; i < a->count && result == TE_OK; i++)
+        if (te__numel(a->scale[i]) != a->amax_history[i]->shape[1])
+            result = te__fail(te, TE_ERR_SHAPE, "delayed_update: scale[%d] is %s, not [%lld]", i, te__shape_text(a->scale[i], text),
+                              (long long)a->amax_history[i]->shape[1]);
+    if (result == TE_OK) result = te__want_numel(te, "delayed_update", "reduced", a->reduced, slots);
     if (result == TE_OK) result = te__cast_check_fp8_max(te, "delayed_update", a->fp8_max);
     if (result != TE_OK) return result;
     if (a->algo != TE_AMAX_MAX && a->algo != TE_AMAX_MOST_RECENT)
@@ -26104,66 +26586,47 @@ static te_result te__check_delayed_update(te_ctx *te, te_op_delayed_update_args 
 static te_result te__check_delayed_gather(te_ctx *te, te_op_delayed_gather_args *a) {
     int64_t slots;
     te_result result = te__cast_check_histories(te, "delayed_gather", a->amax_history, a->count, &slots);
-    if (result == TE_OK) result = te__cast_check_f32(te, "delayed_gather", "amaxes", a->amaxes, slots, false);
-    return result;
+    return result == TE_OK ? te__want_numel(te, "delayed_gather", "amaxes", a->amaxes, slots) : result;
 }
 /* fp8_max / 2^margin, once on the host for both backends: a fractional margin then gives one number. */
 static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return a->fp8_max * powf(2.0f, -a->margin); }
 
 /* ---- casts ---- */
 
-/* One copy of codes: [rows, ld] with ld >= cols. */
-static te_result te__cast_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
-    char text[TE__SHAPE_TEXT];
-    te_result result = te__cast_check(te, op, name, q);
-    if (result != TE_OK) return result;
-    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 and e5m2 are possible", op, name, te_dtype_name(q->dtype));
-    if (te__rows(q) != rows || te__cols(q) < cols)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
-                        (long long)rows, (long long)cols);
-    return TE_OK;
-}
 /* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
 static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args *a) {
     if (!a->current || a->noop)
         return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s", a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
     if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
-    return te__cast_check_f32(te, "fp8_quantize", "x_amax", a->x_amax, 2, false);
+    return te__want_numel(te, "fp8_quantize", "x_amax", a->x_amax, 2);
 }
 static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) {
-    te_result result = te__cast_check_float(te, "fp8_quantize", "x", a->x);
-    if (result != TE_OK) return result;
+    const char *op = "fp8_quantize";
+    te_result result = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: neither row nor col is given");
-    if (a->row) result = te__cast_check_codes(te, "fp8_quantize", "row", a->row, te__rows(a->x), te__cols(a->x));
-    if (result == TE_OK && a->col) result = te__cast_check_codes(te, "fp8_quantize", "col", a->col, te__cols(a->x), te__rows(a->x));
-    if (result == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
-        result = te__fail(te, TE_ERR_DTYPE, "fp8_quantize: row is %s and col is %s; both hold the same codes", te_dtype_name(a->row->dtype),
-                          te_dtype_name(a->col->dtype));
+    if (a->row) result = te__want_codes(te, op, "row", a->row, te__rows(a->x), te__cols(a->x));
+    if (result == TE_OK && a->col) result = te__want_codes(te, op, "col", a->col, te__cols(a->x), te__rows(a->x));
+    if (result == TE_OK) result = te__want_one_format(te, op, "row", a->row, "col", a->col);
     if (result == TE_OK && a->current && a->scale)
         result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
     if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale", a->scale, 1, a->current);
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "scale_inv", a->scale_inv, 1, true);
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "amax", a->amax, 1, true);
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_quantize", "noop", a->noop, 1, true);
-    if (result == TE_OK && a->dbias) result = te__want_vector(te, "fp8_quantize", "dbias", a->dbias, te__cols(a->x));
+    if (result == TE_OK) result = te__want_numel(te, op, "scale", a->scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, op, "scale_inv", a->scale_inv, 1);
+    if (result == TE_OK) result = te__want_numel(te, op, "amax", a->amax, 1);
+    if (result == TE_OK) result = te__want_numel(te, op, "noop", a->noop, 1);
+    if (result == TE_OK) result = te__want_numel(te, op, "dbias", a->dbias, te__cols(a->x));
     if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_op_column_sum");
     return result;
 }
 
 static te_result te__check_fp8_dequantize(te_ctx *te, te_op_fp8_dequantize_args *a) {
-    te_result result = te__cast_check_float(te, "fp8_dequantize", "y", a->y);
-    if (result == TE_OK) result = te__cast_check_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
-    if (result == TE_OK) result = te__cast_check_f32(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1, false);
-    return result;
+    te_result result = te__want_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
+    return result == TE_OK ? te__want_numel(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1) : result;
 }
 
 static te_result te__check_transpose(te_ctx *te, te_op_transpose_args *a) {
     char src[TE__SHAPE_TEXT], dst[TE__SHAPE_TEXT];
-    te_result result = te__cast_check(te, "transpose", "src", a->src);
-    if (result == TE_OK) result = te__cast_check(te, "transpose", "dst", a->dst);
-    if (result != TE_OK) return result;
-    if (a->src->dtype != a->dst->dtype || te_dtype_bits(a->src->dtype) > 32)
+    if (a->src->dtype != a->dst->dtype)
         return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed",
                         te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
     if (a->rows < 0 || a->columns < 0 || te__rows(a->src) != a->rows || te__cols(a->src) < a->columns || te__rows(a->dst) != a->columns ||
@@ -26702,15 +27165,8 @@ static te_result te__block_check_copy(te_ctx *te, const char *op, const char *na
     char text[TE__SHAPE_TEXT];
     int64_t scale_rows = two_dimensional ? te__div_up(rows, TE__BLOCK) : te__div_up(cols, TE__BLOCK);
     int64_t scale_cols = te__round_up(two_dimensional ? te__div_up(cols, TE__BLOCK) : rows, 4);
-    te_result result = te__want(te, op, name, q);
-    if (result == TE_OK) result = te__want(te, op, scale_name, scale_inv);
+    te_result result = te__want_codes(te, op, name, q, rows, cols);
     if (result != TE_OK) return result;
-    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 and e5m2 are possible", op, name, te_dtype_name(q->dtype));
-    if (te__rows(q) != rows || te__cols(q) < cols)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
-                        (long long)rows, (long long)cols);
-    if (scale_inv->dtype != TE_F32)
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32 is needed", op, scale_name, te_dtype_name(scale_inv->dtype));
     if (te__rows(scale_inv) != scale_rows || te__cols(scale_inv) != scale_cols)
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s blocks, %s of %lld rows and %lld columns has [%lld, %lld]", op, scale_name,
                         te__shape_text(scale_inv, text), two_dimensional ? "128 x 128" : "1 x 128", name, (long long)rows, (long long)cols,
@@ -26719,11 +27175,8 @@ static te_result te__block_check_copy(te_ctx *te, const char *op, const char *na
 }
 
 static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args *a) {
-    int64_t m, n;
-    te_result result = te__want_float(te, "block_quantize", "x", a->x);
-    if (result != TE_OK) return result;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result result = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "block_quantize: neither row nor col is given");
     if ((!a->row && a->row_scale_inv) || (!a->col && a->col_scale_inv))
         return te__fail(te, TE_ERR_INVALID, "block_quantize: %s_scale_inv is given without %s", a->row ? "col" : "row", a->row ? "col" : "row");
@@ -26731,16 +27184,11 @@ static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args 
         result = te__block_check_copy(te, "block_quantize", "row", "row_scale_inv", a->row, a->row_scale_inv, m, n, a->two_dimensional);
     if (result == TE_OK && a->col)
         result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m, a->two_dimensional);
-    if (result == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
-        result = te__fail(te, TE_ERR_DTYPE, "block_quantize: row is %s and col is %s; both copies have one format", te_dtype_name(a->row->dtype),
-                          te_dtype_name(a->col->dtype));
-    if (result == TE_OK && a->noop) result = te__want_f32(te, "block_quantize", "noop", a->noop, 1);
-    return result;
+    if (result == TE_OK) result = te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col);
+    return result == TE_OK ? te__want_numel(te, "block_quantize", "noop", a->noop, 1) : result;
 }
 
 static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {
-    te_result result = te__want_float(te, "block_dequantize", "y", a->y);
-    if (result != TE_OK) return result;
     return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
@@ -27040,9 +27488,6 @@ static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t gro
 /* One copy of codes: [m, ld] with ld >= n. */
 static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m, int64_t n) {
     char text[TE__SHAPE_TEXT];
-    te_result r = te__want(te, op, name, q);
-    if (r != TE_OK) return r;
-    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 or e5m2 is needed", op, name, te_dtype_name(q->dtype));
     if (te__rows(q) == m && te__cols(q) >= n) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; it must be [%lld, %lld or more]%s", op, name, te__shape_text(q, text), (long long)m, (long long)n,
                     te__rows(q) == n && te__cols(q) >= m && m != n ? " (MXFP8 transposes no copy)" : "");
@@ -27052,9 +27497,6 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
     char text[TE__SHAPE_TEXT];
     te__mx_layout l = te__mx_layout_of(m, n, columnwise, false);
     int64_t rows = columnwise ? l.groups : l.lines, cols = columnwise ? l.lines : l.groups;
-    te_result r = te__want(te, op, name, scale);
-    if (r != TE_OK) return r;
-    if (scale->dtype != TE_F8E8M0) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e8m0 is needed", op, name, te_dtype_name(scale->dtype));
     if (scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == cols) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; the scales of a %s [%lld, %lld], padding included, are [%lld, %lld]", op, name,
                     te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
@@ -27062,11 +27504,8 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
 
 static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args *a) {
     const char *op = "mxfp8_quantize";
-    int64_t m, n;
-    te_result r = te__want_float(te, op, "x", a->x);
-    if (r != TE_OK) return r;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result r = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: neither row nor col is given", op);
     if (a->row_scale && !a->row) return te__fail(te, TE_ERR_INVALID, "%s: row_scale is given, and row is not", op);
     if (a->col_scale && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: col_scale is given, and col is not", op);
@@ -27078,17 +27517,13 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args 
         r = te__mx_want_codes(te, op, "col", a->col, m, n);
         if (r == TE_OK) r = te__mx_want_scale(te, op, "col_scale", a->col_scale, m, n, true);
     }
-    if (r == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
-        r = te__fail(te, TE_ERR_DTYPE, "%s: row is %s and col is %s; copies in two formats are two calls", op, te_dtype_name(a->row->dtype),
-                     te_dtype_name(a->col->dtype));
-    if (r == TE_OK && a->noop) r = te__want_f32(te, op, "noop", a->noop, 1);
-    return r;
+    if (r == TE_OK) r = te__want_one_format(te, op, "row", a->row, "col", a->col);
+    return r == TE_OK ? te__want_numel(te, op, "noop", a->noop, 1) : r;
 }
 
 static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_args *a) {
     const char *op = "mxfp8_dequantize";
-    te_result r = te__want_float(te, op, "y", a->y);
-    if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
+    te_result r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
     if (r == TE_OK) r = te__mx_want_scale(te, op, "scale", a->scale, te__rows(a->y), te__cols(a->y), a->columnwise);
     return r;
 }
@@ -27392,10 +27827,7 @@ typedef struct te__shard_cast_kargs {
 
 /* The slice lies in the matrix, whose size fits 64 bits. */
 static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns, int64_t start) {
-    te_result result = te__want_float(te, op, "x", x);
-    int64_t n;
-    if (result != TE_OK) return result;
-    n = te__numel(x);
+    int64_t n = te__numel(x);
     if (rows < 0 || columns < 0 || (columns > 0 && rows > INT64_MAX / 4 / columns))
         return te__fail(te, TE_ERR_SHAPE, "%s: the matrix is [%lld, %lld]", op, (long long)rows, (long long)columns);
     if (start < 0 || start > rows * columns || n > rows * columns - start)
@@ -27407,9 +27839,8 @@ static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x,
 /* x has this format and is [m, n]. */
 static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype, int64_t m, int64_t n) {
     char text[TE__SHAPE_TEXT];
-    te_result result = te__want(te, op, name, x);
+    te_result result = te__want_dtype(te, op, name, x, dtype);
     if (result != TE_OK) return result;
-    if (x->dtype != dtype) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te_dtype_name(dtype));
     if (te__rows(x) != m || te__cols(x) != n)
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [%lld, %lld] is needed", op, name, te__shape_text(x, text), (long long)m, (long long)n);
     return TE_OK;
@@ -27482,7 +27913,7 @@ static te_result te__check_shard_scales(te_ctx *te, te_op_shard_scales_args *a) 
         if (result == TE_OK && a->col_scale) result = te__shard_matrix(te, op, "amax_col", a->amax_col, TE_F32, te__div_up(rows, 32), columns);
     } else {
         result = te__shard_matrix(te, op, "amax", a->amax, TE_F32, te__div_up(rows, tile), te__div_up(columns, tile));
-        if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
+        if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_numel(te, op, "amax_tensor", a->amax_tensor, 1);
     }
     return result;
 }
@@ -27496,8 +27927,6 @@ static te_result te__shard_codes(te_ctx *te, const te_op_shard_cast_args *a) {
     char text[TE__SHAPE_TEXT];
     bool fp4 = a->scaling == TE_SCALING_NVFP4, transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
     int64_t m = transposed ? a->columns : a->rows, n = transposed ? a->rows : a->columns, need = te__numel(a->x);
-    te_result result = te__want(te, "shard_cast", "dst", a->dst);
-    if (result != TE_OK) return result;
     if (fp4 ? a->dst->dtype != TE_F4E2M1 : !te__is_fp8(a->dst->dtype))
         return te__fail(te, TE_ERR_DTYPE, "shard_cast: dst is %s; NVFP4 goes with e2m1, all others with e4m3 and e5m2", te_dtype_name(a->dst->dtype));
     if (!a->flat) {
@@ -27526,12 +27955,14 @@ static te_result te__check_shard_cast(te_ctx *te, te_op_shard_cast_args *a) {
         return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_op_shard_amax gives those of tiles");
     if (a->multiplier && a->scaling != TE_SCALING_BLOCK_2D) return te__fail(te, TE_ERR_INVALID, "shard_cast: multiplier goes with BLOCK_2D");
     result = te__shard_codes(te, a);
-    if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) result = te__want_f32(te, op, "scale", a->scale, 1);
-    else if (result == TE_OK) result = te__shard_scale(te, op, "scale", a->scale, a->scaling, a->columnwise, a->rows, a->columns);
+    if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) {
+        result = te__want_dtype(te, op, "scale", a->scale, TE_F32);
+        if (result == TE_OK) result = te__want_numel(te, op, "scale", a->scale, 1);
+    } else if (result == TE_OK)
+        result = te__shard_scale(te, op, "scale", a->scale, a->scaling, a->columnwise, a->rows, a->columns);
     if (result == TE_OK && a->multiplier) result = te__shard_scale(te, op, "multiplier", a->multiplier, a->scaling, false, a->rows, a->columns);
-    if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
-    if (result == TE_OK && a->amax) result = te__want_f32(te, op, "amax", a->amax, 1);
-    return result;
+    if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_numel(te, op, "amax_tensor", a->amax_tensor, 1);
+    return result == TE_OK ? te__want_numel(te, op, "amax", a->amax, 1) : result;
 }
 
 /* ==== ops/shard/cpu.c =========================================================================================== */
@@ -27877,15 +28308,10 @@ typedef struct te__quant_error_kargs {
 
 static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {
     const char *op = "quant_error";
-    te_result result = te__want_float(te, op, "x", a->x);
-    if (result == TE_OK) result = te__want_f32(te, op, "y", a->y, te__numel(a->x));
-    if (result == TE_OK && a->limit) result = te__want_f32(te, op, "limit", a->limit, te__numel(a->x));
-    if (result == TE_OK) result = te__want(te, op, "counts", a->counts);
-    if (result == TE_OK && a->counts->dtype != TE_I64)
-        result = te__fail(te, TE_ERR_DTYPE, "quant_error: counts is %s; i64 is needed", te_dtype_name(a->counts->dtype));
+    te_result result = te__want_numel(te, op, "y", a->y, te__numel(a->x));
+    if (result == TE_OK) result = te__want_numel(te, op, "limit", a->limit, te__numel(a->x));
     if (result == TE_OK) result = te__want_numel(te, op, "counts", a->counts, 6);
-    if (result == TE_OK) result = te__want_f32(te, op, "sums", a->sums, 5);
-    return result;
+    return result == TE_OK ? te__want_numel(te, op, "sums", a->sums, 5) : result;
 }
 
 /* ==== ops/stats/cpu.c =========================================================================================== */
@@ -28220,39 +28646,20 @@ typedef struct te__nvfp4_dequantize_kargs {
 
 /* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
-/* [rows, ld] e2m1 codes with ld >= cols. */
-static te_result te__nvfp4_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
-    char text[TE__SHAPE_TEXT];
-    te_result result = te__want(te, op, name, q);
-    if (result != TE_OK) return result;
-    if (q->dtype != TE_F4E2M1) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not e2m1", op, name, te_dtype_name(q->dtype));
-    if (te__rows(q) != rows || te__cols(q) < cols)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
-                        (long long)rows, (long long)cols);
-    return TE_OK;
-}
 /* The scales of [rows, cols] codes, padded. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t rows, int64_t cols) {
     char text[TE__SHAPE_TEXT];
-    te_result result = te__want(te, op, name, scale);
-    if (result != TE_OK) return result;
-    if (scale->dtype != TE_F8E4M3) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not e4m3", op, name, te_dtype_name(scale->dtype));
     if (te__rows(scale) != te__round_up(rows, 128) || te__cols(scale) != te__nvfp4_groups(cols))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, not [%lld, %lld]", op, name, te__shape_text(scale, text), (long long)te__round_up(rows, 128),
                         (long long)te__nvfp4_groups(cols));
     return TE_OK;
 }
-/* f32 [1], or [m]. */
+/* [1], or [m]; NULL is fine. */
 static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *name, const te_tensor *amax, int64_t m) {
     char text[TE__SHAPE_TEXT];
-    te_result result;
-    if (!amax || te__numel(amax) == 1) return te__want_f32(te, op, name, amax, 1);
-    result = te__want(te, op, name, amax);
-    if (result != TE_OK) return result;
-    if (te__numel(amax) != m)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
-    return te__want_f32(te, op, name, amax, m);
+    if (!amax || te__numel(amax) == 1 || te__numel(amax) == m) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
 }
 /* The step before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
@@ -28266,34 +28673,28 @@ static const te_tensor *te__nvfp4_col_amax(const te_op_nvfp4_quantize_args *a) {
 }
 
 static te_result te__check_nvfp4_amax(te_ctx *te, te_op_nvfp4_amax_args *a) {
-    te_result result = te__want_float(te, "nvfp4_amax", "x", a->x);
-    if (result != TE_OK) return result;
+    te_result result;
     if (!a->amax_row && !a->amax_col) return te__fail(te, TE_ERR_INVALID, "nvfp4_amax: neither amax_row nor amax_col is given");
-    if (a->amax_row) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
-    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
-    if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_amax", "noop", a->noop, 1);
-    return result;
+    result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
+    return result == TE_OK ? te__want_numel(te, "nvfp4_amax", "noop", a->noop, 1) : result;
 }
 
 static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args *a) {
-    int64_t m, n;
-    te_result result = te__want_float(te, "nvfp4_quantize", "x", a->x);
-    if (result != TE_OK) return result;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result result = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: neither row nor col is given");
     if (a->row) {
-        result = te__nvfp4_check_codes(te, "nvfp4_quantize", "row", a->row, m, n);
+        result = te__want_codes(te, "nvfp4_quantize", "row", a->row, m, n);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_quantize", "row_scale", a->row_scale, m, n);
     }
     if (result == TE_OK && a->col) {
-        result = te__nvfp4_check_codes(te, "nvfp4_quantize", "col", a->col, n, a->rht ? te__round_up(m, 16) : m);
+        result = te__want_codes(te, "nvfp4_quantize", "col", a->col, n, a->rht ? te__round_up(m, 16) : m);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_quantize", "col_scale", a->col_scale, n, m);
     }
-    if (result == TE_OK && (a->row || a->amax_row || !a->amax_col))
-        result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
-    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, n);
-    if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_quantize", "noop", a->noop, 1);
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, n);
+    if (result == TE_OK) result = te__want_numel(te, "nvfp4_quantize", "noop", a->noop, 1);
     if (result == TE_OK) result = te__want_rng(te, "nvfp4_quantize", a->rng);
     if (result != TE_OK) return result;
     if ((int)a->four_over_six < TE_4OVER6_OFF || (int)a->four_over_six > TE_4OVER6_MSE)
@@ -28322,18 +28723,15 @@ static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args 
 }
 
 static te_result te__check_nvfp4_dequantize(te_ctx *te, te_op_nvfp4_dequantize_args *a) {
-    int64_t m, n;
-    te_result result = te__want_float(te, "nvfp4_dequantize", "y", a->y);
-    if (result != TE_OK) return result;
-    m = te__rows(a->y);
-    n = te__cols(a->y);
+    int64_t m = te__rows(a->y), n = te__cols(a->y);
+    te_result result;
     if (a->rht && !a->columnwise)
         return te__fail(te, TE_ERR_INVALID, "nvfp4_dequantize: rht belongs to the column-wise copy, and columnwise is not set");
     if (a->columnwise) {
-        result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, n, a->rht ? te__round_up(m, 16) : m);
+        result = te__want_codes(te, "nvfp4_dequantize", "q", a->q, n, a->rht ? te__round_up(m, 16) : m);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, n, m);
     } else {
-        result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, m, n);
+        result = te__want_codes(te, "nvfp4_dequantize", "q", a->q, m, n);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, m, n);
     }
     if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_dequantize", "amax", a->amax, a->columnwise ? n : m);
@@ -28978,12 +29376,9 @@ static int64_t te__gemm_ld(const te_tensor *x) {
     return ld >= cols ? ld : -1;
 }
 
-/* A plain matrix of this context of at least rows x cols. */
+/* A matrix of at least rows x cols. */
 static te_result te__gemm_want(te_ctx *te, const char *name, const te_tensor *x, int64_t rows, int64_t cols, const char *what) {
     char text[TE__SHAPE_TEXT];
-    if (!x) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL", name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "gemm: %s belongs to another context", name);
-    if (x->quantized) return te__fail(te, TE_ERR_DTYPE, "gemm: %s is a quantized tensor; pass the data of one copy, and its scale_inv", name);
     if (te__gemm_ld(x) < 0)
         return te__fail(te, TE_ERR_SHAPE, "gemm: %s %s is strided in a way that is no matrix with contiguous rows; te_tensor_contiguous makes a copy that is",
                         name, te__shape_text(x, text));
@@ -29067,22 +29462,13 @@ static te_result te__gemm_check_scale(te_ctx *te, const char *name, const te_ten
     te_dtype dtype = s == TE_SCALING_MXFP8 ? TE_F8E8M0 : s == TE_SCALING_NVFP4 ? TE_F8E4M3 : TE_F32;
     int64_t rows = te__gemm_scale_rows(s, columnwise, size, k), cols = te__gemm_scale_ld(s, columnwise, size, k);
     char text[TE__SHAPE_TEXT];
-    te_result r;
-    if (s == TE_SCALING_TENSOR) return scale ? te__want_f32(te, "gemm", name, scale, 1) : TE_OK;
-    if (!scale) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL; %s codes mean nothing without their scales", name, te__gemm_scaling_name(s));
-    r = te__want(te, "gemm", name, scale);
-    if (r != TE_OK) return r;
-    if (scale->dtype != dtype)
+    if (scale && scale->dtype != dtype)
         return te__fail(te, TE_ERR_DTYPE, "gemm: %s is %s; the scales of %s are %s", name, te_dtype_name(scale->dtype), te__gemm_scaling_name(s), te_dtype_name(dtype));
+    if (s == TE_SCALING_TENSOR) return te__want_numel(te, "gemm", name, scale, 1);
     if (te__rows(scale) != rows || te__cols(scale) != cols)
         return te__fail(te, TE_ERR_SHAPE, "gemm: %s is %s; the %s scales of %lld lines of %lld values are [%lld, %lld]", name, te__shape_text(scale, text),
                         te__gemm_scaling_name(s), (long long)size, (long long)k, (long long)rows, (long long)cols);
     return TE_OK;
-}
-
-static te_result te__gemm_check_amax(te_ctx *te, const char *name, const te_tensor *amax, int64_t size) {
-    if (!amax) return te__fail(te, TE_ERR_INVALID, "gemm: %s is NULL; NVFP4 codes mean nothing without the amax that they were quantized with", name);
-    return te__want_f32(te, "gemm", name, amax, te__numel(amax) == 1 ? 1 : size);
 }
 
 static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
@@ -29090,16 +29476,14 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
     if ((int)a->epilogue < TE_EPILOGUE_NONE || a->epilogue > TE_EPILOGUE_DGELU)
         return te__fail(te, TE_ERR_INVALID, "gemm: epilogue is %d; te_epilogue has 0 to %d", (int)a->epilogue, (int)TE_EPILOGUE_DGELU);
     if (a->epilogue == TE_EPILOGUE_NONE && a->aux) return te__fail(te, TE_ERR_INVALID, "gemm: aux belongs to the GELU and DGELU epilogues, and there is none");
-    if (a->epilogue == TE_EPILOGUE_DGELU && !a->aux)
-        return te__fail(te, TE_ERR_INVALID, "gemm: aux is NULL; the DGELU epilogue reads what the GELU one wrote there");
     if (a->aux) {
         r = te__gemm_want(te, "aux", a->aux, a->m, a->n, "D [m, n]");
         if (r == TE_OK && a->aux->dtype != a->d->dtype)
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
-    if (r == TE_OK && a->bias) r = te__want_vector(te, "gemm", "bias", a->bias, a->n);
+    if (r == TE_OK) r = te__want_numel(te, "gemm", "bias", a->bias, a->n);
     if (r == TE_OK && a->bias_gradient) {
-        r = te__want_vector(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+        r = te__want_numel(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
         if (r == TE_OK && a->accumulate)
             r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_op_column_sum");
         if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
@@ -29125,13 +29509,11 @@ static te_result te__check_gemm(te_ctx *te, te_op_gemm_args *a) {
     if (r == TE_OK) r = te__gemm_want(te, "D", a->d, a->m, a->n, "[m, n]");
     if (r == TE_OK) r = te__gemm_check_pair(te, a);
     if (r == TE_OK) r = te__gemm_check_formats(te, a);
-    if (r == TE_OK && !te__is_float(a->d->dtype))
-        r = te__fail(te, TE_ERR_DTYPE, "gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
     if (r == TE_OK) r = te__gemm_check_epilogue(te, a);
     if (r == TE_OK) r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, a->a_transposed, a->m, a->k);
     if (r == TE_OK) r = te__gemm_check_scale(te, "scale_b", a->scale_b, a->scaling_b, !a->b_transposed, a->n, a->k);
-    if (r == TE_OK && a->scaling_a == TE_SCALING_NVFP4) r = te__gemm_check_amax(te, "amax_a", a->amax_a, a->m);
-    if (r == TE_OK && a->scaling_a == TE_SCALING_NVFP4) r = te__gemm_check_amax(te, "amax_b", a->amax_b, a->n);
+    if (r == TE_OK && a->amax_a && te__numel(a->amax_a) != 1) r = te__want_numel(te, "gemm", "amax_a", a->amax_a, a->m);
+    if (r == TE_OK && a->amax_b && te__numel(a->amax_b) != 1) r = te__want_numel(te, "gemm", "amax_b", a->amax_b, a->n);
     return r;
 }
 
@@ -30264,14 +30646,10 @@ static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
 static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_args *a) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     const char *name = a->sizes ? "sizes" : "offsets";
-    te_result r;
     if (!a->sizes == !a->offsets)
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: %s; one of them says how large the groups are",
                         a->sizes ? "sizes and offsets are both given" : "sizes and offsets are NULL");
-    r = te__want(te, "grouped_gemm", name, x);
-    if (r == TE_OK && x->dtype != TE_I32 && x->dtype != TE_I64)
-        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: %s is %s; i32 or i64 is needed", name, te_dtype_name(x->dtype));
-    return r == TE_OK ? te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL)) : r;
+    return te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL));
 }
 
 /* A stack of matrices, one for each group: exactly as many rows, since groups follow each other without a gap. */
@@ -30283,21 +30661,25 @@ static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_t
     return r;
 }
 
+/* One f32, or as many as there are groups. */
+static te_result te__grouped_check_scale(te_ctx *te, const char *name, const te_tensor *scale, int64_t groups) {
+    te_result r = scale ? te__want_dtype(te, "grouped_gemm", name, scale, TE_F32) : TE_OK;
+    return r == TE_OK && scale && te__numel(scale) != 1 ? te__want_numel(te, "grouped_gemm", name, scale, groups) : r;
+}
 static te_result te__grouped_check_scales(te_ctx *te, const te_op_grouped_gemm_args *a) {
     te_result r = TE_OK;
     if (a->scaling_a == TE_SCALING_TENSOR) {
-        if (a->scale_a) r = te__want_f32(te, "grouped_gemm", "scale_a", a->scale_a, te__numel(a->scale_a) == 1 ? 1 : a->groups);
-        if (r == TE_OK && a->scale_b) r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b, te__numel(a->scale_b) == 1 ? 1 : a->groups);
-        return r;
+        r = te__grouped_check_scale(te, "scale_a", a->scale_a, a->groups);
+        return r == TE_OK ? te__grouped_check_scale(te, "scale_b", a->scale_b, a->groups) : r;
     }
     if (a->along_k || a->scaling_a != TE_SCALING_BLOCK_1D || a->scaling_b != TE_SCALING_BLOCK_2D)
         return te__fail(te, TE_ERR_UNSUPPORTED, "grouped_gemm: A is scaled by %s and B by %s%s; groups take TENSOR, or along rows BLOCK_1D for A and BLOCK_2D for B",
                         te__gemm_scaling_name(a->scaling_a), te__gemm_scaling_name(a->scaling_b), a->along_k ? ", along k" : "");
     r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, false, a->m, a->k);
-    if (r != TE_OK) return r;
-    if (!a->scale_b) return te__fail(te, TE_ERR_INVALID, "grouped_gemm: scale_b is NULL; BLOCK_2D codes mean nothing without their scales");
-    r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b,
-                     a->groups * te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * te__gemm_scale_ld(a->scaling_b, false, a->n, a->k));
+    if (r == TE_OK) r = te__want_dtype(te, "grouped_gemm", "scale_b", a->scale_b, TE_F32);
+    if (r == TE_OK)
+        r = te__want_numel(te, "grouped_gemm", "scale_b", a->scale_b,
+                           a->groups * te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * te__gemm_scale_ld(a->scaling_b, false, a->n, a->k));
     return r;
 }
 
@@ -30308,7 +30690,7 @@ static te_result te__grouped_check_epilogue(te_ctx *te, const te_op_grouped_gemm
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
     plain.bias = NULL;
     r = te__gemm_check_epilogue(te, &plain);
-    return r == TE_OK && a->bias ? te__want_vector(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
+    return r == TE_OK ? te__want_numel(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
 }
 
 static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) {
@@ -30327,8 +30709,6 @@ static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) 
     if (r == TE_OK) r = te__grouped_check_sizes(te, a);
     if (r == TE_OK) r = te__gemm_check_pair(te, &one);
     if (r == TE_OK) r = te__gemm_check_formats(te, &one);
-    if (r == TE_OK && !te__is_float(a->d->dtype))
-        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
     if (r == TE_OK) r = te__grouped_check_epilogue(te, a, &one);
     if (r == TE_OK) r = te__grouped_check_scales(te, a);
     return r;
@@ -30690,59 +31070,37 @@ typedef struct te__norm_bwd_kargs {
 
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
 
-static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
-    if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
-    if (a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
-    return te__want_f32(te, op, "y_amax", a->y_amax, 1);
-}
-static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
-    char text[TE__SHAPE_TEXT];
-    te_result r = te__want(te, op, "y_col", a->y_col);
-    if (r != TE_OK) return r;
-    if (!te__is_fp8(a->y->dtype) || a->y_col->dtype != a->y->dtype)
-        return te__fail(te, TE_ERR_DTYPE, "%s: y_col is %s and y is %s; they must be of one FP8 format", op, te_dtype_name(a->y_col->dtype), te_dtype_name(a->y->dtype));
-    if (te__rows(a->y_col) != n || te__cols(a->y_col) < m)
-        return te__fail(te, TE_ERR_SHAPE, "%s: y_col is %s; it must be [%lld, %lld or more]", op, te__shape_text(a->y_col, text), (long long)n, (long long)m);
-    return TE_OK;
-}
-
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";
-    te_result r = te__want_float(te, op, "x", a->x);
-    int64_t m, n;
-    if (r != TE_OK) return r;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result r;
     if (a->eps == 0.0f) a->eps = 1e-5f;
     if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
     if (!layernorm && (a->beta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
-    r = te__want_vector(te, op, "gamma", a->gamma, n);
-    if (r == TE_OK && a->beta) r = te__want_vector(te, op, "beta", a->beta, n);
-    if (r == TE_OK) r = te__want_output(te, op, a->y, a->scale, a->scale_inv, a->amax, m, n, a->x);
-    if (r == TE_OK && a->mean) r = te__want_f32(te, op, "mean", a->mean, m);
-    if (r == TE_OK && a->rstd) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    if (r == TE_OK && a->y_amax) r = te__check_norm_amax(te, op, a);
-    if (r == TE_OK && a->y_col) r = te__check_norm_col(te, op, a, m, n);
-    return r;
+    if (a->y_amax && te__is_fp8(a->y->dtype))
+        return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
+    r = te__want_numel(te, op, "gamma", a->gamma, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "beta", a->beta, n);
+    if (r == TE_OK) r = te__want_output(te, op, "y", a->y, a->y_col, "y_col", a->scale, a->scale_inv, a->amax, m, n, a->x);
+    if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
+    if (r == TE_OK) r = te__want_numel(te, op, "rstd", a->rstd, m);
+    return r == TE_OK ? te__want_numel(te, op, "y_amax", a->y_amax, 1) : r;
 }
 
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_bwd" : "rmsnorm_bwd";
-    te_result r = te__want_float(te, op, "x", a->x);
-    int64_t m, n;
-    if (r != TE_OK) return r;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result r;
     if (!layernorm && (a->dbeta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->dbeta ? "dbeta" : "mean");
     r = te__want_like(te, op, "dy", a->dy, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, op, "dx", a->dx, "x", a->x);
-    if (r == TE_OK && a->add) r = te__want_like(te, op, "add", a->add, "x", a->x);
-    if (r == TE_OK) r = te__want_vector(te, op, "gamma", a->gamma, n);
-    if (r == TE_OK && a->dgamma) r = te__want_vector(te, op, "dgamma", a->dgamma, n);
-    if (r == TE_OK && a->dbeta) r = te__want_vector(te, op, "dbeta", a->dbeta, n);
-    if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
-    if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r == TE_OK) r = te__want_like(te, op, "add", a->add, "x", a->x);
+    if (r == TE_OK) r = te__want_numel(te, op, "gamma", a->gamma, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "dgamma", a->dgamma, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "dbeta", a->dbeta, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
+    return r == TE_OK ? te__want_numel(te, op, "rstd", a->rstd, m) : r;
 }
 
 /* y_col as cast's transpose sees it. */
@@ -31307,63 +31665,26 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* The outputs for x [m, n]: `out` of floats [m, n], or codes [m, ld]; of codes, `col` [n, ldc] beside or in place of it. */
-static te_result te__act_check_output(te_ctx *te, const char *op, const char *name, te_tensor *out, te_tensor *col, const te_tensor *scale,
-                                      te_tensor *scale_inv, te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    te_result r = TE_OK;
-    if (out || !col) r = te__want(te, op, name, out);
-    if (r == TE_OK && amax) r = te__want_f32(te, op, "amax", amax, 1);
-    if (r != TE_OK) return r;
-    if (out && te__is_float(out->dtype)) {
-        if (scale || scale_inv || col)
-            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and col belong to an e4m3 or e5m2 %s, and %s is %s", op, name, name, te_dtype_name(out->dtype));
-        r = te__want_matrix(te, op, name, out, m, n, "x", x);
-    } else {
-        if (out && !te__is_fp8(out->dtype))
-            return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, name, te_dtype_name(out->dtype));
-        if (out && (te__rows(out) != m || te__cols(out) < n))
-            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and x is %s; %s must be [%lld, %lld or more]", op, name, te__shape_text(out, a),
-                            te__shape_text(x, b), name, (long long)m, (long long)n);
-        if (col) r = te__want(te, op, "col", col);
-        if (r == TE_OK && col && !te__is_fp8(col->dtype))
-            r = te__fail(te, TE_ERR_DTYPE, "%s: col is %s; e4m3 or e5m2 is needed", op, te_dtype_name(col->dtype));
-        if (r == TE_OK && col && out && col->dtype != out->dtype)
-            r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and col is %s; both hold the same codes", op, name, te_dtype_name(out->dtype), te_dtype_name(col->dtype));
-        if (r == TE_OK && col && (te__rows(col) != n || te__cols(col) < m))
-            r = te__fail(te, TE_ERR_SHAPE, "%s: col is %s and x is %s; col must be [%lld, %lld or more]", op, te__shape_text(col, a), te__shape_text(x, b),
-                         (long long)n, (long long)m);
-        if (r == TE_OK) r = te__want_f32(te, op, "scale", scale, 1);
-        if (r == TE_OK && scale_inv) r = te__want_f32(te, op, "scale_inv", scale_inv, 1);
-    }
-    return r;
-}
-
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
-    int64_t n;
+    int64_t n = te__cols(a->x);
     te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha);
-    if (r == TE_OK) r = te__want_float(te, "act_fwd", "x", a->x);
     if (r != TE_OK) return r;
-    n = te__cols(a->x);
     if (te_activation_is_gated(a->activation)) {
         if (n % 2)
             return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
         n /= 2;
     }
-    return te__act_check_output(te, "act_fwd", "y", a->y, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
+    return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
 static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
+    int64_t n = te__cols(a->dy);
     te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
-    int64_t n;
-    if (r == TE_OK) r = te__want_float(te, "act_bwd", "dy", a->dy);
-    if (r == TE_OK) r = te__want_float(te, "act_bwd", "x", a->x);
-    if (r != TE_OK) return r;
-    n = te__cols(a->dy);
-    r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
-    if (r == TE_OK && a->dbias) r = te__want_vector(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
-    if (r == TE_OK) r = te__act_check_output(te, "act_bwd", "dx", a->dx, a->col, a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
+    if (r == TE_OK) r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK) r = te__want_numel(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
+    if (r == TE_OK)
+        r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
     return r;
 }
 
@@ -31781,34 +32102,14 @@ typedef struct te__rope_kargs {
 /* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
  * of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must not know which backend runs. */
 
-/* Float, plain, of this context, [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
-static te_result te__rope_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    char text[TE__SHAPE_TEXT];
-    int i;
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->quantized) return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it", op, name);
-    if (!te__is_float(x->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
-    if (x->ndim != 4)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
-    if (x->shape[3] > 1 && x->stride[3] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
-                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
-    for (i = 0; i < 4; i++)
-        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
-    return TE_OK;
-}
-
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
 /* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
                                        float *position_scale, int64_t offset, const te_tensor *start) {
-    te_result r = TE_OK;
-    if (format != TE_SBHD && format != TE_BSHD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
+    te_result r = te__want_format(te, op, format);
+    if (r != TE_OK) return r;
     if (*base == 0.0f) *base = 10000.0f;
     if (*position_scale == 0.0f) *position_scale = 1.0f;
     if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
@@ -31820,20 +32121,14 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
     if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
         return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (!start) return TE_OK;
-    r = te__want(te, op, "start_positions", start);
-    if (r == TE_OK && start->dtype != TE_I32)
-        r = te__fail(te, TE_ERR_DTYPE, "%s: start_positions is %s; i32 is needed", op, te_dtype_name(start->dtype));
-    return r == TE_OK ? te__want_numel(te, op, "start_positions", start, b) : r;
+    return te__want_numel(te, op, "start_positions", start, b);
 }
 
 static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
-    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
-    te_result r = te__rope_want(te, "rope", "x", a->x);
-    if (r == TE_OK) r = te__rope_want(te, "rope", "y", a->y);
+    te_result r = te__want_heads(te, "rope", "x", a->x);
+    if (r == TE_OK) r = te__want_heads(te, "rope", "y", a->y);
+    if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
     if (r != TE_OK) return r;
-    if (!te__same_shape(a->x, a->y))
-        return te__fail(te, TE_ERR_SHAPE, "rope: x is %s and y is %s; they must be equal", te__shape_text(a->x, x), te__shape_text(a->y, y));
     return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
                                  &a->position_scale, a->position_offset, a->start_positions);
 }
@@ -31866,11 +32161,11 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
     int64_t shape[4];
     int i, seq = a->format == TE_BSHD ? 1 : 0;
-    te_result r = te__want_float(te, op, "qkv", a->qkv);
+    te_result r = TE_OK;
     part[0] = a->q;
     part[1] = a->k;
     part[2] = a->v;
-    for (i = 0; i < 3 && r == TE_OK; i++) r = te__rope_want(te, op, names[i], part[i]);
+    for (i = 0; i < 3 && r == TE_OK; i++) r = te__want_heads(te, op, names[i], part[i]);
     if (r != TE_OK) return r;
     if (a->num_heads < 1 || a->num_groups < 1 || a->num_heads % a->num_groups != 0 || a->head_dim < 1)
         return te__fail(te, TE_ERR_INVALID, "%s: %d heads in %d groups, of size %d; the groups must divide the heads, and the size be positive", op,
@@ -32142,28 +32437,12 @@ typedef struct te__attn_kargs {
 /* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
  * Knows tensors; must not know which backend runs. */
 
-/* [s, b, heads, d] or [b, s, heads, d], float, plain, of this context; any strides but that of the channels. */
-static te_result te__attn_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    char text[TE__SHAPE_TEXT];
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->quantized) return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it", op, name);
-    if (!te__is_float(x->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
-    if (x->ndim != 4)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
-    if (x->shape[3] > 1 && x->stride[3] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
-                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
-    return TE_OK;
-}
-
 /* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format, int64_t s, int64_t b,
                                      int64_t heads, int64_t d, const char *like) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
     int64_t shape[4];
-    te_result r = te__attn_want(te, op, name, x);
+    te_result r = te__want_heads(te, op, name, x);
     if (r != TE_OK) return r;
     shape[0] = format == TE_BSHD ? b : s;
     shape[1] = format == TE_BSHD ? s : b;
@@ -32177,13 +32456,11 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     int64_t b, heads, s_q, s_kv;
-    int i;
-    te_result r = te__attn_want(te, op, "q", a->q);
-    if (r == TE_OK) r = te__attn_want(te, op, "k", a->k);
-    if (r == TE_OK) r = te__attn_want(te, op, "v", a->v);
+    te_result r = te__want_heads(te, op, "q", a->q);
+    if (r == TE_OK) r = te__want_heads(te, op, "k", a->k);
+    if (r == TE_OK) r = te__want_heads(te, op, "v", a->v);
+    if (r == TE_OK) r = te__want_format(te, op, a->format);
     if (r != TE_OK) return r;
-    if (a->format != TE_SBHD && a->format != TE_BSHD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)a->format);
     s_q = a->q->shape[seq];
     s_kv = a->k->shape[seq];
     b = a->q->shape[1 - seq];
@@ -32199,11 +32476,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (a->q->shape[3] < 1 || a->q->shape[3] > TE__ATTN_MAX_D || a->v->shape[3] < 1 || a->v->shape[3] > TE__ATTN_MAX_D)
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)a->q->shape[3],
                         (long long)a->v->shape[3], TE__ATTN_MAX_D);
-    for (i = 0; i < 3; i++)
-        if (a->q->shape[i] > 1 << 28 || a->k->shape[i] > 1 << 28)
-            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: q is %s and k is %s; sizes of at most 2^28 are possible", op, te__shape_text(a->q, qt),
-                            te__shape_text(a->k, kt));
-    if (a->lse) r = te__want_f32(te, op, "lse", a->lse, b * heads * s_q);
+    r = te__want_numel(te, op, "lse", a->lse, b * heads * s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r != TE_OK) return r;
     if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
@@ -32252,7 +32525,6 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     a->mask = f.mask;
     a->window = f.window;
     a->softmax_scale = f.softmax_scale;
-    if (!a->lse) return te__fail(te, TE_ERR_STATE, "%s: lse is NULL", op);
     b = a->q->shape[1 - seq];
     s_q = a->q->shape[seq];
     s_kv = a->k->shape[seq];
@@ -32859,9 +33131,8 @@ static te_result te__check_dropout_p(te_ctx *te, const char *op, float p) {
 
 static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p);
-    if (r == TE_OK) r = te__want_float(te, "dropout_add_fwd", "x", a->x);
-    if (r == TE_OK && a->bias) r = te__want_vector(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
-    if (r == TE_OK && a->residual) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
+    if (r == TE_OK) r = te__want_numel(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
+    if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "y", a->y, "x", a->x);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_fwd", a->rng);
     return r;
@@ -32869,7 +33140,6 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_arg
 
 static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
-    if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_bwd", a->rng);
     return r;
@@ -33051,57 +33321,41 @@ typedef struct te__mse_kargs {
 
 /* ops/loss/op.c: the front door of the losses: defaults and checks. Knows tensors; must not know which backend runs. */
 
-static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits, const te_tensor *target, float smoothing) {
-    te_result r = te__want_float(te, op, "logits", logits);
-    if (r == TE_OK) r = te__want(te, op, "target", target);
-    if (r == TE_OK && !te__is_index(target->dtype))
-        r = te__fail(te, TE_ERR_DTYPE, "%s: target is %s; i32 or i64 is needed", op, te_dtype_name(target->dtype));
-    if (r == TE_OK) r = te__want_numel(te, op, "target", target, te__rows(logits));
+static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits, const te_tensor *target, const te_tensor *lse,
+                                                const te_tensor *count, float smoothing) {
+    te_result r = te__want_numel(te, op, "target", target, te__rows(logits));
     if (r == TE_OK && !(smoothing >= 0.0f && smoothing <= 1.0f))
         r = te__fail(te, TE_ERR_INVALID, "%s: label_smoothing is %g; 0 to 1 is possible", op, (double)smoothing);
-    return r;
+    if (r == TE_OK) r = te__want_numel(te, op, "lse", lse, te__rows(logits));
+    return r == TE_OK ? te__want_numel(te, op, "count", count, 1) : r;
 }
 
 static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
-    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->label_smoothing);
-    if (r == TE_OK) r = te__want_f32(te, op, "loss", a->loss, te__rows(a->logits));
-    if (r == TE_OK) r = te__want_f32(te, op, "lse", a->lse, te__rows(a->logits));
-    if (r == TE_OK && a->count) r = te__want_f32(te, op, "count", a->count, 1);
-    return r;
+    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
+    return r == TE_OK ? te__want_numel(te, op, "loss", a->loss, te__rows(a->logits)) : r;
 }
 
 static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd_args *a) {
     const char *op = "cross_entropy_bwd";
     char text[TE__SHAPE_TEXT];
-    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->label_smoothing);
-    int64_t m;
-    if (r != TE_OK) return r;
-    m = te__rows(a->logits);
+    int64_t m = te__rows(a->logits);
+    te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
     if (a->scale == 0.0f) a->scale = 1.0f;
-    r = te__want_f32(te, op, "lse", a->lse, m);
-    if (r == TE_OK) r = te__want(te, op, "dloss", a->dloss);
     if (r == TE_OK && te__numel(a->dloss) != 1 && te__numel(a->dloss) != m)
         r = te__fail(te, TE_ERR_SHAPE, "%s: dloss is %s; %lld elements are needed, or one for all rows", op, te__shape_text(a->dloss, text), (long long)m);
-    if (r == TE_OK) r = te__want_f32(te, op, "dloss", a->dloss, te__numel(a->dloss));
-    if (r == TE_OK && a->count) r = te__want_f32(te, op, "count", a->count, 1);
-    if (r == TE_OK) r = te__want_like(te, op, "dlogits", a->dlogits, "logits", a->logits);
-    return r;
+    return r == TE_OK ? te__want_like(te, op, "dlogits", a->dlogits, "logits", a->logits) : r;
 }
 
 static te_result te__check_mse_fwd(te_ctx *te, te_op_mse_fwd_args *a) {
-    te_result r = te__want_float(te, "mse_fwd", "x", a->x);
-    if (r == TE_OK) r = te__want_like(te, "mse_fwd", "target", a->target, "x", a->x);
-    if (r == TE_OK) r = te__want_f32(te, "mse_fwd", "loss", a->loss, 1);
-    return r;
+    te_result r = te__want_like(te, "mse_fwd", "target", a->target, "x", a->x);
+    return r == TE_OK ? te__want_numel(te, "mse_fwd", "loss", a->loss, 1) : r;
 }
 
 static te_result te__check_mse_bwd(te_ctx *te, te_op_mse_bwd_args *a) {
-    te_result r = te__want_float(te, "mse_bwd", "x", a->x);
-    if (r == TE_OK) r = te__want_like(te, "mse_bwd", "target", a->target, "x", a->x);
-    if (r == TE_OK) r = te__want_f32(te, "mse_bwd", "dloss", a->dloss, 1);
-    if (r == TE_OK) r = te__want_like(te, "mse_bwd", "dx", a->dx, "x", a->x);
-    return r;
+    te_result r = te__want_like(te, "mse_bwd", "target", a->target, "x", a->x);
+    if (r == TE_OK) r = te__want_numel(te, "mse_bwd", "dloss", a->dloss, 1);
+    return r == TE_OK ? te__want_like(te, "mse_bwd", "dx", a->dx, "x", a->x) : r;
 }
 
 /* ==== ops/loss/cpu.c ============================================================================================ */
@@ -33455,59 +33709,28 @@ typedef struct te__multi_scale_kargs {
 /* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
-/* A plain contiguous float tensor of this context; `i`: its place in the list. */
-static te_result te__optim_check(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x) {
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s[%d] is NULL", op, name, i);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s[%d] belongs to another context", op, name, i);
-    if (x->quantized) return te__fail(te, TE_ERR_INVALID, "%s: %s[%d] is quantized", op, name, i);
-    if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_INVALID, "%s: %s[%d] is strided: te_tensor_contiguous it first", op, name, i);
-    if (!te__is_float(x->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s[%d] is %s; f32, f16 and bf16 are possible", op, name, i, te_dtype_name(x->dtype));
-    return TE_OK;
-}
-/* The same, with as many elements as `with`, and f32 if it is a state of the optimizer. */
-static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x, const char *with_name,
-                                      const te_tensor *with, bool f32) {
+/* As many elements as another one of entry `i`; NULL is fine. */
+static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x, const char *with_name, const te_tensor *with) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    te_result result = te__optim_check(te, op, name, i, x);
-    if (result != TE_OK) return result;
-    if (te__numel(x) != te__numel(with))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s[%d] is %s and %s[%d] is %s; their sizes must be equal", op, name, i, te__shape_text(x, a), with_name, i,
-                        te__shape_text(with, b));
-    if (f32 && x->dtype != TE_F32) return te__fail(te, TE_ERR_DTYPE, "%s: %s[%d] is %s, not f32", op, name, i, te_dtype_name(x->dtype));
-    return TE_OK;
-}
-/* f32 with n elements, or NULL where `optional`. */
-static te_result te__optim_check_f32(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n, bool optional) {
-    char text[TE__SHAPE_TEXT];
-    if (!x && optional) return TE_OK;
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->dtype != TE_F32 || x->quantized) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not plain f32", op, name, te_dtype_name(x->dtype));
-    if (te__numel(x) != n || !te__is_contiguous(x))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, not a contiguous [%lld]", op, name, te__shape_text(x, text), (long long)n);
-    return TE_OK;
-}
-static te_result te__optim_check_list(te_ctx *te, const char *op, int num_tensors, bool given) {
-    if (num_tensors >= 0 && (given || num_tensors == 0)) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, given ? "%s: num_tensors is %d" : "%s: the list of %d tensors is NULL", op, num_tensors);
+    if (!x || te__numel(x) == te__numel(with)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s[%d] is %s and %s[%d] is %s; their sizes must be equal", op, name, i, te__shape_text(x, a), with_name, i,
+                    te__shape_text(with, b));
 }
 
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
-    te_result result = te__optim_check_list(te, "adam", a->num_tensors, a->tensors != NULL);
+    te_result result = TE_OK;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_adam_tensor *t = &a->tensors[i];
-        result = te__optim_check(te, "adam", "param", i, t->param);
-        if (result == TE_OK) result = te__optim_check_like(te, "adam", "grad", i, t->grad, "param", t->param, false);
-        if (result == TE_OK) result = te__optim_check_like(te, "adam", "m", i, t->m, "param", t->param, true);
-        if (result == TE_OK) result = te__optim_check_like(te, "adam", "v", i, t->v, "param", t->param, true);
-        if (result == TE_OK && t->master) result = te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param, true);
+        result = te__optim_check_like(te, "adam", "grad", i, t->grad, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "adam", "m", i, t->m, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "adam", "v", i, t->v, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
     }
-    if (result == TE_OK) result = te__optim_check_f32(te, "adam", "grad_scale", a->grad_scale, 1, true);
-    if (result == TE_OK) result = te__optim_check_f32(te, "adam", "found_inf", a->found_inf, 1, true);
-    if (result == TE_OK) result = te__optim_check_f32(te, "adam", "lr_device", a->lr_device, 1, true);
-    if (result == TE_OK) result = te__optim_check_f32(te, "adam", "bias_correction", a->bias_correction, 2, true);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, 1);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2);
     if (result != TE_OK) return result;
     if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
         return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
@@ -33523,26 +33746,20 @@ static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) 
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
-    te_result result = te__optim_check_list(te, "l2norm", a->num_tensors, a->tensors != NULL);
-    int i;
-    for (i = 0; i < a->num_tensors && result == TE_OK; i++) result = te__optim_check(te, "l2norm", "tensors", i, a->tensors[i]);
-    if (result == TE_OK) result = te__optim_check_f32(te, "l2norm", "norm", a->norm, 1, false);
-    if (result == TE_OK) result = te__optim_check_f32(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors, true);
-    if (result == TE_OK) result = te__optim_check_f32(te, "l2norm", "clip", a->clip, 1, true);
-    if (result != TE_OK) return result;
-    if (a->clip && !(a->max_norm > 0.0f)) return te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
-    return TE_OK;
+    te_result result = te__want_numel(te, "l2norm", "norm", a->norm, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "clip", a->clip, 1);
+    if (result == TE_OK && a->clip && !(a->max_norm > 0.0f))
+        result = te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
+    return result;
 }
 
 static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
-    te_result result = te__optim_check_list(te, "multi_scale", a->num_tensors, a->in && a->out);
+    te_result result = te__want_numel(te, "multi_scale", "scale_device", a->scale_device, 1);
     int i;
-    for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
-        result = te__optim_check(te, "multi_scale", "in", i, a->in[i]);
-        if (result == TE_OK) result = te__optim_check_like(te, "multi_scale", "out", i, a->out[i], "in", a->in[i], false);
-    }
-    if (result == TE_OK) result = te__optim_check_f32(te, "multi_scale", "scale_device", a->scale_device, 1, true);
-    if (result == TE_OK) result = te__optim_check_f32(te, "multi_scale", "found_inf", a->found_inf, 1, true);
+    if (result == TE_OK) result = te__want_numel(te, "multi_scale", "found_inf", a->found_inf, 1);
+    for (i = 0; i < a->num_tensors && result == TE_OK; i++)
+        result = te__optim_check_like(te, "multi_scale", "out", i, a->out[i], "in", a->in[i]);
     return result;
 }
 
@@ -33906,204 +34123,22 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_
 
 /* ==== ops/record.c ============================================================================================== */
 
-/* ops/record.c: which fields of each operation's arguments are tensors, and which of them it writes: what counts the writes, and what a capture does
- * with them: hold their memory, and on the CPU keep the call. Knows every args struct; must not know what operations compute.
+/* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args; must not know what
+ * operations compute.
  *
  * A capture outlives the tensors that it was given: a kept call has copies of them, of its own, and of every list. */
 
-/* How an operation uses a tensor. TE__INOUT: what stands there counts for what is written. */
-typedef enum te__arg_use { TE__IN, TE__OUT, TE__INOUT } te__arg_use;
-
-/* T(field, use): a tensor, or NULL. L(field, n, use): a list of n pointers to tensors; its use may ask for i, the place in the list. This is the one
- * place that says so: the front door counts writes by it (te__run), a capture holds and copies by it. An operation without a line does not compile; a
- * field that is missing fails tests/nn/test_graph.c, a use that is wrong tests/mend/test_bytes_inside.c. */
-#define TE__ARGS_copy(T, L) T(src, TE__IN) T(dst, TE__OUT)
-#define TE__ARGS_fill(T, L) T(dst, TE__OUT)
-#define TE__ARGS_random(T, L) T(dst, TE__OUT) T(rng, TE__IN)
-#define TE__ARGS_axpby(T, L) T(x, TE__IN) T(y, TE__IN) T(out, TE__OUT) T(alpha_device, TE__IN) T(divide_device, TE__IN)
-#define TE__ARGS_sum(T, L) T(x, TE__IN) T(out, TE__OUT)
-#define TE__ARGS_column_sum(T, L) T(x, TE__IN) T(out, TE__SUM)
-#define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN) T(table, TE__IN) T(y, TE__OUT)
-#define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN) T(dy, TE__IN) T(dtable, TE__SUM)
-#define TE__ARGS_amax(T, L) T(x, TE__IN) T(amax, TE__KEPT) T(noop, TE__IN)
-#define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN) T(scale, TE__OUT) T(scale_inv, TE__OUT)
-#define TE__ARGS_delayed_update(T, L) L(amax_history, a->count, TE__INOUT) L(scale, a->count, TE__INOUT) T(reduced, TE__IN)
-#define TE__ARGS_fp8_quantize(T, L)                                                                                                            \
-    T(x, TE__IN) T(row, TE__OUT) T(col, TE__OUT) T(scale, TE__IN) T(scale_inv, TE__OUT) T(amax, a->current ? TE__OUT : TE__INOUT) T(noop, TE__IN) \
-        T(x_amax, TE__INOUT) T(dbias, TE__OUT)
-#define TE__ARGS_fp8_dequantize(T, L) T(q, TE__IN) T(scale_inv, TE__IN) T(y, TE__OUT)
-#define TE__ARGS_transpose(T, L) T(src, TE__IN) T(dst, TE__OUT)
-#define TE__ARGS_delayed_gather(T, L) L(amax_history, a->count, TE__IN) T(amaxes, TE__OUT)
-#define TE__ARGS_block_quantize(T, L) T(x, TE__IN) T(row, TE__OUT) T(row_scale_inv, TE__OUT) T(col, TE__OUT) T(col_scale_inv, TE__OUT) T(noop, TE__IN)
-#define TE__ARGS_block_dequantize(T, L) T(q, TE__IN) T(scale_inv, TE__IN) T(y, TE__OUT)
-#define TE__ARGS_mxfp8_quantize(T, L) T(x, TE__IN) T(row, TE__OUT) T(row_scale, TE__OUT) T(col, TE__OUT) T(col_scale, TE__OUT) T(noop, TE__IN)
-#define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN) T(scale, TE__IN) T(y, TE__OUT)
-#define TE__ARGS_shard_amax(T, L) T(x, TE__IN) T(amax, TE__OUT)
-#define TE__ARGS_shard_scales(T, L) \
-    T(amax, TE__IN) T(amax_col, TE__IN) T(amax_tensor, TE__IN) T(row_scale, TE__OUT) T(col_scale, TE__OUT) T(multiplier, TE__OUT)
-#define TE__ARGS_shard_cast(T, L) T(x, TE__IN) T(dst, TE__INOUT) T(scale, TE__IN) T(amax_tensor, TE__IN) T(amax, TE__INOUT) T(multiplier, TE__IN)
-#define TE__ARGS_quant_error(T, L) T(x, TE__IN) T(y, TE__IN) T(limit, TE__IN) T(counts, TE__OUT) T(sums, TE__OUT)
-#define TE__ARGS_nvfp4_amax(T, L) T(x, TE__IN) T(amax_row, TE__KEPT) T(amax_col, TE__KEPT) T(noop, TE__IN)
-#define TE__ARGS_nvfp4_quantize(T, L)                                                                                                 \
-    T(x, TE__IN) T(row, TE__OUT) T(row_scale, TE__OUT) T(col, TE__OUT) T(col_scale, TE__OUT) T(amax_row, a->measure ? TE__OUT : TE__IN) \
-        T(amax_col, a->measure ? TE__OUT : TE__IN) T(rng, TE__IN) T(noop, TE__IN)
-#define TE__ARGS_nvfp4_dequantize(T, L) T(q, TE__IN) T(scale, TE__IN) T(amax, TE__IN) T(y, TE__OUT)
-#define TE__ARGS_gemm(T, L)                                                                                                                     \
-    T(a, TE__IN) T(b, TE__IN) T(d, TE__SUM) T(scale_a, TE__IN) T(scale_b, TE__IN) T(bias, TE__IN) T(aux, TE__AUX) T(bias_gradient, TE__OUT) \
-        T(amax_a, TE__IN) T(amax_b, TE__IN)
-#define TE__ARGS_grouped_gemm(T, L)                                                                                                                \
-    T(a, TE__IN) T(b, TE__IN) T(d, TE__SUM) T(sizes, TE__IN) T(offsets, TE__IN) T(scale_a, TE__IN) T(scale_b, TE__IN) T(bias, TE__IN) T(aux, TE__AUX)
-#define TE__ARGS_layernorm_fwd(T, L)                                                                                                             \
-    T(x, TE__IN) T(gamma, TE__IN) T(beta, TE__IN) T(y, TE__OUT) T(mean, TE__OUT) T(rstd, TE__OUT) T(scale, TE__IN) T(scale_inv, TE__OUT)           \
-        T(amax, TE__INOUT) T(y_amax, TE__OUT) T(y_col, TE__OUT)
-#define TE__ARGS_layernorm_bwd(T, L)                                                                                                     \
-    T(dy, TE__IN) T(x, TE__IN) T(gamma, TE__IN) T(mean, TE__IN) T(rstd, TE__IN) T(add, TE__IN) T(dx, TE__OUT) T(dgamma, TE__SUM) T(dbeta, TE__SUM)
-#define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
-#define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_layernorm_bwd(T, L)
-#define TE__ARGS_act_fwd(T, L) T(x, TE__IN) T(y, TE__OUT) T(scale, TE__IN) T(scale_inv, TE__OUT) T(amax, TE__INOUT) T(col, TE__OUT)
-#define TE__ARGS_act_bwd(T, L) \
-    T(dy, TE__IN) T(x, TE__IN) T(dx, TE__OUT) T(scale, TE__IN) T(scale_inv, TE__OUT) T(amax, TE__INOUT) T(col, TE__OUT) T(dbias, TE__SUM)
-#define TE__ARGS_rope(T, L) T(x, TE__IN) T(y, TE__OUT) T(start_positions, TE__IN)
-#define TE__ARGS_qkv_rope(T, L) T(qkv, TE__IN) T(q, TE__OUT) T(k, TE__OUT) T(v, TE__OUT) T(start_positions, TE__IN)
-#define TE__ARGS_qkv_rope_bwd(T, L) T(qkv, TE__OUT) T(q, TE__IN) T(k, TE__IN) T(v, TE__IN) T(start_positions, TE__IN)
-#define TE__ARGS_attn_fwd(T, L) T(q, TE__IN) T(k, TE__IN) T(v, TE__IN) T(o, TE__OUT) T(lse, TE__OUT) T(rng, TE__IN)
-#define TE__ARGS_attn_bwd(T, L)                                                                                                              \
-    T(q, TE__IN) T(k, TE__IN) T(v, TE__IN) T(o, TE__IN) T(lse, TE__IN) T(d_o, TE__IN) T(dq, TE__OUT) T(dk, TE__OUT) T(dv, TE__OUT) T(rng, TE__IN)
-#define TE__ARGS_dropout_add_fwd(T, L) T(x, TE__IN) T(bias, TE__IN) T(residual, TE__IN) T(y, TE__OUT) T(rng, TE__IN)
-#define TE__ARGS_dropout_add_bwd(T, L) T(dy, TE__IN) T(dx, TE__OUT) T(rng, TE__IN)
-#define TE__ARGS_cross_entropy_fwd(T, L) T(logits, TE__IN) T(target, TE__IN) T(loss, TE__OUT) T(lse, TE__OUT) T(count, TE__OUT)
-#define TE__ARGS_cross_entropy_bwd(T, L) T(logits, TE__IN) T(target, TE__IN) T(lse, TE__IN) T(dloss, TE__IN) T(count, TE__IN) T(dlogits, TE__OUT)
-#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN) T(target, TE__IN) T(loss, TE__OUT)
-#define TE__ARGS_mse_bwd(T, L) T(x, TE__IN) T(target, TE__IN) T(dloss, TE__IN) T(dx, TE__OUT)
-#define TE__ARGS_adam(T, L)                                                                                                               \
-    L(tensors, 5 * a->num_tensors, i % 5 ? TE__INOUT : TE__IN) T(grad_scale, TE__IN) T(found_inf, TE__IN) T(lr_device, TE__IN) T(bias_correction, TE__IN)
-#define TE__ARGS_l2norm(T, L) L(tensors, a->num_tensors, TE__IN) T(norm, TE__OUT) T(per_tensor, TE__OUT) T(clip, TE__OUT)
-#define TE__ARGS_multi_scale(T, L) L(in, a->num_tensors, TE__IN) L(out, a->num_tensors, TE__OUT) T(scale_device, TE__IN) T(found_inf, TE__INOUT)
-
-/* Uses that hang on a field of the args. */
-#define TE__SUM (a->accumulate ? TE__INOUT : TE__OUT)
-#define TE__KEPT (a->keep ? TE__INOUT : TE__OUT)
-#define TE__AUX (a->epilogue == TE_EPILOGUE_GELU ? TE__OUT : TE__IN)
-
-typedef char te__adam_tensor_is_five_pointers[sizeof(te_adam_tensor) == 5 * sizeof(te_tensor *) ? 1 : -1];
-
-/* Every args struct fits. */
-typedef union te__any_args {
-    uint64_t align[2];
-#define TE__OP_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
-    TE_OP_LIST(TE__OP_MEMBER)
-#undef TE__OP_MEMBER
-} te__any_args;
-
-/* What is done with each pointer. `slot` and `list` are addresses of fields; their types differ in const alone, so they are read by memcpy. */
-typedef struct te__arg_walk {
-    te_graph *g;
-    te_result result;
-    unsigned char *memory; /* of a kept call; NULL: only counts */
-    size_t used;
-    const te_tensor *without_memory; /* the first one, and the field it is in */
-    const char *field;
-} te__arg_walk;
-typedef void (*te__arg_fn)(te__arg_walk *w, void *slot, te__arg_use use);
-
-static te_tensor *te__arg_tensor(const void *slot) {
-    te_tensor *x;
-    memcpy(&x, slot, sizeof(x));
-    return x;
-}
-static void te__arg_hold(te__arg_walk *w, void *slot, te__arg_use use) {
-    te_tensor *x = te__arg_tensor(slot);
-    (void)use;
-    if (x && w->result == TE_OK) w->result = te__capture_hold(w->g, x->buffer);
-}
-
-static void te__arg_touch(te__arg_walk *w, void *slot, te__arg_use use) {
-    (void)w;
-    if (use != TE__IN) te__touch(te__arg_tensor(slot));
-}
-
-/* Neither described tensors nor quantized ones, which all checks refuse. */
-static void te__arg_memory(te__arg_walk *w, void *slot, te__arg_use use) {
-    const te_tensor *x = te__arg_tensor(slot);
-    (void)use;
-    if (x && !x->buffer && !w->without_memory) w->without_memory = x;
-}
-
-static void *te__arg_room(te__arg_walk *w, size_t bytes) {
-    void *p = w->memory ? w->memory + w->used : NULL;
-    w->used += (bytes + 15) / 16 * 16;
-    return p;
-}
-/* A tensor as an operation sees it: shape and memory. */
-static void te__arg_keep(te__arg_walk *w, void *slot, te__arg_use use) {
-    te_tensor *x = te__arg_tensor(slot), *copy;
-    te__buffer *buffer;
-    (void)use;
-    if (!x) return;
-    copy = (te_tensor *)te__arg_room(w, sizeof(te_tensor));
-    buffer = (te__buffer *)te__arg_room(w, sizeof(te__buffer));
-    if (!copy) return;
-    *copy = *x;
-    copy->var = NULL;
-    copy->name = NULL;
-    if (x->buffer) {
-        *buffer = *x->buffer;
-        copy->buffer = buffer;
-    }
-    memcpy(slot, &copy, sizeof(copy));
-}
-static void te__arg_one(te__arg_walk *w, const char *field, void *slot, te__arg_use use, te__arg_fn visit) {
-    if (!w->without_memory) w->field = field;
-    visit(w, slot, use);
-}
-/* The first pointer of a list, which is copied where the call is kept. */
-static unsigned char *te__arg_list(te__arg_walk *w, void *list, int64_t n, bool keep) {
-    unsigned char *first, *copy;
-    memcpy(&first, list, sizeof(first));
-    if (!keep || n <= 0) return first;
-    copy = (unsigned char *)te__arg_room(w, (size_t)n * sizeof(te_tensor *));
-    if (!copy) return first;
-    memcpy(copy, first, (size_t)n * sizeof(te_tensor *));
-    memcpy(list, &copy, sizeof(copy));
-    return copy;
-}
-
-#define TE__ARG_T(name, use) te__arg_one(w, #name, (void *)&a->name, (use), visit);
-#define TE__ARG_L(name, n, use)                            \
-    first = te__arg_list(w, (void *)&a->name, (n), keep); \
-    for (i = 0; i < (n); i++) te__arg_one(w, #name, first + (size_t)i * sizeof(te_tensor *), (use), visit);
-#define TE__ARG_WALK(lower, UPPER, family)                                                             \
-    static void te__walk_##lower(te__arg_walk *w, void *args, te__arg_fn visit, bool keep) {           \
-        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                              \
-        unsigned char *first = NULL;                                                                   \
-        int64_t i = 0;                                                                                 \
-        (void)keep, (void)first, (void)i;                                                              \
-        TE__ARGS_##lower(TE__ARG_T, TE__ARG_L)                                                         \
-    }
-TE_OP_LIST(TE__ARG_WALK)
-#undef TE__ARG_WALK
-
-static void te__walk_args(te__arg_walk *w, te_op op, void *args, te__arg_fn visit, bool keep) {
-    static void (*const walks[TE_OP_COUNT])(te__arg_walk *, void *, te__arg_fn, bool) = {NULL,
-#define TE__ARG_ROW(lower, UPPER, family) te__walk_##lower,
-        TE_OP_LIST(TE__ARG_ROW)
-#undef TE__ARG_ROW
-    };
-    walks[op](w, args, visit, keep);
-}
-
 /* The memory that a call names stays as long as the graph under way. */
-static te_result te__capture_args(te_graph *g, te_op op, void *args) {
-    te__arg_walk w = TE_ZERO;
-    w.g = g;
-    te__walk_args(&w, op, args, te__arg_hold, false);
-    return w.result;
-}
-
-/* All that the call writes, and nothing else, counts as written. */
-static void te__touch_args(te_op op, void *args) {
-    te__arg_walk w = TE_ZERO;
-    te__walk_args(&w, op, args, te__arg_touch, false);
+static te_result te__capture_args(te_graph *g, const te__args *l) {
+    const te__arg *p;
+    te_result result = TE_OK;
+    int64_t i;
+    for (p = l->arg; p < l->arg + l->n; p++)
+        for (i = 0; i < te__arg_count(p) && result == TE_OK; i++) {
+            const te_tensor *x = te__arg_tensor(p, i);
+            if (x) result = te__capture_hold(g, x->buffer);
+        }
+    return result;
 }
 
 /* ---- the CPU's calls ---- */
@@ -34130,22 +34165,68 @@ static te_result te__record_clear(te_ctx *te, void *dst, size_t bytes) {
     te->capture->num_records++;
     return TE_OK;
 }
+
+/* The next `bytes` of a kept call's memory; NULL where they are only counted. */
+static void *te__call_room(unsigned char *memory, size_t *used, size_t bytes) {
+    void *p = memory ? memory + *used : NULL;
+    *used += (bytes + 15) / 16 * 16;
+    return p;
+}
+/* The lists that a call names go into its memory, and the fields of `args` that name them lead there. */
+static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *used) {
+    te__args l;
+    const void *kept = NULL;
+    int k;
+    te__args_of(&l, op, args, false);
+    for (k = 0; k < l.n; k++) {
+        const te__arg *p = &l.arg[k];
+        size_t bytes = (size_t)te__arg_count(p) * p->stride;
+        void *from, *to;
+        if (!p->list || p->list == kept || te__arg_count(p) <= 0) continue;
+        kept = p->list; /* several arguments may lie in one list */
+        to = te__call_room(memory, used, bytes);
+        if (!to) continue;
+        memcpy(&from, p->list, sizeof(from));
+        memcpy(to, from, bytes);
+        memcpy(p->list, &to, sizeof(to));
+    }
+}
+/* Its tensors, as an operation sees them: shape and memory. */
+static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t *used) {
+    te__args l;
+    int64_t i;
+    int k;
+    te__args_of(&l, op, args, false);
+    for (k = 0; k < l.n; k++)
+        for (i = 0; i < te__arg_count(&l.arg[k]); i++) {
+            te_tensor *x = te__arg_tensor(&l.arg[k], i);
+            te_tensor *copy = x ? (te_tensor *)te__call_room(memory, used, sizeof(te_tensor)) : NULL;
+            te__buffer *buffer = x ? (te__buffer *)te__call_room(memory, used, sizeof(te__buffer)) : NULL;
+            if (!copy) continue;
+            *copy = *x;
+            *buffer = *x->buffer;
+            copy->buffer = buffer;
+            copy->var = NULL;
+            copy->name = NULL;
+            memcpy(te__arg_slot(&l.arg[k], i), &copy, sizeof(copy));
+        }
+}
 static te_result te__record_call(te_ctx *te, te_op op, const void *args, size_t args_size) {
     te__call *r = te__call_add(te);
-    te__arg_walk w = TE_ZERO;
     te__any_args count;
+    size_t used = 0;
     if (!r) return TE_ERR_OUT_OF_MEMORY;
     memcpy(&count, args, args_size);
-    te__arg_room(&w, args_size);
-    te__walk_args(&w, op, &count, te__arg_keep, true);
-    r->args_bytes = w.used;
+    te__call_room(NULL, &used, args_size);
+    te__keep_lists(op, &count, NULL, &used);
+    te__keep_tensors(op, &count, NULL, &used);
+    r->args_bytes = used;
     r->args = te__alloc(te, r->args_bytes);
     if (!r->args) return TE_ERR_OUT_OF_MEMORY;
-    memset(&w, 0, sizeof(w));
-    w.memory = (unsigned char *)r->args;
-    te__arg_room(&w, args_size);
-    memcpy(r->args, args, args_size);
-    te__walk_args(&w, op, r->args, te__arg_keep, true);
+    used = 0;
+    memcpy(te__call_room((unsigned char *)r->args, &used, args_size), args, args_size);
+    te__keep_lists(op, r->args, (unsigned char *)r->args, &used);
+    te__keep_tensors(op, r->args, (unsigned char *)r->args, &used);
     r->op = op;
     te->capture->num_records++;
     return TE_OK;
@@ -34164,7 +34245,6 @@ static void te__records_free(te_ctx *te, te_graph *g) {
  * resolve defaults, validate, plan, launch. Knows every family; must not know what they compute. */
 
 typedef struct te__op_info {
-    const char *name, *family;
     size_t args_size;
     te__op_check_fn check;
     te__op_cpu_fn cpu;
@@ -34179,38 +34259,77 @@ typedef struct te__op_info {
 TE_OP_LIST(TE__OP_WRAP)
 #undef TE__OP_WRAP
 
-#define TE__OP_ROW(lower, UPPER, family) \
-    {#lower, #family, sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
-static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
+#define TE__OP_ROW(lower, UPPER, family) {sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
+static const te__op_info te__ops[TE_OP_COUNT] = {{0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
 #undef TE__OP_ROW
 
-TE_API const char *te_query_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
-TE_API const char *te_query_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
+/* The common checks of a call and, between them, the operation's own, which fills defaults in. */
+static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {
+    te_result result;
+    te__args_of(l, op, args, false);
+    result = te__args_check(te, l, run);
+    if (result == TE_OK) result = te__ops[op].check(te, args);
+    return result == TE_OK ? te__args_apart(te, l) : result;
+}
 
-/* Checks let tensors of te_tensor_describe pass, since te_explain asks them too; nothing runs with one. */
-static te_result te__args_have_memory(te_op op, te__any_args *args) {
-    te__arg_walk w = TE_ZERO;
-    char who[96];
-    te__walk_args(&w, op, args, te__arg_memory, false);
-    if (!w.without_memory) return TE_OK;
-    snprintf(who, sizeof(who), "te_op_%s: %s", te__ops[op].name, w.field);
-    return te__no_plain_memory(w.without_memory, who);
+/* A call with checked args. */
+static te_result te__run_checked(te_ctx *te, const te__args *l, const void *args) {
+    if (!te->warming) te__args_touch(l); /* a warm-up writes nothing */
+    return te->device->run(te, l->op, args);
+}
+
+/* ---- the trace hook ---- */
+
+TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user) {
+    if (!te) return TE_ERR_STATE;
+    te->trace = fn;
+    te->trace_user = user;
+    return TE_OK;
+}
+static void te__trace_call(te_ctx *te, te_trace_fn fn, void *user, const te_trace *event, te__floats *floats) {
+    te__floats_end(floats); /* the hook computes as the program does */
+    te->tracing = true;
+    fn(te, event, user);
+    te->tracing = false;
+    *floats = te__floats_begin();
+}
+/* The function that saw the begin of a call sees its end, whatever te_set_trace has done meanwhile. */
+static te_result te__run_traced(te_ctx *te, const te__args *l, const void *args, te__floats *floats) {
+    te_trace event = TE_ZERO;
+    te_trace_fn fn = te->trace;
+    void *user = te->trace_user;
+    event.op = l->op;
+    event.args = args;
+    event.mode = te->warming ? TE_TRACE_WARMUP : te->capture ? TE_TRACE_CAPTURE : TE_TRACE_RUN;
+    event.backward = te->playing != NULL;
+    event.module = te->module_path;
+    te__trace_call(te, fn, user, &event, floats);
+    event.result = te__run_checked(te, l, args);
+    event.phase = TE_TRACE_AFTER;
+    te__trace_call(te, fn, user, &event, floats);
+    return event.result;
+}
+
+static te_result te__refuse_operation(te_ctx *te, te_op op) {
+    char what[64];
+    snprintf(what, sizeof(what), "te_op_%s", te_query_name(op));
+    return te__refuse_hook(te, what);
 }
 
 /* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
 static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__any_args copy;
+    te__args l;
     te__floats floats;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te__ops[op].name);
+    if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te_query_name(op));
+    if (te->tracing) return te__refuse_operation(te, op);
     memcpy(&copy, args, te__ops[op].args_size);
     floats = te__floats_begin(); /* defaults and plans compute, too */
-    result = te__ops[op].check(te, &copy);
-    if (result == TE_OK) result = te__args_have_memory(op, &copy);
-    if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
-    if (result == TE_OK && !te->warming) te__touch_args(op, &copy); /* a warm-up writes nothing */
-    if (result == TE_OK) result = te->device->run(te, op, &copy);
+    result = te__check_args(te, &l, op, &copy, true);
+    if (result == TE_OK && te->capture) result = te__capture_args(te->capture, &l);
+    if (result == TE_OK) result = te->trace ? te__run_traced(te, &l, &copy, &floats) : te__run_checked(te, &l, &copy);
     te__floats_end(&floats);
     return result;
 }
@@ -34563,6 +34682,7 @@ static void te__graphs_leave(te_ctx *te) {
 
 static te_result te__graph_may_begin(te_ctx *te) {
     if (te->error_code != TE_OK) return te->error_code;
+    if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
@@ -34625,6 +34745,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
         te__fail(te, TE_ERR_STATE, "te_graph_end without te_graph_begin");
         return NULL;
     }
+    if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
     if (te__num_deferred(te) > 0)
         te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
@@ -34671,6 +34792,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (!g || !g->te) return TE_ERR_STATE;
     te = g->te;
     if (te->error_code != TE_OK) return te->error_code;
+    if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* what it needs is there */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
@@ -36395,7 +36517,7 @@ typedef struct te__mailbox {
 } te__mailbox;
 
 /* Where a rank is. Where every rank waits for another, all are stuck, and the hub lets them go with an error. */
-typedef enum te__wait_kind { TE__GOES_ON, TE__MEETS, TE__RECEIVES } te__wait_kind;
+typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
     int from;   /* receives: from this rank */
@@ -36563,8 +36685,8 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
         const te__wait *w = &hub->wait[i];
         if (w->live) continue;
         used += (size_t)snprintf(text + used, TE__WHY_TEXT - used, " rank %d waits in %s for ", i,
-                                 te__collective_name(w->kind == TE__RECEIVES ? TE__RECV : hub->post[i].kind));
-        used += (size_t)(w->kind == TE__RECEIVES ? snprintf(text + used, TE__WHY_TEXT - used, "rank %d;", w->from)
+                                 te__collective_name(w->kind == TE__WAITS_MESSAGE ? TE__RECV : hub->post[i].kind));
+        used += (size_t)(w->kind == TE__WAITS_MESSAGE ? snprintf(text + used, TE__WHY_TEXT - used, "rank %d;", w->from)
                                                  : snprintf(text + used, TE__WHY_TEXT - used, "all ranks;"));
     }
     snprintf(text + used, TE__WHY_TEXT - used, " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in the same order");
@@ -36574,11 +36696,11 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
 static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
-    if (w->kind == TE__GOES_ON || w->live) return true;
-    if (w->kind == TE__MEETS && te__hub_is_broken(hub)) return true; /* an error comes */
-    if (w->kind == TE__RECEIVES) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
+    if (w->kind == TE__WAITS_NOT || w->live) return true;
+    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* an error comes */
+    if (w->kind == TE__WAITS_MESSAGE) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
-        if (hub->wait[k].kind != TE__MEETS && !hub->wait[k].live) return false;
+        if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
 }
 
@@ -36599,9 +36721,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     for (i = 0; i < hub->size; i++) {
         te__wait *w = &hub->wait[i];
         if (w->live) continue;
-        if (w->kind == TE__MEETS) hub->arrived--;
+        if (w->kind == TE__WAITS_MEETING) hub->arrived--;
         else hub->num_receiving--;
-        w->kind = TE__GOES_ON;
+        w->kind = TE__WAITS_NOT;
         w->stuck = true;
         memcpy(w->text, text, sizeof(w->text));
     }
@@ -36625,13 +36747,13 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
     w->stuck = false;
     if (hub->arrived == hub->size) {
         int i;
-        for (i = 0; i < hub->size; i++) hub->wait[i].kind = TE__GOES_ON;
+        for (i = 0; i < hub->size; i++) hub->wait[i].kind = TE__WAITS_NOT;
         hub->arrived = 0;
         hub->verdict = te__hub_judge(hub);
         hub->meeting++;
         te__cond_broadcast(&hub->cond);
     } else if (first) {
-        w->kind = TE__MEETS;
+        w->kind = TE__WAITS_MEETING;
         te__hub_find_stuck(hub);
     }
     while (hub->meeting == meeting && !w->stuck && !(first && te__hub_is_broken(hub))) te__cond_wait(&hub->cond, &hub->mutex);
@@ -36642,7 +36764,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
         memcpy(text, w->text, TE__WHY_TEXT);
     } else {
         hub->arrived--;
-        w->kind = TE__GOES_ON;
+        w->kind = TE__WAITS_NOT;
         te__hub_why_over(hub, hub->first_left, text);
     }
     te__mutex_unlock(&hub->mutex);
@@ -36698,13 +36820,13 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     te__mutex_lock(&hub->mutex);
     w->stuck = false;
     if (!box->first && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) {
-        w->kind = TE__RECEIVES;
+        w->kind = TE__WAITS_MESSAGE;
         w->from = from;
         hub->num_receiving++;
         te__hub_find_stuck(hub);
         while (!box->first && !w->stuck && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) te__cond_wait(&hub->cond, &hub->mutex);
         if (!w->stuck) hub->num_receiving--;
-        w->kind = TE__GOES_ON;
+        w->kind = TE__WAITS_NOT;
     }
     if (!w->stuck && !te__hub_is_over(hub)) m = te__mailbox_pop(box);
     if (w->stuck) memcpy(text, w->text, TE__WHY_TEXT);
@@ -43937,6 +44059,7 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
 TE_API te_result te_warmup_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_begin: a warm-up is under way already");
+    if (te__refuse_hook(te, "te_warmup_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
     te->warm_seed = te->seed;
@@ -43948,6 +44071,7 @@ TE_API te_result te_warmup_end(te_ctx *te) {
     int i;
     if (!te) return TE_ERR_STATE;
     if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
+    if (te__refuse_hook(te, "te_warmup_end") != TE_OK) return TE_ERR_STATE;
     te->warming = false;
     te->seed = te->warm_seed;
     te->rng_offset = te->warm_offset;
@@ -44010,6 +44134,7 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
 
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out) {
     te__any_args copy;
+    te__args l;
     te__plan plan;
     te_result result;
     int sm = 0;
@@ -44019,10 +44144,10 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     if (device && strcmp(device, "cpu") != 0 && (sm = te__arch_number(device)) == 0)
         return te__fail(te, TE_ERR_INVALID, "te_explain: device \"%s\" is neither \"cpu\" nor \"sm_80\" or higher", device);
     memcpy(&copy, args, te__ops[op].args_size);
-    result = te__ops[op].check(te, &copy);
+    result = te__check_args(te, &l, op, &copy, false);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
-        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te__ops[op].family);
+        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te_query_family(op));
         snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }

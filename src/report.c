@@ -5,6 +5,7 @@
 TE_API te_result te_warmup_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_begin: a warm-up is under way already");
+    if (te__refuse_hook(te, "te_warmup_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
     te->warm_seed = te->seed;
@@ -16,6 +17,7 @@ TE_API te_result te_warmup_end(te_ctx *te) {
     int i;
     if (!te) return TE_ERR_STATE;
     if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
+    if (te__refuse_hook(te, "te_warmup_end") != TE_OK) return TE_ERR_STATE;
     te->warming = false;
     te->seed = te->warm_seed;
     te->rng_offset = te->warm_offset;
@@ -78,6 +80,7 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
 
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out) {
     te__any_args copy;
+    te__args l;
     te__plan plan;
     te_result result;
     int sm = 0;
@@ -87,10 +90,10 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     if (device && strcmp(device, "cpu") != 0 && (sm = te__arch_number(device)) == 0)
         return te__fail(te, TE_ERR_INVALID, "te_explain: device \"%s\" is neither \"cpu\" nor \"sm_80\" or higher", device);
     memcpy(&copy, args, te__ops[op].args_size);
-    result = te__ops[op].check(te, &copy);
+    result = te__check_args(te, &l, op, &copy, false);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
-        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te__ops[op].family);
+        snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te_query_family(op));
         snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }

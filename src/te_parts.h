@@ -15,6 +15,7 @@
 #include "api/tensor.h"
 #include "api/autograd.h"
 #include "api/ops.h"
+#include "api/trace.h"
 #include "api/dist.h"
 #include "api/quant.h"
 #include "api/functions.h"
@@ -68,6 +69,7 @@
 
 /* operations */
 #include "ops/check.c"
+#include "ops/args.c"
 #include "ops/math/kargs.h"
 #include "ops/math/op.c"
 #include "ops/math/cpu.c"

@@ -5,6 +5,11 @@
  * synchronous on the CPU; no hidden host wait. The first call with a new combination of formats compiles a kernel (or loads it from the
  * cache); workspace comes from the context's pool. Every operation gives the same bits again on the same device.
  *
+ * Every operation refuses alike. A tensor gives TE_ERR_STATE if it is needed and NULL, or made by te_tensor_describe; TE_ERR_INVALID if it is of another
+ * context; TE_ERR_DTYPE if it is a quantized tensor (its copies are plain ones: te_quantized_view) or of a format that the operation does not take
+ * there; TE_ERR_SHAPE if it is strided, where strides are not mentioned. An output shares no byte with any other tensor of the call (TE_ERR_INVALID),
+ * but for what an operation says: "y may be x" is the very same elements in the same format. Of lists only the tensors of one place are compared.
+ *
  * Unless said otherwise: tensors are plain, contiguous and of the call's context, borrowed for the call; float tensors are f32, f16 or bf16; sums
  * are taken in f32 or better; results are rounded once. M is the product of the leading sizes and N the last size. "optional" fields may be
  * NULL. These fields mean the same everywhere:
@@ -518,7 +523,7 @@ typedef te_norm_fwd_args te_op_layernorm_fwd_args; /* x [.., N], gamma [N], beta
 typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
 
 /* dx [M, N], dgamma [N], dbeta [N] (both optional; dbeta: LayerNorm) from dy [M, N] and the forward's x [M, N], gamma [N], mean f32 [M] (LayerNorm) and
- * rstd f32 [M]. add: optional [M, N], added to dx in f32 before rounding; dx may be add, if their formats are the same. rounded: dx is rounded
+ * rstd f32 [M]. add: optional [M, N], added to dx in f32 before rounding; dx may be add or dy, if their formats are the same. rounded: dx is rounded
  * before that as well: the sum of two stored gradients. accumulate: dgamma and dbeta are added to. */
 typedef struct te_norm_bwd_args {
     const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
@@ -535,7 +540,7 @@ typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 /* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
 
-/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args.
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
  *         pass of its own to find it */
@@ -550,7 +555,7 @@ typedef struct te_op_act_fwd_args {
     te_tensor *col;
 } te_op_act_fwd_args;
 
-/* dx = dy * act'(x), the shape of x; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
+/* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
  *   accumulate  dbias is added to */
@@ -668,7 +673,7 @@ typedef struct te_op_attn_bwd_args {
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
- * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. */
+ * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. */
 typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;
@@ -676,7 +681,7 @@ typedef struct te_op_dropout_add_fwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_fwd_args;
-/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng. (The gradient of residual is dy, that of bias the column sum of dx.) */
+/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_op_dropout_add_bwd_args {
     const te_tensor *dy;
     te_tensor *dx;

@@ -80,6 +80,13 @@ static te_result te__refuse_upload(te_ctx *te) {
 }
 #define TE__RUN_FIRST "run the step once, or te_warmup_begin/te_warmup_end around it, before te_graph_begin"
 
+/* Calls that a trace hook must not make. */
+static te_result te__refuse_hook(te_ctx *te, const char *what) {
+    if (!te->tracing) return TE_OK;
+    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook looks on; retain what it needs and call this when the traced call has returned",
+                    what);
+}
+
 /* Is this a child, by fork, of the process that made the context? Neither threads nor what the driver holds of a GPU live on there. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {

@@ -104,6 +104,7 @@ static void te__graphs_leave(te_ctx *te) {
 
 static te_result te__graph_may_begin(te_ctx *te) {
     if (te->error_code != TE_OK) return te->error_code;
+    if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
@@ -166,6 +167,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
         te__fail(te, TE_ERR_STATE, "te_graph_end without te_graph_begin");
         return NULL;
     }
+    if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
     if (te__num_deferred(te) > 0)
         te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
@@ -212,6 +214,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (!g || !g->te) return TE_ERR_STATE;
     te = g->te;
     if (te->error_code != TE_OK) return te->error_code;
+    if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* what it needs is there */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);

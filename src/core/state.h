@@ -449,6 +449,9 @@ struct te_ctx {
     te__guest *guests;
     int64_t process_id; /* where it was made, and te__forks there */
     int forks;
+    te_trace_fn trace; /* te_set_trace */
+    void *trace_user;
+    bool tracing; /* it runs */
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* those that are there */
     uint64_t captures; /* so far */

@@ -36,7 +36,7 @@ typedef struct te__mailbox {
 } te__mailbox;
 
 /* Where a rank is. Where every rank waits for another, all are stuck, and the hub lets them go with an error. */
-typedef enum te__wait_kind { TE__GOES_ON, TE__MEETS, TE__RECEIVES } te__wait_kind;
+typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
     int from;   /* receives: from this rank */
@@ -204,8 +204,8 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
         const te__wait *w = &hub->wait[i];
         if (w->live) continue;
         used += (size_t)snprintf(text + used, TE__WHY_TEXT - used, " rank %d waits in %s for ", i,
-                                 te__collective_name(w->kind == TE__RECEIVES ? TE__RECV : hub->post[i].kind));
-        used += (size_t)(w->kind == TE__RECEIVES ? snprintf(text + used, TE__WHY_TEXT - used, "rank %d;", w->from)
+                                 te__collective_name(w->kind == TE__WAITS_MESSAGE ? TE__RECV : hub->post[i].kind));
+        used += (size_t)(w->kind == TE__WAITS_MESSAGE ? snprintf(text + used, TE__WHY_TEXT - used, "rank %d;", w->from)
                                                  : snprintf(text + used, TE__WHY_TEXT - used, "all ranks;"));
     }
     snprintf(text + used, TE__WHY_TEXT - used, " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in the same order");
@@ -215,11 +215,11 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
 static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
-    if (w->kind == TE__GOES_ON || w->live) return true;
-    if (w->kind == TE__MEETS && te__hub_is_broken(hub)) return true; /* an error comes */
-    if (w->kind == TE__RECEIVES) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
+    if (w->kind == TE__WAITS_NOT || w->live) return true;
+    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* an error comes */
+    if (w->kind == TE__WAITS_MESSAGE) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
-        if (hub->wait[k].kind != TE__MEETS && !hub->wait[k].live) return false;
+        if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
 }
 
@@ -240,9 +240,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     for (i = 0; i < hub->size; i++) {
         te__wait *w = &hub->wait[i];
         if (w->live) continue;
-        if (w->kind == TE__MEETS) hub->arrived--;
+        if (w->kind == TE__WAITS_MEETING) hub->arrived--;
         else hub->num_receiving--;
-        w->kind = TE__GOES_ON;
+        w->kind = TE__WAITS_NOT;
         w->stuck = true;
         memcpy(w->text, text, sizeof(w->text));
     }
@@ -266,13 +266,13 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
     w->stuck = false;
     if (hub->arrived == hub->size) {
         int i;
-        for (i = 0; i < hub->size; i++) hub->wait[i].kind = TE__GOES_ON;
+        for (i = 0; i < hub->size; i++) hub->wait[i].kind = TE__WAITS_NOT;
         hub->arrived = 0;
         hub->verdict = te__hub_judge(hub);
         hub->meeting++;
         te__cond_broadcast(&hub->cond);
     } else if (first) {
-        w->kind = TE__MEETS;
+        w->kind = TE__WAITS_MEETING;
         te__hub_find_stuck(hub);
     }
     while (hub->meeting == meeting && !w->stuck && !(first && te__hub_is_broken(hub))) te__cond_wait(&hub->cond, &hub->mutex);
@@ -283,7 +283,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
         memcpy(text, w->text, TE__WHY_TEXT);
     } else {
         hub->arrived--;
-        w->kind = TE__GOES_ON;
+        w->kind = TE__WAITS_NOT;
         te__hub_why_over(hub, hub->first_left, text);
     }
     te__mutex_unlock(&hub->mutex);
@@ -339,13 +339,13 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     te__mutex_lock(&hub->mutex);
     w->stuck = false;
     if (!box->first && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) {
-        w->kind = TE__RECEIVES;
+        w->kind = TE__WAITS_MESSAGE;
         w->from = from;
         hub->num_receiving++;
         te__hub_find_stuck(hub);
         while (!box->first && !w->stuck && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) te__cond_wait(&hub->cond, &hub->mutex);
         if (!w->stuck) hub->num_receiving--;
-        w->kind = TE__GOES_ON;
+        w->kind = TE__WAITS_NOT;
     }
     if (!w->stuck && !te__hub_is_over(hub)) m = te__mailbox_pop(box);
     if (w->stuck) memcpy(text, w->text, TE__WHY_TEXT);

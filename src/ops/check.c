@@ -1,9 +1,10 @@
-/* ops/check.c: what the front doors of all operations ask of a tensor, and how they complain; the alignment that fast kernels want.
+/* ops/check.c: questions that several operations ask of a tensor beyond te__args_check, and how they complain; the alignment that fast kernels want.
  * Knows tensors; must not know operations.
  *
- * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error. */
+ * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error. Tensors have passed te__args_check, but
+ * those that are needed only because of another one's format may be missing. */
 
-/* Present, of this context, plain (not quantized), contiguous. */
+/* For calls that are no operations: present, of this context, plain (not quantized), contiguous. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
@@ -15,29 +16,28 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     return TE_OK;
 }
 
-static te_result te__want_float(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    te_result r = te__want(te, op, name, x);
-    if (r == TE_OK && !te__is_float(x->dtype))
-        r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
-    return r;
+/* A tensor that is needed because of another one's format. */
+static te_result te__want_given(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    return x ? TE_OK : te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
+}
+/* One format of those that the operation takes. */
+static te_result te__want_dtype(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype) {
+    if (x->dtype == dtype) return TE_OK;
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te_dtype_name(dtype));
 }
 
-/* n elements, in any shape. */
+/* n elements, in any shape; NULL is fine. */
 static te_result te__want_numel(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
     char text[TE__SHAPE_TEXT];
-    if (te__numel(x) == n) return TE_OK;
+    if (!x || te__numel(x) == n) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld element%s needed", op, name, te__shape_text(x, text), (long long)n, n == 1 ? " is" : "s are");
 }
-/* A float vector of n elements: a parameter or its gradient. */
-static te_result te__want_vector(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
-    te_result r = te__want_float(te, op, name, x);
-    return r == TE_OK ? te__want_numel(te, op, name, x, n) : r;
-}
-/* n numbers in f32: statistics, scales, amaxes. */
-static te_result te__want_f32(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
-    te_result r = te__want(te, op, name, x);
-    if (r == TE_OK && x->dtype != TE_F32) r = te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32 is needed", op, name, te_dtype_name(x->dtype));
-    return r == TE_OK ? te__want_numel(te, op, name, x, n) : r;
+
+/* Equal in all sizes. */
+static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (te__same_shape(x, y)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; they must be equal", op, x_name, te__shape_text(x, a), y_name, te__shape_text(y, b));
 }
 
 /* [m, n] when all sizes but the last are multiplied; `like` is the tensor that m and n come from. */
@@ -48,41 +48,65 @@ static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, c
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %s must be [%lld, %lld]", op, name, te__shape_text(x, a), like_name,
                     te__shape_text(like, b), name, (long long)m, (long long)n);
 }
-/* A float tensor with the rows and columns of `like`. */
+/* The rows and columns of `like`; NULL is fine. */
 static te_result te__want_like(te_ctx *te, const char *op, const char *name, const te_tensor *x, const char *like_name, const te_tensor *like) {
-    te_result r = te__want_float(te, op, name, x);
-    return r == TE_OK ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : r;
+    return x ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : TE_OK;
 }
 
-/* An output [m, n]: float, or FP8 [m, ld] with ld >= n and its scale. x is where m and n come from. */
-static te_result te__want_output(te_ctx *te, const char *op, const te_tensor *y, const te_tensor *scale, const te_tensor *scale_inv,
-                                 const te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    te_result r = te__want(te, op, "y", y);
+/* Codes [rows, ld] with ld >= cols. */
+static te_result te__want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    if (te__rows(q) == rows && te__cols(q) >= cols) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text), (long long)rows,
+                    (long long)cols);
+}
+/* Two copies, of which either may be missing, hold codes of one format. */
+static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+    if (!x || !y || x->dtype == y->dtype) return TE_OK;
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; both copies have one format", op, x_name, te_dtype_name(x->dtype), y_name,
+                    te_dtype_name(y->dtype));
+}
+
+/* The result of an operation on x [m, n], by the name of out: floats [m, n]; or codes [m, ld], with a scale, and, beside or in place of them, col [n, ldc]. */
+static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out, const te_tensor *col, const char *col_name,
+                                 const te_tensor *scale, const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
+    te_result r = te__want_numel(te, op, "amax", amax, 1);
     if (r != TE_OK) return r;
-    if (te__is_float(y->dtype)) {
-        if (scale || scale_inv)
-            return te__fail(te, TE_ERR_INVALID, "%s: scale and scale_inv belong to an e4m3 or e5m2 y, and y is %s", op, te_dtype_name(y->dtype));
-        r = amax ? te__want_f32(te, op, "amax", amax, 1) : TE_OK;
-        return r == TE_OK ? te__want_matrix(te, op, "y", y, m, n, "x", x) : r;
+    if (out && te__is_float(out->dtype)) {
+        if (scale || scale_inv || col)
+            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and %s belong to an e4m3 or e5m2 %s, and %s is %s", op, col_name, name, name,
+                            te_dtype_name(out->dtype));
+        return te__want_matrix(te, op, name, out, m, n, "x", x);
     }
-    if (!te__is_fp8(y->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: y is %s; f32, f16, bf16, e4m3 or e5m2 is needed", op, te_dtype_name(y->dtype));
-    if (te__rows(y) != m || te__cols(y) < n)
-        return te__fail(te, TE_ERR_SHAPE, "%s: y is %s and x is %s; y must be [%lld, %lld or more]", op, te__shape_text(y, a), te__shape_text(x, b),
-                        (long long)m, (long long)n);
-    r = te__want_f32(te, op, "scale", scale, 1);
-    if (r == TE_OK && scale_inv) r = te__want_f32(te, op, "scale_inv", scale_inv, 1);
-    if (r == TE_OK && amax) r = te__want_f32(te, op, "amax", amax, 1);
-    return r;
+    if (out) r = te__want_codes(te, op, name, out, m, n);
+    if (r == TE_OK && col) r = te__want_codes(te, op, col_name, col, n, m);
+    if (r == TE_OK) r = te__want_one_format(te, op, name, out, col_name, col);
+    if (r == TE_OK) r = te__want_given(te, op, "scale", scale);
+    if (r == TE_OK) r = te__want_numel(te, op, "scale", scale, 1);
+    return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
-/* An optional random state. */
+/* [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
+static te_result te__want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    int i;
+    if (x->ndim != 4)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
+    if (x->shape[3] > 1 && x->stride[3] != 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
+                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
+    for (i = 0; i < 4; i++)
+        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
+    return TE_OK;
+}
+static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
+    if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
+}
+
+/* A random state, or NULL. */
 static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
-    te_result r = x ? te__want(te, op, "rng", x) : TE_OK;
-    if (!x || r != TE_OK) return r;
-    if (x->dtype != TE_I64) return te__fail(te, TE_ERR_DTYPE, "%s: rng is %s; i64 is needed", op, te_dtype_name(x->dtype));
-    r = te__want_numel(te, op, "rng", x, 2);
+    te_result r = te__want_numel(te, op, "rng", x, 2);
     if (r == TE_OK && (uintptr_t)te__data(x) % 8) r = te__fail(te, TE_ERR_INVALID, "%s: rng is not at a multiple of 8 bytes", op);
     return r;
 }

@@ -2,7 +2,6 @@
  * resolve defaults, validate, plan, launch. Knows every family; must not know what they compute. */
 
 typedef struct te__op_info {
-    const char *name, *family;
     size_t args_size;
     te__op_check_fn check;
     te__op_cpu_fn cpu;
@@ -17,38 +16,77 @@ typedef struct te__op_info {
 TE_OP_LIST(TE__OP_WRAP)
 #undef TE__OP_WRAP
 
-#define TE__OP_ROW(lower, UPPER, family) \
-    {#lower, #family, sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
-static const te__op_info te__ops[TE_OP_COUNT] = {{"?", "?", 0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
+#define TE__OP_ROW(lower, UPPER, family) {sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
+static const te__op_info te__ops[TE_OP_COUNT] = {{0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
 #undef TE__OP_ROW
 
-TE_API const char *te_query_name(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].name : "?"; }
-TE_API const char *te_query_family(te_op op) { return (int)op > 0 && op < TE_OP_COUNT ? te__ops[op].family : "?"; }
+/* The common checks of a call and, between them, the operation's own, which fills defaults in. */
+static te_result te__check_args(te_ctx *te, te__args *l, te_op op, void *args, bool run) {
+    te_result result;
+    te__args_of(l, op, args, false);
+    result = te__args_check(te, l, run);
+    if (result == TE_OK) result = te__ops[op].check(te, args);
+    return result == TE_OK ? te__args_apart(te, l) : result;
+}
 
-/* Checks let tensors of te_tensor_describe pass, since te_explain asks them too; nothing runs with one. */
-static te_result te__args_have_memory(te_op op, te__any_args *args) {
-    te__arg_walk w = TE_ZERO;
-    char who[96];
-    te__walk_args(&w, op, args, te__arg_memory, false);
-    if (!w.without_memory) return TE_OK;
-    snprintf(who, sizeof(who), "te_op_%s: %s", te__ops[op].name, w.field);
-    return te__no_plain_memory(w.without_memory, who);
+/* A call with checked args. */
+static te_result te__run_checked(te_ctx *te, const te__args *l, const void *args) {
+    if (!te->warming) te__args_touch(l); /* a warm-up writes nothing */
+    return te->device->run(te, l->op, args);
+}
+
+/* ---- the trace hook ---- */
+
+TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user) {
+    if (!te) return TE_ERR_STATE;
+    te->trace = fn;
+    te->trace_user = user;
+    return TE_OK;
+}
+static void te__trace_call(te_ctx *te, te_trace_fn fn, void *user, const te_trace *event, te__floats *floats) {
+    te__floats_end(floats); /* the hook computes as the program does */
+    te->tracing = true;
+    fn(te, event, user);
+    te->tracing = false;
+    *floats = te__floats_begin();
+}
+/* The function that saw the begin of a call sees its end, whatever te_set_trace has done meanwhile. */
+static te_result te__run_traced(te_ctx *te, const te__args *l, const void *args, te__floats *floats) {
+    te_trace event = TE_ZERO;
+    te_trace_fn fn = te->trace;
+    void *user = te->trace_user;
+    event.op = l->op;
+    event.args = args;
+    event.mode = te->warming ? TE_TRACE_WARMUP : te->capture ? TE_TRACE_CAPTURE : TE_TRACE_RUN;
+    event.backward = te->playing != NULL;
+    event.module = te->module_path;
+    te__trace_call(te, fn, user, &event, floats);
+    event.result = te__run_checked(te, l, args);
+    event.phase = TE_TRACE_AFTER;
+    te__trace_call(te, fn, user, &event, floats);
+    return event.result;
+}
+
+static te_result te__refuse_operation(te_ctx *te, te_op op) {
+    char what[64];
+    snprintf(what, sizeof(what), "te_op_%s", te_query_name(op));
+    return te__refuse_hook(te, what);
 }
 
 /* Runs one operation on the context's device. Defaults are filled in a copy of the args. */
 static te_result te__run(te_ctx *te, te_op op, const void *args) {
     te__any_args copy;
+    te__args l;
     te__floats floats;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te__ops[op].name);
+    if (!args) return te__fail(te, TE_ERR_INVALID, "te_op_%s: args is NULL", te_query_name(op));
+    if (te->tracing) return te__refuse_operation(te, op);
     memcpy(&copy, args, te__ops[op].args_size);
     floats = te__floats_begin(); /* defaults and plans compute, too */
-    result = te__ops[op].check(te, &copy);
-    if (result == TE_OK) result = te__args_have_memory(op, &copy);
-    if (result == TE_OK && te->capture) result = te__capture_args(te->capture, op, &copy);
-    if (result == TE_OK && !te->warming) te__touch_args(op, &copy); /* a warm-up writes nothing */
-    if (result == TE_OK) result = te->device->run(te, op, &copy);
+    result = te__check_args(te, &l, op, &copy, true);
+    if (result == TE_OK && te->capture) result = te__capture_args(te->capture, &l);
+    if (result == TE_OK) result = te->trace ? te__run_traced(te, &l, &copy, &floats) : te__run_checked(te, &l, &copy);
     te__floats_end(&floats);
     return result;
 }

@@ -205,14 +205,14 @@ TE_TEST_DEVICES(raw_products_of_operands_that_do_not_meet) {
     /* codes without what they mean, or with what belongs to others */
     g = gemm_of(&a[3], &b[3], d);
     g.scale_b = NULL;
-    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: scale_b is NULL; MXFP8 codes", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_STATE, "gemm: scale_b is NULL; a tensor is needed there", NULL, NULL);
     g.scale_b = b[1].scale;
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: scale_b is f32; the scales of MXFP8 are e8m0", NULL, NULL);
     g.scale_b = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4));
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: scale_b is [128, 4]", "40 lines of 160 values are [128, 8]", NULL);
     g = gemm_of(&a[4], &b[4], d);
     g.amax_a = NULL;
-    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: amax_a is NULL; NVFP4 codes mean nothing without the amax", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_STATE, "gemm: amax_a is NULL; a tensor is needed there", NULL, NULL);
     g.amax_a = te_tensor_zeros(te, TE_F32, SHAPE(7));
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: amax_a is [7]; 24 elements are needed", NULL, NULL);
     g = gemm_of(&a[1], &b[1], d);
@@ -223,6 +223,7 @@ TE_TEST_DEVICES(raw_products_of_operands_that_do_not_meet) {
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_INVALID, "gemm: swizzled_scales belongs to MXFP8 and NVFP4, and the operands are scaled by BLOCK_1D", NULL, NULL);
     g = gemm_of(&a[4], &a[3], d);
     g.scaling_b = TE_SCALING_NVFP4;
+    g.amax_b = a[4].amax;
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: B is [24, 160]", "[40, 160] or more", NULL);
     g.b = b[3].data;
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: A is e2m1 and B e4m3; NVFP4 scales belong to e2m1 codes, of both", NULL, NULL);
@@ -239,7 +240,7 @@ TE_TEST_DEVICES(raw_products_of_operands_that_do_not_meet) {
     g.k = 144;
     REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_SHAPE, "gemm: A is [40, 128]", "[40, 144] or more", NULL);
     g.a = y;
-    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: A is a quantized tensor; pass the data of one copy", NULL, NULL);
+    REFUSES_KEPT(te_op_gemm(te, &g), TE_ERR_DTYPE, "gemm: a is a quantized tensor; te_dequantize it, or pass the data of one copy", NULL, NULL);
     forget();
     release_bystander(te, &bystander);
 }

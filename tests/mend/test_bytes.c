@@ -202,7 +202,7 @@ TE_TEST_DEVICES(p06_narrow_and_transpose_of_e2m1) {
     CHECK(!te_tensor_transpose(x, 0, 1));
     CHECK_ERROR(te, TE_ERR_DTYPE, "e2m1 has two elements a byte");
     CHECK(te_tensor_copy(x, te_tensor_zeros(te, TE_F4E2M1, SHAPE(4, 6))) != TE_OK);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "packed 4-bit");
+    CHECK_ERROR(te, TE_ERR_DTYPE, "is e2m1; f32, f16, bf16");
 }
 
 /* ---- 9: copies whose sides share memory ------------------------------------------------------------------------- */

@@ -40,29 +40,30 @@ TE_TEST(p05_no_field_of_a_recipe_is_forgotten) {
 /* The tensors of one call, with their uses; each list's members apart. */
 enum { SEEN = 64 };
 typedef struct seen {
-    te__arg_walk walk; /* first: what the walk hands on */
     te_tensor *x[SEEN];
-    te__arg_use use[SEEN];
+    te_arg_use use[SEEN];
     int place[SEEN]; /* among all that the operation can name */
     uint64_t version[SEEN];
     void *bytes[SEEN];
-    int n, visited;
+    int n;
 } seen;
 /* By place: what was said to be written, and what was seen to be. */
 static uint64_t claimed[TE_OP_COUNT], written[TE_OP_COUNT];
-static void see(te__arg_walk *w, void *slot, te__arg_use use) {
-    seen *s = (seen *)w;
-    te_tensor *x = te__arg_tensor(slot);
-    int place = s->visited++;
-    if (!x || s->n == SEEN) return;
-    s->x[s->n] = x;
-    s->place[s->n] = place;
-    s->use[s->n++] = use;
+static void see(seen *s, te_op op, const void *args) {
+    te_arg list[SEEN];
+    int n = (int)te_query_args(op, args, list, SEEN);
+    CHECK(n <= SEEN);
+    for (int i = 0; i < n && i < SEEN; i++) {
+        if (!list[i].tensor) continue;
+        s->x[s->n] = list[i].tensor;
+        s->place[s->n] = i;
+        s->use[s->n++] = list[i].use;
+    }
 }
 
 static bool shares(const seen *s, int i) { /* its memory is also that of something written */
     for (int k = 0; k < s->n; k++)
-        if (k != i && s->use[k] != TE__IN && s->x[k]->buffer == s->x[i]->buffer) return true;
+        if (k != i && s->use[k] != TE_ARG_IN && s->x[k]->buffer == s->x[i]->buffer) return true;
     return false;
 }
 
@@ -70,11 +71,8 @@ static bool shares(const seen *s, int i) { /* its memory is also that of somethi
 static void check_call(te_ctx *te, te_op op, void *args, te_tensor *const *out, int num_out, const char *label) {
     seen s;
     memset(&s, 0, sizeof s);
-    te__any_args filled;
-    memcpy(&filled, args, te__ops[op].args_size); /* defaults, which uses may hang on */
-    CHECK_EQ_INT(te__ops[op].check(te, &filled), TE_OK);
-    REQUIRE_OK(te);
-    te__walk_args(&s.walk, op, &filled, see, false);
+    CHECK(te_query_supported(te, op, args));
+    see(&s, op, args);
     test_case("%s: %s", te_query_name(op), label);
     for (int i = 0; i < s.n; i++) {
         s.version[i] = te_tensor_version(s.x[i]);
@@ -85,9 +83,9 @@ static void check_call(te_ctx *te, te_op op, void *args, te_tensor *const *out, 
     for (int i = 0; i < s.n; i++) {
         bool grew = te_tensor_version(s.x[i]) > s.version[i];
         bool changed = memcmp(test_read_bytes(s.x[i]), s.bytes[i], te_tensor_bytes(s.x[i])) != 0;
-        if (s.use[i] != TE__IN) claimed[op] |= (uint64_t)1 << s.place[i];
+        if (s.use[i] != TE_ARG_IN) claimed[op] |= (uint64_t)1 << s.place[i];
         if (changed) written[op] |= (uint64_t)1 << s.place[i];
-        if (s.use[i] == TE__IN && !shares(&s, i))
+        if (s.use[i] == TE_ARG_IN && !shares(&s, i))
             CHECK_MSG(!grew && !changed, "tensor %d (%s) is read, and %s", i, te_dtype_name(s.x[i]->dtype), changed ? "was written" : "counted as written");
         else
             CHECK_MSG(grew, "tensor %d (%s) is written, and not counted", i, te_dtype_name(s.x[i]->dtype));
@@ -95,49 +93,28 @@ static void check_call(te_ctx *te, te_op op, void *args, te_tensor *const *out, 
     for (int k = 0; k < num_out; k++) {
         int i = 0;
         while (i < s.n && s.x[i] != out[k]) i++;
-        CHECK_MSG(i < s.n && s.use[i] != TE__IN, "output %d is not listed as one", k);
+        CHECK_MSG(i < s.n && s.use[i] != TE_ARG_IN, "output %d is not listed as one", k);
     }
 }
 
-/* Every tensor that a call can name is named by one at least: the catalogue's calls, and below those with what they leave out. A bit for each place
- * in the list of ops/record.c, set when a call had a tensor there. */
-typedef struct cover {
-    te__arg_walk walk;
-    uint64_t named;
-    int at;
-} cover;
-static void cover_slot(te__arg_walk *w, void *slot, te__arg_use use) {
-    cover *c = (cover *)w;
-    (void)use;
-    if (te__arg_tensor(slot)) c->named |= (uint64_t)1 << c->at;
-    c->at++;
-}
-/* Fields alone; lists come with every call. */
-#define COUNT_T(field, use) +1
-#define COUNT_L(field, n, use)
-#define COUNT_OP(lower, UPPER, family) 0 TE__ARGS_##lower(COUNT_T, COUNT_L),
-static const int num_fields[TE_OP_COUNT] = {0, TE_OP_LIST(COUNT_OP)};
-#define NAME_T(field, use) #field " "
-#define NAME_L(field, n, use)
-#define NAME_OP(lower, UPPER, family) TE__ARGS_##lower(NAME_T, NAME_L) "",
-static const char *const field_names[TE_OP_COUNT] = {"", TE_OP_LIST(NAME_OP)};
-#define COVER_T(field, use) cover_slot(w, (void *)&a->field, TE__IN);
-#define COVER_L(field, n, use)
-#define COVER_OP(lower, UPPER, family)                          \
-    static void cover_##lower(te__arg_walk *w, void *args) {     \
-        te_op_##lower##_args *a = (te_op_##lower##_args *)args;        \
-        TE__ARGS_##lower(COVER_T, COVER_L)(void) a, (void)w;     \
+/* Every tensor that a call can name is named by one at least: the catalogue's calls, and below those with what they leave out. A bit for each field in the
+ * list of ops/args.c, set when a call had a tensor there. Fields alone; lists come with every call. */
+static uint64_t fields_of(te_op op, const void *args, bool given, char *names, size_t size) {
+    te_arg list[SEEN];
+    uint64_t bits = 0;
+    int n = (int)te_query_args(op, args, list, SEEN), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (list[i].index >= 0) continue;
+        if (!given || list[i].tensor) bits |= (uint64_t)1 << at;
+        if (names) snprintf(names + strlen(names), size - strlen(names), "%s ", list[i].name);
+        at++;
     }
-TE_OP_LIST(COVER_OP)
-#define COVER_ROW(lower, UPPER, family) cover_##lower,
-static void (*const covers[TE_OP_COUNT])(te__arg_walk *, void *) = {NULL, TE_OP_LIST(COVER_ROW)};
+    return bits;
+}
 
 static uint64_t covered[TE_OP_COUNT];
 static void run_and_cover(te_ctx *te, te_op op, void *args, te_tensor *const *out, int num_out, const char *label) {
-    cover c;
-    memset(&c, 0, sizeof c);
-    covers[op](&c.walk, args);
-    covered[op] |= c.named;
+    covered[op] |= fields_of(op, args, true, NULL, 0);
     check_call(te, op, args, out, num_out, label);
 }
 static te_tensor *zeros(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols) {
@@ -314,13 +291,16 @@ TE_TEST_DEVICES(p11_every_write_is_counted) {
     }
     test_case("all calls together");
     for (int op = 1; op < TE_OP_COUNT; op++) {
-        uint64_t all = ((uint64_t)1 << num_fields[op]) - 1;
+        te__any_args none;
+        char names[512] = "";
+        memset(&none, 0, sizeof none);
+        uint64_t all = fields_of((te_op)op, &none, false, names, sizeof names);
         if (op == TE_OP_RMSNORM_FWD) all &= ~(uint64_t)(1 << 2 | 1 << 4); /* has no beta and no mean, though its args are LayerNorm's */
         if (op == TE_OP_RMSNORM_BWD) all &= ~(uint64_t)(1 << 3 | 1 << 8);
         CHECK_MSG(claimed[op] == (claimed[op] & written[op]), "%s: places %llx are said to be written, and no call was seen to", te_query_name((te_op)op),
                   (unsigned long long)(claimed[op] & ~written[op]));
         CHECK_MSG(covered[op] == all, "%s: no call names the tensors %llx of %s", te_query_name((te_op)op), (unsigned long long)(all & ~covered[op]),
-                  field_names[op]);
+                  names);
     }
 }
 
@@ -403,5 +383,117 @@ TE_TEST_DEVICES(amaxes_are_handed_over) {
     CHECK_EQ_INT(norm_into(x[1], &out[0]), TE_OK);
     CHECK_EQ_INT(te__quant_out_close(&out[0], &spec, TE_ERR_INVALID), TE_ERR_INVALID);
     CHECK_EQ_INT(words_taken(te), 0);
+    CHECK_OK(te);
+}
+
+/* ---- the same mistake is the same complaint, in every place of every operation ------------------------------------ */
+
+/* `args` with one tensor replaced: refused by calls and by questions, with this code, the operation and the field in the message, and nothing written. */
+static void refused(te_ctx *te, te__args *l, void *args, int k, int64_t i, te_tensor *instead, bool described, te_result code, const char *text) {
+    const te__arg *p = &l->arg[k];
+    te_tensor *x = te__arg_tensor(p, i);
+    uint64_t writes = te->writes;
+    te_explanation e;
+    char start[128], index[32] = "";
+    if (p->list) snprintf(index, sizeof index, "[%lld]", (long long)i);
+    snprintf(start, sizeof start, "%s: %s%s", te_query_name(l->op), p->name, index);
+    memcpy(te__arg_slot(p, i), &instead, sizeof instead);
+    te_result result = te__run(te, l->op, args);
+    const char *error = te_error(te);
+    CHECK_MSG(result == code && strncmp(error, start, strlen(start)) == 0 && strstr(error, text), "%s: expected %s \"%s...%s\", got %s \"%s\"",
+              te_query_name(l->op), te_result_name(code), start, text, te_result_name(result), error);
+    te_clear_error(te);
+    CHECK_MSG(te->writes == writes, "%s: something was written", start);
+    if (!described) CHECK_MSG(te_explain(te, l->op, args, "sm_90", &e) == code, "%s: te_explain says %s", start, te_error(te));
+    te_clear_error(te);
+    memcpy(te__arg_slot(p, i), &x, sizeof x);
+}
+
+static void every_mistake(te_ctx *te, te_ctx *other, te_tensor *quantized, te_op op, void *args) {
+    te__args l;
+    te__args_of(&l, op, args, true);
+    for (int k = 0; k < l.n; k++)
+        for (int64_t i = 0; i < te__arg_count(&l.arg[k]); i++) {
+            const te_tensor *x = te__arg_tensor(&l.arg[k], i);
+            uint32_t flags = l.arg[k].flags;
+            int wrong = 1;
+            if (!x) {
+                CHECK_MSG(flags & TE__OPT, "%s: %s is needed and not given", te_query_name(op), l.arg[k].name);
+                continue;
+            }
+            if (!(flags & TE__OPT)) refused(te, &l, args, k, i, NULL, false, TE_ERR_STATE, " is NULL; a tensor is needed there");
+            refused(te, &l, args, k, i, te_tensor_empty(other, x->dtype, x->ndim, x->shape), false, TE_ERR_INVALID, " belongs to another context");
+            refused(te, &l, args, k, i, quantized, false, TE_ERR_DTYPE, " is a quantized tensor; te_dequantize it");
+            refused(te, &l, args, k, i, te_tensor_describe(te, x->dtype, x->ndim, x->shape), true, TE_ERR_STATE, "was made by te_tensor_describe and has no memory");
+            while (wrong < TE_DTYPE_COUNT && (flags >> wrong & 1)) wrong++;
+            REQUIRE(wrong < TE_DTYPE_COUNT);
+            refused(te, &l, args, k, i, te_tensor_empty(te, (te_dtype)wrong, x->ndim, x->shape), false, TE_ERR_DTYPE, " is needed");
+            if (!(flags & TE__STRIDED) && x->dtype != TE_F4E2M1)
+                refused(te, &l, args, k, i, te_tensor_transpose(te_tensor_empty(te, x->dtype, SHAPE(3, 5)), 0, 1), false, TE_ERR_SHAPE, " [5, 3] is strided");
+        }
+}
+
+/* Two tensors of a call in the same memory, and a little apart: refused with both names, unless the list says that it is fine. */
+static int overlaps_refused, overlaps_allowed;
+static void every_overlap(te_ctx *te, te_op op, void *args) {
+    te__args l;
+    te__args_of(&l, op, args, true);
+    for (int o = 0; o < l.n; o++)
+        for (int k = 0; k < l.n; k++) {
+            te__arg *out = &l.arg[o], *with = &l.arg[k];
+            te_tensor *x = te__arg_count(out) ? te__arg_tensor(out, 0) : NULL, *y = te__arg_count(with) ? te__arg_tensor(with, 0) : NULL;
+            uint32_t both = out->flags & with->flags;
+            bool in = !(with->flags & TE__OUT);
+            int64_t n = x ? te_tensor_numel(x) : 0;
+            if (o == k || !x || !y || !(out->flags & TE__OUT) || (!in && k < o) || x->dtype != y->dtype || !te__same_shape(x, y) || x->dtype == TE_F4E2M1 || !n) continue;
+            for (int shift = 0; shift < 2 && n > shift; shift++) {
+                te_tensor *base = te_tensor_zeros(te, x->dtype, SHAPE(n + 16)), *a = te_tensor_view(te_tensor_narrow(base, 0, 0, n), x->ndim, x->shape);
+                te_tensor *b = te_tensor_view(te_tensor_narrow(base, 0, shift ? n > 8 ? 8 : 1 : 0, n), x->ndim, x->shape);
+                bool fine = in ? (both & TE__MEETS) || (!shift && (both & TE__SAME)) : !shift && (both & TE__TWIN);
+                const char *error;
+                test_case("%s: %s and %s, %s", te_query_name(op), out->name, with->name, shift ? "overlapping" : "the same");
+                REQUIRE_OK(te);
+                memcpy(te__arg_slot(out, 0), &a, sizeof a);
+                memcpy(te__arg_slot(with, 0), &b, sizeof b);
+                te_result result = te__run(te, op, args);
+                error = te_error(te);
+                if (fine) CHECK_MSG(result == TE_OK, "%s", error);
+                else
+                    CHECK_MSG(result == TE_ERR_INVALID && strstr(error, out->name) && strstr(error, with->name) && strstr(error, "0x") &&
+                                  strstr(error, shift ? "overlap" : "are the same memory"), "%s: %s", te_result_name(result), error);
+                te_clear_error(te);
+                if (!fine) CHECK(!te_query_supported(te, op, args));
+                overlaps_refused += !fine;
+                overlaps_allowed += fine;
+                memcpy(te__arg_slot(out, 0), &x, sizeof x);
+                memcpy(te__arg_slot(with, 0), &y, sizeof y);
+            }
+        }
+}
+
+TE_TEST(every_operation_refuses_alike) {
+    te_ctx *te = test_context("cpu"), *other = test_context("cpu");
+    te_quantizer_desc d = {0};
+    d.kind = TE_QUANT_CURRENT;
+    te_quantizer *quantizer = te_quantizer_create(te, &d);
+    te_tensor *quantized = te_quantize(quantizer, te_tensor_normal(te, TE_BF16, SHAPE(32, 32), 0, 1));
+    call c;
+    REQUIRE_OK(te);
+    overlaps_refused = overlaps_allowed = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; te_scope_begin(te), te_scope_begin(other), call_build(&c, te, i, pass ? TE_BF16 : TE_F32); i++) {
+            for (int way = -1; way < 0 || add_more(te, &c, way); way++) {
+                test_case("%s: %s, way %d", te_query_name(c.op), c.label, way);
+                every_mistake(te, other, quantized, c.op, &c.args);
+                every_overlap(te, c.op, &c.args);
+            }
+            te_scope_end(te);
+            te_scope_end(other);
+        }
+        te_scope_end(te);
+        te_scope_end(other);
+    }
+    CHECK_MSG(overlaps_refused > 200 && overlaps_allowed > 10, "%d pairs were refused, %d allowed", overlaps_refused, overlaps_allowed);
+    te_quantizer_destroy(quantizer);
     CHECK_OK(te);
 }

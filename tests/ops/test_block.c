@@ -397,8 +397,10 @@ TE_TEST(block_errors) {
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
     a.row_scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(1, 132));
     a.col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(6, 144));
+    a.col_scale_inv = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
     te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "row_scale_inv is given without row");
+    a.col_scale_inv = NULL;
     a.row = te_tensor_zeros(te, TE_F8E4M3, SHAPE(130, 16));
     te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "col_scale_inv is NULL");
@@ -411,7 +413,7 @@ TE_TEST(block_errors) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "row is [130, 5]; 130 rows of at least 6 columns");
     a.row = te_tensor_zeros(te, TE_U8, SHAPE(130, 16));
     te_op_block_quantize(te, &a);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8; e4m3 and e5m2");
+    CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8; e4m3 or e5m2 is needed");
     a.row = te_tensor_zeros(te, TE_F8E5M2, SHAPE(130, 16));
     te_op_block_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row is e5m2 and col is e4m3");

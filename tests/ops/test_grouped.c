@@ -437,9 +437,9 @@ TE_TEST_DEVICES(grouped_complaints) {
     COMPLAINS(TE_ERR_DTYPE, "A is e4m3 and B bf16", g.a = e4m3)
     COMPLAINS(TE_ERR_SHAPE, "bias is [5]", g.bias = te_tensor_zeros(te, TE_BF16, SHAPE(5)))
     COMPLAINS(TE_ERR_SHAPE, "scale_a", g.scale_a = te_tensor_zeros(te, TE_F32, SHAPE(3)))
-    COMPLAINS(TE_ERR_INVALID, "aux is NULL", g.epilogue = TE_EPILOGUE_DGELU)
+    COMPLAINS(TE_ERR_STATE, "aux is NULL", g.epilogue = TE_EPILOGUE_DGELU)
     COMPLAINS(TE_ERR_UNSUPPORTED, "groups take TENSOR", g.a = e4m3, g.b = te_tensor_zeros(te, TE_F8E4M3, SHAPE(2, 5, 6)),
-              g.scaling_a = g.scaling_b = TE_SCALING_MXFP8)
+              g.scaling_a = g.scaling_b = TE_SCALING_MXFP8, g.scale_a = g.scale_b = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4)))
     COMPLAINS(TE_ERR_INVALID, "belong to groups along rows", g.along_k = true, g.b = te_tensor_zeros(te, TE_BF16, SHAPE(5, 6)),
               g.d = te_tensor_zeros(te, TE_BF16, SHAPE(2, 10, 5)), g.bias = te_tensor_zeros(te, TE_BF16, SHAPE(2, 5)))
 #undef COMPLAINS

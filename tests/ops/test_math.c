@@ -442,7 +442,7 @@ TE_TEST(math_errors) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "x is [4, 6] and out is [6, 4]");
     a.out = te_tensor_transpose(y, 0, 1);
     te_op_axpby(te, &a);
-    CHECK_ERROR(te, TE_ERR_INVALID, "out is strided");
+    CHECK_ERROR(te, TE_ERR_SHAPE, "out [4, 6] is strided");
     a.out = NULL;
     CHECK_EQ_INT(te_op_axpby(te, &a), TE_ERR_STATE);
     te_clear_error(te);

@@ -671,10 +671,10 @@ TE_TEST_DEVICES(complaints) {
     f.y_amax = NULL;
     f.y_col = te_tensor_zeros(te, TE_F8E5M2, SHAPE(8, 6));
     te_op_layernorm_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "y_col is e5m2 and y is e4m3");
+    CHECK_ERROR(te, TE_ERR_DTYPE, "y is e4m3 and y_col is e5m2");
     f.y_col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(8, 5));
     te_op_layernorm_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "y_col is [8, 5]; it must be [8, 6 or more]");
+    CHECK_ERROR(te, TE_ERR_SHAPE, "y_col is [8, 5]; 8 rows of at least 6 columns are needed");
     f.y_col = NULL;
     f.scale = NULL;
     f.y = te_tensor_zeros(te, TE_I32, SHAPE(6, 8));

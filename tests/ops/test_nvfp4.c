@@ -738,12 +738,14 @@ TE_TEST(nvfp4_errors) {
     CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "neither row nor col");
     a.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(20, 39));
+    a.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
     te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "20 rows of at least 40 columns");
     a.row = te_tensor_zeros(te, TE_U8, SHAPE(20, 64));
     te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "row is u8");
     a.row = row;
+    a.row_scale = NULL;
     te_op_nvfp4_quantize(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "row_scale is NULL");
     a.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 3));

@@ -274,7 +274,7 @@ TE_TEST(optim_errors) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "m[1] is [5] and param[1] is [4]");
     t[1].m = half;
     te_op_adam(te, &a);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "m[1] is bf16, not f32");
+    CHECK_ERROR(te, TE_ERR_DTYPE, "m[1] is bf16; f32 is needed");
     t[1].m = p;
     a.step = 0;
     te_op_adam(te, &a);

@@ -488,7 +488,7 @@ TE_TEST(shard_errors) {
     CHECK_ERROR(te, TE_ERR_DTYPE, "x is i32");
 
     te_op_shard_scales_args s = {0};
-    s.rows = 4, s.columns = 6;
+    s.rows = 4, s.columns = 6, s.amax = te_tensor_zeros(te, TE_F32, SHAPE(1, 1));
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "te_op_scale_from_amax");
     s.scaling = TE_SCALING_BLOCK_1D;
@@ -500,9 +500,10 @@ TE_TEST(shard_errors) {
     s.row_scale = te_tensor_zeros(te, TE_F32, SHAPE(1, 1));
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_scale is [1, 1]; [1, 4] is needed");
-    s.row_scale = te_tensor_zeros(te, TE_F32, SHAPE(1, 4));
+    s.row_scale = te_tensor_zeros(te, TE_F32, SHAPE(1, 4)), s.amax = NULL;
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_STATE, "amax is NULL");
+    s.amax = s.amax_tensor = te_tensor_zeros(te, TE_F32, SHAPE(1, 1));
     s.dtype = TE_F4E2M1;
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_DTYPE, "codes in e2m1");
@@ -512,10 +513,10 @@ TE_TEST(shard_errors) {
     s.dtype = TE_DTYPE_NONE, s.multiplier = s.row_scale;
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "multiplier belongs to BLOCK_2D");
-    s.multiplier = NULL, s.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4)), s.amax = te_tensor_zeros(te, TE_F32, SHAPE(1, 1));
+    s.multiplier = NULL, s.row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4)), s.amax_tensor = NULL;
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_STATE, "amax_tensor is NULL");
-    s.amax_limit = -1;
+    s.amax_limit = -1, s.amax_tensor = s.amax;
     te_op_shard_scales(te, &s);
     CHECK_ERROR(te, TE_ERR_INVALID, "amax_limit is -1");
 
@@ -548,13 +549,13 @@ TE_TEST(shard_errors) {
     a.amax = one;
     te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "amax goes with TENSOR");
-    a.amax = NULL, a.scaling = TE_SCALING_NVFP4;
+    a.amax = NULL, a.scaling = TE_SCALING_NVFP4, a.amax_tensor = one;
     te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "NVFP4 goes with e2m1");
     a.start = 1, a.dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(10));
     te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "[11] or more");
-    a.dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(11)), a.scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+    a.dst = te_tensor_zeros(te, TE_F4E2M1, SHAPE(11)), a.scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4)), a.amax_tensor = NULL;
     te_op_shard_cast(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "amax_tensor is NULL");
     a.amax_tensor = one;

@@ -88,6 +88,8 @@ TE_TEST(quant_error_errors) {
     te_op_quant_error_args a = {0};
     a.x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 4));
     a.y = te_tensor_zeros(te, TE_BF16, SHAPE(2, 4));
+    a.counts = te_tensor_zeros(te, TE_I64, SHAPE(6));
+    a.sums = te_tensor_zeros(te, TE_F32, SHAPE(5));
     te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "y is bf16; f32 is needed");
     a.y = te_tensor_zeros(te, TE_F32, SHAPE(9));
@@ -101,6 +103,7 @@ TE_TEST(quant_error_errors) {
     te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "6 elements are needed");
     a.counts = te_tensor_zeros(te, TE_I64, SHAPE(6));
+    a.sums = NULL;
     te_op_quant_error(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "sums is NULL");
     a.sums = te_tensor_zeros(te, TE_F32, SHAPE(5));

@@ -1,28 +1,12 @@
 /* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
  * Knows tensors; must not know which backend runs. */
 
-/* [s, b, heads, d] or [b, s, heads, d], float, plain, of this context; any strides but that of the channels. */
-static te_result te__attn_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    char text[TE__SHAPE_TEXT];
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->quantized) return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it", op, name);
-    if (!te__is_float(x->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
-    if (x->ndim != 4)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
-    if (x->shape[3] > 1 && x->stride[3] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
-                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
-    return TE_OK;
-}
-
 /* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format, int64_t s, int64_t b,
                                      int64_t heads, int64_t d, const char *like) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
     int64_t shape[4];
-    te_result r = te__attn_want(te, op, name, x);
+    te_result r = te__want_heads(te, op, name, x);
     if (r != TE_OK) return r;
     shape[0] = format == TE_BSHD ? b : s;
     shape[1] = format == TE_BSHD ? s : b;
@@ -36,13 +20,11 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     int64_t b, heads, s_q, s_kv;
-    int i;
-    te_result r = te__attn_want(te, op, "q", a->q);
-    if (r == TE_OK) r = te__attn_want(te, op, "k", a->k);
-    if (r == TE_OK) r = te__attn_want(te, op, "v", a->v);
+    te_result r = te__want_heads(te, op, "q", a->q);
+    if (r == TE_OK) r = te__want_heads(te, op, "k", a->k);
+    if (r == TE_OK) r = te__want_heads(te, op, "v", a->v);
+    if (r == TE_OK) r = te__want_format(te, op, a->format);
     if (r != TE_OK) return r;
-    if (a->format != TE_SBHD && a->format != TE_BSHD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)a->format);
     s_q = a->q->shape[seq];
     s_kv = a->k->shape[seq];
     b = a->q->shape[1 - seq];
@@ -58,11 +40,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (a->q->shape[3] < 1 || a->q->shape[3] > TE__ATTN_MAX_D || a->v->shape[3] < 1 || a->v->shape[3] > TE__ATTN_MAX_D)
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)a->q->shape[3],
                         (long long)a->v->shape[3], TE__ATTN_MAX_D);
-    for (i = 0; i < 3; i++)
-        if (a->q->shape[i] > 1 << 28 || a->k->shape[i] > 1 << 28)
-            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: q is %s and k is %s; sizes of at most 2^28 are possible", op, te__shape_text(a->q, qt),
-                            te__shape_text(a->k, kt));
-    if (a->lse) r = te__want_f32(te, op, "lse", a->lse, b * heads * s_q);
+    r = te__want_numel(te, op, "lse", a->lse, b * heads * s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r != TE_OK) return r;
     if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
@@ -111,7 +89,6 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     a->mask = f.mask;
     a->window = f.window;
     a->softmax_scale = f.softmax_scale;
-    if (!a->lse) return te__fail(te, TE_ERR_STATE, "%s: lse is NULL", op);
     b = a->q->shape[1 - seq];
     s_q = a->q->shape[seq];
     s_kv = a->k->shape[seq];

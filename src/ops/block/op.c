@@ -12,15 +12,8 @@ static te_result te__block_check_copy(te_ctx *te, const char *op, const char *na
     char text[TE__SHAPE_TEXT];
     int64_t scale_rows = two_dimensional ? te__div_up(rows, TE__BLOCK) : te__div_up(cols, TE__BLOCK);
     int64_t scale_cols = te__round_up(two_dimensional ? te__div_up(cols, TE__BLOCK) : rows, 4);
-    te_result result = te__want(te, op, name, q);
-    if (result == TE_OK) result = te__want(te, op, scale_name, scale_inv);
+    te_result result = te__want_codes(te, op, name, q, rows, cols);
     if (result != TE_OK) return result;
-    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 and e5m2 are possible", op, name, te_dtype_name(q->dtype));
-    if (te__rows(q) != rows || te__cols(q) < cols)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
-                        (long long)rows, (long long)cols);
-    if (scale_inv->dtype != TE_F32)
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32 is needed", op, scale_name, te_dtype_name(scale_inv->dtype));
     if (te__rows(scale_inv) != scale_rows || te__cols(scale_inv) != scale_cols)
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s blocks, %s of %lld rows and %lld columns has [%lld, %lld]", op, scale_name,
                         te__shape_text(scale_inv, text), two_dimensional ? "128 x 128" : "1 x 128", name, (long long)rows, (long long)cols,
@@ -29,11 +22,8 @@ static te_result te__block_check_copy(te_ctx *te, const char *op, const char *na
 }
 
 static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args *a) {
-    int64_t m, n;
-    te_result result = te__want_float(te, "block_quantize", "x", a->x);
-    if (result != TE_OK) return result;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result result = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "block_quantize: neither row nor col is given");
     if ((!a->row && a->row_scale_inv) || (!a->col && a->col_scale_inv))
         return te__fail(te, TE_ERR_INVALID, "block_quantize: %s_scale_inv is given without %s", a->row ? "col" : "row", a->row ? "col" : "row");
@@ -41,16 +31,11 @@ static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args 
         result = te__block_check_copy(te, "block_quantize", "row", "row_scale_inv", a->row, a->row_scale_inv, m, n, a->two_dimensional);
     if (result == TE_OK && a->col)
         result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m, a->two_dimensional);
-    if (result == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
-        result = te__fail(te, TE_ERR_DTYPE, "block_quantize: row is %s and col is %s; both copies have one format", te_dtype_name(a->row->dtype),
-                          te_dtype_name(a->col->dtype));
-    if (result == TE_OK && a->noop) result = te__want_f32(te, "block_quantize", "noop", a->noop, 1);
-    return result;
+    if (result == TE_OK) result = te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col);
+    return result == TE_OK ? te__want_numel(te, "block_quantize", "noop", a->noop, 1) : result;
 }
 
 static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {
-    te_result result = te__want_float(te, "block_dequantize", "y", a->y);
-    if (result != TE_OK) return result;
     return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }

@@ -7,9 +7,8 @@ static te_result te__check_dropout_p(te_ctx *te, const char *op, float p) {
 
 static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p);
-    if (r == TE_OK) r = te__want_float(te, "dropout_add_fwd", "x", a->x);
-    if (r == TE_OK && a->bias) r = te__want_vector(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
-    if (r == TE_OK && a->residual) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
+    if (r == TE_OK) r = te__want_numel(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
+    if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "y", a->y, "x", a->x);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_fwd", a->rng);
     return r;
@@ -17,7 +16,6 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_arg
 
 static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_args *a) {
     te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
-    if (r == TE_OK) r = te__want_float(te, "dropout_add_bwd", "dy", a->dy);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_bwd", a->rng);
     return r;

@@ -26,14 +26,10 @@ static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
 static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_args *a) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     const char *name = a->sizes ? "sizes" : "offsets";
-    te_result r;
     if (!a->sizes == !a->offsets)
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: %s; one of them says how large the groups are",
                         a->sizes ? "sizes and offsets are both given" : "sizes and offsets are NULL");
-    r = te__want(te, "grouped_gemm", name, x);
-    if (r == TE_OK && x->dtype != TE_I32 && x->dtype != TE_I64)
-        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: %s is %s; i32 or i64 is needed", name, te_dtype_name(x->dtype));
-    return r == TE_OK ? te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL)) : r;
+    return te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL));
 }
 
 /* A stack of matrices, one for each group: exactly as many rows, since groups follow each other without a gap. */
@@ -45,21 +41,25 @@ static te_result te__grouped_want_stack(te_ctx *te, const char *name, const te_t
     return r;
 }
 
+/* One f32, or as many as there are groups. */
+static te_result te__grouped_check_scale(te_ctx *te, const char *name, const te_tensor *scale, int64_t groups) {
+    te_result r = scale ? te__want_dtype(te, "grouped_gemm", name, scale, TE_F32) : TE_OK;
+    return r == TE_OK && scale && te__numel(scale) != 1 ? te__want_numel(te, "grouped_gemm", name, scale, groups) : r;
+}
 static te_result te__grouped_check_scales(te_ctx *te, const te_op_grouped_gemm_args *a) {
     te_result r = TE_OK;
     if (a->scaling_a == TE_SCALING_TENSOR) {
-        if (a->scale_a) r = te__want_f32(te, "grouped_gemm", "scale_a", a->scale_a, te__numel(a->scale_a) == 1 ? 1 : a->groups);
-        if (r == TE_OK && a->scale_b) r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b, te__numel(a->scale_b) == 1 ? 1 : a->groups);
-        return r;
+        r = te__grouped_check_scale(te, "scale_a", a->scale_a, a->groups);
+        return r == TE_OK ? te__grouped_check_scale(te, "scale_b", a->scale_b, a->groups) : r;
     }
     if (a->along_k || a->scaling_a != TE_SCALING_BLOCK_1D || a->scaling_b != TE_SCALING_BLOCK_2D)
         return te__fail(te, TE_ERR_UNSUPPORTED, "grouped_gemm: A is scaled by %s and B by %s%s; groups take TENSOR, or along rows BLOCK_1D for A and BLOCK_2D for B",
                         te__gemm_scaling_name(a->scaling_a), te__gemm_scaling_name(a->scaling_b), a->along_k ? ", along k" : "");
     r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, false, a->m, a->k);
-    if (r != TE_OK) return r;
-    if (!a->scale_b) return te__fail(te, TE_ERR_INVALID, "grouped_gemm: scale_b is NULL; BLOCK_2D codes mean nothing without their scales");
-    r = te__want_f32(te, "grouped_gemm", "scale_b", a->scale_b,
-                     a->groups * te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * te__gemm_scale_ld(a->scaling_b, false, a->n, a->k));
+    if (r == TE_OK) r = te__want_dtype(te, "grouped_gemm", "scale_b", a->scale_b, TE_F32);
+    if (r == TE_OK)
+        r = te__want_numel(te, "grouped_gemm", "scale_b", a->scale_b,
+                           a->groups * te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * te__gemm_scale_ld(a->scaling_b, false, a->n, a->k));
     return r;
 }
 
@@ -70,7 +70,7 @@ static te_result te__grouped_check_epilogue(te_ctx *te, const te_op_grouped_gemm
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
     plain.bias = NULL;
     r = te__gemm_check_epilogue(te, &plain);
-    return r == TE_OK && a->bias ? te__want_vector(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
+    return r == TE_OK ? te__want_numel(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
 }
 
 static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) {
@@ -89,8 +89,6 @@ static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) 
     if (r == TE_OK) r = te__grouped_check_sizes(te, a);
     if (r == TE_OK) r = te__gemm_check_pair(te, &one);
     if (r == TE_OK) r = te__gemm_check_formats(te, &one);
-    if (r == TE_OK && !te__is_float(a->d->dtype))
-        r = te__fail(te, TE_ERR_DTYPE, "grouped_gemm: D is %s; f32, f16 or bf16 is needed", te_dtype_name(a->d->dtype));
     if (r == TE_OK) r = te__grouped_check_epilogue(te, a, &one);
     if (r == TE_OK) r = te__grouped_check_scales(te, a);
     return r;

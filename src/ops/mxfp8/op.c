@@ -29,9 +29,6 @@ static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t gro
 /* One copy of codes: [m, ld] with ld >= n. */
 static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m, int64_t n) {
     char text[TE__SHAPE_TEXT];
-    te_result r = te__want(te, op, name, q);
-    if (r != TE_OK) return r;
-    if (!te__is_fp8(q->dtype)) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e4m3 or e5m2 is needed", op, name, te_dtype_name(q->dtype));
     if (te__rows(q) == m && te__cols(q) >= n) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; it must be [%lld, %lld or more]%s", op, name, te__shape_text(q, text), (long long)m, (long long)n,
                     te__rows(q) == n && te__cols(q) >= m && m != n ? " (MXFP8 transposes no copy)" : "");
@@ -41,9 +38,6 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
     char text[TE__SHAPE_TEXT];
     te__mx_layout l = te__mx_layout_of(m, n, columnwise, false);
     int64_t rows = columnwise ? l.groups : l.lines, cols = columnwise ? l.lines : l.groups;
-    te_result r = te__want(te, op, name, scale);
-    if (r != TE_OK) return r;
-    if (scale->dtype != TE_F8E8M0) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; e8m0 is needed", op, name, te_dtype_name(scale->dtype));
     if (scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == cols) return TE_OK;
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; the scales of a %s [%lld, %lld], padding included, are [%lld, %lld]", op, name,
                     te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
@@ -51,11 +45,8 @@ static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name,
 
 static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args *a) {
     const char *op = "mxfp8_quantize";
-    int64_t m, n;
-    te_result r = te__want_float(te, op, "x", a->x);
-    if (r != TE_OK) return r;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result r = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: neither row nor col is given", op);
     if (a->row_scale && !a->row) return te__fail(te, TE_ERR_INVALID, "%s: row_scale is given, and row is not", op);
     if (a->col_scale && !a->col) return te__fail(te, TE_ERR_INVALID, "%s: col_scale is given, and col is not", op);
@@ -67,17 +58,13 @@ static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args 
         r = te__mx_want_codes(te, op, "col", a->col, m, n);
         if (r == TE_OK) r = te__mx_want_scale(te, op, "col_scale", a->col_scale, m, n, true);
     }
-    if (r == TE_OK && a->row && a->col && a->row->dtype != a->col->dtype)
-        r = te__fail(te, TE_ERR_DTYPE, "%s: row is %s and col is %s; copies in two formats are two calls", op, te_dtype_name(a->row->dtype),
-                     te_dtype_name(a->col->dtype));
-    if (r == TE_OK && a->noop) r = te__want_f32(te, op, "noop", a->noop, 1);
-    return r;
+    if (r == TE_OK) r = te__want_one_format(te, op, "row", a->row, "col", a->col);
+    return r == TE_OK ? te__want_numel(te, op, "noop", a->noop, 1) : r;
 }
 
 static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_args *a) {
     const char *op = "mxfp8_dequantize";
-    te_result r = te__want_float(te, op, "y", a->y);
-    if (r == TE_OK) r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
+    te_result r = te__mx_want_codes(te, op, "q", a->q, te__rows(a->y), te__cols(a->y));
     if (r == TE_OK) r = te__mx_want_scale(te, op, "scale", a->scale, te__rows(a->y), te__cols(a->y), a->columnwise);
     return r;
 }

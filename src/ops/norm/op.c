@@ -1,58 +1,36 @@
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
 
-static te_result te__check_norm_amax(te_ctx *te, const char *op, const te_norm_fwd_args *a) {
-    if (te__is_fp8(a->y->dtype)) return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
-    if (a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
-    return te__want_f32(te, op, "y_amax", a->y_amax, 1);
-}
-static te_result te__check_norm_col(te_ctx *te, const char *op, const te_norm_fwd_args *a, int64_t m, int64_t n) {
-    char text[TE__SHAPE_TEXT];
-    te_result r = te__want(te, op, "y_col", a->y_col);
-    if (r != TE_OK) return r;
-    if (!te__is_fp8(a->y->dtype) || a->y_col->dtype != a->y->dtype)
-        return te__fail(te, TE_ERR_DTYPE, "%s: y_col is %s and y is %s; they must be of one FP8 format", op, te_dtype_name(a->y_col->dtype), te_dtype_name(a->y->dtype));
-    if (te__rows(a->y_col) != n || te__cols(a->y_col) < m)
-        return te__fail(te, TE_ERR_SHAPE, "%s: y_col is %s; it must be [%lld, %lld or more]", op, te__shape_text(a->y_col, text), (long long)n, (long long)m);
-    return TE_OK;
-}
-
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";
-    te_result r = te__want_float(te, op, "x", a->x);
-    int64_t m, n;
-    if (r != TE_OK) return r;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result r;
     if (a->eps == 0.0f) a->eps = 1e-5f;
     if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
     if (!layernorm && (a->beta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
-    r = te__want_vector(te, op, "gamma", a->gamma, n);
-    if (r == TE_OK && a->beta) r = te__want_vector(te, op, "beta", a->beta, n);
-    if (r == TE_OK) r = te__want_output(te, op, a->y, a->scale, a->scale_inv, a->amax, m, n, a->x);
-    if (r == TE_OK && a->mean) r = te__want_f32(te, op, "mean", a->mean, m);
-    if (r == TE_OK && a->rstd) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    if (r == TE_OK && a->y_amax) r = te__check_norm_amax(te, op, a);
-    if (r == TE_OK && a->y_col) r = te__check_norm_col(te, op, a, m, n);
-    return r;
+    if (a->y_amax && te__is_fp8(a->y->dtype))
+        return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+    if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
+    r = te__want_numel(te, op, "gamma", a->gamma, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "beta", a->beta, n);
+    if (r == TE_OK) r = te__want_output(te, op, "y", a->y, a->y_col, "y_col", a->scale, a->scale_inv, a->amax, m, n, a->x);
+    if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
+    if (r == TE_OK) r = te__want_numel(te, op, "rstd", a->rstd, m);
+    return r == TE_OK ? te__want_numel(te, op, "y_amax", a->y_amax, 1) : r;
 }
 
 static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_bwd" : "rmsnorm_bwd";
-    te_result r = te__want_float(te, op, "x", a->x);
-    int64_t m, n;
-    if (r != TE_OK) return r;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result r;
     if (!layernorm && (a->dbeta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->dbeta ? "dbeta" : "mean");
     r = te__want_like(te, op, "dy", a->dy, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, op, "dx", a->dx, "x", a->x);
-    if (r == TE_OK && a->add) r = te__want_like(te, op, "add", a->add, "x", a->x);
-    if (r == TE_OK) r = te__want_vector(te, op, "gamma", a->gamma, n);
-    if (r == TE_OK && a->dgamma) r = te__want_vector(te, op, "dgamma", a->dgamma, n);
-    if (r == TE_OK && a->dbeta) r = te__want_vector(te, op, "dbeta", a->dbeta, n);
-    if (r == TE_OK && layernorm) r = te__want_f32(te, op, "mean", a->mean, m);
-    if (r == TE_OK) r = te__want_f32(te, op, "rstd", a->rstd, m);
-    return r;
+    if (r == TE_OK) r = te__want_like(te, op, "add", a->add, "x", a->x);
+    if (r == TE_OK) r = te__want_numel(te, op, "gamma", a->gamma, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "dgamma", a->dgamma, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "dbeta", a->dbeta, n);
+    if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
+    return r == TE_OK ? te__want_numel(te, op, "rstd", a->rstd, m) : r;
 }
 
 /* y_col as cast's transpose sees it. */

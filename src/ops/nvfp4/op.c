@@ -1,38 +1,19 @@
 /* ops/nvfp4/op.c: NVFP4 amaxes and casts: the checks of each call. Knows tensors; must not know which backend runs. */
 
-/* [rows, ld] e2m1 codes with ld >= cols. */
-static te_result te__nvfp4_check_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
-    char text[TE__SHAPE_TEXT];
-    te_result result = te__want(te, op, name, q);
-    if (result != TE_OK) return result;
-    if (q->dtype != TE_F4E2M1) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not e2m1", op, name, te_dtype_name(q->dtype));
-    if (te__rows(q) != rows || te__cols(q) < cols)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text),
-                        (long long)rows, (long long)cols);
-    return TE_OK;
-}
 /* The scales of [rows, cols] codes, padded. */
 static int64_t te__nvfp4_groups(int64_t cols) { return te__round_up(te__div_up(cols, 16), 4); }
 static te_result te__nvfp4_check_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t rows, int64_t cols) {
     char text[TE__SHAPE_TEXT];
-    te_result result = te__want(te, op, name, scale);
-    if (result != TE_OK) return result;
-    if (scale->dtype != TE_F8E4M3) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s, not e4m3", op, name, te_dtype_name(scale->dtype));
     if (te__rows(scale) != te__round_up(rows, 128) || te__cols(scale) != te__nvfp4_groups(cols))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, not [%lld, %lld]", op, name, te__shape_text(scale, text), (long long)te__round_up(rows, 128),
                         (long long)te__nvfp4_groups(cols));
     return TE_OK;
 }
-/* f32 [1], or [m]. */
+/* [1], or [m]; NULL is fine. */
 static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *name, const te_tensor *amax, int64_t m) {
     char text[TE__SHAPE_TEXT];
-    te_result result;
-    if (!amax || te__numel(amax) == 1) return te__want_f32(te, op, name, amax, 1);
-    result = te__want(te, op, name, amax);
-    if (result != TE_OK) return result;
-    if (te__numel(amax) != m)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
-    return te__want_f32(te, op, name, amax, m);
+    if (!amax || te__numel(amax) == 1 || te__numel(amax) == m) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
 }
 /* The step before the column-wise copy: nothing, the transform, the transform without signs. */
 static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
@@ -46,34 +27,28 @@ static const te_tensor *te__nvfp4_col_amax(const te_op_nvfp4_quantize_args *a) {
 }
 
 static te_result te__check_nvfp4_amax(te_ctx *te, te_op_nvfp4_amax_args *a) {
-    te_result result = te__want_float(te, "nvfp4_amax", "x", a->x);
-    if (result != TE_OK) return result;
+    te_result result;
     if (!a->amax_row && !a->amax_col) return te__fail(te, TE_ERR_INVALID, "nvfp4_amax: neither amax_row nor amax_col is given");
-    if (a->amax_row) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
-    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
-    if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_amax", "noop", a->noop, 1);
-    return result;
+    result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_row", a->amax_row, te__rows(a->x));
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_amax", "amax_col", a->amax_col, te__cols(a->x));
+    return result == TE_OK ? te__want_numel(te, "nvfp4_amax", "noop", a->noop, 1) : result;
 }
 
 static te_result te__check_nvfp4_quantize(te_ctx *te, te_op_nvfp4_quantize_args *a) {
-    int64_t m, n;
-    te_result result = te__want_float(te, "nvfp4_quantize", "x", a->x);
-    if (result != TE_OK) return result;
-    m = te__rows(a->x);
-    n = te__cols(a->x);
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    te_result result = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "nvfp4_quantize: neither row nor col is given");
     if (a->row) {
-        result = te__nvfp4_check_codes(te, "nvfp4_quantize", "row", a->row, m, n);
+        result = te__want_codes(te, "nvfp4_quantize", "row", a->row, m, n);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_quantize", "row_scale", a->row_scale, m, n);
     }
     if (result == TE_OK && a->col) {
-        result = te__nvfp4_check_codes(te, "nvfp4_quantize", "col", a->col, n, a->rht ? te__round_up(m, 16) : m);
+        result = te__want_codes(te, "nvfp4_quantize", "col", a->col, n, a->rht ? te__round_up(m, 16) : m);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_quantize", "col_scale", a->col_scale, n, m);
     }
-    if (result == TE_OK && (a->row || a->amax_row || !a->amax_col))
-        result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
-    if (result == TE_OK && a->amax_col) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, n);
-    if (result == TE_OK && a->noop) result = te__want_f32(te, "nvfp4_quantize", "noop", a->noop, 1);
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_row", a->amax_row, m);
+    if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_quantize", "amax_col", a->amax_col, n);
+    if (result == TE_OK) result = te__want_numel(te, "nvfp4_quantize", "noop", a->noop, 1);
     if (result == TE_OK) result = te__want_rng(te, "nvfp4_quantize", a->rng);
     if (result != TE_OK) return result;
     if ((int)a->four_over_six < TE_4OVER6_OFF || (int)a->four_over_six > TE_4OVER6_MSE)
@@ -102,18 +77,15 @@ static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args 
 }
 
 static te_result te__check_nvfp4_dequantize(te_ctx *te, te_op_nvfp4_dequantize_args *a) {
-    int64_t m, n;
-    te_result result = te__want_float(te, "nvfp4_dequantize", "y", a->y);
-    if (result != TE_OK) return result;
-    m = te__rows(a->y);
-    n = te__cols(a->y);
+    int64_t m = te__rows(a->y), n = te__cols(a->y);
+    te_result result;
     if (a->rht && !a->columnwise)
         return te__fail(te, TE_ERR_INVALID, "nvfp4_dequantize: rht belongs to the column-wise copy, and columnwise is not set");
     if (a->columnwise) {
-        result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, n, a->rht ? te__round_up(m, 16) : m);
+        result = te__want_codes(te, "nvfp4_dequantize", "q", a->q, n, a->rht ? te__round_up(m, 16) : m);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, n, m);
     } else {
-        result = te__nvfp4_check_codes(te, "nvfp4_dequantize", "q", a->q, m, n);
+        result = te__want_codes(te, "nvfp4_dequantize", "q", a->q, m, n);
         if (result == TE_OK) result = te__nvfp4_check_scale(te, "nvfp4_dequantize", "scale", a->scale, m, n);
     }
     if (result == TE_OK) result = te__nvfp4_check_amax(te, "nvfp4_dequantize", "amax", a->amax, a->columnwise ? n : m);

@@ -1,34 +1,14 @@
 /* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
  * of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must not know which backend runs. */
 
-/* Float, plain, of this context, [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
-static te_result te__rope_want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
-    char text[TE__SHAPE_TEXT];
-    int i;
-    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
-    if (x->quantized) return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it", op, name);
-    if (!te__is_float(x->dtype))
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 or bf16 is needed", op, name, te_dtype_name(x->dtype));
-    if (x->ndim != 4)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
-    if (x->shape[3] > 1 && x->stride[3] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
-                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
-    for (i = 0; i < 4; i++)
-        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
-    return TE_OK;
-}
-
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
 /* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
                                        float *position_scale, int64_t offset, const te_tensor *start) {
-    te_result r = TE_OK;
-    if (format != TE_SBHD && format != TE_BSHD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
+    te_result r = te__want_format(te, op, format);
+    if (r != TE_OK) return r;
     if (*base == 0.0f) *base = 10000.0f;
     if (*position_scale == 0.0f) *position_scale = 1.0f;
     if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
@@ -40,20 +20,14 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
     if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
         return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (!start) return TE_OK;
-    r = te__want(te, op, "start_positions", start);
-    if (r == TE_OK && start->dtype != TE_I32)
-        r = te__fail(te, TE_ERR_DTYPE, "%s: start_positions is %s; i32 is needed", op, te_dtype_name(start->dtype));
-    return r == TE_OK ? te__want_numel(te, op, "start_positions", start, b) : r;
+    return te__want_numel(te, op, "start_positions", start, b);
 }
 
 static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
-    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
-    te_result r = te__rope_want(te, "rope", "x", a->x);
-    if (r == TE_OK) r = te__rope_want(te, "rope", "y", a->y);
+    te_result r = te__want_heads(te, "rope", "x", a->x);
+    if (r == TE_OK) r = te__want_heads(te, "rope", "y", a->y);
+    if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
     if (r != TE_OK) return r;
-    if (!te__same_shape(a->x, a->y))
-        return te__fail(te, TE_ERR_SHAPE, "rope: x is %s and y is %s; they must be equal", te__shape_text(a->x, x), te__shape_text(a->y, y));
     return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
                                  &a->position_scale, a->position_offset, a->start_positions);
 }
@@ -86,11 +60,11 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
     int64_t shape[4];
     int i, seq = a->format == TE_BSHD ? 1 : 0;
-    te_result r = te__want_float(te, op, "qkv", a->qkv);
+    te_result r = TE_OK;
     part[0] = a->q;
     part[1] = a->k;
     part[2] = a->v;
-    for (i = 0; i < 3 && r == TE_OK; i++) r = te__rope_want(te, op, names[i], part[i]);
+    for (i = 0; i < 3 && r == TE_OK; i++) r = te__want_heads(te, op, names[i], part[i]);
     if (r != TE_OK) return r;
     if (a->num_heads < 1 || a->num_groups < 1 || a->num_heads % a->num_groups != 0 || a->head_dim < 1)
         return te__fail(te, TE_ERR_INVALID, "%s: %d heads in %d groups, of size %d; the groups must divide the heads, and the size be positive", op,

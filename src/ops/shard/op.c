@@ -3,10 +3,7 @@
 
 /* The slice lies in the matrix, whose size fits 64 bits. */
 static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns, int64_t start) {
-    te_result result = te__want_float(te, op, "x", x);
-    int64_t n;
-    if (result != TE_OK) return result;
-    n = te__numel(x);
+    int64_t n = te__numel(x);
     if (rows < 0 || columns < 0 || (columns > 0 && rows > INT64_MAX / 4 / columns))
         return te__fail(te, TE_ERR_SHAPE, "%s: the matrix is [%lld, %lld]", op, (long long)rows, (long long)columns);
     if (start < 0 || start > rows * columns || n > rows * columns - start)
@@ -18,9 +15,8 @@ static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x,
 /* x has this format and is [m, n]. */
 static te_result te__shard_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype, int64_t m, int64_t n) {
     char text[TE__SHAPE_TEXT];
-    te_result result = te__want(te, op, name, x);
+    te_result result = te__want_dtype(te, op, name, x, dtype);
     if (result != TE_OK) return result;
-    if (x->dtype != dtype) return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te_dtype_name(dtype));
     if (te__rows(x) != m || te__cols(x) != n)
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [%lld, %lld] is needed", op, name, te__shape_text(x, text), (long long)m, (long long)n);
     return TE_OK;
@@ -93,7 +89,7 @@ static te_result te__check_shard_scales(te_ctx *te, te_op_shard_scales_args *a) 
         if (result == TE_OK && a->col_scale) result = te__shard_matrix(te, op, "amax_col", a->amax_col, TE_F32, te__div_up(rows, 32), columns);
     } else {
         result = te__shard_matrix(te, op, "amax", a->amax, TE_F32, te__div_up(rows, tile), te__div_up(columns, tile));
-        if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
+        if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_numel(te, op, "amax_tensor", a->amax_tensor, 1);
     }
     return result;
 }
@@ -107,8 +103,6 @@ static te_result te__shard_codes(te_ctx *te, const te_op_shard_cast_args *a) {
     char text[TE__SHAPE_TEXT];
     bool fp4 = a->scaling == TE_SCALING_NVFP4, transposed = a->scaling == TE_SCALING_TENSOR && a->columnwise;
     int64_t m = transposed ? a->columns : a->rows, n = transposed ? a->rows : a->columns, need = te__numel(a->x);
-    te_result result = te__want(te, "shard_cast", "dst", a->dst);
-    if (result != TE_OK) return result;
     if (fp4 ? a->dst->dtype != TE_F4E2M1 : !te__is_fp8(a->dst->dtype))
         return te__fail(te, TE_ERR_DTYPE, "shard_cast: dst is %s; NVFP4 goes with e2m1, all others with e4m3 and e5m2", te_dtype_name(a->dst->dtype));
     if (!a->flat) {
@@ -137,10 +131,12 @@ static te_result te__check_shard_cast(te_ctx *te, te_op_shard_cast_args *a) {
         return te__fail(te, TE_ERR_INVALID, "shard_cast: amax goes with TENSOR; te_op_shard_amax gives those of tiles");
     if (a->multiplier && a->scaling != TE_SCALING_BLOCK_2D) return te__fail(te, TE_ERR_INVALID, "shard_cast: multiplier goes with BLOCK_2D");
     result = te__shard_codes(te, a);
-    if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) result = te__want_f32(te, op, "scale", a->scale, 1);
-    else if (result == TE_OK) result = te__shard_scale(te, op, "scale", a->scale, a->scaling, a->columnwise, a->rows, a->columns);
+    if (result == TE_OK && a->scaling == TE_SCALING_TENSOR) {
+        result = te__want_dtype(te, op, "scale", a->scale, TE_F32);
+        if (result == TE_OK) result = te__want_numel(te, op, "scale", a->scale, 1);
+    } else if (result == TE_OK)
+        result = te__shard_scale(te, op, "scale", a->scale, a->scaling, a->columnwise, a->rows, a->columns);
     if (result == TE_OK && a->multiplier) result = te__shard_scale(te, op, "multiplier", a->multiplier, a->scaling, false, a->rows, a->columns);
-    if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_f32(te, op, "amax_tensor", a->amax_tensor, 1);
-    if (result == TE_OK && a->amax) result = te__want_f32(te, op, "amax", a->amax, 1);
-    return result;
+    if (result == TE_OK && a->scaling == TE_SCALING_NVFP4) result = te__want_numel(te, op, "amax_tensor", a->amax_tensor, 1);
+    return result == TE_OK ? te__want_numel(te, op, "amax", a->amax, 1) : result;
 }

@@ -1,0 +1,484 @@
+/* ops/args.c: the tensors among each operation's arguments, how it uses them, and the checks that all front doors share.
+ * Knows every args struct; must not know what operations compute.
+ *
+ * One line an operation in the list below. From it come the common checks (te__args_check), the count of writes (te__args_touch), what a capture holds and
+ * keeps (ops/record.c), te_query_args and the trace hook. */
+
+/* ---- the words of the list ---- */
+
+/* The formats that a tensor may have: a bit for each te_dtype. */
+enum {
+    TE__AS_F32 = 1 << TE_F32,
+    TE__AS_E4M3 = 1 << TE_F8E4M3,
+    TE__AS_E8M0 = 1 << TE_F8E8M0,
+    TE__AS_E2M1 = 1 << TE_F4E2M1,
+    TE__AS_I32 = 1 << TE_I32,
+    TE__AS_I64 = 1 << TE_I64,
+    TE__AS_INDEX = TE__AS_I32 | TE__AS_I64,
+    TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
+    TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
+    TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
+    TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX, /* elements of whole bytes */
+    TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1
+};
+/* The use, and the liberties. */
+enum {
+    TE__IN = TE_ARG_IN << 16,
+    TE__OUT = TE_ARG_OUT << 16,
+    TE__INOUT = TE__IN | TE__OUT, /* what stands there counts for what is written */
+    TE__OPT = 1 << 18,            /* may be NULL */
+    TE__STRIDED = 1 << 19,        /* any strides, as far as the front doors care */
+    TE__SAME = 1 << 20,           /* an output and an input that both have it may be one and the same: element i is read before it is written */
+    TE__MEETS = 1 << 21,          /* an output and an input that both have it may overlap in any way */
+    TE__TWIN = 1 << 22            /* two outputs that both have it may be one and the same */
+};
+/* Uses and needs that hang on other fields of the args. */
+#define TE__NEED(condition) ((condition) ? 0 : TE__OPT)
+#define TE__SUM (a->accumulate ? TE__INOUT : TE__OUT)
+#define TE__KEPT (a->keep ? TE__INOUT : TE__OUT)
+#define TE__AUX (a->epilogue == TE_EPILOGUE_GELU ? TE__OUT : TE__IN) | TE__NEED(a->epilogue == TE_EPILOGUE_DGELU)
+
+/* ---- the list ---- */
+
+/* T(field, flags): a tensor. L(list, member, n, flags): n tensors: the pointers list[i], or, with a member, list[i].member. An operation without a line
+ * does not compile; a field that is missing fails tests/nn/test_graph.c, a use that is wrong tests/mend/test_bytes_inside.c. */
+#define TE__ARGS_copy(T, L) T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
+#define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
+#define TE__ARGS_random(T, L) T(dst, TE__OUT | TE__AS_FLOAT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_axpby(T, L)                                                                                                              \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)    \
+        T(alpha_device, TE__IN | TE__AS_F32 | TE__OPT) T(divide_device, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_F32)
+#define TE__ARGS_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
+#define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(dy, TE__IN | TE__AS_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
+#define TE__ARGS_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN | TE__AS_F32) T(scale, TE__OUT | TE__AS_F32) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_delayed_update(T, L)                                                                                     \
+    L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN | TE__AS_F32) T(amaxes, TE__OUT | TE__AS_F32)
+#define TE__ARGS_fp8_quantize(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)                                  \
+        T(scale, TE__IN | TE__AS_F32 | TE__NEED(!a->current)) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)                                    \
+        T(amax, (a->current ? TE__OUT : TE__INOUT) | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                              \
+        T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_fp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_transpose(T, L)                                                                                                       \
+    T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
+#define TE__ARGS_block_quantize(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(row_scale_inv, TE__OUT | TE__AS_F32 | TE__NEED(a->row))               \
+        T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(col_scale_inv, TE__OUT | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_block_dequantize(T, L) TE__ARGS_fp8_dequantize(T, L)
+#define TE__ARGS_mxfp8_quantize(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(row_scale, TE__OUT | TE__AS_E8M0 | TE__NEED(a->row))                  \
+        T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(col_scale, TE__OUT | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_shard_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__OUT | TE__AS_F32)
+#define TE__ARGS_shard_scales(T, L)                                                                                                            \
+    T(amax, TE__IN | TE__AS_F32 | TE__NEED(a->scaling != TE_SCALING_MXFP8 || a->row_scale))                                                    \
+        T(amax_col, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_MXFP8 && a->col_scale))                                           \
+        T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(row_scale, TE__OUT | TE__AS_SCALE | TE__OPT)          \
+        T(col_scale, TE__OUT | TE__AS_SCALE | TE__OPT) T(multiplier, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_shard_cast(T, L)                                                                                                              \
+    T(x, TE__IN | TE__AS_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE)                                   \
+        T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)               \
+        T(multiplier, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_quant_error(T, L)                                                                                                     \
+    T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_F32) T(limit, TE__IN | TE__AS_F32 | TE__OPT) T(counts, TE__OUT | TE__AS_I64)      \
+        T(sums, TE__OUT | TE__AS_F32)
+#define TE__ARGS_nvfp4_amax(T, L)                                                                                                    \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT)           \
+        T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_nvfp4_quantize(T, L)                                                                                                          \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_E2M1 | TE__OPT) T(row_scale, TE__OUT | TE__AS_E4M3 | TE__NEED(a->row))                 \
+        T(col, TE__OUT | TE__AS_E2M1 | TE__OPT) T(col_scale, TE__OUT | TE__AS_E4M3 | TE__NEED(a->col))                                         \
+        T(amax_row, (a->measure ? TE__OUT : TE__IN) | TE__AS_F32 | TE__TWIN | TE__NEED(a->row || !a->amax_col))                                          \
+        T(amax_col, (a->measure ? TE__OUT : TE__IN) | TE__AS_F32 | TE__TWIN | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)                              \
+        T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_nvfp4_dequantize(T, L) \
+    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_gemm(T, L)                                                                                                                    \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(d, TE__SUM | TE__AS_FLOAT | TE__STRIDED)         \
+        T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
+        T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
+        T(aux, TE__AUX | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT)                                        \
+        T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4))                                                            \
+        T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
+#define TE__ARGS_grouped_gemm(T, L)                                                                                                            \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(d, TE__SUM | TE__AS_FLOAT | TE__STRIDED)         \
+        T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)                                                  \
+        T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
+        T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
+        T(aux, TE__AUX | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_layernorm_fwd(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(beta, TE__IN | TE__AS_FLOAT | TE__OPT)                                       \
+        T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8) T(mean, TE__OUT | TE__AS_F32 | TE__OPT) T(rstd, TE__OUT | TE__AS_F32 | TE__OPT)              \
+        T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)         \
+        T(y_amax, TE__OUT | TE__AS_F32 | TE__OPT) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
+#define TE__ARGS_NORM_BWD(T, needs_mean)                                                                                                       \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(mean, TE__IN | TE__AS_F32 | needs_mean)         \
+        T(rstd, TE__IN | TE__AS_F32) T(add, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)               \
+        T(dgamma, TE__SUM | TE__AS_FLOAT | TE__OPT) T(dbeta, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_layernorm_bwd(T, L) TE__ARGS_NORM_BWD(T, 0)
+#define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
+#define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_NORM_BWD(T, TE__OPT)
+#define TE__ARGS_act_fwd(T, L)                                                                                                                 \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col))                    \
+        T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)         \
+        T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
+#define TE__ARGS_act_bwd(T, L)                                                                                                                 \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME)                                                     \
+        T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
+        T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
+        T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_rope(T, L)                                                                                                                    \
+    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
+        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+#define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
+    T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+#define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
+#define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
+#define TE__ARGS_attn_fwd(T, L)                                                                                                                \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
+        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_attn_bwd(T, L)                                                                                                                \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
+        T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
+        T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
+        T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
+        T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_dropout_add_bwd(T, L)                                                                                                         \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_cross_entropy_fwd(T, L)                                                                                                       \
+    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)               \
+        T(count, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cross_entropy_bwd(T, L)                                                                                                       \
+    T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) T(dloss, TE__IN | TE__AS_F32)     \
+        T(count, TE__IN | TE__AS_F32 | TE__OPT) T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(loss, TE__OUT | TE__AS_F32)
+#define TE__ARGS_mse_bwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_adam(T, L)                                                                                                                    \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
+        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_F32) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_F32)                          \
+        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)                     \
+        T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2norm(T, L)                                                                                                                  \
+    L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT)            \
+        T(clip, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_multi_scale(T, L)                                                                                                             \
+    L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
+        T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+
+/* Every args struct fits. */
+typedef union te__any_args {
+    uint64_t align[2];
+#define TE__OP_MEMBER(lower, UPPER, family) te_op_##lower##_args lower;
+    TE_OP_LIST(TE__OP_MEMBER)
+#undef TE__OP_MEMBER
+} te__any_args;
+
+/* ---- the arguments of one call ---- */
+
+/* Where a tensor lies. begin == end: nowhere. */
+typedef struct te__span {
+    uintptr_t begin, end;
+} te__span;
+
+/* A field that holds a tensor, or `count` of them, `stride` bytes apart. Pointers differ in const alone, so they are read and written by memcpy. */
+typedef struct te__arg {
+    const char *name;
+    unsigned char *slot; /* of the (first) pointer; NULL: the list is */
+    void *list;          /* a list: its field in the args; else NULL */
+    const char *list_name, *count_name; /* of a list */
+    int64_t count;
+    uint32_t stride, flags;
+    te__span span; /* te__args_check: of the tensor that it looks at */
+} te__arg;
+enum { TE__MAX_ARGS = 12 };
+typedef struct te__args {
+    te_op op;
+    int n;
+    bool meet; /* te__args_check: an output's range of bytes meets that of another tensor */
+    te__arg arg[TE__MAX_ARGS + 1]; /* the first n of them; a place to write one that is then left out */
+} te__args;
+
+#define TE__ARG_T(field, how)                   \
+    p->name = #field;                           \
+    p->slot = (unsigned char *)(void *)&a->field; \
+    p->list = NULL;                             \
+    p->count = 1;                               \
+    p->flags = (uint32_t)(how);                 \
+    p += all || a->field || !(p->flags & TE__OPT);
+#define TE__ARG_L(field, member, length, how)                                     \
+    p->name = #member[0] ? &#member[1] : #field;                                  \
+    p->slot = a->field ? (unsigned char *)(void *)&a->field[0] member : NULL;     \
+    p->list = (void *)&a->field;                                                  \
+    p->list_name = #field;                                                        \
+    p->count_name = &#length[3]; /* a-> */                                        \
+    p->count = (length);                                                          \
+    p->stride = (uint32_t)sizeof(a->field[0]);                                    \
+    p->flags = (uint32_t)(how);                                                   \
+    p++;
+#define TE__ARG_COUNT_T(field, how) +1
+#define TE__ARG_COUNT_L(field, member, length, how) +1
+#define TE__ARGS_COLLECT(lower, UPPER, family)                                                                              \
+    typedef char te__##lower##_args_fit[0 TE__ARGS_##lower(TE__ARG_COUNT_T, TE__ARG_COUNT_L) <= TE__MAX_ARGS ? 1 : -1]; \
+    static te__arg *te__collect_##lower(te__arg *p, void *args, bool all) {                                                 \
+        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                                             \
+        (void)all;                                                                                                          \
+        TE__ARGS_##lower(TE__ARG_T, TE__ARG_L)                                                                              \
+        return p;                                                                                                           \
+    }
+TE_OP_LIST(TE__ARGS_COLLECT)
+#undef TE__ARGS_COLLECT
+
+/* The arguments of a call, valid while `args` is there. all: those that may be NULL, and are, too. */
+static void te__args_of(te__args *l, te_op op, void *args, bool all) {
+    static te__arg *(*const collect[TE_OP_COUNT])(te__arg *, void *, bool) = {NULL,
+#define TE__ARG_ROW(lower, UPPER, family) te__collect_##lower,
+        TE_OP_LIST(TE__ARG_ROW)
+#undef TE__ARG_ROW
+    };
+    l->op = op;
+    l->n = (int)(collect[op](l->arg, args, all) - l->arg);
+}
+static void *te__arg_slot(const te__arg *p, int64_t i) { return p->list ? p->slot + (size_t)i * p->stride : p->slot; }
+static te_tensor *te__arg_tensor(const te__arg *p, int64_t i) {
+    te_tensor *x;
+    memcpy(&x, te__arg_slot(p, i), sizeof(x));
+    return x;
+}
+/* Of a list that is NULL, or shorter than nothing: none. */
+static int64_t te__arg_count(const te__arg *p) { return p->slot ? p->count : 0; }
+
+/* All that the call writes, and nothing else, counts as written. */
+static void te__args_touch(const te__args *l) {
+    const te__arg *p;
+    int64_t i;
+    for (p = l->arg; p < l->arg + l->n; p++)
+        if (p->flags & TE__OUT)
+            for (i = 0; i < te__arg_count(p); i++) te__touch(te__arg_tensor(p, i));
+}
+
+/* ---- names ---- */
+
+TE_API const char *te_query_name(te_op op) {
+    static const char *const names[TE_OP_COUNT] = {"?",
+#define TE__OP_NAME(lower, UPPER, family) #lower,
+        TE_OP_LIST(TE__OP_NAME)
+#undef TE__OP_NAME
+    };
+    return (int)op > 0 && op < TE_OP_COUNT ? names[op] : "?";
+}
+TE_API const char *te_query_family(te_op op) {
+    static const char *const families[TE_OP_COUNT] = {"?",
+#define TE__OP_FAMILY(lower, UPPER, family) #family,
+        TE_OP_LIST(TE__OP_FAMILY)
+#undef TE__OP_FAMILY
+    };
+    return (int)op > 0 && op < TE_OP_COUNT ? families[op] : "?";
+}
+
+TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity) {
+    te__args l;
+    const te__arg *p;
+    int64_t n = 0, i;
+    if ((int)op <= 0 || op >= TE_OP_COUNT || !args) return 0;
+    te__args_of(&l, op, (void *)args, true); /* which is only read */
+    for (p = l.arg; p < l.arg + l.n; p++)
+        for (i = 0; i < te__arg_count(p); i++, n++) {
+            if (!out || n >= capacity) continue;
+            out[n].name = p->name;
+            out[n].use = (te_arg_use)(p->flags >> 16 & 3);
+            out[n].optional = (p->flags & TE__OPT) != 0;
+            out[n].index = p->list ? i : -1;
+            out[n].tensor = te__arg_tensor(p, i);
+        }
+    return n;
+}
+
+/* ---- the checks ---- */
+
+/* "param[3]", and the tensor's own name, if it has one: gamma "layer0.norm.weight". */
+enum { TE__ARG_TEXT = 160 };
+static const char *te__arg_text(const te__arg *p, int64_t i, char *out) {
+    const te_tensor *x = te__arg_tensor(p, i);
+    int n = snprintf(out, TE__ARG_TEXT, p->list ? "%s[%lld]" : "%s", p->name, (long long)i);
+    if (x && x->name) snprintf(out + n, (size_t)(TE__ARG_TEXT - n), " \"%.80s\"", x->name);
+    return out;
+}
+/* "f32, f16 or bf16" */
+static const char *te__formats_text(uint32_t formats, char out[96]) {
+    size_t used = 0;
+    int d;
+    out[0] = 0;
+    for (d = 1; d < TE_DTYPE_COUNT; d++) {
+        if (!(formats >> d & 1)) continue;
+        used += (size_t)snprintf(out + used, 96 - used, "%s%s", !used ? "" : (formats & 0xffffu) >> d == 1 ? " or " : ", ", te_dtype_name((te_dtype)d));
+    }
+    return out;
+}
+
+/* Contiguous? And where it lies. */
+static bool te__span_of(const te_tensor *x, te__span *s) {
+    int64_t dense = 1, last = 0;
+    bool contiguous = true;
+    int i;
+    s->begin = s->end = (uintptr_t)te__data(x);
+    for (i = x->ndim - 1; i >= 0; i--) {
+        if (x->shape[i] == 0) return true;
+        if (x->shape[i] == 1) continue;
+        contiguous = contiguous && x->stride[i] == dense;
+        last += (x->shape[i] - 1) * x->stride[i];
+        dense *= x->shape[i];
+    }
+    if (s->begin) s->end += (uintptr_t)(x->dtype == TE_F4E2M1 ? te__end(x) - x->offset : (last + 1) * te__dtype_size(x->dtype));
+    return contiguous;
+}
+static bool te__spans_meet(te__span a, te__span b) { return a.begin < b.end && b.begin < a.end; }
+
+/* Nothing to complain about? In the order of te__arg_refuse. */
+static bool te__arg_is_fine(const te_ctx *te, te__arg *p, const te_tensor *x, bool run) {
+    p->span.begin = p->span.end = 0;
+    if (!x) return (p->flags & TE__OPT) != 0;
+    if (x->te != te || x->quantized || !(p->flags >> x->dtype & 1) || (run && !x->buffer)) return false;
+    return te__span_of(x, &p->span) || (p->flags & TE__STRIDED);
+}
+static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, int64_t i) {
+    const te_tensor *x = te__arg_tensor(p, i);
+    char name[TE__ARG_TEXT], text[TE__SHAPE_TEXT > 96 ? TE__SHAPE_TEXT : 96];
+    te__arg_text(p, i, name);
+    if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
+    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
+    if (x->quantized)
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; te_dequantize it, or pass the data of one copy (te_quantized_view)", op, name);
+    if (!(p->flags >> x->dtype & 1))
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te__formats_text(p->flags, text));
+    if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
+    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain alone", op, name,
+                    te__shape_text(x, text));
+}
+
+/* The bytes of x as runs of neighbours, each beginning a multiple of `period` bytes after the first one. No period: there is one run. */
+static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
+    uint64_t length = 1, gcd = 0, size = (uint64_t)te__dtype_size(x->dtype);
+    int i;
+    for (i = x->ndim - 1; i >= 0; i--) {
+        uint64_t a = gcd, b = (uint64_t)x->stride[i], rest;
+        if (x->shape[i] == 1) continue;
+        if (!gcd && b == length) {
+            length *= (uint64_t)x->shape[i];
+            continue;
+        }
+        for (; b; a = b, b = rest) rest = a % b;
+        gcd = a;
+    }
+    *run = length * size;
+    *period = gcd * size;
+}
+/* Two tensors whose spans meet: do their bytes? Contiguous ones do. The columns of a matrix, or the heads of a packed projection, may alternate: with the
+ * periods of both in common, one's runs lie between those of the other. What cannot be told so counts as meeting. */
+static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
+    uint64_t run_x, run_y, a, b, rest, at;
+    if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
+    te__runs_of(x, &run_x, &a);
+    te__runs_of(y, &run_y, &b);
+    for (; b; a = b, b = rest) rest = a % b;
+    if (!a) return true;
+    at = (uint64_t)((uintptr_t)te__data(y) % a + a - (uintptr_t)te__data(x) % a) % a; /* from the begin of a run of x to that of one of y */
+    return !(run_x <= at && at + run_y <= a);
+}
+/* Element i of one is element i of the other. */
+static bool te__tensors_equal(const te_tensor *x, const te_tensor *y) {
+    if (te__data(x) != te__data(y) || x->dtype != y->dtype || te__numel(x) != te__numel(y)) return false;
+    if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
+    return te__same_shape(x, y) && memcmp(x->stride, y->stride, (size_t)x->ndim * sizeof(int64_t)) == 0;
+}
+/* An output and another argument whose spans meet. */
+static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, const te__arg *other, int64_t i) {
+    const te_tensor *x = te__arg_tensor(out, out->list ? i : 0), *y = te__arg_tensor(other, other->list ? i : 0);
+    uint32_t both = out->flags & other->flags;
+    char a[TE__ARG_TEXT], b[TE__ARG_TEXT];
+    te__span s, t;
+    bool allowed = !((out->flags & TE__OUT) && (other->flags & TE__OUT));
+    if (te__tensors_equal(x, y) && (both & (allowed ? TE__SAME : TE__TWIN))) return TE_OK;
+    if (!te__tensors_meet(x, y) || (allowed && (both & TE__MEETS))) return TE_OK;
+    te__span_of(x, &s);
+    te__span_of(y, &t);
+    if (te__tensors_equal(x, y))
+        return te__fail(te, TE_ERR_INVALID, "%s: %s, which is written, and %s are the same memory, bytes %#llx to %#llx; give %s memory of its own", op,
+                        te__arg_text(out, out->list ? i : 0, a), te__arg_text(other, other->list ? i : 0, b), (unsigned long long)s.begin,
+                        (unsigned long long)s.end, out->name);
+    return te__fail(te, TE_ERR_INVALID, "%s: %s, which is written, lies in bytes %#llx to %#llx and %s in %#llx to %#llx; they overlap: give %s memory of its own%s",
+                    op, te__arg_text(out, out->list ? i : 0, a), (unsigned long long)s.begin, (unsigned long long)s.end,
+                    te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end, out->name,
+                    allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
+}
+/* Do an output's bytes and another's meet? lists: one of the two stands in a list. */
+static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
+    return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) && (!(other->flags & TE__OUT) || out < other);
+}
+static bool te__any_meets(const te__args *l, bool lists) {
+    const te__arg *end = l->arg + l->n, *out, *other;
+    for (out = l->arg; out < end; out++)
+        if (out->flags & TE__OUT)
+            for (other = l->arg; other < end; other++)
+                if (te__pair_meets(out, other, lists)) return true;
+    return false;
+}
+
+/* Every tensor that is needed is there, plain, of this context, of a format that the operation takes, contiguous unless strides are fine. run: they
+ * have memory, too. Different places of lists are not compared: of thousands of tensors these would be millions of pairs. */
+static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
+    const char *op = te_query_name(l->op);
+    int64_t places = 0, i;
+    int k;
+    for (k = 0; k < l->n; k++) {
+        te__arg *p = &l->arg[k];
+        if (!p->list) {
+            if (!te__arg_is_fine(te, p, te__arg_tensor(p, 0), run)) return te__arg_refuse(te, op, p, 0);
+            continue;
+        }
+        p->span.begin = p->span.end = 0;
+        if (p->count < 0) return te__fail(te, TE_ERR_INVALID, "%s: %s is %lld", op, p->count_name, (long long)p->count);
+        if (p->count > 0 && !p->slot) return te__fail(te, TE_ERR_INVALID, "%s: the list of %lld %s is NULL", op, (long long)p->count, p->list_name);
+        places = te__max(places, p->count);
+    }
+    l->meet = te__any_meets(l, false);
+    for (i = 0; i < places; i++) {
+        for (k = 0; k < l->n; k++) {
+            te__arg *p = &l->arg[k];
+            if (p->list && i < p->count && !te__arg_is_fine(te, p, te__arg_tensor(p, i), run)) return te__arg_refuse(te, op, p, i);
+        }
+        l->meet = l->meet || te__any_meets(l, true);
+    }
+    return TE_OK;
+}
+
+/* Outputs overlap with nothing but what the list allows. Asked of args that are right in all else: a wrong size is the better complaint. */
+static te_result te__args_apart(te_ctx *te, te__args *l) {
+    int64_t places = 1, i;
+    te_result r = TE_OK;
+    int o, k;
+    if (!l->meet) return TE_OK;
+    for (i = 0; i < places; i++) {
+        for (k = 0; k < l->n; k++) {
+            te__arg *p = &l->arg[k];
+            const te_tensor *x = !p->list || i < te__arg_count(p) ? te__arg_tensor(p, i) : NULL;
+            if (p->list) places = te__max(places, p->count);
+            p->span.begin = p->span.end = 0;
+            if (x) te__span_of(x, &p->span);
+        }
+        for (o = 0; o < l->n && r == TE_OK; o++)
+            for (k = 0; (l->arg[o].flags & TE__OUT) && k < l->n && r == TE_OK; k++)
+                if ((i == 0 && te__pair_meets(&l->arg[o], &l->arg[k], false)) || te__pair_meets(&l->arg[o], &l->arg[k], true))
+                    r = te__args_meet(te, te_query_name(l->op), &l->arg[o], &l->arg[k], i);
+        if (r != TE_OK) return r;
+    }
+    return TE_OK;
+}

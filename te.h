@@ -24942,8 +24942,8 @@ static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintpt
 
 /* ---- the words of the list ---- */
 
-/* The formats that a tensor may have: a bit for each te_dtype. */
 enum {
+    /* The formats that a tensor may have: a bit for each te_dtype. */
     TE__AS_F32 = 1 << TE_F32,
     TE__AS_E4M3 = 1 << TE_F8E4M3,
     TE__AS_E8M0 = 1 << TE_F8E8M0,
@@ -24955,10 +24955,8 @@ enum {
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
     TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX, /* elements of whole bytes */
-    TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1
-};
-/* The use, and the liberties. */
-enum {
+    TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1,
+    /* The use, and the liberties. */
     TE__IN = TE_ARG_IN << 16,
     TE__OUT = TE_ARG_OUT << 16,
     TE__INOUT = TE__IN | TE__OUT, /* what stands there counts for what is written */
@@ -44137,6 +44135,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     te__args l;
     te__plan plan;
     te_result result;
+    bool pushed;
     int sm = 0;
     if (!te) return TE_ERR_STATE;
     if ((int)op <= 0 || op >= TE_OP_COUNT || !args || !out) return te__fail(te, TE_ERR_INVALID, "te_explain: an operation, its args and a place for the answer are needed");
@@ -44160,8 +44159,14 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             plan.hopper = plan.edits_maps = sm == 90;
             result = te__ops[op].plan(&plan, &copy);
             if (result == TE_OK) result = plan.result;
-        } else
-            result = te__cuda_plan(te, &plan, op, &copy);
+        } else { /* planning encodes tensor maps: that needs a current CUcontext */
+            te__plan_begin(&plan, te);
+            result = te__cuda_enter(te, &pushed);
+            if (result == TE_OK) {
+                result = te__cuda_plan(te, &plan, op, &copy);
+                te__cuda_leave(pushed);
+            }
+        }
         if (result == TE_OK) te__plan_describe(&plan, out);
         te__plan_end(&plan);
     }

@@ -83,6 +83,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     te__args l;
     te__plan plan;
     te_result result;
+    bool pushed;
     int sm = 0;
     if (!te) return TE_ERR_STATE;
     if ((int)op <= 0 || op >= TE_OP_COUNT || !args || !out) return te__fail(te, TE_ERR_INVALID, "te_explain: an operation, its args and a place for the answer are needed");
@@ -106,8 +107,14 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
             plan.hopper = plan.edits_maps = sm == 90;
             result = te__ops[op].plan(&plan, &copy);
             if (result == TE_OK) result = plan.result;
-        } else
-            result = te__cuda_plan(te, &plan, op, &copy);
+        } else { /* planning encodes tensor maps: that needs a current CUcontext */
+            te__plan_begin(&plan, te);
+            result = te__cuda_enter(te, &pushed);
+            if (result == TE_OK) {
+                result = te__cuda_plan(te, &plan, op, &copy);
+                te__cuda_leave(pushed);
+            }
+        }
         if (result == TE_OK) te__plan_describe(&plan, out);
         te__plan_end(&plan);
     }

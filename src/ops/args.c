@@ -6,8 +6,8 @@
 
 /* ---- the words of the list ---- */
 
-/* The formats that a tensor may have: a bit for each te_dtype. */
 enum {
+    /* The formats that a tensor may have: a bit for each te_dtype. */
     TE__AS_F32 = 1 << TE_F32,
     TE__AS_E4M3 = 1 << TE_F8E4M3,
     TE__AS_E8M0 = 1 << TE_F8E8M0,
@@ -19,10 +19,8 @@ enum {
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
     TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX, /* elements of whole bytes */
-    TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1
-};
-/* The use, and the liberties. */
-enum {
+    TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1,
+    /* The use, and the liberties. */
     TE__IN = TE_ARG_IN << 16,
     TE__OUT = TE_ARG_OUT << 16,
     TE__INOUT = TE__IN | TE__OUT, /* what stands there counts for what is written */

@@ -185,7 +185,7 @@ matrix: $(BUILD)/te_pack
 
 # Each in a folder of its own; CPU tests only, since the sanitizers do not know the driver. +: make sees that it calls itself, and lends its jobs, only where
 # it reads so in the recipe.
-SANITIZED = CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory CFLAGS='-O1 -g -fno-omit-frame-pointer'
+SANITIZED = CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory CFLAGS='-O1 -g1 -fno-omit-frame-pointer'
 
 sanitize: sanitize-address sanitize-thread
 sanitize-address:

@@ -70,7 +70,7 @@ static void add_tensor(bytes *b, const te_tensor *x) {
     if (!n) return;
     if (b->n + n > b->cap) {
         uint8_t *more = (uint8_t *)test_alloc(2 * (b->n + n));
-        memcpy(more, b->data, b->n);
+        if (b->n) memcpy(more, b->data, b->n);
         b->data = more;
         b->cap = 2 * (b->n + n);
     }

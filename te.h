@@ -2335,7 +2335,7 @@ typedef struct te_metadata {
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte
- * changes: any error but a failing read (TE_ERR_IO) leaves all as it was. Entries that the model lacks are ignored with a warning; entries that the
+ * changes: after any error but TE_ERR_IO (a read failed) all is as it was. Entries that the model lacks are ignored with a warning; entries that the
  * file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. Syncs. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is no such entry or it does not fit. */
@@ -2532,8 +2532,8 @@ TE_OP_LIST(TE_OP_OVERLOAD)
 #include <stdlib.h>
 #include <string.h>
 
-/* What these flags allow a compiler (sums in another order, x / y as x * (1 / y), no NaN, no -0) changes codes. gcc names each of them, clang and MSVC
- * the whole; te__arithmetic_is_exact looks for what no macro tells. */
+/* These flags let a compiler sum in another order, compute x / y as x * (1 / y), and ignore NaN and -0: codes would change. gcc defines a macro for
+ * each flag, clang and MSVC one for all of them; te__arithmetic_is_exact finds the flags that define no macro. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
     defined(__NO_SIGNED_ZEROS__) || defined(_M_FP_FAST)
 #error "te.h: -ffast-math (-Ofast, /fp:fast) and its parts would change quantized codes: compile the one file that defines TE_IMPLEMENTATION with -fno-fast-math (/fp:precise) last among its flags; all others may keep theirs"
@@ -3268,7 +3268,7 @@ static inline bool te__ends_with(const char *s, const char *end) {
 
 /* ---- numbers ---- */
 
-/* What the program's locale writes between 0 and 5 in 0.5. */
+/* The text that the program's locale puts between 0 and 5 in 0.5. */
 static inline void te__locale_point(char point[16]) {
     char half[32];
     snprintf(half, sizeof half, "%.1f", 0.5);
@@ -3781,7 +3781,7 @@ static inline bool te__dl_path(void *library, const char *symbol, char *path, si
 #define TE__FLOATS_FPCR 1
 #endif
 
-/* What te__floats_begin found. */
+/* The settings that te__floats_begin found, for te__floats_end. */
 typedef struct te__floats {
     int rounding;     /* of <fenv.h> */
     uint64_t control; /* the register; 0 where there is none */
@@ -3883,7 +3883,7 @@ static inline bool te__file_complain(te__text *why, const char *verb, const char
 
 enum { TE__PATH_NONE = 0, TE__PATH_FILE = 1, TE__PATH_DIR = 2 };
 
-/* What lies at a path, links followed. */
+/* The kind of file at a path, links followed. */
 static inline int te__path_kind(const char *path) {
 #ifdef _WIN32
     te__wide w;
@@ -4155,7 +4155,7 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     return !file->oom;
 }
 
-/* What else than a regular file is there, links followed, or NULL. */
+/* The name of the kind where the path, links followed, leads to something other than a regular file, or NULL. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -4565,7 +4565,7 @@ static const te__lib_spec te__lib_specs[TE__LIB_COUNT] = {
 #endif
 };
 
-/* What one search carries along. */
+/* The arguments and the results of one search. */
 typedef struct te__lib_search {
     const te__lib_spec *spec;
     int newest;      /* toolkit major; 0: any */
@@ -4997,7 +4997,7 @@ typedef struct te__arena {
 
 /* ---- tensors ---- */
 
-/* What the tape knows of a tensor: a slot for its gradient. Views of one value have variables of their own. */
+/* The tape's record of a tensor: a slot for its gradient. Views of one value have variables of their own. */
 typedef struct te__var {
     int refs;
     bool leaf;       /* gradients stay here: a parameter or an input marked by the user */
@@ -5122,7 +5122,7 @@ typedef te_result (*te__op_check_fn)(te_ctx *te, void *args);
 typedef te_result (*te__op_cpu_fn)(te_ctx *te, const void *args);
 typedef te_result (*te__op_plan_fn)(te__plan *p, const void *args);
 
-/* What a context asks of its device. */
+/* The functions that a device gives a context. */
 typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
@@ -5655,7 +5655,7 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->pending = true;
     return TE_OK;
 }
-/* What `s` is given from here on runs after the event; the host does not wait. */
+/* Work given to `s` from here on runs after the event; the host does not wait. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s) return TE_OK;
@@ -24505,7 +24505,7 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Sends off the launches whose kernels are there, from the first one on; `wait`: all of them. Within te's CUcontext. */
+/* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
     while (q->first) {
@@ -25316,7 +25316,7 @@ static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     *period = gcd * size;
 }
 /* Two tensors whose spans meet: do their bytes? Contiguous ones do. The columns of a matrix, or the heads of a packed projection, may alternate: with the
- * periods of both in common, one's runs lie between those of the other. What cannot be told so counts as meeting. */
+ * periods of both in common, one's runs lie between those of the other. Ranges for which neither test decides count as meeting. */
 static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     uint64_t run_x, run_y, a, b, rest, at;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
@@ -30323,7 +30323,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* Plain first; the second list is for products that need more registers. Shared memory: four slots of 64 bytes of k. */
+    /* `heavy` is for products that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
@@ -35176,8 +35176,8 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* What a variable keeps of a gradient, retained: never a tensor with a variable of its own, which could hold, by some way round, the variable that
- * is to hold it. te_tensor_set_main_grad sees to the other half of that: a gradient gets no main gradient. */
+/* The tensor that a variable keeps for a gradient, retained. It never has a variable of its own: that could hold, through others, the variable that
+ * is to hold it, and neither would be freed. For the same reason te_tensor_set_main_grad refuses a gradient. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -36270,7 +36270,7 @@ static te_result te__group_has(te_group *group, const char *what, const char *me
                     group->name, member);
 }
 
-/* What an implementation that failed has not said. */
+/* Completes the error of an implementation that failed without setting one. */
 static te_result te__report_collective(te_group *group, te__collective kind, te_result r) {
     if (r == TE_OK) return r;
     if ((int)r < 0 || (int)r >= TE_RESULT_COUNT)
@@ -36482,7 +36482,7 @@ TE_API te_result te_group_abort(te_group *group, const char *reason) {
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* What a rank brings to a collective. Written by its own thread, before a meeting; read by the others between this meeting and the next. */
+/* A rank's part in a collective. Its own thread writes it before a meeting; the others read it between this meeting and the next. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -36810,7 +36810,8 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. What a rank has sent before it left still comes. */
+/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. A message that was sent before its sender left is
+ * still received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = &hub->box[from * hub->size + to];
     te__wait *w = &hub->wait[to];
@@ -37804,7 +37805,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* What both copies have in common is one tensor: the scale of a whole tensor, the amax of an untransformed one. */
+/* Both copies share one tensor for a value that they have in common: the scale of a whole tensor, the amax of an untransformed one. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -37907,8 +37908,8 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* For what quantizes its own result: the memory of that, and a plain tensor of its value where the scale is not known beforehand. What has no
- * elements is not written by who makes it, nor its scale; and what a group measures together goes through memory of the caller's allocator. */
+/* The result of an operation that quantizes it itself. Codes are written at once where the scale is known beforehand; else the operation writes a
+ * plain tensor, which te__quant_out_close quantizes. So does an empty result, for which no operation would write a scale. */
 typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;
@@ -38556,7 +38557,7 @@ typedef struct te__slots {
     bool kept_pending;
 } te__slots;
 
-/* What a custom recipe's factory said about one slot. */
+/* The answers of a custom recipe's factory for one slot. */
 typedef struct te__custom_slot {
     te__quant_spec spec, child[2];
     bool own_scale; /* delayed, with the module's scale and history */
@@ -38571,7 +38572,7 @@ typedef struct te__custom_slots {
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 3 };
 
-/* What inspection last saw of one slot. */
+/* The last figures that inspection took of one slot. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
@@ -38773,7 +38774,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
     for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
-/* What the factory of this recipe has said, or NULL. */
+/* The answers of this recipe's factory, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
     while (slots && !(slots->factory == r->factory && slots->user == r->user && slots->format == r->format)) slots = slots->next;
@@ -39199,7 +39200,7 @@ static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_c
     return result == TE_OK && te->recording ? te__snapshot_note(te, scaling, call->forward) : result;
 }
 
-/* What te__snapshot_replay changes, and te__snapshot_replayed puts back. */
+/* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
 typedef struct te__replay {
     te__snapshot *outer;
     uint64_t seed, rng_offset;
@@ -39794,7 +39795,7 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* What can fail on this rank alone, up to the meeting. */
+/* All that can fail on this rank alone, up to the meeting. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;
@@ -40109,7 +40110,7 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 
 /* ---- activations ---- */
 
-/* What an activation's backward pass makes of its gradient for the product that made x: sums of columns for a bias, and codes. */
+/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
 typedef struct te__act_grad {
     te_tensor *bias; /* of that product, or NULL: x is its sum with it */
     const te__quant_call *quant; /* NULL: the gradient stays plain */
@@ -40649,7 +40650,7 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
 /* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
  * quantizers and the scaling state; must not know the module tree. */
 
-/* What a module keeps for one of its products: the weight's quantized copy between microbatches. */
+/* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
     te__buffer *buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
@@ -41106,8 +41107,7 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     for (; m && m->parent && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
-/* The path of a module that is being made: from the module on whose create function the program has called. What that will become a child of nobody
- * knows yet. */
+/* The path of a module that is being made. It begins at the module whose create function the program called: that has no parent yet. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -41882,7 +41882,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
 
 /* ---- LayerNorm, RMSNorm ---- */
 
-/* What the three classes with a norm share. */
+/* Parameters that the three classes with a norm share. */
 typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
     bool rms, zero_centered;
@@ -42735,7 +42735,7 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
     return TE_OK;
 }
 
-/* What a graph keeps of the steps that it holds. */
+/* A graph's record of the steps that it holds. */
 enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
 typedef struct te__adam_steps {
     int steps;
@@ -43975,7 +43975,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     te_ctx *te = p->have.te;
     te_result result = TE_OK;
     int i;
-    /* What needs memory comes first, and can be taken back. */
+    /* Allocations come first: they can be undone. */
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
     p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;

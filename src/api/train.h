@@ -45,7 +45,7 @@ typedef struct te_metadata {
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte
- * changes: any error but a failing read (TE_ERR_IO) leaves all as it was. Entries that the model lacks are ignored with a warning; entries that the
+ * changes: after any error but TE_ERR_IO (a read failed) all is as it was. Entries that the model lacks are ignored with a warning; entries that the
  * file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. Syncs. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is no such entry or it does not fit. */

@@ -97,7 +97,7 @@ static inline bool te__ends_with(const char *s, const char *end) {
 
 /* ---- numbers ---- */
 
-/* What the program's locale writes between 0 and 5 in 0.5. */
+/* The text that the program's locale puts between 0 and 5 in 0.5. */
 static inline void te__locale_point(char point[16]) {
     char half[32];
     snprintf(half, sizeof half, "%.1f", 0.5);

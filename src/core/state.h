@@ -100,7 +100,7 @@ typedef struct te__arena {
 
 /* ---- tensors ---- */
 
-/* What the tape knows of a tensor: a slot for its gradient. Views of one value have variables of their own. */
+/* The tape's record of a tensor: a slot for its gradient. Views of one value have variables of their own. */
 typedef struct te__var {
     int refs;
     bool leaf;       /* gradients stay here: a parameter or an input marked by the user */
@@ -225,7 +225,7 @@ typedef te_result (*te__op_check_fn)(te_ctx *te, void *args);
 typedef te_result (*te__op_cpu_fn)(te_ctx *te, const void *args);
 typedef te_result (*te__op_plan_fn)(te__plan *p, const void *args);
 
-/* What a context asks of its device. */
+/* The functions that a device gives a context. */
 typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */

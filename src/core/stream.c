@@ -51,7 +51,7 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->pending = true;
     return TE_OK;
 }
-/* What `s` is given from here on runs after the event; the host does not wait. */
+/* Work given to `s` from here on runs after the event; the host does not wait. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s) return TE_OK;

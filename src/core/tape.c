@@ -45,8 +45,8 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* What a variable keeps of a gradient, retained: never a tensor with a variable of its own, which could hold, by some way round, the variable that
- * is to hold it. te_tensor_set_main_grad sees to the other half of that: a gradient gets no main gradient. */
+/* The tensor that a variable keeps for a gradient, retained. It never has a variable of its own: that could hold, through others, the variable that
+ * is to hold it, and neither would be freed. For the same reason te_tensor_set_main_grad refuses a gradient. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {

@@ -180,7 +180,7 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Sends off the launches whose kernels are there, from the first one on; `wait`: all of them. Within te's CUcontext. */
+/* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
     while (q->first) {

@@ -153,7 +153,7 @@ static te_result te__group_has(te_group *group, const char *what, const char *me
                     group->name, member);
 }
 
-/* What an implementation that failed has not said. */
+/* Completes the error of an implementation that failed without setting one. */
 static te_result te__report_collective(te_group *group, te__collective kind, te_result r) {
     if (r == TE_OK) return r;
     if ((int)r < 0 || (int)r >= TE_RESULT_COUNT)

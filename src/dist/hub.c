@@ -3,7 +3,7 @@
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* What a rank brings to a collective. Written by its own thread, before a meeting; read by the others between this meeting and the next. */
+/* A rank's part in a collective. Its own thread writes it before a meeting; the others read it between this meeting and the next. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -331,7 +331,8 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. What a rank has sent before it left still comes. */
+/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. A message that was sent before its sender left is
+ * still received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = &hub->box[from * hub->size + to];
     te__wait *w = &hub->wait[to];

@@ -225,7 +225,7 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 
 /* ---- activations ---- */
 
-/* What an activation's backward pass makes of its gradient for the product that made x: sums of columns for a bias, and codes. */
+/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
 typedef struct te__act_grad {
     te_tensor *bias; /* of that product, or NULL: x is its sum with it */
     const te__quant_call *quant; /* NULL: the gradient stays plain */

@@ -221,7 +221,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
 
 /* ---- LayerNorm, RMSNorm ---- */
 
-/* What the three classes with a norm share. */
+/* Parameters that the three classes with a norm share. */
 typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
     bool rms, zero_centered;

@@ -1,7 +1,7 @@
 /* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
  * quantizers and the scaling state; must not know the module tree. */
 
-/* What a module keeps for one of its products: the weight's quantized copy between microbatches. */
+/* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
     te__buffer *buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */

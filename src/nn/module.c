@@ -131,8 +131,7 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     for (; m && m->parent && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
-/* The path of a module that is being made: from the module on whose create function the program has called. What that will become a child of nobody
- * knows yet. */
+/* The path of a module that is being made. It begins at the module whose create function the program called: that has no parent yet. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;

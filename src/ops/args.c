@@ -380,7 +380,7 @@ static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     *period = gcd * size;
 }
 /* Two tensors whose spans meet: do their bytes? Contiguous ones do. The columns of a matrix, or the heads of a packed projection, may alternate: with the
- * periods of both in common, one's runs lie between those of the other. What cannot be told so counts as meeting. */
+ * periods of both in common, one's runs lie between those of the other. Ranges for which neither test decides count as meeting. */
 static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     uint64_t run_x, run_y, a, b, rest, at;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;

@@ -32,7 +32,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* What both copies have in common is one tensor: the scale of a whole tensor, the amax of an untransformed one. */
+/* Both copies share one tensor for a value that they have in common: the scale of a whole tensor, the amax of an untransformed one. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -135,8 +135,8 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* For what quantizes its own result: the memory of that, and a plain tensor of its value where the scale is not known beforehand. What has no
- * elements is not written by who makes it, nor its scale; and what a group measures together goes through memory of the caller's allocator. */
+/* The result of an operation that quantizes it itself. Codes are written at once where the scale is known beforehand; else the operation writes a
+ * plain tensor, which te__quant_out_close quantizes. So does an empty result, for which no operation would write a scale. */
 typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;

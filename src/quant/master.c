@@ -258,7 +258,7 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* What can fail on this rank alone, up to the meeting. */
+/* All that can fail on this rank alone, up to the meeting. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;

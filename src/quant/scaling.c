@@ -13,7 +13,7 @@ typedef struct te__slots {
     bool kept_pending;
 } te__slots;
 
-/* What a custom recipe's factory said about one slot. */
+/* The answers of a custom recipe's factory for one slot. */
 typedef struct te__custom_slot {
     te__quant_spec spec, child[2];
     bool own_scale; /* delayed, with the module's scale and history */
@@ -28,7 +28,7 @@ typedef struct te__custom_slots {
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 3 };
 
-/* What inspection last saw of one slot. */
+/* The last figures that inspection took of one slot. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
@@ -230,7 +230,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
     for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
-/* What the factory of this recipe has said, or NULL. */
+/* The answers of this recipe's factory, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
     while (slots && !(slots->factory == r->factory && slots->user == r->user && slots->format == r->format)) slots = slots->next;

@@ -121,7 +121,7 @@ static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_c
     return result == TE_OK && te->recording ? te__snapshot_note(te, scaling, call->forward) : result;
 }
 
-/* What te__snapshot_replay changes, and te__snapshot_replayed puts back. */
+/* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
 typedef struct te__replay {
     te__snapshot *outer;
     uint64_t seed, rng_offset;

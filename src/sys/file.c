@@ -15,7 +15,7 @@ static inline bool te__file_complain(te__text *why, const char *verb, const char
 
 enum { TE__PATH_NONE = 0, TE__PATH_FILE = 1, TE__PATH_DIR = 2 };
 
-/* What lies at a path, links followed. */
+/* The kind of file at a path, links followed. */
 static inline int te__path_kind(const char *path) {
 #ifdef _WIN32
     te__wide w;
@@ -287,7 +287,7 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     return !file->oom;
 }
 
-/* What else than a regular file is there, links followed, or NULL. */
+/* The name of the kind where the path, links followed, leads to something other than a regular file, or NULL. */
 static inline const char *te__path_other_kind(const char *path) {
 #ifdef _WIN32
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;

@@ -10,7 +10,7 @@
 #define TE__FLOATS_FPCR 1
 #endif
 
-/* What te__floats_begin found. */
+/* The settings that te__floats_begin found, for te__floats_end. */
 typedef struct te__floats {
     int rounding;     /* of <fenv.h> */
     uint64_t control; /* the register; 0 where there is none */

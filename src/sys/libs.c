@@ -38,7 +38,7 @@ static const te__lib_spec te__lib_specs[TE__LIB_COUNT] = {
 #endif
 };
 
-/* What one search carries along. */
+/* The arguments and the results of one search. */
 typedef struct te__lib_search {
     const te__lib_spec *spec;
     int newest;      /* toolkit major; 0: any */

@@ -284,7 +284,7 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
     return TE_OK;
 }
 
-/* What a graph keeps of the steps that it holds. */
+/* A graph's record of the steps that it holds. */
 enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
 typedef struct te__adam_steps {
     int steps;

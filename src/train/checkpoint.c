@@ -247,7 +247,7 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     te_ctx *te = p->have.te;
     te_result result = TE_OK;
     int i;
-    /* What needs memory comes first, and can be taken back. */
+    /* Allocations come first: they can be undone. */
     if (!te__st_stage(f)) return TE_ERR_OUT_OF_MEMORY;
     p->value = (te_tensor **)te__alloc_zero(te, ((size_t)p->have.num_values + 1) * sizeof(te_tensor *));
     if (!p->value) return TE_ERR_OUT_OF_MEMORY;

@@ -423,7 +423,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* Plain first; the second list is for products that need more registers. Shared memory: four slots of 64 bytes of k. */
+    /* `heavy` is for products that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);

@@ -39,6 +39,7 @@
 #include "base/hash.c"
 #include "base/lz.c"
 #include "base/text.c"
+#include "base/fields.c"
 
 /* sys: the operating system */
 #include "sys/sys.c"

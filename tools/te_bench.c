@@ -719,7 +719,7 @@ static void host_layer(host_calls *h) {
     te_autocast_desc cast = TE_ZERO;
     te_tensor *y;
     cast.recipe = &h->recipe;
-    cast.disabled = !h->quantized;
+    cast.not_enabled = !h->quantized;
     te_scope_begin(h->te);
     te_autocast_begin(h->te, &cast);
     y = te_forward(h->layer, h->x);
@@ -1341,7 +1341,7 @@ static void run_layer(bench *b, void *arg) {
     args.rotary = &s->rotary;
     args.user = &s->core;
     autocast.recipe = s->recipe;
-    autocast.disabled = !s->recipe;
+    autocast.not_enabled = !s->recipe;
     te_autocast_begin(b->te, &autocast);
     y = te_forward_with(s->layer, &args);
     te_autocast_end(b->te);

@@ -50,7 +50,7 @@ typedef struct te_attention_options {
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
-    bool qkv_weight_not_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)]; qkv_weight_interleaved = False */
+    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)]; qkv_weight_interleaved = False */
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 

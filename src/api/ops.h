@@ -297,7 +297,7 @@ typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
     bool rht;
-    bool no_sign_mask; /* s is all + */
+    bool no_random_sign_mask; /* s is all + */
     bool keep;
     const te_tensor *noop;
 } te_op_nvfp4_amax_args;
@@ -313,7 +313,7 @@ typedef struct te_op_nvfp4_amax_args {
  *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies (amax_col's if that is
  *              NULL), [1]; and no rht with col
  *   swizzled   scales in the layout of te_op_mxfp8_quantize
- *   rht        of the column-wise copy: each 16 rows of a column, times their signs (unless no_sign_mask), times the Hadamard matrix / 4, rounded to
+ *   rht        of the column-wise copy: each 16 rows of a column, times their signs (unless no_random_sign_mask), times the Hadamard matrix / 4, rounded to
  *              bf16; amax, scales and codes are those of the rounded values. Sums are taken as a tensor core takes them: each product is truncated
  *              25 bits below the leading bit of the largest, they are added exactly, and the sum is truncated to f32. A NaN makes the scales of
  *              its blocks NaN, in both copies, and their codes 7 (6)
@@ -335,7 +335,7 @@ typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *amax_row, *amax_col;
     bool two_dimensional;
     bool rht;          /* of the column-wise copy */
-    bool no_sign_mask; /* the transform's signs are all + */
+    bool no_random_sign_mask; /* the transform's signs are all + */
     bool stochastic_rounding;
     uint64_t seed, offset;
     const te_tensor *rng; /* optional */
@@ -352,7 +352,7 @@ typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
     bool columnwise;
-    bool rht, no_sign_mask; /* as the copy was quantized; so are the next two */
+    bool rht, no_random_sign_mask; /* as the copy was quantized; so are the next two */
     bool e4m3_max_256;      /* F = 256 */
     bool swizzled;          /* the layout of the scales */
 } te_op_nvfp4_dequantize_args;
@@ -740,7 +740,7 @@ typedef struct te_op_adam_args {
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
     float lr, beta1, beta2, eps, weight_decay; /* read as they are: no defaults */
     int64_t step;                              /* 1 for the first */
-    bool l2_mode;                              /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
+    bool no_adam_w_mode;                              /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;                   /* bc = 1 */
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;

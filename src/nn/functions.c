@@ -480,7 +480,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     if (!logits || !target) return NULL;
     state.label_smoothing = desc->label_smoothing;
     state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
-    state.reduce = !desc->no_reduce;
+    state.reduce = !desc->no_reduce_loss;
     te__frame_begin(te);
     args.logits = logits;
     args.target = target;

@@ -49,9 +49,6 @@ static void te__linear_release(te_ctx *te, void *state) {
     te__scaling_release(((te__linear_state *)state)->delays);
 }
 
-/* `given`: 0 the default, 1 yes, 2 no. */
-static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
-
 /* x by `spec`: an operand that stays in high precision is x itself. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
 
@@ -275,9 +272,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
         }
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         block = recipe->kind == TE_RECIPE_BLOCK; /* has no other way */
-        gemm.split_accumulator = block || te__split(recipe->split_fprop, false);
-        state.split_dgrad = block || te__split(recipe->split_dgrad, true);
-        state.split_wgrad = block || te__split(recipe->split_wgrad, true);
+        gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
+        state.split_dgrad = block || te__switch(recipe->split_dgrad, true);
+        state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
         if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);

@@ -82,7 +82,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te__mask_args(&in, args);
     in.input = args->input;
     if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->qkv_weight_not_interleaved, o->qkv_format, args->rotary, parts))
+    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
         return te_error_code(m->te);
     te__mask_args(&core, args);
     core.input = parts[0];

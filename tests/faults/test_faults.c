@@ -396,7 +396,7 @@ TE_TEST_DEVICES(tensors_of_another_context) {
     REFUSES(te_model_load(te, test_path("x"), stranger, NULL), TE_ERR_INVALID, "the module belongs to another context", NULL, NULL);
     te_quantizer_desc quantizer = {0};
     quantizer.kind = TE_QUANT_DELAYED;
-    quantizer.scale = te_tensor_full(other, TE_F32, SHAPE(1), 1);
+    quantizer.delayed.scale = te_tensor_full(other, TE_F32, SHAPE(1), 1);
     REFUSED(te_quantizer_create(te, &quantizer), TE_ERR_INVALID, "scale or amax belongs to another context", NULL, NULL);
     /* the other one has heard nothing of all this */
     CHECK_OK(other);
@@ -661,8 +661,8 @@ TE_TEST_DEVICES(quantizers_bytes_of_nan_and_infinity) {
             desc.kind = row[i].kind;
             desc.dtype = row[i].dtype;
             if (desc.kind == TE_QUANT_DELAYED) {
-                desc.scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)row[i].scale);
-                desc.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+                desc.delayed.scale = te_tensor_full(te, TE_F32, SHAPE(1), (double)row[i].scale);
+                desc.delayed.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
             }
             te_quantizer *quantizer = te_quantizer_create(te, &desc);
             te_tensor *q = te_quantize(quantizer, test_tensor(te, formats[f], SHAPE(2, 3), row[i].x));
@@ -671,7 +671,7 @@ TE_TEST_DEVICES(quantizers_bytes_of_nan_and_infinity) {
             CHECK_BYTES("row-wise", by_rows, row[i].code, 6);
             CHECK_BYTES("column-wise", by_columns, row[i].code, 6);
             CHECK(scale_inv == row[i].scale_inv);
-            if (desc.amax) CHECK(test_read(desc.amax)[0] == row[i].amax);
+            if (desc.delayed.amax) CHECK(test_read(desc.delayed.amax)[0] == row[i].amax);
             te_quantizer_destroy(quantizer);
         }
 }

@@ -84,16 +84,16 @@ static te_quantizer_desc kind_of(int i) {
     static const te_quant_kind kind[KINDS] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_BLOCK, TE_QUANT_MXFP8, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_HYBRID};
     te_quantizer_desc d = {0};
     d.kind = kind[i];
-    if (i == 2) d.block_scaling_dim = 1;
+    if (i == 2) d.block.block_scaling_dim = 1;
     d.with_2d_quantization = i == 6;
-    d.with_rht = i == 7;
+    d.nvfp4.with_rht = i == 7;
     if (i == 8) {
         memset(&hybrid_row, 0, sizeof hybrid_row);
         hybrid_col = hybrid_row;
         hybrid_row.kind = TE_QUANT_NVFP4;
         hybrid_col.kind = TE_QUANT_BLOCK;
-        d.rowwise_quantizer = &hybrid_row;
-        d.columnwise_quantizer = &hybrid_col;
+        d.hybrid.rowwise_quantizer = &hybrid_row;
+        d.hybrid.columnwise_quantizer = &hybrid_col;
     }
     return d;
 }
@@ -143,7 +143,7 @@ static operand operand_of(te_ctx *te, te_quantizer_desc d, te_tensor *x) {
     te_tensor *y = quantized(te, d, x);
     te_quantized_view(y, TE_ROWWISE, &o.data, &o.scale);
     o.amax = te_quantized_amax(y, TE_ROWWISE);
-    o.scaling = d.kind == TE_QUANT_BLOCK ? d.block_scaling_dim == 1 ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D : d.kind == TE_QUANT_MXFP8 ? TE_SCALING_MXFP8
+    o.scaling = d.kind == TE_QUANT_BLOCK ? d.block.block_scaling_dim == 1 ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D : d.kind == TE_QUANT_MXFP8 ? TE_SCALING_MXFP8
                 : d.kind == TE_QUANT_NVFP4 ? TE_SCALING_NVFP4 : TE_SCALING_TENSOR;
     keep(o.data);
     keep(o.scale);
@@ -254,8 +254,8 @@ TE_TEST_DEVICES(products_of_copies_that_lie_differently) {
         {"swizzled x unswizzled", {.kind = TE_QUANT_MXFP8, .optimize_for_gemm = true}, {.kind = TE_QUANT_MXFP8}},
         {"nvfp4 swizzled x unswizzled", {.kind = TE_QUANT_NVFP4, .optimize_for_gemm = true}, {.kind = TE_QUANT_NVFP4}},
         {"mxfp8 x nvfp4", {.kind = TE_QUANT_MXFP8}, {.kind = TE_QUANT_NVFP4}},
-        {"transformed x untransformed", {.kind = TE_QUANT_NVFP4, .with_rht = true}, {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true}},
-        {"block x current", {.kind = TE_QUANT_BLOCK, .block_scaling_dim = 1}, {.kind = TE_QUANT_CURRENT}},
+        {"transformed x untransformed", {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true}, {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true}},
+        {"block x current", {.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 1}, {.kind = TE_QUANT_CURRENT}},
     };
     for (int i = 0; i < COUNT(row); i++) {
         test_case("%s", row[i].name);
@@ -511,13 +511,13 @@ TE_TEST_DEVICES(recipes_that_cannot_be) {
     static const int dims[][3] = {{2, 2, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 2}, {2, 0, 0}, {0, 0, 2}};
     for (int i = 0; i < COUNT(dims); i++) {
         te_recipe r = te_recipe_block_scaling();
-        r.x_block_scaling_dim = dims[i][0];
-        r.w_block_scaling_dim = dims[i][1];
-        r.grad_block_scaling_dim = dims[i][2];
+        r.block.x_block_scaling_dim = dims[i][0];
+        r.block.w_block_scaling_dim = dims[i][1];
+        r.block.grad_block_scaling_dim = dims[i][2];
         REFUSES(begin_with(te, &r), TE_ERR_INVALID, "two operands with 128 x 128 blocks do not meet in one product", "at most one of the three may be 2", NULL);
     }
     te_recipe r = te_recipe_block_scaling();
-    r.x_block_scaling_dim = 3;
+    r.block.x_block_scaling_dim = 3;
     REFUSES(begin_with(te, &r), TE_ERR_INVALID, "dimensions 3 (x), 2 (w), 1 (grad); 1 (1 x 128) and 2 (128 x 128) are possible", NULL, NULL);
     r = te_recipe_delayed_scaling();
     r.backward_override = TE_BACKWARD_DEQUANTIZED;
@@ -563,8 +563,8 @@ TE_TEST_DEVICES(weights_of_another_recipe) {
     }
     /* blocks that do not meet are named by the product */
     te_recipe wide = te_recipe_block_scaling(), narrow = wide;
-    narrow.w_block_scaling_dim = 1;
-    narrow.x_block_scaling_dim = 2;
+    narrow.block.w_block_scaling_dim = 1;
+    narrow.block.x_block_scaling_dim = 2;
     init_with(te, &wide);
     te_module *m = linear_of(te, "head");
     te_quantized_model_init_end(te);
@@ -613,7 +613,7 @@ TE_TEST_DEVICES(custom_recipes_that_cannot_be) {
             e = three((te_quant_kind)77, TE_DTYPE_NONE, TE_DTYPE_NONE, TE_DTYPE_NONE), f = three(TE_QUANT_NVFP4, TE_F8E4M3, TE_DTYPE_NONE, TE_DTYPE_NONE), g = a,
             h = three(TE_QUANT_DELAYED, TE_F8E4M3, TE_F8E4M3, TE_F8E4M3);
     g.result = TE_ERR_IO;
-    d.slot[0].block_scaling_dim = 1; /* 2-D weights and gradients: their product is that of dgrad */
+    d.slot[0].block.block_scaling_dim = 1; /* 2-D weights and gradients: their product is that of dgrad */
     struct {
         answers *a;
         te_result code;

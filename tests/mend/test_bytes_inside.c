@@ -26,7 +26,7 @@ TE_TEST(p05_no_field_of_a_recipe_is_forgotten) {
         padding += !field;
     }
     CHECK(padding > 0); /* else this test has shown nothing */
-    a.margin = b.margin = NAN; /* a recipe is the same as itself */
+    a.delayed.margin = b.delayed.margin = NAN; /* a recipe is the same as itself */
     memcpy(&b, &a, sizeof a);
     CHECK(te__recipe_same(&a, &b));
     return;

@@ -33,8 +33,8 @@ static te_recipe recipe_of(const kind_of_step *k) {
                   : k->recipe == TE_RECIPE_MXFP8   ? te_recipe_mxfp8()
                   : k->recipe == TE_RECIPE_NVFP4   ? te_recipe_nvfp4()
                                                    : te_recipe_delayed_scaling();
-    r.amax_history_len = 3;
-    if (k->host_functions) r.amax_fn = largest;
+    if (k->recipe == TE_RECIPE_DELAYED || k->recipe == TE_RECIPE_CUSTOM || k->recipe == TE_RECIPE_NONE) r.delayed.amax_history_len = 3;
+    if (k->host_functions) r.delayed.amax_fn = largest;
     return r;
 }
 
@@ -79,7 +79,7 @@ static void step(run *r, int index, float factor) {
     te_autocast_desc cast = {0};
     float x[ROWS * HIDDEN];
     cast.recipe = &recipe;
-    cast.disabled = r->kind->recipe == TE_RECIPE_NONE;
+    cast.not_enabled = r->kind->recipe == TE_RECIPE_NONE;
     for (int micro = 0; micro <= r->kind->microbatches; micro++) {
         te_forward_args args = {0};
         for (int i = 0; i < ROWS * HIDDEN; i++) x[i] = factor * (float)((i * 37 + index * 11 + micro * 5) % 29 - 14) / 8;
@@ -217,7 +217,7 @@ static void half_step(te_module *m, float value, bool backward) {
     te_ctx *te = te_module_ctx(m);
     te_recipe r = te_recipe_delayed_scaling();
     te_autocast_desc cast = {0};
-    r.amax_history_len = 4;
+    r.delayed.amax_history_len = 4;
     cast.recipe = &r;
     te_scope_begin(te);
     te_autocast_begin(te, &cast);
@@ -355,7 +355,7 @@ static void draw(te_ctx *te, te_tensor *x, int what) {
         break;
     case 3: {
         q.kind = TE_QUANT_NVFP4;
-        q.stochastic_rounding = true;
+        q.nvfp4.stochastic_rounding = true;
         te_quantizer *quantizer = te_quantizer_create(te, &q);
         te_quantize(quantizer, x);
         te_quantizer_destroy(quantizer);

@@ -98,15 +98,15 @@ static te_quantizer_desc quantizer(int i) {
     te_quantizer_desc d;
     memset(&d, 0, sizeof d);
     d.kind = i < 1 ? TE_QUANT_DELAYED : i < 4 ? TE_QUANT_CURRENT : i < 7 ? TE_QUANT_BLOCK : i < 9 ? TE_QUANT_MXFP8 : TE_QUANT_NVFP4;
-    d.power_of_two_scales = i == 2;
+    d.current.power_of_two_scales = i == 2;
     d.dtype = i == 3 ? TE_F8E5M2 : TE_DTYPE_NONE;
-    d.block_scaling_dim = i == 4 ? 1 : 2;
-    d.fp32_scales = i == 6;
+    d.block.block_scaling_dim = d.kind != TE_QUANT_BLOCK ? 0 : i == 4 ? 1 : 2;
+    d.block.fp32_scales = i == 6;
     d.with_2d_quantization = i == 8 || i == 10;
-    d.with_rht = i == 11;
-    d.stochastic_rounding = i == 12;
-    d.row_scaled = i == 13;
-    if (d.row_scaled) d.usage = TE_ROWWISE;
+    d.nvfp4.with_rht = i == 11;
+    d.nvfp4.stochastic_rounding = i == 12;
+    d.nvfp4.row_scaled = i == 13;
+    if (d.nvfp4.row_scaled) d.usage = TE_ROWWISE;
     return d;
 }
 
@@ -203,7 +203,7 @@ static bytes trained(const place *p, const te_recipe *recipe) {
     te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(15, 2, 64), 0, 1);
     te_graph *graph = NULL;
     for (int step = 0; step < 2; step++) {
-        bool capture = step == 1 && !recipe->amax_fn; /* functions of the user's compute on the host */
+        bool capture = step == 1 && !recipe->delayed.amax_fn; /* functions of the user's compute on the host */
         if (capture) te_graph_begin(te);
         te_scope_begin(te);
         te_autocast_desc cast;
@@ -231,7 +231,7 @@ static bytes trained(const place *p, const te_recipe *recipe) {
 TE_TEST_DEVICES(p17_training_does_not_depend_on_flushing_and_rounding) {
     te_recipe recipes[6] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4(), te_recipe_delayed_scaling(),
                             te_recipe_delayed_scaling()};
-    recipes[5].amax_fn = largest;
+    recipes[5].delayed.amax_fn = largest;
     test_on_end(leave_at_end, NULL);
     for (int r = 0; r < COUNT(recipes); r++) {
         place p = {te_ctx_device(te), NULL};

@@ -18,7 +18,7 @@ static result run_chain(te_ctx *te, const chain *c, const te_recipe *r, te_group
     result out;
     te_autocast_desc cast = {0};
     cast.recipe = r;
-    cast.disabled = !r;
+    cast.not_enabled = !r;
     cast.amax_group = group;
     memset(&out, 0, sizeof out);
     for (int step = 0; step < 2; step++) {
@@ -125,7 +125,7 @@ TE_TEST_DEVICES(mlp_equals_its_parts) {
             double limit = epilogue ? 5e-3 : 0; /* 2^-9 from the second rounding */
             te_recipe r = te_recipe_delayed_scaling();
             if (recipes[j]) r = recipes[j]();
-            r.disable_stochastic_rounding = true;
+            r.nvfp4.no_stochastic_rounding = r.kind == TE_RECIPE_NVFP4;
             test_case("case %d, %s", i, recipes[j] ? te_recipe_name(r.kind) : "high precision");
             te_scope_begin(te);
             te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 1)), true);

@@ -117,7 +117,7 @@ TE_TEST_DEVICES(linear_fp8_is_close_and_any_shape_works) {
             te_backward_from(y0, dy);
             float *dx0 = test_read(te_tensor_grad(x)), *dw0 = test_read(te_tensor_grad(w));
             te_recipe r = kind ? te_recipe_current_scaling() : te_recipe_delayed_scaling();
-            r.amax_history_len = 4;
+            if (!kind) r.delayed.amax_history_len = 4;
             te_autocast_desc a = {0};
             a.recipe = &r;
             te_tensor *y1 = NULL;
@@ -180,7 +180,7 @@ static te_module *small_layer(te_ctx *te, te_dtype dtype, int variant) {
     d.apply_residual_connection_post_layernorm = variant == 3;
     d.output_layernorm = variant == 4;
     d.attention.qkv_format = variant == 1 ? TE_BSHD : TE_SBHD;
-    d.attention.qkv_weight_not_interleaved = variant == 1;
+    d.attention.no_qkv_weight_interleaved = variant == 1;
     d.gemm.init.std = d.output_layer_init.std = 0.15f;
     d.gemm.params_dtype = dtype;
     return te_transformer_layer_create(te, &d);

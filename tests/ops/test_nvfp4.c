@@ -238,7 +238,7 @@ static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const 
 }
 static te_op_nvfp4_quantize_args arguments(const options *o) {
     te_op_nvfp4_quantize_args a = {0};
-    a.two_dimensional = o->two, a.rht = o->rht, a.no_sign_mask = o->no_sign, a.stochastic_rounding = o->stochastic;
+    a.two_dimensional = o->two, a.rht = o->rht, a.no_random_sign_mask = o->no_sign, a.stochastic_rounding = o->stochastic;
     a.seed = o->seed, a.offset = o->offset, a.four_over_six = (te_4over6_error)o->four, a.e4m3_max_256 = o->max_256, a.swizzled = o->swizzled;
     return a;
 }
@@ -548,7 +548,7 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     for (int64_t i = 0; i < size + size_col; i++) before[i] = 2.5f;
                     a.amax_row = with_row ? test_guarded_with(te, TE_F32, SHAPE(size), before) : NULL;
                     a.amax_col = with_col ? test_guarded_with(te, TE_F32, SHAPE(size_col), before) : NULL;
-                    a.rht = o.rht, a.no_sign_mask = o.no_sign, a.keep = keep;
+                    a.rht = o.rht, a.no_random_sign_mask = o.no_sign, a.keep = keep;
                     te_op_nvfp4_amax(te, &a);
                     REQUIRE_OK(te);
                     for (int64_t i = 0; i < m; i++) rows[o.per_row ? i : 0] = largest(x + i * n, n, rows[o.per_row ? i : 0]);
@@ -627,7 +627,7 @@ TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
             a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(round_up(rows, 128), groups), scale);
             a.amax = test_tensor(te, TE_F32, SHAPE(per_row ? rows : 1), amax);
             a.y = test_guarded(te, dtype, SHAPE(m, n));
-            a.columnwise = columnwise, a.rht = rht, a.no_sign_mask = !(way & 4);
+            a.columnwise = columnwise, a.rht = rht, a.no_random_sign_mask = !(way & 4);
             te_op_nvfp4_dequantize(te, &a);
             REQUIRE_OK(te);
             if (m > 0 && n > 0) CHECK_TENSOR(a.y, test_rounded(dtype, want, m * n), 0, 0);
@@ -650,7 +650,7 @@ TE_TEST_DEVICES(nvfp4_transform_and_back) {
             m.x = a.x = test_tensor(te, TE_F32, SHAPE(M, N), x);
             m.amax_col = test_guarded(te, TE_F32, SHAPE(1));
             m.rht = a.rht = b.rht = true;
-            m.no_sign_mask = a.no_sign_mask = b.no_sign_mask = no_sign;
+            m.no_random_sign_mask = a.no_random_sign_mask = b.no_random_sign_mask = no_sign;
             te_op_nvfp4_amax(te, &m);
             a.amax_col = b.amax = m.amax_col;
             a.col = test_guarded(te, TE_F4E2M1, SHAPE(N, PADDED));
@@ -695,7 +695,7 @@ TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu) {
                         x.x = a.x = input(te, floats[d], m, n, values, o->misaligned);
                         x.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row ? m : 1));
                         x.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row && !o->one_col ? n : 1));
-                        x.rht = o->rht, x.no_sign_mask = o->no_sign;
+                        x.rht = o->rht, x.no_random_sign_mask = o->no_sign;
                         te_op_nvfp4_amax(te, &x);
                         a.amax_row = x.amax_row, a.amax_col = x.amax_col;
                         a.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(m, ld));
@@ -705,7 +705,7 @@ TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu) {
                         te_op_nvfp4_quantize(te, &a);
                         b.y = te_tensor_zeros(te, floats[d], SHAPE(m, n));
                         b.q = a.col, b.scale = a.col_scale, b.amax = a.amax_col, b.columnwise = true;
-                        b.rht = o->rht, b.no_sign_mask = o->no_sign, b.e4m3_max_256 = o->max_256, b.swizzled = o->swizzled;
+                        b.rht = o->rht, b.no_random_sign_mask = o->no_sign, b.e4m3_max_256 = o->max_256, b.swizzled = o->swizzled;
                         te_op_nvfp4_dequantize(te, &b);
                         REQUIRE_OK(te);
                         const te_tensor *out[7] = {a.row, a.row_scale, a.col, a.col_scale, x.amax_row, x.amax_col, b.y};

@@ -177,11 +177,11 @@ static bool same_part(const char *what, const uint8_t *a, int64_t lda, const uin
 TE_TEST_DEVICES(groups_of_quantizers) {
     static const te_quantizer_desc kinds[] = {
         {.kind = TE_QUANT_CURRENT},
-        {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E5M2, .power_of_two_scales = true},
+        {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E5M2, .current.power_of_two_scales = true},
         {.kind = TE_QUANT_NVFP4},
         {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true},
-        {.kind = TE_QUANT_NVFP4, .with_rht = true},
-        {.kind = TE_QUANT_NVFP4, .four_over_six = TE_4OVER6_MSE, .e4m3_max_256 = true},
+        {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true},
+        {.kind = TE_QUANT_NVFP4, .nvfp4.four_over_six = TE_4OVER6_MSE, .nvfp4.e4m3_max_256 = true},
     };
     for (int k = 0; k < COUNT(kinds); k++)
         for (int n = 1; n <= MAX_RANKS; n++) {
@@ -306,8 +306,8 @@ TE_TEST_DEVICES(groups_scale_by_the_whole_batch) {
             training arg;
             memset(&arg, 0, sizeof arg);
             arg.recipe = k == 0 ? te_recipe_current_scaling() : te_recipe_nvfp4();
-            arg.recipe.disable_stochastic_rounding = true; /* its random numbers go by the row within the tensor */
-            arg.recipe.disable_rht = k == 2;
+            arg.recipe.nvfp4.no_stochastic_rounding = k > 0; /* its random numbers go by the row within the tensor */
+            arg.recipe.nvfp4.no_rht = k == 2;
             arg.ranks = n;
             rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), n, train_part, &arg);
             for (int r = 0; r < n; r++) {
@@ -324,9 +324,9 @@ TE_TEST_DEVICES(groups_of_delayed_scaling) {
                 training arg;
                 memset(&arg, 0, sizeof arg);
                 arg.recipe = te_recipe_delayed_scaling();
-                arg.recipe.amax_history_len = 3;
-                arg.recipe.amax_algo = algo ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
-                arg.recipe.no_reduce_amax = apart;
+                arg.recipe.delayed.amax_history_len = 3;
+                arg.recipe.delayed.amax_algo = algo ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
+                arg.recipe.delayed.no_reduce_amax = apart;
                 arg.ranks = n;
                 rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), n, train_part, &arg);
                 int differ = 0;
@@ -359,9 +359,9 @@ TE_TEST_DEVICES(groups_with_functions_of_ones_own) {
     training arg;
     memset(&arg, 0, sizeof arg);
     arg.recipe = te_recipe_delayed_scaling();
-    arg.recipe.amax_history_len = 3;
-    arg.recipe.amax_fn = largest;
-    arg.recipe.scale_fn = half_scale;
+    arg.recipe.delayed.amax_history_len = 3;
+    arg.recipe.delayed.amax_fn = largest;
+    arg.recipe.delayed.scale_fn = half_scale;
     arg.ranks = 3;
     rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), 3, train_part, &arg);
     for (int r = 0; r < 3; r++)
@@ -378,8 +378,8 @@ TE_TEST_DEVICES(groups_of_several_modules) {
         memset(&arg, 0, sizeof arg);
         arg.recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : kind == TE_RECIPE_CURRENT ? te_recipe_current_scaling() : kind == TE_RECIPE_BLOCK ? te_recipe_block_scaling()
                    : kind == TE_RECIPE_MXFP8 ? te_recipe_mxfp8() : te_recipe_nvfp4();
-        arg.recipe.amax_history_len = 3;
-        arg.recipe.disable_stochastic_rounding = true;
+        if (kind == TE_RECIPE_DELAYED) arg.recipe.delayed.amax_history_len = 3;
+        arg.recipe.nvfp4.no_stochastic_rounding = kind == TE_RECIPE_NVFP4;
         arg.ranks = 4;
         arg.several = true;
         rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), 4, train_part, &arg);
@@ -473,7 +473,7 @@ TE_TEST_DEVICES(groups_that_fail) {
             logging l = {{0}, 0, 0};
             te_quantizer_desc d = {0};
             d.kind = kind ? TE_QUANT_NVFP4 : TE_QUANT_CURRENT;
-            d.with_rht = kind;
+            d.nvfp4.with_rht = kind;
             d.amax_group = logging_group(te, &l);
             te_quantizer *q = te_quantizer_create(te, &d);
             te_tensor *y = te_quantize(q, part(te, TE_BF16, 0, 32, COLS, 0)), *x = part(te, TE_BF16, 5, 32, COLS, 3), *data, *scale;

@@ -36,8 +36,8 @@ static void weight_desc(factory_mode mode, te_quantizer_desc *d) {
     hybrid_row.kind = TE_QUANT_CURRENT;
     hybrid_col.kind = TE_QUANT_BLOCK;
     d->kind = mode == HYBRID_WEIGHTS ? TE_QUANT_HYBRID : mode == PLAIN_WEIGHTS ? TE_QUANT_NONE : mode == FAILS_AT_FC2 ? TE_QUANT_CURRENT : TE_QUANT_CUSTOM;
-    d->rowwise_quantizer = &hybrid_row;
-    d->columnwise_quantizer = &hybrid_col;
+    d->hybrid.rowwise_quantizer = &hybrid_row;
+    d->hybrid.columnwise_quantizer = &hybrid_col;
     d->custom = mode == BREAKS_HALFWAY ? &broken : &eighths;
 }
 static te_result factory(void *user, const te_quantizer_role *role, te_quantizer_desc *d) {
@@ -53,7 +53,7 @@ static te_recipe recipe_with(factory_mode mode) {
 }
 static te_recipe recipe_of(int i) {
     te_recipe r = i == 0 ? te_recipe_delayed_scaling() : i == 1 ? te_recipe_current_scaling() : i == 2 ? te_recipe_block_scaling() : i == 3 ? te_recipe_mxfp8() : te_recipe_nvfp4();
-    if (i == 0) r.amax_history_len = 4;
+    if (i == 0) r.delayed.amax_history_len = 4;
     return i < 5 ? r : recipe_with(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS);
 }
 /* `x` quantized as recipe i quantizes weights (delayed: with scale 1). */
@@ -132,7 +132,7 @@ static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t se
     s->te = te;
     s->recipe = recipe;
     te_seed(te, seed);
-    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = !quantized, .preserve_high_precision_init_val = true});
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = !quantized, .preserve_high_precision_init_val = true});
     s->model = layer_of(te, HIDDEN);
     te_quantized_model_init_end(te);
     s->adam = te_fused_adam_create(te, s->model, &(te_fused_adam_desc){.lr = 0.01f, .weight_decay = 0.1f, .max_grad_norm = 1});
@@ -205,7 +205,7 @@ TE_TEST_DEVICES(weights_of_products_alone_are_quantized) {
         census c = {i, 0, 0};
         te_recipe r = recipe_of(i);
         test_case("%s", recipe_text[i]);
-        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .disabled = true};
+        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .not_enabled = true};
         te_quantized_model_init_begin(te, &on);
         te_module *all[6];
         all[0] = layer_of(te, HIDDEN);
@@ -275,7 +275,7 @@ TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
                 te_recipe r = recipe_of(i);
                 if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
                 te_seed(te, 6);
-                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
+                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = twin});
                 te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .gemm.fuse_wgrad_accumulation = variant == 2});
                 te_quantized_model_init_end(te);
                 te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));
@@ -316,7 +316,7 @@ TE_TEST_DEVICES(delayed_weights_take_up_the_scale_of_their_module) {
         te_scope_begin(te);
         te_quantized_view(w, TE_ROWWISE, NULL, &scale);
         CHECK(test_read(scale)[0] == 1 / s);
-        te_quantizer_desc d = {.kind = TE_QUANT_DELAYED, .scale = te_tensor_from_f32(te, TE_F32, SHAPE(1), &s)};
+        te_quantizer_desc d = {.kind = TE_QUANT_DELAYED, .delayed.scale = te_tensor_from_f32(te, TE_F32, SHAPE(1), &s)};
         te_quantizer *q = te_quantizer_create(te, &d);
         bytes got = no_bytes(), want = no_bytes();
         put_whole(&got, w);
@@ -524,7 +524,7 @@ TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
 
 TE_TEST_DEVICES(raw_data_that_cannot_move) {
     te_quantizer_desc d = {.kind = TE_QUANT_CURRENT}, mx = {.kind = TE_QUANT_MXFP8}, turned = {.kind = TE_QUANT_CURRENT, .usage = TE_COLUMNWISE}, own = {.kind = TE_QUANT_CUSTOM, .custom = &eighths};
-    te_quantizer_desc hybrid = {.kind = TE_QUANT_HYBRID, .rowwise_quantizer = &mx, .columnwise_quantizer = &d};
+    te_quantizer_desc hybrid = {.kind = TE_QUANT_HYBRID, .hybrid.rowwise_quantizer = &mx, .hybrid.columnwise_quantizer = &d};
     const te_quantizer_desc *all[] = {&d, &mx, &turned, &own, &hybrid};
     te_tensor *x[5], *value = test_tensor(te, TE_BF16, SHAPE(4, 32), test_normal(128, 1)), *room = te_tensor_zeros(te, TE_U8, SHAPE(4096));
     bytes before = no_bytes(), after = no_bytes();

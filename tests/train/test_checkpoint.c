@@ -23,7 +23,7 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
     s->te = te;
     s->fp8 = kind != TE_RECIPE_NONE;
     s->recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : te_recipe_current_scaling();
-    s->recipe.amax_history_len = 4;
+    if (kind == TE_RECIPE_DELAYED) s->recipe.delayed.amax_history_len = 4;
     te_seed(te, seed);
     s->model = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4,
                                                                            .attention.num_gqa_groups = 2, .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
@@ -36,7 +36,7 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
 static double train(session *s, int step) {
     te_scope_begin(s->te);
     te_tensor *x = test_tensor(s->te, TE_BF16, SHAPE(8, 2, 32), test_normal(8 * 2 * 32, 100 + (uint64_t)step));
-    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &s->recipe, .disabled = !s->fp8});
+    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &s->recipe, .not_enabled = !s->fp8});
     te_tensor *y = te_forward(s->model, x);
     te_autocast_end(s->te);
     te_tensor *loss = te_mse_loss(y, te_scale(x, -0.5f));

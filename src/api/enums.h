@@ -74,13 +74,18 @@ typedef enum te_activation {
 /* The order of dimensions of queries, keys and values. */
 typedef enum te_qkv_format {
     TE_SBHD = 0, /* [s, b, H, d] */
-    TE_BSHD = 1  /* [b, s, H, d] */
+    TE_BSHD = 1, /* [b, s, H, d] */
+    TE_THD = 2   /* [sum of s, H, d], packed, with the starts of sequences in cu_seqlens: not yet */
 } te_qkv_format;
 
 /* Which keys j query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,            /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */
-    TE_MASK_NONE = 1,               /* all */
-    TE_MASK_CAUSAL = 2,             /* j <= i */
-    TE_MASK_CAUSAL_BOTTOM_RIGHT = 3 /* j <= i + s_kv - s_q */
+    TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */
+    TE_MASK_NONE = 1,                /* all */
+    TE_MASK_CAUSAL = 2,              /* j <= i */
+    TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
+    TE_MASK_PADDING = 4,                     /* those within the lengths of i's sequence: not yet, as all that follow */
+    TE_MASK_PADDING_CAUSAL = 5,              /* and j <= i */
+    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* and j <= i + length of keys - length of queries */
+    TE_MASK_ARBITRARY = 7                    /* those that a tensor leaves */
 } te_attn_mask;

@@ -145,6 +145,7 @@
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions
+ *     options     groups of options that several modules have
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
  *     train       optimizers, checkpoints

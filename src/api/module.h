@@ -23,8 +23,10 @@ typedef struct te_forward_args {
     te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
-    te_attn_mask mask;                 /* of attention; 0 => the module's own */
-    te_window window;                  /* of attention; not on => the module's own */
+    const te_rotary_desc *rotary_key;  /* not yet: rotates keys; NULL => as queries */
+    te_attention_call attention;       /* for modules with attention */
+    te_cross_attention_call cross;     /* for a decoder's cross attention */
+    bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */

@@ -19,6 +19,7 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */

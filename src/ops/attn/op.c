@@ -1,6 +1,9 @@
 /* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
  * Knows tensors; must not know which backend runs. */
 
+/* Masks that have their names and not yet their work. */
+static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
+
 /* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format, int64_t s, int64_t b,
                                      int64_t heads, int64_t d, const char *like) {
@@ -45,7 +48,8 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (r != TE_OK) return r;
     if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
     if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_CAUSAL_BOTTOM_RIGHT)
-        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)a->mask);
+        return te__fail(te, te__mask_is_later(a->mask) ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: mask is %d%s; TE_MASK_NONE (1) to TE_MASK_CAUSAL_BOTTOM_RIGHT (3) are possible", op,
+                        (int)a->mask, te__mask_is_later(a->mask) ? ", which is not there yet" : "");
     if (!a->window.on) a->window.left = a->window.right = -1;
     if (a->window.left < -1 || a->window.right < -1)
         return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->window.left,

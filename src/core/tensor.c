@@ -33,7 +33,7 @@ static int64_t te__numel(const te_tensor *x) {
     return n;
 }
 /* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
-static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return ((size_t)cols * (size_t)te_dtype_bits(dtype) + 7) / 8; }
+static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8); }
 /* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
@@ -207,7 +207,7 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* Of 64 bits each: the size in bytes has room to spare. */
+/* Even with 64 bits each, their bytes fit into an int64_t. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* A tensor without memory; belongs to the innermost scope. */
@@ -216,6 +216,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
     char text[TE__SHAPE_TEXT];
     int i;
     int64_t n = 1;
+    bool empty = false;
     if (!te) return NULL;
     if (te_dtype_bits(dtype) == 0) {
         te__fail(te, TE_ERR_DTYPE, "tensor: %d is not a number format (see te_dtype)", (int)dtype);
@@ -231,6 +232,12 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
             return NULL;
         }
         if (shape[i] > 0) n *= shape[i];
+        else empty = true;
+    }
+    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) { /* only where addresses have 32 bits */
+        te__fail(te, TE_ERR_SHAPE, "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits", te_dtype_name(dtype),
+                 te__dims_text(ndim, shape, text), (long long)PTRDIFF_MAX, (int)(8 * sizeof(void *)));
+        return NULL;
     }
     if (!te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))) return NULL;
     x = (te_tensor *)te__alloc_zero(te, sizeof(te_tensor));

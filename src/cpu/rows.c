@@ -56,6 +56,13 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
     }
 }
 
+/* To an integer format: truncated and saturated, as the GPU does it; NaN gives 0. */
+static int64_t te__truncate(float f, te_dtype dtype) {
+    if (f != f) return 0;
+    if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
+    if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
+    return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
+}
 static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
     int64_t i;
     if (n == 0) return;
@@ -88,17 +95,17 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     }
     case TE_U8: {
         uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (uint8_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (uint8_t)te__truncate(in[i], dtype);
         break;
     }
     case TE_I32: {
         int32_t *p = (int32_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int32_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (int32_t)te__truncate(in[i], dtype);
         break;
     }
     case TE_I64: {
         int64_t *p = (int64_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int64_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (int64_t)te__truncate(in[i], dtype);
         break;
     }
     default: break;

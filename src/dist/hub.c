@@ -67,6 +67,8 @@ struct te_thread_hub {
     char text[TE__WHY_TEXT + 64];
 };
 
+static te__mailbox *te__hub_box(const te_thread_hub *hub, int from, int to) { return &hub->box[(size_t)from * (size_t)hub->size + (size_t)to]; }
+
 static void te__hub_drop_mail(te_thread_hub *hub) {
     size_t i, n = (size_t)hub->size * (size_t)hub->size;
     for (i = 0; i < n; i++) {
@@ -102,7 +104,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
     hub->seat = (te__seat *)calloc((size_t)size, sizeof(te__seat));
     hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
     hub->wait = (te__wait *)calloc((size_t)size, sizeof(te__wait));
-    hub->box = (te__mailbox *)calloc((size_t)size * (size_t)size, sizeof(te__mailbox));
+    hub->box = (te__mailbox *)calloc((size_t)size, (size_t)size * sizeof(te__mailbox));
     if (hub->seat && hub->post && hub->wait && hub->box) return hub;
     te__hub_free(hub);
     return NULL;
@@ -217,7 +219,7 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     int k;
     if (w->kind == TE__WAITS_NOT || w->live) return true;
     if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* an error comes */
-    if (w->kind == TE__WAITS_MESSAGE) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
+    if (w->kind == TE__WAITS_MESSAGE) return te__hub_box(hub, w->from, i)->first || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
         if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
@@ -305,7 +307,7 @@ static te__mail *te__mail_create(te_result result, size_t bytes) {
 
 /* Takes the message. */
 static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m, char *text) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te_result r = TE_OK;
     te__mutex_lock(&hub->mutex);
     if (te__hub_is_over(hub) || hub->seat[to] == TE__SEAT_LEFT) {
@@ -334,7 +336,7 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
 /* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. A message that was sent before its sender left is
  * still received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];
     te__mail *m = NULL;
     te__mutex_lock(&hub->mutex);
@@ -357,7 +359,7 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
 
 /* The receiver cannot take its next message. */
 static void te__mail_skip(te_thread_hub *hub, int from, int to) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te__mail *m;
     te__mutex_lock(&hub->mutex);
     m = te__mailbox_pop(box);

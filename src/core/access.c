@@ -349,7 +349,7 @@ TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype) {
 }
 TE_API te_tensor *te_tensor_detach(te_tensor *x) { return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x); }
 
-/* ---- looking ---- */
+/* ---- properties ---- */
 
 TE_API te_ctx *te_tensor_ctx(const te_tensor *x) { return x ? x->te : NULL; }
 TE_API te_dtype te_tensor_dtype(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }

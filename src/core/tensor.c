@@ -73,12 +73,12 @@ static int64_t te__end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return x->offset + (last + 1) * te__dtype_size(x->dtype);
 }
-/* Somebody wrote, or is about to write, the memory of x. */
+/* The memory of x was written, or is about to be. */
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
     if (x->te->capture) b->written = x->te->capture->id;
-    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may look at another part */
+    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may have saved another part */
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
             te__buffer_touch_part(b, x->offset, end);
@@ -144,7 +144,7 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
                     x->quantized ? "is quantized: te_dequantize it first"
                                  : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
 }
-/* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
+/* Fails for tensors of te_tensor_describe; quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */
@@ -349,7 +349,7 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
-/* Lets go of what hooks have packed (core/saved.c). */
+/* Drops the handles that hooks have packed (core/saved.c). */
 static void te__saved_free(te_ctx *te, te__node *node) {
     int i;
     if (!node->packed) return;
@@ -410,7 +410,7 @@ static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     }
     te->num_live = kept;
 }
-/* Lets go of what the innermost frame holds, but for `keep`. */
+/* Releases the tensors of the innermost frame, except `keep`. */
 static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
     te__frame_end(te, keep, num_keep);
     te->num_scopes++;

@@ -4,7 +4,7 @@
 /* Elements index .. index + n - 1 of an array of `dtype`. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
     int64_t i;
-    if (n == 0) return; /* and then there may be no memory at all */
+    if (n == 0) return; /* the arrays may be NULL then */
     switch (dtype) {
     case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
     case TE_F16: {
@@ -113,14 +113,14 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
 }
 
 static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-/* One NaN for all, the GPU's: which of them a sum or a product gives is else the processor's choice. */
+/* Makes every NaN the GPU's: the NaN that a sum or a product gives depends on the processor otherwise. */
 static void te__one_nan(float *v, int64_t n) {
     int64_t i;
     for (i = 0; i < n; i++)
         if (te__is_nan_bits(v[i])) v[i] = te__bits_f32(0x7fffffffu);
 }
 
-/* One element, for code that is not in a hurry. */
+/* One element: slow. */
 static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
     float f = 0.0f;
     te__load_row(data, dtype, index, 1, &f);

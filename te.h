@@ -408,6 +408,9 @@ typedef struct te_memory_stats {
     size_t device_total;    /* 0 on the CPU */
     uint64_t allocs;        /* requests so far */
     uint64_t device_allocs; /* requests that the cache could not serve */
+    size_t pinned;          /* bytes of pinned host memory, in use or cached */
+    size_t offloaded;       /* bytes that te_cpu_offload_begin has copied there for a backward pass to come */
+    uint64_t copied_out, copied_in; /* bytes so far, to pinned memory and back */
 } te_memory_stats;
 
 /* The figures so far; all 0 for NULL. */
@@ -612,6 +615,25 @@ typedef struct te_saved_tensors_hooks {
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks);
 /* The end of the innermost region. TE_ERR_STATE without a beginning. */
 TE_API te_result te_saved_tensors_end(te_ctx *te);
+
+/* A region of CPU offload; zero-initialised. */
+typedef struct te_cpu_offload_desc {
+    float fraction;       /* of the bytes that nodes save, spread evenly over the region; 0 => all */
+    int64_t min_bytes;    /* smaller tensors stay on the device; 0 => 512 KiB */
+    int64_t window_bytes; /* device memory for copies under way and for what the backward pass needs first; 0 => twice the largest tensor that goes out */
+} te_cpu_offload_desc;
+/* CPU offload: activations that nodes between these save go to pinned host memory on a stream of their own while the forward pass goes on, and come back ahead
+ * of their use while the backward pass runs. No bit changes. Parameters stay, and so does what a scope of the caller's holds: the outputs of layers that it calls one by
+ * one; a module that calls them (te_sequential_create, a class of the user's) holds none. At most window_bytes more are on the device than the fraction says. The device
+ * waits where its link is slower than the computation; the host waits only while pinned memory is taken from the driver, which is done once (te_memory_trim gives
+ * it back). On the CPU backend the copies are made all the same.
+ *
+ * desc: copied; NULL => everything. Nests; inside te_saved_tensors_begin .. _end it takes the place of those hooks. Errors: TE_ERR_INVALID for a value outside
+ * its range, TE_ERR_OUT_OF_MEMORY in the call that saves for want of pinned memory, TE_ERR_STATE in a graph's capture. te_memory_get_stats counts the
+ * bytes. Source: transformer_engine.pytorch.get_cpu_offload_context. */
+TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc);
+/* The end of the innermost region. TE_ERR_STATE where that is none of te_cpu_offload_begin. */
+TE_API te_result te_cpu_offload_end(te_ctx *te);
 
 /* ==== api/ops.h ================================================================================================= */
 
@@ -2490,6 +2512,7 @@ TE_API te_jit_stats te_jit_get_stats(te_ctx *te);
 #if defined(__cplusplus) && (!defined(TE_STATIC) || defined(TE_IMPLEMENTATION))
 static inline te_ctx *te_ctx_create(const te_ctx_desc &desc) { return te_ctx_create(&desc); }
 static inline te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc &desc) { return te_checkpoint(te, &desc); }
+static inline te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc &desc) { return te_cpu_offload_begin(te, &desc); }
 static inline te_group *te_group_create(te_ctx *te, const te_group_desc &desc) { return te_group_create(te, &desc); }
 static inline te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc &desc) { return te_quantizer_create(te, &desc); }
 static inline te_result te_autocast_begin(te_ctx *te, const te_autocast_desc &desc) { return te_autocast_begin(te, &desc); }
@@ -4926,6 +4949,7 @@ typedef struct te__event {
     void *handle;
     const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
     bool pending;             /* recorded, and not known to have passed */
+    bool awaited;             /* the context's own stream has been told to wait for it: whatever comes there from then on runs behind it */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -4959,6 +4983,8 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
+    struct te__offloaded *offloaded; /* core/offload.c: its copy in host memory, or NULL */
+    uint64_t kept_version; /* core/offload.c has decided to leave this version on the device */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -4994,6 +5020,17 @@ typedef struct te__arena {
     uint64_t launched_at; /* the last one, in te->writes */
     te__pool pool;     /* its lists */
 } te__arena;
+
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (core/offload.c). */
+typedef struct te__offloaded {
+    struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
+    int refs;          /* saved tensors that wait for it */
+    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
+    uint64_t version;  /* of buffer, when the bytes were the same */
+    bool inside;       /* the window */
+    size_t bytes;
+    te__pinned *host;
+} te__offloaded;
 
 /* ---- tensors ---- */
 
@@ -5064,6 +5101,7 @@ struct te_tensor {
     te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
     int64_t offset;     /* bytes */
     bool requires_grad;
+    bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
@@ -5342,6 +5380,7 @@ struct te_ctx {
     te__stream *streams;
     te__event *spare_events;
     te__pinned *pinned;
+    struct te__offload *offload; /* core/offload.c; NULL before the first region */
     te__block *blocks;   /* all host memory of the context */
     te__guest *guests;
     int64_t process_id; /* where it was made, and te__forks there */
@@ -5631,7 +5670,7 @@ static te__event *te__event_create(te_ctx *te) {
         e->te = te;
     }
     e->refs = 1;
-    e->pending = false;
+    e->pending = e->awaited = false;
     e->stream = NULL;
     return e;
 }
@@ -5653,14 +5692,17 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     if (result != TE_OK) return result;
     e->stream = s;
     e->pending = true;
+    e->awaited = false;
     return TE_OK;
 }
 /* Work given to `s` from here on runs after the event; the host does not wait. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
-    if (!e || !e->pending || e->stream == s) return TE_OK;
+    if (!e || !e->pending || e->stream == s || (!s && e->awaited)) return TE_OK;
     result = te__refuse_stream(te);
-    return result == TE_OK ? te->device->stream_wait(te, s, e->handle) : result;
+    if (result == TE_OK) result = te->device->stream_wait(te, s, e->handle);
+    if (result == TE_OK && !s) e->awaited = true;
+    return result;
 }
 /* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
 static bool te__event_passed(te__event *e) {
@@ -5737,6 +5779,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
         return NULL;
     }
     p->taken = true;
+    te->pool.stats.pinned += p->capacity;
     p->next = te->pinned;
     te->pinned = p;
     return p;
@@ -5758,6 +5801,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
         *at = p->next;
         te__pinned_wait(p);
         te__event_release(p->used);
+        te->pool.stats.pinned -= p->capacity;
         if (!te__is_forked(te)) te->device->pinned_release(te, p->data, p->capacity);
         te__free(te, p, sizeof(*p));
     }
@@ -5848,7 +5892,7 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
     if (total_bytes) snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused), te__bytes_text(total_bytes, total));
     return te__fail(te, TE_ERR_OUT_OF_MEMORY,
                     "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, te_scope_begin/te_scope_end "
-                    "around each step, or activation checkpointing need less",
+                    "around each step, te_checkpoint or te_cpu_offload_begin need less",
                     te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
 }
 
@@ -5910,8 +5954,9 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    if (te__event_passed(used) || (!pool->spare && !te__pool_add_spare(te, pool))) {
-        te__event_synchronize(used);
+    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block, does already */
+    if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
+        if (waits) te__event_synchronize(used);
         te__event_release(used);
         te__pool_keep(te, data, capacity);
         return;
@@ -5930,7 +5975,7 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__free_block *b, **at = &pool->pending;
     while ((b = *at) != NULL) {
         if (wait) te__event_synchronize(b->used);
-        if (!te__event_passed(b->used)) {
+        if (!b->used->awaited && !te__event_passed(b->used)) {
             at = &b->next;
             continue;
         }
@@ -6112,6 +6157,7 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
+    if (b->offloaded) b->offloaded->buffer = NULL; /* it watched */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
     } else if (b->used) { /* the owner of foreign memory knows of no event */
@@ -6283,6 +6329,7 @@ static int64_t te__end(const te_tensor *x) {
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
+    if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream reads what stands there */
     if (x->te->capture) b->written = x->te->capture->id;
     if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may look at another part */
         int64_t end = te__end(x);
@@ -6294,19 +6341,25 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* The plain tensors that hold the value of x. */
+/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may be NULL. Returns their number. */
 enum { TE__MAX_PARTS = 6 };
-static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
-    te__quantized *q = x->quantized;
-    part[0] = x;
+static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
+    te__quantized *q = (*x)->quantized;
+    slot[0] = x;
     if (!q) return 1;
-    part[0] = q->row.data;
-    part[1] = q->row.scale;
-    part[2] = q->row.amax;
-    part[3] = q->col.data;
-    part[4] = q->col.scale;
-    part[5] = q->col.amax;
+    slot[0] = &q->row.data;
+    slot[1] = &q->row.scale;
+    slot[2] = &q->row.amax;
+    slot[3] = &q->col.data;
+    slot[4] = &q->col.scale;
+    slot[5] = &q->col.amax;
     return TE__MAX_PARTS;
+}
+static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
+    te_tensor **slot[TE__MAX_PARTS];
+    int i, n = te__part_slots(&x, slot);
+    for (i = 0; i < n; i++) part[i] = *slot[i];
+    return n;
 }
 /* A tape node saves x now. */
 static void te__note_saved(te_tensor *x) {
@@ -6640,12 +6693,12 @@ TE_API void te_scope_end(te_ctx *te) {
  *
  *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
  *     te__copy_in(s, x, host, at)    and back
- *     te__await(x)                   operations that come read what was copied in, and may write what is copied out
+ *     te__await(x)                   operations that come read what was copied in
  *
  * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
  * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before goes to nobody
- * until the event has passed (te__pool_release), so x may be released at once. An operation that is called between te__copy_in and te__await reads
- * anything; so does one after te__copy_out that writes x. */
+ * until the event has passed, or until the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x, by whatever calls
+ * te__touch, waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads anything. */
 
 /* Puts the copy between all that came before it and an event that the memory remembers. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
@@ -6659,6 +6712,8 @@ static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p,
     if (result == TE_OK) {
         result = te__event_record(after, s);
         if (result == TE_OK) {
+            if (out) te->pool.stats.copied_out += bytes;
+            else te->pool.stats.copied_in += bytes;
             te__event_release(b->used);
             te__event_release(p->used);
             b->used = te__event_retain(after);
@@ -6693,7 +6748,7 @@ static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at,
 }
 static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
     te_result result = te__transfer(s, x, host, at, false);
-    te__touch(x);
+    if (x->buffer) te__buffer_touch(x->buffer);
     return result;
 }
 static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK; }
@@ -35091,7 +35146,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     }
     for (i = 0; i < node->num_saved; i++) {
         te_tensor *x = node->saved[i];
-        if (!x || (x->var && x->var->leaf)) continue;
+        if (!x || x->is_weight || (x->var && x->var->leaf)) continue;
         node->packed[i] = node->hooks.pack(node->hooks.user, x);
         if (te->error_code != TE_OK) return te->error_code;
         if (!node->packed[i]) continue;
@@ -35125,6 +35180,335 @@ static te_result te__saved_unpack(te_ctx *te, te__node *node) {
         node->saved[i] = te_tensor_retain(x);
     }
     return TE_OK;
+}
+
+/* ==== core/offload.c ============================================================================================ */
+
+/* core/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the forward and the backward pass. Knows
+ * hooks, buffers and transfers; must not know what the tensors mean.
+ *
+ * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it (te__offloaded). Buffers stand in one list, in
+ * the order in which nodes last saved them, which is the reverse of the order in which the backward pass needs them:
+ *
+ *     oldest | host memory alone ............ | inside the window: on the device too | newest
+ *
+ * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. What is pushed out at the old end waits for its copy, on
+ * the device, and gives up its device memory: nobody else's is touched. Backward: the window moves the other way. The buffers that nodes have read leave it, and
+ * the next older ones are copied in. So the memory that a copy needs on the way is bounded, copies run up to a window's length ahead of their
+ * use, and what the backward pass needs first has never left. */
+
+enum { TE__OFFLOAD_LEAST = 512 << 10 };
+typedef struct te__offload_region {
+    te_ctx *te; /* whose list it is: hooks get the region alone */
+    float fraction;
+    int64_t min_bytes, window_bytes;
+    uint64_t offered, sent; /* bytes */
+} te__offload_region;
+typedef struct te__offload {
+    te__offload_region region[TE__MAX_HOOKS];
+    int num_regions;
+    te__stream *out, *in;
+    te__offloaded *oldest, *newest;
+    te__offloaded *inside; /* the oldest inside the window; NULL: it is empty */
+    size_t inside_bytes, window;
+    size_t largest; /* that went out: two of them are the window of a region that names none */
+} te__offload;
+
+/* A tensor that a node has saved, and whose buffers, or some of them, have gone out. */
+typedef struct te__offloaded_tensor {
+    te_tensor *x; /* without the memory of these */
+    te__offloaded *part[TE__MAX_PARTS]; /* NULL: it has stayed */
+} te__offloaded_tensor;
+
+/* ---- the list and its window ---- */
+
+static void te__offload_unlink(te__offload *o, te__offloaded *e) {
+    if (o->inside == e) o->inside = e->newer;
+    *(e->older ? &e->older->newer : &o->oldest) = e->newer;
+    *(e->newer ? &e->newer->older : &o->newest) = e->older;
+    e->older = e->newer = NULL;
+}
+static void te__offload_append(te__offload *o, te__offloaded *e) {
+    e->older = o->newest;
+    *(o->newest ? &o->newest->newer : &o->oldest) = e;
+    o->newest = e;
+}
+
+/* Holds its device memory from here on. The entry stands right before the window, or at the list's new end. */
+static void te__offload_enter(te__offload *o, te__offloaded *e) {
+    e->inside = true;
+    o->inside_bytes += e->bytes;
+    if (!o->inside || e->newer == o->inside) o->inside = e;
+}
+/* Gives that memory up. */
+static void te__offload_leave(te__offload *o, te__offloaded *e) {
+    te__buffer *b = e->buffer;
+    if (!e->inside) return;
+    e->inside = false;
+    o->inside_bytes -= e->bytes;
+    if (o->inside == e) o->inside = e->newer;
+    te__buffer_release(b); /* may end it, and e->buffer with it */
+}
+
+/* Forgets the device memory that it watches: the bytes there are others now. */
+static void te__offload_unwatch(te__offloaded *e) {
+    if (e->buffer) e->buffer->offloaded = NULL;
+    e->buffer = NULL;
+}
+
+/* One saved tensor less waits for it. */
+static void te__offload_drop(te_ctx *te, te__offloaded *e) {
+    te__offload *o = te->offload;
+    if (--e->refs > 0) return;
+    te__offload_unlink(o, e);
+    te->pool.stats.offloaded -= e->bytes;
+    if (e->inside) {
+        te__buffer *b = e->buffer;
+        o->inside_bytes -= e->bytes;
+        te__offload_unwatch(e);
+        te__buffer_release(b);
+    } else {
+        te__offload_unwatch(e);
+    }
+    te__pinned_give(e->host);
+    te__free(te, e, sizeof(*e));
+}
+
+/* ---- forward ---- */
+
+/* Copies b out. NULL with an error. */
+static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
+    te__offload *o = te->offload;
+    te__offloaded *e = (te__offloaded *)te__alloc_zero(te, sizeof(te__offloaded));
+    if (!e) return NULL;
+    e->host = te__pinned_take(te, b->bytes);
+    if (!e->host || te__transfer_queue(o->out, b, e->host, b->data, e->host->data, b->bytes, true) != TE_OK) {
+        te__pinned_give(e->host);
+        te__free(te, e, sizeof(*e));
+        return NULL;
+    }
+    e->buffer = b;
+    e->version = b->version;
+    e->bytes = b->bytes;
+    b->offloaded = e;
+    te->pool.stats.offloaded += e->bytes;
+    if (e->bytes > o->largest) o->largest = e->bytes;
+    return e;
+}
+
+/* The copy of the buffer that x lies in, made now if there is none; *e NULL: the buffer stays on the device. Of the bytes that are offered the region's
+ * fraction goes out, evenly from the first to the last. */
+static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
+    te__offload *o = te->offload;
+    te__buffer *b = x ? x->buffer : NULL;
+    *e = NULL;
+    if (!b || b->capacity == 0 || b->arena || (int64_t)b->bytes < r->min_bytes || b->kept_version == b->version) return TE_OK;
+    if (b->offloaded && b->offloaded->version != b->version) te__offload_unwatch(b->offloaded);
+    if (!b->offloaded) {
+        r->offered += b->bytes;
+        if ((double)(r->sent + b->bytes) > (double)r->fraction * (double)r->offered) {
+            b->kept_version = b->version;
+            return TE_OK;
+        }
+        *e = te__offload_send(te, b);
+        if (!*e) return te_error_code(te);
+        r->sent += b->bytes;
+    } else {
+        *e = b->offloaded;
+        te__offload_unlink(o, *e);
+    }
+    te__offload_append(o, *e);
+    (*e)->refs++;
+    if ((*e)->inside) {
+        if (!o->inside) o->inside = *e; /* it was the window's only one */
+    } else {
+        b->refs++;
+        te__offload_enter(o, *e);
+    }
+    o->window = r->window_bytes ? (size_t)r->window_bytes : 2 * o->largest;
+    while (o->inside_bytes > o->window && o->inside != *e) {
+        te_result result = te__stream_wait(te, NULL, o->inside->host->used);
+        if (result != TE_OK) return result;
+        te__offload_leave(o, o->inside);
+    }
+    return TE_OK;
+}
+
+/* Lets go of all that the handle holds. */
+static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
+    int i;
+    te_tensor_release(h->x);
+    for (i = 0; i < TE__MAX_PARTS; i++)
+        if (h->part[i]) te__offload_drop(te, h->part[i]);
+    te__free(te, h, sizeof(*h));
+}
+
+/* A tensor of its own over the memory of x, that no scope holds; NULL with an error. */
+static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
+    te_tensor *y;
+    te__frame_begin(te);
+    y = te_tensor_retain(x->quantized ? te__alias_quantized(x) : te__alias(x));
+    te__frame_end(te, NULL, 0);
+    return y;
+}
+/* Takes the memory of part i of the handle's tensor away. Other holders of a quantized tensor share its parts, so the part is replaced. */
+static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
+    te_tensor *own = te__offload_alias(te, *part);
+    if (!own) return te_error_code(te);
+    te__buffer_release(own->buffer);
+    own->buffer = NULL;
+    te_tensor_release(*part);
+    *part = own;
+    return TE_OK;
+}
+
+static void *te__offload_pack(void *user, te_tensor *x) {
+    te__offload_region *r = (te__offload_region *)user;
+    te_ctx *te = r->te;
+    te_tensor *part[TE__MAX_PARTS], **slot[TE__MAX_PARTS];
+    te__offloaded_tensor *h;
+    te_result result = TE_OK;
+    int i, n = te__parts(x, part), gone = 0;
+    if (te->playing || te->warming) return NULL; /* it is read at once; it holds no values */
+    if (te__refuse_stream(te) != TE_OK) return NULL;
+    h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
+    if (!h) return NULL;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__offload_buffer(te, r, part[i], &h->part[i]);
+        gone += h->part[i] != NULL;
+    }
+    if (result == TE_OK && gone) {
+        h->x = te__offload_alias(te, x);
+        if (h->x) te__part_slots(&h->x, slot);
+        else result = te_error_code(te);
+        for (i = 0; i < n && result == TE_OK; i++)
+            if (h->part[i]) result = te__offload_detach(te, slot[i]);
+    }
+    if (result == TE_OK && gone) return h;
+    te__offload_free(te, h);
+    return NULL;
+}
+
+/* ---- backward ---- */
+
+/* Its bytes on the device, right before the window or at the new end, where they enter it; queued, not awaited. */
+static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
+    te__offload *o = te->offload;
+    te__buffer *b = e->buffer;
+    te_result result;
+    if (e->inside) return TE_OK;
+    if (b && b->version == e->version) { /* somebody has held it */
+        b->refs++;
+        te__offload_enter(o, e);
+        return TE_OK;
+    }
+    te__offload_unwatch(e);
+    b = te__buffer_create(te, e->bytes);
+    if (!b) return te_error_code(te);
+    result = te__transfer_queue(o->in, b, e->host, b->data, e->host->data, e->bytes, false);
+    if (result != TE_OK) {
+        te__buffer_release(b);
+        return result;
+    }
+    te__buffer_touch(b);
+    b->offloaded = e;
+    e->buffer = b;
+    e->version = b->version;
+    te__offload_enter(o, e);
+    return TE_OK;
+}
+
+/* Brings the next older ones, as many as the window has room for: the backward pass comes to them next. */
+static te_result te__offload_bring_older(te_ctx *te) {
+    te__offload *o = te->offload;
+    te__offloaded *e = o->inside ? o->inside->older : o->newest;
+    te_result result = TE_OK;
+    for (; e && o->inside_bytes + e->bytes <= o->window && result == TE_OK; e = e->older) result = te__offload_bring(te, e);
+    return result;
+}
+
+/* Puts the memory of one part back. A version that was written since stays with those who hold it. */
+static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
+    te__offload *o = te->offload;
+    te_result result;
+    if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
+    if (!e->inside && e->newer != o->inside) { /* not in the usual order */
+        te__offload_unlink(o, e);
+        te__offload_append(o, e);
+    }
+    result = te__offload_bring(te, e);
+    if (result != TE_OK) return result;
+    x->buffer = e->buffer;
+    x->buffer->refs++;
+    return te__await(x);
+}
+
+static te_tensor *te__offload_unpack(void *user, void *handle) {
+    te_ctx *te = ((te__offload_region *)user)->te;
+    te__offloaded_tensor *h = (te__offloaded_tensor *)handle;
+    te_tensor *x = h->x, *part[TE__MAX_PARTS];
+    te_result result = te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *)) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int i, n = te__parts(x, part);
+    for (i = n - 1; i >= 0 && result == TE_OK; i--)
+        if (h->part[i]) result = te__offload_attach(te, h->part[i], part[i]);
+    if (result == TE_OK) te->live[te->num_live++] = te_tensor_retain(x); /* the innermost scope's */
+    te__offload_free(te, h);
+    if (result == TE_OK) result = te__offload_bring_older(te);
+    return result == TE_OK ? x : NULL;
+}
+
+static void te__offload_forget(void *user, void *handle) { te__offload_free(((te__offload_region *)user)->te, (te__offloaded_tensor *)handle); }
+
+/* ---- regions ---- */
+
+/* Streams and list, made once. They end with the context: nodes may outlive every region. */
+static te__offload *te__offload_open(te_ctx *te) {
+    te__offload *o = te->offload;
+    if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
+    if (o && !o->out) o->out = te__stream_create(te);
+    if (o && o->out && !o->in) o->in = te__stream_create(te);
+    return o && o->out && o->in ? o : NULL;
+}
+
+TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc) {
+    te_cpu_offload_desc zero = TE_ZERO;
+    te_saved_tensors_hooks hooks = TE_ZERO;
+    te__offload_region *r;
+    te__offload *o;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!desc) desc = &zero;
+    if (!(desc->fraction >= 0 && desc->fraction <= 1))
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: fraction is %g; 0 (all) to 1 is possible", (double)desc->fraction);
+    if (desc->min_bytes < 0 || desc->window_bytes < 0)
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: min_bytes is %lld and window_bytes %lld; neither can be negative", (long long)desc->min_bytes,
+                        (long long)desc->window_bytes);
+    if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
+    o = te__offload_open(te);
+    if (!o) return te_error_code(te);
+    /* Regions and hooks are counted alike, so that a region's place is free when its hooks have gone; its nodes need `te` alone. */
+    r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
+    hooks.pack = te__offload_pack;
+    hooks.unpack = te__offload_unpack;
+    hooks.drop = te__offload_forget;
+    hooks.user = r;
+    result = te_saved_tensors_begin(te, &hooks);
+    if (result != TE_OK) return result;
+    memset(r, 0, sizeof(*r));
+    r->te = te;
+    r->fraction = desc->fraction > 0 ? desc->fraction : 1.0f;
+    r->min_bytes = desc->min_bytes ? desc->min_bytes : TE__OFFLOAD_LEAST;
+    r->window_bytes = desc->window_bytes;
+    return TE_OK;
+}
+TE_API te_result te_cpu_offload_end(te_ctx *te) {
+    const te__tape *tape;
+    if (!te) return TE_ERR_STATE;
+    tape = &te->tape;
+    if (tape->num_hooks == 0 || tape->hooks[tape->num_hooks - 1].pack != te__offload_pack)
+        return te__fail(te, TE_ERR_STATE, "te_cpu_offload_end: %s", tape->num_hooks ? "the innermost region is that of te_saved_tensors_begin: end it first"
+                                                                                    : "there is no te_cpu_offload_begin before it");
+    return te_saved_tensors_end(te);
 }
 
 /* ==== core/tape.c =============================================================================================== */
@@ -35309,7 +35693,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         return TE_ERR_OUT_OF_MEMORY;
     }
     if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
-    node->release = desc->release;
     for (i = 0; i < desc->num_inputs; i++)
         if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
             node->inputs[i] = desc->inputs[i]->var;
@@ -35330,6 +35713,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
+    node->release = desc->release; /* not before: a node that comes to nothing leaves the state to te__record_always */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -40946,6 +41330,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
+    if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
     saved[2] = saved[1] ? c->gelu_of : NULL;
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;

@@ -138,6 +138,7 @@
 #include "core/graph.c"
 #include "core/context.c"
 #include "core/saved.c"
+#include "core/offload.c"
 #include "core/tape.c"
 #include "core/access.c"
 

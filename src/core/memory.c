@@ -68,7 +68,7 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
     if (total_bytes) snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused), te__bytes_text(total_bytes, total));
     return te__fail(te, TE_ERR_OUT_OF_MEMORY,
                     "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, te_scope_begin/te_scope_end "
-                    "around each step, or activation checkpointing need less",
+                    "around each step, te_checkpoint or te_cpu_offload_begin need less",
                     te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
 }
 
@@ -130,8 +130,9 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    if (te__event_passed(used) || (!pool->spare && !te__pool_add_spare(te, pool))) {
-        te__event_synchronize(used);
+    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block, does already */
+    if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
+        if (waits) te__event_synchronize(used);
         te__event_release(used);
         te__pool_keep(te, data, capacity);
         return;
@@ -150,7 +151,7 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__free_block *b, **at = &pool->pending;
     while ((b = *at) != NULL) {
         if (wait) te__event_synchronize(b->used);
-        if (!te__event_passed(b->used)) {
+        if (!b->used->awaited && !te__event_passed(b->used)) {
             at = &b->next;
             continue;
         }
@@ -332,6 +333,7 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
+    if (b->offloaded) b->offloaded->buffer = NULL; /* it watched */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
     } else if (b->used) { /* the owner of foreign memory knows of no event */

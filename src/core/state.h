@@ -29,6 +29,7 @@ typedef struct te__event {
     void *handle;
     const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
     bool pending;             /* recorded, and not known to have passed */
+    bool awaited;             /* the context's own stream has been told to wait for it: whatever comes there from then on runs behind it */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -62,6 +63,8 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
+    struct te__offloaded *offloaded; /* core/offload.c: its copy in host memory, or NULL */
+    uint64_t kept_version; /* core/offload.c has decided to leave this version on the device */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -97,6 +100,17 @@ typedef struct te__arena {
     uint64_t launched_at; /* the last one, in te->writes */
     te__pool pool;     /* its lists */
 } te__arena;
+
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (core/offload.c). */
+typedef struct te__offloaded {
+    struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
+    int refs;          /* saved tensors that wait for it */
+    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
+    uint64_t version;  /* of buffer, when the bytes were the same */
+    bool inside;       /* the window */
+    size_t bytes;
+    te__pinned *host;
+} te__offloaded;
 
 /* ---- tensors ---- */
 
@@ -167,6 +181,7 @@ struct te_tensor {
     te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
     int64_t offset;     /* bytes */
     bool requires_grad;
+    bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
@@ -445,6 +460,7 @@ struct te_ctx {
     te__stream *streams;
     te__event *spare_events;
     te__pinned *pinned;
+    struct te__offload *offload; /* core/offload.c; NULL before the first region */
     te__block *blocks;   /* all host memory of the context */
     te__closable *closables;
     int64_t process_id; /* of the process that made the context */

@@ -182,7 +182,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         return TE_ERR_OUT_OF_MEMORY;
     }
     if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
-    node->release = desc->release;
     for (i = 0; i < desc->num_inputs; i++)
         if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
             node->inputs[i] = desc->inputs[i]->var;
@@ -203,6 +202,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
+    node->release = desc->release; /* not before: a node that comes to nothing leaves the state to te__record_always */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {

@@ -77,6 +77,7 @@ static int64_t te__end(const te_tensor *x) {
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
+    if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream reads what stands there */
     if (x->te->capture) b->written = x->te->capture->id;
     if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may have saved another part */
         int64_t end = te__end(x);
@@ -88,19 +89,25 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* The plain tensors that hold the value of x. */
+/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may be NULL. Returns their number. */
 enum { TE__MAX_PARTS = 6 };
-static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
-    te__quantized *q = x->quantized;
-    part[0] = x;
+static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
+    te__quantized *q = (*x)->quantized;
+    slot[0] = x;
     if (!q) return 1;
-    part[0] = q->row.data;
-    part[1] = q->row.scale;
-    part[2] = q->row.amax;
-    part[3] = q->col.data;
-    part[4] = q->col.scale;
-    part[5] = q->col.amax;
+    slot[0] = &q->row.data;
+    slot[1] = &q->row.scale;
+    slot[2] = &q->row.amax;
+    slot[3] = &q->col.data;
+    slot[4] = &q->col.scale;
+    slot[5] = &q->col.amax;
     return TE__MAX_PARTS;
+}
+static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
+    te_tensor **slot[TE__MAX_PARTS];
+    int i, n = te__part_slots(&x, slot);
+    for (i = 0; i < n; i++) part[i] = *slot[i];
+    return n;
 }
 /* A tape node saves x now. */
 static void te__note_saved(te_tensor *x) {

@@ -4541,7 +4541,7 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits for the lock. False when it cannot be had at all (a file system without locks, an unwritable folder). */
+/* Waits for the lock. False where locks do not work (a file system without locks, an unwritable folder). */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }
@@ -5571,7 +5571,7 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
 }
 static void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
-    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be had", te__no_memory_text, (unsigned long long)bytes);
+    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
 static void *te__alloc_zero(te_ctx *te, size_t bytes) {
@@ -25263,22 +25263,14 @@ static void te__args_touch(const te__args *l) {
 
 /* ---- names ---- */
 
-TE_API const char *te_query_name(te_op op) {
-    static const char *const names[TE_OP_COUNT] = {"?",
-#define TE__OP_NAME(lower, UPPER, family) #lower,
-        TE_OP_LIST(TE__OP_NAME)
+static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first for a te_op that does not exist */
+#define TE__OP_NAME(lower, UPPER, family) {#lower, #family},
+    TE_OP_LIST(TE__OP_NAME)
 #undef TE__OP_NAME
-    };
-    return (int)op > 0 && op < TE_OP_COUNT ? names[op] : "?";
-}
-TE_API const char *te_query_family(te_op op) {
-    static const char *const families[TE_OP_COUNT] = {"?",
-#define TE__OP_FAMILY(lower, UPPER, family) #family,
-        TE_OP_LIST(TE__OP_FAMILY)
-#undef TE__OP_FAMILY
-    };
-    return (int)op > 0 && op < TE_OP_COUNT ? families[op] : "?";
-}
+};
+static const char *const *te__op_name(te_op op) { return te__op_names[(int)op > 0 && op < TE_OP_COUNT ? (int)op : 0]; }
+TE_API const char *te_query_name(te_op op) { return te__op_name(op)[0]; }
+TE_API const char *te_query_family(te_op op) { return te__op_name(op)[1]; }
 
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity) {
     te__args l;
@@ -35496,7 +35488,7 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     memset(r, 0, sizeof(*r));
     r->te = te;
     r->fraction = desc->fraction > 0 ? desc->fraction : 1.0f;
-    r->min_bytes = desc->min_bytes ? desc->min_bytes : TE__OFFLOAD_LEAST;
+    r->min_bytes = desc->min_bytes ? desc->min_bytes : (size_t)TE__OFFLOAD_LEAST;
     r->window_bytes = desc->window_bytes;
     return TE_OK;
 }
@@ -37479,7 +37471,7 @@ static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, in
     char text[TE__WHY_TEXT];
     te_result r;
     if (!m)
-        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be had", te__no_memory_text,
+        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
                      (unsigned long long)te_tensor_bytes(x), to);
     else
         r = te_tensor_to_host(x, te__mail_data(m));

@@ -172,7 +172,7 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
 }
 static void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
-    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be had", te__no_memory_text, (unsigned long long)bytes);
+    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
 static void *te__alloc_zero(te_ctx *te, size_t bytes) {

@@ -237,7 +237,7 @@ static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, in
     char text[TE__WHY_TEXT];
     te_result r;
     if (!m)
-        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be had", te__no_memory_text,
+        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
                      (unsigned long long)te_tensor_bytes(x), to);
     else
         r = te_tensor_to_host(x, te__mail_data(m));

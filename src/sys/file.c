@@ -650,7 +650,7 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits for the lock. False when it cannot be had at all (a file system without locks, an unwritable folder). */
+/* Waits for the lock. False where locks do not work (a file system without locks, an unwritable folder). */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }

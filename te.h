@@ -35488,7 +35488,7 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     memset(r, 0, sizeof(*r));
     r->te = te;
     r->fraction = desc->fraction > 0 ? desc->fraction : 1.0f;
-    r->min_bytes = desc->min_bytes ? desc->min_bytes : (size_t)TE__OFFLOAD_LEAST;
+    r->min_bytes = desc->min_bytes ? desc->min_bytes : (int64_t)TE__OFFLOAD_LEAST;
     r->window_bytes = desc->window_bytes;
     return TE_OK;
 }

@@ -140,6 +140,7 @@
 #include "core/graph.c"
 #include "core/context.c"
 #include "core/saved.c"
+#include "core/offload.c"
 #include "core/tape.c"
 #include "core/access.c"
 

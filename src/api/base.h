@@ -64,8 +64,8 @@ TE_API const char *te_result_name(te_result result);
 /* An option that is neither on nor off while it is zero: see "Options" at the top. */
 typedef enum te_switch {
     TE_DEFAULT = 0, /* what the field's comment names */
-    TE_ON = 1,
-    TE_OFF = 2
+    TE_ON = 1,      /* yes */
+    TE_OFF = 2      /* no */
 } te_switch;
 
 /* The most dimensions that a tensor can have. */

@@ -1,5 +1,7 @@
 /* api/nn.h: the modules that TransformerEngine has, by their names. Every desc is zero-initialised, and zero is the default.
  *
+ * Options stand in groups: api/options.h.
+ *
  * Each create function returns a module that the caller owns (te_module_destroy, or a parent by te_module_add_child), with its parameters
  * initialised from the context's random state, or NULL: TE_ERR_INVALID for sizes that do not fit, TE_ERR_DTYPE for a params_dtype other than f32, f16
  * and bf16, TE_ERR_STATE inside a graph's capture. It allocates and does not sync. Inputs are f32, f16 or bf16 of any shape [.., in] unless said
@@ -10,7 +12,7 @@
 typedef struct te_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm; /* of the product */
-    te_parallel_options parallel;
+    te_parallel_options parallel; /* parallel_mode is the product's */
     te_parameters_split parameters_split; /* not yet */
     bool save_original_input; /* the backward pass quantizes the input again in place of keeping a quantized copy; refused under delayed scaling */
     const char *name; /* copied; NULL => "linear" */
@@ -39,7 +41,7 @@ typedef struct te_layernorm_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_norm_options norm; /* of the norm in front */
     te_gemm_options gemm; /* of the product */
-    te_parallel_options parallel;
+    te_parallel_options parallel; /* parallel_mode: column alone */
     te_parameters_split parameters_split; /* not yet */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
@@ -57,7 +59,7 @@ typedef struct te_layernorm_mlp_desc {
     te_activation_params activation_params; /* its numbers */
     te_norm_options norm;
     te_gemm_options gemm;         /* init: of fc1 */
-    te_parallel_options parallel;
+    te_parallel_options parallel; /* set_parallel_mode is the two products' */
     te_init output_layer_init;    /* of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
@@ -71,7 +73,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attention_options attention; /* kv_channels has no default here */
-    te_parallel_options parallel;
+    te_parallel_options parallel; /* of the core: heads, and the context's ranks */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
 /* The attention core, without parameters. */
@@ -84,7 +86,7 @@ typedef struct te_multihead_attention_desc {
     te_attention_options attention; /* of the core */
     te_norm_options norm;         /* with input_layernorm */
     te_gemm_options gemm;         /* init: of the first projection */
-    te_parallel_options parallel;
+    te_parallel_options parallel; /* of all children */
     te_init output_layer_init;    /* of proj */
     bool input_layernorm;         /* a norm in front */
     bool return_layernorm_output; /* its output is the output `ln_out` */
@@ -106,7 +108,7 @@ typedef struct te_transformer_layer_desc {
     te_attention_options attention; /* of the core */
     te_norm_options norm;
     te_gemm_options gemm;      /* return_bias has no meaning here */
-    te_parallel_options parallel;
+    te_parallel_options parallel; /* of all children */
     te_init output_layer_init; /* of the second projection of each half */
     te_activation activation;  /* 0 => GELU */
     te_activation_params activation_params; /* its numbers */

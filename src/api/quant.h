@@ -81,12 +81,12 @@ typedef struct te_quantizer_desc {
     te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed); NULL => this rank's own */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     bool with_2d_quantization; /* MXFP8, NVFP4: one scale for 32 x 32 or 16 x 16 elements */
-    te_delayed_quantizer delayed;
-    te_current_quantizer current;
-    te_block_quantizer block;
-    te_nvfp4_quantizer nvfp4;
-    te_hybrid_quantizer hybrid;
-    const te_custom_quantizer *custom; /* custom: copied */
+    te_delayed_quantizer delayed;      /* of the kind delayed alone; and so on */
+    te_current_quantizer current;      /* current */
+    te_block_quantizer block;          /* block */
+    te_nvfp4_quantizer nvfp4;          /* NVFP4 */
+    te_hybrid_quantizer hybrid;        /* hybrid */
+    const te_custom_quantizer *custom; /* custom; copied */
 } te_quantizer_desc;
 
 /* Makes a quantizer. Owned by the caller: te_quantizer_destroy. TE_ERR_INVALID for options that exclude each other, TE_ERR_STATE inside a graph's
@@ -251,12 +251,12 @@ typedef struct te_recipe {
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: the least amax that a scale is made from */
     bool fp8_dpa, fp8_mha; /* FP8 attention: refused, under block scaling by TransformerEngine's rule, under other recipes until te.h has it */
-    te_delayed_recipe delayed;
-    te_current_recipe current;
-    te_block_recipe block;
-    te_mxfp8_recipe mxfp8;
-    te_nvfp4_recipe nvfp4;
-    te_custom_recipe custom;
+    te_delayed_recipe delayed; /* of the kinds delayed and custom */
+    te_current_recipe current; /* current */
+    te_block_recipe block;     /* block */
+    te_mxfp8_recipe mxfp8;     /* MXFP8 */
+    te_nvfp4_recipe nvfp4;     /* NVFP4 */
+    te_custom_recipe custom;   /* custom */
 } te_recipe;
 
 TE_API te_recipe te_recipe_delayed_scaling(void); /* FP8, one scale a tensor, from the amaxes of earlier steps (DelayedScaling) */

@@ -67,8 +67,7 @@ static te_quantizer *quantizer_of(te_ctx *te, const run_desc *run, int w, float 
     col.kind = kind == 12 ? TE_QUANT_IDENTITY : kind == 13 ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
     if (kind == 13) col.delayed.scale = s, col.delayed.amax = *amax;
     if (kind == 14) col.dtype = TE_F8E5M2;
-    d.hybrid.rowwise_quantizer = &row;
-    d.hybrid.columnwise_quantizer = &col;
+    if (d.kind == TE_QUANT_HYBRID) d.hybrid.rowwise_quantizer = &row, d.hybrid.columnwise_quantizer = &col;
     if (is_hybrid(kind) && run->shards) d.usage = TE_ROWWISE;
     return te_quantizer_create(te, &d);
 }

@@ -36,9 +36,8 @@ static void weight_desc(factory_mode mode, te_quantizer_desc *d) {
     hybrid_row.kind = TE_QUANT_CURRENT;
     hybrid_col.kind = TE_QUANT_BLOCK;
     d->kind = mode == HYBRID_WEIGHTS ? TE_QUANT_HYBRID : mode == PLAIN_WEIGHTS ? TE_QUANT_NONE : mode == FAILS_AT_FC2 ? TE_QUANT_CURRENT : TE_QUANT_CUSTOM;
-    d->hybrid.rowwise_quantizer = &hybrid_row;
-    d->hybrid.columnwise_quantizer = &hybrid_col;
-    d->custom = mode == BREAKS_HALFWAY ? &broken : &eighths;
+    if (d->kind == TE_QUANT_HYBRID) d->hybrid.rowwise_quantizer = &hybrid_row, d->hybrid.columnwise_quantizer = &hybrid_col;
+    if (d->kind == TE_QUANT_CUSTOM) d->custom = mode == BREAKS_HALFWAY ? &broken : &eighths;
 }
 static te_result factory(void *user, const te_quantizer_role *role, te_quantizer_desc *d) {
     factory_mode mode = *(factory_mode *)user;

@@ -2113,7 +2113,7 @@ typedef struct te_init {
 /* Where parameters begin. */
 typedef enum te_params_device {
     TE_PARAMS_DEFAULT = 0, /* on the context's device */
-    TE_PARAMS_META = 1     /* nowhere, until their values are asked for: not yet */
+    TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
 } te_params_device;
 
 /* A weight, and its bias, as several parameters. */
@@ -2129,7 +2129,7 @@ typedef struct te_gemm_options {
     bool return_bias; /* the bias is not added: it is the output `bias`, for a caller who fuses the addition */
     te_init init;     /* of the weights; biases start at 0 */
     te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
-    te_params_device device;      /* not yet: parameters without memory (device="meta") */
+    te_params_device device;      /* of parameters; 0 => the context's */
     const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
     bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
@@ -2364,6 +2364,10 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user);
 /* The number of elements of all parameters of the tree; a shared parameter counts wherever it is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
+/* Gives all parameters of the tree their first values again, children in order: those that the create functions would draw from the random state as it is. Parameters of
+ * TE_PARAMS_META get their memory (inside te_quantized_model_init_begin .. _end their quantized form); whatever reads or trains one before gives TE_ERR_STATE or
+ * TE_ERR_INVALID. On failure the random state is what it was, and the call may be repeated. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_module_reset_parameters(te_module *m);
 /* Freezes (false) or trains (true) all parameters of the tree. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
 /* Forgets the gradients of the whole tree. */
@@ -2420,7 +2424,7 @@ typedef struct te_norm_desc {
     int64_t hidden_size;   /* last size of x */
     te_norm_options norm;  /* normalization is the create function's */
     te_dtype params_dtype; /* 0 => bf16 */
-    te_params_device device; /* not yet: parameters without memory */
+    te_params_device device; /* of parameters; 0 => the context's */
     te_parallel_options parallel; /* sequence_parallel alone has a meaning here */
     const char *name;      /* copied; NULL => "layernorm", "rmsnorm" */
 } te_norm_desc;
@@ -2530,6 +2534,7 @@ typedef struct te_embedding_desc {
     int64_t num_embeddings, embedding_dim; /* rows of the table, and their size */
     te_init init;                          /* of the weight */
     te_dtype params_dtype;                 /* of the weight and the output: f32, f16, bf16; 0 => bf16 */
+    te_params_device device;               /* of the weight; 0 => the context's */
     const char *name;                      /* of the module, copied; NULL => "embedding" */
 } te_embedding_desc;
 /* An Embedding module. */
@@ -41764,6 +41769,7 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    bool meta;       /* its parameters have no memory yet */
     bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -41881,7 +41887,7 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
-    for (; m && n < TE_MAX_MODULE_DEPTH; m = m->maker) chain[n++] = m;
+    for (; m && n < TE_MAX_MODULE_DEPTH; m = m->maker ? m->maker : m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
 
@@ -42257,7 +42263,7 @@ typedef struct te__option_group {
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 
 #define TE__TYPE te_gemm_options
-static const te__field te__gemm_later[] = {TE__LATER(device), TE__LATER(rng_tracker_name)};
+static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
 #undef TE__TYPE
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
@@ -42269,9 +42275,6 @@ static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal)
 #undef TE__TYPE
 #define TE__TYPE te_parameters_split
 static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), TE__LATER(count)};
-#undef TE__TYPE
-#define TE__TYPE te_norm_desc
-static const te__field te__norm_later[] = {TE__LATER(device)};
 #undef TE__TYPE
 #define TE__TYPE te_layernorm_linear_desc
 static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
@@ -42301,7 +42304,7 @@ static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later), te__split_group = TE__GROUP("parameters_split.", te__split_later),
-                              te__norm_own = TE__GROUP("", te__norm_later), te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
+                              te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
@@ -42320,7 +42323,7 @@ enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYER
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_norm_desc, parallel, parallel_group), {&te__norm_own, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group),
       TE__IN(te_layernorm_linear_desc, parameters_split, split_group), {&te__layernorm_linear_own, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
@@ -42578,9 +42581,18 @@ static te_result te__init_weight(te_tensor *x, const te_init *init) {
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
 static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    if (!dtype) dtype = TE_BF16;
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
+    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
+}
+/* Where the parameters that follow begin. */
+static void te__params_on(te_module *m, te_params_device device) {
+    m->meta = device == TE_PARAMS_META;
+    if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
 }
 
 /* The weight of a product. */
@@ -42601,6 +42613,10 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
+        if (m->entries[i].tensor->quantized) { /* by a call that failed later */
+            gemm++;
+            continue;
+        }
         y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
         result = y ? TE_OK : te_error_code(m->te);
         if (y) te_module_add_parameter(m, m->entries[i].name, y);
@@ -42609,11 +42625,18 @@ static te_result te__quantize_weights(te_module *m) {
     return result;
 }
 
-/* Resets a module that was just built; on any failure destroys it and returns NULL. */
+/* First values, for a module whose parameters have none. */
+static te_result te__start_parameters(te_module *m) {
+    te_result result = m->te->error_code;
+    if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) result = te__quantize_weights(m);
+    return result == TE_OK ? m->te->error_code : result;
+}
+
+/* Ends the making of a module; on any failure destroys it and returns NULL. */
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
-    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
-        m->te->error_code == TE_OK) {
+    if (m->te->error_code == TE_OK && (m->meta || te__start_parameters(m) == TE_OK)) {
         m->maker = NULL;
         m->built_in = true;
         return m;
@@ -42621,6 +42644,42 @@ static te_module *te__module_built(te_module *m) {
     te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
+}
+
+static te_result te__reset_tree(te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
+        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
+    }
+    if (result == TE_OK && m->meta) result = te__start_parameters(m);
+    else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) m->meta = false;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
+    return result;
+}
+TE_API te_result te_module_reset_parameters(te_module *m) {
+    te__rng_state random;
+    te_ctx *te;
+    te_result result;
+    bool entered;
+    if (!m) return TE_ERR_STATE;
+    te = m->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, "te_module_reset_parameters", "give parameters their values before te_graph_begin");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
+    random = te__rng_now(te);
+    result = te__reset_tree(m);
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* if it has not said more */
+        te__rng_back(te, random);
+    }
+    te__device_leave(te, entered);
+    return result;
 }
 
 /* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
@@ -42758,6 +42817,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__linear_module *)m->state;
     s->desc = *desc;
     te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
@@ -42830,6 +42890,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
         return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
+    te__params_on(m, desc->device);
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
@@ -42886,6 +42947,7 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
         return NULL;
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
@@ -42979,6 +43041,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     }
     m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_mlp_module *)m->state;
     s->desc = *desc;
     if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
@@ -43010,6 +43073,7 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
         return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
+    te__params_on(m, desc->device);
     *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);

@@ -91,6 +91,10 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user);
 /* The number of elements of all parameters of the tree; a shared parameter counts wherever it is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
+/* Gives all parameters of the tree their first values again, children in order: those that the create functions would draw from the random state as it is. Parameters of
+ * TE_PARAMS_META get their memory (inside te_quantized_model_init_begin .. _end their quantized form); whatever reads or trains one before gives TE_ERR_STATE or
+ * TE_ERR_INVALID. On failure the random state is what it was, and the call may be repeated. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_module_reset_parameters(te_module *m);
 /* Freezes (false) or trains (true) all parameters of the tree. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
 /* Forgets the gradients of the whole tree. */

@@ -26,7 +26,7 @@ typedef struct te_norm_desc {
     int64_t hidden_size;   /* last size of x */
     te_norm_options norm;  /* normalization is the create function's */
     te_dtype params_dtype; /* 0 => bf16 */
-    te_params_device device; /* not yet: parameters without memory */
+    te_params_device device; /* of parameters; 0 => the context's */
     te_parallel_options parallel; /* sequence_parallel alone has a meaning here */
     const char *name;      /* copied; NULL => "layernorm", "rmsnorm" */
 } te_norm_desc;
@@ -136,6 +136,7 @@ typedef struct te_embedding_desc {
     int64_t num_embeddings, embedding_dim; /* rows of the table, and their size */
     te_init init;                          /* of the weight */
     te_dtype params_dtype;                 /* of the weight and the output: f32, f16, bf16; 0 => bf16 */
+    te_params_device device;               /* of the weight; 0 => the context's */
     const char *name;                      /* of the module, copied; NULL => "embedding" */
 } te_embedding_desc;
 /* An Embedding module. */

@@ -27,7 +27,7 @@ typedef struct te_init {
 /* Where parameters begin. */
 typedef enum te_params_device {
     TE_PARAMS_DEFAULT = 0, /* on the context's device */
-    TE_PARAMS_META = 1     /* nowhere, until their values are asked for: not yet */
+    TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
 } te_params_device;
 
 /* A weight, and its bias, as several parameters. */
@@ -43,7 +43,7 @@ typedef struct te_gemm_options {
     bool return_bias; /* the bias is not added: it is the output `bias`, for a caller who fuses the addition */
     te_init init;     /* of the weights; biases start at 0 */
     te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
-    te_params_device device;      /* not yet: parameters without memory (device="meta") */
+    te_params_device device;      /* of parameters; 0 => the context's */
     const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
     bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */

@@ -41,9 +41,18 @@ static te_result te__init_weight(te_tensor *x, const te_init *init) {
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
 static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    if (!dtype) dtype = TE_BF16;
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
+    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
+}
+/* Where the parameters that follow begin. */
+static void te__params_on(te_module *m, te_params_device device) {
+    m->meta = device == TE_PARAMS_META;
+    if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
 }
 
 /* The weight of a product. */
@@ -64,6 +73,10 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
+        if (m->entries[i].tensor->quantized) { /* by a call that failed later */
+            gemm++;
+            continue;
+        }
         y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
         result = y ? TE_OK : te_error_code(m->te);
         if (y) te_module_add_parameter(m, m->entries[i].name, y);
@@ -72,11 +85,18 @@ static te_result te__quantize_weights(te_module *m) {
     return result;
 }
 
-/* Resets a module that was just built; on any failure destroys it and returns NULL. */
+/* First values, for a module whose parameters have none. */
+static te_result te__start_parameters(te_module *m) {
+    te_result result = m->te->error_code;
+    if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) result = te__quantize_weights(m);
+    return result == TE_OK ? m->te->error_code : result;
+}
+
+/* Ends the making of a module; on any failure destroys it and returns NULL. */
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
-    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
-        m->te->error_code == TE_OK) {
+    if (m->te->error_code == TE_OK && (m->meta || te__start_parameters(m) == TE_OK)) {
         m->maker = NULL;
         m->built_in = true;
         return m;
@@ -84,6 +104,42 @@ static te_module *te__module_built(te_module *m) {
     te__rng_back(m->te, m->rng);
     te_module_destroy(m);
     return NULL;
+}
+
+static te_result te__reset_tree(te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
+        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
+    }
+    if (result == TE_OK && m->meta) result = te__start_parameters(m);
+    else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) m->meta = false;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
+    return result;
+}
+TE_API te_result te_module_reset_parameters(te_module *m) {
+    te__rng_state random;
+    te_ctx *te;
+    te_result result;
+    bool entered;
+    if (!m) return TE_ERR_STATE;
+    te = m->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, "te_module_reset_parameters", "give parameters their values before te_graph_begin");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
+    random = te__rng_now(te);
+    result = te__reset_tree(m);
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* if it has not said more */
+        te__rng_back(te, random);
+    }
+    te__device_leave(te, entered);
+    return result;
 }
 
 /* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
@@ -221,6 +277,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__linear_module *)m->state;
     s->desc = *desc;
     te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
@@ -293,6 +350,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
         return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
+    te__params_on(m, desc->device);
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
@@ -349,6 +407,7 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
         return NULL;
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
@@ -442,6 +501,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     }
     m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_mlp_module *)m->state;
     s->desc = *desc;
     if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
@@ -473,6 +533,7 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
         return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
+    te__params_on(m, desc->device);
     *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);

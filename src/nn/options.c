@@ -10,7 +10,7 @@ typedef struct te__option_group {
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 
 #define TE__TYPE te_gemm_options
-static const te__field te__gemm_later[] = {TE__LATER(device), TE__LATER(rng_tracker_name)};
+static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
 #undef TE__TYPE
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
@@ -22,9 +22,6 @@ static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal)
 #undef TE__TYPE
 #define TE__TYPE te_parameters_split
 static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), TE__LATER(count)};
-#undef TE__TYPE
-#define TE__TYPE te_norm_desc
-static const te__field te__norm_later[] = {TE__LATER(device)};
 #undef TE__TYPE
 #define TE__TYPE te_layernorm_linear_desc
 static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
@@ -54,7 +51,7 @@ static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later), te__split_group = TE__GROUP("parameters_split.", te__split_later),
-                              te__norm_own = TE__GROUP("", te__norm_later), te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
+                              te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
@@ -73,7 +70,7 @@ enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYER
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_norm_desc, parallel, parallel_group), {&te__norm_own, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group),
       TE__IN(te_layernorm_linear_desc, parameters_split, split_group), {&te__layernorm_linear_own, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},

@@ -238,6 +238,49 @@ TE_TEST_DEVICES(options_init_method_fills_every_weight) {
     CHECK(now == offset);
 }
 
+/* Without memory a model has its shapes; with it, the values that it would have had at once. */
+TE_TEST_DEVICES(options_meta_parameters_get_the_same_values_later) {
+    te_recipe r = te_recipe_current_scaling();
+    for (int quantized = 0; quantized < 2; quantized++) {
+        te_transformer_layer_desc d = {.hidden_size = 32, .ffn_hidden_size = 64, .attention.num_attention_heads = 2, .output_layernorm = true};
+        te_quantized_model_init_desc init = {.recipe = &r, .not_enabled = !quantized};
+        te_module *m[2];
+        float *y[2];
+        te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(8, 2, 32), 0, 1);
+        te_quantized_model_init_begin(te, &init);
+        for (int meta = 0; meta < 2; meta++) {
+            d.gemm.device = meta ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
+            te_seed(te, 5);
+            te_memory_stats before = te_memory_get_stats(te);
+            m[meta] = te_sequential_create(te, (te_module *[]){te_transformer_layer_create(te, &d)}, 1);
+            CHECK(meta == (te_memory_get_stats(te).allocated == before.allocated));
+            if (!meta) continue;
+            CHECK(te_module_num_parameters(m[0]) == te_module_num_parameters(m[1]));
+            CHECK(!te_forward(m[1], x));
+            CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_describe");
+            CHECK(!te_fused_adam_create(te, m[1], NULL));
+            CHECK_ERROR(te, TE_ERR_INVALID, "without memory");
+            CHECK_EQ_INT(te_model_save(te, test_path("meta.safetensors"), m[1], NULL, NULL, 0), TE_ERR_INVALID);
+            CHECK_ERROR(te, TE_ERR_INVALID, "has no memory");
+            CHECK_EQ_INT(te_module_reset_parameters(m[1]), TE_OK);
+            CHECK_OK(te);
+        }
+        te_quantized_model_init_end(te);
+        for (int i = 0; i < 2; i++) y[i] = test_read(te_forward(m[i], x));
+        REQUIRE_OK(te);
+        CHECK_BYTES("y", y[1], y[0], 512 * sizeof(float));
+        CHECK(te_tensor_is_quantized(te_module_parameter(te_module_find(m[1], "0.self_attention.proj"), "weight")) == quantized);
+        te_seed(te, 5); /* and again, in the memory that there is */
+        CHECK_EQ_INT(te_module_reset_parameters(m[0]), TE_OK);
+        CHECK_BYTES("reset", test_read(te_forward(m[0], x)), y[0], 512 * sizeof(float));
+        for (int i = 0; i < 2; i++) te_module_destroy(m[i]);
+    }
+    te_linear_desc odd = {.in_features = 4, .out_features = 4, .gemm.device = (te_params_device)7};
+    CHECK(!te_linear_create(te, &odd));
+    CHECK_ERROR(te, TE_ERR_INVALID, "device 7");
+    CHECK_EQ_INT(te_module_reset_parameters(NULL), TE_ERR_STATE);
+}
+
 /* Against the operation, which has the numbers as args. */
 TE_TEST_DEVICES(options_activation_params_reach_the_activation) {
     te_layernorm_mlp_desc d = {.hidden_size = 32, .ffn_hidden_size = 48, .activation = TE_CLAMPED_SWIGLU, .gemm.no_bias = true, .gemm.params_dtype = TE_F32};

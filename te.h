@@ -141,7 +141,7 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs
+ *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant); those of models (ops_model)
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions
@@ -745,6 +745,11 @@ typedef enum te_op {
         TE_OP_COUNT
 } te_op;
 
+/* The name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
+TE_API const char *te_query_name(te_op op);
+/* The name of its family, which is that of its folder of kernels: "gemm", "cast" ... Static string; "?" for a value outside the list. */
+TE_API const char *te_query_family(te_op op);
+
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
@@ -807,6 +812,10 @@ typedef struct te_op_embedding_bwd_args {
     te_tensor *dtable;
     bool accumulate;
 } te_op_embedding_bwd_args;
+
+/* ==== api/ops_quant.h =========================================================================================== */
+
+/* api/ops_quant.h: the raw operations that quantize: their args; the rules of api/ops.h hold for all. */
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
@@ -1091,6 +1100,10 @@ typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
 } te_op_quant_error_args;
+
+/* ==== api/ops_model.h =========================================================================================== */
+
+/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -1436,11 +1449,6 @@ typedef struct te_op_multi_scale_args {
 #define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
 TE_OP_LIST(TE_OP_FUNCTION)
 #undef TE_OP_FUNCTION
-
-/* The name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
-TE_API const char *te_query_name(te_op op);
-/* The name of its family, which is that of its folder of kernels: "gemm", "cast" ... Static string; "?" for a value outside the list. */
-TE_API const char *te_query_family(te_op op);
 
 /* ==== api/trace.h =============================================================================================== */
 

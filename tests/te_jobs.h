@@ -172,9 +172,8 @@ static void write_lengths(const char *program) {
 }
 
 static void run_in_processes(int jobs, int *queue, int n, const char *program, const char **broken) {
-    crew c;
+    crew c = {0};
     int alive = 0;
-    memset(&c, 0, sizeof c);
     c.num_workers = jobs;
     c.queue = queue;
     c.n = n;

@@ -171,6 +171,9 @@ void *test_alloc(size_t bytes) {
     return b + 1;
 }
 
+float *test_floats(int64_t n) { return (float *)test_alloc((size_t)(n + 1) * sizeof(float)); }
+double *test_doubles(int64_t n) { return (double *)test_alloc((size_t)(n + 1) * sizeof(double)); }
+
 void *test_aligned_alloc(size_t alignment, size_t bytes) {
 #ifdef _WIN32
     return _aligned_malloc(bytes, alignment);
@@ -288,13 +291,13 @@ static double next_normal(uint64_t *state) {
 }
 
 float *test_normal(int64_t n, uint64_t seed) {
-    float *x = (float *)test_alloc((size_t)n * sizeof *x);
+    float *x = test_floats(n);
     for (int64_t i = 0; i < n; i++) x[i] = (float)next_normal(&seed);
     return x;
 }
 
 float *test_uniform(int64_t n, uint64_t seed, float low, float high) {
-    float *x = (float *)test_alloc((size_t)n * sizeof *x);
+    float *x = test_floats(n);
     for (int64_t i = 0; i < n; i++) x[i] = (float)(low + ((double)high - low) * next_uniform(&seed));
     return x;
 }
@@ -306,7 +309,7 @@ int64_t *test_integers(int64_t n, uint64_t seed, int64_t low, int64_t high) {
 }
 
 float *test_copy(const float *x, int64_t n) {
-    float *y = (float *)test_alloc((size_t)n * sizeof *y);
+    float *y = test_floats(n);
     if (n) memcpy(y, x, (size_t)n * sizeof *y);
     return y;
 }

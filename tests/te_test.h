@@ -53,6 +53,8 @@ bool test_limit_files(int64_t bytes);
 
 /* All of these last until the test ends. */
 void *test_alloc(size_t bytes); /* zeroed */
+float *test_floats(int64_t n);  /* zeroed, too, and one more than n, so that an empty array has an address */
+double *test_doubles(int64_t n);
 const char *test_dir(void);     /* an empty folder of the test's own */
 const char *test_path(const char *name);              /* a file name in it */
 void test_setenv(const char *name, const char *value); /* NULL takes the variable away */
@@ -242,8 +244,7 @@ static TE_MAYBE_UNUSED void test__close(void *arg) {
 /* A context with an open scope, closed when the test ends; what is alive then is a leak, and a failure. desc may be NULL; its log
  * goes to test_log_text unless it names one. */
 static TE_MAYBE_UNUSED te_ctx *test_context_with(const te_ctx_desc *desc) {
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
+    te_ctx_desc d = {0};
     if (desc) d = *desc;
     if (!d.device) d.device = "cpu";
     if (!d.log) d.log = test__log;
@@ -261,12 +262,15 @@ static TE_MAYBE_UNUSED te_ctx *test_context_with(const te_ctx_desc *desc) {
     test_on_end(test__close, s);
     return te;
 }
-static TE_MAYBE_UNUSED te_ctx *test_context(const char *device) {
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
+static TE_MAYBE_UNUSED te_ctx *test_context_threads(const char *device, int cpu_threads) {
+    te_ctx_desc d = {0};
     d.device = device;
+    d.cpu_threads = cpu_threads;
     return test_context_with(&d);
 }
+static TE_MAYBE_UNUSED te_ctx *test_context(const char *device) { return test_context_threads(device, 0); }
+/* A context of the CPU to compare a GPU's numbers with; NULL if `te` is of the CPU itself. */
+static TE_MAYBE_UNUSED te_ctx *test_cpu_beside(te_ctx *te) { return te_ctx_is_cuda(te) ? test_context("cpu") : NULL; }
 /* This test leaves tensors alive on purpose. */
 static TE_MAYBE_UNUSED void test_may_leak(te_ctx *te) {
     if (test__state_of(te)) test__state_of(te)->may_leak = true;
@@ -323,10 +327,26 @@ static TE_MAYBE_UNUSED te_tensor *test_guarded_with(te_ctx *te, te_dtype dtype, 
     return x;
 }
 
+/* An input, or a guarded output, [m, n]; misaligned: at an address that is a multiple of its element alone. */
+static TE_MAYBE_UNUSED te_tensor *test__moved(te_ctx *te, te_tensor *whole, int64_t m, int64_t n) {
+    te_dtype dtype = te_tensor_dtype(whole);
+    return te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
+}
+static TE_MAYBE_UNUSED te_tensor *test_input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
+    te_tensor *x = test_tensor(te, dtype, SHAPE(m, n), values);
+    if (!misaligned) return x;
+    te_tensor *moved = test__moved(te, te_tensor_empty(te, dtype, SHAPE(m * n + 1)), m, n);
+    te_tensor_copy(moved, x);
+    return moved;
+}
+static TE_MAYBE_UNUSED te_tensor *test_output(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, bool misaligned) {
+    return misaligned ? test__moved(te, test_guarded(te, dtype, SHAPE(m * n + 1)), m, n) : test_guarded(te, dtype, SHAPE(m, n));
+}
+
 /* Its values as f32, or its raw bytes; they last until the test ends. A tensor that cannot be read gives NaN, or zero bytes. */
 static TE_MAYBE_UNUSED float *test_read(const te_tensor *x) {
     int64_t n = x ? te_tensor_numel(x) : 0;
-    float *host = (float *)test_alloc((size_t)n * sizeof(float) + sizeof(float));
+    float *host = test_floats(n);
     for (int64_t i = 0; i < n || i == 0; i++) host[i] = NAN;
     if (!x) test_fail(__FILE__, __LINE__, "test_read of a NULL tensor");
     else if (n) te_tensor_to_f32(x, host);
@@ -341,8 +361,7 @@ static TE_MAYBE_UNUSED void *test_read_bytes(const te_tensor *x) {
 }
 /* What `values` become when they are rounded to `dtype`, as f32: the input that a reference should start from. */
 static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, int64_t n) {
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
+    te_ctx_desc d = {0};
     d.device = "cpu";
     d.cpu_threads = 1;
     te_ctx *te = te_ctx_create(&d);

@@ -43,8 +43,7 @@ static TE_MAYBE_UNUSED void note(rank_state *s, te_result r) {
 
 static TE_MAYBE_UNUSED void *rank_main(void *arg) {
     rank_state *s = (rank_state *)arg;
-    te_ctx_desc desc;
-    memset(&desc, 0, sizeof desc);
+    te_ctx_desc desc = {0};
     desc.device = s->device;
     desc.log = no_log;
     desc.cpu_threads = 1;

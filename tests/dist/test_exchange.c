@@ -252,8 +252,7 @@ static void ends(rank_state *s) {
         if (kind == END_CONTEXT) { /* the group goes with its context */
             te_scope_end(s->te);
             te_ctx_destroy(s->te);
-            te_ctx_desc desc;
-            memset(&desc, 0, sizeof desc);
+            te_ctx_desc desc = {0};
             desc.device = "cpu";
             desc.log = no_log;
             s->te = te_ctx_create(&desc);
@@ -419,8 +418,7 @@ static te_result own_abort(void *user, const char *reason) {
     return TE_OK;
 }
 static te_group_desc own_desc(own *o) {
-    te_group_desc d;
-    memset(&d, 0, sizeof d);
+    te_group_desc d = {0};
     d.name = "mine";
     d.size = 3;
     d.user = o;

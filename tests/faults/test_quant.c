@@ -591,8 +591,7 @@ static te_result answer(void *user, const te_quantizer_role *role, te_quantizer_
     return a->result;
 }
 static answers three(te_quant_kind kind, te_dtype x, te_dtype w, te_dtype g) {
-    answers a;
-    memset(&a, 0, sizeof a);
+    answers a = {0};
     for (int i = 0; i < 3; i++) a.slot[i].kind = kind;
     a.slot[0].dtype = x;
     a.slot[1].dtype = w;
@@ -763,8 +762,7 @@ TE_TEST_DEVICES(own_quantizers_that_fail_halfway) {
             REFUSES_KEPT(te_quantize_into(q, next, dst, NULL), codes[how], "custom quantizer \"mine\"", words[how], "nothing was changed");
         }
     /* in a module: input, weight, gradient, each by rows and by columns */
-    answers all;
-    memset(&all, 0, sizeof all);
+    answers all = {0};
     for (int i = 0; i < 3; i++) all.slot[i] = own;
     te_recipe r = te_recipe_custom(answer, &all);
     te_module *m = linear_of(te, "head");
@@ -1271,8 +1269,7 @@ TE_TEST(no_memory_for_a_quantizer) {
     custom.user = &state;
     for (int i = 0; i <= KINDS; i++)
         for (int strided = 0; strided < 2; strided++) {
-            hungry h;
-            memset(&h, 0, sizeof h);
+            hungry h = {0};
             te_quantizer_desc d = kind_of(i < KINDS ? i : 0);
             if (i == KINDS) d.kind = TE_QUANT_CUSTOM, d.custom = &custom;
             te_scope_begin(te);
@@ -1307,15 +1304,13 @@ TE_TEST(no_memory_for_a_quantizer) {
 TE_TEST(no_memory_in_a_step) {
     purse *p = new_purse();
     te_ctx *te = context_with(p);
-    answers mixed;
-    memset(&mixed, 0, sizeof mixed);
+    answers mixed = {0};
     mixed.slot[0] = kind_of(4);
     mixed.slot[1] = kind_of(8);
     mixed.slot[2].kind = TE_QUANT_DELAYED;
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
         for (int primary = 0; primary < 2; primary++) {
-            hungry h;
-            memset(&h, 0, sizeof h);
+            hungry h = {0};
             h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);
             te_scope_begin(te);
             if (primary) init_with(te, &h.recipe);
@@ -1355,16 +1350,14 @@ TE_TEST(no_memory_in_a_step) {
 TE_TEST(no_memory_in_a_first_step) {
     purse *p = new_purse();
     te_ctx *te = context_with(p);
-    answers mixed;
-    memset(&mixed, 0, sizeof mixed);
+    answers mixed = {0};
     mixed.slot[0] = kind_of(4);
     mixed.slot[1] = kind_of(8);
     mixed.slot[2].kind = TE_QUANT_DELAYED;
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
         for (int n = 1;; n++) {
             test_case("recipe %s: request %d is refused", te_recipe_name((te_recipe_kind)kind), n);
-            hungry h;
-            memset(&h, 0, sizeof h);
+            hungry h = {0};
             h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);
             te_scope_begin(te);
             te_rng_set(te, 3, 100);

@@ -95,8 +95,7 @@ enum { ROWS = 192, COLS = 256 };
 
 static int num_quantizers(void) { return 14; }
 static te_quantizer_desc quantizer(int i) {
-    te_quantizer_desc d;
-    memset(&d, 0, sizeof d);
+    te_quantizer_desc d = {0};
     d.kind = i < 1 ? TE_QUANT_DELAYED : i < 4 ? TE_QUANT_CURRENT : i < 7 ? TE_QUANT_BLOCK : i < 9 ? TE_QUANT_MXFP8 : TE_QUANT_NVFP4;
     d.power_of_two_scales = i == 2;
     d.dtype = i == 3 ? TE_F8E5M2 : TE_DTYPE_NONE;
@@ -123,22 +122,27 @@ typedef struct place {
     const float_mode *mode; /* NULL: as the process started */
 } place;
 
-/* Codes and scales of x by one quantizer, of a context that was made in that mode, with threads that were. */
+/* A context that is made in that mode, with threads that are; how the processor computes then. */
+static te_ctx *context_in(const place *p, uint64_t *before) {
+    if (p->mode) enter(p->mode);
+    *before = control();
+    return test_context_threads(p->device, 3);
+}
+static void leave_unchanged(const place *p, uint64_t before) {
+    CHECK(control() == before && fegetround() == (p->mode ? p->mode->rounding : FE_TONEAREST));
+    leave();
+}
+
+/* Codes and scales of x by one quantizer. */
 static bytes quantized(const place *p, const te_quantizer_desc *desc, te_dtype dtype, const float *x) {
     bytes b = {NULL, 0, 0};
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = p->device;
-    d.cpu_threads = 3;
-    if (p->mode) enter(p->mode);
-    uint64_t before = control();
-    te_ctx *te = test_context_with(&d);
+    uint64_t before;
+    te_ctx *te = context_in(p, &before);
     te_quantizer *q = te_quantizer_create(te, desc);
     add_quantized(&b, te_quantize(q, te_tensor_from_f32(te, dtype, SHAPE(ROWS, COLS), x)));
     te_quantizer_destroy(q);
     CHECK_OK(te);
-    CHECK(control() == before && fegetround() == (p->mode ? p->mode->rounding : FE_TONEAREST));
-    leave();
+    leave_unchanged(p, before);
     return b;
 }
 
@@ -183,21 +187,14 @@ static bool add_entry(void *user, te_module *m, const char *path, te_tensor *x, 
 /* Three steps of a layer, the last two launched from a graph: the parameters and scales that come out. */
 static bytes trained(const place *p, const te_recipe *recipe) {
     bytes b = {NULL, 0, 0};
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = p->device;
-    d.cpu_threads = 3;
-    if (p->mode) enter(p->mode);
-    uint64_t before = control();
-    te_ctx *te = test_context_with(&d);
-    te_transformer_layer_desc layer_desc;
-    memset(&layer_desc, 0, sizeof layer_desc);
+    uint64_t before;
+    te_ctx *te = context_in(p, &before);
+    te_transformer_layer_desc layer_desc = {0};
     layer_desc.hidden_size = 64;
     layer_desc.ffn_hidden_size = 96;
     layer_desc.attention.num_attention_heads = 2;
     te_module *layer = te_transformer_layer_create(te, &layer_desc);
-    te_fused_adam_desc adam_desc;
-    memset(&adam_desc, 0, sizeof adam_desc);
+    te_fused_adam_desc adam_desc = {0};
     adam_desc.lr = 1e-3f;
     te_optimizer *adam = te_fused_adam_create(te, layer, &adam_desc);
     te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(15, 2, 64), 0, 1);
@@ -206,8 +203,7 @@ static bytes trained(const place *p, const te_recipe *recipe) {
         bool capture = step == 1 && !recipe->amax_fn; /* functions of the user's compute on the host */
         if (capture) te_graph_begin(te);
         te_scope_begin(te);
-        te_autocast_desc cast;
-        memset(&cast, 0, sizeof cast);
+        te_autocast_desc cast = {0};
         cast.recipe = recipe;
         te_autocast_begin(te, &cast);
         te_tensor *y = te_forward(layer, x);
@@ -220,11 +216,10 @@ static bytes trained(const place *p, const te_recipe *recipe) {
     for (int launch = 0; graph && launch < 2; launch++) te_graph_launch(graph);
     te_module_visit_tensors(layer, add_entry, &b);
     CHECK_OK(te);
-    CHECK(control() == before && fegetround() == (p->mode ? p->mode->rounding : FE_TONEAREST));
     te_graph_destroy(graph);
     te_optimizer_destroy(adam);
     te_module_destroy(layer);
-    leave();
+    leave_unchanged(p, before);
     return b;
 }
 
@@ -288,11 +283,9 @@ TE_TEST(p15_fused_multiplications_round_once) {
 /* The amax of what a norm leaves goes to the quantizer behind it by a word of two halves, which has to lie at a multiple of 8 bytes. */
 TE_TEST_DEVICES(p16_current_scaling_behind_a_norm) {
     te_recipe recipe = te_recipe_current_scaling();
-    te_layernorm_linear_desc d;
-    te_autocast_desc cast;
-    memset(&d, 0, sizeof d);
+    te_layernorm_linear_desc d = {0};
+    te_autocast_desc cast = {0};
     d.in_features = d.out_features = 64;
-    memset(&cast, 0, sizeof cast);
     cast.recipe = &recipe;
     te_module *m = te_layernorm_linear_create(te, &d);
     te_autocast_begin(te, &cast);

@@ -15,12 +15,11 @@ typedef struct result {
 
 /* Two steps forward and backward: the second has the scales that the first has set. Leaves its gradients in the parameters. */
 static result run_chain(te_ctx *te, const chain *c, const te_recipe *r, te_group *group, te_tensor *x, te_tensor *dy) {
-    result out;
+    result out = {0};
     te_autocast_desc cast = {0};
     cast.recipe = r;
     cast.disabled = !r;
     cast.amax_group = group;
-    memset(&out, 0, sizeof out);
     for (int step = 0; step < 2; step++) {
         uint64_t before = te_jit_get_stats(te).launches;
         te_tensor *y = x;

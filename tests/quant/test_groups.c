@@ -55,8 +55,7 @@ static void leave(rank_state *s, const te_tensor *x) {
 
 static void *rank_main(void *arg) {
     rank_state *s = (rank_state *)arg;
-    te_ctx_desc desc;
-    memset(&desc, 0, sizeof desc);
+    te_ctx_desc desc = {0};
     desc.device = s->device;
     desc.log = no_log;
     desc.cpu_threads = 1;
@@ -294,7 +293,7 @@ static void same_rows(te_ctx *te, const rank_state *got, const rank_state *whole
             CHECK_BYTES(name, a, b, (size_t)count * 2);
             continue;
         }
-        float *f = (float *)test_alloc((size_t)count * 4 + 4), *g = (float *)test_alloc((size_t)count * 4 + 4);
+        float *f = test_floats(count), *g = test_floats(count);
         for (int64_t k = 0; k < count; k++) f[k] = bf16(a[k]), g[k] = bf16(b[k]);
         if (count) CHECK_ERROR_BELOW(name, f, g, count, limit);
     }
@@ -303,8 +302,7 @@ static void same_rows(te_ctx *te, const rank_state *got, const rank_state *whole
 TE_TEST_DEVICES(groups_scale_by_the_whole_batch) {
     for (int k = 0; k < 3; k++)
         for (int n = 1; n <= MAX_RANKS; n++) {
-            training arg;
-            memset(&arg, 0, sizeof arg);
+            training arg = {0};
             arg.recipe = k == 0 ? te_recipe_current_scaling() : te_recipe_nvfp4();
             arg.recipe.disable_stochastic_rounding = true; /* its random numbers go by the row within the tensor */
             arg.recipe.disable_rht = k == 2;
@@ -321,8 +319,7 @@ TE_TEST_DEVICES(groups_of_delayed_scaling) {
     for (int n = 1; n <= MAX_RANKS; n++)
         for (int algo = 0; algo < 2; algo++)
             for (int apart = 0; apart < 2; apart++) {
-                training arg;
-                memset(&arg, 0, sizeof arg);
+                training arg = {0};
                 arg.recipe = te_recipe_delayed_scaling();
                 arg.recipe.amax_history_len = 3;
                 arg.recipe.amax_algo = algo ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
@@ -356,8 +353,7 @@ static float half_scale(void *user, float amax, float old, float fp8_max) {
     return amax > 0 ? fp8_max / amax / 2 : old;
 }
 TE_TEST_DEVICES(groups_with_functions_of_ones_own) {
-    training arg;
-    memset(&arg, 0, sizeof arg);
+    training arg = {0};
     arg.recipe = te_recipe_delayed_scaling();
     arg.recipe.amax_history_len = 3;
     arg.recipe.amax_fn = largest;
@@ -374,8 +370,7 @@ TE_TEST_DEVICES(groups_with_functions_of_ones_own) {
 /* Several modules, every recipe: the ranks meet in the same collectives in the same order, and nobody waits. */
 TE_TEST_DEVICES(groups_of_several_modules) {
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_NVFP4; kind++) {
-        training arg;
-        memset(&arg, 0, sizeof arg);
+        training arg = {0};
         arg.recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : kind == TE_RECIPE_CURRENT ? te_recipe_current_scaling() : kind == TE_RECIPE_BLOCK ? te_recipe_block_scaling()
                    : kind == TE_RECIPE_MXFP8 ? te_recipe_mxfp8() : te_recipe_nvfp4();
         arg.recipe.amax_history_len = 3;

@@ -159,8 +159,7 @@ TE_TEST(quantizer_and_autocast_misuse) {
     CHECK_ERROR(te, TE_ERR_DTYPE, "bf16");
     te_autocast_end(te);
     CHECK_ERROR(te, TE_ERR_STATE, "without te_autocast_begin");
-    te_recipe r;
-    memset(&r, 0, sizeof r);
+    te_recipe r = {0};
     te_autocast_desc a = {0};
     a.recipe = &r;
     te_autocast_begin(te, &a);

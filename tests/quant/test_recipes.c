@@ -35,7 +35,7 @@ static float *value_of(te_quantizer *q, te_tensor *x, int which) {
 }
 /* d [m, n] = a [m, k] b [n, k]^T, or with a [k, m], b [k, n] */
 static float *product(const float *a, bool at, const float *b, bool bt, int m, int n, int k) {
-    float *d = (float *)test_alloc((size_t)(m * n) * sizeof(float));
+    float *d = test_floats(m * n);
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double sum = 0;

@@ -242,6 +242,22 @@ const char *test_path(const char *name) {
     return path;
 }
 
+uint8_t *test_read_file(const char *path, size_t *size) {
+    FILE *f = fopen(path, "rb");
+    size_t n = 0;
+    uint8_t *bytes = NULL;
+    if (f) {
+        fseek(f, 0, SEEK_END);
+        n = (size_t)ftell(f);
+        rewind(f);
+        bytes = (uint8_t *)test_alloc(n + 1);
+        if (fread(bytes, 1, n, f) != n) n = 0;
+        fclose(f);
+    }
+    if (size) *size = n;
+    return bytes;
+}
+
 typedef struct saved_variable {
     char name[64];
     char *value;

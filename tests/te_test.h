@@ -57,6 +57,7 @@ float *test_floats(int64_t n);  /* zeroed, too, and one more than n, so that an 
 double *test_doubles(int64_t n);
 const char *test_dir(void);     /* an empty folder of the test's own */
 const char *test_path(const char *name);              /* a file name in it */
+uint8_t *test_read_file(const char *path, size_t *size); /* NULL if it cannot be opened; a zero stands behind its end; size may be NULL */
 void test_setenv(const char *name, const char *value); /* NULL takes the variable away */
 
 /* Arrays from fixed seeds: equal (n, seed) give equal values on every machine. */
@@ -368,6 +369,78 @@ static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, 
     float *rounded = test_read(te_tensor_from_f32(te, dtype, SHAPE(n), values));
     te_ctx_destroy(te);
     return rounded;
+}
+
+/* ---- bytes of tensors and modules ---------------------------------------------------------------------------- */
+
+typedef struct test_bytes {
+    uint8_t *data;
+    size_t n, room;
+} test_bytes;
+
+/* The plain tensors that x is of: itself, or data, scales and amax of both copies; NULL in the place of one that is not there. */
+static TE_MAYBE_UNUSED void test__parts(te_tensor *x, te_tensor *part[6]) {
+    static const int copies[] = {TE_ROWWISE, TE_COLUMNWISE};
+    memset(part, 0, 6 * sizeof *part);
+    if (x && !te_tensor_is_quantized(x)) part[0] = x;
+    for (int i = 0; i < 2; i++) {
+        if (!x || !(te_quantized_usage(x) & copies[i])) continue;
+        te_quantized_view(x, copies[i], &part[3 * i], &part[3 * i + 1]);
+        part[3 * i + 2] = te_quantized_amax(x, copies[i]);
+    }
+}
+/* The bytes of x, plain or quantized, behind those that are there; of NULL none. */
+static TE_MAYBE_UNUSED void test_put(test_bytes *b, te_tensor *x) {
+    te_tensor *part[6];
+    test__parts(x, part);
+    for (int i = 0; i < 6; i++) {
+        size_t n = part[i] ? te_tensor_bytes(part[i]) : 0;
+        if (!n) continue;
+        if (b->n + n > b->room) {
+            uint8_t *more = (uint8_t *)test_alloc(2 * (b->n + n));
+            if (b->n) memcpy(more, b->data, b->n);
+            b->data = more;
+            b->room = 2 * (b->n + n);
+        }
+        te_tensor_to_host(part[i], b->data + b->n);
+        b->n += n;
+    }
+}
+static TE_MAYBE_UNUSED bool test__put_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path, (void)kind;
+    test_put((test_bytes *)user, x);
+    return true;
+}
+/* Every parameter and buffer, one behind the other. */
+static TE_MAYBE_UNUSED test_bytes test_content(te_module *m) {
+    test_bytes b = {0};
+    te_module_visit_tensors(m, test__put_entry, &b);
+    return b;
+}
+#define CHECK_SAME(name, got, want) test__same(__FILE__, __LINE__, name, got, want)
+static TE_MAYBE_UNUSED void test__same(const char *file, int line, const char *name, test_bytes got, test_bytes want) {
+    if (got.n != want.n) test_fail(file, line, "%s: %zu bytes, not %zu", name, got.n, want.n);
+    else test_bytes_equal(file, line, name, got.data, want.data, want.n);
+}
+
+static TE_MAYBE_UNUSED bool test__hash_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    uint64_t hash = 0xCBF29CE484222325u;
+    te_tensor *part[6];
+    (void)m, (void)kind;
+    te_scope_begin(te_tensor_ctx(x));
+    test__parts(x, part);
+    for (; *path; path++) hash = (hash ^ (uint8_t)*path) * 0x100000001B3u;
+    for (int i = 0; i < 6; i++)
+        for (size_t k = 0; part[i] && k < te_tensor_bytes(part[i]); k++) hash = (hash ^ ((const uint8_t *)te_tensor_data(part[i]))[k]) * 0x100000001B3u;
+    te_scope_end(te_tensor_ctx(x));
+    *(uint64_t *)user += hash;
+    return true;
+}
+/* Of every byte of the parameters and buffers, in whatever order they were added. CPU only: it reads them where they lie, after an error too. */
+static TE_MAYBE_UNUSED uint64_t test_hash(te_module *m) {
+    uint64_t hash = 0;
+    te_module_visit_tensors(m, test__hash_entry, &hash);
+    return hash;
 }
 
 /* ---- gradients ----------------------------------------------------------------------------------------------- */

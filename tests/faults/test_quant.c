@@ -1254,10 +1254,7 @@ static void refuse_in_turn(te_ctx *te, purse *p, hungry_fn work, hungry *h, int 
 }
 
 static te_ctx *context_with(purse *p) {
-    te_ctx_desc desc = {0};
-    desc.device = "cpu";
-    desc.host_allocator = allocator_of(p);
-    desc.cpu_threads = 1;
+    te_ctx_desc desc = purse_desc(p, NULL);
     return test_context_with(&desc);
 }
 

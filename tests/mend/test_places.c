@@ -58,37 +58,6 @@ static void leave_at_end(void *arg) {
     (void)arg;
     leave();
 }
-/* ---- bytes ---- */
-
-typedef struct bytes {
-    uint8_t *data;
-    size_t n, cap;
-} bytes;
-
-static void add_tensor(bytes *b, const te_tensor *x) {
-    size_t n = x ? te_tensor_bytes(x) : 0;
-    if (!n) return;
-    if (b->n + n > b->cap) {
-        uint8_t *more = (uint8_t *)test_alloc(2 * (b->n + n));
-        if (b->n) memcpy(more, b->data, b->n);
-        b->data = more;
-        b->cap = 2 * (b->n + n);
-    }
-    te_tensor_to_host(x, b->data + b->n);
-    b->n += n;
-}
-static void add_quantized(bytes *b, const te_tensor *q) {
-    static const int copies[] = {TE_ROWWISE, TE_COLUMNWISE};
-    for (int i = 0; i < 2; i++) {
-        te_tensor *data = NULL, *scale = NULL;
-        if (!(te_quantized_usage(q) & copies[i])) continue;
-        te_quantized_view(q, copies[i], &data, &scale);
-        add_tensor(b, data);
-        add_tensor(b, scale);
-        add_tensor(b, te_quantized_amax(q, copies[i]));
-    }
-}
-
 /* ---- 17: codes do not depend on what others have set ---- */
 
 enum { ROWS = 192, COLS = 256 };
@@ -134,12 +103,12 @@ static void leave_unchanged(const place *p, uint64_t before) {
 }
 
 /* Codes and scales of x by one quantizer. */
-static bytes quantized(const place *p, const te_quantizer_desc *desc, te_dtype dtype, const float *x) {
-    bytes b = {NULL, 0, 0};
+static test_bytes quantized(const place *p, const te_quantizer_desc *desc, te_dtype dtype, const float *x) {
+    test_bytes b = {0};
     uint64_t before;
     te_ctx *te = context_in(p, &before);
     te_quantizer *q = te_quantizer_create(te, desc);
-    add_quantized(&b, te_quantize(q, te_tensor_from_f32(te, dtype, SHAPE(ROWS, COLS), x)));
+    test_put(&b, te_quantize(q, te_tensor_from_f32(te, dtype, SHAPE(ROWS, COLS), x)));
     te_quantizer_destroy(q);
     CHECK_OK(te);
     leave_unchanged(p, before);
@@ -155,14 +124,13 @@ static void codes_in_every_mode(const char *device) {
                 te_quantizer_desc desc = quantizer(i);
                 place p = {device, NULL};
                 test_case("quantizer %d, input %d, %s", i, kind, bf16 ? "bf16" : "f32");
-                bytes want = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
+                test_bytes want = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
                 CHECK(want.n > ROWS * COLS / 2);
                 for (int m = 0; m < COUNT(modes); m++) {
                     test_case("quantizer %d, input %d, %s, %s", i, kind, bf16 ? "bf16" : "f32", modes[m].name);
                     p.mode = &modes[m];
-                    bytes got = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
-                    CHECK_EQ_INT(got.n, want.n);
-                    if (got.n == want.n) CHECK_BYTES("codes and scales", got.data, want.data, want.n);
+                    test_bytes got = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
+                    CHECK_SAME("codes and scales", got, want);
                 }
             }
 }
@@ -178,15 +146,9 @@ static float largest(void *user, const float *history, int length) {
     for (int i = 0; i < length; i++) amax = history[i] > amax ? history[i] : amax;
     return amax;
 }
-static bool add_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    (void)m, (void)path, (void)kind;
-    add_tensor((bytes *)user, x);
-    return true;
-}
-
 /* Three steps of a layer, the last two launched from a graph: the parameters and scales that come out. */
-static bytes trained(const place *p, const te_recipe *recipe) {
-    bytes b = {NULL, 0, 0};
+static test_bytes trained(const place *p, const te_recipe *recipe) {
+    test_bytes b = {0};
     uint64_t before;
     te_ctx *te = context_in(p, &before);
     te_transformer_layer_desc layer_desc = {0};
@@ -214,7 +176,7 @@ static bytes trained(const place *p, const te_recipe *recipe) {
         if (capture) graph = te_graph_end(te);
     }
     for (int launch = 0; graph && launch < 2; launch++) te_graph_launch(graph);
-    te_module_visit_tensors(layer, add_entry, &b);
+    b = test_content(layer);
     CHECK_OK(te);
     te_graph_destroy(graph);
     te_optimizer_destroy(adam);
@@ -230,12 +192,12 @@ TE_TEST_DEVICES(p17_training_does_not_depend_on_flushing_and_rounding) {
     test_on_end(leave_at_end, NULL);
     for (int r = 0; r < COUNT(recipes); r++) {
         place p = {te_ctx_device(te), NULL};
-        bytes want = trained(&p, &recipes[r]);
+        test_bytes want = trained(&p, &recipes[r]);
         CHECK(want.n > 1000);
         for (int m = 0; m < COUNT(modes); m++) {
             test_case("recipe %d, %s", r, modes[m].name);
             p.mode = &modes[m];
-            bytes got = trained(&p, &recipes[r]);
+            test_bytes got = trained(&p, &recipes[r]);
             CHECK_EQ_INT(got.n, want.n);
             if (got.n == want.n) CHECK_BYTES("parameters", got.data, want.data, want.n);
         }

@@ -448,14 +448,9 @@ TE_TEST(p08_a_pass_without_memory_can_be_done_again) {
         bool whole = false;
         for (int k = 1; !whole && k < 200; k++) {
             purse *host = new_purse(), *memory = new_purse(), *p = device ? memory : host;
-            te_ctx_desc desc = {0};
+            te_ctx_desc desc = purse_desc(host, memory);
             int runs = 0;
             test_case("request %d of the %s", k, device ? "device" : "host");
-            desc.device = "cpu";
-            desc.log = test__log;
-            desc.cpu_threads = 1;
-            desc.host_allocator = allocator_of(host);
-            desc.device_allocator = allocator_of(memory);
             te_ctx *te = te_ctx_create(&desc);
             te_scope_begin(te);
             te_tensor *a = leaf(te, SHAPE(4), 1), *b = leaf(te, SHAPE(4), 2), *factor = te_tensor_full(te, TE_F32, SHAPE(4), 4);

@@ -371,6 +371,19 @@ static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, 
     return rounded;
 }
 
+/* ---- modules ------------------------------------------------------------------------------------------------- */
+
+/* One forward under a recipe; the region is closed again whatever happened. */
+static TE_MAYBE_UNUSED te_tensor *test_forward(te_module *m, const te_recipe *recipe, te_tensor *x) {
+    te_ctx *te = te_module_ctx(m);
+    te_autocast_desc cast = {0};
+    cast.recipe = recipe;
+    if (te_autocast_begin(te, &cast) != TE_OK) return NULL;
+    te_tensor *y = te_forward(m, x);
+    te_autocast_end(te);
+    return y;
+}
+
 /* ---- bytes of tensors and modules ---------------------------------------------------------------------------- */
 
 typedef struct test_bytes {

@@ -186,13 +186,9 @@ static te_module *small_linear(te_ctx *te) {
 static void half_step(te_module *m, float value, bool backward) {
     te_ctx *te = te_module_ctx(m);
     te_recipe r = te_recipe_delayed_scaling();
-    te_autocast_desc cast = {0};
     r.amax_history_len = 4;
-    cast.recipe = &r;
     te_scope_begin(te);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 32), value));
-    te_autocast_end(te);
+    te_tensor *y = test_forward(m, &r, te_tensor_full(te, TE_BF16, SHAPE(4, 32), value));
     if (backward) te_backward(te_sum_all(y));
     te_scope_end(te);
 }

@@ -165,11 +165,7 @@ static test_bytes trained(const place *p, const te_recipe *recipe) {
         bool capture = step == 1 && !recipe->amax_fn; /* functions of the user's compute on the host */
         if (capture) te_graph_begin(te);
         te_scope_begin(te);
-        te_autocast_desc cast = {0};
-        cast.recipe = recipe;
-        te_autocast_begin(te, &cast);
-        te_tensor *y = te_forward(layer, x);
-        te_autocast_end(te);
+        te_tensor *y = test_forward(layer, recipe, x);
         te_backward(te_add(te_mse_loss(y, te_scale(x, 0.5f)), te_mean_all(y)));
         te_optimizer_step(adam);
         te_scope_end(te);
@@ -246,13 +242,9 @@ TE_TEST(p15_fused_multiplications_round_once) {
 TE_TEST_DEVICES(p16_current_scaling_behind_a_norm) {
     te_recipe recipe = te_recipe_current_scaling();
     te_layernorm_linear_desc d = {0};
-    te_autocast_desc cast = {0};
     d.in_features = d.out_features = 64;
-    cast.recipe = &recipe;
     te_module *m = te_layernorm_linear_create(te, &d);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(m, te_tensor_normal(te, TE_BF16, SHAPE(32, 64), 0, 1));
-    te_autocast_end(te);
+    te_tensor *y = test_forward(m, &recipe, te_tensor_normal(te, TE_BF16, SHAPE(32, 64), 0, 1));
     CHECK_OK(te);
     CHECK(y != NULL);
     te_module_destroy(m);

@@ -295,13 +295,9 @@ TE_TEST_DEVICES(p08_writes_elsewhere_in_the_same_buffer_do_not_count) {
 static void run_written(te_ctx *te, te_module *m, const te_recipe *recipe, bool write, float **dx, float **dw) {
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_from_f32(te, TE_BF16, SHAPE(32, 32), test_normal(1024, 3)), true);
     te_tensor *w = te_module_parameter(m, "weight"), *value = te_tensor_from_f32(te, TE_BF16, SHAPE(32, 32), test_normal(1024, 4));
-    te_autocast_desc cast = {0};
-    cast.recipe = recipe;
     te_module_zero_grad(m);
     te_tensor_copy(w, value);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(m, x);
-    te_autocast_end(te);
+    te_tensor *y = test_forward(m, recipe, x);
     if (write) te_tensor_fill(w, 1);
     CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK);
     *dx = test_read(te_tensor_grad(x));

@@ -1419,7 +1419,7 @@ typedef struct te_op_adam_args {
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
     float lr, beta1, beta2, eps, weight_decay; /* read as they are: no defaults */
     int64_t step;                              /* 1 for the first */
-    bool no_adam_w_mode;                              /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
+    bool no_adam_w_mode;                       /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;                   /* bc = 1 */
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
@@ -2826,6 +2826,15 @@ TE_OP_LIST(TE_OP_OVERLOAD)
 #define TE__ALIGNED(n) _Alignas(n)
 #endif
 
+/* Behind `static` or TE_API, for a small function that many call and none in a hurry: a copy of its code in each caller takes a compiler longer than all calls will save. */
+#if defined(_MSC_VER)
+#define TE__NOINLINE __declspec(noinline)
+#elif defined(__GNUC__)
+#define TE__NOINLINE __attribute__((noinline))
+#else
+#define TE__NOINLINE
+#endif
+
 #define TE__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static inline int64_t te__min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -3457,7 +3466,7 @@ typedef struct te__text {
 /* Never NULL. Borrowed until the next change. */
 static inline const char *te__text_str(const te__text *t) { return t->s ? t->s : ""; }
 
-static inline void te__text_free(te__text *t) {
+static TE_MAYBE_UNUSED TE__NOINLINE void te__text_free(te__text *t) {
     if (t->s && t->memory && t->memory->release) t->memory->release(t->memory->user, t->s, t->cap);
     else free(t->s);
     t->s = NULL;
@@ -3473,7 +3482,7 @@ static inline void te__text_clear(te__text *t) {
 }
 
 /* Room for `more` bytes and the NUL. */
-static inline bool te__text_reserve(te__text *t, size_t more) {
+static TE_MAYBE_UNUSED TE__NOINLINE bool te__text_reserve(te__text *t, size_t more) {
     if (t->oom) return false;
     if (t->cap > t->n && more < t->cap - t->n) return true;
     size_t cap = 64;
@@ -3498,14 +3507,14 @@ static inline bool te__text_reserve(te__text *t, size_t more) {
     return true;
 }
 
-static inline void te__text_add(te__text *t, const char *s, size_t n) {
+static TE_MAYBE_UNUSED TE__NOINLINE void te__text_add(te__text *t, const char *s, size_t n) {
     if (n == 0 || !te__text_reserve(t, n)) return;
     memcpy(t->s + t->n, s, n);
     t->n += n;
     t->s[t->n] = 0;
 }
 
-static inline void te__text_put(te__text *t, const char *s) { te__text_add(t, s, strlen(s)); }
+static TE_MAYBE_UNUSED TE__NOINLINE void te__text_put(te__text *t, const char *s) { te__text_add(t, s, strlen(s)); }
 
 static inline TE_PRINTF(2, 0) void te__text_vprintf(te__text *t, const char *format, va_list args) {
     va_list again;
@@ -5802,7 +5811,7 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-TE_API te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
+TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
 static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
@@ -5856,12 +5865,12 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te->blocks = b;
     return b + 1;
 }
-static void *te__alloc(te_ctx *te, size_t bytes) {
+static TE__NOINLINE void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
     if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
-static void *te__alloc_zero(te_ctx *te, size_t bytes) {
+static TE__NOINLINE void *te__alloc_zero(te_ctx *te, size_t bytes) {
     void *p = te__alloc(te, bytes);
     if (p) memset(p, 0, bytes ? bytes : 1);
     return p;
@@ -6539,7 +6548,7 @@ static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->ar
 
 /* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in core/access.c. */
 
-TE_API const char *te_dtype_name(te_dtype dtype) {
+TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u8", "i32", "i64"};
     return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? names[dtype] : "?";
 }
@@ -6563,9 +6572,9 @@ TE_API float te_dtype_max(te_dtype dtype) {
 static bool te__is_float(te_dtype dtype) { return dtype == TE_F32 || dtype == TE_F16 || dtype == TE_BF16; }
 static bool te__is_fp8(te_dtype dtype) { return dtype == TE_F8E4M3 || dtype == TE_F8E5M2; }
 static bool te__is_index(te_dtype dtype) { return dtype == TE_I32 || dtype == TE_I64; }
-static int64_t te__dtype_size(te_dtype dtype) { return te_dtype_bits(dtype) / 8; }
+static TE__NOINLINE int64_t te__dtype_size(te_dtype dtype) { return te_dtype_bits(dtype) / 8; }
 
-static int64_t te__numel(const te_tensor *x) {
+static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
@@ -6582,7 +6591,7 @@ static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
 /* The product of all sizes but the last, also when the last one is 0. */
-static int64_t te__rows(const te_tensor *x) {
+static TE__NOINLINE int64_t te__rows(const te_tensor *x) {
     int64_t n = 1;
     int i;
     for (i = 0; i + 1 < x->ndim; i++) n *= x->shape[i];
@@ -6601,7 +6610,7 @@ static bool te__is_contiguous(const te_tensor *x) {
 static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
     return x->ndim == y->ndim && memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof(int64_t)) == 0;
 }
-static void *te__data(const te_tensor *x) {
+static TE__NOINLINE void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
 /* The bytes of x's buffer behind its last element; strided tensors have elements of whole bytes. */
@@ -6730,7 +6739,7 @@ static void te__tensor_free(te_tensor *x) {
     te__free(te, x, sizeof(*x));
 }
 
-TE_API te_tensor *te_tensor_retain(te_tensor *x) {
+TE_API TE__NOINLINE te_tensor *te_tensor_retain(te_tensor *x) {
     if (x) x->refs++;
     return x;
 }
@@ -6812,7 +6821,7 @@ TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const in
     }
     return x;
 }
-static te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) { return te_tensor_empty(x->te, dtype, x->ndim, x->shape); }
+static TE__NOINLINE te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) { return te_tensor_empty(x->te, dtype, x->ndim, x->shape); }
 static te_tensor *te__empty_1d(te_ctx *te, te_dtype dtype, int64_t n) { return te_tensor_empty(te, dtype, 1, &n); }
 static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
@@ -6942,7 +6951,7 @@ static void te__frame_begin(te_ctx *te) {
 }
 
 /* Tensors among `keep` (NULLs are fine) move to the scope outside. */
-static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
+static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     int first, i, k, kept;
     if (--te->num_scopes >= TE__MAX_SCOPES) return; /* was never begun: its tensors belong to the last one that was */
     first = kept = te->scopes[te->num_scopes].first_tensor;
@@ -7087,14 +7096,14 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
     return l;
 }
 
-static void te__launch_option(te__launch *l, const char *name, int value) {
+static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int value) {
     if (l->num_options == TE__MAX_OPTIONS) return; /* te_kcheck compiles every row: a forgotten option fails there */
     l->option[l->num_options].name = name;
     l->option[l->num_options].value = value;
     l->num_options++;
 }
 
-static void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
+static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
     l->grid[0] = (unsigned)gx;
     l->grid[1] = (unsigned)gy;
     l->grid[2] = (unsigned)gz;
@@ -23276,7 +23285,7 @@ static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     *pushed = true;
     return TE_OK;
 }
-static void te__cuda_leave(bool pushed) {
+static TE__NOINLINE void te__cuda_leave(bool pushed) {
     te__cu_handle popped;
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
@@ -25286,7 +25295,7 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
 }
 
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
-static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
+static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
 
 /* ==== ops/args.c ================================================================================================ */
 

@@ -113,4 +113,4 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
 }
 
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
-static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
+static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }

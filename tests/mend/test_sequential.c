@@ -285,13 +285,9 @@ TE_TEST(p21_sequential_without_memory) {
     bool whole = false;
     for (int k = 1; !whole && k < 100; k++) {
         purse *p = new_purse();
-        te_ctx_desc desc = {0};
+        te_ctx_desc desc = purse_desc(p, NULL);
         te_module *list[20];
         test_case("request %d", k);
-        desc.device = "cpu";
-        desc.log = test__log;
-        desc.cpu_threads = 1;
-        desc.host_allocator = allocator_of(p);
         te_ctx *te = te_ctx_create(&desc);
         for (int i = 0; i < COUNT(list); i++) list[i] = same(te);
         REQUIRE_OK(te);

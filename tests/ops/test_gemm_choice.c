@@ -23,9 +23,8 @@ static te_tensor *random_tensor(te_ctx *te, te_dtype dtype, int64_t rows, int64_
 
 /* Codes of one copy, and their scales. */
 static te_tensor *blocks_of(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, bool two_d, uint64_t seed, te_tensor **scale) {
-    te__quant_spec spec;
+    te__quant_spec spec = TE_ZERO;
     te_tensor *q;
-    memset(&spec, 0, sizeof spec);
     spec.cls = te__quant_class_of(TE_QUANT_BLOCK);
     spec.dtype = dtype;
     spec.usage = TE_ROWWISE;
@@ -127,8 +126,7 @@ TE_TEST_DEVICES(gemm_every_choice) {
     for (int i = 0; i < COUNT(cases); i++) {
         const choice_case *c = &cases[i];
         float *want[3];
-        te_op_gemm_args g;
-        memset(&g, 0, sizeof g);
+        te_op_gemm_args g = TE_ZERO;
         if (c->kind == TE_QUANT_BLOCK) {
             te_tensor *sa = NULL, *sb = NULL;
             g.a = blocks_of(te, c->a, c->m, c->k, c->a_2d, 1, &sa), g.b = blocks_of(te, c->b, c->n, c->k, c->b_2d, 2, &sb);

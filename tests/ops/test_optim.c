@@ -23,10 +23,10 @@ static te_tensor *guarded(te_ctx *te, te_dtype dtype, int64_t n, const float *va
 
 static void make_entry(te_ctx *te, entry *e, uint64_t seed) {
     const float *start = test_rounded(e->param_dtype, test_normal(e->n, seed), e->n);
-    float *zeros = (float *)test_alloc((size_t)e->n * 4 + 4);
-    e->p = (double *)test_alloc((size_t)e->n * 8 + 8);
-    e->m = (double *)test_alloc((size_t)e->n * 8 + 8);
-    e->v = (double *)test_alloc((size_t)e->n * 8 + 8);
+    float *zeros = test_floats(e->n);
+    e->p = test_doubles(e->n);
+    e->m = test_doubles(e->n);
+    e->v = test_doubles(e->n);
     for (int64_t i = 0; i < e->n; i++) e->p[i] = start[i];
     e->t.param = guarded(te, e->param_dtype, e->n, start, e->misaligned);
     e->t.m = guarded(te, TE_F32, e->n, zeros, e->misaligned);
@@ -44,14 +44,14 @@ static void reference_step(entry *e, const float *grad, const te_op_adam_args *a
     }
     /* Without a master the rounded parameter is all there is. */
     if (e->master || e->param_dtype == TE_F32) return;
-    float *p = (float *)test_alloc((size_t)e->n * 4 + 4);
+    float *p = test_floats(e->n);
     for (int64_t i = 0; i < e->n; i++) p[i] = (float)e->p[i];
     p = test_rounded(e->param_dtype, p, e->n);
     for (int64_t i = 0; i < e->n; i++) e->p[i] = p[i];
 }
 
 static float *as_float(const double *x, int64_t n) {
-    float *f = (float *)test_alloc((size_t)n * 4 + 4);
+    float *f = test_floats(n);
     for (int64_t i = 0; i < n; i++) f[i] = (float)x[i];
     return f;
 }

@@ -4,13 +4,8 @@
 /* The text of a file of the repository, or NULL. */
 static const char *part_text(const char *name) {
     char path[256];
-    size_t room = 1 << 20, n;
-    char *text = (char *)test_alloc(room);
     snprintf(path, sizeof path, "src/%s", name);
-    FILE *f = fopen(path, "rb");
-    n = f ? fread(text, 1, room - 1, f) : 0;
-    if (f) fclose(f);
-    return n ? text : NULL;
+    return (const char *)test_read_file(path, NULL);
 }
 
 static bool starts(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }

@@ -284,9 +284,8 @@ static void gather_codes(rank_state *s, const run_desc *run, rank_weights *mine)
 static void quantize_slices(rank_state *s) {
     run_desc *run = (run_desc *)(uintptr_t)s->arg;
     rank_weights *mine = (rank_weights *)calloc(1, sizeof *mine);
-    te_master_weights call;
+    te_master_weights call = {0};
     open_weights(s, run, mine);
-    memset(&call, 0, sizeof call);
     call.model_weights = mine->weight;
     call.master_weights = mine->master;
     call.start_offsets = mine->start;
@@ -351,8 +350,7 @@ static te_tensor *weight_of(te_ctx *te, te_quantizer_desc d, int64_t rows, int64
     return y;
 }
 static te_quantizer_desc kind_desc(te_quant_kind kind) {
-    te_quantizer_desc d;
-    memset(&d, 0, sizeof d);
+    te_quantizer_desc d = {0};
     d.kind = kind;
     d.with_2d_quantization = kind == TE_QUANT_NVFP4;
     return d;
@@ -534,8 +532,7 @@ TE_TEST_DEVICES(masters_of_weights_that_share_a_quantizer) {
         weight[i] = te_quantize(q, te_tensor_zeros(te, TE_BF16, SHAPE(4, 4)));
         master[i] = te_tensor_full(te, TE_F32, SHAPE(16), most[i]);
     }
-    te_master_weights call;
-    memset(&call, 0, sizeof call);
+    te_master_weights call = {0};
     call.model_weights = weight;
     call.master_weights = master;
     call.start_offsets = start;
@@ -551,8 +548,7 @@ TE_TEST_DEVICES(masters_of_weights_that_share_a_quantizer) {
 static void refuse_on_one(rank_state *s) {
     te_tensor *weight[2], *master[2];
     const int64_t start[2] = {0, 0};
-    te_master_weights call;
-    memset(&call, 0, sizeof call);
+    te_master_weights call = {0};
     call.model_weights = weight;
     call.master_weights = master;
     call.start_offsets = start;

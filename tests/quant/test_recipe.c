@@ -102,18 +102,12 @@ TE_TEST_DEVICES(delayed_scaling_over_many_steps) {
 TE_TEST(delayed_scaling_history_is_resized) {
     te_ctx *te = test_context("cpu");
     te_recipe r = te_recipe_delayed_scaling();
-    te_autocast_desc a = {0};
-    a.recipe = &r;
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 16;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
     static const int lengths[] = {4, 2, 6, 1};
     for (int i = 0; i < COUNT(lengths); i++) {
         r.delayed.amax_history_len = lengths[i];
-        te_autocast_begin(te, &a);
-        CHECK(te_forward(m, x) != NULL);
-        te_autocast_end(te);
+        CHECK(test_forward(m, &r, x) != NULL);
         CHECK_EQ_INT(te_tensor_shape(te_module_parameter(m, "fp8_amax_history_fwd"))[0], lengths[i]);
     }
     CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == 224);
@@ -128,9 +122,7 @@ TE_TEST(calibration_and_no_grad) {
     r.delayed.amax_history_len = 2;
     te_autocast_desc a = {0};
     a.recipe = &r;
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 16;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
     te_no_grad_begin(te);
     te_autocast_begin(te, &a);
@@ -159,8 +151,7 @@ TE_TEST(quantizer_and_autocast_misuse) {
     CHECK_ERROR(te, TE_ERR_DTYPE, "bf16");
     te_autocast_end(te);
     CHECK_ERROR(te, TE_ERR_STATE, "without te_autocast_begin");
-    te_recipe r;
-    memset(&r, 0, sizeof r);
+    te_recipe r = {0};
     te_autocast_desc a = {0};
     a.recipe = &r;
     te_autocast_begin(te, &a);

@@ -35,7 +35,7 @@ static float *value_of(te_quantizer *q, te_tensor *x, int which) {
 }
 /* d [m, n] = a [m, k] b [n, k]^T, or with a [k, m], b [k, n] */
 static float *product(const float *a, bool at, const float *b, bool bt, int m, int n, int k) {
-    float *d = (float *)test_alloc((size_t)(m * n) * sizeof(float));
+    float *d = test_floats(m * n);
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double sum = 0;
@@ -53,20 +53,16 @@ typedef struct trial {
 static trial run_trial(te_ctx *te, const te_recipe *r) {
     trial t;
     te_linear_desc d = {0};
-    te_autocast_desc a = {0};
     d.in_features = K;
     d.out_features = N;
     d.gemm.no_bias = true;
     d.gemm.params_dtype = TE_F32;
-    a.recipe = r;
     te_seed(te, 11);
     t.m = te_linear_create(te, &d);
     t.weight = te_module_parameter(t.m, "weight");
     t.x = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(2, M / 2, K), test_normal(M * K, 1)), true);
     t.dy = test_tensor(te, TE_F32, SHAPE(2, M / 2, N), test_normal(M * N, 2));
-    te_autocast_begin(te, &a);
-    te_tensor *y = te_forward(t.m, t.x);
-    te_autocast_end(te);
+    te_tensor *y = test_forward(t.m, r, t.x);
     te_rng_set(te, 11, 500);
     te_backward_from(y, t.dy);
     t.y = test_read(y);
@@ -255,8 +251,6 @@ TE_TEST_DEVICES(recipes_user_functions) {
     r.delayed.amax_fn = second_of;
     r.delayed.scale_fn = half_scale;
     r.delayed.user = &calls;
-    te_autocast_desc a = {0};
-    a.recipe = &r;
     te_linear_desc d = {0};
     d.in_features = d.out_features = 16;
     te_module *m = te_linear_create(te, &d);
@@ -264,9 +258,7 @@ TE_TEST_DEVICES(recipes_user_functions) {
     for (int i = 0; i < COUNT(amax); i++) {
         test_case("step %d", i);
         te_scope_begin(te);
-        te_autocast_begin(te, &a);
-        te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 16), amax[i]));
-        te_autocast_end(te);
+        test_forward(m, &r, te_tensor_full(te, TE_BF16, SHAPE(4, 16), amax[i]));
         const float *h = test_read(te_module_parameter(m, "fp8_amax_history_fwd")), scale = test_read(te_module_parameter(m, "fp8_scale_fwd"))[0];
         CHECK(h[0] == 0 && h[2 * 3] == amax[i]);
         CHECK_EQ_INT(calls, 3 * (i + 1));
@@ -318,9 +310,7 @@ TE_TEST(recipes_refuse) {
     /* a factory that fails, and what its quantizers cannot do together */
     factory f = {0};
     r = te_recipe_custom(factory_make, &f);
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 16;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
     static const struct {
         int mode, fail_at;

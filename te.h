@@ -2124,11 +2124,12 @@ typedef enum te_params_device {
     TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
 } te_params_device;
 
-/* A weight, and its bias, as several parameters. */
+/* A weight, and its bias, as several parameters, each with first values of its own. They lie row after row in one tensor, which the product reads; another tensor may be put
+ * in the place of one (te_module_add_parameter): then every call copies them together. Not with fuse_wgrad_accumulation, nor stored quantized. */
 typedef struct te_parameters_split {
-    const char *const *names; /* [count]: the parameters are NAMEweight and NAMEbias */
-    const int64_t *sizes;     /* [count] rows of each; NULL => equal ones */
-    int count;                /* 0 => one parameter */
+    const char *const *names; /* [count], read by the create function: the parameters are NAME_weight and NAME_bias ("query" and "query_" give query_weight) */
+    const int64_t *sizes;     /* [count] rows of each, of all ranks; NULL => equal ones */
+    int count;                /* 0 => one parameter; at most 64 */
 } te_parameters_split;
 
 /* Of every module with weights that multiply. */
@@ -2183,14 +2184,28 @@ typedef enum te_cp_comm {
     TE_CP_A2A = 2,        /* heads for pieces of the sequence */
     TE_CP_A2A_P2P = 3     /* heads within cp_group, a ring over cp_p2p_group */
 } te_cp_comm;
-/* Of every module whose work ranks can share: not yet. */
+/* Of every module whose work ranks can share.
+ *
+ * Sizes in a desc are those of the whole; each rank's parameters are its shard. First values are the slices of what one rank alone would draw from the same random state: seed all ranks
+ * alike. What the ranks exchange:
+ *
+ *     parallel_mode  sequence_parallel  forward                              backward
+ *     column         off                nothing                              the input's gradient is added up
+ *     column         on                 the input is gathered                it is gathered again, and the input's gradient added up and scattered
+ *     row            off                the output is added up               nothing
+ *     row            on                 it is added up and scattered         the output's gradient is gathered
+ *
+ * Gathering and scattering go along the first dimension. Under a recipe codes are gathered, of one scale a tensor (the amax is the group's; delayed scaling reduces it over
+ * amax_group, which must hold all these ranks, or over tp_group without one) or of blocks where the rows and columns of each rank fill them (128 x 128; MXFP8 32, NVFP4 16);
+ * else plain numbers are, and quantized where they arrive. A bias by row is added after the sum. Gradients of parameters that say te_tensor_sequence_parallel are this
+ * rank's part: te_all_reduce them before the optimizer. */
 typedef struct te_parallel_options {
-    te_group *tp_group;              /* not yet: the ranks that share each layer (borrowed); NULL => none */
-    int tp_size;                     /* how many they are, where the group comes later; 0 => 1; more than 1: not yet */
-    te_parallel_mode parallel_mode;  /* not yet: Linear, LayerNormLinear (column alone): how the product is divided */
-    bool set_parallel_mode;          /* not yet: LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row */
-    bool sequence_parallel;          /* not yet: between these the ranks share the first dimension; norms: their gradients are to be added up */
-    te_symmetric_ar symmetric_ar_type; /* not yet: the all-reduce behind a product divided by row */
+    te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
+    int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
+    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
+    bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
+    te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
     te_group *cp_group;              /* not yet: attention: the ranks that share each sequence (borrowed); NULL => none */
     te_group *cp_p2p_group;          /* not yet: with TE_CP_A2A_P2P */
     te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */
@@ -2419,7 +2434,7 @@ typedef struct te_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm; /* of the product */
     te_parallel_options parallel; /* parallel_mode is the product's */
-    te_parameters_split parameters_split; /* not yet */
+    te_parameters_split parameters_split; /* the weight in several parameters */
     bool save_original_input; /* the backward pass quantizes the input again in place of keeping a quantized copy; refused under delayed scaling */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
@@ -2448,9 +2463,9 @@ typedef struct te_layernorm_linear_desc {
     te_norm_options norm; /* of the norm in front */
     te_gemm_options gemm; /* of the product */
     te_parallel_options parallel; /* parallel_mode: column alone */
-    te_parameters_split parameters_split; /* not yet */
+    te_parameters_split parameters_split; /* the weight in several parameters */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
+    bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
 /* A norm and the product behind it, which quantizes what the norm makes. */
@@ -2468,8 +2483,8 @@ typedef struct te_layernorm_mlp_desc {
     te_parallel_options parallel; /* set_parallel_mode is the two products' */
     te_init output_layer_init;    /* of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
-    bool checkpoint;              /* not yet: norm, first product and activation run again in the backward pass (te_module_set_checkpoint: all of it) */
+    bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
+    bool checkpoint;              /* norm, first product and activation run again in the backward pass, and none of their results is kept: te_module_set_checkpoint */
     const char *name; /* copied; NULL => "layernorm_mlp" */
 } te_layernorm_mlp_desc;
 /* A norm, two products and the activation between them. */
@@ -2531,6 +2546,16 @@ typedef struct te_transformer_layer_desc {
 } te_transformer_layer_desc;
 /* One layer of an encoder or of a decoder without cross attention. */
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc);
+
+/* Gives a group of ranks to m and to all modules below whose work is to be shared by as many (tp_size). Those that were created without one get their first values now, from the
+ * random state as it is (with TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for the modules' lifetime. TE_ERR_INVALID for a group of another
+ * size or context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
+TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
+/* Is the gradient of this parameter one rank's part, to be added up over the tensor-parallel ranks by the caller (te_all_reduce of te_tensor_grad) before te_optimizer_step?
+ * So it is of norms and of biases by row under sequence_parallel, and of norms of heads under tensor parallelism. Source: the attribute sequence_parallel of parameters. */
+TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
+/* Sets that attribute. Returns x. */
+TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 
 /* The weight gradients that te_backward left to this call in m's modules (delay_wgrad_compute), in the order in which it met them: bit for bit those
  * without the delay, where a weight has no other use in between. Between te_backward and te_optimizer_step, which warns where gradients still wait; a
@@ -5399,6 +5424,7 @@ struct te_tensor {
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
+    bool sequence_parallel; /* its gradient is one rank's part (te_tensor_sequence_parallel) */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -37978,6 +38004,9 @@ struct te__quant_class {
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
     /* The factor of a whole tensor, for inspection, from its amax or (without TE__TENSOR_AMAX) its scale. NULL: it has none. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
+    /* Shards of a tensor's first dimension travel between ranks as codes and scales where their rows and columns are multiples of this; 0: never. */
+    int64_t shard_tile;
+    int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the column-wise one */
 };
 
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }
@@ -38069,7 +38098,7 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
         kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
         TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
         NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__tensor_fill, te__tensor_decode, NULL /* turn_scales */,  \
-        te__tensor_factor                                                                                                           \
+        te__tensor_factor, 1, {0, 0} /* both copies have one scale */                                                               \
     }
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);
@@ -38130,7 +38159,7 @@ static const te__quant_class te__quant_block = {
     TE_QUANT_BLOCK, "block", TE__FORM_CODES, TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_F32, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D}, {128, 128},
     "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)",
-    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */
+    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */, 128, {1, 0}
 };
 
 /* ==== quant/kind_mxfp8.c ======================================================================================== */
@@ -38177,7 +38206,7 @@ static const te__quant_class te__quant_mxfp8 = {
     TE_QUANT_MXFP8, "MXFP8", TE__FORM_CODES, TE__IN_PRODUCTS | TE__BOTH_FROM_SLICES,
     TE_DTYPE_NONE, TE_F8E8M0, {TE_SCALING_MXFP8, TE_SCALING_MXFP8}, {1, 32},
     "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales",
-    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */
+    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 32, {0, 0}
 };
 
 /* ==== quant/kind_nvfp4.c ======================================================================================== */
@@ -38304,7 +38333,7 @@ static const te__quant_class te__quant_nvfp4 = {
     TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
     "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
-    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor
+    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}
 };
 
 /* ==== quant/kind_identity.c ===================================================================================== */
@@ -38326,7 +38355,7 @@ static te_tensor *te__identity_decode(const te_tensor *x, const te__quant_copy *
 static const te__quant_class te__quant_identity = {
     TE_QUANT_IDENTITY, "identity", TE__FORM_PLAIN, TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode, NULL /* turn_scales */, NULL /* tensor_factor */
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
 };
 
 /* ==== quant/kind_custom.c ======================================================================================= */
@@ -38395,7 +38424,7 @@ static const te__quant_class te__quant_custom = {
     TE_QUANT_CUSTOM, "custom", TE__FORM_OPAQUE, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
     "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)",
-    te__custom_resolve, NULL /* scale_shape */, te__custom_fill, te__custom_decode, NULL /* turn_scales */, NULL /* tensor_factor */
+    te__custom_resolve, NULL /* scale_shape */, te__custom_fill, te__custom_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
 };
 
 /* ==== quant/kind_hybrid.c ======================================================================================= */
@@ -38431,7 +38460,7 @@ static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__q
 static const te__quant_class te__quant_hybrid = {
     TE_QUANT_HYBRID, "hybrid", TE__FORM_PARTS, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
 };
 
 /* ==== quant/kinds.c ============================================================================================= */
@@ -38695,6 +38724,20 @@ static bool te__column_follows(const te_tensor *x) {
            !row->rht && !row->swizzled && (!row->amax || te__numel(row->amax) == 1);
 }
 
+/* The spec by which a copy of this layout is opened. */
+static te__quant_spec te__copy_spec(const te__quant_copy *c) {
+    te__quant_spec spec;
+    memset(&spec, 0, sizeof(spec));
+    spec.cls = c->cls;
+    spec.dtype = c->data->dtype;
+    spec.two_dimensional = c->two_dimensional;
+    spec.rht = c->rht;
+    spec.no_random_sign_mask = c->no_random_sign_mask;
+    spec.e4m3_max_256 = c->e4m3_max_256;
+    spec.swizzled = c->swizzled;
+    return spec;
+}
+
 /* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
@@ -38719,13 +38762,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     } else {
         te_op_transpose_args turn = TE_ZERO;
         if (is_new) {
-            te__quant_spec spec;
-            memset(&spec, 0, sizeof(spec));
-            spec.cls = row->cls;
-            spec.dtype = row->data->dtype;
-            spec.two_dimensional = row->two_dimensional;
-            spec.no_random_sign_mask = row->no_random_sign_mask;
-            spec.e4m3_max_256 = row->e4m3_max_256;
+            te__quant_spec spec = te__copy_spec(row);
             result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
             if (result == TE_OK) te__copies_share(q);
         }
@@ -39857,6 +39894,7 @@ typedef struct te__snapshot_scales {
 
 typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
+    const te_module *module; /* whose forward this is, or NULL */
     uint64_t seed, rng_offset;
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
@@ -39895,9 +39933,10 @@ static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
 }
 
 /* The first run begins: it records nothing on the tape. */
-static te__snapshot *te__snapshot_begin(te_ctx *te) {
+static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
+    s->module = module;
     s->seed = te->seed;
     s->rng_offset = te->rng_offset;
     s->num_autocast = te->num_autocast;
@@ -41424,10 +41463,188 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return te__frame_return(te, o);
 }
 
+/* ==== nn/parallel.c ============================================================================================= */
+
+/* nn/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first dimension become the whole, quantized ones
+ * as codes and scales. Knows groups and quantized copies; must not know modules. */
+
+typedef struct te__parallel {
+    te_group *group; /* borrowed; NULL with a size above 1: it comes later */
+    int size;        /* 0 or 1: nothing is shared */
+    te_parallel_mode mode;
+    bool sequence;   /* between the products each rank has some of the first dimension */
+} te__parallel;
+
+static bool te__shares(const te__parallel *p, te_parallel_mode mode) { return p->size > 1 && p->mode == mode; }
+/* Is what this product reads gathered: its input (column), or the gradient of its output (row)? */
+static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
+
+/* ---- shards of the first dimension ---- */
+
+static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t shape[TE_MAX_DIMS]) {
+    memcpy(shape, x->shape, sizeof(x->shape));
+    shape[0] *= te_group_size(group);
+}
+/* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not make its own. */
+static te_tensor *te__gather(te_group *group, const te_tensor *x) {
+    int64_t shape[TE_MAX_DIMS];
+    te_tensor *y;
+    if (!x) {
+        te__refuse(group, TE__ALL_GATHER, te_error_code(group->te));
+        return NULL;
+    }
+    te__whole_shape(group, x, shape);
+    y = te_tensor_empty(x->te, x->dtype, x->ndim, shape);
+    if (!y) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    return y ? te__checked(y, te_all_gather(group, x, y)) : NULL;
+}
+
+/* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it. `result`: did it come about? */
+static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
+    te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
+    te_tensor *part = *y;
+    int64_t shape[TE_MAX_DIMS];
+    char text[TE__SHAPE_TEXT];
+    if (result != TE_OK) return te__refuse(p->group, kind, result);
+    if (!p->sequence) return te_all_reduce(p->group, part, TE_REDUCE_SUM);
+    if (part->shape[0] % p->size)
+        return te__refuse(p->group, kind, te__fail(part->te, TE_ERR_SHAPE, "sequence_parallel: the result of a product is %s, and %d ranks share its first dimension; "
+                                                   "pad it to a multiple of them", te__shape_text(part, text), p->size));
+    memcpy(shape, part->shape, sizeof(shape));
+    shape[0] /= p->size;
+    *y = te_tensor_empty(part->te, part->dtype, part->ndim, shape);
+    return *y ? te_reduce_scatter(p->group, part, *y) : te__refuse(p->group, kind, te_error_code(part->te));
+}
+
+/* ---- quantized shards ---- */
+
+/* Would x, quantized by `spec` on each rank, be what its whole is quantized to? One scale a tensor is the group's, by its amaxes; blocks must not reach into the
+ * next rank's rows. */
+static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
+    int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
+    return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 && te__cols(x) % tile == 0;
+}
+/* The same of the copy that a quantized tensor has. */
+static bool te__copy_gathers(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    te__quant_spec spec;
+    if (x->quantized->cls->form != TE__FORM_CODES || !c->data) return false;
+    spec = te__copy_spec(c);
+    spec.row_scaled = c->amax && te__numel(c->amax) != 1;
+    return te__codes_gather(&spec, x);
+}
+
+/* The ranks' `part`, a matrix, one behind the other along dimension `dim` of `whole`: `used` rows or columns of each, the rest is padding. Counts bytes. */
+static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
+    te_ctx *te = part->te;
+    int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
+    te_tensor *stage, *from, *to;
+    te_result result = TE_OK;
+    int i;
+    shape[0] = te_group_size(group);
+    shape[1] = part->shape[0];
+    shape[2] = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
+    if (dim == 1) used = (int64_t)te__row_bytes(part->dtype, used);
+    from = te__alias_2d(part, 0, TE_U8, shape[1], shape[2]);
+    if (dim == 0 && used == shape[1]) /* nothing lies between them */
+        to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
+    else {
+        to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
+        stage = te_tensor_empty(te, TE_U8, 3, shape);
+    }
+    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    result = te_all_gather(group, from, stage);
+    for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
+        result = te_tensor_copy(te_tensor_narrow(to, dim, i * used, used), te_tensor_narrow(te__alias_2d(stage, i * shape[1] * shape[2], TE_U8, shape[1], shape[2]), dim, 0, used));
+    te__touch(whole);
+    return result;
+}
+
+static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor *y, int which) {
+    const te__quant_copy *from = te__copy_of(x, which);
+    te__quant_copy *to = te__copy_of(y, which);
+    bool columnwise = which == TE_COLUMNWISE;
+    int64_t m = te__rows(x);
+    te_result result = te__gather_matrix(group, from->data, to->data, columnwise && from->cls->facts & TE__TRANSPOSED, m);
+    if (result == TE_OK && !(from->cls->facts & TE__TENSOR_SCALED))
+        result = te__gather_matrix(group, from->scale, to->scale, from->cls->shard_scales[columnwise], columnwise ? m / from->cls->shard_tile : m);
+    return result;
+}
+/* A factor of the whole tensor: the group agreed on it. */
+static void te__share_factor(te_tensor **to, te_tensor *from) {
+    if (!*to) return;
+    te_tensor_release(*to);
+    *to = te_tensor_retain(from);
+}
+
+/* The whole of a quantized shard that says yes to te__copy_gathers, with the copies of `usage`. Of one scale a tensor the row-wise codes travel, and are transposed
+ * where they arrive. */
+static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
+    const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    bool turned = first->cls->facts & TE__TENSOR_SCALED;
+    int made = turned ? TE_ROWWISE : usage, which;
+    te__quant_spec spec = te__copy_spec(first);
+    te_result result = TE_OK;
+    int64_t shape[TE_MAX_DIMS];
+    te_tensor *y;
+    te__whole_shape(group, x, shape);
+    spec.rht = x->quantized->col.data && x->quantized->col.rht;
+    te__frame_begin(x->te);
+    y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, made, te__rows(x) % 128 != 0); /* padding is zero */
+    if (!y) result = te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+        if (!(made & which)) continue;
+        result = te__gather_copy(group, x, y, which);
+        te__share_factor(&te__copy_of(y, which)->amax, te__copy_of(x, which)->amax);
+        if (turned) te__share_factor(&te__copy_of(y, which)->scale, te__copy_of(x, which)->scale);
+    }
+    if (result == TE_OK && usage & ~made) result = te__quant_add_columnwise(y);
+    if (result == TE_OK && made & ~usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
+    return te__frame_return(x->te, result == TE_OK ? y : NULL);
+}
+/* A shard in whatever form: what cannot travel as codes is decoded first. */
+static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
+    if (!x || !x->quantized) return te__gather(group, x);
+    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__quant_value(x, x->dtype));
+}
+
+/* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized here. `shard`, if not NULL, gets the shard's
+ * codes in the first case, and NULL in the second. */
+static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
+    te__quant_spec own = *spec;
+    te_tensor *codes;
+    if (shard) *shard = NULL;
+    if (!te__codes_gather(spec, x)) {
+        x = te__gather(group, x);
+        own.group = NULL;
+        return x && spec->cls->form != TE__FORM_PLAIN ? te__quantize(x, &own) : x;
+    }
+    if (spec->cls->facts & TE__TENSOR_SCALED) own.usage = TE_ROWWISE;
+    codes = te__quantize(x, &own);
+    if (shard) *shard = codes;
+    if (!codes) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    return codes ? te__gather_quantized(group, codes, spec->usage) : NULL;
+}
+
+/* ---- as a function ---- */
+
+static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__parallel *p = (const te__parallel *)state;
+    (void)saved, (void)needs;
+    dx[0] = te_tensor_contiguous(dy[0]);
+    return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
+}
+/* The ranks' x, one behind the other; the gradients that the ranks have for this rank's are added up. */
+static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
+    if (!x || !te__need_float(x, "sequence_parallel")) return NULL;
+    x = te_tensor_contiguous(x);
+    return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
+}
+
 /* ==== nn/linear.c =============================================================================================== */
 
-/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
- * quantizers and the scaling state; must not know the module tree. */
+/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around them: the function that every GEMM module
+ * calls. Knows quantizers and the scaling state; must not know the module tree. */
 
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
@@ -41449,12 +41666,14 @@ typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
     const te__quant_call *quant;  /* NULL: high precision whatever the autocast */
     int gemm;                     /* of quant->scaling */
+    te__parallel parallel;        /* the ranks that share the product; by row: without a bias */
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
     te__scaling *delays;      /* whose module's te_backward_dw computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* an activation that follows gives it */
+    bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
 } te__linear_call;
 
@@ -41465,11 +41684,12 @@ typedef struct te__linear_state {
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
+    te__parallel parallel;
     te__scaling *delays; /* a reference, or NULL */
     te__quant_call quant;
     int gemm;
     int ndim;
-    int64_t shape[TE_MAX_DIMS]; /* of x */
+    int64_t shape[TE_MAX_DIMS]; /* of x, on this rank */
     te_dtype x_dtype, weight_dtype, bias_dtype;
 } te__linear_state;
 
@@ -41481,6 +41701,14 @@ static void te__linear_release(te_ctx *te, void *state) {
 
 /* x by `spec`: an operand that stays in high precision is x itself. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
+
+/* How a slot of a product is quantized. What is gathered before the product has one scale on all ranks that share it. */
+static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm, int slot, int usage) {
+    te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
+    bool gathered = backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
+    if (gathered && spec.cls->form == TE__FORM_CODES && !spec.row_scaled) spec.group = p->group;
+    return spec;
+}
 
 /* dW = dy^T x: what it takes, with references of its own once it is deferred. */
 typedef struct te__wgrad {
@@ -41520,29 +41748,50 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
+/* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has it. */
+static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db, const bool *needs) {
+    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
+    te_tensor *dyq = dy, *shard = NULL;
+    if (s->quantize_grad && !dy->quantized && used) { /* else an activation has done it */
+        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
+                                               (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
+            *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!*db) return NULL;
+        }
+        dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
+        if (dyq && (shard || !gathers)) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
+    } else if (gathers && used)
+        dyq = te__gather_any(s->parallel.group, dy, (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+    if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
+    return needs[2] && !*db ? NULL : dyq;
+}
+
+/* The input as the weight gradient takes it, whole. */
+static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
+    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
+    if (s->quantize_x) {
+        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
+        return gathers ? te__quantize_gathered(s->parallel.group, x, &spec, NULL) : te__quantize_operand(x, &spec);
+    }
+    if (!gathers) return x;
+    return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
+}
+
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    const te__parallel *p = &s->parallel;
+    te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    dyq = dy;
-    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
-        te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
-            dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
-            if (!dx[2]) return te_error_code(te);
-        }
-        dyq = te__quantize_operand(dy, &spec);
-        if (!dyq) return te_error_code(te);
-        te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
-    }
-    if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
-        dx[2] = te__bias_grad(dy, s->bias_dtype);
-        if (!dx[2]) return te_error_code(te);
-    }
+    dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
+    if (!dyq) return te_error_code(te);
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
+        int64_t shape[TE_MAX_DIMS];
+        memcpy(shape, s->shape, sizeof(shape));
+        if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
+        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -41551,17 +41800,14 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3] && !dx[3]) return te_error_code(te);
         }
         dx[0] = gemm.d;
-        result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
-    }
-    if (needs[1] && result == TE_OK && s->quantize_x) {
-        te__quant_spec spec = te__slot_spec(&s->quant, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
-        x = te__quantize_operand(x, &spec);
-        if (!x) return te_error_code(te);
+        result = gemm.d ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
     }
     if (needs[1] && result == TE_OK) {
         te__wgrad g;
         g.dy = dyq;
-        g.x = x;
+        g.x = te__linear_saved_input(s, saved[0]);
+        if (!g.x) return te_error_code(te);
         g.weight = te->playing->inputs[1];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
@@ -41571,10 +41817,10 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* nobody could ask for it later */
-        te_tensor_retain(dyq);
-        te_tensor_retain(x);
-        te__note_saved(dyq);
-        te__note_saved(x);
+        te_tensor_retain(g.dy);
+        te_tensor_retain(g.x);
+        te__note_saved(g.dy);
+        te__note_saved(g.x);
         g.weight->refs++;
         result = te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
     }
@@ -41650,68 +41896,110 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* y = x W^T + b. */
+/* Do the operands fit? Says what does not. */
+static bool te__linear_fits(const te__linear_call *c) {
+    const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
+    const te__quant_call *quant = c->quant;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_ctx *te;
+    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return false;
+    if (!x->quantized && !te__need_float(x, "linear")) return false;
+    te = x->te;
+    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
+                 te__shape_text(x, a), te__shape_text(weight, b));
+        return false;
+    }
+    if (c->parallel.size > 1 && x->ndim < 2) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed", te__shape_text(x, a), c->parallel.size);
+        return false;
+    }
+    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
+        return false;
+    }
+    if (x->dtype != weight->dtype) {
+        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
+        return false;
+    }
+    if (quant && quant->enabled && x->quantized) {
+        bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED; /* where it arrives */
+        if (!x->quantized->row.data || (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
+            te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                     x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass, which makes the copy s->quantize_x of it. */
+static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s, te_tensor **kept) {
+    const te__quant_call *quant = c->quant;
+    bool gathers = te__gathers(&c->parallel, TE_PARALLEL_COLUMN), saves = te__wants_grad(c->weight);
+    bool again = c->save_original_input && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION;
+    te__quant_spec spec;
+    te_tensor *xq;
+    *kept = x;
+    if (x->quantized) return gathers ? te__gather_any(c->parallel.group, x, TE_ROWWISE) : x;
+    spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (saves && !again ? keep : 0));
+    if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
+        te__fail(x->te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
+                 "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        return NULL;
+    }
+    if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank has no codes of its own */
+    if (again && saves && spec.cls->form != TE__FORM_PLAIN && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION) s->quantize_x = keep;
+    if (!gathers) {
+        xq = te__quantize_operand(x, &spec);
+        if (!again) *kept = xq;
+    } else {
+        te_tensor *shard = NULL;
+        if (te__codes_gather(&spec, x)) {
+            if (spec.cls->facts & TE__TENSOR_SCALED) spec.usage = TE_ROWWISE;
+            shard = te__quantize_operand(x, &spec);
+            xq = shard ? te__gather_quantized(c->parallel.group, shard, TE_ROWWISE) : te__gather(c->parallel.group, NULL);
+        } else {
+            spec.usage = TE_ROWWISE;
+            xq = te__quantize_gathered(c->parallel.group, x, &spec, NULL);
+        }
+        if (shard && !again) *kept = shard;
+        if (xq && shard) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, shard);
+    }
+    if (!gathers && xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
+    return xq;
+}
+
+/* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
-    te_tensor *in[4], *saved[3], *y, *xq;
+    te_tensor *in[4], *saved[3], *y, *xq, *kept;
     const te__quant_call *quant = c->quant;
+    const te__parallel *p = &c->parallel;
     const te_recipe *recipe;
     te_ctx *te;
     bool quantized, block;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return NULL;
-    if (!x->quantized && !te__need_float(x, "linear")) return NULL;
+    te_result result;
+    if (!te__linear_fits(c)) return NULL;
     te = x->te;
-    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
-                 te__shape_text(x, a), te__shape_text(weight, b));
-        return NULL;
-    }
-    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
-        return NULL;
-    }
-    if (x->dtype != weight->dtype) {
-        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
-                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
-        return NULL;
-    }
     quantized = quant && quant->enabled;
     recipe = quantized ? &quant->recipe : NULL;
-    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !recipe->backward_override && !x->quantized->col.data))) {
-        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
-        return NULL;
-    }
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
-    memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
-    if (x) shape[x->ndim - 1] = weight->shape[0];
-    y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
-    if (!y) return te__frame_return(te, NULL);
+    if (!x) return te__frame_return(te, NULL);
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
     in[3] = c->gelu_of ? c->gelu_bias : NULL;
-    xq = x;
+    kept = x;
     if (quantized) {
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
-        if (!x->quantized) {
-            bool again = c->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
-            te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) && !again ? keep : 0));
-            if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
-                te__fail(te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
-                         "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
-                return te__frame_return(te, NULL);
-            }
-            if (again && te__wants_grad(weight) && spec.cls->form != TE__FORM_PLAIN) state.quantize_x = keep;
-            xq = te__quantize_operand(x, &spec);
-            if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
-        }
+        xq = te__linear_input(c, x, keep, &state, &kept);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         block = recipe->kind == TE_RECIPE_BLOCK; /* has no other way */
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
@@ -41720,20 +42008,27 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
         if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
-        if (x->quantized) xq = te__quant_value(x, x->dtype);
+        if (x->quantized) kept = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
+        xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
     }
-    if (!xq || !w) return te__frame_return(te, NULL);
-    gemm.d = y;
+    result = xq && w ? TE_OK : te_error_code(te);
+    memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
+    shape[x->ndim - 1] = weight->shape[0];
+    if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
+    y = gemm.d = result == TE_OK ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
     gemm.bias = bias;
-    if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (result == TE_OK && !y) result = te_error_code(te);
+    if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
+    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result); /* each rank knows its own inputs' share */
+    if (result != TE_OK) return te__frame_return(te, NULL);
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
-        xq = x->quantized ? te__quant_value(x, x->dtype) : x;
+        kept = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
-        if (!xq || !w) return te__frame_return(te, NULL);
+        if (!kept || !w) return te__frame_return(te, NULL);
     }
-    saved[0] = !te__wants_grad(weight) ? NULL : state.quantize_x ? x : xq;
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    saved[0] = te__wants_grad(weight) ? kept : NULL;
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
@@ -41741,6 +42036,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = c->fuse_wgrad;
+    state.parallel = *p;
     state.delays = c->delays;
     if (state.delays) state.delays->refs++;
     state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
@@ -41786,7 +42082,9 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
-    bool meta;       /* its parameters have no memory yet */
+    bool meta;       /* its parameters have no memory yet: */
+    bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
+    te__parallel parallel; /* the ranks that share its work */
     bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -42206,7 +42504,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.num_outputs = d->num_outputs;
     if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* nothing to forget, and nothing to run again */
     te__frame_begin(te);
-    s.snapshot = te__snapshot_begin(te);
+    s.snapshot = te__snapshot_begin(te, m);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
     if (s.snapshot) te__snapshot_end(te, s.snapshot);
     if (m) s.num_outputs = *num_outputs;
@@ -42283,21 +42581,11 @@ typedef struct te__option_group {
 static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
 #undef TE__TYPE
 #define TE__TYPE te_parallel_options
-static const te__field te__parallel_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
-                                               TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type), TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
+static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_options
 static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit), TE__LATER(attention_type),
                                                 TE__LATER(no_fuse_qkv_params), TE__LATER(qk_norm_type), TE__LATER(qk_norm_eps), TE__LATER(qk_norm_before_rope)};
-#undef TE__TYPE
-#define TE__TYPE te_parameters_split
-static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), TE__LATER(count)};
-#undef TE__TYPE
-#define TE__TYPE te_layernorm_linear_desc
-static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
-#undef TE__TYPE
-#define TE__TYPE te_layernorm_mlp_desc
-static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint)};
 #undef TE__TYPE
 #define TE__TYPE te_transformer_layer_desc
 static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
@@ -42320,9 +42608,8 @@ static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
-                              te__attention_group = TE__GROUP("attention.", te__attention_later), te__split_group = TE__GROUP("parameters_split.", te__split_later),
-                              te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
-                              te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
+                              te__attention_group = TE__GROUP("attention.", te__attention_later),
+                              te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
 #undef TE__GROUP
@@ -42339,11 +42626,10 @@ typedef struct te__options {
 enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
-    {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group),
-      TE__IN(te_layernorm_linear_desc, parameters_split, split_group), {&te__layernorm_linear_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, gemm, gemm_group),
       TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
@@ -42553,14 +42839,12 @@ TE_API te_result te_backward_dw(te_module *m) {
     return result;
 }
 
-/* ==== nn/layers.c =============================================================================================== */
+/* ==== nn/parameters.c =========================================================================================== */
 
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
- * know attention. */
+/* nn/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored quantized. Knows modules; must not know what
+ * any class computes. */
 
-/* ---- parameters ----
- *
- * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
+/* Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
 /* The first values of a plain weight. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
@@ -42583,14 +42867,54 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     args.rng = draw.rng;
     return te_op_random(x->te, &args);
 }
-static te_result te__init_weight(te_tensor *x, const te_init *init) {
-    te_tensor *plain;
+
+/* How a weight is divided among ranks: all by rows or all by columns, and by rows in up to three blocks of which each rank has a piece (queries, keys, values). */
+typedef struct te__sharding {
+    int num_blocks;   /* 0: one */
+    int64_t block[3]; /* rows of the whole */
+} te__sharding;
+
+/* This rank's shard of `whole`. */
+static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parallel *p, const te__sharding *sharding) {
+    int64_t rank = te_group_rank(p->group), from = 0, to = 0;
+    te_result result = TE_OK;
+    int i, blocks = sharding->num_blocks ? sharding->num_blocks : 1;
+    if (p->mode == TE_PARALLEL_ROW) return te_tensor_copy(x, te_tensor_narrow(whole, 1, rank * x->shape[1], x->shape[1]));
+    for (i = 0; i < blocks && result == TE_OK; i++) {
+        int64_t rows = sharding->num_blocks ? sharding->block[i] : whole->shape[0], own = rows / p->size;
+        result = te_tensor_copy(te_tensor_narrow(x, 0, to, own), te_tensor_narrow(whole, 0, from + rank * own, own));
+        from += rows;
+        to += own;
+    }
+    return result;
+}
+/* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the slices of what one rank would have, and the
+ * random states of the ranks stay the same. */
+static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+    te__parallel p = m->parallel;
+    te__sharding one = TE_ZERO;
+    te_tensor *plain, *whole;
     te_result result;
+    int64_t shape[2];
     if (!x) return TE_ERR_STATE;
     if (init->no_init) return TE_OK;
+    p.mode = p.size > 1 ? mode : TE_PARALLEL_NONE;
+    if (p.mode && !p.group)
+        return te__fail(m->te, TE_ERR_STATE, "%s: its weights are shared by %d ranks (tp_size), and which of them this is, is not known; call te_set_tensor_parallel_group", m->name, p.size);
     te__frame_begin(x->te);
-    plain = x->quantized ? te__empty_like(x, x->dtype) : x;
-    result = plain ? te__init_fill(plain, init) : te_error_code(x->te);
+    plain = whole = x->quantized ? te__empty_like(x, x->dtype) : x;
+    if (p.mode && plain) {
+        shape[0] = x->shape[0] * (p.mode == TE_PARALLEL_COLUMN ? p.size : 1);
+        shape[1] = x->shape[1] * (p.mode == TE_PARALLEL_ROW ? p.size : 1);
+        whole = te_tensor_empty(x->te, x->dtype, 2, shape);
+        if (whole && x->name) te_tensor_set_name(whole, x->name);
+    }
+    result = plain && whole ? te__init_fill(whole, init) : te_error_code(x->te);
+    if (result == TE_OK && whole != plain) {
+        x->te->tape.no_grad++;
+        result = te__take_shard(plain, whole, &p, sharding ? sharding : &one);
+        x->te->tape.no_grad--;
+    }
     if (result == TE_OK && x->quantized) result = te__primary_start(x, plain);
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -42606,9 +42930,10 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* Where the parameters that follow begin. */
+/* Where the parameters that follow begin. Shards have no values before it is known which ones they are. */
 static void te__params_on(te_module *m, te_params_device device) {
-    m->meta = device == TE_PARAMS_META;
+    m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
+    m->meta = device == TE_PARAMS_META || m->awaits_group;
     if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
 }
 
@@ -42663,7 +42988,8 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-static te_result te__reset_tree(te_module *m) {
+/* First values for the parameters of m itself, with their memory if they have none. */
+static te_result te__reset_own(te_module *m) {
     te_result result = TE_OK;
     int i;
     for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
@@ -42673,31 +42999,271 @@ static te_result te__reset_tree(te_module *m) {
     }
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
     else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
-    if (result == TE_OK) m->meta = false;
+    if (result == TE_OK) m->meta = m->awaits_group = false;
+    return result;
+}
+static te_result te__reset_tree(te_module *m) {
+    te_result result = te__reset_own(m);
+    int i;
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
     return result;
 }
-TE_API te_result te_module_reset_parameters(te_module *m) {
+/* Runs `reset` on m: parameters get values, on the device, and the random state is what it was where that fails. */
+static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), const char *who) {
+    te_ctx *te = m->te;
     te__rng_state random;
-    te_ctx *te;
     te_result result;
     bool entered;
-    if (!m) return TE_ERR_STATE;
-    te = m->te;
     if (te->error_code != TE_OK) return te->error_code;
-    if (te->capture) return te__refuse_capture(te, "te_module_reset_parameters", "give parameters their values before te_graph_begin");
+    if (te->capture) return te__refuse_capture(te, who, "give parameters their values before te_graph_begin");
     result = te__device_enter(te, &entered);
     if (result != TE_OK) return result;
     random = te__rng_now(te);
-    result = te__reset_tree(m);
+    result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* if it has not said more */
+        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result)); /* if it has not said more */
         te__rng_back(te, random);
     }
     te__device_leave(te, entered);
     return result;
 }
+TE_API te_result te_module_reset_parameters(te_module *m) { return m ? te__reset_by(m, te__reset_tree, "te_module_reset_parameters") : TE_ERR_STATE; }
+
+/* ---- tensor parallelism ---- */
+
+static te_result te__group_joined(te_module *m) {
+    te_result result = m->awaits_group ? te__reset_own(m) : TE_OK;
+    int i;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
+    return result;
+}
+/* Gives the group to all modules below m whose work as many ranks share; `check`: says which one is shared by another number of them. */
+static te_result te__group_set(te_module *m, te_group *group, bool check) {
+    te_result result = TE_OK;
+    char path[256];
+    int i;
+    if (m->parallel.size > 1 && check && m->parallel.size != te_group_size(group))
+        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; they must be equal",
+                        te_module_path(m, path, sizeof(path)), m->parallel.size, te_group_size(group));
+    if (m->parallel.size > 1 && !check) m->parallel.group = group;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_set(m->children[i], group, check);
+    return result;
+}
+TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group) {
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (group && group->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: the group is of another context (%s) than the module (%s); each rank takes the group that it joined",
+                        group->te->device_name, m->te->device_name);
+    result = te__group_set(m, group, true);
+    if (result == TE_OK) result = te__group_set(m, group, false);
+    return result == TE_OK ? te__reset_by(m, te__group_joined, "te_set_tensor_parallel_group") : result;
+}
+
+TE_API bool te_tensor_sequence_parallel(const te_tensor *x) { return x && x->sequence_parallel; }
+TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
+    if (x) x->sequence_parallel = on;
+    return x;
+}
+
+/* Reads the options of a desc into m; false with the error recorded. `mode`: TE_PARALLEL_NONE keeps nothing but the group, for a class that shares nothing. */
+static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te__parallel *p = &m->parallel;
+    te_ctx *te = m->te;
+    int size = o->tp_group ? te_group_size(o->tp_group) : o->tp_size;
+    if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size)) {
+        te__fail(te, TE_ERR_INVALID, "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the number of ranks", m->cls->name, o->tp_size,
+                 te_group_size(o->tp_group), te_group_size(o->tp_group) == 1 ? "" : "s");
+        return false;
+    }
+    if (o->tp_group && o->tp_group->te != te) {
+        te__fail(te, TE_ERR_INVALID, "%s: tp_group is of another context (%s) than the module (%s); each rank takes the group that it joined", m->cls->name,
+                 o->tp_group->te->device_name, te->device_name);
+        return false;
+    }
+    if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 || o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
+        te__fail(te, TE_ERR_INVALID, "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and TE_SYMMETRIC_AR_NONE to "
+                 "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible", m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
+        return false;
+    }
+    p->mode = mode;
+    if (mode == TE_PARALLEL_NONE || size < 2) return true;
+    p->group = o->tp_group;
+    p->size = size;
+    p->sequence = o->sequence_parallel;
+    return true;
+}
+/* A size that the ranks share. */
+static bool te__divides(te_module *m, const char *name, int64_t size) {
+    if (m->parallel.size < 2 || size % m->parallel.size == 0) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name, (long long)size, m->parallel.size);
+    return false;
+}
+static int64_t te__per_rank(const te_module *m, int64_t size) { return m->parallel.size > 1 ? size / m->parallel.size : size; }
+/* The work of a call can be shared: the group has come. */
+static te_result te__parallel_ready(const te_module *m) {
+    if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
+    return te__fail(m->te, TE_ERR_STATE, "%s: %d ranks share its work (tp_size) and it has no group; call te_set_tensor_parallel_group, or create it with tp_group",
+                    m->cls->name, m->parallel.size);
+}
+/* m's parallelism as that of a product. */
+static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
+    te__parallel p = m->parallel;
+    p.mode = mode;
+    return p;
+}
+/* ---- the weight and the bias of a product, each in one parameter or in several ---- */
+
+typedef struct te__product_params {
+    int count;           /* parameters of each */
+    int weights, biases; /* the first ones among the module's entries; biases -1: none */
+} te__product_params;
+
+/* Views of one tensor, row after row, so that te__join finds the whole where they lie. */
+static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind, te_dtype dtype, int64_t cols) {
+    int64_t shape[2], at = 0;
+    te_tensor *whole = NULL;
+    int i, ndim = cols ? 2 : 1;
+    shape[0] = 0;
+    shape[1] = cols;
+    for (i = 0; i < split->count; i++) shape[0] += rows[i];
+    te__frame_begin(m->te);
+    if (!m->meta) whole = te_tensor_empty(m->te, dtype, ndim, shape);
+    for (i = 0; i < split->count; i++) {
+        size_t n = strlen(split->names[i]);
+        char name[256];
+        while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" are query_weight */
+        snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
+        shape[0] = rows[i];
+        te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : whole ? te__alias_as(whole, at, dtype, ndim, shape) : NULL);
+        at += rows[i] * (cols ? cols : 1) * te__dtype_size(dtype);
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+/* The rows that each parameter has on this rank; false with the error recorded. */
+static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out, int64_t *rows) {
+    int64_t sum = 0;
+    int i, k;
+    if (!split->names || (!split->sizes && out % split->count)) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the parts are not equal", m->cls->name,
+                 split->names ? "given" : "NULL", split->count, (long long)out);
+        return false;
+    }
+    for (i = 0; i < split->count; i++) {
+        const char *name = split->names[i];
+        rows[i] = split->sizes ? split->sizes[i] : out / split->count;
+        for (k = 0; k < i && name && strcmp(split->names[k], name) != 0; k++) {}
+        if (!name || !name[0] || k < i || rows[i] < 1 || rows[i] > out - sum) {
+            te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; each part needs a name of its own, and "
+                     "all rows together are out_features", m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
+            return false;
+        }
+        sum += rows[i];
+        if (mode == TE_PARALLEL_COLUMN && !te__divides(m, name, rows[i])) return false;
+        if (mode == TE_PARALLEL_COLUMN) rows[i] = te__per_rank(m, rows[i]);
+    }
+    if (sum == out) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal", m->cls->name, (long long)sum, (long long)out);
+    return false;
+}
+
+/* Makes them; `out` and `in` are those of the whole. */
+static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode, const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
+    te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
+    int64_t rows[TE__MAX_NODE_TENSORS], own = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, out) : out;
+    p->count = split->count > 1 ? split->count : 1;
+    p->weights = m->num_entries;
+    p->biases = -1;
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? in : out)) return;
+    if (mode == TE_PARALLEL_ROW) in = te__per_rank(m, in);
+    if (split->count < 0 || split->count > TE__MAX_NODE_TENSORS) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d; 0 (one parameter) to %d are possible", m->cls->name, split->count, TE__MAX_NODE_TENSORS);
+        return;
+    }
+    if (p->count > 1 && (o->fuse_wgrad_accumulation || te__quantizes_weights(m->te))) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d %s; one product reads all parts as one matrix: leave one of the two out", m->cls->name, split->count,
+                 o->fuse_wgrad_accumulation ? "and fuse_wgrad_accumulation" : "inside te_quantized_model_init_begin");
+        return;
+    }
+    if (split->count == 0) {
+        te__add_product_weight(m, "weight", dtype, own, in);
+        if (!o->no_bias) te__add_weight(m, "bias", dtype, own, 0);
+    } else if (te__split_rows(m, split, mode, out, rows)) {
+        te__add_parts(m, split, rows, "weight", dtype, in);
+        if (split->count == 1 && m->num_entries > p->weights) m->entries[p->weights].product_weight = true;
+        if (!o->no_bias) te__add_parts(m, split, rows, "bias", dtype, 0);
+    }
+    if (!o->no_bias) p->biases = p->weights + p->count;
+}
+
+typedef struct te__join_state {
+    int count;
+    int64_t rows[TE__MAX_NODE_TENSORS];
+} te__join_state;
+static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__join_state *s = (const te__join_state *)state;
+    int64_t at = 0;
+    int i;
+    (void)saved;
+    for (i = 0; i < s->count; at += s->rows[i++])
+        if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
+    return TE_OK;
+}
+/* The rows of the parameters from entry `at` on as one tensor: an alias where they lie one behind the other, as they were made; else a copy. */
+static te_tensor *te__join(te_module *m, int at, int count) {
+    te__join_state state = TE_ZERO;
+    te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;
+    int64_t shape[TE_MAX_DIMS], next = first->offset, rows = 0;
+    bool together = first->buffer != NULL;
+    int i;
+    if (count == 1) return first;
+    state.count = count;
+    for (i = 0; i < count; i++) {
+        te_tensor *x = part[i] = m->entries[at + i].tensor;
+        if (x->quantized || x->ndim != first->ndim || x->ndim < 1 || x->dtype != first->dtype || (x->ndim == 2 && x->shape[1] != first->shape[1])) {
+            char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+            te__fail(m->te, TE_ERR_SHAPE, "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one format and one number of columns",
+                     m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype), te__shape_text(x, a), m->entries[at].name,
+                     te_dtype_name(first->dtype), te__shape_text(first, b));
+            return NULL;
+        }
+        together = together && x->buffer == first->buffer && x->offset == next && te__is_contiguous(x);
+        next += te__numel(x) * te__dtype_size(x->dtype);
+        rows += state.rows[i] = x->shape[0];
+    }
+    memcpy(shape, first->shape, sizeof(shape));
+    shape[0] = rows;
+    y = together ? te__alias_as(first, 0, first->dtype, first->ndim, shape) : te_tensor_empty(m->te, first->dtype, first->ndim, shape);
+    m->te->tape.no_grad++;
+    for (i = 0, rows = 0; i < count && y && !together; rows += state.rows[i++])
+        if (te_tensor_copy(te_tensor_narrow(y, 0, rows, state.rows[i]), part[i]) != TE_OK) y = NULL;
+    m->te->tape.no_grad--;
+    return te__record("join", y, te__join_backward, &state, sizeof(state), part, count, NULL, 0);
+}
+static te_tensor *te__product_weight(te_module *m, const te__product_params *p) { return te__join(m, p->weights, p->count); }
+static te_tensor *te__product_bias(te_module *m, const te__product_params *p) { return p->biases < 0 ? NULL : te__join(m, p->biases, p->count); }
+
+/* First values: each part draws its own. */
+static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < p->count && result == TE_OK; i++) result = te__init_weight(m, m->entries[p->weights + i].tensor, init, mode, sharding);
+    for (i = 0; i < p->count && p->biases >= 0 && result == TE_OK; i++) result = te_tensor_fill(m->entries[p->biases + i].tensor, 0.0);
+    return result;
+}
+
+/* A bias that is added behind a product divided by row: under sequence parallelism each rank adds it to other rows. */
+static void te__product_tag_bias(te_module *m, const te__product_params *p) {
+    int i;
+    for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)
+        te_tensor_set_sequence_parallel(m->entries[p->biases + i].tensor, true);
+}
+
+/* ==== nn/layers.c =============================================================================================== */
+
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
+ * know attention. */
 
 /* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
@@ -42720,10 +43286,11 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const te__autocast *cast = te__autocast_now(m->te);
-    te_result result = TE_OK;
+    te_result result = te__parallel_ready(m);
     bool warming;
     int i, length;
     memset(call, 0, sizeof(*call));
+    if (result != TE_OK) return result;
     if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
     s->module_type = m->cls->name;
     call->scaling = s;
@@ -42734,6 +43301,12 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     call->forward = &s->forward;
     if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
     if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
+    if (m->parallel.size > 1) {
+        if (!call->group) call->group = m->parallel.group; /* codes of all ranks meet in one product */
+        if (m->parallel.sequence && call->recipe.delayed.no_reduce_amax)
+            return te__fail(m->te, TE_ERR_INVALID, "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that they exchange need one scale; "
+                            "leave no_reduce_amax off", m->cls->name, m->parallel.size);
+    }
     length = te__history_length(&cast->recipe);
     if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
@@ -42766,19 +43339,21 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
 static bool te__fuses(const te__quant_call *q) {
     return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec by which they do so for the input of product `gemm`, or NULL. */
-static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, const te_tensor *weight, te__quant_spec *spec) {
-    if (!te__fuses(q)) return NULL;
-    *spec = te__slot_spec(q, false, gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
+/* The spec by which they do so for the input of a product, or NULL. Codes that are gathered are transposed where they arrive. */
+static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
+    bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
+    if (!te__fuses(c->quant)) return NULL;
+    *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
     return spec;
 }
 
 /* A module's product by its options, its state and what its call was given. */
-static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, const te_gemm_options *o,
-                                        te__scaling *scaling) {
+static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode, te__weight_cache *cache, const te_forward_args *args,
+                                        const te_gemm_options *o, te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
     c.quant = q;
     c.gemm = gemm;
+    c.parallel = te__parallel_as(m, mode);
     c.cache = cache;
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;
@@ -42786,28 +43361,40 @@ static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te_
     return c;
 }
 
+/* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
+static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
+    bool behind = c->parallel.mode == TE_PARALLEL_ROW;
+    te_tensor *y;
+    c->bias = returned || behind ? NULL : bias;
+    y = te__linear(c);
+    return y && behind && !returned && bias ? te_bias_dropout_add(y, bias, NULL, 0.0f) : y;
+}
+
+static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
+/* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
+static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
+
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
     te_linear_desc desc;
+    te__sharding sharding;
+    te__product_params params;
     te__scaling *scaling;
     te__weight_cache cache;
 } te__linear_module;
 
-static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
-
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_tensor *bias = te__product_bias(m, &s->params);
     te__quant_call quant;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.x = args->input;
-    call.weight = te_module_parameter(m, "weight");
-    call.bias = s->desc.gemm.return_bias ? NULL : bias;
+    call.weight = te__product_weight(m, &s->params);
     call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear(&call));
+    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
@@ -42818,14 +43405,12 @@ static void te__linear_destroy(te_module *m) {
 }
 static te_result te__linear_reset(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
-    te_result result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
-    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    return result;
+    return te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding);
 }
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward, te__linear_destroy, te__linear_reset};
 
-TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
+/* `sharding`: the blocks of rows that ranks share one by one, or NULL. */
+static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
@@ -42834,14 +43419,18 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
+    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
+        te__params_on(m, desc->gemm.device);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+        if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
+    }
     return te__module_built(m);
 }
+TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { return te__linear_create(te, desc, NULL); }
 
 /* ---- LayerNorm, RMSNorm ---- */
 
@@ -42861,6 +43450,10 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     n->eps = eps;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
+    if (m->parallel.sequence) { /* each rank has other rows */
+        te_tensor_set_sequence_parallel(te_module_parameter(m, weight), true);
+        if (!rms) te_tensor_set_sequence_parallel(te_module_parameter(m, bias), true);
+    }
 }
 static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     te_result result = te_tensor_fill(te_module_parameter(m, n->weight), n->zero_centered ? 0.0 : 1.0);
@@ -42892,6 +43485,15 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
+/* What a module returns of its norm, which is the input of `c`: this rank's rows, or those of all ranks. These are gathered once, for the caller and for the product. */
+static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
+    if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
+        c->x = te__gather_rows(&c->parallel, c->x);
+        c->parallel.mode = TE_PARALLEL_NONE; /* and its gradients meet the caller's before they are added up */
+    }
+    return c->x;
+}
+
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
@@ -42908,6 +43510,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
+    m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
@@ -42918,6 +43521,8 @@ TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc) { retu
 
 typedef struct te__layernorm_linear_module {
     te_layernorm_linear_desc desc;
+    te__sharding sharding;
+    te__product_params params;
     te__norm_params norm;
     te__scaling *scaling;
     te__weight_cache cache;
@@ -42925,18 +43530,18 @@ typedef struct te__layernorm_linear_module {
 
 static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_tensor *bias = te__product_bias(m, &s->params), *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
-    call.weight = te_module_parameter(m, "weight");
-    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, 0, call.weight, &spec), &quant, 0);
-    call.bias = s->desc.gemm.return_bias ? NULL : bias;
-    result = te__output(m, args, te__linear(&call));
+    call.weight = te__product_weight(m, &s->params);
+    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    ln_out = te__norm_returned(&call, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = call.x;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
 static void te__layernorm_linear_destroy(te_module *m) {
@@ -42946,132 +43551,40 @@ static void te__layernorm_linear_destroy(te_module *m) {
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
-    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    return result;
+    return result == TE_OK ? te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding) : result;
 }
 static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module), te__layernorm_linear_forward,
                                                            te__layernorm_linear_destroy, te__layernorm_linear_reset};
 
-TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
+/* As te__linear_create. */
+static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
         !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
         !te__options_ok(te, "te_layernorm_linear_create", TE__DESC_LAYERNORM_LINEAR, desc))
         return NULL;
+    if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use TE_PARALLEL_COLUMN (%d)", (int)TE_PARALLEL_ROW,
+                 (int)TE_PARALLEL_COLUMN);
+        return NULL;
+    }
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                  desc->gemm.params_dtype, desc->in_features);
-    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
+    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
+        te__params_on(m, desc->gemm.device);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->in_features);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+    }
     return te__module_built(m);
 }
-
-/* ---- LayerNormMLP ---- */
-
-typedef struct te__layernorm_mlp_module {
-    te_layernorm_mlp_desc desc;
-    te__norm_params norm;
-    te__scaling *scaling;
-    te__weight_cache fc1, fc2;
-} te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
-
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z;
-    te__quant_call quant;
-    te__quant_spec spec;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call fc1 = te__linear_call_of(&quant, TE__FC1, &s->fc1, args, &s->desc.gemm, s->scaling);
-    te__linear_call fc2 = te__linear_call_of(&quant, TE__FC2, &s->fc2, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    fc1.weight = te_module_parameter(m, "fc1_weight");
-    fc2.weight = te_module_parameter(m, "fc2_weight");
-    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
-    fc2.bias = s->desc.gemm.return_bias ? NULL : fc2_bias;
-    fc1.bias_grad_elsewhere = true;
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
-    z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's backward pass is GELU's too */
-        fc2.gelu_of = z;
-        fc2.gelu_bias = fc1.bias;
-        m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
-        m->te->tape.no_grad--;
-    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
-        te__act_grad grad = TE_ZERO;
-        grad.bias = fc1.bias;
-        grad.gemm = TE__FC1;
-        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
-        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
-    }
-    result = te__output(m, args, te__linear(&fc2));
-    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = fc1.x;
-    return result;
-}
-static void te__layernorm_mlp_destroy(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__weight_cache_close(&s->fc1);
-    te__weight_cache_close(&s->fc2);
-    te__scaling_leave(s->scaling);
-}
-static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
-    te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
-    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
-    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
-    return result;
-}
-static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
-                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
-
-TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
-    te_module *m;
-    te__layernorm_mlp_module *s;
-    int64_t fc1_rows;
-    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
-        return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
-        return NULL;
-    }
-    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
-        return NULL;
-    }
-    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
-    if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    s = (te__layernorm_mlp_module *)m->state;
-    s->desc = *desc;
-    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
-    fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                  desc->gemm.params_dtype, desc->hidden_size);
-    te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
-    if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
-    te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, desc->ffn_hidden_size);
-    if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
-    s->scaling = te__scaling_create(te, m, 2);
-    return te__module_built(m);
-}
+TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) { return te__layernorm_linear_create(te, desc, NULL); }
 
 /* ---- Embedding ---- */
 
@@ -43079,7 +43592,7 @@ static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    return te__init_weight(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
+    return te__init_weight(m, te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init, TE_PARALLEL_NONE, NULL);
 }
 static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
 
@@ -43192,6 +43705,120 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     return NULL;
 }
 
+/* ==== nn/mlp.c ================================================================================================== */
+
+/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
+
+
+typedef struct te__layernorm_mlp_module {
+    te_layernorm_mlp_desc desc;
+    te__norm_params norm;
+    te__sharding fc1_sharding; /* of a gated activation: both halves are divided */
+    te__scaling *scaling;
+    te__weight_cache fc1, fc2;
+} te__layernorm_mlp_module;
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
+
+static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
+    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
+}
+
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
+    if (result != TE_OK) return result;
+    fc1.weight = te_module_parameter(m, "fc1_weight");
+    fc2.weight = te_module_parameter(m, "fc2_weight");
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
+    fc1.bias_grad_elsewhere = true;
+    fc2.record_alone = te__runs_again(m);
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    z = te__linear(&fc1);
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's backward pass is GELU's too */
+        fc2.gelu_of = z;
+        fc2.gelu_bias = fc1.bias;
+        m->te->tape.no_grad++;
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+        te__act_grad grad = TE_ZERO;
+        grad.bias = fc1.bias;
+        grad.gemm = TE__FC1;
+        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
+        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
+    }
+    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
+    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
+    return result;
+}
+static void te__layernorm_mlp_destroy(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__weight_cache_close(&s->fc1);
+    te__weight_cache_close(&s->fc2);
+    te__scaling_leave(s->scaling);
+}
+static te_result te__layernorm_mlp_reset(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
+    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
+    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
+                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+
+TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    te_module *m;
+    te__layernorm_mlp_module *s;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
+        return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+        return NULL;
+    }
+    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    if (!m) return NULL;
+    s = (te__layernorm_mlp_module *)m->state;
+    s->desc = *desc;
+    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
+    m->checkpoint = desc->checkpoint;
+    s->scaling = te__scaling_create(te, m, 2);
+    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
+        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+        if (fc1_rows != ffn) {
+            s->fc1_sharding.num_blocks = 2;
+            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
+        }
+        te__params_on(m, desc->gemm.device);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->hidden_size);
+        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
+        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
+        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
+    }
+    return te__module_built(m);
+}
+
 /* ==== nn/transformer.c ========================================================================================== */
 
 /* nn/transformer.c: DotProductAttention, MultiheadAttention, TransformerLayer: composed of the layers before. Knows modules alone. */
@@ -43221,9 +43848,9 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
 
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te_dot_product_attention_desc *)m->state)->attention;
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups), shape[3];
     te_attention_desc a = TE_ZERO;
     te_tensor *y;
-    int64_t shape[3];
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
@@ -43234,11 +43861,9 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         return result;
     }
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
-    if (args->input->ndim != 4 || args->input->shape[2] != o->num_attention_heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 ||
-        args->key->shape[2] != o->num_gqa_groups)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %d, %lld] and [.., .., %d, %lld] are needed",
-                        te__shape_text(args->input, t), te__shape_text(args->key, u), o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups,
-                        (long long)o->kv_channels);
+    if (args->input->ndim != 4 || args->input->shape[2] != heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 || args->key->shape[2] != groups)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %lld, %lld] and [.., .., %lld, %lld] are needed",
+                        te__shape_text(args->input, t), te__shape_text(args->key, u), (long long)heads, (long long)o->kv_channels, (long long)groups, (long long)o->kv_channels);
     a.format = o->qkv_format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : o->attn_mask_type;
     a.window = args->attention.window.on ? args->attention.window : o->window;
@@ -43251,6 +43876,11 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     shape[2] = y->shape[2] * y->shape[3];
     return te__output(m, args, te_tensor_view(y, 3, shape));
 }
+/* Ranks share the heads of attention, whole groups of them. */
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+}
+
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
 
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
@@ -43275,6 +43905,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
     ((te_dot_product_attention_desc *)m->state)->attention = o;
     m->checkpoint = o.checkpoint_core_attention;
+    te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
     return te__module_built(m);
 }
 
@@ -43292,7 +43923,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te__hand_on(&in, args);
     in.input = args->input;
     if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
+    if (!te__split_qkv(in.outputs.out, (int)te__per_rank(m, o->num_attention_heads), (int)te__per_rank(m, o->num_gqa_groups), o->kv_channels,
+                       !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
         return te_error_code(m->te);
     te__hand_on(&core, args);
     core.input = parts[0];
@@ -43321,12 +43953,61 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
     return false;
 }
 
+/* The options of a child of m: nothing that m does not share is shared by it. */
+static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te_parallel_options p = *o;
+    p.parallel_mode = mode;
+    if (m->parallel.size < 2) {
+        p.tp_group = NULL;
+        p.tp_size = 0;
+        p.sequence_parallel = false;
+    }
+    return p;
+}
+static te_module *te__mha_built(te_module *m, te_module *outer) {
+    m->te->making = outer;
+    return te__module_built(m);
+}
+
+/* The projection to queries, keys and values, with the norm in front if there is one. Not interleaved, each of the three is shared by itself, so that each rank's heads are
+ * those that follow its number. */
+static void te__add_projection(te_module *m, const te_multihead_attention_desc *d) {
+    int64_t q = d->attention.num_attention_heads * d->attention.kv_channels, kv = d->attention.num_gqa_groups * d->attention.kv_channels;
+    te_parallel_mode mode = d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE;
+    te__sharding blocks = TE_ZERO;
+    if (d->attention.no_qkv_weight_interleaved) {
+        blocks.num_blocks = 3;
+        blocks.block[0] = q;
+        blocks.block[1] = blocks.block[2] = kv;
+    }
+    if (d->input_layernorm) {
+        te_layernorm_linear_desc l = TE_ZERO;
+        l.name = "layernorm_qkv";
+        l.in_features = d->hidden_size;
+        l.out_features = q + 2 * kv;
+        l.norm = d->norm;
+        l.gemm = d->gemm;
+        l.parallel = te__child_parallel(m, &d->parallel, mode);
+        l.gemm.return_bias = false;
+        l.return_layernorm_output = d->return_layernorm_output;
+        te__adopt(m, l.name, te__layernorm_linear_create(m->te, &l, &blocks));
+    } else {
+        te_linear_desc l = TE_ZERO;
+        l.name = "qkv";
+        l.in_features = d->hidden_size;
+        l.out_features = q + 2 * kv;
+        l.gemm = d->gemm;
+        l.parallel = te__child_parallel(m, &d->parallel, mode);
+        l.gemm.return_bias = false;
+        te__adopt(m, l.name, te__linear_create(m->te, &l, &blocks));
+    }
+}
+
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
     te_multihead_attention_desc d;
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
-    int64_t qkv_rows;
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create") || !te__options_ok(te, "te_multihead_attention_create", TE__DESC_MHA, desc)) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
@@ -43335,41 +44016,20 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     *(te_multihead_attention_desc *)m->state = d;
     outer = te->making;
     te->making = m;
-    qkv_rows = (d.attention.num_attention_heads + 2 * (int64_t)d.attention.num_gqa_groups) * d.attention.kv_channels;
-    if (d.input_layernorm) {
-        te_layernorm_linear_desc l = TE_ZERO;
-        l.name = "layernorm_qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.norm = d.norm;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        l.return_layernorm_output = d.return_layernorm_output;
-        te__adopt(m, l.name, te_layernorm_linear_create(te, &l));
-    } else {
-        te_linear_desc l = TE_ZERO;
-        l.name = "qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        te__adopt(m, l.name, te_linear_create(te, &l));
-    }
+    if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE, &d.attention)) return te__mha_built(m, outer);
+    te__add_projection(m, &d);
     core.name = "core_attention";
     core.attention = d.attention;
-    core.parallel = d.parallel;
+    core.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";
     proj.in_features = d.attention.num_attention_heads * d.attention.kv_channels;
     proj.out_features = d.hidden_size;
     proj.gemm = d.gemm;
-    proj.parallel = d.parallel;
+    proj.parallel = te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
-    te->making = outer;
-    return te__module_built(m);
+    return te__mha_built(m, outer);
 }
 
 /* ---- TransformerLayer ---- */
@@ -43413,6 +44073,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* for the sum with dropout and residual */
     *(te_transformer_layer_desc *)m->state = d;
+    te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     outer = te->making;
     te->making = m;
     a.name = "self_attention";
@@ -43442,7 +44103,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         n.norm = d.norm;
         n.params_dtype = d.gemm.params_dtype;
         n.device = d.gemm.device;
-        n.parallel = d.parallel;
+        n.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
         n.name = "layernorm";
         te__adopt(m, n.name, d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }

@@ -30,11 +30,12 @@ typedef enum te_params_device {
     TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
 } te_params_device;
 
-/* A weight, and its bias, as several parameters. */
+/* A weight, and its bias, as several parameters, each with first values of its own. They lie row after row in one tensor, which the product reads; another tensor may be put
+ * in the place of one (te_module_add_parameter): then every call copies them together. Not with fuse_wgrad_accumulation, nor stored quantized. */
 typedef struct te_parameters_split {
-    const char *const *names; /* [count]: the parameters are NAMEweight and NAMEbias */
-    const int64_t *sizes;     /* [count] rows of each; NULL => equal ones */
-    int count;                /* 0 => one parameter */
+    const char *const *names; /* [count], read by the create function: the parameters are NAME_weight and NAME_bias ("query" and "query_" give query_weight) */
+    const int64_t *sizes;     /* [count] rows of each, of all ranks; NULL => equal ones */
+    int count;                /* 0 => one parameter; at most 64 */
 } te_parameters_split;
 
 /* Of every module with weights that multiply. */
@@ -89,14 +90,28 @@ typedef enum te_cp_comm {
     TE_CP_A2A = 2,        /* heads for pieces of the sequence */
     TE_CP_A2A_P2P = 3     /* heads within cp_group, a ring over cp_p2p_group */
 } te_cp_comm;
-/* Of every module whose work ranks can share: not yet. */
+/* Of every module whose work ranks can share.
+ *
+ * Sizes in a desc are those of the whole; each rank's parameters are its shard. First values are the slices of what one rank alone would draw from the same random state: seed all ranks
+ * alike. What the ranks exchange:
+ *
+ *     parallel_mode  sequence_parallel  forward                              backward
+ *     column         off                nothing                              the input's gradient is added up
+ *     column         on                 the input is gathered                it is gathered again, and the input's gradient added up and scattered
+ *     row            off                the output is added up               nothing
+ *     row            on                 it is added up and scattered         the output's gradient is gathered
+ *
+ * Gathering and scattering go along the first dimension. Under a recipe codes are gathered, of one scale a tensor (the amax is the group's; delayed scaling reduces it over
+ * amax_group, which must hold all these ranks, or over tp_group without one) or of blocks where the rows and columns of each rank fill them (128 x 128; MXFP8 32, NVFP4 16);
+ * else plain numbers are, and quantized where they arrive. A bias by row is added after the sum. Gradients of parameters that say te_tensor_sequence_parallel are this
+ * rank's part: te_all_reduce them before the optimizer. */
 typedef struct te_parallel_options {
-    te_group *tp_group;              /* not yet: the ranks that share each layer (borrowed); NULL => none */
-    int tp_size;                     /* how many they are, where the group comes later; 0 => 1; more than 1: not yet */
-    te_parallel_mode parallel_mode;  /* not yet: Linear, LayerNormLinear (column alone): how the product is divided */
-    bool set_parallel_mode;          /* not yet: LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row */
-    bool sequence_parallel;          /* not yet: between these the ranks share the first dimension; norms: their gradients are to be added up */
-    te_symmetric_ar symmetric_ar_type; /* not yet: the all-reduce behind a product divided by row */
+    te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
+    int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
+    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
+    bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
+    te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
     te_group *cp_group;              /* not yet: attention: the ranks that share each sequence (borrowed); NULL => none */
     te_group *cp_p2p_group;          /* not yet: with TE_CP_A2A_P2P */
     te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */

@@ -19,7 +19,9 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
-    bool meta;       /* its parameters have no memory yet */
+    bool meta;       /* its parameters have no memory yet: */
+    bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
+    te__parallel parallel; /* the ranks that share its work */
     bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */

@@ -92,7 +92,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.num_outputs = d->num_outputs;
     if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* nothing to forget, and nothing to run again */
     te__frame_begin(te);
-    s.snapshot = te__snapshot_begin(te);
+    s.snapshot = te__snapshot_begin(te, m);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
     if (s.snapshot) te__snapshot_end(te, s.snapshot);
     if (m) s.num_outputs = *num_outputs;

@@ -25,9 +25,9 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
 
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te_dot_product_attention_desc *)m->state)->attention;
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups), shape[3];
     te_attention_desc a = TE_ZERO;
     te_tensor *y;
-    int64_t shape[3];
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
@@ -38,11 +38,9 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         return result;
     }
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
-    if (args->input->ndim != 4 || args->input->shape[2] != o->num_attention_heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 ||
-        args->key->shape[2] != o->num_gqa_groups)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %d, %lld] and [.., .., %d, %lld] are needed",
-                        te__shape_text(args->input, t), te__shape_text(args->key, u), o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups,
-                        (long long)o->kv_channels);
+    if (args->input->ndim != 4 || args->input->shape[2] != heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 || args->key->shape[2] != groups)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %lld, %lld] and [.., .., %lld, %lld] are needed",
+                        te__shape_text(args->input, t), te__shape_text(args->key, u), (long long)heads, (long long)o->kv_channels, (long long)groups, (long long)o->kv_channels);
     a.format = o->qkv_format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : o->attn_mask_type;
     a.window = args->attention.window.on ? args->attention.window : o->window;
@@ -55,6 +53,11 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     shape[2] = y->shape[2] * y->shape[3];
     return te__output(m, args, te_tensor_view(y, 3, shape));
 }
+/* Ranks share the heads of attention, whole groups of them. */
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+}
+
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
 
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
@@ -79,6 +82,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
     ((te_dot_product_attention_desc *)m->state)->attention = o;
     m->checkpoint = o.checkpoint_core_attention;
+    te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
     return te__module_built(m);
 }
 
@@ -96,7 +100,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te__hand_on(&in, args);
     in.input = args->input;
     if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
+    if (!te__split_qkv(in.outputs.out, (int)te__per_rank(m, o->num_attention_heads), (int)te__per_rank(m, o->num_gqa_groups), o->kv_channels,
+                       !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
         return te_error_code(m->te);
     te__hand_on(&core, args);
     core.input = parts[0];
@@ -125,12 +130,61 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
     return false;
 }
 
+/* The options of a child of m: nothing that m does not share is shared by it. */
+static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te_parallel_options p = *o;
+    p.parallel_mode = mode;
+    if (m->parallel.size < 2) {
+        p.tp_group = NULL;
+        p.tp_size = 0;
+        p.sequence_parallel = false;
+    }
+    return p;
+}
+static te_module *te__mha_built(te_module *m, te_module *outer) {
+    m->te->making = outer;
+    return te__module_built(m);
+}
+
+/* The projection to queries, keys and values, with the norm in front if there is one. Not interleaved, each of the three is shared by itself, so that each rank's heads are
+ * those that follow its number. */
+static void te__add_projection(te_module *m, const te_multihead_attention_desc *d) {
+    int64_t q = d->attention.num_attention_heads * d->attention.kv_channels, kv = d->attention.num_gqa_groups * d->attention.kv_channels;
+    te_parallel_mode mode = d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE;
+    te__sharding blocks = TE_ZERO;
+    if (d->attention.no_qkv_weight_interleaved) {
+        blocks.num_blocks = 3;
+        blocks.block[0] = q;
+        blocks.block[1] = blocks.block[2] = kv;
+    }
+    if (d->input_layernorm) {
+        te_layernorm_linear_desc l = TE_ZERO;
+        l.name = "layernorm_qkv";
+        l.in_features = d->hidden_size;
+        l.out_features = q + 2 * kv;
+        l.norm = d->norm;
+        l.gemm = d->gemm;
+        l.parallel = te__child_parallel(m, &d->parallel, mode);
+        l.gemm.return_bias = false;
+        l.return_layernorm_output = d->return_layernorm_output;
+        te__adopt(m, l.name, te__layernorm_linear_create(m->te, &l, &blocks));
+    } else {
+        te_linear_desc l = TE_ZERO;
+        l.name = "qkv";
+        l.in_features = d->hidden_size;
+        l.out_features = q + 2 * kv;
+        l.gemm = d->gemm;
+        l.parallel = te__child_parallel(m, &d->parallel, mode);
+        l.gemm.return_bias = false;
+        te__adopt(m, l.name, te__linear_create(m->te, &l, &blocks));
+    }
+}
+
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
     te_multihead_attention_desc d;
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
-    int64_t qkv_rows;
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create") || !te__options_ok(te, "te_multihead_attention_create", TE__DESC_MHA, desc)) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
@@ -139,41 +193,20 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     *(te_multihead_attention_desc *)m->state = d;
     outer = te->making;
     te->making = m;
-    qkv_rows = (d.attention.num_attention_heads + 2 * (int64_t)d.attention.num_gqa_groups) * d.attention.kv_channels;
-    if (d.input_layernorm) {
-        te_layernorm_linear_desc l = TE_ZERO;
-        l.name = "layernorm_qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.norm = d.norm;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        l.return_layernorm_output = d.return_layernorm_output;
-        te__adopt(m, l.name, te_layernorm_linear_create(te, &l));
-    } else {
-        te_linear_desc l = TE_ZERO;
-        l.name = "qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        te__adopt(m, l.name, te_linear_create(te, &l));
-    }
+    if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE, &d.attention)) return te__mha_built(m, outer);
+    te__add_projection(m, &d);
     core.name = "core_attention";
     core.attention = d.attention;
-    core.parallel = d.parallel;
+    core.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";
     proj.in_features = d.attention.num_attention_heads * d.attention.kv_channels;
     proj.out_features = d.hidden_size;
     proj.gemm = d.gemm;
-    proj.parallel = d.parallel;
+    proj.parallel = te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
-    te->making = outer;
-    return te__module_built(m);
+    return te__mha_built(m, outer);
 }
 
 /* ---- TransformerLayer ---- */
@@ -217,6 +250,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* for the sum with dropout and residual */
     *(te_transformer_layer_desc *)m->state = d;
+    te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     outer = te->making;
     te->making = m;
     a.name = "self_attention";
@@ -246,7 +280,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         n.norm = d.norm;
         n.params_dtype = d.gemm.params_dtype;
         n.device = d.gemm.device;
-        n.parallel = d.parallel;
+        n.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
         n.name = "layernorm";
         te__adopt(m, n.name, d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }

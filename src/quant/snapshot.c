@@ -9,6 +9,7 @@ typedef struct te__snapshot_scales {
 
 typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
+    const te_module *module; /* whose forward this is, or NULL */
     uint64_t seed, rng_offset;
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
@@ -47,9 +48,10 @@ static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
 }
 
 /* The first run begins: it records nothing on the tape. */
-static te__snapshot *te__snapshot_begin(te_ctx *te) {
+static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
+    s->module = module;
     s->seed = te->seed;
     s->rng_offset = te->rng_offset;
     s->num_autocast = te->num_autocast;

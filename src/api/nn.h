@@ -79,7 +79,8 @@ typedef struct te_dot_product_attention_desc {
 /* The attention core, without parameters. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. Outputs: out[, bias][, ln_out].
+/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or query_layer, and key_value; core_attention; proj;
+ * with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -101,7 +102,7 @@ typedef enum te_layer_type {
     TE_LAYER_DECODER = 1  /* and cross attention with the encoder's output */
 } te_layer_type;
 
-/* A transformer's layer: attention and MLP, each with norm, dropout and residual. Children: self_attention, layernorm_mlp[, layernorm].
+/* A transformer's layer: attention and MLP, each with norm, dropout and residual. Children: self_attention[, inter_attention], layernorm_mlp[, layernorm].
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last sizes of x and y, and inside the MLP */
@@ -112,18 +113,18 @@ typedef struct te_transformer_layer_desc {
     te_init output_layer_init; /* of the second projection of each half */
     te_activation activation;  /* 0 => GELU */
     te_activation_params activation_params; /* its numbers */
-    te_layer_type layer_type;  /* not yet: a decoder, with cross attention */
-    te_attn_mask enc_dec_attn_mask_type; /* not yet: of cross attention; 0 => none */
-    te_window enc_dec_window;  /* not yet: of cross attention */
+    te_layer_type layer_type;  /* a decoder has cross attention with encoder_output */
+    te_attn_mask enc_dec_attn_mask_type; /* of cross attention; 0 => none */
+    te_window enc_dec_window;  /* of cross attention */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: of cross attention; 0 => as of bottom_right_diagonal */
     float hidden_dropout;      /* 0 => none (TransformerEngine's own default is 0.1) */
-    float drop_path_rate;      /* not yet: probability that a sample skips a half of the layer; 0 => none */
+    float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the MLP (te_drop_path); 0 => none */
     bool apply_residual_connection_post_layernorm; /* residuals begin at the norms' outputs */
     bool output_layernorm;     /* the norm stands at the end of the layer in place of the attention's front */
     bool parallel_attention_mlp; /* both halves see the input, and their outputs are added */
     const char *name; /* copied; NULL => "layer" */
 } te_transformer_layer_desc;
-/* One layer of an encoder or of a decoder without cross attention. */
+/* One layer of an encoder or of a decoder. */
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc);
 
 /* Gives a group of ranks to m and to all modules below whose work is to be shared by as many (tp_size). Those that were created without one get their first values now, from the

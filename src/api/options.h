@@ -149,12 +149,12 @@ typedef struct te_attention_options {
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* not yet: 0 => vanilla */
     bool return_max_logit;      /* not yet: the largest score of each head is the output `max_logit` */
-    te_attention_type attention_type; /* not yet: cross attention */
+    te_attention_type attention_type; /* MultiheadAttention: cross attention */
     bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)] */
-    bool no_fuse_qkv_params;    /* not yet: query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default) */
-    te_qk_norm qk_norm_type;    /* not yet: 0 => none */
-    float qk_norm_eps;          /* not yet: 0 => 1e-6 */
-    bool qk_norm_before_rope;   /* not yet: the norm stands before the rotation */
+    bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default): then not interleaved */
+    te_qk_norm qk_norm_type;    /* modules q_norm and k_norm; 0 => none; TE_QK_NORM_L2: not yet */
+    float qk_norm_eps;          /* 0 => 1e-6 */
+    bool qk_norm_before_rope;   /* the norms stand before the rotation */
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
@@ -190,10 +190,10 @@ typedef struct te_attention_call {
     int qkv_interleave_dim;          /* not yet: where the 3 or 2 stands, -3 or -2; 0 => -3 */
 } te_attention_call;
 
-/* The same of a decoder's cross attention, where it differs: not yet. */
+/* The same of a decoder's cross attention, where it differs. */
 typedef struct te_cross_attention_call {
     te_tensor *enc_dec_attn_mask;            /* not yet */
-    te_attn_mask enc_dec_attn_mask_type;     /* not yet: 0 => the module's own */
-    te_window enc_dec_window;                /* not yet: not on => the module's own */
+    te_attn_mask enc_dec_attn_mask_type;     /* 0 => the module's own */
+    te_window enc_dec_window;                /* not on => the module's own */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
 } te_cross_attention_call;

@@ -56,11 +56,11 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors of the call that are there, in this order. */
-enum { TE__FORWARD_TENSORS = 5 };
+enum { TE__FORWARD_TENSORS = 6 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
-    te_rotary_desc rotary; /* where args.rotary points, if the call has one */
+    te_rotary_desc rotary, rotary_key; /* where those of args point, if the call has them */
     int num_outputs;       /* of the last run: */
     bool made[TE__OUTPUTS];
 } te__module_call;
@@ -71,6 +71,7 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[2] = &c->args.key;
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
+    list[5] = &c->rotary_key.start_positions;
     return list[i];
 }
 
@@ -84,6 +85,7 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) *te__call_tensor(&call, i) = inputs[at++];
     if (c->args.rotary) call.args.rotary = &call.rotary;
+    if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
     result = te__module_run(c->m, &call.args);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
@@ -106,6 +108,7 @@ static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args
     call.m = m;
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
+    if (args->rotary_key) call.rotary_key = *args->rotary_key;
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) in[d.num_inputs++] = *te__call_tensor(&call, i);
     d.fn = te__module_call_run;

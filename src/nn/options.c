@@ -16,12 +16,10 @@ static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_options
-static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit), TE__LATER(attention_type),
-                                                TE__LATER(no_fuse_qkv_params), TE__LATER(qk_norm_type), TE__LATER(qk_norm_eps), TE__LATER(qk_norm_before_rope)};
+static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
 #define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
-                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate)};
+static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {
@@ -30,11 +28,10 @@ static const te__field te__attention_call_later[] = {
     TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_cross_attention_call
-static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_cross_attention_call, enc_dec_window, te_window, on, 0),
-                                                 TE__LATER(enc_dec_bottom_right_diagonal)};
+static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
 #define TE__TYPE te_forward_args
-static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_output), TE__LATER(fp8_grad)};
+static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
 #undef TE__TYPE
 #undef TE__LATER
 

@@ -14,7 +14,7 @@ typedef struct shared {
     te_recipe recipe; /* kind NONE: high precision */
     te_activation activation;
     bool not_interleaved, rms, output_layernorm, late; /* late: the group comes after the module was made */
-    bool gathered, split, checkpoint, delay;
+    bool decoder, gathered, split, checkpoint, delay;
     bool exact;       /* nothing is added up in another order before the results that `exact_of` names */
     double tolerance; /* of all others: relative, in the root of the mean square */
 } shared;
@@ -76,6 +76,12 @@ static te_module *make(te_ctx *te, const shared *c, const te_parallel_options *p
     te_transformer_layer_desc d = {.hidden_size = c->hidden, .ffn_hidden_size = c->hidden, .gemm = gemm, .norm = norm, .parallel = *parallel, .attention.num_attention_heads = 8,
                                    .attention.num_gqa_groups = 4, .activation = c->activation, .output_layernorm = c->output_layernorm};
     d.output_layer_init = gemm.init;
+    if (c->decoder) {
+        d.layer_type = TE_LAYER_DECODER;
+        d.attention.no_fuse_qkv_params = true;
+        d.attention.qk_norm_type = TE_QK_NORM_RMSNORM;
+        d.apply_residual_connection_post_layernorm = true;
+    }
     return te_transformer_layer_create(te, &d);
 }
 
@@ -224,8 +230,9 @@ static void steps(rank_state *s) {
         else if (c->sequence) mine_x = part_of(s, x, 0, 1);
         if (by_columns) mine_dy = columns_of(s, c, dy);
         else if (c->sequence) mine_dy = part_of(s, dy, 0, 1);
+        te_tensor *encoder = data(te, c), *mine_encoder = c->sequence ? part_of(s, encoder, 0, 1) : encoder;
         x = leaf(x), mine_x = leaf(mine_x);
-        te_forward_args args[2] = {{.input = x}, {.input = mine_x}};
+        te_forward_args args[2] = {{.input = x, .encoder_output = encoder}, {.input = mine_x, .encoder_output = mine_encoder}};
         for (int i = 0; i < 2; i++) {
             te_autocast_begin(te, &cast);
             te_forward_with(i ? own : whole, &args[i]);
@@ -316,7 +323,8 @@ TE_TEST(parallel_products) {
 TE_TEST(parallel_mlp_attention_layer) {
     static const shared list[] = {{.name = "MLP", .kind = MLP}, {.name = "gated MLP", .kind = MLP, .activation = TE_SWIGLU, .rms = true},
                                   {.name = "attention", .kind = ATTENTION}, {.name = "attention, not interleaved", .kind = ATTENTION, .not_interleaved = true},
-                                  {.name = "layer", .kind = LAYER, .activation = TE_SWIGLU}, {.name = "layer, late", .kind = LAYER, .output_layernorm = true, .late = true}};
+                                  {.name = "layer", .kind = LAYER, .activation = TE_SWIGLU}, {.name = "layer, late", .kind = LAYER, .output_layernorm = true, .late = true},
+                                  {.name = "decoder", .kind = LAYER, .decoder = true}};
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)
         for (int sequence = 0; sequence < 2; sequence++)
             for (int size = 2; size <= 4; size += 2) {
@@ -324,9 +332,9 @@ TE_TEST(parallel_mlp_attention_layer) {
                 c.sequence = sequence;
                 c.dtype = TE_F32;
                 run(c, size);
-                if (c.kind == ATTENTION && !c.not_interleaved) continue;
+                if ((c.kind == ATTENTION && !c.not_interleaved) || c.decoder) continue; /* the products are those of the others */
                 c.dtype = TE_BF16;
-                for (size_t i = 0; i < sizeof recipes / sizeof *recipes && size == 2 + 2 * (int)(k % 2); i++) {
+                for (size_t i = 0; i < sizeof recipes / sizeof *recipes && size == 2 + 2 * (int)(k % 2) && (sequence || c.kind == MLP); i++) {
                     c.recipe = recipes[i]();
                     run(c, size);
                 }

@@ -462,6 +462,23 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset);
 /* Sets the random state to what te_rng_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 
+/* Named random states beside the context's, for what must not draw the same numbers on all ranks (weights, dropout of shared heads): the modules' option rng_tracker_name.
+ * Functions that run again (te_checkpoint) and graphs see them as they see the context's; te_model_save does not write them. TransformerEngine: CudaRNGStatesTracker.
+ *
+ * te_rng_tracker_add makes the state (seed, 0) under `name` (copied, at most 63 characters); they live as long as the context. TE_ERR_INVALID for a name or a seed that another has,
+ * or one too many. */
+#define TE_MAX_RNG_TRACKERS 16 /* the most named random states of a context */
+TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
+/* From te_rng_fork_begin to te_rng_fork_end that state is the context's: te_rng_get, te_seed and all that draws use it, and it goes on from there the next time. Nests. A graph's capture and its launches stand outside of such regions, or hold whole ones. */
+TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
+TE_API te_result te_rng_fork_end(te_ctx *te);
+/* Reads a named state; either pointer may be NULL. */
+TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed, uint64_t *offset);
+/* Sets a named state to what te_rng_tracker_get has read. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset);
+TE_API int te_rng_num_trackers(const te_ctx *te);                     /* how many there are */
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index); /* in the order of adding (borrowed); NULL outside */
+
 /* ==== api/tensor.h ============================================================================================== */
 
 /* api/tensor.h: tensors.
@@ -616,10 +633,13 @@ typedef struct te_checkpoint_desc {
     int num_inputs;           /* 0 to TE_MAX_CHECKPOINT_INPUTS */
     te_tensor **outputs;      /* [num_outputs], written: what fn has made, in the innermost scope; NULLs on failure */
     int num_outputs;          /* 1 to TE_MAX_CHECKPOINT_OUTPUTS */
+    bool distribute_saved_activations; /* each rank of tp_group keeps its part of the first input, which is the same on all of them, and te_backward gathers it: plain, and of a
+                                        * number of elements that the ranks divide */
+    te_group *tp_group;       /* with distribute_saved_activations: the ranks that call this alike (borrowed until te_backward) */
 } te_checkpoint_desc;
 /* Activation checkpointing: fn runs without a record, so that the activations inside are freed at once; when te_backward reaches it, fn runs again
  * from its inputs, recorded, and that record is played. Losses and gradients have the bits that they have without it: the second run sees the
- * first's random state, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
+ * first's random states, named ones too, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
  * disabled fn simply runs. Modules: te_module_set_checkpoint.
  *
  * te_backward gives TE_ERR_STATE if fn made other outputs than the first time, called other modules, or a parameter was written in between.
@@ -2101,7 +2121,7 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
  * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
  *
  * These options of TransformerEngine have no field:
- *   get_rng_state_tracker    a context has one random state (te_rng_get); rng_tracker_name is the field for several
+ *   get_rng_state_tracker    a context has its random states itself (te_rng_tracker_add); rng_tracker_name names one
  *   ub_overlap_*, ub_bulk_*, ub_name  userbuffers need memory that GPUs of several processes share: products and collectives follow each other on the stream
  *   cp_stream                a context has one stream for what it computes, and adds its own
  *   cp_global_ranks          te_send and te_recv take ranks of the group
@@ -2144,7 +2164,7 @@ typedef struct te_gemm_options {
     te_init init;     /* of the weights; biases start at 0 */
     te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;      /* of parameters; 0 => the context's */
-    const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
+    const char *rng_tracker_name; /* the random state that weights begin from (te_rng_tracker_add); NULL => the context's */
     bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
 } te_gemm_options;
@@ -2241,6 +2261,7 @@ typedef struct te_attention_options {
     int num_gqa_groups;         /* heads of keys and values, which divide those; 0 => num_attention_heads */
     int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
     float attention_dropout;    /* probability; 0 => none (TransformerEngine's TransformerLayer has 0.1) */
+    const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size */
@@ -5594,6 +5615,7 @@ typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory, the graph's */
     size_t bytes;
+    bool random; /* a random state; else a step of an optimizer */
     te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: undoes the counting that it did */
@@ -5642,6 +5664,22 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
+/* A named random state. */
+typedef struct te__rng_tracker {
+    char name[64];
+    uint64_t seed, offset, first_seed;
+} te__rng_tracker;
+enum { TE__MAX_FORKS = 32 }; /* open regions of te_rng_fork_begin */
+/* All random states: for a call that puts them back if it fails, and for a function that runs again. Regions of te_rng_fork_begin name trackers by number. */
+typedef struct te__rng_state {
+    uint64_t seed, offset;         /* te->seed and te->rng_offset, in a copy */
+    uint64_t own_seed, own_offset; /* the context's, while another is in force */
+    te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
+    int num_trackers;
+    int fork; /* the one in force, from 1; 0: the context's */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* what was in force before each open region */
+} te__rng_state;
+
 /* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output next (te__amax_take). The cast leaves 0
  * there, so the word needs neither an allocation nor a launch that clears it. */
 enum { TE__AMAX_WORDS = 4 };
@@ -5681,7 +5719,8 @@ struct te_ctx {
     struct te__deferred *deferred; /* core/deferred.c: the first of a list */
     te__path *path;    /* module_path, for nodes; NULL until one is recorded */
     uint64_t writes;   /* counts every write to any buffer: a clock */
-    uint64_t seed, rng_offset;
+    uint64_t seed, rng_offset; /* the random state in force */
+    te__rng_state rng; /* the named ones, and which is in force */
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
     te__quantized_init quantized_init[TE__MAX_AUTOCAST];
@@ -5699,7 +5738,7 @@ struct te_ctx {
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
-    uint64_t warm_seed, warm_offset; /* the random state to go back to */
+    te__rng_state warm_rng; /* to go back to */
     te__var **warm_vars;             /* leaves that got a gradient meanwhile */
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
@@ -35006,6 +35045,12 @@ static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes
     p->bytes = bytes;
     return p;
 }
+/* Does the graph step an optimizer? */
+static bool te__graph_steps(const te_graph *g) {
+    int i;
+    for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
+    return i < g->num_parts;
+}
 /* `n` words of the state for numbers that a part fills before each launch; -1 when there are no more. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
@@ -35088,6 +35133,7 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
+    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside te_rng_fork_begin(\"%s\"); begin and end the region inside the capture", te->rng.tracker[te->rng.fork - 1].name);
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
         return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region inside the capture");
@@ -35151,6 +35197,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     }
     if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (te->rng.fork) te__fail(te, TE_ERR_STATE, "te_graph_end: inside te_rng_fork_begin(\"%s\"); te_rng_fork_end belongs to the capture", te->rng.tracker[te->rng.fork - 1].name);
     if (te__num_deferred(te) > 0)
         te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
     if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
@@ -35199,8 +35246,9 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* its kernels are compiled already */
+    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region", te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
+    if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);
@@ -35208,7 +35256,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
         te__step_fails(te);
         return result;
     }
-    if (g->num_parts > 0) te__step_ends(te);
+    if (te__graph_steps(g)) te__step_ends(te);
     te->rng_offset += g->rng_used;
     te->jit_stats.launches += g->launches;
     g->arena->launches++;
@@ -35411,6 +35459,10 @@ TE_API te_result te_synchronize(te_ctx *te) {
     return result == TE_OK ? te__streams_synchronize(te) : result;
 }
 
+/* ==== core/random.c ============================================================================================= */
+
+/* core/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows graphs; must not know who draws. */
+
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
     if (seed) *seed = te ? te->seed : 0;
@@ -35426,19 +35478,147 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     te->rng_offset = offset;
 }
 
-/* The random state, for a call that puts it back if it fails. */
-typedef struct te__rng_state {
-    uint64_t seed, offset;
-} te__rng_state;
 static te__rng_state te__rng_now(const te_ctx *te) {
-    te__rng_state s;
+    te__rng_state s = te->rng;
     s.seed = te->seed;
     s.offset = te->rng_offset;
     return s;
 }
 static void te__rng_back(te_ctx *te, te__rng_state s) {
+    int made = te->rng.num_trackers;
     te->seed = s.seed;
     te->rng_offset = s.offset;
+    memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers, (size_t)(made - s.num_trackers) * sizeof(s.tracker[0])); /* those that came since stay */
+    s.num_trackers = made;
+    te->rng = s;
+}
+
+/* ---- named states ---- */
+
+static te__rng_tracker *te__rng_tracker_find(te_ctx *te, const char *name, const char *who) {
+    int i;
+    for (i = 0; name && i < te->rng.num_trackers; i++)
+        if (strcmp(te->rng.tracker[i].name, name) == 0) return &te->rng.tracker[i];
+    te__fail(te, TE_ERR_INVALID, "%s: there is no random state \"%s\"; te_rng_tracker_add makes one", who, name ? name : "(NULL)");
+    return NULL;
+}
+TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed) {
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!name || !name[0] || strlen(name) >= sizeof(te->rng.tracker[0].name))
+        return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: the name \"%.80s\"; one of 1 to %d characters is needed", name ? name : "(NULL)", (int)sizeof(te->rng.tracker[0].name) - 1);
+    for (i = 0; i < te->rng.num_trackers; i++) {
+        if (strcmp(te->rng.tracker[i].name, name) == 0) return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" is there already; te_rng_tracker_set gives it another state", name);
+        if (te->rng.tracker[i].first_seed == seed)
+            return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" has the seed %llu already, and \"%s\" would draw the same numbers; take another seed", te->rng.tracker[i].name,
+                            (unsigned long long)seed, name);
+    }
+    if (te->rng.num_trackers == TE_MAX_RNG_TRACKERS)
+        return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" would be number %d; a context has at most %d (TE_MAX_RNG_TRACKERS)", name, te->rng.num_trackers + 1, TE_MAX_RNG_TRACKERS);
+    i = te->rng.num_trackers++;
+    memset(&te->rng.tracker[i], 0, sizeof(te->rng.tracker[i]));
+    memcpy(te->rng.tracker[i].name, name, strlen(name) + 1);
+    te->rng.tracker[i].seed = te->rng.tracker[i].first_seed = seed;
+    return TE_OK;
+}
+
+/* The named state in force, or NULL. */
+static te__rng_tracker *te__rng_forked(te_ctx *te) { return te->rng.fork ? &te->rng.tracker[te->rng.fork - 1] : NULL; }
+/* Puts the state in force away, and takes up number `fork`. */
+static void te__rng_swap(te_ctx *te, int fork) {
+    te__rng_tracker *from = te__rng_forked(te), *to;
+    if (from) {
+        from->seed = te->seed;
+        from->offset = te->rng_offset;
+    } else {
+        te->rng.own_seed = te->seed;
+        te->rng.own_offset = te->rng_offset;
+    }
+    te->rng.fork = fork;
+    to = te__rng_forked(te);
+    te->seed = to ? to->seed : te->rng.own_seed;
+    te->rng_offset = to ? to->offset : te->rng.own_offset;
+}
+TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name) {
+    te__rng_tracker *t;
+    if (!te) return TE_ERR_STATE;
+    t = te__rng_tracker_find(te, name, "te_rng_fork_begin");
+    if (!t) return TE_ERR_INVALID;
+    if (te->rng.num_forks == TE__MAX_FORKS) return te__fail(te, TE_ERR_STATE, "te_rng_fork_begin: %d regions are open, which is the most; is a te_rng_fork_end missing?", TE__MAX_FORKS);
+    te->rng.outer_fork[te->rng.num_forks++] = te->rng.fork;
+    te__rng_swap(te, (int)(t - te->rng.tracker) + 1);
+    return TE_OK;
+}
+TE_API te_result te_rng_fork_end(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->rng.num_forks == 0) return te__fail(te, TE_ERR_STATE, "te_rng_fork_end without te_rng_fork_begin");
+    te->rng.num_forks--;
+    te__rng_swap(te, te->rng.outer_fork[te->rng.num_forks]);
+    return TE_OK;
+}
+TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed, uint64_t *offset) {
+    te__rng_tracker *t = te ? te__rng_tracker_find(te, name, "te_rng_tracker_get") : NULL;
+    if (!t) return te ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (seed) *seed = te__rng_forked(te) == t ? te->seed : t->seed;
+    if (offset) *offset = te__rng_forked(te) == t ? te->rng_offset : t->offset;
+    return TE_OK;
+}
+TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset) {
+    te__rng_tracker *t = te ? te__rng_tracker_find(te, name, "te_rng_tracker_set") : NULL;
+    if (!t) return te ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (te->capture) return te__refuse_capture(te, "te_rng_tracker_set", "set random states before te_graph_begin, or before a te_graph_launch");
+    t->seed = seed;
+    t->offset = offset;
+    if (te__rng_forked(te) == t) {
+        te->seed = seed;
+        te->rng_offset = offset;
+    }
+    return TE_OK;
+}
+TE_API int te_rng_num_trackers(const te_ctx *te) { return te ? te->rng.num_trackers : 0; }
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) { return te && index >= 0 && index < te->rng.num_trackers ? te->rng.tracker[index].name : NULL; }
+
+/* ---- drawing ---- */
+
+/* A named state in a graph: each launch begins where it stands, and moves it on. */
+typedef struct te__tracker_part {
+    uint64_t begin, used;
+    int word;
+} te__tracker_part;
+static te_result te__tracker_before(te_graph *g, void *owner, void *data) {
+    const te__rng_tracker *t = (const te__rng_tracker *)owner;
+    const te__tracker_part *p = (const te__tracker_part *)data;
+    g->word[p->word] = t->seed;
+    g->word[p->word + 1] = t->offset;
+    return TE_OK;
+}
+static void te__tracker_after(te_graph *g, void *owner, void *data) {
+    (void)g;
+    ((te__rng_tracker *)owner)->offset += ((te__tracker_part *)data)->used;
+}
+static void te__tracker_captured(te_graph *g, void *owner, void *data) {
+    te__rng_tracker *t = (te__rng_tracker *)owner;
+    te__tracker_part *p = (te__tracker_part *)data;
+    (void)g;
+    p->used = t->offset - p->begin;
+    t->offset = p->begin;
+}
+static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
+    te__graph_part *part = te__graph_find_part(g, t);
+    te__tracker_part *p;
+    int word;
+    if (part) return (te__tracker_part *)part->data;
+    word = te__graph_take_words(g, TE__GRAPH_RNG_WORDS);
+    part = word >= 0 ? te__graph_add_part(g, t, sizeof(te__tracker_part)) : NULL;
+    if (!part) return NULL;
+    part->random = true;
+    part->before = te__tracker_before;
+    part->after = te__tracker_after;
+    part->captured = te__tracker_captured;
+    p = (te__tracker_part *)part->data;
+    p->word = word;
+    p->begin = t->offset; /* as when the region began: nothing else moves it inside a capture */
+    return p;
 }
 
 /* The state of random operations. */
@@ -35454,7 +35634,11 @@ static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     d.offset = te->rng_offset;
     d.rng = NULL;
     te->rng_offset += count;
-    if (te->capture) {
+    if (te->capture && te->rng.fork) {
+        te__tracker_part *p = te__tracker_part_of(te->capture, te__rng_forked(te));
+        if (p) d.offset -= p->begin;
+        if (p) d.rng = te__graph_view(te->capture, TE_I64, 8 * p->word, TE__GRAPH_RNG_WORDS);
+    } else if (te->capture) {
         d.offset -= te->capture->rng_begin;
         d.rng = te->capture->rng;
         te->capture->draws = true;
@@ -39924,7 +40108,7 @@ typedef struct te__snapshot_scales {
 typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
     const te_module *module; /* whose forward this is, or NULL */
-    uint64_t seed, rng_offset;
+    te__rng_state rng;
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls */
@@ -39966,8 +40150,7 @@ static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
     s->module = module;
-    s->seed = te->seed;
-    s->rng_offset = te->rng_offset;
+    s->rng = te__rng_now(te);
     s->num_autocast = te->num_autocast;
     s->autocast = (te__autocast *)te__alloc(te, (size_t)te->num_autocast * sizeof(te__autocast));
     if (!s->autocast) {
@@ -40040,7 +40223,7 @@ static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_c
 /* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
 typedef struct te__replay {
     te__snapshot *outer;
-    uint64_t seed, rng_offset;
+    te__rng_state rng;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast, no_grad;
 } te__replay;
@@ -40055,13 +40238,11 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
                             "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)", s->params[i]->name ? s->params[i]->name : "without a name",
                             te_dtype_name(s->params[i]->dtype), te__shape_text(s->params[i], shape));
     r->outer = te->replaying;
-    r->seed = te->seed;
-    r->rng_offset = te->rng_offset;
+    r->rng = te__rng_now(te);
     memcpy(r->autocast, te->autocast, sizeof(r->autocast));
     r->num_autocast = te->num_autocast;
     r->no_grad = te->tape.no_grad;
-    te->seed = s->seed;
-    te->rng_offset = s->rng_offset;
+    te__rng_back(te, s->rng);
     memcpy(te->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
     te->num_autocast = s->num_autocast;
     te->replaying = s;
@@ -40076,8 +40257,7 @@ static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay 
     te->replaying = r->outer;
     memcpy(te->autocast, r->autocast, sizeof(r->autocast));
     te->num_autocast = r->num_autocast;
-    te->seed = r->seed;
-    te->rng_offset = r->rng_offset;
+    te__rng_back(te, r->rng);
     for (i = 0; i < s->num_scales; i++) te__slots_close(te, &s->scales[i].slots);
 }
 
@@ -42122,6 +42302,7 @@ struct te_module {
     bool meta;       /* its parameters have no memory yet: */
     bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
     te__parallel parallel; /* the ranks that share its work */
+    const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -42456,6 +42637,9 @@ typedef struct te__checkpoint_state {
     size_t user_size; /* of our copy; 0: the caller's */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
+    te_group *group; /* NULL: this rank keeps its inputs itself; else saved[0] is its part of the first one, */
+    int whole_ndim;
+    int64_t whole[TE_MAX_DIMS]; /* of this shape */
     int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which tells */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
@@ -42503,7 +42687,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
-        in[i] = te_tensor_detach(saved[i]);
+        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole_ndim, s->whole) : te_tensor_detach(saved[i]);
         if (saved[i] && !in[i]) result = te_error_code(te);
         if (in[i]) in[i]->requires_grad = false;
         if (!in[i] || !needs[i]) continue;
@@ -42528,11 +42712,18 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
+/* This rank's part of x, in memory of its own: the rest of x goes. */
+static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
+    int64_t n = te__numel(x), own = n / te_group_size(group);
+    te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n), *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
+    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own))) : NULL;
+}
+
 /* Runs d->fn without a record and notes it. `m`: the module whose forward that is, or NULL; *num_outputs then comes from it. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS];
+    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *saved[TE_MAX_CHECKPOINT_INPUTS];
     te_result result;
     int i;
     s.fn = d->fn;
@@ -42567,9 +42758,18 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
         te__checkpoint_release(te, &s);
         return result;
     }
-    for (i = 0; i < s.num_inputs; i++) in[i] = d->inputs[i];
+    for (i = 0; i < s.num_inputs; i++) in[i] = saved[i] = d->inputs[i];
+    te__frame_begin(te);
+    if (d->distribute_saved_activations && te_group_size(d->tp_group) > 1) {
+        s.group = d->tp_group;
+        s.whole_ndim = in[0]->ndim;
+        memcpy(s.whole, in[0]->shape, sizeof(s.whole));
+        saved[0] = te__checkpoint_part(in[0], s.group);
+        if (!saved[0]) result = te_error_code(te);
+    }
     node.name = "checkpoint";
-    node.inputs = node.saved = in;
+    node.inputs = in;
+    node.saved = saved;
     node.num_inputs = node.num_saved = s.num_inputs;
     node.outputs = d->outputs;
     node.num_outputs = s.num_outputs;
@@ -42577,7 +42777,12 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     node.state_size = sizeof(s);
     node.backward = te__checkpoint_backward;
     node.release = te__checkpoint_release;
-    return te__record_always(te, &node, true);
+    if (result == TE_OK)
+        result = te__record_always(te, &node, true);
+    else
+        te__checkpoint_release(te, &s);
+    te__frame_end(te, NULL, 0);
+    return result;
 }
 
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
@@ -42594,6 +42799,15 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     for (i = 0; i < d->num_inputs; i++) {
         if (!d->inputs[i]) return TE_ERR_STATE;
         if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;
+    }
+    if (d->distribute_saved_activations) {
+        const te_tensor *x = d->num_inputs ? d->inputs[0] : NULL;
+        char text[TE__SHAPE_TEXT];
+        if (!d->tp_group || !x || x->quantized || te__numel(x) % te_group_size(d->tp_group))
+            return te__fail(te, TE_ERR_INVALID, "te_checkpoint: distribute_saved_activations with tp_group %s of %d ranks and a first input %s%s; a group is needed, and a plain tensor "
+                            "whose elements its ranks divide", d->tp_group ? "given," : "NULL,", te_group_size(d->tp_group), x ? te__shape_text(x, text) : "that is not there",
+                            x && x->quantized ? ", quantized" : "");
+        if (d->tp_group->te != te) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: tp_group is of another context; each rank takes the group that it joined");
     }
     result = te__checkpoint_run(te, d, NULL, NULL);
     if (result != TE_OK)
@@ -42614,9 +42828,6 @@ typedef struct te__option_group {
 
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 
-#define TE__TYPE te_gemm_options
-static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
-#undef TE__TYPE
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
@@ -42641,7 +42852,7 @@ static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later),
                               te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
@@ -42660,15 +42871,13 @@ typedef struct te__options {
 enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
-    {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, gemm, gemm_group),
-      TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, gemm, gemm_group),
-      TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -42883,6 +43092,17 @@ TE_API te_result te_backward_dw(te_module *m) {
 
 /* Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
+/* The random state that a module's option names; false with the error recorded. */
+static bool te__rng_open(te_module *m, const char *name) {
+    const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
+    m->rng_tracker = t ? t->name : NULL;
+    return !name || t;
+}
+static te_result te__fork_begin(te_module *m) { return m->rng_tracker ? te_rng_fork_begin(m->te, m->rng_tracker) : TE_OK; }
+static void te__fork_end(te_module *m) {
+    if (m->rng_tracker) te_rng_fork_end(m->te);
+}
+
 /* The first values of a plain weight. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_op_random_args args = TE_ZERO;
@@ -42946,7 +43166,11 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
         whole = te_tensor_empty(x->te, x->dtype, 2, shape);
         if (whole && x->name) te_tensor_set_name(whole, x->name);
     }
-    result = plain && whole ? te__init_fill(whole, init) : te_error_code(x->te);
+    result = plain && whole ? te__fork_begin(m) : te_error_code(x->te);
+    if (result == TE_OK) {
+        result = te__init_fill(whole, init);
+        te__fork_end(m);
+    }
     if (result == TE_OK && whole != plain) {
         x->te->tape.no_grad++;
         result = te__take_shard(plain, whole, &p, sharding ? sharding : &one);
@@ -43462,6 +43686,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     s->scaling = te__scaling_create(te, m, 1);
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
         te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
         if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
     }
@@ -43615,6 +43840,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     s->scaling = te__scaling_create(te, m, 1);
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
         te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
                       desc->gemm.params_dtype, desc->in_features);
         te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
@@ -43845,6 +44071,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
             s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
         }
         te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
         te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
                       desc->gemm.params_dtype, desc->hidden_size);
         te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
@@ -43908,7 +44135,9 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     a.window = args->attention.window.on ? args->attention.window : o->window;
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
+    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
     y = te_attention(args->input, args->key, args->value, &a);
+    te__fork_end(m);
     if (!y) return te_error_code(m->te);
     shape[0] = y->shape[0];
     shape[1] = y->shape[1];
@@ -43945,6 +44174,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     ((te_dot_product_attention_desc *)m->state)->attention = o;
     m->checkpoint = o.checkpoint_core_attention;
     te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
+    te__rng_open(m, o.rng_tracker_name);
     return te__module_built(m);
 }
 
@@ -44168,6 +44398,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     if (d.attention.qk_norm_type) te__add_qk_norms(m, &d);
     core.name = "core_attention";
     core.attention = d.attention;
+    if (!core.attention.rng_tracker_name) core.attention.rng_tracker_name = d.gemm.rng_tracker_name;
     core.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";
@@ -45921,8 +46152,7 @@ TE_API te_result te_warmup_begin(te_ctx *te) {
     if (te__refuse_hook(te, "te_warmup_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
-    te->warm_seed = te->seed;
-    te->warm_offset = te->rng_offset;
+    te->warm_rng = te__rng_now(te);
     return TE_OK;
 }
 
@@ -45932,8 +46162,7 @@ TE_API te_result te_warmup_end(te_ctx *te) {
     if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
     if (te__refuse_hook(te, "te_warmup_end") != TE_OK) return TE_ERR_STATE;
     te->warming = false;
-    te->seed = te->warm_seed;
-    te->rng_offset = te->warm_offset;
+    te__rng_back(te, te->warm_rng);
     for (i = 0; i < te->num_warm_vars; i++) {
         te_tensor_release(te->warm_vars[i]->grad);
         te->warm_vars[i]->grad = NULL;

@@ -141,6 +141,7 @@
 #include "core/deferred.c"
 #include "core/graph.c"
 #include "core/context.c"
+#include "core/random.c"
 #include "core/saved.c"
 #include "core/offload.c"
 #include "core/tape.c"

@@ -2,7 +2,7 @@
  * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
  *
  * These options of TransformerEngine have no field:
- *   get_rng_state_tracker    a context has one random state (te_rng_get); rng_tracker_name is the field for several
+ *   get_rng_state_tracker    a context has its random states itself (te_rng_tracker_add); rng_tracker_name names one
  *   ub_overlap_*, ub_bulk_*, ub_name  userbuffers need memory that GPUs of several processes share: products and collectives follow each other on the stream
  *   cp_stream                a context has one stream for what it computes, and adds its own
  *   cp_global_ranks          te_send and te_recv take ranks of the group
@@ -45,7 +45,7 @@ typedef struct te_gemm_options {
     te_init init;     /* of the weights; biases start at 0 */
     te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;      /* of parameters; 0 => the context's */
-    const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
+    const char *rng_tracker_name; /* the random state that weights begin from (te_rng_tracker_add); NULL => the context's */
     bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
 } te_gemm_options;
@@ -142,6 +142,7 @@ typedef struct te_attention_options {
     int num_gqa_groups;         /* heads of keys and values, which divide those; 0 => num_attention_heads */
     int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
     float attention_dropout;    /* probability; 0 => none (TransformerEngine's TransformerLayer has 0.1) */
+    const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size */

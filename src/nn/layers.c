@@ -161,6 +161,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     s->scaling = te__scaling_create(te, m, 1);
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
         te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
         if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
     }
@@ -314,6 +315,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     s->scaling = te__scaling_create(te, m, 1);
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
         te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
                       desc->gemm.params_dtype, desc->in_features);
         te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);

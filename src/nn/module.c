@@ -22,6 +22,7 @@ struct te_module {
     bool meta;       /* its parameters have no memory yet: */
     bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
     te__parallel parallel; /* the ranks that share its work */
+    const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */

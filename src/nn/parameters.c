@@ -3,6 +3,17 @@
 
 /* Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
+/* The random state that a module's option names; false with the error recorded. */
+static bool te__rng_open(te_module *m, const char *name) {
+    const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
+    m->rng_tracker = t ? t->name : NULL;
+    return !name || t;
+}
+static te_result te__fork_begin(te_module *m) { return m->rng_tracker ? te_rng_fork_begin(m->te, m->rng_tracker) : TE_OK; }
+static void te__fork_end(te_module *m) {
+    if (m->rng_tracker) te_rng_fork_end(m->te);
+}
+
 /* The first values of a plain weight. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_op_random_args args = TE_ZERO;
@@ -66,7 +77,11 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
         whole = te_tensor_empty(x->te, x->dtype, 2, shape);
         if (whole && x->name) te_tensor_set_name(whole, x->name);
     }
-    result = plain && whole ? te__init_fill(whole, init) : te_error_code(x->te);
+    result = plain && whole ? te__fork_begin(m) : te_error_code(x->te);
+    if (result == TE_OK) {
+        result = te__init_fill(whole, init);
+        te__fork_end(m);
+    }
     if (result == TE_OK && whole != plain) {
         x->te->tape.no_grad++;
         result = te__take_shard(plain, whole, &p, sharding ? sharding : &one);

@@ -48,7 +48,9 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     a.window = args->attention.window.on ? args->attention.window : o->window;
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
+    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
     y = te_attention(args->input, args->key, args->value, &a);
+    te__fork_end(m);
     if (!y) return te_error_code(m->te);
     shape[0] = y->shape[0];
     shape[1] = y->shape[1];
@@ -85,6 +87,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     ((te_dot_product_attention_desc *)m->state)->attention = o;
     m->checkpoint = o.checkpoint_core_attention;
     te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
+    te__rng_open(m, o.rng_tracker_name);
     return te__module_built(m);
 }
 
@@ -308,6 +311,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     if (d.attention.qk_norm_type) te__add_qk_norms(m, &d);
     core.name = "core_attention";
     core.attention = d.attention;
+    if (!core.attention.rng_tracker_name) core.attention.rng_tracker_name = d.gemm.rng_tracker_name;
     core.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";

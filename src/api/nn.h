@@ -137,6 +137,11 @@ TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
 /* Sets that attribute. Returns x. */
 TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
 
+/* In enabled autocast regions m and all modules below quantize by `recipe` (copied) in place of the region's, or, with `off`, not at all; the nearest such call above a module counts.
+ * NULL without `off` takes it away. Not between a forward pass and its backward pass. TE_ERR_INVALID for both, or a recipe whose options exclude each other.
+ * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
+TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
+
 /* The weight gradients that te_backward left to this call in m's modules (delay_wgrad_compute), in the order in which it met them: bit for bit those
  * without the delay, where a weight has no other use in between. Between te_backward and te_optimizer_step, which warns where gradients still wait; a
  * capture that delays them has this call too. Source: transformer_engine.pytorch, backward_dw. NULL m: TE_ERR_STATE. */

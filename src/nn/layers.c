@@ -17,23 +17,48 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
+TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off) {
+    te_recipe *copy = NULL;
+    if (!m) return TE_ERR_STATE;
+    if (recipe && off) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_recipe: a recipe (%s) and off; give one of them", te_recipe_name(recipe->kind));
+    if (recipe && te__recipe_check(m->te, recipe) != TE_OK) return te_error_code(m->te);
+    if (recipe) {
+        copy = (te_recipe *)te__alloc(m->te, sizeof(te_recipe));
+        if (!copy) return TE_ERR_OUT_OF_MEMORY;
+        *copy = *recipe;
+    }
+    te__free(m->te, m->recipe, sizeof(*m->recipe));
+    m->recipe = copy;
+    m->recipe_off = off;
+    return TE_OK;
+}
+/* The region of autocast as m sees it: by the nearest of te_module_set_recipe. False: there is none, or it is off. */
+static bool te__autocast_of(const te_module *m, te__autocast *cast) {
+    const te__autocast *now = te__autocast_now(m->te);
+    if (!now || !(now->enabled || now->calibrating)) return false;
+    *cast = *now;
+    while (m && !m->recipe && !m->recipe_off) m = m->parent;
+    if (m && m->recipe) cast->recipe = *m->recipe;
+    return !(m && m->recipe_off);
+}
+
 /* How this call quantizes. Where the recipe in force keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
  * module. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-    const te__autocast *cast = te__autocast_now(m->te);
+    te__autocast cast;
     te_result result = te__parallel_ready(m);
     bool warming;
     int i, length;
     memset(call, 0, sizeof(*call));
     if (result != TE_OK) return result;
-    if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
+    if (!te__autocast_of(m, &cast)) return TE_OK;
     s->module_type = m->cls->name;
     call->scaling = s;
-    call->recipe = cast->recipe;
-    call->group = cast->amax_group;
-    call->enabled = cast->enabled;
-    call->calibrating = cast->calibrating;
+    call->recipe = cast.recipe;
+    call->group = cast.amax_group;
+    call->enabled = cast.enabled;
+    call->calibrating = cast.calibrating;
     call->forward = &s->forward;
     if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
     if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
@@ -43,7 +68,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
             return te__fail(m->te, TE_ERR_INVALID, "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that they exchange need one scale; "
                             "leave no_reduce_amax off", m->cls->name, m->parallel.size);
     }
-    length = te__history_length(&cast->recipe);
+    length = te__history_length(&cast.recipe);
     if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */

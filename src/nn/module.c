@@ -22,6 +22,8 @@ struct te_module {
     bool meta;       /* its parameters have no memory yet: */
     bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
     te__parallel parallel; /* the ranks that share its work */
+    te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
+    bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
@@ -100,6 +102,7 @@ TE_API void te_module_destroy(te_module *m) {
     }
     te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
     te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
+    te__free(te, m->recipe, sizeof(*m->recipe));
     te__free(te, m->state, m->cls->state_size);
     te__free_string(te, m->name);
     te__free(te, m, sizeof(*m));

@@ -180,6 +180,7 @@
 #include "nn/recompute.c"
 #include "nn/options.c"
 #include "nn/forward.c"
+#include "nn/graphed.c"
 #include "nn/parameters.c"
 #include "nn/layers.c"
 #include "nn/mlp.c"

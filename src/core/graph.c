@@ -123,6 +123,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     const int64_t bytes = 8 * TE__GRAPH_WORDS;
     te_graph *g;
     te_result result;
+    int i;
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
@@ -133,6 +134,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     g->host_allocator = te->host_allocator;
     g->id = ++te->captures;
     g->rng_begin = te->rng_offset;
+    for (i = 0; i < te->rng.num_trackers; i++) g->tracker_begin[i] = te->rng.tracker[i].offset;
     g->num_words = TE__GRAPH_RNG_WORDS;
     g->launches = te->jit_stats.launches;
     g->arena = te__arena_create(te);

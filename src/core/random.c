@@ -154,7 +154,7 @@ static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
     part->captured = te__tracker_captured;
     p = (te__tracker_part *)part->data;
     p->word = word;
-    p->begin = t->offset; /* as when the region began: nothing else moves it inside a capture */
+    p->begin = g->tracker_begin[t - g->te->rng.tracker];
     return p;
 }
 
@@ -164,6 +164,12 @@ typedef struct te__draw {
     te_tensor *rng; /* in a capture: the state that the launch begins with */
 } te__draw;
 
+/* Does an offset of the state in force come before the capture? */
+static bool te__draws_before(te_ctx *te, uint64_t offset) {
+    te__tracker_part *p = te->rng.fork ? te__tracker_part_of(te->capture, te__rng_forked(te)) : NULL;
+    return offset < (te->rng.fork ? p ? p->begin : 0 : te->capture->rng_begin);
+}
+
 /* Takes `count` offsets of the random state. */
 static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     te__draw d;
@@ -171,6 +177,9 @@ static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     d.offset = te->rng_offset;
     d.rng = NULL;
     te->rng_offset += count;
+    if (te->capture && te->replaying && te__draws_before(te, d.offset))
+        te__fail(te, TE_ERR_UNSUPPORTED, "a graph's capture: a function that ran before the capture runs again inside and draws random numbers again, and no launch could know which; capture "
+                 "both runs (the forward pass and its te_backward) in one graph, or run it without te_checkpoint");
     if (te->capture && te->rng.fork) {
         te__tracker_part *p = te__tracker_part_of(te->capture, te__rng_forked(te));
         if (p) d.offset -= p->begin;

@@ -371,6 +371,7 @@ struct te_graph {
     int num_words;
     bool draws; /* its operations use random numbers */
     uint64_t rng_begin, rng_used;
+    uint64_t tracker_begin[TE_MAX_RNG_TRACKERS]; /* the same of named states */
     te__graph_part *parts;
     int num_parts, cap_parts;
     te__var **vars; /* leaves that got a gradient in the capture */

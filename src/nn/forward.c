@@ -128,6 +128,12 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
     if (m) m->checkpoint = on;
 }
 
+/* Can this call be its graphs'? Elsewhere the module runs as usual. */
+static bool te__runs_graphs(const te_module *m) {
+    const te_ctx *te = m->te;
+    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te->replaying && !te->recording;
+}
+
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
@@ -137,7 +143,10 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te = m->te;
     random = te__rng_now(te);
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+    if (te__runs_graphs(m))
+        result = m->run_graphs(m, args);
+    else
+        result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));

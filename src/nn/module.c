@@ -7,8 +7,11 @@ typedef struct te__entry {
     bool product_weight; /* te_quantized_model_init stores it quantized */
 } te__entry;
 
+typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
+    void (*ungraph)(te_module *m); /* with `graphed`: frees it; runs it */
+    te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
     te_module *parent;
@@ -22,6 +25,7 @@ struct te_module {
     bool meta;       /* its parameters have no memory yet: */
     bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
     te__parallel parallel; /* the ranks that share its work */
+    struct te__graphed *graphed; /* nn/graphed.c, or NULL */
     te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
@@ -91,6 +95,7 @@ TE_API void te_module_destroy(te_module *m) {
             }
     m->parent = NULL;
     if (m->holds > 0) return; /* the last node that lets go of it destroys it */
+    if (m->graphed) m->ungraph(m);
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;

@@ -226,16 +226,36 @@ typedef enum te_activation {
 /* The order of dimensions of queries, keys and values. */
 typedef enum te_qkv_format {
     TE_SBHD = 0, /* [s, b, H, d] */
-    TE_BSHD = 1  /* [b, s, H, d] */
+    TE_BSHD = 1, /* [b, s, H, d] */
+    TE_THD = 2   /* [sum of s, H, d], packed, with the starts of sequences in cu_seqlens */
 } te_qkv_format;
 
 /* Which keys j query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,            /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */
-    TE_MASK_NONE = 1,               /* all */
-    TE_MASK_CAUSAL = 2,             /* j <= i */
-    TE_MASK_CAUSAL_BOTTOM_RIGHT = 3 /* j <= i + s_kv - s_q */
+    TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */
+    TE_MASK_NONE = 1,                /* all */
+    TE_MASK_CAUSAL = 2,              /* j <= i */
+    TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
+    TE_MASK_PADDING = 4,                     /* those within the lengths of i's sequence */
+    TE_MASK_PADDING_CAUSAL = 5,              /* and j <= i */
+    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* and j <= i + length of keys - length of queries */
+    TE_MASK_ARBITRARY = 7                    /* those that a tensor leaves */
 } te_attn_mask;
+
+/* The denominator of the softmax. */
+typedef enum te_softmax_type {
+    TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
+    TE_SOFTMAX_OFF_BY_ONE = 1, /* plus 1 */
+    TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
+} te_softmax_type;
+
+/* What is added to the scores. */
+typedef enum te_attn_bias {
+    TE_ATTN_BIAS_NONE = 0,       /* nothing */
+    TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
+    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */
+    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
+} te_attn_bias;
 
 /* ==== api/base.h ================================================================================================ */
 
@@ -301,6 +321,13 @@ typedef enum te_result {
 
 /* "TE_ERR_SHAPE" ... Static string. */
 TE_API const char *te_result_name(te_result result);
+
+/* An option that is neither on nor off while it is zero: see "Options" at the top. */
+typedef enum te_switch {
+    TE_DEFAULT = 0, /* what the field's comment names */
+    TE_ON = 1,      /* yes */
+    TE_OFF = 2      /* no */
+} te_switch;
 
 /* The most dimensions that a tensor can have. */
 #define TE_MAX_DIMS 8
@@ -1283,19 +1310,52 @@ typedef struct te_op_qkv_rope_bwd_args {
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
-/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the mask. */
+/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the window. */
 typedef struct te_window {
     bool on;             /* false => no window */
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
 } te_window;
 
+/* Attention beyond masks of three kinds, windows and dropout: of both directions. Zero is none of it; tensors are optional.
+ *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on, but for TE_MASK_CAUSAL and
+ *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or
+ *                    under a padding mask the sequence's own lengths
+ *   kv_bshd          k and v are [b, s_kv, G, d] whatever the format of q, as a KV cache is; also their gradients
+ *   attention_mask   u8, 4 dimensions, each 1 or that of [b, H, s_q, s_kv], any strides: 1 => the key is masked; TE_MASK_ARBITRARY
+ *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys; padding masks, which need both. With TE_THD
+ *                    cu[b] is also its first row, unless cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]) say where it lies. Lengths are cut at
+ *                    what memory there is (on the CPU, wrong starts are refused); other rows of o, dq, dk and dv become 0, and those of lse -inf
+ *   max_seqlen_q, max_seqlen_kv   TE_THD: the longest sequence, for which there are blocks of a launch; 0 => as long as all rows. Longer ones are cut
+ *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1, s_kv], contiguous (s_q, s_kv: the
+ *                    longest sequences)
+ *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|: bottom_right_diagonal); NULL => with n
+ *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m = 1, 3 ..
+ *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
+ *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page page_table[b, j / page_size]. Padding
+ *                    masks, forward alone */
+typedef struct te_attn_extras {
+    te_switch bottom_right_diagonal;
+    bool kv_bshd;
+    te_tensor *attention_mask;
+    te_tensor *cu_seqlens_q, *cu_seqlens_kv;
+    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded;
+    int64_t max_seqlen_q, max_seqlen_kv;
+    te_attn_bias core_attention_bias_type; /* 0 => none */
+    te_tensor *core_attention_bias;
+    te_tensor *alibi_slopes;
+    te_softmax_type softmax_type; /* 0 => vanilla */
+    te_tensor *softmax_offset;
+    te_tensor *page_table;
+} te_attn_extras;
+
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
- *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first); any strides, the last dimension contiguous; head h uses group
- *         h / (H / G); d up to 256; v may have another head size than q and k
- *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded;
- *         delta = s_kv - s_q for bottom-right masks, else 0
- *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j */
+ *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
+ *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 256; v may have another head size than q and k
+ *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
+ *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
+ *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the
+ *         longest sequences for s_q and s_kv)
+ *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
@@ -1306,10 +1366,13 @@ typedef struct te_op_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
+    te_attn_extras extras;
+    te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
-/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, has_window, window_left,
- * window_right, softmax_scale, dropout_p, seed, offset and rng. Deterministic. */
+/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
+ * seed, offset, rng and extras. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
+ * softmax_offset, f32 [H]. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -1320,6 +1383,8 @@ typedef struct te_op_attn_bwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
+    te_attn_extras extras; /* as in the forward pass */
+    te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
@@ -1979,9 +2044,12 @@ typedef struct te_attention_desc {
     te_window window;     /* on top of the mask; zero => none */
     float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
     float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
+    te_attn_extras extras; /* lengths, biases, offsets, pages; zero => none. Tensors are borrowed for the call */
+    te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
 } te_attention_desc;
-/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first) -> [s_q, b, H, dv]. Head h uses group
- * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
+/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or packed) -> [s_q, b, H, dv]. Head h uses group
+ * h / (H / G). Gradients also for extras.core_attention_bias and extras.softmax_offset. desc may be NULL. Deterministic, forward and backward.
+ * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
 
 /* Options of te_cross_entropy. */
@@ -7221,16 +7289,36 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "/* The order of dimensions of queries, keys and values. */",
     "typedef enum te_qkv_format {",
     "    TE_SBHD = 0, /* [s, b, H, d] */",
-    "    TE_BSHD = 1  /* [b, s, H, d] */",
+    "    TE_BSHD = 1, /* [b, s, H, d] */",
+    "    TE_THD = 2   /* [sum of s, H, d], packed, with the starts of sequences in cu_seqlens */",
     "} te_qkv_format;",
     "",
     "/* Which keys j query i sees. */",
     "typedef enum te_attn_mask {",
-    "    TE_MASK_DEFAULT = 0,            /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */",
-    "    TE_MASK_NONE = 1,               /* all */",
-    "    TE_MASK_CAUSAL = 2,             /* j <= i */",
-    "    TE_MASK_CAUSAL_BOTTOM_RIGHT = 3 /* j <= i + s_kv - s_q */",
+    "    TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */",
+    "    TE_MASK_NONE = 1,                /* all */",
+    "    TE_MASK_CAUSAL = 2,              /* j <= i */",
+    "    TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */",
+    "    TE_MASK_PADDING = 4,                     /* those within the lengths of i's sequence */",
+    "    TE_MASK_PADDING_CAUSAL = 5,              /* and j <= i */",
+    "    TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* and j <= i + length of keys - length of queries */",
+    "    TE_MASK_ARBITRARY = 7                    /* those that a tensor leaves */",
     "} te_attn_mask;",
+    "",
+    "/* The denominator of the softmax. */",
+    "typedef enum te_softmax_type {",
+    "    TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */",
+    "    TE_SOFTMAX_OFF_BY_ONE = 1, /* plus 1 */",
+    "    TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */",
+    "} te_softmax_type;",
+    "",
+    "/* What is added to the scores. */",
+    "typedef enum te_attn_bias {",
+    "    TE_ATTN_BIAS_NONE = 0,       /* nothing */",
+    "    TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */",
+    "    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */",
+    "    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */",
+    "} te_attn_bias;",
 };
 static const char *const te__source_1[] = { /* base/numbers.h */
     "/* base/numbers.h: the number formats, bit by bit: bf16, f16, e4m3, e5m2, e8m0, e2m1 from and to f32. Read by the host and by",
@@ -10058,11 +10146,42 @@ static const char *const te__source_26[] = { /* ops/attn/kargs.h */
     "    int dt;            /* te_dtype */",
     "} te__attn_view;",
     "",
+    "/* A tensor over [batch, heads, s_q, s_kv] that is added to the scores, or masks them; strides of 0 repeat it. */",
+    "typedef struct te__attn_table {",
+    "    void *p;               /* NULL: none */",
+    "    long long b, h, i, j;  /* elements */",
+    "    int dt;                /* te_dtype */",
+    "} te__attn_table;",
+    "",
+    "/* te_attn_extras: all that plain attention does not have. */",
+    "typedef struct te__attn_extra {",
+    "    int on;                    /* any of it */",
+    "    int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */",
+    "    int left, right;           /* the window; -1: no bound */",
+    "    int packed_q, packed_kv;   /* sequences lie one behind the other */",
+    "    int t_q, t_kv;             /* packed: rows of q, of k and v */",
+    "    const int *cu_q, *cu_kv;   /* [batch + 1], lengths; NULL: s_q and s_kv */",
+    "    const int *at_q, *at_kv;   /* [batch + 1], packed: where sequences lie; NULL: cu_q, cu_kv */",
+    "    const int *pages;          /* [batch, pages_of_each]; NULL: keys are not paged */",
+    "    int page_size, num_pages, pages_of_each;",
+    "    te__attn_table bias, mask; /* mask: u8 */",
+    "    float bias_scale;          /* of B in the scores, and of dS in dB */",
+    "    int alibi;",
+    "    const float *slopes; /* NULL: te__attn_slope */",
+    "    int slopes_b;        /* from one sequence to the next */",
+    "    int softmax;         /* te_softmax_type */",
+    "    const float *sink;   /* [heads], TE_SOFTMAX_LEARNABLE */",
+    "    float *max_logit;    /* [heads], or NULL */",
+    "    te__attn_table dbias;",
+    "    int dbias_b, dbias_h, dbias_i; /* its sizes, each 1 or all */",
+    "    float *dsink;                  /* [heads], or NULL */",
+    "} te__attn_extra;",
+    "",
     "/* The arguments of all attention kernels; each reads a part of them. */",
     "typedef struct te__attn_kargs {",
     "    te__attn_view q, k, v, o, d_o, dq, dk, dv;",
     "    float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */",
-    "    float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu */",
+    "    float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu; packed: te__attn_seq */",
     "    int batch, heads, groups;",
     "    int s_q, s_kv, s_pad; /* s_pad: s_q rounded up to TE__ATTN_PAD */",
     "    int d, d_v;           /* channels of q and k, of v and o */",
@@ -10071,6 +10190,7 @@ static const char *const te__source_26[] = { /* ops/attn/kargs.h */
     "    float dropout_p, keep_scale; /* 1 / (1 - p) */",
     "    unsigned long long seed, offset;",
     "    const void *rng; /* te__rng_read */",
+    "    te__attn_extra x;",
     "} te__attn_kargs;",
     "",
     "/* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */",
@@ -10087,7 +10207,83 @@ static const char *const te__source_26[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_27[] = { /* ops/block/block.cuh */
+static const char *const te__source_27[] = { /* ops/attn/sequence.h */
+    "/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, and ALiBi's slopes. Read by the host and by kernels: knows the arguments",
+    " * (kargs.h), no tensors and no tiles. */",
+    "#ifndef TE__ATTN_SEQUENCE_H",
+    "#define TE__ATTN_SEQUENCE_H",
+    "",
+    "/* Masks and windows as two diagonals: row i sees the keys i + lo .. i + hi, which stay within -s_q - 1 .. s_kv: as good as further out. `delta`: the",
+    " * diagonal that both count from; left, right: -1 for no bound. */",
+    "TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int s_q, int s_kv, int *lo, int *hi) {",
+    "    const int beyond = s_q + s_kv + 1;",
+    "    int from = left < 0 || left > beyond ? -beyond : delta - left, to = right < 0 || right > beyond ? beyond : delta + right;",
+    "    if (causal && to > delta) to = delta;",
+    "    *lo = from < -s_q ? -s_q : from > s_kv ? s_kv : from;",
+    "    *hi = to < -s_q - 1 ? -s_q - 1 : to > s_kv ? s_kv : to;",
+    "}",
+    "",
+    "/* One sequence of a batch. s_q, s_kv, lo and hi stand for the arguments of the same names. */",
+    "typedef struct te__attn_seq {",
+    "    int s_q, s_kv, lo, hi;",
+    "    int delta;                    /* ALiBi's distance is |i + delta - j| */",
+    "    int q_end, kv_end;            /* rows that are written: those from s_q or s_kv on become 0 */",
+    "    long long q_at, kv_at;        /* the sequence's first row among those of the tensor */",
+    "    long long lse_at, lse_head;   /* lse of row i, head h: lse_at + h * lse_head + i */",
+    "    long long work_at, work_head; /* lse2 and delta likewise */",
+    "} te__attn_seq;",
+    "",
+    "/* Floats of lse2, and of delta, for one head of packed sequences: each starts at a multiple of four and has whole tiles behind it. */",
+    "TE__BOTH long long te__attn_packed_rows(int tokens, int batch) { return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4); }",
+    "",
+    "/* Sequence b's length by `cu`, cut at `longest` and at its memory; *first: its first row. `tokens`: rows of packed tensors. Kernels get",
+    " * starts that no one has checked: whatever they are, rows stay inside. */",
+    "TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b, long long *first) {",
+    "    long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;",
+    "    if (packed) {",
+    "        start = at ? at[b] : cu[b];",
+    "        start = start < 0 ? 0 : start > tokens ? tokens : start;",
+    "        if (room > tokens - start) room = tokens - start;",
+    "        if (at && room > at[b + 1] - start) room = at[b + 1] - start;",
+    "    }",
+    "    *first = start;",
+    "    if (length > room) length = room;",
+    "    return length < 0 ? 0 : (int)length;",
+    "}",
+    "",
+    "TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {",
+    "    const te__attn_extra *x = &a->x;",
+    "    te__attn_seq s;",
+    "    s.s_q = te__attn_extent(x->cu_q, x->at_q, x->t_q, x->packed_q, a->s_q, b, &s.q_at);",
+    "    s.s_kv = te__attn_extent(x->cu_kv, x->at_kv, x->t_kv, x->packed_kv, a->s_kv, b, &s.kv_at);",
+    "    s.delta = x->bottom_right ? s.s_kv - s.s_q : 0;",
+    "    te__attn_diagonals(x->left, x->right, x->causal, s.delta, s.s_q, s.s_kv, &s.lo, &s.hi);",
+    "    s.q_end = x->packed_q ? s.s_q : a->s_q;",
+    "    s.kv_end = x->packed_kv ? s.s_kv : a->s_kv;",
+    "    s.lse_head = x->packed_q ? x->t_q : a->s_q;",
+    "    s.lse_at = x->packed_q ? s.q_at : (long long)b * a->heads * a->s_q;",
+    "    s.work_head = x->packed_q ? te__attn_packed_rows(x->t_q, a->batch) : a->s_pad;",
+    "    s.work_at = x->packed_q ? (s.q_at + 3) / 4 * 4 + (long long)b * (TE__ATTN_PAD + 4) : (long long)b * a->heads * a->s_pad;",
+    "    return s;",
+    "}",
+    "",
+    "/* Key j of sequence b in a paged cache: its page, and its row there. Ids outside the cache are cut, since no one has checked them. */",
+    "TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row) {",
+    "    const int page = x->pages[(long long)b * x->pages_of_each + j / x->page_size];",
+    "    *row = j % x->page_size;",
+    "    return page < 0 ? 0 : page >= x->num_pages ? x->num_pages - 1 : page;",
+    "}",
+    "",
+    "/* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_extras. */",
+    "TE__BOTH float te__attn_slope(int heads, int h) {",
+    "    int n = 1;",
+    "    while (2 * n <= heads) n *= 2;",
+    "    return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_28[] = { /* ops/block/block.cuh */
     "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
     "#pragma once",
     "#include \"device/vector.cuh\"",
@@ -10109,7 +10305,7 @@ static const char *const te__source_27[] = { /* ops/block/block.cuh */
     "    return make_uint2(w[0], w[1]);",
     "}",
 };
-static const char *const te__source_28[] = { /* ops/block/block_dequantize.cu */
+static const char *const te__source_29[] = { /* ops/block/block_dequantize.cu */
     "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
@@ -10173,7 +10369,7 @@ static const char *const te__source_28[] = { /* ops/block/block_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/block/block_dequantize_col.cu */
+static const char *const te__source_30[] = { /* ops/block/block_dequantize_col.cu */
     "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
     "//",
     "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
@@ -10255,7 +10451,7 @@ static const char *const te__source_29[] = { /* ops/block/block_dequantize_col.c
     "    }",
     "}",
 };
-static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
+static const char *const te__source_31[] = { /* ops/block/block_quantize.cu */
     "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
     "// for each 128 x 128: scales and both copies from one read of x.",
     "//",
@@ -10448,7 +10644,7 @@ static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/block/kargs.h */
+static const char *const te__source_32[] = { /* ops/block/kargs.h */
     "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A thread block does one tile of 128 rows and 128 columns. */",
@@ -10481,7 +10677,7 @@ static const char *const te__source_31[] = { /* ops/block/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__block_dequantize_kargs;",
 };
-static const char *const te__source_32[] = { /* ops/cast/amax.cu */
+static const char *const te__source_33[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
     "// makes amax of them.",
     "//",
@@ -10550,7 +10746,7 @@ static const char *const te__source_32[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_34[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, concatenated.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -10566,7 +10762,7 @@ static const char *const te__source_33[] = { /* ops/cast/delayed_gather.cu */
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_34[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_35[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -10609,7 +10805,7 @@ static const char *const te__source_34[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_35[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_36[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Benchmark: \"dequantize e4m3\" in tests/bench/h200.csv.",
@@ -10673,7 +10869,7 @@ static const char *const te__source_35[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_37[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -10884,7 +11080,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/kargs.h */
+static const char *const te__source_38[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
@@ -10969,7 +11165,7 @@ static const char *const te__source_37[] = { /* ops/cast/kargs.h */
     "    int pad;",
     "} te__transpose_nibbles_kargs;",
 };
-static const char *const te__source_38[] = { /* ops/cast/list.cuh */
+static const char *const te__source_39[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use of the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -10986,7 +11182,7 @@ static const char *const te__source_38[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_40[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -11004,7 +11200,7 @@ static const char *const te__source_39[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_40[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_41[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -11070,7 +11266,7 @@ static const char *const te__source_40[] = { /* ops/cast/transpose_nibbles.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store(tile[i], a.dst, a.ldd, (te_i64)tile_m * 128, first_col + 64 * i, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_42[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -11147,7 +11343,7 @@ static const char *const te__source_41[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_43[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -11163,7 +11359,7 @@ static const char *const te__source_42[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_43[] = { /* ops/gemm/decode.cuh */
+static const char *const te__source_44[] = { /* ops/gemm/decode.cuh */
     "// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits, an E4M3 scale too, and bf16 has 8",
     "// and f32's exponents; only bits below 2^-133 are lost.",
     "#pragma once",
@@ -11204,7 +11400,7 @@ static const char *const te__source_43[] = { /* ops/gemm/decode.cuh */
     "    return te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_45[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -11467,7 +11663,7 @@ static const char *const te__source_44[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
+static const char *const te__source_46[] = { /* ops/gemm/epilogue_store.cuh */
     "// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -11851,7 +12047,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue_store.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_46[] = { /* ops/gemm/gemm_align.cu */
+static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "// ops/gemm/gemm_align.cu: operands whose rows have any alignment, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
     "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word",
@@ -11894,7 +12090,7 @@ static const char *const te__source_46[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_47[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.",
     "//",
     "//   codes  | 16 | 16 | .. |     A thread decodes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
@@ -11978,7 +12174,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/gemm_grouped_naive.cu */
+static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
     "// The oracle of the tensor-core kernels, and the fallback where those cannot run. naive.cuh has the tile, groups.cuh the groups.",
     "//",
@@ -11996,7 +12192,7 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_grouped_naive.cu *
     "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: TMA reads zeros beyond, and writes nothing there, and tiles need no special case.",
     "//",
@@ -12036,7 +12232,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B (128",
@@ -12902,7 +13098,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -13310,7 +13506,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and the fallback where those cannot run.",
     "// naive.cuh has the tile.",
@@ -13325,7 +13521,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_naive.cu */
     "    te_naive_tile(a, blockIdx.x);",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -13356,7 +13552,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
+static const char *const te__source_55[] = { /* ops/gemm/gemv_k.cu */
     "// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of",
     "// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.",
     "//",
@@ -13590,7 +13786,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemv_k.cu */
     "    te_gemm_finish(a, te_gemm_scale(a), SHORT_A ? other : first + line, SHORT_A ? first + line : other, all);",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/gemm/gemv_mn.cu */
+static const char *const te__source_56[] = { /* ops/gemm/gemv_mn.cu */
     "// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of",
     "// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.",
     "//",
@@ -13730,7 +13926,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemv_mn.cu */
     "    }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_57[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -13851,7 +14047,7 @@ static const char *const te__source_56[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_58[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -13980,7 +14176,7 @@ static const char *const te__source_57[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_58[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_59[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -14053,7 +14249,7 @@ static const char *const te__source_58[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14074,7 +14270,7 @@ static const char *const te__source_59[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_61[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -14134,7 +14330,7 @@ static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_62[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -14157,7 +14353,7 @@ static const char *const te__source_61[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_63[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -14241,7 +14437,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/kargs.h */
+static const char *const te__source_64[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -14285,7 +14481,7 @@ static const char *const te__source_63[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14317,7 +14513,7 @@ static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Benchmark: \"mean squared error backward\" in tests/bench/h200.csv.",
@@ -14351,7 +14547,7 @@ static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -14393,7 +14589,7 @@ static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -14409,7 +14605,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/math/axpby.cu */
+static const char *const te__source_69[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.",
     "//",
     "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
@@ -14453,7 +14649,7 @@ static const char *const te__source_68[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -14575,7 +14771,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/column_sum_short.cu */
+static const char *const te__source_71[] = { /* ops/math/column_sum_short.cu */
     "// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n], f32, for at most some thousand rows: the partial",
     "// sums that gemm_hopper and act_bwd_tile leave.",
     "//",
@@ -14615,7 +14811,7 @@ static const char *const te__source_70[] = { /* ops/math/column_sum_short.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/copy.cu */
+static const char *const te__source_72[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -14742,7 +14938,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "        if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -14824,7 +15020,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Benchmark: \"embedding forward\" in tests/bench/h200.csv.",
@@ -14859,7 +15055,7 @@ static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
@@ -14963,7 +15159,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/fill.cu */
+static const char *const te__source_76[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Benchmark: \"fill\" in tests/bench/h200.csv.",
@@ -14989,7 +15185,7 @@ static const char *const te__source_75[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/kargs.h */
+static const char *const te__source_77[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -15106,7 +15302,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_77[] = { /* ops/math/random.cu */
+static const char *const te__source_78[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Benchmark: \"normal random\" in tests/bench/h200.csv.",
@@ -15146,7 +15342,7 @@ static const char *const te__source_77[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/sum.cu */
+static const char *const te__source_79[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -15190,7 +15386,7 @@ static const char *const te__source_78[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -15208,7 +15404,7 @@ static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/math/transpose.cu */
+static const char *const te__source_81[] = { /* ops/math/transpose.cu */
     "// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -15323,7 +15519,7 @@ static const char *const te__source_80[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -15355,7 +15551,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -15399,7 +15595,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -15476,7 +15672,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -15646,7 +15842,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/norm/kargs.h */
+static const char *const te__source_86[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -15702,7 +15898,7 @@ static const char *const te__source_85[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -15722,7 +15918,7 @@ static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16039,7 +16235,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16053,7 +16249,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -16171,7 +16367,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -16307,7 +16503,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -16357,7 +16553,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -16465,7 +16661,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -16614,7 +16810,7 @@ static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -16681,7 +16877,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -16908,7 +17104,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17014,7 +17210,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17031,7 +17227,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -17158,7 +17354,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -17494,7 +17690,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/optim/adam.cu */
+static const char *const te__source_101[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -17580,7 +17776,7 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/kargs.h */
+static const char *const te__source_102[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -17644,7 +17840,7 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_103[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -17669,7 +17865,7 @@ static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_104[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -17721,7 +17917,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_105[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -17740,7 +17936,7 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_106[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17756,7 +17952,7 @@ static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_107[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -17805,7 +18001,7 @@ static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/rope/kargs.h */
+static const char *const te__source_108[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -17840,7 +18036,7 @@ static const char *const te__source_107[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_108[] = { /* ops/rope/rope.cu */
+static const char *const te__source_109[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -18027,7 +18223,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/shard/kargs.h */
+static const char *const te__source_110[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -18074,7 +18270,7 @@ static const char *const te__source_109[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_111[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -18091,7 +18287,7 @@ static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_112[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -18206,7 +18402,7 @@ static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_113[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -18334,7 +18530,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_114[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -18408,7 +18604,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_115[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -18462,7 +18658,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/stats/kargs.h */
+static const char *const te__source_116[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -18484,7 +18680,7 @@ static const char *const te__source_115[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_117[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -18562,7 +18758,7 @@ static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_118[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -18607,7 +18803,7 @@ static const char *const te__source_117[] = { /* ops/stats/quant_error_final.cu 
     "}",
 };
 static const te__source te__sources[] = {
-    {"api/enums.h", te__source_0, 86},
+    {"api/enums.h", te__source_0, 106},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 116},
     {"base/scaling.h", te__source_3, 85},
@@ -18633,98 +18829,99 @@ static const te__source te__sources[] = {
     {"ops/attn/attn_fwd_mma.cu", te__source_23, 171},
     {"ops/attn/fragments.cuh", te__source_24, 182},
     {"ops/attn/general.cuh", te__source_25, 73},
-    {"ops/attn/kargs.h", te__source_26, 39},
-    {"ops/block/block.cuh", te__source_27, 20},
-    {"ops/block/block_dequantize.cu", te__source_28, 62},
-    {"ops/block/block_dequantize_col.cu", te__source_29, 80},
-    {"ops/block/block_quantize.cu", te__source_30, 191},
-    {"ops/block/kargs.h", te__source_31, 31},
-    {"ops/cast/amax.cu", te__source_32, 67},
-    {"ops/cast/delayed_gather.cu", te__source_33, 14},
-    {"ops/cast/delayed_update.cu", te__source_34, 41},
-    {"ops/cast/fp8_dequantize.cu", te__source_35, 62},
-    {"ops/cast/fp8_quantize.cu", te__source_36, 209},
-    {"ops/cast/kargs.h", te__source_37, 83},
-    {"ops/cast/list.cuh", te__source_38, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_39, 16},
-    {"ops/cast/transpose_nibbles.cu", te__source_40, 64},
-    {"ops/dropout/dropout_add.cu", te__source_41, 75},
-    {"ops/dropout/kargs.h", te__source_42, 14},
-    {"ops/gemm/decode.cuh", te__source_43, 39},
-    {"ops/gemm/epilogue.cuh", te__source_44, 261},
-    {"ops/gemm/epilogue_store.cuh", te__source_45, 382},
-    {"ops/gemm/gemm_align.cu", te__source_46, 41},
-    {"ops/gemm/gemm_decode.cu", te__source_47, 82},
-    {"ops/gemm/gemm_grouped_naive.cu", te__source_48, 16},
-    {"ops/gemm/gemm_groups.cu", te__source_49, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_50, 864},
-    {"ops/gemm/gemm_mma.cu", te__source_51, 406},
-    {"ops/gemm/gemm_naive.cu", te__source_52, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_53, 29},
-    {"ops/gemm/gemv_k.cu", te__source_54, 232},
-    {"ops/gemm/gemv_mn.cu", te__source_55, 138},
-    {"ops/gemm/groups.cuh", te__source_56, 119},
-    {"ops/gemm/kargs.h", te__source_57, 127},
-    {"ops/gemm/naive.cuh", te__source_58, 71},
-    {"ops/gemm/shift.cuh", te__source_59, 19},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_60, 58},
-    {"ops/loss/cross_entropy_count.cu", te__source_61, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_62, 82},
-    {"ops/loss/kargs.h", te__source_63, 42},
-    {"ops/loss/loss.cuh", te__source_64, 30},
-    {"ops/loss/mse_bwd.cu", te__source_65, 32},
-    {"ops/loss/mse_fwd.cu", te__source_66, 40},
-    {"ops/loss/mse_sum.cu", te__source_67, 14},
-    {"ops/math/axpby.cu", te__source_68, 42},
-    {"ops/math/column_sum.cu", te__source_69, 120},
-    {"ops/math/column_sum_short.cu", te__source_70, 38},
-    {"ops/math/copy.cu", te__source_71, 125},
-    {"ops/math/embedding_bwd.cu", te__source_72, 80},
-    {"ops/math/embedding_fwd.cu", te__source_73, 33},
-    {"ops/math/embedding_sort.cu", te__source_74, 102},
-    {"ops/math/fill.cu", te__source_75, 24},
-    {"ops/math/kargs.h", te__source_76, 115},
-    {"ops/math/random.cu", te__source_77, 38},
-    {"ops/math/sum.cu", te__source_78, 42},
-    {"ops/math/sum_final.cu", te__source_79, 16},
-    {"ops/math/transpose.cu", te__source_80, 113},
-    {"ops/mxfp8/kargs.h", te__source_81, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_82, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_83, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_84, 168},
-    {"ops/norm/kargs.h", te__source_85, 54},
-    {"ops/norm/norm_amax.cu", te__source_86, 18},
-    {"ops/norm/norm_bwd.cu", te__source_87, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_88, 12},
-    {"ops/norm/norm_fwd.cu", te__source_89, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_90, 134},
-    {"ops/norm/norm_parts.cuh", te__source_91, 48},
-    {"ops/norm/norm_row.cuh", te__source_92, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_93, 147},
-    {"ops/nvfp4/kargs.h", te__source_94, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_95, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_96, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_97, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_98, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 334},
-    {"ops/optim/adam.cu", te__source_100, 84},
-    {"ops/optim/kargs.h", te__source_101, 62},
-    {"ops/optim/l2norm_final.cu", te__source_102, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_103, 50},
-    {"ops/optim/l2norm_tensor.cu", te__source_104, 17},
-    {"ops/optim/multi.cuh", te__source_105, 14},
-    {"ops/optim/multi_scale.cu", te__source_106, 47},
-    {"ops/rope/kargs.h", te__source_107, 33},
-    {"ops/rope/rope.cu", te__source_108, 185},
-    {"ops/shard/kargs.h", te__source_109, 45},
-    {"ops/shard/shard.cuh", te__source_110, 15},
-    {"ops/shard/shard_amax.cu", te__source_111, 113},
-    {"ops/shard/shard_cast.cu", te__source_112, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_113, 72},
-    {"ops/shard/shard_scales.cu", te__source_114, 52},
-    {"ops/stats/kargs.h", te__source_115, 20},
-    {"ops/stats/quant_error.cu", te__source_116, 76},
-    {"ops/stats/quant_error_final.cu", te__source_117, 42},
+    {"ops/attn/kargs.h", te__source_26, 71},
+    {"ops/attn/sequence.h", te__source_27, 74},
+    {"ops/block/block.cuh", te__source_28, 20},
+    {"ops/block/block_dequantize.cu", te__source_29, 62},
+    {"ops/block/block_dequantize_col.cu", te__source_30, 80},
+    {"ops/block/block_quantize.cu", te__source_31, 191},
+    {"ops/block/kargs.h", te__source_32, 31},
+    {"ops/cast/amax.cu", te__source_33, 67},
+    {"ops/cast/delayed_gather.cu", te__source_34, 14},
+    {"ops/cast/delayed_update.cu", te__source_35, 41},
+    {"ops/cast/fp8_dequantize.cu", te__source_36, 62},
+    {"ops/cast/fp8_quantize.cu", te__source_37, 209},
+    {"ops/cast/kargs.h", te__source_38, 83},
+    {"ops/cast/list.cuh", te__source_39, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_40, 16},
+    {"ops/cast/transpose_nibbles.cu", te__source_41, 64},
+    {"ops/dropout/dropout_add.cu", te__source_42, 75},
+    {"ops/dropout/kargs.h", te__source_43, 14},
+    {"ops/gemm/decode.cuh", te__source_44, 39},
+    {"ops/gemm/epilogue.cuh", te__source_45, 261},
+    {"ops/gemm/epilogue_store.cuh", te__source_46, 382},
+    {"ops/gemm/gemm_align.cu", te__source_47, 41},
+    {"ops/gemm/gemm_decode.cu", te__source_48, 82},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_50, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_51, 864},
+    {"ops/gemm/gemm_mma.cu", te__source_52, 406},
+    {"ops/gemm/gemm_naive.cu", te__source_53, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_54, 29},
+    {"ops/gemm/gemv_k.cu", te__source_55, 232},
+    {"ops/gemm/gemv_mn.cu", te__source_56, 138},
+    {"ops/gemm/groups.cuh", te__source_57, 119},
+    {"ops/gemm/kargs.h", te__source_58, 127},
+    {"ops/gemm/naive.cuh", te__source_59, 71},
+    {"ops/gemm/shift.cuh", te__source_60, 19},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_61, 58},
+    {"ops/loss/cross_entropy_count.cu", te__source_62, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_63, 82},
+    {"ops/loss/kargs.h", te__source_64, 42},
+    {"ops/loss/loss.cuh", te__source_65, 30},
+    {"ops/loss/mse_bwd.cu", te__source_66, 32},
+    {"ops/loss/mse_fwd.cu", te__source_67, 40},
+    {"ops/loss/mse_sum.cu", te__source_68, 14},
+    {"ops/math/axpby.cu", te__source_69, 42},
+    {"ops/math/column_sum.cu", te__source_70, 120},
+    {"ops/math/column_sum_short.cu", te__source_71, 38},
+    {"ops/math/copy.cu", te__source_72, 125},
+    {"ops/math/embedding_bwd.cu", te__source_73, 80},
+    {"ops/math/embedding_fwd.cu", te__source_74, 33},
+    {"ops/math/embedding_sort.cu", te__source_75, 102},
+    {"ops/math/fill.cu", te__source_76, 24},
+    {"ops/math/kargs.h", te__source_77, 115},
+    {"ops/math/random.cu", te__source_78, 38},
+    {"ops/math/sum.cu", te__source_79, 42},
+    {"ops/math/sum_final.cu", te__source_80, 16},
+    {"ops/math/transpose.cu", te__source_81, 113},
+    {"ops/mxfp8/kargs.h", te__source_82, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_83, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_84, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_85, 168},
+    {"ops/norm/kargs.h", te__source_86, 54},
+    {"ops/norm/norm_amax.cu", te__source_87, 18},
+    {"ops/norm/norm_bwd.cu", te__source_88, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_89, 12},
+    {"ops/norm/norm_fwd.cu", te__source_90, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_91, 134},
+    {"ops/norm/norm_parts.cuh", te__source_92, 48},
+    {"ops/norm/norm_row.cuh", te__source_93, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_94, 147},
+    {"ops/nvfp4/kargs.h", te__source_95, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_96, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_97, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_98, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_99, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_100, 334},
+    {"ops/optim/adam.cu", te__source_101, 84},
+    {"ops/optim/kargs.h", te__source_102, 62},
+    {"ops/optim/l2norm_final.cu", te__source_103, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_104, 50},
+    {"ops/optim/l2norm_tensor.cu", te__source_105, 17},
+    {"ops/optim/multi.cuh", te__source_106, 14},
+    {"ops/optim/multi_scale.cu", te__source_107, 47},
+    {"ops/rope/kargs.h", te__source_108, 33},
+    {"ops/rope/rope.cu", te__source_109, 185},
+    {"ops/shard/kargs.h", te__source_110, 45},
+    {"ops/shard/shard.cuh", te__source_111, 15},
+    {"ops/shard/shard_amax.cu", te__source_112, 113},
+    {"ops/shard/shard_cast.cu", te__source_113, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_114, 72},
+    {"ops/shard/shard_scales.cu", te__source_115, 52},
+    {"ops/stats/kargs.h", te__source_116, 20},
+    {"ops/stats/quant_error.cu", te__source_117, 76},
+    {"ops/stats/quant_error_final.cu", te__source_118, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -24975,18 +25172,24 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
+/* Channels, the last dimension, are adjacent. */
+static te_result te__want_channels(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    const int last = x->ndim - 1;
+    int i;
+    if (x->shape[last] > 1 && x->stride[last] != 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
+                        op, name, te__shape_text(x, text), (long long)x->stride[last]);
+    for (i = 0; i <= last; i++)
+        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
+    return TE_OK;
+}
 /* [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
 static te_result te__want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
-    int i;
     if (x->ndim != 4)
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
-    if (x->shape[3] > 1 && x->stride[3] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
-                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
-    for (i = 0; i < 4; i++)
-        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
-    return TE_OK;
+    return te__want_channels(te, op, name, x);
 }
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
@@ -25144,14 +25347,22 @@ enum {
         T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
+#define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
+    T(extras.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(extras.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
+        T(extras.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(extras.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
+        T(extras.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(extras.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
+        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                          \
+        T(extras.page_table, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
-        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)              \
+        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
 #define TE__ARGS_attn_bwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
-        T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+        T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
+        T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
 #define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
         T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
@@ -25203,7 +25414,7 @@ typedef struct te__arg {
     uint32_t stride, flags;
     te__span span; /* te__args_check: of the tensor that it looks at */
 } te__arg;
-enum { TE__MAX_ARGS = 12 };
+enum { TE__MAX_ARGS = 24 };
 typedef struct te__args {
     te_op op;
     int n;
@@ -32454,11 +32665,42 @@ typedef struct te__attn_view {
     int dt;            /* te_dtype */
 } te__attn_view;
 
+/* A tensor over [batch, heads, s_q, s_kv] that is added to the scores, or masks them; strides of 0 repeat it. */
+typedef struct te__attn_table {
+    void *p;               /* NULL: none */
+    long long b, h, i, j;  /* elements */
+    int dt;                /* te_dtype */
+} te__attn_table;
+
+/* te_attn_extras: all that plain attention does not have. */
+typedef struct te__attn_extra {
+    int on;                    /* any of it */
+    int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */
+    int left, right;           /* the window; -1: no bound */
+    int packed_q, packed_kv;   /* sequences lie one behind the other */
+    int t_q, t_kv;             /* packed: rows of q, of k and v */
+    const int *cu_q, *cu_kv;   /* [batch + 1], lengths; NULL: s_q and s_kv */
+    const int *at_q, *at_kv;   /* [batch + 1], packed: where sequences lie; NULL: cu_q, cu_kv */
+    const int *pages;          /* [batch, pages_of_each]; NULL: keys are not paged */
+    int page_size, num_pages, pages_of_each;
+    te__attn_table bias, mask; /* mask: u8 */
+    float bias_scale;          /* of B in the scores, and of dS in dB */
+    int alibi;
+    const float *slopes; /* NULL: te__attn_slope */
+    int slopes_b;        /* from one sequence to the next */
+    int softmax;         /* te_softmax_type */
+    const float *sink;   /* [heads], TE_SOFTMAX_LEARNABLE */
+    float *max_logit;    /* [heads], or NULL */
+    te__attn_table dbias;
+    int dbias_b, dbias_h, dbias_i; /* its sizes, each 1 or all */
+    float *dsink;                  /* [heads], or NULL */
+} te__attn_extra;
+
 /* The arguments of all attention kernels; each reads a part of them. */
 typedef struct te__attn_kargs {
     te__attn_view q, k, v, o, d_o, dq, dk, dv;
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */
-    float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu */
+    float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu; packed: te__attn_seq */
     int batch, heads, groups;
     int s_q, s_kv, s_pad; /* s_pad: s_q rounded up to TE__ATTN_PAD */
     int d, d_v;           /* channels of q and k, of v and o */
@@ -32467,6 +32709,7 @@ typedef struct te__attn_kargs {
     float dropout_p, keep_scale; /* 1 / (1 - p) */
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
+    te__attn_extra x;
 } te__attn_kargs;
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
@@ -32483,61 +32726,284 @@ typedef struct te__attn_kargs {
 
 #endif
 
+/* ==== ops/attn/sequence.h ======================================================================================= */
+
+/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, and ALiBi's slopes. Read by the host and by kernels: knows the arguments
+ * (kargs.h), no tensors and no tiles. */
+#ifndef TE__ATTN_SEQUENCE_H
+#define TE__ATTN_SEQUENCE_H
+
+/* Masks and windows as two diagonals: row i sees the keys i + lo .. i + hi, which stay within -s_q - 1 .. s_kv: as good as further out. `delta`: the
+ * diagonal that both count from; left, right: -1 for no bound. */
+TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int s_q, int s_kv, int *lo, int *hi) {
+    const int beyond = s_q + s_kv + 1;
+    int from = left < 0 || left > beyond ? -beyond : delta - left, to = right < 0 || right > beyond ? beyond : delta + right;
+    if (causal && to > delta) to = delta;
+    *lo = from < -s_q ? -s_q : from > s_kv ? s_kv : from;
+    *hi = to < -s_q - 1 ? -s_q - 1 : to > s_kv ? s_kv : to;
+}
+
+/* One sequence of a batch. s_q, s_kv, lo and hi stand for the arguments of the same names. */
+typedef struct te__attn_seq {
+    int s_q, s_kv, lo, hi;
+    int delta;                    /* ALiBi's distance is |i + delta - j| */
+    int q_end, kv_end;            /* rows that are written: those from s_q or s_kv on become 0 */
+    long long q_at, kv_at;        /* the sequence's first row among those of the tensor */
+    long long lse_at, lse_head;   /* lse of row i, head h: lse_at + h * lse_head + i */
+    long long work_at, work_head; /* lse2 and delta likewise */
+} te__attn_seq;
+
+/* Floats of lse2, and of delta, for one head of packed sequences: each starts at a multiple of four and has whole tiles behind it. */
+TE__BOTH long long te__attn_packed_rows(int tokens, int batch) { return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4); }
+
+/* Sequence b's length by `cu`, cut at `longest` and at its memory; *first: its first row. `tokens`: rows of packed tensors. Kernels get
+ * starts that no one has checked: whatever they are, rows stay inside. */
+TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b, long long *first) {
+    long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;
+    if (packed) {
+        start = at ? at[b] : cu[b];
+        start = start < 0 ? 0 : start > tokens ? tokens : start;
+        if (room > tokens - start) room = tokens - start;
+        if (at && room > at[b + 1] - start) room = at[b + 1] - start;
+    }
+    *first = start;
+    if (length > room) length = room;
+    return length < 0 ? 0 : (int)length;
+}
+
+TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
+    const te__attn_extra *x = &a->x;
+    te__attn_seq s;
+    s.s_q = te__attn_extent(x->cu_q, x->at_q, x->t_q, x->packed_q, a->s_q, b, &s.q_at);
+    s.s_kv = te__attn_extent(x->cu_kv, x->at_kv, x->t_kv, x->packed_kv, a->s_kv, b, &s.kv_at);
+    s.delta = x->bottom_right ? s.s_kv - s.s_q : 0;
+    te__attn_diagonals(x->left, x->right, x->causal, s.delta, s.s_q, s.s_kv, &s.lo, &s.hi);
+    s.q_end = x->packed_q ? s.s_q : a->s_q;
+    s.kv_end = x->packed_kv ? s.s_kv : a->s_kv;
+    s.lse_head = x->packed_q ? x->t_q : a->s_q;
+    s.lse_at = x->packed_q ? s.q_at : (long long)b * a->heads * a->s_q;
+    s.work_head = x->packed_q ? te__attn_packed_rows(x->t_q, a->batch) : a->s_pad;
+    s.work_at = x->packed_q ? (s.q_at + 3) / 4 * 4 + (long long)b * (TE__ATTN_PAD + 4) : (long long)b * a->heads * a->s_pad;
+    return s;
+}
+
+/* Key j of sequence b in a paged cache: its page, and its row there. Ids outside the cache are cut, since no one has checked them. */
+TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row) {
+    const int page = x->pages[(long long)b * x->pages_of_each + j / x->page_size];
+    *row = j % x->page_size;
+    return page < 0 ? 0 : page >= x->num_pages ? x->num_pages - 1 : page;
+}
+
+/* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_extras. */
+TE__BOTH float te__attn_slope(int heads, int h) {
+    int n = 1;
+    while (2 * n <= heads) n *= 2;
+    return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);
+}
+
+#endif
+
 /* ==== ops/attn/op.c ============================================================================================= */
 
 /* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
  * Knows tensors; must not know which backend runs. */
 
+static bool te__attn_pads(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT; }
+static bool te__attn_is_causal(te_attn_mask mask) {
+    return mask != TE_MASK_NONE && mask != TE_MASK_PADDING && mask != TE_MASK_ARBITRARY;
+}
+
+/* ---- sizes ---- */
+
+/* How k and v lie. Pages are [pages, page_size, G, d]: [b, s, G, d] with pages for sequences. */
+static te_qkv_format te__attn_kv_format(const te_op_attn_fwd_args *a) {
+    return a->extras.kv_bshd || a->extras.page_table ? TE_BSHD : a->format;
+}
+static int te__attn_seq_dim(te_qkv_format format) { return format == TE_BSHD ? 1 : 0; }
+
+/* Of tensors with the right number of dimensions. */
+typedef struct te__attn_sizes {
+    int64_t b, heads, groups, d, d_v;
+    int64_t s_q, s_kv;             /* of the longest sequence */
+    int64_t rows_q, rows_kv;       /* along q's, and k's, sequence dimension */
+    int64_t kv_b;                  /* sequences, or pages, of k */
+    bool packed_q, packed_kv, paged;
+} te__attn_sizes;
+
+static te__attn_sizes te__attn_sizes_of(const te_op_attn_fwd_args *a) {
+    const te_qkv_format kv = te__attn_kv_format(a);
+    const te_attn_extras *x = &a->extras;
+    te__attn_sizes s = TE_ZERO;
+    s.packed_q = a->format == TE_THD;
+    s.packed_kv = kv == TE_THD;
+    s.paged = x->page_table != NULL;
+    s.rows_q = a->q->shape[te__attn_seq_dim(a->format)];
+    s.rows_kv = a->k->shape[te__attn_seq_dim(kv)];
+    s.b = s.packed_q ? te__numel(x->cu_seqlens_q) - 1 : a->q->shape[1 - te__attn_seq_dim(a->format)];
+    s.kv_b = s.packed_kv ? s.b : a->k->shape[1 - te__attn_seq_dim(kv)];
+    s.s_q = s.packed_q && x->max_seqlen_q ? x->max_seqlen_q : s.rows_q;
+    s.s_kv = s.paged ? (s.kv_b ? x->page_table->shape[1] * s.rows_kv : 0) : s.packed_kv && x->max_seqlen_kv ? x->max_seqlen_kv : s.rows_kv;
+    s.heads = a->q->shape[a->q->ndim - 2];
+    s.groups = a->k->shape[a->k->ndim - 2];
+    s.d = a->q->shape[a->q->ndim - 1];
+    s.d_v = a->v->shape[a->v->ndim - 1];
+    return s;
+}
+
+/* ---- checks ---- */
+
+static te_result te__attn_want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format) {
+    char text[TE__SHAPE_TEXT];
+    if (format != TE_THD) return te__want_heads(te, op, name, x);
+    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [tokens, heads, d] is needed with TE_THD", op, name, te__shape_text(x, text));
+    return te__want_channels(te, op, name, x);
+}
+
 /* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format, int64_t s, int64_t b,
                                      int64_t heads, int64_t d, const char *like) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
+    const int at = te__attn_seq_dim(format), ndim = format == TE_THD ? 3 : 4;
     int64_t shape[4];
-    te_result r = te__want_heads(te, op, name, x);
+    te_result r = te__attn_want_heads(te, op, name, x, format);
     if (r != TE_OK) return r;
-    shape[0] = format == TE_BSHD ? b : s;
-    shape[1] = format == TE_BSHD ? s : b;
-    shape[2] = heads;
-    shape[3] = d;
-    if (memcmp(shape, x->shape, sizeof(shape)) == 0) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(4, shape, want));
+    shape[1 - at] = b;
+    shape[at] = s;
+    shape[ndim - 2] = heads;
+    shape[ndim - 1] = d;
+    if (memcmp(shape, x->shape, (size_t)ndim * sizeof(int64_t)) == 0) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(ndim, shape, want));
+}
+
+/* x goes with one choice of an option, and must be there; with others it must not. */
+static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted, const char *with) {
+    if (!x == !wanted) return TE_OK;
+    return x ? te__fail(te, TE_ERR_INVALID, "%s: extras.%s belongs to %s, which is not what was asked for; leave it NULL", op, name, with)
+             : te__fail(te, TE_ERR_STATE, "%s: extras.%s is NULL; %s needs it", op, name, with);
+}
+
+/* x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]; `whole`: the last is s_kv. */
+static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x, const te__attn_sizes *s, bool whole) {
+    char text[TE__SHAPE_TEXT];
+    int64_t full[4];
+    bool fits = x->ndim == 4;
+    int i;
+    full[0] = s->b;
+    full[1] = s->heads;
+    full[2] = s->s_q;
+    full[3] = s->s_kv;
+    for (i = 0; fits && i < 4; i++) fits = x->shape[i] == full[i] || (x->shape[i] == 1 && !(whole && i == 3));
+    if (fits) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: extras.%s is %s; [%lld or 1, %lld or 1, %lld or 1, %lld%s] is needed", op, name, te__shape_text(x, text),
+                    (long long)full[0], (long long)full[1], (long long)full[2], (long long)full[3], whole ? "" : " or 1");
+}
+
+/* Before sizes are known: options that say which tensors there are. Fills defaults. */
+static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
+    static const char padding[] = "a padding mask";
+    te_attn_extras *x = &a->extras;
+    bool pads;
+    te_result r = TE_OK;
+    char text[TE__SHAPE_TEXT];
+    if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
+    if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_ARBITRARY)
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)a->mask);
+    if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
+    pads = te__attn_pads(a->mask);
+    if (a->format == TE_THD && !pads)
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d with TE_THD; packed sequences need a padding mask (%d to %d)", op, (int)a->mask, (int)TE_MASK_PADDING,
+                        (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+    r = te__attn_want_with(te, op, "cu_seqlens_q", x->cu_seqlens_q, pads, padding);
+    if (r == TE_OK) r = te__attn_want_with(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, pads, padding);
+    if (r == TE_OK && x->cu_seqlens_q_padded) r = te__attn_want_with(te, op, "cu_seqlens_q_padded", x->cu_seqlens_q_padded, a->format == TE_THD, "TE_THD");
+    if (r == TE_OK && x->cu_seqlens_kv_padded)
+        r = te__attn_want_with(te, op, "cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, te__attn_kv_format(a) == TE_THD, "packed keys");
+    if (r == TE_OK) r = te__attn_want_with(te, op, "attention_mask", x->attention_mask, a->mask == TE_MASK_ARBITRARY, "TE_MASK_ARBITRARY");
+    if (r == TE_OK && x->page_table) r = te__attn_want_with(te, op, "page_table", x->page_table, pads, padding);
+    if (r != TE_OK) return r;
+    if ((int)x->bottom_right_diagonal < (int)TE_DEFAULT || (int)x->bottom_right_diagonal > (int)TE_OFF)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.bottom_right_diagonal is %d; see te_switch", op, (int)x->bottom_right_diagonal);
+    if (a->mask == TE_MASK_CAUSAL || a->mask == TE_MASK_PADDING_CAUSAL)
+        x->bottom_right_diagonal = TE_OFF;
+    else if (te__attn_is_causal(a->mask) || x->bottom_right_diagonal == TE_DEFAULT)
+        x->bottom_right_diagonal = TE_ON;
+    if ((int)x->core_attention_bias_type < (int)TE_ATTN_BIAS_NONE || (int)x->core_attention_bias_type > (int)TE_ATTN_BIAS_ALIBI)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.core_attention_bias_type is %d; see te_attn_bias", op, (int)x->core_attention_bias_type);
+    if ((int)x->softmax_type < (int)TE_SOFTMAX_VANILLA || (int)x->softmax_type > (int)TE_SOFTMAX_LEARNABLE)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.softmax_type is %d; see te_softmax_type", op, (int)x->softmax_type);
+    r = te__attn_want_with(te, op, "core_attention_bias", x->core_attention_bias,
+                           x->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE || x->core_attention_bias_type == TE_ATTN_BIAS_POST_SCALE,
+                           "TE_ATTN_BIAS_PRE_SCALE or TE_ATTN_BIAS_POST_SCALE");
+    if (r == TE_OK && x->alibi_slopes)
+        r = te__attn_want_with(te, op, "alibi_slopes", x->alibi_slopes, x->core_attention_bias_type == TE_ATTN_BIAS_ALIBI, "TE_ATTN_BIAS_ALIBI");
+    if (r == TE_OK) r = te__attn_want_with(te, op, "softmax_offset", x->softmax_offset, x->softmax_type == TE_SOFTMAX_LEARNABLE, "TE_SOFTMAX_LEARNABLE");
+    if (r != TE_OK) return r;
+    if (x->max_seqlen_q < 0 || x->max_seqlen_q > 1 << 28 || x->max_seqlen_kv < 0 || x->max_seqlen_kv > 1 << 28)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
+                        (long long)x->max_seqlen_kv);
+    if (x->cu_seqlens_q && te__numel(x->cu_seqlens_q) < 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
+    if (x->page_table && x->page_table->ndim != 2)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.page_table is %s; [b, pages of each sequence] is needed", op, te__shape_text(x->page_table, text));
+    return TE_OK;
+}
+
+/* The shapes of extras. */
+static te_result te__attn_check_extras(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
+    const te_attn_extras *x = &a->extras;
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want_numel(te, op, "extras.cu_seqlens_q", x->cu_seqlens_q, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv", x->cu_seqlens_kv, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_q_padded", x->cu_seqlens_q_padded, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, s->b + 1);
+    if (r == TE_OK && x->attention_mask) r = te__attn_want_table(te, op, "attention_mask", x->attention_mask, s, false);
+    if (r == TE_OK && x->core_attention_bias) r = te__attn_want_table(te, op, "core_attention_bias", x->core_attention_bias, s, true);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.softmax_offset", x->softmax_offset, s->heads);
+    if (r == TE_OK) r = te__want_numel(te, op, "max_logit", a->max_logit, s->heads);
+    if (r != TE_OK) return r;
+    if (x->alibi_slopes && te__numel(x->alibi_slopes) != s->heads && te__numel(x->alibi_slopes) != s->b * s->heads)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.alibi_slopes is %s; [%lld] or [%lld, %lld] is needed", op, te__shape_text(x->alibi_slopes, text),
+                        (long long)s->heads, (long long)s->b, (long long)s->heads);
+    if (x->page_table && x->page_table->shape[0] != s->b)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.page_table is %s and q has %lld sequences; a row for each is needed", op, te__shape_text(x->page_table, text),
+                        (long long)s->b);
+    if (s->s_kv > 1 << 28)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: extras.page_table has room for %lld keys; at most 2^28 are possible", op, (long long)s->s_kv);
+    return TE_OK;
 }
 
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
-    const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
-    int64_t b, heads, s_q, s_kv;
-    te_result r = te__want_heads(te, op, "q", a->q);
-    if (r == TE_OK) r = te__want_heads(te, op, "k", a->k);
-    if (r == TE_OK) r = te__want_heads(te, op, "v", a->v);
-    if (r == TE_OK) r = te__want_format(te, op, a->format);
+    te__attn_sizes s;
+    te_qkv_format kv;
+    te_result r = te__attn_check_options(te, op, a);
     if (r != TE_OK) return r;
-    s_q = a->q->shape[seq];
-    s_kv = a->k->shape[seq];
-    b = a->q->shape[1 - seq];
-    heads = a->q->shape[2];
-    if (a->k->shape[1 - seq] != b || a->k->shape[3] != a->q->shape[3])
+    kv = te__attn_kv_format(a);
+    r = te__attn_want_heads(te, op, "q", a->q, a->format);
+    if (r == TE_OK) r = te__attn_want_heads(te, op, "k", a->k, kv);
+    if (r == TE_OK) r = te__attn_want_heads(te, op, "v", a->v, kv);
+    if (r != TE_OK) return r;
+    s = te__attn_sizes_of(a);
+    if ((!s.paged && s.kv_b != s.b) || a->k->shape[a->k->ndim - 1] != s.d)
         return te__fail(te, TE_ERR_SHAPE, "%s: q is %s and k is %s; batch and head size must be equal", op, te__shape_text(a->q, qt), te__shape_text(a->k, kt));
-    if (a->k->shape[2] == 0 ? heads != 0 : heads % a->k->shape[2] != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: q has %lld heads and k has %lld; the second must divide the first", op, (long long)heads,
-                        (long long)a->k->shape[2]);
-    r = te__attn_want_shape(te, op, "v", a->v, a->format, s_kv, b, a->k->shape[2], a->v->shape[3], "k");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "o", a->o, a->format, s_q, b, heads, a->v->shape[3], "q and v");
+    if (s.groups == 0 ? s.heads != 0 : s.heads % s.groups != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: q has %lld heads and k has %lld; the second must divide the first", op, (long long)s.heads, (long long)s.groups);
+    r = te__attn_want_shape(te, op, "v", a->v, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "k");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "o", a->o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
     if (r != TE_OK) return r;
-    if (a->q->shape[3] < 1 || a->q->shape[3] > TE__ATTN_MAX_D || a->v->shape[3] < 1 || a->v->shape[3] > TE__ATTN_MAX_D)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)a->q->shape[3],
-                        (long long)a->v->shape[3], TE__ATTN_MAX_D);
-    r = te__want_numel(te, op, "lse", a->lse, b * heads * s_q);
+    if (s.d < 1 || s.d > TE__ATTN_MAX_D || s.d_v < 1 || s.d_v > TE__ATTN_MAX_D)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)s.d, (long long)s.d_v,
+                        TE__ATTN_MAX_D);
+    r = te__want_numel(te, op, "lse", a->lse, s.packed_q ? s.heads * s.rows_q : s.b * s.heads * s.s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
+    if (r == TE_OK) r = te__attn_check_extras(te, op, a, &s);
     if (r != TE_OK) return r;
-    if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
-    if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_CAUSAL_BOTTOM_RIGHT)
-        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)a->mask);
     if (!a->window.on) a->window.left = a->window.right = -1;
     if (a->window.left < -1 || a->window.right < -1)
         return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->window.left,
                         (long long)a->window.right);
-    if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)a->q->shape[3]));
+    if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)s.d));
     if (!(a->dropout_p >= 0.0f && a->dropout_p <= 1.0f))
         return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->dropout_p);
     return TE_OK;
@@ -32563,31 +33029,61 @@ static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     f.seed = a->seed;
     f.offset = a->offset;
     f.rng = a->rng;
+    f.extras = a->extras;
     return f;
 }
 
 static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     const char *op = "attn_bwd";
-    const int seq = a->format == TE_BSHD ? 1 : 0;
     te_op_attn_fwd_args f = te__attn_forward_of(a);
     te_result r = te__attn_check(te, op, &f);
-    int64_t b, s_q, s_kv, heads, groups, d, d_v;
+    te__attn_sizes s;
+    te_qkv_format kv;
     if (r != TE_OK) return r;
     a->mask = f.mask;
     a->window = f.window;
     a->softmax_scale = f.softmax_scale;
-    b = a->q->shape[1 - seq];
-    s_q = a->q->shape[seq];
-    s_kv = a->k->shape[seq];
-    heads = a->q->shape[2];
-    groups = a->k->shape[2];
-    d = a->q->shape[3];
-    d_v = a->v->shape[3];
-    r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s_q, b, heads, d_v, "q and v");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s_q, b, heads, d, "q");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, a->format, s_kv, b, groups, d, "k");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, a->format, s_kv, b, groups, d_v, "v");
-    return r;
+    a->extras = f.extras;
+    if (a->extras.page_table)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (extras.page_table) are for inference and have no gradients; pass contiguous k and v", op);
+    s = te__attn_sizes_of(&f);
+    kv = te__attn_kv_format(&f);
+    r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s.rows_q, s.b, s.heads, s.d, "q");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, kv, s.rows_kv, s.kv_b, s.groups, s.d, "k");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "v");
+    if (r == TE_OK && a->dbias && !a->extras.core_attention_bias)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dbias is given and extras.core_attention_bias is NULL; there is no bias to have a gradient", op);
+    if (r == TE_OK && a->dbias) r = te__want_same(te, op, "dbias", a->dbias, "extras.core_attention_bias", a->extras.core_attention_bias);
+    if (r == TE_OK && a->dsoftmax_offset && !a->extras.softmax_offset)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dsoftmax_offset is given and extras.softmax_offset is NULL; there is no offset to have a gradient", op);
+    return r == TE_OK ? te__want_numel(te, op, "dsoftmax_offset", a->dsoftmax_offset, s.heads) : r;
+}
+
+/* Starts in host memory, where they can be read: they ascend, and no sequence is longer, or lies further back, than there are rows. */
+static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const te_tensor *cu, const te_tensor *padded, bool packed, int64_t rows) {
+    const int32_t *at = (const int32_t *)te__data(cu), *start = (const int32_t *)te__data(padded ? padded : cu);
+    int64_t i, b = cu ? te__numel(cu) - 1 : 0;
+    for (i = 0; i < b; i++) {
+        const int64_t length = (int64_t)at[i + 1] - at[i], first = packed ? start[i] : 0;
+        if (length < 0)
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
+                            (long long)i + 1, (int)at[i + 1]);
+        if (first < 0 || first + length > rows)
+            return te__fail(te, TE_ERR_INVALID, "%s: by extras.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
+                            packed && padded ? "_padded" : "", (long long)i, (long long)first, (long long)(first + length) - 1, (long long)rows);
+        if (packed && padded && first + length > start[i + 1])
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.%s has %lld rows for sequence %lld, and extras.%s_padded has %d for it", op, name, (long long)length,
+                            (long long)i, name, (int)(start[i + 1] - start[i]));
+    }
+    return TE_OK;
+}
+static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
+    const te_attn_extras *x = &a->extras;
+    const te__attn_sizes s = te__attn_sizes_of(a);
+    te_result r = te__attn_check_starts(te, op, "cu_seqlens_q", x->cu_seqlens_q, x->cu_seqlens_q_padded, s.packed_q, s.rows_q);
+    if (r != TE_OK) return r;
+    return te__attn_check_starts(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, x->cu_seqlens_kv_padded, s.packed_kv, s.packed_kv ? s.rows_kv : s.s_kv);
 }
 
 /* ---- the problem ---- */
@@ -32595,37 +33091,81 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
 static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) {
     te__attn_view v = TE_ZERO;
     v.p = te__data(x);
-    v.s = x->stride[format == TE_BSHD ? 1 : 0];
-    v.b = x->stride[format == TE_BSHD ? 0 : 1];
-    v.h = x->stride[2];
+    v.s = x->stride[te__attn_seq_dim(format)];
+    v.b = format == TE_THD ? 0 : x->stride[1 - te__attn_seq_dim(format)];
+    v.h = x->stride[x->ndim - 2];
     v.dt = (int)x->dtype;
     return v;
 }
 
-/* Checked args. Masks and windows become two diagonals; lo and hi stay within -s_q - 1 .. s_kv, which is as good as further out. */
+static te__attn_table te__attn_table_of(const te_tensor *x) {
+    te__attn_table t = TE_ZERO;
+    if (!x) return t;
+    t.p = te__data(x);
+    t.b = x->shape[0] == 1 ? 0 : x->stride[0];
+    t.h = x->shape[1] == 1 ? 0 : x->stride[1];
+    t.i = x->shape[2] == 1 ? 0 : x->stride[2];
+    t.j = x->shape[3] == 1 ? 0 : x->stride[3];
+    t.dt = (int)x->dtype;
+    return t;
+}
+
+static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
+    const te_attn_extras *in = &a->extras;
+    const int64_t beyond = s->s_q + s->s_kv + 1;
+    te__attn_extra x = TE_ZERO;
+    x.causal = te__attn_is_causal(a->mask);
+    x.bottom_right = in->bottom_right_diagonal == TE_ON;
+    x.left = (int)te__min(a->window.left, beyond);
+    x.right = (int)te__min(a->window.right, beyond);
+    x.packed_q = s->packed_q;
+    x.packed_kv = s->packed_kv;
+    x.t_q = (int)s->rows_q;
+    x.t_kv = (int)s->rows_kv;
+    x.cu_q = (const int *)te__data(in->cu_seqlens_q);
+    x.cu_kv = (const int *)te__data(in->cu_seqlens_kv);
+    x.at_q = (const int *)te__data(in->cu_seqlens_q_padded);
+    x.at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
+    if (s->paged) {
+        x.pages = (const int *)te__data(in->page_table);
+        x.page_size = (int)s->rows_kv;
+        x.num_pages = (int)s->kv_b;
+        x.pages_of_each = (int)in->page_table->shape[1];
+    }
+    x.bias = te__attn_table_of(in->core_attention_bias);
+    x.mask = te__attn_table_of(in->attention_mask);
+    x.bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? a->softmax_scale : 1.0f;
+    x.alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
+    x.slopes = (const float *)te__data(in->alibi_slopes);
+    x.slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
+    x.softmax = (int)in->softmax_type;
+    x.sink = (const float *)te__data(in->softmax_offset);
+    x.max_logit = (float *)te__data(a->max_logit);
+    x.on = te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
+           a->max_logit;
+    return x;
+}
+
+/* Checked args. */
 static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
-    const int seq = a->format == TE_BSHD ? 1 : 0;
-    const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], beyond = s_q + s_kv + 1;
-    const int64_t diagonal = a->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? s_kv - s_q : 0;
-    int64_t lo = a->window.left < 0 || a->window.left > beyond ? -beyond : diagonal - a->window.left;
-    int64_t hi = a->window.right < 0 || a->window.right > beyond ? beyond : diagonal + a->window.right;
+    const te__attn_sizes s = te__attn_sizes_of(a);
+    const te_qkv_format kv = te__attn_kv_format(a);
     te__attn_kargs k = TE_ZERO;
-    if (a->mask != TE_MASK_NONE) hi = te__min(hi, diagonal);
     k.q = te__attn_view_of(a->q, a->format);
-    k.k = te__attn_view_of(a->k, a->format);
-    k.v = te__attn_view_of(a->v, a->format);
+    k.k = te__attn_view_of(a->k, kv);
+    k.v = te__attn_view_of(a->v, kv);
     k.o = te__attn_view_of(a->o, a->format);
     k.lse = (float *)te__data(a->lse);
-    k.batch = (int)a->q->shape[1 - seq];
-    k.heads = (int)a->q->shape[2];
-    k.groups = (int)a->k->shape[2];
-    k.s_q = (int)s_q;
-    k.s_kv = (int)s_kv;
-    k.s_pad = (int)te__round_up(s_q, TE__ATTN_PAD);
-    k.d = (int)a->q->shape[3];
-    k.d_v = (int)a->v->shape[3];
-    k.lo = (int)te__max(-s_q, te__min(lo, s_kv));
-    k.hi = (int)te__max(-s_q - 1, te__min(hi, s_kv));
+    k.batch = (int)s.b;
+    k.heads = (int)s.heads;
+    k.groups = (int)s.groups;
+    k.s_q = (int)s.s_q;
+    k.s_kv = (int)s.s_kv;
+    k.s_pad = (int)te__round_up(s.s_q, TE__ATTN_PAD);
+    k.d = (int)s.d;
+    k.d_v = (int)s.d_v;
+    k.x = te__attn_extra_of(a, &s);
+    te__attn_diagonals(k.x.left, k.x.right, k.x.causal, k.x.bottom_right ? k.s_kv - k.s_q : 0, k.s_q, k.s_kv, &k.lo, &k.hi);
     k.scale = a->softmax_scale;
     k.scale2 = (float)(a->softmax_scale * 1.4426950408889634);
     k.dropout_p = a->dropout_p;
@@ -32638,10 +33178,18 @@ static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
 static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
     te_op_attn_fwd_args f = te__attn_forward_of(a);
     te__attn_kargs k = te__attn_problem(&f);
+    const te_qkv_format kv = te__attn_kv_format(&f);
     k.d_o = te__attn_view_of(a->d_o, a->format);
     k.dq = te__attn_view_of(a->dq, a->format);
-    k.dk = te__attn_view_of(a->dk, a->format);
-    k.dv = te__attn_view_of(a->dv, a->format);
+    k.dk = te__attn_view_of(a->dk, kv);
+    k.dv = te__attn_view_of(a->dv, kv);
+    if (a->dbias) {
+        k.x.dbias = te__attn_table_of(a->dbias);
+        k.x.dbias_b = (int)a->dbias->shape[0];
+        k.x.dbias_h = (int)a->dbias->shape[1];
+        k.x.dbias_i = (int)a->dbias->shape[2];
+    }
+    k.x.dsink = (float *)te__data(a->dsoftmax_offset);
     return k;
 }
 
@@ -32652,6 +33200,8 @@ static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
+ *   With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
+ *   da = - sum_i e^(a - lse_i) D_i.
  *
  * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
  * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
@@ -32718,6 +33268,8 @@ typedef struct te__attn_scratch {
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
     float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
+    double *db;             /* [BLOCK, keys]: dB of a block */
+    float *top;             /* [heads]: the largest scores so far */
 } te__attn_scratch;
 
 typedef struct te__attn_work {
@@ -32725,7 +33277,8 @@ typedef struct te__attn_work {
     int64_t keys, d, d_v; /* rounded up */
     int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
-    bool backward;
+    bool backward, table; /* table: the pass that makes dB alone */
+    double *dsink;        /* [batch, heads] */
     char *memory;
     int64_t bytes; /* of one worker */
 } te__attn_work;
@@ -32745,10 +33298,17 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->q = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->q_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->s = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
-    if (!w->backward) return used;
+    if (!w->backward) {
+        s->top = (float *)te__attn_take(memory, &used, w->a.heads * size);
+        return used;
+    }
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    if (w->table) {
+        s->db = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->keys * 2 * size);
+        return used;
+    }
     s->dk = (double *)te__attn_take(memory, &used, w->keys * w->d * 2 * size);
     s->dv = (double *)te__attn_take(memory, &used, w->keys * w->d_v * 2 * size);
     return used;
@@ -32766,6 +33326,23 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
         memset(out + i * padded + d, 0, (size_t)(padded - d) * sizeof(float));
     }
     memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
+}
+
+/* All keys of a sequence, from x: k or v. */
+static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d, int64_t padded,
+                               float *out) {
+    int64_t j, n;
+    int row;
+    if (!a->x.pages) {
+        te__attn_load(x, b, g, seq->kv_at, seq->s_kv, rows, d, padded, out);
+        return;
+    }
+    for (j = 0; j < seq->s_kv; j += n) { /* a page at a time */
+        const int64_t page = te__attn_page(&a->x, (int)b, (int)j, &row);
+        n = te__min(a->x.page_size, seq->s_kv - j);
+        te__attn_load(x, page, g, row, n, n, d, padded, out + j * padded);
+    }
+    memset(out + seq->s_kv * padded, 0, (size_t)((rows - seq->s_kv) * padded) * sizeof(float));
 }
 
 /* A block of query rows, and the same turned around. */
@@ -32786,19 +33363,22 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* 32 query rows of one head, and the keys begin .. end - 1 that any of them sees. */
+/* Query rows of one head, 32 or those that are left: `n` that attend, and `rows` that are written. And the keys begin .. end - 1 that any of them sees. */
 typedef struct te__attn_block {
-    int64_t b, h, first, n, begin, end;
+    const te__attn_seq *seq;
+    int64_t b, h, first, n, rows, begin, end;
 } te__attn_block;
 
-static te__attn_block te__attn_block_of(const te__attn_kargs *a, int64_t b, int64_t h, int64_t first) {
+static te__attn_block te__attn_block_of(const te__attn_seq *seq, int64_t b, int64_t h, int64_t first) {
     te__attn_block block;
+    block.seq = seq;
     block.b = b;
     block.h = h;
     block.first = first;
-    block.n = te__min(TE__ATTN_BLOCK, a->s_q - first);
-    block.begin = te__max(0, first + a->lo) / TE__ATTN_QUAD * TE__ATTN_QUAD;
-    block.end = te__min(a->s_kv, first + block.n + a->hi);
+    block.n = te__max(0, te__min(TE__ATTN_BLOCK, seq->s_q - first));
+    block.rows = te__min(TE__ATTN_BLOCK, seq->q_end - first);
+    block.begin = te__max(0, first + seq->lo) / TE__ATTN_QUAD * TE__ATTN_QUAD;
+    block.end = block.n ? te__min(seq->s_kv, first + block.n + seq->hi) : 0;
     return block;
 }
 
@@ -32833,17 +33413,44 @@ static void te__attn_scatter(const te__attn_block *block, double *out, const flo
 }
 
 /* Of the block's rows, those from *from to *to - 1 see key j. */
-static void te__attn_seen_by(const te__attn_kargs *a, const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
-    *from = te__min(te__max(0, j - a->hi - block->first), TE__ATTN_BLOCK);
-    *to = j < block->end ? te__max(*from, te__min(block->n, j - a->lo - block->first + 1)) : *from;
+static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
+    *from = te__min(te__max(0, j - block->seq->hi - block->first), TE__ATTN_BLOCK);
+    *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
+}
+
+/* Bias and mask, on [keys, BLOCK] of scores: a masked one becomes -inf, whose exponential is 0. */
+static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block, float *s) {
+    const te__attn_extra *x = &a->x;
+    const float slope = !x->alibi ? 0.0f : x->slopes ? x->slopes[block->b * x->slopes_b + block->h] : te__attn_slope(a->heads, (int)block->h);
+    int64_t r, j;
+    if (!x->alibi && !x->bias.p && !x->mask.p) return;
+    for (r = 0; r < block->n; r++) {
+        const int64_t i = block->first + r, bias = block->b * x->bias.b + block->h * x->bias.h + i * x->bias.i;
+        const uint8_t *mask = (const uint8_t *)x->mask.p + (block->b * x->mask.b + block->h * x->mask.h + i * x->mask.i);
+        for (j = block->begin; j < block->end; j++) {
+            float *y = s + j * TE__ATTN_BLOCK + r, b;
+            if (x->alibi) *y -= slope * fabsf((float)(i + block->seq->delta - j));
+            if (x->bias.p) {
+                te__load_row(x->bias.p, (te_dtype)x->bias.dt, bias + j * x->bias.j, 1, &b);
+                *y += x->bias_scale * b;
+            }
+            if (x->mask.p && mask[j * x->mask.j]) *y = -HUGE_VALF;
+        }
+    }
+}
+
+/* The exponent that the softmax has in its denominator beside the scores; false: none. */
+static bool te__attn_sink(const te__attn_kargs *a, int64_t h, float *sink) {
+    *sink = a->x.softmax == (int)TE_SOFTMAX_LEARNABLE ? a->x.sink[h] : 0.0f;
+    return a->x.softmax != (int)TE_SOFTMAX_VANILLA;
 }
 
 /* s = e^(s - base[r]) where row r sees the key, 0 elsewhere. */
-static void te__attn_exp_block(const te__attn_kargs *a, const te__attn_block *block, float *s, const float *base) {
+static void te__attn_exp_block(const te__attn_block *block, float *s, const float *base) {
     int64_t j, r, from, to;
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++) {
         float *x = s + j * TE__ATTN_BLOCK;
-        te__attn_seen_by(a, block, j, &from, &to);
+        te__attn_seen_by(block, j, &from, &to);
         for (r = 0; r < TE__ATTN_BLOCK; r++) x[r] = te__attn_exp(x[r] - base[r]);
         for (r = 0; r < from; r++) x[r] = 0.0f;
         for (r = to; r < TE__ATTN_BLOCK; r++) x[r] = 0.0f;
@@ -32871,48 +33478,62 @@ static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, 
 
 static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
+    const te__attn_seq *seq = block->seq;
     double sum[TE__ATTN_BLOCK] = TE_ZERO, o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
-    float top[TE__ATTN_BLOCK];
+    float top[TE__ATTN_BLOCK], sink;
     int64_t j, r, from, to;
-    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    te__attn_adjust(a, block, s->s);
     for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
     for (j = block->begin; j < block->end; j++) {
         const float *x = s->s + j * TE__ATTN_BLOCK;
-        te__attn_seen_by(a, block, j, &from, &to);
+        te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) top[r] = x[r] > top[r] ? x[r] : top[r];
     }
-    te__attn_exp_block(a, block, s->s, top);
+    for (r = 0; r < block->n; r++)
+        if (top[r] != -FLT_MAX) {
+            s->top[block->h] = top[r] > s->top[block->h] ? top[r] : s->top[block->h];
+            if (te__attn_sink(a, block->h, &sink)) {
+                top[r] = sink > top[r] ? sink : top[r];
+                sum[r] = exp((double)sink - (double)top[r]);
+            }
+        }
+    te__attn_exp_block(block, s->s, top);
     for (j = block->begin; j < block->end; j++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) sum[r] += (double)s->s[j * TE__ATTN_BLOCK + r];
     te__attn_drop(a, block, s->s);
     te__attn_weighted(block, o, s->s, s->v, w->d_v);
-    for (r = 0; r < block->n; r++) {
+    for (r = 0; r < block->rows; r++) {
         const int64_t i = block->first + r;
-        te__attn_store(&a->o, block->b, block->h, i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
-        if (a->lse) a->lse[(block->b * a->heads + block->h) * a->s_q + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
+        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
+        if (a->lse) a->lse[seq->lse_at + block->h * seq->lse_head + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
     }
 }
 
 /* ---- backward ---- */
 
-/* dQ of a block, and its share of dK and dV. */
-static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
+/* s->s = P and s->dp = dS of a block. */
+static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
-    float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO;
+    const te__attn_seq *seq = block->seq;
+    float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO, sink;
     int64_t j, r, c;
-    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
-    te__attn_load_block(&a->d_o, block->b, block->h, block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
+    te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_load_block(&a->d_o, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
     for (r = 0; r < block->n; r++) {
         double sum = 0.0;
-        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, block->first + r), a->d_v, o);
+        const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
+        if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or not looked at */
+        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
         for (c = 0; c < a->d_v; c++) sum += (double)o[c] * (double)s->g[r * w->d_v + c];
         delta[r] = (float)sum;
-        lse[r] = a->lse[(block->b * a->heads + block->h) * a->s_q + block->first + r];
+        lse[r] = x;
+        if (w->dsink && te__attn_sink(a, block->h, &sink)) w->dsink[block->b * a->heads + block->h] -= exp((double)sink - (double)x) * sum;
     }
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
-    te__attn_exp_block(a, block, s->s, lse);
+    te__attn_adjust(a, block, s->s);
+    te__attn_exp_block(block, s->s, lse);
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
     te__attn_drop(a, block, s->dp);
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++)
@@ -32920,11 +33541,53 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
             float *x = s->dp + j * TE__ATTN_BLOCK + r;
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
         }
+}
+
+/* dQ of a block, and its share of dK and dV. */
+static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
+    const te__attn_kargs *a = &w->a;
+    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    int64_t r;
+    te__attn_bwd_scores(w, s, block);
     te__attn_drop(a, block, s->s);
     te__attn_scatter(block, s->dv, s->s, s->g, w->d_v);
     te__attn_scatter(block, s->dk, s->dp, s->q, w->d);
     te__attn_weighted(block, dq, s->dp, s->k, w->d);
-    for (r = 0; r < block->n; r++) te__attn_store(&a->dq, block->b, block->h, block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
+    for (r = 0; r < block->rows; r++)
+        te__attn_store(&a->dq, block->b, block->h, block->seq->q_at + block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
+}
+
+/* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B repeats. */
+static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
+    const te__attn_kargs *a = &w->a;
+    const te__attn_extra *x = &a->x;
+    const int64_t per_group = a->heads / a->groups, tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
+    const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h, rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
+    int64_t b, h, first, j, r;
+    float *out = s->s; /* the scores are done with by then */
+    memset(s->db, 0, (size_t)(TE__ATTN_BLOCK * w->keys) * sizeof(double));
+    for (b = tb; b < (x->dbias_b == 1 ? a->batch : tb + 1); b++) {
+        const te__attn_seq seq = te__attn_seq_of(a, (int)b);
+        int64_t loaded = -1;
+        for (h = th; h < (x->dbias_h == 1 ? a->heads : th + 1); h++) {
+            const int64_t g = h / per_group;
+            if (g != loaded) {
+                te__attn_load_keys(a, &seq, &a->k, b, g, w->keys, a->d, w->d, s->k);
+                te__attn_load_keys(a, &seq, &a->v, b, g, w->keys, a->d_v, w->d_v, s->v);
+                loaded = g;
+            }
+            for (first = tile * TE__ATTN_BLOCK; first < (x->dbias_i == 1 ? seq.s_q : te__min(seq.s_q, tile * TE__ATTN_BLOCK + 1)); first += TE__ATTN_BLOCK) {
+                const te__attn_block block = te__attn_block_of(&seq, b, h, first);
+                te__attn_bwd_scores(w, s, &block);
+                for (j = block.begin; j < block.end; j++)
+                    for (r = 0; r < block.n; r++) s->db[(x->dbias_i == 1 ? 0 : r) * w->keys + j] += (double)s->dp[j * TE__ATTN_BLOCK + r];
+            }
+        }
+    }
+    for (r = 0; r < rows; r++) {
+        for (j = 0; j < a->s_kv; j++) out[j] = (float)(s->db[r * w->keys + j] * x->bias_scale);
+        te__store_row(x->dbias.p, (te_dtype)x->dbias.dt, ((tb * x->dbias_h + th) * x->dbias_i + tile * TE__ATTN_BLOCK + r) * a->s_kv, a->s_kv, out);
+    }
 }
 
 /* ---- both ---- */
@@ -32933,26 +33596,28 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
     const te__attn_kargs *a = &w->a;
     const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
     const int64_t step = TE__ATTN_BLOCK * w->splits;
+    const te__attn_seq seq = te__attn_seq_of(a, (int)b);
     int64_t h, first, j;
-    te__attn_load(&a->k, b, g, 0, a->s_kv, w->keys, a->d, w->d, s->k);
-    te__attn_load(&a->v, b, g, 0, a->s_kv, w->keys, a->d_v, w->d_v, s->v);
+    te__attn_load_keys(a, &seq, &a->k, b, g, w->keys, a->d, w->d, s->k);
+    te__attn_load_keys(a, &seq, &a->v, b, g, w->keys, a->d_v, w->d_v, s->v);
     if (w->backward) {
         memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
         memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
     }
     /* A share is every splits-th block: under a causal mask all shares have about as much to do. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
-        for (first = split * TE__ATTN_BLOCK; first < a->s_q; first += step) {
-            const te__attn_block block = te__attn_block_of(a, b, h, first);
+        for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
+            const te__attn_block block = te__attn_block_of(&seq, b, h, first);
             if (w->backward)
                 te__attn_bwd_block(w, s, &block);
             else
                 te__attn_fwd_block(w, s, &block);
         }
     if (!w->backward) return;
-    for (j = 0; j < a->s_kv; j++) {
-        te__attn_store(&a->dk, b, g, j, a->d, s->dk + j * w->d, a->scale);
-        te__attn_store(&a->dv, b, g, j, a->d_v, s->dv + j * w->d_v, 1.0);
+    for (j = 0; j < seq.kv_end; j++) {
+        const double there = j < seq.s_kv ? 1.0 : 0.0;
+        te__attn_store(&a->dk, b, g, seq.kv_at + j, a->d, s->dk + j * w->d, a->scale * there);
+        te__attn_store(&a->dv, b, g, seq.kv_at + j, a->d_v, s->dv + j * w->d_v, there);
     }
 }
 
@@ -32960,32 +33625,93 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
 static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     const te__attn_work *w = (const te__attn_work *)user;
     te__attn_scratch s = TE_ZERO;
-    int64_t worker, task;
+    int64_t worker, task, h;
     for (worker = begin; worker < end; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
-        for (task = worker; task < w->tasks; task += w->workers) te__attn_task(w, &s, task);
+        for (h = 0; s.top && h < w->a.heads; h++) s.top[h] = -HUGE_VALF;
+        for (task = worker; task < w->tasks; task += w->workers) {
+            if (w->table)
+                te__attn_table_task(w, &s, task);
+            else
+                te__attn_task(w, &s, task);
+        }
     }
+}
+
+static void te__attn_gather_top(const te__attn_work *w) {
+    te__attn_scratch s = TE_ZERO;
+    int64_t worker, h;
+    for (worker = 0; worker < w->workers; worker++) {
+        te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
+        for (h = 0; h < w->a.heads; h++) w->a.x.max_logit[h] = s.top[h] > w->a.x.max_logit[h] ? s.top[h] : w->a.x.max_logit[h];
+    }
+}
+
+static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
+    te__attn_scratch s = TE_ZERO;
+    w->workers = te__min(w->tasks, te__max(1, te->cpu_threads));
+    w->bytes = te__attn_lay_out(w, NULL, &s);
+    w->memory = (char *)te__alloc(te, (size_t)(w->workers * w->bytes));
+    if (!w->memory) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, w->workers, 1, te__attn_worker, w);
+    if (!w->backward && w->a.x.max_logit) te__attn_gather_top(w);
+    te__free(te, w->memory, (size_t)(w->workers * w->bytes));
+    return TE_OK;
+}
+
+/* Rows of packed tensors that belong to no sequence: all, before sequences write theirs. */
+static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
+    const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
+    int64_t i, h;
+    for (i = 0; x->p && i < rows; i++)
+        for (h = 0; h < heads; h++) te__attn_store(x, 0, h, i, n, zeros, 0.0);
+}
+static void te__attn_clear_outputs(const te__attn_kargs *a, bool backward) {
+    const te__attn_extra *x = &a->x;
+    int64_t i;
+    for (i = 0; !backward && x->max_logit && i < a->heads; i++) x->max_logit[i] = -HUGE_VALF;
+    for (i = 0; backward && x->dsink && i < a->heads; i++) x->dsink[i] = 0.0f;
+    if (x->packed_q) te__attn_clear_rows(backward ? &a->dq : &a->o, x->t_q, a->heads, backward ? a->d : a->d_v);
+    for (i = 0; !backward && x->packed_q && a->lse && i < (int64_t)a->heads * x->t_q; i++) a->lse[i] = -HUGE_VALF;
+    if (!backward || !x->packed_kv) return;
+    te__attn_clear_rows(&a->dk, x->t_kv, a->groups, a->d);
+    te__attn_clear_rows(&a->dv, x->t_kv, a->groups, a->d_v);
 }
 
 static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward) {
     te__attn_work w = TE_ZERO;
-    te__attn_scratch s = TE_ZERO;
-    const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads);
-    if (heads == 0) return TE_OK;
+    const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads), sinks = (int64_t)a->batch * a->heads;
+    te_result r;
+    int64_t i;
+    te__attn_clear_outputs(a, backward);
     w.a = *a;
     w.keys = te__round_up(a->s_kv, TE__ATTN_QUAD);
     w.d = te__round_up(a->d, TE__ATTN_WIDE);
     w.d_v = te__round_up(a->d_v, TE__ATTN_WIDE);
     w.backward = backward;
+    if (backward && a->x.dbias.p) {
+        w.table = true;
+        w.tasks = (int64_t)a->x.dbias_b * a->x.dbias_h * te__div_up(a->x.dbias_i, TE__ATTN_BLOCK);
+        if (w.tasks > 0 && (r = te__attn_pass(te, &w)) != TE_OK) return r;
+        w.table = false;
+    }
+    if (heads == 0) return TE_OK;
+    if (backward && a->x.dsink) {
+        w.dsink = (double *)te__alloc_zero(te, (size_t)sinks * sizeof(double));
+        if (!w.dsink) return TE_ERR_OUT_OF_MEMORY;
+    }
     w.splits = backward ? 1 : te__max(1, te__min(te__div_up(2 * threads, heads), te__div_up(a->s_q, TE__ATTN_BLOCK)));
     w.tasks = heads * w.splits;
-    w.workers = te__min(w.tasks, threads);
-    w.bytes = te__attn_lay_out(&w, NULL, &s);
-    w.memory = (char *)te__alloc(te, (size_t)(w.workers * w.bytes));
-    if (!w.memory) return TE_ERR_OUT_OF_MEMORY;
-    te__parallel_for(te, w.workers, 1, te__attn_worker, &w);
-    te__free(te, w.memory, (size_t)(w.workers * w.bytes));
-    return TE_OK;
+    r = te__attn_pass(te, &w);
+    if (!w.dsink) return r;
+    for (i = 0; r == TE_OK && i < a->heads; i++) {
+        double sum = 0.0;
+        int64_t b;
+        for (b = 0; b < a->batch; b++) sum += w.dsink[b * a->heads + i];
+        a->x.dsink[i] = (float)sum;
+    }
+    te__free(te, w.dsink, (size_t)sinks * sizeof(double));
+    return r;
 }
 
 static void te__attn_draw(te__attn_kargs *a) {
@@ -32997,12 +33723,17 @@ static void te__attn_draw(te__attn_kargs *a) {
 
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
+    te_result r = te__attn_check_lengths(te, "attn_fwd", args);
+    if (r != TE_OK) return r;
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
+    const te_op_attn_fwd_args f = te__attn_forward_of(args);
+    te_result r = te__attn_check_lengths(te, "attn_bwd", &f);
+    if (r != TE_OK) return r;
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);
 }
@@ -33119,6 +33850,7 @@ static const char te__attn_why_general[] = "general: any format, head size and s
 
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
+    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_fwd: extras have no CUDA kernels yet");
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
         te__plan_why(p, te__attn_why_mma);
@@ -33132,6 +33864,7 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
     te_result r;
+    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: extras have no CUDA kernels yet");
     if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
     if (rows > 0) {
         te__launch *l;
@@ -40953,10 +41686,31 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 
 /* ---- attention ---- */
 
+/* The tensors of extras, for a node to save: forth, and back. */
+enum { TE__ATTENTION_EXTRAS = 9 };
+static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back) {
+    te_tensor **field[TE__ATTENTION_EXTRAS];
+    int i;
+    field[0] = &x->attention_mask;
+    field[1] = &x->cu_seqlens_q;
+    field[2] = &x->cu_seqlens_kv;
+    field[3] = &x->cu_seqlens_q_padded;
+    field[4] = &x->cu_seqlens_kv_padded;
+    field[5] = &x->core_attention_bias;
+    field[6] = &x->alibi_slopes;
+    field[7] = &x->softmax_offset;
+    field[8] = &x->page_table;
+    for (i = 0; i < TE__ATTENTION_EXTRAS; i++) {
+        if (back)
+            *field[i] = list[i];
+        else
+            list[i] = *field[i];
+    }
+}
+
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te_op_attn_fwd_args *f = (const te_op_attn_fwd_args *)state;
     te_op_attn_bwd_args args = TE_ZERO;
-    (void)needs;
     args.q = saved[0];
     args.k = saved[1];
     args.v = saved[2];
@@ -40974,7 +41728,11 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.seed = f->seed;
     args.offset = f->offset;
     args.rng = saved[5];
-    return args.d_o && dx[0] && dx[1] && dx[2] ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    args.extras = f->extras;
+    te__attention_extras(&args.extras, (te_tensor **)saved + 6, true);
+    if (needs[3]) args.dbias = dx[3] = te__empty_like(args.extras.core_attention_bias, args.extras.core_attention_bias->dtype);
+    if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.extras.softmax_offset, TE_F32);
+    return args.d_o && dx[0] && dx[1] && dx[2] && (!needs[3] || dx[3]) && (!needs[4] || dx[4]) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
@@ -40982,37 +41740,44 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     te_op_attn_fwd_args args = TE_ZERO;
     te__rng_state before;
     te__draw draw = TE_ZERO;
-    te_tensor *in[3], *saved[6], *o;
+    te_tensor *in[5], *saved[6 + TE__ATTENTION_EXTRAS], *o;
     te_ctx *te;
     int64_t shape[4], lse[3];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
+    bool packed, packed_kv;
     if (!q || !te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") || !te__need_float(q, "te_attention")) return NULL;
     if (!desc) desc = &zero;
     te = q->te;
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4) {
-        te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each", te__shape_text(q, a),
-                 te__shape_text(k, b), te__shape_text(v, c));
+    packed = desc->format == TE_THD;
+    packed_kv = packed && !desc->extras.kv_bshd && !desc->extras.page_table;
+    if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4)) {
+        te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD [tokens, heads, d]",
+                 te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
         return NULL;
     }
     memcpy(shape, q->shape, sizeof(shape));
-    shape[3] = v->shape[3];
-    lse[0] = q->shape[desc->format == TE_BSHD ? 0 : 1];
-    lse[1] = q->shape[2];
+    shape[q->ndim - 1] = v->shape[v->ndim - 1];
+    lse[0] = packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1];
+    lse[1] = q->shape[q->ndim - 2];
     lse[2] = q->shape[desc->format == TE_BSHD ? 1 : 0];
     in[0] = q;
     in[1] = k;
     in[2] = v;
+    in[3] = desc->extras.core_attention_bias;
+    in[4] = desc->extras.softmax_offset;
     te__frame_begin(te);
     args.q = q;
     args.k = k;
     args.v = v;
-    args.o = o = te_tensor_empty(te, q->dtype, 4, shape);
+    args.o = o = te_tensor_empty(te, q->dtype, q->ndim, shape);
     args.lse = te_tensor_empty(te, TE_F32, 3, lse);
     args.format = desc->format;
     args.mask = desc->mask;
     args.window = desc->window;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
+    args.extras = desc->extras;
+    args.max_logit = desc->max_logit;
     before = te__rng_now(te);
     if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
     args.seed = draw.seed;
@@ -41025,7 +41790,8 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     saved[3] = o;
     saved[4] = args.lse;
     saved[5] = draw.rng;
-    o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 6);
+    te__attention_extras(&args.extras, saved + 6, false);
+    o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 5, saved, 6 + TE__ATTENTION_EXTRAS);
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);
 }

@@ -61,6 +61,13 @@ typedef enum te_result {
 /* "TE_ERR_SHAPE" ... Static string. */
 TE_API const char *te_result_name(te_result result);
 
+/* An option that is neither on nor off while it is zero: see "Options" at the top. */
+typedef enum te_switch {
+    TE_DEFAULT = 0, /* what the field's comment names */
+    TE_ON = 1,      /* yes */
+    TE_OFF = 2      /* no */
+} te_switch;
+
 /* The most dimensions that a tensor can have. */
 #define TE_MAX_DIMS 8
 

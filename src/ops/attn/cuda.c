@@ -108,6 +108,7 @@ static const char te__attn_why_general[] = "general: any format, head size and s
 
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
+    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_fwd: extras have no CUDA kernels yet");
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
         te__plan_why(p, te__attn_why_mma);
@@ -121,6 +122,7 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
     te_result r;
+    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: extras have no CUDA kernels yet");
     if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
     if (rows > 0) {
         te__launch *l;

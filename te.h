@@ -1366,7 +1366,7 @@ typedef struct te_op_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
-    te_attn_extras extras;
+    te_attn_extras extras; /* zero => none */
     te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
@@ -9103,10 +9103,11 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "} te__act_bwd_kargs;",
 };
 static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
-    "// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), and dropout. Knows no tiles.",
+    "// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), scores, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "#include \"ops/attn/kargs.h\"",
+    "#include \"ops/attn/sequence.h\"",
     "",
     "#define TE_LOG2E 1.4426950408889634f",
     "#define TE_LN2 0.6931471805599453f",
@@ -9131,22 +9132,91 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "    }",
     "};",
     "",
-    "// Keys begin .. end - 1 cover all that rows first .. last see.",
-    "TE_DEV int te_attn_keys_begin(const te__attn_kargs &a, int first) { return max(0, first + a.lo); }",
-    "TE_DEV int te_attn_keys_end(const te__attn_kargs &a, int last) { return min(a.s_kv, last + a.hi + 1); }",
+    "// Keys begin .. end - 1 cover all that rows first .. last see. S: the arguments, or a te__attn_seq in their place.",
+    "template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }",
+    "template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }",
     "// Rows begin .. end - 1 cover all that see any of the keys first .. last.",
-    "TE_DEV int te_attn_rows_begin(const te__attn_kargs &a, int first) { return max(0, first - a.hi); }",
-    "TE_DEV int te_attn_rows_end(const te__attn_kargs &a, int last) { return min(a.s_q, last - a.lo + 1); }",
+    "template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }",
+    "template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }",
     "",
-    "TE_DEV bool te_attn_sees(const te__attn_kargs &a, int i, int j) {",
-    "    return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi;",
-    "}",
+    "template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) { return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi; }",
     "",
     "TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {",
     "    return (char *)x.p + (b * x.b + h * x.h) * element_bytes;",
     "}",
     "// Element [b, i, h, 0], for te_load and te_store.",
     "TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }",
+    "",
+    "// A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has a te__attn_seq, and views that begin at",
+    "// the sequence's first row.",
+    "template <int EXTRA> struct te_attn_of {",
+    "    typedef const te__attn_kargs &sequence;",
+    "    typedef const te__attn_view &view;",
+    "    TE_DEV static sequence of(const te__attn_kargs &a, int) { return a; }",
+    "    TE_DEV static view queries(const te__attn_view &x, sequence) { return x; }",
+    "    TE_DEV static view keys(const te__attn_view &x, sequence) { return x; }",
+    "    TE_DEV static int q_end(sequence s) { return s.s_q; } // rows that are written",
+    "    TE_DEV static int kv_end(sequence s) { return s.s_kv; }",
+    "    TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }",
+    "    TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }",
+    "    TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }",
+    "    TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {",
+    "        return te_attn_sees(s, i, j) ? product * a.scale2 : -TE_INF;",
+    "    }",
+    "};",
+    "template <> struct te_attn_of<1> {",
+    "    typedef te__attn_seq sequence;",
+    "    typedef te__attn_view view;",
+    "    TE_DEV static sequence of(const te__attn_kargs &a, int b) { return te__attn_seq_of(&a, b); }",
+    "    TE_DEV static view from(const te__attn_view &x, te_i64 row) {",
+    "        view y = x;",
+    "        y.p = (char *)x.p + row * x.s * (x.dt == TE_F32 ? 4 : 2);",
+    "        return y;",
+    "    }",
+    "    TE_DEV static view queries(const te__attn_view &x, const sequence &s) { return from(x, s.q_at); }",
+    "    TE_DEV static view keys(const te__attn_view &x, const sequence &s) { return from(x, s.kv_at); }",
+    "    TE_DEV static int q_end(const sequence &s) { return s.q_end; }",
+    "    TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }",
+    "    TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }",
+    "    TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }",
+    "    // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.",
+    "    TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {",
+    "        if (!a.x.alibi) return 0.0f;",
+    "        return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));",
+    "    }",
+    "    // The score of row i and key j, in units of log2, from their product; -inf: masked.",
+    "    TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {",
+    "        if (!te_attn_sees(s, i, j)) return -TE_INF;",
+    "        const te__attn_table &bias = a.x.bias, &mask = a.x.mask;",
+    "        if (mask.p && ((const te_u8 *)mask.p)[b * mask.b + h * mask.h + i * mask.i + j * mask.j]) return -TE_INF;",
+    "        float x = product * a.scale2;",
+    "        if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);",
+    "        if (a.x.alibi) x -= slope2 * fabsf((float)(i + s.delta - j));",
+    "        return x;",
+    "    }",
+    "};",
+    "",
+    "// The softmax's exponent beside the scores, in units of log2; -inf: none.",
+    "TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {",
+    "    return a.x.softmax == TE_SOFTMAX_LEARNABLE ? a.x.sink[h] * TE_LOG2E : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f : -TE_INF;",
+    "}",
+    "// A row's maximum and sum, with that exponent: returns what the products so far are to be multiplied by. Rows that see no key (sum 0) stay so.",
+    "TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {",
+    "    if (sink2 == -TE_INF || *sum == 0.0f) return 1.0f;",
+    "    float base = fmaxf(*top, sink2), shrink = exp2f(*top - base);",
+    "    *sum = *sum * shrink + exp2f(sink2 - base);",
+    "    *top = base;",
+    "    return shrink;",
+    "}",
+    "// The largest score of a head, from a maximum in units of log2: atomic, and the same whatever the order. Bits of floats of one sign order as integers do.",
+    "TE_DEV void te_attn_raise(float *logit, float top2) {",
+    "    float v = top2 * TE_LN2 + 0.0f;",
+    "    if (v == -TE_INF) return;",
+    "    if (v >= 0.0f)",
+    "        atomicMax((int *)logit, __float_as_int(v));",
+    "    else",
+    "        atomicMin((te_u32 *)logit, __float_as_uint(v));",
+    "}",
     "",
     "// The index that dropout knows element (b, h, i, 0) of P by.",
     "TE_DEV te_u64 te_attn_dropout_row(const te__attn_kargs &a, int b, int h, int i) {",
@@ -9184,16 +9254,90 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_17[] = { /* ops/attn/attn_bwd_bias.cu */
+    "// ops/attn/attn_bwd_bias.cu: dB = c dS, summed over what B repeats, for any formats, sizes and strides, in f32. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).",
+    "//",
+    "// The tiles are those of general.cuh: a block owns 16 rows and 32 keys of dB, and goes through the sequences, heads and rows that share them, in",
+    "// that order; S and dP are computed anew, P and dS as in attn_bwd_dq.cu. If B repeats along the rows, a warp adds up its four, and the block its warps.",
+    "//",
+    "// Launch: grid (ceil(s_kv / 32) * ceil(dbias_i / 16) * dbias_h * dbias_b), block 128, shared memory as attn_bwd_dq.cu.",
+    "// te:baseline",
+    "#include \"ops/attn/general.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ float4 te_shared[];",
+    "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
+    "    const int key_tiles = (a.s_kv + TE__ATTN_LANES - 1) / TE__ATTN_LANES, row_tiles = (a.x.dbias_i + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS;",
+    "    const int j0 = (int)(blockIdx.x % key_tiles) * TE__ATTN_LANES, j = j0 + lane;",
+    "    te_u32 rest = blockIdx.x / key_tiles;",
+    "    const int row_first = (int)(rest % row_tiles) * TE__ATTN_ROWS;",
+    "    rest /= row_tiles;",
+    "    const int th = (int)(rest % a.x.dbias_h), tb = (int)(rest / a.x.dbias_h);",
+    "    const bool all_b = a.x.dbias_b == 1, all_h = a.x.dbias_h == 1, all_i = a.x.dbias_i == 1;",
+    "    const int ld_q = TE__ATTN_ROW(a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(a.d), ld_v = TE__ATTN_LANE_ROW(a.d_v);",
+    "    float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;",
+    "    float *sums = v + TE__ATTN_LANES * ld_v;",
+    "",
+    "    float acc[TE_MINE];",
+    "#pragma unroll",
+    "    for (int r = 0; r < TE_MINE; r++) acc[r] = 0.0f;",
+    "    for (int b = all_b ? 0 : tb; b < (all_b ? a.batch : tb + 1); b++) {",
+    "        const te__attn_seq seq = te__attn_seq_of(&a, b);",
+    "        if (j0 >= seq.s_kv) continue;",
+    "        const te__attn_view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq), k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);",
+    "        for (int h = all_h ? 0 : th; h < (all_h ? a.heads : th + 1); h++) {",
+    "            const int group = h / (a.heads / a.groups);",
+    "            const float slope2 = te_of::slope2(a, b, h);",
+    "            for (int i0 = row_first; i0 < (all_i ? seq.s_q : min(seq.s_q, row_first + 1)); i0 += TE__ATTN_ROWS) {",
+    "                const int first = i0 + warp * TE_MINE;",
+    "                float s[TE_MINE], dp[TE_MINE];",
+    "                __syncthreads();",
+    "                te_attn_stage(q, ld_q, q_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d);",
+    "                te_attn_stage(g, ld_g, g_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d_v);",
+    "                te_attn_stage(k, ld_k, k_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);",
+    "                te_attn_stage(v, ld_v, v_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);",
+    "                __syncthreads();",
+    "                te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);",
+    "                te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);",
+    "#pragma unroll",
+    "                for (int r = 0; r < TE_MINE; r++) {",
+    "                    const te_i64 row = te_of::work_at(seq, b, h) + first + r;",
+    "                    float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);",
+    "                    if (x == -TE_INF) continue;",
+    "                    if (a.dropout_p > 0.0f) dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, b, h, first + r) + j) ? dp[r] * a.keep_scale : 0.0f;",
+    "                    acc[r] += exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]);",
+    "                }",
+    "            }",
+    "        }",
+    "    }",
+    "    if (all_i) {",
+    "        __syncthreads();",
+    "        sums[warp * 32 + lane] = (acc[0] + acc[1]) + (acc[2] + acc[3]);",
+    "        __syncthreads();",
+    "        acc[0] = (sums[lane] + sums[32 + lane]) + (sums[64 + lane] + sums[96 + lane]);",
+    "    }",
+    "#pragma unroll",
+    "    for (int r = 0; r < TE_MINE; r++) {",
+    "        const int i = row_first + warp * TE_MINE + r;",
+    "        if (i < a.x.dbias_i && j < a.s_kv)",
+    "            te_store(a.x.dbias.p, tb * a.x.dbias.b + th * a.x.dbias.h + i * a.x.dbias.i + j, a.x.dbias.dt, acc[r] * a.x.bias_scale);",
+    "    }",
+    "}",
+};
+static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
     "// The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that",
     "// every sum has one order. P and dS as in attn_bwd_dq.cu.",
     "//",
+    "// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra (general.cuh).",
+    "//",
     "// Launch: grid (ceil(s_kv / 16) * batch * groups), block 128, shared memory",
     "//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).",
     "// te:baseline",
+    "// te:row X_EXTRA=0",
     "#include \"ops/attn/general.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __grid_constant__ te__attn_kargs a) {",
@@ -9201,28 +9345,33 @@ static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    extern __shared__ float4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_kv + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.groups, false);",
-    "    const int per_group = a.heads / a.groups;",
+    "    const te_of::sequence seq = te_of::of(a, at.b);",
+    "    const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq);",
+    "    const int per_group = a.heads / a.groups, kv_end = te_of::kv_end(seq);",
     "    const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;",
     "    const int ld_k = TE__ATTN_ROW(a.d), ld_v = TE__ATTN_ROW(a.d_v), ld_q = TE__ATTN_LANE_ROW(a.d), ld_g = TE__ATTN_LANE_ROW(a.d_v);",
     "    float *k = (float *)te_shared, *v = k + TE__ATTN_ROWS * ld_k, *q = v + TE__ATTN_ROWS * ld_v, *g = q + TE__ATTN_LANES * ld_q;",
     "    float *weight = g + TE__ATTN_LANES * ld_g + warp * (TE__ATTN_LANES * TE_MINE);",
     "",
+    "    if (EXTRA && block_first >= kv_end) return;",
     "    float dk[TE_MINE][TE_CHANNELS], dv[TE_MINE][TE_CHANNELS];",
     "    te_attn_clear(dk);",
     "    te_attn_clear(dv);",
-    "    te_attn_stage(k, ld_k, a.k, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_kv, a.d);",
-    "    te_attn_stage(v, ld_v, a.v, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_kv, a.d_v);",
+    "    te_attn_stage(k, ld_k, te_of::keys(a.k, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d);",
+    "    te_attn_stage(v, ld_v, te_of::keys(a.v, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d_v);",
     "",
-    "    const int begin = te_attn_rows_begin(a, block_first), end = te_attn_rows_end(a, min(block_first + TE__ATTN_ROWS, a.s_kv) - 1);",
+    "    const int begin = te_attn_rows_begin(seq, block_first);",
+    "    const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);",
     "    for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {",
+    "        const float slope2 = te_of::slope2(a, at.b, h);",
     "        for (int i0 = begin; i0 < end; i0 += TE__ATTN_LANES) {",
     "            const int i = i0 + lane;",
     "            float s[TE_MINE], dp[TE_MINE], lse2 = TE_INF, delta = 0.0f;",
     "            __syncthreads();",
-    "            te_attn_stage(q, ld_q, a.q, at.b, h, i0, TE__ATTN_LANES, a.s_q, a.d);",
-    "            te_attn_stage(g, ld_g, a.d_o, at.b, h, i0, TE__ATTN_LANES, a.s_q, a.d_v);",
-    "            if (i < a.s_q) {",
-    "                te_i64 row = ((te_i64)at.b * a.heads + h) * a.s_pad + i;",
+    "            te_attn_stage(q, ld_q, q_view, at.b, h, i0, TE__ATTN_LANES, seq.s_q, a.d);",
+    "            te_attn_stage(g, ld_g, g_view, at.b, h, i0, TE__ATTN_LANES, seq.s_q, a.d_v);",
+    "            if (i < seq.s_q) {",
+    "                te_i64 row = te_of::work_at(seq, at.b, h) + i;",
     "                lse2 = a.lse2[row];",
     "                delta = a.delta[row];",
     "            }",
@@ -9231,7 +9380,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dkv.cu */
     "            te_attn_products(dp, v + warp * TE_MINE * ld_v, ld_v, g + lane * ld_g, a.d_v);",
     "#pragma unroll",
     "            for (int r = 0; r < TE_MINE; r++) {",
-    "                float p = te_attn_sees(a, i, first + r) ? exp2f(s[r] * a.scale2 - lse2) : 0.0f, dropped = p;",
+    "                float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;",
     "                if (a.dropout_p > 0.0f && p > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, h, i) + (first + r))) dropped = dp[r] = 0.0f;",
     "                s[r] = p * (dp[r] * a.keep_scale - delta);",
     "                dp[r] = dropped;",
@@ -9245,11 +9394,11 @@ static const char *const te__source_17[] = { /* ops/attn/attn_bwd_dkv.cu */
     "            te_attn_gather(dk, weight, q, ld_q, a.d);",
     "        }",
     "    }",
-    "    te_attn_put(a.dk, at.b, at.h, first, a.s_kv, a.d, dk, a.scale);",
-    "    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);",
+    "    te_attn_put(te_of::keys(a.dk, seq), at.b, at.h, first, kv_end, a.d, dk, a.scale);",
+    "    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -9427,15 +9576,18 @@ static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
     "// forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta.",
     "//",
+    "// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra (general.cuh).",
+    "//",
     "// Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory",
     "//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).",
     "// te:baseline",
+    "// te:row X_EXTRA=0",
     "#include \"ops/attn/general.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid_constant__ te__attn_kargs a) {",
@@ -9443,35 +9595,40 @@ static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dq.cu */
     "    extern __shared__ float4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);",
-    "    const int group = at.h / (a.heads / a.groups);",
+    "    const te_of::sequence seq = te_of::of(a, at.b);",
+    "    const int group = at.h / (a.heads / a.groups), q_end = te_of::q_end(seq);",
+    "    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);",
+    "    const float slope2 = te_of::slope2(a, at.b, at.h);",
     "    const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;",
     "    const int ld_q = TE__ATTN_ROW(a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(a.d), ld_v = TE__ATTN_LANE_ROW(a.d_v);",
     "    float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;",
     "    float *weight = v + TE__ATTN_LANES * ld_v + warp * (TE__ATTN_LANES * TE_MINE);",
     "",
+    "    if (EXTRA && block_first >= q_end) return;",
     "    float acc[TE_MINE][TE_CHANNELS], lse2[TE_MINE], delta[TE_MINE];",
     "    te_attn_clear(acc);",
     "#pragma unroll",
     "    for (int r = 0; r < TE_MINE; r++) {",
-    "        te_i64 row = ((te_i64)at.b * a.heads + at.h) * a.s_pad + first + r;",
+    "        te_i64 row = te_of::work_at(seq, at.b, at.h) + first + r;",
     "        lse2[r] = a.lse2[row];",
     "        delta[r] = a.delta[row];",
     "    }",
-    "    te_attn_stage(q, ld_q, a.q, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d);",
-    "    te_attn_stage(g, ld_g, a.d_o, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d_v);",
+    "    te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);",
+    "    te_attn_stage(g, ld_g, te_of::queries(a.d_o, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d_v);",
     "",
-    "    const int begin = te_attn_keys_begin(a, block_first), end = te_attn_keys_end(a, min(block_first + TE__ATTN_ROWS, a.s_q) - 1);",
+    "    const int begin = te_attn_keys_begin(seq, block_first);",
+    "    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);",
     "    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {",
     "        float s[TE_MINE], dp[TE_MINE];",
     "        __syncthreads();",
-    "        te_attn_stage(k, ld_k, a.k, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d);",
-    "        te_attn_stage(v, ld_v, a.v, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d_v);",
+    "        te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);",
+    "        te_attn_stage(v, ld_v, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);",
     "        __syncthreads();",
     "        te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);",
     "        te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);",
     "#pragma unroll",
     "        for (int r = 0; r < TE_MINE; r++) {",
-    "            float p = te_attn_sees(a, first + r, j0 + lane) ? exp2f(s[r] * a.scale2 - lse2[r]) : 0.0f;",
+    "            float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);",
     "            if (a.dropout_p > 0.0f && p > 0.0f)",
     "                dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane)) ? dp[r] * a.keep_scale : 0.0f;",
     "            s[r] = p * (dp[r] - delta[r]);",
@@ -9480,10 +9637,10 @@ static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dq.cu */
     "        __syncwarp();",
     "        te_attn_gather(acc, weight, k, ld_k, a.d);",
     "    }",
-    "    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);",
+    "    te_attn_put(te_of::queries(a.dq, seq), at.b, at.h, first, q_end, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_21[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -9607,15 +9764,89 @@ static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);",
     "}",
 };
-static const char *const te__source_21[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_22[] = { /* ops/attn/attn_bwd_sink.cu */
+    "// ops/attn/attn_bwd_sink.cu: the gradient of the softmax's offset: d_offset[h] = - sum over sequences and rows of e^(offset - lse) * delta, in f32, from the",
+    "// lse2 and delta of attn_delta.cu. A row's probability of the offset has no value behind it, so its dP is 0 and its dS is -p delta.",
+    "//",
+    "// Launch: grid heads, block 256. Each sum has one order.",
+    "// te:baseline",
+    "#include \"ops/attn/attn.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256, 4) te_attn_bwd_sink(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    const int h = blockIdx.x;",
+    "    const float sink2 = te_attn_sink2(a, h);",
+    "    float sum = 0.0f;",
+    "    for (int b = 0; b < a.batch; b++) {",
+    "        const te__attn_seq seq = te__attn_seq_of(&a, b);",
+    "        const te_i64 rows = te_attn_of<1>::work_at(seq, b, h);",
+    "        for (int i = threadIdx.x; i < seq.s_q; i += 256) sum += exp2f(sink2 - a.lse2[rows + i]) * a.delta[rows + i];",
+    "    }",
+    "    sum = te_block_sum(sum, scratch);",
+    "    if (threadIdx.x == 0) a.x.dsink[h] = -sum;",
+    "}",
+};
+static const char *const te__source_23[] = { /* ops/attn/attn_clear.cu */
+    "// ops/attn/attn_clear.cu: before the other kernels of a call: zeros in the rows of packed tensors that belong to no sequence, and -inf in their lse and in",
+    "// max_logit, which the forward kernels raise. A warp a row: first those of o (backward: dq), then those of dk and dv.",
+    "//",
+    "// Launch: grid ceil((rows of q + rows of k) / 8), block 256.",
+    "// te:baseline",
+    "#include \"ops/attn/attn.cuh\"",
+    "",
+    "TE_DEV bool te_taken(const te__attn_kargs &a, int row, bool keys) {",
+    "    bool taken = false;",
+    "    for (int b = threadIdx.x & 31; b < a.batch; b += 32) {",
+    "        const te__attn_seq seq = te__attn_seq_of(&a, b);",
+    "        const te_i64 first = keys ? seq.kv_at : seq.q_at;",
+    "        taken = taken || (row >= first && row < first + (keys ? seq.s_kv : seq.s_q));",
+    "    }",
+    "    return __any_sync(0xffffffffu, taken);",
+    "}",
+    "TE_DEV void te_clear_row(const te__attn_view &x, int row, int heads, int d) {",
+    "    for (int h = 0; h < heads; h++)",
+    "        for (int c = threadIdx.x & 31; c < d; c += 32) te_store(x.p, te_attn_at(x, 0, h, row) + c, x.dt, 0.0f);",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256, 4) te_attn_clear(const __grid_constant__ te__attn_kargs a) {",
+    "    te_follow();",
+    "    const bool backward = a.d_o.p != 0;",
+    "    const te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
+    "    const int rows_q = a.x.packed_q ? a.x.t_q : 0, rows_kv = backward && a.x.packed_kv ? a.x.t_kv : 0;",
+    "    if (!backward && a.x.max_logit && blockIdx.x == 0)",
+    "        for (int h = threadIdx.x; h < a.heads; h += 256) a.x.max_logit[h] = -TE_INF;",
+    "    if (row < rows_q) {",
+    "        if (te_taken(a, (int)row, false)) return;",
+    "        te_clear_row(backward ? a.dq : a.o, (int)row, a.heads, backward ? a.d : a.d_v);",
+    "        if (!backward && a.lse)",
+    "            for (int h = threadIdx.x & 31; h < a.heads; h += 32) a.lse[(te_i64)h * rows_q + row] = -TE_INF;",
+    "    } else if (row - rows_q < rows_kv) {",
+    "        if (te_taken(a, (int)(row - rows_q), true)) return;",
+    "        te_clear_row(a.dk, (int)(row - rows_q), a.groups, a.d);",
+    "        te_clear_row(a.dv, (int)(row - rows_q), a.groups, a.d_v);",
+    "    }",
+    "}",
+};
+static const char *const te__source_24[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: per query row, a term that the backward kernels read, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
-    "// Both are [batch, heads, s_pad]; rows from s_q on get delta 0 and lse2 +inf, so that whole tiles can be read without a test.",
+    "// Both are [batch, heads, s_pad]; rows from the sequence's last one on get delta 0 and lse2 +inf, so that whole tiles can be read without a test.",
+    "// Packed sequences lie one behind the other instead: te__attn_seq.",
+    "//",
+    "// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra; without options, as in embedded PTX, 1.",
     "//",
     "// Launch: grid ceil(batch * heads * s_pad / 8), block 256.",
     "// te:baseline",
+    "// te:row X_EXTRA=0",
     "#include \"ops/attn/attn.cuh\"",
+    "",
+    "#ifndef X_EXTRA",
+    "#define X_EXTRA 1",
+    "#endif",
+    "enum { EXTRA = X_EXTRA };",
+    "typedef te_attn_of<EXTRA> te_of;",
     "",
     "extern \"C\" __global__ void __launch_bounds__(256, 4) te_attn_delta(const __grid_constant__ te__attn_kargs a) {",
     "    te_follow();",
@@ -9624,28 +9855,35 @@ static const char *const te__source_21[] = { /* ops/attn/attn_delta.cu */
     "    const int i = (int)(row - head * a.s_pad), b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);",
     "    float sum = 0.0f, lse2 = TE_INF;",
     "    if (b >= a.batch) return;",
-    "    if (i < a.s_q) {",
-    "        const te_i64 o = te_attn_at(a.o, b, h, i), g = te_attn_at(a.d_o, b, h, i);",
-    "        for (int c = lane; c < a.d_v; c += 32) sum += te_load(a.o.p, o + c, a.o.dt) * te_load(a.d_o.p, g + c, a.d_o.dt);",
+    "    const te_of::sequence seq = te_of::of(a, b);",
+    "    if (EXTRA && i >= (seq.s_q + TE__ATTN_PAD - 1) / TE__ATTN_PAD * TE__ATTN_PAD && i >= te_of::q_end(seq)) return;",
+    "    if (i < seq.s_q) {",
+    "        const te_of::view o_view = te_of::queries(a.o, seq), g_view = te_of::queries(a.d_o, seq);",
+    "        const te_i64 o = te_attn_at(o_view, b, h, i), g = te_attn_at(g_view, b, h, i);",
+    "        for (int c = lane; c < a.d_v; c += 32) sum += te_load(o_view.p, o + c, o_view.dt) * te_load(g_view.p, g + c, g_view.dt);",
     "        sum = te_warp_sum(sum);",
-    "        lse2 = a.lse[head * a.s_q + i] * TE_LOG2E;",
+    "        lse2 = a.lse[te_of::lse_at(seq, b, h) + i] * TE_LOG2E;",
     "        if (lse2 == -TE_INF) lse2 = TE_INF;",
     "    }",
     "    if (lane == 0) {",
-    "        a.delta[row] = sum;",
-    "        a.lse2[row] = lse2;",
+    "        const te_i64 to = te_of::work_at(seq, b, h) + i;",
+    "        a.delta[to] = sum;",
+    "        a.lse2[to] = lse2;",
     "    }",
     "}",
 };
-static const char *const te__source_22[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_25[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
     "// summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf.",
     "//",
+    "// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra (general.cuh).",
+    "//",
     "// Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory",
     "//         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h).",
     "// te:baseline",
+    "// te:row X_EXTRA=0",
     "#include \"ops/attn/general.cuh\"",
     "",
     "extern \"C\" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {",
@@ -9653,7 +9891,10 @@ static const char *const te__source_22[] = { /* ops/attn/attn_fwd.cu */
     "    extern __shared__ float4 te_shared[];",
     "    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);",
-    "    const int group = at.h / (a.heads / a.groups);",
+    "    const te_of::sequence seq = te_of::of(a, at.b);",
+    "    const int group = at.h / (a.heads / a.groups), q_end = te_of::q_end(seq);",
+    "    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);",
+    "    const float slope2 = te_of::slope2(a, at.b, at.h);",
     "    const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;",
     "    const int ld_q = TE__ATTN_ROW(a.d), ld = TE__ATTN_LANE_ROW(max(a.d, a.d_v));",
     "    float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;",
@@ -9663,18 +9904,20 @@ static const char *const te__source_22[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_clear(acc);",
     "#pragma unroll",
     "    for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // in units of log2; l: this lane's share",
-    "    te_attn_stage(q, ld_q, a.q, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d);",
+    "    if (EXTRA && block_first >= q_end) return;",
+    "    te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);",
     "",
-    "    const int begin = te_attn_keys_begin(a, block_first), end = te_attn_keys_end(a, min(block_first + TE__ATTN_ROWS, a.s_q) - 1);",
+    "    const int begin = te_attn_keys_begin(seq, block_first);",
+    "    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);",
     "    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {",
     "        float p[TE_MINE];",
     "        __syncthreads();",
-    "        te_attn_stage(kv, ld, a.k, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d);",
+    "        te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);",
     "        __syncthreads();",
     "        te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);",
     "#pragma unroll",
     "        for (int r = 0; r < TE_MINE; r++) {",
-    "            float s = te_attn_sees(a, first + r, j0 + lane) ? p[r] * a.scale2 : -TE_INF;",
+    "            float s = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);",
     "            float top = fmaxf(m[r], te_warp_max(s)), base = top == -TE_INF ? 0.0f : top;",
     "            float shrink = exp2f(m[r] - base);",
     "            p[r] = exp2f(s - base);",
@@ -9686,23 +9929,26 @@ static const char *const te__source_22[] = { /* ops/attn/attn_fwd.cu */
     "        }",
     "        *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);",
     "        __syncthreads();",
-    "        te_attn_stage(kv, ld, a.v, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d_v);",
+    "        te_attn_stage(kv, ld, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v, &a.x);",
     "        __syncthreads();",
     "        te_attn_gather(acc, weight, kv, ld, a.d_v);",
     "    }",
     "",
+    "    if (EXTRA && a.x.max_logit && lane == 0) te_attn_raise(a.x.max_logit + at.h, fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));",
+    "    const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;",
     "#pragma unroll",
     "    for (int r = 0; r < TE_MINE; r++) {",
-    "        float sum = te_warp_sum(l[r]), inverse = sum == 0.0f ? 0.0f : a.keep_scale / sum;",
-    "        if (a.lse && lane == 0 && first + r < a.s_q)",
-    "            a.lse[((te_i64)at.b * a.heads + at.h) * a.s_q + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;",
+    "        float sum = te_warp_sum(l[r]), shrink = EXTRA ? te_attn_add_sink(sink2, &m[r], &sum) : 1.0f;",
+    "        float inverse = sum == 0.0f ? 0.0f : shrink * a.keep_scale / sum;",
+    "        if (a.lse && lane == 0 && first + r < q_end)",
+    "            a.lse[te_of::lse_at(seq, at.b, at.h) + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;",
     "#pragma unroll",
     "        for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= inverse;",
     "    }",
-    "    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);",
+    "    te_attn_put(te_of::queries(a.o, seq), at.b, at.h, first, q_end, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_26[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), by the",
     "// method of FlashAttention-2 (Dao, 2023).",
     "//",
@@ -9875,7 +10121,7 @@ static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
+static const char *const te__source_27[] = { /* ops/attn/fragments.cuh */
     "// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -10059,7 +10305,7 @@ static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/attn/general.cuh */
+static const char *const te__source_28[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -10067,14 +10313,27 @@ static const char *const te__source_25[] = { /* ops/attn/general.cuh */
     "#pragma once",
     "#include \"ops/attn/attn.cuh\"",
     "",
-    "#define TE_MINE 4                        // rows of a warp",
+    "#define TE_MINE 4                         // rows of a warp",
     "#define TE_CHANNELS (TE__ATTN_MAX_D / 32) // channels of a lane",
     "",
-    "// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0.",
-    "TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d) {",
+    "// The general row, which embedded PTX is made of, has everything; plain attention gets X_EXTRA=0.",
+    "#ifndef X_EXTRA",
+    "#define X_EXTRA 1",
+    "#endif",
+    "enum { EXTRA = X_EXTRA };",
+    "typedef te_attn_of<EXTRA> te_of;",
+    "",
+    "// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they",
+    "// are keys, which may lie in pages.",
+    "TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d, const te__attn_extra *paged = 0) {",
     "    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;",
     "    for (int r = warp; r < n; r += TE__ATTN_ROWS / TE_MINE) {",
     "        te_i64 from = te_attn_at(x, b, h, first + r);",
+    "        if (EXTRA && paged && paged->pages && first + r < end) {",
+    "            int row;",
+    "            te_i64 page = te__attn_page(paged, b, first + r, &row);",
+    "            from = page * x.b + h * x.h + row * x.s;",
+    "        }",
     "#pragma unroll 1",
     "        for (int c = lane; c < ld; c += 32) dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) : 0.0f;",
     "    }",
@@ -10134,7 +10393,7 @@ static const char *const te__source_25[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/attn/kargs.h */
+static const char *const te__source_29[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: arguments of the attention kernels. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -10207,7 +10466,7 @@ static const char *const te__source_26[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_27[] = { /* ops/attn/sequence.h */
+static const char *const te__source_30[] = { /* ops/attn/sequence.h */
     "/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, and ALiBi's slopes. Read by the host and by kernels: knows the arguments",
     " * (kargs.h), no tensors and no tiles. */",
     "#ifndef TE__ATTN_SEQUENCE_H",
@@ -10283,7 +10542,7 @@ static const char *const te__source_27[] = { /* ops/attn/sequence.h */
     "",
     "#endif",
 };
-static const char *const te__source_28[] = { /* ops/block/block.cuh */
+static const char *const te__source_31[] = { /* ops/block/block.cuh */
     "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
     "#pragma once",
     "#include \"device/vector.cuh\"",
@@ -10305,7 +10564,7 @@ static const char *const te__source_28[] = { /* ops/block/block.cuh */
     "    return make_uint2(w[0], w[1]);",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/block/block_dequantize.cu */
+static const char *const te__source_32[] = { /* ops/block/block_dequantize.cu */
     "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
@@ -10369,7 +10628,7 @@ static const char *const te__source_29[] = { /* ops/block/block_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_30[] = { /* ops/block/block_dequantize_col.cu */
+static const char *const te__source_33[] = { /* ops/block/block_dequantize_col.cu */
     "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
     "//",
     "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
@@ -10451,7 +10710,7 @@ static const char *const te__source_30[] = { /* ops/block/block_dequantize_col.c
     "    }",
     "}",
 };
-static const char *const te__source_31[] = { /* ops/block/block_quantize.cu */
+static const char *const te__source_34[] = { /* ops/block/block_quantize.cu */
     "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
     "// for each 128 x 128: scales and both copies from one read of x.",
     "//",
@@ -10644,7 +10903,7 @@ static const char *const te__source_31[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_32[] = { /* ops/block/kargs.h */
+static const char *const te__source_35[] = { /* ops/block/kargs.h */
     "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A thread block does one tile of 128 rows and 128 columns. */",
@@ -10677,7 +10936,7 @@ static const char *const te__source_32[] = { /* ops/block/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__block_dequantize_kargs;",
 };
-static const char *const te__source_33[] = { /* ops/cast/amax.cu */
+static const char *const te__source_36[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
     "// makes amax of them.",
     "//",
@@ -10746,7 +11005,7 @@ static const char *const te__source_33[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_34[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_37[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, concatenated.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -10762,7 +11021,7 @@ static const char *const te__source_34[] = { /* ops/cast/delayed_gather.cu */
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_35[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_38[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -10805,7 +11064,7 @@ static const char *const te__source_35[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_36[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_39[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Benchmark: \"dequantize e4m3\" in tests/bench/h200.csv.",
@@ -10869,7 +11128,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_40[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -11080,7 +11339,7 @@ static const char *const te__source_37[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_38[] = { /* ops/cast/kargs.h */
+static const char *const te__source_41[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
@@ -11165,7 +11424,7 @@ static const char *const te__source_38[] = { /* ops/cast/kargs.h */
     "    int pad;",
     "} te__transpose_nibbles_kargs;",
 };
-static const char *const te__source_39[] = { /* ops/cast/list.cuh */
+static const char *const te__source_42[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use of the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -11182,7 +11441,7 @@ static const char *const te__source_39[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_40[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_43[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -11200,7 +11459,7 @@ static const char *const te__source_40[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_44[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -11266,7 +11525,7 @@ static const char *const te__source_41[] = { /* ops/cast/transpose_nibbles.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store(tile[i], a.dst, a.ldd, (te_i64)tile_m * 128, first_col + 64 * i, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_42[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -11343,7 +11602,7 @@ static const char *const te__source_42[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_46[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -11359,7 +11618,7 @@ static const char *const te__source_43[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_44[] = { /* ops/gemm/decode.cuh */
+static const char *const te__source_47[] = { /* ops/gemm/decode.cuh */
     "// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits, an E4M3 scale too, and bf16 has 8",
     "// and f32's exponents; only bits below 2^-133 are lost.",
     "#pragma once",
@@ -11400,7 +11659,7 @@ static const char *const te__source_44[] = { /* ops/gemm/decode.cuh */
     "    return te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_48[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -11663,7 +11922,7 @@ static const char *const te__source_45[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/gemm/epilogue_store.cuh */
+static const char *const te__source_49[] = { /* ops/gemm/epilogue_store.cuh */
     "// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -12047,7 +12306,7 @@ static const char *const te__source_46[] = { /* ops/gemm/epilogue_store.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
+static const char *const te__source_50[] = { /* ops/gemm/gemm_align.cu */
     "// ops/gemm/gemm_align.cu: operands whose rows have any alignment, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
     "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word",
@@ -12090,7 +12349,7 @@ static const char *const te__source_47[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.",
     "//",
     "//   codes  | 16 | 16 | .. |     A thread decodes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
@@ -12174,7 +12433,7 @@ static const char *const te__source_48[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_grouped_naive.cu */
     "// ops/gemm/gemm_grouped_naive.cu: te_grouped_gemm in plain f32 FMAs: every format, layout, size and alignment, either kind of groups.",
     "// The oracle of the tensor-core kernels, and the fallback where those cannot run. naive.cuh has the tile, groups.cuh the groups.",
     "//",
@@ -12192,7 +12451,7 @@ static const char *const te__source_49[] = { /* ops/gemm/gemm_grouped_naive.cu *
     "    if (te_group_open(a, TILE, TILE, blockIdx.x, g, tile)) te_naive_tile(g, tile);",
     "}",
 };
-static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: TMA reads zeros beyond, and writes nothing there, and tiles need no special case.",
     "//",
@@ -12232,7 +12491,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B (128",
@@ -13098,7 +13357,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_55[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -13506,7 +13765,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_56[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D in plain f32 FMAs: every format, layout, size and alignment.",
     "// The oracle of the tensor-core kernels, and the fallback where those cannot run.",
     "// naive.cuh has the tile.",
@@ -13521,7 +13780,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_naive.cu */
     "    te_naive_tile(a, blockIdx.x);",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_57[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -13552,7 +13811,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/gemm/gemv_k.cu */
+static const char *const te__source_58[] = { /* ops/gemm/gemv_k.cu */
     "// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of",
     "// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.",
     "//",
@@ -13786,7 +14045,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemv_k.cu */
     "    te_gemm_finish(a, te_gemm_scale(a), SHORT_A ? other : first + line, SHORT_A ? first + line : other, all);",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/gemv_mn.cu */
+static const char *const te__source_59[] = { /* ops/gemm/gemv_mn.cu */
     "// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of",
     "// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.",
     "//",
@@ -13926,7 +14185,7 @@ static const char *const te__source_56[] = { /* ops/gemm/gemv_mn.cu */
     "    }",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -14047,7 +14306,7 @@ static const char *const te__source_57[] = { /* ops/gemm/groups.cuh */
     "    return (g.scale_a ? g.scale_a[all.groups.each_a ? group : 0] : 1.0f) * (g.scale_b ? g.scale_b[all.groups.each_b ? group : 0] : 1.0f);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_61[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */",
@@ -14176,7 +14435,7 @@ static const char *const te__source_58[] = { /* ops/gemm/kargs.h */
     "    const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */",
     "} te__gemm_hopper_grouped_kargs;",
 };
-static const char *const te__source_59[] = { /* ops/gemm/naive.cuh */
+static const char *const te__source_62[] = { /* ops/gemm/naive.cuh */
     "// ops/gemm/naive.cuh: one tile of D by plain f32 FMAs: every format, layout, size and alignment.",
     "//",
     "//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.",
@@ -14249,7 +14508,7 @@ static const char *const te__source_59[] = { /* ops/gemm/naive.cuh */
     "        }",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_63[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14270,7 +14529,7 @@ static const char *const te__source_60[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(out[0], out[1], out[2], out[3]);",
     "}",
 };
-static const char *const te__source_61[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_64[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -14330,7 +14589,7 @@ static const char *const te__source_61[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_65[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -14353,7 +14612,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_66[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -14437,7 +14696,7 @@ static const char *const te__source_63[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/loss/kargs.h */
+static const char *const te__source_67[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m] from logits [m, v]. */",
@@ -14481,7 +14740,7 @@ static const char *const te__source_64[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_68[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -14513,7 +14772,7 @@ static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_69[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Benchmark: \"mean squared error backward\" in tests/bench/h200.csv.",
@@ -14547,7 +14806,7 @@ static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_70[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -14589,7 +14848,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_71[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -14605,7 +14864,7 @@ static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/axpby.cu */
+static const char *const te__source_72[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.",
     "//",
     "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
@@ -14649,7 +14908,7 @@ static const char *const te__source_69[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_73[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -14771,7 +15030,7 @@ static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/column_sum_short.cu */
+static const char *const te__source_74[] = { /* ops/math/column_sum_short.cu */
     "// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n], f32, for at most some thousand rows: the partial",
     "// sums that gemm_hopper and act_bwd_tile leave.",
     "//",
@@ -14811,7 +15070,7 @@ static const char *const te__source_71[] = { /* ops/math/column_sum_short.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/copy.cu */
+static const char *const te__source_75[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -14938,7 +15197,7 @@ static const char *const te__source_72[] = { /* ops/math/copy.cu */
     "        if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_76[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -15020,7 +15279,7 @@ static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
     "    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_77[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Benchmark: \"embedding forward\" in tests/bench/h200.csv.",
@@ -15055,7 +15314,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_78[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
@@ -15159,7 +15418,7 @@ static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/fill.cu */
+static const char *const te__source_79[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Benchmark: \"fill\" in tests/bench/h200.csv.",
@@ -15185,7 +15444,7 @@ static const char *const te__source_76[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/kargs.h */
+static const char *const te__source_80[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -15302,7 +15561,7 @@ static const char *const te__source_77[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_78[] = { /* ops/math/random.cu */
+static const char *const te__source_81[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Benchmark: \"normal random\" in tests/bench/h200.csv.",
@@ -15342,7 +15601,7 @@ static const char *const te__source_78[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/sum.cu */
+static const char *const te__source_82[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -15386,7 +15645,7 @@ static const char *const te__source_79[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_83[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -15404,7 +15663,7 @@ static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/math/transpose.cu */
+static const char *const te__source_84[] = { /* ops/math/transpose.cu */
     "// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -15519,7 +15778,7 @@ static const char *const te__source_81[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_85[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -15551,7 +15810,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -15595,7 +15854,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -15672,7 +15931,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_88[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -15842,7 +16101,7 @@ static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/norm/kargs.h */
+static const char *const te__source_89[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -15898,7 +16157,7 @@ static const char *const te__source_86[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -15918,7 +16177,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16235,7 +16494,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16249,7 +16508,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -16367,7 +16626,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -16503,7 +16762,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -16553,7 +16812,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -16661,7 +16920,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -16810,7 +17069,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -16877,7 +17136,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17104,7 +17363,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17210,7 +17469,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17227,7 +17486,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -17354,7 +17613,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -17690,7 +17949,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/adam.cu */
+static const char *const te__source_104[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -17776,7 +18035,7 @@ static const char *const te__source_101[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/kargs.h */
+static const char *const te__source_105[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -17840,7 +18099,7 @@ static const char *const te__source_102[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_103[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_106[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -17865,7 +18124,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_107[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -17917,7 +18176,7 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_108[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -17936,7 +18195,7 @@ static const char *const te__source_105[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_109[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17952,7 +18211,7 @@ static const char *const te__source_106[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_110[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18001,7 +18260,7 @@ static const char *const te__source_107[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/rope/kargs.h */
+static const char *const te__source_111[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -18036,7 +18295,7 @@ static const char *const te__source_108[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_109[] = { /* ops/rope/rope.cu */
+static const char *const te__source_112[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -18223,7 +18482,7 @@ static const char *const te__source_109[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/shard/kargs.h */
+static const char *const te__source_113[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -18270,7 +18529,7 @@ static const char *const te__source_110[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_111[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_114[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -18287,7 +18546,7 @@ static const char *const te__source_111[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_115[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -18402,7 +18661,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_116[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -18530,7 +18789,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_117[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -18604,7 +18863,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_118[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -18658,7 +18917,7 @@ static const char *const te__source_115[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/stats/kargs.h */
+static const char *const te__source_119[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -18680,7 +18939,7 @@ static const char *const te__source_116[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_117[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_120[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -18758,7 +19017,7 @@ static const char *const te__source_117[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_118[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_121[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -18819,109 +19078,112 @@ static const te__source te__sources[] = {
     {"ops/act/act_fwd_tile.cu", te__source_13, 63},
     {"ops/act/act_tile.cuh", te__source_14, 74},
     {"ops/act/kargs.h", te__source_15, 43},
-    {"ops/attn/attn.cuh", te__source_16, 80},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_17, 63},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_18, 176},
-    {"ops/attn/attn_bwd_dq.cu", te__source_19, 54},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_20, 122},
-    {"ops/attn/attn_delta.cu", te__source_21, 28},
-    {"ops/attn/attn_fwd.cu", te__source_22, 63},
-    {"ops/attn/attn_fwd_mma.cu", te__source_23, 171},
-    {"ops/attn/fragments.cuh", te__source_24, 182},
-    {"ops/attn/general.cuh", te__source_25, 73},
-    {"ops/attn/kargs.h", te__source_26, 71},
-    {"ops/attn/sequence.h", te__source_27, 74},
-    {"ops/block/block.cuh", te__source_28, 20},
-    {"ops/block/block_dequantize.cu", te__source_29, 62},
-    {"ops/block/block_dequantize_col.cu", te__source_30, 80},
-    {"ops/block/block_quantize.cu", te__source_31, 191},
-    {"ops/block/kargs.h", te__source_32, 31},
-    {"ops/cast/amax.cu", te__source_33, 67},
-    {"ops/cast/delayed_gather.cu", te__source_34, 14},
-    {"ops/cast/delayed_update.cu", te__source_35, 41},
-    {"ops/cast/fp8_dequantize.cu", te__source_36, 62},
-    {"ops/cast/fp8_quantize.cu", te__source_37, 209},
-    {"ops/cast/kargs.h", te__source_38, 83},
-    {"ops/cast/list.cuh", te__source_39, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_40, 16},
-    {"ops/cast/transpose_nibbles.cu", te__source_41, 64},
-    {"ops/dropout/dropout_add.cu", te__source_42, 75},
-    {"ops/dropout/kargs.h", te__source_43, 14},
-    {"ops/gemm/decode.cuh", te__source_44, 39},
-    {"ops/gemm/epilogue.cuh", te__source_45, 261},
-    {"ops/gemm/epilogue_store.cuh", te__source_46, 382},
-    {"ops/gemm/gemm_align.cu", te__source_47, 41},
-    {"ops/gemm/gemm_decode.cu", te__source_48, 82},
-    {"ops/gemm/gemm_grouped_naive.cu", te__source_49, 16},
-    {"ops/gemm/gemm_groups.cu", te__source_50, 38},
-    {"ops/gemm/gemm_hopper.cu", te__source_51, 864},
-    {"ops/gemm/gemm_mma.cu", te__source_52, 406},
-    {"ops/gemm/gemm_naive.cu", te__source_53, 13},
-    {"ops/gemm/gemm_reduce.cu", te__source_54, 29},
-    {"ops/gemm/gemv_k.cu", te__source_55, 232},
-    {"ops/gemm/gemv_mn.cu", te__source_56, 138},
-    {"ops/gemm/groups.cuh", te__source_57, 119},
-    {"ops/gemm/kargs.h", te__source_58, 127},
-    {"ops/gemm/naive.cuh", te__source_59, 71},
-    {"ops/gemm/shift.cuh", te__source_60, 19},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_61, 58},
-    {"ops/loss/cross_entropy_count.cu", te__source_62, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_63, 82},
-    {"ops/loss/kargs.h", te__source_64, 42},
-    {"ops/loss/loss.cuh", te__source_65, 30},
-    {"ops/loss/mse_bwd.cu", te__source_66, 32},
-    {"ops/loss/mse_fwd.cu", te__source_67, 40},
-    {"ops/loss/mse_sum.cu", te__source_68, 14},
-    {"ops/math/axpby.cu", te__source_69, 42},
-    {"ops/math/column_sum.cu", te__source_70, 120},
-    {"ops/math/column_sum_short.cu", te__source_71, 38},
-    {"ops/math/copy.cu", te__source_72, 125},
-    {"ops/math/embedding_bwd.cu", te__source_73, 80},
-    {"ops/math/embedding_fwd.cu", te__source_74, 33},
-    {"ops/math/embedding_sort.cu", te__source_75, 102},
-    {"ops/math/fill.cu", te__source_76, 24},
-    {"ops/math/kargs.h", te__source_77, 115},
-    {"ops/math/random.cu", te__source_78, 38},
-    {"ops/math/sum.cu", te__source_79, 42},
-    {"ops/math/sum_final.cu", te__source_80, 16},
-    {"ops/math/transpose.cu", te__source_81, 113},
-    {"ops/mxfp8/kargs.h", te__source_82, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_83, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_84, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_85, 168},
-    {"ops/norm/kargs.h", te__source_86, 54},
-    {"ops/norm/norm_amax.cu", te__source_87, 18},
-    {"ops/norm/norm_bwd.cu", te__source_88, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_89, 12},
-    {"ops/norm/norm_fwd.cu", te__source_90, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_91, 134},
-    {"ops/norm/norm_parts.cuh", te__source_92, 48},
-    {"ops/norm/norm_row.cuh", te__source_93, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_94, 147},
-    {"ops/nvfp4/kargs.h", te__source_95, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_96, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_97, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_98, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_99, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_100, 334},
-    {"ops/optim/adam.cu", te__source_101, 84},
-    {"ops/optim/kargs.h", te__source_102, 62},
-    {"ops/optim/l2norm_final.cu", te__source_103, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_104, 50},
-    {"ops/optim/l2norm_tensor.cu", te__source_105, 17},
-    {"ops/optim/multi.cuh", te__source_106, 14},
-    {"ops/optim/multi_scale.cu", te__source_107, 47},
-    {"ops/rope/kargs.h", te__source_108, 33},
-    {"ops/rope/rope.cu", te__source_109, 185},
-    {"ops/shard/kargs.h", te__source_110, 45},
-    {"ops/shard/shard.cuh", te__source_111, 15},
-    {"ops/shard/shard_amax.cu", te__source_112, 113},
-    {"ops/shard/shard_cast.cu", te__source_113, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_114, 72},
-    {"ops/shard/shard_scales.cu", te__source_115, 52},
-    {"ops/stats/kargs.h", te__source_116, 20},
-    {"ops/stats/quant_error.cu", te__source_117, 76},
-    {"ops/stats/quant_error_final.cu", te__source_118, 42},
+    {"ops/attn/attn.cuh", te__source_16, 150},
+    {"ops/attn/attn_bwd_bias.cu", te__source_17, 69},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_18, 71},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_19, 176},
+    {"ops/attn/attn_bwd_dq.cu", te__source_20, 62},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_21, 122},
+    {"ops/attn/attn_bwd_sink.cu", te__source_22, 21},
+    {"ops/attn/attn_clear.cu", te__source_23, 39},
+    {"ops/attn/attn_delta.cu", te__source_24, 42},
+    {"ops/attn/attn_fwd.cu", te__source_25, 74},
+    {"ops/attn/attn_fwd_mma.cu", te__source_26, 171},
+    {"ops/attn/fragments.cuh", te__source_27, 182},
+    {"ops/attn/general.cuh", te__source_28, 86},
+    {"ops/attn/kargs.h", te__source_29, 71},
+    {"ops/attn/sequence.h", te__source_30, 74},
+    {"ops/block/block.cuh", te__source_31, 20},
+    {"ops/block/block_dequantize.cu", te__source_32, 62},
+    {"ops/block/block_dequantize_col.cu", te__source_33, 80},
+    {"ops/block/block_quantize.cu", te__source_34, 191},
+    {"ops/block/kargs.h", te__source_35, 31},
+    {"ops/cast/amax.cu", te__source_36, 67},
+    {"ops/cast/delayed_gather.cu", te__source_37, 14},
+    {"ops/cast/delayed_update.cu", te__source_38, 41},
+    {"ops/cast/fp8_dequantize.cu", te__source_39, 62},
+    {"ops/cast/fp8_quantize.cu", te__source_40, 209},
+    {"ops/cast/kargs.h", te__source_41, 83},
+    {"ops/cast/list.cuh", te__source_42, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_43, 16},
+    {"ops/cast/transpose_nibbles.cu", te__source_44, 64},
+    {"ops/dropout/dropout_add.cu", te__source_45, 75},
+    {"ops/dropout/kargs.h", te__source_46, 14},
+    {"ops/gemm/decode.cuh", te__source_47, 39},
+    {"ops/gemm/epilogue.cuh", te__source_48, 261},
+    {"ops/gemm/epilogue_store.cuh", te__source_49, 382},
+    {"ops/gemm/gemm_align.cu", te__source_50, 41},
+    {"ops/gemm/gemm_decode.cu", te__source_51, 82},
+    {"ops/gemm/gemm_grouped_naive.cu", te__source_52, 16},
+    {"ops/gemm/gemm_groups.cu", te__source_53, 38},
+    {"ops/gemm/gemm_hopper.cu", te__source_54, 864},
+    {"ops/gemm/gemm_mma.cu", te__source_55, 406},
+    {"ops/gemm/gemm_naive.cu", te__source_56, 13},
+    {"ops/gemm/gemm_reduce.cu", te__source_57, 29},
+    {"ops/gemm/gemv_k.cu", te__source_58, 232},
+    {"ops/gemm/gemv_mn.cu", te__source_59, 138},
+    {"ops/gemm/groups.cuh", te__source_60, 119},
+    {"ops/gemm/kargs.h", te__source_61, 127},
+    {"ops/gemm/naive.cuh", te__source_62, 71},
+    {"ops/gemm/shift.cuh", te__source_63, 19},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_64, 58},
+    {"ops/loss/cross_entropy_count.cu", te__source_65, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_66, 82},
+    {"ops/loss/kargs.h", te__source_67, 42},
+    {"ops/loss/loss.cuh", te__source_68, 30},
+    {"ops/loss/mse_bwd.cu", te__source_69, 32},
+    {"ops/loss/mse_fwd.cu", te__source_70, 40},
+    {"ops/loss/mse_sum.cu", te__source_71, 14},
+    {"ops/math/axpby.cu", te__source_72, 42},
+    {"ops/math/column_sum.cu", te__source_73, 120},
+    {"ops/math/column_sum_short.cu", te__source_74, 38},
+    {"ops/math/copy.cu", te__source_75, 125},
+    {"ops/math/embedding_bwd.cu", te__source_76, 80},
+    {"ops/math/embedding_fwd.cu", te__source_77, 33},
+    {"ops/math/embedding_sort.cu", te__source_78, 102},
+    {"ops/math/fill.cu", te__source_79, 24},
+    {"ops/math/kargs.h", te__source_80, 115},
+    {"ops/math/random.cu", te__source_81, 38},
+    {"ops/math/sum.cu", te__source_82, 42},
+    {"ops/math/sum_final.cu", te__source_83, 16},
+    {"ops/math/transpose.cu", te__source_84, 113},
+    {"ops/mxfp8/kargs.h", te__source_85, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_86, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_87, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_88, 168},
+    {"ops/norm/kargs.h", te__source_89, 54},
+    {"ops/norm/norm_amax.cu", te__source_90, 18},
+    {"ops/norm/norm_bwd.cu", te__source_91, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_92, 12},
+    {"ops/norm/norm_fwd.cu", te__source_93, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_94, 134},
+    {"ops/norm/norm_parts.cuh", te__source_95, 48},
+    {"ops/norm/norm_row.cuh", te__source_96, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_97, 147},
+    {"ops/nvfp4/kargs.h", te__source_98, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_99, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_100, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_101, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_102, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_103, 334},
+    {"ops/optim/adam.cu", te__source_104, 84},
+    {"ops/optim/kargs.h", te__source_105, 62},
+    {"ops/optim/l2norm_final.cu", te__source_106, 23},
+    {"ops/optim/l2norm_partial.cu", te__source_107, 50},
+    {"ops/optim/l2norm_tensor.cu", te__source_108, 17},
+    {"ops/optim/multi.cuh", te__source_109, 14},
+    {"ops/optim/multi_scale.cu", te__source_110, 47},
+    {"ops/rope/kargs.h", te__source_111, 33},
+    {"ops/rope/rope.cu", te__source_112, 185},
+    {"ops/shard/kargs.h", te__source_113, 45},
+    {"ops/shard/shard.cuh", te__source_114, 15},
+    {"ops/shard/shard_amax.cu", te__source_115, 113},
+    {"ops/shard/shard_cast.cu", te__source_116, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_117, 72},
+    {"ops/shard/shard_scales.cu", te__source_118, 52},
+    {"ops/stats/kargs.h", te__source_119, 20},
+    {"ops/stats/quant_error.cu", te__source_120, 76},
+    {"ops/stats/quant_error_final.cu", te__source_121, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -25351,12 +25613,11 @@ enum {
     T(extras.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(extras.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
         T(extras.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(extras.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
         T(extras.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(extras.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
-        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                          \
-        T(extras.page_table, TE__IN | TE__AS_I32 | TE__OPT)
+        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)              \
-        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
+        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T) T(extras.page_table, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
@@ -33811,7 +34072,7 @@ static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_karg
 
 static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
     const int dt = a->q.dt;
-    bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
+    bool ok = !p->baseline && !a->x.on && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
               (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
@@ -33841,7 +34102,40 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
         te__launch_option(l, "X_WARPS", t->warps);
         te__launch_option(l, "X_M", t->m);
         te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    } else if (!a->x.on) {
+        te__launch_option(l, "X_EXTRA", 0);
     }
+    return TE_OK;
+}
+
+/* What kernels by sequences leave: see attn_clear.cu. */
+static te_result te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward) {
+    const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
+    te__launch *l;
+    if (rows == 0 && (backward || !a->x.max_logit || a->heads == 0)) return TE_OK;
+    l = te__plan_launch(p, "attn", "attn_clear");
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
+    return TE_OK;
+}
+
+/* The gradients of the bias and of the softmax's offset, from lse2 and delta. */
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a) {
+    const te__attn_extra *x = &a->x;
+    const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
+    te__launch *l;
+    if (x->dsink && a->heads) {
+        l = te__plan_launch(p, "attn", "attn_bwd_sink");
+        *TE__KARGS(p, l, te__attn_kargs) = *a;
+        te__launch_size(l, a->heads, 1, 1, 256, 0);
+    }
+    if (!x->dbias.p || blocks == 0) return TE_OK;
+    if (blocks > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", x->dbias_b, x->dbias_h,
+                        x->dbias_i, a->s_kv);
+    l = te__plan_launch(p, "attn", "attn_bwd_bias");
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a->d, a->d_v, a->d, a->d_v));
     return TE_OK;
 }
 
@@ -33850,7 +34144,8 @@ static const char te__attn_why_general[] = "general: any format, head size and s
 
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
-    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_fwd: extras have no CUDA kernels yet");
+    const te_result r = te__attn_launch_clear(p, &a, false);
+    if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
         te__plan_why(p, te__attn_why_mma);
@@ -33862,19 +34157,25 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 
 static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
-    te_result r;
-    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: extras have no CUDA kernels yet");
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
+    const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
+    te_result r = te__attn_launch_clear(p, &a, true);
+    if (r != TE_OK) return r;
     if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
-    if (rows > 0) {
+    if (kept > 0) {
         te__launch *l;
-        a.lse2 = (float *)te__plan_workspace(p, 2 * rows * (int64_t)sizeof(float));
+        a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
         if (!a.lse2) return p->result;
-        a.delta = a.lse2 + rows;
-        l = te__plan_launch(p, "attn", "attn_delta");
-        *TE__KARGS(p, l, te__attn_kargs) = a;
-        te__launch_size(l, rows / 8, 1, 1, 256, 0);
+        a.delta = a.lse2 + kept;
+        if (rows > 0) {
+            l = te__plan_launch(p, "attn", "attn_delta");
+            *TE__KARGS(p, l, te__attn_kargs) = a;
+            te__launch_size(l, rows / 8, 1, 1, 256, 0);
+            if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
+        }
     }
+    r = te__attn_launch_extras(p, &a);
+    if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, true)) {
         const int d = te__attn_padded_d(&a);
         const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f);

@@ -261,7 +261,7 @@ typedef struct te_op_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
-    te_attn_extras extras;
+    te_attn_extras extras; /* zero => none */
     te_tensor *max_logit;
 } te_op_attn_fwd_args;
 

@@ -69,7 +69,7 @@ static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_karg
 
 static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
     const int dt = a->q.dt;
-    bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
+    bool ok = !p->baseline && !a->x.on && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
               (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
@@ -99,7 +99,40 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
         te__launch_option(l, "X_WARPS", t->warps);
         te__launch_option(l, "X_M", t->m);
         te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    } else if (!a->x.on) {
+        te__launch_option(l, "X_EXTRA", 0);
     }
+    return TE_OK;
+}
+
+/* What kernels by sequences leave: see attn_clear.cu. */
+static te_result te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward) {
+    const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
+    te__launch *l;
+    if (rows == 0 && (backward || !a->x.max_logit || a->heads == 0)) return TE_OK;
+    l = te__plan_launch(p, "attn", "attn_clear");
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
+    return TE_OK;
+}
+
+/* The gradients of the bias and of the softmax's offset, from lse2 and delta. */
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a) {
+    const te__attn_extra *x = &a->x;
+    const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
+    te__launch *l;
+    if (x->dsink && a->heads) {
+        l = te__plan_launch(p, "attn", "attn_bwd_sink");
+        *TE__KARGS(p, l, te__attn_kargs) = *a;
+        te__launch_size(l, a->heads, 1, 1, 256, 0);
+    }
+    if (!x->dbias.p || blocks == 0) return TE_OK;
+    if (blocks > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", x->dbias_b, x->dbias_h,
+                        x->dbias_i, a->s_kv);
+    l = te__plan_launch(p, "attn", "attn_bwd_bias");
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a->d, a->d_v, a->d, a->d_v));
     return TE_OK;
 }
 
@@ -108,7 +141,8 @@ static const char te__attn_why_general[] = "general: any format, head size and s
 
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
-    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_fwd: extras have no CUDA kernels yet");
+    const te_result r = te__attn_launch_clear(p, &a, false);
+    if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
         te__plan_why(p, te__attn_why_mma);
@@ -120,19 +154,25 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 
 static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
-    te_result r;
-    if (a.x.on) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: extras have no CUDA kernels yet");
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
+    const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
+    te_result r = te__attn_launch_clear(p, &a, true);
+    if (r != TE_OK) return r;
     if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
-    if (rows > 0) {
+    if (kept > 0) {
         te__launch *l;
-        a.lse2 = (float *)te__plan_workspace(p, 2 * rows * (int64_t)sizeof(float));
+        a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
         if (!a.lse2) return p->result;
-        a.delta = a.lse2 + rows;
-        l = te__plan_launch(p, "attn", "attn_delta");
-        *TE__KARGS(p, l, te__attn_kargs) = a;
-        te__launch_size(l, rows / 8, 1, 1, 256, 0);
+        a.delta = a.lse2 + kept;
+        if (rows > 0) {
+            l = te__plan_launch(p, "attn", "attn_delta");
+            *TE__KARGS(p, l, te__attn_kargs) = a;
+            te__launch_size(l, rows / 8, 1, 1, 256, 0);
+            if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
+        }
     }
+    r = te__attn_launch_extras(p, &a);
+    if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, true)) {
         const int d = te__attn_padded_d(&a);
         const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f);

@@ -42,18 +42,24 @@ TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_byte
 // Element [b, i, h, 0], for te_load and te_store.
 TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }
 
+// The option that all kernels have. 0: plain attention; 1, which embedded PTX has, too: all of te__attn_extra.
+#ifndef X_EXTRA
+#define X_EXTRA 1
+#endif
+enum { EXTRA = X_EXTRA };
+
 // A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has a te__attn_seq, and views that begin at
 // the sequence's first row.
 template <int EXTRA> struct te_attn_of {
     typedef const te__attn_kargs &sequence;
     typedef const te__attn_view &view;
-    TE_DEV static sequence of(const te__attn_kargs &a, int) { return a; }
     TE_DEV static view queries(const te__attn_view &x, sequence) { return x; }
     TE_DEV static view keys(const te__attn_view &x, sequence) { return x; }
     TE_DEV static int q_end(sequence s) { return s.s_q; } // rows that are written
     TE_DEV static int kv_end(sequence s) { return s.s_kv; }
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
+    TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; } // of products, or of what te_adjust made of them
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
         return te_attn_sees(s, i, j) ? product * a.scale2 : -TE_INF;
@@ -62,7 +68,6 @@ template <int EXTRA> struct te_attn_of {
 template <> struct te_attn_of<1> {
     typedef te__attn_seq sequence;
     typedef te__attn_view view;
-    TE_DEV static sequence of(const te__attn_kargs &a, int b) { return te__attn_seq_of(&a, b); }
     TE_DEV static view from(const te__attn_view &x, te_i64 row) {
         view y = x;
         y.p = (char *)x.p + row * x.s * (x.dt == TE_F32 ? 4 : 2);
@@ -74,6 +79,7 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
+    TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
     // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
         if (!a.x.alibi) return 0.0f;
@@ -90,6 +96,14 @@ template <> struct te_attn_of<1> {
         return x;
     }
 };
+
+typedef te_attn_of<EXTRA> te_of;
+// Declares seq, for sequence b. Plain kernels bind it to the arguments themselves: through a function, the compiler makes other code of all that follows.
+#if X_EXTRA
+#define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
+#else
+#define TE_ATTN_SEQUENCE(a, b) const te__attn_kargs &seq = (a)
+#endif
 
 // The softmax's exponent beside the scores, in units of log2; -inf: none.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {

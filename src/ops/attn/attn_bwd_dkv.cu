@@ -4,7 +4,7 @@
 // The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that
 // every sum has one order. P and dS as in attn_bwd_dq.cu.
 //
-// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra (general.cuh).
+// Options: X_EXTRA (attn.cuh).
 //
 // Launch: grid (ceil(s_kv / 16) * batch * groups), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_kv + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.groups, false);
-    const te_of::sequence seq = te_of::of(a, at.b);
+    TE_ATTN_SEQUENCE(a, at.b);
     const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq);
     const int per_group = a.heads / a.groups, kv_end = te_of::kv_end(seq);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;

@@ -3,7 +3,7 @@
 // The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the
 // forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta.
 //
-// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra (general.cuh).
+// Options: X_EXTRA (attn.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);
-    const te_of::sequence seq = te_of::of(a, at.b);
+    TE_ATTN_SEQUENCE(a, at.b);
     const int group = at.h / (a.heads / a.groups), q_end = te_of::q_end(seq);
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);

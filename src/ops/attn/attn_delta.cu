@@ -4,18 +4,12 @@
 // Both are [batch, heads, s_pad]; rows from the sequence's last one on get delta 0 and lse2 +inf, so that whole tiles can be read without a test.
 // Packed sequences lie one behind the other instead: te__attn_seq.
 //
-// Options: X_EXTRA: 0 plain, 1 all of te__attn_extra; without options, as in embedded PTX, 1.
+// Options: X_EXTRA (attn.cuh).
 //
 // Launch: grid ceil(batch * heads * s_pad / 8), block 256.
 // te:baseline
 // te:row X_EXTRA=0
 #include "ops/attn/attn.cuh"
-
-#ifndef X_EXTRA
-#define X_EXTRA 1
-#endif
-enum { EXTRA = X_EXTRA };
-typedef te_attn_of<EXTRA> te_of;
 
 extern "C" __global__ void __launch_bounds__(256, 4) te_attn_delta(const __grid_constant__ te__attn_kargs a) {
     te_follow();
@@ -24,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_attn_delta(const __grid_
     const int i = (int)(row - head * a.s_pad), b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);
     float sum = 0.0f, lse2 = TE_INF;
     if (b >= a.batch) return;
-    const te_of::sequence seq = te_of::of(a, b);
+    TE_ATTN_SEQUENCE(a, b);
     if (EXTRA && i >= (seq.s_q + TE__ATTN_PAD - 1) / TE__ATTN_PAD * TE__ATTN_PAD && i >= te_of::q_end(seq)) return;
     if (i < seq.s_q) {
         const te_of::view o_view = te_of::queries(a.o, seq), g_view = te_of::queries(a.d_o, seq);

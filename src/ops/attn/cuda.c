@@ -21,34 +21,36 @@ static int64_t te__attn_fwd_shared(te__attn_tiles t) { return te__attn_row_bytes
 static int64_t te__attn_dq_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile); }
 static int64_t te__attn_dkv_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile; }
 
-/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. */
-static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout) {
+/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. Extras, with their
+ * lengths, strides and slopes, leave room for fewer. */
+static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
-    t.m = d <= 128 ? 2 : 1;
+    t.m = d <= 128 && !extras ? 2 : 1;
     t.warps = 4;
-    t.tile = d > 128 || (d > 64 && dropout) ? 32 : 64;
+    t.tile = d > 128 || (d > 64 && dropout && !extras) ? 32 : 64;
     if (te__attn_fwd_shared(t) > te__attn_shared_limit(p)) t.tile = 32;
     return t;
 }
-static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout) {
+static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
+    const bool narrow = extras || (d == 128 && dropout);
     t.d = d;
-    t.m = d == 128 && dropout ? 1 : 2;
-    t.warps = d == 128 && dropout ? 8 : 4;
-    t.tile = d <= 64 && !dropout ? 64 : 32;
+    t.m = narrow ? 1 : 2;
+    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* threads copy a tile in whole rounds, 4 or 8 to a row */
+    t.tile = d <= 64 && !dropout && !extras ? 64 : 32;
     if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
         t.m = 1;
         t.warps = 4;
     }
     return t;
 }
-static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout) {
+static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
     t.m = 1;
-    t.warps = 8;
-    t.tile = d == 128 && dropout ? 32 : 64;
+    t.warps = extras && d % 64 ? 4 : 8; /* as for dQ */
+    t.tile = extras || (d == 128 && dropout) ? 32 : 64;
     if (te__attn_dkv_shared(t) > te__attn_shared_limit(p)) {
         t.warps = 4;
         t.tile = d == 128 ? 32 : 64;
@@ -62,16 +64,17 @@ static int64_t te__attn_general_shared(int64_t mine, int64_t mine2, int64_t thei
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used. */
+/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
-    return (uintptr_t)x->p % 16 == 0 && (s == 1 || x->s % 8 == 0) && (a->batch == 1 || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
+    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.pages) || x->b % 8 == 0) &&
+           (heads == 1 || x->h % 8 == 0);
 }
 
 static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
     const int dt = a->q.dt;
-    bool ok = !p->baseline && !a->x.on && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
+    bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
-              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
+              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (!a->x.bias.p || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
               te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
     if (!ok || !backward) return ok;
@@ -99,6 +102,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
         te__launch_option(l, "X_WARPS", t->warps);
         te__launch_option(l, "X_M", t->m);
         te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+        te__launch_option(l, "X_EXTRA", a->x.on);
     } else if (!a->x.on) {
         te__launch_option(l, "X_EXTRA", 0);
     }
@@ -144,7 +148,7 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
     const te_result r = te__attn_launch_clear(p, &a, false);
     if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, false)) {
-        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
+        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t));
     }
@@ -175,7 +179,7 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, true)) {
         const int d = te__attn_padded_d(&a);
-        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f);
+        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
         r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, &kv, te__attn_dkv_shared(kv));
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, &q, te__attn_dq_shared(q)) : r;

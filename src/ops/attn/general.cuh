@@ -8,13 +8,6 @@
 #define TE_MINE 4                         // rows of a warp
 #define TE_CHANNELS (TE__ATTN_MAX_D / 32) // channels of a lane
 
-// The general row, which embedded PTX is made of, has everything; plain attention gets X_EXTRA=0.
-#ifndef X_EXTRA
-#define X_EXTRA 1
-#endif
-enum { EXTRA = X_EXTRA };
-typedef te_attn_of<EXTRA> te_of;
-
 // Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they
 // are keys, which may lie in pages.
 TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d, const te__attn_extra *paged = 0) {

@@ -81,9 +81,10 @@ TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float r = te_gemm_reciprocal(a * b), s = r * b, t = r * a;
     return make_float2(fmaf(x * fmaf(xx, 0.2140644486f, 1.59576912f), fmaf(-s, s, s), s), fmaf(y * fmaf(yy, 0.2140644486f, 1.59576912f), fmaf(-t, t, t), t));
 }
-// The scales that all of D has in common.
-TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {
-    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);
+// The scales that all of D, or of one group's, has in common.
+TE_DEV float te_gemm_scale(const te__gemm_kargs &a, int group = 0) {
+    return (a.scale_a && !a.rows_a ? a.scale_a[a.groups.each_a ? group : 0] * a.factor_a : 1.0f) *
+           (a.scale_b && !a.columns_b ? a.scale_b[a.groups.each_b ? group : 0] * a.factor_b : 1.0f);
 }
 
 // Two neighbours as one word of f16 or bf16, and back.

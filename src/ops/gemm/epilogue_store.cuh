@@ -35,11 +35,11 @@ struct te_tma_store_path {
 #if GROUPED
     bool tall, fresh; // the second accumulator has rows; the group's maps have not been acquired
     float scale_b;    // multiplied late: no wait for device memory before the first products are under way
-    TE_DEV void enter(const te_arguments &all, int of) {
-        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;
-        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;
+    TE_DEV void enter(int of) {
+        scale = a.g.scale_a ? a.g.scale_a[a.g.groups.each_a ? of : 0] : 1.0f;
+        scale_b = a.g.scale_b ? a.g.scale_b[a.g.groups.each_b ? of : 0] : 1.0f;
         if (GROUPED == 2) return;
-        d_map = all.maps + of * 32, aux_map = all.maps + of * 32 + 16;
+        d_map = a.maps + of * 32, aux_map = a.maps + of * 32 + 16;
         if (STORE & 2) bias_from = te_gemm_at(a.g.bias, of * a.g.n, a.g.bias_dt);
         fresh = true;
     }

@@ -194,7 +194,6 @@
 #define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
 #define ENTRIES 16 // for GROUPED: see te_entry
-#define LATE 1
 #define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once
 #define TMA_OUT (STORE && !ROWS_OUT)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
@@ -265,7 +264,6 @@ TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
 #if GROUPED
-typedef te__gemm_hopper_grouped_kargs te_arguments;
 // The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
 // upwards, and so through the groups.
 struct te_work {
@@ -282,16 +280,15 @@ struct te_work {
         te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));
         te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));
     }
-    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
-        const te__gemm_kargs &a = all.h.g;
+    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
+        const te__gemm_kargs &a = all.g;
         const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
         int4 at = rows[group_];
         te_u32 tm, tn;
         while (work >= (te_u32)at.w) at = rows[++group_];
         group = (int)group_;
         te_u32 tile = work - (te_u32)at.z, across = te_tiles_n(a), down = GROUPED == 1 ? (te_u32)(at.y - at.x) / BM : te_tiles_m(a);
-        if (GROUPED == 2 || !LATE) te_gemm_raster(tile, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : down, across, tm, tn);
-        else if (tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
+        if (GROUPED == 2 || tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
         else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
@@ -312,14 +309,13 @@ struct te_work {
 };
 #define TE_GROUP(w) ((w).group)
 #else
-typedef te__gemm_hopper_kargs te_arguments;
 #define TE_GROUP(w) 0
 // The tile and the k of work item `work` for block `rank` of the cluster.
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
     TE_DEV bool tall(te_i64) const { return true; }
-    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &) {
+    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &) {
         const te__gemm_kargs &a = all.g;
         te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;
         split = SPLIT ? (int)rank : (int)(work - tile * a.splits);
@@ -472,13 +468,8 @@ struct te_ahead {
 
 #include "ops/gemm/epilogue_store.cuh"
 
-extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     te_follow();
-#if GROUPED
-    const te__gemm_hopper_kargs &a = all.h;
-#else
-    const te__gemm_hopper_kargs &a = all;
-#endif
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * WAY_OUT, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
@@ -486,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
     te_u32 entries = (sums + 2 * COLUMN_SUMS + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
-    te_u32 works = all.rows[all.groups.count - 1].tiles_end;
+    te_u32 works = a.rows[a.g.groups.count - 1].tiles_end;
     int group_before = -1;
 #else
     te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);
@@ -522,7 +513,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         int warp = threadIdx.x / 32 - (group ? 8 : 0), into = 0, out_of = 0;          // slabs of `raw`
         te_u32 raw_a = entries + warp * ROWS_A * RAW_ROW, raw_b = entries + (8 * ROWS_A + warp * ROWS_B) * RAW_ROW;
         for (te_u32 work = first; work < works; work += step) {
-            te_work w(all, work, rank, at_group);
+            te_work w(a, work, rank, at_group);
             te_copy<COPIES & 1 ? BM : 0, !A_T> copy_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, warp, (int)w.k0);
             te_copy<COPIES & 2 ? BN : 0, B_T> copy_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, warp, (int)w.k0);
             for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are in flight while another is stored
@@ -555,17 +546,17 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #else
         if (threadIdx.x == 0) {
 #if GROUPED
-            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
+            unsigned *counter = (unsigned *)&a.rows[a.g.groups.count], number = 0;
             for (te_u32 work = first, next = 0; work < works; work = next, number++) {
                 if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
 #else
             for (te_u32 work = first; work < works; work += step) {
 #endif
-                te_work w(all, work, rank, at_group);
+                te_work w(a, work, rank, at_group);
 #if GROUPED == 2
                 if (w.group != group_before) {
                     group_before = w.group;
-                    a_map = all.maps + w.group * 32, b_map = all.maps + w.group * 32 + 16;
+                    a_map = a.maps + w.group * 32, b_map = a.maps + w.group * 32 + 16;
                     te_tma_map_acquire(a_map);
                     te_tma_map_acquire(b_map);
                 }
@@ -617,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         if (threadIdx.x == 32) { // the loads of the first chunks of a tile
             te_u32 number = 0;
             for (te_u32 work = first; work < works; work += step, number++) {
-                te_work w(all, work, rank, at_group);
+                te_work w(a, work, rank, at_group);
                 te_u32 tile = PINGPONG ? number / 2 : number; // of one warpgroup
                 for (te_u32 of = PINGPONG ? number & 1 : 0; of < (PINGPONG ? (number & 1) + 1 : 2); of++) {
                     int row = (int)w.row + (WAVES && !PINGPONG ? (int)of * 64 * WAVES : 0), col = (int)w.col + (WAVES ? 0 : (int)of * WN);
@@ -668,7 +659,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         if (w.group < 0) break;
 #else
         if (work >= works) break;
-        te_work w(all, work, rank, at_group);
+        te_work w(a, work, rank, at_group);
 #endif
         if (PINGPONG && (number & 1) != group) {
             ring.skip(w.slabs);
@@ -696,7 +687,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #if TMA_OUT
         if (w.group != group_before) {
             group_before = w.group;
-            out.enter(all, w.group);
+            out.enter(w.group);
         }
         out.tall = w.tall(row);
 #endif
@@ -710,7 +701,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #endif
 #if BLOCK
 #if GROUPED
-        te_ahead ahead(a.g, a.g.block_b + w.group * all.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
+        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
 #else
         te_ahead ahead(a.g, a.g.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
 #endif
@@ -831,9 +822,9 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #else
         te__gemm_kargs e = a.g;
 #if GROUPED
-        float scale = te_group_scale(all, w.group);
+        float scale = te_gemm_scale(a.g, w.group);
         e.m = w.rows_end;
-        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * all.groups.b_elements, e.d_dt);
+        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
 #else
         float scale = te_gemm_scale(a.g);

@@ -120,8 +120,7 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 
 /* ---- gemm_decode ----------------------------------------------------------------------------------------------------- */
 
-static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_side *x, const te_tensor *codes, const te_tensor *scale, te_scaling scaling,
-                                int64_t size, int64_t k) {
+static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_side *x, const te_tensor *scale, te_scaling scaling, int64_t size, int64_t k) {
     s->codes = (const unsigned char *)x->data;
     s->scale = (const unsigned char *)te__data(scale);
     s->rows = x->k_major ? size : k;
@@ -131,7 +130,6 @@ static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_s
     s->ld_scale = te__gemm_scale_ld(scaling, !x->k_major, size, k);
     s->dt = x->dtype;
     s->down = !x->k_major;
-    s->aligned = scaling == TE_SCALING_NVFP4 ? te__is_aligned(codes, 8) && x->ld % 16 == 0 : te__is_aligned(codes, 16) && x->ld % 16 == 0;
     s->out = (unsigned short *)te__plan_workspace(p, s->rows * s->ld_out * 2);
     x->data = s->out;
     x->dtype = TE_BF16;
@@ -144,8 +142,8 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
     te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
     int64_t pieces;
-    te__gemm_decode_one(p, &k->side[0], &q->a, a->a, a->scale_a, a->scaling_a, a->m, a->k);
-    te__gemm_decode_one(p, &k->side[1], &q->b, a->b, a->scale_b, a->scaling_b, a->n, a->k);
+    te__gemm_decode_one(p, &k->side[0], &q->a, a->scale_a, a->scaling_a, a->m, a->k);
+    te__gemm_decode_one(p, &k->side[1], &q->b, a->scale_b, a->scaling_b, a->n, a->k);
     if (a->swizzled_scales) { /* tiles are counted by groups, whichever way these run */
         k->swizzled = 1;
         k->side[0].ld_scale = k->side[1].ld_scale = te__round_up(te__gemm_groups(a->scaling_a, a->k), 4);

@@ -3,7 +3,7 @@
 //   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word
 //   to        [ x x x x   x x x x   x x 0 0 ]    that its neighbour reads as well is in the L1 cache.
 //
-// Bytes beyond a row's last are 0. Words that reach beyond the first or last byte of the operand are read byte by byte.
+// Bytes beyond a row's last are 0.
 //
 // Benchmark: "odd ..." in tests/bench/h200.csv, and tests/bench/notes.md.
 //
@@ -22,20 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_con
     for (te_u32 at = (&s == a.side ? blockIdx.x : blockIdx.x - a.side[0].blocks) * 256 + threadIdx.x; at < all; at += s.blocks * 256) {
         te_u32 r = at / per_row;
         te_i64 row = r, col = (te_i64)(at - r * per_row) * 16;
-        const te_u8 *from = s.from + row * s.ld + col;
-        int by = (int)((te_u64)from & 15), n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;
-        const te_u8 *word = from - by;
-        uint4 u;
-        if (n == 16 && word >= s.from && word + (by ? 32 : 16) <= end) {
-            uint4 lo = *(const uint4 *)word;
-            u = by ? te_shift(lo, *(const uint4 *)(word + 16), by) : lo;
-        } else {
-            te_u32 w[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int i = 0; i < 16; i++)
-                if (i < n) w[i / 4] |= (te_u32)from[i] << (8 * (i % 4));
-            u = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-        *(uint4 *)(s.out + row * s.ld_out + col) = u;
+        int n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;
+        *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(s.from + row * s.ld + col, 8 * n, end);
     }
 }

@@ -51,8 +51,6 @@ typedef struct te__gemm_decode_side {
     long long ld_scale;   /* swizzled: groups, a multiple of 4 */
     int dt;               /* of the codes */
     int down;             /* groups run down the columns, not along the rows */
-    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */
-    int pad;
 } te__gemm_decode_side;
 typedef struct te__gemm_decode_kargs {
     te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */

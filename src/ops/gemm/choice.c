@@ -42,7 +42,6 @@ typedef struct te__gemm_problem {
     const te_op_grouped_gemm_args *groups; /* NULL: one product */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
-    int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
     bool aligned; /* by gemm_align */
 } te__gemm_problem;
 
@@ -92,21 +91,18 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, cons
 #ifdef TE__TUNE
 static struct te__gemm_tune {
     int take, count;
-    int copies; /* of operands that start anywhere, by gemm_hopper itself: -1 if that is best, 0 never, 1 always */
     double cost[512];
-} te__gemm_tune = {-1, 0, -1, {0}};
+} te__gemm_tune = {-1, 0, {0}};
 static bool te__gemm_skips(double cost) {
     int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
     te__gemm_tune.cost[index] = cost;
     return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
-#define TE__GEMM_COPIES te__gemm_tune.copies
-#define TE__GEMM_TUNES (te__gemm_tune.take >= 0 || te__gemm_tune.copies >= 0)
+#define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
 #define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
 #else
 #define TE__GEMM_SKIPS(cost) false
-#define TE__GEMM_COPIES -1
 #define TE__GEMM_TUNES false
 #define TE__GEMM_REMEMBERS true
 #endif

@@ -165,22 +165,6 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
-/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
- * move once; but a slab is slower than by TMA, and each block copies for itself. The model has microseconds beyond those of a product loaded by TMA, fitted by
- * hand to te_bench --tune on an H200: 0.8 a slab with both operands, 0.4 with one, and 4 if k is split for that alone; by gemm_align 2.2
- * and a round trip of the copies through memory. Measurements: tests/bench/notes.md. */
-static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
-    double slabs = (double)te__div_up(a->k, 64), blocks = (double)te__div_up(a->m, 64) * (double)te__div_up(a->n, 128) / (double)te__max(p->num_sms, 1);
-    double each = fmax(slabs < 8.0 ? slabs : 4.0, slabs * blocks), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
-    double copies = each * (odd_a && odd_b ? 0.8 : 0.4) + (slabs >= 8.0 && slabs < 24.0 ? 4.0 : 0.0), align = 2.2 + 2.0 * bytes / 3.5e6;
-    if (te__dtype_size(q->a.dtype) != 2) return false;
-    if (TE__GEMM_COPIES < 0 ? copies >= align : !TE__GEMM_COPIES) return false;
-    q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
-    return true;
-}
-
 /* Operands that are not aligned are copied into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
@@ -366,12 +350,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
     static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
-    static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
     const te_op_gemm_args *a = q->args;
     const bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), along_k = q->groups && q->groups->along_k, along_rows = q->groups && !along_k;
-    const te__gemm_tile_kind *kinds = along_rows ? rows : along_k ? (promote ? sums_promoting : sums) : q->copies ? copying : promote ? promoting : plain;
+    const te__gemm_tile_kind *kinds = along_rows ? rows : along_k ? (promote ? sums_promoting : sums) : promote ? promoting : plain;
     int count = along_rows ? (promote ? 2 : TE__COUNT(rows)) : along_k ? (promote ? TE__COUNT(sums_promoting) : TE__COUNT(sums))
-              : q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
+              : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
     te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *prepare = q->groups ? te__plan_launch(p, "gemm", "gemm_groups") : NULL, *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
@@ -382,9 +365,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to load aux or the old D */
     by_tma = (store & TE__GEMM_STORE) != 0;
-    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
+    if (a->bias_gradient && by_tma && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
         k->g.row_sums = sums_of_d = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums_of_d) return p->result;
@@ -400,12 +382,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
-    if (q->copies) te__launch_option(l, "COPIES", q->copies);
     if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
     blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile->cluster));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if ((!(q->copies & 1) && te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK) ||
-        (!(q->copies & 2) && te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK) ||
+    if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
+        te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK ||
         (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
@@ -418,7 +399,6 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     if (q->aligned)
         te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma, sums of 128 k scaled in f32"
                                  : "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
-    if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
     return p->result;
 }
 
@@ -555,7 +535,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
-    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
+    if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
     if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }

@@ -21,8 +21,8 @@
 // shared memory, and reduces its own rows over all blocks in order.
 //
 // STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
-// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the first
-// chunks of a tile by a second warp of the producer, since consumers have no time for it. Other D (rows that start or end within 16 bytes: TMA writes
+// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the
+// first chunks of a tile while it is multiplied. Other D (rows that start or end within 16 bytes: TMA writes
 // whole pieces) and scales of rows or columns are stored by epilogue.cuh. The bias gradient is
 // left as sums over 64 rows of D, which column_sum_short adds up.
 //
@@ -171,7 +171,6 @@
 #define ENTRIES 16 // for GROUPED: see te_entry
 #define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
-#define ASIDE (LOADS && !GROUPED) // a second warp of the producer loads aux or D for the epilogue
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
@@ -388,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * BUFFERS * BUFFER, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16, sums = biases + 2 * BIASES;
+    te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16, sums = biases + 2 * BIASES;
     te_u32 entries = (sums + 2 * COLUMN_SUMS + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
@@ -410,10 +409,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
-        for (int i = 0; i < 2; i++) {
-            te_mbar_init(unused + 8 * i, 4); // one lane of each warp
-            te_sts4(busy + 4 * i, 0);
-        }
+        for (int i = 0; i < 2; i++) te_sts4(busy + 4 * i, 0);
         for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);
         te_mbar_init_done();
     }
@@ -483,24 +479,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_mbar_arrive(full + 8 * ring.slot);
 #endif
         }
-#if ASIDE
-        if (threadIdx.x == 32) { // the loads of the first chunks of a tile
-            te_u32 number = 0;
-            for (te_u32 work = first; work < works; work += step, number++) {
-                te_work w(a, work, rank, at_group);
-                te_u32 tile = PINGPONG ? number / 2 : number; // of one warpgroup
-                for (te_u32 of = PINGPONG ? number & 1 : 0; of < (PINGPONG ? (number & 1) + 1 : 2); of++) {
-                    int row = (int)w.row + (WAVES && !PINGPONG ? (int)of * 64 * WAVES : 0), col = (int)w.col + (WAVES ? 0 : (int)of * WN);
-                    te_mbar_wait(unused + 8 * of, tile & 1);
-                    for (int chunk = 0; chunk < (CHUNKS < BUFFERS ? CHUNKS : BUFFERS); chunk++) {
-                        te_u32 at = of * BUFFERS + (tile * CHUNKS + chunk) % BUFFERS;
-                        te_tma_store_path::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_tma_store_path::row_of(chunk),
-                                         col + te_tma_store_path::col_of(chunk), w.split);
-                    }
-                }
-            }
-        }
-#endif
         return;
     }
 
@@ -511,7 +489,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if STORE
-    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
+    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
 #endif
     te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
     auto release = [&](int slot) {

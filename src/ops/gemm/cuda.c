@@ -172,7 +172,7 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
     te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
     te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
-    int64_t pieces[2] = {0, 0};
+    int64_t pieces = 0;
     int i;
     sides[0] = &q->a;
     sides[1] = &q->b;
@@ -190,14 +190,9 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         if (!s->out) return false;
         x->data = s->out;
         x->ld = s->ld_out / size;
-        pieces[i] = s->rows * (s->ld_out / 16);
+        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
     }
-    /* All at once on the multiprocessors: one operand after the other would fill them twice. */
-    for (i = 0; i < 2; i++) {
-        double most = 8.0 * (double)te__max(p->num_sms, 1) - 2.0, share = most * (double)pieces[i] / (double)(pieces[0] + pieces[1]);
-        k->side[i].blocks = (unsigned)te__min(te__div_up(pieces[i], 256), (int64_t)share + 1);
-    }
-    te__launch_size(l, (int64_t)k->side[0].blocks + k->side[1].blocks, 1, 1, 256, 0);
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
     q->aligned = true;
     return true;
 }

@@ -7,7 +7,7 @@
 //
 // Benchmark: "odd ..." in tests/bench/h200.csv, and tests/bench/notes.md.
 //
-// Launch: grid (blocks, 1, 1), A's before B's; block 256.
+// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256.
 // te:baseline
 #include "device/base.cuh"
 #include "ops/gemm/kargs.h"
@@ -15,11 +15,11 @@
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_align(const __grid_constant__ te__gemm_align_kargs a) {
     te_follow();
-    const te__gemm_align_side &s = a.side[blockIdx.x >= a.side[0].blocks];
+    const te__gemm_align_side &s = a.side[blockIdx.y];
     te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: the plan has seen to it
     const te_u8 *end = s.from + (s.rows - 1) * s.ld + s.bytes;
 #pragma unroll 2
-    for (te_u32 at = (&s == a.side ? blockIdx.x : blockIdx.x - a.side[0].blocks) * 256 + threadIdx.x; at < all; at += s.blocks * 256) {
+    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
         te_u32 r = at / per_row;
         te_i64 row = r, col = (te_i64)(at - r * per_row) * 16;
         int n = s.bytes - col < 16 ? (int)(s.bytes - col) : 16;

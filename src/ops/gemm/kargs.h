@@ -64,10 +64,9 @@ typedef struct te__gemm_align_side {
     unsigned char *out;        /* [rows, ld_out] */
     long long rows, bytes;     /* of a row */
     long long ld, ld_out;      /* ld_out a multiple of 16 */
-    unsigned blocks, pad;      /* of the grid, A's before B's */
 } te__gemm_align_side;
 typedef struct te__gemm_align_kargs {
-    te__gemm_align_side side[2]; /* A and B */
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
 } te__gemm_align_kargs;
 
 /* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with the epilogue of the bits. */

@@ -249,15 +249,7 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* sums += A B over n values of k from p on, for a tile of rows x cols whose panels start at pa and pb. */
-static void te__gemm_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t rows, int64_t cols, int64_t p, int64_t n,
-                          float sums[TE__GEMM_MC][TE__GEMM_NC]) {
-    int64_t i, j, k = job->a.k;
-    for (j = 0; j < cols; j += TE__GEMM_NR)
-        for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
-}
-
-/* The same over one block of k, times the scales of the block. */
+/* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels start at pa and pb. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t p,
                                  int64_t n, float sums[TE__GEMM_MC][TE__GEMM_NC]) {
     float part[TE__GEMM_MR][TE__GEMM_NC], scale_a[TE__GEMM_MC], scale_b[TE__GEMM_NC];
@@ -276,16 +268,15 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     const te__gemm_operand *a = &job->a, *b = &job->b;
     bool blocks = te__gemm_is_block(a->scaling);
     float sums[TE__GEMM_MC][TE__GEMM_NC], bias[TE__GEMM_NC];
-    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i;
+    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
     const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
     memset(sums, 0, sizeof(sums));
     memset(bias, 0, sizeof(bias));
     for (p = 0; p < k; p += n) {
         n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
-        if (blocks)
-            te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
-        else
-            te__gemm_slab(job, pa, pb, rows, cols, p, n, sums);
+        if (blocks) te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
+        for (j = 0; j < cols && !blocks; j += TE__GEMM_NR)
+            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
     }
     if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);

@@ -11,15 +11,16 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
-    if (q->block) {
+    if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8's and NVFP4's for gemv_k alone: the others get bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
         k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
-    } else if (a->scaling_a == TE_SCALING_TENSOR) {
+    } else {
         k->scale_a = (const float *)te__data(a->scale_a);
         k->scale_b = (const float *)te__data(a->scale_b);
-    } else if (a->scaling_a == TE_SCALING_NVFP4) {
+    }
+    if (a->scaling_a == TE_SCALING_NVFP4) {
         k->scale_a = (const float *)te__data(a->amax_a);
         k->scale_b = (const float *)te__data(a->amax_b);
         k->factor_a = te__gemm_nvfp4_factor(a->e4m3_max_256_a);
@@ -428,10 +429,6 @@ static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
     if (scales) {
-        k->block_a = (const float *)te__data(a->scale_a);
-        k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
-        k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         te__launch_option(l, "SCALES", scales);
         if (a->swizzled_scales) te__launch_option(l, "SWIZZLED", 1);
     }

@@ -48,6 +48,7 @@ typedef struct te__gemm_problem {
 static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
 static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
+
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
  * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
  * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one

@@ -116,17 +116,6 @@
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define A_T 0
-#define B_T 1
-#define BN 256
-#define WAVES 1
-#define CLUSTER 1
-#define PROMOTE 0
-#define STORE 0
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif

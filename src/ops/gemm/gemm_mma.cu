@@ -51,15 +51,6 @@
 #include "device/mma.cuh"
 #include "ops/gemm/groups.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define A_T 0
-#define B_T 1
-#define TILE 1
-#define ALIGNED 1
-#define PROMOTE 0
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif

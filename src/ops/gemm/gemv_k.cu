@@ -43,14 +43,6 @@
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/shift.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define SHORT_A 1
-#define ALIGNED 1
-#define EIGHTS 1
-#define WARPS 16
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif

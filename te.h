@@ -127,7 +127,7 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs
+ *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant); those of models (ops_model)
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions
@@ -408,6 +408,9 @@ typedef struct te_memory_stats {
     size_t device_total;    /* 0 on the CPU */
     uint64_t allocs;        /* requests so far */
     uint64_t device_allocs; /* requests that the cache could not serve */
+    size_t pinned;          /* bytes of pinned host memory, in use or cached */
+    size_t offloaded;       /* bytes that te_cpu_offload_begin has copied there for a backward pass to come */
+    uint64_t copied_out, copied_in; /* bytes so far, to pinned memory and back */
 } te_memory_stats;
 
 /* The figures so far; all 0 for NULL. */
@@ -613,6 +616,25 @@ TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks
 /* The end of the innermost region. TE_ERR_STATE without a beginning. */
 TE_API te_result te_saved_tensors_end(te_ctx *te);
 
+/* A region of CPU offload; zero-initialised. */
+typedef struct te_cpu_offload_desc {
+    float fraction;       /* of the bytes that nodes save, spread evenly over the region; 0 => all */
+    int64_t min_bytes;    /* smaller tensors stay on the device; 0 => 512 KiB */
+    int64_t window_bytes; /* device memory for copies under way and for what the backward pass needs first; 0 => twice the largest tensor that goes out */
+} te_cpu_offload_desc;
+/* CPU offload: activations that nodes between these save go to pinned host memory on a stream of their own while the forward pass goes on, and come back ahead
+ * of their use while the backward pass runs. No bit changes. Parameters stay, and so does what a scope of the caller's holds: the outputs of layers that it calls one by
+ * one; a module that calls them (te_sequential_create, a class of the user's) holds none. At most window_bytes more are on the device than the fraction says. The device
+ * waits where its link is slower than the computation; the host waits only while pinned memory is taken from the driver, which is done once (te_memory_trim gives
+ * it back). On the CPU backend the copies are made all the same.
+ *
+ * desc: copied; NULL => everything. Nests; inside te_saved_tensors_begin .. _end it takes the place of those hooks. Errors: TE_ERR_INVALID for a value outside
+ * its range, TE_ERR_OUT_OF_MEMORY in the call that saves for want of pinned memory, TE_ERR_STATE in a graph's capture. te_memory_get_stats counts the
+ * bytes. Source: transformer_engine.pytorch.get_cpu_offload_context. */
+TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc);
+/* The end of the innermost region. TE_ERR_STATE where that is none of te_cpu_offload_begin. */
+TE_API te_result te_cpu_offload_end(te_ctx *te);
+
 /* ==== api/ops.h ================================================================================================= */
 
 /* api/ops.h: raw operations: explicit outputs, an args struct, no tape. For engines that bring their own graph; the
@@ -696,6 +718,11 @@ typedef enum te_op {
         TE_OP_COUNT
 } te_op;
 
+/* The name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
+TE_API const char *te_query_name(te_op op);
+/* The name of its family, which is that of its folder of kernels: "gemm", "cast" ... Static string; "?" for a value outside the list. */
+TE_API const char *te_query_family(te_op op);
+
 /* ---- math ---------------------------------------------------------------------------------------------------- */
 
 /* dst = src, converting between any two unquantized formats (f32, f16, bf16, i32, i64, u8; float to float rounds to
@@ -758,6 +785,10 @@ typedef struct te_op_embedding_bwd_args {
     te_tensor *dtable;
     bool accumulate;
 } te_op_embedding_bwd_args;
+
+/* ==== api/ops_quant.h =========================================================================================== */
+
+/* api/ops_quant.h: the raw operations that quantize: their args; the rules of api/ops.h hold for all. */
 
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
@@ -1042,6 +1073,10 @@ typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
 } te_op_quant_error_args;
+
+/* ==== api/ops_model.h =========================================================================================== */
+
+/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -1387,11 +1422,6 @@ typedef struct te_op_multi_scale_args {
 #define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
 TE_OP_LIST(TE_OP_FUNCTION)
 #undef TE_OP_FUNCTION
-
-/* The name of an operation: "gemm", "fp8_quantize" ... Static string; "?" for a value outside the list. */
-TE_API const char *te_query_name(te_op op);
-/* The name of its family, which is that of its folder of kernels: "gemm", "cast" ... Static string; "?" for a value outside the list. */
-TE_API const char *te_query_family(te_op op);
 
 /* ==== api/trace.h =============================================================================================== */
 
@@ -2490,6 +2520,7 @@ TE_API te_jit_stats te_jit_get_stats(te_ctx *te);
 #if defined(__cplusplus) && (!defined(TE_STATIC) || defined(TE_IMPLEMENTATION))
 static inline te_ctx *te_ctx_create(const te_ctx_desc &desc) { return te_ctx_create(&desc); }
 static inline te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc &desc) { return te_checkpoint(te, &desc); }
+static inline te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc &desc) { return te_cpu_offload_begin(te, &desc); }
 static inline te_group *te_group_create(te_ctx *te, const te_group_desc &desc) { return te_group_create(te, &desc); }
 static inline te_quantizer *te_quantizer_create(te_ctx *te, const te_quantizer_desc &desc) { return te_quantizer_create(te, &desc); }
 static inline te_result te_autocast_begin(te_ctx *te, const te_autocast_desc &desc) { return te_autocast_begin(te, &desc); }
@@ -2522,7 +2553,7 @@ TE_OP_LIST(TE_OP_OVERLOAD)
 /* base: pure C */
 /* ==== base/common.h ============================================================================================= */
 
-/* base/common.h: the words that every private part uses: libc, attributes, zero, min and max. Knows nothing else. */
+/* base/common.h: definitions that every private part uses: libc, attributes, zero, min and max. Knows nothing else. */
 
 #include <float.h>
 #include <limits.h>
@@ -2613,8 +2644,8 @@ TE__BOTH float te__bits_f32(uint32_t u) {
 
 /* Rounds |f| (its bits without the sign) to a smaller float of `man` mantissa bits whose smallest normal number is
  * 2^(min_exp - 127); to nearest, ties to even. Returns the code of an unbounded exponent range: the caller caps it.
- * Normal numbers and subnormals go one way: the significand, implicit bit included, is shifted further right the further
- * the value lies below the normal range, and a carry out of the mantissa runs into the exponent as it should. Values
+ * Normal numbers and subnormals need no distinction: the significand, implicit bit included, is shifted further right the
+ * further the value lies below the normal range, and a carry out of the mantissa increases the exponent. Values
  * below 2^-126 are treated as normal ones; all of them round to 0 anyway. */
 TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {
     int e = (int)(magnitude >> 23);
@@ -2681,8 +2712,8 @@ TE__BOTH uint8_t te__f32_to_e5m2(float f) {
     return (uint8_t)(a > 0x7f800000u ? 0x7fu : r);
 }
 
-/* ---- e8m0: a power of two, 2^(c - 127), 0xff = NaN. It is a scale, so the sign of an f32 is dropped and rounding goes
- * up: what is divided by it fits. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */
+/* ---- e8m0: a power of two, 2^(c - 127), 0xff = NaN. It is a scale, so the sign of an f32 is dropped and it is rounded
+ * up: elements that are divided by it fit. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */
 
 TE__BOTH float te__e8m0_to_f32(uint8_t c) {
     return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);
@@ -2716,7 +2747,7 @@ TE__BOTH uint8_t te__f32_to_e2m1(float f) {
 /* ==== base/philox.h ============================================================================================= */
 
 /* base/philox.h: Philox4x32-10 and the two distributions drawn from it. Read by the host and by kernels, which get the same
- * bits: knows numbers.h, and not who asks.
+ * bits: knows numbers.h alone.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *
@@ -2765,7 +2796,7 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* A random state in device memory, in place of what the host said: {seed, offset}; the host's offset is added. NULL: there is none. */
+/* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
     const uint64_t *words = (const uint64_t *)state;
     if (!words) return;
@@ -2838,7 +2869,7 @@ TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
  * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.
  *
  * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its
- * sisters keep compilers from fusing or approximating them. Products that meet a sum are the callers' care: te__fma. */
+ * sisters keep compilers from fusing or approximating them. A caller that adds to a product must use te__fma. */
 #ifndef TE__SCALING_H
 #define TE__SCALING_H
 
@@ -2886,12 +2917,12 @@ TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) { return 
 #define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
 #define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f
 
-/* 2^(127 - e): what elements are multiplied with. */
+/* 2^(127 - e): the factor of the elements before they are rounded. */
 TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
     return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
 }
 
-/* NVFP4: S, which takes a tensor's amax to 6 * code_max (the largest block scale, 448 or 256). */
+/* NVFP4: S, which maps a tensor's amax to 6 * code_max (code_max: the largest block scale, 448 or 256). */
 TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
     float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
     if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
@@ -2904,7 +2935,7 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* 4-over-6, which rounds in another order: the scale that maps the block's largest to 6; 1.5 times as much maps it to 4. */
+/* 4-over-6, which rounds in another order: the scale that maps the block's amax to 6; 1.5 times as much maps it to 4. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) { return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale); }
 
 /* The factor that a block's codes have: d / S. */
@@ -2912,7 +2943,7 @@ TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
     return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
 }
 
-/* What elements are multiplied with: S / d. A block whose code is 0 gets the largest number: its codes count for nothing. */
+/* S / d: the factor of the elements before they are rounded. A block whose scale has code 0 gets the largest f32: its codes do not matter. */
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
@@ -2923,7 +2954,7 @@ TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
 /* ==== base/hash.c =============================================================================================== */
 
 /* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, CRC-32. Knows nothing but bytes; the results
- * are the same on every machine. None of them resists an adversary: they find accidents. */
+ * are the same on every machine. They detect accidental differences, not deliberate ones. */
 
 /* ---- XXH64: Y. Collet's public algorithm, in four lanes of multiply and rotate ---- */
 
@@ -3056,8 +3087,8 @@ static inline uint32_t te__crc32(const void *data, size_t n) {
 
 /* ==== base/lz.c ================================================================================================= */
 
-/* base/lz.c: unpacks what te.h carries inside: bytes as printable text, and LZ77. Knows neither what the bytes mean nor who
- * packed them (tools/lz_pack.h), and believes nothing: a damaged input gives 0, and no byte outside the output is touched.
+/* base/lz.c: unpacks the data embedded in te.h: bytes as printable text, and LZ77. Knows neither the meaning of the bytes nor
+ * their packer (tools/lz_pack.h). A damaged input gives 0, and no byte outside the output is touched.
  *
  * A packed block:
  *
@@ -3090,7 +3121,7 @@ static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *v
     return false;
 }
 
-/* Bytes that unpacking src would give, 0 if src is no packed block. Nothing but the header is looked at. */
+/* The unpacked size of src, by its header alone; 0 if src is no packed block. */
 static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
     uint64_t size = 0;
     const uint8_t *p = src;
@@ -3173,7 +3204,7 @@ static inline size_t te__unbase85(const char *const *lines, int count, uint8_t *
  * and nothing else. */
 
 /* `te__text t = TE_ZERO;` is an empty text. Any bytes may go in; a NUL always stands behind them. When memory runs out, the
- * text keeps what it has, ignores what comes, and `oom` stays true: one look at the end is enough. */
+ * text stays as it is, ignores further additions, and `oom` stays true: one check at the end is enough. */
 typedef struct te__text {
     char *s; /* NULL while nothing was ever added: te__text_str reads it safely */
     size_t n, cap;
@@ -3374,8 +3405,8 @@ static inline size_t te__read_number(const char *s, size_t n, double *value) {
 #include <time.h>
 #include <unistd.h>
 /* te.h is included wherever its user likes: a feature macro would come too late when <stdio.h> came first, and under
- * `-std=c11` the C library then hides what ISO C does not have. The few hidden functions that te.h needs are declared here;
- * saying it twice is legal C, and C++ compilers hide nothing. */
+ * `-std=c11` the C library then hides what ISO C does not have. The hidden functions that te.h needs are declared here: a second
+ * declaration is legal C, and C++ compilers hide nothing. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
@@ -3393,8 +3424,8 @@ extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 #endif
 
 /* ---- mutex, condition variable, once ----
- * `static te__mutex m = TE__MUTEX_INIT;` needs no further making; neither do the others. te__*_init and _free are for those
- * inside other objects. */
+ * `static te__mutex m = TE__MUTEX_INIT;` is ready for use, and so are the others. te__*_init and _free are for those inside
+ * other objects. */
 
 #ifdef _WIN32
 
@@ -3455,7 +3486,7 @@ static inline void te__once_run(te__once *o, void (*fn)(void)) { pthread_once(&o
 
 /* ---- threads ---- */
 
-/* Stays where it is from te__thread_start to te__thread_join: the thread reads it. */
+/* Must not move between te__thread_start and te__thread_join: the thread reads it. */
 typedef struct te__thread {
     void (*fn)(void *user);
     void *user;
@@ -3566,8 +3597,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* How often this process, or one that it comes from, has been forked off: a value kept from before a fork differs in the child. A fork costs one
- * addition, asking one load. Always 0 on Windows, which has no fork. Counts from te__watch_forks on. */
+/* The number of forks between the first te__watch_forks and this process: a value kept from before a fork differs in the child. Always 0 on Windows, which
+ * has no fork. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -3630,7 +3661,7 @@ static inline int te__cpus_allowed(void) {
     fclose(f);
     return count;
 }
-/* Processors' worth of time that the container grants (cgroup v2), rounded up; 0 if unlimited or unknown. */
+/* The container's quota of processor time (cgroup v2) in processors, rounded up; 0 if unlimited or unknown. */
 static inline int te__cpus_granted(void) {
     long long quota = 0, period = 0;
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
@@ -3673,7 +3704,7 @@ static inline bool te__narrow(char *utf8, size_t cap, const wchar_t *wide) {
 }
 #endif
 
-/* Adds what the last failed OS call complained about: "No space left on device". */
+/* Adds the system's text for the error of the last OS call: "No space left on device". */
 static inline void te__text_os_error(te__text *t) {
 #ifdef _WIN32
     DWORD code = GetLastError();
@@ -3709,7 +3740,7 @@ static inline void *te__dl_open(const char *name, te__text *why) {
 #endif
 }
 
-/* Address of a symbol, NULL if the library lacks it.. */
+/* Address of a symbol, NULL if the library lacks it. */
 static inline void *te__dl_sym(void *library, const char *symbol) {
 #ifdef _WIN32
     FARPROC f = GetProcAddress((HMODULE)library, symbol);
@@ -3809,7 +3840,7 @@ static inline void te__floats_set_control(uint64_t control) {
     (void)control;
 #endif
 }
-/* As a process starts with it: to nearest, subnormals kept, nothing traps. x86 has the flags of what has happened in the same register: they stay. */
+/* The control register of a new process: rounding to nearest, subnormals kept, no traps. On x86 the exception flags, which stay, share the register. */
 static inline uint64_t te__floats_usual(uint64_t control) {
 #if defined(TE__FLOATS_SSE)
     return (control & 0x3fu) | 0x1f80u;
@@ -3836,7 +3867,7 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* One of the few numbers that are made outside of operations. Through memory, since compilers take arithmetic for free to move across the calls above. */
+/* a / b for host code outside of operations. Volatile, since compilers may move other arithmetic across the calls above. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -3846,8 +3877,8 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Does the compiler's arithmetic do what is written? False if it was allowed to reorder sums, to divide by multiplying, or to forget about -0: clang
- * tells of these flags by no macro. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be asked. */
+/* Does the compiler's arithmetic follow the source? False if it may reorder sums, divide by multiplying, or ignore -0: clang defines no macro for these
+ * flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be tested. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;
@@ -3939,8 +3970,8 @@ typedef int te__fd;
 #endif
 #endif
 
-/* An empty path, and whatever is there and is no regular file: a folder, a pipe or a device has no size to check against, and nothing may take its
- * place. `kind`: what it is, or NULL. */
+/* Refuses an empty path, or one of a folder, a pipe or a device: these have no size to check against, and must not be replaced. `kind`: the kind's name, or
+ * NULL. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -4008,7 +4039,7 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* Asked before opening, since opening a pipe would wait for its writer; and again behind it, of what was really opened. */
+    /* The kind is checked before open, since to open a pipe would wait for its writer, and again after it, for the file that was opened. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);
@@ -4088,7 +4119,7 @@ static inline bool te__file_remove(const char *path, te__text *why) {
     return te__file_complain(why, "remove", path);
 }
 
-/* ---- looking around ---- */
+/* ---- listing, links ---- */
 
 /* Calls each(user, name) for every entry but . and .., in the system's order, until it returns false. */
 static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user, te__text *why) {
@@ -4118,7 +4149,7 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     return true;
 }
 
-/* The file itself, where `path` is a symbolic link to it: what is written in its place must be beside it. It need not be there. */
+/* Follows symbolic links from `path` to the file itself, beside which its replacement must be written. The file need not exist. */
 static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
     te__text_clear(file);
     te__text_put(file, path);
@@ -4176,10 +4207,10 @@ static inline const char *te__path_other_kind(const char *path) {
 
 /* ---- temporary files ----
  *
- * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A process that is killed leaves that behind; whoever comes to FILE next takes it away. Numbers
- * of processes are used again, and mean nothing in another container, so a writer locks what it writes (flock): the system lets go of the lock when the
- * writer is gone, whatever its end. A lock that can be had is believed of the writer's own host, and of others an hour after the last write, for not
- * every file system shares locks between hosts. Where there are no locks, files stay. Windows lets nobody remove what a writer has open. */
+ * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A killed process leaves that file behind; the next process that opens or writes FILE removes it.
+ * Process ids are reused, and differ between containers, so a writer locks its file (flock): the system drops the lock when the writer ends, however it
+ * ends. A file that can be locked has no writer if it is of this host; of another host, only an hour after the last write, since not every file
+ * system shares locks between hosts. Without locks such files stay. Windows does not let a process remove a file that a writer has open. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -4203,7 +4234,7 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
 typedef struct te__temp_search {
     const char *file; /* in a folder that is its first `dir` characters */
     size_t dir;
-    te__text path; /* of the one that is looked at */
+    te__text path; /* the candidate's */
 } te__temp_search;
 
 static inline bool te__temp_consider(void *user, const char *name) {
@@ -4233,7 +4264,7 @@ static inline bool te__temp_consider(void *user, const char *name) {
     return true;
 }
 
-/* Removes what writers of `file` that are gone have left. */
+/* Removes the temporary files of `file` whose writers have ended. */
 static inline void te__temps_remove(const char *file) {
     te__temp_search s;
     te__text dir = TE_ZERO;
@@ -4245,7 +4276,7 @@ static inline void te__temps_remove(const char *file) {
     te__text_free(&dir);
     te__text_free(&s.path);
 }
-/* The same of a path that may be a link. */
+/* The same for a path that may be a link. */
 static inline void te__temps_remove_of(const char *path) {
     te__text file = TE_ZERO;
     if (path[0] && te__path_follow(path, &file, NULL)) te__temps_remove(te__text_str(&file));
@@ -4254,19 +4285,19 @@ static inline void te__temps_remove_of(const char *path) {
 
 /* ---- writing ---- */
 
-/* Tests set this to the bytes after which every file being written meets a full disk. Negative: off. With TE_TEST_HOOKS the
- * environment variable TE_TEST_FILE_FAIL_AFTER does the same. */
+/* For tests: every file that is written finds the disk full after so many bytes. Negative: off. With TE_TEST_HOOKS the environment
+ * variable TE_TEST_FILE_FAIL_AFTER does the same. */
 static int64_t te__file_fail_after = -1;
 
-/* A file on its way: written beside the final path under a name of its own, and moved there by te__file_out_commit when every byte is
- * on the disk. Until then, and if anything fails, what was there before stays whole. */
+/* A file that is being written: beside the final path under a name of its own, and moved there by te__file_out_commit when every byte
+ * is on the disk. Until then, and if anything fails, the file that was there before stays as it is. */
 typedef struct te__file_out {
     te__fd fd;
     te__text path, temp;
     te__text *why;      /* borrowed; may be NULL */
     uint64_t written;
     int64_t budget;     /* bytes until writes fail; negative: no limit */
-    bool failed;        /* the first failure stays: only te__file_out_commit needs looking at */
+    bool failed;        /* once true it stays: only the result of te__file_out_commit needs a check */
 } te__file_out;
 
 /* Closes and removes the temporary file. Harmless after a commit, a failed begin, or twice. */
@@ -4291,7 +4322,7 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* A new file with a name of its own, locked as long as it is open. False: this name is in use, or somebody has taken the file away before it was locked. */
+/* Creates a file with a name of its own, locked as long as it is open. False: the name is in use, or another process removed the file before it was locked. */
 static inline bool te__temp_create(te__file_out *f) {
     TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
@@ -4322,7 +4353,7 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* After a failed begin, writes and the commit fail too, quietly. A link stays one: the file that it leads to is replaced. */
+/* After a failed begin, writes and the commit fail too, without another message. A link stays a link: the file that it leads to is replaced. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;
@@ -4401,7 +4432,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         int synced;
         do synced = fsync(f->fd);
         while (synced != 0 && errno == EINTR);
-        /* A file on something that cannot be flushed (EINVAL) is as safe as it gets there. */
+        /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
         int locked = dup(f->fd); /* the file keeps its lock until it has its name */
@@ -4473,7 +4504,7 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system lets go of it when the
+/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system releases it when the
  * process ends, however it ends; the empty file stays. */
 typedef struct te__lock {
     te__fd fd;
@@ -4491,7 +4522,7 @@ static inline void te__lock_release(te__lock *l) {
     l->fd = TE__NO_FD;
 }
 
-/* TE__LOCK_BUSY comes only with wait == false, without words; TE__LOCK_FAILED means that locking does not work here at all. */
+/* TE__LOCK_BUSY, without a message, is possible only if `wait` is false; TE__LOCK_FAILED means that locks do not work here at all. */
 static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -4518,27 +4549,27 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits for the lock. False when it cannot be had at all (a file system without locks, an unwritable folder). */
+/* Waits for the lock. False where locks do not work (a file system without locks, an unwritable folder). */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }
 
 /* ==== sys/libs.c ================================================================================================ */
 
-/* sys/libs.c: where the libraries of NVIDIA hide: the loader's path, toolkits, Python packages. Opens them; knows none of their
- * functions. */
+/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, toolkits, Python packages. Of their functions it
+ * knows only those that identify a library. */
 
 typedef enum te__lib_kind {
     TE__LIB_CUDA = 0,     /* the driver */
     TE__LIB_NVRTC = 1,    /* the kernel compiler */
     TE__LIB_NCCL = 2,
-    TE__LIB_CUBLASLT = 3, /* for benchmarks, as the one to compare with */
+    TE__LIB_CUBLASLT = 3, /* the reference of benchmarks */
     TE__LIB_COUNT = 4
 } te__lib_kind;
 
 typedef struct te__lib {
     void *handle;
-    char path[1024]; /* as far as the system tells; else the name that it was found by */
+    char path[1024]; /* the file, if the system tells; else the name that was opened */
 } te__lib;
 
 enum { TE__LIB_MAX_NAMES = 6 };
@@ -4546,8 +4577,8 @@ enum { TE__LIB_MAX_NAMES = 6 };
 typedef struct te__lib_spec {
     const char *title;
     const char *variable; /* environment: a file or a folder, and then nothing else is tried */
-    const char *symbol;   /* one that it surely has */
-    bool with_driver;     /* comes with the driver, so that toolkits and Python packages need not be searched */
+    const char *symbol;   /* a function that every version has */
+    bool with_driver;     /* comes with the driver, so toolkits and Python packages are not searched */
     const char *names[TE__LIB_MAX_NAMES]; /* the newest first; NULL ends them */
 } te__lib_spec;
 
@@ -4571,7 +4602,7 @@ typedef struct te__lib_search {
     int newest;      /* toolkit major; 0: any */
     te__lib *out;
     te__text *tried; /* a line for each name and folder, with the reason */
-    te__text dirs;   /* folders already looked into, each with a NUL behind it */
+    te__text dirs;   /* folders that have been searched, each with a NUL behind it */
 } te__lib_search;
 
 /* ---- opening ---- */
@@ -4589,8 +4620,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* NVRTC's CUDA version, when only older ones will do. Adds a reason and returns false if it is too new. Asked of the library
- * itself, since a name like libnvrtc.so tells nothing. */
+/* False, with the reason, for an NVRTC of a later CUDA than s->newest. The library itself is asked, since a name like libnvrtc.so
+ * has no version. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;
@@ -4613,7 +4644,7 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
         te__dl_close(handle);
         handle = NULL;
     }
-    if (!handle) { /* the loader's words mostly begin with the name */
+    if (!handle) { /* the loader's message usually begins with the name */
         const char *words = te__text_str(&why);
         bool named = te__starts_with(words, name) && te__starts_with(words + strlen(name), ": ");
         te__text_printf(s->tried, "  %s%s%s\n", named ? "" : name, named ? "" : ": ", words);
@@ -4634,14 +4665,14 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
     return true;
 }
 
-/* By bare name: what the program has loaded already, then the loader's own path. */
+/* By bare name: a library that the program has loaded already, else the loader's path. */
 static inline bool te__lib_try_names(te__lib_search *s) {
     for (int i = 0; s->spec->names[i]; i++)
         if (te__lib_try(s, s->spec->names[i])) return true;
     return false;
 }
 
-/* In one folder; a folder that was looked into before, or is none, passes silently. */
+/* In one folder; one that does not exist or was searched before is skipped without a line in `tried`. */
 static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
     if (!te__dir_exists(dir)) return false;
     for (size_t i = 0; i < s->dirs.n; i += strlen(s->dirs.s + i) + 1)
@@ -4661,11 +4692,11 @@ static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
     return found;
 }
 
-/* ---- where to look ---- */
+/* ---- folders ---- */
 
 /* A list of names in a folder, the last in the alphabet first, so that 13.0 comes before 12.8. */
 typedef struct te__lib_names {
-    const char *start; /* what they begin with */
+    const char *start; /* their common beginning */
     te__text list;     /* each with a NUL behind it */
 } te__lib_names;
 
@@ -4733,7 +4764,7 @@ static bool te__lib_in_package(te__lib_search *s, const char *dir) {
     return te__lib_in_lib(s, dir);
 #endif
 }
-/* Of the packages only those with the library count: the others would fill the report. */
+/* Skips packages without the library, which would fill the report. */
 static bool te__lib_in_package_if_there(te__lib_search *s, const char *dir) {
     te__text path = TE_ZERO;
     bool there = false;
@@ -4807,7 +4838,7 @@ static inline bool te__lib_in_path_variable(te__lib_search *s) {
         if (!te__ends_with(prefix.s, "/bin")) continue;
         prefix.n -= 4;
         prefix.s[prefix.n] = 0;
-        if (prefix.n == 0) te__text_put(&prefix, "/usr"); /* where /bin leads */
+        if (prefix.n == 0) te__text_put(&prefix, "/usr"); /* /bin is a link to /usr/bin */
 #endif
         found = te__lib_in_prefix(s, te__text_str(&prefix));
     }
@@ -4848,7 +4879,7 @@ static inline bool te__lib_search_python(te__lib_search *s) {
     return found;
 }
 
-/* Where containers, WSL and NixOS put the driver without telling the loader. */
+/* The folders in which containers, WSL and NixOS put the driver, and which the loader does not know. */
 static inline bool te__lib_search_driver(te__lib_search *s) {
 #ifdef _WIN32
     (void)s;
@@ -4901,13 +4932,13 @@ static inline bool te__lib_open(te__lib_kind kind, te__lib *out, te__text *tried
 
 typedef struct te__block te__block; /* core/error.c: in front of each piece of host memory */
 
-/* Something of a room above that te_ctx_destroy closes if its owner has not: more is to be done than to free memory. Stands inside of it. */
-typedef struct te__guest {
-    struct te__guest *next, **at; /* at: what points here; NULL: in no list */
+/* A field of every object that te_ctx_destroy closes if its owner has not (modules, groups, open files): closing one takes more than freeing its memory. */
+typedef struct te__closable {
+    struct te__closable *next, **at; /* at: the pointer to this; NULL: in no list */
     const char *kind;             /* "module" */
     void (*close)(void *owner);
     void *owner;
-} te__guest;
+} te__closable;
 
 /* ---- streams ---- */
 
@@ -4926,6 +4957,7 @@ typedef struct te__event {
     void *handle;
     const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
     bool pending;             /* recorded, and not known to have passed */
+    bool awaited;             /* the context's own stream has been told to wait for it: whatever comes there from then on runs behind it */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -4949,7 +4981,7 @@ typedef struct te__write {
  * whether it is stale; the three times, in te->writes, tell the tape. */
 typedef struct te__buffer {
     te_ctx *te;
-    struct te__buffer *next, **at; /* te->buffers; at: what points here */
+    struct te__buffer *next, **at; /* te->buffers; at: the pointer to this */
     int refs;
     void *data;
     size_t bytes;    /* asked for */
@@ -4959,6 +4991,8 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
+    struct te__offloaded *offloaded; /* core/offload.c: its copy in host memory, or NULL */
+    uint64_t kept_version; /* core/offload.c has decided to leave this version on the device */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -4966,11 +5000,11 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A free block waits in a list of blocks of the same capacity; one that another stream still uses, among the pool's `pending`. */
+/* A free block lies in a list of blocks of the same capacity; a block that another stream still uses lies in the pool's `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
-    size_t capacity; /* pending: with its event (a reference) */
+    size_t capacity; /* capacity and event (a reference): of pending blocks alone */
     te__event *used;
 } te__free_block;
 typedef struct te__free_list {
@@ -4985,15 +5019,26 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The memory of a graph: what was free in it when the capture ended stays free, for its kernels alone write there. Outlives the graph while
- * buffers of it live; they then go to the context's pool. */
+/* The memory of a graph. Blocks that were free when the capture ended stay free, since the graph's kernels alone write there. The arena outlives the
+ * graph as long as buffers of it live; when they are released, their blocks go to the context's pool. */
 typedef struct te__arena {
     int refs; /* the graph and every living buffer */
-    bool open; /* the graph is there */
-    uint64_t launches; /* each writes the buffers that live on */
+    bool open; /* the graph exists */
+    uint64_t launches; /* each writes the buffers that outlived the capture */
     uint64_t launched_at; /* the last one, in te->writes */
     te__pool pool;     /* its lists */
 } te__arena;
+
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (core/offload.c). */
+typedef struct te__offloaded {
+    struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
+    int refs;          /* saved tensors that wait for it */
+    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
+    uint64_t version;  /* of buffer, when the bytes were the same */
+    bool inside;       /* the window */
+    size_t bytes;
+    te__pinned *host;
+} te__offloaded;
 
 /* ---- tensors ---- */
 
@@ -5047,12 +5092,12 @@ struct te_quantizer {
 
 typedef struct te__quantized {
     const te__quant_class *cls; /* of the quantizer that made it */
-    te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
+    te_quantizer *quantizer; /* that quantizer (a reference), if the user holds it too, else NULL */
     te__quant_copy row, col;
     uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
-    void *init_value; /* of a weight: what it was before it was first quantized, in its nominal dtype, host memory; or NULL */
+    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or NULL */
     size_t init_bytes;
-    uint64_t init_version; /* of the tensor when init_value spoke for it */
+    uint64_t init_version; /* the version of the tensor that init_value is the value of */
 } te__quantized;
 
 struct te_tensor {
@@ -5064,6 +5109,7 @@ struct te_tensor {
     te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
     int64_t offset;     /* bytes */
     bool requires_grad;
+    bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
@@ -5096,9 +5142,9 @@ typedef struct te__launch {
 typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
-    bool hopper;   /* sm_90a kernels can be had */
-    bool edits_maps; /* and those that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
-    bool baseline; /* only kernels marked te:baseline can be had, without options */
+    bool hopper;   /* sm_90a kernels are available */
+    bool edits_maps; /* so are kernels that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
+    bool baseline; /* only kernels marked te:baseline are available, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
     void *counter; /* te__plan_counter */
@@ -5107,7 +5153,7 @@ typedef struct te__plan {
     size_t workspace_bytes;
     int num_workspaces, num_launches;
     uint32_t args_used;
-    /* From here on nothing is cleared beforehand. */
+    /* te__plan_begin does not clear the fields from here on. */
     te__buffer *workspace[TE__MAX_WORKSPACES];
     te__launch launch[TE__MAX_LAUNCHES];
     union {
@@ -5127,29 +5173,29 @@ typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*release)(te_ctx *te, void *data, size_t bytes);
-    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);   /* host memory is free again on return */
+    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);   /* the caller may reuse `host` on return */
     te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
-    te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
+    te_result (*enter)(te_ctx *te, bool *entered); /* calls cost less between enter and leave; NULL: they do not */
     void (*leave)(bool entered);
-    te_result (*settle)(te_ctx *te); /* what waits for its kernels goes to the device now; NULL: nothing ever waits */
+    te_result (*settle)(te_ctx *te); /* queues the launches that wait for their kernels; NULL: none ever wait */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
-    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
+    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; g NULL: drops the noted operations */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
     /* Streams and events: core/stream.c, the only one to call these. A stream NULL is the context's own. */
     te_result (*stream_create)(te_ctx *te, void **stream);
     void (*stream_destroy)(te_ctx *te, void *stream);
     te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* never NULL */
-    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* what comes on the stream runs after the event */
+    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* later work on the stream runs after the event */
     te_result (*event_create)(te_ctx *te, void **event);
     void (*event_destroy)(te_ctx *te, void *event);
     te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
-    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* only asks; passed NULL: the host waits */
+    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* does not wait; passed NULL: the host waits */
     te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host); /* the host's side is pinned */
     void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*pinned_release)(te_ctx *te, void *host, size_t bytes);
@@ -5223,17 +5269,17 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* Something on the host that moves on with each launch: an optimizer's count of steps. The functions get the owner and `data`. */
+/* State of the host that changes with each launch, such as an optimizer's count of steps. The functions get the owner and `data`. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory, the graph's */
     size_t bytes;
     te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
     void (*after)(te_graph *g, void *owner, void *data);
-    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: takes back what it counted */
+    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: undoes the counting that it did */
 } te__graph_part;
 
-/* The state of a graph: numbers that the host knows anew before each launch, in device memory. Word 0 and 1: the random state. */
+/* The state of a graph: numbers in device memory that the host writes before each launch. Words 0 and 1: the random state. */
 enum { TE__GRAPH_WORDS = 512, TE__GRAPH_RNG_WORDS = 2 };
 
 struct te_graph {
@@ -5241,15 +5287,15 @@ struct te_graph {
     te_graph *next; /* te->graphs */
     te_allocator host_allocator;
     uint64_t id;
-    bool failed; /* something went wrong in the capture */
+    bool failed; /* a call inside the capture has failed */
     const char *broken; /* why it cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* what its operations use and others made; those that it writes come first */
+    te__buffer **held; /* the buffers from outside that its operations use; those that they write come first */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* u8 [8 * TE__GRAPH_WORDS], and its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];
     int num_words;
-    bool draws; /* random numbers */
+    bool draws; /* its operations use random numbers */
     uint64_t rng_begin, rng_used;
     te__graph_part *parts;
     int num_parts, cap_parts;
@@ -5276,12 +5322,12 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
-/* Where an operation leaves the amax of what it writes, for the quantizer that its caller hands the tensor to (te__amax_take). A cast leaves 0 there, so nobody
- * has to clear it before: nothing is allocated and nothing launched for it. */
+/* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output next (te__amax_take). The cast leaves 0
+ * there, so the word needs neither an allocation nor a launch that clears it. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while nobody has taken it. First: te__amax_give knows the word by it */
-    te_tensor amax; /* its first number */
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. The first field: te__amax_give finds the word by its address */
+    te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
 } te__amax_word;
@@ -5299,7 +5345,7 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* te__device_enter without its te__device_leave: a forward, a backward, an optimizer step */
+    int regions; /* calls of te__device_enter without their te__device_leave: a forward, a backward, an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
@@ -5328,7 +5374,7 @@ struct te_ctx {
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
-    int num_optimizers; /* 0: nobody will say when a step has ended */
+    int num_optimizers; /* 0: no call tells when a step has ended */
     te_result (*keep_scales)(te_ctx *te);
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
@@ -5338,22 +5384,23 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
-    te__buffer *buffers; /* these */
+    te__buffer *buffers; /* all of them */
     te__stream *streams;
     te__event *spare_events;
     te__pinned *pinned;
+    struct te__offload *offload; /* core/offload.c; NULL before the first region */
     te__block *blocks;   /* all host memory of the context */
-    te__guest *guests;
-    int64_t process_id; /* where it was made, and te__forks there */
-    int forks;
+    te__closable *closables;
+    int64_t process_id; /* of the process that made the context */
+    int forks;          /* te__forks in it */
     te_trace_fn trace; /* te_set_trace */
     void *trace_user;
-    bool tracing; /* it runs */
+    bool tracing; /* the hook runs */
     te_graph *capture; /* between te_graph_begin and te_graph_end */
-    te_graph *graphs;  /* those that are there */
+    te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
     te__amax_word amax_words[TE__AMAX_WORDS];
-    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* theirs on the CPU */
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
 };
 
 /* ==== core/error.c ============================================================================================== */
@@ -5387,12 +5434,12 @@ TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
     te__log_text(te, TE_LOG_WARN, text);
 }
 
-/* Shown when not even the memory for a message could be had. */
+/* The message where there is no memory for a longer one. */
 static const char te__no_memory_text[] = "out of host memory";
 
-/* A call that belongs to the step under way has failed, so the step has. */
+/* A call of the step under way has failed, so the step has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* Changes by the step stay. In a capture and a warm-up nothing has run. */
+/* The changes that the step made stay. A capture and a warm-up have made none. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
@@ -5443,11 +5490,11 @@ static te_result te__refuse_upload(te_ctx *te) {
 /* Calls that a trace hook must not make. */
 static te_result te__refuse_hook(te_ctx *te, const char *what) {
     if (!te->tracing) return TE_OK;
-    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook looks on; retain what it needs and call this when the traced call has returned",
+    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook only observes; retain the tensors that it needs, and make this call when the traced call has returned",
                     what);
 }
 
-/* Is this a child, by fork, of the process that made the context? Neither threads nor what the driver holds of a GPU live on there. */
+/* Is this process a child, by fork, of the one that made the context? The context's threads and the driver's state do not exist in a child. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
@@ -5456,7 +5503,7 @@ static te_result te__refuse_fork(te_ctx *te) {
                     "create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
-/* Every maker's desc: `who` is the maker's own name. */
+/* Checks the desc of a create function, whose name is `who`. */
 static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     if (desc) return true;
     te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default", who);
@@ -5497,7 +5544,7 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
-/* Of a context itself, and of what outlives it. */
+/* For the context itself and for objects that outlive it. */
 static void *te__raw_alloc(const te_allocator *a, size_t bytes) { return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes); }
 static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
     if (a->release)
@@ -5506,18 +5553,18 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy releases the rest of it. */
+/* The header of every other allocation, 16-byte aligned as the memory behind it. It keeps a list, by which te_ctx_destroy releases what is left. */
 struct te__block {
     union {
         struct {
-            te__block *next, **at; /* at: what points here */
+            te__block *next, **at; /* at: the pointer to this */
             size_t bytes;
         } is;
         uint64_t align[4];
     } u;
 };
 
-/* NULL when there is none, and no error: for what can be done without. */
+/* NULL when there is no memory, without an error: for callers that can go on without it. */
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te__block *b;
     if (bytes == 0) bytes = 1;
@@ -5532,7 +5579,7 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
 }
 static void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
-    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be had", te__no_memory_text, (unsigned long long)bytes);
+    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
 static void *te__alloc_zero(te_ctx *te, size_t bytes) {
@@ -5554,22 +5601,22 @@ static void te__free_all(te_ctx *te) {
     while (te->blocks) te__free(te, te->blocks + 1, te->blocks->u.is.bytes);
 }
 
-/* ---- guests: see te__guest ---- */
+/* ---- objects to close: see te__closable ---- */
 
-static void te__guest_enter(te_ctx *te, te__guest *g, const char *kind, void (*close)(void *owner), void *owner) {
-    g->kind = kind;
-    g->close = close;
-    g->owner = owner;
-    g->next = te->guests;
-    g->at = &te->guests;
-    if (te->guests) te->guests->at = &g->next;
-    te->guests = g;
+static void te__closable_add(te_ctx *te, te__closable *c, const char *kind, void (*close)(void *owner), void *owner) {
+    c->kind = kind;
+    c->close = close;
+    c->owner = owner;
+    c->next = te->closables;
+    c->at = &te->closables;
+    if (te->closables) te->closables->at = &c->next;
+    te->closables = c;
 }
-static void te__guest_leave(te__guest *g) {
-    if (!g->at) return;
-    *g->at = g->next;
-    if (g->next) g->next->at = g->at;
-    g->at = NULL;
+static void te__closable_remove(te__closable *c) {
+    if (!c->at) return;
+    *c->at = c->next;
+    if (c->next) c->next->at = c->at;
+    c->at = NULL;
 }
 /* Makes room for one more element of an array. False, with the array as it was, when there is no memory. */
 static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {
@@ -5631,7 +5678,7 @@ static te__event *te__event_create(te_ctx *te) {
         e->te = te;
     }
     e->refs = 1;
-    e->pending = false;
+    e->pending = e->awaited = false;
     e->stream = NULL;
     return e;
 }
@@ -5653,14 +5700,17 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     if (result != TE_OK) return result;
     e->stream = s;
     e->pending = true;
+    e->awaited = false;
     return TE_OK;
 }
 /* Work given to `s` from here on runs after the event; the host does not wait. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
-    if (!e || !e->pending || e->stream == s) return TE_OK;
+    if (!e || !e->pending || e->stream == s || (!s && e->awaited)) return TE_OK;
     result = te__refuse_stream(te);
-    return result == TE_OK ? te->device->stream_wait(te, s, e->handle) : result;
+    if (result == TE_OK) result = te->device->stream_wait(te, s, e->handle);
+    if (result == TE_OK && !s) e->awaited = true;
+    return result;
 }
 /* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
 static bool te__event_passed(te__event *e) {
@@ -5737,6 +5787,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
         return NULL;
     }
     p->taken = true;
+    te->pool.stats.pinned += p->capacity;
     p->next = te->pinned;
     te->pinned = p;
     return p;
@@ -5758,6 +5809,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
         *at = p->next;
         te__pinned_wait(p);
         te__event_release(p->used);
+        te->pool.stats.pinned -= p->capacity;
         if (!te__is_forked(te)) te->device->pinned_release(te, p->data, p->capacity);
         te__free(te, p, sizeof(*p));
     }
@@ -5848,12 +5900,12 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
     if (total_bytes) snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused), te__bytes_text(total_bytes, total));
     return te__fail(te, TE_ERR_OUT_OF_MEMORY,
                     "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, te_scope_begin/te_scope_end "
-                    "around each step, or activation checkpointing need less",
+                    "around each step, te_checkpoint or te_cpu_offload_begin need less",
                     te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* A cached block of at least *want bytes, which becomes its capacity; NULL if there is none. Up to a quarter larger is good enough; more
- * would starve the sizes above. */
+/* A cached block of at least *want bytes, or NULL; *want becomes its capacity. The block is at most a quarter larger than asked for: larger ones are
+ * left to larger requests. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -5910,8 +5962,9 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    if (te__event_passed(used) || (!pool->spare && !te__pool_add_spare(te, pool))) {
-        te__event_synchronize(used);
+    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block, does already */
+    if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
+        if (waits) te__event_synchronize(used);
         te__event_release(used);
         te__pool_keep(te, data, capacity);
         return;
@@ -5930,7 +5983,7 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__free_block *b, **at = &pool->pending;
     while ((b = *at) != NULL) {
         if (wait) te__event_synchronize(b->used);
-        if (!te__event_passed(b->used)) {
+        if (!b->used->awaited && !te__event_passed(b->used)) {
             at = &b->next;
             continue;
         }
@@ -5942,8 +5995,8 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     }
 }
 
-/* A block of at least `bytes`; *capacity is what te__pool_release wants back. arena: where it will go back to, or NULL; what that takes of host
- * memory is taken now, for a graph goes on writing its blocks and they can go nowhere else. */
+/* A block of at least `bytes`, to be released with *capacity. It returns to `arena`, if that is not NULL; the host memory for its place in a list of the
+ * arena is allocated now, so that the release cannot fail: the graph goes on writing its blocks, and no other pool may have them. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -5954,7 +6007,7 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* cached blocks may be the missing memory; te_graph_begin has waited already */
+        if (!data) { /* gives the cached blocks back and tries again; a capture need not wait, te_graph_begin has */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -5979,10 +6032,10 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* used: see te__buffer; the reference goes along. */
+/* used: see te__buffer; the reference is handed over. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
-    if (used && arena && arena->open) { /* its graph's next launch writes there, and asks nobody */
+    if (used && arena && arena->open) { /* the graph's next launch writes there without waiting for the event */
         te__event_synchronize(used);
         te__event_release(used);
         used = NULL;
@@ -6112,6 +6165,7 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
+    if (b->offloaded) b->offloaded->buffer = NULL; /* it watched */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
     } else if (b->used) { /* the owner of foreign memory knows of no event */
@@ -6132,8 +6186,8 @@ static void te__buffer_touch(te__buffer *b) {
     b->num_writes = 0;
 }
 
-/* Makes room in the list of writes to parts: those that every node on the tape is younger than are forgotten; of very many, neighbours become one
- * write to all between them. */
+/* Makes room in the list of writes to parts. Writes older than every node on the tape are dropped; in a list that is still at its limit, each pair of
+ * neighbours becomes one write, which covers both. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -6154,7 +6208,7 @@ static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     b->num_writes /= 2;
 }
 
-/* Notes a write to the bytes begin .. end of b, which tape nodes look at. */
+/* Notes a write to the bytes begin .. end of b, of which tape nodes have saved a part. */
 static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     te_ctx *te = b->te;
     te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
@@ -6185,10 +6239,10 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
     return false;
 }
 
-/* Counts the writes; the launches of a graph are writes of all that it has left behind. */
+/* Counts the writes; a launch of a graph counts as a write to every buffer of its arena. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* A capture will use the memory of b at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
+/* Keeps b alive until the graph is destroyed, since each launch will use its memory. Buffers of the graph's own arena need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;
@@ -6199,7 +6253,7 @@ static te_result te__capture_hold(te_graph *g, te__buffer *b) {
 }
 /* References beside that of a capture under way. */
 static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
-/* Was it there before the capture under way began? */
+/* Was it made before the capture under way began? */
 static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }
 
 /* ==== core/tensor.c ============================================================================================= */
@@ -6239,7 +6293,7 @@ static int64_t te__numel(const te_tensor *x) {
     return n;
 }
 /* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
-static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return ((size_t)cols * (size_t)te_dtype_bits(dtype) + 7) / 8; }
+static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8); }
 /* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
@@ -6279,12 +6333,13 @@ static int64_t te__end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return x->offset + (last + 1) * te__dtype_size(x->dtype);
 }
-/* Somebody wrote, or is about to write, the memory of x. */
+/* The memory of x was written, or is about to be. */
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
+    if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream reads what stands there */
     if (x->te->capture) b->written = x->te->capture->id;
-    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may look at another part */
+    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may have saved another part */
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
             te__buffer_touch_part(b, x->offset, end);
@@ -6294,19 +6349,25 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* The plain tensors that hold the value of x. */
+/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may be NULL. Returns their number. */
 enum { TE__MAX_PARTS = 6 };
-static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
-    te__quantized *q = x->quantized;
-    part[0] = x;
+static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
+    te__quantized *q = (*x)->quantized;
+    slot[0] = x;
     if (!q) return 1;
-    part[0] = q->row.data;
-    part[1] = q->row.scale;
-    part[2] = q->row.amax;
-    part[3] = q->col.data;
-    part[4] = q->col.scale;
-    part[5] = q->col.amax;
+    slot[0] = &q->row.data;
+    slot[1] = &q->row.scale;
+    slot[2] = &q->row.amax;
+    slot[3] = &q->col.data;
+    slot[4] = &q->col.scale;
+    slot[5] = &q->col.amax;
     return TE__MAX_PARTS;
+}
+static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
+    te_tensor **slot[TE__MAX_PARTS];
+    int i, n = te__part_slots(&x, slot);
+    for (i = 0; i < n; i++) part[i] = *slot[i];
+    return n;
 }
 /* A tape node saves x now. */
 static void te__note_saved(te_tensor *x) {
@@ -6350,7 +6411,7 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
                     x->quantized ? "is quantized: te_dequantize it first"
                                  : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
 }
-/* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
+/* Fails for tensors of te_tensor_describe; quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */
@@ -6413,7 +6474,7 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* Of 64 bits each: the size in bytes has room to spare. */
+/* Even with 64 bits each, their bytes fit into an int64_t. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* A tensor without memory; belongs to the innermost scope. */
@@ -6422,6 +6483,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
     char text[TE__SHAPE_TEXT];
     int i;
     int64_t n = 1;
+    bool empty = false;
     if (!te) return NULL;
     if (te_dtype_bits(dtype) == 0) {
         te__fail(te, TE_ERR_DTYPE, "tensor: %d is not a number format (see te_dtype)", (int)dtype);
@@ -6437,6 +6499,12 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
             return NULL;
         }
         if (shape[i] > 0) n *= shape[i];
+        else empty = true;
+    }
+    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) { /* only where addresses have 32 bits */
+        te__fail(te, TE_ERR_SHAPE, "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits", te_dtype_name(dtype),
+                 te__dims_text(ndim, shape, text), (long long)PTRDIFF_MAX, (int)(8 * sizeof(void *)));
+        return NULL;
     }
     if (!te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))) return NULL;
     x = (te_tensor *)te__alloc_zero(te, sizeof(te_tensor));
@@ -6548,7 +6616,7 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
-/* Lets go of what hooks have packed (core/saved.c). */
+/* Drops the handles that hooks have packed (core/saved.c). */
 static void te__saved_free(te_ctx *te, te__node *node) {
     int i;
     if (!node->packed) return;
@@ -6609,7 +6677,7 @@ static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     }
     te->num_live = kept;
 }
-/* Lets go of what the innermost frame holds, but for `keep`. */
+/* Releases the tensors of the innermost frame, except `keep`. */
 static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
     te__frame_end(te, keep, num_keep);
     te->num_scopes++;
@@ -6640,12 +6708,12 @@ TE_API void te_scope_end(te_ctx *te) {
  *
  *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
  *     te__copy_in(s, x, host, at)    and back
- *     te__await(x)                   operations that come read what was copied in, and may write what is copied out
+ *     te__await(x)                   operations that come read what was copied in
  *
  * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
  * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before goes to nobody
- * until the event has passed (te__pool_release), so x may be released at once. An operation that is called between te__copy_in and te__await reads
- * anything; so does one after te__copy_out that writes x. */
+ * until the event has passed, or until the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x, by whatever calls
+ * te__touch, waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads anything. */
 
 /* Puts the copy between all that came before it and an event that the memory remembers. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
@@ -6659,6 +6727,8 @@ static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p,
     if (result == TE_OK) {
         result = te__event_record(after, s);
         if (result == TE_OK) {
+            if (out) te->pool.stats.copied_out += bytes;
+            else te->pool.stats.copied_in += bytes;
             te__event_release(b->used);
             te__event_release(p->used);
             b->used = te__event_retain(after);
@@ -6693,7 +6763,7 @@ static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at,
 }
 static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
     te_result result = te__transfer(s, x, host, at, false);
-    te__touch(x);
+    if (x->buffer) te__buffer_touch(x->buffer);
     return result;
 }
 static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK; }
@@ -6704,7 +6774,7 @@ static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__s
  * cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared as it is handed out: this is done for every call */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared where it is handed out, since every operation makes a plan */
     p->te = te;
     p->native = p->deterministic = true;
     p->why = "";
@@ -6763,7 +6833,7 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     } else {
         l->args = te__alloc(p->te, bytes);
         l->args_on_heap = l->args != NULL;
-        if (!l->args) { /* the caller fills something in any case: the plan will not run */
+        if (!l->args) { /* the caller writes its arguments here; the plan will not run */
             p->result = TE_ERR_OUT_OF_MEMORY;
             l->args = p->args.bytes;
         }
@@ -6773,13 +6843,13 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
-/* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
- * after another, so that one serves them all. */
+/* A counter in device memory for kernels whose last block finishes the work of all (te_last_block): 0 between kernels. The kernels of a context run
+ * one after another, so they share it. */
 static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
-/* The same for groups of blocks, TE__PLAN_COUNTERS of them, each with a last one. Behind the words of te_last_block and te_grid_wait. */
+/* TE__PLAN_COUNTERS more, for kernels whose groups of blocks have a last block each. They lie behind the words of te_last_block and te_grid_wait. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
-/* A float for the largest of all blocks: 0 between kernels too. */
+/* A float for the maximum over all blocks: 0 between kernels, too. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a
@@ -6846,7 +6916,7 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    te__floats_begin(); /* a new thread may compute as the one that started it */
+    te__floats_begin(); /* a new thread inherits the floating-point mode of the one that started it */
     te__mutex_lock(&t->mutex);
     for (;;) {
         while (!t->quit && t->job == seen) te__cond_wait(&t->work, &t->mutex);
@@ -6864,7 +6934,7 @@ static void te__threads_close(te_ctx *te) {
     te__threads *t = te->threads;
     int i;
     if (!t) return;
-    if (!te__is_forked(te)) { /* else there are no threads, and one may have held the mutex at the fork */
+    if (!te__is_forked(te)) { /* else the threads do not exist, and the mutex may be locked for ever */
         te__mutex_lock(&t->mutex);
         t->quit = true;
         te__cond_broadcast(&t->work);
@@ -6912,7 +6982,7 @@ static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn 
         fn(user, 0, n);
         return;
     }
-    /* four pieces a thread: enough to even out a slow one, few enough to cost nothing */
+    /* four pieces a thread, so that a slow thread delays the end little */
     pieces = te__min(te__div_up(n, grain), 4 * (int64_t)(t->num_threads + 1));
     te__mutex_lock(&t->mutex);
     t->fn = fn;
@@ -6938,7 +7008,7 @@ static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn 
 /* Elements index .. index + n - 1 of an array of `dtype`. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
     int64_t i;
-    if (n == 0) return; /* and then there may be no memory at all */
+    if (n == 0) return; /* the arrays may be NULL then */
     switch (dtype) {
     case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
     case TE_F16: {
@@ -6990,6 +7060,13 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
     }
 }
 
+/* To an integer format: truncated and saturated, as the GPU does it; NaN gives 0. */
+static int64_t te__truncate(float f, te_dtype dtype) {
+    if (f != f) return 0;
+    if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
+    if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
+    return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
+}
 static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
     int64_t i;
     if (n == 0) return;
@@ -7022,17 +7099,17 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     }
     case TE_U8: {
         uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (uint8_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (uint8_t)te__truncate(in[i], dtype);
         break;
     }
     case TE_I32: {
         int32_t *p = (int32_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int32_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (int32_t)te__truncate(in[i], dtype);
         break;
     }
     case TE_I64: {
         int64_t *p = (int64_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int64_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (int64_t)te__truncate(in[i], dtype);
         break;
     }
     default: break;
@@ -7040,14 +7117,14 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
 }
 
 static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-/* One NaN for all, the GPU's: which of them a sum or a product gives is else the processor's choice. */
+/* Makes every NaN the GPU's: the NaN that a sum or a product gives depends on the processor otherwise. */
 static void te__one_nan(float *v, int64_t n) {
     int64_t i;
     for (i = 0; i < n; i++)
         if (te__is_nan_bits(v[i])) v[i] = te__bits_f32(0x7fffffffu);
 }
 
-/* One element, for code that is not in a hurry. */
+/* One element: slow. */
 static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
     float f = 0.0f;
     te__load_row(data, dtype, index, 1, &f);
@@ -7207,8 +7284,8 @@ static const char *const te__source_1[] = { /* base/numbers.h */
     "",
     "/* Rounds |f| (its bits without the sign) to a smaller float of `man` mantissa bits whose smallest normal number is",
     " * 2^(min_exp - 127); to nearest, ties to even. Returns the code of an unbounded exponent range: the caller caps it.",
-    " * Normal numbers and subnormals go one way: the significand, implicit bit included, is shifted further right the further",
-    " * the value lies below the normal range, and a carry out of the mantissa runs into the exponent as it should. Values",
+    " * Normal numbers and subnormals need no distinction: the significand, implicit bit included, is shifted further right the",
+    " * further the value lies below the normal range, and a carry out of the mantissa increases the exponent. Values",
     " * below 2^-126 are treated as normal ones; all of them round to 0 anyway. */",
     "TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {",
     "    int e = (int)(magnitude >> 23);",
@@ -7275,8 +7352,8 @@ static const char *const te__source_1[] = { /* base/numbers.h */
     "    return (uint8_t)(a > 0x7f800000u ? 0x7fu : r);",
     "}",
     "",
-    "/* ---- e8m0: a power of two, 2^(c - 127), 0xff = NaN. It is a scale, so the sign of an f32 is dropped and rounding goes",
-    " * up: what is divided by it fits. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */",
+    "/* ---- e8m0: a power of two, 2^(c - 127), 0xff = NaN. It is a scale, so the sign of an f32 is dropped and it is rounded",
+    " * up: elements that are divided by it fit. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */",
     "",
     "TE__BOTH float te__e8m0_to_f32(uint8_t c) {",
     "    return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);",
@@ -7309,7 +7386,7 @@ static const char *const te__source_1[] = { /* base/numbers.h */
 };
 static const char *const te__source_2[] = { /* base/philox.h */
     "/* base/philox.h: Philox4x32-10 and the two distributions drawn from it. Read by the host and by kernels, which get the same",
-    " * bits: knows numbers.h, and not who asks.",
+    " * bits: knows numbers.h alone.",
     " *",
     " * Philox: Salmon, Moraes, Dror, Shaw, \"Parallel random numbers: as easy as 1, 2, 3\", SC 2011.",
     " *",
@@ -7358,7 +7435,7 @@ static const char *const te__source_2[] = { /* base/philox.h */
     "    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;",
     "}",
     "",
-    "/* A random state in device memory, in place of what the host said: {seed, offset}; the host's offset is added. NULL: there is none. */",
+    "/* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */",
     "TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {",
     "    const uint64_t *words = (const uint64_t *)state;",
     "    if (!words) return;",
@@ -7430,7 +7507,7 @@ static const char *const te__source_3[] = { /* base/scaling.h */
     " * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.",
     " *",
     " * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its",
-    " * sisters keep compilers from fusing or approximating them. Products that meet a sum are the callers' care: te__fma. */",
+    " * sisters keep compilers from fusing or approximating them. A caller that adds to a product must use te__fma. */",
     "#ifndef TE__SCALING_H",
     "#define TE__SCALING_H",
     "",
@@ -7478,12 +7555,12 @@ static const char *const te__source_3[] = { /* base/scaling.h */
     "#define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f",
     "#define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f",
     "",
-    "/* 2^(127 - e): what elements are multiplied with. */",
+    "/* 2^(127 - e): the factor of the elements before they are rounded. */",
     "TE__BOTH float te__mxfp8_multiplier(uint8_t e) {",
     "    return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);",
     "}",
     "",
-    "/* NVFP4: S, which takes a tensor's amax to 6 * code_max (the largest block scale, 448 or 256). */",
+    "/* NVFP4: S, which maps a tensor's amax to 6 * code_max (code_max: the largest block scale, 448 or 256). */",
     "TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {",
     "    float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);",
     "    if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;",
@@ -7496,7 +7573,7 @@ static const char *const te__source_3[] = { /* base/scaling.h */
     "TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {",
     "    return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));",
     "}",
-    "/* 4-over-6, which rounds in another order: the scale that maps the block's largest to 6; 1.5 times as much maps it to 4. */",
+    "/* 4-over-6, which rounds in another order: the scale that maps the block's amax to 6; 1.5 times as much maps it to 4. */",
     "TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) { return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale); }",
     "",
     "/* The factor that a block's codes have: d / S. */",
@@ -7504,7 +7581,7 @@ static const char *const te__source_3[] = { /* base/scaling.h */
     "    return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));",
     "}",
     "",
-    "/* What elements are multiplied with: S / d. A block whose code is 0 gets the largest number: its codes count for nothing. */",
+    "/* S / d: the factor of the elements before they are rounded. A block whose scale has code 0 gets the largest f32: its codes do not matter. */",
     "TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {",
     "    float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));",
     "    return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;",
@@ -7530,7 +7607,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "typedef long long te_i64;",
     "",
     "#define TE_DEV __device__ __forceinline__",
-    "// What embedded PTX calls in place of holding it many times: conversions of formats that come at run time (te_ptx defines TE_SMALL).",
+    "// A function that embedded PTX (te_ptx defines TE_SMALL) calls, since inlined it would be there many times: conversions of formats known at run time.",
     "#ifdef TE_SMALL",
     "#define TE_DEV_CALL static __device__ __noinline__",
     "#else",
@@ -7547,8 +7624,8 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "#endif",
     "",
     "// The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is",
-    "// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must touch no memory",
-    "// but its arguments before. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:",
+    "// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must access no memory",
+    "// but its arguments before this call. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:",
     "// tests/bench/notes.md.",
     "TE_DEV void te_follow() {",
     "#if __CUDA_ARCH__ >= 900",
@@ -7683,8 +7760,8 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    __syncthreads();",
     "    return v;",
     "}",
-    "// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The counter, 0 between",
-    "// kernels, is 0 again then (te__plan_counter).",
+    "// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The last block leaves the",
+    "// counter (te__plan_counter) at 0.",
     "TE_DEV bool te_last_block(te_u32 *counter) {",
     "    __shared__ bool last;",
     "    if (threadIdx.x == 0) {",
@@ -7711,8 +7788,8 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "    }",
     "    __syncthreads();",
     "}",
-    "// amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never",
-    "// arrives here: fmaxf drops it.",
+    "// amax = max(amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats order like their bits. v is no NaN:",
+    "// fmaxf has dropped it.",
     "TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }",
     "",
     "// ---- small math ----------------------------------------------------------------------------------------------------",
@@ -7800,7 +7877,7 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {",
     "    asm volatile(\"tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;\" ::\"l\"(map), \"n\"(DIM), \"r\"(size) : \"memory\");",
     "}",
-    "// After the changes; and, by the thread that is to use the map, before.",
+    "// Release after the changes, acquire in the thread that uses the map before it does.",
     "TE_DEV void te_tma_map_release() { asm volatile(\"fence.proxy.tensormap::generic.release.gpu;\" ::: \"memory\"); }",
     "TE_DEV void te_tma_map_acquire(const void *map) { asm volatile(\"fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\" ::\"l\"(map) : \"memory\"); }",
     "// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the tensor become zeros.",
@@ -7831,9 +7908,9 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 : \"memory\");",
     "}",
     "TE_DEV void te_bulk_commit() { asm volatile(\"cp.async.bulk.commit_group;\" ::: \"memory\"); }",
-    "// Until at most N of this thread's latest groups of stores have yet to read shared memory.",
+    "// Waits until all but the latest N of this thread's groups of stores have read shared memory.",
     "template <int N> TE_DEV void te_bulk_wait_read() { asm volatile(\"cp.async.bulk.wait_group.read %0;\" ::\"n\"(N) : \"memory\"); }",
-    "// What this thread wrote to shared memory is there for TMA and wgmma, once a barrier follows.",
+    "// Makes this thread's writes to shared memory visible to TMA and wgmma, once a barrier follows.",
     "TE_DEV void te_async_fence() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }",
     "",
     "// `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.",
@@ -7848,12 +7925,12 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "template <int N> TE_DEV void te_registers_up() { asm volatile(\"setmaxnreg.inc.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
     "template <int N> TE_DEV void te_registers_down() { asm volatile(\"setmaxnreg.dec.sync.aligned.u32 %0;\" ::\"n\"(N)); }",
     "",
-    "// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.",
+    "// A barrier of COUNT threads (whole warps), number `id`, 1 to 15.",
     "template <int COUNT> TE_DEV void te_meet(int id) { asm volatile(\"bar.sync %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
-    "// Counts towards such a meeting without waiting for it.",
+    "// Arrives at such a barrier without waiting.",
     "template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile(\"bar.arrive %0, %1;\" ::\"r\"(id), \"n\"(COUNT) : \"memory\"); }",
     "",
-    "// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the",
+    "// Four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the",
     "// rows of matrix i.",
     "TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {",
     "    asm volatile(\"stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\" ::\"r\"(row), \"r\"(r[0]), \"r\"(r[1]), \"r\"(r[2]), \"r\"(r[3]) : \"memory\");",
@@ -7943,12 +8020,12 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {",
     "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes) : \"memory\");",
     "}",
-    "// The same; the L2 cache fetches the 256 bytes around it, which will be loaded soon.",
+    "// The same; the L2 cache fetches the 256 bytes around it, which are loaded next.",
     "TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {",
     "    asm volatile(\"cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\" ::\"r\"(dst), \"l\"(src), \"r\"(bytes) : \"memory\");",
     "}",
     "TE_DEV void te_cp_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }",
-    "// Waits until at most N of this thread's latest groups are under way.",
+    "// Waits until all but the latest N of this thread's groups have arrived.",
     "template <int N> TE_DEV void te_cp_async_wait() { asm volatile(\"cp.async.wait_group %0;\" ::\"n\"(N) : \"memory\"); }",
     "",
     "TE_DEV void te_sts16(te_u32 dst, uint4 v) {",
@@ -8071,7 +8148,7 @@ static const char *const te__source_7[] = { /* device/transpose.cuh */
     "    return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));",
     "}",
     "",
-    "// Half of it: words 2 pair and 2 pair + 1 of a column.",
+    "// Half of such a chunk: words 2 pair and 2 pair + 1 of a column.",
     "TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {",
     "    return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));",
     "}",
@@ -8106,7 +8183,7 @@ static const char *const te__source_7[] = { /* device/transpose.cuh */
     "        }",
     "    }",
     "}",
-    "// ... to all `ld` rows that there are.",
+    "// The same for a dst whose rows hold exactly `ld` elements: rows = ld.",
     "TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,",
     "                          int t = threadIdx.x) {",
     "    te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);",
@@ -8148,7 +8225,7 @@ static const char *const te__source_8[] = { /* device/vector.cuh */
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
-    "#define TE_ANY (-1) // the format comes at run time",
+    "#define TE_ANY (-1) // the format is known at run time",
     "",
     "template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element",
     "",
@@ -8235,7 +8312,7 @@ static const char *const te__source_8[] = { /* device/vector.cuh */
     "}",
     "TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }",
     "TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }",
-    "// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.",
+    "// The first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.",
     "template <int UNROLL = 8> TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {",
     "    if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);",
     "#pragma unroll UNROLL",
@@ -8276,31 +8353,23 @@ static const char *const te__source_8[] = { /* device/vector.cuh */
     "    }",
     "    return r;",
     "}",
-    "// Of elements that nothing writes while the kernel runs, p + i aligned to 16 bytes: the compiler may move the load up.",
-    "template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_nc(const void *p, te_i64 i) {",
-    "    te_raw<FORMAT> r;",
-    "    const char *q = (const char *)p + i * te_size<FORMAT>;",
-    "#pragma unroll",
-    "    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)",
-    "        asm(\"ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k));",
-    "    return r;",
+    "// How 16 bytes are loaded:",
+    "//   CONSTANT   nothing writes them while the kernel runs: the compiler may move the load up",
+    "//   ONCE       the same, and they are read once: they leave the L1 cache to bytes that all rows share",
+    "//   HERE       at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill",
+    "enum te_load_hint { TE_LOAD_CONSTANT, TE_LOAD_ONCE, TE_LOAD_HERE };",
+    "#define TE__LOAD16(kind, w, at) kind \".v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"((w)[0]), \"=r\"((w)[1]), \"=r\"((w)[2]), \"=r\"((w)[3]) : \"l\"(at)",
+    "template <te_load_hint HINT> TE_DEV void te_load16(te_u32 *w, const void *at) {",
+    "    if constexpr (HINT == TE_LOAD_CONSTANT) asm(TE__LOAD16(\"ld.global.nc\", w, at));",
+    "    else if constexpr (HINT == TE_LOAD_ONCE) asm(TE__LOAD16(\"ld.global.L1::no_allocate\", w, at));",
+    "    else asm volatile(TE__LOAD16(\"ld.global\", w, at) : \"memory\");",
     "}",
-    "// The same of elements that are read once: they leave the L1 cache to those that all rows share.",
-    "template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_once(const void *p, te_i64 i) {",
+    "// Eight elements from element i on, p + i aligned to 16 bytes.",
+    "template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinted(const void *p, te_i64 i) {",
     "    te_raw<FORMAT> r;",
     "    const char *q = (const char *)p + i * te_size<FORMAT>;",
     "#pragma unroll",
-    "    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)",
-    "        asm(\"ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k));",
-    "    return r;",
-    "}",
-    "// The same at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill.",
-    "template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_here(const void *p, te_i64 i) {",
-    "    te_raw<FORMAT> r;",
-    "    const char *q = (const char *)p + i * te_size<FORMAT>;",
-    "#pragma unroll",
-    "    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)",
-    "        asm volatile(\"ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(r.w[k]), \"=r\"(r.w[k + 1]), \"=r\"(r.w[k + 2]), \"=r\"(r.w[k + 3]) : \"l\"(q + 4 * k) : \"memory\");",
+    "    for (int k = 0; k < te_raw<FORMAT>::words; k += 4) te_load16<HINT>(r.w + k, q + 4 * k);",
     "    return r;",
     "}",
     "// Element j, a literal once the loop around it is unrolled.",
@@ -8309,7 +8378,7 @@ static const char *const te__source_8[] = { /* device/vector.cuh */
     "    if constexpr (FORMAT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));",
     "    return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));",
     "}",
-    "// Keeps the compiler from carrying unpacked elements from one pass to the next, in twice the registers.",
+    "// Keeps the compiler from unpacking elements once for several passes, which would take twice the registers.",
     "template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {",
     "#pragma unroll",
     "    for (int i = 0; i < N; i++)",
@@ -8343,15 +8412,14 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "//   plain   y = f(x)                    dx = dy f'(x)",
     "//   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)",
     "//",
-    "// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, one of 20 if FP8 is written: the sigmoid has no",
-    "// branch, and no slow path.",
+    "// Few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow path.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
     "#ifdef ACT",
     "#define TE_ACT_CALL TE_DEV",
     "#else",
-    "#define TE_ACT_CALL static __device__ __noinline__ // code of all activations: once",
+    "#define TE_ACT_CALL static __device__ __noinline__ // the code of all activations stands in the kernel once",
     "#endif",
     "",
     "TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }",
@@ -8476,7 +8544,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "    }",
     "}",
     "",
-    "// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would wait until the registers of the first one are free.",
+    "// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait for the registers of the first one.",
     "extern \"C\" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {",
     "    te_follow();",
     "    float largest = 0.0f, scale = 1.0f, seen = 0.0f;",
@@ -8892,7 +8960,7 @@ static const char *const te__source_14[] = { /* ops/act/act_tile.cuh */
     "    }",
     "}",
     "",
-    "// The largest of a warp to amax, by one atomic if it is larger than `seen`, the value when the block began, and than the value now. All lanes",
+    "// Raises amax to the warp's maximum, by one atomic if the maximum is above `seen`, the value when the block began, and above the value now. All lanes",
     "// call it.",
     "TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {",
     "    if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values",
@@ -8962,7 +9030,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "    return y;",
     "}",
     "",
-    "// Which (batch, head) and which tile a block works on: tiles of one head follow each other, so that blocks that run at the same time read",
+    "// The (batch, head) and the tile of a block: tiles of one head follow each other, so that blocks that run at the same time read",
     "// the same keys. `last_first`: under a causal mask the last rows have the most work.",
     "struct te_attn_place {",
     "    int b, h, tile;",
@@ -8978,7 +9046,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "// Keys begin .. end - 1 cover all that rows first .. last see.",
     "TE_DEV int te_attn_keys_begin(const te__attn_kargs &a, int first) { return max(0, first + a.lo); }",
     "TE_DEV int te_attn_keys_end(const te__attn_kargs &a, int last) { return min(a.s_kv, last + a.hi + 1); }",
-    "// And the rows that see any of the keys first .. last.",
+    "// Rows begin .. end - 1 cover all that see any of the keys first .. last.",
     "TE_DEV int te_attn_rows_begin(const te__attn_kargs &a, int first) { return max(0, first - a.hi); }",
     "TE_DEV int te_attn_rows_end(const te__attn_kargs &a, int last) { return min(a.s_q, last - a.lo + 1); }",
     "",
@@ -8996,7 +9064,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "TE_DEV te_u64 te_attn_dropout_row(const te__attn_kargs &a, int b, int h, int i) {",
     "    return (((te_u64)b * a.heads + h) * a.s_q + i) * (te_u64)a.s_kv;",
     "}",
-    "// Whether the four elements of one Philox block are kept: bit w is element 4 block + w.",
+    "// One bit for each of the four elements of a Philox block: bit w is set if element 4 block + w is kept.",
     "TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {",
     "    te_u32 bits[4], keep = 0;",
     "    uint64_t seed = a.seed, offset = a.offset;",
@@ -9009,7 +9077,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "TE_DEV bool te_attn_keeps(const te__attn_kargs &a, te_u64 element) { return te_attn_keeps4(a, element / 4) >> (element % 4) & 1u; }",
     "// The same for an accumulator fragment, 16 rows by 8 keys, of rows whose length is a multiple of 4: bits 0 and 1 are this lane's two keys in",
     "// its upper row, 2 and 3 those in its lower row. `upper` is the element of the fragment's first key in the lane's upper row. Two lanes share",
-    "// each Philox block: each makes one and they trade.",
+    "// each Philox block: each lane computes one block, and they exchange them.",
     "TE_DEV te_u32 te_attn_keeps_fragment(const te__attn_kargs &a, te_u64 upper) {",
     "    const int lane = threadIdx.x & 31, odd = lane & 1;",
     "    te_u32 mine = te_attn_keeps4(a, (upper + (odd ? 8 * (te_u64)a.s_kv : 0)) / 4 + (lane >> 1 & 1));",
@@ -9017,7 +9085,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "    te_u32 up = odd ? other : mine, low = odd ? mine : other;",
     "    return (up >> (2 * odd) & 3u) | (low >> (2 * odd) & 3u) << 2;",
     "}",
-    "// And of the transposed fragment, 16 keys by 8 rows: bits 0 and 1 are the lane's upper key in its two rows, 2 and 3 its lower key. `corner` is",
+    "// The same for the transposed fragment, 16 keys by 8 rows: bits 0 and 1 are the lane's upper key in its two rows, 2 and 3 its lower key. `corner` is",
     "// the element of the fragment's first key in its first row. Four lanes share the blocks of their two rows, for the upper and the lower keys.",
     "TE_DEV te_u32 te_attn_keeps_transposed(const te__attn_kargs &a, te_u64 corner) {",
     "    const int lane = threadIdx.x & 31, key = lane >> 2, mate = key & 3;",
@@ -9547,8 +9615,8 @@ static const char *const te__source_22[] = { /* ops/attn/attn_fwd.cu */
     "}",
 };
 static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
-    "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as",
-    "// FlashAttention-2 (Dao, 2023) goes about it.",
+    "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), by the",
+    "// method of FlashAttention-2 (Dao, 2023).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole rows: so a row's softmax stays",
     "//            BN   BN                  in the four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is",
@@ -9557,8 +9625,8 @@ static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
     "//     warp1|    |    |",
     "//                                     Tiles that no row sees are never read; a warp skips those that none of its own rows see.",
     "//",
-    "// The running maximum follows only when it would grow by more than 2^8: until then P is a little larger than 1, which neither format minds,",
-    "// and the rescaling of O is saved. l sums the same terms, so the result is the same.",
+    "// The running maximum is raised only when it would grow by more than 8 (in units of log2): until then P is at most 2^8, which both formats can hold,",
+    "// and O need not be rescaled. l sums the same terms, so the result is the same.",
     "//",
     "// Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,",
     "//          X_DROPOUT.",
@@ -9722,13 +9790,13 @@ static const char *const te__source_23[] = { /* ops/attn/attn_fwd_mma.cu */
 static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
     "// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
-    "// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
+    "// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
     "// different banks, and every address is a lane's own plus a constant.",
     "#pragma once",
     "#include \"device/mma.cuh\"",
     "#include \"ops/attn/attn.cuh\"",
     "",
-    "// ---- shared memory, plainly ----",
+    "// ---- words of shared memory ----",
     "",
     "TE_DEV float2 te_lds8(te_u32 src) {",
     "    float2 r;",
@@ -9743,13 +9811,13 @@ static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
     "    TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }",
     "};",
     "",
-    "// What one thread copies of the tiles of a head, by cp.async: GROUP threads a row, pieces GROUP apart.",
+    "// A thread's share of the copies of a head's tiles, by cp.async: GROUP threads a row, pieces GROUP apart.",
     "template <int D, int ROWS, int THREADS> struct te_copier {",
     "    enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };",
     "    static_assert(ROWS % STEP == 0, \"every thread copies as much\");",
     "    const char *at;",
     "    te_u32 to;",
-    "    int row, channels; // of this thread's first piece; channels that are left there",
+    "    int row, channels; // the row of this thread's first piece; the channels from there on",
     "",
     "    TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d) {",
     "        int column = threadIdx.x % GROUP, r = threadIdx.x / GROUP;",
@@ -9772,7 +9840,7 @@ static const char *const te__source_24[] = { /* ops/attn/fragments.cuh */
     "    }",
     "};",
     "",
-    "// Where this lane's row of an ldmatrix lies, for all of a tile's fragments: `rows_first` order gives the four matrices as",
+    "// The address of this lane's row of an ldmatrix, for all of a tile's fragments: `rows_first` order gives the four matrices as",
     "// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first: operand B as stored.",
     "template <int D> struct te_reader {",
     "    te_u32 lane_at;",
@@ -10349,7 +10417,7 @@ static const char *const te__source_30[] = { /* ops/block/block_quantize.cu */
     "                for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_raw_get(x[r], 4 * w + k), scale);",
     "                code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;",
     "            }",
-    "            if (row + r >= a.m) continue; // no return: the others still shuffle",
+    "            if (row + r >= a.m) continue; // no return: the other lanes still shuffle",
     "            if (a.vector_row && col + 8 <= a.ld) {",
     "                *(uint2 *)(q + (row + r) * a.ld + col) = make_uint2(code[0], code[1]);",
     "            } else {",
@@ -10435,7 +10503,7 @@ static const char *const te__source_32[] = { /* ops/cast/amax.cu */
     "#define X_DT a.x_dt",
     "#endif",
     "",
-    "// The maximum so far, of a word's one f32 or of each of its halves in the format itself. NaN drops out: the running one never is one.",
+    "// The running maximum, of a word's one f32 or of each of its halves in the format itself. It is never a NaN: the maximum with a number drops it.",
     "TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {",
     "    te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;",
     "    if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));",
@@ -10503,7 +10571,7 @@ static const char *const te__source_34[] = { /* ops/cast/delayed_update.cu */
     "// in cpu.c.",
     "//",
     "//   last = amaxes, where there is one that is not 0, else row 0",
-    "//   last == 0: nothing at all",
+    "//   last == 0: nothing is written",
     "//   rows      0    1 .. length-2    length-1",
     "//   become    0    the row below    last             (length 1: 0)",
     "//   scale = scaled_max / amax, amax the largest of last and the old rows 1 .. length-1, or last alone",
@@ -10617,12 +10685,12 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "// Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is written.",
     "// amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.",
     "//",
-    "// current: a cooperative launch whose blocks walk twice over the tiles that are theirs. On the way up they leave a maximum each; they wait for",
-    "// each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still. That",
-    "// the end of x may be in the L2 cache has not been seen in any time: hints to keep it there (ld.cs, st.cs) took 1 to 2 us more of 111.",
+    "// current: a cooperative launch whose blocks walk over their tiles twice. First, in ascending order, each block writes the maximum of its tiles; the",
+    "// blocks wait for each other, and each computes the scale from the largest maximum. Then they cast in descending order, since the last tile is still",
+    "// in their registers. Hints that keep the end of x in the L2 cache (ld.cs, st.cs) made it slower.",
     "//",
     "// x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last",
-    "// one to come leaves 0.",
+    "// block leaves 0.",
     "//",
     "// BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.",
     "//",
@@ -10683,7 +10751,7 @@ static const char *const te__source_36[] = { /* ops/cast/fp8_quantize.cu */
     "",
     "TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {",
     "    if constexpr (PACKED) {",
-    "        te_u32 most = 0; // NaN drops out: it never is one",
+    "        te_u32 most = 0; // never a NaN: the maximum with a number drops it",
     "#pragma unroll",
     "        for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);",
     "        te_raw<HELD> both = {{most}};",
@@ -14096,7 +14164,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "//   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count",
     "//",
     "// One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.",
-    "// -inf is a legal logit, so a thread may have seen nothing finite: its reference is then 0 in place of m.",
+    "// -inf is a legal logit, so all elements of a thread may be -inf: it then subtracts 0 in place of m.",
     "//",
     "// Benchmark: \"cross-entropy forward\" in tests/bench/h200.csv.",
     "//",
@@ -14342,7 +14410,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
     "}",
 };
 static const char *const te__source_68[] = { /* ops/math/axpby.cu */
-    "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.",
+    "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.",
     "//",
     "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
     "//",
@@ -14453,7 +14521,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "        for (; row + 56 < end; row += 64, at += 8 * stride) {",
     "            te_raw<X_DT> x[8];",
     "#pragma unroll",
-    "            for (int r = 0; r < 8; r++) x[r] = te_raw_load_once<X_DT>(at + r * stride, 0);",
+    "            for (int r = 0; r < 8; r++) x[r] = te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0);",
     "#pragma unroll",
     "            for (int r = 0; r < 8; r++)",
     "#pragma unroll",
@@ -14461,7 +14529,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "        }",
     "        te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well",
     "#pragma unroll",
-    "        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_once<X_DT>(at + r * stride, 0) : te_raw_zero<X_DT>();",
+    "        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0) : te_raw_zero<X_DT>();",
     "#pragma unroll",
     "        for (int r = 0; r < 8; r++)",
     "            if (row + 8 * r < end)",
@@ -14557,7 +14625,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "//   a contiguous copy is ndim 1: item i lies at i on both sides",
     "//   otherwise item i is split into coordinates, last dimension fastest",
     "//",
-    "// Transposed views of equal formats go through transpose.cu, six times as fast.",
+    "// Transposed views of equal formats are copied by transpose.cu, which is faster.",
     "//",
     "// Benchmark: \"convert to f32\" in tests/bench/h200.csv.",
     "//",
@@ -14597,7 +14665,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "    else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));",
     "}",
     "",
-    "// Coordinates of item i; 32-bit divisions where they do, for they cost a quarter of 64-bit ones.",
+    "// Coordinates of item i, by 32-bit divisions where the numbers fit, which are much faster than 64-bit ones.",
     "TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {",
     "    from = to = 0;",
     "    if (a.ndim == 1) {",
@@ -14612,7 +14680,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "        i = rest;",
     "    }",
     "}",
-    "// Of a thread's four items, before anything is loaded: a 64-bit division is a call, and nothing should have to live through it.",
+    "// The positions of a thread's four items, before anything is loaded: a 64-bit division is a call, across which loaded values would have to be saved.",
     "TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {",
     "#pragma unroll",
     "    for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);",
@@ -14798,7 +14866,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "//   warp w      reads the w-th of 32 equal stretches of the tokens",
     "//",
     "//   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins",
-    "//   between     turned into the place of the first token of (i, w): by id, then by stretch",
+    "//   between     each count becomes the position of the first token of (i, w): by id, then by stretch",
     "//   pass 2      each token is written to its position; within 32 tokens of one warp, the rank among equal ids is counted by match_any. Of a stretch's first 64",
     "//               groups of 32 tokens are read again if they have a token of the bucket: a small part, unless the vocabulary is small",
     "//",
@@ -14847,7 +14915,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "    if (lane == 0) below[warp] = smaller;",
     "    __syncthreads();",
     "",
-    "    // Thread i sums up id i over the stretches, warp by warp the ids are added, and everybody learns where its first token goes.",
+    "    // Thread i sums up id i over the stretches; a scan over the ids gives the position of each id's first token.",
     "    __shared__ te_u32 warp_total[32];",
     "    te_u32 base = 0, mine = 0;",
     "    for (int w = 0; w < 32; w++) base += below[w];",
@@ -14874,7 +14942,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "    __syncthreads();",
     "",
     "    for (te_i64 t = begin, group = 0; t < end; t += 32, group++) {",
-    "        if (group < 64) { // to the next one of ours",
+    "        if (group < 64) { // skips to the next group with a token of the bucket",
     "            if (ours == 0) {",
     "                group = 63, t = begin + 63 * 32;",
     "                continue;",
@@ -15311,7 +15379,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "    int lane, warp;",
     "    te_i64 row, col; // the thread's first element",
     "",
-    "    // Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z.",
+    "    // Grid: tiles along n in x, tiles along m in y and, beyond the limit of y, in z.",
     "    TE_DEV te_mx_place() {",
     "        first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS, first_col = (te_i64)blockIdx.x * TE__MX_COLS;",
     "        lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
@@ -15325,7 +15393,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return left > most ? most : left < 0 ? 0 : (int)left;",
     "}",
     "",
-    "// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host. lines: up to 128; groups: up to 4.",
+    "// The position of the scale of a line's group, as te__mx_scale_at of op.c has it for the host. lines: padded to 128; groups: padded to 4.",
     "TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {",
     "    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;",
     "    return columnwise ? group * lines + line : line * groups + group;",
@@ -15480,7 +15548,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "        }",
     "    }",
     "}",
-    "// The maximum over row lane % 4 of the four lanes of a group. Every step hands over the half that the other lane will finish.",
+    "// The maximum over row lane % 4 of the four lanes of a group. In each step two lanes exchange halves, and each goes on with one.",
     "TE_DEV float te_mx_group_most(const float v[4], int lane) {",
     "    bool up = lane & 2;",
     "    float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));",
@@ -15597,7 +15665,7 @@ static const char *const te__source_85[] = { /* ops/norm/kargs.h */
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
     "    /* norm_fwd_queue: */",
-    "    int unit;          /* neighbouring rows that a block draws at once */",
+    "    int unit;          /* neighbouring rows that a block takes from the counter at once */",
     "    int own;           /* units that a block has by its number */",
     "    int questions;     /* how often the counter is asked for others */",
     "    unsigned *counter; /* 0 between kernels */",
@@ -15821,7 +15889,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "#pragma unroll",
     "    for (int c = 0; c < CHUNKS; c++) {",
     "        bool there = FULL || t + c * THREADS < vectors;",
-    "        te_raw<W_DT> g = there ? te_raw_load_nc<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();",
+    "        te_raw<W_DT> g = there ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();",
     "#pragma unroll",
     "        for (int j = 0; j < 8; j++) gamma[c][j] = te_raw_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);",
     "    }",
@@ -16033,7 +16101,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "    te_norm_row r;",
     "#pragma unroll",
     "    for (int c = 0; c < CHUNKS; c++)",
-    "        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_once<X_DT>(from, c * THREADS * 8) : te_raw_zero<X_DT>();",
+    "        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(from, c * THREADS * 8) : te_raw_zero<X_DT>();",
     "    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;",
     "    te_norm_scale_inv(a);",
     "    r.finish(r.add(r.share(t, vectors, 0.0f), scratch.sums[0]), t, vectors, one_nth, a.eps, scratch);",
@@ -16045,8 +16113,9 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "    for (int c = 0; c < CHUNKS; c++) {",
     "        int v = t + c * THREADS;",
     "        if (!FULL && v >= vectors) continue;",
-    "        te_raw<W_DT> g = PACKED ? te_raw_load_here<W_DT>(a.gamma, 8 * v) : te_raw_load_nc<W_DT>(a.gamma, 8 * v), b = te_raw_zero<W_DT>();",
-    "        if (LAYERNORM && a.beta) b = PACKED ? te_raw_load_here<W_DT>(a.beta, 8 * v) : te_raw_load_nc<W_DT>(a.beta, 8 * v);",
+    "        constexpr te_load_hint HINT = PACKED ? TE_LOAD_HERE : TE_LOAD_CONSTANT;",
+    "        te_raw<W_DT> g = te_raw_load_hinted<W_DT, HINT>(a.gamma, 8 * v), b = te_raw_zero<W_DT>();",
+    "        if (LAYERNORM && a.beta) b = te_raw_load_hinted<W_DT, HINT>(a.beta, 8 * v);",
     "        float y[8];",
     "        r.result(c, g, b, ZERO_CENTERED, y);",
     "        if (AMAX) largest = fmaxf(largest, te_largest8(y));",
@@ -16108,7 +16177,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
     "//",
     "//       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts",
-    "//       block 5  units 5, 137 by its number, then units from the counter of all blocks: `unit` neighbouring rows",
+    "//       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit` neighbouring rows",
     "//",
     "// Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of one counter is the reason for",
     "// units of 16 KB: tests/bench/notes.md.",
@@ -16138,21 +16207,21 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "",
     "struct te_norm_queue {",
     "    __align__(8) te_u64 bars[STAGES];",
-    "    int rows[STAGES]; // m: there is none, and none will follow",
+    "    int rows[STAGES]; // m: no row, and none will follow",
     "};",
     "",
-    "// What fills the queue, in the block's first thread.",
+    "// The state of the queue's producer, the block's first thread.",
     "struct te_norm_feed {",
-    "    int row, left;  // next, and how many of its unit are left with it",
-    "    int taken;      // units",
-    "    te_u32 granted; // by the counter: requested one unit ahead",
+    "    int row, left;  // the next row, and the rows of its unit that are left, itself included",
+    "    int taken;      // units taken so far",
+    "    te_u32 granted; // the counter's answer, requested one unit ahead",
     "",
     "    TE_DEV void fill(const te__norm_fwd_kargs &a, te_norm_queue &queue, te_u32 places, int place) {",
     "        te_u32 bar = te_smem(&queue.bars[place]);",
     "        if (left == 0 && row < (int)a.m) {",
     "            int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);",
     "            row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;",
-    "            // Asked once for each unit that is there, from the blocks' last own ones on: `questions`, after which it is 0 again.",
+    "            // A block asks with its last own unit and with each later one: `questions` times over all blocks, after which the counter is 0 again.",
     "            if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);",
     "        }",
     "        queue.rows[place] = row;",
@@ -16175,7 +16244,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "",
     "// Weights as f32, from the one load to the last row.",
     "TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {",
-    "    te_raw<W_DT> w = p ? te_raw_load_nc<W_DT>(p, i) : te_raw_zero<W_DT>();",
+    "    te_raw<W_DT> w = p ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(p, i) : te_raw_zero<W_DT>();",
     "    te_raw<TE_F32> r;",
     "#pragma unroll",
     "    for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw_get(w, j) + 1.0f : te_raw_get(w, j));",
@@ -16304,7 +16373,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
     "}",
-    "// Most warps have no larger |y| than the warps that ended before, and need no atomic.",
+    "// Most warps find no |y| above the value that is there already, and need no atomic.",
     "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {",
     "    largest = te_warp_max(largest);",
     "    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values",
@@ -16397,7 +16466,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "#endif",
 };
 static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
-    "/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:",
+    "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
     "#define TE__NVFP4_ARITHMETIC_H",
@@ -16521,14 +16590,14 @@ static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
     "/* Byte t of Philox's four words. */",
     "TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }",
     "",
-    "/* 4-over-6: what quantizing x lost, |e| or e * e. d: the block's scale; most: 6 F. The value is written out here as nowhere else, with a",
-    " * division: the amax may be so small that S is none of it. */",
+    "/* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is computed with a division by",
+    " * `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */",
     "TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {",
     "    float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most), e = te__nvfp4_sum(value, -x);",
     "    return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);",
     "}",
     "",
-    "/* The factor of a block's codes when they are read: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */",
+    "/* The factor that decodes a block's codes: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */",
     "TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {",
     "    return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);",
     "}",
@@ -16750,7 +16819,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    const void *rng; // te__rng_read",
     "};",
     "",
-    "// Read anew for each block: registers are dearer.",
+    "// Read again for each block: registers are scarce.",
     "TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {",
     "    uint64_t seed = how.seed, offset = how.offset;",
     "    te__rng_read(how.rng, &seed, &offset);",
@@ -16760,7 +16829,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {",
     "    return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);",
     "}",
-    "// Codes one at a time: of blocks that hold a NaN, or, for stochastic rounding, what is infinite times its multiplier.",
+    "// Codes one at a time: for blocks with a NaN, or, with stochastic rounding, with an infinite product.",
     "TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {",
     "    te_u32 w[2] = {0, 0};",
     "#pragma unroll",
@@ -16772,7 +16841,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    if (how.stochastic) return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random), te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));",
     "    return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));",
     "}",
-    "// What the block scale d loses of 16 elements.",
+    "// The error of quantizing 16 elements with the block scale d.",
     "TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s, const te_u32 random[4]) {",
     "    float multiplier = te_nvfp4_multiplier(d, s), scale = te_nvfp4_scale_value(d), sum = 0.0f;",
     "#pragma unroll",
@@ -16814,8 +16883,8 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));",
     "}",
     "",
-    "// The transform of what the column-wise copy is made of, of format dt: 1 with signs, 2 without. Nearly always the 16 magnitudes are so close",
-    "// that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.",
+    "// The transform of 16 elements of format dt for the column-wise copy; rht 1 with signs, 2 without. Nearly always the magnitudes are so close that each",
+    "// sum fits into 24 bits: then f32 sums are exact, and equal those of te__nvfp4_transform_bf16. Both pass a NaN on.",
     "TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {",
     "    if (!rht) return;",
     "    if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);",
@@ -16840,8 +16909,8 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "}",
 };
 static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
-    "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),",
-    "// of everything or of each column; from one read of x. NaN ignored, infinity kept.",
+    "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
+    "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
     "//            128 columns: 4 a lane",
     "//          +-----------------------+",
@@ -16946,7 +17015,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "}",
 };
 static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
-    "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is up.",
+    "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
     "//",
@@ -17103,7 +17172,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile",
     "// holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.",
     "// Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:",
-    "// blocks walk up their tiles for the amaxes, wait for each other's, and cast in reverse order, the last tile first: it is still in shared memory.",
+    "// blocks walk over their tiles for the amaxes, wait for each other, and cast in reverse order, since the last tile is still in shared memory.",
     "//",
     "// Benchmark: \"quantize nvfp4 ...\" in tests/bench/h200.csv.",
     "//",
@@ -17435,9 +17504,9 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual",
     "// pairs of formats have code of their own, chosen by the block; all others are processed element by element.",
     "//",
-    "// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. Many short blocks come",
-    "// near it: a thread loads its four elements of each array, computes, stores and ends. Loops over larger chunks, more",
-    "// elements a thread, bulk copies through shared memory and hints to the caches were all slower.",
+    "// Memory is the bound: 28 bytes an element (bf16 parameter and gradient, f32 master and moments). Many short blocks come near it: a thread loads",
+    "// its four elements of each array, computes, stores and ends. Loops over larger chunks, more elements a thread, bulk copies through shared memory",
+    "// and hints to the caches were all slower.",
     "//",
     "// Benchmark: \"adam bf16 with f32 states\" in tests/bench/h200.csv.",
     "//",
@@ -17811,7 +17880,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "        const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;",
     "        count = left < a.tokens ? (int)left : a.tokens;",
     "        size = (te_u32)(batch_first ? a.seq : a.batch);",
-    "        outer = first >> 31 ? first / size : (te_i64)((te_u32)first / size); // a 64-bit division takes a hundred instructions",
+    "        outer = first >> 31 ? first / size : (te_i64)((te_u32)first / size); // a 64-bit division is slow",
     "        inner = (te_u32)(first - outer * size);",
     "    }",
     "    TE_DEV void locate(int token, int &t, int &b) const {",
@@ -17842,7 +17911,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "",
     "// The token, packed head and unit of number `at`, and the step to number at + TE__ROPE_THREADS without a division.",
     "struct te_rope_walk {",
-    "    int units, heads; // of a head, of a token",
+    "    int units, heads; // units of a head, heads of a token",
     "    int unit, head, token, on_unit, on_head, on_token;",
     "    TE_DEV te_rope_walk(int units_, int heads_, int at) : units(units_), heads(heads_) {",
     "        split(at, unit, head, token);",
@@ -17869,7 +17938,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "",
     "    TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {",
     "        const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = walk.head;",
-    "        int where_t, where_b, part = 0, h = packed_head; // which of q, k, v, and which of its heads?",
+    "        int where_t, where_b, part = 0, h = packed_head; // part: q, k or v; h: the head in it",
     "        tokens.locate(token, where_t, where_b);",
     "        if (a.groups && a.grouped) {",
     "            const int per_group = a.heads / a.groups + 2, group = packed_head / per_group, in_group = packed_head - group * per_group;",
@@ -17963,7 +18032,7 @@ static const char *const te__source_109[] = { /* ops/shard/kargs.h */
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
     "",
-    "/* Tiles with a way of their own; all others: one block a tile. */",
+    "/* The sizes of tiles for which a block covers several; all others: one block a tile. */",
     "enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };",
     "",
     "typedef struct te__shard_amax_kargs {",
@@ -18198,7 +18267,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "    group += a.first;",
     "    te_i64 row;",
     "    if (a.straight) row = 0;",
-    "    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // some 20 instructions in place of 100",
+    "    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // a 64-bit division is slow",
     "    else row = group / a.groups_per_row;",
     "    te_i64 column = (group - row * a.groups_per_row) * 16, width = a.straight ? a.rows * a.columns : a.columns;",
     "    te_i64 i = row * width + column - a.start; // the group's first element is x[i]",
@@ -18546,8 +18615,8 @@ static const te__source te__sources[] = {
     {"device/hopper.cuh", te__source_5, 200},
     {"device/mma.cuh", te__source_6, 116},
     {"device/transpose.cuh", te__source_7, 98},
-    {"device/vector.cuh", te__source_8, 195},
-    {"ops/act/act.cuh", te__source_9, 93},
+    {"device/vector.cuh", te__source_8, 187},
+    {"ops/act/act.cuh", te__source_9, 92},
     {"ops/act/act_bwd.cu", te__source_10, 101},
     {"ops/act/act_bwd_tile.cu", te__source_11, 126},
     {"ops/act/act_fwd.cu", te__source_12, 95},
@@ -18627,7 +18696,7 @@ static const te__source te__sources[] = {
     {"ops/norm/norm_amax.cu", te__source_86, 18},
     {"ops/norm/norm_bwd.cu", te__source_87, 315},
     {"ops/norm/norm_bwd_sum.cu", te__source_88, 12},
-    {"ops/norm/norm_fwd.cu", te__source_89, 115},
+    {"ops/norm/norm_fwd.cu", te__source_89, 116},
     {"ops/norm/norm_fwd_queue.cu", te__source_90, 134},
     {"ops/norm/norm_parts.cuh", te__source_91, 48},
     {"ops/norm/norm_row.cuh", te__source_92, 106},
@@ -18658,7 +18727,7 @@ static const te__source te__sources[] = {
     {"ops/stats/quant_error_final.cu", te__source_117, 42},
 };
 
-/* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
+/* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
     const char *text_digest; /* te__unit_digest of its source */
@@ -18669,69 +18738,69 @@ typedef struct te__baseline {
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
 enum { te__num_baselines = 63, te__num_baseline_lines = 3635, te__baseline_packed_bytes = 436097, te__baseline_bytes = 3446593 };
 static const te__baseline te__baselines[] = {
-    {"act/act_bwd", "b4ef4a6bfe689f9e9650110415692932", 0},
-    {"act/act_bwd_tile", "33a2b65615ac06e2dcf7265e0c520211", 21605},
-    {"act/act_fwd", "7c11bc7c14c619f0531d5645a9188829", 74727},
-    {"act/act_fwd_tile", "fb26c5ee68bd7cae16beab0bdf12f442", 93830},
-    {"attn/attn_bwd_dkv", "222f083dc2670cb541908bd6f02b29d6", 122547},
-    {"attn/attn_bwd_dq", "36e09a51fd100f4729ec4429380f59ed", 222487},
-    {"attn/attn_delta", "1383b0df1926400313c218d4d6b0197e", 295595},
-    {"attn/attn_fwd", "1e0c8514adc329e871ef408643d9ff58", 308684},
-    {"block/block_dequantize", "7c2d7b990b97c7c4a776f285b476482a", 389825},
-    {"block/block_dequantize_col", "6c965dce0c52c28e9062affec85cde1a", 452889},
-    {"block/block_quantize", "028a3987ef588ca6d13505cba171d685", 555246},
-    {"cast/amax", "13fdf13d06deb568dbff128ae19bc1d2", 667268},
-    {"cast/delayed_gather", "5e9c1bb93f773a8fa1ad2a9a603526fb", 691460},
-    {"cast/delayed_update", "6a620adda25ccb3cfbeeebebe05cea9c", 692970},
-    {"cast/fp8_dequantize", "2f8605f7b0f20ecbfcf481887150de88", 701891},
-    {"cast/fp8_quantize", "29013d6f49841dcdf5ce73dae5593d20", 763777},
-    {"cast/scale_from_amax", "9038f6063648d00c574d3cd73ca4d241", 938795},
-    {"cast/transpose_nibbles", "13f24265b9c346447e4a7b32a729f753", 940293},
-    {"dropout/dropout_add", "177ee32d13f1f3032a0e80e0bb0d59b7", 972691},
-    {"gemm/gemm_align", "3b4980e1464f67be1e8910fe5258a23a", 988700},
-    {"gemm/gemm_decode", "072fb84d6d71b088c000837095ff1024", 998610},
-    {"gemm/gemm_grouped_naive", "352d591075b552a1d989ac4c9fd5d4f5", 1029925},
-    {"gemm/gemm_naive", "8d8980e555b26830831fabf6e50d31ad", 1225683},
-    {"loss/cross_entropy_bwd", "51972e0e389b451ac88a7d5a6b813c0b", 1422785},
-    {"loss/cross_entropy_count", "f5f46428fcdfaf1d9c7ed8bf6a9b85ac", 1440003},
-    {"loss/cross_entropy_fwd", "dbc765068046dd1531442cd1cbaff7a2", 1446036},
-    {"loss/mse_bwd", "38cf10b07d8d1754dd5c2dd753b33c82", 1460805},
-    {"loss/mse_fwd", "ff3b87c6774fbf137cde44564a946abc", 1470905},
-    {"loss/mse_sum", "8551f3f650f749a6f2780542a454dd53", 1478989},
-    {"math/axpby", "4bae01c519e544bf41d08e91e58de710", 1481918},
-    {"math/column_sum", "db84fbe32c3f1454ebb29f3759cf5fff", 1508324},
-    {"math/column_sum_short", "e14c34eb07ecb003a10e021ebde54b48", 1549081},
-    {"math/copy", "c25e71f4ebd7c19fbf491a42752d3125", 1565952},
-    {"math/embedding_bwd", "b09bea9b1c919edd536b29ee62169298", 1709234},
-    {"math/embedding_fwd", "85891c76b81e040c2dd42211ab72db61", 1794888},
-    {"math/embedding_sort", "b08ab1f2a7499e88e2ae3f2adf510b5b", 1854402},
-    {"math/fill", "32c8ada38f32ffa2329101fcc27d7b1f", 1876015},
-    {"math/random", "5a8fb102415901b305d46945ab92f321", 1885079},
-    {"math/sum", "9381ecb37de19cbceb280faf54a4686e", 1902847},
-    {"math/sum_final", "df876112109c1370758a09a281556dd4", 1936013},
-    {"math/transpose", "a31ed594fdecb35b2b3998ea0745909d", 1939856},
-    {"mxfp8/mxfp8_dequantize", "1e2af1f3ab1836ee6e32f138aee3b17b", 1991865},
-    {"mxfp8/mxfp8_quantize", "b2bb131a4cfb75272f8602da7942fcb2", 2052495},
-    {"norm/norm_amax", "80717507be0c7420906f2e95ede5411c", 2148519},
-    {"norm/norm_bwd", "22296509ea04b763be432d8e13b8466f", 2149497},
-    {"norm/norm_bwd_sum", "b34ab7ebaae31379bcc9a9dd699afa8a", 2169031},
-    {"norm/norm_fwd", "233d707b5252816df8571cb3bec74134", 2183967},
-    {"nvfp4/nvfp4_amax", "6a134b8827799ce0569bbd76aac406a9", 2204252},
-    {"nvfp4/nvfp4_amax_zero", "5dc76dc08d5c04f1e24ea2a784dc9e35", 2408961},
-    {"nvfp4/nvfp4_dequantize", "88f629e16a54d546c43d5d472dc10530", 2410370},
-    {"nvfp4/nvfp4_quantize", "ece6862d43be43a071d3ff9981487e03", 2489595},
-    {"optim/adam", "ba542f3553235eee48c27529608a5dc9", 2958661},
-    {"optim/l2norm_final", "abc7a74d603f57eeeaf83506641fc466", 3002206},
-    {"optim/l2norm_partial", "9beffa552f377f535d0a2ffb47094178", 3007682},
-    {"optim/l2norm_tensor", "ca5b6647e207c27fd736b7645e562473", 3029406},
-    {"optim/multi_scale", "f99a08fde713c289ccbee261864a112d", 3032589},
-    {"rope/rope", "91836e3f0c248cd322a46c451964b898", 3073552},
-    {"shard/shard_amax", "ffdd454ff81c8759b917602098425a72", 3180980},
-    {"shard/shard_cast", "9528aee1145b489cc1e3dab5bcaa41ce", 3249968},
-    {"shard/shard_cast_transposed", "0bce425238ba28729ceb215506fe5bb3", 3305549},
-    {"shard/shard_scales", "74cfce36212c24bccd16799e7f713968", 3384776},
-    {"stats/quant_error", "013a40db375fd241e6d0a58865ae31fc", 3396284},
-    {"stats/quant_error_final", "1f93c9bbf0df1fea2a7dd24b7c7a5a82", 3434151},
+    {"act/act_bwd", "26cd305c873b310e383bbffe6bd00d0a", 0},
+    {"act/act_bwd_tile", "6e3618625cb2cd1baa94ddb5c4e19e9e", 21605},
+    {"act/act_fwd", "f3a839cbd2c74aff5a85356bc4a6f92d", 74727},
+    {"act/act_fwd_tile", "00aaf6f6c0603dd985ae9f18caacfebe", 93830},
+    {"attn/attn_bwd_dkv", "4ef49ed7f08de9d9efb7358b3b729fb3", 122547},
+    {"attn/attn_bwd_dq", "9807db49f9986d7479d433274b561f9c", 222487},
+    {"attn/attn_delta", "b0896d80e780c9b859b1f60b3f6c1dbf", 295595},
+    {"attn/attn_fwd", "21e13cd006dc0dbad2888c591e77924c", 308684},
+    {"block/block_dequantize", "ccd7820746c37b63e48b9810561acd1c", 389825},
+    {"block/block_dequantize_col", "631fd535f93ac4d6db592ec2ffcfed3c", 452889},
+    {"block/block_quantize", "bfc2eebb202ca0655a80378413cafd45", 555246},
+    {"cast/amax", "fb991e355089aefb3e30aa54a16c645a", 667268},
+    {"cast/delayed_gather", "4c3749de9b42870c1812a0999175672b", 691460},
+    {"cast/delayed_update", "e7effc5960cdb476e421978dc56b38b6", 692970},
+    {"cast/fp8_dequantize", "53ef1807b572a984148370a8b59925c6", 701891},
+    {"cast/fp8_quantize", "365daf037b7d786f6bcf4fd6548b1eb7", 763777},
+    {"cast/scale_from_amax", "01e854fdd55dbaa843c9f0894a6ebfa6", 938795},
+    {"cast/transpose_nibbles", "2f1be13636f8efb4c541db88d7b1458e", 940293},
+    {"dropout/dropout_add", "a5d662692729648419b642e8c10d1ff6", 972691},
+    {"gemm/gemm_align", "f2d18b8569ee996716b9405d7deea6d2", 988700},
+    {"gemm/gemm_decode", "1f024ee3115d982f59d6222f032a1eb3", 998610},
+    {"gemm/gemm_grouped_naive", "5399b7f1c4a718cd4c542dda8d4a2f11", 1029925},
+    {"gemm/gemm_naive", "66e669577cde935f065df384be6c856d", 1225683},
+    {"loss/cross_entropy_bwd", "0d349f0e97fdf4f4c7f222fa8c231b32", 1422785},
+    {"loss/cross_entropy_count", "356849cf38f7d2912174e77d881704dc", 1440003},
+    {"loss/cross_entropy_fwd", "b8124ee8a4c70a9b778589a77cd7619a", 1446036},
+    {"loss/mse_bwd", "03a2c6ee56d4394f9ff4607049649a56", 1460805},
+    {"loss/mse_fwd", "09a676ba55a09a9a3cad8a4627839100", 1470905},
+    {"loss/mse_sum", "3d90db8bfee277cc95fa26ecc592f3ac", 1478989},
+    {"math/axpby", "7c79e48b42d947bd586572b307c949c6", 1481918},
+    {"math/column_sum", "3a2a76dd6a176d536e398b3ca697e4dd", 1508324},
+    {"math/column_sum_short", "680c53c5d0c15ca632f898d666953a4d", 1549081},
+    {"math/copy", "e0a4a252f3c83a0df00d406a6bb55f37", 1565952},
+    {"math/embedding_bwd", "ad70398cf05a8722001b94398b261532", 1709234},
+    {"math/embedding_fwd", "22d0b65059d0ac803c2a8511e25962ff", 1794888},
+    {"math/embedding_sort", "18cc98fa52cecedd69129feeb4ce2616", 1854402},
+    {"math/fill", "3c139f9fc6f4e38b8ff461041544b0b8", 1876015},
+    {"math/random", "1ba58e5b0e2f6deac4e66f9b7a3b32e2", 1885079},
+    {"math/sum", "cac78d74a30bfa6cbee3edc233211c32", 1902847},
+    {"math/sum_final", "003f0f0055f600135695738f7db14182", 1936013},
+    {"math/transpose", "bcc1a7e645b8574f3e5aae1781e11195", 1939856},
+    {"mxfp8/mxfp8_dequantize", "4002f6c5c2ccf3247501587f63db6b8c", 1991865},
+    {"mxfp8/mxfp8_quantize", "1ea67db5bbddb4d7a925d7f7f8646ef9", 2052495},
+    {"norm/norm_amax", "02c2f1cce8e74466d9cd9b5fe466b2a2", 2148519},
+    {"norm/norm_bwd", "e6b439dc4b85fd5fd5fdc64913c9f201", 2149497},
+    {"norm/norm_bwd_sum", "7d6c2a7a6a722ceb7f3918cdd4fa473e", 2169031},
+    {"norm/norm_fwd", "f41fd8ea79c51285581882b82888a1f6", 2183967},
+    {"nvfp4/nvfp4_amax", "0d35c9d9527c497b9cc08e21a478cc37", 2204252},
+    {"nvfp4/nvfp4_amax_zero", "8a305905b5d64552aa61cd1345a7b26e", 2408961},
+    {"nvfp4/nvfp4_dequantize", "d59d144406c4a603d554b61fe6b249ba", 2410370},
+    {"nvfp4/nvfp4_quantize", "822407d02c42cf1e796a62cfd38da0b0", 2489595},
+    {"optim/adam", "c02351e77968bd2fac41113082e0fab7", 2958661},
+    {"optim/l2norm_final", "46abe93fb1548a0620defe4a4455313f", 3002206},
+    {"optim/l2norm_partial", "8734268f73e02acdd95695263a83d4c9", 3007682},
+    {"optim/l2norm_tensor", "a2bc6f9e3143eae6ad6873ed43588820", 3029406},
+    {"optim/multi_scale", "c1a7101bf97d3758867542d7b2ed4012", 3032589},
+    {"rope/rope", "6d154375d674dd0a83db89355968805f", 3073552},
+    {"shard/shard_amax", "eef5591cdeca6837c130459c8455e52c", 3180980},
+    {"shard/shard_cast", "328d55fd130ca6baa10d1dbf94e88f55", 3249968},
+    {"shard/shard_cast_transposed", "cd5075ad100bc5cbfe262a712fbf5b43", 3305549},
+    {"shard/shard_scales", "1112a6526e7df740746e14fe30a66c59", 3384776},
+    {"stats/quant_error", "4f83e03bf3a988d06c25a1a754e48e75", 3396284},
+    {"stats/quant_error_final", "46921480125b1762964bb5cb99670e87", 3434151},
 };
 static const char *const te__baseline_lines[] = {
     "!LHH)K!K(r<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
@@ -22414,7 +22483,7 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
         *end = 0;
         if (end[-1] == '\r') end[-1] = 0;
         file = (te__kernel_file *)te__kernels_find(k, at + mark_size);
-        if (!file && k->num_files < 2 * TE__COUNT(te__sources)) { /* a file of its own: a new header, say */
+        if (!file && k->num_files < 2 * TE__COUNT(te__sources)) { /* a new file, such as a header */
             file = &k->files[k->num_files++];
             file->path = at + mark_size;
         }
@@ -22540,7 +22609,7 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds the files that the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
+/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: a key may depend on more than it must, never on less. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -22589,9 +22658,9 @@ static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text. Embedded, a
- * number is written as its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"): that packs to two
- * fifths. tools/te_ptx.c does the writing. */
+ * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text. In the
+ * embedded text a number is its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"), which packs
+ * better. tools/te_ptx.c writes it. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
@@ -22659,7 +22728,7 @@ static bool te__baseline_find(const char *family, const char *kernel, te__text *
 /* ==== cuda/driver.c ============================================================================================= */
 
 /* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver; must not know
- * kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and none gets in the way. */
+ * kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and one that is included does not conflict. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
@@ -22701,10 +22770,10 @@ enum {
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
-    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded in between */
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded during the capture */
 };
 
-/* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
+/* Every function of libcuda that te.h calls: whether it is required, te.h's name, symbol, arguments. */
 #define TE__CU_LIST(X)                                                                                                                  \
     X(1, Init, "cuInit", (unsigned flags))                                                                                              \
     X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                                        \
@@ -22824,7 +22893,7 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     return TE_ERR_LIBRARY;
 }
 
-/* Loads libcuda, once a process. A failure is told, not kept: the next context tries again. */
+/* Loads libcuda, once a process. A failure is not remembered: the next context tries again. */
 static te_result te__driver_open(te__text *why) {
     te_result result = TE_OK;
     te__mutex_lock(&te__driver_mutex);
@@ -22852,7 +22921,7 @@ static te_result te__driver_open(te__text *why) {
 
 enum { TE__MAP_SETS = 64, TE__MAP_WAYS = 4, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
-/* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
+/* All that a tensor map depends on. Without padding, since memcmp compares it. */
 typedef struct te__map_key {
     uint64_t address, dims[5], strides[5];
     uint32_t box[5];
@@ -22862,13 +22931,13 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
-/* A layer's step has some 80 maps: where two of them met in one slot, both would be encoded again each time. */
+/* A set of an associative cache: two maps that shared a single slot would be encoded again in every step. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
     unsigned turn; /* the slot of a new map */
 } te__map_set;
 
-/* Results of planning for a problem: opaque bytes, by opaque bytes. */
+/* A cache of results of planning; keys and values are opaque bytes. */
 enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
@@ -22879,11 +22948,11 @@ struct te__cuda {
     te__cu_device device;
     te__cu_handle context, stream;
     bool retained_context, own_stream; /* else the caller's */
-    int sm, num_sms, max_shared;       /* max_shared: bytes that one block may ask for */
+    int sm, num_sms, max_shared;       /* max_shared: the most bytes of shared memory of a block */
     size_t total_bytes;
     char name[128];
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
-    te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
+    te__cu_handle staged[TE__STAGES]; /* events behind the last copy from each piece */
     uint64_t uploads;
     void *counter; /* te__plan_counter */
     te__map_set *maps;
@@ -22891,11 +22960,11 @@ struct te__cuda {
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
     bool stream_shown;       /* the caller may queue work of its own on the stream */
-    /* While launches wait for their kernels (cuda/queue.c; else NULL): sends them off, waiting where it must; puts `bytes` for dst, copied from host memory or
-     * zeros (host NULL), in line behind them. */
+    /* While launches wait for their kernels (cuda/queue.c), else NULL. settle: waits for the kernels and launches all. enqueue: adds a write of `bytes`
+     * to dst behind the launches, from a copy of host memory, or zeros (host NULL). */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
-    te_result (*line_up)(te_ctx *te, void *dst, const void *host, size_t bytes);
+    te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
 /* Records an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
@@ -22910,7 +22979,7 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Between enter and leave, te's CUcontext is current; afterwards the caller's is again. *pushed goes from one to the other. */
+/* Between enter and leave te's CUcontext is current; afterwards the caller's is again. `pushed` is handed from enter to leave. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -22928,7 +22997,8 @@ static void te__cuda_leave(bool pushed) {
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
 
-static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle ? te->cuda->settle(te) : TE_OK; }
+/* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -22985,8 +23055,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Within te's CUcontext: the caller's stream, or one that keeps order with the legacy default stream, as callers who know of no
- * other expect. */
+/* Within te's CUcontext: the caller's stream, or a new one that synchronizes with the legacy default stream, on which callers without a stream
+ * of their own work. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -23015,7 +23085,7 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
 
-/* The last of them are te->amax_words'. */
+/* The memory of te->amax_words, at the end of the counter's. */
 static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
@@ -23122,8 +23192,8 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. The driver does the same
- * by itself for a little that is not pinned, and never waits for room. */
+/* Through pinned memory, so that the caller may reuse its memory on return and no copy waits for the kernels queued before it. The driver does the same
+ * by itself for small copies from memory that is not pinned, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -23132,12 +23202,12 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     te_result result;
     if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
-    if (c->line_up && bytes <= TE__STAGE_BYTES) return c->line_up(te, dst, src, bytes);
+    if (c->enqueue && bytes <= TE__STAGE_BYTES) return c->enqueue(te, dst, src, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
-        unsigned char staged[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        unsigned char staged[TE__SMALL_UPLOAD]; /* on the stack, since the caller's memory may be pinned */
         memcpy(staged, src, bytes);
         code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, staged, bytes, c->stream);
         te__cuda_leave(pushed);
@@ -23180,7 +23250,7 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     bool pushed;
     te_result result;
     if (bytes == 0) return TE_OK;
-    if (te->cuda->line_up) return te->cuda->line_up(te, dst, NULL, bytes);
+    if (te->cuda->enqueue) return te->cuda->enqueue(te, dst, NULL, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
@@ -23241,14 +23311,14 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5}; /* CUtensorMapDataType; 8 bits and less travel as bytes */
+    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5}; /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
         unsigned char bytes[TE__MAP_BYTES + 64];
         uint64_t align;
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver wants 64 */
-    uint64_t starts = k->address; /* of rows */
+    uint64_t starts = k->address; /* the bits that the addresses of rows have */
     int i, promotion, swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
     te__cu_result code;
     for (i = 0; i + 1 < k->rank; i++) starts |= k->strides[i];
@@ -23269,8 +23339,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 }
 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
- * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
- * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
+ * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Recent maps are kept, since encoding costs
+ * time on the host. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
  * at a multiple of 32, 128: tests/bench/notes.md. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
@@ -23297,7 +23367,7 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     for (way = 0; way < TE__MAP_WAYS && memcmp(&set->slot[way].key, &key, sizeof(key)) != 0;) way++;
     slot = &set->slot[way < TE__MAP_WAYS ? way : (int)(set->turn++ % TE__MAP_WAYS)];
     if (way == TE__MAP_WAYS) {
-        slot->key.rank = 0; /* void until the encoding has succeeded */
+        slot->key.rank = 0; /* invalid until the encoding has succeeded */
         result = te__cuda_encode_map(te, &key, slot->map);
         if (result != TE_OK) return p->result = result;
         slot->key = key;
@@ -23306,10 +23376,10 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     return TE_OK;
 }
 
-/* ---- results of planning, kept ------------------------------------------------------------------- */
+/* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
- * plan. An answer must depend on the key and on the device alone. */
+/* The TE__MEMO_VALUE bytes that belong to `key` (TE__MEMO_KEY bytes, not all 0); if not *known, the caller fills them. NULL: nothing is kept for this
+ * plan. A value must depend on the key and on the device alone. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;
@@ -23339,54 +23409,55 @@ static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
 
 /* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them. Knows the driver; must not know kernels.
  *
- * Launches may wait in line for their kernels (cuda/queue.c): the line is sent off before an event is recorded on the context's own stream, and before that
- * stream waits for one. */
+ * Launches may wait for their kernels (cuda/queue.c): they are launched before an event is recorded on the context's own stream, and before that stream
+ * waits for one. */
 
-/* Of a stream of core/stream.c; NULL: the context's own, up to date. */
+/* The handle of a stream of core/stream.c; NULL: the context's own, after the launches that waited. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
     if (s) return s->handle;
-    te__cuda_settle(te); /* a kernel that could not be had is an error of its own */
+    te__cuda_settle(te); /* a kernel that does not compile sets an error of its own */
     return te->cuda->stream;
 }
-static te_result te__cuda_told(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
+/* Leaves te's CUcontext and reports a failed call. */
+static te_result te__cuda_leave_with(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, call, code) : TE_OK;
 }
 
-/* It keeps no order with the legacy default stream. */
+/* A stream that does not synchronize with the legacy default stream. */
 static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
 }
 static void te__cuda_stream_destroy(te_ctx *te, void *stream) {
     bool pushed;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
 }
 static te_result te__cuda_stream_synchronize(te_ctx *te, const te__stream *s) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
 }
 
 static te_result te__cuda_event_create(te_ctx *te, void **event) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
 }
 static void te__cuda_event_destroy(te_ctx *te, void *event) {
     bool pushed;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
 }
 static te_result te__cuda_event_record(te_ctx *te, void *event, const te__stream *s) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
 }
 static te_result te__cuda_stream_wait(te_ctx *te, const te__stream *s, void *event) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
 }
 static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
     te__cu_result code;
@@ -23395,10 +23466,10 @@ static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
     if (result != TE_OK) return result;
     code = passed ? te__cu.EventQuery(event) : te__cu.EventSynchronize(event);
     if (passed) *passed = code != TE__CU_NOT_READY;
-    return te__cuda_told(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
+    return te__cuda_leave_with(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
 }
 
-/* `host` is pinned, so the copy runs beside everything else. */
+/* The host's side is pinned, so the copy overlaps with kernels. */
 static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
     te__cu_result code;
     bool pushed;
@@ -23407,7 +23478,7 @@ static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, c
     code = to_host ? te__cu.MemcpyDtoHAsync(dst, (te__cu_address)(uintptr_t)src, bytes, s->handle)
                    : te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, src, bytes, s->handle);
     if (!code && te->debug_sync) code = te__cu.StreamSynchronize(s->handle);
-    return te__cuda_told(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
+    return te__cuda_leave_with(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
 }
 
 /* NULL when there is none. */
@@ -23424,7 +23495,7 @@ static void *te__cuda_pinned_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_pinned_release(te_ctx *te, void *host, size_t bytes) {
     bool pushed;
     (void)bytes;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
 }
 
 /* ==== cuda/nvrtc.c ============================================================================================== */
@@ -23508,10 +23579,10 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
 
 static te__mutex te__nvrtc_mutex = TE__MUTEX_INIT;
 static te__nvrtc te__nvrtc_of_process;
-static int te__nvrtc_state; /* 0: not looked for; 1: there; -1: not there, and te__nvrtc_reason says why */
+static int te__nvrtc_state; /* 0: not searched for yet; 1: found; -1: not found, for te__nvrtc_reason */
 static te__text te__nvrtc_reason;
 
-/* NVRTC, looked for once a process; NULL, with the reason added to why (may be NULL), when there is none to be used. newest: the newest
+/* NVRTC, searched for once a process; NULL, with the reason added to why (may be NULL), when no usable one is found. newest: the newest
  * CUDA major whose cubins the driver accepts; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
@@ -23527,7 +23598,7 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
 }
 
 /* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
- * when the GPU is newer than NVRTC. n may be NULL: the name that cubins made elsewhere have. False if NVRTC knows nothing that fits. */
+ * when the GPU is newer than NVRTC. n may be NULL: the name of cubins made elsewhere. False if no architecture of NVRTC fits. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;
@@ -23617,9 +23688,9 @@ static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char 
 
 /* cuda/cache.c: compiled kernels on disk. Knows files, folders and locks; must not know the driver, NVRTC or contexts.
  *
- * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text says what the
- * entry is of and repeats the whole key, so that `head` shows it and a wrong or damaged entry is told from a right one by
- * comparing bytes. A cache of code is code: a folder that others could write to is not used. */
+ * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text repeats
+ * the whole key, so that `head` shows it and a comparison of bytes detects a wrong or damaged entry. Entries are code that will be
+ * run, so a folder that others could write to is not used. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 
@@ -23634,7 +23705,7 @@ typedef struct te__cache_key {
     char options[TE__OPTIONS_TEXT]; /* "X_DT=3,Y_DT=3", sorted */
     char arch[24];   /* "sm_90a"; "compute_90": PTX */
     char text[TE__DIGEST_CHARS + 1]; /* te__unit_digest */
-    char compiler[40]; /* te__nvrtc.compiler; "": whichever made it, as there is none here */
+    char compiler[40]; /* te__nvrtc.compiler; "": any, where there is no NVRTC */
 } te__cache_key;
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
@@ -23702,7 +23773,7 @@ static void te__cache_stem(const te__cache_key *key, te__text *out) {
     te__hasher_string(&h, key->text);
     te__hasher_hex(&h, digest);
     te__text_printf(out, "%.64s.", kernel ? kernel + 1 : key->kernel);
-    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for people; the digest tells long ones apart */
+    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for readers; the digest distinguishes longer texts */
     te__text_printf(out, "%.16s.", digest);
 }
 static const char *te__cache_suffix(const te__cache_key *key) { return te__starts_with(key->arch, "sm_") ? ".cubin" : ".ptx"; }
@@ -23715,8 +23786,8 @@ static void te__cache_path(const char *root, const te__cache_key *key, te__text 
     te__text_put(out, te__cache_suffix(key));
 }
 
-/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet: any would do, but it should be
- * the same each time. */
+/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet, so that the choice is always
+ * the same. */
 typedef struct te__cache_search {
     const char *stem, *suffix;
     te__text best;
@@ -23764,7 +23835,7 @@ static void te__cache_header(const te__cache_key *key, const char *image, size_t
     te__text_printf(out, "text %s\ncompiler %s\nsize %llu\ndigest %s\n\n", key->text, key->compiler, (unsigned long long)size, digest);
 }
 
-/* Takes the header off an entry. False if it is not a whole and right one. */
+/* Removes the header of an entry. False if the entry is damaged or of another key. */
 static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     te__text header = TE_ZERO;
     const char *end = entry->n ? strstr(entry->s, "\n\n") : NULL;
@@ -23798,8 +23869,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* The compiled kernel of a key, PTX with its 0. False if there is none, or only a damaged one: that is noted, and the next store
- * replaces it. */
+/* Reads the compiled kernel of a key; PTX ends with a 0. False if there is none, or only a damaged one (*damaged), which the next
+ * store replaces. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];
@@ -23809,7 +23880,7 @@ static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__tex
     return c->root[0] && te__cache_load_from(c->root, key, image, damaged);
 }
 
-/* Whole or not at all: a process that dies here, a full disk or a second writer leave no half entry. */
+/* Atomic: neither a process that dies here, nor a full disk, nor a second writer leaves a partial entry. */
 static bool te__cache_store(const te__cache *c, const te__cache_key *key, const te__text *image, te__text *why) {
     te__text folder = TE_ZERO, path = TE_ZERO, header = TE_ZERO;
     te__file_out out;
@@ -23833,7 +23904,7 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds for another process to compile a kernel; then this process does it itself. A stopped process must not stop all. */
+/* Seconds to wait for another process that compiles a kernel; then this process compiles it too, since the other may be stopped. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -23859,7 +23930,7 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* The file goes, too. A process that waits for it then holds the lock of a file without a name, reads the entry, and is done as well. */
+/* The file is removed as well. A process that waits for it then holds the lock of a file without a name, reads the entry, and releases it. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);
@@ -23871,8 +23942,8 @@ static void te__cache_lock_release(te__cache_lock *l) {
 
 /* ==== cuda/jit.c ================================================================================================ */
 
-/* cuda/jit.c: from a launch to a function of the driver: the process's table of loaded kernels, and how one gets into it: cache, NVRTC,
- * embedded PTX. Knows everything in this folder but how to launch; must not know what kernels compute. */
+/* cuda/jit.c: finds a launch's function of the driver: the process's table of loaded kernels, filled from the cache, NVRTC or embedded PTX.
+ * Knows everything in this folder but how to launch; must not know what kernels compute. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
@@ -23910,7 +23981,7 @@ static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT
 typedef struct te__jit_entry {
     struct te__jit_entry *next;
     uint64_t hash;
-    te__cu_handle context, module, function; /* function NULL: it cannot be had, as there is no NVRTC and no cubin */
+    te__cu_handle context, module, function; /* function NULL: unavailable, with neither NVRTC nor a cubin */
     const char *family, *kernel;
     te__option option[TE__MAX_OPTIONS];
     int num_options;
@@ -23919,15 +23990,15 @@ typedef struct te__jit_entry {
     unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
 } te__jit_entry;
 
-/* One context of te.h's on a CUcontext. When the last one goes, so do its modules: the caller may destroy the CUcontext then, and the
- * driver may give its address to another. */
+/* Counts te.h's contexts on a CUcontext. With the last of them its modules are unloaded: the caller may destroy the CUcontext then, and
+ * the driver may give its address to another. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: dynamic shared memory without permission is 48 KB, less the static part of the kernel. */
+/* TE__SHARED_FREE: so much dynamic shared memory needs no attribute of the function: the limit is 48 KB, less the kernel's static part. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
@@ -23952,7 +24023,7 @@ static bool te__same_launch(const te__launch *a, const char *family, const char 
     return true;
 }
 
-/* The mutex is held. NULL: not asked for yet. Entries stay until their CUcontext's last user goes. */
+/* With the mutex held. NULL: not in the table. Entries stay until the last user of their CUcontext leaves. */
 static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
     te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
     while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
@@ -23969,7 +24040,7 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel; if another thread was faster, its entry stays and this module goes. False when memory is out. */
+/* Adds a loaded kernel. If another thread has added it meanwhile, that entry stays and this module is unloaded. False when memory is out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
@@ -24052,7 +24123,7 @@ typedef struct te__jit_job {
     bool fresh;             /* the entry of the cache is unusable */
     te__text image, why, cache_why;
     te_result result;
-    bool compiled, missing, damaged; /* missing: no NVRTC and no cubin; nothing else is wrong */
+    bool compiled, missing, damaged; /* missing: no NVRTC and no cubin, but no other error */
     double seconds;
     char arch[24];
 } te__jit_job;
@@ -24077,7 +24148,7 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     return done ? TE_OK : TE_ERR_COMPILE;
 }
 
-/* From the cache, or compiled by whichever process comes first. */
+/* From the cache, or compiled, by one process for all. */
 static te_result te__jit_cache_or_compile(te__jit_job *j, const te__unit *u, const te__cache_key *key) {
     te__cache_lock lock;
     te_result result = TE_OK;
@@ -24157,7 +24228,7 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Within te's CUcontext: image to table. PTX is compiled by the driver here. maker, for messages: where the image is from. */
+/* Loads an image into the table, within te's CUcontext; the driver compiles PTX here. maker, for messages: the source of the image. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
     char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
@@ -24198,7 +24269,7 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* The messages of a finished job, and its image into the table. */
+/* Logs a finished job, and loads its image into the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
@@ -24218,15 +24289,15 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
         te__warn(te, "the cache of kernels is not written to (each process compiles its own): %s", te__text_str(&j->cache_why));
         te->cuda->cache->root[0] = 0;
     }
-    if (j->missing) /* remembered, so that the next plan need not search the disk */
+    if (j->missing) /* an entry without a function, so that the next plan need not search the disk */
         return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
 }
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that only a missing NVRTC could make is no
- * failure here: its entry has no function. */
+/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that is missing because there is no NVRTC is
+ * no failure here: its entry has no function. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -24271,7 +24342,7 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
 
 /* ---- for launch.c ---------------------------------------------------------------------------------- */
 
-/* The permission for more shared memory than every launch may have, asked for once. */
+/* Raises the function's limit of dynamic shared memory, if this launch needs more than any before it. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
     char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     te__cu_result code = 0;
@@ -24299,7 +24370,7 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
         *result = te__jit_fail_missing(te, l);
     return true;
 }
-/* The same, loaded if need be: compiles or reads files. */
+/* The same; a kernel that is not in the table is read or compiled. */
 static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     const te__launch *one = l;
     te_result result;
@@ -24309,7 +24380,7 @@ static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_ha
     return te__jit_get_loaded(te, l, baseline, function, &result) ? result : te__jit_fail_missing(te, l);
 }
 
-/* Whether launches can be had as they are; without NVRTC only if a cache has all of their kernels. Within te's CUcontext. */
+/* Are the kernels of all launches available? Without NVRTC only if a cache has them. Within te's CUcontext. */
 static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
     if (te__nvrtc_open(te__driver_major(), NULL)) return true;
     for (int i = 0; i < count; i++) {
@@ -24323,13 +24394,13 @@ static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
 
 /* ==== cuda/queue.c ============================================================================================== */
 
-/* cuda/queue.c: from a planned launch to the stream: at once, or in line while other threads compile its kernel. Knows the table of kernels and
- * the stream; must not know operations.
+/* cuda/queue.c: planned launches go to the stream: at once, or through a queue while other threads compile their kernels. Knows the table of kernels
+ * and the stream; must not know operations.
  *
- * A model's first step meets some forty kernels that no cache has. Compiled one after the other as they are met, they would take as long as all of
- * them; so inside a forward, a backward or an optimizer step a launch whose kernel is missing waits in a line, a thread begins to compile, and the
- * host goes on planning. Whatever comes later lines up behind it, so that the stream sees the same order. The line is sent off as kernels are
- * ready, and to its end whenever the host needs the device: a copy to the host, te_synchronize, te_ok, memory given back, a graph. */
+ * The first step of a model needs dozens of kernels that no cache has, and to compile them one after the other would take long. So inside a forward, a
+ * backward or an optimizer step a launch whose kernel is missing waits in a queue, a thread begins to compile, and the host goes on planning. All later
+ * work for the stream is queued behind it, so that the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever
+ * the host needs the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
 
 /* ---- one launch ---------------------------------------------------------------------------------------------- */
 
@@ -24339,7 +24410,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    /* Cooperative launches need the whole GPU; captures know of it since CUDA 12.3, but not at once. */
+    /* Cooperative launches need the whole GPU; captures with this attribute need a driver for CUDA 12.4. */
     bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
     if (l->cluster > 1 || l->cooperative || follows) {
         te__cu_launch_attribute attribute[3];
@@ -24381,25 +24452,25 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     return te__cu_fail(te, call, code);
 }
 
-/* ---- kernels on order ---------------------------------------------------------------------------------------- */
+/* ---- kernels to be compiled ---------------------------------------------------------------------------------- */
 
-/* Waiting: no thread has it yet. Made: the job has run. */
+/* Waiting: no thread has begun with it. Made: the job has run. */
 typedef enum te__order_state { TE__ORDER_WAITING, TE__ORDER_TAKEN, TE__ORDER_MADE } te__order_state;
 typedef struct te__jit_order {
     struct te__jit_order *next;
     te__launch launch; /* without its arguments */
     te__jit_job job;
     te__order_state state; /* under the queue's mutex */
-    bool closed;           /* for the context's thread alone: the kernel is in the table, or `result` says why not */
+    bool closed;           /* for the context's thread alone: the kernel is in the table, or `result` is an error */
     te_result result;
-    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that met it, for a message */
+    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that needed it first, for a message */
 } te__jit_order;
 
-/* A launch, or bytes for device memory (kernel NULL), in line. Its arguments or bytes follow the struct. */
+/* An entry of the queue: a launch, or a write to device memory (kernel NULL). Its arguments or bytes follow the struct. */
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* of this allocation */
-    uint64_t plan; /* launches of one plan go or fail as a unit */
+    uint64_t plan; /* after a failed launch the others of its plan are dropped */
     te__jit_order *order; /* NULL: the kernel is in the table */
     te__launch launch;
     bool baseline;
@@ -24408,7 +24479,7 @@ typedef struct te__queued {
     size_t bytes;
 } te__queued;
 
-enum { TE__QUEUE_MOST = 8192 }; /* launches in line: some 6 MB of host memory */
+enum { TE__QUEUE_MOST = 8192 }; /* entries: a bound of the host memory */
 typedef struct te__queue {
     te__mutex mutex;
     te__cond changed;
@@ -24417,7 +24488,7 @@ typedef struct te__queue {
     int count;
     uint64_t plan, failed_plan;
     bool closing;
-    bool compiled; /* one of its orders was */
+    bool compiled; /* a kernel was compiled, not read from the cache */
     double start;
     te__thread threads[TE__JIT_THREADS];
     int num_threads;
@@ -24446,7 +24517,7 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* The order for this launch's kernel: one under way, or a new one. NULL: no memory. */
+/* The order for this launch's kernel, an existing or a new one. NULL: no memory. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -24490,7 +24561,7 @@ static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wa
     return true;
 }
 
-/* ---- the line ------------------------------------------------------------------------------------------------ */
+/* ---- the queue ----------------------------------------------------------------------------------------------- */
 
 static te_result te__queued_send(te_ctx *te, te__queued *e) {
     te__cu_handle function;
@@ -24529,7 +24600,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te_result result, entered;
     bool pushed;
     te->cuda->settle = NULL; /* launches that are sent may call this again */
-    te->cuda->line_up = NULL;
+    te->cuda->enqueue = NULL;
     entered = te__cuda_enter(te, &pushed);
     result = te__queue_send(te, q, true);
     if (entered == TE_OK) te__cuda_leave(pushed);
@@ -24563,7 +24634,7 @@ static te__queued *te__queued_create(te_ctx *te, const void *copied, size_t copi
 }
 static void *te__queued_copy(te__queued *e) { return (char *)e + ((sizeof(te__queued) + 15) & ~(size_t)15); }
 
-static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size_t bytes);
+static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t bytes);
 
 static te__queue *te__queue_open(te_ctx *te) {
     te__queue *q = te->cuda->queue;
@@ -24576,7 +24647,7 @@ static te__queue *te__queue_open(te_ctx *te) {
     q->start = te__time_now();
     te->cuda->queue = q;
     te->cuda->settle = te__queue_settle;
-    te->cuda->line_up = te__queue_line_up;
+    te->cuda->enqueue = te__queue_write;
     return q;
 }
 static void te__queue_append(te__queue *q, te__queued *e) {
@@ -24588,10 +24659,10 @@ static void te__queue_append(te__queue *q, te__queued *e) {
     q->count++;
 }
 
-static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size_t bytes) {
+static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t bytes) {
     te__queue *q = te->cuda->queue;
     te__queued *e = q->first ? te__queued_create(te, host, host ? bytes : 0) : NULL;
-    if (!e) { /* nothing waits, or there is no memory to wait with */
+    if (!e) { /* the queue is empty, or there is no memory for an entry */
         te_result result = te__queue_settle(te);
         if (result != TE_OK) return result;
         return host ? te->device->upload(te, dst, host, bytes) : te->device->clear(te, dst, bytes);
@@ -24604,7 +24675,7 @@ static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size
     return TE_OK;
 }
 
-/* Do launches wait, so that later work must queue behind them? */
+/* Do launches wait, so that later work must be queued behind them? */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
 /* May a plan wait for kernels that are missing? Never where other code can queue work on the stream, or inspects it. */
@@ -24613,7 +24684,7 @@ static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
            te__nvrtc_open(te__driver_major(), NULL);
 }
 
-/* Puts a plan in line; false, with nothing changed, when there is no memory for it. Within te's CUcontext. */
+/* Queues a plan; false, with nothing queued, when there is no memory for it. Within te's CUcontext. */
 static bool te__queue_add(te_ctx *te, te__plan *p) {
     te__queue *q = te__queue_open(te);
     te__queued *made = NULL, *e;
@@ -24655,7 +24726,7 @@ static bool te__queue_add(te_ctx *te, te__plan *p) {
 
 /* ==== cuda/launch.c ============================================================================================= */
 
-/* cuda/launch.c: a plan runs: the CUDA device of a context from open to close. Knows plans, functions and the stream; must not know
+/* cuda/launch.c: opening and closing a context's CUDA device, running plans, warming up. Knows plans, functions and the stream; must not know
  * operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
@@ -24712,7 +24783,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* The conditions of planning. A plan is first made as if every kernel were available. */
+/* The device's properties, for planning. A plan is first made as if every kernel were available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -24724,8 +24795,8 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->baseline = false;
 }
 
-/* True for a plan whose kernels are neither to be compiled (no NVRTC) nor in a cache: it has to be made again with p->baseline,
- * for the embedded ones. */
+/* True for a plan whose kernels can neither be compiled (no NVRTC) nor read from a cache: it has to be made again with p->baseline,
+ * for the embedded kernels. */
 static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     bool pushed, lacks;
     if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
@@ -24741,7 +24812,7 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel could be had, or is being compiled. */
+/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel is loaded or being compiled. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te__cu_handle functions[TE__MAX_LAUNCHES];
     te_result result = TE_OK;
@@ -25200,22 +25271,14 @@ static void te__args_touch(const te__args *l) {
 
 /* ---- names ---- */
 
-TE_API const char *te_query_name(te_op op) {
-    static const char *const names[TE_OP_COUNT] = {"?",
-#define TE__OP_NAME(lower, UPPER, family) #lower,
-        TE_OP_LIST(TE__OP_NAME)
+static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first for a te_op that does not exist */
+#define TE__OP_NAME(lower, UPPER, family) {#lower, #family},
+    TE_OP_LIST(TE__OP_NAME)
 #undef TE__OP_NAME
-    };
-    return (int)op > 0 && op < TE_OP_COUNT ? names[op] : "?";
-}
-TE_API const char *te_query_family(te_op op) {
-    static const char *const families[TE_OP_COUNT] = {"?",
-#define TE__OP_FAMILY(lower, UPPER, family) #family,
-        TE_OP_LIST(TE__OP_FAMILY)
-#undef TE__OP_FAMILY
-    };
-    return (int)op > 0 && op < TE_OP_COUNT ? families[op] : "?";
-}
+};
+static const char *const *te__op_name(te_op op) { return te__op_names[(int)op > 0 && op < TE_OP_COUNT ? (int)op : 0]; }
+TE_API const char *te_query_name(te_op op) { return te__op_name(op)[0]; }
+TE_API const char *te_query_family(te_op op) { return te__op_name(op)[1]; }
 
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity) {
     te__args l;
@@ -25753,14 +25816,6 @@ static void te__store_integer(void *p, te_dtype dtype, int64_t i, int64_t v) {
     else
         ((int64_t *)p)[i] = v;
 }
-/* Truncated and saturated; NaN gives 0. */
-static int64_t te__truncate(float f, te_dtype dtype) {
-    if (f != f) return 0;
-    if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
-    if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
-    return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
-}
-
 static void te__copy_raw(const char *src, int64_t src_stride, char *dst, int64_t dst_stride, int64_t n, int64_t size) {
     int64_t i;
     if (src_stride == 1 && dst_stride == 1) {
@@ -25781,9 +25836,7 @@ static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src
     } else {
         for (i = 0; i < n; i++) row[i] = te__load_element(src, j->src_dtype, i * src_stride);
     }
-    if (te__is_integer(j->dst_dtype)) {
-        for (i = 0; i < n; i++) te__store_integer(dst, j->dst_dtype, i * dst_stride, te__truncate(row[i], j->dst_dtype));
-    } else if (dst_stride == 1) {
+    if (dst_stride == 1) {
         te__store_row(dst, j->dst_dtype, 0, n, row);
     } else {
         for (i = 0; i < n; i++) te__store_row(dst, j->dst_dtype, i * dst_stride, 1, row + i);
@@ -27776,7 +27829,7 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_d
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
 
-/* Tiles with a way of their own; all others: one block a tile. */
+/* The sizes of tiles for which a block covers several; all others: one block a tile. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -28424,7 +28477,7 @@ static te_result te__cuda_plan_quant_error(te__plan *p, const te_op_quant_error_
 
 /* ==== ops/nvfp4/arithmetic.h ==================================================================================== */
 
-/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:
+/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:
  * knows base/, and not where the elements lie. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
@@ -28548,14 +28601,14 @@ TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
 /* Byte t of Philox's four words. */
 TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }
 
-/* 4-over-6: what quantizing x lost, |e| or e * e. d: the block's scale; most: 6 F. The value is written out here as nowhere else, with a
- * division: the amax may be so small that S is none of it. */
+/* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is computed with a division by
+ * `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most), e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* The factor of a block's codes when they are read: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
+/* The factor that decodes a block's codes: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }
@@ -31027,7 +31080,7 @@ typedef struct te__norm_fwd_kargs {
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
     /* norm_fwd_queue: */
-    int unit;          /* neighbouring rows that a block draws at once */
+    int unit;          /* neighbouring rows that a block takes from the counter at once */
     int own;           /* units that a block has by its number */
     int questions;     /* how often the counter is asked for others */
     unsigned *counter; /* 0 between kernels */
@@ -34476,20 +34529,20 @@ static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_
 
 /* ==== core/deferred.c =========================================================================================== */
 
-/* core/deferred.c: work that a backward pass leaves for later, in the order in which it came up. Knows host memory; must not know what the work is. */
+/* core/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what the work is. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {
     struct te__deferred *next;
-    void *owner; /* whoever asks for it */
+    void *owner; /* te__deferred_take selects by it */
     te__deferred_fn run;
     void (*release)(te_ctx *te, void *state);
-    uint64_t capture; /* the graph's in whose capture it came up; 0: none */
+    uint64_t capture; /* the id of the graph in whose capture te__defer was called; 0: none */
     void *state;
     size_t state_size;
 } te__deferred;
 
-/* The state is copied by size and, from here on, released with the work, whatever comes of it. */
+/* The state is copied by size. It is released with the work, or here after a failure. */
 static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state), void *state, size_t state_size) {
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
     void *copy = d ? te__alloc(te, state_size) : NULL;
@@ -34518,7 +34571,7 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Runs, or only forgets, the work of those owners that `of` names; the first failure forgets the rest of it. */
+/* Runs the work of the owners that `of` selects, or, without `run`, drops it. After the first failure the rest of it is dropped. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -34547,10 +34600,10 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Of one owner, or of all (NULL). */
+/* Drops the work of one owner, or of all (NULL). */
 static void te__deferred_forget(te_ctx *te, const void *owner) { te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false); }
 
-/* Of a capture that has come to nothing. */
+/* Drops the work of a capture that has failed. */
 static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {
     te__deferred **at = &te->deferred;
     while (*at) {
@@ -34564,7 +34617,7 @@ static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {
     }
 }
 
-/* How much came up in the capture under way, or, outside of captures, at all. */
+/* Counts the work of the capture under way, or, outside of captures, all of it. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;
     int n = 0;
@@ -34574,11 +34627,11 @@ static int te__num_deferred(const te_ctx *te) {
 
 /* ==== core/graph.c ============================================================================================== */
 
-/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
- * must not know modules or optimizers, which come as parts.
+/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each launch. Knows the device by its table;
+ * must not know modules or optimizers, which add parts.
  * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
-/* ---- what is noted in between ---- */
+/* ---- parts, and the state ---- */
 
 static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
     int i;
@@ -34633,13 +34686,13 @@ static void te__graph_free(te_graph *g) {
     te__raw_free(&allocator, g, sizeof(*g));
 }
 
-/* A capture comes to nothing; the device has ended it. */
+/* Drops a capture that has failed; the device has ended it. */
 static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
     te->capture = NULL;
     te__deferred_forget_capture(te, g->id);
-    for (i = 0; i < g->num_vars; i++) { /* gradients that no launch computes */
+    for (i = 0; i < g->num_vars; i++) { /* no launch will compute these gradients */
         te_tensor_release(g->vars[i]->grad);
         g->vars[i]->grad = NULL;
     }
@@ -34647,7 +34700,7 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* The owner of a part goes; `why` is static. */
+/* The owner of a part is destroyed: no graph with this part can be launched any more. `why` is static. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -34662,7 +34715,7 @@ static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     }
 }
 
-/* The context goes. */
+/* The context is destroyed. */
 static void te__graphs_leave(te_ctx *te) {
     if (te->capture) {
         te->device->capture_end(te, NULL);
@@ -34722,7 +34775,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     return result;
 }
 
-/* Those that the graph writes first. */
+/* Moves the buffers that the graph writes to the front. */
 static void te__graph_sort_held(te_graph *g) {
     int i;
     for (i = 0; i < g->num_held; i++)
@@ -34792,9 +34845,9 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
-    if (te->warming) return TE_OK; /* what it needs is there */
+    if (te->warming) return TE_OK; /* its kernels are compiled already */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* with an optimizer it is all of a step, and fails before it begins */
+    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);
@@ -34853,7 +34906,8 @@ static void te__open_cpu(te_ctx *te) {
     te__threads_open(te);
 }
 
-/* The device that was asked for, or the best there is. A context always has one of the two, so that no later call crashes. */
+/* Opens the device that was asked for; by default the first GPU, or the CPU if there is no GPU. After a failure the context has the CPU, so that no
+ * later call crashes. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     const char *name = desc->device ? desc->device : te__env("TE_DEVICE"), *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
     bool any = !name || !name[0];
@@ -34954,19 +35008,19 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 }
 
 /* Modules, groups and open files that have not been destroyed. */
-static void te__close_guests(te_ctx *te) {
+static void te__close_all(te_ctx *te) {
     const char *kind = NULL;
-    const te__guest *g;
+    const te__closable *c;
     int n = 0, others = 0;
-    for (g = te->guests; g; g = g->next) {
-        if (!kind) kind = g->kind;
-        if (kind == g->kind) n++;
+    for (c = te->closables; c; c = c->next) {
+        if (!kind) kind = c->kind;
+        if (kind == c->kind) n++;
         else others++;
     }
     if (n)
-        te__warn(te, "te_ctx_destroy: %d %s%s%s still there; the context takes all with it, and they must be neither used nor destroyed any more", n, kind,
+        te__warn(te, "te_ctx_destroy: %d %s%s%s still there; the context destroys all of them, and they must be neither used nor destroyed any more", n, kind,
                  n == 1 ? "" : "s", others ? " and others are" : n == 1 ? " is" : " are");
-    while (te->guests) te->guests->close(te->guests->owner);
+    while (te->closables) te->closables->close(te->closables->owner);
 }
 
 TE_API void te_ctx_destroy(te_ctx *te) {
@@ -34976,10 +35030,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     if (te->device) te->device->synchronize(te);
     te__segment_cut(te, &te->tape.root, 0);
     te__deferred_forget(te, NULL);
-    te__close_guests(te);
+    te__close_all(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
-        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context takes them with it, and they must be neither used nor released any more",
+        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context releases them, and they must be neither used nor released any more",
                  (long long)te->live_buffers);
     while (te->buffers) {
         te->buffers->refs = 1;
@@ -35091,7 +35145,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     }
     for (i = 0; i < node->num_saved; i++) {
         te_tensor *x = node->saved[i];
-        if (!x || (x->var && x->var->leaf)) continue;
+        if (!x || x->is_weight || (x->var && x->var->leaf)) continue;
         node->packed[i] = node->hooks.pack(node->hooks.user, x);
         if (te->error_code != TE_OK) return te->error_code;
         if (!node->packed[i]) continue;
@@ -35125,6 +35179,335 @@ static te_result te__saved_unpack(te_ctx *te, te__node *node) {
         node->saved[i] = te_tensor_retain(x);
     }
     return TE_OK;
+}
+
+/* ==== core/offload.c ============================================================================================ */
+
+/* core/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the forward and the backward pass. Knows
+ * hooks, buffers and transfers; must not know what the tensors mean.
+ *
+ * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it (te__offloaded). Buffers stand in one list, in
+ * the order in which nodes last saved them, which is the reverse of the order in which the backward pass needs them:
+ *
+ *     oldest | host memory alone ............ | inside the window: on the device too | newest
+ *
+ * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. What is pushed out at the old end waits for its copy, on
+ * the device, and gives up its device memory: nobody else's is touched. Backward: the window moves the other way. The buffers that nodes have read leave it, and
+ * the next older ones are copied in. So the memory that a copy needs on the way is bounded, copies run up to a window's length ahead of their
+ * use, and what the backward pass needs first has never left. */
+
+enum { TE__OFFLOAD_LEAST = 512 << 10 };
+typedef struct te__offload_region {
+    te_ctx *te; /* whose list it is: hooks get the region alone */
+    float fraction;
+    int64_t min_bytes, window_bytes;
+    uint64_t offered, sent; /* bytes */
+} te__offload_region;
+typedef struct te__offload {
+    te__offload_region region[TE__MAX_HOOKS];
+    int num_regions;
+    te__stream *out, *in;
+    te__offloaded *oldest, *newest;
+    te__offloaded *inside; /* the oldest inside the window; NULL: it is empty */
+    size_t inside_bytes, window;
+    size_t largest; /* that went out: two of them are the window of a region that names none */
+} te__offload;
+
+/* A tensor that a node has saved, and whose buffers, or some of them, have gone out. */
+typedef struct te__offloaded_tensor {
+    te_tensor *x; /* without the memory of these */
+    te__offloaded *part[TE__MAX_PARTS]; /* NULL: it has stayed */
+} te__offloaded_tensor;
+
+/* ---- the list and its window ---- */
+
+static void te__offload_unlink(te__offload *o, te__offloaded *e) {
+    if (o->inside == e) o->inside = e->newer;
+    *(e->older ? &e->older->newer : &o->oldest) = e->newer;
+    *(e->newer ? &e->newer->older : &o->newest) = e->older;
+    e->older = e->newer = NULL;
+}
+static void te__offload_append(te__offload *o, te__offloaded *e) {
+    e->older = o->newest;
+    *(o->newest ? &o->newest->newer : &o->oldest) = e;
+    o->newest = e;
+}
+
+/* Holds its device memory from here on. The entry stands right before the window, or at the list's new end. */
+static void te__offload_enter(te__offload *o, te__offloaded *e) {
+    e->inside = true;
+    o->inside_bytes += e->bytes;
+    if (!o->inside || e->newer == o->inside) o->inside = e;
+}
+/* Gives that memory up. */
+static void te__offload_leave(te__offload *o, te__offloaded *e) {
+    te__buffer *b = e->buffer;
+    if (!e->inside) return;
+    e->inside = false;
+    o->inside_bytes -= e->bytes;
+    if (o->inside == e) o->inside = e->newer;
+    te__buffer_release(b); /* may end it, and e->buffer with it */
+}
+
+/* Forgets the device memory that it watches: the bytes there are others now. */
+static void te__offload_unwatch(te__offloaded *e) {
+    if (e->buffer) e->buffer->offloaded = NULL;
+    e->buffer = NULL;
+}
+
+/* One saved tensor less waits for it. */
+static void te__offload_drop(te_ctx *te, te__offloaded *e) {
+    te__offload *o = te->offload;
+    if (--e->refs > 0) return;
+    te__offload_unlink(o, e);
+    te->pool.stats.offloaded -= e->bytes;
+    if (e->inside) {
+        te__buffer *b = e->buffer;
+        o->inside_bytes -= e->bytes;
+        te__offload_unwatch(e);
+        te__buffer_release(b);
+    } else {
+        te__offload_unwatch(e);
+    }
+    te__pinned_give(e->host);
+    te__free(te, e, sizeof(*e));
+}
+
+/* ---- forward ---- */
+
+/* Copies b out. NULL with an error. */
+static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
+    te__offload *o = te->offload;
+    te__offloaded *e = (te__offloaded *)te__alloc_zero(te, sizeof(te__offloaded));
+    if (!e) return NULL;
+    e->host = te__pinned_take(te, b->bytes);
+    if (!e->host || te__transfer_queue(o->out, b, e->host, b->data, e->host->data, b->bytes, true) != TE_OK) {
+        te__pinned_give(e->host);
+        te__free(te, e, sizeof(*e));
+        return NULL;
+    }
+    e->buffer = b;
+    e->version = b->version;
+    e->bytes = b->bytes;
+    b->offloaded = e;
+    te->pool.stats.offloaded += e->bytes;
+    if (e->bytes > o->largest) o->largest = e->bytes;
+    return e;
+}
+
+/* The copy of the buffer that x lies in, made now if there is none; *e NULL: the buffer stays on the device. Of the bytes that are offered the region's
+ * fraction goes out, evenly from the first to the last. */
+static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
+    te__offload *o = te->offload;
+    te__buffer *b = x ? x->buffer : NULL;
+    *e = NULL;
+    if (!b || b->capacity == 0 || b->arena || (int64_t)b->bytes < r->min_bytes || b->kept_version == b->version) return TE_OK;
+    if (b->offloaded && b->offloaded->version != b->version) te__offload_unwatch(b->offloaded);
+    if (!b->offloaded) {
+        r->offered += b->bytes;
+        if ((double)(r->sent + b->bytes) > (double)r->fraction * (double)r->offered) {
+            b->kept_version = b->version;
+            return TE_OK;
+        }
+        *e = te__offload_send(te, b);
+        if (!*e) return te_error_code(te);
+        r->sent += b->bytes;
+    } else {
+        *e = b->offloaded;
+        te__offload_unlink(o, *e);
+    }
+    te__offload_append(o, *e);
+    (*e)->refs++;
+    if ((*e)->inside) {
+        if (!o->inside) o->inside = *e; /* it was the window's only one */
+    } else {
+        b->refs++;
+        te__offload_enter(o, *e);
+    }
+    o->window = r->window_bytes ? (size_t)r->window_bytes : 2 * o->largest;
+    while (o->inside_bytes > o->window && o->inside != *e) {
+        te_result result = te__stream_wait(te, NULL, o->inside->host->used);
+        if (result != TE_OK) return result;
+        te__offload_leave(o, o->inside);
+    }
+    return TE_OK;
+}
+
+/* Lets go of all that the handle holds. */
+static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
+    int i;
+    te_tensor_release(h->x);
+    for (i = 0; i < TE__MAX_PARTS; i++)
+        if (h->part[i]) te__offload_drop(te, h->part[i]);
+    te__free(te, h, sizeof(*h));
+}
+
+/* A tensor of its own over the memory of x, that no scope holds; NULL with an error. */
+static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
+    te_tensor *y;
+    te__frame_begin(te);
+    y = te_tensor_retain(x->quantized ? te__alias_quantized(x) : te__alias(x));
+    te__frame_end(te, NULL, 0);
+    return y;
+}
+/* Takes the memory of part i of the handle's tensor away. Other holders of a quantized tensor share its parts, so the part is replaced. */
+static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
+    te_tensor *own = te__offload_alias(te, *part);
+    if (!own) return te_error_code(te);
+    te__buffer_release(own->buffer);
+    own->buffer = NULL;
+    te_tensor_release(*part);
+    *part = own;
+    return TE_OK;
+}
+
+static void *te__offload_pack(void *user, te_tensor *x) {
+    te__offload_region *r = (te__offload_region *)user;
+    te_ctx *te = r->te;
+    te_tensor *part[TE__MAX_PARTS], **slot[TE__MAX_PARTS];
+    te__offloaded_tensor *h;
+    te_result result = TE_OK;
+    int i, n = te__parts(x, part), gone = 0;
+    if (te->playing || te->warming) return NULL; /* it is read at once; it holds no values */
+    if (te__refuse_stream(te) != TE_OK) return NULL;
+    h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
+    if (!h) return NULL;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__offload_buffer(te, r, part[i], &h->part[i]);
+        gone += h->part[i] != NULL;
+    }
+    if (result == TE_OK && gone) {
+        h->x = te__offload_alias(te, x);
+        if (h->x) te__part_slots(&h->x, slot);
+        else result = te_error_code(te);
+        for (i = 0; i < n && result == TE_OK; i++)
+            if (h->part[i]) result = te__offload_detach(te, slot[i]);
+    }
+    if (result == TE_OK && gone) return h;
+    te__offload_free(te, h);
+    return NULL;
+}
+
+/* ---- backward ---- */
+
+/* Its bytes on the device, right before the window or at the new end, where they enter it; queued, not awaited. */
+static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
+    te__offload *o = te->offload;
+    te__buffer *b = e->buffer;
+    te_result result;
+    if (e->inside) return TE_OK;
+    if (b && b->version == e->version) { /* somebody has held it */
+        b->refs++;
+        te__offload_enter(o, e);
+        return TE_OK;
+    }
+    te__offload_unwatch(e);
+    b = te__buffer_create(te, e->bytes);
+    if (!b) return te_error_code(te);
+    result = te__transfer_queue(o->in, b, e->host, b->data, e->host->data, e->bytes, false);
+    if (result != TE_OK) {
+        te__buffer_release(b);
+        return result;
+    }
+    te__buffer_touch(b);
+    b->offloaded = e;
+    e->buffer = b;
+    e->version = b->version;
+    te__offload_enter(o, e);
+    return TE_OK;
+}
+
+/* Brings the next older ones, as many as the window has room for: the backward pass comes to them next. */
+static te_result te__offload_bring_older(te_ctx *te) {
+    te__offload *o = te->offload;
+    te__offloaded *e = o->inside ? o->inside->older : o->newest;
+    te_result result = TE_OK;
+    for (; e && o->inside_bytes + e->bytes <= o->window && result == TE_OK; e = e->older) result = te__offload_bring(te, e);
+    return result;
+}
+
+/* Puts the memory of one part back. A version that was written since stays with those who hold it. */
+static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
+    te__offload *o = te->offload;
+    te_result result;
+    if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
+    if (!e->inside && e->newer != o->inside) { /* not in the usual order */
+        te__offload_unlink(o, e);
+        te__offload_append(o, e);
+    }
+    result = te__offload_bring(te, e);
+    if (result != TE_OK) return result;
+    x->buffer = e->buffer;
+    x->buffer->refs++;
+    return te__await(x);
+}
+
+static te_tensor *te__offload_unpack(void *user, void *handle) {
+    te_ctx *te = ((te__offload_region *)user)->te;
+    te__offloaded_tensor *h = (te__offloaded_tensor *)handle;
+    te_tensor *x = h->x, *part[TE__MAX_PARTS];
+    te_result result = te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *)) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int i, n = te__parts(x, part);
+    for (i = n - 1; i >= 0 && result == TE_OK; i--)
+        if (h->part[i]) result = te__offload_attach(te, h->part[i], part[i]);
+    if (result == TE_OK) te->live[te->num_live++] = te_tensor_retain(x); /* the innermost scope's */
+    te__offload_free(te, h);
+    if (result == TE_OK) result = te__offload_bring_older(te);
+    return result == TE_OK ? x : NULL;
+}
+
+static void te__offload_forget(void *user, void *handle) { te__offload_free(((te__offload_region *)user)->te, (te__offloaded_tensor *)handle); }
+
+/* ---- regions ---- */
+
+/* Streams and list, made once. They end with the context: nodes may outlive every region. */
+static te__offload *te__offload_open(te_ctx *te) {
+    te__offload *o = te->offload;
+    if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
+    if (o && !o->out) o->out = te__stream_create(te);
+    if (o && o->out && !o->in) o->in = te__stream_create(te);
+    return o && o->out && o->in ? o : NULL;
+}
+
+TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc) {
+    te_cpu_offload_desc zero = TE_ZERO;
+    te_saved_tensors_hooks hooks = TE_ZERO;
+    te__offload_region *r;
+    te__offload *o;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!desc) desc = &zero;
+    if (!(desc->fraction >= 0 && desc->fraction <= 1))
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: fraction is %g; 0 (all) to 1 is possible", (double)desc->fraction);
+    if (desc->min_bytes < 0 || desc->window_bytes < 0)
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: min_bytes is %lld and window_bytes %lld; neither can be negative", (long long)desc->min_bytes,
+                        (long long)desc->window_bytes);
+    if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
+    o = te__offload_open(te);
+    if (!o) return te_error_code(te);
+    /* Regions and hooks are counted alike, so that a region's place is free when its hooks have gone; its nodes need `te` alone. */
+    r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
+    hooks.pack = te__offload_pack;
+    hooks.unpack = te__offload_unpack;
+    hooks.drop = te__offload_forget;
+    hooks.user = r;
+    result = te_saved_tensors_begin(te, &hooks);
+    if (result != TE_OK) return result;
+    memset(r, 0, sizeof(*r));
+    r->te = te;
+    r->fraction = desc->fraction > 0 ? desc->fraction : 1.0f;
+    r->min_bytes = desc->min_bytes ? desc->min_bytes : (int64_t)TE__OFFLOAD_LEAST;
+    r->window_bytes = desc->window_bytes;
+    return TE_OK;
+}
+TE_API te_result te_cpu_offload_end(te_ctx *te) {
+    const te__tape *tape;
+    if (!te) return TE_ERR_STATE;
+    tape = &te->tape;
+    if (tape->num_hooks == 0 || tape->hooks[tape->num_hooks - 1].pack != te__offload_pack)
+        return te__fail(te, TE_ERR_STATE, "te_cpu_offload_end: %s", tape->num_hooks ? "the innermost region is that of te_saved_tensors_begin: end it first"
+                                                                                    : "there is no te_cpu_offload_begin before it");
+    return te_saved_tensors_end(te);
 }
 
 /* ==== core/tape.c =============================================================================================== */
@@ -35250,6 +35633,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
+enum { TE__MAX_NODE_TENSORS = 64 };
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -35291,6 +35675,9 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
+    if (desc->num_inputs > TE__MAX_NODE_TENSORS || desc->num_outputs > TE__MAX_NODE_TENSORS)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_record: %s has %d inputs and %d outputs; %d of each are possible", desc->name ? desc->name : "?", desc->num_inputs,
+                        desc->num_outputs, TE__MAX_NODE_TENSORS);
     if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
@@ -35309,7 +35696,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         return TE_ERR_OUT_OF_MEMORY;
     }
     if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
-    node->release = desc->release;
     for (i = 0; i < desc->num_inputs; i++)
         if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
             node->inputs[i] = desc->inputs[i]->var;
@@ -35330,6 +35716,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
+    node->release = desc->release; /* not before: a node that comes to nothing leaves the state to te__record_always */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -35486,8 +35873,6 @@ static te_result te__check_saved(te_ctx *te, const te__node *node) {
     return result;
 }
 
-enum { TE__MAX_NODE_TENSORS = 64 };
-
 /* Gradients on their way. */
 static void te__forget_outputs(te_ctx *te, te__node *node) {
     int i;
@@ -35525,9 +35910,6 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     bool needs[TE__MAX_NODE_TENSORS];
     te_result result;
     int i;
-    if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: a node of %d inputs and %d outputs; %d of each are possible", node->name, node->num_inputs,
-                        node->num_outputs, TE__MAX_NODE_TENSORS);
     for (i = 0; i < node->num_outputs; i++) grad_outputs[i] = node->outputs[i] ? node->outputs[i]->grad : NULL;
     for (i = 0; i < node->num_inputs; i++) {
         grad_inputs[i] = NULL;
@@ -35819,7 +36201,7 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
     void *bytes;
     size_t size;
     if (!x) return NULL;
-    if (!te__is_float(dtype) && !te__is_fp8(dtype) && te_dtype_bits(dtype) < 8) {
+    if (te_dtype_bits(dtype) < 8) {
         te__fail(te, TE_ERR_DTYPE, "te_tensor_from_f32: %s cannot be made from f32", te_dtype_name(dtype));
         return te__checked(x, TE_ERR_DTYPE);
     }
@@ -35983,8 +36365,9 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Elements of 4 bits have no address of their own: no view begins at one, or steps from one to the next. */
+/* Plain memory, and an address for each element: no view begins at an element of 4 bits, or steps from one to the next. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
+    if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;
     te__fail(x->te, TE_ERR_DTYPE, "%s: %s has two elements a byte, which no view can take apart", function, te_dtype_name(x->dtype));
     return false;
@@ -36007,7 +36390,7 @@ TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t
     if (!x) return NULL;
     if (!te__has_addresses(x, "te_tensor_narrow")) return NULL;
     if (dim < 0) dim += x->ndim;
-    if (!x->buffer || dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
+    if (dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: %lld elements from %lld on of dimension %d do not exist in %s", (long long)length,
                  (long long)start, dim, te__shape_text(x, a));
         return NULL;
@@ -36038,8 +36421,8 @@ TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b) {
     if (!te__has_addresses(x, "te_tensor_transpose")) return NULL;
     if (a < 0) a += x->ndim;
     if (b < 0) b += x->ndim;
-    if (!x->buffer || a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d of %s", a, b, te__shape_text(x, text));
+    if (a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d do not both exist in %s", a, b, te__shape_text(x, text));
         return NULL;
     }
     y = te__alias(x);
@@ -36089,7 +36472,7 @@ TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype) {
 }
 TE_API te_tensor *te_tensor_detach(te_tensor *x) { return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x); }
 
-/* ---- looking ---- */
+/* ---- properties ---- */
 
 TE_API te_ctx *te_tensor_ctx(const te_tensor *x) { return x ? x->te : NULL; }
 TE_API te_dtype te_tensor_dtype(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }
@@ -36115,8 +36498,8 @@ TE_API const char *te_tensor_name(const te_tensor *x) { return x && x->name ? x-
 /* dist: groups of ranks */
 /* ==== dist/group.c ============================================================================================== */
 
-/* dist/group.c: groups of ranks: the front doors of the collectives, whatever implements them. Knows tensors and captures; must not know modules and
- * recipes. */
+/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and hand it to the group's implementation. Knows tensors and
+ * captures; must not know modules and recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,
@@ -36140,12 +36523,12 @@ struct te_group {
     te_group_desc is;
     char *name; /* is.name */
     /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait; `peer` is the other rank of
-     * a te_send or te_recv. NULL: the implementation has no way to say that. */
+     * a te_send or te_recv. NULL: the implementation cannot do that. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
-    te__guest guest;
+    te__closable closable;
 };
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 static void te__group_close(void *owner) { te_group_destroy((te_group *)owner); }
 
@@ -36174,7 +36557,7 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     group->name = te__copy_string(te, desc->name ? desc->name : "custom");
     group->is.name = group->name;
     if (group->name) {
-        te__guest_enter(te, &group->guest, "group", te__group_close, group);
+        te__closable_add(te, &group->closable, "group", te__group_close, group);
         return group;
     }
     te__free(te, group, sizeof(*group));
@@ -36185,7 +36568,7 @@ TE_API void te_group_destroy(te_group *group) {
     te_ctx *te;
     if (!group) return;
     te = group->te;
-    te__guest_leave(&group->guest);
+    te__closable_remove(&group->closable);
     if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user); /* the other ranks are the parent's */
     te__free_string(te, group->name);
     te__free(te, group, sizeof(*group));
@@ -36194,9 +36577,9 @@ TE_API void te_group_destroy(te_group *group) {
 TE_API int te_group_rank(const te_group *group) { return group ? group->is.rank : 0; }
 TE_API int te_group_size(const te_group *group) { return group ? group->is.size : 1; }
 
-/* ---- front doors ---- */
+/* ---- collectives ---- */
 
-/* Present, of the group's context, with plain contiguous memory. A NULL passes in silence: who made it has reported already. */
+/* x must be of the group's context and have plain contiguous memory. A NULL fails without an error: the call that returned it has set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -36207,7 +36590,7 @@ static te_result te__want_shared(te_group *group, te__collective kind, const cha
     return r == TE_OK && !x->buffer ? te__no_plain_memory(x, te__collective_name(kind)) : r;
 }
 
-/* x can be added up, or compared. */
+/* The elements of x must be of a format that `op` can reduce. */
 static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_reduce_op op) {
     const char *what = te__collective_name(kind);
     bool bytes = x->dtype == TE_U8 || x->dtype == TE_F8E8M0;
@@ -36218,7 +36601,7 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
                     te_dtype_name(x->dtype));
 }
 
-/* `whole` holds one `part` for each rank. */
+/* `whole` must hold one `part` for each rank. */
 static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole, const char *part_name, const te_tensor *part,
                                 int size) {
     const char *what = te__collective_name(kind);
@@ -36236,14 +36619,14 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
     return TE_OK;
 }
 
-/* This rank cannot make the call. */
+/* Tells the other ranks that this rank cannot make the call. */
 static te_result te__refuse_peer(te_group *group, te__collective kind, int peer, te_result code) {
     if (group && group->is.size > 1 && group->refuse && !group->te->warming && !te__is_forked(group->te))
         group->refuse(group->is.user, group->te, kind, peer, code);
     return code;
 }
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) { return te__refuse_peer(group, kind, -1, code); }
-/* Nothing is to be exchanged. During a warm-up nothing is computed that could be, and ranks warm up at times of their own. */
+/* Is nothing to be exchanged? During a warm-up there are no results, and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
 /* In a capture nothing runs, so a function that only queues work on the stream can be called, and no other. The graph holds the memory that each
@@ -36263,7 +36646,7 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
     return te__refuse_capture(te, what, "call it before te_graph_begin, or between two te_graph_launch");
 }
 
-/* An optional function of the group. */
+/* A group may lack an optional function. */
 static te_result te__group_has(te_group *group, const char *what, const char *member, bool there) {
     if (te__is_alone(group) || there) return TE_OK;
     return te__fail(group->te, TE_ERR_UNSUPPORTED, "%s: group \"%s\" cannot do that: te_group_desc.%s is NULL; give te_group_create a function for it", what,
@@ -36280,7 +36663,7 @@ static te_result te__report_collective(te_group *group, te__collective kind, te_
                     group->is.size, te_result_name(r));
 }
 
-/* The bytes of x into out, whatever they mean. */
+/* Copies the bytes of x to out, whatever their format. */
 static te_result te__copy_bytes(const te_tensor *x, te_tensor *out) {
     te_tensor *from, *to;
     te_result r;
@@ -36357,7 +36740,7 @@ TE_API te_result te_barrier(te_group *group) {
 
 /* ---- all to all ---- */
 
-/* Elements of a line: all that stands under one index of the first dimension. */
+/* Elements of a line: those with one index of the first dimension. */
 static int64_t te__line_numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -36366,7 +36749,7 @@ static int64_t te__line_numel(const te_tensor *x) {
 }
 static int64_t te__line_bytes(const te_tensor *x) { return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1); }
 
-/* The lines of x that go to each rank, or come from it, into `full`: `counts`, or equal numbers. */
+/* Writes to `full` how many lines of x go to each rank, or come from it: `counts`, or equal numbers. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts, int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char text[TE__SHAPE_TEXT];
@@ -36391,7 +36774,7 @@ static te_result te__want_lines(const char *name, const te_tensor *x, const char
                     name, text, (long long)lines);
 }
 
-/* x and out are of one format and have lines of one size; no byte is both read and written. */
+/* x and out must be of one format and have lines of one size, and share no memory. */
 static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -36465,9 +36848,9 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
     return te__report_collective(group, TE__RECV, r);
 }
 
-/* ---- giving up ---- */
+/* ---- aborting ---- */
 
-/* Another thread may be inside a collective of this group: nothing of the context is written unless the function is missing. */
+/* Another thread may be inside a collective of this group, so the context is not written to unless the function is missing. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;
@@ -36477,8 +36860,8 @@ TE_API te_result te_group_abort(te_group *group, const char *reason) {
 
 /* ==== dist/hub.c ================================================================================================ */
 
-/* dist/hub.c: where the threads of a group meet: meetings of all ranks, messages between two, and the ways in which a wait ends. Knows the names of the
- * collectives; must not know tensors. */
+/* dist/hub.c: synchronization of the threads of a group: meetings of all ranks, messages between two, and errors for waits that would never end. Knows the
+ * names of the collectives; must not know tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 
@@ -36511,16 +36894,16 @@ typedef struct te__mail {
 static char *te__mail_data(te__mail *m) { return (char *)m + ((sizeof(te__mail) + 15) & ~(size_t)15); }
 typedef struct te__mailbox {
     te__mail *first, *last;
-    int skip; /* messages to come that their receiver could not take */
+    int skip; /* so many later messages are dropped: their receives have failed already */
 } te__mailbox;
 
-/* Where a rank is. Where every rank waits for another, all are stuck, and the hub lets them go with an error. */
+/* The wait that a rank is in. If every rank waits for another, all are stuck, and the hub ends their waits with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
-    int from;   /* receives: from this rank */
+    int from;   /* the sender that a receive waits for */
     bool live;  /* for te__hub_find_stuck alone */
-    bool stuck; /* must leave with `text` */
+    bool stuck; /* the wait ends with the error `text` */
     char text[TE__WHY_TEXT];
 } te__wait;
 
@@ -36540,11 +36923,13 @@ struct te_thread_hub {
     int num_taken, num_left, first_left;
     bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees it */
     int arrived;      /* at the meeting under way */
-    uint64_t meeting; /* counts meetings: whoever sees a new number knows that all had come */
-    int forks;         /* te__forks where it was made: no thread comes to it in a child */
+    uint64_t meeting; /* counts meetings: a new number tells a waiting rank that all have arrived */
+    int forks;         /* te__forks when it was made: a child by fork has none of its threads */
     te_result verdict; /* of the last meeting */
     char text[TE__WHY_TEXT + 64];
 };
+
+static te__mailbox *te__hub_box(const te_thread_hub *hub, int from, int to) { return &hub->box[(size_t)from * (size_t)hub->size + (size_t)to]; }
 
 static void te__hub_drop_mail(te_thread_hub *hub) {
     size_t i, n = (size_t)hub->size * (size_t)hub->size;
@@ -36581,7 +36966,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
     hub->seat = (te__seat *)calloc((size_t)size, sizeof(te__seat));
     hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
     hub->wait = (te__wait *)calloc((size_t)size, sizeof(te__wait));
-    hub->box = (te__mailbox *)calloc((size_t)size * (size_t)size, sizeof(te__mailbox));
+    hub->box = (te__mailbox *)calloc((size_t)size, (size_t)size * sizeof(te__mailbox));
     if (hub->seat && hub->post && hub->wait && hub->box) return hub;
     te__hub_free(hub);
     return NULL;
@@ -36589,7 +36974,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
 
 TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     bool last;
-    if (!hub || hub->forks != te__forks) return; /* a child's copy: its mutex may be held for ever */
+    if (!hub || hub->forks != te__forks) return; /* a child's copy, whose mutex may be locked for ever */
     te__mutex_lock(&hub->mutex);
     hub->closed = true;
     last = hub->num_taken == 0;
@@ -36598,10 +36983,10 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     if (last) te__hub_free(hub);
 }
 
-/* No meeting will begin any more. */
+/* True if no meeting will begin any more. */
 static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
 static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
-/* Says why. */
+/* Writes the reason to `text`; `left` is the rank that has left. */
 static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text) {
     if (hub->aborted)
         snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
@@ -36636,8 +37021,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Whether the posts of all ranks fit together; the complaint, if not. Ranks are compared with rank 0 in order, so that all threads hear the
- * same in every run. */
+/* Do the posts of all ranks match? If not, hub->text says why. Ranks are compared with rank 0 in order, so that all threads get the same error in every
+ * run. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -36675,7 +37060,7 @@ static te_result te__hub_judge(te_thread_hub *hub) {
     return a->kind == TE__ALL_TO_ALL ? te__hub_judge_exchange(hub) : TE_OK;
 }
 
-/* The waits of the stuck ranks, in words. */
+/* Writes the waits of the stuck ranks as an error text. */
 static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
     size_t used = (size_t)snprintf(text, TE__WHY_TEXT, "no rank can go on:");
     int i;
@@ -36690,25 +37075,25 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
     snprintf(text + used, TE__WHY_TEXT - used, " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in the same order");
 }
 
-/* Can rank i go on, as far as is known which others can? */
+/* Can rank i go on, given the ranks that are known to (`live`)? */
 static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
     if (w->kind == TE__WAITS_NOT || w->live) return true;
-    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* an error comes */
-    if (w->kind == TE__WAITS_MESSAGE) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
+    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* with an error */
+    if (w->kind == TE__WAITS_MESSAGE) return te__hub_box(hub, w->from, i)->first || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
         if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
 }
 
-/* A rank is about to wait, or has left. Lets all go, with an error, if they would wait for one another for ever. As long as one of them can go on nothing
- * is done: it may come to the call that the others are in, and all ranks of a collective are to fail together. */
+/* Called when a rank is about to wait, or has left. Ends all waits with an error if the ranks would wait for each other for ever. As long as one rank can go
+ * on, nothing is done: it may make the call that the others wait in, and all ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
     int i;
-    if (hub->num_receiving == 0) return; /* all who wait are at one meeting */
+    if (hub->num_receiving == 0) return; /* all waits are for the same meeting */
     for (i = 0; i < hub->size; i++) hub->wait[i].live = false;
     while (more)
         for (more = false, i = 0; i < hub->size; i++)
@@ -36728,8 +37113,8 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     te__cond_broadcast(&hub->cond);
 }
 
-/* Waits until all ranks have come; all leave with the same verdict, and `text` if it is not TE_OK. Only the first meeting of a
- * collective may be given up, because a rank has left the group or aborted it: past it nobody holds memory that another might still read. */
+/* Waits until all ranks have arrived; all return the same verdict, and `text` if it is not TE_OK. If a rank has left the group or aborted it, only the first
+ * meeting of a collective fails: after it other ranks may read this rank's memory, which the later meetings protect. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;
@@ -36771,7 +37156,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
 
 /* ---- messages ---- */
 
-/* Room for a message; NULL: there is no memory. */
+/* A message with room for `bytes`; NULL when memory is out. */
 static te__mail *te__mail_create(te_result result, size_t bytes) {
     size_t head = (sizeof(te__mail) + 15) & ~(size_t)15;
     te__mail *m = bytes <= SIZE_MAX - head ? (te__mail *)malloc(head + bytes) : NULL;
@@ -36782,9 +37167,9 @@ static te__mail *te__mail_create(te_result result, size_t bytes) {
     return m;
 }
 
-/* Takes the message. */
+/* Queues the message, which belongs to the hub from here on. */
 static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m, char *text) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te_result r = TE_OK;
     te__mutex_lock(&hub->mutex);
     if (te__hub_is_over(hub) || hub->seat[to] == TE__SEAT_LEFT) {
@@ -36810,10 +37195,10 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. A message that was sent before its sender left is
- * still received. */
+/* Waits for the next message, which the caller frees; NULL: none will come, for the reason in `text`. A message whose sender has left since is still
+ * received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];
     te__mail *m = NULL;
     te__mutex_lock(&hub->mutex);
@@ -36834,9 +37219,9 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     return m;
 }
 
-/* The receiver cannot take its next message. */
+/* Drops the receiver's next message: its receive has failed. */
 static void te__mail_skip(te_thread_hub *hub, int from, int to) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te__mail *m;
     te__mutex_lock(&hub->mutex);
     m = te__mailbox_pop(box);
@@ -36889,14 +37274,14 @@ static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const
     te__shape_text(x, post->shape);
     return post;
 }
-/* The others hear what this rank's context says; the first error of a context is the cause of the later ones. */
+/* The other ranks get the first error of this rank's context, which is the cause of its later ones. */
 static const char *te__rank_why(const te__thread_rank *me) { return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te); }
 static void te__post_fail(te__thread_rank *me, te__post *post, te_result code) {
     if (post->result != TE_OK || code == TE_OK) return;
     snprintf(post->why, sizeof(post->why), "%s", te__rank_why(me));
     post->result = code;
 }
-/* Copies x to where the other ranks can read it. */
+/* Copies x to host memory, where the other ranks can read it. */
 static void te__post_data(te__thread_rank *me, te__post *post, const te_tensor *x) {
     post->data = (char *)te__alloc(me->te, post->bytes);
     te__post_fail(me, post, post->data ? te_tensor_to_host(x, post->data) : TE_ERR_OUT_OF_MEMORY);
@@ -36909,13 +37294,13 @@ static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, i
 static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_result r, const char *text) {
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank, me->hub->size, text);
 }
-/* The first meeting: all have brought what the others need, or all fail. */
+/* The first meeting: every rank's post is complete, or all ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* A later one: all have done their part, or all fail. */
+/* A later meeting: every rank has done its part, or all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -36957,7 +37342,7 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
         int64_t value = te__load_int(hub->post[0].data, dtype, at + i);
         for (rank = 1; rank < hub->size; rank++) {
             int64_t x = te__load_int(hub->post[rank].data, dtype, at + i);
-            /* wraps around, as machines add */
+            /* unsigned, so that sums wrap around */
             value = op == TE_REDUCE_MAX ? te__max(value, x) : (int64_t)((uint64_t)value + (uint64_t)x);
         }
         if (dtype == TE_I64) ((int64_t *)(void *)out)[at + i] = value;
@@ -36966,8 +37351,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other reads
- * nor writes in any copy, so this needs neither locks nor more memory. */
+/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other rank reads or writes in
+ * any copy, so neither locks nor more memory are needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;
@@ -37074,7 +37459,7 @@ static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor 
     return te__rank_end(me, post, te__rank_meet(me, TE__ALL_TO_ALL));
 }
 
-/* Another rank waits for a message of this one, which cannot be sent. */
+/* Sends rank `to`, which waits for a message, the error in its place. */
 static void te__threads_send_failure(te__thread_rank *me, int to, te_result code) {
     const char *why = te__rank_why(me);
     char text[TE__WHY_TEXT];
@@ -37094,7 +37479,7 @@ static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, in
     char text[TE__WHY_TEXT];
     te_result r;
     if (!m)
-        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be had", te__no_memory_text,
+        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
                      (unsigned long long)te_tensor_bytes(x), to);
     else
         r = te_tensor_to_host(x, te__mail_data(m));
@@ -37147,12 +37532,12 @@ static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int 
         return;
     }
     te__post_fail(me, te__post_open(me, kind), code);
-    te__hub_meet(me->hub, me->rank, true, text); /* the verdict is news for the others alone */
+    te__hub_meet(me->hub, me->rank, true, text); /* this rank has its error already */
 }
 
 /* ---- joining and leaving ---- */
 
-/* A hub of which all ranks have left is as new. */
+/* When all ranks have left, the hub is reset and can be joined again. */
 static void te__threads_leave(void *user) {
     te__thread_rank *me = (te__thread_rank *)user;
     te_thread_hub *hub = me->hub;
@@ -40946,6 +41331,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
+    if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
     saved[2] = saved[1] ? c->gelu_of : NULL;
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
@@ -41000,7 +41386,7 @@ struct te_module {
     bool destroyed;  /* by its owner, while it was held */
     te__rng_state rng; /* from before it was made */
     void *state;
-    te__guest guest;
+    te__closable closable;
 };
 
 static void te__module_close(void *owner) {
@@ -41035,7 +41421,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         te__free(te, m, sizeof(*m));
         return NULL;
     }
-    te__guest_enter(te, &m->guest, "module", te__module_close, m);
+    te__closable_add(te, &m->closable, "module", te__module_close, m);
     return m;
 }
 
@@ -41049,7 +41435,7 @@ TE_API void te_module_destroy(te_module *m) {
     int i;
     if (!m) return;
     te = m->te;
-    if (!m->destroyed) te__guest_leave(&m->guest);
+    if (!m->destroyed) te__closable_remove(&m->closable);
     m->destroyed = true;
     if (m->parent) /* takes itself out of a tree that goes on living */
         for (i = 0; i < m->parent->num_children; i++)
@@ -43224,7 +43610,7 @@ struct te_safetensors {
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
     void *staging; /* NULL until it is needed: what data passes through on its way to the device */
-    te__guest guest;
+    te__closable closable;
 };
 
 /* ---- the header ---- */
@@ -43431,7 +43817,7 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     te_ctx *te;
     if (!f) return;
     te = f->te;
-    te__guest_leave(&f->guest);
+    te__closable_remove(&f->closable);
     te__file_close(&f->file);
     te__free_string(te, f->path);
     te__free(te, f->header, f->header_size + 1);
@@ -43464,7 +43850,7 @@ TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path) {
         ok = te__st_read_header(f, &why) && te__st_parse_header(f) && te__st_check_layout(f);
     te__text_free(&why);
     if (ok) {
-        te__guest_enter(te, &f->guest, "open file", te__st_close, f);
+        te__closable_add(te, &f->closable, "open file", te__st_close, f);
         return f;
     }
     te_safetensors_close(f);

@@ -15,6 +15,8 @@
 #include "api/tensor.h"
 #include "api/autograd.h"
 #include "api/ops.h"
+#include "api/ops_quant.h"
+#include "api/ops_model.h"
 #include "api/trace.h"
 #include "api/dist.h"
 #include "api/quant.h"
@@ -138,6 +140,7 @@
 #include "core/graph.c"
 #include "core/context.c"
 #include "core/saved.c"
+#include "core/offload.c"
 #include "core/tape.c"
 #include "core/access.c"
 

@@ -1430,6 +1430,112 @@ static void bench_layer(bench *b, int64_t tokens) {
     te_scope_end(b->te);
 }
 
+/* ---- several layers: what becomes of their activations ---- */
+
+typedef struct model_step {
+    te_module *layers;
+    te_tensor *x, *dy;
+    te_rotary_desc rotary;
+    float offload; /* share of the activations that leaves; 0: none */
+} model_step;
+static void run_model(bench *b, void *arg) {
+    model_step *s = (model_step *)arg;
+    te_forward_args args = TE_ZERO;
+    te_cpu_offload_desc offload = TE_ZERO;
+    te_scope_begin(b->te);
+    args.input = s->x;
+    args.rotary = &s->rotary;
+    offload.fraction = s->offload;
+    if (s->offload > 0) te_cpu_offload_begin(b->te, &offload);
+    te_forward_with(s->layers, &args);
+    if (s->offload > 0) te_cpu_offload_end(b->te);
+    te_backward_from(args.outputs.out, s->dy);
+    te_module_zero_grad(s->layers);
+    te_tensor_zero_grad(s->x);
+    te_scope_end(b->te);
+}
+
+/* Bytes each way and second over the link between the GPU and pinned memory: the floor of what goes out. */
+static double link_rate(bench *b) {
+    int64_t bytes = (int64_t)1 << 30;
+    te_tensor *x = te_tensor_empty(b->te, TE_U8, 1, &bytes);
+    te__stream *s = te__stream_create(b->te);
+    te__pinned *p = te__pinned_take(b->te, (size_t)bytes);
+    double began, seconds = 0;
+    int i;
+    for (i = 0; i < 4 && te_ok(b->te); i++) { /* the first one wakes the link */
+        te_synchronize(b->te);
+        began = te__time_now();
+        te__copy_out(s, p, 0, x);
+        te_synchronize(b->te);
+        seconds = te__time_now() - began;
+    }
+    te__pinned_give(p);
+    te__stream_destroy(s);
+    te__drop(x);
+    return (double)bytes / seconds;
+}
+
+/* Llama-8B's layers in bf16, attention too: activations kept, offloaded in part, computed again. */
+static void bench_model(bench *b, int num_layers, int64_t tokens) {
+    static const struct {
+        const char *name;
+        float offload;
+        bool checkpoint;
+    } rows[] = {{"layers, activations kept", 0, false}, {"layers, offload 1/3", 1.0f / 3, false}, {"layers, offload 2/3", 2.0f / 3, false}, {"layers, checkpointed", 0, true}};
+    te_transformer_layer_desc desc = TE_ZERO;
+    model_step plain = TE_ZERO;
+    te_module *children[64];
+    te_memory_stats held, before, after;
+    double rate;
+    char shape[64], memory[64];
+    int64_t sizes[3];
+    int i, k;
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows) && !wanted(b, rows[i].name); i++) {}
+    if (i == (int)(sizeof rows / sizeof *rows)) return;
+    te_scope_begin(b->te);
+    desc.hidden_size = 4096;
+    desc.ffn_hidden_size = 14336;
+    desc.attention.num_attention_heads = 32;
+    desc.attention.num_gqa_groups = 8;
+    desc.norm.normalization = TE_RMSNORM;
+    desc.activation = TE_SWIGLU;
+    desc.gemm.no_bias = true;
+    for (k = 0; k < num_layers; k++) children[k] = te_transformer_layer_create(b->te, &desc);
+    plain.layers = te_sequential_create(b->te, children, num_layers);
+    sizes[0] = tokens, sizes[1] = 1, sizes[2] = desc.hidden_size;
+    plain.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1), true);
+    plain.dy = te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1);
+    snprintf(shape, sizeof shape, "%d x Llama-8B %lld", num_layers, (long long)tokens);
+    rate = link_rate(b);
+    report(b, "link to pinned memory", "1 GiB", 1.073741824e9 / rate, rate * 1e-9, "GB/s");
+    held = te_memory_get_stats(b->te);
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(b->te); i++) {
+        model_step step = plain;
+        double seconds[2];
+        if (!wanted(b, rows[i].name)) continue;
+        step.offload = rows[i].offload;
+        for (k = 0; k < num_layers; k++) te_module_set_checkpoint(te_module_child(plain.layers, k), rows[i].checkpoint);
+        if (i && !rows[i].checkpoint) measure_both(b, run_model, &step, run_model, &plain, seconds);
+        else seconds[0] = measure(b, run_model, &step), seconds[1] = 0;
+        report_against(b, rows[i].name, shape, seconds[0], (double)tokens / seconds[0], seconds[1] > 0 ? (double)tokens / seconds[1] : 0, "token/s", "activations kept");
+        te_memory_reset_peak(b->te);
+        before = te_memory_get_stats(b->te);
+        run_model(b, &step);
+        te_synchronize(b->te);
+        after = te_memory_get_stats(b->te);
+        snprintf(memory, sizeof memory, "%s: peak", rows[i].name);
+        report(b, memory, shape, seconds[0], (double)(after.peak_allocated - held.allocated) / 1048576, "MiB");
+        snprintf(memory, sizeof memory, "%s: out and back", rows[i].name);
+        if (step.offload > 0)
+            report(b, memory, shape, (double)(after.copied_out - before.copied_out + after.copied_in - before.copied_in) / rate,
+                   (double)(after.copied_out - before.copied_out) / 1048576, "MiB out");
+    }
+    for (k = 0; k < num_layers; k++) te_module_set_checkpoint(te_module_child(plain.layers, k), false);
+    te_module_destroy(plain.layers);
+    te_scope_end(b->te);
+}
+
 /* ---- alternatives of a product: --tune ---- */
 
 typedef struct alternative {
@@ -1686,6 +1792,7 @@ static void measure_all(bench *b) {
     bench_adam(b, 500, 1 << 20);
     bench_cross_entropy(b, 8192, 128256);
     bench_layer(b, 8192);
+    bench_model(b, 12, 8192);
     bench_attention(b, 4, 32, 32, 4096, 128, true);
     bench_attention(b, 4, 32, 32, 4096, 64, true);
     bench_attention(b, 2, 32, 8, 8192, 128, false);

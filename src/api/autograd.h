@@ -86,3 +86,22 @@ typedef struct te_saved_tensors_hooks {
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks);
 /* The end of the innermost region. TE_ERR_STATE without a beginning. */
 TE_API te_result te_saved_tensors_end(te_ctx *te);
+
+/* A region of CPU offload; zero-initialised. */
+typedef struct te_cpu_offload_desc {
+    float fraction;       /* of the bytes that nodes save, spread evenly over the region; 0 => all */
+    int64_t min_bytes;    /* smaller tensors stay on the device; 0 => 512 KiB */
+    int64_t window_bytes; /* device memory for copies under way and for what the backward pass needs first; 0 => twice the largest tensor that goes out */
+} te_cpu_offload_desc;
+/* CPU offload: activations that nodes between these save go to pinned host memory on a stream of their own while the forward pass goes on, and come back ahead
+ * of their use while the backward pass runs. No bit changes. Parameters stay, and so does what a scope of the caller's holds: the outputs of layers that it calls one by
+ * one; a module that calls them (te_sequential_create, a class of the user's) holds none. At most window_bytes more are on the device than the fraction says. The device
+ * waits where its link is slower than the computation; the host waits only while pinned memory is taken from the driver, which is done once (te_memory_trim gives
+ * it back). On the CPU backend the copies are made all the same.
+ *
+ * desc: copied; NULL => everything. Nests; inside te_saved_tensors_begin .. _end it takes the place of those hooks. Errors: TE_ERR_INVALID for a value outside
+ * its range, TE_ERR_OUT_OF_MEMORY in the call that saves for want of pinned memory, TE_ERR_STATE in a graph's capture. te_memory_get_stats counts the
+ * bytes. Source: transformer_engine.pytorch.get_cpu_offload_context. */
+TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc);
+/* The end of the innermost region. TE_ERR_STATE where that is none of te_cpu_offload_begin. */
+TE_API te_result te_cpu_offload_end(te_ctx *te);

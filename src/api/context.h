@@ -91,6 +91,9 @@ typedef struct te_memory_stats {
     size_t device_total;    /* 0 on the CPU */
     uint64_t allocs;        /* requests so far */
     uint64_t device_allocs; /* requests that the cache could not serve */
+    size_t pinned;          /* bytes of pinned host memory, in use or cached */
+    size_t offloaded;       /* bytes that te_cpu_offload_begin has copied there for a backward pass to come */
+    uint64_t copied_out, copied_in; /* bytes so far, to pinned memory and back */
 } te_memory_stats;
 
 /* The figures so far; all 0 for NULL. */

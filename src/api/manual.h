@@ -127,7 +127,7 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs
+ *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant); those of models (ops_model)
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions

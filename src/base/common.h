@@ -1,4 +1,4 @@
-/* base/common.h: the words that every private part uses: libc, attributes, zero, min and max. Knows nothing else. */
+/* base/common.h: definitions that every private part uses: libc, attributes, zero, min and max. Knows nothing else. */
 
 #include <float.h>
 #include <limits.h>

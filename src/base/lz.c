@@ -1,5 +1,5 @@
-/* base/lz.c: unpacks what te.h carries inside: bytes as printable text, and LZ77. Knows neither what the bytes mean nor who
- * packed them (tools/lz_pack.h), and believes nothing: a damaged input gives 0, and no byte outside the output is touched.
+/* base/lz.c: unpacks the data embedded in te.h: bytes as printable text, and LZ77. Knows neither the meaning of the bytes nor
+ * their packer (tools/lz_pack.h). A damaged input gives 0, and no byte outside the output is touched.
  *
  * A packed block:
  *
@@ -32,7 +32,7 @@ static inline bool te__varint(const uint8_t **p, const uint8_t *end, uint64_t *v
     return false;
 }
 
-/* Bytes that unpacking src would give, 0 if src is no packed block. Nothing but the header is looked at. */
+/* The unpacked size of src, by its header alone; 0 if src is no packed block. */
 static inline uint64_t te__lz_size(const uint8_t *src, size_t n) {
     uint64_t size = 0;
     const uint8_t *p = src;

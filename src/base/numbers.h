@@ -49,8 +49,8 @@ TE__BOTH float te__bits_f32(uint32_t u) {
 
 /* Rounds |f| (its bits without the sign) to a smaller float of `man` mantissa bits whose smallest normal number is
  * 2^(min_exp - 127); to nearest, ties to even. Returns the code of an unbounded exponent range: the caller caps it.
- * Normal numbers and subnormals go one way: the significand, implicit bit included, is shifted further right the further
- * the value lies below the normal range, and a carry out of the mantissa runs into the exponent as it should. Values
+ * Normal numbers and subnormals need no distinction: the significand, implicit bit included, is shifted further right the
+ * further the value lies below the normal range, and a carry out of the mantissa increases the exponent. Values
  * below 2^-126 are treated as normal ones; all of them round to 0 anyway. */
 TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {
     int e = (int)(magnitude >> 23);
@@ -117,8 +117,8 @@ TE__BOTH uint8_t te__f32_to_e5m2(float f) {
     return (uint8_t)(a > 0x7f800000u ? 0x7fu : r);
 }
 
-/* ---- e8m0: a power of two, 2^(c - 127), 0xff = NaN. It is a scale, so the sign of an f32 is dropped and rounding goes
- * up: what is divided by it fits. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */
+/* ---- e8m0: a power of two, 2^(c - 127), 0xff = NaN. It is a scale, so the sign of an f32 is dropped and it is rounded
+ * up: elements that are divided by it fit. 0 and all below 2^-127 become code 0; infinity the largest, 0xfe ---- */
 
 TE__BOTH float te__e8m0_to_f32(uint8_t c) {
     return te__bits_f32(c == 0 ? 0x400000u : c == 0xffu ? 0x7fffffffu : (uint32_t)c << 23);

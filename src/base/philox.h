@@ -1,5 +1,5 @@
 /* base/philox.h: Philox4x32-10 and the two distributions drawn from it. Read by the host and by kernels, which get the same
- * bits: knows numbers.h, and not who asks.
+ * bits: knows numbers.h alone.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *
@@ -48,7 +48,7 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* A random state in device memory, in place of what the host said: {seed, offset}; the host's offset is added. NULL: there is none. */
+/* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
     const uint64_t *words = (const uint64_t *)state;
     if (!words) return;

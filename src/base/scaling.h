@@ -2,7 +2,7 @@
  * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.
  *
  * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its
- * sisters keep compilers from fusing or approximating them. Products that meet a sum are the callers' care: te__fma. */
+ * sisters keep compilers from fusing or approximating them. A caller that adds to a product must use te__fma. */
 #ifndef TE__SCALING_H
 #define TE__SCALING_H
 
@@ -50,12 +50,12 @@ TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) { return 
 #define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
 #define TE__E5M2_MAX_INVERSE 1.743861685099545866e-5f
 
-/* 2^(127 - e): what elements are multiplied with. */
+/* 2^(127 - e): the factor of the elements before they are rounded. */
 TE__BOTH float te__mxfp8_multiplier(uint8_t e) {
     return te__bits_f32(e == 0xffu ? 0x7fc00000u : e == 0xfeu ? 0x400000u : (uint32_t)(254 - e) << 23);
 }
 
-/* NVFP4: S, which takes a tensor's amax to 6 * code_max (the largest block scale, 448 or 256). */
+/* NVFP4: S, which maps a tensor's amax to 6 * code_max (code_max: the largest block scale, 448 or 256). */
 TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
     float scale = te__div_f32(te__mul_f32(code_max, 6.0f), amax);
     if (!(scale < TE__F32_MAX)) scale = TE__F32_MAX;
@@ -68,7 +68,7 @@ TE__BOTH float te__nvfp4_tensor_scale(float amax, float code_max) {
 TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
-/* 4-over-6, which rounds in another order: the scale that maps the block's largest to 6; 1.5 times as much maps it to 4. */
+/* 4-over-6, which rounds in another order: the scale that maps the block's amax to 6; 1.5 times as much maps it to 4. */
 TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) { return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale); }
 
 /* The factor that a block's codes have: d / S. */
@@ -76,7 +76,7 @@ TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
     return te__mul_f32(te__e4m3_to_f32(block_code), te__rcp_f32(tensor_scale));
 }
 
-/* What elements are multiplied with: S / d. A block whose code is 0 gets the largest number: its codes count for nothing. */
+/* S / d: the factor of the elements before they are rounded. A block whose scale has code 0 gets the largest f32: its codes do not matter. */
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;

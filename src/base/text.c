@@ -2,7 +2,7 @@
  * and nothing else. */
 
 /* `te__text t = TE_ZERO;` is an empty text. Any bytes may go in; a NUL always stands behind them. When memory runs out, the
- * text keeps what it has, ignores what comes, and `oom` stays true: one look at the end is enough. */
+ * text stays as it is, ignores further additions, and `oom` stays true: one check at the end is enough. */
 typedef struct te__text {
     char *s; /* NULL while nothing was ever added: te__text_str reads it safely */
     size_t n, cap;

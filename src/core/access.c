@@ -78,7 +78,7 @@ TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const
     void *bytes;
     size_t size;
     if (!x) return NULL;
-    if (!te__is_float(dtype) && !te__is_fp8(dtype) && te_dtype_bits(dtype) < 8) {
+    if (te_dtype_bits(dtype) < 8) {
         te__fail(te, TE_ERR_DTYPE, "te_tensor_from_f32: %s cannot be made from f32", te_dtype_name(dtype));
         return te__checked(x, TE_ERR_DTYPE);
     }
@@ -242,8 +242,9 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Elements of 4 bits have no address of their own: no view begins at one, or steps from one to the next. */
+/* Plain memory, and an address for each element: no view begins at an element of 4 bits, or steps from one to the next. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
+    if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;
     te__fail(x->te, TE_ERR_DTYPE, "%s: %s has two elements a byte, which no view can take apart", function, te_dtype_name(x->dtype));
     return false;
@@ -266,7 +267,7 @@ TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t
     if (!x) return NULL;
     if (!te__has_addresses(x, "te_tensor_narrow")) return NULL;
     if (dim < 0) dim += x->ndim;
-    if (!x->buffer || dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
+    if (dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
         te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: %lld elements from %lld on of dimension %d do not exist in %s", (long long)length,
                  (long long)start, dim, te__shape_text(x, a));
         return NULL;
@@ -297,8 +298,8 @@ TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b) {
     if (!te__has_addresses(x, "te_tensor_transpose")) return NULL;
     if (a < 0) a += x->ndim;
     if (b < 0) b += x->ndim;
-    if (!x->buffer || a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d of %s", a, b, te__shape_text(x, text));
+    if (a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d do not both exist in %s", a, b, te__shape_text(x, text));
         return NULL;
     }
     y = te__alias(x);
@@ -348,7 +349,7 @@ TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype) {
 }
 TE_API te_tensor *te_tensor_detach(te_tensor *x) { return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x); }
 
-/* ---- looking ---- */
+/* ---- properties ---- */
 
 TE_API te_ctx *te_tensor_ctx(const te_tensor *x) { return x ? x->te : NULL; }
 TE_API te_dtype te_tensor_dtype(const te_tensor *x) { return x ? x->dtype : TE_DTYPE_NONE; }

@@ -19,7 +19,8 @@ static void te__open_cpu(te_ctx *te) {
     te__threads_open(te);
 }
 
-/* The device that was asked for, or the best there is. A context always has one of the two, so that no later call crashes. */
+/* Opens the device that was asked for; by default the first GPU, or the CPU if there is no GPU. After a failure the context has the CPU, so that no
+ * later call crashes. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     const char *name = desc->device ? desc->device : te__env("TE_DEVICE"), *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
     bool any = !name || !name[0];
@@ -120,19 +121,19 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
 }
 
 /* Modules, groups and open files that have not been destroyed. */
-static void te__close_guests(te_ctx *te) {
+static void te__close_all(te_ctx *te) {
     const char *kind = NULL;
-    const te__guest *g;
+    const te__closable *c;
     int n = 0, others = 0;
-    for (g = te->guests; g; g = g->next) {
-        if (!kind) kind = g->kind;
-        if (kind == g->kind) n++;
+    for (c = te->closables; c; c = c->next) {
+        if (!kind) kind = c->kind;
+        if (kind == c->kind) n++;
         else others++;
     }
     if (n)
-        te__warn(te, "te_ctx_destroy: %d %s%s%s still there; the context takes all with it, and they must be neither used nor destroyed any more", n, kind,
+        te__warn(te, "te_ctx_destroy: %d %s%s%s still there; the context destroys all of them, and they must be neither used nor destroyed any more", n, kind,
                  n == 1 ? "" : "s", others ? " and others are" : n == 1 ? " is" : " are");
-    while (te->guests) te->guests->close(te->guests->owner);
+    while (te->closables) te->closables->close(te->closables->owner);
 }
 
 TE_API void te_ctx_destroy(te_ctx *te) {
@@ -142,10 +143,10 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     if (te->device) te->device->synchronize(te);
     te__segment_cut(te, &te->tape.root, 0);
     te__deferred_forget(te, NULL);
-    te__close_guests(te);
+    te__close_all(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
-        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context takes them with it, and they must be neither used nor released any more",
+        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context releases them, and they must be neither used nor released any more",
                  (long long)te->live_buffers);
     while (te->buffers) {
         te->buffers->refs = 1;

@@ -1,17 +1,17 @@
-/* core/deferred.c: work that a backward pass leaves for later, in the order in which it came up. Knows host memory; must not know what the work is. */
+/* core/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what the work is. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {
     struct te__deferred *next;
-    void *owner; /* whoever asks for it */
+    void *owner; /* te__deferred_take selects by it */
     te__deferred_fn run;
     void (*release)(te_ctx *te, void *state);
-    uint64_t capture; /* the graph's in whose capture it came up; 0: none */
+    uint64_t capture; /* the id of the graph in whose capture te__defer was called; 0: none */
     void *state;
     size_t state_size;
 } te__deferred;
 
-/* The state is copied by size and, from here on, released with the work, whatever comes of it. */
+/* The state is copied by size. It is released with the work, or here after a failure. */
 static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state), void *state, size_t state_size) {
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
     void *copy = d ? te__alloc(te, state_size) : NULL;
@@ -40,7 +40,7 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Runs, or only forgets, the work of those owners that `of` names; the first failure forgets the rest of it. */
+/* Runs the work of the owners that `of` selects, or, without `run`, drops it. After the first failure the rest of it is dropped. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;
@@ -69,10 +69,10 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
-/* Of one owner, or of all (NULL). */
+/* Drops the work of one owner, or of all (NULL). */
 static void te__deferred_forget(te_ctx *te, const void *owner) { te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false); }
 
-/* Of a capture that has come to nothing. */
+/* Drops the work of a capture that has failed. */
 static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {
     te__deferred **at = &te->deferred;
     while (*at) {
@@ -86,7 +86,7 @@ static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {
     }
 }
 
-/* How much came up in the capture under way, or, outside of captures, at all. */
+/* Counts the work of the capture under way, or, outside of captures, all of it. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;
     int n = 0;

@@ -27,12 +27,12 @@ TE_PRINTF(2, 3) static void te__warn(te_ctx *te, const char *format, ...) {
     te__log_text(te, TE_LOG_WARN, text);
 }
 
-/* Shown when not even the memory for a message could be had. */
+/* The message where there is no memory for a longer one. */
 static const char te__no_memory_text[] = "out of host memory";
 
-/* A call that belongs to the step under way has failed, so the step has. */
+/* A call of the step under way has failed, so the step has failed. */
 static void te__step_fails(te_ctx *te) { te->step_failed = te->step_failed || te->in_step; }
-/* Changes by the step stay. In a capture and a warm-up nothing has run. */
+/* The changes that the step made stay. A capture and a warm-up have made none. */
 static void te__step_ends(te_ctx *te) {
     if (!te->capture && !te->warming) te->in_step = te->step_failed = false;
 }
@@ -83,11 +83,11 @@ static te_result te__refuse_upload(te_ctx *te) {
 /* Calls that a trace hook must not make. */
 static te_result te__refuse_hook(te_ctx *te, const char *what) {
     if (!te->tracing) return TE_OK;
-    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook looks on; retain what it needs and call this when the traced call has returned",
+    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook only observes; retain the tensors that it needs, and make this call when the traced call has returned",
                     what);
 }
 
-/* Is this a child, by fork, of the process that made the context? Neither threads nor what the driver holds of a GPU live on there. */
+/* Is this process a child, by fork, of the one that made the context? The context's threads and the driver's state do not exist in a child. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
@@ -96,7 +96,7 @@ static te_result te__refuse_fork(te_ctx *te) {
                     "create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
-/* Every maker's desc: `who` is the maker's own name. */
+/* Checks the desc of a create function, whose name is `who`. */
 static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     if (desc) return true;
     te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default", who);
@@ -137,7 +137,7 @@ TE_API const char *te_result_name(te_result result) {
 
 /* ---- host memory ---- */
 
-/* Of a context itself, and of what outlives it. */
+/* For the context itself and for objects that outlive it. */
 static void *te__raw_alloc(const te_allocator *a, size_t bytes) { return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes); }
 static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
     if (a->release)
@@ -146,18 +146,18 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* Stands in front of all other memory, 16-byte aligned as that is: te_ctx_destroy releases the rest of it. */
+/* The header of every other allocation, 16-byte aligned as the memory behind it. It keeps a list, by which te_ctx_destroy releases what is left. */
 struct te__block {
     union {
         struct {
-            te__block *next, **at; /* at: what points here */
+            te__block *next, **at; /* at: the pointer to this */
             size_t bytes;
         } is;
         uint64_t align[4];
     } u;
 };
 
-/* NULL when there is none, and no error: for what can be done without. */
+/* NULL when there is no memory, without an error: for callers that can go on without it. */
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te__block *b;
     if (bytes == 0) bytes = 1;
@@ -172,7 +172,7 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
 }
 static void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
-    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be had", te__no_memory_text, (unsigned long long)bytes);
+    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
 static void *te__alloc_zero(te_ctx *te, size_t bytes) {
@@ -194,22 +194,22 @@ static void te__free_all(te_ctx *te) {
     while (te->blocks) te__free(te, te->blocks + 1, te->blocks->u.is.bytes);
 }
 
-/* ---- guests: see te__guest ---- */
+/* ---- objects to close: see te__closable ---- */
 
-static void te__guest_enter(te_ctx *te, te__guest *g, const char *kind, void (*close)(void *owner), void *owner) {
-    g->kind = kind;
-    g->close = close;
-    g->owner = owner;
-    g->next = te->guests;
-    g->at = &te->guests;
-    if (te->guests) te->guests->at = &g->next;
-    te->guests = g;
+static void te__closable_add(te_ctx *te, te__closable *c, const char *kind, void (*close)(void *owner), void *owner) {
+    c->kind = kind;
+    c->close = close;
+    c->owner = owner;
+    c->next = te->closables;
+    c->at = &te->closables;
+    if (te->closables) te->closables->at = &c->next;
+    te->closables = c;
 }
-static void te__guest_leave(te__guest *g) {
-    if (!g->at) return;
-    *g->at = g->next;
-    if (g->next) g->next->at = g->at;
-    g->at = NULL;
+static void te__closable_remove(te__closable *c) {
+    if (!c->at) return;
+    *c->at = c->next;
+    if (c->next) c->next->at = c->at;
+    c->at = NULL;
 }
 /* Makes room for one more element of an array. False, with the array as it was, when there is no memory. */
 static bool te__try_grow(te_ctx *te, void **array, int *capacity, int count, size_t element) {

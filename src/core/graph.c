@@ -1,8 +1,8 @@
-/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host brings to each launch. Knows the device by its table;
- * must not know modules or optimizers, which come as parts.
+/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each launch. Knows the device by its table;
+ * must not know modules or optimizers, which add parts.
  * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
-/* ---- what is noted in between ---- */
+/* ---- parts, and the state ---- */
 
 static te__graph_part *te__graph_find_part(te_graph *g, const void *owner) {
     int i;
@@ -57,13 +57,13 @@ static void te__graph_free(te_graph *g) {
     te__raw_free(&allocator, g, sizeof(*g));
 }
 
-/* A capture comes to nothing; the device has ended it. */
+/* Drops a capture that has failed; the device has ended it. */
 static void te__capture_drop(te_ctx *te) {
     te_graph *g = te->capture;
     int i;
     te->capture = NULL;
     te__deferred_forget_capture(te, g->id);
-    for (i = 0; i < g->num_vars; i++) { /* gradients that no launch computes */
+    for (i = 0; i < g->num_vars; i++) { /* no launch will compute these gradients */
         te_tensor_release(g->vars[i]->grad);
         g->vars[i]->grad = NULL;
     }
@@ -71,7 +71,7 @@ static void te__capture_drop(te_ctx *te) {
     te__graph_free(g);
 }
 
-/* The owner of a part goes; `why` is static. */
+/* The owner of a part is destroyed: no graph with this part can be launched any more. `why` is static. */
 static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     te_graph *g;
     te__graph_part *p;
@@ -86,7 +86,7 @@ static void te__graphs_forget(te_ctx *te, const void *owner, const char *why) {
     }
 }
 
-/* The context goes. */
+/* The context is destroyed. */
 static void te__graphs_leave(te_ctx *te) {
     if (te->capture) {
         te->device->capture_end(te, NULL);
@@ -146,7 +146,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     return result;
 }
 
-/* Those that the graph writes first. */
+/* Moves the buffers that the graph writes to the front. */
 static void te__graph_sort_held(te_graph *g) {
     int i;
     for (i = 0; i < g->num_held; i++)
@@ -216,9 +216,9 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
-    if (te->warming) return TE_OK; /* what it needs is there */
+    if (te->warming) return TE_OK; /* its kernels are compiled already */
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* with an optimizer it is all of a step, and fails before it begins */
+    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);

@@ -68,12 +68,12 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
     if (total_bytes) snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused), te__bytes_text(total_bytes, total));
     return te__fail(te, TE_ERR_OUT_OF_MEMORY,
                     "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, te_scope_begin/te_scope_end "
-                    "around each step, or activation checkpointing need less",
+                    "around each step, te_checkpoint or te_cpu_offload_begin need less",
                     te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* A cached block of at least *want bytes, which becomes its capacity; NULL if there is none. Up to a quarter larger is good enough; more
- * would starve the sizes above. */
+/* A cached block of at least *want bytes, or NULL; *want becomes its capacity. The block is at most a quarter larger than asked for: larger ones are
+ * left to larger requests. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -130,8 +130,9 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    if (te__event_passed(used) || (!pool->spare && !te__pool_add_spare(te, pool))) {
-        te__event_synchronize(used);
+    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block, does already */
+    if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
+        if (waits) te__event_synchronize(used);
         te__event_release(used);
         te__pool_keep(te, data, capacity);
         return;
@@ -150,7 +151,7 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     te__free_block *b, **at = &pool->pending;
     while ((b = *at) != NULL) {
         if (wait) te__event_synchronize(b->used);
-        if (!te__event_passed(b->used)) {
+        if (!b->used->awaited && !te__event_passed(b->used)) {
             at = &b->next;
             continue;
         }
@@ -162,8 +163,8 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     }
 }
 
-/* A block of at least `bytes`; *capacity is what te__pool_release wants back. arena: where it will go back to, or NULL; what that takes of host
- * memory is taken now, for a graph goes on writing its blocks and they can go nowhere else. */
+/* A block of at least `bytes`, to be released with *capacity. It returns to `arena`, if that is not NULL; the host memory for its place in a list of the
+ * arena is allocated now, so that the release cannot fail: the graph goes on writing its blocks, and no other pool may have them. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -174,7 +175,7 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     if (!data) data = te__pool_take(pool, &want);
     if (!data) {
         data = te->device->alloc(te, want);
-        if (!data) { /* cached blocks may be the missing memory; te_graph_begin has waited already */
+        if (!data) { /* gives the cached blocks back and tries again; a capture need not wait, te_graph_begin has */
             if (!te->capture) te->device->synchronize(te);
             te__pool_reclaim(te, true);
             te__pool_trim(te);
@@ -199,10 +200,10 @@ static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *
     return data;
 }
 
-/* used: see te__buffer; the reference goes along. */
+/* used: see te__buffer; the reference is handed over. */
 static void te__pool_release(te_ctx *te, te__arena *arena, void *data, size_t capacity, te__event *used) {
     te->pool.stats.allocated -= capacity;
-    if (used && arena && arena->open) { /* its graph's next launch writes there, and asks nobody */
+    if (used && arena && arena->open) { /* the graph's next launch writes there without waiting for the event */
         te__event_synchronize(used);
         te__event_release(used);
         used = NULL;
@@ -332,6 +333,7 @@ static void te__buffer_release(te__buffer *b) {
     te = b->te;
     *b->at = b->next;
     if (b->next) b->next->at = b->at;
+    if (b->offloaded) b->offloaded->buffer = NULL; /* it watched */
     if (b->capacity) {
         te__pool_release(te, b->arena, b->data, b->capacity, b->used);
     } else if (b->used) { /* the owner of foreign memory knows of no event */
@@ -352,8 +354,8 @@ static void te__buffer_touch(te__buffer *b) {
     b->num_writes = 0;
 }
 
-/* Makes room in the list of writes to parts: those that every node on the tape is younger than are forgotten; of very many, neighbours become one
- * write to all between them. */
+/* Makes room in the list of writes to parts. Writes older than every node on the tape are dropped; in a list that is still at its limit, each pair of
+ * neighbours becomes one write, which covers both. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -374,7 +376,7 @@ static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     b->num_writes /= 2;
 }
 
-/* Notes a write to the bytes begin .. end of b, which tape nodes look at. */
+/* Notes a write to the bytes begin .. end of b, of which tape nodes have saved a part. */
 static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     te_ctx *te = b->te;
     te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
@@ -405,10 +407,10 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
     return false;
 }
 
-/* Counts the writes; the launches of a graph are writes of all that it has left behind. */
+/* Counts the writes; a launch of a graph counts as a write to every buffer of its arena. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* A capture will use the memory of b at each launch: it stays until the graph goes. The graph's own memory stays in any case. */
+/* Keeps b alive until the graph is destroyed, since each launch will use its memory. Buffers of the graph's own arena need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;
@@ -419,5 +421,5 @@ static te_result te__capture_hold(te_graph *g, te__buffer *b) {
 }
 /* References beside that of a capture under way. */
 static int te__buffer_users(const te__buffer *b) { return b->refs - (b->te->capture && b->held == b->te->capture->id); }
-/* Was it there before the capture under way began? */
+/* Was it made before the capture under way began? */
 static bool te__is_outside(const te__buffer *b) { return b->te->capture && b->arena != b->te->capture->arena; }

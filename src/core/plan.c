@@ -2,7 +2,7 @@
  * cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared as it is handed out: this is done for every call */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared where it is handed out, since every operation makes a plan */
     p->te = te;
     p->native = p->deterministic = true;
     p->why = "";
@@ -61,7 +61,7 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
     } else {
         l->args = te__alloc(p->te, bytes);
         l->args_on_heap = l->args != NULL;
-        if (!l->args) { /* the caller fills something in any case: the plan will not run */
+        if (!l->args) { /* the caller writes its arguments here; the plan will not run */
             p->result = TE_ERR_OUT_OF_MEMORY;
             l->args = p->args.bytes;
         }
@@ -71,13 +71,13 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
-/* A counter in device memory for kernels whose last block finishes for all (te_last_block): 0 between kernels. A context's kernels run one
- * after another, so that one serves them all. */
+/* A counter in device memory for kernels whose last block finishes the work of all (te_last_block): 0 between kernels. The kernels of a context run
+ * one after another, so they share it. */
 static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
-/* The same for groups of blocks, TE__PLAN_COUNTERS of them, each with a last one. Behind the words of te_last_block and te_grid_wait. */
+/* TE__PLAN_COUNTERS more, for kernels whose groups of blocks have a last block each. They lie behind the words of te_last_block and te_grid_wait. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
-/* A float for the largest of all blocks: 0 between kernels too. */
+/* A float for the maximum over all blocks: 0 between kernels, too. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
 /* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a

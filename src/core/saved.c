@@ -32,7 +32,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     }
     for (i = 0; i < node->num_saved; i++) {
         te_tensor *x = node->saved[i];
-        if (!x || (x->var && x->var->leaf)) continue;
+        if (!x || x->is_weight || (x->var && x->var->leaf)) continue;
         node->packed[i] = node->hooks.pack(node->hooks.user, x);
         if (te->error_code != TE_OK) return te->error_code;
         if (!node->packed[i]) continue;

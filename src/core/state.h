@@ -4,13 +4,13 @@
 
 typedef struct te__block te__block; /* core/error.c: in front of each piece of host memory */
 
-/* Something of a room above that te_ctx_destroy closes if its owner has not: more is to be done than to free memory. Stands inside of it. */
-typedef struct te__guest {
-    struct te__guest *next, **at; /* at: what points here; NULL: in no list */
+/* A field of every object that te_ctx_destroy closes if its owner has not (modules, groups, open files): closing one takes more than freeing its memory. */
+typedef struct te__closable {
+    struct te__closable *next, **at; /* at: the pointer to this; NULL: in no list */
     const char *kind;             /* "module" */
     void (*close)(void *owner);
     void *owner;
-} te__guest;
+} te__closable;
 
 /* ---- streams ---- */
 
@@ -29,6 +29,7 @@ typedef struct te__event {
     void *handle;
     const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
     bool pending;             /* recorded, and not known to have passed */
+    bool awaited;             /* the context's own stream has been told to wait for it: whatever comes there from then on runs behind it */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -52,7 +53,7 @@ typedef struct te__write {
  * whether it is stale; the three times, in te->writes, tell the tape. */
 typedef struct te__buffer {
     te_ctx *te;
-    struct te__buffer *next, **at; /* te->buffers; at: what points here */
+    struct te__buffer *next, **at; /* te->buffers; at: the pointer to this */
     int refs;
     void *data;
     size_t bytes;    /* asked for */
@@ -62,6 +63,8 @@ typedef struct te__buffer {
     void *user;
     struct te__arena *arena; /* whose memory it is; NULL: the context's pool's */
     te__event *used; /* behind the last copy of it on another stream (a reference), or NULL */
+    struct te__offloaded *offloaded; /* core/offload.c: its copy in host memory, or NULL */
+    uint64_t kept_version; /* core/offload.c has decided to leave this version on the device */
     uint64_t held, written;  /* the last captures that hold it, and that wrote it */
     uint64_t saved_at;         /* when a tape node last saved a tensor of it; 0: never */
     uint64_t written_at, whole_at; /* the last write, and the last one that is not among `writes` */
@@ -69,11 +72,11 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A free block waits in a list of blocks of the same capacity; one that another stream still uses, among the pool's `pending`. */
+/* A free block lies in a list of blocks of the same capacity; a block that another stream still uses lies in the pool's `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
-    size_t capacity; /* pending: with its event (a reference) */
+    size_t capacity; /* capacity and event (a reference): of pending blocks alone */
     te__event *used;
 } te__free_block;
 typedef struct te__free_list {
@@ -88,15 +91,26 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The memory of a graph: what was free in it when the capture ended stays free, for its kernels alone write there. Outlives the graph while
- * buffers of it live; they then go to the context's pool. */
+/* The memory of a graph. Blocks that were free when the capture ended stay free, since the graph's kernels alone write there. The arena outlives the
+ * graph as long as buffers of it live; when they are released, their blocks go to the context's pool. */
 typedef struct te__arena {
     int refs; /* the graph and every living buffer */
-    bool open; /* the graph is there */
-    uint64_t launches; /* each writes the buffers that live on */
+    bool open; /* the graph exists */
+    uint64_t launches; /* each writes the buffers that outlived the capture */
     uint64_t launched_at; /* the last one, in te->writes */
     te__pool pool;     /* its lists */
 } te__arena;
+
+/* The copy of a buffer in host memory, for tape nodes that have saved tensors of it (core/offload.c). */
+typedef struct te__offloaded {
+    struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
+    int refs;          /* saved tensors that wait for it */
+    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
+    uint64_t version;  /* of buffer, when the bytes were the same */
+    bool inside;       /* the window */
+    size_t bytes;
+    te__pinned *host;
+} te__offloaded;
 
 /* ---- tensors ---- */
 
@@ -150,12 +164,12 @@ struct te_quantizer {
 
 typedef struct te__quantized {
     const te__quant_class *cls; /* of the quantizer that made it */
-    te_quantizer *quantizer; /* that one, if its user holds it too (a reference), else NULL */
+    te_quantizer *quantizer; /* that quantizer (a reference), if the user holds it too, else NULL */
     te__quant_copy row, col;
     uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
-    void *init_value; /* of a weight: what it was before it was first quantized, in its nominal dtype, host memory; or NULL */
+    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or NULL */
     size_t init_bytes;
-    uint64_t init_version; /* of the tensor when init_value spoke for it */
+    uint64_t init_version; /* the version of the tensor that init_value is the value of */
 } te__quantized;
 
 struct te_tensor {
@@ -167,6 +181,7 @@ struct te_tensor {
     te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
     int64_t offset;     /* bytes */
     bool requires_grad;
+    bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
@@ -199,9 +214,9 @@ typedef struct te__launch {
 typedef struct te__plan {
     te_ctx *te;
     int sm, num_sms;
-    bool hopper;   /* sm_90a kernels can be had */
-    bool edits_maps; /* and those that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
-    bool baseline; /* only kernels marked te:baseline can be had, without options */
+    bool hopper;   /* sm_90a kernels are available */
+    bool edits_maps; /* so are kernels that change tensor maps: PTX 8.3, which NVRTC has from 12.3 on */
+    bool baseline; /* only kernels marked te:baseline are available, without options */
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
     void *counter; /* te__plan_counter */
@@ -210,7 +225,7 @@ typedef struct te__plan {
     size_t workspace_bytes;
     int num_workspaces, num_launches;
     uint32_t args_used;
-    /* From here on nothing is cleared beforehand. */
+    /* te__plan_begin does not clear the fields from here on. */
     te__buffer *workspace[TE__MAX_WORKSPACES];
     te__launch launch[TE__MAX_LAUNCHES];
     union {
@@ -230,29 +245,29 @@ typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*release)(te_ctx *te, void *data, size_t bytes);
-    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);   /* host memory is free again on return */
+    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);   /* the caller may reuse `host` on return */
     te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
     void (*memory_info)(te_ctx *te, size_t *free_bytes, size_t *total_bytes);
     te_result (*run)(te_ctx *te, te_op op, const void *args); /* checked args */
-    te_result (*enter)(te_ctx *te, bool *entered); /* many calls that follow cost less between these two; NULL: they do not */
+    te_result (*enter)(te_ctx *te, bool *entered); /* calls cost less between enter and leave; NULL: they do not */
     void (*leave)(bool entered);
-    te_result (*settle)(te_ctx *te); /* what waits for its kernels goes to the device now; NULL: nothing ever waits */
+    te_result (*settle)(te_ctx *te); /* queues the launches that wait for their kernels; NULL: none ever wait */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
-    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes it ready to be launched; NULL: throws away what was noted */
+    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; g NULL: drops the noted operations */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
     /* Streams and events: core/stream.c, the only one to call these. A stream NULL is the context's own. */
     te_result (*stream_create)(te_ctx *te, void **stream);
     void (*stream_destroy)(te_ctx *te, void *stream);
     te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* never NULL */
-    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* what comes on the stream runs after the event */
+    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* later work on the stream runs after the event */
     te_result (*event_create)(te_ctx *te, void **event);
     void (*event_destroy)(te_ctx *te, void *event);
     te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
-    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* only asks; passed NULL: the host waits */
+    te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* does not wait; passed NULL: the host waits */
     te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host); /* the host's side is pinned */
     void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*pinned_release)(te_ctx *te, void *host, size_t bytes);
@@ -326,17 +341,17 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* Something on the host that moves on with each launch: an optimizer's count of steps. The functions get the owner and `data`. */
+/* State of the host that changes with each launch, such as an optimizer's count of steps. The functions get the owner and `data`. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory, the graph's */
     size_t bytes;
     te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
     void (*after)(te_graph *g, void *owner, void *data);
-    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: takes back what it counted */
+    void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: undoes the counting that it did */
 } te__graph_part;
 
-/* The state of a graph: numbers that the host knows anew before each launch, in device memory. Word 0 and 1: the random state. */
+/* The state of a graph: numbers in device memory that the host writes before each launch. Words 0 and 1: the random state. */
 enum { TE__GRAPH_WORDS = 512, TE__GRAPH_RNG_WORDS = 2 };
 
 struct te_graph {
@@ -344,15 +359,15 @@ struct te_graph {
     te_graph *next; /* te->graphs */
     te_allocator host_allocator;
     uint64_t id;
-    bool failed; /* something went wrong in the capture */
+    bool failed; /* a call inside the capture has failed */
     const char *broken; /* why it cannot be launched any more, or NULL */
     te__arena *arena;
-    te__buffer **held; /* what its operations use and others made; those that it writes come first */
+    te__buffer **held; /* the buffers from outside that its operations use; those that they write come first */
     int num_held, cap_held, num_written;
     te_tensor *state, *rng; /* u8 [8 * TE__GRAPH_WORDS], and its first two words as i64 [2] */
     uint64_t word[TE__GRAPH_WORDS];
     int num_words;
-    bool draws; /* random numbers */
+    bool draws; /* its operations use random numbers */
     uint64_t rng_begin, rng_used;
     te__graph_part *parts;
     int num_parts, cap_parts;
@@ -379,12 +394,12 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 
 /* ---- the context ---- */
 
-/* Where an operation leaves the amax of what it writes, for the quantizer that its caller hands the tensor to (te__amax_take). A cast leaves 0 there, so nobody
- * has to clear it before: nothing is allocated and nothing launched for it. */
+/* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output next (te__amax_take). The cast leaves 0
+ * there, so the word needs neither an allocation nor a launch that clears it. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while nobody has taken it. First: te__amax_give knows the word by it */
-    te_tensor amax; /* its first number */
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. The first field: te__amax_give finds the word by its address */
+    te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
 } te__amax_word;
@@ -402,7 +417,7 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* te__device_enter without its te__device_leave: a forward, a backward, an optimizer step */
+    int regions; /* calls of te__device_enter without their te__device_leave: a forward, a backward, an optimizer step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
@@ -431,7 +446,7 @@ struct te_ctx {
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
-    int num_optimizers; /* 0: nobody will say when a step has ended */
+    int num_optimizers; /* 0: no call tells when a step has ended */
     te_result (*keep_scales)(te_ctx *te);
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
@@ -441,20 +456,21 @@ struct te_ctx {
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
     int64_t live_buffers;
-    te__buffer *buffers; /* these */
+    te__buffer *buffers; /* all of them */
     te__stream *streams;
     te__event *spare_events;
     te__pinned *pinned;
+    struct te__offload *offload; /* core/offload.c; NULL before the first region */
     te__block *blocks;   /* all host memory of the context */
-    te__guest *guests;
-    int64_t process_id; /* where it was made, and te__forks there */
-    int forks;
+    te__closable *closables;
+    int64_t process_id; /* of the process that made the context */
+    int forks;          /* te__forks in it */
     te_trace_fn trace; /* te_set_trace */
     void *trace_user;
-    bool tracing; /* it runs */
+    bool tracing; /* the hook runs */
     te_graph *capture; /* between te_graph_begin and te_graph_end */
-    te_graph *graphs;  /* those that are there */
+    te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
     te__amax_word amax_words[TE__AMAX_WORDS];
-    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* theirs on the CPU */
+    TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
 };

@@ -27,7 +27,7 @@ static te__event *te__event_create(te_ctx *te) {
         e->te = te;
     }
     e->refs = 1;
-    e->pending = false;
+    e->pending = e->awaited = false;
     e->stream = NULL;
     return e;
 }
@@ -49,14 +49,17 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     if (result != TE_OK) return result;
     e->stream = s;
     e->pending = true;
+    e->awaited = false;
     return TE_OK;
 }
 /* Work given to `s` from here on runs after the event; the host does not wait. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
-    if (!e || !e->pending || e->stream == s) return TE_OK;
+    if (!e || !e->pending || e->stream == s || (!s && e->awaited)) return TE_OK;
     result = te__refuse_stream(te);
-    return result == TE_OK ? te->device->stream_wait(te, s, e->handle) : result;
+    if (result == TE_OK) result = te->device->stream_wait(te, s, e->handle);
+    if (result == TE_OK && !s) e->awaited = true;
+    return result;
 }
 /* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
 static bool te__event_passed(te__event *e) {
@@ -133,6 +136,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
         return NULL;
     }
     p->taken = true;
+    te->pool.stats.pinned += p->capacity;
     p->next = te->pinned;
     te->pinned = p;
     return p;
@@ -154,6 +158,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
         *at = p->next;
         te__pinned_wait(p);
         te__event_release(p->used);
+        te->pool.stats.pinned -= p->capacity;
         if (!te__is_forked(te)) te->device->pinned_release(te, p->data, p->capacity);
         te__free(te, p, sizeof(*p));
     }

@@ -119,6 +119,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
+enum { TE__MAX_NODE_TENSORS = 64 };
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -160,6 +161,9 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
+    if (desc->num_inputs > TE__MAX_NODE_TENSORS || desc->num_outputs > TE__MAX_NODE_TENSORS)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_record: %s has %d inputs and %d outputs; %d of each are possible", desc->name ? desc->name : "?", desc->num_inputs,
+                        desc->num_outputs, TE__MAX_NODE_TENSORS);
     if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
@@ -178,7 +182,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         return TE_ERR_OUT_OF_MEMORY;
     }
     if (desc->state_size) memcpy(node->state, desc->state, desc->state_size);
-    node->release = desc->release;
     for (i = 0; i < desc->num_inputs; i++)
         if (te__wants_grad(desc->inputs[i]) && te__var_of(desc->inputs[i])) {
             node->inputs[i] = desc->inputs[i]->var;
@@ -199,6 +202,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
         te__node_free(te, node);
         return te->error_code != TE_OK ? te->error_code : TE_ERR_OUT_OF_MEMORY;
     }
+    node->release = desc->release; /* not before: a node that comes to nothing leaves the state to te__record_always */
     node->saved_at = te->writes;
     node->path = te__path_now(te);
     if (te->capture) {
@@ -355,8 +359,6 @@ static te_result te__check_saved(te_ctx *te, const te__node *node) {
     return result;
 }
 
-enum { TE__MAX_NODE_TENSORS = 64 };
-
 /* Gradients on their way. */
 static void te__forget_outputs(te_ctx *te, te__node *node) {
     int i;
@@ -394,9 +396,6 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
     bool needs[TE__MAX_NODE_TENSORS];
     te_result result;
     int i;
-    if (node->num_inputs > TE__MAX_NODE_TENSORS || node->num_outputs > TE__MAX_NODE_TENSORS)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: a node of %d inputs and %d outputs; %d of each are possible", node->name, node->num_inputs,
-                        node->num_outputs, TE__MAX_NODE_TENSORS);
     for (i = 0; i < node->num_outputs; i++) grad_outputs[i] = node->outputs[i] ? node->outputs[i]->grad : NULL;
     for (i = 0; i < node->num_inputs; i++) {
         grad_inputs[i] = NULL;

@@ -33,7 +33,7 @@ static int64_t te__numel(const te_tensor *x) {
     return n;
 }
 /* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
-static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return ((size_t)cols * (size_t)te_dtype_bits(dtype) + 7) / 8; }
+static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8); }
 /* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
@@ -73,12 +73,13 @@ static int64_t te__end(const te_tensor *x) {
     for (i = 0; i < x->ndim; i++) last += (x->shape[i] - 1) * x->stride[i];
     return x->offset + (last + 1) * te__dtype_size(x->dtype);
 }
-/* Somebody wrote, or is about to write, the memory of x. */
+/* The memory of x was written, or is about to be. */
 static void te__touch(te_tensor *x) {
     te__buffer *b = x ? x->buffer : NULL;
     if (!b) return;
+    if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream reads what stands there */
     if (x->te->capture) b->written = x->te->capture->id;
-    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may look at another part */
+    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may have saved another part */
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
             te__buffer_touch_part(b, x->offset, end);
@@ -88,19 +89,25 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* The plain tensors that hold the value of x. */
+/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may be NULL. Returns their number. */
 enum { TE__MAX_PARTS = 6 };
-static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
-    te__quantized *q = x->quantized;
-    part[0] = x;
+static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
+    te__quantized *q = (*x)->quantized;
+    slot[0] = x;
     if (!q) return 1;
-    part[0] = q->row.data;
-    part[1] = q->row.scale;
-    part[2] = q->row.amax;
-    part[3] = q->col.data;
-    part[4] = q->col.scale;
-    part[5] = q->col.amax;
+    slot[0] = &q->row.data;
+    slot[1] = &q->row.scale;
+    slot[2] = &q->row.amax;
+    slot[3] = &q->col.data;
+    slot[4] = &q->col.scale;
+    slot[5] = &q->col.amax;
     return TE__MAX_PARTS;
+}
+static int te__parts(te_tensor *x, te_tensor *part[TE__MAX_PARTS]) {
+    te_tensor **slot[TE__MAX_PARTS];
+    int i, n = te__part_slots(&x, slot);
+    for (i = 0; i < n; i++) part[i] = *slot[i];
+    return n;
 }
 /* A tape node saves x now. */
 static void te__note_saved(te_tensor *x) {
@@ -144,7 +151,7 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
                     x->quantized ? "is quantized: te_dequantize it first"
                                  : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
 }
-/* Shapes that te_tensor_describe has made stop here; quantized tensors pass. */
+/* Fails for tensors of te_tensor_describe; quantized tensors pass. */
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */
@@ -207,7 +214,7 @@ static void te__drop(te_tensor *x) {
         }
 }
 
-/* Of 64 bits each: the size in bytes has room to spare. */
+/* Even with 64 bits each, their bytes fit into an int64_t. */
 #define TE__MAX_ELEMENTS (INT64_MAX >> 7)
 
 /* A tensor without memory; belongs to the innermost scope. */
@@ -216,6 +223,7 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
     char text[TE__SHAPE_TEXT];
     int i;
     int64_t n = 1;
+    bool empty = false;
     if (!te) return NULL;
     if (te_dtype_bits(dtype) == 0) {
         te__fail(te, TE_ERR_DTYPE, "tensor: %d is not a number format (see te_dtype)", (int)dtype);
@@ -231,6 +239,12 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
             return NULL;
         }
         if (shape[i] > 0) n *= shape[i];
+        else empty = true;
+    }
+    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) { /* only where addresses have 32 bits */
+        te__fail(te, TE_ERR_SHAPE, "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits", te_dtype_name(dtype),
+                 te__dims_text(ndim, shape, text), (long long)PTRDIFF_MAX, (int)(8 * sizeof(void *)));
+        return NULL;
     }
     if (!te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))) return NULL;
     x = (te_tensor *)te__alloc_zero(te, sizeof(te_tensor));
@@ -342,7 +356,7 @@ static void te__path_release(te_ctx *te, te__path *path) {
     if (path && --path->refs == 0) te__free(te, path, sizeof(*path));
 }
 
-/* Lets go of what hooks have packed (core/saved.c). */
+/* Drops the handles that hooks have packed (core/saved.c). */
 static void te__saved_free(te_ctx *te, te__node *node) {
     int i;
     if (!node->packed) return;
@@ -403,7 +417,7 @@ static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     }
     te->num_live = kept;
 }
-/* Lets go of what the innermost frame holds, but for `keep`. */
+/* Releases the tensors of the innermost frame, except `keep`. */
 static void te__frame_sweep(te_ctx *te, te_tensor *const *keep, int num_keep) {
     te__frame_end(te, keep, num_keep);
     te->num_scopes++;

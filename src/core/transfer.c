@@ -3,12 +3,12 @@
  *
  *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
  *     te__copy_in(s, x, host, at)    and back
- *     te__await(x)                   operations that come read what was copied in, and may write what is copied out
+ *     te__await(x)                   operations that come read what was copied in
  *
  * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
  * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before goes to nobody
- * until the event has passed (te__pool_release), so x may be released at once. An operation that is called between te__copy_in and te__await reads
- * anything; so does one after te__copy_out that writes x. */
+ * until the event has passed, or until the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x, by whatever calls
+ * te__touch, waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads anything. */
 
 /* Puts the copy between all that came before it and an event that the memory remembers. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
@@ -22,6 +22,8 @@ static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p,
     if (result == TE_OK) {
         result = te__event_record(after, s);
         if (result == TE_OK) {
+            if (out) te->pool.stats.copied_out += bytes;
+            else te->pool.stats.copied_in += bytes;
             te__event_release(b->used);
             te__event_release(p->used);
             b->used = te__event_retain(after);
@@ -56,7 +58,7 @@ static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at,
 }
 static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *host, size_t at) {
     te_result result = te__transfer(s, x, host, at, false);
-    te__touch(x);
+    if (x->buffer) te__buffer_touch(x->buffer);
     return result;
 }
 static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK; }

@@ -30,7 +30,7 @@ static void te__threads_work(te__threads *t) {
 static void te__threads_main(void *arg) {
     te__threads *t = (te__threads *)arg;
     uint64_t seen = 0;
-    te__floats_begin(); /* a new thread may compute as the one that started it */
+    te__floats_begin(); /* a new thread inherits the floating-point mode of the one that started it */
     te__mutex_lock(&t->mutex);
     for (;;) {
         while (!t->quit && t->job == seen) te__cond_wait(&t->work, &t->mutex);
@@ -48,7 +48,7 @@ static void te__threads_close(te_ctx *te) {
     te__threads *t = te->threads;
     int i;
     if (!t) return;
-    if (!te__is_forked(te)) { /* else there are no threads, and one may have held the mutex at the fork */
+    if (!te__is_forked(te)) { /* else the threads do not exist, and the mutex may be locked for ever */
         te__mutex_lock(&t->mutex);
         t->quit = true;
         te__cond_broadcast(&t->work);
@@ -96,7 +96,7 @@ static void te__parallel_for(te_ctx *te, int64_t n, int64_t grain, te__range_fn 
         fn(user, 0, n);
         return;
     }
-    /* four pieces a thread: enough to even out a slow one, few enough to cost nothing */
+    /* four pieces a thread, so that a slow thread delays the end little */
     pieces = te__min(te__div_up(n, grain), 4 * (int64_t)(t->num_threads + 1));
     te__mutex_lock(&t->mutex);
     t->fn = fn;

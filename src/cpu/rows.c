@@ -4,7 +4,7 @@
 /* Elements index .. index + n - 1 of an array of `dtype`. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {
     int64_t i;
-    if (n == 0) return; /* and then there may be no memory at all */
+    if (n == 0) return; /* the arrays may be NULL then */
     switch (dtype) {
     case TE_F32: memcpy(out, (const float *)data + index, (size_t)n * sizeof(float)); break;
     case TE_F16: {
@@ -56,6 +56,13 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
     }
 }
 
+/* To an integer format: truncated and saturated, as the GPU does it; NaN gives 0. */
+static int64_t te__truncate(float f, te_dtype dtype) {
+    if (f != f) return 0;
+    if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
+    if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
+    return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
+}
 static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, const float *in) {
     int64_t i;
     if (n == 0) return;
@@ -88,17 +95,17 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
     }
     case TE_U8: {
         uint8_t *p = (uint8_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (uint8_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (uint8_t)te__truncate(in[i], dtype);
         break;
     }
     case TE_I32: {
         int32_t *p = (int32_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int32_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (int32_t)te__truncate(in[i], dtype);
         break;
     }
     case TE_I64: {
         int64_t *p = (int64_t *)data + index;
-        for (i = 0; i < n; i++) p[i] = (int64_t)in[i];
+        for (i = 0; i < n; i++) p[i] = (int64_t)te__truncate(in[i], dtype);
         break;
     }
     default: break;
@@ -106,14 +113,14 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
 }
 
 static bool te__is_nan_bits(float x) { return (te__f32_bits(x) & 0x7fffffffu) > 0x7f800000u; }
-/* One NaN for all, the GPU's: which of them a sum or a product gives is else the processor's choice. */
+/* Makes every NaN the GPU's: the NaN that a sum or a product gives depends on the processor otherwise. */
 static void te__one_nan(float *v, int64_t n) {
     int64_t i;
     for (i = 0; i < n; i++)
         if (te__is_nan_bits(v[i])) v[i] = te__bits_f32(0x7fffffffu);
 }
 
-/* One element, for code that is not in a hurry. */
+/* One element: slow. */
 static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
     float f = 0.0f;
     te__load_row(data, dtype, index, 1, &f);

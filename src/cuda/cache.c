@@ -1,8 +1,8 @@
 /* cuda/cache.c: compiled kernels on disk. Knows files, folders and locks; must not know the driver, NVRTC or contexts.
  *
- * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text says what the
- * entry is of and repeats the whole key, so that `head` shows it and a wrong or damaged entry is told from a right one by
- * comparing bytes. A cache of code is code: a folder that others could write to is not used. */
+ * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text repeats
+ * the whole key, so that `head` shows it and a comparison of bytes detects a wrong or damaged entry. Entries are code that will be
+ * run, so a folder that others could write to is not used. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 
@@ -17,7 +17,7 @@ typedef struct te__cache_key {
     char options[TE__OPTIONS_TEXT]; /* "X_DT=3,Y_DT=3", sorted */
     char arch[24];   /* "sm_90a"; "compute_90": PTX */
     char text[TE__DIGEST_CHARS + 1]; /* te__unit_digest */
-    char compiler[40]; /* te__nvrtc.compiler; "": whichever made it, as there is none here */
+    char compiler[40]; /* te__nvrtc.compiler; "": any, where there is no NVRTC */
 } te__cache_key;
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ static void te__cache_stem(const te__cache_key *key, te__text *out) {
     te__hasher_string(&h, key->text);
     te__hasher_hex(&h, digest);
     te__text_printf(out, "%.64s.", kernel ? kernel + 1 : key->kernel);
-    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for people; the digest tells long ones apart */
+    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for readers; the digest distinguishes longer texts */
     te__text_printf(out, "%.16s.", digest);
 }
 static const char *te__cache_suffix(const te__cache_key *key) { return te__starts_with(key->arch, "sm_") ? ".cubin" : ".ptx"; }
@@ -98,8 +98,8 @@ static void te__cache_path(const char *root, const te__cache_key *key, te__text 
     te__text_put(out, te__cache_suffix(key));
 }
 
-/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet: any would do, but it should be
- * the same each time. */
+/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet, so that the choice is always
+ * the same. */
 typedef struct te__cache_search {
     const char *stem, *suffix;
     te__text best;
@@ -147,7 +147,7 @@ static void te__cache_header(const te__cache_key *key, const char *image, size_t
     te__text_printf(out, "text %s\ncompiler %s\nsize %llu\ndigest %s\n\n", key->text, key->compiler, (unsigned long long)size, digest);
 }
 
-/* Takes the header off an entry. False if it is not a whole and right one. */
+/* Removes the header of an entry. False if the entry is damaged or of another key. */
 static bool te__cache_check(const te__cache_key *key, te__text *entry) {
     te__text header = TE_ZERO;
     const char *end = entry->n ? strstr(entry->s, "\n\n") : NULL;
@@ -181,8 +181,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* The compiled kernel of a key, PTX with its 0. False if there is none, or only a damaged one: that is noted, and the next store
- * replaces it. */
+/* Reads the compiled kernel of a key; PTX ends with a 0. False if there is none, or only a damaged one (*damaged), which the next
+ * store replaces. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];
@@ -192,7 +192,7 @@ static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__tex
     return c->root[0] && te__cache_load_from(c->root, key, image, damaged);
 }
 
-/* Whole or not at all: a process that dies here, a full disk or a second writer leave no half entry. */
+/* Atomic: neither a process that dies here, nor a full disk, nor a second writer leaves a partial entry. */
 static bool te__cache_store(const te__cache *c, const te__cache_key *key, const te__text *image, te__text *why) {
     te__text folder = TE_ZERO, path = TE_ZERO, header = TE_ZERO;
     te__file_out out;
@@ -216,7 +216,7 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds for another process to compile a kernel; then this process does it itself. A stopped process must not stop all. */
+/* Seconds to wait for another process that compiles a kernel; then this process compiles it too, since the other may be stopped. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -242,7 +242,7 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* The file goes, too. A process that waits for it then holds the lock of a file without a name, reads the entry, and is done as well. */
+/* The file is removed as well. A process that waits for it then holds the lock of a file without a name, reads the entry, and releases it. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

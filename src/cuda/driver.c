@@ -1,5 +1,5 @@
 /* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver; must not know
- * kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and none gets in the way. */
+ * kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and one that is included does not conflict. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
@@ -41,10 +41,10 @@ enum {
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
-    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded in between */
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded during the capture */
 };
 
-/* Every function of libcuda that te.h calls: must it be there, our name, symbol, result and arguments. */
+/* Every function of libcuda that te.h calls: whether it is required, te.h's name, symbol, arguments. */
 #define TE__CU_LIST(X)                                                                                                                  \
     X(1, Init, "cuInit", (unsigned flags))                                                                                              \
     X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                                        \
@@ -164,7 +164,7 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     return TE_ERR_LIBRARY;
 }
 
-/* Loads libcuda, once a process. A failure is told, not kept: the next context tries again. */
+/* Loads libcuda, once a process. A failure is not remembered: the next context tries again. */
 static te_result te__driver_open(te__text *why) {
     te_result result = TE_OK;
     te__mutex_lock(&te__driver_mutex);
@@ -192,7 +192,7 @@ static te_result te__driver_open(te__text *why) {
 
 enum { TE__MAP_SETS = 64, TE__MAP_WAYS = 4, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
 
-/* Everything that a tensor map depends on; no padding, so that memcmp compares it. */
+/* All that a tensor map depends on. Without padding, since memcmp compares it. */
 typedef struct te__map_key {
     uint64_t address, dims[5], strides[5];
     uint32_t box[5];
@@ -202,13 +202,13 @@ typedef struct te__map_slot {
     te__map_key key;
     unsigned char map[TE__MAP_BYTES];
 } te__map_slot;
-/* A layer's step has some 80 maps: where two of them met in one slot, both would be encoded again each time. */
+/* A set of an associative cache: two maps that shared a single slot would be encoded again in every step. */
 typedef struct te__map_set {
     te__map_slot slot[TE__MAP_WAYS];
     unsigned turn; /* the slot of a new map */
 } te__map_set;
 
-/* Results of planning for a problem: opaque bytes, by opaque bytes. */
+/* A cache of results of planning; keys and values are opaque bytes. */
 enum { TE__MEMO_SLOTS = 128, TE__MEMO_WAYS = 4, TE__MEMO_KEY = 56, TE__MEMO_VALUE = 48 };
 typedef struct te__memo_slot {
     unsigned char key[TE__MEMO_KEY]; /* all 0: free */
@@ -219,11 +219,11 @@ struct te__cuda {
     te__cu_device device;
     te__cu_handle context, stream;
     bool retained_context, own_stream; /* else the caller's */
-    int sm, num_sms, max_shared;       /* max_shared: bytes that one block may ask for */
+    int sm, num_sms, max_shared;       /* max_shared: the most bytes of shared memory of a block */
     size_t total_bytes;
     char name[128];
     unsigned char *stage; /* pinned memory, a ring of TE__STAGES pieces that uploads pass through */
-    te__cu_handle staged[TE__STAGES]; /* the copy out of a piece is done */
+    te__cu_handle staged[TE__STAGES]; /* events behind the last copy from each piece */
     uint64_t uploads;
     void *counter; /* te__plan_counter */
     te__map_set *maps;
@@ -231,11 +231,11 @@ struct te__cuda {
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
     bool stream_shown;       /* the caller may queue work of its own on the stream */
-    /* While launches wait for their kernels (cuda/queue.c; else NULL): sends them off, waiting where it must; puts `bytes` for dst, copied from host memory or
-     * zeros (host NULL), in line behind them. */
+    /* While launches wait for their kernels (cuda/queue.c), else NULL. settle: waits for the kernels and launches all. enqueue: adds a write of `bytes`
+     * to dst behind the launches, from a copy of host memory, or zeros (host NULL). */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
-    te_result (*line_up)(te_ctx *te, void *dst, const void *host, size_t bytes);
+    te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
 };
 
 /* Records an error of the driver. `call` is the name of the function, with its subject in front if that helps. */
@@ -250,7 +250,7 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Between enter and leave, te's CUcontext is current; afterwards the caller's is again. *pushed goes from one to the other. */
+/* Between enter and leave te's CUcontext is current; afterwards the caller's is again. `pushed` is handed from enter to leave. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -268,7 +268,8 @@ static void te__cuda_leave(bool pushed) {
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
 
-static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle ? te->cuda->settle(te) : TE_OK; }
+/* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -325,8 +326,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Within te's CUcontext: the caller's stream, or one that keeps order with the legacy default stream, as callers who know of no
- * other expect. */
+/* Within te's CUcontext: the caller's stream, or a new one that synchronizes with the legacy default stream, on which callers without a stream
+ * of their own work. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -355,7 +356,7 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
 
-/* The last of them are te->amax_words'. */
+/* The memory of te->amax_words, at the end of the counter's. */
 static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
 
 /* Fills te->cuda. On failure te->cuda is NULL. */
@@ -462,8 +463,8 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the host's memory is free on return and no copy waits for the kernels queued before it. The driver does the same
- * by itself for a little that is not pinned, and never waits for room. */
+/* Through pinned memory, so that the caller may reuse its memory on return and no copy waits for the kernels queued before it. The driver does the same
+ * by itself for small copies from memory that is not pinned, and never waits for room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -472,12 +473,12 @@ static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t 
     te_result result;
     if (te->capture) return te__refuse_upload(te);
     if (bytes == 0) return TE_OK;
-    if (c->line_up && bytes <= TE__STAGE_BYTES) return c->line_up(te, dst, src, bytes);
+    if (c->enqueue && bytes <= TE__STAGE_BYTES) return c->enqueue(te, dst, src, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     te__cuda_settle(te);
     if (bytes <= TE__SMALL_UPLOAD) {
-        unsigned char staged[TE__SMALL_UPLOAD]; /* what the caller brings may be pinned */
+        unsigned char staged[TE__SMALL_UPLOAD]; /* on the stack, since the caller's memory may be pinned */
         memcpy(staged, src, bytes);
         code = te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, staged, bytes, c->stream);
         te__cuda_leave(pushed);
@@ -520,7 +521,7 @@ static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
     bool pushed;
     te_result result;
     if (bytes == 0) return TE_OK;
-    if (te->cuda->line_up) return te->cuda->line_up(te, dst, NULL, bytes);
+    if (te->cuda->enqueue) return te->cuda->enqueue(te, dst, NULL, bytes);
     result = te__cuda_enter(te, &pushed);
     if (result != TE_OK) return result;
     code = te__cu.MemsetD8Async((te__cu_address)(uintptr_t)dst, 0, bytes, te->cuda->stream);
@@ -581,14 +582,14 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5}; /* CUtensorMapDataType; 8 bits and less travel as bytes */
+    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5}; /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
         unsigned char bytes[TE__MAP_BYTES + 64];
         uint64_t align;
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver wants 64 */
-    uint64_t starts = k->address; /* of rows */
+    uint64_t starts = k->address; /* the bits that the addresses of rows have */
     int i, promotion, swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
     te__cu_result code;
     for (i = 0; i + 1 < k->rank; i++) starts |= k->strides[i];
@@ -609,8 +610,8 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
 }
 
 /* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
- * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Encoding costs about a microsecond on the
- * host, so that recent maps are kept. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
+ * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Recent maps are kept, since encoding costs
+ * time on the host. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
  * at a multiple of 32, 128: tests/bench/notes.md. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
                                      const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
@@ -637,7 +638,7 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     for (way = 0; way < TE__MAP_WAYS && memcmp(&set->slot[way].key, &key, sizeof(key)) != 0;) way++;
     slot = &set->slot[way < TE__MAP_WAYS ? way : (int)(set->turn++ % TE__MAP_WAYS)];
     if (way == TE__MAP_WAYS) {
-        slot->key.rank = 0; /* void until the encoding has succeeded */
+        slot->key.rank = 0; /* invalid until the encoding has succeeded */
         result = te__cuda_encode_map(te, &key, slot->map);
         if (result != TE_OK) return p->result = result;
         slot->key = key;
@@ -646,10 +647,10 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     return TE_OK;
 }
 
-/* ---- results of planning, kept ------------------------------------------------------------------- */
+/* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* Where the answer to `key` (TE__MEMO_KEY bytes, not all 0) is or goes: TE__MEMO_VALUE bytes; *known: it is there. NULL: nothing is kept for this
- * plan. An answer must depend on the key and on the device alone. */
+/* The TE__MEMO_VALUE bytes that belong to `key` (TE__MEMO_KEY bytes, not all 0); if not *known, the caller fills them. NULL: nothing is kept for this
+ * plan. A value must depend on the key and on the device alone. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;

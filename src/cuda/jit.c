@@ -1,5 +1,5 @@
-/* cuda/jit.c: from a launch to a function of the driver: the process's table of loaded kernels, and how one gets into it: cache, NVRTC,
- * embedded PTX. Knows everything in this folder but how to launch; must not know what kernels compute. */
+/* cuda/jit.c: finds a launch's function of the driver: the process's table of loaded kernels, filled from the cache, NVRTC or embedded PTX.
+ * Knows everything in this folder but how to launch; must not know what kernels compute. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
@@ -37,7 +37,7 @@ static const char *te__launch_text(const te__launch *l, char out[TE__LAUNCH_TEXT
 typedef struct te__jit_entry {
     struct te__jit_entry *next;
     uint64_t hash;
-    te__cu_handle context, module, function; /* function NULL: it cannot be had, as there is no NVRTC and no cubin */
+    te__cu_handle context, module, function; /* function NULL: unavailable, with neither NVRTC nor a cubin */
     const char *family, *kernel;
     te__option option[TE__MAX_OPTIONS];
     int num_options;
@@ -46,15 +46,15 @@ typedef struct te__jit_entry {
     unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
 } te__jit_entry;
 
-/* One context of te.h's on a CUcontext. When the last one goes, so do its modules: the caller may destroy the CUcontext then, and the
- * driver may give its address to another. */
+/* Counts te.h's contexts on a CUcontext. With the last of them its modules are unloaded: the caller may destroy the CUcontext then, and
+ * the driver may give its address to another. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: dynamic shared memory without permission is 48 KB, less the static part of the kernel. */
+/* TE__SHARED_FREE: so much dynamic shared memory needs no attribute of the function: the limit is 48 KB, less the kernel's static part. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
@@ -79,7 +79,7 @@ static bool te__same_launch(const te__launch *a, const char *family, const char 
     return true;
 }
 
-/* The mutex is held. NULL: not asked for yet. Entries stay until their CUcontext's last user goes. */
+/* With the mutex held. NULL: not in the table. Entries stay until the last user of their CUcontext leaves. */
 static te__jit_entry *te__jit_search(te__cu_handle context, const te__launch *l, bool baseline, uint64_t hash) {
     te__jit_entry *e = te__jit_table[hash % TE__JIT_BUCKETS];
     while (e && !(e->hash == hash && e->context == context && e->baseline == baseline &&
@@ -96,7 +96,7 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel; if another thread was faster, its entry stays and this module goes. False when memory is out. */
+/* Adds a loaded kernel. If another thread has added it meanwhile, that entry stays and this module is unloaded. False when memory is out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
@@ -179,7 +179,7 @@ typedef struct te__jit_job {
     bool fresh;             /* the entry of the cache is unusable */
     te__text image, why, cache_why;
     te_result result;
-    bool compiled, missing, damaged; /* missing: no NVRTC and no cubin; nothing else is wrong */
+    bool compiled, missing, damaged; /* missing: no NVRTC and no cubin, but no other error */
     double seconds;
     char arch[24];
 } te__jit_job;
@@ -204,7 +204,7 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     return done ? TE_OK : TE_ERR_COMPILE;
 }
 
-/* From the cache, or compiled by whichever process comes first. */
+/* From the cache, or compiled, by one process for all. */
 static te_result te__jit_cache_or_compile(te__jit_job *j, const te__unit *u, const te__cache_key *key) {
     te__cache_lock lock;
     te_result result = TE_OK;
@@ -284,7 +284,7 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Within te's CUcontext: image to table. PTX is compiled by the driver here. maker, for messages: where the image is from. */
+/* Loads an image into the table, within te's CUcontext; the driver compiles PTX here. maker, for messages: the source of the image. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
     char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
@@ -325,7 +325,7 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
 
-/* The messages of a finished job, and its image into the table. */
+/* Logs a finished job, and loads its image into the table. */
 static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     const char *maker = j->nvrtc ? j->nvrtc->compiler : "from a cache";
     te_result result = j->result;
@@ -345,15 +345,15 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
         te__warn(te, "the cache of kernels is not written to (each process compiles its own): %s", te__text_str(&j->cache_why));
         te->cuda->cache->root[0] = 0;
     }
-    if (j->missing) /* remembered, so that the next plan need not search the disk */
+    if (j->missing) /* an entry without a function, so that the next plan need not search the disk */
         return te__jit_insert(te->cuda->context, j->launch, false, false, NULL, NULL) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     return j->result == TE_OK ? result : te__fail(te, j->result, "%s", te__text_str(&j->why));
 }
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that only a missing NVRTC could make is no
- * failure here: its entry has no function. */
+/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that is missing because there is no NVRTC is
+ * no failure here: its entry has no function. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -398,7 +398,7 @@ static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
 
 /* ---- for launch.c ---------------------------------------------------------------------------------- */
 
-/* The permission for more shared memory than every launch may have, asked for once. */
+/* Raises the function's limit of dynamic shared memory, if this launch needs more than any before it. */
 static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_entry *e) {
     char call[TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     te__cu_result code = 0;
@@ -426,7 +426,7 @@ static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_
         *result = te__jit_fail_missing(te, l);
     return true;
 }
-/* The same, loaded if need be: compiles or reads files. */
+/* The same; a kernel that is not in the table is read or compiled. */
 static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function) {
     const te__launch *one = l;
     te_result result;
@@ -436,7 +436,7 @@ static te_result te__jit_get(te_ctx *te, te__launch *l, bool baseline, te__cu_ha
     return te__jit_get_loaded(te, l, baseline, function, &result) ? result : te__jit_fail_missing(te, l);
 }
 
-/* Whether launches can be had as they are; without NVRTC only if a cache has all of their kernels. Within te's CUcontext. */
+/* Are the kernels of all launches available? Without NVRTC only if a cache has them. Within te's CUcontext. */
 static bool te__jit_has(te_ctx *te, const te__launch *launches, int count) {
     if (te__nvrtc_open(te__driver_major(), NULL)) return true;
     for (int i = 0; i < count; i++) {

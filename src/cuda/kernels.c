@@ -8,7 +8,7 @@ typedef struct te__source {
 } te__source;
 #include "te_sources.inc"
 
-/* PTX of the kernels marked te:baseline. All of them are one packed text, as they have much in common. */
+/* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
 typedef struct te__baseline {
     const char *kernel;      /* "norm/norm_fwd" */
     const char *text_digest; /* te__unit_digest of its source */
@@ -58,7 +58,7 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
         *end = 0;
         if (end[-1] == '\r') end[-1] = 0;
         file = (te__kernel_file *)te__kernels_find(k, at + mark_size);
-        if (!file && k->num_files < 2 * TE__COUNT(te__sources)) { /* a file of its own: a new header, say */
+        if (!file && k->num_files < 2 * TE__COUNT(te__sources)) { /* a new file, such as a header */
             file = &k->files[k->num_files++];
             file->path = at + mark_size;
         }
@@ -184,7 +184,7 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds the files that the text of u->file[index] includes. Conditional includes count, too: a key may depend on too much, never on too little. */
+/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: a key may depend on more than it must, never on less. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -233,9 +233,9 @@ static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text. Embedded, a
- * number is written as its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"): that packs to two
- * fifths. tools/te_ptx.c does the writing. */
+ * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text. In the
+ * embedded text a number is its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"), which packs
+ * better. tools/te_ptx.c writes it. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 

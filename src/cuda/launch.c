@@ -1,4 +1,4 @@
-/* cuda/launch.c: a plan runs: the CUDA device of a context from open to close. Knows plans, functions and the stream; must not know
+/* cuda/launch.c: opening and closing a context's CUDA device, running plans, warming up. Knows plans, functions and the stream; must not know
  * operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *
 
 /* ---- planning ------------------------------------------------------------------------------------------------ */
 
-/* The conditions of planning. A plan is first made as if every kernel were available. */
+/* The device's properties, for planning. A plan is first made as if every kernel were available. */
 static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     const te__nvrtc *nvrtc;
     p->sm = te->cuda->sm;
@@ -67,8 +67,8 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->baseline = false;
 }
 
-/* True for a plan whose kernels are neither to be compiled (no NVRTC) nor in a cache: it has to be made again with p->baseline,
- * for the embedded ones. */
+/* True for a plan whose kernels can neither be compiled (no NVRTC) nor read from a cache: it has to be made again with p->baseline,
+ * for the embedded kernels. */
 static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     bool pushed, lacks;
     if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
@@ -84,7 +84,7 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel could be had, or is being compiled. */
+/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel is loaded or being compiled. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te__cu_handle functions[TE__MAX_LAUNCHES];
     te_result result = TE_OK;

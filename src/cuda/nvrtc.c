@@ -77,10 +77,10 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
 
 static te__mutex te__nvrtc_mutex = TE__MUTEX_INIT;
 static te__nvrtc te__nvrtc_of_process;
-static int te__nvrtc_state; /* 0: not looked for; 1: there; -1: not there, and te__nvrtc_reason says why */
+static int te__nvrtc_state; /* 0: not searched for yet; 1: found; -1: not found, for te__nvrtc_reason */
 static te__text te__nvrtc_reason;
 
-/* NVRTC, looked for once a process; NULL, with the reason added to why (may be NULL), when there is none to be used. newest: the newest
+/* NVRTC, searched for once a process; NULL, with the reason added to why (may be NULL), when no usable one is found. newest: the newest
  * CUDA major whose cubins the driver accepts; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
@@ -96,7 +96,7 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
 }
 
 /* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
- * when the GPU is newer than NVRTC. n may be NULL: the name that cubins made elsewhere have. False if NVRTC knows nothing that fits. */
+ * when the GPU is newer than NVRTC. n may be NULL: the name of cubins made elsewhere. False if no architecture of NVRTC fits. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;

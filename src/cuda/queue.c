@@ -1,10 +1,10 @@
-/* cuda/queue.c: from a planned launch to the stream: at once, or in line while other threads compile its kernel. Knows the table of kernels and
- * the stream; must not know operations.
+/* cuda/queue.c: planned launches go to the stream: at once, or through a queue while other threads compile their kernels. Knows the table of kernels
+ * and the stream; must not know operations.
  *
- * A model's first step meets some forty kernels that no cache has. Compiled one after the other as they are met, they would take as long as all of
- * them; so inside a forward, a backward or an optimizer step a launch whose kernel is missing waits in a line, a thread begins to compile, and the
- * host goes on planning. Whatever comes later lines up behind it, so that the stream sees the same order. The line is sent off as kernels are
- * ready, and to its end whenever the host needs the device: a copy to the host, te_synchronize, te_ok, memory given back, a graph. */
+ * The first step of a model needs dozens of kernels that no cache has, and to compile them one after the other would take long. So inside a forward, a
+ * backward or an optimizer step a launch whose kernel is missing waits in a queue, a thread begins to compile, and the host goes on planning. All later
+ * work for the stream is queued behind it, so that the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever
+ * the host needs the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
 
 /* ---- one launch ---------------------------------------------------------------------------------------------- */
 
@@ -14,7 +14,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     char call[TE__LAUNCH_TEXT + 160], name[TE__LAUNCH_TEXT];
     const char *function_name = "cuLaunchKernel";
     params[0] = l->args;
-    /* Cooperative launches need the whole GPU; captures know of it since CUDA 12.3, but not at once. */
+    /* Cooperative launches need the whole GPU; captures with this attribute need a driver for CUDA 12.4. */
     bool follows = l->follows && !l->cooperative && (!te->capture || te__cu.version >= 12040);
     if (l->cluster > 1 || l->cooperative || follows) {
         te__cu_launch_attribute attribute[3];
@@ -56,25 +56,25 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     return te__cu_fail(te, call, code);
 }
 
-/* ---- kernels on order ---------------------------------------------------------------------------------------- */
+/* ---- kernels to be compiled ---------------------------------------------------------------------------------- */
 
-/* Waiting: no thread has it yet. Made: the job has run. */
+/* Waiting: no thread has begun with it. Made: the job has run. */
 typedef enum te__order_state { TE__ORDER_WAITING, TE__ORDER_TAKEN, TE__ORDER_MADE } te__order_state;
 typedef struct te__jit_order {
     struct te__jit_order *next;
     te__launch launch; /* without its arguments */
     te__jit_job job;
     te__order_state state; /* under the queue's mutex */
-    bool closed;           /* for the context's thread alone: the kernel is in the table, or `result` says why not */
+    bool closed;           /* for the context's thread alone: the kernel is in the table, or `result` is an error */
     te_result result;
-    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that met it, for a message */
+    char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that needed it first, for a message */
 } te__jit_order;
 
-/* A launch, or bytes for device memory (kernel NULL), in line. Its arguments or bytes follow the struct. */
+/* An entry of the queue: a launch, or a write to device memory (kernel NULL). Its arguments or bytes follow the struct. */
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* of this allocation */
-    uint64_t plan; /* launches of one plan go or fail as a unit */
+    uint64_t plan; /* after a failed launch the others of its plan are dropped */
     te__jit_order *order; /* NULL: the kernel is in the table */
     te__launch launch;
     bool baseline;
@@ -83,7 +83,7 @@ typedef struct te__queued {
     size_t bytes;
 } te__queued;
 
-enum { TE__QUEUE_MOST = 8192 }; /* launches in line: some 6 MB of host memory */
+enum { TE__QUEUE_MOST = 8192 }; /* entries: a bound of the host memory */
 typedef struct te__queue {
     te__mutex mutex;
     te__cond changed;
@@ -92,7 +92,7 @@ typedef struct te__queue {
     int count;
     uint64_t plan, failed_plan;
     bool closing;
-    bool compiled; /* one of its orders was */
+    bool compiled; /* a kernel was compiled, not read from the cache */
     double start;
     te__thread threads[TE__JIT_THREADS];
     int num_threads;
@@ -121,7 +121,7 @@ static void te__queue_worker(void *user) {
     te__mutex_unlock(&q->mutex);
 }
 
-/* The order for this launch's kernel: one under way, or a new one. NULL: no memory. */
+/* The order for this launch's kernel, an existing or a new one. NULL: no memory. */
 static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *l) {
     te__jit_order *o, **end = &q->orders;
     for (; (o = *end) != NULL; end = &o->next)
@@ -165,7 +165,7 @@ static bool te__order_closed(te_ctx *te, te__queue *q, te__jit_order *o, bool wa
     return true;
 }
 
-/* ---- the line ------------------------------------------------------------------------------------------------ */
+/* ---- the queue ----------------------------------------------------------------------------------------------- */
 
 static te_result te__queued_send(te_ctx *te, te__queued *e) {
     te__cu_handle function;
@@ -204,7 +204,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te_result result, entered;
     bool pushed;
     te->cuda->settle = NULL; /* launches that are sent may call this again */
-    te->cuda->line_up = NULL;
+    te->cuda->enqueue = NULL;
     entered = te__cuda_enter(te, &pushed);
     result = te__queue_send(te, q, true);
     if (entered == TE_OK) te__cuda_leave(pushed);
@@ -238,7 +238,7 @@ static te__queued *te__queued_create(te_ctx *te, const void *copied, size_t copi
 }
 static void *te__queued_copy(te__queued *e) { return (char *)e + ((sizeof(te__queued) + 15) & ~(size_t)15); }
 
-static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size_t bytes);
+static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t bytes);
 
 static te__queue *te__queue_open(te_ctx *te) {
     te__queue *q = te->cuda->queue;
@@ -251,7 +251,7 @@ static te__queue *te__queue_open(te_ctx *te) {
     q->start = te__time_now();
     te->cuda->queue = q;
     te->cuda->settle = te__queue_settle;
-    te->cuda->line_up = te__queue_line_up;
+    te->cuda->enqueue = te__queue_write;
     return q;
 }
 static void te__queue_append(te__queue *q, te__queued *e) {
@@ -263,10 +263,10 @@ static void te__queue_append(te__queue *q, te__queued *e) {
     q->count++;
 }
 
-static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size_t bytes) {
+static te_result te__queue_write(te_ctx *te, void *dst, const void *host, size_t bytes) {
     te__queue *q = te->cuda->queue;
     te__queued *e = q->first ? te__queued_create(te, host, host ? bytes : 0) : NULL;
-    if (!e) { /* nothing waits, or there is no memory to wait with */
+    if (!e) { /* the queue is empty, or there is no memory for an entry */
         te_result result = te__queue_settle(te);
         if (result != TE_OK) return result;
         return host ? te->device->upload(te, dst, host, bytes) : te->device->clear(te, dst, bytes);
@@ -279,7 +279,7 @@ static te_result te__queue_line_up(te_ctx *te, void *dst, const void *host, size
     return TE_OK;
 }
 
-/* Do launches wait, so that later work must queue behind them? */
+/* Do launches wait, so that later work must be queued behind them? */
 static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cuda->queue->first; }
 
 /* May a plan wait for kernels that are missing? Never where other code can queue work on the stream, or inspects it. */
@@ -288,7 +288,7 @@ static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
            te__nvrtc_open(te__driver_major(), NULL);
 }
 
-/* Puts a plan in line; false, with nothing changed, when there is no memory for it. Within te's CUcontext. */
+/* Queues a plan; false, with nothing queued, when there is no memory for it. Within te's CUcontext. */
 static bool te__queue_add(te_ctx *te, te__plan *p) {
     te__queue *q = te__queue_open(te);
     te__queued *made = NULL, *e;

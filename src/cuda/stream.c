@@ -1,53 +1,54 @@
 /* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them. Knows the driver; must not know kernels.
  *
- * Launches may wait in line for their kernels (cuda/queue.c): the line is sent off before an event is recorded on the context's own stream, and before that
- * stream waits for one. */
+ * Launches may wait for their kernels (cuda/queue.c): they are launched before an event is recorded on the context's own stream, and before that stream
+ * waits for one. */
 
-/* Of a stream of core/stream.c; NULL: the context's own, up to date. */
+/* The handle of a stream of core/stream.c; NULL: the context's own, after the launches that waited. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {
     if (s) return s->handle;
-    te__cuda_settle(te); /* a kernel that could not be had is an error of its own */
+    te__cuda_settle(te); /* a kernel that does not compile sets an error of its own */
     return te->cuda->stream;
 }
-static te_result te__cuda_told(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
+/* Leaves te's CUcontext and reports a failed call. */
+static te_result te__cuda_leave_with(te_ctx *te, bool pushed, const char *call, te__cu_result code) {
     te__cuda_leave(pushed);
     return code ? te__cu_fail(te, call, code) : TE_OK;
 }
 
-/* It keeps no order with the legacy default stream. */
+/* A stream that does not synchronize with the legacy default stream. */
 static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
 }
 static void te__cuda_stream_destroy(te_ctx *te, void *stream) {
     bool pushed;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
 }
 static te_result te__cuda_stream_synchronize(te_ctx *te, const te__stream *s) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
 }
 
 static te_result te__cuda_event_create(te_ctx *te, void **event) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
 }
 static void te__cuda_event_destroy(te_ctx *te, void *event) {
     bool pushed;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
 }
 static te_result te__cuda_event_record(te_ctx *te, void *event, const te__stream *s) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
 }
 static te_result te__cuda_stream_wait(te_ctx *te, const te__stream *s, void *event) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_told(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
 }
 static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
     te__cu_result code;
@@ -56,10 +57,10 @@ static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
     if (result != TE_OK) return result;
     code = passed ? te__cu.EventQuery(event) : te__cu.EventSynchronize(event);
     if (passed) *passed = code != TE__CU_NOT_READY;
-    return te__cuda_told(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
+    return te__cuda_leave_with(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
 }
 
-/* `host` is pinned, so the copy runs beside everything else. */
+/* The host's side is pinned, so the copy overlaps with kernels. */
 static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
     te__cu_result code;
     bool pushed;
@@ -68,7 +69,7 @@ static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, c
     code = to_host ? te__cu.MemcpyDtoHAsync(dst, (te__cu_address)(uintptr_t)src, bytes, s->handle)
                    : te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, src, bytes, s->handle);
     if (!code && te->debug_sync) code = te__cu.StreamSynchronize(s->handle);
-    return te__cuda_told(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
+    return te__cuda_leave_with(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
 }
 
 /* NULL when there is none. */
@@ -85,5 +86,5 @@ static void *te__cuda_pinned_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_pinned_release(te_ctx *te, void *host, size_t bytes) {
     bool pushed;
     (void)bytes;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_told(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
+    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
 }

@@ -15,7 +15,7 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
-// What embedded PTX calls in place of holding it many times: conversions of formats that come at run time (te_ptx defines TE_SMALL).
+// A function that embedded PTX (te_ptx defines TE_SMALL) calls, since inlined it would be there many times: conversions of formats known at run time.
 #ifdef TE_SMALL
 #define TE_DEV_CALL static __device__ __noinline__
 #else
@@ -32,8 +32,8 @@ typedef long long te_i64;
 #endif
 
 // The first statement of a kernel: waits until the kernels before it in the stream have ended and their writes are there. A kernel that has it is
-// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must touch no memory
-// but its arguments before. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:
+// launched so that its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must access no memory
+// but its arguments before this call. Small layers gain, large ones do not; an earlier launch (griddepcontrol.launch_dependents) slows large ones:
 // tests/bench/notes.md.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
@@ -168,8 +168,8 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The counter, 0 between
-// kernels, is 0 again then (te__plan_counter).
+// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The last block leaves the
+// counter (te__plan_counter) at 0.
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
@@ -196,8 +196,8 @@ TE_DEV void te_grid_wait(te_u32 *counter) {
     }
     __syncthreads();
 }
-// amax = max(amax, v) for v >= 0, atomically and in any order with one result: non-negative floats order like their bits. NaN never
-// arrives here: fmaxf drops it.
+// amax = max(amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats order like their bits. v is no NaN:
+// fmaxf has dropped it.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }
 
 // ---- small math ----------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensor
 template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
     asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size) : "memory");
 }
-// After the changes; and, by the thread that is to use the map, before.
+// Release after the changes, acquire in the thread that uses the map before it does.
 TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
 TE_DEV void te_tma_map_acquire(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
 // The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the tensor become zeros.
@@ -108,9 +108,9 @@ TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {
                  : "memory");
 }
 TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most N of this thread's latest groups of stores have yet to read shared memory.
+// Waits until all but the latest N of this thread's groups of stores have read shared memory.
 template <int N> TE_DEV void te_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-// What this thread wrote to shared memory is there for TMA and wgmma, once a barrier follows.
+// Makes this thread's writes to shared memory visible to TMA and wgmma, once a barrier follows.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.
@@ -125,12 +125,12 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-// COUNT threads (whole warps) meet at the barrier `id`, 1 to 15.
+// A barrier of COUNT threads (whole warps), number `id`, 1 to 15.
 template <int COUNT> TE_DEV void te_meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
-// Counts towards such a meeting without waiting for it.
+// Arrives at such a barrier without waiting.
 template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
 
-// Four 8x8 matrices of 16-bit words to shared memory, the other way round than te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the
+// Four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the
 // rows of matrix i.
 TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");

@@ -18,12 +18,12 @@ TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// The same; the L2 cache fetches the 256 bytes around it, which will be loaded soon.
+// The same; the L2 cache fetches the 256 bytes around it, which are loaded next.
 TE_DEV void te_cp_async16_ahead(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N of this thread's latest groups are under way.
+// Waits until all but the latest N of this thread's groups have arrived.
 template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 TE_DEV void te_sts16(te_u32 dst, uint4 v) {

@@ -28,7 +28,7 @@ TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
     return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
 }
 
-// Half of it: words 2 pair and 2 pair + 1 of a column.
+// Half of such a chunk: words 2 pair and 2 pair + 1 of a column.
 TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
     return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
 }
@@ -63,7 +63,7 @@ TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 
         }
     }
 }
-// ... to all `ld` rows that there are.
+// The same for a dst whose rows hold exactly `ld` elements: rows = ld.
 TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,
                           int t = threadIdx.x) {
     te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);

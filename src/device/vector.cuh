@@ -5,7 +5,7 @@
 #pragma once
 #include "device/base.cuh"
 
-#define TE_ANY (-1) // the format comes at run time
+#define TE_ANY (-1) // the format is known at run time
 
 template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element
 
@@ -92,7 +92,7 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// Eight numbers, of which n exist. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.
+// The first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.
 template <int UNROLL = 8> TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
 #pragma unroll UNROLL
@@ -133,31 +133,23 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i
     }
     return r;
 }
-// Of elements that nothing writes while the kernel runs, p + i aligned to 16 bytes: the compiler may move the load up.
-template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_nc(const void *p, te_i64 i) {
-    te_raw<FORMAT> r;
-    const char *q = (const char *)p + i * te_size<FORMAT>;
-#pragma unroll
-    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)
-        asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[k]), "=r"(r.w[k + 1]), "=r"(r.w[k + 2]), "=r"(r.w[k + 3]) : "l"(q + 4 * k));
-    return r;
+// How 16 bytes are loaded:
+//   CONSTANT   nothing writes them while the kernel runs: the compiler may move the load up
+//   ONCE       the same, and they are read once: they leave the L1 cache to bytes that all rows share
+//   HERE       at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill
+enum te_load_hint { TE_LOAD_CONSTANT, TE_LOAD_ONCE, TE_LOAD_HERE };
+#define TE__LOAD16(kind, w, at) kind ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"((w)[0]), "=r"((w)[1]), "=r"((w)[2]), "=r"((w)[3]) : "l"(at)
+template <te_load_hint HINT> TE_DEV void te_load16(te_u32 *w, const void *at) {
+    if constexpr (HINT == TE_LOAD_CONSTANT) asm(TE__LOAD16("ld.global.nc", w, at));
+    else if constexpr (HINT == TE_LOAD_ONCE) asm(TE__LOAD16("ld.global.L1::no_allocate", w, at));
+    else asm volatile(TE__LOAD16("ld.global", w, at) : "memory");
 }
-// The same of elements that are read once: they leave the L1 cache to those that all rows share.
-template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_once(const void *p, te_i64 i) {
+// Eight elements from element i on, p + i aligned to 16 bytes.
+template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinted(const void *p, te_i64 i) {
     te_raw<FORMAT> r;
     const char *q = (const char *)p + i * te_size<FORMAT>;
 #pragma unroll
-    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)
-        asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[k]), "=r"(r.w[k + 1]), "=r"(r.w[k + 2]), "=r"(r.w[k + 3]) : "l"(q + 4 * k));
-    return r;
-}
-// The same at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill.
-template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_here(const void *p, te_i64 i) {
-    te_raw<FORMAT> r;
-    const char *q = (const char *)p + i * te_size<FORMAT>;
-#pragma unroll
-    for (int k = 0; k < te_raw<FORMAT>::words; k += 4)
-        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[k]), "=r"(r.w[k + 1]), "=r"(r.w[k + 2]), "=r"(r.w[k + 3]) : "l"(q + 4 * k) : "memory");
+    for (int k = 0; k < te_raw<FORMAT>::words; k += 4) te_load16<HINT>(r.w + k, q + 4 * k);
     return r;
 }
 // Element j, a literal once the loop around it is unrolled.
@@ -166,7 +158,7 @@ template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
     if constexpr (FORMAT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
-// Keeps the compiler from carrying unpacked elements from one pass to the next, in twice the registers.
+// Keeps the compiler from unpacking elements once for several passes, which would take twice the registers.
 template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)

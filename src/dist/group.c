@@ -1,5 +1,5 @@
-/* dist/group.c: groups of ranks: the front doors of the collectives, whatever implements them. Knows tensors and captures; must not know modules and
- * recipes. */
+/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and hand it to the group's implementation. Knows tensors and
+ * captures; must not know modules and recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,
@@ -23,12 +23,12 @@ struct te_group {
     te_group_desc is;
     char *name; /* is.name */
     /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait; `peer` is the other rank of
-     * a te_send or te_recv. NULL: the implementation has no way to say that. */
+     * a te_send or te_recv. NULL: the implementation cannot do that. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
-    te__guest guest;
+    te__closable closable;
 };
 
-/* ---- making ---- */
+/* ---- creation ---- */
 
 static void te__group_close(void *owner) { te_group_destroy((te_group *)owner); }
 
@@ -57,7 +57,7 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     group->name = te__copy_string(te, desc->name ? desc->name : "custom");
     group->is.name = group->name;
     if (group->name) {
-        te__guest_enter(te, &group->guest, "group", te__group_close, group);
+        te__closable_add(te, &group->closable, "group", te__group_close, group);
         return group;
     }
     te__free(te, group, sizeof(*group));
@@ -68,7 +68,7 @@ TE_API void te_group_destroy(te_group *group) {
     te_ctx *te;
     if (!group) return;
     te = group->te;
-    te__guest_leave(&group->guest);
+    te__closable_remove(&group->closable);
     if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user); /* the other ranks are the parent's */
     te__free_string(te, group->name);
     te__free(te, group, sizeof(*group));
@@ -77,9 +77,9 @@ TE_API void te_group_destroy(te_group *group) {
 TE_API int te_group_rank(const te_group *group) { return group ? group->is.rank : 0; }
 TE_API int te_group_size(const te_group *group) { return group ? group->is.size : 1; }
 
-/* ---- front doors ---- */
+/* ---- collectives ---- */
 
-/* Present, of the group's context, with plain contiguous memory. A NULL passes in silence: who made it has reported already. */
+/* x must be of the group's context and have plain contiguous memory. A NULL fails without an error: the call that returned it has set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -90,7 +90,7 @@ static te_result te__want_shared(te_group *group, te__collective kind, const cha
     return r == TE_OK && !x->buffer ? te__no_plain_memory(x, te__collective_name(kind)) : r;
 }
 
-/* x can be added up, or compared. */
+/* The elements of x must be of a format that `op` can reduce. */
 static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_reduce_op op) {
     const char *what = te__collective_name(kind);
     bool bytes = x->dtype == TE_U8 || x->dtype == TE_F8E8M0;
@@ -101,7 +101,7 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
                     te_dtype_name(x->dtype));
 }
 
-/* `whole` holds one `part` for each rank. */
+/* `whole` must hold one `part` for each rank. */
 static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole, const char *part_name, const te_tensor *part,
                                 int size) {
     const char *what = te__collective_name(kind);
@@ -119,14 +119,14 @@ static te_result te__want_parts(te__collective kind, const char *whole_name, con
     return TE_OK;
 }
 
-/* This rank cannot make the call. */
+/* Tells the other ranks that this rank cannot make the call. */
 static te_result te__refuse_peer(te_group *group, te__collective kind, int peer, te_result code) {
     if (group && group->is.size > 1 && group->refuse && !group->te->warming && !te__is_forked(group->te))
         group->refuse(group->is.user, group->te, kind, peer, code);
     return code;
 }
 static te_result te__refuse(te_group *group, te__collective kind, te_result code) { return te__refuse_peer(group, kind, -1, code); }
-/* Nothing is to be exchanged. During a warm-up nothing is computed that could be, and ranks warm up at times of their own. */
+/* Is nothing to be exchanged? During a warm-up there are no results, and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
 /* In a capture nothing runs, so a function that only queues work on the stream can be called, and no other. The graph holds the memory that each
@@ -146,7 +146,7 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
     return te__refuse_capture(te, what, "call it before te_graph_begin, or between two te_graph_launch");
 }
 
-/* An optional function of the group. */
+/* A group may lack an optional function. */
 static te_result te__group_has(te_group *group, const char *what, const char *member, bool there) {
     if (te__is_alone(group) || there) return TE_OK;
     return te__fail(group->te, TE_ERR_UNSUPPORTED, "%s: group \"%s\" cannot do that: te_group_desc.%s is NULL; give te_group_create a function for it", what,
@@ -163,7 +163,7 @@ static te_result te__report_collective(te_group *group, te__collective kind, te_
                     group->is.size, te_result_name(r));
 }
 
-/* The bytes of x into out, whatever they mean. */
+/* Copies the bytes of x to out, whatever their format. */
 static te_result te__copy_bytes(const te_tensor *x, te_tensor *out) {
     te_tensor *from, *to;
     te_result r;
@@ -240,7 +240,7 @@ TE_API te_result te_barrier(te_group *group) {
 
 /* ---- all to all ---- */
 
-/* Elements of a line: all that stands under one index of the first dimension. */
+/* Elements of a line: those with one index of the first dimension. */
 static int64_t te__line_numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
@@ -249,7 +249,7 @@ static int64_t te__line_numel(const te_tensor *x) {
 }
 static int64_t te__line_bytes(const te_tensor *x) { return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1); }
 
-/* The lines of x that go to each rank, or come from it, into `full`: `counts`, or equal numbers. */
+/* Writes to `full` how many lines of x go to each rank, or come from it: `counts`, or equal numbers. */
 static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts, int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char text[TE__SHAPE_TEXT];
@@ -274,7 +274,7 @@ static te_result te__want_lines(const char *name, const te_tensor *x, const char
                     name, text, (long long)lines);
 }
 
-/* x and out are of one format and have lines of one size; no byte is both read and written. */
+/* x and out must be of one format and have lines of one size, and share no memory. */
 static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -348,9 +348,9 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
     return te__report_collective(group, TE__RECV, r);
 }
 
-/* ---- giving up ---- */
+/* ---- aborting ---- */
 
-/* Another thread may be inside a collective of this group: nothing of the context is written unless the function is missing. */
+/* Another thread may be inside a collective of this group, so the context is not written to unless the function is missing. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;

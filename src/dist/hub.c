@@ -1,5 +1,5 @@
-/* dist/hub.c: where the threads of a group meet: meetings of all ranks, messages between two, and the ways in which a wait ends. Knows the names of the
- * collectives; must not know tensors. */
+/* dist/hub.c: synchronization of the threads of a group: meetings of all ranks, messages between two, and errors for waits that would never end. Knows the
+ * names of the collectives; must not know tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 
@@ -32,16 +32,16 @@ typedef struct te__mail {
 static char *te__mail_data(te__mail *m) { return (char *)m + ((sizeof(te__mail) + 15) & ~(size_t)15); }
 typedef struct te__mailbox {
     te__mail *first, *last;
-    int skip; /* messages to come that their receiver could not take */
+    int skip; /* so many later messages are dropped: their receives have failed already */
 } te__mailbox;
 
-/* Where a rank is. Where every rank waits for another, all are stuck, and the hub lets them go with an error. */
+/* The wait that a rank is in. If every rank waits for another, all are stuck, and the hub ends their waits with an error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
-    int from;   /* receives: from this rank */
+    int from;   /* the sender that a receive waits for */
     bool live;  /* for te__hub_find_stuck alone */
-    bool stuck; /* must leave with `text` */
+    bool stuck; /* the wait ends with the error `text` */
     char text[TE__WHY_TEXT];
 } te__wait;
 
@@ -61,11 +61,13 @@ struct te_thread_hub {
     int num_taken, num_left, first_left;
     bool closed;      /* by te_thread_hub_destroy; the last rank to leave frees it */
     int arrived;      /* at the meeting under way */
-    uint64_t meeting; /* counts meetings: whoever sees a new number knows that all had come */
-    int forks;         /* te__forks where it was made: no thread comes to it in a child */
+    uint64_t meeting; /* counts meetings: a new number tells a waiting rank that all have arrived */
+    int forks;         /* te__forks when it was made: a child by fork has none of its threads */
     te_result verdict; /* of the last meeting */
     char text[TE__WHY_TEXT + 64];
 };
+
+static te__mailbox *te__hub_box(const te_thread_hub *hub, int from, int to) { return &hub->box[(size_t)from * (size_t)hub->size + (size_t)to]; }
 
 static void te__hub_drop_mail(te_thread_hub *hub) {
     size_t i, n = (size_t)hub->size * (size_t)hub->size;
@@ -102,7 +104,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
     hub->seat = (te__seat *)calloc((size_t)size, sizeof(te__seat));
     hub->post = (te__post *)calloc((size_t)size, sizeof(te__post));
     hub->wait = (te__wait *)calloc((size_t)size, sizeof(te__wait));
-    hub->box = (te__mailbox *)calloc((size_t)size * (size_t)size, sizeof(te__mailbox));
+    hub->box = (te__mailbox *)calloc((size_t)size, (size_t)size * sizeof(te__mailbox));
     if (hub->seat && hub->post && hub->wait && hub->box) return hub;
     te__hub_free(hub);
     return NULL;
@@ -110,7 +112,7 @@ TE_API te_thread_hub *te_thread_hub_create(int size) {
 
 TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     bool last;
-    if (!hub || hub->forks != te__forks) return; /* a child's copy: its mutex may be held for ever */
+    if (!hub || hub->forks != te__forks) return; /* a child's copy, whose mutex may be locked for ever */
     te__mutex_lock(&hub->mutex);
     hub->closed = true;
     last = hub->num_taken == 0;
@@ -119,10 +121,10 @@ TE_API void te_thread_hub_destroy(te_thread_hub *hub) {
     if (last) te__hub_free(hub);
 }
 
-/* No meeting will begin any more. */
+/* True if no meeting will begin any more. */
 static bool te__hub_is_over(const te_thread_hub *hub) { return hub->closed || hub->aborted; }
 static bool te__hub_is_broken(const te_thread_hub *hub) { return te__hub_is_over(hub) || hub->num_left > 0; }
-/* Says why. */
+/* Writes the reason to `text`; `left` is the rank that has left. */
 static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text) {
     if (hub->aborted)
         snprintf(text, TE__WHY_TEXT, "%s", hub->abort_text);
@@ -157,8 +159,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Whether the posts of all ranks fit together; the complaint, if not. Ranks are compared with rank 0 in order, so that all threads hear the
- * same in every run. */
+/* Do the posts of all ranks match? If not, hub->text says why. Ranks are compared with rank 0 in order, so that all threads get the same error in every
+ * run. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -196,7 +198,7 @@ static te_result te__hub_judge(te_thread_hub *hub) {
     return a->kind == TE__ALL_TO_ALL ? te__hub_judge_exchange(hub) : TE_OK;
 }
 
-/* The waits of the stuck ranks, in words. */
+/* Writes the waits of the stuck ranks as an error text. */
 static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
     size_t used = (size_t)snprintf(text, TE__WHY_TEXT, "no rank can go on:");
     int i;
@@ -211,25 +213,25 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
     snprintf(text + used, TE__WHY_TEXT - used, " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in the same order");
 }
 
-/* Can rank i go on, as far as is known which others can? */
+/* Can rank i go on, given the ranks that are known to (`live`)? */
 static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     const te__wait *w = &hub->wait[i];
     int k;
     if (w->kind == TE__WAITS_NOT || w->live) return true;
-    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* an error comes */
-    if (w->kind == TE__WAITS_MESSAGE) return hub->box[w->from * hub->size + i].first || hub->wait[w->from].live;
+    if (w->kind == TE__WAITS_MEETING && te__hub_is_broken(hub)) return true; /* with an error */
+    if (w->kind == TE__WAITS_MESSAGE) return te__hub_box(hub, w->from, i)->first || hub->wait[w->from].live;
     for (k = 0; k < hub->size; k++)
         if (hub->wait[k].kind != TE__WAITS_MEETING && !hub->wait[k].live) return false;
     return true;
 }
 
-/* A rank is about to wait, or has left. Lets all go, with an error, if they would wait for one another for ever. As long as one of them can go on nothing
- * is done: it may come to the call that the others are in, and all ranks of a collective are to fail together. */
+/* Called when a rank is about to wait, or has left. Ends all waits with an error if the ranks would wait for each other for ever. As long as one rank can go
+ * on, nothing is done: it may make the call that the others wait in, and all ranks of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
     int i;
-    if (hub->num_receiving == 0) return; /* all who wait are at one meeting */
+    if (hub->num_receiving == 0) return; /* all waits are for the same meeting */
     for (i = 0; i < hub->size; i++) hub->wait[i].live = false;
     while (more)
         for (more = false, i = 0; i < hub->size; i++)
@@ -249,8 +251,8 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     te__cond_broadcast(&hub->cond);
 }
 
-/* Waits until all ranks have come; all leave with the same verdict, and `text` if it is not TE_OK. Only the first meeting of a
- * collective may be given up, because a rank has left the group or aborted it: past it nobody holds memory that another might still read. */
+/* Waits until all ranks have arrived; all return the same verdict, and `text` if it is not TE_OK. If a rank has left the group or aborted it, only the first
+ * meeting of a collective fails: after it other ranks may read this rank's memory, which the later meetings protect. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;
@@ -292,7 +294,7 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
 
 /* ---- messages ---- */
 
-/* Room for a message; NULL: there is no memory. */
+/* A message with room for `bytes`; NULL when memory is out. */
 static te__mail *te__mail_create(te_result result, size_t bytes) {
     size_t head = (sizeof(te__mail) + 15) & ~(size_t)15;
     te__mail *m = bytes <= SIZE_MAX - head ? (te__mail *)malloc(head + bytes) : NULL;
@@ -303,9 +305,9 @@ static te__mail *te__mail_create(te_result result, size_t bytes) {
     return m;
 }
 
-/* Takes the message. */
+/* Queues the message, which belongs to the hub from here on. */
 static te_result te__mail_post(te_thread_hub *hub, int from, int to, te__mail *m, char *text) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te_result r = TE_OK;
     te__mutex_lock(&hub->mutex);
     if (te__hub_is_over(hub) || hub->seat[to] == TE__SEAT_LEFT) {
@@ -331,10 +333,10 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* The next message, which the caller frees; NULL: there will be none, for the reason in `text`. A message that was sent before its sender left is
- * still received. */
+/* Waits for the next message, which the caller frees; NULL: none will come, for the reason in `text`. A message whose sender has left since is still
+ * received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];
     te__mail *m = NULL;
     te__mutex_lock(&hub->mutex);
@@ -355,9 +357,9 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
     return m;
 }
 
-/* The receiver cannot take its next message. */
+/* Drops the receiver's next message: its receive has failed. */
 static void te__mail_skip(te_thread_hub *hub, int from, int to) {
-    te__mailbox *box = &hub->box[from * hub->size + to];
+    te__mailbox *box = te__hub_box(hub, from, to);
     te__mail *m;
     te__mutex_lock(&hub->mutex);
     m = te__mailbox_pop(box);

@@ -32,14 +32,14 @@ static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const
     te__shape_text(x, post->shape);
     return post;
 }
-/* The others hear what this rank's context says; the first error of a context is the cause of the later ones. */
+/* The other ranks get the first error of this rank's context, which is the cause of its later ones. */
 static const char *te__rank_why(const te__thread_rank *me) { return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te); }
 static void te__post_fail(te__thread_rank *me, te__post *post, te_result code) {
     if (post->result != TE_OK || code == TE_OK) return;
     snprintf(post->why, sizeof(post->why), "%s", te__rank_why(me));
     post->result = code;
 }
-/* Copies x to where the other ranks can read it. */
+/* Copies x to host memory, where the other ranks can read it. */
 static void te__post_data(te__thread_rank *me, te__post *post, const te_tensor *x) {
     post->data = (char *)te__alloc(me->te, post->bytes);
     te__post_fail(me, post, post->data ? te_tensor_to_host(x, post->data) : TE_ERR_OUT_OF_MEMORY);
@@ -52,13 +52,13 @@ static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, i
 static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_result r, const char *text) {
     return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank, me->hub->size, text);
 }
-/* The first meeting: all have brought what the others need, or all fail. */
+/* The first meeting: every rank's post is complete, or all ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, true, text);
     return r == TE_OK ? r : te__rank_fail(me, kind, r, text);
 }
-/* A later one: all have done their part, or all fail. */
+/* A later meeting: every rank has done its part, or all ranks fail. */
 static te_result te__rank_meet(te__thread_rank *me, te__collective kind) {
     char text[TE__WHY_TEXT];
     te_result r = te__hub_meet(me->hub, me->rank, false, text);
@@ -100,7 +100,7 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
         int64_t value = te__load_int(hub->post[0].data, dtype, at + i);
         for (rank = 1; rank < hub->size; rank++) {
             int64_t x = te__load_int(hub->post[rank].data, dtype, at + i);
-            /* wraps around, as machines add */
+            /* unsigned, so that sums wrap around */
             value = op == TE_REDUCE_MAX ? te__max(value, x) : (int64_t)((uint64_t)value + (uint64_t)x);
         }
         if (dtype == TE_I64) ((int64_t *)(void *)out)[at + i] = value;
@@ -109,8 +109,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other reads
- * nor writes in any copy, so this needs neither locks nor more memory. */
+/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other rank reads or writes in
+ * any copy, so neither locks nor more memory are needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;
@@ -217,7 +217,7 @@ static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor 
     return te__rank_end(me, post, te__rank_meet(me, TE__ALL_TO_ALL));
 }
 
-/* Another rank waits for a message of this one, which cannot be sent. */
+/* Sends rank `to`, which waits for a message, the error in its place. */
 static void te__threads_send_failure(te__thread_rank *me, int to, te_result code) {
     const char *why = te__rank_why(me);
     char text[TE__WHY_TEXT];
@@ -237,7 +237,7 @@ static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, in
     char text[TE__WHY_TEXT];
     te_result r;
     if (!m)
-        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be had", te__no_memory_text,
+        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
                      (unsigned long long)te_tensor_bytes(x), to);
     else
         r = te_tensor_to_host(x, te__mail_data(m));
@@ -290,12 +290,12 @@ static void te__threads_refuse(void *user, te_ctx *te, te__collective kind, int 
         return;
     }
     te__post_fail(me, te__post_open(me, kind), code);
-    te__hub_meet(me->hub, me->rank, true, text); /* the verdict is news for the others alone */
+    te__hub_meet(me->hub, me->rank, true, text); /* this rank has its error already */
 }
 
 /* ---- joining and leaving ---- */
 
-/* A hub of which all ranks have left is as new. */
+/* When all ranks have left, the hub is reset and can be joined again. */
 static void te__threads_leave(void *user) {
     te__thread_rank *me = (te__thread_rank *)user;
     te_thread_hub *hub = me->hub;

@@ -42,7 +42,7 @@ struct te_safetensors {
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
     void *staging; /* NULL until it is needed: what data passes through on its way to the device */
-    te__guest guest;
+    te__closable closable;
 };
 
 /* ---- the header ---- */
@@ -249,7 +249,7 @@ TE_API void te_safetensors_close(te_safetensors *f) {
     te_ctx *te;
     if (!f) return;
     te = f->te;
-    te__guest_leave(&f->guest);
+    te__closable_remove(&f->closable);
     te__file_close(&f->file);
     te__free_string(te, f->path);
     te__free(te, f->header, f->header_size + 1);
@@ -282,7 +282,7 @@ TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path) {
         ok = te__st_read_header(f, &why) && te__st_parse_header(f) && te__st_check_layout(f);
     te__text_free(&why);
     if (ok) {
-        te__guest_enter(te, &f->guest, "open file", te__st_close, f);
+        te__closable_add(te, &f->closable, "open file", te__st_close, f);
         return f;
     }
     te_safetensors_close(f);

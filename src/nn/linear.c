@@ -297,6 +297,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
+    if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
     saved[2] = saved[1] ? c->gelu_of : NULL;
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;

@@ -24,7 +24,7 @@ struct te_module {
     bool destroyed;  /* by its owner, while it was held */
     te__rng_state rng; /* from before it was made */
     void *state;
-    te__guest guest;
+    te__closable closable;
 };
 
 static void te__module_close(void *owner) {
@@ -59,7 +59,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         te__free(te, m, sizeof(*m));
         return NULL;
     }
-    te__guest_enter(te, &m->guest, "module", te__module_close, m);
+    te__closable_add(te, &m->closable, "module", te__module_close, m);
     return m;
 }
 
@@ -73,7 +73,7 @@ TE_API void te_module_destroy(te_module *m) {
     int i;
     if (!m) return;
     te = m->te;
-    if (!m->destroyed) te__guest_leave(&m->guest);
+    if (!m->destroyed) te__closable_remove(&m->closable);
     m->destroyed = true;
     if (m->parent) /* takes itself out of a tree that goes on living */
         for (i = 0; i < m->parent->num_children; i++)

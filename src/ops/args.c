@@ -264,22 +264,14 @@ static void te__args_touch(const te__args *l) {
 
 /* ---- names ---- */
 
-TE_API const char *te_query_name(te_op op) {
-    static const char *const names[TE_OP_COUNT] = {"?",
-#define TE__OP_NAME(lower, UPPER, family) #lower,
-        TE_OP_LIST(TE__OP_NAME)
+static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first for a te_op that does not exist */
+#define TE__OP_NAME(lower, UPPER, family) {#lower, #family},
+    TE_OP_LIST(TE__OP_NAME)
 #undef TE__OP_NAME
-    };
-    return (int)op > 0 && op < TE_OP_COUNT ? names[op] : "?";
-}
-TE_API const char *te_query_family(te_op op) {
-    static const char *const families[TE_OP_COUNT] = {"?",
-#define TE__OP_FAMILY(lower, UPPER, family) #family,
-        TE_OP_LIST(TE__OP_FAMILY)
-#undef TE__OP_FAMILY
-    };
-    return (int)op > 0 && op < TE_OP_COUNT ? families[op] : "?";
-}
+};
+static const char *const *te__op_name(te_op op) { return te__op_names[(int)op > 0 && op < TE_OP_COUNT ? (int)op : 0]; }
+TE_API const char *te_query_name(te_op op) { return te__op_name(op)[0]; }
+TE_API const char *te_query_family(te_op op) { return te__op_name(op)[1]; }
 
 TE_API int64_t te_query_args(te_op op, const void *args, te_arg *out, int64_t capacity) {
     te__args l;

@@ -71,8 +71,8 @@ typedef int te__fd;
 #endif
 #endif
 
-/* An empty path, and whatever is there and is no regular file: a folder, a pipe or a device has no size to check against, and nothing may take its
- * place. `kind`: what it is, or NULL. */
+/* Refuses an empty path, or one of a folder, a pipe or a device: these have no size to check against, and must not be replaced. `kind`: the kind's name, or
+ * NULL. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -140,7 +140,7 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* Asked before opening, since opening a pipe would wait for its writer; and again behind it, of what was really opened. */
+    /* The kind is checked before open, since to open a pipe would wait for its writer, and again after it, for the file that was opened. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);
@@ -220,7 +220,7 @@ static inline bool te__file_remove(const char *path, te__text *why) {
     return te__file_complain(why, "remove", path);
 }
 
-/* ---- looking around ---- */
+/* ---- listing, links ---- */
 
 /* Calls each(user, name) for every entry but . and .., in the system's order, until it returns false. */
 static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user, te__text *why) {
@@ -250,7 +250,7 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     return true;
 }
 
-/* The file itself, where `path` is a symbolic link to it: what is written in its place must be beside it. It need not be there. */
+/* Follows symbolic links from `path` to the file itself, beside which its replacement must be written. The file need not exist. */
 static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
     te__text_clear(file);
     te__text_put(file, path);
@@ -308,10 +308,10 @@ static inline const char *te__path_other_kind(const char *path) {
 
 /* ---- temporary files ----
  *
- * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A process that is killed leaves that behind; whoever comes to FILE next takes it away. Numbers
- * of processes are used again, and mean nothing in another container, so a writer locks what it writes (flock): the system lets go of the lock when the
- * writer is gone, whatever its end. A lock that can be had is believed of the writer's own host, and of others an hour after the last write, for not
- * every file system shares locks between hosts. Where there are no locks, files stay. Windows lets nobody remove what a writer has open. */
+ * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A killed process leaves that file behind; the next process that opens or writes FILE removes it.
+ * Process ids are reused, and differ between containers, so a writer locks its file (flock): the system drops the lock when the writer ends, however it
+ * ends. A file that can be locked has no writer if it is of this host; of another host, only an hour after the last write, since not every file
+ * system shares locks between hosts. Without locks such files stay. Windows does not let a process remove a file that a writer has open. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -335,7 +335,7 @@ static inline bool te__temp_parse(const char *name, const char *base, size_t bas
 typedef struct te__temp_search {
     const char *file; /* in a folder that is its first `dir` characters */
     size_t dir;
-    te__text path; /* of the one that is looked at */
+    te__text path; /* the candidate's */
 } te__temp_search;
 
 static inline bool te__temp_consider(void *user, const char *name) {
@@ -365,7 +365,7 @@ static inline bool te__temp_consider(void *user, const char *name) {
     return true;
 }
 
-/* Removes what writers of `file` that are gone have left. */
+/* Removes the temporary files of `file` whose writers have ended. */
 static inline void te__temps_remove(const char *file) {
     te__temp_search s;
     te__text dir = TE_ZERO;
@@ -377,7 +377,7 @@ static inline void te__temps_remove(const char *file) {
     te__text_free(&dir);
     te__text_free(&s.path);
 }
-/* The same of a path that may be a link. */
+/* The same for a path that may be a link. */
 static inline void te__temps_remove_of(const char *path) {
     te__text file = TE_ZERO;
     if (path[0] && te__path_follow(path, &file, NULL)) te__temps_remove(te__text_str(&file));
@@ -386,19 +386,19 @@ static inline void te__temps_remove_of(const char *path) {
 
 /* ---- writing ---- */
 
-/* Tests set this to the bytes after which every file being written meets a full disk. Negative: off. With TE_TEST_HOOKS the
- * environment variable TE_TEST_FILE_FAIL_AFTER does the same. */
+/* For tests: every file that is written finds the disk full after so many bytes. Negative: off. With TE_TEST_HOOKS the environment
+ * variable TE_TEST_FILE_FAIL_AFTER does the same. */
 static int64_t te__file_fail_after = -1;
 
-/* A file on its way: written beside the final path under a name of its own, and moved there by te__file_out_commit when every byte is
- * on the disk. Until then, and if anything fails, what was there before stays whole. */
+/* A file that is being written: beside the final path under a name of its own, and moved there by te__file_out_commit when every byte
+ * is on the disk. Until then, and if anything fails, the file that was there before stays as it is. */
 typedef struct te__file_out {
     te__fd fd;
     te__text path, temp;
     te__text *why;      /* borrowed; may be NULL */
     uint64_t written;
     int64_t budget;     /* bytes until writes fail; negative: no limit */
-    bool failed;        /* the first failure stays: only te__file_out_commit needs looking at */
+    bool failed;        /* once true it stays: only the result of te__file_out_commit needs a check */
 } te__file_out;
 
 /* Closes and removes the temporary file. Harmless after a commit, a failed begin, or twice. */
@@ -423,7 +423,7 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* A new file with a name of its own, locked as long as it is open. False: this name is in use, or somebody has taken the file away before it was locked. */
+/* Creates a file with a name of its own, locked as long as it is open. False: the name is in use, or another process removed the file before it was locked. */
 static inline bool te__temp_create(te__file_out *f) {
     TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
@@ -454,7 +454,7 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* After a failed begin, writes and the commit fail too, quietly. A link stays one: the file that it leads to is replaced. */
+/* After a failed begin, writes and the commit fail too, without another message. A link stays a link: the file that it leads to is replaced. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;
@@ -533,7 +533,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         int synced;
         do synced = fsync(f->fd);
         while (synced != 0 && errno == EINTR);
-        /* A file on something that cannot be flushed (EINVAL) is as safe as it gets there. */
+        /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
         int locked = dup(f->fd); /* the file keeps its lock until it has its name */
@@ -605,7 +605,7 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system lets go of it when the
+/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system releases it when the
  * process ends, however it ends; the empty file stays. */
 typedef struct te__lock {
     te__fd fd;
@@ -623,7 +623,7 @@ static inline void te__lock_release(te__lock *l) {
     l->fd = TE__NO_FD;
 }
 
-/* TE__LOCK_BUSY comes only with wait == false, without words; TE__LOCK_FAILED means that locking does not work here at all. */
+/* TE__LOCK_BUSY, without a message, is possible only if `wait` is false; TE__LOCK_FAILED means that locks do not work here at all. */
 static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -650,7 +650,7 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     return busy ? TE__LOCK_BUSY : TE__LOCK_FAILED;
 }
 
-/* Waits for the lock. False when it cannot be had at all (a file system without locks, an unwritable folder). */
+/* Waits for the lock. False where locks do not work (a file system without locks, an unwritable folder). */
 static inline bool te__lock_acquire(te__lock *l, const char *path, te__text *why) {
     return te__lock_try(l, path, true, why) == TE__LOCK_HELD;
 }

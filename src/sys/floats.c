@@ -38,7 +38,7 @@ static inline void te__floats_set_control(uint64_t control) {
     (void)control;
 #endif
 }
-/* As a process starts with it: to nearest, subnormals kept, nothing traps. x86 has the flags of what has happened in the same register: they stay. */
+/* The control register of a new process: rounding to nearest, subnormals kept, no traps. On x86 the exception flags, which stay, share the register. */
 static inline uint64_t te__floats_usual(uint64_t control) {
 #if defined(TE__FLOATS_SSE)
     return (control & 0x3fu) | 0x1f80u;
@@ -65,7 +65,7 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* One of the few numbers that are made outside of operations. Through memory, since compilers take arithmetic for free to move across the calls above. */
+/* a / b for host code outside of operations. Volatile, since compilers may move other arithmetic across the calls above. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -75,8 +75,8 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Does the compiler's arithmetic do what is written? False if it was allowed to reorder sums, to divide by multiplying, or to forget about -0: clang
- * tells of these flags by no macro. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be asked. */
+/* Does the compiler's arithmetic follow the source? False if it may reorder sums, divide by multiplying, or ignore -0: clang defines no macro for these
+ * flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be tested. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

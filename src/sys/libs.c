@@ -1,17 +1,17 @@
-/* sys/libs.c: where the libraries of NVIDIA hide: the loader's path, toolkits, Python packages. Opens them; knows none of their
- * functions. */
+/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, toolkits, Python packages. Of their functions it
+ * knows only those that identify a library. */
 
 typedef enum te__lib_kind {
     TE__LIB_CUDA = 0,     /* the driver */
     TE__LIB_NVRTC = 1,    /* the kernel compiler */
     TE__LIB_NCCL = 2,
-    TE__LIB_CUBLASLT = 3, /* for benchmarks, as the one to compare with */
+    TE__LIB_CUBLASLT = 3, /* the reference of benchmarks */
     TE__LIB_COUNT = 4
 } te__lib_kind;
 
 typedef struct te__lib {
     void *handle;
-    char path[1024]; /* as far as the system tells; else the name that it was found by */
+    char path[1024]; /* the file, if the system tells; else the name that was opened */
 } te__lib;
 
 enum { TE__LIB_MAX_NAMES = 6 };
@@ -19,8 +19,8 @@ enum { TE__LIB_MAX_NAMES = 6 };
 typedef struct te__lib_spec {
     const char *title;
     const char *variable; /* environment: a file or a folder, and then nothing else is tried */
-    const char *symbol;   /* one that it surely has */
-    bool with_driver;     /* comes with the driver, so that toolkits and Python packages need not be searched */
+    const char *symbol;   /* a function that every version has */
+    bool with_driver;     /* comes with the driver, so toolkits and Python packages are not searched */
     const char *names[TE__LIB_MAX_NAMES]; /* the newest first; NULL ends them */
 } te__lib_spec;
 
@@ -44,7 +44,7 @@ typedef struct te__lib_search {
     int newest;      /* toolkit major; 0: any */
     te__lib *out;
     te__text *tried; /* a line for each name and folder, with the reason */
-    te__text dirs;   /* folders already looked into, each with a NUL behind it */
+    te__text dirs;   /* folders that have been searched, each with a NUL behind it */
 } te__lib_search;
 
 /* ---- opening ---- */
@@ -62,8 +62,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* NVRTC's CUDA version, when only older ones will do. Adds a reason and returns false if it is too new. Asked of the library
- * itself, since a name like libnvrtc.so tells nothing. */
+/* False, with the reason, for an NVRTC of a later CUDA than s->newest. The library itself is asked, since a name like libnvrtc.so
+ * has no version. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;
@@ -86,7 +86,7 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
         te__dl_close(handle);
         handle = NULL;
     }
-    if (!handle) { /* the loader's words mostly begin with the name */
+    if (!handle) { /* the loader's message usually begins with the name */
         const char *words = te__text_str(&why);
         bool named = te__starts_with(words, name) && te__starts_with(words + strlen(name), ": ");
         te__text_printf(s->tried, "  %s%s%s\n", named ? "" : name, named ? "" : ": ", words);
@@ -107,14 +107,14 @@ static inline bool te__lib_try(te__lib_search *s, const char *name) {
     return true;
 }
 
-/* By bare name: what the program has loaded already, then the loader's own path. */
+/* By bare name: a library that the program has loaded already, else the loader's path. */
 static inline bool te__lib_try_names(te__lib_search *s) {
     for (int i = 0; s->spec->names[i]; i++)
         if (te__lib_try(s, s->spec->names[i])) return true;
     return false;
 }
 
-/* In one folder; a folder that was looked into before, or is none, passes silently. */
+/* In one folder; one that does not exist or was searched before is skipped without a line in `tried`. */
 static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
     if (!te__dir_exists(dir)) return false;
     for (size_t i = 0; i < s->dirs.n; i += strlen(s->dirs.s + i) + 1)
@@ -134,11 +134,11 @@ static inline bool te__lib_try_dir(te__lib_search *s, const char *dir) {
     return found;
 }
 
-/* ---- where to look ---- */
+/* ---- folders ---- */
 
 /* A list of names in a folder, the last in the alphabet first, so that 13.0 comes before 12.8. */
 typedef struct te__lib_names {
-    const char *start; /* what they begin with */
+    const char *start; /* their common beginning */
     te__text list;     /* each with a NUL behind it */
 } te__lib_names;
 
@@ -206,7 +206,7 @@ static bool te__lib_in_package(te__lib_search *s, const char *dir) {
     return te__lib_in_lib(s, dir);
 #endif
 }
-/* Of the packages only those with the library count: the others would fill the report. */
+/* Skips packages without the library, which would fill the report. */
 static bool te__lib_in_package_if_there(te__lib_search *s, const char *dir) {
     te__text path = TE_ZERO;
     bool there = false;
@@ -280,7 +280,7 @@ static inline bool te__lib_in_path_variable(te__lib_search *s) {
         if (!te__ends_with(prefix.s, "/bin")) continue;
         prefix.n -= 4;
         prefix.s[prefix.n] = 0;
-        if (prefix.n == 0) te__text_put(&prefix, "/usr"); /* where /bin leads */
+        if (prefix.n == 0) te__text_put(&prefix, "/usr"); /* /bin is a link to /usr/bin */
 #endif
         found = te__lib_in_prefix(s, te__text_str(&prefix));
     }
@@ -321,7 +321,7 @@ static inline bool te__lib_search_python(te__lib_search *s) {
     return found;
 }
 
-/* Where containers, WSL and NixOS put the driver without telling the loader. */
+/* The folders in which containers, WSL and NixOS put the driver, and which the loader does not know. */
 static inline bool te__lib_search_driver(te__lib_search *s) {
 #ifdef _WIN32
     (void)s;

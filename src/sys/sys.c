@@ -22,8 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 /* te.h is included wherever its user likes: a feature macro would come too late when <stdio.h> came first, and under
- * `-std=c11` the C library then hides what ISO C does not have. The few hidden functions that te.h needs are declared here;
- * saying it twice is legal C, and C++ compilers hide nothing. */
+ * `-std=c11` the C library then hides what ISO C does not have. The hidden functions that te.h needs are declared here: a second
+ * declaration is legal C, and C++ compilers hide nothing. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
@@ -41,8 +41,8 @@ extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 #endif
 
 /* ---- mutex, condition variable, once ----
- * `static te__mutex m = TE__MUTEX_INIT;` needs no further making; neither do the others. te__*_init and _free are for those
- * inside other objects. */
+ * `static te__mutex m = TE__MUTEX_INIT;` is ready for use, and so are the others. te__*_init and _free are for those inside
+ * other objects. */
 
 #ifdef _WIN32
 
@@ -103,7 +103,7 @@ static inline void te__once_run(te__once *o, void (*fn)(void)) { pthread_once(&o
 
 /* ---- threads ---- */
 
-/* Stays where it is from te__thread_start to te__thread_join: the thread reads it. */
+/* Must not move between te__thread_start and te__thread_join: the thread reads it. */
 typedef struct te__thread {
     void (*fn)(void *user);
     void *user;
@@ -214,8 +214,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* How often this process, or one that it comes from, has been forked off: a value kept from before a fork differs in the child. A fork costs one
- * addition, asking one load. Always 0 on Windows, which has no fork. Counts from te__watch_forks on. */
+/* The number of forks between the first te__watch_forks and this process: a value kept from before a fork differs in the child. Always 0 on Windows, which
+ * has no fork. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -278,7 +278,7 @@ static inline int te__cpus_allowed(void) {
     fclose(f);
     return count;
 }
-/* Processors' worth of time that the container grants (cgroup v2), rounded up; 0 if unlimited or unknown. */
+/* The container's quota of processor time (cgroup v2) in processors, rounded up; 0 if unlimited or unknown. */
 static inline int te__cpus_granted(void) {
     long long quota = 0, period = 0;
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
@@ -321,7 +321,7 @@ static inline bool te__narrow(char *utf8, size_t cap, const wchar_t *wide) {
 }
 #endif
 
-/* Adds what the last failed OS call complained about: "No space left on device". */
+/* Adds the system's text for the error of the last OS call: "No space left on device". */
 static inline void te__text_os_error(te__text *t) {
 #ifdef _WIN32
     DWORD code = GetLastError();
@@ -357,7 +357,7 @@ static inline void *te__dl_open(const char *name, te__text *why) {
 #endif
 }
 
-/* Address of a symbol, NULL if the library lacks it.. */
+/* Address of a symbol, NULL if the library lacks it. */
 static inline void *te__dl_sym(void *library, const char *symbol) {
 #ifdef _WIN32
     FARPROC f = GetProcAddress((HMODULE)library, symbol);

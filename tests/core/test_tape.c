@@ -299,3 +299,22 @@ TE_TEST_DEVICES(tape_hooks_that_fail) {
     CHECK_ERROR(te, TE_ERR_STATE, "without te_saved_tensors_begin");
     CHECK_OK(te);
 }
+
+static te_result never_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    (void)te, (void)state, (void)saved, (void)dy, (void)dx, (void)needs;
+    return TE_ERR_STATE;
+}
+/* More tensors than a node can have are refused when it is recorded, not when it is played. */
+TE_TEST(tape_nodes_of_too_many_tensors) {
+    enum { COUNT = 65 };
+    te_ctx *te = test_context("cpu");
+    te_tensor *inputs[COUNT], *y = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    for (int i = 0; i < COUNT; i++) inputs[i] = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_F32, SHAPE(1)), true);
+    te_node_desc d = {.name = "wide", .inputs = inputs, .num_inputs = COUNT, .outputs = &y, .num_outputs = 1, .backward = never_backward};
+    CHECK_EQ_INT(te_record(te, &d), TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "te_record: wide has 65 inputs and 1 outputs; 64 of each are possible");
+    CHECK(!te_tensor_requires_grad(y));
+    d.num_inputs = 64;
+    CHECK_EQ_INT(te_record(te, &d), TE_OK);
+    CHECK(te_tensor_requires_grad(y));
+}

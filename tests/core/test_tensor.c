@@ -133,12 +133,61 @@ TE_TEST(tensor_bad_shapes_are_named) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "[2, 3]");
     CHECK(!te_tensor_narrow(x, 1, 2, 2));
     CHECK_ERROR(te, TE_ERR_SHAPE, "[2, 3]");
+    CHECK(!te_tensor_transpose(x, 0, 2));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "dimensions 0 and 2 do not both exist in [2, 3]");
     CHECK(!te_add(x, te_tensor_zeros(te, TE_F32, SHAPE(3, 2))));
     CHECK_ERROR(te, TE_ERR_SHAPE, "[2, 3] and f32 [3, 2]");
     CHECK(!te_add(NULL, x)); /* silent: whoever made the NULL has complained */
     CHECK_OK(te);
     CHECK(isnan(te_tensor_item(x)));
     CHECK_ERROR(te, TE_ERR_SHAPE, "exactly one");
+}
+
+/* The error names the reason, which is not the range. */
+TE_TEST(tensor_views_need_plain_memory) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *shape = te_tensor_describe(te, TE_F32, SHAPE(2, 3));
+    CHECK(!te_tensor_narrow(shape, 0, 0, 1));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_narrow: the tensor [2, 3] was made by te_tensor_describe");
+    CHECK(!te_tensor_transpose(shape, 0, 1));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_transpose: the tensor [2, 3] was made by te_tensor_describe");
+    te_quantizer *quantizer = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_CURRENT});
+    te_tensor *q = te_quantize(quantizer, te_tensor_full(te, TE_BF16, SHAPE(32, 32), 1));
+    CHECK(!te_tensor_narrow(q, 0, 0, 16));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_narrow: the tensor [32, 32] is quantized: te_dequantize it first");
+    CHECK(!te_tensor_transpose(q, 0, 1));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_transpose: the tensor [32, 32] is quantized: te_dequantize it first");
+    te_quantizer_destroy(quantizer);
+}
+
+/* As te_tensor_copy converts: truncated and saturated, NaN gives 0. */
+TE_TEST(tensor_integers_from_f32) {
+    te_ctx *te = test_context("cpu");
+    const float in[6] = {-1.9f, 1.9f, 300.0f, 3e9f, -1e30f, NAN};
+    const uint8_t u8[6] = {0, 1, 255, 255, 0, 0};
+    const int32_t i32[6] = {-1, 1, 300, INT32_MAX, INT32_MIN, 0};
+    const int64_t i64[6] = {-1, 1, 300, 3000000000, INT64_MIN, 0};
+    uint8_t a[6];
+    int32_t b[6];
+    int64_t c[6];
+    CHECK(te_tensor_to_host(te_tensor_from_f32(te, TE_U8, SHAPE(6), in), a) == TE_OK && memcmp(a, u8, sizeof a) == 0);
+    CHECK(te_tensor_to_host(te_tensor_from_f32(te, TE_I32, SHAPE(6), in), b) == TE_OK && memcmp(b, i32, sizeof b) == 0);
+    CHECK(te_tensor_to_host(te_tensor_from_f32(te, TE_I64, SHAPE(6), in), c) == TE_OK && memcmp(c, i64, sizeof c) == 0);
+}
+
+/* Sizes in bytes are computed in 64 bits; where addresses have 32, larger tensors are refused. */
+TE_TEST(tensor_of_many_bytes) {
+    te_ctx *te = test_context("cpu");
+    CHECK(te_tensor_bytes(te_tensor_describe(te, TE_F32, SHAPE((int64_t)1 << 27))) == (size_t)1 << 29);
+    te_tensor *large = te_tensor_describe(te, TE_F32, SHAPE(3, (int64_t)1 << 28));
+    if (sizeof(void *) == 8) {
+        CHECK(te_tensor_bytes(large) == (size_t)3 * ((size_t)1 << 30));
+    } else {
+        CHECK(!large);
+        CHECK_ERROR(te, TE_ERR_SHAPE, "tensor: f32 of shape [3, 268435456] has more bytes than the 2147483647 that a tensor can have where addresses have 32 bits");
+        CHECK(te_tensor_describe(te, TE_F32, SHAPE(0, (int64_t)1 << 40)) != NULL);
+    }
+    CHECK_OK(te);
 }
 
 TE_TEST(tensor_first_error_is_kept) {

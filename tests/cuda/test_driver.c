@@ -1,9 +1,14 @@
 /* tests/cuda/test_driver.c: contexts, memory, errors, launches, the queue and tensor maps against the driver and the compiler of paper.h. Needs
  * neither a GPU nor NVRTC. */
+#define _GNU_SOURCE
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "../te_test.h"
 #include "paper.h"
+#ifndef _WIN32
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 static te_ctx *open_gpu(void *cu_context, void *cu_stream) {
     te_ctx_desc desc = TE_ZERO;
@@ -395,6 +400,34 @@ TE_TEST(driver_queue_tells_what_does_not_compile) {
     te_clear_error(te);
     te_ctx_destroy(te);
 }
+
+#ifndef _WIN32
+/* A child by fork has none of the threads that compile: it waits for no kernel. */
+TE_TEST(driver_queue_ends_with_its_process) {
+    bool entered;
+    int status = -1;
+    install_driver();
+    install_compiler();
+    te_ctx *te = open_gpu(NULL, NULL);
+    compiler.together = 2; /* the compilation is under way at the fork */
+    CHECK(te__device_enter(te, &entered) == TE_OK && run_numbered(te, 1, false) == TE_OK);
+    while (te__atomic_load(&compiler.begun) == 0) te__sleep(0.001);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        bool fine = te_ok(te);
+        te_ctx_destroy(te);
+        _exit(fine ? 0 : 1);
+    }
+    REQUIRE(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child's status is %d%s", status, WIFSIGNALED(status) ? ": it waited" : "");
+    CHECK(run_numbered(te, 2, false) == TE_OK); /* the parent goes on */
+    te__device_leave(te, entered);
+    CHECK(te_synchronize(te) == TE_OK && fake.launches == 2);
+    te_ctx_destroy(te);
+}
+#endif
 
 /* Whoever shares the stream finds every launch on it when the call returns; memory that launches in line write is not given back before them. */
 TE_TEST(driver_queue_keeps_to_others) {

@@ -80,6 +80,24 @@ TE_TEST(stream_memory_is_deferred) {
     x = te_tensor_empty(te, TE_F32, SHAPE(1024));
     CHECK(te_tensor_data(x) == block && !te->pool.pending);
 
+    /* nor where the context's own stream waits for it: only that one will use the block */
+    int waits;
+    CHECK_EQ_INT(te__copy_out(s, p, 0, x), TE_OK);
+    fake.busy = true;
+    CHECK_EQ_INT(te__await(x), TE_OK);
+    te__drop(x);
+    x = te_tensor_empty(te, TE_F32, SHAPE(1024));
+    CHECK(te_tensor_data(x) == block && !te->pool.pending && fake.busy);
+    /* a write waits for the copy that reads the old values, on the device and once */
+    CHECK_EQ_INT(te__copy_out(s, p, 0, x), TE_OK);
+    forget_order();
+    fake.watch = true;
+    te_tensor_touch(x);
+    te_tensor_touch(x);
+    for (waits = 0; fake.order[waits] == 'W'; waits++) {}
+    CHECK_MSG(waits == 1 && !fake.order[1], "%s", fake.order);
+    fake.watch = fake.busy = false;
+
     /* where memory is out, the host waits for what is deferred */
     CHECK_EQ_INT(te__copy_out(s, p, 0, x), TE_OK);
     fake.busy = true;

@@ -13,6 +13,7 @@ typedef struct kind_of_step {
     bool device;    /* requests for its memory are refused, and not those for host memory */
     int every;      /* request is refused, to save time; 0 => 1 */
     bool stays_out; /* until the error has been cleared: what is given back then has to wait */
+    bool offload;   /* activations go to host memory */
 } kind_of_step;
 
 static te_result delayed_slots(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
@@ -77,6 +78,7 @@ static void step(run *r, int index, float factor) {
     te_ctx *te = r->te;
     te_recipe recipe = recipe_of(r->kind);
     te_autocast_desc cast = {0};
+    const te_cpu_offload_desc offload = {.min_bytes = 1, .window_bytes = 1};
     float x[ROWS * HIDDEN];
     cast.recipe = &recipe;
     cast.disabled = r->kind->recipe == TE_RECIPE_NONE;
@@ -86,9 +88,11 @@ static void step(run *r, int index, float factor) {
         te_scope_begin(te);
         args.input = te_tensor_from_f32(te, TE_BF16, SHAPE(ROWS / 2, 2, HIDDEN), x);
         args.is_first_microbatch = !r->kind->microbatches ? TE_MICROBATCH_NONE : micro ? TE_MICROBATCH_LATER : TE_MICROBATCH_FIRST;
+        if (r->kind->offload) te_cpu_offload_begin(te, &offload);
         te_autocast_begin(te, &cast);
         te_tensor *y = te_forward_with(r->m, &args);
         te_autocast_end(te);
+        if (r->kind->offload) te_cpu_offload_end(te);
         te_backward(te_mse_loss(y, args.input));
         te_scope_end(te);
     }
@@ -196,6 +200,8 @@ RETRY(delayed_out_for_long, TE_RECIPE_DELAYED, .dropout = true, .every = 2, .sta
 RETRY(delayed_microbatches, TE_RECIPE_DELAYED, .microbatches = true, .every = 3)
 RETRY(delayed_stored_weights, TE_RECIPE_DELAYED, .primary = true, .clip = true, .decay_matrices_only = true)
 RETRY(delayed_host_functions, TE_RECIPE_DELAYED, .host_functions = true)
+RETRY(delayed_offloaded, TE_RECIPE_DELAYED, .dropout = true, .offload = true)
+RETRY(current_offloaded_on_the_device, TE_RECIPE_CURRENT, .offload = true, .device = true)
 RETRY(custom_delayed_slots, TE_RECIPE_CUSTOM)
 RETRY(current, TE_RECIPE_CURRENT)
 RETRY(current_stored_weights, TE_RECIPE_CURRENT, .primary = true, .dropout = true, .decay_matrices_only = true)

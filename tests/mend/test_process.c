@@ -176,9 +176,9 @@ TE_TEST(p13_a_destroyed_context_says_what_was_left) {
     fill_and_destroy(ALL_WAYS - 1);
     CHECK(!test_log_text()[0]);
     fill_and_destroy(ALL_WAYS - 1 - FREE_FILE);
-    CHECK_STR(test_log_text(), "te_ctx_destroy: 1 open file is still there; the context takes all with it, and they must be neither used nor destroyed any more");
+    CHECK_STR(test_log_text(), "te_ctx_destroy: 1 open file is still there; the context destroys all of them, and they must be neither used nor destroyed any more");
     fill_and_destroy(ALL_WAYS - 1 - FREE_TENSORS);
-    CHECK_STR(test_log_text(), " tensors are still retained; the context takes them with it, and they must be neither used nor released any more");
+    CHECK_STR(test_log_text(), " tensors are still retained; the context releases them, and they must be neither used nor released any more");
     fill_and_destroy(ALL_WAYS - 1 - FREE_MODULE - FREE_ADAM);
     CHECK_STR(test_log_text(), "te_ctx_destroy: 2 modules are still there;");
 }

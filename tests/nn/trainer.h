@@ -20,6 +20,7 @@ typedef struct trainer {
     te_optimizer *adam;
     te_tensor *ids[4], *targets[4]; /* of each microbatch: where data is put */
     te_tensor *loss;                /* of the last step */
+    const te_cpu_offload_desc *offload; /* of the forward passes, or NULL */
 } trainer;
 
 static te_result gpt_forward(te_module *self, te_forward_args *args) {
@@ -111,10 +112,12 @@ static void train_step(trainer *t) {
         te_forward_args args = {0};
         args.input = t->ids[i];
         args.is_first_microbatch = t->is.microbatches == 1 ? TE_MICROBATCH_NONE : i == 0 ? TE_MICROBATCH_FIRST : TE_MICROBATCH_LATER;
+        if (t->offload) te_cpu_offload_begin(te, t->offload);
         te_autocast_begin(te, &cast);
         te_tensor *logits = te_forward_with(t->gpt, &args);
         te_autocast_end(te);
         te_tensor *loss = te_cross_entropy(logits, t->targets[i], NULL);
+        if (t->offload) te_cpu_offload_end(te);
         te_backward(loss);
         if (t->is.delay) te_backward_dw(t->gpt);
         loss = te_tensor_detach(loss);

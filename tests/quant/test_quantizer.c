@@ -113,7 +113,7 @@ TE_TEST_DEVICES(quantizers_column_from_row) {
 
 TE_TEST(quantizers_layouts) {
     te_ctx *te = test_context("cpu");
-    /* 70 x 150: data, then scales, row-wise and column-wise, as api/quant.h and api/ops.h give them */
+    /* 70 x 150: data, then scales, row-wise and column-wise, as api/quant.h and api/ops_quant.h give them */
     static const struct {
         int kind;
         int64_t data[2][2], scale[2][2];

@@ -3,15 +3,14 @@
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// Memory feeds an H200 one element of a plain bf16 activation for every 27 instructions, one of 20 if FP8 is written: the sigmoid has no
-// branch, and no slow path.
+// Few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow path.
 #pragma once
 #include "device/base.cuh"
 
 #ifdef ACT
 #define TE_ACT_CALL TE_DEV
 #else
-#define TE_ACT_CALL static __device__ __noinline__ // code of all activations: once
+#define TE_ACT_CALL static __device__ __noinline__ // the code of all activations stands in the kernel once
 #endif
 
 TE_DEV constexpr bool te_act_gated(int act) { return act >= TE_GEGLU; }

@@ -41,7 +41,7 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would wait until the registers of the first one are free.
+// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait for the registers of the first one.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

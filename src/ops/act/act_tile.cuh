@@ -64,7 +64,7 @@ TE_DEV void te_act_turn(te_u32 *tile, const te_u32 code[4][2]) {
     }
 }
 
-// The largest of a warp to amax, by one atomic if it is larger than `seen`, the value when the block began, and than the value now. All lanes
+// Raises amax to the warp's maximum, by one atomic if the maximum is above `seen`, the value when the block began, and above the value now. All lanes
 // call it.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     if (dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values

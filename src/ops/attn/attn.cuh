@@ -13,7 +13,7 @@ TE_DEV float te_exp2(float x) {
     return y;
 }
 
-// Which (batch, head) and which tile a block works on: tiles of one head follow each other, so that blocks that run at the same time read
+// The (batch, head) and the tile of a block: tiles of one head follow each other, so that blocks that run at the same time read
 // the same keys. `last_first`: under a causal mask the last rows have the most work.
 struct te_attn_place {
     int b, h, tile;
@@ -29,7 +29,7 @@ struct te_attn_place {
 // Keys begin .. end - 1 cover all that rows first .. last see.
 TE_DEV int te_attn_keys_begin(const te__attn_kargs &a, int first) { return max(0, first + a.lo); }
 TE_DEV int te_attn_keys_end(const te__attn_kargs &a, int last) { return min(a.s_kv, last + a.hi + 1); }
-// And the rows that see any of the keys first .. last.
+// Rows begin .. end - 1 cover all that see any of the keys first .. last.
 TE_DEV int te_attn_rows_begin(const te__attn_kargs &a, int first) { return max(0, first - a.hi); }
 TE_DEV int te_attn_rows_end(const te__attn_kargs &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
@@ -47,7 +47,7 @@ TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b
 TE_DEV te_u64 te_attn_dropout_row(const te__attn_kargs &a, int b, int h, int i) {
     return (((te_u64)b * a.heads + h) * a.s_q + i) * (te_u64)a.s_kv;
 }
-// Whether the four elements of one Philox block are kept: bit w is element 4 block + w.
+// One bit for each of the four elements of a Philox block: bit w is set if element 4 block + w is kept.
 TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {
     te_u32 bits[4], keep = 0;
     uint64_t seed = a.seed, offset = a.offset;
@@ -60,7 +60,7 @@ TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {
 TE_DEV bool te_attn_keeps(const te__attn_kargs &a, te_u64 element) { return te_attn_keeps4(a, element / 4) >> (element % 4) & 1u; }
 // The same for an accumulator fragment, 16 rows by 8 keys, of rows whose length is a multiple of 4: bits 0 and 1 are this lane's two keys in
 // its upper row, 2 and 3 those in its lower row. `upper` is the element of the fragment's first key in the lane's upper row. Two lanes share
-// each Philox block: each makes one and they trade.
+// each Philox block: each lane computes one block, and they exchange them.
 TE_DEV te_u32 te_attn_keeps_fragment(const te__attn_kargs &a, te_u64 upper) {
     const int lane = threadIdx.x & 31, odd = lane & 1;
     te_u32 mine = te_attn_keeps4(a, (upper + (odd ? 8 * (te_u64)a.s_kv : 0)) / 4 + (lane >> 1 & 1));
@@ -68,7 +68,7 @@ TE_DEV te_u32 te_attn_keeps_fragment(const te__attn_kargs &a, te_u64 upper) {
     te_u32 up = odd ? other : mine, low = odd ? mine : other;
     return (up >> (2 * odd) & 3u) | (low >> (2 * odd) & 3u) << 2;
 }
-// And of the transposed fragment, 16 keys by 8 rows: bits 0 and 1 are the lane's upper key in its two rows, 2 and 3 its lower key. `corner` is
+// The same for the transposed fragment, 16 keys by 8 rows: bits 0 and 1 are the lane's upper key in its two rows, 2 and 3 its lower key. `corner` is
 // the element of the fragment's first key in its first row. Four lanes share the blocks of their two rows, for the upper and the lower keys.
 TE_DEV te_u32 te_attn_keeps_transposed(const te__attn_kargs &a, te_u64 corner) {
     const int lane = threadIdx.x & 31, key = lane >> 2, mate = key & 3;

@@ -1,5 +1,5 @@
-// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), as
-// FlashAttention-2 (Dao, 2023) goes about it.
+// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), by the
+// method of FlashAttention-2 (Dao, 2023).
 //
 //               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole rows: so a row's softmax stays
 //            BN   BN                  in the four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is
@@ -8,8 +8,8 @@
 //     warp1|    |    |
 //                                     Tiles that no row sees are never read; a warp skips those that none of its own rows see.
 //
-// The running maximum follows only when it would grow by more than 2^8: until then P is a little larger than 1, which neither format minds,
-// and the rescaling of O is saved. l sums the same terms, so the result is the same.
+// The running maximum is raised only when it would grow by more than 8 (in units of log2): until then P is at most 2^8, which both formats can hold,
+// and O need not be rescaled. l sums the same terms, so the result is the same.
 //
 // Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
 //          X_DROPOUT.

@@ -1,12 +1,12 @@
 // ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
 //
-// A row is D / 8 pieces of 16 bytes and one piece of nothing: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in
+// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in
 // different banks, and every address is a lane's own plus a constant.
 #pragma once
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"
 
-// ---- shared memory, plainly ----
+// ---- words of shared memory ----
 
 TE_DEV float2 te_lds8(te_u32 src) {
     float2 r;
@@ -21,13 +21,13 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// What one thread copies of the tiles of a head, by cp.async: GROUP threads a row, pieces GROUP apart.
+// A thread's share of the copies of a head's tiles, by cp.async: GROUP threads a row, pieces GROUP apart.
 template <int D, int ROWS, int THREADS> struct te_copier {
     enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
     static_assert(ROWS % STEP == 0, "every thread copies as much");
     const char *at;
     te_u32 to;
-    int row, channels; // of this thread's first piece; channels that are left there
+    int row, channels; // the row of this thread's first piece; the channels from there on
 
     TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d) {
         int column = threadIdx.x % GROUP, r = threadIdx.x / GROUP;
@@ -50,7 +50,7 @@ template <int D, int ROWS, int THREADS> struct te_copier {
     }
 };
 
-// Where this lane's row of an ldmatrix lies, for all of a tile's fragments: `rows_first` order gives the four matrices as
+// The address of this lane's row of an ldmatrix, for all of a tile's fragments: `rows_first` order gives the four matrices as
 // (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first: operand B as stored.
 template <int D> struct te_reader {
     te_u32 lane_at;

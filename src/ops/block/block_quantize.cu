@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
                 for (int k = 0; k < 4; k++) v[k] = __fmul_rn(te_raw_get(x[r], 4 * w + k), scale);
                 code[w] = te_f32x2_to_fp8(v[0], v[1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[2], v[3], Y_DT) << 16;
             }
-            if (row + r >= a.m) continue; // no return: the others still shuffle
+            if (row + r >= a.m) continue; // no return: the other lanes still shuffle
             if (a.vector_row && col + 8 <= a.ld) {
                 *(uint2 *)(q + (row + r) * a.ld + col) = make_uint2(code[0], code[1]);
             } else {

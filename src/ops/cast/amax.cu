@@ -19,7 +19,7 @@
 #define X_DT a.x_dt
 #endif
 
-// The maximum so far, of a word's one f32 or of each of its halves in the format itself. NaN drops out: the running one never is one.
+// The running maximum, of a word's one f32 or of each of its halves in the format itself. It is never a NaN: the maximum with a number drops it.
 TE_DEV te_u32 te_amax_word(te_u32 w, int dt, te_u32 most) {
     te_u32 magnitude = w & (dt == TE_F32 ? 0x7fffffffu : 0x7fff7fffu), r;
     if (dt == TE_F32) return (te_u32)__float_as_int(fmaxf(__int_as_float((int)most), __int_as_float((int)magnitude)));

@@ -2,7 +2,7 @@
 // in cpu.c.
 //
 //   last = amaxes, where there is one that is not 0, else row 0
-//   last == 0: nothing at all
+//   last == 0: nothing is written
 //   rows      0    1 .. length-2    length-1
 //   become    0    the row below    last             (length 1: 0)
 //   scale = scaled_max / amax, amax the largest of last and the old rows 1 .. length-1, or last alone

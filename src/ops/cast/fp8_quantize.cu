@@ -9,12 +9,12 @@
 // Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is written.
 // amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.
 //
-// current: a cooperative launch whose blocks walk twice over the tiles that are theirs. On the way up they leave a maximum each; they wait for
-// each other, and every block makes the scale of the largest. On the way down they cast: the last tile is in their registers still. That
-// the end of x may be in the L2 cache has not been seen in any time: hints to keep it there (ld.cs, st.cs) took 1 to 2 us more of 111.
+// current: a cooperative launch whose blocks walk over their tiles twice. First, in ascending order, each block writes the maximum of its tiles; the
+// blocks wait for each other, and each computes the scale from the largest maximum. Then they cast in descending order, since the last tile is still
+// in their registers. Hints that keep the end of x in the L2 cache (ld.cs, st.cs) made it slower.
 //
 // x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last
-// one to come leaves 0.
+// block leaves 0.
 //
 // BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.
 //
@@ -75,7 +75,7 @@ struct te_cast_place {
 
 TE_DEV float te_cast_largest(const te_raw<HELD> w[4], float largest, int dt) {
     if constexpr (PACKED) {
-        te_u32 most = 0; // NaN drops out: it never is one
+        te_u32 most = 0; // never a NaN: the maximum with a number drops it
 #pragma unroll
         for (int i = 0; i < 16; i++) most = te_half2_max(most, w[i >> 2].w[i & 3] & 0x7fff7fffu, dt);
         te_raw<HELD> both = {{most}};

@@ -4,7 +4,7 @@
 //   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count
 //
 // One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.
-// -inf is a legal logit, so a thread may have seen nothing finite: its reference is then 0 in place of m.
+// -inf is a legal logit, so all elements of a thread may be -inf: it then subtracts 0 in place of m.
 //
 // Benchmark: "cross-entropy forward" in tests/bench/h200.csv.
 //

@@ -1,4 +1,4 @@
-// ops/math/axpby.cu: out = alpha * x + beta * y in f32, product by product, so that the CPU's bits are met.
+// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.
 //
 // Benchmark: "sum of two" in tests/bench/h200.csv.
 //

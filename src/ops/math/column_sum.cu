@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const 
         for (; row + 56 < end; row += 64, at += 8 * stride) {
             te_raw<X_DT> x[8];
 #pragma unroll
-            for (int r = 0; r < 8; r++) x[r] = te_raw_load_once<X_DT>(at + r * stride, 0);
+            for (int r = 0; r < 8; r++) x[r] = te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0);
 #pragma unroll
             for (int r = 0; r < 8; r++)
 #pragma unroll
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const 
         }
         te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well
 #pragma unroll
-        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_once<X_DT>(at + r * stride, 0) : te_raw_zero<X_DT>();
+        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0) : te_raw_zero<X_DT>();
 #pragma unroll
         for (int r = 0; r < 8; r++)
             if (row + 8 * r < end)

@@ -7,7 +7,7 @@
 //   a contiguous copy is ndim 1: item i lies at i on both sides
 //   otherwise item i is split into coordinates, last dimension fastest
 //
-// Transposed views of equal formats go through transpose.cu, six times as fast.
+// Transposed views of equal formats are copied by transpose.cu, which is faster.
 //
 // Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
@@ -47,7 +47,7 @@ TE_DEV void te_convert(const te__copy_kargs &a, te_i64 from, te_i64 to) {
     else te_store_integer(a.dst, to, DST_DT, te_truncate(te_load(a.src, from, SRC_DT), DST_DT));
 }
 
-// Coordinates of item i; 32-bit divisions where they do, for they cost a quarter of 64-bit ones.
+// Coordinates of item i, by 32-bit divisions where the numbers fit, which are much faster than 64-bit ones.
 TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &to) {
     from = to = 0;
     if (a.ndim == 1) {
@@ -62,7 +62,7 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
-// Of a thread's four items, before anything is loaded: a 64-bit division is a call, and nothing should have to live through it.
+// The positions of a thread's four items, before anything is loaded: a 64-bit division is a call, across which loaded values would have to be saved.
 TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);

@@ -26,14 +26,6 @@ static void te__store_integer(void *p, te_dtype dtype, int64_t i, int64_t v) {
     else
         ((int64_t *)p)[i] = v;
 }
-/* Truncated and saturated; NaN gives 0. */
-static int64_t te__truncate(float f, te_dtype dtype) {
-    if (f != f) return 0;
-    if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
-    if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
-    return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
-}
-
 static void te__copy_raw(const char *src, int64_t src_stride, char *dst, int64_t dst_stride, int64_t n, int64_t size) {
     int64_t i;
     if (src_stride == 1 && dst_stride == 1) {
@@ -54,9 +46,7 @@ static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src
     } else {
         for (i = 0; i < n; i++) row[i] = te__load_element(src, j->src_dtype, i * src_stride);
     }
-    if (te__is_integer(j->dst_dtype)) {
-        for (i = 0; i < n; i++) te__store_integer(dst, j->dst_dtype, i * dst_stride, te__truncate(row[i], j->dst_dtype));
-    } else if (dst_stride == 1) {
+    if (dst_stride == 1) {
         te__store_row(dst, j->dst_dtype, 0, n, row);
     } else {
         for (i = 0; i < n; i++) te__store_row(dst, j->dst_dtype, i * dst_stride, 1, row + i);

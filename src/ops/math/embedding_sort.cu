@@ -4,7 +4,7 @@
 //   warp w      reads the w-th of 32 equal stretches of the tokens
 //
 //   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins
-//   between     turned into the place of the first token of (i, w): by id, then by stretch
+//   between     each count becomes the position of the first token of (i, w): by id, then by stretch
 //   pass 2      each token is written to its position; within 32 tokens of one warp, the rank among equal ids is counted by match_any. Of a stretch's first 64
 //               groups of 32 tokens are read again if they have a token of the bucket: a small part, unless the vocabulary is small
 //
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __
     if (lane == 0) below[warp] = smaller;
     __syncthreads();
 
-    // Thread i sums up id i over the stretches, warp by warp the ids are added, and everybody learns where its first token goes.
+    // Thread i sums up id i over the stretches; a scan over the ids gives the position of each id's first token.
     __shared__ te_u32 warp_total[32];
     te_u32 base = 0, mine = 0;
     for (int w = 0; w < 32; w++) base += below[w];
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __
     __syncthreads();
 
     for (te_i64 t = begin, group = 0; t < end; t += 32, group++) {
-        if (group < 64) { // to the next one of ours
+        if (group < 64) { // skips to the next group with a token of the bucket
             if (ours == 0) {
                 group = 63, t = begin + 63 * 32;
                 continue;

@@ -21,7 +21,7 @@ struct te_mx_place {
     int lane, warp;
     te_i64 row, col; // the thread's first element
 
-    // Grid: tiles along n; tiles along m in y and, since there may be more than y can count, in z.
+    // Grid: tiles along n in x, tiles along m in y and, beyond the limit of y, in z.
     TE_DEV te_mx_place() {
         first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS, first_col = (te_i64)blockIdx.x * TE__MX_COLS;
         lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -35,7 +35,7 @@ TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
     return left > most ? most : left < 0 ? 0 : (int)left;
 }
 
-// Where the scale of a line's group stands; te__mx_scale_at of op.c says the same to the host. lines: up to 128; groups: up to 4.
+// The position of the scale of a line's group, as te__mx_scale_at of op.c has it for the host. lines: padded to 128; groups: padded to 4.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
     if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
     return columnwise ? group * lines + line : line * groups + group;

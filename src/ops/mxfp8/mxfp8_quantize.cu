@@ -69,7 +69,7 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// The maximum over row lane % 4 of the four lanes of a group. Every step hands over the half that the other lane will finish.
+// The maximum over row lane % 4 of the four lanes of a group. In each step two lanes exchange halves, and each goes on with one.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));

@@ -16,7 +16,7 @@ typedef struct te__norm_fwd_kargs {
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
     /* norm_fwd_queue: */
-    int unit;          /* neighbouring rows that a block draws at once */
+    int unit;          /* neighbouring rows that a block takes from the counter at once */
     int own;           /* units that a block has by its number */
     int questions;     /* how often the counter is asked for others */
     unsigned *counter; /* 0 between kernels */

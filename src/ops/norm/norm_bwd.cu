@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         bool there = FULL || t + c * THREADS < vectors;
-        te_raw<W_DT> g = there ? te_raw_load_nc<W_DT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();
+        te_raw<W_DT> g = there ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();
 #pragma unroll
         for (int j = 0; j < 8; j++) gamma[c][j] = te_raw_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);
     }

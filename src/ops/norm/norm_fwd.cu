@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     te_norm_row r;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_once<X_DT>(from, c * THREADS * 8) : te_raw_zero<X_DT>();
+        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(from, c * THREADS * 8) : te_raw_zero<X_DT>();
     float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_norm_scale_inv(a);
     r.finish(r.add(r.share(t, vectors, 0.0f), scratch.sums[0]), t, vectors, one_nth, a.eps, scratch);
@@ -57,8 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     for (int c = 0; c < CHUNKS; c++) {
         int v = t + c * THREADS;
         if (!FULL && v >= vectors) continue;
-        te_raw<W_DT> g = PACKED ? te_raw_load_here<W_DT>(a.gamma, 8 * v) : te_raw_load_nc<W_DT>(a.gamma, 8 * v), b = te_raw_zero<W_DT>();
-        if (LAYERNORM && a.beta) b = PACKED ? te_raw_load_here<W_DT>(a.beta, 8 * v) : te_raw_load_nc<W_DT>(a.beta, 8 * v);
+        constexpr te_load_hint HINT = PACKED ? TE_LOAD_HERE : TE_LOAD_CONSTANT;
+        te_raw<W_DT> g = te_raw_load_hinted<W_DT, HINT>(a.gamma, 8 * v), b = te_raw_zero<W_DT>();
+        if (LAYERNORM && a.beta) b = te_raw_load_hinted<W_DT, HINT>(a.beta, 8 * v);
         float y[8];
         r.result(c, g, b, ZERO_CENTERED, y);
         if (AMAX) largest = fmaxf(largest, te_largest8(y));

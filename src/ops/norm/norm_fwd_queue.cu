@@ -3,7 +3,7 @@
 //   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:
 //
 //       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts
-//       block 5  units 5, 137 by its number, then units from the counter of all blocks: `unit` neighbouring rows
+//       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit` neighbouring rows
 //
 // Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of one counter is the reason for
 // units of 16 KB: tests/bench/notes.md.
@@ -33,21 +33,21 @@ constexpr int te_row_bytes = THREADS * CHUNKS * 16;
 
 struct te_norm_queue {
     __align__(8) te_u64 bars[STAGES];
-    int rows[STAGES]; // m: there is none, and none will follow
+    int rows[STAGES]; // m: no row, and none will follow
 };
 
-// What fills the queue, in the block's first thread.
+// The state of the queue's producer, the block's first thread.
 struct te_norm_feed {
-    int row, left;  // next, and how many of its unit are left with it
-    int taken;      // units
-    te_u32 granted; // by the counter: requested one unit ahead
+    int row, left;  // the next row, and the rows of its unit that are left, itself included
+    int taken;      // units taken so far
+    te_u32 granted; // the counter's answer, requested one unit ahead
 
     TE_DEV void fill(const te__norm_fwd_kargs &a, te_norm_queue &queue, te_u32 places, int place) {
         te_u32 bar = te_smem(&queue.bars[place]);
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // Asked once for each unit that is there, from the blocks' last own ones on: `questions`, after which it is 0 again.
+            // A block asks with its last own unit and with each later one: `questions` times over all blocks, after which the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;
@@ -70,7 +70,7 @@ template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
 
 // Weights as f32, from the one load to the last row.
 TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
-    te_raw<W_DT> w = p ? te_raw_load_nc<W_DT>(p, i) : te_raw_zero<W_DT>();
+    te_raw<W_DT> w = p ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(p, i) : te_raw_zero<W_DT>();
     te_raw<TE_F32> r;
 #pragma unroll
     for (int j = 0; j < 8; j++) r.w[j] = __float_as_uint(centred ? te_raw_get(w, j) + 1.0f : te_raw_get(w, j));

@@ -13,7 +13,7 @@
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
-// Most warps have no larger |y| than the warps that ended before, and need no atomic.
+// Most warps find no |y| above the value that is there already, and need no atomic.
 TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
     largest = te_warp_max(largest);
     if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values

@@ -1,4 +1,4 @@
-/* ops/nvfp4/arithmetic.h: what is done to the 16 elements of a block, one at a time. Read by the host and by kernels, which get the same bits:
+/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:
  * knows base/, and not where the elements lie. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
@@ -122,14 +122,14 @@ TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
 /* Byte t of Philox's four words. */
 TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }
 
-/* 4-over-6: what quantizing x lost, |e| or e * e. d: the block's scale; most: 6 F. The value is written out here as nowhere else, with a
- * division: the amax may be so small that S is none of it. */
+/* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is computed with a division by
+ * `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most), e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 
-/* The factor of a block's codes when they are read: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
+/* The factor that decodes a block's codes: d * amax / (6 F). most: 6 F. An amax of 0 was quantized with S = 1. */
 TE__BOTH float te__nvfp4_decode_factor(float d, float amax, float most, float one_over_most) {
     return te__mul_f32(te__mul_f32(d, amax == 0.0f ? most : amax), one_over_most);
 }

@@ -135,7 +135,7 @@ struct te_nvfp4_rounding {
     const void *rng; // te__rng_read
 };
 
-// Read anew for each block: registers are dearer.
+// Read again for each block: registers are scarce.
 TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 random[4]) {
     uint64_t seed = how.seed, offset = how.offset;
     te__rng_read(how.rng, &seed, &offset);
@@ -145,7 +145,7 @@ TE_DEV void te_nvfp4_draw(const te_nvfp4_rounding &how, te_u64 block, te_u32 ran
 TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 random[4], int i) {
     return how.stochastic ? te__nvfp4_stochastic(y, te__nvfp4_random_byte(random, i)) : te__f32_to_e2m1(y);
 }
-// Codes one at a time: of blocks that hold a NaN, or, for stochastic rounding, what is infinite times its multiplier.
+// Codes one at a time: for blocks with a NaN, or, with stochastic rounding, with an infinite product.
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll
@@ -157,7 +157,7 @@ TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], flo
     if (how.stochastic) return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random), te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));
     return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
 }
-// What the block scale d loses of 16 elements.
+// The error of quantizing 16 elements with the block scale d.
 TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s, const te_u32 random[4]) {
     float multiplier = te_nvfp4_multiplier(d, s), scale = te_nvfp4_scale_value(d), sum = 0.0f;
 #pragma unroll
@@ -199,8 +199,8 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
     return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
-// The transform of what the column-wise copy is made of, of format dt: 1 with signs, 2 without. Nearly always the 16 magnitudes are so close
-// that each sum of them has 24 bits and f32 sums are exact: then they are te__nvfp4_transform_bf16's. A NaN passes through either.
+// The transform of 16 elements of format dt for the column-wise copy; rht 1 with signs, 2 without. Nearly always the magnitudes are so close that each
+// sum fits into 24 bits: then f32 sums are exact, and equal those of te__nvfp4_transform_bf16. Both pass a NaN on.
 TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
     if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);

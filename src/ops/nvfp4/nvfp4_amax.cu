@@ -1,5 +1,5 @@
-// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |what the column-wise copy quantizes|),
-// of everything or of each column; from one read of x. NaN ignored, infinity kept.
+// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where
+// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.
 //
 //            128 columns: 4 a lane
 //          +-----------------------+

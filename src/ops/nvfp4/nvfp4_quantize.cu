@@ -11,7 +11,7 @@
 // The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
 // holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
 // Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:
-// blocks walk up their tiles for the amaxes, wait for each other's, and cast in reverse order, the last tile first: it is still in shared memory.
+// blocks walk over their tiles for the amaxes, wait for each other, and cast in reverse order, since the last tile is still in shared memory.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //

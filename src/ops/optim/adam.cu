@@ -7,9 +7,9 @@
 // p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual
 // pairs of formats have code of their own, chosen by the block; all others are processed element by element.
 //
-// The floor is 28 bytes an element (bf16 parameter and gradient, f32 master and moments) at the rate of a copy. Many short blocks come
-// near it: a thread loads its four elements of each array, computes, stores and ends. Loops over larger chunks, more
-// elements a thread, bulk copies through shared memory and hints to the caches were all slower.
+// Memory is the bound: 28 bytes an element (bf16 parameter and gradient, f32 master and moments). Many short blocks come near it: a thread loads
+// its four elements of each array, computes, stores and ends. Loops over larger chunks, more elements a thread, bulk copies through shared memory
+// and hints to the caches were all slower.
 //
 // Benchmark: "adam bf16 with f32 states" in tests/bench/h200.csv.
 //

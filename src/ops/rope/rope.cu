@@ -37,7 +37,7 @@ struct te_rope_tokens {
         const te_i64 first = (te_i64)blockIdx.x * a.tokens, left = (te_i64)a.batch * a.seq - first;
         count = left < a.tokens ? (int)left : a.tokens;
         size = (te_u32)(batch_first ? a.seq : a.batch);
-        outer = first >> 31 ? first / size : (te_i64)((te_u32)first / size); // a 64-bit division takes a hundred instructions
+        outer = first >> 31 ? first / size : (te_i64)((te_u32)first / size); // a 64-bit division is slow
         inner = (te_u32)(first - outer * size);
     }
     TE_DEV void locate(int token, int &t, int &b) const {
@@ -68,7 +68,7 @@ template <int W> TE_DEV void te_rope_store(void *p, te_i64 at, int dt, const flo
 
 // The token, packed head and unit of number `at`, and the step to number at + TE__ROPE_THREADS without a division.
 struct te_rope_walk {
-    int units, heads; // of a head, of a token
+    int units, heads; // units of a head, heads of a token
     int unit, head, token, on_unit, on_head, on_token;
     TE_DEV te_rope_walk(int units_, int heads_, int at) : units(units_), heads(heads_) {
         split(at, unit, head, token);
@@ -95,7 +95,7 @@ template <int W> struct te_rope_unit {
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
         const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = walk.head;
-        int where_t, where_b, part = 0, h = packed_head; // which of q, k, v, and which of its heads?
+        int where_t, where_b, part = 0, h = packed_head; // part: q, k or v; h: the head in it
         tokens.locate(token, where_t, where_b);
         if (a.groups && a.grouped) {
             const int per_group = a.heads / a.groups + 2, group = packed_head / per_group, in_group = packed_head - group * per_group;

@@ -1,0 +1,346 @@
+/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
+
+/* ---- gemm ---------------------------------------------------------------------------------------------------- */
+
+/* D [m, n] = epilogue(alpha * scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
+ *   A        a: [m, lda], or with a_transposed [k, lda];  op(A) is m x k
+ *   B        b: [k, ldb], or with b_transposed [n, ldb], the layout of a weight;  op(B) is k x n
+ *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
+ *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands are K-major (A not transposed, B transposed), except that the
+ *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not transposed).
+ *   D        d: f32, f16 or bf16 [m, ldd]
+ *   bias     [n] of any float format, optional
+ *   scaling  scaling_a and scaling_b, the layouts of scale_a and scale_b (alike, or BLOCK_1D and BLOCK_2D; BLOCK_2D x BLOCK_2D is refused):
+ *            TENSOR   f32 [1], optional (1): the scale_inv of FP8 operands
+ *            BLOCK    f32, the scale_inv of te_op_block_quantize for that copy; the sums of each 128 k are scaled and added in f32
+ *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
+ *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when row-scaled; the product is
+ *                     multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is its padded one, round_up(M, 16).
+ *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
+ *   aux      [m, n] of D's format
+ *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then, and not accumulated
+ *   split_accumulator  promote partial sums to full f32 regularly; false allows the tensor core's own accumulator. BLOCK always does.
+ * MXFP8 and NVFP4 operands are decoded into bf16 where tensor cores do not read them: exactly, but for digits below bf16's last bit, 2^-133. That takes
+ * a workspace of up to 2 (m + n) k bytes, rows rounded up; for small m or n with both operands K-major, mostly none. sm_90: an operand whose rows do
+ * not begin at multiples of 16 bytes may be copied into a workspace of its size first. te_explain gives the workspace of a call.
+ * k == 0 => D = bias (or D stays when accumulating); m or n == 0 => nothing is written. m, n, k are given because the tensors may be padded or have
+ * more dimensions. */
+typedef struct te_op_gemm_args {
+    const te_tensor *a, *b;
+    te_tensor *d;
+    int64_t m, n, k;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    bool split_accumulator;
+    const te_tensor *scale_a, *scale_b;
+    const te_tensor *bias;
+    te_epilogue epilogue;
+    te_tensor *aux, *bias_gradient;
+    te_scaling scaling_a, scaling_b; /* 0 => TENSOR */
+    const te_tensor *amax_a, *amax_b;
+    bool swizzled_scales;
+    bool e4m3_max_256_a, e4m3_max_256_b; /* NVFP4: F is 256 for that operand */
+} te_op_gemm_args;
+
+/* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows: no host wait.
+ *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass, or its dgrad
+ *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
+ *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
+ *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
+ *               op(A) m x k, op(B) k x n: as te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of
+ *               an empty group is 0, or stays when accumulating
+ *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
+ *   offsets     or, in their place, i32 or i64 [groups + 1], ascending: the start of each group, and the end of the last
+ *   m, n, k     m (along_k: k) is an upper bound of the sum of sizes: rows beyond the last group are neither read nor written. Sizes that exceed it or
+ *               are negative are cut to m and to 0: nothing beyond the tensors is touched
+ *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
+ *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
+ *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
+ *               te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ * a, b, d, a_transposed, b_transposed, accumulate, split_accumulator and epilogue are those of te_op_gemm. */
+typedef struct te_op_grouped_gemm_args {
+    const te_tensor *a, *b;
+    te_tensor *d;
+    const te_tensor *sizes, *offsets;
+    int64_t groups, m, n, k;
+    bool along_k;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    bool split_accumulator;
+    const te_tensor *scale_a, *scale_b;
+    const te_tensor *bias;
+    te_epilogue epilogue;
+    te_tensor *aux;
+    te_scaling scaling_a, scaling_b; /* 0 => TENSOR */
+} te_op_grouped_gemm_args;
+
+/* ---- norm ---------------------------------------------------------------------------------------------------- */
+
+/* y = (x - mean) * rstd * gamma' + beta, per row of [M, N]; gamma' = gamma + 1 if zero_centered_gamma.
+ * RMSNorm: mean = 0, rstd = rsqrt(mean(x^2) + eps), no beta.
+ *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
+ *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
+ *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
+ *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
+ *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as by te_op_amax
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
+typedef struct te_norm_fwd_args {
+    const te_tensor *x, *gamma, *beta;
+    te_tensor *y, *mean, *rstd;
+    float eps; /* 0 => 1e-5 */
+    bool zero_centered_gamma;
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    te_tensor *y_amax, *y_col;
+} te_norm_fwd_args;
+typedef te_norm_fwd_args te_op_layernorm_fwd_args; /* x [.., N], gamma [N], beta [N] (optional) */
+typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
+
+/* dx [M, N], dgamma [N], dbeta [N] (both optional; dbeta: LayerNorm) from dy [M, N] and the forward's x [M, N], gamma [N], mean f32 [M] (LayerNorm) and
+ * rstd f32 [M]. add: optional [M, N], added to dx in f32 before rounding; dx may be add or dy, if their formats are the same. rounded: dx is rounded
+ * before that as well: the sum of two stored gradients. accumulate: dgamma and dbeta are added to. */
+typedef struct te_norm_bwd_args {
+    const te_tensor *dy, *x, *gamma, *mean, *rstd, *add;
+    te_tensor *dx, *dgamma, *dbeta;
+    bool zero_centered_gamma; /* as in the forward */
+    bool accumulate;
+    bool rounded;
+} te_norm_bwd_args;
+typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
+typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
+
+/* ---- act ----------------------------------------------------------------------------------------------------- */
+
+/* Does the activation read [M, 2N] and give [M, N]? */
+TE_API bool te_activation_is_gated(te_activation activation);
+
+/* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
+ *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
+ *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
+ *         pass of its own to find it */
+typedef struct te_op_act_fwd_args {
+    const te_tensor *x;
+    te_tensor *y;
+    te_activation activation; /* needed */
+    float limit; /* clamped SwiGLU; 0 => 7 */
+    float alpha; /* clamped SwiGLU; 0 => 1.702 */
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    te_tensor *col;
+} te_op_act_fwd_args;
+
+/* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
+ *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
+ *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
+ *   accumulate  dbias is added to */
+typedef struct te_op_act_bwd_args {
+    const te_tensor *dy, *x;
+    te_tensor *dx;
+    te_activation activation; /* needed */
+    float limit, alpha;       /* as in the forward */
+    const te_tensor *scale;
+    te_tensor *scale_inv, *amax;
+    te_tensor *col, *dbias;
+    bool accumulate;
+    bool rounded;
+} te_op_act_bwd_args;
+
+/* ---- rope ---------------------------------------------------------------------------------------------------- */
+
+/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
+ *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
+ *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
+ *   position_offset  added to every position, at most 2^53 in magnitude
+ *   start_positions  optional i32 [b], added to each sequence's positions
+ *   backward    the transposed rotation */
+typedef struct te_op_rope_args {
+    const te_tensor *x;
+    te_tensor *y;
+    te_qkv_format format;
+    float base; /* 0 => 10000 */
+    int rotary_dim;
+    bool interleaved;
+    float position_scale; /* multiplies the position; 0 => 1 */
+    int64_t position_offset;
+    const te_tensor *start_positions;
+    bool backward;
+} te_op_rope_args;
+
+/* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
+ *   format    TE_BSHD => b and s are exchanged in all four
+ *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
+ *   num_heads, num_groups, head_dim   H, G, d
+ * base, rotary_dim, interleaved, position_scale, position_offset and start_positions are those of te_op_rope. */
+typedef struct te_op_qkv_rope_args {
+    const te_tensor *qkv;
+    te_tensor *q, *k, *v;
+    te_qkv_format format;
+    int num_heads, num_groups, head_dim;
+    bool interleaved_groups;
+    bool no_rope;
+    float base;
+    int rotary_dim;
+    bool interleaved;
+    float position_scale;
+    int64_t position_offset;
+    const te_tensor *start_positions;
+} te_op_qkv_rope_args;
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
+ * rotary_dim, interleaved, position_scale, position_offset and start_positions are the forward's. */
+typedef struct te_op_qkv_rope_bwd_args {
+    te_tensor *qkv;
+    const te_tensor *q, *k, *v;
+    te_qkv_format format;
+    int num_heads, num_groups, head_dim;
+    bool interleaved_groups;
+    bool no_rope;
+    float base;
+    int rotary_dim;
+    bool interleaved;
+    float position_scale;
+    int64_t position_offset;
+    const te_tensor *start_positions;
+} te_op_qkv_rope_bwd_args;
+
+/* ---- attn ---------------------------------------------------------------------------------------------------- */
+
+/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the mask. */
+typedef struct te_window {
+    bool on;             /* false => no window */
+    int64_t left, right; /* numbers of keys; -1 => no bound on that side */
+} te_window;
+
+/* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
+ *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first); any strides, the last dimension contiguous; head h uses group
+ *         h / (H / G); d up to 256; v may have another head size than q and k
+ *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
+ *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded;
+ *         delta = s_kv - s_q for bottom-right masks, else 0
+ *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j */
+typedef struct te_op_attn_fwd_args {
+    const te_tensor *q, *k, *v;
+    te_tensor *o, *lse;
+    te_qkv_format format;
+    te_attn_mask mask;   /* 0 => causal */
+    te_window window;
+    float softmax_scale; /* 0 => 1 / sqrt(d) */
+    float dropout_p;
+    uint64_t seed, offset;
+    const te_tensor *rng;
+} te_op_attn_fwd_args;
+
+/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, has_window, window_left,
+ * window_right, softmax_scale, dropout_p, seed, offset and rng. Deterministic. */
+typedef struct te_op_attn_bwd_args {
+    const te_tensor *q, *k, *v, *o, *lse, *d_o;
+    te_tensor *dq, *dk, *dv;
+    te_qkv_format format;
+    te_attn_mask mask;
+    te_window window; /* as in the forward pass */
+    float softmax_scale;
+    float dropout_p;
+    uint64_t seed, offset;
+    const te_tensor *rng;
+} te_op_attn_bwd_args;
+
+/* ---- dropout ------------------------------------------------------------------------------------------------- */
+
+/* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
+ * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. */
+typedef struct te_op_dropout_add_fwd_args {
+    const te_tensor *x, *bias, *residual;
+    te_tensor *y;
+    float p;
+    uint64_t seed, offset;
+    const te_tensor *rng;
+} te_op_dropout_add_fwd_args;
+/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
+typedef struct te_op_dropout_add_bwd_args {
+    const te_tensor *dy;
+    te_tensor *dx;
+    float p;
+    uint64_t seed, offset;
+    const te_tensor *rng;
+} te_op_dropout_add_bwd_args;
+
+/* ---- loss ---------------------------------------------------------------------------------------------------- */
+
+/* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
+ * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
+ * count: optional f32 [1], the number of targets that are not ignored. */
+typedef struct te_op_cross_entropy_fwd_args {
+    const te_tensor *logits, *target;
+    te_tensor *loss, *lse, *count;
+    float label_smoothing;
+    int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
+} te_op_cross_entropy_fwd_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing and
+ * ignore_index; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
+typedef struct te_op_cross_entropy_bwd_args {
+    const te_tensor *logits, *target, *lse, *dloss, *count;
+    te_tensor *dlogits;
+    float scale; /* 0 => 1 */
+    float label_smoothing;
+    int64_t ignore_index;
+} te_op_cross_entropy_bwd_args;
+
+/* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */
+typedef struct te_op_mse_fwd_args {
+    const te_tensor *x, *target;
+    te_tensor *loss;
+} te_op_mse_fwd_args;
+/* dx = dloss * 2 (x - target) / numel, the shape and format of x and target; dloss f32 [1]. */
+typedef struct te_op_mse_bwd_args {
+    const te_tensor *x, *target, *dloss;
+    te_tensor *dx;
+} te_op_mse_bwd_args;
+
+/* ---- optim --------------------------------------------------------------------------------------------------- */
+
+/* One parameter of te_op_adam: grad and param (f32, f16, bf16), the moments m and v (f32), and optionally master (f32): then the step works on it and
+ * param = round(master). All have the same number of elements. */
+typedef struct te_adam_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *m, *v, *master;
+} te_adam_tensor;
+/* One Adam(W) step over a list of tensors (as FusedAdam).
+ *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
+ * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
+ * if it is not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
+ * step and no_bias_correction. One call changes all parameters, or none. */
+typedef struct te_op_adam_args {
+    const te_adam_tensor *tensors;             /* [num_tensors] */
+    int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
+    float lr, beta1, beta2, eps, weight_decay; /* read as they are: no defaults */
+    int64_t step;                              /* 1 for the first */
+    bool l2_mode;                              /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
+    bool no_bias_correction;                   /* bc = 1 */
+    const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
+} te_op_adam_args;
+
+/* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors], the norm of each.
+ * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+typedef struct te_op_l2norm_args {
+    const te_tensor *const *tensors;
+    int num_tensors;
+    te_tensor *norm, *per_tensor, *clip;
+    float max_norm;
+} te_op_l2norm_args;
+
+/* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf: optional f32 [1], becomes 1 if an
+ * input is not finite, and else stays. */
+typedef struct te_op_multi_scale_args {
+    const te_tensor *const *in;
+    te_tensor *const *out;
+    int num_tensors;
+    float scale;
+    const te_tensor *scale_device;
+    te_tensor *found_inf;
+} te_op_multi_scale_args;
+
+/* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
+ * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
+#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
+TE_OP_LIST(TE_OP_FUNCTION)
+#undef TE_OP_FUNCTION

@@ -1,0 +1,326 @@
+/* core/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the forward and the backward pass. Knows
+ * hooks, buffers and transfers; must not know what the tensors mean.
+ *
+ * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it (te__offloaded). Buffers stand in one list, in
+ * the order in which nodes last saved them, which is the reverse of the order in which the backward pass needs them:
+ *
+ *     oldest | host memory alone ............ | inside the window: on the device too | newest
+ *
+ * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. What is pushed out at the old end waits for its copy, on
+ * the device, and gives up its device memory: nobody else's is touched. Backward: the window moves the other way. The buffers that nodes have read leave it, and
+ * the next older ones are copied in. So the memory that a copy needs on the way is bounded, copies run up to a window's length ahead of their
+ * use, and what the backward pass needs first has never left. */
+
+enum { TE__OFFLOAD_LEAST = 512 << 10 };
+typedef struct te__offload_region {
+    te_ctx *te; /* whose list it is: hooks get the region alone */
+    float fraction;
+    int64_t min_bytes, window_bytes;
+    uint64_t offered, sent; /* bytes */
+} te__offload_region;
+typedef struct te__offload {
+    te__offload_region region[TE__MAX_HOOKS];
+    int num_regions;
+    te__stream *out, *in;
+    te__offloaded *oldest, *newest;
+    te__offloaded *inside; /* the oldest inside the window; NULL: it is empty */
+    size_t inside_bytes, window;
+    size_t largest; /* that went out: two of them are the window of a region that names none */
+} te__offload;
+
+/* A tensor that a node has saved, and whose buffers, or some of them, have gone out. */
+typedef struct te__offloaded_tensor {
+    te_tensor *x; /* without the memory of these */
+    te__offloaded *part[TE__MAX_PARTS]; /* NULL: it has stayed */
+} te__offloaded_tensor;
+
+/* ---- the list and its window ---- */
+
+static void te__offload_unlink(te__offload *o, te__offloaded *e) {
+    if (o->inside == e) o->inside = e->newer;
+    *(e->older ? &e->older->newer : &o->oldest) = e->newer;
+    *(e->newer ? &e->newer->older : &o->newest) = e->older;
+    e->older = e->newer = NULL;
+}
+static void te__offload_append(te__offload *o, te__offloaded *e) {
+    e->older = o->newest;
+    *(o->newest ? &o->newest->newer : &o->oldest) = e;
+    o->newest = e;
+}
+
+/* Holds its device memory from here on. The entry stands right before the window, or at the list's new end. */
+static void te__offload_enter(te__offload *o, te__offloaded *e) {
+    e->inside = true;
+    o->inside_bytes += e->bytes;
+    if (!o->inside || e->newer == o->inside) o->inside = e;
+}
+/* Gives that memory up. */
+static void te__offload_leave(te__offload *o, te__offloaded *e) {
+    te__buffer *b = e->buffer;
+    if (!e->inside) return;
+    e->inside = false;
+    o->inside_bytes -= e->bytes;
+    if (o->inside == e) o->inside = e->newer;
+    te__buffer_release(b); /* may end it, and e->buffer with it */
+}
+
+/* Forgets the device memory that it watches: the bytes there are others now. */
+static void te__offload_unwatch(te__offloaded *e) {
+    if (e->buffer) e->buffer->offloaded = NULL;
+    e->buffer = NULL;
+}
+
+/* One saved tensor less waits for it. */
+static void te__offload_drop(te_ctx *te, te__offloaded *e) {
+    te__offload *o = te->offload;
+    if (--e->refs > 0) return;
+    te__offload_unlink(o, e);
+    te->pool.stats.offloaded -= e->bytes;
+    if (e->inside) {
+        te__buffer *b = e->buffer;
+        o->inside_bytes -= e->bytes;
+        te__offload_unwatch(e);
+        te__buffer_release(b);
+    } else {
+        te__offload_unwatch(e);
+    }
+    te__pinned_give(e->host);
+    te__free(te, e, sizeof(*e));
+}
+
+/* ---- forward ---- */
+
+/* Copies b out. NULL with an error. */
+static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
+    te__offload *o = te->offload;
+    te__offloaded *e = (te__offloaded *)te__alloc_zero(te, sizeof(te__offloaded));
+    if (!e) return NULL;
+    e->host = te__pinned_take(te, b->bytes);
+    if (!e->host || te__transfer_queue(o->out, b, e->host, b->data, e->host->data, b->bytes, true) != TE_OK) {
+        te__pinned_give(e->host);
+        te__free(te, e, sizeof(*e));
+        return NULL;
+    }
+    e->buffer = b;
+    e->version = b->version;
+    e->bytes = b->bytes;
+    b->offloaded = e;
+    te->pool.stats.offloaded += e->bytes;
+    if (e->bytes > o->largest) o->largest = e->bytes;
+    return e;
+}
+
+/* The copy of the buffer that x lies in, made now if there is none; *e NULL: the buffer stays on the device. Of the bytes that are offered the region's
+ * fraction goes out, evenly from the first to the last. */
+static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
+    te__offload *o = te->offload;
+    te__buffer *b = x ? x->buffer : NULL;
+    *e = NULL;
+    if (!b || b->capacity == 0 || b->arena || (int64_t)b->bytes < r->min_bytes || b->kept_version == b->version) return TE_OK;
+    if (b->offloaded && b->offloaded->version != b->version) te__offload_unwatch(b->offloaded);
+    if (!b->offloaded) {
+        r->offered += b->bytes;
+        if ((double)(r->sent + b->bytes) > (double)r->fraction * (double)r->offered) {
+            b->kept_version = b->version;
+            return TE_OK;
+        }
+        *e = te__offload_send(te, b);
+        if (!*e) return te_error_code(te);
+        r->sent += b->bytes;
+    } else {
+        *e = b->offloaded;
+        te__offload_unlink(o, *e);
+    }
+    te__offload_append(o, *e);
+    (*e)->refs++;
+    if ((*e)->inside) {
+        if (!o->inside) o->inside = *e; /* it was the window's only one */
+    } else {
+        b->refs++;
+        te__offload_enter(o, *e);
+    }
+    o->window = r->window_bytes ? (size_t)r->window_bytes : 2 * o->largest;
+    while (o->inside_bytes > o->window && o->inside != *e) {
+        te_result result = te__stream_wait(te, NULL, o->inside->host->used);
+        if (result != TE_OK) return result;
+        te__offload_leave(o, o->inside);
+    }
+    return TE_OK;
+}
+
+/* Lets go of all that the handle holds. */
+static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
+    int i;
+    te_tensor_release(h->x);
+    for (i = 0; i < TE__MAX_PARTS; i++)
+        if (h->part[i]) te__offload_drop(te, h->part[i]);
+    te__free(te, h, sizeof(*h));
+}
+
+/* A tensor of its own over the memory of x, that no scope holds; NULL with an error. */
+static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
+    te_tensor *y;
+    te__frame_begin(te);
+    y = te_tensor_retain(x->quantized ? te__alias_quantized(x) : te__alias(x));
+    te__frame_end(te, NULL, 0);
+    return y;
+}
+/* Takes the memory of part i of the handle's tensor away. Other holders of a quantized tensor share its parts, so the part is replaced. */
+static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
+    te_tensor *own = te__offload_alias(te, *part);
+    if (!own) return te_error_code(te);
+    te__buffer_release(own->buffer);
+    own->buffer = NULL;
+    te_tensor_release(*part);
+    *part = own;
+    return TE_OK;
+}
+
+static void *te__offload_pack(void *user, te_tensor *x) {
+    te__offload_region *r = (te__offload_region *)user;
+    te_ctx *te = r->te;
+    te_tensor *part[TE__MAX_PARTS], **slot[TE__MAX_PARTS];
+    te__offloaded_tensor *h;
+    te_result result = TE_OK;
+    int i, n = te__parts(x, part), gone = 0;
+    if (te->playing || te->warming) return NULL; /* it is read at once; it holds no values */
+    if (te__refuse_stream(te) != TE_OK) return NULL;
+    h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
+    if (!h) return NULL;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__offload_buffer(te, r, part[i], &h->part[i]);
+        gone += h->part[i] != NULL;
+    }
+    if (result == TE_OK && gone) {
+        h->x = te__offload_alias(te, x);
+        if (h->x) te__part_slots(&h->x, slot);
+        else result = te_error_code(te);
+        for (i = 0; i < n && result == TE_OK; i++)
+            if (h->part[i]) result = te__offload_detach(te, slot[i]);
+    }
+    if (result == TE_OK && gone) return h;
+    te__offload_free(te, h);
+    return NULL;
+}
+
+/* ---- backward ---- */
+
+/* Its bytes on the device, right before the window or at the new end, where they enter it; queued, not awaited. */
+static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
+    te__offload *o = te->offload;
+    te__buffer *b = e->buffer;
+    te_result result;
+    if (e->inside) return TE_OK;
+    if (b && b->version == e->version) { /* somebody has held it */
+        b->refs++;
+        te__offload_enter(o, e);
+        return TE_OK;
+    }
+    te__offload_unwatch(e);
+    b = te__buffer_create(te, e->bytes);
+    if (!b) return te_error_code(te);
+    result = te__transfer_queue(o->in, b, e->host, b->data, e->host->data, e->bytes, false);
+    if (result != TE_OK) {
+        te__buffer_release(b);
+        return result;
+    }
+    te__buffer_touch(b);
+    b->offloaded = e;
+    e->buffer = b;
+    e->version = b->version;
+    te__offload_enter(o, e);
+    return TE_OK;
+}
+
+/* Brings the next older ones, as many as the window has room for: the backward pass comes to them next. */
+static te_result te__offload_bring_older(te_ctx *te) {
+    te__offload *o = te->offload;
+    te__offloaded *e = o->inside ? o->inside->older : o->newest;
+    te_result result = TE_OK;
+    for (; e && o->inside_bytes + e->bytes <= o->window && result == TE_OK; e = e->older) result = te__offload_bring(te, e);
+    return result;
+}
+
+/* Puts the memory of one part back. A version that was written since stays with those who hold it. */
+static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
+    te__offload *o = te->offload;
+    te_result result;
+    if (e->inside && e->buffer->version != e->version) te__offload_leave(o, e);
+    if (!e->inside && e->newer != o->inside) { /* not in the usual order */
+        te__offload_unlink(o, e);
+        te__offload_append(o, e);
+    }
+    result = te__offload_bring(te, e);
+    if (result != TE_OK) return result;
+    x->buffer = e->buffer;
+    x->buffer->refs++;
+    return te__await(x);
+}
+
+static te_tensor *te__offload_unpack(void *user, void *handle) {
+    te_ctx *te = ((te__offload_region *)user)->te;
+    te__offloaded_tensor *h = (te__offloaded_tensor *)handle;
+    te_tensor *x = h->x, *part[TE__MAX_PARTS];
+    te_result result = te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *)) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int i, n = te__parts(x, part);
+    for (i = n - 1; i >= 0 && result == TE_OK; i--)
+        if (h->part[i]) result = te__offload_attach(te, h->part[i], part[i]);
+    if (result == TE_OK) te->live[te->num_live++] = te_tensor_retain(x); /* the innermost scope's */
+    te__offload_free(te, h);
+    if (result == TE_OK) result = te__offload_bring_older(te);
+    return result == TE_OK ? x : NULL;
+}
+
+static void te__offload_forget(void *user, void *handle) { te__offload_free(((te__offload_region *)user)->te, (te__offloaded_tensor *)handle); }
+
+/* ---- regions ---- */
+
+/* Streams and list, made once. They end with the context: nodes may outlive every region. */
+static te__offload *te__offload_open(te_ctx *te) {
+    te__offload *o = te->offload;
+    if (!o) o = te->offload = (te__offload *)te__alloc_zero(te, sizeof(te__offload));
+    if (o && !o->out) o->out = te__stream_create(te);
+    if (o && o->out && !o->in) o->in = te__stream_create(te);
+    return o && o->out && o->in ? o : NULL;
+}
+
+TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *desc) {
+    te_cpu_offload_desc zero = TE_ZERO;
+    te_saved_tensors_hooks hooks = TE_ZERO;
+    te__offload_region *r;
+    te__offload *o;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!desc) desc = &zero;
+    if (!(desc->fraction >= 0 && desc->fraction <= 1))
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: fraction is %g; 0 (all) to 1 is possible", (double)desc->fraction);
+    if (desc->min_bytes < 0 || desc->window_bytes < 0)
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: min_bytes is %lld and window_bytes %lld; neither can be negative", (long long)desc->min_bytes,
+                        (long long)desc->window_bytes);
+    if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
+    o = te__offload_open(te);
+    if (!o) return te_error_code(te);
+    /* Regions and hooks are counted alike, so that a region's place is free when its hooks have gone; its nodes need `te` alone. */
+    r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
+    hooks.pack = te__offload_pack;
+    hooks.unpack = te__offload_unpack;
+    hooks.drop = te__offload_forget;
+    hooks.user = r;
+    result = te_saved_tensors_begin(te, &hooks);
+    if (result != TE_OK) return result;
+    memset(r, 0, sizeof(*r));
+    r->te = te;
+    r->fraction = desc->fraction > 0 ? desc->fraction : 1.0f;
+    r->min_bytes = desc->min_bytes ? desc->min_bytes : (int64_t)TE__OFFLOAD_LEAST;
+    r->window_bytes = desc->window_bytes;
+    return TE_OK;
+}
+TE_API te_result te_cpu_offload_end(te_ctx *te) {
+    const te__tape *tape;
+    if (!te) return TE_ERR_STATE;
+    tape = &te->tape;
+    if (tape->num_hooks == 0 || tape->hooks[tape->num_hooks - 1].pack != te__offload_pack)
+        return te__fail(te, TE_ERR_STATE, "te_cpu_offload_end: %s", tape->num_hooks ? "the innermost region is that of te_saved_tensors_begin: end it first"
+                                                                                    : "there is no te_cpu_offload_begin before it");
+    return te_saved_tensors_end(te);
+}

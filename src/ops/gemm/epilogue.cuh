@@ -172,6 +172,7 @@ template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, fl
     const int lanes = COLS / 8, size = a.d_dt == TE_F32 ? 4 : 2; // lanes of one row; bytes of an element
     int lane = threadIdx.x & 31;
     float bias[8];
+    asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
     auto finish = [&](int r, int c) {
         te_i64 row = row0 + r;
         if (row >= a.m || col0 >= a.n) return;

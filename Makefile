@@ -33,12 +33,14 @@ TOOLS         := te_info te_explain te_warm te_bench
 PACKED_WORDS  ?= core/ quant/ nn/
 
 ARGS ?=
+# Processes that `make test` shares its tests among. Each holds a context of the GPU, so there are sixteen at most.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 16 ? n : 16)))
 
 .PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix check-docs sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
-	@echo 'make test        runs every test that this machine can run           (ARGS="norm gelu" for some)'
+	@echo 'make test        runs every test that this machine can run           (ARGS="norm gelu" for some; JOBS=1: in one process)'
 	@echo 'make pack        writes te.h and te_kernels.cu.inc from src/'
 	@echo 'make check-pack  fails if they are stale'
 	@echo 'make tools       te_info, te_explain, te_warm, te_bench, in build/'
@@ -106,7 +108,7 @@ $(BUILD)/te_test_packed: $(BUILD)/packed/te.o $(PUBLIC_OBJECTS)
 
 # train_gpt is there for tests/faults, which interrupts it.
 test: $(BUILD)/te_test $(BUILD)/te_test_packed $(BUILD)/train_gpt
-	@tests/run.sh $(if $(ARGS),"$(BUILD)/te_test $(ARGS)","$(BUILD)/te_test_packed $(PACKED_WORDS)" "$(BUILD)/te_test")
+	@tests/run.sh $(if $(ARGS),,"$(BUILD)/te_test_packed --jobs $(JOBS) $(PACKED_WORDS)") "$(BUILD)/te_test --jobs $(JOBS) $(ARGS)"
 
 # ---- the example ------------------------------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ static void choose_recipe(run *r, const char *name, const char *all) {
     if (kind == TE_RECIPE_NONE) end--, runs->file = r->file;
     else r->name = labels[kind], r->recipe = recipes[kind]();
     /* Delayed: the default, the largest of 1024 steps, would let one outlier of the first steps set a scale until the end of this run. */
-    r->recipe.amax_history_len = 16;
+    if (kind == TE_RECIPE_DELAYED) r->recipe.delayed.amax_history_len = 16;
 }
 static const char *in_out(const char *name) {
     static char path[4096];
@@ -195,7 +195,7 @@ static void open_run(run *r) {
     if (opt.inspect && r->recipe.kind && r->step) inspect_load(&inspected, opt.out, r->step);
 }
 static te_tensor *logits_of(run *r, te_tensor *ids) {
-    te_autocast_begin(te, &(te_autocast_desc){.recipe = r->recipe.kind ? &r->recipe : NULL, .disabled = !r->recipe.kind});
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = r->recipe.kind ? &r->recipe : NULL, .not_enabled = !r->recipe.kind});
     te_tensor *logits = te_forward(r->model, ids);
     te_autocast_end(te);
     return logits;

@@ -3,6 +3,7 @@
  *
  *     te_test            every test
  *     te_test norm gelu  those whose names hold one of the words
+ *     te_test --jobs 4   four processes share the tests; long ones start first (not on Windows)
  *     te_test --list     the names
  *
  * The last line is `N passed, M failed, K skipped`; the exit status is 1 if any failed. */
@@ -44,8 +45,7 @@ enum { TEST_SANITIZED = TEST_ADDRESSES || TEST_THREADS };
 
 int test_every(int n) { return TEST_THREADS ? n : 1; }
 
-
-enum { MAX_TESTS = 8192, MAX_ENDINGS = 4096, MAX_MESSAGES = 8, MAX_ENV = 64, NAME_SIZE = 160 };
+enum { MAX_TESTS = 8192, MAX_ENDINGS = 4096, MAX_MESSAGES = 8, MAX_JOBS = 64, NAME_SIZE = 160 };
 
 typedef struct test_entry {
     char name[NAME_SIZE]; /* "ops/norm.rounding [cuda:0]" */
@@ -53,6 +53,7 @@ typedef struct test_entry {
     int line, order;
     const char *device; /* NULL: the test chooses */
     test_fn run;
+    double ms; /* how long it took when it last ran; negative: nobody knows */
 } test_entry;
 
 typedef struct test_ending {
@@ -92,6 +93,7 @@ void test_register(const char *file, int line, const char *name, const char *dev
     t->order = num_tests++;
     t->device = device;
     t->run = run;
+    t->ms = -1;
 }
 
 static int by_place(const void *a, const void *b) {
@@ -169,6 +171,9 @@ void *test_alloc(size_t bytes) {
     return b + 1;
 }
 
+float *test_floats(int64_t n) { return (float *)test_alloc((size_t)(n + 1) * sizeof(float)); }
+double *test_doubles(int64_t n) { return (double *)test_alloc((size_t)(n + 1) * sizeof(double)); }
+
 void *test_aligned_alloc(size_t alignment, size_t bytes) {
 #ifdef _WIN32
     return _aligned_malloc(bytes, alignment);
@@ -237,6 +242,22 @@ const char *test_path(const char *name) {
     return path;
 }
 
+uint8_t *test_read_file(const char *path, size_t *size) {
+    FILE *f = fopen(path, "rb");
+    size_t n = 0;
+    uint8_t *bytes = NULL;
+    if (f) {
+        fseek(f, 0, SEEK_END);
+        n = (size_t)ftell(f);
+        rewind(f);
+        bytes = (uint8_t *)test_alloc(n + 1);
+        if (fread(bytes, 1, n, f) != n) n = 0;
+        fclose(f);
+    }
+    if (size) *size = n;
+    return bytes;
+}
+
 typedef struct saved_variable {
     char name[64];
     char *value;
@@ -286,13 +307,13 @@ static double next_normal(uint64_t *state) {
 }
 
 float *test_normal(int64_t n, uint64_t seed) {
-    float *x = (float *)test_alloc((size_t)n * sizeof *x);
+    float *x = test_floats(n);
     for (int64_t i = 0; i < n; i++) x[i] = (float)next_normal(&seed);
     return x;
 }
 
 float *test_uniform(int64_t n, uint64_t seed, float low, float high) {
-    float *x = (float *)test_alloc((size_t)n * sizeof *x);
+    float *x = test_floats(n);
     for (int64_t i = 0; i < n; i++) x[i] = (float)(low + ((double)high - low) * next_uniform(&seed));
     return x;
 }
@@ -304,7 +325,7 @@ int64_t *test_integers(int64_t n, uint64_t seed, int64_t low, int64_t high) {
 }
 
 float *test_copy(const float *x, int64_t n) {
-    float *y = (float *)test_alloc((size_t)n * sizeof *y);
+    float *y = test_floats(n);
     if (n) memcpy(y, x, (size_t)n * sizeof *y);
     return y;
 }
@@ -406,7 +427,7 @@ static void on_crash(int number) {
     _exit(written < 0 ? 2 : 1);
 }
 
-static void run(const test_entry *t) {
+static void run(test_entry *t) {
     double start = now_ms();
     current = t;
     messages = 0;
@@ -423,59 +444,77 @@ static void run(const test_entry *t) {
         free(blocks);
         blocks = next;
     }
+    t->ms = now_ms() - start;
     if (messages && log_text[0]) printf("  log: %s", log_text);
     if (messages) failed++;
     else if (skip_reason) skipped++;
     else passed++;
-    if (messages || !skip_reason) printf("%s  %s  (%.0f ms)\n", messages ? "FAIL" : "ok  ", t->name, now_ms() - start);
+    if (messages || !skip_reason) printf("%s  %s  (%.0f ms)\n", messages ? "FAIL" : "ok  ", t->name, t->ms);
     else printf("skip  %s: %s\n", t->name, skip_reason);
     fflush(stdout);
     current = NULL;
 }
 
-static bool wanted(const test_entry *t, int argc, char **argv) {
-    bool any = false;
-    for (int i = 1; i < argc; i++) {
-        if (argv[i][0] == '-') continue;
-        any = true;
-        if (strstr(t->name, argv[i])) return true;
+static bool wanted(const test_entry *t, int num_words, char **words) {
+    for (int i = 0; i < num_words; i++)
+        if (strstr(t->name, words[i])) return true;
+    return num_words == 0;
+}
+
+#ifndef _WIN32
+#include "te_jobs.h"
+#endif
+
+/* ---- the program --------------------------------------------------------------------------------------------- */
+
+static void run_here(const int *queue, int n, const char **broken) {
+    static const int deadly[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    for (int i = 0; i < COUNT(deadly) && !TEST_SANITIZED; i++) signal(deadly[i], on_crash);
+    for (int i = 0; i < n; i++) {
+        int before = failed;
+        run(&tests[queue[i]]);
+        if (failed > before) broken[before] = tests[queue[i]].name;
     }
-    return !any;
+}
+
+static int usage(void) {
+    fprintf(stderr, "usage: te_test [--list] [--jobs N] [WORD ...]\n");
+    return 2;
 }
 
 int main(int argc, char **argv) {
     bool list = false;
+    int jobs = 1, num_words = 0, n = 0;
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--list")) {
-            list = true;
-        } else if (argv[i][0] == '-') {
-            fprintf(stderr, "usage: te_test [--list] [WORD ...]\n");
-            return 2;
-        }
+        if (!strcmp(argv[i], "--list")) list = true;
+        else if (!strcmp(argv[i], "--jobs") && i + 1 < argc && atoi(argv[i + 1]) > 0) jobs = atoi(argv[++i]);
+        else if (argv[i][0] == '-') return usage();
+        else argv[1 + num_words++] = argv[i];
     }
 #ifdef _WIN32
     _setmode(1, _O_BINARY); /* lines end as everywhere: run.sh reads the last one */
+    if (jobs > 1) fprintf(stderr, "te_test: --jobs needs fork, which Windows lacks; one process runs the tests\n");
+    jobs = 1;
 #endif
     unsetenv("TE_DEVICE"); /* each test names its device */
     unsetenv("TE_LOG");
-    if (!TEST_SANITIZED) {
-        signal(SIGSEGV, on_crash);
-        signal(SIGBUS, on_crash);
-        signal(SIGFPE, on_crash);
-        signal(SIGILL, on_crash);
-        signal(SIGABRT, on_crash);
-    }
     if (num_tests) qsort(tests, (size_t)num_tests, sizeof *tests, by_place);
-    const char **broken = (const char **)calloc((size_t)num_tests + 1, sizeof *broken);
+    int *queue = (int *)calloc((size_t)num_tests + 1, sizeof *queue);
+    /* Beside the tests' own names: ends of processes, at most one for each test and job. */
+    const char **broken = (const char **)calloc(2 * (size_t)num_tests + MAX_JOBS, sizeof *broken);
     for (int i = 0; i < num_tests; i++) {
-        if (!wanted(&tests[i], argc, argv)) continue;
-        if (list) {
-            printf("%s\n", tests[i].name);
-            continue;
-        }
-        int before = failed;
-        run(&tests[i]);
-        if (failed > before) broken[failed - 1] = tests[i].name;
+        if (!wanted(&tests[i], num_words, argv + 1)) continue;
+        if (list) printf("%s\n", tests[i].name);
+        else queue[n++] = i;
+    }
+    if (jobs > n) jobs = n;
+    if (jobs > MAX_JOBS) jobs = MAX_JOBS;
+    if (jobs > 1) {
+#ifndef _WIN32
+        run_in_processes(jobs, queue, n, argv[0], broken);
+#endif
+    } else {
+        run_here(queue, n, broken);
     }
     if (!list) {
         for (int i = 0; i < failed; i++) printf("%s%s\n", i ? "        " : "\nfailed: ", broken[i]);
@@ -483,6 +522,7 @@ int main(int argc, char **argv) {
         printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     }
     free(broken);
+    free(queue);
     free(tests);
     return failed ? 1 : 0;
 }

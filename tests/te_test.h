@@ -53,8 +53,11 @@ bool test_limit_files(int64_t bytes);
 
 /* All of these last until the test ends. */
 void *test_alloc(size_t bytes); /* zeroed */
+float *test_floats(int64_t n);  /* zeroed, too, and one more than n, so that an empty array has an address */
+double *test_doubles(int64_t n);
 const char *test_dir(void);     /* an empty folder of the test's own */
 const char *test_path(const char *name);              /* a file name in it */
+uint8_t *test_read_file(const char *path, size_t *size); /* NULL if it cannot be opened; a zero stands behind its end; size may be NULL */
 void test_setenv(const char *name, const char *value); /* NULL takes the variable away */
 
 /* Arrays from fixed seeds: equal (n, seed) give equal values on every machine. */
@@ -242,8 +245,7 @@ static TE_MAYBE_UNUSED void test__close(void *arg) {
 /* A context with an open scope, closed when the test ends; what is alive then is a leak, and a failure. desc may be NULL; its log
  * goes to test_log_text unless it names one. */
 static TE_MAYBE_UNUSED te_ctx *test_context_with(const te_ctx_desc *desc) {
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
+    te_ctx_desc d = {0};
     if (desc) d = *desc;
     if (!d.device) d.device = "cpu";
     if (!d.log) d.log = test__log;
@@ -261,12 +263,15 @@ static TE_MAYBE_UNUSED te_ctx *test_context_with(const te_ctx_desc *desc) {
     test_on_end(test__close, s);
     return te;
 }
-static TE_MAYBE_UNUSED te_ctx *test_context(const char *device) {
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
+static TE_MAYBE_UNUSED te_ctx *test_context_threads(const char *device, int cpu_threads) {
+    te_ctx_desc d = {0};
     d.device = device;
+    d.cpu_threads = cpu_threads;
     return test_context_with(&d);
 }
+static TE_MAYBE_UNUSED te_ctx *test_context(const char *device) { return test_context_threads(device, 0); }
+/* A context of the CPU to compare a GPU's numbers with; NULL if `te` is of the CPU itself. */
+static TE_MAYBE_UNUSED te_ctx *test_cpu_beside(te_ctx *te) { return te_ctx_is_cuda(te) ? test_context("cpu") : NULL; }
 /* This test leaves tensors alive on purpose. */
 static TE_MAYBE_UNUSED void test_may_leak(te_ctx *te) {
     if (test__state_of(te)) test__state_of(te)->may_leak = true;
@@ -323,10 +328,26 @@ static TE_MAYBE_UNUSED te_tensor *test_guarded_with(te_ctx *te, te_dtype dtype, 
     return x;
 }
 
+/* An input, or a guarded output, [m, n]; misaligned: at an address that is a multiple of its element alone. */
+static TE_MAYBE_UNUSED te_tensor *test__moved(te_ctx *te, te_tensor *whole, int64_t m, int64_t n) {
+    te_dtype dtype = te_tensor_dtype(whole);
+    return te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
+}
+static TE_MAYBE_UNUSED te_tensor *test_input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
+    te_tensor *x = test_tensor(te, dtype, SHAPE(m, n), values);
+    if (!misaligned) return x;
+    te_tensor *moved = test__moved(te, te_tensor_empty(te, dtype, SHAPE(m * n + 1)), m, n);
+    te_tensor_copy(moved, x);
+    return moved;
+}
+static TE_MAYBE_UNUSED te_tensor *test_output(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, bool misaligned) {
+    return misaligned ? test__moved(te, test_guarded(te, dtype, SHAPE(m * n + 1)), m, n) : test_guarded(te, dtype, SHAPE(m, n));
+}
+
 /* Its values as f32, or its raw bytes; they last until the test ends. A tensor that cannot be read gives NaN, or zero bytes. */
 static TE_MAYBE_UNUSED float *test_read(const te_tensor *x) {
     int64_t n = x ? te_tensor_numel(x) : 0;
-    float *host = (float *)test_alloc((size_t)n * sizeof(float) + sizeof(float));
+    float *host = test_floats(n);
     for (int64_t i = 0; i < n || i == 0; i++) host[i] = NAN;
     if (!x) test_fail(__FILE__, __LINE__, "test_read of a NULL tensor");
     else if (n) te_tensor_to_f32(x, host);
@@ -341,14 +362,98 @@ static TE_MAYBE_UNUSED void *test_read_bytes(const te_tensor *x) {
 }
 /* What `values` become when they are rounded to `dtype`, as f32: the input that a reference should start from. */
 static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, int64_t n) {
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
+    te_ctx_desc d = {0};
     d.device = "cpu";
     d.cpu_threads = 1;
     te_ctx *te = te_ctx_create(&d);
     float *rounded = test_read(te_tensor_from_f32(te, dtype, SHAPE(n), values));
     te_ctx_destroy(te);
     return rounded;
+}
+
+/* ---- modules ------------------------------------------------------------------------------------------------- */
+
+/* One forward under a recipe; the region is closed again whatever happened. */
+static TE_MAYBE_UNUSED te_tensor *test_forward(te_module *m, const te_recipe *recipe, te_tensor *x) {
+    te_ctx *te = te_module_ctx(m);
+    te_autocast_desc cast = {0};
+    cast.recipe = recipe;
+    if (te_autocast_begin(te, &cast) != TE_OK) return NULL;
+    te_tensor *y = te_forward(m, x);
+    te_autocast_end(te);
+    return y;
+}
+
+/* ---- bytes of tensors and modules ---------------------------------------------------------------------------- */
+
+typedef struct test_bytes {
+    uint8_t *data;
+    size_t n, room;
+} test_bytes;
+
+/* The plain tensors that x is of: itself, or data, scales and amax of both copies; NULL in the place of one that is not there. */
+static TE_MAYBE_UNUSED void test__parts(te_tensor *x, te_tensor *part[6]) {
+    static const int copies[] = {TE_ROWWISE, TE_COLUMNWISE};
+    memset(part, 0, 6 * sizeof *part);
+    if (x && !te_tensor_is_quantized(x)) part[0] = x;
+    for (int i = 0; i < 2; i++) {
+        if (!x || !(te_quantized_usage(x) & copies[i])) continue;
+        te_quantized_view(x, copies[i], &part[3 * i], &part[3 * i + 1]);
+        part[3 * i + 2] = te_quantized_amax(x, copies[i]);
+    }
+}
+/* The bytes of x, plain or quantized, behind those that are there; of NULL none. */
+static TE_MAYBE_UNUSED void test_put(test_bytes *b, te_tensor *x) {
+    te_tensor *part[6];
+    test__parts(x, part);
+    for (int i = 0; i < 6; i++) {
+        size_t n = part[i] ? te_tensor_bytes(part[i]) : 0;
+        if (!n) continue;
+        if (b->n + n > b->room) {
+            uint8_t *more = (uint8_t *)test_alloc(2 * (b->n + n));
+            if (b->n) memcpy(more, b->data, b->n);
+            b->data = more;
+            b->room = 2 * (b->n + n);
+        }
+        te_tensor_to_host(part[i], b->data + b->n);
+        b->n += n;
+    }
+}
+static TE_MAYBE_UNUSED bool test__put_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path, (void)kind;
+    test_put((test_bytes *)user, x);
+    return true;
+}
+/* Every parameter and buffer, one behind the other. */
+static TE_MAYBE_UNUSED test_bytes test_content(te_module *m) {
+    test_bytes b = {0};
+    te_module_visit_tensors(m, test__put_entry, &b);
+    return b;
+}
+#define CHECK_SAME(name, got, want) test__same(__FILE__, __LINE__, name, got, want)
+static TE_MAYBE_UNUSED void test__same(const char *file, int line, const char *name, test_bytes got, test_bytes want) {
+    if (got.n != want.n) test_fail(file, line, "%s: %zu bytes, not %zu", name, got.n, want.n);
+    else test_bytes_equal(file, line, name, got.data, want.data, want.n);
+}
+
+static TE_MAYBE_UNUSED bool test__hash_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    uint64_t hash = 0xCBF29CE484222325u;
+    te_tensor *part[6];
+    (void)m, (void)kind;
+    te_scope_begin(te_tensor_ctx(x));
+    test__parts(x, part);
+    for (; *path; path++) hash = (hash ^ (uint8_t)*path) * 0x100000001B3u;
+    for (int i = 0; i < 6; i++)
+        for (size_t k = 0; part[i] && k < te_tensor_bytes(part[i]); k++) hash = (hash ^ ((const uint8_t *)te_tensor_data(part[i]))[k]) * 0x100000001B3u;
+    te_scope_end(te_tensor_ctx(x));
+    *(uint64_t *)user += hash;
+    return true;
+}
+/* Of every byte of the parameters and buffers, in whatever order they were added. CPU only: it reads them where they lie, after an error too. */
+static TE_MAYBE_UNUSED uint64_t test_hash(te_module *m) {
+    uint64_t hash = 0;
+    te_module_visit_tensors(m, test__hash_entry, &hash);
+    return hash;
 }
 
 /* ---- gradients ----------------------------------------------------------------------------------------------- */

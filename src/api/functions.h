@@ -60,7 +60,7 @@ typedef struct te_cross_entropy_desc {
     float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
     int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
     bool has_ignore_index; /* ignore_index was given */
-    bool no_reduce;        /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1] */
+    bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
 } te_cross_entropy_desc;
 /* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL.
  * Source: transformer_engine.pytorch.parallel_cross_entropy, on one rank. */

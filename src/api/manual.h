@@ -76,7 +76,7 @@
  * Rules that hold everywhere
  * --------------------------
  *
- * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment names.
+ * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment names ("Options").
  * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and a
  *   NULL input passes through in silence: check te_ok once a step.
  * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias (the
@@ -88,6 +88,20 @@
  *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU cannot open one: fork
  *   before, or start a new program.
  * - The same program gives the same bits again on the same device.
+ *
+ *
+ * Options
+ * -------
+ *
+ * Names are TransformerEngine's, and zero is always the default. A choice between on and off is
+ *
+ *     bool NAME          where the default is off
+ *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (not_NAME before an adjective: .not_enabled)
+ *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the comment says what that is), TE_ON or TE_OFF
+ *
+ * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention, .parallel. Options of one kind of recipe
+ * or quantizer stand in the group of that kind, and one that is set while the kind is another is an error, not a word without effect. A field whose comment
+ * says "not yet" is refused by name when it is set.
  *
  *
  * Environment
@@ -131,6 +145,7 @@
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
  *     functions   differentiable functions
+ *     options     groups of options that several modules have
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
  *     train       optimizers, checkpoints

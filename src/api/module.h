@@ -23,8 +23,10 @@ typedef struct te_forward_args {
     te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
-    te_attn_mask mask;                 /* of attention; 0 => the module's own */
-    te_window window;                  /* of attention; not on => the module's own */
+    const te_rotary_desc *rotary_key;  /* not yet: rotates keys; NULL => as queries */
+    te_attention_call attention;       /* for modules with attention */
+    te_cross_attention_call cross;     /* for a decoder's cross attention */
+    bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */
@@ -89,6 +91,10 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user);
 /* The number of elements of all parameters of the tree; a shared parameter counts wherever it is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
+/* Gives all parameters of the tree their first values again, children in order: those that the create functions would draw from the random state as it is. Parameters of
+ * TE_PARAMS_META get their memory (inside te_quantized_model_init_begin .. _end their quantized form); whatever reads or trains one before gives TE_ERR_STATE or
+ * TE_ERR_INVALID. On failure the random state is what it was, and the call may be repeated. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_module_reset_parameters(te_module *m);
 /* Freezes (false) or trains (true) all parameters of the tree. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
 /* Forgets the gradients of the whole tree. */

@@ -352,7 +352,7 @@ typedef struct te_op_adam_args {
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
     float lr, beta1, beta2, eps, weight_decay; /* read as they are: no defaults */
     int64_t step;                              /* 1 for the first */
-    bool l2_mode;                              /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
+    bool no_adam_w_mode;                       /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;                   /* bc = 1 */
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;

@@ -155,7 +155,7 @@ typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
     bool rht;
-    bool no_sign_mask; /* s is all + */
+    bool no_random_sign_mask; /* s is all + */
     bool keep;
     const te_tensor *noop;
 } te_op_nvfp4_amax_args;
@@ -171,7 +171,7 @@ typedef struct te_op_nvfp4_amax_args {
  *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies (amax_col's if that is
  *              NULL), [1]; and no rht with col
  *   swizzled   scales in the layout of te_op_mxfp8_quantize
- *   rht        of the column-wise copy: each 16 rows of a column, times their signs (unless no_sign_mask), times the Hadamard matrix / 4, rounded to
+ *   rht        of the column-wise copy: each 16 rows of a column, times their signs (unless no_random_sign_mask), times the Hadamard matrix / 4, rounded to
  *              bf16; amax, scales and codes are those of the rounded values. Sums are taken as a tensor core takes them: each product is truncated
  *              25 bits below the leading bit of the largest, they are added exactly, and the sum is truncated to f32. A NaN makes the scales of
  *              its blocks NaN, in both copies, and their codes 7 (6)
@@ -193,7 +193,7 @@ typedef struct te_op_nvfp4_quantize_args {
     const te_tensor *amax_row, *amax_col;
     bool two_dimensional;
     bool rht;          /* of the column-wise copy */
-    bool no_sign_mask; /* the transform's signs are all + */
+    bool no_random_sign_mask; /* the transform's signs are all + */
     bool stochastic_rounding;
     uint64_t seed, offset;
     const te_tensor *rng; /* optional */
@@ -210,7 +210,7 @@ typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
     bool columnwise;
-    bool rht, no_sign_mask; /* as the copy was quantized; so are the next two */
+    bool rht, no_random_sign_mask; /* as the copy was quantized; so are the next two */
     bool e4m3_max_256;      /* F = 256 */
     bool swizzled;          /* the layout of the scales */
 } te_op_nvfp4_dequantize_args;

@@ -43,28 +43,50 @@ typedef struct te_custom_quantizer {
     bool (*is_quantizable)(void *user, const te_tensor *x); /* can x be quantized? NULL => every float tensor can */
 } te_custom_quantizer;
 
-/* A quantizer. Words before a colon name the kinds that read the field; the others ignore it. */
+/* Of a delayed quantizer. */
+typedef struct te_delayed_quantizer {
+    te_tensor *scale; /* f32 [1], read by every cast (retained); NULL => the quantizer makes one, 1 */
+    te_tensor *amax;  /* f32 [1], becomes max(amax, max |x|) in every cast (retained); NULL => the quantizer makes one, 0 */
+} te_delayed_quantizer;
+/* Of a current one. */
+typedef struct te_current_quantizer {
+    bool power_of_two_scales; /* scales are rounded down to powers of two */
+} te_current_quantizer;
+/* Of a block one. */
+typedef struct te_block_quantizer {
+    int block_scaling_dim; /* 1 (1 x 128) or 2 (128 x 128); 0 => 2 */
+    bool fp32_scales;      /* any f32 scale; false => powers of two */
+} te_block_quantizer;
+/* Of an NVFP4 one. */
+typedef struct te_nvfp4_quantizer {
+    bool with_rht;                 /* random Hadamard transform of the column-wise copy */
+    bool no_random_sign_mask;      /* the transform without its signs */
+    bool stochastic_rounding;      /* with the context's random state, which advances by two */
+    bool row_scaled;               /* the row-wise copy has an amax for each row of x, the column-wise one for each column, in place of one */
+    te_4over6_error four_over_six; /* each copy chooses the scales of its blocks; 0 => off */
+    bool e4m3_max_256;             /* the largest block scale is 256, not 448: room for 4-over-6 */
+} te_nvfp4_quantizer;
+/* Of a hybrid one: the quantizers of each copy, not hybrid themselves; read during the call. */
+typedef struct te_hybrid_quantizer {
+    const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* both needed */
+} te_hybrid_quantizer;
+
+/* A quantizer: fields of several kinds, which the words before a colon name, and a group for each kind. A field of another kind than `kind` is refused if it is
+ * set. */
 typedef struct te_quantizer_desc {
-    te_quant_kind kind;         /* needed */
-    te_dtype dtype;             /* of FP8 codes: TE_F8E4M3 (0 =>) or TE_F8E5M2 */
-    int usage;                  /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
-    bool optimize_for_gemm;     /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
-    te_tensor *scale;           /* delayed: f32 [1], read by every cast (retained); NULL => the quantizer makes one, 1 */
-    te_tensor *amax;            /* delayed: f32 [1], becomes max(amax, max |x|) in every cast (retained); NULL => the quantizer makes one, 0 */
-    bool power_of_two_scales;   /* current: scales are rounded down to powers of two */
-    float amax_epsilon;         /* current, block: the least amax that a scale is made from */
-    te_group *amax_group;       /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed); NULL => this rank's own */
-    int block_scaling_dim;      /* block: 1 (1 x 128) or 2 (128 x 128); 0 => 2 */
-    bool fp32_scales;           /* block: any f32 scale; false => powers of two */
-    bool with_2d_quantization;  /* one scale for 32 x 32 (MXFP8) or 16 x 16 elements (NVFP4) */
-    bool with_rht;              /* NVFP4: random Hadamard transform of the column-wise copy */
-    bool no_random_sign_mask;   /* NVFP4: the transform without its signs */
-    bool stochastic_rounding;   /* NVFP4: with the context's random state, which advances by two */
-    bool row_scaled;            /* NVFP4: the row-wise copy has an amax for each row of x, the column-wise one for each column, in place of one */
-    te_4over6_error four_over_six; /* NVFP4: each copy chooses the scales of its blocks; 0 => off */
-    bool e4m3_max_256;          /* NVFP4: the largest block scale is 256, not 448: room for 4-over-6 */
-    const struct te_quantizer_desc *rowwise_quantizer, *columnwise_quantizer; /* hybrid: of each copy, not hybrid themselves; read during the call */
-    const te_custom_quantizer *custom;                                        /* custom: copied */
+    te_quant_kind kind;        /* needed */
+    te_dtype dtype;            /* of FP8 codes: TE_F8E4M3 (0 =>) or TE_F8E5M2 */
+    int usage;                 /* TE_ROWWISE | TE_COLUMNWISE; 0 => both */
+    float amax_epsilon;        /* current, block: the least amax that a scale is made from */
+    te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed); NULL => this rank's own */
+    bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
+    bool with_2d_quantization; /* MXFP8, NVFP4: one scale for 32 x 32 or 16 x 16 elements */
+    te_delayed_quantizer delayed;      /* of the kind delayed alone; and so on */
+    te_current_quantizer current;      /* current */
+    te_block_quantizer block;          /* block */
+    te_nvfp4_quantizer nvfp4;          /* NVFP4 */
+    te_hybrid_quantizer hybrid;        /* hybrid */
+    const te_custom_quantizer *custom; /* custom; copied */
 } te_quantizer_desc;
 
 /* Makes a quantizer. Owned by the caller: te_quantizer_destroy. TE_ERR_INVALID for options that exclude each other, TE_ERR_STATE inside a graph's
@@ -175,45 +197,66 @@ typedef struct te_quantizer_role {
     te_tensor_type tensor_type; /* which operand or gradient */
 } te_quantizer_role;
 
-/* A recipe. The functions below make one of each kind, whose fields may then be changed; a zero field has the default that its comment names.
- * Source: transformer_engine.common.recipe. */
-typedef struct te_recipe {
-    te_recipe_kind kind;                    /* needed */
-    te_format format;                       /* delayed, current, block, MXFP8: formats of the codes; 0 => the recipe's own */
-    te_backward_override backward_override; /* 0 => quantized operands */
-    /* Partial sums of the forward, input-gradient and weight-gradient products are promoted to full f32 regularly. 0 => TransformerEngine's default
-     * (forward no, gradients yes; block scaling: always), 1 => yes, 2 => no. */
-    int split_fprop, split_dgrad, split_wgrad;
-    /* delayed */
-    float margin;            /* scale = fp8_max / 2^margin / amax */
-    int amax_history_len;    /* 0 => 1024 */
-    te_amax_algo amax_algo;  /* 0 => the largest of the history */
+/* Of delayed scaling, and of the slots of a custom recipe that are TE_QUANT_DELAYED without a scale. */
+typedef struct te_delayed_recipe {
+    float margin;           /* scale = fp8_max / 2^margin / amax */
+    int amax_history_len;   /* 0 => 1024 */
+    te_amax_algo amax_algo; /* 0 => the largest of the history */
     /* The user's own rules, called on the host (the update then syncs): amax_fn gives the amax of a history [length] (row 0: the latest), scale_fn
      * the scale of an amax. NULL => amax_algo; the formula of `margin`. */
     float (*amax_fn)(void *user, const float *history, int length);
     float (*scale_fn)(void *user, float amax, float old_scale, float fp8_max);
-    void *user;              /* handed to these two, or to `factory`; borrowed while the recipe is in use */
-    bool no_reduce_amax;     /* each rank keeps its own amaxes although autocast was given a group */
-    bool fp8_dpa, fp8_mha;   /* FP8 attention: refused, under block scaling by TransformerEngine's rule, under other recipes until te.h has it */
-    /* current, block */
-    bool power_of_two_scales; /* current: scales are rounded down to powers of two */
-    float amax_epsilon;       /* current, block: the least amax that a scale is made from */
-    /* block */
+    void *user;             /* handed to these two; borrowed while the recipe is in use */
+    bool no_reduce_amax;    /* each rank keeps its own amaxes although autocast was given a group */
+} te_delayed_recipe;
+/* Of current scaling. */
+typedef struct te_current_recipe {
+    bool power_of_two_scales; /* scales are rounded down to powers of two */
+} te_current_recipe;
+/* Of block scaling. */
+typedef struct te_block_recipe {
     int x_block_scaling_dim, w_block_scaling_dim, grad_block_scaling_dim; /* 1: 1 x 128, 2: 128 x 128; 0 => 1, 2, 1; at most one is 2 */
-    bool fp32_scales;         /* false => powers of two */
-    /* MXFP8 */
+    bool fp32_scales;                                                     /* any f32 scale; false => powers of two */
+} te_block_recipe;
+/* Of MXFP8. */
+typedef struct te_mxfp8_recipe {
     bool enable_2d_quantization; /* weights by 32 x 32 */
-    /* NVFP4 */
-    bool disable_rht;                 /* no Hadamard transform of inputs and gradients */
-    bool disable_stochastic_rounding; /* gradients are rounded to nearest even too */
-    bool disable_2d_quantization;     /* weights by 1 x 16; false => by 16 x 16 */
-    bool row_scaled_activation; /* inputs: an amax for each row, and for each column in the column-wise copy */
+} te_mxfp8_recipe;
+/* Of NVFP4. */
+typedef struct te_nvfp4_recipe {
+    bool no_rht;                   /* no Hadamard transform of inputs and gradients */
+    bool no_stochastic_rounding;   /* gradients are rounded to nearest even too */
+    bool no_2d_quantization;       /* weights by 1 x 16; false => by 16 x 16 */
+    bool row_scaled_activation;    /* inputs: an amax for each row, and for each column in the column-wise copy */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
-    bool four_over_six_mse;      /* error by squares; false => by magnitudes */
-    bool four_over_six_e4m3_256; /* block scales of those tensors reach 256 */
-    /* custom: fills the zeroed desc for a slot; kind left 0 => that operand stays in high precision. TE_QUANT_DELAYED without a scale gets the module's
+    bool four_over_six_mse;        /* error by squares; false => by magnitudes */
+    bool four_over_six_e4m3_256;   /* block scales of those tensors reach 256 */
+} te_nvfp4_recipe;
+/* Of a custom recipe. */
+typedef struct te_custom_recipe {
+    /* Fills the zeroed desc for a slot; kind left 0 => that operand stays in high precision. TE_QUANT_DELAYED without a scale gets the module's
      * own scale and history (DelayedScalingRequest). Called once for each slot, when a module first runs under the recipe. */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
+    void *user; /* handed to it; borrowed while the recipe is in use */
+} te_custom_recipe;
+
+/* A recipe: fields of several kinds, and a group for each kind. The functions below make one of each kind, whose fields may then be changed; a field of another kind
+ * than `kind` is refused if it is set. Source: transformer_engine.common.recipe. */
+typedef struct te_recipe {
+    te_recipe_kind kind;                    /* needed */
+    te_format format;                       /* all but NVFP4: formats of the codes (custom: of slots with the module's own scale); 0 => the recipe's own */
+    te_backward_override backward_override; /* 0 => quantized operands */
+    /* Partial sums of the forward, input-gradient and weight-gradient products are promoted to full f32 regularly. 0 => off in the forward product, on in those of
+     * gradients; block scaling: always on. */
+    te_switch split_fprop, split_dgrad, split_wgrad;
+    float amax_epsilon;    /* current, block: the least amax that a scale is made from */
+    bool fp8_dpa, fp8_mha; /* FP8 attention: refused, under block scaling by TransformerEngine's rule, under other recipes until te.h has it */
+    te_delayed_recipe delayed; /* of the kinds delayed and custom */
+    te_current_recipe current; /* current */
+    te_block_recipe block;     /* block */
+    te_mxfp8_recipe mxfp8;     /* MXFP8 */
+    te_nvfp4_recipe nvfp4;     /* NVFP4 */
+    te_custom_recipe custom;   /* custom */
 } te_recipe;
 
 TE_API te_recipe te_recipe_delayed_scaling(void); /* FP8, one scale a tensor, from the amaxes of earlier steps (DelayedScaling) */
@@ -221,7 +264,7 @@ TE_API te_recipe te_recipe_current_scaling(void); /* FP8, one scale a tensor, fr
 TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, a scale for 1 x 128 elements, of weights 128 x 128 (Float8BlockScaling) */
 TE_API te_recipe te_recipe_mxfp8(void);           /* FP8, an E8M0 scale for 32 elements (MXFP8BlockScaling) */
 TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, an E4M3 scale for 16 elements, of weights 16 x 16 (NVFP4BlockScaling) */
-/* A quantizer for each slot, chosen by `factory` (te_recipe.factory), which gets `user` (borrowed). CustomRecipe. */
+/* A quantizer for each slot, chosen by `factory` (te_custom_recipe), which gets `user` (borrowed). CustomRecipe. */
 TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user);
 /* "delayed", "current", "block", "mxfp8", "nvfp4", "custom", "none". Static string; "?" for a value outside the list. */
 TE_API const char *te_recipe_name(te_recipe_kind kind);
@@ -229,8 +272,8 @@ TE_API const char *te_recipe_name(te_recipe_kind kind);
 /* A region of autocast. */
 typedef struct te_autocast_desc {
     const te_recipe *recipe; /* copied; NULL => delayed scaling */
-    bool disabled;           /* modules inside run in high precision */
-    bool calibrating;        /* with disabled: the amaxes of delayed scaling are recorded all the same */
+    bool not_enabled;        /* modules inside run in high precision */
+    bool calibrating;        /* with not_enabled: the amaxes of delayed scaling are recorded all the same */
     te_group *amax_group;    /* reduces amaxes of delayed, current and NVFP4 scaling (borrowed until the region's last backward pass); NULL => none */
 } te_autocast_desc;
 
@@ -274,7 +317,7 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
 /* A region of quantized_model_init. */
 typedef struct te_quantized_model_init_desc {
     const te_recipe *recipe;               /* copied; NULL => delayed scaling */
-    bool disabled;                         /* modules made inside store plain weights */
+    bool not_enabled;                      /* modules made inside store plain weights */
     bool preserve_high_precision_init_val; /* the weights' first values are kept in host memory (te_quantized_init_value) */
 } te_quantized_model_init_desc;
 

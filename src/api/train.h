@@ -7,9 +7,9 @@ typedef struct te_fused_adam_desc {
     float beta1, beta2;       /* decay of the two moments; 0 => 0.9, 0.999 */
     float eps;                /* added to the root of the second moment; 0 => 1e-8 */
     float weight_decay;       /* 0 => none */
-    bool l2_mode;             /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
+    bool no_adam_w_mode;      /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;  /* the moments are taken as they are; false => divided by 1 - beta^step */
-    bool no_master_weights;   /* 16-bit parameters are stepped in their own format; refused for weights that are stored quantized */
+    bool no_master_weights;   /* 16-bit parameters are stepped in their own format (TransformerEngine's default); refused for weights that are stored quantized */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
 } te_fused_adam_desc;

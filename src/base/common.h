@@ -29,6 +29,15 @@
 #define TE__ALIGNED(n) _Alignas(n)
 #endif
 
+/* Behind `static` or TE_API, for a small function that many call and none in a hurry: a copy of its code in each caller takes a compiler longer than all calls will save. */
+#if defined(_MSC_VER)
+#define TE__NOINLINE __declspec(noinline)
+#elif defined(__GNUC__)
+#define TE__NOINLINE __attribute__((noinline))
+#else
+#define TE__NOINLINE
+#endif
+
 #define TE__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static inline int64_t te__min(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -13,7 +13,7 @@ typedef struct te__text {
 /* Never NULL. Borrowed until the next change. */
 static inline const char *te__text_str(const te__text *t) { return t->s ? t->s : ""; }
 
-static inline void te__text_free(te__text *t) {
+static TE_MAYBE_UNUSED TE__NOINLINE void te__text_free(te__text *t) {
     if (t->s && t->memory && t->memory->release) t->memory->release(t->memory->user, t->s, t->cap);
     else free(t->s);
     t->s = NULL;
@@ -29,7 +29,7 @@ static inline void te__text_clear(te__text *t) {
 }
 
 /* Room for `more` bytes and the NUL. */
-static inline bool te__text_reserve(te__text *t, size_t more) {
+static TE_MAYBE_UNUSED TE__NOINLINE bool te__text_reserve(te__text *t, size_t more) {
     if (t->oom) return false;
     if (t->cap > t->n && more < t->cap - t->n) return true;
     size_t cap = 64;
@@ -54,14 +54,14 @@ static inline bool te__text_reserve(te__text *t, size_t more) {
     return true;
 }
 
-static inline void te__text_add(te__text *t, const char *s, size_t n) {
+static TE_MAYBE_UNUSED TE__NOINLINE void te__text_add(te__text *t, const char *s, size_t n) {
     if (n == 0 || !te__text_reserve(t, n)) return;
     memcpy(t->s + t->n, s, n);
     t->n += n;
     t->s[t->n] = 0;
 }
 
-static inline void te__text_put(te__text *t, const char *s) { te__text_add(t, s, strlen(s)); }
+static TE_MAYBE_UNUSED TE__NOINLINE void te__text_put(te__text *t, const char *s) { te__text_add(t, s, strlen(s)); }
 
 static inline TE_PRINTF(2, 0) void te__text_vprintf(te__text *t, const char *format, va_list args) {
     va_list again;

@@ -116,7 +116,7 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-TE_API te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
+TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
 static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
@@ -170,12 +170,12 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te->blocks = b;
     return b + 1;
 }
-static void *te__alloc(te_ctx *te, size_t bytes) {
+static TE__NOINLINE void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
     if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
     return p;
 }
-static void *te__alloc_zero(te_ctx *te, size_t bytes) {
+static TE__NOINLINE void *te__alloc_zero(te_ctx *te, size_t bytes) {
     void *p = te__alloc(te, bytes);
     if (p) memset(p, 0, bytes ? bytes : 1);
     return p;

@@ -36,14 +36,14 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
     return l;
 }
 
-static void te__launch_option(te__launch *l, const char *name, int value) {
+static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int value) {
     if (l->num_options == TE__MAX_OPTIONS) return; /* te_kcheck compiles every row: a forgotten option fails there */
     l->option[l->num_options].name = name;
     l->option[l->num_options].value = value;
     l->num_options++;
 }
 
-static void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
+static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
     l->grid[0] = (unsigned)gx;
     l->grid[1] = (unsigned)gy;
     l->grid[2] = (unsigned)gz;

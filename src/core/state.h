@@ -134,7 +134,7 @@ typedef struct te__quant_copy {
     te_tensor *scale; /* NULL: identity */
     te_tensor *amax;  /* NVFP4 */
     bool two_dimensional;   /* block, MXFP8, NVFP4 */
-    bool rht, no_sign_mask; /* NVFP4 */
+    bool rht, no_random_sign_mask; /* NVFP4 */
     bool e4m3_max_256;      /* NVFP4 */
     bool swizzled;          /* MXFP8, NVFP4 */
     te_custom_quantizer custom;
@@ -146,7 +146,7 @@ typedef struct te__quant_spec {
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
     te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed); NULL: the cast measures it */
     te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
-    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_sign_mask, stochastic, row_scaled, e4m3_max_256;
+    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled, e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */
@@ -389,7 +389,7 @@ typedef struct te__autocast {
 } te__autocast;
 typedef struct te__quantized_init { /* te_quantized_model_init_begin */
     te_recipe recipe;
-    bool disabled, preserve;
+    bool enabled, preserve;
 } te__quantized_init;
 
 /* ---- the context ---- */

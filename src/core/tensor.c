@@ -1,6 +1,6 @@
 /* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in core/access.c. */
 
-TE_API const char *te_dtype_name(te_dtype dtype) {
+TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u8", "i32", "i64"};
     return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? names[dtype] : "?";
 }
@@ -24,9 +24,9 @@ TE_API float te_dtype_max(te_dtype dtype) {
 static bool te__is_float(te_dtype dtype) { return dtype == TE_F32 || dtype == TE_F16 || dtype == TE_BF16; }
 static bool te__is_fp8(te_dtype dtype) { return dtype == TE_F8E4M3 || dtype == TE_F8E5M2; }
 static bool te__is_index(te_dtype dtype) { return dtype == TE_I32 || dtype == TE_I64; }
-static int64_t te__dtype_size(te_dtype dtype) { return te_dtype_bits(dtype) / 8; }
+static TE__NOINLINE int64_t te__dtype_size(te_dtype dtype) { return te_dtype_bits(dtype) / 8; }
 
-static int64_t te__numel(const te_tensor *x) {
+static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
     int64_t n = 1;
     int i;
     for (i = 0; i < x->ndim; i++) n *= x->shape[i];
@@ -43,7 +43,7 @@ static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
 }
 static int64_t te__cols(const te_tensor *x) { return x->ndim ? x->shape[x->ndim - 1] : 1; }
 /* The product of all sizes but the last, also when the last one is 0. */
-static int64_t te__rows(const te_tensor *x) {
+static TE__NOINLINE int64_t te__rows(const te_tensor *x) {
     int64_t n = 1;
     int i;
     for (i = 0; i + 1 < x->ndim; i++) n *= x->shape[i];
@@ -62,7 +62,7 @@ static bool te__is_contiguous(const te_tensor *x) {
 static bool te__same_shape(const te_tensor *x, const te_tensor *y) {
     return x->ndim == y->ndim && memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof(int64_t)) == 0;
 }
-static void *te__data(const te_tensor *x) {
+static TE__NOINLINE void *te__data(const te_tensor *x) {
     return x && x->buffer && x->buffer->data ? (void *)((char *)x->buffer->data + x->offset) : NULL;
 }
 /* The bytes of x's buffer behind its last element; strided tensors have elements of whole bytes. */
@@ -191,7 +191,7 @@ static void te__tensor_free(te_tensor *x) {
     te__free(te, x, sizeof(*x));
 }
 
-TE_API te_tensor *te_tensor_retain(te_tensor *x) {
+TE_API TE__NOINLINE te_tensor *te_tensor_retain(te_tensor *x) {
     if (x) x->refs++;
     return x;
 }
@@ -273,7 +273,7 @@ TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const in
     }
     return x;
 }
-static te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) { return te_tensor_empty(x->te, dtype, x->ndim, x->shape); }
+static TE__NOINLINE te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) { return te_tensor_empty(x->te, dtype, x->ndim, x->shape); }
 static te_tensor *te__empty_1d(te_ctx *te, te_dtype dtype, int64_t n) { return te_tensor_empty(te, dtype, 1, &n); }
 static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
@@ -403,7 +403,7 @@ static void te__frame_begin(te_ctx *te) {
 }
 
 /* Tensors among `keep` (NULLs are fine) move to the scope outside. */
-static void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
+static TE__NOINLINE void te__frame_end(te_ctx *te, te_tensor *const *keep, int num_keep) {
     int first, i, k, kept;
     if (--te->num_scopes >= TE__MAX_SCOPES) return; /* was never begun: its tensors belong to the last one that was */
     first = kept = te->scopes[te->num_scopes].first_tensor;

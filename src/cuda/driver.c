@@ -263,7 +263,7 @@ static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     *pushed = true;
     return TE_OK;
 }
-static void te__cuda_leave(bool pushed) {
+static TE__NOINLINE void te__cuda_leave(bool pushed) {
     te__cu_handle popped;
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }

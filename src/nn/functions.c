@@ -234,6 +234,7 @@ typedef struct te__act_grad {
 
 typedef struct te__act_state {
     te_activation activation;
+    te_activation_params params;
     te_dtype bias_dtype;
     te__quant_call quant;
     int gemm, usage;
@@ -255,6 +256,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = x;
     args.activation = s->activation;
+    args.limit = s->params.limit;
+    args.alpha = s->params.alpha;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
     args.rounded = gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8);
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
@@ -279,6 +282,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.dy = args.dy;
         again.x = x;
         again.activation = s->activation;
+        again.limit = s->params.limit;
+        again.alpha = s->params.alpha;
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }
@@ -286,8 +291,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     return result;
 }
 
-/* As te__norm, for activations. `grad` may be NULL. */
-static te_tensor *te__activate(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad) {
+/* As te__norm, for activations. `params` and `grad` may be NULL. */
+static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
     te__act_state state = TE_ZERO;
     te__quant_out out = TE_ZERO;
@@ -313,6 +318,11 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     args.x = x;
     args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
     args.activation = activation;
+    if (params) {
+        state.params = *params;
+        args.limit = params->limit;
+        args.alpha = params->alpha;
+    }
     if (spec && !out.plain) args.col = y->quantized->col.data;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
@@ -331,7 +341,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
     return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL, NULL); }
 
 /* ---- dropout ---- */
 
@@ -480,7 +490,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     if (!logits || !target) return NULL;
     state.label_smoothing = desc->label_smoothing;
     state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
-    state.reduce = !desc->no_reduce;
+    state.reduce = !desc->no_reduce_loss;
     te__frame_begin(te);
     args.logits = logits;
     args.target = target;

@@ -5,31 +5,54 @@
  *
  * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
 
-static te_result te__init_normal(te_tensor *x, const te_init *init) {
+/* The first values of a plain weight. */
+static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_op_random_args args = TE_ZERO;
     te__draw draw;
     te_result result;
-    if (!x) return TE_ERR_STATE;
-    if (init->no_init) return TE_OK;
-    te__frame_begin(x->te);
-    args.dst = x->quantized ? te__empty_like(x, x->dtype) : x;
+    if (init->init_method) {
+        x->te->tape.no_grad++;
+        result = init->init_method(init->user, x);
+        x->te->tape.no_grad--;
+        if (result == TE_OK) result = te_error_code(x->te);
+        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result)); /* if it has not said more */
+    }
+    args.dst = x;
     args.kind = TE_RANDOM_NORMAL;
     args.b = init->std > 0.0f ? init->std : 0.023f;
     draw = te__rng_draw(x->te, 1);
     args.seed = draw.seed;
     args.offset = draw.offset;
     args.rng = draw.rng;
-    result = args.dst ? te_op_random(x->te, &args) : te_error_code(x->te);
-    if (result == TE_OK && x->quantized) result = te__primary_start(x, args.dst);
+    return te_op_random(x->te, &args);
+}
+static te_result te__init_weight(te_tensor *x, const te_init *init) {
+    te_tensor *plain;
+    te_result result;
+    if (!x) return TE_ERR_STATE;
+    if (init->no_init) return TE_OK;
+    te__frame_begin(x->te);
+    plain = x->quantized ? te__empty_like(x, x->dtype) : x;
+    result = plain ? te__init_fill(plain, init) : te_error_code(x->te);
+    if (result == TE_OK && x->quantized) result = te__primary_start(x, plain);
     te__frame_end(x->te, NULL, 0);
     return result;
 }
 
 /* Uninitialised; reset_parameters fills it. cols 0: a vector. */
 static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    if (!dtype) dtype = TE_BF16;
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name, cols ? te__empty_2d(m->te, dtype ? dtype : TE_BF16, rows, cols) : te__empty_1d(m->te, dtype ? dtype : TE_BF16, rows));
+    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
+}
+/* Where the parameters that follow begin. */
+static void te__params_on(te_module *m, te_params_device device) {
+    m->meta = device == TE_PARAMS_META;
+    if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
 }
 
 /* The weight of a product. */
@@ -50,6 +73,10 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
+        if (m->entries[i].tensor->quantized) { /* by a call that failed later */
+            gemm++;
+            continue;
+        }
         y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
         result = y ? TE_OK : te_error_code(m->te);
         if (y) te_module_add_parameter(m, m->entries[i].name, y);
@@ -58,12 +85,20 @@ static te_result te__quantize_weights(te_module *m) {
     return result;
 }
 
-/* Resets a module that was just built; on any failure destroys it and returns NULL. */
+/* First values, for a module whose parameters have none. */
+static te_result te__start_parameters(te_module *m) {
+    te_result result = m->te->error_code;
+    if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) result = te__quantize_weights(m);
+    return result == TE_OK ? m->te->error_code : result;
+}
+
+/* Ends the making of a module; on any failure destroys it and returns NULL. */
 static te_module *te__module_built(te_module *m) {
     if (!m) return NULL;
-    if (m->te->error_code == TE_OK && (!m->cls->reset_parameters || m->cls->reset_parameters(m) == TE_OK) && te__quantize_weights(m) == TE_OK &&
-        m->te->error_code == TE_OK) {
+    if (m->te->error_code == TE_OK && (m->meta || te__start_parameters(m) == TE_OK)) {
         m->maker = NULL;
+        m->built_in = true;
         return m;
     }
     te__rng_back(m->te, m->rng);
@@ -71,11 +106,40 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-/* Options that have their field and not yet their work. */
-static bool te__gemm_options_ok(te_ctx *te, const char *who, const te_gemm_options *o) {
-    if (!o->save_original_input) return true;
-    te__fail(te, TE_ERR_UNSUPPORTED, "%s: gemm.save_original_input is not there yet; leave it false, and a quantized copy of the input is kept", who);
-    return false;
+static te_result te__reset_tree(te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
+        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
+    }
+    if (result == TE_OK && m->meta) result = te__start_parameters(m);
+    else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) m->meta = false;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
+    return result;
+}
+TE_API te_result te_module_reset_parameters(te_module *m) {
+    te__rng_state random;
+    te_ctx *te;
+    te_result result;
+    bool entered;
+    if (!m) return TE_ERR_STATE;
+    te = m->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, "te_module_reset_parameters", "give parameters their values before te_graph_begin");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
+    random = te__rng_now(te);
+    result = te__reset_tree(m);
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* if it has not said more */
+        te__rng_back(te, random);
+    }
+    te__device_leave(te, entered);
+    return result;
 }
 
 /* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
@@ -185,6 +249,7 @@ static te_result te__linear_forward(te_module *m, te_forward_args *args) {
     call.x = args->input;
     call.weight = te_module_parameter(m, "weight");
     call.bias = s->desc.gemm.return_bias ? NULL : bias;
+    call.save_original_input = s->desc.save_original_input;
     result = te__output(m, args, te__linear(&call));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
@@ -197,7 +262,7 @@ static void te__linear_destroy(te_module *m) {
 static te_result te__linear_reset(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
     te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
-    te_result result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.gemm.init);
+    te_result result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     return result;
 }
@@ -207,10 +272,12 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
     te_module *m;
     te__linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
-        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) || !te__gemm_options_ok(te, "te_linear_create", &desc->gemm))
+        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_linear_create", TE__DESC_LINEAR, desc))
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__linear_module *)m->state;
     s->desc = *desc;
     te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
@@ -257,12 +324,12 @@ static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_te
     y->te->tape.no_grad--;
     return y;
 }
-static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te__quant_spec *spec, const te__act_grad *grad, const te__quant_call *q,
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad, const te__quant_call *q,
                                    int gemm) {
-    te_tensor *y = te__activate(x, activation, spec, grad), *plain;
+    te_tensor *y = te__activate(x, activation, params, spec, grad), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
     y->te->tape.no_grad++;
-    plain = te__activate(x, activation, NULL, NULL);
+    plain = te__activate(x, activation, params, NULL, NULL);
     if (plain) te__inspect(q->scaling, gemm, TE_TENSOR_INPUT, plain, y);
     y->te->tape.no_grad--;
     return y;
@@ -278,9 +345,12 @@ static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_par
 static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms) {
     const char *who = rms ? "te_rmsnorm_create" : "te_layernorm_create";
     te_module *m;
-    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype) ||
+        !te__options_ok(te, who, TE__DESC_NORM, desc))
+        return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
+    te__params_on(m, desc->device);
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
@@ -321,7 +391,7 @@ static te_result te__layernorm_linear_reset(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "weight"), &s->desc.gemm.init);
+    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
     if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
     return result;
 }
@@ -332,10 +402,12 @@ TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_line
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) || !te__gemm_options_ok(te, "te_layernorm_linear_create", &desc->gemm))
+        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_linear_create", TE__DESC_LAYERNORM_LINEAR, desc))
         return NULL;
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
     te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
@@ -376,7 +448,7 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
         fc2.gelu_of = z;
         fc2.gelu_bias = fc1.bias;
         m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL);
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
         m->te->tape.no_grad--;
     } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
         te__act_grad grad = TE_ZERO;
@@ -384,7 +456,7 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
         grad.gemm = TE__FC1;
         grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
         if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
     }
     result = te__output(m, args, te__linear(&fc2));
     if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
@@ -401,8 +473,8 @@ static te_result te__layernorm_mlp_reset(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init);
-    if (result == TE_OK) result = te__init_normal(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
+    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init);
+    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
     if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
     if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
     return result;
@@ -415,14 +487,21 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te__layernorm_mlp_module *s;
     int64_t fc1_rows;
     if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) || !te__gemm_options_ok(te, "te_layernorm_mlp_create", &desc->gemm))
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
         return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
         return NULL;
     }
+    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+        return NULL;
+    }
     m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
     if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_mlp_module *)m->state;
     s->desc = *desc;
     if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
@@ -443,7 +522,7 @@ static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    return te__init_normal(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
+    return te__init_weight(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
 }
 static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
 
@@ -454,6 +533,7 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
         return NULL;
     m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
     if (!m) return NULL;
+    te__params_on(m, desc->device);
     *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
@@ -545,7 +625,11 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
         snprintf(name, sizeof(name), "%d", i);
         if (!te_module_add_child(m, name, children[i])) break;
     }
-    if (m && i == n) return te__module_built(m);
+    if (m && i == n) {
+        m = te__module_built(m);
+        if (m) m->built_in = false; /* a call's options are its children's */
+        return m;
+    }
     te__destroy_orphans(children, n);
     te_module_destroy(m);
     return NULL;

@@ -25,12 +25,14 @@ typedef struct te__linear_call {
     te_microbatch microbatch;
     bool fuse_wgrad;
     te__scaling *delays;      /* whose module's te_backward_dw computes the weight's gradient; NULL: te_backward does */
+    bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* an activation that follows gives it */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
+    int quantize_x;     /* the copy that is made of saved[0]; 0: it is what the product takes */
     bool gelu;          /* the gradient is that of a GELU's input; saved[2] */
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
@@ -48,9 +50,6 @@ static void te__linear_release(te_ctx *te, void *state) {
     te__quant_call_drop(&((te__linear_state *)state)->quant);
     te__scaling_release(((te__linear_state *)state)->delays);
 }
-
-/* `given`: 0 the default, 1 yes, 2 no. */
-static bool te__split(int given, bool by_default) { return given == 0 ? by_default : given == 1; }
 
 /* x by `spec`: an operand that stays in high precision is x itself. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
@@ -125,6 +124,11 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         }
         dx[0] = gemm.d;
         result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
+    }
+    if (needs[1] && result == TE_OK && s->quantize_x) {
+        te__quant_spec spec = te__slot_spec(&s->quant, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
+        x = te__quantize_operand(x, &spec);
+        if (!x) return te_error_code(te);
     }
     if (needs[1] && result == TE_OK) {
         te__wgrad g;
@@ -269,15 +273,22 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (quantized) {
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
         if (!x->quantized) {
-            te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? keep : 0));
+            bool again = c->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
+            te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) && !again ? keep : 0));
+            if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
+                te__fail(te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
+                         "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+                return te__frame_return(te, NULL);
+            }
+            if (again && te__wants_grad(weight) && spec.cls->form != TE__FORM_PLAIN) state.quantize_x = keep;
             xq = te__quantize_operand(x, &spec);
             if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
         }
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         block = recipe->kind == TE_RECIPE_BLOCK; /* has no other way */
-        gemm.split_accumulator = block || te__split(recipe->split_fprop, false);
-        state.split_dgrad = block || te__split(recipe->split_dgrad, true);
-        state.split_wgrad = block || te__split(recipe->split_wgrad, true);
+        gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
+        state.split_dgrad = block || te__switch(recipe->split_dgrad, true);
+        state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
         if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
@@ -293,8 +304,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!xq || !w) return te__frame_return(te, NULL);
     }
-    saved[0] = te__wants_grad(weight) ? xq : NULL;
-    if (saved[0] && xq->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    saved[0] = !te__wants_grad(weight) ? NULL : state.quantize_x ? x : xq;
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
@@ -311,7 +322,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
-    if (state.quantize_grad) state.quant = te__quant_call_keep(quant);
+    if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 

@@ -19,6 +19,8 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
+    bool meta;       /* its parameters have no memory yet */
+    bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */
@@ -135,7 +137,7 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
-    for (; m && n < TE_MAX_MODULE_DEPTH; m = m->maker) chain[n++] = m;
+    for (; m && n < TE_MAX_MODULE_DEPTH; m = m->maker ? m->maker : m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
 

@@ -1,9 +1,9 @@
 /* nn/transformer.c: DotProductAttention, MultiheadAttention, TransformerLayer: composed of the layers before. Knows modules alone. */
 
-/* A mask or window given to the call replaces the module's own. */
-static void te__mask_args(te_forward_args *to, const te_forward_args *from) {
-    to->mask = from->mask;
-    to->window = from->window;
+/* Hands the options of a call on to a child's. */
+static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
+    to->attention = from->attention;
+    to->cross = from->cross;
     to->is_first_microbatch = from->is_first_microbatch;
     to->rotary = from->rotary;
     to->user = from->user;
@@ -29,6 +29,14 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     te_tensor *y;
     int64_t shape[3];
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
+    if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
+        te_forward_args call = *args;
+        te_result result;
+        call.attention.checkpoint_core_attention = false;
+        result = te__module_run_checkpointed(m, &call);
+        args->outputs = call.outputs;
+        return result;
+    }
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
     if (args->input->ndim != 4 || args->input->shape[2] != o->num_attention_heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 ||
         args->key->shape[2] != o->num_gqa_groups)
@@ -36,8 +44,8 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
                         te__shape_text(args->input, t), te__shape_text(args->key, u), o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups,
                         (long long)o->kv_channels);
     a.format = o->qkv_format;
-    a.mask = args->mask ? args->mask : o->attn_mask_type;
-    a.window = args->window.on ? args->window : o->window;
+    a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : o->attn_mask_type;
+    a.window = args->attention.window.on ? args->attention.window : o->window;
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     y = te_attention(args->input, args->key, args->value, &a);
@@ -49,15 +57,24 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
 
+/* Masks that te_attention has and modules do not yet: their calls have no lengths. */
+static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
+
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
     te_module *m;
     te_attention_options o;
-    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create")) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create") || !te__options_ok(te, "te_dot_product_attention_create", TE__DESC_DPA, desc)) return NULL;
     o = desc->attention;
     if (!o.num_gqa_groups) o.num_gqa_groups = o.num_attention_heads;
     if (o.num_attention_heads < 1 || o.num_gqa_groups < 1 || o.num_attention_heads % o.num_gqa_groups || o.kv_channels < 1) {
         te__fail(te, TE_ERR_INVALID, "te_dot_product_attention_create: %d heads of %lld channels in %d groups; the groups must divide the heads",
                  o.num_attention_heads, (long long)o.kv_channels, o.num_gqa_groups);
+        return NULL;
+    }
+    if ((int)o.attn_mask_type < 0 || o.attn_mask_type > TE_MASK_CAUSAL_BOTTOM_RIGHT || (int)o.qkv_format < 0 || o.qkv_format > TE_BSHD) {
+        bool later = te__mask_is_later(o.attn_mask_type) || o.qkv_format == TE_THD;
+        te__fail(te, later ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_dot_product_attention_create: attention.attn_mask_type %d, attention.qkv_format %d%s; masks up to "
+                 "TE_MASK_CAUSAL_BOTTOM_RIGHT (3), TE_SBHD (0) and TE_BSHD (1) are possible", (int)o.attn_mask_type, (int)o.qkv_format, later ? ", which is not there yet" : "");
         return NULL;
     }
     m = te_module_create(te, &te__dpa_class, desc->name ? desc->name : "core_attention");
@@ -79,16 +96,16 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != 3)
         return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; [s, b, h] or [b, s, h] is needed", te__shape_text(args->input, text));
-    te__mask_args(&in, args);
+    te__hand_on(&in, args);
     in.input = args->input;
     if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->qkv_weight_not_interleaved, o->qkv_format, args->rotary, parts))
+    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
         return te_error_code(m->te);
-    te__mask_args(&core, args);
+    te__hand_on(&core, args);
     core.input = parts[0];
     core.key = parts[1];
     core.value = parts[2];
-    te__mask_args(&proj, args);
+    te__hand_on(&proj, args);
     proj.input = te__run_child(m, "core_attention", &core);
     te__run_child(m, "proj", &proj);
     args->outputs = proj.outputs;
@@ -117,7 +134,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
     int64_t qkv_rows;
-    if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_multihead_attention_create") || !te__options_ok(te, "te_multihead_attention_create", TE__DESC_MHA, desc)) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
@@ -133,6 +150,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.out_features = qkv_rows;
         l.norm = d.norm;
         l.gemm = d.gemm;
+        l.parallel = d.parallel;
         l.gemm.return_bias = false;
         l.return_layernorm_output = d.return_layernorm_output;
         te__adopt(m, l.name, te_layernorm_linear_create(te, &l));
@@ -142,16 +160,19 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
         l.in_features = d.hidden_size;
         l.out_features = qkv_rows;
         l.gemm = d.gemm;
+        l.parallel = d.parallel;
         l.gemm.return_bias = false;
         te__adopt(m, l.name, te_linear_create(te, &l));
     }
     core.name = "core_attention";
     core.attention = d.attention;
+    core.parallel = d.parallel;
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";
     proj.in_features = d.attention.num_attention_heads * d.attention.kv_channels;
     proj.out_features = d.hidden_size;
     proj.gemm = d.gemm;
+    proj.parallel = d.parallel;
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
     te->making = outer;
@@ -165,10 +186,10 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     float p = te_module_is_training(m) ? d->hidden_dropout : 0.0f;
     te_forward_args attention = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
     te_tensor *x = args->input, *h, *out;
-    te__mask_args(&attention, args);
+    te__hand_on(&attention, args);
     attention.input = x;
     if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
-    te__mask_args(&mlp, args);
+    te__hand_on(&mlp, args);
     if (d->parallel_attention_mlp) { /* both branches see the input; one residual */
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
@@ -192,7 +213,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_multihead_attention_desc a = TE_ZERO;
     te_layernorm_mlp_desc p = TE_ZERO;
     te_module *m, *outer;
-    if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_transformer_layer_create") || !te__options_ok(te, "te_transformer_layer_create", TE__DESC_LAYER, desc)) return NULL;
     d = *desc;
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
@@ -206,6 +227,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.attention = d.attention;
     a.norm = d.norm;
     a.gemm = d.gemm;
+    a.parallel = d.parallel;
     a.output_layer_init = d.output_layer_init;
     a.input_layernorm = !d.output_layernorm;
     a.return_layernorm_output = d.apply_residual_connection_post_layernorm && !d.output_layernorm;
@@ -214,8 +236,10 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
     p.activation = d.activation;
+    p.activation_params = d.activation_params;
     p.norm = d.norm;
     p.gemm = d.gemm;
+    p.parallel = d.parallel;
     p.output_layer_init = d.output_layer_init;
     p.return_layernorm_output = d.apply_residual_connection_post_layernorm && !d.parallel_attention_mlp;
     te__adopt(m, p.name, te_layernorm_mlp_create(te, &p));
@@ -224,6 +248,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         n.hidden_size = d.hidden_size;
         n.norm = d.norm;
         n.params_dtype = d.gemm.params_dtype;
+        n.device = d.gemm.device;
+        n.parallel = d.parallel;
         n.name = "layernorm";
         te__adopt(m, n.name, d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }

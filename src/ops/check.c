@@ -107,7 +107,8 @@ static te_result te__want_heads(te_ctx *te, const char *op, const char *name, co
 }
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format);
+    return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: format is %d%s; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format,
+                    format == TE_THD ? " (TE_THD), which is not there yet" : "");
 }
 
 /* A random state, or NULL. */
@@ -118,4 +119,4 @@ static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
 }
 
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
-static bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
+static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }

@@ -10,8 +10,8 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
     if (te->capture) return te__refuse_capture(te, "the first run of a module under a custom recipe", TE__RUN_FIRST);
     slots = (te__custom_slots *)te__alloc_zero(te, te__custom_slots_bytes(s));
     if (!slots) return TE_ERR_OUT_OF_MEMORY;
-    slots->factory = r->factory;
-    slots->user = r->user;
+    slots->factory = r->custom.factory;
+    slots->user = r->custom.user;
     slots->format = r->format;
     for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS && result == TE_OK; i++) {
         te__custom_slot *c = &slots->slot[i];
@@ -26,7 +26,7 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         result = te__recipe_ask(te, r, &role, &desc);
         if (result != TE_OK) break;
         cls = te__quant_class_of(desc.kind);
-        if (cls && cls->facts & TE__SCALE_GIVEN && !desc.scale) {
+        if (cls && cls->facts & TE__SCALE_GIVEN && !desc.delayed.scale) {
             te_dtype dtype = te__recipe_dtype(r, slot == 2);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
                 result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
@@ -70,16 +70,16 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
         float amax = 0.0f;
         for (k = 0; k < length; k++) column[k] = history[k * n + i];
         if (reduced && reduced[i] != 0.0f) column[0] = reduced[i];
-        if (r->amax_fn)
-            amax = r->amax_fn(r->user, column, length);
-        else if (r->amax_algo == TE_AMAX_MOST_RECENT)
+        if (r->delayed.amax_fn)
+            amax = r->delayed.amax_fn(r->delayed.user, column, length);
+        else if (r->delayed.amax_algo == TE_AMAX_MOST_RECENT)
             amax = column[0];
         else
             for (k = 0; k < length; k++) amax = fmaxf(amax, column[k]);
-        if (r->scale_fn)
-            scale[i] = r->scale_fn(r->user, amax, scale[i], fp8_max);
+        if (r->delayed.scale_fn)
+            scale[i] = r->delayed.scale_fn(r->delayed.user, amax, scale[i], fp8_max);
         else if (amax > 0.0f && amax <= FLT_MAX) {
-            scale[i] = fp8_max * exp2f(-r->margin) / amax;
+            scale[i] = fp8_max * exp2f(-r->delayed.margin) / amax;
             if (scale[i] > FLT_MAX) scale[i] = FLT_MAX;
         }
         for (k = 1; k < length; k++) history[k * n + i] = column[(k + 1) % length];
@@ -104,7 +104,7 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     size_t bytes;
     te_result result = TE_OK;
     const te_recipe recipe = te__slots_of(first, backward)->recipe;
-    te_group *first_group = te__slots_of(first, backward)->group, *group = recipe.no_reduce_amax ? NULL : first_group;
+    te_group *first_group = te__slots_of(first, backward)->group, *group = recipe.delayed.no_reduce_amax ? NULL : first_group;
 #define TE__ALIKE(s) (te__slots_of(s, backward)->pending && te__slots_of(s, backward)->group == first_group && te__recipe_same(&te__slots_of(s, backward)->recipe, &recipe))
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
@@ -122,8 +122,8 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     args.scale = list + count;
     args.count = count;
     args.fp8_max = te_dtype_max(te__recipe_dtype(&recipe, backward));
-    args.margin = recipe.margin;
-    args.algo = recipe.amax_algo;
+    args.margin = recipe.delayed.margin;
+    args.algo = recipe.delayed.amax_algo;
     if (te_group_size(group) > 1) {
         te_op_delayed_gather_args gather = TE_ZERO;
         gather.amax_history = list;
@@ -133,8 +133,8 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
-    if (result == TE_OK && !recipe.amax_fn && !recipe.scale_fn) result = te_op_delayed_update(te, &args);
-    if (result == TE_OK && (recipe.amax_fn || recipe.scale_fn) && !te->warming) {
+    if (result == TE_OK && !recipe.delayed.amax_fn && !recipe.delayed.scale_fn) result = te_op_delayed_update(te, &args);
+    if (result == TE_OK && (recipe.delayed.amax_fn || recipe.delayed.scale_fn) && !te->warming) {
         float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
         int64_t at = 0;
         if (reduced) result = host ? te_tensor_to_host(reduced, host) : TE_ERR_OUT_OF_MEMORY;
@@ -172,7 +172,7 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
         return te__fail(te, TE_ERR_STATE, "te_autocast_begin: %d regions are open; is a te_autocast_end missing?", te->num_autocast);
     a = &te->autocast[te->num_autocast];
     a->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
-    a->enabled = !(desc && desc->disabled);
+    a->enabled = !(desc && desc->not_enabled);
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);

@@ -15,7 +15,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->cls = cls;
     c->two_dimensional = spec->two_dimensional;
     c->rht = spec->rht && columnwise;
-    c->no_sign_mask = spec->no_sign_mask;
+    c->no_random_sign_mask = spec->no_random_sign_mask;
     c->e4m3_max_256 = spec->e4m3_max_256;
     c->swizzled = spec->swizzled;
     c->custom = spec->custom;
@@ -231,7 +231,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
             spec.cls = row->cls;
             spec.dtype = row->data->dtype;
             spec.two_dimensional = row->two_dimensional;
-            spec.no_sign_mask = row->no_sign_mask;
+            spec.no_random_sign_mask = row->no_random_sign_mask;
             spec.e4m3_max_256 = row->e4m3_max_256;
             result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
             if (result == TE_OK) te__copies_share(q);

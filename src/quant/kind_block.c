@@ -1,10 +1,10 @@
 /* quant/kind_block.c: FP8 by f32 scales of 1 x 128 or 128 x 128. */
 
 static te_result te__block_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
-    if (desc->block_scaling_dim < 0 || desc->block_scaling_dim > 2)
-        return te__fail(te, TE_ERR_INVALID, "%s: block_scaling_dim %d; 1 (1 x 128) and 2 (128 x 128) are possible", who, desc->block_scaling_dim);
-    spec->two_dimensional = desc->block_scaling_dim != 1;
-    spec->fp32_scales = desc->fp32_scales;
+    if (desc->block.block_scaling_dim < 0 || desc->block.block_scaling_dim > 2)
+        return te__fail(te, TE_ERR_INVALID, "%s: block_scaling_dim %d; 1 (1 x 128) and 2 (128 x 128) are possible", who, desc->block.block_scaling_dim);
+    spec->two_dimensional = desc->block.block_scaling_dim != 1;
+    spec->fp32_scales = desc->block.fp32_scales;
     return TE_OK;
 }
 

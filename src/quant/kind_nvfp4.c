@@ -1,18 +1,18 @@
 /* quant/kind_nvfp4.c: FP4 by E4M3 scales of 16 elements, or of 16 x 16, under an f32 amax. */
 
 static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
-    if (desc->with_rht && desc->with_2d_quantization)
+    if (desc->nvfp4.with_rht && desc->with_2d_quantization)
         return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
-    if (desc->row_scaled && desc->amax_group)
+    if (desc->nvfp4.row_scaled && desc->amax_group)
         return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
     spec->two_dimensional = desc->with_2d_quantization;
     spec->swizzled = desc->optimize_for_gemm;
-    spec->rht = desc->with_rht;
-    spec->no_sign_mask = desc->no_random_sign_mask;
-    spec->stochastic = desc->stochastic_rounding;
-    spec->row_scaled = desc->row_scaled;
-    spec->four_over_six = desc->four_over_six;
-    spec->e4m3_max_256 = desc->e4m3_max_256;
+    spec->rht = desc->nvfp4.with_rht;
+    spec->no_random_sign_mask = desc->nvfp4.no_random_sign_mask;
+    spec->stochastic = desc->nvfp4.stochastic_rounding;
+    spec->row_scaled = desc->nvfp4.row_scaled;
+    spec->four_over_six = desc->nvfp4.four_over_six;
+    spec->e4m3_max_256 = desc->nvfp4.e4m3_max_256;
     return TE_OK;
 }
 
@@ -33,7 +33,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     amax.amax_row = row ? row->amax : NULL;
     amax.amax_col = col && !(row && col->amax == row->amax) ? col->amax : NULL;
     amax.rht = spec->rht;
-    amax.no_sign_mask = spec->no_sign_mask;
+    amax.no_random_sign_mask = spec->no_random_sign_mask;
     amax.noop = noop;
     for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
         te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
@@ -61,7 +61,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     cast.amax_col = col ? col->amax : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.rht = spec->rht;
-    cast.no_sign_mask = spec->no_sign_mask;
+    cast.no_random_sign_mask = spec->no_random_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
     if (spec->stochastic) { /* one number of the stream for each copy */
         te__draw draw = te__rng_draw(te, 2);
@@ -84,7 +84,7 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
     args.y = te__empty_like(x, dtype);
     args.columnwise = which == TE_COLUMNWISE;
     args.rht = c->rht;
-    args.no_sign_mask = c->no_sign_mask;
+    args.no_random_sign_mask = c->no_random_sign_mask;
     args.e4m3_max_256 = c->e4m3_max_256;
     args.swizzled = c->swizzled;
     return args.y && te_op_nvfp4_dequantize(x->te, &args) == TE_OK ? args.y : NULL;

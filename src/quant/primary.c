@@ -9,7 +9,7 @@ TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_mo
         return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_begin: %d regions are open; is a te_quantized_model_init_end missing?", te->num_quantized_init);
     init = &te->quantized_init[te->num_quantized_init];
     init->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
-    init->disabled = desc && desc->disabled;
+    init->enabled = !(desc && desc->not_enabled);
     init->preserve = desc && desc->preserve_high_precision_init_val;
     result = te__recipe_check(te, &init->recipe);
     if (result == TE_OK) te->num_quantized_init++;
@@ -21,7 +21,7 @@ TE_API te_result te_quantized_model_init_end(te_ctx *te) {
     te->num_quantized_init--;
     return TE_OK;
 }
-static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_init > 0 && !te->quantized_init[te->num_quantized_init - 1].disabled; }
+static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_init > 0 && te->quantized_init[te->num_quantized_init - 1].enabled; }
 
 /* The quantizer that the recipe of the region in force has for a weight. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {

@@ -7,7 +7,7 @@ static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->sca
 static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
     if (!a || !b || !a->data || !b->data) return false;
     return a->cls->facts & TE__IN_PRODUCTS && te__same_layout(a->cls, b->cls) && a->swizzled == b->swizzled && a->rht == b->rht &&
-           (!a->rht || a->no_sign_mask == b->no_sign_mask);
+           (!a->rht || a->no_random_sign_mask == b->no_random_sign_mask);
 }
 
 /* x as a plain matrix, from the copy that is wanted if it is there. */

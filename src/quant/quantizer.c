@@ -9,6 +9,7 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     int64_t one = 1;
     memset(spec, 0, sizeof(*spec));
     if (!cls) return te__quant_unknown(te, desc->kind, who);
+    if (te__quant_check_kinds(te, desc, cls, who) != TE_OK) return TE_ERR_INVALID;
     if (cls->code_dtype && desc->dtype && desc->dtype != cls->code_dtype)
         return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of %s are %s", who, te_dtype_name(desc->dtype), cls->name, te_dtype_name(cls->code_dtype));
     if (!cls->code_dtype && desc->dtype && !te__is_fp8(desc->dtype))
@@ -16,25 +17,25 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE))
         return te__fail(te, TE_ERR_INVALID, "%s: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", who, desc->usage);
     if (!(desc->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who, (double)desc->amax_epsilon);
-    if ((int)desc->four_over_six < 0 || desc->four_over_six > TE_4OVER6_MSE)
-        return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who, (int)desc->four_over_six);
-    if (desc->scale && te__need_memory(desc->scale, who) != TE_OK) return TE_ERR_STATE;
-    if (desc->amax && te__need_memory(desc->amax, who) != TE_OK) return TE_ERR_STATE;
-    if ((desc->scale && !te__is_one_f32(desc->scale)) || (desc->amax && !te__is_one_f32(desc->amax)))
+    if ((int)desc->nvfp4.four_over_six < 0 || desc->nvfp4.four_over_six > TE_4OVER6_MSE)
+        return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who, (int)desc->nvfp4.four_over_six);
+    if (desc->delayed.scale && te__need_memory(desc->delayed.scale, who) != TE_OK) return TE_ERR_STATE;
+    if (desc->delayed.amax && te__need_memory(desc->delayed.amax, who) != TE_OK) return TE_ERR_STATE;
+    if ((desc->delayed.scale && !te__is_one_f32(desc->delayed.scale)) || (desc->delayed.amax && !te__is_one_f32(desc->delayed.amax)))
         return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
-    if ((desc->scale && desc->scale->te != te) || (desc->amax && desc->amax->te != te))
+    if ((desc->delayed.scale && desc->delayed.scale->te != te) || (desc->delayed.amax && desc->delayed.amax->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
     spec->cls = cls;
     spec->dtype = cls->code_dtype ? cls->code_dtype : desc->dtype ? desc->dtype : TE_F8E4M3;
     spec->usage = desc->usage ? desc->usage : TE_ROWWISE | TE_COLUMNWISE;
-    spec->power_of_two = desc->power_of_two_scales;
+    spec->power_of_two = desc->current.power_of_two_scales;
     spec->epsilon = desc->amax_epsilon;
     spec->group = desc->amax_group;
     result = cls->resolve ? cls->resolve(te, desc, spec, who) : TE_OK;
     if (result == TE_OK && cls->facts & TE__SCALE_GIVEN) {
         te__frame_begin(te);
-        spec->scale = te_tensor_retain(desc->scale ? desc->scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
-        spec->amax = te_tensor_retain(desc->amax ? desc->amax : te_tensor_zeros(te, TE_F32, 1, &one));
+        spec->scale = te_tensor_retain(desc->delayed.scale ? desc->delayed.scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
+        spec->amax = te_tensor_retain(desc->delayed.amax ? desc->delayed.amax : te_tensor_zeros(te, TE_F32, 1, &one));
         te__frame_end(te, NULL, 0);
         if (!spec->scale || !spec->amax) return te_error_code(te);
     }
@@ -58,7 +59,7 @@ static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, 
     int i;
     memset(child, 0, 2 * sizeof(*child));
     for (i = 0; i < 2 && result == TE_OK && spec->cls->form == TE__FORM_PARTS; i++) {
-        const te_quantizer_desc *d = i ? desc->columnwise_quantizer : desc->rowwise_quantizer;
+        const te_quantizer_desc *d = i ? desc->hybrid.columnwise_quantizer : desc->hybrid.rowwise_quantizer;
         if (!d || d->kind == desc->kind)
             result = te__fail(te, TE_ERR_INVALID, "%s: a hybrid quantizer needs a %s quantizer that is not hybrid itself", who, i ? "column-wise" : "row-wise");
         else
@@ -173,7 +174,7 @@ static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int wh
     if (!te__same_layout(c->cls, spec->cls)) return false;
     if (c->cls->form != TE__FORM_CODES) return true;
     return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
-           c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_sign_mask == spec->no_sign_mask && c->e4m3_max_256 == spec->e4m3_max_256 &&
+           c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_random_sign_mask == spec->no_random_sign_mask && c->e4m3_max_256 == spec->e4m3_max_256 &&
            (!c->amax || te__numel(c->amax) == te__num_amaxes(spec, which, te__rows(x), te__cols(x)));
 }
 

@@ -13,8 +13,8 @@ TE_API te_recipe te_recipe_mxfp8(void) { return te__recipe_of(TE_RECIPE_MXFP8); 
 TE_API te_recipe te_recipe_nvfp4(void) { return te__recipe_of(TE_RECIPE_NVFP4); }
 TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user) {
     te_recipe r = te__recipe_of(TE_RECIPE_CUSTOM);
-    r.factory = factory;
-    r.user = user;
+    r.custom.factory = factory;
+    r.custom.user = user;
     return r;
 }
 TE_API const char *te_recipe_name(te_recipe_kind kind) {
@@ -22,19 +22,63 @@ TE_API const char *te_recipe_name(te_recipe_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
 }
 
-/* Do a and b say the same? Field by field: what stands in the padding of a struct is the caller's. Floats by their bits, so that a recipe is the same as
- * itself whatever is in it. */
-static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
-#define TE__SAME(field) (a->field == b->field)
-#define TE__SAME_BITS(field) (te__f32_bits(a->field) == te__f32_bits(b->field))
-    return TE__SAME(kind) && TE__SAME(format) && TE__SAME(backward_override) && TE__SAME(split_fprop) && TE__SAME(split_dgrad) && TE__SAME(split_wgrad) &&
-           TE__SAME_BITS(margin) && TE__SAME(amax_history_len) && TE__SAME(amax_algo) && TE__SAME(amax_fn) && TE__SAME(scale_fn) && TE__SAME(user) &&
-           TE__SAME(no_reduce_amax) && TE__SAME(fp8_dpa) && TE__SAME(fp8_mha) && TE__SAME(power_of_two_scales) && TE__SAME_BITS(amax_epsilon) &&
-           TE__SAME(x_block_scaling_dim) && TE__SAME(w_block_scaling_dim) && TE__SAME(grad_block_scaling_dim) && TE__SAME(fp32_scales) &&
-           TE__SAME(enable_2d_quantization) && TE__SAME(disable_rht) && TE__SAME(disable_stochastic_rounding) && TE__SAME(disable_2d_quantization) &&
-           TE__SAME(row_scaled_activation) && TE__SAME(four_over_six) && TE__SAME(four_over_six_mse) && TE__SAME(four_over_six_e4m3_256) && TE__SAME(factory);
-#undef TE__SAME
-#undef TE__SAME_BITS
+/* Every field, with the kinds that read it: what compares recipes and what refuses a field of another kind. A kind is a bit, 0 stands for all. */
+static const te__field te__recipe_fields[] = {
+#define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
+#define TE__OF(KIND) (1 << TE_RECIPE_##KIND)
+#define TE__ROW(group, KINDS, field) TE__FIELD_IN(te_recipe, group, te_##group##_recipe, field, KINDS)
+    TE__ONE(kind),
+    TE__FIELD(te_recipe, format, TE__OF(DELAYED) | TE__OF(CURRENT) | TE__OF(BLOCK) | TE__OF(MXFP8) | TE__OF(CUSTOM)),
+    TE__ONE(backward_override),
+    TE__ONE(split_fprop),
+    TE__ONE(split_dgrad),
+    TE__ONE(split_wgrad),
+    TE__FIELD(te_recipe, amax_epsilon, TE__OF(CURRENT) | TE__OF(BLOCK)),
+    TE__ONE(fp8_dpa),
+    TE__ONE(fp8_mha),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), margin),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), amax_history_len),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), amax_algo),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), amax_fn),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), scale_fn),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), user),
+    TE__ROW(delayed, TE__OF(DELAYED) | TE__OF(CUSTOM), no_reduce_amax),
+    TE__ROW(current, TE__OF(CURRENT), power_of_two_scales),
+    TE__ROW(block, TE__OF(BLOCK), x_block_scaling_dim),
+    TE__ROW(block, TE__OF(BLOCK), w_block_scaling_dim),
+    TE__ROW(block, TE__OF(BLOCK), grad_block_scaling_dim),
+    TE__ROW(block, TE__OF(BLOCK), fp32_scales),
+    TE__ROW(mxfp8, TE__OF(MXFP8), enable_2d_quantization),
+    TE__ROW(nvfp4, TE__OF(NVFP4), no_rht),
+    TE__ROW(nvfp4, TE__OF(NVFP4), no_stochastic_rounding),
+    TE__ROW(nvfp4, TE__OF(NVFP4), no_2d_quantization),
+    TE__ROW(nvfp4, TE__OF(NVFP4), row_scaled_activation),
+    TE__ROW(nvfp4, TE__OF(NVFP4), four_over_six),
+    TE__ROW(nvfp4, TE__OF(NVFP4), four_over_six_mse),
+    TE__ROW(nvfp4, TE__OF(NVFP4), four_over_six_e4m3_256),
+    TE__ROW(custom, TE__OF(CUSTOM), factory),
+    TE__ROW(custom, TE__OF(CUSTOM), user)
+#undef TE__ONE
+#undef TE__OF
+#undef TE__ROW
+};
+
+/* Do a and b say the same? Floats by their bits, so that a recipe is the same as itself whatever is in it. */
+static bool te__recipe_same(const te_recipe *a, const te_recipe *b) { return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields)); }
+
+/* Refuses a field that is set and that recipes of this kind do not read. */
+static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
+    int i, kind;
+    for (i = 0; i < TE__COUNT(te__recipe_fields); i++) {
+        const te__field *f = &te__recipe_fields[i];
+        char kinds[64] = "";
+        size_t used = 0;
+        if (!f->mark || f->mark & 1 << r->kind || !te__field_is_set(r, f)) continue;
+        for (kind = TE_RECIPE_NONE; kind <= TE_RECIPE_CUSTOM && used < sizeof(kinds); kind++)
+            if (f->mark & 1 << kind) used += (size_t)snprintf(kinds + used, sizeof(kinds) - used, "%s%s", used ? ", " : "", te_recipe_name((te_recipe_kind)kind));
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or take such a recipe", te_recipe_name(r->kind), f->name, kinds);
+    }
+    return TE_OK;
 }
 
 /* Slots of one product, as TransformerEngine counts them. */
@@ -58,30 +102,30 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
     switch (r->kind) {
     case TE_RECIPE_CURRENT:
         s.cls = &te__quant_current;
-        s.power_of_two = r->power_of_two_scales;
+        s.power_of_two = r->current.power_of_two_scales;
         s.epsilon = r->amax_epsilon;
         s.group = group;
         break;
     case TE_RECIPE_BLOCK:
         s.cls = &te__quant_block;
-        s.two_dimensional = 2 == (weight ? te__block_dim(r->w_block_scaling_dim, 2) : te__block_dim(backward ? r->grad_block_scaling_dim : r->x_block_scaling_dim, 1));
-        s.fp32_scales = r->fp32_scales;
+        s.two_dimensional = 2 == (weight ? te__block_dim(r->block.w_block_scaling_dim, 2) : te__block_dim(backward ? r->block.grad_block_scaling_dim : r->block.x_block_scaling_dim, 1));
+        s.fp32_scales = r->block.fp32_scales;
         s.epsilon = r->amax_epsilon;
         break;
     case TE_RECIPE_MXFP8:
         s.cls = &te__quant_mxfp8;
-        s.two_dimensional = weight && r->enable_2d_quantization;
+        s.two_dimensional = weight && r->mxfp8.enable_2d_quantization;
         break;
     case TE_RECIPE_NVFP4:
         s.cls = &te__quant_nvfp4;
         s.dtype = s.cls->code_dtype;
-        s.two_dimensional = weight && !r->disable_2d_quantization;
-        s.rht = !weight && !r->disable_rht;
-        s.stochastic = backward && !r->disable_stochastic_rounding;
-        s.row_scaled = !weight && !backward && r->row_scaled_activation;
-        if (!backward && r->four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
-            s.four_over_six = r->four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
-            s.e4m3_max_256 = r->four_over_six_e4m3_256;
+        s.two_dimensional = weight && !r->nvfp4.no_2d_quantization;
+        s.rht = !weight && !r->nvfp4.no_rht;
+        s.stochastic = backward && !r->nvfp4.no_stochastic_rounding;
+        s.row_scaled = !weight && !backward && r->nvfp4.row_scaled_activation;
+        if (!backward && r->nvfp4.four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
+            s.four_over_six = r->nvfp4.four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
+            s.e4m3_max_256 = r->nvfp4.four_over_six_e4m3_256;
         }
         s.group = s.row_scaled ? NULL : group;
         break;
@@ -92,7 +136,7 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 
 /* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
 static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role, te_quantizer_desc *desc) {
-    te_result result = r->factory(r->user, role, desc);
+    te_result result = r->custom.factory(r->custom.user, role, desc);
     if (result != TE_OK) return te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
     if (desc->kind == TE_QUANT_NONE) desc->kind = te__quant_identity.kind;
     return TE_OK;
@@ -100,18 +144,22 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
 
 /* Says what is wrong with a recipe. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
-    int x = te__block_dim(r->x_block_scaling_dim, 1), w = te__block_dim(r->w_block_scaling_dim, 2), g = te__block_dim(r->grad_block_scaling_dim, 1);
+    int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2), g = te__block_dim(r->block.grad_block_scaling_dim, 1);
     if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)
         return te__fail(te, TE_ERR_INVALID, "recipe kind %d; te_recipe_delayed_scaling(), _current_scaling, _block_scaling, _mxfp8, _nvfp4 and _custom make valid ones",
                         (int)r->kind);
+    if (!te__is_switch(r->split_fprop) || !te__is_switch(r->split_dgrad) || !te__is_switch(r->split_wgrad))
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: split_fprop %d, split_dgrad %d, split_wgrad %d; TE_DEFAULT (0), TE_ON (1) and TE_OFF (2) are possible",
+                        te_recipe_name(r->kind), (int)r->split_fprop, (int)r->split_dgrad, (int)r->split_wgrad);
     if (r->format == TE_FORMAT_E5M2)
         return te__fail(te, TE_ERR_INVALID, "recipe %s: format E5M2; a product of E5M2 with E5M2 does not exist: use TE_FORMAT_HYBRID (E5M2 gradients) or TE_FORMAT_E4M3",
                         te_recipe_name(r->kind));
+    if (te__recipe_check_kinds(te, r) != TE_OK) return TE_ERR_INVALID;
     if ((int)r->format < 0 || r->format > TE_FORMAT_E5M2)
         return te__fail(te, TE_ERR_INVALID, "recipe %s: format %d; HYBRID (1) and E4M3 (2) are possible", te_recipe_name(r->kind), (int)r->format);
-    if (r->amax_history_len < 0) return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_history_len %d; 1 or more (0 => 1024)", r->amax_history_len);
-    if ((int)r->amax_algo < 0 || r->amax_algo > TE_AMAX_MOST_RECENT)
-        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_algo %d is not in te_amax_algo", (int)r->amax_algo);
+    if (r->delayed.amax_history_len < 0) return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_history_len %d; 1 or more (0 => 1024)", r->delayed.amax_history_len);
+    if ((int)r->delayed.amax_algo < 0 || r->delayed.amax_algo > TE_AMAX_MOST_RECENT)
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_algo %d is not in te_amax_algo", (int)r->delayed.amax_algo);
     if (!(r->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "recipe %s: amax_epsilon %g; it cannot be negative", te_recipe_name(r->kind), (double)r->amax_epsilon);
     if (r->kind == TE_RECIPE_BLOCK) {
         if (x < 1 || x > 2 || w < 1 || w > 2 || g < 1 || g > 2)
@@ -128,8 +176,8 @@ static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
         return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override", te_recipe_name(r->kind), (int)r->backward_override);
     if (r->backward_override && r->kind == TE_RECIPE_DELAYED)
         return te__fail(te, TE_ERR_INVALID, "recipe delayed: backward_override; the scales of gradients would never be updated: use another recipe, or none of it");
-    if ((int)r->four_over_six < 0 || r->four_over_six > TE_NVFP4_4OVER6_ALL)
-        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6", (int)r->four_over_six);
-    if (r->kind == TE_RECIPE_CUSTOM && !r->factory) return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
+    if ((int)r->nvfp4.four_over_six < 0 || r->nvfp4.four_over_six > TE_NVFP4_4OVER6_ALL)
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6", (int)r->nvfp4.four_over_six);
+    if (r->kind == TE_RECIPE_CUSTOM && !r->custom.factory) return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
     return TE_OK;
 }

@@ -209,7 +209,7 @@ static te_result te__scales_keep(te_ctx *te) {
     return result;
 }
 
-static int te__history_length(const te_recipe *r) { return r->amax_history_len > 0 ? r->amax_history_len : 1024; }
+static int te__history_length(const te_recipe *r) { return r->delayed.amax_history_len > 0 ? r->delayed.amax_history_len : 1024; }
 
 static size_t te__inspection_bytes(const te__scaling *s) {
     return sizeof(te__inspection) + (size_t)(s->num_gemms * TE__INSPECTED_TYPES) * sizeof(te__measured);
@@ -233,7 +233,7 @@ static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
 /* The answers of this recipe's factory, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
-    while (slots && !(slots->factory == r->factory && slots->user == r->user && slots->format == r->format)) slots = slots->next;
+    while (slots && !(slots->factory == r->custom.factory && slots->user == r->custom.user && slots->format == r->format)) slots = slots->next;
     return slots;
 }
 /* NULL lets go of nothing. */

@@ -366,7 +366,7 @@ static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, c
     args.eps = opt->desc.eps;
     args.weight_decay = opt->desc.weight_decay;
     args.step = opt->steps + 1;
-    args.l2_mode = opt->desc.l2_mode;
+    args.no_adam_w_mode = opt->desc.no_adam_w_mode;
     args.no_bias_correction = opt->desc.no_bias_correction;
     args.grad_scale = opt->clip;
     args.lr_device = lr;

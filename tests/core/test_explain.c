@@ -46,9 +46,7 @@ TE_TEST(described_tensors_do_not_run) {
 
 /* A warm-up plans a whole step and leaves everything as it was. */
 TE_TEST_DEVICES(warmup_changes_nothing) {
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 32;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 32});
     te_fused_adam_desc a = {0};
     te_optimizer *adam = te_fused_adam_create(te, m, &a);
     te_tensor *w = te_module_parameter(m, "weight");
@@ -56,14 +54,10 @@ TE_TEST_DEVICES(warmup_changes_nothing) {
     uint64_t seed, offset, seed_after, offset_after;
     te_rng_get(te, &seed, &offset);
     te_recipe r = te_recipe_delayed_scaling();
-    te_autocast_desc cast = {0};
-    cast.recipe = &r;
     CHECK_EQ_INT(te_warmup_begin(te), TE_OK);
     te_scope_begin(te);
     te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(8, 32), 0, 1);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_dropout(te_forward(m, x), 0.5f);
-    te_autocast_end(te);
+    te_tensor *y = te_dropout(test_forward(m, &r, x), 0.5f);
     CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK);
     CHECK_EQ_INT(te_optimizer_step(adam), TE_OK);
     te_scope_end(te);

@@ -374,8 +374,7 @@ static void install_driver(void) {
     memset(&fake, 0, sizeof fake);
     fake.sm_major = 9;
     fake.devices = 2;
-    te__driver d;
-    memset(&d, 0, sizeof d);
+    te__driver d = TE_ZERO;
     d.GetErrorName = fake_GetErrorName;
     d.GetErrorString = fake_GetErrorString;
     d.DeviceGet = fake_DeviceGet;

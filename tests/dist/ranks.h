@@ -20,8 +20,22 @@ typedef struct rank_state {
     char error[2048];
     int wrong; /* comparisons that failed */
     char what[512];
+    void *left[16]; /* malloc'ed: what fn found out */
+    size_t bytes[16];
+    int num_left;
+    int64_t requests, fail_at; /* of host memory; the one that is refused */
+    bool failed;
     pthread_t thread;
 } rank_state;
+
+static TE_MAYBE_UNUSED void *rank_alloc(void *user, size_t bytes, size_t alignment) {
+    rank_state *s = (rank_state *)user;
+    return ++s->requests == s->fail_at ? NULL : test_aligned_alloc(alignment < 64 ? 64 : alignment, bytes);
+}
+static TE_MAYBE_UNUSED void rank_free(void *user, void *pointer, size_t bytes) {
+    (void)user, (void)bytes;
+    test_aligned_free(pointer);
+}
 
 static TE_MAYBE_UNUSED void no_log(void *user, te_log_level level, const char *message) { (void)user, (void)level, (void)message; }
 
@@ -43,16 +57,18 @@ static TE_MAYBE_UNUSED void note(rank_state *s, te_result r) {
 
 static TE_MAYBE_UNUSED void *rank_main(void *arg) {
     rank_state *s = (rank_state *)arg;
-    te_ctx_desc desc;
-    memset(&desc, 0, sizeof desc);
+    te_ctx_desc desc = {0};
     desc.device = s->device;
     desc.log = no_log;
     desc.cpu_threads = 1;
+    desc.host_allocator.alloc = rank_alloc;
+    desc.host_allocator.release = rank_free;
+    desc.host_allocator.user = s;
     s->te = te_ctx_create(&desc);
     te_scope_begin(s->te);
-    s->group = te_thread_group_create(s->te, s->hub, s->rank);
-    EXPECT(s, s->group && te_group_rank(s->group) == s->rank && te_group_size(s->group) == s->size);
-    if (s->group) s->fn(s);
+    s->group = s->hub ? te_thread_group_create(s->te, s->hub, s->rank) : NULL;
+    EXPECT(s, !s->hub || (s->group && te_group_rank(s->group) == s->rank && te_group_size(s->group) == s->size));
+    if (s->group || !s->hub) s->fn(s);
     EXPECT(s, te_ok(s->te));
     te_group_destroy(s->group);
     te_scope_end(s->te);
@@ -61,23 +77,29 @@ static TE_MAYBE_UNUSED void *rank_main(void *arg) {
     return NULL;
 }
 
-/* fn on `size` threads, each a rank on the device; `mixed`: odd ranks on the CPU. */
+static TE_MAYBE_UNUSED void free_left(void *arg) {
+    rank_state *s = (rank_state *)arg;
+    for (int i = 0; i < s->num_left; i++) free(s->left[i]);
+}
+/* fn on `size` threads, each a rank on the device, or (0) on one without a group; `mixed`: odd ranks on the CPU. */
 static TE_MAYBE_UNUSED rank_state *run_ranks_on(const char *device, bool mixed, int size, void (*fn)(rank_state *s), const void *arg) {
-    rank_state *all = (rank_state *)test_alloc((size_t)size * sizeof(rank_state));
-    te_thread_hub *hub = te_thread_hub_create(size);
-    for (int i = 0; i < size; i++) {
+    int n = size ? size : 1;
+    rank_state *all = (rank_state *)test_alloc((size_t)n * sizeof(rank_state));
+    te_thread_hub *hub = size ? te_thread_hub_create(size) : NULL;
+    for (int i = 0; i < n; i++) {
         rank_state *s = &all[i];
         s->fn = fn;
         s->arg = arg;
         s->device = mixed && i % 2 ? "cpu" : device;
         s->hub = hub;
         s->rank = i;
-        s->size = size;
+        s->size = n;
+        test_on_end(free_left, s);
         if (pthread_create(&s->thread, NULL, rank_main, s)) abort();
     }
-    for (int i = 0; i < size; i++) pthread_join(all[i].thread, NULL);
+    for (int i = 0; i < n; i++) pthread_join(all[i].thread, NULL);
     te_thread_hub_destroy(hub);
-    for (int i = 0; i < size; i++) CHECK_MSG(all[i].wrong == 0, "%d wrong: %s", all[i].wrong, all[i].what);
+    for (int i = 0; i < n; i++) CHECK_MSG(all[i].wrong == 0, "%d wrong: %s", all[i].wrong, all[i].what);
     return all;
 }
 static TE_MAYBE_UNUSED rank_state *run_ranks(int size, void (*fn)(rank_state *s), const void *arg) { return run_ranks_on("cpu", false, size, fn, arg); }

@@ -237,6 +237,17 @@ static void sleep_a_little(void) {
     nanosleep(&t, NULL);
 }
 
+/* On three ranks: each but `except` ends with an error that holds both texts. */
+static void all_are_told(void (*fn)(rank_state *s), const void *arg, int except, const char *text, const char *more) {
+    rank_state *all = run_ranks(3, fn, arg);
+    for (int k = 0; k < 3; k++) {
+        if (k == except) continue;
+        CHECK_EQ_INT(all[k].result, TE_ERR_STATE);
+        CHECK_STR(all[k].error, text);
+        CHECK_STR(all[k].error, more);
+    }
+}
+
 typedef enum end_kind { END_ABORT, END_ABORT_RECV, END_ABORT_LATER, END_LEAVE_RECV, END_CONTEXT, END_KINDS } end_kind;
 static void ends(rank_state *s) {
     end_kind kind = *(const end_kind *)s->arg;
@@ -252,8 +263,7 @@ static void ends(rank_state *s) {
         if (kind == END_CONTEXT) { /* the group goes with its context */
             te_scope_end(s->te);
             te_ctx_destroy(s->te);
-            te_ctx_desc desc;
-            memset(&desc, 0, sizeof desc);
+            te_ctx_desc desc = {0};
             desc.device = "cpu";
             desc.log = no_log;
             s->te = te_ctx_create(&desc);
@@ -278,12 +288,8 @@ TE_TEST(groups_that_end) {
         for (int round = 0; round < 10; round++) {
             end_kind arg = (end_kind)kind;
             test_case("case %d", kind);
-            rank_state *all = run_ranks(3, ends, &arg);
-            for (int k = 0; k < 3; k++) {
-                if (k == 1 && (kind == END_LEAVE_RECV || kind == END_CONTEXT)) continue;
-                CHECK_EQ_INT(all[k].result, TE_ERR_STATE);
-                CHECK_STR(all[k].error, kind == END_LEAVE_RECV || kind == END_CONTEXT ? "has left the group" : "rank 1 has aborted the group (te_group_abort): the loss is NaN");
-            }
+            bool leaves = kind == END_LEAVE_RECV || kind == END_CONTEXT;
+            all_are_told(ends, &arg, leaves ? 1 : -1, leaves ? "has left the group" : "rank 1 has aborted the group (te_group_abort): the loss is NaN", "");
         }
 }
 
@@ -326,12 +332,7 @@ TE_TEST(ranks_that_wait_for_one_another) {
         for (int round = 0; round < 20; round++) {
             stuck_kind arg = (stuck_kind)kind;
             test_case("case %d", kind);
-            rank_state *all = run_ranks(3, stuck, &arg);
-            for (int k = 0; k < 3; k++) {
-                CHECK_EQ_INT(all[k].result, TE_ERR_STATE);
-                CHECK_STR(all[k].error, "no rank can go on: rank 0 waits in te_recv for rank 1;");
-                CHECK_STR(all[k].error, needle[kind]);
-            }
+            all_are_told(stuck, &arg, -1, "no rank can go on: rank 0 waits in te_recv for rank 1;", needle[kind]);
         }
 }
 
@@ -419,8 +420,7 @@ static te_result own_abort(void *user, const char *reason) {
     return TE_OK;
 }
 static te_group_desc own_desc(own *o) {
-    te_group_desc d;
-    memset(&d, 0, sizeof d);
+    te_group_desc d = {0};
     d.name = "mine";
     d.size = 3;
     d.user = o;

@@ -462,8 +462,7 @@ static void scarce_release(void *user, void *pointer, size_t bytes) {
 }
 static void out_of_memory(rank_state *s) {
     scarce memory = {false};
-    te_ctx_desc desc;
-    memset(&desc, 0, sizeof desc);
+    te_ctx_desc desc = {0};
     desc.device = "cpu";
     desc.log = no_log;
     desc.cpu_threads = 1;
@@ -529,8 +528,7 @@ static void waits_alone(rank_state *s) {
 }
 TE_TEST(hub_destroyed) {
     lonely l;
-    rank_state s;
-    memset(&s, 0, sizeof s);
+    rank_state s = {0};
     l.joined = false;
     pthread_mutex_init(&l.mutex, NULL);
     pthread_cond_init(&l.cond, NULL);
@@ -653,11 +651,9 @@ static te_result custom_barrier(void *user) {
 static void custom_destroy(void *user) { ((custom *)user)->calls[5]++; }
 
 TE_TEST_DEVICES(custom_group) {
-    custom c;
+    custom c = {0};
     char name[8] = "mine";
-    te_group_desc d;
-    memset(&c, 0, sizeof c);
-    memset(&d, 0, sizeof d);
+    te_group_desc d = {0};
     d.name = name;
     d.rank = 1;
     d.size = 3;

@@ -66,9 +66,9 @@ static TE_MAYBE_UNUSED te_tensor *model_loss(te_ctx *te, const model *m) {
         ids[i] = i * 7 % VOCABULARY;
         targets[i] = (i * 7 + 3) % VOCABULARY;
     }
-    recipe.amax_history_len = 3;
+    if (recipe.kind == TE_RECIPE_DELAYED) recipe.delayed.amax_history_len = 3;
     cast.recipe = &recipe;
-    cast.disabled = m->recipe == TE_RECIPE_NONE;
+    cast.not_enabled = m->recipe == TE_RECIPE_NONE;
     te_autocast_begin(te, &cast);
     te_tensor *logits = te_forward(m->gpt, te_tensor_from_host(te, TE_I32, SHAPE(LENGTH, BATCH), ids));
     te_autocast_end(te);
@@ -84,22 +84,6 @@ static TE_MAYBE_UNUSED double model_step(te_ctx *te, const model *m) {
     te_optimizer_step(m->adam);
     te_scope_end(te);
     return value;
-}
-
-static bool model__hash(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    const uint8_t *bytes = (const uint8_t *)te_tensor_data(x);
-    uint64_t hash = 0xCBF29CE484222325u;
-    (void)m, (void)kind;
-    for (; *path; path++) hash = (hash ^ (uint8_t)*path) * 0x100000001B3u;
-    for (size_t i = 0; i < te_tensor_bytes(x); i++) hash = (hash ^ bytes[i]) * 0x100000001B3u;
-    *(uint64_t *)user += hash;
-    return true;
-}
-/* Of every byte of the parameters and buffers, in whatever order they were added. CPU only. */
-static TE_MAYBE_UNUSED uint64_t model_hash(const model *m) {
-    uint64_t hash = 0;
-    te_module_visit_tensors(m->gpt, model__hash, &hash);
-    return hash;
 }
 
 #endif /* FAULTS_MODEL_H */

@@ -61,6 +61,16 @@ static TE_MAYBE_UNUSED te_allocator allocator_of(purse *p) {
     p->owner = pthread_self();
     return a;
 }
+/* A context of the CPU whose memory comes from these (NULL: from where it usually does). */
+static TE_MAYBE_UNUSED te_ctx_desc purse_desc(purse *host, purse *device) {
+    te_ctx_desc desc = {0};
+    desc.device = "cpu";
+    desc.log = test__log;
+    desc.cpu_threads = 1;
+    if (host) desc.host_allocator = allocator_of(host);
+    if (device) desc.device_allocator = allocator_of(device);
+    return desc;
+}
 static TE_MAYBE_UNUSED void must_be_empty(void *arg) {
     const purse *p = (const purse *)arg;
     CHECK_MSG(p->held == 0 && p->blocks == 0, "leak: %zu bytes in %lld blocks were never released", p->held, (long long)p->blocks);

@@ -531,7 +531,7 @@ TE_TEST(full_disk_while_saving) {
     te__text before = TE_ZERO, after = TE_ZERO;
     model_step(te, &m);
     REQUIRE(te_model_save(te, path, m.gpt, m.adam, NULL, 0) == TE_OK && te__file_read(path, 1 << 24, &before, NULL));
-    uint64_t saved = model_hash(&m);
+    uint64_t saved = test_hash(m.gpt);
     for (int64_t room = 0; room < (int64_t)before.n; room += room < 16 ? 1 : 997) {
         test_case("room for %lld bytes", (long long)room);
         model_step(te, &m);
@@ -545,9 +545,9 @@ TE_TEST(full_disk_while_saving) {
         CHECK(te__file_read(path, 1 << 24, &after, NULL) && after.n == before.n && memcmp(after.s, before.s, after.n) == 0);
         te__dir_list(test_dir(), forbid_leftovers, NULL, NULL);
     }
-    CHECK(te_model_load(te, path, same.gpt, same.adam) == TE_OK && model_hash(&same) == saved && te_optimizer_steps(same.adam) == 1);
+    CHECK(te_model_load(te, path, same.gpt, same.adam) == TE_OK && test_hash(same.gpt) == saved && te_optimizer_steps(same.adam) == 1);
     CHECK(te_model_save(te, path, m.gpt, m.adam, NULL, 0) == TE_OK); /* somebody has made room */
-    CHECK(te_model_load(te, path, same.gpt, same.adam) == TE_OK && model_hash(&same) == model_hash(&m));
+    CHECK(te_model_load(te, path, same.gpt, same.adam) == TE_OK && test_hash(same.gpt) == test_hash(m.gpt));
     CHECK_OK(te);
     te__text_free(&before);
     te__text_free(&after);

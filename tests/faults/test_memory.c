@@ -9,8 +9,7 @@ enum { MiB = 1 << 20 };
 
 TE_TEST(full_device) {
     purse *device = new_purse();
-    te_ctx_desc desc = {0};
-    desc.device_allocator = allocator_of(device);
+    te_ctx_desc desc = purse_desc(NULL, device);
     device->limit = 8 * MiB;
     te_ctx *te = test_context_with(&desc);
     te_tensor *kept = te_tensor_full(te, TE_F32, SHAPE(3 * MiB / 4), 1.5), *also = te_tensor_full(te, TE_F32, SHAPE(2 * MiB / 4), 2.5);
@@ -35,8 +34,7 @@ TE_TEST(full_device) {
 /* What the pool keeps is given back before anybody is refused. */
 TE_TEST(full_device_with_a_full_pool) {
     purse *device = new_purse();
-    te_ctx_desc desc = {0};
-    desc.device_allocator = allocator_of(device);
+    te_ctx_desc desc = purse_desc(NULL, device);
     device->limit = 8 * MiB;
     te_ctx *te = test_context_with(&desc);
     te_scope_begin(te);
@@ -52,13 +50,12 @@ TE_TEST(full_device_with_a_full_pool) {
 /* A model that does not fit into memory trains once there is room. */
 TE_TEST(full_device_while_training) {
     purse *device = new_purse();
-    te_ctx_desc desc = {0};
-    desc.device_allocator = allocator_of(device);
+    te_ctx_desc desc = purse_desc(NULL, device);
     te_ctx *te = test_context_with(&desc), *roomy = test_context("cpu");
     model m = model_create(te, TE_RECIPE_CURRENT, true), same = model_create(roomy, TE_RECIPE_CURRENT, true);
     REQUIRE_OK(te);
     size_t before = device->held;
-    uint64_t hash = model_hash(&m);
+    uint64_t hash = test_hash(m.gpt);
     double want = model_step(roomy, &same), got = 0;
     int refusals = 0;
     for (size_t room = 0; refusals >= 0 && room < 10 * MiB; room += 5000) {
@@ -71,12 +68,12 @@ TE_TEST(full_device_while_training) {
         CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, " bytes asked for, it is not known");
         te_optimizer_zero_grad(m.adam);
         CHECK_EQ_INT(te_optimizer_steps(m.adam), 0);
-        CHECK(model_hash(&m) == hash);
+        CHECK(test_hash(m.gpt) == hash);
         CHECK_EQ_INT(te_memory_get_stats(te).allocated, before);
     }
     CHECK_MSG(refusals >= 3, "only %d refusals", refusals);
     CHECK_OK(te);
-    CHECK(got == want && model_hash(&m) == model_hash(&same));
+    CHECK(got == want && test_hash(m.gpt) == test_hash(same.gpt));
     model_destroy(&m);
     model_destroy(&same);
 }
@@ -96,14 +93,11 @@ static int starve(work_fn work, void *arg, int threads, bool later) {
     enum { MOST = 20000 };
     for (int n = 1; n <= MOST; n += threads > 1 ? 1 : test_every(13)) {
         purse p = {0};
-        te_ctx_desc desc = {0};
+        te_ctx_desc desc = purse_desc(&p, NULL);
         starved = &p;
         starved_at = n;
         test_case("request %d is refused", n);
-        desc.device = "cpu";
-        desc.host_allocator = allocator_of(&p);
         desc.cpu_threads = threads;
-        desc.log = test__log;
         p.fail_at = later ? 0 : n;
         te_ctx *te = te_ctx_create(&desc);
         CHECK(te || n == 1);
@@ -153,7 +147,7 @@ static void train(te_ctx *te, void *arg) {
         te_optimizer_zero_grad(m.adam);
         REQUIRE(tries < 3);
     }
-    uint64_t hash = model_hash(&m);
+    uint64_t hash = test_hash(m.gpt);
     CHECK(t->hash == 0 || hash == t->hash);
     t->hash = hash;
     model_destroy(&m);
@@ -251,30 +245,17 @@ typedef struct checkpoint {
     uint64_t hash;  /* of the model in it */
 } checkpoint;
 
-static uint8_t *read_whole(const char *path, size_t *size) {
-    FILE *f = fopen(path, "rb");
-    *size = 0;
-    if (!f) return NULL;
-    fseek(f, 0, SEEK_END);
-    *size = (size_t)ftell(f);
-    rewind(f);
-    uint8_t *bytes = (uint8_t *)test_alloc(*size + 1);
-    if (fread(bytes, 1, *size, f) != *size) *size = 0;
-    fclose(f);
-    return bytes;
-}
-
 /* What fails has changed nothing, and works the next time. */
 static void load(te_ctx *te, void *arg) {
     const checkpoint *c = (const checkpoint *)arg;
     char text[16];
     model m = model_create(te, TE_RECIPE_DELAYED, true);
-    uint64_t before = model_hash(&m);
+    uint64_t before = test_hash(m.gpt);
     starve_from_here();
     for (bool again = true; again;) {
         bool loaded = te_model_load(te, c->path, m.gpt, m.adam) == TE_OK;
         CHECK(loaded == te_ok(te));
-        CHECK(model_hash(&m) == (loaded ? c->hash : before));
+        CHECK(test_hash(m.gpt) == (loaded ? c->hash : before));
         CHECK_EQ_INT(te_optimizer_steps(m.adam), loaded ? 2 : 0);
         if (te_model_metadata(te, c->path, "step", text, sizeof text) == TE_OK) CHECK_STR(text, "2");
         te_scope_begin(te);
@@ -301,7 +282,7 @@ static void save(te_ctx *te, void *arg) {
     for (bool again = true; again;) {
         size_t size;
         bool saved = te_model_save(te, c->path, m.gpt, m.adam, &metadata, 1) == TE_OK;
-        const uint8_t *bytes = read_whole(c->path, &size);
+        const uint8_t *bytes = test_read_file(c->path, &size);
         CHECK(saved == te_ok(te));
         CHECK(size == c->size && memcmp(bytes, c->bytes, size) == 0);
         again = failed(te);
@@ -317,9 +298,9 @@ TE_TEST(starved_checkpoints) {
     model m = model_create(te, TE_RECIPE_DELAYED, true);
     model_step(te, &m);
     model_step(te, &m);
-    c.hash = model_hash(&m);
+    c.hash = test_hash(m.gpt);
     CHECK_EQ_INT(te_model_save(te, c.path, m.gpt, m.adam, &metadata, 1), TE_OK);
-    c.bytes = read_whole(c.path, &c.size);
+    c.bytes = test_read_file(c.path, &c.size);
     REQUIRE(c.size > 1000);
     starve(load, &c, 1, true);
     starve(save, &c, 1, true);

@@ -84,16 +84,16 @@ static te_quantizer_desc kind_of(int i) {
     static const te_quant_kind kind[KINDS] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_BLOCK, TE_QUANT_MXFP8, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_HYBRID};
     te_quantizer_desc d = {0};
     d.kind = kind[i];
-    if (i == 2) d.block_scaling_dim = 1;
+    if (i == 2) d.block.block_scaling_dim = 1;
     d.with_2d_quantization = i == 6;
-    d.with_rht = i == 7;
+    d.nvfp4.with_rht = i == 7;
     if (i == 8) {
         memset(&hybrid_row, 0, sizeof hybrid_row);
         hybrid_col = hybrid_row;
         hybrid_row.kind = TE_QUANT_NVFP4;
         hybrid_col.kind = TE_QUANT_BLOCK;
-        d.rowwise_quantizer = &hybrid_row;
-        d.columnwise_quantizer = &hybrid_col;
+        d.hybrid.rowwise_quantizer = &hybrid_row;
+        d.hybrid.columnwise_quantizer = &hybrid_col;
     }
     return d;
 }
@@ -122,16 +122,6 @@ static te_module *linear_of(te_ctx *te, const char *name) {
     d.name = name;
     return te_linear_create(te, &d);
 }
-/* One forward under the recipe; the region is closed again whatever happened. */
-static te_tensor *forward_under(te_ctx *te, const te_recipe *r, te_module *m, te_tensor *x) {
-    te_autocast_desc cast = {0};
-    cast.recipe = r;
-    if (te_autocast_begin(te, &cast) != TE_OK) return NULL;
-    te_tensor *y = te_forward(m, x);
-    te_autocast_end(te);
-    return y;
-}
-
 /* ---- raw products ------------------------------------------------------------------------------------------------ */
 
 typedef struct operand {
@@ -143,7 +133,7 @@ static operand operand_of(te_ctx *te, te_quantizer_desc d, te_tensor *x) {
     te_tensor *y = quantized(te, d, x);
     te_quantized_view(y, TE_ROWWISE, &o.data, &o.scale);
     o.amax = te_quantized_amax(y, TE_ROWWISE);
-    o.scaling = d.kind == TE_QUANT_BLOCK ? d.block_scaling_dim == 1 ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D : d.kind == TE_QUANT_MXFP8 ? TE_SCALING_MXFP8
+    o.scaling = d.kind == TE_QUANT_BLOCK ? d.block.block_scaling_dim == 1 ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D : d.kind == TE_QUANT_MXFP8 ? TE_SCALING_MXFP8
                 : d.kind == TE_QUANT_NVFP4 ? TE_SCALING_NVFP4 : TE_SCALING_TENSOR;
     keep(o.data);
     keep(o.scale);
@@ -254,8 +244,8 @@ TE_TEST_DEVICES(products_of_copies_that_lie_differently) {
         {"swizzled x unswizzled", {.kind = TE_QUANT_MXFP8, .optimize_for_gemm = true}, {.kind = TE_QUANT_MXFP8}},
         {"nvfp4 swizzled x unswizzled", {.kind = TE_QUANT_NVFP4, .optimize_for_gemm = true}, {.kind = TE_QUANT_NVFP4}},
         {"mxfp8 x nvfp4", {.kind = TE_QUANT_MXFP8}, {.kind = TE_QUANT_NVFP4}},
-        {"transformed x untransformed", {.kind = TE_QUANT_NVFP4, .with_rht = true}, {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true}},
-        {"block x current", {.kind = TE_QUANT_BLOCK, .block_scaling_dim = 1}, {.kind = TE_QUANT_CURRENT}},
+        {"transformed x untransformed", {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true}, {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true}},
+        {"block x current", {.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 1}, {.kind = TE_QUANT_CURRENT}},
     };
     for (int i = 0; i < COUNT(row); i++) {
         test_case("%s", row[i].name);
@@ -511,13 +501,13 @@ TE_TEST_DEVICES(recipes_that_cannot_be) {
     static const int dims[][3] = {{2, 2, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 2}, {2, 0, 0}, {0, 0, 2}};
     for (int i = 0; i < COUNT(dims); i++) {
         te_recipe r = te_recipe_block_scaling();
-        r.x_block_scaling_dim = dims[i][0];
-        r.w_block_scaling_dim = dims[i][1];
-        r.grad_block_scaling_dim = dims[i][2];
+        r.block.x_block_scaling_dim = dims[i][0];
+        r.block.w_block_scaling_dim = dims[i][1];
+        r.block.grad_block_scaling_dim = dims[i][2];
         REFUSES(begin_with(te, &r), TE_ERR_INVALID, "two operands with 128 x 128 blocks do not meet in one product", "at most one of the three may be 2", NULL);
     }
     te_recipe r = te_recipe_block_scaling();
-    r.x_block_scaling_dim = 3;
+    r.block.x_block_scaling_dim = 3;
     REFUSES(begin_with(te, &r), TE_ERR_INVALID, "dimensions 3 (x), 2 (w), 1 (grad); 1 (1 x 128) and 2 (128 x 128) are possible", NULL, NULL);
     r = te_recipe_delayed_scaling();
     r.backward_override = TE_BACKWARD_DEQUANTIZED;
@@ -554,23 +544,23 @@ TE_TEST_DEVICES(weights_of_another_recipe) {
             char made[80], asked[80];
             snprintf(made, sizeof made, "head: linear: the weight was quantized by a %s quantizer", kinds[a]);
             snprintf(asked, sizeof asked, "the recipe in force asks for %s;", kinds[b]);
-            if (a != b) REFUSED_KEPT(forward_under(te, &rb, m, x), TE_ERR_STATE, made, asked, "te_quantized_model_init_begin, or outside of autocast");
+            if (a != b) REFUSED_KEPT(test_forward(m, &rb, x), TE_ERR_STATE, made, asked, "te_quantized_model_init_begin, or outside of autocast");
         }
-        CHECK(forward_under(te, &ra, m, x) != NULL);
+        CHECK(test_forward(m, &ra, x) != NULL);
         CHECK(te_forward(m, x) != NULL);
         CHECK_OK(te);
         te_module_destroy(m);
     }
     /* blocks that do not meet are named by the product */
     te_recipe wide = te_recipe_block_scaling(), narrow = wide;
-    narrow.w_block_scaling_dim = 1;
-    narrow.x_block_scaling_dim = 2;
+    narrow.block.w_block_scaling_dim = 1;
+    narrow.block.x_block_scaling_dim = 2;
     init_with(te, &wide);
     te_module *m = linear_of(te, "head");
     te_quantized_model_init_end(te);
     forget();
     keep(te_module_parameter(m, "weight"));
-    REFUSED_KEPT(forward_under(te, &narrow, m, x), TE_ERR_INVALID, "head: ", "128 x 128 blocks", "1 x 128 blocks");
+    REFUSED_KEPT(test_forward(m, &narrow, x), TE_ERR_INVALID, "head: ", "128 x 128 blocks", "1 x 128 blocks");
     te_module_destroy(m);
     forget();
     release_bystander(te, &bystander);
@@ -591,8 +581,7 @@ static te_result answer(void *user, const te_quantizer_role *role, te_quantizer_
     return a->result;
 }
 static answers three(te_quant_kind kind, te_dtype x, te_dtype w, te_dtype g) {
-    answers a;
-    memset(&a, 0, sizeof a);
+    answers a = {0};
     for (int i = 0; i < 3; i++) a.slot[i].kind = kind;
     a.slot[0].dtype = x;
     a.slot[1].dtype = w;
@@ -601,7 +590,7 @@ static answers three(te_quant_kind kind, te_dtype x, te_dtype w, te_dtype g) {
 }
 /* A step of y = m(x): forward and backward under the recipe. */
 static te_result step_under(te_ctx *te, const te_recipe *r, te_module *m, te_tensor *x) {
-    te_tensor *y = forward_under(te, r, m, x);
+    te_tensor *y = test_forward(m, r, x);
     if (!y) return te_error_code(te);
     return te_backward_from(y, test_tensor(te, TE_F32, te_tensor_ndim(y), te_tensor_shape(y), test_normal(te_tensor_numel(y), 9)));
 }
@@ -613,7 +602,7 @@ TE_TEST_DEVICES(custom_recipes_that_cannot_be) {
             e = three((te_quant_kind)77, TE_DTYPE_NONE, TE_DTYPE_NONE, TE_DTYPE_NONE), f = three(TE_QUANT_NVFP4, TE_F8E4M3, TE_DTYPE_NONE, TE_DTYPE_NONE), g = a,
             h = three(TE_QUANT_DELAYED, TE_F8E4M3, TE_F8E4M3, TE_F8E4M3);
     g.result = TE_ERR_IO;
-    d.slot[0].block_scaling_dim = 1; /* 2-D weights and gradients: their product is that of dgrad */
+    d.slot[0].block.block_scaling_dim = 1; /* 2-D weights and gradients: their product is that of dgrad */
     struct {
         answers *a;
         te_result code;
@@ -636,17 +625,17 @@ TE_TEST_DEVICES(custom_recipes_that_cannot_be) {
             te_scope_begin(te);
             te_recipe r = te_recipe_custom(answer, row[i].a);
             te_module *m = linear_of(te, "head");
-            if (before) CHECK(forward_under(te, &fine, m, x) != NULL);
+            if (before) CHECK(test_forward(m, &fine, x) != NULL);
             forget();
             keep(x);
             keep(te_module_parameter(m, "weight"));
             keep(te_module_parameter(m, "bias"));
             if (row[i].backward) {
-                te_tensor *y = forward_under(te, &r, m, x);
+                te_tensor *y = test_forward(m, &r, x);
                 CHECK_OK(te);
                 REFUSES_KEPT(te_backward_from(y, te_tensor_full(te, TE_F32, SHAPE(8, 16), 1)), row[i].code, row[i].text, row[i].more, NULL);
             } else
-                REFUSED_KEPT(forward_under(te, &r, m, x), row[i].code, row[i].text, row[i].more, NULL);
+                REFUSED_KEPT(test_forward(m, &r, x), row[i].code, row[i].text, row[i].more, NULL);
             test_case("row %d, met a recipe before: %d", i, before);
             te_tensor_zero_grad(x);
             te_tensor_zero_grad(te_module_parameter(m, "weight"));
@@ -668,13 +657,13 @@ TE_TEST_DEVICES(custom_recipe_that_fails_before_the_backward) {
     te_module *m = linear_of(te, "head");
     answers good = three(TE_QUANT_CURRENT, TE_F8E4M3, TE_F8E4M3, TE_F8E5M2), bad = three((te_quant_kind)77, TE_DTYPE_NONE, TE_DTYPE_NONE, TE_DTYPE_NONE);
     te_recipe fine = te_recipe_custom(answer, &good), broken = te_recipe_custom(answer, &bad);
-    te_tensor *y = forward_under(te, &fine, m, x);
+    te_tensor *y = test_forward(m, &fine, x);
     te_backward_from(y, te_tensor_full(te, TE_F32, SHAPE(8, 16), 1));
     REQUIRE_OK(te);
     float *want = test_read(te_tensor_grad(x));
     te_tensor_zero_grad(x);
-    y = forward_under(te, &fine, m, x);
-    REFUSED(forward_under(te, &broken, m, x), TE_ERR_INVALID, "head: ", "recipe custom: kind 77", NULL);
+    y = test_forward(m, &fine, x);
+    REFUSED(test_forward(m, &broken, x), TE_ERR_INVALID, "head: ", "recipe custom: kind 77", NULL);
     CHECK_EQ_INT(te_backward_from(y, te_tensor_full(te, TE_F32, SHAPE(8, 16), 1)), TE_OK);
     CHECK_TENSOR(te_tensor_grad(x), want, 0, 0);
     te_module_destroy(m);
@@ -692,7 +681,7 @@ TE_TEST_DEVICES(modules_that_go_before_the_backward) {
         for (int gone = 0; gone < 2; gone++) {
             te_seed(te, 9); /* the same weights */
             te_module *m = linear_of(te, "head");
-            te_tensor *y = kind ? forward_under(te, &r, m, x) : te_forward(m, x);
+            te_tensor *y = kind ? test_forward(m, &r, x) : te_forward(m, x);
             REQUIRE_OK(te);
             if (gone) te_module_destroy(m);
             CHECK_EQ_INT(te_backward_from(y, te_tensor_full(te, TE_F32, SHAPE(8, 16), 1)), TE_OK);
@@ -763,8 +752,7 @@ TE_TEST_DEVICES(own_quantizers_that_fail_halfway) {
             REFUSES_KEPT(te_quantize_into(q, next, dst, NULL), codes[how], "custom quantizer \"mine\"", words[how], "nothing was changed");
         }
     /* in a module: input, weight, gradient, each by rows and by columns */
-    answers all;
-    memset(&all, 0, sizeof all);
+    answers all = {0};
     for (int i = 0; i < 3; i++) all.slot[i] = own;
     te_recipe r = te_recipe_custom(answer, &all);
     te_module *m = linear_of(te, "head");
@@ -805,7 +793,7 @@ TE_TEST_DEVICES(own_quantizers_that_fail_halfway) {
     CHECK_EQ_INT(refusals, 6 * FAIL_WAYS);
     state.fail_at = 0;
     state.dequantize_fails = true;
-    REFUSED(forward_under(te, &r, m, x), TE_ERR_STATE, "head: ", "custom quantizer \"mine\": its dequantize function returned NULL", NULL);
+    REFUSED(test_forward(m, &r, x), TE_ERR_STATE, "head: ", "custom quantizer \"mine\": its dequantize function returned NULL", NULL);
     forget();
     keep(dst);
     REFUSED_KEPT(te_dequantize(dst, TE_F32), TE_ERR_STATE, "its dequantize function returned NULL", NULL, NULL);
@@ -1218,7 +1206,7 @@ static te_result hungry_into(te_ctx *te, hungry *h) {
 }
 static te_result hungry_dequantize(te_ctx *te, hungry *h) { return te_dequantize(h->dst, TE_F32) ? TE_OK : te_error_code(te); }
 static te_result hungry_step(te_ctx *te, hungry *h) {
-    te_tensor *y = forward_under(te, &h->recipe, h->module, h->x);
+    te_tensor *y = test_forward(h->module, &h->recipe, h->x);
     return y ? te_backward_from(y, y) : te_error_code(te);
 }
 
@@ -1256,10 +1244,7 @@ static void refuse_in_turn(te_ctx *te, purse *p, hungry_fn work, hungry *h, int 
 }
 
 static te_ctx *context_with(purse *p) {
-    te_ctx_desc desc = {0};
-    desc.device = "cpu";
-    desc.host_allocator = allocator_of(p);
-    desc.cpu_threads = 1;
+    te_ctx_desc desc = purse_desc(p, NULL);
     return test_context_with(&desc);
 }
 
@@ -1271,8 +1256,7 @@ TE_TEST(no_memory_for_a_quantizer) {
     custom.user = &state;
     for (int i = 0; i <= KINDS; i++)
         for (int strided = 0; strided < 2; strided++) {
-            hungry h;
-            memset(&h, 0, sizeof h);
+            hungry h = {0};
             te_quantizer_desc d = kind_of(i < KINDS ? i : 0);
             if (i == KINDS) d.kind = TE_QUANT_CUSTOM, d.custom = &custom;
             te_scope_begin(te);
@@ -1307,15 +1291,13 @@ TE_TEST(no_memory_for_a_quantizer) {
 TE_TEST(no_memory_in_a_step) {
     purse *p = new_purse();
     te_ctx *te = context_with(p);
-    answers mixed;
-    memset(&mixed, 0, sizeof mixed);
+    answers mixed = {0};
     mixed.slot[0] = kind_of(4);
     mixed.slot[1] = kind_of(8);
     mixed.slot[2].kind = TE_QUANT_DELAYED;
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
         for (int primary = 0; primary < 2; primary++) {
-            hungry h;
-            memset(&h, 0, sizeof h);
+            hungry h = {0};
             h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);
             te_scope_begin(te);
             if (primary) init_with(te, &h.recipe);
@@ -1355,16 +1337,14 @@ TE_TEST(no_memory_in_a_step) {
 TE_TEST(no_memory_in_a_first_step) {
     purse *p = new_purse();
     te_ctx *te = context_with(p);
-    answers mixed;
-    memset(&mixed, 0, sizeof mixed);
+    answers mixed = {0};
     mixed.slot[0] = kind_of(4);
     mixed.slot[1] = kind_of(8);
     mixed.slot[2].kind = TE_QUANT_DELAYED;
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_CUSTOM; kind++)
         for (int n = 1;; n++) {
             test_case("recipe %s: request %d is refused", te_recipe_name((te_recipe_kind)kind), n);
-            hungry h;
-            memset(&h, 0, sizeof h);
+            hungry h = {0};
             h.recipe = kind == TE_RECIPE_CUSTOM ? te_recipe_custom(answer, &mixed) : recipe_of(kind);
             te_scope_begin(te);
             te_rng_set(te, 3, 100);

@@ -83,14 +83,8 @@ static pid_t *spawn(const char *const *more) {
 
 /* A whole file, with a 0 behind it; "" if there is none. */
 static const char *contents(const char *path, size_t *size) {
-    FILE *f = fopen(path, "rb");
-    size_t room = 1 << 20, n;
-    char *bytes = (char *)test_alloc(room);
-    n = f ? fread(bytes, 1, room - 1, f) : 0;
-    if (f) fclose(f);
-    bytes[n] = 0;
-    if (size) *size = n;
-    return bytes;
+    const uint8_t *bytes = test_read_file(path, size);
+    return bytes ? (const char *)bytes : "";
 }
 
 /* Tells one model.safetensors from the next: each is a new file. 0: there is none. */

@@ -4,18 +4,6 @@
 
 #include <unistd.h>
 
-static uint8_t *slurp(const char *path, size_t *size) {
-    FILE *f = fopen(path, "rb");
-    *size = 0;
-    if (!f) return NULL;
-    fseek(f, 0, SEEK_END);
-    *size = (size_t)ftell(f);
-    rewind(f);
-    uint8_t *bytes = (uint8_t *)test_alloc(*size + 1);
-    if (fread(bytes, 1, *size, f) != *size) *size = 0;
-    fclose(f);
-    return bytes;
-}
 static const char *spit(const char *name, const void *bytes, size_t size) {
     const char *path = test_path(name);
     FILE *f = fopen(path, "wb");
@@ -97,7 +85,7 @@ TE_TEST(safetensors_bytes_are_the_formats) {
     te_safetensors_write(te, test_path("one"), items, 2, metadata, 1);
     te_safetensors_write(te, test_path("two"), other_order, 2, metadata, 1);
     REQUIRE_OK(te);
-    uint8_t *one = slurp(test_path("one"), &n), *two = slurp(test_path("two"), &m);
+    uint8_t *one = test_read_file(test_path("one"), &n), *two = test_read_file(test_path("two"), &m);
     REQUIRE(n == 8 + padded + 16 && m == n);
     CHECK_BYTES("header", one + 8, header, sizeof header - 1);
     CHECK_EQ_INT(one[0], padded);
@@ -253,7 +241,7 @@ static const char *small_file(te_ctx *te) {
 TE_TEST(safetensors_cut_short_anywhere) {
     te_ctx *te = test_context("cpu");
     size_t n;
-    uint8_t *bytes = slurp(small_file(te), &n);
+    uint8_t *bytes = test_read_file(small_file(te), &n);
     REQUIRE(n > 100);
     for (size_t i = 0; i < n; i++) {
         test_case("%zu of %zu bytes", i, n);
@@ -266,7 +254,7 @@ TE_TEST(safetensors_cut_short_anywhere) {
 TE_TEST(safetensors_survives_damage) {
     te_ctx *te = test_context("cpu");
     size_t n;
-    uint8_t *bytes = slurp(small_file(te), &n), *copy = (uint8_t *)test_alloc(n);
+    uint8_t *bytes = test_read_file(small_file(te), &n), *copy = (uint8_t *)test_alloc(n);
     enum { ROUNDS = 1200 };
     int64_t *at = test_integers(3 * ROUNDS, 1, 0, (int64_t)n), *value = test_integers(3 * ROUNDS, 2, 0, 256);
     static const char tokens[] = "{}[]\",:\\0129u-.e";
@@ -333,7 +321,7 @@ TE_TEST(safetensors_full_disk_keeps_the_old_file) {
     te_tensor *large = te_tensor_zeros(te, TE_F32, SHAPE(1 << 20));
     const char *path = small_file(te);
     size_t n, m;
-    uint8_t *before = slurp(path, &n);
+    uint8_t *before = test_read_file(path, &n);
     for (int limit = 4; limit < 4 << 20; limit *= 16) {
         test_case("%d bytes fit", limit);
         if (!test_limit_files(limit)) SKIP("no limit on the size of files here");
@@ -342,7 +330,7 @@ TE_TEST(safetensors_full_disk_keeps_the_old_file) {
         CHECK_EQ_INT(result, TE_ERR_IO);
         CHECK_STR(te_error(te), "small.safetensors");
         CHECK_ERROR(te, TE_ERR_IO, "what was there before is untouched");
-        uint8_t *after = slurp(path, &m);
+        uint8_t *after = test_read_file(path, &m);
         CHECK(m == n && memcmp(before, after, n) == 0);
     }
     CHECK_EQ_INT(write_one(te, path, "large", large), TE_OK);

@@ -10,29 +10,30 @@ static void recipe_over(te_recipe *r, int fill) {
     r->kind = TE_RECIPE_DELAYED;
     r->format = TE_FORMAT_DEFAULT;
     r->backward_override = TE_BACKWARD_QUANTIZED;
-    r->split_fprop = r->split_dgrad = r->split_wgrad = 0;
-    r->margin = 0;
-    r->amax_history_len = 4;
-    r->amax_algo = TE_AMAX_MAX;
-    r->amax_fn = NULL;
-    r->scale_fn = NULL;
-    r->user = NULL;
-    memset(&r->no_reduce_amax, 0, 1);
+    r->split_fprop = r->split_dgrad = r->split_wgrad = TE_DEFAULT;
+    r->delayed.margin = 0;
+    r->delayed.amax_history_len = 4;
+    r->delayed.amax_algo = TE_AMAX_MAX;
+    r->delayed.amax_fn = NULL;
+    r->delayed.scale_fn = NULL;
+    r->delayed.user = NULL;
+    memset(&r->delayed.no_reduce_amax, 0, 1);
     memset(&r->fp8_dpa, 0, 1);
     memset(&r->fp8_mha, 0, 1);
-    memset(&r->power_of_two_scales, 0, 1);
+    memset(&r->current.power_of_two_scales, 0, 1);
     r->amax_epsilon = 0;
-    r->x_block_scaling_dim = r->w_block_scaling_dim = r->grad_block_scaling_dim = 0;
-    memset(&r->fp32_scales, 0, 1);
-    memset(&r->enable_2d_quantization, 0, 1);
-    memset(&r->disable_rht, 0, 1);
-    memset(&r->disable_stochastic_rounding, 0, 1);
-    memset(&r->disable_2d_quantization, 0, 1);
-    memset(&r->row_scaled_activation, 0, 1);
-    r->four_over_six = TE_NVFP4_4OVER6_NONE;
-    memset(&r->four_over_six_mse, 0, 1);
-    memset(&r->four_over_six_e4m3_256, 0, 1);
-    r->factory = NULL;
+    r->block.x_block_scaling_dim = r->block.w_block_scaling_dim = r->block.grad_block_scaling_dim = 0;
+    memset(&r->block.fp32_scales, 0, 1);
+    memset(&r->mxfp8.enable_2d_quantization, 0, 1);
+    memset(&r->nvfp4.no_rht, 0, 1);
+    memset(&r->nvfp4.no_stochastic_rounding, 0, 1);
+    memset(&r->nvfp4.no_2d_quantization, 0, 1);
+    memset(&r->nvfp4.row_scaled_activation, 0, 1);
+    r->nvfp4.four_over_six = TE_NVFP4_4OVER6_NONE;
+    memset(&r->nvfp4.four_over_six_mse, 0, 1);
+    memset(&r->nvfp4.four_over_six_e4m3_256, 0, 1);
+    r->custom.factory = NULL;
+    r->custom.user = NULL;
 }
 
 static te_module *plain_linear(te_ctx *te) {
@@ -67,7 +68,7 @@ TE_TEST_DEVICES(p05_kept_weights_know_a_recipe_by_its_fields) {
     uint64_t kept = forward_under(te, m, x, &first, TE_MICROBATCH_LATER);
     CHECK(kept < made); /* the weight is not cast again */
     CHECK_EQ_INT(forward_under(te, m, x, &later, TE_MICROBATCH_LATER), kept);
-    later.margin = 1; /* another recipe: the kept weight is not its own */
+    later.delayed.margin = 1; /* another recipe: the kept weight is not its own */
     CHECK_EQ_INT(forward_under(te, m, x, &later, TE_MICROBATCH_LATER), made);
     CHECK_OK(te);
     te_module_destroy(m);
@@ -98,7 +99,7 @@ TE_TEST_DEVICES(p05_equal_recipes_are_updated_together) {
     two_regions(te, m, x, &a, &a, NULL);
     uint64_t together = two_regions(te, m, x, &a, &a, NULL);
     CHECK_EQ_INT(two_regions(te, m, x, &a, &b, NULL), together);
-    b.amax_algo = TE_AMAX_MOST_RECENT;
+    b.delayed.amax_algo = TE_AMAX_MOST_RECENT;
     CHECK_EQ_INT(two_regions(te, m, x, &a, &b, NULL), together + 1);
     CHECK_OK(te);
     for (int i = 0; i < 2; i++) te_module_destroy(m[i]);

@@ -26,7 +26,7 @@ TE_TEST(p05_no_field_of_a_recipe_is_forgotten) {
         padding += !field;
     }
     CHECK(padding > 0); /* else this test has shown nothing */
-    a.margin = b.margin = NAN; /* a recipe is the same as itself */
+    a.delayed.margin = b.delayed.margin = NAN; /* a recipe is the same as itself */
     memcpy(&b, &a, sizeof a);
     CHECK(te__recipe_same(&a, &b));
     return;
@@ -69,8 +69,7 @@ static bool shares(const seen *s, int i) { /* its memory is also that of somethi
 
 /* By the list, by what really happens to each tensor's bytes, and by `out`, which says it once more. */
 static void check_call(te_ctx *te, te_op op, void *args, te_tensor *const *out, int num_out, const char *label) {
-    seen s;
-    memset(&s, 0, sizeof s);
+    seen s = TE_ZERO;
     CHECK(te_query_supported(te, op, args));
     see(&s, op, args);
     test_case("%s: %s", te_query_name(op), label);
@@ -291,9 +290,8 @@ TE_TEST_DEVICES(p11_every_write_is_counted) {
     }
     test_case("all calls together");
     for (int op = 1; op < TE_OP_COUNT; op++) {
-        te__any_args none;
+        te__any_args none = TE_ZERO;
         char names[512] = "";
-        memset(&none, 0, sizeof none);
         uint64_t all = fields_of((te_op)op, &none, false, names, sizeof names);
         if (op == TE_OP_RMSNORM_FWD) all &= ~(uint64_t)(1 << 2 | 1 << 4); /* has no beta and no mean, though its args are LayerNorm's */
         if (op == TE_OP_RMSNORM_BWD) all &= ~(uint64_t)(1 << 3 | 1 << 8);

@@ -34,8 +34,8 @@ static te_recipe recipe_of(const kind_of_step *k) {
                   : k->recipe == TE_RECIPE_MXFP8   ? te_recipe_mxfp8()
                   : k->recipe == TE_RECIPE_NVFP4   ? te_recipe_nvfp4()
                                                    : te_recipe_delayed_scaling();
-    r.amax_history_len = 3;
-    if (k->host_functions) r.amax_fn = largest;
+    if (k->recipe == TE_RECIPE_DELAYED || k->recipe == TE_RECIPE_CUSTOM || k->recipe == TE_RECIPE_NONE) r.delayed.amax_history_len = 3;
+    if (k->host_functions) r.delayed.amax_fn = largest;
     return r;
 }
 
@@ -81,7 +81,7 @@ static void step(run *r, int index, float factor) {
     const te_cpu_offload_desc offload = {.min_bytes = 1, .window_bytes = 1};
     float x[ROWS * HIDDEN];
     cast.recipe = &recipe;
-    cast.disabled = r->kind->recipe == TE_RECIPE_NONE;
+    cast.not_enabled = r->kind->recipe == TE_RECIPE_NONE;
     for (int micro = 0; micro <= r->kind->microbatches; micro++) {
         te_forward_args args = {0};
         for (int i = 0; i < ROWS * HIDDEN; i++) x[i] = factor * (float)((i * 37 + index * 11 + micro * 5) % 29 - 14) / 8;
@@ -99,49 +99,19 @@ static void step(run *r, int index, float factor) {
     te_optimizer_step(r->adam);
 }
 
-static bool hash_tensor(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    uint64_t hash = 0xCBF29CE484222325u;
-    te_tensor *parts[4] = {x, NULL, NULL, NULL};
-    (void)m, (void)kind;
-    for (; *path; path++) hash = (hash ^ (uint8_t)*path) * 0x100000001B3u;
-    if (te_tensor_is_quantized(x)) {
-        te_scope_begin(te_tensor_ctx(x));
-        te_quantized_view(x, TE_ROWWISE, &parts[0], &parts[1]);
-        te_quantized_view(x, TE_COLUMNWISE, &parts[2], &parts[3]);
-    }
-    for (int p = 0; p < 4; p++)
-        for (size_t i = 0; parts[p] && i < te_tensor_bytes(parts[p]); i++) hash = (hash ^ ((const uint8_t *)te_tensor_data(parts[p]))[i]) * 0x100000001B3u;
-    if (te_tensor_is_quantized(x)) te_scope_end(te_tensor_ctx(x));
-    *(uint64_t *)user += hash;
-    return true;
-}
-/* Of all parameters and buffers, scales and histories among them. CPU only. */
-static uint64_t hash_of(run *r) {
-    uint64_t hash = 0;
-    te_module_visit_tensors(r->m, hash_tensor, &hash);
-    return hash;
-}
-
 /* STEPS steps. At step `at` request number `fail` is refused, to a step on other data; what is left of it is then seen in the same step on its own data,
  * and in those that follow. Returns false when no request was left to refuse, or the step did without. */
 enum { UNHARMED, NO_MORE, DID_WITHOUT };
 static int train(const kind_of_step *k, int at, int64_t fail, uint64_t *hash) {
     purse p = {0};
-    te_ctx_desc desc = {0};
+    te_ctx_desc desc = k->device ? purse_desc(NULL, &p) : purse_desc(&p, NULL);
     int outcome = UNHARMED;
-    desc.device = "cpu";
-    desc.cpu_threads = 1;
-    desc.log = test__log;
-    if (k->device)
-        desc.device_allocator = allocator_of(&p);
-    else
-        desc.host_allocator = allocator_of(&p);
     te_ctx *te = te_ctx_create(&desc);
     run r = make_run(te, k);
     for (int i = 0; i < STEPS && outcome == UNHARMED; i++) {
         te_rng_set(te, 5, 100 * (uint64_t)i);
         if (i == at && fail) {
-            uint64_t before = hash_of(&r);
+            uint64_t before = test_hash(r.m);
             if (k->device) te_memory_trim(te);
             p.fail_at = p.calls + fail;
             p.stays_out = k->device || k->stays_out; /* a device that refuses once is asked again, after the pool has given back all it can */
@@ -152,7 +122,7 @@ static int train(const kind_of_step *k, int at, int64_t fail, uint64_t *hash) {
             }
             CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, "");
             p.fail_at = 0;
-            if (i > 0 && !k->stays_out) CHECK_MSG(hash_of(&r) == before, "the step that failed has left traces"); /* the first one makes scales */
+            if (i > 0 && !k->stays_out) CHECK_MSG(test_hash(r.m) == before, "the step that failed has left traces"); /* the first one makes scales */
             te_optimizer_zero_grad(r.adam);
             te_rng_set(te, 5, 100 * (uint64_t)i);
         }
@@ -161,7 +131,7 @@ static int train(const kind_of_step *k, int at, int64_t fail, uint64_t *hash) {
         te_clear_error(te);
     }
     if (outcome == UNHARMED) {
-        *hash = hash_of(&r);
+        *hash = test_hash(r.m);
         CHECK_EQ_INT(te_optimizer_steps(r.adam), STEPS);
     }
     end_run(&r);
@@ -222,13 +192,9 @@ static te_module *small_linear(te_ctx *te) {
 static void half_step(te_module *m, float value, bool backward) {
     te_ctx *te = te_module_ctx(m);
     te_recipe r = te_recipe_delayed_scaling();
-    te_autocast_desc cast = {0};
-    r.amax_history_len = 4;
-    cast.recipe = &r;
+    r.delayed.amax_history_len = 4;
     te_scope_begin(te);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 32), value));
-    te_autocast_end(te);
+    te_tensor *y = test_forward(m, &r, te_tensor_full(te, TE_BF16, SHAPE(4, 32), value));
     if (backward) te_backward(te_sum_all(y));
     te_scope_end(te);
 }
@@ -361,7 +327,7 @@ static void draw(te_ctx *te, te_tensor *x, int what) {
         break;
     case 3: {
         q.kind = TE_QUANT_NVFP4;
-        q.stochastic_rounding = true;
+        q.nvfp4.stochastic_rounding = true;
         te_quantizer *quantizer = te_quantizer_create(te, &q);
         te_quantize(quantizer, x);
         te_quantizer_destroy(quantizer);
@@ -378,11 +344,8 @@ TE_TEST(p14_a_failed_call_draws_nothing) {
     for (int what = 0; what <= 4; what++)
         for (int64_t fail = 1, more = 1; more; fail++) {
             purse p = {0};
-            te_ctx_desc desc = {0};
+            te_ctx_desc desc = purse_desc(&p, NULL);
             uint64_t before, after;
-            desc.device = "cpu";
-            desc.cpu_threads = 1;
-            desc.host_allocator = allocator_of(&p);
             te_ctx *te = te_ctx_create(&desc);
             te_scope_begin(te);
             te_tensor *x = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_F32, SHAPE(2, 2, 2, 16)), true);

@@ -29,7 +29,7 @@ static cast transformed(te_ctx *te, te_dtype dtype, const float *column, int n, 
     te_op_nvfp4_quantize_args a = {0};
     float x[16] = {0};
     memcpy(x, column, (size_t)n * sizeof(float));
-    a.rht = true, a.no_sign_mask = no_sign;
+    a.rht = true, a.no_random_sign_mask = no_sign;
     return quantize(te, test_tensor(te, dtype, SHAPE(16, 1), x), a, false);
 }
 
@@ -99,18 +99,14 @@ TE_TEST_DEVICES(p01_a_nan_reaches_the_weight_gradient) {
     enum { M = 64, K = 48, N = 32 };
     te_recipe recipe = te_recipe_nvfp4();
     te_linear_desc desc = {0};
-    te_autocast_desc cast = {0};
     float *x = test_normal(M * K, 1);
     x[5 * K + 3] = NAN;
     desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
     te_module *linear = te_linear_create(te, &desc);
     REQUIRE_OK(te);
-    cast.recipe = &recipe;
     te_tensor *in = test_tensor(te, TE_BF16, SHAPE(M, K), x);
     te_tensor_set_requires_grad(in, true);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(linear, in);
-    te_autocast_end(te);
+    te_tensor *y = test_forward(linear, &recipe, in);
     te_backward_from(y, test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2)));
     CHECK_OK(te);
     const float *dw = test_read(te_tensor_grad(te_module_parameter(linear, "weight"))), *out = test_read(y);
@@ -220,7 +216,7 @@ TE_TEST_DEVICES(p03_a_column_has_an_amax_of_its_own) {
         test_case("[%d, %d]", (int)m, (int)n);
         for (int64_t i = 0; i < m * n; i++) x[i] *= 1 + (float)(i % n % 7) * (float)(i / n % 5);
         for (int64_t i = 0; i < m * n; i++) t[i % n * m + i / n] = x[i];
-        te_quantizer_desc desc = {.kind = TE_QUANT_NVFP4, .row_scaled = true};
+        te_quantizer_desc desc = {.kind = TE_QUANT_NVFP4, .nvfp4.row_scaled = true};
         te_quantizer *q = te_quantizer_create(te, &desc);
         te_tensor *a = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(m, n), x)), *b = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(n, m), t));
         te_tensor *data[2], *scale[2], *amax[2] = {te_quantized_amax(a, TE_COLUMNWISE), te_quantized_amax(b, TE_ROWWISE)};
@@ -246,7 +242,7 @@ TE_TEST_DEVICES(p03_a_column_has_an_amax_of_its_own) {
 /* dW = dy^T x by the codes of both columns is the product of what they decode to. */
 TE_TEST_DEVICES(p03_products_read_the_amaxes_of_columns) {
     enum { M = 96, K = 80, N = 48 };
-    te_quantizer_desc plain = {.kind = TE_QUANT_NVFP4}, scaled = {.kind = TE_QUANT_NVFP4, .row_scaled = true};
+    te_quantizer_desc plain = {.kind = TE_QUANT_NVFP4}, scaled = {.kind = TE_QUANT_NVFP4, .nvfp4.row_scaled = true};
     te_quantizer *of_dy = te_quantizer_create(te, &plain), *of_x = te_quantizer_create(te, &scaled);
     float *values = test_normal(M * K, 3);
     for (int i = 0; i < M * K; i++) values[i] *= (float)(1 << (i % K % 9)); /* columns of many sizes */
@@ -287,14 +283,14 @@ TE_TEST_DEVICES(p03_a_layer_trains_with_row_scaled_activations) {
         te_recipe recipe = te_recipe_nvfp4();
         te_linear_desc desc = {0};
         float *dw[2] = {NULL, NULL};
-        recipe.row_scaled_activation = recipe.disable_stochastic_rounding = true;
-        recipe.disable_rht = !rht;
+        recipe.nvfp4.row_scaled_activation = recipe.nvfp4.no_stochastic_rounding = true;
+        recipe.nvfp4.no_rht = !rht;
         desc.in_features = K, desc.out_features = N, desc.gemm.params_dtype = TE_BF16, desc.gemm.no_bias = true;
         te_module *linear = te_linear_create(te, &desc);
         for (int on = 0; on < 2; on++) {
             te_autocast_desc cast = {0};
             cast.recipe = &recipe;
-            cast.disabled = !on;
+            cast.not_enabled = !on;
             te_tensor *weight = te_module_parameter(linear, "weight");
             te_tensor_zero_grad(weight);
             te_autocast_begin(te, &cast);
@@ -401,7 +397,7 @@ TE_TEST(p01_p02_p03_cuda_gives_the_bytes_of_the_cpu_at_size) {
             test_case("kind %d %s way %d", kind, te_dtype_name(dtype), w);
             for (int c = 0; c < 2; c++) {
                 te_op_nvfp4_quantize_args a = {0};
-                a.rht = ways[w].rht, a.no_sign_mask = ways[w].no_sign, a.two_dimensional = ways[w].two, a.stochastic_rounding = ways[w].stochastic;
+                a.rht = ways[w].rht, a.no_random_sign_mask = ways[w].no_sign, a.two_dimensional = ways[w].two, a.stochastic_rounding = ways[w].stochastic;
                 a.four_over_six = (te_4over6_error)ways[w].four, a.e4m3_max_256 = ways[w].max_256, a.seed = 17;
                 te_scope_begin(side[c]);
                 cast q = quantize(side[c], test_tensor(side[c], dtype, SHAPE(M, N), x), a, ways[w].row_scaled);

@@ -58,55 +58,23 @@ static void leave_at_end(void *arg) {
     (void)arg;
     leave();
 }
-/* ---- bytes ---- */
-
-typedef struct bytes {
-    uint8_t *data;
-    size_t n, cap;
-} bytes;
-
-static void add_tensor(bytes *b, const te_tensor *x) {
-    size_t n = x ? te_tensor_bytes(x) : 0;
-    if (!n) return;
-    if (b->n + n > b->cap) {
-        uint8_t *more = (uint8_t *)test_alloc(2 * (b->n + n));
-        if (b->n) memcpy(more, b->data, b->n);
-        b->data = more;
-        b->cap = 2 * (b->n + n);
-    }
-    te_tensor_to_host(x, b->data + b->n);
-    b->n += n;
-}
-static void add_quantized(bytes *b, const te_tensor *q) {
-    static const int copies[] = {TE_ROWWISE, TE_COLUMNWISE};
-    for (int i = 0; i < 2; i++) {
-        te_tensor *data = NULL, *scale = NULL;
-        if (!(te_quantized_usage(q) & copies[i])) continue;
-        te_quantized_view(q, copies[i], &data, &scale);
-        add_tensor(b, data);
-        add_tensor(b, scale);
-        add_tensor(b, te_quantized_amax(q, copies[i]));
-    }
-}
-
 /* ---- 17: codes do not depend on what others have set ---- */
 
 enum { ROWS = 192, COLS = 256 };
 
 static int num_quantizers(void) { return 14; }
 static te_quantizer_desc quantizer(int i) {
-    te_quantizer_desc d;
-    memset(&d, 0, sizeof d);
+    te_quantizer_desc d = {0};
     d.kind = i < 1 ? TE_QUANT_DELAYED : i < 4 ? TE_QUANT_CURRENT : i < 7 ? TE_QUANT_BLOCK : i < 9 ? TE_QUANT_MXFP8 : TE_QUANT_NVFP4;
-    d.power_of_two_scales = i == 2;
+    d.current.power_of_two_scales = i == 2;
     d.dtype = i == 3 ? TE_F8E5M2 : TE_DTYPE_NONE;
-    d.block_scaling_dim = i == 4 ? 1 : 2;
-    d.fp32_scales = i == 6;
+    d.block.block_scaling_dim = d.kind != TE_QUANT_BLOCK ? 0 : i == 4 ? 1 : 2;
+    d.block.fp32_scales = i == 6;
     d.with_2d_quantization = i == 8 || i == 10;
-    d.with_rht = i == 11;
-    d.stochastic_rounding = i == 12;
-    d.row_scaled = i == 13;
-    if (d.row_scaled) d.usage = TE_ROWWISE;
+    d.nvfp4.with_rht = i == 11;
+    d.nvfp4.stochastic_rounding = i == 12;
+    d.nvfp4.row_scaled = i == 13;
+    if (d.nvfp4.row_scaled) d.usage = TE_ROWWISE;
     return d;
 }
 
@@ -123,22 +91,27 @@ typedef struct place {
     const float_mode *mode; /* NULL: as the process started */
 } place;
 
-/* Codes and scales of x by one quantizer, of a context that was made in that mode, with threads that were. */
-static bytes quantized(const place *p, const te_quantizer_desc *desc, te_dtype dtype, const float *x) {
-    bytes b = {NULL, 0, 0};
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = p->device;
-    d.cpu_threads = 3;
+/* A context that is made in that mode, with threads that are; how the processor computes then. */
+static te_ctx *context_in(const place *p, uint64_t *before) {
     if (p->mode) enter(p->mode);
-    uint64_t before = control();
-    te_ctx *te = test_context_with(&d);
-    te_quantizer *q = te_quantizer_create(te, desc);
-    add_quantized(&b, te_quantize(q, te_tensor_from_f32(te, dtype, SHAPE(ROWS, COLS), x)));
-    te_quantizer_destroy(q);
-    CHECK_OK(te);
+    *before = control();
+    return test_context_threads(p->device, 3);
+}
+static void leave_unchanged(const place *p, uint64_t before) {
     CHECK(control() == before && fegetround() == (p->mode ? p->mode->rounding : FE_TONEAREST));
     leave();
+}
+
+/* Codes and scales of x by one quantizer. */
+static test_bytes quantized(const place *p, const te_quantizer_desc *desc, te_dtype dtype, const float *x) {
+    test_bytes b = {0};
+    uint64_t before;
+    te_ctx *te = context_in(p, &before);
+    te_quantizer *q = te_quantizer_create(te, desc);
+    test_put(&b, te_quantize(q, te_tensor_from_f32(te, dtype, SHAPE(ROWS, COLS), x)));
+    te_quantizer_destroy(q);
+    CHECK_OK(te);
+    leave_unchanged(p, before);
     return b;
 }
 
@@ -151,14 +124,13 @@ static void codes_in_every_mode(const char *device) {
                 te_quantizer_desc desc = quantizer(i);
                 place p = {device, NULL};
                 test_case("quantizer %d, input %d, %s", i, kind, bf16 ? "bf16" : "f32");
-                bytes want = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
+                test_bytes want = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
                 CHECK(want.n > ROWS * COLS / 2);
                 for (int m = 0; m < COUNT(modes); m++) {
                     test_case("quantizer %d, input %d, %s, %s", i, kind, bf16 ? "bf16" : "f32", modes[m].name);
                     p.mode = &modes[m];
-                    bytes got = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
-                    CHECK_EQ_INT(got.n, want.n);
-                    if (got.n == want.n) CHECK_BYTES("codes and scales", got.data, want.data, want.n);
+                    test_bytes got = quantized(&p, &desc, bf16 ? TE_BF16 : TE_F32, x);
+                    CHECK_SAME("codes and scales", got, want);
                 }
             }
 }
@@ -174,73 +146,54 @@ static float largest(void *user, const float *history, int length) {
     for (int i = 0; i < length; i++) amax = history[i] > amax ? history[i] : amax;
     return amax;
 }
-static bool add_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    (void)m, (void)path, (void)kind;
-    add_tensor((bytes *)user, x);
-    return true;
-}
-
 /* Three steps of a layer, the last two launched from a graph: the parameters and scales that come out. */
-static bytes trained(const place *p, const te_recipe *recipe) {
-    bytes b = {NULL, 0, 0};
-    te_ctx_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = p->device;
-    d.cpu_threads = 3;
-    if (p->mode) enter(p->mode);
-    uint64_t before = control();
-    te_ctx *te = test_context_with(&d);
-    te_transformer_layer_desc layer_desc;
-    memset(&layer_desc, 0, sizeof layer_desc);
+static test_bytes trained(const place *p, const te_recipe *recipe) {
+    test_bytes b = {0};
+    uint64_t before;
+    te_ctx *te = context_in(p, &before);
+    te_transformer_layer_desc layer_desc = {0};
     layer_desc.hidden_size = 64;
     layer_desc.ffn_hidden_size = 96;
     layer_desc.attention.num_attention_heads = 2;
     te_module *layer = te_transformer_layer_create(te, &layer_desc);
-    te_fused_adam_desc adam_desc;
-    memset(&adam_desc, 0, sizeof adam_desc);
+    te_fused_adam_desc adam_desc = {0};
     adam_desc.lr = 1e-3f;
     te_optimizer *adam = te_fused_adam_create(te, layer, &adam_desc);
     te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(15, 2, 64), 0, 1);
     te_graph *graph = NULL;
     for (int step = 0; step < 2; step++) {
-        bool capture = step == 1 && !recipe->amax_fn; /* functions of the user's compute on the host */
+        bool capture = step == 1 && !recipe->delayed.amax_fn; /* functions of the user's compute on the host */
         if (capture) te_graph_begin(te);
         te_scope_begin(te);
-        te_autocast_desc cast;
-        memset(&cast, 0, sizeof cast);
-        cast.recipe = recipe;
-        te_autocast_begin(te, &cast);
-        te_tensor *y = te_forward(layer, x);
-        te_autocast_end(te);
+        te_tensor *y = test_forward(layer, recipe, x);
         te_backward(te_add(te_mse_loss(y, te_scale(x, 0.5f)), te_mean_all(y)));
         te_optimizer_step(adam);
         te_scope_end(te);
         if (capture) graph = te_graph_end(te);
     }
     for (int launch = 0; graph && launch < 2; launch++) te_graph_launch(graph);
-    te_module_visit_tensors(layer, add_entry, &b);
+    b = test_content(layer);
     CHECK_OK(te);
-    CHECK(control() == before && fegetround() == (p->mode ? p->mode->rounding : FE_TONEAREST));
     te_graph_destroy(graph);
     te_optimizer_destroy(adam);
     te_module_destroy(layer);
-    leave();
+    leave_unchanged(p, before);
     return b;
 }
 
 TE_TEST_DEVICES(p17_training_does_not_depend_on_flushing_and_rounding) {
     te_recipe recipes[6] = {te_recipe_current_scaling(), te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4(), te_recipe_delayed_scaling(),
                             te_recipe_delayed_scaling()};
-    recipes[5].amax_fn = largest;
+    recipes[5].delayed.amax_fn = largest;
     test_on_end(leave_at_end, NULL);
     for (int r = 0; r < COUNT(recipes); r++) {
         place p = {te_ctx_device(te), NULL};
-        bytes want = trained(&p, &recipes[r]);
+        test_bytes want = trained(&p, &recipes[r]);
         CHECK(want.n > 1000);
         for (int m = 0; m < COUNT(modes); m++) {
             test_case("recipe %d, %s", r, modes[m].name);
             p.mode = &modes[m];
-            bytes got = trained(&p, &recipes[r]);
+            test_bytes got = trained(&p, &recipes[r]);
             CHECK_EQ_INT(got.n, want.n);
             if (got.n == want.n) CHECK_BYTES("parameters", got.data, want.data, want.n);
         }
@@ -288,16 +241,10 @@ TE_TEST(p15_fused_multiplications_round_once) {
 /* The amax of what a norm leaves goes to the quantizer behind it by a word of two halves, which has to lie at a multiple of 8 bytes. */
 TE_TEST_DEVICES(p16_current_scaling_behind_a_norm) {
     te_recipe recipe = te_recipe_current_scaling();
-    te_layernorm_linear_desc d;
-    te_autocast_desc cast;
-    memset(&d, 0, sizeof d);
+    te_layernorm_linear_desc d = {0};
     d.in_features = d.out_features = 64;
-    memset(&cast, 0, sizeof cast);
-    cast.recipe = &recipe;
     te_module *m = te_layernorm_linear_create(te, &d);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(m, te_tensor_normal(te, TE_BF16, SHAPE(32, 64), 0, 1));
-    te_autocast_end(te);
+    te_tensor *y = test_forward(m, &recipe, te_tensor_normal(te, TE_BF16, SHAPE(32, 64), 0, 1));
     CHECK_OK(te);
     CHECK(y != NULL);
     te_module_destroy(m);

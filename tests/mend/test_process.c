@@ -48,7 +48,7 @@ TE_TEST_DEVICES(p13_described_tensors_reach_no_kernel) {
     CHECK(!te_fused_adam_create(te, linear, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "without memory");
     te_module_destroy(linear);
-    CHECK(!te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_DELAYED, .scale = te_tensor_describe(te, TE_F32, SHAPE(1))}));
+    CHECK(!te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_DELAYED, .delayed.scale = te_tensor_describe(te, TE_F32, SHAPE(1))}));
     CHECK_ERROR(te, TE_ERR_STATE, "te_quantizer_create: the tensor [1] was made by te_tensor_describe");
     te_tensor_release(kept);
 }

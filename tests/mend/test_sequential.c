@@ -70,7 +70,7 @@ static float step(te_ctx *te, te_module *m, bool by_hand, const te_recipe *recip
     te_forward_args args = {0};
     te_rotary_desc rotary = {0};
     cast.recipe = recipe;
-    cast.disabled = !recipe;
+    cast.not_enabled = !recipe;
     args.input = ids(te, 1);
     args.is_first_microbatch = microbatch;
     args.rotary = &rotary;
@@ -285,13 +285,9 @@ TE_TEST(p21_sequential_without_memory) {
     bool whole = false;
     for (int k = 1; !whole && k < 100; k++) {
         purse *p = new_purse();
-        te_ctx_desc desc = {0};
+        te_ctx_desc desc = purse_desc(p, NULL);
         te_module *list[20];
         test_case("request %d", k);
-        desc.device = "cpu";
-        desc.log = test__log;
-        desc.cpu_threads = 1;
-        desc.host_allocator = allocator_of(p);
         te_ctx *te = te_ctx_create(&desc);
         for (int i = 0; i < COUNT(list); i++) list[i] = same(te);
         REQUIRE_OK(te);

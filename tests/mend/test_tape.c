@@ -295,13 +295,9 @@ TE_TEST_DEVICES(p08_writes_elsewhere_in_the_same_buffer_do_not_count) {
 static void run_written(te_ctx *te, te_module *m, const te_recipe *recipe, bool write, float **dx, float **dw) {
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_from_f32(te, TE_BF16, SHAPE(32, 32), test_normal(1024, 3)), true);
     te_tensor *w = te_module_parameter(m, "weight"), *value = te_tensor_from_f32(te, TE_BF16, SHAPE(32, 32), test_normal(1024, 4));
-    te_autocast_desc cast = {0};
-    cast.recipe = recipe;
     te_module_zero_grad(m);
     te_tensor_copy(w, value);
-    te_autocast_begin(te, &cast);
-    te_tensor *y = te_forward(m, x);
-    te_autocast_end(te);
+    te_tensor *y = test_forward(m, recipe, x);
     if (write) te_tensor_fill(w, 1);
     CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK);
     *dx = test_read(te_tensor_grad(x));
@@ -448,14 +444,9 @@ TE_TEST(p08_a_pass_without_memory_can_be_done_again) {
         bool whole = false;
         for (int k = 1; !whole && k < 200; k++) {
             purse *host = new_purse(), *memory = new_purse(), *p = device ? memory : host;
-            te_ctx_desc desc = {0};
+            te_ctx_desc desc = purse_desc(host, memory);
             int runs = 0;
             test_case("request %d of the %s", k, device ? "device" : "host");
-            desc.device = "cpu";
-            desc.log = test__log;
-            desc.cpu_threads = 1;
-            desc.host_allocator = allocator_of(host);
-            desc.device_allocator = allocator_of(memory);
             te_ctx *te = te_ctx_create(&desc);
             te_scope_begin(te);
             te_tensor *a = leaf(te, SHAPE(4), 1), *b = leaf(te, SHAPE(4), 2), *factor = te_tensor_full(te, TE_F32, SHAPE(4), 4);

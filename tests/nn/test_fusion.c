@@ -15,12 +15,11 @@ typedef struct result {
 
 /* Two steps forward and backward: the second has the scales that the first has set. Leaves its gradients in the parameters. */
 static result run_chain(te_ctx *te, const chain *c, const te_recipe *r, te_group *group, te_tensor *x, te_tensor *dy) {
-    result out;
+    result out = {0};
     te_autocast_desc cast = {0};
     cast.recipe = r;
-    cast.disabled = !r;
+    cast.not_enabled = !r;
     cast.amax_group = group;
-    memset(&out, 0, sizeof out);
     for (int step = 0; step < 2; step++) {
         uint64_t before = te_jit_get_stats(te).launches;
         te_tensor *y = x;
@@ -125,7 +124,7 @@ TE_TEST_DEVICES(mlp_equals_its_parts) {
             double limit = epilogue ? 5e-3 : 0; /* 2^-9 from the second rounding */
             te_recipe r = te_recipe_delayed_scaling();
             if (recipes[j]) r = recipes[j]();
-            r.disable_stochastic_rounding = true;
+            r.nvfp4.no_stochastic_rounding = r.kind == TE_RECIPE_NVFP4;
             test_case("case %d, %s", i, recipes[j] ? te_recipe_name(r.kind) : "high precision");
             te_scope_begin(te);
             te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 1)), true);
@@ -376,15 +375,11 @@ TE_TEST_DEVICES(no_tokens) {
         te_scope_begin(te);
         te_module *mlp = make_mlp(te, &k);
         te_tensor *x = te_tensor_set_requires_grad(te_tensor_empty(te, k.dtype, SHAPE(0, k.hidden)), true), *dy = te_tensor_empty(te, k.dtype, SHAPE(0, k.hidden));
-        te_autocast_desc cast = {0};
-        cast.recipe = &r;
         te_scope_begin(te);
         for (int64_t n = 1; n <= 1 << 18; n *= 2) /* what the pool hands out next */
             for (int j = 0; j < (n > 1024 ? 4 : 64); j++) te_tensor_full(te, TE_F32, SHAPE(n), NAN);
         te_scope_end(te);
-        te_autocast_begin(te, &cast);
-        te_tensor *y = te_forward(mlp, x);
-        te_autocast_end(te);
+        te_tensor *y = test_forward(mlp, &r, x);
         te_backward_from(y, dy);
         REQUIRE_OK(te);
         for (int w = 0; w < COUNT(weights); w++) {

@@ -454,15 +454,10 @@ TE_TEST(graph_without_memory) {
         bool whole = false;
         for (int k = 1; !whole && k < 4000; k += test_every(5) * (k < 40 ? 1 : 7)) {
             purse *host = new_purse(), *memory = new_purse();
-            te_ctx_desc desc = {0};
+            te_ctx_desc desc = purse_desc(host, memory);
             trainer t;
             te_graph *graph;
             test_case("request %d of the %s", k, device ? "device" : "host");
-            desc.device = "cpu";
-            desc.log = test__log;
-            desc.cpu_threads = 1;
-            desc.host_allocator = allocator_of(host);
-            desc.device_allocator = allocator_of(memory);
             te_ctx *te = te_ctx_create(&desc);
             open_trainer(&t, te, &setups[2]);
             feed(&t, 0);
@@ -497,15 +492,6 @@ TE_TEST(graph_without_memory) {
 
 /* ---- what a capture holds ---- */
 
-/* The text of a file of the repository, or NULL. */
-static const char *repository_file(const char *path) {
-    FILE *f = fopen(path, "rb");
-    size_t room = 1 << 20;
-    char *text = (char *)test_alloc(room);
-    size_t n = f ? fread(text, 1, room - 1, f) : 0;
-    if (f) fclose(f);
-    return n ? text : NULL;
-}
 /* te_query_args lists this field. Lists are NULL in `none`, so their fields are looked for in the operation's line. */
 static bool field_listed(te_op op, const char *field, const char *rows) {
     static const long long none[64];
@@ -523,7 +509,7 @@ static bool field_listed(te_op op, const char *field, const char *rows) {
 }
 /* Every tensor in every args struct of this chapter of the API is listed in ops/args.c: one that is not would be gone when the graph is launched. */
 static void count_listed(const char *chapter, const char *rows, int *num_structs, int *num_fields) {
-    const char *ops = repository_file(chapter);
+    const char *ops = (const char *)test_read_file(chapter, NULL);
     int structs = 0, fields = 0;
     REQUIRE(ops != NULL);
     for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
@@ -552,7 +538,7 @@ static void count_listed(const char *chapter, const char *rows, int *num_structs
     *num_fields += fields;
 }
 TE_TEST(graph_knows_every_tensor) {
-    const char *rows = repository_file("src/ops/args.c");
+    const char *rows = (const char *)test_read_file("src/ops/args.c", NULL);
     int structs = 0, fields = 0;
     if (!rows) SKIP("not run from the repository");
     count_listed("src/api/ops.h", rows, &structs, &fields);

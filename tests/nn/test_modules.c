@@ -117,16 +117,12 @@ TE_TEST_DEVICES(linear_fp8_is_close_and_any_shape_works) {
             te_backward_from(y0, dy);
             float *dx0 = test_read(te_tensor_grad(x)), *dw0 = test_read(te_tensor_grad(w));
             te_recipe r = kind ? te_recipe_current_scaling() : te_recipe_delayed_scaling();
-            r.amax_history_len = 4;
-            te_autocast_desc a = {0};
-            a.recipe = &r;
+            if (!kind) r.delayed.amax_history_len = 4;
             te_tensor *y1 = NULL;
             for (int step = 0; step < 2; step++) { /* delayed scales are good from the second step on */
                 te_tensor_zero_grad(x);
                 te_tensor_zero_grad(w);
-                te_autocast_begin(te, &a);
-                y1 = te_forward(lin, x);
-                te_autocast_end(te);
+                y1 = test_forward(lin, &r, x);
                 te_backward_from(y1, dy);
             }
             REQUIRE_OK(te);
@@ -180,7 +176,7 @@ static te_module *small_layer(te_ctx *te, te_dtype dtype, int variant) {
     d.apply_residual_connection_post_layernorm = variant == 3;
     d.output_layernorm = variant == 4;
     d.attention.qkv_format = variant == 1 ? TE_BSHD : TE_SBHD;
-    d.attention.qkv_weight_not_interleaved = variant == 1;
+    d.attention.no_qkv_weight_interleaved = variant == 1;
     d.gemm.init.std = d.output_layer_init.std = 0.15f;
     d.gemm.params_dtype = dtype;
     return te_transformer_layer_create(te, &d);
@@ -222,12 +218,8 @@ TE_TEST_DEVICES(transformer_layer_is_reproducible) {
         te_seed(te, 5);
         te_module *m = small_layer(te, TE_BF16, 0);
         te_recipe r = te_recipe_current_scaling();
-        te_autocast_desc a = {0};
-        a.recipe = &r;
         te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(33, 3, 32), test_normal(33 * 3 * 32, 9)), true);
-        te_autocast_begin(te, &a);
-        te_tensor *y = te_forward(m, x);
-        te_autocast_end(te);
+        te_tensor *y = test_forward(m, &r, x);
         te_backward(te_mean_all(te_activate(y, TE_GELU)));
         REQUIRE_OK(te);
         float *g = test_read(te_tensor_grad(te_module_parameter(te_module_find(m, "self_attention.layernorm_qkv"), "weight")));

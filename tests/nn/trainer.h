@@ -104,9 +104,9 @@ static void train_step(trainer *t) {
     te_recipe recipe = t->is.recipe ? t->is.recipe() : te_recipe_current_scaling();
     te_autocast_desc cast = {0};
     te_tensor *sum = NULL;
-    recipe.amax_history_len = 3;
+    if (recipe.kind == TE_RECIPE_DELAYED) recipe.delayed.amax_history_len = 3;
     cast.recipe = &recipe;
-    cast.disabled = !t->is.recipe;
+    cast.not_enabled = !t->is.recipe;
     te_scope_begin(te);
     for (int i = 0; i < t->is.microbatches; i++) {
         te_forward_args args = {0};

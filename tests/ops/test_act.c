@@ -80,11 +80,9 @@ typedef struct act_result {
     float *y, *dx;
 } act_result;
 static act_result run(te_ctx *te, const act_case *c, const act_data *d) {
-    te_op_act_fwd_args f;
-    te_op_act_bwd_args b;
+    te_op_act_fwd_args f = {0};
+    te_op_act_bwd_args b = {0};
     act_result r;
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
     f.x = test_tensor(te, c->x, SHAPE(c->m, width_of(c)), d->x);
     f.y = test_guarded(te, c->y, SHAPE(c->m, c->n));
     f.activation = b.activation = c->act;
@@ -107,26 +105,23 @@ static double rtol_of(te_dtype dtype) { return dtype == TE_F32 ? 2e-6 : dtype ==
 static void check_case(te_ctx *te, act_case c) {
     name_case(&c);
     act_data d = make_data(&c);
-    float *y = (float *)test_alloc((size_t)(c.m * c.n) * 4 + 4), *dx = (float *)test_alloc((size_t)(c.m * width_of(&c)) * 4 + 4);
+    float *y = test_floats(c.m * c.n), *dx = test_floats(c.m * width_of(&c));
     act_result got = run(te, &c, &d);
     expected(&c, &d, y, dx);
     CHECK_CLOSE("y", got.y, y, c.m * c.n, rtol_of(c.y), 3e-6);
     CHECK_CLOSE("dx", got.dx, dx, c.m * width_of(&c), rtol_of(c.y), 1e-5);
-    if (te_ctx_is_cuda(te)) {
-        te_ctx *cpu = test_context("cpu");
-        if (!cpu) return;
-        act_result want = run(cpu, &c, &d);
-        CHECK_CLOSE("y", got.y, want.y, c.m * c.n, rtol_of(c.y), 1e-6);
-        CHECK_CLOSE("dx", got.dx, want.dx, c.m * width_of(&c), rtol_of(c.y), 4e-6);
-    }
+    te_ctx *cpu = test_cpu_beside(te);
+    if (!cpu) return;
+    act_result want = run(cpu, &c, &d);
+    CHECK_CLOSE("y", got.y, want.y, c.m * c.n, rtol_of(c.y), 1e-6);
+    CHECK_CLOSE("dx", got.dx, want.dx, c.m * width_of(&c), rtol_of(c.y), 4e-6);
 }
 
 static void check_all(te_ctx *te, te_dtype x, te_dtype y) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {5, 64}, {17, 1000}, {2, 4099}, {3, 20000}, {0, 8}, {4, 0}};
     for (int act = TE_GELU; act <= TE_CLAMPED_SWIGLU; act++)
         for (int i = 0; i < COUNT(shapes); i++) {
-            act_case c;
-            memset(&c, 0, sizeof c);
+            act_case c = {0};
             c.m = shapes[i][0];
             c.n = shapes[i][1];
             c.act = (te_activation)act;
@@ -145,12 +140,10 @@ TE_TEST_DEVICES(mixed_formats) { check_all(te, TE_BF16, TE_F32); }
 
 /* Codes are the f32 result times scale, cast; on the GPU too: the same arithmetic runs in both of its kernels. */
 static void check_quantized(te_ctx *te, te_activation act, int64_t m, int64_t n, int64_t ld, te_dtype x_dtype, te_dtype dtype, float scale) {
-    act_case c;
-    te_op_act_fwd_args f;
+    act_case c = {0};
+    te_op_act_fwd_args f = {0};
     te_ctx *cpu = test_context("cpu");
     if (!cpu) return;
-    memset(&c, 0, sizeof c);
-    memset(&f, 0, sizeof f);
     c.m = m;
     c.n = n;
     c.act = act;
@@ -205,13 +198,13 @@ TE_TEST_DEVICES(fp8_output) {
 
 /* values [m, n] times scale as codes [m, ld], padded with 0. */
 static const uint8_t *codes_of(te_dtype dtype, const float *values, int64_t m, int64_t n, int64_t ld, float scale) {
-    float *padded = (float *)test_alloc((size_t)(m * ld) * 4 + 4);
+    float *padded = test_floats(m * ld);
     for (int64_t i = 0; i < m; i++)
         for (int64_t k = 0; k < n; k++) padded[i * ld + k] = values[i * n + k] * scale;
     return (const uint8_t *)test_read_bytes(te_tensor_from_f32(test_context("cpu"), dtype, SHAPE(m, ld), padded));
 }
 static const float *transposed(const float *values, int64_t m, int64_t n) {
-    float *t = (float *)test_alloc((size_t)(m * n) * 4 + 4);
+    float *t = test_floats(m * n);
     for (int64_t i = 0; i < m; i++)
         for (int64_t k = 0; k < n; k++) t[k * m + i] = values[i * n + k];
     return t;
@@ -221,25 +214,16 @@ static float amax_of(const float *values, int64_t n, float largest) {
         if (fabsf(values[i]) > largest) largest = fabsf(values[i]);
     return largest;
 }
-/* A tensor between guards, at an address that is a multiple of its element alone if `odd`. */
-static te_tensor *codes_out(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, bool odd) {
-    te_tensor *whole = test_guarded(te, odd ? TE_U8 : dtype, SHAPE(odd ? m * n + 1 : m, odd ? 1 : n));
-    return odd ? te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + 1, NULL, NULL) : whole;
-}
-
 typedef struct copies_case {
     int64_t m, n, pad, ldc; /* pad: columns behind the last of `out`; ldc < 0: no `col` */
     bool row, odd;
 } copies_case;
 
 static void check_copies(te_ctx *te, te_activation act, te_dtype x_dtype, te_dtype dtype, const copies_case *k, float scale) {
-    act_case c;
-    te_op_act_fwd_args f;
-    te_op_act_bwd_args b;
+    act_case c = {0};
+    te_op_act_fwd_args f = {0};
+    te_op_act_bwd_args b = {0};
     if (!test_context("cpu")) return;
-    memset(&c, 0, sizeof c);
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
     c.m = k->m;
     c.n = k->n;
     c.act = act;
@@ -260,9 +244,9 @@ static void check_copies(te_ctx *te, te_activation act, te_dtype x_dtype, te_dty
     const float *y = test_read(f.y), *dx = test_read(b.dx);
 
     f.scale = b.scale = test_tensor(te, TE_F32, SHAPE(1), &scale);
-    f.y = k->row ? codes_out(te, dtype, m, c.n + k->pad, k->odd) : NULL;
-    b.dx = k->row ? codes_out(te, dtype, m, width + k->pad, k->odd) : NULL;
-    if (k->ldc >= 0) f.col = codes_out(te, dtype, c.n, k->ldc, k->odd), b.col = codes_out(te, dtype, width, k->ldc, k->odd);
+    f.y = k->row ? test_output(te, dtype, m, c.n + k->pad, k->odd) : NULL;
+    b.dx = k->row ? test_output(te, dtype, m, width + k->pad, k->odd) : NULL;
+    if (k->ldc >= 0) f.col = test_output(te, dtype, c.n, k->ldc, k->odd), b.col = test_output(te, dtype, width, k->ldc, k->odd);
     f.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
     b.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
     f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
@@ -305,9 +289,8 @@ TE_TEST_DEVICES(fp8_copies) {
 TE_TEST_DEVICES(fp8_copies_of_nan) {
     act_case c = {3, 8, TE_SWIGLU, TE_BF16, TE_F8E4M3, 0, 0};
     act_data d = make_data(&c);
-    te_op_act_bwd_args b;
+    te_op_act_bwd_args b = {0};
     float nan = NAN;
-    memset(&b, 0, sizeof b);
     b.x = test_tensor(te, c.x, SHAPE(3, 16), d.x);
     b.dy = test_tensor(te, c.x, SHAPE(3, 8), d.dy);
     b.dx = test_guarded(te, c.y, SHAPE(3, 24));
@@ -330,11 +313,9 @@ TE_TEST_DEVICES(bias_gradient) {
     for (int i = 0; i < COUNT(shapes); i++)
         for (int j = 0; j < COUNT(formats); j++)
             for (int accumulate = 0; accumulate < 2; accumulate++) {
-                act_case c;
-                te_op_act_bwd_args b;
+                act_case c = {0};
+                te_op_act_bwd_args b = {0};
                 float scale = 4;
-                memset(&c, 0, sizeof c);
-                memset(&b, 0, sizeof b);
                 c.m = shapes[i][0];
                 c.n = shapes[i][1];
                 c.act = (i + j) % 2 ? TE_GELU : TE_SWIGLU;
@@ -343,7 +324,7 @@ TE_TEST_DEVICES(bias_gradient) {
                 name_case(&c);
                 int64_t m = c.m, width = width_of(&c);
                 act_data d = make_data(&c);
-                float *start = test_normal(width, 5), *want = (float *)test_alloc((size_t)width * 4);
+                float *start = test_normal(width, 5), *want = test_floats(width);
                 b.x = test_tensor(te, c.x, SHAPE(m, width), d.x);
                 b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
                 b.dx = test_guarded(te, TE_F32, SHAPE(m, width));
@@ -380,11 +361,9 @@ TE_TEST_DEVICES(rounded_gradient) {
     for (int i = 0; i < COUNT(shapes); i++)
         for (int j = 0; j < COUNT(formats); j++)
             for (int bias = 0; bias < 2; bias++) {
-                act_case c;
-                te_op_act_bwd_args b;
+                act_case c = {0};
+                te_op_act_bwd_args b = {0};
                 float scale = 9, small = 0.125f;
-                memset(&c, 0, sizeof c);
-                memset(&b, 0, sizeof b);
                 c.m = shapes[i][0];
                 c.n = shapes[i][1];
                 c.act = (i + bias) % 2 ? TE_SILU : TE_SWIGLU;
@@ -393,7 +372,7 @@ TE_TEST_DEVICES(rounded_gradient) {
                 name_case(&c);
                 int64_t m = c.m, width = width_of(&c), ldc = (m + 15) / 16 * 16;
                 act_data d = make_data(&c);
-                float *want = (float *)test_alloc((size_t)width * 4);
+                float *want = test_floats(width);
                 b.x = test_tensor(te, c.x, SHAPE(m, width), d.x);
                 b.dy = test_tensor(te, c.x, SHAPE(m, c.n), d.dy);
                 b.dx = test_guarded(te, c.x, SHAPE(m, width));
@@ -436,13 +415,10 @@ TE_TEST_DEVICES(amax_of_floats) {
     for (int i = 0; i < COUNT(shapes); i++)
         for (int j = 0; j < COUNT(formats); j++)
             for (int bias = 0; bias < 2; bias++) {
-                act_case c;
-                te_op_act_fwd_args f;
-                te_op_act_bwd_args b;
+                act_case c = {0};
+                te_op_act_fwd_args f = {0};
+                te_op_act_bwd_args b = {0};
                 float zero = 0, large = 1e4f;
-                memset(&c, 0, sizeof c);
-                memset(&f, 0, sizeof f);
-                memset(&b, 0, sizeof b);
                 c.m = shapes[i][0];
                 c.n = shapes[i][1];
                 c.act = bias ? TE_SILU : TE_GEGLU;
@@ -480,11 +456,9 @@ TE_TEST_DEVICES(odd_values) {
             int64_t n = widths[w];
             bool zero = acts[k] == TE_RELU || acts[k] == TE_SRELU;
             float *x = test_normal(N, 1), *ones = test_uniform(N, 2, 1, 2), one = 1, nothing = 0;
-            te_op_act_fwd_args f;
-            te_op_act_bwd_args b;
+            te_op_act_fwd_args f = {0};
+            te_op_act_bwd_args b = {0};
             test_case("activation %d n=%d", (int)acts[k], (int)n);
-            memset(&f, 0, sizeof f);
-            memset(&b, 0, sizeof b);
             x[3] = NAN;
             x[4] = INFINITY;
             x[5] = -200;
@@ -518,12 +492,9 @@ TE_TEST_DEVICES(odd_values) {
 /* In place where the shapes allow it, and at addresses that are not multiples of 16. */
 TE_TEST_DEVICES(in_place_and_misaligned) {
     for (int shift = 0; shift < 2; shift++) {
-        act_case c;
-        te_op_act_fwd_args f;
-        te_op_act_bwd_args b;
-        memset(&c, 0, sizeof c);
-        memset(&f, 0, sizeof f);
-        memset(&b, 0, sizeof b);
+        act_case c = {0};
+        te_op_act_fwd_args f = {0};
+        te_op_act_bwd_args b = {0};
         c.m = 3;
         c.n = 64;
         c.act = TE_SWIGLU;
@@ -546,11 +517,9 @@ TE_TEST_DEVICES(in_place_and_misaligned) {
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_op_act_fwd_args f;
-    te_op_act_bwd_args b;
+    te_op_act_fwd_args f = {0};
+    te_op_act_bwd_args b = {0};
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(2, 9));
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
     f.x = f.y = x;
     te_op_act_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "act_fwd: activation is 0");

@@ -83,9 +83,8 @@ static void watch_call(te_ctx *te, const te_trace *event, void *user) {
     }
 }
 TE_TEST_DEVICES(trace_sees_every_operation) {
-    watch w;
+    watch w = {0};
     call c;
-    memset(&w, 0, sizeof w);
     REQUIRE(te_set_trace(te, watch_call, &w) == TE_OK);
     CHECK(te_set_trace(NULL, watch_call, &w) == TE_ERR_STATE);
     for (int i = 0; te_scope_begin(te), w.expected = NULL, call_build(&c, te, i, TE_BF16); i++) {
@@ -123,12 +122,11 @@ static void profile_call(te_ctx *te, const te_trace *event, void *user) {
     profile *p = (profile *)user;
     te_arg args[64];
     int64_t n = te_query_args(event->op, event->args, args, 64);
-    profile_row row;
+    profile_row row = {0};
     int i;
     (void)te;
     p->open += event->phase == TE_TRACE_BEFORE ? 1 : -1;
     if (event->phase == TE_TRACE_BEFORE) return;
-    memset(&row, 0, sizeof row);
     row.op = event->op;
     row.backward = event->backward;
     for (i = 0; i < n && i < 64; i++) {
@@ -225,8 +223,7 @@ static void ruled_fill(te_ctx *te, rules *r, int what, te_trace_phase phase, flo
 TE_TEST_DEVICES(a_hook_looks_on) {
     static const char *const refused[] = {"", "te_op_fill from inside a trace hook", "from inside a trace hook", "te_graph_begin from inside a trace hook",
                                           "te_warmup_begin from inside a trace hook"};
-    rules r;
-    memset(&r, 0, sizeof r);
+    rules r = {0};
     r.x = te_tensor_full(te, TE_F32, SHAPE(1), 3);
     for (int what = AN_OPERATION; what <= A_WARMUP; what++)
         for (int phase = 0; phase < 2; phase++) {

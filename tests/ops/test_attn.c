@@ -53,23 +53,21 @@ typedef struct attn_data {
 } attn_data;
 
 static attn_data make_data(const attn_case *c) {
-    attn_data d;
-    memset(&d, 0, sizeof d);
+    attn_data d = {0};
     for (int part = 0; part < PARTS; part++) {
         int64_t n = count_of(c, part);
-        d.x[part] = (float *)test_alloc((size_t)n * 4 + 4);
+        d.x[part] = test_floats(n);
         if (part == O || part > DO) continue;
         float *values = test_normal(n, (uint64_t)part + 1);
         if (part == Q)
             for (int64_t i = 0; i < n; i++) values[i] *= c->spread;
         d.x[part] = test_rounded(c->dtype, values, n);
     }
-    d.lse = (float *)test_alloc((size_t)(c->b * c->heads * c->s_q) * 4 + 4);
+    d.lse = test_floats(c->b * c->heads * c->s_q);
     if (c->p > 0) { /* element i of P is kept when the i-th uniform number of (seed, offset) is at least p */
         te_ctx *cpu = test_context("cpu");
-        te_op_random_args r;
+        te_op_random_args r = {0};
         int64_t n = c->b * c->heads * c->s_q * c->s_kv;
-        memset(&r, 0, sizeof r);
         r.dst = te_tensor_empty(cpu, TE_F32, SHAPE(n));
         r.kind = TE_RANDOM_UNIFORM;
         r.b = 1;
@@ -112,12 +110,12 @@ static double softmax_row(const attn_case *c, const float *q, const float *k, in
 
 static attn_data reference(const attn_case *c, const attn_data *in) {
     attn_data out = *in;
-    double *sum[PARTS], *p = (double *)test_alloc((size_t)c->s_kv * 8 + 8), *dp = (double *)test_alloc((size_t)c->s_kv * 8 + 8);
+    double *sum[PARTS], *p = test_doubles(c->s_kv), *dp = test_doubles(c->s_kv);
     for (int part = 0; part < PARTS; part++) {
-        sum[part] = (double *)test_alloc((size_t)count_of(c, part) * 8 + 8);
-        if (part == O || part > DO) out.x[part] = (float *)test_alloc((size_t)count_of(c, part) * 4 + 4);
+        sum[part] = test_doubles(count_of(c, part));
+        if (part == O || part > DO) out.x[part] = test_floats(count_of(c, part));
     }
-    out.lse = (float *)test_alloc((size_t)(c->b * c->heads * c->s_q) * 4 + 4);
+    out.lse = test_floats(c->b * c->heads * c->s_q);
     for (int64_t b = 0; b < c->b; b++)
         for (int64_t h = 0; h < c->heads; h++) {
             int64_t g = h / (c->heads / c->groups), kv = at(c, K, b, g, 0), vv = at(c, V, b, g, 0);
@@ -180,7 +178,7 @@ static te_tensor *part_tensor(te_ctx *te, const attn_case *c, int part, float *v
     shape[3] = channels_of(c, part) + c->pad;
     n = test_numel(4, shape);
     if (values) {
-        float *memory = (float *)test_alloc((size_t)n * 4 + 4);
+        float *memory = test_floats(n);
         for (int64_t i = 0; i < n; i++) memory[i] = NAN; /* what lies between the heads must not be read */
         transfer(c, part, values, memory, true);
         *whole = test_tensor(te, c->dtype, 4, shape, memory);
@@ -191,7 +189,7 @@ static te_tensor *part_tensor(te_ctx *te, const attn_case *c, int part, float *v
 }
 
 static float *read_part(const attn_case *c, int part, te_tensor *whole) {
-    float *values = (float *)test_alloc((size_t)count_of(c, part) * 4 + 4), *memory = test_read(whole);
+    float *values = test_floats(count_of(c, part)), *memory = test_read(whole);
     int64_t n = channels_of(c, part), ld = n + c->pad;
     transfer(c, part, values, memory, false);
     for (int64_t i = 0; i < te_tensor_numel(whole); i++)
@@ -203,8 +201,7 @@ static float *read_part(const attn_case *c, int part, te_tensor *whole) {
 }
 
 static te_op_attn_fwd_args forward_args(const attn_case *c, const attn_tensors *t) {
-    te_op_attn_fwd_args f;
-    memset(&f, 0, sizeof f);
+    te_op_attn_fwd_args f = {0};
     f.q = t->x[Q];
     f.k = t->x[K];
     f.v = t->x[V];
@@ -222,8 +219,7 @@ static te_op_attn_fwd_args forward_args(const attn_case *c, const attn_tensors *
     return f;
 }
 static te_op_attn_bwd_args backward_args(const attn_case *c, const attn_tensors *t) {
-    te_op_attn_bwd_args a;
-    memset(&a, 0, sizeof a);
+    te_op_attn_bwd_args a = {0};
     a.q = t->x[Q];
     a.k = t->x[K];
     a.v = t->x[V];
@@ -307,12 +303,10 @@ static void check_case(te_ctx *te, attn_case c) {
     name_case(&c);
     attn_data in = make_data(&c), want = reference(&c, &in), got = run(te, &c, &in);
     compare(&c, &got, &want);
-    if (te_ctx_is_cuda(te)) {
-        te_ctx *cpu = test_context("cpu");
-        if (!cpu) return;
-        attn_data other = run(cpu, &c, &in);
-        compare(&c, &got, &other);
-    }
+    te_ctx *cpu = test_cpu_beside(te);
+    if (!cpu) return;
+    attn_data other = run(cpu, &c, &in);
+    compare(&c, &got, &other);
 }
 
 /* ---- tests ---- */
@@ -326,9 +320,8 @@ static void check_shapes(te_ctx *te, te_dtype dtype) {
     int k = 0;
     for (int i = 0; i < COUNT(lengths); i++)
         for (int mask = TE_MASK_NONE; mask <= TE_MASK_CAUSAL_BOTTOM_RIGHT; mask++, k++) {
-            attn_case c;
+            attn_case c = {0};
             if (k % test_every(5)) continue;
-            memset(&c, 0, sizeof c);
             c.b = 1 + k % 2;
             c.heads = heads[k % 3][0];
             c.groups = heads[k % 3][1];
@@ -349,8 +342,7 @@ TE_TEST_DEVICES(attn_head_sizes) {
     static const int64_t sizes[][2] = {{1, 1}, {8, 8}, {24, 40}, {72, 72}, {96, 96}, {128, 128}, {128, 64}, {33, 7}, {192, 128}, {256, 256}};
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++) {
-            attn_case c;
-            memset(&c, 0, sizeof c);
+            attn_case c = {0};
             c.d = sizes[i][0];
             c.d_v = sizes[i][1];
             c.heads = 2;
@@ -369,9 +361,8 @@ TE_TEST_DEVICES(attn_windows) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(windows); i++)
             for (int mask = TE_MASK_NONE; mask <= TE_MASK_CAUSAL_BOTTOM_RIGHT; mask++) {
-                attn_case c;
+                attn_case c = {0};
                 if (((f * COUNT(windows) + i) * 4 + mask) % test_every(5)) continue;
-                memset(&c, 0, sizeof c);
                 c.s_q = i % 2 ? 150 : 90;
                 c.s_kv = i % 2 ? 100 : 140;
                 c.d = 32;
@@ -387,8 +378,7 @@ TE_TEST_DEVICES(attn_windows) {
 /* A row that sees no key: o = 0, lse = -inf, no gradient, and nothing is NaN. */
 TE_TEST_DEVICES(attn_rows_without_keys) {
     for (int f = 0; f < COUNT(formats); f++) {
-        attn_case c;
-        memset(&c, 0, sizeof c);
+        attn_case c = {0};
         c.s_q = 100;
         c.s_kv = 30;
         c.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT;
@@ -415,9 +405,8 @@ TE_TEST_DEVICES(attn_dropout) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(lengths); i++)
             for (int k = 0; k < COUNT(ps); k++) {
-                attn_case c;
+                attn_case c = {0};
                 if ((f * COUNT(lengths) * COUNT(ps) + i * COUNT(ps) + k) % test_every(5)) continue;
-                memset(&c, 0, sizeof c);
                 c.b = 2;
                 c.heads = 4;
                 c.groups = 2;
@@ -435,9 +424,8 @@ TE_TEST_DEVICES(attn_dropout) {
 TE_TEST_DEVICES(attn_strided) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int k = 0; k < 4; k++) {
-            attn_case c;
+            attn_case c = {0};
             if ((4 * f + k) % test_every(5)) continue;
-            memset(&c, 0, sizeof c);
             c.b = 2;
             c.heads = 4;
             c.groups = 2;
@@ -454,8 +442,7 @@ TE_TEST_DEVICES(attn_strided) {
 TE_TEST_DEVICES(attn_large_scores) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int k = 0; k < 3; k++) {
-            attn_case c;
-            memset(&c, 0, sizeof c);
+            attn_case c = {0};
             c.s_q = 90;
             c.s_kv = 100;
             c.d = 64;
@@ -469,8 +456,7 @@ TE_TEST_DEVICES(attn_large_scores) {
 /* The loss sum(o * d_o) moves as dq, dk and dv say. */
 TE_TEST_DEVICES(attn_finite_differences) {
     for (int k = 0; k < 3; k++) {
-        attn_case c;
-        memset(&c, 0, sizeof c);
+        attn_case c = {0};
         c.heads = 2;
         c.groups = 1;
         c.s_q = 5;
@@ -484,7 +470,7 @@ TE_TEST_DEVICES(attn_finite_differences) {
         attn_data in = make_data(&c), got = run(te, &c, &in);
         for (int part = Q; part <= V; part++) {
             int64_t n = count_of(&c, part);
-            float *want = (float *)test_alloc((size_t)n * 4);
+            float *want = test_floats(n);
             for (int64_t i = 0; i < n; i++) {
                 float at_start = in.x[part][i], step = 1.0f / 1024;
                 double loss[2] = {0, 0};
@@ -504,10 +490,7 @@ TE_TEST_DEVICES(attn_finite_differences) {
 /* The same bits again; on the CPU whatever the number of threads. */
 TE_TEST_DEVICES(attn_same_bits) {
     for (int f = 0; f < COUNT(formats); f++) {
-        attn_case c;
-        te_ctx_desc desc;
-        memset(&c, 0, sizeof c);
-        memset(&desc, 0, sizeof desc);
+        attn_case c = {0};
         c.b = 2;
         c.heads = 6;
         c.groups = 2;
@@ -517,9 +500,7 @@ TE_TEST_DEVICES(attn_same_bits) {
         c.p = f == 2 ? 0.1f : 0;
         c = complete(c);
         name_case(&c);
-        desc.device = te_ctx_device(te);
-        desc.cpu_threads = 5;
-        te_ctx *other = test_context_with(&desc);
+        te_ctx *other = test_context_threads(te_ctx_device(te), 5);
         if (!other) return;
         attn_data in = make_data(&c), a = run(te, &c, &in), b = run(other, &c, &in);
         CHECK_BYTES("lse", a.lse, b.lse, (size_t)(c.b * c.heads * c.s_q) * 4);
@@ -531,9 +512,8 @@ TE_TEST_DEVICES(attn_same_bits) {
 TE_TEST_DEVICES(attn_nan) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int part = Q; part <= K; part++) {
-            attn_case c;
+            attn_case c = {0};
             attn_tensors t;
-            memset(&c, 0, sizeof c);
             c.s_q = 80;
             c.d = 32;
             c.heads = 1;
@@ -556,8 +536,7 @@ TE_TEST_DEVICES(attn_empty) {
     static const int64_t sizes[][4] = {{0, 2, 5, 5}, {1, 2, 0, 5}, {1, 2, 5, 0}, {1, 0, 5, 5}}; /* b, heads, s_q, s_kv */
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++) {
-            attn_case c;
-            memset(&c, 0, sizeof c);
+            attn_case c = {0};
             c = complete(c);
             c.b = sizes[i][0];
             c.heads = c.groups = sizes[i][1];
@@ -574,9 +553,8 @@ TE_TEST_DEVICES(attn_empty) {
 /* No lse: inference. */
 TE_TEST_DEVICES(attn_without_lse) {
     for (int f = 0; f < COUNT(formats); f++) {
-        attn_case c;
+        attn_case c = {0};
         attn_tensors t;
-        memset(&c, 0, sizeof c);
         c.dtype = formats[f];
         c = complete(c);
         name_case(&c);
@@ -591,9 +569,8 @@ TE_TEST_DEVICES(attn_without_lse) {
 }
 
 TE_TEST_DEVICES(attn_refuses) {
-    attn_case c;
+    attn_case c = {0};
     attn_tensors t;
-    memset(&c, 0, sizeof c);
     c = complete(c);
     attn_data in = make_data(&c);
     for (int part = 0; part < PARTS; part++) t.x[part] = part_tensor(te, &c, part, part == O || part > DO ? NULL : in.x[part], &t.whole[part]);
@@ -640,8 +617,7 @@ TE_TEST_DEVICES(attn_refuses) {
 static void check_plan(te_ctx *te, te_dtype dtype, int64_t d, float p, int64_t s, const char *device, bool fast_forward, bool fast_backward) {
     te_explanation e;
     attn_tensors t;
-    attn_case c;
-    memset(&c, 0, sizeof c);
+    attn_case c = {0};
     c.s_q = s;
     c.d = d;
     c.dtype = dtype;

@@ -1,35 +1,6 @@
 /* Block-scaled FP8: codes and scales against the formulas written down again in plain loops, for every shape with poisoned outputs between
  * guard bands; the GPU against the CPU, byte for byte. */
-#include "../te_test.h"
-
-/* ---- the formulas ---- */
-
-/* The value of a code: sign, exponent, mantissa. */
-static double fp8_value(te_dtype dtype, int code) {
-    int man_bits = dtype == TE_F8E4M3 ? 3 : 2, bias = dtype == TE_F8E4M3 ? 7 : 15;
-    int man = code & ((1 << man_bits) - 1), e = (code & 0x7f) >> man_bits;
-    double sign = code & 0x80 ? -1 : 1, ulp = ldexp(1, (e ? e : 1) - bias - man_bits);
-    if (dtype == TE_F8E4M3 && (code & 0x7f) == 0x7f) return NAN;
-    if (dtype == TE_F8E5M2 && e == 31) return man ? NAN : sign * INFINITY;
-    return sign * ((e ? 1 << man_bits : 0) + man) * ulp;
-}
-/* The nearest code, the even one of two; what lies beyond the largest is the largest; NaN is 0x7f. */
-static uint8_t fp8_code(te_dtype dtype, float x) {
-    static double value[2][128];
-    double *v = value[dtype == TE_F8E5M2], a = fabs((double)x);
-    int low = 0, high = dtype == TE_F8E4M3 ? 0x7e : 0x7b, sign = signbit(x) ? 0x80 : 0;
-    if (v[1] == 0)
-        for (int i = 0; i < 128; i++) v[i] = fp8_value(dtype, i);
-    if (isnan(x)) return 0x7f;
-    if (a >= v[high]) return (uint8_t)(sign | high);
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (v[middle] <= a) low = middle;
-        else high = middle;
-    }
-    double down = a - v[low], up = v[high] - a;
-    return (uint8_t)(sign | (down < up || (down == up && low % 2 == 0) ? low : high));
-}
+#include "formats.h"
 
 typedef struct block_case {
     te_dtype x_dtype, q_dtype;
@@ -74,7 +45,7 @@ static copy reference(const block_case *c, const float *x, bool columnwise) {
     copy k = copy_shape(c, columnwise);
     int64_t tall = c->two_dimensional ? 128 : 1; /* lines that share a scale */
     k.code = (uint8_t *)test_alloc((size_t)(k.lines * k.ld) + 1);
-    k.scale_inv = (float *)test_alloc((size_t)(k.scale_rows * k.scale_cols) * 4 + 4);
+    k.scale_inv = test_floats(k.scale_rows * k.scale_cols);
     for (int64_t line = 0; line < k.lines; line += tall)
         for (int64_t at = 0; at < k.length; at += 128) {
             float amax = 0;
@@ -85,7 +56,7 @@ static copy reference(const block_case *c, const float *x, bool columnwise) {
                         float v = columnwise ? x[j * c->n + i] : x[i * c->n + j];
                         volatile float scaled = v * scale;
                         if (pass == 0 && fabsf(v) > amax) amax = fabsf(v);
-                        if (pass == 1) k.code[i * k.ld + j] = fp8_code(c->q_dtype, scaled);
+                        if (pass == 1) k.code[i * k.ld + j] = code_of(c->q_dtype, scaled);
                     }
                 volatile float inverse = 1.0f / scale;
                 if (pass == 1) k.scale_inv[c->two_dimensional ? line / 128 * k.scale_cols + at / 128 : at / 128 * k.scale_cols + line] = inverse;
@@ -96,18 +67,10 @@ static copy reference(const block_case *c, const float *x, bool columnwise) {
 
 /* ---- calls ---- */
 
-/* x [m, n] of `values`; misaligned: at an address that is a multiple of its element alone. */
-static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
-    if (!misaligned) return test_tensor(te, dtype, SHAPE(m, n), values);
-    te_tensor *whole = te_tensor_empty(te, dtype, SHAPE(m * n + 1));
-    te_tensor *x = te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
-    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
-    return x;
-}
 static te_op_block_quantize_args quantize(te_ctx *te, const block_case *c, const float *values) {
     te_op_block_quantize_args a = {0};
     copy row = copy_shape(c, false), col = copy_shape(c, true);
-    a.x = input(te, c->x_dtype, c->m, c->n, values, c->misaligned);
+    a.x = test_input(te, c->x_dtype, c->m, c->n, values, c->misaligned);
     if (c->ld >= 0) {
         a.row = test_guarded(te, c->q_dtype, SHAPE(c->m, c->ld));
         a.row_scale_inv = test_guarded(te, TE_F32, SHAPE(row.scale_rows, row.scale_cols));
@@ -287,14 +250,14 @@ TE_TEST_DEVICES(block_noop) {
 
 static void check_dequantize(te_ctx *te, const block_case *c, te_dtype y_dtype, bool columnwise) {
     copy k = copy_shape(c, columnwise);
-    float *scale = test_uniform(k.scale_rows * k.scale_cols, 8, 0.01f, 3), *want = (float *)test_alloc((size_t)(c->m * c->n) * 4 + 4);
+    float *scale = test_uniform(k.scale_rows * k.scale_cols, 8, 0.01f, 3), *want = test_floats(c->m * c->n);
     k.code = (uint8_t *)test_alloc((size_t)(k.lines * k.ld) + 1);
     for (int64_t i = 0; i < k.lines * k.ld; i++) k.code[i] = (uint8_t)(i * 37 + i / 251);
     for (int64_t i = 0; i < c->m; i++)
         for (int64_t j = 0; j < c->n; j++) {
             int64_t line = columnwise ? j : i, at = columnwise ? i : j;
             float s = scale[c->two_dimensional ? line / 128 * k.scale_cols + at / 128 : at / 128 * k.scale_cols + line];
-            volatile float product = (float)fp8_value(c->q_dtype, k.code[line * k.ld + at]) * s;
+            volatile float product = (float)code_value(c->q_dtype, k.code[line * k.ld + at]) * s;
             want[i * c->n + j] = product;
         }
     name_case(c);

@@ -1,37 +1,6 @@
 /* The cast operations: codes against tables worked out by hand, scales and histories against TransformerEngine's rules written down again,
  * and every shape with poisoned outputs between guard bands. What a test expects here is expected of every device: byte for byte. */
-#include "../te_test.h"
-
-/* ---- FP8 from its definition ---- */
-
-/* The value of a code: sign, exponent, mantissa. Infinities of E5M2 and all NaN codes as what they are. */
-static double fp8_value(te_dtype dtype, int code) {
-    int man_bits = dtype == TE_F8E4M3 ? 3 : 2, bias = dtype == TE_F8E4M3 ? 7 : 15;
-    int man = code & ((1 << man_bits) - 1), e = (code & 0x7f) >> man_bits;
-    double sign = code & 0x80 ? -1 : 1, ulp = ldexp(1, (e ? e : 1) - bias - man_bits);
-    if (dtype == TE_F8E4M3 && (code & 0x7f) == 0x7f) return NAN;
-    if (dtype == TE_F8E5M2 && e == 31) return man ? NAN : sign * INFINITY;
-    return sign * ((e ? 1 << man_bits : 0) + man) * ulp;
-}
-static int fp8_largest(te_dtype dtype) { return dtype == TE_F8E4M3 ? 0x7e : 0x7b; }
-
-/* The nearest code, the even one of two; what lies beyond the largest is the largest; NaN is 0x7f. */
-static uint8_t fp8_code(te_dtype dtype, float x) {
-    static double value[2][128];
-    double *v = value[dtype == TE_F8E5M2], a = fabs((double)x);
-    int low = 0, high = fp8_largest(dtype), sign = signbit(x) ? 0x80 : 0;
-    if (v[1] == 0)
-        for (int i = 0; i < 128; i++) v[i] = fp8_value(dtype, i);
-    if (isnan(x)) return 0x7f;
-    if (a >= v[high]) return (uint8_t)(sign | high);
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (v[middle] <= a) low = middle;
-        else high = middle;
-    }
-    double down = a - v[low], up = v[high] - a;
-    return (uint8_t)(sign | (down < up || (down == up && low % 2 == 0) ? low : high));
-}
+#include "formats.h"
 
 static const te_dtype formats[] = {TE_F8E4M3, TE_F8E5M2}, floats[] = {TE_F32, TE_BF16, TE_F16};
 static float bits(uint32_t u) {
@@ -58,15 +27,6 @@ typedef struct quantize_case {
     bool misaligned;
 } quantize_case;
 
-/* x [m, n] of `values`; misaligned: at an address that is a multiple of its element alone. */
-static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
-    if (!misaligned) return test_tensor(te, dtype, SHAPE(m, n), values);
-    te_tensor *whole = te_tensor_empty(te, dtype, SHAPE(m * n + 1));
-    te_tensor *x = te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
-    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
-    return x;
-}
-
 static void check_quantize(te_ctx *te, const quantize_case *c, const float *values, float amax_before) {
     int64_t m = c->m, n = c->n, ld = c->ld, ldc = c->ldc;
     test_case("%s -> %s [%d, %d] ld %d ldc %d scale %g%s", te_dtype_name(c->x_dtype), te_dtype_name(c->q_dtype), (int)m, (int)n, (int)ld, (int)ldc,
@@ -74,7 +34,7 @@ static void check_quantize(te_ctx *te, const quantize_case *c, const float *valu
     const float *x = test_rounded(c->x_dtype, values, m * n);
     float amax = amax_before;
     te_op_fp8_quantize_args a = {0};
-    a.x = input(te, c->x_dtype, m, n, values, c->misaligned);
+    a.x = test_input(te, c->x_dtype, m, n, values, c->misaligned);
     a.row = ld < 0 ? NULL : test_guarded(te, c->q_dtype, SHAPE(m, ld));
     a.col = ldc < 0 ? NULL : test_guarded(te, c->q_dtype, SHAPE(n, ldc));
     a.scale = scalar(te, c->scale);
@@ -87,7 +47,7 @@ static void check_quantize(te_ctx *te, const quantize_case *c, const float *valu
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             volatile float scaled = x[i * n + j] * c->scale; /* one f32 product, whatever the compiler would like */
-            uint8_t code = fp8_code(c->q_dtype, scaled);
+            uint8_t code = code_of(c->q_dtype, scaled);
             amax = fmaxf(amax, fabsf(x[i * n + j]));
             if (ld >= 0) row[i * ld + j] = code;
             if (ldc >= 0) col[j * ldc + i] = code;
@@ -105,8 +65,8 @@ TE_TEST_DEVICES(quantize_all_codes) {
         float value[256];
         uint8_t want[256];
         for (int i = 0; i < 256; i++) {
-            value[i] = (float)fp8_value(formats[f], i);
-            want[i] = isnan(value[i]) ? 0x7f : isinf(value[i]) ? (uint8_t)((i & 0x80) | fp8_largest(formats[f])) : (uint8_t)i;
+            value[i] = (float)code_value(formats[f], i);
+            want[i] = isnan(value[i]) ? 0x7f : isinf(value[i]) ? (uint8_t)((i & 0x80) | largest_code(formats[f])) : (uint8_t)i;
         }
         te_op_fp8_quantize_args a = {0};
         a.x = test_tensor(te, TE_F32, SHAPE(16, 16), value);
@@ -119,8 +79,8 @@ TE_TEST_DEVICES(quantize_all_codes) {
         /* Halfway between neighbours, and one step of f32 to either side. */
         float between[3 * 128];
         int n = 0;
-        for (int i = 0; i < fp8_largest(formats[f]); i++) {
-            float half = (float)((fp8_value(formats[f], i) + fp8_value(formats[f], i + 1)) / 2);
+        for (int i = 0; i < largest_code(formats[f]); i++) {
+            float half = (float)((code_value(formats[f], i) + code_value(formats[f], i + 1)) / 2);
             between[n++] = half, between[n++] = -nextafterf(half, 0), between[n++] = nextafterf(half, INFINITY);
         }
         a.x = test_tensor(te, TE_F32, SHAPE(1, n), between);
@@ -128,7 +88,7 @@ TE_TEST_DEVICES(quantize_all_codes) {
         te_op_fp8_quantize(te, &a);
         REQUIRE_OK(te);
         for (int i = 0; i < n; i++) {
-            want[0] = fp8_code(formats[f], between[i]);
+            want[0] = code_of(formats[f], between[i]);
             CHECK_MSG(((uint8_t *)test_read_bytes(a.row))[i] == want[0], "%a", (double)between[i]);
         }
     }
@@ -201,7 +161,7 @@ static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_
     volatile float scale = 1, inverse, scaled;
     int exponent;
     te_op_fp8_quantize_args a = {0};
-    a.x = input(te, x_dtype, m, n, values, misaligned);
+    a.x = test_input(te, x_dtype, m, n, values, misaligned);
     a.row = copies & 1 ? test_guarded(te, q_dtype, SHAPE(m, ld)) : NULL;
     a.col = copies & 2 ? test_guarded(te, q_dtype, SHAPE(n, ldc)) : NULL;
     a.scale_inv = test_guarded(te, TE_F32, SHAPE(1));
@@ -225,7 +185,7 @@ static void check_current(te_ctx *te, te_dtype x_dtype, te_dtype q_dtype, int64_
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             scaled = x[i * n + j] * scale;
-            row[i * ld + j] = col[j * ldc + i] = fp8_code(q_dtype, scaled);
+            row[i * ld + j] = col[j * ldc + i] = code_of(q_dtype, scaled);
         }
     CHECK_EQ_INT(bits_of(a.scale_inv), float_bits(inverse));
     CHECK_EQ_INT(bits_of(a.amax), float_bits(amax));
@@ -304,7 +264,7 @@ TE_TEST_DEVICES(quantize_current_of_known_amax) {
                 if (((2 * s + f) * 3 + copies) % test_every(5)) continue;
                 te_tensor *found = te_tensor_zeros(te, TE_F32, SHAPE(2));
                 test_case("[%d, %d] %s copies %d", (int)m, (int)n, te_dtype_name(formats[f]), copies);
-                a.x = amax.x = input(te, s % 2 ? TE_BF16 : TE_F32, m, n, test_normal(m * n, (uint64_t)s + 3), s % 3 == 0);
+                a.x = amax.x = test_input(te, s % 2 ? TE_BF16 : TE_F32, m, n, test_normal(m * n, (uint64_t)s + 3), s % 3 == 0);
                 a.current = true;
                 a.power_of_two = copies == 2;
                 b = a;
@@ -341,13 +301,13 @@ TE_TEST_DEVICES(quantize_with_bias_gradient) {
             float found[2] = {3, 0};
             test_case("%s [%d, %d] mode %d", te_dtype_name(dtype), (int)m, (int)n, mode);
             const float *values = test_normal(m * n, (uint64_t)s + 31), *x = test_rounded(dtype, values, m * n);
-            float *want = (float *)test_alloc((size_t)n * 4 + 1), *first = NULL;
+            float *want = test_floats(n), *first = NULL;
             for (int64_t j = 0; j < n; j++) {
                 double sum = 0;
                 for (int64_t i = 0; i < m; i++) sum += x[i * n + j];
                 want[j] = (float)sum;
             }
-            a.x = input(te, dtype, m, n, values, s % 2);
+            a.x = test_input(te, dtype, m, n, values, s % 2);
             a.current = mode % 3 != 0;
             if (!a.current) a.scale = scalar(te, 3);
             b = a;
@@ -383,7 +343,7 @@ TE_TEST_DEVICES(quantize_every_bf16) {
             test_case("%s scale %g", te_dtype_name(formats[f]), (double)scales[s]);
             for (int i = 0; i < 65536; i++) {
                 volatile float scaled = x[i] * scales[s];
-                row[i] = col[i % 256 * 256 + i / 256] = fp8_code(formats[f], scaled);
+                row[i] = col[i % 256 * 256 + i / 256] = code_of(formats[f], scaled);
             }
             a.x = te_tensor_from_host(te, TE_BF16, SHAPE(256, 256), half);
             a.row = test_guarded(te, formats[f], SHAPE(256, 256));
@@ -460,7 +420,7 @@ TE_TEST_DEVICES(dequantize_all_codes) {
             te_op_fp8_dequantize(te, &a);
             REQUIRE_OK(te);
             for (int i = 0; i < 256; i++) {
-                volatile float product = (float)fp8_value(formats[f], i) * 0.37f;
+                volatile float product = (float)code_value(formats[f], i) * 0.37f;
                 want[i] = product;
             }
             CHECK_TENSOR(a.y, test_rounded(floats[d], want, 256), 0, 0);
@@ -473,11 +433,11 @@ TE_TEST_DEVICES(dequantize_shapes) {
         for (int d = 0; d < 3; d++) {
             int64_t m = shapes[s][0], n = shapes[s][1], ld = shapes[s][2];
             test_case("[%d, %d] ld %d %s", (int)m, (int)n, (int)ld, te_dtype_name(floats[d]));
-            float *values = test_finite_specials(m * ld, 4), *want = (float *)test_alloc((size_t)(m * n) * 4 + 4);
+            float *values = test_finite_specials(m * ld, 4), *want = test_floats(m * n);
             uint8_t *code = (uint8_t *)test_alloc((size_t)(m * ld) + 1);
-            for (int64_t i = 0; i < m * ld; i++) code[i] = fp8_code(TE_F8E4M3, values[i]);
+            for (int64_t i = 0; i < m * ld; i++) code[i] = code_of(TE_F8E4M3, values[i]);
             for (int64_t i = 0; i < m * n; i++) {
-                volatile float product = (float)fp8_value(TE_F8E4M3, code[i / n * ld + i % n]) * 3.3f;
+                volatile float product = (float)code_value(TE_F8E4M3, code[i / n * ld + i % n]) * 3.3f;
                 want[i] = product;
             }
             te_op_fp8_dequantize_args a = {0};
@@ -502,7 +462,7 @@ TE_TEST_DEVICES(amax_values) {
             for (int keep = 0; keep < 2; keep++) {
                 te_op_amax_args a = {0};
                 test_case("%s [%d] keep %d", te_dtype_name(floats[d]), (int)sizes[n], keep);
-                a.x = input(te, floats[d], 1, sizes[n], v, keep);
+                a.x = test_input(te, floats[d], 1, sizes[n], v, keep);
                 a.amax = scalar_out(te, 100);
                 a.keep = keep;
                 te_op_amax(te, &a);

@@ -9,8 +9,7 @@ typedef struct dropout_case {
 } dropout_case;
 
 static float *run(te_ctx *te, const dropout_case *c, const float *x, const float *bias, const float *residual) {
-    te_op_dropout_add_fwd_args f;
-    memset(&f, 0, sizeof f);
+    te_op_dropout_add_fwd_args f = {0};
     f.x = test_tensor(te, c->x, SHAPE(c->m, c->n), x);
     if (c->bias) f.bias = test_tensor(te, c->w, SHAPE(c->n), bias);
     if (c->residual) f.residual = test_tensor(te, c->y, SHAPE(c->m, c->n), residual);
@@ -24,8 +23,7 @@ static float *run(te_ctx *te, const dropout_case *c, const float *x, const float
 }
 /* dropout of ones without bias or residual, in f32: 1 / (1 - p) where an element is kept, else 0. */
 static float *mask_of(te_ctx *te, int64_t count, float p) {
-    te_op_dropout_add_bwd_args b;
-    memset(&b, 0, sizeof b);
+    te_op_dropout_add_bwd_args b = {0};
     b.dy = te_tensor_full(te, TE_F32, SHAPE(count), 1);
     b.dx = test_guarded(te, TE_F32, SHAPE(count));
     b.p = p;
@@ -39,12 +37,11 @@ static float *mask_of(te_ctx *te, int64_t count, float p) {
 TE_TEST_DEVICES(formula) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {5, 64}, {17, 1000}, {2, 4099}, {1, 20000}, {64, 8}, {0, 8}, {4, 0}};
     static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};
-    te_ctx *cpu = te_ctx_is_cuda(te) ? test_context("cpu") : NULL;
+    te_ctx *cpu = test_cpu_beside(te);
     for (int i = 0; i < COUNT(shapes); i++)
         for (int k = 0; k < 24; k++) {
-            dropout_case c;
+            dropout_case c = {0};
             int64_t count = shapes[i][0] * shapes[i][1];
-            memset(&c, 0, sizeof c);
             c.m = shapes[i][0];
             c.n = shapes[i][1];
             c.bias = k & 1;
@@ -57,7 +54,7 @@ TE_TEST_DEVICES(formula) {
                       te_dtype_name(c.y), c.bias, c.residual, (double)c.p);
             float *x = test_rounded(c.x, test_normal(count, 1), count), *bias = test_rounded(c.w, test_normal(c.n, 2), c.n);
             float *residual = test_rounded(c.y, test_normal(count, 3), count), *got = run(te, &c, x, bias, residual);
-            float *mask = mask_of(te, count, c.p), *want = (float *)test_alloc((size_t)count * 4 + 4);
+            float *mask = mask_of(te, count, c.p), *want = test_floats(count);
             for (int64_t e = 0; e < count; e++) {
                 CHECK(mask[e] == 0.0f || mask[e] == 1.0f / (1.0f - c.p));
                 want[e] = (float)((c.residual ? residual[e] : 0) + ((double)x[e] + (c.bias ? bias[e % c.n] : 0)) * (double)mask[e]);
@@ -105,8 +102,7 @@ TE_TEST_DEVICES(rate) {
 /* p = 1 keeps nothing, not even a NaN; p = 0 is the identity; a dropped NaN is gone. */
 TE_TEST_DEVICES(extremes) {
     float *x = test_normal(32, 1);
-    dropout_case c;
-    memset(&c, 0, sizeof c);
+    dropout_case c = {0};
     c.m = 1;
     c.n = 32;
     c.x = c.y = TE_F32;
@@ -122,10 +118,9 @@ TE_TEST_DEVICES(extremes) {
 
 TE_TEST_DEVICES(in_place_and_misaligned) {
     for (int shift = 0; shift < 2; shift++) {
-        te_op_dropout_add_bwd_args b;
+        te_op_dropout_add_bwd_args b = {0};
         float *values = test_normal(257, 1), *mask = mask_of(te, 256, 0.5f), *want = (float *)test_alloc(256 * 4);
         te_tensor *x = te_tensor_narrow(test_tensor(te, TE_F32, SHAPE(257), values), 0, shift, 256);
-        memset(&b, 0, sizeof b);
         for (int i = 0; i < 256; i++) want[i] = values[i + shift] * mask[i];
         b.dy = b.dx = x;
         b.p = 0.5f;
@@ -138,9 +133,8 @@ TE_TEST_DEVICES(in_place_and_misaligned) {
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_op_dropout_add_fwd_args f;
+    te_op_dropout_add_fwd_args f = {0};
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
-    memset(&f, 0, sizeof f);
     f.x = f.y = x;
     f.p = 1.5f;
     te_op_dropout_add_fwd(te, &f);

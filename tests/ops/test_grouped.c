@@ -28,7 +28,7 @@ typedef struct matrix {
 } matrix;
 static matrix operand(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, int64_t used_rows, int64_t used_cols, int64_t pad, uint64_t seed) {
     matrix x = {NULL, test_rounded(dtype, test_normal(rows * cols + 1, seed), rows * cols)};
-    float *padded = (float *)test_alloc((size_t)(rows * (cols + pad) + 1) * sizeof(float));
+    float *padded = test_floats(rows * (cols + pad) + 1);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols + pad; j++)
             padded[i * (cols + pad) + j] = i < used_rows && j < used_cols ? x.values[i * cols + j] : NAN;
@@ -76,8 +76,7 @@ static void run_case(te_ctx *te, const grouped_case *c) {
     int64_t used_m = c->along_k ? m : total, used_k = c->along_k ? total : k;
     int64_t b_groups = c->along_k ? 1 : groups, d_groups = c->along_k ? groups : 1, d_rows = d_groups * m;
     double summing = sum_error(c, cuda), rounding = output_error(c->d);
-    te_op_grouped_gemm_args g;
-    memset(&g, 0, sizeof g);
+    te_op_grouped_gemm_args g = {0};
     name_case(c);
 
     matrix a = c->a_transposed ? operand(te, c->a, k, m, used_k, used_m, pad, 1) : operand(te, c->a, m, k, used_m, used_k, pad, 1);
@@ -170,10 +169,9 @@ static const struct {
 /* Formats, flags and sizes of the other dimensions go round with `turn`. */
 static grouped_case any_case(int split, int format, int turn) {
     static const int64_t sizes[] = {40, 72, 136, 33, 264};
-    grouped_case c;
+    grouped_case c = {0};
     for (int g = 0; g < 64; g++) many[g] = g * 7 % 10 == 3 ? 0 : g * 37 % 23;
     for (int g = 0; g < 97; g++) most[g] = g * 13 % 4 - 1 < 0 ? 0 : g * 13 % 4 - 1;
-    memset(&c, 0, sizeof c);
     c.sizes = splits[split].sizes, c.groups = splits[split].groups, c.spare = splits[split].spare;
     c.a = formats[format][0], c.b = formats[format][1], c.d = outputs[turn % 3];
     c.n = sizes[turn % 5], c.m = c.k = sizes[(turn / 2 + 1) % 5];
@@ -368,8 +366,7 @@ TE_TEST_DEVICES(grouped_wrong_sizes) {
     for (int i = 0; i < 4; i++) {
         te_tensor *d[2];
         for (int turn = 0; turn < 2; turn++) {
-            te_op_grouped_gemm_args g;
-            memset(&g, 0, sizeof g);
+            te_op_grouped_gemm_args g = {0};
             test_case("wrong sizes %d", i);
             g.a = test_tensor(te, TE_F32, SHAPE(11, 20), test_normal(11 * 20, 1));
             g.b = test_tensor(te, TE_F32, SHAPE(4, 20, 12), test_normal(4 * 20 * 12, 2));
@@ -394,8 +391,7 @@ TE_TEST(grouped_plans) {
                 te_dtype dtype = f ? TE_F8E4M3 : TE_BF16;
                 bool hopper = !strcmp(devices[d], "sm_90"), cores = hopper || !strcmp(devices[d], "sm_89") || !strcmp(devices[d], "sm_120");
                 te_explanation e;
-                te_op_grouped_gemm_args g;
-                memset(&g, 0, sizeof g);
+                te_op_grouped_gemm_args g = {0};
                 test_case("%s %s along_k=%d", devices[d], te_dtype_name(dtype), along_k);
                 g.groups = 4, g.m = 512, g.n = 1024, g.k = 2048;
                 g.along_k = along_k, g.a_transposed = along_k && !f, g.b_transposed = f;

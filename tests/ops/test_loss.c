@@ -53,7 +53,7 @@ static double row_loss(const ce_case *c, const double *x, int64_t target, double
     return (1 - (double)c->smoothing) * (*lse - x[target]) + (double)c->smoothing * *lse - (double)c->smoothing / (double)c->v * sum;
 }
 static double *row_of(const ce_case *c, const ce_data *d, int64_t row) {
-    double *x = (double *)test_alloc((size_t)c->v * 8 + 8);
+    double *x = test_doubles(c->v);
     for (int64_t i = 0; i < c->v; i++) x[i] = d->x[row * c->v + i];
     return x;
 }
@@ -69,10 +69,10 @@ typedef struct ce_result {
 
 static ce_result reference(const ce_case *c, const ce_data *d) {
     ce_result r;
-    r.loss = (float *)test_alloc((size_t)c->m * 4 + 4);
-    r.lse = (float *)test_alloc((size_t)c->m * 4 + 4);
+    r.loss = test_floats(c->m);
+    r.lse = test_floats(c->m);
     r.count = (float *)test_alloc(4);
-    r.dx = (float *)test_alloc((size_t)(c->m * c->v) * 4 + 4);
+    r.dx = test_floats(c->m * c->v);
     r.count[0] = (float)d->counted;
     for (int64_t row = 0; row < c->m; row++) {
         double *x = row_of(c, d, row), lse;
@@ -86,11 +86,9 @@ static ce_result reference(const ce_case *c, const ce_data *d) {
 }
 
 static ce_result run(te_ctx *te, const ce_case *c, const ce_data *d) {
-    te_op_cross_entropy_fwd_args f;
-    te_op_cross_entropy_bwd_args b;
+    te_op_cross_entropy_fwd_args f = {0};
+    te_op_cross_entropy_bwd_args b = {0};
     ce_result r;
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
     te_tensor *logits = c->in_place ? test_guarded_with(te, c->x, SHAPE(c->m, c->v), d->x) : test_tensor(te, c->x, SHAPE(c->m, c->v), d->x);
     f.logits = logits;
     f.target = c->wide_targets ? te_tensor_from_host(te, TE_I64, SHAPE(c->m), d->target) : test_i32(te, SHAPE(c->m), d->target);
@@ -132,8 +130,7 @@ TE_TEST_DEVICES(cross_entropy) {
     static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};
     for (int i = 0; i < COUNT(shapes); i++)
         for (int k = 0; k < 9; k++) {
-            ce_case c;
-            memset(&c, 0, sizeof c);
+            ce_case c = {0};
             c.m = shapes[i][0];
             c.v = shapes[i][1];
             c.x = c.dx = formats[k % 3];
@@ -149,15 +146,14 @@ TE_TEST_DEVICES(cross_entropy) {
             ce_data d = make_data(&c);
             ce_result got = run(te, &c, &d);
             compare(&c, &d, got, reference(&c, &d));
-            te_ctx *cpu = te_ctx_is_cuda(te) ? test_context("cpu") : NULL;
+            te_ctx *cpu = test_cpu_beside(te);
             if (cpu) compare(&c, &d, got, run(cpu, &c, &d));
         }
 }
 
 TE_TEST_DEVICES(cross_entropy_finite_differences) {
     for (int k = 0; k < 2; k++) {
-        ce_case c;
-        memset(&c, 0, sizeof c);
+        ce_case c = {0};
         c.m = 4;
         c.v = 9;
         c.x = c.dx = TE_F32;
@@ -191,9 +187,8 @@ TE_TEST_DEVICES(cross_entropy_odd_values) {
         int64_t v = widths[w];
         float *x = test_normal(M * v, 1);
         int64_t target[M] = {0, 3, 2, 1, 0, 5};
-        te_op_cross_entropy_fwd_args f;
+        te_op_cross_entropy_fwd_args f = {0};
         test_case("v=%d", (int)v);
-        memset(&f, 0, sizeof f);
         for (int64_t i = 8; i < v; i++) x[i] = -INFINITY; /* row 0: most are masked */
         for (int64_t i = 0; i < v; i++) {
             x[v + i] += 30000;                               /* row 1: far off */
@@ -222,17 +217,12 @@ TE_TEST_DEVICES(cross_entropy_odd_values) {
 }
 
 TE_TEST_DEVICES(cross_entropy_same_bits) {
-    ce_case c;
-    te_ctx_desc desc;
-    memset(&c, 0, sizeof c);
-    memset(&desc, 0, sizeof desc);
+    ce_case c = {0};
     c.m = 200;
     c.v = 1003;
     c.x = c.dx = TE_F32;
     c.ignore = -100;
-    desc.device = te_ctx_device(te);
-    desc.cpu_threads = 5;
-    te_ctx *other = test_context_with(&desc);
+    te_ctx *other = test_context_threads(te_ctx_device(te), 5);
     if (!other) return;
     ce_data d = make_data(&c);
     ce_result a = run(te, &c, &d), b = run(other, &c, &d);
@@ -243,11 +233,9 @@ TE_TEST_DEVICES(cross_entropy_same_bits) {
 /* ---- mean squared error ---- */
 
 static void run_mse(te_ctx *te, int64_t n, te_dtype x_dtype, te_dtype t_dtype, te_dtype dx_dtype, const float *x, const float *t, float *loss, float **dx) {
-    te_op_mse_fwd_args f;
-    te_op_mse_bwd_args b;
+    te_op_mse_fwd_args f = {0};
+    te_op_mse_bwd_args b = {0};
     float dloss = 1.5f;
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
     f.x = test_tensor(te, x_dtype, SHAPE(n), x);
     f.target = test_tensor(te, t_dtype, SHAPE(n), t);
     f.loss = test_guarded(te, TE_F32, SHAPE(1));
@@ -271,7 +259,7 @@ TE_TEST_DEVICES(mse) {
             if (n > 1000000 && k) continue; /* more than one round of the GPU's blocks: once is enough */
             te_dtype dx_dtype = formats[k][2];
             float *x = test_rounded(formats[k][0], test_normal(n, 1), n), *t = test_rounded(formats[k][1], test_normal(n, 2), n);
-            float loss, again, *dx, *dx_again, *want = (float *)test_alloc((size_t)n * 4 + 4);
+            float loss, again, *dx, *dx_again, *want = test_floats(n);
             double sum = 0;
             test_case("n=%lld x=%s target=%s dx=%s", (long long)n, te_dtype_name(formats[k][0]), te_dtype_name(formats[k][1]), te_dtype_name(dx_dtype));
             for (int64_t e = 0; e < n; e++) {
@@ -285,7 +273,7 @@ TE_TEST_DEVICES(mse) {
             CHECK_CLOSE("dx", dx, want, n, dx_dtype == TE_F32 ? 1e-6 : dx_dtype == TE_F16 ? 1e-3 : 8e-3, dx_dtype == TE_F16 ? 6e-8 : 0);
             run_mse(te, n, formats[k][0], formats[k][1], dx_dtype, x, t, &again, &dx_again);
             CHECK_BYTES("loss", &again, &loss, 4);
-            te_ctx *cpu = te_ctx_is_cuda(te) ? test_context("cpu") : NULL;
+            te_ctx *cpu = test_cpu_beside(te);
             if (!cpu) continue;
             run_mse(cpu, n, formats[k][0], formats[k][1], dx_dtype, x, t, &again, &dx_again);
             CHECK_CLOSE("loss", &loss, &again, 1, 2e-6, 0);
@@ -294,13 +282,10 @@ TE_TEST_DEVICES(mse) {
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_op_cross_entropy_fwd_args f;
-    te_op_cross_entropy_bwd_args b;
-    te_op_mse_fwd_args s;
+    te_op_cross_entropy_fwd_args f = {0};
+    te_op_cross_entropy_bwd_args b = {0};
+    te_op_mse_fwd_args s = {0};
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 8)), *rows = te_tensor_zeros(te, TE_F32, SHAPE(4)), *ids = te_tensor_zeros(te, TE_I32, SHAPE(4));
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
-    memset(&s, 0, sizeof s);
     f.logits = x;
     f.target = rows;
     f.loss = f.lse = rows;

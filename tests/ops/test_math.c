@@ -7,14 +7,6 @@ static const int64_t shapes[][2] = {{1, 1}, {3, 5}, {127, 129}, {128, 128}, {16,
 /* One rounding to the format, and half of one more for the difference of two f32 sums. */
 static double rtol(te_dtype dtype) { return dtype == TE_F32 ? 2e-6 : dtype == TE_F16 ? 1e-3 : 8e-3; }
 
-/* The second half of a tensor of twice the rows, moved by one element: contiguous, and at no multiple of 16 bytes. */
-static te_tensor *misaligned(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values) {
-    te_tensor *whole = te_tensor_empty(te, dtype, SHAPE(m * n + 1));
-    te_tensor *x = te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
-    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
-    return x;
-}
-
 /* ---- copy ---- */
 
 /* One element from one format to another, as api/ops.h has it. */
@@ -113,7 +105,7 @@ TE_TEST_DEVICES(copy_strided) {
             int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
             te_dtype from = pairs[p][0], to = pairs[p][1];
             test_case("view %d, %s to %s", r, te_dtype_name(from), te_dtype_name(to));
-            float *values = (float *)test_alloc((size_t)n * 4 + 4);
+            float *values = test_floats(n);
             for (int64_t i = 0; i < n; i++) values[i] = (float)((i * 7 + i / 13) % 120); /* exact in every format here but e4m3 */
             te_tensor *x = from == TE_F8E4M3 ? te_tensor_from_f32(te, from, 4, shape, values) : test_tensor(te, from, 4, shape, values);
             te_tensor *view = te_tensor_transpose(te_tensor_narrow(x, row[r].narrow, row[r].start, row[r].length), row[r].swap[0], row[r].swap[1]);
@@ -123,7 +115,7 @@ TE_TEST_DEVICES(copy_strided) {
             te_tensor_copy(dst, view);
             REQUIRE_OK(te);
             const uint8_t *code = (const uint8_t *)test_read_bytes(x);
-            float *want = (float *)test_alloc((size_t)te_tensor_numel(view) * 4 + 4);
+            float *want = test_floats(te_tensor_numel(view));
             int64_t at = 0, step[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1};
             int64_t first = row[r].start * step[row[r].narrow], swapped = step[row[r].swap[0]];
             step[row[r].swap[0]] = step[row[r].swap[1]];
@@ -186,7 +178,7 @@ TE_TEST_DEVICES(copy_flat_sizes) {
                 for (int odd = 0; odd < 2; odd++) {
                     const float *values = test_normal(sizes[s], 2);
                     test_case("%s to %s [%d] misaligned %d", te_dtype_name(floats[f]), te_dtype_name(floats[t]), (int)sizes[s], odd);
-                    te_tensor *x = odd ? misaligned(te, floats[f], 1, sizes[s], values) : test_tensor(te, floats[f], SHAPE(1, sizes[s]), values);
+                    te_tensor *x = test_input(te, floats[f], 1, sizes[s], values, odd);
                     te_tensor *y = test_guarded(te, floats[t], SHAPE(1, sizes[s]));
                     te_tensor_copy(y, x);
                     REQUIRE_OK(te);
@@ -293,11 +285,11 @@ TE_TEST_DEVICES(axpby_shapes) {
                 int64_t n = shapes[s][0] * shapes[s][1];
                 te_dtype x_dtype = floats[d % 3], y_dtype = floats[d / 3], out = floats[(d + 1) % 3];
                 const float *xv = test_rounded(x_dtype, test_normal(n, 3), n), *yv = test_rounded(y_dtype, test_normal(n, 4), n);
-                float *want = (float *)test_alloc((size_t)n * 4 + 4);
+                float *want = test_floats(n);
                 test_case("%s, %s to %s [%d, %d] misaligned %d", te_dtype_name(x_dtype), te_dtype_name(y_dtype), te_dtype_name(out),
                           (int)shapes[s][0], (int)shapes[s][1], odd);
                 te_op_axpby_args a = {0};
-                a.x = odd ? misaligned(te, x_dtype, shapes[s][0], shapes[s][1], xv) : test_tensor(te, x_dtype, 2, shapes[s], xv);
+                a.x = test_input(te, x_dtype, shapes[s][0], shapes[s][1], xv, odd);
                 a.y = test_tensor(te, y_dtype, 2, shapes[s], yv);
                 a.out = test_guarded(te, out, 2, shapes[s]);
                 a.alpha = 1.25f;
@@ -333,7 +325,7 @@ TE_TEST_DEVICES(sum_sizes) {
             REQUIRE_OK(te);
             CHECK(fabs(test_read(a.out)[0] - want) <= 2e-6 * (1 + fabs(want)));
             /* The address of x changes the loads, not the bits. */
-            te_op_sum_args b = {.x = misaligned(te, floats[d], 1, sizes[s], v), .out = test_guarded(te, TE_F32, SHAPE(1)), .scale = 1};
+            te_op_sum_args b = {.x = test_input(te, floats[d], 1, sizes[s], v, true), .out = test_guarded(te, TE_F32, SHAPE(1)), .scale = 1};
             te_op_sum(te, &b);
             CHECK_BYTES("bits", test_read_bytes(b.out), test_read_bytes(a.out), 4);
             b.scale = -0.5f;
@@ -356,13 +348,13 @@ TE_TEST_DEVICES(column_sum_shapes) {
             bool accumulate = (s + d) % 2;
             if ((s + d) % test_every(5)) continue;
             const float *v = test_rounded(dtype, test_normal(m * n, 6), m * n), *old = test_rounded(out, test_normal(n, 7), n);
-            double *sum = (double *)test_alloc((size_t)n * 8 + 8);
-            float *want = (float *)test_alloc((size_t)n * 4 + 4);
+            double *sum = test_doubles(n);
+            float *want = test_floats(n);
             test_case("%s to %s [%d, %d] accumulate %d", te_dtype_name(dtype), te_dtype_name(out), (int)m, (int)n, accumulate);
             for (int64_t i = 0; i < m * n; i++) sum[i % n] += v[i];
             for (int64_t j = 0; j < n; j++) want[j] = (float)(sum[j] + (accumulate ? old[j] : 0));
             te_op_column_sum_args a = {0};
-            a.x = d % 2 ? misaligned(te, dtype, m, n, v) : test_tensor(te, dtype, SHAPE(m, n), v);
+            a.x = test_input(te, dtype, m, n, v, d % 2);
             a.out = accumulate ? test_guarded_with(te, out, SHAPE(n), old) : test_guarded(te, out, SHAPE(n));
             a.accumulate = accumulate;
             te_op_column_sum(te, &a);
@@ -399,7 +391,7 @@ TE_TEST_DEVICES(embedding_shapes) {
             test_case("tokens %d vocab %d h %d %s, %s", (int)tokens, (int)vocab, (int)h, te_dtype_name(table_dtype), te_dtype_name(y_dtype));
             te_tensor *ids = wide ? te_tensor_from_host(te, TE_I64, SHAPE(tokens), id) : test_i32(te, SHAPE(tokens), id);
             const float *table = test_rounded(table_dtype, test_normal(vocab * h, 10), vocab * h);
-            float *y = (float *)test_alloc((size_t)(tokens * h) * 4 + 4);
+            float *y = test_floats(tokens * h);
             for (int64_t i = 0; i < tokens * h; i++) y[i] = id[i / h] >= 0 && id[i / h] < vocab ? table[id[i / h] * h + i % h] : 0;
             te_op_embedding_fwd_args f = {.ids = ids};
             f.table = test_tensor(te, table_dtype, SHAPE(vocab, h), table);
@@ -410,13 +402,13 @@ TE_TEST_DEVICES(embedding_shapes) {
 
             /* Added in f32 in the order of the tokens, and rounded once: no tolerance. */
             const float *dy = test_rounded(y_dtype, test_normal(tokens * h, 11), tokens * h);
-            float *sum = (float *)test_alloc((size_t)(vocab * h) * 4 + 4);
+            float *sum = test_floats(vocab * h);
             for (int64_t i = 0; i < tokens * h; i++)
                 if (id[i / h] >= 0 && id[i / h] < vocab) sum[id[i / h] * h + i % h] += dy[i];
             for (int64_t i = 0; i < vocab * h && accumulate; i++) sum[i] += table[i];
             te_op_embedding_bwd_args b = {0};
             b.ids = ids;
-            b.dy = d % 4 == 3 ? misaligned(te, y_dtype, tokens, h, dy) : test_tensor(te, y_dtype, SHAPE(tokens, h), dy);
+            b.dy = test_input(te, y_dtype, tokens, h, dy, d % 4 == 3);
             b.dtable = accumulate ? test_guarded_with(te, table_dtype, SHAPE(vocab, h), table) : test_guarded(te, table_dtype, SHAPE(vocab, h));
             b.accumulate = accumulate;
             te_op_embedding_bwd(te, &b);

@@ -1,36 +1,8 @@
 /* MXFP8: codes, scales and padding against the formulas written down in plain loops, and the GPU against the CPU. What a test expects here
  * is expected of every device: byte for byte. */
-#include "../te_test.h"
+#include "formats.h"
 
-/* ---- the formats, from their definitions ---- */
-
-static double fp8_value(te_dtype dtype, int code) {
-    int man_bits = dtype == TE_F8E4M3 ? 3 : 2, bias = dtype == TE_F8E4M3 ? 7 : 15;
-    int man = code & ((1 << man_bits) - 1), e = (code & 0x7f) >> man_bits;
-    double sign = code & 0x80 ? -1 : 1, ulp = ldexp(1, (e ? e : 1) - bias - man_bits);
-    if (dtype == TE_F8E4M3 && (code & 0x7f) == 0x7f) return NAN;
-    if (dtype == TE_F8E5M2 && e == 31) return man ? NAN : sign * INFINITY;
-    return sign * ((e ? 1 << man_bits : 0) + man) * ulp;
-}
-
-/* The nearest code, the even one of two; what lies beyond the largest is the largest; NaN is 0x7f. */
-static uint8_t fp8_code(te_dtype dtype, float x) {
-    static double value[2][128];
-    double *v = value[dtype == TE_F8E5M2], a = fabs((double)x);
-    int low = 0, high = dtype == TE_F8E4M3 ? 0x7e : 0x7b, sign = signbit(x) ? 0x80 : 0;
-    if (v[1] == 0)
-        for (int i = 0; i < 128; i++) v[i] = fp8_value(dtype, i);
-    if (isnan(x)) return 0x7f;
-    if (a == 0) return (uint8_t)sign;
-    if (a >= v[high]) return (uint8_t)(sign | high);
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (v[middle] <= a) low = middle;
-        else high = middle;
-    }
-    double down = a - v[low], up = v[high] - a;
-    return (uint8_t)(sign | (down < up || (down == up && low % 2 == 0) ? low : high));
-}
+/* ---- the formulas ---- */
 
 /* The exponent of the smallest power of two that is not below amax / fp8_max, as far as 2^-127 .. 2^127 reaches. */
 static uint8_t scale_code(te_dtype dtype, float amax) {
@@ -71,22 +43,6 @@ static float *input_values(int kind, int64_t m, int64_t n) {
     return v;
 }
 
-/* x [m, n] of `values`; misaligned: at an address that is a multiple of its element alone. */
-static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
-    if (!misaligned) return test_tensor(te, dtype, SHAPE(m, n), values);
-    te_tensor *whole = te_tensor_empty(te, dtype, SHAPE(m * n + 1));
-    te_tensor *x = te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
-    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
-    return x;
-}
-
-/* An output of single bytes; misaligned: at an odd address. */
-static te_tensor *output(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, bool misaligned) {
-    if (!misaligned) return test_guarded(te, dtype, SHAPE(m, n));
-    te_tensor *whole = test_guarded(te, TE_U8, SHAPE(m * n + 1));
-    return te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + 1, NULL, NULL);
-}
-
 /* ---- one call, and what it must give ---- */
 
 typedef struct mx_case {
@@ -105,12 +61,12 @@ static te_op_mxfp8_quantize_args call_of(te_ctx *te, const mx_case *c, te_tensor
     int64_t m = c->m, n = c->n;
     a.x = x;
     if (c->ld >= 0) {
-        a.row = output(te, c->q_dtype, m, c->ld, c->misaligned);
-        a.row_scale = output(te, TE_F8E8M0, up(m, 128), up(up(n, 32) / 32, 4), c->misaligned);
+        a.row = test_output(te, c->q_dtype, m, c->ld, c->misaligned);
+        a.row_scale = test_output(te, TE_F8E8M0, up(m, 128), up(up(n, 32) / 32, 4), c->misaligned);
     }
     if (c->ldc >= 0) {
-        a.col = output(te, c->q_dtype, m, c->ldc, c->misaligned);
-        a.col_scale = output(te, TE_F8E8M0, up(up(m, 32) / 32, 4), up(n, 128), c->misaligned);
+        a.col = test_output(te, c->q_dtype, m, c->ldc, c->misaligned);
+        a.col_scale = test_output(te, TE_F8E8M0, up(up(m, 32) / 32, 4), up(n, 128), c->misaligned);
     }
     a.two_dimensional = c->two_dimensional;
     a.swizzled = c->swizzled;
@@ -150,7 +106,7 @@ static void check_copy(const mx_case *c, const float *x, bool columnwise, te_ten
             for (int64_t i = i0; i < i0 + tall && i < m; i++)
                 for (int64_t j = j0; j < j0 + wide && j < n; j++) {
                     volatile float scaled = x[i * n + j] * multiplier;
-                    want[i * ld + j] = fp8_code(c->q_dtype, scaled);
+                    want[i * ld + j] = code_of(c->q_dtype, scaled);
                     if (columnwise) want_scale[i / 32 * lines + j] = e;
                     else want_scale[i * groups + j / 32] = e;
                 }
@@ -163,7 +119,7 @@ static void check_copy(const mx_case *c, const float *x, bool columnwise, te_ten
 static void check_quantize(te_ctx *te, const mx_case *c, const float *values, const char *what) {
     name_case(c, what);
     const float *x = test_rounded(c->x_dtype, values, c->m * c->n);
-    te_op_mxfp8_quantize_args a = call_of(te, c, input(te, c->x_dtype, c->m, c->n, values, c->misaligned));
+    te_op_mxfp8_quantize_args a = call_of(te, c, test_input(te, c->x_dtype, c->m, c->n, values, c->misaligned));
     CHECK_EQ_INT(te_op_mxfp8_quantize(te, &a), TE_OK);
     REQUIRE_OK(te);
     if (a.row) check_copy(c, x, false, a.row, a.row_scale);
@@ -236,7 +192,7 @@ TE_TEST_DEVICES(mxfp8_every_bf16) {
             uint8_t e = scale_code(formats[f], isnan(v[i]) ? 0 : fabsf(v[i]));
             volatile float scaled = v[i] * (float)ldexp(1, 127 - e);
             wrong_scales += scale[i] != e;
-            for (int k = 0; k < 32; k++) wrong_codes += code[i * 32 + k] != (k == i % 32 ? fp8_code(formats[f], scaled) : 0);
+            for (int k = 0; k < 32; k++) wrong_codes += code[i * 32 + k] != (k == i % 32 ? code_of(formats[f], scaled) : 0);
         }
         CHECK_EQ_INT(wrong_scales, 0);
         CHECK_EQ_INT(wrong_codes, 0);
@@ -271,7 +227,7 @@ TE_TEST_DEVICES(mxfp8_exponents) {
 
 TE_TEST_DEVICES(mxfp8_two_dimensional_copies_agree) {
     mx_case c = {TE_BF16, TE_F8E4M3, 100, 150, 160, 160, true, false, false};
-    te_op_mxfp8_quantize_args a = call_of(te, &c, input(te, c.x_dtype, c.m, c.n, input_values(NORMAL, c.m, c.n), false));
+    te_op_mxfp8_quantize_args a = call_of(te, &c, test_input(te, c.x_dtype, c.m, c.n, input_values(NORMAL, c.m, c.n), false));
     te_op_mxfp8_quantize(te, &a);
     REQUIRE_OK(te);
     CHECK_BYTES("codes", test_read_bytes(a.row), test_read_bytes(a.col), 100 * 160);
@@ -284,7 +240,7 @@ TE_TEST_DEVICES(mxfp8_noop) {
     const float flags[] = {1, 0, 2};
     for (int i = 0; i < 3; i++) {
         mx_case c = {TE_BF16, TE_F8E4M3, 20, 30, 32, 32, false, false, false};
-        te_op_mxfp8_quantize_args a = call_of(te, &c, input(te, c.x_dtype, 20, 30, input_values(ZERO_BLOCKS, 20, 30), false));
+        te_op_mxfp8_quantize_args a = call_of(te, &c, test_input(te, c.x_dtype, 20, 30, input_values(ZERO_BLOCKS, 20, 30), false));
         a.noop = test_tensor(te, TE_F32, SHAPE(1), &flags[i]);
         te_op_mxfp8_quantize(te, &a);
         REQUIRE_OK(te);
@@ -301,14 +257,14 @@ TE_TEST_DEVICES(mxfp8_noop) {
 /* ---- dequantize ---- */
 
 static float scaled_value(te_dtype q_dtype, uint8_t code, uint8_t e) {
-    return e == 255 ? NAN : (float)(fp8_value(q_dtype, code) * ldexp(1, e - 127)); /* an exact product, rounded once */
+    return e == 255 ? NAN : (float)(code_value(q_dtype, code) * ldexp(1, e - 127)); /* an exact product, rounded once */
 }
 
 /* codes [m, ld] and plain scales through the call, against the formula. */
 static void check_dequantize(te_ctx *te, te_dtype q_dtype, te_dtype y_dtype, int64_t m, int64_t n, int64_t ld, const uint8_t *code, const uint8_t *scale,
                              bool columnwise, bool swizzled) {
     int64_t lines = up(columnwise ? n : m, 128), groups = up(up(columnwise ? m : n, 32) / 32, 4);
-    float *want = (float *)test_alloc((size_t)(m * n) * sizeof(float) + 4);
+    float *want = test_floats(m * n);
     test_case("%s to %s [%d, %d] ld %d%s%s", te_dtype_name(q_dtype), te_dtype_name(y_dtype), (int)m, (int)n, (int)ld, columnwise ? " columnwise" : "",
               swizzled ? " swizzled" : "");
     for (int64_t i = 0; i < m; i++)
@@ -368,7 +324,7 @@ TE_TEST_DEVICES(mxfp8_scales_as_numbers) {
 TE_TEST_DEVICES(mxfp8_round_trip) {
     mx_case c = {TE_F32, TE_F8E4M3, 70, 90, 96, 96, false, true, false};
     const float *x = input_values(NORMAL, c.m, c.n);
-    te_op_mxfp8_quantize_args a = call_of(te, &c, input(te, TE_F32, c.m, c.n, x, false));
+    te_op_mxfp8_quantize_args a = call_of(te, &c, test_input(te, TE_F32, c.m, c.n, x, false));
     te_op_mxfp8_quantize(te, &a);
     for (int columnwise = 0; columnwise < 2; columnwise++) {
         te_op_mxfp8_dequantize_args d = {0};
@@ -401,7 +357,7 @@ TE_TEST(mxfp8_cuda_gives_the_bytes_of_the_cpu) {
                 for (int side = 0; side < 2; side++) {
                     name_case(&c, input_names[kind]);
                     te_scope_begin(te[side]);
-                    a[side] = call_of(te[side], &c, input(te[side], c.x_dtype, m, n, values, false));
+                    a[side] = call_of(te[side], &c, test_input(te[side], c.x_dtype, m, n, values, false));
                     te_op_mxfp8_quantize(te[side], &a[side]);
                     REQUIRE_OK(te[side]);
                 }

@@ -47,7 +47,7 @@ static void reference_row(const norm_case *c, const norm_data *d, const double *
         y[i] = (x[i] - *mean) * *rstd * (d->gamma[i] + (c->zero_centered ? 1.0 : 0.0)) + (c->layernorm && !c->no_beta ? d->beta[i] : 0);
 }
 static double *row_of(const norm_case *c, const float *x, int64_t row) {
-    double *r = (double *)test_alloc((size_t)c->n * sizeof(double) + 8);
+    double *r = test_doubles(c->n);
     for (int64_t i = 0; i < c->n; i++) r[i] = x[row * c->n + i];
     return r;
 }
@@ -59,14 +59,14 @@ typedef struct norm_result {
 static norm_result reference(const norm_case *c, const norm_data *d) {
     norm_result r;
     int64_t m = c->m, n = c->n;
-    double *sum_gamma = (double *)test_alloc((size_t)n * 8 + 8), *sum_beta = (double *)test_alloc((size_t)n * 8 + 8);
-    double *y = (double *)test_alloc((size_t)n * 8 + 8), *xhat = (double *)test_alloc((size_t)n * 8 + 8), *g = (double *)test_alloc((size_t)n * 8 + 8);
-    r.y = (float *)test_alloc((size_t)(m * n) * 4 + 4);
-    r.dx = (float *)test_alloc((size_t)(m * n) * 4 + 4);
-    r.mean = (float *)test_alloc((size_t)m * 4 + 4);
-    r.rstd = (float *)test_alloc((size_t)m * 4 + 4);
-    r.dgamma = (float *)test_alloc((size_t)n * 4 + 4);
-    r.dbeta = (float *)test_alloc((size_t)n * 4 + 4);
+    double *sum_gamma = test_doubles(n), *sum_beta = test_doubles(n);
+    double *y = test_doubles(n), *xhat = test_doubles(n), *g = test_doubles(n);
+    r.y = test_floats(m * n);
+    r.dx = test_floats(m * n);
+    r.mean = test_floats(m);
+    r.rstd = test_floats(m);
+    r.dgamma = test_floats(n);
+    r.dbeta = test_floats(n);
     for (int64_t row = 0; row < m; row++) {
         double *x = row_of(c, d->x, row), mean, rstd, gx = 0, gs = 0;
         reference_row(c, d, x, &mean, &rstd, y);
@@ -95,12 +95,9 @@ static norm_result reference(const norm_case *c, const norm_data *d) {
 /* ---- the operation ---- */
 
 static norm_result run(te_ctx *te, const norm_case *c, const norm_data *d) {
-    norm_result r;
-    te_norm_fwd_args f;
-    te_norm_bwd_args b;
-    memset(&r, 0, sizeof r);
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
+    norm_result r = {0};
+    te_norm_fwd_args f = {0};
+    te_norm_bwd_args b = {0};
     f.x = test_tensor(te, c->x, SHAPE(c->m, c->n), d->x);
     f.gamma = test_tensor(te, c->w, SHAPE(c->n), d->gamma);
     if (c->layernorm && !c->no_beta) f.beta = test_tensor(te, c->w, SHAPE(c->n), d->beta);
@@ -160,10 +157,8 @@ static void check_case(te_ctx *te, norm_case c) {
     norm_data d = make_data(&c);
     norm_result got = run(te, &c, &d);
     compare(&c, got, reference(&c, &d));
-    if (te_ctx_is_cuda(te)) {
-        te_ctx *cpu = test_context("cpu");
-        if (cpu) compare(&c, got, run(cpu, &c, &d));
-    }
+    te_ctx *cpu = test_cpu_beside(te);
+    if (cpu) compare(&c, got, run(cpu, &c, &d));
 }
 
 static const int64_t shapes[][2] = {{1, 1},   {1, 8},    {3, 7},    {5, 64},    {2, 255},  {9, 256},   {17, 1000}, {33, 512},
@@ -172,8 +167,7 @@ static const int64_t shapes[][2] = {{1, 1},   {1, 8},    {3, 7},    {5, 64},    
 
 static void check_shapes(te_ctx *te, bool layernorm, te_dtype dtype) {
     for (int i = 0; i < COUNT(shapes); i += test_every(5)) { /* 5 shares no factor with the 2, 3 and 4 of the options below */
-        norm_case c;
-        memset(&c, 0, sizeof c);
+        norm_case c = {0};
         c.m = shapes[i][0];
         c.n = shapes[i][1];
         c.x = c.w = c.y = dtype;
@@ -196,8 +190,7 @@ TE_TEST_DEVICES(formats) {
     for (int x = 0; x < 3; x++)
         for (int w = 0; w < 3; w++)
             for (int y = 0; y < 3; y++, k++) {
-                norm_case c;
-                memset(&c, 0, sizeof c);
+                norm_case c = {0};
                 c.m = 5;
                 c.n = k % 2 ? 264 : 77;
                 c.x = formats[x];
@@ -215,11 +208,9 @@ TE_TEST_DEVICES(formats) {
 /* A mean that is large beside the spread: one pass over x and x^2 would lose all digits. */
 TE_TEST_DEVICES(large_mean) {
     enum { M = 3, N = 1024 };
-    te_norm_fwd_args f;
-    norm_case c;
+    te_norm_fwd_args f = {0};
+    norm_case c = {0};
     norm_data d;
-    memset(&f, 0, sizeof f);
-    memset(&c, 0, sizeof c);
     c.m = M;
     c.n = N;
     c.x = c.w = c.y = TE_F32;
@@ -237,8 +228,7 @@ TE_TEST_DEVICES(large_mean) {
 /* The loss sum(y * dy) moves as dx and dgamma say. */
 TE_TEST_DEVICES(finite_differences) {
     for (int kind = 0; kind < 4; kind++) {
-        norm_case c;
-        memset(&c, 0, sizeof c);
+        norm_case c = {0};
         c.m = 3;
         c.n = 11;
         c.x = c.w = c.y = TE_F32;
@@ -304,10 +294,8 @@ static void check_codes(te_ctx *te, te_dtype dtype, const uint8_t *codes, const 
 }
 
 static void check_quantized(te_ctx *te, int64_t m, int64_t n, int64_t ld, te_dtype x_dtype, te_dtype dtype, bool layernorm, float scale) {
-    norm_case c;
-    te_norm_fwd_args f;
-    memset(&c, 0, sizeof c);
-    memset(&f, 0, sizeof f);
+    norm_case c = {0};
+    te_norm_fwd_args f = {0};
     c.m = m;
     c.n = n;
     c.x = x_dtype;
@@ -358,10 +346,8 @@ TE_TEST_DEVICES(fp8_output) {
 
 /* The codes again, transposed, with zeros behind them. */
 static void check_transposed(te_ctx *te, int64_t m, int64_t n, int64_t ld, int64_t ldc, te_dtype x_dtype, te_dtype dtype, bool layernorm) {
-    norm_case c;
-    te_norm_fwd_args f;
-    memset(&c, 0, sizeof c);
-    memset(&f, 0, sizeof f);
+    norm_case c = {0};
+    te_norm_fwd_args f = {0};
     c.m = m;
     c.n = n;
     c.x = c.w = x_dtype;
@@ -403,13 +389,10 @@ TE_TEST_DEVICES(amax_of_the_output) {
     static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
     for (int i = 0; i < COUNT(sizes); i++)
         for (int k = 0; k < 6; k++) {
-            norm_case c;
-            te_norm_fwd_args f;
-            te_op_amax_args read;
+            norm_case c = {0};
+            te_norm_fwd_args f = {0};
+            te_op_amax_args read = {0};
             if ((6 * i + k) % test_every(5)) continue;
-            memset(&c, 0, sizeof c);
-            memset(&f, 0, sizeof f);
-            memset(&read, 0, sizeof read);
             c.m = sizes[i][0];
             c.n = sizes[i][1];
             c.x = c.w = formats[(i + k) % 3];
@@ -458,8 +441,7 @@ TE_TEST_DEVICES(rows_far_from_zero) {
     static const int64_t sizes[][2] = {{3, 13}, {3, 512}, {3, 4096}, {2, 5120}, {8200, 2048}};
     for (int i = 0; i < COUNT(sizes); i++) {
         int64_t m = sizes[i][0], n = sizes[i][1];
-        te_norm_fwd_args f;
-        memset(&f, 0, sizeof f);
+        te_norm_fwd_args f = {0};
         if (m > 8000 && !te_ctx_is_cuda(te)) m = 100;
         te_scope_begin(te);
         f.gamma = te_tensor_full(te, TE_BF16, SHAPE(n), 1);
@@ -504,9 +486,8 @@ TE_TEST_DEVICES(odd_values) {
     for (int w = 0; w < COUNT(widths); w++)
         for (int o = 0; o < COUNT(outputs); o++) {
             int64_t n = widths[w];
-            te_norm_fwd_args f;
+            te_norm_fwd_args f = {0};
             float *x = test_normal(3 * n, 1), one = 1, zero = 0;
-            memset(&f, 0, sizeof f);
             x[5] = NAN;
             x[n + 6] = INFINITY;
             f.x = test_tensor(te, TE_F32, SHAPE(3, n), x);
@@ -581,19 +562,14 @@ TE_TEST_DEVICES(many_rows) {
 /* The same bits again, and on the CPU whatever the number of threads. */
 TE_TEST_DEVICES(same_bits) {
     for (int k = 0; k < 2; k++) {
-        norm_case c;
-        te_ctx_desc desc;
-        memset(&c, 0, sizeof c);
-        memset(&desc, 0, sizeof desc);
+        norm_case c = {0};
         c.m = 700;
         c.n = k ? 200 : 203;
         c.x = c.y = c.w = TE_F32;
         c.layernorm = true;
         name_case(&c);
         norm_data d = make_data(&c);
-        desc.device = te_ctx_device(te);
-        desc.cpu_threads = 5;
-        te_ctx *other = test_context_with(&desc);
+        te_ctx *other = test_context_threads(te_ctx_device(te), 5);
         if (!other) return;
         norm_result a = run(te, &c, &d), b = run(other, &c, &d);
         CHECK_BYTES("y", a.y, b.y, (size_t)(c.m * c.n) * 4);
@@ -607,12 +583,9 @@ TE_TEST_DEVICES(same_bits) {
 TE_TEST_DEVICES(misaligned_and_in_place) {
     for (int shift = 0; shift < 2; shift++) {
         enum { M = 5, N = 256 };
-        norm_case c;
-        te_norm_fwd_args f;
-        te_norm_bwd_args b;
-        memset(&c, 0, sizeof c);
-        memset(&f, 0, sizeof f);
-        memset(&b, 0, sizeof b);
+        norm_case c = {0};
+        te_norm_fwd_args f = {0};
+        te_norm_bwd_args b = {0};
         c.m = M;
         c.n = N;
         c.x = c.w = c.y = TE_BF16;
@@ -642,11 +615,9 @@ TE_TEST_DEVICES(misaligned_and_in_place) {
 }
 
 TE_TEST_DEVICES(complaints) {
-    te_norm_fwd_args f;
-    te_norm_bwd_args b;
+    te_norm_fwd_args f = {0};
+    te_norm_bwd_args b = {0};
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(2, 3, 8)), *v = te_tensor_zeros(te, TE_F32, SHAPE(8)), *rows = te_tensor_zeros(te, TE_F32, SHAPE(6));
-    memset(&f, 0, sizeof f);
-    memset(&b, 0, sizeof b);
     f.x = x;
     f.y = x;
     te_op_rmsnorm_fwd(te, &f);

@@ -1,6 +1,6 @@
 /* NVFP4: codes, block scales and amaxes against the formulas written down again in plain loops over one element at a time; every option, odd
  * shapes, odd values, poisoned outputs between guard bands. What a test expects here is expected of every device: byte for byte. */
-#include "../te_test.h"
+#include "formats.h"
 #include "base/numbers.h"
 #include "base/philox.h"
 
@@ -31,26 +31,8 @@ static float add(float a, float b) {
 
 /* ---- the formulas ---- */
 
-static float e4m3_value(int code) {
-    int e = code >> 3 & 15, man = code & 7;
-    float v = (code & 127) == 127 ? NAN : ldexpf((float)((e ? 8 : 0) + man), (e ? e : 1) - 10);
-    return code & 128 ? -v : v;
-}
-/* The nearest of the codes of numbers from 0 to 448, the even one of two. */
-static int e4m3_code(float x) {
-    static float value[128];
-    int low = 0, high = 126;
-    if (value[1] == 0)
-        for (int i = 0; i < 128; i++) value[i] = e4m3_value(i);
-    if (!(x < value[high])) return high;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (value[middle] <= x) low = middle;
-        else high = middle;
-    }
-    double down = (double)x - value[low], up = (double)value[high] - x;
-    return down < up || (down == up && low % 2 == 0) ? low : high;
-}
+static float e4m3_value(int code) { return (float)code_value(TE_F8E4M3, code); }
+static int e4m3_code(float x) { return isnan(x) ? 126 : code_of(TE_F8E4M3, x); } /* of scales: NaN is taken for the largest */
 static int e2m1_code(float x) {
     double a = fabs((double)x);
     int best = 0;
@@ -163,7 +145,7 @@ static bool any_nan(const float *x, int64_t n) {
 /* What the column-wise copy quantizes: [n, round_up(m, 16)]. */
 static float *turned(const float *x, int64_t m, int64_t n, const options *o) {
     int64_t padded = round_up(m, 16);
-    float *t = (float *)test_alloc((size_t)(n * padded) * 4 + 4);
+    float *t = test_floats(n * padded);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) t[j * padded + i] = x[i * n + j];
     for (int64_t b = 0; o->rht && b < n * padded; b += 16) transform(t + b, o->no_sign);
@@ -229,16 +211,9 @@ static copy quantized(const options *o, const float *x, int64_t m, int64_t n, in
 
 /* ---- quantize ---- */
 
-static te_tensor *input(te_ctx *te, te_dtype dtype, int64_t m, int64_t n, const float *values, bool misaligned) {
-    if (!misaligned) return test_tensor(te, dtype, SHAPE(m, n), values);
-    te_tensor *whole = te_tensor_empty(te, dtype, SHAPE(m * n + 1));
-    te_tensor *x = te_tensor_wrap(te, dtype, SHAPE(m, n), (char *)te_tensor_data(whole) + te_dtype_bits(dtype) / 8, NULL, NULL);
-    te_tensor_copy(x, test_tensor(te, dtype, SHAPE(m, n), values));
-    return x;
-}
 static te_op_nvfp4_quantize_args arguments(const options *o) {
     te_op_nvfp4_quantize_args a = {0};
-    a.two_dimensional = o->two, a.rht = o->rht, a.no_sign_mask = o->no_sign, a.stochastic_rounding = o->stochastic;
+    a.two_dimensional = o->two, a.rht = o->rht, a.no_random_sign_mask = o->no_sign, a.stochastic_rounding = o->stochastic;
     a.seed = o->seed, a.offset = o->offset, a.four_over_six = (te_4over6_error)o->four, a.e4m3_max_256 = o->max_256, a.swizzled = o->swizzled;
     return a;
 }
@@ -254,7 +229,7 @@ static void check_quantize(te_ctx *te, const options *o, te_dtype dtype, int64_t
     bool with_row = o->copies != 2, with_col = o->copies != 1;
     test_case("%s [%d, %d] ld %d ldc %d%s", te_dtype_name(dtype), (int)m, (int)n, (int)ld, (int)ldc, text(o));
     const float *x = test_rounded(dtype, values, m * n), *t = turned(x, m, n, o);
-    float *amax = (float *)test_alloc((size_t)m * 4 + 4), *amax_col = (float *)test_alloc((size_t)n * 4 + 4);
+    float *amax = test_floats(m), *amax_col = test_floats(n);
     bool per_col = o->per_row && !o->one_col;
     int64_t up_m = round_up(m, 16);
     amax[0] = largest(x, m * n, 0);
@@ -263,7 +238,7 @@ static void check_quantize(te_ctx *te, const options *o, te_dtype dtype, int64_t
     for (int64_t j = 0; per_col && j < n; j++) amax_col[j] = largest(t + j * up_m, up_m, 0);
 
     te_op_nvfp4_quantize_args a = arguments(o);
-    a.x = input(te, dtype, m, n, values, o->misaligned);
+    a.x = test_input(te, dtype, m, n, values, o->misaligned);
     a.amax_row = with_row || o->no_amax_col ? test_tensor(te, TE_F32, SHAPE(o->per_row ? m : 1), amax) : NULL;
     a.amax_col = with_col && !o->no_amax_col ? test_tensor(te, TE_F32, SHAPE(per_col ? n : 1), amax_col) : NULL;
     if (with_row) {
@@ -537,18 +512,18 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     int64_t m = shapes[s][0], n = shapes[s][1];
                     if (m * n > 2000 && (kind + r) % 3 != d) continue;
                     test_case("%s [%d, %d] kind %d keep %d%s", te_dtype_name(floats[d]), (int)m, (int)n, kind, keep, text(&o));
-                    float *values = odd_values(m * n + 1, kind), *rows = (float *)test_alloc((size_t)m * 4 + 4), *cols = (float *)test_alloc((size_t)n * 4 + 4);
+                    float *values = odd_values(m * n + 1, kind), *rows = test_floats(m), *cols = test_floats(n);
                     const float *x = test_rounded(floats[d], values, m * n), *t = turned(x, m, n, &o);
                     for (int64_t i = 0; i < m || i == 0; i++) rows[i] = keep ? 2.5f : 0;
                     for (int64_t j = 0; j < n || j == 0; j++) cols[j] = keep ? 2.5f : 0;
                     te_op_nvfp4_amax_args a = {0};
-                    a.x = input(te, floats[d], m, n, values, o.misaligned);
+                    a.x = test_input(te, floats[d], m, n, values, o.misaligned);
                     int64_t size = o.per_row ? m : 1, size_col = o.per_row && r != 6 ? n : 1, up_m = round_up(m, 16);
-                    float *before = (float *)test_alloc((size_t)(size + size_col) * 4 + 4);
+                    float *before = test_floats(size + size_col);
                     for (int64_t i = 0; i < size + size_col; i++) before[i] = 2.5f;
                     a.amax_row = with_row ? test_guarded_with(te, TE_F32, SHAPE(size), before) : NULL;
                     a.amax_col = with_col ? test_guarded_with(te, TE_F32, SHAPE(size_col), before) : NULL;
-                    a.rht = o.rht, a.no_sign_mask = o.no_sign, a.keep = keep;
+                    a.rht = o.rht, a.no_random_sign_mask = o.no_sign, a.keep = keep;
                     te_op_nvfp4_amax(te, &a);
                     REQUIRE_OK(te);
                     for (int64_t i = 0; i < m; i++) rows[o.per_row ? i : 0] = largest(x + i * n, n, rows[o.per_row ? i : 0]);
@@ -606,8 +581,8 @@ TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
             int64_t groups = round_up((cols + 15) / 16, 4), bytes = (ld + 1) / 2, reach = rht ? round_up(cols, 16) : cols;
             test_case("%s [%d, %d] ld %d way %d", te_dtype_name(dtype), (int)m, (int)n, (int)ld, way);
             uint8_t *q = (uint8_t *)test_alloc((size_t)(rows * bytes) + 1), *scale = (uint8_t *)test_alloc((size_t)(round_up(rows, 128) * groups) + 1);
-            float *amax = test_uniform(rows + 1, 4, 1, 2), *values = (float *)test_alloc((size_t)(rows * round_up(cols, 16)) * 4 + 4);
-            float *want = (float *)test_alloc((size_t)(m * n) * 4 + 4);
+            float *amax = test_uniform(rows + 1, 4, 1, 2), *values = test_floats(rows * round_up(cols, 16));
+            float *want = test_floats(m * n);
             for (int64_t i = 0; i < rows * bytes; i++) q[i] = (uint8_t)(i * 37 + i / 251);
             for (int64_t i = 0; i < round_up(rows, 128) * groups; i++) scale[i] = (uint8_t)(0x30 + i % 16);
             for (int64_t i = 0; i < rows; i++) {
@@ -627,7 +602,7 @@ TE_TEST_DEVICES(nvfp4_dequantize_shapes) {
             a.scale = te_tensor_from_host(te, TE_F8E4M3, SHAPE(round_up(rows, 128), groups), scale);
             a.amax = test_tensor(te, TE_F32, SHAPE(per_row ? rows : 1), amax);
             a.y = test_guarded(te, dtype, SHAPE(m, n));
-            a.columnwise = columnwise, a.rht = rht, a.no_sign_mask = !(way & 4);
+            a.columnwise = columnwise, a.rht = rht, a.no_random_sign_mask = !(way & 4);
             te_op_nvfp4_dequantize(te, &a);
             REQUIRE_OK(te);
             if (m > 0 && n > 0) CHECK_TENSOR(a.y, test_rounded(dtype, want, m * n), 0, 0);
@@ -650,7 +625,7 @@ TE_TEST_DEVICES(nvfp4_transform_and_back) {
             m.x = a.x = test_tensor(te, TE_F32, SHAPE(M, N), x);
             m.amax_col = test_guarded(te, TE_F32, SHAPE(1));
             m.rht = a.rht = b.rht = true;
-            m.no_sign_mask = a.no_sign_mask = b.no_sign_mask = no_sign;
+            m.no_random_sign_mask = a.no_random_sign_mask = b.no_random_sign_mask = no_sign;
             te_op_nvfp4_amax(te, &m);
             a.amax_col = b.amax = m.amax_col;
             a.col = test_guarded(te, TE_F4E2M1, SHAPE(N, PADDED));
@@ -692,10 +667,10 @@ TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu) {
                         te_op_nvfp4_amax_args x = {0};
                         te_op_nvfp4_quantize_args a = arguments(o);
                         te_op_nvfp4_dequantize_args b = {0};
-                        x.x = a.x = input(te, floats[d], m, n, values, o->misaligned);
+                        x.x = a.x = test_input(te, floats[d], m, n, values, o->misaligned);
                         x.amax_row = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row ? m : 1));
                         x.amax_col = te_tensor_zeros(te, TE_F32, SHAPE(o->per_row && !o->one_col ? n : 1));
-                        x.rht = o->rht, x.no_sign_mask = o->no_sign;
+                        x.rht = o->rht, x.no_random_sign_mask = o->no_sign;
                         te_op_nvfp4_amax(te, &x);
                         a.amax_row = x.amax_row, a.amax_col = x.amax_col;
                         a.row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(m, ld));
@@ -705,7 +680,7 @@ TE_TEST(nvfp4_cuda_gives_the_bytes_of_the_cpu) {
                         te_op_nvfp4_quantize(te, &a);
                         b.y = te_tensor_zeros(te, floats[d], SHAPE(m, n));
                         b.q = a.col, b.scale = a.col_scale, b.amax = a.amax_col, b.columnwise = true;
-                        b.rht = o->rht, b.no_sign_mask = o->no_sign, b.e4m3_max_256 = o->max_256, b.swizzled = o->swizzled;
+                        b.rht = o->rht, b.no_random_sign_mask = o->no_sign, b.e4m3_max_256 = o->max_256, b.swizzled = o->swizzled;
                         te_op_nvfp4_dequantize(te, &b);
                         REQUIRE_OK(te);
                         const te_tensor *out[7] = {a.row, a.row_scale, a.col, a.col_scale, x.amax_row, x.amax_col, b.y};

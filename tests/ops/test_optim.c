@@ -23,10 +23,10 @@ static te_tensor *guarded(te_ctx *te, te_dtype dtype, int64_t n, const float *va
 
 static void make_entry(te_ctx *te, entry *e, uint64_t seed) {
     const float *start = test_rounded(e->param_dtype, test_normal(e->n, seed), e->n);
-    float *zeros = (float *)test_alloc((size_t)e->n * 4 + 4);
-    e->p = (double *)test_alloc((size_t)e->n * 8 + 8);
-    e->m = (double *)test_alloc((size_t)e->n * 8 + 8);
-    e->v = (double *)test_alloc((size_t)e->n * 8 + 8);
+    float *zeros = test_floats(e->n);
+    e->p = test_doubles(e->n);
+    e->m = test_doubles(e->n);
+    e->v = test_doubles(e->n);
     for (int64_t i = 0; i < e->n; i++) e->p[i] = start[i];
     e->t.param = guarded(te, e->param_dtype, e->n, start, e->misaligned);
     e->t.m = guarded(te, TE_F32, e->n, zeros, e->misaligned);
@@ -37,21 +37,21 @@ static void make_entry(te_ctx *te, entry *e, uint64_t seed) {
 static void reference_step(entry *e, const float *grad, const te_op_adam_args *a, double grad_scale, double lr) {
     double bc1 = a->no_bias_correction ? 1 : 1 - pow(a->beta1, (double)a->step), bc2 = a->no_bias_correction ? 1 : 1 - pow(a->beta2, (double)a->step);
     for (int64_t i = 0; i < e->n; i++) {
-        double g = grad[i] * grad_scale + (a->l2_mode ? a->weight_decay * e->p[i] : 0);
+        double g = grad[i] * grad_scale + (a->no_adam_w_mode ? a->weight_decay * e->p[i] : 0);
         e->m[i] = a->beta1 * e->m[i] + (1 - (double)a->beta1) * g;
         e->v[i] = a->beta2 * e->v[i] + (1 - (double)a->beta2) * g * g;
-        e->p[i] -= lr * (e->m[i] / bc1 / (sqrt(e->v[i] / bc2) + a->eps) + (a->l2_mode ? 0 : a->weight_decay * e->p[i]));
+        e->p[i] -= lr * (e->m[i] / bc1 / (sqrt(e->v[i] / bc2) + a->eps) + (a->no_adam_w_mode ? 0 : a->weight_decay * e->p[i]));
     }
     /* Without a master the rounded parameter is all there is. */
     if (e->master || e->param_dtype == TE_F32) return;
-    float *p = (float *)test_alloc((size_t)e->n * 4 + 4);
+    float *p = test_floats(e->n);
     for (int64_t i = 0; i < e->n; i++) p[i] = (float)e->p[i];
     p = test_rounded(e->param_dtype, p, e->n);
     for (int64_t i = 0; i < e->n; i++) e->p[i] = p[i];
 }
 
 static float *as_float(const double *x, int64_t n) {
-    float *f = (float *)test_alloc((size_t)n * 4 + 4);
+    float *f = test_floats(n);
     for (int64_t i = 0; i < n; i++) f[i] = (float)x[i];
     return f;
 }
@@ -83,8 +83,8 @@ static void run_adam(te_ctx *te, entry *e, int num, te_op_adam_args a, int steps
          * follows from it. */
         bool rounded = !x->master && x->param_dtype != TE_F32;
         double step = x->param_dtype == TE_BF16 ? 0x1p-8 : x->param_dtype == TE_F16 ? 0x1p-11 : 0;
-        CHECK_TENSOR(x->t.m, as_float(x->m, x->n), rounded && a.l2_mode ? 1e-2 : 2e-6, 1e-6);
-        CHECK_TENSOR(x->t.v, as_float(x->v, x->n), rounded && a.l2_mode ? 1e-2 : 2e-6, 1e-7);
+        CHECK_TENSOR(x->t.m, as_float(x->m, x->n), rounded && a.no_adam_w_mode ? 1e-2 : 2e-6, 1e-6);
+        CHECK_TENSOR(x->t.v, as_float(x->v, x->n), rounded && a.no_adam_w_mode ? 1e-2 : 2e-6, 1e-7);
         if (x->master) CHECK_TENSOR(x->t.master, as_float(x->p, x->n), 2e-6, 2e-6);
         CHECK_TENSOR(x->t.param, as_float(x->p, x->n), rounded ? 2 * step : step + 2e-6, 4e-6);
         if (x->master) { /* exactly the master's rounding */
@@ -126,7 +126,7 @@ TE_TEST_DEVICES(adam_modes) {
         te_op_adam_args a = usual();
         memset(e, 0, sizeof e);
         for (int i = 0; i < 3; i++) e[i].n = 500, e[i].grad_dtype = e[i].param_dtype = floats[i], e[i].master = i > 0;
-        a.l2_mode = mode & 1;
+        a.no_adam_w_mode = mode & 1;
         a.weight_decay = 0.1f;
         a.no_bias_correction = mode & 2;
         a.eps = mode & 4 ? 1e-3f : 1e-8f;

@@ -55,7 +55,7 @@ static te_tensor *heads_tensor(te_ctx *te, const rope_case *c, int64_t heads, co
     heads_shape(c, heads, ld, shape);
     if (values) {
         int64_t rows = c->s * c->b * heads;
-        float *memory = (float *)test_alloc((size_t)(rows * ld) * 4 + 4);
+        float *memory = test_floats(rows * ld);
         for (int64_t i = 0; i < rows * ld; i++) memory[i] = i % ld < c->d ? values[i / ld * c->d + i % ld] : NAN;
         *whole = test_tensor(te, c->dtype, 4, shape, memory);
     } else {
@@ -65,7 +65,7 @@ static te_tensor *heads_tensor(te_ctx *te, const rope_case *c, int64_t heads, co
 }
 static float *heads_read(const rope_case *c, int64_t heads, te_tensor *whole) {
     int64_t rows = c->s * c->b * heads, ld = c->d + c->pad;
-    float *memory = test_read(whole), *values = (float *)test_alloc((size_t)(rows * c->d) * 4 + 4);
+    float *memory = test_read(whole), *values = test_floats(rows * c->d);
     for (int64_t i = 0; i < rows * ld; i++) {
         if (i % ld < c->d)
             values[i / ld * c->d + i % ld] = memory[i];
@@ -78,8 +78,7 @@ static te_tensor *start_tensor(te_ctx *te, const rope_case *c) { return c->has_s
 
 static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
     te_tensor *whole;
-    te_op_rope_args a;
-    memset(&a, 0, sizeof a);
+    te_op_rope_args a = {0};
     a.x = heads_tensor(te, c, c->heads, x, &whole);
     a.y = heads_tensor(te, c, c->heads, NULL, &whole);
     a.format = c->format;
@@ -98,7 +97,7 @@ static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
 static void check_rope(te_ctx *te, rope_case c) {
     int64_t n = c.s * c.b * c.heads * c.d;
     name_case(&c);
-    float *x = test_rounded(c.dtype, test_normal(n, 1), n), *want = (float *)test_alloc((size_t)n * 4 + 4);
+    float *x = test_rounded(c.dtype, test_normal(n, 1), n), *want = test_floats(n);
     for (int64_t t = 0; t < c.s; t++)
         for (int64_t b = 0; b < c.b; b++)
             for (int64_t h = 0; h < c.heads; h++) {
@@ -107,10 +106,8 @@ static void check_rope(te_ctx *te, rope_case c) {
             }
     float *got = run_rope(te, &c, x);
     CHECK_CLOSE("y", got, want, n, rtol_of(c.dtype), 1e-6);
-    if (te_ctx_is_cuda(te)) {
-        te_ctx *cpu = test_context("cpu");
-        if (cpu) CHECK_CLOSE("y against the CPU", got, run_rope(cpu, &c, x), n, rtol_of(c.dtype), 1e-6);
-    }
+    te_ctx *cpu = test_cpu_beside(te);
+    if (cpu) CHECK_CLOSE("y against the CPU", got, run_rope(cpu, &c, x), n, rtol_of(c.dtype), 1e-6);
 }
 
 static const te_dtype formats[] = {TE_F32, TE_F16, TE_BF16};
@@ -123,8 +120,7 @@ TE_TEST_DEVICES(rope) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++)
             for (int k = 0; k < 4; k++) {
-                rope_case c;
-                memset(&c, 0, sizeof c);
+                rope_case c = {0};
                 c.s = sizes[i][0];
                 c.b = sizes[i][1];
                 c.heads = sizes[i][2];
@@ -146,8 +142,7 @@ TE_TEST_DEVICES(rope_far_positions) {
     static const int64_t offsets[] = {100000, 999990, (int64_t)1 << 24};
     for (int i = 0; i < COUNT(offsets); i++)
         for (int k = 0; k < 2; k++) {
-            rope_case c;
-            memset(&c, 0, sizeof c);
+            rope_case c = {0};
             c.s = 20;
             c.b = 1;
             c.heads = 2;
@@ -165,8 +160,7 @@ TE_TEST_DEVICES(rope_in_place) {
     enum { N = 6 * 2 * 4 * 64 };
     float *x = test_normal(N, 3);
     for (int k = 0; k < 2; k++) {
-        te_op_rope_args a;
-        memset(&a, 0, sizeof a);
+        te_op_rope_args a = {0};
         a.x = a.y = test_tensor(te, TE_F32, SHAPE(6, 2, 4, 64), x);
         a.interleaved = k;
         a.position_offset = 11;
@@ -192,11 +186,9 @@ typedef struct qkv {
 static qkv run_qkv(te_ctx *te, const rope_case *c, const qkv *in) {
     qkv out = *in;
     te_tensor *whole[3], *packed;
-    te_op_qkv_rope_args a;
-    te_op_qkv_rope_bwd_args r;
+    te_op_qkv_rope_args a = {0};
+    te_op_qkv_rope_bwd_args r = {0};
     int64_t shape[4], width = (c->heads + 2 * c->groups) * c->d;
-    memset(&a, 0, sizeof a);
-    memset(&r, 0, sizeof r);
     heads_shape(c, width, 0, shape);
     packed = c->backward ? test_guarded(te, c->dtype, 3, shape) : test_tensor(te, c->dtype, 3, shape, in->packed);
     a.qkv = r.qkv = packed;
@@ -250,10 +242,10 @@ static void check_qkv(te_ctx *te, rope_case c) {
     in.q = test_rounded(c.dtype, test_normal(tokens * c.heads * c.d, 2), tokens * c.heads * c.d);
     in.k = test_rounded(c.dtype, test_normal(tokens * c.groups * c.d, 3), tokens * c.groups * c.d);
     in.v = test_rounded(c.dtype, test_normal(tokens * c.groups * c.d, 4), tokens * c.groups * c.d);
-    want.packed = (float *)test_alloc((size_t)(tokens * all * c.d) * 4 + 4);
-    want.q = (float *)test_alloc((size_t)(tokens * c.heads * c.d) * 4 + 4);
-    want.k = (float *)test_alloc((size_t)(tokens * c.groups * c.d) * 4 + 4);
-    want.v = (float *)test_alloc((size_t)(tokens * c.groups * c.d) * 4 + 4);
+    want.packed = test_floats(tokens * all * c.d);
+    want.q = test_floats(tokens * c.heads * c.d);
+    want.k = test_floats(tokens * c.groups * c.d);
+    want.v = test_floats(tokens * c.groups * c.d);
     for (int64_t t = 0; t < c.s; t++)
         for (int64_t b = 0; b < c.b; b++)
             for (int part = 0; part < 3; part++)
@@ -275,12 +267,10 @@ static void check_qkv(te_ctx *te, rope_case c) {
                 }
     qkv got = run_qkv(te, &c, &in);
     compare_qkv(&c, &got, &want);
-    if (te_ctx_is_cuda(te)) {
-        te_ctx *cpu = test_context("cpu");
-        if (!cpu) return;
-        qkv other = run_qkv(cpu, &c, &in);
-        compare_qkv(&c, &got, &other);
-    }
+    te_ctx *cpu = test_cpu_beside(te);
+    if (!cpu) return;
+    qkv other = run_qkv(cpu, &c, &in);
+    compare_qkv(&c, &got, &other);
 }
 
 TE_TEST_DEVICES(qkv_rope) {
@@ -289,8 +279,7 @@ TE_TEST_DEVICES(qkv_rope) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++)
             for (int k = 0; k < 16; k++) {
-                rope_case c;
-                memset(&c, 0, sizeof c);
+                rope_case c = {0};
                 c.s = sizes[i][0];
                 c.b = sizes[i][1];
                 c.heads = sizes[i][2];
@@ -312,9 +301,8 @@ TE_TEST_DEVICES(qkv_rope) {
 
 TE_TEST_DEVICES(rope_refuses) {
     te_op_rope_args good, a;
-    te_op_qkv_rope_args q;
+    te_op_qkv_rope_args q = {0};
     memset(&good, 0, sizeof good);
-    memset(&q, 0, sizeof q);
     good.x = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
     good.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
     a = good, a.rotary_dim = 10, te_op_rope(te, &a);

@@ -1,6 +1,6 @@
 /* Quantizing by slices: however a matrix is cut, the slices together give the bytes of its whole quantization, which is written here as plain
  * loops from the formulas of api/ops_quant.h. What a test expects here is expected of every device: byte for byte. */
-#include "../te_test.h"
+#include "formats.h"
 
 /* ---- the formats, from their definitions ---- */
 
@@ -13,44 +13,11 @@ static float divide(float a, float b) {
     return r;
 }
 
-/* The magnitudes of a format, in the order of their codes; how many. */
-static int magnitudes(te_dtype dtype, const double **out) {
-    static double value[3][128];
-    int which = dtype == TE_F8E4M3 ? 0 : dtype == TE_F8E5M2 ? 1 : 2, man = which == 0 ? 3 : which == 1 ? 2 : 1, bias = which == 0 ? 7 : which == 1 ? 15 : 1;
-    int count = which == 0 ? 0x7f : which == 1 ? 0x7c : 8;
-    if (value[which][1] == 0)
-        for (int i = 0; i < count; i++) {
-            int e = i >> man;
-            value[which][i] = ((e ? 1 << man : 0) + (i & ((1 << man) - 1))) * ldexp(1, (e ? e : 1) - bias - man);
-        }
-    *out = value[which];
-    return count;
-}
-/* The nearest code, the even one of two; what lies beyond the largest is the largest; NaN is 0x7f, in e2m1 7. */
-static uint8_t code_of(te_dtype dtype, float x) {
-    const double *v;
-    int low = 0, high = magnitudes(dtype, &v) - 1, sign = !signbit(x) ? 0 : dtype == TE_F4E2M1 ? 8 : 0x80;
-    double a = fabs((double)x);
-    if (isnan(x)) return dtype == TE_F4E2M1 ? 7 : 0x7f;
-    if (a >= v[high]) return (uint8_t)(sign | high);
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (v[middle] <= a) low = middle;
-        else high = middle;
-    }
-    double down = a - v[low], up = v[high] - a;
-    return (uint8_t)(sign | (down < up || (down == up && low % 2 == 0) ? low : high));
-}
 /* The smallest power of two 2^(c - 127) that is not below f. */
 static uint8_t e8m0_of(float f) {
     int c = 0;
     while (c < 254 && ldexp(1, c - 127) < (double)f) c++;
     return (uint8_t)c;
-}
-static float e4m3_value(uint8_t code) {
-    const double *v;
-    magnitudes(TE_F8E4M3, &v);
-    return (float)v[code];
 }
 
 /* ---- whole quantizations ---- */
@@ -98,7 +65,7 @@ static whole quantize_block(const recipe *q, const float *x, int64_t m, int64_t 
     w.code = (uint8_t *)test_alloc((size_t)(m * n) + 1);
     w.row_scale = (uint8_t *)test_alloc((size_t)(w.row_m * w.row_n * 4) + 4);
     w.col_scale = (uint8_t *)test_alloc((size_t)(w.col_m * w.col_n * 4) + 4);
-    w.multiplier = (float *)test_alloc((size_t)(w.row_m * w.row_n * 4) + 4);
+    w.multiplier = test_floats(w.row_m * w.row_n);
     for (int64_t i = 0; i < tm; i++)
         for (int64_t j = 0; j < tn; j++) {
             int64_t r1 = least(m, i * 128 + 128), c1 = least(n, j * 128 + 128);
@@ -154,7 +121,7 @@ static whole quantize_nvfp4(const recipe *q, const float *x, int64_t m, int64_t 
         for (int64_t j = 0; j * 16 < n; j++) {
             int64_t r1 = least(m, i * 16 + 16), c1 = least(n, j * 16 + 16);
             uint8_t d = code_of(TE_F8E4M3, mul(largest(x, n, i * 16, r1, j * 16, c1), mul(s, divide(1, 6))));
-            float multiplier = divide(1, mul(e4m3_value(d), divide(1, s)));
+            float multiplier = divide(1, mul((float)code_value(TE_F8E4M3, d), divide(1, s)));
             if (multiplier > flt_max) multiplier = flt_max;
             for (int64_t r = i * 16; r < r1; r++) w.row_scale[r * w.row_n + j] = d;
             for (int64_t c = j * 16; c < c1; c++) w.col_scale[c * w.col_n + i] = d;
@@ -203,7 +170,7 @@ static te_tensor *slice_of(te_ctx *te, te_tensor *all, const float *x, const cut
 /* amaxes by tile of every slice, and the largest of them all, as an all-reduce would give it. */
 static te_tensor *reduced_amax(te_ctx *te, te_tensor *all, const float *x, const cuts *c, int64_t m, int64_t n, int64_t tr, int64_t tc) {
     int64_t tm = (m + tr - 1) / tr, tn = (n + tc - 1) / tc;
-    float *most = (float *)test_alloc((size_t)(tm * tn) * 4 + 4), *want = (float *)test_alloc((size_t)(tm * tn) * 4 + 4);
+    float *most = test_floats(tm * tn), *want = test_floats(tm * tn);
     for (int i = 0; i < c->count; i++) {
         te_op_shard_amax_args a = {0};
         a.x = slice_of(te, all, x, c, i);

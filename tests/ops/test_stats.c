@@ -26,7 +26,7 @@ static void check_error(te_ctx *te, te_dtype dtype, const float *values, const f
     a.y = test_tensor(te, TE_F32, SHAPE(n), y);
     a.limit = limit ? test_tensor(te, TE_F32, SHAPE(n), limit) : NULL;
     if (shifted && n > 0) { /* views from the second element on, whose addresses are aligned to nothing */
-        float *more = (float *)test_alloc((size_t)(n + 1) * 4);
+        float *more = test_floats(n + 1);
         memcpy(more + 1, y, (size_t)n * 4);
         a.y = te_tensor_narrow(test_tensor(te, TE_F32, SHAPE(n + 1), more), 0, 1, n);
     }

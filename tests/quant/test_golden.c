@@ -191,7 +191,7 @@ static te_result make_call(golden_case *c) {
         a.nvfp4_amax.amax_row = output(c, "amax_row");
         a.nvfp4_amax.amax_col = output(c, "amax_col");
         a.nvfp4_amax.rht = flag(c, "rht");
-        a.nvfp4_amax.no_sign_mask = flag(c, "no_sign_mask");
+        a.nvfp4_amax.no_random_sign_mask = flag(c, "no_sign_mask");
         a.nvfp4_amax.keep = flag(c, "keep");
     } else if (IS("nvfp4_quantize")) {
         a.nvfp4.x = matrix(c);
@@ -203,7 +203,7 @@ static te_result make_call(golden_case *c) {
         a.nvfp4.amax_col = input(c, "amax_col");
         a.nvfp4.two_dimensional = flag(c, "two_dimensional");
         a.nvfp4.rht = flag(c, "rht");
-        a.nvfp4.no_sign_mask = flag(c, "no_sign_mask");
+        a.nvfp4.no_random_sign_mask = flag(c, "no_sign_mask");
         a.nvfp4.stochastic_rounding = flag(c, "stochastic_rounding");
         a.nvfp4.seed = integer(c, "seed");
         a.nvfp4.offset = integer(c, "offset");
@@ -217,7 +217,7 @@ static te_result make_call(golden_case *c) {
         a.nvfp4_back.y = output(c, "y");
         a.nvfp4_back.columnwise = flag(c, "columnwise");
         a.nvfp4_back.rht = flag(c, "rht");
-        a.nvfp4_back.no_sign_mask = flag(c, "no_sign_mask");
+        a.nvfp4_back.no_random_sign_mask = flag(c, "no_sign_mask");
         a.nvfp4_back.e4m3_max_256 = flag(c, "e4m3_max_256");
         a.nvfp4_back.swizzled = flag(c, "swizzled");
     }

@@ -1,47 +1,8 @@
 /* tests/quant/test_groups.c: quantization over a group of ranks: each holds a part of the batch, and all quantize as one that has the whole.
  * Ranks are threads, each with a context of its own; what they leave behind is compared when they have ended. */
-#include "../te_test.h"
-#include <pthread.h>
+#include "../dist/ranks.h"
 
-enum { MAX_RANKS = 4, COLS = 48, OUT = 32, STEPS = 4 };
-
-/* ---- ranks -------------------------------------------------------------------------------------------------------- */
-
-typedef struct rank_state {
-    void (*fn)(struct rank_state *s);
-    const void *arg;
-    const char *device;
-    te_thread_hub *hub;
-    int rank, size;
-    te_ctx *te;
-    te_group *group;
-    int wrong;
-    char what[600];
-    void *left[16]; /* malloc'ed: what fn found out */
-    size_t bytes[16];
-    int num_left;
-    int64_t requests, fail_at; /* of host memory; the one that is refused */
-    bool failed;
-    pthread_t thread;
-} rank_state;
-
-static void *rank_alloc(void *user, size_t bytes, size_t alignment) {
-    rank_state *s = (rank_state *)user;
-    return ++s->requests == s->fail_at ? NULL : test_aligned_alloc(alignment < 64 ? 64 : alignment, bytes);
-}
-static void rank_free(void *user, void *pointer, size_t bytes) {
-    (void)user, (void)bytes;
-    test_aligned_free(pointer);
-}
-
-static void no_log(void *user, te_log_level level, const char *message) { (void)user, (void)level, (void)message; }
-static void wrong(rank_state *s, const char *what) {
-    if (s->wrong++ == 0) snprintf(s->what, sizeof s->what, "rank %d of %d: %s: %s", s->rank, s->size, what, te_error(s->te));
-}
-#define EXPECT(s, cond)                       \
-    do {                                      \
-        if (!(cond)) wrong(s, #cond);         \
-    } while (0)
+enum { SIZES = 4 /* of groups: 1 to 4 ranks */, COLS = 48, OUT = 32, STEPS = 4 };
 
 /* Leaves the bytes of x behind. */
 static void leave(rank_state *s, const te_tensor *x) {
@@ -52,57 +13,6 @@ static void leave(rank_state *s, const te_tensor *x) {
     s->bytes[s->num_left] = bytes;
     s->left[s->num_left++] = host;
 }
-
-static void *rank_main(void *arg) {
-    rank_state *s = (rank_state *)arg;
-    te_ctx_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.device = s->device;
-    desc.log = no_log;
-    desc.cpu_threads = 1;
-    desc.host_allocator.alloc = rank_alloc;
-    desc.host_allocator.release = rank_free;
-    desc.host_allocator.user = s;
-    s->te = te_ctx_create(&desc);
-    te_scope_begin(s->te);
-    s->group = s->hub ? te_thread_group_create(s->te, s->hub, s->rank) : NULL;
-    EXPECT(s, s->group || !s->hub);
-    s->fn(s);
-    EXPECT(s, te_ok(s->te));
-    te_group_destroy(s->group);
-    te_scope_end(s->te);
-    if (te_memory_get_stats(s->te).allocated) wrong(s, "tensors are left");
-    te_ctx_destroy(s->te);
-    return NULL;
-}
-static void free_left(void *arg) {
-    rank_state *s = (rank_state *)arg;
-    for (int i = 0; i < s->num_left; i++) free(s->left[i]);
-}
-/* fn on `size` ranks; size 0: on one without a group. */
-static rank_state *run_ranks(const char *device, int size, void (*fn)(rank_state *s), const void *arg) {
-    int n = size ? size : 1;
-    rank_state *all = (rank_state *)test_alloc((size_t)n * sizeof(rank_state));
-    te_thread_hub *hub = size ? te_thread_hub_create(size) : NULL;
-    for (int i = 0; i < n; i++) {
-        rank_state *s = &all[i];
-        s->fn = fn;
-        s->arg = arg;
-        s->device = device;
-        s->hub = hub;
-        s->rank = i;
-        s->size = n;
-        test_on_end(free_left, s);
-        if (pthread_create(&s->thread, NULL, rank_main, s)) abort();
-    }
-    for (int i = 0; i < n; i++) pthread_join(all[i].thread, NULL);
-    te_thread_hub_destroy(hub);
-    for (int i = 0; i < n; i++) CHECK_MSG(all[i].wrong == 0, "%d wrong: %s", all[i].wrong, all[i].what);
-    return all;
-}
-
-/* The device of a test with its own context, which the ranks do not use. */
-static const char *device_of(te_ctx *te) { return te_ctx_is_cuda(te) ? "cuda:0" : "cpu"; }
 
 /* ---- a batch in parts ----------------------------------------------------------------------------------------------- */
 
@@ -177,17 +87,17 @@ static bool same_part(const char *what, const uint8_t *a, int64_t lda, const uin
 TE_TEST_DEVICES(groups_of_quantizers) {
     static const te_quantizer_desc kinds[] = {
         {.kind = TE_QUANT_CURRENT},
-        {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E5M2, .power_of_two_scales = true},
+        {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E5M2, .current.power_of_two_scales = true},
         {.kind = TE_QUANT_NVFP4},
         {.kind = TE_QUANT_NVFP4, .with_2d_quantization = true},
-        {.kind = TE_QUANT_NVFP4, .with_rht = true},
-        {.kind = TE_QUANT_NVFP4, .four_over_six = TE_4OVER6_MSE, .e4m3_max_256 = true},
+        {.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true},
+        {.kind = TE_QUANT_NVFP4, .nvfp4.four_over_six = TE_4OVER6_MSE, .nvfp4.e4m3_max_256 = true},
     };
     for (int k = 0; k < COUNT(kinds); k++)
-        for (int n = 1; n <= MAX_RANKS; n++) {
+        for (int n = 1; n <= SIZES; n++) {
             quantizing arg = {kinds[k], n, false}, alone = {kinds[k], n, true};
-            rank_state *whole = run_ranks(device_of(te), 0, quantize_part, &arg), *all = run_ranks(device_of(te), n, quantize_part, &arg),
-                       *apart = run_ranks(device_of(te), n, quantize_part, &alone);
+            rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, quantize_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, n, quantize_part, &arg),
+                       *apart = run_ranks_on(te_ctx_device(te), false, n, quantize_part, &alone);
             bool fp4 = kinds[k].kind == TE_QUANT_NVFP4;
             int64_t total = first_of(n, n), half = fp4 ? 2 : 1, pad = fp4 ? 32 : 16;
             int differ = 0;
@@ -294,7 +204,7 @@ static void same_rows(te_ctx *te, const rank_state *got, const rank_state *whole
             CHECK_BYTES(name, a, b, (size_t)count * 2);
             continue;
         }
-        float *f = (float *)test_alloc((size_t)count * 4 + 4), *g = (float *)test_alloc((size_t)count * 4 + 4);
+        float *f = test_floats(count), *g = test_floats(count);
         for (int64_t k = 0; k < count; k++) f[k] = bf16(a[k]), g[k] = bf16(b[k]);
         if (count) CHECK_ERROR_BELOW(name, f, g, count, limit);
     }
@@ -302,14 +212,13 @@ static void same_rows(te_ctx *te, const rank_state *got, const rank_state *whole
 
 TE_TEST_DEVICES(groups_scale_by_the_whole_batch) {
     for (int k = 0; k < 3; k++)
-        for (int n = 1; n <= MAX_RANKS; n++) {
-            training arg;
-            memset(&arg, 0, sizeof arg);
+        for (int n = 1; n <= SIZES; n++) {
+            training arg = {0};
             arg.recipe = k == 0 ? te_recipe_current_scaling() : te_recipe_nvfp4();
-            arg.recipe.disable_stochastic_rounding = true; /* its random numbers go by the row within the tensor */
-            arg.recipe.disable_rht = k == 2;
+            arg.recipe.nvfp4.no_stochastic_rounding = k > 0; /* its random numbers go by the row within the tensor */
+            arg.recipe.nvfp4.no_rht = k == 2;
             arg.ranks = n;
-            rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), n, train_part, &arg);
+            rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, train_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, n, train_part, &arg);
             for (int r = 0; r < n; r++) {
                 test_case("recipe %d, rank %d of %d", k, r, n);
                 same_rows(te, &all[r], whole, n, 0.01);
@@ -318,17 +227,16 @@ TE_TEST_DEVICES(groups_scale_by_the_whole_batch) {
 }
 
 TE_TEST_DEVICES(groups_of_delayed_scaling) {
-    for (int n = 1; n <= MAX_RANKS; n++)
+    for (int n = 1; n <= SIZES; n++)
         for (int algo = 0; algo < 2; algo++)
             for (int apart = 0; apart < 2; apart++) {
-                training arg;
-                memset(&arg, 0, sizeof arg);
+                training arg = {0};
                 arg.recipe = te_recipe_delayed_scaling();
-                arg.recipe.amax_history_len = 3;
-                arg.recipe.amax_algo = algo ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
-                arg.recipe.no_reduce_amax = apart;
+                arg.recipe.delayed.amax_history_len = 3;
+                arg.recipe.delayed.amax_algo = algo ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
+                arg.recipe.delayed.no_reduce_amax = apart;
                 arg.ranks = n;
-                rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), n, train_part, &arg);
+                rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, train_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, n, train_part, &arg);
                 int differ = 0;
                 CHECK_EQ_INT(whole->num_left, 6);
                 for (int r = 0; r < n; r++) {
@@ -356,14 +264,13 @@ static float half_scale(void *user, float amax, float old, float fp8_max) {
     return amax > 0 ? fp8_max / amax / 2 : old;
 }
 TE_TEST_DEVICES(groups_with_functions_of_ones_own) {
-    training arg;
-    memset(&arg, 0, sizeof arg);
+    training arg = {0};
     arg.recipe = te_recipe_delayed_scaling();
-    arg.recipe.amax_history_len = 3;
-    arg.recipe.amax_fn = largest;
-    arg.recipe.scale_fn = half_scale;
+    arg.recipe.delayed.amax_history_len = 3;
+    arg.recipe.delayed.amax_fn = largest;
+    arg.recipe.delayed.scale_fn = half_scale;
     arg.ranks = 3;
-    rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), 3, train_part, &arg);
+    rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, train_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, 3, train_part, &arg);
     for (int r = 0; r < 3; r++)
         for (int i = 2; i < 6; i++) {
             test_case("rank %d, tensor %d", r, i);
@@ -374,15 +281,14 @@ TE_TEST_DEVICES(groups_with_functions_of_ones_own) {
 /* Several modules, every recipe: the ranks meet in the same collectives in the same order, and nobody waits. */
 TE_TEST_DEVICES(groups_of_several_modules) {
     for (int kind = TE_RECIPE_DELAYED; kind <= TE_RECIPE_NVFP4; kind++) {
-        training arg;
-        memset(&arg, 0, sizeof arg);
+        training arg = {0};
         arg.recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : kind == TE_RECIPE_CURRENT ? te_recipe_current_scaling() : kind == TE_RECIPE_BLOCK ? te_recipe_block_scaling()
                    : kind == TE_RECIPE_MXFP8 ? te_recipe_mxfp8() : te_recipe_nvfp4();
-        arg.recipe.amax_history_len = 3;
-        arg.recipe.disable_stochastic_rounding = true;
+        if (kind == TE_RECIPE_DELAYED) arg.recipe.delayed.amax_history_len = 3;
+        arg.recipe.nvfp4.no_stochastic_rounding = kind == TE_RECIPE_NVFP4;
         arg.ranks = 4;
         arg.several = true;
-        rank_state *whole = run_ranks(device_of(te), 0, train_part, &arg), *all = run_ranks(device_of(te), 4, train_part, &arg);
+        rank_state *whole = run_ranks_on(te_ctx_device(te), false, 0, train_part, &arg), *all = run_ranks_on(te_ctx_device(te), false, 4, train_part, &arg);
         for (int r = 0; r < 4; r++) {
             test_case("recipe %s, rank %d", te_recipe_name((te_recipe_kind)kind), r);
             same_rows(te, &all[r], whole, 4, 0.1);
@@ -473,7 +379,7 @@ TE_TEST_DEVICES(groups_that_fail) {
             logging l = {{0}, 0, 0};
             te_quantizer_desc d = {0};
             d.kind = kind ? TE_QUANT_NVFP4 : TE_QUANT_CURRENT;
-            d.with_rht = kind;
+            d.nvfp4.with_rht = kind;
             d.amax_group = logging_group(te, &l);
             te_quantizer *q = te_quantizer_create(te, &d);
             te_tensor *y = te_quantize(q, part(te, TE_BF16, 0, 32, COLS, 0)), *x = part(te, TE_BF16, 5, 32, COLS, 3), *data, *scale;
@@ -534,7 +440,7 @@ TE_TEST(groups_with_a_rank_that_starves) {
         int refusals = 0;
         for (int n = 1; n < 40; n++) {
             starving arg = {k ? TE_QUANT_NVFP4 : TE_QUANT_CURRENT, n};
-            rank_state *all = run_ranks("cpu", 3, starve_part, &arg);
+            rank_state *all = run_ranks(3, starve_part, &arg);
             test_case("kind %d, request %d", k, n);
             CHECK(all[0].failed == all[1].failed && all[2].failed == all[1].failed);
             refusals += all[1].failed;

@@ -33,8 +33,6 @@ TE_TEST_DEVICES(inspection_counts_and_measures) {
     d.gemm.params_dtype = TE_F32;
     te_module *m = te_linear_create(te, &d);
     te_recipe r = te_recipe_delayed_scaling(); /* starts from scale 1 */
-    te_autocast_desc a = {0};
-    a.recipe = &r;
     te_quantizer_desc same = {0};
     same.kind = TE_QUANT_DELAYED;
     te_quantizer *q = te_quantizer_create(te, &same);
@@ -42,9 +40,7 @@ TE_TEST_DEVICES(inspection_counts_and_measures) {
     te_tensor_to_f32(te_dequantize(te_quantize(q, t), TE_F32), y);
     CHECK_EQ_INT(te_quant_inspect(te, true), TE_OK);
     te_no_grad_begin(te);
-    te_autocast_begin(te, &a);
-    CHECK(te_forward(m, t) != NULL);
-    te_autocast_end(te);
+    CHECK(test_forward(m, &r, t) != NULL);
     te_no_grad_end(te);
     seen s = {0};
     CHECK_EQ_INT(te_quant_stats_visit(te, note, &s), TE_OK);
@@ -79,9 +75,7 @@ TE_TEST_DEVICES(inspection_counts_and_measures) {
     te_quant_stats_visit(te, note, &s);
     CHECK_EQ_INT(s.count, 0);
     te_quant_inspect(te, false);
-    te_autocast_begin(te, &a);
-    te_forward(m, t);
-    te_autocast_end(te);
+    test_forward(m, &r, t);
     te_quant_stats_visit(te, note, &s);
     CHECK_EQ_INT(s.count, 0);
     CHECK_OK(te);
@@ -102,8 +96,6 @@ TE_TEST_DEVICES(inspection_changes_nothing) {
         for (int on = 0; on < 2; on++) {
             te_scope_begin(te);
             te_transformer_layer_desc d = {0};
-            te_autocast_desc a = {0};
-            a.recipe = &r;
             d.hidden_size = 32;
             d.ffn_hidden_size = 48;
             d.attention.num_attention_heads = 2;
@@ -114,9 +106,7 @@ TE_TEST_DEVICES(inspection_changes_nothing) {
             te_quant_inspect(te, on);
             for (int pass = 0; pass < 2; pass++) { /* the second has delayed scales that the first one left */
                 te_tensor_zero_grad(x);
-                te_autocast_begin(te, &a);
-                out = te_forward(m, x);
-                te_autocast_end(te);
+                out = test_forward(m, &r, x);
                 te_backward_from(out, test_tensor(te, TE_BF16, SHAPE(5, 2, 32), test_normal(320, 6)));
             }
             REQUIRE_OK(te);

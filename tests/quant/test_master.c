@@ -56,19 +56,18 @@ static te_quantizer *quantizer_of(te_ctx *te, const run_desc *run, int w, float 
     default: d.kind = TE_QUANT_HYBRID; break;
     }
     if (kind == 1 || kind == 3 || kind == 8) d.dtype = TE_F8E5M2;
-    if (kind <= 1) d.scale = s, d.amax = *amax;
-    if (kind == 3) d.power_of_two_scales = true;
+    if (kind <= 1) d.delayed.scale = s, d.delayed.amax = *amax;
+    if (kind == 3) d.current.power_of_two_scales = true;
     if (kind == 3 || kind == 6) d.amax_epsilon = 0.125f;
     if (kind == 4 && !run->shards) d.usage = TE_COLUMNWISE;
-    if (kind == 6) d.fp32_scales = true;
+    if (kind == 6) d.block.fp32_scales = true;
     d.with_2d_quantization = d.kind == TE_QUANT_NVFP4;
-    d.e4m3_max_256 = kind == 10;
+    d.nvfp4.e4m3_max_256 = kind == 10;
     row.kind = kind == 13 ? TE_QUANT_IDENTITY : TE_QUANT_CURRENT;
     col.kind = kind == 12 ? TE_QUANT_IDENTITY : kind == 13 ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
-    if (kind == 13) col.scale = s, col.amax = *amax;
+    if (kind == 13) col.delayed.scale = s, col.delayed.amax = *amax;
     if (kind == 14) col.dtype = TE_F8E5M2;
-    d.rowwise_quantizer = &row;
-    d.columnwise_quantizer = &col;
+    if (d.kind == TE_QUANT_HYBRID) d.hybrid.rowwise_quantizer = &row, d.hybrid.columnwise_quantizer = &col;
     if (is_hybrid(kind) && run->shards) d.usage = TE_ROWWISE;
     return te_quantizer_create(te, &d);
 }
@@ -285,9 +284,8 @@ static void gather_codes(rank_state *s, const run_desc *run, rank_weights *mine)
 static void quantize_slices(rank_state *s) {
     run_desc *run = (run_desc *)(uintptr_t)s->arg;
     rank_weights *mine = (rank_weights *)calloc(1, sizeof *mine);
-    te_master_weights call;
+    te_master_weights call = {0};
     open_weights(s, run, mine);
-    memset(&call, 0, sizeof call);
     call.model_weights = mine->weight;
     call.master_weights = mine->master;
     call.start_offsets = mine->start;
@@ -352,8 +350,7 @@ static te_tensor *weight_of(te_ctx *te, te_quantizer_desc d, int64_t rows, int64
     return y;
 }
 static te_quantizer_desc kind_desc(te_quant_kind kind) {
-    te_quantizer_desc d;
-    memset(&d, 0, sizeof d);
+    te_quantizer_desc d = {0};
     d.kind = kind;
     d.with_2d_quantization = kind == TE_QUANT_NVFP4;
     return d;
@@ -457,18 +454,18 @@ TE_TEST_DEVICES(masters_are_refused_before_the_first_byte) {
             break;
         }
         case 4: d = kind_desc(TE_QUANT_CUSTOM), d.custom = &own, *weight = weight_of(te, d, 5, N); break;
-        case 5: d = block, d.block_scaling_dim = 1, *weight = weight_of(te, d, 5, N); break;
+        case 5: d = block, d.block.block_scaling_dim = 1, *weight = weight_of(te, d, 5, N); break;
         case 6: d.with_2d_quantization = false, *weight = weight_of(te, d, 5, N); break;
-        case 7: d.with_2d_quantization = false, d.with_rht = true, *weight = weight_of(te, d, 5, N); break;
-        case 8: d.stochastic_rounding = true, *weight = weight_of(te, d, 5, N); break;
+        case 7: d.with_2d_quantization = false, d.nvfp4.with_rht = true, *weight = weight_of(te, d, 5, N); break;
+        case 8: d.nvfp4.stochastic_rounding = true, *weight = weight_of(te, d, 5, N); break;
         case 9: d = kind_desc(TE_QUANT_MXFP8), d.with_2d_quantization = true, *weight = weight_of(te, d, 5, N); break;
         case 10: d = kind_desc(TE_QUANT_MXFP8), d.optimize_for_gemm = true, *weight = weight_of(te, d, 5, N); break;
-        case 11: d = kind_desc(TE_QUANT_HYBRID), d.rowwise_quantizer = &current, d.columnwise_quantizer = &block, *weight = weight_of(te, d, 5, N); break;
-        case 12: d = kind_desc(TE_QUANT_HYBRID), d.rowwise_quantizer = d.columnwise_quantizer = &current, *weight = weight_of(te, d, 5, N); break;
+        case 11: d = kind_desc(TE_QUANT_HYBRID), d.hybrid.rowwise_quantizer = &current, d.hybrid.columnwise_quantizer = &block, *weight = weight_of(te, d, 5, N); break;
+        case 12: d = kind_desc(TE_QUANT_HYBRID), d.hybrid.rowwise_quantizer = d.hybrid.columnwise_quantizer = &current, *weight = weight_of(te, d, 5, N); break;
         case 13: d = kind_desc(TE_QUANT_MXFP8), d.usage = TE_ROWWISE, *weight = weight_of(te, d, 5, N); break;
         case 14: d = block, d.usage = TE_COLUMNWISE, *weight = weight_of(te, d, 5, N); break;
         case 15: d = current, d.usage = TE_COLUMNWISE, *weight = weight_of(te, d, 5, N); break;
-        case 16: d = kind_desc(TE_QUANT_HYBRID), d.rowwise_quantizer = d.columnwise_quantizer = &current, d.usage = TE_COLUMNWISE, *weight = weight_of(te, d, 5, N); break;
+        case 16: d = kind_desc(TE_QUANT_HYBRID), d.hybrid.rowwise_quantizer = d.hybrid.columnwise_quantizer = &current, d.usage = TE_COLUMNWISE, *weight = weight_of(te, d, 5, N); break;
         case 17: *master = te_tensor_zeros(te, TE_BF16, SHAPE(N)); break;
         case 18: *master = te_tensor_narrow(te_tensor_zeros(te, TE_F32, SHAPE(N, 2)), 1, 0, 1); break;
         case 19: *master = te_tensor_zeros(other, TE_F32, SHAPE(N)); break;
@@ -526,7 +523,7 @@ TE_TEST_DEVICES(post_processing_is_refused_before_the_first_byte) {
 /* Weights that share a quantizer, and with it the scale and the amax of delayed scaling: the largest of them all is recorded. */
 TE_TEST_DEVICES(masters_of_weights_that_share_a_quantizer) {
     te_quantizer_desc d = kind_desc(TE_QUANT_DELAYED);
-    d.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    d.delayed.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
     te_quantizer *q = te_quantizer_create(te, &d);
     te_tensor *weight[3], *master[3];
     const int64_t start[3] = {0, 0, 0};
@@ -535,14 +532,13 @@ TE_TEST_DEVICES(masters_of_weights_that_share_a_quantizer) {
         weight[i] = te_quantize(q, te_tensor_zeros(te, TE_BF16, SHAPE(4, 4)));
         master[i] = te_tensor_full(te, TE_F32, SHAPE(16), most[i]);
     }
-    te_master_weights call;
-    memset(&call, 0, sizeof call);
+    te_master_weights call = {0};
     call.model_weights = weight;
     call.master_weights = master;
     call.start_offsets = start;
     call.count = 3;
     CHECK_EQ_INT(te_quantize_master_weights(te, &call), TE_OK);
-    CHECK(test_read(d.amax)[0] == 7);
+    CHECK(test_read(d.delayed.amax)[0] == 7);
     for (int i = 0; i < 3; i++) CHECK(test_read(te_dequantize(weight[i], TE_F32))[9] == most[i]);
     CHECK_OK(te);
     te_quantizer_destroy(q);
@@ -552,8 +548,7 @@ TE_TEST_DEVICES(masters_of_weights_that_share_a_quantizer) {
 static void refuse_on_one(rank_state *s) {
     te_tensor *weight[2], *master[2];
     const int64_t start[2] = {0, 0};
-    te_master_weights call;
-    memset(&call, 0, sizeof call);
+    te_master_weights call = {0};
     call.model_weights = weight;
     call.master_weights = master;
     call.start_offsets = start;

@@ -36,9 +36,8 @@ static void weight_desc(factory_mode mode, te_quantizer_desc *d) {
     hybrid_row.kind = TE_QUANT_CURRENT;
     hybrid_col.kind = TE_QUANT_BLOCK;
     d->kind = mode == HYBRID_WEIGHTS ? TE_QUANT_HYBRID : mode == PLAIN_WEIGHTS ? TE_QUANT_NONE : mode == FAILS_AT_FC2 ? TE_QUANT_CURRENT : TE_QUANT_CUSTOM;
-    d->rowwise_quantizer = &hybrid_row;
-    d->columnwise_quantizer = &hybrid_col;
-    d->custom = mode == BREAKS_HALFWAY ? &broken : &eighths;
+    if (d->kind == TE_QUANT_HYBRID) d->hybrid.rowwise_quantizer = &hybrid_row, d->hybrid.columnwise_quantizer = &hybrid_col;
+    if (d->kind == TE_QUANT_CUSTOM) d->custom = mode == BREAKS_HALFWAY ? &broken : &eighths;
 }
 static te_result factory(void *user, const te_quantizer_role *role, te_quantizer_desc *d) {
     factory_mode mode = *(factory_mode *)user;
@@ -53,7 +52,7 @@ static te_recipe recipe_with(factory_mode mode) {
 }
 static te_recipe recipe_of(int i) {
     te_recipe r = i == 0 ? te_recipe_delayed_scaling() : i == 1 ? te_recipe_current_scaling() : i == 2 ? te_recipe_block_scaling() : i == 3 ? te_recipe_mxfp8() : te_recipe_nvfp4();
-    if (i == 0) r.amax_history_len = 4;
+    if (i == 0) r.delayed.amax_history_len = 4;
     return i < 5 ? r : recipe_with(i == 5 ? HYBRID_WEIGHTS : OWN_WEIGHTS);
 }
 /* `x` quantized as recipe i quantizes weights (delayed: with scale 1). */
@@ -66,48 +65,6 @@ static te_tensor *as_weight(int i, te_tensor *x) {
     te_tensor *y = te_quantize(q, te_tensor_detach(x));
     te_quantizer_destroy(q);
     return y;
-}
-
-/* ---- bytes -------------------------------------------------------------------------------------------------------- */
-
-typedef struct bytes {
-    uint8_t *data;
-    size_t n;
-} bytes;
-static bytes no_bytes(void) {
-    bytes b = {(uint8_t *)test_alloc(1 << 20), 0};
-    return b;
-}
-static void put(bytes *b, const te_tensor *x) {
-    if (!x) return;
-    te_tensor_to_host(x, b->data + b->n);
-    b->n += te_tensor_bytes(x);
-}
-/* A plain tensor; or both copies, whatever belongs to them. */
-static void put_whole(bytes *b, te_tensor *x) {
-    if (!te_tensor_is_quantized(x)) put(b, x);
-    for (int which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
-        te_tensor *data, *scale;
-        if (!(te_quantized_usage(x) & which)) continue;
-        te_quantized_view(x, which, &data, &scale);
-        put(b, data);
-        put(b, scale);
-        put(b, te_quantized_amax(x, which));
-    }
-}
-static void check_same(const char *name, bytes got, bytes want) {
-    CHECK_MSG(got.n == want.n, "%s: %d bytes, not %d", name, (int)got.n, (int)want.n);
-    if (got.n == want.n) CHECK_BYTES(name, got.data, want.data, want.n);
-}
-static bool put_entry(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    (void)m, (void)path, (void)kind;
-    put_whole((bytes *)user, x);
-    return true;
-}
-static bytes content(te_module *m) {
-    bytes b = no_bytes();
-    te_module_visit_tensors(m, put_entry, &b);
-    return b;
 }
 
 /* ---- a model, its optimizer, its training -------------------------------------------------------------------------- */
@@ -132,7 +89,7 @@ static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t se
     s->te = te;
     s->recipe = recipe;
     te_seed(te, seed);
-    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = !quantized, .preserve_high_precision_init_val = true});
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = !quantized, .preserve_high_precision_init_val = true});
     s->model = layer_of(te, HIDDEN);
     te_quantized_model_init_end(te);
     s->adam = te_fused_adam_create(te, s->model, &(te_fused_adam_desc){.lr = 0.01f, .weight_decay = 0.1f, .max_grad_norm = 1});
@@ -141,7 +98,7 @@ static session *open_session(te_ctx *te, int recipe, bool quantized, uint64_t se
 }
 
 typedef struct collector {
-    bytes *b;
+    test_bytes *b;
     int recipe;
 } collector;
 static bool put_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -149,7 +106,7 @@ static bool put_grad(void *user, te_module *m, const char *path, te_tensor *x, t
     (void)m, (void)path;
     if (kind == TE_ENTRY_PARAMETER) {
         CHECK_MSG(te_tensor_grad(x), "%s has no gradient", path);
-        put(c->b, te_tensor_grad(x));
+        test_put(c->b, te_tensor_grad(x));
     }
     return true;
 }
@@ -157,12 +114,12 @@ static bool put_grad(void *user, te_module *m, const char *path, te_tensor *x, t
 static bool put_weight(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     collector *c = (collector *)user;
     (void)m, (void)path;
-    if (kind == TE_ENTRY_PARAMETER) put_whole(c->b, te_tensor_ndim(x) == 2 && !te_tensor_is_quantized(x) ? as_weight(c->recipe, x) : x);
+    if (kind == TE_ENTRY_PARAMETER) test_put(c->b, te_tensor_ndim(x) == 2 && !te_tensor_is_quantized(x) ? as_weight(c->recipe, x) : x);
     return true;
 }
 /* One step, and what came of it: output, gradients, weights. The batch is a function of the step alone. */
-static bytes train(session *s, int step) {
-    bytes b = no_bytes();
+static test_bytes train(session *s, int step) {
+    test_bytes b = {0};
     collector c = {&b, s->recipe};
     te_recipe r = recipe_of(s->recipe);
     te_scope_begin(s->te);
@@ -171,7 +128,7 @@ static bytes train(session *s, int step) {
     te_tensor *y = te_forward(s->model, x);
     te_autocast_end(s->te);
     te_backward(te_mse_loss(y, te_scale(x, -0.5f)));
-    put(&b, y);
+    test_put(&b, y);
     te_module_visit_tensors(s->model, put_grad, &c);
     te_optimizer_step(s->adam);
     te_module_visit_tensors(s->model, put_weight, &c);
@@ -205,7 +162,7 @@ TE_TEST_DEVICES(weights_of_products_alone_are_quantized) {
         census c = {i, 0, 0};
         te_recipe r = recipe_of(i);
         test_case("%s", recipe_text[i]);
-        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .disabled = true};
+        te_quantized_model_init_desc on = {.recipe = &r}, off = {.recipe = &r, .not_enabled = true};
         te_quantized_model_init_begin(te, &on);
         te_module *all[6];
         all[0] = layer_of(te, HIDDEN);
@@ -239,12 +196,12 @@ static void back(te_tensor *y) {
 TE_TEST_DEVICES(training_equals_that_of_a_bf16_twin) {
     for (int i = 1; i < RECIPES; i++) {
         session *s = open_session(te, i, true, 5);
-        bytes got[4];
+        test_bytes got[4];
         for (int step = 0; step < 4; step++) got[step] = train(s, step);
         s = open_session(te, i, false, 5);
         for (int step = 0; step < 4; step++) {
             test_case("%s, step %d", recipe_text[i], step);
-            check_same("output, gradients and weights", got[step], train(s, step));
+            CHECK_SAME("output, gradients and weights", got[step], train(s, step));
         }
     }
 }
@@ -268,14 +225,14 @@ static te_tensor *run_linear(te_module *m, const te_recipe *r, int64_t in) {
 TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
     for (int i = 1; i < RECIPES; i++)
         for (int variant = 0; variant < 3; variant++) {
-            bytes result[2] = {no_bytes(), no_bytes()};
+            test_bytes result[2] = {{0}};
             test_case("%s, variant %d", recipe_text[i], variant);
             for (int twin = 0; twin < 2; twin++) {
                 te_scope_begin(te);
                 te_recipe r = recipe_of(i);
                 if (variant == 1) r.backward_override = TE_BACKWARD_DEQUANTIZED;
                 te_seed(te, 6);
-                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .disabled = twin});
+                te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = twin});
                 te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 40, .out_features = 24, .gemm.fuse_wgrad_accumulation = variant == 2});
                 te_quantized_model_init_end(te);
                 te_tensor *w = te_module_parameter(m, "weight"), *x = test_tensor(te, TE_BF16, SHAPE(6, 40), test_normal(240, 2));
@@ -287,16 +244,16 @@ TE_TEST_DEVICES(backward_passes_equal_those_of_a_bf16_twin) {
                     te_tensor *y = te_forward_with(m, &args);
                     te_autocast_end(te);
                     if (y) te_backward_from(y, test_tensor(te, TE_BF16, SHAPE(6, 24), test_normal(144, 3)));
-                    put(&result[twin], y);
-                    put(&result[twin], te_tensor_grad(x));
-                    put(&result[twin], variant == 2 ? te_tensor_main_grad(w) : te_tensor_grad(w));
+                    test_put(&result[twin], y);
+                    test_put(&result[twin], te_tensor_grad(x));
+                    test_put(&result[twin], variant == 2 ? te_tensor_main_grad(w) : te_tensor_grad(w));
                 }
                 CHECK_OK(te);
                 te_module_destroy(m);
                 te_scope_end(te);
             }
             CHECK(result[0].n >= 3 * (6 * 24 + 240 + 960) * 2);
-            check_same("outputs and gradients", result[0], result[1]);
+            CHECK_SAME("outputs and gradients", result[0], result[1]);
         }
 }
 
@@ -316,12 +273,12 @@ TE_TEST_DEVICES(delayed_weights_take_up_the_scale_of_their_module) {
         te_scope_begin(te);
         te_quantized_view(w, TE_ROWWISE, NULL, &scale);
         CHECK(test_read(scale)[0] == 1 / s);
-        te_quantizer_desc d = {.kind = TE_QUANT_DELAYED, .scale = te_tensor_from_f32(te, TE_F32, SHAPE(1), &s)};
+        te_quantizer_desc d = {.kind = TE_QUANT_DELAYED, .delayed.scale = te_tensor_from_f32(te, TE_F32, SHAPE(1), &s)};
         te_quantizer *q = te_quantizer_create(te, &d);
-        bytes got = no_bytes(), want = no_bytes();
-        put_whole(&got, w);
-        put_whole(&want, te_quantize(q, value));
-        check_same("weight", got, want);
+        test_bytes got = {0}, want = {0};
+        test_put(&got, w);
+        test_put(&want, te_quantize(q, value));
+        CHECK_SAME("weight", got, want);
         te_quantizer_destroy(q);
         back(run_linear(m, &r, 20));
         if (step >= 1) s = 448.0f / amax; /* the first step of the optimizer recorded the amax, the forward after it made it a scale */
@@ -389,16 +346,16 @@ TE_TEST_DEVICES(a_weight_of_another_recipe_is_refused) {
             test_case("%s under %s", recipe_text[i], recipe_text[k]);
             te_recipe r = recipe_of(i), other = recipe_of(k);
             te_module *m = linear_of(te, &r, false, 16, 16);
-            bytes before = no_bytes(), after = no_bytes();
-            put_whole(&before, te_module_parameter(m, "weight"));
+            test_bytes before = {0}, after = {0};
+            test_put(&before, te_module_parameter(m, "weight"));
             CHECK(!run_linear(m, &other, 16));
             snprintf(by, sizeof by, "by a %s quantizer", kind[i]);
             snprintf(asks, sizeof asks, "asks for %s", kind[k]);
             CHECK_STR(te_error(te), by);
             CHECK_STR(te_error(te), asks);
             CHECK_ERROR(te, TE_ERR_STATE, "te_quantized_model_init_begin");
-            put_whole(&after, te_module_parameter(m, "weight"));
-            check_same("weight", after, before);
+            test_put(&after, te_module_parameter(m, "weight"));
+            CHECK_SAME("weight", after, before);
             CHECK(run_linear(m, &r, 16) != NULL);
             CHECK_OK(te);
             te_module_destroy(m);
@@ -417,21 +374,21 @@ TE_TEST_DEVICES(resetting_and_preserved_values) {
         te_tensor *w = te_module_parameter(m, "weight");
         te_seed(te, 3);
         plain = te_linear_create(te, &(te_linear_desc){.in_features = 24, .out_features = 10});
-        bytes made = no_bytes(), want = no_bytes(), reset = no_bytes(), same = no_bytes();
-        put_whole(&made, w);
-        put_whole(&want, as_weight(i, te_module_parameter(plain, "weight")));
-        check_same("the first value, quantized", made, want);
+        test_bytes made = {0}, want = {0}, reset = {0}, same = {0};
+        test_put(&made, w);
+        test_put(&want, as_weight(i, te_module_parameter(plain, "weight")));
+        CHECK_SAME("the first value, quantized", made, want);
         CHECK_EQ_INT(te_quantized_init_value(w, first), TE_OK);
         CHECK_BYTES("preserved", first, test_read_bytes(te_module_parameter(plain, "weight")), sizeof first);
         te_module_get_class(m)->reset_parameters(m); /* the next draws */
-        put_whole(&reset, w);
+        test_put(&reset, w);
         CHECK(te_module_parameter(m, "weight") == w && memcmp(reset.data, made.data, made.n) != 0);
         CHECK_EQ_INT(te_quantized_init_value(w, again), TE_OK);
         CHECK(memcmp(first, again, sizeof first) != 0);
         te_seed(te, 3);
         te_module_get_class(m)->reset_parameters(m);
-        put_whole(&same, w);
-        check_same("made again from the same seed", same, made);
+        test_put(&same, w);
+        CHECK_SAME("made again from the same seed", same, made);
         CHECK_EQ_INT(te_quantized_init_value(w, again), TE_OK);
         CHECK_BYTES("preserved", again, first, sizeof first);
         CHECK_EQ_INT(te_quantized_init_value(w, NULL), TE_ERR_INVALID);
@@ -491,16 +448,16 @@ TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
             d.with_2d_quantization = kinds[i] == TE_QUANT_NVFP4;
             te_quantizer *q = te_quantizer_create(te, &d);
             te_tensor *x = te_quantize(q, test_tensor(te, TE_BF16, SHAPE(7, 33), test_normal(7 * 33, 4))), *data, *scale, *fresh;
-            bytes before = no_bytes(), after = no_bytes();
-            put_whole(&before, x);
+            test_bytes before = {0}, after = {0};
+            test_put(&before, x);
             te_quantized_view(x, TE_ROWWISE, &data, &scale);
             int64_t n = (int64_t)te_tensor_bytes(data);
             te_tensor *buffer = te_tensor_full(te, TE_U8, SHAPE(n + 40), 0xab);
             int at = kinds[i] == TE_QUANT_IDENTITY ? 14 : i % 2 ? 16 : 5; /* aligned or not */
             te_tensor *memory = raw ? te_tensor_narrow(buffer, 0, at, n) : te_tensor_zeros(te, te_tensor_dtype(data), 2, te_tensor_shape(data));
             CHECK_EQ_INT(te_replace_raw_data(x, memory), TE_OK);
-            put_whole(&after, x);
-            check_same("bytes", after, before);
+            test_put(&after, x);
+            CHECK_SAME("bytes", after, before);
             te_quantized_view(x, TE_ROWWISE, &fresh, NULL);
             CHECK(te_tensor_data(fresh) == te_tensor_data(memory));
             CHECK(te_tensor_shape(fresh)[1] == te_tensor_shape(data)[1] && te_tensor_dtype(fresh) == te_tensor_dtype(data));
@@ -524,15 +481,15 @@ TE_TEST_DEVICES(raw_data_moves_to_other_memory) {
 
 TE_TEST_DEVICES(raw_data_that_cannot_move) {
     te_quantizer_desc d = {.kind = TE_QUANT_CURRENT}, mx = {.kind = TE_QUANT_MXFP8}, turned = {.kind = TE_QUANT_CURRENT, .usage = TE_COLUMNWISE}, own = {.kind = TE_QUANT_CUSTOM, .custom = &eighths};
-    te_quantizer_desc hybrid = {.kind = TE_QUANT_HYBRID, .rowwise_quantizer = &mx, .columnwise_quantizer = &d};
+    te_quantizer_desc hybrid = {.kind = TE_QUANT_HYBRID, .hybrid.rowwise_quantizer = &mx, .hybrid.columnwise_quantizer = &d};
     const te_quantizer_desc *all[] = {&d, &mx, &turned, &own, &hybrid};
     te_tensor *x[5], *value = test_tensor(te, TE_BF16, SHAPE(4, 32), test_normal(128, 1)), *room = te_tensor_zeros(te, TE_U8, SHAPE(4096));
-    bytes before = no_bytes(), after = no_bytes();
+    test_bytes before = {0}, after = {0};
     for (int i = 0; i < COUNT(all); i++) {
         te_quantizer *q = te_quantizer_create(te, all[i]);
         x[i] = te_quantize(q, value);
         te_quantizer_destroy(q);
-        put_whole(&before, x[i]);
+        test_put(&before, x[i]);
     }
     CHECK_EQ_INT(te_replace_raw_data(value, room), TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "plain bf16");
@@ -559,8 +516,8 @@ TE_TEST_DEVICES(raw_data_that_cannot_move) {
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
     CHECK_EQ_INT(te_replace_raw_data(NULL, room), TE_ERR_STATE);
     CHECK_EQ_INT(te_replace_raw_data(x[0], NULL), TE_ERR_STATE);
-    for (int i = 0; i < COUNT(all); i++) put_whole(&after, x[i]);
-    check_same("bytes", after, before);
+    for (int i = 0; i < COUNT(all); i++) test_put(&after, x[i]);
+    CHECK_SAME("bytes", after, before);
     CHECK_OK(te);
 }
 
@@ -595,7 +552,7 @@ static te_result no_forward(te_module *m, te_forward_args *args) {
 static const te_module_class pair_class = {"Pair", 0, no_forward, NULL, NULL};
 TE_TEST_DEVICES(training_in_one_buffer) {
     te_recipe r = recipe_of(1);
-    bytes result[4];
+    test_bytes result[4];
     for (int turn = 0; turn < 4; turn++) {
         bool moved = turn % 2, plain = turn / 2;
         te_scope_begin(te);
@@ -617,14 +574,14 @@ TE_TEST_DEVICES(training_in_one_buffer) {
             if (step % 2) back(run_linear(m[1], &r, 16));
             te_optimizer_step(adam);
         }
-        result[turn] = content(top);
+        result[turn] = test_content(top);
         CHECK_OK(te);
         te_optimizer_destroy(adam);
         te_module_destroy(top);
         te_scope_end(te);
     }
-    check_same("quantized weights", result[1], result[0]);
-    check_same("plain weights", result[3], result[2]);
+    CHECK_SAME("quantized weights", result[1], result[0]);
+    CHECK_SAME("plain weights", result[3], result[2]);
 }
 
 /* A warm-up runs nothing: neither weights nor masters nor preserved values have changed after it. A column-wise copy that it asks for is
@@ -632,7 +589,7 @@ TE_TEST_DEVICES(training_in_one_buffer) {
 TE_TEST_DEVICES(a_warm_up_changes_nothing) {
     for (int i = 0; i < RECIPES; i++) {
         test_case("%s", recipe_text[i]);
-        bytes result[2], first[2];
+        test_bytes result[2], first[2];
         for (int warm = 0; warm < 2; warm++) {
             te_scope_begin(te);
             te_seed(te, 8);
@@ -649,10 +606,10 @@ TE_TEST_DEVICES(a_warm_up_changes_nothing) {
                     if (turn == 0) te_warmup_end(te);
                 }
                 if (step > 0) continue;
-                first[warm] = no_bytes();
-                put_whole(&first[warm], w);
+                memset(&first[warm], 0, sizeof first[warm]);
+                test_put(&first[warm], w);
             }
-            result[warm] = content(m);
+            result[warm] = test_content(m);
             /* a second optimizer, made when the weight is as it began, starts from the preserved value */
             te_seed(te, 8);
             te_module_get_class(m)->reset_parameters(m);
@@ -665,15 +622,15 @@ TE_TEST_DEVICES(a_warm_up_changes_nothing) {
             second = te_fused_adam_create(te, m, &(te_fused_adam_desc){.lr = 1e-3f});
             back(run_linear(m, &r, 16));
             te_optimizer_step(second);
-            put_whole(&result[warm], w);
+            test_put(&result[warm], w);
             CHECK_OK(te);
             te_optimizer_destroy(adam);
             te_optimizer_destroy(second);
             te_module_destroy(m);
             te_scope_end(te);
         }
-        check_same("after one step", first[1], first[0]);
-        check_same("after all", result[1], result[0]);
+        CHECK_SAME("after one step", first[1], first[0]);
+        CHECK_SAME("after all", result[1], result[0]);
     }
 }
 
@@ -690,13 +647,13 @@ TE_TEST_DEVICES(models_take_weights_from_masters) {
         const int64_t start = 0;
         te_master_weights call = {.model_weights = &w, .master_weights = &master, .start_offsets = &start, .count = 1};
         uint16_t init[480];
-        bytes before = no_bytes(), warmed = no_bytes();
-        put_whole(&before, w);
+        test_bytes before = {0}, warmed = {0};
+        test_put(&before, w);
         te_warmup_begin(te);
         CHECK_EQ_INT(te_quantize_master_weights(te, &call), TE_OK);
         te_warmup_end(te);
-        put_whole(&warmed, w);
-        check_same("after a warm-up", warmed, before);
+        test_put(&warmed, w);
+        CHECK_SAME("after a warm-up", warmed, before);
         CHECK_EQ_INT(te_quantized_init_value(w, init), TE_OK);
         CHECK_EQ_INT(te_quantize_master_weights(te, &call), TE_OK);
         CHECK_EQ_INT(te_quantized_usage(w), i == 3 ? TE_ROWWISE | TE_COLUMNWISE : TE_ROWWISE);
@@ -728,17 +685,17 @@ TE_TEST_DEVICES(quantized_checkpoints_resume_to_the_bit) {
         test_case("%s", recipe_text[i]);
         const char *path = test_path("model.safetensors");
         session *a = open_session(te, i, true, 5), *b;
-        bytes want[2];
+        test_bytes want[2];
         train(a, 0);
         train(a, 1);
         CHECK_EQ_INT(te_model_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
-        bytes saved = content(a->model);
+        test_bytes saved = test_content(a->model);
         for (int step = 0; step < 2; step++) want[step] = train(a, 2 + step);
         b = open_session(te, i, true, 77);
         CHECK_EQ_INT(te_model_load(te, path, b->model, b->adam), TE_OK);
         REQUIRE_OK(te);
-        if (i != 0) check_same("model", content(b->model), saved); /* delayed: buffers of modules that have not run stand behind their weights */
-        for (int step = 0; step < 2; step++) check_same("step", train(b, 2 + step), want[step]);
+        if (i != 0) CHECK_SAME("model", test_content(b->model), saved); /* delayed: buffers of modules that have not run stand behind their weights */
+        for (int step = 0; step < 2; step++) CHECK_SAME("step", train(b, 2 + step), want[step]);
     }
 }
 
@@ -748,7 +705,7 @@ TE_TEST_DEVICES(high_precision_checkpoints_are_quantized) {
             test_case("%s, %s optimizer", recipe_text[i], optimizer ? "with its" : "with a new");
             const char *path = test_path("plain.safetensors");
             session *a = open_session(te, i, false, 5), *b = open_session(te, i, true, 77);
-            bytes want = no_bytes(), got = no_bytes();
+            test_bytes want = {0}, got = {0};
             collector c = {&want, i};
             train(a, 0);
             CHECK_EQ_INT(te_model_save(te, path, a->model, optimizer ? a->adam : NULL, NULL, 0), TE_OK);
@@ -759,7 +716,7 @@ TE_TEST_DEVICES(high_precision_checkpoints_are_quantized) {
             c.b = &got;
             te_module_visit_tensors(b->model, put_weight, &c);
             te_scope_end(te);
-            check_same("weights", got, want);
+            CHECK_SAME("weights", got, want);
             if (i == 0) continue; /* in a module that has not run the scale is 1 */
             if (!optimizer) { /* both start from the weights of the file */
                 te_optimizer_destroy(a->adam);
@@ -770,7 +727,7 @@ TE_TEST_DEVICES(high_precision_checkpoints_are_quantized) {
             te_seed(te, 9);
             want = train(a, 1);
             te_seed(te, 9);
-            check_same("step", train(b, 1), want);
+            CHECK_SAME("step", train(b, 1), want);
         }
 }
 
@@ -784,24 +741,24 @@ TE_TEST_DEVICES(checkpoints_without_column_wise_copies) {
         test_case("%s", recipe_text[i]);
         const char *path = test_path("rows.safetensors");
         session *a = open_session(te, i, true, 5), *b = open_session(te, i, true, 77);
-        bytes whole = content(a->model), before = content(b->model);
+        test_bytes whole = test_content(a->model), before = test_content(b->model);
         te_module_visit_tensors(a->model, drop_columns, NULL);
         CHECK_EQ_INT(te_model_save(te, path, a->model, a->adam, NULL, 0), TE_OK);
         te_result result = te_model_load(te, path, b->model, b->adam);
         if (i != 3 && i < 5) {
             CHECK_EQ_INT(result, TE_OK);
-            check_same("model", content(b->model), whole);
+            CHECK_SAME("model", test_content(b->model), whole);
             te_module_visit_tensors(b->model, drop_columns, NULL); /* a model without them runs, too, and makes them at need */
-            bytes step = train(b, 0);
+            test_bytes step = train(b, 0);
             session *c = open_session(te, i, true, 5);
             te_seed(te, 1);
             CHECK_EQ_INT(te_model_load(te, path, c->model, c->adam), TE_OK);
-            check_same("step", train(c, 0), step);
+            CHECK_SAME("step", train(c, 0), step);
             CHECK_OK(te);
         } else { /* both hold numbers of their own: the file is not whole */
             CHECK_EQ_INT(result, TE_ERR_FORMAT);
             CHECK_ERROR(te, TE_ERR_FORMAT, ".col.data");
-            check_same("model", content(b->model), before);
+            CHECK_SAME("model", test_content(b->model), before);
         }
     }
 }
@@ -819,12 +776,12 @@ TE_TEST_DEVICES(checkpoints_that_do_not_fit_change_nothing) {
         if (i == 4) te_module_add_parameter(from, "weight", te_tensor_zeros(te, TE_F32, SHAPE(192)));
         to = i == 2 ? te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 12}) : linear_of(te, i == 3 ? &mx : &r, true, 16, 12);
         REQUIRE_OK(te);
-        bytes before = content(to);
+        test_bytes before = test_content(to);
         te_safetensors_item whole[2] = {{"weight", te_tensor_zeros(te, TE_I32, SHAPE(12, 16))}, {"bias", te_module_parameter(to, "bias")}};
         CHECK_EQ_INT(i == 5 ? te_safetensors_write(te, path, whole, 2, NULL, 0) : te_model_save(te, path, from, NULL, NULL, 0), TE_OK);
         CHECK(te_model_load(te, path, to, NULL) != TE_OK);
         CHECK_ERROR(te, i == 2 ? TE_ERR_FORMAT : TE_ERR_SHAPE, i == 2 ? "no tensor \"weight\"" : i == 0 || i >= 4 ? "stored quantized" : "weight.");
-        check_same("model", content(to), before);
+        CHECK_SAME("model", test_content(to), before);
         te_module_destroy(from);
         te_module_destroy(to);
         te_scope_end(te);
@@ -881,12 +838,12 @@ TE_TEST_DEVICES(a_failed_requantization_changes_nothing) {
     te_quantizer *q = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_CUSTOM, .custom = &eighths});
     te_quantizer *bad = te_quantizer_create(te, &(te_quantizer_desc){.kind = TE_QUANT_CUSTOM, .custom = &broken});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 4), 1), *w = te_quantize(q, x);
-    bytes before = no_bytes(), after = no_bytes();
-    put_whole(&before, w);
+    test_bytes before = {0}, after = {0};
+    test_put(&before, w);
     CHECK_EQ_INT(te_quantize_into(bad, te_tensor_full(te, TE_BF16, SHAPE(4, 4), 3), w, NULL), TE_ERR_UNSUPPORTED);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "nothing was changed");
-    put_whole(&after, w);
-    check_same("weight", after, before);
+    test_put(&after, w);
+    CHECK_SAME("weight", after, before);
     te_quantizer_destroy(q);
     te_quantizer_destroy(bad);
     CHECK_OK(te);
@@ -895,11 +852,8 @@ TE_TEST_DEVICES(a_failed_requantization_changes_nothing) {
 /* Host memory fails at every single request in turn: the first error says it, and what was made is released. */
 static int64_t starve(int recipe, int64_t fail_at) {
     purse p = {0};
-    te_ctx_desc desc = {0};
+    te_ctx_desc desc = purse_desc(&p, NULL);
     const int64_t start = 0;
-    desc.host_allocator = allocator_of(&p);
-    desc.log = test__log;
-    desc.cpu_threads = 1;
     p.fail_at = fail_at;
     te_ctx *te = te_ctx_create(&desc);
     if (te_ok(te)) {
@@ -925,7 +879,7 @@ static int64_t starve(int recipe, int64_t fail_at) {
     }
     CHECK_MSG(te_error_code(te) == TE_ERR_OUT_OF_MEMORY || (te && te_ok(te)), "request %lld: %s", (long long)fail_at, te_error(te)); /* some can be done without */
     te_ctx_destroy(te);
-    CHECK_MSG(p.held == 0, "request %lld: %d bytes are left", (long long)fail_at, (int)p.held);
+    CHECK_MSG(p.held == 0, "request %lld: %d test_bytes are left", (long long)fail_at, (int)p.held);
     return p.refused;
 }
 TE_TEST(memory_fails_at_every_request) {

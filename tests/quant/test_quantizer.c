@@ -12,21 +12,21 @@ static te_quantizer_desc desc_of(int i) {
                                               TE_QUANT_MXFP8, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_NVFP4, TE_QUANT_IDENTITY, TE_QUANT_HYBRID};
     te_quantizer_desc d = {0};
     d.kind = kind[i];
-    if (i == 2) d.dtype = TE_F8E5M2, d.power_of_two_scales = true;
-    if (i == 3) d.block_scaling_dim = 1;
-    if (i == 5) d.fp32_scales = true;
+    if (i == 2) d.dtype = TE_F8E5M2, d.current.power_of_two_scales = true;
+    if (i == 3) d.block.block_scaling_dim = 1;
+    if (i == 5) d.block.fp32_scales = true;
     d.with_2d_quantization = i == 7 || i == 10;
     d.optimize_for_gemm = i == 8 || i == 12;
-    d.with_rht = i == 11;
-    d.row_scaled = i == 12;
-    if (i == 13) d.four_over_six = TE_4OVER6_MSE, d.e4m3_max_256 = true;
+    d.nvfp4.with_rht = i == 11;
+    d.nvfp4.row_scaled = i == 12;
+    if (i == 13) d.nvfp4.four_over_six = TE_4OVER6_MSE, d.nvfp4.e4m3_max_256 = true;
     if (i == 15) {
         memset(&hybrid_row, 0, sizeof hybrid_row);
         hybrid_col = hybrid_row;
         hybrid_row.kind = TE_QUANT_MXFP8;
         hybrid_col.kind = TE_QUANT_CURRENT;
-        d.rowwise_quantizer = &hybrid_row;
-        d.columnwise_quantizer = &hybrid_col;
+        d.hybrid.rowwise_quantizer = &hybrid_row;
+        d.hybrid.columnwise_quantizer = &hybrid_col;
     }
     return d;
 }
@@ -151,7 +151,7 @@ TE_TEST(quantizers_that_are_safe_to_repeat) {
     }
     te_quantizer_desc d = {0};
     d.kind = TE_QUANT_NVFP4;
-    d.stochastic_rounding = true;
+    d.nvfp4.stochastic_rounding = true;
     te_quantizer *q = te_quantizer_create(te, &d);
     CHECK(!te_quantizer_is_requantization_safe(q));
     /* it draws from the context's random state: again from the same state, the same bytes; from the next one, others */
@@ -174,13 +174,13 @@ TE_TEST(quantizers_that_are_safe_to_repeat) {
 TE_TEST_DEVICES(quantizers_delayed_scale_and_calibration) {
     te_quantizer_desc d = {0};
     d.kind = TE_QUANT_DELAYED;
-    d.scale = te_tensor_full(te, TE_F32, SHAPE(1), 2);
-    d.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    d.delayed.scale = te_tensor_full(te, TE_F32, SHAPE(1), 2);
+    d.delayed.amax = te_tensor_zeros(te, TE_F32, SHAPE(1));
     te_quantizer *q = te_quantizer_create(te, &d);
     CHECK_EQ_INT(te_quantizer_calibrate(q, te_tensor_full(te, TE_F32, SHAPE(3, 3), -5)), TE_OK);
-    CHECK(test_read(d.amax)[0] == 5);
+    CHECK(test_read(d.delayed.amax)[0] == 5);
     te_tensor *y = te_quantize(q, te_tensor_full(te, TE_F32, SHAPE(3, 3), 3)), *scale;
-    CHECK(test_read(d.amax)[0] == 5);
+    CHECK(test_read(d.delayed.amax)[0] == 5);
     te_quantized_view(y, TE_ROWWISE, NULL, &scale);
     CHECK(test_read(scale)[0] == 0.5f && test_read(te_dequantize(y, TE_F32))[0] == 3);
     CHECK_OK(te);
@@ -219,8 +219,8 @@ TE_TEST_DEVICES(quantizers_of_ones_own) {
     d.custom = &custom;
     row.kind = TE_QUANT_CURRENT;
     hybrid.kind = TE_QUANT_HYBRID;
-    hybrid.rowwise_quantizer = &row;
-    hybrid.columnwise_quantizer = &d;
+    hybrid.hybrid.rowwise_quantizer = &row;
+    hybrid.hybrid.columnwise_quantizer = &d;
     const float v[6] = {1, -2, 3.5f, 0, 5, 6}, w[6] = {9, 9, 9, 9, 9, 9};
     for (int i = 0; i < 2; i++) {
         test_case(i ? "as the column-wise half of a hybrid" : "alone");
@@ -265,10 +265,10 @@ TE_TEST(quantizers_refuse) {
         {{.kind = (te_quant_kind)9}, TE_ERR_INVALID, "kind 9"},
         {{.kind = TE_QUANT_NVFP4, .dtype = TE_F8E4M3}, TE_ERR_DTYPE, "the codes of NVFP4 are e2m1"},
         {{.kind = TE_QUANT_MXFP8, .dtype = TE_F4E2M1}, TE_ERR_DTYPE, "e4m3 and e5m2 are possible"},
-        {{.kind = TE_QUANT_BLOCK, .block_scaling_dim = 3}, TE_ERR_INVALID, "block_scaling_dim 3"},
+        {{.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 3}, TE_ERR_INVALID, "block_scaling_dim 3"},
         {{.kind = TE_QUANT_CURRENT, .amax_epsilon = -1}, TE_ERR_INVALID, "amax_epsilon -1"},
-        {{.kind = TE_QUANT_NVFP4, .with_rht = true, .with_2d_quantization = true}, TE_ERR_INVALID, "choose one"},
-        {{.kind = TE_QUANT_NVFP4, .four_over_six = (te_4over6_error)7}, TE_ERR_INVALID, "four_over_six 7"},
+        {{.kind = TE_QUANT_NVFP4, .nvfp4.with_rht = true, .with_2d_quantization = true}, TE_ERR_INVALID, "choose one"},
+        {{.kind = TE_QUANT_NVFP4, .nvfp4.four_over_six = (te_4over6_error)7}, TE_ERR_INVALID, "four_over_six 7"},
         {{.kind = TE_QUANT_HYBRID}, TE_ERR_INVALID, "needs a row-wise quantizer"},
         {{.kind = TE_QUANT_CUSTOM}, TE_ERR_INVALID, "needs a name and the functions"},
         {{.kind = TE_QUANT_BLOCK, .usage = 4}, TE_ERR_INVALID, "usage 4"},

@@ -63,9 +63,9 @@ TE_TEST_DEVICES(delayed_scaling_over_many_steps) {
     for (int variant = 0; variant < 4; variant++) {
         test_case("variant %d", variant);
         te_recipe r = te_recipe_delayed_scaling();
-        r.amax_history_len = variant == 1 ? 1 : 3;
-        r.amax_algo = variant == 2 ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
-        r.margin = variant == 3 ? 2 : 0;
+        r.delayed.amax_history_len = variant == 1 ? 1 : 3;
+        r.delayed.amax_algo = variant == 2 ? TE_AMAX_MOST_RECENT : TE_AMAX_MAX;
+        r.delayed.margin = variant == 3 ? 2 : 0;
         te_autocast_desc a = {0};
         a.recipe = &r;
         te_linear_desc d = {0};
@@ -73,7 +73,7 @@ TE_TEST_DEVICES(delayed_scaling_over_many_steps) {
         te_module *m = te_linear_create(te, &d);
         static const float amaxes[] = {2, 8, 1, 0, 4, 0.5f, 0.25f, INFINITY, 1, 1, 1, 1};
         slot in = {{0}, 1, 0}, grad = {{0}, 1, 0};
-        in.length = grad.length = r.amax_history_len;
+        in.length = grad.length = r.delayed.amax_history_len;
         for (int step = 0; step < COUNT(amaxes); step++) {
             te_scope_begin(te);
             te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), amaxes[step]);
@@ -85,8 +85,8 @@ TE_TEST_DEVICES(delayed_scaling_over_many_steps) {
             te_backward_from(y, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 3 * amaxes[step]));
             in.history[0] = fmaxf(in.history[0], amaxes[step]);
             grad.history[0] = fmaxf(grad.history[0], 3 * amaxes[step]);
-            update_slot(&in, 448, r.margin, r.amax_algo == TE_AMAX_MOST_RECENT);
-            update_slot(&grad, 57344, r.margin, r.amax_algo == TE_AMAX_MOST_RECENT);
+            update_slot(&in, 448, r.delayed.margin, r.delayed.amax_algo == TE_AMAX_MOST_RECENT);
+            update_slot(&grad, 57344, r.delayed.margin, r.delayed.amax_algo == TE_AMAX_MOST_RECENT);
             REQUIRE_OK(te);
             test_case("variant %d step %d", variant, step);
             CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == in.scale);
@@ -102,18 +102,12 @@ TE_TEST_DEVICES(delayed_scaling_over_many_steps) {
 TE_TEST(delayed_scaling_history_is_resized) {
     te_ctx *te = test_context("cpu");
     te_recipe r = te_recipe_delayed_scaling();
-    te_autocast_desc a = {0};
-    a.recipe = &r;
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 16;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
     static const int lengths[] = {4, 2, 6, 1};
     for (int i = 0; i < COUNT(lengths); i++) {
-        r.amax_history_len = lengths[i];
-        te_autocast_begin(te, &a);
-        CHECK(te_forward(m, x) != NULL);
-        te_autocast_end(te);
+        r.delayed.amax_history_len = lengths[i];
+        CHECK(test_forward(m, &r, x) != NULL);
         CHECK_EQ_INT(te_tensor_shape(te_module_parameter(m, "fp8_amax_history_fwd"))[0], lengths[i]);
     }
     CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == 224);
@@ -125,12 +119,10 @@ TE_TEST(delayed_scaling_history_is_resized) {
 TE_TEST(calibration_and_no_grad) {
     te_ctx *te = test_context("cpu");
     te_recipe r = te_recipe_delayed_scaling();
-    r.amax_history_len = 2;
+    r.delayed.amax_history_len = 2;
     te_autocast_desc a = {0};
     a.recipe = &r;
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 16;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
     te_no_grad_begin(te);
     te_autocast_begin(te, &a);
@@ -139,7 +131,7 @@ TE_TEST(calibration_and_no_grad) {
     te_no_grad_end(te);
     CHECK(test_read(te_module_parameter(m, "fp8_scale_fwd"))[0] == 1);
     float *plain = test_read(te_forward(m, x));
-    a.disabled = a.calibrating = true;
+    a.not_enabled = a.calibrating = true;
     te_autocast_begin(te, &a);
     CHECK_BYTES("calibrating", test_read(te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2))), plain, 64 * sizeof(float));
     te_autocast_end(te);
@@ -159,8 +151,7 @@ TE_TEST(quantizer_and_autocast_misuse) {
     CHECK_ERROR(te, TE_ERR_DTYPE, "bf16");
     te_autocast_end(te);
     CHECK_ERROR(te, TE_ERR_STATE, "without te_autocast_begin");
-    te_recipe r;
-    memset(&r, 0, sizeof r);
+    te_recipe r = {0};
     te_autocast_desc a = {0};
     a.recipe = &r;
     te_autocast_begin(te, &a);
@@ -172,4 +163,69 @@ TE_TEST(quantizer_and_autocast_misuse) {
     CHECK(!te_quantize(q, te_tensor_zeros(other, TE_F32, SHAPE(3))));
     CHECK_ERROR(te, TE_ERR_INVALID, "another context");
     te_quantizer_destroy(q);
+}
+
+/* A field of another kind than the recipe's is refused by its name, with the kinds that have it. */
+TE_TEST(recipes_refuse_the_fields_of_others) {
+    static te_recipe (*const make[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
+    static int anything;
+    static const struct {
+        te_recipe r; /* one field, whose readers are: */
+        unsigned readers;
+        const char *name;
+    } fields[] = {
+#define OF(KIND) (1u << TE_RECIPE_##KIND)
+        {{.format = TE_FORMAT_E4M3}, ~OF(NVFP4), "format"},
+        {{.split_fprop = TE_ON}, ~0u, "split_fprop"},
+        {{.backward_override = TE_BACKWARD_DEQUANTIZED}, ~OF(DELAYED), NULL}, /* refused for another reason */
+        {{.amax_epsilon = 1}, OF(CURRENT) | OF(BLOCK), "amax_epsilon"},
+        {{.delayed.margin = 1}, OF(DELAYED), "delayed.margin"},
+        {{.delayed.amax_history_len = 3}, OF(DELAYED), "delayed.amax_history_len"},
+        {{.delayed.amax_algo = TE_AMAX_MOST_RECENT}, OF(DELAYED), "delayed.amax_algo"},
+        {{.delayed.no_reduce_amax = true}, OF(DELAYED), "delayed.no_reduce_amax"},
+        {{.current.power_of_two_scales = true}, OF(CURRENT), "current.power_of_two_scales"},
+        {{.block.x_block_scaling_dim = 1}, OF(BLOCK), "block.x_block_scaling_dim"},
+        {{.block.w_block_scaling_dim = 1}, OF(BLOCK), "block.w_block_scaling_dim"},
+        {{.block.grad_block_scaling_dim = 1}, OF(BLOCK), "block.grad_block_scaling_dim"},
+        {{.block.fp32_scales = true}, OF(BLOCK), "block.fp32_scales"},
+        {{.mxfp8.enable_2d_quantization = true}, OF(MXFP8), "mxfp8.enable_2d_quantization"},
+        {{.nvfp4.no_rht = true}, OF(NVFP4), "nvfp4.no_rht"},
+        {{.nvfp4.no_stochastic_rounding = true}, OF(NVFP4), "nvfp4.no_stochastic_rounding"},
+        {{.nvfp4.no_2d_quantization = true}, OF(NVFP4), "nvfp4.no_2d_quantization"},
+        {{.nvfp4.row_scaled_activation = true}, OF(NVFP4), "nvfp4.row_scaled_activation"},
+        {{.nvfp4.four_over_six = TE_NVFP4_4OVER6_ALL}, OF(NVFP4), "nvfp4.four_over_six"},
+        {{.nvfp4.four_over_six_mse = true}, OF(NVFP4), "nvfp4.four_over_six_mse"},
+        {{.nvfp4.four_over_six_e4m3_256 = true}, OF(NVFP4), "nvfp4.four_over_six_e4m3_256"},
+        {{.custom.user = &anything}, OF(CUSTOM), "custom.user"},
+#undef OF
+    };
+    te_ctx *te = test_context("cpu");
+    for (int i = 0; i < COUNT(fields); i++)
+        for (int k = 0; k < COUNT(make); k++) {
+            te_recipe r = fields[i].r;
+            te_autocast_desc a = {0};
+            char text[96];
+            r.kind = make[k]().kind;
+            a.recipe = &r;
+            test_case("%s under %s", fields[i].name ? fields[i].name : "backward_override", te_recipe_name(r.kind));
+            bool reads = fields[i].readers >> r.kind & 1;
+            te_autocast_begin(te, &a);
+            if (reads) {
+                CHECK_OK(te);
+                te_autocast_end(te);
+                continue;
+            }
+            snprintf(text, sizeof text, fields[i].name ? "recipe %s: %s is set" : "recipe %s", te_recipe_name(r.kind), fields[i].name);
+            CHECK_ERROR(te, TE_ERR_INVALID, text);
+            CHECK(!te_autocast_enabled(te));
+        }
+    te_recipe r = te_recipe_current_scaling();
+    te_autocast_desc a = {.recipe = &r};
+    r.delayed.margin = 1;
+    te_autocast_begin(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "a field of recipes of the kind delayed, custom; leave it zero");
+    r = te_recipe_mxfp8();
+    r.split_wgrad = (te_switch)3;
+    te_autocast_begin(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "split_wgrad 3");
 }

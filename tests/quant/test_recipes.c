@@ -7,11 +7,11 @@ enum { M = 40, N = 72, K = 104, RECIPES = 9 }; /* no multiple of 16, 32 or 128 a
 static const char *const recipe_text[RECIPES] = {"current", "current e4m3, powers of two", "block", "block 2-D x", "block any scale", "mxfp8", "mxfp8 2-D hybrid", "nvfp4", "nvfp4 plain"};
 static te_recipe recipe_of(int i) {
     te_recipe r = i < 2 ? te_recipe_current_scaling() : i < 5 ? te_recipe_block_scaling() : i < 7 ? te_recipe_mxfp8() : te_recipe_nvfp4();
-    if (i == 1) r.format = TE_FORMAT_E4M3, r.power_of_two_scales = true;
-    if (i == 3) r.x_block_scaling_dim = 2, r.w_block_scaling_dim = 1, r.grad_block_scaling_dim = 1;
-    if (i == 4) r.fp32_scales = true;
-    if (i == 6) r.enable_2d_quantization = true, r.format = TE_FORMAT_HYBRID;
-    if (i == 8) r.disable_rht = r.disable_stochastic_rounding = r.disable_2d_quantization = true;
+    if (i == 1) r.format = TE_FORMAT_E4M3, r.current.power_of_two_scales = true;
+    if (i == 3) r.block.x_block_scaling_dim = 2, r.block.w_block_scaling_dim = 1, r.block.grad_block_scaling_dim = 1;
+    if (i == 4) r.block.fp32_scales = true;
+    if (i == 6) r.mxfp8.enable_2d_quantization = true, r.format = TE_FORMAT_HYBRID;
+    if (i == 8) r.nvfp4.no_rht = r.nvfp4.no_stochastic_rounding = r.nvfp4.no_2d_quantization = true;
     return r;
 }
 /* The table of recipes, written down again: how each operand (0 input, 1 weight, 2 gradient) is quantized. */
@@ -19,11 +19,11 @@ static te_quantizer_desc operand_of(int i, int operand) {
     te_quantizer_desc d = {0};
     d.kind = i < 2 ? TE_QUANT_CURRENT : i < 5 ? TE_QUANT_BLOCK : i < 7 ? TE_QUANT_MXFP8 : TE_QUANT_NVFP4;
     if (i == 0 && operand == 2) d.dtype = TE_F8E5M2;
-    if (i == 1) d.power_of_two_scales = true;
-    if (i >= 2 && i < 5) d.block_scaling_dim = i == 3 ? (operand == 0 ? 2 : 1) : operand == 1 ? 2 : 1;
-    if (i == 4) d.fp32_scales = true;
+    if (i == 1) d.current.power_of_two_scales = true;
+    if (i >= 2 && i < 5) d.block.block_scaling_dim = i == 3 ? (operand == 0 ? 2 : 1) : operand == 1 ? 2 : 1;
+    if (i == 4) d.block.fp32_scales = true;
     if (i == 6) d.with_2d_quantization = operand == 1, d.dtype = operand == 2 ? TE_F8E5M2 : TE_F8E4M3;
-    if (i == 7) d.with_2d_quantization = operand == 1, d.with_rht = operand != 1, d.stochastic_rounding = operand == 2;
+    if (i == 7) d.with_2d_quantization = operand == 1, d.nvfp4.with_rht = operand != 1, d.nvfp4.stochastic_rounding = operand == 2;
     return d;
 }
 
@@ -35,7 +35,7 @@ static float *value_of(te_quantizer *q, te_tensor *x, int which) {
 }
 /* d [m, n] = a [m, k] b [n, k]^T, or with a [k, m], b [k, n] */
 static float *product(const float *a, bool at, const float *b, bool bt, int m, int n, int k) {
-    float *d = (float *)test_alloc((size_t)(m * n) * sizeof(float));
+    float *d = test_floats(m * n);
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double sum = 0;
@@ -53,20 +53,16 @@ typedef struct trial {
 static trial run_trial(te_ctx *te, const te_recipe *r) {
     trial t;
     te_linear_desc d = {0};
-    te_autocast_desc a = {0};
     d.in_features = K;
     d.out_features = N;
     d.gemm.no_bias = true;
     d.gemm.params_dtype = TE_F32;
-    a.recipe = r;
     te_seed(te, 11);
     t.m = te_linear_create(te, &d);
     t.weight = te_module_parameter(t.m, "weight");
     t.x = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(2, M / 2, K), test_normal(M * K, 1)), true);
     t.dy = test_tensor(te, TE_F32, SHAPE(2, M / 2, N), test_normal(M * N, 2));
-    te_autocast_begin(te, &a);
-    te_tensor *y = te_forward(t.m, t.x);
-    te_autocast_end(te);
+    te_tensor *y = test_forward(t.m, r, t.x);
     te_rng_set(te, 11, 500);
     te_backward_from(y, t.dy);
     t.y = test_read(y);
@@ -147,7 +143,7 @@ TE_TEST_DEVICES(recipes_in_modules) {
         te_autocast_desc a = {0};
         te_transformer_layer_desc d = {0};
         a.recipe = &r;
-        a.disabled = kinds[i] == TE_RECIPE_NONE;
+        a.not_enabled = kinds[i] == TE_RECIPE_NONE;
         d.hidden_size = 64;
         d.ffn_hidden_size = 96;
         d.attention.num_attention_heads = 4;
@@ -194,8 +190,8 @@ static te_result factory_make(void *user, const te_quantizer_role *role, te_quan
     if (f->mode == 3) { /* forward in MXFP8, weight gradient from per-tensor FP8 */
         static const te_quantizer_desc row = {.kind = TE_QUANT_MXFP8}, col = {.kind = TE_QUANT_CURRENT};
         desc->kind = TE_QUANT_HYBRID;
-        desc->rowwise_quantizer = &row;
-        desc->columnwise_quantizer = &col;
+        desc->hybrid.rowwise_quantizer = &row;
+        desc->hybrid.columnwise_quantizer = &col;
     }
     if (f->mode == 4) desc->kind = TE_QUANT_BLOCK; /* 128 x 128 everywhere */
     if (f->mode == 5) desc->kind = TE_QUANT_CURRENT, desc->dtype = TE_F8E5M2;
@@ -251,12 +247,10 @@ static float half_scale(void *user, float amax, float old_scale, float fp8_max) 
 TE_TEST_DEVICES(recipes_user_functions) {
     int calls = 0;
     te_recipe r = te_recipe_delayed_scaling();
-    r.amax_history_len = 3;
-    r.amax_fn = second_of;
-    r.scale_fn = half_scale;
-    r.user = &calls;
-    te_autocast_desc a = {0};
-    a.recipe = &r;
+    r.delayed.amax_history_len = 3;
+    r.delayed.amax_fn = second_of;
+    r.delayed.scale_fn = half_scale;
+    r.delayed.user = &calls;
     te_linear_desc d = {0};
     d.in_features = d.out_features = 16;
     te_module *m = te_linear_create(te, &d);
@@ -264,9 +258,7 @@ TE_TEST_DEVICES(recipes_user_functions) {
     for (int i = 0; i < COUNT(amax); i++) {
         test_case("step %d", i);
         te_scope_begin(te);
-        te_autocast_begin(te, &a);
-        te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(4, 16), amax[i]));
-        te_autocast_end(te);
+        test_forward(m, &r, te_tensor_full(te, TE_BF16, SHAPE(4, 16), amax[i]));
         const float *h = test_read(te_module_parameter(m, "fp8_amax_history_fwd")), scale = test_read(te_module_parameter(m, "fp8_scale_fwd"))[0];
         CHECK(h[0] == 0 && h[2 * 3] == amax[i]);
         CHECK_EQ_INT(calls, 3 * (i + 1));
@@ -305,9 +297,9 @@ TE_TEST(recipes_refuse) {
     for (int i = 0; i < COUNT(dims); i++) {
         te_recipe r = te_recipe_block_scaling();
         a.recipe = &r;
-        r.x_block_scaling_dim = dims[i][0];
-        r.w_block_scaling_dim = dims[i][1];
-        r.grad_block_scaling_dim = dims[i][2];
+        r.block.x_block_scaling_dim = dims[i][0];
+        r.block.w_block_scaling_dim = dims[i][1];
+        r.block.grad_block_scaling_dim = dims[i][2];
         CHECK_EQ_INT(te_autocast_begin(te, &a), TE_ERR_INVALID);
         CHECK_ERROR(te, TE_ERR_INVALID, i < 4 ? "two operands with 128 x 128 blocks do not meet in one product" : "1 (1 x 128) and 2 (128 x 128) are possible");
     }
@@ -318,9 +310,7 @@ TE_TEST(recipes_refuse) {
     /* a factory that fails, and what its quantizers cannot do together */
     factory f = {0};
     r = te_recipe_custom(factory_make, &f);
-    te_linear_desc d = {0};
-    d.in_features = d.out_features = 16;
-    te_module *m = te_linear_create(te, &d);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 16, .out_features = 16});
     te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 16), 2);
     static const struct {
         int mode, fail_at;

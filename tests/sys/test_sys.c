@@ -35,8 +35,7 @@ static void worker(void *user) {
 }
 
 TE_TEST(threads) {
-    shared s;
-    memset(&s, 0, sizeof s);
+    shared s = TE_ZERO;
     te__mutex_init(&s.mutex);
     te__cond_init(&s.cond);
     te__thread thread[THREADS];

@@ -60,10 +60,10 @@ static void reference_step(reference *r, const te_fused_adam_desc *d, double lr,
     for (int i = 0; i < 3; i++) {
         double wd = d->decay_matrices_only && ndims[i] < 2 ? 0 : (double)d->weight_decay;
         for (int k = 0; g[i] && k < sizes[i]; k++) {
-            double x = clip * (double)g[i][k] + (d->l2_mode ? wd * r->p[i][k] : 0);
+            double x = clip * (double)g[i][k] + (d->no_adam_w_mode ? wd * r->p[i][k] : 0);
             r->m[i][k] = b1 * r->m[i][k] + (1 - b1) * x;
             r->v[i][k] = b2 * r->v[i][k] + (1 - b2) * x * x;
-            r->p[i][k] -= lr * (r->m[i][k] / c1 / (sqrt(r->v[i][k] / c2) + eps) + (d->l2_mode ? 0 : wd * r->p[i][k]));
+            r->p[i][k] -= lr * (r->m[i][k] / c1 / (sqrt(r->v[i][k] / c2) + eps) + (d->no_adam_w_mode ? 0 : wd * r->p[i][k]));
         }
     }
 }
@@ -81,8 +81,8 @@ TE_TEST_DEVICES(adam_follows_the_formula) {
         {.lr = 0},
         {.lr = 0.05f, .beta1 = 0.8f, .beta2 = 0.95f, .eps = 1e-5f, .weight_decay = 0.1f},
         {.lr = 0.05f, .weight_decay = 0.1f, .decay_matrices_only = true},
-        {.lr = 0.05f, .weight_decay = 0.1f, .l2_mode = true, .no_bias_correction = true},
-        {.lr = 0.05f, .weight_decay = 0.1f, .l2_mode = true, .decay_matrices_only = true, .max_grad_norm = 0.5f},
+        {.lr = 0.05f, .weight_decay = 0.1f, .no_adam_w_mode = true, .no_bias_correction = true},
+        {.lr = 0.05f, .weight_decay = 0.1f, .no_adam_w_mode = true, .decay_matrices_only = true, .max_grad_norm = 0.5f},
         {.lr = 0.05f, .max_grad_norm = 1000},
     };
     for (int d = 0; d < COUNT(descs); d++) {

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "../te_test.h"
 
-
 /* One transformer layer under a recipe, with dropout, so that the random state matters. */
 typedef struct session {
     te_ctx *te;
@@ -23,7 +22,7 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
     s->te = te;
     s->fp8 = kind != TE_RECIPE_NONE;
     s->recipe = kind == TE_RECIPE_DELAYED ? te_recipe_delayed_scaling() : te_recipe_current_scaling();
-    s->recipe.amax_history_len = 4;
+    if (kind == TE_RECIPE_DELAYED) s->recipe.delayed.amax_history_len = 4;
     te_seed(te, seed);
     s->model = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4,
                                                                            .attention.num_gqa_groups = 2, .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU,
@@ -36,7 +35,7 @@ static session *open_session(te_ctx *te, te_recipe_kind kind, uint64_t seed) {
 static double train(session *s, int step) {
     te_scope_begin(s->te);
     te_tensor *x = test_tensor(s->te, TE_BF16, SHAPE(8, 2, 32), test_normal(8 * 2 * 32, 100 + (uint64_t)step));
-    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &s->recipe, .disabled = !s->fp8});
+    te_autocast_begin(s->te, &(te_autocast_desc){.recipe = &s->recipe, .not_enabled = !s->fp8});
     te_tensor *y = te_forward(s->model, x);
     te_autocast_end(s->te);
     te_tensor *loss = te_mse_loss(y, te_scale(x, -0.5f));
@@ -46,28 +45,6 @@ static double train(session *s, int step) {
     double value = te_tensor_item(loss);
     te_scope_end(s->te);
     return value;
-}
-
-typedef struct bytes {
-    uint8_t *data;
-    size_t n;
-} bytes;
-static bool gather(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    bytes *b = (bytes *)user;
-    (void)m, (void)path, (void)kind;
-    memcpy(b->data + b->n, test_read_bytes(x), te_tensor_bytes(x));
-    b->n += te_tensor_bytes(x);
-    return true;
-}
-/* Every parameter and buffer, one behind the other. */
-static bytes content(te_module *m) {
-    bytes b = {(uint8_t *)test_alloc(1 << 20), 0};
-    te_module_visit_tensors(m, gather, &b);
-    return b;
-}
-static void check_same(const char *name, bytes a, bytes b) {
-    CHECK_EQ_INT(a.n, b.n);
-    if (a.n == b.n) CHECK_BYTES(name, a.data, b.data, a.n);
 }
 
 /* Each parameter and buffer of one module is in the other, under its path, with the same bytes. */
@@ -148,7 +125,7 @@ TE_TEST_DEVICES(checkpoint_of_weights_alone) {
     CHECK_EQ_INT(te_model_load(te, path, t->model, NULL), TE_OK);
     te_rng_get(te, &seed, &offset);
     CHECK(seed == 2 && offset < 1000); /* te.h's own file: with its random state */
-    check_same("weights", content(t->model), content(s->model));
+    CHECK_SAME("weights", test_content(t->model), test_content(s->model));
     CHECK_EQ_INT(te_model_load(te, path, t->model, t->adam), TE_ERR_FORMAT);
     CHECK_ERROR(te, TE_ERR_FORMAT, "which the optimizer has");
     te_model_save(te, path, s->model, s->adam, NULL, 0);
@@ -186,11 +163,11 @@ TE_TEST_DEVICES(checkpoint_that_does_not_fit_changes_nothing) {
     te_model_save(te, path, m, opt, NULL, 0);
     for (int i = 0; i < COUNT(cases); i++) {
         te_module *n = make_two(te, cases[i].dtype, cases[i].width, cases[i].second, 2);
-        bytes before = content(n);
+        test_bytes before = test_content(n);
         te_rng_set(te, 3, 4);
         CHECK_EQ_INT(te_model_load(te, path, n, NULL), cases[i].result);
         CHECK_ERROR(te, cases[i].result, cases[i].says);
-        check_same("after the refusal", content(n), before);
+        CHECK_SAME("after the refusal", test_content(n), before);
         uint64_t seed, offset;
         te_rng_get(te, &seed, &offset);
         CHECK(seed == 3 && offset == 4);
@@ -198,7 +175,7 @@ TE_TEST_DEVICES(checkpoint_that_does_not_fit_changes_nothing) {
     }
     /* A file cut short, and no file. */
     te_module *n = make_two(te, TE_F32, 4, "second", 2);
-    bytes before = content(n);
+    test_bytes before = test_content(n);
     FILE *f = fopen(path, "r+b");
     uint8_t byte = 0xFF;
     fseek(f, 3, SEEK_SET);
@@ -208,7 +185,7 @@ TE_TEST_DEVICES(checkpoint_that_does_not_fit_changes_nothing) {
     te_clear_error(te);
     CHECK_EQ_INT(te_model_load(te, test_path("nobody"), n, NULL), TE_ERR_IO);
     CHECK_ERROR(te, TE_ERR_IO, "nobody");
-    check_same("after the refusal", content(n), before);
+    CHECK_SAME("after the refusal", test_content(n), before);
     te_optimizer_destroy(opt);
     te_module_destroy(m);
     te_module_destroy(n);
@@ -238,14 +215,14 @@ TE_TEST(checkpoint_damaged_numbers) {
     te_tensor *zero6 = te_tensor_zeros(te, TE_F32, SHAPE(2, 3)), *zero4 = te_tensor_zeros(te, TE_F32, SHAPE(4));
     const te_safetensors_item items[] = {{"first", zero6}, {"optimizer/first.exp_avg", zero6}, {"optimizer/first.exp_avg_sq", zero6},
                                          {"second", zero4}, {"optimizer/second.exp_avg", zero4}, {"optimizer/second.exp_avg_sq", zero4}};
-    bytes before = content(m);
+    test_bytes before = test_content(m);
     for (int i = 0; i < COUNT(cases); i++) {
         const te_metadata metadata[] = {{"te.steps", cases[i].steps}, {"te.lr", cases[i].lr}, {"te.seed", "1"}, {"te.offset", cases[i].offset}};
         test_case("steps %s lr %s offset %s", cases[i].steps, cases[i].lr, cases[i].offset);
         te_safetensors_write(te, test_path("x"), items, COUNT(items), metadata, 4);
         CHECK_EQ_INT(te_model_load(te, test_path("x"), m, opt), TE_ERR_FORMAT);
         CHECK_ERROR(te, TE_ERR_FORMAT, cases[i].says);
-        check_same("after the refusal", content(m), before);
+        CHECK_SAME("after the refusal", test_content(m), before);
     }
     te_safetensors_write(te, test_path("x"), items, COUNT(items), NULL, 0);
     CHECK_EQ_INT(te_model_load(te, test_path("x"), m, opt), TE_ERR_FORMAT);
@@ -268,7 +245,7 @@ TE_TEST(checkpoint_save_refuses_and_keeps) {
     CHECK_EQ_INT(te_model_save(te, NULL, m, NULL, NULL, 0), TE_ERR_INVALID);
     te_clear_error(te);
     CHECK_EQ_INT(te_model_save(te, path, m, NULL, NULL, 0), TE_OK);
-    bytes want = content(m);
+    test_bytes want = test_content(m);
     /* The disk fills up. */
     if (test_limit_files(100000)) {
         te_result result = te_model_save(te, path, n, NULL, NULL, 0);
@@ -279,7 +256,7 @@ TE_TEST(checkpoint_save_refuses_and_keeps) {
         CHECK_ERROR(te, TE_ERR_IO, "model.safetensors");
     }
     CHECK_EQ_INT(te_model_load(te, path, n, NULL), TE_OK);
-    check_same("the previous file", content(n), want);
+    CHECK_SAME("the previous file", test_content(n), want);
     te_module_destroy(m);
     te_module_destroy(n);
 }

@@ -45,7 +45,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
     te__nvfp4_amax_job *j = (te__nvfp4_amax_job *)user;
     const te_op_nvfp4_amax_args *a = j->a;
     int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
-    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     float *rows = te__nvfp4_is_vector(a->amax_row) ? (float *)te__data(a->amax_row) : NULL;
     te__nvfp4_tile v, turned;
     for (part = begin; part < end; part++) {
@@ -71,7 +71,7 @@ static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
 static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
     const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
     int64_t n = te__cols(a->x), strips = te__div_up(te__rows(a->x), 16), group, strip, c;
-    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     float *cols = (float *)te__data(a->amax_col);
     te__nvfp4_tile v, turned;
     for (group = begin; group < end; group++) {
@@ -230,7 +230,7 @@ typedef struct te__nvfp4_job {
 static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
     te__nvfp4_job *j = (te__nvfp4_job *)user;
     const te_op_nvfp4_quantize_args *a = j->a;
-    int transform = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     int64_t strip, group;
     te__nvfp4_tile v, turned;
     for (strip = begin; strip < end; strip++)
@@ -302,7 +302,7 @@ static void te__nvfp4_dequantize_strips(void *user, int64_t begin, int64_t end) 
                 }
                 te__nvfp4_block_values(job, 16 * group + r, strip, turned[r]);
                 if (a->rht) te__nvfp4_hadamard(turned[r]);
-                if (a->rht && !a->no_sign_mask) te__nvfp4_flip(turned[r], TE__NVFP4_SIGNS);
+                if (a->rht && !a->no_random_sign_mask) te__nvfp4_flip(turned[r], TE__NVFP4_SIGNS);
                 for (k = 0; k < 16; k++) v[k][r] = turned[r][k];
             }
             for (r = 0; r < rows; r++) {

@@ -17,7 +17,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
     args.x_dt = a->x->dtype;
     args.per_row = te__nvfp4_is_vector(a->amax_row);
     args.per_col = te__nvfp4_is_vector(a->amax_col);
-    args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_sign_mask);
+    args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_random_sign_mask);
     args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
     args.keep = a->keep;
     if (!a->keep && (args.per_row || args.per_col || args.pieces == 0)) {
@@ -103,7 +103,7 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->x_dt = a->x->dtype;
     k->two = a->two_dimensional;
-    k->rht = te__nvfp4_transform(a->rht && !a->two_dimensional, a->no_sign_mask);
+    k->rht = te__nvfp4_transform(a->rht && !a->two_dimensional, a->no_random_sign_mask);
     k->stochastic = a->stochastic_rounding;
     k->four = (int)a->four_over_six;
     k->swizzled = a->swizzled;
@@ -139,7 +139,7 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_d
     k->y_dt = a->y->dtype;
     k->per_row = te__nvfp4_is_vector(a->amax);
     k->columnwise = a->columnwise;
-    k->rht = te__nvfp4_transform(a->rht, a->no_sign_mask);
+    k->rht = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     k->swizzled = a->swizzled;
     k->vector_q = te__nvfp4_aligned(a->q, te__div_up(k->ld, 2), 8);
     k->vector_y = te__nvfp4_aligned(a->y, k->n * te__dtype_size(a->y->dtype), 16);

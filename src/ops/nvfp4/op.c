@@ -16,7 +16,7 @@ static te_result te__nvfp4_check_amax(te_ctx *te, const char *op, const char *na
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, neither [1] nor [%lld]", op, name, te__shape_text(amax, text), (long long)m);
 }
 /* The step before the column-wise copy: nothing, the transform, the transform without signs. */
-static int te__nvfp4_transform(bool rht, bool no_sign_mask) { return !rht ? 0 : no_sign_mask ? 2 : 1; }
+static int te__nvfp4_transform(bool rht, bool no_random_sign_mask) { return !rht ? 0 : no_random_sign_mask ? 2 : 1; }
 
 /* One amax for each row of the copy, in place of one for the tensor? */
 static bool te__nvfp4_is_vector(const te_tensor *amax) { return amax && te__numel(amax) != 1; }
@@ -71,7 +71,7 @@ static te_op_nvfp4_amax_args te__nvfp4_measures(const te_op_nvfp4_quantize_args 
     m.amax_row = (te_tensor *)a->amax_row;
     m.amax_col = (te_tensor *)a->amax_col;
     m.rht = a->rht && a->col;
-    m.no_sign_mask = a->no_sign_mask;
+    m.no_random_sign_mask = a->no_random_sign_mask;
     m.noop = a->noop;
     return m;
 }

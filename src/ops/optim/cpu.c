@@ -47,7 +47,7 @@ static const te_tensor *te__adam_entry(const void *list, int t) { return ((const
 static void te__adam_row(const te__adam_job *j, float decay, const float *g, float *p, float *m, float *v, int64_t n) {
     float beta1 = j->a->beta1, beta2 = j->a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = j->a->eps;
     float grad_scale = j->grad_scale, lr = j->lr, unbias1 = j->unbias1, unbias2 = j->unbias2;
-    float decay_gradient = j->a->l2_mode ? decay : 0.0f, decay_step = j->a->l2_mode ? 0.0f : decay;
+    float decay_gradient = j->a->no_adam_w_mode ? decay : 0.0f, decay_step = j->a->no_adam_w_mode ? 0.0f : decay;
     int64_t i;
     for (i = 0; i < n; i++) {
         float grad = g[i] * grad_scale + decay_gradient * p[i], update;

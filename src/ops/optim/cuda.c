@@ -35,7 +35,7 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
             k->unbias = (const float *)te__data(a->bias_correction);
             k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
             k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
-            k->l2_mode = a->l2_mode;
+            k->l2_mode = a->no_adam_w_mode;
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);

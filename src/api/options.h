@@ -1,0 +1,170 @@
+/* api/options.h: groups of options that several modules have. A desc embeds them, and a module hands them to its children whole. Names are TransformerEngine's;
+ * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
+ *
+ * These options of TransformerEngine have no field:
+ *   get_rng_state_tracker    a context has one random state (te_rng_get); rng_tracker_name is the field for several
+ *   ub_overlap_*, ub_bulk_*, ub_name  userbuffers need memory that GPUs of several processes share: products and collectives follow each other on the stream
+ *   cp_stream                a context has one stream for what it computes, and adds its own
+ *   cp_global_ranks          te_send and te_recv take ranks of the group
+ *   layer_number             te_module_path names a module; te.h does not scale by the number (NVTE_APPLY_QK_LAYER_SCALING)
+ *   seq_length, micro_batch_size  warm TorchScript up; te_warmup takes a shape
+ *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
+ *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
+ *   hidden_size as a tuple   te_tensor_view joins the sizes
+ *   attention_softmax_in_fp32, apply_query_key_layer_scaling, skip_weight_param_allocation, and forward's weight and bias  gone from TransformerEngine
+ *   glu_linear_offset        of the clamped SwiGLU: it is 1 */
+
+/* The first values of weights. Biases begin at 0, norms at the identity. */
+typedef struct te_init {
+    float std;    /* of N(0, std^2); 0 => 0.023 */
+    bool no_init; /* leave uninitialised (a checkpoint will be loaded) */
+    /* The user's own values: fills the plain `weight` [out, in], in the format of params_dtype, and returns TE_OK or an error's code. Nothing is recorded inside.
+     * TransformerEngine: init_method. NULL => N(0, std^2). */
+    te_result (*init_method)(void *user, te_tensor *weight);
+    void *user;   /* handed to it; borrowed for the module's lifetime */
+} te_init;
+
+/* Where parameters begin. */
+typedef enum te_params_device {
+    TE_PARAMS_DEFAULT = 0, /* on the context's device */
+    TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
+} te_params_device;
+
+/* A weight, and its bias, as several parameters. */
+typedef struct te_parameters_split {
+    const char *const *names; /* [count]: the parameters are NAMEweight and NAMEbias */
+    const int64_t *sizes;     /* [count] rows of each; NULL => equal ones */
+    int count;                /* 0 => one parameter */
+} te_parameters_split;
+
+/* Of every module with weights that multiply. */
+typedef struct te_gemm_options {
+    bool no_bias;     /* no bias parameters */
+    bool return_bias; /* the bias is not added: it is the output `bias`, for a caller who fuses the addition */
+    te_init init;     /* of the weights; biases start at 0 */
+    te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
+    te_params_device device;      /* of parameters; 0 => the context's */
+    const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
+    bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
+    bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
+} te_gemm_options;
+
+/* The norm of a module that has one. */
+typedef enum te_normalization {
+    TE_NORM_DEFAULT = 0, /* LayerNorm */
+    TE_LAYERNORM = 1,    /* (x - mean) / sqrt(variance + eps) * weight + bias */
+    TE_RMSNORM = 2       /* x / sqrt(mean(x^2) + eps) * weight */
+} te_normalization;
+
+/* Of every module with a norm. */
+typedef struct te_norm_options {
+    te_normalization normalization; /* 0 => LayerNorm */
+    float eps;                      /* added to the variance; 0 => 1e-5 */
+    bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
+} te_norm_options;
+
+/* Numbers of an activation that has any: the clamped SwiGLU. */
+typedef struct te_activation_params {
+    float limit; /* 0 => 7 */
+    float alpha; /* 0 => 1.702 */
+} te_activation_params;
+
+/* How a product is divided among ranks. */
+typedef enum te_parallel_mode {
+    TE_PARALLEL_NONE = 0,   /* not */
+    TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
+    TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are added up */
+} te_parallel_mode;
+/* How outputs are added up without sequence parallelism. The sums are the same up to their order. */
+typedef enum te_symmetric_ar {
+    TE_SYMMETRIC_AR_NONE = 0,     /* te_all_reduce */
+    TE_SYMMETRIC_AR_MULTIMEM = 1, /* multimem_all_reduce */
+    TE_SYMMETRIC_AR_TWO_SHOT = 2, /* two_shot */
+    TE_SYMMETRIC_AR_ONE_SHOT = 3  /* one_shot */
+} te_symmetric_ar;
+/* How ranks that share a sequence exchange keys and values. */
+typedef enum te_cp_comm {
+    TE_CP_P2P = 0,        /* from rank to rank, in a ring */
+    TE_CP_ALL_GATHER = 1, /* all of them at once */
+    TE_CP_A2A = 2,        /* heads for pieces of the sequence */
+    TE_CP_A2A_P2P = 3     /* heads within cp_group, a ring over cp_p2p_group */
+} te_cp_comm;
+/* Of every module whose work ranks can share: not yet. */
+typedef struct te_parallel_options {
+    te_group *tp_group;              /* not yet: the ranks that share each layer (borrowed); NULL => none */
+    int tp_size;                     /* how many they are, where the group comes later; 0 => 1; more than 1: not yet */
+    te_parallel_mode parallel_mode;  /* not yet: Linear, LayerNormLinear (column alone): how the product is divided */
+    bool set_parallel_mode;          /* not yet: LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row */
+    bool sequence_parallel;          /* not yet: between these the ranks share the first dimension; norms: their gradients are to be added up */
+    te_symmetric_ar symmetric_ar_type; /* not yet: the all-reduce behind a product divided by row */
+    te_group *cp_group;              /* not yet: attention: the ranks that share each sequence (borrowed); NULL => none */
+    te_group *cp_p2p_group;          /* not yet: with TE_CP_A2A_P2P */
+    te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */
+} te_parallel_options;
+
+/* Where keys and values come from. */
+typedef enum te_attention_type {
+    TE_ATTENTION_SELF = 0, /* from the queries' input */
+    TE_ATTENTION_CROSS = 1 /* from encoder_output */
+} te_attention_type;
+/* A norm of each head of queries and keys. */
+typedef enum te_qk_norm {
+    TE_QK_NORM_NONE = 0,     /* none */
+    TE_QK_NORM_L2 = 1,       /* x / sqrt(sum(x^2) + eps) */
+    TE_QK_NORM_RMSNORM = 2,  /* with a weight that heads share */
+    TE_QK_NORM_LAYERNORM = 3 /* with a weight and a bias that heads share */
+} te_qk_norm;
+
+/* Of every module with attention. */
+typedef struct te_attention_options {
+    int num_attention_heads;    /* query heads */
+    int num_gqa_groups;         /* heads of keys and values, which divide those; 0 => num_attention_heads */
+    int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
+    float attention_dropout;    /* probability; 0 => none (TransformerEngine's TransformerLayer has 0.1) */
+    te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
+    te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
+    te_window window;           /* window_size */
+    te_switch bottom_right_diagonal; /* not yet: the window counts from the bottom right; 0 => on for all masks but causal and padding_causal */
+    float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
+    te_softmax_type softmax_type; /* not yet: 0 => vanilla */
+    bool return_max_logit;      /* not yet: the largest score of each head is the output `max_logit` */
+    te_attention_type attention_type; /* not yet: cross attention */
+    bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)] */
+    bool no_fuse_qkv_params;    /* not yet: query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default) */
+    te_qk_norm qk_norm_type;    /* not yet: 0 => none */
+    float qk_norm_eps;          /* not yet: 0 => 1e-6 */
+    bool qk_norm_before_rope;   /* not yet: the norm stands before the rotation */
+    bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
+} te_attention_options;
+
+typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
+typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
+
+/* What a call gives to attention: of every module that has it. Zero means "not given". Tensors are borrowed for the call. */
+typedef struct te_attention_call {
+    te_attn_mask attn_mask_type;     /* 0 => the module's own */
+    te_window window;                /* not on => the module's own */
+    te_switch bottom_right_diagonal; /* not yet: 0 => the module's own */
+    te_tensor *attention_mask;       /* not yet: u8, 1 => masked: [b, 1, 1, s_kv] for padding, any that broadcasts to [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
+    te_tensor *attention_mask_q;     /* not yet: cross attention: padding of the queries, [b, 1, 1, s_q]; attention_mask is then that of the keys */
+    te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* not yet: i32 [b + 1], where each sequence starts */
+    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* not yet: the same in memory, where sequences have padding between them */
+    int64_t max_seqlen_q, max_seqlen_kv; /* not yet: the longest sequence; 0 => from cu_seqlens */
+    te_switch pad_between_seqs;      /* not yet: 0 => on if the padded starts are given and differ */
+    te_attn_bias core_attention_bias_type; /* not yet: 0 => none */
+    te_tensor *core_attention_bias;  /* not yet: B [b or 1, H or 1, s_q or 1, s_kv] */
+    te_tensor *alibi_slopes;         /* not yet: f32 [H] or [b, H]; NULL => powers of 2^(-8 / H) */
+    bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
+    te_inference_params *inference_params; /* not yet */
+    te_score_mod *score_mod;         /* not yet */
+    te_tensor *qkv_layer, *kv_layer; /* not yet: DotProductAttention: packed [.., 3, H, d] and [.., 2, G, d], in place of query, key and value */
+    int qkv_interleave_dim;          /* not yet: where the 3 or 2 stands, -3 or -2; 0 => -3 */
+} te_attention_call;
+
+/* The same of a decoder's cross attention, where it differs: not yet. */
+typedef struct te_cross_attention_call {
+    te_tensor *enc_dec_attn_mask;            /* not yet */
+    te_attn_mask enc_dec_attn_mask_type;     /* not yet: 0 => the module's own */
+    te_window enc_dec_window;                /* not yet: not on => the module's own */
+    te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
+} te_cross_attention_call;

@@ -1,0 +1,34 @@
+/* base/fields.c: fields of the caller's structs as tables: which are set, which differ. Padding is the caller's and is never read. Must not know what any field
+ * means. */
+
+/* One field, or one inside of an embedded group. */
+typedef struct te__field {
+    const char *name; /* for messages: "amax_epsilon", "nvfp4.four_over_six" */
+    size_t offset, size;
+    int mark; /* the table's own: the kinds that read the field, or a value that counts as not set */
+} te__field;
+#define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
+/* C has no word for the offset of a member's member; a sum is what every compiler takes. */
+#define TE__FIELD_IN(type, group, group_type, field, mark)                                                                          \
+    {#group "." #field, offsetof(type, group) + offsetof(group_type, field), sizeof(((group_type *)0)->field), mark}
+
+/* An option of the type te_switch, where zero stands for by_default. */
+static bool te__is_switch(te_switch given) { return (int)given >= TE_DEFAULT && given <= TE_OFF; }
+static bool te__switch(te_switch given, bool by_default) { return given == TE_DEFAULT ? by_default : given == TE_ON; }
+
+/* Is any bit of it set? */
+static bool te__field_is_set(const void *s, const te__field *f) {
+    const unsigned char *bytes = (const unsigned char *)s + f->offset;
+    size_t i;
+    for (i = 0; i < f->size; i++)
+        if (bytes[i]) return true;
+    return false;
+}
+
+/* Are all fields of the table the same in a and b, to the bit? */
+static bool te__fields_same(const void *a, const void *b, const te__field *fields, int n) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (memcmp((const char *)a + fields[i].offset, (const char *)b + fields[i].offset, fields[i].size) != 0) return false;
+    return true;
+}

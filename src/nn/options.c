@@ -1,0 +1,99 @@
+/* nn/options.c: options that have their field and not yet their work: one table for each group, one for each desc that embeds groups, and what refuses a field
+ * that is set. Must not know what any option does. */
+
+typedef struct te__option_group {
+    const char *name; /* of the member that embeds it, with a dot; "" for fields of the desc itself */
+    const te__field *fields; /* mark: a value that says the same as 0, or 0 */
+    int num_fields;
+} te__option_group;
+
+#define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
+
+#define TE__TYPE te_gemm_options
+static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
+#undef TE__TYPE
+#define TE__TYPE te_parallel_options
+static const te__field te__parallel_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
+                                               TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type), TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
+#undef TE__TYPE
+#define TE__TYPE te_attention_options
+static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit), TE__LATER(attention_type),
+                                                TE__LATER(no_fuse_qkv_params), TE__LATER(qk_norm_type), TE__LATER(qk_norm_eps), TE__LATER(qk_norm_before_rope)};
+#undef TE__TYPE
+#define TE__TYPE te_parameters_split
+static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), TE__LATER(count)};
+#undef TE__TYPE
+#define TE__TYPE te_layernorm_linear_desc
+static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
+#undef TE__TYPE
+#define TE__TYPE te_layernorm_mlp_desc
+static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint)};
+#undef TE__TYPE
+#define TE__TYPE te_transformer_layer_desc
+static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
+                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate)};
+#undef TE__TYPE
+#define TE__TYPE te_attention_call
+static const te__field te__attention_call_later[] = {
+    TE__LATER(bottom_right_diagonal), TE__LATER(attention_mask), TE__LATER(attention_mask_q), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
+    TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
+    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
+#undef TE__TYPE
+#define TE__TYPE te_cross_attention_call
+static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_cross_attention_call, enc_dec_window, te_window, on, 0),
+                                                 TE__LATER(enc_dec_bottom_right_diagonal)};
+#undef TE__TYPE
+#define TE__TYPE te_forward_args
+static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_output), TE__LATER(fp8_grad)};
+#undef TE__TYPE
+#undef TE__LATER
+
+#define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
+static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
+                              te__attention_group = TE__GROUP("attention.", te__attention_later), te__split_group = TE__GROUP("parameters_split.", te__split_later),
+                              te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
+                              te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
+                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
+                              te__call_own = TE__GROUP("", te__call_later);
+#undef TE__GROUP
+
+/* Where a desc, or the args of a call, embeds groups. */
+typedef struct te__option_place {
+    const te__option_group *group;
+    size_t offset;
+} te__option_place;
+typedef struct te__options {
+    te__option_place places[5]; /* one without a group ends them */
+} te__options;
+
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_CALL, TE__DESCS };
+#define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
+static const te__options te__all_options[TE__DESCS] = {
+    {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group),
+      TE__IN(te_layernorm_linear_desc, parameters_split, split_group), {&te__layernorm_linear_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, gemm, gemm_group),
+      TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, gemm, gemm_group),
+      TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
+};
+#undef TE__IN
+
+/* Says which field of `s`, the desc or the args of a call, is set before its time. */
+static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s) {
+    const te__option_place *p;
+    int i;
+    for (p = te__all_options[desc].places; p < te__all_options[desc].places + TE__COUNT(te__all_options[desc].places) && p->group; p++)
+        for (i = 0; i < p->group->num_fields; i++) {
+            const te__field *f = &p->group->fields[i];
+            const char *in = (const char *)s + p->offset;
+            if (!te__field_is_set(in, f) || (f->mark && memcmp(in + f->offset, &f->mark, f->size) == 0)) continue;
+            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not there yet; leave it zero", who, p->group->name, f->name);
+            return false;
+        }
+    return true;
+}

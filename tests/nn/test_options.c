@@ -1,0 +1,335 @@
+/* tests/nn/test_options.c: groups of options: every field that has no work yet is refused by its name in every desc that embeds it, and options that every module
+ * hands on. */
+#define TE_STATIC
+#define TE_IMPLEMENTATION
+#include "../te_test.h"
+
+/* ---- what is not there yet ---- */
+
+/* A desc that works, by TE__DESC_...; the last is a call's args. */
+typedef union any_desc {
+    te_linear_desc linear;
+    te_norm_desc norm;
+    te_layernorm_linear_desc layernorm_linear;
+    te_layernorm_mlp_desc layernorm_mlp;
+    te_dot_product_attention_desc dpa;
+    te_multihead_attention_desc mha;
+    te_transformer_layer_desc layer;
+    te_forward_args call;
+} any_desc;
+static any_desc desc_of(int kind) {
+    any_desc d;
+    memset(&d, 0, sizeof d);
+    switch (kind) {
+    case TE__DESC_LINEAR: d.linear.in_features = d.linear.out_features = 16; break;
+    case TE__DESC_NORM: d.norm.hidden_size = 16; break;
+    case TE__DESC_LAYERNORM_LINEAR: d.layernorm_linear.in_features = d.layernorm_linear.out_features = 16; break;
+    case TE__DESC_LAYERNORM_MLP: d.layernorm_mlp.hidden_size = d.layernorm_mlp.ffn_hidden_size = 16; break;
+    case TE__DESC_DPA: d.dpa.attention.num_attention_heads = 2, d.dpa.attention.kv_channels = 8; break;
+    case TE__DESC_MHA: d.mha.hidden_size = 16, d.mha.attention.num_attention_heads = 2; break;
+    case TE__DESC_LAYER: d.layer.hidden_size = d.layer.ffn_hidden_size = 16, d.layer.attention.num_attention_heads = 2; break;
+    default: break;
+    }
+    return d;
+}
+static te_module *create(te_ctx *te, int kind, const any_desc *d) {
+    switch (kind) {
+    case TE__DESC_LINEAR: return te_linear_create(te, &d->linear);
+    case TE__DESC_NORM: return te_rmsnorm_create(te, &d->norm);
+    case TE__DESC_LAYERNORM_LINEAR: return te_layernorm_linear_create(te, &d->layernorm_linear);
+    case TE__DESC_LAYERNORM_MLP: return te_layernorm_mlp_create(te, &d->layernorm_mlp);
+    case TE__DESC_DPA: return te_dot_product_attention_create(te, &d->dpa);
+    case TE__DESC_MHA: return te_multihead_attention_create(te, &d->mha);
+    default: return te_transformer_layer_create(te, &d->layer);
+    }
+}
+static size_t size_of(int kind) {
+    static const size_t sizes[TE__DESCS] = {sizeof(te_linear_desc), sizeof(te_norm_desc), sizeof(te_layernorm_linear_desc), sizeof(te_layernorm_mlp_desc),
+                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_forward_args)};
+    return sizes[kind];
+}
+/* Sets field f of group `place` to something, though never to the value that says the same as zero. */
+static const char *set_field(any_desc *d, const te__option_place *place, const te__field *f, char name[128]) {
+    memset((unsigned char *)d + place->offset + f->offset, f->mark + 1, 1);
+    snprintf(name, 128, "%s%s is not there yet", place->group->name, f->name);
+    return name;
+}
+
+TE_TEST(options_not_yet_are_refused_by_every_desc) {
+    te_ctx *te = test_context("cpu");
+    int fields = 0;
+    for (int kind = 0; kind < TE__DESC_CALL; kind++) {
+        any_desc d = desc_of(kind);
+        te_module *m = create(te, kind, &d);
+        test_case("desc %d as it is", kind);
+        REQUIRE_OK(te);
+        te_module_destroy(m);
+        for (const te__option_place *p = te__all_options[kind].places; p < te__all_options[kind].places + 5 && p->group; p++)
+            for (int i = 0; i < p->group->num_fields; i++, fields++) {
+                const te__field *f = &p->group->fields[i];
+                char name[128];
+                d = desc_of(kind);
+                CHECK(p->offset + f->offset + f->size <= size_of(kind));
+                set_field(&d, p, f, name);
+                test_case("desc %d: %s", kind, name);
+                CHECK(!create(te, kind, &d));
+                CHECK_ERROR(te, TE_ERR_UNSUPPORTED, name);
+                if (!f->mark) continue;
+                d = desc_of(kind);
+                memcpy((unsigned char *)&d + p->offset + f->offset, &f->mark, f->size);
+                m = create(te, kind, &d); /* says the same as zero */
+                CHECK_OK(te);
+                te_module_destroy(m);
+            }
+    }
+    CHECK(fields > 100);
+}
+
+TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {
+    te_ctx *te = test_context("cpu");
+    const te__options *options = &te__all_options[TE__DESC_CALL];
+    for (int kind = 0; kind < TE__DESC_CALL; kind++) {
+        any_desc d = desc_of(kind);
+        te_module *m = create(te, kind, &d), *inside = te_sequential_create(te, (te_module *[]){create(te, kind, &d)}, 1);
+        te_tensor *x = kind == TE__DESC_DPA ? te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8)) : te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 16));
+        for (const te__option_place *p = options->places; p < options->places + 5 && p->group; p++)
+            for (int i = 0; i < p->group->num_fields; i++)
+                for (int k = 0; k < 2; k++) { /* by itself, and in a container */
+                    any_desc call = desc_of(TE__DESC_CALL);
+                    char name[128];
+                    call.call.input = call.call.key = call.call.value = x;
+                    test_case("desc %d%s", kind, k ? " in a Sequential" : "");
+                    CHECK(te_forward_with(k ? inside : m, &call.call) != NULL);
+                    CHECK_OK(te);
+                    set_field(&call, p, &p->group->fields[i], name);
+                    CHECK(!te_forward_with(k ? inside : m, &call.call));
+                    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, name);
+                }
+        te_module_destroy(m);
+        te_module_destroy(inside);
+    }
+}
+
+TE_TEST(options_masks_and_formats_not_yet) {
+    te_ctx *te = test_context("cpu");
+    for (int i = TE_MASK_PADDING; i <= TE_MASK_ARBITRARY; i++) {
+        te_dot_product_attention_desc d = {.attention.num_attention_heads = 2, .attention.kv_channels = 8, .attention.attn_mask_type = (te_attn_mask)i};
+        te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8));
+        CHECK(!te_dot_product_attention_create(te, &d));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "which is not there yet");
+        CHECK(!te_attention(x, x, x, &(te_attention_desc){.mask = (te_attn_mask)i}));
+        CHECK_ERROR(te, TE_ERR_STATE, i == TE_MASK_ARBITRARY ? "extras.attention_mask is NULL" : "extras.cu_seqlens_q is NULL");
+    }
+    te_multihead_attention_desc d = {.hidden_size = 16, .attention.num_attention_heads = 2, .attention.qkv_format = TE_THD};
+    CHECK(!te_multihead_attention_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "attention.qkv_format 2, which is not there yet");
+    d.attention.qkv_format = (te_qkv_format)9;
+    CHECK(!te_multihead_attention_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "attention.qkv_format 9");
+}
+
+/* ---- save_original_input ---- */
+
+enum { M = 48, N = 80, K = 72 };
+typedef struct result {
+    float *y, *dx, *dw, *db;
+} result;
+static te_result mixed(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
+    desc->kind = *(const te_quant_kind *)user;
+    desc->nvfp4.stochastic_rounding = desc->kind == TE_QUANT_NVFP4 && role->tensor_type == TE_TENSOR_INPUT;
+    return TE_OK;
+}
+static result run_linear(te_ctx *te, const te_recipe *r, bool original, bool delay) {
+    te_linear_desc d = {.in_features = K, .out_features = N, .save_original_input = original, .gemm.delay_wgrad_compute = delay};
+    result out;
+    te_seed(te, 3);
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(M, K), test_normal(M * K, 1)), true), *dy = test_tensor(te, TE_BF16, SHAPE(M, N), test_normal(M * N, 2));
+    te_autocast_desc cast = {.recipe = r, .not_enabled = !r};
+    memset(&out, 0, sizeof out);
+    te_autocast_begin(te, &cast);
+    te_tensor *y = te_forward(m, x);
+    te_autocast_end(te);
+    if (y) {
+        te_backward_from(y, dy);
+        if (delay) te_backward_dw(m);
+        out.y = test_read(y);
+        out.dx = test_read(te_tensor_grad(x));
+        out.dw = test_read(te_tensor_grad(te_module_parameter(m, "weight")));
+        out.db = test_read(te_tensor_grad(te_module_parameter(m, "bias")));
+    }
+    te_module_destroy(m);
+    return out;
+}
+
+/* The input is quantized again from the very numbers that the forward pass had. */
+TE_TEST_DEVICES(options_save_original_input_changes_no_bit) {
+    static te_recipe (*const make[])(void) = {NULL, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
+    for (int i = 0; i < COUNT(make); i++)
+        for (int override = 0; override < (i ? 3 : 1); override++)
+            for (int delay = 0; delay < 2; delay++) {
+                te_recipe r = i ? make[i]() : te_recipe_current_scaling();
+                r.backward_override = (te_backward_override)override;
+                test_case("recipe %d, override %d, delay %d", i, override, delay);
+                result kept = run_linear(te, i ? &r : NULL, false, delay), again = run_linear(te, i ? &r : NULL, true, delay);
+                REQUIRE_OK(te);
+                CHECK_BYTES("y", again.y, kept.y, M * N * sizeof(float));
+                CHECK_BYTES("dx", again.dx, kept.dx, M * K * sizeof(float));
+                CHECK_BYTES("dw", again.dw, kept.dw, N * K * sizeof(float));
+                CHECK_BYTES("db", again.db, kept.db, N * sizeof(float));
+            }
+}
+TE_TEST(options_save_original_input_is_refused_where_it_would_differ) {
+    te_ctx *te = test_context("cpu");
+    te_quant_kind kind = TE_QUANT_DELAYED;
+    te_recipe r = te_recipe_delayed_scaling();
+    run_linear(te, &r, true, false);
+    CHECK_ERROR(te, TE_ERR_INVALID, "save_original_input, and the input's quantizer is delayed");
+    r = te_recipe_custom(mixed, &kind);
+    run_linear(te, &r, true, false);
+    CHECK_ERROR(te, TE_ERR_INVALID, "save_original_input, and the input's quantizer is delayed");
+    kind = TE_QUANT_NVFP4;
+    run_linear(te, &r, true, false);
+    CHECK_ERROR(te, TE_ERR_INVALID, "save_original_input, and the input's quantizer is stochastic");
+}
+
+/* ---- init_method, activation_params, checkpoint_core_attention ---- */
+
+typedef struct filling {
+    int calls;
+    te_result result;
+} filling;
+static te_result fill_seven(void *user, te_tensor *weight) {
+    filling *f = (filling *)user;
+    CHECK(!te_tensor_is_quantized(weight) && te_tensor_dtype(weight) == TE_BF16 && te_tensor_ndim(weight) == 2);
+    f->calls++;
+    te_tensor_fill(weight, f->calls);
+    return f->result;
+}
+TE_TEST_DEVICES(options_init_method_fills_every_weight) {
+    filling f = {0, TE_OK};
+    te_transformer_layer_desc d = {.hidden_size = 32, .ffn_hidden_size = 64, .attention.num_attention_heads = 2};
+    static const char *const children[] = {"self_attention.layernorm_qkv", "self_attention.proj", "layernorm_mlp", "layernorm_mlp"};
+    static const char *const weights[] = {"weight", "weight", "fc1_weight", "fc2_weight"};
+    te_recipe r = te_recipe_mxfp8(); /* whole numbers this small are themselves in MXFP8 */
+    d.gemm.init.init_method = d.output_layer_init.init_method = fill_seven;
+    d.gemm.init.user = d.output_layer_init.user = &f;
+    for (int quantized = 0; quantized < 2; quantized++) {
+        f.calls = 0;
+        te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &r, .not_enabled = !quantized});
+        te_module *m = te_transformer_layer_create(te, &d);
+        te_quantized_model_init_end(te);
+        REQUIRE_OK(te);
+        for (int i = 0; i < COUNT(children); i++) {
+            te_tensor *w = te_module_parameter(te_module_find(m, children[i]), weights[i]);
+            test_case("%s.%s, %s", children[i], weights[i], quantized ? "quantized" : "plain");
+            CHECK(te_tensor_is_quantized(w) == quantized);
+            CHECK(test_read(te_dequantize(w, TE_F32))[5] == (float)(i + 1));
+        }
+        CHECK_EQ_INT(f.calls, 4);
+        te_module_destroy(m);
+    }
+    uint64_t seed, offset, now;
+    te_rng_get(te, &seed, &offset);
+    f.result = TE_ERR_IO;
+    CHECK(!te_transformer_layer_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_IO, "the init_method of \"weight\" returned TE_ERR_IO");
+    te_rng_get(te, &seed, &now);
+    CHECK(now == offset);
+}
+
+/* Without memory a model has its shapes; with it, the values that it would have had at once. */
+TE_TEST_DEVICES(options_meta_parameters_get_the_same_values_later) {
+    te_recipe r = te_recipe_current_scaling();
+    for (int quantized = 0; quantized < 2; quantized++) {
+        te_transformer_layer_desc d = {.hidden_size = 32, .ffn_hidden_size = 64, .attention.num_attention_heads = 2, .output_layernorm = true};
+        te_quantized_model_init_desc init = {.recipe = &r, .not_enabled = !quantized};
+        te_module *m[2];
+        float *y[2];
+        te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(8, 2, 32), 0, 1);
+        te_quantized_model_init_begin(te, &init);
+        for (int meta = 0; meta < 2; meta++) {
+            d.gemm.device = meta ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
+            te_seed(te, 5);
+            te_memory_stats before = te_memory_get_stats(te);
+            m[meta] = te_sequential_create(te, (te_module *[]){te_transformer_layer_create(te, &d)}, 1);
+            CHECK(meta == (te_memory_get_stats(te).allocated == before.allocated));
+            if (!meta) continue;
+            CHECK(te_module_num_parameters(m[0]) == te_module_num_parameters(m[1]));
+            CHECK(!te_forward(m[1], x));
+            CHECK_ERROR(te, TE_ERR_STATE, "te_tensor_describe");
+            CHECK(!te_fused_adam_create(te, m[1], NULL));
+            CHECK_ERROR(te, TE_ERR_INVALID, "without memory");
+            CHECK_EQ_INT(te_model_save(te, test_path("meta.safetensors"), m[1], NULL, NULL, 0), TE_ERR_INVALID);
+            CHECK_ERROR(te, TE_ERR_INVALID, "has no memory");
+            CHECK_EQ_INT(te_module_reset_parameters(m[1]), TE_OK);
+            CHECK_OK(te);
+        }
+        te_quantized_model_init_end(te);
+        for (int i = 0; i < 2; i++) y[i] = test_read(te_forward(m[i], x));
+        REQUIRE_OK(te);
+        CHECK_BYTES("y", y[1], y[0], 512 * sizeof(float));
+        CHECK(te_tensor_is_quantized(te_module_parameter(te_module_find(m[1], "0.self_attention.proj"), "weight")) == quantized);
+        te_seed(te, 5); /* and again, in the memory that there is */
+        CHECK_EQ_INT(te_module_reset_parameters(m[0]), TE_OK);
+        CHECK_BYTES("reset", test_read(te_forward(m[0], x)), y[0], 512 * sizeof(float));
+        for (int i = 0; i < 2; i++) te_module_destroy(m[i]);
+    }
+    te_linear_desc odd = {.in_features = 4, .out_features = 4, .gemm.device = (te_params_device)7};
+    CHECK(!te_linear_create(te, &odd));
+    CHECK_ERROR(te, TE_ERR_INVALID, "device 7");
+    CHECK_EQ_INT(te_module_reset_parameters(NULL), TE_ERR_STATE);
+}
+
+/* Against the operation, which has the numbers as args. */
+TE_TEST_DEVICES(options_activation_params_reach_the_activation) {
+    te_layernorm_mlp_desc d = {.hidden_size = 32, .ffn_hidden_size = 48, .activation = TE_CLAMPED_SWIGLU, .gemm.no_bias = true, .gemm.params_dtype = TE_F32};
+    te_linear_desc back = {.in_features = 48, .out_features = 32, .gemm.no_bias = true, .gemm.params_dtype = TE_F32};
+    d.gemm.init.std = back.gemm.init.std = 0.3f;
+    for (int given = 0; given < 2; given++) {
+        d.activation_params.limit = given ? 0.5f : 0;
+        d.activation_params.alpha = given ? 1 : 0;
+        te_module *m = te_layernorm_mlp_create(te, &d);
+        te_tensor *x = test_tensor(te, TE_F32, SHAPE(8, 32), test_normal(256, 1)), *dy = test_tensor(te, TE_F32, SHAPE(8, 32), test_normal(256, 2));
+        te_tensor *y = te_forward(m, x);
+        te_backward_from(y, dy);
+        te_tensor *w1 = te_module_parameter(m, "fc1_weight"), *w2 = te_module_parameter(m, "fc2_weight");
+        te_tensor *h = te_layernorm(x, te_module_parameter(m, "layer_norm_weight"), te_module_parameter(m, "layer_norm_bias"), 0, false);
+        te_tensor *a = te_linear(h, w1, NULL), *z = te_tensor_empty(te, TE_F32, SHAPE(8, 48)), *da = te_tensor_empty(te, TE_F32, SHAPE(8, 96)),
+                  *dz = te_tensor_empty(te, TE_F32, SHAPE(8, 48)), *dw = te_tensor_empty(te, TE_F32, SHAPE(96, 32));
+        te_op_act_fwd(te, &(te_op_act_fwd_args){.x = a, .y = z, .activation = TE_CLAMPED_SWIGLU, .limit = given ? 0.5f : 7, .alpha = given ? 1 : 1.702f});
+        test_case("%s", given ? "given" : "by default");
+        CHECK_BYTES("y", test_read(te_linear(z, w2, NULL)), test_read(y), 256 * sizeof(float));
+        te_op_gemm(te, &(te_op_gemm_args){.a = dy, .b = w2, .d = dz, .m = 8, .n = 48, .k = 32, .split_accumulator = false});
+        te_op_act_bwd(te, &(te_op_act_bwd_args){.dy = dz, .x = a, .dx = da, .activation = TE_CLAMPED_SWIGLU, .limit = given ? 0.5f : 7, .alpha = given ? 1 : 1.702f});
+        te_op_gemm(te, &(te_op_gemm_args){.a = da, .a_transposed = true, .b = h, .d = dw, .m = 96, .n = 32, .k = 8});
+        CHECK_BYTES("dw", test_read(dw), test_read(te_tensor_grad(w1)), 96 * 32 * sizeof(float)); /* the very operations of the module */
+        REQUIRE_OK(te);
+        te_module_destroy(m);
+    }
+    d.activation = TE_SWIGLU;
+    CHECK(!te_layernorm_mlp_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "activation_params limit 0.5 and alpha 1");
+}
+
+/* A call's own checkpoint: the same bits, dropout included, and the core's outputs for the backward pass are not kept. */
+TE_TEST_DEVICES(options_checkpoint_core_attention_of_a_call) {
+    te_transformer_layer_desc d = {.hidden_size = 32, .ffn_hidden_size = 32, .attention.num_attention_heads = 2, .attention.attention_dropout = 0.2f};
+    te_module *m = te_transformer_layer_create(te, &d), *core = te_module_find(m, "self_attention.core_attention");
+    float *y[3], *dx[3];
+    for (int i = 0; i < 3; i++) { /* not; by the call; by the call of a module that is checkpointed anyway */
+        te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(8, 2, 32), test_normal(512, 1)), true);
+        te_forward_args args = {.input = x, .attention.checkpoint_core_attention = i > 0};
+        te_module_set_checkpoint(core, i == 2);
+        te_seed(te, 7);
+        te_tensor *out = te_forward_with(m, &args);
+        y[i] = test_read(out);
+        te_backward_from(out, te_tensor_full(te, TE_BF16, SHAPE(8, 2, 32), 1));
+        dx[i] = test_read(te_tensor_grad(x));
+        REQUIRE_OK(te);
+        test_case("way %d", i);
+        CHECK_BYTES("y", y[i], y[0], 512 * sizeof(float));
+        CHECK_BYTES("dx", dx[i], dx[0], 512 * sizeof(float));
+    }
+    te_module_destroy(m);
+}

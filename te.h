@@ -264,7 +264,7 @@ typedef enum te_softmax_type {
     TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
 } te_softmax_type;
 
-/* What is added to the scores. */
+/* A term that is added to the scores. */
 typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */
     TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
@@ -7574,7 +7574,7 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "    TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */",
     "} te_softmax_type;",
     "",
-    "/* What is added to the scores. */",
+    "/* A term that is added to the scores. */",
     "typedef enum te_attn_bias {",
     "    TE_ATTN_BIAS_NONE = 0,       /* nothing */",
     "    TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */",
@@ -33322,8 +33322,8 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
 }
 
 /* All keys of a sequence, from x: k or v. */
-static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d, int64_t padded,
-                               float *out) {
+static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d,
+                               int64_t padded, float *out) {
     int64_t j, n;
     int row;
     if (!a->x.pages) {
@@ -33555,7 +33555,8 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
     const int64_t per_group = a->heads / a->groups, tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
-    const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h, rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
+    const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
+    const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
     int64_t b, h, first, j, r;
     float *out = s->s; /* the scores are done with by then */
     memset(s->db, 0, (size_t)(TE__ATTN_BLOCK * w->keys) * sizeof(double));
@@ -33809,7 +33810,8 @@ static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool ba
     const int dt = a->q.dt;
     bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
-              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (!a->x.bias.p || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
+              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (!a->x.bias.p || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
+              te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
               te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
     if (!ok || !backward) return ok;
@@ -33844,7 +33846,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
     return TE_OK;
 }
 
-/* What kernels by sequences leave: see attn_clear.cu. */
+/* Rows of no sequence, and the start of max_logit: attn_clear.cu. */
 static te_result te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward) {
     const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
     te__launch *l;

@@ -97,7 +97,7 @@ typedef enum te_softmax_type {
     TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
 } te_softmax_type;
 
-/* What is added to the scores. */
+/* A term that is added to the scores. */
 typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */
     TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */

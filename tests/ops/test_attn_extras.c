@@ -94,7 +94,8 @@ TE_TEST_DEVICES(attn_extras_caches) {
     for (int dtype = 0; dtype < 3; dtype++)
         for (int layout = LAYOUT_SBHD; layout <= LAYOUT_THD_PADDED; layout++)
             for (int k = 0; k < COUNT(pages); k++) {
-                xcase c = small_case(k % 2 ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_PADDING, layout, k == 3 ? BIAS_ALIBI : BIAS_NONE, TE_SOFTMAX_VANILLA, dtype, k < 2 ? 2 : 4);
+                xcase c = small_case(k % 2 ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_PADDING, layout, k == 3 ? BIAS_ALIBI : BIAS_NONE,
+                                     TE_SOFTMAX_VANILLA, dtype, k < 2 ? 2 : 4);
                 c.kv_format = TE_BSHD;
                 c.page_size = pages[k];
                 if (c.page_size) c.s_kv = (c.s_kv + c.page_size - 1) / c.page_size * c.page_size;
@@ -128,7 +129,8 @@ TE_TEST_DEVICES(attn_extras_same_bits) {
 
 /* te_attention: the tape gives all five gradients, and those are the operation's. */
 TE_TEST_DEVICES(attn_extras_on_the_tape) {
-    const xcase cases[] = {small_case(TE_MASK_PADDING_CAUSAL, LAYOUT_THD_PADDED, BIAS_HEADS, TE_SOFTMAX_LEARNABLE, 0, 2), small_case(TE_MASK_ARBITRARY, LAYOUT_BSHD, BIAS_KEYS, TE_SOFTMAX_LEARNABLE, 2, 1)};
+    const xcase cases[] = {small_case(TE_MASK_PADDING_CAUSAL, LAYOUT_THD_PADDED, BIAS_HEADS, TE_SOFTMAX_LEARNABLE, 0, 2),
+                           small_case(TE_MASK_ARBITRARY, LAYOUT_BSHD, BIAS_KEYS, TE_SOFTMAX_LEARNABLE, 2, 1)};
     for (int k = 0; k < COUNT(cases); k++) {
         const xcase *c = &cases[k];
         te_attention_desc desc;
@@ -234,7 +236,8 @@ TE_TEST_DEVICES(attn_extras_refuses) {
 /* Starts that make no sense: the CPU says so; a GPU, which would have to wait for them, stays inside its memory. */
 TE_TEST_DEVICES(attn_extras_wrong_starts) {
     static const int64_t wrong[][4] = {{0, 17, 9, 17}, {0, 17, 17, 900}, {-5, 3, 4, 5}, {0, INT32_MAX, INT32_MIN, 5}};
-    static const char *const says[] = {"extras.cu_seqlens_q[1] is 17 and [2] is 9; starts must not descend", "by extras.cu_seqlens_q, sequence 2 has rows 17 to 899; there are 27",
+    static const char *const says[] = {"extras.cu_seqlens_q[1] is 17 and [2] is 9; starts must not descend",
+                                       "by extras.cu_seqlens_q, sequence 2 has rows 17 to 899; there are 27",
                                        "by extras.cu_seqlens_q, sequence 0 has rows -5 to 2; there are 27", "sequence 0 has rows 0 to 2147483646; there are 27"};
     const xcase c = small_case(TE_MASK_PADDING, LAYOUT_THD, BIAS_NONE, TE_SOFTMAX_VANILLA, 0, 0);
     xdata in = make_data(&c);

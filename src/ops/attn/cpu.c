@@ -132,8 +132,8 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
 }
 
 /* All keys of a sequence, from x: k or v. */
-static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d, int64_t padded,
-                               float *out) {
+static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d,
+                               int64_t padded, float *out) {
     int64_t j, n;
     int row;
     if (!a->x.pages) {
@@ -365,7 +365,8 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
     const int64_t per_group = a->heads / a->groups, tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
-    const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h, rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
+    const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
+    const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
     int64_t b, h, first, j, r;
     float *out = s->s; /* the scores are done with by then */
     memset(s->db, 0, (size_t)(TE__ATTN_BLOCK * w->keys) * sizeof(double));

@@ -74,7 +74,8 @@ static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool ba
     const int dt = a->q.dt;
     bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
-              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (!a->x.bias.p || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
+              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (!a->x.bias.p || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
+              te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
               te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
     if (!ok || !backward) return ok;
@@ -109,7 +110,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
     return TE_OK;
 }
 
-/* What kernels by sequences leave: see attn_clear.cu. */
+/* Rows of no sequence, and the start of max_logit: attn_clear.cu. */
 static te_result te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward) {
     const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
     te__launch *l;

@@ -283,7 +283,9 @@ TE_TEST_DEVICES(attn_extras_empty) {
     }
 }
 
-/* Which kernels a plan names, without a GPU. */
+static te_tensor *described(const te_tensor *x) { return x ? te_tensor_describe(te_tensor_ctx(x), te_tensor_dtype(x), te_tensor_ndim(x), te_tensor_shape(x)) : NULL; }
+
+/* Which kernels a plan names, without a GPU; the same for tensors that have no memory. */
 TE_TEST(attn_extras_plans) {
     te_ctx *te = test_context("cpu");
     if (!te) return;
@@ -295,15 +297,24 @@ TE_TEST(attn_extras_plans) {
             name_case(&c);
             xdata in = make_data(&c);
             xtensors t = make_tensors(te, &c, &in);
-            CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
-            CHECK_STR(e.kernels, fast ? "attn/attn_fwd_mma" : "attn/attn_fwd");
-            CHECK_MSG(!strstr(e.kernels, "_mma") == !fast, "%s", e.kernels);
-            CHECK_STR(e.kernels, "attn/attn_clear");
-            CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
-            CHECK_STR(e.kernels, fast ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
-            CHECK_STR(e.kernels, "attn/attn_bwd_bias");
-            CHECK_STR(e.kernels, "attn/attn_bwd_sink");
-            /* lse2 and delta: two floats for each row and head, and no more than a tile a sequence beside them; k + q are longer than what any s x s needs */
-            CHECK(e.workspace <= 8 * (size_t)(c.heads * (c.at_q[c.b] + 4 * 140)));
+            for (int pass = 0; pass < 2; pass++) {
+                CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+                CHECK_STR(e.kernels, fast ? "attn/attn_fwd_mma" : "attn/attn_fwd");
+                CHECK_MSG(!strstr(e.kernels, "_mma") == !fast, "%s", e.kernels);
+                CHECK_STR(e.kernels, "attn/attn_clear");
+                CHECK_EQ_INT(e.launches, 2);
+                CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
+                CHECK_STR(e.kernels, fast ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
+                CHECK_STR(e.kernels, "attn/attn_bwd_bias");
+                CHECK_STR(e.kernels, "attn/attn_bwd_sink");
+                CHECK_EQ_INT(e.launches, 6);
+                /* two floats for each row of each head, and less than two tiles for each sequence: nothing grows as s * s does */
+                CHECK(e.workspace <= 8 * (size_t)(c.heads * (c.at_q[c.b] + 4 * 140)));
+                t.f.max_logit = described(t.f.max_logit);
+                t.f.extras.core_attention_bias = t.g.extras.core_attention_bias = described(t.f.extras.core_attention_bias);
+                t.f.extras.cu_seqlens_q = t.g.extras.cu_seqlens_q = described(t.f.extras.cu_seqlens_q);
+                t.g.dbias = described(t.g.dbias);
+                t.g.dsoftmax_offset = described(t.g.dsoftmax_offset);
+            }
         }
 }

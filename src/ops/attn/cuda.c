@@ -66,7 +66,7 @@ static int64_t te__attn_general_shared(int64_t mine, int64_t mine2, int64_t thei
 
 /* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
-    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.pages) || x->b % 8 == 0) &&
+    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) &&
            (heads == 1 || x->h % 8 == 0);
 }
 
@@ -74,7 +74,7 @@ static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool ba
     const int dt = a->q.dt;
     bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
-              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (!a->x.bias.p || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
+              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (a->x.bias.dt == TE_DTYPE_NONE || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
               te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
               te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
@@ -111,27 +111,26 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
 }
 
 /* Rows of no sequence, and the start of max_logit: attn_clear.cu. */
-static te_result te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward) {
+static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward, bool max_logit) {
     const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
     te__launch *l;
-    if (rows == 0 && (backward || !a->x.max_logit || a->heads == 0)) return TE_OK;
+    if (rows == 0 && (!max_logit || a->heads == 0)) return;
     l = te__plan_launch(p, "attn", "attn_clear");
     *TE__KARGS(p, l, te__attn_kargs) = *a;
     te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
-    return TE_OK;
 }
 
-/* The gradients of the bias and of the softmax's offset, from lse2 and delta. */
-static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a) {
+/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta. Described tensors have no address, so none is asked for here. */
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink) {
     const te__attn_extra *x = &a->x;
     const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
     te__launch *l;
-    if (x->dsink && a->heads) {
+    if (sink && a->heads) {
         l = te__plan_launch(p, "attn", "attn_bwd_sink");
         *TE__KARGS(p, l, te__attn_kargs) = *a;
         te__launch_size(l, a->heads, 1, 1, 256, 0);
     }
-    if (!x->dbias.p || blocks == 0) return TE_OK;
+    if (blocks == 0) return TE_OK; /* no dbias: it has no size */
     if (blocks > INT_MAX)
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", x->dbias_b, x->dbias_h,
                         x->dbias_i, a->s_kv);
@@ -146,8 +145,7 @@ static const char te__attn_why_general[] = "general: any format, head size and s
 
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
-    const te_result r = te__attn_launch_clear(p, &a, false);
-    if (r != TE_OK) return r;
+    te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
     if (te__attn_has_mma(p, &a, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
@@ -161,8 +159,8 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
-    te_result r = te__attn_launch_clear(p, &a, true);
-    if (r != TE_OK) return r;
+    te_result r;
+    te__attn_launch_clear(p, &a, true, false);
     if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
     if (kept > 0) {
         te__launch *l;
@@ -176,7 +174,7 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
     }
-    r = te__attn_launch_extras(p, &a);
+    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL);
     if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, true)) {
         const int d = te__attn_padded_d(&a);

@@ -61,13 +61,14 @@ static void te__offload_leave(te__offload *o, te__offloaded *e) {
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
+    if (b->offloaded != e) e->buffer = NULL; /* not watched: the buffer would not tell it of its end */
     te__buffer_release(b); /* may end it, and e->buffer with it */
 }
 
-/* Forgets the device memory that it watches: the bytes there are others now. */
+/* Stops watching the buffer, whose bytes on the device have changed. An entry inside the window keeps its reference until it leaves. */
 static void te__offload_unwatch(te__offloaded *e) {
-    if (e->buffer) e->buffer->offloaded = NULL;
-    e->buffer = NULL;
+    if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
+    if (!e->inside) e->buffer = NULL;
 }
 
 /* One saved tensor less waits for it. */

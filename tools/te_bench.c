@@ -1,18 +1,17 @@
-/* te_bench: how fast, as ratios against what this machine's own libraries reach in the same run: cuBLASLt (opened at run time, if it is
- * there) for products, a device-to-device copy for everything that moves memory.
+/* te_bench: measures speed, as a ratio to a reference in the same run: cuBLASLt (opened at run time, if it is there) for products, a
+ * device-to-device copy for everything that moves memory.
  *
  *     te_bench [--csv FILE] [--profile] [WORD ...]
  *     te_bench --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4]
  *
  * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
- * each kernel. --tune: every tile and number of splits that te_op_gemm's choice weighs, fastest first, with what it thinks of them.
+ * each kernel. --tune: every tile and number of splits that te_op_gemm's choice weighs, fastest first, with the cost that the choice estimates for each.
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
  * and then reading, since such a call leaves none either. Clocks are left as they are.
  *
- * The first line says of what the figures are: GPU, driver, libraries, date, and the commit that the environment variable TE_BENCH_COMMIT names; `make bench`
- * sets it. */
+ * The first line names GPU, driver, libraries, date, and the commit in the environment variable TE_BENCH_COMMIT, which `make bench` sets. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #define TE__TUNE
@@ -26,7 +25,7 @@ typedef struct bench {
     te_tensor *flush; /* larger than the L2 cache */
     te_tensor *flushed;
     te__cu_handle start, end;
-    bool reads_only;  /* what is measured writes next to nothing */
+    bool reads_only;  /* the measured call writes next to nothing */
     double copy_rate; /* bytes a second, read and written */
     const char **words;
     int num_words;
@@ -1533,7 +1532,7 @@ static void bench_model(bench *b, int num_layers, int64_t tokens) {
 /* ---- alternatives of a product: --tune ---- */
 
 typedef struct alternative {
-    double seconds, cost; /* measured, and what the choice thinks in units of its own */
+    double seconds, cost; /* measured, and estimated by the choice in units of its own */
     int index;
     char text[TE__LAUNCH_TEXT + 32];
 } alternative;

@@ -16,8 +16,8 @@
 enum { NUM_ARCHS = 7, TIMED_ARCH = 90 };
 static const int archs[NUM_ARCHS] = {80, 86, 89, 90, 100, 103, 120};
 
-/* Processor seconds of one row at sm_90a. A second is what we want of an idle core; one that shares its caches and its execution units with
- * others, in a machine that is busy with its tests, may take twice as long for the same. */
+/* Processor seconds of one row at sm_90a: the goal on an idle core, and the limit. A core that shares its caches and execution units with others
+ * may take twice as long for the same row. */
 static const double seconds_wanted = 1.0, seconds_allowed = 2.0;
 
 typedef struct result {

@@ -89,7 +89,7 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
  * stand in host memory, `size` of them. NULL: equal blocks. Lines are all that stands under one index of the first dimension, in any format, and fill whole bytes.
  * x and out must not share memory. */
 TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts);
-/* Returns when all ranks have called it. On a GPU that says nothing about what is queued: te_synchronize does. */
+/* Returns when all ranks have called it. Queued work of a GPU may still run: te_synchronize waits for it. */
 TE_API te_result te_barrier(te_group *group);
 
 /* ---- from one rank to another ---- */

@@ -19,7 +19,7 @@ typedef enum te_microbatch {
 #define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
 /* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_forward_args {
-    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ...: what the class takes */
+    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ..., by the class */
     te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */

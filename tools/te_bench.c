@@ -587,10 +587,12 @@ static void bench_epilogues(bench *b) {
         }
 }
 
-/* Small and odd shapes, over the next multiples of 128 (k: 64): the padded shape's time over this one's. */
+static const int64_t odd[][3] = {{4095, 4097, 4095}, {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
+                                 {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}, {3000, 3000, 3000}, {4096, 4096, 4104}, {8192, 6144, 4104}};
+static const shape_list odd_shapes = {odd, sizeof odd / sizeof *odd};
+
+/* Small and odd shapes, over the next multiples of 128 (k: 64): the padded shape's time over this one's. And over cuBLASLt, where it has them. */
 static void bench_odd(bench *b) {
-    static const int64_t odd[][3] = {{4095, 4097, 4095}, {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
-                                     {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}};
     static const struct {
         const char *name;
         te_quant_kind kind;
@@ -622,6 +624,10 @@ static void bench_odd(bench *b) {
         family_report(&f);
         if (f.count) printf("%-42s at most %.2f times the padded shape's time\n", f.name, 1 / f.least);
     }
+    bench_products(b, &odd_shapes, "odd bf16 TN against cuBLASLt", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &odd_shapes, "odd bf16 NN against cuBLASLt", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
+    bench_products(b, &odd_shapes, "odd bf16 NT against cuBLASLt", TE_QUANT_NONE, false, NT, TE_BF16, false, false);
+    bench_products(b, &odd_shapes, "odd fp8 fast against cuBLASLt", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
 }
 
 /* ---- what a call costs the host ---- */

@@ -378,7 +378,7 @@ typedef struct te_ctx_desc {
     bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its own */
 } te_ctx_desc;
 
-/* Makes a context. desc may be NULL. Returns NULL only if the host memory for it could not be had. A device that was named and cannot be
+/* Makes a context. desc may be NULL. Returns NULL only if host memory for it could not be allocated. A device that was named and cannot be
  * opened gives a context whose te_ok is false and whose te_error says what was tried and what to do; where no device was named, the
  * context is of the CPU. Owned by the caller: te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
@@ -1532,7 +1532,11 @@ TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);
  * Errors. A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
  * threads are told. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
 
-typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignored */ } te_reduce_op;
+/* The operation of te_all_reduce. */
+typedef enum te_reduce_op {
+    TE_REDUCE_SUM = 0, /* in f32 for float formats, rounded once */
+    TE_REDUCE_MAX = 1  /* NaN is ignored */
+} te_reduce_op;
 
 /* An implementation. Each function returns TE_OK, or an error code that the library reports with the group's name and rank; the arguments that it gets
  * have been checked. Work on a GPU belongs on the stream te_ctx_cu_stream(te). */
@@ -1577,14 +1581,14 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
 /* The in-process group: `size` threads, each with a context of its own (CPU or CUDA, mixed as well), join one hub. The hub is
  * owned by the caller and outlives its groups. Collectives go through host memory: for tests, and for small groups in one process. Syncs.
  *
- * A rank whose arguments do not fit the others' (size, format, counts, operation), or that could not make the call at all, makes it fail on every
- * rank with both values, or its own error, named; no tensor has changed then, and the group can go on. Once all ranks wait for one another in calls that do not
- * fit (one in te_recv, one in te_all_reduce), all get an error that lists their waits. A rank that destroys its group or its context makes
- * the calls of the others fail from there on; when all ranks have, the hub can be joined anew. No rank waits for one that
- * cannot come. */
+ * If a rank's arguments do not fit the others' (size, format, counts, operation), or a rank fails before the call, the call fails on every rank with
+ * both values, or with that rank's error; no tensor has changed then, and the group stays usable. Once all ranks wait for one another in calls that do not
+ * fit (one in te_recv, one in te_all_reduce), all get an error that lists their waits. After a rank has destroyed its group or its context,
+ * calls of the others fail; when all ranks have, the hub can be joined again. */
 typedef struct te_thread_hub te_thread_hub;
-TE_API te_thread_hub *te_thread_hub_create(int size); /* NULL: size < 1, or no memory */
-/* Ranks that are still in a group, or wait in one, get errors. NULL is fine. */
+/* A hub for `size` ranks. Owned by the caller: te_thread_hub_destroy. NULL if size < 1 or there is no memory. Any thread may call it. */
+TE_API te_thread_hub *te_thread_hub_create(int size);
+/* Destroys the hub. Ranks that are still in a group, or wait in one, get TE_ERR_STATE. NULL is fine. */
 TE_API void te_thread_hub_destroy(te_thread_hub *hub);
 /* Joins the hub as rank `rank`. Owned by the caller: te_group_destroy. TE_ERR_INVALID for a rank outside 0 .. size - 1
  * or a context that is in the hub already; TE_ERR_STATE if the rank is taken or has left, or the hub was destroyed. */
@@ -1610,12 +1614,11 @@ TE_API te_result te_barrier(te_group *group);
 
 /* ---- from one rank to another ---- */
 
-/* Sends x to rank `to`, which takes it with te_recv(x, from = this rank): same format and number of elements, any format, also 0 elements. Between each two ranks messages are
- * taken in the order in which they were sent; collectives in between do not matter.
+/* Sends x to rank `to`, which receives it by te_recv(x, from = this rank) into a tensor of the same format (any) and number of elements (0 included). Between each two ranks
+ * messages arrive in the order in which they were sent; collectives in between do not matter.
  *
- * Ranks of threads: te_send copies x and returns, whether or not somebody waits. So rings and exchanges in which every rank first sends and then receives do not
- * lock, in whatever order; messages that nobody has taken use host memory. A message that does not fit is the receiver's error, and is gone. A te_send that fails is told to the
- * receiver in its place. Groups that queue on a GPU (NCCL) may let te_send wait for its te_recv: where two ranks send to each other, let the lower one
+ * Ranks of threads: te_send copies x to host memory and returns without waiting for the te_recv. So rings and exchanges in which every rank first sends and then receives do not
+ * deadlock, in any order. A message that does not fit the te_recv makes that fail, and is dropped. If a te_send fails, its te_recv gets an error in place of the message. Groups that queue on a GPU (NCCL) may let te_send wait for its te_recv: where two ranks send to each other, let the lower one
  * send first. Another rank than this one must be named: TE_ERR_INVALID, in a group of 1 always. */
 TE_API te_result te_send(te_group *group, const te_tensor *x, int to);
 /* x = the next tensor that rank `from` has sent to this one; waits for it. */
@@ -1635,7 +1638,7 @@ TE_API te_result te_group_abort(te_group *group, const char *reason);
  * dequantizing gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: the last block of
  * a row or column may be short, and padding never enters an amax.
  *
- * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it takes the input. The exceptions:
+ * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it accepts the input. The exceptions:
  *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also scales a tensor whose
@@ -2164,7 +2167,7 @@ typedef struct te_activation_params {
 
 /* How a product is divided among ranks. */
 typedef enum te_parallel_mode {
-    TE_PARALLEL_NONE = 0,   /* not */
+    TE_PARALLEL_NONE = 0,   /* it is not divided */
     TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
     TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are added up */
 } te_parallel_mode;
@@ -2236,7 +2239,7 @@ typedef struct te_attention_options {
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
-/* What is added to the scores. */
+/* The bias that is added to the scores. */
 typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */
     TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
@@ -2247,7 +2250,7 @@ typedef enum te_attn_bias {
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
 typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
 
-/* What a call gives to attention: of every module that has it. Zero means "not given". Tensors are borrowed for the call. */
+/* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
@@ -2326,8 +2329,8 @@ typedef struct te_module_class {
 /* A module of `cls` without children and parameters, named `name` (copied; NULL => the class's name). Owned by the caller until it is given to a
  * parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
-/* Releases a module and the tree below it, and takes it out of its parent. The tape retains what a backward pass that is still to come reads of
- * it. NULL is fine. */
+/* Releases a module and the tree below it, and removes it from its parent. Records on the tape stay valid: te_backward may still play them. NULL is
+ * fine. */
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own (borrowed) */
 TE_API te_ctx *te_module_ctx(const te_module *m);                      /* the context that it was made in (borrowed) */
@@ -6079,7 +6082,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     p->capacity = (bytes / 4096 + 1) * 4096;
     p->data = te->device->pinned_alloc(te, p->capacity);
     if (!p->data) {
-        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", te->device_name, (unsigned long long)p->capacity);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated", te->device_name, (unsigned long long)p->capacity);
         te__free(te, p, sizeof(*p));
         return NULL;
     }
@@ -38354,7 +38357,7 @@ static const te__field te__recipe_fields[] = {
 #undef TE__ROW
 };
 
-/* Do a and b say the same? Floats by their bits, so that a recipe is the same as itself whatever is in it. */
+/* Are all fields of a and b equal? Floats are compared by their bits, so that a recipe with a NaN equals itself. */
 static bool te__recipe_same(const te_recipe *a, const te_recipe *b) { return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields)); }
 
 /* Refuses a field that is set and that recipes of this kind do not read. */
@@ -38496,7 +38499,7 @@ typedef struct te__custom_slot {
     bool own_scale; /* delayed, with the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
+    struct te__custom_slots *next; /* of other recipes: a backward pass uses the answers of its forward's */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     te_format format; /* of the codes of slots with the module's scale */
@@ -39405,7 +39408,7 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
     return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
 }
 
-/* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
+/* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     te_result result = te__primary_assign(weight, value);
@@ -40771,7 +40774,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* The weight's quantized copy: the weight itself if it is stored so; else made anew, or the cached one while it is allowed and not stale. */
+/* The weight's quantized copy: the weight itself if it is stored quantized; the cached copy if the microbatch allows it and the weight was not written; else
+ * a new one. */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -44435,7 +44439,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                 (unsigned long long)m.device_allocs);
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
                 j->from_ptx, (unsigned long long)j->launches);
-        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were made anew\n", j->cache_damaged);
+        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }
     return t.used;

@@ -214,7 +214,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                 (unsigned long long)m.device_allocs);
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
                 j->from_ptx, (unsigned long long)j->launches);
-        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were made anew\n", j->cache_damaged);
+        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }
     return t.used;

@@ -29,7 +29,7 @@ typedef struct result {
 
 typedef struct row {
     char family[64], kernel[96], options[TE__OPTIONS_TEXT];
-    bool ahead; /* the general form of a kernel that has rows: nobody waits for NVRTC to compile it */
+    bool ahead; /* the general form of a kernel that has rows: users wait for NVRTC to compile rows alone */
     te__kernel_marks marks;
     te__unit unit;
     result results[NUM_ARCHS];
@@ -93,7 +93,7 @@ static bool chosen(int argc, char **argv, const char *family, const char *kernel
     return argc == 1;
 }
 
-/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for what is no kernel. */
+/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for a path of another kind. */
 static bool kernel_path(const char *path, char family[64], char kernel[96]) {
     const char *slash = te__starts_with(path, "ops/") ? strchr(path + 4, '/') : NULL;
     if (!slash || !te__ends_with(path, ".cu")) return false;

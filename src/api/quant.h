@@ -5,7 +5,7 @@
  * dequantizing gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: the last block of
  * a row or column may be short, and padding never enters an amax.
  *
- * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it takes the input. The exceptions:
+ * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it accepts the input. The exceptions:
  *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also scales a tensor whose

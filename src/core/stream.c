@@ -131,7 +131,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     p->capacity = (bytes / 4096 + 1) * 4096;
     p->data = te->device->pinned_alloc(te, p->capacity);
     if (!p->data) {
-        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", te->device_name, (unsigned long long)p->capacity);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated", te->device_name, (unsigned long long)p->capacity);
         te__free(te, p, sizeof(*p));
         return NULL;
     }

@@ -100,7 +100,7 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
     return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
 }
 
-/* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
+/* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     te_result result = te__primary_assign(weight, value);

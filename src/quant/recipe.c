@@ -63,7 +63,7 @@ static const te__field te__recipe_fields[] = {
 #undef TE__ROW
 };
 
-/* Do a and b say the same? Floats by their bits, so that a recipe is the same as itself whatever is in it. */
+/* Are all fields of a and b equal? Floats are compared by their bits, so that a recipe with a NaN equals itself. */
 static bool te__recipe_same(const te_recipe *a, const te_recipe *b) { return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields)); }
 
 /* Refuses a field that is set and that recipes of this kind do not read. */

@@ -19,7 +19,7 @@ typedef struct te__custom_slot {
     bool own_scale; /* delayed, with the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
+    struct te__custom_slots *next; /* of other recipes: a backward pass uses the answers of its forward's */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     te_format format; /* of the codes of slots with the module's scale */

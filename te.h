@@ -83,7 +83,7 @@
  *   same memory). Tensors belong to the innermost scope.
  * - te.h prints nothing but warnings, through the log function (default: stderr), and never exits or aborts.
  * - Work on CUDA is queued; functions that wait say "Syncs".
- * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. Nothing catches a release too many.
+ * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. One release too many is not detected.
  * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. There every call on it gives
  *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU cannot open one: fork
  *   before, or start a new program.
@@ -151,7 +151,7 @@
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
- *     report      what was found, what was done, what would be done
+ *     report      warm-up, explanations of calls, the report on machine and context
  */
 
 /* Generated from src/ by `make pack`: edit there. */
@@ -309,7 +309,6 @@ typedef enum te_attn_bias {
  * own macros when te.h comes from a shared library. */
 TE_API int te_version(void);
 
-
 /* "f32", "bf16", "e4m3" ...; "?" for a value outside the list. Static string. */
 TE_API const char *te_dtype_name(te_dtype dtype);
 /* Bits of one element: 32, 16, 8, 4, 64; 0 for a value outside the list. */
@@ -325,7 +324,7 @@ typedef enum te_result {
     TE_ERR_DTYPE,         /* number formats do not fit each other */
     TE_ERR_UNSUPPORTED,   /* the call is legal, and this backend has no kernel for it; the message says which has */
     TE_ERR_OUT_OF_MEMORY, /* host or device memory; nothing was changed and the context stays usable */
-    TE_ERR_DEVICE,        /* the driver refused; the message carries its own words */
+    TE_ERR_DEVICE,        /* a call of the driver failed; the message carries the driver's text */
     TE_ERR_LIBRARY,       /* libcuda or libnvrtc is missing or too old; the message lists the paths that were tried */
     TE_ERR_COMPILE,       /* NVRTC refused a kernel; the message carries its log */
     TE_ERR_IO,            /* a file could not be read or written */
@@ -339,7 +338,7 @@ TE_API const char *te_result_name(te_result result);
 
 /* An option that is neither on nor off while it is zero: see "Options" at the top. */
 typedef enum te_switch {
-    TE_DEFAULT = 0, /* what the field's comment names */
+    TE_DEFAULT = 0, /* the default that the field's comment names */
     TE_ON = 1,      /* yes */
     TE_OFF = 2      /* no */
 } te_switch;
@@ -394,7 +393,7 @@ typedef struct te_ctx_desc {
     bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its own */
 } te_ctx_desc;
 
-/* Makes a context. desc may be NULL. Returns NULL only if the host memory for it could not be had. A device that was named and cannot be
+/* Makes a context. desc may be NULL. Returns NULL only if host memory for it could not be allocated. A device that was named and cannot be
  * opened gives a context whose te_ok is false and whose te_error says what was tried and what to do; where no device was named, the
  * context is of the CPU. Owned by the caller: te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
@@ -484,7 +483,7 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
  * A tensor is a reference-counted view of a block of memory: number format, at most TE_MAX_DIMS sizes, strides. It
  * belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond. Shapes are row-major: the last
  * size varies fastest. A size may be 0. Of 4-bit formats (e2m1) two elements share a byte, the even one in its low half, and each row (run along
- * the last size) begins at a whole byte: [3, 5] has 9 bytes, and no dimensions at all 1.
+ * the last size) begins at a whole byte: [3, 5] has 9 bytes, and a tensor without dimensions 1.
  *
  * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports nothing: the call that made the NULL has
  * reported already. */
@@ -641,15 +640,15 @@ typedef struct te_checkpoint_desc {
  * Source: transformer_engine.pytorch.checkpoint; Chen et al. 2016. */
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *desc);
 
-/* Hooks on saved tensors (torch.autograd.graph.saved_tensors_hooks): what tape nodes keep for their backward functions goes through `pack`, and comes back
- * through `unpack` right before it is read: to offload it, to compress it, to look at it. */
+/* Hooks on saved tensors (torch.autograd.graph.saved_tensors_hooks), to offload, compress or inspect them: each tensor that a tape node keeps for its backward
+ * function goes through `pack`, and comes back through `unpack` right before it is read. */
 typedef struct te_saved_tensors_hooks {
     /* Gets a tensor that a node saves (borrowed; activations, plain or quantized: parameters are not offered) and returns a handle in its place; NULL => the
      * tensor stays. Several nodes may save one tensor. */
     void *(*pack)(void *user, te_tensor *x);
     /* Gives a tensor of that shape and format back for a handle, once (borrowed from the innermost scope, or retained by the hooks' owner). */
     te_tensor *(*unpack)(void *user, void *handle);
-    /* Lets go of a handle whose node is forgotten without being played; NULL => nothing to let go of. */
+    /* Releases a handle whose node is forgotten without being played; NULL => handles need no release. */
     void (*drop)(void *user, void *handle);
     void *user; /* handed to all three; lives until the nodes that were recorded in the region are gone */
 } te_saved_tensors_hooks;
@@ -1118,7 +1117,7 @@ typedef struct te_op_quant_error_args {
 
 /* ==== api/ops_model.h =========================================================================================== */
 
-/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
+/* api/ops_model.h: the args of the raw operations that models are made of, and, at the end, the functions of all operations; the rules of api/ops.h hold. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -1538,7 +1537,7 @@ typedef enum te_trace_phase {
 typedef enum te_trace_mode {
     TE_TRACE_RUN = 0,    /* it runs: on CUDA it is queued, and may still be running in TE_TRACE_AFTER */
     TE_TRACE_WARMUP = 1, /* between te_warmup_begin and te_warmup_end: it is planned alone */
-    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: it is noted. te_graph_launch runs what was noted, and traces none of it */
+    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: it is recorded. te_graph_launch runs the record, and traces none of it */
 } te_trace_mode;
 
 /* One call of an operation. */
@@ -1558,10 +1557,10 @@ typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
  * optimizers are made of. NULL ends it. One function at a time; without one an operation pays for a comparison. A call with refused args is not traced; one
  * that began is traced twice, whatever becomes of it.
  *
- * A hook looks on. It may ask (te_query_args, te_explain, shapes, statistics), te_tensor_retain what it wants to keep, call te_set_trace, and read a contiguous
+ * A hook observes. It may query (te_query_args, te_explain, shapes, statistics), te_tensor_retain what it wants to keep, call te_set_trace, and read a contiguous
  * tensor back by te_tensor_to_host or te_tensor_to_f32 (which waits for the device, and gives TE_ERR_STATE in a capture). Whatever would change the context under
  * the call gives TE_ERR_STATE: operations, hence all functions and modules made of them, and te_graph_begin, _end, _launch, te_warmup_begin, _end. Scopes stay as they are, and no tensor
- * of the call is released. A computation waits until the traced call has returned.
+ * of the call is released. A computation of the program's has to run after the traced call.
  *
  * te_set_trace gives TE_ERR_STATE if te is NULL. */
 TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);
@@ -1586,7 +1585,11 @@ TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);
  * Errors. A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
  * threads are told. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
 
-typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignored */ } te_reduce_op;
+/* The operation of te_all_reduce. */
+typedef enum te_reduce_op {
+    TE_REDUCE_SUM = 0, /* in f32 for float formats, rounded once */
+    TE_REDUCE_MAX = 1  /* NaN is ignored */
+} te_reduce_op;
 
 /* An implementation. Each function returns TE_OK, or an error code that the library reports with the group's name and rank; the arguments that it gets
  * have been checked. Work on a GPU belongs on the stream te_ctx_cu_stream(te). */
@@ -1631,14 +1634,14 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
 /* The in-process group: `size` threads, each with a context of its own (CPU or CUDA, mixed as well), join one hub. The hub is
  * owned by the caller and outlives its groups. Collectives go through host memory: for tests, and for small groups in one process. Syncs.
  *
- * A rank whose arguments do not fit the others' (size, format, counts, operation), or that could not make the call at all, makes it fail on every
- * rank with both values, or its own error, named; no tensor has changed then, and the group can go on. Once all ranks wait for one another in calls that do not
- * fit (one in te_recv, one in te_all_reduce), all get an error that lists their waits. A rank that destroys its group or its context makes
- * the calls of the others fail from there on; when all ranks have, the hub can be joined anew. No rank waits for one that
- * cannot come. */
+ * If a rank's arguments do not fit the others' (size, format, counts, operation), or a rank fails before the call, the call fails on every rank with
+ * both values, or with that rank's error; no tensor has changed then, and the group stays usable. Once all ranks wait for one another in calls that do not
+ * fit (one in te_recv, one in te_all_reduce), all get an error that lists their waits. After a rank has destroyed its group or its context,
+ * calls of the others fail; when all ranks have, the hub can be joined again. */
 typedef struct te_thread_hub te_thread_hub;
-TE_API te_thread_hub *te_thread_hub_create(int size); /* NULL: size < 1, or no memory */
-/* Ranks that are still in a group, or wait in one, get errors. NULL is fine. */
+/* A hub for `size` ranks. Owned by the caller: te_thread_hub_destroy. NULL if size < 1 or there is no memory. Any thread may call it. */
+TE_API te_thread_hub *te_thread_hub_create(int size);
+/* Destroys the hub. Ranks that are still in a group, or wait in one, get TE_ERR_STATE. NULL is fine. */
 TE_API void te_thread_hub_destroy(te_thread_hub *hub);
 /* Joins the hub as rank `rank`. Owned by the caller: te_group_destroy. TE_ERR_INVALID for a rank outside 0 .. size - 1
  * or a context that is in the hub already; TE_ERR_STATE if the rank is taken or has left, or the hub was destroyed. */
@@ -1659,17 +1662,16 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
  * stand in host memory, `size` of them. NULL: equal blocks. Lines are all that stands under one index of the first dimension, in any format, and fill whole bytes.
  * x and out must not share memory. */
 TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts);
-/* Returns when all ranks have called it. On a GPU that says nothing about what is queued: te_synchronize does. */
+/* Returns when all ranks have called it. Queued work of a GPU may still run: te_synchronize waits for it. */
 TE_API te_result te_barrier(te_group *group);
 
 /* ---- from one rank to another ---- */
 
-/* Sends x to rank `to`, which takes it with te_recv(x, from = this rank): same format and number of elements, any format, also 0 elements. Between each two ranks messages are
- * taken in the order in which they were sent; collectives in between do not matter.
+/* Sends x to rank `to`, which receives it by te_recv(x, from = this rank) into a tensor of the same format (any) and number of elements (0 included). Between each two ranks
+ * messages arrive in the order in which they were sent; collectives in between do not matter.
  *
- * Ranks of threads: te_send copies x and returns, whether or not somebody waits. So rings and exchanges in which every rank first sends and then receives do not
- * lock, in whatever order; messages that nobody has taken use host memory. A message that does not fit is the receiver's error, and is gone. A te_send that fails is told to the
- * receiver in its place. Groups that queue on a GPU (NCCL) may let te_send wait for its te_recv: where two ranks send to each other, let the lower one
+ * Ranks of threads: te_send copies x to host memory and returns without waiting for the te_recv. So rings and exchanges in which every rank first sends and then receives do not
+ * deadlock, in any order. A message that does not fit the te_recv makes that fail, and is dropped. If a te_send fails, its te_recv gets an error in place of the message. Groups that queue on a GPU (NCCL) may let te_send wait for its te_recv: where two ranks send to each other, let the lower one
  * send first. Another rank than this one must be named: TE_ERR_INVALID, in a group of 1 always. */
 TE_API te_result te_send(te_group *group, const te_tensor *x, int to);
 /* x = the next tensor that rank `from` has sent to this one; waits for it. */
@@ -1689,7 +1691,7 @@ TE_API te_result te_group_abort(te_group *group, const char *reason);
  * dequantizing gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: the last block of
  * a row or column may be short, and padding never enters an amax.
  *
- * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it takes the input. The exceptions:
+ * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it accepts the input. The exceptions:
  *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also scales a tensor whose
@@ -1765,7 +1767,7 @@ typedef struct te_quantizer_desc {
     te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed); NULL => this rank's own */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     bool with_2d_quantization; /* MXFP8, NVFP4: one scale for 32 x 32 or 16 x 16 elements */
-    te_delayed_quantizer delayed;      /* of the kind delayed alone; and so on */
+    te_delayed_quantizer delayed;      /* delayed */
     te_current_quantizer current;      /* current */
     te_block_quantizer block;          /* block */
     te_nvfp4_quantizer nvfp4;          /* NVFP4 */
@@ -1849,7 +1851,7 @@ typedef enum te_format {
     TE_FORMAT_E5M2 = 3     /* refused, as TransformerEngine does in training: hardware has no product of E5M2 and E5M2 */
 } te_format;
 
-/* The operands of the backward products. Delayed scaling takes the first alone. */
+/* The operands of the backward products. Delayed scaling allows the first alone. */
 typedef enum te_backward_override {
     TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
@@ -2031,7 +2033,7 @@ typedef struct te_master_weights {
     te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: it owns none of it */
     const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */
     int count;                        /* length of the lists */
-    te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank has all */
+    te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank owns all slices */
     /* Optional [count]: the slice's codes are written here, flat, and not into the weight (its scales are written all the same). MXFP8: row-wise
      * codes into shard_weights, column-wise ones into shard_columnwise. e2m1: u8, from the byte of the first element on. */
     te_tensor *const *shard_weights, *const *shard_columnwise;
@@ -2221,7 +2223,7 @@ typedef struct te_activation_params {
 
 /* How a product is divided among ranks. */
 typedef enum te_parallel_mode {
-    TE_PARALLEL_NONE = 0,   /* not */
+    TE_PARALLEL_NONE = 0,   /* it is not divided */
     TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
     TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are added up */
 } te_parallel_mode;
@@ -2290,7 +2292,7 @@ typedef struct te_attention_options {
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
 typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
 
-/* What a call gives to attention: of every module that has it. Zero means "not given". Tensors are borrowed for the call. */
+/* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
@@ -2342,7 +2344,7 @@ typedef enum te_microbatch {
 #define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
 /* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_forward_args {
-    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ...: what the class takes */
+    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ..., by the class */
     te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
@@ -2369,8 +2371,8 @@ typedef struct te_module_class {
 /* A module of `cls` without children and parameters, named `name` (copied; NULL => the class's name). Owned by the caller until it is given to a
  * parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
-/* Releases a module and the tree below it, and takes it out of its parent. The tape retains what a backward pass that is still to come reads of
- * it. NULL is fine. */
+/* Releases a module and the tree below it, and removes it from its parent. Records on the tape stay valid: te_backward may still play them. NULL is
+ * fine. */
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own (borrowed) */
 TE_API te_ctx *te_module_ctx(const te_module *m);                      /* the context that it was made in (borrowed) */
@@ -2752,7 +2754,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 
 /* ==== api/report.h ============================================================================================== */
 
-/* api/report.h: warm-up, explanations, the report: what was found, what was done, what would be done. */
+/* api/report.h: warm-up, explanations of calls, the report on machine and context. */
 
 /* From here to te_warmup_end operations are planned and not run, and the kernels that they need are listed. Tensors made inside hold no meaningful
  * values; parameters, optimizer states, scaling states and the random state are left as they were. A program need not warm up: a model's first
@@ -3690,10 +3692,20 @@ typedef struct te__field {
 static bool te__is_switch(te_switch given) { return (int)given >= TE_DEFAULT && given <= TE_OFF; }
 static bool te__switch(te_switch given, bool by_default) { return given == TE_DEFAULT ? by_default : given == TE_ON; }
 
-/* Is any bit of it set? */
+/* Is any bit of the field set? Every forward asks some thirty times: pointers and enums are read in one load. */
 static bool te__field_is_set(const void *s, const te__field *f) {
     const unsigned char *bytes = (const unsigned char *)s + f->offset;
+    uint64_t eight;
+    uint32_t four;
     size_t i;
+    if (f->size == sizeof(eight)) {
+        memcpy(&eight, bytes, sizeof(eight));
+        return eight != 0;
+    }
+    if (f->size == sizeof(four)) {
+        memcpy(&four, bytes, sizeof(four));
+        return four != 0;
+    }
     for (i = 0; i < f->size; i++)
         if (bytes[i]) return true;
     return false;
@@ -5363,8 +5375,8 @@ typedef struct te__arena {
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
     int refs;          /* saved tensors that wait for it */
-    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
-    uint64_t version;  /* of buffer, when the bytes were the same */
+    te__buffer *buffer; /* its device memory: a reference while `inside`; otherwise watched alone, and NULL once it is freed or written */
+    uint64_t version;  /* of buffer, when it held these bytes */
     bool inside;       /* the window */
     size_t bytes;
     te__pinned *host;
@@ -5993,7 +6005,7 @@ static te_result te__refuse_stream(te_ctx *te) {
 
 /* ---- events ---- */
 
-/* Of one reference, recorded nowhere yet; NULL with an error. */
+/* An event with one reference, recorded nowhere yet; NULL with an error. */
 static te__event *te__event_create(te_ctx *te) {
     te__event *e = te->spare_events;
     if (e) {
@@ -6016,14 +6028,14 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* A wait that has been queued for it still holds: it is for the record before, and the next user records the event anew. */
+/* Waits that are queued for the event stay valid: they are for its last record, and its next user records it anew. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;
     e->te->spare_events = e;
 }
 
-/* Marks what `s` has been given so far. */
+/* Records the event behind all work that `s` has been given so far. */
 static te_result te__event_record(te__event *e, te__stream *s) {
     te_result result = te__refuse_stream(e->te);
     if (result == TE_OK) result = e->te->device->event_record(e->te, e->handle, s);
@@ -6042,14 +6054,14 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     if (result == TE_OK && !s) e->awaited = true;
     return result;
 }
-/* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
+/* Has the work before the event run? Does not wait. A device that has failed runs no more work: true, with the error. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
     if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK) passed = true;
     e->pending = !passed;
     return passed;
 }
-/* The host waits. */
+/* The host waits for the event. */
 static te_result te__event_synchronize(te__event *e) {
     te_result result = TE_OK;
     if (e->pending && !te__is_forked(e->te)) result = e->te->device->event_wait(e->te, e->handle, NULL);
@@ -6059,7 +6071,7 @@ static te_result te__event_synchronize(te__event *e) {
 
 /* ---- streams ---- */
 
-/* NULL with an error. Ends with its context, or by te__stream_destroy. */
+/* A second stream; NULL with an error. te__stream_destroy or the end of its context destroys it. */
 static inline te__stream *te__stream_create(te_ctx *te) {
     te__stream *s;
     if (te__refuse_stream(te) != TE_OK) return NULL;
@@ -6074,7 +6086,7 @@ static inline te__stream *te__stream_create(te_ctx *te) {
     te->streams = s;
     return s;
 }
-/* Waits for what it has been given, so memory and events that it used may live on. */
+/* Waits for the stream's work first, so no copy is left that reads or writes memory. */
 static void te__stream_destroy(te__stream *s) {
     te_ctx *te;
     te__stream **at;
@@ -6097,8 +6109,8 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* At least `bytes`, until te__pinned_give; NULL with an error. Taking memory from the driver is slow and waits for the device, so blocks are kept. A copy may
- * still run on what was given back: copies wait for it on the device, the host by te__pinned_wait. */
+/* A block of at least `bytes`, until te__pinned_give; NULL with an error. Allocation by the driver is slow and waits for the device, so blocks are kept. A copy may
+ * still run on a block that was given back: later copies wait for it on the device, the host by te__pinned_wait. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)
@@ -6112,7 +6124,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     p->capacity = (bytes / 4096 + 1) * 4096;
     p->data = te->device->pinned_alloc(te, p->capacity);
     if (!p->data) {
-        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", te->device_name, (unsigned long long)p->capacity);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated", te->device_name, (unsigned long long)p->capacity);
         te__free(te, p, sizeof(*p));
         return NULL;
     }
@@ -6125,10 +6137,10 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
 static inline void te__pinned_give(te__pinned *p) {
     if (p) p->taken = false;
 }
-/* The host may read and write it. */
+/* After this the host may read and write the block. */
 static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
 
-/* Gives blocks back to the system: those that nobody has, or `all`. */
+/* Gives blocks back to the system: those that are not taken, or `all`. */
 static void te__pinned_trim(te_ctx *te, bool all) {
     te__pinned *p, **at = &te->pinned;
     while ((p = *at) != NULL) {
@@ -6145,7 +6157,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
     }
 }
 
-/* The context goes: nothing waits any more. */
+/* Both run when the context is destroyed. */
 static void te__streams_close(te_ctx *te) {
     while (te->streams) te__stream_destroy(te->streams);
 }
@@ -7034,18 +7046,18 @@ TE_API void te_scope_end(te_ctx *te) {
 /* ==== core/transfer.c =========================================================================================== */
 
 /* core/transfer.c: copies between tensors and pinned host memory on a stream beside the context's own one. Knows buffers and streams; must not know the
- * tape, nor why anybody copies.
+ * tape, nor the purpose of a copy.
  *
  *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
  *     te__copy_in(s, x, host, at)    and back
- *     te__await(x)                   operations that come read what was copied in
+ *     te__await(x)                   operations queued from here on read the bytes that were copied in
  *
  * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
- * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before goes to nobody
- * until the event has passed, or until the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x, by whatever calls
- * te__touch, waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads anything. */
+ * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before that event is reused
+ * only after it has passed, or once the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x (te__touch)
+ * waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads undefined bytes. */
 
-/* Puts the copy between all that came before it and an event that the memory remembers. */
+/* Queues the copy behind all earlier work, and the event that the memory remembers behind the copy. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
     te_ctx *te = s->te;
     te__event *before = te__event_create(te), *after = before ? te__event_create(te) : NULL;
@@ -7064,7 +7076,7 @@ static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p,
             b->used = te__event_retain(after);
             p->used = te__event_retain(after);
         } else {
-            te->device->stream_synchronize(te, s); /* nobody else could tell when it has run */
+            te->device->stream_synchronize(te, s); /* without the event this wait alone tells that the copy has run */
         }
     }
     te__event_release(before);
@@ -35901,7 +35913,7 @@ TE_API te_result te_saved_tensors_end(te_ctx *te) {
     return TE_OK;
 }
 
-/* Offers each saved tensor but parameters, which live on anyway, to the innermost region's hooks. */
+/* Offers each saved tensor to the innermost region's hooks; parameters are left out, since the model holds their memory anyway. */
 static te_result te__saved_pack(te_ctx *te, te__node *node) {
     int i;
     if (te->tape.num_hooks == 0 || node->num_saved == 0) return TE_OK;
@@ -35929,7 +35941,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     return TE_OK;
 }
 
-/* Gives the packed ones back, for the backward function that is about to run. */
+/* Unpacks a node's saved tensors, right before its backward function runs. */
 static te_result te__saved_unpack(te_ctx *te, te__node *node) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
@@ -35938,7 +35950,7 @@ static te_result te__saved_unpack(te_ctx *te, te__node *node) {
         void *handle = node->packed[i];
         te_tensor *x;
         if (!handle) continue;
-        node->packed[i] = NULL; /* the handle is unpack's now */
+        node->packed[i] = NULL; /* from here on unpack owns the handle */
         x = node->hooks.unpack(node->hooks.user, handle);
         if (te->error_code != TE_OK) return te->error_code;
         if (!x) return te__fail(te, TE_ERR_STATE, "te_backward: %s: unpack gave NULL for saved tensor %d of %d", node->name, i + 1, node->num_saved);
@@ -35962,10 +35974,10 @@ static te_result te__saved_unpack(te_ctx *te, te__node *node) {
  *
  *     oldest | host memory alone ............ | inside the window: on the device too | newest
  *
- * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. What is pushed out at the old end waits for its copy, on
- * the device, and gives up its device memory: nobody else's is touched. Backward: the window moves the other way. The buffers that nodes have read leave it, and
- * the next older ones are copied in. So the memory that a copy needs on the way is bounded, copies run up to a window's length ahead of their
- * use, and what the backward pass needs first has never left. */
+ * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. A buffer that leaves at the old end gives up its device
+ * memory behind its copy (the device waits), unless other tensors hold it. Backward: the window moves the other way. The buffers that nodes have read leave
+ * it, and the next older ones are copied in. So the device memory of copies under way is bounded, copies in are queued up to a window's length ahead of their
+ * use, and the buffers that the backward pass reads first have never left. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -35984,10 +35996,10 @@ typedef struct te__offload {
     size_t largest; /* that went out: two of them are the window of a region that names none */
 } te__offload;
 
-/* A tensor that a node has saved, and whose buffers, or some of them, have gone out. */
+/* A tensor that a node has saved, some or all of whose buffers were copied out. */
 typedef struct te__offloaded_tensor {
-    te_tensor *x; /* without the memory of these */
-    te__offloaded *part[TE__MAX_PARTS]; /* NULL: it has stayed */
+    te_tensor *x; /* its parts that were copied out have no memory */
+    te__offloaded *part[TE__MAX_PARTS]; /* NULL: that part has stayed on the device */
 } te__offloaded_tensor;
 
 /* ---- the list and its window ---- */
@@ -36017,16 +36029,17 @@ static void te__offload_leave(te__offload *o, te__offloaded *e) {
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
+    if (b->offloaded != e) e->buffer = NULL; /* not watched: the buffer would not tell it of its end */
     te__buffer_release(b); /* may end it, and e->buffer with it */
 }
 
-/* Forgets the device memory that it watches: the bytes there are others now. */
+/* Stops watching the buffer, whose bytes on the device have changed. An entry inside the window keeps its reference until it leaves. */
 static void te__offload_unwatch(te__offloaded *e) {
-    if (e->buffer) e->buffer->offloaded = NULL;
-    e->buffer = NULL;
+    if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
+    if (!e->inside) e->buffer = NULL;
 }
 
-/* One saved tensor less waits for it. */
+/* Releases one saved tensor's reference. */
 static void te__offload_drop(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     if (--e->refs > 0) return;
@@ -36104,7 +36117,7 @@ static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_
     return TE_OK;
 }
 
-/* Lets go of all that the handle holds. */
+/* Frees a handle and releases all that it holds. */
 static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     int i;
     te_tensor_release(h->x);
@@ -36121,7 +36134,7 @@ static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te__frame_end(te, NULL, 0);
     return y;
 }
-/* Takes the memory of part i of the handle's tensor away. Other holders of a quantized tensor share its parts, so the part is replaced. */
+/* Replaces a part by one without memory; other holders of a quantized tensor share its parts, so the part itself must not change. */
 static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
     te_tensor *own = te__offload_alias(te, *part);
     if (!own) return te_error_code(te);
@@ -36139,7 +36152,7 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* it is read at once; it holds no values */
+    if (te->playing || te->warming) return NULL; /* a record made in a backward function is played at once; a warm-up has no values */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -36161,13 +36174,13 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Its bytes on the device, right before the window or at the new end, where they enter it; queued, not awaited. */
+/* Queues the copy of the entry's bytes to the device, and has it enter the window: it stands right before it, or at the new end. Does not wait. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
     te_result result;
     if (e->inside) return TE_OK;
-    if (b && b->version == e->version) { /* somebody has held it */
+    if (b && b->version == e->version) { /* another tensor has held the memory */
         b->refs++;
         te__offload_enter(o, e);
         return TE_OK;
@@ -36197,7 +36210,7 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Puts the memory of one part back. A version that was written since stays with those who hold it. */
+/* Gives one part of a saved tensor its memory back. A buffer that was written since stays with its other holders. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;
@@ -38439,7 +38452,7 @@ struct te__quant_class {
     int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: none do */
     const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; of any spec if there
                                        * are no tiles; NULL: any spec will do */
-    /* The fields of a desc that this kind alone reads, into the spec; says what is wrong with them. NULL: it has none. */
+    /* Copies the fields of a desc that this kind alone reads into the spec, and refuses wrong ones. NULL: it has none. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
     /* Shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
@@ -38465,6 +38478,15 @@ static const te__quant_spec *te__spec_of(const te__quant_spec *spec, int which) 
 }
 static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col; }
 
+/* The outputs of a cast into these copies; NULLs for a copy that is NULL. */
+static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data, te_tensor **row_scale, te_tensor **col_data,
+                             te_tensor **col_scale) {
+    *row_data = row ? row->data : NULL;
+    *row_scale = row ? row->scale : NULL;
+    *col_data = col ? col->data : NULL;
+    *col_scale = col ? col->scale : NULL;
+}
+
 /* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the shape. */
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }
 
@@ -38475,7 +38497,7 @@ static te_tensor *te__as_matrix(const te_tensor *x) { return te__alias_2d(x, 0, 
 
 /* quant/kind_tensor.c: FP8 by one scale a tensor: delayed (the scale is given) and current (it comes from the tensor). */
 
-/* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
+/* The scale is given, or made from the amax of x, which a group reduces first. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -38569,10 +38591,7 @@ static void te__block_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__block_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_block_quantize_args cast = TE_ZERO;
     cast.x = x;
-    cast.row = row ? row->data : NULL;
-    cast.row_scale_inv = row ? row->scale : NULL;
-    cast.col = col ? col->data : NULL;
-    cast.col_scale_inv = col ? col->scale : NULL;
+    te__cast_outputs(row, col, &cast.row, &cast.row_scale_inv, &cast.col, &cast.col_scale_inv);
     cast.two_dimensional = spec->two_dimensional;
     cast.fp32_scales = spec->fp32_scales;
     cast.epsilon = spec->epsilon;
@@ -38626,10 +38645,7 @@ static void te__mxfp8_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__mxfp8_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_mxfp8_quantize_args cast = TE_ZERO;
     cast.x = x;
-    cast.row = row ? row->data : NULL;
-    cast.row_scale = row ? row->scale : NULL;
-    cast.col = col ? col->data : NULL;
-    cast.col_scale = col ? col->scale : NULL;
+    te__cast_outputs(row, col, &cast.row, &cast.row_scale, &cast.col, &cast.col_scale);
     cast.two_dimensional = spec->two_dimensional;
     cast.swizzled = spec->swizzled;
     cast.noop = noop;
@@ -38683,7 +38699,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
+    te_tensor *whole[2] = {NULL, NULL}; /* the copies' amaxes, while a group reduces temporaries: a collective that fails leaves the copies as they are */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -38701,7 +38717,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
-    cast.measure = !whole[0] && !whole[1]; /* nobody else has a say: the cast does it all */
+    cast.measure = !whole[0] && !whole[1]; /* without a group the cast measures its amaxes itself */
     if (!cast.measure) result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
@@ -38710,17 +38726,14 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
-    cast.row = row ? row->data : NULL;
-    cast.row_scale = row ? row->scale : NULL;
+    te__cast_outputs(row, col, &cast.row, &cast.row_scale, &cast.col, &cast.col_scale);
     cast.amax_row = row ? row->amax : NULL;
-    cast.col = col ? col->data : NULL;
-    cast.col_scale = col ? col->scale : NULL;
     cast.amax_col = col ? col->amax : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.rht = spec->rht;
     cast.no_random_sign_mask = spec->no_random_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
-    if (spec->stochastic) { /* one number of the stream for each copy */
+    if (spec->stochastic) { /* one offset of the random state for each copy */
         te__draw draw = te__rng_draw(te, 2);
         cast.seed = draw.seed;
         cast.offset = draw.offset;
@@ -38751,7 +38764,7 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
 static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
-    for (part = 0; part < 2 && result == TE_OK; part++) { /* whole groups of 16 columns; what is left over */
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* the whole groups of 16 columns, then the columns left over */
         int64_t first = part ? n / 16 : 0, shape[3];
         te_tensor *src, *dst;
         shape[0] = part ? n % 16 != 0 : n / 16;
@@ -38957,7 +38970,7 @@ static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc
     for (i = 0; i < TE__COUNT(te__quantizer_fields); i++) {
         const te__field *f = &te__quantizer_fields[i];
         if (!(f->mark & 1 << cls->kind) && te__field_is_set(desc, f))
-            return te__fail(te, TE_ERR_INVALID, "%s: %s is set, which a quantizer of the kind %s does not read; leave it zero, or take a kind that has it", who, f->name, cls->name);
+            return te__fail(te, TE_ERR_INVALID, "%s: %s is set, which a quantizer of the kind %s does not read; leave it zero, or use a kind that reads it", who, f->name, cls->name);
     }
     return TE_OK;
 }
@@ -38969,7 +38982,7 @@ static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc
 
 /* ---- memory ---- */
 
-/* How many amaxes a copy of an [m, n] matrix has: row-scaled, one for each row of x, or for each column. */
+/* The number of amaxes of a copy of an [m, n] matrix; row-scaled: one for each row, in the column-wise copy one for each column. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) { return !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n; }
 
 /* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
@@ -38985,7 +38998,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->e4m3_max_256 = spec->e4m3_max_256;
     c->swizzled = spec->swizzled;
     c->custom = spec->custom;
-    if (te__is_opaque(cls)) return TE_OK; /* its own function brings the memory */
+    if (te__is_opaque(cls)) return TE_OK; /* the user's function allocates */
     shape[0] = turned ? n : m;
     shape[1] = turned ? m : n;
     if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
@@ -39059,7 +39072,7 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* A word for the amax of what is about to be written: 0; NULL where all are taken, and the cast measures. */
+/* Takes a word of the context, which is 0, for the amax that a kernel will write. NULL if all are taken: the cast then measures. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -39087,7 +39100,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
     result = !flat ? te_error_code(x->te) : row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
-    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
+    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* the new tensors have counts of their own */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -39110,7 +39123,7 @@ typedef struct te__quant_out {
     te_tensor *x_amax; /* current: a taken word, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Of this spec, delayed or current; y is NULL when that fails. */
+/* `spec` is delayed or current. y is NULL on failure. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
     te__quant_copy *c;
@@ -39132,7 +39145,7 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
     if (!out.y && measured) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* After its value, or its codes, have been written with `result`. */
+/* `result`: of the operation that wrote the value or the codes. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec known = *spec;
     if (!out->plain) return result;
@@ -39154,14 +39167,14 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
     return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
 }
 
-/* Of the row-wise copy, or of the column-wise one if that is all there is. */
+/* The value of the row-wise copy, or of the column-wise one if there is no other. */
 static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
     return te__copy_dequantize(x, x->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE, dtype);
 }
 
 /* ---- one copy from the other ---- */
 
-/* Does the column-wise copy of x follow from its row-wise one? The parts of a hybrid tensor are each other's strangers. */
+/* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized independently. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
     return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW && (row->two_dimensional || row->cls->slice_tile[0] == 0) &&
@@ -39231,7 +39244,7 @@ static te_tensor *te__quant_keep(const te_tensor *x, int usage) {
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
-/* A desc with its defaults resolved; says what is wrong with it. Retains scale and amax (te__spec_close). */
+/* Resolves a desc and its defaults into *spec, or refuses it. Retains scale and amax (te__spec_close). */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     te_result result;
@@ -39282,7 +39295,7 @@ static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) 
     te__spec_close(&child[1]);
 }
 
-/* As te__spec_open, with the two specs that a hybrid one points to. Where this fails nothing is kept. */
+/* As te__spec_open, with the two specs that a hybrid one points to. On failure nothing is retained. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
     int i;
@@ -39343,7 +39356,7 @@ static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) 
     return te__record_unary(name, x, y, &none, te__same_backward);
 }
 
-/* Plain float tensors only; says what else was found. */
+/* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
     if (te__need_memory(x, function) != TE_OK) return false;
@@ -39360,7 +39373,7 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
 /* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
 
-/* Something that spec can quantize. */
+/* Can `spec` quantize x? Records the error if not. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
     const te__quant_spec *part[2];
     int i;
@@ -39377,7 +39390,7 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     return true;
 }
 
-/* y is one of q's: a new value may come to it later. */
+/* Ties y to q, by which later values of y are quantized. */
 static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
     if (!y) return NULL;
     y->quantized->quantizer = q;
@@ -39598,7 +39611,7 @@ static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_ten
 
 /* ==== quant/recipe.c ============================================================================================ */
 
-/* quant/recipe.c: recipes: how each operand of a product is quantized, and what no recipe can ask for. Knows quantizers; must not know
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and the options that exclude each other. Knows quantizers; must not know
  * the autocast stack or modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
@@ -39622,7 +39635,7 @@ TE_API const char *te_recipe_name(te_recipe_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
 }
 
-/* Every field, with the kinds that read it: what compares recipes and what refuses a field of another kind. A kind is a bit, 0 stands for all. */
+/* Every field, with a bit for each kind that reads it (0: all do). Recipes are compared field by field; a field of another kind is refused if it is set. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)
@@ -39663,7 +39676,7 @@ static const te__field te__recipe_fields[] = {
 #undef TE__ROW
 };
 
-/* Do a and b say the same? Floats by their bits, so that a recipe is the same as itself whatever is in it. */
+/* Are all fields of a and b equal? Floats are compared by their bits, so that a recipe with a NaN equals itself. */
 static bool te__recipe_same(const te_recipe *a, const te_recipe *b) { return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields)); }
 
 /* Refuses a field that is set and that recipes of this kind do not read. */
@@ -39676,7 +39689,7 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
         if (!f->mark || f->mark & 1 << r->kind || !te__field_is_set(r, f)) continue;
         for (kind = TE_RECIPE_NONE; kind <= TE_RECIPE_CUSTOM && used < sizeof(kinds); kind++)
             if (f->mark & 1 << kind) used += (size_t)snprintf(kinds + used, sizeof(kinds) - used, "%s%s", used ? ", " : "", te_recipe_name((te_recipe_kind)kind));
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or take such a recipe", te_recipe_name(r->kind), f->name, kinds);
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or use such a recipe", te_recipe_name(r->kind), f->name, kinds);
     }
     return TE_OK;
 }
@@ -39742,7 +39755,7 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
     return TE_OK;
 }
 
-/* Says what is wrong with a recipe. */
+/* TE_OK, or the error of the first field that is wrong. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
     int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2), g = te__block_dim(r->block.grad_block_scaling_dim, 1);
     if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)
@@ -39795,8 +39808,8 @@ typedef struct te__slots {
     bool pending;     /* amaxes were recorded since the last update, */
     te_recipe recipe; /* under this recipe */
     te_group *group;  /* and for this group; borrowed */
-    te_tensor *kept_scale, *kept_history; /* what these were before the step under way, and: */
-    bool kept_pending;
+    te_tensor *kept_scale, *kept_history; /* scale and history at the beginning of the step under way */
+    bool kept_pending;                    /* pending then */
 } te__slots;
 
 /* The answers of a custom recipe's factory for one slot. */
@@ -39805,7 +39818,7 @@ typedef struct te__custom_slot {
     bool own_scale; /* delayed, with the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
+    struct te__custom_slots *next; /* of other recipes: a backward pass uses the answers of its forward's */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     te_format format; /* of the codes of slots with the module's scale */
@@ -39814,14 +39827,14 @@ typedef struct te__custom_slots {
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 3 };
 
-/* The last figures that inspection took of one slot. */
+/* The last measurement of one slot by inspection. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
     const te__quant_class *cls; /* NULL: never */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: what tensor_factor takes, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: the argument of tensor_factor, or NULL */
 } te__measured;
 
 typedef struct te__inspection {
@@ -39841,7 +39854,7 @@ static void te__measured_close(te__measured *s) {
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
-    te_module *module; /* NULL: it is gone */
+    te_module *module; /* NULL: it was destroyed */
     struct te__scaling *next; /* te->scaling */
     int num_gemms;
     te__slots forward, backward;
@@ -39878,7 +39891,7 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
 /* Element i of an f32 tensor as a tensor of its own. */
 static te_tensor *te__slot_view(const te_tensor *x, int64_t i) { return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1); }
 
-/* Points the slots at these tensors (retained), or at nothing. */
+/* Points the slots at these tensors (retained). On failure the slots are empty. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
     te_ctx *te = scale ? scale->te : NULL;
     bool whole = true;
@@ -39896,10 +39909,10 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
         whole = whole && s->slot_scale[i] && s->slot_amax[i];
     }
     te__frame_end(te, NULL, 0);
-    if (!whole) te__slots_clear(s); /* else the next forward would take them for good */
+    if (!whole) te__slots_clear(s); /* the next forward would use slots that are half filled */
     return whole ? TE_OK : te_error_code(te);
 }
-/* Makes room for what they were before a step. */
+/* Allocates the copies that te_clear_error restores, with the present values. */
 static te_result te__slots_keep(te__slots *s) {
     te_ctx *te = s->scale->te;
     bool whole;
@@ -39929,13 +39942,12 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
 
 /* ---- a step that fails ----
  *
- * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
- * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
- * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
- * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_model_load ends
- * the step, too. */
+ * Scales and histories change during a step: casts record amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a later
+ * call fails, the step is repeated from its beginning and must find them as they were. So they are copied when a step begins (one launch for some thirty
+ * products), and te_clear_error restores them. A step ends with te_optimizer_step, since its microbatches belong together; in a context without an
+ * optimizer, with the next outermost te_autocast_begin. te_model_load ends it too: no version tells the scales that it loaded from those of the step. */
 
-/* All that are there, to where they are kept, or back. */
+/* Copies all scales and histories to their kept copies, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
     enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
     te_op_multi_scale_args args = TE_ZERO;
@@ -39981,14 +39993,14 @@ static te_result te__scales_give_back(te_ctx *te) {
     if (result == TE_OK) te__step_ends(te);
     return result;
 }
-/* A step begins, or goes on. */
+/* Called wherever a step may begin; inside a step it has no effect. */
 static te_result te__scales_keep(te_ctx *te) {
     te_result result = TE_OK;
     if (te->capture || te->warming || te->replaying) return TE_OK;
-    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the rest of a step that has failed, checked by nobody yet */
+    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not called te_clear_error yet */
     if (te->step_failed) result = te__scales_give_back(te);
     if (result != TE_OK || (te->in_step && te->num_optimizers > 0)) return result;
-    te->in_step = false; /* if it fails now, there is nothing to go back to */
+    te->in_step = false; /* if the copy fails, there is nothing to restore */
     result = te__scales_move(te, false);
     te->in_step = result == TE_OK;
     if (te->error_code != TE_OK) te__step_fails(te);
@@ -40022,7 +40034,7 @@ static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_reci
     while (slots && !(slots->factory == r->custom.factory && slots->user == r->custom.user && slots->format == r->format)) slots = slots->next;
     return slots;
 }
-/* NULL lets go of nothing. */
+/* NULL is fine. */
 static void te__scaling_release(te__scaling *s) {
     te__scaling **p;
     te_ctx *te;
@@ -40043,7 +40055,7 @@ static void te__scaling_release(te__scaling *s) {
     te__slots_close(te, &s->backward);
     te__free(te, s, sizeof(*s));
 }
-/* The module lets go of its state. */
+/* Releases the module's reference, when the module is destroyed. */
 static void te__scaling_leave(te__scaling *s) {
     if (!s) return;
     te__deferred_forget(s->te, s);
@@ -40078,11 +40090,11 @@ typedef struct te__quant_call {
     te__slots *forward; /* the scales that the forward reads, the amaxes that it leaves: the module's, or those of a forward that runs again */
 } te__quant_call;
 
-/* For a node's state; te__quant_call_drop takes the reference back. */
+/* For a node's state; te__quant_call_drop releases the reference. */
 static te__quant_call te__quant_call_keep(const te__quant_call *q) {
     te__quant_call kept = *q;
     if (kept.scaling) kept.scaling->refs++;
-    kept.forward = NULL; /* the backward pass has no use for it */
+    kept.forward = NULL; /* the backward pass does not read it */
     return kept;
 }
 static void te__quant_call_drop(te__quant_call *q) {
@@ -40188,7 +40200,7 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
+/* Updates all pending states that have the recipe and the group of `first`, in one operation. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;
@@ -40319,13 +40331,13 @@ static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int 
 
 /* ==== quant/snapshot.c ========================================================================================== */
 
-/* quant/snapshot.c: what a forward that runs again must see again: the random state, the autocast stack, the scales of delayed recipes, and the
- * parameters unchanged. Knows scaling states and the tape; must not know modules. */
+/* quant/snapshot.c: the state that the second run of a checkpointed function must find: the random state, the autocast stack, the scales of delayed
+ * recipes, and unchanged parameters. Knows scaling states and the tape; must not know modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
     te_tensor *scale;     /* f32 [n], a copy of what the call read (retained) */
-    te__slots slots;      /* of the second run: that scale, and amaxes that nobody asks for */
+    te__slots slots;      /* of the second run: that scale, and amaxes that are discarded */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
@@ -40355,7 +40367,7 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s, sizeof(*s));
 }
 
-/* A function of x has run, in the first run of a checkpoint: te_record would have kept x's variable. */
+/* Called with each input x of a function in the first run of a checkpoint, where no te_record keeps x's variable. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te->recording;
     int i;
@@ -40474,7 +40486,7 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     te->tape.no_grad = 0;
     return TE_OK;
 }
-/* It has ended; what the nodes of the second run need of its slots, they hold. */
+/* The second run has ended; its nodes hold references to the tensors of the slots that they read. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
     te->tape.no_grad = r->no_grad;
@@ -40488,7 +40500,7 @@ static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay 
 
 /* ==== quant/inspect.c =========================================================================================== */
 
-/* quant/inspect.c: what quantization does to each operand of each module, measured where it happens. Knows scaling states and the
+/* quant/inspect.c: the error of quantizing each operand of each module, measured in the call that quantizes it. Knows scaling states and the
  * error operation; must not know what a module computes. Off, it costs one comparison a quantization. */
 
 /* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
@@ -40504,7 +40516,7 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
+/* Compares xq with x, the operand `type` of product `gemm`; the figures replace the slot's earlier ones. No effect unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;
@@ -40550,7 +40562,7 @@ TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
     te__scaling *s;
     if (!te) return TE_ERR_STATE;
     te->inspecting = on;
-    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* what stood there is of another time */
+    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* earlier measurements are forgotten */
     return TE_OK;
 }
 
@@ -40665,7 +40677,7 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe leaves it alone. */
+/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe keeps it in high precision. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -40715,7 +40727,7 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
     return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
 }
 
-/* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
+/* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     te_result result = te__primary_assign(weight, value);
@@ -40781,8 +40793,8 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
  * of the whole; codes of the slices. Knows slices and groups; must not know optimizers or modules.
  *
  * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a reduction of its own; here the
- * amaxes of all weights lie in one buffer and meet in one. So ranks are in step whatever they own, and until that meeting nothing has
- * been written: a rank that cannot go on stops all of them in time. */
+ * amaxes of all weights lie in one buffer, and one te_all_reduce reduces them. So every rank calls one collective whatever it owns, and nothing is
+ * written before it: if a rank fails until then, the call fails on all ranks and changes nothing. */
 
 /* One copy of one weight; with TE__BOTH_FROM_SLICES both of them. */
 typedef struct te__master_job {
@@ -40815,7 +40827,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
-/* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
+/* Checks the tensor that gets the codes of a slice in place of the weight. An empty slice needs none. */
 static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
     if (n == 0) return TE_OK;
@@ -40870,7 +40882,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     return result;
 }
 
-/* ---- before the ranks meet: amaxes of the slices ---- */
+/* ---- before the reduction: amaxes of the slices ---- */
 
 /* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
 static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
@@ -40909,7 +40921,7 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
+/* The amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's quantizer has recorded. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;
@@ -40921,14 +40933,14 @@ static te_result te__master_measure(const te__master_job *j) {
     return result;
 }
 
-/* ---- after they have met: scales of the whole, codes of the slices ---- */
+/* ---- after the reduction: scales of the whole, codes of the slices ---- */
 
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
     te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
-    if (shard) { /* u8 is as good as the codes' own format */
+    if (shard) { /* a u8 shard is written in the codes' format */
         flat = te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
         if (!flat) return te_error_code(j->weight->te);
     }
@@ -40947,7 +40959,7 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
+/* scale_inv = RN(1 / scale), by a cast of one zero, so that its bits are those of a cast. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -40962,7 +40974,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
-    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale rests until the update; the amax is for that; several weights may share both */
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax; several weights may share both */
         args.scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
@@ -40996,7 +41008,7 @@ static te_result te__master_by_tile(const te__master_job *j) {
     args.epsilon = j->spec->epsilon;
     args.amax_limit = te_dtype_max(j->weight->dtype);
     args.e4m3_max_256 = j->spec->e4m3_max_256;
-    if (j->spec->fp32_scales) { /* not the reciprocals of the rounded reciprocals */
+    if (j->spec->fp32_scales) { /* the reciprocal of a rounded scale_inv is another number than the cast's factor */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
         if (!args.multiplier) return te_error_code(te);
     }
@@ -41033,11 +41045,11 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
     j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
     j->start = w->start_offsets[i];
-    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded as a model trained in that format would have it */
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight that is stored in its nominal format has these values */
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* All that can fail on this rank alone, up to the meeting. */
+/* All work of this rank before the reduction: it can fail on this rank alone. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;
@@ -41053,7 +41065,7 @@ static te_result te__master_prepare(te__master_run *r) {
         if (q->col.data && result == TE_OK) result = te__master_add(r, i, TE_COLUMNWISE, spec->col);
     }
     for (i = 0; i < r->num_jobs; i++) total += te__master_place(&r->job[i], NULL, 0);
-    total = te__max(total, 1); /* ranks meet in any case */
+    total = te__max(total, 1); /* all ranks reduce, whatever they own */
     if (result == TE_OK) r->buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
     if (!r->buffer) return te_error_code(r->te);
     for (i = 0, total = 0; i < r->num_jobs && result == TE_OK; i++, total += n) {
@@ -41125,7 +41137,7 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
 
 /* ==== nn/functions.c ============================================================================================ */
 
-/* nn/functions.c: differentiable functions, forward and backward side by side. Each checks, makes its output, runs raw operations and
+/* nn/functions.c: differentiable functions, each after its backward function. A function checks its arguments, makes its output, runs raw operations and
  * records a node. Knows raw operations; must not know modules. */
 
 /* ---- plumbing ---- */
@@ -41404,7 +41416,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !te->inspecting) return result;
-    if (!out.plain) { /* only a second run shows what was quantized */
+    if (!out.plain) { /* the kernel wrote codes alone: a second run gives the numbers that it quantized */
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
         again.x = x;
@@ -41683,7 +41695,7 @@ static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format form
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     a.format = format;
     a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_op_rope refuses far fewer */
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     a.interleaved = d->interleaved;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
@@ -41938,8 +41950,9 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
-    te__buffer *buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
-    uint64_t version, capture; /* capture: the one that made the copy; 0: it was really made */
+    te__buffer *buffer; /* of the weight when the copy was made; retained, so that no other buffer gets its address */
+    uint64_t version;   /* of that buffer */
+    uint64_t capture;   /* id of the graph that made the copy; 0: made outside of a capture */
     te_recipe recipe;
 } te__weight_cache;
 
@@ -41958,16 +41971,16 @@ typedef struct te__linear_call {
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
-    te__scaling *delays;      /* whose module's te_backward_dw computes the weight's gradient; NULL: te_backward does */
+    te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
-    bool bias_grad_elsewhere; /* an activation that follows gives it */
-    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
+    bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
+    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
-    int quantize_x;     /* the copy that is made of saved[0]; 0: it is what the product takes */
-    bool gelu;          /* the gradient is that of a GELU's input; saved[2] */
+    int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's operand */
+    bool gelu;          /* the first gradient is that of GELU's input, saved[2] */
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
@@ -41985,10 +41998,10 @@ static void te__linear_release(te_ctx *te, void *state) {
     te__scaling_release(((te__linear_state *)state)->delays);
 }
 
-/* x by `spec`: an operand that stays in high precision is x itself. */
+/* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
 
-/* dW = dy^T x: what it takes, with references of its own once it is deferred. */
+/* dW = dy^T x: its operands and options; a deferred one holds references. */
 typedef struct te__wgrad {
     te_tensor *dy, *x; /* as the product takes them */
     te__var *weight;
@@ -42032,7 +42045,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
     dyq = dy;
-    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
+    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* a quantized one comes from the activation behind */
         te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
@@ -42076,7 +42089,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* nobody could ask for it later */
+        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* te_backward_dw could not reach it */
         te_tensor_retain(dyq);
         te_tensor_retain(x);
         te__note_saved(dyq);
@@ -42096,7 +42109,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
-        if (q->refs > 1) { /* other tensors keep to the scale that they have */
+        if (q->refs > 1) { /* other tensors share it and keep its scale */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
             own->te = weight->te;
@@ -42113,7 +42126,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* The weight's quantized copy: the weight itself if it is stored so; else made anew, or the cached one while it is allowed and not stale. */
+/* The weight's quantized copy: the weight itself if it is stored quantized; the cached copy if the microbatch allows it and the weight was not written; else
+ * a new one. */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -42144,7 +42158,7 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     return w;
 }
 
-/* Outside of autocast, or where delayed scaling calibrates: amaxes alone, for scales to be used later. */
+/* Calibration of delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later calls. */
 static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
     int slot;
@@ -42205,7 +42219,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     in[3] = c->gelu_of ? c->gelu_bias : NULL;
     xq = x;
     if (quantized) {
-        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
+        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* the copy that the backward pass reads */
         if (!x->quantized) {
             bool again = c->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
             te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) && !again ? keep : 0));
@@ -42219,7 +42233,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
             if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
         }
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
-        block = recipe->kind == TE_RECIPE_BLOCK; /* has no other way */
+        block = recipe->kind == TE_RECIPE_BLOCK; /* its products have no fast accumulation */
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
         state.split_dgrad = block || te__switch(recipe->split_dgrad, true);
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
@@ -42233,13 +42247,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.d = y;
     gemm.bias = bias;
     if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
-    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
+    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* saves the operands from before quantization */
         xq = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!xq || !w) return te__frame_return(te, NULL);
     }
     saved[0] = !te__wants_grad(weight) ? NULL : state.quantize_x ? x : xq;
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the forward product alone reads the other copy */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
@@ -42285,7 +42299,7 @@ struct te_module {
     const te_module_class *cls;
     char *name;
     te_module *parent;
-    te_module *maker; /* while it is made: whose create function makes it, and will be its parent; or NULL */
+    te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else NULL */
     te_module **children;
     int num_children, cap_children;
     te__entry *entries;
@@ -42293,11 +42307,11 @@ struct te_module {
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
     bool meta;       /* its parameters have no memory yet */
-    bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
+    bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */
-    te__rng_state rng; /* from before it was made */
+    te__rng_state rng; /* the random state from before its creation */
     void *state;
     te__closable closable;
 };
@@ -42338,7 +42352,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     return m;
 }
 
-/* A held module stays until it is let go. NULL is fine. */
+/* A module is destroyed no earlier than the last te__module_unhold. NULL is fine. */
 static te_module *te__module_hold(te_module *m) {
     if (m) m->holds++;
     return m;
@@ -42350,7 +42364,7 @@ TE_API void te_module_destroy(te_module *m) {
     te = m->te;
     if (!m->destroyed) te__closable_remove(&m->closable);
     m->destroyed = true;
-    if (m->parent) /* takes itself out of a tree that goes on living */
+    if (m->parent) /* the tree above it stays */
         for (i = 0; i < m->parent->num_children; i++)
             if (m->parent->children[i] == m) {
                 memmove(m->parent->children + i, m->parent->children + i + 1, (size_t)(m->parent->num_children - i - 1) * sizeof(te_module *));
@@ -42358,7 +42372,7 @@ TE_API void te_module_destroy(te_module *m) {
                 break;
             }
     m->parent = NULL;
-    if (m->holds > 0) return; /* the last node that lets go of it destroys it */
+    if (m->holds > 0) return; /* te__module_unhold destroys it */
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -42385,10 +42399,10 @@ TE_API const te_module_class *te_module_get_class(const te_module *m) { return m
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Their names, the last one's first, with dots between. */
+/* Joins the names of a chain of modules by dots, the last one first. */
 static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
-    while (n > 0) { /* for every forward: without printf */
+    while (n > 0) { /* every forward runs this: no printf */
         const char *name = chain[--n]->name;
         if (used && used + 1 < size) buffer[used++] = '.';
         while (*name && used + 1 < size) buffer[used++] = *name++;
@@ -42433,7 +42447,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
             return NULL;
         }
     height = te__module_height(child);
-    if (depth + height > TE_MAX_MODULE_DEPTH) { /* all that walks a tree may call itself once a level */
+    if (depth + height > TE_MAX_MODULE_DEPTH) { /* the walks of a tree recurse once a level */
         te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d (TE_MAX_MODULE_DEPTH)",
                  name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth, TE_MAX_MODULE_DEPTH);
         return NULL;
@@ -42504,7 +42518,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     m->num_entries++;
     return tensor;
 }
-/* Takes the newest one back. */
+/* Removes the entry that was added last. */
 static void te__module_remove_last(te_module *m) {
     te__entry *e = &m->entries[--m->num_entries];
     te_tensor_release(e->tensor);
@@ -42627,7 +42641,7 @@ typedef struct te__checkpoint_state {
     size_t user_size; /* of our copy; 0: the caller's */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
-    int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which tells */
+    int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which sets it */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
     int64_t shape[TE_MAX_CHECKPOINT_OUTPUTS][TE_MAX_DIMS];
@@ -42640,7 +42654,7 @@ static void te__checkpoint_release(te_ctx *te, void *state) {
     te__module_unhold(s->module);
 }
 
-/* The function's result, as an error if it made none. */
+/* Runs the function; TE_OK without one of the outputs is an error. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs, te_tensor **outputs) {
     te_result result;
     int i;
@@ -42649,7 +42663,7 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
     if (result == TE_OK) result = te->error_code;
     for (i = 0; i < s->num_outputs && result == TE_OK; i++)
         if (!outputs[i]) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d", i + 1, s->num_outputs);
-    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* if it has not said more */
+    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* shows if the function recorded no error of its own */
     return result;
 }
 
@@ -42665,7 +42679,7 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Gradients that an input has gathered already are added to as if there were no checkpoint: they move to the copy that the second run reads, and back. */
+/* The gradient that an input has so far moves to the copy that the second run reads, and back: sums are then added in the order of a run without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
     te__var *const *vars = te->playing->inputs;
@@ -42699,7 +42713,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* Runs d->fn without a record and notes it. `m`: the module whose forward that is, or NULL; *num_outputs then comes from it. */
+/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets *num_outputs; or NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
@@ -42710,7 +42724,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.user = d->user;
     s.num_inputs = d->num_inputs;
     s.num_outputs = d->num_outputs;
-    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* nothing to forget, and nothing to run again */
+    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* no backward pass will run it again */
     te__frame_begin(te);
     s.snapshot = te__snapshot_begin(te);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
@@ -42718,7 +42732,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        if (y->var) d->outputs[i] = y = te_tensor_detach(y); /* an input, or a parameter: its own history stays */
+        if (y->var) d->outputs[i] = y = te_tensor_detach(y); /* an input or a parameter: it keeps its place on the tape */
         if (!y) {
             result = te_error_code(te);
             break;
@@ -42774,12 +42788,12 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
 
 /* ==== nn/options.c ============================================================================================== */
 
-/* nn/options.c: options that have their field and not yet their work: one table for each group, one for each desc that embeds groups, and what refuses a field
- * that is set. Must not know what any option does. */
+/* nn/options.c: options that have a field and that no module reads yet: a table of them for each group, a list of groups for each desc, and the check that
+ * refuses one that is set. Must not know what any option does. */
 
 typedef struct te__option_group {
     const char *name; /* of the member that embeds it, with a dot; "" for fields of the desc itself */
-    const te__field *fields; /* mark: a value that says the same as 0, or 0 */
+    const te__field *fields; /* in the order of the struct; mark: a value that means the same as 0, or 0 */
     int num_fields;
 } te__option_group;
 
@@ -42859,7 +42873,7 @@ static const te__options te__all_options[TE__DESCS] = {
 };
 #undef TE__IN
 
-/* Says which field of `s`, the desc or the args of a call, is set before its time. */
+/* False, with an error that names the field, if `s` (a desc, or the args of a call) sets one that no module reads yet. */
 static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s) {
     const te__option_place *p;
     int i;
@@ -42885,7 +42899,7 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The names of outputs as a list, for whatever treats them alike. */
+/* The outputs as a list, for code that treats all of them alike. */
 enum { TE__OUTPUTS = 4 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
@@ -42902,7 +42916,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
-/* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
+/* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
 static te_result te__module_run(te_module *m, te_forward_args *args) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
@@ -42918,11 +42932,11 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te__frame_begin(te);
     result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
-        /* the class said OK and made nothing: an error is recorded already, or this is the class's own mistake */
+        /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
-    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
+    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* shows if the class recorded no error of its own */
     te__outputs_list(&args->outputs, made);
     te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);
     memcpy(te->module_path, before, sizeof(before));
@@ -42933,14 +42947,14 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 
 /* ---- checkpoints ---- */
 
-/* A module's call as a checkpointed function. Its inputs are the tensors of the call that are there, in this order. */
+/* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
 enum { TE__FORWARD_TENSORS = 5 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
     te_rotary_desc rotary; /* where args.rotary points, if the call has one */
-    int num_outputs;       /* of the last run: */
-    bool made[TE__OUTPUTS];
+    int num_outputs;       /* of the last run */
+    bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
     te_tensor **list[TE__FORWARD_TENSORS];
@@ -43066,7 +43080,7 @@ TE_API te_result te_backward_dw(te_module *m) {
 
 /* ---- parameters ----
  *
- * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
+ * Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
 
 /* The first values of a plain weight. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
@@ -43078,7 +43092,8 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
         if (result == TE_OK) result = te_error_code(x->te);
-        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result)); /* if it has not said more */
+        /* the first error stays: this one shows if the function recorded none */
+        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }
     args.dst = x;
     args.kind = TE_RANDOM_NORMAL;
@@ -43112,7 +43127,7 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* Where the parameters that follow begin. */
+/* The `device` of a desc, for the parameters that are added from here on. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->meta = device == TE_PARAMS_META;
     if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
@@ -43136,7 +43151,7 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
-        if (m->entries[i].tensor->quantized) { /* by a call that failed later */
+        if (m->entries[i].tensor->quantized) { /* by an earlier call that failed after it */
             gemm++;
             continue;
         }
@@ -43198,14 +43213,14 @@ TE_API te_result te_module_reset_parameters(te_module *m) {
     result = te__reset_tree(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* if it has not said more */
+        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* shows if the class recorded no error of its own */
         te__rng_back(te, random);
     }
     te__device_leave(te, entered);
     return result;
 }
 
-/* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
+/* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -43221,8 +43236,8 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* How this call quantizes. Where the recipe in force keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
- * module. */
+/* Fills *call: how the autocast region in force quantizes. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
+ * them as such. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const te__autocast *cast = te__autocast_now(m->te);
@@ -43250,7 +43265,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
         te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
         int64_t n = slots->n;
         if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
-        if (m->te->capture) { /* each launch would set them back */
+        if (m->te->capture) { /* each launch would fill them again */
             result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
             break;
         }
@@ -43267,19 +43282,19 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left
- * for the cast; and no backward pass may ask for the value in high precision. */
+/* Can a norm or an activation quantize its output? Delayed scaling knows the scale beforehand; under current scaling the kernel leaves the amax for the
+ * cast. A backward pass that reads the output in high precision rules it out. */
 static bool te__fuses(const te__quant_call *q) {
     return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec by which they do so for the input of product `gemm`, or NULL. */
+/* The spec of such an output, the input of product `gemm`; NULL where the product quantizes its input itself. */
 static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, const te_tensor *weight, te__quant_spec *spec) {
     if (!te__fuses(q)) return NULL;
     *spec = te__slot_spec(q, false, gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
     return spec;
 }
 
-/* A module's product by its options, its state and what its call was given. */
+/* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
 static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, const te_gemm_options *o,
                                         te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
@@ -43507,7 +43522,7 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     fc1.bias_grad_elsewhere = true;
     fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
     z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's backward pass is GELU's too */
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
         fc2.gelu_of = z;
         fc2.gelu_bias = fc1.bias;
         m->te->tape.no_grad++;
@@ -43604,14 +43619,14 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
 
 /* ---- Sequential ---- */
 
-/* Each child gets the call with its predecessor's output as the input; that goes when the child has run, unless the tape needs it. */
+/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
     te_result result = TE_OK;
     int i;
     memset(&call.outputs, 0, sizeof(call.outputs));
-    call.outputs.out = args->input; /* of none */
+    call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
         if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
@@ -43662,7 +43677,7 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
     return true;
 }
 
-/* Destroys those that have no parent. Chained first: one may be inside another, and one may be there twice. */
+/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;
@@ -43716,7 +43731,7 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Runs a child. Looked up by name each time: somebody may have put another in its place, or none. */
+/* Runs the child of that name, looked up at each call: the program may have replaced it, or destroyed it. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     te_module *child = te_module_find(m, name);
     if (!child) te__fail(m->te, TE_ERR_STATE, "%s: its child \"%s\" is gone", m->cls->name, name);
@@ -43896,7 +43911,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         out = te_bias_dropout_add(te_add(attention.outputs.out, mlp.outputs.out), NULL, x, p);
-    } else { /* residuals begin where a norm was asked for its output, or at its input */
+    } else { /* a residual begins at the norm's output if the norm returns it, else at the norm's input */
         h = te_bias_dropout_add(attention.outputs.out, attention.outputs.bias, attention.outputs.ln_out ? attention.outputs.ln_out : x, p);
         mlp.input = h;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
@@ -43920,7 +43935,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
-    d.gemm.return_bias = !d.parallel_attention_mlp; /* for the sum with dropout and residual */
+    d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
     *(te_transformer_layer_desc *)m->state = d;
     outer = te->making;
     te->making = m;
@@ -43969,11 +43984,11 @@ typedef struct te__adam_param {
     te_tensor *param; /* these four are retained */
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* of the parameter when `master` spoke for it */
-    bool behind;      /* `master` did not even then: a capture cannot take it, the launch will */
+    uint64_t version; /* te__param_version of the value that `master` stands for */
+    bool behind;      /* but `master` lacks that value: a capture could not copy it, the next launch does */
     bool listed;      /* takes part in the step under way */
-    bool untouched;   /* nobody else had written the parameter when that step began */
-    te_tensor *value; /* quantized: what its codes are made of in that step (borrowed) */
+    bool untouched;   /* the parameter's version was still `version` when that step began */
+    te_tensor *value; /* quantized: the tensor that its codes are made of in that step (borrowed) */
 } te__adam_param;
 
 struct te_optimizer {
@@ -43998,13 +44013,13 @@ static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
     return false;
 }
 
-/* The parameter has been written by somebody else: its master starts from it again. */
+/* Copies the parameter's value to its master: when the optimizer is made, and after a write from outside. */
 static te_result te__adam_take_master(te__adam_param *p) {
     te_ctx *te = p->param->te;
     te_tensor *value = p->param;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value that quantizing has not touched yet */
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value from before quantization */
         value = te__empty_like(p->param, p->param->dtype);
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
@@ -44018,14 +44033,14 @@ static te_result te__adam_take_master(te__adam_param *p) {
     return result;
 }
 
-/* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
+/* Operations alone quantize these kinds, and keep no reference to the tensor that they read. */
 static bool te__adam_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or
- * nothing. One memory serves all that only read it. */
+/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
+ * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
 static te_result te__adam_prepare_values(te_optimizer *opt) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
@@ -44051,7 +44066,7 @@ static te_result te__adam_prepare_values(te_optimizer *opt) {
     }
     return TE_OK;
 }
-/* The masters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
 static te_result te__adam_requantize(te_optimizer *opt) {
     te_result result = TE_OK;
     int i;
@@ -44094,7 +44109,7 @@ static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *
     return p->master && te__adam_take_master(p) == TE_OK;
 }
 
-/* Refuses what would make every later step nonsense: NaN is in no range. */
+/* Refuses values out of range; NaN is in no range. */
 static bool te__adam_in_range(te_ctx *te, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
     te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %g; 0 (the default) or more, and less than %g, is possible", name, (double)value,
@@ -44206,13 +44221,13 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
 }
 
-/* Has the capture under way written the parameter? Then each launch does, and each step has to take what it wrote. */
+/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
 static bool te__adam_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
 
-/* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
+/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
 static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -44238,7 +44253,7 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         p->listed = true;
         opt->grads[*n] = grad;
         opt->list[*n].grad = grad;
-        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize does the rest */
+        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize writes a quantized parameter */
         opt->list[*n].m = p->m;
         opt->list[*n].v = p->v;
         opt->list[*n].master = p->param->quantized ? NULL : p->master;
@@ -44362,7 +44377,7 @@ static te_result te__adam_step(te_optimizer *opt) {
         result = te_op_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
-    if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
+    if (result == TE_OK) result = te__adam_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
     if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
@@ -44435,7 +44450,7 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
     }
     return true;
 }
-/* A checkpoint has brought parameters and states: the masters belong to the parameters as they are now. */
+/* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     int i;
     opt->steps = steps;
@@ -44449,10 +44464,10 @@ static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
 
 /* ==== io/json.c ================================================================================================= */
 
-/* io/json.c: JSON, read strictly and in place, and strings written. Knows the context, for its errors; must not know what is read.
+/* io/json.c: a strict JSON parser that works in place, and the writing of strings. Knows the context, for its errors; must not know what a document means.
  *
- * The reader asks for what it expects (te__json_open, te__json_string, te__json_uint ...) and looks at `failed` when it likes: after the
- * first failure every call does nothing. */
+ * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may test `failed` late: after the
+ * first failure every call is without effect. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
@@ -44478,7 +44493,7 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
 static void te__json_space(te__json *j) {
     while (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r') j->at++;
 }
-/* Takes `c` if it is next. */
+/* Consumes `c` if it is the next character that is no space. */
 static bool te__json_take(te__json *j, char c) {
     te__json_space(j);
     if (*j->at != c || j->at == j->end) return false;
@@ -44642,7 +44657,7 @@ static void te__json_skip_word(te__json *j) {
         }
     te__json_fail(j, "a value is missing");
 }
-/* Steps over a value that the reader has no use for. */
+/* Skips a value. */
 static void te__json_skip(te__json *j, int depth) {
     bool more;
     if (j->failed) return;
@@ -44695,7 +44710,7 @@ static bool te__is_utf8(const char *s) {
 /* io/safetensors.c: reading and writing safetensors files: 8 bytes of header length, a JSON header, the data. Knows files and tensors; must
  * not know modules.
  *
- * A file is read as if an enemy had written it: the length is checked against the file before the header is read, every size and
+ * No file is trusted: the length is checked against the file before the header is read, every size and
  * offset against the data before a tensor is made. The rules are those of the reference implementation: data without holes and
  * overlaps, no name twice, every byte accounted for. */
 
@@ -44735,7 +44750,7 @@ struct te_safetensors {
     te__st_name *by_name;  /* [num_entries] */
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
-    void *staging; /* NULL until it is needed: what data passes through on its way to the device */
+    void *staging; /* host memory between the file and the device; NULL until it is needed */
     te__closable closable;
 };
 
@@ -44784,7 +44799,7 @@ static bool te__st_parse_shape(te_safetensors *f, te__json *j, te_safetensors_en
     return !j->failed;
 }
 
-/* "dtype", "shape" and "data_offsets" in any order, each once; other fields are stepped over. */
+/* "dtype", "shape" and "data_offsets" in any order, each once; other fields are skipped. */
 static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name) {
     te__st_entry *x;
     uint64_t begin = 0, end = 0;
@@ -44828,7 +44843,7 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     return true;
 }
 
-/* The shape times the format's size is what the offsets span. */
+/* The offsets must span the shape's number of elements times the format's size. */
 static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
     char text[TE__SHAPE_TEXT];
     uint64_t n = 1;
@@ -44855,7 +44870,7 @@ static int te__st_by_offset(const void *a, const void *b) {
 static int te__st_by_name(const void *a, const void *b) { return strcmp(((const te__st_name *)a)->name, ((const te__st_name *)b)->name); }
 static int te__st_by_key(const void *a, const void *b) { return strcmp(((const te_metadata *)a)->key, ((const te_metadata *)b)->key); }
 
-/* Sorts, and refuses what only a look at all entries together shows: a name twice, a hole, an overlap, bytes left over. */
+/* Sorts the entries, and refuses equal names, holes, overlaps, and bytes that belong to no tensor. */
 static bool te__st_check_layout(te_safetensors *f) {
     uint64_t at = 0;
     int i;
@@ -45025,7 +45040,7 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
-/* False, with the error recorded, when there is no memory. Once it has been true, reading into existing tensors needs none. */
+/* Allocates the staging memory, the only memory that reading into existing tensors needs. False with the error on failure. */
 static bool te__st_stage(te_safetensors *f) {
     if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
     return f->staging != NULL;
@@ -45205,7 +45220,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     te_result result = TE_OK;
     int i, k;
     if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind must not replace a good file */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);
@@ -45287,7 +45302,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
             continue;
         }
         part[0] = copy->data;
-        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* what both share is there once */
+        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* a tensor that both copies share is saved once */
         part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
         for (k = 0; k < 3; k++) {
             snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
@@ -45314,7 +45329,7 @@ static void te__ckpt_close(te__ckpt *c) {
 static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind is not worth keeping */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function, m && te_module_ctx(m) != te ? "module" : "optimizer");
@@ -45374,7 +45389,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* Scaling state belongs to a module that has not run yet: it will be a buffer of it. */
+/* Scaling state of a module that has not run, and so has no such buffer: the loaded tensor becomes one. */
 typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* in the file */
@@ -45404,7 +45419,8 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
                                                   text ? "\"" : "");
     if (real) *real = number;
     if (!value) return true;
-    if (n > 20 || strspn(text, "0123456789") != n) return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number is needed", key, text);
+    if (n > 20 || strspn(text, "0123456789") != n || (n == 20 && strcmp(text, "18446744073709551615") > 0))
+        return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number below 2^64 is needed", key, text);
     *value = (uint64_t)strtoull(text, NULL, 10);
     return true;
 }
@@ -45433,7 +45449,7 @@ static int te__ckpt_by_name(const void *a, const void *b) {
     return strcmp(((const te_safetensors_item *)a)->name, ((const te_safetensors_item *)b)->name);
 }
 
-/* Looks at everything and changes nothing. */
+/* Checks every name, shape, format and number before anything changes. */
 static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *m, te_optimizer *opt) {
     te_ctx *te = p->have.te;
     const char *first = NULL;
@@ -45476,7 +45492,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
     if (opt && (!te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL) || !te__ckpt_number(f, "te.lr", NULL, NULL, &p->lr))) return TE_ERR_FORMAT;
     if (opt && !(p->steps < (uint64_t)INT64_MAX && p->lr >= 0.0 && p->lr <= (double)FLT_MAX)) {
-        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer was there", (unsigned long long)p->steps, p->lr);
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer has such values", (unsigned long long)p->steps, p->lr);
         return TE_ERR_FORMAT;
     }
     if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
@@ -45527,7 +45543,7 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
-    if (result == TE_OK) te__step_ends(te); /* what was read is not given back */
+    if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales from before */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
     if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);
@@ -45562,7 +45578,7 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
 
 /* ==== report.c ================================================================================================== */
 
-/* report.c: what was found, what was done, what would be done: warm-up, explanations, the report. Knows everything; nothing knows it. */
+/* report.c: warm-up, explanations of calls, the report on machine and context. Knows everything; nothing knows it. */
 
 /* ---- warm-up ---- */
 
@@ -45623,7 +45639,7 @@ static int te__arch_number(const char *name) {
     if (end == name + 3 || (*end && strcmp(end, "a") != 0 && strcmp(end, "f") != 0)) return 0;
     return n >= 80 && n < 1000 ? (int)n : 0;
 }
-/* Multiprocessors of the usual card of an architecture: launches are planned for it when no card is there to ask. */
+/* Multiprocessors of a typical GPU of each architecture, for plans without a GPU. */
 static int te__arch_sms(int sm) { return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148; }
 
 static void te__plan_describe(const te__plan *p, te_explanation *out) {
@@ -45690,7 +45706,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
-    if (!supported && !pending) te_clear_error(te); /* asking is no mistake */
+    if (!supported && !pending) te_clear_error(te); /* the answer "no" is no error of the context */
     if (te && te->capture) te->capture->failed = failed;
     return supported;
 }
@@ -45778,7 +45794,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                 (unsigned long long)m.device_allocs);
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
                 j->from_ptx, (unsigned long long)j->launches);
-        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were made anew\n", j->cache_damaged);
+        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }
     return t.used;

@@ -1,4 +1,4 @@
-/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
+/* api/ops_model.h: the args of the raw operations that models are made of, and, at the end, the functions of all operations; the rules of api/ops.h hold. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 

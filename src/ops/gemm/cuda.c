@@ -69,7 +69,6 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     k->accumulate = a->accumulate;
     k->splits = 1;
     k->vector = k->ldd % 8 == 0 && te__is_aligned(a->d, 16) && k->ldaux % 8 == 0 && te__is_aligned(a->aux, 16);
-    k->alike = !a->aux || ((k->ldd - k->ldaux) % 8 == 0 && ((uintptr_t)k->d - (uintptr_t)k->aux) % 16 == 0);
     te__gemm_fill_scales(k, q);
     if (q->groups) te__gemm_fill_groups(k, q);
 }
@@ -92,7 +91,6 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->epilogue = TE_EPILOGUE_NONE;
     k->accumulate = 0;
     k->vector = k->n % 8 == 0; /* gemm_mma: pieces of eight */
-    k->alike = 1;
     return k->d != NULL;
 }
 
@@ -303,11 +301,13 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read. The workspace of splits has nothing beside its rows. */
+/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
+ * scale and bias. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
     return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
            (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);

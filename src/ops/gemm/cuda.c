@@ -295,12 +295,6 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
- * lies beside it. */
-static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
-    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
-}
-
 /* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
  * scale and bias. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {

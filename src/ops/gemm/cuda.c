@@ -488,9 +488,12 @@ static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. */
-static bool te__gemm_is_small_fp8(const te__gemm_problem *q) {
-    return te__is_fp8(q->a.dtype) && (double)q->args->m * (double)q->args->n * (double)q->args->k <= 8e6;
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. With 16
+ * bits that holds for few tiles and a short k alone, since its loads cost more than gemm_align beyond: tests/bench/notes.md. */
+static bool te__gemm_is_small(const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    if (te__is_fp8(q->a.dtype)) return (double)a->m * (double)a->n * (double)a->k <= 8e6;
+    return a->k <= 96 && te__gemm_num_tiles(q, 64, 64) <= 8;
 }
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
@@ -528,7 +531,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_small(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 

@@ -733,6 +733,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(mse_fwd, MSE_FWD, loss)                          \
     X(mse_bwd, MSE_BWD, loss)                          \
     X(adam, ADAM, optim)                               \
+    X(store_state, STORE_STATE, optim)                 \
+    X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)
 
@@ -1403,11 +1405,17 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One parameter of te_op_adam: grad and param (f32, f16, bf16), the moments m and v (f32), and optionally master (f32): then the step works on it and
- * param = round(master). All have the same number of elements. */
+/* One parameter of te_op_adam. All but the scales have one number of elements.
+ *   grad, param  f32, f16 or bf16
+ *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
+ *   master       optional: the step works on it, and param = round(master). f32; or f16 with a scale; or, for a param in bf16, its remainders: u8 of twice
+ *                as many elements, the lower 16 bits of an f32 master whose upper 16 bits are param, which is one more where these are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements times the scale. A step chooses the scale
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
+    te_tensor *m_scale, *v_scale, *master_scale;
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
@@ -1424,13 +1432,44 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
+/* state f16 or e4m3 and scale f32 [1] from x, of as many elements, as te_op_adam stores a state; amax f32 [1]: max |x|, as by te_op_amax. */
+typedef struct te_op_store_state_args {
+    const te_tensor *x, *amax;
+    te_tensor *state, *scale;
+} te_op_store_state_args;
+
+/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
+ * param = round(master). All have one number of elements. */
+typedef struct te_sgd_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *momentum, *master;
+    bool first; /* the momentum becomes the gradient: dampening does not count */
+} te_sgd_tensor;
+/* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
+ *   d = grad * grad_scale
+ *   d += weight_decay * p                               unless wd_after_momentum
+ *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   d += weight_decay * p                               wd_after_momentum
+ *   p -= lr * d
+ * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */
+typedef struct te_op_sgd_args {
+    const te_sgd_tensor *tensors;               /* [num_tensors] */
+    int num_tensors, num_undecayed;             /* the last num_undecayed take no weight decay */
+    float lr, momentum, dampening, weight_decay; /* read as they are: no defaults */
+    bool nesterov, wd_after_momentum;
+    const te_tensor *grad_scale, *found_inf, *lr_device;
+} te_op_sgd_args;
+
 /* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors], the norm of each.
- * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+ * inv_scale: optional f32 [1]: x is multiplied by it first, and the tensors stay as they are. clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)).
+ * NaN and inf propagate; found_inf: optional f32 [1], becomes 1 if the norm is not finite, and else stays. */
 typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
+    const te_tensor *inv_scale;
+    te_tensor *found_inf;
 } te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf: optional f32 [1], becomes 1 if an
@@ -17807,23 +17846,8 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "//",
     "// te:baseline",
     "#include \"device/vector.cuh\"",
-    "#include \"ops/optim/kargs.h\"",
+    "#include \"ops/optim/adam.cuh\"",
     "#include \"ops/optim/multi.cuh\"",
-    "",
-    "struct te_adam_step {",
-    "    float grad_scale, lr, unbias1, unbias2;",
-    "    const te__adam_kargs &a;",
-    "    TE_DEV void operator()(float g, float &p, float &m, float &v) const {",
-    "        g = __fmul_rn(g, grad_scale);",
-    "        if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));",
-    "        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));",
-    "        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));",
-    "        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.",
-    "        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));",
-    "        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));",
-    "        p = __fsub_rn(p, __fmul_rn(lr, update));",
-    "    }",
-    "};",
     "",
     "// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.",
     "template <int G, int P, bool MASTER>",
@@ -17850,9 +17874,8 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {",
     "    te_follow();",
-    "    if (a.found_inf && *a.found_inf != 0.0f) return;",
-    "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,",
-    "                         a.unbias ? a.unbias[1] : a.unbias2, a};",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    te_adam_step step = te_adam_begin(a.numbers);",
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK, end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];",
     "    int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];",
@@ -17873,11 +17896,186 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/kargs.h */
+static const char *const te__source_101[] = { /* ops/optim/adam.cuh */
+    "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
+    "// how the elements are shared among threads.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/arithmetic.h\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "struct te_adam_step {",
+    "    float grad_scale, lr, unbias1, unbias2;",
+    "    const te__adam_numbers &a;",
+    "    TE_DEV void operator()(float g, float &p, float &m, float &v) const {",
+    "        g = __fmul_rn(g, grad_scale);",
+    "        if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));",
+    "        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));",
+    "        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));",
+    "        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.",
+    "        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));",
+    "        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));",
+    "        p = __fsub_rn(p, __fmul_rn(lr, update));",
+    "    }",
+    "};",
+    "TE_DEV bool te_adam_skips(const te__adam_numbers &a) { return a.found_inf && *a.found_inf != 0.0f; }",
+    "TE_DEV te_adam_step te_adam_begin(const te__adam_numbers &a) {",
+    "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,",
+    "                         a.unbias ? a.unbias[1] : a.unbias2, a};",
+    "    return step;",
+    "}",
+    "",
+    "// Element i of tensor t's states, as they are after the step: x[TE__STATE_MASTER] is the parameter where there is no master.",
+    "TE_DEV void te_adam_element(const te__adam_states_kargs &a, const te_adam_step &step, int t, const float scale[TE__STATES], te_i64 i, float x[TE__STATES]) {",
+    "    const void *master = a.state[TE__STATE_MASTER][t];",
+    "    int dt = a.state_dt[TE__STATE_MASTER][t];",
+    "    if (!master) x[TE__STATE_MASTER] = te_load(a.param[t], i, a.param_dt[t]);",
+    "    else if (dt == TE_U8) x[TE__STATE_MASTER] = te__join_master(((const te_u16 *)a.param[t])[i], ((const te_u16 *)master)[i]);",
+    "    else x[TE__STATE_MASTER] = __fmul_rn(te_load(master, i, dt), scale[TE__STATE_MASTER]);",
+    "    x[TE__STATE_M] = __fmul_rn(te_load(a.state[TE__STATE_M][t], i, a.state_dt[TE__STATE_M][t]), scale[TE__STATE_M]);",
+    "    x[TE__STATE_V] = __fmul_rn(te_load(a.state[TE__STATE_V][t], i, a.state_dt[TE__STATE_V][t]), scale[TE__STATE_V]);",
+    "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
+    "}",
+};
+static const char *const te__source_102[] = { /* ops/optim/adam_amax.cu */
+    "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
+    "//",
+    "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/optim/adam.cuh\"",
+    "#include \"ops/optim/multi.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_adam_amax(const __grid_constant__ te__adam_states_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    te_adam_step step = te_adam_begin(a.numbers);",
+    "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
+    "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_STATES_CHUNK;",
+    "    te_i64 end = begin + TE__ADAM_STATES_CHUNK < a.n[t] ? begin + TE__ADAM_STATES_CHUNK : a.n[t];",
+    "    float scale[TE__STATES], amax[TE__STATES];",
+    "    for (int k = 0; k < TE__STATES; k++) scale[k] = a.scale[k][t] ? *a.scale[k][t] : 1.0f, amax[k] = 0.0f;",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {",
+    "        float x[TE__STATES];",
+    "        te_adam_element(a, step, t, scale, i, x);",
+    "        for (int k = 0; k < TE__STATES; k++) amax[k] = fmaxf(amax[k], fabsf(x[k]));",
+    "    }",
+    "    for (int k = 0; k < TE__STATES; k++) {",
+    "        float most = te_block_max(amax[k], scratch);",
+    "        if (threadIdx.x == 0) a.amax[(te_i64)blockIdx.x * TE__STATES + k] = most;",
+    "    }",
+    "}",
+};
+static const char *const te__source_103[] = { /* ops/optim/adam_scales.cu */
+    "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes; the old ones, and the factors of what will be stored, go to the",
+    "// workspace, for adam_states reads the one and writes by the other.",
+    "//",
+    "// Launch: block 256, grid: tensors. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/optim/adam.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_adam_scales(const __grid_constant__ te__adam_states_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    int t = blockIdx.x;",
+    "    te_i64 first = a.first[t], end = first + te_div_up(a.n[t], TE__ADAM_STATES_CHUNK);",
+    "    for (int k = 0; k < TE__STATES; k++) {",
+    "        if (!a.scale[k][t]) continue;",
+    "        int e4m3 = a.state_dt[k][t] == TE_F8E4M3;",
+    "        float amax = 0.0f;",
+    "        for (te_i64 c = first + threadIdx.x; c < end; c += 256) amax = fmaxf(amax, a.amax[c * TE__STATES + k]);",
+    "        amax = te_block_max(amax, scratch);",
+    "        if (threadIdx.x != 0) continue;",
+    "        a.factor[t * 2 * TE__STATES + k] = *a.scale[k][t];",
+    "        a.factor[(t * 2 + 1) * TE__STATES + k] = te__state_multiplier(amax, e4m3);",
+    "        *a.scale[k][t] = te__state_scale(amax, e4m3);",
+    "    }",
+    "}",
+};
+static const char *const te__source_104[] = { /* ops/optim/adam_states.cu */
+    "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
+    "//",
+    "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
+    "//",
+    "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/optim/adam.cuh\"",
+    "#include \"ops/optim/multi.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_adam_states(const __grid_constant__ te__adam_states_kargs a) {",
+    "    te_follow();",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    te_adam_step step = te_adam_begin(a.numbers);",
+    "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
+    "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_STATES_CHUNK;",
+    "    te_i64 end = begin + TE__ADAM_STATES_CHUNK < a.n[t] ? begin + TE__ADAM_STATES_CHUNK : a.n[t];",
+    "    float scale[TE__STATES], multiplier[TE__STATES];",
+    "    for (int k = 0; k < TE__STATES; k++) {",
+    "        scale[k] = a.scale[k][t] ? a.factor[t * 2 * TE__STATES + k] : 1.0f;",
+    "        multiplier[k] = a.scale[k][t] ? a.factor[(t * 2 + 1) * TE__STATES + k] : 1.0f;",
+    "    }",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {",
+    "        float x[TE__STATES];",
+    "        te_adam_element(a, step, t, scale, i, x);",
+    "        float p = x[TE__STATE_MASTER];",
+    "        if (a.state[TE__STATE_MASTER][t] && a.state_dt[TE__STATE_MASTER][t] == TE_U8)",
+    "            te__split_master(p, (te_u16 *)a.param[t] + i, (te_u16 *)a.state[TE__STATE_MASTER][t] + i);",
+    "        else te_store(a.param[t], i, a.param_dt[t], p);",
+    "        for (int k = 0; k < TE__STATES; k++)",
+    "            if (a.state[k][t] && a.state_dt[k][t] != TE_U8) te_store(a.state[k][t], i, a.state_dt[k][t], __fmul_rn(x[k], multiplier[k]));",
+    "    }",
+    "}",
+};
+static const char *const te__source_105[] = { /* ops/optim/arithmetic.h */
+    "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
+    " * not where the elements lie. */",
+    "#ifndef TE__OPTIM_ARITHMETIC_H",
+    "#define TE__OPTIM_ARITHMETIC_H",
+    "",
+    "/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two stay in it. */",
+    "TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }",
+    "/* The factor of the elements before they are rounded. Nothing to scale by gives zeros either way. */",
+    "TE__BOTH float te__state_multiplier(float amax, int e4m3) {",
+    "    float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));",
+    "    if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;",
+    "    return multiplier;",
+    "}",
+    "/* The factor of the stored elements: of FP8 the inverse of that multiplier, as FP8 tensors have it. */",
+    "TE__BOTH float te__state_scale(float amax, int e4m3) {",
+    "    return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));",
+    "}",
+    "",
+    "/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */",
+    "TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {",
+    "    return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);",
+    "}",
+    "TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainder) {",
+    "    uint32_t bits = te__f32_bits(master);",
+    "    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u; /* rounding up other NaN would make numbers of them */",
+    "    *remainder = (uint16_t)bits;",
+    "    *param = (uint16_t)((bits >> 16) + (bits >> 15 & 1));",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_106[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
     " * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */",
+    "",
+    "/* The numbers of a step of Adam. */",
+    "typedef struct te__adam_numbers {",
+    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
+    "    float lr, beta1, beta2, eps, weight_decay;",
+    "    float unbias1, unbias2; /* 1 / (1 - beta^step) */",
+    "    int l2_mode;",
+    "} te__adam_numbers;",
     "",
     "#define TE__ADAM_MAX 70",
     "#define TE__ADAM_CHUNK 1024",
@@ -17887,15 +18085,55 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "    float *m[TE__ADAM_MAX], *v[TE__ADAM_MAX];",
     "    float *master[TE__ADAM_MAX]; /* or NULL */",
     "    long long n[TE__ADAM_MAX];   /* elements */",
-    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
-    "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
+    "    te__adam_numbers numbers;",
     "    unsigned first[TE__ADAM_MAX];",
     "    unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];",
     "    unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */",
-    "    float lr, beta1, beta2, eps, weight_decay;",
-    "    float unbias1, unbias2; /* 1 / (1 - beta^step) */",
-    "    int l2_mode, tensors;",
+    "    int tensors;",
     "} te__adam_kargs;",
+    "",
+    "/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the largest magnitudes that the new states will",
+    " * have; adam_scales, one block a tensor, makes the scales of these; adam_states steps. Without scales the last one does. */",
+    "#define TE__ADAM_STATES_MAX 44",
+    "#define TE__ADAM_STATES_CHUNK 4096",
+    "enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };",
+    "typedef struct te__adam_states_kargs {",
+    "    const void *grad[TE__ADAM_STATES_MAX];",
+    "    void *param[TE__ADAM_STATES_MAX];",
+    "    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master: or NULL */",
+    "    float *scale[TE__STATES][TE__ADAM_STATES_MAX]; /* [1], or NULL */",
+    "    long long n[TE__ADAM_STATES_MAX];",
+    "    te__adam_numbers numbers;",
+    "    float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */",
+    "    float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */",
+    "    unsigned first[TE__ADAM_STATES_MAX];",
+    "    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX], state_dt[TE__STATES][TE__ADAM_STATES_MAX];",
+    "    int tensors;",
+    "} te__adam_states_kargs;",
+    "",
+    "/* state and scale from x and its amax. */",
+    "typedef struct te__store_state_kargs {",
+    "    const void *x;",
+    "    const float *amax; /* [1] */",
+    "    void *state;",
+    "    float *scale; /* [1] */",
+    "    long long n;",
+    "    int x_dt, state_dt;",
+    "} te__store_state_kargs;",
+    "",
+    "#define TE__SGD_MAX 64",
+    "#define TE__SGD_CHUNK 4096",
+    "typedef struct te__sgd_kargs {",
+    "    const void *grad[TE__SGD_MAX];",
+    "    void *param[TE__SGD_MAX], *momentum[TE__SGD_MAX]; /* momentum: or NULL */",
+    "    float *master[TE__SGD_MAX]; /* or NULL */",
+    "    long long n[TE__SGD_MAX];",
+    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    unsigned begin[TE__SGD_MAX];",
+    "    unsigned char grad_dt[TE__SGD_MAX], param_dt[TE__SGD_MAX], momentum_dt[TE__SGD_MAX], first[TE__SGD_MAX];",
+    "    float lr, momentum_factor, dampening, weight_decay;",
+    "    int nesterov, wd_after_momentum, tensors;",
+    "} te__sgd_kargs;",
     "",
     "/* l2norm_partial, one block a chunk: partial[c] = sum of x^2; and first_chunk[t] for l2norm_tensor. */",
     "#define TE__NORM_MAX 180",
@@ -17903,6 +18141,7 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "typedef struct te__l2norm_kargs {",
     "    const void *x[TE__NORM_MAX];",
     "    long long n[TE__NORM_MAX];",
+    "    const float *inv_scale;        /* [1], or NULL */",
     "    float *partial;                /* [all chunks of the operation] */",
     "    unsigned *first_chunk;         /* [all tensors + 1] */",
     "    unsigned chunk, tensor;        /* where this launch's begin */",
@@ -17917,7 +18156,7 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "    const float *partial;",
     "    const unsigned *first_chunk;",
     "    float *tensor_sum; /* [tensors]: sums of squares */",
-    "    float *norm, *per_tensor, *clip; /* [1], [tensors], [1]; or NULL */",
+    "    float *norm, *per_tensor, *clip, *found_inf; /* [1], [tensors], [1], [1]; or NULL */",
     "    int tensors;",
     "    float max_norm;",
     "} te__l2norm_final_kargs;",
@@ -17937,8 +18176,8 @@ static const char *const te__source_101[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
-    "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.",
+static const char *const te__source_107[] = { /* ops/optim/l2norm_final.cu */
+    "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
     "//",
@@ -17959,10 +18198,11 @@ static const char *const te__source_102[] = { /* ops/optim/l2norm_final.cu */
     "    if (threadIdx.x != 0) return;",
     "    float norm = __fsqrt_rn(sum), clip = __fdiv_rn(a.max_norm, __fadd_rn(norm, 1e-6f));",
     "    *a.norm = norm;",
+    "    if (a.found_inf && !(norm <= TE_FLT_MAX)) *a.found_inf = 1.0f;",
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_108[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -17979,14 +18219,15 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "#include \"ops/optim/kargs.h\"",
     "#include \"ops/optim/multi.cuh\"",
     "",
-    "template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin) {",
+    "// inv_scale is 1 where there is none, and no bit changes then.",
+    "template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin, float inv_scale) {",
     "    float sum = 0.0f;",
     "#pragma unroll 4",
     "    for (int g = 0; g < TE__NORM_CHUNK / 2048; g++) {",
     "        float v[8];",
     "        te_load8(x, begin + threadIdx.x * 8 + g * 2048, DT, v);",
     "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) sum = fmaf(v[k], v[k], sum);",
+    "        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], inv_scale), sum = fmaf(v[k], v[k], sum);",
     "    }",
     "    return sum;",
     "}",
@@ -17997,13 +18238,13 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];",
     "    const void *x = a.x[t];",
-    "    float sum = 0.0f;",
+    "    float sum = 0.0f, inv_scale = a.inv_scale ? *a.inv_scale : 1.0f;",
     "    if (a.vector[t] && end - begin == TE__NORM_CHUNK) {",
-    "        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin) : te_squares<TE_F16>(x, begin);",
+    "        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin, inv_scale) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin, inv_scale) : te_squares<TE_F16>(x, begin, inv_scale);",
     "    } else {",
     "        for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048)",
     "            for (int k = 0; k < 8 && i + k < end; k++) {",
-    "                float v = te_load(x, i + k, dt);",
+    "                float v = __fmul_rn(te_load(x, i + k, dt), inv_scale);",
     "                sum = fmaf(v, v, sum);",
     "            }",
     "    }",
@@ -18014,7 +18255,7 @@ static const char *const te__source_103[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_109[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18033,7 +18274,7 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_110[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18049,7 +18290,7 @@ static const char *const te__source_105[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_111[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18098,7 +18339,68 @@ static const char *const te__source_106[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/rope/kargs.h */
+static const char *const te__source_112[] = { /* ops/optim/sgd.cu */
+    "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
+    "//",
+    "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
+    "//   b  = momentum * b + (1 - dampening) * d        the first time: d        only if momentum is not 0",
+    "//   d  = b, or with nesterov d + momentum * b                               only if momentum is not 0",
+    "//   p -= lr * d                                    d + weight_decay * p if wd_after_momentum",
+    "//",
+    "// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU.",
+    "//",
+    "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/kargs.h\"",
+    "#include \"ops/optim/multi.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_sgd(const __grid_constant__ te__sgd_kargs a) {",
+    "    te_follow();",
+    "    if (a.found_inf && *a.found_inf != 0.0f) return;",
+    "    float grad_scale = a.grad_scale ? *a.grad_scale : 1.0f, lr = a.lr_device ? *a.lr_device : a.lr, rest = 1.0f - a.dampening;",
+    "    int t = te_tensor_of(a.begin, a.tensors, blockIdx.x), g_dt = a.grad_dt[t], p_dt = a.param_dt[t], b_dt = a.momentum_dt[t];",
+    "    te_i64 begin = (te_i64)(blockIdx.x - a.begin[t]) * TE__SGD_CHUNK, end = begin + TE__SGD_CHUNK < a.n[t] ? begin + TE__SGD_CHUNK : a.n[t];",
+    "    const void *grad = a.grad[t];",
+    "    void *param = a.param[t], *momentum = a.momentum[t];",
+    "    float *master = a.master[t];",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {",
+    "        float d = __fmul_rn(te_load(grad, i, g_dt), grad_scale), p = master ? master[i] : te_load(param, i, p_dt);",
+    "        if (a.weight_decay != 0.0f && !a.wd_after_momentum) d = __fadd_rn(d, __fmul_rn(a.weight_decay, p));",
+    "        if (a.momentum_factor != 0.0f) {",
+    "            float b = a.first[t] ? d : __fadd_rn(__fmul_rn(a.momentum_factor, te_load(momentum, i, b_dt)), __fmul_rn(rest, d));",
+    "            d = a.nesterov ? __fadd_rn(d, __fmul_rn(a.momentum_factor, b)) : b;",
+    "            te_store(momentum, i, b_dt, b);",
+    "        }",
+    "        if (a.weight_decay != 0.0f && a.wd_after_momentum) d = __fadd_rn(d, __fmul_rn(a.weight_decay, p));",
+    "        p = __fsub_rn(p, __fmul_rn(lr, d));",
+    "        if (master) master[i] = p;",
+    "        te_store(param, i, p_dt, p);",
+    "    }",
+    "}",
+};
+static const char *const te__source_113[] = { /* ops/optim/store_state.cu */
+    "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
+    "//",
+    "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/arithmetic.h\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_store_state(const __grid_constant__ te__store_state_kargs a) {",
+    "    te_follow();",
+    "    int e4m3 = a.state_dt == TE_F8E4M3;",
+    "    float multiplier = te__state_multiplier(*a.amax, e4m3);",
+    "    te_i64 begin = (te_i64)blockIdx.x * 4096;",
+    "    for (te_i64 i = begin + threadIdx.x; i < begin + 4096 && i < a.n; i += 256)",
+    "        te_store(a.state, i, a.state_dt, __fmul_rn(te_load(a.x, i, a.x_dt), multiplier));",
+    "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
+    "}",
+};
+static const char *const te__source_114[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -18133,7 +18435,7 @@ static const char *const te__source_107[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_108[] = { /* ops/rope/rope.cu */
+static const char *const te__source_115[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -18320,7 +18622,7 @@ static const char *const te__source_108[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/shard/kargs.h */
+static const char *const te__source_116[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -18367,7 +18669,7 @@ static const char *const te__source_109[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_117[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -18384,7 +18686,7 @@ static const char *const te__source_110[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_118[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -18499,7 +18801,7 @@ static const char *const te__source_111[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_119[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -18627,7 +18929,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_120[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -18701,7 +19003,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_121[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -18755,7 +19057,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/stats/kargs.h */
+static const char *const te__source_122[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -18777,7 +19079,7 @@ static const char *const te__source_115[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_123[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -18855,7 +19157,7 @@ static const char *const te__source_116[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_124[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19000,24 +19302,31 @@ static const te__source te__sources[] = {
     {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_97, 15},
     {"ops/nvfp4/nvfp4_dequantize.cu", te__source_98, 125},
     {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 334},
-    {"ops/optim/adam.cu", te__source_100, 84},
-    {"ops/optim/kargs.h", te__source_101, 62},
-    {"ops/optim/l2norm_final.cu", te__source_102, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_103, 50},
-    {"ops/optim/l2norm_tensor.cu", te__source_104, 17},
-    {"ops/optim/multi.cuh", te__source_105, 14},
-    {"ops/optim/multi_scale.cu", te__source_106, 47},
-    {"ops/rope/kargs.h", te__source_107, 33},
-    {"ops/rope/rope.cu", te__source_108, 185},
-    {"ops/shard/kargs.h", te__source_109, 45},
-    {"ops/shard/shard.cuh", te__source_110, 15},
-    {"ops/shard/shard_amax.cu", te__source_111, 113},
-    {"ops/shard/shard_cast.cu", te__source_112, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_113, 72},
-    {"ops/shard/shard_scales.cu", te__source_114, 52},
-    {"ops/stats/kargs.h", te__source_115, 20},
-    {"ops/stats/quant_error.cu", te__source_116, 76},
-    {"ops/stats/quant_error_final.cu", te__source_117, 42},
+    {"ops/optim/adam.cu", te__source_100, 68},
+    {"ops/optim/adam.cuh", te__source_101, 39},
+    {"ops/optim/adam_amax.cu", te__source_102, 28},
+    {"ops/optim/adam_scales.cu", te__source_103, 26},
+    {"ops/optim/adam_states.cu", te__source_104, 33},
+    {"ops/optim/arithmetic.h", te__source_105, 30},
+    {"ops/optim/kargs.h", te__source_106, 112},
+    {"ops/optim/l2norm_final.cu", te__source_107, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_108, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_109, 17},
+    {"ops/optim/multi.cuh", te__source_110, 14},
+    {"ops/optim/multi_scale.cu", te__source_111, 47},
+    {"ops/optim/sgd.cu", te__source_112, 39},
+    {"ops/optim/store_state.cu", te__source_113, 18},
+    {"ops/rope/kargs.h", te__source_114, 33},
+    {"ops/rope/rope.cu", te__source_115, 185},
+    {"ops/shard/kargs.h", te__source_116, 45},
+    {"ops/shard/shard.cuh", te__source_117, 15},
+    {"ops/shard/shard_amax.cu", te__source_118, 113},
+    {"ops/shard/shard_cast.cu", te__source_119, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_120, 72},
+    {"ops/shard/shard_scales.cu", te__source_121, 52},
+    {"ops/stats/kargs.h", te__source_122, 20},
+    {"ops/stats/quant_error.cu", te__source_123, 76},
+    {"ops/stats/quant_error_final.cu", te__source_124, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -25462,12 +25771,20 @@ enum {
     T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_adam(T, L)                                                                                                                    \
     L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
-        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_F32) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_F32)                          \
-        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)                     \
+        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
+        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT)                                       \
+        L(tensors, .m_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) L(tensors, .v_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+        L(tensors, .master_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)               \
         T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_store_state(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__IN | TE__AS_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) T(scale, TE__OUT | TE__AS_F32)
+#define TE__ARGS_sgd(T, L)                                                                                                                     \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
+        L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+        T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2norm(T, L)                                                                                                                  \
     L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT)            \
-        T(clip, TE__OUT | TE__AS_F32 | TE__OPT)
+        T(clip, TE__OUT | TE__AS_F32 | TE__OPT) T(inv_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
@@ -33988,12 +34305,54 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a)
     return TE_OK;
 }
 
+/* ==== ops/optim/arithmetic.h ==================================================================================== */
+
+/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and
+ * not where the elements lie. */
+#ifndef TE__OPTIM_ARITHMETIC_H
+#define TE__OPTIM_ARITHMETIC_H
+
+/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two stay in it. */
+TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
+/* The factor of the elements before they are rounded. Nothing to scale by gives zeros either way. */
+TE__BOTH float te__state_multiplier(float amax, int e4m3) {
+    float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));
+    if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;
+    return multiplier;
+}
+/* The factor of the stored elements: of FP8 the inverse of that multiplier, as FP8 tensors have it. */
+TE__BOTH float te__state_scale(float amax, int e4m3) {
+    return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
+}
+
+/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */
+TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
+    return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
+}
+TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainder) {
+    uint32_t bits = te__f32_bits(master);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u; /* rounding up other NaN would make numbers of them */
+    *remainder = (uint16_t)bits;
+    *param = (uint16_t)((bits >> 16) + (bits >> 15 & 1));
+}
+
+#endif
+
 /* ==== ops/optim/kargs.h ========================================================================================= */
 
 /* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':
  * plain structs alone, at most 4,000 bytes each.
  *
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
+
+/* The numbers of a step of Adam. */
+typedef struct te__adam_numbers {
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    float lr, beta1, beta2, eps, weight_decay;
+    float unbias1, unbias2; /* 1 / (1 - beta^step) */
+    int l2_mode;
+} te__adam_numbers;
 
 #define TE__ADAM_MAX 70
 #define TE__ADAM_CHUNK 1024
@@ -34003,15 +34362,55 @@ typedef struct te__adam_kargs {
     float *m[TE__ADAM_MAX], *v[TE__ADAM_MAX];
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
-    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    te__adam_numbers numbers;
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */
-    float lr, beta1, beta2, eps, weight_decay;
-    float unbias1, unbias2; /* 1 / (1 - beta^step) */
-    int l2_mode, tensors;
+    int tensors;
 } te__adam_kargs;
+
+/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the largest magnitudes that the new states will
+ * have; adam_scales, one block a tensor, makes the scales of these; adam_states steps. Without scales the last one does. */
+#define TE__ADAM_STATES_MAX 44
+#define TE__ADAM_STATES_CHUNK 4096
+enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };
+typedef struct te__adam_states_kargs {
+    const void *grad[TE__ADAM_STATES_MAX];
+    void *param[TE__ADAM_STATES_MAX];
+    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master: or NULL */
+    float *scale[TE__STATES][TE__ADAM_STATES_MAX]; /* [1], or NULL */
+    long long n[TE__ADAM_STATES_MAX];
+    te__adam_numbers numbers;
+    float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */
+    float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */
+    unsigned first[TE__ADAM_STATES_MAX];
+    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX], state_dt[TE__STATES][TE__ADAM_STATES_MAX];
+    int tensors;
+} te__adam_states_kargs;
+
+/* state and scale from x and its amax. */
+typedef struct te__store_state_kargs {
+    const void *x;
+    const float *amax; /* [1] */
+    void *state;
+    float *scale; /* [1] */
+    long long n;
+    int x_dt, state_dt;
+} te__store_state_kargs;
+
+#define TE__SGD_MAX 64
+#define TE__SGD_CHUNK 4096
+typedef struct te__sgd_kargs {
+    const void *grad[TE__SGD_MAX];
+    void *param[TE__SGD_MAX], *momentum[TE__SGD_MAX]; /* momentum: or NULL */
+    float *master[TE__SGD_MAX]; /* or NULL */
+    long long n[TE__SGD_MAX];
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    unsigned begin[TE__SGD_MAX];
+    unsigned char grad_dt[TE__SGD_MAX], param_dt[TE__SGD_MAX], momentum_dt[TE__SGD_MAX], first[TE__SGD_MAX];
+    float lr, momentum_factor, dampening, weight_decay;
+    int nesterov, wd_after_momentum, tensors;
+} te__sgd_kargs;
 
 /* l2norm_partial, one block a chunk: partial[c] = sum of x^2; and first_chunk[t] for l2norm_tensor. */
 #define TE__NORM_MAX 180
@@ -34019,6 +34418,7 @@ typedef struct te__adam_kargs {
 typedef struct te__l2norm_kargs {
     const void *x[TE__NORM_MAX];
     long long n[TE__NORM_MAX];
+    const float *inv_scale;        /* [1], or NULL */
     float *partial;                /* [all chunks of the operation] */
     unsigned *first_chunk;         /* [all tensors + 1] */
     unsigned chunk, tensor;        /* where this launch's begin */
@@ -34033,7 +34433,7 @@ typedef struct te__l2norm_final_kargs {
     const float *partial;
     const unsigned *first_chunk;
     float *tensor_sum; /* [tensors]: sums of squares */
-    float *norm, *per_tensor, *clip; /* [1], [tensors], [1]; or NULL */
+    float *norm, *per_tensor, *clip, *found_inf; /* [1], [tensors], [1], [1]; or NULL */
     int tensors;
     float max_norm;
 } te__l2norm_final_kargs;
@@ -34055,7 +34455,7 @@ typedef struct te__multi_scale_kargs {
 
 /* ==== ops/optim/op.c ============================================================================================ */
 
-/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
+/* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
 /* As many elements as another one of entry `i`; NULL is fine. */
@@ -34066,6 +34466,31 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(with, b));
 }
 
+/* A state of entry `i` has the scale that its format needs, and no other. */
+static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x, const te_tensor *scale) {
+    char text[TE__SHAPE_TEXT];
+    bool scaled = x && (x->dtype == TE_F16 || x->dtype == TE_F8E4M3);
+    if (!scaled && !scale) return TE_OK;
+    if (!scaled)
+        return te__fail(te, TE_ERR_INVALID, "adam: %s_scale[%d] is given and %s[%d] is %s; a scale belongs to f16 and e4m3 alone", name, i, name, i,
+                        x ? te_dtype_name(x->dtype) : "NULL");
+    if (!scale) return te__fail(te, TE_ERR_STATE, "adam: %s[%d] is %s and %s_scale[%d] is NULL; f32 [1] is needed there", name, i, te_dtype_name(x->dtype), name, i);
+    if (te__numel(scale) == 1) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i, te__shape_text(scale, text));
+}
+/* A master of twice as many bytes is remainders. */
+static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!t->master || t->master->dtype != TE_U8) return te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+    if (t->param->dtype != TE_BF16)
+        return te__fail(te, TE_ERR_DTYPE, "adam: master[%d] is u8, remainders, and param[%d] is %s; bf16 is needed", i, i, te_dtype_name(t->param->dtype));
+    if (te__numel(t->master) != 2 * te__numel(t->param))
+        return te__fail(te, TE_ERR_SHAPE, "adam: master[%d] is u8 %s and param[%d] is %s; two bytes for each element are needed", i, te__shape_text(t->master, a), i,
+                        te__shape_text(t->param, b));
+    if ((uintptr_t)te__data(t->master) % 2) return te__fail(te, TE_ERR_INVALID, "adam: master[%d] begins at an odd address; remainders have two bytes each", i);
+    return TE_OK;
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
     int i;
@@ -34074,7 +34499,10 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         result = te__optim_check_like(te, "adam", "grad", i, t->grad, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "adam", "m", i, t->m, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "adam", "v", i, t->v, "param", t->param);
-        if (result == TE_OK) result = te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+        if (result == TE_OK) result = te__adam_check_master(te, i, t);
+        if (result == TE_OK) result = te__optim_check_scale(te, "m", i, t->m, t->m_scale);
+        if (result == TE_OK) result = te__optim_check_scale(te, "v", i, t->v, t->v_scale);
+        if (result == TE_OK) result = te__optim_check_scale(te, "master", i, t->master, t->master_scale);
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
@@ -34089,15 +34517,51 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
+/* Not all in f32, which has a kernel of its own. */
+static bool te__adam_has_formats(const te_adam_tensor *t) {
+    return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
+}
+static bool te__adam_has_scales(const te_adam_tensor *t) { return t->m_scale || t->v_scale || t->master_scale; }
 /* 1 / (1 - beta^step), once on the host for both backends. */
 static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
+}
+
+static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
+    te_result result = te__want_numel(te, "store_state", "state", a->state, te__numel(a->x));
+    if (result == TE_OK) result = te__want_numel(te, "store_state", "amax", a->amax, 1);
+    return result == TE_OK ? te__want_numel(te, "store_state", "scale", a->scale, 1) : result;
+}
+
+static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
+        const te_sgd_tensor *t = &a->tensors[i];
+        result = te__optim_check_like(te, "sgd", "grad", i, t->grad, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "sgd", "momentum", i, t->momentum, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
+        if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
+            result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
+    }
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, 1);
+    if (result != TE_OK) return result;
+    if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
+        return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
+                        (double)a->momentum, (double)a->dampening, a->nesterov);
+    if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
+        return te__fail(te, TE_ERR_INVALID, "sgd: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
+    return TE_OK;
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
     te_result result = te__want_numel(te, "l2norm", "norm", a->norm, 1);
     if (result == TE_OK) result = te__want_numel(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors);
     if (result == TE_OK) result = te__want_numel(te, "l2norm", "clip", a->clip, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "inv_scale", a->inv_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "found_inf", a->found_inf, 1);
     if (result == TE_OK && a->clip && !(a->max_norm > 0.0f))
         result = te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
     return result;
@@ -34114,7 +34578,7 @@ static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
 
 /* ==== ops/optim/cpu.c =========================================================================================== */
 
-/* ops/optim/cpu.c: reference of Adam, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
+/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
  * threads busy; a piece is a matter of shapes alone. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
@@ -34152,9 +34616,16 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
+/* Of the states of one entry: their scales before the step, and the factors of what will be stored. */
+typedef struct te__adam_factors {
+    float scale[TE__STATES], multiplier[TE__STATES];
+} te__adam_factors;
+
 typedef struct te__adam_job {
     const te_op_adam_args *a;
     te__pieces pieces;
+    te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
+    float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
     float grad_scale, lr, unbias1, unbias2;
 } te__adam_job;
 
@@ -34173,29 +34644,110 @@ static void te__adam_row(const te__adam_job *j, float decay, const float *g, flo
         p[i] -= lr * update;
     }
 }
+/* The three states of an entry, with their scales. */
+static te_tensor *te__adam_state(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master; }
+static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale; }
+
+/* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written there, else in `row`. */
+static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
+    const te_adam_tensor *t = &j->a->tensors[entry];
+    const te_tensor *x = te__adam_state(t, k);
+    int64_t i;
+    if (!x) x = t->param;
+    if (x->dtype == TE_U8) {
+        const uint16_t *param = (const uint16_t *)te__data(t->param) + at, *remainder = (const uint16_t *)te__data(x) + at;
+        for (i = 0; i < n; i++) row[i] = te__join_master(param[i], remainder[i]);
+        return row;
+    }
+    if (x->dtype == TE_F32 && !j->amax) return (float *)te__data(x) + at;
+    te__load_row(te__data(x), x->dtype, at, n, row);
+    if (te__adam_scale(t, k))
+        for (i = 0; i < n; i++) row[i] *= j->factors[entry].scale[k];
+    return row;
+}
+static void te__adam_store(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
+    const te_adam_tensor *t = &j->a->tensors[entry];
+    const te_tensor *x = te__adam_state(t, k);
+    int64_t i;
+    if (k == TE__STATE_MASTER && x && x->dtype == TE_U8) {
+        uint16_t *param = (uint16_t *)te__data(t->param) + at, *remainder = (uint16_t *)te__data(x) + at;
+        for (i = 0; i < n; i++) te__split_master(row[i], &param[i], &remainder[i]);
+        return;
+    }
+    if (k == TE__STATE_MASTER && (x || t->param->dtype != TE_F32)) te__store_row(te__data(t->param), t->param->dtype, at, n, row);
+    if (!x || x->dtype == TE_F32) return;
+    if (te__adam_scale(t, k))
+        for (i = 0; i < n; i++) row[i] *= j->factors[entry].multiplier[k];
+    te__store_row(te__data(x), x->dtype, at, n, row);
+}
 static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
     const te__adam_job *j = (const te__adam_job *)user;
-    float g[TE__OPTIM_ROW], row[TE__OPTIM_ROW];
-    int64_t piece;
+    float g[TE__OPTIM_ROW], row[TE__STATES][TE__OPTIM_ROW];
+    int64_t piece, i;
+    int k;
     for (piece = begin; piece < end; piece++) {
         int64_t at, stop;
-        int place = te__piece_tensor(&j->pieces, piece, &at);
-        const te_adam_tensor *t = &j->a->tensors[place];
-        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        int entry = te__piece_tensor(&j->pieces, piece, &at);
+        const te_adam_tensor *t = &j->a->tensors[entry];
+        float decay = entry < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
-            float *m = (float *)te__data(t->m) + at, *v = (float *)te__data(t->v) + at;
-            float *p = t->master ? (float *)te__data(t->master) + at : t->param->dtype == TE_F32 ? (float *)te__data(t->param) + at : row;
+            float *x[TE__STATES];
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
-            if (p == row) te__load_row(te__data(t->param), t->param->dtype, at, n, row);
-            te__adam_row(j, decay, g, p, m, v, n);
-            if (t->master || p == row) te__store_row(te__data(t->param), t->param->dtype, at, n, p);
+            for (k = 0; k < TE__STATES; k++) x[k] = te__adam_load(j, entry, k, at, n, row[k]);
+            te__adam_row(j, decay, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
+            for (k = 0; k < TE__STATES; k++) {
+                if (!j->amax)
+                    te__adam_store(j, entry, k, at, n, x[k]);
+                else
+                    for (i = 0; i < n; i++) j->amax[piece][k] = fabsf(x[k][i]) > j->amax[piece][k] ? fabsf(x[k][i]) : j->amax[piece][k];
+            }
         }
     }
 }
+/* The scales that the states will have, from the largest magnitudes of their pieces. */
+static void te__adam_rescale(te__adam_job *j) {
+    int entry, k;
+    int64_t piece;
+    for (entry = 0; entry < j->a->num_tensors; entry++)
+        for (k = 0; k < TE__STATES; k++) {
+            const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
+            bool e4m3 = scale && te__adam_state(&j->a->tensors[entry], k)->dtype == TE_F8E4M3;
+            float amax = 0.0f;
+            if (!scale || j->pieces.first[entry] == j->pieces.first[entry + 1]) continue;
+            for (piece = j->pieces.first[entry]; piece < j->pieces.first[entry + 1]; piece++) amax = j->amax[piece][k] > amax ? j->amax[piece][k] : amax;
+            j->factors[entry].multiplier[k] = te__state_multiplier(amax, e4m3);
+            *(float *)te__data(scale) = te__state_scale(amax, e4m3);
+        }
+}
+static te_result te__adam_measure(te_ctx *te, te__adam_job *j) {
+    size_t bytes = (size_t)j->pieces.first[j->a->num_tensors] * sizeof(*j->amax);
+    int entry, k;
+    j->factors = (te__adam_factors *)te__alloc_zero(te, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+    j->amax = (float (*)[TE__STATES])te__alloc_zero(te, bytes);
+    if (j->factors && j->amax) {
+        for (entry = 0; entry < j->a->num_tensors; entry++)
+            for (k = 0; k < TE__STATES; k++) {
+                const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
+                if (scale) j->factors[entry].scale[k] = *(const float *)te__data(scale);
+            }
+        te__parallel_for(te, j->pieces.first[j->a->num_tensors], 1, te__adam_pieces, j);
+        te__adam_rescale(j);
+    }
+    if (j->amax) te__free(te, j->amax, bytes);
+    else if (j->factors) {
+        te__free(te, j->factors, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+        j->factors = NULL;
+    }
+    j->amax = NULL;
+    return j->factors ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+}
 static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
-    te__adam_job j;
+    te__adam_job j = TE_ZERO;
+    te_result result = TE_OK;
+    bool scales = false;
+    int i;
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
@@ -34203,7 +34755,88 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
     j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
-    te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
+    for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
+    if (scales) result = te__adam_measure(te, &j);
+    if (result == TE_OK) te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
+    te__free(te, j.factors, (size_t)a->num_tensors * sizeof(te__adam_factors));
+    te__pieces_free(te, &j.pieces);
+    return result;
+}
+
+static void te__store_state_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_store_state_args *a = (const te_op_store_state_args *)user;
+    float row[TE__OPTIM_ROW], factor = te__state_multiplier(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    int64_t at, i, n;
+    for (at = begin; at < end; at += n) {
+        n = te__min(TE__OPTIM_ROW, end - at);
+        te__load_row(te__data(a->x), a->x->dtype, at, n, row);
+        for (i = 0; i < n; i++) row[i] *= factor;
+        te__store_row(te__data(a->state), a->state->dtype, at, n, row);
+    }
+}
+static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a) {
+    te_op_store_state_args args = *a;
+    te__parallel_for(te, te__numel(a->x), TE__OPTIM_PIECE, te__store_state_rows, &args);
+    *(float *)te__data(a->scale) = te__state_scale(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    return TE_OK;
+}
+
+/* ---- sgd ---- */
+
+typedef struct te__sgd_job {
+    const te_op_sgd_args *a;
+    te__pieces pieces;
+    float grad_scale, lr;
+} te__sgd_job;
+
+static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
+
+static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+    const te_op_sgd_args *a = j->a;
+    float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        float d = g[i] * j->grad_scale;
+        if (before != 0.0f) d += before * p[i];
+        if (a->momentum != 0.0f) {
+            b[i] = first ? d : a->momentum * b[i] + rest * d;
+            d = a->nesterov ? d + a->momentum * b[i] : b[i];
+        }
+        if (after != 0.0f) d += after * p[i];
+        p[i] -= j->lr * d;
+    }
+}
+static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
+    const te__sgd_job *j = (const te__sgd_job *)user;
+    float g[TE__OPTIM_ROW], p[TE__OPTIM_ROW], b[TE__OPTIM_ROW];
+    int64_t piece;
+    for (piece = begin; piece < end; piece++) {
+        int64_t at, stop;
+        int place = te__piece_tensor(&j->pieces, piece, &at);
+        const te_sgd_tensor *t = &j->a->tensors[place];
+        const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
+        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
+        for (; at < stop; at += TE__OPTIM_ROW) {
+            int64_t n = te__min(TE__OPTIM_ROW, stop - at);
+            te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
+            te__load_row(te__data(from), from->dtype, at, n, p);
+            if (momentum) te__load_row(te__data(momentum), momentum->dtype, at, n, b);
+            te__sgd_row(j, decay, t->first, g, p, b, n);
+            if (momentum) te__store_row(te__data(momentum), momentum->dtype, at, n, b);
+            if (t->master) te__store_row(te__data(t->master), TE_F32, at, n, p);
+            te__store_row(te__data(t->param), t->param->dtype, at, n, p);
+        }
+    }
+}
+static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
+    te__sgd_job j;
+    if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
+    j.a = a;
+    j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
+    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
+    if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
     return TE_OK;
 }
@@ -34213,6 +34846,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
 typedef struct te__norm_job {
     const te_op_l2norm_args *a;
     te__pieces pieces;
+    float inv_scale;
     double *square; /* of each piece */
 } te__norm_job;
 
@@ -34230,6 +34864,8 @@ static void te__norm_pieces(void *user, int64_t begin, int64_t end) {
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             te__load_row(te__data(t), t->dtype, at, n, x);
+            if (j->a->inv_scale)
+                for (i = 0; i < n; i++) x[i] *= j->inv_scale;
             for (i = 0; i + 4 <= n; i += 4) {
                 sum[0] += (double)x[i] * x[i];
                 sum[1] += (double)x[i + 1] * x[i + 1];
@@ -34248,6 +34884,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     float norm, clip;
     int t;
     j.a = a;
+    j.inv_scale = a->inv_scale ? *(const float *)te__data(a->inv_scale) : 1.0f;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__list_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     all = j.pieces.first[a->num_tensors];
     j.square = (double *)te__alloc(te, (size_t)all * sizeof(double));
@@ -34267,6 +34904,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     norm = (float)sqrt(total);
     clip = a->max_norm / (norm + 1e-6f);
     *(float *)te__data(a->norm) = norm;
+    if (a->found_inf && !(norm <= FLT_MAX)) *(float *)te__data(a->found_inf) = 1.0f;
     if (a->clip) *(float *)te__data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, for fminf would lose a NaN */
     return TE_OK;
 }
@@ -34328,14 +34966,31 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
  * must not know what they compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
-typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
+typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 && sizeof(te__sgd_kargs) <= 4000 &&
+                                           sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
 
 /* x starts at a multiple of `elements` elements, or is not there. */
 static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
+static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, bool decayed) {
+    k->grad_scale = (const float *)te__data(a->grad_scale);
+    k->found_inf = (const float *)te__data(a->found_inf);
+    k->lr_device = (const float *)te__data(a->lr_device);
+    k->lr = a->lr;
+    k->beta1 = a->beta1;
+    k->beta2 = a->beta2;
+    k->eps = a->eps;
+    k->weight_decay = decayed ? a->weight_decay : 0.0f;
+    k->unbias = (const float *)te__data(a->bias_correction);
+    k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+    k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
+    k->l2_mode = a->no_adam_w_mode;
+}
+
+/* Entries whose states are in f32. */
+static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     te__launch *l = NULL;
     te__adam_kargs *k = NULL;
     int64_t chunks = 0;
@@ -34344,24 +34999,13 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
         const te_adam_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
-        if (n == 0) continue;
         if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (n == 0 || te__adam_has_formats(t)) continue;
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
             chunks = 0;
-            k->grad_scale = (const float *)te__data(a->grad_scale);
-            k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = (const float *)te__data(a->lr_device);
-            k->lr = a->lr;
-            k->beta1 = a->beta1;
-            k->beta2 = a->beta2;
-            k->eps = a->eps;
-            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
-            k->unbias = (const float *)te__data(a->bias_correction);
-            k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-            k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
-            k->l2_mode = a->no_adam_w_mode;
+            te__adam_fill_numbers(&k->numbers, a, i < a->num_tensors - a->num_undecayed);
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
@@ -34378,7 +35022,131 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
         chunks += more;
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
-    te__plan_why(p, "70 tensors a launch, 1,024 elements a block, four a thread");
+}
+
+/* The kernels of one table: all three where a state has a scale. */
+static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
+    static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
+    int i;
+    for (i = scales ? 0 : 2; k->tensors > 0 && i < 3; i++) {
+        te__launch *l = te__plan_launch(p, "optim", kernel[i]);
+        te__launch_size(l, i == 1 ? k->tensors : chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__adam_states_kargs) = *k;
+    }
+}
+static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
+    te__adam_states_kargs k;
+    int64_t chunks = 0, all = 0;
+    int i, s, at, entries = 0;
+    bool scales = false;
+    float *amax = NULL, *factor = NULL;
+    for (i = 0; i < a->num_tensors; i++)
+        if (te__adam_has_scales(&a->tensors[i])) scales = true;
+    for (i = 0; i < a->num_tensors && scales; i++) {
+        if (!te__adam_has_formats(&a->tensors[i])) continue;
+        all += te__div_up(te__numel(a->tensors[i].param), TE__ADAM_STATES_CHUNK);
+        entries++;
+    }
+    if (scales && all > 0) { /* every launch has its own part */
+        amax = (float *)te__plan_workspace(p, all * TE__STATES * (int64_t)sizeof(float));
+        factor = (float *)te__plan_workspace(p, (int64_t)entries * 2 * TE__STATES * (int64_t)sizeof(float));
+        if (p->result != TE_OK) return;
+    }
+    memset(&k, 0, sizeof(k));
+    for (i = 0; i <= a->num_tensors; i++) {
+        const te_adam_tensor *t = i < a->num_tensors ? &a->tensors[i] : NULL;
+        int64_t n = t ? te__numel(t->param) : 0, more = te__div_up(n, TE__ADAM_STATES_CHUNK);
+        if (!t || i == a->num_tensors - a->num_undecayed || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
+            te__adam_states_launch(p, &k, chunks, scales);
+            if (amax) {
+                amax += chunks * TE__STATES;
+                factor += k.tensors * 2 * TE__STATES;
+            }
+            k.tensors = 0;
+            chunks = 0;
+        }
+        if (n == 0 || !te__adam_has_formats(t)) continue;
+        te__adam_fill_numbers(&k.numbers, a, i < a->num_tensors - a->num_undecayed);
+        k.amax = amax;
+        k.factor = factor;
+        at = k.tensors++;
+        k.grad[at] = te__data(t->grad);
+        k.param[at] = te__data(t->param);
+        k.grad_dt[at] = (unsigned char)t->grad->dtype;
+        k.param_dt[at] = (unsigned char)t->param->dtype;
+        k.n[at] = n;
+        k.first[at] = (unsigned)chunks;
+        for (s = 0; s < TE__STATES; s++) {
+            const te_tensor *x = s == TE__STATE_M ? t->m : s == TE__STATE_V ? t->v : t->master;
+            k.state[s][at] = te__data(x);
+            k.state_dt[s][at] = (unsigned char)(x ? x->dtype : TE_DTYPE_NONE);
+            k.scale[s][at] = (float *)te__data(s == TE__STATE_M ? t->m_scale : s == TE__STATE_V ? t->v_scale : t->master_scale);
+        }
+        chunks += more;
+    }
+}
+static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
+    te__cuda_plan_adam_f32(p, a);
+    te__cuda_plan_adam_states(p, a);
+    te__plan_why(p, "states in f32: 70 tensors a launch, 1,024 elements a block, four a thread; others: 44 tensors, 4,096 elements");
+    return p->result;
+}
+
+static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "store_state"); /* also of nothing: the scale is written */
+    te__store_state_kargs *k = TE__KARGS(p, l, te__store_state_kargs);
+    k->x = te__data(a->x);
+    k->amax = (const float *)te__data(a->amax);
+    k->state = te__data(a->state);
+    k->scale = (float *)te__data(a->scale);
+    k->n = te__numel(a->x);
+    k->x_dt = a->x->dtype;
+    k->state_dt = a->state->dtype;
+    te__launch_size(l, te__max(1, te__div_up(k->n, 4096)), 1, 1, 256, 0);
+    te__plan_why(p, "4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
+    te__launch *l = NULL;
+    te__sgd_kargs *k = NULL;
+    int64_t chunks = 0;
+    int i;
+    for (i = 0; i < a->num_tensors; i++) {
+        const te_sgd_tensor *t = &a->tensors[i];
+        int64_t n = te__numel(t->param), more = te__div_up(n, TE__SGD_CHUNK);
+        int at;
+        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (n == 0) continue;
+        if (!k || k->tensors == TE__SGD_MAX || chunks + more > INT32_MAX) {
+            l = te__plan_launch(p, "optim", "sgd");
+            k = TE__KARGS(p, l, te__sgd_kargs);
+            chunks = 0;
+            k->grad_scale = (const float *)te__data(a->grad_scale);
+            k->found_inf = (const float *)te__data(a->found_inf);
+            k->lr_device = (const float *)te__data(a->lr_device);
+            k->lr = a->lr;
+            k->momentum_factor = a->momentum;
+            k->dampening = a->dampening;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
+            k->nesterov = a->nesterov;
+            k->wd_after_momentum = a->wd_after_momentum;
+        }
+        at = k->tensors++;
+        k->grad[at] = te__data(t->grad);
+        k->param[at] = te__data(t->param);
+        k->momentum[at] = te__data(t->momentum);
+        k->master[at] = (float *)te__data(t->master);
+        k->n[at] = n;
+        k->begin[at] = (unsigned)chunks;
+        k->grad_dt[at] = (unsigned char)t->grad->dtype;
+        k->param_dt[at] = (unsigned char)t->param->dtype;
+        k->momentum_dt[at] = (unsigned char)(t->momentum ? t->momentum->dtype : TE_DTYPE_NONE);
+        k->first[at] = t->first;
+        chunks += more;
+        te__launch_size(l, chunks, 1, 1, 256, 0);
+    }
+    te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
     return TE_OK;
 }
 
@@ -34404,6 +35172,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
             l = te__plan_launch(p, "optim", "l2norm_partial");
             k = TE__KARGS(p, l, te__l2norm_kargs);
             chunks = 0;
+            k->inv_scale = (const float *)te__data(a->inv_scale);
             k->partial = partial;
             k->first_chunk = first_chunk;
             k->chunk = chunk;
@@ -34424,6 +35193,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     total.norm = (float *)te__data(a->norm);
     total.per_tensor = (float *)te__data(a->per_tensor);
     total.clip = (float *)te__data(a->clip);
+    total.found_inf = (float *)te__data(a->found_inf);
     total.tensors = a->num_tensors;
     total.max_norm = a->max_norm;
     if (a->num_tensors > 0) {

@@ -132,6 +132,7 @@
 #include "ops/loss/op.c"
 #include "ops/loss/cpu.c"
 #include "ops/loss/cuda.c"
+#include "ops/optim/arithmetic.h"
 #include "ops/optim/kargs.h"
 #include "ops/optim/op.c"
 #include "ops/optim/cpu.c"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALL_MAX_OUTPUTS = 4 };
+enum { CALL_MAX_OUTPUTS = 8 };
 
 /* A call that is ready to be made. Tensors belong to the context's innermost scope. */
 typedef struct call {
@@ -94,6 +94,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     const int64_t m2n[2] = {M, 2 * N}, row[2] = {M, 272}, scales[1] = {6}, history[2] = {4, 6};
     const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N}, slice[1] = {20001};
     static te_adam_tensor adam[1];
+    static te_sgd_tensor sgd[1];
     static const te_tensor *list[2];
     static te_tensor *list_out[1];
     static te_tensor *states[2], *state_scales[1];
@@ -376,6 +377,8 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.l2norm.norm = call_out(c, te, TE_F32, 1, one);
         c->args.l2norm.clip = call_out(c, te, TE_F32, 1, one);
         c->args.l2norm.max_norm = 1;
+        c->args.l2norm.inv_scale = te_tensor_full(te, TE_F32, 1, one, 0.5);
+        c->args.l2norm.found_inf = call_out(c, te, TE_F32, 1, one);
         break;
         CALL(36, MULTI_SCALE, "scale of many tensors")
         list[0] = call_normal(te, dtype, 2, mn, 1);
@@ -635,6 +638,42 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_bwd.scale = te_tensor_full(te, TE_F32, 1, one, 40);
         c->args.act_bwd.scale_inv = te_tensor_full(te, TE_F32, 1, one, 0);
         c->args.act_bwd.amax = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(63, ADAM, "adam with states of 16 bits")
+        memset(adam, 0, sizeof adam);
+        adam[0].grad = call_normal(te, dtype, 2, mn, 1);
+        adam[0].param = c->out[c->num_out++] = call_normal(te, dtype, 2, mn, 2);
+        adam[0].m = call_out(c, te, TE_F16, 2, mn);
+        adam[0].v = call_out(c, te, TE_F16, 2, mn);
+        adam[0].master = c->out[c->num_out++] = call_normal(te, TE_F16, 2, mn, 2);
+        adam[0].m_scale = call_out(c, te, TE_F32, 1, one);
+        adam[0].v_scale = call_out(c, te, TE_F32, 1, one);
+        adam[0].master_scale = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.adam.tensors = adam;
+        c->args.adam.num_tensors = 1;
+        c->args.adam.lr = 1e-3f;
+        c->args.adam.beta1 = 0.9f;
+        c->args.adam.beta2 = 0.999f;
+        c->args.adam.eps = 1e-8f;
+        c->args.adam.step = 1;
+        break;
+        CALL(64, STORE_STATE, "an optimizer's state to fp8")
+        c->args.store_state.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.store_state.amax = te_tensor_full(te, TE_F32, 1, one, 5);
+        c->args.store_state.state = call_out(c, te, TE_F8E4M3, 2, mn);
+        c->args.store_state.scale = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(65, SGD, "sgd with momentum")
+        memset(sgd, 0, sizeof sgd);
+        sgd[0].grad = call_normal(te, dtype, 2, mn, 1);
+        sgd[0].param = c->out[c->num_out++] = call_normal(te, dtype, 2, mn, 2);
+        sgd[0].momentum = call_out(c, te, TE_F32, 2, mn);
+        sgd[0].master = c->out[c->num_out++] = call_normal(te, TE_F32, 2, mn, 2);
+        c->args.sgd.tensors = sgd;
+        c->args.sgd.num_tensors = 1;
+        c->args.sgd.lr = 0.1f;
+        c->args.sgd.momentum = 0.9f;
+        c->args.sgd.weight_decay = 0.01f;
         break;
     default: return false;
     }

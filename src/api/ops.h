@@ -67,6 +67,8 @@
     X(mse_fwd, MSE_FWD, loss)                          \
     X(mse_bwd, MSE_BWD, loss)                          \
     X(adam, ADAM, optim)                               \
+    X(store_state, STORE_STATE, optim)                 \
+    X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)
 

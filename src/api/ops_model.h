@@ -298,11 +298,17 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One parameter of te_op_adam: grad and param (f32, f16, bf16), the moments m and v (f32), and optionally master (f32): then the step works on it and
- * param = round(master). All have the same number of elements. */
+/* One parameter of te_op_adam. All but the scales have one number of elements.
+ *   grad, param  f32, f16 or bf16
+ *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
+ *   master       optional: the step works on it, and param = round(master). f32; or f16 with a scale; or, for a param in bf16, its remainders: u8 of twice
+ *                as many elements, the lower 16 bits of an f32 master whose upper 16 bits are param, which is one more where these are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements times the scale. A step chooses the scale
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
+    te_tensor *m_scale, *v_scale, *master_scale;
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
@@ -319,13 +325,44 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
+/* state f16 or e4m3 and scale f32 [1] from x, of as many elements, as te_op_adam stores a state; amax f32 [1]: max |x|, as by te_op_amax. */
+typedef struct te_op_store_state_args {
+    const te_tensor *x, *amax;
+    te_tensor *state, *scale;
+} te_op_store_state_args;
+
+/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
+ * param = round(master). All have one number of elements. */
+typedef struct te_sgd_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *momentum, *master;
+    bool first; /* the momentum becomes the gradient: dampening does not count */
+} te_sgd_tensor;
+/* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
+ *   d = grad * grad_scale
+ *   d += weight_decay * p                               unless wd_after_momentum
+ *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   d += weight_decay * p                               wd_after_momentum
+ *   p -= lr * d
+ * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */
+typedef struct te_op_sgd_args {
+    const te_sgd_tensor *tensors;               /* [num_tensors] */
+    int num_tensors, num_undecayed;             /* the last num_undecayed take no weight decay */
+    float lr, momentum, dampening, weight_decay; /* read as they are: no defaults */
+    bool nesterov, wd_after_momentum;
+    const te_tensor *grad_scale, *found_inf, *lr_device;
+} te_op_sgd_args;
+
 /* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors], the norm of each.
- * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+ * inv_scale: optional f32 [1]: x is multiplied by it first, and the tensors stay as they are. clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)).
+ * NaN and inf propagate; found_inf: optional f32 [1], becomes 1 if the norm is not finite, and else stays. */
 typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
+    const te_tensor *inv_scale;
+    te_tensor *found_inf;
 } te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf: optional f32 [1], becomes 1 if an

@@ -578,6 +578,11 @@ TE_API void te_tensor_zero_grad(te_tensor *x);
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 /* That buffer (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
+/* Gives x a gradient of any float format [shape of x] (retained; NULL takes it away), contiguous, which optimizers with use_decoupled_grad read in place of
+ * te_tensor_grad; nothing of te.h writes it but their zeros. TransformerEngine: decoupled_grad. */
+TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad);
+/* That gradient (borrowed), or NULL. */
+TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
 
 /* Adds the gradients of a one-element tensor to every leaf that it depends on. Asynchronous on CUDA. The record up to `loss` is gone
  * afterwards. A NULL loss, or one in a context with a pending error, changes nothing.
@@ -2601,7 +2606,9 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
 
 /* api/train.h: optimizers and checkpoints. */
 
-/* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get f32 master weights.
+/* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get master weights. Its states are "exp_avg", "exp_avg_sq" and "master_param".
+ * States in f16 and e4m3, masters in f16 among them, have one scale each, which every step chooses anew (te_op_adam). te_graph takes every optimizer, so
+ * `capturable` has no field.
  * Source: transformer_engine.pytorch.optimizers.FusedAdam. */
 typedef struct te_fused_adam_desc {
     float lr;                 /* learning rate; 0 => 1e-3 */
@@ -2610,13 +2617,38 @@ typedef struct te_fused_adam_desc {
     float weight_decay;       /* 0 => none */
     bool no_adam_w_mode;      /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;  /* the moments are taken as they are; false => divided by 1 - beta^step */
+    bool amsgrad;             /* refused, as by TransformerEngine */
     bool no_master_weights;   /* 16-bit parameters are stepped in their own format (TransformerEngine's default); refused for weights that are stored quantized */
+    te_dtype master_weight_dtype; /* of masters: f32 or f16; 0 => f32 */
+    te_dtype exp_avg_dtype;       /* of the first moment: f32, bf16, f16 or e4m3; 0 => f32 */
+    te_dtype exp_avg_sq_dtype;    /* of the second moment, likewise */
+    bool store_param_remainders;  /* of an f32 master the 16 bits are kept that a bf16 parameter lacks; others have whole masters */
+    bool use_decoupled_grad;      /* gradients are read from te_tensor_decoupled_grad */
+    bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
 } te_fused_adam_desc;
 /* An optimizer of every parameter of `m` that requires a gradient; desc may be NULL. Owned by the caller: te_optimizer_destroy, before the context.
  * Retains the parameters. Allocates the states. TE_ERR_STATE inside a graph's capture. */
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc);
+
+/* Stochastic gradient descent (te_op_sgd). Parameters of 16 bits, and those stored quantized, get f32 master weights. Its states are "momentum_buffer", if
+ * there is a momentum, and "master_param". Gradients of any format are read as they are, so `materialize_master_grads` has no field.
+ * Source: transformer_engine.pytorch.optimizers.FusedSGD. */
+typedef struct te_fused_sgd_desc {
+    float lr;                 /* learning rate; needed */
+    float momentum;           /* 0 => none */
+    float dampening;          /* share of the gradient that the momentum does not take, but for its first one; 0 => none */
+    float weight_decay;       /* 0 => none */
+    bool nesterov;            /* needs a momentum and no dampening */
+    bool wd_after_momentum;   /* weight decay stays out of the momentum */
+    bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
+    bool no_master_weights;   /* 16-bit parameters, and their momentum, are stepped in their own format; refused for weights that are stored quantized */
+    float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
+    bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+} te_fused_sgd_desc;
+/* The same as te_fused_adam_create. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
+TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
 /* Releases the optimizer and its states. NULL is fine. */
 TE_API void te_optimizer_destroy(te_optimizer *opt);
 /* Steps all parameters that have a gradient, then forgets the gradients (unless te_optimizer_keep_grad). Does nothing if the context has an error;
@@ -2634,6 +2666,25 @@ TE_API float te_optimizer_lr(const te_optimizer *opt);
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 /* The norm of all gradients of the last step, before clipping, f32 [1] (borrowed); NULL without clipping or before the first step. */
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
+
+/* A state of a parameter (the very tensor: te_module_parameter) by its name, as a new f32 tensor of its shape in the innermost scope: without its scale; a
+ * master of remainders as the whole master. Syncs for the latter. NULL with TE_ERR_INVALID if there is none of the name. */
+TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
+/* Sets it from f32 of the parameter's shape: with a new scale where it has one. A master of remainders sets the parameter, too, and syncs; any other one shows
+ * in the parameter after the next step. */
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state);
+
+/* out[i] = in[i] * scale; out[i] may be in[i], of any float formats otherwise. found_inf: f32 [1], becomes 1 if an input is not finite; may be NULL.
+ * The multi_tensor functions of transformer_engine.pytorch.optimizers: te_op_multi_scale, te_op_l2norm, te_op_adam, te_op_sgd have more. */
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf);
+/* The norm of all elements, f32 [1], in a fixed order; and if per_tensor is not NULL that of each tensor, f32 [num_tensors], there. New tensors of the innermost
+ * scope; NULL with an error. */
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor);
+/* The same of the elements times inv_scale, f32 [1] on the device (NULL => 1); the tensors stay as they are. */
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor);
+/* Scales all gradients of a module tree (main gradients, where there are some) in place by min(1, max_norm / (norm + 1e-6)), and returns the norm that they had,
+ * f32 [1] of the innermost scope; NULL with an error. As torch.nn.utils.clip_grad_norm_. */
+TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm);
 
 /* An entry of a file's metadata: two UTF-8 strings, borrowed for the call. */
 typedef struct te_metadata {
@@ -2820,6 +2871,7 @@ static inline te_module *te_multihead_attention_create(te_ctx *te, const te_mult
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
+static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -5376,7 +5428,7 @@ typedef struct te__var {
     bool played;     /* the node that made it has been played backwards and is gone */
     bool fresh;      /* in te->tape.fresh */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
-    te_tensor *main_grad;
+    te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
 typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */
@@ -6747,6 +6799,7 @@ static void te__var_release(te_ctx *te, te__var *v) {
     if (!v || --v->refs > 0) return;
     te_tensor_release(v->grad);
     te_tensor_release(v->main_grad);
+    te_tensor_release(v->decoupled_grad);
     te__free(te, v, sizeof(*v));
 }
 
@@ -19338,7 +19391,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 63, te__num_baseline_lines = 3635, te__baseline_packed_bytes = 436097, te__baseline_bytes = 3446593 };
+enum { te__num_baselines = 68, te__num_baseline_lines = 3715, te__baseline_packed_bytes = 445790, te__baseline_bytes = 3529366 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "745529ae99690d07453871d0fbfb6dae", 0},
     {"act/act_bwd_tile", "35df12497782c194b307f7e63c86eeb1", 21605},
@@ -19391,21 +19444,26 @@ static const te__baseline te__baselines[] = {
     {"nvfp4/nvfp4_amax_zero", "40c34d2a354a187d4a52f95003a2a491", 2408961},
     {"nvfp4/nvfp4_dequantize", "4add33fba1f9ae74e645ec22c028fd24", 2410370},
     {"nvfp4/nvfp4_quantize", "8a59f1079150f2ace3cda90bf2a3e6e0", 2489595},
-    {"optim/adam", "fd3a26079010170ce82f2fd7289b9507", 2958661},
-    {"optim/l2norm_final", "fc4503bce5708ded2eef15265427e76e", 3002206},
-    {"optim/l2norm_partial", "c67b82ec753701b4808296c471afbe96", 3007682},
-    {"optim/l2norm_tensor", "938d82b166d80309bf312acfd90291dd", 3029406},
-    {"optim/multi_scale", "b0d6dfccb011a117fbfccb7207138085", 3032589},
-    {"rope/rope", "8ef79a8cf8c69c1fa1dacf367888afc1", 3073552},
-    {"shard/shard_amax", "77e7510862860ca2ab7d2e515537e4f8", 3180980},
-    {"shard/shard_cast", "aad9b6e4f365de4a13c0ebeff9b940fd", 3249968},
-    {"shard/shard_cast_transposed", "539975ad5dae0ba3f3a353b66b86b30c", 3305549},
-    {"shard/shard_scales", "4311f09910960767437f09a0c84f96cc", 3384776},
-    {"stats/quant_error", "c80bd867ab068cd5f6a471c73d674f7c", 3396284},
-    {"stats/quant_error_final", "98f456e0d54add94b060bda11f86c683", 3434151},
+    {"optim/adam", "da6dd64b2c75a17d9608e86aa3ee69e0", 2958661},
+    {"optim/adam_amax", "33a9c215bd7aa65ebf9b8aa4d0020d18", 3002518},
+    {"optim/adam_scales", "6f83ea3f45fc9b8e77b9bea851fa1a3b", 3026923},
+    {"optim/adam_states", "63910043cdb838ade82c116ea62fd988", 3032998},
+    {"optim/l2norm_final", "f478c8bdb50f83bc91d064d7c7ee5087", 3051437},
+    {"optim/l2norm_partial", "2f3cabcc991039dade23986d02c7dfaa", 3057154},
+    {"optim/l2norm_tensor", "1034de3aa7c493bc2a28f42d8bb9fbbd", 3082167},
+    {"optim/multi_scale", "8d230f34b1cd1996acbfc811f4cfe9b9", 3085350},
+    {"optim/sgd", "18c7e0dff2cf42fe047953e39364afc1", 3126313},
+    {"optim/store_state", "454bc1c5aab399b7381f4ddf8024cc16", 3145679},
+    {"rope/rope", "8ef79a8cf8c69c1fa1dacf367888afc1", 3156325},
+    {"shard/shard_amax", "77e7510862860ca2ab7d2e515537e4f8", 3263753},
+    {"shard/shard_cast", "aad9b6e4f365de4a13c0ebeff9b940fd", 3332741},
+    {"shard/shard_cast_transposed", "539975ad5dae0ba3f3a353b66b86b30c", 3388322},
+    {"shard/shard_scales", "4311f09910960767437f09a0c84f96cc", 3467549},
+    {"stats/quant_error", "c80bd867ab068cd5f6a471c73d674f7c", 3479057},
+    {"stats/quant_error_final", "98f456e0d54add94b060bda11f86c683", 3516924},
 };
 static const char *const te__baseline_lines[] = {
-    "!LHH)K!K(r<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "mbKRbEM3v+<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -22467,579 +22525,659 @@ static const char *const te__baseline_lines[] = {
     "1cVz6q0&7SFqD@aFC8&B06sD,G:t;LK#rIk9x%0tQUay21>h9q91Y321@6Yr91j+&m:eGrF#rqtHV,%Sh8zL,4hpWGS@R6Zm:dqJ1Ov)N1KkuGG_<=amNWyqKnR*j3D1^u4.eA591jQ4APKo=3apqM",
     "4.V4491jR,2a>8Mte6^RAdr]G4+x;n4+pH691kFnm:drXXb84,3#=zN4.wM791dy.tS$wr90shI91kdvm:dpj3!3<[02KzTm:dr[keD0_4#x[GUo.qq;TZ02WMORp0SgZ&#eh@_Ob-)@fK;7u4<Q)v",
     "FAo,i0T0yyj,)RSE2aVulLm-SFAoyT1@iF_!$1!xNe;WJ3lC)A!$1!ji3txJ<S@se7+Mdk3F<OS4,(^G4+,JJKo2BE2J[RMI87fTF_JQFcIU%D4-c3h4:7m,R1Q@TF^L]t4ptBP1h<HA3!DWH@v.zC",
-    "FAo#62oDLJ%pngZMh@5I5)To9%pnggP9G#P01tPZqc0C7vjGn=-1UlpxA[_KRu3]>@BV-953mG-qc0B//:!k:2mYcjKLcT8VcwQ7104p]mM^jPGdVKc)IJXZf$f]D95w(hI5PAw9x&MuEiyCQ+g&I#",
-    "ESdoh&)Z!hGb];#x)1<7!8r:(0QaO04u#AW0Fw;6A*HV]1B,GG0>fUR0mS5V0wn@*4+=r>iUAIJ3!JV:4+8V7Q3SOY0M@K<4KTu<F9w.c3i7<I4tXCUH1Yu#Fz=8dN)HIO0T46WgAxxFxq%@CQ6C_U",
-    "n*kIt01fXN399#0E-c%dAp<Nw5H=z66&N)0-7]>.,uE#d2Q#meT=]H1:gp_ZJvrF[0l=FfUJnP>0U$Rkp<-(u-EOO12B(1;4+@4:4+gTeT<NeV0WK:v,T;u]4+dcm2j2k<H_.$o01TPAaSo@Q8V,q:",
-    "0RV<G10MoirgaXUs]*hX:eFTg[z(OR0[<S3CoM6Y0U9-e(HaDk#[&T<3(8IvHGx4N4]C$>iU9+goG%XqqKO0t/,5CH2899-G3M+M2hp@L4xmIAIGaucm#s1l.LQb436r:W0uBz$GXwG_0w)EBM,Kf0",
-    "1nlos4*,<F4VZ[b4UAU.:A;mM0jdHo1vM.%pBe>LzFiLabpV8L39JGO.6-M>&lnD,cLk!;cn.^GwMGLP4zB;fE&q!*F90$upj!vlgjNV02#NDc8#3U5R0Saefd;QoD.TgC!ovv#kiu6V12MsqFbnx/",
-    "HZn0cF9szAfqw:q0]xNAa^At91/7qq5jnh=1RY%/2fGI,H#8szxex;_4FJ!L6%PkO0s0FE<pKOqn%7q=12Z%+0G$U92=t:=Vf:Lh2H9o.#Q>f)!L]Vp1jCI:3e(9>3Hjqg2BO(L1CC]>;+6R@Zx0Eh",
-    ".[2LkGJ:T63o[%o[[-kwlxPIy&o(JFJHZPd8abh.c]9#SG=kw%zvVszi(;LliUBh.F)S($<L:qx,X0GFjR>9]fq4e&m.IvpvPKUGjKp-YfwUhF2*zFl-POQ-3N]/K9^YPHFf/eL>X,aQMlTOEF#sSk",
-    "E8FS:4+/&XGxuN&hXfAX>$mVbcMk&J&n=i4nLY!@4GbR:GyntM6bv5%k>7>m1PG0cOb,sd/t_1X9_)gV9_&],9]9]+JQXnP[7nF%5f2c!nj#G0v>Tm%0080<4#]rk4+GWgT;5g^69NY,EixPtG5@aL",
-    "#[&,neH],%8aadQKMxVkuB,tL&Gi@s:xKjb-;-8twUitJ[tgcVrwtB:h6)7W</gIu4c3.h1H&5uZvej)2T2TvngkyNEWGgt4,69nw!IGu!vPO0Ob&z81tu&dwVkQ_E-BWR0t39>0]6%vvd#q%I5,51",
-    "v_3Jt5-9y8Gyokm02efvtp>eOFdq:(01@8M95w(FH2<z5GynnZ;gRqwzHbilodgLW0:i=W3Ly-4,2n@&sskQ0h;=J:0*V0yfRP*nz;(1))F%V^R^Th]fO8K7z/b3q1U8lh7BT/CGyp6(I!Fh(oC6#)",
-    "p=XS4H82;:FgHscFxLSC:IM/y012lB1Hu*s;EDoAjvO8>:jMJW0t2wJ0^k%A1@5:y2TBhB)d2-_[%t)qGdO7kj;,8I)C3(kX#;k-1s<1A&-/qnHvk.s02ea/E-KM71Feb(0(:1c00gM&1P/$%1rs:6",
-    "*aaRi(FGbfAP&(59^GAEEHXC$F9R]-01@6*5-Fh_0>GGBzLyOGWE;r+0^i$Y5HkP.NDl(G1rj&l106QD1p]kq0_0yA2oAOd1f/mO0-K_BxAg%7$BP6H1GNPXp9_0(uLv$NHk+LY3e*7yN)H0H1rs##",
-    "1^,!)X#pVv;5P6]=9L=rGcbw<0.);O0$mQ41s5[41s;!29]MP^0]I-w,uwg,H+&xlHnjyKH!$zy0S:hV8aW=iwFMsxIRGp)FaR$DG%=4ZG5[Y5G5@+):k0*#u5%9vwFMb601pG^3KBNt4jMVN1qS;)",
-    "a0K6#6do]V0Ry!K5-Fh>:./#oHZipY9y81Y1nQ+50<MKx,hvhi)By)d4+FIY08asw%OehH1NW![4+OpsFA6j.;g-[25-FiDGXNJcwFMnA00hncG7:U-9W$[81GW(#12+HxbrLs%0UrQ1.A;.bAOf@o",
-    "3Ly=+wFN9SGXO6GH8lVdF#sP3F#rzyj]_E395vws4z&dtG2sIb1L>JCHS;(h4+YD&9t6FnMie#OvjYeQ6<51k1k-_Q9[<Ep37@f9.QN9R&<nFzF)&p-G%z++OEWk#eXk!SI5+;f+bjvq;nEmvI.F%G",
-    "qSJT,t=G9*2d_zD2/a-^1oXcF9_m=TBMy(tX9cRaF9skBt]KNeImsOkuOk2#4<]Hl28P&k6E%tf8Z)mW9_v.L1,kKg3S.Ob1.3Y34v4M+HZwOYDh[tB1b>q]7C5gX2Djs01FRzsBM79JW)BaHBOebj",
-    "03Q!B051.RF,8rHBMwFn35+8xFfsry2rx4MBQP+61PzNL2jh/F0,*&D4c7cZ4uSDG1gawgr=Epd8_7qGVmUaeBNH>MA0spXFRB4DHUJ(o00jSzPz8XH2nv=H5iq]T4#-m01IO7^7BJ9)1uq9OF^)lD",
-    "-iVG:NDrm_rz0*nID,NoG&H9pE-u(>1,lUd,8l[)A1pDaBLR*Z0*:5d4yYpvArDHaBLt1[Djy0lsUsf*GQU3@2sWrAF9]X+<*My:21gEu69d:O0kswl<*N=JGK(GqOCB<U0SV@y1RFMhZUUf%10Ml3",
-    "z8DL$*9HM!7B#0ME-2Fl9SYO]21ySJrXwynF/!t(G=QgiIWS!VoCE.$9y1:wEitAe1Gy.L0W_q)#svx;4<#&b1o52&9]tkM7%vDgF[mRi2[JMB9Vj;9vP2D=90P>X0(:1bw*;Y4$>XMhF,#say#WKa",
-    "1p^!a3$^==9]tz[9Ud<;9VR$6sUt2jG4ve<)d2<e4+=Ox9[<RNA2l;oBQ7_JT;e/Y9[<NXA1X1aBL:+gKL9l>GpZvBArDHcBNI3Bp#%:JxCI[wHmf5q2[JME9T>*[0^ll63IxsSSq,/aA_ZCUArdl7",
-    "9y7fGCpRpOtON^AssbMfIk*K5;+OC669j[UU/D>*77En;2TBhLtRpTtH)$U/G=@=oIW^DfxCJgZGanx.F[_p5)Fm$fIWesx3Ly>lt]J4x3m*tKxCJi+F)=+q4C4b1xCIzC01Lsb7Y5hh0]T@q4+gIz",
-    "BQP,lFGe:u00h$B2m>!r4+&KQ<(B*FBQFCqeax*05,TkeFtQa710<8/nFIm@4+rxd6fn>43Wa6_kcW<_95MGD3xh!q4$I*)D/RVjBqTX7@5+Gs@6L^N03kCssYnd<Bm-xZXaNQrEwq6x5jOx4H6R1I",
-    "6&N)D4FCHa1<zZ21]SOJBm_XU9WMehHQ=*LOfoe92hhex1d0I^GT]gI95XinF90$z00LbB&Qk*/4(ZYXA_Y-24&fvS.%V/09yH,3F9$I.02DctnJ*s:Io_8N4lpnPEHE(u4n@jjG5[YAGv6c+3GcIG",
-    "4%qQ58##mM0S/[^A@bT/4*^t29y!B.A>%$!7&jaSw$N4s(qInF0SR0V>Mkrms7;YO4-$wsE-u*)djXH5JP!m%A4xZ=B<,^BA0RlcB:_#gAP*;6B<!>J9x(s>n-HVL4,Xu!B<Xl/4*$0@1D1:l0S64+",
-    "x>])#,]Gku1nQPq3QGY*0/)qeELRT*k0lA*>fQLpoDBn@xfu>Ck0l1lBm;RX9yW;X1IUI29]]_*B@*jyIRGLzH(MPx046m!jwLQNIUfVgn+FdIjwK%lF#r/Xkb>zaqyz%F8w(*0h8iCYG:#/5F#rz)",
-    "#vw8>G%U_o4+xGW9]bwOs%sAf,M.>H,31Q;$_=*b2$Tg5fgS,t1H]$J3d%hLrn4jl(Xu28uexdm/d3[w2A$na4fm!92czO&0&)za;g]1;0r6H2zOh-kn*.jyk]z%d@#l-m/doH31imE#nmP[BLIj)b",
-    "Yaa]Uz9k.CF#rRyKpr>/7B_L]E-KkF1B/fH4+g#=4,C2[287rb9[<PzNE.dG4uA$94K^>d9W;+C1lk(^wfGPp1_$$b4*1k01ED4i-R6ol1qt$+Q4Oyi1M4jVh1v/Y.=/,aJOu9T92+yoz5x;6.pm!T",
-    "G2sOSkxc@149I_W4+r4]9ys]71N]csFn]IN2e2Rl&$t_1Ne/])B<#5<1s*eK0<([63=wN>9]$u5A^^:w9x;zHHsJ*:GdCXtiZTxd/OqsgpDP2gF+Tt@HaMRv3Ly>5pDQghIp,x01nCDdGcqjE0S=Y<",
-    "1s*uZ3j(Al4B,O_-ROlF.4+C83j>Tv5-TYp4do:Rye.OnF9hf93k%<]9]tzZ3m!J:0R)u+0(cAL>5&XXH[^HmfdnTqIF%+Z1UE7O0V)dD<kS2/%K@(l)dU>kXdf-&lqMoEIb9w#00B1x&JGU%d:.]^",
-    "lqMoLH@yc)0l@TLArDBxNe7__Yaa(R.pm!JIg/(Y2RAYR0k9;pM,Ky%CIruyLJtLoB>c96hb2EtHZnPpCNnZIG:JD4JCP.IH8cPLj9d/=%-!V[$sqv,9]bh;B>1[a2#v7[1dJjN4fG@h-*d2OF>3*8",
-    "HaGy7L.S%Tq$LK%u]q60GNdH_n@sYEq$LE3v[523EQ3M]@,M#(95bXPF90(*00CVG/e,=d-KUXH%0dPz4x^X$IRGCQIRF$lk(vP;4KlKAFAX:]x+E(&G[q$jL:_;[02;-LB<RR%4mSWCIKd;joCXgE",
-    "z$G0w03S3s01@L/4w:2k9W%fs2l&q,9yIn!1.U;N1eXO550n891oZNE5HtV.76sGEcnjgIO9!d8c;GBt4m1/r01FrrGc*qc[3RbpGyoMjf[.VjT:B*o,MEhd4*Mk&G@:3zF8d@OIF&&HkVXIp0oET6",
-    "0i31@4+FGr4zz0*Gqt@M9].$+J[dFlj!>J@hy<^rEU+LCg8^[^HZ;dby,q$hI5vd:7c:4P9]Sc39].)85-I#KH2;z34+7u.9x<*oF#aVSG5@X54+gjt1.u)EF99]+,/YT#Ar74yA2TriB;pqSs[tPg",
-    "F#aVE1&5Ve9]$u3B>9bhoj<5g=ZH:A0hk=J(&@oqoInPj-AjJ#DhrV65icA$HvJ>B;wf5AHFysJ>k#!q$mV;tg8_Xo0Y(,x[v[s:GtEE()4Ul5Ne/@5B;On3B>26w7&87P9y9.Agar.ZQ4%*<9ykCN",
-    "F#iP&yh#9>gbWD&B>1&V4,EM%0>W3U0:Hy64uA#:Ar62BA2u<nB;P0gPag(3xEe1AH8/hxF9]a,ogfL)$xaTL9s:Cq5-Kb-3g!g[,s5N<H8V:Kq@;6%7%([hB;rCYU.1z]8Zq^W9]$tz1uix)[[sX1",
-    "1>HPz4+)zf3g=5]4+MZF0=utzIWlM%F<Po:GXM>@-4u>5g>leY#03L_Yy#[G9xxvmIDjS]FaQq=-W08cHZ1WS4*/mY3;UBTF%L6.CI]krBM%4NX)g#iGJqy82[SUAAPLFtYYzm-3jm/54+84vBqB66",
-    "xFZrYOB*o9F&@f]fhHq3GnN4Yc;Zr:0T2%f/LHVEBm(MB1e*2:9]$$)1puTh21ySDf+i9)iUkh.Xc#bpCLaYd03Qi401@D>4zynvH=(.FH#r[[H,aWEG&ukd56CeDrm1uv05@^n3;UB4F%L6:CI[iM",
-    "BOeDh/LH@GH,aV%-R6om1q#o<Uk;I-CIs6s3$1zs<vb8W<Y8P^1_sE51(>uuGcltk4+q=#5-<[O1BVbF5irjs4.Cd^3FqG_4,Jte2JF2P1<Xoi6E*&C0@qJRnDhz(8V;%qjw/O[tvMYvfg/XkB;#++",
-    "G9Lml*d-GaHZcGOu9@9hhs-zTD:&FCF90.+00UhVGS1,=4+4-yY6U3[*Chm-ry(yMF*W-29]t!2N(H:BWgiVQwIvOy;=F(F8#T2h4n!XgHUJ+DH;.@X2a1zr4+E38d/E3VB>1^*wk@v+1P/.=k=vtB",
-    "GXM:m:=l,MO%gZ.4-$u6FAg:[wF53TIg>#h2FCnB4-*hTGF]w+1q7a,3J&+m5Co_+odFBLr2+!D91jVCi9sDUOA-]j4lx6K4lxfsdJftq1g%gHBh=d_f7m7t(+_!ks!0sbaRK/z4+Ey;Sq]hK38k$R",
-    "4+!290UZWN3d1G;[*.c$4^ZZX1N]Qc:@xvy===ev*b=TMH=C+!2[Zr>GFu)r02eXd0v.9S0=ErQ4,3F14+O+!2OTOmF;s<!910,.>7n-t4,LR39WVd>9S-TL0v@!Bz$PyPI5Pkb1(Mtd95Ryy4!]ZF",
-    "HQksp4o3v<z,^5V>CN//#%Tn=bsjR*0T(v*Pz#d76b9kIX%5309W%m31ib>Ut>KdIOA68f21ySDjV2N>;gS3Z2Lq,e9^F-!CLakk01@D>9yb67%LOhqG9LqmLJtg$CLahl%:<!PhzBnKFfxrS3Ly>5",
-    "jVvuPGmR!5H2;u,6F2T54+g=-4(-0o1Mnsc-R6n[1sF5[9]JW29[<Aop9ul<0RzOX1OulX9x^QC1G5DKuN<1J3m*nBj%*9d1OZ+bG_Xv4H>rnK(g6lZ4$/VzpLRYsG%-ub$$K9RGu.U02[yh>5-$ER",
-    "FaQU$1uir)9]Nfd4,4HTF9tO<00Q_J2oC6+HUg.33n31(1s<GD,6b40051bGII[%/&&X_M2eSnOo&pZd2nyi;4zmRd)S,3[1m+4NGBc5E4c#RZIg/v-/K_J31q0YA6FA0C3*jXn1_aq-45;5BoRe+<",
-    "(ccvg[]O4y0R_AA1ga$xFxLbgG,wes03QoBswFQ8H8%hfF.l,r00*/M9y0&_&gKRm1_[rE4,WJ&F*7kY04>H-01F@xAoMUDG;6O.xC[+#6Ec&r2<eRg1s*j30m*#_-R6n]1q!*GQw=#m0<5/Bwc,R1",
-    "1k)r1sk/u%MK:^xtV-y(;+XK=Js%D<;34i/G5[twHsB/*,z5jCOD#7xBM#an4,Tsx8#e$SE-*<7CNwm.A>uS[3ig!(9]tw)zA>I2lFbMT[r=KQI5wq8C=IZ69]Sav$=j1tg0cYsu2Tfp91g/90f;ha",
-    "4/9sq6*8464!]4^Ij##28o(S1z@RHY/,nX/#s41#$K4qLAPRw-E(!bTKLRHfF_lbb>DdNtgWUoT0K]ta4+Q+#FbOjY,@yY%GY/K7h(@]!m4+iBH8GFB0S=iBpj-mYGSwv:E7ZVL0fQzF2(j%l3aN^#",
-    "4!Z#tIRFm/>4r[1&9!9&x+o3FfC3XRyps+O1c#v)4;UjHJ0Br6nTk6POUBnl4.X9+0S@FAoM#Q.n3Dklz6u5Ww*n6i%62aZH8%7F9W;+S3p4,)<4izH3)RR^FAFs^q$_&BuRRY3:#>n52,wa69].&l",
-    "5-n4&0S;av1mrOfP]O7nB+^1hFRuYMFw6xkGdA.z1q^ES0,-I*2Ok70$CPpazXT5isS6DG8w%*EA0G)Y;Y#j2q,h684+G#F1MfKtrD*[>7Brns4vKLEsQU&F3EU;VI9nYt00>#02re))9]OcD4,0z>",
-    "3EdnLH>sU!H@HPpF(3^pVjnUwn<$Lo%:)kz+9w]dE6(XK9]SX+P7C$^4![/_IrRe@GXMpfARRW=Cn7X9#BU)sG)fNvs=0+y@sg7J,8K%SwgL>H2;_MX2oD6KtXU&DUHcXf3HJ#f4:$A*9^PGFF99(z",
-    "fB=/j@5+Fw+5rN59]bnH0^lhm%3KAJ;<^KPFtZXb3=y=d0uKxOx>uifil0mm2fqR<1_)W;5)v@mjsg!.xC]d5H]y=^4=jEii2(/I3/bE]3/cS$*-=;xHOU7HnT8q#j@bi5vFQQ]vKS8su*@Z5$hv6_",
-    "HZd-[EHcLs1:2ZK0.akm1+_K%4+%2^+W[[FI6A!.4+Ox+a^NfWjC2>^01f:G3C<dT9^YK)2M,Os2p.9_q5gChG]rP$4W/0lv4(UH0qqqOGok;m-6V:P<CF]sHUJ+RHUI+d0^q!0>81/mHM<:!1&2N#",
-    "4lwBrFAg[[tppx000z9WX)g&gIpP-D4mdOG4KEEiG/TvwGdBPPVlN6aHh&Q]-TR7,iUl7aH_/3XGXM[t0kRk(IX1@:0:xbq1h5zn1)2&TGoe!k&R@!2G4!$l8aaZNM,K#!H3H2Q4)A3IoZkfmhg1(B",
-    "t[5UYG5[SkTL#xJEjcnB1E+!k19%S_s_93OGkzZcGpiU2AP%b,4:iVM0=<rxAUQCq7%vDlHQrz!2[F&H0U0:)0^jzT0YL,4WDTkq1G0@h1K8Jc4+6l3R0XuHBOebp!3rM=IKT,GgxwnfWgieStQap2",
-    "IWPb(4mmM>0UrV]051zNIjk5T1_]kK4y*4L3CNaX9^P325g!gY=b0QoGB:jU4y+h22sJkVA4EBe5g#Bq03RSS<!K#DlmYt^2*#u=0pX2O4(ss:4-9albPouuv.oi]IXKt=9^YPH9]1D<6%[q2(P19^",
-    "D_>8-1n8hg2eknY2:%r;Lpe794.W6vb@Lt6<mUXl[uLhrHme#HHoT/X9^O]S3qK1oFfsrO/h8n0#0&,F76h=c4u^B+h5-W0G[XxBs$dTeh5-Tn00zY@4,bR=A3@=Y7B3+(Fq8!!(E&D!76SQf0R[$)",
-    "kU9&/Ar81L7Bk#%9].x0!2tm36bDET1l(@^/n)R$btgD7+i))%Gd1xQ0$UO@039__2E29,ye.UCwm1WL4.GRr0zfYSH#zVX3Lg&d6%R7fa0cL#F$S^C4%Y(<3DK4T9].w.!2tl#C.jLl)&l@94+D$E",
-    "9R%Tq2<*2,R^TrzD;bl1FgTbB9^YPH9WtU50UZLv4i6986+aF#F)=459^Y2]3m*bGg#iMU3j*F14+EqF4+<z98#L$-4wwNC4zLR!0ydZd7Bv6_:jN(cHad.04<1uoFCj89058Y=H#Wa5B[4X@Egu3f",
-    "wZ-Pp$bbV1=Y9<L2a;Z34Z+4oA2&9)jWk_gY%*;da<2@I1tkwA*NH(KHvk.t04>H$03QiA02DQr0S=([i9stfEG@cO.GC:sG5@+*kKZE:Lk]M5%v^!.z^*@PkE[hR4LC5>>dqWQF*NH44,B5qBMZ]3",
-    "4nYqK<2p@wG%PS&4X=;W@o[tS-[g=qp=8BY8U&QC3JSNW0]FWhxuyaIn1/,l<oNJ]Dlss50YwV>-1:$V<1y]=+X4:*x2FmZ4BhXf0SoT_1J[fV4qXJ&XfF;UX@T6u0Rp*41,GYJ3mzFY01EM[10*&w",
-    "f&l]_4-QS8K:)NJ0$:td<DUC1J@V;.uN(@-i3SGh@C.mhg/+>(0R+Xy0uAgp4+P$dK;WKQi[AndL+pV<F9$X,=<:3rImiPPEtKE@4+NF*A@PU,K;aeCY7[cdBM#&P1fAzU3aP>HE-l-38wUTeA@mTV",
-    "4-jD%A^ujA2gU-jH3gQBF%JUh-1:gS0;vy-4-pm;G!FxH1dNdi4+wJ)8*L9JXCELd*#Qp(*a0OpH0<sx0q*Pq4+QdzK<A%W!mS1XZVw2Ekpm9]<BKs#vpfsA*o*,W1+SJH6EXk:/p>#Yi3$,l01pJN",
-    "h(,;r!3GZriV7n%GsG(j:.JP!We*>i2>rNx01Ld6G6vcDVg]yOSOjek5xEHp[=.e>O@i!57v2I9HNOKN3=j,LA@Sck0z3_Hmy]&t1_mW!rXL3VB<cd/ltBuKf,xI0.=vBciU%JLH]+xt0GRqbEipH!",
-    "!ZHs7<&6.W*U2sqLh/736*JTI0S=]Gr!xt/0S_.c[*yrt&zeCFaSsIklR*(P03QZ303Sdz00F6Y4vD<o2Z0R>1&O[f4&fXREz>fZ2%EYj4,tWsK>5po01o5.4=D)XK>6r@051bFGXMqg+Kd4Y48H_s",
-    "#smDQF$#[ZT<M@c,i!es1vvl<0/O6r$i]<o0i(ne0O+*[H8(--$^bL;0uHh;2J4]5Ej2RCya=IDy&DVSZw^w>BLs^-0^l$,,7=mf@X3xE%>IWXD+KH-4+*l8vH:3jF<Y8XF$&F=ek3h4#/aU3vit)p",
-    "H8PgH2;L(@0uKn_Mgx*X4cP$#9ui&q9S8mc4@0X69]VmH0Ee+SF//6J:7>D%3<_LiGC43Y>45J@EL9GH=a2krT<PoC=a2k&i_.h,x&aR+We:6miMT<#ANL6l2)6VB4/>-%wG9tMSsySljt&oZ+Vlbs",
-    "IPn4/U1A;4Et;Jx81nQ24.up>-[<xtLk^OQ1rLP;@M5&^vIq]ZtV.3j2dCl!FA>O204>5*fe[Xo:s&23IgTGLGBoqpG!F_1#Ek(Bt=p3lO9],fJqs@o1-]SzGc&Ym4-aAO0uKgU0j]Xn4b.8KF9Iz!",
-    "03QW0((hgm0Mpt61BT-j1S1T!jtm0+NgXrN+5!O4YX-KV0uL-,#Ek(4[**KwGyn(C+BrW7IWRQQ+5##vH:DdN0XWgx0tM-mcK@.h4i5[>+5#=LI5z+.12[PV3&Px94bR#F1IDHw3BVHvtouO#2M+>T",
-    "LjalY11B_zrveSb.vjo&4#CVM0=V-JbDi<B28K/ur[<L=vI7qThW;NN2-Go04xSb%I5)Nf4%=!T5-NgV3z)J40apd]G!F!e;Ib!jH8rKx2;oiQMiVt14$A/pRxbfKHuc*A4+rz-P82is0sx,90^kjI",
-    "2I$v80maz_4+Hhv0teW+I1Z<.4ub4mB[(uH1tJdz*]rh<mwhh;G&BGW,NFG2/Zz!/=uz,WoW^tiEAzlZ0mxAY@<bL#+rlvf:3s#J0^mCvvkVR4x.d>&i_^q-I;5&!IrJnBt@rKuwL/DD7dYw(3xJIn",
-    "4,AIELmq9y@7s612<abZH8wRYld%H]qs0La2HlJS4+rs,djdHVGKjWC3X2-L2dtm90RZBH3kU829^G02NeHi_91jQa@gRjF,Tq$-fXy/q!:a<VF%9:jL/!EP<&y$(Bo6.OL-:.+1t1:+H2<Vj013%#",
-    "2*rhK4+Fdb5iq*^FAO#_03I!e.pmFGw*dm#Ne@g@wgE4l0XH<P51s+$0xzBcF*dUS5269i1wUOlGBCLa2KwO&2DbqYn<]X(q(TmxPz]3T6EuM$4+F9l44<]qfv!Ufkfm)e962!Vqe2<q00o*71=//]",
-    "4wL%.0F6xtC:k:U4G#>5)TIFm*^zl/p4(0XO$&^m2(S(d(cw<9!SaCt0zd%nF$l1tLIlU(2>h=l>0.&xI2JO.K<O7F0R*beP7edX7z+8@2;edmaSsNrqCx<xDGIbj9]bu6/v<_wmjVa6)B=;h7zHUE",
-    "F^fK9:*QAs#uf(jy+sc>!pI=BtZxrS#,Bm^$a4/()hZ7vr^Iz=.LW#Q0i2fx2CWD#GBuDM0>2n,9]bYtwgfFWGXMwR>A)PTG&>#$G7lh=qF=730XWqI9_m>O7%iM>1kspG0k5wQ4+hf%9]1A]1(3N_",
-    "5268-oI):%0Wvw$11_5mGtmPgGcW)<1_Du%01pF_BojG,0^rAB=>xO3rU5fB(E]sNwSoZ-2Brre12OJ$0@w#XfQd#A6u.jH4YrGq0S.#B1C$XD2gTqd4X:b24+PT:2d;s14[>a@LJzzF(+<8VD:B*y",
-    "5,.P*oooUV4+HZi1-6ro4)6mC-s=uOD,6^%KnC>!4Ue:X0bvhE$*4jfAT]IWA2$FGivipdFAFp]001EZC.2QF0uv641O%dc9^qH&1O$ZM2pc)R5C)wI9]A43jHv++N8>kM4.M2h4.Xa_J0FVyGK&Ns",
-    "3pfA(Ap$4]iv$MPEeZLYGX.:!4,$/_LJX<E2[-bV1Rn@Ft[;^UpF]Gpl=YAU#uXnMGsqwX//uu]lK_FD+XV_ZpF]6,-v*z9F!;SGrs[nH%LWdu+%EySeh&z:),eaNk53342cE8A0oQd86xV]RDK]OA",
-    "FCPjr01U.PLLNBi<&N+D9]O^Y4!2qjf!sm<:Uj*6nF0mT*8:zcFbNhP0XQ%Nl8Q76F$T%F1P/l-5-Dza1T+d54+PG<Od:ck**Xsj>Z9%O8Vff9@W6ogHw_ce2;1&k8#52w0cH-ug!lmoi+c_X0h.L6",
-    "F5;0Z=8%Fx5Bvm/1s^o$E29b$GAjqI-U*6jiirUgHiD/F4c1o/3h+1]05t#;GQt/PgxoO@HQ*Kvt@@K%zAz4t.u4x&IIb5GG5@!Y5-9U9F]HR3mgiy#lsXBn7atig051bKHUJ>sF#ryniUI.fYYx1i",
-    "QY11ozw,]c<X@bi2&nlR4-+><0v.Oo52XTj42uT<<@EM=-2#.@Bmu>sZ3@tWGciaHrvV^lCbt+4@T@E51=[dyw*xSv1@mJS1rL9q1@me<ng$/r1uMA:BQZG5h6ffkB<Y(Y8$SdwGC9_AFCHy100)=G",
-    "46EgI4-r^HLM/2h00Pl3A1pM,n*kpIGl,/D4-#mu0T1K<h<^Aryq-MP6o[n(2k*R^0S=bTfgTS8&>fRfypS&+11y4C3yt6k1n$fy2aCBv4&kIm9]AV[[TmLeb@LL*r2z/_bRQ5nspcIo95p$Sr2zrX",
-    "h(r$<k)-6+/K&8l%,KQ/$jT8fWHvCAr2#JjF*pDP!<LU*.pbf<G6vqaUJn42r2z(o2<eJH=c=1rH_M<H*^((>,uD3y0LF^02cYA65I3H#4j&LOx!6JuxO<jf4+xs+Mh(H<AOfLe0,SsgCYr_N0Urc0",
-    "rVAegGM<q*GynsWbO!Y13J(d0pfU=M0RcY*fd_Sx&:#-9<_asVGTxU04+[3tN(]FgCNMQ%4![Be>b(q5HoXE4/hsFD/:!hy-2-K$-sOr_k%*1_3z[!41voX0l>mt0.1ZfqHnP3^2(8Qk4,ML.cnk9d",
-    "4,uV.4G#*t10Mo0j@(B+u()F%4K/$19]ks<1]:N%L<xz1IjZ$W4+Dt)Mg!TJ3/bvU0_ay;A3Qd])Byw3j]_q3m5BijCIH+I4+NvaL/P3*&]Vxh04+5%051tLGyohnmH@h6!qfpD1T4e:4+N8sH4g$V",
-    "4,.gUjR6YEd<lklCAkI+:xTgk9HyVL0S,0+Q4a_J[_ZdsPzJXg4+iV*FACWO1m<&G0cZ]37cHTTB<X<+1)JkN2:uig5X#bC1+<VQ;0*je*#@iB4+rATe+B:a1PP4EMh<(_Sp/-C4,VzTBo3MUBM$;(",
-    "%QOc4y$cGR)&UO@kNO/i7Bw+_#Q>F=3J(3)LLUP&03S_/03QM[00#WjLJ#Hx>a6ka$t(>W4.gLzUJo1m!_ri7GBo]f0R+F%3l9g1vnCG&#+fD#oDB_x[<6kv8#Dj]keCS[G&KIi0WTCXH0J:iM^Wlv",
-    "A7wf0A0GuV00Y_^0^tc>::mWS>I3[,[/<+.12i%K19S]_6b]nZ2dB_;4+=[J0Us+ejh>Mt=au^N@rLg1m)ji!vg3aMr2j-J4@yOCW,u[i(ZK@[EL9HL!2^O1T<Oa%!2^N.ivbVS0qns94:Yd/50nP]",
-    ".ueZ()dmj;iOvBJF-WjUy9*CvgU$gDBdrM!9GSud4.Ta<tqF]gGY/c;2<eSM%:fTBP6nY34;$KREiv_E4]nX%0S@6k0v/soA0jR04i6aS%:fS_Uk_I2q2<CW8:Iyg[0F4wGY/cR2oDMK!UPX5PY*TN",
-    "5)ToD!vqgDS061h01tPU!vqg5ya5kBu<es%slx-hAzu#^vcm)qAz%,&1i$7p4-%6X5BUeU>+JL12oD08SPLWutKk7Z6E@$803I@[$RQp#k,4)09y0vUAucsCtl.G1G1.&NDmg5n0S=T3,_l2zEG@c7",
-    "5CMv=Jr4s!0o@H>sD/Usro2^kFn^H(1_N/f8Z$RDHlWL12h+n=4vkd->s3,dB>9A;=Zf$>&_*xk%^x&,t,S-xEj07B1T8RKgxdih2r$6C1P.c;34l8Y#@%=394*C_0twB.c;smR1qb><d-*_k3LFm[",
-    "!My^82Q4(;#s_(Y)ie(Wx7t+#)npF^!My]u=#LyfI5+U(0Ry<L00#mN4(l!h&v*hS4+>D(1O;yW2M&V+4*^Zq90aa#1SAXo=E(8j.]71^;*$J4gv0[>i>d:A2sbwJ-sF333,aOt1Ihso=5OvzH_.2Q",
-    ">!JKbhr0wWG&xf*3<b5F4)P5Quk]$r,[b)Yv)42a4ub:=n7-%OF#sMg00XSjH4gc#0tUX3LJ:F]3abGGtimw^pAQD7.=czt$XW#+1:*$+;#nS6Indxm1]bn!A>0Z+4G#vN-[gPO/Ufj1;Co6&n+O&+",
-    "ECnJSI:@eE,[D_o7vACl1&aND1F8ZK1(V7I5j4XB3&*1c0+qZZ0tX!^@#J/tIUfi$w!Q/[FgP[=<!]-sHxCm1X%7XY=hpVv/mHMw%:)M1iAMpnw<V)iIq->g6*mA5;hOTy;*jmq-]dJa#WW8WwbcOv",
-    "X%5QJ0]oD.M+BFbLJt7y6b^iM@!xYIA00CO$=#D(,pd0EjEx/,8e.O[!Pbxg3!2&i4-wWP9QM]b0SolcL/PJ>1mU(v4.R,xIWmuq8U&@#7YG#r,5;H%s0.46)CUaW;t^pg[N<%iF*z(F3gp)a2adRT",
-    "5-<b,3l9W^h.Y12p4kEnsmcfs26@Sccn.@o,U1HZLLM;;6)_(31YrY.ng]JC2UZz6qo<S^u%HzbIL><648pHZ9]17c0Uri203I->3[ei%0Ur<H051nPHvkEtkPQT,zX1-dtF8.gGSCAKv8n]CW&ov]",
-    "5DF&+>X7bU3()^<GxG!=G&i!u0S=VF0xu3UIRFlWW,k&gF[A.:Gyn%y3-6:PG5@^Y02;v<9]ASb1rBo.GtLDLbq/+l4F:y#3/3TYtJ((_I3EPBh+@r)G9ex]01@O:5-OoEH2;zfViPp@)B+C,hI0*/",
-    "*Lw)O*8vX(.g5fDGdZN7A>eIDas[c70Umv-MIQh)+6NB/mI4FW,3JcT0R+]53/%OR9y0(DHGdK--L@[W9_3r)VFJ__NDm7Ap&]w@B[D3W0UCXi3j<vE8V;^#1@#s/9]$o38#4eKIOq!#H=T%E2AK&S",
-    "IRFe(4.+:m9xwn0Rtoh75-wc%e+1U=2<CED8#i$R-R6o>!weq)HUJD!4.y43E-ly,2UZKK@w$N$;g]k%03Qf902;-]FEBSW@2!474.z[mE-lp)2UZLD0^(O+6EXlBG5[YvHvk>cHvk>AF#rz%o4*YX",
-    "z5*W:Hr<#Z&5JD!o(Tlt[%i#6=al.h7Bt/oE-BJ70XY&iA0G!W,U$Qxr$+:H39>#X8hz3Q4++Qt5,]WCHUJVh01@AI9y9-^uM7jB4J]S@AQv:d4KDyQHpu^9kr*N<dvp&8$pHkT[0biqGq498F#rM8",
-    "R0P^X1]2rTfvy1xoChK[Ir[+*2Cftz05.:(Qx7DZ2QD<=00&kZI+zI.Erg&a2F8>k9]Sg-2<Z;UP6Uvx2n=o=4+i<I9x;z7Q4bTs2M%H@HZ^YK2UiNb3oivXFaQq&mH[6XHsk[<7A,dA10NJN01oN>",
-    "9y0(3R^SU>4+qX04Ah8j9^>vx13wilHZafwA0[_f9x(t1R^Vas3llh.ga[6;6e2Y<Aq0+[3/Sa[IFk!5H8md/Ig.,71T[1O2K(Gc5><zHCX<:kIK8tB4!aBl;T,)/HX$B102ecq3obP;AQm)_3m*YC",
-    ",3$r3A]fn%bq<,a3k2WLR1X!22P!!,02Da&0S//D6E%zO3mh]^1rAgXC5Z.vH8^tWR^UwN2L#/]2n;hJ4*/!;5-g!HGyn@z4.(5QE-Tm*2Ui+8&-uVDGT90*7dbf410NMM03Rke03Qi801Mo)A0Gub",
-    "/jmxL6),Wp10FO04+ByUCD0iS!wLW*2cN(Y2$kX&2W^5M+zJypgp&vkh7/PxArd(N9x;zHGTaI,H#r[x8WJ<h4+W680]xiuM,qE.4.>6S6FKCv2p%wr0TMPL1D:)39ylQvH[1#;H#Z->INS-=3OF:%",
-    "0Rg%f0(A]>0S/0T1PPP$N(@jt0R+VGpaB7fl=zcU=D,]0F*2$%6g2B:4-rd7FAO-@i_a,-0<lwI1.I3a4,Tm>9]kZ029y0l45:2#,8:H*s52h[F#shsEQN-x4ygQE1CKKfs-V&@C=x7x4/I.]0R>Rb",
-    "eF3q!6AvO94,lp>4*k6W3D7(P[enRNRt]@b3-:oY4:ukUBA>)715+OZHE]y:G#(EjtpNq7=hXZ=R38H]avwJ=9tycN1B.E<3!yLrj@0i)ken9+gOVNsA>u7r22%kx4+Mqp0S=V]gG(4P01pJ:#S#Mt",
-    "DL6Eh69dD*a^HAp+VDya$O.GmG2iF]4+qBz9[<H06F2^L8ZrPbGB=MUgq%qa0>=4;1=(V14,Ll(F9$U.00p!5LJt7P3NITsGyp3#GynzYJqDx6bsqvY#]j,X03Rqb01lDI0R,IAE)I$0123BcFg26M",
-    "0S@K%%K-8$54[781P+7[5B39%1Oem[55<zI1P-$49y9nY1exap4,NM%4yEo53*L,T4!fTlCp9yOEi5uHgfk_KH.lF!Xb9-Q2+=M!1<zS;4)GQO[8A3@77m8w1Rn^BrxpVLB:+wuGN(Zc:L:),%Ly+M",
-    "Gcd9x9]bbqF%8]VPz2nWFAoEX>e^)jtRD@MW)BnXx;T#s84</D9X9]0<AU)%BM%D90s@]G0),kZI5=A#7BBz[sR0@_%mN^dEW2M16U+h*q(ct(0SKs83xSV-0UriA.e5Ybo@E(8-HUxwy5DdP,KqjN",
-    "I5-dQDKk6JDh_$F*:)cSFs6<K1kD)(%ozd6ISRLk3/amMnOg.is]*T]S==dWjY.phng#[N#2p.toL2!K29(@L1sMY]2*9BM35Hw&iQZNTg8_l*@,E2lsR0S:83%x.K;lGC4;4c9U/JeL!(9&[jm3%q",
-    "A4)Zya^O&1hcpekxn2pou;Yn0-v63YIJVwD0wfF0RsfY[4+,H@D/[]dhy()sJP4>20+eYE<CPF[G=1$@1Hv&60:rad1=m(=1.)T3@7IJL01rKu#b=&9qRws)QMrVT0X8u;HvI$,Ao2tcF[avJ1H_)/",
-    "+5@>egPsBpBbw^D4/4Jp0^p<H2OTl(*dqvpMg)=/B[4Rk.^VDSLJN,v6E&g+437r=zia[@4+O+P9]t.I@2sHrG&qk30@4:qJdXztAi9iYFH$o%j]U%XH_.BXs_Q2a!&wh+jt3vQ0XF_^H2<8_Rtuj8",
-    "5-Fh_1,DuPBn!e63$q6kHpT@Hvj+s0nH&n3%<+nq4+*me9]^1D0=Y&@4;MF6AA]up06%mxFfafC$p3B+Z;gv.x&b%.9^70Y4iYc@6fgh>&KVmrjt3Jrp#_2Cjt3Gk01De421yz=&P5kA;YS5a2dD/x",
-    "3N.hQ0*FHoJE#XQh5.D&03Tp701m0y0uKw@;<JD[xdH[*-v=3Uo76N0z8((+w7CKkF#rznAPCpW0tesgL.dz51ER+c4[!b+54r*92p.YJ[T:oG03QiA039__B[ewgCLA<mhEEHb2<=Py2nm<91VsTN",
-    "3cxA@Ner0<9]$)91=tj+FA6m/nF#[NSPwjz2<fHM*hU[xIGG6>YBT=0mg<r!+7Jzq!D0c<1Rn/CmI)69wU:7v0X5,>1qa424+*&^88>aZdJU57I3ETxpDsTID:*WrE)Nu.#Y+pJE)q5X9]1N1A_!4^",
-    "4+x.y1K$M$y:lEnl4lk%wFeFF@cMqo-1M4bIifBDSq^!HE(&7<hXNfsya68vHvj=R1P4nG7Q!(jD:/b24+x%V1mFSz%K,(ZyD%Fzq5:N/ic1nT01mPt1*,!JvLOdb4+8Mh2;N961PZ%n1HIu(4YFbd",
-    "r-ZW-GY-6/4+8W$3=D;x%L4*33:=ZjxflhZlyECKHc^ok00gmC5-IaC1v2xs1T[A<EMOl9E5ff02fl,o0S,(AoKpzAD,Q-^wgdu95-*@51<ZhQ1)T9m4#t_)1/3UwvwIbF00aB*K<I6W4z=1U&b37p",
-    "GUNRx4!H-q6Ry5X2,,FY<WFur4!H-f.H,=a3b>arILmth[R12_xd-]D02;&@3);mXn4SzD6F9jD9^YDD4))(r4ZHyvGXM>;xd-oMp9d=9IiLdrR4)ZEF@xqv6tu*63!noMH2<z0H2<Ma012)L4+P@=",
-    "6fl_C1Pq^A7Bc@FGpzv))B6t(8leLp4Kn^=l*4!qp#vK+y#WrQ0]!hG6@^(l2[iy5H2<9Wze=i6q5_2%03QJ_01>]&36V4p1;2$^H2<qnq5_E&02;s;4WGXc4-rEa9^zJC7&ibNGyp3%IlTc6q5^s=",
-    "4-7*V9].@C9610Dq@*rXIidp+GXNh4Gm1kQGS+Di1;2$^G5[Gl00FN72En:549_*>3!(!b6f*z/Sq^!H0^5jYhyo6x0_.HJ0S/,A222Y3Xaj)d3k]=#2h;y1zNiodhWjN9G6LS>3j#75Gyonop%4Y@",
-    ")m#EH8#MqPHUI=U);5NI9]ktl5CZuS1d4]l4+x162a]*e9^6)i5-FiF3o,x>Gyop^GnWts@&9&ip#%:On,C7mkU0acza]d;+KW:U6zjrE2e$;XougzQ0W@M-1I+gb4+>^[1DUG<1Kw-bF*COY7B:JJ",
-    "HvkOs10NbVw+0=uHvkG>2Z#b4I/ulKGXM==1>w+I*$ED!0]CjfI1dS-0^Z>s4duFQ2)z:r=xJa^0<(:7G%O.yq5^<)0TMO.3W5:/styByVgTC.3$6hRzY[MEH8B7SgMk.i2fz_wWCw^<4x]Gg2r.6>",
-    "1C+@G2TczYr2[VoGBE%T2B5D;88842qL:l@/K/!YdmS:nHV&HI0S%z9OBpcw0]o5F6dwpO@U4*dG5[Y6F>Qr&Ff[rD4fVfx3-F[e8#DkOGyn%&4,lmT0@naY38e!c1U9.S1P3Axr2@T$01>]&9^hJE",
-    "4$#j_3#9@RHUJ+1F#r,W03Qi4051wPIg.e/FfyeB8!@YJHvk>SHvk;o00&$O%-pLY4WtkoHjDu-4K>HW5Gyt_G9L[&q!1f6j]ndgH!!3SFAO&<00fhoUk;kU5CzD*9S-j85-FiF3o,x>Gyn_x5DK^F",
-    "0S>0X5FIxF1ETyg9yhoK4+f-rP#HJ;4Y&pZ+Ij-AKN2xAIk*NWG%)^dH_.FWnFSvLG_EdUqrw6Y3f&1W3N$s70VgmpxCRaUqXY^c1RonRxCS0D00&$T0=JE6HvlgQG%%$D4e<df!nR8bryB-nsb:V[",
-    ">6Q#jGo/F#!Kio(r2@T)03I->1j**50Uru6qyrxbGm,%%IXI&O8#(bT42_Et88.be10Mi6<hk=h4,^yTF9]a>01cgV4VJh]9yp,@5,]W0F#sPEHvkwp02;*[5-p)J05AX&HUJ+AFaQq.k=v;-HlYI:",
-    "HUJEZ3m+Odp#vT=00&zS6@/zk2si)=k-D!S*]$p##1jL^)pG*^1E&ZN3gn6r4W>C_3&Rs4I4^SnIRFzm!V<0^IRGyVGdYm_4+H!G3%wH*IJXxMJ.o[&2XYS<t@H53=A9f#IWn#gD:*VU9^P3E5Gy$]",
-    "G9L[zt@IK=IWzzT-lgnb3$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw4+F0d4,Kq]0UI)+lNAGi1]I,2t>2/3lxq#%Y99+S02VcsKn.w)Q3_<N6FG+g4wOJ205yjJ21gz@js>0Qgh39+<HP()mTdy_",
-    "JP#3r0tld(0X#A/ID,NfG5[Jf02(#@F9tL*03I:@4&ea>kn^VTh-AA%rvVQI>#qD][LxGb&jB9:GS:nwG&ukd1+W1F;rsh5L:4dr8!+V11Pj*!9]ki39^X^846E:24c7uIG&!dM4%Y$(N*<e5<-o6l",
-    "IRF(jv6:>ciTg]&GTH$j1T+8,1K]P&M,J[h28>A[9[<0_qXif=ARhoXs[-ri9ytI4*#!iP$>Wl22!H@E12HkC%mfA2&/d,=JPg1J2iCw]9]]%h1B<9T3Ns^VG5@+.x3<PEFaRF[HL*M&3=M:91_J16",
-    "4*v!XpBN11)/Uc22;Cuk4x](WtDgxE2c#4S!vX@#5e;!i7Bm1FGyoek)CnUsG:8EXqXix^hXD<Z0T(s=4%7)MGdZUL4+-GS4%7(@6V^yC3eN!>2Q^9M9y9.C1h4<kH#w.94A%k[H2<nm==gS%*8(2_",
-    "HUJ+EH2<6Q-$IHe0vkA]0S;y!21*]TI*pA54s-hWHXAb60uKnT1s*a04+XFR0tXH5EfzG3J@9S1R1E*O0Uri9*8(30GXM!s2JZn5*8&;irvVPv0tQMB*8&d><90qr*8(30IRG9o01pMQ0RyCa968ql",
-    "7BK)CF#sAk051kMFaRGAF#rnbp/J)(0va^>0S=h+0u7)a1irNt13fJ;J0KV[03J2_7&QPMH_.$n051hHFs0fA1S.jRx&-pglMM)xgbEJ]B;N=n4+.p[GtV#&B)K=bpam^gHZTAfIrWSM3i^uX/Z*=w",
-    "$$]j]/:7![3dn*16EgP)0)PY!:oFEHzCRi:02;-Q5(AC.1qzT=14IOe0S/%A2_P&=0S<Zw9T>*L0S=Z3MGq.4*HH<30Url3*8(0k01pMQ0TVUdLJZde7B^T8Dl.2!0UI[h0v@b_i2(yf4,we[2mTKa",
-    "0sfI595$%]4yHH-OAi9t0v.U438uGL4bB4tk:4,@-fVzg6V5aWvb0zWtpgt@GXNh7Hje/(Gd8UQ3eP7iH!!UO9]bf34+Dt,1xOBp5Dx]7#7q^401pSx0]V7Z4,%::0GMM2Uklm,9]tu69^qME9]]:(",
-    "0TVOHIs#7%iNysA+5#U3HUJ+9Gyo3+i[k]Zk;08y$Qmd&IUo+q4H,B.9yTBtGXNh2IIIl.D+8U20S=Y=3.s!+ULOfKB;N+u9v/!hB;F._0v[tV!8Q*8p#:f[01D2fRt<>H0+0j(lN/8ak2VaLvP/ly",
-    "PzJA+CJvxi1kETP0X3gj2bo]G3XcINGcunA3-Xj@44b$C9]Sgu0UrY=00u^7@3DaJ[<8g5%Y[<g1u-6y0Rxv24,&:gC=$0A#RUu60v@uA03Q%A03Ql9j[zq$FxmnO@_eKbz5yQxINAaq2rvL1IEN4q",
-    "1/+Jq88ZM61.L=fpdJqpo-VEOvrHQ=+5#U2IRGyZGB=Mq3N()a6Ed7Q0#6G30Snp;F9A6)i2(yf4++@/4u/pA1)RrG88,kA1j>*-HaP$v5H+;m3hDGy8amJc9]tkn0v@^I02(un0S=+hG%GnU)B+YV",
-    "01losFB:&BpEMr:IpL%QBQ@VHWe%051sF9T9x;zJHvk;q02ny[9]bnO4Ff9z<_i.53G)mhFgGP13N@/]H_/3CHvj@_A0-<<GY7_s9y)+_1dD;N6FA7&0u7aS1n.0B95_#H77[q^zX^fs;vD<wGY/Vv",
-    "(r*s[swxV*m-npG-^Q&+#]sYd*a8(a*riGbW)DKd-HUwCVPb4$TU]Q^g8:f2owWhrV]8R.a&%v5GH,BcUuN&RIB+06AbU17Ec+(>nWsS<Ff5Nq0Q<d6IXEo+5dfgu0sy,aFf^qPl!poci39+$tQ#OX",
-    "Eb/V<hRqKUEb[IXAUG@0U-y!%1=_@50iB_u4/LvA210UgaAg1i3lAsuf(H&v4,1=Z0uMh>A0#mV4>&*1Tn:T(4^b!<gIo<#0uS2,<uRu[4,%6G54#5Eqq+eP6Y_ZS42H,84/70wEu0b$euRn#4x.4N",
-    "8]Z:U4-WextqHZGx&aRp.p_c6*_bD8Bt,@F3/c3(4/srw4]TrB0uLDX3/c7ciU$r:4/[v=2M$&b.OJ-Jr_wZWoCOd32j/If0S=.j2oDL7#[v%_Mh@5I5)Tpo#sUv5P9G#P01tQIgia47vjGn=-1Ulp",
-    "go+0aRu3>RiU$r;5Bvm+qPhVO60@*m;+1aRx&aH5#[vSE2oD2[#[vT#2!<a(FA>K_.-=t<62RoO0WTdgIERoVKM*rFGMVB:9yp4i0]15V7zQT+pcy<6JT-dRKNvPRG@XaJ0Rga23!;%DJ[EGl)HDR)",
-    "y(I,106GC*4+O&DDHb/0:[1G03!1/d3c;Q$1x>CYF,#u<F><lH4TYW_4+*)>V,hic4+Nxw1P!f$91txr200FsrUL<gs^BsX0R<.[5Dx-;#BdWggq[c)HRr$u43=y=4+HSVY7XN94#uBT1HaKE4*:AI",
-    "N(W-P0F2)a1+L9o49/qn6E(L15-6cE1vB(O4+FLX4+XR[07n<u:*fIk,Q=.*%@p!H;AQecru/jZ-nFn=1d7N34+XEvH37-p4*[=3ejg7xmB/*<2c+;M8#MilSp:>sC/)R>4*,N[2#kUO4YBld1-q74",
-    "3*G;+GafnM0R,o#IScfZ2nEria_^[h-sF3A4+L</IOG8Zu.JAgjjaU<mktcNl^@.b.yZ#1fmt5_G3:^mJ_uTq/:Y)O0s%fAHF5_fdkk-@o*6GCHZbI@TMmQ)2BcsP[,ZYp$L3W7mcKF%px>4r!s/B6",
-    "DGt%;0SDNfULOWBki]+50/5VOJRbx$ho^e$*53_X=R5IA@T@32+6<DXv.(j[)6XapEk*:9%vlc-lf4iNxhV+DMh-g19t!2P1Ooi]EFE-Cnj[l3fw&d]2m-rTAO]4>mFt56BQY>G3JR8)2m./,2L@bM",
-    "95(#U4h8eMgaHyPZy7W[1;&L<$LoJAH!(pIGJpXB$=s1PoC6d!h2_xhg#rWPlnEI%&H)xVp*[^A0TMId0S=Jz%MKDSR06944Z#5iI2kqo0TU84JRbu&Hv<o#F%2C9#sLyG01cAp90i<]dlWa-i)1ea",
-    "H8swK0S:;gJU2Hm!UaDCH#afF1qZm-Js$/!$OQ:C0:Ot91k1NP0E7e%x(5Z<vata!F*AxB0<hIv1DTdK4,u1=w*d*rAq0,8Jp[c234!SY4,1Hq0uKe0oH+xa0SJgj2]y12<.lZ@IXN[C0iFQ=vjQwR",
-    "F!1OH6fHU;EG41yMFu>yn)f[l.mg),I.*r8j.bI+4KXvY<emHM3Klc_9]SNu4-rb!6Au#4hfW2q0]LVW4)zrY-QW#S3SAEal-AZ1<#k3&0Nx4,X)gdcG11)u5-bijGAu.7uu%f-1rGy=+X4VG13C@&",
-    "TMq)nTrxN^IKxE)g<hIl1&pya4z;cwJr4tz(+CRm0S,>Iu-&K@/:,Gs84BuydMh>N[KgLj%8Y*qsMG,okOKzg10Fh<0]CMX9ygl.4U7E-5,q;34*[<L0/y9ilmQ8*zAOa$3/a[V;;nl*y(]v=qf8bx",
-    "v[ef:IXF2iP63aBSq5nd,i@$nIOU:;0T(y%1Pkp:05T50@92jkjYk>aw*(>OF-f9239oDq0)_oC1D=:G1,+m)9y03(4+i<;4,)&IQwF[z2ds<X00/J&I53H-1]Bo#,dhEn/phdVwG^NiF[Ky-!v0zT",
-    "yYpKQ46hd)GKaS>2Co4h3=V[Q2Qo100U0rr0uG.n5C(*ZN)ju$.5vou9WpjDFy#jpG:%ISshtEAE#_h,4,e3hu:lT$1bsa+D:0S,BLjR0s7wxf5,]WD3Nru;3*FcS4ydRH1C[[-t:Co*4t63pH/F;.",
-    "6*qPY-TQrR9].$Lmjxa.[@o^/nx/jq0XaYfK<v2-uLBN32K)gI/-lKRUJn9:-aUV-9W.B%16_s_p9:Efm-xg+F#sGn00zGpBsVsE5H[j@4zDEwmLm<ama[;(!qzAX!M8_Q,_.V>CkM<#Tn>/HA^TU9",
-    "EdoaghR#$E0;wZZ1=;SLF9kC-<W%rO*QhlQ0/T7I1:*xB12:8S9_v</0t3LuS>jCNH4h1l0zU#aF*c3<8aDt3!h(VU1]trR0tUjGMIQw./+@&[bq<:b0StWutFQtO0/Wzy0Xg@@0^0@=R1X5t]2>_f",
-    ":!t;,UJnGbt2Y)f>Z1%mH:3p*1h4<UIE4Wp1vsRZ0uC.-xaWEf>>J&XfWt8b#GeHYt@rk8xf(7uGkOma$ckYP1GX&&;yOS,*Z_g/lI#!*!tw]pGc1j93$kAW,SRF6kK%=@4z3IU+WB4%.7Nfv+b[w,",
-    "F9tL-/<A5t*%KcFE6t]^0=O>:3wI.qGgk(&h!GB$3KBS83B9x:2i%Mf1nvh91*07g0fiC]AL5@:1F%30uf+%l@rtGKi:pQt2lj(M3723GKKb!g4+hJHr_wAN@z[2W-1DV^HpA!$1egRGHOZj>0[hD@",
-    "41#k3N(jmY4+M:,r2!7B4HqzsP98F:szd@;4*-+O4-9v(Qx32L4D8,G1jV]32g!*f3arN@4=,pDSPj-lQwy5IhyerfCm1s6m@n>a[RR&:<SRf+3,bSh0V6ap01pShrc)0YtFvJlG>V*RIQ/aJ(biiY",
-    "G;OI+hc6Epfi4B<zFG&q7!HFj1jgD&9]Sa[jtB=Y:V6$Cgf0i),ZL)%G&iG;OD>yGGKMZaG&nE,1mqwe1UZH,39G7<0RRpU1:E8TKMFWFFs&=F@s)x2tt]k01k&XR4bq4yF99>%tSu5X;E(S=0lJr5",
-    "2OkBquQLR$;^@Bo/c5P#Z5A^AWd*-lS>M7.9R$7O4,S$m0el3:11&W*J>39n2r-EC1@,E[0SfOf6E:9s0_@**0T(y@3Z*R)H#,9QDhxRTG6JOm4-;oIr0@fAHXk<OH8rpS9XZva2nC.M6cjYU<I)U2",
-    "GO@XDIrc0BzRE5mHZ./79yqQC1%d9A0Urf4<z<0)13Bim1P/z5-#C.k013q@089<T#Vielv1%U)GRQ19IWsl<2ty0t1q7p#O9nR%qX7usl%N3&$^9vr1HT3etT6yk1(X2;wDWWi1I([#2Fk7oKNmJM",
-    "ILs=s+9;k>%q$Nc/FWBjp#l!YLI4*XInFEt>3lp&[]Nz:1@iF+EI$P>I5GeeHrWOb8q6#Qkbpf86v@]zG&eZ>I5amo01M&)9[<465&^LC6w53QQ4Y*30iz/X)@AQND,6vn1c/<]2fxn[3XKB;.O2<>",
-    "%@87WG&wi@2iCNp0S>6/EC.+-Sq_V/EG#uN$Sf^fH8jU86Ey#u7cVe4IL9mmQxh<(2*)f3f&&i&$Se(v+gk/Q9_d=tEDr]h<l>c#00@kK2K_1]00/JuI50j4=8=a:vP;5EGBS!B9x#:@1%:=F0UrY^",
-    ")PgJz9mTp+2dT;@4fVi]0R#0#3CziF4+feR9]bk@8xIM;8wkO(Qwz^.0D2Dyz]#f=WH_Z3G2+8j3zZxL#DyIrGdPtT4)v^D1E3!R-fEatx2pjQ)zLN-G$00;mk9wF9]Sprs2u@$6FC4ZG&@692Cf1N",
-    "-2[I.HX$@K01pJmK;3(a95l@W1Aqt*Bg+9V2[kYPBQ!Mt9yQMj1.SrI3-BEw%K-A2LIbI/8xIMq[x^mgfGHU-]HT0e!wCTS,V6!e;N.qu0stKW#[mxooBm)9pAZx<)GPwG84CZY2oEuUM.O&i02;s4",
-    "K<:QR)l44-HMl@P3=y>]01,FZ9uF0U#sL=M014az07(xP=b@!=n<%4IHu4lN1UE94qF4&htX_o_,WMe@H#H8Q0RgSvRststlGg]XIsqmdHnJK7--.b8LkNZfDmgleQv]n]D.v:6;lmeiH.2__9R(#1",
-    "2cnb#0iuQ-4,A7sF9$O<ghC%ZGyo3_ypc@[ghDMfHvj+y1<q853SA!qHnkNm4mml4LN5a]IRFB*q(/cn4--1;BRM%Z4-6qyBQrJtF9tI.051SFH2;xV4.fY[95v+%3*7>/qQ(IXvlR!!%cB7e,y93a",
-    "l1;84Fn_fYKs7Z06EFZD9WVeRFflm_7@GKHIXM6:IXM6X/;fD#n+y*([y@%&Ia3I;6$XR<4+Q/^4+s3ja^OG]6)y/jIo8Sn4CRzg3EjAY0S=MQ6$!!TSRV&4JRb^+051kLH_.KXK<SA!iCYEF=(iAW",
-    "HKg,e4bqT&6E:&<A0[*DKq56X01jLNjRg,u$3QOxH821pG&%4G4-H:b3d^7Z4mij>F9J6,0526cH2;$ehiVQ&A22t>KraM0IRGO#Fy[#m8.+wkH!Oxh4+Y3TB[;[Up#vWTF[3*V9KAj,3=O#wKtBgH",
-    "IWPb(0X8!L3ZUjx4+6GF6*!FdSsw=6#y^%DHjx4!2R6n)FD=JT00*Nn29bw+4+)F[KLR!_GmZiqHR;SE%f%!HBM$+>Km;8g9]bk%;-Hbl4-scmF9$L,04z2)00LqQr.G0)ls=+P03QW5]F^T[@np&H",
-    "P7fBwKnd3B91jD6,f]xUIWGvZ0S=NBK@#w4ImSRUEi*IIUk,W;67G:s4+O;Q8aMziGBPy)1A*Tc1CsCt9_U:pKqoOa051nIG5]jWIX5^PKm)ZC4a7hdIaUt[#6Se/oG_mhF!u/.F_mSG7&JKm4+QC]",
-    "dm1tT4wO9&ys^mV.&Yu;f@DHSVZ/ZSo2q*UqhANdAu_5PGu2<WqnJb!Hi!cqIK)6N1u,@O26zt;#6T!CHUKXgH8lVZzY@0U<:;GQFt7tHH821H)h7w%!y*r3#6TH1sFeo>#6S^-:/z#eF_dLr8xEoi",
-    "4,(gbP7cCA4,3D(g8;QrHn9T=>W/W&2M,dcDh_Gn5-6b:y(k3CY7V6/1J))F1*3:q4)Zt*%e8wNH2DD&Hvk;p00z7S0uT/eyFw2JqXZ8Ppa%/F7zA/388o3R88q&vUkaT4N&.ze7X,JG4G#mLECC<B",
-    "GLZ^xGu]i))gTlzAP3Yc0T:;#H@FQ.E2/sQpDY1x9^GC2EI$J]G%x<I9S-eeEDt2f0UruD00CPKoh$$m0#6;SGM>9D3(Nr%GKm2X44y0k%0:#*>,!u$I5PHV6*KjsR[=OI4f$:Yrx61OF9I;#$Selg",
-    "iXk5ZIJA@l4f2[/0.T5]o!kN+1Tp!]Ulcf>MhV-8aSG_#2n4[e5e=:-&YTGjsVzM:Gc<ULF9.U/05UT+EF/a<14jcp2#M7J4+D>K7XrTdI]+#,A_@jcCKEBi>68j>%0m/0U-%Cm:bnmkH8rA+3KBVA",
-    "4+DV;41hlj*RfL$>RB=UIi1d03x>WQhnNQfbqLKy1ggnK4r&L51rGs.r$7h%EiN^P)h@6rmRJadBnMmxhe.LxF*nTu9]bm01f#;]2(kwQG6Fyk2gh=+!2/AeE(f85Lki)xR_k5-EDXDh4+o:tg8:G-",
-    "E,N/M00ZK)MF0p73e-mFF*tz%9]JJC5(M-74vE796gS2X9]t$1)&UOZ2n3=71cDF:+k=oGg%AU@1@iI(q#6ZT1l0u%#Qt3e$cs)6zky5+UJ01WaSs6Dq5%ZJHV*-OvjG$[ru@opHuFvc)q*7yFsKI)",
-    "295azF9kO/yx^MlFvVpaFpSv+2b7LKDl--t#[vZRf(HbPylD:uwE+Tw/;>&hGDbN#(EkAmq]px)IG:_o2dUQq3,+!>4!)@jAwovF#7Q3nK:!AS3x;P!5jj0EGeI)s#19TV2Bow_4*]@q3yDEDLozco",
-    "Lp3/Fo@;q&GUmSm2:qG=2G5@Z2FDx->;8F)jK)cC12-oOG&eZx1qPo62[-!pj+kT*7W4B088QF[-[gnz)oBXs0]e@lcLArVAOS24@=X6%Fl,3jcnYMa9]f1PF$vYB9]+J43&h5L1<E_/2dU_E4(bgS",
-    "E#kj63DOQ5H-2#(0x$[u@zHg20SHq7)v@qkoFop#wnZ,mH8kA8S>k]A4+-9+A=.f9(c^:T2pBR<0.NY%4CL7X4+pxU1PQtcC2nJb4J0r(p[W4<;-#HX@LhKBm.j@k0Sd*M2:_7grt:r&GwhxZ28hoQ",
-    "0H>2H0ru,5A_szn3#SkxG&7ts4yGalvh<!S2A@S%34&4v:jDma1K)yOGBjN*t]kbh>yz*G)GG(rR]D4+2-_$C:IDGK1Rn)9[D%PzqSkQ$eglg33J(OMvLX$Ur!<k,0R=BB2En_K4jmRTo#O,y.d>2!",
-    "GnRk<9]JS)9uEcBkX8lP2L]aDF9tI*;g1V%yaxx7*DD$[*_S3=90R!_8Z)(g01*N-0VfXu,Ms]=jRPMAIm7^JH_/0u04X-#>^xApa<1M_fMo/_%0dL5),Ma&6$RS<1L8Xg%h3W3<UjUn12j422m-MS",
-    "0%.rmEHm3F2bAN30W38vrKb@F#yJblMGphyMFK>-GGGa>3JTxpB[=.oXVVxD1fe4esT2aE0tUxt1Ew$zt>K3-KML=F5CZB-4+o0J0S1I24+Nl^9R%:z0SZ;FG6D4g4*UcGzQqm)F9G.15d_,u2,_AQ",
-    "4j2Ga1&Xf-4!jf)EQ[eN2jh>fBQ@YP6960t,xCHE5oWWM0ia]vLPj].F,Af)%*hxjL<_(BNdhkf+_y7k>mm.I*Q*x^shtoC$-$x)/(BVL-o$^g=F0dOgLeSE0tAq.Xb6fE0YCw@+(_=wLN+irMMR]&",
-    "e-+e9Lqb7AFwxjaFf&9l,:45C0zx;i[HFsC1FGLi5k:(I1vw7_s=3Wi#u5(%IS&G/,$<S-@rSzsF^nf+.dX*ucYZ<KI5-&$G_g95IW$DM,4+i5R[[kC,^wg(y#f+KovRNI3B]5t5i]e_1<p8E1,tDB",
-    "3,Q+p5-nyK2EK>,3+t_v02:MD1O<o[4,h#]2+0QtasdSb9uD5H2;4Ch5Dw@D1Ntuv:jeVj0SoK^1+WAO#[47+WC>[kmH@1.0b&mp=UO&UG5[)Qa:,B^Hj)c32QxRyBLl72JP!l1wGSRRx6u#,r>wwh",
-    "06BOIrBM.zumTe]hYAevH3N,v0Z#)a9]tnu%mo^c;iD@:bYWup>y@L82o8(SNeQ(a2m7%D0R0IH]Ft-;sN<L+)TILnsN<L)kERL>4EO#B4+xVe2(4TyIXS5!E-lpsn+6T5Br7-D.,Io!WFG)E$DRQN",
-    "xPk!/z;/_Y<0nW,wY*sdvh!aBn3@G,2CIq(I5syp;JgcO<QX]YgVIn3dJhD<.Q)$Ny=(tjzyS/lyHg8.:=cPb*%c1_h1W.AUlR@vk-VcmFf#h=m-nN%TMq/(H4g=8qEQbQ&%9F(R38W[01eY%44]A&",
-    "3ChYl2A/$b0S:IrE(7LH4Z$D[fxcl3&euo+oK6ov!]6aT9ym1s0rm7h4^ZVT0S.!XKm,0<4+,S;3J,7I/0E]7>(BhO&jK$BEinKRHvkIiyAuMiRu6a30w0$FHUI.lRS!O*/]DdqI5jl60w0M1H2;_>",
-    "+X<mixdI.RGLi^(ATqiFAD00%=8=wz039)s3Lkec03VkDG5@a-5FI&=3NLpwH_/4(0Wbg_GC8[v4;dC#FCR2F056FFGC2Sb4b_P8>]+W)!fg)>t(Z;5G18b&1[V#sObvpuPAWM%hz0@W4G#se!I^XA",
-    "BM%MD<B$3s,a7(Q4+)[vg#ix.$.,YPWDey44-6vTQx1kN0HRC^0=b224KuOu0uKVokvjua4,v,!FC[ZNg75+htOEp#8V;Ap0^aj>4d%8^9]1J110M,803Q)D03QQ303QxG;C$_%vxrC!8oKb90Sv=h",
-    "P7eZ&tRVwb4,v,!9ytIH6qKz>2do1RB*5=P0S&6=0uF@#JP#;t<R$JyWDf)70S%rX4E(Em4ui2+4-sesm-ny!s&5YltOFkhH2;/pA0-_9/:i9/0^mt2<R$J(&.hTUjyn%0&hVH42v,ia+FAm;ArA+>",
-    "<&*Ky$=i<*4VVH9<]R8v,_KuS(S9F$Fr>65/:Z4H0STogBQh^jOb,F2B<!_9OAiHx=i2,z0^S>]dk+Pa.#@VTR1Y4CnN9+S+!F#)4&;Pt1:Q[#Q5ZG/9]1C=B@,fRHUKXlGByA&mH[y^03tCox&j.E",
-    "lp8O0GBf^$mH[y[00fBz9W#>0FLyFB&-lQq0Wkm)FaRGuF>ar0Au>oFAC:>yrX;aUIkEu[K)5d,ATa.hmH[w1=8=zxgAon5FCTX;056vTFgMQv5-g!1xGx@fF#s/<0WdYt0unR-4;nmsA0RORABq7m",
-    "[wxm+*A<:4(w]8m4Kb!A4/_WJP7R%79]tm@8xEEv4,L;*P6N3T4+x;g4,b)#7!Nqmtxg1hWe);+9uCac0S=+-txf]^4,Llw4:HiLP70k24+YodQUW6n3x<at4$!Sm1ELNO2&<AS35A;32V<Te.pCcK",
-    "H>G+@F90>:*jFC]Hmm_.lR*uotWF-VHmm_/2l.s43)uGp4.x*j2MeqN1giTA4+yLS9^zU]kp_W^10M,B01pV;BL@#-1LXk;o*xaTwNoDfGpqw21Tp]00Wwb*Gyoq4GOPm+2$;DeOb,Lc0S=z4wNnV%",
-    "S>qZ1M,K;B10M^Ary:mEpgRMgT<MMY10NAF03JA]B;5.A9]bn1nFkL9sIUPG[Kf$=G&VE.3)Sa04Y70&2CsAv39iC&4!LXtkjOOw)[>zsA<<%Y0fK<$5iL=)tmJVAqyYxv=(+I6Q4axzQ3T9U4+*Tb",
-    "3J!b<w$ld>F;tT!nE;+1b=#*^bOw:L5)T!04nYIMVGj[O9]$x64,$d>4+<:dLk]%>9]$%89^zYH9]$)99^qVH4+ntGA[Q*pR0g@h2O_Bzhwld-12>H#3b%0t>WTC_fcFOq-JOC_qN)%M*2=6RhtC2G",
-    "o2aM(2hG3,2:4zf0X9JrHvk$l91/Gj5-XuH05O&U1-*Qd4*=vYGyonlmH@H:as&(;0XIPsGQ(XOIUEu/9TG4A9]Jd*0Urf103tUzI1Z(T3;(<<mH@9]9]1T)5-p)EH5;K,9TPS7UJnD70Uri300e=c",
-    "2M(426*K;<3;4Z>0g7n:=qW5l+F24X9R$jP2M+>50TVL,4pkC001ns$7Bc>.3-^Bo0YL(YUJTRQa]0a%KMw<h1Rn,8mH@ql03I:@7cu^5G5@%h2B=g/34<Sm29As:5-g!21lR,*1N3+Y#*8W*IF.n:",
-    "GB=MR&Z005K<u]n8a0*y5-Fh-KMw<h1Rnx600,^kDjqbJ0Twg:3F,VP3+n9x88+Y9GY5=@u:lA!2kV%88#fmbIRGj$F#r,ZTo=L]2Z,Ez8#5OYH2<no00LYNnymp1wZu_j#==UVGc+_p112-y00*U#",
-    "1Ow-N2OkGC:-oP&lzRk@l:,Oy3NHXNIRFzj)Cvk,A_Y_x5-6cCF>,^Y)zSwK2JHh9F*qJFmjM>u00X/A0uKR_0Rxl=3SJR39R,N_5+4INmjNC)00TG<Hvk;vum:19mjMwl01p8]BQ,ab3ksJ35-6c6",
-    "G_EdfmjNFJIRGCAGu-UWmjM920Re0e0ha+CGl_oVD,ttb1f_fO0+#>F2Q-/01fYNs4wnHKGXMjg<d=(BLK8IN4H@0+0TMJ[6E=$>4+ED09]kc11B(nEFaQ@ZmjNL$ENl+]LInJgDhtilco#M64;hDl",
-    "GB%e19]kf26EUs^4&VtFH.tkwIN6a54wnHEF#sAi01@Hr4-MK13J#Y61,T9mq!14W>X,G;0TDF,3z_2PyMqo1ldJ[<k/uG3Hy05&04g_!03tat02;y=5-OoCHUJVg01J,@A^^z53:z[R1DOm7+mHzl",
-    "0h[VZ0)ib3v*7=+;fZHIy&4]@IPstX4+hq$I1Rle1JuC-2O.vv#GL=Sl!saarQJ-krI9ut3pVW42NWycvJV3V4:#13PbfDz&H<,S%]ZkA$ru0!9]bX%aSsN<t8WeXK;[$)P7emR(,98[R1K_t4VJ2V",
-    "4+a0qPXLw=4+YfGO%9#CP7j:[=rA[Xd<D0D:!Jb$!vqh-0kY_:B@Y<o4^bLn8#e$Cp8;zgABF)p03XKzHqiwih5.GJA44:RmM8>j-8z8W(p;V*(uoKtGC9V:CJzwH4i1=fCj>610S1c/2rv%,+cOUn",
-    ".l0jYAhOn24cFRJ4-Ql5SPv>y#ZwO:s[t4=L/P99s!9(lim=<)AFBZl@LIq88mj:W:NpDHFAUI]Hw1+6A>/RZHVCx=4-/8dVjef:SQIj+z&#HH!!r$%j.5j*yWJ^c<)i:^0243(1kRxkD:XP$4Uhu=",
-    ";yyb/A@b!E78=5=>do<g*dYn]:x2Oh4BHkjIW#od77C[V2h9Nq+7/WxsNo6++7.^GHV*6mR0c[8/LQJy%s&qZy>S0q1XK;ciLy/)1lkq_k/soUMHn=!AD#g++7:T@0WvrMFUA2jG5[^z0X8!A0w1jb",
-    "FxnO@g#k7&03XKzHLDySh5.DIFHJQ!+7/Tt03Qc202ep>4,m<=9]Sbo7A@V301qp+zD=GxgcJ=;zD=GogcJ@e[Jl-OAFBZl<x4wD7OMddE8x9O4.oAq7&QPN8Z!VMHQE*r36ZciB@Y$cEFUN@+7/l(",
-    "qpl>d@h-Bp+4dm@n(kN#:fQknEgk;>9x$pC0:Xw)4))3c0yrN6ERwiB6EOfkLo+owtn2]KI53n:3x^Hl1cH(p1*>^.4bTA(1Kqt&4T[!X2$[wK4El=g8#Vm4KLUiUB<YDpzyk+h4+(+30S3pMCk1j7",
-    "Gi;afMhILAm+S!p<rf8CFgQ-Hq8SQL6F1(n3:P.,:-VKp2bReJA_7.jJO<7ltN[W.88;/X0^Gk#0TemQ#[;BN+@Rz+ymbjB03HM-4,1-;0RgPy3J(a/qb3BH0SY];ys7_YJDKbO4,^EKP7Az,2p.73",
-    ";D]Fp;TJSlGG8AAIjK.]Glb_<49Uh,9]SO*:-VAm90EfR7n]$:3HihU9^>W_:-W/1I5z+>HaIr@4!8v$065GD0zMBCoa>M(Q4F@(1@FT:Cp!u&44&)(1htnH4*6US*pPcK12a0B11_%.HlFMO2Zs1Z",
-    "9_d:9:-VVqi,iFn6f:Ia0Rx&S2ulR@+*J-m:-VVU;:@;lHk#^KGdD0WQvnAIwb%p+,=E%9[L3Bz:Z.][x9kA[Qx68u/UfT-4hE$3eE.kNF)^b66FC4AIgHpj4+>w+3J9SA2$!<F4AKD)1:vL>1JmmP",
-    "4a(_Q0!.S$)de3FIm+t+4qF4>sR9mMA4M;A:j4uo<rEo8bQCq62OkwVcM8S30S=w6tO7kVI4^SL=7S.j6w2!X1mms(4niL(Gs=1$1YI39nF0e]5-l>w4-q&OBQh^n8#w;6+r2[+IeG%<rUDNZr]AJ7",
-    "4K^dr0V6jtkp_]GHS,1.GcXo5;XX)1Bo6^U-0F_pvDpC+2(-;_1kluA4*,=fI]hsdA2T;-;Ew@wxXwTVbq</W0uKZFs[$,BHIM/h@:O&B)@DjQ=9erzI4m:O1O<fr2>FPD!Ph$jkO2z$0^l+(:j4Dc",
-    ")H)9X)dL:@H:l.U88gNK4$]uZ2Kk_i95bo@0m%*plGq*(3X!Y/4+Y%]8aV(3o_1>%mjNFEIRFHV&RY))@KtmhH8y(:7wNlB4!sZq#kQ6K2(7sY4:A0!0t4x,76kpf3Lh0Ywd(-BH/4u&0+A0N2RO6q",
-    "0R)Zv5e^=a0;QH]EV8_615*zNu.HQ:#@Rn_HaRxk2;g()T;4bq0S>7Us[#)O=!$1mG5@+(.TD/yG0(nn0O;Hxi_$d0v+DsFGPb=B49/:d0R,vBA>L.N8aDUE0Rxo-0sMt73Z<w!12eMg0SIaj5wq(7",
-    "2+7e91n12G4-%Qa0uGM6A>S;bP6r]n1GEDkHvj]T6C=V*i_$c]x9b57lBrH9GB/H^V*_sJF9kO<</X964w<qm6_(Jg4!i3C4,4PMHX.<O00=#tDh#*fRSyKM0uK,R0U0uqIU+GI>6HvYG@i_n9]Ja^",
-    "hcpisn$A,Wyz2oRGlZBp2,lf=6EXk_1&#9oKNL4GHTnS#s0SW6)(,^/<,[CLF*3gE0Y<@2G+k5+(x@P2Ht+0M4+Xl;0U9*iCIY*TI0omuT<32ZTml:vGm@584+4qo0SC8&hXF4GIXA,U0RS2ZA>xAT",
-    "Av7[DGXM>.,O:sUqv@.ypPUU32k@3w6E;)H0uKc6:j48n9]SS40VOgpA@cg<0Rq:v3/azQ:j48G4-#;]1*85)4,56[0R=A@S=#>pwJQqQ:.JPq,/Gf-l$Zhq#/J%Y@vDIGz;lgS$O[I+kOv.GILiwh",
-    "HUJH[u^&K[htd)shygUK!2t_Kl_W3;p#lWix+E>KIWxx#4+H*-G!F)[gnJn=01pG,LJtH_4.7QnQv!ns0#XkF[/rHQ0k4^t4(YN=4T/9#0+TNfKZu._FB:s200QLV3lEh6g@5EsHjCB[3ZdCj0:3X0",
-    "b)$__FOUH;ImxsE3E:hOH/4-O0;RQEcF+PZmjO6901,C-4;K#=Qv$vj4.NY$AC&.&g@5EsHkq[&4;K**N(0jy4.Nb%AD00(=8=H+$O[dU3Lkee!UrFh0W.&-GpjNVk>sPpFaRHy0WtsrjS_+$@iN8m",
-    ">7V:uxdI/F0Wkm%4AvG4vFcv^nS%iZ/++Yt2+QeJDKs=!9xo0sIg^p[27r(s9^YImy.,nHqtR0V,h;FqbPol+&@ts)3[;*hqtR0z3M-$qG!GEE;KBTOqtR0oE3E4<4&MO[rz-N;qtR0z5G$.fG!HeS",
-    "(NhA$8w2(l4+yLS46I%b+r__G0XD1y9].%79^zSF9ykCG7J_kI4y*$o12F&%m[0@!$4&/a4+g9Q9^qDB4+D#v0S:yP4,A-dP6Xw=I1Jb,4+Z>dN&+JeRSwMTZVs#i9].r39^qAA4+E*20S/#*4,NRc",
-    "P73kBCI@Gm4+7r,9]1Q27&ibP1vRV#4+*@EFb7Nz1IGaj*8&cdyiOZAtOF7;03Qf703QuCks^O%q)G$j6%Pok11^IbHUJLB+gk(9CJzSe(*y-,>6rLb4(]j5-KNV[A[#pT0S]wb!T^2C0SCwd3Dz+Z",
-    "H/6]y1F,r]0<*1K2C<214#]HEp1V=I1.8L82UHEoe,4kZP8v6mCL%R8QXd00kR][-4pA6501o.zQv/TULoaGIHP84%1F]g,mI06=BQ@doHVlog3<:&!Hm(=jlL0n000xDtNDln8C>i=LH#E/!AD00$",
-    "024B.HV-4Q=+O*ZGr0mEmH[%5CL/a6$PN!ck>rzY=8>E40Wkm)FaQRkFa#M7ccL&amH[.603]gztq_hG&-lQKHvk@(0XF_/HUJMgqA&yY5)UA@0uPD,/q(Qo*A=cgHkHBw2]f/4lpq_901VHGT;xtK",
-    "9]*a,NDl=_8xEzNJqwDeP7ejO(3/4d3Fgi&9]$%82V<TA0S=><@Fak@9xnqnG5@+Gq7MwP&QlKp-K_=TR1Xoy0S=O]AP%=Q0S*55dK)&Z0^;O*9]tf14w=#>(By6mtOE^zj:awrWDf)70UrT502nv@",
-    "9[<S511]$LH_.c*=b!NR%T5Pe4+i@z4,uFu4*@VA84nb.;Ro:O0^84N4+X=gS===v0aXaLAPmB^PXn(E4++)xA]DYq.pB/=j@:awi6aez;0O#oHLL;41T+8*w+Ib^)ovdKG=>(35i]fEHUJM4&*FLu",
-    "tOEnd0Uro5tOFi001l1ddJe1u9].!69]to42V<Tfr6n%_G&les12pV#CpI+FZ2]d_HxFKw!T_ZgFgLsbA2u+R!T_P@GBN,G,eLuf0^lkc,l72kCm)XlIhDcz6Ed[I4HGc$u;G(X+L8ktGnK*t2Zx*l",
-    "434$]7dE2S2<T<R4hOKC1PqS00S30lAp-)]29;4A1h&Ew8aW&iHysi&03J7%0SMQ,Dh=c/FaQq!zyTIB00ayl05;G*F*pDkH5;K+9TGMG9]JR%0Urf200g$O5*[:@0Tna/1PmVmI6(uf0t-OcIUNO_",
-    "@5O,dmH[6IGXMm!)(H,l0TnO+1PmQHK:(u*0(lIT!T]yu5-g!I12vWb6Epx0RT4D,4Y-<g1mTAc10Mn[4*<]EGXM*f!T]#v13w/FF>r,z1_mW<FaRDh02eX.4+fRO0S3pY7YQ5#Jt8;a9S-QV1px-S",
-    "0#y..01oa27cl;;+xZv]0YMTo01TDF0RkNZKMw<%1s;@CmH@ql03I[]7c:A3mBIlBzy1UX!L]Vg#*9/OFow4QA^^%+8#DkCHUJwqMG,Vy4BM70A_,S=8#DkCHUJDo5ikG>(w>.q(CK->Gx4edC=.Ik",
-    "11d8#04FstmBIlp2QW4411:W)t>K3z(hUdj3JcT.3Ht:LnZW<RG>T$X1K]h>mjMFVo&*mD:-nXWvIGv60Twa.F9kC:lfnT3tYZ%Vg2Z;N9TYgkkPZ(6mH[3)00TG=H.Ahtt>K%6mH[C)ENc%0m.A4o",
-    "#CQe#.uwM[2<aM4F9ta.03Qo8+6fal,3$:dYYzcI9]1Xr3.Rs=H3Xsw4+E9_9]bW0BR4s(3J#V57c&4MFf3_i0hR#+u;q:f4F!hf9TPV92<eC70Uri300UJHoDBls3.UZN5iDyD0hR$1F[J]wkHP=0",
-    "UIV>!1Rn!7mH[6IGXN7Ys0$9,2=Tk(0U.OjYYzcI6gQ-.4vxYB1*rZT9]JR%0Urf4051zRH^DD*IP(n+jluy2sNp[.H!.c3A_!M<3zP_3E*m!h9]Jhq3KB5<8#4d[hYK4v01@I.9]k$>3J2&44+M%o",
-    "9]AO$cMk%dvQq.:)l&x]4(oI-12@.^pbHD_>C>xfb7/4DItkvvjR6l0tg8VpKshq4s[sSOvr@9w0t%v_WD+%u9UlfV&S(z.j+,kF2EW8y88!e91GEDV2UHIIXAQ<^TpuDihr$6VGcd*:AGZQFhr$6r",
-    "#Q@/mF#tb:0X8!+=#UKO0W!$cPyxv7Ef0nP+yWoQ0XWeGFNOg!H_.cXju#B*sz(zrxC9QJ4+o%^I1TljL.t@SmA;)L;E;/Oh=zq*3&zD+1cNaT4^^j2t<vXP2czOp2fYmr+b]0H[(1)$2[[iSrmI-E",
-    "wfK4u5vHqI2Rja[0S=<8+*1!Ds[t4@03RAO03QQ303QK302ns>A0s#b7&!nR8aDtQIjR*BF>#byjs=*mo-VK!s^&wG015lYjR6k_o2&s2$k$c_))o!OSpbI_3iiSQ4)lKw,vJ#p>QC,K:Frzxvw:[]",
-    "@oRM$I5koY#RCnYw>FX-*#QD#4v3vM5HtV>&ci1U3carh4<Afp3We7N2Zve*!stjJ1vT^-0RS5x12d/=4VwoIlFCyL1cq7.2viN67!94%ZXX_w=^+!S&d5>Aw*oZv!T_;V0X8u,>Yp6K0Wmc70w1jb",
-    "GRPM%h5.1$+yWoR0Wr^94_7Am9WP8UIrYK-A_7^q9]kr6H#0Of01pt$4j%+Iju$TiH#q.g0h*N[4,_cYdJiJF6d5vo4,wDV0S7w]1FHcIvr!F,w>G11Gphj<G(-a7GOGa]Gyo42>vd-KBdY,zHvk>R",
-    "H2<C+&)ESSGoqO^1iXS:35lpe4-^Tw0SI:qsM[a^<1#BxHH5NJ4)ekR2ll<M9]SYgom4LxHZ/3X0VFdr=4.k6L=Ct.!T^OE030[_6gBDFhXD<.=TGiS2Hf9z88HA0=TGiLpyvY[HjTDx01*!J!T^EA",
-    "p.E9M=TGiJq3jC.auPXh3A0BCTnhWc0_0Wj#^gDbPz0w,3Qz-Ig-fAA2H3L!1w#kM!_>#F+d2n92in050M23uivbGu!T])5q7)T0.=NL/aFoFv2>*m;1SSsy>QC,LC;5(o>QC,>1_M/,053i@HvkU,",
-    "s*NNK]KNHPHUI:b1rGy(rAZ$GG[;jPF9b9(051$PF#s.EH8cPM;sEb]4-%Kv0ReOY&8-X8686FY0[7c[0%[Kk$HW6JG%x<HZVx2K!_+_Ol%Nj>,_/Z,3M&lu!T]-Q(-y9^CJlkvdM=VtI+>C;KsCq2",
-    "0]S@lbT1n-F_@IMBQrSv0uLC+!_,ldHUKXKGc=DdHH3jr4:!le0_9ra>Y)5T$HW5(r=@YKqvIeS1_K,+0S(%/B;e9jv=xpHw])%v!T][FmO:v9Gxov(3!wo8.Kqeq(g7a>Gxov(F9R>,z=(%Uok#,s",
-    "nMe-M>QC,L;VoH8Tn]RTt=)+I/$QcybOrh54,Xi32iBNkFAX(0>QC,>0W:u.051+SHNdU]1wjJ9t=*E24/TW^0]Z;Tz=(%VAQLve2<e-S0tn_0e-YQJ0tcMpL/!c7FB&#6>QC,#4LLIa1:WN]4+Qs/",
-    "I_X,E2h93!2$Kd60+=-[6*r_eM,K>At=*<9HT(e&2%zvqFEchW>QC,Hj$sFiwK)$9kOBm%t=*5<0vtC01BNdMkOB.*-%Ea:9]JY=!T],&oI)/NH8l6a0WTUfGXMj]E)N964.8OW>rd@Tw$_#B;+YIX",
-    "IQPN.B[em-.!:J!H21-*J2N#g04Fpx00$/z0G9y-(cWAS2db>E1CA9Adk+^1$WspY!T_BdF#s.wG&KMMg#@tOz%3sXG4bvL0*9b^1tBdpFv.<GzGfRS;(PE%y0rlg>rd@KQx6CC!T],UmJ^Q_=@r(F",
-    "HTS[+FBvy501pALgFp<Wxo#f.H[_,7hKfQ5nAkTYH!+L:4@KJh0S&UoS>.&)0]Ua090awCGaEF:[09S,1P$)0PCo<TH8uCb0S9*v6!*dbDK-.wFB&&C03I[nbq&SJQywz30^l(Vwn8K_H-e%fVfVrT",
-    "49VSD7d7.m0]vv,NG^C4IpR(L8xI4DAP#@u0^9vEdIaZ%Kn_Q=Hy$zo02:Q]kvI.f0RpB64+O0O4,fhQ88iR]#h4Ti1=2/M9]JYc!72]1)4==TH2<Cx!T^Em/i)aB%H4+n4+Z)GFBmm901Ae%ZXPh#",
-    "4*_bnHxC-3!T]=D$zltk$$A2(1P/)J!T^pL@QZcu*-5rXit!u<9swLL3=qCU!T]*3tX2-O@RBI*02%<!3CO>#0vaD4H^^E-1a2P(IrqW/KMpiEH2<C/i;O%;02%^$4-ilk0Kp9p3irYR10W9=(E$/N",
-    "J0A)+>rd@Iz+3_576>dL3X9tV0oefz=rZ]B1J-ED4-HoN1sOH4MH<J*o(Ke^)>MVp@w.Tg<!]t71_<dY-[yVo9]t!Lu=0v0q*(#XtqTj0jsyp%(l91BHI*qFGlvlZvke4]1@j6c9xnhkGn0,41APeW",
-    "DGqxQG5[YzG:jh)1M;gNv9^BWtX_fmb>%Hq9^YK*A1;wqGXO6YIWzzRm%wrkLLV;TiytopIXD0Wgr,Rk8kYhjH#WKs4+e@L1JNx2>c9Lz*U1Af95gqX9WM;sGR<5cEiyO&2Zsk3IW7kE(g+Fk1@h(b",
-    "-zIzEQvzTQ1i[M#14$1wtIY!d!3GDW;JW,l:Hz]E4+HE0966SY1T8f&fgcY8rN0IR[GCn<3F,kK3o!r-d-,1)4+G#49XaaN2LfXWssRrGx0N_tp2#-7HmlYQ4w*6)Ig-mZ4+<(i4zK]PgaHo(vH/^6",
-    "Fa(!:2P6*w[_jL.GxCiD2DLID88wQqdKoqV4+Mc9DKa(y5jC]r4+)Y24uXUY4uKyrGBPY40[kWq1;Z[*4Z!9E0=h*_4&e]4&*M/7P!9y,E(fzS4&V.0I_qBe9]pj%Pag+4nI8nN@_wZSnhXQK6$AY!",
-    "4:-rMXat2B4.V.;2oE61mj*9FG%_NI0S>t4xd-xijzkXK1sFI02$7X01gOh138mpM3bwfm9^YC<A0H1n00k5Yg[e3XJ%$7yAvXXYAvgdZdo%zJo]=#*!m.P+H7vM]Sp&*49]Sk=2NN/@#[&%W[0#uO",
-    "-ROO31;q;e4zGy:1IP&m+8YY.CJI=.bpRg,G^Rk5IWjk_0SUGx1OFlq2#,Aj$pIWS02DR/9]Sf40$&dg$pIe_HKWV^1h<hMVGjWRJOqpWB;!;5Ejc:-Iyf[qIfUK-4dCEN0%#8di^M2y0IR.Y2ZE3W",
-    "1HIG&266+D!zTmpfdvl*vx):i4Ky(<01pGUvr!KQxvY8=F#rnJMgdG86(zs*0^g>wdJhV,iUc17HKhRyxJDy1IOic1H8&2U0SK+yNC^WX0U8%I)gS]^!vhCD29yB@nUq^$oR4t;*hwEJIkSocFFQFg",
-    "01p(au_P<=MFYqJ4(vr0E5Y+W3SS/tG3,Sj3pD/p0]8MV0ypeM2BCxx4-^sV0]0aZI1d%GiUcDxGyo>xGyn>Y0S=J^MFKt#6zoL_Q4Z@y1f-Sa0sSckD,7&K2D0x54A%n/)ZJMR0qjKr#3c>u:>r98",
-    ">dpLD:>r8*>COC8:>r>k[PY7K1T+8#&X/MAA2l/VMF6^&15*y[MGDEEdJ5771k#fR4vqv581edC4-1&<Sqy]H1f]>O1B[.t4n7z*03Qc603Q!D03QZ300Mw02R9D<pdSY4>DC!/H,IPr#YX_w1[N=;",
-    "CoVTL00ZgI4,YBnMlS#_H2)>9eGdo!CkCwgPA<;,IsYdg1vHCC5HkP(;MV+C/p>;501poTCn>_DlC^f]ry_y)lC^gQH8KDWLJumEwgd!S4wAM616_6B1@imFD+rIkI1dK<Cp0uTHhK:QoU#Nj9XB/q",
-    "Coc=&FaRkrIRFcn2p.DD]0ftX=9BzCx]#]E@a_^YF*TJY4:j.$1R=*x]0e=SMGpz-0TnimkOK;177f!S1.aHU2P6+B]0f;CH_.zo01n]79]JP_Ckgnh1P/j#oI(&V00LhR1OF!wIk^+.15FPX]0f8B",
-    "%t9XnFtPz312ixgG>nB:>!R)jFAog/Ck6HRJP!i:%^)-oiJy8IH2<C.fG8O@0532$FaQLs%25N+GY:C-C/<h/l=+7b2oD7K5CM7*34tgsG&BGLQy&O4fhYyvmO&2tBM9r;Vh/rmC;6p:03RVZ055$o",
-    "GXM>=fG7:#oq8KJfG8s[GSwv$Fw[K<-A9=KF<Y!tU/JFBC/)pVA3Zn#A0apZA0apZFPZ<@G5@@WxH]%(Ko10gC-%t^zt[vEIDse:H_/3AH_/pXG&cYoH_.]u011UY0d<;5C--DvGY/DiC:%Hd6gU7M",
-    "2si*Q4:UFa95;>U2RHx)$o<zTfhYhG0&)a]C.nAB4*[.a29x.W3jgr_4!^n*1Ts0aMFf^N4i5#B,Le5LG&Sre1nDOYofZhiz-Pc0HR9a30SlzoZyypdwXO-d-RQ7@I50&I5yA2U3Ht_N*wVNG3$U#S",
-    "1FO_%1f;.qnD]).+[8))jrRit)Y20M>!.YaAp)D$MgrCn3(hJ4KLwkDSPure!XYmOH8ij)4To>Jtn66_hj9eqiW:v40US8-0Rg8V4pSI301pecDg_d41O[:gZ4U+T/_)WC.=&<!Hq!zHPYl5U2($th",
-    "FwQCjK;mMWDm63a<dE%*1*@!Issaqx/RpgWq$L3@0@3DBGL:-0IRFwfB;AZ#2ays2A1pL7t62%g;S3sYIKZ+71.vm[F9kC/+sk1M;wSb$O9HV19]bYHoCy-#a^NWlm>rDX=Ed^-4-0Js0^f*j%kcw0",
-    "12Q/>00>JESql0lA_HFV0_0pl1P/zXo(Vq#IWRc<1BshD0K-t$8O!kl2Hx,j2m7fm4z&Rf2g_sT1;2.+L;1vn%kcv$FfafwK@/4=6EU2t2MC>Pe+#t#5,%t*EX(l&KO-0WG]ce:9yFY^0^Z#EdK)vD",
-    "nHV1kHP7(>6EUdo1qImmngI>6&+!8aya5M$0d5DX2m+@B3x:86GC43XsRs.-$3>D8iZKk)<dE>D:jVQj4$.)g0!.q,(eVQWFb;bJ0],+N(eVQwF#tafGcq:,KMgc9Inwb12iJy84$]/hA2BfiKN2)D",
-    "H2<Sjiu>a!((wZVUIfzd0^jmyBQ!Gr8#&eR0]S]80zeCe5F]1,<GcI>3J)RD<dF(+egnlS1./6-8ZpU3Dl#.C<dE=m[15-K0*;X./g$Qn0y5C;0]G1#h_NVOi<ps5hY^8j3kZU5J_cEnjPC.KAv7[G",
-    "(D4I5A_P_E02nlzg8:4C0uKby<dE-:0uH.f2k(GM9x_PJ0_0i*K]C@uFo*-IJO#./5Dv!z1j@2x0:a<e35AD42&e)D:q8G8(eVQ>G%+@-0SvPR1K.G#vAGBby#fya$$&cv+Tkh,u:un<Y8o^t<dF3g",
-    "zM268&eKH(7%v(!EYk4.0!AD#((wa7E-KMX00g800[F5_50C,U<dG.FFf-%=p#d_7GXO6uFf[,L$kRXq2L,tU2f7aq)A0iqG5<SC2:$gnAB+Mt)A0iay8,_]ArG4Y)A0ivF_*4x5-n#L9]bbg<dE%G",
-    "3F!m=-n)ukC)4o*0&oi0<B-_OA2Bi0<dE;Y[A:t&0<kty4.6I-0^lm(8$VPtIWmaw13wHiGcW)$Gcz&(42VV#3yio81hXO!1N0IJy$BxwHOl@=9^O]o;*jy+txF8-&/m#n=F^T-Ij,Pi1D@ek2pu:a",
-    "6EOe)fwu$/9TPGD8#2um3e3!d0XQ)=GT8wgH](bcG&eIWtR<Vx0].haC:b,u+y<NZ>eu)W3Ic<G0S=P66COF;1O%eo1P;de-sGr&GXNWH(T+O-zX%AzvwZ.L2OJCa,2oCdu;ZeBtsn:P2o9piO#n-=",
-    "=o2kIq:DEPk=&DG.T412[!I<%:NXE0x9Vyi9yI>DAmpG%7c+n^4-S;=4.<6DJr3ao4+eq$T@w0gJHI9fy<Q>t4;VmCA0adVA5b&n,3A]6Ho5^@mjeT]E(OaR1DsL<>2dE$]1$-olrtX#G3PB01o<SB",
-    "0f/oLG2lWaHaDEpa_v=.TL*!-C.eRb1P*iw$iP4c6$q;P95wYj2cgYD0NEoC0>r0UQy4Y;9]]*[Fe=AV02Dao90.e#2wV!EFcL8U6EVwN1.=nUPX;wOE-%uuFc:ia95(.3z5gKthWAwmhyf1)rfwEC",
-    "uy,FCH0xRgo-EKyHZ$#74ygD64Yc@f4Dq)-9]1A#S]0*A:[:4bHZuS(3<]kSKLRs3GXMg]KmtP#9PC-I,Q!gc6wc!UGBY>a000RO2JBid05&oJ0zMBD:[.:[4CE9H,o,,)D+^ye1%x0Cw0-cA:]GB6",
-    "tAu0%.RK3[:skkn)m0A^&Eo.G<z>,#7&GfyEHN+uF9k3-00pA$RS!4oS]l(tQx5A]4+FNsKm+6/4)skVIV=)K4+EwI9^+d2paBZ*l[g8%Q3p#7>)r0z0uo!(RSwr#1FY2o0[Bz@Q4ay)$#n$!h717B",
-    "Mh>-^Sswu_00VsptvU[S5-FiFK[eM]9]SM^1eLrT4-#LJ1oiAiFAh02):$tCH!/V(6*n=g5-xES4niL/HP%<#12-DS1KFKQ4-YpL2%e&29y68#1n(deH+cimR1LM:1TO;KGrU.Z2[$wV2*#-89]Sjn",
-    "2Mp4l0S52D3kD.)1IEyD1onIn1+V]D0RwjrG@=q#0NMiwoWmOr3+w;81FBmrHaYA81&jm,Bo7C[z6/ipyjcTt4-rAL0WS$RGM5St@^T7uF)*Z[0S6^wniB%>Fb.<k0SEOk1h4<Q8<qu4BR4a!0UrY_",
-    "030&>7csq[0S6^wumJ*^CJzg/-[pVd7as#PdJX9p4VIgF9]SeKSt&C$0532%GXMkG[saTH3m+=tx:*e4gO_vi1pdwh1Li0X2)bDgx@6/#Q6C5^xLE]]-w^#GI]-m!A@d:x,%Af6/D!IK9Q4X61B;]P",
-    "eKxXH88ZM64x90948;*40h^^g;%p&4wH*%:xPbu&Uk;^4CI=hOV/p_0IE4fsAv6FVAvFLWngKPpSu!#-EanIg3%6M$F))].H5xaj90T6QLjxQi2Qu.kKM6B9GXM)+6;Fg)2-1HQ0f]ozy-%bPm.10G",
-    "zF7lu9W:7Y6*T^K2[iy85HJ88Gyoq7HUKXQH#oyt1Rx0D1]B!x>XIdIH8B7SyFL:&oB.C6zY>w!Tn:ZT1pt[Q4VEzm.xLM6lra%8HV*/R4+G1lEe^1CF&@8+02;-]7BT.@n1lib!#W/eFp<D2/bZ<x",
-    "Hvu022L!&@1>zJ/4-H<)2Zx.c4;5H:4.p9=d<oTsGmbGYbTT*q4#ox#7LG9o@nwGeaO3/QFHt!$-id,.VTv&*I5GeLsBQwR3I_eQ0S:GR6fl.!4+G4s1RokWh%qHMFxcD&9x#Y81<Of)4+<7d9]btY",
-    "lwJoS3x>c$HZTASl1_5-4u:%gq;&pU2!^B#GBDIp0.nxF18oT93kX_ahcO_HHvJ6_HctfH2;]dXGpg&30S.:T2.-COHt&l92R[a=0U9&:]6LyeH],rCBru0DKR!7zG5@+,mH%BDH_.NtFcvq_SP0Y@",
-    "4+4iV4+ZI;0xu3THHR<T1T[DSA^ut$1@isBF$a#$P!AD;F#]9YFlrA6hA^QVGXMi>4,.wl4p9z.F$DItA>9+x5eF*<hA[;^cn.,Lhy<A62M,0kv919xJU29jF$dn=odFLUg)tN^@Q..l3xzQYGz=6;",
-    "F9S0*00+_RgaIEgG/(t)QxiA.4+4cT4*]A<CIYqr9yz@x6E*,J12;4v9_U,,F%vgR3beQd2TKnDg)tQ_&d6X6gfSyEG/&%jgfT8PG5@/bCjc7[C4(=!0>(s91A7O8F%EeI+zt-wfiVvS:A(ddH#eC9",
-    "9_(64E)z5W4,VFp13fk[F#rPYy9EytfH4EZ<p2ylHbNgMG/MP#T=%,-0s_$Gu+ah!7nTAE/a+_94+elSBs4d99]SmnF)su)GypFRIX3>!I5Gea1pEdZIIIT)QV7)s4+87MUKBR_F9]m@m<gkRH,Iq#",
-    "$N:hH;n4g/:-VPX<,>>lQ4N;01,=->2P6+9fH5B%H_/3BIg$znmzV(t>z4GqF$X6P0Fx6h2r<W-F(fiM03RAT03$ds03QQ5umK!200=[[0]zG$0Dv(pH8%hbyovz/]C/cedk+SZlzJI801pI#F)1@T",
-    "052_%FaQONjRykn4.9fyf,xpFGXO6LG&cYr2s8jKD:eWEQ5H3VF%Itu5-.5NH,-Yx&xx@D4;X/XA0apZ4.WnxXditz[VWdO<Cgpv1sFE_3&l.Z=5QH2@gH-j9_3#diU9[-4-REH36^pu4;V^)I^aki",
-    ">z52&F<=*Wn*qDB0R)l$EDs8UF$nL=5F9e2909+=aswO:34.[o3Nru-T<@fz4+;@Z95Vm^Hy-l%gE0eg9W:7Y6*T^K2[iy85HJ88Gyo3<gE1crG5[Jf00x1WdJdyJ1NCJLp>D@.G&1E=4+NND36KaG",
-    "Ihcw>42kGi1k0CS2Jyu<4+f-KI]H<r0R[Ij9^P0N$=[IBl2HY$$ORt;IB6+0H)k&cG%_w@1rJ%!i)H]XG8JTzqL/]7H)4T@4.8L.;#T)dC[YgQvjz>-Sr2ID$qElRgaQt]6%Qd[53_v1$qEk[=9c>L",
-    "+Q]wJEKLTX4G%z7A1g8T4G(zE$qElN.pLgEULPPWgANZF#:ol_A6=gT1j5M*4-iEd4_7W7$qE6k2oDG9;mG%20FMd^8MDG!KM*rCH;5!s9yYg!Yc4f6:.^*uG%:_OWeKYR2ci8$45aQm5HtV[)&UOI",
-    "hEF0hEH57dGy1Ux4*=38oYgK0@#/u>j<1b(GB)ca9^hJ1n=6gv848%mJP!fi;v;/q&H)PPf</w-K;R08F9S9:/dLOQppiiWpnVPcoB[)fD+I5B0tv7_1eW(=2K3V:4!3^11jv33;CUN9R2(hWpi_q%",
-    "tQ,#<rh.t94l)uleh&niPaHIXLjs7J4hOsV4G$KP@V9icH4K*KCj+q)1dg)>4-@Mw2]F^6EYjHt1(BGf0S=S70v@xD01ov82(>V13*9as0xY4KCk4Q+3l9hNj,UYtir]C+4+x;[4+x=EObE@8Q4bNl",
-    "f+r6K+L_em)jbasuE+@w)I]:v!opcDG%z0q+o)m/$GS)e//u#W0WmY1g+vGP.^M!yEBSE@2He=[13w/CIln[*wZ.(1),;=%m1G99>W/(S[o+0cp=T&f0#h9@fdv8Q=kfeJtON#,0s<Bt4+WR6rU4vb",
-    "x]5&*0IN$0oVp4Ov(A4D(S%VFH8BW)z)cLS:JJh*kVqc@Iia&j1ENVBIr-$-IRFC35)QX>1nmL:C/0>t02c<98wt4d1qAffO9-uyEe=<t4kkD(Wdr:=3$6nU%.UEn[sIGp)Cmq70lVHw4+5]i4+>>q",
-    "4g(nuy8I#xg>Z#mGynvj.rWOPtZE6toKX)O*UkzaIRF.k01pM-+d&<^IoHk#Dl#wtEpuqA._t6c=.)IZ!7T_g$f*Gj1,gv>6fwfv3.I<>Uk=LFjadteg,#9q)(!-m-8Osx0S=R<uLc6S4i6iT$7ulu",
-    "3e4pR9_L*Gwsr[2Dh_ts0^pV6=(zk>qC,DPG%>@qAP+!*xlu0#GGETx4gl+S4+gFT9]tl34*v@.0WvJb1PAw14-h)/2<gi4<+%Ke$/NIqf0qOw1^y*]12+Hy!_9(g8wI>84,%II2fwmO4wnQ4k^3-_",
-    "su2%3+Xx;UIl^^WJ_99gf7%ES2jz=K0WStEGs6TQ6Epw;uTu[NpA7.P4-k7BA8]3>k1QY10W-eO9]keIj4lSjFb*3Z5H*.u2mahy9[<C&1PAyk4<KMvA8]3UjVvF_0W[qRE,=F31Oxj6F9t0&#RMM[",
-    "HUI:Ut_oCREH%ai1E6RR8s7*Xa5VrQ(E&984+PQ@0kzQx4+fe99_3tL0x%B&+uk;:t2+W_4<Te!4[;ANAJG9e-0O+Z76khPF9t0)#snV^H_.qe$R,[)#smk*CJ!32>X!>yHRhcxAHxAR-0O,QJ@1FR",
-    "P6(xhtN[qlvJ4Lc,)av6zk:x265,dG0S2BW37Rhl,LL@)xg@mnk!24Bo+U2=Gcy1W3+p5eroUqZsJ-OXzdZ@v&H</YWe>%J244/0mpL3Vmj49^uEz/qit,W.6@ask1o8n704NVS6Aufy1PT0u0]V6f",
-    "RSS#DR0qjM4+5ICHxCoO<o5hNu[I9=P!AvPmQDkeI1dEIy-BaCt0)ZcmQEi6HsG:N4;v=bO%EZ&y-C2N0W#^H2h^(Qwe2SjtK3Zwc)z>.A4xRT0uMr:uu^uDq67^J+)WR7y1i2$o&h%20una:4;nxy",
-    "O%Ecqy-BcKzXA>JvAt6jIKKifZ#6Z*0w10MIR69=IRG6sstO,.HUKZ30W:fG6g08K0S:APA9gs>0w10MG5@bB4.A1[stOMv/(br8ZvR-iFR_jBhQI:=)OHUIuCs_(4/CiTP7g2euT2jR.f_2(E$**P",
-    "4:[zkP6C.Q0S=+[0S=<9t4.FP*Y[EnGvupI2:iDR4+x+G43q*759F&(0L;<X37@WHTI8!vKLRs1FaQp@qg)Ra.f_2(59)z74:RPeP6)H[g#ix(paTLU4O0i6wJHwet4-z<4++ZtK>3V.00v;W,vJL2",
-    "t;Zcr4xj<8qOAlE7TEy<q8];e@,/qwQV$Tp0S;gq0uKezt4.g:01Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvkOc:3##sO8[67.Wd3V1PjHLssRo;1Mxf;GxtvrG9Cz^x-!2<>fG:;6f;di48vIj",
-    "84LYS4X0NFu^2Q:hZO>il3)(M)eR9c]56Vh/uaO4Gyn/D9_v]0PaHM;3-3!]9]Sh(PY(k4lnM>K&gGc>4e3u4Hvk;u01@O:1<YRA0S=YbrePK=$]=5FFgWN:7dHSO2sP.X9]k!9FCH-7:Q56f2MUC7",
-    "A2:McPY*qsIv*f801qIq@aLh70X8)4PY)pOPcIcQGw)9;KQT4%PaknLpTwa7AJ73Xw:^:rHS$j[6)@jOPcLgRHuO&_a5Xu[1Ru^/F^OY,AT[.+FBLH^>fIcBF*o:6A96PP-h>N!&-jBIA0RgPPcIcQ",
-    "Gx.+1YcV+bPcLvbGsgrU&-c[z2p/Fe@cE$wF*Ey5A3r$&FK[+Bn*.,x0W[(W4.P$bFBLH^[7)^yGB5xiaW-z.AJG9d-s>5Q[7)]xF*E&7FF!Id06%asFfyD3AJzdj[!a>,icS]d]4#@1tEvGH1A$Nv",
-    "1.0p/4,veHngIubPzld;2eZ_X3DPAG4z@j<0+)dS4+gj-4,ADR95-ec19JqcDh_yNP%1Gn04FtFR1W^yPz%A1P6aCoq:N4vCxuWiS^,=O4![HohEN36zBmsA@-1c$1/8>.4,uQSP7ef#P!9)D9[<Q3",
-    "7dQY4iBJT^+8ZweH#Uk-E-lv+7&w.J4+4r%A3!$XMIRqF06(1pGBGrZP$M!i!#NG&MIUxH056=aGBLMJ1cBuS9ya7fFLyRL*a9D)0XP5:IRFno/0z>cHaWopADaO/kx&N8o:dVxyjl,$!U7+h0W!W#",
-    "2fyru0S&%dA9gnYKc4]IGBVc!5-Fh^z*-YNH#67*AD-m.01@C,4;n>MFCaHG!2%y@H2<DV%=MDyPz0PB4,c789ykCG6Pm]P3X/u@#Sjk##,L_dBM$&m7c&40nNR[z9]$,3Ob,#C@%NDKIGIomqn8K>",
-    "p_y^PnNS4X0Us7I*#Q;e01pP4P!9:7r$Yux4+6mf4*>%+HvkKnPy=,ZAP)tp&[F_.4**jaIRGC4H/qL>2[@_C5IF!30+_/8IRFcz$4(ysIhjx]12Q)N4eM+S;3tPY4+fb_9^qI(1Rgn/P!AE9nVJC$",
-    "nNT7!HE]CFxl-lo4**jaH2<C*nNSY]qWePwQXddD,vJK+nNSYQyao*LvQ7(@Pz2op9_Lp$0T(y@9]ks[0^m0svrZ2HnNSY^[+gNr894w8q5_2$03Qf503QT1wju=$4*[bC9].%74+z[/24fEcolqV)",
-    "tJH,72e]7D28pPS0S=bAP%AVx03$Ir024O!Djxzdolpsgoh/ESPzHnKE*^duolpSUqE@#&PZTr&JS[ahx+oPmj7]:dPdYX,EF_WrH]b9g1iH0O7c&442GySd9]kgj;M)8;tON(yp8*WCltl,r@V0!N",
-    "**gb]Qx5B^JPwxZ1O_Y(KRz<#F!4>e+:/fp1_Bta4+)vlRWBYgGV<O>OfoV6FFY]YlR7UTGB=Mq(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.vF)%sF1Rp=&",
-    "zf/!<.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oDnTp8*b;1RoSN03U2O=@8MRa4]E.1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd.>HfU",
-    "flx0MGBN,!Kr/7=FK[(7odh4*0X2b8C=a(QBnr*BUIVZt4+PQBM*$)aFyPHj458fu2ZH@P3g#saz12Jpg,]aBHZ#m64,T0n4+M#z0R+0x1qXBs.lR&nGKWwoIbBr@1Bg%-H2;,I2#HV+B95Q]1o-6E",
-    "TZvE($OH.CPy=.>86O8Vfag=jH2;,z4yZE;*1Jv*1dUJ+2vi:dIRF;q01J:%1eBr)4+NT=0S/lq45YeF4+ET>0Utm&03RSX-6*Q.0W_+0P!lz%yaf&5MIU!K056=aH8^tTi_Iu)-6)#IH_/r70X8w%",
-    "0unL+4;o_VA0RjYFP-H5GLldPsM,So#99w.!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3T<Nwd8xIDM[Z1baH_.Wr+EfM;9]1D>6&Nu&2$xU/%DD=/",
-    "2K2_J0wWAn4Uo<H3z.*;Qx6HUpaBmFvy;RlWDf)70UrT102nj;4xLZ^g6cdE7vBLGHUJL:pHL48&DkdhOb,Lc0UrT402ns>8#t=31mnpA4+yLS4+5M57&!nR0XM7z9].%79^zSF9ytIH6#B<T0S.[x",
-    "F9b3-rJGe9H_.Z=&rS_ot56RL=!J>t2TTtG#[mxlco-JP2(M5F<7AjU4+yK9RSv:e4X)5m9y0(B3Cy5W9]]o12V<Te.pCc7Hvkwm01mZK0.o^P4-SA77&rhA0k/:CR1Xoy0S=PXP#rY<1FWe]2O.ls",
-    "0^;O*9]$l29]SPwA>rm*0jvWb2[8a45HSD@1lOPe9yz7,o&gBhoh%bL03Qc8x/-$Il[=HPl<AB$xMm(O#X1C66FFxMw&Oelo.AQ8G@dhP2QxDO47$%z3AW9K0S:!R0i4$k3ML-LF^zS80X6=>H2<z5",
-    "HUKXKH#q.w0XF_#te=n]j:A+B7=i>f3Ch(e4+V)(CNMVfDlb7bGQCh3Hvk>9H2<z5HvlglGcf/!O*1h7A3QYxA0adKxdR[50XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3",
+    "FAo#62oDLJ%pngZMh@5I5)To9%pnggP9G#P01tPZqc0C7vjGn=-1UlpxA[_KRu3]>@BV-953mG-qc0B//:!k:2mYcjKLcT8VcwQ7104p]mM[Q,&JGU_w&8mY$o4S_=71]^05_wq(Kim+5G=t<+^m9!",
+    "Gc1]@4$s;NA_P%^4!RHlkij>%JplKl4i5mnqAwXV00!t5FB_=4wW2QropKKX@r1>m;fiEXHH;lR4,mxIiU9^yPX=RF1&9F<I!6x>ugF&q0=z1q1o[=MoB]&WFo&Zr1.e5(HH(0A4sIVJHKhU.Frxwm",
+    "N*<P0wgC>@po9>+75-%D1W>L%H/6+zF#rm*8w^U[FD=Ga%=;HgBOo:>gZ&W*]Dsn938VNi9]tq=lU*MLE6%ENA3QMH0St+/T<MG@0TDNg/Mf9(:s1d1;tvW,3f%!81T>F3D:DEu1S:Sr([%/64+q^;",
+    "5I6uBHUJCOyj:3px$24m1ekUZIYSQZbq<jMs]*hXvD9V,uS*4Z0:+SW7cHm*44%:&1lq:_0W1rVPZc%DK>3rusp=UW1LB,74+QCn1P8C#Ko16m0uV8n-t:a<(k:3;L:D-XP6XbqG7YNgiUA4QxOD-!",
+    "4wEzkxhw)F1.pqf[Q;BD<Kp_0,4qLe/Tsgyt$-8Cu)+op0jdHo1vM.8pc)48zFiK$b=yz839JGOs$&Q9&lnEvcLnL!cn._2wMGLP4zB;fEyj#DF90$u/UWGzg-oe12+-FO8#1SYR0Saefd;QoD.TgC",
+    "iNpy7*TPpH12Kq[FdI4dwgDzFH!lVy1-_E^f&&J(yK<cWK<^_tyHPMXD:MDiJPjfTyay-ZHy[Ur5d;@10GEyx4nhXNyi+(UGdP!k2M,go4/)2VH8B9l;jH[X8V;D=j]UC%3Iw;d9_mr(w*ehA!S)*k",
+    "!-_)vAq%m#0TeRtZ2./Y<CXaPa1ROV.[2LkGRma=3o[%ofCdE4lxPI4&=9SGJHiVe8ae5yc]9#SH1J&qhvq&6(>-;LiUBh.F)S($xMB#X,yR.YGLQrg)(!<.nFj%[vqldH)WmfL$+RC22##L<sPjcH",
+    "3N]/K9^YPHFf/eL>zDjRMlTOEF#sSkE2HZK4+/&XGrwUBhXf9!@6:d(cn./n&<KqYnmz,]4GbR:GyntP6bv5%k>7>m1PIlPOb,r)/^QAY9_)gV9_&],9]9^vJQXms[Y;Pz3/apea^NQ(h8hL.@Un8q",
+    "6$[>]83CDqI^Zbu;Og,X.PHRs-3p3Q+qXdl;T^#yhTabVrItVoN)j_y5i/;VNCqJnGd:K:xJ3qQ4+FdTXac#l9^fDO2MODz0_-[O+5,Zg4,W&#4IMGm&.X=[&KU#r@_wZkmIwoz90G9%-]dGV=9TXt",
+    "%Lxwzrt$]53/-#Oz7Gn-0S>xo3grO.wEJKMyO:BGHTU/d1CN0W1K-QZ3zhH>1;ZIn1NZ>AUJ=1p5-I&KF#rgutpqMKI3EMBlmh@q4#B+z5-c1t1_dR8D:;g%1]Bf;0U0+S0.FYB3Ly,(,T<4js[.Z0",
+    "*PjOu0Ez(y./g@UiP#$rz9.9eSPuo:8V:^#sR%y/GdM7p1r[-<88iSbIXX!N.I<8zH8Z,]8xc7f1d+WAE-BgT0R!y<5-p)EF#r)Y00G%34br>uE-2Ig0]Usu0^;W.1RXN%1@5=z2TLCVI,dd(H%SiH",
+    "2L!v+6$8cl0^W[sIoAXq12X=uJQFsq1@b=b!KMZd9]Mzz2m-at4tx;e03Qc6(**.l/mZN_0X7-qAP&.79^GAEEHX9#F9R],01@6*5-Fh_0*Vzc12QzY1uQu--sXx21pxD42T2bCxCH_U2<c2P8v_Kw",
+    "83dr710FcN0Ry,N5-*@0+:HYRw2TA_0/ESZ0nG#wFx3GPH2<to(gO.B0S8MD0/ES+G%zrZ2OThKA_HE40+d(]ftm-(3=0xg0hzZK1C$01T;x.d1P&ho%mM>AvuzImldlK<d:-okw*:;KkpeC.Hn#-D",
+    "IUo+V1s<DK04y=(051bHF#rULg((jSw*<Z)IXjsH95&(u4z_pvG5@+);+OE_,WeS=w*;>LIRFzkjG+S#w*:::*areZ2:kE>0agzOwgoOTGSCAOFw>AOH_.dUkO&IY0S8MD1GWVsF*5)iGXN4X00Em0",
+    "1f>EcsRIuR<d*Mv9]ba#1>y/q1P!qQ1/WNp1I7_@H1n(:1G=C)1UCQz#SH<Vo&*m7)x@!0AOf^p3Ly=+wgoITG5[]FH8cPcF#sP3F#s.EGc*7!F*)J@4z:juG2#Ob;Ft92rvonqGCRAt9t5qYMie#J",
+    "/0OMs6<51k1jC;B9[<Ep384lDi5Md/H_OUm4,Hi-IW]=HGdDAR*B:P_H_.cWEg3WZk3^0g*CPXx)OZ7([xuH/pVxl_-)=2$.iG(R88p^.4wJ7&1%k9N1]SR8BPK98<f[A/BLEi.OxPm=>Skb1HHrZm",
+    "GuI-<8ZiI@s@7XWWCUFWxc5E]>=tsqGdC.M4%Z>DfCL[FIM*Wvr[rD()FTcf2$Y#,4,d2:9^h7A9^hABFAp*;Mh&zh4n>]Nv;DDrG5[]KFf#xpFff7y4znWwjS&Xcy$/r!#[EJL<$oqX(jx.x#Q>f+",
+    "pd&A0IXKZH6Ey%IA2a]j2[]zU9]t)A5-y/8ILsjr1koce4:vFX5-p)J1_mX56Ey%I1UCR4GXMmWyBZTP[vZpqvjh.=.QxwJligPix7Q2.<V)_B*r#P52RGv!0>ovb21*OhBOi$YIRF.ot]LA*H#da:",
+    "5,.QC3OLUr9].%75-a=7[T&FjoL4S6IUg4[&m%20FaQq<#TWtWAOfJ*Ne-#s3;UB37!NklBNREgn*.LE(IX!NG5[;(H&6)rAs,1hm:vnazD5ed90kq:1M]@X4cxH=5-YkF)#nl^I62n/1MCI=n*.EK",
+    ":-eJo1]I<7-^]Y5Fzo[a)&UYU01lZR3f2J!OAiFlBLn)U1P/ge1A@wQ3o+0m9].)86F9F14P6&F(*,U#IUg7]&;6o:01po17!xtg;*.P7x!wj0Ar9pj4:r-xGB@9W(E$$!.rpn6G5@quAs,1hn-r=:",
+    "</FcJ90Rc;0(^^Zy9Eb[:0]<FjR+n&z5xmLfCL*h#:<gA2R5A=E,*FJ0]V9p5-p)2ogNC,0S8MD1k)n^qQe6oGin2eA0GuY(.2WGk>rMm9]bX&1[XKF1ui!=9_d[&BOe7g03QW700QcV1Ol274!Q*!",
+    "F(D4R1s=jp)guSm@_wdOx&-pO3J8HB9].:_9vL=^0^llC3L,Kzy(0_^1r#&AAp*Q34!Q*dy[rTS&8h+mv7Z7T2RXV09[<4)0]WIR5,=km4uix93f2J!OAiFsBN8/99yV$cFaRG5H@gN[2[!-A1vHli",
+    "88),<2M!+;H@gN[1vda61__u$o*M%5CJwp.3;UA:1s=st*&@A*7#]2Wx&.!,F)[!wGBM,:4!Q*yHsk[h=a/#eA=^Ms1_A$qBQP,lFGe-r024U969c>F4+&KQ(h3gRBQFCsedn$S6Dy3b5CfMM4+A9x",
+    ".C+8l1@h]G9uzR7L.*p139E:Z0UR,+9t+k%4,V$yGb.^Gr6nXeFr*.54WuO.G5[enH_dHoq$LE)jB=178!gX*EfF=W5jG$LjU=d101nxS77EbMOdB;o[[aN((-Y7YGBu1PFHABu00,-GM+Axi88VC]",
+    "FB_&B051SCF#rNx0ka(gB;=os0@LL;Dh@Y#2!M!mA09M^B@*gtHvkklubM9(4mpY;FAgv-04y*u01ieU4:ABB4l[^+4+)C3V,EB3EE>qV/:ZPFpCS&TBM$,mW*#^,gdzyK1Q.6Q2GP,01MOiB%:fBq",
+    "4w0fi1p7>@9^gRnB@!EOmVE)Lq&yD.M-^Qy*(DP&O&/aO*(EQX0XZ.KNd^<50XG8ZK<Q%42m-Ox00#gL4Y2.U0q1TH0)/7;krD*)kO:nuncD*o2iOw/&*/dMN(#9p1N,AA4^.^=B=NfGCq6bZHiZHg",
+    "G]fmYF*3O&4,d9O1gPKx9y444Ap>9Z0^lWn27:tmEi*NG9^YFNLj&<bUjU[X4z)uHArBz7LoG2dxFrt+j!QB$I4sWr4+yv/4+a0wVGg+A1Ov@088;*$4v7=D%eY;,:8^>9>W^cnk@D@*J>q=cauP91",
+    "46vmT0kr@Lh]wqwwbTR,hXMnIM*;yTlI#NlQ6B*==coK1jRpjP#tRcT+XNp7G<Azif-]RG4+Q2V5-aI3IcXO&*GVrTF*D[R9]bhr1>+>w4K6e;9]FMv0!A+$H8JKT2A^N_F90;-.]PUt4.Y6y9W($B",
+    "1hgUqt%eaF1_Bp(4x]SJrtbp@-sXxo1qpzTS@O460>Xt(uo)dPsvr]Nljs8yGD[21odFXw/LH@SG2-aY@iNNqbPI:@10M%8-[>f#[s[x9%:)Fy=:ZHxH[%5Whd_BP4S<m&g,Jd(Gcsui(.LtjF*J@R",
+    "9].;&NfS801@b=oFyjR+Gcf/nGCAW81Dr7qk0uWf)gS^fxD+lmHsb[gArBzcAT2XEk0u@gFaQU_+.YGgIpYN%1T_H(95vzt4&wzGGN])L4+D)R1j3aQ4dVqPI5qPl0!spqW((s59]tzd3mrB91fZl6",
+    "1Hmc@nZ+It2.HVJID!NhGLtAj2sSe;/LG/55C%#Q1(QkwNFFt57%@Jd9]bi49^YPH4#Wlp[e%Sq)es&q9_d_iCLaVj051qOF#r/dx$=<L0F+7>G$9V:1s=jsye0;p$BqFX1_^&hF9kU-lu8WZ0^kf^",
+    "0O1Y:NDl+LCK5N02<eK[Ng==guO&Z4HZeE3CKETj4ih+_J@WDLCLS_Z9]kx87c:ALDmVZDy*Cd5kLg4M<gV=Q9]bg.CLT5b2+*.$1hgU#4V)$q1Dcsm9^G0c</O=towI)iiL*m2G&0O31D0wJPs^9*",
+    "&9zY;Ff6u03%,X.9_;8xB@*LoH_-^%2dcjw4x@2v0H>HDDh]vg6FC4M7dZeFH@JQ^9^P0CZZ8cuGvXvGI5h1g4n!XgH2<nn:m;3E9^YJF960GE4x9!L2k0doHvk>rH_.nj01n*S0Ua_wB;r6FA]5o!",
+    "O9hUANCcM!4,b;94+OXLcMvoH1r@OC%XkZ.u1g2(w]NDs5DqjHGyn<25-HUp1*9e)M:GHxImMA+4.4f;F9]p[03Qc601@9+5-OoG1vLO44:kZ3Gnfz$2BRh)2[8Zx@_nR26bGNfBN90KA09E,jsy.@",
+    "/)qnZHINViMFWW>0-U,s2RFYH0,mK421*O0CIqUk1P>A&rX_Z0CIt6<D->n60uwdICJzdxCLahf03tRxTpcn12:H]#E,*A70YD!MINnPi2s5N02CbP(4xK0qAr7V[A2v1sGC4Uc&jAk!rX_*s:y^#]",
+    "1T&=495t5(4)hcW<AFO%0lgjr$crKk:xe1[<Q<>_OByuE%:o^EHl,#bIX9I70(crXH4,@FO&.X>+!>mk9sx!JmIVXb1Rn,7od*n&&ZYqm1g0huGe[mdX%[rdCNCl^Gu&;zGTa6ZT;eKtE-%zF7cr(L",
+    "FCa8I+-0QlpalTGAr7c43;UAvEDtuOCNelUEYSfE2HYAy1T[E2rcVsw0^ki_0H+<YNDl+(1rs*8B<E_V1cS*%A_Z2e3,RI^FB:p8rzRsfHj)7Xbqj[=5FZFK.pmx#!z2;pql5$lzyu!%Hsu8Xj1C4$",
+    "4+N+t1F@i44*+QsGsz]o3#cX=2[iy81vbJ42!hoPE-uqD1C)Lb2DeNP4_r^=H8;Dm9uEMEEDRwIi!2W]s3sFP:7Wb@2a7B(1U56MCLA-30^kZ[8aIs1Ob$o@t/2XV1Jmgw6Exo/0!te*=D!SEIH<Kh",
+    "H#L;40=/>WuGtYE2[q[j3QYk.5-KPa1H/R$2s!Bm0Hs>8N)H68CK55^1s*hM7c$ExFCsBD/1dbX#s&=u2azluHvlg!HaX<<1DrHIHZV2m1q&e$N9Ifiv8p2.2RZ2l4$cb$,%kwU0^km00H.6ANDl(4",
+    "CIsx)p8*Z4dlWLo#SIfVt3D3_%O(ZEB<Z-qCJzU#Oa#%N1@impOb-K>O9]59E)Na4B=)%)qyaN6F*W&c0@6<NgZ2sm8V;%VkShiKt_nhwsUrq^CJ5GqG9LmlfF:>YHZcGOnVd2O=37BqD:#5AF90.+",
+    "00UhVGP&ax4+8s^Y6U3[]0M*6sUa=OF*VCe9]tzdO9iK=WgiVQ,6ai><l+0H8#Ub^4n!XgHUJ+DH[B%.2lbR;4+H+Vd/E3,B>1^mxGn:-1P//SlK_$CGXM:R;mH4OO%gZ.4-![iFAg:[wF53TIsUT&",
+    "2C<D<4-*hTGF[@p1q8+A0S<BK5CoLpodFB0rvd@L91jWYia[MVOA]3k4lx3J4lxfsdJcjo1pQDC7o],H;o1Dy0j5n2%5oz&GP)NNGPM#8<!A0&0yyj<4$M9Th9v[r=ehhtnU(.qsgq&@N($=I1DN4U",
+    "4_qeqmH[C!EWH8>;.EDQf=QEB:LwovG5@@eTn+sc1feGbLk%AT(S_UQkWCLCmzDuBGc,0qF90wyz-p=B4.MPA0S/0;84T]z1cyZvH:<ZR2.avt1__1,Y7YeICK)!A1rD.n3zflc9]AM^9suSC00#^j",
+    "K<:Npw<eZ>N**%R0SJgK3,OK/2JgaY4(J*lGvWj%G&Hs*E-ll-c;#1321*YFwk85d9ye(pFf+C$4+W;O2HZ:l>X,Xl1MzwT+)NK3wk8uZf$u6G0Xg1M3Ly>6wk91i03QQ1&jka>ZVw3DOfLm9Hnt@V",
+    "-sXw_1q.1rO%6x^#MEIOIM5&ilO+:5N**%10Ry!K1MLC^#]j;;FokU%Gn</3Gc:PGE-lmxcM8)121*YEh9&_g2QD)(X%[o[OD@fZG;1176E%>s4qXSe1uio(9]OSw1HcInAdr:-1MiFk0D:nD%Y6zV",
+    "4.VA40UR[]E-Ba(0cHd6tqBhYwFLx=GY-2v4B@V0wFL:6nNtr0:IwtiBONie1q0;U1iI!49x^WE1GWVN:kbREg#[l5Gqwc@yGa7=$sY!wMlLrp=mhu:0R_DB1oL+iIkp8JGiety=d&DLF*T5u0V6Ot",
+    "lLii52et(rG5@ePkpvSqp)n61kd=<jlE0V%F90;+yekSJ4.NiN9W($QH2;ynTLb9s2<eRi1uq0PJJWRx-sXx01sE[=9]JbiB<-Qx.OB^^[3HOjNdljMHxEX(auPPc1@[yFJ@WE4OCB%)7Bm0^h$aa8",
+    "OC2-L4ud8S4%8hRHvk>lIr:Wl#/ap5o^o+&&ieu%2Q_b>G7kc#&j.:Uf.!JjHugy.Gb]]]4K&cp0S;Zy0WvZ&H,H<mBnSC64+,ZS9]bZ10hvPx%-Rnk1;L.e4:JG*w+.f#IOiNFH8/nXl/VOdn&2S_",
+    ">kkb.@QI4.APTddE(xvdKLRHNn=*-pO#<d6wci2[0QQM34+O5.FdjEE0#OeG(cA(L28q[I88@qB3de[eAvH1izyS[lqoZ6O1_Qx@9[;+c!&DyxIGiR0y9=%&HpZPe4vf^S4!Z#sE&sP/1c50H@+</k",
+    "$KMVQ1f0bKA3ZhD(mNj=HOq@U4<:yjMGqnT>W/(%[q$!K0.Ggz6*sQB0uK)1cP]JvHuMA;H2<zAGyoJW,k(4Z3x_=8FAFs^:nsP4vONz6owWiF2*c0-9].&l5-pXm0S;av1gkO+P]O7nB!tprFRuYM",
+    "Fw6xGrO,JHmlFcA6aohy1S]QLasa-s4+Y![4)*8+1BMO)zC]AhHi$zC&c8..G;tM82bLZiG=9KMKNmEC86O)th$jcaDm=qdI9mw*ga]G$Gam;&bsrxy%9-TLq2B^#0m+&H3m=[t91k+-P6x/(1P/(0",
+    "bq<xB&jAkqWEU^yD/!E%Hk;BM-!Fof4+EAR0/Ga7fG9CEH8fx$H8M&M0p8&O2CnNN4yHE>*th^:>X!HM-]LD_*REM3IbG!>4+-4R9^hS73LgzP051VCF<OOE+4_;4soVhqd/CZJ5)T9T.vaz#4KEEh",
+    "Ftrjd3=y=d0uKnUy;q1c1P6<)4+zkXBQFLwG/_xrF=,V^4=+AgA0aoN<.0z!t.-GD2iFV>7t9O_H>O[w0*V+1.QEFfh#CdL>aF/9:jDb27!L:J&Uy=Hj7S8@ts*ZFEHcRu1&=CW0.swo1;j_Y4+%2^",
+    "+W[[FIXb<;4+Heca^O24oJS4)1qp(VWFHPUiU$u3y$BxyE7gE;1.T^cE-KTz84lj0Ob*^*6f:d$1gSy_J<5t^AT]IW8#Vv^;gI_(0r(gn0yVRaQw7jI9^Y0,4KEHjF]7m>FaQSc4h7JiGY.*m7cUMt",
+    "GwTg64LCG@0WLE)02C[K9]]<A5jNu(4;c.oA0RjYA0IOS51j$D7zO#Aiva>bWDf+g7!L)S3J(D1R0pGDF9.X;&OsSDx0pu[1m@*gw4iYfXeT)[syZ(qGBd9jF9bI=iWvvt!VfJuG93uMhXF4iGdZmo",
+    "6Ee909[<3^7z,c[tr!n9m0.wuaskW%4.M@.9]bk[IvY0f0^iYh894F,4+Hl)A_80oH4Us71Im#z5-UwE4+8dxR0Zm.BOebp!wMe@IKl^Iy5AcCWgieSt[5*4IWPb(4mmM>0UrV]051zNIj$HV1_]qM",
+    "4w(7<3I3R49^P345g!gY>6siqGB:jU4z3t42sJnWA4EBg5g#Bq03RSSr@]9RlmY!02:hln0hf;c4WaZ34-JB^M,K;%whJ!_IXKt=9^YPH9]1D>6&5t%w1)u;0:qt24%D;w4+w!4FGD#u01qMKvUU$T",
+    "(eqgke^EPr0yeE06*lsxGan5xz6(DMGB7d#9]AF>xo@!RhY.(G-zkaH2;K+M0S=Sj3kdaK4,SR>9yS05$uAENgaIEyH-Wc8Au/$O1s_1.HjEYp<!bUh1>r[CIt!2r4!]rIGx$s&2[ekz0RWb32T2bE",
+    "rArbtNDatJ7&z[5FCa5F=A#<yIWx@[2jI_L4&7<QH>n#.FCQ[B=A!U;9[<M.6$&2;<f8m-p:YP6l@#Qu4+Pi)4+Y4V0Rw=/4+zgt0MG&lNDkKn0WJ:%!=a&2h@]H@NgoL<(JMa:GB7xr3Lg$R039,.",
+    "69F9p#SRY,,4#C$GBGil3Lg$JpbH,YIfVfNmkR:m6%PZY10M,DnE<L#:JSc;0S=wc3m*bDm-n]w01N7@M,K:&0S@mb5HBGzF#s:f0XH>oEhRBH#VsEKFzv>#34ntG3aj%W4+zT9L.#HAOb./#o23CC",
+    "0W$y*GNJ+n<_<2ne+=]gW-tUxV_PJG4.^F#%gX@^DOe9=faEd[H,Z8V[Ez>-Az%,(3B,::4-k>a4+-F=G7l;E2AmBKKU5zoG4Kr!c/O[j4:RHd9$j4<A1(b24-k&>G7leJ590)bkV6j]qXiFz2#k.J",
+    "1+54V39GpR3,qrv0RI*b6Pl1i9WnqOF]7PB9yW@WU:,N-5HAWjIHasW2&n,N3ZalgC=jrB4+PNZGZQxXMh=twKMw&y0K#z(8.goY9].x55-gz@yE6x$FcMoN4,;$E0uFc:IGXK39]t.bK>D>K)]L(r",
+    "6[xuaIWaUb01kK@A_f&-7clPu1xgPHwgEUZD:M0!K<Ss#l]&yRHk$zzF#ryS)B+ecyw(B=*bWAWqyhr<kQ<a!4+=Nc0zVWnIWhnQP#,,x*#QBk4Fz5f+5rZ/f;5(Y)zAY5I1dP:xdIOg+W@*+isN1%",
+    "D:B:x2&TCL3Dw*J24N2e,vJOY002P,IS(MFxdKf#G&EhB/m7<1wgL]lwcY[/wiXBL=0NU8oBIL*:0SrB0]_-q0]tQadIXum6ABz37dN^P0t2gC4+gur0td-7Ko1GKxdJ_4GBh[.8#1f/0v@c4ySV^h",
+    "si8sx4i3Ay0s:V6Cm#qjySV^cm4=,w0)+z($eRNOr1/2>B<CzgI0Bsv3Y*t51)%_7nbI-2)AR!vG=zp(xw!%b)wf*>0E_b!1i@mA4wSS(Br7/2%:w^(3)36]!W0YYs#OH)k=/[Y!&nL)2ENN6IWjmg",
+    "(GCS61CR#*.*9cM2&$V=1DgR41BwV6IrF3g6),IZBM%4Slo9_!SRV*5qOcqb/;x0Cdmj#M-mRTbz:,4@A*%<(Er$yROAiSA4Inft*P%HN9HR=@E-2Ku3.gUN2%Q062Q<1#Gd1N43+4h34b2cQHZnEN",
+    "5DV_(V,E,J)m#q(tl_ih!LS1Z-u-RtqyYsc3(K,y4.W42bq<l)5f1[JjWGqxiCX^&W(;/N2;MnU0kM4!(7s6&H_v&OEHgIhzyb_Q%[:4g4*.m@2GNl[0HzKAd/1r+7#1@[6f%u_GzH/n4+i[=0s<HH",
+    "0RyC+XAcDVkpdh!>:lqt@[4r$MiDmv4EB)%1s<hQJ1a3Zkb(gO,[3C=/LrYl@!fO>0/ifRg$e*Q28>-5441MA12rEAHHv^(EHgEQ2>FqJ<zq<_05dr11>Sa64+Aj:wKWWxH4ZQioTpp=s)R!ZATJC$",
+    "3i.Ri298(@%ETfNG@v9[2[iGMF)s%+IQxAG*z+L.y$25v!of)h.7oxLGzE!+0Sz4t%,vNKau)@q!_zcnt!xFi4,VY50^l]tf(!((+(iY<4,V9rH3R#FLj;:DybK4&ryK+C0txR22bB[5=M4OMgqv6&",
+    "AT,j#AP*s-v_CYb+bRz#xz]P;2sFp,hXDlT.pmE6)dM_.IXb;h2NE*dIuB9Mbw402H#gOX0Usnc01tn^10M<A&Qk@+X9_%k1>qn+TM42E4*@%P2jH,e0RZ].95SN=0o:Fo1*HcsJvca]2Ol6b03UiX",
+    "01rFI=f3-h0]dkhAv7!O-TsPL#0oDxG&G+BA0RaVAGHB7051.KF@fexFaR($D/p(34+@Q9FFiLl01qMab04+/FrNc0I5;jQ4+6Wt0tB1A6dg3)t=okJ3J(O4bRPva]MXrSHJ<Gr;[fpk;g1YRG1b2U",
+    "1xXIbS>i0gF9b3+)4u@(!,EelF*hI)Gyni54*_gxTqQItfM5/trU3yu9]kj802&D3*pUGa@(6]]nt/ihJqWpm3Jcv[2FsZO0NrvA2E(li6EU*G1@d:z3JM;t-a&+L4,Ni]0Ub2^9]1Q2284yR0UsSS",
+    "([wKdGGFSh7b7q.vIGwa<45mC*O)=NNCk$Y1@E/32j17L0TMMzEjBxa,w6xfnG>!eIi,(L1LOq+2M$UJ:7y+J=Pw6A(B/gKFbelz4+38Vsq>jD48n&22)3I-1dneMIe-Dy3BZQ]F9b9-qB9KV8xuE%",
+    "H6I2s/tcy.jWG.5;lKoJ)J6[i)0PASvbSsthZ>dZ;:!F#*A<rXHV+1h-8YBpks^2$9_w0L9uDZI9^I.<LmvS%;J<+X5g!dX+8!;sHZYEI45uCly*(Z:ryc=b=&$c_0iDlC4>mDs29d:k9].]F9vC#l",
+    "0^kal2Ed7YA7VDH9v:hz03WsiG5@+:m7j.K1BvfD4,M1.FQ5T3I[O=^$=-Lt0sS2cmDmsk>!B2EIGzI=2[rNt4+s4nFGn&q03RSV03WykG5[YAIRFK_,#iat[T&^5H2<#k0Wtsu/Jz5GV*MQ,AT.CV",
+    "w*fK$F9.m:00Wj92Zb0f0WdI!i3Se@w9P0F1jsWE>vQiv,xvhHi4YG3ijD#WgBb/&4$T.;;breWNFFt50=l73xZ(y5AOOjE2cU<t9WsI*5jFrH2sZ#91T]a(!OsB$=Z5l0fgS:Q1OAZ#9x]B$2Ih>e",
+    "4*^KxD+H*>2M,5/9s[I<4,1t30Rb5a9]C]L3Lp.PxVi!]Fg7gA0S>O59xXL600[0I4+q.h0t5QRUj]4GvjhaZAP(mF0SE5)tN[Z@4*.3u47.J;1IY9N0vrsi*ai-/F$7[BH8B/5F9W;J1oh>z4Bhp5",
+    "2axNe0SBy&0Sd>i4$2!4H2<C+tEqht1&Z[J0U9y<4uWO@;*1Yl4mQdg9_w8Hhye!7<DBx[hygDHH8IZ[GB>+,KMz[U8wk4Odk+c98widc4+E:NRt5EoW)EM/8xJI*=//:20Wr!OE,=R&4%7o5q5(3#",
+    "=)o,M0WmW($[Q-.Hpv;lGuNI02B,rM0sSNeoya8*2FM#PM/:@54.h^nau0jR8xK3*x.U<20]o8NWe-A+8xJMQmv0Z&0mvH$qq#:fVK*]!8xJC]-Bp>g0W@/P9]Jc42OtHCqy@TG*p31K-4/:btP_BZ",
+    "8wH#H0t4p$0S=eetpOJ[<d=(Fs2d>QGXM/]1iF(34+6_80t3*)9tYgM1@U!p1JoHG1T;1@2iX<6Tm$*G5Cf:w0u87e0(l..HQ=i.IHwyPIi;!^xVCE>2Q[V^9]kwJ(*h]lFdzb>8ww#045%9[HZlM%",
+    "HZ%YQwVDPQIEa@53hXrx1dSUn1T@>21Q[_kn*jz#4wnQ1>x/hFijM*Yjn<VOM,Kvt8w@W16%sMjI]Sj.0u9.44l=P+IRG9o01k_C2FINS0/hj7mi7Y!gvlEZ8vo=u0WT&iGLDl03%1ik9]JautV0dq",
+    "s*wRLGcx>_7y.8l95esdBo6@ZxHAQ^tuzk.jOQf+APR5*i@x(n2*$])Au^;ooDLpcnq&j,>j;ZjulOYn.Z/$K)g1<WTnUKU0SU5/0WStKHmcPf3iyBu4XD)^4rK$0IS!.X0Sc]=FAp#G;j,;-Cko:2",
+    "7Xy[_1Pa[+2)>mnmH@Q+0^mdK,-n>rFoXdGa1U4fpB*m(F*AVy4>N)59UlTVfdLOlp[E<$1uZjj88QF=wTfC6HvVTSEj7-z9XE;71LKki4+QH$9]APzksT5:[ht8@-j%*nt-r$^1c#:@4.)JMUkK94",
+    "A@c4etd0Q,gS8M3W]F_.0WShKG5@kKu0jtCj0F$J1Bs=[G&VIXlaC7wkOl=x2Oc@9E&]Eu7!L:JvjYY4%zh5W4g[U]p#cEvn*j_Ms[-nZXb%Iaa0&g[1P%KK7B&D4sPk$c0x,a^9Uosa03QQ3n+=[a",
+    "h08P#wgbAg9S,HxUk!(*j[zS5H=1o[8!)uh0tzu70y3Kp2K&/r1^P6hnhq^$H#7hXyM,GsWH_pQ4le:VH2;.p(>atd1DXyG5BJkw1%byy4YTP(4+Nm3Gy$UL1OZtGLJN)87!LuX4Ie%:mIfaVHkSq-",
+    "1vI1$1C7ZE57h&t4F%+rOagQRq$:*V1q[fmX$H&Y9]zr-VG1%I2r#7$0NexyDGx%W4KEWoG5@$jj^#ANzP;<$5S)UJ0T1K<rVR$W&NL4QrVS^LGlJAM1s5L#HKq*>H_.(khX)Tdyq@t[p(-NGb7NuP",
+    "t$zz74.FQ;0WT0TIO_[P4Tz0jF90.&@.gNj3DKSb8Z<W<4+[MHGAcAIEe[0$@Z5$UoLUb9!&nML3D/$h4:rTwB<YVb:$d:>[y+jG4-9#+0S.Wx*5xM*/ba!3wShGZ<[;<:>6rWlmH@C%xqJ<@:Zv3P",
+    "xy_a9+mQhTpp*d)S>4<eH_.B;Y7W>+d.t0uhCL3_Oaa/I0S>GDuN=N7H8KDWOAFp24CLES4+F,(1P/Q!3AB&@2G4s2tpo=.js=sbFda6P4hy.72@n!NH9M4fKMX4_GT7@,0KJJQ45<<e95&TY3AO>Q",
+    "2MmqU1Oayq<dFhz/Q0_RtZxBE3e^@R2OJLv)#U:mHtL=71*hg_4*!<k0,.jKvxrp-!!-ibFr94-lFoVzpo0w$2Gj,-HUJ+4GuG/f1IPpq0=8FB4)Dx/4+qhNN(P#+BmlRi1Rn@D[e;9UD.BUA/Lru6",
+    ",P%ACFfk73z*+$Z4vx136Eq+zF)ZfTApoQ_2$P)w4+!0&9xnnkGw#U&0yiZqGs2WL2Iw3Q4%fC@4+Y2Q0S=hGxuyXL,V6q*!%q(cil-=o1;+SW2EB9!h:]r6qyz.(;P_^3x&aNC2N=6i2lbw90S6BP",
+    "lgMiYs*r_P4,$*jIRv(cMF@CL6%Cv%4+PQALJo@q1HlCk2:#JR9[<Mv)Hw&UuXZm3G%]t#9]Jf54+![/0s=1ZISZm2251ih:H!Z0<BMojb=3M:2ll5%4yXnLqAw2H[ZSY/z:xwU4mZ673f1ch0rVmd",
+    "4%F)k2=$B9]05;hG2G!m4,4tlLO%jFD/p[NIS1]OGz_om:D59H3eMO$4+uIBAv7K.Z6,4@$zvY>G3R=%.Ge!,<k0+1u&7240>XH43$nRF3g;U#5-N0e4@7%c9]AJ_2FAT=599,w9t,OFjsXgoNCj07",
+    "0,M(z4/#><LLUe/051kLG5@+L91kty.bMwJ3l6pFG9M#0$tDF<37pjd0<<Y-$sG:>;Y#s8mg5Hx6Se9x4v>*6M#@<y4@r7>F9I;&00n<<3lHZ5xt$&Z>-mum2<f2:)j^TwIRFl:/s*PT84m)]=B4vF",
+    "$axP6sESnqKo1Pgh$as5*rfpg&KCmnz6T!#GWjA8CgZ=,9]ka^i_$<p>1=&s[fm+TLN,Q5MF1Wvt$@c</UWHuk=v3jSp#.qt/xYbF#rz(iQpX!q:l=:Dh0t:1lolN4+r[_BL/0j77C-d4,<IZD+SU4",
+    "2Acv81B(Izwy>Bh6o_:K7cu]=.pCKmTm*6,4mXqI0SLVf7Btoa4#oio)dC3A1]JAAfUE&84KrQtNe:B>1q./QM+/Jw1cVzO05#&*0S=SyjR*&arUeV=0^0UqA6>w&-C%zL4=ebsbY*kO:oWkc[TeS2",
+    "Vm73^iUAKSRSxsS1P;4,4<UgN1P:pJ0T0yyg_bF9Gp>-.#RbB<iUAK7j:QBILBR>T4Ac1m4:3[;HoFTCW7qis4.oG!4-,;=1P:u&53LEM/@#,,;g.YF*!ckuElviZ4G%$9A1yKW4G(wT@2i0#/mH*H",
+    "UmqeZ.>,<S-@sp&AYTvV1oF6w0S>9b1rPKG<wkcs03Ht<+z._5jK%_HFHa9O*b)yBp2h;ZHdh^lG5@-Eu*L)rF1!H@KCu%I7[bN@4.TO.8Oz254.TR/u:[!ZGY/c@1P^ZN,Npm_q6iNJ/WYok4.YAn",
+    "Ei*L$9610jIWYhpF#sGfwY<edH!Ph24X.tsyJQaqui8EcL/OtDZUnI[4.4HKH3yWoLk<vT0ri;X0wfP3u5JqDkWeoHGCJk_4.Ck&0uK/CqGBH+H17cyFzx[bN)H0H0S>RBjRFKwA0jrJ0TeL+4c-3F",
+    "oW5BP35AUU8ZZDKHZ%YPP#,,x*#QC83.X[f2igG]F</o+A2&1r1yLU:GTZ;V1FOaa7c&4K2QuFQ5HbK3Gyo4Kg=dCa6syJr9]SbY.O2)ukOcyi5*jtB#snTU:y%9d,[3C<JpiL]4-!b(1TO]NGXMte",
+    ",FOcv;2G_%G3<=f9]Jk-i_.CMtPl]>3/ayV#sn>_GB<aq0tSLZ4(I]6fzMD5$an-TSq^A79]$;fcmcO.4+Ox2HXjW*/!=mav-hwQ=tA-7a]f_m3anlZl)*y/n7:dFI2-cK#[n+=GB:w*2ebV(4+DmC",
+    "4ug#X1R(>adk+hPjRFMOlrIkhfvf@;IGb%1H7y1s4g3fP)AchHIq7!_3e:wZ4(=//1eN7s2G,4O3*-OQ<&N_-uR]XTG5d@I1Ip4m4+=rdB;p&y34nPIDzuIQ4Aj:&1^>p<YYWlWG!Ehc1f&WN4Bd]c",
+    "4+h^HX&(qOyyyZ0z5OEwEDr&J0R$^%3zUxn0MgkD4/$.#9]bf31=1YA1uG7.5eJ)vd:-!ns[s!NlKEH.2de<Ex#/thEDr&I0TVL,9]]>2kOD6,Gd8ON9]$,AI5R6a01mGQ2hxX#0UrxDs[s!LsSXbU",
+    "/ecYKsRRkD5exjT9S-.;-wA=OTL->aG!Fo&d.P_U1Tvo&4yp.Tl/y<J4+7PY0wXgx<L_;QCkKni3lAjJkOCDk%c_R*1/NrNF9$X/(_trm12O-u#BK$,.>r%7%%TJj3)7GS2IbZZ5i^;d0q:Cl3Db^Q",
+    "3zm2kIe;G;9x/_+0/wKX4Ed)83H**z9[;<s-u[]lH:vRf27^_W4*Y%(1*WS59_d=N<c]DLoTp0.2cHcu4m2<;kOB@6h2H@n1T[Sej>5lJ#]0QUKMx4#<c^OhF*E/VSK[#j2$&TQ2$t3X47aFD9]$(l",
+    "lQtg/HkH,=A3,+&4.eeSX%8Tz&jAlgrY#REijq;g2$.FZ0.LZk4b/k/J%g=N0S>Ut$TJ<wG5@,tm>!dynAQOdl,MN$.aG&#*,#Gyy[uOR;wJA)2A9;W6F2h)4;)]H0uNJ%*EJu90WjVJ4w%*f4!MK]",
+    "1o-pT44BpdA3!$%A0jm7j6Dy0p#u*_->(3m@LG%f44KveA3,+&A0agA&pi*h0kRDb3Yyjd2Cx1M0<LaN4*@X>0^ln(%:fSutD06GFu_me24f!xHRrPf3HbMB4+Ed31OtuG2OKnG2*^>J4yo+^1IoD.",
+    "5IG(U+pP,)@[gAM2&:isAu_004%q/FG%UlB1PvVmI]Jm_1PmSn-C:6)k=_E>84m-H<&N,h1MiXn4bKAz9uBPT0v]Ro%Z_yBhS:,YADn_(9]SbtrUV,=pac%b<c]3z&od510)#yd*tr7)khCBHMh=k^",
+    "kOl.z<:vovw-m3*AOg/t1FpR_2h87j0>/eS4*J]s9]AP^;F0g;91i&H1Qt1/8wNrT2jepoG4:h>,vSR5.hx4@3Bl7v4*^/!S>$n(4!!_frrRe3z5)*hVGj;IkOK*$69l:l4,2q%4A=l4#;_4Q*Kr0x",
+    "3j6ap0N8j9&OQkCJr4!mp9_I+xCRWM#e5nwjCBp$a^NS>5i.Y@y+jP!zDq1MI*1hosh=Mm4;+7I4.VAC0^oumyd<7H+71sbgU4DA0+5tz1+x1/0kIel2kP.#4+YTm0^lZFCIeFuHR2c#8[i@k0Ey/W",
+    "2g;o)pKc-6I8F_d/!60fGU1y84;l[dJs)W^zXT5g;4AP#oykHk3M(!3r_w^aGmrWM4wiTYl@JnEG&H[i95Vn2z61[iswNL>=O%YOA5k:Lh-bikIlcrR05bpv-GSs,$@KB^1P/wSrClEeHogQO9XGlJ",
+    "9]AT21f2H:4=z4XA0IaW4=+gLat_=]1TO]QI,R5f4w>pIi]YXm@RD^;1pdTU7CUkeH,;TkUkPk7Zf]m.ibM/01:I0D6E,xaibNeV03A30E-lg%9].@C8#R=z4,B%u0Shh.1cXrmpfV2yg#Tj;1Vasp",
+    ">)rfJkKP=[G5=N@4,V+Q0Urr5n^@Ds4CK8g4ATJ)K<SSc>hb(M<wzq+umTE<7Xsq^7CG:WL.SlN!bS:)ss-iY476Yc/Z6Rlvls&AibM)]0YwVU-Ti>Hi((H1,j)Fm1f7)zFAg&_i;-y<qr3(W16:_k",
+    "Gt5K]nMniMIRt:C1@Hk-HUJF!#SRoRf&l]_4-TB2L:4umqF(_sAq(CN4+;=s0Sdz92nV>PWd,&L2cQ82*;]EKs0t4Rt&2nk8V/gu1rI_Jf/Mq2HZjDDL:<WF0]WNb0Urf6mAaDw4fDuE2I8SW6g28t",
+    "4&(y[@JF)sqoOAsH[):z#o9pv.cmZP8NdS_Eip6)#sdd61;7)44+6L08UuC$os2[e8g&CS4+C@s+mQ>q2y+h@Z4V^AA0R8)0Snjx2eVuSttK8Zr34QQ!Hq,;naxBMFvn0236[DB9]bnJ]0fRYq5&5,",
+    "01pNJmL3d=+yXBJG&P9]5j6lG0ylmi0yDt]4+<G35-Xt]mdFtjH)RhX:.J>=FtP:--F2[4sQYCGswV>(4,_lx2hHjQ4=5v54-J161Fpm/4*^5qB;zYFCJzMtz5x#z/9EMq2Q_lz<F)n@-zAF8/9EMT",
+    "*n%>-[k[PYEs6&p4:-@u4Cnek0f0UY>rf&_1HgbNFHSQv02MQ@=#l(V.EJ(Wy8#cy1I;5_3Z9!p4,lNx0RXHR0-NPBS_b4E0X[V:CD=>+2Z0R>1/zkc4&fXREx*437d8M75zv%GA4fF+4&(t3PScb@",
+    "A7nNFF9I;%00oA%4G#=[$N:+/1Iwv23f,.;4--bYj[y$@lfMBE0/O6rm&c;50rJEb0JpXaHa9[.pg#>o0uKH^1&v/VHZYsL3/uVK0R]5M<[t4x:*0J43&7A(9^PMDxdARMGF^xe@=X-+f[]bg.NhB7",
+    "@D>Zkb>vkD0S>19xhWq8Est:mx+D#zuz&#xjg%7&n]lH[0)-IJ%;S;$<c]DHl/!y+4+N;U4A-H=1GYm2hQS:T=8N,ZH8R/00Rq[#0S=YACl3&V=]S#2RtM(+4>^AUA>V:n0LQaCF//6JlrMh>Fl99]",
+    "IWRGvu:lV(RSu!C0S>,,4@,yY0S@Qk0uGL44./-_vk8T(0^mee2<eReu:lV,Q3kaQ4<6lXFfon^4]lt.0S@Fw0v/srA0-iD4i6Z;u:lVxVh@j5sH+1H9-gKmg$S*y0]:GR4+Nb^3;_DaOAi__#*hII",
+    "0D%z:oyuSj0Mq+5FC8*8)cZ9XH;IK-xJ;d:l[XDA4!TVU>mcrH7&JSNmH@g_Tn@5G#*hIo0WCEEF9k9&l:Gt<qm^==GRNg<1S1UgkPiazOAMrz0RhcS4-,bI0R!;Y4-^xL0SA%YJU.FKF*1-&0_$8_",
+    "9]1T31*+>N00#mN4,3oO1uqFWHvlgKI5>]dgWq8br.MT)$D0EM!4nF#oC6-KH,@TK27!(N0IQ4(4+=^A0Rg*E4*Bg143CEa2KY^1/--X#vI7qT$AFXp2*SoT4xbh%I5)Nf3bdC22&9.,3$&L30*eF:",
+    "3$&L30i%T<47H:K1i#G&104:>0RvVoI5xMJ0SL!W1<1%&#0LS8@4bA:w,p8.5;kg65Gx@N1,F+01c]O74#*^B!]q<uI5aE-A@c6/qyrxbG>-oi4,T@#1RyanqM!s12Zdt^rj:Ia3p1CZ0^lrA:IDat",
+    "#YPVZmZAe0F=aJR4+X1V7c>v/1@d.%1r6,PMg,sk6F8=<4+XT60Tnsk1P:Lpw+^x7GG8&z/0yqirvnX*as#a.4(AmQ0g8l242Zf$3-V,y4,EgrMjmau[WJxL3l7vAJT=Bh-mHCC=XfqkqK*Uy,sJ<e",
+    "9R^vtTmyl+ND0LR2(nEKx:gA60Ur!D%1jBStRDjIHUtF+ves<EHPnJ*4(iVW0K=UrldcH]z0d=$j5Y%#4CQ$PhSLQSHy.4^Ln$*i01oSU0-^W*0zV!!03Q)F03tClKpryy9Wek7y8,_QCl3R-0ueB[",
+    "0xt.RH_/j(FaR4ewgC-MW);ZL0xmK+KOYw[v-r+MH_/pgF*pD&GB,dUD:bwN0[c!639]woG3f&<7ce,p0xmH#KOYx0vjQ$LGCv-^GP43KF)-uyFF84_0xt+RHUKR,ICCEsGOz+2IpYH>7C1Ss0xdZ.",
+    "Js%e_tO6^LH9j9JGphm*2&DoJ#N2K#7B<Df0xdW(Js%b@r2-KDFg+g=Fr<+/H,ZQ+EH*dL1Rn@8%:*qrHgF#nFsK3!+2U:/7d7GwEjBbg4-bJJEjBYg4/vsc4,BaZ9yP/4XAc+J3oSG@Jr5Vy3mr7=",
+    "2Ok(S)(b5(H$ERNHL3zH2[JH,4jnVv10NSM(F,jzGd&L%&kHRxGCdC%%;lngy=IL_GZr-I4uD$,*snznfLjfdDHAmHDh[O[4+XWkMiw=!43Fk=9_:_EuSFd*00ySlI[=m[,TO5GuarIqC/11_0S=xN",
+    "qGA[_@WOb4>FNJ$O$+l/2.-UN[nl9o@Kx*ZgfjrNN(kkxMHDujssa)%s=J(6o2mjI1u/%a0_t5abqdQF3e)5a1lO<W4+i6[MFI3O3Yt(K1UUR83ZvB_29D4^1;(XODGsh8F9j.y[f!L.smVwWJ<;Zk",
+    "4=j1@MFHfa4G&GqGY/^Q/@/4EHZl940WLK*>6iy>!5Rzu+DHYr=C/$!Glty-0[.ot0<%481(/IH5268.q(v@=0WvuB11^dfH_.]p01K573brf*$p,.VyAlru<&g]MG5@gG#a$1g0hgpjFNgs$Ir0N9",
+    "7b@UI1065@F9]d>03tIm06zvXEHeNP1L!RiIg$qtq5+nqMK7^fGcfQ2E-Kiw6anQ24+h@]7BR9=4x+gN2CbDz4,xE#MGcJF0^lq*tXUrgH^nu5IQ0ZC12Z;v5D2/-0^nj(1Ro$a03W-oH>H$&7b@RM",
+    "1Rn!600XAJ3IZe>2RX320v@i0iv$Xo2;N>T2A%6e4zI06E-uj%4<Z%-MIRtI03RPY01t^+;,VZ/G&rUN9]SW17dHS81L!jX=2]365T*nK/jsa=Ij#@_(/-CfEti;B0S@vTwM8ExHQ.Fc4/vEtIuC!Q",
+    "1RobR03QS_02Va:2c5424+H/CV,FIGvPBHG6$dyE1B3km4,5Gr1;^ND4(g&F3%1i39_v[0A>JZL9uA^m4+XRGMjSB!2!g3H1phY,#*SPB[-)I,o^DxR84nAA)&l=b0Su9eH3*%%V*s<&4,])x0Vy[*",
+    "%[U(lGyn>M**ycC9Rvji%[UV[-WG_QWDS7nMFG7^1JaHK4(9VC4+N8pngJgHI4^c]mp2MA2FS$+4+1k1GW_M]Gz%CLGBgXWwgM72mqiZ,(grRvH1Q^5s5%Uq,W:#x=$!mSRxL9*01dl34&z@S2[KY1",
+    "HUJ+9Gyo3]qyZi;03Rzc03I-CD.3L2qya86H&P!eHKYM9GBf^mD:48bF#sAdk_a;*@1S.^vxxx<wE:d[4-!HaE,=UI0v[;ip#v=4H2<zfGsOfhF)_sgDlnu09x$-8A1g2bE,*GyA1gGZ0Uk2]A1g5c",
+    "4(&o8Dmk$TJ_25rQXeZdjRz0n0fz<ZF*!8J0v[>fn*$v&052#wIllw]%2N(f4-rfo4pJU903RzeqyZi:03Rwa03J8vNFN$Es]XHK9yS0UD:S459y0(REHRW059R<r4lXe>rwSh[HUKU*H&PE8*b)v:",
+    "9y9.SD:9<34zLIxD:VQvH8<faE3gPIH8oNnD:I^49x;zAE3gO,:DLJa<X,kdQV$iDodFd#(V>tj<o5hVmqHsi01EDqM,8#RQU&436%C3X1gen@4*-=!G7k%i9^fh=yiy1Iji_>+iXR#/!NGM2yF&;z",
+    "A0HVq051bKHUJYdw5kCPjGYAnwS5ic.rM_z)FuxA%jX9V2!oCv4-+V@1s*pr52XTj4f09;z9$2rlLZc;ObCcp0=msx0Mo+,1DUxF0z<7+01J/>4XX$Po^_c,Kpr*#9^+PD5-Xu0:l!Z,IXOTQHUJ(p",
+    "03Q,J00a9:9y3565-Xu4H_/0p01p$u0ung<9x*<+zyc2:j35r[1P/t22p=*ZH.SnpuB,tBxTtd-Fo[zS63>,BG%;On9yvfC5-p)6G5[Vp03Q,H01@6*9yb6V5-Fi2Gyonp03Q,D01@C,4v+_S6F0yD",
+    "5-g!HG(Zm%zycCC03I>yA1gJG2oD#E2rsJxG&KMeG>aom0-,t:4$1<%6Uqhy*jgSjKo1hi1>X>*5e]w8FA>F6Km(dv9yvfC5-p)6G5[Vp03Q,H01@6*9yb6V5-Fi2Gyonp01p$u0unVq9yOL-A1pbV",
+    "5Dy!f5Fe^qHLVx_;1d<.&jcPc01p$,1@-->9y34:6VC.@H_/0pKo1ko1@]2S84f<X63+$@Hi-S<Ft.A&5--Huj]na;IY1v0Hvkec03J919^+bH5-Fh_0E$rp#Q>FD4,^On0QGba1ePN&9xX8d7cu]_",
+    "*]2yI8qxJdE-KR#0rDLmEHII@0Ur)C(!c:LGBf^Tr1k.2.pa[d0S3_RkpT^A(!c/+h^oh64+PY^0S=Sii6#b*<nR1Z(Dg+O@RfM+hv>N<m4E[d@oKva2R4$L9]=2Y4/:ul0SNtz0S=(juPHAVH96bB",
+    "0R:qP9oxVG4(9.6H]6z32.,d>1M310W8T04F9I.+00zG5x&aU81Kz*=1Ll(i9xUF#0S1K$4+V=oArAzMyaNvU=-iYNkp&L^soiD-[N82(y_!F63Et^s0Ywi1<#Y5xLLUe<gNaHE+WsQ_Rs,_v0S>j#",
+    ".B.U$1TnU!2p.G8p8>2/00Mzj29m-94+)[XH4fqd0;rW-G-.#UFrt7d1<OFO0iM]r4+[9qSpj4VsOA9[HDC>F0s=%+9_3sd0uF%mNeAf!4)/_&2cY^_KNB,KInl#G0oLvw4+W-NDFm+nG9Lmq[Mi8r",
+    ">vZl*4fDf$4D$sJy8[jE9uEq-13v*VI5z+jHvk>EHvk>7IGhG0IWj_q1v5F4l^Zl,p>)nqn9dLnCEWuE<(&+8IEwHA1MRC24+8F<0SzVq+z$=Llz_nT*rEX)HPyfZ9W($R3NpN^0_]J%0S=j[<BtqL",
+    "EW@m11h1t74+1U=6q)Rh0S=U>t=*FI1Rn)4fCwK9F#rxW0Z]VL!kZxq(>aR+91jMBi!%z<1qA.qL-+]HHWw]rs3-Ep6a^:ZKnVU64,n(,VFI,Q4E5]a4+7Z,0)Gz$-KnEgn2@txrR7Nuh1y&MtpN@X",
+    "[<=DLvY00Yw*m=<83&>82#5;16sVRVFB_-7%,[hLGxZt@o8toy1Na[aB<aZ2-VBOSsul*7<kI_h1NR:Whm!*iaStNpg./mI#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/tDVMIRe900XJC3;DQ!$lw7l",
+    "6f!jD0S@yY,_k>HIqV,F1u*_v$dCjN.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG4+H$=Xa&,@10M/DnT]#eDe]^l3G<gLUx1kd0kHQV0.<;D0M_bq4@F6vG,fa[WPq6i4/hy.fSCgiEL[&qfSCgiABzDG",
+    ")d7H+0^nK:0uQSOfSCgi1l0x)4C3bj4:3[;HoFTCW8CKf4.oG!4-+A*0^ml%55x(8nF9]5;g.YF&gTISElviZ4G%$9A1yKW4G(w4/K&8j/mH*HUmqeZ.>,<SzvlrDAzu&s1b_;X4+NzJ50eOhnF9]5",
+    "y$BBpfSCgiFHa9O*b)yBfSCgiHdh^lG5@-EfSCgiF1!H@KCu%I7/W1r4.TO.8GxAs4.TR/$OM3y0^ll91P^QK(UfBbq6iNHnOF,X27s9ZKNB^JGyonm/!XOzH:%aP0Uk1y;IbQWGQ6e*95M3fLMk_d",
+    "p#cvB#@*ywIV:&;=AG@^&Oi;XL/Obg<c[+D*jgSifF2(PGE7ezGdD9fx#wXA;B87uja34W.Y)pV9$m,h0u;m8kpT*!/^@]H)RF<rEi]]RJ2Ws],1Gq,6f)YM1q65rfIA4=m6@z<EswSW3FhH=3H[Fq",
+    "2b8ye0,+8H94[O,EZCm_4+s3:3kJLKHxCHV>E,VkU/IqD*#@:s0Urc7*q-Rhx&Z(O0uB!g*q-S22[tkSEjBX%1.V2u1fj(N7c1J80^QLvUJ2I40t(U60S1QOWFRms&Ef]S2+I5c03Qp/@_d=X0S;Oi",
+    "0Rq^+0-7^]4zxN3Q!X;)051$HF-Nck4GYMTIR&^/0SL391rH8@1P.!j2N5v.9xwm[uAc,4!=i:+$/v^FI2-Sth65Ecwf>MQ+57.y0.ob51:*$+hv+mKIqCdJ1]bn!A>Jb)Hx8P;0Rwmiifs.q1PiT[",
+    "0_R+d1tK0g$pZ)Y[bUaq[@vs@Tm^4;1qSWvQw=cMJpsc43*f&90.PF60tX!^@#J/tIUfi$huQ^%FgP[=ivJ7)HxCm1X%7XxkWCvo!1o0X:iz*1G==eO0I&lO53Ak-4+QQF5+#m@2LP^C4Git!HxCz<",
+    ".=cj^4WR1/2DOU:1hBJ34*/:E4+X84IS8qe1P:k5.pvKAwB@m2rKuqg8e.O[+VYbD3,ap$4-wWP9FOyp0Sk<nM,Lk]1p3lS4.R,xIWnlK9R$DY8VD5u,5;I5#19IJ<d=z4iiiOT!])3Mq_ZhtBM8W^",
+    "0t;&p0s>j,0uKbEq.tGXf%63n!sZJP26@Sccmsh73[ei/LLM;;95J7=0tDZq1qomWRv9]H#0UY&ychzXy9NOc4%YMq4%Go41_C90F#rrv4%Go45j6lW2sk$Y3hv]#0*1vQ4+6x:4-eDh0^jf<2modP",
+    "zPA$!Ck6Kd0U@]O:-($*1S2#z@HKM$1*8Hm4m3Fc4ufVd5,l-L0v.E_2UZLD0^(O+6EXlBG5[X^HO:VNa_Lzu1rBu%&b$x;l%fv[T;54S3LH2e1jwXjA_rH19yS0HIRFwg039=]0@X!4<3jUW3=s-y",
+    "4YBin2-%1f4+f3M2O/[$y^Ts>fthv%&hG=teXB(u05#eN4+NG11M:L>4%7hz;(h#1F(Do=01,8R5,hxe2M!+-HicmV;%>)h3YNYl1_DZvESv!veUl3V/J*[CAoT>jGXNh5F#sDg02;=y3llfP1P/z8",
+    "2>88B3[wv!=#&d/00&kI=#%f$s^B<6;_e<&;g];:aRT834+g=w9[<H03[ejx!wfDrHvk7#3&fWc4.+sj5jOxI2sZ#5Hvlg%H#GSJ3[wvz@2#LDGyn%y3-6:PG5@^Y02;v<A3Zk!A0--c9].u44*]5:",
+    "5DvZq9_L&/2;ge,Fb$pw1o<h91cZ;b4j_pa,U%).F&>ar5-Y$m2Qc0V1Czu@1ak;;%MKcS(ghC*$N:=D03J2_5-y/7G$9<]00OTJ1Ert<9XTKuG@kHS0W.802MCcEA^o7!4++Tu1iY9I9^Y9H2OTj0",
+    "0o7Cl=oR,>Hr$/D0ScT4A_reu0S=YQ6dwRL01Q(PB%B8:HaGwWRvS8)2=cM%yebCYv3VZ=Hkk.yr0h@ysmTir,vti>@vD#<01QzN6T$^$VlFl[@_e473cL$11vfAN4+E9_9_Cy>11^aWHsu2!6gB@3",
+    ":H!@z00&nN.=vB0&KnHvq-Ve-InM(:6)iR^&-uVPIRG9p00&nOJd+C(IN87l4zUy:H8&vyr<0RfAr;533obP=9_L:23oisUGyn#a@AQOdbPpz!3nDl(r_wYU3.QR(6B0Hd9yS0MGn5N1H8UU.G;WV-",
+    "0XE$X3A!R8EPHhi3Y7_4@0Q5;6=REbIWhngIQ0PzqXiQ+zq11zGou9#R1YPI2QD/=00&nOCy56H>Sy:!qy,M.0R*mw2Oc!$0Sr.PC5Z.vH8%hUR_kCd10NbP*$OWgIXKV*9_CqJA0[[e9].)83,!$+",
+    "9]bp[zymK8FfqIX9y9.C15ytq&:0TH3J(X,nFt4N4;Nro6FHr)3l4<96F4CfIRG9q02VUb3NAM^9]0N;H6ITJmC=.Vkp4-%dvp&b+zJyp[mu&:Fo=*YHX#G:)(0LqAs08;3NAM[AQm[:3NH#cG]B,1",
+    "x)%a.49WouhB6G<k4+8qtpWtyjHCeppRpki2J.p605LMEGZZxIY!4c$GcOD]F]yMG4+8J&7X[.5ZVwKrGam*p00yj;MhvMl0o=.g9H/uDF#rz7%mo0KAP&KpUIULa4#UPYA1F7dGY//p,_k8P,vt56",
+    ")D[mS8V;bsG!E*&0ScS;1Ol)O1&YNp3LY-vG&lecBA>)715+OZHE]y:G#(EjtpNqWkV>8(R38H]avwJ=9tycN1Ej>m3!yLrr-QK]skj-foUS1PA>u7r2vY/-@x>34Lk]UjpiUSv01pKF-S_c1DL6Eh",
+    "69e4bb@Dbs=Ndao$O.GmF=z).4+qBz9[<H06F2^L8ZrPc12Q.JqzDEe4+zn@11^9VGRF!p2Q<PQ1.aC04*.ssFB:-B04p=#00rnh2E65X9]AVV3LP:4A1E=b4*tji1oiGQ4!8aWADja)kI;^SI*!c&",
+    "4rLF$1C0a<gb)w*1C0a$.Ps0Z1C9g=<RS7(>$:sZfd:x>>bm:,iV+L.s8kNryB-SsGl(rLGBAWQCp9-g6$WSs/<kg,yB!6M<+uDT76SZI4)PWa*6#r;3NSOL76Shz08Sb*r$GzqC.OE83<-KhFtQ_d",
+    "1v1;+4fe<X1ogEt4+Eo.Q3U+RA@X#e4,.yhVG6w&5-p)HHvj;lkq81K4+>iz0@nLGg&Hh4ILrbTFaQgw0UJ5Y0wOjnyI&6z%mNOiLk[,/2&h&InyZ8X6FC461-e@n4VSMECM+d</LZeq!wCWI*#ZYB",
+    "DKk6JDh_$e=;4rxFu$u;1kD)%%oz,a.=%!pU/IekwO$4F#^5aPS@5tL1PhC]2;gKaARRcIR[.Xet<%m;83Qp0z<Y&NhFk%n@dJBs0uKh1p-@i]0SW9G2bsh_2fzalI==2^4.hm3U/Jat-f(.wN-REx",
+    "4/UB60vs:=2#uEk6fK1RA0Grb&,y]FBn!;_0F@AA3E<=7G48Q*3HsXw2a$yc9yIU/BQ@XnX%7UJOAiRb:-)w:H>#sr@7IJL01rK[-cFjKH<<rz4.MGTIVL$a[R9sn<&petzxHDT#Vi2Y1P;mYtpX1t",
+    "vxsI7C*8&d4^a7L9WjRWCJ2N=1e0tfF*dq>GYq6c3y%jAHKGO#j]Tz2Yyu(/1CIv^0:..M1,RE%4+<V50@4:qJdXztAk(O5FH$o%j]U%XH_.Bw#_lHv=#l)Zjt3vQ0XF_^H2<8_Rtuj85-Fh_1,DuP",
+    "Bn!e63$q6kHpT@Hvj+se-]B>[/=6$^4+*me9]^1D0-%8w4;MF6AA]up06%mxFfafC-hS-_Z;gv.x&b%.9^70Y4iYc@6fgh@z/i^1jt3Jrp#_2Cjt3Gk01De421yz=&P5kAhSnPo2dD/x3N.hQ0*FHo",
+    "JcZc.ABF)is0SZnG5@,7s/Eaap2,3Q=8P0e2(.7w2EHB,1)#]S6EOe]<gNAh+X4sphe!ui4+Fd75f5+v9uK+!/m-MQH_k(GHvk>AHvk.s03]gz:;RyF(V]idnF$j(k>ZWz2;Rv^A>_AN21yK/2>FbI",
+    "00ow.U<r.aF>[Sh$5-.MnF$Xep!7)^QaG6jA80fH4xHHo4%!e6s<,J)(gYs_H.k$wgOm:o<U:3[#IYO)#xD-Exhxqs>qu%ztB5/w1_Z:7KLsl^GM+9E6uaS03!yF&HUJ+1HUJ>wEF%vHp)Ld81p_cv",
+    "966F>7BRI44TzUi4D.XH9_3#FE(2K)2BIzsV+V%.9Xh,L9]t!80*nL)OAi*pF(WHE!7&dAo<oT&0st5S>lOD(@j%D,+2sWX&h@fmvLOYl0^8Ss2TBhBiSP=s<csu1yJrK][Z0+CVg.+X0su1(<%9n]",
+    "=g0YO0/I>,0x^F80maoD27$r;D:*h&9x;y_u_sBAEbg!e4+Ejl2Q<b@EMOl9E8EKu2iKpL0S,(AoKpzAD.1;fOcF5w5-*@L2Qi;L1Ovh[4W8m91/3UwvwIbF00WebMGfga4z=1U/g_+MGW;k.4!H-q",
+    "6UW+42,,FW!hr^60l5eS[N)u73b>arILmth[R12_xd-]D02;&@3);mXvAPc*6F9jD9^YDD4v+j(4ZHyvGXM>;xd-oly9z8eIiLdrR4)ZEF@xqv6wTm!3!noMH2<z0H2<Ma012)L4+P@=6fl6C2MnPD",
+    "7Bc@FGpzv);3WV[8leLp4Kn^=t:1eNp#vK+y#WrQ0]!hG6@^(l2[iy5H2<9v+fE3N;+*x/h6oP.q5_2z011&a4+Z4@5-XuEHKGF+F#sDe01dd;5)T<p10NAF02ns>9W($dH#xll4x$4GOb,:J10M,F",
+    "031004ZYk:8#$r>5-FiF2Q!L888X&s4+Z4@5-6c8IRF8#0R@#$E(<J@D:5-n10NJK00UVM2BHHBV+V)/4x$4aH<yK4q5^p<3j1gSnSl/t!4L/3a0/JN69u1>DGV]P%J&8.G&C]EHK7m%hw<(nG8-7j",
+    "9yS04rt)6@G9Lyu(+_pr5Co&691jSI5C=QF3;B.ICK59M9^6,75-OoG05g[m2K!Y6hPww34x11T.g7dc$J-3n0@sR.4,]yoP6xLJ2e!Xw9]1JC1>R^j3/ay_2;K.%5d+;AEHN[-1[OB^8#e$9<&g]l",
+    "IJX8L5H]n>>!]z[.p//1I19Z24z_seOb*!z4x$4A)@SKR38DiHy%P/o)=7-C69.j:b@JvC2>iHsBMzbi4&;z7HUJ8O5&=0X1At,x+Y1Y:0SmtqFAOy;01KR*8xIG,6AEMpiUJO#10M)6zX1c<.pT#z",
+    "4,^-XF9k9&01pPa%T5>E01msf6$9r21Crth4ZAiDn%w_nxyw!&F!^/ph2a+-2r_Ku9]]%69]]#(0Vgmt@U4G)+.Oc910NeS03I[]2V4&jr2>).9S-em0_]I04f)JY4(cNW+sOz6h:8Xu4:hF&4(aPt",
+    "3#9@RHUJ+1F#r,W03Qi4051wPIg.e/FfyeB8!@YJHvk>SHvk;o00&$O.$;]m4WtkoHjDu-4K>HW5Gyt_G9L[&q!1f6j]ndgH!!3SFAO&<00gYIVh-.X5C!4bAP)-B5-FiF3o,x>Gyn_x5DK^F0S>0X",
+    "5FIxF1G]>u9yhoK4+g#LQyDk>4Y&pZ+Ij-AKN2xAIk*NWG%)^gH_.5[!4w];G_EdU%.2LU3f&1W3N$s70VgmpxCRV=0vj:N1RonRxCS0D00&$T0=JE6HvlgQG%%$D4e<df+tN,8ryB-/#cBlqk>-aY",
+    "Go/F#+QfScr2@T)03I->1mc3J0Uru6qyrxbGm,%%IXI&O8#(bT42_Et88.be10Mi6<hk=h4,^yTF9]a>01cgV4X<Nr9yp,@5,]W0F#sPEHvkwp02;*[1plrG4*-P95-g!I3NQc.3X%aPIX0mK8#Vw8",
+    "iwhqbIH3a@HUI^(4-7&U9]$,AFAg->v9][e#1jMN<pc0T1E&ZN3jL,O4Zp<t3&Rs4I4^SnIRFzm!V<0^IRGyVGdYm_4+H!G3%wH*IJXxMJ.o[&2XYS<t@H5Sj^tEqIWn#gD:*VU9^P3E5Gy$]G9L[z",
+    "t@IK=IWzzT@rdR83$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw4+F0d4,Kq]0UI*AuNVV:1]I,2t>2/3lxq#%Y99+S02VcsKn/l=RSNSR6FG+g4wOJ0HHQHS&c*^]js>0pphOPfj5,evmTdy_JP#3r",
+    "0unI*1o@6#41)p]G5[Jf02(#@F9tL*03I:@4&ea>sgO7hh-AA%rvVQI>#qD]mF@ap&jB9:GS:nwG&ukd1+W1F;rsh5L:4dr46wBX3)cc41_UL34ln//#Ee^H*8(dvIi_:**8&Dg9^GJ3JRvkW02MUK",
+    "wkI1n:9Pb1+5sN_Gyo3)-Q]i[:#>s@j6wpM1P/i0!w48SARhoXs[-ri9ytI4*#!io.>r!X2!H>/F_bT8oC*c+:/z2OJPg1J2k+cr9]]%h1B<9T3Ns^VG5@+.$MyyiFaRF[HL*M&3=M:91_J164*v!X",
+    "pBM_)=G=!Y2;Cuk4x](W.B$dq2c#4S!vX@#5e;!i7Bm1FGyoek)CnUsG:8EXqXix^hXD<Z0T(s=4%7)MGdZUL4+-GS4%7(@6Yud)3eN!>2Q^9M9y9.C1h4<kH#w.94A%k[H2<nm=sfX9*8(2_HUJ+E",
+    "H2<6p[$dW,0vkA]0S;y!21*YB*8&ZR7X$CC2nHYv*8&d+t>2/401pMQ0RjgN;kyHHi#@maomUM1w*empIM)In2QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5r_CV3)cc42RQ&9FaQq)umJ.4dmK5^0v0g.",
+    "4B4d!3)Zgz9]kbj0v@^D01AS:X%5![8aAf=4++,,4WJ(c*U/XPJuNglAQ&;M9yS0NH2<ws02em=0G3M+1FG^_1S.iU:lzORlMM)_pbZZSB;N=n4+.p[GtV#&B)K=bpal,Jzy]@x:Q4qB3i^uXvHS,P",
+    "$$]j]<QI^X4+>YF0TVL!2LgZu4eK!$Grm6:GXNVl$PxpI;+6NzSp!4>hXD;t1qn]E;*R=jhanj=rvVQJ:>rbL=z&2,&jB9;G1mefHUJL/umKY>,9il40v0#rDk;KKsR0@[*a9B@GKm2LMh>9$0tfyN",
+    "4*[31AsjZT0S/^(21=eD+5#Rq013a,TMf.w1FHKo1l!ju4,;Kb3d>)23#]hmD:DEe3O0@cCo;v!0^9V4D:pE$10Mx601pF+0R:17f)Eb[@@^L(F#rz,&jSP1M,LLJDgc-c244%:0v@u803Q%E03Ql9",
+    "j[zq$G^-0SmXKK+G^-0m2Q_m72[Zr;1D)0f1geA$4#*lPH#r_.%ncbhKpr+A7&8DL2[=0@6gZaR1@h>^3.trcVIK)NB;OzOAs,4kB<![44j&=h!8Q*8p#:f[01D=9Sq/LK0+0j(lN/8ak2Vak&QA#6",
+    "PzK1cDGs1l1kETP0X3gj2bo]G3XcINGcunA3zU#q44b$C9]Sgu0UrY=00u^7@3DaJm,T!J.e=tD1u-6y0Rxv24,dvd1K!V1244%:0v@uA03Q%A03Ql9j[zq$FxmnO@_eKbz5yQxINAaq2rvL1IEN4q",
+    "1<g_N88ZM61.L=fpdJqpo-VEn&rcgO+5#U2IRGyZGB=Mq3N()a6Ed7Q0#6G30Snp;F9A6)i2(yf4++@/4u/pA1,0W-88,kA1j>*-HaP$v5H+;m3WAYW8amJc9]tkn0v@^I02(un0S=+hG%GnU)B+YV",
+    "01losFB:&BpEMr:Iq/=E6E<&U1*tR!e-73&9x;zJHvk;q02ny[9]bnO4Ff9z<_i.53G)mhFgGP13N@/]H_/3CHvj@_A0-<<GX^=r4+4Xz9]qN)1Rnr6gtR6F@ov!W,1h]u:T;n^i@)$l2#2f>0W%L7",
+    "q3&@I0IDhqyO-qB+5Z(E4mpjU1Qj&#!A%Ed4>_U*N+f4w03Q%%>@d/VAxaMIzXA=+QV&PszXA=vfB>HI0oT6*4/AJp50nPXzXA=s$>5V&!M>3zCPxn]gbNRQwBbq)p#cvapuYkS6.80g36-MB4,w,D",
+    "4.oPPN)AH_]GokbHcKBNF]@d3cImzX4-JkV4//CbN)A*HF0bKA4pa_11jxPu4,lFK5Bvwcz5)*rvIq]fvc3WjBt#D:fD#W9oW24ND<,3DG5@-FhQ0z1Be4MwGR>hY8SuRV4-54o8s)tL4-57pu:[(=",
+    "0uK/91P^QK&%FXK19NAkz&QgP2EV,mKNB%BH_/0wzP$nt$S<A^g#[fo03A5_vsNcHES3Qdw1ou@H2;toR1X4/oCpd$0gjR_4:z#Z1rjv;4*]ivD,][QvMLWHu+[^H3=p>X6f=)Y7&0_9oC+TeGO*SK",
+    "4.hdY2.@y]N)HIN0TDCb/<$.ju+[]+BAWpeF#r!Gu+[^3GB]-h9S-Mr)&&LCdj[3g2n+4eI]PL89^gVWzybiAscZo8kq8eN!<vRxs.250@RsoT+&w5aGWcHz[>!6LqUV7D9x%Va0xugiIKIFF1d)vd",
+    "4,Dw/Dh_-^yaFE#HT#2/0Sl4f5f22uzybof0RRR73/ayszyco$HT#2/0WStMHo3q84uJa#1mmGr35eqX4)mM=1*yb445!>u0R,8SUI4=[4.89Mz[Ujt9^fZFmI;<+qyrBNATBmIg!:2&2C3l(4+@bh",
+    "1vxD;HoOA][zC+qyAuWJ;I8^iv-!hHEG7.(-Ri1WGB=MT)4:D^28z<L4&eEf0R,:j0RnFhza0jwrYZnE4,2T>2M,42>J0b92qiW,Ee0bG2k=WE5-UR6P!9=g/r[q&s^T.h(98xO11.8S2nWQUUmY#*",
+    "[6QZZG4.XE1ii[z00$2QyQy-rCm#bd;hOsZ9tQrd0]3+t9^+mo4i3x+2A2yD28Z]_3y6d*2E<5S0R]120SHtt6EHB;(i0goj@_3l5@F:SIs_,oO$zMI0u9f=1>vA-12nao5f2IW,Utr<;hXf=+y<Sp",
+    "zGogVv4jK%[O1P>rad26HJ[Z7FH$l!f#m<YK%yTHD(IL59^G2>y9FjTEXv=n4+Q>I3J(m^#RLxXzGef!93C.N4)fdy4!e=D4,LbyRt_ti4j)rDw$BIy%:<r3/h6oce8&V2Ih%^d4*^cO76j]93mP@E",
+    "8V/a-2nOhR9V<Hn2;(q02nK[]29^Qm48o%%9^hPBtvL:=x&-KMT<0&-Bnitz3#/Lg(6k:90%Q*Hs0ANbG:zd14.gOfa^TTmoCPlrEi/rb1O;5vIt[@/4,J&JW(;/U1qYPlOAeC55(Jvc76Kgyvjq.Y",
+    ",+:Ve+5@lZ#$yix+5[f^HIBsv1;$@c4*[#62;oib0tw350S&551Efz6Q<#oxAuyr=4=e_F0SAEpCl3]11rIRT!cGJ40]uiB4*][!6FC4HIRGC7IFSS&4K&UQCo(ty4+N*H2;FGD4Z8mb0Ad87.4Xko",
+    "l<krx.pmE5qmL=u05moC-RO![klA7n5ZmOe0Rh>-27mz%1D+5cQ!M_5AvH1p4=fb=2oF@;1rCbn1p:j.NePVSQVZ0P3I+b7asvklsu:5d%4ZI)*aru#xpEH%tSS!+$f@sO@!NtU7Y@5c!DbG%MFRAc",
+    "P7e]N4+P1PtpOhqIKSWs4lxe1+p7T&0Cx@v$K;nPL/iYe2(+F74;f1*L/Pa@.pCcaFaR%nH8T4e9^6)61gF0h0*G<A*#!io=#%>H=45P2)GY-(/t_qf,XjkTkfQ+_JT:S84.WAPJ0HdYIhz>8GmE)m",
+    "1r@qkw+[oYmk%EZG/&,$F^ni_1-4JT0S=F$8V;n,)CDgYH#UVDBsety4rCukG1eImN2tI%FMKsJ*BKuTFaQR:vIh;y*BKo)02Vd;E-2U&0jLEF*BKuMH1zII4A&VQH2;)f4(@GU2ea)1F9$d=*BJ;^",
+    "lL,$!vJDSY=8>y+G%_0eA8#@N4+o:hVh-q&10M^E+X)Gn+X)W;jN/Fd#*q#V,s%YyEa$!j0-(Dgw!:T:1vvS,1qbEK2ngP$0S]GO4i6yy5f708lo$t$fd(HyFzt_74=zF%2M:IK5g!XP[OSb(-THv<",
+    "<CFYCjNAndph5)3)Cw-QIbFD>0UvKLu;7#v0mc+4H8B7M77qot4g:4.4,W]I3JZ+Y2<YHc%,jkL(TOY%1fvum0yqE^G5@u:A8t0I6c4Wfq7*L-GByAP.H8aT9,.T,Hvktm03QQ002;y=FBLU5039&=",
+    "1w.bMIO*_Q5-xD=2p.SBq7(;F2<gEh4,X*m1P<Z66fbcxIRG9tg3vz(+SUmU$=#z>G>;r]qViV[2h@yR9x.n%3IH7h!j2LN<bN(fPz_Jn2n6:H0,qxXdJk_s7!Sb#nG=<7sss,oy50y1(9b&@0yC:7",
+    "374;^4>:L)0]J,/0=i_V0I:pZ5o2ODF/S);mvs*@RR+#_4/P-@NdK304->mE57z-Jm_[=>uL2L227#D$4-j<44,SHubq>I84:Y;A4@qaybq=t^2<f8Hm_[=yV,K$hhM08=8SV)W3Wu0/4/qjxp$!i_",
+    "Rv#,d>YDtuikNi]HRu8!U0)v[E#;jn8jP5A4.BC,.=+wHbq=V(1rPoQj+k[18NCP(3y+v^4/+y,GuRRj6Oov84:ngHD:48Nd6SrR4/%g@4;M9G4-q!2bq=n34-z,4bq=n453:Z9m_[=s<&ph12bh;3",
+    "2BHWL1F6:o3nT@u(ghC@sKtW-9WtyW9610UIRG3vys%OpEQbLP0Qsd)1+*Cs>YV&PKn-teR^T/cyDbF!-sy=Q@q%_rpQsEBvTg.y5jSE7pQ8j9Hmd#z03#0t&7o!w1;B+[2JxsX2Cm&B4-uP[X$]hs",
+    "2n4Gv9]$zyt==+qG3SJ34+P1)2Ng8[4/KL82M,I>lqC,blD!5W2Q/*8JRCK#iUSV@>mBY#z5yQtGX1*-1;Mgf:H7r>2Ee)pH7z(S+2j%pl)DQLJEqbC4<::j1@ksD5f3SfSq_BE(FOtq4[<rPkpUl3",
+    "Gn4HC2Y^^&4.L-L4;CXK0uJH)0tf$14+V&sIR:MwrvVQboQ(;%>>.OGm68$:HUJL,tP:9frS/971kuk44+O!OB;a<-3/ay=3LgbD00#TUW)8XJ0^l]a-yMV4Fdqyts:BBd.H@mPKefgO2J#6H16&Tr",
+    "0SMt/4-HG#2Lixq1If+_20-%7)wBr<7;G1K4,u5BIv+wfndhwmfnj27Wm[c43V-C)nWVY>-A3<UVRCd]X).qcX.uf.!97tRJs=8F:D&bnEbgsF0I,4-0ma@B5iFtK6CpV)#FiKkGN.ha5iFAbSpc_1",
+    "Qz17j+RGIH>w*V7@cDAI=%x-IEQ0$:5Hr9(AvrAasZb9oyYUM@a&K=D009dR54cnhBTNpjR1ZH;A0#mV4>%OoVGe/-4^b!YieV0:0uS2,#-U&o4,%6G54#4us/omb6Y_ZS44GRGC@k@3oDvUbhg%ON",
+    "qX7:kkcwdrS@V!WimJZ:4,<4H4+!j94-)1f.5_]eO%E,J9^jiWS@Qfa3/bH[S@Qdj4-a5%4-NMs.OIR)tpN@boCOd32fOaA0S=.j2oDLQS@Q[h4/j)p4,t^D4/qj_Br*UGceRUC4.)k!4:jNt4-b!Q",
+    "4-WSt8Rc0I7grDb1mLK<0S=+i1rP5B)_LS$3#M8Emk197pIQSQ2,^t=FA>K_y3[%k5]!(=0WTdgINX*gKM*rFGVbV19yrE]1pwOd9R;/:pcyV;Jn!<YKN:bTG:)r.0W_o*ETaMrv]9#^+c=Zb#3_0F",
+    "2-zaj0S=CG7B^AVR]-VZ<5XQn!VeDxP9Fs=Odkp[;W9,=yIc*3Tmy#!0)Gz#/llf;f@^myEinc-4$qJU0-sYS4*[.M9]kbYxd-.C*@y5t!Jh-V0E5mg0(cJr#m#RI1LFb:%:e]8!5JJd:[16_4&mhz",
+    "1eUx;3A)<$2auHx00#jM9]be;Ko0^90^lnXGXO=%EzP$G1C:t:!GK[LEzj8s4)X0f9].$*&H)bvgwZ+(]A@F/#E1+Z4:[@2Iu8f/>k9_Q(vw_UpuQ_/F*pvCQW!SK:-esj@*-PJ[7DPm0R^T3Ip6=V",
+    "yskbA$(s!Yrm1)z5HsQd045IvavC>_0R<HfIRvh-3JsSI43C=t4c+Tq29bzf9]bYN&rUu!H8kk_0M@NmJ]7A,*a8mdhh7Byyax[<xwc:qgaH=bqE@zg1f1.!1M9=%4)x[;0+-bx11S!T*aHWxq+/fj",
+    "GUdxp4+6Fb0z4lCHr%ca2&;842J(Ro4*CKL&*2gS-JOkIE2!2j5,mmo/F(md5]Hr$4b^1m7%]L74p#sk3i,JP0;_jn9d!7hDHAc)z8eAv0.4!M2O$UQ<rVH.F)<k;3hSQ<0;+dd2C)JeHvdlq((*R^",
+    ">LT>&ZyYo_05^BX*+Bv2<HY%W6Ec7S0;GmmriTR,HQMZB3xxs$xSI]cHO:JRIiWrd#sL6e0srG%4y)1/5,;N(s[#$d0S7o4HUI$/5-Hs:135PX)rvL=9RtPz5-g!0/k6f@yXIK_%%2]u:ZT.R1/,L6",
+    "4![LGH#acC1wREhH!-Ko2aVrC9]keV1qn3*mW_(%puRx:gai([2L,UXwgDdoF_GbD4+HL-I^Z@)pu7PI$RPyduR-X90^1/u1rH0v@vVUJ:7qUZpaBSoMhQR-)cHy=I5[_r4*[M51G54wIWWcV3/^Oo",
+    "E,WSX@APs!1(5*.[LB_(>Mi*_)DaR^lMf#aGllpS4zLOqGyoq5Fggzx%Wn<7q:fVst=)$Y0uJ=S2(=Ql0Sa9Y1C6Hz0mklL4*/c<3283;I5CaL1QIoEBQh*S4zN)I;gbA6j)ejMG6Ome>FE4E#9T5s",
+    "H#oyZ1KNrk4+Y@3I^WxV0X+@@;b!>o=Z=b_3f7>w2I&O;j1_Y03Gw#.3(;IK0[>fW0=h#[4,BpN0WLB+oC5*E1s*q:0^bGV4H7ND0^lbPR06ya2b2K@@<^H:@wR_e=7TpyhQu)s0HaJ6HMCU/HaR#s",
+    "EKULBhh7G03FMRq6gax6kO3Dr<dOL)P5;3vlz:DPHjPIcG@9pJIWbcKCkd8w4+7heQv-s_9]bb%)&_yj2M,4OI^Z^jrdSHTB;GE#00/J&I56kc3m!AP.zNNz;j[cgwG^NiF[Ky-mxW*fkosT@46hd)",
+    "GTgm52Co4h3=V[Q2Qo100U0rr0uI%P0tVTRPZBGQ:Rbw)9WpjDFy#jpG:%IS%b*h!ExYze4,ci7wgC/*1bsa+D:3SYDFb[6s7wxf5,]WD3Nru;3xM4U4$*l7mH@8T/ehw7b]N/7oB.ydH+Bl)7y/&-",
+    "3I3c1E-BjPfJ+STtb+j@0XaYfK<v3lnFS6)2K)gIz3oT[UJnA:/U)U^9W.B%16_s_p9:Efm-wdr+6Wvum-wgB7$i3_d>Mv.D:B,wJ@*=a5Dy2l5Dbx/4F:K30=kG*wkHRopJ5LHq#@OZH7x:13ER]J",
+    "4+5j64F%NVIWGk:HrRCstgku@0*$O-1:*xB12:8S9_v</0t1!KUk9C<Iu8kq0zU#aF*c3<8aDt3mx+e_1]trR0tT0%N*<I=z1^;obq<:b0StW_2RDw$0R=GzE(xhR3AVgh4+5r!L/Z5Uq6q>D4+My=",
+    "JQgtb6(0mQqy,NIumKY]g#jN0IP#7H4lfCf;tc!/x=W2A$u.Ur@7I9S:.0t68ZI>7dJhtvk!BAAwk,z3vseSz0S=r4<)Zl0@3)d5ERAssvR;zT@7-OP/!=jlt>%R)vI!33W(B>DH3B&/1_fG35d@Aj",
+    "7#[-GqOJ@Bva/ZrcO*D7R]bZU77myS5-$H7$lM4Av6B,7;gtMAqa6.cg%S<Rx2ISGus[ri%nb+6/Q#x6u^cpJ%Zfw=mtYS*&iGmn2B3>s0S1wRGz9VH6)HG3nC^e)m-<R%pPL2((9$*xf=z[%2+9Qy",
+    "1mdi!0S:DT7ch)Y9x[QkNdsCB0I&lO6]1CJ4zL3a!R0*zp[Okfo[%XDfzB)sRJhDt4XdPB3,8H]0R!.T9]JO%kY)iSA2:3>q*xCN$A*XjBQ!7o4+oU3SPvP1x<H+PuoxaV[VfHi,C!OxlO+U)FAo<j",
+    "E(OBHUkAPz4udWP>lF7^1T=@S4FaC&P6H]qgf0fO.v1;<G&lH]P%jKLGKMZaG&nE,1mqwe1UZH,34pPk0Ravl139ZLKL9v5Fti=I+n<-xtt]k01gGo[4X2MTF99>%tSu5X;E(S=0gs+x2OkB9wm1ZX",
+    ">KyJ!ys8ZWZ5A^AWd)SBUj-q=9R!l.6b>Or0el3:11&W*J>39n2r-EC1@,E[0SfOf6E:9s0_@**0T(y@3Z*R)H#,9QDhxRTG6JOm4-;oI@Sx8LHXk<OH8rpSEIBZzEd^(%85A=<>emcEGO@XDIrc0B",
+    "lhHFHHZ./79yqQC1/jSL0S=W8+$-fw*d7l6Zx06R/vo-v013q@089<T#Viflw[IT>GRQ19IWsl<2ty0t1qAq*PzE-+qX7uBo23B=$^9vr1HT3etT6yk1(X2;iTZgD1EIEW2A[PJKNmJMILs=s+9;k>",
+    "%q$NcyVZLEp#l!YLI4*XInFEt%JozZ[]Nz:1@iF+EI$P>I5GeeHrWOb8q6#Q.%U8J6v@]zG&eZ>I5amo01M&)9[<465&^LC6w53QQ4Y*30iz/XtBDZ<D,6vn1l[C82b9(o3XKB;.O2<>%@87WG&wi@",
+    "2dlfK0S>6/EC-QaUJn;>EG#uN$Sf^fH8jU86ExJK94]09IL9mmQxh<(2*)f3f&&i&$Se)v-a_.b9_d=tEDr]0>*xk:00@kK2GYJp00/JuI50j4=8=aWxluDQGBS!B9x#:@1/<p*0UrY^sfjTU9h$*d",
+    "2maB60S(H:lK^(uMG2wMbPooa79RyQ>8Sig!y5:ex:yU*831]<2,4UK31m4kGcmWyS>>pN1DT8:BQrRa91i/m2LqrV1GbJL2J<8z3#!-V6*M3Q<tqC.7#[:V*sdZ1coR7QEHpcq0S2xD3*aFG;lvJc",
+    "G5@+*$3X)3J[&a80Rw-t4.pL_F9]g-03$Rt03J2Z3I(9WG7I=94$A/!(Lw]Mwjd7)fQ3F2HGnA<Fyx2/48sWk&gBsav,DgElmY,90mlIk1<MGs4xbPdG^J5uw-2i4uni9^fJY)UIRG0lxIq*+-<eRl",
+    "2Q]1sKMXfAG5@<b+8z%T!mtAvHUJ6S0su)57W5PhxS_<Z2[!T+C=s=cUk5/7rL$xbHr=K[H8(X5p8)^a.y!(L4d:kr1UdmG8#b_U1h/-$0z(Lf0xCH/ic.uPpD,mbFzz)fGdGbo038J,4+o,<0Ri@n",
+    "BM%INLN5n1IfOzVJv0Ch5s[cv3WP!^H8%hN1qI00Knh(S12(l4FAh05gF,I<GdTbPiK]QjL/POc6(c!0I1d$oLL)Oa051kJHUKXGH8lVNJr5$a6&y9;3Jcu;2-Q&*46>vnn9@=L4c[CKoS9P^1TcU;",
+    "FF,Xl0243(A003NBQP-J4-Z%.EIBy.E-%=:1nCPCH/7I(H_v8*G&xfUw,pA20^llLK<SJf%XkkOwG^T3H93-C0^Q&GQwg%ahXD<)vK0xI;p+<TFgza&GypFLH8/nqF_),e4x2h7HZ%YeHTn5p4YG:]",
+    "6E:&<A0[*DKq56X01jLNjRg,u$3QOxH821pG&%4G4-H:b3d^7Z4mij>F9J6,0526cH2;#]j&BY=A22t>KraM0IRGO#Fy[#m8.+wkH!Oxh4+Y3TB[;]5iv/G9F[3*V9KAj,3=O#wKtBgHIWPb(0X8!L",
+    "3ia$+4+6GF6gbcYF9.X+#y^%DHjx4!2R6n)FEltZ00j2FA>MGc4+)F[KLR!_GmZiqHR;SEpv),,BM$+>Km;8g9]bkM>8]jx4-scmF9$L,04z2)00LqQ[F>q>ls=+P03QW5)W1do&%s:,P7fBwKnbhy",
+    "ArAxB.aZwfIWGvZ0S=NBK@#w4ImSRUEi*IIUk,W;62q8N4+O;Q8aMziGBPy)6fuI-2;CVwG7lHUKqoOa051nIG5]jWIX5^PKm)ZC4a7hdIaUt[#6SeVqc$utF!u/.F_mSG8Z.coE-ls*0HHAkAP)hQ",
+    "Jq;k$TLik7CkfYvWDjG+KnRR47dN9[2ge_ZH#jrZVGH/4NfS1R106WTKraO@Hvk5B4,_[eC=R+zFB&y901m$s3+nh>9]AD211&W$00Gq^3A)NB4@9SV4A,w%8aKp16EN%,9]bYPKmZ#Kq6,fatcX(%",
+    "!axrTl*NbvCN(y(0^l5A1DgjA5_wN->W/;z00+G&1k7p.r7Q#1CJzPpj$IA&I0O2<0]p/p@2iC*03I=[2D^6U5Dy2tLJtO@1P/]M2Me(n1aco4G<&dRG[dfB3h[$b0<]<01dN#y4+Eeq0U-7Hkqj0y",
+    ",Y5#yAQUqo2h/J77#[_W)G8AzsyYgvECFsG3=.,FKLa=5FaQG@4+)(t4.yL^9]]^C0b327EC3M#Pagp;pDYgx%mEWJi2)A@o,6[&MhdC>axVZlGWKW%!L.kxIjIm0@ECNI5d#M/0x_hkEC#NTCLaSh",
+    "<c#o1$Dv-WuSNyg#snV(G0xOv6gZ.s2(aUJ3)b)g1eLcI4j&4mqYe(KEj:3gH0f;H2s1SRGBY+TBnC>aM*^+u#lHg&1Le#d0+WD235g=kIW;6g6EUy*3mrAeLliS$0d5P=!U!WZHTRSc5-.QF1Az>.",
+    "fIkeZxL6L$(n^RN=3,1ohc5%0oeTnX2+c+W]IbSfY6pb[4*^k,MF-#XE-ljNF9fTdT;mCF2V4n.NisMwH>ZYc1vXFw>[u-CvIhe)0zeN3$8,b10^QM#2lk0b3bwsm8aSRT43Lu)2l&[C0S3J-D:pCz",
+    "1Gl.L00.8W)MEsZ@y_zO6$O-NQv/ji4vx;Q1jY[=2RGlq0^kg11fy33f)EPZgaHJF5CgXc4,TKJ9]c(i)ddZig.^Vul2Z.ph*1t+3GL8!4*/n!0R+G[4*^7$0TeU)gC!a==G*Y*i7FH<s0R,Qlm7/l",
+    "1vfM@tnvo_#bq8ai]zsk:6AnpGv1j81fQb]1mMDM4+FIU0[H3+RWdS0IXH_!0^1)p6cjl0st=a]!2/7+wN4Jm&.Y>!Mvu!*9]S/F27e3N,YyY2Jux#uGP%nX4m^3;x/s%PqOuT*K[rD(Gc,drIR^No",
+    "w*eC^qN)T5t*-6Oi-DyX#_cXZ<d5+Coe6IPH$z1.H#qDC2A:8AI2SPEo<oyjuigY1G5@kS0SxxrZVK!J1i+Yl0sOBe0W1vA&ki0iYzW.W3i+)h1;-#s0Z0z(4FCrT*X.Mq#K21j[>r9W:J1hxx5hgO",
+    "(heIp+]_[PFbUCuEdz!D2vY#6xk;M1Bo3OrN,qU9G>lBE2mApK3D4vw05u1u:lOeA7&1<,gRMji.k.la2lk8x3Aza,ZexQD1)GP60RrNs2<e6P:-VIq3Im7%1cVU:y5Ru/@^sK<GoJMV1:Mya1E#@u",
+    "4$JZ-A_szn3#SkiG@xlg4yGalhx@,]2A@S%34&4v:jDma1GI<=6Eu:;0txc]2Lg@UFbCLI1J<J;.rE6)1pv+j9]bo2hXD/u+-#wd1K.1)4+QwQCk=JUIs&^@1)vWGmc%[]9TqXB(*>Kng9Q=a(&>[s",
+    "12gU(4+X84TLsq#2I&;r1_W450Uk5F2M6ZeFd8)3#sLBx1Gy#]GqrpG5dt*.Cl3PbgaZO]9]bwY0uwj<9yb6fH#E)ULmqO^S>pt-1eDQ71oPZ93):Y1+X4dOI]%0o8#c>9JOa2x4+G[10;kAMX*f45",
+    "GutT#:FJ08EHy0ptrrExISbB34+G:y0!9!rU.tDd3bgPlIc[ZV(,-o_p(6=Z6au3H2FGUurZ5h!2Lk0k3dP$M0>sZ,2a3l5281CG1ofpN1n]@X3ReO$0rde6@_(4$%o7JM0nLdP1!xZlu&P217ywfR",
+    ",;a@7yc7=Dp<a$tpZo(OHZ.T902_P469yF#X0w$6pky-bMmaJuMnW_A&:bm6F@d&+0xtxy;Gp#gn.ovdvK$VkpcM.EuL%Q+qYMHE94m+O0Sd8,d-q,y1m(DG2#ON[Kmm:8PJKZ>HZV6uM5PmdA2T-Y",
+    "LP0];rr%C5Gek19uM[5wLOBGuk>8U_]K&_*Mgb26ISi)XP7U1k0S=Q<4+8(;P7e=z.W3YZy8-5s,v$nMenT)gI5kBy-1w@AG(;W%8xI0k38;J:4ZQ*qLh@W@4+)yJX%RF44+zM+5Cg#K3mY.#kp%+E",
+    "GX/-g3&6HQ1sez8fE*S$+=z/*$p-B;0R-jc4zsro0fEpJ4(SC0@Y#OY1p;#&3+x32umlO4gDMGR39jv%0RdY9Vh.L@(<qpJ04iv5$xs]Nk>#=fGdId31A=Z[4+Dq16dpK;*cAi(*g+ovId^@DQ4%z-",
+    "0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWu8[]yTK2oB)YP6<Rf2e+IB0R0IH)Vw]j[pt.[kdOrm[pt.>=;*zd3(SQM4+xVe2(4TyIXS5!E-lpyp$HADBr7-Dy2LyVWFG)E$DRQNxPk!/m7=93",
+    "#Gqgeio-$8hx%j%;Vw)]29/KtI5syp;JgcO#gb73*w]GEdJhDY:mm-Y]BQbQ-*kXmi=5n7+44UG&fppk0ovV74>=^x4b89wD/-$8>niR(rCSdK)HM$VlBre;7o<[j4pbiqD*z4CU._!5Qwg8ZKnC,I",
+    "i2)9Q)iVR-P7T2z4c5eF45Qvn0,R0[KbY@EFCI8G00GMTL/S(z&H)bB:O^+oU/InofDjLFv+YFz,u>1qc+Uba3N0^J5-p(^zrq*,uvQOu&-lQq0X6=w=-Hi(>wPkNAUHKNxdI/F0W]-#;*t+.G@RvF",
+    "Kr)gFA0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(G&lesmH[vTBQiO/5)VF,3NIftHvlh*0WvuN4,M894$a&m1Hx;&5Q3jn8ZoDzRR$LgwoDDzw=J%PI*0^W.P8r6hRB^*0wWI%iQ5DW",
+    "w&g$qQx6ID+KK<W37*=[2V<TA0S=>[(pV0LF94!U4+7r,9^P3<+5@=*o]r%bR1Xoy0WT#pI/.Qj3#.bKiy99ItOE>s8x6a;SRVm2tOFkjG5[YDG5[X_HUJ+EIH/kL4Tz6T4-qj6odFD)wNnoQ-.6;K",
+    "R1Xoy0UkL34-1OMQwOXA4.wcModFHz)C3ONghCG_m,n3k2V<Te.pCc7Gyn*R1@gP>T<M.Y>niR>z>D^:2CM<g2Q:f(OdlmWo74mctOE^tq4%8u4$un<,jqNOC!>bB0SH$Pi[W1azab9;.Ms-#l*$1N",
+    "7!8-L49A[R3$%qm1JQmTdoZOX3h4m[$pHzaB>lF0[7er4r6m$FpGyw_+xk)t:-nwUr+<(u1;lU44+K-X9=ao+0=H&l0#XjS[8I(qO%72QHUJ+1GNvUjKQcA]FCQ[C056sSF*N@pF*LdY95s]1FLp9C",
+    "056sSF*5)Ji3J<qlp8O1GBVHtAD00!01>]&A3iaZ8y>JuxdI/S0WhW]A^_3!0S@d9FCQQ/056sSFgf!C6EK4j4Y)5KcQF7jmjN(0&jJ!Q01mh:A9pbTFP8x<HP8YQGyo4jxGx>dF#sQm0Wkh74,D59",
+    "4+p2FP9F>1rX:$BrL.EGons#dGNKy^mLv^irL.E6xe=Zuq8kqn/9L@^IHj_x1b^4=1I@@^%+_/A5_Z]L15=(U#[myArL.EDoeU2Jtn60-BM%G0-sg$*v[M734i5-d0^lz:qA_]$4+G<=9]1Q2491rX",
+    "4%k-812(J!4wFF*@m$3W1vab$4++kk9S2Mf#[mxpsHK1b894w8tOFA;qX@cOtOE]TLj%W@3.qKl0jvWb2[ix<2-U.IWDf)70S%rX4W5;>9]1G010Mu303QJ]PZ%<+9]kh40^lw9DhEst1IGam59GU8",
+    "2,-c*:bXo02&<Ai4KSx747aC11E5>G39JJj5itNBIHn_6hg%-7Hte.u4+N-N0So,b0W:r/Gyn=#;mP[#bPoovbPoxG$#)L9Yy-)aIsvPi7Y@x#PY(gth(8f6QwV]Ub>b*Z2Dkh%1B+1)0ftco%ux:s",
+    "fxHh6d/CHKYZEbg4%wLj4+3<pBMx*1*u;@66;6>k1H)kt5kVgaGyo40f&mW,=2.mM5kVgaHUJ+HHUJ+8Hvk>HHvkU<)zl[!EX@B_vdRoHHZn5pT=]EC[ss!SaRlU[4H7Uk8a4aA3.uAZ2o9=#A>Bv;",
+    "1Ohk:n^HDo:]O^;ULOHAK<v9r8Z#UcHysi+030!v0RSEb/iM+4RT4A+9x]2z2CZ<g3;BhEK<u[.T=czY5-z;aFaRF]H.ke(1u+03H#s-C@iv1JIXIR91PmVmI6)FO02(zM5-+]cHTGT)1C[]F1_LE/",
+    "Gyonn02MR.1PmTIK::.s0m,673ffr@FdY&$03QQ2mH@tp01j0WH2<CS1Qs&<01N;Z4*<[^h+Yh+-&/lc13wQ0*aRO2G;oDbuGI>.mH@IX1Op5mGC:C3hz$wYmTd-(k^ncA01pJ%1P/rBcn6!4FC93R",
+    "0VXmy00yI^H4Z<%GXNSjmH@qo00Tb[1lR-00yY2##FH,@G;oDuGyoAa01K-R1MjFm3AEri2jb(l0UI+H5-XuDHvkbi04g#u01@D=8#4eBGyp3!GZzvy02;-]0$dK7tpN:+%UBAV;:sm&G&So3B[Vbu",
+    "2)<S$1FP2z9]tt,10FP#dj!q<1PAd7F90(+024OU3JP8#G%#NhG5[Shm-nOt$p-Sx;E;^qI36-W0T;m:1NYwq4*[0^1C$F2UJ*1M1:J,g9]Jg,0UkI212>=l03JE82N*e*0TD0&4*=0WH8+(D3YP&A",
+    "G5[Ae,3bnt0UriA03Qc4,3bPl0RX,M0c-NemjN9!iVOfN5-I/^rU;%MmjNFKG@0:CIkO55mjM>v00Z-)4,WuB6Exxt8Zwsw5-R[EHv9.:1D63G1_C8wiwqtx02nZr0U.FgY!3iJ1kso-8abB%7d7h,",
+    "KLax]HkSb(1_LE:F]G:=-0YHumjM(wu9y)HLIkmh4H@C/0R!Bn2=To@3J#Y61,T9mq!14W>X,G;0TDF,3z_2Pkctxt<2&>3/HY)EHx_n*-tCot7a^.=02;y=5-OoCHUJVg01J,@A^^z53:z[R1DOm7",
+    "$IuB60r2ok0)ib3v*7=*wV*r&[N9ZL4+Qa@0S=YNussdEB;FMG1>vS!0mPjF4(W]w1N!4q2:O:h4,BfN4HPT1xfBBh4:zfqR2es*j]:.y%]Zjq&:a8/9]bX%aSsNYvUCmjK;_%/Qx67/+7/H8R1X8P",
+    "/V1s@4+YfGQ_-I^4+W[%QV#ONQxBa1$*E62d<D0D:!Jb$!vqh-0f+HiB@Y<o4^bLn8#e$Cp8;zgABF)p03XKzHqiwih5.GJA44;RoGk=D/UfHi*kTU@yp9bhGC7-dD,RIM4i4>lECip60S1c/2rv%,",
+    "+cOUnx#3t3Acx&u4Xoi.4-P2sT<Ne%%UBO1s[t4=L/PA9uul&w,;vi>AFBZl&bLz!8mj:W:NpDHFASxkJOtVHCkcS4I]#J^4--n3XC61@SQIk+#zGGS!!r)&l(hi>kmN87<)i:^0243(1f!<FD:XP$",
+    "4Uhu=!;#lhA@b!E792C>[Y3/q,X-mo<@(Wt4BHkjIW#od77C[V2h9Nq+7/Wx[pSw[+7.^GHV(jsS>VoUGi(a<;+p(HjE#8<1XK;c,ndf>1/iOr9]t(v77f(6Qy,oIGTIg]g#j@+058S;HZlM&h5.G*",
+    "=#UKQ0WjJYFNFa%FaRIN0X3<^ABF)n05457H@*2xGXNh4F#s1h01pt$4j%+G+7:P[HvkVSi=Wq9AA^SR@ovQY7K9WJE78PL4.D,m4#vb&4-HHd4/c6AQx7An0T;v=9_v>N9yQt)4+,YBJ0&YJqbwgN",
+    "GTIgyIry]I1ka0N0j_Wf3Geh:2.qMe5iK47SspN]69SiwQx5jZ0RlK50xajgLlZFoKSMJ$IjrmfBsegXP78-d0R,2W9]f!I0S;ds4+65pQw@tTVhEYW0SwQRMjJKJy+i@pvnme+wyOmPU/Im>z5xcD",
+    "qbvn,6EkfH)kX+h3YY8w1ICaYBQQ8m1fm%VPZKw<xe*sPm+S!qK;jz^0U]Lnr#uHg1grrA%GO:7hye;k:-V)xhq4A0Hr%^d0K9bxB:)^,CJzgm:-VFS/;<PFsH!Ujm-nks1iY#N4;LOd0S=<Bx:E]P",
+    "lm-IGFu[RL1-UU>8!^%X1Uacu9y5gL0SunaS]0:3oa>Mr::L6=4-P#40SWoU0Ur^Fo9qEHHaIr@H8wam01mhX9[<Pa2m(G25^fP,4p9u)(+CUT1SdNRD,53O0R<Vl8V:=30]^A[F9S0/ngcI9FgBj,",
+    "0SDXuOdl9Eoa>MyzLJUo9_3j1:-VIsC.sdg&Er^Qn(P4wsP-r3Ha42.0W&u+FjD_s46dOA3AD=#3DMFc0qUy)4!7(90aFhKr0!u0@VIu1fja-Q3ySVi2AqOB00.R0YYzscxDN<T0SD_56%5h/4+XZX",
+    "9s];s0S(IQ0Rl^EGt_tj6*.c50S-RO--8^,TpvX+%Ig6WGRBQD4s-YXod+KkId/,hy8#allB<zgGdM5+0muA04-0Gl0R,c&0uDkSDKpCJ0R&wgHJJhfUIT-X3J)5W0wXdp02;=_2e8CQ6gheV;4]+>",
+    "7N>X^9^PCJ:j5J,F>8xk1LWjB4Zgbs2Ew-s2P6*y.-4UQHnG>O4+ymD0R*MnWe))Bi9iO71Rpavz3l,NHjULq0(B1ykOB>>@l]vgF*T3=4*RPD46BK31oH>$0XQr()dU5&/MEnPHkRH%1CRj.@2!CO",
+    "&+7pM)Bgw$1Jwf@12;GV0vR*L0S;mZ0S3-gIUF-p0RhPl1;S!)4+<d20uKe.3mQ291<o&+3zq:O0XYB!-nZLc3-C,8E-TlL4-Q]]Qx3fl1Dd=;0SK4A4G%H/s[#YQv:OD[!Ve!6IkoEn6E_W_0RoW=",
+    "9]t(I:j4Dfffo*_0s>kt4Y#):6E#y02e9h>1DpI]J2p8s,3bN6qGAKH$=j1.=s5372FZhf0U0s;4+7*f9]bX>#dZMcO$3Yq4@Z]I0U0uj#b=wpv8Dk8zRf2C-]:^&>r(DNl:@CNj57+R86N[Pvg,i]",
+    "Y7Y=!:j4O!*cAll%:fS=>=SdA.H9Ed[-*RAA@b(!10FX31L6^TGcb$+4@8;J0S)J@Qz.ex-.so6@_<!sH#hQ402:aPBM%jtvQrMb:j4i7w9PvrGB=MTg[KM(jO.zu1g!!O5BdQaGLktWF)-QA9]bhJ",
+    ":j57FHu[Y<4-Js#SPs1F0X[P=F!^)#F#r/X03QS_06!ErFf[,Us0SW6)(,^V@8zKXF*3gE0Vy*vnVkv;r:^YuHpKH;4+Xl;0U9*iCIXO=JqEnPVhq34VFDZ!Gm@584+4qo0SAnUi_%nLIXA,U0RS2Z",
+    "A>vo=CNwfIGXM>.ve=#_qv@.y=r8]E2k@3w6E;)H0uKc6:j48n9]SS40VOgpA@cg<0RpVL5f2LV:j48G4-#;]1=9$b4,56[0R[AhU-umvwJQqe<(vO#w5Jpfl$Zhqo5M:3@vDIG@koFB$O[J5lnEaM",
+    "ILiwhHUJHcxKkT8+^IZ%hygUK!2t^!oLCC3p#lW1!6@2WIWxx#4+GPaIS&Shi+^+cH2<C,,$D,rR1Y4.!dL/:2m(;M0n=A&4*@UtMGn5XQw@pQSpt(U4;o;bNiQ2QF#rO&/<1W.0fn3a6E<)76AJd.",
+    "R]3B-4]SuD0WXjNHaW;(0SVy^8#nLIECS0h4]dQ3FP8y0H_.kh01rIh(=vw&84n/20w0wDH,(%56E=O.7Y[t)$WH=)8xJ750w0$FHuD4o=v)0sk>sPpGQtNRmjN=Y6Emwa4w4EVcQ61SmjN-W0*w.7",
+    "JI[].1NIURAh@k@i2*SH4,D283Wo7y2cOA@0Rg,v4+x-^S^8O&s_#=7FgcVT4+hniBp(hop_PqpHu%;A0kexL0dx,qlGjrLBMem!5ct.v9]]jw=f;a<kMubYJowjG6f1%9IS$>e4W^y)75LX!9^p[n",
+    "<-MJR>^5qh!y5zk8V;Ap0^QNQ4zSHr9]1P310M,A03Q)F03J914-I&ifB>Dy10Mr101lW;1JKS:2V4&ZtOFkhF#rcl4+F-m4c7t,;aosKy2m[X*eVYN(#B5$BMwy#q4RSNtOFkjFaRG1FaQT+4+G<=",
+    "4T&HO&B9X(#:XoMyhaZK,vJ*1Hvkwn03QW4tOE^Tl9V+EOb,Lc0S(sz4e7#D8#$_45-XuH2sHp74K.M;4ArVn1LYMD2&<Ay5I8mf4x8d&1I[K72B=LU1(f[]3m6XX1Ov6oRR.y)I[E.*f0e/k3g@g@",
+    "$N:q_F%mbM1rGy,fm8z7DGvsQfm9C3e+/@%SPuose,8&#4#]HF.hD_9H-=VGH8oNn12&K*06Y#+7&rh7&yZLGwgeA7lZRFhAEf>C1F]g,mI06=BQ@doHVopm5ifQ(Hm(=jlL0n000!EzO%Bn!EkAcQ",
+    "H#E/!AD00$024B.HV-3)[74<lGr0mEmH[%5CL/a6$PN!ck>rzY=8>E40Wkm)FaQRkFa#M7ccL&amH[.603]gztq_hG&-lQKHvk@(0XF_/HUJMgqA&yY5)UA@0uPD,/q(Qo*A=cgHkHBw2]f/4lpq_9",
+    "01Tv%VhNt/BnXbeO%Dd48xH!TLJQxpQx64,*PsCp3A<!Z9]$%82V<TA0S=>YfPeuG%=oiUHZlMXq=T4Ph1FOO0/3Z]15=(Y#[mxmlpqechye^L[(l/btOF7,03Qc101lc%4yEgJ46FkWDdWsD2V<Te",
+    ".pCc7IRF;q03QH3tOG9tH8/nc[@waKkkV5JTn@5PD,RKvDh_nK&:jyIjP!p4tOE+F3J(RDf;xt84*=vOwjd0bz*GaT3/ava[wE(1H[^5j1LOZw4v8ZT*z$iL0X3@x9]SZ24Yvpl+uL&/1_jY#9^zSF",
+    "9yS0E6r]_Y3#.bJ$pIe,GOPn0G5@+Z/6;:X10M,903Qc400(3b1f;Y^1vEGS9]JV(a3;l2(rp3Gojea,mBIlsG%z:30UtInmBIlp2r<DN0p4N,jROw=kL9NU0Vf^i1UZ$$0TVKb$r1yF)dwF0G^<8>",
+    "95a/]0SCi]1@Lk20SCgABONlg(,Q[lg$51np$P>y%>ajM4+fRO0R)T57aBPn5-q+ZF#sMnmH@N;!Y:Y05,.P@]G)tjGXMk(9[<K&A_84s8Z[geI2[r-03QQ0mH[6HG5@dNxfdQZmH@zs00ayl0XRVe",
+    "tO5&N5jh.N@2Qde1C[]F1_UKytO6b]02MF*1PmQHK:(u*0(lIT!T]yu5-g!I12vWb6Epx0RT4D,4Y-<g1h$S710Mn[4*<]EGXM*f!T]#v13w/FF>r,z1_mW<FaRDh02eX.4+fRO0S26^90;o)Jt8;a",
+    "9S-QV1px-S0#y..01oa27cl;;uz(&90YMTo01TDF0RkNZKMw<%1s;@CmH@ql03I[]7c:A4mBIlA@[)J.!L]Vgo0C^=Fow4QA^^%+8#DkCHUJwqMG,Vy46vOsA_,S=8#DkCHUJDo5ikG>x1]parSN]m",
+    "Gx4edC=.Ik11d8#04FstmBIlp2QW4411:W)t>K3$,3bTq3JcT.3Ht:LnZW<QG_WjkGT[gfmjMEmi3Se>:-nY7oCXe,0Twa.F9S0.lfnT6u.Hg6*UEhY9RPR%$Py0&mH[3)00TG=H.Ahtt>K%6mH[C)",
+    "ENc%1m.A2n%6$dV:=cV82<aM4F9ta.03Qo8+6fal,3$:dYYzcI9]1Xr3.QAgIs_E#4+E9_9]bW0BR4s(3J#V57c&4MFf3_i0hR#+u;q:f4F%ilA@:;E2<eC70Uri300UJXFqQ!pFaQ,YxRnnMmH@tn",
+    "r2@9(!T]za1NyQC9]Ja)0Uri40248&3l7/]7dMsx1FL^!4*<]GH:Cp(j/^*2[e&SO12dKZ9]bf3FAFv]<Cp++=9:D+!T]:T/R>(uG3E&(H!:FslnMkc8#e$S131]V5,]W9GXMjJ3mY_75-p)J208Ew",
+    "2j_h91d2Z&0yLF(4+8VJSOe>aSO+2w:vS&zI4r/Y5DUlsOAdgA3/aa#g%1g[$dUmM4XmpHFF,jmt*Ze8lDb$2fdUHmt7#H7j2#_aGR]lZ1LL7E4+fOWVHq]64+FFV4+m5Z[bvoF$YCEMIfudlDKjv^",
+    "As<E>HiyCiKg9tyGcf/=g#k7*G4%o-s[t_d+f<Ob=D+-H0o(!_#sN6d1uupHGB=MZ+LRm&y]GLaFt@K@oeu^_qCE^Dqe%%L1;t5U2kiq77:KL=4,1:jUIc;N4,bV834-G.4+r;<RRui;>K+n87asvK",
+    "/;w@v4.P%oUJZ):e,9D+v0eu]4yyqV6u9G94.oAq7&ZVO8Z,bO12zC30XP5[Hvk>aH_.(q03RAR03JE26%sL*5Dtz83Fo9e4+E.e9x(t3(9V(p4,A[E0S/wsTL[(@4aivlhaL*[!T^ESe+^OO4$,d,",
+    "1itiP2Z)Gr1=U4QD:yY$4aEZu>Pt:Z(b)k4Vh,J,JP.Sh3!^-@4+[RX4i7^g7Yf0>2M32*2bb;n9]bk>!T]sq9]JR^8V#EV4d:8U4+Mr.4+vBZoEQ!A*:fKtH^%2+4WrLkAGZQD=^+!=#sM^lH1@oN",
+    "h5.1&=#UKQ0W!!JFNOgzGTZ>m#[n>X1rLS+nH;@oFgf+Y0U]Lr03QZ605:x.H2<C_%MKp]HjWoB0yjAT4*_C+B<Yye@hO21xD**OeGd@O*#QST4+E.K4YN<V,<RcUBQvW37&Js58ZxT=9y9.C6wK_>",
+    "4.oAq7&ibP8Z@h90;*k295eTyJ>M18VhP<=M,LtK!T]>(3jgl_6E%mb7z5e3Ru1#R0SETK10Mu4sH9mh8a6cZ!T^[SGR&0/A4D>r!T^OE030[_6g9r$i_$b==TGiS2C;RU88HA0=TGiLpyvY[HsZW+",
+    "01*!J!T^Dqs9>HY=TGiJ>VN$_auPXh3A0BCTnhWc0_0Xj%<@CmPz0w,3Qz,yj9LIM2H3L!1w#kM!_>#F+d2t<0tVLd1sFNn0U9*+!T]*5s2LSBx@tU1aOuY)2>*m;1SSsy>QC,LC;5(o>QC,>1_M/,",
+    "053i@HvkU,]C1:V)aQQ>HUI:b1rGz(t4.#RG[;jPF9b9(051$PF#s.EH8cPM;sEb]4-%Kv0ReOYqO:g!686FY0;guo0Rn0d2*..&E-KLz0&Wi=$HW61H0h/k3*ZDNI];fd>QC,L(Ap&przQ:7,+wOy",
+    "H9DFDA3!z7!_+BE:v/C5G%;4,10ypy[[jyf$HW6HGd2J(1T!<N6gAn0R1Y@D!_+yH*Zmj]1INSz3H-GV3Ha$H9]ke<!T^Ahy($Jy3A8&2m%f7m4EDkS2*RC59^zS5!T^4R0R>nE4,L@*9]tq@!T_P:",
+    "F*(4l0]A[#0;nXJ4.+@(0R>UQaSmJ$M!:EE1cvXP0S.Hp&g_Qr7.UJ&pJy)(H97Xe0Y3pWH8cP(4m35ut=),<0:G[V4nhwqz=(%XT<Jvm0]FouHogfD8.zqSH_/d)HUJ0l/t&bbdM>F>G4[d%FAX=^",
+    "00pz=Iu8WQn;M*fFbAQ5bqJFN4+8D1Y85y7/1dO:s-&bgG&TGI4+!/4N,r^uGWNm&0*+w<,<85!36KH.xf2f6<D3a]kOBjSF9;tV4AALq15zIYHTJ:*1*4,!F9]g;>rd@$8Z.Ki1I8[71jG*;4mtP2",
+    "0St<YC.N_d9]t)1!T^[UHI3]aA0IUL!T_!oH8B7uG&KMRCl3IZ0R=VzVGjqYt=)&(6%Kn37:LhU4);+VDmgI#FE2DT00M-t1:MFn9_Ck2;gIgp&oc!fEj2L84+g$w8!>(g0^Hyf0S</V0RvMH2lv7O",
+    "1=/8G487]IDK$0s!T_QCH!uJX0fdT04bH%G9]AY!GYs31M+fcRJR_.Ui_$c^>rd@Uhs]FK<a>Wxmy-m@ijp@RG@8:w1C-__!;9C81vND>>rd@OcMlZz!T_8ZFaR$aH#PtsGv9R$n$cJuGPDB=3xT_y",
+    "BsVvV0S[sK!T^7P.X#sw=zH)&nAS^%1u[9^P5:JZ1BxIHfZhWNtlEDByo=N,soXpsG5@P<3)YuC4*LNDrUwrMtpX1Z@T,d.00o+#84m=b!T^!xHKWKc4+f_na_U,N4);+V4+y-JJPDuVi_$b;@T-K(",
+    "H8%hX+qQEaFxL+O%,TE-8u!8h2f<&13,,<[0-dEI2/_GP8#ejj1OwSq6*S,XAqpM/94@zuIrqW/1iG>Z4+hTeya50j0wM[:!2tpqA09XN!T](s9]t,2!T_/HG&eN:4+h^3y#W9k1R<U=uK<tT4G#+U",
+    "!T]#y4--]^5-8j.3ODz[0Rg_V1CJI6odgPt+XDjG0S%AK1rCiV0*EXR67kRn88xs)8#ubG3k3b#e*xfu7Y@2c-sY,RI5e-00]K5O2R99]7zMDaUIE&(5DSrx1PA/sH6^MTl>;uDhY.p=4Frt>4.>m!",
+    "F90;(la2%feF*F+4to+Z03Sg#j2[mJ=Be;*z7YVdUk;:>3aJVo4mXP*F9JC-0526eGynta#&,<vA22qHA1;$sH_.9MtWFOamjWa/Ho6WE28$m9(JcV;G7kjT$pbGOG&h+YFAgy:&CLTXGB=MShX)<5",
+    "InK/k88!3.4+7ry4giu.0$:jW!OH=!Ne;uu%:w]z1>%4]G7kmn0RnXo1fhx#43:)oEj2NL9^ffJsR#wpq*D(G:H!^MF#rsF02mJi]J4N<Ii]n_0%HlP0S=F,oIeHg&O8$_fZY)enKBhQ/k0V43Y#Jh",
+    "umJ:w0S=SS0Ub3k1ebpYBo6<p9v/)d<[I%rwK5+WHQ%-:88!e91c4tZGByAaHMKbp36cU1*NPGjfgdq4GAtef[3Z>t/&Aw<z_%%3o2&:9-SdC*:Q(]!4+P=b2eUH[-12:j8abIC29:u]9]t*=9]W)b",
+    "0^YO$5d*&!1h)GNA3Zm*n+6Xd@JV.KAUB1A2roi3GOwlq4/RL(1[=m44&4P9H_.L9$q)qn(KreE/QRq$zYre]H0vK94:.q<6bag]Jr6yG1Ro(c03RVZ03Ula01lp-0Sdyh1R=yojg(#k$^%4WH^eM*",
+    "GOou149J5M0QAcT0vZMChy<O:i39@42;p953iBokS@:8v9]$zn8#OsHH;aW-wj_4qA@b]UJp-)B95nzGHUJ+4HUI)&4,d%!9_CvD%mW0t0s:(V0RKD$-Djp((FQF!I[Z2$G&rvx4wV4><=u1e4+D$y",
+    "0^lXz#t[d-@UeBO)B*,>1Lnyr1Mh(a4+XP]1V0TlF)#oR1B.#/4+f62e-6;U3fD#fOdk_@zx4wS*Q]dJ3bTp;9]Sd^0SmZBBQ!YYAr&.<4x.4Gg5gaGkUs$$7d6!&1Fypa2R[as0SfM#VhZt.b>Cc,",
+    "A167piUcn=IWYha6o9x@2kb/y$N_/RMHMTS@a^v^9]SS%MIQ;=[@3O<Q6B-_:>rCliWCnW[qzF:bOAUI6]-&2BQ!JsC=R$x3*rF^0qjKrJ@WV=MGjF8:>r6mxFZ4mDF!PH:>rCd*$E8S0^iR/UJn86",
+    "MFPYn4;pZh1*QH)4-$/71&#eh4-So39W;y(10Mu500*O.rvV/]GwekGyg&m^4(vq/o_C_a(gg&L[s#><1RobQ[@3P66wKpZ41=_H@r]+Y-iX_<J[UFt9]tu69^hGD9]ki30)Qw7HxB<y9]pbsO)NAw",
+    "fG7aPM*<Hb7BK%OE-lm(1HRT24/L$JF90+&]0e<]4+sAz27!T8FF@Xo]0f::G:b.NGXMbXNe:(7B<-OS4,Wq)Dm5[Zwgd&IBM%jlwge(IG5@)j4/R$j1O#0UlC^f@UIP3E4-YLq2-[_+4+j4yG&DFi",
+    "dJhGhvIH+3H#Pq!FAX#:04Xs!01KB09]Ji5Cm1*L1@dgy2m=(abpl@;2[n^>4:j.$1R=*x]0e=SMGpz-0TnimkOK;177f!S6gZ:/2P6+B]0f;CH_.zo01n]79]JP_Ckgnh1P/k#qDK%g00LhR1OF!w",
+    "Ir=m!15FPX]0f9B(nk*jyY_wp12ixgG>nB:>!R)jFAog/Ck4v;K<S4b)Km@!,lcyTH2<C.fG8O@0532$FaQLB(N+V]GY:C-C/<i/n.N6m2oD7K5CM7*34tgsG&BGLQy&O4fhYyEokkA(BM89eXAeDr",
+    "C;6p:03RVZ055$oGXM>=fG7:Kq.-*bs]+JBGSwv$Fw[K<-A9=KF<Y!tU/JFBC/)pVA3Zn#A0apZA0apZFPZ<@G5@@WxH]%(Ko10gC-%t^zt[vEIDse:H_/3AH_/pXG&cYoH_.]u011UY0d<;5C-+sL",
+    "I1dwnC:%Hd6gU7M2si*Q4:UFa95;>U2RHx)orO*ffhYhG0&)a]C.nAB4*[.a2I&7h3jgr_4!^n*1Ts0aMFi_T6AuOG.F=4WG&Sre1nDOYofZh1$95kCHMirv0So!ubRQBi*s:1^-RQ7@I50&I5yA2U",
+    "3Ht_Nt/YW+3(Wco1AyHY1*I]q;fzZ_vCB=bjrRitso59;>!.YaAp,E+O9Ivs3(hJ4KLzlJT<MD2$tEuaH8ij)4To>Jf%9Grhj9e9kst%G0US8-0Rg8V4pSI301pecDg_d41O[:gZ4U*,<LmeO.=&<!",
+    "Hq!zHPYl5U2($thFwQCjK;mMWDm63a<dE%*1*@!IssaqG;nVpiswx360@3DBGL:-0IRFwfB;AZ#2ays2A1pL7t62oI:mLJ!4G!]!1_f7@Gq5%f1k)o8f^aZmO9HV14*li=15Xn%a^NXlo/6Di@8<]^",
+    "4-0Js0^f*j%kcw012Q/>00<x#UJCjqA_HFV0_0pl1P/zrq6.F*IWRc<1Ky!O0K-t$8O!kl2Hx,j2hgxH4z&Rf2g_sT1;2.+L;1vn%kcv$FfafwK@/4=1m(#JJ_lKg%kcvQlD@TMD9iB!KO-0WG]ce:",
+    "9yFY^0^YI#e-YIIpB*0vHP7(>6EWo32L+O*3J(U)<dFCH0S9[lZU;Fe0-mHE+q<VuIWRD(2Mo2&O9IT1HVo160]dV71Oqw>(eVQUO&c/N<dE<f4(sRx2vZKx<dF+)06z[hGB*G^4Ky/3((wZatc>9*",
+    "((wZyF)-u;5-QV302Ddjf;5sI<dE-01k&*X4$TN7G&2AjIo0q31DR+7KnsNsBr,PeE)L8J4.XX/106Je1H_!<jI0P6G08(JGBnWf0]eoM761nVj[*y$x(6QuGSKk<0xS,Q,_$2R#1aFC5)Oq62!d^u",
+    "H8eDg;*l&^G%>:L<dH01Gcqv%7&M!M0Rn[r4+PQi0]Kc64!j2k#D@7@y@&8R90R36JTo#dhy(yU1)lH_4#xrn%Lfkvm*>DG+KosEr_(D+Lk^O(<dGn7F*mCL46>9T,_k2or5Ojk0uKP5hd:Fh/r0Sg",
+    "0uwQ68a2^K0]%]ep8*4,+DZl(FB&o]((wZVMjSBG<dH0DG%z=-1f&82&AC.&kO9*113NS<Gyp%L0W:f(052-rH2;*j+C:5f1,SzUx(=J_<dE>FuM@N969GXVi_/-%<dF0C0s!eD51Rqg<dFz%n_)R]",
+    "HpT@Y1v1m]0[]Nd/:!6Wu;r6-)A0iWa0/M)0][=+F)@Ee0]TjpatM0<lAQ.,9<Fsy4+Vi6KU6b0GKla4KMXT7FaR.$Gco@Th(,;z-l2>Cvmy<z=b!fZ2p.47pN3Q)4KdX30]fcAPz/J;8U<ArOD-7z",
+    "gXd<ipEdvp9XK2lF#rI8w*(Cx6EXlBGR+kVq0<)_I59ag*#R9l;571ZH#01(CJeCy2,ln_88gL(2Mn>QPYTlt0)*574+EVO9y#Fz1ftvo4:#T70W2[y011PY0]ST!291aj2I_h091Hc@0TMQ@2>7/7",
+    "AP4RU4)<Md089$Wj70+Zkvs:I0uLADG6::;Qx7^pHV,9;<oyg.H2<DFn8F4ZGk@M:7xgj=Ciss+4&en42G)dQFBdU8za]KhilhM#J,h/SAT$6EQh<UXA6PcJ0]%D>1GFv$%NzroQU:+p0uKK(1.so]",
+    "9]JMxEe[0FoO^U<Z5^b-LM1jg<!5DBF=F3S*1s(VyX6E9bP1iuMF$lKtWO*<=*aal(;$T.BM$/VBMws,HUJ+AGoLUkI5q$jIOQA&!_qCg3ZF0%F#r/W%UlJ_KnG6,rW@IgF@qCPF#sGl00okUCj-C4",
+    "S>g-$4*[lb7B-YV9_w04S>PgqFE^.c;OG0_>yG,xfO8DSzCs<XG3[C(0y*qjF9bF,051$MH2=-XGdVK/0:;lCLk^G6S>HD[S@QS;-[q^:IWPbK2<eMBS^y/LG5@WT4,<QK4p9u@6b!S:NCztm:[.nc",
+    "APuyB44;C24+4OTX#(US4;OEy2jkmX4-jtl0td$5S]1oQ:sl,=FaR$FFgXAP>w!m0H]ts;Ff&sQ:sk*3i=)X-.RT9BO(QuhgDVdMrUV^oHJhLT3B#N[3BOSXOAh!<0i6O8Thmnz*I5Is)dB+eQ_=-B",
+    "0k>b41mBDi0L;^ZCf8XX0WbgqeF&[O4to+a03Sg$*I6F_FaQMV!XXbEzJCPD=GYucIX2c/F9J6*0526cGXN4d&-kxZA22o6SuX/OHvj[!q)!hRmI4U#sAwKDmI4ItAQU%w1JP6swcZ3T1Tr(cSuYAV",
+    "Gyn&ius.IJH,QHX(w+eZfyNL9Bo70d*LMW/d/CYLhO+;!cMmkapaB5d0])WRAP)/d0S=PJTP!v;:-VOg1P3G!2c,TC4+Okf19J^/pr8RS2[$sA3J%cycqcJ1q<V!<CkvVr0@xErq<V!<=)Ljm0S>Cy",
+    "fdL_oGq3;412F&@GXNJcy@TXHCkwCv0,q)i3$)>@1d.mY12uXL/<$*>p;<C)HM;0UGc=D&FgG&*1KIur1GNhuEH/7X47iG&0S=TJ&IAMIC/Up>Sq[2=0RmAU2r#%/1iR<o4)8k(k(nnCKA@4M4.VVp",
+    "3lAL0(Jupx6(4-zvQ,%_01poE>i>xyf&_GbGy^usIRdpE4,_k80S8]X7t.yO-kjrpJuo.h1Ro(Z03RVW03VtGHMdzZGBqsb2oDRlStKzq;0@EOH:Ml]v&_2Y93KZV<:f3zGdME.3tbg-01pV-,U0!M",
+    "PY%6V0[<r/4,URr19BZS&jA%R03Qi803Q%A039:[9].,9FA6s^!&w9%2-c<DH[bUJI5Rad01LZ56E&Ox4+Osx6*!b94X_FF9XOUT2IWl-8I&-*F*XkZeh&kntuhZik^)3;Hvk(q02VR-2$+Nd2E#fZ",
+    "3ow!_4#<lp0yhC400#v6#RvzG0uL6y3J2VyR1ZAVEgv8@(/9JiIWvwiFLW]E01n0m4-GFw2hYM14[*4Hc@s2pF=Z%H4@GTiC=#]z0H]&PtO=H-(*X[w3KTGx4G#m%tOOq#IEXPNH!zgP2>7(rF$KlU",
+    "I1dVkF&>munww(:A@6ExCpItu3zAO&5e]nj4*8&e4+w@bDKaqBQ38gODFbZ;.qHU03WqTwHa7hY6E-r,+zAR#6f=(vlK_EgF$nDs6E=RQ0tY>=tN]J@(S_Cm0XOX(A0#k@F+V-zF)[!T2I><l8aMz6",
+    "pfDCU):sJC8xI19F%JdlqXI7uGc]@XF9bC:03t0kyao:%hA[@<)Kw1/hA[&$6EJEI2Zk[&IWqtQZVwZNF%D4.hA[,oye9(WjTQ$h3WhNTm3R*UjEDsZ#0L)rlDM,0FFZFig)s,S/%N7+8,+0xGtTTq",
+    "4,17c3p5OcF)sr%H2;:woQVM+Ff<fR1XB]<01pC%F%JQYjVl7S0UkNNB<-FP9]Jd_1RobRg)tL1N(![N1qVwH0fjLYGo#OC4umlyH8h17281y#H8KDYI41xb4.&-!4+87J1p]8rf,w$x1l$e^K!Gt2",
+    "1;j*AA_!dg0UsMQ:Mj#B01pn.lmk6BFfjlE;z-sK5@ZxSnD^/e0X9M(DKvmF1YI3AmjVM@0.h5n4-PjK3A_.,0S=X%F(foMc=;EgfH5xwH8cP(4LLUeBRDbu4+Q)M95^289XEh64*]HT8wQi$5kCnu",
+    "H#V3rA2c>BF#*T[2J7<l4+,o61+Doz4Ea$Fm.a[GiU9[C4.vvw9_(FT9].[.3I:-$0S5R92Y<jLCl3IV6E6rdIDj!EGC2Sr8aV(XI4^SY1c:(x95k:22(**_2PY2zfH5pJHvkU2iU9)DqAm@54+iI&",
+    "e-G9Z4+McRDKt3%FE2PS00qeR2m.d9A22h5F(x%L051qMHvk>9Gyp9tHUI)q7Bzw_4(]yPIanSyh93!^khcL3J=d=nAvgdJA&@J:AALCeEDo*a3l7<>7&ib5#ZCmr/@jHMbpj9[6gj$z0S90Y7sMtB",
+    ":xD<VJ)Ge[4.eKI3m+jdh6E3r0lTsR1m/V;4+;@Z2*lPE95SOE0hG-m0_@+tgE1cpGXM)+6;Fg)3WG5mGXMlP9^h8uF#_cPG]vGQH2<z8H2<zFFaRAi01pa,F&>*v02(p;2G*W@4x:B+=.<n9nn<%y",
+    "GUZnf1ejq7kO&z$;T^3j,tJulpq=v_#:>tt2Klu:1GVb@1<]u:4KldO1q]7kRt2oc1s<7HX(/<_XD.UZGP[EX4>T#:YXF2Y6/cKj4j;yT)[qn*4P%4O3/b$#4(GE54/Py;X#33!4:*JZ4!so*Az/<+",
+    "3G:Yi4-k]b4+,zh3/b;#2B8fPKvf;rG4:4)c-n3s4:aWh9$j7=AT5Iq4-kCd3/bb(59I[c%;uA2qy,O#2,D3B0j:xS2Z8wy3L=lI3J)2G$zDGYGc,4;pavc@jE,.FH8./KFAOv:n)7N2s[sf0gGvnf",
+    "=gs]a01egw4y%n+A_P&69]AM>u;7zTLkjWRGYI/Y4+ety4/XY<:m;r#G[_Y:378oQ;ax6E0krj,0Rzqf3ciVO38p_:hC43.HaNVsF9h]MMgpLH4f:n[1BWXFuYm#yutNmv[c8q;h71mjhiU^KehtC$",
+    "GXhi@Ev%.m6gaFL4.P%9jsXrb5-A<d1e#AAG/W0@,JlZ(kpB@77UqBx0:(8A:+CE8u<eN!oeK[g+O7*bG&n4<z!<VnIqzl.1f2pO2sr/>=#llts8I[uE(g;22,l]%1kVf)2g-SD0SDjai2)A;qCyV[",
+    ">peb1qn1>/5t4_44+gKHX9Lwe4.=FQ3/a=O$zCrBG%)Os2o9XVO&2)w7cT)ZGw>Q=2gmI*9]$Y;aSsNu-X;yI9[<SOL.ow>G6L2$4X2!G2DA484-0erLkISfsR0609W#Li0lfQZ4*-wL29N:*hXD<,",
+    ";6s/>9AS<]r2zn]O9[QT3/D]XgaHeS=9K;&F$mShQVfCd6cRa*NFM>=>PI>2qDdS%@T,L-00PGn4!3s%;E(TQ3&TJF7YFJa3ApqH1j*b@2%gX_4u$-&CO9l*1N^V.t=*9A=cxHQ0t3Ll3l19rkmXJf",
+    "0.aYi3ap.K0_rpFgD4DzmH@tq00i[w8w@,MZwZ#8Ru3+,(F>.f01ncL8w0=[4-Q(Z3;BtB012X_Rtl*G1ewS(39,+v0S=VbjRF)g[NND,ijiawIggZH4f6U64bt5c1jgrB0I:lN1dgu-0/W(k8]2My",
+    "0R[;)&.h>HH_74J2+S%E1Nj3FaM/4W4.DjKKS;w)HJBg]Ih)iC1+WAU1*72-0PA,T2Cf7j2QmN,[]qkyGAzXe2lrDC8P&%N4;WNEFArJN+YJwYmjoXMEdU.>Hvj=dgJTRE1,*X[5]-!Al(]k0mjnfp",
+    "DhuJT77sYv2p:f@01s,3/M4[k+6WH=x]5#)F9t0$!vr4>Gyny!Qx6574FYNp8QKURaWS@+F(1$YGusFs1_HJ6GX^vh4jUg3HJJnl)8k$r05q8d2ly%vMcfD.aWRIJF(1$YG_EapG3XTuyYUV$1^!zk",
+    "1RoPN00iT,J^(3-HO2%3plA-o,v^RYH2<#c0W]-*1kx1&<w*BS2ATvP6gL0<Fb<H+.vjzdI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-t:>3m.VcyQDE6!vQzo2oB9Y",
+    "3-5U%2:Ob#0SLIa5f203Y7YXxg9Q%_w%(or2A(AenlA>4umTCWB;.GFY7YgTB@*duGXM><:m&[P#b=Ymz5x!uJqp_-0vR^E5H<E9Uk:4&J[_fb[[-%NoKp(M,4PEJ<zz<e<&OM3C/WUl4,2=j3H*Zt",
+    "1F8R73*gaN2gybc0@I##4,/F4ZVv*nHV*.&4.E#xQv-Pa4+NXUSPty5Eeyq,Qy&60wYgFcK/]TP4.VVvSRauAGV4bN)i;!-=ehd4.5CZJl*CvcNi<]04;>30SOc)41P+MfQV)2K#8<Am0XEhG5-p)3",
+    "Kak=64.d<hSPx0R0uMrl#8;$LzXC6BH8sEjAD#g;[[#[>039@]3LkYg056:ZG%x<ZG>k^14yp.tb_x4oAD#g+00Y$zA3r&&3J)N;y.QJ)]5*.&vKtPDzyk!,b@K4Mx[m/5D7msz4//=GQV$QgvQrN&",
+    "!;scnIk_b=0,4$Y4,(k[4,_nwQx6cV[#Oq(xw2CTxS]UW2%rNDlmZVAxw2CL%]s6gpaTzDxw2C_0y8%,01lC/VGk9#vQrNazlb[zGr6)-2#ENK0S=P90]FxpQwije5DvMrQvy*B37:=W9]$%824W50",
+    "0S=*>=PT];paTJ,tppDi*#QTl9^fciiv.Hx4,mlt4$%Gr4+W-OQy4h>3!noMHUJ+8HUJ+3HlQK_Uk;GG10M,D03Q!G01UVAg8:7]O8[67.Wd3V1Phv+uK=A[1m<ca3,;bDG9C!^z(F23>fG:;6f;di",
+    "48vIj84LYS4X0NFu^2QWjv52DnPm:7+Y%8n]56Vh/uaO4Gyn/D9_v]0PaHM;3(c@p9]Sh(PY(jL[]gThqwJmm4e3u4Hvk;u01@O:1-*i$0S=X>t!5T5$]=5FFgWN:7dHSO2sP.X9]k!9FCH-7:Q56f",
+    "2MUC7A2:McPY*qsIv*f801qI9fkQ8!0X8)4PY)pOPcIcQGw)9;KQT4%PaknL=vb3IAJ73Xw:^:rHS$j[6)@jOPcLgRHuO&_a5Xu[1Ru^/F^OY,AT[.+FBLH^>fIcBF*o:6A96O(/%xV/&-jBIA0RgP",
+    "PcIcQGx.+1YcV+bPcLvbGsgrU&-c[z2p/Fe@cE$wF*Ey5A3r$&FK[+Bn*.,x0W[(W4.P$bFBLH^[7)^yGB5xiaW-z.AJG9d-s>5Q[7)]xF*E&7FF!Id06%asFfyD3AJzdj[!a>Sky98q]4#;gvabOT",
+    "1%Xfx1Nq/R4,t@&p8*GgPzld;2Z,H23DPAG4vU#k0+)dS4+gj-4,ADR95-ec19JqcDh_yNP%1Gn04FtFR1X4!P!5p#0t1rz4+bF*CxuWiS^,=O4![HohEN2m#XS!O(34mX1Khqj4,xRYQx61)P!9)D",
+    "9[<Q37dQY4iBJTe-UF&qH#Uk-E-lv+7&w.J4+4r%A3!$XMIRqF06(1pGBGrZP$M!i!#NG&MIUxH056=aGBLMJ1cBuS9ya7fFLyRL*a9D)0XP5:IRFno/0z>cHaWopADaO/kx&MorCJd,yjl,$!U7+h",
+    "0W!W#2bA,P0S&%dA9gnYKc4]IGBVc!5-Fh^z*-YNH#67*AD-m.01@C,4;n>MFCaHG!2%y@H2<DV%=MDyPz0PB4,c789ykCG6YtGa3X/u@#Sjk#o2P98BM$&m7c&40nNR[z9]$,3Ob,$Cfm0s/IGIom",
+    ",+:AY>RdoanNS4X0Us7I*#Q;e01pP4P!9;7tw-t+4+6mf4*>%+HvkKnPy<Q_B<YGu):r^_4**jaIRGC4H/qL>2[@_C5IF!30+_/8IRFdz%_Kx%Ihjx]12Q)N4eM+S!JwZ34+fb_9^qI(1Rgn/P!AF9",
+    "pPvB:nNT7!HE]CFxl-lo4**jaH2<C*nNSY]>kl;RQXddD,vJK+nNSYQyao)#xl-;7Pz2op9_Lp$0T(y@9]ks[0^m0Bx:FATnNSY^)1jXM894w8q5_2$03Qf503QT1wju=$4*[bC9].%74+z[/24fEc",
+    "olqV)fZK@z2iflt2Hvid0S=bAP%AVx03$Ir024O!DjxzdolptgqcRDdPzI!j5FZOQolpR-say,=PZTr&EiE.8zz!8Sj7]:dPdYX,EF_WrH]b9g1dqH=7c&442GySd9]khj=HL82tON(yp8*Vsn<R@D",
+    "[t*g/-6Mk9Qx3qlK<OJe1O_Y(KRz<#F!4>ev6<pK1_Bta4+,wrS^z>lGV<O>OfoV6FFi3ZxU_r%AULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr",
+    "$pjB.p<]U:f941eAo))(6*4jaFF@Uk<t*,7a50;(AJG9Z.>HfG=Pd3<odh2gH2<!MH^#(ZFK[t4$pjzK0W#(Y4.YxT0WTFYGW^04KQcG_KX5TIHJt.x(*fA10S>SmPcIfSG5[ZIIRHO!F)/sE1Rv4;",
+    "H0B5oAc0UX6*4jaFF,Re055PgGMxk-*#R]yP$)Gr,y[m6z+(fjB<YCq*GvH,4/^aVQw*Wq0teTGK;:$24wBqK4uw!J1_xOyB<YgnB<YCNpaBHB&-.u[3%TT38Zw7aC=/nK4+Dr$7c_F]EC@8E4.e4B",
+    "0R-I04>k:)4#)%wickZ)#vUIBHP!7^8Z@h0R^QE%4XeUa4+M/+4+vBr0XYB]H_.TfPz2D73l9XEpaBk/H4OQ[Qx5_2paCC1Hvk>XH[eAto&hyCl28*hsJsOY-6)#IH_/r60W_/Q1dIFw4&X%^cQ=nq",
+    "p8+-8*a8wV01rRlMIRtI056=aHZqb:1gP2r0mNDlaKZu_p8+$21rjs:9W^BFA9ps]2OpmSH2<Me03J883Lkek03V+LHvj]S4.A1[vI,v[IRFoCg.TIZ,Wv^F.%3io4mbb]<Zebn7asvK[1q56IS7]f",
+    "1:U>54+hE4R01OmRSo6UQwy0-0#gqOvY,JE35c6I2V<Te.pCc7H2<ei01ll[0<v>C4-SA77&ZV82A<z538LUE2TTtG#[nM!H_.(o02;=00]evA0^lwS0^le60vI=^9]1S410M,A03Q)F03JC24-0VO",
+    "p8*buO)ms8IQpSl9XJ3Dh^KgN1*/dG3d#PX0S8PE1IGam0(clR00=&82gKd50S=d(qFN5ZR^F*LQywz>4+)[CSsw_500(3b1LXl90XF_@HUJK>Py&XxWDghL0T;&[4*]DO15=(Y#[mxmxKJH600V)r",
+    "QwJgotOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkN^@lA5]t)wv%H_/39H<Z*;[F=^prJEE7zQ1c8FvU6qR^(pB4U6hQ1D,!03pBb/F9$O,01S@TRtbyLivbS1Pyxe(6bdFE8!=049]1N1",
+    "7&QPN1_vdM1UESV9]1Q22dtn01mnqB4-cK1LJ6PTE)NBXP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tAmfeIhf0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3",
     "y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga",
-    "(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkCR%_THty,*Cog%^1(9]1ClBp5Ml2fa@R[df,w@lUS%*^N.cfSe2-1_]+m4,T0n4+F%Y0R<nYc=;Hey,*9$woEuTGhI_/0liQPfQSYL",
-    "EEqM(=8pVhy,+V(H8KDW$OH+!P!lqV+!@+iIXS&hF9kU[$OIn&Hvkwm01pJcP!9,H9]1W47&rh5y,*c1x!x8J0/,Z>05UK(02nv@4+GDj0Utm)03RPY06(1pGcYg!BQr3AISq;OA9gtaKb,+HFfsrm",
-    "Gcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SoB/hxPz9j83IdeeSr2f+0w13NHiHEcH=dDM%(zt>cQ61ip8+s9*8&nb01nBxRUdaS056=aF),KyA_7)l4;o7ZRUaTQ03U8Kuw4%=,Wv^By,)&z",
-    "Ko1bUP#*(001pDPM+elP0S:b2R0GUt4+XLI1>C1w0aX];01LiQ0#gqOjrN@a4+*_PBnM-.1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgST#ioh<4+WICSpp*tRRN+@",
-    "2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISjJuR0W7_4+D^,9]AN>7%_742EI<a3F*f.2TTtG#[nM!GyoVg013WO2hWhK0S=PL0]Fxt0aX]=01pAaP%j8HFaR$HG%x<MWDf)70UrT302np=3%*bU-[hKR",
-    "G2a0gH_.eB;aEjV#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+O8G2Ln>O5WNT-GM$100+n$O2)<k%3X]-;6EnDv3Jddq3;BqH,ho_Wmd@=A=rH&@Oc=mT0iF-B)%scr@0o/3[;Y:q",
-    "O9T^vHaJZZFh&Elwhj(W5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90u9d6AuPW8!@X>HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd1ogcA/2P8&1-5-p(>.=l!b-]2t+h!YPA.K_M26fKRF",
-    "91Z,YPY(sGfl&.4#^fqLt@q/e4+>A93-+,hJHN:d44ug@4ZOAm4,uWoG9NrL00,)x3J(jy%svx1wZj4o>xBJ7%Y!f.1_kx>NDl%z2f)lQ4,UM]B<WdC4+ZU>4g%5pRtGBvxcn-zy]xYm>tyyvlJ=z=",
-    "xd[uP2m//c!N;*H0iOvQH8K)000Qm:9]1X>2>FGC00UwQh6n>&<fQQ*wFM6c:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+L8r6AuUQ2=%.05,]W9GXMkX0ueJ#4+rrH8#zt@*b5#or3;oB",
-    "juQ>C<(C+7Fir&al<kvFrVIql@UVCa2fMljA_7*i1m_p,3AP0d#fT_dpr[oeJu,>49^h5$2<KZ2G6^@I1p*,tVvGp<!y5(J%Lxw![s#!4hY.yj[Rj=T.g+_suhl&d1<EW_0-3!UX9:Cp1cJ-C0nP*p",
-    "w2vYOy5tiYGV_EI12[1N2:q!.4+iuR3%Lg(GchqA1u=syE-Td&1QjbcHlhg.IZYo5F!T[CH8M:SH2<nk046sq<dzIVHBB2c01@F-8!!L<WCNn2N)HB28#DkDH_X-#4Z8_l>Ye-Uf(RQm01@M&9W:Sp",
-    "2a*yW1_E.:HUI-N3mq^m3j(bZ4D/BO<VEs8*R_1-vY8;au0jp+lner^pb8H;&j/q5Gyohi<_$!ok,P-0ArD_B2nV_podF*NG20OY,XRLK,AV/U:k1DAxe*5W+Aa<N<(_J:fkX+HkB0#b=a%mUR0x-q",
-    "tN[,Oy5A5Do7fEr:YNM#wIT.C0Sb/>Cp0$z4Y]fU0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL6)QL^!wLxM8y=QU!Ur2TP6VyH1q)6H:l+=jGQ]oTIZhKYpB<WN1ne6R3(68JHZV:TGoc-^",
-    "P6+KAF9tF.P7JsL6Evb83r+_@8!rYjIZhig03QK0qaFs%t2YkH5(Vv^odE/iuoncn.=_Lp1@D9LD,$xB-0>,/F#HKG4:B>VF9kO:02DWws^m1n[0SmAGk+fmH2euJGB*GNv&1nE1j7j/IWzhQ4=[jL",
-    "7&HI^p>on#)ucWK%cngK*P&+)[0R,wQ3V;h2bh-=1=*ETodF&;jjkLMG>i#T9]Sn];g0vg@49rC.[2I]#H9lSo4HUA2.xd71F56^4+8rk3&QmRE,=6x4-aD0K;eQAJ@V%T$^tZKg(EKoI5IFF0yF:_",
-    "GW-z9=uGoMA@9xsaRJl&3J(dwsYMR&[%QiO(,956=a28j*#,[])s-pUa_C,;EH&%@9_mv@0t%KG0G^ZSg4quoGVOvQ1I,Z(9RlnP4,Fjvh8hn7R^(d(6AuD91mnpC4+1(8HUJ+2GXMmrg9[G/Iu.wK",
-    "6%INQGXNg_IRFwk039=]2aC<I9]ABs5-*@4g#rh*%:<L%0uJ9F0GCP+0y+[l00h4R4$PJW1IDZy4+6fKMh/Dj0uLp+nMMx>s/N#gu=^WeEc5gZ2pR[s$qWt^1C1FB8U=gl3.QlY4+o%[Mggw=49:9y",
-    "2^/QF4Pyl1f/:(:2K%lI3:pcYmOvgYl:rWn:<5oDj0X-cn;;.q.#>=<5DoGI35l*34++^62rmONH[]6=1BqV*m8&fe1JMc(0qle,1dWm#A0[,72;=yG1.#sS1=:%P4&]x[0-B-B-jJ$N+nRU^5zqT(",
-    "1[<Ev0iFM64(S6A37r3D1H+$G4+8$wJ>yMX3-EZ&0R-G^4++TNJr5B1&-.+L-293c7aTXp1>*@zXBjpaA6Ga44+yg,2BbO)odyLB4C^ik0IUfQ45[dC4+Emf4F--HQy&90=5@)YG2X[q4+E*un*j:G",
-    "<m:b;(k2a^wLlXy<&g]PIQs>/0,pf]n(THD1:<#x2JEm49]Jf0fCB@>y$BBn>/t7<Ap<nVFb<=^@BDVT-zSC&jsX%g00X+d5f0kF3.+HxGKIhl0+wY1f<Kd1.I+D51L<pB3HQ[H0WLH!AqdO0g#ig3",
-    "1-POet%3s%jRXbzvnn47G2ZTA1o6WN3,bXl0ys3[<-(au3/FyK3j.05tQ,#@/<1YtKn6$-2ZPNj1oN8>4+zZSDh=Wus]f>@=iv5R4%V]_0TltL.=&G]jmZNI!t*@]wa8I8H#Rtg2nw9<odE:23IoFm",
-    "2K3ny3&k7[AdK,+1#:JjFo=eK0#gKX3!VrD-=.QbppBjZ3!IV*7c]Zj2:t0#2Xq)Qz.:h]>1H@VnB)cz1;0de0ha+EHDr#)y#Wr42m;zF7y_c]$pH.qy&nbA&v=!&3J#OO4F-H:PAD/lpP&&3&YpS$",
-    "g908gfCC:3G+,1q=B<Rd3iuNM[6+,h0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2U!wn6WjdBRkAr0q<OCvQhZwceR2M5Ig3f#XR2b%!>wMiZ@j]K!#4,M;54hN(P1nUJ41po02959y$6Ecq#4,uIMF9tF+",
-    "n+F:-00gqS0tBNt4+Mpi2;p<NZ5%P)*E^OJHbVpQE,wK#GoJ;,HUJ$p0249Z0S=YWn@0kJF@frM6*Dt7pa%)E[6@MD;;EpBF*m[j88(0i95uHm7&jjrGyoMe01c9rJp!M]7YX./4+fpsK@Jva!$l6e",
-    "s]>CpIlKiA8nP)LJTs!OK<U-R@3eES]055E0myj@ucbc=Bc>%Y1/j3C0]yAQ4i1yRj[ze$EZ>tV#0m!P;FJ77sQYIJ#m+;v7Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANVg)DbT(G&t4_95n5mWfM89",
-    "Aq8=]@3C]U1nBh!3GAOf4xi!%3F)L(2Y3kn2p%+xgg+!QIkd(D4+gZKVjoK_y$UZCGC2SW/&57^nX+61p#lz<6bkdG7Y=^=E+[uN9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D",
-    "03S#:01rBc!VM1%jhPn(lG+UewXF_bnga^p3L@Wu*&z/Di3%;_GBW<hG5@^Z03Q,E03.dw.@4pD2!8=R)CdnRi3%Gx02DOF2;TQv#Rm!1s^C$QG4T346*9Ce6D*Sw4*@h=7&rhOHvkkfp@8#92cn*2",
-    "4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+=NTkO3bIG:Hli2Z*673xOIGH1h)lq6!Sy1rI#F$3PED<]FP&pMMX3tC9f=9HI&bkCJ^]<U3PHo)ii8A>;EYO9[yc",
-    "5Hge[4+Oa%2tgY%t0e/!5(SyV2o01T4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;=0;2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O46CmQ1EM4ao2wcNfTjcv;j0RCwv@$gIIJEF9^3<)WE;oh",
-    "2;Wp+6Et29:X!inIv)%(#]bYQH8Ri:FK#tA052dlF]G+8wgEW+7dHSHHlhU%i[MKF$F:Ip(e)7x;XOZ5GKkwf4DJXYFF61lIr>q56D+s]19J]q1>ZV7J@=;51@O[A1Va/u!VeDe2nwaM0^hSEOa$1*",
-    "JpkuP4+ZiFA4<dx2p.+Xpe>m0xCI8g$vp+T*;9]qCk_>:4TR.^Cpk4A4$CYG[nca^GxG/]I5hwhGhPmit=ow^5)TaX2p/0Z/O!O.Hi@I34.GXgAGZN9p%NA_00[PO4x=A&0)Z6=<dyU[]1bs7/r9bm",
-    "B@+:FHUKL&H1Y<p>zn[>a^KTs1n2cW1mO@3wIv0nl]Tpowh0dM2nqG2Q6B&><(2;(03J601O65dOY#UW7C1Ek8#MqDFrfhi.q,.CB<T<n4aA)-IWsUagc2Mu00SQaXAI:LBR4q!6Ea:O1u=mn9^PJG",
-    "9_(FT4[+!2N)I8n-]&kD0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl/3&SC>yAp_-[t>A_xj06Pa5e%LrBr@Cn1>a+14)O:AyAcP40S<vA6f#C0H1Y<o<(B,1<(3RmH:WNeH[/lo@^s!&>8tzz",
-    "0vR_+2pl&6894wPHvkwp030&>6Egq/UJnI;.P9GUH:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab00@j*3W;cX2gSN8F9tU-tNv:Ui,0_41fUuTg$4@G,8uxD#^p4<[fP]=1+shvqwF=i.=zbmGXke+2Jx8/",
-    "4*_6G1DND74+DZK9]k#,&-t(xFb<Q(rYi%v/MD#[Xa&^=Dh_vn]0)k2z@AV)SPu,UrYi;23B(5jgmw:N!UrD)GyozqEFll)1HuObk!u0oY7CeL2dM@S1h!2d1_:ed1P/qmT;*,B1N]lrtMg]A%eoB+",
-    "mz>Qj2aR9<&9n_(WecDW7&5Iv9]1DK6A0ZO3xHn,%_%f&=I#6Xzb=u!k=uv,/bix!k.1DN.:<L582^d=G8qW%mLLh)VF19P0SJWw3%ZE_6F2us2sIBWoSH<q#>Nay3zT[v05bpwufBc&#C8kukP8dw",
-    "bq:k%1Pq+qXb0-78as<19^6,79COL%CN3-BwQmKNf:94Pwr:vtjFAuyr5Xa,8Up>8BM&*].z=Z-zvU(juh9w,GVKHg+@.wH;41q,rpjRt7L9EbG3;>63*<B]6);HT3/FX35fe1L]Ahe!>:2k$yQLBW",
-    "SqF[WDhAz+5d*uo1P,O<0]db4LkZ&_37:@m0lzR02+!Cu2K3D:3WOd7kpEc(CJ2Zg0m3B(kdYBT5IHeBo16p*mV.c#2n>Zf0/<kT2ao!z0R[Lb2X>aP0U0xQ1<[2_C/0#+1P,TL1eymYFf7!)1>*=7",
-    "00-<]Y6yhy1O;[A4FCrP-JF13+NmoOIGqCz1/8+Q2l(8*0S(6L1rH07up.TJwjB$G2=TT]3!_8oF9kI<;tTa3:-ww0T;hUF3h-g^A_@niegzr;&f5hq135FTv]S1MQXMkAvMU4DE(Gj!4+G,lG79T,",
-    "4-%117C7L50R)3m4:j/t4+*ex2eRff4y6bOhQK^y!dwZPNCl;y5e**:uW^C(,;b]N$=,]S0uNKnrfLqUB0ytdb94ZI5MenoH#THst:2dc4/Yp,h2aVhM>eB)F#r!nmEj5x9*O^E)d8L13J)<>0uS5-",
-    "qu,YS4-h-V54-AU,.JUo8v6zh4A!j#4/>-/HPjLhW7e$%4.hRi4-#(l3J)M+53UK9,.JUo8tn,W2+=$s4/havoDB_+RSz^k9^jiWtppDspA8Q/(X9jyUJp3YtppBU59I@j,.JUo8Keadh6sn:mjMN;",
-    "2oD3%$yEv;0gnm_8pG#>0WCQ,03J8*(pV1J9xnhmFyqNpF9]m@02wo<0S=g;;hQFMHY>X-0I)X)$jcE6ijxWnlZZnO+Pn<9o^mE,u#5o<8r9,!EjBm+2ezRM0U[3s=Pp)B+yM-kibDs(dK)l91Erh+",
-    "4+TXp2[]=+l;M*nD,Q)p3dN$s0S=!QuLLg(Ghg1[Ob,IL%nt.d)pHB4s(S>:36,e.2/@qC>uerEiQZ<ntP/!/d:%CO0R>o@bOGc64)%uv4+!J]4+5fyW)m>[4+E[BZU^+fkpT$&ssRg^TL+^JKMu$O",
-    "7C8V90:i0r5IJE4l(0Yr(>[#V1p<CB3!-A;5H[>I0R+cE4+D;>95wl/1P02IEDUT9EUj)DGpo,E2Zp6T9]1Oi4h+QO3J(FR>yqtu5;ezWG_1Dq0S=J@&1M2+0klRAv86u/,(wE_)0tugmy!;.0F-lw",
-    "0T;!xe-zjR2MCCU5g!UT[M-rl3p6-:@2@OK.kSidi@EPe4Ysoz1N=LM4-QzkZxJoh-^Z@E,2oXmppZifZv=f51RoeUjJg6GGpFVd1<GYs1]SZX1P79:xB(9bnEGx9-r#=.0R1Z!FhByn[ZtPFmD:Xj",
-    ")XP5t:j4GQf<un^90%Ici2)A)=nyMDIs=I!4vPv7fq+m3:iZ4=qk0bl-0Fw#5(<bKF%JcvjZzHkv1.$0hY/1k0=#Bl4-Q(+0u1c>F&!]sy8-TJmP0KvHR]324+Y%pi_$Ui:.R@H2yqVqwBQLQIXKS.",
-    "FAFg/rQ[]L0s6B62.weQ1s)5;<d*r;0t/#nJqVe&PY0H>5*RqYp8*4kY!3nFNd;*GD+0QkLk[BsCO9]i2oC!r3EQ]Q4,50>4FlmK4+!wo4*/.,WDMT!1p;x50pvLj&&LoCBfZaw0Sv863e;P92J4hS",
-    "4vPa4G5@eh0]1hp8xIw:hd_bmihvLVtkx0;[g@A9<Ph=q3+%cw4br(X4(hrA9].>&(@*L7.8Thu5(4+&4hf4B2Hd)M1-HH,H7Ynb#)1zBqxGQy95LYX5DT1H4!0&AIQWEa1.Q[F9]t#t3M<D/x&Z^*",
-    "zXJq54&he:A=^4Mms1YN1PECSp2VC1F90>.<(%__#y$!j0f^@6!-3Nwq6H_6IPr5jF*Z4q=$r8O1qG+79^3VG9XR.6397ss0=W2AOa@OBZwuMj1uq6SH2t#^D:*C;1M#=aD:XS65-y/CINk_m5YUNK",
-    "1k_S11BwC#,ZBmG>yQU=gTn$2=:rCB)DR7sfnE,ol=z:6!2uFB00hA75)QlVOb(PL0sHtW3Xnnru%/M^&G!Tjl3M_E4c)nA6)o3>0Rw-#3ZNb%H8rwZ4+H)63JABx1P6uBM+3DA4Cd()4/%tL1+R!<",
-    "3ceo[F:em:4hWM39yhXl0Y47_l8yl%7c$.)!2t!4Z3cM-fEWs=8UqI>GBWYC3ImJ*1CJpGN)67KX#_r/0R+@(4;W^BX)hr(Huu#74.N=cRv$;*j4lr.<UI08ptnR11AzxG1Trk(;J*A+=eqnrt:_fw",
-    "88H9<PYeB%R05cpY6>JR1JfZ5t<tqof*J.7o]=$0G&%!0J_k[ji(v,wv@!BK!2urvIpq%y<54wOG/KpP+^#f!1v8._NDSG+mH[6JFz72U3=>MF4w%v!0J.&<1/PQO4,wMHmH@S,28D/69]AB:3zOC:",
-    "1j52d4BMYS1o#35,]JNhf#5>AgxN.A0npJ(3Z0%X4+WPA1H&5yi1]he[UZh0t_3c54,4j$1t:T,(hLUcxdAT:IV>:(D+JB&G9LsmpxO<sT=_0yq_.FxT@e=L4+Yt%GA/kY&$]sD1vuJD5B:tps51)9",
-    "1qi3Ua1R493a14lF*1Sw0SLCn3/a&)2<J<jV+7tB1NjOK@3n*@01pb=hI$T-)([gkftmpi42/OPH9ETH5Cg@O0]_/[M+WaL1;*@I[(:;Fld(Sp/<ABG4fc.F2S=VG+P#SZ0!$wUGo_*u12Q$EJr6nE",
-    ";nes1cmn2=0uAW]41^+U0S;j369dz,3:HHs6f(7=1qPD;4&DD44BXrm7&E1C9yO1c5dy7#0.e;.4z%q-1HyL;0<8[y4,(q-q5%l.2Ly)v2p/&p&R+o.55fe4=cxQg>ofyTH2<Cz1s5_@4cD]*6E^$*",
-    "7&3t&4Xfk=293%L2c+,-4<JP33ojlrFx[;14-!+DFb@3NN)ESZ4/;+Ip8*TP-RG2m@3x*GGw**1$CPD12[AG@<Y<dr-N&t75xm$@2*8vJ2!QJn3#cX)FwZ0giUkFtn+=)c3m*eF01pME(:V>X<*NKY",
-    "iMTNXx,tsEq!R&^hY^AR;k).3sD%L!0qX@AH_.d/i.(vh=C/uMjsYJjGyE;P1Jws3G&uSy2:T5W45Xo74uZo^1=CrI0!.6x%m<ITb>BBM2MLZ11JV6R2bYc#4<ASTvjGaT1P/lF4+z%fG7HuJKLqf[",
-    "3I)/-0S<CT0N[5Ajh+e(qALXYJQXy80t/h,3.s1O2*oS[yl)E2g%1YY/@sfRu2c:D(*gsx:jVjt=G=ds4a=4.H$<yZ00qxF1M)ut#wrgJndk%p%%%bZt-#+Qm-(ui2o)@XV,BqY06z@:P6dqc3LgYB",
-    "x9LnfGBhyxx)uXx1JL+K4+g)ZL:n^-/nEq:H/6+tn:,dZ00sBiNesLJ37!E2yYLY&0yQ,1.O:rr+%6q7%@gR=9S+b54*[0-WCn^pOADR;A_i8$0,;PV215az8w[;UCj,lgOAU.q3.KIR9]SPP0s%q;",
-    "T<BslZv)E&8!)-B3ybJ12!@jQ0S=O/b@dtos00ramO^,EG7kdqw+-,;LJtVhr3)7>+5rl:y9fk>jUo:R.M#s>F#rWg9yw]UfQ_Z[2Di*o1p4Ac4*5Vo4Kgt;#XuS[/c<]]yvHUF3-6*KqLvE.+/fFB",
-    "2FUps4,&JzV+ZNV0S=n]Nel7KQV$5MlbHb)Fz87I;afjPmV!+lIBE,t=h=o!Kmni@4:rWt0s<Of4:kYS0t;gfOer,op#/q]s!9(9[nr8y1,]:J0S.%CQVW<xO%DZw&QcEpQ4b%W%9a5nF*Js*1@h+Y",
-    "r_;hk9^M^:F&>dm<uX58KrsLx9Wej=-^j2(0qJ50&K(4mxK$0[z*,,7F#tbFF*7*V0uMvX:QWIo01n-2S]4=X007k)51s+o0wOdq03Sa#nZ!_bAU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/",
-    "9XGNHA9py_2OpmSGyoDc01nEJ4/-B!FxUbgp8+,i1K5xTA3rg[uTl:o!2%zV0XF_,3XB&H>Rs+YoBsw6Fx[181G(!64+@1G3l9O-&r$/R/o1eO#rXpdG=5_>0S42]RSyJ$rUL:a4O0&apx_AP0#OeM",
-    "fTjZv5AE#.A2c(b-FbXe,x;1S*#Qp>oZyxL15ytS!2u60o8XoK3fC781&q/H0wWGn2il)74+PiGQXdI603Qc700v;Y0=b21H_-]69tI!]paTKst0fN:*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYc",
-    "paT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAz&r%N*=Pidl4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.*UwT96O7rG0Sc!U0&x!or_U_6BM%F,BMjHiQUg&B376JVFAy[=,vJKX$4(Cgpvo_CFaQqt",
-    "C.4184+Quq6ENz+G7dKZv[4JMDGIEWA@XlJ3GD7M3X.[%1kmLQ4$LJ3rI8U21B9*[4,&HYnE;+5>5lwB;kWuLvPllV0S=a^&QcmPNhdg6G!Fyduap4^!odp*>QRF]4vfxH4;eRgFE^+b015gy891;l",
-    "0]foN9^fYK:Iek(ZZ8BkH]PTly$1=G&M=,Lq]Q.g15pnjkHwY&1kv-l9]SeEDI7Hb43EW<0S=O%<&pe+(itBhG;N!Eo&h&FwJ8%f>/X1!wJ9HWGyor-0XW;z1d<ve4z(#CcQgPWp8+>sBm]+41@j[A",
-    "DIXv,056=aI5PkxI5fcmFK[(A!U7+k0W=aJ6E*)L4YCR!cQ=nap8+,i5-p)2wJ9HWH2=Q40XR6/0t3AF1P;#8DIXy.!2%zV0XYB.42_Bc1_^8^1P/>fC/WA[+Li$a&D5:]4+yj.95nzB4365C0RmAE",
-    "3A8954K)A[IgHwt0RpM5QV$Z<0S=(1+Li$VQV$KZC/WD/+Li$T*KY!G4+OL*0wWIqQx@b=9]1R<10M,C03Q%G03JC23etq50S6TZI1cvCQUu<u9^>X$0R!piOb1*K2BiZJ2)QT+Ob,Lc0UrT002ng:",
-    "A22lct5Oa3)s>Jcm4O2fDEF&U2V<TA0S>U;.)Q%-GUEXs7ct)f7&rhQ1_#k%4,UmB4:zCCq5%bvmRKJMHpwU,3=vLl4ff7b15*zP%P1cZHUJ+1F=,S[0;XbL1NX!%2:9U-44V7@4+=G@0TMPi4/m%1",
-    "UmpN7rlUy&:6$YKA@b%n<G/I%q-n4o(T<Qi2r$(65d/d4qu=%;i(dqgzhxUV:u:>Q0uKkLc;RUq0u7nzF9m@85f1_7/Xwtl,qKzUkpvSn[ADi@VQ#=%O%gfzR^UA0-7A6@,VGiyoUSMdjl32QE5mUw",
-    "Bsnw0aTGGbaSsaPnimA6s0IL<a0ce<Sq8EK4,2fTi2)BFvEoPo..V0M:p/_%0uH=/3LgY4fs79iMwbF6GB=MVtDY1D(h3g/wG0m!@2,Ij>yiL%g:Ve<!YmIA$N_kN:-;_7$O0EM03I_^0rmcr0S=ZJ",
-    "-[y)<uL2Jyspm)xkOBsTn;ny-k=&bn051hGJD!&V4<.)Y5-A5E,iSyYGQ]WB1<Z9*4>c20CNVYuFHSZ$rU<)EGypFTGBp4Mik^z[TA2bDG5[Vk-07NFGRmC-A5b<>2<cxmDIW]u$=r)Brw.QWm.Jay",
-    "<(UjTH2;z5Ob,OmARkLHstE;B*/i43k=&br03QZ5gSi9@NyP*PxS6:D45]q)3o]qT2c>Qu4>c820v!YVnlT;vG=z.KGd2Jp5HpAn1D&4<A6Pk/0w*_(m-xUFFy96b3ecfm4=XKI4Th*HFAy[>$pQkJ",
-    "6(3nM$pRKK04>E*051nLGpGqKOEfb81(3R84>WgDCpb8f0v@l2rwK1hG&BGMgX.s,iGd3&G&aQq4+op-3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lc,JnDdS(pMBFaRDj,3A[BHNfmEFHkixrU;zY%OM[S",
-    "HNPGM)7oGUS(OJTH#W%v9[;^>9]tw22@<@EH2;.D;7-yKS&-$.w+joc#t07$y;Gfm:;#ib-$j5Ug.1_.t*J9F3NkdNrU4Ex4+5Mk3BtHD3H,;@1/X!U0O8ma4%8;Eu)&xC1.l(u47(<,sXq$V;*$H;",
-    "qI(U;x<!Wx9]p]J5(#.)BN-R7<B$8mt=owUxB(9Zx&jXc-p,9y<8dHH[/@HDvfwih2e!SW0S=h;(h&_r.4FgN0SSTw9]ttT/nOv$GB7fLEEF:U4%w#x4-6s[E,=I#0PI2o$u0/;yiEwVR^U12;WzF]",
-    "+)*D0G3TcN4X3%U0R@_RN)a%tEe<yw2io064+E1037d[63daKs.M5&Z4*_6]Qw<UZmH[3%t=x.$gm=ClG&Y6,39#h;37mlh2!H>sB::u64+xa@We*Mh&NLqfEw7460P8mo3$(rz2K%FQ4)Njw6*oix",
-    "[3Q/K!-dWkdJnk)pQ!-AEw-b@4*:4u4j.P8HKC_i5-Xu9Gyo3[kqjRIGXNGerKK.r3z3@/4+xFDW)B4WkHi58$qf%1/BWV=F#sP9G2#pwIpq)mz+na1,4YJY3KcNa)Da&8IL,.uH#q.e#*,8mES8i4",
-    "28cZZiM9j^2#Kvl4,K%^SuQI%/m!PY&7%PyvH:uxssSA[0249*2iXG-0QNow#<j0lhL4_D35)=>mfS)NqQG;yj^Qy1ral7m1P/hSr<a9U,R^Ymr85KvCp!vT9]AgZ9[<Ror2@992#c0HC=0!y4+HB*",
-    "4Y@pe0R1Bjl9(k2Q#Uv^3Oo,3Qy%_@02(#@7cl;]#<$R015+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+>1^Ob$_TFaQ<c02nj;4+EbA9[<A^8#n+JH2;v;LkBz$15+L]01U>9o&g5/0SB)^",
-    "4,4SXOb$_SHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK402wm;7B&DVFgXAZ1D=vg0W_pG3yqiq1ycdYN(Vd,15*zHz6J@O0_a>>7&ibP12X=*0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtV",
-    "H2=OGH#)672EeKt3;3Fa9S((+4HhvS9W($IGXNbj024L$Gyy3M9v3$N9WekFIRG9p&$]&9F&,T=02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>/l0pp_7BT/0i_.Or106L07B_P4slqc2#!Ur;)Ibje",
-    "nBJ2C1nI6$4+EsVauhKD8Zn-ip#cRU353%E43hr/7c,qq9x_VUK;D396gD9b1(Kiw1.0Wk3&Kwhr:FxCwFVB2Q4F)vq5%w-v/[[5+7bs91JM^]>yH3R:AV3RHtM>q3cX1Wf0d*i4+D#w7!S;<iJTY;",
-    "hnyHMN-5g>ya5jS10M!7n8E/s7c;<i1rGf%1ed8f3yuK_BAx[.G&TSM.;$L1BGjP*5j6lGi2*bK95jvvA5k:@E-cc*ju-Ojjs+Ys$DslY(FhI20Ur/C#i0TU+d2b)zZDM#:.TX<HaETn2Jo_j4:7(4",
-    "F9A0(052dnG5@hKs8/8V0WiJ/4*HfEFGDytz6BjP052mqIll!T208r,A1XNj1Kf^bA2Bz,1rGza.QN]#IsFO)[E@;S[[c3;1uii$!.j1]L=1ygEHN>30RWV^Cl4dT1s<18;,d=<F<y=TsO!K14:89D",
-    "DKRpK3kLra4.d*Q2Di720Uv+<GRp,mGd2J(L=C%495w&]h4vU9BsI(hF9tL*052*uG5@d%;<AvsIm@tw0yH)N4.wQn1n[*qFMt9vILrkeHkS(zMV1yUGBC&i5I3FA8XqJx%:=F=Hkk>>D:eWlH8%Qv",
-    "4:HXK9]Jd-3lAfq76#YyQy+i/G]dGbIGGC%MWq%W05aqo5I6j>As,]$&jlX@Ih+d*DXkU.(DzawGBM8u9]Jj<3lAi*76g:iARq1lIPx0_i3I]n0uKg:1p#Raz6%EWY99qM@M)s.i=Vbx!v%UcH#smg",
-    "I5F/V4qhHKs]5sJA1XD_CIsX7p8*dt@U)/uGBJg:Djy&)s]5%5%!mOGfCBmoJu)*ii3Kk!Gd21O4(lr)3o@&dGBY/r1q3<EDma)01M6xJGv5>212Qy<F)t%DGnfSfxw07#fdbzZE-2RO%O<]40W_/F",
-    "D;bJ<HZsTsFDEuL00)!PRu41a3NAJ@00Qdk1P:#*F%mVM0S]!!-0i4@G5[^)0XQ<ND/!B!IFSn.CpZ8IoaO@[GBL:o9]Jj&3m+so03tXsodFMk0:&[uGcY%xjwc>F0XT-&F9tI)lnXB;Gcf/MgY^L9",
-    "4:Ha%9]SX*rY9dCF>a4guLA.[t==N&0;P$0Gco@#kO4C<hb$ilGpH6HD:DETGs/D+GBeBtF9I]&01qUn76P3E0KDb[4^b#91s*k*3onrYH8>VXF9$O/nF^8)HUI-jpGY4kHT4;>P7ec>3lAZ!76Zev",
-    "2Lh!74^b#A1s*t/3onxaI5USVF9$O;oC>Z,H_/v;HY@RTGBwWy3bPgl,%k%DoC=_-k.bSpxdJqYEI$P>FgO4]8#FLE01pH9a0uMM0^Y/0RRy7vKpQiwhyn.vpEMLSkF)]04Y7y.4uXRN4+Pf+8Z;a]",
-    "1K2DC8xIPVw+RKlra^)4[rmwR05PfcDF%]oWe>stohc7J]C%!&P%(].MlXy3D/>Gg0uROkxv5nji_%wE0uOw/m[]]L0l^66561zum[][u0r:(CtpU8/Ss#o6HsAse#[taNWDkr1@2r8E0luVKAB>Py",
-    "ixD5j0Wgda4_>wb6b^:I);=2s-6Vz2z!e9flraN=84k+C7X[dXDh_a)2;WC83l9Y!067mI)yQoQ/d%eEH.cL,vBCieh#3pXwnZ*7GREfu4-ak0MHDpH$p-S%(UzeB4#9W>-F*m94+N%!5(6a.8o]X+",
-    "Ix#mg]8fri)$tGr>VJJb3c-,d1n.s64%KxKH53m<-L#8t12u/J1P:P0)Nl[Q1C8<84->!oQwZ]iQV#--(GUY74+PPrG!F_Qz5<.042!4;9]kbXlLP>63J#3W0u(Ko&jJqsrNjXb2%+]#0S=VygEtAy",
-    "2<fvX%Toxs3J(y%*e(+[=>T>=5[tkC23j8lIJ:X]4,(^84:z:BkO3Pp=P(&,Wj8RZ(hx5KH#m(71:(z759I=T&MprK-:%M9#[_.3ymSv0mV,A7$q):HvIGw!sS*Yn1MvnA3W^n06)ljT0S>gsx[v>[",
-    "vDZTn6xIPBD/@2BudqrF3e=D-HvkFA)&v8EnG+8lqPma)A4)Nd=:QBpH2<bhpaKTUl_DoUszZMeWi:TpWnws%%y17jUk.af0^oPXA2%<o4<Swd0^m-c0T0yy)UpE)J,Gr8#Rav=a1E/P0S>yt1@oRi",
-    ";$I>6B!&kM4Up7u4;A2BKcN#3WUSP14/th)4-z,V0^m[153C8HvjYz$>z4dQ*3<thH&>PK4G%+L4;pc74]sspa1TF*10G#zA1f@t4i6ce)o:3gX%FNCs;_50C9ee!=ar<ra1Hsh0^lha2oDK>v-z(.",
-    "4.3)S11^LYF=+,@Ej2Q<GCnmqG_wX_F9]s>051hHG@9f[3y71O0S=yA4+>%ILq7#DF)TO>0irnvyUkM!;Ywjckwp%^5kCzwEL&#*z5N:tQyMd[-Rgs%03ZXHbqJh:egrxbG#UX13ctYt3CNRS4!uSL",
-    "IS&HaJP#7b0U9/@qXPtv))Wbb(<YNogWv/o0yo6h1Ow0k9yYG:0S>_jj--X)m7iV&p#crZ9s%*<H4XJE4-bOrQx0Jc,@oKY65Ik056Y(z4)p5*3AKqw4%Gu64:kY_5>S%+,T<B^SqiY-YzkBl1.CpX",
-    "4Id7B9^qFk0uB4J0]<2(Y61ukBc/llndeFcfw<EovfZ8m4.uYFH!>=sE(nF>Qv]/K9S+t33Wf&@nZpSW6a54q3N*T&2oCiL9^zeJ9]kh8[uMtQH7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3yIFzU1e",
-    "E,=O%3ED&t1M/.#4+oRFO%Do:q5^)&[SgJs;+6bF;ZKV>3F!Nt0S=qcvjYR<%1RGB;Cu2%(yylh4+iP(1uq3LHUJ+TE2X_%4*@naDgmFsFb>4f)CDhZGhg^eG#;,@.n9F<Q#jil4;Eb*a0T,M4.7CA",
-    "1uqsWGM.kI1*szs3C@*T0Zk7Tn+OkYr]vWlF!H1Z4^YKp9]kP]9]tw3:IEMLGN1$:2[Ql/=M5Z2GCQT^1qr2FA2%^Y2p;@Y01ryP@34Vv:.AwRH@eL^9]kkb1RoJJ00x)ZM/uI9JJjk04-kzTA8t7S",
-    "AKL*p03QcAt;C6I1_i^q9^zVG2F&e9FA6j^tLg.0MeGP4Z!yS-H6PmnIPC_82Qe]-:IDx4)7BOb6t^+y2Bft]FA6m_,0B4n8SV%lZ!!H9AKL*r;+7mkF*CR71s;@Bq68lqH-MHJ0JHir4+=#F1rJ8:",
-    "2oG<3gf$/B0Wk3h9yI>1g#.4KEjP_u9_n5o=#:mYIfU-85-.xQ8p]3VZ!n>,AJPFa<(2#a@2q,qZU<h@PX*,f0uKn8kWLQ,!-el65zL920So6P6fgh@%R&zpi.zha0knq$4+iKZ4,K=;4C/353gasW",
-    "aSHG94H,FQ7%@Z31%-hu4,SBu11K=x01qa]j]VSUG&cYayaX9CfXoUMG_)Ce9]kyrmjf:aH8@<YGY)AdGBf^W1l<%k4+K#U9@_/N0V6RtPagy^&Fumo05(qu!z&*GG]lY,A3!t!A0IRTFPs52IsHWm",
-    "sW/3)sR]u6rsD!1b_XSnR5mf.0uMv6.y8Z(1s*r!;E)WnIO75zssS;q5-OoGKRNF00v[kb%mN:r0W.&&rO=iucdqIOKdJ#SHZ>;AKYTVUCA-be4&nkIssT3uKYchXCCKUr4&wq3Rih9OMx=jn4]dh+",
-    "2S1zvF*h*G0uKx17as*S&yEcr4K)A[DbvNK0S;CI2M,3K(=:)^4,cW!0^k2e0v@!C03QuE01q]O#ijuTwHgl,*#Qp])5WF%9^q2;/:iWf)5WF%3ZfSe1%#&y0wWAl4,3/9rU3)E84n4d0^oo$#iju,",
-    "12Z<PFC[ZL03Q!CkjD!TG^FbV0Wvc.G-t3Io[eT4H_.T#o0.U+1Juh(9].)89]tu624W8a,vJ*0H2<bh01M:w0tDRw9_Lp$0T(s=9]km>10N7H039[^4,(/1H4C5v1H%Cy2r[4p9]JOqBL,g&0iXjP",
-    "2[Qm62QvT$Vjl@RoW24N35.Xg4++=+13(/z:9nN*2!>%Y4)c>g0Rzde6%P#4@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIHt9w0TMC*9].%-9yyCt2Bzv#9]SOpR2n$]9x^I61;Yei4.7GR1mDUI",
-    "4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6gSftmpe):8t=Ee[F%*A)n*(@ye9):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4k",
-    "oB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92:*-8O>jqyrBI-8PC*:GVGj7Rt1y0S=G>ycGzP%1jQ7CIS!,2jt039]kb-B<Yb0B>9Mf-8Pz9Gyp0x",
-    "FaQ<b03J604,t_1ngI>d-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+53DFAovuqM88<1mRN-15pnh$fBA72Jg57F9S9:-ZqLm&I1mV.WLUbQ!hU;HUKXmH8%1.AE=N@-Zq]wGLAnDgGmo^[!kyP0XG0B",
-    "H#E:b4!b@ObcnB352=v.0uwfgSPwtQ-]C8R%mN:&0XE<NB[w(B0xxhiHO&GKssaB[1ihmW9Ws#a2OoDc@v(uI0sc<UI55:(4&Dk6c%sY$AF2T[-[p-g03Sa#,U/U0Htx-;4^alP4,nj.ngI>J-!>VV",
-    "+M/2P3c*(&2sgq]4gVYu5Za/e0WS$LHo[OJ4K<G]Hrk;=0R=<i4-I,07c<,]2I5l:4*0ML4:Q@LngIucp9LQXGN1ztqD:DB+M/2P1GyOw2%rNG4)B664;5bSngK5aGc<1e2Mv!/4-9#/ngI>2pWkK/",
-    "K*q/e2,&]j4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1Ek;f4+Gf&4.N;K0]QbIQpU&w2(@C14+x+G4+V<P24D[Xp#vWYG5[YDGS$Na4+7*.1.lb=9]$.7lmj0PIi]n=9W%C%O$Dg$H44PP91DV$0^lrA",
-    "j#Ui%kR1-SvE4,-G2:GtGcr_LW)BFx0Urr7.Wm$gLJtX:-]v@%.x:Xto<<x;Qw!b!1jfS!4:-aaFAz31052aiHUJ+MGyn*O>[aed0=U-!Bp($t,ct:/m-(xp&I1P@4&hT1H2<D7/bZx:H_.RdQv/:E",
-    "2dVcr46TX<37qvr4,e#1KR@4%IRF8iS>h-84(3w;]B(qF207+a9_m;N2,/.k4<TxwFK-n0klw8U4.Ox^MIWmHG4zZ9A0RO3Qy&[N03QZ503RMT01rQh:jxi(0yl]52lE0C2l@4M1u_/r4-$)J9]kr6",
-    "A4)a/4;no-2Oo>BH-Y0K399op9]tz/Qy&vF00>a7RUZU6<ly$/l2s2I[RkgvIRFH]W)Ix_[]FvA00iU]0=;2(2I,au4,e&/F$jm2S]0*4]5FMiA004:2>FVB01dZ,1P=fB1RvZ1H-M<l0=<,VB[MYa",
-    ">GAwO%#Cshn%,m:Ip!P/ksBWeHlYO[1T>E(,:eA-<^*P@;hXTu83gc/Pz^Js1T,<.G8zi^>W/kX1G2jW4,Ur1Ko14u1rGwy1rI*hj0q1S;ZI=_+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/lk[m10/,oU",
-    "Bp*jKtqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+/ZcI04WQ2u7&x#f8#wPK3bLV73yaZD2+a100S=V<RuM4$Ru2<.:pla75Cy8!4.8yhkP0t8H821Vm-%yP7Bv70+LE-a2%&@(4+Ya!",
-    "46O7(3537[4QvbiuLBI$RtEIkY5-EzgXshdw1zeh48FA!4&*2g4zVa6G1yiG=7I4@2,/,aDLFA@8a0iAHxB[XRtc4$TnhBY0]z1xC-I6JA6hv84#xxtzN!HS$;&294+r]@2Ok1301p$0teOE21mIQ/",
-    "2vi:dHvktl01U:(a0H6JSsw&6y>p9e0W;tw&n=!F.yJ30IWhnrAUW)=RxhRjFgN8=2D9N,4)_Ll0S]ZXxmzz)GBAfs4<suqRxUX-)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2p",
-    "FK[(A%:o_)0W+Be5-OoEINk_$cRBk9AF2U000hmR3J(972OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2))xE3hc^S2O.lUng-_7-Q]i@l$r+*0[NCV8!,S5/#_c@2[ix<",
-    "28&V-6P3*a4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4-0U/P!BM@od*rwtWY06HNc$*4/shDP!6W&2Ok4401n7p4UnKv4+Z[K4,m,TJ@XCPpil-aR]&B41rG$Q0]FxrRSvSCP!8yp2M,D3",
-    "tt.^=%8pzQD%+q;4/clrT<AyNHxDAkj9mvz4#xox6Oy&20S>.9j9m@U3m,Z(%ZyzIWDg0q:H@l7x_LQvG3GWKVw5NY(XK%bi8%$%*JldL[[ad3,vbMWp=5.xtBnB=G,MA6VjeS(S0gkuRs;1b2-s#!",
-    "F9]d;k5:hn)M>3wLI$Yw3l9K_S1%MaHvkU-.Cu6KBruRyKM*o8FaR%0G&leiHN5l+4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ*q[Xr;TADHQ4ZPc1>h;g1>[H44,XKKS1&-^FaQ@g03I_^",
-    "1)k+IADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;:Y[2dPpjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%Gyo3+uJQ*3",
-    "wjBw,bO=cnHa@b9EH%]j9_w0P2:kLj9_v_(OD^IWGq407,2pj<2>FVF.5e3tx5cvo2-b:MKL.4]Hn0RA8a4n3#g7&rMl$48A8t0.766k,58VNb2<eI>76awiDh[/[0UtLw,BbnnjiCV#8H5QxZ!$12",
-    "03YK4GS=fnGB5xaHUI]CpI$EoH96N*4+Qk0K<S$qj!,OfXoufK4,2!>L=3ovED#R@]F^gz1_N1:t0oT)>$3Xms[sVMCl3qPR3.hu00i%;RR:@X*HjC].4*/G3Fn]U4/2^DFIqM*01n3l2ehjJ0>!&d",
-    "[V*Q^G^lxw1UEDQ4z-TR4VZ*b4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2*/gHR6xxwEGM4;viaTpu4c06(SyGB,8XR0g1]1@UO:aX)r4HZqn+AF2U201@I.9yX]vTrYPvG_)sfssXxJA_,PP",
-    "0uMj1kz5ZPrqNIX=g$1)0oPO]I5EruFK[(A%:oaq0q]J>tg2ldHr<&!b_gYossT7N-sO#h03JBr3Lkel-[qS50W]-v!<LF@KQO^FTpu7X%mN:r0X6=+4el2YD%VsW12+I3H_.L#t>^:eiK+n)CHDHK",
-    "0S(RLnE;&gR1Ycm@lkU0WDey44.YJ[ssR,-$r/wA,vJmjPY%_q1+E$o5yt<!0M^FxANBF60SM#0vH/eWtOE^MRTwt>4+8byTn@9;SPu^utxFF)&)lg29]kM3pPK-/@vVUW&)lg20#pwU=8=nz&)lg2",
-    "2gL0I4+zTQR_.M24,n7XsR17gE3BWJ0S=!2y$BCG&)lg21CORk4,;,34-0VbsR0iXjiyQuIM3Xv0R([Q1P/wKmRABJ4,LK^4(6);4/IDCN(N*L+:[=@IpXLV3zOspA0jrHpfC)DpD+&ygr6@1FB&ia",
-    "FA6d>04p*#03QoB02;#>9^6/88!,SM3NQdFF*pD(3o$nU8#MqCGyn.AqXY[wB[;jK>7V*Dsul;$9]ks[tN]^TGB_Hi10N>e)cHyef7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#h==i*sX2t=#OUwSG",
-    "0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L]rRG9Ed@0_j+QFFZ9c#sd#h[P-<@mjT8D9_(E32M*m38#Ig&29.*oF99n#FdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP",
-    "3pg(uHUJ+BH2<nk03QxAyb&cgEU2Fi44^Oh2>YXlIK&1YYBrI]0^p<11]KUqn,K$x,VqN0tK1z4As-+8#sd#giV7c;0Xg9mA1=VS5h5<,s[-/K>QDqlAs-+6%mWWniO).AnE]dCA1gDS5d=TR4Gzcy",
-    "88-yhIOG%pUJp=o10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdmm)T4Yf5rwMD:tGM5-4dF",
-    "9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5fU;^0^ksHDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q95CzuLj:lb2oD0K",
-    "5d)+m1E8iC4Ieo)FgPI(IO@VzUJp=o1]OIKG5@,M(JTXx6#^k[FAUej69=$6I5O/N0$vYM$O9jk0W].0FE=zT1k!=g9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF&XDI^ZVv$@c784:-@.0$vYM$O9jk",
-    "0Xg>O4-$Sn4)<0cEIBar>bm^QF%GP$m-nMW1htD)1^>J%wFC-Z,_.l>p#3!l-fx:>EA-&v2xb&8APbDKNd]@Tk=v4:7B_PO0XYB@GXNMf01uM=:#<cGDKjv:T;V4e2oDPQj#VE4G0Vvm1k.J:4*-dJ",
-    "R^TupqyrC_0rj!Q0T(pp1Rnx2rnM-s/L8!zAQ3k_7B:JHH2;+KhC&4)3iAXH;E&;%#sLn%q6G<B;2,Wn<udV071Oe<0R*n<MFsh;NDGjQeg!22s.s0U1LwY=0TMVv9^P2@%:pk9H8uUJN)HFl$OZ&]",
-    "9]bp)$7B-YArAx5gTDa:%J)kT3djDY0T4F20^SV>Edn+Ggkud<09OR4*HjLa0RvPI1**m^6EN9p2X6/9>y,g-kOL0=m9QBDDGwj&vH^O_,4h2,2g-EF3e5xqkEH]ypQT(61D^8q4ZXh=1M/qy8#YS-",
-    "+y(##7&qw+0.)qI4++PGE)NFB1rG>c3J1S<4,1^]R1Y;+vc:<n>NfpItA>y!%/1(Xs-L15)BFMg#eEL^pvXuM4!;*s6f*vZ6%MDU0SKp#Rt.:g2LnC><Y7ij0mZ!,9_oiwickW@z+M7s4,vE72=lxL",
-    "0uJ$#0V*:rC/VNx#RU$,+e,xdhc=cz4+Xd786OQa01Dg&244:b:9-ly4Z,jS4-iU]1Rn!3lf6n5G^gca2Ph8&t(-aFHph%22$1Lo1gV7r4+=X4rU5SpF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8_Vpn",
-    "4YY-/0%sICi_$ihjSCLV0SA/.2Di::3]j_32<eO_/NSXg0S4jc83#cMgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dDo&yfP[(S<P2;VAA9].y=0^;p=1=$8!",
-    "3]kI]4FK>H4+EbA4(frW0Sxb!YzN7-Rt$yZPy@;qH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2.*024+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG$e:/==m0S3J683#fOq5^h*69J3H",
-    "H4g%!0]l=^MIQ.]q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+fT@Mh>jI0^li2:ud$40S=hm1>aRJPX))IM+[pJ1Bn9%+U$^62P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus5wyIcdb>YMh]",
-    "%;A$!s]Ft(HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Vaz8en+mGKz=&-bUQ<fim^3!wu6[R0D=gdz>Dp#u_)03QlD01pqU1]I/5>@U,O.da1lHlYI(Hvj[S5Dy2O[7DZSp#vWSGSv.gIjI2-3athNwgd!:",
-    "5DZ%m%n2U>H]@7.H=A]d0S7@40<A2f0lFv-0:lv&IpG2i3d05-4:SND12g_ziP_xjycq]I:rVi,1rG]9[0AQ$IHCg]0yVY=1+%]x4++Bt2AGU94+EkD4-1tD83WM)4E6OH1;-V=0S;*z2LY.%C/UXn",
-    "0_9s<9]^1D4,do!9]1M)3<$Y:jSvL:4GF:o4+i)3bsrr$p93EPH_.tkrU4HL!3G7D0R)W<3]kKai31Lbkfi](vg,_8(TySi!Xgg.gbN6^;qm,Ns]FtrH2<z3H2;.h&lwDi0]WXG6F2^L1v#q*FB_y2",
-    "jRP+VGcnl;9]];B1@[<x0S=QF4+wy%2oDU,@WX-1:z+Cds]E]Zn<]JoF$0jqMIQn%qXQH+03QlD01pqW1]I^A<C*Z,6b$RoR]wOWlmQep&.76%qyrxvF#sO]GyoJes[s!Ru;7/2mH@g_lMoH(CI]og",
-    "84jfb2#foY0S7^2rUL@W1>OoHkO2-+0_Iml0uKtw1]JVL03QT400gar2MdwmatN_iMH4v71P/zv1]J.V03QN302Dc=0S=kw1@[[[1eg#ETMVWH4+OCP83WS+2(tef21N-]AP4ElMFG42Cl3Os0_9s<",
-    "9]^1D4,d@-9]Si56*m9_:/>8>f(RoyGN/O&2F;Z#9j+i8Gyno.1.9=(4+>o(6FHUv4+YBQHV*<l0]<p1k=u)T43Gl<xCR5Jq#>QG0_IpQ0uKtf1]JVM03J600y>n@1>zE11fCHJ,3Jc>xCS2@G:@)y",
-    "0y6*.HvkU>xCS#gFf1+)1CRp.oFESil7t!q(9SX*Gq;r[y37U&rk0KYF9I.%r_;Ir%1IvzIj92.54Z*&1ULW[H_.>p03$gphcpAI0^lqc1]J.Y03QlAl<c!rI5MaM0tW@2+NJ:wTMpm^9x-av1iLH.",
-    "#fBOOMGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]:<ATu*CGm,)Xf%*my2G9l%9l-.U12viw6g8=:4+>u*0:K_#w&e[CTMnoL9x[jx1fDDi>J]q/MGDf14+8ZS0Eq$&.d8T8=$7y1gaQn_",
-    "0t1l/1ojdS0h!ha2PrQFEi$6G0Teg/$U7S_v6ll64AeOW)-I[tiVO>H=pXJu$0PwI4zJ,G0Pq.K>SOUf!WaY6)l3T2IS8>[P6_eyQ@I:WF!387G&$BeBr@M8DGP4[xj6$S4*TtD1KI,v@W*^30R/V#",
-    "9^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5HpRH2M*W;287,g4%s-hDIXg+**P3J01chuHXjB#**Px>GBesa3gQL=U/Ik]IS&Gz6$PK<0Url4y$c0=yfzOByTn!w)(Zq$0pvmt1=2)K6g8(d4-!8f",
-    "46F(S!Z-1wIv6zo2+pqv4EMuR1,:8!zJf&$3EVm<G%x<T@2hmlIu7O61>,mzMISUV+&UOF01ly/0v@%6uni+OEG@cNuni9r+&Tl$0S(+b4BnRr2hi3.8#UZI2Ero*w*emtIfMfr4mbcCF]8*7I3ENt",
-    "+&Ti70SJ)KMISUa+&UaK00L(eG=PO$3icBcH_.CgzB3D34-0)w1JMBn+&TwB44(rMHvk(p+&TrAAO+q69].&[11^FTGXM>q69PLA0=B+Xy<o_w+ocE(G_7BIHUI.tI0UHy4+>8r6FC461oQDW4-b7!",
-    "Co;mcry2)B4C;C<6EdO$0=B+dq5^qo/xGlMq5^=P!3G^zG5[X^GTb<[(z.X2nh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu5+vHVDw$rU47wIt7a$1->#q3abVm4:ABAG5@WQ4+7je",
-    "2&Dai0TVT/6CX4&+&UaK00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj&-bVAItM@up#vi[G5]jUH7qs&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaB>%]#zHHrzTN0yotT2G9Bd4+=aY6Ef/)4+Qt:IS&,v",
-    "Is;%G4cs_ml#K@nvEOeSINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%!!Egk$6c04qIvh6u0%sI7sR0iP!v+M67Y>rF5Dyj4uo;r/0S(+b2hx[a29p*8q5^)uItHL41h<eo3OS+!4,do!9]1J(3;BqE",
-    "+&Tc1J>*7EFElka+&UaL00L(OjSvqAok0hP.!/Oy5DZ%n1Bn9@HrzS_EDVVQ1L*,D1UcL_6*.TP4+=UW9^hGD9y9-_I^ZZfItaSMjR6xenh>s0G2A*I3pl464+<Au1Mn=ewdbY*3tJBp+&Tl%0S(+b",
-    "48ey82ja-h9]bwwIwUzZxB(vuIimv)53B]s1U2vs9]JYqItcs2jR6xiqyrx[HrzTd3OF:!8y=Zau;8bHEG@cNqyrBW+&Tl&0SDYV2SW=]10pvp,y9DF+&U#RFy#Ud3dsf=4:bTDH2;xT4+Y#h1lK+W",
-    "viwCKH8I:e9]Abw4hG)pjsXt^$>67hEG@cNrUMTe+&U-XF#rZd45%Ol:yd8*+&T@Z0]nv)9]^3B0^l>*1]I^A03QW5+&Tj52MC+,4Iec&+&UiuIl2f2+x1fq3eE,u<@4Too)8RM4+D>[7dG5F1^zMk",
-    "AO(c_Zw%Zz1,Kst&jJq$xCS2&HUJ(r00KJ;1Kc>YjM0..1ke-8H8I:e96103u]EW:0S=ke1>ihC4G#m50^mS9Iw&]X00u/2pCBVRGN/O#+&Tu^A>Tkv9]^3B0^l>l1]I^B03QK2+&ToS9tgHUKQ%Kr",
-    "HrzTN0yzK$x%y5I2b4hrvi$@EFAoE$0^mSAIw&]c00%@3sRIMi1[=ZoItAVz1;U0_3eg514:tfFHvj<V4+h-j0mV^XxzTGcCpj>QIt,OK4+<JP4+=b80KYZ=FAoE>uLlnr,a05bF#rce9]1bN69viy",
-    "4++!Z$N;NQ$kA#ARte+M8wAdjU/7QsbO3>]4+Em;1TRfCG=6YU1<5954*]xR2;VOZ91rFLrtAa,s<N9_7O3n56f=0JDGvjOmskTL9]JMT2Ok.YsO$t9GpyYp0ImlEU/Ih8z7+r+4-qn#0S>+hr*r>j",
-    "M+dS24,fF@1OdkZ4-Aq11O[3k1_%_P1P:eW0S>:rtVjoy0SoEi91msZtOySUva:S,sKp/-/mYuSI]Ht!9^fHL1PI3k4+E:lTL9!f4+i)T4+xkO4,Bo]d/NAM4/b;i1O.lHSPvnd0UrxD00V(s3a]qN",
-    ",pa!P4.GyL1TQo*G3.s&1.wgT1#<FzzL^K)3;&Apwgev&G5[Sn)5kjw*UVHdI5oe/1PZX9k=ut0dJBvJ4-kv]2QMQrHUJ+UH_..q00Kt]=x+2&1AylT9[<M!Ljr)4Q4a+70S=U%kO;0LHZl&Tv@z.w",
-    "k6Qvg4*^8@1iR/54+rz.jsXteuL2FEl;e[[S@P)N0S=Y%op&DyGcq3mF#1mjkOU3lodOFW9]];PO%8yjRSc>/8VRkKS@jop3g74l5-*>=%4rWD,[/P_1S:QE1FobO8#c7i2MB,z4!*k#4-Q!oTMsP7",
-    "v/Ri>4+eN22RhTW1PhatR]:DpOAi6%lQRb4/T-vDF><]j4+o:aOAi2+0t(ZaRSw4BIR:PlTOR@<.J$^fqJw@MHQY<HuI_a5Nw^d<2CTziD:E$KiVX#r)o_2gWDf>ifIJmAn^li)0ppiDFHbWu&jA%H",
-    "tMgVKEV>eNFCHy3t/5zQ0Cx&p0+06!4,VhYKMw,!$!7>;%LEIg2o6vQzqOMA9yI>5jSC8=-uQ$k,Ukl<ZVv;Z=a/n78aTHC4vPx_[O%183fcP;0=lYO5@6<:n@]30mc3mB%A8RTFzcgT2Hb<h0E<*:",
-    "4,Db_1<=HC0=/tHkGTmC48-K/HY_ae4aEU3G&VQ<3H#6o4)VlS472zc2iD$Q4+NanNeR=DISI589_U=ZzRdv(/hHg^oq,7jiUa>SED41[2gbVx3,gay38Vi47BurZ1soeSnjk23Vvk<3)8YpXu9R=K",
-    ")0S8Q5Dy93z6cAV5eRq:2(*qE1)cb2F9A3=nCAx$sPK3IQwFxtRu1]12LO*q4f&%C2)Dxo2ptC0h6)6bItrBHGXSDs2<nFeBMIIQ4zkb$1.3V79]Skovoiq&3aFnU1Kg+/4.Fye91rIKgT7A/kDvho",
-    "jTsK$:I4Dl7!H%kHVnli4&VU:/%yME6Ti3u1,J894#:3!4)NXu2Nwt21OWRs4zUOi4#D1b94mx^U.LXPCo(i94+6RHdIo_)LkswW2oDL;k!ud_:pKq#r^0TI2skpw9]!iBaSsaW3.s5[IxICe(v%nn",
-    "*ya@snfXW#*9il)RsxJv4$-&uGC3;IrFa5!4*-7M2C2+X4+Pxp%:e^N[SglXo2;<RiA<9b0SkqKU/IZA;P3Jct>BYS<D:iX.pu.[O#!N13$f%:4Zpz,9x^..3kaPCGdM9U$fsQo3)A2j3A=@a1:R-4",
-    "ABmI30V=:#(If;$p&JIky%!7Ifm-UZ,5;w+n7.7S#LqJiLBIT&0V>5#yW.%S&z4-e1-H8)x^+c=HY]]C69;:U37@QUH0!Ao1:p.:<xTcMhXM^G&oK=)!8@.)wHXfm3/bE,!j%CJ0sgZF37j1d47$k&",
-    "1*<AC3!()N0QJ0l7&W]W9Wl)x5-9N=1:<#B4+FZ%2<y8[3X!T84&gckh8+s%5(oDEpaBH@P!AV+FfBMWdmAkP4(:4<2Q_DZas@.6XbQ=+4:QUL1MOo4rPgc/$@/aRtpgo6(6$Bx;FtR:y9=EX*;]Es",
-    "1^!w/2n5sv8#JT<4.+FU9]ko57Bv7EH_.8yr5FMR9].>&2p:Q*052moH_-]I6%OJE2FUdoF9a(%-s>rGGynoV5-6b^7UBp4f#L^dOyURu)aVHh5%mT_IW#LY<&=i$n:,H:K:<qY7Y>ut2Mnew4+6BH",
-    "as#*r1n=ZKKsUGt6EfH91O(w547djvIRGp)H2<ShlO7y0xCb0L03QuC02MLgyle)x2oEH:2OkDA02Vd;88Ms;2At]30fYq)3Y@!iK[31sA0-#Z95;>3>[.3e<q@<<1ic3z2QmN@GLx;c4-P:i1L)8R",
-    "4=X^b9^+RY2M[slhYb%bzy^@.H_.ne01nNgas[2yHUgSu0H7@pK);qlF*uba4x-l>3a@5b9W^PM0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSKH_.kb00N6Y4+-JbFF@Xo03ReU030=p7X*&s",
-    "0R*j#6(0mL!UrD)FaQES1I!5z6<U)_;bjg:P[Icv6fyt+:XQNwE5io=K=@sLFbkE:lmQP0(9#MVHtjSH*DWqLGV3%0fG@hAn$.G[rCkE=zcvoNJqF$XJ1#Uh0027#rh!TVoVHyFt_Ck7lR5*rjsXt^",
-    "urDJvHPJf+<&N^L4:a/u2hgB8KMOf5G>NlMn/t@I4+N,%8wbyr0^Hr:8xI>,FAoCxV+5J>7Xypzdk%pl2*B@M4,E9777q)8kvtC:*VqOHkLC:z2lw$a88QGIGyo3/#3wHaI5V@K1P9>l4%XNP4b&12",
-    ">Yw_f%Gm,6h6*16HTc*D3F6QK47/zv4%V(11I-81n,v4<9SrC)1&rnz4dyZr0lDfR8gl:+*Z)p02sb&P1@5OcZw^xH2B,cm3:pJ(3R3^12!w!L4yiK&bsRFCG6Eg^tN[+]%XbqwHUcCXHXRB2.pvu$",
-    "k)i]%wuNH:E(p$M4bbEi9yaGQ0sUbMt=o.l0US2_5,.P)B<6k]Mjrt+/Q9[K04gv#-]c@%@DX[j5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;4[v!d^6c5(_[F=rn$2S343WBK_7A)Sc1q5:r",
-    "$ejrf3CK4e2[ix;zZnk(vo@_<5+4jX.u;PE5f32eHwe!b1cjJQA1W^0M+Cnd9^hT%M,8_>X9YYD563taF_,;z4+<L85CBmM=8yCDi*OP*9S*.rVFT(M10M[af*^R4vJMWe!U,EQ*iR110uGdG5-y05",
-    "384lB/CxiA3&<8X3+k371Cc!s4915W03HoB9^G3bhZ>$9*t]X%G;v:)7c]3<8w[nhTmiWx2R9F0ubCDDuj3kFUuAM_Z*qy/1#b-7W<RuqHR#0;4/GX(w6O&bD>Rd]@o$9uIfeob><M.4BVrG-35^8s",
-    "4-u6d4+)ya6Avv-2Br,UK_=6uG5ie/c(uk84:jll9$jA>AuWjx4-jbC6AvL<599/tk>@>Vr3DX#2$hlz2d<YZ0+M.QBmj_M4-%c(RSyt:o4f%%H8;o3xE3xrHtc[&4+=HPUK%v10Rxqi4L&n6Fy*jW",
-    "4*/5v4-0dacP]JyFxYx0GBN,T+K2%TwdYv^q0<2!91jDwcn+/s37D*2222N=Tn(h#EDsopuoVp4$pHoFdI-h:1);zwzfJ;V0u1$:2M(W%HwN(D1rG!M+gA!D022b/G6%CS4+zhLJPP3&4)I3>mpKmz",
-    "gM&N]1GvEj4+4yz69clRItSs%4GPtb3J%SK4,Xv2fJq4Hjtv]!lCA+HHaDIFD/[>ovsnX:R]LKS1Q!uAr-/MA2s6O769DKS2-8(-7&jdQWeVJ73&%MLO$r.mHZlSCVh)FmRRyEzM-k1OJO#+FAuj>g",
-    "F^cAA1*hf=4,3YQ2L+JP4i3W3rU5SrH#PH)P!6FF1gzx(7%+]p2-cUl0S.@zO$6uNMh=yn5)TQ;-RqiCZKl0h9_d/]sa@lOF*&RU4*@g+NeJj%4+O%9r2z@Cod*k^P6f)3IS&KRunY[Q7YLV)4G#F]",
-    "S>ZD#HV*:CsuK;dspwi7GXM>;r<d1Su(<ytkWUWbUIxH%4+*r9bRPmY01pL[v0(!6:J1MU;XLq1z3Ey7&@Jfk8w2:T7zN9LM+S-&4+4x*1f0AG4zm*vKhTT_4.YTG6%QbbodYjQI5N_44/UW<Ne:9o",
-    "j13O]0uKSa-20D*.Cg*m[hJI8pk<QpLk]VvN(8cN22_5fhzcAm:ya/7YYzy5>>6=IIRFGF4+8(m4Fs-/9tXtYAP*mu1uii$%<P8=q6,f>,:SF)4.fX=m-n#c0j:ov12Hl2vkMOeumuJ4oQnYlD,G<C",
-    "ED]lA(-g2GnFR#5TN*Zf9yI>8;^9uADh_#o1s=Um02;-]BQq;z4j*tbodqA$0W.&_0yh932sr/(iMtO5D,N9n0[<6B9^hR41qFhuQ4E:93J(aM1p$5rDh_#q1s=Ol01T+Na01sz0=[FG4[)CaAJPFe",
-    "04>2!,_%K%HsS*h1L)cb4+y&j1G/L$1^p>$4&=<xfQ2Lip08a4linUL5imLT3KcN)oj(en0UkF13$OTB1^hH*o&g=&HQNOZv-8=_EV_:Za5UQmAJYLg03QH3024C+9]1K0F9.U+00Z$M1^qN,y#x!^",
-    "1p//H0*PHO5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpnf^si%ESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@Kakt7Bz4+gyi3fl!CI5z+iHUJ+IGXN7a02(#@9]$/B3!VWV1vvm8EjQZ*",
-    "9yFEx3j=W:A8.C;1s_D<H_/m*F#sbtHvk>3H;[*02.aOHll4UgEDr[_1Pj[*0<vv-1GWnv5-Xt:)z_*0F@oes35y&Ho&gUAuM!>FINJpsH=+.w1DFvXa5vipAJYLj03J60BR4bv4+FLX4+*Cn5-;J*",
-    "BnB)5mtYIE<:&k9=9;vMFgMo(1z8T^yax+P4+>c!9]1Vz<LCGmm0Jk7X9JhR0u7-h1dW9;4+Y+rTOR-502ed:4+ZqHY6gRqNDP-z76[,-4+h8MNG^98G083-3=.f7E-Tff0SVbk4wKOp2ao]D5Hg>W",
-    "V*^%k4+eb;0Jx;L4&2#M3(]vI3Z0%G0IEX]ID<4K0<pAPCr%F71Q#=@8aT723lTN]4+r>i3/agS#tbetFaQA2X9XY+1cCoT4+2mR7UYCm4Uzv64+Q.B2rmFIGfoKIG!Ed&S@T%LwsbF&0WvhzOb6[]",
-    "0k0nqiUE+ebT3LWHq,(SL,<A;FN*-zC6%=xFP[N2IMo6>bU7:_nznQ/N,[aV0uMu+rV9kV0xxYfHNOHcn*lR0[R9QxrUnhh.zx;d<U06Up8+z]0ueI+4*//i7aw*o)&d@%0W.&vgwJyyKQZ*hTMr.:",
-    "0w0nAH2<C==cF7!HZl8>4Id3Q/%fe>HPe]^1,RvD4+!X>2pli_4,wOuTQ3MOGypGHFf-%H>qTKp64;O[6w[eo9^g]8xO5LR)0tZbv5#I42%rNTHvkUPnOhE=10M,C03QrC01r9SnOg#r(OVA=*#Qp^",
-    ")0tZz4/tk8Uk=0XnOhYrzkn1U2sxkw4,LBH3;BhDpaUNXH_/3IH_/33H_/pII4^SRjmr!UhlUXXjO1Gn64;O*&Cd)5Sq^!F0^m0x%M1:XNe:0RnOhh#00*E04/3KwTPHX*Qw[%x5f3rm&szbm<of&h",
-    "r5Fu_=a/,:rfdl8R1XrD*fb9U*N1Qe#!wFroGA[K0S-szBRP^,18<q5.@f41,Wd,C.Fgh3f:sX(,pUpP%fJ^[f.g+tD,Q.8vsw.;i%bUj#1-hB;kNJSpFRtr%LEiN(9^LZ2skq>m*5,:-k*F<rnW%@",
-    ".E_E#y9EQ>z!L>lVh*-*0Rr6#0*WXSGM6M7HDm*i-y(gp4ymmH1([.H3tS:JIRFl#(,8yY(F>i,oeLiTGU_>@0[dbN/*Sfg>XH01wL&H>EXBzX3zCNq1:C$.29v889]Sf0tHl8oHzF/HHvkIInjRkm",
-    "G(.HrH!wvUGWD7Z9[<JM[R#jT12F:hiwp+k0Sn-tLIa7h8XpBY:-*3mH95!TFdR0KfI1BErW*=Hu1gOFj$sc3p9CKRGI$;MId%/dcm]5cw*eM290RBh28Rz11JlzE5iRDqP!7of3-#F]4%LVp1-3jH",
-    "1+dm13-UD,1oo_D1G>E)vNR71&W1b/kOvO_QxZ1,4cwd+7BTY)3)EW%.8^+zYYfEnF97p84fF[g05AYAB[Dex1d6jB5j6k+j0Xm%0UsAShyoKW[r3(YH1Y@qhP56Eo1+O2B3cgs/$#7-!mu]4#pnkQ",
-    "0J-YR<39&lIr0e$Qx6342>FM601,I/7B:JN12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGnSDH9]bq=2<Agi4$KDwwc@j5%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4Z3Y6&5l8",
-    "8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2d^yd3WMDY4.UsD4#<@ts]X3Z5f36,9zdJ/rU49yohJmlws#&fkp%.$*$=Hw$Oj8k4+OgrF90wz00oi3OcprF2Ok4C02Vm>9]Ji67B&DM12>N&XBaZm",
-    "pbG&U4eEvq2GqBD0zC.,t>BOd5d+]>A^.9qHOdDqGc=DXuLmE_0W,W21:Nw$0Sd.c8wbX+!T^Enyb%DGqX,W,yb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjloF*X1P-1Lfc<Cg$#",
-    "f]m_l:Xr@&r_w^!I*0,e<d+X>HDd]-4G$n%4+6Ro95KL)9^>d@>y,:bHM.cmFf[,UR1WhA0P$fD1M:+2uL%^8=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=",
-    "005YSM,I&g0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZN_5w95R6g4-H//JTW-m046Xw00,p^4.*hAA_81r5,.Q5G5[]iIXZ=]3^XfAnnViuvK0:;S@Pxh5gRc81pd!09ypT)1mgM;4$KD(Qx5_o2QLCR",
-    "IRFE>s2T:U2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#04y[$01T9rdN(vX3g!U]%m)Le(H-*5/O@^=F)>apFV+DuIRFtd01eiW91^9=77q!(5de[;G!Hkw5ibQbHvkti03Rzj01i.M>aYcD,0l;%",
-    "(FP9]zYzfWV,4[M9]1A]A0-sW08a.ek[/86pIZ+ghyn_>0@J)Z4V1.S4.K3(1HTa)F#r/Xp=FF_1u;%7J_25l01Q+Q1oH>W12O-+GXNGb01pJw2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!",
-    ",_$Q25e3bz79RyU;kqnHGC4WF5d,i17Y>uE3Lhab&j&9CHZcGPjSdei$SMv]4D!(x6g18U969@@TMrk#5ga(UG&V6gH2;;X5f3BG2LZKK1/ph(4aSS70S>RA0u9Rt1c@@33A+&wAXyIryAc_Q01@3)",
-    "F9kR:04>K*01HzO1iKM012-7Q5i]f6G5@+*rUw/;$Oj!W00#dN9]$./2PZN!!zvpy03I=[4)v*q0SD#*3&-lp*TWJY1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=*6a%p3AQu:z^+]xH<gup1vWSU7Bv7b",
-    "EHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:#zD5Vr[9Fm_m0J%IxDg_PGKjuI4+hu*6fL%;9^gGX0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70G-;C4-8!yF9bI-",
-    "z6Jx>$u]Vb(H-cv6%5x48#jU1A>Kd,9^b/g1o*lOFAg>1*b5H;pc5]xHaGwSx2P2c*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j4D-X&4*HG)4,1cwTOSxL#D!ohD:DEL$It@=x]]me",
-    "0>uGTgbfUt/Y0sQg,r.J(+UInq6iORnzI/Q-Iupmw*&:po+%IJ1DV@P2F/&S0S=O)0Rq:&6%Q,%/u8CQ(/QIh)*lC.-^#DBf&_wk1N7)j2It$w0Ua/R1,;TM6nP&8GROo3ijFY[dJhqq:I)AQcn/E5",
-    "1Rp:$02nd/4sstrIRFm^$OJDyGcj@s$OH_=49El$IRGC8H_/3NFaRF_GXMjRf.g^By.@Xfsum9<$OIn:GXNhzGXNMf01k2/Ksf*p3&-d7Kr^IP3CIKva]>4:1c2lV9]bmd9_C*s1Rn,801,F.494s;",
-    "1oRsLA@d9Y1Rn<A01q.mnl/t[2*;BuavwlB01peu1TR1^F:;.K$OH)ffeZ+kQy&sEWCoV8HU<y-6bQZ;1:Bei1S^5(Q2=yj3bz3Rljjf&Pzu71Q4CH6hItE21Em%YOdlRO00h199^Z0_9yT!m1c$B/",
-    "3[3[sn-I>)H#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0Rx4vF%JMtA0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7",
-    "IEVuuA304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0Ry$g6b^GQA0IXV6E^zh4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R,-RSPo1d",
-    "A2k3IHi!cbO&/dO03Qc6hyxNZ01@L/2Iz4F$+-2>2FJT!4+qD9849i=0s1Zv3x/Uh9&MY;bOXNx9W:Cf0uKhw(*X^6-MxKo1TCb7HV,bp%)0:(3m+IZ01nXK0]bZo10Mx8ArLeG4+lUW3OFAx3o]kR",
-    "6gB>@(E]&OwJ[$BIQX/x0S=]gf(siln8y+duA5N<uHQWm5[^ma0BR2cvi1rB<Sjr-2D1bLr.4K;;#d(]2s1Pf0nWBx2d&Rx95>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP",
-    "9X0;5mC.Pr0/TC-4+&2%1vD>!icAXij5Y>;bPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYi=dE+REH7XySF9_;HP0^lk7wqF9P3;CmkO&:Wl03SFw053T)G5[Y5HUJLp10M,6P9Fw1+65mU",
-    "I7^ZnGyoqrH_/p.IWhnY/8aMY/#:NyAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+",
-    "H!<8RID!T*C=9kt4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOT",
-    "f(9QsH_/p:I5bTUIf4csIXM6i3W=:MvXTM:x62O!%q9-Bj:Z8G2)ffY0Mf<a4*o6/4vgLy3xkbx4*V@31Tr2SH_.R#E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)E]K@z[EmS@Rg(+j$DD1P/;&t[M(1",
-    "4-]Qt0uG]wOddCh%oQClg^N0V0WrO=rvWbrF*xY-O)mj5Fs^hpMKg1CZHBl94.0)aHK;(95nF><Uk*MW1vCH-4&]:J0O),W2,=Y*vo,]#nGX)r(E]$2lMD,k+X<c^U/Ey&bSE+_.+2eC+^]1l[)hw$",
-    "iI<T%H]dcv1iS+Rv4a6CWH12>1jEGw3yA:&a]0C$rI@W.6$Q;RR[.3av#$=e6%jH38ZrP8GXM>*vG<WTH@6o+;WRo*:-eRanQ$#KE1,lJ067fo,_t4NnO6m=+8qh&vjPc<>KyJ$k,J+Bsh$Z7+zKBa",
-    "Xo]XH3l]:*GnbtM4+)C9TMO6%3Hk#LA=:IqssjoY5i$T8G5@<X01Nm72GQ7b4+DtalmQO@lfoGuH2jDI3AmMD3XKB:@sxA)sjFxUj[=fb95z!QJvEX83BBfE3*58=4,3c6J@Vx<ofHGln-j1dr4J7V",
-    "zm5hTHqfOxFETPX#Rmc94G$cTv:FEDm=^pQmjVE]1Op!wWZvv@4mt-*zYs1lGC400D/]19BQ=jp5i&3U2Kqq-*oImzHC/@G0SEoV5F9x>0X76ZJTxmbKN&Ls9]]@B9y7VYBN-M39].)80g:Zw3>uw%",
-    "03Ql701dU[YzwuFc;5+A1hxnQ#Lpi99s!308#5gkGyoel02np=8#e$LH_/0w/:rI^0UIs&!BPi<lmQK%-Y.UJ0^i#8Uj,Tgfe[X]2M.QKmR_OiGBp4X4VRk+4auk<2H22sDKIzq2m[p!4*CcV!hr(.",
-    "oS]SJ3=2O;0teBY5CPH3BOd<b;gk$bG=PhH7Bn^R2o5>RCN/-c9XOu]6gB@6Hb4WWCk&y.2MPGa1@bIGi/GexM/dor01Sif1]JGDM,nms9Wnp@,vkKE/#:Ev3P%E!0xL8)M*)=x3Cx^b4+usgIXFce",
-    "Gyp0$EaC(jIqe4mq!A%DIPC@-HXRr-04g=z02VX/4*m!kHXRQF;X>]VxB)&kG+miu6*R272<eOnv:E^Y/0XnvfCe81H_.Jc9_Lu!1@azPCN/-c8#I6hBRMv#0unaw0Sx[H0qRl)qTCe=38n,QG(s#f",
-    "HUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etLHvkUl1rjaW4I4M,1qT^&HRS_d8w^$G1se]po0J-_tpOe_-ROWw-Hv/+JP63rOb-U41s<>fn*]:rG&T.#$=@]]t5PjCE5,#M7B_O=%(OBM",
-    "@_x2rGd;[sD:D299_LnH9x%DBRv#8Ox&-t7zPU#XJ@aHbwgmx>[R$5wvIRdQFfui<1pt@^4-8ru4muwqGyo4DjSCYu03bIuJr4lP+Xn,k6b^ZB1O;*)5j8-!vKa!*1O&=w9S-dW5HtV-mpBXEA>VQU",
-    "I^Zs!5HkQAH;tWMH$VgUnF9]AKoK$k46>*mw-uxIU/EoD5jFn/A_iD61q&S(HUJJf6*vG6)deFpFdYvC*98f*0S&M/0Nft_w6Pls>_[!8)W[khFtdmO4,(9)UoR0dFwU!A2c&TUzy^NBhiMP)1e;K2",
-    "6fw;*0^o8w[^:MP>6QFKslQ7P4)XsP2uBU[W(4Fa0ZI/5(xEpG1n<BrHRPWe4-T0U7y$(j64^861Xl_8/LZC!ye](1vx5Wz![@YQ6PWHx4weEBOQyvd074IEk)Rn4j0y&kpcxP31B;m^2a%u]3egV=",
-    "lraOheGZtZ5DyE_I^WQK0+[sz4(SLJHoML;0Km<[0.[tj9]exn3.4tzK;t$k77qv>2Ac3+9cI(19zP8=G%V=o4++x&3h_bb1/9f(G5*p89]AQXF)/nZ)&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST0",
-    "0=i;Q1SSfB2>@i)%g]R0>P9$9k+75j4ulK_(Qp6,4+FzH4+8x)1kjEG4vY&2$&>XXjtd2eIR&2lZ!R<m9]ijt1NK@87zFS+4+WD21kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/",
-    "42A*++6E5@g8/_^4.Lg92ek(b$CwKlH/P6*Gyn(LIRZy5H(eeFk*>@s(HtBzmr4%Y2O:CKb[>ya00xNj9R[BS4kQyWCIN*A4d(wb4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,;0[qeBn-di4,km_384uu",
-    "3NST=0UkE11P+Cy2N5wP4TZr24,kt15-r-o!7vXBivbcjj0z6]Bo#60/3W6M4TX:q4,bn0C=0bW3LghC!WIXU>zMH%k7<.itXmGPuMh$D5+4:c)(Rg7G1UqPw5hoP4+gmh2kG^54j%$N4-$1619/Z3",
-    "*$NJO0VEG0fB>FS+X;>o03-6_g#iyX,3kCq4.g.Q133/g3Imxr3#bGS0pkb.f#6#Y1j+=.B[t*/0IGKbdLB0b2ciWQIIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P",
-    "04Opw051wMHj4orH]7cmqDc/e.>ah:H_.R#.v$7T%=n1@(;%Z=GXI4E1lOiN4le;V@3WBoFrHBbv>lUI)ue&^F9$0$!]MzM%GF-F4cL)S4+rCx77qot2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5k",
-    "GT,VpA0#qe0i*=G16:s^q5l*gBr[zDum%oY0;:kZ0$m:<Gynm^1r1#Tya<!!gKG_3;&u5&nYv64r3;/Xtse/a.pKjY1LZ-w2*=.zF!/,z0JM@&4.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#t",
-    "Aao)zGIb9Mw>*x_<K=;#VE",
+    "(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkB*)L9P(y,*C7j2#9>9]1ClBp5Ml2fa@R[df,w&#XcYuEQ^7@i%^B1_]+m4,T0n4+F%Y0R@oeejf!jy,*9Ly,>$fGhI_/0liQPfQSYL",
+    "EEqM(=8pVhy,+V(H8KDW$OH+!P!lrV-vX*tIXS&hF9kU[$OIn&Hvkwm01pJcP!9,H9]1W47&rh5y,*c1j=!H.0/,Z>05UK(02nv@4+GDj0Utm)03RPY06(1pGcYg!BQr3AISq;OA9gtaKb,+HFfsrm",
+    "Gcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SoB/hxPzBtk3.BxmUJr1:0w13NHiHEcH=dDMp^$%mcQ61ip8+s9*8&nb01lqNS]4[X056=aF),KyA_7)l4;ml_S]1/V03U8Kuw4%=,Wv^By,)&z",
+    "Ko1bUP#*(001pDPM+elP0S.<pSp&:y4+XLI1>C1w0aX];01LiQ0#gqO-[2ll4+)d/DF.W=1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSTnyrrk4+ZJIUIHTyRRN+@",
+    "2VxHatOFkjIRGCKIRFm/zEB9uYX/nuIShyKSp]r44+D^,9]AN>7%_742EI<a3BJxg2TTtG#[nM!GyoVg013WO2c(y/0S=PL0]Fxt0aX]=01pAaP%j8HFaR$HG%x<MWDf)70UrT302np=3%*bU-[hKR",
+    "G2a0gH_.eB!qHt0#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+O8G2Ln>O5WNT-GM$100+n$O2)<k%3h4726EpPr3k$F74IczIvxs91:(xjO#Mu!5zIX[S0iF-Bs)1k%rG*g([;Y:q",
+    "O9T^vHaJZZFh&EQuMQ4P5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90so37!L+b8!@X>HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd2oiWm.DP8&1-5-p(>.=l!b-]2uH,4qWBxb2Vu6fNSL",
+    "Aq_-3R1XD#h*k@w&KLx:wHXf%.H@[L5Dz/W&kqdp&o:RcwgnFn=3OLPJu(0Wrily:3zySF6F9ZQ0u0Rl6$hY,H6I2vrJzj<0yzhj(/@tck./-.)dLR%j-9j;fY%NOD-YYu1p]>XDg(2=3k&D[8w0rs",
+    "3!n%C7X+5iCl3Li2=%#s5,]V-mbVlRpa_xVH_.4-3Wf*,g!mi,.Fy432kZtLHUI)QD:gY!5-p)5H2<C:;+F;/03tOo02;+/07nIcl=72P<Ch3<P7*Ny8#4d[:H,lnP7eq12=%;11K0_5Fr=Fz(v/tw",
+    "2J#6DnAQsgkM]270ym^%1kL&e1]0[xx&.OJF-WDhkPQj81r3=yF9h]j8Xr9^iwPeOFpLQdtH(D9#k&OpArE4V2:@.z1(mi74+Z@Q2$HB11&[p*4+y!sLJNf4LJtMv$q53Z90z9!x(EcK)e@_E1PY0k",
+    "CkKz_7#cG45ibKcF#rhCut=UF=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwK>oz._22C3<024R+u:^pg3kLTP4+nw:8#Mq1@OXv$)(Zu]",
+    "ofr/WP8&7/1BeS9G1dzLtrHCN5eD$M1q73!3.ZavCkw7Z4X*zU0>/(m4;WKa9^YAC95KhWHwlrv1p*,tV9y8#ki;.=9]SSm5d>[L3W;,T1+3N#4+Xgq2F_F#4=-9ID/[(j2<=8>49S=c1l+tr2.,5&",
+    "0S=U>.@oX[(+LTthYkU;A>sy23XcjWG&cYZj;F*-,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.D:yL23JB=O9]tnR2OBs^1g*OT3r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP",
+    "2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tNYbJPyhd1-VPL0R,N*90a/N1@Ce[3$Uso1i0KFFFZ6b[0T1)GBW<#1vfPS6gTd%7!PCo2>iQ$e-)^n[0S_HHvj[O%Qg/L!wDogGx@V*Rs0DU",
+    "Gyn(oo:L5^t3w8$u0js1sB8^W2<TOv1se]s;VWK2[^BhB0S<h,F(WfHv4sa81UUBY0Semx6$1b49v(Err2>/-zf^(iz>1wusiXoA0[bBg!u0]!F)-uS7;#LJ2GYwz4+EjmHV+AfBQFIwGB6(kGyonl",
+    "[4E0XzXk:(3%^2H0*_el4+xjAN)E(<Z_^qa77f1i0s<KI1@iIZoJ$vT7dbO5HS7W(87/Ap3YHiEpCJarg&7+%oEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1&>.H,dN0y+[l03QM_00iXi3/aZ27B^G)",
+    "4muJu03QN501@L/9W;+4i>Zlg0x&ufIRFlY0tdFu1q8nW4&NUDmr4%-IubSj1iu0f%$5WLo3kJf0+XOi4u$-!4.(PFOAia;rVb3TAtW&<#/%wy8V2fza10s-.DCu-8UoD&1dT5b2lb#!0j_lK&anjv",
+    "O95mJV+6K]R16pfx0wzM8VT_8MIJ4c0S<8vG79L72M*bxOAYVqegc*d4)OvB,n1MK3EI5_F9R]+x$IE@iC+Zju@&+:(FzX%!HX[h-+P-GCNzx+3FR0Cq<i2])Y453.*En*qyY_2fD!]+p;wb#q/IY)",
+    "91pSq<@Y=./:rc5<r7*zn5J0]0<K;/2+0u(&fdQP1d6Z^37zLc4,om#1q,w19uCMC95/@Y2,.[g88#RnS2zF.2(u:!q&f.n1>ccaz@@m3tO*Yd[>b)M%mV>-2L^JHSRVs5$L^=3F_98)4+H+!paBY#",
+    ">+tjj*((kAyG0W,<&g]PIQs>/0,pf]<A7*O1,R[S2B<129]Jf0fCB@>y$BBn&5wHkAp@obH4hc(kP8H%/^8K=jsX%g03QM_-*t=#--UH:!Kw^dmSqEiWe*Ct*+dTmzT,v,%,fX#E-KM92%x,*0SO)j",
+    "!T^Ept%3s-GsfEn4,4aj3KTZ+!w3uW0WShLG@IOf3j7QV>0]moN&:7L4.qRi5G>ChNDJ)[4xP6S4,EN^5)M,Vs]f[,k>!nR4y(Fr0TltL.=&G]jmZNIm,.5piqBR!H#Rtg2nzA^q5%Z73IoFm2Fc(T",
+    "3&k7[AmR5[1#:JjFx_xV0#gKX3!VrDx9;a6==:Ck3)uV&7c]Zj2,5IW2XqPfm/6xh,%$jZ.OUA_xyLO5mjNF&WaG<j0S/4=14]AV126_40S$)4Bn79]eg&Nh3$(ls6F0pI1dzuC2/t_F2cxBb1A>t[",
+    "F<OUf3p8L9HuE3]U.&vX0Q=P,-[pv^1Bo:RDIWwk[tE@ZD+.tdFAXy^#l8-:;2_s0&:-/HlTafyGH(gvz6S/y0Snyd5eJ(A0kugUGmi!ZP!ART-^Ik;G3x_n1H0S_EHyBf2NN/n6%P<a2QLOPG<Az,",
+    "H2;&%x&j2FI1dDclL,dJ$Z[Mpv)(^;F*ZX3<,8m[HZz]G7&ZVMH2<Pa,T<B/iK1v9N,:<XKNT^GHlPOyhl5QHkM:3[05Lbh0vR<d2OKrGCm1&$95etGGyo0fn;eHg&KwE&F%Jgv,bN^jFvCR,lBEwH",
+    "206S14-r#5A3QVnwnh(8isTFdmWC,0h5=WV4YrgE4.q^W91FVX5*RJA4i4zXlmR0*EZ>tV#0m!P;FJ77[ef).n$/1Q7Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANU_+ZHb>G&t4_95lkCY7-rEAq8=]",
+    "@3C]U1nBh!3BjgA4xi!%3BIda2Y3kn2p%,3(GesvIkd(D4+e:*XCF&4y$UZCGC2SWy]8Hq;zmwCp#lz<6bi>%91g_lGblGS9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D03Urh",
+    "00r]24,29S4xlO^F)WDi4gjwi2bu#6i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-k..teFNq2pHvkzl#t9z)F_k%EoQyyO#1st0fkG8Bv<8RO3J(I&l<Ay/r_;kV$>NxQhNBe=2lu3D",
+    "4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+[OZl:r]NG:Hli2i:PI3xOIGH1h)lq6!Vz1rIxg>6iS6<]FP&pMMX3tC9f=9HI&(GC2SS#k6Y,o)ii8A>/s^PzlKh",
+    "5Hge[4+Oa%2tgY%t0e/!5(SyV2o01T4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;=0;2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O46CmQ1EM4a<Ub5YfTjcv;j0RCi.^/BIIJEF9^2XWX&gAm",
+    "2;Wp+6Et29:X!inIv)%(#]bYQH8Ri:FK#tA052dlF]G+8wgEW+7dHSHHlhU%-O0-Q$F:Ipru,HS!nRixGTq<q4DJXYFF61lInT*x6D+s]19J]q1>X,uLliaA1@O[A1Va/u!VeDe2nwaM0^kTKQ3S2c",
+    "LICGU4+ZiFA4<dx2p.+Xpe>p1xCI4^&>V<^-C:5$Ck_>:4cY89Cpk4A4$CYG(%fkqGxG/]I5hwhGhPmit=ow^5)TaX2p/0Z/O!O-Hs1bE4.XUi4,dBip%NA_00[PO4)_T<0)Z6=<dyUchBgJJ;//jy",
+    "B@+:FHUKL&H1Y<p>zn[>a^KTs1ibu11mO@3wIv1nn;(ozwh0dM2pBby0v@Z0<(2;(03J601O65dOY#UW7C1Ek8#MqDFrfhi.q,.CB<T<n4Vk1fIWsUagc2Mu00SQaXAI:LBR4q!6Ea:O1u=mn9^PJG",
+    "9_(FT4[*HpPahyR<(2&N0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl:3)Mo=,Ap_-[t>A_xj06Pa5e%LrBr@Cn1>a+14)O:AyAcP40S<vA6f#C0H1Y<o<(B,1<(3RmH:WNbH[/lr.e;G->8tzz",
+    "0vR_+2pl&6894wPHvkwp030&>6Egq/UJnJ=,47oPH:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab00@j*3f]vi2b#e!F9tU-fQ4^g-D$pF1fUuTg$4>w.Ua)P%=443x%3VX1+shv@0>jt.pbTrI0ur76AuU4",
+    "oe_4::NXDpf+@-dIg@):4+Ag&,3AV,!x97N=9^)zY6mP2I.3PJ23QXa]Ew;vDG9=^1B7,DV![U:1_dQ;GXM]e1KXPt2mZSh4c(g(3G)pP1)A]u9]kx4mjn+3#9a#MWCQ&s4uJY:1Bay#2.)Rn4+o84",
+    "1MSKg2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]Qlg2axqLKjvh3/yP43W$V1iJ7q3mE>x9x<pS!kr^v*.k:[p#cbm0Smf@1rs-,NeDF$De.6744d+e0SlCR0V52iYzDj/0K]3+t<[iM/yeXs=8=g:",
+    "-%x@(0UA4ubRP:c0336k;kg<VHMMUA;1)wmHMVa6cn+SH6%M5u0<<k=xr@MLIlJs<8aI=eD,5sE3K25x1O_Cm7YdD-5Cr;sW)BvPZ4<!/-[*%2tQQzCuIZ!!35Dwx6Eu-AivbPzj0y&jtQP@V2jb![",
+    "2J4d+1G_2b4yEb;1eNVb3F9OQpN0Vezc3F7q_A9N$.#6mgdPRug.k]F2#6j5!X*Wsmli(]IWaq%oCFE$iGBeH4E7!Z@R5D/.bbgO1=6ZhcL$RJ88deU>W/PY3%&mY4yRiLng/H=EY!UQ2!$R12np+I",
+    "2!!th1)[GH00#x&xdjfX$@TSdjsXt>=ZOD9&EvuW4aVvP4,4nEC.USM3k!w@7cu]_qtOR11vNSDeh1>11PZTR2mS#H<P02MIX3Tp1sVj,+XXKJIWvO0VhQ;E9WwUq69d*R1nhJV1Gnop3hQ(a8^K>8",
+    "IN*Q*1cOo!HSqxt39xbphwV5Hr3eSx#zPFkTnU:.4W@Hv4++MTeh(3^yf6XE1P7Y^4=yG7Zw[#.Kx1KZbO3)4VL384He>Vpr4kP,R1SsV3J*tIA1pBd4<Q-Y3J)HN0T0yyo#6<(GOhv,+y(gMoB.CR",
+    "n+6ZO2KMEg0S>7b1@iGQtP&3^Q4ciK5)WkctP&3*:kkhb&EX0UAYu/$3GC&Z0S>7N2<eVKtP&3>O$M9]4:(m1H0d7;cJHhb4.Mfn4:[4T1P)#gIMJ-H4qgxC1njI54-iEd4_7Wb.(vTpt>TkUrqEgn",
+    "BLR-J4-q-6jsYz:H2<wr#MxaA*&Z(dI54/,S^zGVHUJqjs[s!Q#MloxHa09Q4*-+;2iDOR3yPBp4+Q9rNCGn,1vj3d0RiSi4-rfJa4j^C00-7m4gn$$1jwgu4cq];!-we>!+IMqLj$Fp0S=U5F9]s]",
+    "&6NiZ+ba(RNeY=&$N:)z@mY2p3o_D[/1_s.oBR.3#<u)dgt34D1]JEPsR0Q0T;EYKHU[40Z40au1crPbH1h!ko@,n:.N*%$hXM^:.N*%;>l]25GEff#f_Ru@*5Q<@2:hx63!GaA@Mg99$O0BQ01pC_",
+    "uyqhQVFc-6MFrDj2#Ey)r4.X0o(vBV;T7&c$3YJRkOCYv@Kbg3pP4ZXY!580ZW/SI&k6>It3(>&fDQ.f1qHbS9y$O3Iuct$8Z<w&mjMp^zSL>1WdXEC4u,5m3EyK60-r&81,h0M4*/.v#Q>*LmVX[L",
+    "<dpUPixwXWIML%PFAFp[)A.Dt2ISNV4#&U>4,JdDAOq2^ZVwlXtaK4Ar]K9F2-Bi0IQ5oD3U37M>yivqIE/ai95dVO5e4tz3I,q!mjnmrv%LWi2kn4#2jTq%4*:lu6),:olZ09i1C@qY4yn:a0>y..",
+    "r,=O_vK$Am*=U7Z0Lh6%0y+fx1@dk_4%UWM1%Rg%1fzNn0=kP:pb@qrg*Oic=OIK$!MJb:k&PA(G6J=g7!Mb<y8-Zsg*P2Ax4Qxg=>)m8GBxVn0^lnU=N]4zlI#iw6bNw,0kq%/COJ6I2rmmUH2Uf*",
+    "4*_kK0SLg9NCh4X$ngmbngR:/he8SNzElA/0W^-rzn/jw12-F(#^fsU-^ijq3J&7]CO9]i2oC!r39!E@4,2o:4+G&M9yCJ,l*bGlINt6B0=)E1.T(!XmlF:olGcs=46REFsncQxz;(%5ivtoe00i=[",
+    "0OzA14-71!Mh=qf$>xbLr4$U(pJ<*8g9Z,=u&xUYr<%K3:be0R2[=XeaR!y<bq:@M0))#935yd3vB7,:!5t1YDL6Qyg%Jnu>Z1A)y%P(LwsZ@RUjj^J&5Lsd%Z_&f2RDQYEI2W@0R<D/0]Y(^-a3DA",
+    "0Ye3sQx3/k2w4pC%Ao,,05:<D4+qN4Lkb/NiFF2-k_a:b1t_Q+<pC#cHaWBK5Cgjf1=loi3eXlEIQa],]H2:w,gF8_2KdEv3)$EOF9tU:(z+chIV/$a#/s:jH8_d%H_.IAn:G&+@pQ/e)3*!.;DGu@",
+    "<%RE8IfKIj4(hoJ3Dgh@;uTOz#kvd]H=BiCHUI:w#S9LR=id9!CIQg<FA9)C1BI.t0L^LV4w72^9u2a.Y85TliU9+F5DK6kBQ,U$TMq-M=$G_L#sml2)l37m3JkmO7Y[DL7X=fmY6@v]6ftiO<eT,+",
+    "1RgiCd-vcX1(J:d9_UyS&Bg%*k!/Qf27nj^s_Q6bD:5;iwF(1>0RxXA2TBd2pKb)py8#5%Xb(NO-chP:G&c9u0^mkf#0wuuF=nz@D)6rb4fVZA4+DV*4+XK6mjNFbF!U@C1cL9U0U0p:15XRmnppzv",
+    "pKl745d+g94TAqR1%es]j,[Xh8Z.fsIX*TlH-Z8g#/BDw0:J;v0y*Um4#dh$95jFd4&vhx9]be=)lCep$(sQm2QcU:FAO.1Jr3:I9[[:84+W[lg8:f>r>Y,K3Qz[xj!Yi[Fi#7JtrG-7$xRHfrbGnz",
+    "0tU45S>-.YNe.cHOb,F2*iQ/bq%[u(mk9&I8wK6^OA7rX1*72+2=kLy/9C2^I5*M=2J5*2FAX=;>UtedFowMh4+NOk3-]sqH#7O[FfUv!H2<9xF$K)l0Uk7qrVk$lINC^N[sN+^I1J4NFAFv,gVqZQ",
+    "rv)Q1GJ*dA2/cHF4,Cf%44tcJ1l^40@3epB3lcd14+=x6e,72M6%#apngI>CjR7e&I-86r1ICjB37CjX2JbBe:^d;si8lu5w;qW#5eQ<piqi%MNDl]E#Et.1Odkd>rY]o8GBu+-4:>[+ObWnw0>K+j",
+    "3+V(3lfzL1w*;C%1CN_!7DFZ!GPS1#29pC0vW6ZEvEv#TGo=40;(q@=xZV%_u#=H0iS$PU!gmh:r-#<g60iNI0SNL31cv+wA2Be>UjZ5q!UWj*AP)/7ts4>H01o*D7c:A3th,wiH-Eh/GJzottK.d,",
+    "$+Qj!r0<X@MZlN_FCH:5vb9MM8-6WF4=f6n4!39zFVKmk0Sm(61Q[[-3<kG.;]%uLn@#&>u%J2)tSSVx:o*S(k:6Pez;2IJ)$tb#s3sFI&m-%>1P0#w6$,^,9]Jc44+Z(zJ@V,*9SgJ=1E2x^x,tru",
+    "s_7:NjTa9c;k)/3u8IK.0qX@AH_.d/-GkOs=C/uMjsYJjGyE;P1Jws3G&uSy2:T5W4Ed*I4%f+91.l+-0!.6x%m<ITb>BBM2MLZ11Ez#d2gacj4<8)=xB&[Y1P/lF4+yL5Hw&tUMFjB23I)/-0S<CT",
+    "0N[5Ajh+e(qALXYJQXy80t;sO4hNJQ2*oS[yl)Dk@3wfJ<HYm[wOI^P(*gsx:jVkt@BVc%4a=4.H$<yZ00qxF1M)ut#wrgJndk%p%%%bZg3&>@m-(ui2o)@XV,BqY06z@:P6dqc3LgYBjPOw*GBn8/",
+    "4WDEH3.#5xPYsl+NgFiq(hVatH/6+tn:,dZ00qq8P7J&O37!E2p!OCo0yQ+I&kYkY+%6q7%@gR=9S+b54*_1=X$Ii!Pz#-[A_i8$0:-J;215zrW)mx:0t29sPz^iA4g/aT9]SPP0s%q;T<AABbOXx,",
+    "8!)-B3*hcC2-1$b0S=O/b@dtos00ramO^,EG7kc*q7V$vLJtVhr3)7>+5rl:y9fl>lP3/c.M#s>F#rWg9yw]U)s#3728@2J1kdS74*5Vo4Kgt;#XuS[/c<]]f!+)c3-6*KqLvE.v5iO%2AzN&4,$yP",
+    "Xb0)a0S=n]Nejl*R^Tn*nw]j@Fz87I!qis>:xfbwIBE-t@cVn.Kmni@4:rWt0s<Of4:kYS0t/^5Q7JVtp#/r]uul&K[nr8y1(SlV0S;&IR^1c+QV#[#)K;D!Q4b#V(3/4T-<pz_3)#m;2-t2X4o;Z1",
+    "mr<S@#-aE!KrsLx9Wej=-^j2(0qJ4^&K(B2-uH.F$6p>JF#tbFF*7*V0uMu:<mCQ!01mRpUmtcc007k)51s+o0wOdq03Sa#;#fpmAU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_",
+    "2OpmSGyoDc01mi/5ifT$FxUbgp8+,i1K5xTA3rgcwpR^!!2%zV0XF_,3XB&H>Rs+YoBsw6FtVI!1G(!64+@1G3l9OT):i^d;iddZ#rXpdH2CJ50S2hkS@P$*rUL:a4O0&a>2!!a0#OeMfTjZv5AE#.",
+    "A2c)b/9:Wp,x;1S*#Qp><#dQW15ytS!2u60<aCHV3fC781&q/H0wWGn2d^0z4+N_%S04#B03Qc700v;Y0=b21H_-]69tI!]paTKBvMLW2*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB",
+    "03JC20LEJeUk;GG10M,E03QxG01pAI):jV[$flnG4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.tkzc#6XD-R0Sc!U0&x!or_U_6BM%F,BMhw8R]8QG3GCcgFAy[=,vJJ:&QlKs>0TpNFaQqtC.4184+Quq",
+    "6EMHYHx4%ev[4JMDGGs[Ck_7O3BmO;3X.[%1kmLQ4$LJ3/#:<=1KG474,$v^o&gUA>5lwB;kWt#xlRth0S=b^)K;laNhdg6G!Fx[wwVDA!odp*%gUPp4&l=S4;eRgFE^+b015gy891;l0]e5-Bo6>P",
+    ":Iek(ZZ8BkH]PTly$1<w)iw>X@P5er15pnj.jb1<1m*Y.9]SeEDI7Hb4CKq30S=O%<&pe+(itBhG;N!Eo&h&FwJ8%f>/X1!wJ9HWGyor-0XW;z1d<ve4z(#CcQgPWp8+>sBm]+41@j[ADIXv,056=a",
+    "I5PkxI5fcmFK[(A!U7+k0W=aJ6E*)L4YCR!cQ=nap8+,i5-p)2wJ9HWH2=Q40XR6/0t3AF1P;#8DIXy.!2%zV0XYB.42_Bc1_^8^1P/>fC/WB[-F]#lqT90p4+yj.95nzB4CCON0RmAE3A8954K)A[",
+    "IpN<&0RsNBR^T@]0S=)1-F]#gQV$KZC/WE/-F]#e*KY!G4+OL*0wWIqQx@b=9]1R<10M,C03Q%G03JC23a5*x0S6TZI1bCzR]Mbz9^>X$0Rz78Q3qTP2BiZJ2)QT+Ob,Lc0UrT002ng:A22k@vR4hv",
+    "+;xRom4O2fD9o^_2V<TA0S>UX;56._GUEXs7ct)f7&rhQ1_#k%4,UmB4:$DIrvU^!oLwIXHpwU,3=vLl4a;P615*zP%P1cZHUJ+1F=,S[0,)s:1I)@Y2:$0144V7@4+=G@0S=nX=fwO]z[gSn=aKu=",
+    "0tlT39]AR>ngJFtm#cUW3(/1O29oX.4n+h*0r/)<3yWU>.-7]nH0y8zy8-gfr+EhC&jJnZ;/%IIffo,0.L!SB6SLW44v>:CGyG*Q6k%;bwo(!_@Bx7Y*XB(Ihsh5fGV!!63F5*V4/clQFC-lL#Bmfd",
+    "!f>7<xS.:brKkoXI4s;h4,B,S6Auf4vW<@[AcpBp4aS8NEip5(0uH=/3LgY4z4j0fMwbF6GB=MVfTbA((h3g/wG0m!@2,Ij>yiL%g:VeY$uSQM$N_kN:-;_7$O0EM03I_^0m>A%0S=ZJ-[y)<uL2Jy",
+    "[>RZ+kOBtTp,2x^k=&bn051hGJD!&V4<.)Y5-A5EvyV+3GQ]WB1<Z9*4>c20CNVYuFHSZ$rU<)EGypFTGBp4M,/!T7TA2bDG5[Vk-07NFGRmC-A5b<>2<bFCE*^gz$=r(Sk@WJDm.Jay<(UjTH2;z5",
+    "Ob,OmARkLHstE<B,)]3Ek=&br03QZ5gSi9@NyP*Pji9_(45]q)3o]qT2c>Qu4>c820v!X.p*9_*G=z.KGd2Jp5HpAn1KEiWA6Pk/0w*_(m-xUFFy96b3Z.xH4=XKI4co3SFAy[>$pQkJ6(3nM$pRKK",
+    "04>E*051nLGpGqKOEfb81;9kJ4>WgDCpb8f0v@l2rwK1hG&BGM*zqL]iGd3&G&aQq4+op-3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lcvZqN8S(pMBFaRDj,3A[BHI;%)FHkixrU;y;(k34eHNPGMsNrP_",
+    "S(OJTH#W%v9[;^>9]tw22@<@EH2;-t=Tq)WS&-$.w+joc#t07$y;Gfm:;#h>:1PC_j9(80g0MI*3NkdNrU4Ex4+5Mk375Y(2+@0m2J8C@0Jh&54%8;Eg_*)&1)^0P47(<,sXq$V;*$I;sDJ;tpuung",
+    "y&ndK(H9AN1S1+V;C/5(,lqWpJ0Ar$hOPk*2Atv*2gK;)3e(F-1&8N24+o3HsR0iOfY%ldjrt7,jR6UQ10M%8[;ZOV3=Fh:fGiX.01nxw0S==[0WL8$008Vl1IaE3%fnI#w=t7o,1Dyi4%]=62r/iU",
+    "0S)^Wv-hUh)lU&Ht1S+w0SB+,OAiB+1qtw!Eegj247m5F0S=JfuviV(<S6c1Hm(8(vWtB$12i=.0SU0:0tuXf1PFiu0wn.2TMr2FvJnpr)73d22Q7q/P5]pS4,1LK83xd*c<FX70u;tz0Q<BnIGC0)",
+    "19^g+0iUS:6)m:F0S=GG&k!Hi12v(k0TML-7c:A54v@EW05bp.H2SMG4,1!_6AuXD!)p%&(3Z&o2+0i(8]JA25,]WD4l&[k8ad;.0l-Aelj9c,&I%PU>1G34131nKCpS3&4V#)70UQLqpKl1+0uKnt",
+    "/<kGi4,AFkUM;#+/m!O;)TjX-vH:uxssSA[0249*2iXG-0QNowo8mAG+m)pO35)=>:*7ZY>r@h,j^QxhtwRFy1P/g+uEGHg,R^Ymr85KvCp!vT9]AgZ9[<Ror2@992-iJSC=0!y4+HB*4UU*90R1Bj",
+    "/bkDDQ#Uv^3Oo,3Qy%_@02(#@7cl;]o8(as15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+<glQ4UiYFaQ<c02nj;4+EbA9[<A^8#n+JH2;v;LkBz$15+L]01TYwqX7o>0SB)^4,2)]Q4UiX",
+    "HvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK401M2I6$Vo%FgXAZ1D=vg0W_pG3yqiq1ycveN)HLJ)u#atQw!DF6&E-C7&ibP12X=*0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtVH2=OGH#)67",
+    "29:cO3;3Fa9S*>&4i+&T9W($IGXNbj024L$Gyy3M9v3$N9WekFIRG9p=]lumF&,T=02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>VnMVyB7BT/0i_.Or106L07B_P4[:V5D#!Us;+C:ip;c]sN1irOX",
+    "4+HtbcN8%I8Zq.orU3-Z353%E4xQ:02c)S19x;FT1@-fg9]R!^1(Kiw1)ZoF0Lu=$8QZ)D88f;-GY1t2xCspHx*Y+>0^Ak;69ds15BLES4(YrB9yaQ[0SdiI4^a:aA@b)Lq8$&-0=Xt:4&0(0FG<2x",
+    ";YsdF@U4*ZG;:BxFBdd2t>2SLFa+$cJ@0Wk4.eogEi=U&0-!7:4.gi]0ueO-ABh1p030,q1s>p004>E$gq0l+B8_+dF_=],4ABS-#Q@4:F_y+*3fnpZ)x[bQ2J8wiCpI=^1qQ[tF%L1m1up;NF#s.h",
+    "H!/VPv9DYo[[b+*1rE/h9xp:UH<*cOH_/prH#xrr9]k%73Lh#t00Z2R3Lh_yzXcBijO!gABRTyF1JRisAO8V1zXdKaF><q*A4D.#3M;<)$N:Q9!z:RY!v!A*G4B-0DKUf#2mSHI0S>>91t_EyhYJS(",
+    "6AvPY3kHn7kpUlo0y4@5Ei*O%FGMpp030:]0NVT/A0#!*1uq6PF#s.rG%=4LiuO+*GC9lzF9I]+01qOP76!2V6)%7SGC0fy9yXT;4<H(1EHW>20T4Iqr57J0GtC7b2R4^tA1gKhBQ,YqeGf9t1s;,9",
+    "nF]jip%w.L@B)!,0yND99ypl@4<IRG9[<7s8xS]qye1zcG0z1b2RWPz4/Jq[2c@a3A2Kn]1s;,BoC=-mu<(gB*d,tC0XXs,4v7T.paKsDi3I==3cd:l@f48qGS0:^3E-_&4Z[U@I5#-kG&nKu8xCF@",
+    "G=+&!ULPto)g^bE]D*vAGWrTH1Trz&y)PdiFslUz%+rkl4^b#t3OzD2G:HW,D:F6v3J&Wl9^6/8J_A=mm.0qoA1XMQ1q1794:R8tF9R](jxjGIG&7h51JSY+4^k*T6)rM0tkNtmi_%(@=(#LHGBz=E",
+    "1urKyGXMwZ*-<^Y-0i7>Hvj>a:jV!YxiJzoodFMl0=kZQI5Ge)jR80>]0=#CGB^Y7A162f2%P2wA2Kn;1s;,BkqaLrIRGL!F@WSqfC9!bJ_J:k==@0hj[!J@EH4H#F>a50C=Int2iW>Q0S>]HF&>jo",
+    ";yM[yA2E_*1g@<E<va09fC9;^Ei*CzFOUH.Glwi62Q#P=A1gBe6f;;xA2Kt[1up>LG5@,Gs1=d90]30[0^p<#%mp4bmkTeE0W_-:EH4K$Hkk>>D:eWF=QBE6CpGmO2_H0KnF]jgtri2ru;GUB0^p<#",
+    "%:=DfnF^wI0XQ:.EH4K$IGhU_D:wi#I5sRsA2K!11q!nk2H#H)B%BKqIFZl;AGrcFhb%t<G%z:,KN_bKIRFm:>HYQ;zyl5Qfm-Rkm>,[itB3*!@/vP)G:=0b4,K)10uF+M0^lk(1[yStAp>Vf1RD.u",
+    "mA456ldVS&4E>889[<4>@z[9O%W4oZlJyP@J/CE%A5byk:Ps(,0V=/*kOB]J0gkX*AB+Jp@2r7ok)K@.z5&6O0uRRlil1H&i_-!q53K/>.z63*0XE.Q561za,DwYu0r:(CtpSs(UmuMDIg1e/#sM&l",
+    "5f6;5h7/DIu,$0_=X5hh)y5hJ>L;:Wg&7W;%Nzx*h%XNPxCsQp-tLN29[<QIAF9uC4(GE86gQO>46(ui2#6UAp1n#gGBU:J0uLCWy,E^@*vSVE45po;0S:@.2eqJ*0S=Sbh!g@Q4-q%tR4Xwzy!jLl",
+    "0Fm4h2+R1D0Sdvb0]dm;NDkF;5H%DJN1VJ84/^Wc77xV(-@uWV9puqi2*:1C4+5aP5(6S112L0+4,3n>0^e0<i:M4A1_AK$1OdVd4vf$O6fK$00uKPC!_qWov7HnT1*VET3C#%)F0ay92)POm5SQOG",
+    "6F2pk1@iU8zyk(a9]btOumcYg.pB:jiNTct8!=bKF)w8]Fz37yF9J6:jS2-_(pV4W1Dk[v4+yu;SO:/i3#FbG4-AZ)JPXMX41lr(4.o4(1[wqL1@i6_sCX4Eke:k$C4j+]0R<KMNDma&0Us+d00e^$",
+    "PY(*!0TMR/3CY$31D;$s4.7fxl:r^0G2#1n9]1K07c@&(2A@Z(0gmbpe,LFgHDhIBIP21N4:n&8v$6vZQfD7GF#r!n$+80vDU]=a)dAG90^nm90uRLniqv%ttC]51E2ahyy9UG9I^ap/2M,P9+I0=*",
+    "Tn]5;6Axs8+jS2uq7V,oma>v7ENu>038AwC4.+_s4+*Q/bq>aK2Gb1:Ltqa,;H_>$)!TIsKZXMyU1/XHEx!&A8S&e74/QO7.OKiQbq=)41rPKGjoft&@LhEL1Gxwf352u*4lWNKkF*0X5i_K5f(]V-",
+    "GPp8705v%<-QSOH2[Ym02QLLOG@9f[3*DKZ0S=yA4+=K(NIwNIF)TO>0irnvkknWV!ozt7kwp%^5kCzwEL&#*l7t^(QyMd[-Rgs%03ZXHbq$,p6$R$dS>AZZ3ctYt37wi]4!uSLIS&HaJP#7b0U9/@",
+    "qXPu.+ZhSl*,-MzgWv/o0yo6h1Ow0k9yYG:0S@0jl(PW>:ZM^<p#crZ9s$PfIt^$J4-Z%HSPo$h,@oKY58MI]4*Gx.4,K)=4i5s/10N4I01py&4zJz-4,Z)ih2;PyR1XEo@T@9f4tpOEG0g%E@;3QF",
+    "x@S[62oEEs0^Sr%PX>.w4hV.jqX7:jTsb!_UBS%(2,<yg1eC5K4%Pt*h6fIr!wC,)[RAHhG@gM$4)qBi5jX%J1_P;(8$TR1EH[X;11^9NGKaMT4#)%m2p.4A/(Gb0Bp(>u:a+tcF*g7S+C&cn=6mu:",
+    "2k5]34+<W:0^Ha)69vrg2oDIt$fE%Xy<I3x4,B,k0]UL$PY*oo;ga_[wyXgU2I/kvF9k6+03RJIrN0Ib0N:-.0=Yb74:h#Z1ut(iU(WYAA0RU1;gbxHINKc$JFU^o1<i(A9>[W0FBU5<o[t9wsUr=w",
+    "&gumLO%D_D2oG/k=f;bO<^ve2f1m=(1^y*]2Q[ba1s;@7padTYGXM>re/iC$JEiIc38h-fH!])BA8t1Q4<$rJ1@mJi2p.PG*6IZx1_beA9^zSF2JGNWFA6g])anHf8SDrjZaDxS+W]KK9]t+D:IEML",
+    "G<t]<5j6k;q4Z5J3N$-b:IDx):.AxkF@bY)AKL*q;FcUiF)@li1rG&^>YMyfx4#Ak@MXRn3N.>2:IDxO;g$<mG5r,E+W]T62rmaQGq:sm9]ks^1RohUiS,8nh/Df@3bpD54<U3=4[)W6Iv;BtF!2Z-",
+    "H2;#J1TO]HH>rqg892f92OkDGgzp6sIcg6Y%NieVFrx$;(g88<2oA-h0tkg^2c*1I1;2An4+!p,Qx61_mQxQAp=%:e3+E*iFaQk8LJt.-pREA>w1)!=2IwUZ4Yef.zqVrv.0^Vo3h(j>898MbF>;A*",
+    "+M[X<4uF_iC=9nu4.=Tt2QOGOHvkU21Q[^b%nB4VxBDR.1_@J311]+NIES,14rwPcGyo3,vWy@Q1W=wj%(klmBQZBm9]Shd;E)VFHctq[D.1+h&FumoKr[d!A2a]joB/gC[Y43:I0Un)3LQ13-[qRc",
+    "HUKYFHZkG;4;_9RS>7[I9yjCd0v_rc-[qS50W$y+GyoqzIqvNOA0Ro*0w0>KGyn_y(FYHAuIdLrssS,JHJJrJd=Rj4yXprH-sPJ40XG0YeK-&7$m$0U-[p#/qYw[9@Sw_5cGc.!Kb!$EH!#cs4,4cM",
+    "9]bngjtw6TH2<DOsLZPY4#wsO4+i(yUjic!524co4%z1d9]./A9^PDE4:hRFs[sYI8V;iM0S=.X%&P$(5G]VN0uL=z%&P$kq8ASZgr=GvBMegy3#iPi0Ry,h4+);H4>c>qs[t.qGdKV*B[Mhx9^hE,",
+    "#]sZMsLZPYGBY;daSsUdlWQC^01Nw^p8*d8snSm$2[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D61Idp3!no7!vP,%GN1z/12T#u244:WpaUNXGXNh4GXMr+9]^60",
+    "z5)*kt%Mm53E5NwKpir=yQ%:Q+t;cp$eWk^1Fp3i4,C@#2n0U^dj;$udmjKdyN3h:/_5pDIKNZ@KOYG/@<5.E5-6cE2[b>,Ig3-V@]wvE1TczJ8aV(SGPhF&y15V!9@92G,=vaT3e-0COfoRlQv@)8",
+    "9]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,wLcp8*TjQv%E>4+)6g8VLH;a1RjHQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^JmAEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uHAKn5r,BTaP",
+    "0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0_a:nQwZ:+0^lq=Qx5[Z@$P[GpS!C84*-XW8VKpoQ4WkI0uT/exzJJ[1_Bp=4,CI09]ShwQy&X704g#t02ea/9yb6F5$CC&",
+    "0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0>wpu4,vhop8*d9-ZqL,Q4bxRsh.G@<3-dm12#C^Qx5FT0^koxRSw^(FF!Rl052dlHu69psR1$JQzJJrjz0_9Ne>4aP#:xRHvlL%G])Z[yFU+f,L+c^",
+    "ssZBy6E/xh4;oD@2M-040w1XXHsMnxH#f@zFK[(A%:oaq0sl^0@Hd1CGLY=EA9pkR2M;+N[!k,0Fx6TP,U.(RqRayyssS.M0unL+A3rwU3Li_2;#/<bf8kRP5V5JB0S=/6Qx7w*sh.G[mh_792*OYe",
+    "[_Qkxuc<B>F9]U/!cZR#HUJMcuc<B>1,2Rw7TEz8G))f%-!>U^>=/2MGq0(i0SAMh1s<19paTq]O%DvOsh.G<xfu<#paTyM#fdZzI.Kjp0WSnIG_eI[4UbU]6]JeC0S=N7.!cW:#:fK*uEskL1E2!^",
+    "BM%$K$O8gV4+,4h2On58#:fK$@R7j$1K9x&AjZf815yuC#:fK*ioQD!2%rNG1&kvGU/IPI10M,803Q)D)x!f10>0N#qS#p.2so#d10M^JroaOoGmDl]1=x9p3Yo;s3xbvd4+h4SS@5&aA@c3N.Vqef",
+    ".5MIvGFAj-4+y-h9].$$Qxr2o4+)#&3:@G(QwGeXaR^p63*G;)#/@[.INnn)5H:adFCQ_D03Q^K00@Uu%:fSr,ct%B9_Cs,Qw>D40^74K0]z1w-ZqYe01p@FodXy+01D(&1KutN[[1@*t%;Z/<%u:+",
+    "59CunKr^cx00Ep<2c!ZH/2Ha!kqI9LIp$Lz88iS0+MWUrM&;s5Z!s]C.gx(]AhM!LAFBZ]=o#);ATa1t9_(3P9]ko5A09OT4;l.N2Oow4H-F.A=8ybC@br,KGNc3#8]qUZ1_vd6N-UuwKe+1$AB>Sx",
+    "i$V>x]M<!_2R7]f9^>eH2$q:z9]Sn<QwjT+S@Qoj2p;%V00h5g58VO(2p%_A1mqL_.4z9,:6Ql%54xf<2-7@s9]AM_Qwk&:9WaRr9]kf24Yz=:4[+QBAKd[r.fj220x=Yz7X@unX%7RTly;d5.Y=c/",
+    ".[S/<8y=QYp#:iVH2<0VtO*FmtXU534g,xD1jU$D4Zy+#G&3>Y8VdaP0SF)ivbzKi4x7$J4+Y^]4+GEz4;d8wp#cverOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W///yFC0/,oUBp*jKtqLD-HQfX+",
+    ",2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+ypfRs4cxgB7&x#f8#wPK3Wumz3*gsO2%,Is0S=V<RuM4$Ru2<U<.RiJ5Cy8!4.8yhkP0t8H821Vm-%yP7Bv70ubH]52(=h84+Ya!41xPa3537[4Qvbi",
+    "uLBI$RtCxAZvbx&gXshdiH$oC47jHi4&*2g4zVa6G1yiG=7I4@2(P45DLFA@8a3jGJP!fcRtf5+VG8ud0]z1xC-I6JA6hv84#xxtzN!HSp7*B#4+r]@2Ok1301p%0vY!DD1mIQ/2vi:dHvktl01TVV",
+    "bp+y&7as&Py>p9e0W;tw&n=!F.yJ30IWhnrAUVOgTQ8-oFgN8=28ife4$YdG0S]Y:z+f*@GBAfs4<vvwTP@=<)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A%:o_)0W+Be",
+    "5-OoEINk_$cRBk9AF2U000hmR3J(972OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2$I;)3hc^S2O.lUng-_7-Q]i@l$r+*0;wU08!,S5/#_c@2[ix<28&V-6P3*a4v+yD",
+    "GC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4,^,cRSz)0od*rFvsE8IHNc$*4/viJRSu<,2Ok4401n7p4dtd)4+Z[K4,lQ=Lk^wUrd0,lR]&B41rG$Q0]FxrRSt)zRSxKu2M,Cjv<s75pOs+@DzK+j",
+    "4/b3HVhxy<JP#t8lVS%.4#xox6X(0D0S>-plVT3g3m,Z(pp#+-WDg0q:H@l7&a4&^G3GWKVw5NYrnN:6i8%$M,fRlX[[ag4,vbKVr-h-+tBnB=G,MA6VjeS(S0gkuRs;1b2)4[VF9]d;k5:in+HW2*",
+    "LI.]B7Y:hCFBCL401pDVpM4)BFpyV25Hc]=053_4H_.wjyz_kW0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal%Vk4XVh4%zGm1*Xjg3B!gD4,k,7FF@gi02ns>9yI>3=XoVtnE=PES0AAP",
+    "H2=/V0W:%.03V$JH2<#q0yO]1$pJM0AK(Ht03Sy+00,rQBM%CVq5&TpH1!A%afnwB,2wIp9]t**q5&TUG=GR]6*Y*P2=2Q>K<S9lR]t[w2<gm1=#LDnHicI&+5t8+01pGM<&=UB9SOg52#$d_KL.A_",
+    "HPuTW8Z@h2(fK+b8Z=_QFK-$8umm670Xd2Z9]kt#RU0=r%(wvvwD3tk2Q<4.umm3(HUJ2(lp7yLGUQbsZZ>H$0Fy@$,2sdV4+Y#71G;TX4z-)eA2&GNR0YnIrU4Hbgb6/yGB7XzAL9Ws*HkDnFaQ<e",
+    "00yL[V/o0YIoDJV1j(sJ4,/x5RSDNr2-AjK9yI>HHX9-2ED#R@)W1qU1_N1:t0oT)>$3Xms[sVMCl3qPR3.hu00hLeS>fec*HjCd:Qn]S3B0E_4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ",
+    "4z-TR4eg3m4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2*Vid7E,j/HP;4;yjgVILnh06(SyGB,8XR0g1]1@XP[c0YD9HZqn+AF2U201@I.9ya^#VJ_+!G_)sfssXxJA_,PP0uMihm]+hb@@1+i",
+    "=g$1)0oPO]I5EruFK[(A%:oaq0q]J>fw5v8Hr<&!b_gYossT7N-sO#h03JBr3Lkel-[qS50W]-v!<LF@KQNc$VILqc%mN:r0X6=+4el2YD%VsW12+I3H_.L#t>^/]kgov@CCh/W0S%(+o&gTmR1YZ4",
+    "fvo@tWDey44.WyjuK=V<$r/wA,vJmjPY%_q1+E$o5yt<!0M^FxAIkWy0SLInw*e0btOE^MRTwt>4+6=OVGjs[SPu^Dv@@N@q_opu9]kLjrl0[1@vVUWq_opu0#pwU=8=nzq_opu2gL0I4+x*:Tpc(7",
+    "4,ll]t=pqlD^kn.0S=!2y$BCGq_opu1LUkv4,;,34,^-1t=p4c--c=(IHcpQ0R([Q1P/xKoLmAU4,LK^4(6);4/LEIPX/TQv703nIk)d03zOspA0jsHrZo)Or8N%,*@+lCFB&iaFA6d>04p*#03QoB",
+    "02;#>9^6/88!,SM3NQdFF*pD(3o$nU8#MqCGyn.AqXY[wF9SI&#o!b.Gcz]K9]ks[tN]^TGB_Hi10N>esen)qf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#h%9l>NX2t=#OQ40S0S=Sr0^;R+9WekY",
+    "G%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L[8;Hy%000_j+QFFZ9c#sd#h(f;2nmjT8D9_(E32M*m38#Ig&2GQ*lF99n#FdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk",
+    "03QxAyb%Mz#1jty:gO97F(Ds2IK&1YYBrI]0^p<11]KUqn,K%Y$P*6%fa4+wAs-+8#sd#giV7c;0Xg9mA1=VS5h5<,s[.Z0%mW!UAs-+6%mWWn,qleLnE]dCA1gDS5d=TR4Gzcy88-yhIOG%pUJp=o",
+    "10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdm;B7ujf5rwMD:tGM5-4dF9yb6PHz6N9ILHGJ",
+    "QjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d)-Z77ptaDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GO30o0tXKO)A0lb:f%o/GBE%t",
+    "FgPI(IO@VzUJp=o1]OIKG5@,M(JTXx6#]2jGz=ok6$l]8I5O/N0$vYM$O9jk0W].0FE=zT1gDBB9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF*YJKo0<bv/s:.4:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0c",
+    "969cnh5,hxg*pq-<E!s$1d5Vb1^>J%wFC-Z,_.l>=<BSGwv#0mE6Ic*2xb&8APeEQP6pfemjMn@7B_PO0XYB@GXNMf01uM=z>@l+DKjv:T;V4e2oDO)m0BMGF=9Ak1gNbi4*:ePTn@GuqyrC_0m@>@",
+    "0T(pp1Rnx2@<1d%/L8!zAQ3k_7B:JHH2;*!jYkC@3iAXH;E%WT%K-9+q6G;r=Opez<udV06[xwk0R)5fN(RokO$v.la0Mj.s.s0U1H8ql0TMVv9^P2@%:pk9H8s+)PY(yq$OZ&]9]bq)&1n,jArAwl",
+    "io=j2pZ,t^3Y:+k0T4F20^Q-hG6FULgkud<09OS4,B^Kl0RvPI1=:)96EN9p2X6/9>y,g-kOL0=:b4#ODGwj&vH^OG$Q1@q2g-EF3e5xqkEH]y=s8YH1D^8q4U)zl1M/qy8#YS-+y(##8aL$eB;#Gr",
+    "Hx8,H0^lw=zfungvkC[ld/CrrpIHw!fw[[84ECuI46BC$3ZeR0463OC1/IWj0:ym_0rk#J4,S,%IutV8m:LeJr_wH4lv<pm/m!Hn2gTZ64*_b46CW92%8=w9oyTJWY7Y=!,3b[ty8-gJk=w3+EGQ2f",
+    "lf;xNnBq>b(2hI<A@b.O::eKtGyn;R1>oab2EM*K4,LWa2M,ykfCL@[GU&rk6g1Yr0]zJ%1cIYm88)1gCkT+^1>Y=v0uKs+<T&nY2Qf7C3j[$PHt2/]IyN[g/&1n<2eH!v4-#.USPis:0s;0gIg9^j",
+    "H-oGp%:f6M0S1iKZVX!o/;M/9wC)^Q&-bUv;j8q03WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.>y@XL>u&B#9G(L!F)#oF;g.2<0Urr6o&yp&00sVn4GdcjhYbMnXAc9P",
+    "0^j84ssRkdopA<Ayju*_:s16G6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.$x!TMq[Nt=p4nq5_fSGXNAf01pYk1_WG:EG@cNq5^,!zXcBjkMkY>(E$dL=BxC63!(!9oD%@y%sLMOq5^nmp,LYL",
+    "Iidp(55Wc:0W$zE05dV#5C#2!2neIE2oDD9s!I.Yp92pA!SZnhrU4HL!3G4S/_M,rr%Vi64+Dt.2e0#&0S7D$i30>%=an2jEH(C#0tKQ04+=UW9^hDC9]SW10*)38v%+BmwD%4Pn9T.d1*,,h9X0;T",
+    "0y&HW6g2/33abVqGAu3+0*nI)w#6V12.rD91JD5m;DrlAK;]V+0sR95=ol1B0,*yGHUJ+AIRFn2ss.kcH2A&)2)UX[95$f;6E=;<j1Uh8<q$ke9H9dr12WYP6gjB<4+=aY1hxbOj1UZ44$KK31vl-t",
+    "7dMsomjMSt4+5vJTLHQ#4+6vy6*/Jo4+>Hu9^hGD9]JT12HxOr4TOmq09*)(n[=Kb!v,H6IHCg]0yVY=1&GFS4++Bt2JMnK4+EkD4-0A!9s](.49ff,1-Mnl0S;*z2Lb/,Ee@=s0_9s<9]^1D4,do!",
+    "9]1M)3<$Y:jSvL:4GF:o4+hNqdLJD*p93EPH_.tkrU4HL!3G7D0R)W<3]kKai31MbmZ][=vg,_8rj#cD!Xgg.gbN6e=/S>Zs]FtrH2<z3H2;.0)*cLu0]WXG6F2^L1v#q*FB_y2jRP+VGcnl;9]];B",
+    "1@[<x0S=QF4+wy%2oDUSfgcbuz<.M8s]E[<qE!R!F$3kwN*<9+qXQH+03QlD01pqW1]I^A<C*Z,6b!)ETm,^aN(i**TMq>,r4k..F[A;<0yF:/HLC#+3b6(gH.kep1CtO9/Ozc#gC7p10];,Om-nbv",
+    "45kAE$OZ%2,IW0jrUMl*.pK[1$p#+^HUJ+4HUI:zg9i)d/XVH)g,a7S%LESw$>5@DG5[X^Hvkkls[s!R$>5iS00fv23]kDQ0^lj+h93jd0SJeN9]lDUs2_Tv&q<K1hAj=Qr_;!:03QlD01pq&1]I^B",
+    "02Ma;2.#aM:w*X)IWnjN4+hQ#4-@)@95es]Xa%0Nbq<-81@]1!0S=VA:=lzwkpl;IhL@_dEewzY1GokQ@:H1nkOLJm&jJq$xCS2&Hvk;t00KJ&xCRG_5ConP3f%>^2Dk.v9W--w9]AJ_6gL153AhF@",
+    "I4_;O4+D;@2%I1f3+IX,1EtkB9y7QG3cAb&3j3Us0WShEG=hgw+0afO3OT3)4,dEo9]Sl66*vGKGynji1qa-QN)HH!vJwv+r_<AgHkA<D2[.yS0]EyI=5Clh4O.T22>7+r4FtO=2%3!>2Sp6110yyp",
+    ".su8pHU,<u1,t.d3eW_04:$lGH_.1W1.(cyz#ua,Ff).<1cCYn4+hW%4-[fE9]JX,5);J70S=k$1>Hq#2Dar54O.SV10FJn4FsMn2+NNj21N;ei4Owx6#$6:47ry*1<#F6s)Paz!2$!32;X[M4*[9h",
+    "2nQ)I1uZh7xB(P5($7E^HL-fi4,C[f2G%$T%8CpOnERIj1-,/,B<Tq:AOP;g3ij3n0:T&rr@%Br)j0<.xl--%4=!1S6EN@@A2d1EIV3YP(kTmX1GzZ=CJxZ>Zv)x@1Nt2c,vI;S10N0Xg$D!CBm.W,",
+    "3)ndbfi(@ly$Ap]4;oyB9^qK*l;M*k2;dahbq<g9ISMHs8#viH9610D=5[Ds207U]FAXv;+Bpj11>odc2,,Oh0,Y5FpXdP^2Qs^21/Yek4+)UVTMpI:1X/-)LJtM=zyTCBr#258o(l^D3IxJ94cs_y",
+    "H2;>CuLumx%2),yAO(]&N)HL#IxRFX01o*90=B+d..]xXh^TLVG%;&d7&QP6p>&383NWw<BR4EA4+F3b4,;!v1JD5t+&T:2mk0,;,AWrZ+&TurBLuer9]^2y10N1J02;u>CjmGg1Tow;0+-_=..&]b",
+    "G&bBi95w&_XB0H10S=lH6B0N81-NEQ3tJBq+&Tl%0S4SU2SN-/0^;j;8#dfJ1(+ZO,U1&9G<k/64:2.U4)PNMI^ZZfItY<DO9k7d2oE&eIvh3t1N^GzsR0iPzy/dJ01pJn>&X06+&U*SGwrP(2SN.N",
+    ".rfn&q5^flIu4/(2HWm#4+=3K4,dfx9]1A]9]AJmItZu1bp)CbA2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR3*0&mk:xuGrQ)jr3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T#PgNFeVHLDXJ",
+    "G%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+BQ!DqKLRx<HUI=-0UruEp#u*Oss/9uGcch89]SYpIs&je2!+&2A2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$zIIt,MJ",
+    "2nUAdbQ;I>ItBh81:ph<3d05-4:JHBGXMfR4+7je37yDw1hf.nG_7BIHvj<:6f_&-4+>Hu1dSID1CS686[NQx1JMBu+&TxRo;,<*76YOK3*0&epd$ph0UruEq5^=P#0DP$H0^%=1T<;>0F*un!UQig",
+    "H8$Kj95(.0X9SH94+xz:2i<y*1dR]3TMq+;0_R*iItMHai30/a0Urc8+&UFG$N_/vs]FtrGyonn00KJ;0=B+XkIIq(6ET>*A2l)DIv)!,ryCCnh(QDJE(VJ3s[spJ4,;!v1JMBu+&T/whX<C=&;g<S",
+    "IovuVIX1Wf9]^360^l>Z1]I^9<C+XVHQYJ_(8@hl6E&m*A2l^IIxh,1G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+PvgB[VSQ0uKtw1]JVK03I_^0y><[+&To-J>d(>OCL2c+&Uiu",
+    "IN%Njv+.Jw4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO*mfbOYQv4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]oAC@FH8$Kj96102Xat<R4+=S51gYc.1)hZ&3]kKakpmYt+&Ts/44EJW*<bls+&Trg",
+    "9]g]:4+=*j9^hMF9yS01I^ZcgItby[nE;dQ6dyG)+&UaN00Xf.1gilL3b+OZxAP4T1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQfIv)Z#00oYL",
+    "R1XJ_K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwNUNa4#o0G2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpzNI/mAF$=-JysOZfB95kKS",
+    "Zv]EfxY,_Cqnl+7psslUg9Q%*qU-1OO*S-6:-wh-s2&di#+eBsH!L9!.=!he1QaoizmWkC7O3n56f;e)E)N6Tom_SW9]JMT2Ok.YsO$t9GlAqK0ImlEU/Ih)s22bo4-qn#0S>+0u6Y2vM+dS24,fF@",
+    "1OdkZ4-Aq11O[3k1_%_P1P:eW0S>;rvP^n,0Smt8ArEEetOySShq=cg<17eE/mXB<Km&uVBo6!Q1PI3k4+GbW8vx@!4+i)T4+xkO4+;>ifdK/7woDHzu.HZ@+uU6bA)Wyr3pW4*fm[l(0]c]t$N:)<",
+    "@]1QQG&3:5jZFm42<eUg<)@=!2Bx+I9^>YF9XGmz8V-.^SuQv/zsCd$g[GGQ0:63,i_$cB:gfkBBQZ7rA09XW95(.A%Gekm12%x;2Oj@8/R*S3nN],3>W/(DfshFw2R1Se@;=yH+Ld4eJr4oW7zDfM",
+    "2M,6x<RI/!,:(7.q;HK[@C1PJr_wZKs,%1$2s1Jt0WkVc2#=E_-++BuARh@fx/jw%tXd3!nI8#)pI-F)J>>IH2NF2]1IlR+AK&N)F9a(z00XqD85/gV&.6-B0^j5s3/bEKg.%gY#k3Lx*$)PI9]t.q",
+    "wFC;3np>Hm(<+lqx]%o!w(eUG2GXPy4+r;gP!9l:0t%;0S@M4%J>h,wU:=e].J$^f>lbl78#UZb2d;h]4<r%vSq6d1Wh*l*,ii$c;b_(;);=O[hKE5FIPi*Z4*]HIKrc<,G0y/ND^ef29xRWFTrVCi",
+    "GlJcj0RVRjTmp_x3J(sn).h2i!q999yvqa&qzDdB36#8-0Uk8_2aO8_/gb!f*xm-Z18xrl>Vfw:2pTxI0uGA[1=n&^4+[MM90K4b4,b6;z<uFOrXvcR1p:wa4/^*0Vg_.,9RT3VR1XZ]0R[H42;FCM",
+    "1dq814,CZtA_r0#3k^5qFElnd00[fg2Mfgk4dq^rG%O[n.zf#6<!U/csq8)pv/JW[IEls50Smm=KnI.H2;dG,0F5jOg+T]#y9W!%mR$*:[[j[;=Ew3>8#S6BD0O0wU.T9T2M&Xqb>%GST:/mf3EI90",
+    "3!)JScn/87kQxQ<[%bD*I6Ii.2M+!AeE;Gii@ZKZ@S%9=k4O#qqYMbQ!vqK&2GoWM1duuk:F78BqF<OS0/FXx,VYA4&-$jY[74<JH:]oi0R--Er6vQ7i4+eXw96q6/K.KnR1S^z0RfE^4&dqp0qGbH",
+    "/+8S0#Uu[k0S3LT9^g41xB:,;@dtplwFeII,UJ612iybz@!)@,2oDaH.$D]^*=Old@VJ:DG$s!Mj@x2C*YQXT>/5,!39FcJ4#<IA4+-GDPA::JGRGeW%b#@+3hE38:aIT^H8-!,3eklc3bvRX4*]5Z",
+    "I]kvx2Lg-#4yM_PGC3;IrFa5!4*-7M2:#Mk4xXAF2KIp)9]J4!vnT]KO#^4,3)+Zf4Z!qg4yl;P4x]tcw&ex[woL)5T;;]n6b,+<4jwYe*$W7r1_WJ<ES-@m4,4hx9SM-BYz5wC4.Fu[%K.AfH>-:o",
+    "<24OJ#/[v4v4_&:zvLwxESSFy4A,(04;&cJp8*=-;#vVpq<7]91-H8)kE.mmHY_)n6ah94:ZTJf2Q)V8rV]74zzGM30u0Ke0uJBDK:*nb4+EgaAP*Om$(jKV0sgZF37j1d47$k&1;Pnq3!()cG:Q61",
+    "7&W]W9Wl)x5-9N=1,R@%4+FZ%2<y8[3Z]]Z4&gckh8+s%5(mqKrU3-1P!AV+FfBMWdmAkP4(:4<2Q]r_cLnYHZ3<c:4:QUL1MOo4@rL60$@/aRtpgo6(6$Bx;FtR:y9=D:-D!M&1^!w/2n5sv8#JT<",
+    "4.+FU9]ko57Bv7DH_.CSq8I@O9].>&2p:Q*052moH_-]I6%OJE5HtV,pUoo/1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4TF$j3zo1O4+OUd45lj&0Hodt1pE&Lh@c!-KsUGt",
+    "6EfH91O(w547djvIRGp)H2<ShlO7y0xCb0L03QuC02MK_!*K;,2oEH:2OkDA02Vd;88Ms;35/Q/FA6I$oe&:EF^w#KB[TpWH_.9r%n1a:iy[vMy$2r$G5[AcldlF37oZRW/+FrdP@(Er5-4CA5HaS5",
+    "4G%292OkYM01@6*4x*^e1<hNB0,9w2pe>$Uzy_KWIF%(1>xV_1ue$[uHMX][6*Rmf4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU95&z/1dibW1nKq@9]SVO2OkD7",
+    "00KV)%n1(>fDZ,2,X-%F!UrD]G5@STlL8Mb!v>OF9xdH43+mOG0S=Yy(h3]l;KBS8EiN^Q:ofy=Fb>)a+c*QIT:[9)I^W@)2C[^hF90++02U;ov:F2OykZHiH3=xTKLfdr0S=kWFC#WJ(K@h40S6in",
+    "H1h!mrKdkX3pp$>uP+0eF#$vm1pSL32hW%T3yq5)4-,s64+8pQ1h)Jf0FquG0XBgo2$lC;4+r<r0nIoM3yF=#4-k0k1>h7i4G#y*>&6Cd030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,",
+    "9[<G<*ai!mw-B%ykncDG/o1CXvkwfL6$9/a4Cpci-p@s@.^wcfj@1ZLa[vykhEy*IH#wjN3Ydd+4&Vp][Dd;N8Ut;%Qvpo_*<j[csWSp_95S6U0v,XZ0S:=<d/oh_0wfwX9SQp71[=t&q67$wjA#Ka",
+    "2+n2/jL#MxHs:.][b38P0SU>i95(.GFaQE23(na_9]1MzGZ-1iDlj>Z3Ixu8Z3n_:2!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw4:Oj9DFNCP57z]IqC5/8Hvw4+*RLZMEZ(mL1al6=oe2*K$TuGr",
+    "H2<Pc01mS=2bI]q9^GF/Hv=av4.P3=2+tM,+MZG$Dlmpe1iu=_4:*NK4UO]@1w0QA$2b)+o8WK[3X8Z908t9>0tS$hbrLrn4wU.51L>.D9^M+_CIzsv4i2uu2=%xmPY%ig4wP#WH]Kr[p#^xJykidw",
+    "osJ+4+KfU1o:m>UF@JGc03HoB9^G2>jvx-Lt-0hJ$F:>QG&IJtVF:(:AOJrGHxFLItP^%-:K]cWWpZ+Fa*5srZw)YJWiU83/*1HcDN+u!u:^t+S@TRY#S-%Xh5@/wp#/[kVh=(kjgk!y8uSSd37W.e",
+    "4/qjxrVS54Rv#/e[0$FywZ-..HRu8!U0)v]Er][f8OO#G4.TO..OGzG4G$Zo1rLP;m68nyuLutUl6ngy0Fnw18>_=L4,nR&!2vxrI5<<26fQV6,_AdN3Nps*8w#lb1C=2u6ElU72MW5kUJla%4,^@0",
+    "d<l$%FxYx0GBN,T+K2%Titb(qr0g3391jGxcn+/s2.<>C222N=Tn+i*F%KBVnimY*$pHoFdI-h:1);zwzfJ;V0u1$:2M+X,JO/RI1rGz$-#:+P022b/G6%CS4+f,)K<Skz@5Xrm4+z+aK<S7C!37Tj",
+    "jGq$&hps-d-m8dN)r]<c&4UjP90-6-P7ey[jtvdi/Ncq7H/YA4F*VA%UIUO.1ik>U7ZEf3m]!0WGr+YI0O%kHvAbRvHys0I3fyH2$2kd23LFwPG6DBu4&0Mk1=Dkw8!U,D1)a7gF9R$wxxokpr[)k3",
+    "3&xHI34)=-3b%wDF9]m>$dy$Np$@PC.pLNmjt2-][i*:D,GEaByyQy[27nR]3C!UL9]LXs!(Ja4HRZ2kI4v.btOpMP,Lp-z/v)s3myfCe3b36A3!>d2pO!uk1JAGw45k+dmyHb$&F=0ZgW);50:r8l",
+    "4+Z^2Um7z24+[LlSPq52bqA174&hz_z-O//iI[mG0yh8-1;RVB0@Te$4-SsP0^GPyUj<)g1,Kgn#)m5fpomNcifRu6j8X)gya*1n6AwSoj13PVsfQO2Ad8&;FG<Hv)EW-e;bRF)2+<oU4*voV0oR8c",
+    "1jCjB2$><^4%5&G1Jgqf1:s5rvTFua3&MyB94x;;H3Vx92,p6%0Tej=2*!mC3-C*DDl#msnFAjmIg]x1F)>=&0:PpS4;VQ8y#Ws*iNu@&57Ggy1s;,3#fM)H0m4QG]D9e8%b6Vv/eI%vy;@GN519o7",
+    "w>6%EeI7Lc3dD&)1^YB*odq8*GXNVm03$Ojx(*+3GMxn.(*ZO99]AW39]$/B0*Sj11^hGo1p/D06(0[bo&=Qhu_rP3yb2Epp9KMa1^YB*p9LQ*Gyn]!y:$ZDNCLR#PY,aP1s_D<H2=L$GvEUxIX2/0",
+    "4+H4h2<eRn1p]+&IR,2RUJm6y2,S,z0@s+E1L)).FA*:_>X,s,$)rRIp8*_:01JfwTm_x,1)c#PE-ZW)4Tyw56D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Ce+XVuz1p.j(FAy-;",
+    "+XVq85kM_rp8+2TGus6Vo&g=PGXNhgHroXqGlHQC6D*n]A8.9:1s_D<HvlgHGc=DcFaRF[HUJ+8HvkehiIW/!EDr[_1Pa:)893-cA0HAk+XWLd02(#@9]$/B3!VWV1vvm8EjQZ*9yFEx3j=W:A8.C;",
+    "1s_D<H_/m*F#sbtHvk>3H;[*02.aOH//(]rEDr[_1Pj[*0.7:f1GWnv5-Xt:s=2=sF@oes35y&Ho&gUAuM!>FINJpsH=+.w1DFvXa5vipAJYLj03J60BR4bv4+FLX4+*Cn5-/yXDF!SAmtYHu@CksL",
+    "=9;vMFgMo(1z8Ub$HE-C2HO<4rP5XjGX[(.7&=FT1DC<B4WW7j-)=-D1+$)D9[<D_7c:Ar3pF]lk&qe/-+Y%:$u1uRIRGyNH!%Po3=.f7E-Tff0S4Jh4,KGz8y=rd>3dZ>.BksoeGdS*rV9;S-8qK#",
+    "ieL)zq$B[ULk_EEr3eDoFb=kA4%h<2H2<kov!)9XHUJL;@Nj+n1gFLfE-cX#0MTa!AP)rAg,8zqP!ATli(n0r[^K,b[iFyl05CI72-DRewa[M/b:O=tFOmT/G^TN8;PdY59^kKF.,B.:N,[Ro0uMv<",
+    "w*xPW0W2lzym:F50Wvt%0zY&)EG6%^c@r&bIlcl9L!71y1ik>.Z8bH&0xz2ZGcf%G1:U9x4V&y_4]wpc3m/_WGSmVQGXM>&*U/dtb^,fgAD#g-00i09cppD8$-<C6Aix42k=waU4+@@aF9bF*@.4wK",
+    "4L0bc2oE)/pkM@!:_0ST/%ff7FaQq@sGwjk2rx7NFIX<%00PXuc<GlV0S=;YpkN-lErGvz4:YKtU.ZblV,E.R0_]L14yd4D4xj<c2[r&93=o7[IjEpu0>fLZ4,(k[4,^^NU:=<H>t]6*G=n6p6)V4h",
+    "6dwpVpaTyLy5tNW0XCom9].<B9^qYI9]1T3F90]&00<oC3/W5e5dz@rU/I<60Rzp;3.g-b2A_5E5yHz14v.L;1(Kj(7%_6[paTylv([iII5krZ]Ai3@F]*cS0fYE*4$+]+4T.y$2k)$L2.%i3671eN",
+    "4+5,;bpysw4,cFv4wV58WFI3rlmP_C3W23H1GwrW4+Wo]7yyD+4+fgG7zEe99RY$u3cV[22AsNI4zH3;2DPsk1grHf0)eJO3!%#d6f:pULq7&MGcoJo84k.i6a)LbMhCdHR0z8T1K>]D2C8BXw#Wej",
+    ",3bDUC/xQ4BpEei1LWvL0%Q)UtpNp<V,E[lA_ZPw4x,Z$1LV-R4zQgI9[<6<vljyUVhp6S7Y>FX4$HhpCNV6.$q)-YhYtp=!&(BsG!EIMBLw_e2iS,jE-KhH3Z.bV9]JT*H8M9aMI18qnhPHQHo*M_",
+    "02Ko.0@!Xv2IT.<wfjc[ne,kX1v%=mFAp>2ob5FnHs*#u4BCMf3+^W_4+f554+NhC9]JOYA51xR4ZnB:,>5)M7Bd>Js162)4,W#.(+&gj-v5di0So=)4,Tr2AqBsi1>g!PBn$hL0R-B04g.R@0.ts<",
+    "3![xe4v+=A15*+/01cRj7Zx$]2<BL)2IF/M*J^)!@!oRaIt^y*9[;^>FC[WL00iH-BM_(K0E@C)rvV/qI*0,jE&cZn9yIa=1lzkK37ew[4.cF*0O*]y441b&1jXnF4!Q:fzP]x3F*))H3sVmS<(CU/",
+    "00x,O85TG42>FMD02Vj=9]Jf57Bv74L-]%57Bun+D:gI$9]1D^7c&4CG5[Jk024EokqaLMH^VM!zXJ^-2LrX=2oB5#0$Cp+IL,$j2[@_FEi[._A1X7.2M$pVj)fN%G5[Jjs[[>c5g!CK$p.VjH_/pJ",
+    "GBW<lB[Bd2)j9[Sx(f.^,3$*Qg#r%A2Lr1J3A+&wB3cX4%oPN*,V6<Ix(hxsF*1.>1N+$!9x^)W3sVmSyAdw[Ff#xJ/EqSMILQYe12>N[IRGC6IRF+m03QQ500(CnGSi;70UQnLh6<I%zJCHe38^6I",
+    "3%n5o%kCK-1vSbCEi*L$4zC9v(g8EP5eD;I9SWO-AqShe#[mxsyb%DGqX,W,yb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjloF*X1P-1Lfc<Cg$#f]m_l:Xr@&r_w^!I*0,e<d+X>",
+    "HDd]-4G$n%4+6Ro4e7ZZ6Eo@g2OkDCyAduhH2<A&4)X_B<nH@G=9cg42=Kl;2<eF(2=KIS9]JG]7B^+/9]So77cu^FG5[X]F#s1a02nX-3%wB%G5[]HGBW<#4:B>V0PTrP4$TJwSsx%Y&j&9CH821N",
+    "jSe3!HO_hQQ6B>tg4,7yGJypT7QPWYF*!5.CNMbw2jvkDCC&!_,>aWtFz_tq2d4oaAUcNv3^Xeqp,Bq0ofi)vS@Pxh5gRc81k/>s9ypT)1fJy/4$KD(Qx5_o2QLCRIRFFy:[JG,2Ok7B02VRK2Ok45",
+    "02Md<F9S6&046jx04g*#04y[$01WAxe:XHc3g!U]%m)MT;HLaS/O@^=F)>apFV+DuIRFtd01c_[Arms^77q!(5dh]]IS)6#5ibQbHvkti03Rzj01i.M>aYcDnAsN#(FP9]zYzfWV,4[M9]1A]A0-sW",
+    "08a-]nIsrDlLjv!G&+a=3^XWC*#Zre#t9D_S@P!i5gRc86EdNT2p.J8zY#t$IWYhXR1XC62>FM800YzR83ywS4+PN(7Bce*9]JM_7C8VP1Tg:;FaQhfEFS;g02ea/C=I.V0]_zo1&Ns$9]bw;EI$k_",
+    "IXS,(1FPp54+M<1A0aT$2QLOTF#rdR4i7BIDh=Q$uDll%G]mScInl3R4-Q</95^c%HZeIh00,m]4.pP60ku[I!@2,Qo06-n4.LjB4a)^v,i^8JyAcl[Sq^oc5gRf95-6cU1voSSE-uv*3sVmSyAdw_",
+    "H#GneGyoPd01pJF2NpBP2OTp22LBNs2sr8oCo(g@DjPEZ9y0(A%CL(82j&3>$Oi,0!xA3>H=:Js4mdZv5kJ,eGC4H:5-On=wloIT:.bSGwlo5j.UJ2JyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#D:ymN",
+    "1@imy5iB.];FlA0H_.IW5f35l2;OuMO9!ZfVi,4&1@iUr5hN/z,NZ,>2G[^/EsL,u4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg9XRki4!8vX=8O>c6^$#71UECj1>QCsJOrQEBLwdi4A%/A",
+    "H@d)J1D4qz4xR^F>>>,(4mUU03l9XK6E6ccH_.6lk[1Tp3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK=WY2)@i/q*3*;qy9_do^jAbh-GXM.7&-$qeh8Yh6:U[^:4GX0Ee+Yq$QV8PH",
+    "3IqD02oGTNuL2k[wYxzHw*&:8r7jQV1I73m2BO^]0S=O)0Roe!7Y[4O;<.J@+B6QC,6RLy%<>[;f&_wk1Ih1E2E5]R0Ua/R1,;TM6nP&8GROo3,->27dJhqq:I)AQcn/E51Rp:$02nd/4sstrIRFm^",
+    "$OJDyGcj@s$OH_=49EloiG_[ucLeGK4-9D+9y0&_WCMx04,Lo!2fLLR4/Bh49]])7A3!qz7&8D4avwlB01peu1TR1]F:;vX1P*fx$OHs[.O;4KHg>KtImiSb1_dQ:H_.Wr=E;Ff8v!B<D98jK2s8i:",
+    "GQ*)e4sr-[1P*c=Ksf*p3&-d7Ks7OQ4,3cy2:yW#2$)kJ5-SB6:$f@wfZ!Aez8nSIm.I$b4+K#F.x2[-0Rxlg5DZWXmz7owP6dW^3rqv077k1w9ytI6lK3PJO)nlcF#rUIt@H1O2KS#IFA6s[P!/+X",
+    "0_0d.9]Sl65jG$LEDr_W0_.2[6E<))4p1K+Htzug+O-+h08AerIEVuu1vvmOA2%:f7&wRn4$v(Coh/U)hyxQc03QT5046sx03Qc302;v<A_!Gq4p1K,HHZTeIRFk!A0IaW9]kyx10NqbO&T]d0^kOl",
+    "FBLg5hyxQb03QT401,G!1S^3w1b7UH0]TR64p1K+H17cewZ#+.08AerHUJYhhyxByA0IdX9]ksv0]R0&6),S^0_0U+9]Sc35jk/LEDr_W0_-==A_,kz4p1K+Gw%Te!@NL8OdlUL024Nd0^f3eA2$FW",
+    "2Q@QT5,.P_H_.FdaRkY=5)PcgWCU9u1vib:9ty4^0s1Zv3)@ns9&PZ]c:^)$9W:Cf0uKhw(*X^6-MxKo1TFcDI^a]D)4%^>3m+IZ01nXK0]bZo10Mx8ArLeG4+lUW3OFAx3o]kR6gB>@(E](OyEY#M",
+    "IL*7S0S=]gf(siln8y+dgQ8XkkL48)5[^ma0BR2cvi1rB#im#f2D1bLr.4K;!>g<p2s1Pf0i(TS2ZGjS95>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP9X0;5:ep<$0*$Uf",
+    "4+&2%1vD>Jkx:fDlRF33bPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYl>jGa<xM7X-I,8xI>(0^ll7ykr8a3;CmkO&:Wl03SFw053T)G5[Y5HUJLp10M,6P9Fw1+65mUI7^ZnGyoqrH_/p.",
+    "IWhnYyOdW3/#:NyAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+H!<8RID!T*C=9kt",
+    "4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOTf(9QsH_/p:I5bTU",
+    "If4csIXM6i3W=:MvXTM:x62O!%q9-Bj:Z8G2#;x30H<A54*o6/4#:zF3)qu+4*V@31Tr2SH_.R#E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)E]K@z[EmS@Rh(-eHCO1P/;-v:Xm94-]Qt0uJ^$Q64vm",
+    "%oQClg^N0V0Wp%gtN]]wF*v:aQZE5AFs^hpMKg1CZHBl94.0)aHT^1K5nI@^WDY(b1vCH-4(qiX0O),W2,=Y*vo,]#nGX)r(E]$2lMD,k+X<a_4vn<P3dW*f4+HGd0]nxm4Gh/!79BUfm=K8w0]K#w",
+    "0V@xM0S=Sj#R3b70RnRa6$+)90tgiaqmEnw6%4bl5DFC$G5[Jf01,0)4+F9I0vk8eGzY<1QV#3>1lyl/Eix.I;im0%4D8;n1lpfm1%lxs3G1=03FG[f0S<NDU/69B2<Bi@A0BAmz,S8:4+WF$9S-fL",
+    "!C(v60txy94k7;%0jdKE6%jH38ZrP8GXM+t0]utwc<G2K.e32v0oJ<59yI)j0]]]sWeSZ02Kwp(2mY_b3y%W:Ivh4rA3Zga0]^DtWeeQ22M,IJ)k6-f[+$#9q<p4Z3Z)MZ2EUF59yX.[J^)vdIK:A6",
+    ".qZ!UmAV@Tx1T^-:X!llxC8;q6lAmWdJZ^VpuZ3.F)^$X5Gye>A0svZFA*[<00#O&2Ca/:E-U>+>W/j^!w;)fKLIubJv/lkG(Q.L03QlB03I@r$S4=yKOYG,00HLda]^QkF#sP5GXM:W:TwH,lYRt+",
+    "2L!eV0,5j<03HE[1RFCQ7&HJIH2<ek02;-]7&rhPIq3rkvjH0]/J6c]hm,*g=XE]mi_]mc$s7e50f7+;u;G)EjGbgJ2QoDP4,J/>1@VFCC.d*Ub^2A7>y>_l2oCxP4#I&00@aG19^F.M[[jcmoDcz_",
+    "(I>7PIPL^;5j3U-FBUX6nFtO$A0[:cA00TK2oyE]5jH:rrY8)c$p-De#Rd*Z2#cN&0Y<!0HUJER;gk$UGe-6K039*>0pA1&q3<aj4+/*Dl:#d;I7b1NTnWsc1@h_EA_@rk95etbH!R@/8aeF-0-CZk",
+    "HaP7E8#WynG5[(!F#r^c01o_L88#gc0*AyG3Ah0t0XD7r9ThaJy9o_m!nzy*[Om=$0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68q:K+m[;*R.[1p(;(2BO:*4+*9O5i_+9F*X1n7Bc@6G5[Ph03Q^H",
+    "00M*p95C+%FBLdBLLxXg030*@8aDtA/:,xk+YK8x/LH8F8#Uzx2OA9I1qT^s0,D]e39SJhGT[XT&gZZJ4m/2**,-N7+XWvYIGY6<AT%^)8>ER*r;OWqHY:&j9_L+O0HM1#4g3Qi7BfCQGAlCt1RoYL",
+    "03I,ov]Aq*H<XE7H.Q3j3>cHm0k#DJlKlz_BeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mj%,aV8ofHoSj06Sa0uePq46+#l%mf6W!Xgg]KoB$l1eZ7q,690SyFd:KKoBzk95/HW5-s5t",
+    ">;ZI>2]y7t01UGk0/FLm.6sV%1ras:1R=yu(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHZ(FgES9Dl3X1O>3fj&b9x$>r0S=,Ki5;Dw@VtQe<@)Y+zy^NK&:Ro$1n]dD6fw;*0^o7::KYF6>6QFK",
+    "[:4xa4zB7N2uBU[W(4Fa0ZI/6r:Hy*<G%cF@pO(18!,R[/(hq7Cb)>oBQY<fe,8$w$RZCGxQZSR2bKa4z5%]99xnnhH_.E[h8>:(1B;m;+SUvY3FGP,4wNwiw]x$nsSpnf)H<EV9]D-50uJd26E/]5",
+    "I[=H,7y@8t4j%/M(+mP53>%F(#_2R;A>njFWF2Oxup:VWIW#QlJP!%e0SfWY1O;Lp6fyqN1s;)6ATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00Ok-T;8fyfe9uxHK5mA49mYz4(7I*0S.%/",
+    "3(-<<1rGzmI^ZZ/H3ZO(0uGD]2cDa22aXE@i8%%Hf=[x6T=]Me7X$WN2p9zLIS&Ps1q99n9]JO12bcv93wZ$^4.3F4I1dVg0SEa74,A6/FCa89fdT.I4,AF=2igV;3xfdxBM%=h0SC1Q49A!Y88<8,",
+    "7c:9]**OA7EjL[r2j-ay4AC4MGnYyZ+y;,e0^Shv1Pz>50_Ro!1P&w.FeU+o2o1Z2HxCMe0Ryrx2)+m^3NSK:0Twf*1P+M,1i=/C0VE9E9^f>T0STcAFA6X.i2)uqs[[=(qz4f(B<Kna0^l]30TMSl",
+    "1i:&53X1=^IgAPq0wfhNzwKiIB<Km-5f2ZG0Vpvr:k1zSF_SxHllTh*xt4DQtg_Pat*-OP>7Wc!G^a0q2Qk$O2#K)10S=Yb2M6_3Ar2n@Jr5hy2LpKzBH0QKdjTX5A%Fo7HromSOaLSgA%y@CHr)yU",
+    "Ob-U73IjO_,wFenISZ%+4*^x[2iE3b4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/9XI9*2%.;3E#;X+GB=MV",
+    "(d.MC!>*<LirPyb6*B*Y0R*hAL/G.kiunm25HOxm1++sC3#zM!0WSwDG[fr*1)tnx4,KuDR1XK=mKF_Mw+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*9E(J0B!6T:+#94+C8lGok+!A0#tf1F!^T",
+    "T:>.veF9w[Bs2g4$OR2u1H1>Yo[De^1<7n!3GTpA4y6na3#^gsqvZkvHv[ED4+zLn1)jPK4+r;D9uFdp0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3b$ek+V))rnqd",
 };
 
 
@@ -36668,6 +36806,32 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
 }
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x) { return x && x->var ? x->var->main_grad : NULL; }
 
+TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad) {
+    static const char function[] = "te_tensor_set_decoupled_grad";
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x) return TE_ERR_STATE;
+    if (grad) {
+        if (grad->te != x->te) return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient belongs to another context (%s)", function, grad->te->device_name);
+        if (!te__same_shape(x, grad))
+            return te__fail(x->te, TE_ERR_SHAPE, "%s: the gradient is %s, the tensor is %s", function, te__shape_text(grad, a), te__shape_text(x, b));
+        if (!te__is_float(grad->dtype) || !te__is_contiguous(grad))
+            return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient is %s%s; a contiguous one in f32, f16 or bf16 is needed", function, te_dtype_name(grad->dtype),
+                            te__is_contiguous(grad) ? "" : ", strided");
+        if (!grad->buffer) return te__no_plain_memory(grad, function);
+        grad = te__kept_gradient(grad);
+        if (!grad) return te_error_code(x->te);
+    }
+    if (!grad && !x->var) return TE_OK;
+    if (!te__var_of(x)) {
+        te_tensor_release(grad);
+        return TE_ERR_OUT_OF_MEMORY;
+    }
+    te_tensor_release(x->var->decoupled_grad);
+    x->var->decoupled_grad = grad;
+    return TE_OK;
+}
+TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x) { return x && x->var ? x->var->decoupled_grad : NULL; }
+
 TE_API void te_no_grad_begin(te_ctx *te) {
     if (te) te->tape.no_grad++;
 }
@@ -44220,47 +44384,142 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     return te__module_built(m);
 }
 
-/* ==== train/adam.c ============================================================================================== */
+/* ==== train/states.c ============================================================================================ */
 
-/* train/adam.c: FusedAdam: states for every parameter of a module tree, one multi-tensor operation a step. Knows the module tree and raw
- * operations; must not know files. */
+/* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows raw operations; must not know which
+ * optimizer steps, or when. */
 
-typedef struct te__adam_param {
+/* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a master's remainders, u8 [elements, 2]. */
+typedef struct te__opt_state {
+    te_tensor *x, *scale; /* retained; NULL: there is none */
+} te__opt_state;
+enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
+
+typedef struct te__opt_param {
     char *path;       /* from the module that the optimizer was made for */
-    te_tensor *param; /* these four are retained */
-    te_tensor *m, *v; /* f32 */
-    te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* of the parameter when `master` spoke for it */
-    bool behind;      /* `master` did not even then: a capture cannot take it, the launch will */
+    te_tensor *param; /* retained */
+    te__opt_state state[TE__OPT_STATES];
+    uint64_t version; /* of the parameter when the master spoke for it */
+    bool behind;      /* the master did not even then: a capture cannot take it, the launch will */
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* nobody else had written the parameter when that step began */
-    te_tensor *value; /* quantized: what its codes are made of in that step (borrowed) */
-} te__adam_param;
+    bool started;     /* has taken part in a step */
+    te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
+    te_tensor *value;   /* quantized: what its codes are made of in that step (borrowed) */
+} te__opt_param;
+
+/* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
+typedef struct te__opt_step {
+    int count, num_undecayed;
+    const te_tensor *lr, *numbers; /* f32 [1] and [2], or NULL */
+} te__opt_step;
+
+/* One kind of optimizer. */
+typedef struct te__opt_class {
+    const char *create; /* the function that makes one, for messages */
+    const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
+    te_result (*run)(te_optimizer *opt, const te__opt_step *step);
+    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* what changes from step to step beside the learning rate; NULL: nothing */
+    te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
+} te__opt_class;
+
+/* Options that all optimizers have. */
+typedef struct te__opt_options {
+    float lr, max_grad_norm;
+    bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
+    bool decays; /* there is weight decay */
+    te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
+} te__opt_options;
 
 struct te_optimizer {
     te_ctx *te;
-    te_fused_adam_desc desc; /* defaults filled in; lr is the one in force */
-    te__adam_param *params;
+    const te__opt_class *cls;
+    te__opt_options options; /* lr is the one in force */
+    union {
+        te_fused_adam_desc adam;
+        te_fused_sgd_desc sgd;
+    } desc; /* defaults filled in */
+    te__opt_param *params;
     int num_params, cap_params;
-    te_adam_tensor *list;   /* [num_params], filled anew at each step */
-    const te_tensor **grads; /* [num_params] */
-    te_tensor *norm, *clip; /* f32 [1], NULL without clipping */
+    void *list;      /* [num_params] of entry_size bytes: the operation's list, filled anew at each step */
+    size_t entry_size;
+    int *order;      /* [num_params]: the parameters of a step */
+    const te_tensor **grads; /* [num_params], in that order */
+    te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
+    te_tensor *started;      /* u8 [num_params]: what the flags are in a file; NULL: they do not count */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
 
-/* ---- making one ---- */
+/* ---- states ---- */
 
-/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
-static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
-    int i;
-    for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].param == param) return true;
-    return false;
+static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
+
+/* A state of zeros, of as many elements as `like`. */
+static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, const te_tensor *like) {
+    const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
+    te_ctx *te = like->te;
+    s->x = te_tensor_retain(dtype == TE_U8 ? te_tensor_zeros(te, dtype, 2, pairs) : te_tensor_zeros(te, dtype, like->ndim, like->shape));
+    if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
+    return s->x && (!scaled || s->scale);
+}
+static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
+
+/* The state becomes `value`, of any float format. */
+static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
+    te_op_amax_args most = TE_ZERO;
+    te_op_store_state_args store = TE_ZERO;
+    te_result result;
+    if (!s->scale) return te_tensor_copy(s->x, value);
+    store.x = most.x = value;
+    store.amax = most.amax = te__empty_1d(value->te, TE_F32, 1);
+    store.state = s->x;
+    store.scale = s->scale;
+    if (!most.amax) return te_error_code(value->te);
+    result = te_op_amax(value->te, &most);
+    return result == TE_OK ? te_op_store_state(value->te, &store) : result;
+}
+/* f32 `out` becomes what the state stands for. */
+static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
+    te_op_fp8_dequantize_args decode = TE_ZERO;
+    te_op_axpby_args scale = TE_ZERO;
+    if (!s->scale) return te_tensor_copy(out, s->x);
+    if (s->x->dtype == TE_F8E4M3) {
+        decode.q = s->x;
+        decode.scale_inv = s->scale;
+        decode.y = out;
+        return te_op_fp8_dequantize(out->te, &decode);
+    }
+    scale.x = s->x;
+    scale.out = out;
+    scale.alpha = 1.0f;
+    scale.alpha_device = s->scale;
+    return te_op_axpby(out->te, &scale);
 }
 
+/* Parameter and remainders on the host: joined into `master`, or taken apart from it. */
+static te_result te__opt_remainders(te__opt_param *p, float *master, bool split) {
+    te_ctx *te = p->param->te;
+    size_t n = (size_t)te__numel(p->param), i;
+    uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
+    te__opt_state *s = &p->state[TE__OPT_MASTER];
+    te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK && !split) result = te_tensor_to_host(p->param, param);
+    if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        if (split) te__split_master(master[i], &param[i], &remainder[i]);
+        else master[i] = te__join_master(param[i], remainder[i]);
+    }
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(p->param, param);
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
+    te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
+    return result;
+}
+
+/* ---- masters ---- */
+
 /* The parameter has been written by somebody else: its master starts from it again. */
-static te_result te__adam_take_master(te__adam_param *p) {
+static te_result te__opt_take_master(te__opt_param *p) {
     te_ctx *te = p->param->te;
     te_tensor *value = p->param;
     te_result result;
@@ -44270,7 +44529,9 @@ static te_result te__adam_take_master(te__adam_param *p) {
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
         value = te__quant_value(p->param, TE_F32);
-    result = value ? te_tensor_copy(p->master, value) : te_error_code(te);
+    if (!value) result = te_error_code(te);
+    else if (te__opt_is_remainders(&p->state[TE__OPT_MASTER])) result = te_tensor_fill(p->state[TE__OPT_MASTER].x, 0.0);
+    else result = te__opt_store(&p->state[TE__OPT_MASTER], value);
     te__frame_end(te, NULL, 0);
     if (result == TE_OK) {
         p->version = te__param_version(p->param);
@@ -44280,153 +44541,184 @@ static te_result te__adam_take_master(te__adam_param *p) {
 }
 
 /* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
-static bool te__adam_shares_value(const te_tensor *param) {
+static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
 /* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or
  * nothing. One memory serves all that only read it. */
-static te_result te__adam_prepare_values(te_optimizer *opt) {
+static te_result te__opt_prepare_values(te_optimizer *opt) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
     int64_t most = 0;
     int i;
     for (i = 0; i < opt->num_params; i++) {
         const te_tensor *x = opt->params[i].param;
-        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__adam_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
+        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
     }
     if (most > 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;
+        p->stepped = p->state[TE__OPT_MASTER].scale ? te__empty_like(p->param, TE_F32) : p->state[TE__OPT_MASTER].x;
         if (p->param->dtype == TE_F32)
-            p->value = p->master;
-        else if (!te__adam_shares_value(p->param))
+            p->value = p->stepped;
+        else if (!te__opt_shares_value(p->param))
             p->value = te__empty_like(p->param, p->param->dtype);
         else if ((p->value = te__tensor_shell(te, p->param->dtype, p->param->ndim, p->param->shape)) != NULL) {
             p->value->buffer = room->buffer;
             if (room->buffer) room->buffer->refs++;
         }
-        if (!p->value) return te_error_code(te);
+        if (!p->stepped || !p->value) return te_error_code(te);
     }
     return TE_OK;
 }
 /* The masters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
-static te_result te__adam_requantize(te_optimizer *opt) {
+static te_result te__opt_requantize(te_optimizer *opt) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;
         te__frame_begin(opt->te);
-        if (p->value != p->master) result = te_tensor_copy(p->value, p->master);
+        if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
         if (result == TE_OK) result = te__primary_assign(p->param, p->value);
         te__frame_end(opt->te, NULL, 0);
     }
     return result;
 }
+/* The tensors that the operation's entry of a parameter names: what it steps, and the master beside it, if there is one. */
+static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
+static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
+    static const te__opt_state none = TE_ZERO;
+    return p->param->quantized && !p->state[TE__OPT_MASTER].scale ? &none : &p->state[TE__OPT_MASTER];
+}
 
-static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+/* ==== train/optimizer.c ========================================================================================= */
+
+/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+ * the module tree; must not know any optimizer's arithmetic, or files. */
+
+/* ---- making one ---- */
+
+/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
+static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
+    int i;
+    for (i = 0; i < opt->num_params; i++)
+        if (opt->params[i].param == param) return &opt->params[i];
+    return NULL;
+}
+
+static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te_optimizer *opt = (te_optimizer *)user;
+    const te__opt_options *o = &opt->options;
     te_ctx *te = opt->te;
-    te__adam_param *p;
+    te__opt_param *p;
+    bool master;
+    int k;
     (void)m;
-    if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__adam_has(opt, x)) return true;
+    if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
     if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", path,
+        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", opt->cls->create, path,
                  x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
         return false;
     }
-    if (x->quantized && opt->desc.no_master_weights) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", path);
+    if (x->quantized && o->no_master_weights) {
+        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", opt->cls->create, path);
         return false;
     }
-    if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__adam_param))) return false;
+    if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__opt_param))) return false;
     p = &opt->params[opt->num_params++];
     memset(p, 0, sizeof(*p));
     p->path = te__copy_string(te, path);
     p->param = te_tensor_retain(x);
-    p->m = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
-    p->v = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
-    if (!p->path || !p->m || !p->v) return false;
-    if ((x->dtype == TE_F32 && !x->quantized) || opt->desc.no_master_weights) return true;
-    p->master = te_tensor_retain(te__empty_like(x, TE_F32));
-    return p->master && te__adam_take_master(p) == TE_OK;
+    if (!p->path) return false;
+    master = (x->dtype != TE_F32 || x->quantized) && !o->no_master_weights;
+    for (k = 0; k < TE__OPT_STATES; k++) {
+        te_dtype dtype = o->dtype[k] ? o->dtype[k] : master ? TE_F32 : x->dtype;
+        bool scaled = o->dtype[k] && te__opt_is_scaled(dtype);
+        if (!opt->cls->state[k] || (k == TE__OPT_MASTER && !master)) continue;
+        if (k == TE__OPT_MASTER && o->store_param_remainders && dtype == TE_F32 && x->dtype == TE_BF16 && !x->quantized) dtype = TE_U8;
+        if (!te__opt_state_make(&p->state[k], dtype, scaled, x)) return false;
+    }
+    return !master || te__opt_take_master(p) == TE_OK;
 }
 
 /* Refuses what would make every later step nonsense: NaN is in no range. */
-static bool te__adam_in_range(te_ctx *te, const char *name, float value, float below) {
+static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
-    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %g; 0 (the default) or more, and less than %g, is possible", name, (double)value,
-             (double)below);
+    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
     return false;
-}
-static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
-    return te__adam_in_range(te, "lr", d->lr, FLT_MAX) && te__adam_in_range(te, "beta1", d->beta1, 1.0f) &&
-           te__adam_in_range(te, "beta2", d->beta2, 1.0f) && te__adam_in_range(te, "eps", d->eps, FLT_MAX) &&
-           te__adam_in_range(te, "weight_decay", d->weight_decay, FLT_MAX) &&
-           te__adam_in_range(te, "max_grad_norm", d->max_grad_norm, FLT_MAX);
 }
 
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_ctx *te;
-    int i;
+    int i, k;
     if (!opt) return;
     te = opt->te;
     te->num_optimizers--;
     te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         te__free_string(te, p->path);
         te_tensor_release(p->param);
-        te_tensor_release(p->m);
-        te_tensor_release(p->v);
-        te_tensor_release(p->master);
+        for (k = 0; k < TE__OPT_STATES; k++) {
+            te_tensor_release(p->state[k].x);
+            te_tensor_release(p->state[k].scale);
+        }
     }
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
-    te__free(te, opt->list, (size_t)opt->num_params * sizeof(te_adam_tensor));
+    te_tensor_release(opt->started);
+    te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
+    te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
     te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
-    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__adam_param));
+    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
     te__free(te, opt, sizeof(*opt));
 }
 
-TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
-    te_fused_adam_desc zero = TE_ZERO;
+/* An optimizer of a kind without parameters yet; NULL with an error. */
+static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
     te_optimizer *opt;
-    bool ok;
-    if (!te || !m) return NULL;
-    if (!desc) desc = &zero;
     if (te_module_ctx(m) != te) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: module %s belongs to another context", te_module_name(m));
+        te__fail(te, TE_ERR_INVALID, "%s: module %s belongs to another context", cls->create, te_module_name(m));
         return NULL;
     }
-    if (!te__adam_desc_ok(te, desc)) return NULL;
     if (te->capture) {
-        te__refuse_capture(te, "te_fused_adam_create", "make it before te_graph_begin");
+        te__refuse_capture(te, cls->create, "make it before te_graph_begin");
         return NULL;
     }
     opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
     if (!opt) return NULL;
     opt->te = te;
+    opt->cls = cls;
+    opt->options = *options;
+    opt->entry_size = entry_size;
     te->num_optimizers++;
-    opt->desc = *desc;
-    if (opt->desc.lr == 0.0f) opt->desc.lr = 1e-3f;
-    if (opt->desc.beta1 == 0.0f) opt->desc.beta1 = 0.9f;
-    if (opt->desc.beta2 == 0.0f) opt->desc.beta2 = 0.999f;
-    if (opt->desc.eps == 0.0f) opt->desc.eps = 1e-8f;
+    return opt;
+}
+/* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
+static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_started) {
+    te_ctx *te = opt->te;
+    bool ok;
     te__frame_begin(te);
-    ok = te_module_visit_tensors(m, te__adam_add, opt);
-    if (ok && opt->desc.max_grad_norm > 0.0f) {
+    ok = te_module_visit_tensors(m, te__opt_add, opt);
+    if (ok && opt->options.max_grad_norm > 0.0f) {
         opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         ok = opt->norm && opt->clip;
     }
+    if (ok && keep_started) {
+        const int64_t n = opt->num_params;
+        opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
+        ok = opt->started != NULL;
+    }
     if (ok) {
-        opt->list = (te_adam_tensor *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_adam_tensor));
+        opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
+        opt->order = (int *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(int));
         opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
-        ok = opt->list && opt->grads;
+        ok = opt->list && opt->order && opt->grads;
     }
     te__frame_end(te, NULL, 0);
     if (ok) return opt;
@@ -44438,7 +44730,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
 
 /* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
  * parameter took no part in this step. */
-static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
+static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;
     te_result result;
@@ -44455,93 +44747,102 @@ static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
     *grad = main_grad;
     return TE_OK;
 }
+static te_result te__opt_grad(const te_optimizer *opt, te_tensor *param, te_tensor **grad) {
+    if (!opt->options.use_decoupled_grad) return te__main_or_grad(param, grad);
+    *grad = te_tensor_decoupled_grad(param);
+    return TE_OK;
+}
 
-static void te__adam_forget(te_tensor *param) {
-    te_tensor_zero_grad(param);
-    if (te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
+static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
+    te_tensor *grad = opt->options.use_decoupled_grad ? te_tensor_decoupled_grad(param) : te_tensor_grad(param);
+    if (opt->options.zero_grads && grad) te_tensor_fill(grad, 0.0);
+    else if (opt->options.use_decoupled_grad) te_tensor_set_decoupled_grad(param, NULL);
+    else te_tensor_zero_grad(param);
+    if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
 TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     int i;
     if (!opt) return;
-    for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
+    for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
 }
 
 /* Has the capture under way written the parameter? Then each launch does, and each step has to take what it wrote. */
-static bool te__adam_written_inside(const te_tensor *param) {
+static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
+/* Is this gradient in memory of the step before, which is not where the next one will be? */
+static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
+    return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
+}
 
 /* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
-static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
         bool stale;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
-        result = te__adam_grad(p->param, &grad);
+        result = te__opt_grad(opt, p->param, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (opt->te->capture && grad != te_tensor_main_grad(p->param) && grad->buffer && !grad->buffer->arena)
+        if (opt->te->capture && te__opt_grad_moves(p->param, grad))
             return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
                                       "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
+        if (opt->te->capture && opt->cls->may_capture) result = opt->cls->may_capture(opt, p);
+        if (result != TE_OK) return result;
         stale = p->version != te__param_version(p->param);
-        if (p->master && (stale || p->behind) && !opt->te->warming) {
-            if (opt->te->capture && !(stale && te__adam_written_inside(p->param)))
+        if (p->state[TE__OPT_MASTER].x && (stale || p->behind) && !opt->te->warming) {
+            if (opt->te->capture && !(stale && te__opt_written_inside(p->param)))
                 p->behind = true;
             else
-                result = te__adam_take_master(p);
+                result = te__opt_take_master(p);
             if (result != TE_OK) return result;
         }
         p->listed = true;
         opt->grads[*n] = grad;
-        opt->list[*n].grad = grad;
-        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize does the rest */
-        opt->list[*n].m = p->m;
-        opt->list[*n].v = p->v;
-        opt->list[*n].master = p->param->quantized ? NULL : p->master;
+        opt->order[*n] = i;
         ++*n;
     }
     return TE_OK;
 }
 
 /* A graph's record of the steps that it holds. */
-enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
-typedef struct te__adam_steps {
+enum { TE__OPT_WORDS = 2 /* of the graph's state: lr, and the two numbers of the kind */ };
+typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / (int)TE__ADAM_WORDS]; /* of each step */
+    short word[(int)TE__GRAPH_WORDS / (int)TE__OPT_WORDS]; /* of each step */
     bool clipped; /* before the capture */
-} te__adam_steps;
+} te__opt_steps;
 /* Behind it: whether each parameter takes part. */
-static bool *te__adam_listed(te__adam_steps *s) { return (bool *)(s + 1); }
+static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
 
-static te_result te__adam_before(te_graph *g, void *owner, void *data) {
+static te_result te__opt_before(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
-    te__adam_steps *s = (te__adam_steps *)data;
-    const bool *listed = te__adam_listed(s);
+    te__opt_steps *s = (te__opt_steps *)data;
+    const bool *listed = te__opt_listed(s);
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         p->untouched = p->version == te__param_version(p->param);
-        if (p->master && listed[i] && (p->behind || !p->untouched)) result = te__adam_take_master(p);
+        if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
     }
     for (i = 0; i < s->steps; i++) {
-        float numbers[2 * TE__ADAM_WORDS] = TE_ZERO;
-        numbers[0] = opt->desc.lr;
-        numbers[1] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta1, opt->steps + 1 + i);
-        numbers[2] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta2, opt->steps + 1 + i);
+        float numbers[2 * TE__OPT_WORDS] = TE_ZERO;
+        numbers[0] = opt->options.lr;
+        if (opt->cls->numbers) opt->cls->numbers(opt, opt->steps + 1 + i, numbers + 1);
         memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
     }
     return result;
 }
-static void te__adam_after(te_graph *g, void *owner, void *data) {
+static void te__opt_after(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
-    te__adam_steps *s = (te__adam_steps *)data;
-    const bool *listed = te__adam_listed(s);
+    te__opt_steps *s = (te__opt_steps *)data;
+    const bool *listed = te__opt_listed(s);
     int i;
     (void)g;
     for (i = 0; i < opt->num_params; i++)
@@ -44549,83 +44850,84 @@ static void te__adam_after(te_graph *g, void *owner, void *data) {
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
 }
-static void te__adam_captured(te_graph *g, void *owner, void *data) {
+static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
-    te__adam_steps *s = (te__adam_steps *)data;
+    te__opt_steps *s = (te__opt_steps *)data;
     (void)g;
     opt->steps -= s->steps;
     opt->clipped = s->clipped;
 }
 
 /* In a capture: the part that this optimizer has in the graph, with room for one more step; its numbers as tensors. */
-static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_tensor **lr, te_tensor **unbias) {
+static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
-    int word = te__graph_take_words(g, TE__ADAM_WORDS);
+    int word = te__graph_take_words(g, TE__OPT_WORDS);
     if (word < 0) return te_error_code(opt->te);
     if (!part) {
-        part = te__graph_add_part(g, opt, sizeof(te__adam_steps) + (size_t)opt->num_params * sizeof(bool));
+        part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
         if (!part) return TE_ERR_OUT_OF_MEMORY;
-        part->before = te__adam_before;
-        part->after = te__adam_after;
-        part->captured = te__adam_captured;
-        ((te__adam_steps *)part->data)->clipped = opt->clipped;
+        part->before = te__opt_before;
+        part->after = te__opt_after;
+        part->captured = te__opt_captured;
+        ((te__opt_steps *)part->data)->clipped = opt->clipped;
     }
-    *steps = (te__adam_steps *)part->data;
+    *steps = (te__opt_steps *)part->data;
     (*steps)->word[(*steps)->steps] = (short)word;
-    *lr = te__graph_view(g, TE_F32, 8 * word, 1);
-    *unbias = te__graph_view(g, TE_F32, 8 * word + 4, 2);
-    return *lr && *unbias ? TE_OK : te_error_code(opt->te);
+    step->lr = te__graph_view(g, TE_F32, 8 * word, 1);
+    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4, 2);
+    return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
 }
 
-static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, const te_tensor *lr, const te_tensor *unbias) {
-    te_op_adam_args args = TE_ZERO;
-    if (count == 0) return TE_OK;
-    args.tensors = opt->list;
-    args.num_tensors = count;
-    args.num_undecayed = num_undecayed;
-    args.lr = opt->desc.lr;
-    args.beta1 = opt->desc.beta1;
-    args.beta2 = opt->desc.beta2;
-    args.eps = opt->desc.eps;
-    args.weight_decay = opt->desc.weight_decay;
-    args.step = opt->steps + 1;
-    args.no_adam_w_mode = opt->desc.no_adam_w_mode;
-    args.no_bias_correction = opt->desc.no_bias_correction;
-    args.grad_scale = opt->clip;
-    args.lr_device = lr;
-    args.bias_correction = unbias;
-    return te_op_adam(opt->te, &args);
+/* The parameters of this step have taken part in one. */
+static te_result te__opt_note_started(te_optimizer *opt) {
+    bool news = false;
+    uint8_t *flags;
+    te_result result;
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        news = news || (opt->params[i].listed && !opt->params[i].started);
+        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+    }
+    if (!news || !opt->started) return TE_OK;
+    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
+    if (!flags) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
+    result = te_tensor_copy_from_host(opt->started, flags);
+    te__free(opt->te, flags, (size_t)opt->num_params);
+    return result;
 }
 
-static te_result te__adam_step(te_optimizer *opt) {
+static te_result te__opt_step_once(te_optimizer *opt) {
     te_ctx *te = opt->te;
-    te__adam_steps *captured = NULL;
-    te_tensor *lr = NULL, *unbias = NULL;
+    te__opt_steps *captured = NULL;
+    te__opt_step step = TE_ZERO;
     te_result result;
     bool split;
     int i, n = 0, decayed;
-    split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
+    split = opt->options.decay_matrices_only && opt->options.decays;
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
         opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
     }
-    result = te__adam_collect(opt, true, !split, &n);
+    result = te__opt_collect(opt, true, !split, &n);
     decayed = n;
-    if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
+    if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
+    step.count = n;
+    step.num_undecayed = n - decayed;
     if (opt->clip && n > 0 && result == TE_OK) {
         te_op_l2norm_args norm = TE_ZERO;
         norm.tensors = opt->grads;
         norm.num_tensors = n;
         norm.norm = opt->norm;
         norm.clip = opt->clip;
-        norm.max_norm = opt->desc.max_grad_norm;
+        norm.max_norm = opt->options.max_grad_norm;
         result = te_op_l2norm(te, &norm);
     }
-    if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
-    if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
-    if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
-    if (result == TE_OK) result = te__adam_requantize(opt);
+    if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
+    if (result == TE_OK) result = te__opt_prepare_values(opt); /* from here on nothing is wanted that might not be there */
+    if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
+    if (result == TE_OK) result = te__opt_requantize(opt);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
      * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
@@ -44633,12 +44935,12 @@ static te_result te__adam_step(te_optimizer *opt) {
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     if (captured) {
         captured->steps++;
-        for (i = 0; i < opt->num_params; i++) te__adam_listed(captured)[i] = te__adam_listed(captured)[i] || opt->params[i].listed;
+        for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
-    return TE_OK;
+    return te__opt_note_started(opt);
 }
 TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te__rng_state before;
@@ -44653,7 +44955,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);
-        result = te__adam_step(opt);
+        result = te__opt_step_once(opt);
         te__frame_end(te, NULL, 0);
         te__device_leave(te, entered);
     }
@@ -44672,40 +44974,369 @@ TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
     if (opt) opt->keep_grad = keep;
 }
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
-    if (opt) opt->desc.lr = lr;
+    if (opt) opt->options.lr = lr;
 }
-TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->desc.lr : 0.0f; }
+TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
+
+/* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
+static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name, const char *function, te__opt_param **found) {
+    te_ctx *te = opt->te;
+    te__opt_param *p = param ? te__opt_find(opt, param) : NULL;
+    int k;
+    *found = p;
+    if (te->error_code != TE_OK) return NULL;
+    if (!p || !name) {
+        te__fail(te, TE_ERR_INVALID, "%s: %s", function, !param ? "the parameter is NULL" : !name ? "the state's name is NULL" : "the tensor is no parameter of this optimizer");
+        return NULL;
+    }
+    for (k = 0; k < TE__OPT_STATES; k++)
+        if (opt->cls->state[k] && strcmp(opt->cls->state[k], name) == 0 && p->state[k].x) {
+            if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
+            return &p->state[k];
+        }
+    te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
+             opt->cls->state[0], opt->cls->state[1] ? ", " : "", opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
+             opt->cls->state[TE__OPT_MASTER]);
+    return NULL;
+}
+
+TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name) {
+    te__opt_param *p;
+    te__opt_state *s;
+    te_tensor *out;
+    te_result result;
+    if (!opt) return NULL;
+    s = te__opt_named_state(opt, param, state_name, "te_optimizer_get_unscaled_state", &p);
+    out = s ? te__empty_like(p->param, TE_F32) : NULL;
+    if (!out) return NULL;
+    if (te__opt_is_remainders(s)) {
+        size_t bytes = (size_t)te__numel(out) * sizeof(float);
+        float *master = (float *)te__alloc(opt->te, bytes);
+        result = master ? te__opt_remainders(p, master, false) : TE_ERR_OUT_OF_MEMORY;
+        if (result == TE_OK) result = te_tensor_copy_from_host(out, master);
+        te__free(opt->te, master, bytes);
+    } else
+        result = te__opt_unscale(s, out);
+    return te__checked(out, result);
+}
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state) {
+    static const char function[] = "te_optimizer_set_scaled_state";
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te__opt_param *p;
+    te__opt_state *s;
+    te_result result;
+    if (!opt) return TE_ERR_STATE;
+    s = te__opt_named_state(opt, param, state_name, function, &p);
+    if (!s) return te_error_code(opt->te);
+    result = te__want(opt->te, function, "unscaled_state", unscaled_state);
+    if (result == TE_OK && unscaled_state->dtype != TE_F32)
+        result = te__fail(opt->te, TE_ERR_DTYPE, "%s: unscaled_state is %s; f32 is needed", function, te_dtype_name(unscaled_state->dtype));
+    if (result == TE_OK && !te__same_shape(param, unscaled_state))
+        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the parameter %s", function, te__shape_text(unscaled_state, a), te__shape_text(param, b));
+    if (result != TE_OK) return result;
+    te__frame_begin(opt->te);
+    if (te__opt_is_remainders(s)) {
+        size_t bytes = (size_t)te__numel(param) * sizeof(float);
+        float *master = (float *)te__alloc(opt->te, bytes);
+        result = master ? te_tensor_to_host(unscaled_state, master) : TE_ERR_OUT_OF_MEMORY;
+        if (result == TE_OK) result = te__opt_remainders(p, master, true);
+        te__free(opt->te, master, bytes);
+        p->version = te__param_version(p->param);
+    } else
+        result = te__opt_store(s, unscaled_state);
+    te__frame_end(opt->te, NULL, 0);
+    return result;
+}
 
 /* The states, by the names that they have in a file. Return false to stop. */
 typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
-    static const char *const suffix[3] = {"exp_avg", "exp_avg_sq", "master"};
     char name[640];
     int i, k;
-    for (i = 0; opt && i < opt->num_params; i++) {
-        te_tensor *state[3];
-        state[0] = opt->params[i].m;
-        state[1] = opt->params[i].v;
-        state[2] = opt->params[i].master;
-        for (k = 0; k < 3; k++) {
-            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, suffix[k]);
-            if (state[k] && !visit(user, name, state[k])) return false;
+    for (i = 0; opt && i < opt->num_params; i++)
+        for (k = 0; k < TE__OPT_STATES; k++) {
+            const te__opt_state *s = &opt->params[i].state[k];
+            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            if (s->x && !visit(user, name, s->x)) return false;
+            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            if (s->scale && !visit(user, name, s->scale)) return false;
         }
-    }
-    return true;
+    return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
 /* A checkpoint has brought parameters and states: the masters belong to the parameters as they are now. */
-static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
+static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
+    uint8_t *flags = NULL;
+    te_result result = TE_OK;
     int i;
     opt->steps = steps;
-    opt->desc.lr = lr;
+    opt->options.lr = lr;
+    if (opt->started) {
+        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
+        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
+    }
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
         p->behind = false;
+        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
     }
+    te__free(opt->te, flags, (size_t)opt->num_params);
+    return result;
+}
+
+/* ==== train/adam.c ============================================================================================== */
+
+/* train/adam.c: FusedAdam: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+
+static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
+    const te_fused_adam_desc *d = &opt->desc.adam;
+    te_adam_tensor *list = (te_adam_tensor *)opt->list;
+    te_op_adam_args args = TE_ZERO;
+    int i;
+    for (i = 0; i < step->count; i++) {
+        const te__opt_param *p = &opt->params[opt->order[i]];
+        const te__opt_state *master = te__opt_entry_master(p);
+        list[i].grad = opt->grads[i];
+        list[i].param = te__opt_entry_param(p);
+        list[i].m = p->state[TE__OPT_FIRST].x;
+        list[i].m_scale = p->state[TE__OPT_FIRST].scale;
+        list[i].v = p->state[TE__OPT_SECOND].x;
+        list[i].v_scale = p->state[TE__OPT_SECOND].scale;
+        list[i].master = master->x;
+        list[i].master_scale = master->scale;
+    }
+    args.tensors = list;
+    args.num_tensors = step->count;
+    args.num_undecayed = step->num_undecayed;
+    args.lr = opt->options.lr;
+    args.beta1 = d->beta1;
+    args.beta2 = d->beta2;
+    args.eps = d->eps;
+    args.weight_decay = d->weight_decay;
+    args.step = opt->steps + 1;
+    args.no_adam_w_mode = d->no_adam_w_mode;
+    args.no_bias_correction = d->no_bias_correction;
+    args.grad_scale = opt->clip;
+    args.lr_device = step->lr;
+    args.bias_correction = step->numbers;
+    return te_op_adam(opt->te, &args);
+}
+static void te__adam_numbers_of(const te_optimizer *opt, int64_t step, float out[2]) {
+    const te_fused_adam_desc *d = &opt->desc.adam;
+    out[0] = te__adam_unbias(d->no_bias_correction, d->beta1, step);
+    out[1] = te__adam_unbias(d->no_bias_correction, d->beta2, step);
+}
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, te__adam_numbers_of, NULL};
+
+/* The format of a state: zero is f32. */
+static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
+    if (dtype == TE_DTYPE_NONE || dtype == TE_F32 || dtype == TE_F16 || (moment && (dtype == TE_BF16 || dtype == TE_F8E4M3))) return true;
+    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %s; %s is possible", name, te_dtype_name(dtype), moment ? "f32, f16, bf16 or e4m3" : "f32 or f16");
+    return false;
+}
+static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
+    const char *create = te__adam_class.create;
+    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "beta1", d->beta1, 1.0f) ||
+        !te__opt_in_range(te, create, "beta2", d->beta2, 1.0f) || !te__opt_in_range(te, create, "eps", d->eps, FLT_MAX) ||
+        !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) || !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX) ||
+        !te__adam_format_ok(te, "master_weight_dtype", d->master_weight_dtype, false) || !te__adam_format_ok(te, "exp_avg_dtype", d->exp_avg_dtype, true) ||
+        !te__adam_format_ok(te, "exp_avg_sq_dtype", d->exp_avg_sq_dtype, true))
+        return false;
+    if (d->amsgrad) te__fail(te, TE_ERR_UNSUPPORTED, "%s: amsgrad is set; FusedAdam does not have the AMSGrad variant", create);
+    return !d->amsgrad;
+}
+
+TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
+    te_fused_adam_desc d = TE_ZERO;
+    te__opt_options options = TE_ZERO;
+    te_optimizer *opt;
+    if (!te || !m) return NULL;
+    if (desc) d = *desc;
+    if (!te__adam_desc_ok(te, &d)) return NULL;
+    if (d.lr == 0.0f) d.lr = 1e-3f;
+    if (d.beta1 == 0.0f) d.beta1 = 0.9f;
+    if (d.beta2 == 0.0f) d.beta2 = 0.999f;
+    if (d.eps == 0.0f) d.eps = 1e-8f;
+    options.lr = d.lr;
+    options.max_grad_norm = d.max_grad_norm;
+    options.no_master_weights = d.no_master_weights;
+    options.decay_matrices_only = d.decay_matrices_only;
+    options.decays = d.weight_decay > 0.0f;
+    options.use_decoupled_grad = d.use_decoupled_grad;
+    options.store_param_remainders = d.store_param_remainders;
+    options.zero_grads = d.no_set_grad_none;
+    options.dtype[TE__OPT_FIRST] = d.exp_avg_dtype ? d.exp_avg_dtype : TE_F32;
+    options.dtype[TE__OPT_SECOND] = d.exp_avg_sq_dtype ? d.exp_avg_sq_dtype : TE_F32;
+    options.dtype[TE__OPT_MASTER] = d.master_weight_dtype ? d.master_weight_dtype : TE_F32;
+    opt = te__opt_create(te, m, &te__adam_class, &options, sizeof(te_adam_tensor));
+    if (!opt) return NULL;
+    opt->desc.adam = d;
+    return te__opt_fill(opt, m, false);
+}
+
+/* ==== train/sgd.c =============================================================================================== */
+
+/* train/sgd.c: FusedSGD: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+
+/* A first momentum is the gradient as it is; dampening alone makes that differ from a step of a momentum of zeros. */
+static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
+
+static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
+    const te_fused_sgd_desc *d = &opt->desc.sgd;
+    te_sgd_tensor *list = (te_sgd_tensor *)opt->list;
+    te_op_sgd_args args = TE_ZERO;
+    int i;
+    for (i = 0; i < step->count; i++) {
+        const te__opt_param *p = &opt->params[opt->order[i]];
+        list[i].grad = opt->grads[i];
+        list[i].param = te__opt_entry_param(p);
+        list[i].momentum = p->state[TE__OPT_FIRST].x;
+        list[i].master = te__opt_entry_master(p)->x;
+        list[i].first = te__sgd_first_counts(d) && !p->started;
+    }
+    args.tensors = list;
+    args.num_tensors = step->count;
+    args.num_undecayed = step->num_undecayed;
+    args.lr = opt->options.lr;
+    args.momentum = d->momentum;
+    args.dampening = d->dampening;
+    args.weight_decay = d->weight_decay;
+    args.nesterov = d->nesterov;
+    args.wd_after_momentum = d->wd_after_momentum;
+    args.grad_scale = opt->clip;
+    args.lr_device = step->lr;
+    return te_op_sgd(opt->te, &args);
+}
+static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) {
+    if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
+    return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
+}
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture}; /* no momentum */
+
+static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
+    const char *create = te__sgd_class.create;
+    if (d->lr == 0.0f) {
+        te__fail(te, TE_ERR_INVALID, "%s: lr is 0; it has no default", create);
+        return false;
+    }
+    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "momentum", d->momentum, FLT_MAX) ||
+        !te__opt_in_range(te, create, "dampening", d->dampening, FLT_MAX) || !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
+        !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX))
+        return false;
+    if (!d->nesterov || (d->momentum > 0.0f && d->dampening == 0.0f)) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed", create, (double)d->momentum,
+             (double)d->dampening);
+    return false;
+}
+
+TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
+    te_fused_sgd_desc d = TE_ZERO;
+    te__opt_options options = TE_ZERO;
+    te_optimizer *opt;
+    if (!te || !m) return NULL;
+    if (desc) d = *desc;
+    if (!te__sgd_desc_ok(te, &d)) return NULL;
+    options.lr = d.lr;
+    options.max_grad_norm = d.max_grad_norm;
+    options.no_master_weights = d.no_master_weights;
+    options.decay_matrices_only = d.decay_matrices_only;
+    options.decays = d.weight_decay > 0.0f;
+    options.zero_grads = d.no_set_grad_none;
+    opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
+    if (!opt) return NULL;
+    opt->desc.sgd = d;
+    return te__opt_fill(opt, m, te__sgd_first_counts(&d));
+}
+
+/* ==== train/multi_tensor.c ====================================================================================== */
+
+/* train/multi_tensor.c: norms and factors of many tensors, and of all gradients of a module tree. Knows the module tree and raw operations; must not know
+ * optimizers. */
+
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf) {
+    te_op_multi_scale_args args = TE_ZERO;
+    if (!te) return TE_ERR_STATE;
+    args.in = (const te_tensor *const *)in;
+    args.out = out;
+    args.num_tensors = num_tensors;
+    args.scale = scale;
+    args.found_inf = found_inf;
+    return te_op_multi_scale(te, &args);
+}
+
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor) {
+    te_op_l2norm_args args = TE_ZERO;
+    if (per_tensor) *per_tensor = NULL;
+    if (!te) return NULL;
+    if (num_tensors < 0) {
+        te__fail(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is %d", num_tensors);
+        return NULL;
+    }
+    args.tensors = (const te_tensor *const *)tensors;
+    args.num_tensors = num_tensors;
+    args.inv_scale = inv_scale;
+    args.norm = te__empty_1d(te, TE_F32, 1);
+    if (per_tensor) args.per_tensor = te__empty_1d(te, TE_F32, num_tensors);
+    if (!args.norm || (per_tensor && !args.per_tensor) || te_op_l2norm(te, &args) != TE_OK) return NULL;
+    if (per_tensor) *per_tensor = args.per_tensor;
+    return args.norm;
+}
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor) {
+    return te_multi_tensor_unscale_l2norm(te, tensors, num_tensors, NULL, per_tensor);
+}
+
+/* The gradients of a module tree, each once. */
+typedef struct te__grad_list {
+    te_ctx *te;
+    te_tensor **grads;
+    int num, cap;
+} te__grad_list;
+static bool te__grad_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__grad_list *l = (te__grad_list *)user;
+    te_tensor *grad;
+    int i;
+    (void)m, (void)path;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    if (te__main_or_grad(x, &grad) != TE_OK) return false;
+    for (i = 0; i < l->num; i++)
+        if (l->grads[i] == grad) return true;
+    if (!grad) return true;
+    if (!te__grow(l->te, (void **)&l->grads, &l->cap, l->num, sizeof(te_tensor *))) return false;
+    l->grads[l->num++] = grad;
+    return true;
+}
+TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
+    te__grad_list l = TE_ZERO;
+    te_op_l2norm_args norm = TE_ZERO;
+    te_op_multi_scale_args scale = TE_ZERO;
+    te_result result;
+    if (!m) return NULL;
+    l.te = te_module_ctx(m);
+    if (l.te->error_code != TE_OK) return NULL;
+    if (!(max_norm > 0.0f)) {
+        te__fail(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed", (double)max_norm);
+        return NULL;
+    }
+    te__frame_begin(l.te);
+    result = te_module_visit_tensors(m, te__grad_list_add, &l) ? TE_OK : te_error_code(l.te);
+    norm.norm = te__empty_1d(l.te, TE_F32, 1);
+    norm.clip = te__empty_1d(l.te, TE_F32, 1);
+    if (!norm.norm || !norm.clip) result = te_error_code(l.te);
+    norm.tensors = (const te_tensor *const *)l.grads;
+    norm.num_tensors = l.num;
+    norm.max_norm = max_norm;
+    if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
+    scale.in = (const te_tensor *const *)l.grads;
+    scale.out = l.grads;
+    scale.num_tensors = l.num;
+    scale.scale = 1.0f;
+    scale.scale_device = norm.clip;
+    if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
+    te__free(l.te, l.grads, (size_t)l.cap * sizeof(te_tensor *));
+    return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
 }
 
 /* ==== io/json.c ================================================================================================= */
@@ -45504,7 +46135,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
- *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master)
+ *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
@@ -45769,7 +46400,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
-    if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (result != TE_OK) return result;
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;
 }

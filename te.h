@@ -734,6 +734,7 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
     X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
     X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
+    X(cross_entropy_merge, CROSS_ENTROPY_MERGE, loss)  \
     X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)      \
     X(mse_fwd, MSE_FWD, loss)                          \
     X(mse_bwd, MSE_BWD, loss)                          \
@@ -1380,21 +1381,34 @@ typedef struct te_op_dropout_add_bwd_args {
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
- * count: optional f32 [1], the number of targets that are not ignored. */
+ * count: optional f32 [1], the number of targets that are not ignored.
+ *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share; 0 => V: all of it
+ *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf where it is another rank's) and, if e > 0, sum x of these columns */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
+    int64_t vocab_size, vocab_start;
+    te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing and
- * ignore_index; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
+/* loss f32 [M] and lse f32 [M] of rows whose columns ranks share, from parts f32 [R, M, 3], those of all R of them, and the forward's target, label_smoothing,
+ * ignore_index and vocab_size. */
+typedef struct te_op_cross_entropy_merge_args {
+    const te_tensor *parts, *target;
+    te_tensor *loss, *lse;
+    float label_smoothing;
+    int64_t ignore_index, vocab_size;
+} te_op_cross_entropy_merge_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing,
+ * ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
 typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
+    int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */
@@ -2104,9 +2118,12 @@ typedef struct te_cross_entropy_desc {
     int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
     bool has_ignore_index; /* ignore_index was given */
     bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
+    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V .. (r + 1) V - 1; NULL => one has all */
+    bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
 } te_cross_entropy_desc;
-/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL.
- * Source: transformer_engine.pytorch.parallel_cross_entropy, on one rank. */
+/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
+ * targets, and get the same losses.
+ * Source: transformer_engine.pytorch.parallel_cross_entropy. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
 /* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
@@ -14481,13 +14498,13 @@ static const char *const te__source_60[] = { /* ops/loss/cross_entropy_bwd.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {",
     "    te_follow();",
-    "    float everywhere = a.smoothing / (float)a.v, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;",
+    "    float everywhere = a.smoothing / (float)a.vocab, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
-    "        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);",
+    "        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;",
     "        float lse = a.lse[row], factor = a.dloss[row * a.dloss_step] * a.scale / count;",
     "        auto gradient = [&](float x, te_i64 i) {",
     "            float d = te_loss_exp(x - lse) - everywhere;",
-    "            if (i == t) d -= 1.0f - a.smoothing;",
+    "            if (i == column) d -= 1.0f - a.smoothing;",
     "            return t < 0 ? 0.0f : d * factor;",
     "        };",
     "#ifdef X_DT",
@@ -14548,6 +14565,8 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
     "//   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count",
     "//",
+    "// Of columns that are a part of the vocabulary: lse, x_target and sum x, for cross_entropy_merge.",
+    "//",
     "// One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.",
     "// -inf is a legal logit, so all elements of a thread may be -inf: it then subtracts 0 in place of m.",
     "//",
@@ -14567,9 +14586,8 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "struct te_running {",
     "    float m, s, sum;",
     "};",
-    "TE_DEV float te_reference(float m) { return m == -TE_INF ? 0.0f : m; }",
     "TE_DEV void te_running_add(te_running *r, float x) {",
-    "    float m = fmaxf(r->m, x), ref = te_reference(m);",
+    "    float m = fmaxf(r->m, x), ref = te_loss_reference(m);",
     "    r->s = r->s * te_loss_exp(r->m - ref) + te_loss_exp(x - ref);",
     "    r->m = m;",
     "    r->sum += x;",
@@ -14579,7 +14597,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    float m = r->m, s, sum = 0.0f;",
     "#pragma unroll",
     "    for (int j = 0; j < 8; j++) m = fmaxf(m, x[j]);",
-    "    float ref = te_reference(m);",
+    "    float ref = te_loss_reference(m);",
     "    s = r->s * te_loss_exp(r->m - ref);",
     "#pragma unroll",
     "    for (int j = 0; j < 8; j++) {",
@@ -14611,33 +14629,72 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_fwd.cu */
     "        for (te_i64 i = threadIdx.x; i < a.v; i += blockDim.x) te_running_add(&r, te_load(a.logits, first + i, a.logits_dt));",
     "#endif",
     "        float m = te_block_max(r.m, scratch);",
-    "        float s = te_block_sum(r.s * te_loss_exp(r.m - te_reference(m)), scratch);",
+    "        float s = te_block_sum(r.s * te_loss_exp(r.m - te_loss_reference(m)), scratch);",
     "        float sum = a.smoothing > 0.0f ? te_block_sum(r.sum, scratch) : 0.0f;",
     "        if (threadIdx.x == 0) {",
-    "            te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);",
-    "            float lse = m + logf(s), loss = 0.0f;",
-    "            if (t >= 0) {",
-    "                loss = lse - te_load(a.logits, first + t, a.logits_dt);",
-    "                if (a.smoothing > 0.0f) loss = (1.0f - a.smoothing) * loss + a.smoothing * lse - a.smoothing / (float)a.v * sum;",
+    "            te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;",
+    "            float lse = m + logf(s), x_target = t >= 0 && column >= 0 && column < a.v ? te_load(a.logits, first + column, a.logits_dt) : -TE_INF;",
+    "            if (a.parts) {",
+    "                a.parts[3 * row] = lse, a.parts[3 * row + 1] = x_target, a.parts[3 * row + 2] = sum;",
+    "            } else {",
+    "                a.loss[row] = t >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;",
+    "                a.lse[row] = lse;",
     "            }",
-    "            a.loss[row] = loss;",
-    "            a.lse[row] = lse;",
     "        }",
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/kargs.h */
+static const char *const te__source_63[] = { /* ops/loss/cross_entropy_merge.cu */
+    "// ops/loss/cross_entropy_merge.cu: the loss of each row from what the ranks that share its columns have found, in rank order.",
+    "//",
+    "//   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r",
+    "//",
+    "// Launch: block 256, a thread a row.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/loss/kargs.h\"",
+    "#include \"ops/loss/loss.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_cross_entropy_merge(const __grid_constant__ te__cross_entropy_merge_kargs a) {",
+    "    te_follow();",
+    "    te_i64 row = (te_i64)blockIdx.x * 256 + threadIdx.x;",
+    "    if (row >= a.m) return;",
+    "    float m = -TE_INF, x_target = -TE_INF, s = 0.0f, sum = 0.0f;",
+    "    for (int r = 0; r < a.ranks; r++) m = fmaxf(m, a.parts[3 * (a.m * r + row)]);",
+    "    for (int r = 0; r < a.ranks; r++) {",
+    "        const float *part = a.parts + 3 * (a.m * r + row);",
+    "        s += te_loss_exp(part[0] - te_loss_reference(m));",
+    "        x_target = part[1] > x_target || part[1] != part[1] ? part[1] : x_target;",
+    "        sum += part[2];",
+    "    }",
+    "    float lse = m + logf(s);",
+    "    a.lse[row] = lse;",
+    "    a.loss[row] = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab) >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;",
+    "}",
+};
+static const char *const te__source_64[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
-    "/* loss[m] and lse[m] from logits [m, v]. */",
+    "/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */",
     "typedef struct te__cross_entropy_fwd_kargs {",
     "    const void *logits;",
     "    const void *target; /* [m] */",
     "    float *loss, *lse;  /* [m] */",
-    "    long long m, v, ignore_index;",
+    "    float *parts;       /* [m][3], or NULL */",
+    "    long long m, v, vocab, start, ignore_index;",
     "    float smoothing;",
     "    int logits_dt, target_dt;",
     "} te__cross_entropy_fwd_kargs;",
+    "",
+    "/* loss[m] and lse[m] from the parts of `ranks` ranks. */",
+    "typedef struct te__cross_entropy_merge_kargs {",
+    "    const float *parts; /* [ranks][m][3] */",
+    "    const void *target; /* [m] */",
+    "    float *loss, *lse;  /* [m] */",
+    "    long long m, vocab, ignore_index;",
+    "    float smoothing;",
+    "    int ranks, target_dt;",
+    "} te__cross_entropy_merge_kargs;",
     "",
     "/* count = the number of targets that are not ignored. */",
     "typedef struct te__cross_entropy_count_kargs {",
@@ -14653,7 +14710,7 @@ static const char *const te__source_63[] = { /* ops/loss/kargs.h */
     "    const float *lse, *dloss; /* [m]; dloss [m] or [1] */",
     "    const float *count;       /* [1], or NULL */",
     "    void *dlogits;            /* may be logits */",
-    "    long long m, v, ignore_index;",
+    "    long long m, v, vocab, start, ignore_index;",
     "    long long dloss_step; /* 1, or 0: one for all rows */",
     "    float scale, smoothing;",
     "    int logits_dt, target_dt, dlogits_dt;",
@@ -14670,8 +14727,8 @@ static const char *const te__source_63[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
-    "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
+static const char *const te__source_65[] = { /* ops/loss/loss.cuh */
+    "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its sums.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
@@ -14688,6 +14745,12 @@ static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
     "    return t == ignore_index || t < 0 || t >= v ? -1 : t;",
     "}",
     "",
+    "TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, te_i64 vocab) {",
+    "    float loss = lse - x_target;",
+    "    return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing * lse - smoothing / (float)vocab * sum : loss;",
+    "}",
+    "TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }",
+    "",
     "// Rows of an odd vocabulary start anywhere: elements `head` .. head + 8 * vectors - 1 are the part that can be read eight at a time.",
     "struct te_loss_span {",
     "    te_i64 head, vectors, tail;",
@@ -14702,7 +14765,7 @@ static const char *const te__source_64[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_66[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Benchmark: \"mean squared error backward\" in tests/bench/h200.csv.",
@@ -14736,7 +14799,7 @@ static const char *const te__source_65[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_67[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -14778,7 +14841,7 @@ static const char *const te__source_66[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -14794,7 +14857,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/math/axpby.cu */
+static const char *const te__source_69[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.",
     "//",
     "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
@@ -14838,7 +14901,7 @@ static const char *const te__source_68[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_70[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -14960,7 +15023,7 @@ static const char *const te__source_69[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/column_sum_short.cu */
+static const char *const te__source_71[] = { /* ops/math/column_sum_short.cu */
     "// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n], f32, for at most some thousand rows: the partial",
     "// sums that gemm_hopper and act_bwd_tile leave.",
     "//",
@@ -15000,7 +15063,7 @@ static const char *const te__source_70[] = { /* ops/math/column_sum_short.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/copy.cu */
+static const char *const te__source_72[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -15127,7 +15190,7 @@ static const char *const te__source_71[] = { /* ops/math/copy.cu */
     "        if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_73[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -15209,7 +15272,7 @@ static const char *const te__source_72[] = { /* ops/math/embedding_bwd.cu */
     "    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_74[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Benchmark: \"embedding forward\" in tests/bench/h200.csv.",
@@ -15244,7 +15307,7 @@ static const char *const te__source_73[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
@@ -15348,7 +15411,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/fill.cu */
+static const char *const te__source_76[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Benchmark: \"fill\" in tests/bench/h200.csv.",
@@ -15374,7 +15437,7 @@ static const char *const te__source_75[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/kargs.h */
+static const char *const te__source_77[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -15491,7 +15554,7 @@ static const char *const te__source_76[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_77[] = { /* ops/math/random.cu */
+static const char *const te__source_78[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Benchmark: \"normal random\" in tests/bench/h200.csv.",
@@ -15531,7 +15594,7 @@ static const char *const te__source_77[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/sum.cu */
+static const char *const te__source_79[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -15575,7 +15638,7 @@ static const char *const te__source_78[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_80[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -15593,7 +15656,7 @@ static const char *const te__source_79[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/math/transpose.cu */
+static const char *const te__source_81[] = { /* ops/math/transpose.cu */
     "// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -15708,7 +15771,7 @@ static const char *const te__source_80[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_82[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -15740,7 +15803,7 @@ static const char *const te__source_81[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -15784,7 +15847,7 @@ static const char *const te__source_82[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -15861,7 +15924,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -16031,7 +16094,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/norm/kargs.h */
+static const char *const te__source_86[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -16087,7 +16150,7 @@ static const char *const te__source_85[] = { /* ops/norm/kargs.h */
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
 };
-static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -16107,7 +16170,7 @@ static const char *const te__source_86[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16424,7 +16487,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16438,7 +16501,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -16556,7 +16619,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -16692,7 +16755,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -16742,7 +16805,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -16850,7 +16913,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -16999,7 +17062,7 @@ static const char *const te__source_93[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -17066,7 +17129,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17293,7 +17356,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17399,7 +17462,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17416,7 +17479,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -17543,7 +17606,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -17879,7 +17942,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/optim/adam.cu */
+static const char *const te__source_101[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -17949,7 +18012,7 @@ static const char *const te__source_100[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/adam.cuh */
+static const char *const te__source_102[] = { /* ops/optim/adam.cuh */
     "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
     "// how the elements are shared among threads.",
     "#pragma once",
@@ -17990,7 +18053,7 @@ static const char *const te__source_101[] = { /* ops/optim/adam.cuh */
     "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/adam_amax.cu */
+static const char *const te__source_103[] = { /* ops/optim/adam_amax.cu */
     "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
     "//",
     "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
@@ -18020,7 +18083,7 @@ static const char *const te__source_102[] = { /* ops/optim/adam_amax.cu */
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/adam_scales.cu */
+static const char *const te__source_104[] = { /* ops/optim/adam_scales.cu */
     "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes; the old ones, and the factors of what will be stored, go to the",
     "// workspace, for adam_states reads the one and writes by the other.",
     "//",
@@ -18048,7 +18111,7 @@ static const char *const te__source_103[] = { /* ops/optim/adam_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/adam_states.cu */
+static const char *const te__source_105[] = { /* ops/optim/adam_states.cu */
     "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
     "//",
     "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
@@ -18083,7 +18146,7 @@ static const char *const te__source_104[] = { /* ops/optim/adam_states.cu */
     "    }",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/arithmetic.h */
+static const char *const te__source_106[] = { /* ops/optim/arithmetic.h */
     "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
     " * not where the elements lie. */",
     "#ifndef TE__OPTIM_ARITHMETIC_H",
@@ -18115,7 +18178,7 @@ static const char *const te__source_105[] = { /* ops/optim/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_106[] = { /* ops/optim/kargs.h */
+static const char *const te__source_107[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -18229,7 +18292,7 @@ static const char *const te__source_106[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_107[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_108[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -18255,7 +18318,7 @@ static const char *const te__source_107[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_109[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -18308,7 +18371,7 @@ static const char *const te__source_108[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_110[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18327,7 +18390,7 @@ static const char *const te__source_109[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_111[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18343,7 +18406,7 @@ static const char *const te__source_110[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_112[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18392,7 +18455,7 @@ static const char *const te__source_111[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/optim/sgd.cu */
+static const char *const te__source_113[] = { /* ops/optim/sgd.cu */
     "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
     "//",
     "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
@@ -18433,7 +18496,7 @@ static const char *const te__source_112[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_114[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -18453,7 +18516,7 @@ static const char *const te__source_113[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/rope/kargs.h */
+static const char *const te__source_115[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -18488,7 +18551,7 @@ static const char *const te__source_114[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_115[] = { /* ops/rope/rope.cu */
+static const char *const te__source_116[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -18675,7 +18738,7 @@ static const char *const te__source_115[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/shard/kargs.h */
+static const char *const te__source_117[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -18722,7 +18785,7 @@ static const char *const te__source_116[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_117[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_118[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -18739,7 +18802,7 @@ static const char *const te__source_117[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_118[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_119[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -18854,7 +18917,7 @@ static const char *const te__source_118[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_119[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_120[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -18982,7 +19045,7 @@ static const char *const te__source_119[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_120[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_121[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -19056,7 +19119,7 @@ static const char *const te__source_120[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_121[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_122[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -19110,7 +19173,7 @@ static const char *const te__source_121[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_122[] = { /* ops/stats/kargs.h */
+static const char *const te__source_123[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19132,7 +19195,7 @@ static const char *const te__source_122[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_123[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_124[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -19210,7 +19273,7 @@ static const char *const te__source_123[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_124[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_125[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19317,69 +19380,70 @@ static const te__source te__sources[] = {
     {"ops/gemm/shift.cuh", te__source_59, 19},
     {"ops/loss/cross_entropy_bwd.cu", te__source_60, 58},
     {"ops/loss/cross_entropy_count.cu", te__source_61, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_62, 82},
-    {"ops/loss/kargs.h", te__source_63, 42},
-    {"ops/loss/loss.cuh", te__source_64, 30},
-    {"ops/loss/mse_bwd.cu", te__source_65, 32},
-    {"ops/loss/mse_fwd.cu", te__source_66, 40},
-    {"ops/loss/mse_sum.cu", te__source_67, 14},
-    {"ops/math/axpby.cu", te__source_68, 42},
-    {"ops/math/column_sum.cu", te__source_69, 120},
-    {"ops/math/column_sum_short.cu", te__source_70, 38},
-    {"ops/math/copy.cu", te__source_71, 125},
-    {"ops/math/embedding_bwd.cu", te__source_72, 80},
-    {"ops/math/embedding_fwd.cu", te__source_73, 33},
-    {"ops/math/embedding_sort.cu", te__source_74, 102},
-    {"ops/math/fill.cu", te__source_75, 24},
-    {"ops/math/kargs.h", te__source_76, 115},
-    {"ops/math/random.cu", te__source_77, 38},
-    {"ops/math/sum.cu", te__source_78, 42},
-    {"ops/math/sum_final.cu", te__source_79, 16},
-    {"ops/math/transpose.cu", te__source_80, 113},
-    {"ops/mxfp8/kargs.h", te__source_81, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_82, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_83, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_84, 168},
-    {"ops/norm/kargs.h", te__source_85, 54},
-    {"ops/norm/norm_amax.cu", te__source_86, 18},
-    {"ops/norm/norm_bwd.cu", te__source_87, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_88, 12},
-    {"ops/norm/norm_fwd.cu", te__source_89, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_90, 134},
-    {"ops/norm/norm_parts.cuh", te__source_91, 48},
-    {"ops/norm/norm_row.cuh", te__source_92, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_93, 147},
-    {"ops/nvfp4/kargs.h", te__source_94, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_95, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_96, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_97, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_98, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_99, 334},
-    {"ops/optim/adam.cu", te__source_100, 68},
-    {"ops/optim/adam.cuh", te__source_101, 39},
-    {"ops/optim/adam_amax.cu", te__source_102, 28},
-    {"ops/optim/adam_scales.cu", te__source_103, 26},
-    {"ops/optim/adam_states.cu", te__source_104, 33},
-    {"ops/optim/arithmetic.h", te__source_105, 30},
-    {"ops/optim/kargs.h", te__source_106, 112},
-    {"ops/optim/l2norm_final.cu", te__source_107, 24},
-    {"ops/optim/l2norm_partial.cu", te__source_108, 51},
-    {"ops/optim/l2norm_tensor.cu", te__source_109, 17},
-    {"ops/optim/multi.cuh", te__source_110, 14},
-    {"ops/optim/multi_scale.cu", te__source_111, 47},
-    {"ops/optim/sgd.cu", te__source_112, 39},
-    {"ops/optim/store_state.cu", te__source_113, 18},
-    {"ops/rope/kargs.h", te__source_114, 33},
-    {"ops/rope/rope.cu", te__source_115, 185},
-    {"ops/shard/kargs.h", te__source_116, 45},
-    {"ops/shard/shard.cuh", te__source_117, 15},
-    {"ops/shard/shard_amax.cu", te__source_118, 113},
-    {"ops/shard/shard_cast.cu", te__source_119, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_120, 72},
-    {"ops/shard/shard_scales.cu", te__source_121, 52},
-    {"ops/stats/kargs.h", te__source_122, 20},
-    {"ops/stats/quant_error.cu", te__source_123, 76},
-    {"ops/stats/quant_error_final.cu", te__source_124, 42},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_62, 83},
+    {"ops/loss/cross_entropy_merge.cu", te__source_63, 26},
+    {"ops/loss/kargs.h", te__source_64, 53},
+    {"ops/loss/loss.cuh", te__source_65, 36},
+    {"ops/loss/mse_bwd.cu", te__source_66, 32},
+    {"ops/loss/mse_fwd.cu", te__source_67, 40},
+    {"ops/loss/mse_sum.cu", te__source_68, 14},
+    {"ops/math/axpby.cu", te__source_69, 42},
+    {"ops/math/column_sum.cu", te__source_70, 120},
+    {"ops/math/column_sum_short.cu", te__source_71, 38},
+    {"ops/math/copy.cu", te__source_72, 125},
+    {"ops/math/embedding_bwd.cu", te__source_73, 80},
+    {"ops/math/embedding_fwd.cu", te__source_74, 33},
+    {"ops/math/embedding_sort.cu", te__source_75, 102},
+    {"ops/math/fill.cu", te__source_76, 24},
+    {"ops/math/kargs.h", te__source_77, 115},
+    {"ops/math/random.cu", te__source_78, 38},
+    {"ops/math/sum.cu", te__source_79, 42},
+    {"ops/math/sum_final.cu", te__source_80, 16},
+    {"ops/math/transpose.cu", te__source_81, 113},
+    {"ops/mxfp8/kargs.h", te__source_82, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_83, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_84, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_85, 168},
+    {"ops/norm/kargs.h", te__source_86, 54},
+    {"ops/norm/norm_amax.cu", te__source_87, 18},
+    {"ops/norm/norm_bwd.cu", te__source_88, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_89, 12},
+    {"ops/norm/norm_fwd.cu", te__source_90, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_91, 134},
+    {"ops/norm/norm_parts.cuh", te__source_92, 48},
+    {"ops/norm/norm_row.cuh", te__source_93, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_94, 147},
+    {"ops/nvfp4/kargs.h", te__source_95, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_96, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_97, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_98, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_99, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_100, 334},
+    {"ops/optim/adam.cu", te__source_101, 68},
+    {"ops/optim/adam.cuh", te__source_102, 39},
+    {"ops/optim/adam_amax.cu", te__source_103, 28},
+    {"ops/optim/adam_scales.cu", te__source_104, 26},
+    {"ops/optim/adam_states.cu", te__source_105, 33},
+    {"ops/optim/arithmetic.h", te__source_106, 30},
+    {"ops/optim/kargs.h", te__source_107, 112},
+    {"ops/optim/l2norm_final.cu", te__source_108, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_109, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_110, 17},
+    {"ops/optim/multi.cuh", te__source_111, 14},
+    {"ops/optim/multi_scale.cu", te__source_112, 47},
+    {"ops/optim/sgd.cu", te__source_113, 39},
+    {"ops/optim/store_state.cu", te__source_114, 18},
+    {"ops/rope/kargs.h", te__source_115, 33},
+    {"ops/rope/rope.cu", te__source_116, 185},
+    {"ops/shard/kargs.h", te__source_117, 45},
+    {"ops/shard/shard.cuh", te__source_118, 15},
+    {"ops/shard/shard_amax.cu", te__source_119, 113},
+    {"ops/shard/shard_cast.cu", te__source_120, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_121, 72},
+    {"ops/shard/shard_scales.cu", te__source_122, 52},
+    {"ops/stats/kargs.h", te__source_123, 20},
+    {"ops/stats/quant_error.cu", te__source_124, 76},
+    {"ops/stats/quant_error_final.cu", te__source_125, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -25899,8 +25963,10 @@ enum {
 #define TE__ARGS_dropout_add_bwd(T, L)                                                                                                         \
     T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_cross_entropy_fwd(T, L)                                                                                                       \
-    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)               \
-        T(count, TE__OUT | TE__AS_F32 | TE__OPT)
+    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts))                      \
+        T(lse, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) T(count, TE__OUT | TE__AS_F32 | TE__OPT) T(parts, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cross_entropy_merge(T, L)                                                                                                     \
+    T(parts, TE__IN | TE__AS_F32) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)
 #define TE__ARGS_cross_entropy_bwd(T, L)                                                                                                       \
     T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) T(dloss, TE__IN | TE__AS_F32)     \
         T(count, TE__IN | TE__AS_F32 | TE__OPT) T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
@@ -34080,15 +34146,26 @@ static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_op_dropout_
 
 /* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* loss[m] and lse[m] from logits [m, v]. */
+/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */
 typedef struct te__cross_entropy_fwd_kargs {
     const void *logits;
     const void *target; /* [m] */
     float *loss, *lse;  /* [m] */
-    long long m, v, ignore_index;
+    float *parts;       /* [m][3], or NULL */
+    long long m, v, vocab, start, ignore_index;
     float smoothing;
     int logits_dt, target_dt;
 } te__cross_entropy_fwd_kargs;
+
+/* loss[m] and lse[m] from the parts of `ranks` ranks. */
+typedef struct te__cross_entropy_merge_kargs {
+    const float *parts; /* [ranks][m][3] */
+    const void *target; /* [m] */
+    float *loss, *lse;  /* [m] */
+    long long m, vocab, ignore_index;
+    float smoothing;
+    int ranks, target_dt;
+} te__cross_entropy_merge_kargs;
 
 /* count = the number of targets that are not ignored. */
 typedef struct te__cross_entropy_count_kargs {
@@ -34104,7 +34181,7 @@ typedef struct te__cross_entropy_bwd_kargs {
     const float *lse, *dloss; /* [m]; dloss [m] or [1] */
     const float *count;       /* [1], or NULL */
     void *dlogits;            /* may be logits */
-    long long m, v, ignore_index;
+    long long m, v, vocab, start, ignore_index;
     long long dloss_step; /* 1, or 0: one for all rows */
     float scale, smoothing;
     int logits_dt, target_dt, dlogits_dt;
@@ -34134,10 +34211,38 @@ static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, cons
     return r == TE_OK ? te__want_numel(te, op, "count", count, 1) : r;
 }
 
+/* The columns that there are lie in the vocabulary. */
+static te_result te__check_cross_entropy_vocab(te_ctx *te, const char *op, int64_t v, int64_t *size, int64_t start) {
+    if (*size == 0) *size = v;
+    if (start >= 0 && start <= *size - v) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: vocab_start is %lld, the logits have %lld columns and vocab_size is %lld; all columns must lie in the vocabulary", op,
+                    (long long)start, (long long)v, (long long)*size);
+}
+
 static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
+    if (r == TE_OK) r = te__check_cross_entropy_vocab(te, op, te__cols(a->logits), &a->vocab_size, a->vocab_start);
+    if (r == TE_OK) r = te__want_numel(te, op, "parts", a->parts, 3 * te__rows(a->logits));
+    if (r == TE_OK && a->parts && (a->loss || a->lse))
+        r = te__fail(te, TE_ERR_INVALID, "%s: parts and %s are given; parts stand in place of loss and lse", op, a->loss ? "loss" : "lse");
     return r == TE_OK ? te__want_numel(te, op, "loss", a->loss, te__rows(a->logits)) : r;
+}
+
+static te_result te__check_cross_entropy_merge(te_ctx *te, te_op_cross_entropy_merge_args *a) {
+    const char *op = "cross_entropy_merge";
+    char text[TE__SHAPE_TEXT];
+    int64_t m = te__numel(a->target);
+    te_result r = TE_OK;
+    if (m == 0 ? te__numel(a->parts) != 0 : te__numel(a->parts) == 0 || te__numel(a->parts) % (3 * m) != 0)
+        r = te__fail(te, TE_ERR_SHAPE, "%s: parts is %s; a multiple of 3 x %lld elements is needed, three numbers for each target and rank", op,
+                     te__shape_text(a->parts, text), (long long)m);
+    if (r == TE_OK) r = te__want_numel(te, op, "loss", a->loss, m);
+    if (r == TE_OK) r = te__want_numel(te, op, "lse", a->lse, m);
+    if (r == TE_OK && (!(a->label_smoothing >= 0.0f && a->label_smoothing <= 1.0f) || a->vocab_size < 1))
+        r = te__fail(te, TE_ERR_INVALID, "%s: label_smoothing is %g and vocab_size %lld; 0 to 1 and 1 or more are possible", op, (double)a->label_smoothing,
+                     (long long)a->vocab_size);
+    return r;
 }
 
 static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd_args *a) {
@@ -34146,6 +34251,7 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd
     int64_t m = te__rows(a->logits);
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
     if (a->scale == 0.0f) a->scale = 1.0f;
+    if (r == TE_OK) r = te__check_cross_entropy_vocab(te, op, te__cols(a->logits), &a->vocab_size, a->vocab_start);
     if (r == TE_OK && te__numel(a->dloss) != 1 && te__numel(a->dloss) != m)
         r = te__fail(te, TE_ERR_SHAPE, "%s: dloss is %s; %lld elements are needed, or one for all rows", op, te__shape_text(a->dloss, text), (long long)m);
     return r == TE_OK ? te__want_like(te, op, "dlogits", a->dlogits, "logits", a->logits) : r;
@@ -34177,15 +34283,21 @@ static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ign
 
 /* ---- cross entropy ---- */
 
+static float te__loss_of(float lse, float x_target, float sum, float smoothing, int64_t vocab) {
+    float loss = lse - x_target;
+    return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing * lse - smoothing / (float)vocab * sum : loss;
+}
+
 static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_cross_entropy_fwd_args *a = (const te_op_cross_entropy_fwd_args *)user;
     const void *logits = te__data(a->logits);
     te_dtype dt = a->logits->dtype;
-    float run[TE__LOSS_RUN], e = a->label_smoothing;
+    float run[TE__LOSS_RUN];
     int64_t v = te__cols(a->logits), row, i, k, count;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
-        float m = -INFINITY, reference, lse, loss = 0.0f;
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t - a->vocab_start;
+        bool here = t >= 0 && column >= 0 && column < v;
+        float m = -INFINITY, reference, lse, x_target;
         double s = 0.0, sum = 0.0;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
@@ -34202,11 +34314,15 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
             }
         }
         lse = (float)((double)m + log(s));
-        if (t >= 0) {
-            loss = lse - te__load_element(logits, dt, row * v + t);
-            if (e > 0.0f) loss = (1.0f - e) * loss + e * lse - e / (float)v * (float)sum;
+        x_target = here ? te__load_element(logits, dt, row * v + column) : -INFINITY;
+        if (a->parts) {
+            float *parts = (float *)te__data(a->parts) + 3 * row;
+            parts[0] = lse;
+            parts[1] = x_target;
+            parts[2] = a->label_smoothing > 0.0f ? (float)sum : 0.0f;
+            continue;
         }
-        ((float *)te__data(a->loss))[row] = loss;
+        ((float *)te__data(a->loss))[row] = t >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
         ((float *)te__data(a->lse))[row] = lse;
     }
 }
@@ -34216,8 +34332,30 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
-    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, v) >= 0;
+    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0;
     *(float *)te__data(a->count) = (float)counted;
+    return TE_OK;
+}
+
+static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entropy_merge_args *a) {
+    int64_t m = te__numel(a->target), ranks = m ? te__numel(a->parts) / (3 * m) : 0, row, r;
+    (void)te;
+    for (row = 0; row < m; row++) {
+        const float *parts = (const float *)te__data(a->parts) + 3 * row;
+        float most = -INFINITY, x_target = -INFINITY, lse;
+        double s = 0.0, sum = 0.0;
+        for (r = 0; r < ranks; r++) most = parts[3 * m * r] > most ? parts[3 * m * r] : most;
+        for (r = 0; r < ranks; r++) {
+            const float *part = parts + 3 * m * r;
+            s += (double)expf(part[0] - (most == -INFINITY ? 0.0f : most));
+            x_target = part[1] > x_target || part[1] != part[1] ? part[1] : x_target;
+            sum += (double)part[2];
+        }
+        lse = (float)((double)most + log(s));
+        ((float *)te__data(a->lse))[row] = lse;
+        ((float *)te__data(a->loss))[row] =
+            te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
+    }
     return TE_OK;
 }
 
@@ -34227,15 +34365,15 @@ static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
     int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
     if (a->count) count_of_targets = fmaxf(*(const float *)te__data(a->count), 1.0f);
-    everywhere = e / (float)v;
+    everywhere = e / (float)a->vocab_size;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t < 0 ? -1 : t - a->vocab_start;
         float factor = dloss[row * step] * a->scale / count_of_targets;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
             te__load_row(te__data(a->logits), a->logits->dtype, row * v + i, count, run);
             for (k = 0; k < count; k++) run[k] = expf(run[k] - lse[row]) - everywhere;
-            if (t >= i && t < i + count) run[t - i] -= 1.0f - e;
+            if (column >= i && column < i + count) run[column - i] -= 1.0f - e;
             for (k = 0; k < count; k++) run[k] = t < 0 ? 0.0f : run[k] * factor;
             te__store_row(te__data(a->dlogits), a->dlogits->dtype, row * v + i, count, run);
         }
@@ -34329,8 +34467,11 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->target = te__data(a->target);
         k->loss = (float *)te__data(a->loss);
         k->lse = (float *)te__data(a->lse);
+        k->parts = (float *)te__data(a->parts);
         k->m = m;
         k->v = v;
+        k->vocab = a->vocab_size;
+        k->start = a->vocab_start;
         k->ignore_index = a->ignore_index;
         k->smoothing = a->label_smoothing;
         k->logits_dt = a->logits->dtype;
@@ -34344,12 +34485,34 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->target = te__data(a->target);
         k->count = (float *)te__data(a->count);
         k->m = m;
-        k->v = v;
+        k->v = a->vocab_size;
         k->ignore_index = a->ignore_index;
         k->target_dt = a->target->dtype;
         te__launch_size(l, 1, 1, 1, 1024, 0);
     }
     te__plan_why(p, "one pass over the logits, a block for each row");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cross_entropy_merge_args *a) {
+    int64_t m = te__numel(a->target);
+    te__launch *l;
+    te__cross_entropy_merge_kargs *k;
+    if (m == 0) return TE_OK;
+    l = te__plan_launch(p, "loss", "cross_entropy_merge");
+    k = TE__KARGS(p, l, te__cross_entropy_merge_kargs);
+    k->parts = (const float *)te__data(a->parts);
+    k->target = te__data(a->target);
+    k->loss = (float *)te__data(a->loss);
+    k->lse = (float *)te__data(a->lse);
+    k->m = m;
+    k->vocab = a->vocab_size;
+    k->ignore_index = a->ignore_index;
+    k->smoothing = a->label_smoothing;
+    k->ranks = (int)(te__numel(a->parts) / (3 * m));
+    k->target_dt = a->target->dtype;
+    te__launch_size(l, te__div_up(m, 256), 1, 1, 256, 0);
+    te__plan_why(p, "a thread for each row");
     return TE_OK;
 }
 
@@ -34372,6 +34535,8 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     k->dlogits = te__data(a->dlogits);
     k->m = m;
     k->v = v;
+    k->vocab = a->vocab_size;
+    k->start = a->vocab_start;
     k->ignore_index = a->ignore_index;
     k->dloss_step = te__numel(a->dloss) == 1 ? 0 : 1;
     k->scale = a->scale;
@@ -42038,8 +42203,8 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
 
 typedef struct te__loss_state {
     float label_smoothing;
-    int64_t ignore_index;
-    bool reduce;
+    int64_t ignore_index, vocab_size, vocab_start;
+    bool reduce, inplace;
 } te__loss_state;
 
 static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -42053,20 +42218,48 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     args.dloss = te_tensor_contiguous(dy[0]);
     args.label_smoothing = s->label_smoothing;
     args.ignore_index = s->ignore_index;
-    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.vocab_size = s->vocab_size;
+    args.vocab_start = s->vocab_start;
+    args.dlogits = dx[0] = s->inplace ? te__alias(saved[0]) : te__empty_like(saved[0], saved[0]->dtype);
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
+}
+
+/* Losses and lse of rows; of columns that ranks share by what each of them finds. */
+static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
+    te_ctx *te = rows->te;
+    te_op_cross_entropy_merge_args merge = TE_ZERO;
+    te_tensor *all;
+    te_result result;
+    if (te_group_size(group) == 1) {
+        args->loss = rows;
+        args->lse = lse;
+        return te_op_cross_entropy_fwd(te, args);
+    }
+    args->parts = te__empty_1d(te, TE_F32, 3 * te__numel(rows));
+    merge.parts = all = te__empty_1d(te, TE_F32, 3 * te__numel(rows) * te_group_size(group));
+    merge.target = args->target;
+    merge.loss = rows;
+    merge.lse = lse;
+    merge.label_smoothing = args->label_smoothing;
+    merge.ignore_index = args->ignore_index;
+    merge.vocab_size = args->vocab_size;
+    result = args->parts && all ? te_op_cross_entropy_fwd(te, args) : te_error_code(te);
+    result = result == TE_OK ? te_all_gather(group, args->parts, all) : te__refuse(group, TE__ALL_GATHER, result);
+    return result == TE_OK ? te_op_cross_entropy_merge(te, &merge) : result;
 }
 
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
     te_cross_entropy_desc zero = TE_ZERO;
     te_op_cross_entropy_fwd_args args = TE_ZERO;
     te__loss_state state;
-    te_tensor *saved[4], *rows, *loss;
+    te_tensor *saved[4], *rows, *lse, *loss;
+    te_group *group;
     te_ctx *te;
     te_result result;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
     if (!desc) desc = &zero;
+    group = desc->dist_process_group;
     te = logits->te;
     if (te__numel(target) != te__rows(logits)) {
         te__fail(te, TE_ERR_SHAPE, "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
@@ -42079,16 +42272,21 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     state.label_smoothing = desc->label_smoothing;
     state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
     state.reduce = !desc->no_reduce_loss;
+    state.inplace = desc->inplace_backward;
+    state.vocab_size = te__cols(logits) * te_group_size(group);
+    state.vocab_start = te__cols(logits) * te_group_rank(group);
     te__frame_begin(te);
     args.logits = logits;
     args.target = target;
-    args.loss = rows = te__empty_1d(te, TE_F32, te__rows(logits));
-    args.lse = te__empty_1d(te, TE_F32, te__rows(logits));
+    rows = te__empty_1d(te, TE_F32, te__rows(logits));
+    lse = te__empty_1d(te, TE_F32, te__rows(logits));
     args.count = te__empty_1d(te, TE_F32, 1);
     args.label_smoothing = state.label_smoothing;
     args.ignore_index = state.ignore_index;
+    args.vocab_size = state.vocab_size;
+    args.vocab_start = state.vocab_start;
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
-    result = args.loss && args.lse && args.count && loss ? te_op_cross_entropy_fwd(te, &args) : te_error_code(te);
+    result = rows && lse && args.count && loss ? te__cross_entropy_rows(group, &args, rows, lse) : te_error_code(te);
     if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
         te_op_sum_args sum = TE_ZERO;
         te_op_axpby_args divide = TE_ZERO;
@@ -42102,7 +42300,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     }
     saved[0] = logits;
     saved[1] = target;
-    saved[2] = args.lse;
+    saved[2] = lse;
     saved[3] = args.count;
     if (result == TE_OK) loss = te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
     return te__frame_return(te, result == TE_OK ? loss : NULL);

@@ -675,6 +675,24 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.sgd.momentum = 0.9f;
         c->args.sgd.weight_decay = 0.01f;
         break;
+        CALL(66, CROSS_ENTROPY_FWD, "cross-entropy of a part of the vocabulary")
+        c->args.cross_entropy_fwd.logits = call_normal(te, dtype, 2, mn, 1);
+        c->args.cross_entropy_fwd.target = call_ids(te, M, 2 * (int)N);
+        c->args.cross_entropy_fwd.parts = call_out(c, te, TE_F32, 2, (const int64_t[]){M, 3});
+        c->args.cross_entropy_fwd.label_smoothing = 0.1f;
+        c->args.cross_entropy_fwd.ignore_index = -100;
+        c->args.cross_entropy_fwd.vocab_size = 2 * N;
+        c->args.cross_entropy_fwd.vocab_start = N;
+        break;
+        CALL(67, CROSS_ENTROPY_MERGE, "cross-entropy of two parts")
+        c->args.cross_entropy_merge.parts = call_normal(te, TE_F32, 3, (const int64_t[]){2, M, 3}, 1);
+        c->args.cross_entropy_merge.target = call_ids(te, M, (int)N);
+        c->args.cross_entropy_merge.loss = call_out(c, te, TE_F32, 1, vm);
+        c->args.cross_entropy_merge.lse = call_out(c, te, TE_F32, 1, vm);
+        c->args.cross_entropy_merge.label_smoothing = 0.1f;
+        c->args.cross_entropy_merge.ignore_index = -100;
+        c->args.cross_entropy_merge.vocab_size = N;
+        break;
     default: return false;
     }
 #undef CALL

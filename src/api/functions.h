@@ -58,9 +58,12 @@ typedef struct te_cross_entropy_desc {
     int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
     bool has_ignore_index; /* ignore_index was given */
     bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
+    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V .. (r + 1) V - 1; NULL => one has all */
+    bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
 } te_cross_entropy_desc;
-/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL.
- * Source: transformer_engine.pytorch.parallel_cross_entropy, on one rank. */
+/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
+ * targets, and get the same losses.
+ * Source: transformer_engine.pytorch.parallel_cross_entropy. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
 /* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);

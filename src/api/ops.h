@@ -63,6 +63,7 @@
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
     X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
     X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
+    X(cross_entropy_merge, CROSS_ENTROPY_MERGE, loss)  \
     X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)      \
     X(mse_fwd, MSE_FWD, loss)                          \
     X(mse_bwd, MSE_BWD, loss)                          \

@@ -268,21 +268,34 @@ typedef struct te_op_dropout_add_bwd_args {
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
- * count: optional f32 [1], the number of targets that are not ignored. */
+ * count: optional f32 [1], the number of targets that are not ignored.
+ *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share; 0 => V: all of it
+ *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf where it is another rank's) and, if e > 0, sum x of these columns */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
+    int64_t vocab_size, vocab_start;
+    te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing and
- * ignore_index; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
+/* loss f32 [M] and lse f32 [M] of rows whose columns ranks share, from parts f32 [R, M, 3], those of all R of them, and the forward's target, label_smoothing,
+ * ignore_index and vocab_size. */
+typedef struct te_op_cross_entropy_merge_args {
+    const te_tensor *parts, *target;
+    te_tensor *loss, *lse;
+    float label_smoothing;
+    int64_t ignore_index, vocab_size;
+} te_op_cross_entropy_merge_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing,
+ * ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
 typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
+    int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */

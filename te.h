@@ -731,6 +731,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
     X(attn_fwd, ATTN_FWD, attn)                        \
     X(attn_bwd, ATTN_BWD, attn)                        \
+    X(softmax_fwd, SOFTMAX_FWD, softmax)               \
+    X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
     X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
     X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
@@ -1356,6 +1358,26 @@ typedef struct te_op_attn_bwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_attn_bwd_args;
+
+/* ---- softmax ------------------------------------------------------------------------------------------------- */
+
+/* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].
+ *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, -10000 stands in place of scale * x. A row in which nothing else is larger
+ *           gives zeros, as in TransformerEngine
+ *   causal  row i sees its first i + 1 + s_k - s_q columns: y is 0 in the others, and in rows that see none
+ * y may be x. */
+typedef struct te_op_softmax_fwd_args {
+    const te_tensor *x, *mask;
+    te_tensor *y;
+    float scale; /* 0 => 1 */
+    bool causal;
+} te_op_softmax_fwd_args;
+/* dx = scale * (y * dy - y * (sum over the last dimension of y * dy)), from the forward's y and its scale; dx may be dy. */
+typedef struct te_op_softmax_bwd_args {
+    const te_tensor *dy, *y;
+    te_tensor *dx;
+    float scale; /* 0 => 1 */
+} te_op_softmax_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
@@ -2111,6 +2133,17 @@ typedef struct te_attention_desc {
 /* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first) -> [s_q, b, H, dv]. Head h uses group
  * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
+
+/* softmax(scale * x) over the last dimension; scale 0 => 1. The four softmax functions of TransformerEngine (transformer_engine.pytorch.attention's ScaledSoftmax ...),
+ * of any sizes and float formats. */
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
+/* The same with a mask, u8 [b or 1, 1, s_q, s_k], of x [b, h, s_q, s_k]: scores where it is not 0 become -10000, and a row that is masked throughout gives zeros.
+ * mask may be NULL. */
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale);
+/* The same of square matrices x [.., s, s]: row i sees its first i + 1 columns, and the others are 0. */
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale);
+/* The same of x [.., s_q, s_k], aligned at the bottom right: row i sees its first i + 1 + s_k - s_q columns, and a row that sees none is 0. */
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale);
 
 /* Options of te_cross_entropy. */
 typedef struct te_cross_entropy_desc {
@@ -19173,7 +19206,165 @@ static const char *const te__source_122[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_123[] = { /* ops/stats/kargs.h */
+static const char *const te__source_123[] = { /* ops/softmax/kargs.h */
+    "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
+    "typedef struct te__softmax_fwd_kargs {",
+    "    const void *x;",
+    "    const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */",
+    "    void *y;",
+    "    long long m, n, s_q, heads;",
+    "    float scale;",
+    "    int causal, one_mask; /* one_mask: of all batches */",
+    "    int x_dt, y_dt;",
+    "} te__softmax_fwd_kargs;",
+    "",
+    "/* dx = scale * (y * dy - y * sum(y * dy)). */",
+    "typedef struct te__softmax_bwd_kargs {",
+    "    const void *dy, *y;",
+    "    void *dx;",
+    "    long long m, n;",
+    "    float scale;",
+    "    int dy_dt, y_dt, dx_dt;",
+    "} te__softmax_bwd_kargs;",
+};
+static const char *const te__source_124[] = { /* ops/softmax/softmax_bwd.cu */
+    "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
+    "//",
+    "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
+    "// n a multiple of 8, all aligned to 16 bytes.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3",
+    "// te:row X_DT=2",
+    "// te:row X_DT=1",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/softmax/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_softmax_bwd(const __grid_constant__ te__softmax_bwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "#ifdef X_DT",
+    "    const int width = 8;",
+    "#else",
+    "    const int width = 1;",
+    "#endif",
+    "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
+    "        te_i64 first = row * a.n;",
+    "        auto load = [&](te_i64 at, float y[width], float dy[width]) {",
+    "#ifdef X_DT",
+    "            te_load8(a.y, first + at, X_DT, y);",
+    "            te_load8(a.dy, first + at, X_DT, dy);",
+    "#else",
+    "            y[0] = te_load(a.y, first + at, a.y_dt), dy[0] = te_load(a.dy, first + at, a.dy_dt);",
+    "#endif",
+    "        };",
+    "        float sum = 0.0f;",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < a.n; at += (te_i64)blockDim.x * width) {",
+    "            float y[width], dy[width];",
+    "            load(at, y, dy);",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) sum = fmaf(y[j], dy[j], sum);",
+    "        }",
+    "        sum = te_block_sum(sum, scratch);",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < a.n; at += (te_i64)blockDim.x * width) {",
+    "            float y[width], dy[width];",
+    "            load(at, y, dy);",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) dy[j] = a.scale * (y[j] * dy[j] - y[j] * sum);",
+    "#ifdef X_DT",
+    "            te_store8(a.dx, first + at, X_DT, dy);",
+    "#else",
+    "            te_store(a.dx, first + at, a.dx_dt, dy[0]);",
+    "#endif",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_125[] = { /* ops/softmax/softmax_fwd.cu */
+    "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
+    "//",
+    "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
+    "//",
+    "// Two passes: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads; then y is written. The second",
+    "// read finds the row in a cache. The columns that a causal row does not see are written and not read.",
+    "//",
+    "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: x and y of that format, n",
+    "// a multiple of 8, both aligned to 16 bytes, mask to 8.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3",
+    "// te:row X_DT=2",
+    "// te:row X_DT=1",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/softmax/kargs.h\"",
+    "",
+    "TE_DEV float te_softmax_reference(float m) { return m == -TE_INF ? 0.0f : m; }",
+    "struct te_softmax_running {",
+    "    float m, s;",
+    "};",
+    "// Eight scores, or one: those that are not there are -inf.",
+    "template <int N> TE_DEV void te_softmax_add(te_softmax_running *r, const float x[N]) {",
+    "    float m = r->m, s;",
+    "#pragma unroll",
+    "    for (int j = 0; j < N; j++) m = fmaxf(m, x[j]);",
+    "    float ref = te_softmax_reference(m);",
+    "    s = r->s * expf(r->m - ref);",
+    "#pragma unroll",
+    "    for (int j = 0; j < N; j++) s += expf(x[j] - ref);",
+    "    r->m = m, r->s = s;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_softmax_fwd(const __grid_constant__ te__softmax_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "#ifdef X_DT",
+    "    const int width = 8;",
+    "#else",
+    "    const int width = 1;",
+    "#endif",
+    "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
+    "        te_i64 i = row % a.s_q, first = row * a.n, visible = a.causal ? i + 1 + a.n - a.s_q : a.n;",
+    "        visible = visible < 0 ? 0 : visible > a.n ? a.n : visible;",
+    "        const te_u8 *mask = a.mask ? a.mask + ((a.one_mask ? 0 : row / (a.s_q * a.heads)) * a.s_q + i) * a.n : 0;",
+    "        auto scores = [&](te_i64 at, float x[width]) {",
+    "#ifdef X_DT",
+    "            te_load8(a.x, first + at, X_DT, x);",
+    "#else",
+    "            x[0] = te_load(a.x, first + at, a.x_dt);",
+    "#endif",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) {",
+    "                x[j] = __fmul_rn(x[j], a.scale);",
+    "                if (mask && mask[at + j]) x[j] = -10000.0f;",
+    "                if (at + j >= visible) x[j] = -TE_INF;",
+    "            }",
+    "        };",
+    "        te_softmax_running r = {-TE_INF, 0.0f};",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < visible; at += (te_i64)blockDim.x * width) {",
+    "            float x[width];",
+    "            scores(at, x);",
+    "            te_softmax_add<width>(&r, x);",
+    "        }",
+    "        float m = te_block_max(r.m, scratch), ref = te_softmax_reference(m);",
+    "        float s = te_block_sum(r.s * expf(r.m - ref), scratch), inverse = mask && m == -10000.0f ? 0.0f : __frcp_rn(s);",
+    "        if (visible == 0) inverse = 0.0f;",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < a.n; at += (te_i64)blockDim.x * width) {",
+    "            float y[width];",
+    "            if (at < visible) scores(at, y);",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) y[j] = at + j < visible ? expf(y[j] - m) * inverse : 0.0f;",
+    "#ifdef X_DT",
+    "            te_store8(a.y, first + at, X_DT, y);",
+    "#else",
+    "            te_store(a.y, first + at, a.y_dt, y[0]);",
+    "#endif",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_126[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19195,7 +19386,7 @@ static const char *const te__source_123[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_124[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_127[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -19273,7 +19464,7 @@ static const char *const te__source_124[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_125[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_128[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19441,9 +19632,12 @@ static const te__source te__sources[] = {
     {"ops/shard/shard_cast.cu", te__source_120, 126},
     {"ops/shard/shard_cast_transposed.cu", te__source_121, 72},
     {"ops/shard/shard_scales.cu", te__source_122, 52},
-    {"ops/stats/kargs.h", te__source_123, 20},
-    {"ops/stats/quant_error.cu", te__source_124, 76},
-    {"ops/stats/quant_error_final.cu", te__source_125, 42},
+    {"ops/softmax/kargs.h", te__source_123, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_124, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_125, 80},
+    {"ops/stats/kargs.h", te__source_126, 20},
+    {"ops/stats/quant_error.cu", te__source_127, 76},
+    {"ops/stats/quant_error_final.cu", te__source_128, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -25957,6 +26151,9 @@ enum {
         T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
         T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
@@ -33971,6 +34168,201 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     te__plan_why(p, te__attn_why_general);
     r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v));
     return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v)) : r;
+}
+
+/* ==== ops/softmax/kargs.h ======================================================================================= */
+
+/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */
+typedef struct te__softmax_fwd_kargs {
+    const void *x;
+    const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */
+    void *y;
+    long long m, n, s_q, heads;
+    float scale;
+    int causal, one_mask; /* one_mask: of all batches */
+    int x_dt, y_dt;
+} te__softmax_fwd_kargs;
+
+/* dx = scale * (y * dy - y * sum(y * dy)). */
+typedef struct te__softmax_bwd_kargs {
+    const void *dy, *y;
+    void *dx;
+    long long m, n;
+    float scale;
+    int dy_dt, y_dt, dx_dt;
+} te__softmax_bwd_kargs;
+
+/* ==== ops/softmax/op.c ========================================================================================== */
+
+/* ops/softmax/op.c: the front door of softmax: defaults and checks. Knows tensors; must not know which backend runs. */
+
+/* What stands in place of a masked score. */
+#define TE__SOFTMAX_MASKED (-10000.0f)
+
+static te_result te__check_softmax_fwd(te_ctx *te, te_op_softmax_fwd_args *a) {
+    const char *op = "softmax_fwd";
+    char x[TE__SHAPE_TEXT], mask[TE__SHAPE_TEXT];
+    const te_tensor *m = a->mask;
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    if (a->causal && a->x->ndim < 2)
+        return te__fail(te, TE_ERR_SHAPE, "%s: x is %s; a causal one has at least 2 dimensions, [.., s_q, s_k]", op, te__shape_text(a->x, x));
+    if (m && (a->x->ndim != 4 || m->ndim != 4 || (m->shape[0] != 1 && m->shape[0] != a->x->shape[0]) || m->shape[1] != 1 || m->shape[2] != a->x->shape[2] ||
+              m->shape[3] != a->x->shape[3]))
+        return te__fail(te, TE_ERR_SHAPE, "%s: mask is %s and x is %s; [b or 1, 1, s_q, s_k] and [b, h, s_q, s_k] are needed", op, te__shape_text(m, mask),
+                        te__shape_text(a->x, x));
+    return te__want_like(te, op, "y", a->y, "x", a->x);
+}
+static te_result te__check_softmax_bwd(te_ctx *te, te_op_softmax_bwd_args *a) {
+    te_result r = te__want_like(te, "softmax_bwd", "dy", a->dy, "y", a->y);
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    return r == TE_OK ? te__want_like(te, "softmax_bwd", "dx", a->dx, "y", a->y) : r;
+}
+
+/* Rows of one matrix; 1 if x is a row. */
+static int64_t te__softmax_rows(const te_tensor *x) { return x->ndim >= 2 ? x->shape[x->ndim - 2] : 1; }
+
+/* ==== ops/softmax/cpu.c ========================================================================================= */
+
+/* ops/softmax/cpu.c: softmax of rows, the reference. Knows rows of numbers; must not know CUDA. */
+
+enum { TE__SOFTMAX_RUN = 512 };
+
+/* Columns of row `i` of a matrix of s_q rows that a causal softmax sees. */
+static int64_t te__softmax_visible(const te_op_softmax_fwd_args *a, int64_t row) {
+    int64_t s_q = te__softmax_rows(a->x), n = te__cols(a->x);
+    return a->causal ? te__min(n, te__max(0, row % s_q + 1 + n - s_q)) : n;
+}
+/* Scores begin .. begin + count - 1 of a row, scaled and masked. */
+static void te__softmax_scores(const te_op_softmax_fwd_args *a, int64_t row, int64_t begin, int64_t count, float *out) {
+    int64_t n = te__cols(a->x), s_q = te__softmax_rows(a->x), k;
+    te__load_row(te__data(a->x), a->x->dtype, row * n + begin, count, out);
+    for (k = 0; k < count; k++) out[k] *= a->scale;
+    if (a->mask) {
+        int64_t batch = a->mask->shape[0] == 1 ? 0 : row / (s_q * a->x->shape[1]);
+        const uint8_t *mask = (const uint8_t *)te__data(a->mask) + (batch * s_q + row % s_q) * n + begin;
+        for (k = 0; k < count; k++)
+            if (mask[k]) out[k] = TE__SOFTMAX_MASKED;
+    }
+}
+static void te__softmax_fwd_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_softmax_fwd_args *a = (const te_op_softmax_fwd_args *)user;
+    float run[TE__SOFTMAX_RUN];
+    int64_t n = te__cols(a->x), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        int64_t visible = te__softmax_visible(a, row);
+        float m = -INFINITY, inverse;
+        double s = 0.0;
+        for (i = 0; i < visible; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, visible - i);
+            te__softmax_scores(a, row, i, count, run);
+            for (k = 0; k < count; k++) m = run[k] > m ? run[k] : m;
+        }
+        for (i = 0; i < visible; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, visible - i);
+            te__softmax_scores(a, row, i, count, run);
+            for (k = 0; k < count; k++) s += (double)expf(run[k] - m);
+        }
+        inverse = a->mask && m == TE__SOFTMAX_MASKED ? 0.0f : (float)(1.0 / s);
+        for (i = 0; i < n; i += count) { /* element i is read before it is written, where y is x */
+            count = te__min(TE__SOFTMAX_RUN, (i < visible ? visible : n) - i);
+            if (i < visible) te__softmax_scores(a, row, i, count, run);
+            for (k = 0; k < count; k++) run[k] = i < visible ? expf(run[k] - m) * inverse : 0.0f;
+            te__store_row(te__data(a->y), a->y->dtype, row * n + i, count, run);
+        }
+    }
+}
+static te_result te__cpu_softmax_fwd(te_ctx *te, const te_op_softmax_fwd_args *a) {
+    te_op_softmax_fwd_args args = *a;
+    te__parallel_for(te, te__rows(a->x), te__max(1, 4096 / te__max(1, te__cols(a->x))), te__softmax_fwd_rows, &args);
+    return TE_OK;
+}
+
+static void te__softmax_bwd_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_softmax_bwd_args *a = (const te_op_softmax_bwd_args *)user;
+    float y[TE__SOFTMAX_RUN], dy[TE__SOFTMAX_RUN];
+    int64_t n = te__cols(a->y), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        double s = 0.0;
+        float sum;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, n - i);
+            te__load_row(te__data(a->y), a->y->dtype, row * n + i, count, y);
+            te__load_row(te__data(a->dy), a->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) s += (double)y[k] * (double)dy[k];
+        }
+        sum = (float)s;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, n - i);
+            te__load_row(te__data(a->y), a->y->dtype, row * n + i, count, y);
+            te__load_row(te__data(a->dy), a->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) dy[k] = a->scale * (y[k] * dy[k] - y[k] * sum);
+            te__store_row(te__data(a->dx), a->dx->dtype, row * n + i, count, dy);
+        }
+    }
+}
+static te_result te__cpu_softmax_bwd(te_ctx *te, const te_op_softmax_bwd_args *a) {
+    te_op_softmax_bwd_args args = *a;
+    te__parallel_for(te, te__rows(a->y), te__max(1, 4096 / te__max(1, te__cols(a->y))), te__softmax_bwd_rows, &args);
+    return TE_OK;
+}
+
+/* ==== ops/softmax/cuda.c ======================================================================================== */
+
+/* ops/softmax/cuda.c: softmax, which kernel and how it is launched. Knows plans; must not know the driver. */
+
+/* Threads for a row of n elements, of which each has eight or more. */
+static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_up(te__max(1, te__div_up(n, 16)), 32)); }
+
+static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    bool vector = !p->baseline && n % 8 == 0 && a->x->dtype == a->y->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16);
+    te__launch *l;
+    te__softmax_fwd_kargs *k;
+    if (m == 0 || n == 0) return TE_OK;
+    l = te__plan_launch(p, "softmax", "softmax_fwd");
+    k = TE__KARGS(p, l, te__softmax_fwd_kargs);
+    k->x = te__data(a->x);
+    k->mask = (const unsigned char *)te__data(a->mask);
+    k->y = te__data(a->y);
+    k->m = m;
+    k->n = n;
+    k->s_q = te__softmax_rows(a->x);
+    k->heads = a->mask ? a->x->shape[1] : 1;
+    k->scale = a->scale;
+    k->causal = a->causal;
+    k->one_mask = a->mask && a->mask->shape[0] == 1;
+    k->x_dt = a->x->dtype;
+    k->y_dt = a->y->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
+    te__plan_why(p, vector ? "a block for each row, eight scores a thread" : "general: a block for each row, one score at a time");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_args *a) {
+    int64_t m = te__rows(a->y), n = te__cols(a->y);
+    bool vector = !p->baseline && n % 8 == 0 && a->dy->dtype == a->y->dtype && a->dx->dtype == a->y->dtype && te__is_aligned(a->y, 16) && te__is_aligned(a->dy, 16) &&
+                  te__is_aligned(a->dx, 16);
+    te__launch *l;
+    te__softmax_bwd_kargs *k;
+    if (m == 0 || n == 0) return TE_OK;
+    l = te__plan_launch(p, "softmax", "softmax_bwd");
+    k = TE__KARGS(p, l, te__softmax_bwd_kargs);
+    k->dy = te__data(a->dy);
+    k->y = te__data(a->y);
+    k->dx = te__data(a->dx);
+    k->m = m;
+    k->n = n;
+    k->scale = a->scale;
+    k->dy_dt = a->dy->dtype;
+    k->y_dt = a->y->dtype;
+    k->dx_dt = a->dx->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->y->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
+    te__plan_why(p, vector ? "a block for each row, eight numbers a thread" : "general: a block for each row, one number at a time");
+    return TE_OK;
 }
 
 /* ==== ops/dropout/kargs.h ======================================================================================= */
@@ -42329,6 +42721,53 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
     args.target = in[1];
     args.loss = y;
     return te__record("mse_loss", te__checked(y, te_op_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
+}
+
+/* ==== nn/softmax.c ============================================================================================== */
+
+/* nn/softmax.c: the softmax functions of attention scores, forward and backward. Knows raw operations; must not know modules. */
+
+static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_softmax_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.y = saved[0];
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.scale = *(const float *)state;
+    return args.dy && dx[0] ? te_op_softmax_bwd(te, &args) : te_error_code(te);
+}
+
+static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool causal, const char *function) {
+    te_op_softmax_fwd_args args = TE_ZERO;
+    te_tensor *y;
+    if (!x || !te__operand(x, mask, true, function) || !te__need_float(x, function)) return NULL;
+    x = te_tensor_contiguous(x);
+    if (mask) mask = te_tensor_contiguous(mask);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y || te_error_code(x->te) != TE_OK) return NULL;
+    args.x = x;
+    args.mask = mask;
+    args.y = y;
+    args.scale = scale;
+    args.causal = causal;
+    y = te__checked(y, te_op_softmax_fwd(x->te, &args));
+    return te__record(function, y, te__softmax_backward, &scale, sizeof(scale), &x, 1, &y, 1);
+}
+
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale) { return te__softmax(x, NULL, scale, false, "te_scaled_softmax"); }
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale) { return te__softmax(x, mask, scale, false, "te_scaled_masked_softmax"); }
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale) {
+    char text[TE__SHAPE_TEXT];
+    if (!x) return NULL;
+    if (x->ndim < 2 || x->shape[x->ndim - 1] != x->shape[x->ndim - 2]) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_scaled_upper_triang_masked_softmax: x is %s; square matrices, [.., s, s], are needed: te_scaled_aligned_causal_masked_softmax takes others",
+                 te__shape_text(x, text));
+        return NULL;
+    }
+    return te__softmax(x, NULL, scale, true, "te_scaled_upper_triang_masked_softmax");
+}
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale) {
+    return te__softmax(x, NULL, scale, true, "te_scaled_aligned_causal_masked_softmax");
 }
 
 /* ==== nn/attention.c ============================================================================================ */

@@ -693,6 +693,23 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.cross_entropy_merge.ignore_index = -100;
         c->args.cross_entropy_merge.vocab_size = N;
         break;
+        CALL(68, SOFTMAX_FWD, "masked softmax of scores")
+        c->args.softmax_fwd.x = call_normal(te, dtype, 4, (const int64_t[]){2, 3, 77, 200}, 1);
+        c->args.softmax_fwd.mask = te_tensor_zeros(te, TE_U8, 4, (const int64_t[]){2, 1, 77, 200});
+        c->args.softmax_fwd.y = call_out(c, te, dtype, 4, (const int64_t[]){2, 3, 77, 200});
+        c->args.softmax_fwd.scale = 0.125f;
+        break;
+        CALL(69, SOFTMAX_FWD, "causal softmax of scores")
+        c->args.softmax_fwd.x = call_normal(te, dtype, 3, (const int64_t[]){3, 77, 101}, 1);
+        c->args.softmax_fwd.y = call_out(c, te, dtype, 3, (const int64_t[]){3, 77, 101});
+        c->args.softmax_fwd.causal = true;
+        break;
+        CALL(70, SOFTMAX_BWD, "softmax backward")
+        c->args.softmax_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.softmax_bwd.y = call_normal(te, dtype, 2, mn, 2);
+        c->args.softmax_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.softmax_bwd.scale = 0.125f;
+        break;
     default: return false;
     }
 #undef CALL

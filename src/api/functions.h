@@ -52,6 +52,17 @@ typedef struct te_attention_desc {
  * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
 
+/* softmax(scale * x) over the last dimension; scale 0 => 1. The four softmax functions of TransformerEngine (transformer_engine.pytorch.attention's ScaledSoftmax ...),
+ * of any sizes and float formats. */
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
+/* The same with a mask, u8 [b or 1, 1, s_q, s_k], of x [b, h, s_q, s_k]: scores where it is not 0 become -10000, and a row that is masked throughout gives zeros.
+ * mask may be NULL. */
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale);
+/* The same of square matrices x [.., s, s]: row i sees its first i + 1 columns, and the others are 0. */
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale);
+/* The same of x [.., s_q, s_k], aligned at the bottom right: row i sees its first i + 1 + s_k - s_q columns, and a row that sees none is 0. */
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale);
+
 /* Options of te_cross_entropy. */
 typedef struct te_cross_entropy_desc {
     float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */

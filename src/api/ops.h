@@ -60,6 +60,8 @@
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
     X(attn_fwd, ATTN_FWD, attn)                        \
     X(attn_bwd, ATTN_BWD, attn)                        \
+    X(softmax_fwd, SOFTMAX_FWD, softmax)               \
+    X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
     X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
     X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \

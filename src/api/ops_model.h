@@ -244,6 +244,26 @@ typedef struct te_op_attn_bwd_args {
     const te_tensor *rng;
 } te_op_attn_bwd_args;
 
+/* ---- softmax ------------------------------------------------------------------------------------------------- */
+
+/* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].
+ *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, -10000 stands in place of scale * x. A row in which nothing else is larger
+ *           gives zeros, as in TransformerEngine
+ *   causal  row i sees its first i + 1 + s_k - s_q columns: y is 0 in the others, and in rows that see none
+ * y may be x. */
+typedef struct te_op_softmax_fwd_args {
+    const te_tensor *x, *mask;
+    te_tensor *y;
+    float scale; /* 0 => 1 */
+    bool causal;
+} te_op_softmax_fwd_args;
+/* dx = scale * (y * dy - y * (sum over the last dimension of y * dy)), from the forward's y and its scale; dx may be dy. */
+typedef struct te_op_softmax_bwd_args {
+    const te_tensor *dy, *y;
+    te_tensor *dx;
+    float scale; /* 0 => 1 */
+} te_op_softmax_bwd_args;
+
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of

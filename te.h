@@ -724,6 +724,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
     X(rmsnorm_bwd, RMSNORM_BWD, norm)                  \
+    X(l2normalize_fwd, L2NORMALIZE_FWD, norm)          \
+    X(l2normalize_bwd, L2NORMALIZE_BWD, norm)          \
     X(act_fwd, ACT_FWD, act)                           \
     X(act_bwd, ACT_BWD, act)                           \
     X(rope, ROPE, rope)                                \
@@ -1224,10 +1226,25 @@ typedef struct te_norm_bwd_args {
 typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
 typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
+/* y = x * rnorm, rnorm = 1 / sqrt(sum x^2 + eps), per row of x [M, N]; rnorm f32 [M], optional. y may be x. */
+typedef struct te_op_l2normalize_fwd_args {
+    const te_tensor *x;
+    te_tensor *y, *rnorm;
+    float eps; /* 0 => 1e-6 */
+} te_op_l2normalize_fwd_args;
+/* dx = rnorm * (dy - x * rnorm^2 * sum(x * dy)), from the forward's x and rnorm; dx may be dy. */
+typedef struct te_op_l2normalize_bwd_args {
+    const te_tensor *dy, *x, *rnorm;
+    te_tensor *dx;
+} te_op_l2normalize_bwd_args;
+
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
 /* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
+
+/* Of gated activations: columns of x are a block of the first half, the same of the second, the next block of the first ...: TransformerEngine's
+ * glu_interleave_size, the columns of a block, which divides N; 0 => N: one half behind the other. Not with col, dbias, rounded, or a padded dx. */
 
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
@@ -1242,6 +1259,7 @@ typedef struct te_op_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
+    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
@@ -1258,6 +1276,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
+    int64_t glu_interleave_size; /* as in the forward */
 } te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -2078,112 +2097,6 @@ TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weigh
  * weights, whose slices were cast into both copies, and on plain tensors. TransformerEngine: post_all_gather_processing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);
 
-/* ==== api/functions.h =========================================================================================== */
-
-/* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
- *
- * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the error in te_error.
- * Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters (weight, bias, table) may be of another one. All
- * allocate; none syncs. */
-
-/* x + y, of one shape and format. */
-TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
-/* x * factor. */
-TE_API te_tensor *te_scale(te_tensor *x, float factor);
-/* The sum of all elements, f32 [1], in a fixed order. */
-TE_API te_tensor *te_sum_all(te_tensor *x);
-/* The mean of all elements, f32 [1]. TE_ERR_SHAPE for an empty tensor. */
-TE_API te_tensor *te_mean_all(te_tensor *x);
-/* x [.., K] W^T + bias -> [.., N], in high precision whatever the autocast; weight [N, K], bias [N] or NULL. */
-TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
-/* LayerNorm of each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5; zero_centered_gamma: the factor is weight + 1. */
-TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
-/* RMSNorm: the same without mean and bias. */
-TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
-/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]. */
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation);
-/* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
-TE_API te_tensor *te_dropout(te_tensor *x, float p);
-/* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
-TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
-/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
-TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
-
-/* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
-typedef struct te_rotary_desc {
-    float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
-    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent); 0 => 1 */
-    bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
-    float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
-    int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    int64_t position_offset;                    /* added to every position */
-    te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
-} te_rotary_desc;
-/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
-TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
-
-/* Options of te_attention; zero is causal attention without dropout. */
-typedef struct te_attention_desc {
-    te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
-    te_attn_mask mask;    /* 0 => causal */
-    te_window window;     /* on top of the mask; zero => none */
-    float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
-    float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
-} te_attention_desc;
-/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first) -> [s_q, b, H, dv]. Head h uses group
- * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
-TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
-
-/* softmax(scale * x) over the last dimension; scale 0 => 1. The four softmax functions of TransformerEngine (transformer_engine.pytorch.attention's ScaledSoftmax ...),
- * of any sizes and float formats. */
-TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
-/* The same with a mask, u8 [b or 1, 1, s_q, s_k], of x [b, h, s_q, s_k]: scores where it is not 0 become -10000, and a row that is masked throughout gives zeros.
- * mask may be NULL. */
-TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale);
-/* The same of square matrices x [.., s, s]: row i sees its first i + 1 columns, and the others are 0. */
-TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale);
-/* The same of x [.., s_q, s_k], aligned at the bottom right: row i sees its first i + 1 + s_k - s_q columns, and a row that sees none is 0. */
-TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale);
-
-/* Options of te_cross_entropy. */
-typedef struct te_cross_entropy_desc {
-    float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
-    int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
-    bool has_ignore_index; /* ignore_index was given */
-    bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
-    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V .. (r + 1) V - 1; NULL => one has all */
-    bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
-} te_cross_entropy_desc;
-/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
- * targets, and get the same losses.
- * Source: transformer_engine.pytorch.parallel_cross_entropy. */
-TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
-/* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
-TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
-
-/* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
- * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
- * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
-typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
-                                    te_tensor **grad_inputs, const bool *needs);
-/* A differentiable function of the user's. The lists are copied by te_record. */
-typedef struct te_node_desc {
-    const char *name;          /* for messages; must outlive the tape: a literal */
-    te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */
-    int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
-    te_tensor *const *outputs; /* [num_outputs], new tensors; they require a gradient from here on */
-    int num_outputs;           /* length of `outputs` and `grad_outputs` */
-    te_tensor *const *saved;   /* [num_saved], retained until `backward` has run; te_backward refuses if one was written meanwhile; an entry may be NULL */
-    int num_saved;             /* length of `saved` */
-    const void *state;         /* state_size bytes, copied; `backward` gets the copy */
-    size_t state_size;         /* bytes of `state`; 0 => none */
-    te_backward_fn backward;   /* needed */
-    /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
-    void (*release)(te_ctx *te, void *state);
-} te_node_desc;
-/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
-TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
-
 /* ==== api/options.h ============================================================================================= */
 
 /* api/options.h: groups of options that several modules have. A desc embeds them, and a module hands them to its children whole. Names are TransformerEngine's;
@@ -2251,10 +2164,11 @@ typedef struct te_norm_options {
     bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
 } te_norm_options;
 
-/* Numbers of an activation that has any: the clamped SwiGLU. */
+/* Numbers of an activation that has any: the clamped SwiGLU; and the layout of gated ones. */
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size; 0 => one half behind the other; of te_activate: in modules not yet */
 } te_activation_params;
 
 /* How a product is divided among ranks. */
@@ -2370,6 +2284,114 @@ typedef struct te_cross_attention_call {
     te_window enc_dec_window;                /* not yet: not on => the module's own */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
 } te_cross_attention_call;
+
+/* ==== api/functions.h =========================================================================================== */
+
+/* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
+ *
+ * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the error in te_error.
+ * Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters (weight, bias, table) may be of another one. All
+ * allocate; none syncs. */
+
+/* x + y, of one shape and format. */
+TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
+/* x * factor. */
+TE_API te_tensor *te_scale(te_tensor *x, float factor);
+/* The sum of all elements, f32 [1], in a fixed order. */
+TE_API te_tensor *te_sum_all(te_tensor *x);
+/* The mean of all elements, f32 [1]. TE_ERR_SHAPE for an empty tensor. */
+TE_API te_tensor *te_mean_all(te_tensor *x);
+/* x [.., K] W^T + bias -> [.., N], in high precision whatever the autocast; weight [N, K], bias [N] or NULL. */
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
+/* LayerNorm of each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5; zero_centered_gamma: the factor is weight + 1. */
+TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
+/* RMSNorm: the same without mean and bias. */
+TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
+/* x / sqrt(sum(x^2) + eps) over the last dimension; eps 0 => 1e-6. Source: transformer_engine.pytorch.ops.L2Normalization. */
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
+/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]; params may be NULL. */
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
+/* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
+TE_API te_tensor *te_dropout(te_tensor *x, float p);
+/* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
+TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
+/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
+TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
+
+/* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
+typedef struct te_rotary_desc {
+    float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
+    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent); 0 => 1 */
+    bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
+    float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
+    int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
+    int64_t position_offset;                    /* added to every position */
+    te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+} te_rotary_desc;
+/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
+TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
+
+/* Options of te_attention; zero is causal attention without dropout. */
+typedef struct te_attention_desc {
+    te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
+    te_attn_mask mask;    /* 0 => causal */
+    te_window window;     /* on top of the mask; zero => none */
+    float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
+    float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
+} te_attention_desc;
+/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first) -> [s_q, b, H, dv]. Head h uses group
+ * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
+TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
+
+/* softmax(scale * x) over the last dimension; scale 0 => 1. The four softmax functions of TransformerEngine (transformer_engine.pytorch.attention's ScaledSoftmax ...),
+ * of any sizes and float formats. */
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
+/* The same with a mask, u8 [b or 1, 1, s_q, s_k], of x [b, h, s_q, s_k]: scores where it is not 0 become -10000, and a row that is masked throughout gives zeros.
+ * mask may be NULL. */
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale);
+/* The same of square matrices x [.., s, s]: row i sees its first i + 1 columns, and the others are 0. */
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale);
+/* The same of x [.., s_q, s_k], aligned at the bottom right: row i sees its first i + 1 + s_k - s_q columns, and a row that sees none is 0. */
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale);
+
+/* Options of te_cross_entropy. */
+typedef struct te_cross_entropy_desc {
+    float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
+    int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
+    bool has_ignore_index; /* ignore_index was given */
+    bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
+    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V .. (r + 1) V - 1; NULL => one has all */
+    bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
+} te_cross_entropy_desc;
+/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
+ * targets, and get the same losses.
+ * Source: transformer_engine.pytorch.parallel_cross_entropy. */
+TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
+/* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
+TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
+
+/* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
+ * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
+ * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
+typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
+                                    te_tensor **grad_inputs, const bool *needs);
+/* A differentiable function of the user's. The lists are copied by te_record. */
+typedef struct te_node_desc {
+    const char *name;          /* for messages; must outlive the tape: a literal */
+    te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */
+    int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
+    te_tensor *const *outputs; /* [num_outputs], new tensors; they require a gradient from here on */
+    int num_outputs;           /* length of `outputs` and `grad_outputs` */
+    te_tensor *const *saved;   /* [num_saved], retained until `backward` has run; te_backward refuses if one was written meanwhile; an entry may be NULL */
+    int num_saved;             /* length of `saved` */
+    const void *state;         /* state_size bytes, copied; `backward` gets the copy */
+    size_t state_size;         /* bytes of `state`; 0 => none */
+    te_backward_fn backward;   /* needed */
+    /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
+    void (*release)(te_ctx *te, void *state);
+} te_node_desc;
+/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
+TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
 
 /* ==== api/module.h ============================================================================================== */
 
@@ -8920,6 +8942,15 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "    *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;",
     "}",
     "",
+    "// Where the first operand of gated element (row, column) of n stands; the second one is a block further on. Eight neighbours are in one block with options.",
+    "#if defined(ACT) && !defined(INTERLEAVED)",
+    "TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }",
+    "TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }",
+    "#else",
+    "TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64 block) { return row * 2 * n + column + (block == n ? 0 : column / block * block); }",
+    "TE_DEV te_i64 te_act_block(te_i64, te_i64 block) { return block; }",
+    "#endif",
+    "",
     "// i = row * width + column.",
     "TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {",
     "    *row = i / width;",
@@ -8945,7 +8976,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "// Benchmark: \"gelu backward\", \"swiglu backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all",
-    "// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.",
+    "// pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what is not gated is one long row. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3",
@@ -8957,6 +8988,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3",
     "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5",
     "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3 INTERLEAVED=1",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
     "#include \"ops/act/act_tile.cuh\"",
@@ -8992,16 +9024,16 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "        if (te_act_gated(ACT)) {",
     "            float gate[8], dgate[8];",
     "            te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);",
-    "            te_i64 at = row * 2 * a.n + column;",
+    "            te_i64 at = te_act_at(row, column, a.n, a.block), other = at + te_act_block(a.n, a.block);",
     "            te_load8(a.x, at, X_DT, x);",
-    "            te_load8(a.x, at + a.n, X_DT, gate);",
+    "            te_load8(a.x, other, X_DT, gate);",
     "            te_act_begin(a, &scale, &seen);",
     "#pragma unroll",
     "            for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);",
     "            te_act_finish(a, DX_DT, scale, dx, &largest);",
     "            te_act_finish(a, DX_DT, scale, dgate, &largest);",
     "            te_store8(a.dx, at, DX_DT, dx);",
-    "            te_store8(a.dx, at + a.n, DX_DT, dgate);",
+    "            te_store8(a.dx, other, DX_DT, dgate);",
     "        } else {",
     "            te_load8(a.x, i, X_DT, x);",
     "            te_act_begin(a, &scale, &seen);",
@@ -9023,9 +9055,9 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "        te_i64 at = i;",
     "        if (te_act_gated(a.act)) {",
     "            te_act_split(i, a.n, &row, &column);",
-    "            at = row * 2 * a.n + column;",
-    "            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.n, a.x_dt), dy, a.limit, a.alpha, &da, &db);",
-    "            te_store(a.dx, at + a.n, a.dx_dt, a.scale ? db * scale : db);",
+    "            at = te_act_at(row, column, a.n, a.block);",
+    "            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), dy, a.limit, a.alpha, &da, &db);",
+    "            te_store(a.dx, at + a.block, a.dx_dt, a.scale ? db * scale : db);",
     "        } else {",
     "            te_act(a.act, te_load(a.x, i, a.x_dt), &da);",
     "            da *= dy;",
@@ -9180,7 +9212,7 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "// Benchmark: \"gelu forward\", \"swiglu forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
-    "// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
+    "// of 8, x aligned to 16 bytes, blocks of interleaved halves multiples of 8, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 X_DT=3 Y_DT=3",
@@ -9193,6 +9225,7 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "// te:row ACT=6 X_DT=3 Y_DT=3",
     "// te:row ACT=6 X_DT=3 Y_DT=5",
     "// te:row ACT=12 X_DT=3 Y_DT=4",
+    "// te:row ACT=8 X_DT=3 Y_DT=3 INTERLEAVED=1",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
     "#include \"ops/act/act_tile.cuh\"",
@@ -9211,11 +9244,11 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "        row = 0, column = i + k * 2048;",
     "        if (te_act_gated(ACT) || a.m > 1) te_act_split8(column, a.ld, a.divisor.magic, a.divisor.shift, &row, &column);",
     "        there[k] = i + k * 2048 < all && column < a.n;",
-    "        from[k] = there[k] ? row * (te_act_gated(ACT) ? 2 : 1) * a.n + column : 0;",
+    "        from[k] = !there[k] ? 0 : te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : row * a.n + column;",
     "    }",
     "    te_raw<X_DT> x[2]; // two, or the first one's gate",
     "    x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);",
-    "    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);",
+    "    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.block) : from[1], X_DT);",
     "    te_loads_go_first();",
     "    // Loaded after x, whose latency hides that of these numbers.",
     "    float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;",
@@ -9249,7 +9282,8 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "        te_act_split(i, a.ld, &row, &column);",
     "        if (column < a.n) {",
     "            if (te_act_gated(a.act)) {",
-    "                float u = te_load(a.x, row * 2 * a.n + column, a.x_dt), g = te_load(a.x, row * 2 * a.n + a.n + column, a.x_dt);",
+    "                te_i64 at = te_act_at(row, column, a.n, a.block);",
+    "                float u = te_load(a.x, at, a.x_dt), g = te_load(a.x, at + a.block, a.x_dt);",
     "                y = te_act_gate(a.act, u, g, a.limit, a.alpha);",
     "            } else {",
     "                y = te_act(a.act, te_load(a.x, row * a.n + column, a.x_dt), &slope);",
@@ -9421,6 +9455,7 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "    const float *scale;      /* [1], or NULL: y is not quantized */",
     "    float *scale_inv, *amax; /* [1], or NULL */",
     "    long long m, n, ld, ldc;",
+    "    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */",
     "    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */",
     "    te__act_divisor divisor; /* of act_fwd with options: by ld */",
     "    float limit, alpha;",
@@ -9439,6 +9474,7 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "    float *scale_inv, *amax; /* [1], or NULL */",
     "    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */",
     "    long long m, n, ld, ldc;",
+    "    long long block;         /* as forward */",
     "    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */",
     "    te__act_divisor divisor; /* of act_bwd with options: by n */",
     "    float limit, alpha;",
@@ -16182,8 +16218,53 @@ static const char *const te__source_86[] = { /* ops/norm/kargs.h */
     "    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */",
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
+    "",
+    "/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */",
+    "typedef struct te__l2normalize_kargs {",
+    "    const void *x, *dy; /* dy: backward */",
+    "    void *y;",
+    "    float *rnorm; /* [m], or NULL; backward: read */",
+    "    long long m, n;",
+    "    float eps;",
+    "    int x_dt, dy_dt, y_dt;",
+    "} te__l2normalize_kargs;",
 };
-static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_87[] = { /* ops/norm/l2normalize.cu */
+    "// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.",
+    "//",
+    "//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm",
+    "//   dx = rnorm * (dy - x * rnorm^2 * sum(x * dy))",
+    "//",
+    "// The second pass over a row finds it in a cache.",
+    "//",
+    "// Launch: a warp a row, four warps a block, blocks step through the rows. Any n and alignment; y may be x, dx may be dy.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(128) te_l2normalize(const __grid_constant__ te__l2normalize_kargs a) {",
+    "    te_follow();",
+    "    int lane = threadIdx.x & 31;",
+    "    const bool backward = a.dy != 0;",
+    "    const void *other = backward ? a.dy : a.x;",
+    "    int other_dt = backward ? a.dy_dt : a.x_dt;",
+    "    for (te_i64 row = (te_i64)blockIdx.x * 4 + (threadIdx.x >> 5); row < a.m; row += (te_i64)gridDim.x * 4) {",
+    "        te_i64 first = row * a.n;",
+    "        float sum = 0.0f;",
+    "        for (te_i64 i = lane; i < a.n; i += 32) sum = fmaf(te_load(a.x, first + i, a.x_dt), te_load(other, first + i, other_dt), sum);",
+    "        sum = te_warp_sum(sum);",
+    "        float rnorm = backward ? a.rnorm[row] : __frsqrt_rn(sum + a.eps), along = backward ? rnorm * rnorm * sum : 0.0f;",
+    "        for (te_i64 i = lane; i < a.n; i += 32) {",
+    "            float v = te_load(other, first + i, other_dt);",
+    "            if (backward) v -= te_load(a.x, first + i, a.x_dt) * along;",
+    "            te_store(a.y, first + i, a.y_dt, rnorm * v);",
+    "        }",
+    "        if (!backward && a.rnorm && lane == 0) a.rnorm[row] = rnorm;",
+    "    }",
+    "}",
+};
+static const char *const te__source_88[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -16203,7 +16284,7 @@ static const char *const te__source_87[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_89[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16520,7 +16601,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_90[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16534,7 +16615,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -16652,7 +16733,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_92[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -16788,7 +16869,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_93[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -16838,7 +16919,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_94[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -16946,7 +17027,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_95[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -17095,7 +17176,7 @@ static const char *const te__source_94[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_96[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -17162,7 +17243,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17389,7 +17470,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17495,7 +17576,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17512,7 +17593,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -17639,7 +17720,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -17975,7 +18056,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/optim/adam.cu */
+static const char *const te__source_102[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -18045,7 +18126,7 @@ static const char *const te__source_101[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/adam.cuh */
+static const char *const te__source_103[] = { /* ops/optim/adam.cuh */
     "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
     "// how the elements are shared among threads.",
     "#pragma once",
@@ -18086,7 +18167,7 @@ static const char *const te__source_102[] = { /* ops/optim/adam.cuh */
     "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/adam_amax.cu */
+static const char *const te__source_104[] = { /* ops/optim/adam_amax.cu */
     "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
     "//",
     "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
@@ -18116,7 +18197,7 @@ static const char *const te__source_103[] = { /* ops/optim/adam_amax.cu */
     "    }",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/adam_scales.cu */
+static const char *const te__source_105[] = { /* ops/optim/adam_scales.cu */
     "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes; the old ones, and the factors of what will be stored, go to the",
     "// workspace, for adam_states reads the one and writes by the other.",
     "//",
@@ -18144,7 +18225,7 @@ static const char *const te__source_104[] = { /* ops/optim/adam_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/adam_states.cu */
+static const char *const te__source_106[] = { /* ops/optim/adam_states.cu */
     "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
     "//",
     "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
@@ -18179,7 +18260,7 @@ static const char *const te__source_105[] = { /* ops/optim/adam_states.cu */
     "    }",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/arithmetic.h */
+static const char *const te__source_107[] = { /* ops/optim/arithmetic.h */
     "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
     " * not where the elements lie. */",
     "#ifndef TE__OPTIM_ARITHMETIC_H",
@@ -18211,7 +18292,7 @@ static const char *const te__source_106[] = { /* ops/optim/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_107[] = { /* ops/optim/kargs.h */
+static const char *const te__source_108[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -18325,7 +18406,7 @@ static const char *const te__source_107[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_108[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_109[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -18351,7 +18432,7 @@ static const char *const te__source_108[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_110[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -18404,7 +18485,7 @@ static const char *const te__source_109[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_110[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_111[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18423,7 +18504,7 @@ static const char *const te__source_110[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_112[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18439,7 +18520,7 @@ static const char *const te__source_111[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_113[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18488,7 +18569,7 @@ static const char *const te__source_112[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/optim/sgd.cu */
+static const char *const te__source_114[] = { /* ops/optim/sgd.cu */
     "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
     "//",
     "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
@@ -18529,7 +18610,7 @@ static const char *const te__source_113[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_115[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -18549,7 +18630,7 @@ static const char *const te__source_114[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/rope/kargs.h */
+static const char *const te__source_116[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -18584,7 +18665,7 @@ static const char *const te__source_115[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_116[] = { /* ops/rope/rope.cu */
+static const char *const te__source_117[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -18771,7 +18852,7 @@ static const char *const te__source_116[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/shard/kargs.h */
+static const char *const te__source_118[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -18818,7 +18899,7 @@ static const char *const te__source_117[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_118[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_119[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -18835,7 +18916,7 @@ static const char *const te__source_118[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_119[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_120[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -18950,7 +19031,7 @@ static const char *const te__source_119[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_120[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_121[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -19078,7 +19159,7 @@ static const char *const te__source_120[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_121[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_122[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -19152,7 +19233,7 @@ static const char *const te__source_121[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_122[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_123[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -19206,7 +19287,7 @@ static const char *const te__source_122[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_123[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_124[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -19229,7 +19310,7 @@ static const char *const te__source_123[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_124[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_125[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -19282,7 +19363,7 @@ static const char *const te__source_124[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_125[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_126[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -19364,7 +19445,7 @@ static const char *const te__source_125[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_126[] = { /* ops/stats/kargs.h */
+static const char *const te__source_127[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19386,7 +19467,7 @@ static const char *const te__source_126[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_127[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_128[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -19464,7 +19545,7 @@ static const char *const te__source_127[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_128[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_129[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19518,13 +19599,13 @@ static const te__source te__sources[] = {
     {"device/mma.cuh", te__source_6, 116},
     {"device/transpose.cuh", te__source_7, 98},
     {"device/vector.cuh", te__source_8, 187},
-    {"ops/act/act.cuh", te__source_9, 92},
-    {"ops/act/act_bwd.cu", te__source_10, 101},
+    {"ops/act/act.cuh", te__source_9, 101},
+    {"ops/act/act_bwd.cu", te__source_10, 102},
     {"ops/act/act_bwd_tile.cu", te__source_11, 126},
-    {"ops/act/act_fwd.cu", te__source_12, 95},
+    {"ops/act/act_fwd.cu", te__source_12, 97},
     {"ops/act/act_fwd_tile.cu", te__source_13, 63},
     {"ops/act/act_tile.cuh", te__source_14, 74},
-    {"ops/act/kargs.h", te__source_15, 43},
+    {"ops/act/kargs.h", te__source_15, 45},
     {"ops/attn/attn.cuh", te__source_16, 80},
     {"ops/attn/attn_bwd_dkv.cu", te__source_17, 63},
     {"ops/attn/attn_bwd_dkv_mma.cu", te__source_18, 176},
@@ -19595,49 +19676,50 @@ static const te__source te__sources[] = {
     {"ops/mxfp8/mxfp8.cuh", te__source_83, 42},
     {"ops/mxfp8/mxfp8_dequantize.cu", te__source_84, 75},
     {"ops/mxfp8/mxfp8_quantize.cu", te__source_85, 168},
-    {"ops/norm/kargs.h", te__source_86, 54},
-    {"ops/norm/norm_amax.cu", te__source_87, 18},
-    {"ops/norm/norm_bwd.cu", te__source_88, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_89, 12},
-    {"ops/norm/norm_fwd.cu", te__source_90, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_91, 134},
-    {"ops/norm/norm_parts.cuh", te__source_92, 48},
-    {"ops/norm/norm_row.cuh", te__source_93, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_94, 147},
-    {"ops/nvfp4/kargs.h", te__source_95, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_96, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_97, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_98, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_99, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_100, 334},
-    {"ops/optim/adam.cu", te__source_101, 68},
-    {"ops/optim/adam.cuh", te__source_102, 39},
-    {"ops/optim/adam_amax.cu", te__source_103, 28},
-    {"ops/optim/adam_scales.cu", te__source_104, 26},
-    {"ops/optim/adam_states.cu", te__source_105, 33},
-    {"ops/optim/arithmetic.h", te__source_106, 30},
-    {"ops/optim/kargs.h", te__source_107, 112},
-    {"ops/optim/l2norm_final.cu", te__source_108, 24},
-    {"ops/optim/l2norm_partial.cu", te__source_109, 51},
-    {"ops/optim/l2norm_tensor.cu", te__source_110, 17},
-    {"ops/optim/multi.cuh", te__source_111, 14},
-    {"ops/optim/multi_scale.cu", te__source_112, 47},
-    {"ops/optim/sgd.cu", te__source_113, 39},
-    {"ops/optim/store_state.cu", te__source_114, 18},
-    {"ops/rope/kargs.h", te__source_115, 33},
-    {"ops/rope/rope.cu", te__source_116, 185},
-    {"ops/shard/kargs.h", te__source_117, 45},
-    {"ops/shard/shard.cuh", te__source_118, 15},
-    {"ops/shard/shard_amax.cu", te__source_119, 113},
-    {"ops/shard/shard_cast.cu", te__source_120, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_121, 72},
-    {"ops/shard/shard_scales.cu", te__source_122, 52},
-    {"ops/softmax/kargs.h", te__source_123, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_124, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_125, 80},
-    {"ops/stats/kargs.h", te__source_126, 20},
-    {"ops/stats/quant_error.cu", te__source_127, 76},
-    {"ops/stats/quant_error_final.cu", te__source_128, 42},
+    {"ops/norm/kargs.h", te__source_86, 64},
+    {"ops/norm/l2normalize.cu", te__source_87, 33},
+    {"ops/norm/norm_amax.cu", te__source_88, 18},
+    {"ops/norm/norm_bwd.cu", te__source_89, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_90, 12},
+    {"ops/norm/norm_fwd.cu", te__source_91, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_92, 134},
+    {"ops/norm/norm_parts.cuh", te__source_93, 48},
+    {"ops/norm/norm_row.cuh", te__source_94, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_95, 147},
+    {"ops/nvfp4/kargs.h", te__source_96, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_97, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_98, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_99, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_100, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_101, 334},
+    {"ops/optim/adam.cu", te__source_102, 68},
+    {"ops/optim/adam.cuh", te__source_103, 39},
+    {"ops/optim/adam_amax.cu", te__source_104, 28},
+    {"ops/optim/adam_scales.cu", te__source_105, 26},
+    {"ops/optim/adam_states.cu", te__source_106, 33},
+    {"ops/optim/arithmetic.h", te__source_107, 30},
+    {"ops/optim/kargs.h", te__source_108, 112},
+    {"ops/optim/l2norm_final.cu", te__source_109, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_110, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_111, 17},
+    {"ops/optim/multi.cuh", te__source_112, 14},
+    {"ops/optim/multi_scale.cu", te__source_113, 47},
+    {"ops/optim/sgd.cu", te__source_114, 39},
+    {"ops/optim/store_state.cu", te__source_115, 18},
+    {"ops/rope/kargs.h", te__source_116, 33},
+    {"ops/rope/rope.cu", te__source_117, 185},
+    {"ops/shard/kargs.h", te__source_118, 45},
+    {"ops/shard/shard.cuh", te__source_119, 15},
+    {"ops/shard/shard_amax.cu", te__source_120, 113},
+    {"ops/shard/shard_cast.cu", te__source_121, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_122, 72},
+    {"ops/shard/shard_scales.cu", te__source_123, 52},
+    {"ops/softmax/kargs.h", te__source_124, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_125, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_126, 80},
+    {"ops/stats/kargs.h", te__source_127, 20},
+    {"ops/stats/quant_error.cu", te__source_128, 76},
+    {"ops/stats/quant_error_final.cu", te__source_129, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -26151,6 +26233,10 @@ enum {
         T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(rnorm, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
@@ -32129,6 +32215,16 @@ typedef struct te__norm_bwd_kargs {
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
 
+/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */
+typedef struct te__l2normalize_kargs {
+    const void *x, *dy; /* dy: backward */
+    void *y;
+    float *rnorm; /* [m], or NULL; backward: read */
+    long long m, n;
+    float eps;
+    int x_dt, dy_dt, y_dt;
+} te__l2normalize_kargs;
+
 /* ==== ops/norm/op.c ============================================================================================= */
 
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
@@ -32164,6 +32260,18 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK) r = te__want_numel(te, op, "dbeta", a->dbeta, n);
     if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
     return r == TE_OK ? te__want_numel(te, op, "rstd", a->rstd, m) : r;
+}
+
+static te_result te__check_l2normalize_fwd(te_ctx *te, te_op_l2normalize_fwd_args *a) {
+    te_result r = te__want_like(te, "l2normalize_fwd", "y", a->y, "x", a->x);
+    if (a->eps == 0.0f) a->eps = 1e-6f;
+    if (r == TE_OK && !(a->eps > 0.0f)) r = te__fail(te, TE_ERR_INVALID, "l2normalize_fwd: eps is %g; it must be positive", (double)a->eps);
+    return r == TE_OK ? te__want_numel(te, "l2normalize_fwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
+}
+static te_result te__check_l2normalize_bwd(te_ctx *te, te_op_l2normalize_bwd_args *a) {
+    te_result r = te__want_like(te, "l2normalize_bwd", "dy", a->dy, "x", a->x);
+    if (r == TE_OK) r = te__want_like(te, "l2normalize_bwd", "dx", a->dx, "x", a->x);
+    return r == TE_OK ? te__want_numel(te, "l2normalize_bwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
 }
 
 /* y_col as cast's transpose sees it. */
@@ -32667,6 +32775,103 @@ static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_op_rmsnorm_fwd_
 static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_op_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
 static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_op_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }
 
+/* ==== ops/norm/l2normalize.c ==================================================================================== */
+
+/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. Knows rows of numbers and plans. */
+
+enum { TE__L2_RUN = 512 };
+
+typedef struct te__l2_job {
+    const te_tensor *x, *dy; /* dy: backward */
+    te_tensor *y;
+    float *rnorm; /* backward: read; forward: NULL or written */
+    float eps;
+} te__l2_job;
+
+static void te__l2_rows(void *user, int64_t begin, int64_t end) {
+    const te__l2_job *j = (const te__l2_job *)user;
+    float x[TE__L2_RUN], dy[TE__L2_RUN];
+    int64_t n = te__cols(j->x), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        double sum = 0.0;
+        float rnorm, along;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__L2_RUN, n - i);
+            te__load_row(te__data(j->x), j->x->dtype, row * n + i, count, x);
+            if (j->dy) te__load_row(te__data(j->dy), j->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) sum += (double)x[k] * (double)(j->dy ? dy[k] : x[k]);
+        }
+        rnorm = j->dy ? j->rnorm[row] : 1.0f / sqrtf((float)sum + j->eps);
+        along = rnorm * rnorm * (float)sum;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__L2_RUN, n - i);
+            te__load_row(te__data(j->x), j->x->dtype, row * n + i, count, x);
+            if (j->dy) te__load_row(te__data(j->dy), j->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) x[k] = rnorm * (j->dy ? dy[k] - x[k] * along : x[k]);
+            te__store_row(te__data(j->y), j->y->dtype, row * n + i, count, x);
+        }
+        if (!j->dy && j->rnorm) j->rnorm[row] = rnorm;
+    }
+}
+static te_result te__cpu_l2normalize(te_ctx *te, te__l2_job *j) {
+    te__parallel_for(te, te__rows(j->x), te__max(1, 4096 / te__max(1, te__cols(j->x))), te__l2_rows, j);
+    return TE_OK;
+}
+static te_result te__cuda_plan_l2normalize(te__plan *p, const te__l2_job *j) {
+    te__launch *l;
+    te__l2normalize_kargs *k;
+    int64_t m = te__rows(j->x), n = te__cols(j->x);
+    if (m == 0) return TE_OK;
+    l = te__plan_launch(p, "norm", "l2normalize"); /* also of rows of nothing: rnorm is written */
+    k = TE__KARGS(p, l, te__l2normalize_kargs);
+    k->x = te__data(j->x);
+    k->dy = te__data(j->dy);
+    k->y = te__data(j->y);
+    k->rnorm = j->rnorm;
+    k->m = m;
+    k->n = n;
+    k->eps = j->eps;
+    k->x_dt = j->x->dtype;
+    k->dy_dt = j->dy ? (int)j->dy->dtype : 0;
+    k->y_dt = j->y->dtype;
+    te__launch_size(l, te__min(te__div_up(m, 4), INT_MAX), 1, 1, 128, 0);
+    te__plan_why(p, "a warp for each row");
+    return TE_OK;
+}
+
+static te__l2_job te__l2_forward(const te_op_l2normalize_fwd_args *a) {
+    te__l2_job j = TE_ZERO;
+    j.x = a->x;
+    j.y = a->y;
+    j.rnorm = (float *)te__data(a->rnorm);
+    j.eps = a->eps;
+    return j;
+}
+static te__l2_job te__l2_backward(const te_op_l2normalize_bwd_args *a) {
+    te__l2_job j = TE_ZERO;
+    j.x = a->x;
+    j.dy = a->dy;
+    j.y = a->dx;
+    j.rnorm = (float *)te__data(a->rnorm);
+    return j;
+}
+static te_result te__cpu_l2normalize_fwd(te_ctx *te, const te_op_l2normalize_fwd_args *a) {
+    te__l2_job j = te__l2_forward(a);
+    return te__cpu_l2normalize(te, &j);
+}
+static te_result te__cpu_l2normalize_bwd(te_ctx *te, const te_op_l2normalize_bwd_args *a) {
+    te__l2_job j = te__l2_backward(a);
+    return te__cpu_l2normalize(te, &j);
+}
+static te_result te__cuda_plan_l2normalize_fwd(te__plan *p, const te_op_l2normalize_fwd_args *a) {
+    te__l2_job j = te__l2_forward(a);
+    return te__cuda_plan_l2normalize(p, &j);
+}
+static te_result te__cuda_plan_l2normalize_bwd(te__plan *p, const te_op_l2normalize_bwd_args *a) {
+    te__l2_job j = te__l2_backward(a);
+    return te__cuda_plan_l2normalize(p, &j);
+}
+
 /* ==== ops/act/kargs.h =========================================================================================== */
 
 /* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */
@@ -32685,6 +32890,7 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
+    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */
     unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha;
@@ -32703,6 +32909,7 @@ typedef struct te__act_bwd_kargs {
     float *scale_inv, *amax; /* [1], or NULL */
     float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
     long long m, n, ld, ldc;
+    long long block;         /* as forward */
     unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
@@ -32728,6 +32935,18 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
+/* N columns of y or dy; fills the default in: one block. */
+static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size, const char *with) {
+    const int64_t given = *size;
+    if (given == 0) *size = te__max(n, 1);
+    if (given == 0) return TE_OK;
+    if (!te_activation_is_gated(act)) return te__fail(te, TE_ERR_INVALID, "%s: glu_interleave_size is %lld; it belongs to gated activations", op, (long long)given);
+    if (given < 0 || n % given)
+        return te__fail(te, TE_ERR_SHAPE, "%s: glu_interleave_size is %lld and a half has %lld columns; it must divide them", op, (long long)given, (long long)n);
+    if (with && given != n) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: glu_interleave_size is %lld and %s is given; one of them is possible", op, (long long)given, with);
+    return TE_OK;
+}
+
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n = te__cols(a->x);
@@ -32738,6 +32957,8 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
             return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
         n /= 2;
     }
+    r = te__check_interleave(te, "act_fwd", a->activation, n, &a->glu_interleave_size, a->col ? "col" : NULL);
+    if (r != TE_OK) return r;
     return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
@@ -32745,6 +32966,9 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     int64_t n = te__cols(a->dy);
     te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
     if (r == TE_OK) r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK)
+        r = te__check_interleave(te, "act_bwd", a->activation, n, &a->glu_interleave_size,
+                                 a->col ? "col" : a->dbias ? "dbias" : a->rounded ? "rounded" : te__cols(a->dx) != te__cols(a->x) ? "a padded dx" : NULL);
     if (r == TE_OK) r = te__want_numel(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
     if (r == TE_OK)
         r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
@@ -32808,6 +33032,7 @@ typedef struct te__act_job {
     te_dtype format;        /* of out and col */
     int64_t m, n;           /* elements of y or dy */
     int64_t ld, ldc;        /* of out, of col */
+    int64_t block;          /* gated: columns of one half before those of the other; n: all */
     int64_t tall, wide, runs, units;
     float *amax;            /* of each unit, or NULL */
 } te__act_job;
@@ -32849,14 +33074,37 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
         }
 }
 
+/* Columns first .. first + count - 1 of a half, which stand block by block. Returns how many of them stand together, and where in the row. */
+static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
+    *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
+    return j->gated ? te__min(count, j->block - first % j->block) : count;
+}
+static void te__act_load(const te__act_job *j, int64_t row, int h, int64_t first, int64_t count, float *v) {
+    int64_t i, n, at;
+    for (i = 0; i < count; i += n) {
+        n = te__act_piece(j, h, first + i, count - i, &at);
+        te__load_row(te__data(j->x), j->x->dtype, row * (j->gated ? 2 * j->n : j->n) + at, n, v + i);
+    }
+}
+/* The results of half h, `width` columns of which padding may be a part. */
+static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t first, int64_t width, const float *v) {
+    int64_t i, n, at;
+    if (!j->bwd || !j->gated || j->block == j->n) {
+        te__store_row(te__data(j->out), j->format, row * j->ld + h * j->n + first, width, v);
+        return;
+    }
+    for (i = 0; i < width; i += n) {
+        n = te__act_piece(j, h, first + i, width - i, &at);
+        te__store_row(te__data(j->out), j->format, row * j->ld + at, n, v + i);
+    }
+}
+
 /* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
-    int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
     int h;
     if (count <= 0) return;
-    te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
-    if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
+    for (h = 0; h <= (j->gated ? 1 : 0); h++) te__act_load(j, row, h, first, count, v[h]);
     if (j->fwd) {
         te__act_values(j, v[1], count, v[0]);
     } else {
@@ -32899,7 +33147,7 @@ static void te__act_unit(const te__act_job *j, int64_t unit) {
                     for (k = 0; k < count; k++) sum[h][k] += v[h][k];
                 if (j->quantized && there)
                     for (k = 0; k < count; k++) v[h][k] *= j->scale;
-                if (j->out && there) te__store_row(te__data(j->out), j->format, (row + r) * j->ld + h * j->n + first, width, v[h]);
+                if (j->out && there) te__act_store(j, row + r, h, first, width, v[h]);
                 if (j->col) te__store_row(code[h], j->format, r * TE__ACT_BAND, j->wide, v[h]);
             }
         }
@@ -32964,6 +33212,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     job.x = a->x;
     job.out = a->y;
     job.col = a->col;
+    job.block = a->glu_interleave_size;
     job.m = te__rows(a->x);
     job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
@@ -32980,6 +33229,7 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     job.out = a->dx;
     job.col = a->col;
     job.dbias = a->dbias;
+    job.block = a->glu_interleave_size;
     job.m = te__rows(a->dy);
     job.n = te__cols(a->dy);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
@@ -33018,7 +33268,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or the size of a store */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -33026,7 +33276,8 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         n = ld = m * n;
         m = 1;
     }
-    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    block = gated ? a->glu_interleave_size : n;
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
     l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
@@ -33039,6 +33290,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->n = n;
     k->ld = ld;
     k->ldc = ldc;
+    k->block = block;
     k->limit = a->limit;
     k->alpha = a->alpha;
     k->x_dt = a->x->dtype;
@@ -33051,6 +33303,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         te__launch_option(l, "ACT", a->activation);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "Y_DT", k->y_dt);
+        if (block != n) te__launch_option(l, "INTERLEAVED", 1);
     }
     if (a->col) {
         k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld));
@@ -33067,7 +33320,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16;
+    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16, block;
     te__launch *l;
     te__act_bwd_kargs *k;
     float *partial = NULL;
@@ -33079,7 +33332,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         m = 1;
         width = ld = n;
     }
-    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    block = gated ? a->glu_interleave_size : n;
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
     if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
     if (any) {
         l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
@@ -33096,6 +33350,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->n = n;
         k->ld = ld;
         k->ldc = ldc;
+        k->block = block;
         k->limit = a->limit;
         k->alpha = a->alpha;
         k->dy_dt = a->dy->dtype;
@@ -33110,6 +33365,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
             te__launch_option(l, "DY_DT", k->dy_dt);
             te__launch_option(l, "X_DT", k->x_dt);
             te__launch_option(l, "DX_DT", k->dx_dt);
+            if (block != n) te__launch_option(l, "INTERLEAVED", 1);
         }
         k->divisor = te__act_divisor_of(n, m * n);
         k->rounded = a->rounded && a->x->dtype != TE_F32 && (partial || dx->dtype != a->x->dtype);
@@ -42368,6 +42624,31 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
     return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
 }
 
+static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_l2normalize_bwd_args args = TE_ZERO;
+    (void)state, (void)needs;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.rnorm = saved[1];
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    return args.dy && dx[0] ? te_op_l2normalize_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
+    te_op_l2normalize_fwd_args args = TE_ZERO;
+    te_tensor *saved[2], *y;
+    if (!x || !te__need_float(x, "te_l2_normalization")) return NULL;
+    x = te_tensor_contiguous(x);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y) return NULL;
+    te__frame_begin(x->te);
+    args.x = saved[0] = x;
+    args.y = y;
+    args.rnorm = saved[1] = te__empty_1d(x->te, TE_F32, te__rows(x));
+    args.eps = eps;
+    y = args.rnorm ? te__checked(y, te_op_l2normalize_fwd(x->te, &args)) : NULL;
+    return te__frame_return(x->te, te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
+}
+
 /* ---- activations ---- */
 
 /* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
@@ -42403,8 +42684,9 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.activation = s->activation;
     args.limit = s->params.limit;
     args.alpha = s->params.alpha;
+    args.glu_interleave_size = s->params.glu_interleave_size;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8);
+    args.rounded = s->params.glu_interleave_size == 0 && (gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8));
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
@@ -42467,6 +42749,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         state.params = *params;
         args.limit = params->limit;
         args.alpha = params->alpha;
+        args.glu_interleave_size = params->glu_interleave_size;
     }
     if (spec && !out.plain) args.col = y->quantized->col.data;
     args.scale = out.scale;
@@ -42486,7 +42769,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
     return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
 
 /* ---- dropout ---- */
 
@@ -43868,11 +44151,13 @@ static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), 
 static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
 #undef TE__TYPE
 #define TE__TYPE te_layernorm_mlp_desc
-static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint)};
+static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint),
+                                                    TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_transformer_layer_desc
 static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
-                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate)};
+                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate),
+                                            TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {

@@ -710,6 +710,30 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.softmax_bwd.dx = call_out(c, te, dtype, 2, mn);
         c->args.softmax_bwd.scale = 0.125f;
         break;
+        CALL(71, L2NORMALIZE_FWD, "L2 normalization")
+        c->args.l2normalize_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.l2normalize_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.l2normalize_fwd.rnorm = call_out(c, te, TE_F32, 1, vm);
+        break;
+        CALL(72, L2NORMALIZE_BWD, "L2 normalization backward")
+        c->args.l2normalize_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.l2normalize_bwd.x = call_normal(te, dtype, 2, mn, 2);
+        c->args.l2normalize_bwd.rnorm = te_tensor_full(te, TE_F32, 1, vm, 0.06);
+        c->args.l2normalize_bwd.dx = call_out(c, te, dtype, 2, mn);
+        break;
+        CALL(73, ACT_FWD, "swiglu of interleaved halves")
+        c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
+        c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.act_fwd.activation = TE_SWIGLU;
+        c->args.act_fwd.glu_interleave_size = 24;
+        break;
+        CALL(74, ACT_BWD, "swiglu of interleaved halves backward")
+        c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.act_bwd.x = call_normal(te, dtype, 2, m2n, 2);
+        c->args.act_bwd.dx = call_out(c, te, dtype, 2, m2n);
+        c->args.act_bwd.activation = TE_SWIGLU;
+        c->args.act_bwd.glu_interleave_size = 33;
+        break;
     default: return false;
     }
 #undef CALL

@@ -18,8 +18,10 @@ TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
 /* RMSNorm: the same without mean and bias. */
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
-/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]. */
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation);
+/* x / sqrt(sum(x^2) + eps) over the last dimension; eps 0 => 1e-6. Source: transformer_engine.pytorch.ops.L2Normalization. */
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
+/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]; params may be NULL. */
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
 /* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */

@@ -53,6 +53,8 @@
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
     X(rmsnorm_bwd, RMSNORM_BWD, norm)                  \
+    X(l2normalize_fwd, L2NORMALIZE_FWD, norm)          \
+    X(l2normalize_bwd, L2NORMALIZE_BWD, norm)          \
     X(act_fwd, ACT_FWD, act)                           \
     X(act_bwd, ACT_BWD, act)                           \
     X(rope, ROPE, rope)                                \

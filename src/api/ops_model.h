@@ -109,10 +109,25 @@ typedef struct te_norm_bwd_args {
 typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
 typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
+/* y = x * rnorm, rnorm = 1 / sqrt(sum x^2 + eps), per row of x [M, N]; rnorm f32 [M], optional. y may be x. */
+typedef struct te_op_l2normalize_fwd_args {
+    const te_tensor *x;
+    te_tensor *y, *rnorm;
+    float eps; /* 0 => 1e-6 */
+} te_op_l2normalize_fwd_args;
+/* dx = rnorm * (dy - x * rnorm^2 * sum(x * dy)), from the forward's x and rnorm; dx may be dy. */
+typedef struct te_op_l2normalize_bwd_args {
+    const te_tensor *dy, *x, *rnorm;
+    te_tensor *dx;
+} te_op_l2normalize_bwd_args;
+
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
 /* Does the activation read [M, 2N] and give [M, N]? */
 TE_API bool te_activation_is_gated(te_activation activation);
+
+/* Of gated activations: columns of x are a block of the first half, the same of the second, the next block of the first ...: TransformerEngine's
+ * glu_interleave_size, the columns of a block, which divides N; 0 => N: one half behind the other. Not with col, dbias, rounded, or a padded dx. */
 
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
@@ -127,6 +142,7 @@ typedef struct te_op_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
+    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
@@ -143,6 +159,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
+    int64_t glu_interleave_size; /* as in the forward */
 } te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */

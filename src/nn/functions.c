@@ -223,6 +223,31 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
     return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
 }
 
+static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_l2normalize_bwd_args args = TE_ZERO;
+    (void)state, (void)needs;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.rnorm = saved[1];
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    return args.dy && dx[0] ? te_op_l2normalize_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
+    te_op_l2normalize_fwd_args args = TE_ZERO;
+    te_tensor *saved[2], *y;
+    if (!x || !te__need_float(x, "te_l2_normalization")) return NULL;
+    x = te_tensor_contiguous(x);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y) return NULL;
+    te__frame_begin(x->te);
+    args.x = saved[0] = x;
+    args.y = y;
+    args.rnorm = saved[1] = te__empty_1d(x->te, TE_F32, te__rows(x));
+    args.eps = eps;
+    y = args.rnorm ? te__checked(y, te_op_l2normalize_fwd(x->te, &args)) : NULL;
+    return te__frame_return(x->te, te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
+}
+
 /* ---- activations ---- */
 
 /* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
@@ -258,8 +283,9 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.activation = s->activation;
     args.limit = s->params.limit;
     args.alpha = s->params.alpha;
+    args.glu_interleave_size = s->params.glu_interleave_size;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8);
+    args.rounded = s->params.glu_interleave_size == 0 && (gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8));
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
@@ -322,6 +348,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         state.params = *params;
         args.limit = params->limit;
         args.alpha = params->alpha;
+        args.glu_interleave_size = params->glu_interleave_size;
     }
     if (spec && !out.plain) args.col = y->quantized->col.data;
     args.scale = out.scale;
@@ -341,7 +368,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
     return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
 
 /* ---- dropout ---- */
 

@@ -51,7 +51,7 @@ enum { DEPTH = 8, BYTES = 4096 * 4 };
 static te_result gelus_forward(te_module *self, te_forward_args *args) {
     te_tensor *x = args->input;
     (void)self;
-    for (int i = 0; i < DEPTH; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU);
+    for (int i = 0; i < DEPTH; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU, NULL);
     args->outputs.out = x;
     return te_error_code(te_module_ctx(self));
 }
@@ -131,7 +131,7 @@ typedef struct shared {
 static shared share(te_tensor *x, te_tensor *weight) {
     shared s;
     s.h = te_scale(x, 2);
-    te_tensor *halves = te_add(te_activate(te_tensor_narrow(s.h, 0, 0, 2), TE_GELU), te_activate(te_tensor_narrow(s.h, 0, 2, 2), TE_SILU));
+    te_tensor *halves = te_add(te_activate(te_tensor_narrow(s.h, 0, 0, 2), TE_GELU, NULL), te_activate(te_tensor_narrow(s.h, 0, 2, 2), TE_SILU, NULL));
     s.loss = te_add(te_sum_all(halves), te_sum_all(te_linear(te_tensor_view(s.h, SHAPE(64, 64)), weight, NULL)));
     return s;
 }

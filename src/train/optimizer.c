@@ -46,7 +46,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     return !master || te__opt_take_master(p) == TE_OK;
 }
 
-/* Refuses what would make every later step nonsense: NaN is in no range. */
+/* Refuses values out of range; NaN is in no range. */
 static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
     te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
@@ -168,7 +168,7 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
 }
 
-/* Has the capture under way written the parameter? Then each launch does, and each step has to take what it wrote. */
+/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
@@ -178,7 +178,7 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
 }
 
-/* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
+/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
 static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -326,7 +326,7 @@ static te_result te__opt_step_once(te_optimizer *opt) {
         result = te_op_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
-    if (result == TE_OK) result = te__opt_prepare_values(opt); /* from here on nothing is wanted that might not be there */
+    if (result == TE_OK) result = te__opt_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
@@ -466,7 +466,7 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* A checkpoint has brought parameters and states: the masters belong to the parameters as they are now. */
+/* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     uint8_t *flags = NULL;
     te_result result = TE_OK;

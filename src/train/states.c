@@ -11,13 +11,13 @@ typedef struct te__opt_param {
     char *path;       /* from the module that the optimizer was made for */
     te_tensor *param; /* retained */
     te__opt_state state[TE__OPT_STATES];
-    uint64_t version; /* of the parameter when the master spoke for it */
-    bool behind;      /* the master did not even then: a capture cannot take it, the launch will */
+    uint64_t version; /* te__param_version of the value that the master stands for */
+    bool behind;      /* but the master lacks that value: a capture could not copy it, the next launch does */
     bool listed;      /* takes part in the step under way */
-    bool untouched;   /* nobody else had written the parameter when that step began */
+    bool untouched;   /* the parameter's version was still `version` when that step began */
     bool started;     /* has taken part in a step */
     te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
-    te_tensor *value;   /* quantized: what its codes are made of in that step (borrowed) */
+    te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
 } te__opt_param;
 
 /* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
@@ -130,13 +130,13 @@ static te_result te__opt_remainders(te__opt_param *p, float *master, bool split)
 
 /* ---- masters ---- */
 
-/* The parameter has been written by somebody else: its master starts from it again. */
+/* Copies the parameter's value to its master: when the optimizer is made, and after a write from outside. */
 static te_result te__opt_take_master(te__opt_param *p) {
     te_ctx *te = p->param->te;
     te_tensor *value = p->param;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value that quantizing has not touched yet */
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value from before quantization */
         value = te__empty_like(p->param, p->param->dtype);
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
@@ -152,14 +152,14 @@ static te_result te__opt_take_master(te__opt_param *p) {
     return result;
 }
 
-/* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
+/* Operations alone quantize these kinds, and keep no reference to the tensor that they read. */
 static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or
- * nothing. One memory serves all that only read it. */
+/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
+ * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
 static te_result te__opt_prepare_values(te_optimizer *opt) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
@@ -186,7 +186,7 @@ static te_result te__opt_prepare_values(te_optimizer *opt) {
     }
     return TE_OK;
 }
-/* The masters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
 static te_result te__opt_requantize(te_optimizer *opt) {
     te_result result = TE_OK;
     int i;

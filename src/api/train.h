@@ -41,7 +41,7 @@ typedef struct te_fused_sgd_desc {
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
 } te_fused_sgd_desc;
-/* The same as te_fused_adam_create. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
+/* The same as te_fused_adam_create, but desc is needed. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
 /* Releases the optimizer and its states. NULL is fine. */
 TE_API void te_optimizer_destroy(te_optimizer *opt);

@@ -4,6 +4,7 @@
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
+ *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no

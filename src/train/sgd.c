@@ -56,8 +56,8 @@ TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fuse
     te_fused_sgd_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
     te_optimizer *opt;
-    if (!te || !m) return NULL;
-    if (desc) d = *desc;
+    if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
+    d = *desc;
     if (!te__sgd_desc_ok(te, &d)) return NULL;
     options.lr = d.lr;
     options.max_grad_norm = d.max_grad_norm;

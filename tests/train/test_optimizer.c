@@ -239,6 +239,8 @@ TE_TEST(sgd_refuses) {
         CHECK(te_fused_sgd_create(te, m, &bad[i]) == NULL);
         CHECK_ERROR(te, TE_ERR_INVALID, names[i]);
     }
+    CHECK(te_fused_sgd_create(te, m, NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_fused_sgd_create: desc is NULL");
     CHECK(te_fused_sgd_create(other, m, &(te_fused_sgd_desc){.lr = 1}) == NULL);
     CHECK_ERROR(other, TE_ERR_INVALID, "another context");
     te_optimizer *opt = te_fused_sgd_create(te, m, &(te_fused_sgd_desc){.lr = 1, .momentum = 0.5f, .dampening = 0.5f});

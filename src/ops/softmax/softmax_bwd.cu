@@ -10,7 +10,7 @@
 #include "device/vector.cuh"
 #include "ops/softmax/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(512) te_softmax_bwd(const __grid_constant__ te__softmax_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(512, 2) te_softmax_bwd(const __grid_constant__ te__softmax_bwd_kargs a) {
     te_follow();
     __shared__ float scratch[32];
 #ifdef X_DT

@@ -592,6 +592,11 @@ TE_API void te_tensor_zero_grad(te_tensor *x);
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 /* That buffer (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
+/* Gives x a gradient of any float format [shape of x] (retained; NULL takes it away), contiguous, which optimizers with use_decoupled_grad read in place of
+ * te_tensor_grad; nothing of te.h writes it but their zeros. TransformerEngine: decoupled_grad. */
+TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad);
+/* That gradient (borrowed), or NULL. */
+TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
 
 /* Adds the gradients of a one-element tensor to every leaf that it depends on. Asynchronous on CUDA. The record up to `loss` is gone
  * afterwards. A NULL loss, or one in a context with a pending error, changes nothing.
@@ -733,6 +738,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
     X(rmsnorm_bwd, RMSNORM_BWD, norm)                  \
+    X(l2normalize_fwd, L2NORMALIZE_FWD, norm)          \
+    X(l2normalize_bwd, L2NORMALIZE_BWD, norm)          \
     X(act_fwd, ACT_FWD, act)                           \
     X(act_bwd, ACT_BWD, act)                           \
     X(rope, ROPE, rope)                                \
@@ -740,13 +747,18 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
     X(attn_fwd, ATTN_FWD, attn)                        \
     X(attn_bwd, ATTN_BWD, attn)                        \
+    X(softmax_fwd, SOFTMAX_FWD, softmax)               \
+    X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
     X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
     X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
+    X(cross_entropy_merge, CROSS_ENTROPY_MERGE, loss)  \
     X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)      \
     X(mse_fwd, MSE_FWD, loss)                          \
     X(mse_bwd, MSE_BWD, loss)                          \
     X(adam, ADAM, optim)                               \
+    X(store_state, STORE_STATE, optim)                 \
+    X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)
 
@@ -1228,6 +1240,18 @@ typedef struct te_norm_bwd_args {
 typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
 typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
+/* y = x * rnorm, rnorm = 1 / sqrt(sum x^2 + eps), per row of x [M, N]; rnorm f32 [M], optional. y may be x. */
+typedef struct te_op_l2normalize_fwd_args {
+    const te_tensor *x;
+    te_tensor *y, *rnorm;
+    float eps; /* 0 => 1e-6 */
+} te_op_l2normalize_fwd_args;
+/* dx = rnorm * (dy - x * rnorm^2 * sum(x * dy)), from the forward's x and rnorm; dx may be dy. */
+typedef struct te_op_l2normalize_bwd_args {
+    const te_tensor *dy, *x, *rnorm;
+    te_tensor *dx;
+} te_op_l2normalize_bwd_args;
+
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
 /* Does the activation read [M, 2N] and give [M, N]? */
@@ -1236,7 +1260,9 @@ TE_API bool te_activation_is_gated(te_activation activation);
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
- *         pass of its own to find it */
+ *         pass of its own to find it
+ *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next block of the first ...; the columns of a
+ *         block, which divide N; 0 => N: one half behind the other. Not with col, and in the backward not with dbias, rounded or a padded dx */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -1246,12 +1272,14 @@ typedef struct te_op_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
+    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
- *   accumulate  dbias is added to */
+ *   accumulate  dbias is added to
+ *   glu_interleave_size  as in the forward */
 typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
@@ -1262,6 +1290,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
+    int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -1401,6 +1430,26 @@ typedef struct te_op_attn_bwd_args {
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 
+/* ---- softmax ------------------------------------------------------------------------------------------------- */
+
+/* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].
+ *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, -10000 stands in place of scale * x. A row in which nothing else is larger
+ *           gives zeros, as in TransformerEngine
+ *   causal  row i sees its first i + 1 + s_k - s_q columns: y is 0 in the others, and in rows that see none
+ * y may be x. */
+typedef struct te_op_softmax_fwd_args {
+    const te_tensor *x, *mask;
+    te_tensor *y;
+    float scale; /* 0 => 1 */
+    bool causal;
+} te_op_softmax_fwd_args;
+/* dx = scale * (y * dy - y * (sum over the last dimension of y * dy)), from the forward's y and its scale; dx may be dy. */
+typedef struct te_op_softmax_bwd_args {
+    const te_tensor *dy, *y;
+    te_tensor *dx;
+    float scale; /* 0 => 1 */
+} te_op_softmax_bwd_args;
+
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
@@ -1425,21 +1474,34 @@ typedef struct te_op_dropout_add_bwd_args {
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
- * count: optional f32 [1], the number of targets that are not ignored. */
+ * count: optional f32 [1], the number of targets that are not ignored.
+ *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share; 0 => V: all of it
+ *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf where it is another rank's) and, if e > 0, sum x of these columns */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
+    int64_t vocab_size, vocab_start;
+    te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing and
- * ignore_index; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
+/* loss f32 [M] and lse f32 [M] of rows whose columns ranks share, from parts f32 [R, M, 3], those of all R of them, and the forward's target, label_smoothing,
+ * ignore_index and vocab_size. */
+typedef struct te_op_cross_entropy_merge_args {
+    const te_tensor *parts, *target;
+    te_tensor *loss, *lse;
+    float label_smoothing;
+    int64_t ignore_index, vocab_size;
+} te_op_cross_entropy_merge_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing,
+ * ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
 typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
+    int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */
@@ -1455,11 +1517,17 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One parameter of te_op_adam: grad and param (f32, f16, bf16), the moments m and v (f32), and optionally master (f32): then the step works on it and
- * param = round(master). All have the same number of elements. */
+/* One parameter of te_op_adam. All but the scales have one number of elements.
+ *   grad, param  f32, f16 or bf16
+ *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
+ *   master       optional: the step works on it, and param = round(master). f32; or f16 with a scale; or, for a param in bf16, its remainders: u8 of twice
+ *                as many elements, the lower 16 bits of an f32 master whose upper 16 bits are param, which is one more where these are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements times the scale. A step chooses the scale
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
+    te_tensor *m_scale, *v_scale, *master_scale;
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
@@ -1476,13 +1544,44 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
+/* state f16 or e4m3 and scale f32 [1] from x, of as many elements, as te_op_adam stores a state; amax f32 [1]: max |x|, as by te_op_amax. */
+typedef struct te_op_store_state_args {
+    const te_tensor *x, *amax;
+    te_tensor *state, *scale;
+} te_op_store_state_args;
+
+/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
+ * param = round(master). All have one number of elements. */
+typedef struct te_sgd_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *momentum, *master;
+    bool first; /* the momentum becomes the gradient: dampening does not count */
+} te_sgd_tensor;
+/* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
+ *   d = grad * grad_scale
+ *   d += weight_decay * p                               unless wd_after_momentum
+ *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   d += weight_decay * p                               wd_after_momentum
+ *   p -= lr * d
+ * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */
+typedef struct te_op_sgd_args {
+    const te_sgd_tensor *tensors;               /* [num_tensors] */
+    int num_tensors, num_undecayed;             /* the last num_undecayed take no weight decay */
+    float lr, momentum, dampening, weight_decay; /* read as they are: no defaults */
+    bool nesterov, wd_after_momentum;
+    const te_tensor *grad_scale, *found_inf, *lr_device;
+} te_op_sgd_args;
+
 /* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors], the norm of each.
- * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+ * inv_scale: optional f32 [1]: x is multiplied by it first, and the tensors stay as they are. clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)).
+ * NaN and inf propagate; found_inf: optional f32 [1], becomes 1 if the norm is not finite, and else stays. */
 typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
+    const te_tensor *inv_scale;
+    te_tensor *found_inf;
 } te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf: optional f32 [1], becomes 1 if an
@@ -2053,101 +2152,6 @@ TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weigh
  * weights, whose slices were cast into both copies, and on plain tensors. TransformerEngine: post_all_gather_processing. */
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count);
 
-/* ==== api/functions.h =========================================================================================== */
-
-/* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
- *
- * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the error in te_error.
- * Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters (weight, bias, table) may be of another one. All
- * allocate; none syncs. */
-
-/* x + y, of one shape and format. */
-TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
-/* x * factor. */
-TE_API te_tensor *te_scale(te_tensor *x, float factor);
-/* The sum of all elements, f32 [1], in a fixed order. */
-TE_API te_tensor *te_sum_all(te_tensor *x);
-/* The mean of all elements, f32 [1]. TE_ERR_SHAPE for an empty tensor. */
-TE_API te_tensor *te_mean_all(te_tensor *x);
-/* x [.., K] W^T + bias -> [.., N], in high precision whatever the autocast; weight [N, K], bias [N] or NULL. */
-TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
-/* LayerNorm of each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5; zero_centered_gamma: the factor is weight + 1. */
-TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
-/* RMSNorm: the same without mean and bias. */
-TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
-/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]. */
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation);
-/* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
-TE_API te_tensor *te_dropout(te_tensor *x, float p);
-/* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
-TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
-/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
-TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
-
-/* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
-typedef struct te_rotary_desc {
-    float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
-    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent); 0 => 1 */
-    bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
-    float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
-    int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    int64_t position_offset;                    /* added to every position */
-    te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
-} te_rotary_desc;
-/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
-TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
-
-/* Options of te_attention; zero is causal attention without dropout. */
-typedef struct te_attention_desc {
-    te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
-    te_attn_mask mask;    /* 0 => causal */
-    te_window window;     /* on top of the mask; zero => none */
-    float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
-    float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
-    te_attn_extras extras; /* lengths, biases, offsets, pages; zero => none. Tensors are borrowed for the call */
-    te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
-} te_attention_desc;
-/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or packed) -> [s_q, b, H, dv]. Head h uses group
- * h / (H / G). Gradients also for extras.core_attention_bias and extras.softmax_offset. desc may be NULL. Deterministic, forward and backward.
- * Source: transformer_engine.pytorch.DotProductAttention. */
-TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
-
-/* Options of te_cross_entropy. */
-typedef struct te_cross_entropy_desc {
-    float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
-    int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
-    bool has_ignore_index; /* ignore_index was given */
-    bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
-} te_cross_entropy_desc;
-/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL.
- * Source: transformer_engine.pytorch.parallel_cross_entropy, on one rank. */
-TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
-/* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
-TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
-
-/* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
- * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
- * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
-typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
-                                    te_tensor **grad_inputs, const bool *needs);
-/* A differentiable function of the user's. The lists are copied by te_record. */
-typedef struct te_node_desc {
-    const char *name;          /* for messages; must outlive the tape: a literal */
-    te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */
-    int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
-    te_tensor *const *outputs; /* [num_outputs], new tensors; they require a gradient from here on */
-    int num_outputs;           /* length of `outputs` and `grad_outputs` */
-    te_tensor *const *saved;   /* [num_saved], retained until `backward` has run; te_backward refuses if one was written meanwhile; an entry may be NULL */
-    int num_saved;             /* length of `saved` */
-    const void *state;         /* state_size bytes, copied; `backward` gets the copy */
-    size_t state_size;         /* bytes of `state`; 0 => none */
-    te_backward_fn backward;   /* needed */
-    /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
-    void (*release)(te_ctx *te, void *state);
-} te_node_desc;
-/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
-TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
-
 /* ==== api/options.h ============================================================================================= */
 
 /* api/options.h: groups of options that several modules have. A desc embeds them, and a module hands them to its children whole. Names are TransformerEngine's;
@@ -2215,10 +2219,11 @@ typedef struct te_norm_options {
     bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
 } te_norm_options;
 
-/* Numbers of an activation that has any: the clamped SwiGLU. */
+/* Numbers of an activation that has any: the clamped SwiGLU; and the layout of gated ones. */
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size; 0 => one half behind the other; of te_activate: in modules not yet */
 } te_activation_params;
 
 /* How a product is divided among ranks. */
@@ -2320,6 +2325,117 @@ typedef struct te_cross_attention_call {
     te_window enc_dec_window;                /* not yet: not on => the module's own */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
 } te_cross_attention_call;
+
+/* ==== api/functions.h =========================================================================================== */
+
+/* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
+ *
+ * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the error in te_error.
+ * Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters (weight, bias, table) may be of another one. All
+ * allocate; none syncs. */
+
+/* x + y, of one shape and format. */
+TE_API te_tensor *te_add(te_tensor *x, te_tensor *y);
+/* x * factor. */
+TE_API te_tensor *te_scale(te_tensor *x, float factor);
+/* The sum of all elements, f32 [1], in a fixed order. */
+TE_API te_tensor *te_sum_all(te_tensor *x);
+/* The mean of all elements, f32 [1]. TE_ERR_SHAPE for an empty tensor. */
+TE_API te_tensor *te_mean_all(te_tensor *x);
+/* x [.., K] W^T + bias -> [.., N], in high precision whatever the autocast; weight [N, K], bias [N] or NULL. */
+TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
+/* LayerNorm of each row of x [.., N] -> [.., N]; weight [N], bias [N] or NULL; eps 0 => 1e-5; zero_centered_gamma: the factor is weight + 1. */
+TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
+/* RMSNorm: the same without mean and bias. */
+TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
+/* x / sqrt(sum(x^2) + eps) over the last dimension; eps 0 => 1e-6. Source: transformer_engine.pytorch.ops.L2Normalization. */
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
+/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]; params may be NULL. */
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
+/* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
+TE_API te_tensor *te_dropout(te_tensor *x, float p);
+/* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
+TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
+/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
+TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
+
+/* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
+typedef struct te_rotary_desc {
+    float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
+    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent); 0 => 1 */
+    bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
+    float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
+    int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
+    int64_t position_offset;                    /* added to every position */
+    te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+} te_rotary_desc;
+/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
+TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
+
+/* Options of te_attention; zero is causal attention without dropout. */
+typedef struct te_attention_desc {
+    te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
+    te_attn_mask mask;    /* 0 => causal */
+    te_window window;     /* on top of the mask; zero => none */
+    float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
+    float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
+    te_attn_extras extras; /* lengths, biases, offsets, pages; zero => none. Tensors are borrowed for the call */
+    te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
+} te_attention_desc;
+/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or packed) -> [s_q, b, H, dv]. Head h uses group
+ * h / (H / G). Gradients also for extras.core_attention_bias and extras.softmax_offset. desc may be NULL. Deterministic, forward and backward.
+ * Source: transformer_engine.pytorch.DotProductAttention. */
+TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
+
+/* softmax(scale * x) over the last dimension; scale 0 => 1. The four softmax functions of TransformerEngine (transformer_engine.pytorch.attention's ScaledSoftmax ...),
+ * of any sizes and float formats. */
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
+/* The same with a mask, u8 [b or 1, 1, s_q, s_k], of x [b, h, s_q, s_k]: scores where it is not 0 become -10000, and a row that is masked throughout gives zeros.
+ * mask may be NULL. */
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale);
+/* The same of square matrices x [.., s, s]: row i sees its first i + 1 columns, and the others are 0. */
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale);
+/* The same of x [.., s_q, s_k], aligned at the bottom right: row i sees its first i + 1 + s_k - s_q columns, and a row that sees none is 0. */
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale);
+
+/* Options of te_cross_entropy. */
+typedef struct te_cross_entropy_desc {
+    float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
+    int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
+    bool has_ignore_index; /* ignore_index was given */
+    bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
+    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V .. (r + 1) V - 1; NULL => one has all */
+    bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
+} te_cross_entropy_desc;
+/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
+ * targets, and get the same losses.
+ * Source: transformer_engine.pytorch.parallel_cross_entropy. */
+TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
+/* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
+TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
+
+/* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
+ * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
+ * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
+typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
+                                    te_tensor **grad_inputs, const bool *needs);
+/* A differentiable function of the user's. The lists are copied by te_record. */
+typedef struct te_node_desc {
+    const char *name;          /* for messages; must outlive the tape: a literal */
+    te_tensor *const *inputs;  /* [num_inputs]; an entry may be NULL */
+    int num_inputs;            /* length of `inputs`, `needs` and `grad_inputs` */
+    te_tensor *const *outputs; /* [num_outputs], new tensors; they require a gradient from here on */
+    int num_outputs;           /* length of `outputs` and `grad_outputs` */
+    te_tensor *const *saved;   /* [num_saved], retained until `backward` has run; te_backward refuses if one was written meanwhile; an entry may be NULL */
+    int num_saved;             /* length of `saved` */
+    const void *state;         /* state_size bytes, copied; `backward` gets the copy */
+    size_t state_size;         /* bytes of `state`; 0 => none */
+    te_backward_fn backward;   /* needed */
+    /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
+    void (*release)(te_ctx *te, void *state);
+} te_node_desc;
+/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
+TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
 
 /* ==== api/module.h ============================================================================================== */
 
@@ -2606,7 +2722,9 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
 
 /* api/train.h: optimizers and checkpoints. */
 
-/* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get f32 master weights.
+/* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get master weights. Its states are "exp_avg", "exp_avg_sq" and "master_param".
+ * States in f16 and e4m3, masters in f16 among them, have one scale each, which every step chooses anew (te_op_adam). te_graph takes every optimizer, so
+ * `capturable` has no field.
  * Source: transformer_engine.pytorch.optimizers.FusedAdam. */
 typedef struct te_fused_adam_desc {
     float lr;                 /* learning rate; 0 => 1e-3 */
@@ -2615,13 +2733,38 @@ typedef struct te_fused_adam_desc {
     float weight_decay;       /* 0 => none */
     bool no_adam_w_mode;      /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;  /* the moments are taken as they are; false => divided by 1 - beta^step */
+    bool amsgrad;             /* refused, as by TransformerEngine */
     bool no_master_weights;   /* 16-bit parameters are stepped in their own format (TransformerEngine's default); refused for weights that are stored quantized */
+    te_dtype master_weight_dtype; /* of masters: f32 or f16; 0 => f32 */
+    te_dtype exp_avg_dtype;       /* of the first moment: f32, bf16, f16 or e4m3; 0 => f32 */
+    te_dtype exp_avg_sq_dtype;    /* of the second moment, likewise */
+    bool store_param_remainders;  /* of an f32 master the 16 bits are kept that a bf16 parameter lacks; others have whole masters */
+    bool use_decoupled_grad;      /* gradients are read from te_tensor_decoupled_grad */
+    bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
 } te_fused_adam_desc;
 /* An optimizer of every parameter of `m` that requires a gradient; desc may be NULL. Owned by the caller: te_optimizer_destroy, before the context.
  * Retains the parameters. Allocates the states. TE_ERR_STATE inside a graph's capture. */
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc);
+
+/* Stochastic gradient descent (te_op_sgd). Parameters of 16 bits, and those stored quantized, get f32 master weights. Its states are "momentum_buffer", if
+ * there is a momentum, and "master_param". Gradients of any format are read as they are, so `materialize_master_grads` has no field.
+ * Source: transformer_engine.pytorch.optimizers.FusedSGD. */
+typedef struct te_fused_sgd_desc {
+    float lr;                 /* learning rate; needed */
+    float momentum;           /* 0 => none */
+    float dampening;          /* share of the gradient that the momentum does not take, but for its first one; 0 => none */
+    float weight_decay;       /* 0 => none */
+    bool nesterov;            /* needs a momentum and no dampening */
+    bool wd_after_momentum;   /* weight decay stays out of the momentum */
+    bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
+    bool no_master_weights;   /* 16-bit parameters, and their momentum, are stepped in their own format; refused for weights that are stored quantized */
+    float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
+    bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+} te_fused_sgd_desc;
+/* The same as te_fused_adam_create, but desc is needed. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
+TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
 /* Releases the optimizer and its states. NULL is fine. */
 TE_API void te_optimizer_destroy(te_optimizer *opt);
 /* Steps all parameters that have a gradient, then forgets the gradients (unless te_optimizer_keep_grad). Does nothing if the context has an error;
@@ -2639,6 +2782,25 @@ TE_API float te_optimizer_lr(const te_optimizer *opt);
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 /* The norm of all gradients of the last step, before clipping, f32 [1] (borrowed); NULL without clipping or before the first step. */
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
+
+/* A state of a parameter (the very tensor: te_module_parameter) by its name, as a new f32 tensor of its shape in the innermost scope: without its scale; a
+ * master of remainders as the whole master. Syncs for the latter. NULL with TE_ERR_INVALID if there is none of the name. */
+TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
+/* Sets it from f32 of the parameter's shape: with a new scale where it has one. A master of remainders sets the parameter, too, and syncs; any other one shows
+ * in the parameter after the next step. */
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state);
+
+/* out[i] = in[i] * scale; out[i] may be in[i], of any float formats otherwise. found_inf: f32 [1], becomes 1 if an input is not finite; may be NULL.
+ * The multi_tensor functions of transformer_engine.pytorch.optimizers: te_op_multi_scale, te_op_l2norm, te_op_adam, te_op_sgd have more. */
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf);
+/* The norm of all elements, f32 [1], in a fixed order; and if per_tensor is not NULL that of each tensor, f32 [num_tensors], there. New tensors of the innermost
+ * scope; NULL with an error. */
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor);
+/* The same of the elements times inv_scale, f32 [1] on the device (NULL => 1); the tensors stay as they are. */
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor);
+/* Scales all gradients of a module tree (main gradients, where there are some) in place by min(1, max_norm / (norm + 1e-6)), and returns the norm that they had,
+ * f32 [1] of the innermost scope; NULL with an error. As torch.nn.utils.clip_grad_norm_. */
+TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm);
 
 /* An entry of a file's metadata: two UTF-8 strings, borrowed for the call. */
 typedef struct te_metadata {
@@ -2825,6 +2987,7 @@ static inline te_module *te_multihead_attention_create(te_ctx *te, const te_mult
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
+static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -5391,7 +5554,7 @@ typedef struct te__var {
     bool played;     /* the node that made it has been played backwards and is gone */
     bool fresh;      /* in te->tape.fresh */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
-    te_tensor *main_grad;
+    te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
 typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */
@@ -6762,6 +6925,7 @@ static void te__var_release(te_ctx *te, te__var *v) {
     if (!v || --v->refs > 0) return;
     te_tensor_release(v->grad);
     te_tensor_release(v->main_grad);
+    te_tensor_release(v->decoupled_grad);
     te__free(te, v, sizeof(*v));
 }
 
@@ -8847,6 +9011,15 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "    *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;",
     "}",
     "",
+    "// Where the first operand of gated element (row, column) of n stands; the second one is a block further on. Eight neighbours are in one block with options.",
+    "#if defined(ACT) && !defined(INTERLEAVED)",
+    "TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }",
+    "TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }",
+    "#else",
+    "TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64 block) { return row * 2 * n + column + (block == n ? 0 : column / block * block); }",
+    "TE_DEV te_i64 te_act_block(te_i64, te_i64 block) { return block; }",
+    "#endif",
+    "",
     "// i = row * width + column.",
     "TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {",
     "    *row = i / width;",
@@ -8872,7 +9045,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "// Benchmark: \"gelu backward\", \"swiglu backward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all",
-    "// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.",
+    "// pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what is not gated is one long row. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3",
@@ -8884,6 +9057,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "// te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3",
     "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5",
     "// te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4",
+    "// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3 INTERLEAVED=1",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
     "#include \"ops/act/act_tile.cuh\"",
@@ -8919,16 +9093,16 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "        if (te_act_gated(ACT)) {",
     "            float gate[8], dgate[8];",
     "            te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);",
-    "            te_i64 at = row * 2 * a.n + column;",
+    "            te_i64 at = te_act_at(row, column, a.n, a.block), other = at + te_act_block(a.n, a.block);",
     "            te_load8(a.x, at, X_DT, x);",
-    "            te_load8(a.x, at + a.n, X_DT, gate);",
+    "            te_load8(a.x, other, X_DT, gate);",
     "            te_act_begin(a, &scale, &seen);",
     "#pragma unroll",
     "            for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);",
     "            te_act_finish(a, DX_DT, scale, dx, &largest);",
     "            te_act_finish(a, DX_DT, scale, dgate, &largest);",
     "            te_store8(a.dx, at, DX_DT, dx);",
-    "            te_store8(a.dx, at + a.n, DX_DT, dgate);",
+    "            te_store8(a.dx, other, DX_DT, dgate);",
     "        } else {",
     "            te_load8(a.x, i, X_DT, x);",
     "            te_act_begin(a, &scale, &seen);",
@@ -8950,9 +9124,9 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "        te_i64 at = i;",
     "        if (te_act_gated(a.act)) {",
     "            te_act_split(i, a.n, &row, &column);",
-    "            at = row * 2 * a.n + column;",
-    "            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.n, a.x_dt), dy, a.limit, a.alpha, &da, &db);",
-    "            te_store(a.dx, at + a.n, a.dx_dt, a.scale ? db * scale : db);",
+    "            at = te_act_at(row, column, a.n, a.block);",
+    "            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), dy, a.limit, a.alpha, &da, &db);",
+    "            te_store(a.dx, at + a.block, a.dx_dt, a.scale ? db * scale : db);",
     "        } else {",
     "            te_act(a.act, te_load(a.x, i, a.x_dt), &da);",
     "            da *= dy;",
@@ -9107,7 +9281,7 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "// Benchmark: \"gelu forward\", \"swiglu forward\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
-    "// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
+    "// of 8, x aligned to 16 bytes, blocks of interleaved halves multiples of 8, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 X_DT=3 Y_DT=3",
@@ -9120,6 +9294,7 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "// te:row ACT=6 X_DT=3 Y_DT=3",
     "// te:row ACT=6 X_DT=3 Y_DT=5",
     "// te:row ACT=12 X_DT=3 Y_DT=4",
+    "// te:row ACT=8 X_DT=3 Y_DT=3 INTERLEAVED=1",
     "#include \"ops/act/act.cuh\"",
     "#include \"ops/act/kargs.h\"",
     "#include \"ops/act/act_tile.cuh\"",
@@ -9138,11 +9313,11 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "        row = 0, column = i + k * 2048;",
     "        if (te_act_gated(ACT) || a.m > 1) te_act_split8(column, a.ld, a.divisor.magic, a.divisor.shift, &row, &column);",
     "        there[k] = i + k * 2048 < all && column < a.n;",
-    "        from[k] = there[k] ? row * (te_act_gated(ACT) ? 2 : 1) * a.n + column : 0;",
+    "        from[k] = !there[k] ? 0 : te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : row * a.n + column;",
     "    }",
     "    te_raw<X_DT> x[2]; // two, or the first one's gate",
     "    x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);",
-    "    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);",
+    "    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.block) : from[1], X_DT);",
     "    te_loads_go_first();",
     "    // Loaded after x, whose latency hides that of these numbers.",
     "    float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;",
@@ -9176,7 +9351,8 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "        te_act_split(i, a.ld, &row, &column);",
     "        if (column < a.n) {",
     "            if (te_act_gated(a.act)) {",
-    "                float u = te_load(a.x, row * 2 * a.n + column, a.x_dt), g = te_load(a.x, row * 2 * a.n + a.n + column, a.x_dt);",
+    "                te_i64 at = te_act_at(row, column, a.n, a.block);",
+    "                float u = te_load(a.x, at, a.x_dt), g = te_load(a.x, at + a.block, a.x_dt);",
     "                y = te_act_gate(a.act, u, g, a.limit, a.alpha);",
     "            } else {",
     "                y = te_act(a.act, te_load(a.x, row * a.n + column, a.x_dt), &slope);",
@@ -9348,6 +9524,7 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "    const float *scale;      /* [1], or NULL: y is not quantized */",
     "    float *scale_inv, *amax; /* [1], or NULL */",
     "    long long m, n, ld, ldc;",
+    "    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */",
     "    unsigned tiles_n;        /* of act_fwd_tile: tiles along n */",
     "    te__act_divisor divisor; /* of act_fwd with options: by ld */",
     "    float limit, alpha;",
@@ -9366,6 +9543,7 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "    float *scale_inv, *amax; /* [1], or NULL */",
     "    float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */",
     "    long long m, n, ld, ldc;",
+    "    long long block;         /* as forward */",
     "    unsigned tiles_n;        /* of act_bwd_tile: tiles along n */",
     "    te__act_divisor divisor; /* of act_bwd with options: by n */",
     "    float limit, alpha;",
@@ -14640,13 +14818,13 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_bwd.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {",
     "    te_follow();",
-    "    float everywhere = a.smoothing / (float)a.v, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;",
+    "    float everywhere = a.smoothing / (float)a.vocab, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;",
     "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
-    "        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);",
+    "        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;",
     "        float lse = a.lse[row], factor = a.dloss[row * a.dloss_step] * a.scale / count;",
     "        auto gradient = [&](float x, te_i64 i) {",
     "            float d = te_loss_exp(x - lse) - everywhere;",
-    "            if (i == t) d -= 1.0f - a.smoothing;",
+    "            if (i == column) d -= 1.0f - a.smoothing;",
     "            return t < 0 ? 0.0f : d * factor;",
     "        };",
     "#ifdef X_DT",
@@ -14707,6 +14885,8 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
     "//   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count",
     "//",
+    "// Of columns that are a part of the vocabulary: lse, x_target and sum x, for cross_entropy_merge.",
+    "//",
     "// One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.",
     "// -inf is a legal logit, so all elements of a thread may be -inf: it then subtracts 0 in place of m.",
     "//",
@@ -14726,9 +14906,8 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "struct te_running {",
     "    float m, s, sum;",
     "};",
-    "TE_DEV float te_reference(float m) { return m == -TE_INF ? 0.0f : m; }",
     "TE_DEV void te_running_add(te_running *r, float x) {",
-    "    float m = fmaxf(r->m, x), ref = te_reference(m);",
+    "    float m = fmaxf(r->m, x), ref = te_loss_reference(m);",
     "    r->s = r->s * te_loss_exp(r->m - ref) + te_loss_exp(x - ref);",
     "    r->m = m;",
     "    r->sum += x;",
@@ -14738,7 +14917,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    float m = r->m, s, sum = 0.0f;",
     "#pragma unroll",
     "    for (int j = 0; j < 8; j++) m = fmaxf(m, x[j]);",
-    "    float ref = te_reference(m);",
+    "    float ref = te_loss_reference(m);",
     "    s = r->s * te_loss_exp(r->m - ref);",
     "#pragma unroll",
     "    for (int j = 0; j < 8; j++) {",
@@ -14770,33 +14949,72 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "        for (te_i64 i = threadIdx.x; i < a.v; i += blockDim.x) te_running_add(&r, te_load(a.logits, first + i, a.logits_dt));",
     "#endif",
     "        float m = te_block_max(r.m, scratch);",
-    "        float s = te_block_sum(r.s * te_loss_exp(r.m - te_reference(m)), scratch);",
+    "        float s = te_block_sum(r.s * te_loss_exp(r.m - te_loss_reference(m)), scratch);",
     "        float sum = a.smoothing > 0.0f ? te_block_sum(r.sum, scratch) : 0.0f;",
     "        if (threadIdx.x == 0) {",
-    "            te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);",
-    "            float lse = m + logf(s), loss = 0.0f;",
-    "            if (t >= 0) {",
-    "                loss = lse - te_load(a.logits, first + t, a.logits_dt);",
-    "                if (a.smoothing > 0.0f) loss = (1.0f - a.smoothing) * loss + a.smoothing * lse - a.smoothing / (float)a.v * sum;",
+    "            te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;",
+    "            float lse = m + logf(s), x_target = t >= 0 && column >= 0 && column < a.v ? te_load(a.logits, first + column, a.logits_dt) : -TE_INF;",
+    "            if (a.parts) {",
+    "                a.parts[3 * row] = lse, a.parts[3 * row + 1] = x_target, a.parts[3 * row + 2] = sum;",
+    "            } else {",
+    "                a.loss[row] = t >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;",
+    "                a.lse[row] = lse;",
     "            }",
-    "            a.loss[row] = loss;",
-    "            a.lse[row] = lse;",
     "        }",
     "    }",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/kargs.h */
+static const char *const te__source_65[] = { /* ops/loss/cross_entropy_merge.cu */
+    "// ops/loss/cross_entropy_merge.cu: the loss of each row from what the ranks that share its columns have found, in rank order.",
+    "//",
+    "//   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r",
+    "//",
+    "// Launch: block 256, a thread a row.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/loss/kargs.h\"",
+    "#include \"ops/loss/loss.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_cross_entropy_merge(const __grid_constant__ te__cross_entropy_merge_kargs a) {",
+    "    te_follow();",
+    "    te_i64 row = (te_i64)blockIdx.x * 256 + threadIdx.x;",
+    "    if (row >= a.m) return;",
+    "    float m = -TE_INF, x_target = -TE_INF, s = 0.0f, sum = 0.0f;",
+    "    for (int r = 0; r < a.ranks; r++) m = fmaxf(m, a.parts[3 * (a.m * r + row)]);",
+    "    for (int r = 0; r < a.ranks; r++) {",
+    "        const float *part = a.parts + 3 * (a.m * r + row);",
+    "        s += te_loss_exp(part[0] - te_loss_reference(m));",
+    "        x_target = part[1] > x_target || part[1] != part[1] ? part[1] : x_target;",
+    "        sum += part[2];",
+    "    }",
+    "    float lse = m + logf(s);",
+    "    a.lse[row] = lse;",
+    "    a.loss[row] = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab) >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;",
+    "}",
+};
+static const char *const te__source_66[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
-    "/* loss[m] and lse[m] from logits [m, v]. */",
+    "/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */",
     "typedef struct te__cross_entropy_fwd_kargs {",
     "    const void *logits;",
     "    const void *target; /* [m] */",
     "    float *loss, *lse;  /* [m] */",
-    "    long long m, v, ignore_index;",
+    "    float *parts;       /* [m][3], or NULL */",
+    "    long long m, v, vocab, start, ignore_index;",
     "    float smoothing;",
     "    int logits_dt, target_dt;",
     "} te__cross_entropy_fwd_kargs;",
+    "",
+    "/* loss[m] and lse[m] from the parts of `ranks` ranks. */",
+    "typedef struct te__cross_entropy_merge_kargs {",
+    "    const float *parts; /* [ranks][m][3] */",
+    "    const void *target; /* [m] */",
+    "    float *loss, *lse;  /* [m] */",
+    "    long long m, vocab, ignore_index;",
+    "    float smoothing;",
+    "    int ranks, target_dt;",
+    "} te__cross_entropy_merge_kargs;",
     "",
     "/* count = the number of targets that are not ignored. */",
     "typedef struct te__cross_entropy_count_kargs {",
@@ -14812,7 +15030,7 @@ static const char *const te__source_65[] = { /* ops/loss/kargs.h */
     "    const float *lse, *dloss; /* [m]; dloss [m] or [1] */",
     "    const float *count;       /* [1], or NULL */",
     "    void *dlogits;            /* may be logits */",
-    "    long long m, v, ignore_index;",
+    "    long long m, v, vocab, start, ignore_index;",
     "    long long dloss_step; /* 1, or 0: one for all rows */",
     "    float scale, smoothing;",
     "    int logits_dt, target_dt, dlogits_dt;",
@@ -14829,8 +15047,8 @@ static const char *const te__source_65[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_66[] = { /* ops/loss/loss.cuh */
-    "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.",
+static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
+    "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its sums.",
     "#pragma once",
     "#include \"device/base.cuh\"",
     "",
@@ -14847,6 +15065,12 @@ static const char *const te__source_66[] = { /* ops/loss/loss.cuh */
     "    return t == ignore_index || t < 0 || t >= v ? -1 : t;",
     "}",
     "",
+    "TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, te_i64 vocab) {",
+    "    float loss = lse - x_target;",
+    "    return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing * lse - smoothing / (float)vocab * sum : loss;",
+    "}",
+    "TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }",
+    "",
     "// Rows of an odd vocabulary start anywhere: elements `head` .. head + 8 * vectors - 1 are the part that can be read eight at a time.",
     "struct te_loss_span {",
     "    te_i64 head, vectors, tail;",
@@ -14861,7 +15085,7 @@ static const char *const te__source_66[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_67[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Benchmark: \"mean squared error backward\" in tests/bench/h200.csv.",
@@ -14895,7 +15119,7 @@ static const char *const te__source_67[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -14937,7 +15161,7 @@ static const char *const te__source_68[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -14953,7 +15177,7 @@ static const char *const te__source_69[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/math/axpby.cu */
+static const char *const te__source_71[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.",
     "//",
     "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
@@ -14997,7 +15221,7 @@ static const char *const te__source_70[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -15119,7 +15343,7 @@ static const char *const te__source_71[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/column_sum_short.cu */
+static const char *const te__source_73[] = { /* ops/math/column_sum_short.cu */
     "// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n], f32, for at most some thousand rows: the partial",
     "// sums that gemm_hopper and act_bwd_tile leave.",
     "//",
@@ -15159,7 +15383,7 @@ static const char *const te__source_72[] = { /* ops/math/column_sum_short.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/copy.cu */
+static const char *const te__source_74[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -15286,7 +15510,7 @@ static const char *const te__source_73[] = { /* ops/math/copy.cu */
     "        if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_75[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -15368,7 +15592,7 @@ static const char *const te__source_74[] = { /* ops/math/embedding_bwd.cu */
     "    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_76[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Benchmark: \"embedding forward\" in tests/bench/h200.csv.",
@@ -15403,7 +15627,7 @@ static const char *const te__source_75[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
@@ -15507,7 +15731,7 @@ static const char *const te__source_76[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/fill.cu */
+static const char *const te__source_78[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Benchmark: \"fill\" in tests/bench/h200.csv.",
@@ -15533,7 +15757,7 @@ static const char *const te__source_77[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/kargs.h */
+static const char *const te__source_79[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -15650,7 +15874,7 @@ static const char *const te__source_78[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_79[] = { /* ops/math/random.cu */
+static const char *const te__source_80[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Benchmark: \"normal random\" in tests/bench/h200.csv.",
@@ -15690,7 +15914,7 @@ static const char *const te__source_79[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_80[] = { /* ops/math/sum.cu */
+static const char *const te__source_81[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -15734,7 +15958,7 @@ static const char *const te__source_80[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_82[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -15752,7 +15976,7 @@ static const char *const te__source_81[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/math/transpose.cu */
+static const char *const te__source_83[] = { /* ops/math/transpose.cu */
     "// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -15867,7 +16091,7 @@ static const char *const te__source_82[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -15899,7 +16123,7 @@ static const char *const te__source_83[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -15943,7 +16167,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -16020,7 +16244,7 @@ static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -16190,7 +16414,7 @@ static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/norm/kargs.h */
+static const char *const te__source_88[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -16245,8 +16469,53 @@ static const char *const te__source_87[] = { /* ops/norm/kargs.h */
     "    unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */",
     "    te__norm_bwd_sum_kargs sum;",
     "} te__norm_bwd_kargs;",
+    "",
+    "/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */",
+    "typedef struct te__l2normalize_kargs {",
+    "    const void *x, *dy; /* dy: backward */",
+    "    void *y;",
+    "    float *rnorm; /* [m], or NULL; backward: read */",
+    "    long long m, n;",
+    "    float eps;",
+    "    int x_dt, dy_dt, y_dt;",
+    "} te__l2normalize_kargs;",
 };
-static const char *const te__source_88[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
+    "// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.",
+    "//",
+    "//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm",
+    "//   dx = rnorm * (dy - x * rnorm^2 * sum(x * dy))",
+    "//",
+    "// The second pass over a row finds it in a cache.",
+    "//",
+    "// Launch: a warp a row, four warps a block, blocks step through the rows. Any n and alignment; y may be x, dx may be dy.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/norm/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(128) te_l2normalize(const __grid_constant__ te__l2normalize_kargs a) {",
+    "    te_follow();",
+    "    int lane = threadIdx.x & 31;",
+    "    const bool backward = a.dy != 0;",
+    "    const void *other = backward ? a.dy : a.x;",
+    "    int other_dt = backward ? a.dy_dt : a.x_dt;",
+    "    for (te_i64 row = (te_i64)blockIdx.x * 4 + (threadIdx.x >> 5); row < a.m; row += (te_i64)gridDim.x * 4) {",
+    "        te_i64 first = row * a.n;",
+    "        float sum = 0.0f;",
+    "        for (te_i64 i = lane; i < a.n; i += 32) sum = fmaf(te_load(a.x, first + i, a.x_dt), te_load(other, first + i, other_dt), sum);",
+    "        sum = te_warp_sum(sum);",
+    "        float rnorm = backward ? a.rnorm[row] : __frsqrt_rn(sum + a.eps), along = backward ? rnorm * rnorm * sum : 0.0f;",
+    "        for (te_i64 i = lane; i < a.n; i += 32) {",
+    "            float v = te_load(other, first + i, other_dt);",
+    "            if (backward) v -= te_load(a.x, first + i, a.x_dt) * along;",
+    "            te_store(a.y, first + i, a.y_dt, rnorm * v);",
+    "        }",
+    "        if (!backward && a.rnorm && lane == 0) a.rnorm[row] = rnorm;",
+    "    }",
+    "}",
+};
+static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -16266,7 +16535,7 @@ static const char *const te__source_88[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16583,7 +16852,7 @@ static const char *const te__source_89[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16597,7 +16866,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -16715,7 +16984,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -16851,7 +17120,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -16901,7 +17170,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -17009,7 +17278,7 @@ static const char *const te__source_94[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_95[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -17158,7 +17427,7 @@ static const char *const te__source_95[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_96[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -17225,7 +17494,7 @@ static const char *const te__source_96[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17452,7 +17721,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17558,7 +17827,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17575,7 +17844,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -17702,7 +17971,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "    }",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -18038,7 +18307,7 @@ static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/optim/adam.cu */
+static const char *const te__source_104[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -18058,23 +18327,8 @@ static const char *const te__source_102[] = { /* ops/optim/adam.cu */
     "//",
     "// te:baseline",
     "#include \"device/vector.cuh\"",
-    "#include \"ops/optim/kargs.h\"",
+    "#include \"ops/optim/adam.cuh\"",
     "#include \"ops/optim/multi.cuh\"",
-    "",
-    "struct te_adam_step {",
-    "    float grad_scale, lr, unbias1, unbias2;",
-    "    const te__adam_kargs &a;",
-    "    TE_DEV void operator()(float g, float &p, float &m, float &v) const {",
-    "        g = __fmul_rn(g, grad_scale);",
-    "        if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));",
-    "        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));",
-    "        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));",
-    "        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.",
-    "        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));",
-    "        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));",
-    "        p = __fsub_rn(p, __fmul_rn(lr, update));",
-    "    }",
-    "};",
     "",
     "// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.",
     "template <int G, int P, bool MASTER>",
@@ -18101,9 +18355,8 @@ static const char *const te__source_102[] = { /* ops/optim/adam.cu */
     "",
     "extern \"C\" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {",
     "    te_follow();",
-    "    if (a.found_inf && *a.found_inf != 0.0f) return;",
-    "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,",
-    "                         a.unbias ? a.unbias[1] : a.unbias2, a};",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    te_adam_step step = te_adam_begin(a.numbers);",
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK, end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];",
     "    int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];",
@@ -18124,11 +18377,186 @@ static const char *const te__source_102[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/optim/kargs.h */
+static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
+    "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
+    "// how the elements are shared among threads.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/arithmetic.h\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "struct te_adam_step {",
+    "    float grad_scale, lr, unbias1, unbias2;",
+    "    const te__adam_numbers &a;",
+    "    TE_DEV void operator()(float g, float &p, float &m, float &v) const {",
+    "        g = __fmul_rn(g, grad_scale);",
+    "        if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));",
+    "        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));",
+    "        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));",
+    "        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.",
+    "        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));",
+    "        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));",
+    "        p = __fsub_rn(p, __fmul_rn(lr, update));",
+    "    }",
+    "};",
+    "TE_DEV bool te_adam_skips(const te__adam_numbers &a) { return a.found_inf && *a.found_inf != 0.0f; }",
+    "TE_DEV te_adam_step te_adam_begin(const te__adam_numbers &a) {",
+    "    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,",
+    "                         a.unbias ? a.unbias[1] : a.unbias2, a};",
+    "    return step;",
+    "}",
+    "",
+    "// Element i of tensor t's states, as they are after the step: x[TE__STATE_MASTER] is the parameter where there is no master.",
+    "TE_DEV void te_adam_element(const te__adam_states_kargs &a, const te_adam_step &step, int t, const float scale[TE__STATES], te_i64 i, float x[TE__STATES]) {",
+    "    const void *master = a.state[TE__STATE_MASTER][t];",
+    "    int dt = a.state_dt[TE__STATE_MASTER][t];",
+    "    if (!master) x[TE__STATE_MASTER] = te_load(a.param[t], i, a.param_dt[t]);",
+    "    else if (dt == TE_U8) x[TE__STATE_MASTER] = te__join_master(((const te_u16 *)a.param[t])[i], ((const te_u16 *)master)[i]);",
+    "    else x[TE__STATE_MASTER] = __fmul_rn(te_load(master, i, dt), scale[TE__STATE_MASTER]);",
+    "    x[TE__STATE_M] = __fmul_rn(te_load(a.state[TE__STATE_M][t], i, a.state_dt[TE__STATE_M][t]), scale[TE__STATE_M]);",
+    "    x[TE__STATE_V] = __fmul_rn(te_load(a.state[TE__STATE_V][t], i, a.state_dt[TE__STATE_V][t]), scale[TE__STATE_V]);",
+    "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
+    "}",
+};
+static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
+    "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
+    "//",
+    "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/optim/adam.cuh\"",
+    "#include \"ops/optim/multi.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_adam_amax(const __grid_constant__ te__adam_states_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    te_adam_step step = te_adam_begin(a.numbers);",
+    "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
+    "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_STATES_CHUNK;",
+    "    te_i64 end = begin + TE__ADAM_STATES_CHUNK < a.n[t] ? begin + TE__ADAM_STATES_CHUNK : a.n[t];",
+    "    float scale[TE__STATES], amax[TE__STATES];",
+    "    for (int k = 0; k < TE__STATES; k++) scale[k] = a.scale[k][t] ? *a.scale[k][t] : 1.0f, amax[k] = 0.0f;",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {",
+    "        float x[TE__STATES];",
+    "        te_adam_element(a, step, t, scale, i, x);",
+    "        for (int k = 0; k < TE__STATES; k++) amax[k] = fmaxf(amax[k], fabsf(x[k]));",
+    "    }",
+    "    for (int k = 0; k < TE__STATES; k++) {",
+    "        float most = te_block_max(amax[k], scratch);",
+    "        if (threadIdx.x == 0) a.amax[(te_i64)blockIdx.x * TE__STATES + k] = most;",
+    "    }",
+    "}",
+};
+static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
+    "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes; the old ones, and the factors of what will be stored, go to the",
+    "// workspace, for adam_states reads the one and writes by the other.",
+    "//",
+    "// Launch: block 256, grid: tensors. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/optim/adam.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_adam_scales(const __grid_constant__ te__adam_states_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    int t = blockIdx.x;",
+    "    te_i64 first = a.first[t], end = first + te_div_up(a.n[t], TE__ADAM_STATES_CHUNK);",
+    "    for (int k = 0; k < TE__STATES; k++) {",
+    "        if (!a.scale[k][t]) continue;",
+    "        int e4m3 = a.state_dt[k][t] == TE_F8E4M3;",
+    "        float amax = 0.0f;",
+    "        for (te_i64 c = first + threadIdx.x; c < end; c += 256) amax = fmaxf(amax, a.amax[c * TE__STATES + k]);",
+    "        amax = te_block_max(amax, scratch);",
+    "        if (threadIdx.x != 0) continue;",
+    "        a.factor[t * 2 * TE__STATES + k] = *a.scale[k][t];",
+    "        a.factor[(t * 2 + 1) * TE__STATES + k] = te__state_multiplier(amax, e4m3);",
+    "        *a.scale[k][t] = te__state_scale(amax, e4m3);",
+    "    }",
+    "}",
+};
+static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
+    "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
+    "//",
+    "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
+    "//",
+    "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/optim/adam.cuh\"",
+    "#include \"ops/optim/multi.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_adam_states(const __grid_constant__ te__adam_states_kargs a) {",
+    "    te_follow();",
+    "    if (te_adam_skips(a.numbers)) return;",
+    "    te_adam_step step = te_adam_begin(a.numbers);",
+    "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x);",
+    "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_STATES_CHUNK;",
+    "    te_i64 end = begin + TE__ADAM_STATES_CHUNK < a.n[t] ? begin + TE__ADAM_STATES_CHUNK : a.n[t];",
+    "    float scale[TE__STATES], multiplier[TE__STATES];",
+    "    for (int k = 0; k < TE__STATES; k++) {",
+    "        scale[k] = a.scale[k][t] ? a.factor[t * 2 * TE__STATES + k] : 1.0f;",
+    "        multiplier[k] = a.scale[k][t] ? a.factor[(t * 2 + 1) * TE__STATES + k] : 1.0f;",
+    "    }",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {",
+    "        float x[TE__STATES];",
+    "        te_adam_element(a, step, t, scale, i, x);",
+    "        float p = x[TE__STATE_MASTER];",
+    "        if (a.state[TE__STATE_MASTER][t] && a.state_dt[TE__STATE_MASTER][t] == TE_U8)",
+    "            te__split_master(p, (te_u16 *)a.param[t] + i, (te_u16 *)a.state[TE__STATE_MASTER][t] + i);",
+    "        else te_store(a.param[t], i, a.param_dt[t], p);",
+    "        for (int k = 0; k < TE__STATES; k++)",
+    "            if (a.state[k][t] && a.state_dt[k][t] != TE_U8) te_store(a.state[k][t], i, a.state_dt[k][t], __fmul_rn(x[k], multiplier[k]));",
+    "    }",
+    "}",
+};
+static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
+    "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
+    " * not where the elements lie. */",
+    "#ifndef TE__OPTIM_ARITHMETIC_H",
+    "#define TE__OPTIM_ARITHMETIC_H",
+    "",
+    "/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two stay in it. */",
+    "TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }",
+    "/* The factor of the elements before they are rounded. Nothing to scale by gives zeros either way. */",
+    "TE__BOTH float te__state_multiplier(float amax, int e4m3) {",
+    "    float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));",
+    "    if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;",
+    "    return multiplier;",
+    "}",
+    "/* The factor of the stored elements: of FP8 the inverse of that multiplier, as FP8 tensors have it. */",
+    "TE__BOTH float te__state_scale(float amax, int e4m3) {",
+    "    return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));",
+    "}",
+    "",
+    "/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */",
+    "TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {",
+    "    return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);",
+    "}",
+    "TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainder) {",
+    "    uint32_t bits = te__f32_bits(master);",
+    "    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u; /* rounding up other NaN would make numbers of them */",
+    "    *remainder = (uint16_t)bits;",
+    "    *param = (uint16_t)((bits >> 16) + (bits >> 15 & 1));",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_110[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
     " * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */",
+    "",
+    "/* The numbers of a step of Adam. */",
+    "typedef struct te__adam_numbers {",
+    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
+    "    float lr, beta1, beta2, eps, weight_decay;",
+    "    float unbias1, unbias2; /* 1 / (1 - beta^step) */",
+    "    int l2_mode;",
+    "} te__adam_numbers;",
     "",
     "#define TE__ADAM_MAX 70",
     "#define TE__ADAM_CHUNK 1024",
@@ -18138,15 +18566,55 @@ static const char *const te__source_103[] = { /* ops/optim/kargs.h */
     "    float *m[TE__ADAM_MAX], *v[TE__ADAM_MAX];",
     "    float *master[TE__ADAM_MAX]; /* or NULL */",
     "    long long n[TE__ADAM_MAX];   /* elements */",
-    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
-    "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
+    "    te__adam_numbers numbers;",
     "    unsigned first[TE__ADAM_MAX];",
     "    unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];",
     "    unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */",
-    "    float lr, beta1, beta2, eps, weight_decay;",
-    "    float unbias1, unbias2; /* 1 / (1 - beta^step) */",
-    "    int l2_mode, tensors;",
+    "    int tensors;",
     "} te__adam_kargs;",
+    "",
+    "/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the largest magnitudes that the new states will",
+    " * have; adam_scales, one block a tensor, makes the scales of these; adam_states steps. Without scales the last one does. */",
+    "#define TE__ADAM_STATES_MAX 44",
+    "#define TE__ADAM_STATES_CHUNK 4096",
+    "enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };",
+    "typedef struct te__adam_states_kargs {",
+    "    const void *grad[TE__ADAM_STATES_MAX];",
+    "    void *param[TE__ADAM_STATES_MAX];",
+    "    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master: or NULL */",
+    "    float *scale[TE__STATES][TE__ADAM_STATES_MAX]; /* [1], or NULL */",
+    "    long long n[TE__ADAM_STATES_MAX];",
+    "    te__adam_numbers numbers;",
+    "    float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */",
+    "    float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */",
+    "    unsigned first[TE__ADAM_STATES_MAX];",
+    "    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX], state_dt[TE__STATES][TE__ADAM_STATES_MAX];",
+    "    int tensors;",
+    "} te__adam_states_kargs;",
+    "",
+    "/* state and scale from x and its amax. */",
+    "typedef struct te__store_state_kargs {",
+    "    const void *x;",
+    "    const float *amax; /* [1] */",
+    "    void *state;",
+    "    float *scale; /* [1] */",
+    "    long long n;",
+    "    int x_dt, state_dt;",
+    "} te__store_state_kargs;",
+    "",
+    "#define TE__SGD_MAX 64",
+    "#define TE__SGD_CHUNK 4096",
+    "typedef struct te__sgd_kargs {",
+    "    const void *grad[TE__SGD_MAX];",
+    "    void *param[TE__SGD_MAX], *momentum[TE__SGD_MAX]; /* momentum: or NULL */",
+    "    float *master[TE__SGD_MAX]; /* or NULL */",
+    "    long long n[TE__SGD_MAX];",
+    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    unsigned begin[TE__SGD_MAX];",
+    "    unsigned char grad_dt[TE__SGD_MAX], param_dt[TE__SGD_MAX], momentum_dt[TE__SGD_MAX], first[TE__SGD_MAX];",
+    "    float lr, momentum_factor, dampening, weight_decay;",
+    "    int nesterov, wd_after_momentum, tensors;",
+    "} te__sgd_kargs;",
     "",
     "/* l2norm_partial, one block a chunk: partial[c] = sum of x^2; and first_chunk[t] for l2norm_tensor. */",
     "#define TE__NORM_MAX 180",
@@ -18154,6 +18622,7 @@ static const char *const te__source_103[] = { /* ops/optim/kargs.h */
     "typedef struct te__l2norm_kargs {",
     "    const void *x[TE__NORM_MAX];",
     "    long long n[TE__NORM_MAX];",
+    "    const float *inv_scale;        /* [1], or NULL */",
     "    float *partial;                /* [all chunks of the operation] */",
     "    unsigned *first_chunk;         /* [all tensors + 1] */",
     "    unsigned chunk, tensor;        /* where this launch's begin */",
@@ -18168,7 +18637,7 @@ static const char *const te__source_103[] = { /* ops/optim/kargs.h */
     "    const float *partial;",
     "    const unsigned *first_chunk;",
     "    float *tensor_sum; /* [tensors]: sums of squares */",
-    "    float *norm, *per_tensor, *clip; /* [1], [tensors], [1]; or NULL */",
+    "    float *norm, *per_tensor, *clip, *found_inf; /* [1], [tensors], [1], [1]; or NULL */",
     "    int tensors;",
     "    float max_norm;",
     "} te__l2norm_final_kargs;",
@@ -18188,8 +18657,8 @@ static const char *const te__source_103[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_104[] = { /* ops/optim/l2norm_final.cu */
-    "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.",
+static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
+    "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
     "//",
@@ -18210,10 +18679,11 @@ static const char *const te__source_104[] = { /* ops/optim/l2norm_final.cu */
     "    if (threadIdx.x != 0) return;",
     "    float norm = __fsqrt_rn(sum), clip = __fdiv_rn(a.max_norm, __fadd_rn(norm, 1e-6f));",
     "    *a.norm = norm;",
+    "    if (a.found_inf && !(norm <= TE_FLT_MAX)) *a.found_inf = 1.0f;",
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -18230,14 +18700,15 @@ static const char *const te__source_105[] = { /* ops/optim/l2norm_partial.cu */
     "#include \"ops/optim/kargs.h\"",
     "#include \"ops/optim/multi.cuh\"",
     "",
-    "template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin) {",
+    "// inv_scale is 1 where there is none, and no bit changes then.",
+    "template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin, float inv_scale) {",
     "    float sum = 0.0f;",
     "#pragma unroll 4",
     "    for (int g = 0; g < TE__NORM_CHUNK / 2048; g++) {",
     "        float v[8];",
     "        te_load8(x, begin + threadIdx.x * 8 + g * 2048, DT, v);",
     "#pragma unroll",
-    "        for (int k = 0; k < 8; k++) sum = fmaf(v[k], v[k], sum);",
+    "        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], inv_scale), sum = fmaf(v[k], v[k], sum);",
     "    }",
     "    return sum;",
     "}",
@@ -18248,13 +18719,13 @@ static const char *const te__source_105[] = { /* ops/optim/l2norm_partial.cu */
     "    int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];",
     "    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];",
     "    const void *x = a.x[t];",
-    "    float sum = 0.0f;",
+    "    float sum = 0.0f, inv_scale = a.inv_scale ? *a.inv_scale : 1.0f;",
     "    if (a.vector[t] && end - begin == TE__NORM_CHUNK) {",
-    "        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin) : te_squares<TE_F16>(x, begin);",
+    "        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin, inv_scale) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin, inv_scale) : te_squares<TE_F16>(x, begin, inv_scale);",
     "    } else {",
     "        for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048)",
     "            for (int k = 0; k < 8 && i + k < end; k++) {",
-    "                float v = te_load(x, i + k, dt);",
+    "                float v = __fmul_rn(te_load(x, i + k, dt), inv_scale);",
     "                sum = fmaf(v, v, sum);",
     "            }",
     "    }",
@@ -18265,7 +18736,7 @@ static const char *const te__source_105[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18284,7 +18755,7 @@ static const char *const te__source_106[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18300,7 +18771,7 @@ static const char *const te__source_107[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18349,7 +18820,68 @@ static const char *const te__source_108[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/rope/kargs.h */
+static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
+    "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
+    "//",
+    "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
+    "//   b  = momentum * b + (1 - dampening) * d        the first time: d        only if momentum is not 0",
+    "//   d  = b, or with nesterov d + momentum * b                               only if momentum is not 0",
+    "//   p -= lr * d                                    d + weight_decay * p if wd_after_momentum",
+    "//",
+    "// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU.",
+    "//",
+    "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/kargs.h\"",
+    "#include \"ops/optim/multi.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_sgd(const __grid_constant__ te__sgd_kargs a) {",
+    "    te_follow();",
+    "    if (a.found_inf && *a.found_inf != 0.0f) return;",
+    "    float grad_scale = a.grad_scale ? *a.grad_scale : 1.0f, lr = a.lr_device ? *a.lr_device : a.lr, rest = 1.0f - a.dampening;",
+    "    int t = te_tensor_of(a.begin, a.tensors, blockIdx.x), g_dt = a.grad_dt[t], p_dt = a.param_dt[t], b_dt = a.momentum_dt[t];",
+    "    te_i64 begin = (te_i64)(blockIdx.x - a.begin[t]) * TE__SGD_CHUNK, end = begin + TE__SGD_CHUNK < a.n[t] ? begin + TE__SGD_CHUNK : a.n[t];",
+    "    const void *grad = a.grad[t];",
+    "    void *param = a.param[t], *momentum = a.momentum[t];",
+    "    float *master = a.master[t];",
+    "    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {",
+    "        float d = __fmul_rn(te_load(grad, i, g_dt), grad_scale), p = master ? master[i] : te_load(param, i, p_dt);",
+    "        if (a.weight_decay != 0.0f && !a.wd_after_momentum) d = __fadd_rn(d, __fmul_rn(a.weight_decay, p));",
+    "        if (a.momentum_factor != 0.0f) {",
+    "            float b = a.first[t] ? d : __fadd_rn(__fmul_rn(a.momentum_factor, te_load(momentum, i, b_dt)), __fmul_rn(rest, d));",
+    "            d = a.nesterov ? __fadd_rn(d, __fmul_rn(a.momentum_factor, b)) : b;",
+    "            te_store(momentum, i, b_dt, b);",
+    "        }",
+    "        if (a.weight_decay != 0.0f && a.wd_after_momentum) d = __fadd_rn(d, __fmul_rn(a.weight_decay, p));",
+    "        p = __fsub_rn(p, __fmul_rn(lr, d));",
+    "        if (master) master[i] = p;",
+    "        te_store(param, i, p_dt, p);",
+    "    }",
+    "}",
+};
+static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
+    "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
+    "//",
+    "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/arithmetic.h\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_store_state(const __grid_constant__ te__store_state_kargs a) {",
+    "    te_follow();",
+    "    int e4m3 = a.state_dt == TE_F8E4M3;",
+    "    float multiplier = te__state_multiplier(*a.amax, e4m3);",
+    "    te_i64 begin = (te_i64)blockIdx.x * 4096;",
+    "    for (te_i64 i = begin + threadIdx.x; i < begin + 4096 && i < a.n; i += 256)",
+    "        te_store(a.state, i, a.state_dt, __fmul_rn(te_load(a.x, i, a.x_dt), multiplier));",
+    "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
+    "}",
+};
+static const char *const te__source_118[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -18384,7 +18916,7 @@ static const char *const te__source_109[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_110[] = { /* ops/rope/rope.cu */
+static const char *const te__source_119[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -18571,7 +19103,7 @@ static const char *const te__source_110[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/shard/kargs.h */
+static const char *const te__source_120[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -18618,7 +19150,7 @@ static const char *const te__source_111[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_112[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -18635,7 +19167,7 @@ static const char *const te__source_112[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -18750,7 +19282,7 @@ static const char *const te__source_113[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -18878,7 +19410,7 @@ static const char *const te__source_114[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -18952,7 +19484,7 @@ static const char *const te__source_115[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -19006,7 +19538,165 @@ static const char *const te__source_116[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/stats/kargs.h */
+static const char *const te__source_126[] = { /* ops/softmax/kargs.h */
+    "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
+    "typedef struct te__softmax_fwd_kargs {",
+    "    const void *x;",
+    "    const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */",
+    "    void *y;",
+    "    long long m, n, s_q, heads;",
+    "    float scale;",
+    "    int causal, one_mask; /* one_mask: of all batches */",
+    "    int x_dt, y_dt;",
+    "} te__softmax_fwd_kargs;",
+    "",
+    "/* dx = scale * (y * dy - y * sum(y * dy)). */",
+    "typedef struct te__softmax_bwd_kargs {",
+    "    const void *dy, *y;",
+    "    void *dx;",
+    "    long long m, n;",
+    "    float scale;",
+    "    int dy_dt, y_dt, dx_dt;",
+    "} te__softmax_bwd_kargs;",
+};
+static const char *const te__source_127[] = { /* ops/softmax/softmax_bwd.cu */
+    "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
+    "//",
+    "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
+    "// n a multiple of 8, all aligned to 16 bytes.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3",
+    "// te:row X_DT=2",
+    "// te:row X_DT=1",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/softmax/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512, 2) te_softmax_bwd(const __grid_constant__ te__softmax_bwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "#ifdef X_DT",
+    "    const int width = 8;",
+    "#else",
+    "    const int width = 1;",
+    "#endif",
+    "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
+    "        te_i64 first = row * a.n;",
+    "        auto load = [&](te_i64 at, float y[width], float dy[width]) {",
+    "#ifdef X_DT",
+    "            te_load8(a.y, first + at, X_DT, y);",
+    "            te_load8(a.dy, first + at, X_DT, dy);",
+    "#else",
+    "            y[0] = te_load(a.y, first + at, a.y_dt), dy[0] = te_load(a.dy, first + at, a.dy_dt);",
+    "#endif",
+    "        };",
+    "        float sum = 0.0f;",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < a.n; at += (te_i64)blockDim.x * width) {",
+    "            float y[width], dy[width];",
+    "            load(at, y, dy);",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) sum = fmaf(y[j], dy[j], sum);",
+    "        }",
+    "        sum = te_block_sum(sum, scratch);",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < a.n; at += (te_i64)blockDim.x * width) {",
+    "            float y[width], dy[width];",
+    "            load(at, y, dy);",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) dy[j] = a.scale * (y[j] * dy[j] - y[j] * sum);",
+    "#ifdef X_DT",
+    "            te_store8(a.dx, first + at, X_DT, dy);",
+    "#else",
+    "            te_store(a.dx, first + at, a.dx_dt, dy[0]);",
+    "#endif",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_128[] = { /* ops/softmax/softmax_fwd.cu */
+    "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
+    "//",
+    "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
+    "//",
+    "// Two passes: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads; then y is written. The second",
+    "// read finds the row in a cache. The columns that a causal row does not see are written and not read.",
+    "//",
+    "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: x and y of that format, n",
+    "// a multiple of 8, both aligned to 16 bytes, mask to 8.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3",
+    "// te:row X_DT=2",
+    "// te:row X_DT=1",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/softmax/kargs.h\"",
+    "",
+    "TE_DEV float te_softmax_reference(float m) { return m == -TE_INF ? 0.0f : m; }",
+    "struct te_softmax_running {",
+    "    float m, s;",
+    "};",
+    "// Eight scores, or one: those that are not there are -inf.",
+    "template <int N> TE_DEV void te_softmax_add(te_softmax_running *r, const float x[N]) {",
+    "    float m = r->m, s;",
+    "#pragma unroll",
+    "    for (int j = 0; j < N; j++) m = fmaxf(m, x[j]);",
+    "    float ref = te_softmax_reference(m);",
+    "    s = r->s * expf(r->m - ref);",
+    "#pragma unroll",
+    "    for (int j = 0; j < N; j++) s += expf(x[j] - ref);",
+    "    r->m = m, r->s = s;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(512) te_softmax_fwd(const __grid_constant__ te__softmax_fwd_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "#ifdef X_DT",
+    "    const int width = 8;",
+    "#else",
+    "    const int width = 1;",
+    "#endif",
+    "    for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {",
+    "        te_i64 i = row % a.s_q, first = row * a.n, visible = a.causal ? i + 1 + a.n - a.s_q : a.n;",
+    "        visible = visible < 0 ? 0 : visible > a.n ? a.n : visible;",
+    "        const te_u8 *mask = a.mask ? a.mask + ((a.one_mask ? 0 : row / (a.s_q * a.heads)) * a.s_q + i) * a.n : 0;",
+    "        auto scores = [&](te_i64 at, float x[width]) {",
+    "#ifdef X_DT",
+    "            te_load8(a.x, first + at, X_DT, x);",
+    "#else",
+    "            x[0] = te_load(a.x, first + at, a.x_dt);",
+    "#endif",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) {",
+    "                x[j] = __fmul_rn(x[j], a.scale);",
+    "                if (mask && mask[at + j]) x[j] = -10000.0f;",
+    "                if (at + j >= visible) x[j] = -TE_INF;",
+    "            }",
+    "        };",
+    "        te_softmax_running r = {-TE_INF, 0.0f};",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < visible; at += (te_i64)blockDim.x * width) {",
+    "            float x[width];",
+    "            scores(at, x);",
+    "            te_softmax_add<width>(&r, x);",
+    "        }",
+    "        float m = te_block_max(r.m, scratch), ref = te_softmax_reference(m);",
+    "        float s = te_block_sum(r.s * expf(r.m - ref), scratch), inverse = mask && m == -10000.0f ? 0.0f : __frcp_rn(s);",
+    "        if (visible == 0) inverse = 0.0f;",
+    "        for (te_i64 at = (te_i64)threadIdx.x * width; at < a.n; at += (te_i64)blockDim.x * width) {",
+    "            float y[width];",
+    "            if (at < visible) scores(at, y);",
+    "#pragma unroll",
+    "            for (int j = 0; j < width; j++) y[j] = at + j < visible ? expf(y[j] - m) * inverse : 0.0f;",
+    "#ifdef X_DT",
+    "            te_store8(a.y, first + at, X_DT, y);",
+    "#else",
+    "            te_store(a.y, first + at, a.y_dt, y[0]);",
+    "#endif",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_129[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19028,7 +19718,7 @@ static const char *const te__source_117[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_118[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_130[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -19106,7 +19796,7 @@ static const char *const te__source_118[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_119[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_131[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19160,13 +19850,13 @@ static const te__source te__sources[] = {
     {"device/mma.cuh", te__source_6, 116},
     {"device/transpose.cuh", te__source_7, 98},
     {"device/vector.cuh", te__source_8, 187},
-    {"ops/act/act.cuh", te__source_9, 92},
-    {"ops/act/act_bwd.cu", te__source_10, 101},
+    {"ops/act/act.cuh", te__source_9, 101},
+    {"ops/act/act_bwd.cu", te__source_10, 102},
     {"ops/act/act_bwd_tile.cu", te__source_11, 126},
-    {"ops/act/act_fwd.cu", te__source_12, 95},
+    {"ops/act/act_fwd.cu", te__source_12, 97},
     {"ops/act/act_fwd_tile.cu", te__source_13, 63},
     {"ops/act/act_tile.cuh", te__source_14, 74},
-    {"ops/act/kargs.h", te__source_15, 43},
+    {"ops/act/kargs.h", te__source_15, 45},
     {"ops/attn/attn.cuh", te__source_16, 164},
     {"ops/attn/attn_bwd_bias.cu", te__source_17, 69},
     {"ops/attn/attn_bwd_dkv.cu", te__source_18, 71},
@@ -19215,62 +19905,74 @@ static const te__source te__sources[] = {
     {"ops/gemm/shift.cuh", te__source_61, 41},
     {"ops/loss/cross_entropy_bwd.cu", te__source_62, 58},
     {"ops/loss/cross_entropy_count.cu", te__source_63, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_64, 82},
-    {"ops/loss/kargs.h", te__source_65, 42},
-    {"ops/loss/loss.cuh", te__source_66, 30},
-    {"ops/loss/mse_bwd.cu", te__source_67, 32},
-    {"ops/loss/mse_fwd.cu", te__source_68, 40},
-    {"ops/loss/mse_sum.cu", te__source_69, 14},
-    {"ops/math/axpby.cu", te__source_70, 42},
-    {"ops/math/column_sum.cu", te__source_71, 120},
-    {"ops/math/column_sum_short.cu", te__source_72, 38},
-    {"ops/math/copy.cu", te__source_73, 125},
-    {"ops/math/embedding_bwd.cu", te__source_74, 80},
-    {"ops/math/embedding_fwd.cu", te__source_75, 33},
-    {"ops/math/embedding_sort.cu", te__source_76, 102},
-    {"ops/math/fill.cu", te__source_77, 24},
-    {"ops/math/kargs.h", te__source_78, 115},
-    {"ops/math/random.cu", te__source_79, 38},
-    {"ops/math/sum.cu", te__source_80, 42},
-    {"ops/math/sum_final.cu", te__source_81, 16},
-    {"ops/math/transpose.cu", te__source_82, 113},
-    {"ops/mxfp8/kargs.h", te__source_83, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_84, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_85, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_86, 168},
-    {"ops/norm/kargs.h", te__source_87, 54},
-    {"ops/norm/norm_amax.cu", te__source_88, 18},
-    {"ops/norm/norm_bwd.cu", te__source_89, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_90, 12},
-    {"ops/norm/norm_fwd.cu", te__source_91, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_92, 134},
-    {"ops/norm/norm_parts.cuh", te__source_93, 48},
-    {"ops/norm/norm_row.cuh", te__source_94, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_95, 147},
-    {"ops/nvfp4/kargs.h", te__source_96, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_97, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_98, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_99, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_100, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_101, 334},
-    {"ops/optim/adam.cu", te__source_102, 84},
-    {"ops/optim/kargs.h", te__source_103, 62},
-    {"ops/optim/l2norm_final.cu", te__source_104, 23},
-    {"ops/optim/l2norm_partial.cu", te__source_105, 50},
-    {"ops/optim/l2norm_tensor.cu", te__source_106, 17},
-    {"ops/optim/multi.cuh", te__source_107, 14},
-    {"ops/optim/multi_scale.cu", te__source_108, 47},
-    {"ops/rope/kargs.h", te__source_109, 33},
-    {"ops/rope/rope.cu", te__source_110, 185},
-    {"ops/shard/kargs.h", te__source_111, 45},
-    {"ops/shard/shard.cuh", te__source_112, 15},
-    {"ops/shard/shard_amax.cu", te__source_113, 113},
-    {"ops/shard/shard_cast.cu", te__source_114, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_115, 72},
-    {"ops/shard/shard_scales.cu", te__source_116, 52},
-    {"ops/stats/kargs.h", te__source_117, 20},
-    {"ops/stats/quant_error.cu", te__source_118, 76},
-    {"ops/stats/quant_error_final.cu", te__source_119, 42},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_64, 83},
+    {"ops/loss/cross_entropy_merge.cu", te__source_65, 26},
+    {"ops/loss/kargs.h", te__source_66, 53},
+    {"ops/loss/loss.cuh", te__source_67, 36},
+    {"ops/loss/mse_bwd.cu", te__source_68, 32},
+    {"ops/loss/mse_fwd.cu", te__source_69, 40},
+    {"ops/loss/mse_sum.cu", te__source_70, 14},
+    {"ops/math/axpby.cu", te__source_71, 42},
+    {"ops/math/column_sum.cu", te__source_72, 120},
+    {"ops/math/column_sum_short.cu", te__source_73, 38},
+    {"ops/math/copy.cu", te__source_74, 125},
+    {"ops/math/embedding_bwd.cu", te__source_75, 80},
+    {"ops/math/embedding_fwd.cu", te__source_76, 33},
+    {"ops/math/embedding_sort.cu", te__source_77, 102},
+    {"ops/math/fill.cu", te__source_78, 24},
+    {"ops/math/kargs.h", te__source_79, 115},
+    {"ops/math/random.cu", te__source_80, 38},
+    {"ops/math/sum.cu", te__source_81, 42},
+    {"ops/math/sum_final.cu", te__source_82, 16},
+    {"ops/math/transpose.cu", te__source_83, 113},
+    {"ops/mxfp8/kargs.h", te__source_84, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_85, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_86, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_87, 168},
+    {"ops/norm/kargs.h", te__source_88, 64},
+    {"ops/norm/l2normalize.cu", te__source_89, 33},
+    {"ops/norm/norm_amax.cu", te__source_90, 18},
+    {"ops/norm/norm_bwd.cu", te__source_91, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_92, 12},
+    {"ops/norm/norm_fwd.cu", te__source_93, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_94, 134},
+    {"ops/norm/norm_parts.cuh", te__source_95, 48},
+    {"ops/norm/norm_row.cuh", te__source_96, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_97, 147},
+    {"ops/nvfp4/kargs.h", te__source_98, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_99, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_100, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_101, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_102, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_103, 334},
+    {"ops/optim/adam.cu", te__source_104, 68},
+    {"ops/optim/adam.cuh", te__source_105, 39},
+    {"ops/optim/adam_amax.cu", te__source_106, 28},
+    {"ops/optim/adam_scales.cu", te__source_107, 26},
+    {"ops/optim/adam_states.cu", te__source_108, 33},
+    {"ops/optim/arithmetic.h", te__source_109, 30},
+    {"ops/optim/kargs.h", te__source_110, 112},
+    {"ops/optim/l2norm_final.cu", te__source_111, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_112, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_113, 17},
+    {"ops/optim/multi.cuh", te__source_114, 14},
+    {"ops/optim/multi_scale.cu", te__source_115, 47},
+    {"ops/optim/sgd.cu", te__source_116, 39},
+    {"ops/optim/store_state.cu", te__source_117, 18},
+    {"ops/rope/kargs.h", te__source_118, 33},
+    {"ops/rope/rope.cu", te__source_119, 185},
+    {"ops/shard/kargs.h", te__source_120, 45},
+    {"ops/shard/shard.cuh", te__source_121, 15},
+    {"ops/shard/shard_amax.cu", te__source_122, 113},
+    {"ops/shard/shard_cast.cu", te__source_123, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_124, 72},
+    {"ops/shard/shard_scales.cu", te__source_125, 52},
+    {"ops/softmax/kargs.h", te__source_126, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_127, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_128, 80},
+    {"ops/stats/kargs.h", te__source_129, 20},
+    {"ops/stats/quant_error.cu", te__source_130, 76},
+    {"ops/stats/quant_error_final.cu", te__source_131, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -25753,14 +26455,23 @@ enum {
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
         T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
+#define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(rnorm, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
         T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_dropout_add_bwd(T, L)                                                                                                         \
     T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_cross_entropy_fwd(T, L)                                                                                                       \
-    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)               \
-        T(count, TE__OUT | TE__AS_F32 | TE__OPT)
+    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts))                      \
+        T(lse, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) T(count, TE__OUT | TE__AS_F32 | TE__OPT) T(parts, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cross_entropy_merge(T, L)                                                                                                     \
+    T(parts, TE__IN | TE__AS_F32) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)
 #define TE__ARGS_cross_entropy_bwd(T, L)                                                                                                       \
     T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) T(dloss, TE__IN | TE__AS_F32)     \
         T(count, TE__IN | TE__AS_F32 | TE__OPT) T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
@@ -25769,12 +26480,20 @@ enum {
     T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_adam(T, L)                                                                                                                    \
     L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
-        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_F32) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_F32)                          \
-        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)                     \
+        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
+        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT)                                       \
+        L(tensors, .m_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) L(tensors, .v_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+        L(tensors, .master_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)               \
         T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_store_state(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__IN | TE__AS_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) T(scale, TE__OUT | TE__AS_F32)
+#define TE__ARGS_sgd(T, L)                                                                                                                     \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
+        L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+        T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2norm(T, L)                                                                                                                  \
     L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT)            \
-        T(clip, TE__OUT | TE__AS_F32 | TE__OPT)
+        T(clip, TE__OUT | TE__AS_F32 | TE__OPT) T(inv_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
@@ -31515,6 +32234,16 @@ typedef struct te__norm_bwd_kargs {
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
 
+/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */
+typedef struct te__l2normalize_kargs {
+    const void *x, *dy; /* dy: backward */
+    void *y;
+    float *rnorm; /* [m], or NULL; backward: read */
+    long long m, n;
+    float eps;
+    int x_dt, dy_dt, y_dt;
+} te__l2normalize_kargs;
+
 /* ==== ops/norm/op.c ============================================================================================= */
 
 /* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
@@ -31550,6 +32279,18 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     if (r == TE_OK) r = te__want_numel(te, op, "dbeta", a->dbeta, n);
     if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
     return r == TE_OK ? te__want_numel(te, op, "rstd", a->rstd, m) : r;
+}
+
+static te_result te__check_l2normalize_fwd(te_ctx *te, te_op_l2normalize_fwd_args *a) {
+    te_result r = te__want_like(te, "l2normalize_fwd", "y", a->y, "x", a->x);
+    if (a->eps == 0.0f) a->eps = 1e-6f;
+    if (r == TE_OK && !(a->eps > 0.0f)) r = te__fail(te, TE_ERR_INVALID, "l2normalize_fwd: eps is %g; it must be positive", (double)a->eps);
+    return r == TE_OK ? te__want_numel(te, "l2normalize_fwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
+}
+static te_result te__check_l2normalize_bwd(te_ctx *te, te_op_l2normalize_bwd_args *a) {
+    te_result r = te__want_like(te, "l2normalize_bwd", "dy", a->dy, "x", a->x);
+    if (r == TE_OK) r = te__want_like(te, "l2normalize_bwd", "dx", a->dx, "x", a->x);
+    return r == TE_OK ? te__want_numel(te, "l2normalize_bwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
 }
 
 /* y_col as cast's transpose sees it. */
@@ -32053,6 +32794,103 @@ static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_op_rmsnorm_fwd_
 static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_op_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
 static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_op_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }
 
+/* ==== ops/norm/l2normalize.c ==================================================================================== */
+
+/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. Knows rows of numbers and plans. */
+
+enum { TE__L2_RUN = 512 };
+
+typedef struct te__l2_job {
+    const te_tensor *x, *dy; /* dy: backward */
+    te_tensor *y;
+    float *rnorm; /* backward: read; forward: NULL or written */
+    float eps;
+} te__l2_job;
+
+static void te__l2_rows(void *user, int64_t begin, int64_t end) {
+    const te__l2_job *j = (const te__l2_job *)user;
+    float x[TE__L2_RUN], dy[TE__L2_RUN];
+    int64_t n = te__cols(j->x), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        double sum = 0.0;
+        float rnorm, along;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__L2_RUN, n - i);
+            te__load_row(te__data(j->x), j->x->dtype, row * n + i, count, x);
+            if (j->dy) te__load_row(te__data(j->dy), j->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) sum += (double)x[k] * (double)(j->dy ? dy[k] : x[k]);
+        }
+        rnorm = j->dy ? j->rnorm[row] : 1.0f / sqrtf((float)sum + j->eps);
+        along = rnorm * rnorm * (float)sum;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__L2_RUN, n - i);
+            te__load_row(te__data(j->x), j->x->dtype, row * n + i, count, x);
+            if (j->dy) te__load_row(te__data(j->dy), j->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) x[k] = rnorm * (j->dy ? dy[k] - x[k] * along : x[k]);
+            te__store_row(te__data(j->y), j->y->dtype, row * n + i, count, x);
+        }
+        if (!j->dy && j->rnorm) j->rnorm[row] = rnorm;
+    }
+}
+static te_result te__cpu_l2normalize(te_ctx *te, te__l2_job *j) {
+    te__parallel_for(te, te__rows(j->x), te__max(1, 4096 / te__max(1, te__cols(j->x))), te__l2_rows, j);
+    return TE_OK;
+}
+static te_result te__cuda_plan_l2normalize(te__plan *p, const te__l2_job *j) {
+    te__launch *l;
+    te__l2normalize_kargs *k;
+    int64_t m = te__rows(j->x), n = te__cols(j->x);
+    if (m == 0) return TE_OK;
+    l = te__plan_launch(p, "norm", "l2normalize"); /* also of rows of nothing: rnorm is written */
+    k = TE__KARGS(p, l, te__l2normalize_kargs);
+    k->x = te__data(j->x);
+    k->dy = te__data(j->dy);
+    k->y = te__data(j->y);
+    k->rnorm = j->rnorm;
+    k->m = m;
+    k->n = n;
+    k->eps = j->eps;
+    k->x_dt = j->x->dtype;
+    k->dy_dt = j->dy ? (int)j->dy->dtype : 0;
+    k->y_dt = j->y->dtype;
+    te__launch_size(l, te__min(te__div_up(m, 4), INT_MAX), 1, 1, 128, 0);
+    te__plan_why(p, "a warp for each row");
+    return TE_OK;
+}
+
+static te__l2_job te__l2_forward(const te_op_l2normalize_fwd_args *a) {
+    te__l2_job j = TE_ZERO;
+    j.x = a->x;
+    j.y = a->y;
+    j.rnorm = (float *)te__data(a->rnorm);
+    j.eps = a->eps;
+    return j;
+}
+static te__l2_job te__l2_backward(const te_op_l2normalize_bwd_args *a) {
+    te__l2_job j = TE_ZERO;
+    j.x = a->x;
+    j.dy = a->dy;
+    j.y = a->dx;
+    j.rnorm = (float *)te__data(a->rnorm);
+    return j;
+}
+static te_result te__cpu_l2normalize_fwd(te_ctx *te, const te_op_l2normalize_fwd_args *a) {
+    te__l2_job j = te__l2_forward(a);
+    return te__cpu_l2normalize(te, &j);
+}
+static te_result te__cpu_l2normalize_bwd(te_ctx *te, const te_op_l2normalize_bwd_args *a) {
+    te__l2_job j = te__l2_backward(a);
+    return te__cpu_l2normalize(te, &j);
+}
+static te_result te__cuda_plan_l2normalize_fwd(te__plan *p, const te_op_l2normalize_fwd_args *a) {
+    te__l2_job j = te__l2_forward(a);
+    return te__cuda_plan_l2normalize(p, &j);
+}
+static te_result te__cuda_plan_l2normalize_bwd(te__plan *p, const te_op_l2normalize_bwd_args *a) {
+    te__l2_job j = te__l2_backward(a);
+    return te__cuda_plan_l2normalize(p, &j);
+}
+
 /* ==== ops/act/kargs.h =========================================================================================== */
 
 /* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */
@@ -32071,6 +32909,7 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
+    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */
     unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha;
@@ -32089,6 +32928,7 @@ typedef struct te__act_bwd_kargs {
     float *scale_inv, *amax; /* [1], or NULL */
     float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
     long long m, n, ld, ldc;
+    long long block;         /* as forward */
     unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;
@@ -32114,6 +32954,18 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
+/* N columns of y or dy; fills the default in: one block. */
+static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size, const char *with) {
+    const int64_t given = *size;
+    if (given == 0) *size = te__max(n, 1);
+    if (given == 0) return TE_OK;
+    if (!te_activation_is_gated(act)) return te__fail(te, TE_ERR_INVALID, "%s: glu_interleave_size is %lld; it belongs to gated activations", op, (long long)given);
+    if (given < 0 || n % given)
+        return te__fail(te, TE_ERR_SHAPE, "%s: glu_interleave_size is %lld and a half has %lld columns; it must divide them", op, (long long)given, (long long)n);
+    if (with && given != n) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: glu_interleave_size is %lld and %s is given; one of them is possible", op, (long long)given, with);
+    return TE_OK;
+}
+
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n = te__cols(a->x);
@@ -32124,6 +32976,8 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
             return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
         n /= 2;
     }
+    r = te__check_interleave(te, "act_fwd", a->activation, n, &a->glu_interleave_size, a->col ? "col" : NULL);
+    if (r != TE_OK) return r;
     return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
@@ -32131,6 +32985,9 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     int64_t n = te__cols(a->dy);
     te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
     if (r == TE_OK) r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK)
+        r = te__check_interleave(te, "act_bwd", a->activation, n, &a->glu_interleave_size,
+                                 a->col ? "col" : a->dbias ? "dbias" : a->rounded ? "rounded" : te__cols(a->dx) != te__cols(a->x) ? "a padded dx" : NULL);
     if (r == TE_OK) r = te__want_numel(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
     if (r == TE_OK)
         r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
@@ -32194,6 +33051,7 @@ typedef struct te__act_job {
     te_dtype format;        /* of out and col */
     int64_t m, n;           /* elements of y or dy */
     int64_t ld, ldc;        /* of out, of col */
+    int64_t block;          /* gated: columns of one half before those of the other; n: all */
     int64_t tall, wide, runs, units;
     float *amax;            /* of each unit, or NULL */
 } te__act_job;
@@ -32235,14 +33093,37 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
         }
 }
 
+/* Columns first .. first + count - 1 of a half, which stand block by block. Returns how many of them stand together, and where in the row. */
+static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
+    *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
+    return j->gated ? te__min(count, j->block - first % j->block) : count;
+}
+static void te__act_load(const te__act_job *j, int64_t row, int h, int64_t first, int64_t count, float *v) {
+    int64_t i, n, at;
+    for (i = 0; i < count; i += n) {
+        n = te__act_piece(j, h, first + i, count - i, &at);
+        te__load_row(te__data(j->x), j->x->dtype, row * (j->gated ? 2 * j->n : j->n) + at, n, v + i);
+    }
+}
+/* The results of half h, `width` columns of which padding may be a part. */
+static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t first, int64_t width, const float *v) {
+    int64_t i, n, at;
+    if (!j->bwd || !j->gated || j->block == j->n) {
+        te__store_row(te__data(j->out), j->format, row * j->ld + h * j->n + first, width, v);
+        return;
+    }
+    for (i = 0; i < width; i += n) {
+        n = te__act_piece(j, h, first + i, width - i, &at);
+        te__store_row(te__data(j->out), j->format, row * j->ld + at, n, v + i);
+    }
+}
+
 /* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
-    int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
     int h;
     if (count <= 0) return;
-    te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
-    if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
+    for (h = 0; h <= (j->gated ? 1 : 0); h++) te__act_load(j, row, h, first, count, v[h]);
     if (j->fwd) {
         te__act_values(j, v[1], count, v[0]);
     } else {
@@ -32285,7 +33166,7 @@ static void te__act_unit(const te__act_job *j, int64_t unit) {
                     for (k = 0; k < count; k++) sum[h][k] += v[h][k];
                 if (j->quantized && there)
                     for (k = 0; k < count; k++) v[h][k] *= j->scale;
-                if (j->out && there) te__store_row(te__data(j->out), j->format, (row + r) * j->ld + h * j->n + first, width, v[h]);
+                if (j->out && there) te__act_store(j, row + r, h, first, width, v[h]);
                 if (j->col) te__store_row(code[h], j->format, r * TE__ACT_BAND, j->wide, v[h]);
             }
         }
@@ -32350,6 +33231,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     job.x = a->x;
     job.out = a->y;
     job.col = a->col;
+    job.block = a->glu_interleave_size;
     job.m = te__rows(a->x);
     job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
@@ -32366,6 +33248,7 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     job.out = a->dx;
     job.col = a->col;
     job.dbias = a->dbias;
+    job.block = a->glu_interleave_size;
     job.m = te__rows(a->dy);
     job.n = te__cols(a->dy);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
@@ -32404,7 +33287,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or the size of a store */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -32412,7 +33295,8 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         n = ld = m * n;
         m = 1;
     }
-    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    block = gated ? a->glu_interleave_size : n;
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
     l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
@@ -32425,6 +33309,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->n = n;
     k->ld = ld;
     k->ldc = ldc;
+    k->block = block;
     k->limit = a->limit;
     k->alpha = a->alpha;
     k->x_dt = a->x->dtype;
@@ -32437,6 +33322,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         te__launch_option(l, "ACT", a->activation);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "Y_DT", k->y_dt);
+        if (block != n) te__launch_option(l, "INTERLEAVED", 1);
     }
     if (a->col) {
         k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld));
@@ -32453,7 +33339,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16;
+    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16, block;
     te__launch *l;
     te__act_bwd_kargs *k;
     float *partial = NULL;
@@ -32465,7 +33351,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         m = 1;
         width = ld = n;
     }
-    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    block = gated ? a->glu_interleave_size : n;
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
     if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
     if (any) {
         l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
@@ -32482,6 +33369,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->n = n;
         k->ld = ld;
         k->ldc = ldc;
+        k->block = block;
         k->limit = a->limit;
         k->alpha = a->alpha;
         k->dy_dt = a->dy->dtype;
@@ -32496,6 +33384,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
             te__launch_option(l, "DY_DT", k->dy_dt);
             te__launch_option(l, "X_DT", k->x_dt);
             te__launch_option(l, "DX_DT", k->dx_dt);
+            if (block != n) te__launch_option(l, "INTERLEAVED", 1);
         }
         k->divisor = te__act_divisor_of(n, m * n);
         k->rounded = a->rounded && a->x->dtype != TE_F32 && (partial || dx->dtype != a->x->dtype);
@@ -34118,6 +35007,201 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v)) : r;
 }
 
+/* ==== ops/softmax/kargs.h ======================================================================================= */
+
+/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */
+typedef struct te__softmax_fwd_kargs {
+    const void *x;
+    const unsigned char *mask; /* [batches or 1][s_q][n], or NULL */
+    void *y;
+    long long m, n, s_q, heads;
+    float scale;
+    int causal, one_mask; /* one_mask: of all batches */
+    int x_dt, y_dt;
+} te__softmax_fwd_kargs;
+
+/* dx = scale * (y * dy - y * sum(y * dy)). */
+typedef struct te__softmax_bwd_kargs {
+    const void *dy, *y;
+    void *dx;
+    long long m, n;
+    float scale;
+    int dy_dt, y_dt, dx_dt;
+} te__softmax_bwd_kargs;
+
+/* ==== ops/softmax/op.c ========================================================================================== */
+
+/* ops/softmax/op.c: the front door of softmax: defaults and checks. Knows tensors; must not know which backend runs. */
+
+/* What stands in place of a masked score. */
+#define TE__SOFTMAX_MASKED (-10000.0f)
+
+static te_result te__check_softmax_fwd(te_ctx *te, te_op_softmax_fwd_args *a) {
+    const char *op = "softmax_fwd";
+    char x[TE__SHAPE_TEXT], mask[TE__SHAPE_TEXT];
+    const te_tensor *m = a->mask;
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    if (a->causal && a->x->ndim < 2)
+        return te__fail(te, TE_ERR_SHAPE, "%s: x is %s; a causal one has at least 2 dimensions, [.., s_q, s_k]", op, te__shape_text(a->x, x));
+    if (m && (a->x->ndim != 4 || m->ndim != 4 || (m->shape[0] != 1 && m->shape[0] != a->x->shape[0]) || m->shape[1] != 1 || m->shape[2] != a->x->shape[2] ||
+              m->shape[3] != a->x->shape[3]))
+        return te__fail(te, TE_ERR_SHAPE, "%s: mask is %s and x is %s; [b or 1, 1, s_q, s_k] and [b, h, s_q, s_k] are needed", op, te__shape_text(m, mask),
+                        te__shape_text(a->x, x));
+    return te__want_like(te, op, "y", a->y, "x", a->x);
+}
+static te_result te__check_softmax_bwd(te_ctx *te, te_op_softmax_bwd_args *a) {
+    te_result r = te__want_like(te, "softmax_bwd", "dy", a->dy, "y", a->y);
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    return r == TE_OK ? te__want_like(te, "softmax_bwd", "dx", a->dx, "y", a->y) : r;
+}
+
+/* Rows of one matrix; 1 if x is a row. */
+static int64_t te__softmax_rows(const te_tensor *x) { return x->ndim >= 2 ? x->shape[x->ndim - 2] : 1; }
+
+/* ==== ops/softmax/cpu.c ========================================================================================= */
+
+/* ops/softmax/cpu.c: softmax of rows, the reference. Knows rows of numbers; must not know CUDA. */
+
+enum { TE__SOFTMAX_RUN = 512 };
+
+/* Columns of row `i` of a matrix of s_q rows that a causal softmax sees. */
+static int64_t te__softmax_visible(const te_op_softmax_fwd_args *a, int64_t row) {
+    int64_t s_q = te__softmax_rows(a->x), n = te__cols(a->x);
+    return a->causal ? te__min(n, te__max(0, row % s_q + 1 + n - s_q)) : n;
+}
+/* Scores begin .. begin + count - 1 of a row, scaled and masked. */
+static void te__softmax_scores(const te_op_softmax_fwd_args *a, int64_t row, int64_t begin, int64_t count, float *out) {
+    int64_t n = te__cols(a->x), s_q = te__softmax_rows(a->x), k;
+    te__load_row(te__data(a->x), a->x->dtype, row * n + begin, count, out);
+    for (k = 0; k < count; k++) out[k] *= a->scale;
+    if (a->mask) {
+        int64_t batch = a->mask->shape[0] == 1 ? 0 : row / (s_q * a->x->shape[1]);
+        const uint8_t *mask = (const uint8_t *)te__data(a->mask) + (batch * s_q + row % s_q) * n + begin;
+        for (k = 0; k < count; k++)
+            if (mask[k]) out[k] = TE__SOFTMAX_MASKED;
+    }
+}
+static void te__softmax_fwd_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_softmax_fwd_args *a = (const te_op_softmax_fwd_args *)user;
+    float run[TE__SOFTMAX_RUN];
+    int64_t n = te__cols(a->x), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        int64_t visible = te__softmax_visible(a, row);
+        float m = -INFINITY, inverse;
+        double s = 0.0;
+        for (i = 0; i < visible; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, visible - i);
+            te__softmax_scores(a, row, i, count, run);
+            for (k = 0; k < count; k++) m = run[k] > m ? run[k] : m;
+        }
+        for (i = 0; i < visible; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, visible - i);
+            te__softmax_scores(a, row, i, count, run);
+            for (k = 0; k < count; k++) s += (double)expf(run[k] - m);
+        }
+        inverse = a->mask && m == TE__SOFTMAX_MASKED ? 0.0f : (float)(1.0 / s);
+        for (i = 0; i < n; i += count) { /* element i is read before it is written, where y is x */
+            count = te__min(TE__SOFTMAX_RUN, (i < visible ? visible : n) - i);
+            if (i < visible) te__softmax_scores(a, row, i, count, run);
+            for (k = 0; k < count; k++) run[k] = i < visible ? expf(run[k] - m) * inverse : 0.0f;
+            te__store_row(te__data(a->y), a->y->dtype, row * n + i, count, run);
+        }
+    }
+}
+static te_result te__cpu_softmax_fwd(te_ctx *te, const te_op_softmax_fwd_args *a) {
+    te_op_softmax_fwd_args args = *a;
+    te__parallel_for(te, te__rows(a->x), te__max(1, 4096 / te__max(1, te__cols(a->x))), te__softmax_fwd_rows, &args);
+    return TE_OK;
+}
+
+static void te__softmax_bwd_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_softmax_bwd_args *a = (const te_op_softmax_bwd_args *)user;
+    float y[TE__SOFTMAX_RUN], dy[TE__SOFTMAX_RUN];
+    int64_t n = te__cols(a->y), row, i, k, count;
+    for (row = begin; row < end; row++) {
+        double s = 0.0;
+        float sum;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, n - i);
+            te__load_row(te__data(a->y), a->y->dtype, row * n + i, count, y);
+            te__load_row(te__data(a->dy), a->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) s += (double)y[k] * (double)dy[k];
+        }
+        sum = (float)s;
+        for (i = 0; i < n; i += count) {
+            count = te__min(TE__SOFTMAX_RUN, n - i);
+            te__load_row(te__data(a->y), a->y->dtype, row * n + i, count, y);
+            te__load_row(te__data(a->dy), a->dy->dtype, row * n + i, count, dy);
+            for (k = 0; k < count; k++) dy[k] = a->scale * (y[k] * dy[k] - y[k] * sum);
+            te__store_row(te__data(a->dx), a->dx->dtype, row * n + i, count, dy);
+        }
+    }
+}
+static te_result te__cpu_softmax_bwd(te_ctx *te, const te_op_softmax_bwd_args *a) {
+    te_op_softmax_bwd_args args = *a;
+    te__parallel_for(te, te__rows(a->y), te__max(1, 4096 / te__max(1, te__cols(a->y))), te__softmax_bwd_rows, &args);
+    return TE_OK;
+}
+
+/* ==== ops/softmax/cuda.c ======================================================================================== */
+
+/* ops/softmax/cuda.c: softmax, which kernel and how it is launched. Knows plans; must not know the driver. */
+
+/* Threads for a row of n elements, of which each has eight or more. */
+static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_up(te__max(1, te__div_up(n, 16)), 32)); }
+
+static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    bool vector = !p->baseline && n % 8 == 0 && a->x->dtype == a->y->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16);
+    te__launch *l;
+    te__softmax_fwd_kargs *k;
+    if (m == 0 || n == 0) return TE_OK;
+    l = te__plan_launch(p, "softmax", "softmax_fwd");
+    k = TE__KARGS(p, l, te__softmax_fwd_kargs);
+    k->x = te__data(a->x);
+    k->mask = (const unsigned char *)te__data(a->mask);
+    k->y = te__data(a->y);
+    k->m = m;
+    k->n = n;
+    k->s_q = te__softmax_rows(a->x);
+    k->heads = a->mask ? a->x->shape[1] : 1;
+    k->scale = a->scale;
+    k->causal = a->causal;
+    k->one_mask = a->mask && a->mask->shape[0] == 1;
+    k->x_dt = a->x->dtype;
+    k->y_dt = a->y->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
+    te__plan_why(p, vector ? "a block for each row, eight scores a thread" : "general: a block for each row, one score at a time");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_args *a) {
+    int64_t m = te__rows(a->y), n = te__cols(a->y);
+    bool vector = !p->baseline && n % 8 == 0 && a->dy->dtype == a->y->dtype && a->dx->dtype == a->y->dtype && te__is_aligned(a->y, 16) && te__is_aligned(a->dy, 16) &&
+                  te__is_aligned(a->dx, 16);
+    te__launch *l;
+    te__softmax_bwd_kargs *k;
+    if (m == 0 || n == 0) return TE_OK;
+    l = te__plan_launch(p, "softmax", "softmax_bwd");
+    k = TE__KARGS(p, l, te__softmax_bwd_kargs);
+    k->dy = te__data(a->dy);
+    k->y = te__data(a->y);
+    k->dx = te__data(a->dx);
+    k->m = m;
+    k->n = n;
+    k->scale = a->scale;
+    k->dy_dt = a->dy->dtype;
+    k->y_dt = a->y->dtype;
+    k->dx_dt = a->dx->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->y->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
+    te__plan_why(p, vector ? "a block for each row, eight numbers a thread" : "general: a block for each row, one number at a time");
+    return TE_OK;
+}
+
 /* ==== ops/dropout/kargs.h ======================================================================================= */
 
 /* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */
@@ -34291,15 +35375,26 @@ static te_result te__cuda_plan_dropout_add_bwd(te__plan *p, const te_op_dropout_
 
 /* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* loss[m] and lse[m] from logits [m, v]. */
+/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */
 typedef struct te__cross_entropy_fwd_kargs {
     const void *logits;
     const void *target; /* [m] */
     float *loss, *lse;  /* [m] */
-    long long m, v, ignore_index;
+    float *parts;       /* [m][3], or NULL */
+    long long m, v, vocab, start, ignore_index;
     float smoothing;
     int logits_dt, target_dt;
 } te__cross_entropy_fwd_kargs;
+
+/* loss[m] and lse[m] from the parts of `ranks` ranks. */
+typedef struct te__cross_entropy_merge_kargs {
+    const float *parts; /* [ranks][m][3] */
+    const void *target; /* [m] */
+    float *loss, *lse;  /* [m] */
+    long long m, vocab, ignore_index;
+    float smoothing;
+    int ranks, target_dt;
+} te__cross_entropy_merge_kargs;
 
 /* count = the number of targets that are not ignored. */
 typedef struct te__cross_entropy_count_kargs {
@@ -34315,7 +35410,7 @@ typedef struct te__cross_entropy_bwd_kargs {
     const float *lse, *dloss; /* [m]; dloss [m] or [1] */
     const float *count;       /* [1], or NULL */
     void *dlogits;            /* may be logits */
-    long long m, v, ignore_index;
+    long long m, v, vocab, start, ignore_index;
     long long dloss_step; /* 1, or 0: one for all rows */
     float scale, smoothing;
     int logits_dt, target_dt, dlogits_dt;
@@ -34345,10 +35440,38 @@ static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, cons
     return r == TE_OK ? te__want_numel(te, op, "count", count, 1) : r;
 }
 
+/* The columns that there are lie in the vocabulary. */
+static te_result te__check_cross_entropy_vocab(te_ctx *te, const char *op, int64_t v, int64_t *size, int64_t start) {
+    if (*size == 0) *size = v;
+    if (start >= 0 && start <= *size - v) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: vocab_start is %lld, the logits have %lld columns and vocab_size is %lld; all columns must lie in the vocabulary", op,
+                    (long long)start, (long long)v, (long long)*size);
+}
+
 static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
+    if (r == TE_OK) r = te__check_cross_entropy_vocab(te, op, te__cols(a->logits), &a->vocab_size, a->vocab_start);
+    if (r == TE_OK) r = te__want_numel(te, op, "parts", a->parts, 3 * te__rows(a->logits));
+    if (r == TE_OK && a->parts && (a->loss || a->lse))
+        r = te__fail(te, TE_ERR_INVALID, "%s: parts and %s are given; parts stand in place of loss and lse", op, a->loss ? "loss" : "lse");
     return r == TE_OK ? te__want_numel(te, op, "loss", a->loss, te__rows(a->logits)) : r;
+}
+
+static te_result te__check_cross_entropy_merge(te_ctx *te, te_op_cross_entropy_merge_args *a) {
+    const char *op = "cross_entropy_merge";
+    char text[TE__SHAPE_TEXT];
+    int64_t m = te__numel(a->target);
+    te_result r = TE_OK;
+    if (m == 0 ? te__numel(a->parts) != 0 : te__numel(a->parts) == 0 || te__numel(a->parts) % (3 * m) != 0)
+        r = te__fail(te, TE_ERR_SHAPE, "%s: parts is %s; a multiple of 3 x %lld elements is needed, three numbers for each target and rank", op,
+                     te__shape_text(a->parts, text), (long long)m);
+    if (r == TE_OK) r = te__want_numel(te, op, "loss", a->loss, m);
+    if (r == TE_OK) r = te__want_numel(te, op, "lse", a->lse, m);
+    if (r == TE_OK && (!(a->label_smoothing >= 0.0f && a->label_smoothing <= 1.0f) || a->vocab_size < 1))
+        r = te__fail(te, TE_ERR_INVALID, "%s: label_smoothing is %g and vocab_size %lld; 0 to 1 and 1 or more are possible", op, (double)a->label_smoothing,
+                     (long long)a->vocab_size);
+    return r;
 }
 
 static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd_args *a) {
@@ -34357,6 +35480,7 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd
     int64_t m = te__rows(a->logits);
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
     if (a->scale == 0.0f) a->scale = 1.0f;
+    if (r == TE_OK) r = te__check_cross_entropy_vocab(te, op, te__cols(a->logits), &a->vocab_size, a->vocab_start);
     if (r == TE_OK && te__numel(a->dloss) != 1 && te__numel(a->dloss) != m)
         r = te__fail(te, TE_ERR_SHAPE, "%s: dloss is %s; %lld elements are needed, or one for all rows", op, te__shape_text(a->dloss, text), (long long)m);
     return r == TE_OK ? te__want_like(te, op, "dlogits", a->dlogits, "logits", a->logits) : r;
@@ -34388,15 +35512,21 @@ static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ign
 
 /* ---- cross entropy ---- */
 
+static float te__loss_of(float lse, float x_target, float sum, float smoothing, int64_t vocab) {
+    float loss = lse - x_target;
+    return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing * lse - smoothing / (float)vocab * sum : loss;
+}
+
 static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_cross_entropy_fwd_args *a = (const te_op_cross_entropy_fwd_args *)user;
     const void *logits = te__data(a->logits);
     te_dtype dt = a->logits->dtype;
-    float run[TE__LOSS_RUN], e = a->label_smoothing;
+    float run[TE__LOSS_RUN];
     int64_t v = te__cols(a->logits), row, i, k, count;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
-        float m = -INFINITY, reference, lse, loss = 0.0f;
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t - a->vocab_start;
+        bool here = t >= 0 && column >= 0 && column < v;
+        float m = -INFINITY, reference, lse, x_target;
         double s = 0.0, sum = 0.0;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
@@ -34413,11 +35543,15 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
             }
         }
         lse = (float)((double)m + log(s));
-        if (t >= 0) {
-            loss = lse - te__load_element(logits, dt, row * v + t);
-            if (e > 0.0f) loss = (1.0f - e) * loss + e * lse - e / (float)v * (float)sum;
+        x_target = here ? te__load_element(logits, dt, row * v + column) : -INFINITY;
+        if (a->parts) {
+            float *parts = (float *)te__data(a->parts) + 3 * row;
+            parts[0] = lse;
+            parts[1] = x_target;
+            parts[2] = a->label_smoothing > 0.0f ? (float)sum : 0.0f;
+            continue;
         }
-        ((float *)te__data(a->loss))[row] = loss;
+        ((float *)te__data(a->loss))[row] = t >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
         ((float *)te__data(a->lse))[row] = lse;
     }
 }
@@ -34427,8 +35561,30 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
-    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, v) >= 0;
+    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0;
     *(float *)te__data(a->count) = (float)counted;
+    return TE_OK;
+}
+
+static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entropy_merge_args *a) {
+    int64_t m = te__numel(a->target), ranks = m ? te__numel(a->parts) / (3 * m) : 0, row, r;
+    (void)te;
+    for (row = 0; row < m; row++) {
+        const float *parts = (const float *)te__data(a->parts) + 3 * row;
+        float most = -INFINITY, x_target = -INFINITY, lse;
+        double s = 0.0, sum = 0.0;
+        for (r = 0; r < ranks; r++) most = parts[3 * m * r] > most ? parts[3 * m * r] : most;
+        for (r = 0; r < ranks; r++) {
+            const float *part = parts + 3 * m * r;
+            s += (double)expf(part[0] - (most == -INFINITY ? 0.0f : most));
+            x_target = part[1] > x_target || part[1] != part[1] ? part[1] : x_target;
+            sum += (double)part[2];
+        }
+        lse = (float)((double)most + log(s));
+        ((float *)te__data(a->lse))[row] = lse;
+        ((float *)te__data(a->loss))[row] =
+            te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
+    }
     return TE_OK;
 }
 
@@ -34438,15 +35594,15 @@ static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
     int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
     if (a->count) count_of_targets = fmaxf(*(const float *)te__data(a->count), 1.0f);
-    everywhere = e / (float)v;
+    everywhere = e / (float)a->vocab_size;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t < 0 ? -1 : t - a->vocab_start;
         float factor = dloss[row * step] * a->scale / count_of_targets;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
             te__load_row(te__data(a->logits), a->logits->dtype, row * v + i, count, run);
             for (k = 0; k < count; k++) run[k] = expf(run[k] - lse[row]) - everywhere;
-            if (t >= i && t < i + count) run[t - i] -= 1.0f - e;
+            if (column >= i && column < i + count) run[column - i] -= 1.0f - e;
             for (k = 0; k < count; k++) run[k] = t < 0 ? 0.0f : run[k] * factor;
             te__store_row(te__data(a->dlogits), a->dlogits->dtype, row * v + i, count, run);
         }
@@ -34540,8 +35696,11 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->target = te__data(a->target);
         k->loss = (float *)te__data(a->loss);
         k->lse = (float *)te__data(a->lse);
+        k->parts = (float *)te__data(a->parts);
         k->m = m;
         k->v = v;
+        k->vocab = a->vocab_size;
+        k->start = a->vocab_start;
         k->ignore_index = a->ignore_index;
         k->smoothing = a->label_smoothing;
         k->logits_dt = a->logits->dtype;
@@ -34555,12 +35714,34 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->target = te__data(a->target);
         k->count = (float *)te__data(a->count);
         k->m = m;
-        k->v = v;
+        k->v = a->vocab_size;
         k->ignore_index = a->ignore_index;
         k->target_dt = a->target->dtype;
         te__launch_size(l, 1, 1, 1, 1024, 0);
     }
     te__plan_why(p, "one pass over the logits, a block for each row");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cross_entropy_merge_args *a) {
+    int64_t m = te__numel(a->target);
+    te__launch *l;
+    te__cross_entropy_merge_kargs *k;
+    if (m == 0) return TE_OK;
+    l = te__plan_launch(p, "loss", "cross_entropy_merge");
+    k = TE__KARGS(p, l, te__cross_entropy_merge_kargs);
+    k->parts = (const float *)te__data(a->parts);
+    k->target = te__data(a->target);
+    k->loss = (float *)te__data(a->loss);
+    k->lse = (float *)te__data(a->lse);
+    k->m = m;
+    k->vocab = a->vocab_size;
+    k->ignore_index = a->ignore_index;
+    k->smoothing = a->label_smoothing;
+    k->ranks = (int)(te__numel(a->parts) / (3 * m));
+    k->target_dt = a->target->dtype;
+    te__launch_size(l, te__div_up(m, 256), 1, 1, 256, 0);
+    te__plan_why(p, "a thread for each row");
     return TE_OK;
 }
 
@@ -34583,6 +35764,8 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     k->dlogits = te__data(a->dlogits);
     k->m = m;
     k->v = v;
+    k->vocab = a->vocab_size;
+    k->start = a->vocab_start;
     k->ignore_index = a->ignore_index;
     k->dloss_step = te__numel(a->dloss) == 1 ? 0 : 1;
     k->scale = a->scale;
@@ -34654,12 +35837,54 @@ static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a)
     return TE_OK;
 }
 
+/* ==== ops/optim/arithmetic.h ==================================================================================== */
+
+/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and
+ * not where the elements lie. */
+#ifndef TE__OPTIM_ARITHMETIC_H
+#define TE__OPTIM_ARITHMETIC_H
+
+/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two stay in it. */
+TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
+/* The factor of the elements before they are rounded. Nothing to scale by gives zeros either way. */
+TE__BOTH float te__state_multiplier(float amax, int e4m3) {
+    float multiplier = te__rcp_f32(te__div_f32(amax, te__state_range(e4m3)));
+    if (multiplier > TE__F32_MAX) return e4m3 ? 1.0f : 0.0f;
+    return multiplier;
+}
+/* The factor of the stored elements: of FP8 the inverse of that multiplier, as FP8 tensors have it. */
+TE__BOTH float te__state_scale(float amax, int e4m3) {
+    return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
+}
+
+/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */
+TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
+    return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
+}
+TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainder) {
+    uint32_t bits = te__f32_bits(master);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u; /* rounding up other NaN would make numbers of them */
+    *remainder = (uint16_t)bits;
+    *param = (uint16_t)((bits >> 16) + (bits >> 15 & 1));
+}
+
+#endif
+
 /* ==== ops/optim/kargs.h ========================================================================================= */
 
 /* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':
  * plain structs alone, at most 4,000 bytes each.
  *
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
+
+/* The numbers of a step of Adam. */
+typedef struct te__adam_numbers {
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    float lr, beta1, beta2, eps, weight_decay;
+    float unbias1, unbias2; /* 1 / (1 - beta^step) */
+    int l2_mode;
+} te__adam_numbers;
 
 #define TE__ADAM_MAX 70
 #define TE__ADAM_CHUNK 1024
@@ -34669,15 +35894,55 @@ typedef struct te__adam_kargs {
     float *m[TE__ADAM_MAX], *v[TE__ADAM_MAX];
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
-    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    te__adam_numbers numbers;
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */
-    float lr, beta1, beta2, eps, weight_decay;
-    float unbias1, unbias2; /* 1 / (1 - beta^step) */
-    int l2_mode, tensors;
+    int tensors;
 } te__adam_kargs;
+
+/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the largest magnitudes that the new states will
+ * have; adam_scales, one block a tensor, makes the scales of these; adam_states steps. Without scales the last one does. */
+#define TE__ADAM_STATES_MAX 44
+#define TE__ADAM_STATES_CHUNK 4096
+enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };
+typedef struct te__adam_states_kargs {
+    const void *grad[TE__ADAM_STATES_MAX];
+    void *param[TE__ADAM_STATES_MAX];
+    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master: or NULL */
+    float *scale[TE__STATES][TE__ADAM_STATES_MAX]; /* [1], or NULL */
+    long long n[TE__ADAM_STATES_MAX];
+    te__adam_numbers numbers;
+    float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */
+    float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */
+    unsigned first[TE__ADAM_STATES_MAX];
+    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX], state_dt[TE__STATES][TE__ADAM_STATES_MAX];
+    int tensors;
+} te__adam_states_kargs;
+
+/* state and scale from x and its amax. */
+typedef struct te__store_state_kargs {
+    const void *x;
+    const float *amax; /* [1] */
+    void *state;
+    float *scale; /* [1] */
+    long long n;
+    int x_dt, state_dt;
+} te__store_state_kargs;
+
+#define TE__SGD_MAX 64
+#define TE__SGD_CHUNK 4096
+typedef struct te__sgd_kargs {
+    const void *grad[TE__SGD_MAX];
+    void *param[TE__SGD_MAX], *momentum[TE__SGD_MAX]; /* momentum: or NULL */
+    float *master[TE__SGD_MAX]; /* or NULL */
+    long long n[TE__SGD_MAX];
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    unsigned begin[TE__SGD_MAX];
+    unsigned char grad_dt[TE__SGD_MAX], param_dt[TE__SGD_MAX], momentum_dt[TE__SGD_MAX], first[TE__SGD_MAX];
+    float lr, momentum_factor, dampening, weight_decay;
+    int nesterov, wd_after_momentum, tensors;
+} te__sgd_kargs;
 
 /* l2norm_partial, one block a chunk: partial[c] = sum of x^2; and first_chunk[t] for l2norm_tensor. */
 #define TE__NORM_MAX 180
@@ -34685,6 +35950,7 @@ typedef struct te__adam_kargs {
 typedef struct te__l2norm_kargs {
     const void *x[TE__NORM_MAX];
     long long n[TE__NORM_MAX];
+    const float *inv_scale;        /* [1], or NULL */
     float *partial;                /* [all chunks of the operation] */
     unsigned *first_chunk;         /* [all tensors + 1] */
     unsigned chunk, tensor;        /* where this launch's begin */
@@ -34699,7 +35965,7 @@ typedef struct te__l2norm_final_kargs {
     const float *partial;
     const unsigned *first_chunk;
     float *tensor_sum; /* [tensors]: sums of squares */
-    float *norm, *per_tensor, *clip; /* [1], [tensors], [1]; or NULL */
+    float *norm, *per_tensor, *clip, *found_inf; /* [1], [tensors], [1], [1]; or NULL */
     int tensors;
     float max_norm;
 } te__l2norm_final_kargs;
@@ -34721,7 +35987,7 @@ typedef struct te__multi_scale_kargs {
 
 /* ==== ops/optim/op.c ============================================================================================ */
 
-/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
+/* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
 /* As many elements as another one of entry `i`; NULL is fine. */
@@ -34732,6 +35998,31 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(with, b));
 }
 
+/* A state of entry `i` has the scale that its format needs, and no other. */
+static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x, const te_tensor *scale) {
+    char text[TE__SHAPE_TEXT];
+    bool scaled = x && (x->dtype == TE_F16 || x->dtype == TE_F8E4M3);
+    if (!scaled && !scale) return TE_OK;
+    if (!scaled)
+        return te__fail(te, TE_ERR_INVALID, "adam: %s_scale[%d] is given and %s[%d] is %s; a scale belongs to f16 and e4m3 alone", name, i, name, i,
+                        x ? te_dtype_name(x->dtype) : "NULL");
+    if (!scale) return te__fail(te, TE_ERR_STATE, "adam: %s[%d] is %s and %s_scale[%d] is NULL; f32 [1] is needed there", name, i, te_dtype_name(x->dtype), name, i);
+    if (te__numel(scale) == 1) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i, te__shape_text(scale, text));
+}
+/* A master of twice as many bytes is remainders. */
+static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!t->master || t->master->dtype != TE_U8) return te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+    if (t->param->dtype != TE_BF16)
+        return te__fail(te, TE_ERR_DTYPE, "adam: master[%d] is u8, remainders, and param[%d] is %s; bf16 is needed", i, i, te_dtype_name(t->param->dtype));
+    if (te__numel(t->master) != 2 * te__numel(t->param))
+        return te__fail(te, TE_ERR_SHAPE, "adam: master[%d] is u8 %s and param[%d] is %s; two bytes for each element are needed", i, te__shape_text(t->master, a), i,
+                        te__shape_text(t->param, b));
+    if ((uintptr_t)te__data(t->master) % 2) return te__fail(te, TE_ERR_INVALID, "adam: master[%d] begins at an odd address; remainders have two bytes each", i);
+    return TE_OK;
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
     int i;
@@ -34740,7 +36031,10 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         result = te__optim_check_like(te, "adam", "grad", i, t->grad, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "adam", "m", i, t->m, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "adam", "v", i, t->v, "param", t->param);
-        if (result == TE_OK) result = te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+        if (result == TE_OK) result = te__adam_check_master(te, i, t);
+        if (result == TE_OK) result = te__optim_check_scale(te, "m", i, t->m, t->m_scale);
+        if (result == TE_OK) result = te__optim_check_scale(te, "v", i, t->v, t->v_scale);
+        if (result == TE_OK) result = te__optim_check_scale(te, "master", i, t->master, t->master_scale);
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
@@ -34755,15 +36049,51 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
+/* Not all in f32, which has a kernel of its own. */
+static bool te__adam_has_formats(const te_adam_tensor *t) {
+    return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
+}
+static bool te__adam_has_scales(const te_adam_tensor *t) { return t->m_scale || t->v_scale || t->master_scale; }
 /* 1 / (1 - beta^step), once on the host for both backends. */
 static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
+}
+
+static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
+    te_result result = te__want_numel(te, "store_state", "state", a->state, te__numel(a->x));
+    if (result == TE_OK) result = te__want_numel(te, "store_state", "amax", a->amax, 1);
+    return result == TE_OK ? te__want_numel(te, "store_state", "scale", a->scale, 1) : result;
+}
+
+static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
+        const te_sgd_tensor *t = &a->tensors[i];
+        result = te__optim_check_like(te, "sgd", "grad", i, t->grad, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "sgd", "momentum", i, t->momentum, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
+        if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
+            result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
+    }
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, 1);
+    if (result != TE_OK) return result;
+    if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
+        return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
+                        (double)a->momentum, (double)a->dampening, a->nesterov);
+    if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
+        return te__fail(te, TE_ERR_INVALID, "sgd: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
+    return TE_OK;
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
     te_result result = te__want_numel(te, "l2norm", "norm", a->norm, 1);
     if (result == TE_OK) result = te__want_numel(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors);
     if (result == TE_OK) result = te__want_numel(te, "l2norm", "clip", a->clip, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "inv_scale", a->inv_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "found_inf", a->found_inf, 1);
     if (result == TE_OK && a->clip && !(a->max_norm > 0.0f))
         result = te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
     return result;
@@ -34780,7 +36110,7 @@ static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
 
 /* ==== ops/optim/cpu.c =========================================================================================== */
 
-/* ops/optim/cpu.c: reference of Adam, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
+/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
  * threads busy; a piece is a matter of shapes alone. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
@@ -34818,9 +36148,16 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
+/* Of the states of one entry: their scales before the step, and the factors of what will be stored. */
+typedef struct te__adam_factors {
+    float scale[TE__STATES], multiplier[TE__STATES];
+} te__adam_factors;
+
 typedef struct te__adam_job {
     const te_op_adam_args *a;
     te__pieces pieces;
+    te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
+    float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
     float grad_scale, lr, unbias1, unbias2;
 } te__adam_job;
 
@@ -34839,29 +36176,110 @@ static void te__adam_row(const te__adam_job *j, float decay, const float *g, flo
         p[i] -= lr * update;
     }
 }
+/* The three states of an entry, with their scales. */
+static te_tensor *te__adam_state(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master; }
+static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale; }
+
+/* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written there, else in `row`. */
+static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
+    const te_adam_tensor *t = &j->a->tensors[entry];
+    const te_tensor *x = te__adam_state(t, k);
+    int64_t i;
+    if (!x) x = t->param;
+    if (x->dtype == TE_U8) {
+        const uint16_t *param = (const uint16_t *)te__data(t->param) + at, *remainder = (const uint16_t *)te__data(x) + at;
+        for (i = 0; i < n; i++) row[i] = te__join_master(param[i], remainder[i]);
+        return row;
+    }
+    if (x->dtype == TE_F32 && !j->amax) return (float *)te__data(x) + at;
+    te__load_row(te__data(x), x->dtype, at, n, row);
+    if (te__adam_scale(t, k))
+        for (i = 0; i < n; i++) row[i] *= j->factors[entry].scale[k];
+    return row;
+}
+static void te__adam_store(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
+    const te_adam_tensor *t = &j->a->tensors[entry];
+    const te_tensor *x = te__adam_state(t, k);
+    int64_t i;
+    if (k == TE__STATE_MASTER && x && x->dtype == TE_U8) {
+        uint16_t *param = (uint16_t *)te__data(t->param) + at, *remainder = (uint16_t *)te__data(x) + at;
+        for (i = 0; i < n; i++) te__split_master(row[i], &param[i], &remainder[i]);
+        return;
+    }
+    if (k == TE__STATE_MASTER && (x || t->param->dtype != TE_F32)) te__store_row(te__data(t->param), t->param->dtype, at, n, row);
+    if (!x || x->dtype == TE_F32) return;
+    if (te__adam_scale(t, k))
+        for (i = 0; i < n; i++) row[i] *= j->factors[entry].multiplier[k];
+    te__store_row(te__data(x), x->dtype, at, n, row);
+}
 static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
     const te__adam_job *j = (const te__adam_job *)user;
-    float g[TE__OPTIM_ROW], row[TE__OPTIM_ROW];
-    int64_t piece;
+    float g[TE__OPTIM_ROW], row[TE__STATES][TE__OPTIM_ROW];
+    int64_t piece, i;
+    int k;
     for (piece = begin; piece < end; piece++) {
         int64_t at, stop;
-        int place = te__piece_tensor(&j->pieces, piece, &at);
-        const te_adam_tensor *t = &j->a->tensors[place];
-        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        int entry = te__piece_tensor(&j->pieces, piece, &at);
+        const te_adam_tensor *t = &j->a->tensors[entry];
+        float decay = entry < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
-            float *m = (float *)te__data(t->m) + at, *v = (float *)te__data(t->v) + at;
-            float *p = t->master ? (float *)te__data(t->master) + at : t->param->dtype == TE_F32 ? (float *)te__data(t->param) + at : row;
+            float *x[TE__STATES];
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
-            if (p == row) te__load_row(te__data(t->param), t->param->dtype, at, n, row);
-            te__adam_row(j, decay, g, p, m, v, n);
-            if (t->master || p == row) te__store_row(te__data(t->param), t->param->dtype, at, n, p);
+            for (k = 0; k < TE__STATES; k++) x[k] = te__adam_load(j, entry, k, at, n, row[k]);
+            te__adam_row(j, decay, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
+            for (k = 0; k < TE__STATES; k++) {
+                if (!j->amax)
+                    te__adam_store(j, entry, k, at, n, x[k]);
+                else
+                    for (i = 0; i < n; i++) j->amax[piece][k] = fabsf(x[k][i]) > j->amax[piece][k] ? fabsf(x[k][i]) : j->amax[piece][k];
+            }
         }
     }
 }
+/* The scales that the states will have, from the largest magnitudes of their pieces. */
+static void te__adam_rescale(te__adam_job *j) {
+    int entry, k;
+    int64_t piece;
+    for (entry = 0; entry < j->a->num_tensors; entry++)
+        for (k = 0; k < TE__STATES; k++) {
+            const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
+            bool e4m3 = scale && te__adam_state(&j->a->tensors[entry], k)->dtype == TE_F8E4M3;
+            float amax = 0.0f;
+            if (!scale || j->pieces.first[entry] == j->pieces.first[entry + 1]) continue;
+            for (piece = j->pieces.first[entry]; piece < j->pieces.first[entry + 1]; piece++) amax = j->amax[piece][k] > amax ? j->amax[piece][k] : amax;
+            j->factors[entry].multiplier[k] = te__state_multiplier(amax, e4m3);
+            *(float *)te__data(scale) = te__state_scale(amax, e4m3);
+        }
+}
+static te_result te__adam_measure(te_ctx *te, te__adam_job *j) {
+    size_t bytes = (size_t)j->pieces.first[j->a->num_tensors] * sizeof(*j->amax);
+    int entry, k;
+    j->factors = (te__adam_factors *)te__alloc_zero(te, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+    j->amax = (float (*)[TE__STATES])te__alloc_zero(te, bytes);
+    if (j->factors && j->amax) {
+        for (entry = 0; entry < j->a->num_tensors; entry++)
+            for (k = 0; k < TE__STATES; k++) {
+                const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
+                if (scale) j->factors[entry].scale[k] = *(const float *)te__data(scale);
+            }
+        te__parallel_for(te, j->pieces.first[j->a->num_tensors], 1, te__adam_pieces, j);
+        te__adam_rescale(j);
+    }
+    if (j->amax) te__free(te, j->amax, bytes);
+    else if (j->factors) {
+        te__free(te, j->factors, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+        j->factors = NULL;
+    }
+    j->amax = NULL;
+    return j->factors ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+}
 static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
-    te__adam_job j;
+    te__adam_job j = TE_ZERO;
+    te_result result = TE_OK;
+    bool scales = false;
+    int i;
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
@@ -34869,7 +36287,88 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
     j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
-    te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
+    for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
+    if (scales) result = te__adam_measure(te, &j);
+    if (result == TE_OK) te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
+    te__free(te, j.factors, (size_t)a->num_tensors * sizeof(te__adam_factors));
+    te__pieces_free(te, &j.pieces);
+    return result;
+}
+
+static void te__store_state_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_store_state_args *a = (const te_op_store_state_args *)user;
+    float row[TE__OPTIM_ROW], factor = te__state_multiplier(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    int64_t at, i, n;
+    for (at = begin; at < end; at += n) {
+        n = te__min(TE__OPTIM_ROW, end - at);
+        te__load_row(te__data(a->x), a->x->dtype, at, n, row);
+        for (i = 0; i < n; i++) row[i] *= factor;
+        te__store_row(te__data(a->state), a->state->dtype, at, n, row);
+    }
+}
+static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a) {
+    te_op_store_state_args args = *a;
+    te__parallel_for(te, te__numel(a->x), TE__OPTIM_PIECE, te__store_state_rows, &args);
+    *(float *)te__data(a->scale) = te__state_scale(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    return TE_OK;
+}
+
+/* ---- sgd ---- */
+
+typedef struct te__sgd_job {
+    const te_op_sgd_args *a;
+    te__pieces pieces;
+    float grad_scale, lr;
+} te__sgd_job;
+
+static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
+
+static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+    const te_op_sgd_args *a = j->a;
+    float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        float d = g[i] * j->grad_scale;
+        if (before != 0.0f) d += before * p[i];
+        if (a->momentum != 0.0f) {
+            b[i] = first ? d : a->momentum * b[i] + rest * d;
+            d = a->nesterov ? d + a->momentum * b[i] : b[i];
+        }
+        if (after != 0.0f) d += after * p[i];
+        p[i] -= j->lr * d;
+    }
+}
+static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
+    const te__sgd_job *j = (const te__sgd_job *)user;
+    float g[TE__OPTIM_ROW], p[TE__OPTIM_ROW], b[TE__OPTIM_ROW];
+    int64_t piece;
+    for (piece = begin; piece < end; piece++) {
+        int64_t at, stop;
+        int place = te__piece_tensor(&j->pieces, piece, &at);
+        const te_sgd_tensor *t = &j->a->tensors[place];
+        const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
+        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
+        for (; at < stop; at += TE__OPTIM_ROW) {
+            int64_t n = te__min(TE__OPTIM_ROW, stop - at);
+            te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
+            te__load_row(te__data(from), from->dtype, at, n, p);
+            if (momentum) te__load_row(te__data(momentum), momentum->dtype, at, n, b);
+            te__sgd_row(j, decay, t->first, g, p, b, n);
+            if (momentum) te__store_row(te__data(momentum), momentum->dtype, at, n, b);
+            if (t->master) te__store_row(te__data(t->master), TE_F32, at, n, p);
+            te__store_row(te__data(t->param), t->param->dtype, at, n, p);
+        }
+    }
+}
+static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
+    te__sgd_job j;
+    if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
+    j.a = a;
+    j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
+    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
+    if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
     return TE_OK;
 }
@@ -34879,6 +36378,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
 typedef struct te__norm_job {
     const te_op_l2norm_args *a;
     te__pieces pieces;
+    float inv_scale;
     double *square; /* of each piece */
 } te__norm_job;
 
@@ -34896,6 +36396,8 @@ static void te__norm_pieces(void *user, int64_t begin, int64_t end) {
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             te__load_row(te__data(t), t->dtype, at, n, x);
+            if (j->a->inv_scale)
+                for (i = 0; i < n; i++) x[i] *= j->inv_scale;
             for (i = 0; i + 4 <= n; i += 4) {
                 sum[0] += (double)x[i] * x[i];
                 sum[1] += (double)x[i + 1] * x[i + 1];
@@ -34914,6 +36416,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     float norm, clip;
     int t;
     j.a = a;
+    j.inv_scale = a->inv_scale ? *(const float *)te__data(a->inv_scale) : 1.0f;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__list_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     all = j.pieces.first[a->num_tensors];
     j.square = (double *)te__alloc(te, (size_t)all * sizeof(double));
@@ -34933,6 +36436,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     norm = (float)sqrt(total);
     clip = a->max_norm / (norm + 1e-6f);
     *(float *)te__data(a->norm) = norm;
+    if (a->found_inf && !(norm <= FLT_MAX)) *(float *)te__data(a->found_inf) = 1.0f;
     if (a->clip) *(float *)te__data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, for fminf would lose a NaN */
     return TE_OK;
 }
@@ -34994,14 +36498,31 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
  * must not know what they compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
-typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
+typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 && sizeof(te__sgd_kargs) <= 4000 &&
+                                           sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
 
 /* x starts at a multiple of `elements` elements, or is not there. */
 static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
+static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, bool decayed) {
+    k->grad_scale = (const float *)te__data(a->grad_scale);
+    k->found_inf = (const float *)te__data(a->found_inf);
+    k->lr_device = (const float *)te__data(a->lr_device);
+    k->lr = a->lr;
+    k->beta1 = a->beta1;
+    k->beta2 = a->beta2;
+    k->eps = a->eps;
+    k->weight_decay = decayed ? a->weight_decay : 0.0f;
+    k->unbias = (const float *)te__data(a->bias_correction);
+    k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+    k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
+    k->l2_mode = a->no_adam_w_mode;
+}
+
+/* Entries whose states are in f32. */
+static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     te__launch *l = NULL;
     te__adam_kargs *k = NULL;
     int64_t chunks = 0;
@@ -35010,24 +36531,13 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
         const te_adam_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
-        if (n == 0) continue;
         if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (n == 0 || te__adam_has_formats(t)) continue;
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
             chunks = 0;
-            k->grad_scale = (const float *)te__data(a->grad_scale);
-            k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = (const float *)te__data(a->lr_device);
-            k->lr = a->lr;
-            k->beta1 = a->beta1;
-            k->beta2 = a->beta2;
-            k->eps = a->eps;
-            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
-            k->unbias = (const float *)te__data(a->bias_correction);
-            k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-            k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
-            k->l2_mode = a->no_adam_w_mode;
+            te__adam_fill_numbers(&k->numbers, a, i < a->num_tensors - a->num_undecayed);
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
@@ -35044,7 +36554,131 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
         chunks += more;
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
-    te__plan_why(p, "70 tensors a launch, 1,024 elements a block, four a thread");
+}
+
+/* The kernels of one table: all three where a state has a scale. */
+static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
+    static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
+    int i;
+    for (i = scales ? 0 : 2; k->tensors > 0 && i < 3; i++) {
+        te__launch *l = te__plan_launch(p, "optim", kernel[i]);
+        te__launch_size(l, i == 1 ? k->tensors : chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__adam_states_kargs) = *k;
+    }
+}
+static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
+    te__adam_states_kargs k;
+    int64_t chunks = 0, all = 0;
+    int i, s, at, entries = 0;
+    bool scales = false;
+    float *amax = NULL, *factor = NULL;
+    for (i = 0; i < a->num_tensors; i++)
+        if (te__adam_has_scales(&a->tensors[i])) scales = true;
+    for (i = 0; i < a->num_tensors && scales; i++) {
+        if (!te__adam_has_formats(&a->tensors[i])) continue;
+        all += te__div_up(te__numel(a->tensors[i].param), TE__ADAM_STATES_CHUNK);
+        entries++;
+    }
+    if (scales && all > 0) { /* every launch has its own part */
+        amax = (float *)te__plan_workspace(p, all * TE__STATES * (int64_t)sizeof(float));
+        factor = (float *)te__plan_workspace(p, (int64_t)entries * 2 * TE__STATES * (int64_t)sizeof(float));
+        if (p->result != TE_OK) return;
+    }
+    memset(&k, 0, sizeof(k));
+    for (i = 0; i <= a->num_tensors; i++) {
+        const te_adam_tensor *t = i < a->num_tensors ? &a->tensors[i] : NULL;
+        int64_t n = t ? te__numel(t->param) : 0, more = te__div_up(n, TE__ADAM_STATES_CHUNK);
+        if (!t || i == a->num_tensors - a->num_undecayed || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
+            te__adam_states_launch(p, &k, chunks, scales);
+            if (amax) {
+                amax += chunks * TE__STATES;
+                factor += k.tensors * 2 * TE__STATES;
+            }
+            k.tensors = 0;
+            chunks = 0;
+        }
+        if (n == 0 || !te__adam_has_formats(t)) continue;
+        te__adam_fill_numbers(&k.numbers, a, i < a->num_tensors - a->num_undecayed);
+        k.amax = amax;
+        k.factor = factor;
+        at = k.tensors++;
+        k.grad[at] = te__data(t->grad);
+        k.param[at] = te__data(t->param);
+        k.grad_dt[at] = (unsigned char)t->grad->dtype;
+        k.param_dt[at] = (unsigned char)t->param->dtype;
+        k.n[at] = n;
+        k.first[at] = (unsigned)chunks;
+        for (s = 0; s < TE__STATES; s++) {
+            const te_tensor *x = s == TE__STATE_M ? t->m : s == TE__STATE_V ? t->v : t->master;
+            k.state[s][at] = te__data(x);
+            k.state_dt[s][at] = (unsigned char)(x ? x->dtype : TE_DTYPE_NONE);
+            k.scale[s][at] = (float *)te__data(s == TE__STATE_M ? t->m_scale : s == TE__STATE_V ? t->v_scale : t->master_scale);
+        }
+        chunks += more;
+    }
+}
+static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
+    te__cuda_plan_adam_f32(p, a);
+    te__cuda_plan_adam_states(p, a);
+    te__plan_why(p, "states in f32: 70 tensors a launch, 1,024 elements a block, four a thread; others: 44 tensors, 4,096 elements");
+    return p->result;
+}
+
+static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "store_state"); /* also of nothing: the scale is written */
+    te__store_state_kargs *k = TE__KARGS(p, l, te__store_state_kargs);
+    k->x = te__data(a->x);
+    k->amax = (const float *)te__data(a->amax);
+    k->state = te__data(a->state);
+    k->scale = (float *)te__data(a->scale);
+    k->n = te__numel(a->x);
+    k->x_dt = a->x->dtype;
+    k->state_dt = a->state->dtype;
+    te__launch_size(l, te__max(1, te__div_up(k->n, 4096)), 1, 1, 256, 0);
+    te__plan_why(p, "4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
+    te__launch *l = NULL;
+    te__sgd_kargs *k = NULL;
+    int64_t chunks = 0;
+    int i;
+    for (i = 0; i < a->num_tensors; i++) {
+        const te_sgd_tensor *t = &a->tensors[i];
+        int64_t n = te__numel(t->param), more = te__div_up(n, TE__SGD_CHUNK);
+        int at;
+        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (n == 0) continue;
+        if (!k || k->tensors == TE__SGD_MAX || chunks + more > INT32_MAX) {
+            l = te__plan_launch(p, "optim", "sgd");
+            k = TE__KARGS(p, l, te__sgd_kargs);
+            chunks = 0;
+            k->grad_scale = (const float *)te__data(a->grad_scale);
+            k->found_inf = (const float *)te__data(a->found_inf);
+            k->lr_device = (const float *)te__data(a->lr_device);
+            k->lr = a->lr;
+            k->momentum_factor = a->momentum;
+            k->dampening = a->dampening;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
+            k->nesterov = a->nesterov;
+            k->wd_after_momentum = a->wd_after_momentum;
+        }
+        at = k->tensors++;
+        k->grad[at] = te__data(t->grad);
+        k->param[at] = te__data(t->param);
+        k->momentum[at] = te__data(t->momentum);
+        k->master[at] = (float *)te__data(t->master);
+        k->n[at] = n;
+        k->begin[at] = (unsigned)chunks;
+        k->grad_dt[at] = (unsigned char)t->grad->dtype;
+        k->param_dt[at] = (unsigned char)t->param->dtype;
+        k->momentum_dt[at] = (unsigned char)(t->momentum ? t->momentum->dtype : TE_DTYPE_NONE);
+        k->first[at] = t->first;
+        chunks += more;
+        te__launch_size(l, chunks, 1, 1, 256, 0);
+    }
+    te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
     return TE_OK;
 }
 
@@ -35070,6 +36704,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
             l = te__plan_launch(p, "optim", "l2norm_partial");
             k = TE__KARGS(p, l, te__l2norm_kargs);
             chunks = 0;
+            k->inv_scale = (const float *)te__data(a->inv_scale);
             k->partial = partial;
             k->first_chunk = first_chunk;
             k->chunk = chunk;
@@ -35090,6 +36725,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     total.norm = (float *)te__data(a->norm);
     total.per_tensor = (float *)te__data(a->per_tensor);
     total.clip = (float *)te__data(a->clip);
+    total.found_inf = (float *)te__data(a->found_inf);
     total.tensors = a->num_tensors;
     total.max_norm = a->max_norm;
     if (a->num_tensors > 0) {
@@ -36564,6 +38200,32 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     return TE_OK;
 }
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x) { return x && x->var ? x->var->main_grad : NULL; }
+
+TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad) {
+    static const char function[] = "te_tensor_set_decoupled_grad";
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x) return TE_ERR_STATE;
+    if (grad) {
+        if (grad->te != x->te) return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient belongs to another context (%s)", function, grad->te->device_name);
+        if (!te__same_shape(x, grad))
+            return te__fail(x->te, TE_ERR_SHAPE, "%s: the gradient is %s, the tensor is %s", function, te__shape_text(grad, a), te__shape_text(x, b));
+        if (!te__is_float(grad->dtype) || !te__is_contiguous(grad))
+            return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient is %s%s; a contiguous one in f32, f16 or bf16 is needed", function, te_dtype_name(grad->dtype),
+                            te__is_contiguous(grad) ? "" : ", strided");
+        if (!grad->buffer) return te__no_plain_memory(grad, function);
+        grad = te__kept_gradient(grad);
+        if (!grad) return te_error_code(x->te);
+    }
+    if (!grad && !x->var) return TE_OK;
+    if (!te__var_of(x)) {
+        te_tensor_release(grad);
+        return TE_ERR_OUT_OF_MEMORY;
+    }
+    te_tensor_release(x->var->decoupled_grad);
+    x->var->decoupled_grad = grad;
+    return TE_OK;
+}
+TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x) { return x && x->var ? x->var->decoupled_grad : NULL; }
 
 TE_API void te_no_grad_begin(te_ctx *te) {
     if (te) te->tape.no_grad++;
@@ -41543,6 +43205,31 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
     return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
 }
 
+static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_l2normalize_bwd_args args = TE_ZERO;
+    (void)state, (void)needs;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.rnorm = saved[1];
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    return args.dy && dx[0] ? te_op_l2normalize_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
+    te_op_l2normalize_fwd_args args = TE_ZERO;
+    te_tensor *saved[2], *y;
+    if (!x || !te__need_float(x, "te_l2_normalization")) return NULL;
+    x = te_tensor_contiguous(x);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y) return NULL;
+    te__frame_begin(x->te);
+    args.x = saved[0] = x;
+    args.y = y;
+    args.rnorm = saved[1] = te__empty_1d(x->te, TE_F32, te__rows(x));
+    args.eps = eps;
+    y = args.rnorm ? te__checked(y, te_op_l2normalize_fwd(x->te, &args)) : NULL;
+    return te__frame_return(x->te, te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
+}
+
 /* ---- activations ---- */
 
 /* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
@@ -41578,8 +43265,9 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.activation = s->activation;
     args.limit = s->params.limit;
     args.alpha = s->params.alpha;
+    args.glu_interleave_size = s->params.glu_interleave_size;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8);
+    args.rounded = s->params.glu_interleave_size == 0 && (gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8));
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
@@ -41642,6 +43330,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         state.params = *params;
         args.limit = params->limit;
         args.alpha = params->alpha;
+        args.glu_interleave_size = params->glu_interleave_size;
     }
     if (spec && !out.plain) args.col = y->quantized->col.data;
     args.scale = out.scale;
@@ -41661,7 +43350,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
     return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
 
 /* ---- dropout ---- */
 
@@ -41770,8 +43459,8 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
 
 typedef struct te__loss_state {
     float label_smoothing;
-    int64_t ignore_index;
-    bool reduce;
+    int64_t ignore_index, vocab_size, vocab_start;
+    bool reduce, inplace;
 } te__loss_state;
 
 static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -41785,20 +43474,48 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     args.dloss = te_tensor_contiguous(dy[0]);
     args.label_smoothing = s->label_smoothing;
     args.ignore_index = s->ignore_index;
-    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.vocab_size = s->vocab_size;
+    args.vocab_start = s->vocab_start;
+    args.dlogits = dx[0] = s->inplace ? te__alias(saved[0]) : te__empty_like(saved[0], saved[0]->dtype);
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
+}
+
+/* Losses and lse of rows; of columns that ranks share by what each of them finds. */
+static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
+    te_ctx *te = rows->te;
+    te_op_cross_entropy_merge_args merge = TE_ZERO;
+    te_tensor *all;
+    te_result result;
+    if (te_group_size(group) == 1) {
+        args->loss = rows;
+        args->lse = lse;
+        return te_op_cross_entropy_fwd(te, args);
+    }
+    args->parts = te__empty_1d(te, TE_F32, 3 * te__numel(rows));
+    merge.parts = all = te__empty_1d(te, TE_F32, 3 * te__numel(rows) * te_group_size(group));
+    merge.target = args->target;
+    merge.loss = rows;
+    merge.lse = lse;
+    merge.label_smoothing = args->label_smoothing;
+    merge.ignore_index = args->ignore_index;
+    merge.vocab_size = args->vocab_size;
+    result = args->parts && all ? te_op_cross_entropy_fwd(te, args) : te_error_code(te);
+    result = result == TE_OK ? te_all_gather(group, args->parts, all) : te__refuse(group, TE__ALL_GATHER, result);
+    return result == TE_OK ? te_op_cross_entropy_merge(te, &merge) : result;
 }
 
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
     te_cross_entropy_desc zero = TE_ZERO;
     te_op_cross_entropy_fwd_args args = TE_ZERO;
     te__loss_state state;
-    te_tensor *saved[4], *rows, *loss;
+    te_tensor *saved[4], *rows, *lse, *loss;
+    te_group *group;
     te_ctx *te;
     te_result result;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
     if (!desc) desc = &zero;
+    group = desc->dist_process_group;
     te = logits->te;
     if (te__numel(target) != te__rows(logits)) {
         te__fail(te, TE_ERR_SHAPE, "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
@@ -41811,16 +43528,21 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     state.label_smoothing = desc->label_smoothing;
     state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
     state.reduce = !desc->no_reduce_loss;
+    state.inplace = desc->inplace_backward;
+    state.vocab_size = te__cols(logits) * te_group_size(group);
+    state.vocab_start = te__cols(logits) * te_group_rank(group);
     te__frame_begin(te);
     args.logits = logits;
     args.target = target;
-    args.loss = rows = te__empty_1d(te, TE_F32, te__rows(logits));
-    args.lse = te__empty_1d(te, TE_F32, te__rows(logits));
+    rows = te__empty_1d(te, TE_F32, te__rows(logits));
+    lse = te__empty_1d(te, TE_F32, te__rows(logits));
     args.count = te__empty_1d(te, TE_F32, 1);
     args.label_smoothing = state.label_smoothing;
     args.ignore_index = state.ignore_index;
+    args.vocab_size = state.vocab_size;
+    args.vocab_start = state.vocab_start;
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
-    result = args.loss && args.lse && args.count && loss ? te_op_cross_entropy_fwd(te, &args) : te_error_code(te);
+    result = rows && lse && args.count && loss ? te__cross_entropy_rows(group, &args, rows, lse) : te_error_code(te);
     if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
         te_op_sum_args sum = TE_ZERO;
         te_op_axpby_args divide = TE_ZERO;
@@ -41834,7 +43556,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     }
     saved[0] = logits;
     saved[1] = target;
-    saved[2] = args.lse;
+    saved[2] = lse;
     saved[3] = args.count;
     if (result == TE_OK) loss = te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
     return te__frame_return(te, result == TE_OK ? loss : NULL);
@@ -41863,6 +43585,53 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target) {
     args.target = in[1];
     args.loss = y;
     return te__record("mse_loss", te__checked(y, te_op_mse_fwd(x->te, &args)), te__mse_backward, NULL, 0, in, 2, in, 2);
+}
+
+/* ==== nn/softmax.c ============================================================================================== */
+
+/* nn/softmax.c: the softmax functions of attention scores, forward and backward. Knows raw operations; must not know modules. */
+
+static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_softmax_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.y = saved[0];
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.scale = *(const float *)state;
+    return args.dy && dx[0] ? te_op_softmax_bwd(te, &args) : te_error_code(te);
+}
+
+static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool causal, const char *function) {
+    te_op_softmax_fwd_args args = TE_ZERO;
+    te_tensor *y;
+    if (!x || !te__operand(x, mask, true, function) || !te__need_float(x, function)) return NULL;
+    x = te_tensor_contiguous(x);
+    if (mask) mask = te_tensor_contiguous(mask);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y || te_error_code(x->te) != TE_OK) return NULL;
+    args.x = x;
+    args.mask = mask;
+    args.y = y;
+    args.scale = scale;
+    args.causal = causal;
+    y = te__checked(y, te_op_softmax_fwd(x->te, &args));
+    return te__record(function, y, te__softmax_backward, &scale, sizeof(scale), &x, 1, &y, 1);
+}
+
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale) { return te__softmax(x, NULL, scale, false, "te_scaled_softmax"); }
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale) { return te__softmax(x, mask, scale, false, "te_scaled_masked_softmax"); }
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale) {
+    char text[TE__SHAPE_TEXT];
+    if (!x) return NULL;
+    if (x->ndim < 2 || x->shape[x->ndim - 1] != x->shape[x->ndim - 2]) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_scaled_upper_triang_masked_softmax: x is %s; square matrices, [.., s, s], are needed: te_scaled_aligned_causal_masked_softmax takes others",
+                 te__shape_text(x, text));
+        return NULL;
+    }
+    return te__softmax(x, NULL, scale, true, "te_scaled_upper_triang_masked_softmax");
+}
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale) {
+    return te__softmax(x, NULL, scale, true, "te_scaled_aligned_causal_masked_softmax");
 }
 
 /* ==== nn/attention.c ============================================================================================ */
@@ -42998,11 +44767,13 @@ static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), 
 static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
 #undef TE__TYPE
 #define TE__TYPE te_layernorm_mlp_desc
-static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint)};
+static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint),
+                                                    TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_transformer_layer_desc
 static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
-                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate)};
+                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate),
+                                            TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {
@@ -44155,47 +45926,142 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     return te__module_built(m);
 }
 
-/* ==== train/adam.c ============================================================================================== */
+/* ==== train/states.c ============================================================================================ */
 
-/* train/adam.c: FusedAdam: states for every parameter of a module tree, one multi-tensor operation a step. Knows the module tree and raw
- * operations; must not know files. */
+/* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows raw operations; must not know which
+ * optimizer steps, or when. */
 
-typedef struct te__adam_param {
+/* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a master's remainders, u8 [elements, 2]. */
+typedef struct te__opt_state {
+    te_tensor *x, *scale; /* retained; NULL: there is none */
+} te__opt_state;
+enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
+
+typedef struct te__opt_param {
     char *path;       /* from the module that the optimizer was made for */
-    te_tensor *param; /* these four are retained */
-    te_tensor *m, *v; /* f32 */
-    te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* te__param_version of the value that `master` stands for */
-    bool behind;      /* but `master` lacks that value: a capture could not copy it, the next launch does */
+    te_tensor *param; /* retained */
+    te__opt_state state[TE__OPT_STATES];
+    uint64_t version; /* te__param_version of the value that the master stands for */
+    bool behind;      /* but the master lacks that value: a capture could not copy it, the next launch does */
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* the parameter's version was still `version` when that step began */
-    te_tensor *value; /* quantized: the tensor that its codes are made of in that step (borrowed) */
-} te__adam_param;
+    bool started;     /* has taken part in a step */
+    te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
+    te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
+} te__opt_param;
+
+/* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
+typedef struct te__opt_step {
+    int count, num_undecayed;
+    const te_tensor *lr, *numbers; /* f32 [1] and [2], or NULL */
+} te__opt_step;
+
+/* One kind of optimizer. */
+typedef struct te__opt_class {
+    const char *create; /* the function that makes one, for messages */
+    const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
+    te_result (*run)(te_optimizer *opt, const te__opt_step *step);
+    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* what changes from step to step beside the learning rate; NULL: nothing */
+    te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
+} te__opt_class;
+
+/* Options that all optimizers have. */
+typedef struct te__opt_options {
+    float lr, max_grad_norm;
+    bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
+    bool decays; /* there is weight decay */
+    te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
+} te__opt_options;
 
 struct te_optimizer {
     te_ctx *te;
-    te_fused_adam_desc desc; /* defaults filled in; lr is the one in force */
-    te__adam_param *params;
+    const te__opt_class *cls;
+    te__opt_options options; /* lr is the one in force */
+    union {
+        te_fused_adam_desc adam;
+        te_fused_sgd_desc sgd;
+    } desc; /* defaults filled in */
+    te__opt_param *params;
     int num_params, cap_params;
-    te_adam_tensor *list;   /* [num_params], filled anew at each step */
-    const te_tensor **grads; /* [num_params] */
-    te_tensor *norm, *clip; /* f32 [1], NULL without clipping */
+    void *list;      /* [num_params] of entry_size bytes: the operation's list, filled anew at each step */
+    size_t entry_size;
+    int *order;      /* [num_params]: the parameters of a step */
+    const te_tensor **grads; /* [num_params], in that order */
+    te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
+    te_tensor *started;      /* u8 [num_params]: what the flags are in a file; NULL: they do not count */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
 
-/* ---- making one ---- */
+/* ---- states ---- */
 
-/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
-static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
-    int i;
-    for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].param == param) return true;
-    return false;
+static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
+
+/* A state of zeros, of as many elements as `like`. */
+static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, const te_tensor *like) {
+    const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
+    te_ctx *te = like->te;
+    s->x = te_tensor_retain(dtype == TE_U8 ? te_tensor_zeros(te, dtype, 2, pairs) : te_tensor_zeros(te, dtype, like->ndim, like->shape));
+    if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
+    return s->x && (!scaled || s->scale);
+}
+static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
+
+/* The state becomes `value`, of any float format. */
+static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
+    te_op_amax_args most = TE_ZERO;
+    te_op_store_state_args store = TE_ZERO;
+    te_result result;
+    if (!s->scale) return te_tensor_copy(s->x, value);
+    store.x = most.x = value;
+    store.amax = most.amax = te__empty_1d(value->te, TE_F32, 1);
+    store.state = s->x;
+    store.scale = s->scale;
+    if (!most.amax) return te_error_code(value->te);
+    result = te_op_amax(value->te, &most);
+    return result == TE_OK ? te_op_store_state(value->te, &store) : result;
+}
+/* f32 `out` becomes what the state stands for. */
+static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
+    te_op_fp8_dequantize_args decode = TE_ZERO;
+    te_op_axpby_args scale = TE_ZERO;
+    if (!s->scale) return te_tensor_copy(out, s->x);
+    if (s->x->dtype == TE_F8E4M3) {
+        decode.q = s->x;
+        decode.scale_inv = s->scale;
+        decode.y = out;
+        return te_op_fp8_dequantize(out->te, &decode);
+    }
+    scale.x = s->x;
+    scale.out = out;
+    scale.alpha = 1.0f;
+    scale.alpha_device = s->scale;
+    return te_op_axpby(out->te, &scale);
 }
 
+/* Parameter and remainders on the host: joined into `master`, or taken apart from it. */
+static te_result te__opt_remainders(te__opt_param *p, float *master, bool split) {
+    te_ctx *te = p->param->te;
+    size_t n = (size_t)te__numel(p->param), i;
+    uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
+    te__opt_state *s = &p->state[TE__OPT_MASTER];
+    te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK && !split) result = te_tensor_to_host(p->param, param);
+    if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        if (split) te__split_master(master[i], &param[i], &remainder[i]);
+        else master[i] = te__join_master(param[i], remainder[i]);
+    }
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(p->param, param);
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
+    te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
+    return result;
+}
+
+/* ---- masters ---- */
+
 /* Copies the parameter's value to its master: when the optimizer is made, and after a write from outside. */
-static te_result te__adam_take_master(te__adam_param *p) {
+static te_result te__opt_take_master(te__opt_param *p) {
     te_ctx *te = p->param->te;
     te_tensor *value = p->param;
     te_result result;
@@ -44205,7 +46071,9 @@ static te_result te__adam_take_master(te__adam_param *p) {
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
         value = te__quant_value(p->param, TE_F32);
-    result = value ? te_tensor_copy(p->master, value) : te_error_code(te);
+    if (!value) result = te_error_code(te);
+    else if (te__opt_is_remainders(&p->state[TE__OPT_MASTER])) result = te_tensor_fill(p->state[TE__OPT_MASTER].x, 0.0);
+    else result = te__opt_store(&p->state[TE__OPT_MASTER], value);
     te__frame_end(te, NULL, 0);
     if (result == TE_OK) {
         p->version = te__param_version(p->param);
@@ -44215,153 +46083,184 @@ static te_result te__adam_take_master(te__adam_param *p) {
 }
 
 /* Operations alone quantize these kinds, and keep no reference to the tensor that they read. */
-static bool te__adam_shares_value(const te_tensor *param) {
+static bool te__opt_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
 /* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
  * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
-static te_result te__adam_prepare_values(te_optimizer *opt) {
+static te_result te__opt_prepare_values(te_optimizer *opt) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
     int64_t most = 0;
     int i;
     for (i = 0; i < opt->num_params; i++) {
         const te_tensor *x = opt->params[i].param;
-        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__adam_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
+        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
     }
     if (most > 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;
+        p->stepped = p->state[TE__OPT_MASTER].scale ? te__empty_like(p->param, TE_F32) : p->state[TE__OPT_MASTER].x;
         if (p->param->dtype == TE_F32)
-            p->value = p->master;
-        else if (!te__adam_shares_value(p->param))
+            p->value = p->stepped;
+        else if (!te__opt_shares_value(p->param))
             p->value = te__empty_like(p->param, p->param->dtype);
         else if ((p->value = te__tensor_shell(te, p->param->dtype, p->param->ndim, p->param->shape)) != NULL) {
             p->value->buffer = room->buffer;
             if (room->buffer) room->buffer->refs++;
         }
-        if (!p->value) return te_error_code(te);
+        if (!p->stepped || !p->value) return te_error_code(te);
     }
     return TE_OK;
 }
 /* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
-static te_result te__adam_requantize(te_optimizer *opt) {
+static te_result te__opt_requantize(te_optimizer *opt) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;
         te__frame_begin(opt->te);
-        if (p->value != p->master) result = te_tensor_copy(p->value, p->master);
+        if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
         if (result == TE_OK) result = te__primary_assign(p->param, p->value);
         te__frame_end(opt->te, NULL, 0);
     }
     return result;
 }
+/* The tensors that the operation's entry of a parameter names: what it steps, and the master beside it, if there is one. */
+static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
+static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
+    static const te__opt_state none = TE_ZERO;
+    return p->param->quantized && !p->state[TE__OPT_MASTER].scale ? &none : &p->state[TE__OPT_MASTER];
+}
 
-static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+/* ==== train/optimizer.c ========================================================================================= */
+
+/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+ * the module tree; must not know any optimizer's arithmetic, or files. */
+
+/* ---- making one ---- */
+
+/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
+static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
+    int i;
+    for (i = 0; i < opt->num_params; i++)
+        if (opt->params[i].param == param) return &opt->params[i];
+    return NULL;
+}
+
+static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te_optimizer *opt = (te_optimizer *)user;
+    const te__opt_options *o = &opt->options;
     te_ctx *te = opt->te;
-    te__adam_param *p;
+    te__opt_param *p;
+    bool master;
+    int k;
     (void)m;
-    if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__adam_has(opt, x)) return true;
+    if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
     if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", path,
+        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", opt->cls->create, path,
                  x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
         return false;
     }
-    if (x->quantized && opt->desc.no_master_weights) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", path);
+    if (x->quantized && o->no_master_weights) {
+        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", opt->cls->create, path);
         return false;
     }
-    if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__adam_param))) return false;
+    if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__opt_param))) return false;
     p = &opt->params[opt->num_params++];
     memset(p, 0, sizeof(*p));
     p->path = te__copy_string(te, path);
     p->param = te_tensor_retain(x);
-    p->m = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
-    p->v = te_tensor_retain(te_tensor_zeros(te, TE_F32, x->ndim, x->shape));
-    if (!p->path || !p->m || !p->v) return false;
-    if ((x->dtype == TE_F32 && !x->quantized) || opt->desc.no_master_weights) return true;
-    p->master = te_tensor_retain(te__empty_like(x, TE_F32));
-    return p->master && te__adam_take_master(p) == TE_OK;
+    if (!p->path) return false;
+    master = (x->dtype != TE_F32 || x->quantized) && !o->no_master_weights;
+    for (k = 0; k < TE__OPT_STATES; k++) {
+        te_dtype dtype = o->dtype[k] ? o->dtype[k] : master ? TE_F32 : x->dtype;
+        bool scaled = o->dtype[k] && te__opt_is_scaled(dtype);
+        if (!opt->cls->state[k] || (k == TE__OPT_MASTER && !master)) continue;
+        if (k == TE__OPT_MASTER && o->store_param_remainders && dtype == TE_F32 && x->dtype == TE_BF16 && !x->quantized) dtype = TE_U8;
+        if (!te__opt_state_make(&p->state[k], dtype, scaled, x)) return false;
+    }
+    return !master || te__opt_take_master(p) == TE_OK;
 }
 
 /* Refuses values out of range; NaN is in no range. */
-static bool te__adam_in_range(te_ctx *te, const char *name, float value, float below) {
+static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
-    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %g; 0 (the default) or more, and less than %g, is possible", name, (double)value,
-             (double)below);
+    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
     return false;
-}
-static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
-    return te__adam_in_range(te, "lr", d->lr, FLT_MAX) && te__adam_in_range(te, "beta1", d->beta1, 1.0f) &&
-           te__adam_in_range(te, "beta2", d->beta2, 1.0f) && te__adam_in_range(te, "eps", d->eps, FLT_MAX) &&
-           te__adam_in_range(te, "weight_decay", d->weight_decay, FLT_MAX) &&
-           te__adam_in_range(te, "max_grad_norm", d->max_grad_norm, FLT_MAX);
 }
 
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_ctx *te;
-    int i;
+    int i, k;
     if (!opt) return;
     te = opt->te;
     te->num_optimizers--;
     te__graphs_forget(te, opt, "its optimizer was destroyed");
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         te__free_string(te, p->path);
         te_tensor_release(p->param);
-        te_tensor_release(p->m);
-        te_tensor_release(p->v);
-        te_tensor_release(p->master);
+        for (k = 0; k < TE__OPT_STATES; k++) {
+            te_tensor_release(p->state[k].x);
+            te_tensor_release(p->state[k].scale);
+        }
     }
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
-    te__free(te, opt->list, (size_t)opt->num_params * sizeof(te_adam_tensor));
+    te_tensor_release(opt->started);
+    te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
+    te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
     te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
-    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__adam_param));
+    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
     te__free(te, opt, sizeof(*opt));
 }
 
-TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
-    te_fused_adam_desc zero = TE_ZERO;
+/* An optimizer of a kind without parameters yet; NULL with an error. */
+static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
     te_optimizer *opt;
-    bool ok;
-    if (!te || !m) return NULL;
-    if (!desc) desc = &zero;
     if (te_module_ctx(m) != te) {
-        te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: module %s belongs to another context", te_module_name(m));
+        te__fail(te, TE_ERR_INVALID, "%s: module %s belongs to another context", cls->create, te_module_name(m));
         return NULL;
     }
-    if (!te__adam_desc_ok(te, desc)) return NULL;
     if (te->capture) {
-        te__refuse_capture(te, "te_fused_adam_create", "make it before te_graph_begin");
+        te__refuse_capture(te, cls->create, "make it before te_graph_begin");
         return NULL;
     }
     opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
     if (!opt) return NULL;
     opt->te = te;
+    opt->cls = cls;
+    opt->options = *options;
+    opt->entry_size = entry_size;
     te->num_optimizers++;
-    opt->desc = *desc;
-    if (opt->desc.lr == 0.0f) opt->desc.lr = 1e-3f;
-    if (opt->desc.beta1 == 0.0f) opt->desc.beta1 = 0.9f;
-    if (opt->desc.beta2 == 0.0f) opt->desc.beta2 = 0.999f;
-    if (opt->desc.eps == 0.0f) opt->desc.eps = 1e-8f;
+    return opt;
+}
+/* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
+static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_started) {
+    te_ctx *te = opt->te;
+    bool ok;
     te__frame_begin(te);
-    ok = te_module_visit_tensors(m, te__adam_add, opt);
-    if (ok && opt->desc.max_grad_norm > 0.0f) {
+    ok = te_module_visit_tensors(m, te__opt_add, opt);
+    if (ok && opt->options.max_grad_norm > 0.0f) {
         opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         ok = opt->norm && opt->clip;
     }
+    if (ok && keep_started) {
+        const int64_t n = opt->num_params;
+        opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
+        ok = opt->started != NULL;
+    }
     if (ok) {
-        opt->list = (te_adam_tensor *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_adam_tensor));
+        opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
+        opt->order = (int *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(int));
         opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
-        ok = opt->list && opt->grads;
+        ok = opt->list && opt->order && opt->grads;
     }
     te__frame_end(te, NULL, 0);
     if (ok) return opt;
@@ -44373,7 +46272,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
 
 /* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
  * parameter took no part in this step. */
-static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
+static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;
     te_result result;
@@ -44390,93 +46289,102 @@ static te_result te__adam_grad(te_tensor *param, te_tensor **grad) {
     *grad = main_grad;
     return TE_OK;
 }
+static te_result te__opt_grad(const te_optimizer *opt, te_tensor *param, te_tensor **grad) {
+    if (!opt->options.use_decoupled_grad) return te__main_or_grad(param, grad);
+    *grad = te_tensor_decoupled_grad(param);
+    return TE_OK;
+}
 
-static void te__adam_forget(te_tensor *param) {
-    te_tensor_zero_grad(param);
-    if (te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
+static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
+    te_tensor *grad = opt->options.use_decoupled_grad ? te_tensor_decoupled_grad(param) : te_tensor_grad(param);
+    if (opt->options.zero_grads && grad) te_tensor_fill(grad, 0.0);
+    else if (opt->options.use_decoupled_grad) te_tensor_set_decoupled_grad(param, NULL);
+    else te_tensor_zero_grad(param);
+    if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
 TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     int i;
     if (!opt) return;
-    for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
+    for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
 }
 
 /* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
-static bool te__adam_written_inside(const te_tensor *param) {
+static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
+/* Is this gradient in memory of the step before, which is not where the next one will be? */
+static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
+    return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
+}
 
 /* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
-static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
         bool stale;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
-        result = te__adam_grad(p->param, &grad);
+        result = te__opt_grad(opt, p->param, &grad);
         if (result != TE_OK) return result;
         if (!grad) continue;
-        if (opt->te->capture && grad != te_tensor_main_grad(p->param) && grad->buffer && !grad->buffer->arena)
+        if (opt->te->capture && te__opt_grad_moves(p->param, grad))
             return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
                                       "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
+        if (opt->te->capture && opt->cls->may_capture) result = opt->cls->may_capture(opt, p);
+        if (result != TE_OK) return result;
         stale = p->version != te__param_version(p->param);
-        if (p->master && (stale || p->behind) && !opt->te->warming) {
-            if (opt->te->capture && !(stale && te__adam_written_inside(p->param)))
+        if (p->state[TE__OPT_MASTER].x && (stale || p->behind) && !opt->te->warming) {
+            if (opt->te->capture && !(stale && te__opt_written_inside(p->param)))
                 p->behind = true;
             else
-                result = te__adam_take_master(p);
+                result = te__opt_take_master(p);
             if (result != TE_OK) return result;
         }
         p->listed = true;
         opt->grads[*n] = grad;
-        opt->list[*n].grad = grad;
-        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize writes a quantized parameter */
-        opt->list[*n].m = p->m;
-        opt->list[*n].v = p->v;
-        opt->list[*n].master = p->param->quantized ? NULL : p->master;
+        opt->order[*n] = i;
         ++*n;
     }
     return TE_OK;
 }
 
 /* A graph's record of the steps that it holds. */
-enum { TE__ADAM_WORDS = 2 /* of the graph's state: lr, the two bias corrections */ };
-typedef struct te__adam_steps {
+enum { TE__OPT_WORDS = 2 /* of the graph's state: lr, and the two numbers of the kind */ };
+typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / (int)TE__ADAM_WORDS]; /* of each step */
+    short word[(int)TE__GRAPH_WORDS / (int)TE__OPT_WORDS]; /* of each step */
     bool clipped; /* before the capture */
-} te__adam_steps;
+} te__opt_steps;
 /* Behind it: whether each parameter takes part. */
-static bool *te__adam_listed(te__adam_steps *s) { return (bool *)(s + 1); }
+static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
 
-static te_result te__adam_before(te_graph *g, void *owner, void *data) {
+static te_result te__opt_before(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
-    te__adam_steps *s = (te__adam_steps *)data;
-    const bool *listed = te__adam_listed(s);
+    te__opt_steps *s = (te__opt_steps *)data;
+    const bool *listed = te__opt_listed(s);
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         p->untouched = p->version == te__param_version(p->param);
-        if (p->master && listed[i] && (p->behind || !p->untouched)) result = te__adam_take_master(p);
+        if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
     }
     for (i = 0; i < s->steps; i++) {
-        float numbers[2 * TE__ADAM_WORDS] = TE_ZERO;
-        numbers[0] = opt->desc.lr;
-        numbers[1] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta1, opt->steps + 1 + i);
-        numbers[2] = te__adam_unbias(opt->desc.no_bias_correction, opt->desc.beta2, opt->steps + 1 + i);
+        float numbers[2 * TE__OPT_WORDS] = TE_ZERO;
+        numbers[0] = opt->options.lr;
+        if (opt->cls->numbers) opt->cls->numbers(opt, opt->steps + 1 + i, numbers + 1);
         memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
     }
     return result;
 }
-static void te__adam_after(te_graph *g, void *owner, void *data) {
+static void te__opt_after(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
-    te__adam_steps *s = (te__adam_steps *)data;
-    const bool *listed = te__adam_listed(s);
+    te__opt_steps *s = (te__opt_steps *)data;
+    const bool *listed = te__opt_listed(s);
     int i;
     (void)g;
     for (i = 0; i < opt->num_params; i++)
@@ -44484,83 +46392,84 @@ static void te__adam_after(te_graph *g, void *owner, void *data) {
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
 }
-static void te__adam_captured(te_graph *g, void *owner, void *data) {
+static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
-    te__adam_steps *s = (te__adam_steps *)data;
+    te__opt_steps *s = (te__opt_steps *)data;
     (void)g;
     opt->steps -= s->steps;
     opt->clipped = s->clipped;
 }
 
 /* In a capture: the part that this optimizer has in the graph, with room for one more step; its numbers as tensors. */
-static te_result te__adam_capture(te_optimizer *opt, te__adam_steps **steps, te_tensor **lr, te_tensor **unbias) {
+static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
-    int word = te__graph_take_words(g, TE__ADAM_WORDS);
+    int word = te__graph_take_words(g, TE__OPT_WORDS);
     if (word < 0) return te_error_code(opt->te);
     if (!part) {
-        part = te__graph_add_part(g, opt, sizeof(te__adam_steps) + (size_t)opt->num_params * sizeof(bool));
+        part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
         if (!part) return TE_ERR_OUT_OF_MEMORY;
-        part->before = te__adam_before;
-        part->after = te__adam_after;
-        part->captured = te__adam_captured;
-        ((te__adam_steps *)part->data)->clipped = opt->clipped;
+        part->before = te__opt_before;
+        part->after = te__opt_after;
+        part->captured = te__opt_captured;
+        ((te__opt_steps *)part->data)->clipped = opt->clipped;
     }
-    *steps = (te__adam_steps *)part->data;
+    *steps = (te__opt_steps *)part->data;
     (*steps)->word[(*steps)->steps] = (short)word;
-    *lr = te__graph_view(g, TE_F32, 8 * word, 1);
-    *unbias = te__graph_view(g, TE_F32, 8 * word + 4, 2);
-    return *lr && *unbias ? TE_OK : te_error_code(opt->te);
+    step->lr = te__graph_view(g, TE_F32, 8 * word, 1);
+    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4, 2);
+    return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
 }
 
-static te_result te__adam_run(te_optimizer *opt, int count, int num_undecayed, const te_tensor *lr, const te_tensor *unbias) {
-    te_op_adam_args args = TE_ZERO;
-    if (count == 0) return TE_OK;
-    args.tensors = opt->list;
-    args.num_tensors = count;
-    args.num_undecayed = num_undecayed;
-    args.lr = opt->desc.lr;
-    args.beta1 = opt->desc.beta1;
-    args.beta2 = opt->desc.beta2;
-    args.eps = opt->desc.eps;
-    args.weight_decay = opt->desc.weight_decay;
-    args.step = opt->steps + 1;
-    args.no_adam_w_mode = opt->desc.no_adam_w_mode;
-    args.no_bias_correction = opt->desc.no_bias_correction;
-    args.grad_scale = opt->clip;
-    args.lr_device = lr;
-    args.bias_correction = unbias;
-    return te_op_adam(opt->te, &args);
+/* The parameters of this step have taken part in one. */
+static te_result te__opt_note_started(te_optimizer *opt) {
+    bool news = false;
+    uint8_t *flags;
+    te_result result;
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        news = news || (opt->params[i].listed && !opt->params[i].started);
+        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+    }
+    if (!news || !opt->started) return TE_OK;
+    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
+    if (!flags) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
+    result = te_tensor_copy_from_host(opt->started, flags);
+    te__free(opt->te, flags, (size_t)opt->num_params);
+    return result;
 }
 
-static te_result te__adam_step(te_optimizer *opt) {
+static te_result te__opt_step_once(te_optimizer *opt) {
     te_ctx *te = opt->te;
-    te__adam_steps *captured = NULL;
-    te_tensor *lr = NULL, *unbias = NULL;
+    te__opt_steps *captured = NULL;
+    te__opt_step step = TE_ZERO;
     te_result result;
     bool split;
     int i, n = 0, decayed;
-    split = opt->desc.decay_matrices_only && opt->desc.weight_decay > 0.0f;
+    split = opt->options.decay_matrices_only && opt->options.decays;
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
         opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
     }
-    result = te__adam_collect(opt, true, !split, &n);
+    result = te__opt_collect(opt, true, !split, &n);
     decayed = n;
-    if (split && result == TE_OK) result = te__adam_collect(opt, false, false, &n);
+    if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
+    step.count = n;
+    step.num_undecayed = n - decayed;
     if (opt->clip && n > 0 && result == TE_OK) {
         te_op_l2norm_args norm = TE_ZERO;
         norm.tensors = opt->grads;
         norm.num_tensors = n;
         norm.norm = opt->norm;
         norm.clip = opt->clip;
-        norm.max_norm = opt->desc.max_grad_norm;
+        norm.max_norm = opt->options.max_grad_norm;
         result = te_op_l2norm(te, &norm);
     }
-    if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
-    if (result == TE_OK) result = te__adam_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
-    if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
-    if (result == TE_OK) result = te__adam_requantize(opt);
+    if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
+    if (result == TE_OK) result = te__opt_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
+    if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
+    if (result == TE_OK) result = te__opt_requantize(opt);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
      * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
@@ -44568,12 +46477,12 @@ static te_result te__adam_step(te_optimizer *opt) {
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     if (captured) {
         captured->steps++;
-        for (i = 0; i < opt->num_params; i++) te__adam_listed(captured)[i] = te__adam_listed(captured)[i] || opt->params[i].listed;
+        for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
-    return TE_OK;
+    return te__opt_note_started(opt);
 }
 TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te__rng_state before;
@@ -44588,7 +46497,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);
-        result = te__adam_step(opt);
+        result = te__opt_step_once(opt);
         te__frame_end(te, NULL, 0);
         te__device_leave(te, entered);
     }
@@ -44607,40 +46516,369 @@ TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
     if (opt) opt->keep_grad = keep;
 }
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
-    if (opt) opt->desc.lr = lr;
+    if (opt) opt->options.lr = lr;
 }
-TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->desc.lr : 0.0f; }
+TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
+
+/* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
+static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name, const char *function, te__opt_param **found) {
+    te_ctx *te = opt->te;
+    te__opt_param *p = param ? te__opt_find(opt, param) : NULL;
+    int k;
+    *found = p;
+    if (te->error_code != TE_OK) return NULL;
+    if (!p || !name) {
+        te__fail(te, TE_ERR_INVALID, "%s: %s", function, !param ? "the parameter is NULL" : !name ? "the state's name is NULL" : "the tensor is no parameter of this optimizer");
+        return NULL;
+    }
+    for (k = 0; k < TE__OPT_STATES; k++)
+        if (opt->cls->state[k] && strcmp(opt->cls->state[k], name) == 0 && p->state[k].x) {
+            if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
+            return &p->state[k];
+        }
+    te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
+             opt->cls->state[0], opt->cls->state[1] ? ", " : "", opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
+             opt->cls->state[TE__OPT_MASTER]);
+    return NULL;
+}
+
+TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name) {
+    te__opt_param *p;
+    te__opt_state *s;
+    te_tensor *out;
+    te_result result;
+    if (!opt) return NULL;
+    s = te__opt_named_state(opt, param, state_name, "te_optimizer_get_unscaled_state", &p);
+    out = s ? te__empty_like(p->param, TE_F32) : NULL;
+    if (!out) return NULL;
+    if (te__opt_is_remainders(s)) {
+        size_t bytes = (size_t)te__numel(out) * sizeof(float);
+        float *master = (float *)te__alloc(opt->te, bytes);
+        result = master ? te__opt_remainders(p, master, false) : TE_ERR_OUT_OF_MEMORY;
+        if (result == TE_OK) result = te_tensor_copy_from_host(out, master);
+        te__free(opt->te, master, bytes);
+    } else
+        result = te__opt_unscale(s, out);
+    return te__checked(out, result);
+}
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state) {
+    static const char function[] = "te_optimizer_set_scaled_state";
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te__opt_param *p;
+    te__opt_state *s;
+    te_result result;
+    if (!opt) return TE_ERR_STATE;
+    s = te__opt_named_state(opt, param, state_name, function, &p);
+    if (!s) return te_error_code(opt->te);
+    result = te__want(opt->te, function, "unscaled_state", unscaled_state);
+    if (result == TE_OK && unscaled_state->dtype != TE_F32)
+        result = te__fail(opt->te, TE_ERR_DTYPE, "%s: unscaled_state is %s; f32 is needed", function, te_dtype_name(unscaled_state->dtype));
+    if (result == TE_OK && !te__same_shape(param, unscaled_state))
+        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the parameter %s", function, te__shape_text(unscaled_state, a), te__shape_text(param, b));
+    if (result != TE_OK) return result;
+    te__frame_begin(opt->te);
+    if (te__opt_is_remainders(s)) {
+        size_t bytes = (size_t)te__numel(param) * sizeof(float);
+        float *master = (float *)te__alloc(opt->te, bytes);
+        result = master ? te_tensor_to_host(unscaled_state, master) : TE_ERR_OUT_OF_MEMORY;
+        if (result == TE_OK) result = te__opt_remainders(p, master, true);
+        te__free(opt->te, master, bytes);
+        p->version = te__param_version(p->param);
+    } else
+        result = te__opt_store(s, unscaled_state);
+    te__frame_end(opt->te, NULL, 0);
+    return result;
+}
 
 /* The states, by the names that they have in a file. Return false to stop. */
 typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
-    static const char *const suffix[3] = {"exp_avg", "exp_avg_sq", "master"};
     char name[640];
     int i, k;
-    for (i = 0; opt && i < opt->num_params; i++) {
-        te_tensor *state[3];
-        state[0] = opt->params[i].m;
-        state[1] = opt->params[i].v;
-        state[2] = opt->params[i].master;
-        for (k = 0; k < 3; k++) {
-            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, suffix[k]);
-            if (state[k] && !visit(user, name, state[k])) return false;
+    for (i = 0; opt && i < opt->num_params; i++)
+        for (k = 0; k < TE__OPT_STATES; k++) {
+            const te__opt_state *s = &opt->params[i].state[k];
+            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            if (s->x && !visit(user, name, s->x)) return false;
+            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            if (s->scale && !visit(user, name, s->scale)) return false;
         }
-    }
-    return true;
+    return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
 /* Called after a checkpoint was loaded: its masters have the values of its parameters. */
-static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
+static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
+    uint8_t *flags = NULL;
+    te_result result = TE_OK;
     int i;
     opt->steps = steps;
-    opt->desc.lr = lr;
+    opt->options.lr = lr;
+    if (opt->started) {
+        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
+        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
+    }
     for (i = 0; i < opt->num_params; i++) {
-        te__adam_param *p = &opt->params[i];
+        te__opt_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
         p->behind = false;
+        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
     }
+    te__free(opt->te, flags, (size_t)opt->num_params);
+    return result;
+}
+
+/* ==== train/adam.c ============================================================================================== */
+
+/* train/adam.c: FusedAdam: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+
+static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
+    const te_fused_adam_desc *d = &opt->desc.adam;
+    te_adam_tensor *list = (te_adam_tensor *)opt->list;
+    te_op_adam_args args = TE_ZERO;
+    int i;
+    for (i = 0; i < step->count; i++) {
+        const te__opt_param *p = &opt->params[opt->order[i]];
+        const te__opt_state *master = te__opt_entry_master(p);
+        list[i].grad = opt->grads[i];
+        list[i].param = te__opt_entry_param(p);
+        list[i].m = p->state[TE__OPT_FIRST].x;
+        list[i].m_scale = p->state[TE__OPT_FIRST].scale;
+        list[i].v = p->state[TE__OPT_SECOND].x;
+        list[i].v_scale = p->state[TE__OPT_SECOND].scale;
+        list[i].master = master->x;
+        list[i].master_scale = master->scale;
+    }
+    args.tensors = list;
+    args.num_tensors = step->count;
+    args.num_undecayed = step->num_undecayed;
+    args.lr = opt->options.lr;
+    args.beta1 = d->beta1;
+    args.beta2 = d->beta2;
+    args.eps = d->eps;
+    args.weight_decay = d->weight_decay;
+    args.step = opt->steps + 1;
+    args.no_adam_w_mode = d->no_adam_w_mode;
+    args.no_bias_correction = d->no_bias_correction;
+    args.grad_scale = opt->clip;
+    args.lr_device = step->lr;
+    args.bias_correction = step->numbers;
+    return te_op_adam(opt->te, &args);
+}
+static void te__adam_numbers_of(const te_optimizer *opt, int64_t step, float out[2]) {
+    const te_fused_adam_desc *d = &opt->desc.adam;
+    out[0] = te__adam_unbias(d->no_bias_correction, d->beta1, step);
+    out[1] = te__adam_unbias(d->no_bias_correction, d->beta2, step);
+}
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, te__adam_numbers_of, NULL};
+
+/* The format of a state: zero is f32. */
+static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
+    if (dtype == TE_DTYPE_NONE || dtype == TE_F32 || dtype == TE_F16 || (moment && (dtype == TE_BF16 || dtype == TE_F8E4M3))) return true;
+    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %s; %s is possible", name, te_dtype_name(dtype), moment ? "f32, f16, bf16 or e4m3" : "f32 or f16");
+    return false;
+}
+static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
+    const char *create = te__adam_class.create;
+    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "beta1", d->beta1, 1.0f) ||
+        !te__opt_in_range(te, create, "beta2", d->beta2, 1.0f) || !te__opt_in_range(te, create, "eps", d->eps, FLT_MAX) ||
+        !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) || !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX) ||
+        !te__adam_format_ok(te, "master_weight_dtype", d->master_weight_dtype, false) || !te__adam_format_ok(te, "exp_avg_dtype", d->exp_avg_dtype, true) ||
+        !te__adam_format_ok(te, "exp_avg_sq_dtype", d->exp_avg_sq_dtype, true))
+        return false;
+    if (d->amsgrad) te__fail(te, TE_ERR_UNSUPPORTED, "%s: amsgrad is set; FusedAdam does not have the AMSGrad variant", create);
+    return !d->amsgrad;
+}
+
+TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
+    te_fused_adam_desc d = TE_ZERO;
+    te__opt_options options = TE_ZERO;
+    te_optimizer *opt;
+    if (!te || !m) return NULL;
+    if (desc) d = *desc;
+    if (!te__adam_desc_ok(te, &d)) return NULL;
+    if (d.lr == 0.0f) d.lr = 1e-3f;
+    if (d.beta1 == 0.0f) d.beta1 = 0.9f;
+    if (d.beta2 == 0.0f) d.beta2 = 0.999f;
+    if (d.eps == 0.0f) d.eps = 1e-8f;
+    options.lr = d.lr;
+    options.max_grad_norm = d.max_grad_norm;
+    options.no_master_weights = d.no_master_weights;
+    options.decay_matrices_only = d.decay_matrices_only;
+    options.decays = d.weight_decay > 0.0f;
+    options.use_decoupled_grad = d.use_decoupled_grad;
+    options.store_param_remainders = d.store_param_remainders;
+    options.zero_grads = d.no_set_grad_none;
+    options.dtype[TE__OPT_FIRST] = d.exp_avg_dtype ? d.exp_avg_dtype : TE_F32;
+    options.dtype[TE__OPT_SECOND] = d.exp_avg_sq_dtype ? d.exp_avg_sq_dtype : TE_F32;
+    options.dtype[TE__OPT_MASTER] = d.master_weight_dtype ? d.master_weight_dtype : TE_F32;
+    opt = te__opt_create(te, m, &te__adam_class, &options, sizeof(te_adam_tensor));
+    if (!opt) return NULL;
+    opt->desc.adam = d;
+    return te__opt_fill(opt, m, false);
+}
+
+/* ==== train/sgd.c =============================================================================================== */
+
+/* train/sgd.c: FusedSGD: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+
+/* A first momentum is the gradient as it is; dampening alone makes that differ from a step of a momentum of zeros. */
+static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
+
+static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
+    const te_fused_sgd_desc *d = &opt->desc.sgd;
+    te_sgd_tensor *list = (te_sgd_tensor *)opt->list;
+    te_op_sgd_args args = TE_ZERO;
+    int i;
+    for (i = 0; i < step->count; i++) {
+        const te__opt_param *p = &opt->params[opt->order[i]];
+        list[i].grad = opt->grads[i];
+        list[i].param = te__opt_entry_param(p);
+        list[i].momentum = p->state[TE__OPT_FIRST].x;
+        list[i].master = te__opt_entry_master(p)->x;
+        list[i].first = te__sgd_first_counts(d) && !p->started;
+    }
+    args.tensors = list;
+    args.num_tensors = step->count;
+    args.num_undecayed = step->num_undecayed;
+    args.lr = opt->options.lr;
+    args.momentum = d->momentum;
+    args.dampening = d->dampening;
+    args.weight_decay = d->weight_decay;
+    args.nesterov = d->nesterov;
+    args.wd_after_momentum = d->wd_after_momentum;
+    args.grad_scale = opt->clip;
+    args.lr_device = step->lr;
+    return te_op_sgd(opt->te, &args);
+}
+static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) {
+    if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
+    return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
+}
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture}; /* no momentum */
+
+static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
+    const char *create = te__sgd_class.create;
+    if (d->lr == 0.0f) {
+        te__fail(te, TE_ERR_INVALID, "%s: lr is 0; it has no default", create);
+        return false;
+    }
+    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "momentum", d->momentum, FLT_MAX) ||
+        !te__opt_in_range(te, create, "dampening", d->dampening, FLT_MAX) || !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
+        !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX))
+        return false;
+    if (!d->nesterov || (d->momentum > 0.0f && d->dampening == 0.0f)) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed", create, (double)d->momentum,
+             (double)d->dampening);
+    return false;
+}
+
+TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
+    te_fused_sgd_desc d = TE_ZERO;
+    te__opt_options options = TE_ZERO;
+    te_optimizer *opt;
+    if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
+    d = *desc;
+    if (!te__sgd_desc_ok(te, &d)) return NULL;
+    options.lr = d.lr;
+    options.max_grad_norm = d.max_grad_norm;
+    options.no_master_weights = d.no_master_weights;
+    options.decay_matrices_only = d.decay_matrices_only;
+    options.decays = d.weight_decay > 0.0f;
+    options.zero_grads = d.no_set_grad_none;
+    opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
+    if (!opt) return NULL;
+    opt->desc.sgd = d;
+    return te__opt_fill(opt, m, te__sgd_first_counts(&d));
+}
+
+/* ==== train/multi_tensor.c ====================================================================================== */
+
+/* train/multi_tensor.c: norms and factors of many tensors, and of all gradients of a module tree. Knows the module tree and raw operations; must not know
+ * optimizers. */
+
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf) {
+    te_op_multi_scale_args args = TE_ZERO;
+    if (!te) return TE_ERR_STATE;
+    args.in = (const te_tensor *const *)in;
+    args.out = out;
+    args.num_tensors = num_tensors;
+    args.scale = scale;
+    args.found_inf = found_inf;
+    return te_op_multi_scale(te, &args);
+}
+
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor) {
+    te_op_l2norm_args args = TE_ZERO;
+    if (per_tensor) *per_tensor = NULL;
+    if (!te) return NULL;
+    if (num_tensors < 0) {
+        te__fail(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is %d", num_tensors);
+        return NULL;
+    }
+    args.tensors = (const te_tensor *const *)tensors;
+    args.num_tensors = num_tensors;
+    args.inv_scale = inv_scale;
+    args.norm = te__empty_1d(te, TE_F32, 1);
+    if (per_tensor) args.per_tensor = te__empty_1d(te, TE_F32, num_tensors);
+    if (!args.norm || (per_tensor && !args.per_tensor) || te_op_l2norm(te, &args) != TE_OK) return NULL;
+    if (per_tensor) *per_tensor = args.per_tensor;
+    return args.norm;
+}
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor) {
+    return te_multi_tensor_unscale_l2norm(te, tensors, num_tensors, NULL, per_tensor);
+}
+
+/* The gradients of a module tree, each once. */
+typedef struct te__grad_list {
+    te_ctx *te;
+    te_tensor **grads;
+    int num, cap;
+} te__grad_list;
+static bool te__grad_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__grad_list *l = (te__grad_list *)user;
+    te_tensor *grad;
+    int i;
+    (void)m, (void)path;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    if (te__main_or_grad(x, &grad) != TE_OK) return false;
+    for (i = 0; i < l->num; i++)
+        if (l->grads[i] == grad) return true;
+    if (!grad) return true;
+    if (!te__grow(l->te, (void **)&l->grads, &l->cap, l->num, sizeof(te_tensor *))) return false;
+    l->grads[l->num++] = grad;
+    return true;
+}
+TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
+    te__grad_list l = TE_ZERO;
+    te_op_l2norm_args norm = TE_ZERO;
+    te_op_multi_scale_args scale = TE_ZERO;
+    te_result result;
+    if (!m) return NULL;
+    l.te = te_module_ctx(m);
+    if (l.te->error_code != TE_OK) return NULL;
+    if (!(max_norm > 0.0f)) {
+        te__fail(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed", (double)max_norm);
+        return NULL;
+    }
+    te__frame_begin(l.te);
+    result = te_module_visit_tensors(m, te__grad_list_add, &l) ? TE_OK : te_error_code(l.te);
+    norm.norm = te__empty_1d(l.te, TE_F32, 1);
+    norm.clip = te__empty_1d(l.te, TE_F32, 1);
+    if (!norm.norm || !norm.clip) result = te_error_code(l.te);
+    norm.tensors = (const te_tensor *const *)l.grads;
+    norm.num_tensors = l.num;
+    norm.max_norm = max_norm;
+    if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
+    scale.in = (const te_tensor *const *)l.grads;
+    scale.out = l.grads;
+    scale.num_tensors = l.num;
+    scale.scale = 1.0f;
+    scale.scale_device = norm.clip;
+    if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
+    te__free(l.te, l.grads, (size_t)l.cap * sizeof(te_tensor *));
+    return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
 }
 
 /* ==== io/json.c ================================================================================================= */
@@ -45439,7 +47677,8 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
- *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master)
+ *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
+ *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
@@ -45705,7 +47944,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
-    if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (result != TE_OK) return result;
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;
 }

@@ -35,7 +35,7 @@ typedef struct te_ctx_desc {
     bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its own */
 } te_ctx_desc;
 
-/* Makes a context. desc may be NULL. Returns NULL only if the host memory for it could not be had. A device that was named and cannot be
+/* Makes a context. desc may be NULL. Returns NULL only if host memory for it could not be allocated. A device that was named and cannot be
  * opened gives a context whose te_ok is false and whose te_error says what was tried and what to do; where no device was named, the
  * context is of the CPU. Owned by the caller: te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
@@ -125,7 +125,8 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
  * or one too many. */
 #define TE_MAX_RNG_TRACKERS 16 /* the most named random states of a context */
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
-/* From te_rng_fork_begin to te_rng_fork_end that state is the context's: te_rng_get, te_seed and all that draws use it, and it goes on from there the next time. Nests. A graph's capture and its launches stand outside of such regions, or hold whole ones. */
+/* From te_rng_fork_begin to te_rng_fork_end that state is the context's: te_rng_get, te_seed and all that draws use it, and it goes on from there the next time. Nests. A graph's
+ * capture and its launches stand outside of such regions, or hold whole ones. */
 TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
 TE_API te_result te_rng_fork_end(te_ctx *te);
 /* Reads a named state; either pointer may be NULL. */

@@ -1,4 +1,4 @@
-/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
+/* api/ops_model.h: the args of the raw operations that models are made of, and, at the end, the functions of all operations; the rules of api/ops.h hold. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -109,6 +109,18 @@ typedef struct te_norm_bwd_args {
 typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
 typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
+/* y = x * rnorm, rnorm = 1 / sqrt(sum x^2 + eps), per row of x [M, N]; rnorm f32 [M], optional. y may be x. */
+typedef struct te_op_l2normalize_fwd_args {
+    const te_tensor *x;
+    te_tensor *y, *rnorm;
+    float eps; /* 0 => 1e-6 */
+} te_op_l2normalize_fwd_args;
+/* dx = rnorm * (dy - x * rnorm^2 * sum(x * dy)), from the forward's x and rnorm; dx may be dy. */
+typedef struct te_op_l2normalize_bwd_args {
+    const te_tensor *dy, *x, *rnorm;
+    te_tensor *dx;
+} te_op_l2normalize_bwd_args;
+
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
 /* Does the activation read [M, 2N] and give [M, N]? */
@@ -117,7 +129,9 @@ TE_API bool te_activation_is_gated(te_activation activation);
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
- *         pass of its own to find it */
+ *         pass of its own to find it
+ *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next block of the first ...; the columns of a
+ *         block, which divide N; 0 => N: one half behind the other. Not with col, and in the backward not with dbias, rounded or a padded dx */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -127,12 +141,14 @@ typedef struct te_op_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
+    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
- *   accumulate  dbias is added to */
+ *   accumulate  dbias is added to
+ *   glu_interleave_size  as in the forward */
 typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
@@ -143,6 +159,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
+    int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -205,19 +222,52 @@ typedef struct te_op_qkv_rope_bwd_args {
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
-/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the mask. */
+/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the window. */
 typedef struct te_window {
     bool on;             /* false => no window */
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
 } te_window;
 
+/* Attention beyond masks of three kinds, windows and dropout: of both directions. Zero is none of it; tensors are optional.
+ *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on, but for TE_MASK_CAUSAL and
+ *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or
+ *                    under a padding mask the sequence's own lengths
+ *   kv_bshd          k and v are [b, s_kv, G, d] whatever the format of q, as a KV cache is; also their gradients
+ *   attention_mask   u8, 4 dimensions, each 1 or that of [b, H, s_q, s_kv], any strides: 1 => the key is masked; TE_MASK_ARBITRARY
+ *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys; padding masks, which need both. With TE_THD
+ *                    cu[b] is also its first row, unless cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]) say where it lies. Lengths are cut at
+ *                    what memory there is (on the CPU, wrong starts are refused); other rows of o, dq, dk and dv become 0, and those of lse -inf
+ *   max_seqlen_q, max_seqlen_kv   TE_THD: the longest sequence, for which there are blocks of a launch; 0 => as long as all rows. Longer ones are cut
+ *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1, s_kv], contiguous (s_q, s_kv: the
+ *                    longest sequences)
+ *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|: bottom_right_diagonal); NULL => with n
+ *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m = 1, 3 ..
+ *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
+ *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page page_table[b, j / page_size]. Padding
+ *                    masks, forward alone */
+typedef struct te_attn_extras {
+    te_switch bottom_right_diagonal;
+    bool kv_bshd;
+    te_tensor *attention_mask;
+    te_tensor *cu_seqlens_q, *cu_seqlens_kv;
+    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded;
+    int64_t max_seqlen_q, max_seqlen_kv;
+    te_attn_bias core_attention_bias_type; /* 0 => none */
+    te_tensor *core_attention_bias;
+    te_tensor *alibi_slopes;
+    te_softmax_type softmax_type; /* 0 => vanilla */
+    te_tensor *softmax_offset;
+    te_tensor *page_table;
+} te_attn_extras;
+
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
- *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first); any strides, the last dimension contiguous; head h uses group
- *         h / (H / G); d up to 256; v may have another head size than q and k
- *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded;
- *         delta = s_kv - s_q for bottom-right masks, else 0
- *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j */
+ *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
+ *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 256; v may have another head size than q and k
+ *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
+ *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
+ *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the
+ *         longest sequences for s_q and s_kv)
+ *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
@@ -228,10 +278,13 @@ typedef struct te_op_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
+    te_attn_extras extras; /* zero => none */
+    te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
-/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, has_window, window_left,
- * window_right, softmax_scale, dropout_p, seed, offset and rng. Deterministic. */
+/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
+ * seed, offset, rng and extras. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
+ * softmax_offset, f32 [H]. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -242,7 +295,29 @@ typedef struct te_op_attn_bwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
+    te_attn_extras extras; /* as in the forward pass */
+    te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
+
+/* ---- softmax ------------------------------------------------------------------------------------------------- */
+
+/* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].
+ *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, -10000 stands in place of scale * x. A row in which nothing else is larger
+ *           gives zeros, as in TransformerEngine
+ *   causal  row i sees its first i + 1 + s_k - s_q columns: y is 0 in the others, and in rows that see none
+ * y may be x. */
+typedef struct te_op_softmax_fwd_args {
+    const te_tensor *x, *mask;
+    te_tensor *y;
+    float scale; /* 0 => 1 */
+    bool causal;
+} te_op_softmax_fwd_args;
+/* dx = scale * (y * dy - y * (sum over the last dimension of y * dy)), from the forward's y and its scale; dx may be dy. */
+typedef struct te_op_softmax_bwd_args {
+    const te_tensor *dy, *y;
+    te_tensor *dx;
+    float scale; /* 0 => 1 */
+} te_op_softmax_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
@@ -271,21 +346,34 @@ typedef struct te_op_dropout_add_bwd_args {
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
- * count: optional f32 [1], the number of targets that are not ignored. */
+ * count: optional f32 [1], the number of targets that are not ignored.
+ *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share; 0 => V: all of it
+ *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf where it is another rank's) and, if e > 0, sum x of these columns */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
+    int64_t vocab_size, vocab_start;
+    te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing and
- * ignore_index; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
+/* loss f32 [M] and lse f32 [M] of rows whose columns ranks share, from parts f32 [R, M, 3], those of all R of them, and the forward's target, label_smoothing,
+ * ignore_index and vocab_size. */
+typedef struct te_op_cross_entropy_merge_args {
+    const te_tensor *parts, *target;
+    te_tensor *loss, *lse;
+    float label_smoothing;
+    int64_t ignore_index, vocab_size;
+} te_op_cross_entropy_merge_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing,
+ * ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
 typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
+    int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */
@@ -301,11 +389,17 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One parameter of te_op_adam: grad and param (f32, f16, bf16), the moments m and v (f32), and optionally master (f32): then the step works on it and
- * param = round(master). All have the same number of elements. */
+/* One parameter of te_op_adam. All but the scales have one number of elements.
+ *   grad, param  f32, f16 or bf16
+ *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
+ *   master       optional: the step works on it, and param = round(master). f32; or f16 with a scale; or, for a param in bf16, its remainders: u8 of twice
+ *                as many elements, the lower 16 bits of an f32 master whose upper 16 bits are param, which is one more where these are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements times the scale. A step chooses the scale
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
+    te_tensor *m_scale, *v_scale, *master_scale;
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
@@ -322,13 +416,44 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
+/* state f16 or e4m3 and scale f32 [1] from x, of as many elements, as te_op_adam stores a state; amax f32 [1]: max |x|, as by te_op_amax. */
+typedef struct te_op_store_state_args {
+    const te_tensor *x, *amax;
+    te_tensor *state, *scale;
+} te_op_store_state_args;
+
+/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
+ * param = round(master). All have one number of elements. */
+typedef struct te_sgd_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *momentum, *master;
+    bool first; /* the momentum becomes the gradient: dampening does not count */
+} te_sgd_tensor;
+/* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
+ *   d = grad * grad_scale
+ *   d += weight_decay * p                               unless wd_after_momentum
+ *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   d += weight_decay * p                               wd_after_momentum
+ *   p -= lr * d
+ * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */
+typedef struct te_op_sgd_args {
+    const te_sgd_tensor *tensors;               /* [num_tensors] */
+    int num_tensors, num_undecayed;             /* the last num_undecayed take no weight decay */
+    float lr, momentum, dampening, weight_decay; /* read as they are: no defaults */
+    bool nesterov, wd_after_momentum;
+    const te_tensor *grad_scale, *found_inf, *lr_device;
+} te_op_sgd_args;
+
 /* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors], the norm of each.
- * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+ * inv_scale: optional f32 [1]: x is multiplied by it first, and the tensors stay as they are. clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)).
+ * NaN and inf propagate; found_inf: optional f32 [1], becomes 1 if the norm is not finite, and else stays. */
 typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
+    const te_tensor *inv_scale;
+    te_tensor *found_inf;
 } te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf: optional f32 [1], becomes 1 if an

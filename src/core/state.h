@@ -105,8 +105,8 @@ typedef struct te__arena {
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
     int refs;          /* saved tensors that wait for it */
-    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
-    uint64_t version;  /* of buffer, when the bytes were the same */
+    te__buffer *buffer; /* its device memory: a reference while `inside`; otherwise watched alone, and NULL once it is freed or written */
+    uint64_t version;  /* of buffer, when it held these bytes */
     bool inside;       /* the window */
     size_t bytes;
     te__pinned *host;
@@ -121,7 +121,7 @@ typedef struct te__var {
     bool played;     /* the node that made it has been played backwards and is gone */
     bool fresh;      /* in te->tape.fresh */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
-    te_tensor *main_grad;
+    te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
 typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */

@@ -86,9 +86,11 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
         in[i] = x;
         if ((x != NULL) != (to != NULL) || (x && (!te__same_shape(x, to) || x->dtype != to->dtype || x->quantized)))
             result = te__fail(te, TE_ERR_SHAPE, "te_make_graphed_callables: tensor %d of the call is %s %s and was %s %s in the sample; a graph has one shape", i + 1,
-                              x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL", to ? te_dtype_name(to->dtype) : "not there,", to ? te__shape_text(to, b) : "NULL");
+                              x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL", to ? te_dtype_name(to->dtype) : "not there,",
+                              to ? te__shape_text(to, b) : "NULL");
         else if (x && x->requires_grad && !to->requires_grad)
-            result = te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: tensor %d of the call requires a gradient and the sample's did not; the graphs make none: let the sample's require one", i + 1);
+            result = te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: tensor %d of the call requires a gradient and the sample's did not; the graphs make none: let the "
+                              "sample's require one", i + 1);
         else if (x) {
             te->tape.no_grad++;
             result = te_tensor_copy(to, x);
@@ -304,7 +306,8 @@ TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules
     if (n < 0 || (n && (!modules || !sample_args)) || desc->num_warmup_iters < 0)
         return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: %d modules, num_warmup_iters %d; each module needs its sample, and both counts 0 or more", n, desc->num_warmup_iters);
     if (te->tape.root.num_nodes || te->num_autocast)
-        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: %s; call it before the first forward pass of a step", te->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
+        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: %s; call it before the first forward pass of a step",
+                        te->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
     for (i = 0; i < n; i++)
         if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating || !sample_args[i].input)
             return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: module %d %s", i, !modules[i] ? "is NULL" : modules[i]->te != te ? "is of another context" : modules[i]->graphed

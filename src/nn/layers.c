@@ -1,7 +1,7 @@
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
  * know attention. */
 
-/* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
+/* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -42,8 +42,8 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     return !(m && m->recipe_off);
 }
 
-/* How this call quantizes. Where the recipe in force keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
- * module. */
+/* Fills *call: how the autocast region in force quantizes, as m sees it. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
+ * them as such. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     te__autocast cast;
@@ -78,7 +78,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
         te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
         int64_t n = slots->n;
         if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
-        if (m->te->capture) { /* each launch would set them back */
+        if (m->te->capture) { /* each launch would fill them again */
             result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
             break;
         }
@@ -95,12 +95,12 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left
- * for the cast; and no backward pass may ask for the value in high precision. */
+/* Can a norm or an activation quantize its output? Delayed scaling knows the scale beforehand; under current scaling the kernel leaves the amax for the
+ * cast. A backward pass that reads the output in high precision rules it out. */
 static bool te__fuses(const te__quant_call *q) {
     return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec by which they do so for the input of a product, or NULL. Codes that are gathered are transposed where they arrive. */
+/* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are gathered are transposed where they arrive. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant)) return NULL;
@@ -108,7 +108,7 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
     return spec;
 }
 
-/* A module's product by its options, its state and what its call was given. */
+/* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
 static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode, te__weight_cache *cache, const te_forward_args *args,
                                         const te_gemm_options *o, te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
@@ -374,14 +374,14 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
 
 /* ---- Sequential ---- */
 
-/* Each child gets the call with its predecessor's output as the input; that goes when the child has run, unless the tape needs it. */
+/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
     te_result result = TE_OK;
     int i;
     memset(&call.outputs, 0, sizeof(call.outputs));
-    call.outputs.out = args->input; /* of none */
+    call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
         if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
@@ -432,7 +432,7 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
     return true;
 }
 
-/* Destroys those that have no parent. Chained first: one may be inside another, and one may be there twice. */
+/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;

@@ -31,7 +31,7 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
     ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's backward pass is GELU's too */
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
         fc2.gelu_of = z;
         fc2.gelu_bias = fc1.bias;
         m->te->tape.no_grad++;

@@ -1,9 +1,9 @@
-/* nn/options.c: options that have their field and not yet their work: one table for each group, one for each desc that embeds groups, and what refuses a field
- * that is set. Must not know what any option does. */
+/* nn/options.c: options that have a field and that no module reads yet: a table of them for each group, a list of groups for each desc, and the check that
+ * refuses one that is set. Must not know what any option does. */
 
 typedef struct te__option_group {
     const char *name; /* of the member that embeds it, with a dot; "" for fields of the desc itself */
-    const te__field *fields; /* mark: a value that says the same as 0, or 0 */
+    const te__field *fields; /* in the order of the struct; mark: a value that means the same as 0, or 0 */
     int num_fields;
 } te__option_group;
 
@@ -15,8 +15,10 @@ static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp
 #define TE__TYPE te_attention_options
 static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
+static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal)};
+static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal),
+                                            TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {
@@ -35,7 +37,7 @@ static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later),
-                              te__layer_own = TE__GROUP("", te__layer_later),
+                              te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
 #undef TE__GROUP
@@ -55,7 +57,7 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
@@ -63,7 +65,7 @@ static const te__options te__all_options[TE__DESCS] = {
 };
 #undef TE__IN
 
-/* Says which field of `s`, the desc or the args of a call, is set before its time. */
+/* False, with an error that names the field, if `s` (a desc, or the args of a call) sets one that no module reads yet. */
 static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s) {
     const te__option_place *p;
     int i;

@@ -1,7 +1,7 @@
 /* nn/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored quantized. Knows modules; must not know what
  * any class computes. */
 
-/* Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
+/* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
 
 /* The random state that a module's option names; false with the error recorded. */
 static bool te__rng_open(te_module *m, const char *name) {
@@ -24,7 +24,8 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
         if (result == TE_OK) result = te_error_code(x->te);
-        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result)); /* if it has not said more */
+        /* the first error stays: this one shows if the function recorded none */
+        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }
     args.dst = x;
     args.kind = TE_RANDOM_NORMAL;
@@ -102,7 +103,7 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* Where the parameters that follow begin. Shards have no values before it is known which ones they are. */
+/* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known which ones they are. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -127,7 +128,7 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
-        if (m->entries[i].tensor->quantized) { /* by a call that failed later */
+        if (m->entries[i].tensor->quantized) { /* by an earlier call that failed after it */
             gemm++;
             continue;
         }
@@ -194,7 +195,7 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result)); /* if it has not said more */
+        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result)); /* shows if the class recorded no error of its own */
         te__rng_back(te, random);
     }
     te__device_leave(te, entered);

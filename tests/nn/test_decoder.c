@@ -181,7 +181,7 @@ TE_TEST_DEVICES(decoder_layer_by_hand) {
             h = te_add(z, post ? ln : h);
         }
         ln = te_rmsnorm(h, param(mlp, "", "layer_norm_weight"), 1e-5f, false);
-        z = te_linear(te_activate(te_linear(ln, param(mlp, "", "fc1_weight"), param(mlp, "", "fc1_bias")), TE_GELU), param(mlp, "", "fc2_weight"), param(mlp, "", "fc2_bias"));
+        z = te_linear(te_activate(te_linear(ln, param(mlp, "", "fc1_weight"), param(mlp, "", "fc1_bias")), TE_GELU, NULL), param(mlp, "", "fc2_weight"), param(mlp, "", "fc2_bias"));
         z = side ? te_add(x, te_add(y, z)) : te_add(z, post ? ln : h);
         if (end) z = te_rmsnorm(z, param(m, "layernorm", "weight"), 1e-5f, false);
         te_no_grad_end(te);

@@ -89,3 +89,10 @@ typedef enum te_attn_mask {
     TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* and j <= i + length of keys - length of queries */
     TE_MASK_ARBITRARY = 7                    /* those that a tensor leaves */
 } te_attn_mask;
+
+/* How a router turns logits into scores. */
+typedef enum te_score_function {
+    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */
+    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */
+    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */
+} te_score_function;

@@ -1,0 +1,39 @@
+// ops/moe/moe_scan.cu: counts [buckets, chunks] become the sums of all counts before each one; the totals of the buckets are left in counts_out.
+//
+// Launch: one block of 1024 threads, which take 1024 counts at a time.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "ops/moe/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_constant__ te__moe_map_kargs a) {
+    te_follow();
+    __shared__ int totals[32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, before = 0;
+    te_i64 n = a.experts * a.chunks;
+    for (te_i64 first = 0; first < n; first += 1024) {
+        te_i64 i = first + threadIdx.x;
+        int mine = i < n ? a.counts[i] : 0, upto = mine;
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+            int left = __shfl_up_sync(0xffffffffu, upto, d);
+            if (lane >= d) upto += left;
+        }
+        if (lane == 31) totals[warp] = upto;
+        __syncthreads();
+        int warps = before, all = before;
+        for (int w = 0; w < 32; w++) {
+            if (w < warp) warps += totals[w];
+            all += totals[w];
+        }
+        if (i < n) a.counts[i] = warps + upto - mine;
+        before = all;
+        __syncthreads();
+    }
+    if (!a.counts_out) return;
+    for (te_i64 e = threadIdx.x; e < a.experts; e += 1024) {
+        int begin = a.chunks ? a.counts[e * a.chunks] : 0, end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;
+        if (a.counts_dt == TE_I64) ((te_i64 *)a.counts_out)[e] = end - begin;
+        else ((int *)a.counts_out)[e] = end - begin;
+    }
+}

@@ -187,6 +187,7 @@
 #include "nn/options.c"
 #include "nn/forward.c"
 #include "nn/layers.c"
+#include "nn/grouped.c"
 #include "nn/transformer.c"
 #include "train/adam.c"
 #include "io/json.c"

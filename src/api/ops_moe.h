@@ -122,7 +122,7 @@ typedef struct te_op_moe_aux_loss_fwd_args {
     int num_experts, topk;
     float coeff;
 } te_op_moe_aux_loss_fwd_args;
-/* dprobs [T, C], float, from dloss [1], float. The rest is the forward's. */
+/* dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device, total_num_tokens, num_experts, topk and coeff are the forward's. */
 typedef struct te_op_moe_aux_loss_bwd_args {
     const te_tensor *dloss, *tokens_per_expert, *total_device;
     te_tensor *dprobs;

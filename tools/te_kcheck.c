@@ -16,8 +16,8 @@
 enum { NUM_ARCHS = 7, TIMED_ARCH = 90 };
 static const int archs[NUM_ARCHS] = {80, 86, 89, 90, 100, 103, 120};
 
-/* Processor seconds of one row at sm_90a. A second is what we want of an idle core; one that shares its caches and its execution units with
- * others, in a machine that is busy with its tests, may take twice as long for the same. */
+/* Processor seconds of one row at sm_90a: the goal on an idle core, and the limit. A core that shares its caches and execution units with others
+ * may take twice as long for the same row. */
 static const double seconds_wanted = 1.0, seconds_allowed = 2.0;
 
 typedef struct result {
@@ -29,7 +29,7 @@ typedef struct result {
 
 typedef struct row {
     char family[64], kernel[96], options[TE__OPTIONS_TEXT];
-    bool ahead; /* the general form of a kernel that has rows: nobody waits for NVRTC to compile it */
+    bool ahead; /* the general form of a kernel that has rows: users wait for NVRTC to compile rows alone */
     te__kernel_marks marks;
     te__unit unit;
     result results[NUM_ARCHS];
@@ -93,7 +93,7 @@ static bool chosen(int argc, char **argv, const char *family, const char *kernel
     return argc == 1;
 }
 
-/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for what is no kernel. */
+/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for a path of another kind. */
 static bool kernel_path(const char *path, char family[64], char kernel[96]) {
     const char *slash = te__starts_with(path, "ops/") ? strchr(path + 4, '/') : NULL;
     if (!slash || !te__ends_with(path, ".cu")) return false;

@@ -1,4 +1,4 @@
-/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
+/* api/ops_model.h: the args of the raw operations that models are made of, and, at the end, the functions of all operations; the rules of api/ops.h hold. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
@@ -230,8 +230,8 @@ typedef struct te_op_attn_fwd_args {
     const te_tensor *rng;
 } te_op_attn_fwd_args;
 
-/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, has_window, window_left,
- * window_right, softmax_scale, dropout_p, seed, offset and rng. Deterministic. */
+/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
+ * seed, offset and rng. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;

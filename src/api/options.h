@@ -71,7 +71,7 @@ typedef struct te_activation_params {
 
 /* How a product is divided among ranks. */
 typedef enum te_parallel_mode {
-    TE_PARALLEL_NONE = 0,   /* not */
+    TE_PARALLEL_NONE = 0,   /* it is not divided */
     TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
     TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are added up */
 } te_parallel_mode;
@@ -143,7 +143,7 @@ typedef struct te_attention_options {
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
-/* What is added to the scores. */
+/* The bias that is added to the scores. */
 typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */
     TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
@@ -154,7 +154,7 @@ typedef enum te_attn_bias {
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
 typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
 
-/* What a call gives to attention: of every module that has it. Zero means "not given". Tensors are borrowed for the call. */
+/* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */

@@ -105,8 +105,8 @@ typedef struct te__arena {
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
     int refs;          /* saved tensors that wait for it */
-    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
-    uint64_t version;  /* of buffer, when the bytes were the same */
+    te__buffer *buffer; /* its device memory: a reference while `inside`; otherwise watched alone, and NULL once it is freed or written */
+    uint64_t version;  /* of buffer, when it held these bytes */
     bool inside;       /* the window */
     size_t bytes;
     te__pinned *host;

@@ -51,15 +51,6 @@
 #include "device/mma.cuh"
 #include "ops/gemm/groups.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define A_T 0
-#define B_T 1
-#define TILE 1
-#define ALIGNED 1
-#define PROMOTE 0
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
@@ -305,17 +296,11 @@ struct te_block_scales {
 
 // ---- the kernel ------------------------------------------------------------------------------------------------------
 
-#if GROUPED
-extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_grouped_kargs all) {
+extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs all) {
     te_follow();
-    te__gemm_kargs a;
-    te_u32 tile;
-    if (!te_group_open(all, BM, BN, blockIdx.x, a, tile)) return;
-#else
-extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
-    te_follow();
+    te__gemm_kargs a = all;
     te_u32 tile = blockIdx.x;
-#endif
+    if (GROUPED && !te_group_open(all, BM, BN, tile, a)) return;
     extern __shared__ __align__(128) char shared[];
     te_u32 tm, tn;
     te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
@@ -391,8 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
 
     char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;
     float scale = te_gemm_scale(a);
-    te__gemm_kargs e = a;
-    if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;
+    if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
     for (int part = 0; part < MI; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
@@ -401,6 +385,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
 #pragma unroll
                 for (int j = 0; j < NI; j++) te_gemm_stage_put(stage_of_warp, 8 * j, acc[i][j]);
             }
-        te_gemm_stage_finish<WN>(e, scale, stage_of_warp, row + 16 * part, col);
+        te_gemm_stage_finish<WN>(a, scale, stage_of_warp, row + 16 * part, col);
     }
 }

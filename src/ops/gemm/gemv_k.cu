@@ -43,14 +43,6 @@
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/shift.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define SHORT_A 1
-#define ALIGNED 1
-#define EIGHTS 1
-#define WARPS 16
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
@@ -109,19 +101,8 @@ struct te_gemv_line {
     }
     // The same where the line may end, or the operand: zeros beyond.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
-        const te_u8 *p = from + at * BITS / 8;
-        int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
-        te_u32 w[4] = {0, 0, 0, 0};
-        if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);
-#pragma unroll
-        for (int i = 0; i < (BITS == 16 ? 8 : 16); i++) {
-            te_u32 v = 0;
-            if (BITS == 16 && i < left) v = ((const te_u16 *)p)[i];
-            if (BITS < 16 && i * 8 / BITS < left) v = p[i];
-            if (BITS == 4 && 2 * i + 1 == left) v &= 15;
-            w[i * (BITS == 16 ? 2 : 1) / 4] |= v << i * (BITS == 16 ? 16 : 8) % 32;
-        }
-        return make_uint4(w[0], w[1], w[2], w[3]);
+        if (at >= k) return make_uint4(0, 0, 0, 0);
+        return te_load_part(from + at * BITS / 8, (int)min(k - at, (te_i64)PIECE) * BITS, end, ALIGNED);
     }
     // The scales of those, as the decoding requires them: one of MXFP8, two of NVFP4; beyond the last something finite.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {

@@ -30,14 +30,6 @@
 #include "device/mma.cuh"
 #include "ops/gemm/epilogue.cuh"
 
-#ifndef DT // the rows above name every option; these stand in for them in an editor
-#define DT 3
-#define SHORT_A 1
-#define PIECE 4
-#define ALIGNED 1
-#define WARPS 16
-#endif
-
 #define LINES (8 * PIECE) // that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
 #define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start

@@ -9,7 +9,7 @@
 template <typename T> TE_DEV void te_move_row(const void *x, te_i64 from, void *y, te_i64 to, te_i64 h, bool zero) {
     const T *in = (const T *)x + from * h;
     T *out = (T *)y + to * h;
-#pragma unroll 4
+    TE_LOOP4
     for (te_i64 i = threadIdx.x & 31; i < h; i += 32) out[i] = zero ? T() : in[i];
 }
 
@@ -29,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_con
     case 2: te_move_row<te_u16>(a.x, token, a.y, row, a.h, zero); break;
     case 1: te_move_row<te_u8>(a.x, token, a.y, row, a.h, zero); break;
     default:
+        TE_LOOP
         for (te_i64 i = lane; i < a.h; i += 32) te_store(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_load(a.x, token * a.h + i, a.x_dt) * p);
     }
 }

@@ -3,8 +3,7 @@
 // Launch: block 256; grid: rows * cols / 1024 up.
 //
 // te:baseline
-#include "device/base.cuh"
-#include "ops/moe/kargs.h"
+#include "ops/moe/loop.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_moe_loss_bwd(const __grid_constant__ te__moe_loss_kargs a) {
     te_follow();

@@ -18,11 +18,13 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     const te_u8 *map = a.all_scores ? nullptr : a.map + t * n;
     bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores, normalised = !softmax && (a.all_scores || a.topk > 1);
 
+    TE_LOOP
     for (int e = lane; e < n; e += 32) {
         float x = te_load(a.logits, t * n + e, a.logits_dt);
         score[e] = softmax ? x : te_expert_score(a.score, x);
     }
     if (softmax) te_expert_softmax(score, over_all ? nullptr : map, n, score);
+    TE_LOOP
     for (int e = lane; e < n; e += 32) {
         if (map && !map[e]) continue;
         sum += score[e];
@@ -30,6 +32,7 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     }
     sum = te_warp_sum(sum) + 1e-20f;
     dot = te_warp_sum(dot);
+    TE_LOOP
     for (int e = lane; e < n; e += 32) {
         bool chosen = !map || map[e];
         float g = chosen ? te_load(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling : 0.0f;

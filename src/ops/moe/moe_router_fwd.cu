@@ -15,9 +15,10 @@ TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {
     return key > other_key || (!(other_key > key) && index < other);
 }
 // The best expert of key[0 .. n-1] that is not marked.
-TE_DEV int te_expert_best(const float *key, const te_u8 *taken, int n) {
+TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {
     int lane = threadIdx.x & 31, best = -1;
     float top = 0.0f;
+    TE_LOOP
     for (int e = lane; e < n; e += 32)
         if (!taken[e] && te_expert_before(key[e], e, top, best)) top = key[e], best = e;
 #pragma unroll
@@ -29,11 +30,13 @@ TE_DEV int te_expert_best(const float *key, const te_u8 *taken, int n) {
     return best;
 }
 // Marks the `count` best; returns the sum of their keys. indices: where they are left, from `at` on, or NULL.
-TE_DEV float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {
+TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {
     int lane = threadIdx.x & 31;
     float sum = 0.0f;
+    TE_LOOP
     for (int e = lane; e < n; e += 32) taken[e] = 0;
     __syncwarp();
+    TE_LOOP
     for (int i = 0; i < count; i++) {
         int best = te_expert_best(key, taken, n);
         sum += key[best];
@@ -58,6 +61,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     float sum = 0.0f;
     if (t >= a.tokens) return;
 
+    TE_LOOP
     for (int e = lane; e < n; e += 32) {
         float x = te_load(a.logits, t * n + e, a.logits_dt);
         score[e] = softmax ? x : te_expert_score(a.score, x);
@@ -66,8 +70,10 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     if (softmax && over_all) te_expert_softmax(score, nullptr, n, score);
     if (!softmax && a.all_scores) {
         sum = te_warp_sum(sum) + 1e-20f;
+        TE_LOOP
         for (int e = lane; e < n; e += 32) score[e] = score[e] / sum;
     }
+    TE_LOOP
     for (int e = lane; e < n; e += 32) {
         float k = score[e] + (a.bias ? te_load(a.bias, e, a.bias_dt) : 0.0f);
         key[e] = k == k ? k : -TE_INF;
@@ -75,12 +81,14 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     __syncwarp();
     if (a.group_topk) {
         int size = n / a.groups, best = a.topk / a.group_topk < size ? a.topk / a.group_topk : size;
+        TE_LOOP
         for (int g = 0; g < a.groups; g++) {
             float w = te_expert_choose(key + g * size, taken, size, best, nullptr, 0, 0);
             if (lane == 0) worth[g] = w;
         }
         __syncwarp();
         te_expert_choose(worth, open, a.groups, a.group_topk, nullptr, 0, 0);
+        TE_LOOP
         for (int e = lane; e < n; e += 32)
             if (!open[e / size]) key[e] = -TE_INF;
         __syncwarp();
@@ -88,8 +96,10 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);
     if (softmax && !over_all) te_expert_softmax(score, taken, n, score);
     sum = 0.0f;
+    TE_LOOP
     for (int e = lane; e < n; e += 32) sum += taken[e] ? score[e] : 0.0f;
     sum = te_warp_sum(sum) + 1e-20f;
+    TE_LOOP
     for (int e = lane; e < n; e += 32) {
         float v = score[e];
         if (!a.all_scores) {
@@ -99,8 +109,10 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
         te_store(a.probs, t * n + e, a.probs_dt, v);
         if (a.map) a.map[t * n + e] = taken[e];
     }
+    TE_LOOP
     for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {
         int bits = 0;
+        TE_LOOP
         for (int e = byte * 8; e < byte * 8 + 8 && e < n; e++) bits |= taken[e] << e % 8;
         a.bits[t * ((n + 7) / 8) + byte] = (te_u8)bits;
     }

@@ -3,14 +3,14 @@
 // Launch: one block of 1024 threads, which take 1024 counts at a time.
 //
 // te:baseline
-#include "device/base.cuh"
-#include "ops/moe/kargs.h"
+#include "ops/moe/loop.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_constant__ te__moe_map_kargs a) {
     te_follow();
     __shared__ int totals[32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, before = 0;
     te_i64 n = a.experts * a.chunks;
+    TE_LOOP
     for (te_i64 first = 0; first < n; first += 1024) {
         te_i64 i = first + threadIdx.x;
         int mine = i < n ? a.counts[i] : 0, upto = mine;
@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_cons
         if (lane == 31) totals[warp] = upto;
         __syncthreads();
         int warps = before, all = before;
+        TE_LOOP
         for (int w = 0; w < 32; w++) {
             if (w < warp) warps += totals[w];
             all += totals[w];
@@ -31,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_cons
         __syncthreads();
     }
     if (!a.counts_out) return;
+    TE_LOOP
     for (te_i64 e = threadIdx.x; e < a.experts; e += 1024) {
         int begin = a.chunks ? a.counts[e * a.chunks] : 0, end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;
         if (a.counts_dt == TE_I64) ((te_i64 *)a.counts_out)[e] = end - begin;

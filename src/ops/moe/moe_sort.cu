@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_sort(const __grid_const
     te_follow();
     __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];
     int n = te_moe_sort_bits(a, bits), to = a.counts[threadIdx.x * a.chunks + blockIdx.x];
+    TE_LOOP
     for (int i = 0; i < n; i++) {
         if (bits[i] != threadIdx.x) continue;
         te_i64 at = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK + i, place = a.from ? a.from[a.items + at] : at;

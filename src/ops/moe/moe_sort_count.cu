@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_sort_count(const __grid
     te_follow();
     __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];
     int n = te_moe_sort_bits(a, bits), count = 0;
+    TE_LOOP
     for (int i = 0; i < n; i++) count += bits[i] == threadIdx.x;
     a.counts[threadIdx.x * a.chunks + blockIdx.x] = count;
 }

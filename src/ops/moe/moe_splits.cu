@@ -3,8 +3,7 @@
 // Launch: one block of 32 threads, which take the groups 32 at a time.
 //
 // te:baseline
-#include "device/base.cuh"
-#include "ops/moe/kargs.h"
+#include "ops/moe/loop.cuh"
 
 TE_DEV void te_store_index(void *p, te_i64 i, int dt, te_i64 v) {
     if (dt == TE_I64) ((te_i64 *)p)[i] = v;
@@ -15,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(32) te_moe_splits(const __grid_cons
     te_follow();
     int lane = threadIdx.x;
     te_i64 before = 0;
+    TE_LOOP
     for (te_i64 first = 0; first < a.n; first += 32) {
         te_i64 i = first + lane, size = 0, padded = 0;
         if (i < a.n) {

@@ -16,9 +16,11 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_
     te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;
     int lane = threadIdx.x & 31;
     if (t >= a.tokens) return;
-    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = a.vector ? a.h / 8 * 8 : 0;
+    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;
+    TE_LOOP
     for (te_i64 col = lane * 8; col < whole; col += 256) {
         float sum[8] = {};
+        TE_LOOP
         for (te_i64 i = 0; i < count; i++) {
             te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
             if (row < 0) continue;
@@ -29,8 +31,10 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_
         }
         te_store8(a.y, t * a.h + col, Y_DT, sum);
     }
+    TE_LOOP
     for (te_i64 col = whole + lane; col < a.h; col += 32) {
         float sum = 0.0f;
+        TE_LOOP
         for (te_i64 i = 0; i < count; i++) {
             te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
             if (row < 0) continue;
@@ -40,8 +44,10 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_
         te_store(a.y, t * a.h + col, Y_DT, sum);
     }
     if (!a.probs) return;
+    TE_LOOP
     for (te_i64 e = lane; e < a.copies; e += 32) te_store(a.probs, t * a.copies + e, a.probs_dt, 0.0f);
     __syncwarp();
+    TE_LOOP
     for (te_i64 i = lane; i < count; i += 32) {
         te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
         if (row >= 0) te_store(a.probs, t * a.copies + place, a.probs_dt, te_load(a.permuted_probs, row, a.permuted_dt));

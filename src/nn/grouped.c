@@ -32,9 +32,9 @@ static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
     return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
 }
 /* The rows behind the last group are 0. */
-static te_result te__zero_rows_from(te_tensor *x, int64_t first) {
-    te_tensor *rest = first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
-    return rest ? te_tensor_fill(rest, 0.0) : te_error_code(x->te);
+static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
+    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
 }
 
 /* ---- groups one by one ---- */
@@ -65,7 +65,7 @@ static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *con
     int i;
     if (result == TE_OK && needs[0]) {
         dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
-        result = dx[0] ? te__zero_rows_from(te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
     }
     for (i = 0; i < s->n && result == TE_OK; i++) {
         int64_t rows = te__each_sizes(s)[i];
@@ -132,7 +132,7 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
     }
     if (result == TE_OK) {
         state->used = at;
-        result = te__zero_rows_from(c->y, at);
+        result = te__zero_rows_from(te, c->y, at);
     }
     if (result == TE_OK) { /* from here on the node, or its record, releases the state */
         if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in, 1 + n + (c->biases ? n : 0), saved, 3 * n)) result = te_error_code(te);

@@ -173,14 +173,14 @@ static te_module *grouped(te_ctx *te, te_grouped_linear_desc d) {
     te_rng_set(te, 5, 0);
     te_module *m = te_grouped_linear_create(te, &d);
     for (int i = 0; m && i < GROUPS && !d.gemm.no_bias; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "bias%d", i);
         te_tensor_copy(te_module_parameter(m, name), test_tensor(te, te_tensor_dtype(te_module_parameter(m, name)), SHAPE(OUT), test_normal(OUT, 40 + (uint64_t)i)));
     }
     return m;
 }
 static te_tensor *parameter(te_module *m, const char *kind, int i) {
-    char name[16];
+    char name[32];
     snprintf(name, sizeof name, "%s%d", kind, i);
     return te_module_parameter(m, name);
 }
@@ -339,7 +339,7 @@ TE_TEST_DEVICES(grouped_linear_options) {
         }
         if (option == 2) /* weights that do not lie in one stack */
             for (int g = 0; g < GROUPS; g++) {
-                char name[16];
+                char name[32];
                 snprintf(name, sizeof name, "weight%d", g);
                 te_module_add_parameter(m, name, test_tensor(te, TE_BF16, SHAPE(OUT, IN), test_read(parameter(plain, "weight", g))));
             }

@@ -29,7 +29,8 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
     int i;
     k.tokens = te__rows(a->routing_map);
     k.experts = te__cols(a->routing_map);
-    k.chunks = te__div_up(k.tokens, TE__MOE_CHUNK);
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map does not depend on it */
+    k.chunks = te__div_up(k.tokens, k.chunk);
     k.routing = te__data(a->routing_map);
     k.map = (int *)te__data(a->row_id_map);
     k.counts_out = te__data(a->tokens_per_expert);
@@ -45,7 +46,7 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
         te__launch_size(l, i == 1 ? 1 : k.chunks, 1, 1, i == 1 ? 1024 : 256, 0);
         *TE__KARGS(p, l, te__moe_map_kargs) = k;
     }
-    te__plan_why(p, "tokens of each expert are counted by chunks of 128, then numbered");
+    te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
     return TE_OK;
 }
 

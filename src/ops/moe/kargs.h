@@ -1,8 +1,8 @@
 /* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* Tokens that a block of moe_count and moe_rows takes, and items that one of moe_sort takes. */
-#define TE__MOE_CHUNK 128
+/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */
 #define TE__MOE_SORT_CHUNK 1024
+#define TE__MOE_SCAN 8
 #define TE__MOE_SORT_BUCKETS 256
 
 typedef struct te__moe_splits_kargs {
@@ -20,7 +20,7 @@ typedef struct te__moe_map_kargs {
     void *counts_out;    /* [experts], or NULL */
     int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */
     int *rows;           /* [tokens, experts] */
-    long long tokens, experts, chunks;
+    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */
     int routing_dt, counts_dt;
 } te__moe_map_kargs;
 

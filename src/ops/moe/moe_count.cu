@@ -1,13 +1,13 @@
 // ops/moe/moe_count.cu: counts[e][c]: tokens of chunk c that are routed to expert e. The first of three kernels that make a mask map.
 //
-// Launch: block 256, a thread an expert; grid: chunks of TE__MOE_CHUNK tokens.
+// Launch: block 256, a thread an expert; grid: chunks of tokens.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_moe_count(const __grid_constant__ te__moe_map_kargs a) {
     te_follow();
-    te_i64 begin = (te_i64)blockIdx.x * TE__MOE_CHUNK, end = begin + TE__MOE_CHUNK < a.tokens ? begin + TE__MOE_CHUNK : a.tokens;
+    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;
     TE_LOOP
     for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {
         int n = 0;

@@ -3,14 +3,14 @@
 //   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to
 //   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its number is known
 //
-// Launch: block 256; grid: chunks of TE__MOE_CHUNK tokens.
+// Launch: block 256; grid: chunks of tokens.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_moe_rows(const __grid_constant__ te__moe_map_kargs a) {
     te_follow();
-    te_i64 begin = (te_i64)blockIdx.x * TE__MOE_CHUNK, end = begin + TE__MOE_CHUNK < a.tokens ? begin + TE__MOE_CHUNK : a.tokens;
+    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;
     TE_LOOP
     for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {
         int row = a.counts[e * a.chunks + blockIdx.x];

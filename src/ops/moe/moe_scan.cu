@@ -1,6 +1,6 @@
 // ops/moe/moe_scan.cu: counts [buckets, chunks] become the sums of all counts before each one; the totals of the buckets are left in counts_out.
 //
-// Launch: one block of 1024 threads, which take 1024 counts at a time.
+// Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.
 //
 // te:baseline
 #include "ops/moe/loop.cuh"
@@ -11,9 +11,15 @@ extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_cons
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, before = 0;
     te_i64 n = a.experts * a.chunks;
     TE_LOOP
-    for (te_i64 first = 0; first < n; first += 1024) {
-        te_i64 i = first + threadIdx.x;
-        int mine = i < n ? a.counts[i] : 0, upto = mine;
+    for (te_i64 first = 0; first < n; first += 1024 * TE__MOE_SCAN) {
+        te_i64 i = first + threadIdx.x * TE__MOE_SCAN;
+        int mine[TE__MOE_SCAN], sum = 0;
+#pragma unroll
+        for (int k = 0; k < TE__MOE_SCAN; k++) {
+            mine[k] = i + k < n ? a.counts[i + k] : 0;
+            sum += mine[k];
+        }
+        int upto = sum;
 #pragma unroll
         for (int d = 1; d < 32; d <<= 1) {
             int left = __shfl_up_sync(0xffffffffu, upto, d);
@@ -21,14 +27,17 @@ extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_cons
         }
         if (lane == 31) totals[warp] = upto;
         __syncthreads();
-        int warps = before, all = before;
+        int at = before + upto - sum;
         TE_LOOP
         for (int w = 0; w < 32; w++) {
-            if (w < warp) warps += totals[w];
-            all += totals[w];
+            if (w < warp) at += totals[w];
+            before += totals[w];
         }
-        if (i < n) a.counts[i] = warps + upto - mine;
-        before = all;
+#pragma unroll
+        for (int k = 0; k < TE__MOE_SCAN; k++) {
+            if (i + k < n) a.counts[i + k] = at;
+            at += mine[k];
+        }
         __syncthreads();
     }
     if (!a.counts_out) return;

@@ -72,16 +72,25 @@ static row *add_row(const te__kernels *kernels, const char *family, const char *
     return r;
 }
 
-/* "X_DT=3 Y_DT=3  and words" => "X_DT=3,Y_DT=3". */
-static void row_options(const char *text, char out[TE__OPTIONS_TEXT]) {
+/* The number-th row of a mark: "X_DT=2|3 Y_DT=1" has "X_DT=2,Y_DT=1" and "X_DT=3,Y_DT=1". Each option takes its value by the number's next digit, whose base is
+ * the count of its values. False beyond the last row. */
+static bool row_options(const char *text, int number, char out[TE__OPTIONS_TEXT]) {
     size_t used = 0;
     out[0] = 0;
     while (*text) {
-        size_t n = strcspn(text, " ");
-        if (memchr(text, '=', n) && used + n + 2 < TE__OPTIONS_TEXT)
-            used += (size_t)snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%.*s", used ? "," : "", (int)n, text);
+        size_t n = strcspn(text, " "), name = strcspn(text, "=") + 1;
+        if (name <= n) {
+            int count = 1;
+            const char *value = text + name;
+            for (size_t i = name; i < n; i++) count += text[i] == '|';
+            for (int pick = number % count; pick > 0; pick--) value = strchr(value, '|') + 1;
+            number /= count;
+            if (used + n + 2 < TE__OPTIONS_TEXT)
+                used += (size_t)snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%.*s%.*s", used ? "," : "", (int)name, text, (int)strcspn(value, "| "), value);
+        }
         text += n + strspn(text + n, " ");
     }
+    return number == 0;
 }
 
 /* True if no word was given or one is in "family/kernel options". */
@@ -229,10 +238,9 @@ int main(int argc, char **argv) {
         te__kernel_marks marks = te__kernel_marks_of(text);
         if (marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks)->ahead = te__kernel_mark(text, "row", 0, value, sizeof value);
         int n = 0;
-        for (; te__kernel_mark(text, "row", n, value, sizeof value); n++) {
-            row_options(value, options);
-            if (chosen(argc, argv, family, kernel, options)) add_row(kernels, family, kernel, options, &marks);
-        }
+        for (; te__kernel_mark(text, "row", n, value, sizeof value); n++)
+            for (int number = 0; row_options(value, number, options); number++)
+                if (chosen(argc, argv, family, kernel, options)) add_row(kernels, family, kernel, options, &marks);
         if (n == 0 && !marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks);
     }
     run_all();

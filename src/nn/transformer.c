@@ -57,6 +57,9 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
 
+/* Masks that te_attention has and modules do not yet: their calls have no lengths. */
+static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
+
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
     te_module *m;
     te_attention_options o;

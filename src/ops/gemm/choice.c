@@ -48,6 +48,18 @@ typedef struct te__gemm_problem {
 static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
 static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
+/* Aligned rows of which some start in the middle of a sector of the L2 cache. */
+static bool te__gemm_side_is_off(const te__gemm_side *x) {
+    return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
+}
+
+/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
+ * other block of its cluster loads. Fitted with the rest. */
+static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
+    int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
+    double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
+    return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
+}
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
  * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
@@ -55,15 +67,15 @@ static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_sid
  * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
  * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
-                            double work) {
+                            bool tma, double work) {
     const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
     int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
     int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
     int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
-    double tail = (1.6 + work) * size;
+    double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * size / t->speed + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
     if (together) { /* these blocks are not persistent */
@@ -95,17 +107,27 @@ static bool te__gemm_skips(double cost) {
 #define TE__GEMM_REMEMBERS true
 #endif
 
-/* The work of the epilogue: see te__gemm_cost. */
-static double te__gemm_work(const te__gemm_problem *q) { return q->args->epilogue != TE_EPILOGUE_NONE || q->args->bias_gradient ? 6.0 : 0.0; }
+/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
+ * lies beside it. */
+static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
+    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
+}
 
-/* bk: elements of k in a slab. hopper: for gemm_hopper, which may add up splits within a cluster. */
+/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
+static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
+    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
+}
+
+/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
     const int64_t most_workspace = (int64_t)256 << 20;
     int64_t slabs = te__div_up(a->k, bk);
-    double work = te__gemm_work(q);
+    double work = te__gemm_work(p, q);
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
     int i, s, together;
@@ -113,7 +135,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++)
             for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
                 int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, work);
+                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
                 if (s > 0 && slabs < SHORTEST * splits[s]) continue;
                 if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
                              : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
@@ -172,11 +194,12 @@ typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : 
 /* The same problem has the same choice: a search costs a quarter of a launch. */
 static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
-    int64_t key[TE__MEMO_KEY / 8] = {a->m, a->n, a->k, (int64_t)(uintptr_t)kinds, (int64_t)q->a.dtype, q->block, (int64_t)te__gemm_work(q)};
+    int64_t key[TE__MEMO_KEY / 8] = {a->m, a->n, a->k, (int64_t)(uintptr_t)kinds, (int64_t)q->a.dtype, q->block, (int64_t)(2.0 * te__gemm_work(p, q)) << 3 | (hopper ? 1 : 0)};
     te__gemm_choice c;
     bool known = false;
     void *memo;
     if (q->groups) return te__grouped_choose(p, kinds, count, q, bk, hopper);
+    key[6] |= (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
     memo = TE__GEMM_REMEMBERS ? te__cuda_memo(p, key, &known) : NULL;
     if (!known) c = te__gemm_search(p, kinds, count, q, bk, hopper);
     if (known) memcpy(&c, memo, sizeof(c));

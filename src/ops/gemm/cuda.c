@@ -69,7 +69,6 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     k->accumulate = a->accumulate;
     k->splits = 1;
     k->vector = k->ldd % 8 == 0 && te__is_aligned(a->d, 16) && k->ldaux % 8 == 0 && te__is_aligned(a->aux, 16);
-    k->alike = !a->aux || ((k->ldd - k->ldaux) % 8 == 0 && ((uintptr_t)k->d - (uintptr_t)k->aux) % 16 == 0);
     te__gemm_fill_scales(k, q);
     if (q->groups) te__gemm_fill_groups(k, q);
 }
@@ -92,7 +91,6 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->epilogue = TE_EPILOGUE_NONE;
     k->accumulate = 0;
     k->vector = k->n % 8 == 0; /* gemm_mma: pieces of eight */
-    k->alike = 1;
     return k->d != NULL;
 }
 
@@ -297,17 +295,13 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
- * lies beside it. */
-static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
-    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
-}
-
-/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read. The workspace of splits has nothing beside its rows. */
+/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
+ * scale and bias. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
+    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
     if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
     return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
            (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
@@ -494,9 +488,12 @@ static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. */
-static bool te__gemm_is_small_fp8(const te__gemm_problem *q) {
-    return te__is_fp8(q->a.dtype) && (double)q->args->m * (double)q->args->n * (double)q->args->k <= 8e6;
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. With 16
+ * bits that holds for few tiles and a short k alone, since its loads cost more than gemm_align beyond: tests/bench/notes.md. */
+static bool te__gemm_is_small(const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    if (te__is_fp8(q->a.dtype)) return (double)a->m * (double)a->n * (double)a->k <= 8e6;
+    return a->k <= 96 && te__gemm_num_tiles(q, 64, 64) <= 8;
 }
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
@@ -534,7 +531,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_small(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 

@@ -12,24 +12,34 @@
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time -------------------------------------------------------------
-// With a literal format the functions of base.cuh fold to one case; these choose among the three that can come. N neighbours: 1 or 8.
+// With a literal format the functions of base.cuh fold to one case; these choose among the three that can come.
 
-template <typename F> TE_DEV void te_gemm_by_format(int dt, F of) {
-    if (dt == TE_F32) of(TE_F32);
-    else if (dt == TE_BF16) of(TE_BF16);
-    else of(TE_F16);
+TE_DEV float te_gemm_load(const void *p, te_i64 i, int dt) {
+    return dt == TE_F32 ? te_load(p, i, TE_F32) : dt == TE_BF16 ? te_load(p, i, TE_BF16) : te_load(p, i, TE_F16);
 }
-template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
-    te_gemm_by_format(dt, [&](int format) {
-        if (N == 8) te_load8(p, i, format, v);
-        else v[0] = te_load(p, i, format);
-    });
+TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, float v) {
+    if (dt == TE_F32)
+        te_store(p, i, TE_F32, v);
+    else if (dt == TE_BF16)
+        te_store(p, i, TE_BF16, v);
+    else
+        te_store(p, i, TE_F16, v);
 }
-template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const float v[N]) {
-    te_gemm_by_format(dt, [&](int format) {
-        if (N == 8) te_store8(p, i, format, v);
-        else te_store(p, i, format, v[0]);
-    });
+TE_DEV void te_gemm_load8(const void *p, te_i64 i, int dt, float v[8]) {
+    if (dt == TE_F32)
+        te_load8(p, i, TE_F32, v);
+    else if (dt == TE_BF16)
+        te_load8(p, i, TE_BF16, v);
+    else
+        te_load8(p, i, TE_F16, v);
+}
+TE_DEV void te_gemm_store8(void *p, te_i64 i, int dt, const float v[8]) {
+    if (dt == TE_F32)
+        te_store8(p, i, TE_F32, v);
+    else if (dt == TE_BF16)
+        te_store8(p, i, TE_BF16, v);
+    else
+        te_store8(p, i, TE_F16, v);
 }
 
 // ---- one value -------------------------------------------------------------------------------------------------------
@@ -95,55 +105,66 @@ TE_DEV float te_gemm_block_product(float a, float b) {
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
 }
 
-// ---- the epilogue of neighbours of a row -------------------------------------------------------------------------------
-
-// v[N] holds the accumulators of row `row` from column `col` on; 8 of them lie at multiples of 16 bytes in D and aux.
-template <int N> TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], te_i64 row, te_i64 col, float v[N]) {
-    float old[N];
-    float of_row = a.rows_a ? a.scale_a[row] * a.factor_a : 1.0f;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (a.rows_a) v[i] *= of_row;
-        if (a.columns_b) v[i] *= a.scale_b[col + i] * a.factor_b;
-        v[i] = fmaf(v[i], scale, bias[i]);
-    }
+// aux, old: the elements of aux (with DGELU) and of D (with accumulate).
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc, float aux, float old) {
+    if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;
+    if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;
+    float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);
     if (a.epilogue == TE_EPILOGUE_GELU) {
-        if (a.aux) te_gemm_store<N>(a.aux, row * a.ldaux + col, a.d_dt, v);
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] = te_gemm_gelu(v[i]);
+        if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);
+        v = te_gemm_gelu(v);
     } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        te_gemm_load<N>(a.aux, row * a.ldaux + col, a.d_dt, old);
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] *= te_gemm_dgelu(old[i]);
+        v *= te_gemm_dgelu(aux);
     }
-    if (a.accumulate) {
-        te_gemm_load<N>(a.d, row * a.ldd + col, a.d_dt, old);
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] += old[i];
-    }
-    te_gemm_store<N>(a.d, row * a.ldd + col, a.d_dt, v);
+    if (a.accumulate) v += old;
+    te_gemm_store(a.d, row * a.ldd + col, a.d_dt, v);
 }
-// One element.
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
-    float bias = 0.0f;
-    if (a.bias) te_gemm_load<1>(a.bias, col, a.bias_dt, &bias);
-    te_gemm_finish<1>(a, scale, &bias, row, col, &acc);
+    float aux = a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt) : 0.0f;
+    te_gemm_finish(a, scale, row, col, acc, aux, a.accumulate ? te_gemm_load(a.d, row * a.ldd + col, a.d_dt) : 0.0f);
 }
 
-// bias[8] for the columns from `col` on; zeros without one and where there are none.
+// ---- eight neighbours of a row ---------------------------------------------------------------------------------------
+
+// bias[8] for the columns from `col` on; zeros without one and beyond the last.
 TE_DEV void te_gemm_bias8(const te__gemm_kargs &a, te_i64 col, float bias[8]) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        bias[i] = 0.0f;
-        if (a.bias && col + i >= 0 && col + i < a.n) te_gemm_load<1>(a.bias, col + i, a.bias_dt, &bias[i]);
-    }
+    for (int i = 0; i < 8; i++) bias[i] = a.bias && col + i < a.n ? te_gemm_load(a.bias, col + i, a.bias_dt) : 0.0f;
 }
-// Those of eight from `first` to before `end`; whole: eight lie at multiples of 16 bytes.
-TE_DEV void te_gemm_finish8(const te__gemm_kargs &a, float scale, const float bias[8], te_i64 row, te_i64 col, int first, int end, bool whole, float v[8]) {
-    if (whole && first <= 0 && end >= 8) return te_gemm_finish<8>(a, scale, bias, row, col, v);
+
+// v[8] holds the accumulators of row `row`, columns `col` (a multiple of 8) to col + 7; row < m, col < n.
+TE_DEV void te_gemm_finish8(const te__gemm_kargs &a, float scale, const float bias[8], te_i64 row, te_i64 col, float v[8]) {
+    if (!a.vector || col + 8 > a.n) {
+        for (int i = 0; i < 8 && col + i < a.n; i++) te_gemm_finish(a, scale, row, col + i, v[i]);
+        return;
+    }
+    float old[8];
+    if (a.rows_a) {
+        float of_row = a.scale_a[row] * a.factor_a;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (i >= first && i < end) te_gemm_finish<1>(a, scale, bias + i, row, col + i, v + i);
+        for (int i = 0; i < 8; i++) v[i] *= of_row;
+    }
+    if (a.columns_b) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= a.scale_b[col + i] * a.factor_b;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = fmaf(v[i], scale, bias[i]);
+    if (a.epilogue == TE_EPILOGUE_GELU) {
+        if (a.aux) te_gemm_store8(a.aux, row * a.ldaux + col, a.d_dt, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = te_gemm_gelu(v[i]);
+    } else if (a.epilogue == TE_EPILOGUE_DGELU) {
+        te_gemm_load8(a.aux, row * a.ldaux + col, a.d_dt, old);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= te_gemm_dgelu(old[i]);
+    }
+    if (a.accumulate) {
+        te_gemm_load8(a.d, row * a.ldd + col, a.d_dt, old);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += old[i];
+    }
+    te_gemm_store8(a.d, row * a.ldd + col, a.d_dt, v);
 }
 
 // ---- a warp's stage: 16 rows of 64 f32 -------------------------------------------------------------------------------
@@ -165,38 +186,63 @@ TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
     *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
 }
 
-// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
-// returns. A lane has eight neighbours that begin at a multiple of 16 bytes in D, wherever its row does, and thus in aux if the two are alike: in
-// rows that begin off such multiples there is one piece more, and the first and the last are parts.
-template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
-    const int lanes = COLS / 8, size = a.d_dt == TE_F32 ? 4 : 2; // lanes of one row; bytes of an element
+// Element by element, a lane beside the other; plain: with nothing but scale and bias to be done no row waits for the one before.
+template <int COLS, int D_FORMAT>
+TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0, bool plain) {
     int lane = threadIdx.x & 31;
-    float bias[8];
-    asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
-    auto finish = [&](int r, int c) {
-        te_i64 row = row0 + r;
-        if (row >= a.m || col0 >= a.n) return;
-        if (!a.vector) {
-            if (a.alike) c -= (int)((te_u64)((const char *)a.d + (row * a.ldd + col0) * size) & 15) / size;
-            te_gemm_bias8(a, col0 + c, bias);
-        }
-        float v[12];
-#pragma unroll
-        for (int i = 0; i < 3; i++) {
-            float4 u = *(const float4 *)(stage + te_gemm_stage_at(r, max(0, min((c & ~3) + 4 * i, COLS - 4))));
-            v[4 * i] = u.x, v[4 * i + 1] = u.y, v[4 * i + 2] = u.z, v[4 * i + 3] = u.w;
-        }
-#pragma unroll
-        for (int i = 0; i < 10 && c & 2; i++) v[i] = v[i + 2];
-#pragma unroll
-        for (int i = 0; i < 8 && c & 1; i++) v[i] = v[i + 1];
-        te_gemm_finish8(a, scale, bias, row, col0 + c, -c, (int)min((te_i64)COLS, a.n - col0) - c, a.vector || a.alike, v);
-    };
-    __syncwarp();
-    if (a.vector) te_gemm_bias8(a, col0 + lane % lanes * 8, bias);
 #pragma unroll 1
-    for (int r = lane / lanes; r < 16; r += 32 / lanes) finish(r, lane % lanes * 8);
-    if (!a.vector && a.alike && lane < 16) finish(lane, COLS);
+    for (int c = lane; c < COLS; c += 32) {
+        te_i64 col = col0 + c;
+        if (col >= a.n) continue;
+        if (!plain) {
+#pragma unroll 1
+            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are loaded at once
+                float aux[4], old[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    bool there = row0 + r + i < a.m;
+                    aux[i] = there && a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, (row0 + r + i) * a.ldaux + col, a.d_dt) : 0.0f;
+                    old[i] = there && a.accumulate ? te_gemm_load(a.d, (row0 + r + i) * a.ldd + col, a.d_dt) : 0.0f;
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (row0 + r + i < a.m) te_gemm_finish(a, scale, row0 + r + i, col, *(const float *)(stage + te_gemm_stage_at(r + i, c)), aux[i], old[i]);
+            }
+            continue;
+        }
+        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;
+#pragma unroll 8
+        for (int r = 0; r < 16; r++) {
+            te_i64 row = row0 + r;
+            if (row < a.m) te_store(a.d, row * a.ldd + col, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
+        }
+    }
+}
+
+// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
+// returns.
+template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+    const int lanes = COLS / 8; // of one row
+    int lane = threadIdx.x & 31, c = lane % lanes * 8;
+    te_i64 col = col0 + c;
+    __syncwarp();
+    if (!a.vector) { // rows that start anywhere
+        bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
+        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0, plain);
+        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0, plain);
+        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0, plain);
+    } else if (col < a.n) {
+        float bias[8];
+        te_gemm_bias8(a, col, bias);
+#pragma unroll 1
+        for (int r = lane / lanes; r < 16; r += 32 / lanes) {
+            te_i64 row = row0 + r;
+            if (row >= a.m) continue;
+            float4 u = *(const float4 *)(stage + te_gemm_stage_at(r, c)), w = *(const float4 *)(stage + te_gemm_stage_at(r, c + 4));
+            float v[8] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w};
+            te_gemm_finish8(a, scale, bias, row, col, v);
+        }
+    }
     __syncwarp();
 }
 

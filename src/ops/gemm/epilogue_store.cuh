@@ -1,4 +1,4 @@
-// ops/gemm/epilogue_store.cuh: the store path of gemm_hopper's epilogue by TMA. A part of gemm_hopper.cu, whose options and names it uses.
+// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
 //
@@ -265,6 +265,115 @@ struct te_tma_store_path {
             }
             __syncwarp();
             turn++;
+        }
+    }
+};
+
+// ---- D whose rows start or end anywhere, with scale and bias alone ------------------------------------------
+//
+//   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D
+//
+//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a lane stores whole ones, eight lanes the ends
+//   its line              x x x x   x x x x x x x x   x x x               at the same offset within 16 bytes as in D, or 2 bytes less: lines are written by words
+//
+// Bulk copies of rows are slower. The cost beyond a TMA store is in the shifts and the rows' ends: tests/bench/notes.md.
+
+struct te_row_store_path {
+    static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element
+    static const int COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // columns of a line: WN in equal parts
+    static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once
+    const te__gemm_kargs &a;
+    float scale;
+    te_u32 lines;
+    int lane;
+    TE_DEV te_row_store_path(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
+        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
+    }
+
+    // Pairs of neighbours to the lines of rows g and g + 8, which are aligned alike: eight rows are a multiple of 16 bytes.
+    TE_DEV void put(const float *acc, const char *d, te_i64 step, te_i64 col) const {
+        te_u32 by = (te_u32)((te_u64)d + (lane >> 2) * step) & 12, line = lines + (lane >> 2) * LINE_PITCH + by + 2 * (lane & 3) * SIZE;
+        float bias[COLS / 32];
+        asm volatile("" : "+r"(line)); // one register and offsets, not a sum for each store
+        if (STORE & 2) {
+#pragma unroll
+            for (int i = 0; i < COLS / 32; i++) bias[i] = col + lane + 32 * i < a.n ? te_gemm_load(a.bias, col + lane + 32 * i, a.bias_dt) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < COLS / 8; j++) {
+            float b[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int e = 0; e < 2 && STORE & 2; e++) b[e] = __shfl_sync(0xffffffffu, bias[j / 4], 8 * (j % 4) + 2 * (lane & 3) + e);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float x = fmaf(acc[4 * j + 2 * half], scale, b[0]), y = fmaf(acc[4 * j + 2 * half + 1], scale, b[1]);
+                te_u32 to = line + (half * 8 * LINE_PITCH + 8 * j * SIZE);
+                te_sts4(to, D_DT == 1 ? __float_as_uint(x) : te_gemm_pack(x, y, D_DT));
+                if (D_DT == 1) te_sts4(to + 4, __float_as_uint(y));
+            }
+        }
+    }
+    // acc to 16 rows of D.
+    TE_DEV void finish(const float *acc, te_i64 row, te_i64 first) const {
+        int rows = a.m - row < 16 ? (int)(a.m - row) : 16;
+        te_i64 step = a.ldd * SIZE;
+#pragma unroll
+        for (int i = 0; i < TIMES; i++) {
+            te_i64 col = first + i * COLS;
+            int bytes = (int)(a.n - col < COLS ? a.n - col : COLS) * SIZE;
+            if (bytes <= 0 || rows <= 0) break;
+            const int BATCH = B_1D ? 2 : 4; // several rows are read before the first is written; as many as there are registers for
+            char *d = (char *)a.d + row * step + col * SIZE;
+            __syncwarp(); // the lines are free again
+            put(acc + i * COLS / 2, d, step, col);
+            __syncwarp();
+            if (bytes < 16) { // less than a piece
+#pragma unroll 1
+                for (int k = 0; k < rows; k++, d += step)
+                    if (2 * lane < bytes) ((te_u16 *)d)[lane] = te_lds2(lines + k * LINE_PITCH + ((te_u32)(te_u64)d & (SIZE == 2 ? 12 : 15)) + 2 * lane);
+                break;
+            }
+            int r = lane / PIECES, at = lane % PIECES * 16; // a lane's row, and its piece
+            char *to = d + r * step;
+            te_u32 from = lines + r * LINE_PITCH + at, pick = (te_u64)to & 2 ? 0x5432 : 0x7654; // the halves of two words that are one of D: alike in all of its rows
+#pragma unroll 1
+            for (int k = 0; k < 16 / AT_ONCE; k += BATCH) {
+                uint4 v[BATCH];
+#pragma unroll
+                for (int j = 0; j < BATCH; j++) {
+                    uint4 w = te_lds16(from + j * AT_ONCE * LINE_PITCH);
+                    v[j] = w;
+                    if (SIZE == 4) continue;
+                    te_u32 before = __shfl_up_sync(0xffffffffu, w.w, 1);
+                    v[j] = make_uint4(__byte_perm(before, w.x, pick), __byte_perm(w.x, w.y, pick), __byte_perm(w.y, w.z, pick), __byte_perm(w.z, w.w, pick));
+                }
+#pragma unroll
+                for (int j = 0; j < BATCH; j++) {
+                    int by = (int)(te_u64)to & 15;
+                    if (r + (k + j) * AT_ONCE < rows && at >= by && at + 16 <= by + bytes) *(uint4 *)(to + (at - by)) = v[j];
+                    to += AT_ONCE * step;
+                }
+                from += BATCH * AT_ONCE * LINE_PITCH;
+            }
+            bool last = lane & 8; // two rows at a time, eight lanes for the first piece of each, eight for the last
+            r = lane >> 4, at = 2 * (lane & 7), to = d + r * step, from = lines + r * LINE_PITCH + at - (SIZE == 2 ? (te_u32)(te_u64)to & 2 : 0);
+#pragma unroll 1
+            for (int k = 0; k < 8; k += BATCH) {
+                int here[BATCH]; // bytes from the row's beginning, or -1
+                te_u16 v[BATCH];
+                char *next = to;
+#pragma unroll
+                for (int j = 0; j < BATCH; j++, next += 2 * step) {
+                    int by = (int)(te_u64)next & 15, piece = last ? by + bytes & ~15 : 0;
+                    bool mine = last ? piece + at < by + bytes : by && at >= by;
+                    here[j] = mine && r + 2 * (k + j) < rows ? piece + at - by : -1;
+                    v[j] = te_lds2(from + 2 * j * LINE_PITCH + piece);
+                }
+#pragma unroll
+                for (int j = 0; j < BATCH; j++, to += 2 * step)
+                    if (here[j] >= 0) *(te_u16 *)(to + here[j]) = v[j];
+                from += 2 * BATCH * LINE_PITCH;
+            }
         }
     }
 };

@@ -13,20 +13,12 @@
 #include "ops/gemm/kargs.h"
 #include "ops/gemm/shift.cuh"
 
-TE_DEV void te_decode_fp8(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, const te_u32 w[4], te_u32 out[8]) {
-    te_u32 scales[4];
-    if (s.down) { // there are scales for columns up to a multiple of 128
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            if (i % 4 == 0) scales[i / 4] = 0;
-            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
-        }
-    } else {
-        te_u32 e = s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 5)];
-        scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
+// Sixteen codes of `bits`, of which n exist; the others become 0.
+TE_DEV uint4 te_decode_load(const te_u8 *from, int bits, int n, const te_u8 *end) {
+    if (n < 16 || ((te_u64)from & (2 * bits - 1)) != 0) return te_load_part(from, n * bits, end);
+    if (bits == 8) return *(const uint4 *)from;
+    uint2 u = *(const uint2 *)from;
+    return make_uint4(u.x, u.y, 0, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {
@@ -39,14 +31,26 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_co
         te_u32 row = at / per_row;
         te_i64 col = (te_i64)(at - row * per_row) * 16;
         int n = s.columns - col < 16 ? (int)(s.columns - col) : 16;
-        uint4 u = te_load_part(s.codes + (row * s.ld + col) * bits / 8, n * bits, end);
-        te_u32 w[4] = {u.x, u.y, u.z, u.w}, out[8];
+        uint4 u = te_decode_load(s.codes + (row * s.ld + col) * bits / 8, bits, n, end); // and the scales, before anything waits for either
+        te_u32 scales[4], out[8]; // scales: a byte of each code
+        if (s.down) { // there are scales for columns up to a multiple of 128
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                if (i % 4 == 0) scales[i / 4] = 0;
+                scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(a.swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
+            }
+        } else {
+            te_u32 e = s.scale[te_decode_scale_at(a.swizzled, 0, s.ld_scale, row, bits == 4 ? col >> 4 : col >> 5)];
+            scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
+        }
+        te_u32 w[4] = {u.x, u.y, u.z, u.w};
         if (bits == 4) {
-            te_u32 scale = te_decode_fp4_scale(s.scale[te_decode_scale_at(a.swizzled, 0, s.ld_scale, row, col >> 4)]);
+            te_u32 scale = te_decode_fp4_scale((te_u8)scales[0]);
 #pragma unroll
             for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);
         } else {
-            te_decode_fp8(s, a.swizzled, row, col, w, out);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
         }
         uint4 *to = (uint4 *)(s.out + row * s.ld_out + col);
         to[0] = make_uint4(out[0], out[1], out[2], out[3]);

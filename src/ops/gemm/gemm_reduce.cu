@@ -24,6 +24,6 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_co
             v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;
         }
         te_gemm_bias8(a, col, bias);
-        te_gemm_finish8(a, scale, bias, row, col, 0, (int)min(a.n - col, (te_i64)8), a.vector, v);
+        te_gemm_finish8(a, scale, bias, row, col, v);
     }
 }

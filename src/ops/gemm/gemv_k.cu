@@ -26,18 +26,15 @@
 // te:row A_DT=3 B_DT=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
 // te:row A_DT=3 B_DT=3 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=2 B_DT=2 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
-// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16
 // te:row A_DT=5 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=2 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=5 BLOCK=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
 // te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
 // te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 #include "ops/gemm/decode.cuh"
 #include "ops/gemm/epilogue.cuh"
@@ -60,7 +57,7 @@
 #define PIECE (128 / BITS)  // elements of 16 bytes
 #define TURN (8 * PIECE)    // of a turn: two steps of four lanes
 // Warps on a multiprocessor: as many as registers allow.
-#define RESIDENT ((SCALES && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
+#define RESIDENT ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
@@ -101,8 +98,19 @@ struct te_gemv_line {
     }
     // The same where the line may end, or the operand: zeros beyond.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
-        if (at >= k) return make_uint4(0, 0, 0, 0);
-        return te_load_part(from + at * BITS / 8, (int)min(k - at, (te_i64)PIECE) * BITS, end, ALIGNED);
+        const te_u8 *p = from + at * BITS / 8;
+        int by = (int)((te_u64)p & 15), left = k - at < PIECE ? (int)(k - at) : PIECE;
+        te_u32 w[4] = {0, 0, 0, 0};
+        if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);
+#pragma unroll
+        for (int i = 0; i < (BITS == 16 ? 8 : 16); i++) {
+            te_u32 v = 0;
+            if (BITS == 16 && i < left) v = ((const te_u16 *)p)[i];
+            if (BITS < 16 && i * 8 / BITS < left) v = p[i];
+            if (BITS == 4 && 2 * i + 1 == left) v &= 15;
+            w[i * (BITS == 16 ? 2 : 1) / 4] |= v << i * (BITS == 16 ? 16 : 8) % 32;
+        }
+        return make_uint4(w[0], w[1], w[2], w[3]);
     }
     // The scales of those, as the decoding requires them: one of MXFP8, two of NVFP4; beyond the last something finite.
     TE_DEV uint2 scales(te_i64 at, te_i64 k) const {

@@ -34,7 +34,6 @@ typedef struct te__gemm_kargs {
     int accumulate;
     int splits;
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
-    int alike;  /* or at least as far behind such multiples as one another, or there is no aux */
     int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
     int block;             /* 0: no block scales; te__gemm_block_kind */
     te__gemm_grouping groups;
@@ -69,7 +68,7 @@ typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
 } te__gemm_align_kargs;
 
-/* How gemm_hopper writes D: 0 by epilogue.cuh, else by TMA, with the epilogue of the bits. */
+/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with the epilogue of the bits. */
 enum {
     TE__GEMM_STORE = 1,
     TE__GEMM_STORE_BIAS = 2,
@@ -77,7 +76,8 @@ enum {
     TE__GEMM_STORE_AUX = 8, /* and the input of GELU, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
-    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
+    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */
 };
 
 /* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */

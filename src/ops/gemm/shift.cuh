@@ -18,9 +18,9 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The first `bits` (1 .. 128) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte. aligned: `from` is at a multiple of 16.
-TE_DEV uint4 te_load_part(const te_u8 *from, int bits, const te_u8 *end, bool aligned = false) {
-    int by = aligned ? 0 : (int)((te_u64)from & 15), n = (bits + 7) / 8;
+// The first `bits` (1 .. 128) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte.
+TE_DEV uint4 te_load_part(const te_u8 *from, int bits, const te_u8 *end) {
+    int by = (int)((te_u64)from & 15), n = (bits + 7) / 8;
     bool two = by + n > 16;
     te_u32 w[4] = {0, 0, 0, 0};
     if (from - by + (two ? 32 : 16) <= end) {

@@ -22,12 +22,12 @@ extern "C" __global__ void __launch_bounds__(256) te_grouped_column_sum(const __
     float sum = 0.0f;
     if (col < a.n) {
         TE_LOOP4
-        for (te_i64 row = begin + warp; row < end; row += 8) sum += te_load(a.x, row * a.n + col, a.x_dt);
+        for (te_i64 row = begin + warp; row < end; row += 8) sum += te_get(a.x, row * a.n + col, a.x_dt);
     }
     part[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || col >= a.n) return;
     TE_LOOP
     for (int w = 1; w < 8; w++) sum += part[w][lane];
-    te_store(a.out, group * a.n + col, a.out_dt, sum);
+    te_put(a.out, group * a.n + col, a.out_dt, sum);
 }

@@ -19,9 +19,9 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_con
     int lane = threadIdx.x & 31;
     if (row >= a.rows) return;
     te_i64 from = a.source[row], token = from < 0 ? 0 : from / a.copies;
-    float p = a.probs && from >= 0 ? te_load(a.probs, from, a.probs_dt) : 0.0f;
+    float p = a.probs && from >= 0 ? te_get(a.probs, from, a.probs_dt) : 0.0f;
     bool zero = from < 0 || (a.zeroes && p == 0.0f);
-    if (a.permuted_probs && lane == 0) te_store(a.permuted_probs, row, a.probs_dt, p);
+    if (a.permuted_probs && lane == 0) te_put(a.permuted_probs, row, a.probs_dt, p);
     switch (a.unit) {
     case 16: te_move_row<uint4>(a.x, token, a.y, row, a.h, zero); break;
     case 8: te_move_row<te_u64>(a.x, token, a.y, row, a.h, zero); break;
@@ -30,6 +30,6 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_con
     case 1: te_move_row<te_u8>(a.x, token, a.y, row, a.h, zero); break;
     default:
         TE_LOOP
-        for (te_i64 i = lane; i < a.h; i += 32) te_store(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_load(a.x, token * a.h + i, a.x_dt) * p);
+        for (te_i64 i = lane; i < a.h; i += 32) te_put(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_get(a.x, token * a.h + i, a.x_dt) * p);
     }
 }

@@ -16,8 +16,8 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_loss_fwd(const __grid_c
     for (te_i64 col = threadIdx.x; col < a.cols; col += 256) {
         float column = 0.0f;
         TE_LOOP
-        for (te_i64 row = begin; row < end; row++) column += te_load(a.probs, row * a.cols + col, a.probs_dt);
-        sum = fmaf(column, te_load(a.counts, col, a.counts_dt), sum);
+        for (te_i64 row = begin; row < end; row++) column += te_get(a.probs, row * a.cols + col, a.probs_dt);
+        sum = fmaf(column, te_get(a.counts, col, a.counts_dt), sum);
     }
     sum = te_block_sum(sum, scratch);
     if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;
@@ -27,5 +27,5 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_loss_fwd(const __grid_c
     for (int i = threadIdx.x; i < gridDim.x; i += 256) sum += __ldcg(a.partial + i);
     sum = te_block_sum(sum, scratch);
     float total = a.total ? (float)*a.total : a.total_host;
-    if (threadIdx.x == 0) te_store(a.out, 0, a.out_dt, sum * __fdiv_rn(__fdiv_rn(a.factor, total), total));
+    if (threadIdx.x == 0) te_put(a.out, 0, a.out_dt, sum * __fdiv_rn(__fdiv_rn(a.factor, total), total));
 }

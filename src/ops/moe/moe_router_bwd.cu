@@ -20,7 +20,7 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
 
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float x = te_load(a.logits, t * n + e, a.logits_dt);
+        float x = te_get(a.logits, t * n + e, a.logits_dt);
         score[e] = softmax ? x : te_expert_score(a.score, x);
     }
     if (softmax) te_expert_softmax(score, over_all ? nullptr : map, n, score);
@@ -28,16 +28,16 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     for (int e = lane; e < n; e += 32) {
         if (map && !map[e]) continue;
         sum += score[e];
-        dot = fmaf(te_load(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling, score[e], dot);
+        dot = fmaf(te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling, score[e], dot);
     }
     sum = te_warp_sum(sum) + 1e-20f;
     dot = te_warp_sum(dot);
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
         bool chosen = !map || map[e];
-        float g = chosen ? te_load(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling : 0.0f;
+        float g = chosen ? te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling : 0.0f;
         if (softmax) g = score[e] * (g - dot);
-        else if (chosen) g = (normalised ? g / sum - dot / (sum * sum) : g) * te_expert_slope(a.score, te_load(a.logits, t * n + e, a.logits_dt), score[e]);
-        te_store(a.probs, t * n + e, a.probs_dt, g);
+        else if (chosen) g = (normalised ? g / sum - dot / (sum * sum) : g) * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);
+        te_put(a.probs, t * n + e, a.probs_dt, g);
     }
 }

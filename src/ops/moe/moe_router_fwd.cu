@@ -63,7 +63,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
 
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float x = te_load(a.logits, t * n + e, a.logits_dt);
+        float x = te_get(a.logits, t * n + e, a.logits_dt);
         score[e] = softmax ? x : te_expert_score(a.score, x);
         sum += score[e];
     }
@@ -75,7 +75,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     }
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float k = score[e] + (a.bias ? te_load(a.bias, e, a.bias_dt) : 0.0f);
+        float k = score[e] + (a.bias ? te_get(a.bias, e, a.bias_dt) : 0.0f);
         key[e] = k == k ? k : -TE_INF;
     }
     __syncwarp();
@@ -106,7 +106,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
             if (!softmax && a.topk > 1) v = v / sum;
             v = taken[e] ? v * a.scaling : 0.0f;
         }
-        te_store(a.probs, t * n + e, a.probs_dt, v);
+        te_put(a.probs, t * n + e, a.probs_dt, v);
         if (a.map) a.map[t * n + e] = taken[e];
     }
     TE_LOOP

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_
         for (te_i64 i = 0; i < count; i++) {
             te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
             if (row < 0) continue;
-            float p = a.merging_probs ? te_load(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f, v[8];
+            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f, v[8];
             te_load8(a.x, row * a.h + col, X_DT, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] = fmaf(v[k], p, sum[k]);
@@ -38,18 +38,18 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_
         for (te_i64 i = 0; i < count; i++) {
             te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
             if (row < 0) continue;
-            float p = a.merging_probs ? te_load(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f;
-            sum = fmaf(te_load(a.x, row * a.h + col, X_DT), p, sum);
+            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f;
+            sum = fmaf(te_get(a.x, row * a.h + col, X_DT), p, sum);
         }
-        te_store(a.y, t * a.h + col, Y_DT, sum);
+        te_put(a.y, t * a.h + col, Y_DT, sum);
     }
     if (!a.probs) return;
     TE_LOOP
-    for (te_i64 e = lane; e < a.copies; e += 32) te_store(a.probs, t * a.copies + e, a.probs_dt, 0.0f);
+    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);
     __syncwarp();
     TE_LOOP
     for (te_i64 i = lane; i < count; i += 32) {
         te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);
-        if (row >= 0) te_store(a.probs, t * a.copies + place, a.probs_dt, te_load(a.permuted_probs, row, a.permuted_dt));
+        if (row >= 0) te_put(a.probs, t * a.copies + place, a.probs_dt, te_get(a.permuted_probs, row, a.permuted_dt));
     }
 }

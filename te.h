@@ -272,6 +272,13 @@ typedef enum te_attn_bias {
     TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
 } te_attn_bias;
 
+/* How a router turns logits into scores. */
+typedef enum te_score_function {
+    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */
+    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */
+    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */
+} te_score_function;
+
 /* ==== api/base.h ================================================================================================ */
 
 /* api/base.h: what every other chapter uses: version, linkage, number formats, results, handles. */
@@ -760,9 +767,21 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(store_state, STORE_STATE, optim)                 \
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
-    X(multi_scale, MULTI_SCALE, optim)
+    X(multi_scale, MULTI_SCALE, optim)                 \
+    X(moe_splits, MOE_SPLITS, moe)                     \
+    X(moe_mask_map, MOE_MASK_MAP, moe)                 \
+    X(moe_index_map, MOE_INDEX_MAP, moe)               \
+    X(moe_chunk_map, MOE_CHUNK_MAP, moe)               \
+    X(moe_permute, MOE_PERMUTE, moe)                   \
+    X(moe_unpermute, MOE_UNPERMUTE, moe)               \
+    X(moe_unpermute_bwd, MOE_UNPERMUTE_BWD, moe)       \
+    X(moe_router_fwd, MOE_ROUTER_FWD, moe)             \
+    X(moe_router_bwd, MOE_ROUTER_BWD, moe)             \
+    X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
+    X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
+    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
 
-/* The operations: TE_OP_COPY ... TE_OP_MULTI_SCALE, in the order of TE_OP_LIST. */
+/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* none: refused */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
@@ -1126,6 +1145,147 @@ typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
 } te_op_quant_error_args;
+
+/* ==== api/ops_moe.h ============================================================================================= */
+
+/* api/ops_moe.h: the raw operations of a mixture of experts; the rules of api/ops.h hold here, too.
+ *
+ * A router (moe_router) chooses experts for each of T tokens. A map (row_id_map) says at which row each copy of a token stands once the copies are
+ * ordered by expert, and moe_permute and moe_unpermute move rows there and back. All sizes that the routing decides stay on the device. T tokens,
+ * E experts, R rows of permuted tokens, H the last size. Maps come in two forms:
+ *   mask   i32 [T, 2E + 1]: of each token n destination rows, in descending order, then -1 up to E; their n experts, then -1 up to 2E; n
+ *   index  i32 [topk * T]: the destination row of copy k of token t at k * T + t; -1 for a copy that is dropped
+ * Rows outside 0 .. R-1 are never touched: such a copy is dropped. */
+
+/* The most splits that one call of te_op_moe_splits takes from the host. */
+#define TE_MOE_HOST_SPLITS 64
+/* The most experts of a router. */
+#define TE_MOE_MAX_EXPERTS 4096
+
+/* Sizes of groups of rows, and what padding each of them to a multiple of `align` makes of them.
+ *   sizes    i32 or i64 [n], negative ones count as 0; NULL: the n <= TE_MOE_HOST_SPLITS numbers in `values`, which travel with the launch
+ *   padded   i32 or i64 [n]: sizes rounded up to multiples of align
+ *   offsets  optional, i32 or i64 [n]: the padding of all groups before each one, which moe_permute takes as pad_offsets */
+typedef struct te_op_moe_splits_args {
+    const te_tensor *sizes;
+    te_tensor *padded, *offsets;
+    int64_t align; /* 0 => 1 */
+    int64_t values[TE_MOE_HOST_SPLITS];
+} te_op_moe_splits_args;
+
+/* row_id_map (mask) of routing_map [T, E] u8, i32 or i64, where not 0 means routed: by expert, then by token. tokens_per_expert: optional, i32 or
+ * i64 [E]. */
+typedef struct te_op_moe_mask_map_args {
+    const te_tensor *routing_map;
+    te_tensor *row_id_map, *tokens_per_expert;
+} te_op_moe_mask_map_args;
+
+/* row_id_map (index) of the experts [T, topk], i32 or i64, of each token: sorted by expert, stable. Ids count as 32-bit unsigned numbers, so -1 comes
+ * last. Copies behind the first num_out_tokens are dropped. */
+typedef struct te_op_moe_index_map_args {
+    const te_tensor *experts;
+    te_tensor *row_id_map;
+    int64_t num_out_tokens; /* 0 => all */
+} te_op_moe_index_map_args;
+
+/* row_id_map (index, topk 1) that moves whole chunks of T rows. sizes: i32 or i64 [n], rows of each chunk, in the order of the input.
+ *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays
+ *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not with sorted_index
+ * Rows behind the last chunk stay where they are, and are dropped with offsets. */
+typedef struct te_op_moe_chunk_map_args {
+    const te_tensor *sizes, *sorted_index, *offsets;
+    te_tensor *row_id_map;
+} te_op_moe_chunk_map_args;
+
+/* y [R, H] = the rows of x [T, H] where the map sends them, and 0 in rows that nothing comes to. x and y: one format of whole bytes.
+ *   topk            of an index map; 0 => row_id_map is a mask map
+ *   pad_offsets     optional, i32 or i64 [E], with a mask map: added to the rows of each expert
+ *   probs           optional, float [T, E] or [T, topk], with permuted_probs [R] of its format: moved along. Under a mask map a copy whose
+ *                   probability is 0 is a row of zeros */
+typedef struct te_op_moe_permute_args {
+    const te_tensor *x, *row_id_map, *pad_offsets, *probs;
+    te_tensor *y, *permuted_probs;
+    int64_t topk;
+} te_op_moe_permute_args;
+
+/* y [T, H] = the sums of each token's copies among the rows of x [R, H], in f32; a token without copies is 0. x and y float, of any formats.
+ *   merging_probs   optional, float [T, E] or [T, topk]: factors of the copies
+ *   permuted_probs  optional, float [R], with probs float [T, E] or [T, topk]: moved back; 0 where there is no copy
+ * row_id_map, pad_offsets and topk are those of te_op_moe_permute. */
+typedef struct te_op_moe_unpermute_args {
+    const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
+    te_tensor *y, *probs;
+    int64_t topk;
+} te_op_moe_unpermute_args;
+
+/* The gradient of te_op_moe_unpermute with merging_probs: dx [R, H] = dy times the probability of each copy, 0 in rows that no copy comes from; dprobs, of
+ * the shape of merging_probs and any float format, = the products of rows of dy and x, 0 where there is no copy. dx, dprobs: optional;
+ * x: needed for dprobs. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
+typedef struct te_op_moe_unpermute_bwd_args {
+    const te_tensor *dy, *x, *row_id_map, *pad_offsets, *merging_probs;
+    te_tensor *dx, *dprobs;
+    int64_t topk;
+} te_op_moe_unpermute_bwd_args;
+
+/* Scores of logits [T, E], the topk experts of each token, and their probabilities, in f32.
+ *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
+ *   use_pre_softmax  softmax over all experts, in place of one over the chosen ones
+ *   expert_bias      optional, float [E], not with softmax: added to the scores for the choice alone
+ *   num_groups, group_topk   the experts stand in num_groups groups of equal size; those of group_topk groups may be chosen, and a group counts by the
+ *                    sum of its topk / group_topk best; 0: no groups
+ * Of equal scores the expert with the lower number is chosen. A chosen expert's probability is scaling_factor times its score, which, if it is not a softmax
+ * and topk > 1, is divided by the sum of the chosen ones + 1e-20.
+ *   all_scores       probs are the scores of all experts, normalised, for an auxiliary loss: softmax over all, or divided by the sum of all + 1e-20;
+ *                    the choice is by them. Without bias, groups and scaling_factor
+ *   probs            float [T, E], 0 for what is not chosen
+ *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
+ *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same, expert e at bit e % 8 of byte e / 8
+ *   topk_indices     optional, i32 or i64 [T, topk]: the chosen experts, the best one first */
+typedef struct te_op_moe_router_fwd_args {
+    const te_tensor *logits, *expert_bias;
+    te_tensor *probs, *routing_map, *routing_bits, *topk_indices;
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax;
+    int num_groups, group_topk;
+    float scaling_factor; /* 0 => 1 */
+    bool all_scores;
+} te_op_moe_router_fwd_args;
+/* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores). topk, score_function, use_pre_softmax,
+ * scaling_factor and all_scores are the forward's. */
+typedef struct te_op_moe_router_bwd_args {
+    const te_tensor *logits, *routing_map, *dprobs;
+    te_tensor *dlogits;
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax;
+    float scaling_factor;
+    bool all_scores;
+} te_op_moe_router_bwd_args;
+
+/* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum of column e of probs [T, C]), in f32.
+ * C is a multiple of num_experts: sequences side by side. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
+typedef struct te_op_moe_aux_loss_fwd_args {
+    const te_tensor *probs, *tokens_per_expert, *total_device;
+    te_tensor *loss;
+    int64_t total_num_tokens;
+    int num_experts, topk;
+    float coeff;
+} te_op_moe_aux_loss_fwd_args;
+/* dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device, total_num_tokens, num_experts, topk and coeff are the forward's. */
+typedef struct te_op_moe_aux_loss_bwd_args {
+    const te_tensor *dloss, *tokens_per_expert, *total_device;
+    te_tensor *dprobs;
+    int64_t total_num_tokens;
+    int num_experts, topk;
+    float coeff;
+} te_op_moe_aux_loss_bwd_args;
+
+/* out [groups, N] = the sums of the columns of each group's rows of x [M, N], in f32: bias gradients. sizes: i32 or i64 [groups], as te_op_grouped_gemm's. */
+typedef struct te_op_grouped_column_sum_args {
+    const te_tensor *x, *sizes;
+    te_tensor *out;
+} te_op_grouped_column_sum_args;
 
 /* ==== api/ops_model.h =========================================================================================== */
 
@@ -2450,6 +2610,7 @@ typedef struct te_outputs {
     te_tensor *bias;      /* with return_bias: not added to out yet */
     te_tensor *ln_out;    /* with return_layernorm_output */
     te_tensor *max_logit; /* with return_max_logit */
+    te_tensor *m_splits;  /* Fp8Padding's, i64 [num_gemms]: the padded sizes */
 } te_outputs;
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
@@ -2467,6 +2628,9 @@ typedef struct te_forward_args {
     const te_rotary_desc *rotary_key;  /* not yet: rotates keys; NULL => as queries */
     te_attention_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
+    const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
+    te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
+    int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
@@ -2717,6 +2881,126 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
  * forward if a child before the last gives several outputs (return_bias).
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);
+
+/* ==== api/moe.h ================================================================================================= */
+
+/* api/moe.h: mixtures of experts: the functions and modules of TransformerEngine by their names, on the raw operations of api/ops_moe.h, which describe the
+ * maps. T tokens, E experts. Nothing waits for the device unless it says so: the sizes that a router decides may stay there, and change from launch to
+ * launch of a graph. The functions follow the rules of api/functions.h.
+ *
+ * These arguments of TransformerEngine have none here:
+ *   max_token_num     sizes a workspace; the pool's grows by itself
+ *   probs of moe_unpermute   the old name of merging_probs
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet */
+
+/* The two forms of a routing map. */
+typedef enum te_map_type {
+    TE_MAP_MASK = 0, /* [T, E] u8, i32 or i64: not 0 where a token is routed to an expert */
+    TE_MAP_INDEX = 1 /* [T, topk] i32 or i64: the experts of each token */
+} te_map_type;
+
+/* inp [T, H] -> [num_out_tokens, H]: a copy of each token for each of its experts, by expert and then by token; rows that nothing comes to are 0.
+ * num_out_tokens: mask: at least 1; index: 0 => T * topk, and copies behind the first num_out_tokens are dropped. row_id_map: the map (borrowed from the
+ * innermost scope), for te_moe_unpermute. Source: transformer_engine.pytorch.moe_permute. */
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map);
+/* The same with a mask map, and the probabilities [T, E], whose entries of the copies become permuted_probs [num_out_tokens], differentiable. A copy
+ * whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map);
+/* What te_moe_permute_and_pad_with_probs makes; all borrowed from the innermost scope. */
+typedef struct te_moe_padded {
+    te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
+    te_tensor *row_id_map;               /* for te_moe_unpermute, with: */
+    te_tensor *pad_offsets;              /* i64 [E]: the padding before each expert's rows */
+    te_tensor *target_tokens_per_expert; /* i64 [E]: rows of each expert, padding included */
+} te_moe_padded;
+/* The same with the rows of each expert padded with zeros to a multiple of align_size. tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map.
+ * num_out_tokens: rows of the result, at least the sum of the padded sizes: T * topk + E * (align_size - 1) always is; 0 => that sum, for which the
+ * host waits (TE_ERR_STATE in a graph's capture). Source: transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made);
+
+/* Options of te_moe_unpermute; zero is a sum over a mask map. */
+typedef struct te_moe_unpermute_desc {
+    te_tensor *merging_probs; /* factors of the copies, [T, E], or of an index map [T, topk]; NULL => 1, and of an index map each copy is a token of its own */
+    te_map_type map_type;     /* of the routing map that row_id_map was made of */
+    te_tensor *pad_offsets;   /* of te_moe_permute_and_pad_with_probs */
+} te_moe_unpermute_desc;
+/* The sums of each token's copies, in f32: inp [R, H] -> [T, H]. Differentiable in inp and merging_probs. desc may be NULL.
+ * Source: transformer_engine.pytorch.moe_unpermute; row_id_map knows restore_shape. */
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc);
+
+/* The chunks of inp [T, H], whose rows split_sizes [n] counts, in the order sorted_index [n]; both i32 or i64 on the device. Rows behind the last chunk
+ * stay where they are. Source: transformer_engine.pytorch.moe_sort_chunks_by_index. */
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index);
+/* The same, and the numbers probs [T] in the same order: permuted_probs [T], differentiable.
+ * Source: transformer_engine.pytorch.moe_sort_chunks_by_index_with_probs. */
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs);
+
+/* How a router's choice is written. */
+typedef enum te_routing_map_format {
+    TE_ROUTING_BYTEMAP = 0,  /* u8 [T, E]: 1 where a token goes to an expert */
+    TE_ROUTING_BITMAP_U8 = 1 /* u8 [T, ceil(E / 8)]: expert e at bit e % 8 of byte e / 8 */
+} te_routing_map_format;
+/* A router. */
+typedef struct te_fused_topk_desc {
+    int topk;                     /* experts of each token; at least 1 */
+    bool use_pre_softmax;         /* softmax before the choice */
+    int num_groups, group_topk;   /* only experts of the group_topk best of num_groups groups are chosen; 0 => no groups */
+    float scaling_factor;         /* of the probabilities; 0 => 1 */
+    te_score_function score_function; /* 0 => softmax */
+    te_tensor *expert_bias;       /* [E], added to sigmoid and sqrtsoftplus scores for the choice alone; NULL => none */
+    te_routing_map_format routing_map_format; /* of *routing_map; 0 => bytes */
+    te_tensor *topk_indices;      /* i32 or i64 [T, topk], written: the chosen experts, the best one first; NULL => not asked for */
+} te_fused_topk_desc;
+/* Probabilities of logits [.., E], in their format, 0 for experts that are not chosen, and the choice: *routing_map (NULL: not wanted). te_op_moe_router_fwd
+ * has the formulas. At most TE_MOE_MAX_EXPERTS experts. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map);
+/* The normalised scores f32 [.., E] of all experts, for an auxiliary loss, and the choice by them: *routing_map (NULL: not wanted).
+ * Source: transformer_engine.pytorch.router.fused_compute_score_for_moe_aux_loss. */
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map);
+/* The numbers of an auxiliary loss. */
+typedef struct te_fused_moe_aux_loss_desc {
+    int64_t total_num_tokens;           /* T of all ranks and microbatches; or: */
+    te_tensor *total_num_tokens_tensor; /* i64 [1], the same on the device; NULL => the number above */
+    int num_experts, topk;              /* of the router */
+    float coeff;                        /* of the loss */
+} te_fused_moe_aux_loss_desc;
+/* coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the sum of their probs [T, E], in the format of probs, [1].
+ * tokens_per_expert: i32, i64 or float [E]. Columns may be a multiple of num_experts: sequences side by side.
+ * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
+
+/* Products of the rows of num_gemms groups, each with a weight of its own: y_i = x_i W_i^T + b_i. Parameters: weight0 [out, in], weight1 ..., bias0 [out] ...
+ * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
+ * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
+ * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Source: transformer_engine.pytorch.GroupedLinear. */
+typedef struct te_grouped_linear_desc {
+    int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
+    int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
+    te_gemm_options gemm;              /* of the products */
+    te_parallel_options parallel;      /* not yet */
+    bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
+    const char *name;                  /* copied; NULL => "grouped_linear" */
+} te_grouped_linear_desc;
+#define TE_MAX_GEMMS 512 /* the most groups of a GroupedLinear */
+/* A GroupedLinear. */
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc);
+
+/* Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
+typedef struct te_fp8_padding_desc {
+    int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
+    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => 32 under MXFP8, 128 under NVFP4, else 16, by the recipe of the first call */
+    const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
+} te_fp8_padding_desc;
+/* Rows of zeros behind each group of the input's rows. The call says in m_splits (the result has the sum of the padded sizes, which args->padded_m_splits
+ * receives) or m_splits_tensor (the result has room for any sizes) how many rows each group has. Outputs: out, m_splits (i64 [num_gemms], padded). */
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc);
+/* Takes them out again: m_splits or m_splits_tensor are the sizes before padding. With m_splits_tensor the result has as many rows as the input; those behind the last
+ * group are 0. */
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc);
 
 /* ==== api/train.h =============================================================================================== */
 
@@ -2986,6 +3270,12 @@ static inline te_module *te_dot_product_attention_create(te_ctx *te, const te_do
 static inline te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc &desc) { return te_multihead_attention_create(te, &desc); }
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
+static inline te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc &desc) { return te_moe_unpermute(inp, row_id_map, &desc); }
+static inline te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc &desc, te_tensor **routing_map) { return te_fused_topk_with_score_function(logits, &desc, routing_map); }
+static inline te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc &desc) { return te_fused_moe_aux_loss(probs, tokens_per_expert, &desc); }
+static inline te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc &desc) { return te_grouped_linear_create(te, &desc); }
+static inline te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_padding_create(te, &desc); }
+static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_unpadding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
@@ -7757,6 +8047,13 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */",
     "    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */",
     "} te_attn_bias;",
+    "",
+    "/* How a router turns logits into scores. */",
+    "typedef enum te_score_function {",
+    "    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */",
+    "    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */",
+    "    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */",
+    "} te_score_function;",
 };
 static const char *const te__source_1[] = { /* base/numbers.h */
     "/* base/numbers.h: the number formats, bit by bit: bf16, f16, e4m3, e5m2, e8m0, e2m1 from and to f32. Read by the host and by",
@@ -16092,7 +16389,869 @@ static const char *const te__source_83[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_84[] = { /* ops/moe/grouped_column_sum.cu */
+    "// ops/moe/grouped_column_sum.cu: out [groups, n] = the sums of the columns of each group's rows of x [m, n].",
+    "//",
+    "// A block has 32 columns of one group; its 8 warps take the rows in turn, and their sums are added in order.",
+    "//",
+    "// Launch: block 256; grid: groups * n / 32 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_grouped_column_sum(const __grid_constant__ te__grouped_column_sum_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float part[8][32];",
+    "    te_i64 tiles = te_div_up(a.n, 32), group = blockIdx.x / tiles, begin = 0, end = 0;",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_i64 col = blockIdx.x % tiles * 32 + lane;",
+    "    TE_LOOP",
+    "    for (te_i64 g = 0; g <= group; g++) {",
+    "        te_i64 size = te_load_index(a.sizes, g, a.sizes_dt);",
+    "        begin = end;",
+    "        end += size < 0 ? 0 : size < a.m - begin ? size : a.m - begin;",
+    "    }",
+    "    float sum = 0.0f;",
+    "    if (col < a.n) {",
+    "        TE_LOOP4",
+    "        for (te_i64 row = begin + warp; row < end; row += 8) sum += te_get(a.x, row * a.n + col, a.x_dt);",
+    "    }",
+    "    part[warp][lane] = sum;",
+    "    __syncthreads();",
+    "    if (warp > 0 || col >= a.n) return;",
+    "    TE_LOOP",
+    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
+    "    te_put(a.out, group * a.n + col, a.out_dt, sum);",
+    "}",
+};
+static const char *const te__source_85[] = { /* ops/moe/kargs.h */
+    "/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */",
+    "#define TE__MOE_SORT_CHUNK 1024",
+    "#define TE__MOE_SCAN 8",
+    "#define TE__MOE_SORT_BUCKETS 256",
+    "",
+    "typedef struct te__moe_splits_kargs {",
+    "    const void *sizes; /* [n], or NULL for values */",
+    "    void *padded, *offsets; /* [n]; offsets may be NULL */",
+    "    long long n, align;",
+    "    int sizes_dt, padded_dt, offsets_dt;",
+    "    long long values[64];",
+    "} te__moe_splits_kargs;",
+    "",
+    "/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */",
+    "typedef struct te__moe_map_kargs {",
+    "    const void *routing; /* [tokens, experts] */",
+    "    int *map;            /* [tokens, 2 experts + 1] */",
+    "    void *counts_out;    /* [experts], or NULL */",
+    "    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */",
+    "    int *rows;           /* [tokens, experts] */",
+    "    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */",
+    "    int routing_dt, counts_dt;",
+    "} te__moe_map_kargs;",
+    "",
+    "/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */",
+    "typedef struct te__moe_sort_kargs {",
+    "    const void *experts;             /* [items]: the keys, where `from` is NULL */",
+    "    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */",
+    "    int *to;                         /* likewise, or NULL: the last pass writes the map */",
+    "    int *map;                        /* [topk, tokens] */",
+    "    int *counts;                     /* [256, chunks] */",
+    "    long long items, chunks, tokens, topk, kept;",
+    "    int shift, experts_dt;",
+    "} te__moe_sort_kargs;",
+    "",
+    "typedef struct te__moe_chunk_map_kargs {",
+    "    const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */",
+    "    int *map;                                   /* [tokens] */",
+    "    long long n, tokens;",
+    "    int sizes_dt, sorted_dt, offsets_dt;",
+    "} te__moe_chunk_map_kargs;",
+    "",
+    "/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */",
+    "typedef struct te__moe_rows_kargs {",
+    "    const int *map;",
+    "    const void *pad_offsets; /* [experts], or NULL */",
+    "    int *source;             /* [rows] */",
+    "    const void *x;           /* [tokens, h] */",
+    "    void *y;                 /* [rows, h] */",
+    "    const void *probs;       /* [tokens, copies], or NULL */",
+    "    void *permuted_probs;    /* [rows], or NULL */",
+    "    long long tokens, copies, rows, h;",
+    "    int experts; /* 0: an index map */",
+    "    int offsets_dt, x_dt, y_dt, probs_dt;",
+    "    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */",
+    "    int zeroes;  /* a copy whose probability is 0 is a row of zeros */",
+    "} te__moe_rows_kargs;",
+    "",
+    "/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */",
+    "typedef struct te__moe_sum_kargs {",
+    "    const int *map;",
+    "    const void *pad_offsets;    /* [experts], or NULL */",
+    "    const void *x;              /* [rows, h] */",
+    "    const void *merging_probs;  /* [tokens, copies], or NULL */",
+    "    const void *permuted_probs; /* [rows], or NULL */",
+    "    const void *dy;             /* [tokens, h], of moe_dot */",
+    "    void *y;                    /* [tokens, h] */",
+    "    void *probs;                /* [tokens, copies], or NULL */",
+    "    long long tokens, copies, rows, h;",
+    "    int experts;",
+    "    int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;",
+    "    int vector; /* rows of x, y and dy start at multiples of 16 bytes */",
+    "} te__moe_sum_kargs;",
+    "",
+    "typedef struct te__moe_router_kargs {",
+    "    const void *logits, *bias; /* [tokens, experts], [experts] or NULL */",
+    "    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */",
+    "    const void *dprobs;        /* [tokens, experts] */",
+    "    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */",
+    "    void *indices;             /* [tokens, topk], or NULL */",
+    "    long long tokens;",
+    "    float scaling;",
+    "    int experts, topk, groups, group_topk;",
+    "    int score;                 /* te_score_function */",
+    "    int pre_softmax, all_scores;",
+    "    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;",
+    "} te__moe_router_kargs;",
+    "",
+    "typedef struct te__moe_loss_kargs {",
+    "    const void *probs, *counts; /* [rows, cols], [cols] */",
+    "    const long long *total;     /* [1], or NULL for total_host */",
+    "    const void *dloss;          /* [1] */",
+    "    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */",
+    "    float *partial;             /* [blocks] */",
+    "    unsigned *counter;",
+    "    long long rows, cols, chunk; /* chunk: rows of a block */",
+    "    float total_host, factor;    /* factor: coeff * num_experts / topk */",
+    "    int probs_dt, counts_dt, dloss_dt, out_dt;",
+    "} te__moe_loss_kargs;",
+    "",
+    "typedef struct te__grouped_column_sum_kargs {",
+    "    const void *x, *sizes; /* [m, n], [groups] */",
+    "    void *out;             /* [groups, n] */",
+    "    long long m, n, groups;",
+    "    int x_dt, sizes_dt, out_dt;",
+    "} te__grouped_column_sum_kargs;",
+};
+static const char *const te__source_86[] = { /* ops/moe/loop.cuh */
+    "// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.",
+    "//",
+    "// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that",
+    "// it never meets.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/moe/kargs.h\"",
+    "#ifdef TE_SMALL",
+    "#define TE_LOOP _Pragma(\"unroll 1\")",
+    "#define TE_LOOP4 _Pragma(\"unroll 1\")",
+    "#define TE_WIDE(vector) 0",
+    "#else",
+    "#define TE_LOOP",
+    "#define TE_LOOP4 _Pragma(\"unroll 4\")",
+    "#define TE_WIDE(vector) (vector)",
+    "#endif",
+    "",
+    "// te_load and te_store for f32, f16 and bf16; te_get for i32 and i64, too.",
+    "#ifdef TE_SMALL",
+    "static __device__ __noinline__ float te_get(const void *p, te_i64 i, int dt) {",
+    "    if (dt == TE_F32) return ((const float *)p)[i];",
+    "    if (dt == TE_BF16) return te_bf16_to_f32(((const te_u16 *)p)[i]);",
+    "    if (dt == TE_F16) return te_f16_to_f32(((const te_u16 *)p)[i]);",
+    "    return (float)te_load_index(p, i, dt);",
+    "}",
+    "static __device__ __noinline__ void te_put(void *p, te_i64 i, int dt, float f) {",
+    "    if (dt == TE_F32) ((float *)p)[i] = f;",
+    "    else if (dt == TE_BF16) ((te_u16 *)p)[i] = te_f32_to_bf16(f);",
+    "    else ((te_u16 *)p)[i] = te_f32_to_f16(f);",
+    "}",
+    "#else",
+    "TE_DEV float te_get(const void *p, te_i64 i, int dt) { return te_load(p, i, dt); }",
+    "TE_DEV void te_put(void *p, te_i64 i, int dt, float f) { te_store(p, i, dt, f); }",
+    "#endif",
+};
+static const char *const te__source_87[] = { /* ops/moe/moe.cuh */
+    "// ops/moe/moe.cuh: where the copies of a token stand, by either form of map.",
+    "#pragma once",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "// How many copies token t may have.",
+    "TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts) {",
+    "    if (!experts) return copies;",
+    "    int n = map[t * (2 * experts + 1) + 2 * experts];",
+    "    return n < 0 ? 0 : n < experts ? n : experts;",
+    "}",
+    "// The row of copy i of token t, or -1; and its place among the probabilities.",
+    "TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i, te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {",
+    "    te_i64 row;",
+    "    if (!experts) {",
+    "        *place = i;",
+    "        row = map[i * tokens + t];",
+    "    } else {",
+    "        const int *at = map + t * (2 * experts + 1);",
+    "        *place = at[experts + i];",
+    "        row = at[i];",
+    "        if (*place < 0 || *place >= experts) return -1;",
+    "        if (row >= 0 && pad_offsets) row += te_load_index(pad_offsets, *place, offsets_dt);",
+    "    }",
+    "    return row >= 0 && row < rows ? row : -1;",
+    "}",
+};
+static const char *const te__source_88[] = { /* ops/moe/moe_chunk_map.cu */
+    "// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them.",
+    "//",
+    "// Launch: block 256, a thread a token; grid: tokens / 256 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV te_i64 te_chunk_size(const te__moe_chunk_map_kargs &a, te_i64 i) {",
+    "    te_i64 size = te_load_index(a.sizes, i, a.sizes_dt);",
+    "    return size < 0 ? 0 : size;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_chunk_map(const __grid_constant__ te__moe_chunk_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 256 + threadIdx.x, before = 0, chunk = 0, to;",
+    "    if (t >= a.tokens) return;",
+    "    TE_LOOP",
+    "    for (; chunk < a.n; chunk++) {",
+    "        te_i64 size = te_chunk_size(a, chunk);",
+    "        if (t - before < size) break;",
+    "        before += size;",
+    "    }",
+    "    if (chunk == a.n) {",
+    "        a.map[t] = a.offsets ? -1 : (int)t;",
+    "        return;",
+    "    }",
+    "    to = t;",
+    "    if (a.offsets) to += te_load_index(a.offsets, chunk, a.offsets_dt);",
+    "    if (a.sorted_index) {",
+    "        to = t - before;",
+    "        TE_LOOP",
+    "        for (te_i64 k = 0; k < a.n; k++) {",
+    "            te_i64 other = te_load_index(a.sorted_index, k, a.sorted_dt);",
+    "            if (other == chunk) break;",
+    "            if (other >= 0 && other < a.n) to += te_chunk_size(a, other);",
+    "        }",
+    "    }",
+    "    a.map[t] = (int)to;",
+    "}",
+};
+static const char *const te__source_89[] = { /* ops/moe/moe_count.cu */
+    "// ops/moe/moe_count.cu: counts[e][c]: tokens of chunk c that are routed to expert e. The first of three kernels that make a mask map.",
+    "//",
+    "// Launch: block 256, a thread an expert; grid: chunks of tokens.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_count(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {",
+    "        int n = 0;",
+    "        TE_LOOP",
+    "        for (te_i64 t = begin; t < end; t++) {",
+    "            te_i64 at = t * a.experts + e;",
+    "            n += (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;",
+    "        }",
+    "        a.counts[e * a.chunks + blockIdx.x] = n;",
+    "    }",
+    "}",
+};
+static const char *const te__source_90[] = { /* ops/moe/moe_dot.cu */
+    "// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are copies of one token; 0 where there is none.",
+    "//",
+    "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_dot(const __grid_constant__ te__moe_sum_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;",
+    "    int lane = threadIdx.x & 31;",
+    "    if (t >= a.tokens) return;",
+    "    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;",
+    "    TE_LOOP",
+    "    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (te_i64 i = 0; i < count; i++) {",
+    "        te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "        float sum = 0.0f;",
+    "        if (row < 0) continue;",
+    "        TE_LOOP",
+    "        for (te_i64 col = lane * 8; col < whole; col += 256) {",
+    "            float v[8], w[8];",
+    "            te_load8(a.dy, t * a.h + col, a.dy_dt, v);",
+    "            te_load8(a.x, row * a.h + col, a.x_dt, w);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum = fmaf(v[k], w[k], sum);",
+    "        }",
+    "        TE_LOOP",
+    "        for (te_i64 col = whole + lane; col < a.h; col += 32) sum = fmaf(te_get(a.dy, t * a.h + col, a.dy_dt), te_get(a.x, row * a.h + col, a.x_dt), sum);",
+    "        sum = te_warp_sum(sum);",
+    "        if (lane == 0) te_put(a.probs, t * a.copies + place, a.probs_dt, sum);",
+    "    }",
+    "}",
+};
+static const char *const te__source_91[] = { /* ops/moe/moe_gather.cu */
+    "// ops/moe/moe_gather.cu: y [rows, h] = the rows of x [tokens, h] that moe_invert has found for them, 0 where there is none. As they are, in units of",
+    "// `unit` bytes; or, with unit 0, times the copy's probability.",
+    "//",
+    "// Launch: block 256: one warp a row; grid: rows / 8 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "template <typename T> TE_DEV void te_move_row(const void *x, te_i64 from, void *y, te_i64 to, te_i64 h, bool zero) {",
+    "    const T *in = (const T *)x + from * h;",
+    "    T *out = (T *)y + to * h;",
+    "    TE_LOOP4",
+    "    for (te_i64 i = threadIdx.x & 31; i < h; i += 32) out[i] = zero ? T() : in[i];",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_constant__ te__moe_rows_kargs a) {",
+    "    te_follow();",
+    "    te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
+    "    int lane = threadIdx.x & 31;",
+    "    if (row >= a.rows) return;",
+    "    te_i64 from = a.source[row], token = from < 0 ? 0 : from / a.copies;",
+    "    float p = a.probs && from >= 0 ? te_get(a.probs, from, a.probs_dt) : 0.0f;",
+    "    bool zero = from < 0 || (a.zeroes && p == 0.0f);",
+    "    if (a.permuted_probs && lane == 0) te_put(a.permuted_probs, row, a.probs_dt, p);",
+    "    switch (a.unit) {",
+    "    case 16: te_move_row<uint4>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 8: te_move_row<te_u64>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 4: te_move_row<te_u32>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 2: te_move_row<te_u16>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 1: te_move_row<te_u8>(a.x, token, a.y, row, a.h, zero); break;",
+    "    default:",
+    "        TE_LOOP",
+    "        for (te_i64 i = lane; i < a.h; i += 32) te_put(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_get(a.x, token * a.h + i, a.x_dt) * p);",
+    "    }",
+    "}",
+};
+static const char *const te__source_92[] = { /* ops/moe/moe_invert.cu */
+    "// ops/moe/moe_invert.cu: source[row] = the copy that a map sends to this row, token * copies + place. Rows that nothing comes to keep the -1 that they had.",
+    "//",
+    "// Launch: block 256, a thread a token and copy; grid: tokens * copies / 256 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_invert(const __grid_constant__ te__moe_rows_kargs a) {",
+    "    te_follow();",
+    "    te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x, t = at / a.copies, i = at % a.copies, place;",
+    "    if (t >= a.tokens || i >= te_moe_count(a.map, t, a.copies, a.experts)) return;",
+    "    te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "    if (row >= 0) atomicMax(a.source + row, (int)(t * a.copies + place)); // of two copies that a wrong map sends here, the same one wins each time",
+    "}",
+};
+static const char *const te__source_93[] = { /* ops/moe/moe_loss_bwd.cu */
+    "// ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss; coefficient = factor / total^2.",
+    "//",
+    "// Launch: block 256; grid: rows * cols / 1024 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_loss_bwd(const __grid_constant__ te__moe_loss_kargs a) {",
+    "    te_follow();",
+    "    float total = a.total ? (float)*a.total : a.total_host, g = te_get(a.dloss, 0, a.dloss_dt), c = __fdiv_rn(__fdiv_rn(a.factor, total), total);",
+    "    for (int k = 0; k < 4; k++) {",
+    "        te_i64 i = (te_i64)blockIdx.x * 1024 + k * 256 + threadIdx.x;",
+    "        if (i < a.rows * a.cols) te_put(a.out, i, a.out_dt, c * te_get(a.counts, i % a.cols, a.counts_dt) * g);",
+    "    }",
+    "}",
+};
+static const char *const te__source_94[] = { /* ops/moe/moe_loss_fwd.cu */
+    "// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols]; coefficient = factor / total^2.",
+    "//",
+    "// Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.",
+    "//",
+    "// Launch: block 256; grid: rows / chunk up, at least 1.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_loss_fwd(const __grid_constant__ te__moe_loss_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.rows ? begin + a.chunk : a.rows;",
+    "    float sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (te_i64 col = threadIdx.x; col < a.cols; col += 256) {",
+    "        float column = 0.0f;",
+    "        TE_LOOP",
+    "        for (te_i64 row = begin; row < end; row++) column += te_get(a.probs, row * a.cols + col, a.probs_dt);",
+    "        sum = fmaf(column, te_get(a.counts, col, a.counts_dt), sum);",
+    "    }",
+    "    sum = te_block_sum(sum, scratch);",
+    "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
+    "    if (!te_last_block(a.counter)) return;",
+    "    sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int i = threadIdx.x; i < gridDim.x; i += 256) sum += __ldcg(a.partial + i);",
+    "    sum = te_block_sum(sum, scratch);",
+    "    float total = a.total ? (float)*a.total : a.total_host;",
+    "    if (threadIdx.x == 0) te_put(a.out, 0, a.out_dt, sum * __fdiv_rn(__fdiv_rn(a.factor, total), total));",
+    "}",
+};
+static const char *const te__source_95[] = { /* ops/moe/moe_router_bwd.cu */
+    "// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed again. te_op_moe_router_bwd.",
+    "//",
+    "//   softmax         dx = y (g - sum g y), over all experts or over the chosen ones; g is 0 where an expert was not chosen",
+    "//   other scores    y = s / sum s:  ds = g / sum s - (sum g s) / (sum s)^2;  dx = ds * slope",
+    "//",
+    "// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared: 4 bytes an expert and warp.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/router.cuh\"",
+    "",
+    "extern \"C\" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_router_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ __align__(16) float shared[];",
+    "    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, n = a.experts;",
+    "    float *score = shared + (threadIdx.x >> 5) * n, sum = 0.0f, dot = 0.0f;",
+    "    te_i64 t = (te_i64)blockIdx.x * warps + (threadIdx.x >> 5);",
+    "    if (t >= a.tokens) return;",
+    "    const te_u8 *map = a.all_scores ? nullptr : a.map + t * n;",
+    "    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores, normalised = !softmax && (a.all_scores || a.topk > 1);",
+    "",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float x = te_get(a.logits, t * n + e, a.logits_dt);",
+    "        score[e] = softmax ? x : te_expert_score(a.score, x);",
+    "    }",
+    "    if (softmax) te_expert_softmax(score, over_all ? nullptr : map, n, score);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        if (map && !map[e]) continue;",
+    "        sum += score[e];",
+    "        dot = fmaf(te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling, score[e], dot);",
+    "    }",
+    "    sum = te_warp_sum(sum) + 1e-20f;",
+    "    dot = te_warp_sum(dot);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        bool chosen = !map || map[e];",
+    "        float g = chosen ? te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling : 0.0f;",
+    "        if (softmax) g = score[e] * (g - dot);",
+    "        else if (chosen) g = (normalised ? g / sum - dot / (sum * sum) : g) * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);",
+    "        te_put(a.probs, t * n + e, a.probs_dt, g);",
+    "    }",
+    "}",
+};
+static const char *const te__source_96[] = { /* ops/moe/moe_router_fwd.cu */
+    "// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their probabilities; te_op_moe_router_fwd has the formulas.",
+    "//",
+    "// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts that are left is taken topk times:",
+    "// each lane looks among its own, then the warp compares; of equal keys the lower expert wins.",
+    "//",
+    "// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared, for each warp: 9 bytes an",
+    "// expert, 5 a group.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/router.cuh\"",
+    "",
+    "// The one of two experts that is taken first; index -1: none.",
+    "TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {",
+    "    if (index < 0 || other < 0) return index >= 0;",
+    "    return key > other_key || (!(other_key > key) && index < other);",
+    "}",
+    "// The best expert of key[0 .. n-1] that is not marked.",
+    "TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {",
+    "    int lane = threadIdx.x & 31, best = -1;",
+    "    float top = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32)",
+    "        if (!taken[e] && te_expert_before(key[e], e, top, best)) top = key[e], best = e;",
+    "#pragma unroll",
+    "    for (int d = 16; d; d >>= 1) {",
+    "        float other_key = __shfl_xor_sync(0xffffffffu, top, d);",
+    "        int other = __shfl_xor_sync(0xffffffffu, best, d);",
+    "        if (te_expert_before(other_key, other, top, best)) top = other_key, best = other;",
+    "    }",
+    "    return best;",
+    "}",
+    "// Marks the `count` best; returns the sum of their keys. indices: where they are left, from `at` on, or NULL.",
+    "TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {",
+    "    int lane = threadIdx.x & 31;",
+    "    float sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) taken[e] = 0;",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (int i = 0; i < count; i++) {",
+    "        int best = te_expert_best(key, taken, n);",
+    "        sum += key[best];",
+    "        if (lane == 0) taken[best] = 1;",
+    "        if (lane == 0 && indices) {",
+    "            if (dt == TE_I64) ((te_i64 *)indices)[at + i] = best;",
+    "            else ((int *)indices)[at + i] = best;",
+    "        }",
+    "        __syncwarp();",
+    "    }",
+    "    return sum;",
+    "}",
+    "",
+    "extern \"C\" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_router_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ __align__(16) float shared[];",
+    "    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, n = a.experts;",
+    "    float *score = shared + warp * (2 * n + a.groups), *key = score + n, *worth = key + n;",
+    "    te_u8 *taken = (te_u8 *)(shared + warps * (2 * n + a.groups)) + warp * (n + a.groups), *open = taken + n;",
+    "    te_i64 t = (te_i64)blockIdx.x * warps + warp;",
+    "    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores;",
+    "    float sum = 0.0f;",
+    "    if (t >= a.tokens) return;",
+    "",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float x = te_get(a.logits, t * n + e, a.logits_dt);",
+    "        score[e] = softmax ? x : te_expert_score(a.score, x);",
+    "        sum += score[e];",
+    "    }",
+    "    if (softmax && over_all) te_expert_softmax(score, nullptr, n, score);",
+    "    if (!softmax && a.all_scores) {",
+    "        sum = te_warp_sum(sum) + 1e-20f;",
+    "        TE_LOOP",
+    "        for (int e = lane; e < n; e += 32) score[e] = score[e] / sum;",
+    "    }",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float k = score[e] + (a.bias ? te_get(a.bias, e, a.bias_dt) : 0.0f);",
+    "        key[e] = k == k ? k : -TE_INF;",
+    "    }",
+    "    __syncwarp();",
+    "    if (a.group_topk) {",
+    "        int size = n / a.groups, best = a.topk / a.group_topk < size ? a.topk / a.group_topk : size;",
+    "        TE_LOOP",
+    "        for (int g = 0; g < a.groups; g++) {",
+    "            float w = te_expert_choose(key + g * size, taken, size, best, nullptr, 0, 0);",
+    "            if (lane == 0) worth[g] = w;",
+    "        }",
+    "        __syncwarp();",
+    "        te_expert_choose(worth, open, a.groups, a.group_topk, nullptr, 0, 0);",
+    "        TE_LOOP",
+    "        for (int e = lane; e < n; e += 32)",
+    "            if (!open[e / size]) key[e] = -TE_INF;",
+    "        __syncwarp();",
+    "    }",
+    "    te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);",
+    "    if (softmax && !over_all) te_expert_softmax(score, taken, n, score);",
+    "    sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) sum += taken[e] ? score[e] : 0.0f;",
+    "    sum = te_warp_sum(sum) + 1e-20f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float v = score[e];",
+    "        if (!a.all_scores) {",
+    "            if (!softmax && a.topk > 1) v = v / sum;",
+    "            v = taken[e] ? v * a.scaling : 0.0f;",
+    "        }",
+    "        te_put(a.probs, t * n + e, a.probs_dt, v);",
+    "        if (a.map) a.map[t * n + e] = taken[e];",
+    "    }",
+    "    TE_LOOP",
+    "    for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {",
+    "        int bits = 0;",
+    "        TE_LOOP",
+    "        for (int e = byte * 8; e < byte * 8 + 8 && e < n; e++) bits |= taken[e] << e % 8;",
+    "        a.bits[t * ((n + 7) / 8) + byte] = (te_u8)bits;",
+    "    }",
+    "}",
+};
+static const char *const te__source_97[] = { /* ops/moe/moe_rows.cu */
+    "// ops/moe/moe_rows.cu: the rows of a mask map, from where each expert's tokens of each chunk begin.",
+    "//",
+    "//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to",
+    "//   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its number is known",
+    "//",
+    "// Launch: block 256; grid: chunks of tokens.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_rows(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {",
+    "        int row = a.counts[e * a.chunks + blockIdx.x];",
+    "        TE_LOOP",
+    "        for (te_i64 t = begin; t < end; t++) {",
+    "            te_i64 at = t * a.experts + e;",
+    "            bool routed = (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;",
+    "            a.rows[at] = routed ? row++ : -1;",
+    "        }",
+    "    }",
+    "    __syncthreads();",
+    "    int lane = threadIdx.x & 31;",
+    "    TE_LOOP",
+    "    for (te_i64 t = begin + (threadIdx.x >> 5); t < end; t += 8) {",
+    "        int *map = a.map + t * (2 * a.experts + 1);",
+    "        int n = 0;",
+    "        TE_LOOP",
+    "        for (te_i64 first = a.experts - 1; first >= 0; first -= 32) {",
+    "            te_i64 e = first - lane;",
+    "            int row = e >= 0 ? a.rows[t * a.experts + e] : -1;",
+    "            te_u32 routed = __ballot_sync(0xffffffffu, row >= 0);",
+    "            int at = n + __popc(routed & ((1u << lane) - 1));",
+    "            if (row >= 0) map[at] = row, map[a.experts + at] = (int)e;",
+    "            n += __popc(routed);",
+    "        }",
+    "        TE_LOOP",
+    "        for (te_i64 i = n + lane; i < a.experts; i += 32) map[i] = map[a.experts + i] = -1;",
+    "        if (lane == 0) map[2 * a.experts] = n;",
+    "    }",
+    "}",
+};
+static const char *const te__source_98[] = { /* ops/moe/moe_scan.cu */
+    "// ops/moe/moe_scan.cu: counts [buckets, chunks] become the sums of all counts before each one; the totals of the buckets are left in counts_out.",
+    "//",
+    "// Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    __shared__ int totals[32];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, before = 0;",
+    "    te_i64 n = a.experts * a.chunks;",
+    "    TE_LOOP",
+    "    for (te_i64 first = 0; first < n; first += 1024 * TE__MOE_SCAN) {",
+    "        te_i64 i = first + threadIdx.x * TE__MOE_SCAN;",
+    "        int mine[TE__MOE_SCAN], sum = 0;",
+    "#pragma unroll",
+    "        for (int k = 0; k < TE__MOE_SCAN; k++) {",
+    "            mine[k] = i + k < n ? a.counts[i + k] : 0;",
+    "            sum += mine[k];",
+    "        }",
+    "        int upto = sum;",
+    "#pragma unroll",
+    "        for (int d = 1; d < 32; d <<= 1) {",
+    "            int left = __shfl_up_sync(0xffffffffu, upto, d);",
+    "            if (lane >= d) upto += left;",
+    "        }",
+    "        if (lane == 31) totals[warp] = upto;",
+    "        __syncthreads();",
+    "        int at = before + upto - sum;",
+    "        TE_LOOP",
+    "        for (int w = 0; w < 32; w++) {",
+    "            if (w < warp) at += totals[w];",
+    "            before += totals[w];",
+    "        }",
+    "#pragma unroll",
+    "        for (int k = 0; k < TE__MOE_SCAN; k++) {",
+    "            if (i + k < n) a.counts[i + k] = at;",
+    "            at += mine[k];",
+    "        }",
+    "        __syncthreads();",
+    "    }",
+    "    if (!a.counts_out) return;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 1024) {",
+    "        int begin = a.chunks ? a.counts[e * a.chunks] : 0, end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;",
+    "        if (a.counts_dt == TE_I64) ((te_i64 *)a.counts_out)[e] = end - begin;",
+    "        else ((int *)a.counts_out)[e] = end - begin;",
+    "    }",
+    "}",
+};
+static const char *const te__source_99[] = { /* ops/moe/moe_sort.cu */
+    "// ops/moe/moe_sort.cu: moves items to where their bucket begins in their chunk, in their order. The last pass writes the map in place of the items.",
+    "//",
+    "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/sort.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_sort(const __grid_constant__ te__moe_sort_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];",
+    "    int n = te_moe_sort_bits(a, bits), to = a.counts[threadIdx.x * a.chunks + blockIdx.x];",
+    "    TE_LOOP",
+    "    for (int i = 0; i < n; i++) {",
+    "        if (bits[i] != threadIdx.x) continue;",
+    "        te_i64 at = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK + i, place = a.from ? a.from[a.items + at] : at;",
+    "        if (a.to) {",
+    "            a.to[to] = te_moe_sort_key(a, at);",
+    "            a.to[a.items + to] = (int)place;",
+    "        } else",
+    "            a.map[place % a.topk * a.tokens + place / a.topk] = to < a.kept ? to : -1;",
+    "        to++;",
+    "    }",
+    "}",
+};
+static const char *const te__source_100[] = { /* ops/moe/moe_sort_count.cu */
+    "// ops/moe/moe_sort_count.cu: counts[b][c]: items of chunk c whose key has the eight bits b. The first of three kernels of a pass of a stable sort.",
+    "//",
+    "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/sort.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_sort_count(const __grid_constant__ te__moe_sort_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];",
+    "    int n = te_moe_sort_bits(a, bits), count = 0;",
+    "    TE_LOOP",
+    "    for (int i = 0; i < n; i++) count += bits[i] == threadIdx.x;",
+    "    a.counts[threadIdx.x * a.chunks + blockIdx.x] = count;",
+    "}",
+};
+static const char *const te__source_101[] = { /* ops/moe/moe_splits.cu */
+    "// ops/moe/moe_splits.cu: padded[i] = sizes[i] rounded up to multiples of align; offsets[i] = the padding before group i.",
+    "//",
+    "// Launch: one block of 32 threads, which take the groups 32 at a time.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV void te_store_index(void *p, te_i64 i, int dt, te_i64 v) {",
+    "    if (dt == TE_I64) ((te_i64 *)p)[i] = v;",
+    "    else ((int *)p)[i] = (int)v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(32) te_moe_splits(const __grid_constant__ te__moe_splits_kargs a) {",
+    "    te_follow();",
+    "    int lane = threadIdx.x;",
+    "    te_i64 before = 0;",
+    "    TE_LOOP",
+    "    for (te_i64 first = 0; first < a.n; first += 32) {",
+    "        te_i64 i = first + lane, size = 0, padded = 0;",
+    "        if (i < a.n) {",
+    "            size = a.sizes ? te_load_index(a.sizes, i, a.sizes_dt) : a.values[i];",
+    "            size = size < 0 ? 0 : size;",
+    "            padded = te_div_up(size, a.align) * a.align;",
+    "            te_store_index(a.padded, i, a.padded_dt, padded);",
+    "        }",
+    "        te_i64 upto = padded - size;",
+    "#pragma unroll",
+    "        for (int d = 1; d < 32; d <<= 1) {",
+    "            te_i64 left = __shfl_up_sync(0xffffffffu, upto, d);",
+    "            if (lane >= d) upto += left;",
+    "        }",
+    "        if (a.offsets && i < a.n) te_store_index(a.offsets, i, a.offsets_dt, before + upto - (padded - size));",
+    "        before += __shfl_sync(0xffffffffu, upto, 31);",
+    "    }",
+    "}",
+};
+static const char *const te__source_102[] = { /* ops/moe/moe_unpermute.cu */
+    "// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its probability, in the order of the map.",
+    "//",
+    "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 Y_DT=3",
+    "// te:row X_DT=1 Y_DT=1",
+    "#include \"ops/moe/moe.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_constant__ te__moe_sum_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;",
+    "    int lane = threadIdx.x & 31;",
+    "    if (t >= a.tokens) return;",
+    "    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;",
+    "    TE_LOOP",
+    "    for (te_i64 col = lane * 8; col < whole; col += 256) {",
+    "        float sum[8] = {};",
+    "        TE_LOOP",
+    "        for (te_i64 i = 0; i < count; i++) {",
+    "            te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "            if (row < 0) continue;",
+    "            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f, v[8];",
+    "            te_load8(a.x, row * a.h + col, X_DT, v);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum[k] = fmaf(v[k], p, sum[k]);",
+    "        }",
+    "        te_store8(a.y, t * a.h + col, Y_DT, sum);",
+    "    }",
+    "    TE_LOOP",
+    "    for (te_i64 col = whole + lane; col < a.h; col += 32) {",
+    "        float sum = 0.0f;",
+    "        TE_LOOP",
+    "        for (te_i64 i = 0; i < count; i++) {",
+    "            te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "            if (row < 0) continue;",
+    "            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f;",
+    "            sum = fmaf(te_get(a.x, row * a.h + col, X_DT), p, sum);",
+    "        }",
+    "        te_put(a.y, t * a.h + col, Y_DT, sum);",
+    "    }",
+    "    if (!a.probs) return;",
+    "    TE_LOOP",
+    "    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (te_i64 i = lane; i < count; i += 32) {",
+    "        te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "        if (row >= 0) te_put(a.probs, t * a.copies + place, a.probs_dt, te_get(a.permuted_probs, row, a.permuted_dt));",
+    "    }",
+    "}",
+};
+static const char *const te__source_103[] = { /* ops/moe/router.cuh */
+    "// ops/moe/router.cuh: scores of experts, by a warp.",
+    "#pragma once",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV_CALL float te_expert_score(int f, float x) {",
+    "    if (f == TE_SCORE_SIGMOID) return te_sigmoid(x);",
+    "    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));",
+    "}",
+    "// d score / dx, given the score.",
+    "TE_DEV_CALL float te_expert_slope(int f, float x, float score) {",
+    "    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);",
+    "    return (x > 20.0f ? 1.0f : te_sigmoid(x)) / (2.0f * score + 1e-20f);",
+    "}",
+    "// y = softmax of those x that `map` marks, or of all; 0 elsewhere. The lanes own the experts lane, lane + 32 ...",
+    "TE_DEV_CALL void te_expert_softmax(const float *x, const te_u8 *map, int n, float *y) {",
+    "    int lane = threadIdx.x & 31;",
+    "    float top = -TE_INF, sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32)",
+    "        if (!map || map[e]) top = fmaxf(top, x[e]);",
+    "    top = te_warp_max(top);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float v = map && !map[e] ? 0.0f : expf(x[e] - top);",
+    "        y[e] = v;",
+    "        sum += v;",
+    "    }",
+    "    sum = te_warp_sum(sum);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) y[e] = y[e] / sum;",
+    "}",
+};
+static const char *const te__source_104[] = { /* ops/moe/sort.cuh */
+    "// ops/moe/sort.cuh: the items of one pass of the sort.",
+    "#pragma once",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) { return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt); }",
+    "",
+    "// The eight bits of this pass of the block's items; how many it has.",
+    "TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {",
+    "    te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, left = a.items - begin;",
+    "    int n = left < TE__MOE_SORT_CHUNK ? (int)left : TE__MOE_SORT_CHUNK;",
+    "    TE_LOOP",
+    "    for (int i = threadIdx.x; i < n; i += 256) bits[i] = (te_u8)((te_u32)te_moe_sort_key(a, begin + i) >> a.shift);",
+    "    __syncthreads();",
+    "    return n;",
+    "}",
+};
+static const char *const te__source_105[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -16124,7 +17283,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_106[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -16168,7 +17327,7 @@ static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_107[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -16245,7 +17404,7 @@ static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_108[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -16415,7 +17574,7 @@ static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/kargs.h */
+static const char *const te__source_109[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -16481,7 +17640,7 @@ static const char *const te__source_88[] = { /* ops/norm/kargs.h */
     "    int x_dt, dy_dt, y_dt;",
     "} te__l2normalize_kargs;",
 };
-static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
+static const char *const te__source_110[] = { /* ops/norm/l2normalize.cu */
     "// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.",
     "//",
     "//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm",
@@ -16516,7 +17675,7 @@ static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_111[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -16536,7 +17695,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_112[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16853,7 +18012,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_113[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16867,7 +18026,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_114[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -16985,7 +18144,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_115[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -17121,7 +18280,7 @@ static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_116[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -17171,7 +18330,7 @@ static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_117[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -17279,7 +18438,7 @@ static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_118[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -17428,7 +18587,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_119[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -17495,7 +18654,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_120[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17722,7 +18881,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_121[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17828,7 +18987,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_122[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17845,7 +19004,7 @@ static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_123[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -17972,7 +19131,7 @@ static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_124[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -18308,7 +19467,7 @@ static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/adam.cu */
+static const char *const te__source_125[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -18378,7 +19537,7 @@ static const char *const te__source_104[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
+static const char *const te__source_126[] = { /* ops/optim/adam.cuh */
     "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
     "// how the elements are shared among threads.",
     "#pragma once",
@@ -18419,7 +19578,7 @@ static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
     "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
+static const char *const te__source_127[] = { /* ops/optim/adam_amax.cu */
     "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
     "//",
     "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
@@ -18449,7 +19608,7 @@ static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
     "    }",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
+static const char *const te__source_128[] = { /* ops/optim/adam_scales.cu */
     "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes. adam_states reads the states by their old scales and stores them by",
     "// multipliers of the new ones: both go to the workspace.",
     "//",
@@ -18477,7 +19636,7 @@ static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
+static const char *const te__source_129[] = { /* ops/optim/adam_states.cu */
     "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
     "//",
     "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
@@ -18512,7 +19671,7 @@ static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
     "    }",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
+static const char *const te__source_130[] = { /* ops/optim/arithmetic.h */
     "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
     " * not where the elements lie. */",
     "#ifndef TE__OPTIM_ARITHMETIC_H",
@@ -18544,7 +19703,7 @@ static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_110[] = { /* ops/optim/kargs.h */
+static const char *const te__source_131[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -18658,7 +19817,7 @@ static const char *const te__source_110[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_132[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -18684,7 +19843,7 @@ static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_133[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -18737,7 +19896,7 @@ static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_134[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18756,7 +19915,7 @@ static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_135[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18772,7 +19931,7 @@ static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_136[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18821,7 +19980,7 @@ static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
+static const char *const te__source_137[] = { /* ops/optim/sgd.cu */
     "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
     "//",
     "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
@@ -18862,7 +20021,7 @@ static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -18882,7 +20041,7 @@ static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_118[] = { /* ops/rope/kargs.h */
+static const char *const te__source_139[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -18917,7 +20076,7 @@ static const char *const te__source_118[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_119[] = { /* ops/rope/rope.cu */
+static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -19104,7 +20263,7 @@ static const char *const te__source_119[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_120[] = { /* ops/shard/kargs.h */
+static const char *const te__source_141[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -19151,7 +20310,7 @@ static const char *const te__source_120[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -19168,7 +20327,7 @@ static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -19283,7 +20442,7 @@ static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -19411,7 +20570,7 @@ static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -19485,7 +20644,7 @@ static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -19539,7 +20698,7 @@ static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_126[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_147[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -19562,7 +20721,7 @@ static const char *const te__source_126[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_127[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_148[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -19615,7 +20774,7 @@ static const char *const te__source_127[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_128[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_149[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -19697,7 +20856,7 @@ static const char *const te__source_128[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_129[] = { /* ops/stats/kargs.h */
+static const char *const te__source_150[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19719,7 +20878,7 @@ static const char *const te__source_129[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_130[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_151[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -19797,7 +20956,7 @@ static const char *const te__source_130[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_131[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_152[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19842,7 +21001,7 @@ static const char *const te__source_131[] = { /* ops/stats/quant_error_final.cu 
     "}",
 };
 static const te__source te__sources[] = {
-    {"api/enums.h", te__source_0, 106},
+    {"api/enums.h", te__source_0, 113},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 116},
     {"base/scaling.h", te__source_3, 85},
@@ -19926,54 +21085,75 @@ static const te__source te__sources[] = {
     {"ops/math/sum.cu", te__source_81, 42},
     {"ops/math/sum_final.cu", te__source_82, 16},
     {"ops/math/transpose.cu", te__source_83, 113},
-    {"ops/mxfp8/kargs.h", te__source_84, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_85, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_86, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_87, 168},
-    {"ops/norm/kargs.h", te__source_88, 64},
-    {"ops/norm/l2normalize.cu", te__source_89, 33},
-    {"ops/norm/norm_amax.cu", te__source_90, 18},
-    {"ops/norm/norm_bwd.cu", te__source_91, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_92, 12},
-    {"ops/norm/norm_fwd.cu", te__source_93, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_94, 134},
-    {"ops/norm/norm_parts.cuh", te__source_95, 48},
-    {"ops/norm/norm_row.cuh", te__source_96, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_97, 147},
-    {"ops/nvfp4/kargs.h", te__source_98, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_99, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_100, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_101, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_102, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_103, 334},
-    {"ops/optim/adam.cu", te__source_104, 68},
-    {"ops/optim/adam.cuh", te__source_105, 39},
-    {"ops/optim/adam_amax.cu", te__source_106, 28},
-    {"ops/optim/adam_scales.cu", te__source_107, 26},
-    {"ops/optim/adam_states.cu", te__source_108, 33},
-    {"ops/optim/arithmetic.h", te__source_109, 30},
-    {"ops/optim/kargs.h", te__source_110, 112},
-    {"ops/optim/l2norm_final.cu", te__source_111, 24},
-    {"ops/optim/l2norm_partial.cu", te__source_112, 51},
-    {"ops/optim/l2norm_tensor.cu", te__source_113, 17},
-    {"ops/optim/multi.cuh", te__source_114, 14},
-    {"ops/optim/multi_scale.cu", te__source_115, 47},
-    {"ops/optim/sgd.cu", te__source_116, 39},
-    {"ops/optim/store_state.cu", te__source_117, 18},
-    {"ops/rope/kargs.h", te__source_118, 33},
-    {"ops/rope/rope.cu", te__source_119, 185},
-    {"ops/shard/kargs.h", te__source_120, 45},
-    {"ops/shard/shard.cuh", te__source_121, 15},
-    {"ops/shard/shard_amax.cu", te__source_122, 113},
-    {"ops/shard/shard_cast.cu", te__source_123, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_124, 72},
-    {"ops/shard/shard_scales.cu", te__source_125, 52},
-    {"ops/softmax/kargs.h", te__source_126, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_127, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_128, 80},
-    {"ops/stats/kargs.h", te__source_129, 20},
-    {"ops/stats/quant_error.cu", te__source_130, 76},
-    {"ops/stats/quant_error_final.cu", te__source_131, 42},
+    {"ops/moe/grouped_column_sum.cu", te__source_84, 33},
+    {"ops/moe/kargs.h", te__source_85, 108},
+    {"ops/moe/loop.cuh", te__source_86, 34},
+    {"ops/moe/moe.cuh", te__source_87, 26},
+    {"ops/moe/moe_chunk_map.cu", te__source_88, 39},
+    {"ops/moe/moe_count.cu", te__source_89, 21},
+    {"ops/moe/moe_dot.cu", te__source_90, 35},
+    {"ops/moe/moe_gather.cu", te__source_91, 35},
+    {"ops/moe/moe_invert.cu", te__source_92, 14},
+    {"ops/moe/moe_loss_bwd.cu", te__source_93, 15},
+    {"ops/moe/moe_loss_fwd.cu", te__source_94, 31},
+    {"ops/moe/moe_router_bwd.cu", te__source_95, 43},
+    {"ops/moe/moe_router_fwd.cu", te__source_96, 119},
+    {"ops/moe/moe_rows.cu", te__source_97, 43},
+    {"ops/moe/moe_scan.cu", te__source_98, 50},
+    {"ops/moe/moe_sort.cu", te__source_99, 23},
+    {"ops/moe/moe_sort_count.cu", te__source_100, 15},
+    {"ops/moe/moe_splits.cu", te__source_101, 35},
+    {"ops/moe/moe_unpermute.cu", te__source_102, 55},
+    {"ops/moe/router.cuh", te__source_103, 31},
+    {"ops/moe/sort.cuh", te__source_104, 15},
+    {"ops/mxfp8/kargs.h", te__source_105, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_106, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_107, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_108, 168},
+    {"ops/norm/kargs.h", te__source_109, 64},
+    {"ops/norm/l2normalize.cu", te__source_110, 33},
+    {"ops/norm/norm_amax.cu", te__source_111, 18},
+    {"ops/norm/norm_bwd.cu", te__source_112, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_113, 12},
+    {"ops/norm/norm_fwd.cu", te__source_114, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_115, 134},
+    {"ops/norm/norm_parts.cuh", te__source_116, 48},
+    {"ops/norm/norm_row.cuh", te__source_117, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_118, 147},
+    {"ops/nvfp4/kargs.h", te__source_119, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_120, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_121, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_122, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_123, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_124, 334},
+    {"ops/optim/adam.cu", te__source_125, 68},
+    {"ops/optim/adam.cuh", te__source_126, 39},
+    {"ops/optim/adam_amax.cu", te__source_127, 28},
+    {"ops/optim/adam_scales.cu", te__source_128, 26},
+    {"ops/optim/adam_states.cu", te__source_129, 33},
+    {"ops/optim/arithmetic.h", te__source_130, 30},
+    {"ops/optim/kargs.h", te__source_131, 112},
+    {"ops/optim/l2norm_final.cu", te__source_132, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_133, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_134, 17},
+    {"ops/optim/multi.cuh", te__source_135, 14},
+    {"ops/optim/multi_scale.cu", te__source_136, 47},
+    {"ops/optim/sgd.cu", te__source_137, 39},
+    {"ops/optim/store_state.cu", te__source_138, 18},
+    {"ops/rope/kargs.h", te__source_139, 33},
+    {"ops/rope/rope.cu", te__source_140, 185},
+    {"ops/shard/kargs.h", te__source_141, 45},
+    {"ops/shard/shard.cuh", te__source_142, 15},
+    {"ops/shard/shard_amax.cu", te__source_143, 113},
+    {"ops/shard/shard_cast.cu", te__source_144, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_145, 72},
+    {"ops/shard/shard_scales.cu", te__source_146, 52},
+    {"ops/softmax/kargs.h", te__source_147, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_148, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_149, 80},
+    {"ops/stats/kargs.h", te__source_150, 20},
+    {"ops/stats/quant_error.cu", te__source_151, 76},
+    {"ops/stats/quant_error_final.cu", te__source_152, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -26459,6 +27639,8 @@ enum {
     TE__AS_I32 = 1 << TE_I32,
     TE__AS_I64 = 1 << TE_I64,
     TE__AS_INDEX = TE__AS_I32 | TE__AS_I64,
+    TE__AS_U8 = 1 << TE_U8,
+    TE__AS_MASK = TE__AS_U8 | TE__AS_INDEX,
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
@@ -26638,6 +27820,33 @@ enum {
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_mask_map(T, L) \
+    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN | TE__AS_INDEX) T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_moe_chunk_map(T, L)                                                                                                  \
+    T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)       \
+        T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_MOE_MAP(T) T(row_id_map, TE__IN | TE__AS_I32) T(pad_offsets, TE__IN | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_permute(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->permuted_probs)) T(y, TE__OUT | TE__AS_BYTES)   \
+        T(permuted_probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->probs))
+#define TE__ARGS_moe_unpermute(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT | TE__OPT)                                          \
+        T(permuted_probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT | TE__AS_FLOAT) T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->permuted_probs))
+#define TE__ARGS_moe_unpermute_bwd(T, L)                                                                                                       \
+    T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT)  \
+        T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_moe_router_fwd(T, L)                                                                                                          \
+    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(probs, TE__OUT | TE__AS_FLOAT)                          \
+        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_router_bwd(T, L)                                                                                                          \
+    T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores)) T(dprobs, TE__IN | TE__AS_FLOAT)            \
+        T(dlogits, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_MOE_COUNTS(T) T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_grouped_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
 
 /* Every args struct fits. */
 typedef union te__any_args {
@@ -36913,6 +38122,1170 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_
     return TE_OK;
 }
 
+/* ==== ops/moe/kargs.h =========================================================================================== */
+
+/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */
+#define TE__MOE_SORT_CHUNK 1024
+#define TE__MOE_SCAN 8
+#define TE__MOE_SORT_BUCKETS 256
+
+typedef struct te__moe_splits_kargs {
+    const void *sizes; /* [n], or NULL for values */
+    void *padded, *offsets; /* [n]; offsets may be NULL */
+    long long n, align;
+    int sizes_dt, padded_dt, offsets_dt;
+    long long values[64];
+} te__moe_splits_kargs;
+
+/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */
+typedef struct te__moe_map_kargs {
+    const void *routing; /* [tokens, experts] */
+    int *map;            /* [tokens, 2 experts + 1] */
+    void *counts_out;    /* [experts], or NULL */
+    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */
+    int *rows;           /* [tokens, experts] */
+    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */
+    int routing_dt, counts_dt;
+} te__moe_map_kargs;
+
+/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */
+typedef struct te__moe_sort_kargs {
+    const void *experts;             /* [items]: the keys, where `from` is NULL */
+    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */
+    int *to;                         /* likewise, or NULL: the last pass writes the map */
+    int *map;                        /* [topk, tokens] */
+    int *counts;                     /* [256, chunks] */
+    long long items, chunks, tokens, topk, kept;
+    int shift, experts_dt;
+} te__moe_sort_kargs;
+
+typedef struct te__moe_chunk_map_kargs {
+    const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */
+    int *map;                                   /* [tokens] */
+    long long n, tokens;
+    int sizes_dt, sorted_dt, offsets_dt;
+} te__moe_chunk_map_kargs;
+
+/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */
+typedef struct te__moe_rows_kargs {
+    const int *map;
+    const void *pad_offsets; /* [experts], or NULL */
+    int *source;             /* [rows] */
+    const void *x;           /* [tokens, h] */
+    void *y;                 /* [rows, h] */
+    const void *probs;       /* [tokens, copies], or NULL */
+    void *permuted_probs;    /* [rows], or NULL */
+    long long tokens, copies, rows, h;
+    int experts; /* 0: an index map */
+    int offsets_dt, x_dt, y_dt, probs_dt;
+    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */
+    int zeroes;  /* a copy whose probability is 0 is a row of zeros */
+} te__moe_rows_kargs;
+
+/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */
+typedef struct te__moe_sum_kargs {
+    const int *map;
+    const void *pad_offsets;    /* [experts], or NULL */
+    const void *x;              /* [rows, h] */
+    const void *merging_probs;  /* [tokens, copies], or NULL */
+    const void *permuted_probs; /* [rows], or NULL */
+    const void *dy;             /* [tokens, h], of moe_dot */
+    void *y;                    /* [tokens, h] */
+    void *probs;                /* [tokens, copies], or NULL */
+    long long tokens, copies, rows, h;
+    int experts;
+    int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;
+    int vector; /* rows of x, y and dy start at multiples of 16 bytes */
+} te__moe_sum_kargs;
+
+typedef struct te__moe_router_kargs {
+    const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
+    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */
+    const void *dprobs;        /* [tokens, experts] */
+    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */
+    void *indices;             /* [tokens, topk], or NULL */
+    long long tokens;
+    float scaling;
+    int experts, topk, groups, group_topk;
+    int score;                 /* te_score_function */
+    int pre_softmax, all_scores;
+    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;
+} te__moe_router_kargs;
+
+typedef struct te__moe_loss_kargs {
+    const void *probs, *counts; /* [rows, cols], [cols] */
+    const long long *total;     /* [1], or NULL for total_host */
+    const void *dloss;          /* [1] */
+    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */
+    float *partial;             /* [blocks] */
+    unsigned *counter;
+    long long rows, cols, chunk; /* chunk: rows of a block */
+    float total_host, factor;    /* factor: coeff * num_experts / topk */
+    int probs_dt, counts_dt, dloss_dt, out_dt;
+} te__moe_loss_kargs;
+
+typedef struct te__grouped_column_sum_kargs {
+    const void *x, *sizes; /* [m, n], [groups] */
+    void *out;             /* [groups, n] */
+    long long m, n, groups;
+    int x_dt, sizes_dt, out_dt;
+} te__grouped_column_sum_kargs;
+
+/* ==== ops/moe/op.c ============================================================================================== */
+
+/* ops/moe/op.c: mixtures of experts: the checks of each call, and what both backends share about it. Knows tensors; must not know which backend runs. */
+
+/* ---- maps ---- */
+
+static te_result te__check_moe_splits(te_ctx *te, te_op_moe_splits_args *a) {
+    int64_t n = te__numel(a->padded);
+    te_result r = te__want_numel(te, "moe_splits", "sizes", a->sizes, n);
+    if (r == TE_OK) r = te__want_numel(te, "moe_splits", "offsets", a->offsets, n);
+    if (r != TE_OK) return r;
+    if (a->align == 0) a->align = 1;
+    if (a->align < 0) return te__fail(te, TE_ERR_INVALID, "moe_splits: align is %lld; it cannot be negative", (long long)a->align);
+    if (!a->sizes && n > TE_MOE_HOST_SPLITS)
+        return te__fail(te, TE_ERR_INVALID, "moe_splits: %lld numbers from the host; one call takes %d, or any number from a tensor", (long long)n, TE_MOE_HOST_SPLITS);
+    return TE_OK;
+}
+
+/* Rows stand in maps as i32. */
+static te_result te__moe_want_countable(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    if (te__numel(x) <= INT32_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^31 - 1 elements are possible", op, name, te__shape_text(x, text));
+}
+
+static te_result te__check_moe_mask_map(te_ctx *te, te_op_moe_mask_map_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_mask_map", "routing_map", a->routing_map);
+    if (r == TE_OK) r = te__want_matrix(te, "moe_mask_map", "row_id_map", a->row_id_map, te__rows(a->routing_map), 2 * te__cols(a->routing_map) + 1, "routing_map", a->routing_map);
+    return r == TE_OK ? te__want_numel(te, "moe_mask_map", "tokens_per_expert", a->tokens_per_expert, te__cols(a->routing_map)) : r;
+}
+static te_result te__check_moe_index_map(te_ctx *te, te_op_moe_index_map_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_index_map", "experts", a->experts);
+    if (r == TE_OK) r = te__want_numel(te, "moe_index_map", "row_id_map", a->row_id_map, te__numel(a->experts));
+    if (r == TE_OK && a->num_out_tokens < 0)
+        r = te__fail(te, TE_ERR_INVALID, "moe_index_map: num_out_tokens is %lld; 0 keeps all copies", (long long)a->num_out_tokens);
+    if (a->num_out_tokens == 0) a->num_out_tokens = te__numel(a->experts);
+    return r;
+}
+static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a) {
+    int64_t n = te__numel(a->sizes);
+    te_result r = te__moe_want_countable(te, "moe_chunk_map", "row_id_map", a->row_id_map);
+    if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "sorted_index", a->sorted_index, n);
+    if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "offsets", a->offsets, n);
+    if (r == TE_OK && a->sorted_index && a->offsets)
+        r = te__fail(te, TE_ERR_INVALID, "moe_chunk_map: sorted_index and offsets are both given; one of them moves the chunks");
+    return r;
+}
+
+/* ---- permute ---- */
+
+/* A map as the kernels read it: copy i of token t stands at row dst, and its probability at t * probs + e. */
+typedef struct te__moe_map {
+    int64_t tokens, experts; /* experts: 0 for an index map */
+    int64_t copies;          /* places for copies of each token: E, or topk */
+} te__moe_map;
+
+static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, te__moe_map *m) {
+    char text[TE__SHAPE_TEXT];
+    memset(m, 0, sizeof(*m));
+    if (topk < 0) return te__fail(te, TE_ERR_INVALID, "%s: topk is %lld; 0 means a mask map", op, (long long)topk);
+    if (topk > 0) {
+        if (te__numel(row_id_map) % topk)
+            return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s, and topk %lld; an index map has topk numbers for each token", op, te__shape_text(row_id_map, text), (long long)topk);
+        if (pad_offsets) return te__fail(te, TE_ERR_INVALID, "%s: pad_offsets belong to a mask map, and topk %lld says that this is an index map", op, (long long)topk);
+        m->tokens = te__numel(row_id_map) / topk;
+        m->copies = topk;
+        return TE_OK;
+    }
+    if (te__cols(row_id_map) % 2 == 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s; a mask map is [T, 2E + 1] (an index map comes with topk)", op, te__shape_text(row_id_map, text));
+    m->tokens = te__rows(row_id_map);
+    m->copies = m->experts = te__cols(row_id_map) / 2;
+    if (m->tokens * m->copies > INT32_MAX)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: row_id_map is %s; at most 2^31 - 1 pairs of token and expert are possible", op, te__shape_text(row_id_map, text));
+    return te__want_numel(te, op, "pad_offsets", pad_offsets, m->experts);
+}
+/* One number for each token and place. */
+static te_result te__moe_want_probs(te_ctx *te, const char *op, const char *name, const te_tensor *x, const te__moe_map *m, const te_tensor *map) {
+    return x ? te__want_matrix(te, op, name, x, m->tokens, m->copies, "row_id_map", map) : TE_OK;
+}
+static te_result te__moe_want_rows(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    if (!x || (te__rows(x) == rows && te__cols(x) == cols)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [%lld, %lld] is needed", op, name, te__shape_text(x, text), (long long)rows, (long long)cols);
+}
+
+static te_result te__check_moe_permute(te_ctx *te, te_op_moe_permute_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_permute", a->row_id_map, a->topk, a->pad_offsets, &m);
+    if (r == TE_OK) r = te__want_one_format(te, "moe_permute", "x", a->x, "y", a->y);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_permute", "x", a->x, m.tokens, te__cols(a->y));
+    if (r == TE_OK && te__rows(a->y) > INT32_MAX)
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "moe_permute: y has %lld rows; at most 2^31 - 1 are possible", (long long)te__rows(a->y));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_permute", "probs", a->probs, &m, a->row_id_map);
+    if (r == TE_OK && a->probs) r = te__want_dtype(te, "moe_permute", "permuted_probs", a->permuted_probs, a->probs->dtype);
+    return r == TE_OK ? te__want_numel(te, "moe_permute", "permuted_probs", a->permuted_probs, te__rows(a->y)) : r;
+}
+static te_result te__check_moe_unpermute(te_ctx *te, te_op_moe_unpermute_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_unpermute", a->row_id_map, a->topk, a->pad_offsets, &m);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_unpermute", "y", a->y, m.tokens, te__cols(a->x));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute", "merging_probs", a->merging_probs, &m, a->row_id_map);
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute", "probs", a->probs, &m, a->row_id_map);
+    return r == TE_OK ? te__want_numel(te, "moe_unpermute", "permuted_probs", a->permuted_probs, te__rows(a->x)) : r;
+}
+static te_result te__check_moe_unpermute_bwd(te_ctx *te, te_op_moe_unpermute_bwd_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_unpermute_bwd", a->row_id_map, a->topk, a->pad_offsets, &m);
+    const te_tensor *rows = a->dx ? a->dx : a->x;
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_unpermute_bwd", "dy", a->dy, m.tokens, te__cols(a->dy));
+    if (r == TE_OK && rows) r = te__moe_want_rows(te, "moe_unpermute_bwd", a->dx ? "dx" : "x", rows, te__rows(rows), te__cols(a->dy));
+    if (r == TE_OK && rows) r = te__moe_want_rows(te, "moe_unpermute_bwd", "x", a->x, te__rows(rows), te__cols(a->dy));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute_bwd", "merging_probs", a->merging_probs, &m, a->row_id_map);
+    return r == TE_OK ? te__moe_want_probs(te, "moe_unpermute_bwd", "dprobs", a->dprobs, &m, a->row_id_map) : r;
+}
+
+/* ---- router ---- */
+
+static te_result te__moe_check_choice(te_ctx *te, const char *op, const te_tensor *logits, int topk, te_score_function f) {
+    char text[TE__SHAPE_TEXT];
+    int64_t experts = te__cols(logits);
+    if (logits->ndim < 1 || experts < 1 || experts > TE_MOE_MAX_EXPERTS)
+        return te__fail(te, TE_ERR_SHAPE, "%s: logits are %s; [.., E] with E from 1 to %d is needed", op, te__shape_text(logits, text), TE_MOE_MAX_EXPERTS);
+    if (topk < 1 || topk > experts)
+        return te__fail(te, TE_ERR_INVALID, "%s: topk is %d of %lld experts; from 1 to all of them are possible", op, topk, (long long)experts);
+    if (f != TE_SCORE_SOFTMAX && f != TE_SCORE_SIGMOID && f != TE_SCORE_SQRTSOFTPLUS)
+        return te__fail(te, TE_ERR_INVALID, "%s: %d is not a te_score_function", op, (int)f);
+    return TE_OK;
+}
+static te_result te__moe_check_groups(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    int64_t experts = te__cols(a->logits), size, allowed;
+    if (a->num_groups == 0 && a->group_topk == 0) return TE_OK;
+    if (a->num_groups < 1 || a->group_topk < 1 || a->group_topk > a->num_groups || experts % a->num_groups || a->topk % a->group_topk)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: num_groups %d and group_topk %d, of %lld experts and topk %d; groups of equal size, at most as many as there are, "
+                        "and a topk that is a multiple of group_topk are needed", a->num_groups, a->group_topk, (long long)experts, a->topk);
+    size = experts / a->num_groups;
+    allowed = size * a->group_topk;
+    if (a->topk > allowed)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: topk %d, and %d groups of %lld experts have %lld; a smaller topk or a larger group_topk is needed", a->topk, a->group_topk,
+                        (long long)size, (long long)allowed);
+    return TE_OK;
+}
+static te_result te__check_moe_router_fwd(te_ctx *te, te_op_moe_router_fwd_args *a) {
+    int64_t tokens = te__rows(a->logits), experts = te__cols(a->logits);
+    te_result r = te__moe_check_choice(te, "moe_router_fwd", a->logits, a->topk, a->score_function);
+    if (r == TE_OK) r = te__moe_check_groups(te, a);
+    if (r != TE_OK) return r;
+    if (a->expert_bias && a->score_function == TE_SCORE_SOFTMAX)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores");
+    if (a->all_scores && (a->expert_bias || a->num_groups || (a->scaling_factor != 0.0f && a->scaling_factor != 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: all_scores with expert_bias, groups or a scaling_factor; the scores of all experts have none");
+    if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    r = te__want_numel(te, "moe_router_fwd", "expert_bias", a->expert_bias, experts);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "probs", a->probs, "logits", a->logits);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "routing_map", a->routing_map, "logits", a->logits);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_fwd", "routing_bits", a->routing_bits, tokens, te__div_up(experts, 8));
+    return r == TE_OK ? te__moe_want_rows(te, "moe_router_fwd", "topk_indices", a->topk_indices, tokens, a->topk) : r;
+}
+static te_result te__check_moe_router_bwd(te_ctx *te, te_op_moe_router_bwd_args *a) {
+    te_result r = te__moe_check_choice(te, "moe_router_bwd", a->logits, a->topk, a->score_function);
+    if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "routing_map", a->routing_map, "logits", a->logits);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "dprobs", a->dprobs, "logits", a->logits);
+    return r == TE_OK ? te__want_like(te, "moe_router_bwd", "dlogits", a->dlogits, "logits", a->logits) : r;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__moe_check_loss(te_ctx *te, const char *op, const char *name, const te_tensor *probs, const te_tensor *counts, const te_tensor *total_device, int64_t total,
+                                    int experts, int topk) {
+    char text[TE__SHAPE_TEXT];
+    te_result r;
+    if (experts < 1 || topk < 1) return te__fail(te, TE_ERR_INVALID, "%s: num_experts %d and topk %d; both must be at least 1", op, experts, topk);
+    if (probs->ndim < 1 || te__cols(probs) < 1 || te__cols(probs) % experts)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, and num_experts %d; the last size must be a multiple of it", op, name, te__shape_text(probs, text), experts);
+    r = te__want_numel(te, op, "tokens_per_expert", counts, te__cols(probs));
+    if (r == TE_OK) r = te__want_numel(te, op, "total_device", total_device, 1);
+    if (r == TE_OK && !total_device && total < 1)
+        r = te__fail(te, TE_ERR_INVALID, "%s: total_num_tokens is %lld, and total_device NULL; the number of tokens is needed", op, (long long)total);
+    return r;
+}
+static te_result te__check_moe_aux_loss_fwd(te_ctx *te, te_op_moe_aux_loss_fwd_args *a) {
+    te_result r = te__moe_check_loss(te, "moe_aux_loss_fwd", "probs", a->probs, a->tokens_per_expert, a->total_device, a->total_num_tokens, a->num_experts, a->topk);
+    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_fwd", "loss", a->loss, 1) : r;
+}
+static te_result te__check_moe_aux_loss_bwd(te_ctx *te, te_op_moe_aux_loss_bwd_args *a) {
+    te_result r = te__moe_check_loss(te, "moe_aux_loss_bwd", "dprobs", a->dprobs, a->tokens_per_expert, a->total_device, a->total_num_tokens, a->num_experts, a->topk);
+    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_bwd", "dloss", a->dloss, 1) : r;
+}
+static te_result te__check_grouped_column_sum(te_ctx *te, te_op_grouped_column_sum_args *a) {
+    char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
+    if (te__numel(a->out) == te__numel(a->sizes) * te__cols(a->x)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "grouped_column_sum: x is %s and sizes %lld, so out must be [%lld, %lld], not %s", te__shape_text(a->x, x), (long long)te__numel(a->sizes),
+                    (long long)te__numel(a->sizes), (long long)te__cols(a->x), te__shape_text(a->out, out));
+}
+
+/* ==== ops/moe/cpu.c ============================================================================================= */
+
+/* ops/moe/cpu.c: reference of maps, permutation, auxiliary loss and sums by groups. Plain loops; sums in f32 in the order of the copies, long ones in
+ * double. */
+
+/* ---- maps ---- */
+
+static void te__store_index(const te_tensor *x, int64_t i, int64_t v) {
+    if (x->dtype == TE_I64)
+        ((int64_t *)te__data(x))[i] = v;
+    else
+        ((int32_t *)te__data(x))[i] = (int32_t)v;
+}
+
+static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) {
+    int64_t n = te__numel(a->padded), i, offset = 0;
+    (void)te;
+    for (i = 0; i < n; i++) {
+        int64_t size = te__max(0, a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i]), padded = te__round_up(size, a->align);
+        te__store_index(a->padded, i, padded);
+        if (a->offsets) te__store_index(a->offsets, i, offset);
+        offset += padded - size;
+    }
+    return TE_OK;
+}
+
+static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args *a) {
+    int64_t tokens = te__rows(a->routing_map), experts = te__cols(a->routing_map), t, e, next = 0;
+    const void *mask = te__data(a->routing_map);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    (void)te;
+    for (t = 0; t < tokens; t++) map[t * (2 * experts + 1) + 2 * experts] = 0;
+    for (e = 0; e < experts; e++) { /* the rows, in the order of their numbers */
+        int64_t begin = next;
+        for (t = 0; t < tokens; t++) {
+            int32_t *row = map + t * (2 * experts + 1);
+            if (!te__load_integer(mask, a->routing_map->dtype, t * experts + e)) continue;
+            row[row[2 * experts]] = (int32_t)next++;
+            row[experts + row[2 * experts]++] = (int32_t)e;
+        }
+        if (a->tokens_per_expert) te__store_index(a->tokens_per_expert, e, next - begin);
+    }
+    for (t = 0; t < tokens; t++) { /* they ascend: turned round */
+        int32_t *row = map + t * (2 * experts + 1), n = row[2 * experts], i;
+        for (i = 0; i < n / 2; i++) {
+            int32_t dst = row[i], expert = row[experts + i];
+            row[i] = row[n - 1 - i];
+            row[n - 1 - i] = dst;
+            row[experts + i] = row[experts + n - 1 - i];
+            row[experts + n - 1 - i] = expert;
+        }
+        for (i = n; i < (int32_t)experts; i++) row[i] = row[experts + i] = -1;
+    }
+    return TE_OK;
+}
+
+/* Orders numbers of a key in the upper half and a place in the lower one. */
+static int te__moe_compare(const void *x, const void *y) {
+    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+    return (a > b) - (a < b);
+}
+static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_args *a) {
+    int64_t items = te__numel(a->experts), topk = te__cols(a->experts), tokens = te__rows(a->experts), i;
+    size_t bytes = (size_t)(items + 1) * sizeof(uint64_t);
+    uint64_t *order = (uint64_t *)te__alloc(te, bytes);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    if (!order) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < items; i++) order[i] = (uint64_t)(uint32_t)te__load_index(te__data(a->experts), a->experts->dtype, i) << 32 | (uint64_t)i;
+    qsort(order, (size_t)items, sizeof(uint64_t), te__moe_compare);
+    for (i = 0; i < items; i++) {
+        int64_t item = (int64_t)(uint32_t)order[i];
+        map[item % topk * tokens + item / topk] = i < a->num_out_tokens ? (int32_t)i : -1;
+    }
+    te__free(te, order, bytes);
+    return TE_OK;
+}
+
+static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
+    int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
+    const void *sizes = te__data(a->sizes);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    (void)te;
+    for (i = 0; i < n; i++) {
+        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__load_index(te__data(a->offsets), a->offsets->dtype, i) + t : t, end;
+        if (a->sorted_index) {
+            to = 0;
+            for (k = 0; k < n; k++) {
+                int64_t chunk = te__load_index(te__data(a->sorted_index), a->sorted_index->dtype, k);
+                if (chunk == i) break;
+                if (chunk >= 0 && chunk < n) to += te__max(0, te__load_index(sizes, a->sizes->dtype, chunk));
+            }
+        }
+        for (end = te__min(tokens - t, size); end > 0; end--) map[t++] = (int32_t)to++;
+    }
+    for (; t < tokens; t++) map[t] = a->offsets ? -1 : (int32_t)t;
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* A map with its memory. */
+typedef struct te__moe_route {
+    te__moe_map m;
+    const int32_t *map;
+    const te_tensor *pad_offsets;
+    int64_t rows; /* of the permuted side */
+} te__moe_route;
+
+static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, int64_t rows) {
+    te__moe_route r;
+    te__moe_map_of(te, "", row_id_map, topk, pad_offsets, &r.m);
+    r.map = (const int32_t *)te__data(row_id_map);
+    r.pad_offsets = pad_offsets;
+    r.rows = rows;
+    return r;
+}
+/* How many copies of token t there may be; of each its row, or -1, and its place among the probabilities. */
+static int64_t te__moe_count(const te__moe_route *r, int64_t t) {
+    int64_t experts = r->m.experts;
+    return experts ? te__min(te__max(r->map[t * (2 * experts + 1) + 2 * experts], 0), experts) : r->m.copies;
+}
+static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t *place) {
+    int64_t experts = r->m.experts, row;
+    if (!experts) {
+        *place = i;
+        row = r->map[i * r->m.tokens + t];
+    } else {
+        *place = r->map[t * (2 * experts + 1) + experts + i];
+        row = r->map[t * (2 * experts + 1) + i];
+        if (*place < 0 || *place >= experts) return -1;
+        if (row >= 0 && r->pad_offsets) row += te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place);
+    }
+    return row >= 0 && row < r->rows ? row : -1;
+}
+
+/* For each row the copy that comes to it, token * copies + place, or -1. NULL: out of memory. */
+static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
+    int32_t *source;
+    int64_t t, i, row;
+    *bytes = (size_t)(r->rows + 1) * sizeof(int32_t);
+    source = (int32_t *)te__alloc(te, *bytes);
+    if (!source) return NULL;
+    for (row = 0; row < r->rows; row++) source[row] = -1;
+    for (t = 0; t < r->m.tokens; t++)
+        for (i = 0; i < te__moe_count(r, t); i++) {
+            int64_t place;
+            row = te__moe_row(r, t, i, &place);
+            if (row >= 0) source[row] = (int32_t)te__max(source[row], t * r->m.copies + place);
+        }
+    return source;
+}
+
+typedef struct te__moe_permute_job {
+    const te_op_moe_permute_args *a;
+    const int32_t *source;
+    te__moe_map m;
+} te__moe_permute_job;
+static void te__moe_permute_rows(void *user, int64_t begin, int64_t end) {
+    const te__moe_permute_job *j = (const te__moe_permute_job *)user;
+    const te_op_moe_permute_args *a = j->a;
+    int64_t row, bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    for (row = begin; row < end; row++) {
+        int32_t from = j->source[row];
+        float p = from >= 0 && a->probs ? te__load_element(te__data(a->probs), a->probs->dtype, from) : 0.0f;
+        bool zero = from < 0 || (a->probs && j->m.experts && p == 0.0f);
+        if (bytes && zero) memset((char *)te__data(a->y) + row * bytes, 0, (size_t)bytes);
+        if (bytes && !zero) memcpy((char *)te__data(a->y) + row * bytes, (const char *)te__data(a->x) + from / j->m.copies * bytes, (size_t)bytes);
+        if (a->probs) te__store_row(te__data(a->permuted_probs), a->probs->dtype, row, 1, &p);
+    }
+}
+static te_result te__cpu_moe_permute(te_ctx *te, const te_op_moe_permute_args *a) {
+    te__moe_route route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, te__rows(a->y));
+    te__moe_permute_job job;
+    size_t bytes;
+    int32_t *source = te__moe_invert(te, &route, &bytes);
+    if (!source) return TE_ERR_OUT_OF_MEMORY;
+    job.a = a;
+    job.source = source;
+    job.m = route.m;
+    te__parallel_for(te, route.rows, 16, te__moe_permute_rows, &job);
+    te__free(te, source, bytes);
+    return TE_OK;
+}
+
+typedef struct te__moe_unpermute_job {
+    const te_op_moe_unpermute_args *a;
+    te__moe_route route;
+} te__moe_unpermute_job;
+static void te__moe_unpermute_token(const te__moe_unpermute_job *j, int64_t t) {
+    const te_op_moe_unpermute_args *a = j->a;
+    float sum[TE__MATH_PIECE], v[TE__MATH_PIECE];
+    int64_t h = te__cols(a->x), count = te__moe_count(&j->route, t), at, i, k, place;
+    for (at = 0; at < h; at += TE__MATH_PIECE) {
+        int64_t n = te__min(TE__MATH_PIECE, h - at);
+        memset(sum, 0, (size_t)n * sizeof(float));
+        for (i = 0; i < count; i++) {
+            int64_t row = te__moe_row(&j->route, t, i, &place);
+            float p;
+            if (row < 0) continue;
+            p = a->merging_probs ? te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, t * j->route.m.copies + place) : 1.0f;
+            te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, v);
+            for (k = 0; k < n; k++) sum[k] = te__fma(v[k], p, sum[k]);
+        }
+        te__store_row(te__data(a->y), a->y->dtype, t * h + at, n, sum);
+    }
+    if (!a->probs) return;
+    for (i = 0, sum[0] = 0.0f; i < j->route.m.copies; i++) te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + i, 1, sum);
+    for (i = 0; i < count; i++) {
+        int64_t row = te__moe_row(&j->route, t, i, &place);
+        if (row < 0) continue;
+        v[0] = te__load_element(te__data(a->permuted_probs), a->permuted_probs->dtype, row);
+        te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + place, 1, v);
+    }
+}
+static void te__moe_unpermute_tokens(void *user, int64_t begin, int64_t end) {
+    int64_t t;
+    for (t = begin; t < end; t++) te__moe_unpermute_token((const te__moe_unpermute_job *)user, t);
+}
+static te_result te__cpu_moe_unpermute(te_ctx *te, const te_op_moe_unpermute_args *a) {
+    te__moe_unpermute_job job;
+    job.a = a;
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, te__rows(a->x));
+    te__parallel_for(te, job.route.m.tokens, 16, te__moe_unpermute_tokens, &job);
+    return TE_OK;
+}
+
+typedef struct te__moe_unpermute_bwd_job {
+    const te_op_moe_unpermute_bwd_args *a;
+    te__moe_route route;
+    const int32_t *source;
+} te__moe_unpermute_bwd_job;
+static void te__moe_unpermute_bwd_rows(void *user, int64_t begin, int64_t end) {
+    const te__moe_unpermute_bwd_job *j = (const te__moe_unpermute_bwd_job *)user;
+    const te_op_moe_unpermute_bwd_args *a = j->a;
+    int64_t h = te__cols(a->dy), row, at, k;
+    float v[TE__MATH_PIECE];
+    for (row = begin; row < end; row++) {
+        int32_t from = j->source[row];
+        float p = from < 0 ? 0.0f : te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, from);
+        for (at = 0; at < h; at += TE__MATH_PIECE) {
+            int64_t n = te__min(TE__MATH_PIECE, h - at);
+            if (from < 0)
+                memset(v, 0, sizeof(v));
+            else
+                te__load_row(te__data(a->dy), a->dy->dtype, from / j->route.m.copies * h + at, n, v);
+            for (k = 0; k < n && from >= 0; k++) v[k] *= p;
+            te__store_row(te__data(a->dx), a->dx->dtype, row * h + at, n, v);
+        }
+    }
+}
+static void te__moe_dprobs_tokens(void *user, int64_t begin, int64_t end) {
+    const te__moe_unpermute_bwd_job *j = (const te__moe_unpermute_bwd_job *)user;
+    const te_op_moe_unpermute_bwd_args *a = j->a;
+    int64_t h = te__cols(a->dy), copies = j->route.m.copies, t, i, at, k, place;
+    float v[TE__MATH_PIECE], w[TE__MATH_PIECE], zero = 0.0f;
+    for (t = begin; t < end; t++) {
+        for (i = 0; i < copies; i++) te__store_row(te__data(a->dprobs), a->dprobs->dtype, t * copies + i, 1, &zero);
+        for (i = 0; i < te__moe_count(&j->route, t); i++) {
+            int64_t row = te__moe_row(&j->route, t, i, &place);
+            double sum = 0.0;
+            if (row < 0) continue;
+            for (at = 0; at < h; at += TE__MATH_PIECE) {
+                int64_t n = te__min(TE__MATH_PIECE, h - at);
+                te__load_row(te__data(a->dy), a->dy->dtype, t * h + at, n, v);
+                te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, w);
+                for (k = 0; k < n; k++) sum += (double)v[k] * (double)w[k];
+            }
+            v[0] = (float)sum;
+            te__store_row(te__data(a->dprobs), a->dprobs->dtype, t * copies + place, 1, v);
+        }
+    }
+}
+static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute_bwd_args *a) {
+    te__moe_unpermute_bwd_job job;
+    size_t bytes = 0;
+    int32_t *source = NULL;
+    job.a = a;
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, a->dx ? te__rows(a->dx) : a->x ? te__rows(a->x) : 0);
+    if (a->dprobs) te__parallel_for(te, job.route.m.tokens, 16, te__moe_dprobs_tokens, &job);
+    if (!a->dx) return TE_OK;
+    job.source = source = te__moe_invert(te, &job.route, &bytes);
+    if (!source) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, job.route.rows, 16, te__moe_unpermute_bwd_rows, &job);
+    te__free(te, source, bytes);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+/* coeff * num_experts / (topk * total^2), as the kernels compute it. */
+static float te__moe_loss_factor(float coeff, int experts, int topk) { return (float)experts * coeff / (float)topk; }
+static float te__moe_coefficient(float factor, const te_tensor *total_device, int64_t total) {
+    float t = total_device ? (float)*(const int64_t *)te__data(total_device) : (float)total;
+    return factor / t / t;
+}
+
+static te_result te__cpu_moe_aux_loss_fwd(te_ctx *te, const te_op_moe_aux_loss_fwd_args *a) {
+    int64_t rows = te__rows(a->probs), cols = te__cols(a->probs), i, k;
+    double sum = 0.0;
+    float loss;
+    (void)te;
+    for (k = 0; k < cols; k++) {
+        double column = 0.0;
+        for (i = 0; i < rows; i++) column += (double)te__load_element(te__data(a->probs), a->probs->dtype, i * cols + k);
+        sum += column * (double)te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k);
+    }
+    loss = (float)(sum * (double)te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens));
+    te__store_row(te__data(a->loss), a->loss->dtype, 0, 1, &loss);
+    return TE_OK;
+}
+static te_result te__cpu_moe_aux_loss_bwd(te_ctx *te, const te_op_moe_aux_loss_bwd_args *a) {
+    int64_t rows = te__rows(a->dprobs), cols = te__cols(a->dprobs), i, k;
+    float c = te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens);
+    float g = te__load_element(te__data(a->dloss), a->dloss->dtype, 0);
+    (void)te;
+    for (k = 0; k < cols; k++) {
+        float v = c * te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k) * g;
+        for (i = 0; i < rows; i++) te__store_row(te__data(a->dprobs), a->dprobs->dtype, i * cols + k, 1, &v);
+    }
+    return TE_OK;
+}
+
+typedef struct te__grouped_sum_job {
+    const te_op_grouped_column_sum_args *a;
+    int64_t groups;
+} te__grouped_sum_job;
+static void te__grouped_sum_columns(void *user, int64_t begin, int64_t end) {
+    const te__grouped_sum_job *j = (const te__grouped_sum_job *)user;
+    const te_op_grouped_column_sum_args *a = j->a;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), col, g, i;
+    for (col = begin; col < end; col++) {
+        int64_t row = 0;
+        for (g = 0; g < j->groups; g++) {
+            int64_t size = te__load_index(te__data(a->sizes), a->sizes->dtype, g), last = row + te__min(te__max(size, 0), m - row);
+            double sum = 0.0;
+            float f;
+            for (i = row; i < last; i++) sum += (double)te__load_element(te__data(a->x), a->x->dtype, i * n + col);
+            f = (float)sum;
+            te__store_row(te__data(a->out), a->out->dtype, g * n + col, 1, &f);
+            row = last;
+        }
+    }
+}
+static te_result te__cpu_grouped_column_sum(te_ctx *te, const te_op_grouped_column_sum_args *a) {
+    te__grouped_sum_job job;
+    job.a = a;
+    job.groups = te__numel(a->sizes);
+    te__parallel_for(te, te__cols(a->x), 16, te__grouped_sum_columns, &job);
+    return TE_OK;
+}
+
+/* ==== ops/moe/router_cpu.c ====================================================================================== */
+
+/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In f32, sums in double. */
+
+static float te__score_of(te_score_function f, float x) {
+    if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
+    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+/* d score / dx, given the score. */
+static float te__score_slope(te_score_function f, float x, float score) {
+    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
+    return (x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x))) / (2.0f * score + 1e-20f);
+}
+/* Softmax over those that `map` marks, or over all; 0 elsewhere. */
+static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float *y) {
+    float top = -INFINITY;
+    double sum = 0.0;
+    int64_t e;
+    for (e = 0; e < n; e++)
+        if (!map || map[e]) top = x[e] > top ? x[e] : top;
+    for (e = 0; e < n; e++) {
+        y[e] = map && !map[e] ? 0.0f : expf(x[e] - top);
+        sum += (double)y[e];
+    }
+    for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
+}
+
+/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest. taken: room for n. */
+static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
+    int64_t e;
+    int i;
+    memset(taken, 0, (size_t)n);
+    for (i = 0; i < count; i++) {
+        int64_t best = -1;
+        for (e = 0; e < n; e++)
+            if (!taken[e] && (best < 0 || key[e] > key[best])) best = e;
+        taken[best] = 1;
+        which[i] = (int32_t)best;
+    }
+}
+
+/* Memory for one token's experts. */
+typedef struct te__router_room {
+    float score[TE_MOE_MAX_EXPERTS], key[TE_MOE_MAX_EXPERTS], group[TE_MOE_MAX_EXPERTS], x[TE_MOE_MAX_EXPERTS];
+    uint8_t map[TE_MOE_MAX_EXPERTS], taken[TE_MOE_MAX_EXPERTS];
+    int32_t which[TE_MOE_MAX_EXPERTS];
+} te__router_room;
+
+/* Only the experts of the best groups stay: the others' keys become the smallest. */
+static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
+    int64_t size = experts / a->num_groups, e;
+    int best = a->topk / a->group_topk, g, i;
+    for (g = 0; g < a->num_groups; g++) {
+        m->group[g] = 0.0f;
+        te__choose(m->key + g * size, size, (int)te__min(best, size), m->taken, m->which);
+        for (i = 0; i < te__min(best, size); i++) m->group[g] += m->key[g * size + m->which[i]];
+    }
+    te__choose(m->group, a->num_groups, a->group_topk, m->taken, m->which);
+    for (e = 0; e < experts; e++)
+        if (!m->taken[e / size]) m->key[e] = -INFINITY;
+}
+
+static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    double sum = 0.0;
+    int i;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    if (softmax && over_all) te__softmax_of(m->x, NULL, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        if (!softmax)
+            m->score[e] = te__score_of(a->score_function, m->x[e]);
+        else if (!over_all)
+            m->score[e] = m->x[e];
+        sum += (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        if (a->all_scores && !softmax) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->key[e] = m->score[e];
+        if (a->expert_bias) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (te__is_nan_bits(m->key[e])) m->key[e] = -INFINITY;
+    }
+    if (a->group_topk) te__keep_groups(a, m, experts);
+    te__choose(m->key, experts, a->topk, m->map, m->which);
+    if (softmax && !over_all) te__softmax_of(m->x, m->map, experts, m->score);
+    for (e = 0, sum = 0.0; e < experts; e++) sum += m->map[e] ? (double)m->score[e] : 0.0;
+    for (e = 0; e < experts && !a->all_scores; e++) {
+        if (!m->map[e]) m->score[e] = 0.0f;
+        if (!softmax && a->topk > 1 && m->map[e]) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->score[e] *= a->scaling_factor;
+    }
+    te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
+    if (a->routing_map) memcpy((uint8_t *)te__data(a->routing_map) + t * experts, m->map, (size_t)experts);
+    if (a->routing_bits) {
+        uint8_t *bits = (uint8_t *)te__data(a->routing_bits) + t * te__div_up(experts, 8);
+        memset(bits, 0, (size_t)te__div_up(experts, 8));
+        for (e = 0; e < experts; e++) bits[e / 8] = (uint8_t)(bits[e / 8] | m->map[e] << e % 8);
+    }
+    for (i = 0; i < a->topk && a->topk_indices; i++) te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
+}
+
+static void te__router_fwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token((const te_op_moe_router_fwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_fwd(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    te_op_moe_router_fwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_fwd_tokens, &args);
+    return TE_OK;
+}
+
+static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    const uint8_t *map = a->all_scores ? NULL : (const uint8_t *)te__data(a->routing_map) + t * experts;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    bool normalised = !softmax && (a->all_scores || a->topk > 1);
+    double sum = 1e-20, dot = 0.0;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
+    if (softmax) te__softmax_of(m->x, over_all ? NULL : map, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        m->group[e] = map && !map[e] ? 0.0f : m->group[e] * a->scaling_factor;
+        if (!softmax) m->score[e] = te__score_of(a->score_function, m->x[e]);
+        if (!map || map[e]) sum += (double)m->score[e];
+        if (!map || map[e]) dot += (double)m->group[e] * (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        bool chosen = !map || map[e];
+        double g = (double)m->group[e];
+        if (softmax)
+            m->key[e] = (float)((double)m->score[e] * (g - dot));
+        else
+            m->key[e] = !chosen ? 0.0f : (float)(normalised ? g / sum - dot / (sum * sum) : g) * te__score_slope(a->score_function, m->x[e], m->score[e]);
+    }
+    te__store_row(te__data(a->dlogits), a->dlogits->dtype, t * experts, experts, m->key);
+}
+static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token_bwd((const te_op_moe_router_bwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
+    te_op_moe_router_bwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
+    return TE_OK;
+}
+
+/* ==== ops/moe/cuda.c ============================================================================================ */
+
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they compute. */
+
+/* ---- maps ---- */
+
+static te_result te__cuda_plan_moe_splits(te__plan *p, const te_op_moe_splits_args *a) {
+    te__launch *l;
+    te__moe_splits_kargs *k;
+    int64_t i;
+    if (te__numel(a->padded) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_splits");
+    k = TE__KARGS(p, l, te__moe_splits_kargs);
+    k->sizes = te__data(a->sizes);
+    k->padded = te__data(a->padded);
+    k->offsets = te__data(a->offsets);
+    k->n = te__numel(a->padded);
+    k->align = a->align;
+    k->sizes_dt = a->sizes ? a->sizes->dtype : TE_DTYPE_NONE;
+    k->padded_dt = a->padded->dtype;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    for (i = 0; !a->sizes && i < k->n; i++) k->values[i] = a->values[i];
+    te__launch_size(l, 1, 1, 1, 32, 0);
+    te__plan_why(p, "one warp");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_map_args *a) {
+    static const char *const kernels[3] = {"moe_count", "moe_scan", "moe_rows"};
+    te__moe_map_kargs k = TE_ZERO;
+    int i;
+    k.tokens = te__rows(a->routing_map);
+    k.experts = te__cols(a->routing_map);
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map does not depend on it */
+    k.chunks = te__div_up(k.tokens, k.chunk);
+    k.routing = te__data(a->routing_map);
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts_out = te__data(a->tokens_per_expert);
+    k.routing_dt = a->routing_map->dtype;
+    k.counts_dt = a->tokens_per_expert ? a->tokens_per_expert->dtype : TE_DTYPE_NONE;
+    k.counts = (int *)te__plan_workspace(p, te__max(1, k.experts * k.chunks) * 4);
+    k.rows = (int *)te__plan_workspace(p, te__max(1, k.experts * k.tokens) * 4);
+    for (i = 0; i < 3; i++) {
+        te__launch *l;
+        if (i != 1 && k.chunks == 0) continue;
+        if (i == 1 && k.experts == 0) continue;
+        l = te__plan_launch(p, "moe", kernels[i]);
+        te__launch_size(l, i == 1 ? 1 : k.chunks, 1, 1, i == 1 ? 1024 : 256, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = k;
+    }
+    te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_map_args *a) {
+    te__moe_sort_kargs k = TE_ZERO;
+    te__moe_map_kargs scan = TE_ZERO;
+    int *between[2];
+    int pass;
+    k.items = te__numel(a->experts);
+    if (k.items == 0) return TE_OK;
+    k.topk = te__cols(a->experts);
+    k.tokens = te__rows(a->experts);
+    k.chunks = te__div_up(k.items, TE__MOE_SORT_CHUNK);
+    k.kept = a->num_out_tokens;
+    k.experts = te__data(a->experts);
+    k.experts_dt = a->experts->dtype;
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts = (int *)te__plan_workspace(p, TE__MOE_SORT_BUCKETS * k.chunks * 4);
+    between[0] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    between[1] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    scan.counts = k.counts;
+    scan.experts = TE__MOE_SORT_BUCKETS;
+    scan.chunks = k.chunks;
+    for (pass = 0; pass < 4; pass++) {
+        te__launch *l = te__plan_launch(p, "moe", "moe_sort_count");
+        k.shift = 8 * pass;
+        k.from = pass ? between[(pass - 1) % 2] : NULL;
+        k.to = pass < 3 ? between[pass % 2] : NULL;
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+        l = te__plan_launch(p, "moe", "moe_scan");
+        te__launch_size(l, 1, 1, 1, 1024, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = scan;
+        l = te__plan_launch(p, "moe", "moe_sort");
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+    }
+    te__plan_why(p, "a stable sort, eight bits of the key a pass");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_map_args *a) {
+    te__launch *l;
+    te__moe_chunk_map_kargs *k;
+    if (te__numel(a->row_id_map) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_chunk_map");
+    k = TE__KARGS(p, l, te__moe_chunk_map_kargs);
+    k->sizes = te__data(a->sizes);
+    k->sorted_index = te__data(a->sorted_index);
+    k->offsets = te__data(a->offsets);
+    k->map = (int *)te__data(a->row_id_map);
+    k->n = te__numel(a->sizes);
+    k->tokens = te__numel(a->row_id_map);
+    k->sizes_dt = a->sizes->dtype;
+    k->sorted_dt = a->sorted_index ? a->sorted_index->dtype : TE_DTYPE_NONE;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    te__launch_size(l, te__div_up(k->tokens, 256), 1, 1, 256, 0);
+    te__plan_why(p, "one thread a row");
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* Plans what finds the copy of each row; the rest of k is filled in already, but for the map's sizes. */
+static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets) {
+    te__moe_map m;
+    te__launch *l;
+    te__fill_kargs *fill;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k->tokens = m.tokens;
+    k->copies = te__max(1, m.copies);
+    k->experts = (int)m.experts;
+    k->map = (const int *)te__data(row_id_map);
+    k->pad_offsets = te__data(pad_offsets);
+    k->offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k->source = (int *)te__plan_workspace(p, k->rows * 4);
+    l = te__plan_launch(p, "math", "fill");
+    fill = TE__KARGS(p, l, te__fill_kargs);
+    fill->dst = k->source;
+    fill->bytes = k->rows * 4;
+    fill->unit = 4;
+    fill->vector = 1;
+    fill->pattern = ~(unsigned long long)0;
+    te__launch_size(l, te__div_up(fill->bytes, 16384), 1, 1, 256, 0);
+    if (k->tokens * m.copies == 0) return;
+    l = te__plan_launch(p, "moe", "moe_invert");
+    te__launch_size(l, te__div_up(k->tokens * k->copies, 256), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+}
+static void te__plan_moe_gather(te__plan *p, const te__moe_rows_kargs *k) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_gather");
+    te__launch_size(l, te__div_up(k->rows, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+    te__plan_why(p, "the map turned round, then one warp a row");
+}
+
+static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_args *a) {
+    te__moe_rows_kargs k = TE_ZERO;
+    int64_t bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    uintptr_t all = (uintptr_t)te__data(a->x) | (uintptr_t)te__data(a->y) | (uintptr_t)bytes | 16u;
+    k.rows = te__rows(a->y);
+    if (k.rows == 0) return TE_OK;
+    k.x = te__data(a->x);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.zeroes = a->probs && a->topk == 0;
+    for (k.unit = 1; k.unit < 16 && all % (uintptr_t)(2 * k.unit) == 0;) k.unit *= 2;
+    k.h = bytes / k.unit;
+    te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+    te__plan_moe_gather(p, &k);
+    return TE_OK;
+}
+
+/* The map, and what both sums over it share. */
+static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, const te_tensor *x) {
+    te__moe_sum_kargs k = TE_ZERO;
+    te__moe_map m;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k.tokens = m.tokens;
+    k.copies = m.copies;
+    k.experts = (int)m.experts;
+    k.map = (const int *)te__data(row_id_map);
+    k.pad_offsets = te__data(pad_offsets);
+    k.offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k.x = te__data(x);
+    k.rows = te__rows(x);
+    k.h = te__cols(x);
+    k.x_dt = x->dtype;
+    return k;
+}
+
+static te_result te__cuda_plan_moe_unpermute(te__plan *p, const te_op_moe_unpermute_args *a) {
+    te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+    te__launch *l;
+    if (k.tokens == 0) return TE_OK;
+    k.merging_probs = te__data(a->merging_probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.y_dt = a->y->dtype;
+    k.merging_dt = a->merging_probs ? a->merging_probs->dtype : TE_DTYPE_NONE;
+    k.permuted_dt = a->permuted_probs ? a->permuted_probs->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->y, k.h);
+    l = te__plan_launch(p, "moe", "moe_unpermute");
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    te__plan_why(p, "one warp a token");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_unpermute_bwd(te__plan *p, const te_op_moe_unpermute_bwd_args *a) {
+    if (a->dprobs && te__numel(a->dprobs) > 0) {
+        te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+        te__launch *l = te__plan_launch(p, "moe", "moe_dot");
+        k.dy = te__data(a->dy);
+        k.dy_dt = a->dy->dtype;
+        k.probs = te__data(a->dprobs);
+        k.probs_dt = a->dprobs->dtype;
+        k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->dy, k.h);
+        te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    }
+    if (a->dx && te__numel(a->dx) > 0) {
+        te__moe_rows_kargs k = TE_ZERO;
+        k.rows = te__rows(a->dx);
+        k.h = te__cols(a->dx);
+        k.x = te__data(a->dy);
+        k.y = te__data(a->dx);
+        k.probs = te__data(a->merging_probs);
+        k.x_dt = a->dy->dtype;
+        k.y_dt = a->dx->dtype;
+        k.probs_dt = a->merging_probs->dtype;
+        te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+        te__plan_moe_gather(p, &k);
+    }
+    return TE_OK;
+}
+
+/* ---- router ---- */
+
+/* As many warps a block as shared memory of 48 KiB has room for, at most 8. */
+static void te__plan_moe_router(te__plan *p, const char *kernel, const te__moe_router_kargs *k, int64_t bytes_a_warp) {
+    te__launch *l = te__plan_launch(p, "moe", kernel);
+    int64_t warps = te__max(1, te__min(8, 48 * 1024 / bytes_a_warp));
+    te__launch_size(l, te__div_up(k->tokens, warps), 1, 1, (int)(32 * warps), (int)(warps * bytes_a_warp));
+    *TE__KARGS(p, l, te__moe_router_kargs) = *k;
+    te__plan_why(p, "one warp a token, its scores in shared memory");
+}
+
+static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_router_fwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.bias = te__data(a->expert_bias);
+    k.probs = te__data(a->probs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.bits = (unsigned char *)te__data(a->routing_bits);
+    k.indices = te__data(a->topk_indices);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.groups = a->num_groups;
+    k.group_topk = a->group_topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs->dtype;
+    k.indices_dt = a->topk_indices ? a->topk_indices->dtype : TE_DTYPE_NONE;
+    te__plan_moe_router(p, "moe_router_fwd", &k, 9 * (int64_t)k.experts + 5 * (int64_t)k.groups);
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_router_bwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.probs = te__data(a->dlogits);
+    k.dprobs = te__data(a->dprobs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.probs_dt = a->dlogits->dtype;
+    k.dprobs_dt = a->dprobs->dtype;
+    te__plan_moe_router(p, "moe_router_bwd", &k, 4 * (int64_t)k.experts);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux_loss_fwd_args *a) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_loss_fwd");
+    te__moe_loss_kargs k = TE_ZERO;
+    int64_t blocks;
+    k.rows = te__rows(a->probs);
+    k.cols = te__cols(a->probs);
+    k.probs = te__data(a->probs);
+    k.counts = te__data(a->tokens_per_expert);
+    k.total = (const long long *)te__data(a->total_device);
+    k.total_host = (float)a->total_num_tokens;
+    k.factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k.out = te__data(a->loss);
+    k.probs_dt = a->probs->dtype;
+    k.counts_dt = a->tokens_per_expert->dtype;
+    k.out_dt = a->loss->dtype;
+    k.chunk = te__max(32, te__div_up(k.rows, 512));
+    blocks = te__max(1, te__div_up(k.rows, k.chunk));
+    k.partial = (float *)te__plan_workspace(p, blocks * 4);
+    k.counter = te__plan_counter(p);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_loss_kargs) = k;
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux_loss_bwd_args *a) {
+    te__launch *l;
+    te__moe_loss_kargs *k;
+    if (te__numel(a->dprobs) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_loss_bwd");
+    k = TE__KARGS(p, l, te__moe_loss_kargs);
+    k->rows = te__rows(a->dprobs);
+    k->cols = te__cols(a->dprobs);
+    k->counts = te__data(a->tokens_per_expert);
+    k->total = (const long long *)te__data(a->total_device);
+    k->dloss = te__data(a->dloss);
+    k->out = te__data(a->dprobs);
+    k->total_host = (float)a->total_num_tokens;
+    k->factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k->counts_dt = a->tokens_per_expert->dtype;
+    k->dloss_dt = a->dloss->dtype;
+    k->out_dt = a->dprobs->dtype;
+    te__launch_size(l, te__div_up(te__numel(a->dprobs), 1024), 1, 1, 256, 0);
+    te__plan_why(p, "one value a column, written to all rows");
+    return TE_OK;
+}
+static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_grouped_column_sum_args *a) {
+    te__launch *l;
+    te__grouped_column_sum_kargs *k;
+    if (te__numel(a->out) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "grouped_column_sum");
+    k = TE__KARGS(p, l, te__grouped_column_sum_kargs);
+    k->x = te__data(a->x);
+    k->sizes = te__data(a->sizes);
+    k->out = te__data(a->out);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    k->groups = te__numel(a->sizes);
+    k->x_dt = a->x->dtype;
+    k->sizes_dt = a->sizes->dtype;
+    k->out_dt = a->out->dtype;
+    te__launch_size(l, k->groups * te__div_up(k->n, 32), 1, 1, 256, 0);
+    te__plan_why(p, "a block for 32 columns of a group");
+    return TE_OK;
+}
+
 /* ==== ops/record.c ============================================================================================== */
 
 /* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args; must not know what
@@ -38401,7 +40774,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
-enum { TE__MAX_NODE_TENSORS = 64 };
+enum { TE__MAX_NODE_TENSORS = 1040 }; /* weights and biases of a GroupedLinear with TE_MAX_GEMMS groups, and more */
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -44033,6 +46406,543 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return te__frame_return(te, o);
 }
 
+/* ==== nn/moe.c ================================================================================================== */
+
+/* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw operations; must not know modules. */
+
+/* Records two outputs, of which either may get no gradient. */
+static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
+                           int num_inputs, te_tensor *const *saved, int num_saved) {
+    te_node_desc node = TE_ZERO;
+    te_tensor *outputs[2];
+    outputs[0] = y;
+    outputs[1] = z;
+    node.name = name;
+    node.inputs = inputs;
+    node.num_inputs = num_inputs;
+    node.outputs = outputs;
+    node.num_outputs = z ? 2 : 1;
+    node.saved = saved;
+    node.num_saved = num_saved;
+    node.state = state;
+    node.state_size = state_size;
+    node.backward = backward;
+    return te_record(y->te, &node) == TE_OK;
+}
+
+/* ---- permute ---- */
+
+typedef struct te__permute_state {
+    int64_t topk; /* 0: a mask map */
+    int64_t tokens, copies, h, rows;
+    te_dtype dtype, probs_dtype;
+    int probs_ndim;
+} te__permute_state;
+
+/* saved: row_id_map, pad_offsets; inputs: x, probs. */
+static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__permute_state *s = (const te__permute_state *)state;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    bool move = needs[0] && dy[0];
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.topk = s->topk;
+    args.x = move ? te_tensor_contiguous(dy[0]) : te__empty_2d(te, s->dtype, s->rows, 0); /* probabilities alone */
+    args.y = te__empty_2d(te, s->dtype, s->tokens, move ? s->h : 0);
+    if (!args.x || !args.y) return te_error_code(te);
+    if (move) dx[0] = args.y;
+    if (needs[1] && dy[1]) {
+        int64_t shape[2];
+        shape[0] = s->tokens;
+        shape[1] = s->copies;
+        args.permuted_probs = te_tensor_contiguous(dy[1]);
+        dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, shape);
+        args.probs = dx[1] ? te__alias_2d(dx[1], 0, s->probs_dtype, s->tokens, s->copies) : NULL;
+        if (!args.permuted_probs || !args.probs) return te_error_code(te);
+    }
+    return te_op_moe_unpermute(te, &args);
+}
+
+/* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
+static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets, te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
+    te_op_moe_permute_args args = TE_ZERO;
+    te__permute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[2], *y, *moved = NULL;
+    te_ctx *te = inp->te;
+    state.topk = topk;
+    state.tokens = te__rows(inp);
+    state.copies = topk ? topk : te__cols(map) / 2;
+    state.h = te__cols(inp);
+    state.rows = rows;
+    state.dtype = inp->dtype;
+    y = te__empty_2d(te, inp->dtype, rows, state.h);
+    if (probs) moved = te__empty_1d(te, probs->dtype, rows);
+    if (!y || (probs && !moved)) return NULL;
+    args.x = inp;
+    args.row_id_map = map;
+    args.pad_offsets = pad_offsets;
+    args.probs = probs && probs->ndim == 1 ? te__alias_2d(probs, 0, probs->dtype, te__numel(probs), 1) : probs;
+    args.y = y;
+    args.permuted_probs = moved;
+    args.topk = topk;
+    if ((probs && !args.probs) || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (probs) {
+        state.probs_dtype = probs->dtype;
+        state.probs_ndim = probs->ndim;
+        *permuted_probs = moved;
+    }
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = map;
+    saved[1] = pad_offsets;
+    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
+}
+
+/* A float matrix of tokens, contiguous, or NULL. */
+static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) {
+    char text[TE__SHAPE_TEXT];
+    if (!te__need_float(inp, name)) return NULL;
+    if (inp->ndim != 2) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name, te__shape_text(inp, text));
+        return NULL;
+    }
+    return te_tensor_contiguous(inp);
+}
+/* A routing map with one row for each token, contiguous, or NULL. */
+static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!te__operand(inp, routing, false, name)) return NULL;
+    if (routing->ndim != 2 || routing->shape[0] != inp->shape[0]) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name, te__shape_text(inp, a), te__shape_text(routing, b));
+        return NULL;
+    }
+    return te_tensor_contiguous(routing);
+}
+static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_expert) {
+    te_op_moe_mask_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_2d(routing->te, TE_I32, routing->shape[0], 2 * routing->shape[1] + 1);
+    args.routing_map = routing;
+    args.row_id_map = map;
+    args.tokens_per_expert = tokens_per_expert;
+    return map && te_op_moe_mask_map(routing->te, &args) == TE_OK ? map : NULL;
+}
+
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map) {
+    te_tensor *map, *y = NULL, *made[2];
+    te_ctx *te;
+    bool index = map_type == TE_MAP_INDEX;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    te = inp->te;
+    if (map_type != TE_MAP_MASK && !index) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible", (int)map_type);
+        return NULL;
+    }
+    if (num_out_tokens < (index ? 0 : 1)) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s", (long long)num_out_tokens,
+                 index ? "0 means all copies" : "a mask map does not say how many copies there are: tokens * topk is a bound");
+        return NULL;
+    }
+    inp = te__moe_tokens(inp, "te_moe_permute");
+    routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
+    if (!routing_map) return NULL;
+    te__frame_begin(te);
+    if (index) {
+        te_op_moe_index_map_args args = TE_ZERO;
+        int64_t all = te__numel(routing_map);
+        map = te__empty_1d(te, TE_I32, all);
+        args.experts = routing_map;
+        args.row_id_map = map;
+        args.num_out_tokens = num_out_tokens;
+        if (!num_out_tokens) num_out_tokens = all;
+        if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
+    } else
+        map = te__moe_mask_map(routing_map, NULL);
+    if (map) y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL, num_out_tokens);
+    made[0] = y;
+    made[1] = y ? map : NULL;
+    te__frame_end(te, made, 2);
+    if (row_id_map) *row_id_map = made[1];
+    return y;
+}
+
+/* Both functions with probabilities of a mask map; padding by offsets, or NULL. */
+static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
+                                    te_tensor **row_id_map) {
+    te_tensor *made[3] = {NULL, NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
+    if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
+    if (!te__same_shape(probs, routing_map)) {
+        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name, te__shape_text(probs, a), te__shape_text(routing_map, b));
+        return NULL;
+    }
+    probs = te_tensor_contiguous(probs);
+    if (!probs) return NULL;
+    te__frame_begin(te);
+    map = te__moe_mask_map(routing_map, NULL);
+    if (map) made[0] = te__permute(name, inp, map, 0, pad_offsets, probs, &made[1], rows);
+    made[2] = made[0] ? map : NULL;
+    te__frame_end(te, made, made[0] ? 3 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    if (row_id_map) *row_id_map = made[2];
+    return made[0];
+}
+
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map) {
+    if (permuted_probs) *permuted_probs = NULL;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    if (num_out_tokens < 1) {
+        te__fail(inp->te, TE_ERR_INVALID, "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound", (long long)num_out_tokens);
+        return NULL;
+    }
+    return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs, row_id_map);
+}
+
+/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL with an error. */
+static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align, te_tensor **offsets) {
+    te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
+    te_tensor *plain = NULL;
+    te_op_moe_splits_args args = TE_ZERO;
+    int64_t at;
+    if (!padded || (offsets && !made)) return NULL;
+    if (!sizes && n > TE_MOE_HOST_SPLITS) { /* piece by piece to the device, then as those that are there */
+        plain = te__empty_1d(te, TE_I64, n);
+        if (!plain) return NULL;
+    }
+    for (at = 0; !sizes && at < n; at += TE_MOE_HOST_SPLITS) {
+        int64_t count = te__min(TE_MOE_HOST_SPLITS, n - at);
+        memcpy(args.values, values + at, (size_t)count * sizeof(int64_t));
+        if (!plain) break;
+        args.padded = te__alias_1d(plain, at * (int64_t)sizeof(int64_t), TE_I64, count);
+        if (!args.padded || te_op_moe_splits(te, &args) != TE_OK) return NULL;
+    }
+    args.sizes = sizes ? sizes : plain;
+    args.padded = padded;
+    args.offsets = made;
+    args.align = align;
+    if (offsets) *offsets = made;
+    return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
+}
+
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made) {
+    static const char name[] = "te_moe_permute_and_pad_with_probs";
+    te_moe_padded none;
+    te_tensor *y;
+    te_ctx *te;
+    if (!made) made = &none;
+    memset(made, 0, sizeof(*made));
+    if (!inp) return NULL;
+    te = inp->te;
+    if (align_size < 1 || num_out_tokens < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; at least 1 and 0 are needed", name, (long long)align_size, (long long)num_out_tokens);
+        return NULL;
+    }
+    if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
+    if (!num_out_tokens && te->capture) {
+        te__refuse_capture(te, "te_moe_permute_and_pad_with_probs without num_out_tokens", "give a bound of the padded sizes' sum: tokens * topk + experts * (align_size - 1)");
+        return NULL;
+    }
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    if (!tokens_per_expert) return NULL;
+    made->target_tokens_per_expert = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &made->pad_offsets);
+    if (!made->target_tokens_per_expert) return NULL;
+    if (!num_out_tokens) {
+        int64_t n = te__numel(tokens_per_expert), i;
+        size_t bytes = (size_t)(n + 1) * sizeof(int64_t);
+        int64_t *host = (int64_t *)te__alloc_zero(te, bytes);
+        if (!host) return NULL;
+        if (te_tensor_to_host(made->target_tokens_per_expert, host) != TE_OK) num_out_tokens = -1;
+        for (i = 0; i < n && num_out_tokens >= 0; i++) num_out_tokens += host[i];
+        te__free(te, host, bytes);
+        if (num_out_tokens < 0) return NULL;
+    }
+    y = te__permute_probs(name, inp, probs, routing_map, made->pad_offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    if (!y) memset(made, 0, sizeof(*made));
+    return y;
+}
+
+/* ---- unpermute ---- */
+
+typedef struct te__unpermute_state {
+    int64_t topk, rows;
+    te_dtype dtype;
+    int probs_ndim;
+    int64_t probs_shape[2];
+    te_dtype probs_dtype;
+} te__unpermute_state;
+
+/* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
+static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__unpermute_state *s = (const te__unpermute_state *)state;
+    te_op_moe_unpermute_bwd_args args = TE_ZERO;
+    te_op_moe_permute_args plain = TE_ZERO;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    if (!g) return te_error_code(te);
+    if (needs[0]) dx[0] = te__empty_2d(te, s->dtype, s->rows, te__cols(g));
+    if (needs[0] && !dx[0]) return te_error_code(te);
+    if (!saved[2]) {
+        plain.x = g;
+        plain.row_id_map = saved[0];
+        plain.pad_offsets = saved[1];
+        plain.topk = s->topk;
+        plain.y = dx[0];
+        return dx[0] ? te_op_moe_permute(te, &plain) : TE_OK;
+    }
+    if (needs[1]) dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, s->probs_shape);
+    if (needs[1] && !dx[1]) return te_error_code(te);
+    args.dy = g;
+    args.x = needs[1] ? saved[3] : NULL;
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.merging_probs = saved[2];
+    args.dx = dx[0];
+    args.dprobs = dx[1];
+    args.topk = s->topk;
+    return te_op_moe_unpermute_bwd(te, &args);
+}
+
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc) {
+    te_moe_unpermute_desc zero = TE_ZERO;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    te__unpermute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[4], *y, *probs, *offsets;
+    te_ctx *te;
+    int64_t tokens;
+    char text[TE__SHAPE_TEXT];
+    if (!desc) desc = &zero;
+    inp = inp ? te__moe_tokens(inp, "te_moe_unpermute") : NULL;
+    if (!inp || !te__operand(inp, row_id_map, false, "te_moe_unpermute") || !te__operand(inp, desc->merging_probs, true, "te_moe_unpermute") ||
+        !te__operand(inp, desc->pad_offsets, true, "te_moe_unpermute"))
+        return NULL;
+    te = inp->te;
+    probs = desc->merging_probs;
+    offsets = desc->pad_offsets;
+    if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2)) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed", te__shape_text(probs, text));
+        return NULL;
+    }
+    if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which one it is)", te__shape_text(row_id_map, text));
+        return NULL;
+    }
+    if (probs) probs = te_tensor_contiguous(probs);
+    row_id_map = te_tensor_contiguous(row_id_map);
+    if (offsets) offsets = te_tensor_contiguous(offsets);
+    if (!row_id_map || (desc->merging_probs && !probs) || (desc->pad_offsets && !offsets)) return NULL;
+    if (desc->map_type == TE_MAP_INDEX) state.topk = probs ? te__max(1, probs->shape[1]) : 1;
+    tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
+    state.rows = te__rows(inp);
+    state.dtype = inp->dtype;
+    if (probs) {
+        state.probs_ndim = probs->ndim;
+        memcpy(state.probs_shape, probs->shape, sizeof(state.probs_shape));
+        state.probs_dtype = probs->dtype;
+    }
+    y = te__empty_2d(te, inp->dtype, tokens, te__cols(inp));
+    if (!y) return NULL;
+    args.x = inp;
+    args.row_id_map = row_id_map;
+    args.pad_offsets = offsets;
+    args.merging_probs = probs;
+    args.y = y;
+    args.topk = state.topk;
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = row_id_map;
+    saved[1] = offsets;
+    saved[2] = probs;
+    saved[3] = te__wants_grad(probs) ? inp : NULL;
+    return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state, sizeof(state), in, 2, saved, 4);
+}
+
+/* ---- chunks ---- */
+
+/* The map of an index map with topk 1: chunks sorted, or padding put between them. */
+static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index, const te_tensor *offsets, int64_t tokens) {
+    te_op_moe_chunk_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_1d(te, TE_I32, tokens);
+    args.sizes = sizes;
+    args.sorted_index = sorted_index;
+    args.offsets = offsets;
+    args.row_id_map = map;
+    return map && te_op_moe_chunk_map(te, &args) == TE_OK ? map : NULL;
+}
+
+static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *sizes, te_tensor *order, te_tensor **permuted_probs) {
+    te_tensor *made[2] = {NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
+    if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
+    if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name, te__shape_text(inp, a), te__shape_text(probs, b));
+        return NULL;
+    }
+    sizes = te_tensor_contiguous(sizes);
+    order = te_tensor_contiguous(order);
+    if (probs) probs = te_tensor_contiguous(probs);
+    if (!sizes || !order || (permuted_probs && !probs)) return NULL;
+    te__frame_begin(te);
+    map = te__chunk_map(te, sizes, order, NULL, inp->shape[0]);
+    if (map) made[0] = te__permute(name, inp, map, 1, NULL, probs, &made[1], inp->shape[0]);
+    te__frame_end(te, made, made[0] ? 2 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    return made[0];
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index) {
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index", inp, NULL, split_sizes, sorted_index, NULL) : NULL;
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs) {
+    te_tensor *unwanted;
+    if (permuted_probs) *permuted_probs = NULL;
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index_with_probs", inp, probs, split_sizes, sorted_index, permuted_probs ? permuted_probs : &unwanted) : NULL;
+}
+
+/* ---- router ---- */
+
+typedef struct te__router_state {
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax, all_scores;
+    float scaling_factor;
+} te__router_state;
+
+/* saved: logits, the choice as bytes. */
+static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__router_state *s = (const te__router_state *)state;
+    te_op_moe_router_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.logits = saved[0];
+    args.routing_map = saved[1];
+    args.dprobs = te_tensor_contiguous(dy[0]);
+    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.topk = s->topk;
+    args.score_function = s->score_function;
+    args.use_pre_softmax = s->use_pre_softmax;
+    args.scaling_factor = s->scaling_factor;
+    args.all_scores = s->all_scores;
+    return args.dprobs && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
+}
+
+static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_topk_desc *d, bool all_scores, te_tensor **routing_map) {
+    te_op_moe_router_fwd_args args = TE_ZERO;
+    te__router_state state = TE_ZERO;
+    te_tensor *saved[2], *made[2] = {NULL, NULL}, *bytes, *bits = NULL;
+    te_ctx *te;
+    int64_t shape[TE_MAX_DIMS];
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__need_float(logits, name) || !te__operand(logits, d->expert_bias, true, name) || !te__operand(logits, d->topk_indices, true, name)) return NULL;
+    te = logits->te;
+    if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8) {
+        te__fail(te, TE_ERR_INVALID, "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name, (int)d->routing_map_format);
+        return NULL;
+    }
+    logits = te_tensor_contiguous(logits);
+    if (!logits) return NULL;
+    te__frame_begin(te);
+    memcpy(shape, logits->shape, sizeof(shape));
+    if (logits->ndim > 0) shape[logits->ndim - 1] = te__div_up(te__cols(logits), 8);
+    if (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8) bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
+    bytes = te__empty_like(logits, TE_U8); /* the backward pass reads it, too */
+    made[0] = te__empty_like(logits, all_scores ? TE_F32 : logits->dtype);
+    args.logits = logits;
+    args.expert_bias = d->expert_bias;
+    args.probs = made[0];
+    args.routing_map = bytes;
+    args.routing_bits = bits;
+    args.topk_indices = d->topk_indices;
+    args.topk = state.topk = d->topk;
+    args.score_function = state.score_function = d->score_function;
+    args.use_pre_softmax = state.use_pre_softmax = d->use_pre_softmax;
+    args.num_groups = d->num_groups;
+    args.group_topk = d->group_topk;
+    args.scaling_factor = state.scaling_factor = d->scaling_factor;
+    args.all_scores = state.all_scores = all_scores;
+    saved[0] = logits;
+    saved[1] = all_scores ? NULL : bytes;
+    if (!bytes || (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8 && !bits) || !made[0] || te_op_moe_router_fwd(te, &args) != TE_OK)
+        made[0] = NULL;
+    else
+        made[0] = te__record(name, made[0], te__router_backward, &state, sizeof(state), &logits, 1, saved, 2);
+    made[1] = !made[0] || !routing_map ? NULL : bits ? bits : bytes;
+    te__frame_end(te, made, 2);
+    if (routing_map) *routing_map = made[1];
+    return made[0];
+}
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map) {
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__has_desc(logits->te, desc, "te_fused_topk_with_score_function")) return NULL;
+    return te__route("te_fused_topk_with_score_function", logits, desc, false, routing_map);
+}
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map) {
+    te_fused_topk_desc desc = TE_ZERO;
+    desc.topk = topk;
+    desc.score_function = score_function;
+    desc.routing_map_format = routing_map_format;
+    return te__route("te_fused_compute_score_for_moe_aux_loss", logits, &desc, true, routing_map);
+}
+
+/* ---- auxiliary loss ---- */
+
+typedef struct te__aux_loss_state {
+    te_fused_moe_aux_loss_desc desc;
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__aux_loss_state;
+
+/* saved: tokens_per_expert, the number of tokens on the device. */
+static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__aux_loss_state *s = (const te__aux_loss_state *)state;
+    te_op_moe_aux_loss_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.dloss = dy[0];
+    args.tokens_per_expert = saved[0];
+    args.total_device = saved[1];
+    args.dprobs = dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+    args.total_num_tokens = s->desc.total_num_tokens;
+    args.num_experts = s->desc.num_experts;
+    args.topk = s->desc.topk;
+    args.coeff = s->desc.coeff;
+    return dx[0] ? te_op_moe_aux_loss_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc) {
+    static const char name[] = "te_fused_moe_aux_loss";
+    te_op_moe_aux_loss_fwd_args args = TE_ZERO;
+    te__aux_loss_state state = TE_ZERO;
+    te_tensor *saved[2], *loss;
+    te_ctx *te;
+    if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) || !te__operand(probs, tokens_per_expert, false, name) ||
+        !te__operand(probs, desc->total_num_tokens_tensor, true, name))
+        return NULL;
+    te = probs->te;
+    probs = te_tensor_contiguous(probs);
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    loss = probs && tokens_per_expert ? te__empty_1d(te, probs->dtype, 1) : NULL;
+    if (!loss) return NULL;
+    state.desc = *desc;
+    state.dtype = probs->dtype;
+    state.ndim = probs->ndim;
+    memcpy(state.shape, probs->shape, sizeof(state.shape));
+    args.probs = probs;
+    args.tokens_per_expert = saved[0] = tokens_per_expert;
+    args.total_device = saved[1] = desc->total_num_tokens_tensor;
+    args.loss = loss;
+    args.total_num_tokens = desc->total_num_tokens;
+    args.num_experts = desc->num_experts;
+    args.topk = desc->topk;
+    args.coeff = desc->coeff;
+    return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
+}
+
 /* ==== nn/linear.c =============================================================================================== */
 
 /* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
@@ -44066,6 +46976,9 @@ typedef struct te__linear_call {
     bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
+    int group;                      /* of a node with many weights: this one's input is 1 + group */
+    te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
@@ -44081,7 +46994,14 @@ typedef struct te__linear_state {
     int ndim;
     int64_t shape[TE_MAX_DIMS]; /* of x */
     te_dtype x_dtype, weight_dtype, bias_dtype;
+    int group;
 } te__linear_state;
+
+/* What a node of one product keeps; saved: references. */
+typedef struct te__linear_made {
+    te__linear_state state;
+    te_tensor *saved[3];
+} te__linear_made;
 
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
@@ -44130,6 +47050,7 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
+/* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
@@ -44152,7 +47073,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -44172,7 +47093,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         te__wgrad g;
         g.dy = dyq;
         g.x = x;
-        g.weight = te->playing->inputs[1];
+        g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
         g.columns = s->shape[s->ndim - 1];
@@ -44302,7 +47223,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (!x->quantized) x = te_tensor_contiguous(x);
     memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
     if (x) shape[x->ndim - 1] = weight->shape[0];
-    y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
+    y = !x ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
@@ -44362,6 +47283,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
+    state.group = c->group;
+    if (c->made) {
+        int i;
+        c->made->state = state;
+        for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
+        return te__frame_return(te, y);
+    }
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
@@ -44949,7 +47877,7 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_CALL, TE__DESCS };
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
@@ -44962,6 +47890,7 @@ static const te__options te__all_options[TE__DESCS] = {
       TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, gemm, gemm_group),
       TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, gemm, gemm_group), TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -44993,12 +47922,13 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 }
 
 /* The outputs as a list, for code that treats all of them alike. */
-enum { TE__OUTPUTS = 4 };
+enum { TE__OUTPUTS = 5 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
     list[1] = y->bias;
     list[2] = y->ln_out;
     list[3] = y->max_logit;
+    list[4] = y->m_splits;
 }
 static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     te_outputs y;
@@ -45006,6 +47936,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     y.bias = list[1];
     y.ln_out = list[2];
     y.max_logit = list[3];
+    y.m_splits = list[4];
     return y;
 }
 
@@ -45041,7 +47972,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 5 };
+enum { TE__FORWARD_TENSORS = 6 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -45056,11 +47987,12 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[2] = &c->args.key;
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
+    list[5] = &c->args.m_splits_tensor;
     return list[i];
 }
 
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit"};
+    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits"};
     te__module_call *c = (te__module_call *)user, call = *c;
     te_tensor *made[TE__OUTPUTS];
     te_result result;
@@ -45722,11 +48654,11 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
+        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
             const te_module *before = m->children[i - 1];
             result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
                               "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : "max_logit", m->children[i]->name);
+                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
             break;
         }
         call.input = call.outputs.out;
@@ -45804,6 +48736,759 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     te__destroy_orphans(children, n);
     te_module_destroy(m);
     return NULL;
+}
+
+/* ==== nn/grouped.c ============================================================================================== */
+
+/* nn/grouped.c: GroupedLinear, Fp8Padding, Fp8Unpadding: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product
+ * and the module tree; must not know what chooses the groups.
+ *
+ * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
+ * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
+
+typedef struct te__grouped_module {
+    te_grouped_linear_desc desc;
+    te__scaling *scaling;
+    te__weight_cache *caches; /* [num_gemms] */
+} te__grouped_module;
+
+/* One call: the module's parameters and what it was given. */
+typedef struct te__grouped_call {
+    te_module *m;
+    te__grouped_module *s;
+    te__quant_call quant;
+    te_microbatch microbatch;
+    te_tensor *x, *y; /* x [M, in], contiguous, without history; y [M, out] */
+    te_tensor **weights, **biases; /* [num_gemms]; biases NULL: none are added */
+    const int64_t *splits;         /* of the host, or NULL */
+    te_tensor *sizes;              /* on the device */
+} te__grouped_call;
+
+static void te__release_all(te_tensor *const *x, int n) {
+    int i;
+    for (i = 0; i < n; i++) te_tensor_release(x[i]);
+}
+
+/* Rows first .. first + rows - 1 of a matrix, without history. */
+static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
+    return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
+}
+/* The rows behind the last group are 0. */
+static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
+    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
+}
+
+/* ---- groups one by one ---- */
+
+/* A node's state; `each` and then the sizes follow it. */
+typedef struct te__each_state {
+    int n;
+    bool biases;
+    int64_t rows, in, used; /* of x; used: rows that belong to groups */
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype;
+} te__each_state;
+static size_t te__each_bytes(int n) { return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t)); }
+static te__linear_state *te__each_product(const te__each_state *s) { return (te__linear_state *)(void *)((char *)(uintptr_t)s + sizeof(te__each_state)); }
+static int64_t *te__each_sizes(const te__each_state *s) { return (int64_t *)(void *)(te__each_product(s) + s->n); }
+
+static void te__each_release(te_ctx *te, void *state) {
+    te__each_state *s = (te__each_state *)state;
+    int i;
+    for (i = 0; i < s->n; i++) te__linear_release(te, te__each_product(s) + i);
+}
+static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__each_state *s = (const te__each_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    te_result result = g ? TE_OK : te_error_code(te);
+    int64_t at = 0;
+    int i;
+    if (result == TE_OK && needs[0]) {
+        dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
+    }
+    for (i = 0; i < s->n && result == TE_OK; i++) {
+        int64_t rows = te__each_sizes(s)[i];
+        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)), *made[4] = {NULL, NULL, NULL, NULL};
+        bool wanted[4] = {false, false, false, false};
+        wanted[0] = needs[0];
+        wanted[1] = needs[1 + i];
+        wanted[2] = s->biases && needs[1 + s->n + i];
+        if (needs[0]) made[0] = te__alias_2d(dx[0], at * s->in * te__dtype_size(s->dtype), s->dtype, rows, s->in);
+        if (!part || (needs[0] && !made[0])) return te_error_code(te);
+        result = te__linear_backward(te, te__each_product(s) + i, saved + 3 * i, &part, made, wanted);
+        dx[1 + i] = made[1];
+        if (s->biases) dx[1 + s->n + i] = made[2];
+        at += rows;
+    }
+    return result;
+}
+
+static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    int n = c->s->desc.num_gemms, i, made = 0;
+    size_t made_bytes = (size_t)n * sizeof(te__linear_made), state_bytes = te__each_bytes(n), list_bytes = (size_t)(5 * n + 1) * sizeof(te_tensor *);
+    te__linear_made *all = (te__linear_made *)te__alloc_zero(te, made_bytes);
+    te__each_state *state = (te__each_state *)te__alloc_zero(te, state_bytes);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, list_bytes), **in = list, **saved = list ? list + 2 * n + 1 : NULL;
+    te_result result = all && state && list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int64_t at = 0;
+    if (result == TE_OK) {
+        state->n = n;
+        state->biases = c->biases != NULL;
+        state->rows = te__rows(c->x);
+        state->in = te__cols(c->x);
+        state->ndim = input->ndim;
+        memcpy(state->shape, input->shape, sizeof(state->shape));
+        state->dtype = c->x->dtype;
+        in[0] = input;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__linear_call call = TE_ZERO;
+        call.quant = &c->quant;
+        call.gemm = call.group = i;
+        call.cache = &c->s->caches[i];
+        call.microbatch = c->microbatch;
+        call.fuse_wgrad = c->s->desc.gemm.fuse_wgrad_accumulation;
+        call.delays = c->s->desc.gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        call.save_original_input = c->s->desc.save_original_input;
+        call.x = te__rows_of(c->x, at, c->splits[i]);
+        call.out = te__rows_of(c->y, at, c->splits[i]);
+        call.weight = in[1 + i] = c->weights[i];
+        if (c->biases) call.bias = in[1 + n + i] = c->biases[i];
+        call.made = &all[i];
+        if (!call.x || !call.out) result = te_error_code(te);
+        if (result != TE_OK) break;
+        call.x->requires_grad = input->requires_grad; /* a part without a history of its own */
+        if (!te__linear(&call)) {
+            result = te_error_code(te);
+            break;
+        }
+        te__each_product(state)[i] = all[i].state;
+        memcpy(saved + 3 * i, all[i].saved, sizeof(all[i].saved));
+        te__each_sizes(state)[i] = c->splits[i];
+        at += c->splits[i];
+        made++;
+    }
+    if (result == TE_OK) {
+        state->used = at;
+        result = te__zero_rows_from(te, c->y, at);
+    }
+    if (result == TE_OK) { /* from here on the node, or its record, releases the state */
+        if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in, 1 + n + (c->biases ? n : 0), saved, 3 * n)) result = te_error_code(te);
+    } else
+        for (i = 0; i < made; i++) te__linear_release(te, &all[i].state);
+    for (i = 0; i < made; i++) te__release_all(all[i].saved, 3);
+    te__free(te, all, made_bytes);
+    te__free(te, state, state_bytes);
+    te__free(te, list, list_bytes);
+    return result;
+}
+
+/* ---- all groups at once ---- */
+
+/* n matrices [rows, cols] as one [n * rows, cols]: where they lie behind each other it is there already. */
+static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
+    int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]), bytes = rows * cols * te__dtype_size(x[0]->dtype);
+    te_tensor *all;
+    int i;
+    for (i = 0; i < n && x[i]->buffer == x[0]->buffer && x[i]->dtype == x[0]->dtype && x[i]->offset == x[0]->offset + i * bytes && te__is_contiguous(x[i]); i++) {}
+    if (i == n) return te__alias_2d(x[0], 0, x[0]->dtype, n * rows, cols);
+    all = te__empty_2d(te, x[0]->dtype, n * rows, cols);
+    for (i = 0; i < n && all; i++) {
+        te_tensor *place = te__alias_2d(all, i * bytes, all->dtype, rows, cols), *from = te__as_matrix(x[i]);
+        if (!place || !from || te_tensor_copy(place, from) != TE_OK) return NULL;
+    }
+    return all;
+}
+
+/* Do kernels read a's copy together with that of every weight? With one scale a tensor they do. */
+static bool te__groups_meet(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (!a->quantized || !w[i]->quantized || !(te__copy_of(a, a_which)->cls->facts & TE__TENSOR_SCALED) || !te__copies_meet(te__copy_of(a, a_which), te__copy_of(w[i], w_which)))
+            return false;
+    return true;
+}
+/* D rows of g = A rows of g times w[g], or its transpose: the copies as they are, or decoded. */
+static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed, te_op_grouped_gemm_args *g) {
+    int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
+    size_t bytes = 2 * (size_t)n * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **scale = list ? list + n : NULL;
+    bool native = te__groups_meet(a, TE_ROWWISE, w, n, which);
+    te_result result = list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        list[i] = native ? te__copy_of(w[i], which)->data : te__plain_factor(w[i], which, g->d->dtype);
+        if (native) scale[i] = te__copy_of(w[i], which)->scale;
+        if (!list[i]) result = te_error_code(te);
+    }
+    if (result == TE_OK) {
+        g->a = native ? te__copy_of(a, TE_ROWWISE)->data : te__plain_factor(a, TE_ROWWISE, g->d->dtype);
+        g->b = te__stack(te, list, n);
+        if (native) g->scale_a = te__copy_of(a, TE_ROWWISE)->scale;
+        if (native) g->scale_b = te__stack(te, scale, n);
+        g->b_transposed = w_transposed || native; /* column-wise codes lie transposed */
+        result = g->a && g->b && (!native || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    }
+    te__frame_end(te, NULL, 0);
+    te__free(te, list, bytes);
+    return result;
+}
+/* D[g] = dy^T x over the rows of g. */
+static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
+    bool native = te__groups_meet(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE);
+    te_result result;
+    te__frame_begin(te);
+    if (native) {
+        g->a = te__copy_of(dy, TE_COLUMNWISE)->data;
+        g->b = te__copy_of(x, TE_COLUMNWISE)->data;
+        g->scale_a = te__copy_of(dy, TE_COLUMNWISE)->scale;
+        g->scale_b = te__copy_of(x, TE_COLUMNWISE)->scale;
+    } else {
+        te_dtype dtype = dy->dtype;
+        g->a = te__plain_factor(dy, TE_COLUMNWISE, dtype);
+        g->b = te__plain_factor(x, TE_COLUMNWISE, dtype);
+    }
+    g->along_k = true;
+    g->a_transposed = !native;
+    g->b_transposed = native;
+    result = g->a && g->b ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* Sizes of a call as a product's fields. */
+static te_op_grouped_gemm_args te__grouped_gemm_of(const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
+    te_op_grouped_gemm_args g = TE_ZERO;
+    g.sizes = sizes;
+    g.groups = n;
+    g.d = d;
+    g.m = rows;
+    g.n = cols;
+    g.k = inner;
+    g.split_accumulator = split;
+    return g;
+}
+
+typedef struct te__all_state {
+    int n;
+    bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
+    int quantize_x; /* the copy that is made of saved[0]; 0: it is what the product takes */
+    int64_t rows, in, out;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype, weight_dtype, bias_dtype;
+    te__scaling *delays; /* a reference, or NULL */
+    te__quant_call quant;
+} te__all_state;
+static void te__all_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__all_state *)state)->quant);
+    te__scaling_release(((te__all_state *)state)->delays);
+}
+
+/* The gradients of all weights: what they take, with references of its own once they are deferred. `vars` follow. */
+typedef struct te__all_wgrad {
+    te_tensor *dy, *x, *sizes;
+    int64_t out, in, rows;
+    int n;
+    te_dtype dtype;
+    bool fused, overwrite, split;
+    uint64_t saved_at;
+} te__all_wgrad;
+static te__var **te__wgrad_vars(const te__all_wgrad *g) { return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad)); }
+
+/* Adds into the main_grads, or gives the gradients in dw[]. */
+static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
+    te__var **vars = te__wgrad_vars(g);
+    te_dtype dtype = g->dtype;
+    te_tensor *all;
+    te_op_grouped_gemm_args gemm;
+    te_result result;
+    int i, fused = 0;
+    for (i = 0; i < g->n; i++)
+        if (g->fused && vars[i] && vars[i]->main_grad) {
+            dtype = vars[i]->main_grad->dtype;
+            fused++;
+        }
+    all = te__empty_2d(te, fused == g->n ? dtype : g->dtype, g->n * g->out, g->in);
+    if (!all) return te_error_code(te);
+    gemm = te__grouped_gemm_of(g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
+    result = te__grouped_k_product(te, g->dy, g->x, &gemm);
+    for (i = 0; i < g->n && result == TE_OK; i++) {
+        te_tensor *part = te__rows_of(all, i * g->out, g->out), *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
+        te_op_axpby_args add = TE_ZERO;
+        if (!part) return te_error_code(te);
+        if (!main_grad) {
+            dw[i] = part;
+            continue;
+        }
+        add.x = part;
+        add.y = g->overwrite ? NULL : main_grad;
+        add.out = main_grad;
+        add.alpha = add.beta = 1.0f;
+        result = te_op_axpby(te, &add);
+    }
+    return result;
+}
+static void te__all_wgrad_release(te_ctx *te, void *state) {
+    te__all_wgrad *g = (te__all_wgrad *)state;
+    int i;
+    te_tensor_release(g->dy);
+    te_tensor_release(g->x);
+    te_tensor_release(g->sizes);
+    for (i = 0; i < g->n; i++)
+        if (te__wgrad_vars(g)[i]) te__var_release(te, te__wgrad_vars(g)[i]);
+}
+static te_result te__all_wgrad_run(te_ctx *te, void *state) {
+    const te__all_wgrad *g = (const te__all_wgrad *)state;
+    size_t bytes = (size_t)g->n * sizeof(te_tensor *);
+    te_tensor **dw;
+    te_result result;
+    int i;
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at) || te__written_since(g->sizes, g->saved_at))
+        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a GroupedLinear was written after te_backward, and the weights' gradients need it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at) ? "input" : te__written_since(g->dy, g->saved_at) ? "output's gradient" : "m_splits_tensor");
+    dw = (te_tensor **)te__alloc_zero(te, bytes);
+    if (!dw) return TE_ERR_OUT_OF_MEMORY;
+    result = te__all_wgrad_product(te, g, dw);
+    for (i = 0; i < g->n && result == TE_OK; i++)
+        if (dw[i] && te__wgrad_vars(g)[i]) result = te__var_add_grad(te, te__wgrad_vars(g)[i], dw[i]);
+    te__free(te, dw, bytes);
+    return result;
+}
+
+static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_tensor *dy, te_tensor *x, te_tensor *sizes, te_tensor **dx) {
+    size_t bytes = sizeof(te__all_wgrad) + (size_t)s->n * sizeof(te__var *);
+    te__all_wgrad *g = (te__all_wgrad *)te__alloc_zero(te, bytes);
+    te_result result;
+    bool later = s->delays && s->delays->module;
+    int i;
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->dy = dy;
+    g->x = x;
+    g->sizes = sizes;
+    g->out = s->out;
+    g->in = s->in;
+    g->rows = s->rows;
+    g->n = s->n;
+    g->dtype = s->weight_dtype;
+    g->fused = s->fuse_wgrad;
+    g->overwrite = s->overwrite_main_grad;
+    g->split = s->split_wgrad;
+    g->saved_at = te->writes;
+    for (i = 0; i < s->n; i++) {
+        te__wgrad_vars(g)[i] = te->playing->inputs[1 + i];
+        later = later && te->playing->inputs[1 + i] && te->playing->inputs[1 + i]->leaf;
+    }
+    if (later) {
+        te_tensor_retain(dy);
+        te_tensor_retain(x);
+        te_tensor_retain(sizes);
+        te__note_saved(dy);
+        te__note_saved(x);
+        te__note_saved(sizes);
+        for (i = 0; i < s->n; i++) te__wgrad_vars(g)[i]->refs++;
+        result = te__defer(te, s->delays, te__all_wgrad_run, te__all_wgrad_release, g, bytes);
+    } else
+        result = te__all_wgrad_product(te, g, dx + 1);
+    te__free(te, g, bytes);
+    return result;
+}
+
+/* saved: x, sizes, weights. */
+static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__all_state *s = (const te__all_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0];
+    bool weights = false, biases = false;
+    te_result result = TE_OK;
+    int i;
+    if (g) g = te__alias_2d(g, 0, g->dtype, s->rows, s->out);
+    if (!g) return te_error_code(te);
+    for (i = 0; i < s->n; i++) {
+        weights = weights || needs[1 + i];
+        biases = biases || (s->biases && needs[1 + s->n + i]);
+    }
+    gq = g;
+    if (s->quantize_grad && (needs[0] || weights)) {
+        te__quant_spec spec = te__slot_spec(&s->quant, true, 0, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0));
+        gq = te__quantize_operand(g, &spec);
+        if (!gq) return te_error_code(te);
+        te__inspect(s->quant.scaling, 0, TE_TENSOR_GRAD_OUTPUT, g, gq);
+    }
+    if (biases) {
+        te_op_grouped_column_sum_args sum = TE_ZERO;
+        te_tensor *all = te__empty_2d(te, s->bias_dtype, s->n, s->out);
+        sum.x = g;
+        sum.sizes = saved[1];
+        sum.out = all;
+        result = all ? te_op_grouped_column_sum(te, &sum) : te_error_code(te);
+        for (i = 0; i < s->n && result == TE_OK; i++) {
+            dx[1 + s->n + i] = te__alias_1d(all, i * s->out * te__dtype_size(s->bias_dtype), s->bias_dtype, s->out);
+            if (!dx[1 + s->n + i]) result = te_error_code(te);
+        }
+    }
+    if (needs[0] && result == TE_OK) {
+        te_tensor *d;
+        dx[0] = te_tensor_zeros(te, s->dtype, s->ndim, s->shape);
+        d = dx[0] ? te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in) : NULL;
+        if (d) {
+            te_op_grouped_gemm_args gemm = te__grouped_gemm_of(saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
+            result = te__grouped_rows_product(te, gq, saved + 2, s->n, false, &gemm);
+        } else
+            result = te_error_code(te);
+    }
+    if (weights && result == TE_OK && s->quantize_x) {
+        te__quant_spec spec = te__slot_spec(&s->quant, false, 0, TE__SLOT_INPUT, s->quantize_x);
+        x = te__quantize_operand(x, &spec);
+        if (!x) return te_error_code(te);
+    }
+    return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
+}
+
+/* The weight of one product, quantized or not, as the recipe has it. */
+static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage) {
+    te__linear_call call = TE_ZERO;
+    call.quant = &c->quant;
+    call.gemm = i;
+    call.cache = &c->s->caches[i];
+    call.microbatch = c->microbatch;
+    call.weight = c->weights[i];
+    return te__quantized_weight(&call, usage);
+}
+
+/* in, and saved: room for all; te__grouped_all frees it. */
+static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    const te_recipe *recipe = c->quant.enabled ? &c->quant.recipe : NULL;
+    te_op_grouped_gemm_args gemm;
+    te_tensor *xq = c->x;
+    te_result result = TE_OK;
+    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
+    int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    in[0] = input;
+    for (i = 0; i < n; i++) {
+        in[1 + i] = c->weights[i];
+        if (c->biases) in[1 + n + i] = c->biases[i];
+        wants_weight = wants_weight || te__wants_grad(c->weights[i]);
+    }
+    if (recipe) {
+        bool again = d->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
+        te__quant_spec spec = te__slot_spec(&c->quant, false, 0, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0));
+        if (d->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
+            return te__fail(te, TE_ERR_INVALID, "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave the "
+                            "option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        if (again && wants_weight && spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
+        xq = te__quantize_operand(c->x, &spec);
+        if (!xq) return te_error_code(te);
+        if (xq != c->x) te__inspect(c->quant.scaling, 0, TE_TENSOR_INPUT, c->x, xq);
+        state->split_dgrad = block || te__switch(recipe->split_dgrad, true);
+        state->split_wgrad = block || te__switch(recipe->split_wgrad, true);
+        state->quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) result = te_error_code(te);
+    }
+    gemm = te__grouped_gemm_of(c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
+    if (result == TE_OK && c->biases) {
+        gemm.bias = te__stack(te, c->biases, n);
+        if (!gemm.bias) result = te_error_code(te);
+    }
+    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group */
+    if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) return te_error_code(te);
+        saved[2 + i] = !wants_x ? NULL : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep) : w[i];
+        if (saved[2 + i] && x->var && x->var->leaf) saved[2 + i]->is_weight = true;
+    }
+    if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) xq = c->x;
+    saved[0] = !wants_weight ? NULL : state->quantize_x ? c->x : xq->quantized ? te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE) : xq;
+    saved[1] = c->sizes;
+    return result;
+}
+
+static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    int n = d->num_gemms;
+    size_t bytes = (size_t)(4 * n + 3) * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **saved, **w;
+    te__all_state state = TE_ZERO;
+    te_result result;
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    saved = list + 2 * n + 1;
+    w = saved + n + 2;
+    result = te__grouped_all_with(c, input, &state, list, saved, w);
+    if (result == TE_OK) {
+        state.n = n;
+        state.biases = c->biases != NULL;
+        state.fuse_wgrad = d->gemm.fuse_wgrad_accumulation;
+        state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
+        state.rows = te__rows(c->x);
+        state.in = d->in_features;
+        state.out = d->out_features;
+        state.ndim = input->ndim;
+        memcpy(state.shape, input->shape, sizeof(state.shape));
+        state.dtype = c->x->dtype;
+        state.weight_dtype = c->weights[0]->dtype;
+        state.bias_dtype = c->biases ? c->biases[0]->dtype : TE_DTYPE_NONE;
+        state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        if (state.delays) state.delays->refs++;
+        if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(&c->quant);
+        if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list, 1 + n + (c->biases ? n : 0), saved, n + 2)) result = te_error_code(te);
+    }
+    te__free(te, list, bytes);
+    return result;
+}
+
+/* ---- the module ---- */
+
+/* What each group adds, as one tensor [n, out], for return_bias. */
+static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    int i, n = *(const int *)state;
+    (void)saved, (void)needs;
+    for (i = 0; g && i < n; i++) {
+        dx[i] = te__alias_1d(g, i * te__cols(g) * te__dtype_size(g->dtype), g->dtype, te__cols(g));
+        if (!dx[i]) return te_error_code(te);
+    }
+    return g ? TE_OK : te_error_code(te);
+}
+
+/* The sizes of a call, as the device has them, and whether those of the host fit. */
+static te_result te__call_splits(te_module *m, const te_forward_args *args, int n, int64_t rows, te_tensor **sizes) {
+    te_ctx *te = m->te;
+    int64_t sum = 0;
+    int i;
+    *sizes = args->m_splits_tensor;
+    if (!args->m_splits == !args->m_splits_tensor)
+        return te__fail(te, TE_ERR_INVALID, "%s: m_splits and m_splits_tensor are %s; one of them says how many rows each of the %d groups has", m->cls->name,
+                        args->m_splits ? "both given" : "NULL", n);
+    if (args->m_splits_tensor) {
+        const te_tensor *x = args->m_splits_tensor;
+        char text[TE__SHAPE_TEXT];
+        if (!te__same_ctx(x, te, m->cls->name)) return te_error_code(te);
+        if (te__numel(x) != n || (x->dtype != TE_I32 && x->dtype != TE_I64) || !te__is_contiguous(x) || !x->buffer)
+            return te__fail(te, TE_ERR_SHAPE, "%s: m_splits_tensor is %s %s; contiguous i32 or i64 [%d] is needed", m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), n);
+        return TE_OK;
+    }
+    for (i = 0; i < n; i++) {
+        if (args->m_splits[i] < 0 || args->m_splits[i] > rows - sum)
+            return te__fail(te, TE_ERR_INVALID, "%s: m_splits[%d] is %lld, and %lld of %lld rows are left for it", m->cls->name, i, (long long)args->m_splits[i],
+                            (long long)(rows - sum), (long long)rows);
+        sum += args->m_splits[i];
+    }
+    return TE_OK;
+}
+
+static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    te_tensor *input = args->input;
+    char text[TE__SHAPE_TEXT], name[32];
+    int64_t shape[TE_MAX_DIMS];
+    bool one_by_one;
+    te_result result;
+    int i;
+    if (!te__need_float(input, "GroupedLinear")) return te_error_code(te);
+    if (input->ndim < 1 || te__cols(input) != d->in_features)
+        return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
+    result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
+    for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        c->weights[i] = te_module_parameter(c->m, name);
+        if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
+        if (c->weights[i]->dtype != input->dtype)
+            result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                              te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+    }
+    if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
+    if (result != TE_OK) return result;
+    c->splits = args->m_splits;
+    c->microbatch = args->is_first_microbatch;
+    one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
+    if (d->gemm.return_bias && c->biases) {
+        te_tensor *all = te__stack(te, c->biases, d->num_gemms);
+        args->outputs.bias = all ? te__record("grouped_bias", all, te__stacked_backward, &d->num_gemms, sizeof(d->num_gemms), c->biases, d->num_gemms, NULL, 0) : NULL;
+        if (!args->outputs.bias) return te_error_code(te);
+        c->biases = NULL;
+    }
+    input = te_tensor_contiguous(input);
+    c->x = input ? te__alias_2d(input, 0, input->dtype, te__rows(input), d->in_features) : NULL;
+    if (!c->x) return te_error_code(te);
+    c->y = te__empty_2d(te, input->dtype, te__rows(input), d->out_features);
+    if (c->splits && !one_by_one) c->sizes = te__moe_splits(te, NULL, c->splits, d->num_gemms, 1, NULL);
+    if (!c->y || (!one_by_one && !c->sizes)) return te_error_code(te);
+    result = one_by_one ? te__grouped_each(c, input) : te__grouped_all(c, input);
+    if (result != TE_OK || input->ndim == 2) return result == TE_OK ? te__output(c->m, args, c->y) : result;
+    memcpy(shape, input->shape, sizeof(shape));
+    shape[input->ndim - 1] = d->out_features;
+    return te__output(c->m, args, te_tensor_view(c->y, input->ndim, shape));
+}
+static te_result te__grouped_forward(te_module *m, te_forward_args *args) {
+    te__grouped_call call = TE_ZERO;
+    size_t bytes;
+    te_result result;
+    call.m = m;
+    call.s = (te__grouped_module *)m->state;
+    bytes = 2 * (size_t)call.s->desc.num_gemms * sizeof(te_tensor *);
+    call.weights = (te_tensor **)te__alloc_zero(m->te, bytes);
+    if (!call.weights) return TE_ERR_OUT_OF_MEMORY;
+    call.biases = call.s->desc.gemm.no_bias ? NULL : call.weights + call.s->desc.num_gemms;
+    result = te__grouped_run(&call, args);
+    te__free(m->te, call.weights, bytes);
+    return result;
+}
+static void te__grouped_destroy(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    int i;
+    for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
+    if (s->caches) te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
+    te__scaling_leave(s->scaling);
+}
+static te_result te__grouped_reset(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    te_result result = TE_OK;
+    char name[32];
+    int i;
+    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        result = te__init_weight(te_module_parameter(m, name), &s->desc.gemm.init);
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
+    }
+    return result;
+}
+static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward, te__grouped_destroy, te__grouped_reset};
+
+/* NAME0, NAME1 ...: parts of one stack, or, on no device, shapes alone. cols 0: vectors. */
+static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
+    te_tensor *all = NULL;
+    char name[32];
+    int i;
+    if (!dtype) dtype = TE_BF16;
+    te__frame_begin(m->te);
+    if (!m->meta) all = te__empty_2d(m->te, dtype, n * rows, cols ? cols : 1);
+    for (i = 0; i < n; i++) {
+        int before = m->num_entries;
+        int64_t offset = i * rows * (cols ? cols : 1) * te__dtype_size(dtype);
+        snprintf(name, sizeof(name), "%s%d", prefix, i);
+        if (m->meta)
+            te__add_weight(m, name, dtype, rows, cols);
+        else if (all)
+            te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
+        if (cols && m->num_entries > before) m->entries[before].product_weight = true;
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+
+static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
+    if (n >= 1 && n <= TE_MAX_GEMMS) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
+    return false;
+}
+
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+    te_module *m;
+    te__grouped_module *s;
+    if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
+        !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_grouped_linear_create", TE__DESC_GROUPED_LINEAR, desc))
+        return NULL;
+    m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
+    if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
+    s = (te__grouped_module *)m->state;
+    s->desc = *desc;
+    s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
+    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
+    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    s->scaling = te__scaling_create(te, m, desc->num_gemms);
+    return te__module_built(m);
+}
+
+/* ---- Fp8Padding, Fp8Unpadding ---- */
+
+typedef struct te__padding_module {
+    te_fp8_padding_desc desc;
+} te__padding_module;
+
+static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
+    const te__autocast *cast = te__autocast_now(te);
+    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
+    return s->desc.align_size;
+}
+/* The gradient of rows that were moved back. */
+static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    desc.map_type = TE_MAP_INDEX;
+    return te_moe_unpermute(x, map, &desc);
+}
+
+static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad) {
+    te__padding_module *s = (te__padding_module *)m->state;
+    te_ctx *te = m->te;
+    int n = s->desc.num_gemms, i;
+    int64_t align, rows, before = 0, after = 0;
+    te_tensor *x, *sizes, *padded, *offsets = NULL, *map;
+    te_result result;
+    x = te__moe_tokens(args->input, m->cls->name);
+    if (!x) return te_error_code(te);
+    align = te__padding_align(s, te);
+    rows = te__rows(x);
+    result = te__call_splits(m, args, n, rows, &sizes);
+    if (result != TE_OK) return result;
+    for (i = 0; args->m_splits && i < n; i++) {
+        before += args->m_splits[i];
+        after += te__round_up(args->m_splits[i], align);
+        if (!unpad && args->padded_m_splits) args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
+    }
+    if (args->m_splits && rows != (unpad ? after : before))
+        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
+    if (!args->m_splits) { /* room for any sizes */
+        before = rows;
+        after = rows + n * (align - 1);
+    }
+    padded = te__moe_splits(te, sizes, args->m_splits, n, align, &offsets);
+    if (!padded) return te_error_code(te);
+    if (!sizes) sizes = te__moe_splits(te, NULL, args->m_splits, n, 1, NULL);
+    map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
+    if (!map) return te_error_code(te);
+    if (!unpad) args->outputs.m_splits = padded;
+    return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
+}
+static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
+static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
+static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL, NULL};
+
+static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
+    if (desc->align_size < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+        return NULL;
+    }
+    m = te_module_create(te, cls, desc->name ? desc->name : name);
+    if (!m) return NULL;
+    ((te__padding_module *)m->state)->desc = *desc;
+    return te__module_built(m);
+}
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__pad_class, "te_fp8_padding_create", "fp8_padding");
+}
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__unpad_class, "te_fp8_unpadding_create", "fp8_unpadding");
 }
 
 /* ==== nn/transformer.c ========================================================================================== */

@@ -272,6 +272,13 @@ typedef enum te_attn_bias {
     TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
 } te_attn_bias;
 
+/* How a router turns logits into scores. */
+typedef enum te_score_function {
+    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */
+    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */
+    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */
+} te_score_function;
+
 /* ==== api/base.h ================================================================================================ */
 
 /* api/base.h: what every other chapter uses: version, linkage, number formats, results, handles. */
@@ -781,9 +788,21 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(store_state, STORE_STATE, optim)                 \
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
-    X(multi_scale, MULTI_SCALE, optim)
+    X(multi_scale, MULTI_SCALE, optim)                 \
+    X(moe_splits, MOE_SPLITS, moe)                     \
+    X(moe_mask_map, MOE_MASK_MAP, moe)                 \
+    X(moe_index_map, MOE_INDEX_MAP, moe)               \
+    X(moe_chunk_map, MOE_CHUNK_MAP, moe)               \
+    X(moe_permute, MOE_PERMUTE, moe)                   \
+    X(moe_unpermute, MOE_UNPERMUTE, moe)               \
+    X(moe_unpermute_bwd, MOE_UNPERMUTE_BWD, moe)       \
+    X(moe_router_fwd, MOE_ROUTER_FWD, moe)             \
+    X(moe_router_bwd, MOE_ROUTER_BWD, moe)             \
+    X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
+    X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
+    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
 
-/* The operations: TE_OP_COPY ... TE_OP_MULTI_SCALE, in the order of TE_OP_LIST. */
+/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* none: refused */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
@@ -1147,6 +1166,147 @@ typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
 } te_op_quant_error_args;
+
+/* ==== api/ops_moe.h ============================================================================================= */
+
+/* api/ops_moe.h: the raw operations of a mixture of experts; the rules of api/ops.h hold here, too.
+ *
+ * A router (moe_router) chooses experts for each of T tokens. A map (row_id_map) says at which row each copy of a token stands once the copies are
+ * ordered by expert, and moe_permute and moe_unpermute move rows there and back. All sizes that the routing decides stay on the device. T tokens,
+ * E experts, R rows of permuted tokens, H the last size. Maps come in two forms:
+ *   mask   i32 [T, 2E + 1]: of each token n destination rows, in descending order, then -1 up to E; their n experts, then -1 up to 2E; n
+ *   index  i32 [topk * T]: the destination row of copy k of token t at k * T + t; -1 for a copy that is dropped
+ * Rows outside 0 .. R-1 are never touched: such a copy is dropped. */
+
+/* The most splits that one call of te_op_moe_splits takes from the host. */
+#define TE_MOE_HOST_SPLITS 64
+/* The most experts of a router. */
+#define TE_MOE_MAX_EXPERTS 4096
+
+/* Sizes of groups of rows, and what padding each of them to a multiple of `align` makes of them.
+ *   sizes    i32 or i64 [n], negative ones count as 0; NULL: the n <= TE_MOE_HOST_SPLITS numbers in `values`, which travel with the launch
+ *   padded   i32 or i64 [n]: sizes rounded up to multiples of align
+ *   offsets  optional, i32 or i64 [n]: the padding of all groups before each one, which moe_permute takes as pad_offsets */
+typedef struct te_op_moe_splits_args {
+    const te_tensor *sizes;
+    te_tensor *padded, *offsets;
+    int64_t align; /* 0 => 1 */
+    int64_t values[TE_MOE_HOST_SPLITS];
+} te_op_moe_splits_args;
+
+/* row_id_map (mask) of routing_map [T, E] u8, i32 or i64, where not 0 means routed: by expert, then by token. tokens_per_expert: optional, i32 or
+ * i64 [E]. */
+typedef struct te_op_moe_mask_map_args {
+    const te_tensor *routing_map;
+    te_tensor *row_id_map, *tokens_per_expert;
+} te_op_moe_mask_map_args;
+
+/* row_id_map (index) of the experts [T, topk], i32 or i64, of each token: sorted by expert, stable. Ids count as 32-bit unsigned numbers, so -1 comes
+ * last. Copies behind the first num_out_tokens are dropped. */
+typedef struct te_op_moe_index_map_args {
+    const te_tensor *experts;
+    te_tensor *row_id_map;
+    int64_t num_out_tokens; /* 0 => all */
+} te_op_moe_index_map_args;
+
+/* row_id_map (index, topk 1) that moves whole chunks of T rows. sizes: i32 or i64 [n], rows of each chunk, in the order of the input.
+ *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays
+ *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not with sorted_index
+ * Rows behind the last chunk stay where they are, and are dropped with offsets. */
+typedef struct te_op_moe_chunk_map_args {
+    const te_tensor *sizes, *sorted_index, *offsets;
+    te_tensor *row_id_map;
+} te_op_moe_chunk_map_args;
+
+/* y [R, H] = the rows of x [T, H] where the map sends them, and 0 in rows that nothing comes to. x and y: one format of whole bytes.
+ *   topk            of an index map; 0 => row_id_map is a mask map
+ *   pad_offsets     optional, i32 or i64 [E], with a mask map: added to the rows of each expert
+ *   probs           optional, float [T, E] or [T, topk], with permuted_probs [R] of its format: moved along. Under a mask map a copy whose
+ *                   probability is 0 is a row of zeros */
+typedef struct te_op_moe_permute_args {
+    const te_tensor *x, *row_id_map, *pad_offsets, *probs;
+    te_tensor *y, *permuted_probs;
+    int64_t topk;
+} te_op_moe_permute_args;
+
+/* y [T, H] = the sums of each token's copies among the rows of x [R, H], in f32; a token without copies is 0. x and y float, of any formats.
+ *   merging_probs   optional, float [T, E] or [T, topk]: factors of the copies
+ *   permuted_probs  optional, float [R], with probs float [T, E] or [T, topk]: moved back; 0 where there is no copy
+ * row_id_map, pad_offsets and topk are those of te_op_moe_permute. */
+typedef struct te_op_moe_unpermute_args {
+    const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
+    te_tensor *y, *probs;
+    int64_t topk;
+} te_op_moe_unpermute_args;
+
+/* The gradient of te_op_moe_unpermute with merging_probs: dx [R, H] = dy times the probability of each copy, 0 in rows that no copy comes from; dprobs, of
+ * the shape of merging_probs and any float format, = the products of rows of dy and x, 0 where there is no copy. dx, dprobs: optional;
+ * x: needed for dprobs. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
+typedef struct te_op_moe_unpermute_bwd_args {
+    const te_tensor *dy, *x, *row_id_map, *pad_offsets, *merging_probs;
+    te_tensor *dx, *dprobs;
+    int64_t topk;
+} te_op_moe_unpermute_bwd_args;
+
+/* Scores of logits [T, E], the topk experts of each token, and their probabilities, in f32.
+ *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
+ *   use_pre_softmax  softmax over all experts, in place of one over the chosen ones
+ *   expert_bias      optional, float [E], not with softmax: added to the scores for the choice alone
+ *   num_groups, group_topk   the experts stand in num_groups groups of equal size; those of group_topk groups may be chosen, and a group counts by the
+ *                    sum of its topk / group_topk best; 0: no groups
+ * Of equal scores the expert with the lower number is chosen. A chosen expert's probability is scaling_factor times its score, which, if it is not a softmax
+ * and topk > 1, is divided by the sum of the chosen ones + 1e-20.
+ *   all_scores       probs are the scores of all experts, normalised, for an auxiliary loss: softmax over all, or divided by the sum of all + 1e-20;
+ *                    the choice is by them. Without bias, groups and scaling_factor
+ *   probs            float [T, E], 0 for what is not chosen
+ *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
+ *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same, expert e at bit e % 8 of byte e / 8
+ *   topk_indices     optional, i32 or i64 [T, topk]: the chosen experts, the best one first */
+typedef struct te_op_moe_router_fwd_args {
+    const te_tensor *logits, *expert_bias;
+    te_tensor *probs, *routing_map, *routing_bits, *topk_indices;
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax;
+    int num_groups, group_topk;
+    float scaling_factor; /* 0 => 1 */
+    bool all_scores;
+} te_op_moe_router_fwd_args;
+/* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores). topk, score_function, use_pre_softmax,
+ * scaling_factor and all_scores are the forward's. */
+typedef struct te_op_moe_router_bwd_args {
+    const te_tensor *logits, *routing_map, *dprobs;
+    te_tensor *dlogits;
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax;
+    float scaling_factor;
+    bool all_scores;
+} te_op_moe_router_bwd_args;
+
+/* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum of column e of probs [T, C]), in f32.
+ * C is a multiple of num_experts: sequences side by side. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
+typedef struct te_op_moe_aux_loss_fwd_args {
+    const te_tensor *probs, *tokens_per_expert, *total_device;
+    te_tensor *loss;
+    int64_t total_num_tokens;
+    int num_experts, topk;
+    float coeff;
+} te_op_moe_aux_loss_fwd_args;
+/* dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device, total_num_tokens, num_experts, topk and coeff are the forward's. */
+typedef struct te_op_moe_aux_loss_bwd_args {
+    const te_tensor *dloss, *tokens_per_expert, *total_device;
+    te_tensor *dprobs;
+    int64_t total_num_tokens;
+    int num_experts, topk;
+    float coeff;
+} te_op_moe_aux_loss_bwd_args;
+
+/* out [groups, N] = the sums of the columns of each group's rows of x [M, N], in f32: bias gradients. sizes: i32 or i64 [groups], as te_op_grouped_gemm's. */
+typedef struct te_op_grouped_column_sum_args {
+    const te_tensor *x, *sizes;
+    te_tensor *out;
+} te_op_grouped_column_sum_args;
 
 /* ==== api/ops_model.h =========================================================================================== */
 
@@ -2492,6 +2652,7 @@ typedef struct te_outputs {
     te_tensor *bias;      /* with return_bias: not added to out yet */
     te_tensor *ln_out;    /* with return_layernorm_output */
     te_tensor *max_logit; /* with return_max_logit */
+    te_tensor *m_splits;  /* Fp8Padding's, i64 [num_gemms]: the padded sizes */
 } te_outputs;
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
@@ -2509,6 +2670,9 @@ typedef struct te_forward_args {
     const te_rotary_desc *rotary_key;  /* rotates keys; NULL => as queries */
     te_attention_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
+    const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
+    te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
+    int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
@@ -2776,6 +2940,126 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);
 
+/* ==== api/moe.h ================================================================================================= */
+
+/* api/moe.h: mixtures of experts: the functions and modules of TransformerEngine by their names, on the raw operations of api/ops_moe.h, which describe the
+ * maps. T tokens, E experts. Nothing waits for the device unless it says so: the sizes that a router decides may stay there, and change from launch to
+ * launch of a graph. The functions follow the rules of api/functions.h.
+ *
+ * These arguments of TransformerEngine have none here:
+ *   max_token_num     sizes a workspace; the pool's grows by itself
+ *   probs of moe_unpermute   the old name of merging_probs
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet */
+
+/* The two forms of a routing map. */
+typedef enum te_map_type {
+    TE_MAP_MASK = 0, /* [T, E] u8, i32 or i64: not 0 where a token is routed to an expert */
+    TE_MAP_INDEX = 1 /* [T, topk] i32 or i64: the experts of each token */
+} te_map_type;
+
+/* inp [T, H] -> [num_out_tokens, H]: a copy of each token for each of its experts, by expert and then by token; rows that nothing comes to are 0.
+ * num_out_tokens: mask: at least 1; index: 0 => T * topk, and copies behind the first num_out_tokens are dropped. row_id_map: the map (borrowed from the
+ * innermost scope), for te_moe_unpermute. Source: transformer_engine.pytorch.moe_permute. */
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map);
+/* The same with a mask map, and the probabilities [T, E], whose entries of the copies become permuted_probs [num_out_tokens], differentiable. A copy
+ * whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map);
+/* What te_moe_permute_and_pad_with_probs makes; all borrowed from the innermost scope. */
+typedef struct te_moe_padded {
+    te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
+    te_tensor *row_id_map;               /* for te_moe_unpermute, with: */
+    te_tensor *pad_offsets;              /* i64 [E]: the padding before each expert's rows */
+    te_tensor *target_tokens_per_expert; /* i64 [E]: rows of each expert, padding included */
+} te_moe_padded;
+/* The same with the rows of each expert padded with zeros to a multiple of align_size. tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map.
+ * num_out_tokens: rows of the result, at least the sum of the padded sizes: T * topk + E * (align_size - 1) always is; 0 => that sum, for which the
+ * host waits (TE_ERR_STATE in a graph's capture). Source: transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made);
+
+/* Options of te_moe_unpermute; zero is a sum over a mask map. */
+typedef struct te_moe_unpermute_desc {
+    te_tensor *merging_probs; /* factors of the copies, [T, E], or of an index map [T, topk]; NULL => 1, and of an index map each copy is a token of its own */
+    te_map_type map_type;     /* of the routing map that row_id_map was made of */
+    te_tensor *pad_offsets;   /* of te_moe_permute_and_pad_with_probs */
+} te_moe_unpermute_desc;
+/* The sums of each token's copies, in f32: inp [R, H] -> [T, H]. Differentiable in inp and merging_probs. desc may be NULL.
+ * Source: transformer_engine.pytorch.moe_unpermute; row_id_map knows restore_shape. */
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc);
+
+/* The chunks of inp [T, H], whose rows split_sizes [n] counts, in the order sorted_index [n]; both i32 or i64 on the device. Rows behind the last chunk
+ * stay where they are. Source: transformer_engine.pytorch.moe_sort_chunks_by_index. */
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index);
+/* The same, and the numbers probs [T] in the same order: permuted_probs [T], differentiable.
+ * Source: transformer_engine.pytorch.moe_sort_chunks_by_index_with_probs. */
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs);
+
+/* How a router's choice is written. */
+typedef enum te_routing_map_format {
+    TE_ROUTING_BYTEMAP = 0,  /* u8 [T, E]: 1 where a token goes to an expert */
+    TE_ROUTING_BITMAP_U8 = 1 /* u8 [T, ceil(E / 8)]: expert e at bit e % 8 of byte e / 8 */
+} te_routing_map_format;
+/* A router. */
+typedef struct te_fused_topk_desc {
+    int topk;                     /* experts of each token; at least 1 */
+    bool use_pre_softmax;         /* softmax before the choice */
+    int num_groups, group_topk;   /* only experts of the group_topk best of num_groups groups are chosen; 0 => no groups */
+    float scaling_factor;         /* of the probabilities; 0 => 1 */
+    te_score_function score_function; /* 0 => softmax */
+    te_tensor *expert_bias;       /* [E], added to sigmoid and sqrtsoftplus scores for the choice alone; NULL => none */
+    te_routing_map_format routing_map_format; /* of *routing_map; 0 => bytes */
+    te_tensor *topk_indices;      /* i32 or i64 [T, topk], written: the chosen experts, the best one first; NULL => not asked for */
+} te_fused_topk_desc;
+/* Probabilities of logits [.., E], in their format, 0 for experts that are not chosen, and the choice: *routing_map (NULL: not wanted). te_op_moe_router_fwd
+ * has the formulas. At most TE_MOE_MAX_EXPERTS experts. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map);
+/* The normalised scores f32 [.., E] of all experts, for an auxiliary loss, and the choice by them: *routing_map (NULL: not wanted).
+ * Source: transformer_engine.pytorch.router.fused_compute_score_for_moe_aux_loss. */
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map);
+/* The numbers of an auxiliary loss. */
+typedef struct te_fused_moe_aux_loss_desc {
+    int64_t total_num_tokens;           /* T of all ranks and microbatches; or: */
+    te_tensor *total_num_tokens_tensor; /* i64 [1], the same on the device; NULL => the number above */
+    int num_experts, topk;              /* of the router */
+    float coeff;                        /* of the loss */
+} te_fused_moe_aux_loss_desc;
+/* coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the sum of their probs [T, E], in the format of probs, [1].
+ * tokens_per_expert: i32, i64 or float [E]. Columns may be a multiple of num_experts: sequences side by side.
+ * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
+
+/* Products of the rows of num_gemms groups, each with a weight of its own: y_i = x_i W_i^T + b_i. Parameters: weight0 [out, in], weight1 ..., bias0 [out] ...
+ * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
+ * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
+ * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Source: transformer_engine.pytorch.GroupedLinear. */
+typedef struct te_grouped_linear_desc {
+    int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
+    int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
+    te_gemm_options gemm;              /* of the products */
+    te_parallel_options parallel;      /* not yet */
+    bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
+    const char *name;                  /* copied; NULL => "grouped_linear" */
+} te_grouped_linear_desc;
+#define TE_MAX_GEMMS 512 /* the most groups of a GroupedLinear */
+/* A GroupedLinear. */
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc);
+
+/* Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
+typedef struct te_fp8_padding_desc {
+    int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
+    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => 32 under MXFP8, 128 under NVFP4, else 16, by the recipe of the first call */
+    const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
+} te_fp8_padding_desc;
+/* Rows of zeros behind each group of the input's rows. The call says in m_splits (the result has the sum of the padded sizes, which args->padded_m_splits
+ * receives) or m_splits_tensor (the result has room for any sizes) how many rows each group has. Outputs: out, m_splits (i64 [num_gemms], padded). */
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc);
+/* Takes them out again: m_splits or m_splits_tensor are the sizes before padding. With m_splits_tensor the result has as many rows as the input; those behind the last
+ * group are 0. */
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc);
+
 /* ==== api/train.h =============================================================================================== */
 
 /* api/train.h: optimizers and checkpoints. */
@@ -2936,7 +3220,7 @@ typedef struct te_graphed_desc {
  * formats and options of the sample, and are outside of autocast regions or in ones like desc's, which the graphs hold. Input gradients are made where the sample's
  * tensors require them. In evaluation, without gradients, inside te_checkpoint and other captures the module runs as usual. One call's activations are kept: its
  * te_backward comes before the next te_forward. On failure no module is graphed. TE_ERR_STATE while a forward pass waits for its te_backward; TE_ERR_UNSUPPORTED for a module of more
- * than 58 parameters, or one that draws random numbers and runs again (te_module_set_checkpoint). Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
+ * than 57 parameters, or one that draws random numbers and runs again (te_module_set_checkpoint). Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
 TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc);
 /* Takes the graphs away; the module runs as usual. te_module_destroy does it, too. NULL is fine. */
 TE_API void te_graphed_reset(te_module *m);
@@ -3059,6 +3343,12 @@ static inline te_module *te_dot_product_attention_create(te_ctx *te, const te_do
 static inline te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc &desc) { return te_multihead_attention_create(te, &desc); }
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
+static inline te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc &desc) { return te_moe_unpermute(inp, row_id_map, &desc); }
+static inline te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc &desc, te_tensor **routing_map) { return te_fused_topk_with_score_function(logits, &desc, routing_map); }
+static inline te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc &desc) { return te_fused_moe_aux_loss(probs, tokens_per_expert, &desc); }
+static inline te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc &desc) { return te_grouped_linear_create(te, &desc); }
+static inline te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_padding_create(te, &desc); }
+static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_unpadding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
 static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc &desc) { return te_make_graphed_callables(te, modules, sample_args, n, &desc); }
@@ -7851,6 +8141,13 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */",
     "    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */",
     "} te_attn_bias;",
+    "",
+    "/* How a router turns logits into scores. */",
+    "typedef enum te_score_function {",
+    "    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */",
+    "    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */",
+    "    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */",
+    "} te_score_function;",
 };
 static const char *const te__source_1[] = { /* base/numbers.h */
     "/* base/numbers.h: the number formats, bit by bit: bf16, f16, e4m3, e5m2, e8m0, e2m1 from and to f32. Read by the host and by",
@@ -9374,8 +9671,9 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "//",
     "// Benchmark: \"gelu forward\", \"swiglu forward\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
-    "// of 8, x aligned to 16 bytes, blocks of interleaved halves multiples of 8, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
+    "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n, ld and blocks of interleaved",
+    "// halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are neither gated nor padded are one long row: m = 1, ld = n. Without:",
+    "// anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 X_DT=3 Y_DT=3",
@@ -15072,7 +15370,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "}",
 };
 static const char *const te__source_65[] = { /* ops/loss/cross_entropy_merge.cu */
-    "// ops/loss/cross_entropy_merge.cu: the loss of each row from what the ranks that share its columns have found, in rank order.",
+    "// ops/loss/cross_entropy_merge.cu: the loss of each row from the parts of the ranks that share its columns, in rank order.",
     "//",
     "//   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r",
     "//",
@@ -16198,7 +16496,869 @@ static const char *const te__source_83[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_84[] = { /* ops/moe/grouped_column_sum.cu */
+    "// ops/moe/grouped_column_sum.cu: out [groups, n] = the sums of the columns of each group's rows of x [m, n].",
+    "//",
+    "// A block has 32 columns of one group; its 8 warps take the rows in turn, and their sums are added in order.",
+    "//",
+    "// Launch: block 256; grid: groups * n / 32 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_grouped_column_sum(const __grid_constant__ te__grouped_column_sum_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float part[8][32];",
+    "    te_i64 tiles = te_div_up(a.n, 32), group = blockIdx.x / tiles, begin = 0, end = 0;",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_i64 col = blockIdx.x % tiles * 32 + lane;",
+    "    TE_LOOP",
+    "    for (te_i64 g = 0; g <= group; g++) {",
+    "        te_i64 size = te_load_index(a.sizes, g, a.sizes_dt);",
+    "        begin = end;",
+    "        end += size < 0 ? 0 : size < a.m - begin ? size : a.m - begin;",
+    "    }",
+    "    float sum = 0.0f;",
+    "    if (col < a.n) {",
+    "        TE_LOOP4",
+    "        for (te_i64 row = begin + warp; row < end; row += 8) sum += te_get(a.x, row * a.n + col, a.x_dt);",
+    "    }",
+    "    part[warp][lane] = sum;",
+    "    __syncthreads();",
+    "    if (warp > 0 || col >= a.n) return;",
+    "    TE_LOOP",
+    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
+    "    te_put(a.out, group * a.n + col, a.out_dt, sum);",
+    "}",
+};
+static const char *const te__source_85[] = { /* ops/moe/kargs.h */
+    "/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */",
+    "#define TE__MOE_SORT_CHUNK 1024",
+    "#define TE__MOE_SCAN 8",
+    "#define TE__MOE_SORT_BUCKETS 256",
+    "",
+    "typedef struct te__moe_splits_kargs {",
+    "    const void *sizes; /* [n], or NULL for values */",
+    "    void *padded, *offsets; /* [n]; offsets may be NULL */",
+    "    long long n, align;",
+    "    int sizes_dt, padded_dt, offsets_dt;",
+    "    long long values[64];",
+    "} te__moe_splits_kargs;",
+    "",
+    "/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */",
+    "typedef struct te__moe_map_kargs {",
+    "    const void *routing; /* [tokens, experts] */",
+    "    int *map;            /* [tokens, 2 experts + 1] */",
+    "    void *counts_out;    /* [experts], or NULL */",
+    "    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */",
+    "    int *rows;           /* [tokens, experts] */",
+    "    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */",
+    "    int routing_dt, counts_dt;",
+    "} te__moe_map_kargs;",
+    "",
+    "/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */",
+    "typedef struct te__moe_sort_kargs {",
+    "    const void *experts;             /* [items]: the keys, where `from` is NULL */",
+    "    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */",
+    "    int *to;                         /* likewise, or NULL: the last pass writes the map */",
+    "    int *map;                        /* [topk, tokens] */",
+    "    int *counts;                     /* [256, chunks] */",
+    "    long long items, chunks, tokens, topk, kept;",
+    "    int shift, experts_dt;",
+    "} te__moe_sort_kargs;",
+    "",
+    "typedef struct te__moe_chunk_map_kargs {",
+    "    const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */",
+    "    int *map;                                   /* [tokens] */",
+    "    long long n, tokens;",
+    "    int sizes_dt, sorted_dt, offsets_dt;",
+    "} te__moe_chunk_map_kargs;",
+    "",
+    "/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */",
+    "typedef struct te__moe_rows_kargs {",
+    "    const int *map;",
+    "    const void *pad_offsets; /* [experts], or NULL */",
+    "    int *source;             /* [rows] */",
+    "    const void *x;           /* [tokens, h] */",
+    "    void *y;                 /* [rows, h] */",
+    "    const void *probs;       /* [tokens, copies], or NULL */",
+    "    void *permuted_probs;    /* [rows], or NULL */",
+    "    long long tokens, copies, rows, h;",
+    "    int experts; /* 0: an index map */",
+    "    int offsets_dt, x_dt, y_dt, probs_dt;",
+    "    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */",
+    "    int zeroes;  /* a copy whose probability is 0 is a row of zeros */",
+    "} te__moe_rows_kargs;",
+    "",
+    "/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */",
+    "typedef struct te__moe_sum_kargs {",
+    "    const int *map;",
+    "    const void *pad_offsets;    /* [experts], or NULL */",
+    "    const void *x;              /* [rows, h] */",
+    "    const void *merging_probs;  /* [tokens, copies], or NULL */",
+    "    const void *permuted_probs; /* [rows], or NULL */",
+    "    const void *dy;             /* [tokens, h], of moe_dot */",
+    "    void *y;                    /* [tokens, h] */",
+    "    void *probs;                /* [tokens, copies], or NULL */",
+    "    long long tokens, copies, rows, h;",
+    "    int experts;",
+    "    int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;",
+    "    int vector; /* rows of x, y and dy start at multiples of 16 bytes */",
+    "} te__moe_sum_kargs;",
+    "",
+    "typedef struct te__moe_router_kargs {",
+    "    const void *logits, *bias; /* [tokens, experts], [experts] or NULL */",
+    "    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */",
+    "    const void *dprobs;        /* [tokens, experts] */",
+    "    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */",
+    "    void *indices;             /* [tokens, topk], or NULL */",
+    "    long long tokens;",
+    "    float scaling;",
+    "    int experts, topk, groups, group_topk;",
+    "    int score;                 /* te_score_function */",
+    "    int pre_softmax, all_scores;",
+    "    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;",
+    "} te__moe_router_kargs;",
+    "",
+    "typedef struct te__moe_loss_kargs {",
+    "    const void *probs, *counts; /* [rows, cols], [cols] */",
+    "    const long long *total;     /* [1], or NULL for total_host */",
+    "    const void *dloss;          /* [1] */",
+    "    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */",
+    "    float *partial;             /* [blocks] */",
+    "    unsigned *counter;",
+    "    long long rows, cols, chunk; /* chunk: rows of a block */",
+    "    float total_host, factor;    /* factor: coeff * num_experts / topk */",
+    "    int probs_dt, counts_dt, dloss_dt, out_dt;",
+    "} te__moe_loss_kargs;",
+    "",
+    "typedef struct te__grouped_column_sum_kargs {",
+    "    const void *x, *sizes; /* [m, n], [groups] */",
+    "    void *out;             /* [groups, n] */",
+    "    long long m, n, groups;",
+    "    int x_dt, sizes_dt, out_dt;",
+    "} te__grouped_column_sum_kargs;",
+};
+static const char *const te__source_86[] = { /* ops/moe/loop.cuh */
+    "// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.",
+    "//",
+    "// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that",
+    "// it never meets.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/moe/kargs.h\"",
+    "#ifdef TE_SMALL",
+    "#define TE_LOOP _Pragma(\"unroll 1\")",
+    "#define TE_LOOP4 _Pragma(\"unroll 1\")",
+    "#define TE_WIDE(vector) 0",
+    "#else",
+    "#define TE_LOOP",
+    "#define TE_LOOP4 _Pragma(\"unroll 4\")",
+    "#define TE_WIDE(vector) (vector)",
+    "#endif",
+    "",
+    "// te_load and te_store for f32, f16 and bf16; te_get for i32 and i64, too.",
+    "#ifdef TE_SMALL",
+    "static __device__ __noinline__ float te_get(const void *p, te_i64 i, int dt) {",
+    "    if (dt == TE_F32) return ((const float *)p)[i];",
+    "    if (dt == TE_BF16) return te_bf16_to_f32(((const te_u16 *)p)[i]);",
+    "    if (dt == TE_F16) return te_f16_to_f32(((const te_u16 *)p)[i]);",
+    "    return (float)te_load_index(p, i, dt);",
+    "}",
+    "static __device__ __noinline__ void te_put(void *p, te_i64 i, int dt, float f) {",
+    "    if (dt == TE_F32) ((float *)p)[i] = f;",
+    "    else if (dt == TE_BF16) ((te_u16 *)p)[i] = te_f32_to_bf16(f);",
+    "    else ((te_u16 *)p)[i] = te_f32_to_f16(f);",
+    "}",
+    "#else",
+    "TE_DEV float te_get(const void *p, te_i64 i, int dt) { return te_load(p, i, dt); }",
+    "TE_DEV void te_put(void *p, te_i64 i, int dt, float f) { te_store(p, i, dt, f); }",
+    "#endif",
+};
+static const char *const te__source_87[] = { /* ops/moe/moe.cuh */
+    "// ops/moe/moe.cuh: where the copies of a token stand, by either form of map.",
+    "#pragma once",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "// How many copies token t may have.",
+    "TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts) {",
+    "    if (!experts) return copies;",
+    "    int n = map[t * (2 * experts + 1) + 2 * experts];",
+    "    return n < 0 ? 0 : n < experts ? n : experts;",
+    "}",
+    "// The row of copy i of token t, or -1; and its place among the probabilities.",
+    "TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i, te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {",
+    "    te_i64 row;",
+    "    if (!experts) {",
+    "        *place = i;",
+    "        row = map[i * tokens + t];",
+    "    } else {",
+    "        const int *at = map + t * (2 * experts + 1);",
+    "        *place = at[experts + i];",
+    "        row = at[i];",
+    "        if (*place < 0 || *place >= experts) return -1;",
+    "        if (row >= 0 && pad_offsets) row += te_load_index(pad_offsets, *place, offsets_dt);",
+    "    }",
+    "    return row >= 0 && row < rows ? row : -1;",
+    "}",
+};
+static const char *const te__source_88[] = { /* ops/moe/moe_chunk_map.cu */
+    "// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them.",
+    "//",
+    "// Launch: block 256, a thread a token; grid: tokens / 256 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV te_i64 te_chunk_size(const te__moe_chunk_map_kargs &a, te_i64 i) {",
+    "    te_i64 size = te_load_index(a.sizes, i, a.sizes_dt);",
+    "    return size < 0 ? 0 : size;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_chunk_map(const __grid_constant__ te__moe_chunk_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 256 + threadIdx.x, before = 0, chunk = 0, to;",
+    "    if (t >= a.tokens) return;",
+    "    TE_LOOP",
+    "    for (; chunk < a.n; chunk++) {",
+    "        te_i64 size = te_chunk_size(a, chunk);",
+    "        if (t - before < size) break;",
+    "        before += size;",
+    "    }",
+    "    if (chunk == a.n) {",
+    "        a.map[t] = a.offsets ? -1 : (int)t;",
+    "        return;",
+    "    }",
+    "    to = t;",
+    "    if (a.offsets) to += te_load_index(a.offsets, chunk, a.offsets_dt);",
+    "    if (a.sorted_index) {",
+    "        to = t - before;",
+    "        TE_LOOP",
+    "        for (te_i64 k = 0; k < a.n; k++) {",
+    "            te_i64 other = te_load_index(a.sorted_index, k, a.sorted_dt);",
+    "            if (other == chunk) break;",
+    "            if (other >= 0 && other < a.n) to += te_chunk_size(a, other);",
+    "        }",
+    "    }",
+    "    a.map[t] = (int)to;",
+    "}",
+};
+static const char *const te__source_89[] = { /* ops/moe/moe_count.cu */
+    "// ops/moe/moe_count.cu: counts[e][c]: tokens of chunk c that are routed to expert e. The first of three kernels that make a mask map.",
+    "//",
+    "// Launch: block 256, a thread an expert; grid: chunks of tokens.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_count(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {",
+    "        int n = 0;",
+    "        TE_LOOP",
+    "        for (te_i64 t = begin; t < end; t++) {",
+    "            te_i64 at = t * a.experts + e;",
+    "            n += (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;",
+    "        }",
+    "        a.counts[e * a.chunks + blockIdx.x] = n;",
+    "    }",
+    "}",
+};
+static const char *const te__source_90[] = { /* ops/moe/moe_dot.cu */
+    "// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are copies of one token; 0 where there is none.",
+    "//",
+    "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_dot(const __grid_constant__ te__moe_sum_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;",
+    "    int lane = threadIdx.x & 31;",
+    "    if (t >= a.tokens) return;",
+    "    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;",
+    "    TE_LOOP",
+    "    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (te_i64 i = 0; i < count; i++) {",
+    "        te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "        float sum = 0.0f;",
+    "        if (row < 0) continue;",
+    "        TE_LOOP",
+    "        for (te_i64 col = lane * 8; col < whole; col += 256) {",
+    "            float v[8], w[8];",
+    "            te_load8(a.dy, t * a.h + col, a.dy_dt, v);",
+    "            te_load8(a.x, row * a.h + col, a.x_dt, w);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum = fmaf(v[k], w[k], sum);",
+    "        }",
+    "        TE_LOOP",
+    "        for (te_i64 col = whole + lane; col < a.h; col += 32) sum = fmaf(te_get(a.dy, t * a.h + col, a.dy_dt), te_get(a.x, row * a.h + col, a.x_dt), sum);",
+    "        sum = te_warp_sum(sum);",
+    "        if (lane == 0) te_put(a.probs, t * a.copies + place, a.probs_dt, sum);",
+    "    }",
+    "}",
+};
+static const char *const te__source_91[] = { /* ops/moe/moe_gather.cu */
+    "// ops/moe/moe_gather.cu: y [rows, h] = the rows of x [tokens, h] that moe_invert has found for them, 0 where there is none. As they are, in units of",
+    "// `unit` bytes; or, with unit 0, times the copy's probability.",
+    "//",
+    "// Launch: block 256: one warp a row; grid: rows / 8 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "template <typename T> TE_DEV void te_move_row(const void *x, te_i64 from, void *y, te_i64 to, te_i64 h, bool zero) {",
+    "    const T *in = (const T *)x + from * h;",
+    "    T *out = (T *)y + to * h;",
+    "    TE_LOOP4",
+    "    for (te_i64 i = threadIdx.x & 31; i < h; i += 32) out[i] = zero ? T() : in[i];",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_constant__ te__moe_rows_kargs a) {",
+    "    te_follow();",
+    "    te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
+    "    int lane = threadIdx.x & 31;",
+    "    if (row >= a.rows) return;",
+    "    te_i64 from = a.source[row], token = from < 0 ? 0 : from / a.copies;",
+    "    float p = a.probs && from >= 0 ? te_get(a.probs, from, a.probs_dt) : 0.0f;",
+    "    bool zero = from < 0 || (a.zeroes && p == 0.0f);",
+    "    if (a.permuted_probs && lane == 0) te_put(a.permuted_probs, row, a.probs_dt, p);",
+    "    switch (a.unit) {",
+    "    case 16: te_move_row<uint4>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 8: te_move_row<te_u64>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 4: te_move_row<te_u32>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 2: te_move_row<te_u16>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 1: te_move_row<te_u8>(a.x, token, a.y, row, a.h, zero); break;",
+    "    default:",
+    "        TE_LOOP",
+    "        for (te_i64 i = lane; i < a.h; i += 32) te_put(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_get(a.x, token * a.h + i, a.x_dt) * p);",
+    "    }",
+    "}",
+};
+static const char *const te__source_92[] = { /* ops/moe/moe_invert.cu */
+    "// ops/moe/moe_invert.cu: source[row] = the copy that a map sends to this row, token * copies + place. Rows that nothing comes to keep the -1 that they had.",
+    "//",
+    "// Launch: block 256, a thread a token and copy; grid: tokens * copies / 256 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_invert(const __grid_constant__ te__moe_rows_kargs a) {",
+    "    te_follow();",
+    "    te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x, t = at / a.copies, i = at % a.copies, place;",
+    "    if (t >= a.tokens || i >= te_moe_count(a.map, t, a.copies, a.experts)) return;",
+    "    te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "    if (row >= 0) atomicMax(a.source + row, (int)(t * a.copies + place)); // of two copies that a wrong map sends here, the same one wins each time",
+    "}",
+};
+static const char *const te__source_93[] = { /* ops/moe/moe_loss_bwd.cu */
+    "// ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss; coefficient = factor / total^2.",
+    "//",
+    "// Launch: block 256; grid: rows * cols / 1024 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_loss_bwd(const __grid_constant__ te__moe_loss_kargs a) {",
+    "    te_follow();",
+    "    float total = a.total ? (float)*a.total : a.total_host, g = te_get(a.dloss, 0, a.dloss_dt), c = __fdiv_rn(__fdiv_rn(a.factor, total), total);",
+    "    for (int k = 0; k < 4; k++) {",
+    "        te_i64 i = (te_i64)blockIdx.x * 1024 + k * 256 + threadIdx.x;",
+    "        if (i < a.rows * a.cols) te_put(a.out, i, a.out_dt, c * te_get(a.counts, i % a.cols, a.counts_dt) * g);",
+    "    }",
+    "}",
+};
+static const char *const te__source_94[] = { /* ops/moe/moe_loss_fwd.cu */
+    "// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols]; coefficient = factor / total^2.",
+    "//",
+    "// Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.",
+    "//",
+    "// Launch: block 256; grid: rows / chunk up, at least 1.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_loss_fwd(const __grid_constant__ te__moe_loss_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.rows ? begin + a.chunk : a.rows;",
+    "    float sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (te_i64 col = threadIdx.x; col < a.cols; col += 256) {",
+    "        float column = 0.0f;",
+    "        TE_LOOP",
+    "        for (te_i64 row = begin; row < end; row++) column += te_get(a.probs, row * a.cols + col, a.probs_dt);",
+    "        sum = fmaf(column, te_get(a.counts, col, a.counts_dt), sum);",
+    "    }",
+    "    sum = te_block_sum(sum, scratch);",
+    "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
+    "    if (!te_last_block(a.counter)) return;",
+    "    sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int i = threadIdx.x; i < gridDim.x; i += 256) sum += __ldcg(a.partial + i);",
+    "    sum = te_block_sum(sum, scratch);",
+    "    float total = a.total ? (float)*a.total : a.total_host;",
+    "    if (threadIdx.x == 0) te_put(a.out, 0, a.out_dt, sum * __fdiv_rn(__fdiv_rn(a.factor, total), total));",
+    "}",
+};
+static const char *const te__source_95[] = { /* ops/moe/moe_router_bwd.cu */
+    "// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed again. te_op_moe_router_bwd.",
+    "//",
+    "//   softmax         dx = y (g - sum g y), over all experts or over the chosen ones; g is 0 where an expert was not chosen",
+    "//   other scores    y = s / sum s:  ds = g / sum s - (sum g s) / (sum s)^2;  dx = ds * slope",
+    "//",
+    "// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared: 4 bytes an expert and warp.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/router.cuh\"",
+    "",
+    "extern \"C\" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_router_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ __align__(16) float shared[];",
+    "    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, n = a.experts;",
+    "    float *score = shared + (threadIdx.x >> 5) * n, sum = 0.0f, dot = 0.0f;",
+    "    te_i64 t = (te_i64)blockIdx.x * warps + (threadIdx.x >> 5);",
+    "    if (t >= a.tokens) return;",
+    "    const te_u8 *map = a.all_scores ? nullptr : a.map + t * n;",
+    "    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores, normalised = !softmax && (a.all_scores || a.topk > 1);",
+    "",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float x = te_get(a.logits, t * n + e, a.logits_dt);",
+    "        score[e] = softmax ? x : te_expert_score(a.score, x);",
+    "    }",
+    "    if (softmax) te_expert_softmax(score, over_all ? nullptr : map, n, score);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        if (map && !map[e]) continue;",
+    "        sum += score[e];",
+    "        dot = fmaf(te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling, score[e], dot);",
+    "    }",
+    "    sum = te_warp_sum(sum) + 1e-20f;",
+    "    dot = te_warp_sum(dot);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        bool chosen = !map || map[e];",
+    "        float g = chosen ? te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling : 0.0f;",
+    "        if (softmax) g = score[e] * (g - dot);",
+    "        else if (chosen) g = (normalised ? g / sum - dot / (sum * sum) : g) * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);",
+    "        te_put(a.probs, t * n + e, a.probs_dt, g);",
+    "    }",
+    "}",
+};
+static const char *const te__source_96[] = { /* ops/moe/moe_router_fwd.cu */
+    "// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their probabilities; te_op_moe_router_fwd has the formulas.",
+    "//",
+    "// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts that are left is taken topk times:",
+    "// each lane looks among its own, then the warp compares; of equal keys the lower expert wins.",
+    "//",
+    "// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared, for each warp: 9 bytes an",
+    "// expert, 5 a group.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/router.cuh\"",
+    "",
+    "// The one of two experts that is taken first; index -1: none.",
+    "TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {",
+    "    if (index < 0 || other < 0) return index >= 0;",
+    "    return key > other_key || (!(other_key > key) && index < other);",
+    "}",
+    "// The best expert of key[0 .. n-1] that is not marked.",
+    "TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {",
+    "    int lane = threadIdx.x & 31, best = -1;",
+    "    float top = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32)",
+    "        if (!taken[e] && te_expert_before(key[e], e, top, best)) top = key[e], best = e;",
+    "#pragma unroll",
+    "    for (int d = 16; d; d >>= 1) {",
+    "        float other_key = __shfl_xor_sync(0xffffffffu, top, d);",
+    "        int other = __shfl_xor_sync(0xffffffffu, best, d);",
+    "        if (te_expert_before(other_key, other, top, best)) top = other_key, best = other;",
+    "    }",
+    "    return best;",
+    "}",
+    "// Marks the `count` best; returns the sum of their keys. indices: where they are left, from `at` on, or NULL.",
+    "TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {",
+    "    int lane = threadIdx.x & 31;",
+    "    float sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) taken[e] = 0;",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (int i = 0; i < count; i++) {",
+    "        int best = te_expert_best(key, taken, n);",
+    "        sum += key[best];",
+    "        if (lane == 0) taken[best] = 1;",
+    "        if (lane == 0 && indices) {",
+    "            if (dt == TE_I64) ((te_i64 *)indices)[at + i] = best;",
+    "            else ((int *)indices)[at + i] = best;",
+    "        }",
+    "        __syncwarp();",
+    "    }",
+    "    return sum;",
+    "}",
+    "",
+    "extern \"C\" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_router_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ __align__(16) float shared[];",
+    "    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, n = a.experts;",
+    "    float *score = shared + warp * (2 * n + a.groups), *key = score + n, *worth = key + n;",
+    "    te_u8 *taken = (te_u8 *)(shared + warps * (2 * n + a.groups)) + warp * (n + a.groups), *open = taken + n;",
+    "    te_i64 t = (te_i64)blockIdx.x * warps + warp;",
+    "    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores;",
+    "    float sum = 0.0f;",
+    "    if (t >= a.tokens) return;",
+    "",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float x = te_get(a.logits, t * n + e, a.logits_dt);",
+    "        score[e] = softmax ? x : te_expert_score(a.score, x);",
+    "        sum += score[e];",
+    "    }",
+    "    if (softmax && over_all) te_expert_softmax(score, nullptr, n, score);",
+    "    if (!softmax && a.all_scores) {",
+    "        sum = te_warp_sum(sum) + 1e-20f;",
+    "        TE_LOOP",
+    "        for (int e = lane; e < n; e += 32) score[e] = score[e] / sum;",
+    "    }",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float k = score[e] + (a.bias ? te_get(a.bias, e, a.bias_dt) : 0.0f);",
+    "        key[e] = k == k ? k : -TE_INF;",
+    "    }",
+    "    __syncwarp();",
+    "    if (a.group_topk) {",
+    "        int size = n / a.groups, best = a.topk / a.group_topk < size ? a.topk / a.group_topk : size;",
+    "        TE_LOOP",
+    "        for (int g = 0; g < a.groups; g++) {",
+    "            float w = te_expert_choose(key + g * size, taken, size, best, nullptr, 0, 0);",
+    "            if (lane == 0) worth[g] = w;",
+    "        }",
+    "        __syncwarp();",
+    "        te_expert_choose(worth, open, a.groups, a.group_topk, nullptr, 0, 0);",
+    "        TE_LOOP",
+    "        for (int e = lane; e < n; e += 32)",
+    "            if (!open[e / size]) key[e] = -TE_INF;",
+    "        __syncwarp();",
+    "    }",
+    "    te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);",
+    "    if (softmax && !over_all) te_expert_softmax(score, taken, n, score);",
+    "    sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) sum += taken[e] ? score[e] : 0.0f;",
+    "    sum = te_warp_sum(sum) + 1e-20f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float v = score[e];",
+    "        if (!a.all_scores) {",
+    "            if (!softmax && a.topk > 1) v = v / sum;",
+    "            v = taken[e] ? v * a.scaling : 0.0f;",
+    "        }",
+    "        te_put(a.probs, t * n + e, a.probs_dt, v);",
+    "        if (a.map) a.map[t * n + e] = taken[e];",
+    "    }",
+    "    TE_LOOP",
+    "    for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {",
+    "        int bits = 0;",
+    "        TE_LOOP",
+    "        for (int e = byte * 8; e < byte * 8 + 8 && e < n; e++) bits |= taken[e] << e % 8;",
+    "        a.bits[t * ((n + 7) / 8) + byte] = (te_u8)bits;",
+    "    }",
+    "}",
+};
+static const char *const te__source_97[] = { /* ops/moe/moe_rows.cu */
+    "// ops/moe/moe_rows.cu: the rows of a mask map, from where each expert's tokens of each chunk begin.",
+    "//",
+    "//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to",
+    "//   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its number is known",
+    "//",
+    "// Launch: block 256; grid: chunks of tokens.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_rows(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {",
+    "        int row = a.counts[e * a.chunks + blockIdx.x];",
+    "        TE_LOOP",
+    "        for (te_i64 t = begin; t < end; t++) {",
+    "            te_i64 at = t * a.experts + e;",
+    "            bool routed = (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;",
+    "            a.rows[at] = routed ? row++ : -1;",
+    "        }",
+    "    }",
+    "    __syncthreads();",
+    "    int lane = threadIdx.x & 31;",
+    "    TE_LOOP",
+    "    for (te_i64 t = begin + (threadIdx.x >> 5); t < end; t += 8) {",
+    "        int *map = a.map + t * (2 * a.experts + 1);",
+    "        int n = 0;",
+    "        TE_LOOP",
+    "        for (te_i64 first = a.experts - 1; first >= 0; first -= 32) {",
+    "            te_i64 e = first - lane;",
+    "            int row = e >= 0 ? a.rows[t * a.experts + e] : -1;",
+    "            te_u32 routed = __ballot_sync(0xffffffffu, row >= 0);",
+    "            int at = n + __popc(routed & ((1u << lane) - 1));",
+    "            if (row >= 0) map[at] = row, map[a.experts + at] = (int)e;",
+    "            n += __popc(routed);",
+    "        }",
+    "        TE_LOOP",
+    "        for (te_i64 i = n + lane; i < a.experts; i += 32) map[i] = map[a.experts + i] = -1;",
+    "        if (lane == 0) map[2 * a.experts] = n;",
+    "    }",
+    "}",
+};
+static const char *const te__source_98[] = { /* ops/moe/moe_scan.cu */
+    "// ops/moe/moe_scan.cu: counts [buckets, chunks] become the sums of all counts before each one; the totals of the buckets are left in counts_out.",
+    "//",
+    "// Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    __shared__ int totals[32];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, before = 0;",
+    "    te_i64 n = a.experts * a.chunks;",
+    "    TE_LOOP",
+    "    for (te_i64 first = 0; first < n; first += 1024 * TE__MOE_SCAN) {",
+    "        te_i64 i = first + threadIdx.x * TE__MOE_SCAN;",
+    "        int mine[TE__MOE_SCAN], sum = 0;",
+    "#pragma unroll",
+    "        for (int k = 0; k < TE__MOE_SCAN; k++) {",
+    "            mine[k] = i + k < n ? a.counts[i + k] : 0;",
+    "            sum += mine[k];",
+    "        }",
+    "        int upto = sum;",
+    "#pragma unroll",
+    "        for (int d = 1; d < 32; d <<= 1) {",
+    "            int left = __shfl_up_sync(0xffffffffu, upto, d);",
+    "            if (lane >= d) upto += left;",
+    "        }",
+    "        if (lane == 31) totals[warp] = upto;",
+    "        __syncthreads();",
+    "        int at = before + upto - sum;",
+    "        TE_LOOP",
+    "        for (int w = 0; w < 32; w++) {",
+    "            if (w < warp) at += totals[w];",
+    "            before += totals[w];",
+    "        }",
+    "#pragma unroll",
+    "        for (int k = 0; k < TE__MOE_SCAN; k++) {",
+    "            if (i + k < n) a.counts[i + k] = at;",
+    "            at += mine[k];",
+    "        }",
+    "        __syncthreads();",
+    "    }",
+    "    if (!a.counts_out) return;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 1024) {",
+    "        int begin = a.chunks ? a.counts[e * a.chunks] : 0, end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;",
+    "        if (a.counts_dt == TE_I64) ((te_i64 *)a.counts_out)[e] = end - begin;",
+    "        else ((int *)a.counts_out)[e] = end - begin;",
+    "    }",
+    "}",
+};
+static const char *const te__source_99[] = { /* ops/moe/moe_sort.cu */
+    "// ops/moe/moe_sort.cu: moves items to where their bucket begins in their chunk, in their order. The last pass writes the map in place of the items.",
+    "//",
+    "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/sort.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_sort(const __grid_constant__ te__moe_sort_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];",
+    "    int n = te_moe_sort_bits(a, bits), to = a.counts[threadIdx.x * a.chunks + blockIdx.x];",
+    "    TE_LOOP",
+    "    for (int i = 0; i < n; i++) {",
+    "        if (bits[i] != threadIdx.x) continue;",
+    "        te_i64 at = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK + i, place = a.from ? a.from[a.items + at] : at;",
+    "        if (a.to) {",
+    "            a.to[to] = te_moe_sort_key(a, at);",
+    "            a.to[a.items + to] = (int)place;",
+    "        } else",
+    "            a.map[place % a.topk * a.tokens + place / a.topk] = to < a.kept ? to : -1;",
+    "        to++;",
+    "    }",
+    "}",
+};
+static const char *const te__source_100[] = { /* ops/moe/moe_sort_count.cu */
+    "// ops/moe/moe_sort_count.cu: counts[b][c]: items of chunk c whose key has the eight bits b. The first of three kernels of a pass of a stable sort.",
+    "//",
+    "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/sort.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_sort_count(const __grid_constant__ te__moe_sort_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];",
+    "    int n = te_moe_sort_bits(a, bits), count = 0;",
+    "    TE_LOOP",
+    "    for (int i = 0; i < n; i++) count += bits[i] == threadIdx.x;",
+    "    a.counts[threadIdx.x * a.chunks + blockIdx.x] = count;",
+    "}",
+};
+static const char *const te__source_101[] = { /* ops/moe/moe_splits.cu */
+    "// ops/moe/moe_splits.cu: padded[i] = sizes[i] rounded up to multiples of align; offsets[i] = the padding before group i.",
+    "//",
+    "// Launch: one block of 32 threads, which take the groups 32 at a time.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV void te_store_index(void *p, te_i64 i, int dt, te_i64 v) {",
+    "    if (dt == TE_I64) ((te_i64 *)p)[i] = v;",
+    "    else ((int *)p)[i] = (int)v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(32) te_moe_splits(const __grid_constant__ te__moe_splits_kargs a) {",
+    "    te_follow();",
+    "    int lane = threadIdx.x;",
+    "    te_i64 before = 0;",
+    "    TE_LOOP",
+    "    for (te_i64 first = 0; first < a.n; first += 32) {",
+    "        te_i64 i = first + lane, size = 0, padded = 0;",
+    "        if (i < a.n) {",
+    "            size = a.sizes ? te_load_index(a.sizes, i, a.sizes_dt) : a.values[i];",
+    "            size = size < 0 ? 0 : size;",
+    "            padded = te_div_up(size, a.align) * a.align;",
+    "            te_store_index(a.padded, i, a.padded_dt, padded);",
+    "        }",
+    "        te_i64 upto = padded - size;",
+    "#pragma unroll",
+    "        for (int d = 1; d < 32; d <<= 1) {",
+    "            te_i64 left = __shfl_up_sync(0xffffffffu, upto, d);",
+    "            if (lane >= d) upto += left;",
+    "        }",
+    "        if (a.offsets && i < a.n) te_store_index(a.offsets, i, a.offsets_dt, before + upto - (padded - size));",
+    "        before += __shfl_sync(0xffffffffu, upto, 31);",
+    "    }",
+    "}",
+};
+static const char *const te__source_102[] = { /* ops/moe/moe_unpermute.cu */
+    "// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its probability, in the order of the map.",
+    "//",
+    "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 Y_DT=3",
+    "// te:row X_DT=1 Y_DT=1",
+    "#include \"ops/moe/moe.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_constant__ te__moe_sum_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;",
+    "    int lane = threadIdx.x & 31;",
+    "    if (t >= a.tokens) return;",
+    "    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;",
+    "    TE_LOOP",
+    "    for (te_i64 col = lane * 8; col < whole; col += 256) {",
+    "        float sum[8] = {};",
+    "        TE_LOOP",
+    "        for (te_i64 i = 0; i < count; i++) {",
+    "            te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "            if (row < 0) continue;",
+    "            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f, v[8];",
+    "            te_load8(a.x, row * a.h + col, X_DT, v);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum[k] = fmaf(v[k], p, sum[k]);",
+    "        }",
+    "        te_store8(a.y, t * a.h + col, Y_DT, sum);",
+    "    }",
+    "    TE_LOOP",
+    "    for (te_i64 col = whole + lane; col < a.h; col += 32) {",
+    "        float sum = 0.0f;",
+    "        TE_LOOP",
+    "        for (te_i64 i = 0; i < count; i++) {",
+    "            te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "            if (row < 0) continue;",
+    "            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f;",
+    "            sum = fmaf(te_get(a.x, row * a.h + col, X_DT), p, sum);",
+    "        }",
+    "        te_put(a.y, t * a.h + col, Y_DT, sum);",
+    "    }",
+    "    if (!a.probs) return;",
+    "    TE_LOOP",
+    "    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (te_i64 i = lane; i < count; i += 32) {",
+    "        te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "        if (row >= 0) te_put(a.probs, t * a.copies + place, a.probs_dt, te_get(a.permuted_probs, row, a.permuted_dt));",
+    "    }",
+    "}",
+};
+static const char *const te__source_103[] = { /* ops/moe/router.cuh */
+    "// ops/moe/router.cuh: scores of experts, by a warp.",
+    "#pragma once",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV_CALL float te_expert_score(int f, float x) {",
+    "    if (f == TE_SCORE_SIGMOID) return te_sigmoid(x);",
+    "    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));",
+    "}",
+    "// d score / dx, given the score.",
+    "TE_DEV_CALL float te_expert_slope(int f, float x, float score) {",
+    "    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);",
+    "    return (x > 20.0f ? 1.0f : te_sigmoid(x)) / (2.0f * score + 1e-20f);",
+    "}",
+    "// y = softmax of those x that `map` marks, or of all; 0 elsewhere. The lanes own the experts lane, lane + 32 ...",
+    "TE_DEV_CALL void te_expert_softmax(const float *x, const te_u8 *map, int n, float *y) {",
+    "    int lane = threadIdx.x & 31;",
+    "    float top = -TE_INF, sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32)",
+    "        if (!map || map[e]) top = fmaxf(top, x[e]);",
+    "    top = te_warp_max(top);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float v = map && !map[e] ? 0.0f : expf(x[e] - top);",
+    "        y[e] = v;",
+    "        sum += v;",
+    "    }",
+    "    sum = te_warp_sum(sum);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) y[e] = y[e] / sum;",
+    "}",
+};
+static const char *const te__source_104[] = { /* ops/moe/sort.cuh */
+    "// ops/moe/sort.cuh: the items of one pass of the sort.",
+    "#pragma once",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) { return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt); }",
+    "",
+    "// The eight bits of this pass of the block's items; how many it has.",
+    "TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {",
+    "    te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, left = a.items - begin;",
+    "    int n = left < TE__MOE_SORT_CHUNK ? (int)left : TE__MOE_SORT_CHUNK;",
+    "    TE_LOOP",
+    "    for (int i = threadIdx.x; i < n; i += 256) bits[i] = (te_u8)((te_u32)te_moe_sort_key(a, begin + i) >> a.shift);",
+    "    __syncthreads();",
+    "    return n;",
+    "}",
+};
+static const char *const te__source_105[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -16230,7 +17390,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_106[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -16274,7 +17434,7 @@ static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_107[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -16351,7 +17511,7 @@ static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_108[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -16521,7 +17681,7 @@ static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/kargs.h */
+static const char *const te__source_109[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -16587,7 +17747,7 @@ static const char *const te__source_88[] = { /* ops/norm/kargs.h */
     "    int x_dt, dy_dt, y_dt;",
     "} te__l2normalize_kargs;",
 };
-static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
+static const char *const te__source_110[] = { /* ops/norm/l2normalize.cu */
     "// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.",
     "//",
     "//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm",
@@ -16622,7 +17782,7 @@ static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_111[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -16642,7 +17802,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_112[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -16959,7 +18119,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_113[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -16973,7 +18133,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_114[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -17091,7 +18251,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_115[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -17227,7 +18387,7 @@ static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_116[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -17277,7 +18437,7 @@ static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_117[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -17385,7 +18545,7 @@ static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_118[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -17534,7 +18694,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_119[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -17601,7 +18761,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_120[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17828,7 +18988,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_121[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17934,7 +19094,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_122[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -17951,7 +19111,7 @@ static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_123[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -18078,7 +19238,7 @@ static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_124[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -18414,7 +19574,7 @@ static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/adam.cu */
+static const char *const te__source_125[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -18484,7 +19644,7 @@ static const char *const te__source_104[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
+static const char *const te__source_126[] = { /* ops/optim/adam.cuh */
     "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
     "// how the elements are shared among threads.",
     "#pragma once",
@@ -18525,7 +19685,7 @@ static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
     "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
+static const char *const te__source_127[] = { /* ops/optim/adam_amax.cu */
     "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
     "//",
     "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
@@ -18555,9 +19715,9 @@ static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
     "    }",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
-    "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes; the old ones, and the factors of what will be stored, go to the",
-    "// workspace, for adam_states reads the one and writes by the other.",
+static const char *const te__source_128[] = { /* ops/optim/adam_scales.cu */
+    "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes. adam_states reads the states by their old scales and stores them by",
+    "// multipliers of the new ones: both go to the workspace.",
     "//",
     "// Launch: block 256, grid: tensors. found_inf != 0: nothing is written.",
     "//",
@@ -18583,7 +19743,7 @@ static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
+static const char *const te__source_129[] = { /* ops/optim/adam_states.cu */
     "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
     "//",
     "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
@@ -18618,7 +19778,7 @@ static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
     "    }",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
+static const char *const te__source_130[] = { /* ops/optim/arithmetic.h */
     "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
     " * not where the elements lie. */",
     "#ifndef TE__OPTIM_ARITHMETIC_H",
@@ -18650,7 +19810,7 @@ static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_110[] = { /* ops/optim/kargs.h */
+static const char *const te__source_131[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -18764,7 +19924,7 @@ static const char *const te__source_110[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_132[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -18790,7 +19950,7 @@ static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_133[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -18843,7 +20003,7 @@ static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_134[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18862,7 +20022,7 @@ static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_135[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18878,7 +20038,7 @@ static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_136[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18927,7 +20087,7 @@ static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
+static const char *const te__source_137[] = { /* ops/optim/sgd.cu */
     "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
     "//",
     "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
@@ -18968,7 +20128,7 @@ static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -18988,7 +20148,7 @@ static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_118[] = { /* ops/rope/kargs.h */
+static const char *const te__source_139[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -19023,7 +20183,7 @@ static const char *const te__source_118[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_119[] = { /* ops/rope/rope.cu */
+static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -19210,7 +20370,7 @@ static const char *const te__source_119[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_120[] = { /* ops/shard/kargs.h */
+static const char *const te__source_141[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -19257,7 +20417,7 @@ static const char *const te__source_120[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -19274,7 +20434,7 @@ static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -19389,7 +20549,7 @@ static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -19517,7 +20677,7 @@ static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -19591,7 +20751,7 @@ static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -19645,7 +20805,7 @@ static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_126[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_147[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -19668,7 +20828,7 @@ static const char *const te__source_126[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_127[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_148[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -19721,7 +20881,7 @@ static const char *const te__source_127[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_128[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_149[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -19803,7 +20963,7 @@ static const char *const te__source_128[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_129[] = { /* ops/stats/kargs.h */
+static const char *const te__source_150[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19825,7 +20985,7 @@ static const char *const te__source_129[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_130[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_151[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -19903,7 +21063,7 @@ static const char *const te__source_130[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_131[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_152[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -19948,7 +21108,7 @@ static const char *const te__source_131[] = { /* ops/stats/quant_error_final.cu 
     "}",
 };
 static const te__source te__sources[] = {
-    {"api/enums.h", te__source_0, 106},
+    {"api/enums.h", te__source_0, 113},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 116},
     {"base/scaling.h", te__source_3, 85},
@@ -19960,7 +21120,7 @@ static const te__source te__sources[] = {
     {"ops/act/act.cuh", te__source_9, 101},
     {"ops/act/act_bwd.cu", te__source_10, 102},
     {"ops/act/act_bwd_tile.cu", te__source_11, 126},
-    {"ops/act/act_fwd.cu", te__source_12, 97},
+    {"ops/act/act_fwd.cu", te__source_12, 98},
     {"ops/act/act_fwd_tile.cu", te__source_13, 63},
     {"ops/act/act_tile.cuh", te__source_14, 74},
     {"ops/act/kargs.h", te__source_15, 45},
@@ -20032,54 +21192,75 @@ static const te__source te__sources[] = {
     {"ops/math/sum.cu", te__source_81, 42},
     {"ops/math/sum_final.cu", te__source_82, 16},
     {"ops/math/transpose.cu", te__source_83, 113},
-    {"ops/mxfp8/kargs.h", te__source_84, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_85, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_86, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_87, 168},
-    {"ops/norm/kargs.h", te__source_88, 64},
-    {"ops/norm/l2normalize.cu", te__source_89, 33},
-    {"ops/norm/norm_amax.cu", te__source_90, 18},
-    {"ops/norm/norm_bwd.cu", te__source_91, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_92, 12},
-    {"ops/norm/norm_fwd.cu", te__source_93, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_94, 134},
-    {"ops/norm/norm_parts.cuh", te__source_95, 48},
-    {"ops/norm/norm_row.cuh", te__source_96, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_97, 147},
-    {"ops/nvfp4/kargs.h", te__source_98, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_99, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_100, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_101, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_102, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_103, 334},
-    {"ops/optim/adam.cu", te__source_104, 68},
-    {"ops/optim/adam.cuh", te__source_105, 39},
-    {"ops/optim/adam_amax.cu", te__source_106, 28},
-    {"ops/optim/adam_scales.cu", te__source_107, 26},
-    {"ops/optim/adam_states.cu", te__source_108, 33},
-    {"ops/optim/arithmetic.h", te__source_109, 30},
-    {"ops/optim/kargs.h", te__source_110, 112},
-    {"ops/optim/l2norm_final.cu", te__source_111, 24},
-    {"ops/optim/l2norm_partial.cu", te__source_112, 51},
-    {"ops/optim/l2norm_tensor.cu", te__source_113, 17},
-    {"ops/optim/multi.cuh", te__source_114, 14},
-    {"ops/optim/multi_scale.cu", te__source_115, 47},
-    {"ops/optim/sgd.cu", te__source_116, 39},
-    {"ops/optim/store_state.cu", te__source_117, 18},
-    {"ops/rope/kargs.h", te__source_118, 33},
-    {"ops/rope/rope.cu", te__source_119, 185},
-    {"ops/shard/kargs.h", te__source_120, 45},
-    {"ops/shard/shard.cuh", te__source_121, 15},
-    {"ops/shard/shard_amax.cu", te__source_122, 113},
-    {"ops/shard/shard_cast.cu", te__source_123, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_124, 72},
-    {"ops/shard/shard_scales.cu", te__source_125, 52},
-    {"ops/softmax/kargs.h", te__source_126, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_127, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_128, 80},
-    {"ops/stats/kargs.h", te__source_129, 20},
-    {"ops/stats/quant_error.cu", te__source_130, 76},
-    {"ops/stats/quant_error_final.cu", te__source_131, 42},
+    {"ops/moe/grouped_column_sum.cu", te__source_84, 33},
+    {"ops/moe/kargs.h", te__source_85, 108},
+    {"ops/moe/loop.cuh", te__source_86, 34},
+    {"ops/moe/moe.cuh", te__source_87, 26},
+    {"ops/moe/moe_chunk_map.cu", te__source_88, 39},
+    {"ops/moe/moe_count.cu", te__source_89, 21},
+    {"ops/moe/moe_dot.cu", te__source_90, 35},
+    {"ops/moe/moe_gather.cu", te__source_91, 35},
+    {"ops/moe/moe_invert.cu", te__source_92, 14},
+    {"ops/moe/moe_loss_bwd.cu", te__source_93, 15},
+    {"ops/moe/moe_loss_fwd.cu", te__source_94, 31},
+    {"ops/moe/moe_router_bwd.cu", te__source_95, 43},
+    {"ops/moe/moe_router_fwd.cu", te__source_96, 119},
+    {"ops/moe/moe_rows.cu", te__source_97, 43},
+    {"ops/moe/moe_scan.cu", te__source_98, 50},
+    {"ops/moe/moe_sort.cu", te__source_99, 23},
+    {"ops/moe/moe_sort_count.cu", te__source_100, 15},
+    {"ops/moe/moe_splits.cu", te__source_101, 35},
+    {"ops/moe/moe_unpermute.cu", te__source_102, 55},
+    {"ops/moe/router.cuh", te__source_103, 31},
+    {"ops/moe/sort.cuh", te__source_104, 15},
+    {"ops/mxfp8/kargs.h", te__source_105, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_106, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_107, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_108, 168},
+    {"ops/norm/kargs.h", te__source_109, 64},
+    {"ops/norm/l2normalize.cu", te__source_110, 33},
+    {"ops/norm/norm_amax.cu", te__source_111, 18},
+    {"ops/norm/norm_bwd.cu", te__source_112, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_113, 12},
+    {"ops/norm/norm_fwd.cu", te__source_114, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_115, 134},
+    {"ops/norm/norm_parts.cuh", te__source_116, 48},
+    {"ops/norm/norm_row.cuh", te__source_117, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_118, 147},
+    {"ops/nvfp4/kargs.h", te__source_119, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_120, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_121, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_122, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_123, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_124, 334},
+    {"ops/optim/adam.cu", te__source_125, 68},
+    {"ops/optim/adam.cuh", te__source_126, 39},
+    {"ops/optim/adam_amax.cu", te__source_127, 28},
+    {"ops/optim/adam_scales.cu", te__source_128, 26},
+    {"ops/optim/adam_states.cu", te__source_129, 33},
+    {"ops/optim/arithmetic.h", te__source_130, 30},
+    {"ops/optim/kargs.h", te__source_131, 112},
+    {"ops/optim/l2norm_final.cu", te__source_132, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_133, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_134, 17},
+    {"ops/optim/multi.cuh", te__source_135, 14},
+    {"ops/optim/multi_scale.cu", te__source_136, 47},
+    {"ops/optim/sgd.cu", te__source_137, 39},
+    {"ops/optim/store_state.cu", te__source_138, 18},
+    {"ops/rope/kargs.h", te__source_139, 33},
+    {"ops/rope/rope.cu", te__source_140, 185},
+    {"ops/shard/kargs.h", te__source_141, 45},
+    {"ops/shard/shard.cuh", te__source_142, 15},
+    {"ops/shard/shard_amax.cu", te__source_143, 113},
+    {"ops/shard/shard_cast.cu", te__source_144, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_145, 72},
+    {"ops/shard/shard_scales.cu", te__source_146, 52},
+    {"ops/softmax/kargs.h", te__source_147, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_148, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_149, 80},
+    {"ops/stats/kargs.h", te__source_150, 20},
+    {"ops/stats/quant_error.cu", te__source_151, 76},
+    {"ops/stats/quant_error_final.cu", te__source_152, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -20091,85 +21272,101 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 74, te__num_baseline_lines = 3809, te__baseline_packed_bytes = 457026, te__baseline_bytes = 3543761 };
+enum { te__num_baselines = 90, te__num_baseline_lines = 3987, te__baseline_packed_bytes = 478369, te__baseline_bytes = 3704183 };
 static const te__baseline te__baselines[] = {
-    {"act/act_bwd", "2615b660950b82723c57df522ec23436", 0},
-    {"act/act_bwd_tile", "4e3ae22133c31ea2e21f3fe9c22b72e2", 22065},
-    {"act/act_fwd", "1e1e7ecb6cb9f48d80fca5adfbd5b1be", 75188},
-    {"act/act_fwd_tile", "a385e08df798156125884ac05705c176", 94757},
-    {"attn/attn_bwd_bias", "122b9b3e013e431a400072c1a29a144a", 123476},
-    {"attn/attn_bwd_dkv", "81ddbec93fc8cb3b5b9b03e5d2d4970f", 188196},
-    {"attn/attn_bwd_dq", "91760e9284434f0cc8a08a2d40579574", 295690},
-    {"attn/attn_bwd_sink", "32fedee53abd0dcb3d216e9f0fe75018", 378836},
-    {"attn/attn_clear", "90459d9e996b0f4634f93f273e6a58d0", 390423},
-    {"attn/attn_delta", "85278c7156f675cc8a40d79daa4d657b", 419565},
-    {"attn/attn_fwd", "12da08febb90dea82680753314f08a9c", 436240},
-    {"block/block_dequantize", "ff2f89da06ecbd56b6e35b6c4317f54a", 529004},
-    {"block/block_dequantize_col", "54a1f0a69f20cd0a970d8ce6d661a449", 592068},
-    {"block/block_quantize", "32739349b24c86073087f26e35a68ebb", 694425},
-    {"cast/amax", "e104ea10a787679ef17cc6ef11649617", 806447},
-    {"cast/delayed_gather", "fcd2e586156643ea212f25424ad2db1b", 830639},
-    {"cast/delayed_update", "f1e366672febe1d40326b4b9f606056a", 832149},
-    {"cast/fp8_dequantize", "57770774fa8017ba4f5927ae539425e4", 841070},
-    {"cast/fp8_quantize", "7a4a0ffbe72581f69522f6d0f3297fb2", 902956},
-    {"cast/scale_from_amax", "e26577bf46833d3585b1671d6b759518", 1077974},
-    {"cast/transpose_nibbles", "248e803cabf38ab27f7f0b2bec4c0908", 1079472},
-    {"dropout/dropout_add", "57801f9891c1684f4dd6bffc40ef4cdb", 1111870},
-    {"gemm/gemm_align", "bbacda6bd17942bc26302cb91309aabd", 1131521},
-    {"gemm/gemm_decode", "21c92ba36b29092989c2a439ebf780d0", 1143929},
-    {"gemm/gemm_naive", "f9f417e44fd32e63b23b0eb512cdd431", 1175870},
-    {"loss/cross_entropy_bwd", "eea9705180c62f401b5497a13f112e45", 1369213},
-    {"loss/cross_entropy_count", "092a89c2eb5f968db4d2134c1d22b6b5", 1383115},
-    {"loss/cross_entropy_fwd", "57cc72b88f668831f93b01e3145da461", 1389148},
-    {"loss/cross_entropy_merge", "e79c53a5b937b65332fb5517beb6a91a", 1404979},
-    {"loss/mse_bwd", "333a91ac3554ad2d0c4643d2b21db6a3", 1412520},
-    {"loss/mse_fwd", "4bacf8f27764aab292570a50bd9472cc", 1422620},
-    {"loss/mse_sum", "597989ded5f4b2736477a1fabdcd622a", 1430704},
-    {"math/axpby", "29543814ef82e2f0274ae47fc28b50a0", 1433633},
-    {"math/column_sum", "6b95ce37ccb57310e509c94a8df4d5f7", 1460039},
-    {"math/column_sum_short", "6b9f0ec011695dfbbf4dc13bc21ddefe", 1500796},
-    {"math/copy", "eed9932829f8fcfccbe1d3d76f546afd", 1517667},
-    {"math/embedding_bwd", "5bbc4b8dc7bd53f51a219e00b7e52161", 1660949},
-    {"math/embedding_fwd", "1383485726183971f431307c1ad60310", 1746603},
-    {"math/embedding_sort", "f735a990ac0507c85e1d891327e7863d", 1806117},
-    {"math/fill", "0130efe2530f2dd564d1bf6b84ede1a7", 1827730},
-    {"math/random", "8c2ee836064ab26c0dd6b5784e49c0b5", 1836794},
-    {"math/sum", "d094e01e6dba5655731c732aba580626", 1854562},
-    {"math/sum_final", "c20f84ef7215f41c781057aca64353cd", 1887728},
-    {"math/transpose", "4617dc140bf379d6a89ec0de674e47ee", 1891571},
-    {"mxfp8/mxfp8_dequantize", "12258411995d7d2e202740f00a868209", 1943580},
-    {"mxfp8/mxfp8_quantize", "1fb3019a5285b52a4b789e5437be34e9", 2004210},
-    {"norm/l2normalize", "3049916e9ea001a4103e1465cddc4cfe", 2100234},
-    {"norm/norm_amax", "16877e1118466e2a82ba3c32b7f90ed3", 2126741},
-    {"norm/norm_bwd", "b4b050889378164effbe8aa98bcaedf5", 2127719},
-    {"norm/norm_bwd_sum", "59803e77a29fc984b6e5b0b6bd3bfa9d", 2147253},
-    {"norm/norm_fwd", "a1acf99dbf67cea6b89d02af05d05221", 2162189},
-    {"nvfp4/nvfp4_amax", "bf70fe71dd98aeff59f8cf94cd263e35", 2182474},
-    {"nvfp4/nvfp4_amax_zero", "075fa0a6a9c34fe5d7e604b9b6782aa2", 2387183},
-    {"nvfp4/nvfp4_dequantize", "2d96ef66fcfd04a3c28c5493f01f7c73", 2388592},
-    {"nvfp4/nvfp4_quantize", "7b6795665f0592e127ab2dbe8437071e", 2467817},
-    {"optim/adam", "429e87c8cab2483e7cf10ee1675275f5", 2936883},
-    {"optim/adam_amax", "447ccede5308081ea0da08e39d8e5fe0", 2980740},
-    {"optim/adam_scales", "9c395a0c39e4c50ef7238d488b6014d0", 3005145},
-    {"optim/adam_states", "ad2e421b7daeeb851332c59d5134ce9b", 3011220},
-    {"optim/l2norm_final", "e6db225c165d959b504d71d79d073777", 3029659},
-    {"optim/l2norm_partial", "b8aebb55f9d7ce99dc42c4aba25c4a0d", 3035376},
-    {"optim/l2norm_tensor", "03b6309c85de4d30b725ba1f7841841c", 3060389},
-    {"optim/multi_scale", "3c1cb9680a9e0a8151f478635a9fa52b", 3063572},
-    {"optim/sgd", "ed3ce6b44d776deeed18206229505e65", 3104535},
-    {"optim/store_state", "af77d9a2bdbb3ab8ed3d2ea8d78a9a8e", 3123901},
-    {"rope/rope", "f81eb325b6f7f7c0791117c880d506ae", 3134547},
-    {"shard/shard_amax", "6730a4fb78fb8f13e88e5d3680c94ba9", 3241975},
-    {"shard/shard_cast", "6787295310cf7ce645c74e144f14a8bb", 3310963},
-    {"shard/shard_cast_transposed", "7efecea9137a2c9762dfcc0ad1a364cd", 3366544},
-    {"shard/shard_scales", "42348274879ed99307474639a5ce1c66", 3445771},
-    {"softmax/softmax_bwd", "5308e305b48b0a77076da067e1082b2c", 3457279},
-    {"softmax/softmax_fwd", "7d4feda8b5005d03d88fa6c8b010cbc5", 3470713},
-    {"stats/quant_error", "0a4fca0b82910896f3d53b1949b28089", 3493452},
-    {"stats/quant_error_final", "6ced6c44b810113049754c1a55228ec0", 3531319},
+    {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
+    {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
+    {"act/act_fwd", "1b0751a2dd7010198dece7c690994a2a", 75188},
+    {"act/act_fwd_tile", "c9d8616a8d8451b32cd86ec823f58528", 94757},
+    {"attn/attn_bwd_bias", "8286dc7a9835ae1d82a534a610f7286e", 123476},
+    {"attn/attn_bwd_dkv", "8e8842eb2777955fa2789e4a7d88a8c3", 188196},
+    {"attn/attn_bwd_dq", "cce1a0ef0eae5579eea21a6f0caadf49", 295690},
+    {"attn/attn_bwd_sink", "025cd47a960749f34d03bf7e153e851d", 378836},
+    {"attn/attn_clear", "71fa6c7c025d457dfe783828e1ac26cb", 390423},
+    {"attn/attn_delta", "46ecb3a53954f47da6391552165ed5fb", 419565},
+    {"attn/attn_fwd", "30877a1cbf3b60aa281b2c8ab9e67dc3", 436240},
+    {"block/block_dequantize", "92627904d7cf7b26f602381892e8bc5e", 529004},
+    {"block/block_dequantize_col", "e71528cd2dcab959d563bf3108e31314", 592068},
+    {"block/block_quantize", "40ce7b0c2c24b9bc6c9cb02add1fbcee", 694425},
+    {"cast/amax", "06abcc04e63a1b4a21f9ae4049ec09de", 806447},
+    {"cast/delayed_gather", "f0841918a8e0bdcb730fb7f5d84a989b", 830639},
+    {"cast/delayed_update", "22e8aab851355f371b8653986a327443", 832149},
+    {"cast/fp8_dequantize", "71cc5a050c5771661d06f740f9274c87", 841070},
+    {"cast/fp8_quantize", "42b276a04945f4cb6e6351f48b5fe6b2", 902956},
+    {"cast/scale_from_amax", "159e9c9b8f5da67f636164ad9423714d", 1077974},
+    {"cast/transpose_nibbles", "a6064a2d17cc058bcfe205616452a8a7", 1079472},
+    {"dropout/dropout_add", "8fcab63ae6e98e239aa59542a1a55a4c", 1111870},
+    {"gemm/gemm_align", "d59dcd4eeaccd6d78138622e36968d57", 1131521},
+    {"gemm/gemm_decode", "c9048e1589639dee4e883621975b06bd", 1143929},
+    {"gemm/gemm_naive", "3353a06d8a624b3069eca2be6f261778", 1175870},
+    {"loss/cross_entropy_bwd", "e8609dcee5b9895de3e7ec8a10da64eb", 1369213},
+    {"loss/cross_entropy_count", "76baf7210c32975907c47b2e16f651c8", 1383115},
+    {"loss/cross_entropy_fwd", "154930828858e0d7e737d4026d6d1a4d", 1389148},
+    {"loss/cross_entropy_merge", "da464626c62d13db27774f43b2c143d2", 1404979},
+    {"loss/mse_bwd", "8aee7e80ad5aee92a453c120ceffc9c5", 1412520},
+    {"loss/mse_fwd", "87ffc363d3cbe3ae95d814630710d302", 1422620},
+    {"loss/mse_sum", "ef460cecf8781c764f575f0e3323720f", 1430704},
+    {"math/axpby", "b97aeb74f22036ae3d3262d14696894e", 1433633},
+    {"math/column_sum", "dafdb41bd71b9c4ce1f5553a7d4ba426", 1460039},
+    {"math/column_sum_short", "6456287b18030163ea9c7bebd05b6bd5", 1500796},
+    {"math/copy", "979734ee58919880d9f028aed28d7ceb", 1517667},
+    {"math/embedding_bwd", "b67c52750db1fd0485c466c013eb477e", 1660949},
+    {"math/embedding_fwd", "16c7ccea2530fa3cbabe18e1eadbbd7a", 1746603},
+    {"math/embedding_sort", "56b92dcb50bc1aa57e1b58bea11600a5", 1806117},
+    {"math/fill", "4cf178de1fea7fe16c220d8bb6845124", 1827730},
+    {"math/random", "c5f0214c490387a65b65c63ee81c870c", 1836794},
+    {"math/sum", "41f17f53afeaedb9a7adc358e437a929", 1854562},
+    {"math/sum_final", "7c90792ea940118abb50a528b51f8582", 1887728},
+    {"math/transpose", "842df1bd3b29ad2cbe1fcfc17b7592ca", 1891571},
+    {"moe/grouped_column_sum", "a372adedbce1b04c9f283c30e455dbe8", 1943580},
+    {"moe/moe_chunk_map", "a97c508bc905b684b73ec9bd922c1787", 1951025},
+    {"moe/moe_count", "77a926a75cb4a5b09b5dd4ac9cf5f495", 1956561},
+    {"moe/moe_dot", "84d0bcc4ab30dcdb8e3a3ea29a9b986c", 1959405},
+    {"moe/moe_gather", "b4353690896c128ab162838aa5fdc347", 1971465},
+    {"moe/moe_invert", "d9cb56bc8a07dec770e5915ebe74133c", 1982321},
+    {"moe/moe_loss_bwd", "f4f2c13476b6812925d4a96ef6e960e9", 1988766},
+    {"moe/moe_loss_fwd", "59216b7c177cae8799dd96d767bcf544", 1997684},
+    {"moe/moe_router_bwd", "ec52db987e418312f9e1e6eef3514cd5", 2008105},
+    {"moe/moe_router_fwd", "a852cad76ec0f1ab4d31b1093b7cce21", 2031346},
+    {"moe/moe_rows", "60986c69e92df6d6f48a3d8b302af4d4", 2063970},
+    {"moe/moe_scan", "a8a322968b21a4a957a2e67e067529eb", 2070452},
+    {"moe/moe_sort", "40f48e6a4b821471f6c9422e7f04050d", 2076665},
+    {"moe/moe_sort_count", "6938b5f561ac328158742aab91d39746", 2082935},
+    {"moe/moe_splits", "7fcb385b348301d4d2a1096081f3870c", 2085978},
+    {"moe/moe_unpermute", "917c07eb3231dad3adea9a0333d9fab8", 2090199},
+    {"mxfp8/mxfp8_dequantize", "65658b6c78a15d00afd3d0c3228275a8", 2104002},
+    {"mxfp8/mxfp8_quantize", "a483323d83dd6aa8dadca33d8cecf139", 2164632},
+    {"norm/l2normalize", "c36cc2814d781d28535f12bf0f71748c", 2260656},
+    {"norm/norm_amax", "dd8f93e29852e087e9e3a1226b809d5d", 2287163},
+    {"norm/norm_bwd", "1b8904d854ba23a7070d89fb01fd9281", 2288141},
+    {"norm/norm_bwd_sum", "ceea2acbf701d13a652bac89ae8ceebf", 2307675},
+    {"norm/norm_fwd", "74ed441938dfd80b0c8d6c0eba5cbe30", 2322611},
+    {"nvfp4/nvfp4_amax", "718af0c609c0900e4121c216c9aefd96", 2342896},
+    {"nvfp4/nvfp4_amax_zero", "71f24568a68e510909cbbdffe7dfbe9f", 2547605},
+    {"nvfp4/nvfp4_dequantize", "161eed5eb3dceb02328ec72f0980c471", 2549014},
+    {"nvfp4/nvfp4_quantize", "7fc4c9224cef8cf9473205861a94a26b", 2628239},
+    {"optim/adam", "27a0a1c769e47424405ec3011d961735", 3097305},
+    {"optim/adam_amax", "d8d772a59624b1a67e4a2a7bc67cb31a", 3141162},
+    {"optim/adam_scales", "75c63ffce077ef9616c4adcb0c5a530b", 3165567},
+    {"optim/adam_states", "dd2a080ea8a3396f8e3c7655427db64f", 3171642},
+    {"optim/l2norm_final", "e77e9c754dbd0310d80f95dff382daf4", 3190081},
+    {"optim/l2norm_partial", "a4a18c02859a8509d7be9459a816d047", 3195798},
+    {"optim/l2norm_tensor", "92971b3b8eb870f2ff0fbc1f744459fc", 3220811},
+    {"optim/multi_scale", "27253b2be163f25c4df7a59590be0711", 3223994},
+    {"optim/sgd", "072a8f5189b5f29602e82338e20fc5ac", 3264957},
+    {"optim/store_state", "49b0a7e2a1a940904db9e86619ceeeea", 3284323},
+    {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3294969},
+    {"shard/shard_amax", "26342d96190af796c246fcbe4ffe04ce", 3402397},
+    {"shard/shard_cast", "90f5df77f439184ff05d829323c3e7b1", 3471385},
+    {"shard/shard_cast_transposed", "23edb0eb92adc64775afed38503a6303", 3526966},
+    {"shard/shard_scales", "51b365c8590d769ab16be873e2c5f74b", 3606193},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3617701},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3631135},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3653874},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3691741},
 };
 static const char *const te__baseline_lines[] = {
-    "(WTe[Vj.PX<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    ">ln[Hl,ZDy<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -22233,1751 +23430,1929 @@ static const char *const te__baseline_lines[] = {
     "A0I9/03R4L03R.i03R4L03R;j03R7M03R7M03R4L03R>k03R7M03R>k03RAN03R>k03RAN03RAN03RAN03R>k03RAN03R>k03RAN03R]l03R1K01@HL4%Hn3#y9](91h=tG6&l[9]bko9Sx2;4-$M&",
     "FCI2A04X=%03T5_;OF$t.YEsy)g1)#SqO6tv!,1xHZwp9x9$Zm2[$)E9]AJi*If&YumTLYTLs]zVi>:i9WOXGIRGC#IRGv)FaR%EH!$ElFBdW^03RAQ03R4O03RAQ03R4O03RAQ03X2tHUJ+oHUJei",
     "01qwD0^fjc8P=:jGByAo88!eP8a4nQ88!ePGByAo8a4nQ8a4nQ8a4nQGd2JpZ#LjOA1*ck9_d;OA1=il9_d;OA1=il6E*,3Ex@s3Sq_W49Um;:03R4O03R.l03R4O03R;m03R7P03R7P03R4O03R>n",
-    "03R7P03R>n03RAQ03R>n03RAQ03RAQ03RAQ03R>n03RAQ03R>n03RAQ03R]o03QN201sfGgBv].cxL-;KYtKnG,fwsGi0EH8xJvB4!FVw4=3hpGBE%TM$W.p4.wKQ57hzL!UhjGv-q&s1%iYd4cdeT",
-    "4.;^o54r^1gA5NKfd:x>%8DBgHdhZi[t=#l%8DBgD2Wgc8.K+z4._33jtP_63/bpN2<eXf>Zkm0R0W]84;]oInII24Tpuzr01tKO&-^1BfesHEvG*DeGGz^9)TKiYGGz^8)^/!aGGq=j1+c4D4++8r",
-    "4^b[Tr9(duZFpwfr9%!W4.7%dAucjBzrF>=GTa_<ING30KL9m1Gl_)[I5hsBH7=7+ET-huvilzgwx%x@c=U/2<CzJz7X&T>$K>ZKxfl,#.<iSoh4ms2DVL<p4cs[o1cTQ+1izaG9_Ur:lr-wFy$25#",
-    ")4c-OGBjTT,v.vFz@RldxBg@h1-PUl1H8Oa88NF;8#s&5A=[x>3c%NN4%AZ*2BX(94w;Z9imF2o3D&(*Dl.8n0UrxB03QW701cHT6E*oR4+8ED4-$F62oBGyOAM<p3:7lT2n8Jg[SpnSl<.:Pubm+-",
-    "4Ky[mmo+XlHa@Wm*BcK8qoFYd,^Mj+n!FYQt4#*Jus[y/7yyuW1iXX+4+gT35f2380s[EvK<SFqv.L;<3F-Le1_<Vc@4.2%1GtU;4+OZYQVz5O3Xz&j9]bm)fiV*=)5l=3+khh-T^cW0u1g3:1Eiod",
-    "1exmt4+W@$2pTknPX$-A&*uRO*Omqk1oM(H5-LGA4*2Xb5-MFo0SE&SB]8dd9]t-=0UrS_039[^1f^V24-9z:F(fiM%en#t*Wfh-Tn>>[0Urc4xr9j$=rHd.$KN:*71a4LH!;RlivbCZ=FR*+ivcV)",
-    "IHUV79]JT0r_(b/x:647k^(D-4+ew,4+WpaJ@W!2k^)+gFfafMjsqApg8_4>HU;%71egII1u*_ca1OKu1(cUo4-9$;F*h.ZGmilnGp7d+1*,)g1u=ulKOQ%a0SA(+TOSfPp#&H)tOXe[(c3#820FxL",
-    "3IFX71ThZ5x&#8Cnmz=_4+Vz>6EdUs0R<>(0S,wCfR.Gbyafc+zBd5!,_tQ31up]NH2<z7G5@p$)-bQo1rsuC5HtV^7munqA00A/*D*f<D/]0K1vN1=GynpR#1#f+4+F3P08Ab-uK=C;n[Wk54*_53",
-    "FB&*AiV7w%H>Jc*@Op-xUJnAN0RrTSRSu=C5IF!J0yqF405$+08#$&5Gch$c00i-gH3nV^1g8NWIj9N@0nFec1/0054+HHI9^GCc3I,>-1BU;tbsjbV1F<SC9]1IVFC8-5+zLMhGBPxW1sF2@3HX=l",
-    "4+OUc089.M*dYe&g/,H2u:lVP[*y5u8aMU]C=0gL1pxa823@*YsR1tmGdPdc0]K[B06@9=0S/>(7Xj(!3J)5P3n(!#iv.<j02wp6rUnR>-w/s1tpfuY5,cYKfSEZMGyo3u.q!*pm>82#*0c/*-;X(-",
-    "t>uNY2+,yP244vE;l^s<1>hvF0hYlT3%rvE4$.ir1x6ndIIs&J1_aP$FB:*9unR98G%x<=1Tr@[05vc,H2;q&2cQ)X1*rxv8#p+y3obM/06!WtFfjl(Fg7x$0STzORu2TH20t4!Ffy.UE-KX%KN:SJ",
-    "H2=3uG<RcJ0M]>hUJnGP0WC2$unR98Ha7q,6f@yf9]SbF3-/Zx9k2=89W*!qKLs-1GKU2iG5[Dd01pJW1=@SC9Iy*6H821>8Z$LD04Ojqi3I;T0]s6X1gQZp9W=$v3obP;06!TsHaP$$IXQ]27di36",
-    "HV(P;7zdq)M-$QZo),p$oB-:)iAM>eqel*a%<70NgFXfz4+i;6F(<!Hu;s%[GdVZ>3FzxK3&sWng[Kb!z/j$O&($[!>SYf:MjsM3u;rstHLM0N8#gks3ojitH_/37G/.7EHaRvn*aH]gmktjEs0IK=",
-    "4-rrvE-cX#KN&PJIRGU&HOm]Vx_yUbTn>^L0WTXeFs%zNHZlM]88kC902Vo[#[&X=xnc%f4+NzFEi*K$3ojivHUKXaHZ%Yq1U9k=0Cf);s]zn3HZ^kc29^_yCpj=J1qt<13/aga1=@MA9H]Q_HaGx3",
-    "88kOD04F&xg9R8c01pMI1^>_qG=YzLH!%P]88kRI046v%g#[,#H_.cUg+2+;#uF]zHO]d36g0,d0RgsA4-%ND2>F>W02DO,nj8SjxMU9oviAcJG=e9F4-qE=8Y;qj[L3-0&zD0F0;6zg1C^mN8#yaB",
-    "FlG+^<U.5O@khu0Hj9KK2#Em))Q(3jH#Og;8xuF@#R(4d0v[;i01h(@4Up.A87-p82GHRhEjTx]0U]g!013253sM>77XwWOz>T.3O%pjX1jB:]3=WX*@!EHU%<ZFVWcHRZJ2f&h06zsaGBf^J(WFfU",
-    "!O9j6>;9sY<>-<I*yjWSwZ#GwGJ:I34x%[%x]RbTGOX+<2+<jd3)BS=HNd1RCNeqJ1rE/>5icJ(HP[6fH)-ZV6EKSb9yz!K1Iqgk2$J(H42bRp0+3;](12VHzRyoD0W&fC0R@&zS]0-6#RUxa1rHF5",
-    "1q-=%185mHl,Mu/bQ3rn2gCF*1snya1rGvGIy5ybqQ<@-zK$-sAp6WP2,v+D0wf-[Hu(e&rpZGDyoUz<NdvuT2lWLX05[G83C7tL6E=(<4,I/3HvkCI1>,c^7aKW!2E5/L3w-EgzZL^B/<tk369;hh",
-    "9uEkhjB+muGc:jg4jBXDJPe)!6EJ@Q4*u_j6*cOW83M[$2>FK6i8TTz0MQT(r#b*71jOzl0U[08WCp$VA]C^SgU.#ZGB.+H1]Bn=vvdrE=gRv25ChMf7ZO]f2M,9$$q<vsg+LDqg=L(312#GBp9^;n",
-    "!bSqu8v<=]SqPIv1;W5m6$HRt0K<JC2=Ik:0GV.L79SurK<P0_7&x8.4Ys2;0nXJ%1grud3OJVq3fTAq0>pq_4*CKlGBeCQ9]],20xmK%00>mJH3PU,4zub41)arY2:s3o1<[F4Rs-wRJryn1,y9za",
-    "HN2HIF9.a;Iv)x)03Qf80535&UH]d]3EKk:#_^oR0uKP5IR*Od7#]5S!vP,%Hn##V3N]u29]$r49]])79]$u52(TO.1vsvQ3IWOL1@k91wJ,.Hk3bE9gD<@(I5PkOIUf!&[b:%liXs[;fcP%_/^HEl",
-    "oKg.X>Z1Hrx[WXo9DxD]m#9h(fdU=2HUJ+bF<ORbF#sP6G5[Y,H2<Mc03I[]A44+$95MhO3o@&81TyCV9_v+K15E&!eGA6[0Ur+@$pIWQ03Qo903S*)$paxWIRGs(IRGz1GB=MnGyoq8H2=P5GB.z%",
-    "5-g!HHUJ+(H2<qn03QoB03S-.01@6*9y0(RLoxsyHUJ+BHvk>oG06uaGB8aZFv$l39^ghO0US2_5-y/3:r<prqNF1q131B:G62m92F(5#4*I2J1Hd2<H[%%v:/X]P)aP_=H/2S$1%##q4;l:^5+5Nq",
-    "h/58DPuyq=LcHM(0:lCg/CcAHcQ;4QA0MLuG^!>YH2<C3+%OM!-I](iqX9PB0ueU/4;Lo_I[^&l4.M$]5)YLD!vYKc*c1bu1rI:F3J)N<$sZ4+0fz+/IRG3vx(Xk6Hn5lmAEN-.+5#dmG1_$jH<pfD",
-    "ciNo:AEW=;+yVr@tppE0z6u[8HJY0S50;SO0uAUj1,y$s4%jLRp7$-agx66MHQW[e3.$Q40SAKD8wG%f2Mj(XD:yw50*35J1D20s4.b7P.AnzgB0CW@AP*ut0U943H9H3C<I((DI]j6hMGp/-4f@1e",
-    ".Ch@/qt6,y$c6(4[Z]hKr=QMi2[Ql%,1P+y1(c_%4ZnU2s:Mnl2Qk^^78EwrxEKtXo;HZg-1_::-1_wPxf%]aeGdSl+EE[l0Wtt5F*M:V4;Lyl6CWWqo3k4Y;+g!1i[uRtB)bX=EsfhF5>Q6M1Jj)Y",
-    "4+OQ2ISGmT4hQJr82]>mZ:N9.A0Rb<>Ej$+H8-E7BM)Y+0]tl#4+Oq)4+EgADh@SNN&_Mx0FAj04[x=vFVz7#G5[Y2HvkU/>H@aPw*vy4kZB)qGq(dD)d4vG9]k!94+NvAQXc_@w*x.JH!L&&Khyy:",
-    "Fg5<$2RShS9]AT29]AJ_0D>])4[x=vFVz7tGXNh4GXNg_Hvk>3H2;swyaEqzw*xQL0WvTE4+oPG3A29)/<$.JxC1]MI4m_+AIkwZ01pfJ8ZQ7jIINBb4+e*.4i5vz+bItej:bw40=w2*2T_2IcMANs",
-    "J@V,AlOF<R+XD[<iKtQs=&bzQ0qwaHKav4BF*dNG0UyQzHTk&[FOvZ=GJyjbGyo5w0nzMF50e4t0w2Z!HR%N(lL0jV95(.D35cLSDJ;dU@_nD[s2Kwv4+E0n0twr>3J#Lt0s*_y4+!183Ib=Z*^Vz<",
-    "Ee[TsDh_$NpdSH<V,EfQO%DUvpdSws;a)dOA/SPU4c*X64,xI*4F<]8s[s!bpuRp2BdY,kj^adhH:&[-oB[BvQV$KuuofCN,L4V]j-_w^$odf.1Uc>84@up>Q6B-=/j1:I:Vq2^12T+FFF!Uo052al",
-    "H_/4q0WknC2[$v/+yw%_0t^5!FLpLK03V]PGXN4a*#ZrXO)qvfHvk@>0W]-uv7rPXJ_xd@FCR8H03V]PHUI.vxdb0TF^n&M#[n>XPYd=-6$If2AB6!p-0GV10XeWr6ENWi4Z8[td8Gb952OLy0unL+",
-    "A3rv]3Li/_(N7P5j7/Rg01p1j5)GAP1=LZF3hhh.AqSklA@O>+A0#(89S*giMKw7!ERNP64,Q)nqDuvVxGEnaGCTvE:u3)nJOckq4.kGgIm^HDB0Li<pWrJG4m^0#l@$GKqZ^PG01Se[J@V!Q#YrSM",
-    "F_,ja0kEkX4,B2;HVd.aT;XzU14Jh:H>;v)1UV8i00ZJ14+6QCT=2X#p.fRHiS!2p)0hGe2cgMI9[<K13H,AG3Zjz]2:IwW9W$e@4I;!)8zVI/5Dy6bO)rfBI5hwZ![$_E(:5e6GVwAG1NPh*1-WY%",
-    "0Cf!>2Z8H09]JVCiUb9z(P9GH0^j6f4c6lb1oyNV0/4sM4;e^49uFbAH!sNnI5)9R2cHB8&PWK4HxC<$s[sweia@XC[^uz@BM6p42bQlF4;mjX1s<;W;73ABA*j.>AD96%s5/Ly0^lo70^mVSq5(ex",
-    "F)^gl11]zIG5@gTn+Oj+iq:f#Aus;R)B!Q;11]+KF#rz^xTOIGNggxr0]%0b7Y>uMksA*@p0@yWA_nq5OCQw%Gw%Z*1_UL36E*Lr0R_GS12ypjE-lv+2mALL4;CPu4.yctVn5XZH#ar$10Mx701qAO",
-    "ssRn2%N+/T$QKUr0]l>27!NqsQ3G%fA:[N0FVz7#H^L^x2Cowj6]JoS21=eCu<eTphc*ucn^@;:I*;KVhaC;ggq_.G)d4X%<dFPAu<es*>pbpC<s;Hzlh]4g<dE>oh7^Ju$x-JwA0ROC10Tx)G>w-A",
-    "48.QAGs(6N6FJ/bJRb%#@QQft8xI5gQ4ZDA0Sva;J@V,k$rBF.R2(([4B>fl4+q@J6F4+9H10$WM+l!o51]3w$rCS/0W:t_OdrPqIj)3AKa:GEGckh$45_s8p8<IuACv(z03XKzH0/csl:zVw4<a)j",
-    "P5:GP)T$aE1u;TyD:yZQnhg&Ph7TVEHMQpl88DS#2fPgq+)oc2r@lEy+)ob[zu8s_8pf(p7&HI^QXc=>X9+nUBQmQ27&Am48ZoN<9]JQ04Tx0<y^VK%BQ:i57&ZVO8Z,b5i-<%tm.1d$gEbX0o-3py",
-    "4[woDE-Kj*B[eX=j_X8XFp*L(Kr^Y%hZZln0X8;0QZEfTHUKR&Hui<WFR/nPHIY&,G&X:U7B8==HZze<FF!Okiij33+5t8)ky1ZEG&VK63Ln,1HIY&T-RhTz-0F(@0+CV!-Rg/83LmoqF>BU_KQuNl",
-    "y$T.c0x*$M1G;rw2K!JB+RQ/&mcd#N0zDBm2M,TD3LOQ#lW7E@$Vv/dA_H5#0g6x$3ttZg.4=.GvIq]&Jp,cjS@Q-V1LNOm4.kJTzosA$4m^0*r#K6%s!]Tdkp_Rl=,3N#/$[A.%/-S,oKg*@[[-b^",
-    "f-]pN1x5kx,7=fu,UTEwF#Aai,PZ*ItaJ&jlx+>Iv4lS>3p6&oQZETPH2<BQ(*X;Q*,9Na;VAt+).*&S:pBjk,vuN!F&!i>ED[e0!BRht0WmN*!crMH%Tyl(Il<vNGpLv$1Bn6zqEZh9v4BMY/pPeX",
-    "<gD@F1Ptkb1>AB&KMwx@B[MiX4+h_.4&U;]1K/P8/-aj-ZsAft(*Za*GXNh1HG<kp95XrLQXc__gG&/R-ZhCynGhdCG_rSoAvu)TWFH]p03V;NIj^!31vNA80^mYGQZEBFHSYs20y8oIFGDgm-Zi:!",
-    "IWjiy125G9GB*Gp1vLN.9N](fH8%hP[fsvc0@CJaLo>(yQa:O$G&t@AFVz7wIRGC8HvkVF-ZiRHH97GEF9J6.053i>FyT<Ia33Hr<dGc>0XH!K9]bu84.6xCF9S9)<dE;lQVq)6Lmxge-Zg%]4.fLv",
-    "OCQt$Gw^l,1_#t_4.6xC9]JbA69j/A9xLF0L;0P6.5CY!tdAH!)d4UuHT44z2DK9p9>3OFw_]%>$[z_269(HJA44]hQUF:HA<u>v%K.aH6AujR9_U-<vj>:bsyGh<xTOIA91j7QQV$fp@$@W3:[1U1",
-    "RSvh20t3VQN(Ukj2JKQG3o@%!*AEA&0S^,7;NSen0sTn@*#r-80f9[b+yM@j0fhq$hENZn0qg._mI3hvAIJeU03VeBH2<z*H^p_zGw2Z;3pn*s0Ms!G>EHZGlMf#WIr-1j4)#(mH!%PTu-ESz6#!@l",
-    "A@c:.PynKF2T:0fpimD3pTP>d6qwjf4.oAq7&ibP8Z@hOHvkV4!jV1;Bg]DOI50#H8q8H3IM^5W2ATyNG5!@NG&$Kd1QHK#@cf@9G5@dsw+aE^[Vop!@%(@&!IMq_pMeJtxdHo9KMgT4Is8%!,J1-p",
-    "<r4Huu:$-30@$oZ3)%u7u:v:zQa;R1G&TS_+5s[&HUJMkn5GQ=xCjr[0sK+_-RhTz-0F(@0[l>_-Rg/83LmoqHT+UPKQc5ly$T.d0yO+m5j6k:/1:m,xAQ>T1_E7NQUmLR2M-Aa0/yg#5IzYW0.%-F",
-    "9]6&!LknLbH8)@aJ@W6G4+e))1K7)24.SAV;dm2EBt8-0kc.Kk5.UWg$TkazG7kHj3/EK]J]6,(gzH5G:$g][3J(f]Qw6ur1P/.Us9rw/GBPmPpaue(GY+/+GXPNpS=-AN)xv5Hm$L[j3N.%_Q$GeW",
-    "GC2Sb1.&$TC<;Sp4YZO$2E+CU4wRq-1+Kgc0Lu[s5)TQ8Q!kAHGcf/uGBKA@9]SXqQ$GVTGc4z^A>e@V3l9bT>jm%UQv]hB3aJDHMg,E*1p)Ba0uGlS2S5)7k5e8vnxzH/uO.bc[^_T$l2ZYj,CPgT",
-    "0h3b:@SAe+@X3J*lT$API5+J(2I[8=4cDgzA44&gQvg_IAoBwsAu-pEZXclmHRC<o1voeK0^mXSQ!fNKIrIZB1T!,LFGDgjn=OQ.4.YmeFVz7uGyoq3IRFnFol@FaIWhDDF9bC-053x[HK0/fS@Q)g",
-    "125D8G&TS)1vxPQ4.4dZF9bO/>5&[jH#Yz-LpC;1Qvg_IA<&0/)d4m*03QW201qCgQ!fNLHTDB91UWeXFGDyvs#5<34.YsgFVz7#FaQq*$P*79tWzF2$@b::91F<52B-k$L<^*XFCj89$@dcu0WvWF",
-    "9]k!94-@&j4*,(AGX%mO3(OM,fgcY-u2TS74.YsgAIkwV%o7g,k[^1JA>/ZjBr@R(@2r6EgNaQ7Bo7GZs#Xqf35:2i4+X5e7Y>tg4-7)WJ@V/2Qy&L101lV0J]Ca_F]Jb]lmRjTFUA2gHITVU0Neo&",
-    "l:vnVAFKg2u2TTR0S^b[:-fOi0XFdkAC&.%03S=>u2Vk<GBh-+Ix-jg01pk54+h0j3(dm^4XslTERMWB4.FZ14dlm84-b:qP!9vR=$ZUN[K@%lIRFnLs[t7;eIFM&s[s!K$=8)z6wk#[4.oAq7&Js5",
-    "8ZxT=47ZR82AKsNG2t_9HvTmP5)WjpQx5^&1@k+,]3(A-2nhTLj^I>2HDWa]G,1<)0^n4)4$]2J4<+PlFfjlRM$Xv,4.e2M57hz8*#i$ZvH^nC1%&<b4+ozH50;hW*#i#+u(tyb5w5ob4+63KLLVbC",
-    "n(rV!G%z@jg9i<)hSW43GqC$YJuopb004tY9]^I+*G_.<0SKh-AP*cmgg0hkV[_tFbFKAN2:E_uA6PetxC1Yg0yZ*.xC13NH2<C81rCz/a[.gf2E:IpA4W8XxC1UWIG6zs1:X5[35_1=0S+GpHHEkX",
-    "4)+uf2xkoGg:wVmP!9_i@vMOK@,lkxG7kyE/ywjKwF3=C0tLIf0^mnW@a%oJQ3l]^a[@M441_,Y5H/nL)QLC:9SM!kRR^o;pP&y6ywL-$+L-L,0y)dy0]y@-I.5mh2[bV>u:%^A/v)cr,x:(6j^0L.",
-    "ITrv34+Qv=2>7;:mk9!o:jwuS49<%k5-p)0$D#%a(BWJXED#R[wc8g8x0h89E@-tD4#NQ#Gyn;v/3x[!h2a]/Ea1ln1:^nq4+i,KEj2W&.OMGXH8jufB;l@Hi_,s2IvFvU1Rnx3jq,6H8!(pz4db2#",
-    "31c4$G<-<H3!Ekfz[f@)0xXro3J(SHs^TnK0tNZXBo22NHSYxu(y[=r,qZ*jIJ/B51_eWrQ__2$2O.d10SC>b91NetI0:%kToWu14+X=r06q<@#s&@!lLiat+Z6/mxf/^MkQWHLg,rqu4zjWZ28yOj",
-    "244,.,wG8ix0*Bzp^7SQbNvM$4/;_P9WgfmKL]59Hva@4H_.zm02w#[0+1OG7tn/74*vxvGcm)t1rB)>IjaR5G0Er@1d6yE4,2@TP8lnK1p:f^YX]!T1Iw8ND:68@1]I/9011!:4CSsF1C0S5IQ.L_",
-    "IRFITzBnHRG=<5bA51s.3./Hx4+O/INgOfd[uc*89]1R27&ZVO0ylxZ4+rqT2<R]d6FJNX9]kx8F9b3)00@n44+6QwG#;l<6Aulr0uKSB%RvUx>BRg&>;#3PH2ee&y]).,jR6lp69:<&1MUS1*aIFk",
-    ":k.OE,2n$84+883Ei=I!BQ!Gr6E*,J1vR>[A4<dt1r[[b3/Z6&69$&wGz,I]K;gt]0Wwt:F#rz(;!pf(G%)Q2BQ!A=6Eu]q4+pspFJCb:;FA070u8-<P70Ov0S=/H1s@iU01p7F>)P)M*B/iI*&Pi3",
-    "!vO[9xOW7LjR6Csz6BdKuLKVQ)B*=w3/O^,Iwd(ao(dlTG5@vJksJ;Y#s(NU03J1h6$8cw9]bW09]1Q27&ZV81hWhsGyny:=H_!)#s&@uvkWg>FgO4XumTSQvkV1.[xuI1#]9rFGXM@t+5ri(0]ltJ",
-    "8xItTi%$!w7XrW/1*;Jv4,:.@0_0jCpbZ0)=%ejK4&KlO1-i8$=cMuL:N6ZQm,Yn<f&t$bA0IgY9]$r49]1Ah4G7o@3z8fK:YE%3,gyYnpF.,#ED#R<-ujP$03QN4mK6tk7%:0;(#Ho5o16v.%-*IJ",
-    "5Dx->1ST_%,WUqP1Q#[l!UG#L*MmF(I0<;[48sHl<17V9i.VXoZLb6$A2.LX2[8a405$*!*bNNN;g0h)::3WHvkM(K01pDN1PSr;1rB@]Hvk>4HL(O6H<*xCuCg/(5Dx-e1QarkBM%h8(/@IOJOQ<E",
-    "9Rd&w<sI@y#[;cX00oxN5e)i<Ob/MI1TP*kF#sP4IKdz-GBCCS0Qd>AAPchu1;_1w8Z!V2;ZQ>B5DyCD2nxp$1#t,92>FDCvjh(bfwDddj*)T:vjjIYIWyo13HxCL=w$9bCkx&x1Mj-s2BZNFodgA!",
-    "qecz:g*y*Jhy))WFaRG3H2<wo02eav3l9a_wo<B2-+G5x%)$f[ED#S1y9h4.GBAh)7d3q!12c#O46;8y3bO7v0^u^ahy))SHi;N/6fxPn833NL1p*KXf(Qzq1Rga22AU5Hww4ADFN*[pA2R;S2@_U3",
-    "05][>HvkEp8U*(F9^ft!x,to<.z=2HlL#*XGBf^PkO;0GH-V)f$)pzui-grSFf0%c0*eF]GXNVhln5m/HUIz(4E2cz3iSgXIRGU$INuHn=7$AK9O45X9x;zg2sb$Z4*^_i2.k8j/@aVUr!*cp%GWd>",
-    "IXD]5IV/zl4DAO8*%S%(0S1Wy4+G)<EjTs+1*nQWBRDJ&4+7!;B@@Gr9^+a^2Qn^<EIA<LED#R:.n1&UII-l=y;O(M.sSjEj_ot<iU9;@f=i!-**5=G77t]R$U6;bH!3zY00Y4e4:@RzF90((iv$,n",
-    "01L1c0l=p#2-/2B3%a6S4u/I6G]-Os4tW.h01T@Z5-I-NGQs3I6fzqkH7pPx05sk-9xwnO1vCDn3oSA/nZ!E^Q,cH!paTVfvt]nOIu8J]6bSz/95m(T5e2sEI1RT00;!Tz)$kt/0k-Dm2[!gL7&N#E",
-    "9]JkJ106L00>t<OnZY==y9hrTGBYsjAprjn1ULc=9]th(As#g0.>84ak>Q]x;I90Z;*ke$03I[]7&PQQ37QlK!<xQY*oRpH.rWLh!DbH%kh2C3dKWbS9]JS*106U30[-:SkLVu=;*jwBBOe4dgCQs^",
-    "Ifm*33*zoH05^QR106L01g;q-958]*4<brW8Z@hOH_-[MBL*M_#sdWZ<Dv*]#sdi5:No.%0]Ce$4,1O31@c^&um_RkH=&14<YxXydI1[.)ygmr1IGg]8a6bUAO)432;O018!,SGGTj3S/o1LD;F1]]",
-    "Fqa;;G]B<RHvk;ry%Pb%r3nTg3(5l%H_/0s024I-1*YOD9^PCivjz<(7c&4K12M@29y9-^oE!=/#4rxZ0]^5R4+@n;0^GJ[88fs4Ej2R$5-*@4.iJ7;A)x_rIRGC3HUJkj014I+2iAuy48XP)2/%01",
-    "A_!4$9^PCSvjz<(7dHSO12v%o9yb6KHya@_ED#R=p#v@)Ffz#/1lQRY1G%b400.8U$sQgxq!I+I0xK[u$Q^.6#t[qP6%NM[0pF4d1]ST[ffWSl)dLEr0]m9q8Vj.RW)A)o4+@ZS7&gNP4agA!Uk:-s",
-    "5j6k=!]XT;rvn1mt_:[i3l9p3=aBgUDH%7(1]BxE5d=_o3)qBF4*mifGXNem007cf1]SRm0uwg;9y9-^#0Utd+%XRXsQ+UQfgK5=0S1Qw4+H)J9y0&]/1vHn:=Kht[sJ!/G&F%72HD&@0+6u/00-,4",
-    "0S=G.hXVxd933/>qX7n@hja>H5dnzpUJs/K*-FqAIX9*v4:>D2E-cv,7&eCk3$YRe>3bzd!]4.S.oFy2>1kO<1DGxb:dqSuc;g&Z3$GFqG+iw/IGzO*Hj<DpGI$:oF@FF=2EwBaFOmT;Ir:sB0Xa9f",
-    "9WFOA005E#1]SQrQUvvyW(/&<5d<3OaR[dEI1dBvAP3DD4tp0f01LPh1YR95(*p&G)oc;qc<F[SF+UhNH#xQ)0oRai12zJZ+&&Jo9R[<l4znEt@VAa8vmFm_g#-Qi03QH002eg;1e>BKm&XGxHZj/u",
-    "6eBS.8wC022<eALDG2d24tp0j03QK0g#,c4+8Ydc1e5>2HhCWbHH8E(12r]w9Va.8$<2pX!D]3D2/4.9fD-4j4i1=+I^cyl0_$4oS@N.:0hi(f1]SRC0]oQ(I1AJ*1MIFc36AX;4+6F=9]](!9T+&.",
-    "2p.AD+XD@@N)t8!0D/Jm5Dn5T0-RYD4-kPc5II!.HX$<D4jwe!9R[<l4&5CC,wYcw,5n20+yfdn03I[]Cpa;z8#Dj>uNn=vrn3VSHvHTL4+Hq885lA29S(dKH2<6Fr56Kw9X8wp1ccml1gUHf0+2Np",
-    "IeQv7w+ALMGXM+N3IH>,#sdz3B;F2OEI2jq9S/3J0_$F19[<N22$=9Cy%GoV[a!6NF]h+9I5Ha(HQ-U!0/=On%[&f#2#E*@z!C$ea^MH$0_9xv0TVKM4![xt,QGbD7/j)KucSgTIWsH[9y9+P2DSkY",
-    "1=*o>HZaFL4.exw3)U76q7nhcssjcf3$>CUnaCX*FrpFz)S(-;2H<<+1;mI[k[%9w7c&40q7npN0,>QQ:0^7v<:_xAwF55%H!+YNCO9]PBo#Q>oM-3b3an8MjS:a&(J&2^g**/ri_]^o03J2_0G34t",
-    "APbBG1&Q7p3#kzVqn[lQ1*@5j1:FG%pdJo-7dHSO0yT=S0Gu@qc;6UJ6E/At0X2*R4-r]lRtNLHLLoLR4j&3OoI4&l)4mD-#N8kd9ok$LH_V^7*sfg.1%w]T0y3]l1QIoo!T]^x4g/.+9S:,Z<dg>)",
-    "fm]OlIq=&n3ZhXj05CA!1O^c94&/r^Br,YL@2!s/*#!Zh6AaX@9S*1y9yr+=25$)92<Izb1GZEhH@xUMpA!oH/=GCV+8zgQ4zvgZmJkZ5s00sN#/$!bhy)A0eFy9C0uI.70m3T]*a8TvSPGrG7YL84",
-    "U.U6G2pbH7o*NF5JP!%d0_j<W9]AMe0^IOW0R*#z1Pt5t84j!o1-O,a4,u&eGch;VGyx7CIM=NswE+&.9t4sS4=Fx81@iU21O;N]Gz7SeJqv[d9]1T37&ibLH_.9T%moa%+ZY4K,y95<[1=>XJP!$l",
-    "1PRj!4Du5M-sgza1Ob_D3%^qT4uu3HFf-%P@tAn:$u14<:SX[k3GV]A+7ko$8y@G5=1wR^6Wjw6Hr<:n1F&ij0)^A-hhYkcVF->fZVs9h0O1l0jG,6_zB_=I+ye<RVGjeD6b]-bPyx&Y4+ZPn7YF(A",
-    "2OktN-RgfFwiW^7=9KPA9y8e.2eknX+8zU@6(1,ygz*Ls6W-:>$eaoUuiOR,FAoB;U.tQi47gwvH^I7h46,/@jjtRG@=6d#(:xCe,vbyo01WID19%,V,vb4O-#w0jcnz%=1J3dX4!Z[dJqFY92MXu[",
-    "05b[60^hlX1G);!7BPmPKo1kP0]SOE6fEUD3NH</xnCGD>X!NUUj=[D9UeKO7zE&P1Fst&0yqF3GPVN,Z3&ME49OA&n*$s%coQ/K1MYSXt[VcO.=vBHl;Nd/GXMn8uwx!F-2sCH0S=G,9t5l!4-A1%",
-    "4!Q#cy3ZOJHs:A&cOL-X!2$<<2;>3A2$z5!4z^.#0kZ/P(][fhg%%G9y8[;CdJh4y5(2NM9t;OBGyoGe03QK0y8]BsHt>^_HZuS!HZuSkHUKXLGBxKO0Du<D6F8Cs1DyyOEbSf!WDdR&0<3#Z2O.ok",
-    "zz>ug0S&(>0@U>FjD_U>2r!U64,U$A4DwwBcn.Y-6EOe-(X^2g0Wvp]10NVQ-tc>g76.v4O$nrW1hu#l1=-IgHtN*@4,B07IS9h@AP)n8mk1-:Inj0x1DvQn1lhbA3,6<^2lQ.Z1/[fs2f+3;4*^;^",
-    "9]D)K1Oq1ocn/Sm#z6_,F$wi-E,=Zs>yiX<(1_Op3oxs(0SLFpDiAb!5JI2r0U$Cp3n4c,01Jnz0S:mO3l/f:j0Oy<%=wc^/$iorI3EQt@p=Uq58LHT3y/d2!W07YsSXDs4yXbYIkv(C4.P6uF9A0(",
-    "i*gt.-cp7*$q5AU#Xc/JF]<%!4W>UT4,vq)ObJ[8lo$=t)tf#KPd)-$WC4ebO$.T/!t4qk5HNuO28E]^3WEU-kOBVz1KFDr6F5Q+$#oYpy95sgkeMSqHaRiU-uQnc1Q$5k%t-Revk4yoHL(R4G.FO6",
-    "$tnP[.pvDg/Scu*0UQItNFM;)hXxonRtvT7dL%hGRsvN9*xMBY2RJ!7I6n)/rxF710WS>PHUJ+1H_.N[3KuxH!$^C/H_]GO0yi.R0vI=^5-s8xKsz<vHbMtF4afljyn,.g4afl/HsJySvilAPA@Qp=",
-    "7&!nR0Wv@tG5[Vh$N;KOLI*kz0muO>4mdIZ9]1G_7&8DIGyo;uH_/m%IRF94S>e)J$N;KLLI*k<0y;Jw9]1Q27&ZV4.eWPcFqrO74dl@Z0@+79@/c,pR0!n,4*^wYBLj.,Y!3.Rz!V2f9]Ah04Icq8",
-    "c;gCA44uGF1E#^P4+WRpKLR5U4ZaBs:4YN!$N:)t)73g32rvK#WF9)6EDG+]4hAe3Gv#[,i4O(()ILAn0X8@@hz](w%svm^0f,M0G(Z$ILJpgO0T;p#1P+J_6F2^IFaQ%bnhhTfF#sMn*$e@tr2+:c",
-    "3+l2e9yy5*5-nfX1>B2I:cKA#Rv0z>1c;s;xd[bV2UZd]00iF-39Sep0yg=#9^YS30UrT402ns>4vP-MHMt8P0W(1fn*k1s4/FG,LI=Dn0*enX4L3Ic9ykC3ho%AtA@Qb035Ee50Wd)rG5[Vh$N;BJ",
-    "010jn0*enX4mLH&0UrT002ng:4T^#KGm#KK0X8@]K=Qdv4T^#uHaR##2Ra@DI-Q_,0%jOC01S%[6f&8,0^YE00q0Txg+_toR2Vn>4+f[tPY(y5/nn@#4+Dx19]Af00_k4>4GW47AvZPv4+W#:4+0](",
-    "4ZsN:0XV16PY(&D/no$WHUI@:1BwqBH_/pJGBE%M.whDZ[O1V*&3XZW(oYZJ0g4X-$f.5G,_lo<iVp_+m0tov4!.J>>ZS^qIfAu20D%n)iw@3+Gnx$#4&53r0Xa3Y1sF7V3yTjcHZcGOmHr0,2L!=5",
-    "Kn>+IHUJEZ4/OS+014y&2Lo0Kf(IW0Hp2^c4l;lp9ykC2;sx]x4Z[r:Fu4m40=]n;$q61e@wJT_LI*kz0:cd,3orl):FEv!6&NtrlmQNl4-MLx0WSeKI6)XP039&M0U9>$2rUl+iw@djG&sls9]1G_",
-    "7&8D4iw>t$h5-V]H9-6P03I[Q0UI>#2Ra@DI-R020XF_@HUJEZ4+D>$2Mvy-Lj%8m0M!i,0aOXq0uKO,4+K=Z4yFwUkLUplrVSqfFnAa>rVR=/4+E-EUk;M3fj^ZREF%vL!3i8P+R>OEQy&O4iw@dc",
-    "H8cPRWC,<j6$X4BGoc0o,[/7bA@6TU5-2njAKw8po,GKFsb3G=0gMj=%B<^:1u/[d7&FTS4*[IXZ4<$.3Jjyt0TVgX3m*+P00-0Y2Nf7Jcnqq;DjPG54+iVv5&[PS,MBFi0ah3@01S)]Dl-(v2BO[)",
-    "0]x*j2tf^5j1MmkH8t<89]1T37&ib8j1Lzz003AHK;%wU9yk088!$o#Iu8QG4Id3N03I=y2m,R+4hJF)#0;lUh5-V]HbEFN01k@_DK]Gl2rUl+j1MmkGcm[k9]1G_7&8D4:5obnGll=l0W(1uH2<wn",
-    "$N;KPLI*k<0y;Jw9]1Q234sC(j1M6+G5@p_iV>F-2Lq4yQVvuYH_.d<j1Lb7#)/XMKMw.p4.7+D011wt0SKbsBMJ4!2M,6A9t:3u!3hkf,y-H34+zfTKMxAE#!m)h3!Ci*A00QUiFga7s!Io*j8>_v",
-    "jE4_ft,JvNB<Y4Y;=Yo/G,(eA]Hlmt%t8+$w&fuM(wqYi7P#dh4+7.fSpvBb1:N*98GSJhoUH-1nEE6DISh*5AP%eoF9kF,py2<&IO<JL4#NQng7h2;fcQ)WtXl^65)Tso>e:5;3cdXd8(ldM4cXcs",
-    "1-O;V3=<,LvELvM6*&#([0I*oIRwXo4G$tYKO-6VG<SxEH!(H.0<t<828Z,/4x42*G&VM$o(B&B.BK%[/y;wVqeu:$$vOdZ3BgkjRL06WF9kR;03tXvf&vfa1M@n32)X+y19Jz!1q#j$9^6]H:j4uv",
-    "<lqQyux.ybgG_-:!Ak.@#SjVZ.@o6,mj;lo+HwyemG%J,2-ajC4+HH;1gHNt4x*)A44L941-FwF44!WU9C]b[IW#jcHKy>b3yAsw4%+hp2k*[U3Q,:hHKzFi0mG[U238HY5d@M<Ne:CX%:)k!93KKS",
-    "-@9Uy:zn^sxY-yZFg7$ZGLy454+qKi0S=M=5&>5,1;$fQ2Z+%G0[+4m1LXk/9uP94$q5!PAqvdt1P0paH7+.b<x_oL3p6.>w(.cF6tdAL4cM&(3A0uR&&fFjo8$o*GSvkG!4e%a]NIRF>OJs4[+$vC",
-    "qwxy>xV#Pol3O1KF@iQ[GBEDLItJ$84GWpz1>fXgGNn^;1TydPOaUhb@THCX9gXBV890vQIvZyI6*q[TJr5a$R6hwaGdXbs>jV5L0R<d%8#0T5I17ku0/4LM4yIHO3WX2^z48PHoViIFHpj-[2!@cr",
-    "8#LPY1P0Bjat><01O@t7C/Vgv>XHj=@2,R+iBAN-2MdM.9]$tx>yi9a:hc6VI5swnx,_O6Ha8p&(&04*gqLt10W(hx.G(ckE)O4wx,]&o*K,0w9]1Pd92hvO4i5vs:oE<ps+SHUI5)aq3cisX39Gj[",
-    "11Sl!D,Q&btrrKQ$[r5!!5#]Os9Od03l5E(5(K&TISqvi0nZEqtE_tQ/ePv]WCZ<Tbr;3T0U9_kCLa;txy)h)zX1e<1PPb_9]1S5>,>;5.>7<%<dXbVgPS%8[Fg@%1GxB110)X@=6feUQXdF4.Owr4",
-    "Gc$t(9]SmB1kVi(x&$8sHFE:DWCpPd4!oo,1l0r]8Zg)j2-0mX2k@>3$.QV_G&o(:1PbN:8#vq#5,pL@R]ofq0uGrA6gSlY1K[!q4#[8,Cz%T.G%=4NwZuFvI5L;FBRDg*0uKP03m*wL00@<%IS(V5",
-    "3ko$8HlqO<Fp+2qzSkZP8G[QhIWYhfIUF7@g9]4)GXM<xEjTuX3oj)&H,@%qGn]454+e(]88pJo0Sk/XS@#-v0UkKG0]ClA4+ZRn4g%KpY6B/A13Q+W4i5=r11&i)*1@,1p3F!CVF]eb9]tqo3nMu+",
-    "F%0wrC=.9O3l68dJpykPHkTC#&j$#Amk9>N3*@JhFCsB9z$p&_x3CEx2QuLb0EVmq4+p,N2<Id>4G$T,7Y6UsIRgj^1LSfa0yXEET>Z3x00FFN4-$kM1B;O(sTc#Z2;Nb;2cB*T:ChVnf+PeQ9_wEZ",
-    "dk*@>0SLr44*]2t0]Ajh5;jg@A09c1Y99bHvt9zK;G6Vb3W[n2qBb8xGwM7akpnT4h(8Xp1OSm<2fqXl1%YZTG&TSO&IBI_GT/8JHK-iP:G2K+A@7(FDjqQ5JQ6k4V*:[Qpw]KpRv0n:8!+KK9y$10",
-    "5-eYq0s[vCBM3nc1Kmg-4ma<u9]1G_7&8DL2sFEB0Lxep0YMlw01nYPD:gPl2RaV]$N:)zxdR;I00HMH2O.rrJ[U2E0S=MC0_j_^9yZ7U8#6)&Iu8QjJP!>#11]wKFaQau3LP,W0SJZx04xnb0HJIL",
-    "P7cTc8!$o#Iv)Z$rvV/UGiDevISYZ03llNe!WJDhu%[6fGT!c24*=sdGyo3)f^&9pHdhY>o<fV64+G5s9]1N17&QP0ze54Yp-Q5N4*-$88UvoIT::Qu,U%Z&F[$kW0wWI%,U%);HGn,I2[p>08Xo[P",
-    "03$Rsg#ruEF9wPMC=9$b0Se6I4+R$p/3WLY2&V)ZIKB<A&F5Di)&nuV4+zAcEDr=_4-eV%1s;<Dw@wl_GdKV*4mL8YRtNEZ2Nei]2pc!Q4/gb;00r*zR[-kE(TP9_Rv0n:3%;I8F)=%L1KHjI0]x*j",
-    "2tf^5zYi^CGBfc39]1G_7&8D4oLCq!;F$bA+yNLh01m$oC=a,f32qMpzYiY]F^VXD0XF_@HUJ+AH^7Z.0/*0Xw.ZTp4#)u-F+vAA4+6*m4,Sw69]1Ur0RSuqA@Qp=2(V8t0W:$c1[g7$0S:.pD:OJl",
-    "2Ra@DI-R020W)S8GC2&t4+N:SIvqE=4+X*VR^TSH7&HJ60KX3eRu2%q4-VNA2V),rHh35[00>Ph2.P)x4ZaTpp2jf(B;@U]1g<ek0wWI%,U%N8IKB<L1+d@;0&pHSz7H.^H8%hzH8KDwH8FJ@0XXw&",
-    "9]AL(UjVfw1]kl/4*@$L6%W.^z7Gbf:P#vyHogxB#[:!B1s;@E:uN6qGcW)j4KM&705Z8_0-iHM2O.l+,6[>O[vHC<8vzFdn^$3NRv0n:48IR9GBE%GrgsAe03!%N4!-ipgzhd64)FmG0,FICGXM><",
-    "&sZM.G>nF1H2<wnuM8V9LI*kz0:^Xm54i&$0XF_@HUJLsol6M!4KD#RI6)XV01m$oD:FGl2RaV[$N:)xhJ6aX(,Q>w39AYY)!.4PH,,TY*c$;w=AiV74#)u-HbMtF9]Ah30UrS_W*9O#48IQpgP9mD",
-    "Ff>jp1BTvSF99$#R2Vb:4+g&v4+(=!6$eZY1Iz&*0X6=$g#rt]4,+uU0UrZ0zYiiYEF^xS4-L_39^6+x2<d:<Kmu>e2s6JAE,*6yF9A0+046dx04Opybs0FPYXukpB<V9v2$cmN0y4l4AJ+pl[vHO]",
-    "$4oB-I5NNw88YDo9]k#^Yb@P]00X^Y9^O<72i./M6$ph04C:Y<9W;(Q3-6t35G^Or91j6j7%_71zz-4nG5@db2oo><2]*76zz-7DH#PAA9]1G_7&8D3zz,NT>zf/sGC4sQH2<wnunZe8LI*kz0:^Xm",
-    "54i&$0XF_@HUJKZk4qRgh5-V]HbEFT01m(p88Si%ZVv*$4.8OTkOMCPGB5xMs]p/3$N;BR01ny;0*Ap92Tl&i0U0zx2yPDpzz+@tW*9O#48RW)G[*i14Z)ZJ1dZNlF9A3)R2Vb:4*]dr16B>Zzz,NQ",
-    "00(0q0XBFTH2<004+E_=7yt(hzz+lFtTF-63Ev46HnPtl0wWI%,w6!5sS5#d4+j6H3IfR(4![pD0XZ/M7clRc3:h%(0_$E7$RQRmjb07zT;!Qg-kXYCjJyT]#N-&z#zF&:kU9;mjrC0*05$*x)Q;62",
-    "#9t1s[wxKahi3o:4+XOIO#vne=FR+o@+,glgk/Yo4h+.q3.b[AAr6y*P6eonX8-Ee3f2KHF*G^qf/&+wv-hpCV,A)*0NZE]%L4&(1sf@CaKd_K0;Gpg;%NL!2/D.P5G$f(1f=sT2l)6+9]$+<0WSk^",
-    "Y[Hie95Cu:0=OJ^4^t/@V*[9:0]dWg0l4BD4+O$v0[mY9Aq)GO3k1&f84m*2fMo:b@CA$@vS0+2[^/.#Ru2NYpeF,Y37qQ+2g,vEDmFNa<(u=*,472D$-Ma*jhs3G[u2)h(w[UJIFso/4)]aMip>c(",
-    "Fz#Fg[!SkXGNV:612Hz#VFSZn14JJgF[4&L2[SV<aUU/:zf^ux95IPi1GfPlHH5WE6E+(Mzf^bs4,3Cl06YRH4:!M6Ejcj&FCaNF00T@HG[02=P7=g82lBQy1soVQzf^%T1iw@WP7fo$RSW*$Pagp,",
-    "$@T2u87;z1y-T9+!fFn,10M<9y-T5+&/:+J4.o%*EHX0y1kwTrAqT])4+gwdGdVIeF%0no3AlhC9y!!t0=WfV4W]>wGk_cN1<5Xq4-H1n1r##3ODZ/t&us#V=gIs[(rpdB83E3LP#+06&29;+3o]k[",
-    "GVBZij^[LBuI_Z;l@BFsGB@P_v/[_7Z4UmO6auw[2nOMXUKcco+6M,M,2wzF1dH7u4,88ZF#shpEZ0-WH%kB$0oA,Y4+cvYGXMgn7XeEhH_-];0KaDs21=$*00Qes0ZS7(00,+-4vpgh2d:Ep4+<ro",
-    "Is^f_APwrs9s];[1I,H$0[N*Q2GOYr0rUkA1K+*[2:JymIWUjg2ng@@Is_oY4Fanc2Ot0#4-j9e1>zsv9S-Ee3.aE@HV@qPa32scxzGm:4dLrJ4#5ow%oz;DJ25ypl9UDl+N:fHaE#0_1)JJ/4C)RJ",
-    "&M*R,yc@E24DgW>1FIq*0XaGd!5]KY&H<936$>@FFb6*$0XI]#;-#DvltBXg*#[1s=a^#4vJ(#uqX8Z=/=rCCGgS@.:K>M989I]6AviZY2)=hv1$qel<G/J#2u^-Wh9wp<+^&:uI0&#I4us1B1D*&A",
-    "&E,G@KOX<yR2VS-4*/-W7c,sZBo6KZ9^PCA0Sut!Bmz;p3HH((9]$,A2V<*Nue^2U*o]HTvx,&<xYbNDH8L]H1gy.64;5S20^6uRO%Fc#m.$gfj:iQLBH[J]4;yUz1@U/Q0>>F>w89Guqy,,VH_.(m",
-    "01TW75-xNX4+7_17&!nAn+X#(vj@6bu;7zUg$Ecm01LE-6a$L=4+5JB4,umQ4*[DA6Esy15tarMIh5@O3djKm#!Uwm2ssR.%^WF91P(PAGyo2Q2;D$c3%2zY2R[!2R0x6z2&rEO]I0KF2!aV84l$.z",
-    "4+4S,9].x59^qGC9[<D_7&PGsE-%rQ2<*E]5-6cEJUIXlQi>K=50C+Z2>FtP02ed:8#tr]9]1T37&QP4f(a2d051VIH#rzN03J1$NCe0Z4+XLY4+2#fHUJE(odE)k0S=S95,$!nIHds(0fY$y-sFm4",
-    "pArS<ks1ri0SA-_2Nei99[<Im2<e7>7&HJ5g$V/5,xLew$Semy9]1B]7%:0^h6x1Kf*cPBi4rdkH#VsO3x=2-Qx6G/5+4ya03QH002ngn2rW4:hY1An#4r*tArCy;w<n[WGlHuOFOUH,Fo+2+4ly!@",
-    "2=Td0D/[*t1s;%802nm<42lU7GXNg^F*z7H01p6)2;M;u9]bhF1]I/802np=3yKL6Gyoq2GXNhBGo/9!0g4F]HdPN1n+61m2<2#C2zmz.2s$4CH-M<#0W:ujGyn_X2;W@OdJEQx5C/dX0Wwt:F#rpS",
-    "2<=Kq0^lv>2>FtIsR0iHiU^VHG5@+]krE#OHvkwg/;D(t>e/%jsx1-YAs-+5iU^W4H2<!x0W.&_4mJQ0HUJL::LecoGRHCutg[(9I50TOkpTjb%m=DaHV*:%1qjUu8#(g5KtC/qIWdf*O&.g+w((60",
-    "&H)FI0S;S11:eyc9]JXz0s*8F4+4OR2Lsx^HU^vKUJm/jI1d6<0,g0W2Iu%SAvQ2mKLa)^EOG;N%mx7C5(h-O1$7;,GXNh0GF%Zd00I8I3.oR=1zaBkGyoqQG]:STGXMug4+V7^12q6212$Y1G]:SE",
-    "EDr<,9]JZ39_;N*0UrT101pP21Rn!8fCnD_FkBWk(E$f64+UHw1UTFW4--]^7B:I_MFi%#3kzKi&/3Oj#Tf<83*HeEF<@N40WmrlH_.5d1P.l63k$*3EC)az0X9>>H2<2yiV=_xAuj>pG_W:_4mC8T",
-    "0S=b-<EZ:Zv0MjC3WqHNq[IjlGx7/:H-_K%4*_HC2)kb!G]@tC1HFF>0<^y]3D@::IjmL#.n0v-,mxVIKpz1yRS3bu0t:_n6#&yy3WxU>4)6jW3=J(!9yG+W6%Q$==&1Cd4fhc!H8]E0EjBav5h5<)",
-    "00OHm4:[ucOafjHQHm@eO*r/v4=fTWKLn5DN&_e98#w;U0XNhH7&HJ2qX@4X(-6/UG&wmKH_.c!2<=B<C;5qdwgw*oHUJnk02;-J-^HXm0S=MA2<esa0S/,G2K1Fn4,uON1pK);3!T*h9x.#30-iV_",
-    "2O.v.kSzk(l<kX,4%7kz[5^ekHU_f,0Wnnxfz$#EiU]SL9SHxqQ4ZJw9^PFD0UI%j2;A3e2snxf4+-3q5eH,riU]to2pu(w2>i8t01@9+A3HPvA5k%b(hM(/0W&g+2>FtL02eX.D:E_w1rGw$1Q-[@",
-    "42lU7Hvk>2GdUPI01p6)2<=G^EDr=;1]I/702nm<3yKL6HUJ+4GyoqCG=GI#0g4F]GgS@^n+61m2=uv39x;y]&E*#dA@c0bEeA:o-Rg/<iU]<o01BHn2S6VIF-y5aiUA9X2<*H^9]$r49]SU_0S93Z",
-    "ImVh22V<S42=lo$2p%>z2;HS#G5[YuHi@)!Q8WM>kpVUU9^YMG7&8DHH:d;40XF_@Gyn=V2;M.^9]AKu7&rhA0E!6[Io:i41,1qs0X6=>H2<nnf%+2yjR6k;loBrvGdZOJ4*@k=6Esy15t[^CiU]ws",
-    "6dp6I2Lj:D83!T[5tS>hg2)*MLJp/#1Jo,DpEd>T9]18[2*d#kxswY6/20IAGn5i94Kp[X0UrW0u%Hqj2[,<@5tI<i05bp;GU*5&If<AbzZ()T03SR!iU^W3H_/q=0W:hFNFNR]iU]a$KMuAf1Ayuq",
-    "9]AJN1spZ5S>FyUZw7]>P7d[3A_Y-31&ERf8#z<E0+.E^:.A3&.qAJ8GBG!>EdaIm7!L!sEeh@e1q^[<Qw6$;QyemjgKGvg9^73OEe9zN3bri[SsOXSC/xgT9^PIREf>d-9_wEfEk6o0G%)^G[SXH%",
-    "4+=#]4qP7@GtmJSGXMug4+=#]4s[-^HMT7d(E%R[HMT7dTpt@a(E%1U00%@63bri[bsq*fwk-0P0UrxFwk-0*2M,+40Twp=21Nww-0Fv[4)G8I$<nb;A@AZ!6EmNC9]1Eu7&ib8mFxin!NNBS#-Q-U",
-    "Kpz1$RS1p_3dgb_1kO+]12Qmx5,$!iFr<(:1vIuT4+)p45eG_Pwk,meViPs(6e/]@03J5-3IfW)9S0%@wk,mQVjeX(0,5nG2SpC,0unR-3avi^Ko0>(0vI@s0SW5n0R*f-F9$I/m/Z4zF*vCK3+d(o",
-    "0#gqO$g&a,3E.5O2V<SI5*RS]5gjwYS]c.#jmRnzI3W):z*+)c4=WsAACUnytv;;QH2;z7bOf_q8#DkP0XEbG7&H9;45JAH)&w5@H8_hJ01p772<=J/L/OeF1@h&N7&HJ2q6rf;jR6k/q6rTXr2!8B",
-    "q6s56FjWr@n+6j%@wJR201p87I0B5e9S0&06SgfVH!=PxiU]RO0uG7NQ3pUD0WgXI7&!n6iU]@o[[bHeGl_fx4l^6%4+4q>9].%74,uOu9yf[!C=R>f2rV/)iU^e)GXN4c01r6GS=[1VQHlu.kpaLq",
-    "9^YGEC=s-Q2=u&62bER>6$pw649o641DxthF99$)IT$wp9y85j1AtB+1u(V,9]1L07&HJ0iU]bkH7=7)Fp3Eu4ltzw4*@k=6ERf^5t[^C.Ix8T$=j1n=kD(C$qff04,:X6C=#_24T/c;g8_ln+Ytvq",
-    "4+4Y&7&(do3yKL6G_oje2$T[p4lp:W0Sk%/0#gqOloB5iFaRDn04Ovz/;E;_GKvWjHvkeeAs-+3iU]):nS($NkpYSc9^YAC2+BVjHpv(VsBs4s7&H9;42lU7HvkU-wgwnCISz=m1d7U09]btJ1]I/6",
-    "RTwk;3yKL6HjM!f1e6jl4lp&P0S=I+2<=6=4,uON1d0g<:/Yh3iU]VQjvWUg4,:X6C=.534vGl@u8^wjz%_a!9]16m0T;*]3yKL7IN.[i2#N>G4l^6%4+4q>9].%74,u3S9[<Q388qn#9yHWQ5,^kX",
-    "G5@,a%US]n4=fH.ACUnz03QxG03Ql6wk-n7GtDC%HNk)r6Ex9*0UkB3(*p=jtV.a/%*p^:%H.3KD+GmGD:gK64zmUVzVsXiA@8(iFEKPT03QT500wvn=DGYm%_KOLhg%Hf/PU*>9^70oEe9zN8>>Kr",
-    "IptR&H#Pt,3=z8:EdY!b2SpDW(Jem-H83y$0NND;EDs9NEe:2C95T<X7Bc>@MGp$mEe:<b1_kzv4$%Q03N+Cz4qP7@HqikVH2;/i4+>yO4s[O%ToyLb0S7D(3(+kOm.SIX(E%R,Hvj__mNP3iHC+z8",
-    "5CXE$90wu@ni2%;o(vBHItg;S1=D]FKLs-3HiQZv0W;(<GXM+Qn;(co=avg[n,T)6>6QFSr2!8H/)M&n2sqKn3kOUJ(Jdh[G5@dm[sIh@oC6N;3IfNX90wu[;Ee)5t[<IL0JBI3MGou&5-*@L1vLO3",
-    "IRF8lJqIEV#qcE.EA=Za4)6jW4m7C&9yqfS4++(_P#+2[00(3avl19Gk@gU3Grb!VHz5)*01r5aTLNAWP>q&*kpVa@kbe&kh]f+JH<zDxH#xNi9]1Mg1Q-=;0^P@H1Cjm+9]18r7&ZV7q6q]n:@<A)",
-    "69+&K0=$W2GgS+s2<=Dp0S=MA2<esa0UrP^y&DraRSyxH1>YLdQyMYK0Uk4r2;Fx]8wVl^645OI=LqzE4%7k;GXNh2GXNg^IRF;q01Ju.5jFrX2RAtYFAg>3sR0iHiU^VHFaRGAFaRF>GXNPd/;ES*",
-    "iU]Y2[2_%KArCl*TLNAWQHlv4kpVOS9^YGE7dQYbI5V-a9]1Mg1Q-=;0^F^;1oN9:4+1$DHUJL*iU]<m01DeS2S6VIG*uWg01Ju.5-%.k4+N]dFAg>0r2!8CiU]@rRSyxH1>X)-3xyRPG:QoVi^)J[",
-    "A@c1CEeA:%F:en5iU]XN6(0pL)B+Czwg;zFRU0]jyhH-30Uro7iU^VMG=qg#iU]T!4+)eK9^zbI9y9.cGdSr89yjGb5,/eWHUJMehg$+(4=fH.50L<eHXjc-02n!n2=%,E1]I/6)C35M2<Jl14HGki",
-    "wE,UiIXM>M01p6)2;NR)3ZNkeKo0@q1sF3@3W=B;gZFPA1Tl&U9^Y340S=F*2>rZ#RSyxH1>X)-3+xmgHHrxW>xBqIA@c1CEeA:%F:elv2;WNiYaazU)B+CzsRI^]01Ju.1Iw,f4+xYJFAg;2sR0iH",
-    "iU^VHFaQq@loB2>04Xyz/;ES.iU]<l01@9+A3Qh!4=fe1FOdN@GKvWg5Af.h9]]zhEguCo+b9gj+Dihkv=)dUEj&0ZGXNMl01VK&0RlJ#-<u7evUd!;2M+;@1puH=2O.m9EiW)OIRGyWH8cPjH-<Jn",
-    "wKxU,qC=b9$RGwa9^6]qEe9zN3e+tQSq$3mKN2(m9^G0qEday<2SpDX)GaRxH8^tPojV6C4-$1iFB_:8(E%1S00%@68@Lc;1U54O2GIcrEDsyhEiW84HPHbUH2;/i4-$1iF9tR<01nXs9_(E+EiW85",
-    "Fwp<PHvk7k9]t.K!_rh]Ff=p/JU->CFf@/@9]So6/syJhs67t4rU(xzgUUGqj.=[Q1M-X41%.yn4vN.V0aFt&,!_FACk%]6c@@XPI2i(qqXGoBu:uDmA09c6x&c21GC45,6*Jtc2<y8vzC-gSkGcUo",
-    "GcYp%6Elm!UM_eXIFGsk3Hz5m2Nf7H/mZSQ76iJQ3;Bh9Iv6$p3CtD-ska9U(n.$E9]1H^2.rw8q0kHlhpQV7<)I8pH/>X$27odT39gG$2TTd<l<tSpt2Ykpp%oN0n6+X9xep5V0WSeKFaQYm78*DJ",
-    "6E(_s4*/g,0=Fe+2SyHpasrzI9]bsr10Ml700[aP4v+3k0rspL4+!^d9^YC90SoyS0#gqOgCHLfHUJ+0INjqY4+Ex#MH4l).sBU[i5Da=IRFAD4Iu/ek986.ArCy6U<uWMH2<Eh0s2G>4yYFxHQBlW",
-    "3*rV30-vWVGOGj(.>QDW1s;%0IT$to4+Nm*OdB$,O9wv:0*;k5GgJ!Y2;Om14+Dx.4,umQ4*[.r6E--35yu7!.>QJfx)TlN2;LHQ6ElZV3ikmI0i-a.uLcGp3+4#^(-*%-#tQ/6k[Sm>4z(i=ERYKi",
-    "1%v^10XYB]H_.XZ)-$7<0S=b_dk+z)0S=M3s_aB)H_.d>/X(ZZ4*^-19]AT26F1id4(ACJGsX!5Ck@P4ks%T/ArCzEU:[L5fNC$Y0WmSRvH:VKHk&F7.pv)CHG_BiGOYv*/;M^uh6Nu1GC3GF01pHE",
-    "/^ZoVzEcN49]1H_7&8DJG@6w.0/2IU9]AGr1]JSHr2!8C:j<J#RSyx%1@O*70;h=v(GvmjS>aLQ3L7xG+XD[l2;C3l8U@W<:.I$5QV5^!5eH5P#0U/p:G%c%/MoPEhXWr0IRF;q01NF21F@^i2r%sl",
-    "9^Y070S=N02>FeD01pVfEeB)[;Fk.PGt;6Uoyq]Y)DtK(H>QnhHi$F:sWdV&I4tY_4;OJ&A5k*=ACUn!03QxG03QZ7q@UzM;_fV:6&NzE1Pty85-5ln9]1G_7&bW#;g.3*=cV^sLkB.)0#z6<01Lex",
-    "2:O//4&w$d4m38U0S=K02<=O_4,w1-3+<R6=TkpQ*%Jfqm-nXfuoVjV0UrV^j0gzs2=%p0A_rMt4(c<m=Ntz=Mh/Gq1K$/O1u^-N4+6sq7&ui7v9/QejR6LXVh)P_9^Y9A0SfL31m=;_2.[0F3A:vC",
-    "24oKb;g.YA+Y.x+rU4![%;T7S00JitArdkG1DmZD4:,MI0bUPL$7;T5GBW<VQ[10H0)R&k1:+]l1Tn&m0SbeJPy)H)9S(<S0Xj1/HZ_6d@Ah+,R0bjouQWeTGcquUy#XmUGlB*UtuzI&q*WX.,:L%!",
-    "H4h4[GzeY_3#_K@SqrT+AvrPtF9.m<00Jlobq</zG!AtS3#_L6Ine.R8;7@y95ymB(E%1S00u/53#_K@bq</zG$/VSTn@JaG!9%J95vAa9]1K04,2g[4s[O)tuzkN0S=qVG!EPc4--]^7B:I_MFfbw",
-    "0SjFYv/IXO:/>3l3c;a2GC9(Z0S=K;7&QPN1Tl!c0UI)bO$R>90W(zz$pIZR+=PWumCzavxDPK5GBu;E4+hJ;5f2Hb<EHe81K0u=Hvk>2IRF;o03JEYMh=jx5*aja9[<JGJ>Cj*4+YZ#9]1T37&ibN",
-    "INPcL3WU2F4%Y%74Kt]$4+Ge[5+4aP01pU[5(i@r%0;(MHoXxZIqe%0HX#x-03SRx,dG/(0x[dF0WSwRGw,]s0o8X7)C3qY[R0e&2<*Hf1Rnt_IT$qn4T%W=:FQYvfK3NL4+7!=7&27_i3tP3fgcY9",
-    "+n50l5v2hRi3tPMO%Dq5!4d_e2/BZB2W1^tIeHj203Q,L/wT<_HE$j=)B+PTvn:w/)B+y;H_.(o01TVd6#]qu9]t&!2@:&YIH:=,0g4F=3B#BH4+<jKMF(UKiU]<l01pPLI3hMMArC[UI4>q1HZ]L,",
-    "0WCQ+<4NvAzXTrvG^HtbG5rG!iU]<m)&vg%IT$qn4*,e<5-Xt[t_duk9]1E^7%_70iU]<ljR6k;lM*iuF*T(D4*@k=6E#&25t[^CiU^Jv$=jn%IRF;o03Q,L/wT<_Hg69AiU]<o03QW5)B+Czwg;zE",
-    "RSSv.5-g!I2r_c/52*nU0*VPA2[Zr;5tI<eHUJ0qpl/Tb%[LP<s]gQ7%[L!WH2=P:0W:s.2>FtN02nm<3&t1+.QfMR7%^]/3yKK@@S2VLIT$qn4*,e<5-*@0&Nl^<4+7!=7&280iU]<p03QS^03Qx8",
-    "r2!8CiU]@oRSyxH1>X)-8#&4W9]1W47&ZVO5-=E$DK.B69yaYt1LzbV1vJzG4+5zJ7&ib5$&F1CFyR9a2$T[p4lp:W0Sk%/0#gqOloB5iFaR4j00-l9Zx06QHWD,dA44$!A5k:@ACUnx<<gLrH2=OJ",
-    "IX38F1nepg1d^QqIER!.1La[a4mURMya5$AmBA7lF-x!41p/X&EC(VBn/LOeG&ag%F9SC,01EE@1q^^3RRy4#QyeqBkst-&9^6=[Ee9zN8/WmGH#Pt/F)%Px9].t0:Hz_P2zVbGHlQsp3pY3b39.qo",
-    "8#tgXFCI8B)BzVW00&498:1_R3pg;W7&%,Y8#1FUFCI8F)BzVY00&498:THU1_<hV4%7i38#bmbFCI8K)BzVa00&490sFiG37+_Z2NeK11]kcK5)(11j[zS6HaZwI01mwQ0R#9)3$2ea2S6VIGF2Ec",
-    "039-VssRrH*47OJ:Ig3mIWeUHA0aW/)(r.t1K0u=G5[X]H_.(m03Q/LsVxA%1P4M6(*hDS03QW103QK202np=9XHOZ0SV=U4Gz^/FAg]4sR183Ht5$42V<P45*ab,5g!0K=K%k1Ap=pb7au$@=K%cF",
-    "0;w)dKL-<]G2=<e4*]_10]K499tI5yiwOk4z#Sg^HaQqH01k/;1n9F63bQr@Kpz1zRTwb.3yKL5HUJL.w3q/85v2hRiU]du]27W=wwM72P6*><0S9Iu0XTaYH2<z1IIArVH5fSn4*,k>6F9]D4+Yf%",
-    "9]1Q27&ZV4j0qAr03Qf603QxCsR0iGj0q0_otOavR38yF;*a:q2;wpnZx05wHWN1;4<0#!AD03+(5e9orKUM5H8@mS2lglj6$t(V95IXu1Bz@Q0WdijGyonj*.^NcP71a*2S6VIGF2Ec01J%O91.[%",
-    "0Urc0j0qnOF[J;y0*nb0Ggc1^odyJx-zJxZ%K-w&H_.(m03Q)Jtt]qjryd7F4%Gq<G5[Y1H_/33Hvkwm01Au/1hAkv4+xkNFAg>3sR0iHj0qnJFaRGBFz*5cj0q0v,VP52w:Ba,Fd+[=w:BS9Hvk@z",
-    "0XG0I4:vN52>FYD/ez+IH.m-P6$t(V95Rdv5-dv;9]1Hu7&HJM0x-*i0S:FRT;arP0Wwt:F#rmT2;VpUXAcCJ5,$!nHl+a%0*na*Ru2)F5);9w2=%!a0UrT402nm<9]Ab9Ee.spIRFm-j0qDq@dkkM",
-    ")dC*<Hvkwm01J!:6E<,l4+xA24,csU3ycW<Qx6H45+4ya02;v<2i)3k4+gn56E:]04<0:&A5k=[ACUn!051.WHjD@$3N)^S4+W/VEH=Zu-29z_Ft9BS;$lBgIkf5o10f#:GU:bl6gZsK1S:W+a1OKv",
-    "0/$VH2O.m0EiW)PG5[]FI4^STiUJ3c0S;P81jDfi4B6ib1_nfGGs@UpDGv(EEe/=6HP0v$H_/3GILj:w)&U.1HOnmycpnKj%Pj(:lne(g4+>jJ4qYD^In<CdGXMuj4-suZKLj=4F#reE0S7G)3e7DJ",
-    "T=^AZ)d3eZ00&493e7DJcpnEf%@Fbq0UrxB&Mgk42oE0B0T(v>2S=VA>@CrLw*4IkbqMqg3b(:d1;IsS2%xeq2TvF;bRPsc>@CrdGMbPv2S6VIF-y5aj[ys-ghvFE#sUumtP(E,H8,UJ2VD-#yWR_4",
-    "ObojZ5-gJIDgg%pxYBP4gS@O,IS&Jx0T;s<8#jZ!0RqoA4*<qAH_.c)#[mVlwNwuU>5vRPHUJnk039_&ssRe<,wh7:0v@<FsR183HSXUH2V<S,5*IM65,&S8Ft[5Z9XYEK0hgX(59I-QssTR,F)%sf",
-    "ya6sZHjW7byY;LhA@FfR1GfYYIRdka9tTDb1mnB@4DsnS2S5(&1>I*t9S0%[&#D0fjR6k/jR>ABr2!r@jR=p=1p@(O5d8%nHjfDe.%VMvFwHXvg^ng/IUfNxoB.d#01J,=1Dvi,4*<qAH_.ch2;VN;",
-    "Iv)ix>yQjRHUJnk01J,=5-OoG2rvL24lt.!4+4(_9].u49^zK.0^GD[2%Pe71AsRVJC6w-AUFUY.N,3%ssR9,3/aqBya6u)H#gn]2#*OGHvj@q2%xMq2Tlp.2Ok7E/)3>8%,^Q!Kpz1yRS4>=3j4M@",
-    "1/sIP4+NYNFAX#]r2!uTH-)MtF-))]o)R5500Xq^0RRUB&<%[%y#WR^4+5M47&HJHH>3kki]08H0XG-p01l4[1izm-9]bV<0uKVs0_j;@3y%pBIHCd%2%Zuz4m35X0Sk@>0#gqOo)RAsGyoen00@dy",
-    "Zv%rj4;B+uA0IaWFCREI03VS7HUJ+FH_.(i01LAi9ypH)0/Cc[1]kZN2;FgB3CP+X2Tlp.2M+*@2;N^k0S=V=HV*/mHURrF2O.lT&H<9S3LgYAkO;0RGNu6=0yvNf5-6b^5uXwsIFJb.I5vqq6gJc]",
-    "2#_!2200%AH/F;&Gyn-Z2;e&*7Y>k97&rh9kO;9/G5G/;1vmg70X6=>H2<qolcFaBhXfA<kqI9TFscC$0+9(H2[8Z.5ug$b&6Xz!yN7TCh&K-AkqI9lHUJ+WFqzH*4_YTkHV2vn4,b.G9]](wEd[=E",
-    "QVzni0S<,O0R,Lm0sySb0^lj**#,k47%(3P#gtD2q1Xlk&0,rda^NQU1=@P3A@9UyFEKed03QrC02w%hC/TXR1((nm95m6z0tPi73o>v;2PqF5-Vm3FgjgamHUKXTF*e_X0Q(0ANDmv_EiVf:HUI$Q",
-    "K;f^l8[sW49yvJG0T(j:2S=VZ-VnM]I502(2h[,wEe[IeEe:5D9x_Md7c_F^NDm6(Ee;1e2Q/X/4%Go43pC*=4yOnY9<POCHvk7n4@0lwJcDd9Zf]mJVQiTTe,Jh;WH:fBV%::J4/hy.lI[f$EL[&q",
-    "]H:o^ABzDG)dBj,Bo8yM0uRLn@,n*g+7/HC=_xj.K*0+S4Yq.w4:3[;HM.KBXtaV!4/$>$4,MhUBo8oS548!*sXPw<;g.YGv4TktElviZ4G%$9A1pEV4G(y(f/LfG/mH*HUmqbY.>,<Ttb$1oAYTvV",
-    "1gnBc4-rNf5A+ABf/K@#4.FnR4+=[2Xb&$:4:Z=k4,&oCXb(15A1yKf4]ki&Bo8jU0S@X06Au@P!xax9Uk<3F!xax9U/Ohb,iap.8^bAX>y:Z<Bm],e4+YDb1>:ky()UaZsK[jx74!Bg9WnqdG%=4k",
-    "Hrnw%E-uZT0S=eb$s@V_$OZ!c!V3/smXQPx16(RAIL@S54,bQ/JO>:e2Bw/22.GV$3zE;,4+pfRLj/E#AP)qu!_+6Y9]9]y#AOA@@2,B#)<B0V2ml2Fw2;Rq*Nh1d3dq7n2Fv_m4!n_J4+p#98VQF<",
-    "3FGTQ4+P;v1>jNFBMp!FDg;C%2A!WQ4+HCm6&=CRKLCm76AuRb+ZPW3h5,bgg$xfD%F!zi3!^4T2FL=s,N>0c1u)!$0uKqTlL,$4j[gA*G6LlT5H_ju2AGrx4ZXe.4vC2-IyNv^j++Dp@I@g^2FvXq",
-    "1cjj_3yGZu1EduaH$V%OzzqcS;GO%[e*<cz5f25Hzzr2Rs-3bOOAeL54H7p11Kqd<3m7RaHP,hv2k7V$7&+2^5(TH25()MAAP$eZBL(M/0tn^iECl@o10NDJVhibj5FZXP)Rr]L1u_tb1P:F>!3>tR",
-    "kP#0GoUM2cUmpT7/:ifmO%HG5gJB-ZGx/d3Nj2#f4/UKnK=!-CDi3eG:J1Mi+2Rrpf8PQOsQv_I2#LBZ4BYq+2BPaK1MxZv+6DxI=dTP=INAmcyPX9Ese;iR9^jTn=F.FJ:#PS4hynZq4<%kwA0ROR",
-    "AIJeQ01Uwf0jg*RowPX%=ZGXh-Iw,W1JC:/4yXnPm)[x:aHs]!w*fc+EG-(1*9H%7&hrf)*a0%B1@#v:7Bv7HGynp=D+tw>6AuN;(gg-9(@F9K6b>T$2oN$Z42KsF2$^T_5i]e/R388>+V:C!-,4lD",
-    "J:-BQ4.XUKK>9sRIi&]5N-3c,ATt0T#sM.@4,C)3W)7sWcLSjs1H/*!Z_Fx/xdAjV01qRh8V=dX.]q&40s93X11.Um6E_I-4[,VgAGiTA!Wkb&Gyo4J#>uQ(@_mp]6FKS,4[,SfAC:]#03RSW03X!:",
-    "HUJFC#c2,v1p%o%4,uoR5*[;EdJN[_6$@k/0]KF(C;8)nwCV%=/5,GOyxt81$dzml.O6^(DFUGG9R/x+D,QvwlOGQR[DB(>r[<(935tL@3-N7=1lNiR4+Nw8EDs6A/>v*K*&q)K:)JRAfy><7Ez[&X",
-    "4*CKTHkP6R0-7lp3z7l=.^C-4kShbLp8*N#kSiE%/lU^Q*/Z-/LWz+p3]Rpt4fTlx1Mr&]2*@N]:W6d$/6Md7djTf_:iYu=7n.iI88iS5<H@;iHL1fnIWjRdmueI;&v08cHaRvlu&h4]y4q.6PXbg6",
-    "#d!n1dI0g&L]+0jHZ;gi!+Zy=@_whj=Q[mFhnFi1/9_l%0k7-W4TI;]2fd_c2=I$FrzjgTGYzfj6Auoxw,5pGB:>.n18fyE;j8:SgODo=1+ByoKL-_KLjVfQ2oC_]:n#qrvJe6=1w#tb:IxJy+.gxB",
-    "a]z-f2:b[LjRXYh*%A*7t>LpzG&.M/1C0X+(UcJl(Eob@jLlL21>zD<0*]-32eQLb3W=5.+<EU,;3XJB<4sCPfXgxt<HHbhET_5el05.$4*@(gF%HU@Cj>:sAP+zIJP#!9;p+TbiHrgtg#kB(6b=&8",
-    "LjvZD0t/D<4;M:!4.XvT2oE9U[Ywvr0nH=1/!Yi>@F8[0qH7m1xQ#0c/,y5VlJOH8IzR,P+e!_TxdRVVpz25uAII5n7c$a^DGwma0^msGmIn:p>5/l]$Oaz+G4BZ.7%%>/2On@Ohww!oA2Zzg0S]@(",
-    "<ChFRH2<ki01t50pI0xs0Wmr72>FtL01,6+8Z,bEGyn>O>9zQL1i$1Y4[(F]S1(a9H^DA@a54Y^-Q2fYi&>P:-6e@)<Cg($MgR=EafOLSAGrZE<ChFRGXNPh01t87xhF5W0WvV_2>FtJ01,F.8aDtI",
-    "G5@tCw,XNV2;LAWQV(&N7Y]YJ2>IlE014CyB[MXyHU@QG4S@252QoH,M+_&;6$[FY3k8*=KLThEafu2axdAr,9]AD]3)jIi4;V@ICl4aBzB_@Q0f@D94KM%$z1(6NFo>BkFaQe3uQLpZ3Im9tEe_-/",
-    "lqWAxGBJq;FJUn>01op#A3QPax;vArsJJQ*e_:#JIid*-!3+-Q/mj4kG<up>xdEXGFAgy[00H3$48ECi7C4_=3cb1_4xtGE1@j==peG+8GP*4fQK1PRay9;_$J-*,aG;nwxdAx.9^qVHA3Qby4.fjk",
-    "Mi06Hp$Q)jHUJSf02(#@7B&D1jHw$7Km=ahbPsX*6%SFM2>I^U00*UG4[x9eFS!9TFaRGAH2<zxH_.eK*TFasx&fdG4,VTe1IYJc8abc]7Bm0^/jj_]pa^w+Fb[G06%SFM2>J1T051qKIN4JfGul%f",
-    "IRFcinHCQNwWMPo05r#j1@4,;0SxWkU.AyV4G#eFnE;+Hn92;bm83EX)Y^9f4m6VOPY(mAqb3gy-f5:=3Al*;2af;CHZr2E4nGKPZ*sYTKnWrSqOA<J+m8Vs12enfEDoNn4i4klB>9tlm$U&KIh5^k",
-    "8!VIo4!q$C4.NaRKm;qCKo1Y*qzwnXu<erF1qqFE4*^-/2HwtQ4+!ju1@i11#sm)o!Tk[r3EiZ95,/PNo%K2o6O*k041^/<4+fgm1O&DL4-ZG15(BmY4-#L#dIdiZ3D:PW4,L,TEe[N%i7gKY=#dOb",
-    "Hv8%u4B1!_FlY^4[+1#SCdRHR4/Lb.X92]q1::q0ZxAvuGB9B@p5Q1CDN+vC)&UPFS@SB:-3y9phyf4Q0hr(<4/^6(50wU%-3y9l(gqI/l-9[2E:90KtP2lhkl,i^AE5_k9gg5A4-=3+t>h6bC/VCw",
-    "2<eU1-3y9&O9qk+4;a=LDKX=<4]s&&C/W8.0v/slA092y4i6cC-3y9rTo2>0[<*AM7or6Z[RjNtC/VC92oDPS,zX0(Ob-/<5)Tsg,zX0/R39la01tTb,zX0&xd9J4mJ.&d;%ya69b69<;B6I49bFHy",
-    "1nS/;4-SwQ5BUe=,zWs12oDOWMhe@cE*^#&.).w#5HvWeMjkTnqb;5t&ZRvM0FAsr6*&6u2Nf^.0SB6nD+r.GT;V*u2PzK)$.>e@t)&MK0.#bcKLwVFIt^H>0S=O(lOzuTK<RPlegw!44-^ITJqPi$",
-    "4,E2>I^Zh)>YelJu=bNvxJMc[!qNr^=+*lJ.P8!rxIYgG,tJNl1Ev2H3XY[,4j%:[1:G+S8xI8gkPif]i6[t-*#Qp+v,JfZ2s8eleh&q=us07A-,<PFl97530,Xc]z32)r1^iuJl<9^liUAJ-#;vGY",
-    "umuI&+advk)&:i)#vdOCFx8;i88*NO3%8su1+Km.4Ah4Q2eIls0)z!04mPt$0w*5@U9qqO4+Y>eA>1Z]4a%e(2fy>O3d2$bvjGnXwn+%(d.%x23kmkIBM$>#onZ&Xz*P:h0SNY/E(@VAdk+b.mJ^^q",
-    "H#e:X2B7*P4+yRCQU%bVB<Y7kQV#,G1i&F51u_j_J@*zl4+Qo9EeNF5dmjNf>8JA(PA)h!KMIzqJr3dA0R#3z4,N9T90[O.J^(n7HUKXdI5>pFE(<0f4$-d9PYF0HH!^Yv9[<O,0u(Yl4,E6^Cm#Sf",
-    "00);-EDr-St1bzlo>Y<p/KX0e4::ldrv(mP0U,mbt]]@&y8[;701oG;E)NNei4zqo/%YX%3>H1_0STPv6$[ezV-MGp5Dy&ujSUYE(BK9O,;A.b3YU#B0jd/b0+3n/u/*hg%De#%<LL^XGyJIm2/%jF",
-    "1ziipnK2&<IE9N64%!F<..$/hh7SW4Eif$AnjsGissTPRFg3@a1>tZN0uKcKsUr%$1O)1:3..Xo2Bgvf1JV);1C*R-4+*-Z1P+:]fdL8GmURHtJ>zdeV++6m9]]_tv/j:7nimeV0tb.)CJ#IFV/q!R",
-    "IfmW/4<iPF4/JZ,3$ytG4+Q0,E*LA5sx.^1*c^6yn[=L8#/t<!Q8_<e0WVK0GLZuhe^U*LA0acSop&D^H[1dbM%w^pN3(;]7A&CnQwQt;3$D)v4&:Ys28[*,$K3%2RR)sZ5e&@AO$z.FPY(p<x;Kj9",
-    "=g9lxx&jV:wE+o$3;BeA=Pmp^h@_D>0yguY4+0.#w7LNf%fAI5UowEd0WSnLF#rROiv.r2[.[GWwFC8,Ee55XYYzl-FBLU1bsq&Z:%##8b@9zS1.#CY4/L&a9].zu1TR1>HrxUT&jb!_A3!(&9]]zR",
-    "1Rp:$02nd/4sr*.1PtYqEe!AD0]VrR6$+;h4+7/zQv.@f1rGzX=iu,S2<eMFm;aLgrVIk$2=^<-wFeBu3kRF.PYLch2*7^S0[.ommXHb$2A3/k9o)MH0)PP<6*$]w1[=W_6DybNDG9*eJqzWO1@iB;",
-    "=-0f$WuB^L1dHNz4+h(wEe]1@*cl!$rUN4^IfDuh0ltF*2#*5;x_38gj[@3vF*g7Sw!sAh#g/vm[JCihr2>.(XbVdp3=L<7Yb$JIyaN+=zYz^ot>/gGuNNF@..bQYUz@vmG%x<T*OnOp9^n3BoX,Ic",
-    "YA+TuGlvlm1mOe+tJ,,F1nIvI4/An.9]]*)5FbD[03Ql603Sg)gb<!5k@Nz8F<+Hy1vCH]GXMj@)=rYv:ns56F$ku<4+f$T3d]^WCpgP0FAFO.03QJ]%qkxaGQyd94cW;L2a3inDKR#(x&aRptv4SD",
-    "GJ@4rl<][N/ZGT/ub*cR1!Dw]nGX$.%wrWYx5WVi&V=zrWoNnr8Y@3b84ly63j:ih0mUc[ytfntfc8NG+AI%0)UtOEQklj9FO&f]H>Rmt+$aDF3fw3WH_.kc03UHVxrbU0Ak6F!ACv((;JEyE,2xvV",
-    "G_Fl.B/49>4^a>h4e]F^49,mhj+iP9*NO/b6TvbKs;U5GVZ)FR1=wL*1(S9S=5.6%1i(fQJeIO24.YdhA0IK[EFXjcIq;Y%<(Bj$0tw!_F9YrVECtpP2lmQ*2AK*DmB3=dIF@XD5G*YZ1lXMu4+i*)",
-    "9^feJR08;2E)Ny[kpcvk$7Tci%pn5&1PyKv1&pv4888432i1@Q9x.DpeJ:q1G5@*L7c&42t:7:Np%NB1*#Ql,=#TmU&m0d0lZOuq(%1]MfB>DhQU&o99^i/*u<;=ntriC)4;UCN9uFbY2M,]A=#_s+",
-    "F#r!8.p&Qg:dgTO#k39&1ozP,4+QK68Zyba3kLD!YYvvBEdiS&1-y$=4+5_wCKNWCQ4av/t!oSa(Q6L=guf=R%mNPu!vPNOO&%<Bz6Sut76z2U5f2N_)g^w;8wP[2T=]HFp8*Wu1r3>)APCGh9]bo6",
-    "0)@k51ljd23EcS^3&WNV4+!R>Egu6bioZApjG>S!y=B5tw[s4s0R/n[1.2Aa3Z/go4>/A+O9jaW1muAbe,JihI50IhHnqZg4:nc:*liCiUJpmJ!g_)Ni_$eU0kXn,4:Yg:50wV7!g_)J)&:s=u)/!^",
-    "GE)yWzzYv#uEKi[Be4k&9j(H94.Td=t>iHddk,7$2<eUY!g_)cPX;w94;.TTEiwHK4]u4-dk-420v/spA0jR74i6co!g_)PU/QU4rNVm-8:R&h[RgDNdk,7F2oDOQ!g_)eP!BcW5)Trg!g_)lSRXAi",
-    "01tSd!g_)dy#WtCx)To:ox*z$Az%+0oWgq#Az/<)1e;Np4-%9Y5BUe0!g_m#2oDaznE;u&j^i]P#hC#eGJ+8-IX1R39yx:&KM61^KH!8*3zh+NMKp7DZF5>[r3V:r/9oVVEDr(gUI*v%E(xk<4-Yof",
-    "5EU^vi3tV$2nw4H4+HW;4Dpfy1<o=44urG.3&=o(2[.G.HUJhlBn+JCObE%@APeo(5)S4*2ZZec4E(qT0Y3uU9S-PJg%1Ps.OU40gFX)l&Vm#Oj;-hvEpKv&Z2;vf1HArT2Kny,4+sCiE(yHbIt#_+",
-    "2M,1KQ6B:^pgSK1G0T*99[<6=a]F4iJ@EZKlcp[Y36$+41eKE#4!Xl#5,i9A4+EycJ>yW>5,xLSudf[s0-$Jv2-ux*4)T,,1,,Hz4f45Q0,LQ619(0)H#V-U5iMB)h3o+i9tFh:EIBeA3&xKL4jlxt",
-    "1Rn<69WMtsGypFMG&GR@D:X6IcMk*SbQ3a*0_j;I1pVX$87$t,9S,>(0*F8#0yd-(2gHFd4+O<&1>Xpq38*Uw&&eMT9QVf=4!#8uIRFgb0t1ww0SEp84Tp6Gw1*E56>]i_3N#Mn1Q-_SsRADaHL!y<",
-    "4+f$I1Bn=_=/KanF+LtK00XoE5-r_[2[Hg3FaQdoj4Lk)H8VagGdTbQlTZ:lJ]77*03A301+]wH0zMxJH2<tq00o/LSp%zU4+%aUHUI=,&PW123,+891pS8z3fZ3l4urV^7&GSt4v,xN!_ISUfdK$D",
-    "2AIKV1fM>%9RQ#l4x*9;1cB,k4+G1&R0fz93zFk!A0Rl&rzZ_y!0-#xo4G3vuBZ(K=qCS3@KL]-tP28:y$24&0SA@>9]JYg$=s7x[>iLPmJJ3h4+5D15-6cAGynvel<JdDy@vQev-@k8HM6rP9^6>z",
-    "0vI&>9]AN000#%6>B[#wS=(2:4+gcT6$FgjIu8WD:J];R,U1jl039[^2ko&P4);wt0<;u&28W_,6fL)bJr6I2ttTG_INkynHvk;u011GsFAjqi0KQKz1voIp0Uro6.&gm]3o.a;0txG:77o/02EDQ!",
-    "4BDm#1cB*79]bY0q!kALmM-%4tg0s-3o>mU7&*lO4uJ-,#E1h8r_D)Xv]JWBoV7U):x&K(IXe#mngI>Ch0iD$Fq#1m0oDcuo_I2QIFMig9s@P)Uk-i92bgyYrSW7B4yML74+QWA1-v0)7+sBc3bv-w",
-    "5jX$;iGn!<8Ux$#5&.6[jsY.m3W:<B00s<ioDT@(iz6I3;$IR=H60%TF[GC,2ssYYBM6(D8Vc[LD+GgB3aNxz7cKGe1@VJW1M.xf4+H$bUJnPGAPCL<4-S:f5DK$d7B/8p9]SO!&-kzykIp6tzkUm&",
-    ")i4hU*^+r[z9]m><n#F0+XxQ/(wGhp0)@;F8N[X!6*Q[.d/CSWoC=o9uw<L(v:g-Oxf%(BZVr$h0jDAkqZJ3>@VbERkPHX<F%J&DaS6sB4bo_7Gi(lnxdI-_GuZ;V<yiDkG[6fFKc:id4_qh;s3#91",
-    "H_>:>4.k80BQZ5H06!x#I4^S]BQ!8L052ppGo1o2BsMkxFC-fP04zB&00=j$6AuHsb@Lz*i3.,;+JgfhOErKv4<Qux0TwcdmjW3wfq4&Zk*xs>Qmp%22/JBy4.VQX4.q4t3#Od_1-_LE4%cb[1qHKQ",
-    "3&fc]4vM*D4*Y%z>p/8GzI+d4ri^s.W&nRJH8EmgGGSr:4pI*b&_y(eS@S9dbPpVe0T0yy$aD@etO5>P2BwVy3(=J-48U[@E:90LtP2lgxO5L7p$QKhv_&+1U/PU&ri^s%:j<7CtaJ]]OAe<X4;a=L",
-    "Dlz2=4]Sk)4.3_b4-Y+u4.1](7;=Yq9$XKA1*VMx3!()Nm.Xng0t:nb4+)HP4/hX%GQbiK5rlLPGgKccG5@-E[BsX0xd9J5mJ.&c=m7j$Tn@!Wa^OR^56uLojRFhr1P^cO/yMMR+NBu/Aqb]80xuFY",
-    "GypFUHZcG#H8lV&G%=4m3ODp_6EOe^4wSVoB[wW84.(Yvg8:df4$^C44wtYn2A4<63pB:DEDtu7$AbY8Gyo3u5dz3!4+Y@VI]LyQ1gVPx0wWItyw(B:6%MBMMh4uP2;*=(9d5g_9uFFu@(+O1aR:LX",
-    "Y5.x84,nq3E)Ivj0T(&nya5i7.bD7%4,50fQU-j=3B2Pj4gI>U9]Sb[Zw_]UvkeC4pkoKQj%5q$S=^384*^g]4,T@cFb<QicosAO0.!Hf6fw-l4Z)5T43Fah9^G8@at[i&)&dU6DhI2E0v.4f0Ry%F",
-    "5g!LJRRVyB0uGfS6fLOcK<SSgi2;*fFA6y^thp_Q4l=:WvoH;^><o&R1E7oo2,;hQFAOm<!Hfbg3=FtTE-KkH37wBX1]Sa(mx+H51mBPXA0[%I(E$$y#=ovpva_M-!%z.ezO*$Ajo48VIfv6O9]JV8",
-    "X%7PDb>M=4ND4=[)MO4$4ySqqk/[89<Nonk1dwbF(QgR)3kJN7Mh@v0lW!kVFtv*VFGn#j&lwLX#<PWc6gW4U#t[Vb90-d%4-9LpFfR,:ID*Fk46dv#1MaFi4@A@BXD.XeHiGT^5-)$.HxK6n+M5vr",
-    "/jnF:aSsFc3l9YD+A$2wr!ND^tX&TW!M86IGyo2[cMhAI3J(Orw/WSkNggtcYz(s)4/u385eCKw4,3SnFE1oBH2<qm01@CE2M,6jw/W+SGyn-X0uMQXwk-oaG@puS9]1Q22j>w=59R_W2=crG-sFSp",
-    "2MOZ60^I0N0T(y(ZW/SVtr,sm)0+Yg#uNaSYYz:Zc<D/E1-OPO4+6*(5-6cE2QtKc1j6AU1FIYlaH7nE0UsbUtN#lhg8;>l6fYAuF#DMT4+E,&FBUf4:;-hIe+T#8I^ZucpfCi96%Nb.3)ROS3h5Lt",
-    "WHmUK3oijSH_.IHt^hSc1D6X1rsyso2s7vuF9SC.02(p;1c$6Y4+r3!Y7YhGk_a(J6ahyM1GKy=1ImyMA5Jvr6baf34+=ZjFCQK=00meG/oAIO&uR]@th>HTa5y-V6d!Xk051VGIRFRSu@dtg1JMZv",
-    "+sb(l2.Q]Fn^i1g-Q]i-*ZX$[n^!rAG%[o*IWy,02lVp;1:Y490N^$n1A)u_4+X*611]$NGXM,&4+O#50]ML[2bOOJ,:E+j4Z+$29]^1D4.GfZ84)pd4+Fv410M<H051tQGXNSn03XZ)IRGyKGc=DW",
-    "o_[@W4Z+$2FA6d,<%sT1Gu#Ou3=e.!0UTwK>YofiIWZ3jh<<^.It^@uIs(xc4Ybe+0@CbA64#wCDKR$Wg8:b)0Rwms1:*q=3%Hj94+nv;FC8)f9_3dN0SSSO8xH^.9]qd06%PdD*:Mi79]N=B0jDqq",
-    "/.EXt,A)PBnjsGZ%B:[=n&:YJrZx@>*2pyv6VjUmFAXg+Ngr,7(^w_tA2l@rA5t,.AP+hH&NUAJ=2HDa%&!3s@uk7>z@GC+J;+*z4.V^kAP*&[;-[U;$]EllGc*7R!:2k0/.6-bFf5[,6c28Jm-;>X",
-    "r]l[aNVEnINA[2s2dA>J4DF*72CvIf0k8uCpaTlCn0=M7g)%N,c.8zU2,y!EH2:iP1*qvx4+WGD6*cge6bf(yuf0]e0l/+11-D*U1Mal^4;OJu10PW^fQbYjDlOyq3J)FH1P;K+vI7>_-wm2nF#sP3",
-    "G0Q&*yQ:5YsoFpc%/s@5k,@BChXfZlkpT][goy$V2gtAi4&3e-3xmBG43=*[34-&<F%7[@2HwaK0:@903eX,OWH6205dzb)0S.tK2nCqw5e;!u57YyK/;DhN:JbOaEDr6;FAoLczZnk+:a_9#0W!;h",
-    "eIFh%00nFh2Fulb4+W%$Bo8CX)qMs(4yWS+2,nao4+FfNYXc/80x+bN6E6lcH]8z;91j^SR^TfViZBO:tr8Caw1Y;vr-0HXGsgi8&5SJtqUkLU7M!dm1/O,X9]kjpsXPaszyS&G1q5*q7WK4428aO.",
-    "H;=]=PX_5pa5T2F0^3Ms:0d7*F*1wUO+Gj@FaQqVtZP0pIWYR,6E6TWIR0Nh9yByQ.K9yb2(VxoGw%Tp2eM!SgxMhpEe@:-U.l<.Dh_fx0*^Ee8CymV2fAPn4c&,R9]S9)U.lge2oD13nJ)pH&.O)4",
-    "4.DSs2;Vm-4j47&pA@TP3+fRM3#y136gAkN3J(Ik<MQ(<.!KKFs,jj1p>FzH0EQC^7Twhk4!dCv/n(_[:S+$P$^1_3G:WZM1pN&Il7%o1+W@f%s5JoCVh.GM!v+r)tCuhbfdmBNTMr7O2;O3I4,4*H",
-    "1xW(1T<IiE7BQ5nbq<udtt1Z&@LzQTGFJ>wpCka[Uk;f9UJmJyEdru#4+x;6C.ElEQ3[1E9]SqEtT>dxt==6&nh>5WvfgVvFfumm7Y&TsDh_]gf)=;)HP(nJ0pr0Y1lKwb2HpV!s=$]6ueA*;1^!+r",
-    "$=-Ju,;J]c)WQ^DyX6WG2-l+)i;RkE4[zV[77Le*2naO;iMT2QjPh&>-5-u7H!>#a6#ym,>Tdl&kcTJ);BOI21c@(a3w9JY*a[C3b@J%r<Gt>lXb%J0:;$Z=X^9$y1cu@c6E[%^)d:sG+7Ax>+s7vb",
-    "*VO;J1)r,V03!_O0RVLZKo1SHkv.Nztt1pPw*e0aavumW015f-4i3C+0IdfGsFfxG@eY7G1hj#29]Sq%x=4,^hj9+4tRD!_:Rk=6*5;fgo1g&%!0!tJi1^L$j>C&ih(Zq#zUvAJ%h<=t2m<ye-1C/)",
-    "=^JFA;2JPL%FhxG$Yldp1gO_o4+W,=HUaVZN)Hmlo(:4mfK5F#EHrWyGr.A>avu#f=Uwqep4^D(,p4/:2aW*>:oNr20RcP<0@^Yi2!Mqb4+E==5I!.BH^nMps+;:GBn@,U0,_k^1L^ZF4.)Ak4+ic7",
-    "38c#-9x]+#3Io3d1fS$04+w*+Ssw-8./YAm4ci9<ztBbki2(@c,2o2H:kt$%xttmUCl3X;10Mo2pTkB4%%l(t<qq&Y7X,qw0S=S+%mEF*vPB7)lnM>,@Q-EV1u,@DZ65;Qg9HwjzGM#w@^q]KtpyCA",
-    "xIP5Ey$T1d=%V]-/;MdX1P:GN11u[tp2QOpIqbIv0;Lv-4(kB]l]ld:4*]Xo4.C^GFBCL^j]vX5kO_tq00iOHArA(.l>UVP0S=x41sE_>95vtgAqI!od./&H0+tL91&-Yi3I6T_4Z([L4yy(P:I<F)",
-    "$q)^Ll-#i&o)iVV0RUYA@,37M0y3S.834Zu3yuyMG5z2s4)O[H9s%r@B<3>:4+hxTDj7D3[Rsump%x0O1]JVOzXT4G:j<.;H.yfk9^hV21qhg42hh7D1m5i/4+epv3Ip<jBnZ0-3rYjZ1r5,xG6a[>",
-    "Bni&;4Gip,GzHDuHWM&M9[<M_1@[-T10OUq;F.039^f$wt>lRs.]iKpHO%!2Pb4!kH974J4+Yr!6F)LCH8tM]1D6#Iknkf0nUPg9H8V8d0SoWo3JBi-9_wB>2n>J(BLip;GUyE,2Ql9SKMyoAF#rLT",
-    "EDnMC4Gzzv3I[z1/e2hPhy;>].x:wV!2^XG01Tdi0]ef#cL/%qI^Zltqb(0Mz629903SOs03J916FJ,g6EOfE2Qa.>A2Bol6FC4M2[Hg55H]omIV:[(BQr410TVI+3Ge]3(vm6!kO2hFkPi.lz62vP",
-    "H2<wq00fc$4HGbv0Uu5]z61lT4lg/1H<*ZdGc*7rGc=DcH_/39Hvk>nFaRSoHUJ+8GXO6SGcy1Iw4p[0z629D024U;95;>IHvkhj01@L/A1gHgBQ!FbPY%B1F9g-UBQ,as5g$%Az629D03SLt04+2y",
-    "03$Rp+yN6c03QZ4z638YG&TSQ@ujQ@2[gV04,lCWE-KWtv.L&Y;g$9Wo-(eYiANGM00b!%G_B!j4/la^6FC4LH_.tmrz8ZoBo9u$1QIy>FFP]i039[^0qGeD+:v(/2fhR!FfsrmHZTAm2sHpN4:UCZ",
-    "0G-1O4!#5.H8E!sGtU7WGQI/<*A<iX#xVr.uLmD0Ilcq]t>2SXn!ySQ*N/A(PQC-qF)>ac4;DLO9yI=_jR*-kgm(@HzXUHaGdKVfHvk>9HUKXWH8B7>H!L:*0oxY@pz]gQ]8<w6o>iBEM+B0%5DzT4",
-    "76rnWB<Vb21nW!@H<Nl.A5S-H1QRm/A3HGs9ykC5*]!Q5Ht#hL2fzdmF^W57fbb-@3BUvo3b>=qj0=]Jh5@w%GYIU3XbtoFH3PX81<NIJ1lfiP4/lPC1=m4+9yY)P6E_],1E3HuPdGHd1OvMkA3HJt",
-    "9yS00<d633<OlpizyuF5yA_rjF#sP3H_/3IHUI$I/spg:1Qa)C1L>bC=W@/ZH=2l0sR-z;-sy=aycPwQ@Xmm#785rB6FH&_FHbo!zyuRF01rF879KYM6E=<OIWX^89]k$V1TQf%HUJYi03QiC03Q%J",
-    "00Drw7Y<M$1eS=d1MLtBsn,Pv/(.A#z7>;D(i0CXzZN4nG_<yfzZM0Q0TVd<A5S:J1OvbpA3HGs9yb6JHvkU6!U>(,1P;L578E(>@3oNiFu;:L4mZFS0;xf94*,^gBRDo>6FATT95/xP1Hl#^I50:A",
-    "iIEBqE5a55vIP$ayVME.wc#cLs,7kfPQe5tGBE%TJHi$oH_-_.4G50UXAcMYEFUW]00U;QpmGlh@79p_H_.09.]YpS@YaSV&-b)Q01Wyp1d[VZ1;mI<%J:HlEW-KAn4l6KIl_qdIoGBE6EnSIA5SvD",
-    "1QRm/A3HGs9ykCKIo$ySnq;mcFu;:LF*E/ZIRGCCG5[YCHvm34EHV8oBsMVnW)m[d0Sx=t6FC3@hvy_*,+<#QE5sH6vIPQQ4#XA#,U]us>d*X(!2]/u79Tq:03JC2BRMtk0uwj<9]t$V1RpRk02DEq",
-    "M,K@AEFTFu00xi<4&^Ns0,lf=3eL;648a5wHvkhj024R:A1gHg1jdUI9x$s%1l,=$1H3=$Pc]](!2^aG01rCF7A@d_nL[HmG2H.ZH2<C:f,N5_FaQ/d=zlp&3Bd#(4:.q.i/#pg!2])P3J(UPje7#k",
-    "@y:MS0Rt%jMFQRH1@jO31QR&@9ykC18wvT4dk-=+1OmktKRYowIl%,SHUI#!2MN[sCLaee!2^-LG5@g-j1nISHQYlV0X1D1GXMpfsU!v7ECiHU464!r1FS-[$Kq<aw<3krrWp;!+VWr&GR3!e1._hI",
-    "95T(,3LgnDf/LG0pJhBZF)a173J)2bs^UaoIDkAaAT2e%M+WTI3J)5m#^)*xmlh8QlEO+0<SQ6T[Q<:JF*tn+/K/)U[w4t<3+[mn05^f]/K/)2Q4a&RmkS:QG@mL)lsXR><YxU!!1W3r9yrnh6Egr8",
-    "Hvk9SS>#LHK<S7c0uLI%=$HX+/z_K8h=,j>2o9A62KQ(UsLK^wvH/I#z7Y.pSp]^(Q4X0[2)5f04wG3IH@rAQ;AmGxgTF%zmxmDqx/I7RzfKPZiPbR.xy2F:BE7l>4w>XC&q=OMHkwrk-F$[yv/#%3",
-    "S@6j#Ne,+^1-w9J4.MG$77qyYnhOh<lxhys$qEk.p-HCpWD0^qMh>j*s^TpM9uA%Y1Fc#bGqD8%m>iH50US4&QyDP-3yKB/y=at9D.3sA,%.vY[Xh:N&j.saVFmQP3JSGf4fUA]4$lZL8Za@R4gmZW",
-    "1ULc=9_m-94izhl2oD#<oe:WNz3&.yHZ,6PA0aWX1>.WMKMu;b0hKKa<9b#_[Q;gL(^W8cG5[Ph001^,6P=wq1vu7/5DwkS5dyTV5f3$<4h65W0uLS30s-FX4+!J<NeQLuY!3s^0v[SOpbh]60yqKp",
-    "UH^LW2aOH]p8*b[R0R3c5(a=kD,OM.8V2G42#(nn4v;J]0wEs,Igbt[GBf^R:(&7T-oEH/1vbrN4UO4GA7n7kV*]/dA2K+#4hZv#Q4Odd0<woxtD$8d12DA;A1XBf2aod#36uc]*6UmkC$$a)We,Kv",
-    "VJ:WMu:vm#F*nE#Dls$M0So$Q1K.u0$PNas6b9DM94]I7H=_kK-/5@O8]oPd=p,:p%nJe3B;zLTD,Q$s2rn8qFv$)8gAN2Z0uUb]Fv$)t6*)KM91mmM4i6&M1>-x*V,1K50nrf-4aTPn0KNqu1vK0a",
-    "CpR;!3)O@S05^g4+zu^SGBEla4@c5RFCi-500)/WKMt3ISOU8d3EBU64+G^[9_&>54g.=U5CiOn4*&/c8jl;nGW*::4dz^4.M0s!(q-_xqgM&>0WSnHHG&TXu(mx91cDC%8V-h:7X>%K5f2EUlMx:%",
-    "H.KL;W8Mw_%-h<]2g%uE4,U>,3jnZW4/LUb7c$@_36uc]>V]1cC*BSOWe+ry9S)uXEHgRF4hZ^.3dsQ*ImLG@2Qf3t4hFgNTmzd8A2_Uc9RtD[4-r%r2:RAP4Z8_hnidF-p(>sq)CeydH8[%,G&MOa",
-    "I06tK8#v1j1h4<QuK]/D0,YKU3,[.=6E&Y1F9S6*[Q<5aGPn*WH8TJU>3ah>I1dxJ4lkMkF*%eS2+#C84TdfOloSsQ$FvIoksKczIHe8)grFJ&mZ1m$2oDF64h5e94x[<K2gCRg1oo3C4+8zO69z*c",
-    "1UHfn1.tWB4+N491k30b4y_L/1F=so4$@d;1biQSGn5<4F)#oKn6;WJ@ga23Gzy36cn*UI0H]&cDz**:ly;b_0SWM<L/Pvn4g>TnNR%B8u:v0lG06<oHaXk<2+Fl51Dy=J2gwcworMwu;*$(<F>awx",
-    "zZ;%9>y@j:01eCw0[U7Aq;kPq1NaCp8#6Y=4m2^2EI0xXA0al$4llp_GC7nT2.hKH4TuZ=<fZ#8ggy;C10Mx2+zuu)F#rsW!+iia4,;!DFR%eKHIy9@Gujso)G,3EZV2CwJr4u:A1<m+Ht!At(Zm<8",
-    ")_N:o2oD:S9Rz@d3mq[2atG4QKLO];4*[s6G70qo4*/.nJPOl.1s;<Bf)6Y-Hvj[W3Ip;;5*[=L1o9XUQIs77)Itw3,VO+<j!O,kRRYQy4+qbQJ>YDQ4/dgd7Bje136uc]gM:a0C*BSOWe+u!9S)uX",
-    "9]tqb4k.J<$pI@hF@)Vq9]bkb4hNf-JOt6P0UtgylpP,)G^H(qG&2AmH2;(Bfe#Zhjs>0[)CeydF*M5#G%+.SI06tKAvDVlFR%eLHIyAAG&tN64$%t^H2<.yIQ-;,1Cbyf1u(@)2-0bg01XSc4j&FM",
-    "#z+L30S^r1lpP4=-XfTW)B**Ti%1hRg(<EdGt:eP8=^lmv%G5qmAV%I2oDI74hEptH4f5z1hMBO1c&)Y4yvat3E^^C1v$1z1eJyX4+XbK4(rEZ1iJ7w1Gq:oH!uJLyBH69lpQZMGco@aHSq,t,ADxQ",
-    "wh[/J:pc$x,AErLGXMnrBo43z6Ey%6HvkVP,ADvw4<i>94zU6s2Q]qK8Zz7g95myX7cU4lG06<Ep7T%xoC+U4HIyA68a44q3Aow]4$KPyfqMv]$tw:6>y[i:Fgfu=0LG#v1ULc=4-/AG1h4<Q!vT_X",
-    "BQ@YP0S.<=1ir9H1+e<:9]Ad$10MxAgh;kbH_.;ktd0TzI1dxt4ll3)HaC.V1l%MHhFt@Sh!X[(sA&M_H4g*l0uLLPNg=-f00Xx1OaKTE8.ZUcsgyhpq;Kg[-Qm$w#D>Z#s!0g,0WShGF[()i=>mtB",
-    "2C7LbH#q.kHpU$Ts!1+5F#rSd7!N3v9S:&S4g-<V4Tg*)1l=K73EqKf4+Gu_A1XBf2akUVlmQ5r%R_.,hDiiv4:Xh/4xR!p2QoLy4k.7*$pHiA-V1@04+!%^1.1Wt6ElknA3isf9WNa:Gynv>$rlcb",
-    "U.J94R]LpG9]JSg2p/0a=GE:R@9^me0uT/z=GF1+0S_PKlpP4S:pu;B3jz8H2:FOC9]AG@0xtzNG@J2YHZ/eRuh.I(9uE^YNH3ZJI5U(T2%NM%4zMu/gT,$XIMf0k12+I48!)8_1HhXH1Mr>o00.8V",
-    "k@4v0)(b8yIFb$p>]*Xep:YkmNC<HqF9kC*x._],@8=K;x/1TIFaQL/(.cMENG:<t00X,i4].dx4:!sy0-ekv2+6uV2:IhC9]JPB4i6[ZNDm3U<Cyi<,YX9%,be&x4<Z.84zU6s2Q/]WIWssh+yNXl",
-    "<kk#DIRFFMVFO<4J_J_plpP,)Iq=sY!b%/F%nJmK!3qTbK>3G(>y@[xH1S9P*@W-tI06t4BJoHs!vQ%nlpO@Ou]Nxm3.s*NJrp**p#vWSGmrxx1v1.Y2l/NG01XS/4j&XWgh;-20XaF89W*mAF<Plv",
-    "/K/w&D+q@7d/CTrA1<m,IPVS.H24An+n<#j2oD-R9R#ugEj2W$n*j&#/]%*)&L9n[NeT4.9]bk4Nd:=7Cl3bAbQ__/$=jHN+PeV*&vY*ZFf,6^4/In2PY,3>4iq!F8V/6BN&:qn2DIo$F9I>+h)EA8",
-    "syYPdFAkvv6Egr4GkFgvh)D!x4:gt<4xR!Z2QkeKDK$CC0UI[-NDQN#cngpQ1evn]1EvQbIWd+U0%8vv=+*VTvONyH3llK>BRDX%0^lh%2p.;S=+*Hfj!XnN0uT/z=+*J-0S_AFmK>Y3Cmu1/3k06C",
-    "F$M3+BOe1b[Q<5aFuD#0)Z@BU4GX#s9^Y6&NCcVz51Ij%9S6edMhwNW69:ZnaT7V^A0Gob052OcHm43EF*pDLdJroJ4+oSE1fKyeHZc990SCeCL.F1dCJntv3F84D0yn)#2hXkp9]kv,4l6M,00rZu",
-    "0Rxo]F9k6)03UlfnH;@OF*X1OsN6gZ*!3j<$AJtEtbq&-xegyHGXO3zIEM%mIe8N@01qhRNCagMNSPfDu:v0lGt3StGdJ7-7dQ4u1KKhV2+R%;GUS_B1D==XIWw6Z0%8vu@v;jDiwq9W3k1ltNCbpJ",
-    "9]JJ=2p/0T>DBGS-z.NJ0uT/y>DBV/0T03fnH;lEGS<B+iwq+(GLQokH_.c*AOXC&Iu8ViNi#7yIRFAD3W,SoI1dxw4lk>%GclPR2(RT#3)wLQp8G2Z[-oV912g9W4,TA33-hBUHuwS^H7pPh8]0Az",
-    "1*M,p9yY.R0R*btCkDf.H4f:4J>z-!F9kF(ut<^l,U.%_/aB&%GU$-31gEb71nH3h9]tn(/rRu]njH=f-SL3umkbXG=r^Dz/9GC41CB@>B[2X4c=)*P1qAA86E^GeD2>/4We+u)9S)uX4f[w3*%S)N",
-    "0T(y:NCVe34+zc.1n8nD6E^>uA3imj9S.C].QE5wr#/ptU-;W*2.Pf64+GZ,9_wCONDwiW!3P950uUb]GR>Vkt=qXckpT#f)JG1_3kB)gKm>4o9]Af30xtzOHoFcdH#YzpH]R(JI1dxM4lkVnG&h.Z",
-    "6*S&84uYKw1gWqF6E=8a9]JYi0v[VPs171GGynqQ<Bsh>4+xbG1ohzy4*,;90S1%OECl/bDGr.I6$s,2F9I]&!$/40/=!5mIsBgi4DOKu1e)9/1iRl)F9kC-&WQpKdGC.[0Qq;jGwDbP>q9h2xef&5",
-    "*+2xkzXJ)Ff&mA<m-nzfxehKhFtY=[F#r/e01qhXNCagMN17cDu:v0hGyF&csy7MT0SLT@83Wfi4+zW,1hwf46EmL*A3isl9WNa.GynwjS@NQp0-<U*vZhuK1N#Uc88,Y#0*j0S1ULc=4-/hR1h4<Q",
-    "!vUHd6gHST4T^r[t2znr@g[)pkOMCTH8kH2Cp9$y3z4G+05^g5,wq$G0XFZE0SVHq3/Q2e0-<U+sh4UG1Lp!C8!++;A_iAq0-/Hz00.8onjHkLjRGAw*_0+=vF8B:=w_%b(^H#g>5m*iG&HtJ1hw0F",
-    "9]kpr4/gk>024RTECYoPF9kF/01sI5kpUkyFaR>&HaCqu4dD&^mRbq%n@#dOnjIf1F#r^elt_Db0SWQl0S>pYNd#pNKAIf@qMu;7fk>9AR_a$M0W3H.gs&4H2s6$O1fYN>6FHs<A3iyn9WNa:FaQMP",
-    "S@40G2e>.PBQ@j,0^lh&2rnBmIL-0.GdV0c0uT/yfk>4aJ@b._njI83:>raL3llg1BR4d]QXc_][Q;K:NDJoz7c-vK3-+Ef05^g5yAB>n0XOoI0R=K>9XPo$0)RaT(4Zp=1MVL$8!]Yk4ihuw0tBpq",
-    "ZXPo7kpT>DQ7$+%t.3/k[fZ]8,s/Gm1n]Wa6gY(m4+6.Z2fN<G9]thXNGmlq02DEsu>*,0NG:%v00YAq4]]*)A2K,aND0om3/Z!]0Mh_qu,O4012mi+4/1^04+i493.G%+GXM@R;;<j:IQNkO4zU6s",
-    "2QkhLDKt6U0USAkNgoL_00Zn[1d#(TJ_uI(9UmSzf/LAYS@Nox0*68fs,Hy.1N[gu8!.M[4m2<0EI0xX4.dp]AHe^Q>mKez/:2#OjSK+zHVOZe5FZ0IkOLnDFyRgdjoA]b4GZB89_3c>NiVPgIW;Re",
-    "6gi8W1r6UZ0-NC(;4V6A12r&%ATJv*HuMey,R/wn[<Yjp2oD:a9TYjay$TKU*8vF7ln<1s<Ino]NeTA:9]AbMNeJ@N9uEh,Ni8,vhz^Au00O:A4+,)3We,06kpUkEIiDRL1TX*^894w6oTm=Dndbon",
-    ".XR&zH:;B;1DZ)6D/+[SIRFTh0SWEA3/b^vNgpdY[gD9[IRFlx0v@u6(GDpxH=_72ffNgi!$/PZh)D#kKn2p_0S=O+NgpIQp&bHa4-$PF2hp)t4y#^hGyn=cqkRtC2rnBrIoR>I0JO-p1ULc=4.U(3",
-    "FBvp2]B(R;8o:<9SU95[Bs4JgMGo5w1;@Lz6FC0<9]AW39]bu0NGCWr02Mfs*C7QS4,WW91)2dL12onG4-ruzA3Zpw9RN@VUJTd*Br!ANK<Qjg1O5yI-(,A#12Qw%0uLMMNEA4@/0F6-sy+#Zvl9-4",
-    "j1C9non@:zuO],#!,ablGlrH*1ki;K4C9p.1MNEx0[Vmp149oT[DcP)D=U(L4+[F^K<SA&/r[qaq!J$kH[A=YuV4/iwC4c]$+ZasspJVSBsMeKr2+w>/m,xZ,sS,dk<5%/G>aQl9]JL%jR*i44,T#7",
-    "0S:C%2Ln>O4!q;D4/T5$5)8Gd2oELcqXI7>HZsft3%9ftBQ!bq0S=a[jR*i84,e1+4w[w,9]$pzjR*i94,n^B3+;,a0TMXn;,T$C8#<=iFaQqUr)eJ$IJNHz2pAJB&%!hzH#r-x-<bxgD(eF;I5[$t",
-    "0uLX(1@[-=A2cxlBQ,Dp9]bZ1A15*ZA0RT+10y&$y8[Z4kXaKlg=fKDHH@xV/AjG=D_JOUID/#lCF7w2FElnV>68I+kOUtIF!lx;A^]0S3NZj5Au*x<6E*,GHUJhe01AxYCkBh5Qw*kK1-T+12ArW@",
-    "4+WEj1Rn)7[i+lX1BTf;2FdjS49:YQ6Ev^!Jqnn@YYz&vv48-*IpEC*6*/MNAr5c[;)3s61UKd00xt+OHov>^2=bVJ00h4s7&HJ1!G/Zz)TU]z[e<5u4aSj12f3]S4+6BYfB>E#xEBuxx!VF0Ie<+a",
-    "1oH6*3,yK*3d[,vl:IdWugPc;H,&-qA1O4+2P85!&fFUxAT=V>5)(F;:-WG&InoLeHUKXIFf#xE84n/R3ItRS7:=MjU=b8uBQZG60v]Ovn+g*+@T,9I)3pi!9S.R!3NHyTG5[YUFue=EGXN>yI_fx)",
-    "030!q5g#8g01+>&Cpa;zFDx,QiVhPrlmZ>gFs^Xq6EO1wA2m0<1>Fc;F9SC<g=vmV84n/A1>V;OAl3r[<cRS+2n+EICN((#6gZ250v[]eiUS@bFq9D>GBV<!0S@3#1[5_40uKk#lL,JF4.Pym9].;B",
-    "@Az=H4.V!j6F2^IH_.$l00r+14,LQ&2J6Qc3c(Ns&nW;$n0pTvzYqYxPX=u25DA7N2(gzKF9tF!+7Jc1&jud>IouF0H8(H,4++H(BsVwYB;7nD6AZKr0/eo84&D$9&Z7hha]o:z2--#J2cNe,3mY:w",
-    "Gd8Xi9]tv:5eBa80TL]F+6)f]nh=lN1PH#^Xaa%n2oEck5h67.052ajHrO8ovHbxbG&R).BQ@Yv9]bS_A15#X9_Ur]5g%eRrXmE8#sVKTG<J;&HvlgNI5+;R9S.R#3NHybIRGCbIKT^PH2=C$I_fx+",
-    "00O<+2N<q8GL[h@H!^bzH#Mgs4/ku6BR4jb0v[hY=8*t#01q]hC.K6@e*_7u2oCQ94.Y6#1XK;p)&mnU02;v#4JI<*00qC;2p/ppiUS@bGL[h]GdBPaHK8dZH!!mT4+o(s038n=@UW2gH2<zWH2<PZ",
-    "02;r*11B:%02DOu3/a*K5fn4mAs+@gmJu%(HaP$TqWNwuHZhhF2%U%+4+qMLSQatDsTdCimJuIQIRF+g03QN403R.m00o9P9x#::0A:mG/L@/AmJum7GXO6LHZuSoFaRGcG=@:cG%%JC4.E/56f_;N",
-    "4:kTQ1k%6/9]JdwoCp9J4.OYF1XK;fmJuIeG=@:NGyo4Z$1DV]4j%>M-hP8m9S.R#3NHyaHUJ+XH=2/7s-vhA2pc-Y6E*+:pDPC$A09N85fV1z3MV!.mJuH-G=@:7iV!a!H#EL81FRx1H8eTF1@[=@",
-    "9]bc2A15-aA0ac/0_0d.8#D3=CNehw6gI/tRv#/diUS@bG;o!0H8TAA0S@6$1@[_]9].u4A0jaT9]]%6A0aXT6EXlCGNc0+GXNeo;+gx:5d<YD0=Otn4+xeK9_UtIA_!Gq9]Ac56EXll1_e/)024F,",
-    "9]bW0FH$%,046pv051YDGM5n>FgO4cGyoMb012@Y3Hb4H4+obKDK[]y4EdlG4w5$l&gdWv<d>O:vJo#UD/<JU1mdRxA0#vI;h*hx4:Iox1<]8x12(C^3IG@oAnpnTR1b=+:O/#^0uM8,5i:M4Irjk%",
-    "2cX3Y038n<vI-K/HZuSpAvV;x0;EJ*00.j9851^F0*ovN86O<ttPvqKHvlg-H96<,BQ@LT0uLYX0]ei$0uM8)5e2v(F9kL*y9N&,fGGr24.XY76Ey%EHH8i*F)-uiGBM_xFC-ZK00V:rA2T<g1>bxv",
-    "2p.VGwkaPXH2<z9H2<zVH2;#FqG.pK3!wuSFv/7ZHR4qd4!j_1HliON2QsD+FBmm501,F.F9J6/024C+KL#^[GyoGd03QW1054KGHvlI!Gyoq0HUJ+lIRF6CHV+HWhXWKggvo3#2sAOK5gIuF894w7",
-    "&.YqdixCeq/]mzhH_/3ZGXMk52M-r,J>YU[9]JX-:.9oE4.OPC1XK<:0q8=n%:o^ZHk%3q)E=%QG;VNI038n=n+hKaFaQrCybTjE030!o5d,in95nb.A0IRT5-OoWI5jcnL;bma/K:!fIOjwI<&gYu",
-    "k_#&mA0GuY@zRkFGynut4.OY8BQ!U:0^J>8Cp9;$FEceW/0q.gG&leRqJRPqGx!D+II-pC2[rfz4.fTE9]],8A0adV0@IR100.1D0_av:1jN(@4,UB=6gL1L2Q&a57&N3+5-y/a0ys635fd_34+iPv",
-    "QU[&yTn@7$xEUW(Hj<!1G&TS)0WvTEFEBDN024R:9y0(FGyoGc03Qc404X:(03QfAfL1R)G&bf$1+V#eA0aa4L.7zTA2T!53KKZxL<xp^H_->[4.OVE1XK<:0p&yk%:o^ZGMfq$H_9e%2iKGf038n<",
-    "n+h)pGdBPqA_U@X6EgrSGdmd*G5[PglMx:uFaQGjRWCR+Gvq@gG&Ga_A0IXH0]cZZA2cz)1@[[[9]bf3A15:bA0RZ.0]KAKApi&q<C>F;zd.iEG&SQyFC-WD00gEY4:X!7BRMd#0uKk8DF7W0BKQU$",
-    "3Nrv7Av2/@6F2^IH_.$l00a0[9^YOCA[03Q9]tx79_d+ERT4P:9]Ji66Ey%21._w92-#:S9]bg%5ie3PH2=0wH_/34GyoqjF#rIY5DyEX!3[GuG&YkF4+!_H8aV(T2sr:RJ_KGuL=CxvHj<z#CF4Xt",
-    "G%>+V>$(7S,wO@^fX)d384n/T3ItRSj[)LD1K,-M4:X$!1M;&g2:Q(l038n<n+h)pGBf^mA_L/W6Ey%UH9Hv,Gyn]uRUaQS01@6*FE^$b-Y1WO/K:EOjSdCstsNgUH<=lGHvk>6F#sPYF#sPSG1UVT",
-    "F#sDe<C>F:yg<HBGdJKwFDWxJ007nB0uMC!1>P@m9].v<DIX#+03Ql603RVT00P5>3-+lVqXQ:3IRFIrrUM<jFpOsuFsLFA2/@SV7cu^OF),i7MIQq&@Ben@XAcF@rb,B[-TRtUHJ1<DQ!+FF7cc,H",
-    "0yqF4FfsrH@c)M*014PL2:P_j4+Q#E0@UR_@&9rC4+xnN9xwneEHN:yA>T>PB@+T>HuEqPGK!4;4:bN&BsDSD2Ok77,3kvP[DJ@lR1X,!Gaq0wup$PYwQwIaGk[hkH8T7G9].t03Lhab051tKF#r!D",
-    "$ASR<gNg.K2pc-Y6E*,0fL0$LG5@@X02nd/FDx,Kvmz5Rs39*PFgf)D0+;qHE!ac[=#c.!jR6k<=e7)8FaQKp4.XnC6EgrCGye<2G@K+(GTrqbA1pPD0^mvFRueI%[sIp*,9!NK4Fk0T4+*d,A0jXS",
-    "9]]x4A0aRR0[>1U00.1G0_a#<6*l(>4,TafBr,AUQV$5F5g!-a03$Il01pF*RueY:KL$B0H_.ql03QW5r4cVuGcy1eGKf]m0y6+FFfucx5d;<.9yS03&CCr1zoi8q2sxz<Dlstt3zo7H3g8MJGNln8",
-    "EH^O)BQ!Lm5g#8hu^lQMA@dg85fe40y#yZxHj9G+A15[d9_3qK0<DHyVZI>1HvkVZpb,GnI0E;r4++tN0UshZ03QlA03RYY00Qrj7yt+xI_fx/01We0A0IIQ5,]W6F#s.tH#m]G6EKtl4.F+f6F9yi",
-    "FElVYzXlUE03QW403Rnc03RVW)dLeX02;*,4JR@(0248-Fb=!gA]E6%>EjS]GKK:mG&uMM6E=<K2[Qm6A_OIV3N!#8Av6FJGyoekqXP)RY6a,:9v/<gz9JMep&t(j@Bg6&F*BJF5-y/ZF*g7Qhk[Tq",
-    "128PvqAm!5/M*0WH./MHQZzCECowbt9]AT2A22ik1p8GUHvj_Tkr4y;RWAuOF>[q;IRFm@[Z$>TF#sPdIK3hS&(wM!A28YqBRMeuA2T,q1g4No4+M=b0RR_fCfW)g7&!E+0Uu#Gx*@,g,Gc)UFyAZ!",
-    "[T2fG0S=e&f&l-:4.Vrn4+YeM0RvPIBE$>7F#sGfnGpl[EF3WXRUaQP01>]&7%:1JEIGF#1kDyNA2:7e0_0j:A2c.-1@[*<9]bZ1A15*Z4.VCvBQQ6,0^TCD7cl<7F=K_YEVLpYBryF]BRMyQ10OUr",
-    ">y!X-03Qi303RYS03Ql503RVSqXQE*030:]7cl<7Fz8]r53(W<H2<C;]5Yy,Fg2MG1JD94FfxHw2cP=D0q*<34+feM6EOfE1vmgNQZ+FE7chcW9]JT1A22nV5e4.y5e^LW6FC4AGyoq6GXN;wHvk>9",
-    "GK5wcFaQLGI1eneA]o*^n,LEnh%qBDHrEFqGc(,=1i0-W4+NBh0RR_fCfy1j88;Bf0Uu&8nr9.0IL@tfGcu+M6En9C4+z]X0RSBjA*Kp12[$qTA0ju&4HGi^D:FM86EXlCF@f]*8-Dj2fX>Y&f_)_A",
-    "EHF5h4ihw$0v[hR=aB(zxgrlV>$UPRxeOl#HuxwXCpG[dAU2J4BsV$Kf-J0=Rwpz$02MH%kq#d$FpC2pBrw%86fwIZA2cxh1@[:30uKqZDIX#:03Qf80015jA*BNoH_.>t02eg;6EXlF5H=LZ0R+1u",
-    "4+oA@FBUdA00W8BJ>MPC1P,DR1,mo/pR,C22BHxYG5[Y1IRGzFHZTA-HaR!]4+D@>A1=il6f*!FIRGOvFrpC;HUJ+8H2=9zH2<z6Gm^.7KQ/iy@a^b_Qa:g#HaYr40FQ>Q4:aEj6FC4M1uy=_ColjX",
-    "kO46HL.7$P4:aK[6Eyn)4+z+T0RSBjA*Kp12[kzYA0jo&4HGp0D:XYA6Epw.jVuQl4.46R0PHRT>=/EQIQT:^H#s(y0v[na>(TKr0^nKTDI+v8i_$b;fhiv$H2;%u4.XkB6EOfAG5rk]IMG2rGB!Ck",
-    ">e21b1P:;oL.7[S0^nL(1@[*<9].%7A0jjW9]]/9A0agW6EFZ9Fr</0H#q.Vn=qqWH=d;oH_/39IHD0B6*!w#3Ddqy4+5K30Tu$csTdChp56rq$h%!11_8%#A5%F17cc,11DsYLEH;lL[*EawGBBbM",
-    "6EOf2H_.d@oK>h$000mV2%,<QoK=*lI1ekL5hFM,01qJ34kI%*03S3p,wF_q051eIHvkVJo@V4dR1X,U5g%eR#3CazIL@tPH0mr9HIpR]2.L(U038n<rV1]!G&TSaA;Jbt1FGR>00.j9851<D0+uWX",
-    "86O<rq7ehL/N%b1npQ6:GdPzH6gam9A0IUI10ysr01q=WDHJuK0^lg,DF7J[C&LC09jkQ,->5aVGyM%FHa7qjIH[8XA1pA70^mycRwOhsh</7!H2ek/GXNh6F#sPTF#sP5G5[YTG5@^Y030%.0_a#<",
-    "1;/rt4,dp5Bsn(wQV$5C5f2%dRueS.9y9.4!^k*a&_Oh2k;b!MG</n71u+0GQa3mN7dV+#9]JW2A22wg5fd_36)=w=*/GsSp$,oTnN^M$03Qc6007zn4x$ksEHuO,A_rMtA0RjY6g2/JG%;/>1J+Cr",
-    "1g(Ps02vP=,wGcYGmNYOA7VAcA@_;MA2cwg3ImfR4+!:x0RSBjA*Kp12[SVQ4.Yt_0Rzj@bN_n&I_fx/00NdQ2N<q8Hlh&&(d^_/H/R^hvtJJ=mktv!l:!eT=aBILA]Et3hba=@i_%17FvA89A%@gh",
-    "R1YE70_0j:8#Vn6Cp9qu6fuhf4/ltYFC-fM024I-A2c];DFuPa91jV/DIX#,03Ql603RSS00ZykbN_nor2@i.#^p(tIH-Zh4,Uj4G%>(Ugi[X(q7g3[H!^bOp-jLOH2;-R:k]O-rbQ11q7f4[03QW1",
-    "054KFHvlI$Gyo3+qE-U,IRFLy-5HsIq7f1=00oGjR38a3q7fT803QcA051SHGyoqgHpC($G&rIW4.Vqe0TVXY2Ol&y,wFe,E)N8^g8/[-4.>FV9_v=DtN[-V#3B.m053E+Hl>*#+#e4Jg<XYA9S.U/",
-    "3LgqE01qO]4HGc[95JF11A[FqHaVgZFCI2H03tRy02na.FDy1Vmktv$/mH,fIP;P^H!uJnG&REp6FH0l4+V!QA0aUS1XK;o*8:8z(g6Sn3-hizGc=DdGr/$qEW[!&BsMqz6E=<KG&sO16gRX29].,5",
-    "1@i=<DIW;k03RSR00Xr1Y5)ifr2@i+01D&/0owxu:/X%^r_xkyGBm*v6f)x;4+hCrFBmH<zYzqPy/NXa$5sZ]fiMEWfJ6<lzY!BQ03QW2054KGHUJkk$5tIS00OR44/^$G6F2^KGXN7b024F,4++Os",
-    "8#VwMHUJ9N&JqB01M!*!4+5c(1p&AQ4+fZ!R^Ti^[RRW:nkf!60M)w!4-[b/A9XgRlmaF,ImT2U1Tn%;4/0sZ4,.>N2bBi^pWFx!G]$fgA0[)plmag@H96q]1hZ2g1vUU5CpG[d9yZ]uCo;brA1=Zi",
-    "A0-%ZlL9X>H8tS=6EpxH1u+00CoupYA29$IGXNhiH2<zaH,;h^FEuqW-Q^9SHPc51bpeE/3l^ou0v[;j00WjCA0IgMX%j4ryaW$4.pKr7OAiCa1ppZjC*/YUAjSn3IRGCnIRGypG&8hY1L6V;HtG!*",
-    "H.::U-sO8^4/4CL4.W]]C=$9j4G$_r4G$gOA@aTG1P;aw4HP)nI^Zit0uLd[1q4(NA;E<ZG5[YiGXO6jH#nRv1Lpz[Huen!m=2Rq&IJG&4/1EB4.XJ4C=tC(A2BuO0v[kX-T[h/i/hD^HZYeo4+ZA^",
-    "A15&YA0aUS7&ZVOF*g7YAIKpEhrL7^H8.x11o0-i1I@5i84o9uD,R-h1sF2@A22xpFCI2I03$Ln/K:!!GXNiJGWsnJ/K/>h86Pk*gANY;&KeIEnx>OGH96,37c-[q4(9:<84o9(Di0s;8yPm@0uL]r",
-    "8y>Dw03$Lr-[qQwH2<Pd03QW003RnY01qL@1t:N%01q+$4Idyiu;Q14/K:El[]zEFEC:$-$=[/MFaRGQFaQ@f03R+l052amFaQJl4Iefz024Nk0uKYq1ppZjC*uMSA.6]AHRS:yF*(Ww4.NnG0R-8T",
-    "0uMI(4I(!zxE2n]1q0tJ4.X701XK;p/K/z-2oD49EH4E$G]2NC4+iG%1rG$BEdrt384I3I7%.e81@6@c6c6;R9]+.w49GPD:P9OyFvL6)H2+Nlq]Xfp83*pm90@MmCI=^OCJ0OsD@EgR3@qu]!yXwj",
-    "Nfj_^DKR=c#R3D0+Cm0i2an1k1ILON1[WU:HC>ox6Emj)95VnP9Wnp]&Bg/=rvVZ.02(-^FCH=6ULH6A1h^+4D:E<(4.5V$F99.!UJ=3=8#4eO9y9.S0Wts*H2<nm03RMU03QJ_01@I.8#e$S9ykCE",
-    ")&mH;pm>:jFC#QC[RAsAIRGCXGN%DA05mZG1+$P03#S1eBsBmWH2<zTGyop_HUJVi01M6nFCH_8UI(NG21f#.1^il&UJn.f1>gsn4+Gx283NF-1@3%!4+tp>1(T_Z4+F-z0iYNRfuRNwHn,hI7A&XB",
-    "Hx7rc1>b1D4TirI5jOxAH8uyeH_=@ye->$Gzr>I@4LR$dbPpWN5etN,3KKYwS04Z]vg^A6G5@+_CLaJX6ARVQ5CoLY5EwD7@wt8x9]AD]2gyPLuE-C]wU$f@zw[ap89xK<WenAWS>7/w0Uj>z2Bkm@",
-    "5kn9w&jAkzhyfoHGXNh4GXO6WH!(vW2sHo;6ovsG2sZ#96Ey%I2sr:B5-p)Z2s1GN9^>u44+zf!FBCX2*8;vHFf[,l6gA5M9]$&x0Us4K03Qf603Q/J03QfB01p$(0WLH#00fUi6f*VO3luX$4C<L8",
-    "wlD@q4.zB00u5UdIDRKNI9v][fdLN%y151e.Khbe(*hbY[ijO_uD%Bk2^Bby03Qo903Q)F03QoB03Q)H03QoD03Q%I051wNFaR$RGcW)j3o,y75i$TD3p4-92[ix[FaRG5HUJL<kODI<IXM6i3)BKH",
-    "5Hv7E3AglR3HI+g6EXlCGR&n30).frDguDc1qb)i1rGs<ya=87O$G3b6%D5W1U&;U0S:#qG!FRO3:G/*&IJzy=9K!Q3BDZwLk]#V6*vGHG;ya+mnH(dg)a[U$EZ_g1ojgz2Qx660TVa;9^qVH6*d4G",
-    "IH6J>Ff7*y1vL(mTpBPl0[Su!2rwEl03QuB02(v=9^PAD8a4nQ4LAS>=8qgmGB7YN1_M::10M%4j]CGljsp)6kOdbr04g#&,ed!h0^lzG0UrZ2006iL4+ozC5-g!Y5HmOc7B:JIHUJYi03Qf201EB@",
-    "9^P1A8#D3SF$Ki3R_RwU*98Pk4+JtNF)Y)KE([(LGBpfO2FJlc1ThL[1oO:y4Nn3!3[M8D!a)Qv3TFiQu5Jw-0yPXz29Lu*4KWuu&-cDe9s)HCPX>bDK<Bk%H>!nNya56/3[M8v#6b,)7dFrV4!i*Z",
-    "H4IM%yTw5bF&8z=0S:$Y0yPXz2A[<34KWuq&-cI=HBTBd00J5g+5[gDGfxpU01p(N0SN5<58;x!0T(s=2D-2a4KWxno&gV1PZ2l(4-1YI2%!lNJWmhA0/xnYjifUKlh-<R*9r/<4,IA,G1dwRoj3%8",
-    "sXPrd3498-VlUwVGc.f3F*bPt%+f#)2YDX:GXMgX2<81,3eW<rc=xzI0UsPRc=<w^00PG10UsMVc<Qn70uM6v0UsPT<&O+/HFggTpjru)wG0K#sw)Z57X*cm910WxrzH&&E,Ntr9[<8Z4,!ld5yzt#",
-    "1jUaP37Z)N$,qAYznlRKAq5!]Hidu_F90zxL:V[tAT4!bs_8Ug8xu2G6Ey$.APQL%G$S7cGMxbi<7E0lUk.)L1vv]YAq0ip4Gz))Bse&E4+r%D9^O[k1[)50A_rYx0Uru@1M_qO2RHBnFDW)R>5l.&",
-    "rJoBA0M7y$F(V8i02vP]=#KzydJ7,@$#54pBMy2184oJ,0Urf1R_a#Q1DOm8n*kpwH1q)jqL:H><&N!D10f#/IC:u.F!TWjq7fQ6HwwDShyfo2IMfy&12[SsG1eUpIu.goAPzbfHoglEIu.vP0S,D9",
-    "G@AoQIt10jYYzfC5,^YXGdc(z2hGj>4mtwb0tcc34yO.w12sApIK&VRIu.#R0S,DAHpCGQIs<LbE)F=cv$>@>12-Jzm-o:V4/0@i4^^3b4Y,jS4+o:o9]>Yh4C;v=A^^oBrw9g%1P/rwB[nSi1rG+(",
-    ">fr!vpN)PG0H4Sg0PgZc9^PC%<k0]fypsz9i1,c.0)wm$T@<8=HaIvFH2<Sf03QG/kbnjT/7us41Dt[y5-v+F1G5Sb2.ibfEjcVN95IXm0+v1j2nB^p1@PMUOcOTKIRoyx4,W[i0Rhql4+E2g8U(GF",
-    "Kmi6139bPpI4mv:t=ot.R]AQa7Y>rj0TVO-5jZ3d2d)7F)z=Oy1FiuPGynpnD,Q[,0VOvqE)I$T0j2:22pTr70Sv5$0TD4I4+pLR6E*(O4G#ma0Rkff!1fFe39tbrHY>g:1n2>.2p.DAumKY]01,4K",
-    "4+yXU1K<)U4zK]QrjrT,<em&gFt7n7H7qX/1iS(S2plx90Rq!=1EdE7q3A&m2#y2+WDf(Yi5ez0IQR%32[x>)B[VE94+Odb1PC7kGp+#xng]2knhg&Kt=olC9]JV50TwpA2p.VDt=p)7EG@bN0RrL%",
-    "0SE,aOb#RyG5[1Y01pDV92hpiT;=rd0R*nl4,5UpBOWxm933(M9xDJMD:DENCJzlv9^zXW90T/A4AxBmmJ.T2AON!E4O/ugI59AV(JmhiH.aWB3&$NIGBArt3(Vh2ABq7p(H-w(KLO[Z8ZQJjMx8$h",
-    "fR[c14GV/*GdM6TCJvS21qZY^4p-]OE-2B#QUDeXQV#:yM+(q<2M,Er3dB.rG,<9xF#rpw83O$23j=2!4*>j2GBh**DJ;SC0Uk2]02U84*Z_B]j]KzS0UrV_01q*30ALDi9]AD]A2_7rA_7%k9]JQ0",
-    "A38Ar6E<fZ9]AN0A387q1c(J60W].GIx[(J6Ey%I0y6*_GdKVjIP(QB0y8jb4:Yw11IoEP6FJra9]AZ4A2T,q7&QPMG5@P-4:Q&Q88q+(F9I;)Y#%u@m-<s*H_/34Hvk>aH2;$[2/bQ!0EQ>QIo1ys",
-    "Gynteus[.r-tdIhY6@g/0k>@+N-Nb!HmdwV2*X]+HO$x^Gd49aejYda3-^!uj3NM^5Dwef1>LG!4LlzQIRGCFG5[]JGB5xi12X=v(q#bF3l9f89^P5k9]tl39]bi46E*,32s]GJHUJYe03Qc203QW6",
-    "0249*4+yLR9]br71iS]i2&4la1UUdBGB@XB37iBU1u#7mHUJ+8Hvk>EF[T3>2su3-1u^XQGXNh5HUJ+CGXO6LGcf/k1vCHz;E)VNH9a2%HF=Z<0v@u700ZMN3i^5F;i&h^2m!Di2%3%p1[x3E0yF_C",
-    "Uk;T^8ZrP9HfRhq29(>t0W/S@0%!%CtRW8uXc[yCA0[+395nz7g0M9UoB.CKG!M@L&-b!R1rG+B0U9=^ABq7mGb^MRGzZF!3Jx;Mi_%.Q5i5$[0syY.1WYtJGBosE0#y],h7T+*W_@qz9]$&)UI7_n",
-    "pF0HA5ex2h7B^@94#ssXF*fpX2cxA24%:AO7!fg]!WbSmMg+:*0S+1n,l]y+=mPDe4+!*VGBq(ZKLFj70t3Dn1Cg#p4+hHu9]$t-T<9@g7dFcR3%(p9GBWuRAF^_B%K]MhHvlgTFgO4o2Q:f.q8ArA",
-    "%K[AMO$5XhAF/=7%K].$IXM6y3ormL2s1F<2M!z-GR*/D$R[K,GNdXGuK_:h0p5,c3z!7_k*.6X49x,@2sHo:&lv@t@Y#QcE)>HM9^lwunguL4GXOseG&nQ:9].%74wnrWIL!hJnk5r5%:o_<0X3Qh",
-    "Ej2O#FAOy;%:oYzngtHR!BiMA%:oOPD+HPaAF^_6%:phqFaRG5IRGCCHMngK[xKLd%:oMcECiR/S^(K#FgeWv9XJ3l3pO>Z9]./A9W;+KHvlRyH,TLQ%:o_<0X6>FH#Pt,3=z3Z9^G3pato/*R0z!i",
-    "8Z,bCHvk[A0W$zCI5Yq+3pg>XF9.j/;[p6R85lFo0t)=a6gZj%AF^_403JDk4Id0S03QfA01p86-adlQ8Y(q800Ep]0kw,R53:QA5,l.^03Qr8fEphOIhq9:Hvkwp%:oL78Y4L^%:o_;0W>Kg95c,v",
-    "0g2@,4,Cx$4+xqC4ulmbG&0Qs8ZrO@ngt)T0WknAF)-uy3o$YPF9]U).[/LN<#hQ&&H<^boJb/wESO_vvjLn1Eiy6yFAXv/&jJq#odq2:02nyW0vk2^6E=<KvjH=#E-BFy0l60lqCXDbo(Tuh!A2Z2",
-    "!/YONdIZ!h0kqo)3jJ*Yqf#%u0WvqS/MDnQaUUl+K;1ULA1yb60Uz4^IP%#J1&<pa4/uO<A1yb60Us;j03S*/!U6),/K_OC00Tk^&E)]Hpr,_82Cu_q3pftKs]F7S)@VFSIVlXfpaul@x&jWa:R.%5",
-    "o(2Z.@5zA$k(o&!4KtnS0]Nb<1@i6I/mReVIW+LA9SW8W1i,gC4,<B=gaHo=:a+tpEjTv,1La9FGBq^!BQG&EH](;nGBY(c052spHUJ+pH1G5QA_,hyF9.U:052gkHUKXPGdBP)6Eime3Gf30.;vYq",
-    "pxg<&FVW/z4.MDq0Y5r8Gc5b)12Z<]Hi82m2[Qm6Au]9E3Cr+G03Ht=f&&-a01q(!$pH<>x!VE+=W=_>H8g;)1B3.,2,Nrt038n<f&&i-)c6bl9uFXb11K:#03R.k03RPU053W:EYr*bGdVCYuL2(l",
-    "F<gghA_66T3Nip67BT.=!X*lX1@jZ@*a1HuH8wbe0]c];0UtFsgaZSJ8V;A)qXGaO4.UpD4+*@a0stNlA%+GRG5[YgIRGytH!.zp0sy$11@joY0^;a.9].#z4.8_k03Qf60015jA%+GCyWRmGF)<Y)",
-    "4.PX70S@Nlq60HHIWU6*9].!64.d_Z9]$u503Ht=g98cI:-WGzGlK&!BsDm,+yVf/m.A6uhXxZkks^WYj^IRrG5[Y6G5[YPG5@XH,V>Lg10OLp03RPU024O/4:gew6EOfE2[Hg5A_FCU3Nip6Au.3c",
-    "Gc]+*A2BxoA0ILR1jgq94:gew1(WC$4+)VEA0jaT9]$o303Ht=gaa5jj];9$IRGCbG_;$14:>_x0tK2F9].s$4.8_h03Ql503RVS04Ovu03R>hlMfFep&/A7f#;ArH8>a]1,,ce4+(];4.eNh9]]x4",
-    "9_:]M0aF;]h64[TqaH6HIWmL-6Ey%IH8cPdIIBMo2$c=n9x=!q4,wM*QV$@D1[pR04:6VxFCa5Hh658f01q[n4.s<$u]f]Ch65iWF#sP5G5[YSGKvN%I5hwtFE-/mAUFU7-=+Y%H8z9-1cFEp2bT[3",
-    "9S.Rd11]]UHUJ+XIF^C=HI4^%F*%9@4.WMP0tA8S0S@5,9s[Pq0S=iM(hUF]4.d#G9]]x44,/XX4!17<<10Kx!!ZQA,fa&Xo#>DpH4h1&/:Y[<AFu*5pXmW4G%(fDFeoxR835<I0_raXKLV753/bfm",
-    "/:Y&Z3@q]i@[DsTIWRMy/:Y+@[0-#e7&c!4sqqdEAN%3_0oMx*rvV/xGyonrx-imAF)=nBDlsttFC8&5UM_SLFaQ!W02;y=A09LS9]1A]5-XuDH2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@GIRGyn",
-    "GB5xS0oDTp;wuPeGBI8sBQpI2D:pF!A09WS0WSeEGXN4c02;*[4.w@pD:gR(FCI2FrvVQE&H<rM02;y=A09KL1^>0KFkTWf02;y=4-!Qg1mTxU4>u$/0RWl<3!do#0N)1:s[x(q0VFUt<ZT=WS_-ER",
-    "0TVKW=mq!-(*X/59]AZ43Z/aQB[M9N8x5W50S>EM0qOL72topznkx;ro#>ET5i&M5Ll7&=0S=d:0Ur^G03Qf503Q/MLmvk.0520aF#sP3HvkV5(E/X@IYS:3H2=ONGcf/k6E=<K2r_d56*./f9]tl3",
-    "FB3F2hyfo5HUKXbI5Geq2r&Q-6w;A92swxW4,i8S3!Ui!0,O2)0q5WY1Vat!3IxwM4<jNq0WT:qHUI:g&00SfH8L/r/:ZOldILls3o,y75i]fF3p4-95jFrH3pM_B5jX%J9XOro0S,hD4dLkl9^zM[",
-    "9^6,79].)86F2^L3p4,=3XlR5H$)#EHl67K4n!XVIGyPM1K#i%00.8Qo#>DwDj!QTo#>ET4ly^006#1,IWYhLLk]#VF9]R#o#>ETA2l#B03Qf6<#Fyn/.f>44:>9wKL$8BES:2A1J;),j[/;P0RW)_",
-    "4,K8=0Y4BiI5Lg[25b(U/:Y<I2oE5g/:abYG&!yY6E:d#9^h49KL.BCES:2A1E_oQ%<3XF0WUN$F#tauHZ(H-KePchG%]b,VV&s#KVmjAH_.2:0uN!G/:b0+HZnH/0i=-D&H.h20SZwPErR^C0g8MA",
-    "KnoxO83uyNegNAj3nT&dwge9)+UEfQ=H_I00U,%l6E,6s0yLcg0T_Y>[NVv7IX0pM33e1W00Wr-9Wx=j5A<-z1[)1[2*/h52_@s<cpnEa01q7S0S.Tol@9>rHOT<JGb01(0uFc&DewUlHFygk0Q6H5",
-    "IU=qgICvi=IPd@.1UFR<Hy-x<mjMj:5&<1>4/C=f9]Sny10pyvA0G%acrU#OGAzvJ0Y54,HZlMcGq=b_3=O:)/K&2k6Ey%2Z>MWbGc!0di_$b;%-y0Ikg!uPY&A5</K%w##_lL*F9Rz#t=pG/03U2N",
-    "%-y0ExS%Nn2p.DBt=pG;03TyH%-y0P/mP@<9]JY80TVVPA7e7i/K&790t5&F(LD[a1O<N26%S&^/K&770t5&j12e7x1DXgQZ8ps30Ry&%D+CB10y2yQBR4PrA0-@//K%nr#03LO4>_;G0S=*#4-jqo",
-    "0Y5Z0GBW<oGc*1[FJCh,x#s_7C2]@w%snp&H8ITR0T(iw(oX-l3$jo%H#jUN4-#$q0SQ$LttA6e4//&p0S--p0PElZ02U8A%-y0!Gc>#O0u5_etz,[B%-y0.GBz_-02U8A%-y0VGq:Xb9]APk0S>_6",
-    "02Tqx9]LS30x]#^Iy3+iFaRF[GXM@er0D;<Hf$dPHUJ+wG5@^a03QN303SLr00i=^9]AQ1A3iY5/K(%4H!/VK77sbh/K%%y@UxKbFl,+>In3t)J_B5n000&bIn3t)6f*Dy9]AaRA38YX:j4uuY##zS",
-    "03R>o%-y0!GcYplaSu;-/K(1)IRF551bz.!sN;]wvKRyV2OkzN%-y0PJRb)!03Qu903RMQ%-y0SGU+D)k#Y]QJRc1,cpn)w%-y0F[saSf4+uOT1vUT=HUJ+PGtB1!1mXq*JRcb[%-y0F=aukyA008w",
-    "/K%oE76UvVA27@40RoE7Isve94+uRE4cY@R8aFY>/K%!T5Cc6Q2si*A4KsQl9W%@50R<XB0J[he2t6MKH2;(W3LlsaHq7S%FAOp.053f.F#rMaYzxfi0R-9M53&L0#Q@lcGR)<zFGDgi00FZq4$S8P",
-    "0F5gTvjNKjEipF$A4D.C/K(%4Ha7qPvM&#>0m^j]FgXAZM$G2[Dl#>gAQUs01rM>U[;@FKG&3_,KSVS$G]cA#4Vf+!GnxetvjP0=0WC2(%-y0wMlm<695R]E6Efr]AF^_BnguO2FaR$>G&#)Y0Y3mT",
-    "H8lVLq(Bd^0nGv(H_/q2H8-%X0X[M[G5@UumjMs60nGv^HZ^k+MK(3e/K(u1G&ukRw/oa00sPki067iK0xv_3GtB1!J_A[m00E]e6A!Zi%:perG5[][I5EuU0X[M@GXMedqJ9sv0nGv_IWPbpMLEpp",
-    "0X[M@FaQCofhiBO0h.ynGdBPqMl-Ok0Xs4;Hvj]80uQqRfbsz;H88aoKSeb#G]cA#Ju)*i00NHkIS-b]nguN_F#sP&GR)<zJ2Epd00f)@AF^_404*[w053)[In3t)KLRo@H_:Gi0WvZ,&jKAd051wM",
-    "H>Yb&1KJT4IHa8]1M2h$4zT9]FTDXXGu,VE0>IQ-EcN06KP<&hHG%-j-Q^>V/K()0HZwH110O9lf&m[bGXNh*G[OP@nF.4oRRXtm44viy1/GI<4xYYC2eY6U10=2;G>#ih9_Lvv/mZxu!Quu2%2*sY",
-    "=5y[#0;6P66fgh^2-9:X1)>lx3Wk-l2h[Kp4A-vU1:Bbi1j*)q4,<a>0Y3&eD:U)v0R,I,4,fL=0Rfce6b^*c/K&ou01c$FS>g=E4F!qk7!NDB<B-$J+y()&*,j52$J>%iIWa8q+66Q+GBJ$,4*aeJ",
-    "1JMu.A=ffc15=(mj/%v5x4Z)%FE+d90WTmpH[^8ZyypQQH8.q_1CatR1T-700uLd-gaidt4.F;M88rY8F#E=:A0RO00tJ)41rIgl0uwR,9]bZ1A15*Z4.O0_4;KY90WTyuGXOs>GBPvc0tVCHEH4Ex",
-    "Gsp!WCo/#a9y0(SEi(A]2M-=r.=eAvG&BGYIGv#d0kYvN1Cs&]1Ih&e84oAt0uLX@1t:W*03R.o03RkfvBLx^H8M5h0ung<9]bbX1s=9e03RVT02(yn!_,8OG0O!XATi3v0]c4P0^nR)4Fra]1Rn)5",
-    "/:iWS%moBg4.YFS88ZMMFf#xzATu^s6Ey%2HvbI+oC>ZXF#sPYF#sPTG13JWFaR$xIW>14A0[/W!UP[QF<p[jGPl,s4+GEz02vP>/K:EQ&-/.oHvk>oHvk>XG5@eE.pCcxHP8hEq6-4dFaRGXFaRGR",
-    "FaRktGyoqkIRGyoGC2SvI5Fu04:f@u6EXlF1uy=_ColjXA_4bg7%:1ZF*q=l0v[kY00f^r0S@2b4g[W,MjkoQ1p._54.OJ515yti&jkX2t[V;K]KtHLATct993MF>h=>.%#fvOI1UWe^.N>ZiG5@,D",
-    "$=]JhGyo4Vgbp7eF]!B_Hvlg+FgXAMzt[mE1USkCA0[[eA0RjY8Zxg4A1=n@1rH*w2n4]70UtFr.N=[j03QT003RkY01qL@1t_E%03R>q01qL8,U9<n.N*&h[S6=CEQvo41j+:-CN^=d6E=<3*suiz",
-    "tOq(UEHL3p9_wA/.N*=cy6#&5HxCh[%:zHI0yjA]00<](a0:l20olt40_rF$d.PjXATcb3.N*LU3rP.fpUVRQL.5KP1q,VIGBq(Q9t:h1AvLSW0]AgC3rQ_;GB&FLEHpQjHwyUZZwq2CA2c%n4e&k+",
-    ">__y9;*bnjIRF4N3^OoS:Te8UA0IUU9]AQ19]kh_1P:o#95Db2@0Q=C:H[AhHvk.n01Ei+Zwz7]BQuo+D/[+wFCQ=7s[tPYFaQFp4gd%YVjm+ms[t!8IRGynFgO4&0x:fH6EFZAFk%lM,US_5FaQFU",
-    ";g0P<3^O!&,UR_AW)ED.%:xG3F9=#:0[qtn4.)bU0RZY50m%=$U9sc/3y1X=1lG(0KL#_3FaR.&GC3q42Qu:E0R<)d7#[&L*31I_KOY7*05&i/H_.2vy#fY80vQht*31Jh4:UAG1Bd^12r:X46EpxH",
-    "2QvUK6E!hI9]$!79^>bG9]$)99^>hI9]$/B9^+hJF9.U+03Q/M01pVy0xuLcG1mhx2QWAQFB3R0hyfo6HUJ+LGyoq5GypFXH#Ptt2sr/@4weHC4c5#96g8#tQzkh%Lk[%@0-TT_4<SA-0Y51.F*E/&",
-    "HaIene-*ex*31JAL/!Op4.FXd0^ezFAJ)tR4nz+g*31JAL;0h9*31JAL/PX.%mWTY4-R+V0^ezJFaQrH*31JlHa9s$4.6Rc0^ezV0W#Li0]btr5CHwu5f2Nu-[iWPI5Rc2-[iVmI5RYc,2nlR(,99V",
-    "wBrE)LJtmQF9]X%vf^]iA2v8M051$SIM2)jKMy!FF>[4@3NS3N-[h*@0ya3!%mXhCHaGw-4:&T41s5==3aSDHfPe)LA.N7IFAX*_06z_nGBTY31!<kg-[gMm0T0a&$-.,*:BR*PF]*+T0qorb4-!!I",
-    "0Y9>:H8n7N4@Hk00Rgec1P<<V-[gJ<0uN!U-[iV$H8V8-0i=-D.N:SW0R>L[0Sg^k7!x><oNpa7AU@HKG%Tj$0Wvu<IaUE4304Aj4+M.J0]6KhC6UJiAvrib4pk:OG-^U9Fd!cdHFX9X4s[0]2_@p:",
-    "bsq&X03RqZ:H!0pp:Gbq0unVJ0;@2u=8+6!GwA=#H!ySo9SL*-$OHmc4wC=NC=>f:F9bF-RTnZJ9W;+iC=b0f0VXyu9ST(g9^fg[FTDsfEQ[j,KPNOaGyn&yicUWZF)/cW-[gpg6EOfEZZV7F0Rx/5",
-    "0ssgP28,hX6*PmKNe=n*$=#1fhE5L#i[k+mG;2YT4[g@V0]Vcr5d-Vy12(P!6E,9tV/-=40S<Q@1PC7kHLw8>H_.f4*UAG9yaEpg*UAF]uI_o[g5gvTVT.Dd4!Qya2p.D8t=pG.03U2Ki[k+mG^OU$",
-    "2G@014kQyY03R4Ji[k+e$Ke43=/&RVHpk%s1piAP6Ew/.0R=oTF9.U/hTs7gIjxL7DLF9RO9JuUPXZ(l9E0Ei2U8j^&:jL%4/(oA0S-&jjIIF!Xb&^_,T;/s0xmK*X#f/uJ=SAQJ_/QqX#f/uH2L2F",
-    "2hsr>0XG02GdBPiF/!tFHUJ+#HUJ+1H2<z!H2<z0GyoqzGyop_GXNhyGXNg^G5[YlG5[7h04=_!000#aGvD6.2haf<0Wkm[Gcf/cH2<z0HUJ+pHUJki03QJ@03SXuhy*S%IRF3=4/:T*0Rq5X0.WwW",
-    "4=GkF0RUSI.GunDG.=,FMg!*!5-6G,9_3gq,vJIf9]to49^6,79_m=t,vI,H2m@(g4+lCQ3p8[e2Q_m71T>Ez$>o!2#NPokIWah#3lAB:,vI-41>SO24-jGU0Rz+s1-7dpIs+sR1UeEj01pX<1Rn%2",
-    "I]Tg*4+uLC3&sR58Zk4t,vI,d5CfwK4+uLS3o_[f8a1<v0RzYr1F-AX2s.AHH2<Ma03VkPII!OVKMFZCGOynOKRr1#GOphNDmgLC9R&E-0uQnQ-/uzfIW<+-0Y5<HH8QH,0USAsM+5y3AF/=4#[w)g",
-    "GXO6>G&H8)0X#V[Ii/qL0/(b;53&Kr0xUB%053![Hlp7F0Q(vaq2B:7vjI6U($4@rHZeB.FGV&n;8XBNv<J6$GdIK=53&K21uQW+053!@Fr423J_/Qjo8JKd+2]1uvjLO=Ei*CzA4N0f#se!jInpi;",
-    "H>HMavjH[$E-KLz4<Kn013EZ4G_@hOmIWWQ0W,<29XJ3VMKt2Z13EZ4F@8Ec%K[&:0Wbh9H8ubrMK$2Y13ox7IFsK20I@%z53:Qw0xdQ)03Ss*,o=tyI5-(t,vI#1m@o3]0m^j&H^;!5MK]2W11mT.",
-    "/VAkv1rM;T.[2zFHUK]FI5sql,vK=2H#v*n0RW)V5)ZQhlm#9*pBEoRIM&7kJUBNtiQfSN-,GL3vH>F<EHpO&FGVyshTj1kIJkoX6EKzqAF/=504+B#stPYgH!#q_13Nf3FwFu2m.2Dh0X8]!0xmHy",
-    "01eK<0^lb3-VuDu0O8[U4+O5p13$n4Gczy%KPxpfH2=-;H8eAV0UzN4H2:ZKKP<#hGPnaDEi,^v4/%g_A51d-,T;)Tz!3tU+W@*(p85$N0WrD7Uk2=.AQLkt4ZxRP1BKWD0xSs^7Bj)j2L+tQOCJ$7",
-    "/,vS&GB=Mq3=xED0yY322@_T%/jluj66oFmKMOf4H_:EmH8C-(1B$,^4,x6!0Uu#B00W@KEe]7yuLlGEqX8c=G=Cpc1C=Xj4+#CP4/*4$HQb5<9].<6t@8p]H,n)C8aTL(1s=ap&(8%P9x/De0RjBp",
-    "2oE[Hs0RV]oB-y4yBiM&fCDceG&BG&2sAYSFCR2D04X&$03R;j03RSY024I-A2l)n0)PfD2QxSTFCa5G051qLIRGypGdX]*88iSNFEs!!ATluk5-p)ZH8eN;5-y/K2r:X4Au.3T2[Qm69Wwv])siv<",
-    "p5*^#FwxNgKOZwPH_.6t;HLa<lDP&0jtwsdGB$z(FCa2D051qKHvk>XGM;xGDKt2O1]Kjv03RPW03$Uq03S3k03tFnuL2(kFn]LeAus;R2[8a4Au)mm35/8lFEKSSf(9QTF<ggGjNkzuH8z3+0)hq_",
-    "2r+_YA0aUS9].u4FCj5Cf&&:j03R;j052dhH_.qh03S6n00M:&9]$l2A0aRR9].r3A099O0sDgl34#M3F*N@mAT.CFI+(/.1,7jQKL]H4GJ*piAu.3T2[Qm6Au]9OH2<zmHvk>XG5@^f03S3o00Yvb",
-    "6CVdThz_CyHaP$v1va(fC.0O+Avb_pFFZIb=56k4BQr1n4:[;m1@[!i7(WO$IWU3)A0aRR9].u44.U*VC=9hsA2BunFCQ:A024L.A2l%m5i.Y^3FEQ@4.h2S1@h>]vIYWD4.L:n88QGLFg5<mAT$6I",
-    "HUJ+rF#rSOvKuc4H#mR-FCaHK051qPIRGyqH#vd=88!e9Fo+L7ATl[Qf&&DX+5sOmID!KbH_/3AG5[YTG5[Y5GXNhSGlB*WKi^a2FC[fJ06#l2F*u-t1^>LUHii!$AvORX2[r&9AvORSGlUEuF*$+-",
-    "4.LvV6gT>f0S@5h9wIa[u:v0mFoFXgAus;R2[8a4BQcl80_a#msRIj+hygDdI4qaq0TeOZsR]zwIGn^.FRlVPIhNu96E;l!3.%PN1P8J2Lkqd_1pvVc4.C@<0RZ;43r7ze&)We2kr)e(-sFS[pau(G",
-    "A0j!I!2:!rHaSNx9X2;n0UbEz+5rNo[X>vA95&RD1@i%y9]1K05-6cAG5[YQF#sMh004s$0-2i>4DNsi4-);rG7erJ1T=FX4.2400W$yt*##Uhi17sv99[r24qhTQHnapAHUJ+YHTwiAH8lV)9yK(j",
-    "0SB2s21gP(UK/;8A0s%W0UI#<A003NF99>*01@3)8!@YN9x+^I0m20mGyoek03RAO00OXK4>uDM0]Tl.1<!Mm2b:TeB[.:X0TVKb=KTz)H[sy[G&V6Xor;kw2e+-TBQrN74+f&)0T4Jx1c(]9-NbxS",
-    "J]6^&046Xv00RERQU*Z+84nGZ#RESMHZ(Rv1BU<02QUC16EpxH2r_d56FEa42Q:gM6E!ga9]$)99^>bG9]$/B9^+bHF9.U+03Q/K03Qf503Q<N)&m__F@ETH6E@>9hXEf4HUKXbHZlMo1_LFI6F4:i",
-    "9]$/B4,S+A4,J*Y0_9od*JLFyH$x8a2;59Y0S@yp-Q:D:G%>*(6FC3f0WT*xFqFjuGdMRnL/PX7#RCpR4.D4p0^ezFAC$!d4nz+gl*I!ML;0h9l*I!ML/P8_#RCpR6F2^57nH:V4nz],01qFO#RCpR",
-    "9].>y-Q:DjG&eW=KT0$/Hvm5kG&eQ;KP)siH2;rY4,RE72[bI*-Q:D%I5-r;FAO+0jl^_$4:UJ3nE<[fGA!HS0WXmPI5:-N11^9YHvlgWG&YI>7B&D5+u-EM>XZCkiNymi4LCOdKMyoEG<Su23o]U+",
-    "-Q/qr4:&i6#RD%iH8k7d0Y4oyH8^u3vjH;UID8Lc+u-EK#K!:,VcX#W0lNYZV%y-XKO8hPGXMdl0uST;+u-E^0yZ%,00S5U>w0WPkO2gw.OL5V+u-EN/J]gE:o5sc0w6B_FgTR_A0-rH!2.;]wI_i%",
-    "Co(p4E-2A69^PEk1[)4>7Bn3RRT46F9]bf3A1E[G0U.Fq)*lYP0unbL9ydG!s<o9[DCq$qF*0,k9SL*./L8P_bRQ<&/m91$HXR9c2p/9b03RqY/m8fn9ST(i9^aW<&yX.:y$IXk0Y4@-G%=4N]C&x8",
-    "3=Li>0Sq/0F#r#1*Wm#O&D]6a2i4&L6gJE41]MlN-KTz4p5z,7IK>Dn1FQiPG5@-4,oyg_tneuW2p.DBt=pG;01sr]!_+iI0]W:k12wP#6E,9tWir#<0S:$Z9]JVr!_+PF@7#e-(cu9OxB:(S9]AM1",
-    "0TM9)4[guk0Tnjp.=_T3+Qb6<l1u^SMGr2]-Q/oNH#yGX0Y4iyG&arQ0Y3-eH#YzmHTRP=8a4dFVFACg2m&Jy9L(VX2T_d_!5#uo4/(A_0S-&jzpw!UXdgZ]%-5n(H8(H,02L2C%-5n(H8eQ<02L2C",
-    "%-5nq0W_&hA2l^Jr3D9Q9]1T3A3rz%9]1Q2A3rw$9]1N1A3rt#9]1K0A3rq!9]1G_A2T!n7B_PdH8ubM6%Rbj-Q:B1HZuSK6%Rbj-Q:B1H8/nO6%Rbj-Q:B1HZlMJ6%Rg$1Rnu003R;h%-5nOH[6-N",
-    "A5SyN-Q.:rpvh7)H8(bU4+GNM0R+pz2OkME*r5dv3pyVMH2<zAG5[YLHpt,t1O5jCx(g2nIv)!(bRQWw$l(D4:I4FG4+uIR1U3K!m.taX$l(D4#s&lG3J)E_-Q.siySh3L2$lmM1UWhqGyo3;iUc17",
-    "Fgp@6@3MgPI^Z!S1TPvjHOS!s1C$U0p9l[KJ0A,(b[@ry$l(D4#1jLp2oDH59]Sc31L6W7mklt--Q/oTHZ/e*J_lM_J2f:o00OKJ53&K;y8]pXHpt,tFFrOl00htz49MXD0:Awy53&Kr0xUH%03Sm&",
-    "$l(D!H8n8+0jkb.53&Kr0xUE&03Ss($l(DyH8eN;0+AaJvjK;G0WCN&v#A3wML03&zyk^fEi)<KH=d(gvH>F<EHXI&A4N0B-Q:80G%=4ImDF;(vjLO=Ei*6xA4M]azym8aGtMpolm#!e0W&zu0v$L2",
-    "A4N0Zzym2YGpQ=EmGTQ8vjH[B0xdK)03Ss(,oOJoH8V4ZR]CreAF^_604+5%03Ss)+@t1pH8U[C-Q-_3u6hr%0m^j[HZlMoMK-:N0^RyJ1tK=y%K[&:0X6>GH!uJXMcBXt43FXk6F8Oy53&K_87wt7",
-    "053%_H=]@uJvA_h00HCLdJnS!lm#9*pBEoRIMToaIyEsk%K@$F1s]_iG3prro+AvD1s>H/$l(DzH8C[+0;PsqvjOt!0WLW(stO,QIn2NVJ2f#f%:o0M1s^8lG0g%EqZcm#IWWq/0^QI+0Rq$o55NJb",
-    "-Q:D<G&M5,FD=7Sf&m^l0y3%L0Y5D;H88jX4/sWLFD*1V03S&(!U6)Z$p,;lU/lg1MGDmi1I3Ux1o5Lr4+GqfbOHG8K<S7Pzyk/N=&B4nH1L1^1O1X+F9S6:t,u2Y<4]O45-8Q$-Q.sj03QrB03QJ_",
-    "051(SHUJVZ03Ql903]m$iKcY@zNZoo3d@XE04)y<%i#e(5-,wB02(#@4!cS(1vNR;pbrLs>XiI7$rJ&WT<M!V@3osGGd/_NyfY66xY!#X0Wr*q2;MdxF9-;nGdiwJF9ta;[LwoCqDl#l-]l-l4*]P_",
-    "Fa;LJg8:&ZtfdJJ;d&iPoAG%8%QzM@Jr4)[yB!Ubst=)6uD1#/0XR9d%M/1]6f-:51.]P$11Ap*gsc(-Mh=&vtP&2N0TD3(AvrJr3=oH:4UESQ6FIi>3llkzgee2fB<UH[BL(yY95.A<2Mdhj6(1Qm",
-    "lCyaLtf:eO0+[0+3b3IH4;:vZ9R$goBn*/h2glZ63(*G+*J/-N1Nn(m2$.w>4s#C$&x0N#G&zzi4+FK;UIQc#1kVZ(GBOV$qvIU[yD9<.9W]%E3.H^96Ex#04*-sZ3/XaK3lA:V=.57ftm7R5zyS,c",
-    "-_ft:+4Wrx.pB:wuj3sA@];i<Vx)!)KLRr[Hq-3R>Je^_4cf-H57h&wh71C:iwXst-&Klhx8ofFh%OHVhX)S@$$]>o2sttD[viaY(<qZvzJVSeB[A69UJk0iP7b#9B;R2,B0mW<FgVi<9_n8&5ibEY",
-    "H_.0G+X<d%(h&lihzJh;[]5<bhzJkl1Jw^+mF[vM7c.on0.FUY00.8P)e!;E4<1/vBRDl+4+ypAI[+RJQPUAG9WgQhFS!9YH2=PVI5q$e1k;!#;4oiH-[($X3HF*54.XYLKOZ;TGXOsdH!w1e>aQ$E",
-    "H!w5P5g#Tw(h&_oy,o]!5deux4V[/$0u_.xEws@F88Yh-A0alQ#t%OUEiyT-0sx<W6%P/*i!cuY#q3<JiZ&0X0mkfJ2(JSVNX6@44!-Eo!4(R>0uKYQ4Gw<GFApm-x6us>iv$k:+0YpU#q<hG1vNLf",
-    ";F/L^I3phcIF*Wc0/sGnrl(6OEj8tk5)Q),4xZ$406@A@g^NRG[pAZE1U09gHU!thP7e2)R0oghMIQn)lC:NU5T5^8-PVL&1)2d9Gyo3,m$WtyAD96L#0CMLFb<QqoKzPw.,H0I0@@,B4dcZj3jZ+!",
-    "%b<@uU=)8qc0U3#IXJZt0:Aek0wE9P1GNw@GC4Ja1RoVPhZ+Qixdi]S4+4i81SABHMFxU60viCex,kz0kPrYK4.+3f2hi:d0tg1--_<#U0RZ!d4GY4p4H7xOZU6@e@O=#yn*k3DyOA[xhXDkyfFcgB",
-    "2nmUi9t=w!4+gos91WEl0&WBJs&WhZ-]LEEji=))ACwyp53uoG4zn6RWH_Z106zvYIWqnUA_7r:59b5=2<*H^FAF#^vl.JY0Roe:9^g4lpFA%GGc^n71GmI/9[<O,1tK:&mjMp_=g0g[oSi%@3Nto_",
-    "1s;<5iUSWVavuda03Ss(051hGF:<b7HvkU>=PfB#FyI6O:cj_dH;Q&z9^Y5z3.Hi0FB&y7i3_C=T@Y7DhXIESFJ(0_051YJH2;;dxpEKX1Gc9X2(Q:d4+)111<ezB44=g,0T&+#E#9ex0Urc5qrDU>",
-    "2[t#@Bo6@RN(P;8GY.:/v:qKd@J7Y>74Y#,2CKMo4+8Za4Z@=$4+pM]6(0*Tp#c#z01pN8Cj*HA4vqs3y>=CL>W^fh0UrZ2>W__-H8lVfHvkU]<3aCh1Tr^I0s*]o2<ekX0unX/A1XEgFAOs.%v2u@",
-    "G5Z1,HUJMmrN0bc17CV&a&M^;3/Sv:ufGfqfUpe;iS$no5Q4)E95SxTb^t7uEO@Mc3z<AA3emU$4=OZ8I]7nb0>hwN0>i9(2P]8@0S=U.pE;gBhrbL0::dvY.Ay&UB[u)Q3.%-W9ya3z2Iq$&4+hQw",
-    "4+f&$I^Zk=2oDR0Rs^Z:rQ[$5s)P[-y>Gx#;:H]4a4U$x2nP9%HxCB,ngkCD@JN37zW)&dZyqwSj28yjG78iV4-X-+4,Wy5l>CW1q#>Rp%CKP[9y5aj2.%r5g98r:ikuBBHZ+9-FAp&=h64tUtsx&E",
-    "HHQNXq>Q#xu.^d^sPh&NEr]mUV$>ry0:^sp[KFT25H_e6HZwA0zugWGF.K7u/nW4]VjnUw01rlnyB7_6kO2;X0f<U74:+=^55)zs,VP0o%;uAFp#_4q2Go/r4+wz/4,Ng_4i7e01<-XO0J-$$ATyqY",
-    "8!rPfFzxRR4;eH_4S]JAKP)XaG0E,;4dR-@4>3+U4HYr+/;xDn$;gpwe/PtH50BRk8ZiJ5B,-fK3Zu&o4:VK,su:SMTn;le4;A2RGBN,Ub:EE^4.*zH4--744i7ut0^lhz;mZ7X.=u.01:sK*C1ek=",
-    "0m91-0qGPEtOMSS8xJJH1rNLe,i-d[umv#y46g>e1gJR.DF&%I9_3Z@[w5wb04*[#04+8*(K#+TGSfLP3OO.Og*FVa0SLLSXFN7EFu[pC6*!SP4,1a8UI*#;CJzObiariV2$;w#1F:%e+no&wV*/ru",
-    "U/GP8F9tC(W)Din#W)9y(r=O*M,7],4,J3.41.>S1pS8&4g2>P1%;6,1iyt+1Ci4*4X#,q12+6x0hgBy4-k*#S[=b04*/4,4+N;5dJFv$3F4Dp9]$+k*cT4M0XsM[EUJk%14RKI2[Q+wkAeXVo3#rU",
-    "EW.tz0pddi=!OMIo_9%X![!eU0*0ql1LOe<2AS7A4+(Q02sZGfVG^lU3Y/*UkLpGSvEcz93OA;G7Y@NX#tI1KAP6Q8Lhaoa2NMUwqE@&]:m&vy2!!eu4.(80BrZTD;t&W+2,w-U4++ewX9mP;4wi%!",
-    "1*P[j3,<selGF+f)8ZHd%;bp^U/8KK5fm]kyB!^4FuXwyrU(xO#ia^)G&rs+1B0Oq9XS9Bn^,@2IrYUB2:tdP4X)A>FB_y9zo#rNH#Wft2#1;,0tgQUtb8ssFtX4%6g1lXP7D6B6$Jbz4,)-XPzZ&a",
-    "aRCSf+b#y80SCGb4xghe0yPb.bOKTZ[pSxK2Qldc1&g=d4$006G&VCVg8:Pa0SBYgArAs_6f*!H2[NSPViYrY4-RGe6$hUGg#jN3G;mE>1doR[4,&EoEHgE%,Bc1X=9_Np2Lr=eM,K$ByB@I*=#_2@",
-    "m./m3G+++[x87L^ihwf(v$9bRx0V$J=SDe1<+%K3psY*:,_VL+z8eRb0S=F^PzIKaGA]1>Gq.rhF9tX;wp0_400v.WuBV0p1ZWQi[Dn0I;5Jc93xm)w1+BGq4*]ofEG9TOL/ObGn0OO600GgHJP61X",
-    "2c5qk8#1W]1lAi2*whUZF^n_6yM@YKy!Imx0m[4@2aU)G0,@kz=[<=VHsjd_1o;Ua(D)Sz5*97>FAV;d4,W#F1rG+8=9lp!,W;AClZOok*M)Hmx/8^G69gs.9]W,i1C$C61oF:Z9]1G>)d_f$z8xMk",
-    "n&AoyjJ[YNG[Kx36g1ug88gI/4G4nW7Y>otCJw5b8wkMRG7kmAryU-yF#rJ:3WWDh1ZEEf,Nz=o1o7.[E-u[l0S>C/kqiJY3BITm28-m<2Cdg94+Yu<4*,n-1eL4@4-AaA9TGSI5-p(][)8G21&#p.",
-    "v/9#i!cY$a.(nG[wU,;RDGvr]4+EzK4+gWmPY(u[p/^yB01p2F5jX$.:lp<S4+fS24+QU>S@Pt<0^mRbp/]&!0X7mgjsX@o01pPI1quHo3H^ofjsXuFuc2)KlxGUZr):saF9.pcis%j:4:.j)Jr1c1",
-    "2b%pFFB::GrWOg@za$5*rzs1N%S#5J@D70P=_<#-h2k6vI1)2AJ_%8gm:3Tu%byiEGAuJ:2fXeg2KV+C1Q@@H$$1X_ODi,i#,9^cw0sXEg!L5<H_.d;hRaI]%D7oC1Trv[x/Rr@V,4wu9tD[EM+3P5",
-    "7dJ^^0it3QIl2%8px>e=4ZO<E4*.;120]]tH#XUc5CVeCJOWbz<TCI=:MR7@;H3OYoP,t*xHlCy>Vx@EH-Ml%3%S@LFAp$7)5ro2h5@w_/L!yx)NBOl83V5y4+Fgl1CJaIiO5S2rvZmUA2c!mFMlgB",
-    "01n=kj[z.%HHa7mqs$8p-$s0b4e=Rj45q_z8Z46d84Pj+guMa]8v<ug4UCEc0-ta@Ix[deoZ]^umgfw8FgG>jH8M4xw,o</#]IEGnoJJ;*t#tS1rF;0d<wdOGcz>gih_#f8W1(o@_nXOQW@Y.B<YIe",
-    "y,x)88xI%1*-5rXG8[IF1>S),EeXFX1,#BB1E.[]4l<Dq.@<ez95s&z4+WD;4+FbS1f&NB!Y2-4unhoX47iB@1;As!0]y:4,&6(n>yP[o#Q>dX0nY:i2M)rv4g%!3EDQPpFAFm[tpWj)@Uwj&A1gPl",
-    "0x2-wXabv44x@!<4zB>RrPUS$2M,jl0va:@4y4fm2,yh(x]Bl#$U>bAsum30s2_Q8v<HXx2M(jIPbM,q$$K9GHy[/<01pZJq,>qtx/#W+2f]YtF!&+<jTJ01HuVE93o.nT0K4!H3o-)oGxP%sn&Ax(",
-    "0@dbN05Jds=W8%O2OktR<&g]XHvk$p00X4Xa],eU1IM&.9x:tw7%:0^*AD>S95$%^20Iot*n1BIp9TxL2OkhLtpX0/0U9[_1clx;3,.[aHo*c8U/IoNxda.AVFBhq45.PHle&H$G<S+oqmqOH1Fs7K",
-    "DGi;n0f++zAP).l1[*X08#Dk5u37>_0WB_&,_%rUFgTzF5HQaw3o[:GHlYR%lmiT$ng-_C+FJ_,2<far0_.AA5ikG.ya57%wH*VQF$]-v9]]zn0u7==Dgle+C/WdB3/bpO0t:GQ1N)!@45SJV9N7W^",
-    "l$V160)@X_w(S7[%lIV<lL8+LGVcr^HaP$.0X8@x7B:J73(cS%4E=X+0y+n<1qZY70S3-y6dX9Vw<*I@GdMQ*0]DTSEDJIpMKsO=4-qW$0tPSx>6Gnr8!=/d4-sV<2-SEg5jbTZ05bLi9XFE+KL#=5",
-    "IP(kwGaNUq0tP!DGdA,KFAXv;u:uRr-R6Ky$a4(S2M-EI2@e%+VF8i<3aimp4*:N276zOmPa8NZI5e*&3!kPo4,ER32nY1Cbsjje7e5F$FgM%*2rvWD9^X<L1mfrd4,75^.=mrII4%yQ/mG&R4-!NB",
-    "0v[YL03RGJ03RGJ03RGJ03Ql101O,gj]:wtso;]+[ow)%(9An7GBMBV4IDBt0x%IY01dMs18ov8039[^7dMax4-H%P0uKkw(,j8UrU4!=I_X&Z2M,j*.pKt64_qfA.pK@>ivk0i(FP8&.pL)(F:fCc",
-    "HRS=j4[ahhIRG6q02nnr4,#z$kK6(eSJ_+T9_3nB0uL0P0Us1JmIMzEo&gay9S-+V/:iGt0uKnZ1rHVO1@iap1s<bN:E8km6rKSe6g2Gt2%Z5Ck>OJ=0s+6kCjr]54$9*K2Cj^s3[xgCGyMe$u!I5w",
-    "&A2xWW(4w!2=_0Q2C0uo4Q3cJ$@A//9]SP_5iu++Ffe8Yq:xAiH3)tN=2u@#1!fG*5&&us1DoUm8aZ]k0(AnNT:-R)F#:lE$=jBHumT,400z>PNe!6+2,yt>s-_tQ2+9E-1vvmJF*kP(b=<_L0R+JW",
-    "0(cJtWdbA*0p9[205)YEH$<A+>yQbl*yI8a7IrT&D:VQoD:T434%g8g4+Xu)X$t+JA^<miHaU=$1^>FHIRF$hq.]O:koG(hGNPOX41tCND:OOSItG-71rA38iv$iu9X9]UA2$FUH2<Jc01K!g0-3!a",
-    "S>4%91q*=b7cj+(0RcS[Fjx,,sRADYGyokk03QJ]p8+2.H2<3w9uJNKRt@e_o(_</G0g,oPBb!_0UrS[039/x2rmIMIiCR!N0b93D:(ozb!@9,1I-H2kY<-LCOZlx96FifbO3,N0[>./1iY114+5lP",
-    "1L;gT9[<D:#[mxsrEw1,@QvQ=@w.TSl3xOo/^Zq7)SX^t5Y<vrEiEx.0iuai9]bUJ9]](D.@xedX#mTia^Ng60Ua[[2#szBX$*s.0S4/,O9z^a0/M%;4+ho&9]JT11HE$(8rA=-qlYCA2G#)]0yO[&",
-    "z_f=M*Z_5uGzx-/Bm;2UD*)8bP7emy0UrT200)ERCl3m58#VwEHQbm1F9tL.,T<y0Hvk99@#KK>ZyPiKA_P(f.>!,AtGo[%0XT05yWB]+3U3/S002Ayi>cFV1_^dU9]1W42Z78Y4+;J<FaQCvRspzU",
-    "F9tO*)CV5[FmVU#;jH[caT>;T1O$ueQa/YQH!-Ns9]SRR1IGvt8=[O&l,y7s2RPmV4+6:v2iMO<4+@D=8Z@g^+n0Ag2P@,/,T<B+(g+99u00PN,T>YsG%PtW01pDv2nYGf9uErM0UI&=1n8XsF9$g[",
-    ",T<B++6V[3m<N+qaUTXS=xt9:Gn3-K4TYo<6gG@/4+H-zHv=eB0f+t,4,W0P6b^R1uQCqNas]DaUj;mc9]ACa6gKQ;4EFO+0.*du2^&9;AOx)m4+@JcGy*vW$lGHN8K#zH8#w;HEwqFW0=]^7Zw8jZ",
-    "KmfSLR1X60yD.)vZvwww4%7kzv!n]R+ol-AHn]EP0yMw&83yUAcMF;x4w^6O8!L!@0SThSCmS^a.s1a/0s.xv1+Wqi2%FD&4$J@t>V*>r12c&5T=]K9)<%c/bqQ4om5pKssFjZa3)jJ84(>c70;;FN",
-    "1]Sawnzjlb12:z.TMmi5EDGK6Sp.)<It%n_4,15,Yy>fl4+F/qeFcWBXdeqX$lEv%3LYN[H_:8[GF@&M0Rzeh6J7XI4<Ui]84m<R0RyGwA@c6:0Ur%Ap58bQ3,.vQHUJHr!6gd9%8&sUEx.h.eS!oC",
-    "zur-]jFMCb[-6yq12X=s;q&^7*)[_NvS1%:UElr<4>%4cKMyd#oB.Caz^aaJ0:*6*29KRo4wL6LBr+@K4i5:]1ut(aG]_e.(*ZFvHq,+gGXMtE3/adtb@H4dHWf3j.OLrIGS&khaX0@U(*ZXC9]ko5",
-    "4+O<_TMo>OdlNJ.KM61>Gu8tyaWOL20^s:zfeQ^<pr:pf1T//AX$]u9HWfAAj07JFG^i+kaW()S(*ZdE9]k!99]bkwmvRi(0_I#43m*wJ*8;wbGB5xy(g8Fu051kKF#sO_Hsrfh4Y3jxH;]8O3O3gR",
-    "A8]AQAJYLb01pSU5)TB5pd1^G*c^x(whJE$H@fCnaX0@U$pJC]4+*Iq4UmI,7B-PlB=xs2s_isotm9Au@1c.OR1TaI1Lq+R1/x%a4xxZe2G+DR4+M>39v/fUxYHjA*O+Gl4hWh74+h=54+i]98xH_Z",
-    "-ZOqe=a:9Y@pg_*lj;T=@.!P7U/Ih90UrW1051VCF#r@b03QJ^01pTG:r4dN+Z6>24+X4-Ck)4[9tJWClcp9GF@0,C4wR@D1ly7h2c@T,4+qStbq<,&]2P*p83:P+4h([t4hD+Ibq2D.R0^jbH!L#%",
-    "7C6+20S/sr0R*d-0SkqXB;=quOa:eW*]sVl130*e0S%nISsw&5x@>b.y#fx5s2:7g1SS]ZO%1xtI0PmDg#,<-xVBLQquERk1,7_Z2A,ue2FXt!3pLA>0S/ag5d<1d0M[u8D.1>q-+X*q,KrcLGQyt$",
-    "2cp_t38H8Y>6P%k@Wg/e:IDYm>*x3pEe@3^3.&qSTLL8x(ezXa,9Qe6kWC4TJ0Ao$-]3oAIr*6Z2D.(:4u[7L3-(!T4*:4yFCsHFn[gg8[_ZC@L.Ph79^f/nEDo=&4*]2PQwgY=91j;:.tq-o<Sa)=",
-    "1(fO_7d58T1@b3hH8J/E3i@wl2FAG)D/]5=m-oOHF=UcZiS7:vDGuEW1pEdM1:%]y9y5#w6fKvQ0Urc5iVhzIH2<qn>zVYV4x0f4ngJgJGXNh6HTVo46E/zt4)>cQU/Ih90UrZ203QK202DF+4,];H",
-    "5-6b,$VeD5k=v6^<xW&v1vS!_0SV65P6zVU9SX]!4GFOf2)mC,9]$#y4l6b>051zRHvk;n03Qu903I=[9^qME49L)5F9bI,iVg-h(@Fw7HHr/m-M8Rw0y&Bf2D>mS42li_rH_i[vI>@J9W%DGKLnKv",
-    "6F7.v9[<1@1/Y;14-G3JKMFK6GxiJ)iVg-*ur:n3I]nWg2aOIJGw,JX4+QR_0S/E24+N!%8y=Qa;xz6>!j2aNfJH7bHrE9iIN%T]Ej2w2ndo-7ivD!_yaWfj$zl%#*=Oo&0yU8i6FC4KHo&F_1jg1H",
-    "2SOS-nNbCfya<]x4+p!(9_m&J0^k96Br,LaNDl-y1Rgo:1O<8ek=v6]>Zc4rGXNh3GusLe2LC1:1_SI7WgiGJ+X=2PGWQt[+X<F<4+oL_4+n(*TMm)]1osXP755ntFaR>&IV]Ps6$fAs1nmnOHuo6<",
-    "G7O5F90l[DH3!*,atrnr3F<sL4+ZTD4+yf/WDe_M127Kxvkor]H!.xC0QnOPG#;N%;F$>=m7<U.1nmn7&gp0l;F$aB+!@MRHSG%lz#0yV.WL3TtxW/b2-^<%4CMD12$H^J6Ef^#4+Qq!O#xCL6)=4#",
-    "9^6wh3J&ZG1)aMA1GdNx2QCi/:.bL>tsEZ&H.SfG1U57_#swWT#0v!6=9%:xwl<y783n,NQ3pK=@/$*YIm>WV2D4BP2A[rU48n__1iwucG:i<m#0vz7uo;$K4+F#t9W#u)8V;i13l7cQVg.LGI]i[A",
-    "3tJxmHN*/OGXM>,u<<f&F#sGfvI+,i4+XLc3$YglG9L*yvI,9ru<;<q3I][h2a*9F12g_+0nH@>,^fI66R[TnFawv;2Ly^w6$fAs1-h&.1vRh+8!=NS1h=C%H>*392h79)3DMsT4+z8y4!g5)9^6]a",
-    "3mrKCFAO*=04+E%051;YG5[($HXJVmFfham2hh!Y4+F#t4a59!4+nvqO$4.948#ir%byGbCm1+RD:6FGA@:]#6E;&P9y0(2@:IY43&aZ!kOU6_jHgKgbOZmjS>Uo-1IURP1Huds46n^u95TmM4!Y6_",
-    "4(Z$+2l^B61f2v0u0-#&!2t!dy,FT5s#XQu[T_k+$oqf+FAX*]vAlEx1@cr_GB;,@4,1<E49y!8G[gZ91Hj)q3C.V>xc5_Do6v#*48T>fhz^$(Iq3oq8SSwFBP^xe;,m7<ng/-<V[jh<wBZ2=pR5<L",
-    "@Ql:,(g=]8s^%*WSPuq)p%5.#HaOi=1moEZ4+5b/9[<0j,wy,$!xawArvVQ<p=6$0Pxa-j4+@$a5Dx-O:JAO;&S;z)umJ.9eh&q_=:hRBrf_,6/zkh8to9oQCKfWAwgC;ZiLn6/#DNC@;(Y:2i;IPe",
-    ">W;68Hvl[[FgE^%3=OqLodE%_j9m*eA5Juju:l3,u8#o<&Il4U03Rqdjj-g=Ob(5)0Rb@[Il1Og9^7A7rU3%iwq*,5A73>&u:lU>0S>yUu:lTD4a]fC0s6va4*dZiiUBbCumK!0:f%rU+z1Z[-sXx=",
-    "x$ZCzPm81h9^qR)10NJM03QxE01pJE%^fox2q,c)011B*GBX%8mI4dM4,Yf+qX8cfH.](-6gL1L5I6t<jPWxH<k0*E:;RKR-TkUnGCGQQ1g@iQDKI!z4%Uh*4(X8=9]bqAq$U8*%oGOn4ihm24:*VE",
-    "a0&Yu4+q;hRSyI0BM&[r$bBCjHUJMI@>o]$AK&pAFKaC_qD/=i#2OCivkeafry_r(Z36Q%58MHQ[BaL&xC0Ld+L:z_1_,T4a0lE>2H71Cc!K.K57Ys/10M!501pO,:2L(DFA2[j4]sz7aSzl1x&t0G",
-    "00qJ%4%A@.(!LrFsXh-Qg8Xq0)B(B!9]kr64+8t(0SNo/a0!nr4]sz7aSzl1x&t2uH_.d<hv[$$q7ekr+zt.Tg8Xq0(*e2zF9tX-01pO,:2M761>AOO58MHQ[BaL*,(e2M8w^He77q&5[3-&,GuntJ",
-    "432>n4-rY:Qx7Zj@)nyTF]*Ga4n@L=(pC:Uu+3c@Q8JdaV;UAsHaIttmjW*rGB;nP8V:ZX5CxB&XaUCL4,XBahXD>2mW:)8H!a!6C/Y+c0_]E_4yywX7PW[051]3510R$DH2<zRHtYrt!2/Hvw2T1[",
-    "p#i^IACv($01rrqiy8nR1ec2,3C[a84-ZzMZ4QNUFFQCiybd2wF>e#F0I5a_k=zteFUJ8hGJv=mFO&f;HiH8Xt=xeGZXcBaGVKK)#[oG2ACmz&054B7F@LdN4,fl<au>+B8xIAO:ly&fc;7^7I]uDo",
-    "0M^U#+z]xTQ4bHvp8*2VI]!t:RSyyKk6RB0%#]7s3c>+1G(ry+%9R/e.cl2,36jbX4,D0x0S<+b4,)r^TMr)N0S)SpTMrrI0UrT301p+op#dH=-[gv6mXKQy9=(NGf[.Ge7vljArj1Ghkz)<FznpCr",
-    "G]s634[W-Z8Y;z3*r+8FGM@uv2c>$6479c<2ZicQ1I2R/qu:H4G%P6^1T:_o4%Aiz:Q<Abv<-I[i<E=/../PthWr![1j6iEC=j;z4b3G0#%T@)t.oqD1dqsF0Q*)3AP)fjsR0hGzaItpp#lr;*iR0y",
-    "1>j,KApri^ARh^enjZim9^P4B9^GAE9]bdtssS%)H8cPqH8j(,1@iFr0WS;SG$9@iF#iDzlBxj,f&vc=lBxj-)CC6i1P+s@0R)>S4+Q6_0Uro9ld1s#j06vI:z4r!(*cu]0S=R>.ZBNGuGDP^i,jNs",
-    "pXQAL9].[@ssRAw1rKuSmjN%*0W_lH4+p5=YYzpUy&Ve3N(k/b89xj#EHc:xA8]MU57Pm#2M,76N*<F;y=CB5/Sm8YuudNfGuZ.#aWgUiAJYLc03QZ206zjaEHwZeGyoMj#VQ[RG^!]maW()S(*ZL8",
-    "9]kl49]Sq[$ZsD6HqaITw2TiA3)urNaWpUhAJYLe01pR-gKZB4/f<ol#7iYLF^fZf3=v&V4]2T[AJYLf*#jR2H_.d<p7n1Dz7hw$$[qm7gK,ZG+5,/Az7ikF0X6=+3&9-P2RJdxNDinS0pqA91HTIo",
-    "6SpA>;.WruqmEk,7mY_]6705T4+V,zCpI#@C/NsyHUJ,.0W#Xs8b6Z(Ha0TbJ^)RaFq^dtHaFxY4,Jq751]2zNiUQEIWWfq9^hB%Ne:#bCl8;ktOE__0rLhQFEfux4,:g751]3Y10R$DGXNhvHIqpW",
-    "=%<1Py*3X9lu0TyHUJL[;+>0Jy7n6*Gd8C81PqHeF9$d>wLC8rF*W)z4uug95_QeJ4.Yn8CpbAm4,tgS90oZL0qFq.j]vYDgE9[S+BF>A007bq1]Sb1/K&@.GC_g#z]0&5IS&En0S>7KGamyu/K&rx",
-    "0077b1]Sb2/K&Wr03R4L01epRG!@]fDIWwelPLv;w2/WHWH,V*4+=[o4+w(WZ4)w[tO5#z0tTpo87nn6+GHLuY5]I82O.w5udEvxIerfjt/bv_J0Ai%g/QZCGiMkwIUgf4s[t4=L/O;-L.c($1FHca",
-    "0X6=>H2;*@0^hUyDG03r4+P@O9xoO!HIJMr4zgt)IpahJ>:2Myc<G+qoGAxy4+7<tMIJJqhzttgm;9qoGSndt2Iun,599&elmRaiGcW)z135R@lmP;WzZ;bPokKY=FgV+k0R.%/4K:/70Ru%0hXVrn",
-    "nidY)lmS2Y0Wvi.06a1<HUK[eGBh-+1eu_63o[:2Guo5=9]AM+lLZIif>4ul+LQqfOb,UylmRR/H_/pTGdBP&Gd2J(UNbcS4&wn2C)$(&4onXQ+LQq-GcW)zivcn<04y:z051zNGXN]yG5[^JGBE%S",
-    "lLHSY+LQqfOb,UylmQ+wz6cmG011B*GBX<BmI4MlA3!tOlmQOT0S>nIlmQM*3EGqa3,0w(4&-X(4$Gq(49KVw2+Yk&0LK9h+^#)k!qXuS3Y4z>9]$%5h65i0GT<vi4+heRSt_I&01mZI0(1bE69Jq8",
-    "4;wq,0S$>YSqH++g8:fsiUA)5ImlE8u#7qm+3yVm@TaNy#fU^*bRTXq@jr7MA2Be]VK0_gIWhZ[0SD_<4-!TU0S;o_Z6!E1i,iFXZuh%[0S[K0vuqD/xdRUc-zJGhv.n6=9]JbU<&W-,*Gdm<y8]E8",
-    "0W$y^1_vc,&rSw24V8!i6*$9=0UvQQy8]E80W.&_1_:o<0.lgF*[*R2(7AL!aWyP7y8]E70W].G1_D)I3zJR-GYzbe4-3)u3LkMby8]E80X6=+3G$H,4+QAOVH@BO0]w&;A8]Ij10U1<Hvk>7Gyn$I",
-    "O$(nI4fX_VGUEy#aW^gIAISkY01ph294[C#H,eS[4,_w<Sq_ZYOb,E*of!kX!dV9*4+esk0T;&[4n>&-0Uw>MIQmQ.lmRi/fdMbZ0XZ<N4=fIq4;;xsC/Z>j:H-5:0W.&_#[o6%1s[]FH2<z>H[jJL",
-    "7dYDT8xIiMDjx+hx7H[qF*&6T2b_QL]3D7[,GOcm+qqc^BgBJk7%_7463XRk2Rjb_s[tH001c.PSsx/es[t4]03RAQ03QN401pGj%xM<oqc0AtMg@z90j&WK65K*3F)-uFJr57L1RpLr(;cvVGIvKb",
-    "eLD(o4%0&dz<[$@1)Ik+1jecw50nDbLmv>[051kNFaQJi:-)n-Fw[dCIRFJE9^+m!Lk[M<3ITwd4i3_q0P!=s>W[&HJTW*m03Qr7ozejT/@I=IGapbg)I%//G%=4ZG5[YbG5@)t4%9-dejPWBuu:lh",
-    "H[IF+1jzIi3o[:HG^J:5-[gvT)I$zT4%9-dejYZ#*K-q50X8>)Ljjw!Z4A!m1rH120]1w-Jqt1)Trku>4wC_9D%3*@Ob*mT0r:.Dz6dV_H8j*i0K9z+mI4MlA3!qHLk@XX4/2.=4onHuLn$-g01m>9",
-    "76ib>SqCBxqTD+M@J7J.)I$e>rECug!=I[Fr8*1Fvnl]v6AuH>Lk[ov76ggCSqCBy2h:9oH_/3+G5[zxHr=8j,1!s:&o_B<nIa0bH4U4=4/pn=051zOH@PNgZ!.Ok4.O=Q6fdCxH8.5m9_;8>k=u]L",
-    "+Byit*i#R3s:y9H)B!Runm@[1GwSwi4+XJ,YAiG@y8[(C-4&X=GP;s0)B&16F9tL)y8[cZxF7_I4e2!%In#&&A8]9g10U1<H2<C:,#iZlq=oQTgUBHWxwlb2aWgD5y8]E80X6>0Gynz45g!9Ky8]3H",
-    "00iv/4[n-tZ3Cti57Ys:10M!906zmUEH;lgH_.tfiCZsmEH/9XAJhRj03QZ803QT0)k7UN>67yKi_/ulEH^FYAISkZ01ph394[L+G1Ws3[ks7TpSf)h7]M>V4-9+PSq^x(LoWt0F#rzB#90rZ0nd-D",
-    "FJUq.01qzG.8BYS0p#FrACmz%g99I^0XEmvb3c:-G&V5m0w2Z!G3=B^lmRv]01r[MnJ61M@>^-v4ayD#:>QEv%rYG])k6-_gwa>KAF4tQ@OsMp6[.oHEa/c#4.D,m4%g6G4-8Bc4/b+FSq@g41mQ9t",
-    "5,@.64$sgp0zD57xdbmAHZ#:j4tE;m006KB2X7Ao)k6c##vcyVLk6=:BM+1U)k7Z/GypFKG&2AL)Z+=Sh229R1To_31]JeJ)k6,7+yw#pr3w!L)k81%0W&lJEiyC!FAFj/00Ees1Pe1CP%+g*F90>%",
-    "00+(QL/Pv@Lk:(22Gv6:F*X1%3o$hSEip6zFJ3V,01o2-4/mL_4onW!Ljbot4gCQxivch.)k7:WG5[]LFfjlR0*^=n4>wqk4w3=8C)7g<Ob,RrLmfH12rmjbGtxsWIWm(11vwu-G0-N^$=j22&>fPP",
-    "3D83e@:SFO[=^PEhv8WqIF:-Ol&Bj7;)(D]A>cMX0^lz*Lmvb&pYQ>@HdikLGBVXe4!+R>1lQGB2O.vv)k6cxL.7^BA38Ju3W5=[%mNP8Lj[uleHAf)LJrkK1:(Y34*:q:4lfHeGu1-cZ#OUi4.Mnu",
-    "6)%+mGBedf4,m(*Z4T:$ECw.Sjr$K3IFdaNaJ2jsFUSEhF@GaS5yG//4z7lC1_U!dJQX:TJs)v0y8]E80W]-*1mHXluZD95GY!]792GE.Js)v1y8]E80X6=+2H,p]1TiqyLk=>zQ3jGdA8]Ch10U1<",
-    "Hvk>7H_/36G1fyXI4^SQ<4FixaW%UG57YshKo1D)iE]$WGS)*5wf7tZ$6G&fGb^c[10U1<IRGC9G5[Y7GlJCt4ze2nkjp9$aJvI9$pJDj01ph494[I-HP%B8uHYFB,tt)w8quL74/dxXZ9fM#GBnmh",
-    "4dtzEAD[s;).YkX0W.(F#[o4m(zk67mH_qU8#VwBp8<IuACv($03XKzH]+%.lmRyY4<_CWDFfOR4-Q@C0S=epx<]5wGu1-6odL$WZ4U#h0UrT102nj;A0ssY7&ZVO8Z,bO12zC30XP5[Hvk>5IMqWh",
-    "5-!-1Lk,ubFabLc4z&a;Ejc&RLn^Bobw)USI]=+NU-CtE1N[dG@v,pzIc8,rIXPkX:I4rrSPu&K*8_m0#^Xd[II,yj4.U[L4>Eu.1P99K1Pj+e6*29K5Dd6N3+_>q6EkB4$3!S-ZqSqj4^^8!.=&6c",
-    "-UEO6jsz;<Hk0234.+B/1UxY=Ht+!ti2:oz5)TfF#RLx%h[XgBxSJe55-8J0sp<.T%&JlzILoS1PaZK>HZ%Y^H#s.q-V:-TG<Xk*Juo&njo_ma05_+Z!V)hGF*KU/YXyt_3*p5CATu.z<k]dKJFfvY",
-    "bairWWn=19GCUs%G&:MEc0pfbZ)DZ.YY!bg&m3/NUvy.]b8m86G%!5TF);j*Y-.XGY,we3bI[E;4-VoY1g)80F9CHn(ydYgj]mChjROQu4+@Ia8wvWIObXD]0Uri7=Yv:2ncFoF24DcejROm-$uKVj",
-    "GC9$cauYZ1$[zs-0uT/YxT@1/Iil(e3D/A_4v@EBn(YJwSQ9h/4*:PR8WTCq@Uwr/0Rg(Y2<eY60S=ML-7u4d@tt$@z<SV5kERh11pe_=1j;Ek0]=B9l28u!0v@xD004t94-%W*84cRb0]M&-4+YoG",
-    "k=v.,HrRw12,/n!4wKVS1H/Ij6:^9WG7fkF9]rfFdjx@.5)OC::y^UsvN8@5[FNLI$IS!,bq<pC0v@x602nx*yaW>2>@wPRs(KFx.iZguF)*Ck9](x.Z3T:.5e/6F2lv@E0N79gngtIRllcM.2a<:$",
-    "0(1)UsV5HM5h=k>u.8N:rM5K#@G5lsv(5wuyw)QabC1q81Y,kp2Ic><yP>flk)jd]mXm%JHmd.1F^aW;0oCXU1JeNxSO%+.bsRaxsT2x>of[txHn*u#6E^nR903Rf/:,KF7dXmI3x&W<2grp11j+9S",
-    "4wnZ6,sxix0/:3E1Sko]f-.ejMh==.h7SkT%NYZv0TeWhpkEH=N).DRc:)j*2aZiFD:-tvO$M6C84nZros9trp<Sp;Zw!A8l;(:s-3*#lH@J=J3swnp2f*$T1hz_M3Dgk^2ulo+1q8Z^GY.xt-sp%8",
-    "3.dGV0R*c81F[DI[kuZ^ikk%=V@tP51Kb@UAY1wY6J7b5136tRF_rLR1d]UZGcc714,TE:CIyEE2zb74ZEb0EUuSY^b#UGa2*AA.4XL9V0oD9n1%cQD9^zdU2;qKIGdM9hj.Y2S)QklNI0S*81qj0d",
-    "2blp2Q3jn4FAFU(+qncU4LLTfsuC>RG$IO*q+kyZ)$/7RIW_$3Auuem0t%>88xH^I2<2;)ArUcz0t2+f3IIn6rv;U%&I$tv8Y^*V1q445H=LGR0GFQ/1&0hD0x@4+A_G,lEiy3x1M2].sz;l41;Syu",
-    "4+B[uF*g7%F*uD12w4fNtq%v#;RO2/2;KKq/8FRj.Cp=jwT%G.,w>Pmix:]2$^0.li5v)=,x:s)0^JHo1t:Qx;ch@vHUJLu!6g8rAP)$K%<7X-<Zt_ye,8olvKt1v,_k7>4HY!(4.80H(1wEn03Qzo",
-    "p%4!VGY.&33JQS:A0jjV3J(jyktiPmH<)N+3e%./89Jq-13Nc0Gq3[yX9xeER11x)8w/XXC.W.51lJ/A@veRBv;mR,(,H@:0]sOcvI7Ol<gyG$GO>_-(>RHN9]$os4>vYX4vpyq2B,rXI;)Y1GBqs1",
-    "#03ei7X,!%4+QPH8xIS=4JI/:)E5NIgf-@TlnM>4)2.T%aR43.0:B9b>NzP]HRE3ZISG!xbq<&I5*##@i6bOAG/-fkFAgm,/8yvp@vWdEInEawFaQpbyE+dF#Lxu^iw*>Ap92kn=IinN90kq.4(J_r",
-    "2s6+V9]to43zXd:A2v1269lSb3Wx&&(+_um,+v32wgWE;F*dssBsE/:/:rA56AGH^0]e9U0WCB$!UPF^._#^XgL<2^zXJj+4,Aa_E,NyO0U9#=1Ee@EI5(=20SIXy4KV,]GyoMa00*,b1=b-*5G.pC",
-    "93KcaX&((R03.eD>!I.b898VJ&$b2u*V!iz2WT%1F*yJfH_.tl02Vg<1N1Ke&0zr8(hd&<X&((Z03.OmY6a_V3a.nM.P#7q=U<9.2r>CP4mSW4G5[1d01J%,0cruWn^Pu=2sSio9^YGE6f=)8HID/j",
-    "1p62VlMD]7!tjFu6f-T*@>KdnpYH(/1=4zA0MG-v4eYc_4+Q+@LIv[XR1X:1$Yl%A6bQrL84n7^t&ss2Gw]0=4vDJ-4+G7Bhyexo3jpwV41t6M4,Swn2-Tz/%,2i+5Dx>Es2dLf!6g(n!vP,_F=C)y",
-    "HG%ay0>)rb4+[9rXAc]EsRaa@[ZInG:1Q7YGMn@g1k[fX42@,d6*1Hz4!ckdpzjI;yVwj3fY1dEq25jlh^tz0H_.E%0T(gi:3s#)4hP:I7&8C@o+%VIz6dW2D:A6_LIM6J4,AhV41fU;Iprt>fjJ14",
-    ";Fub9F!m5EIWYhZj>d:v2a5(3F[1$n-[gYOFAoUO2LqrN8$0V06E_:/88Yh/2!#;42I$[h4uK=ErDhKdgC!U-,RVCA*#,]Yw,E#L2M,Uq5e^Vz1Of374*feAGW@z+@8*Octq%=WJrXqD4h9(orS$[^",
-    "jt&RrNf9/=4GMe$m:_r03/Xm=1;SdY0=KeSsS*HM2)x2v3$gVCFAX*^>U/0h%=w4Tn@[pOw5/Knqp2GY0oU0g28W>lEHN:-h8G33$Pf.:&WBYJF,i/:g*OG*,Wmwz!C4Oo!gvZD39,x&6f!-ut_gH,",
-    "Ha9Uc+7%<<F#Zx0G5@P,4+w]@FAy=_RsymX0qff$2Ui_nH2<zFH_.wi02es@9].%79^qbJ6f*!PG%x<k2r_dL5Hv6V6*2%9F#sP4G5[YCF#r@Y00=<K9].v69^qGC6)*r7GXNh6FaRG8GXOO/IXM6n",
-    "Gynh/4,UK(3-d#JBQ@g=-TZ=YBzIvr7$Dn,1P+2N5-W/[1MbxU4u<z1%FG)Jj3=Q[HVNyF8y=ic$HkBV1+2I:0l;RI3(u(=1*y+Z9XGm#1P0Ix4$>4I5jT_w5e!QdG_1B<4+N[;aSrDV1dhov439bz",
-    "GubRCH#XqiIts8U0Js4P!-pIgxiA6g/:!8V4(Q,a4+WH;92PYI47!vx5-TZr4m1h5%=DIq-wK7f9yb69zl9qQ1M]HY2k4@H2aOU7zDWSnR]2&W1h]EN3z^F3$PWaR;lla#w+aH]5DyI40Sfn@7!x#B",
-    "7&NEG76oAmfV_P1gPTwjEv&9K4,w#m8wiG^0tbr_2iox@1&QYZ3GxC5,VO#723ZdR>RD1,05CHNv8)-m+XD]0>oEyS1jX.U4ch^RAvZAq05^8c0v[4N+XD[R0Uj_i0[_79+XEFh%P9kK4+X<YP!AFR",
-    "o*EwmG^!]NmAexvG&JSiOa(d&wg(L0p&TC*INAdV!]oXm0<;!^HvkFeff<]82L+w*84lY6A0##aBQ,4kHV+cp0^j_%3$>OXRt&ZW0BHr)F9VDP4/CFM4+FFZ2G@qB0<hC+K(o*r4+8wf83$S)6Ew94",
-    "2aF-GoQypSX%7O%#2E)R47CRZl$$pV+XEjZIJO5AImbf^659g_*#RE[G1_(Uwg)6QFwH_+%[C7w+XE_#G]RCI5-On_<dFk##G+9<05CW:>u5Pk1-Cyh7&QP76Yv8UIRGC5H2<y_Hvktl01pMTuNWRS",
-    "<B.Gd%Lg+!GAxe+4,)VL4%q..%LfBi9yIU+8#UnsA1FBR0^lkt2NO5]1f9N32g$Vy1UnA@>@MhhTOSiO%m*hmG&2s&2M,dvpBxVa#,I%yH[1g+Bsnnv6E*,J5-On_*#RE[G28.V%m*VmFdGvyaUUl#",
-    "+yfjn%m*(8G&KMP<sKtI<Vre8w^/)VF^UL=456PK9^>t60_a[^9]AQ19[<K17d8M6%m)L7zgrIQ0^mz42NO8^4,:o#4%q.<0;Y:.IRGm-HQ<vwC=hf[9Xar/3l9eH0]%LoC/)P-6Ap)_7!KqC3A:aS",
-    "4,;/ACpI)Q1mFh:X&y2F3DA%j4d4d=vZNagz8WtiGce%;BRMj;D,RRB3l7//9]AG)0^bH=J2Nma-sg&Uy$dWhH1Pu-1_&i&tq%a#Dg=NZ8aMz9-Rg)jpBxVm-Rg)%nj9YjHSq%-HvkFgkr)o)2LrZN",
-    "9y9R+A0##a6Ey%26ZsYn+5ry%-s,1.FaQAeEeqlVA1E:L0^SE=F9kL-00r/%EClPgO&&mprx*>b>Wl>O#l#m66XFL6jKdcW-s*_A#he<s-s*t>.53Oq10N+Z-s+Br03Q,I01ny#9]AG)0^kQ@D/[$Q",
-    "1Rp0f<dGS3Gyoq4IRF.lvLX_P<dFw(03QH2012+V7Y@Hh0]^Je7Y>pQ0^lej&/&>b4&ny[;$:(@<dFPc-s*eW3.H1z4,:W@4%z>=0=$cAF#szuHR1#xC=zu_4B@hb1_)YT6)=xbIXN,>3xk*(9[<7]",
-    "7cc,16XFLaI5aZ=-s*+89[<4[7cl<0-s*ux$]Mc(11^=pF#sYoEb.B-5-E^v4%z@90x]Ie4&nzTGBDx.1Jn,:C,DOvIHx88TLiEV1k.!l8$h7RP!9#Km:d[201p%00_a[^9]AQ19[<K17d8M6&IbgM",
-    "(hv=a0^mk12MN[891jz^3l7//4+72y9x;zUGBt4%H2<zdG_ELX&Id08I5q$Wt:qH]r;X82<dFFql=h/cGXNJb01p$+2PZi+GY,xN4,(Uv91igV1O4C&4e.jXBs0zj6fxZf4,:x&4%z@90x]Ie4$cQF",
-    "Gce)/4/BG29]Sqh2L[_(G&nFg02(#@49*7(yO]sh6V3+!-W,9B4+7l,9[<K17d8M6&IbhUoDB^$10N(d00Z3y9^>YD77p404+72y9y0(CGXMzF#2>CiG2H>U&Id0BIX3>Y(YGiSIGi_Nz$OXv<LdNL",
-    "7%.vr4+GH$4mB7w00h$q3vM3)G5[Dc01nm%1JC0S4u%&WB[bFt6F7(i4-9A;4&MPE0x]mo4%i1PG%)N04.5,22zCpJ7ZWqQj]mF2#1-^ahU=3;H8-8VCIH&l0S=(bk@5_[Il1Bn1Wf<k2TdP4Gc*Ld",
-    "vU:m_3=xb(:H@Ke0!0%zYaKE)2x^TS05UN!F#rxX7BOoHG!il_4$^c23<]YpFaR$JFgXAKAPg^d3=)KBH_/3EHvk+r03QQ300Hm*8Ux<04P=tc=9BMY3TP8C#,k+wCJZ+p2Q>OGG5[SpGze/PGXN7c",
-    "030-[9^F_y0vt2]7Bc>>8v!f;wXz2RC/<cnjuIO(!$uC2>znQsBLVo!F%JagXBsz,:jW:G0yHdxjtB#yoE#3y2]h70G[*x278ETb0.DAy4ITuz(ijXL7&bf^H2%#24CDwDGAs:,0SM5g1rD%.2oAXc",
-    "0+.B=odFD(0T;+R9XFT(EG-nr6Ey%EH2<DAt;&s0hyo7+ViY%y0SsavA2.LOHUJFu0RRXKVlN*vFaRF>H_.5a@U(ID3^PQ1G5[]EGcW)XGXNYj03RPT03QM^024I-95nz3:H@lRf(0uyH2=3yI35eW",
-    "j0Fz=@vDU.01UqaFDW!InE<L)04Fsv051;VFaQxWPyh%FnE;+UlmjmUG%[ioHO2xAVh.Yr1>PxWFGwsU#*GLL-h6yj!xkGh<u!0U2dT0g9W*%rPyyWMHV+]=jR*vjs2mQF7YT+8967.H69Uc47zy[+",
-    "0SJieUJLt)2n>3:1@h<]4yU*W4&g5yEvW+/FjWexD.2IwRTMdX3>/eKv+oH2xhM,m9ypi-2isN(EFL*n3XdifFjWq(0uKx2jR,q4GBZOQIRFF1/;M/ALmv^003Qf903Q/K03QfB03Q,L01oAi2nd^e",
-    "4,,Ql2r_c-&jJqT0]&hX2P=-x4p.AsF%Juv0Uro9030@=Ee[I+1PUx44KbJj7BW:1!38e^Ei.+Q95h27F@WVr3WtseBRDk5<MbhLFgZgH1J!RSH!,*J2<eDPUJivL0@kot1@Q7di-f5Y,MJ;ZDxcE^",
-    "1kv;,FBUg8i-f5mL/!at9^74D9^qMEFAF#<03Q)H03Qo703Q)J03RMSi-f5mL:_(>03Q)D03QoD03Qi801@9+FAF&=01pa_0uwVtA09G@jtCA!2,E<y)ubR2F#97v3=O<4jgAN^M:9F-;+F8g0S=!8",
-    "hX=k%Gdb(-2:;S64@%;bLk]g@(+e*iH8%hN*aQy<l8y*J5HmS3n*k39<9zl%*9Z<f0+fyj0HFsD4U_/uFAy>0kOdzJIPvcZ1I@E!AC@=;0JsMa4VI1wKM*rGGM<nkYz_,;2m@4J56lmkjtCJp%7>pT",
-    "FrkbHKN:hJC7z53AD#j;b@MpJ(+dyf0(K7RBna9;4c6RT1O5F63caZ,4_zkbwhIOR4hG=N1Gc9i1mxu!3;Tp+10fMIzaAYnA>4rU2oE92j]c),A_HDu0Uruj6EY$n1U8!iA1E<Y<d,^;G&D9aR]FXZ",
-    "UoQYQH6jlvfQ$$fG<-FA4DkT_83TD2G5@u94/VBj1Do])4*]*o7&RgdApjW.D)IplF;j+X3V9bXA@W/_84oJ*0Urf0R_RsOE-cxm0xu_sIPw7:12p6V02u/z9]kvh55EY+<d,aEGcYp%6F2sZQxG;d",
-    "+yV_<:yHQxI1<7fFKja@;T,i(H^TyL0SFB5j]dL10WVuHEbos94vGO1H_.Hik7f/e6EOfUVmB/Dj]dK+1OtMkQ4a#H0V6Xx055AaEb)&BBP%zANdpK1k5COH0-E3y.=m67<s9@&yaEH>n/20kumKY>",
-    "BrjVyEc1=D4vGO2HUI]mj]dJV0T%(b0S[yKj]dKm0RrDk4+E]N6EOf3G9(WVvK%TgFaRSpHS^Q#faC/aqyf:;3r@d[G&C=)4%R_otsNsbH>09!mjO5c0wxHkKMw@]k>ZCp90sRe01XR.P82hd9S.GO",
-    "=a%)63xVzj0#Xk!*=3AcY6,p_1.f80H@4S80<1(_1J;o%0c--UIMwtC1BfCHYXBAxF:3]*$wCq^Y%c-aGS:kQHNKGu0<e<%YaaqI03SIv024F,9]AD]A2_Gu6EFZD0yF;0I5YqwHaGwu0yO]1IWqtg",
-    "IRGC5GXM@d:GTN#Y99hOzyc37=wJ9h#heZU)d3#<H_.ed;(>)/)d3#<HUJMe<bn2JEjH<_9]AT2A2_3U1QRj.9]AYl0Ut3rs*;x,>R$Ri#L8;R6EUol2nWLt4-!tM2m):j>z=QSG&z4BHKvaU1OEyW",
-    "F@Ww!7y9%G4m/MR[PYP9JP#WF=a%u-2m(AG7dU]R2<ZG.8iMr+1pWjAcn/zc=$7#d1QR$s4-qH@2;XH/13V8Ji1i5s<(2Sw4,bm.2<X6HG5@+[jP(f)Jp@/+9]$o$4,MJ@9_(E2=$7&h5CeJ,7;Sk_",
-    "4tft8l/TS&jT8et4.DBG2:=lz13eFz4Vd)>PYO0UH#pIg2mm1uIMR_[1l$k]oAn6-x(*Ms0kVk*8abxc2;Esa1s=:))[>VY.P!;kB;N=LAF^_5%K]PpIRGC$Fxry[1i/#wqxA=@:KGri0XWM79Weke",
-    "J2x@klL!dS0t_112;U!e53:Qy0xdQ(03Ss*-FAaqkS,)MH^oG5vjNQlEj2X&FFQ3h.dX-p%:oUr=$7y+NguNTIn4qdH2n,OKQuVzlL!QrO%1R02;K:s53:Qy0xmN,03SOr/#vNt%:oOt=$7%-1s^8l",
-    "GtB^HfekM]GcxLv2nDZF3W,>,%:o_<0Wbg>GJy:*Kr%G!lL!NgQx5=P=$7r;QxCHN%:o@VfekM=F*fd#2nfvr47c;O1I+:tv-qDZ9xwneJ1[u#lL!dS0va*=1eyg8vjKn>E-u-/FGMgf=pglaG&D24",
-    "=$7uvu^L4a0XWS94S<]mJ2*Kq>LB$*%:oR+=$7#b0w1#hH2=I*GXO6.I5hf@2nfys48!#a1e=sQvjH*yEjKj)FFZFk[F4X:&jK4T00W)[FS7wMIRG6tg$)MRvjGQ-Q4Rl,2m-#$4<Icd3lIMW#m,v:",
-    "7&kOBHG<;+GBq,(2nU9/Py+5Y44]6/3$wXX1L2ziF9JC/iH@yagIWsS@FayL[.sh#Gc%YL04xpY!_y_+0<NEn0WvZ(WDbM9CJW@p9S-JgvIPae<&PL_EV,OB6F0Z(Q581CrUDNF*YXDdmk$Ez>zw:Y",
-    "-kg0=.I6Y%:mdS.H3Yz,9V]9En$0Bzpx+z^<1+6/&fXjpG48(uF9.X.[Ha.KEHns^wiOz500dGm2[JU#;R=cStpx=&g;0do0S#OdG5@d)*b)yI$:tmn7WA+k4*]/k0t&mC5(eO>B;1To)[-05/7s>j",
-    "GXN7f02nt$2-JE#6F4aXr;3YHX9Va04+GA%0y8!/GeHZ%.sAUXjspqT0S=!9,c%Dd,J&G[2pKeN10NJLkB9-efky.aVIE@8$y)&$4!-BmxZr_U4!8OS2)U_Q9X5vq1417cGRL(71JJe!D:gF6wE>-+",
-    "i2<<vHvkU>)QSQh05kv,GyoGe01pY>i&>pH9X37.@v(v.Bo8LXwE>-4)QbTDp$7(#>A(Cu=z&N^9i6oT3hxCUGB%yH0uVO(lnW0SowWi7=aT$QpS1!GlaB%pug81<-vxjI>-&]y2SW:^vjQVAI5i1e",
-    "9^hRFvjQ;VH!Q-k1cQhI9XE-u5-&.r0SEvP8#V7o13<A*EV%_@>NxK_=Uneg0H4)93C+(Q9^6(lvH_qPG+PC.q67_ESrRq;F9.U;01MLHDhZDKRv9(F2Mx=y9]1G$1qQ.GR0f)aISt0h3l9eT#T>a(",
-    "H_.Uj3JsX&DG<Q/J>4>c8WBLW0UJ4H9]AMFvjPj0jyeUw%<PTl/^,;8y0ZcrH-J$U0+0]BIr9S>2[(zb0xLE)/ll^]H4h0h4+r,M3Wo#$+FS;J=cD[Zk+T9GHiPUL4bZe5DmFNivjROeFg5<Ji_]%n",
-    "02;:^9]JI!vjPr/@5gk83.,]!P!AQBvjPa8/1v9e4g@S*9^6=&0_#_[1vMWCF*6StjspjU*CQVmH0@niD:OQy3ojBdEbg)b9]SR_3m*(OlM5=[H;hVM0*C<0IE1Gr4*^]t2m>lL2r3UC)A&O>3OF>>",
-    ":yZco=cevb39lLjfdLdTml>P80T0##:yZc^G&0=l0m7dG4-1G22NX5,vjQIjG4SOU1SAWuGZQt>Q5ZI-kq8a*zGeX*9]].<s[#)TiQ88R;1fJR.OmM32@:gXH>!J6038nu&,VuoYXXrD4+QRsC/Uhy",
-    "!4D4ukKacGl-j,@0s6se0Q#=30/NSS)7:2pJA_.G23QXa&FcpTDF=l[1F(V&4@9yg2Lj3k9]bh:2:[a;10xLZ1@pN)(d!2zG&1T/0puYH)9VKa(+__Q[zC#h9_d*,>XiG/4+3_CGA!Nq2L)gQlMfF0",
-    "*%l8Oi1h_#280g^O5gVf9]bvbA3,z#4+rQD4<Tej2M,F>4lFe//L8cl00d;pK$yoG4*.u%5e3O(F9kI,n+zWUHUJYbnG67iI0q_bM41d96*vGJH_/qZH8TJ&1_NAQGcq.TBM-_UnG7Q@Fogsk3Ne@s",
-    "1LHCdhlf2c1T#3Y2OKkuw*nY9<$3Q*0OpMs1.bTx0H:E14+)u,Q3j690uMWhxm*,9,K/y5pdbLR4g%oh5CW>.9]JYityTmq4tWNblm@z8c;jhm3XqRM1[V(rytIY=5H-;Z9S-iK@#B8vAPCg40]0[r",
-    "4,0>0TrUwdHUI;P[2V>CH!;8yo(K_$)Se*=B!aqJ9]1AL-UELVhaU$b4,102Tt5yqH!^bO,Gn3nEDUcApZgv=EHgR=g1TG=h=Z6@*8vB02iE^z7!MBd4Frw8R1AZudJh/N=%e$h4+,zpGZZtt2M+/K",
-    "&NB(,CkDLuQUC^HxGy6zFaQ@Z/m8Ff[1pP4pc4Tz9W.q$2m<aPxU(h;1,SAR7Bu]ZVjEqa3IzX#7y:2>2:j3j4+ZJ+J@WdI4,xjB2p2KNCm#ed>X,Pz@yL9PaU(J@/;NcUH-fT41u,<N0Mal6BM-_U",
-    "j1eO,F<*#dGQJoaGrm9$/I.l_vYHhLpVd.fG#:*p*(4M)01A<m0v]&%z!)zJG&BGQDGR>DFJ;J1051kGH_/#+H!LF$/mWF]6EFZT2[1Ci7(WIyH9Fma2p/CYj<SYuH8/Vd4+=Qx6dw&W;Z*cN#[mTD",
-    "rD+cWut=*:!qfu^;gAMtBM(#2&3ZouG%,1x2NN,+UmxiLG0Uw84=PXL7YT9z=_)Rs=#d0*zz!<lIL,wPzzzlOf(jo6H=2<b1UUc>Hvj;e[[jat4<1BXFA>B]01emLCIHz14@sj(KL-=6F[B40Ff1bv",
-    "/L5hFBQZF%2QLRWHNXxB-<Tz+:914>@>xSaGY.mXp%x<CIg]GS3,y!(4-tR+0tWaU0]pNa:9+;9@2@U-2n<,/7X=.W2J3^6FflSV<b&<=BDl8)0nbkl0,EIm3h]5r0,S3Kkce0gnCt/[4K19WdkO#U",
-    "eGe0l<Iwf+/S2dfc<CNp5-CdKdJsY1m;-km;Ewy-wFeIZmZ^H:fcPH*>9zY;4fn4F4jwKzU0V$IuLUm!EjAw!He47p+65_#I-SiiHoCYK0,&b_6EpG!1+3Wu4*/mn0xAy$#xx%SIK]<z6)<VjQ6C63",
-    ">PG</1T!=N0F*2b4xpe<4*x3yAOpb-88;,Y9t<o06aqv9[.[(%2sZQ-F9tI.@vDIwrU4%TGLQcP36f17HKqv>Ikf[H1TmNa4-i7F0]t/j1rD/fJu*2g/FI[P%7Y#Z<svLRHwQoo&H*0+Is3jI1*+Q]",
-    "9].]@+Z+,&RSyB)2>!c&@57N3Fx;3T;kEn8l](NHF.tGxehSu(0uK^W2>FtI03VS7G5@VE+aeE5@UxKjGXNMZ/Oh]9sq^aOtKA]G4^^j2p%4!5,vR=op&Abch[Oj9$npXM(UoBV2nq361*X0c00.1J",
-    "#0LY-<dytqti%T&5jX%3Bbmep4a[y1[RAHgCG(Og4+4V32Mo--1JvUj1Ifk*4di44zKl2mCl3a;kro2jjav=I,31Q9cL_4-F9dCA>6H9K$+Z:;>fQWJx_c-Y28l8b+mi;b!t)3Z1=:ha038nl>)tDI",
-    "FgVu&4,&t@Jpnfd$E=kfj<VTS7ZNfS9]AMh4GE7dKLs-0I:TiLG9M5+mF)rwgeC*_V+6W39]Jh+[sJEaG5[7hu#Hp:rVRzW/<ck3G24;X1Rn$WHUrp:DGxQDfK:,e3F*ueKL]H0G>p7lGP9vk4WR)a",
-    "P&WW0I55y,4+iCmjsXFm0[[pVeWe2e.eyOw1NjsMjB5mkVFI4sE&^Xr4*_rH1F<G-4,DP9Bn(ynuipv:RtKbwlK^;P+#:>IoGc)7Ei3_x6n!iXzmNq4yx9-A=%N91jj96zzPMZlLjWTMZ2+7O11^E-",
-    ":H@9_$d&-Q216t.Hbfr;GynmR[C=JyL;kja03Ql7#fAw6O)nNXGWP,:4l(rt6*vGBH_/3BH_/awGROe_9R]$-46AS;I5,(BEHOI*AqB;*94jFO>uK[sssj#[4G^cZu:%hdgb=NHJ1,C]F*q+KD:OPE",
-    "CO7_uCowWR4+WPo4+X2794@VkGUf*byvZUD8qJCW2iU1p4#&X*8#n5B9W[[OP$xJukmh->stq3xGt/rT0/jVy;EQuT1k8df1d#L[4-zHD10Mr1o(KnvnQRp;(cMK3B=5IO3DdiE3Y_O2GBY,jb>AJ.",
-    "It7olItBC,4!]A)yUrdD1:6G(#R3be-wnE6H#0E17Ywrl8!<1zYYc%20mTCjm(<N6>xptb4*Pc%FxcV]2kHR_-0XZfeF<;T2DfV%HIwsG4&F@<IXDaO6$h_VB<[5bwK)$0zvX)oHJ.Ex12GQ>y7&bL",
-    ":z*PEhXW4;HV,JxfCmnyj[=kYZ_>PtEcpTmgajWGH<n-:PYgCSI5=^J0=ZXQ4uuF7EdU0&8v/*:2<=S>2OBe_(.U^JGc/7c04N+g=:Gk2YzD-m2=2VnoMs1I7B]i.9X8#I76&_8oEk1QG^;p&0hgr(",
-    "426zULpU/tIaU)eM**Y:9]Abcdmjuo&Y_U&=MC[fxO):dvr[29Fw24i4xw@cxZNrMA@R1f0y>h[dIXSa1zH349Rbqm9S.6%;IR8P-s=wnku)zSG%Ta10_9Tbjy3@a4+EdTMHMuz;NI<])dCIpwi=!V",
-    "h%ODG#_lmLrWzzQH@ehN4mcS%/BFMGodYyAIX3qL4e)jc-^H,mAq]@Z13Ck$U.Z[B2#3ub4.MTZ4/REK6EXk/-#Ln8*YG0(KQ9$AT@_)p3J$FX9]1K07&!n5;Wr3A-0zA^=n@o@#g/OY1qOc)1i7wI",
-    "1St+P1j3OBCt@EpGZQm@Iu8N2:<o[1BRMtz1IESzH%;(r9Rkj23&J,7FdqUnP7=W!9]1A]2H;2<95qf40,OO6IDY=L4*=ae1_33G0ysAS6Epx7Gyn%39]ty09]AJ_6EFZD0Wbg@1_LFI0XI1SBR4ju",
-    "F%E>U0K72]2TmUXH2<Pb03QJ]00)Kx2sjffwFEB#HaImO3<@u:0n@F73=q139]14@9^6,79]1L<0xt]TI5i&uG5@+<i2=SHG&nUM3<@u:0f>/H3=X/14T%B()g^Uu0uwPd4#W%;Hv9,51v&QQ0v@f4",
-    ")T]s27Lv_$4+6[<9X8B:13w)%F*pDS@C^3:o9H48.p:1dq9>jziViI_I:Z+PrV%VSHtwAV1Ce]fGqSB62O.LA+7JXJ4,S#59v/ZQ02nX-Br!VN0]<Ay9x=sLHGmlckO2.<M+;W%9SM-SB[wzQq6@R,",
-    "*a8F00tFia5Dx(B@T@FZw_+%ZH#6$r0s:tI)3OvV05:w.jROw[yU,mPGyn_v4G#_m&:bHHG/^E>4+YlJ8xG#]8xG6T9Um4p:jf>%GBW<HI0T.(9^*:!+yV_y0UkAy+yVel4T1zCGBO(hSODe*4.C^-",
-    "0tbTu4+DV&9y#EV0^IH68xGW=Ee@b39Ul<hfdm2ZC.j6h1eWIl4+YxU8xHA#90Zco9S0&07l8yHBsc&QHvk>KH2<Cz0WShLFo6UfHUJYh024HGA1E>[1RXen2m[as4u+Bg95k1m0^l@S)Ey5Hf(Q/8",
-    "(-W[5+^[xo0)eX:4,][l9S-]R2p/Rf03$Oo03Q<N01o*93xWs(SPp=+6f*!5ICCE.H,Q8n12>O505>PD11U5&01lJ(0]evM9R;x_6oUvDIRFRq4+@d14+6Qh91j)3(H##Lf&;EVH_/CwEI.zxkL&=t",
-    ">Rt+40x*IE9yS0IHyaZ&a__)%f&;8og9rrq1P-EE0_]H=0v@c402nj;4,kY14))L-4+Wdv5f25Ayc@bog/@Lz(-W[Nga[ucGyoGhj[=<C<s0xy@2i0Cga[rq03.Xrodg4OA1O701Rn!903QG_(2<fi",
-    "HU6Lj4U+Ey4!qMH4+;]@2TBQx1@UJ/1IN.[4+ZlX4&(GJ1lrUc2O.v>f&:pDga@q-1Oh,03y2gB@2h#A0S=L#1Rgd36E>.ZFoFaR9*7hOb@J!E2pl/$k=:Ihgc^a&-T-ac)g2EIga[6e)Ey3l2m+ri",
-    "4+6E#91j%K)g2EPga[ubH2<.tH,ZEY6=RrM@2i0Cga[rr03$Ura^zWGA1O0^1Pz1-1knW!=O6H8H8^tdt&j=1tJWPK6fuMd7BK)0uF<R=&yqF]0=[Hu4-6_i9S-]R1P:&H2qQHy01p+46b@/89UlTP",
-    "f&;Bm00e[x6F74ZAc>.Rg8:f%f&:kOlLHH([TdGk%F!JeGyo42f&:=iH4cOb1B,>O9]bmo1Pp@,4%*Wl4-O;8A0##a6E%ty9_CtK4*3BO0)z,2HUJ]wGIJ9$03Rtaf&:kO2n5ju4waJwDK.3#4$71.",
-    "4usSl4,]w57%_71,/qZv[,+^k1<ZA54#1)d1fta)2O.v>f&:pGga[Kkj[=<BiWCm[0WShFFoFagHUJbip9lkU4.3pX2zCvG2n5ju4yKa:8aADB4#DRR4vW;u4,]w50MtDPLJtI<#Q>fjrPKxw6r9!>",
-    "4-O;8A0#&bBQ@UsJ@WX&6b]>T4+4Y-9yb6bH!@+A1MEHzDS@wK1cV4506EK(0_]Mjyd56>GSmSHq@Dms6od#FGm8cega@xaiysP-C.i]d,2wvEnK1>.4-O+2A0#*c1gk.16p9oM@2jBiGcbY#9yS0I",
-    "Hvkhfa^Ozs6df_!2m[dt3*3>f4724C4+r(W9T>wL4,]p_7&tW#1+wK44+YhU9S,xiOb(2^9S-]T2p/Rk03$as01p+46b]>T4+4Y-9ykCLH_.qka__,-f&;D^H_.ZSlmiZj[2C6NfE=8^!W]zJG/vBl",
-    "G:Zlfga@ocJ@L,]LI*z#,2x7x!W]zMF<gjS8iWWAj!F*]n!*DP@2ia/ga@!tISzsZ6E]^cG5@,LiWD6*ga@!D1rCyw0_]Q[0uK,4#2p>LH,ZEhI5iIi<#7H:1=b#E4%&w_4)nhr4-O;8A0-=e1Bw(6",
-    "7Qw--4*3BO0)z,2IRFzm00z&_5)UbY1SvQ/@9u:i@A8Em00tQ=5ji)A-sFkuLK85No<<t7F9b6z<[R)oF&r<f9^6%5D:yg+FAO+0030-[9^F^A95MhO3o!sIH#q./3=zCc95w(S3=f28GXNh9G5[Me",
-    "051zRIRGp+Hvk>DHUJzn03Qr9030y<4,D!995nzh3=g]_95nzB4C(=]/tu[^M+U3[4+F&q3dHyx2CGB]yx]<xFf=(^2QdxYg&qReog*AJ+C:JRSOWVz4$s_m0m+Ua3)<8:0W.&<GXNh8GypFKGB*Gi",
-    "HAfsX>W/XP0SiV4J@V!,0Uro500Z;$FAg#[(MKLP00Ep*2O.v)>5mLTGXNMk03QQ302;w!2R-u0>5m*kF*pDKh)53,teGATh[-X>m,HS7A@c7p0V**$00&$N#Q>[S>5lON0SiV4J@V!+0Uro701@6*",
-    "FAgy]030&>4aM[x9^F^00Uri602nk!9]JP:0UI.%2R-u1>5mLUFaRSkIRGCGH2<BRG7a.e9v/)g>5mLTF#s4h03QQ202;qy2R-u0>5m*lFg5<aH2<zDF#sGn01dD89v/%i>5m*iFgE^Iy)Xw.4E6y7",
-    "#sLdP2R-u2//B_S0WxX@IRmgV2i]BO5j4cY3/%BDv;2wv/pqaBQUi#WTn>;%7&8D50iCEe5-I*75YIdh0ouDT4.N;y9wRF;,4+iK=#LX^EaZb84w+sK<&OL&<E!!r76t6)0S=h($5[=v<[t;]Vh)G@",
-    "4-0.,9tns74-T9b5jX%J88;Ok7&!nAv8yNqSq_BK0UkL34,.s(9t*X-B>9;r>X8m]GOimR7BTSw4!!Xn4)+5e2sr:B4mki11M0=G4,_^l9uFh-0]SGACm$Izh5[Hh01pMOxiSwA(5Md&D_$3U3+_Vd",
-    "4-S]X5jX%37U%=Ivhp4d>X95nHZ/eNjrIo*NXYUY4.q*j6E_jD3lA8E0w=-v01pM#g)t8a$*&IwOAiC<0S)*P4C3/13##,TFBCU2>X7s.#4HaP<c]e#dLA.O11];RF#rz.pO+B>Vh-m]0v@c302nm<",
-    "A0#&S0]TG!3lABF0vI-[4(X&F1X&Le;*ShJHvkQT6AX#l9t>Km7#]im>X7i]v.;p$/mi,xvjH49>X7>n@qx4RVhGw32YC+yjsX^kIUgf3>X83*nRpKt:kSQp(-g1g69icg5$=#X12X>00W]-=Gyn=Z",
-    "$@^t7(,Q@b:zDx#8Sw!aHUJL*(,RK]goQ2,3xd2k2VxHchyou0H_.(o01qP569t*bRUa8Qh5[Hl01nd/1X&Le;*Se-01qIq%N[QjD::5:2HTWW4-SbK4%5pX4)+5e2sr/@5z@YN05t#)6UNIP4.XYN",
-    "2F2A;4-JeU4gJd/4$_6=Sq_BK0Uk8_4-1ao9t!sZ9_U+N5jX%J88,kJH_.UN69H5Y2,6cE5jg,K05t#)6Rpf14.geO0ne5v5-Tn!9[<S[2@:XPHH!ic:C7Gv1-,T+5B:uWD*VhI2ig+;#Q>7[6Au&m",
-    "0TVC)4*.F$4+De*4XDi;3*Zw2SPumB3j/Ns2/)sHW(tfp1N5(C00.j985A,A4fb_$HSNOz2wwq)ISR;52m]SW0_a#m>6rW+IU6_C1C=(F1jM/n2N<q8HKR8JN&<vU2TBhM,!(fiGdVFY3=O.Y95w(S",
-    "3=f28GXNh9G5[Me051zNIRGp&Hvk>DHUJzn03Qr9030y<9^6%5D/]0#FAOm=030-[9^F^A95Mh84C(>MFaR$MFgP(BHUJ+CH2<ql03Qr8030x*Hv>B!12PA;1]B,/kO3q#H:RFR9]JX<mjNR&HM6l3",
-    "3)$HV0IZ+[1H^R#4K^C30UsJTrosUNz5PfJ5BAO&9]bn4/:Y+oI]CyR5UIfd4[WKz0UvBK03Saw013_GN(GzO0RT/LG[9CL0W=.^e+2f;92GUk*AWPS+XD]5@+*)AbG(jv1kn5w3yP/#2gTN0F90;$",
-    "j=F>X=MZN,HVYjM+/dnchh7KwuRQ[XKn#Yn6c[kswFE9OG/u=J-4%*Y/Z=vjw6#149^U3LI^ZZ&gdPgtwjB$Fjba1%k2;T]3J#dl0]oW&E)2J<90pGrIj*z-157S3EcM>51N=Q76E/[94Iex/o$&+<",
-    "8[D2a4:s541P/u6ss#kI3O=7vH![A:1]I@5#jOYfx4]Ya05&n6iYN_awB7=[C6/&Q4*a.s45qgo95bYqdK5O%.[%z2/msAMGXMvKmM9M!/msP/FaRAj068)>HUJzj00!mYKtCHcGBWE15-qwHfB=/R",
-    "7zO0aF*j=)W5E9i6gR;@0UbGjiwXenXb%R0iwXm[g&qe[1/0xwn7[!53O<rYI9((aG5@dI>!bT&1S1a#[)m>X4+fk85H.h<O$4B]0RRdYT=tI@h*JiU#3^]k7c#vG1KZv;2WJS&g)0b_@#lc@&+94$",
-    ",s;FJ49$fr2*^nv9^6<e1piP99^fi1n^,22I5jpm8#1!F0RuN51_9w.29o;A4,U]UD+5gh-=u1vKLULZInsqI18ENj@-dMYH^t9[4^Q[xD;bJ]G&ul2yaG2gH_/pPH#7Q:ekM0F01vYQ)P*ZA2QoF)",
-    "g)0==lm@#90<j5qF9$a.@jCDmH!%PYvjW(KD/!8&F#3:w7dOZn53:T/g)1)yHaPl>ekL]J01vVP+/VMI2R1kQkbWjMHvkW>0=WryF9$X<@jCDvV:UJbFFH0h058)4HZ^kgHt+Qd5jKpl5f4%3g)0q!",
-    "0TVI+0-!S/2_Pqd1gRAb:j49>90-):0m3[8/Cu+B)!zXR1fs%h1<;s/3yRVL0vr<H00QPF3(;AaEHyX6$ddsFjI#n9G:32kn_a$O2(AGS0*KL84,C/k0SEJF2)Tns0Sg:Mht:lQ;Ew/v01rFDnjH=*",
-    "r6:XaR1Xfw)<uW.9Un0(<^mh8GOUOl00.9T[pJY**[D(vrUCe)2:>,w8aDag0TC+@0MI86#[_j01I=+J9XX;.7e5d,I5(,=0S9[%IB)<(1>f[nhc*Mk::_iko&=k%DF/qodIz/90SxbiBntF50f+Mv",
-    "19%;@Ik^Vt4+5(w8aBxU6gZp1lK^yqj9w1>fV+PIm6B^(((wZtGnGUGnyDuiINhyj4*.[LMH4in2M,A%4+Yx4XeKj4p$RBMFaQoJ038hWxkwJYh6ximy1fG&IH1u339F]G4XgnqGAw8x2^bJOeHJjb",
-    "<)iuG&jBVlGXC2E4v#n/0x*FQ2Hf/)4+4Xj1q@S476q.51fh[64#SiMEH=vvLkIT(9[<0BAUHGD9S+1r6*9_9R1XI5hXD<*&FKLNz2sB;Wd)Vo8wJk+1%wU(9s$m-6adWk1P!Qv4&.:ODKI*heFVY*",
-    "4b[&c0r]Xc9]km@)qw#F!IuIDN(P191q7^E1yd9=mje$Ox0(e3)tnOux]#(BQ2>8o57q&>ngt&NF#ta>GBq:+9yjg*0h%xj]Dg:dI5m6=7rmMV156H&.N=m(Cpav:ngtHB1>QeB6A8<)1J:bH7,oeF",
-    "1FgG33C-9Y0)7sH@b7<F.>QV,.=/;q0S=ebwFw=;H_.CO,F5&79ydA]Gpq3d2EXA13#Fe86Ey%]0XZ@=Ffpm$QV8.<77pzY1F-AP>:)x%p9Ba!3iba94,$]O8#et#Av7^gLk]hh;*lD3HXb%KI5-6b",
-    "HaR)^/]d;nF(D1A4Kgt=EJ+hL)eR1o@w.TZpuHX%G5@#x4g[H>3k8sb5Dr2ZGyo3)$Ln4X3zrcI)e@>]4f>QiG/qpk6Ew_eBQrMu8#a[=6gJ^O9S-wc5)Pum9t*7F4gk=,0+kXB/A-G$q[#vg2&<tx",
-    "05HE+1.2J44*@+l8V@j5s^dqHHUKYNF*g7&q5(EI046sz01k+T6fZ>MG=r9IH8/n,2sJkV7&ibKHUI:@0S:7WFBvyB00&AAsS*WKA0#,b5,$TdF#s:l0yr@NE-%-.FC#fP01p7U&JPDw9^GFE5,l^1",
-    "030=^5,.QBHt,P,H],H3H8ub*Y&A9jFH]))051+RF#sO@IRF.q051SHFaRkrF(D4=5h6D%NfR<d4IctBm(&3c*[Bc%<yH$rA@b2m6fw=b4+ZWK0F!wKPY*8c5gIlC2eO(t1;d6^kAZFs;*asj5*aZb",
-    "0;7drF]GmzBn@]G1+UI*6Eyt+8a2!k6*-!*3;Cpd%n_mGH!/VMr^!<m%<Q9BFaRF[F#sP2FaRHg0Wts+FaRH0FaQ9]0^r7A%<RKdIWac;KSwz+HUJYe03Qc402w#b#vU3n%<PK[0SwpA6fYSuIL#6V",
-    "N)F8u1XC[_GBC[&I5[#i00&VY%:p#d5.NLHIRHN$IW#Z-1WXOh5(iZu4Kd9U9W#v$8#B!k6EOfEN-3cxG5[ZKG5[Y@G5[]PF*pD[H83_-H#IRZ04>2y04XvvAr6o50_0dZ4,+t#4Ft-e9SY474$6r#",
-    "4)fL;9yQGp6EFZD1_LE@HbNgRG]dtnG5[;$I+GFuo!cA]EHfT6kP-IztP&$JGr$2GG:[Smpx6,_A_BE:95;>HFaQLI!c,3T5d)86EHpUz5g!II03U.>GXN7e$ND!vTsJv6@4KOo0W_rJF9]g[053-1",
-    "H_.nb051qMIRF;r02(*]1i%3f@4KM^HZTAON)GuE1ydg+GWiiGHZ/eTQ6J6%Hu(@QI57Y(BRDbu4*:a,4hK_q3=Vx/Ei=d*8#w;XFfsriNiYB+G&le+Y&19kFH]%*051+OHvk>1F#s4c03QG]04Xyw",
-    "ArAQw6gQ4f0+$U1kBB7,@4JBN@W=(S-T[Jf4fzowF*yJQjOz:zLKrdtA1yHX5e4X[1P5Uc0QnIYGypC!IRFIOrw0<-=fwzb@4JO2#8Dq1GWih-;dJmkw,EyQ5g!IN<goD/-UEdPhz]n35EC/[5gj,H",
-    "ABF)m0243(A6zj2FQ5TAGyqQrGB7YP08d6TFfcFxBQ!Pu9]tu6892d;1sXK=5eC2k47j@%FBvd0@Vj]84*C%VQy(5Q@Vj+G38Ui$2T:o)0yz2+0G+a74Vw<<9WXL9@Vj.74f+uWRUZvC@Vk#9x(pLF",
-    "@Vk0(3jyi2Y!6EM5fd_3A8j,MA5t=@PYyFVIW>.v05Sj/GXNg]Gyo]yGa(MXs[[nSArdf@4HP)0niLHB5g!0I001oqA@bcy6F2^L1_dQ]H_/3mHUJ$o03QH202nX-9yI>GFwHn5IXQqh3$CyXBQP@C",
-    "V-:(g@Vj^8#%v7w5gjz;,Xb3hHG(z,xz,E]j^jv]H2<tq03U;@H2<+wG5[^HI5PkM%L5Oh0gn.d2[bbRFGn-o0249*4+![L7&!nNIRFO00S(8>6(1Qij^iw-4v!KAQy(NYj^k8fG&uk,&H=.s04>E)",
-    "052mpHUJ(rmB.7KRUZvEj^i=]S@-]]2!aa%hQuEaN[.o_FaRHIFaRG=FaR$OI5hwt05bp:Gyop^H2=6!Ga(L,5)(H71BoOqH#p#o0tBjn9^f2k7%_7JGmjDzHvk>2FaQpZfFBPoy-/qS!376l4v!Kj",
-    "Fg5<V*0%,&/p!=UIXJ:M8!;X(6gQoV5)UGe5+4LM039,tNG^I8GXMjx0^la=5,$cfHvk@n0X6>4H#7h*TsJiUFQNfAH_/pRI5hwtM:yYF6EgrG2r_c^IRG0u00h7R4v,QrAviVw9]1VuS>M,dBsh/_",
-    "F9SI,058n_IWhn^F)%j(FCH-4,&zAq4&Pb>RSyl[S[*Y08#w;YH#fw^3;E4@kP-I!,&!ASGXO7CGd7SCFAg=^03QG^02nm<9[<H0C=j/843H85g%1PbHUpOp1c[6t43H8G,&zj,j_=a6kP-F$03QV_",
-    ",&!_[Ffc+7F5g,dFaQT(4*,x77cu^YFgE^qI5hwxHaP$qFaRSlGNM@=AT.CiG%x<nH8/nt0Wp$D1C]2.m=KXg5ibTdIRGDp0XG05HZ^k+TQ)ZUFP-H0GK*RQ:-w,6i&>Gn;>:[0@4JN]01pI.S@Ltv",
-    "9^A0G2EYLf)VmfR8ZwJo2TBh45d:2oA2W+u0#+F>i&>U!AI.>a@4KKOIRGysH821kG:cjXRUZv8@4Js6xeOdL@4I$$[]OID@4JN@03U5K03TE@051+UGXNg]H2<ek03QH104X-!ArAQw6E=<8HJ1$p",
-    ".Jl()@4JAL>c#u,njaoD@4JN^03QZ202nqx4/jsX0BH<t1rCc=C=R>$7cc+;h7^Sv@4JQ_*f$$F@4JN_uM[65Hu(@8IFd*aHvlgOGdTbNaRI#Y91Qvq1dLi8HUJ,m0XP5;H2<!5H2;s%0^rAB@VlV)",
-    "HaP$.M:aSB1B>ZP2r<bP5g0iD3yfL:zyS[W5icP(FaRF@HjG*YQy(NU@Vkp7j9Ld#AI.>c@VlTUF#s.kIWhnqIgDBdRSyk^S@-z:2igS,@Vj-53ol7IHTn;_GK=XuZ888KQ!)Smw)7Ye4*C%v05$*=",
-    "Hvk>1H_/U(Ga(N85de4s+eibK4IVVlngS0M%cvg;@Vl5HEb9.20V=-.7%_74EsR.uG&ukVVGjWM5eJM_3G&kr1&0+9H_JA2G[ZLt[b_c+#SH<g0uLYh5eKrxUJUvX4cPV[FAOs[f-KM!H8cPeHKAG=",
-    "H2<!m0XdHn6EFZDTQLAHq5(26p-]8qGBE%zM/_)06EXlF1Tp[)t*Rdjp-@mL0S/*BFB&p200&AAj^iq>4.Dgg16B#4S>e<N&H]xYE-2I!FCH:800T<8p-@x39^P8+5*-.q3/E,KA_iIR5+6!3024F,",
-    "A8j,M4==RBFAg*<03QH102nv@9[<Q3DLFGC4v!KOHvj[PBm_ulHXJ#R5+4CK02np=9yb6JGXNh3GyoVl03R+k039:[9[<N27%%@HH2<+tH_/FvHUJwp024H!S]1<ej^k8gGB5xhHH;o49^G5,5+4FI",
-    "qFNL*03J2%5g&yCFp&^yG=1J[Tr:bLq5(2A051tLH2=P1GBp4bG5[Si00,m+39t4A3!>:DzyS@C5,%Y&Gyop_HKSSuQx6^bS>4)e138frFU]rsFaRz$H2=OoH#PtsH/]kyRUZvEkrEs+030%,S>I]b",
-    "6dy@CkrERy03U5I01s88S^zVWFaRF>H_.$p04>K%05_@:Ga(L.5(MNk6EvVC6*G_x9tx5Y4&#Y91cAjL2O.uV5)(229]bS_0EI:ePY*7V5(K1L2VoA95,2z^03I->A_ZPwBQiAr8#VwFIHX!1A_^*0",
-    "4WwEUHj)w>1_imN1grR08#Mb7F9$O:03U;@F#r/Yj#;jFGXO850WvrMF9]X=053,^IRFze051qJH_SG7HvkKcS>HrW4*L,/Avrbx9]1XzS>M,NB#v4y12ZrHFU]rpFaRzyF#s.fGcf/IOb(7(2UQOZ",
-    "j#<1,H<XZAj#:oG-S:)>;X&;CF#sQJF#sP@F=*a.4ly]Z9ytIgHZc1U9[<1@DKRr44*L,kHvkhg00orI5e)kg4,ePQ9^SOM0Jkjy:.]wIk6Hk52Tu.z@w.-Dk6Iox03$Rw00J@_05]&)5,.QGF*E/g",
-    "H2<Sdj>e8>Au#(9EHg5eND;&w9]tl3A_P<m8!@YCGLTvxG^sXzg#j^B5fd>zS]4080575eGcy1$2[SVQFGn*o0246)9]SP_4ujMm3z1p>zyS@CS^z(iGXMul4*U<WQ!gYmF#Hi2G;7[dQ6J6%H2e@R",
-    "H8^t-BQ@Jq9yO6#2UQ-pG5ir7GrJ57ky,>]-uH<@[1Fo^03U5K01s7:S^zSSH_-@;4g3)pF#sO@G5[ztGa(NA5i:V3EYoZQmkks$iHrmrFtHCG0X6su7&HJ60FqiGFf8p54+i@Z7&bx/ERtFPX$@:z",
-    "4*,%[C=tC#5gs!DA_P@nBQP<n8#DkSH!/VpA_662#][kq5gjm;NFNL>051VDG5[1Zr&/B^;GX/#0kpIM6EOfETQL9t%mWXi0g)0f2[$.aFGn[x00XF69]$l27&8DHGXMm<0S/K8FCjQE03QK2s9FV6",
-    "A0#r75*awCS>e<N&H]@fE-KLzFCH[700T<8s9FbA4,KeV9WVeKGXMmghzk!&w6p-eFaRHIFaRG=FsNET4mdeCkrE#OF#s4c03QG]04XywAr6re6E=<8HJ1$(G;ljo3y_5Z0yK,Y1>>t61@erOA^_1s",
-    "6gL14LKrdt4/$,%9X9]U05kv;Hvk>1Hvkhd($xVYIWmzF8Z!U<rXB),0^mmQ5,v0^00O8p4*-pv2oDUB5+4FFs#,4xF*A^9ABF)m0243(4>vESFQNf7F#s.KG%=4$M:H^36EFZD2rvK@Gyoek00Y1Q",
-    "4y#%(8Z.Hh2TBf,5(QHaAFEmeRtc+G2T:o+0yvTqE-KU$FC#QG03I^^S>f4h4K.Py9W_Jm469lLj0@VIH#d;J6EpxHZ8QKMR5SoD4mdUd9[<4[7&8DL05kw7G&3O%:.kn*[(A$XBqK03030,u5+4CK",
-    "02np=9yb6JH_/38GyoVl03R+k039:[9[<N27%%@HH2<+pGXNtvF#sDf00ghT1s<;Zk@f&;tXd*8EV<q*2AW7CFgE#53-Pi,2QW1NAB6!m0245kS]4060575eG&KM(2[bkUFGn-s0243(9]$l27&QPJ",
-    "H2;&>0S<_SFCjKG03QK1m0AT-4.D6U16CgcIr]YW&H=>u04>K+052mrHUJ(tm0AZ;9^PGA5e/1E95nzEFaR$_H#GYZ6EFZDZ7/[IR4<Q94mULb9[<7]7&HJM05t$9H8UX&@w.g200NC9BsMvfS@E-K",
-    "ARhrU02nd/9y9w96E=<40+m@0gN7gvER]XSX$@:z4*^V<6a&n]FC-fLm6[3(@4I%^>BJCnH/Pm+x3mEeHSNO!11Svf)&dI.0Q/nn4-rx90!n0WcWwY9Gcc421,^Fj1g6#k3fuz=BGZ^#4u$_>9IDv<",
-    "4-zC44,azz1p;qF4+L@@DmL_39_m(KF9b0#gaIE2IRFms6ag0l+7/Flm]Fvj$p#T[&65TS,xLAs2LLq$JpeBZuMrb7=r@]AH,zH:00.1F4FtC80^l;;hFK1g&jJd*I]ZQJZ9fG#EHVG06)y%cIMLSv",
-    "4l)xmk/>A4GBY#3fdn52GueWG0VOyxxwi<>HZ+_>0]J@[IxsmbunhyV)&c<G4+W=73JtRiBr7$,%[LCl)&c_[q&@npH8wFb#;^G^/;M#t!BqgaGY.uV-[*bsv:yl9>X7>Ey>O-gu7<BCyrvuj>yPsF",
-    ":p4FHG%GUWu>6KE3/ZM.10Mw_y<4SDjS_Rz@vVT11p%zW1>Dk2elG(vG@Il;sQCm4!_qVl!4e3y,iiSa2(,%_4f<JpF9$X,iiTAO&9<s3.K.uiitiH,8l(9HKLIc:GuHwG>_HW[Hme3FD:ap;0tvtL",
-    "0v[MTwEPPL6%Pja6#:Da0Sz+;>:Wf:D^_nt0+bjFUk;GU,&GF:@,KM,D_>5!2eOq>4+,LoNgo6>i,m*%3dQzm95MC8CIzeIQ7SMw*;]lP@m.L984cTu1Pi*c2NX2P!50Lxr5FjV1Q0dX%:x6[5DTr=",
-    "LjW%UuHRV,ssjbt=aBov9^Sj=Aq4Lm3HA8[5i+#+4g.W95CJ;oGAuKu1S2&#/ifgYIIy4:LpC<xG#LoC6AuNYl#u^r%e4n3I5n^[0!/q7IX1fMHxCGr.Yftp0tS_42,O4u>R3WfH@x-h-gvoFwG#xr",
-    "@5pxRmk/8.kp%,e1oGS:6/FCB>7W8^)Srm_266^S%OeH#l;4sJs5$](8w].17zN$(K;Jw/6%MJALjkQj2rVr+Is5tq1)UKI:KGF,76Aqi0W%K=$l6-Am/O-L!iPu#rj-NL+MonCGC4Ht11](IH^R.;",
-    "1mUSY016KZ[>YGFG@iAz43DNg1oYDu9x:d.77XyB85eDs=9w%+H8;chp#&o[Igh-y1Fob33bVl&2POph:.bOslS%+W1JXPcIr]h9X&wO.4,fF61Otiz4,5051OrbG8^=]D0a=.B*%.^30S%J2TnPN3",
-    "1P,YJ0@3(9hXDfryaEo&0tu<T4A]i$0+]OSGB*GS.OT@&#RU-7/(r3Bxad;0(jN_Axb>4HfCU7M3I)f#Iu8Zov.C(65F0Uw4nGDpGBB#CYydL<<R&Rc>Q3)l2RHT&0Ml-]Lz-jD3B9[h4+<%q1O)8_",
-    "7&xJTivb1B4mU9_T[sUH+@/Ocp%Wc7<%sh<oSYyBA]D(&Y%d,&GM<oEG&o&[BLn2.1sgHSl<bJy)lLfh8w9HY4+1L/+W7,71U4+6fCLSdzy._R!5SViMh=y-fCL=hMg))E2o6RM2lM=]4n@s_ILHYO",
-    "MjbE!1oQ>F07eov-Uon[244:aMjST)1&,Kn9yCTD1vUT,,U0=rp9UT:Mjr(.03I=[1L&jy9xz591u>5),U0=N)q(*IMh=wv0vs[@2Dp$02HpY&Uk;RF4&DL.@>>U14n@jZHUJIY0tWrmf&mUj9]bf3",
-    "4c,C.oY-Z=4n@jZG5[Vi00g6]6%IxZ1:OQ3F#rbnf=@Z-0hI-/jJ6O1yNC^D0n)u63al0n1hVu895$<bArd*=9WMqoG0;9A1Lvdy4,SZ@A@Y93I^MMfARac(uLA>Fg8:KNlLQX^%$*.!,X0CkuLA;p",
-    "lLQM!2R-kLu:%4y4+pTd0]ef/Y99;Y=Z>n6G5@U[D+eME1oQy^t=pqgHS><(Ge-i,G4uf&G)4zL4+8W79]tf10/0M#3#hCj4-8nfAP)od0V6gr03QZ102np=9]JT13@Pe&4*_Q6F9.O.00O/E1s<JH",
-    "=Z=;.01n%uARh!c=Z=nw00fPG4o3iU2UHC70RzMV3q^V%4+8W79]$r40k[GW4#/(]4%MU^1mL3^2O.vy=Z=5w1qFp^4o4U/03QP]=Z=;(Mh89*0rUYc2QWAQ5,@6z9^Y6_0Uk5^0oZ8/A@b,g0Ry4_",
-    "1;XK4M-J8#4dB891H/IfMh89*0@vhN2s8i!jvyZnHuM1:0XF_@HUJ+4Hvj_#0Uri6=Z=(+03QQ302wq!2r&,Fn*$FP+Mgf=f.iA6H8aZn4+8rxA_,PME()@!0]ki:1f@@24$Y1S3A+If%$oxR/$-@T",
-    "2[yU05(iHY1N[LH4uhc^4DGs19_U-Ws[.e>HMHvj0yQ2t[sA8bG5Y^+G/KpM&YJ<RSPuz[/OGUYxb>YQW)B0B0v@c302nm<4.WLz0]Lb.6Ey%I88nUp7&ib8wyy&QT<MlU0UrZ503QK402nv@8##mq",
-    "FB32_hXf10D,Rd:0Vy:wxd98luLA-D4+ZV)FavH65wwIL375S=2Yn9$k=vYoIUgl5hXewH4FJ;D4-hXE7&Ckh#-*egT<MlU0UrZ103QK002nj;8#RXnFBma302DE,CLb9#@2iR.03QJ_hXfA=>U0<A",
-    "9uE.c0v@i503QK302ns>A0-<41T!)*ER,h;8IA%NIRFmUuLA_M4,xeN9]1W44xa2h1kR<*2O.lH1TPpeGXNtpHTeM#6=9BAw4fjh,me1#SRV-8hXfA=[PYk9W(]<84-8ndAP*sj1PZjv5DyuS0vI&>",
-    "9]tps1P/&@4hKyS1N8w6$@cOUp&%SLnGzouF=2:)GcznT4-6.B4#1!w9]1Op1P/,M#Vi0G4,t]A4yzOo2j8L_894wCC5HqfGdG]C4-7pW4*H/W4y6.ZT<MHK0S8SF1N8wOGXMe21>vSxhXfxOIRFzh",
-    "nFAjgG/_ZR;k5M00S=L)1Rn^G03Qc900(9d1CjzC0X6=>H2<DLqZAV_052IdG:!roHvkT!6b4,n5%mEMqZAJm#GW7wqZA(*GyoGc03R7N02wp60SluP16U6VqZA(zGyoVg00(=!0+In3F*y$/qZAW0",
-    "03Q@K01lj+AP%Dx23,#k=#Kl^6b^cZogf%A01TrP9_m>O6Ey%I6*T^3#hf4uqZ9*J4+=6c9^zVG7&8C]eIEfhk=vYu01qRh6d)<#wEqSJ>M@(38IA%NIRFl$6b4,n5%mEN1EUlT.$eU@o*)Mz8#;+,",
-    "9_d=cAR[m]@2imkH2<BvnIH;J6a!cv2[*VP4+,Xg5eH<(I>Nk8,P!:F2pc-Y6gdD6gEIrTK<HhD0rT1k1UL;-v.<$9Eiw^mIIFn;3bX+eII8(93+!$WQxgZYH6A+OP66NtC=#>UPANDx-Z6;R+6NB/",
-    ").Q1^H7w/O1Pd4dbOo^_RRX!uTpKZk*9Qf:%wP<hLIdJ_b>_p;Bm:AM0@<@!%UllCR]JZ]KMyR<R]w]TBLc5U4VY_MfyV(41k[&T0<YgpARhxT(LxUcm+3zhHu,^H9]t$&zd.E4I3=r8=!j8OHqPr8",
-    "4+VW60yo<C2ENxSATTq24+zrz90c%/7YVGU3kORDtMykO95d.Oj[y@mnA]/DiPAzCInxUS<Xj9-bIeQys)Ps*o46PPnLGyjl]39Y>L(3Do0S+1zL75hGY:DThgt_r;pq%WHXj47QVSms0/SU>5-!ys",
-    "!mbShG!F-Svn_QQ0VfX:nX)bmk+%#VLOI2(13v_fF*g7]hXFP*HUKv=F)-uPxd9)y0x,p>0]bi*4#lhk1&IhBy8.^HtOGnXI5z+X!dD,:0yf3011].OH=cLj0RZe=54,^!tOGv.H8wK.KfD4pHZlM]",
-    "1_oM;06)6]H8n5*KL#_3IRHPr0yQ%<06zvbGB*G^Vl==006#f3GBf^@(g8IxG5[qtHoCSVFCZ[1#jFDlAFhId0S.uy5-6b,vdUHsPZc%MuLBPc#jFD!HOjss1+1T31D%yVF9A6/@*$ZZGyn-&h71F&",
-    "ff=0+ybS@_i68)v)B+GQgz*&[F_O><5HOcI3d!=f0:ae;0&fGw#1[!r1g/aHKr0K!j2[B+Xb%>kh71Cvz90*:WCOF=0S@amkq!lpXAkiP.NXCPGdDRwBsV!k2a=a70KM7_7dg,MFAo__=9%%w!XOR&",
-    "-td4vmjxdJH^:@-2(:v62A!Eq3xnT32R[Oo0toH>4+hD%0^SViIRLJ)0].Q&2fC>02GeF1IRADJ1Bkas03!h=9XG(z1>sJ*KNB/IJDs/#PaHEhHZ/esD:KU]0o@mb&H*tvowx%^4mCA3F#s.$GC2S,",
-    "Gcz#&KUgy^F#rR4532#4xC1*jF*yJL6AuWTxC0>KGM-TMGdR$$3lKA<+yf65p11/Am)H*gQx3[;1f>xj4,3Mp0UI*$IU>bRQXdgB$EX1uF[la]H#Q>VF#O&+9]kwVx&c1]H90cLr_wl,-:Tq>05CE&",
-    "*31D9g8]5:0W&o;IH7;74>wvE0Y9MuHZnE.KLR#0GXN1X053*1Gsvg@GBY.g9v/ob->v]im4G^4+64-8r_w1O0S;Hh0WTUhGXMul4#/nh1yc>n$fyAWRtd.c0R_YY&H=-Zr_xiEH2=OoHZ/er05+AS",
-    "2M1LT49KVfEHgKcauqd)=alro3j&bh6%GET0szP:A2l<0r_v@3&.p_U0S]2E<BuGWGdBP)4:dU1%mEC8!3GE9mJ]cDj[+PxlotSyh5@s70,u!!2ObkMkqsR(zoP:I&vym6wo(qhj0Oa@5HAEbHu%[f",
-    "9]AV53JA+X4cdqx0PzC<i>HNHuDJpSSP7#A7dZd[o],owA2org0R=$S0taLoI.L6>1;[vj9]];10^jp01>FVb6b^)l5,Kt/00po10^Q1S9W^$C3J(mJl:!8YhBOTG1QRg25*[;@5D$d@x)LHcHvlhO",
-    "H#h(.q5(EI051tQH2=P1H#7hfGXNh4G5@RFSO<O_3c3-mzyS@r5,%Y)HUJL,iMRs/Qy(Nax)Lt_I57Y(&H=]x04>N.052msH_.d,iMRs;RUZvGx)Kh+3;4M*up19Jo)Qx/03U5J03T5;03Q!4/ehwe",
-    "05mfI7d843E-BWo5,2k:AsaKB5(A-l0SuWE0>D&m0$_9N0sRpUf_q78rD>D]/pY9o4*d^mHJjiLF9ta][Sg:9Lmw+O@;:)DX$@ss0<ZN>hypJUH8z8]0]LDP88sdP$pI8Js[#Zh46L[U5-TT49]]+Y",
-    "(FPke,zNis11^-qG1w9x1UUd6GuPh%9^G0v5,$NZHvlgNHZ^ksg#j^FA_rJsFIzS/06(DtH!&_(KL]H5Hvm6IH!(H.6E:429]$%8C=s.D2O2rq5(K_j4cQVO8#k4:0]!bD*%Aa(4.MDe0]HhGmAC=3",
-    "Q4h@n@GW#3H!^b)9yc<q1WXOt5(iZu3=Caf9X69CFG)8r*%C4_HY]7#ZTBQEbT&5G5,v4304Fvu04>2x00,pY1==8U*%B@WF*N@bG^sRX*%A(@p$HEIm,HYRF#rzQ5+gJ,03QK001k%qARjI.+7c5r",
-    "00&>mI,n8+@i&O;GaNR#xB:%>2OkPI=&]>D.=^]at0FHUHZ+]QEH=a(5-Xt:s-yWKgc1bV-0+rxh7vCZH8cPpg#k1GA_i7pFI+V-0575eH8KD%2[kzYFGn:v024C+4+P&N4vG698a0Lz1i%3fh7vC!",
-    "HZTAW0-0GB1ydg+GKLZgqPPPGQ6J6%Hii,]I57Y(BRDbu4*-UL0]!+f4Ks!k9WnqPN-Uu!F#sQJF#r#B,y]+KF#s4hz9cR%H,,@<Ff^0;HHH!]1_4)J6F2^DH_.>n03QK302ns>9ykCaGcf/k1_C8>",
-    "IRGCnHvk.m03JC2C=$C&3dj%z-HCmU3OF(>qXP<BgaINpET#h/AvcB+EI2WsNfI-w9]tf11h$q48!(3wBQ!Dq4!95:g#k5(5+XA:054oLFaQsu0k60N7dQY8hY_+VI502(6E%$>9]Sc34u=#y8Zn0w",
-    "1i%3ehY^wmIIp+=9].<BA0-:d8aMz3Q4h^ouebvr05]]2Bsc&c2[,=B4LATTGc^DQFG)Bu024I-A8j/NA9XbVE-uv*7dYTZJvKQshY_n8IWi#[GKUgB1vWT203$Uv$RQUthY^Yv01p,GjUf()5-ie8",
-    "Ecg%)1GEYlH2<ziGlvo$IJ*TO05yja7c&4WI5+;zF*pD(3N]&P0^Hv22LsiU6)z$/FozNZk>Zcj5*-z6mnJU=F*&I/9]ALiNfa[x9WnqPg#k7I6EXlFTrvPZq5(KFHk/YK2[bbRFGn-o024C+9]$r4",
-    "7&rh6yjujo0S/rJ4-#F/0]rVD2%HiRAiTH(16CgcIh+zN&H=.s04>E)052mpHUJ(ryjurV9^PF05*-!CA4)g;6EOfEZ7_23b)zIMIX3>&IXU]gE-uoq5*9Zh01XSA5,$ZeHUI:R)*/I_:K+c1u;P.b",
-    "ke(qKIRFlv5+g7,03QJ^01on-As-R]oDvf/00&>XoDwKEIRF>n00rfg0xt.UF[30oH!v_)0lQuSzO,TwA)FE_1UWMR4#WQnFAOm=of0nrF*yJ)1_E7QAB6!o03tCp054oIHUKZ80XH^RF9]p@03Sy.",
-    "pIZ]&xg-M5Gyo>$G;fPnpIZdL0S/uKFCjQK01pDmxB_<KA0#,P5,$TeF#r$G0;D@o9[<Q3A0#-d9].@C9^PJGJu<=n-tUT-pIb6CHY]7#ZMh=LbTj^T05>NqC=s:fBrY_Mof0TEHX#DKZ3iA71v8xz",
-    "1ck_1Cpa:l5*#%E9]1P-2=cj14xn2yHaRr>6gL14Ll@#z4/$iv6gL0]VGjVE5*RfA3xPEhHjLnLFA6m=qXP/NZ3N!wQ7.AfHk^d-.606kof01gHO5E-oW)ujHHH!]1_4@NAB6!p0246GS]4060575e",
-    "IWhn*2[]$VFGo2t03$RrsR]DVqa,OdFqi8H3(Q&rzyS@,S^z(oG5@lk4u%p0Qx7H9xC0tF00&VY&H=,s5,v13052moFaRDj%vuLk4,3p%2fx^12igS:N@;[:F#sQJF#sQQF#s+yGXN(tH2=L(H2=3z",
-    "Ga&+[Z3i9;2BmEiH_.(q02(%i5)QV<I]SvnAqOH3h7uz.GXM>)%vuhWu=]sG%vuG6ga!v-4*,S]2+Ud/Hvj[XcRva.FfgMe3zy*$1/i73A0Rn_5.509HO5E-q^f[!2j9sA1kmF$8!>L:1SB*$%__BX",
-    "03U.>IRGLwIRGzQG&uk,q5(NJ051tSHUKY2IW>.jGmRu41Tz2*n7APe%_^M&0S./^FCjND01pD/xB_<KA0#q]5(;wE0]!wb&H=<v5,vG0052msG5[Vq%_^Ul4,L&)Ei*UF3/c^pS_4::EO,xXjU*p+",
-    "GXO3#HUK9xH_/m*G5[zvFd,W,hY_LaGdBPeH_.LES[yfr5*]1J0j3BCA@XWVBR4Ss9]kc17&!nRE-j%jF#sMp04O#$02;v<A_!Gq9]]-$Bq/m800xc7Q4b,95(UP^4,AJA9Wlm89^6,7KL9j1GXNws",
-    "IO19l0QnIgg#j:_5+XM>03Ta8.61wV0W&Z#06z#bFfjl:M:8,n03$OqzzPotq$C+J[/Oj#.5_m20S)6;FB:y3<wfvAN)DY81yc>n.5_k&3FBG=Q4h<m.61p4Ff#x<9y2gA00T<8.5_w*9^P8_5)Gsz",
-    "FG;[ooe_AzvjGonoe_dqq$DmhIRGa$F#s+yIRGd!Hz6B0of0nvGBf^qIW_eu2-*8BH_.c^-X4Gy%OM9M4xJJcHRD.oHUJJo7&QP7F5>AhHUI^.4*-DK2-*8CHUI(gZUN7]A@c3rBn-o.6CyM$rUM<$",
-    "HJuV412+IJFgeFa9^F->5,$NaF#s.IH!uJng#j<DA_rVwFI+Y>0575eG&TS)2[khSA4fIiS@#w6Bp(Pe04OmymIn*vS>HrW4xSPZ8_(Th21*YIo)Qlr[.s4JRv!a7o)Rz40yZ!JE-ls*FC#ZL03J8x",
-    "S>f4R4dq%MGUE&nO66KIGBzxD4[f>7A9XSSE-cd%CpI(yE,=L$88IOnG<cSK1TirHGdD0agGLDDS[gY34%pH/1kl.c2O.uh5+gJ:01M;:2UrQ@1P;CdS>OsFL.eCGo)RcEIRG0p00f+;7B31jHKPL#",
-    "hVlmjjP<1^A)XQ)GUZwlF@g0+2C&Hl6Evr_8Y;h3hY_LbH8/ntg#j@EA_iJtFI+V;0575eI5+;/2[].YFGo2v024C+4+y0sC=9tv1@E$x1i%3fhY_L#IW>.f0*bi.1ydg*IENBH0x:W#06)zFF)%U!",
-    "Juxvi03RPQin#*/Ob*Xl2UQ-pIfoJ*GRzDgN-HQO6EOfEZ7_23b)>UOH#GnlH,scEFf)e]C<;W08Zn0wKLs=8H_/FtGK5A5&sr/oFo+T#0XFgp7&QP70MJ;!GXNAd01iVKHvkVV&[@BV00&>Y0EiM8",
-    "H2<6IS]T$v#s(h:IHn[E:aY(YH892kFCsWGh!Pt)%18vP%Pk)VHjX3&[f2^A8#aj&6Ex9UE,=Xf5g&yCGl:!fjn>[fTQrFhKcN9JGcW)<2r)A=053,]GtycUF>0u52r&RCGcbS$3([HyzyS<35+55e",
-    "m$;H6N)Cw.1XC]0G%$%03YWP92T:o+0yK#dE-Ts,FC#WE03J2cS>f4R4boa2F>0u5N-A<0GBGwRcn<umBp,D#04>K.02eu@NG:%wp0xocH8/nO4GW19F9kR;024C94-eF>wE+vCwE+(0t@@pR@5>Mg",
-    "(=;ZU02DO.4nr6,01qzHS>Syn1>xme0ErR=(=;!g00gv(86OHVkt8WOGXMnUgi$XcIW&n91+s()42cpA&dCHH3<@vc0W:o-t_MhxG<cS3H_/4o0W.&-GwE6%TQdLv#IG.9q5+,_F9]m^053-3H_.qf",
-    "01pJGBo4*<Aq(kR1i%3fo)Rx1I4^SY0-IVE1ydg+GM*AI12[DR56l9jxdQ=^q!SIE5+5Hjq@3nFOb+Q.2UQ-pGoBJ1G5[Y+HUJYb03U5J01tGhBo#RL/oAj[;gIqP.=c]#5,2w[AsaQG5,$cfG5@^e",
-    "02nv@7cu^36]IOO4xSPtF)-ui1_C8>IRGCnHvk.m03JC2C=R.!4C,1EF#tabGB+<!0^Ii)5F$1#rvo1$H/YtN1T,,K4&BKF9^F,6F9I]&:sl@dGBTeMAB6!m0249mS]4080575eGBE%z2[JMOFGn&m",
-    "02461Bp(DY01l*zA@9zU1Hb>e:sl@wGBN,MN)DeA1yc>s:slHzvAF[WQ6J6%IG++OG&2A%BQ!Js9yIG(2UQOZ:slQ!y(Aw:H0xS2Fg7fB4[g09A9OGPJ_%NnpAsiAHUKU*Gyo>zG9eo:pAs(xH8^tj",
-    "GlHuF7&f009^+X9l>D5301oV01<Ea,0>-W)4_di>4/(Il6f=(>VGjVG5(w-C8Z,bDHHy[=F90(!%sB$Eh64l$DmOKw5(V0,7!M+&5)ANKA_87t9]kefNFp&Z01S*0F9$I(03U;@HUJ>pH_/qPFgXA(",
-    "q5(BF051tPGXO6_HZlMcGXNh5G5[Dj01Me#1i%3fj1n&)HZ%Ya0:Zfi1ydg+HjEMv1H!oj0Ja(r&H[@QE-uy+FC#cM03JBmS>f4h4L6Ju9WnqPN-m)$F#sQJF#r#Bt0XQmHUJnhs5UM&GK:,=H83F;",
-    "FpLr,G&rwn4YNZ7&U==o(1HODiM]Oh1UWI,kOB>w+9U*qr6LC+4y6(lH_..l00&qJfdvTjS=.^qIv*f4s1gg.1rGz>nqU(!%8d=sI5Xt:4Gyn40<_#U0#yyq:Hz^V#%BX91Gy&,pvYeW!iN>FE*;9j",
-    "wF3Y(1U(C,wF3pF2L#Wk0ss&I2n_n[FAOj&qO^7FvkL:qV,Ew%t=ywfHLk7#1@PtpItsoi1C9j)@l^fXu,69.JD.A@0rdqBf0V2OFAg+0fW)2w1E:QC%:oYu+Mg=dH#nrJ10**%7y@Tl4mJTL4+zqy",
-    "2m>Fc4+5sL0tStU1>ig6R^0X]d-@D*1GmE(4-q.:B>9Je#RM2M039[y3;B$I03ReY01sTRt=yJ*/KU5Ay8)EE9S+nP2#g-UH0gn42ZIeC88fD;0uwjSr3nPowgd_i1P-xpA]5orgborcj[YSF#OWCg",
-    "m.A6G:8k<9V&K:U1K#%-4&&>v6f)cd4+e>910Mu!owQ=R4fCZ+4(z!H7&p4K8wZa996F@T5CZUz1>Gp#7zDex3<bP[mIn:CM+Dvt1mGehH8a&71)Jnw1X^]x3C05lS>8HZ2,5/r&zD_h0)goT4*2:c",
-    "1jno*2O/Fh=#ljirU;U%lo$+G3,bI91f[;_6F2;!I0<Pi6F2*aDGwOh5F-@(!0rPM)gUi#IWYMk4#gq<!Xgg[ffWp+6b8E>A3!vXArFWFiXk5aH2<qq.ryCeIjI[9k=vAj*UJF[iUl7BHqRg#Hl;#7",
-    "8ab8z5hF4*hZPR07zBWV0Rtfg+3On[G;oSnp]t^UImnqE4%=BC0h*N:0x1jc-0=.dPY$vM4,BdIDGQDiTQe[+I5,p#F@n)PPXakJH![Jqd/ojQ>&6U4Im49$9[=$S;l3O>LpA=hvXmnR]L>R>m-wq]",
-    "6glacFCI4Fz7h@zl<0)c0^IyzCOI<73aE1.Gc&8&f&mXP)dC*<IlKZiI5[_00T2%WOAj2p0t2l+2IS/i4a^Vh0+#j,A005Z0vtC07C9apG@9jGH!+0)4/^g>F9SI+02nm<A1=on6gRSo0S=qg0uLST",
-    "1S:T(00)4%2@n,(xB:(J&JhnWxB;#oF#s4b052_wGPwdHIWmw54,2=hA00UH1S:W%00<KT5gRzU0t5T)2Ok]dxdIOZr2,:3Hvj[cDh<Xv88<W<2b[bj4,KUPA00FR8aMz5p>3IXGc_0G1Df6g4:Y9$",
-    "6f=)21,c0z88xK:2eYXo9^F;20v[YW04z5(02Ma;EHp9z1Fz%:4:Y9$6fpn_1*Zug9W:wz1jV<o4,2INFB__C04q2$046vz02(-^1gH0r0Ut9kr2,=3H_.d<lnEalGtLVG+B=(_4h4xj7BPty28&H2",
-    "b79aH4aMe*0SToO0,=O&2DBgy/j-awlmQuSwE,eBGqH37gMbPOlmQ$$gn/-(lmP]g;.ocJz$6Rvy%7:J-_5VLfB>OQ03I*=0)W&]2]f-h0R,C:1pC1x3^yiJXa;VlU.0+b2<aExF+T)DLq<&/9^>XD",
-    "lraso0]9mxHM9dQH8q.77c_F>v,/JaHzf=77BuJr1MY+Y4NVd@00OZO5-4J!5)T7S0.Z!DO%DUL0unX/5-G+Oi-WTlP7baI9]tsp0v9p21uq3OG@0Z%Mg>E*S=]#&4M>sC/mP=u4uk:&#QPiurMX80",
-    "+wLI@15N>o5(Z8Vg#rVfEd!##0]ea12<eN>0v@uB046Xq03QZ3w*dpC+yn!!1P/qZ0TwWY0ueJe4Ne2&2m>IP1f1I/4+2gSFdYU;4ut[)!HgIZIVA#yz6l/#GUWjW:H[q<GD#9P00X-L0@UzG0<Vit",
-    "o$WaTNDkxy0,&KC267ZJvZ<#l0![-;)B=<i4&(s<-Ex6aB:[RCH,G_UoDClXHR/Nbut=4m0xtkDF^MK,lmP>Y77qis0Rodp14$19h5[2b&kzHt7y(WR)B+5Y76wipE1UrY*ct*Q0S7M#H#vp=9]t)A",
-    "CO0quF90wwxB&-00R!s02>FMCj06JV3.F6I1BL.-H_.9iw*mo99]JW20!ao/4u%2%BL:,mh5,Y(2OkGBh5]1KGBW<rH8^t-0600f0SA),1n!)31!)e[1QIn!4+4Y&A_@Zm1F#DcGyE71O$M*Em-nM!",
-    "4ub*(WB[va0a=hn4*@+O1@QJp;5@dVAj*+r5HUmzFcmY2pbrA:6AQZ@0T&Q7>;rR)/a&NmCl3pmkz*b+(z6Qy=GX&nX&W;%:.b0V6&N[.0UI>*3T6(f*Bk.d*$)n,L3S^SG&eLfF#LxV3CBhO#uZ97",
-    "GBGsE$PWe10vb7@6$H)!4-$qj8#0Q56abZB2A&@pIRF9lP6DF<4:R<>6gB!J9Wvz]10x;DG[74J-13<PGMgDc95gXCr2-E6F#skrGXNYo01,9,A2c^t6gB@2.sAbf4-]bo1FBOm3=p*O0v[bY02;:^",
-    "2+[rn8!(F;1ig<OFElVVrvex/03QH201qCICj-gV9^76A0xujgGXN]!H2<Yj04y-w00W*6A2c(k0vIp/0B#Ma0v[bP[w5MN03QrCr_)4xHvlU&G5[wvGyohq00V_/4:XY/6g2h*0zwWqFC8=DfF^ds",
-    "6%P!j0xumiF#sDm02emEHybkJoe2f/ha(:^H:Uy/GXM>+oe3WvHNp!MGol+045tDQ9l[GNHa4dM7B_PaGcy1Lr<tc_G&H9I7%%@I05][,9o[4a#HLpt3=Jzz4-[n[D:pL$1o(6Uo+/Bc0tK%s4:P9%",
-    "Br@Vv4+WhGA00L94Fu(p8Vc+U4$B.^hO._LH#oQ<6EwBp2;Lx39]tqb9VIh400X>]2MtXVHOCkQs^TX57!6Ja+#;e)P7b:l0.VN52fzUXR38X7v:>h[HoqAqGdBP)1vWRh0TVKt1>Fu[9]JSE0RbHn",
-    "HAxQyh5@eNCK5DG5itM@nH_n,BN8!A0SgXJ7c$l)6F2#-1rG>en/u_-FopspGByA&0W_(b0SA,-0&yP$Im9OemWu,dNe/[u0unh+5-p(:fg28)9tYne0!]MEh5[Eh*CZn_Ip@b<2!-Y52Q&Z[G07.]",
-    "G&O1%IrAh1]CbaG1N0-U%K@#Q4+Dn+1M#8.1V]S,#_/.*2GbuAGz$*@zyTICfF_]9G-jp66#^Uj4+hT%1Ct[HMh=tL0T(sPBojG,A@b,NBL:a_1Bv.x4o(B:Kmxe]6E_.A4+xVZ9]thW1r]Aj0v@f0",
-    "xB&)_0TVd50UroA%OnytNe/[u0v9:UBm_PM4+P-O2F;cq;ko-Y5-gz/B<-I1BM%9N0uKkt1t&N%q$v*txB&x/vKkmS#U_ESBnPD>4+Dk*CpR.8Bm_ORA@b,OBL],+0t*gK5,.P)s[[k[G9L*zh5@/.",
-    "kS!NCr6_=qw*dx]0R-WD7as#P%p;b%Cl3UK0v9*TBqKI8+b9nMO#&VU1rALnG%Si61D,++#RCKT3lTCT1IsQ7lOF>&L/F<W2&a$;4+Zk;d-s-O0SK@q3ne2nIRF;i030()3Ti7fFaQ%X02ns>4WaRT",
-    "10<(V030+*3Tg^FqH!,qG&Y]l88[adH,hdD5-k259TGMG1HFX;4B^S>&D0>X[rMsV@&]Q#4G$x>lqCz3Vg^@gDF<eX46@XO8#Fnm(hDCmG5@.D0<&UJ4X.qj!2u68qtXiyG@qzC0=/DIHln^<2,O7(",
-    "@GsKw=V;r8H88W20]SPj0s#mD5Cz:+8#VwMH_az/HS.[j&)Fmkj#:wi.3J9FVILYah*_cNI5Yqsf&<4K6gIw^eJ/.$IEY#Z*Ln+zfCB@Euof:5H8OxQ2jZC]6F0pc3%I8W1l7VY4+u*R&MpH:95;>U",
-    "6FC3^=rj=eGfOKuFaR$VIWYhtIX90P14$e*03Q/G00+&(A@:x795etQ7Bv6=;,vE!-^sk:OAi.I0tBEZ6E[l:,$y;vGB@8cN*<w201lr:2#Zw*,AV-:4/&wG9Wnq8fB>OQ03QG>01qJDN(,cG9]]zc",
-    "z#RwP8v=V,3O*k_GxbUVbr&^EN)E;E88(=$0-xd[2jd$K=,2o&sZ0p2Km+Zie,8xW8x8eJ4VnQMH[u%uncf%/67)(A%Nh:!N)ELF1OGw-yCn].-TsL_N)1jIG_ycsv-,dnG2$By=hym*1iZ!p2/)XY",
-    "Au#kx0*XWe(5,0#g$NF91g&NRrW=uv4+Faa6ERH@GXM>*jRFIPd-=F:5-q4A2i=t&lywAB4+D>@1F&ZpFuDXE12pjg7&U,P3rPi+ix&fsOb,ZvOCB<-3[5sPF)VTfzYZS*IOqW#Fn_)AwgLi97&4j!",
-    "A0sz>OD-4r01mhT7ckCE8Zxyl2DfDmfJ+TdCp9dAS]&3!&PxtX9W#JS4Nej/00iAn0;tbhBY-aTGcf/TxB(Y4<J%lRGB/C>9XWtY4Nej[0249K4,U:t2j_(FfJ+Td5-oj41jhve&Pxv;fJ,bgFaQp:",
-    "0Vgyz;<b:BGm!/zGJs1B+>fPBO$44l2hB;klQax_OASpDFaQXy1S_Q+:=2@:ID]>mG&RK_F9J0&gi9zhFaQ9wB<ZBkOBgl8B<N87Ujrl-F#s/!0W:&,OD@QYGNTtPGc(QZ4/*1xH/@E/OB=</A0#/W",
-    "7dtaFFiS5VG%/$W14]q,01p-_84</8Hxn[R95etA6M@8ArIrd4HAx&c01p/P0wOp!wlV@r95;>E7x4lVFuOJaOCB];83Ns38#kXl4&:w=0Mb+f!c@9k&ovF5Jq$]]H.Jw#GD@ybBOe1fqzW82oIMSg",
-    "0R!.01kX1Dp)U=z-1wSSHq12@IGQ_UwE+f=0Rycy9]Sb%5e%3-4NL/$4G^d/0@58/12aq.FqS.HOeZrep%DW70v@u5[[bE_%Qpt>1Pzlt4zmFkFoHlCHJTF#lLriuJp;BUuU!%];*ap!<(K;FOdB(g",
-    "Jr4f;5-sf(<B[)X4+#GO9]ttPH61pLJr1)07Bl,l9]Ja%6D%<0i9HQWCNwO_5(9>m7#[-MOdlRLhCK_!0[j63:SqrJg*>cL01QeA(C[w.yk@O:4c0##H,kM5OcOKUP6pZo9]$(J1s;^C04y_$fISYg",
-    "0VXjwwl=-WHaN2Z8#Deq4NNvUFf6h@1GZ,$12-;;F#J3Y[[aNu;+OOm10M)BwFLt691jir11]+JGP3_]Fz7!Y12;q/EHF0rJPk^1H2ymiE3juD12Ie,Gxa.TOa!f02BHKX2[(k^F%Jih9_U#18xIAt",
-    "0TwghKQ9b7Hn9y40FfI5zY+!T!YK#HXAVjmHtakNN)k29TLzp29]Sk<KqfRZ=a_s]l1;8YH]#tQ1+bMZ08j[,78=Mw1DX_nHaI05HA)L/4UM&Z18NsF01f@]V,q+f7&2,NN(*WWq@=xcRWj=6A_ZJu",
-    "F90()024DEFB3F5:=vAZ00gLVKQl8oHtakP#02U*G&VLi04+2!04g[,t=)xwDl[:z%LEiSiI6lDH0PFD4UQZHxx@8;I5;s@0@L>92mufUm,rkjFf=&D3mY(=Jt8zY03I<m&=.2+H!,6.9_w0PF9JC*",
-    "005d;4^%1wJt8wO051nJIRF6p5(W(q0QZd@0QdwCiv>w2Br,PuEHE.wF9A0(005Z(3/6sp5j6lLH8Pb$4E+iNy7ev]GPn!==I8E201yV(&2lR,GPn#IGXMh73jy0o8#0&3CIpU-g#iy6p$s1cHUKYz",
-    "1Ti!K6E*k#I6nwAIWeIO7&HJM0y6*)iv@-lGc@Cl06jG^HK7a^GynlI0f:.Z3!)4XG5[hqH_.>r+4l+qo!2f7[8bV(;IQsQ0uU59%*qQ3<2:$1q#r_xHZw5E84mBS0R!T(V,F1A-[gq&0S=SD3<;KO",
-    "GBN,J,s=oY2sJaK3:Y=69yR__>yiA&1)_fkH8B7!GB*Gp05.:vhoUA5qYNT3IRFzm#TXqq[t5!]z6cJ*7z2#65CI4Q5F[^*qYN8302(:710yy!qYMh(sB8j[8XpKS[3IV6IJgWS1ULX6g9J0Dya5F5",
-    "!8..(H8C@^3:i4)1]I<BxC]eQ1vmgBF)[!/G&nc>F90]&005jZD:5*+3/uW^BQ@Sjgb*t-GyV!8F*K3@4*/U30>-Em2mufjGUl<b8#C8#DmXF#BsVeZ867dTF)s,.Hn]KR8aV(j1u,,L4^%2QZUlpr",
-    "E.Xq_H#NBo7&GSv9x^NM0QdwCiUqk0G&DCe04+2*03QJ^00G-E2Mf6j5-Fh.k(XU7HaY$Z1eNau4!H_huTB661Gx+nIRGm(Gyoel00rfWejPEkF%&hUq5%&YqYNJfGT1#Ig9J1H1hVB]KL]84H/>&_",
-    "HUJ+1H2<!r1v1z<G&D0cqYN!EF#sO@HUI&Ik>8$#h;E5aK<&2ckO3.&H2ew!y0[1r0NNM/oK*n@0T2bbiY5%0=CJqE;g]0AoCE[v84JM^0-d@S@)3auq6@lO**zbF1T>Ez[-d![2s1f3q6@:003QN4",
-    "01t^/**zpPIr:R0GdBP>I5]4S3KBDH9XO%,0]oim6#)nV5Cxy.B=x%PJsUav0wg#yo*5i7]1duYG&C[*FB&m2f(#!8Gq=n-g9J7JGBY+ZnFb#SHrq)F>>QQ10XZ:(3;GXHGq=o8Gc@Ga3:@DuNh:)r",
-    "00A-9Gc:kh1eJs^BsVuA95ek21ksEI9[<DE3.J461(*4A1+VxM8#uZQ8#DkDH:VgLFsS[1FA6j-y9=&2GXM>,yFDL+1UCQ#t-_l34+ewd0uK0)Bp(7ay9=JD1,m=nGcqs$Ju*2qy9=%yH2=#=IW<Op",
-    "0;$+cfyf5^+!zXw#3u#B/LHU:wr:TG[S=QR1G);a;d_oMyFCkwkr)A+-ROQZ6CE:xF%mP77!M8pHw_r%4+WzP4^%1yJu)&lHM#_b2skvO3:Y[79]1Q2ABzPvr9Ct.I5MLQEj2g*9]1T3EHyW]Vlpr^",
-    "Iiw5]G/L/w#+3m8vls&10v.M@3.cDQW&<<<6gHH5960KoBpNV.F#w:K5(CW:4uvrkGqK1A4-rNm9]bk1Js*PvH_/FuG@t2M1T;CW0uKM7Bn$s_1DFyIiv>1WG%>;ar3</FFaR$BH!%Nt0<TqY3#AMa",
-    "HUJYh$rv0s00fchVh+g]1HH%#0SEyQ6gPo-D:*Wy3:!1a7!o,E3+S-n0<<QF2[VEv9_(Bh3/ajrJs*PvIRG*-FgVc$4+X!@0uJe]Bp(7Zx(pAC1-0HcGBDvuJux=jx(p8in0o=5x;Kyp3;(xxl>UZ9",
-    "-0>G>3Iu@dVh-e[7y>uT0RRXCx(pOJz]IF7FuDvGHUL62Ff%j&9yG)ADlZB$G@kEB8;bvH1U3LKg9I^$00X>x6absm2<eRn3:Y=64+5^zABzPx05mZ+HoFWhG%=4m0XG0FG%:$o6fo/XT<y5*jSL$#",
-    "@8</TzAzp#=%w)d.qHD[0s4jp1iK6yH_.;t03tUv04*:yzA+Rsw&5BN8:9:$1ULX6g9I>*Jp.Oz3joUF2oDFO3:h)f1]I<Bqzn&:1:rq3F)^!$3<k7,051VCFaRqsGr(dKG(Z7J0MqSo2tyAD*^D/v",
-    "HZnP_uMGm@+Ytt!%:oOP,)aYyB<[Nm[RIixiUkhX[Rs,A%mNcK!i>H]GC0Pp1s86Jy<mk.CNByxGU3Zk9(2vdFc3MXnH_/rqNEHj1vfE:tqmS9u(:4!8V.k)4AYJV4-,PgUJJkl0xSZ,1q,dt0uwOp",
-    "qBj#Tyk!>Ls)@W-84<w32P!QylKKo0HWvXk4+5[G5)Q%!4+Mb$5,.QFI5>]Xo;!,:$]MNs:NOt.Ie>#92ciK5sE!X3HT$hY4u]#yB[Ddy@vor(IWm<n3I(eL1/fQK3flEt5-<uuIX5=n@@jJ>9sstA",
-    "0s.x;I4nm3@vVKk4IcnBzvl/QGo6G64V[.-0tPKHGwA*W1H%Obo_s<o1va$xU-(EH0hkmA(#9tSpo.D0H8^tE1uq3RInm7]2O.w&]Mdj]y2u3r!^Aj#5H.hx1q7/C59bH^=#uaP#RLJ2,Vy=#4%Z0)",
-    "uxJP52<eCcni3s0yrMn:i3uG!$m#>N>$v.)fc6Cr-.y>QpVlM^#HR<WS=(t=0cr)6:jVx*7&ib90:q_YIWRXdMhGzs#HR<XFfRu,H^nAn(U)Bh4)g&Z0XYB(y%i4h>XPod1e5*_1k<l7M-S8577g>G",
-    "1p_wZ3q^V%4+8W79]$u5FAg#+fc6Cs6_<ve4+Qi96EgrG1_dQ]Ge-i,G4ufpMh89*0rUYc2Q<hW1pD+@4,WJJ4D$vK:eD121U2*l6Ey%I1_32=HUJzn00YDU3q^V%4+8W79]$!7FAg*-fc6Cs2jkQv",
-    "88,kA1oQy]mIVcmKMqG2IRGC6H^nA-HAV+M4+8W79]$o35ikG@4#Wu>Gpzvvx!FPoA@b,g0TVd<4+g[u0ErL:R1X960UI$!2R-u0=Z>3TG[gxLH0>xI4,WJJ9]1G_7&8DL12h0KF)/J=9]kz]0T;v=",
-    "4fOW_1H/IfMh8A00y;n)9]1Q27&ZV4,^Q7q5,:6[!><</EClPpHwxe11qF%=1fHn]4uSy_H_.c,=Ckpf4+*k^6$ecZ0[a0k0W:fG2+alxg4$64mKy@q,31R5@_ea*01pw/-[=tD3A6(mImXom0$2]T",
-    "xWy&>9uEhS0taRf1CjzAGXMhW(n1F!4.ppw1tK#!qaXl]B<Y:n0vI%W4z7(Q23,#k=#LCPGyop_HUJnk00Qke2kj*f7wPE*0k2B^H6Ix/@2h-v(j*Fp1Or$P376(J4+=5&X9s2v1CjzC0XYB]H_/3d",
-    "Ifn!zIX9pI4-hsP88x*54#15v23,#j=#KX3nRo]e4+41<F*zJEhXfxMIRG-:Fff(_9_Cg=/:,nd(.C1PF=2:n3OE1[2#yE@W)B0B0t_1V4$RXe9_3o*1P+b<6Ey%I88iSGHUJLwq$UPk4,xeN9]JZ3",
-    "9]1T37&ibLIFJr688A181QR&@9_n3R7&!nMHvj<y4+)I=1ppoo5t0HOIRFn8u+StAC5HqPG1Cnn88Ms+C=j-D9]kao1P/*^[sjk34+Hf949F7:)zKsyG/_H)7%;:fBQZDm0UsGQ02nm<9]1Fm1P/*^",
-    "[sjOY4,t]A4yhCm2g^kV88!e9C5HqPGN1tu7L5J[4(HJ%4x.zXT<MlU0S=PC6dX4I4y(:2959]19_d),1S2vv@2i0ZhYBb+F^VQ;qZ9*J9]$ss1P/-@=A,nY4+D][45JhT($FLaA@d2q1QR&@4-7pW",
-    "4!>PM4x.zXT<MlU0S//S4-8G/BnyWGFBmg102DLY7atii@2iR/01KlO16U6TqZ9xh4,t]A9]Jc445Jhd:dzz^B[>!#0-81#4--7^892284x.zWT<MkX6c[)F2V<Tdc=EM[95ROl4-iBr6EpxH6*K<2",
-    "%giJn0x=dK4+x>a4,_N+9]Aa]6b]v2LJq-qBo7[/6a:2!1%^l.9_n4_0vI*@4x.zWT<Mn61Rn!703QK302ns>2cr^M!_p^G5Dydi0TVL,9_m;N7&!n7qZ9*J4+NtW18xrpqZ9[b8ajzK0@)ln2pc-Y",
-    "6f*!0f,<2.A[-c:Isws,C.HhO+D!vA4[Q;x.US4l=#wm^FfuX#CpS6RM+x@35*je]kai(CH2(Dk4VjSx2K+/0>Von:=y)JXgRBM&!l7moIKa_r0S6BP@oB3J3pM2S1s<D7.Mss$lh>dxG/MJx2m>>4",
-    "3jw@E465Ub0R>gqVkI*y[n2I%/$8!,0j8Qo2+zwfF9$O<kM#u/G$tA^gYaqxih(s8Hj(uO3x6Io00GLL8wKY<9]$y&=#upJuqg@7[_iZR6*#knY!4if=#v3)#N8bQ*t/pFIQj$*#F-G/G_.RO1cu!q",
-    "8#hq]gtrd<CJn6mAO,NEUkj7.1s=ps02DNmjU6uwIXE8#u2u=l4X&+V0/!QJnfee6.F=t6HxCBG+yw$QAAK[H=#wl$G&nf@KZgM[I5+;]G&nN/47mXxyaF.o=#wl$G&eB,Kf3^nH!uJ@G&MN<1=5ad",
-    "yaG6u=#wl$G&DB/KfD4oG&TS_1vE1;06)9^G&3[+KL#[1GXOuk0yHu*06zsZF)-uDs$&nl0+#g!F9.U=:g]UCA7nWIA3He!AJYLj03$Owpwj[Y/I$g9V3zd,6EmW+XaR@.4VLu.10o*[H.tAU2j(CT",
-    "0haXz1+1.]4+EC.1p$i3M+Twj1q@OrLj/9>Ck_hO1uq6UHvl_[I5PkO&bcTNaKE4#16lwz4wv,:0xJo<Ard)]&.GC&mh^Y:6@igN8#mM03KKH%x&seEvgj29jbsnB2J7;%4/g;tH[$gaJvTEq+$[_t",
-    "[[-cvs4*WVFsbzgDmXB>mkR,g<hJ^xo^vaFZT,3,1CqrGF9J6-)%G.AshMRT2Qr,Y1s;%2<y-n2F#fs;4+W>8QUID+4+P@=1HO]D2-l+@6P)%10,][dejg1oi;wGHEsU,h8a0d70uKwX>5^yCu2dff",
-    "HLvys4+rYsL.+C/1p:sJ9S.F=>60*SGc>^mzycr60W@1n1y2k!IWjN+0mHTx4/k>t1rDXl2M.^yt>cEq532#pt>e#rH83#%022/cul5B3F#;:c0zEM[Isc:)0n7LV4-G2Y0_0c.-Rys&4sih.1DU5*",
-    "Dl]Bkq8I;q9TPD:4,(=v1S:N(qQ;yjHzYSV]IaoL2K^rB6EdHf5evx50sy6a5-2]&9WaE80RxAIb@O7_.pUHl.I58,TQWDK.pTh<0^r18q_!wv=Xv%=2c+c#0EUJE4<IQq12Hl+IRHE]H8/nV&IJj=",
-    "ge42%um/Xf0RqGZ2a5wA89Aio0]!bDq_!wyQ!gPgG3tx_0k!Z62.;mk2T:o$0yXfA0R,%k0R,^l0SJha0S>JYi_$2o4&0s%2UQ-nGNk1L1cSa92+aiy!u(;dwbEh(wuS<./<SjV(*ptLkrEF#vGxTM",
-    "GOo8M00.9e)8zvLi2)B!)8zvKo(vBSo7D$CGBq*c3/^o;.>7/@4e]B>0hP^a2>X%Mkrfp+iL3(<F]Q2]1o<i[0qOe$9]JP_8Xo_SstOo301cC]2NN@d#^qFFGBTyZ2M6W7LJgFbB;F<T1P:j-.pVA.",
-    "GWG/u.JJQN&7D6kF*TgO0u(Zq)EETcnN]$V*%/cx$pQ^(s1hnSGyoJajSdT>5)RwafdL-1GoGyl2F@&94B@Y6HN6rZGXNik0XF_:G5[Z3GXO850W:oJF9]g-053-0IRFzh03Qc4006,W1@P]Nu;Gae",
-    "0S:(qFBvs400&AAy%GgeA0#uq5,2q@00&VY&H=[R5,v9_052mqGXNep.+2S2RUZvBy%HQV01f4uGa<%PX)h2tFuf81(25HWIK2@RG5[ZKG5[Y[G5[YAG5[X[G5[Dd03QG^02wqP4*]Ur6EFZ0H_.Cv",
-    "gg*/14,V#P0.z6Q2O.rj5+gG;024I-4ni0,01qv:u;GgJga,#.3Z4/ZGvvwv2kNeJ1M#K.9^+p%>60sNH!uJsGBU*i6E,9czAQ2_Ff@!-1k$Qj8#%SG3/%j)FC#KG[1P7oHUI#zNDKWE9^G7DE-cv,",
-    "0Js4U2mKNsg#kDKA_rMtFI+Y;0575eI5hw,2[]$VFGe[r024I2B>9Yh04Omx*#@<[j0gn40S=5VFBv&A00&AA[SpOJA0##X5,2%100&VY%:p>75.N08Gyp#xGBGs(1WXP65(iZu3=x4]Ei=a)8#e$V",
-    "HaTe<5i@0a0J%_hGB*7Z3g5U34[f;7A5^B^FAg:]04>5#04Fmw04>5#04OstAs#XP5+gM/=$!y<uMGs!j0g./5+4CM02nv@9ytILHUJ+5F#rJUIR[S.F8&e(j0=[13-q%kGyp6#IE(<)G&k+i1q8yg",
-    "3./Hx6gi_/6EVRO88,j@egT#P4.o<6EHW]x5-On:qOJuFs1gE=1^rl*&jcR>F[%.Dg#kGL6E)-FA6zv6KcN9KGB*G^2r<G;06#^EGc&3Z6Epx12&W]]GBbq,3+Rjp1i%3esuCX;GWz8S2TBgA5(QHq",
-    "BR8rN8Z!Fj2;kLw&H=+ssuC>WHUKXpH8%hc0Q%(#2UQ-pII0pIGtvwkGpZ62GXO6WI4^S&I5-r;6EXlFZ8884Ri@B%4:jaBE-KU$7&NL99[<4[C=9i24*[wY6ENNn6ELq01;9*c3&#&10X2=b7&HJL",
-    "HL4O4GXO6JF*g7hHbM>A]BMI*:7<q-VGF7f1Hc9=068.N5*IQ6E,=R&A_,ex0pAn:,ns([suBaRIv*r7suCPHk4h3VsuCXuGt(plp3Zq3GtdMC(l-G40566CG%%]Y6EXlFTr&VKq5(EJ051tQHUKY1",
-    "H#GngGu0#;2r_dEGC76=3xbUZ1i%3fs^e66H#YzWN)D;M1ydg+Ija&c12[4OFU]ruGXO3*H_/plIXM6XOb,a/lmagdFfgkUEi*U(8#w;IHRGWI9^>awBriBKG5@^Z03U5L03TH]03Q!E(l-(OGXNMh",
-    "s^dgoF#sqrF(D5Cs^dtLH2;w#0qr6VtM:&7r>4eI6#&+42O.uu5)&[09]bc20QhkSPY*7u5)FeG3$2d^1.d<I0UrS_)g%^(s^deG03tUx00g[T8!+tj0RkT[BQ,Uv5(S5iVGOGh9Wjzh9^F<8E-TR!",
-    "0Ji^Hz!DxY03U;@F#sYoHUKYMG&cY*q5(58&s-AFGcf/!M:8/1BQrF#3J(bDBpEaL#3_EVTm!%X4$oXK8Z$8f2TBgW5(HBpBr;xjDKjzv2T:2s0;%A7Gc*7%9y2rm156IjTnAMj4KlzI4(JRVHNX,B",
-    "X)hBuFu)QoI5#l:6EXlFZ8884RqG<#4m36Z9[<H07&ZVO05AY3Ffkzy0l*Ri:m&mRBr,J5>XP_V5+4CK02np=4zye%GB*G(1_56m5*RoD4/u,y2nOuN2M1vbz!DNQ03QK3:m(R303I*=BQ@jt0uwX9",
-    "5(_b)0]U$gA0sxv5,$TZFaRzxIo3%Z3<@vLG&BGJxB(9b!4e-a0Wts+FaRH1F#s:30W_uKF9]j.03Sy+(>9lWfh8XZG5@R<0]pHX(>93/0S:>uFCjKD03QK1(>95p4.FN916B#sTnAAf&H=[V5,vD0",
-    "052mrGXNeq(>9Bt4,L_;4w@8V!/P#sH0lg56Erb>B@,KMF#r/X03U5K03TH[051+SFaRF>Hvktm04>B,05_,[F(D5C!4e^gH2;#FB>uO8=Y-Y[,VYAcTmtplLI)xa!4eZR00h)r4ni0,01qwHTn4$.",
-    "2M1vb!4eWO*99K[GJz#0H#q..Fg5<pH8^tTnWRk[F>MV[A_P(O0^mv<5)GGJ5-DOO9]btpNdn0%45>&j5G]nr4+p9eAB6!k024ESTpwIB0575eGdTb+2[bSOFGn-m03$Lqo(dlbGpZ68HvkKOTm!%X",
-    "4uD)Q8Z.Bf2TBgA5(QHaAAno_RtbPy2T:2s0)SjDG%=4$9yBrl156HpTnAMj4K^J09Www7fLtOoIcYBwHZZCZFE^.a0249*A8j%K4=@>V9^hEtTps[902Vj=03i-l5,2z=ArAqn5)&^rG!rnd4FurA",
-    "2<I+d9]1W47&rhPIRFze01pO$To5$;22T$zsuB%/TpKk26EW8XF90>)suCDD03I:@1*HNLF[%.8Hvkhh/mHNTsuC.UGS*2FF[%.D2R73rA_Q0p5)IG.1c6*0Fsl+Dg#k1G1o+SsA6znlTrZ*lG&2A%",
-    "2[beSFGn-q0249QBp(Pd04Oyxh6f9QTm,,Y4yzI@Av84r9]1IhTm<4fBsZ%PF9S6&058r0H8B7#HZ^k+BQ@ex9yWno2UQOZfm]&yIMWOafm[Q:ra&(fH89mAFE^+Y0246)A8j!JA5^2@9^hBtTps[A",
-    "02n!]5+49J04O&xArAnn5+gD,00IaFv#e+.H#x@-9]1Lw3K%p14uM/TF*qz@F9ta@s^dMCLJuv0Tn2[tG6!J@s^d46*99K]G1VjzHvj<l4*,E&BQ!Ck0t10u4DH(l6FI#n4.xG+1ojRLs^dYE)/4i6",
-    "GBp4$GByALw*dj-(k:o3z!D#Z0W]-.G5[Z3GXO850XI1SF9]p[053-4H2<Pd03Qf502ny[3zl32zyS@x5,%Y*Hvk>2IF;)mQy(Nbz!EP5IWhnr&H>1:TrM:*052XjFaQKh4+*!f10M^Az!DuZ01TE_",
-    "A_H8/FB3H]z!EPwH8B7aG5[ZKG5[Y[G5@+>mRv42FaRhvFu)QY05$+9HZdU&0l*Rjibn&+A>Vik9UC_n5*[[]Tms.rLI)xaz!DQR00fp;4ni0*03R+ez!C)51qWdZz!C$O7#[&P:m(R9z!Dxb03$Op",
-    "r2+$%TnzjA7ZWnROb-W#5,$WcGyokk)/4i7GBd#v9xwm=xB(9b!4e-Z0X6=/F>&B)TrmJIq5(BB051tOG5[]^H8KDbFo7i:2rvLBHZ@0F3zu92zyS@ITrV0mG5@lk4#5%xQy(NVms^]]GXMus56J;T",
-    "Tm*_^4#5&19yOO,1WXSJu+0Mx4VPRkFgWQ995ulb18E,/Ie[e_I5>]lFaRHIFaRG>FaR$OF*d-x9[<1@7%:1J05t$8H8CL%0KpOfLIUAj1FsDPf%ydt!4e+.Hvkwm03J605-6cU1_<qY7&rhQEj9oJ",
-    "&fG<>VGF;$1NQL)9]16dB=WgT9xwnSGBc$D1D9M3.mVF-HNSBWBf%0KH.w%zFaRG0G1f=UF*E/TsuCXuGXNik0XF_:FaRH1F#s:30X8!LF9]m/053-2IRFzh01pW3BmnI#1@P[.Tm,,Y4yqC>AvZAq",
-    "9]1RjTm<4PAAno_RtbPy2T:o+0ynA:E-%v)FC#fK03JDjTnAMj4K%6^4U,/nH,KCcF#s.UHZ.!bFE^.d0243(A8jxIA5]_>FAgy.03QG[02nd/9[<A^C=Ru44*[wY6EMd&1M4I&0x&kD@2@7(lS2m-",
-    "7&5_I4uM.)n_n(v+1<h>LKrjv4/jOP0BH<@1q*:(6EL[@10Ml3:;9X704>K,03$IprUC.jTpBX_BQ!XbmH@hWs^c$_B[w#d$V3kZ)FcDJ:p&baqv:cPFgL6c9ykCWg#kDK6EK2YA6zg1FQNf9FaR$J",
-    "HZcG%Mm8^3GBG(hG%pA>III#FHvkKQTm!%X4uV@S8a6Qi2TBgC5(QHaAA(#1RtbV!2T:2s0)kvFHZuS(9yT)o156HrTnAMT41!!OF*(*G4fC:2A^_2/FB3R5tP&qLIMyTpo.#zu0S]1^BrjDlIRGyX",
-    "Ff-%k05bp:GXNg]GXNMf01p9zxB(L]024O/6fgiBF[_0F0XYB]H_/0w024L.4+eu/5I6t=PY*7v5)Fe_8#n+WFf@Z&9]1YnBp5TS5*[)D6fmX&1A],(+](HqHS4+o4.oD+1:EZc46G6yH@qxp3=6zW",
-    "E,*3x0Ji^H!4e)f03U.>IRFKc!FDfPIXS<+FQNf7HvlgQH8cP(M:R756Epx12.-:&I5V3E3z%F4zyS@y5,%Y&H2<z0HJDrlQy(NZ!4fY6HZTA$&H=;u04>H+052mqHvk;tm]O/[9^PIc5*-(:3/EiD",
-    "1Dd!6FB3O2;Ib<qH#0H85)(22A8j%K4=!.V0HzEN4#5&105kv;Gyop^G5[ztF(D5D!4eZN>iF+O2Eey.95R65D,M^l0:@[U2O.u=5)v_2F9tU=02nqx4/$Np9X9]QH_/CrG1vtk0W]F,7cu^IH.;<[",
-    "H954X1p^E^8Z,bSH8iQ.0S>d:5+4LO039[iNiPdAHUK=@IW>.QxB(9a!V)ir0W_lH6EXlFTr&VKq5(KL051tSHUKY1IW+(iID-i02si*JI60gL3z^R6zyS@z5,%Y+Hvk>2IhtGrQx7DXTrUGRFaR&k",
-    "0yi)KE-lg%FCI5B00c^A2/Vv;FAOp-!V)bwH_.TpTmpwA0q#Q&6T%W7I5&eO6F2^LZ8!igRX8@o5)TiWTps[602nm<9[<1@C=0c14#E-MFgY_.5-XuLI5+;dvA6*qIRFBl$U+Aq4#E,:FaQLbTn.7Q",
-    "G5[YgFv1cIn,_l3/L@hsqdhMHH#mbO7%[:U9y9.WI5(yO6FI=X8Z@hCHvk>aH2=F*GyoDf00rv%2<a>e5,>ee88iR<p#cvEs^diD0Wkm_I5q$uTsVYWFQNfAGXO6MH!^b_M:jJ!s^d7501pW5Bq%vG",
-    "g$E0STm!%X4uo7U8aFcl2TBgB5(HB(Bs4Lr5*ajvTnAAf&H=:75,v6[052mpF#sMmgj<$z9^P0A5)RS_95t&F0%.Q3I5O/dFE^>d024R:A8j^QA5^O29^hT$Tps[702np=9[;^>C<;W04*[zZ1MMUO",
-    "2o=Dcw-v3v5+4CK02np=4TW43GyTREF9tR>s^dME01qyOTpcz54&a$S1f8fvB[MRt:23.Sg8:sb>JaWvGPDv6%Mbzbf,D0p1H)bpjrs)viNP^gEDr&T@UL.p13LjN4v!5HGXN7dgyAy)2oEfa@UO7:",
-    "GBYf@qX@cLkFO=m4Klj20t1WM3Jbq-2cC00Ej2iFA2:6r@UM1<s[#*xkFWv))x[eR6sr0K3HgBo28p(52lE0BgQOM#rNbNv;fC<=wVV]O:ckHR-:9,vkf9(S95m$MD.1.nj06d$0Sx1q1>HRO9S.+<",
-    "@2@N03/dfGu:u2n4<mK@0uO)j@2]WcG&wf>0-,oD4-tvP0uwpr2;g%UG!DK57c&3;y8H]Uqxl5^+VEWgr^zv5<dXR@o(ciz69kk54Xz9i2C4Z4KL#[3F#rqeqK=R%/,;6.HN*KU2g;Bs<XQne)7/aL",
-    "$P5Iw=-ZldBP^.*9RLLn1/)of6g8[R5IZ$9Hj<V)HPashw;qV+h!+Eo;F]a+@2@d/]7$5ZGrt1]SqbGJ1jzj!8#BVAa]SRD&><E8&q4.x4,xA51q.=CDlswWG6Ld[9RQ&N9W/q@0_9mAg#@_7wGbmS",
-    "GP^$S4%HwZf&;>D!UF+.1p.l%4+g-J0]Ls$LI-Kh4C;s:4+Ytn0R)A-0TVJI1gyylD:XOm1]I/902ns>3e4p>PYN;IG&79)1rRgf+Y13H2*Wx9sk96aVT.]&6f<i583D-G4<8Ul1pt/.3Xcc@i.KQO",
-    "7dSTN%LM[T1=S=K1WE*gcMgY#6#(>u3lB+)@UOTaF*rB80uNV.@UOuMG&nahwgN0QHUJek01VfT4*^WTNe;/U@UMWS0u;g/4<ryq1rE3Z4-^6VD:gF#1&tsJi_0owmGA@*NsIag0Qubl2DkzbSd01v",
-    "KOHnUIPnB4H!uJeHy$f8IJp7.j]2^ji_0o.Gva]70<(/.NsIag4y6Jg9X0;QHvkqn9vd_K0t1/n3m,H#r2,Z*01sG-@UOuMG&nghr2-EBGyo+yHUJnjV*[*!1@jri@UL:W9R-NV4<!&r1rDVG9_;9Q",
-    "D:*R$COI.z96102s5u@rFr<+(HUJOu5[vo-MKn1uFaSF/IWV=q1K/zaGPd*r0w*sUI5_%^1p[dqGyo2VuLTB<;ga#94^t,QuLT6o0S>GI9SgnB3-<S62A&@rIRG*>F*KtD4:R<>1B$#90m/stSd01v",
-    "PaHHkF*l>GD:N>wCNwet95;>GH_/3sIRF+k01sG-@UOuNG&wRcr2,r@00oL50Lw26rUC.,4/*$<Hm3p/F#r!)i_0os<^DdZ9H#-+H8cPjHHVoH3#S4Ew8]R_G:#x9GdQOL4<!&r1rDeJ9_;OVD:g9z",
-    "CpI$x8#w;XGce2(4:OS.1gox20m<hpSd01vPaQNlGc%>G8#n+6hyDsIGB&3I5-OoGG&cYiF#r!qi_0o)rveWh!V4<nHKzg/HvlU$GXMntGaoZFrvfE1H_.e:i_0pW9W*&K#0x7pG5[wyG_>ZHFsA]]",
-    "G%_L$4:YF&7Bv75h7pVU1xPeGG&Qj#4Z7N,0Rtr%G5[YPHH,QM14S1(030zT6EXl8HfkS#HjDZN0)$fnhdl(3+ZhTS6EFZJG&SgL2%(S-2DwlU%1tLVH_.Uu&;5uE#t0uTGRgl01&(A7!UX7$1Q0WV",
-    "g&YH>R0a0(Y6qZH8ajqq6EdPM9XQmS1QRpVJOKy,5CnstA^cgDty&s1i3kJpf*^E@RU0>SS=.qo4.)4f1q[3a4+X+n4^t@z&ICd-Ff%!r1^>LRIKo-OH2<knw3Go8HL%78FCRHHr1^LqH#af:KOZ+Y",
-    "GXMii8#Dj>)&:t9r1^K]OB*%,0HG2O8:IRL14$b/006Hd4.do%1v<u5FiQZ8ArBpa-[=jt4D]v4._a@[f#U<X-/h[#0L-Au59bG<@UL_+p%;,2sSgh+r1^K]O%yo*A2TeZ@UN&NGc!=TmI$Q!1wUUj",
-    "I5eG01%Ui-0)YV=0yLdVDmX9zFB&v300U>lHvk(ool65G7&HJMh5.31O8_(E4-@Zy960=E5I,L[GBcwW14]q.01qI;kp/<x95w(CAjgpg14]n;007wz4.Mxa1v<x1Fi8OW2<e_j@UL];4D$j2f(s8D",
-    "r1^K]NeuA.0GSLA9i-jN14]zPHl+Fm0py7u50MX_@UOupG&nXi002,2=%W_MG9;o/02ncv79Slrr1^K]MHo10437a5H_.(mY9E3DIi&gp0RM*:3GrYE9Rw8xqQwUcl+ObX5B)qCGyny^FdvHrIEdN/",
-    "GczzV0058r0^cE.48<BD0Wupgw)zD#H#s,]L/,k695DDh1B.Q%Ei*E,Jp.BI0SEyQ6f:%;AS*RAv=<%/0zx$_GBa,r:Zbz&u[aM2wLKpjH2<z3Hvk@k1U0w+1S2yrym3DWIXOACJqf%F8aDs_y+a:_",
-    "1vk13Br,X;umvqLIRGs/G2Dv.1FyCS8aTQPA_rby5jjdrH83zS[R#uNnKTZ#3.JrD0RadC5EM9$q7E7]xC]:YFaR.(G%UdZ88*P;1Ol@N0=A!98lem;1T!,LAA$rnp8o=<mB0uBxCRdh+pq,zfOiMO",
-    "1rDJM0QdwCiv=(!BsDnzEHgC#F99+!030*6@UMj/:&7ucH83+Wq6[oEHUJSh03J600.SFr2mufjG:z*mD:pEr3:q[1AQLgq/OF@y,E0e=3.HhT5Dy!p3;BqJ03U(@H,@TNBr,XTml,bzGBcwL7&HJM",
-    "0y6*_iv:9VBQh^nJvccx03QG^01,Hk-vNg53/%T[6E;*d95(.1..Afg0L2&rsYe3[0kqp01fvWaH_..p#TX+oGyokjtNjZCgYX-/B)0km4Y_mj1h<.zf&<78ya6OKIQY&xF9.j=xC]IK02(#@1gjDc",
-    "iUqg_G&ndi04+5*03QK201!3*k=_F53/uE<0r5Nm+N(PZ[t5&6,VhG^+ZY0p:jD7;0uTg.<*pcXHn.EMIRFH$[)Yh@H<ce<0-Yx@4.okv1rECb4+Xgl4^t[hZX+<[$b3HsI5ai63:h/$1]B)N3->59",
-    "4_qr43;wu&04y-%051VEFaQAU@_eH>Jt8$XxeOvRIRGp)GXMhcJs$uvxeOCF00ZtlBQ@bw48xxUDl--.3=Fn<HUKR%H;^bpIEkhk4-!Nl4+YpgAA$rq00HB*2;K++2<eRP3:Y)f1]I<4qYMv/1/u]l",
-    "IMuKP0L6U@qYNE0005$W4Yv9P5-H*)IocR2H#h(T;EeG_+86>m;F9h[0T3iNGx=928#18@8a1=s1mA*2J_ufxwJ[;%Ip1v$8lnsz1UA>[FM]X&FaQ)cubCDv2sSyQ3:Y:59]1K0ABzPx**!EjHaDUS",
-    "Ei=L#D:gdC3Ie4VKL9f<H0/u$H_.5pJrp:Gk=;I,FzpK(IF1+u.;Bc,H#LXrL-]#!4,Y1@@UMQV0S=R%3;G98F^OVxH^];cF9.U+f(#fr03QN401t^/xIHvCGC6>>Eig3z9]1X^7%VU^wqgU=w>,Cg",
-    "G&Ld&#w0U0H7vo91rE9l0.;Vq2m@td6gL11xjid1F^e&BG=ZFIG1u/10</$64.)wx1r5Fd4+OgmAA.xkyFCHAjRFF##vcy[y9>5ZG5[]DG%)^liv:5kJu<_rFaSI<HZ^k)G%=4JzLx;UIJ*oIHUI-n",
-    "o-52nIH]4$0T_Xq@UL_z7!oWa1G>yWIW)rj4jVSQ3:!26A_,jY0WCK.f,w[^>3I4^8lwy=1voJP4^%1yJp+O5834^k1P/(K3:Y-49]1G_ABzPzr9Ct<H8P>NEiyO&9]1K0EiyN@Vgu%t8!]I7Hh;7<",
-    "GL;G,;4BPV05+ry6E*+:racui=[g=0Gc/;O8aIV86g2wj7cMh7g)t*GGmNVN4-!Tn9]Si5AA.xlr#&M!F^wyZ2r)LL3:Y[79]AW34_qq,Ju<_jGypv[IWVOR4*_yrJvBHvyJ8]VFr=G4H8B7iHOUwR",
-    "x3&i!G07MM%EyZV00-x63//p28#Jmt8#RG<6f_xSWF0Wimka@;+#e4mw)zDOya5jdzdav/1T+8;HJZ789]$+$NdVzh1@Q7an0p>K1vvmTH8(Z73:@J$NgXwqdjjXl8x6f-HZwOYl>UYkj]vR>3KBWG",
-    "3;BeC024R:5-y/OF*N@yH821gGXMnj+zT5u+=$Fh%:fSzy9=&2HvkU:>&pzk1T>E<HPO&2F9.U<y9=jK03QM_01t^/>&qc/Gd8-nEip0x9]1G_Eio_>Vlp![EUY8_o:nU_GX4q$,N6zL=%w)D:l6V9",
-    "0T3%PGWWj%A_rPuF9$X;x6:=M!LE<34Dt*cHUJbfm9z=TF!eD6.f2&*8q.3(1T!!IAA.xj*$g5uF#s.JFfafZHvkLKdjp*x4_qqsJ_K2qH_:8_H#FG[4AFZ5G8[MS@UMj.KoU9D3<A1,Lk]e=*cT/<",
-    "HS78X3xb+.2j!457&7(6EeFdb9^F]:@UM:=00Ey31EmcL:iPu;r40@u:iPvBF)+IZ4-kzF1wRHkHZTA$8!]NP@UMWN&H<9==J5QBgZl*lx1$CFf&:#Vq67!^1pyfXi(3&k)AC_q/c<^3F<yUB6f%[y",
-    "2L#]L0g_+t2j&6^g9QNU-Tr]#=$P^zwkrv$fJO(^t_v$$vMLU=5ga,Bi4y]TvjGQP9]bbCpfD9VCJ[N#[R.BSCKWIMH!v$Wi;9]1y#oQO5)PX23j+1hZ2@*;3%&6x0XGNkr#/8v4&2%f9]tk4uM+=(",
-    "$[Py*[tE.g6E!=#1yl:$ngs^hqiF(-0UbGto;!&Q(INvU4*/DhB;U>pFaQh5@_;E.,US4)qG1l#%Q6Et2&K]G1cn3wm+B,4T;CcM2oCz@Bm;RQ4-K9gF910,(GUQ.3I@$&1+L-VG&wjl.:)-XGynwl",
-    "&1;;.R]:S/E)NIB=Aj%uEHUH,0Lcgru7fHiGBC)xB;l<G2V5TmG5@v)%@yb&nFj#_9]Aac0i^s511ku79]tx79]AJ_49c+)19%0q(K8Nt6fyu9F#sP2H_/34GypFGH!uJI>6rXLc<r^L0GSsDM,K-i",
-    "9]JW29]SUBBs5+90SI6Z2&n@g12$kBG]dAPFx&wT2F(K:0yWzK4+zKv9]Jdg4*_Fu6+Z>vIXTS(5jFq,BnWvA2*v_,12^mf0yqF42RO]G6gPPoH_.d>#snV%IRGyNI51!nIL!k9#VZFc4+!/L9]JI9",
-    "8#2xVBQ,Kv4+onEGdW!:D+qiK3GxUJ1M:(BwwW6Pc<GGj2P82tdl)eQ9]$x69]JM_9]AT22A&5FdlWGM7%%@I2sQv812X=*1J;ot-,(c0,2op6H_/35G>MgHFw>GTFyH]X27MPZ,vI]o4+wn=1gsJt",
-    "0W#VGF9.X>)dLYU001Qjdk+cF1Rn%8rxOnXdmjim)dLhYdl)zX9]1MZ6eT%0vc3xd%<hro5(L][69U&54w<1Nik%P(7!AVyU//K*uLT8(9t$%H$%%9ZQU/(I3/H(XVFjWX2da/]F9b0-kQEj-+!X/1",
-    "x)Tn/849,+4+,d#3l9ja-Zz5O:n##D+9)$NGdK5:Bnu%jHZwK/3%-o^4wTFoBsey!8xIB^1FHi8&.qb6:z523GSC7SHu3</9WuX@Ek6S^IXL/@3:7f]5i!UE2)P6X;8r(UHpGQw1ikn!0iKl!4vH5K",
-    "34*r-067AplMoG>=cNU5pBDf&4-0My7assN&Gr@*HiEz-4$t,%88*/N7Y>ci1u8N*+20lh(25WT%a#lVG6saG7Y>:Q>7<p502DL&*CPbK&n6E6:lO*A2<L)r1H.VE1-PU#1vAmFNdnLU0gpNY,uo_N",
-    "(+CE(o<xW[0]^,H8#w;2iw6aG9^F=.kv]=@GLD%y6F8m$8#L(^A_!Yw1i+F[4*:i6VHz[<1q-Ro2*%S52+i_(0p]w[%RB^4JPw!U2mvt.2-$oT5jdd[3Y;,C1Dpa4@kpxp.p&6<0WSqQ3b:-x0q8Ie",
-    "90%FjdI(k,I/:;WgXaSV;ek3!0)dASE-KO25CYbl3.+F62QxYf$E+C[H,Y;w0S:&P3;BwLirNqh=>UnuFgP,&!g_wk2@:aSF=J;49W^$G5Cg8*0^m10q7V,R)x8xD5.4FzG5[]pGB=MqCo^*b3ow>E",
-    "7zNV.4,4Jh1rCD=4+z^d1sgK^A_7.xvjzYN3EtfW4+=26q5(e(F*h_.2lWsRmI(o>p$!MK,USPT,4hi#grAcE3HSvM1J_0N4yz[<G4c<w#*r8Uu[r:f#t8vq7ct,KBL:zf1g6>9E-lmoo)Z%>#k6]<",
-    ")XfYEu]<-m[ss:W<^3h6l!^Z22,=J-29FRA7]oar6E<Wh0]*R=1P0!fUM_hRGoK3zpzHzzgsC$Qs0tZ1gb5D;=ssnIH#s*j>wf^6)B=;nwizxnT>G4PhvyFu3LrlUH8eB-KM6Q7HUJHt(qIlDKMON9",
-    "FaSRbHZw8+FA6y<qyY/AzF,a=0mvB,4W.Gg3os!s3OPBY0S&&YU/ATa3pFz_051zTFr<)3G%(u,1E]RY2&Nwj.OB^[)&w0h-IA$K834^:4+Y(k1=_7S6E,9lH2<C,dJh4e>zMEl7zYjv)[>PUi3.U2",
-    "0>9B)14bD#01efX1>Go388^D;G7ZVZEdntg2sHTt5-FiV4:&mh9]AN088ZMM0W.&-H2<z6H2<hk03QQ002;$&2tW<4@2imXFaRSsIRGCIGXNg_Hvkzn039__0AB-K0Url3@2iU;03QQ302;q!2tW<3",
-    "@2jBoI5q$hH2=OTH#Yz-0x_cF7&!nOGPTYR1MWfsY#KND0SH>Q#[mtr&JP2_0Sib7Ko0@:0Uro50246)9^h7A9y0&^z4IIhBo6rj1i70B0M@T$2l<dSG)Er-GWr1.GDrwO4*_iCF9$a@00e/-V/oUj",
-    "HTnS@0yY2[H2<z1HUJ>sENveLIr-$=HvkRzrUnDa0Sib7Ko0@;0Uro700Z9%9^hJEE-2a)0,)3!2qX=z@T,L)01pS;2@Mu$M-@+;@T,j:NC,d/0[Q>D2-d15HUJ+FH2=L%G5@Xv+Z+fa4+8oD6E=<K",
-    "2QdH[Ge-i,G5P<-Fh_eM4*_iCF9.d=00ZF(9^hGDF9I>)vjG@200yT83Wb3#0&O1$H_Ik;HUJzn00YSZ3rGk+4+8oD9]$r46EOfE4:15A0yqE^Hvk(r00XBi1F@@h2Q&Hs894wS12+I0GDrwO4*_iC",
-    "9]$$#2<=E[9^hDCE-KO!0.PX12qX=z@T,&[ENuni2<XdYG5@(169dTs3rGk+4+8oD9]$x61L6rE4:ABR0yH$U0U0v<48aovkWvG(0Url7@T,d/03QQ002;$&2tW<4@T,9J-t3Np03Q!B04>8)00P_b",
-    "T;ix(0[Q>HHvk>8F#s7j03QQ302wey2[I1;!xJ9^GyoGc03Q!A03QN1007W72qX=z@T,(2ENu(o2;$*Z$N:$+69dTs3rGk+4+8oD9]$r46EOfE4:15A0yDD#88U$Z48#)z@Wz1E2M*&Q2vrXg/m!Wu",
-    "3Ham>5I5PH1Oxip0^Zk=1mF+:@sPIo[v@m9::3GJ4+-JCNd(0L1Ms=VBsV#/@yd/Qy8.5oH:)22Fa)E.5D0SwrQ0]SMjrz.x&jHV1@X!23mGhf>74b73b>Lh1/hn!3!m8>2tf^6tR)GG1@h)3+gAhW",
-    "0u7+p1rH.3xDz8aG[;mO1E@s83czm:FcS]DfC3#kjP;%#q@L;UgGVznI5Kq-Gyo2d+yexPsv,[(x[4DI1&@K!C=.QqfDZz<V+oJv1qG591pNdb1U07v9]JV^1R6E.CkHVE:z=wONgo0<#[vnb4G#r[",
-    "suK/33a11Q1/)l!F9tL+[sbQaH&+/p03R4P[sb:1H#PthIRGCPHvkTR0v@c3[sb*IH_/FzHvkeg01qFOj^QoV3bCpa1cb&14&nq8G5@tNq$LJNF9SC*-sgt_EC;]J-sgvy4+6dz0On2zBo7qg1OW0t",
-    "2t=MB/-a=@[E^P.LLUM&SQ#;>9_m=@1P:(P2>rT!03Q^P01kly9]AMu1RgU01mOu3IM<XbDdPkzH#Ptt0W$z1HaGw&I5(A)1qVnU0663X05A&sFbFXZ1jY>7I5GeN#QJauBo7qj1R6Mv1P/wqf,Ve@",
-    "q+AF:9x+$_>4>agBo7$n1TQ2uHUJVc01p;_ln<Sq0xtnLFy#auHpmGhHaB$;FxmwVDdhw!I5Pk*0x&lK6Epw[siPtXNFM>/.pdiuz%:Xm4+Z7_4+8xq0KQ8IBo7qk1OVnx2t=MB(ZdrA=]o9Hc<F^,",
-    "4*:242qX=_.=&HV%LyYjEbwR#7Ul#FfdU<>H]7K$GXNAa!)gTE1rI6a1S_l)03QM]01>]&BR4q!44VWm068+]1OPA#g*pf>1Lgz@OCJI<t=ye]Js%Y].=&lxHy-Euuj3#aG0m1A2tpqMHCP!m03R4N",
-    ".=&%lHOvVUHvkV8k[Aww0v@c1.=&!!%n1^V02DOa1rI9b1R6I0KLIm2H2<.uHUJVe04y[y03QQ601W%K5C^341Lgz]1B#_-3X7)@4-75369Sv(F9._s1k2(e471/]2tpqMGFTZg03R7L.=&HV%n1@Y",
-    "01p<X7Y/_^9]AGv1RgU01k4E&HUJMP@WFkarxOJ1n+Oi(1QRj.6EOfBHH,rv12*Oa439$yG7kji1THZ!00QIh69=-=6y=i_)IbPD4+X)(6E6lfFy-gw0yzK_H_/3QIRGCdG]UMjH!%PY7yTCwfdU<=",
-    "IOYT%G]UMUGyoGg01qJj7YKy@4CVw60[s=gGyoGe04y[)n*.L5-OP;pFbmX22r:<=.=&!$00Qi/TL:f%73Ks9jsy.]n58WY;SWkgLLUM)SQ#][9_n001Ro;Z00aIP9_U.O4uJw60yX9Y9y0(FGIbO%",
-    "+XW9Q.=&r!051YJHvkhf00gR=BO5b^11]$IFy-gsGnq=XG7kdg1PP-=E(jJGF+Cp;H0A=-GBr031%:1*49^EZ2tpqMGguii03R4L.=&%lGt3DC[ud7zwxtjbfdU<=GUfyxGt3DjGdIvw19cA][uc-=",
-    "0Sx8<9]AD]1O68U$=HQin*.L5i!cB%3*Jx&G7kji1THf%00Nw>6bK[>6y=jPGmZocj2s5yf.>Cj+7Jjr4+2-KhC_P;4-khJ4.*bA6E=<47ycIxfdU<>Ipzc&GXMn42<=DR4/Mf=3Erx40<fV][ud7M",
-    "G$b@OuF;Svi_]n:=)C+Zx)2C54+Z7_9ykC3x_mfiBo7tl1PYD:4vZWG[mc*>1_TRZ9]AX688!e98Tc.BB[Iwj6FC467ycIxfdUT#>%9wZ02DIJ2=2Ql1rI9b1RFU3F9J0/0249*6EOe@[ueI-G%<A@",
-    "4Cq,1G7kgh1PJGwD+m<DGCdCj@!5bR88!e8j2r_u,((8/F9.:(0yJ0]GXNhMH0A=kB+LmTI57YZ7ycIxfdUNsF9Vip4(0:]%n1@X01qnu7c4Y3.=&G[[udK6024F,95w(S12p;D95j:A69>U71m*,U",
-    "0yQ!K36uvP3N@#M2u%u(1P/t**boi$m/>2>9]AF088D9l4-lO_A0#mV6F2^L7B_P7fdU<>HT*9gF#sbmH+2&*.=&Ha[ue7XGXNg_GyoGa024F,95(.T0X6(D05A*kVhA!11;B@F0y(Y%88!e96Z]g%",
-    "h>D>AMGoc!1kI^v4+iE09]AZ488,kQ88@qBCCmvEHRc2l7ycIxfdU<>H]7K$GXN7Z024BG4/Vl>EH*Ia1Rnx100aIP6EgrDHvk>2HvBIDFbTJ333:$lFAYl%0/pmp,W:/e4-AJF88.f$j2r_$vk;mX",
-    "F9.:(0yS6^Gyo47[4XCRFw6,PHvkV8[ud5@0uKWGFCH)e6fn#Q6Et,XDgGA.zsW,egZm/<*9!^h*$V<bzXAiKatE-*0yhf5qX7ee@6Cl0-rR=$xd8_lkP!mI0Rq$*0L>C11Tq1I#sLol(<hJ$*;0x9",
-    "0R<D:6b^Txq7eY80tmE.Aq,X.FsZTzFA6a%fy)ywr2#T5yUY>GJ_G(:2*v=ojN&2=Gyp3zFaRPlIRFFskOu^C3bLLX9_5na+ZzBl3rP.iyvq[:=q&G4GGGF);.E2s5j0_586OWdV+u;ItN]P]03RPR",
-    "00E6x4XXhYIRG0u052XkFk%ArRSUrZ1H.YC00.0X4.Ez.F9J3&ViPj^95VnPA2a]T0x]#,H2<qn03RPV03QN0024O/95(.TA2.LX0yY2:IRFgm11^:tFqH):FgXApA26![D:pHf1qb8y0RRXLs[tP*",
-    "H2<qn03RPT03QN2024U;4AufKA2/[#2fzjgNd;2=0Ssaf7r+Juw-mEX77d.@1P;[D+ZzOd[tO7j4+F*h3/bu/+ZzG/vm67U$_6xvvfCRB(GLdl9taj0F]Q2==(iATG;_%=A6hx*iXlQbG&wSZ5(&rF",
-    "1Pmk;F#rzk=AZB6z-FkLMG9sw94j(E5G(UP20[bHN(0GF963b<%p(sHMF7zO4+x3<9_CqJ9]tu6FBLI3MIQ(/03Q@L03Qf301p+.0WSzQIRGCOGDRN.Hvk>MFaQq,*#aLFFaRG2G<b(/7BB!W2sbf@",
-    "0Us4K03Qf603Q<L051qOHvk>MFhw3U00f%]0[A,;G(rx73k@-,9^fi384m)b9[[8<2qX=y!p-)]lu!:S!p-*UH8.Pi3LgkIs::4t$65_wMiVdq9^P7C9^zSF9^P1A9^zMD9^O@89^qAAFAOy_051>Y",
-    "H_/3FHvk>IHUJ+DH2<C<:H[M&IYu80G5[]LHaP$iH_/pVG&ukt5jFrH12=,b9]N3&1po*S3DnLL1L<da4.*#j6AQrx4yecz1cd._4lu<:A0#$101qYB&JzGb4,jV)H_.dT&JzNw1P/(o%:fSqr3nL%",
-    "nh*_P*3J>F-Moul5SsxMHUJLR&JzRc2oD9E0T1=9*3J>Erw0!R*3J>Hjsp)6kOdYo01np969d)/4+x(D9]kl49]t%95-g!Y5HUCa2D_H/*3J>HuL%zYp8*fF57y2TKZgf0Fg5<HyFUnwFAoLYp&vg2",
-    "H#Ro>1sM@I$2LthFgG^Z76H+y1P:sU%<YKB6g64>AqrX(G$bDcGM<ntCD4T,1jhRT23HDr6g2.;oB.v/Bo7+3$rBEH9]Ad)0tFdA2RAi1dmkP$>5luiKLIr@IM4zEpBe+C9S.dY4)y=9R^(XP3n2pg",
-    "oeBda9]bmhA1OBW0WSqIHCGcgArm*80Uk1!0xv2xH1+@x1ndI=$:ka=2s1Hz7BB!0vIwKi6A:+uU/Jvx%<Y$c<rV/wi*FAYqs.cm++>r;Zx3vv%<Y$ck*X8[2n(al6ArKe4[eg&8wC7p0]):]4z2+J",
-    "$qfXYR1aXI%<Yow1Oo=Tqs.com1P4YFKjq0qs.cmnQR21Yy]VZ0S+V+F#rG@4@8Fs6Arur0]*ZQqs.col+F$Yo.t95qs.c&GN!x_0])^.NDCwcs$:AR0R$u-SSzE/6Ap;20SE,1OAaIxH2<Sg01p!X",
-    "8V!)HA=]<DM+wPI0dx,y]I8B,E68UL3nmXhrOgu>GXMgl0v[$bqs.c/H-n,TmjVv^tcf8X5-FiFHZ/eb7L;8t3d^t^3N$k]zlk9jIRF(o00yu_0wxb9zlk9)0XHxJFE2MR01j#k<s.PwY9BK(00fhs",
-    "7$Z0/*a8m$Z4Wi:y&V^c*a05@GXM@dzlk9-GB@BY0UrW601q*32J1Q#HEbUOHvk>xG5@^Z03QN403SIq03tUz051YGF#sPrFaQ%b03QJ]053W*IRFzl03QM[03S0r02es(1s;,3Y7aEE2m>)$6EfBT",
-    "9]AQ14;n+&Auj+oF#rG,4:Q&Q1FSa$!@cHM0yAtMIyRUD6EOfE0yF;0BQ*dD7zNPXKp!48tj!ZI8#gtr%<YD]8Zguj1huscE-2N]L.5^-6F0sN4-R6SAr3qb6_T!i4m:X(H!#78AtN>2[2;C_GQo).",
-    "4tNh5!HFRRfCU414+uOT1vUT=Gyo48!HFRR.OTyg4,dhKAr3qQz6TE.!HFR/H!wIn4,mnLAr3tgHUJM8!HFRbrUMTf!HFRR+z.nL4-R6SAr5*U5HZ1tAr5*3;E()W!HFRhIqm@vm.>:+AwLT-F*dEu",
-    "6F)gJF*X1M)e#Hx<dE>34,V9o0uP@8s,>b:GBGy*KRz,sH;7SR1hWwg!HFRQ@4S(q0XNG6E-cy-4<0fZ6D%.]#l[8%#1$X30W@^39WekOMK,O;6Au8Tt>%dGDi5-(%:peoGXNh&HLcAP44W.@D:L*T",
-    "53:Qy0xdK(03SRwt.4h%%:oO&E)z1%0w1#hH2<wn[R]&GGp)<N2+aZu/>dr51s^5kG5[>zIn4qOJgv.W2+aZt>$&q3-Cmmm0XfYA4uK63G5@,k!HFRs12>OLvjI3Z%:o@Vfejx#F]ExL2+aZy1Hp+Q",
-    "FS7wSGtB^XFo6vbFaQri!HFRYt(b2VIGP0yvjP4YEigF%FGVmpt.4iYF*Y_Bi6H]2-_<[T0nGv_I5>]hMXk*fD/[[sq6-HAGR*/Xv-i_#9WekOL=!R<69Lz)BMQv]1eygOvjH&xEjKd&A4WH/%<aQZ",
-    "F*Y[Ai6Jkq0X8,O1L/$b4bK7^L=iF:69SIn3/7W!6E=<KvjH=#9yNsx6g2.[mQe)Ylp>t9&H)btqQ)8p!H#qQ3Iw_AC/MkRH_/36IG(U46F0T)10Ml5z=-!02lnG*4$]@#0/oPl2P+-i>P@DVkF==f",
-    "FkA/3.6[Gp:lzM<i(:<g3/a#gq*w^/v@>@],eV66w#kkG3A9iKp5z+:,i%@p6#U:41i>UD1=%%f4xGOZ02_hkoWBkTvcy_f%v^tezYYTy4,lNc4gg3G3!J]W15XbdoWBkNS>!Vn4F$CU4,uTd4hKa7",
-    "@eFo!0R!fn1rEpp36Ta3,j)*swblXw,Kt6t2A#.Q6f:if3k#!$6A91MatIa)h6f)7IO5Aa0p>eq4(nG0s=.s^z*Y]i=8O;Niq1$61T,H4G</0+GXNh0GyoPdo68*r)0+Vg9gx8R14[tXp$Gy%4-qlc",
-    "0Vp=%01V^yMgX<11CR.26xGKFALj/#(#HrSF*NH]1EiM(4+8KA88!e4/FR_WGV8D+8!&=)0SMybB;XAS3lA5!zyTF8[pW@P34JUzI/8>QDJ;P_4+P1YK@b-lzMC!vG#:&v/Zg_tvBd%ci>A]Aqw-.P",
-    ">pVM41Es<H6*iF+FCjED/7tUcrN1B#1J-oU2I:;a2[G1<2nMN!O$(jCOAe&m0v[SPq/^CK3$3sb48PYy0)q.$+0..a&-bd%kpdGo:hdiB=kWWyiWUXzhiVrw@pE(Zbq;:I69O3n1@SXIm-D$o05:$>",
-    "za]KQ.0S-JFCPPJ!q>hjo9@7jH#Rc#!U6;^%5D!m@H_0,pWh@f3o.z$1iUZ[9^fW3$8Q0GkT;<IHw3F23zz_A2h9Bk1EQ8D4^AHO2tNihGB5x;hXFG&IRHNdGchy(0.@i@54!=Sk>bNoGcYm$1Bw47",
-    "54r-Rk>bNrGC42+KfD4mI5>^61u[1[00GBq54!=Sk>bNqGB!2.KfD4mHZ/f01_N4;06)6]GBq-*KL#:1G5]lk0x_o)06zvYGcW)<Vlpy006#Y^GB*GMqTD7A(E.6A2m-U9B;I/[B>CiV@H_1jF*!6g",
-    "fdK,yHV#h!qn#cP4Ed4:2%-hlq%Z=AgBk$p3/aqIhYk<k013n^0hjy*1d7)O4ZVjB0L@Wp4+Zy.2mr%51nKi-4%d.h0a=/,F$2lq0uLJQhYk/i[rLq7(JlnslOzww2hW8RBQZ4mQ38;P2<3uR4x=v_",
-    "1omVv1_D+yEC[8BWCY[Jbpq4ZI]/mb1p$>%K;9]_2nWZ2mH@Q[fpY;G4*-r;76jG5EH4ByG4SpY1o=fO8ZdJKptT(oFq>jk4*o+pH8(i2wH5,XC.(TMY7Xv00T:Sh/Z>i$j*AgLJ2o=qs*Vp28.vy=",
-    "0/.hi2%@fJ1gkJV1UWG/00i9Z3JA9Z4-7h]2q7yr.;$y8f&m[7H/L9RFCjTI00YkW5)6pZ1qqy#2rm:kIRF5/*,sA_oRkOymfSD@t*ajo&H.d12rm#aFaR$$H8cPsIWYh)SUE8O19^gr0juH#0p[fk",
-    "8#A1g2mlig1e^xz0x/Rap0NQfFfgXLYcCNrF]=>Z2YeGXaRP,&4+Xde5-e;E2(fkow$T9s=*-]3w^1ydF)/rk4IVj>3IfZ$Ob8;jq]Pl9GpDl-F9kL/fszIzF)+#eEeq.!bOh.78ZI]8sIw0Pl(]h0",
-    "f7$-90iD])1GotQ>684E+5ZJEq5(BG,hc,uH8%hbtIiHDM:jOaqy@f,02VX/4)YHRp>2g&jOq:p;hy@(w+1g8H8%hyEjCIH,2VjxQx71Dw*_<M3W_P]22l=r0*bc/E-Tm*FCR5G00T<93ApG14,SgA",
-    "1]2l,,2xagzsv_)iGUvhj*Sry5yq4VFE^wd0053g0jB[EXX4xk5-l(r4=,mZ2QLjdH;>$IJu<[q04Osx!_an]G%z&37dJF8G9eD]$W$OSIYI$S0h9[:ik.<x1jiW*o!LwXmI<yNGOP*-,2<&o$CL-W",
-    "GypU(Ff-%TL:V&xDKR:$cmUI)0^mYh[[-YU4*3NO)uSu_n&f*6>[-.b$Lk-f2LLGw$AcXK>tZ5LHqHVM6xI;fI5Eru9]AQ17&HJ2=<R-1H#4L09t@QWGzFTRWDf@J5*[/D!UY82fiVD*xnd6inZpqu",
-    "g#kG05+X7,054oJHvli90XI1SF9]p[053-4H2<MY051tMIRF>p=93IQH0u&BH8cP(AvHAs4+6Be1>e>eBsc34F9S9(058r0HZcG$H#Pt,A_!bx4,1R/0S=wew+1dVIr0n]HtP_1HaGw-6EimeFE/td",
-    "03tIu055DaH_/qGGdKV*4K>0XE-cX#CpItuE-Bg*I5RmiArArT5+X4yN&<S.1q1E50uIjjF&>drkO_.$03JBc5)(229]ti27&!nBE[Kc@2KeG62xAM(5(4:X1lQ6D2FVg12[8AR2nfjn9[<Q31m+SH",
-    "I3y0_hy;-1GdVRlsuLVG024Ef10N(fsuM2(F)-uDg$f8H3#t.$G&cYax$6%f3N@/(r=6%-s^mzJHUJ+0H2<!l0XYC7F*5)!TQM[MKcN9QGBE%<2sko006#@JGB*GeGn<+>2sNt[0LVoMf(8!)s^n9c",
-    "HUKXnIX3>g0,d,91ydg*Ija*t0yr/,06)zFI50B+JvcEq03RPXowx/COb)9P1=x#g4KS+[9W;+dF)[!H&g/p&6F51RCNDTRH_/FvG=,OIZ8QKMQ#1fC4mC6YE,=I#CowkwE-up(C=#<79x&n%BRDpm",
-    "5E3@W5Cx!:2n:Y_9]AN088ZMLG=@ULFf3-V><)OAL:M&y4/tCC4FGEn+XWjn[DKG)INJptH<p/THHzsB0!$t><Dd>8IRFze031005,.QCCNTgX0yh8]HUJzq00OQE6gSM#0^j=@1G3i*D:pFN5+g7*",
-    "03I:@FNFazFaQM9oGC9[Ff,W>FQNf9GXO6MH!uJ%M:aVC6EXlF2[8Z^H_/33HUK;1GdKW08#psL00l^8*%Aa(FC-WE*%AuNxCRGNAI.>b*%B<@FaR$jHZcGX0L!/r2UQ-pGT9OyF#sDl01@3)FB3F3",
-    "03SIsgeDU(03U5I03TB<051+SHvld&H2<eg*%BWBHvlL%Fd+[C*%AYUCIi=/3k9jP3Jlp29]JOx3JJj>4$+Mb0K*XhXAF>22MAgUh6NukIoT2f%038V3)vD9HUKXGGB*GiGXNg]GyoDXssa)-*%B)=",
-    "G5[hlHvk>cG5[>zGXMhfm2;Os3&_3a[<f)G28,Yb0ognb*%C52IW*W3F90(+03U+=F#rO(D*%O#AP,yC5.j5.IWRQ.KL]N7G5[Y)In06wA_HAt2!)=x4%!77Gyoq0GS(6.I4^S&8#pll1xgOq5(QHq",
-    "Bs10$C=$9%2T:o*0yowYJvlHk06!f$Ff#xIObyl&2UQ-oG^aO:GB=7S8Z>1tA_ZDs9^>UIB@,KPIRGLuHUKYdGByA&R5CW!5+4pQ03QG]02ng:9[<H0C=j%54*/E<BR4hx0.R;$Gs^=04b_DKHUI*k",
-    "!8r&d4%QM9HUKXNI5>]rH$)#THP#XZsHX/AV,D522m$Jv6AuBeB=WUP9xwnRH!,RL6F1fp95nzEGyoqaGXNg_IRF>r02;[4B>cC7039*c&jcR]GM+d,IXE.(I5RmoGwTu@05t#_gaI,DAviDqFI+e/",
-    "0575eG&cY*2[kkTFGn:q024F,4+*edDKjwd1rGwSUM<K<052RlG5@fi4(k#HQx6^oUISJMuwDmIAI.>f:k/+BGypFnG&KMoG>YO/RUZvD:k.y-9_(2UUIV@^KNB^KH]r8FI5ar@6EXlFZ8884RIpwj",
-    "4:QF^E-Ka&7&Pk/9[<D_C=ax44*^_E6EW[10.R4(12Q<Ojspm]!$1fY3c:=)GV2l(GyoJe01iYMGXNhhG3yc<HQNOXl3oSb)e[c<!6hd&IRGv/HUJ>vGV2l(FaR7l00YtjA0-&F5,$QXHKzg<Gyn[/",
-    "UIgOy4.0j!)&w65H0%-D05:xLBR4Vt9[<1@AA]uj05Uc;Ec]2,T.j7rq5(KL051tSHUKY2IW+(Sv0fhuF#s7e03QM_04>N-052RlHUI<m4(t*IQy(NZ:/G[nH!uJ%&H=>v04>K,052mrHvk;uv0evN",
-    "4,K(i9x(tLGXMnN/Mx>kG1ny<I4^ScF]l4BZ7_2JR51WA4l*>XE-Tg(7&Yt;9[<A^C=Rr34*/[EBQ@bw5-p(<pQ8m0:/GXWH_.+p03J916EXlF2QdH[IRGCnHvk;n01L8S1owy_F910*:/GC=03I:@",
-    "A_iFr0unRq5,B(>00Gy62LhY^4.+mpE-KO!0/a,82M!GOT;F^!R^Tf#-0Oehx&.pYHL7D0G1U;-05UiLAAd9e2l8MaTshF,2rr<mHZaPA2PZZ#01l##6CXt]%7X>8h<37D3EN#6Gyonn00EGSIt],h",
-    "KO8nNFaQNg4%HF@Qx6_8T:<4aG22^RQ6J3$G22^]HZU:(KOQzPG5@fk4%HF@[s$ioFx3(c.[uk0+g$]s.QN]lHo+w;I5sr=BQZ495+7]e01s5#T@vwXIRGC3HUJnl03QG]04OssArAr75(Dod1I4cf",
-    "1=&ha969O>9]AN088ZMLG^RIV+g%km01iYMH2<DT+g%.v02;#>5-6b)JPy;o2,[sB05.;4G&HIL6E<Wn95etDH2<zbHUJ+2Hvkzn02;/gOCvHi)e-W]sU.H0H8Iu>BQ,Dp4*[1rAA]ul03kFt054oL",
-    "IMxy@q5(HE051tRFaR$[H#q.kG5[Y5F#s7j03QN204>8*03RGQ*j)rl4+z#0FC-ZF02wvdT;bJg&H=:o5,v9]052mqF#sMn*j)!z9^P0r5*[%C3)o!+o6r*.6EfBkA2_6rB<,]JA8jxIA5.[b5+4pS",
-    "03QH102ns>9[<4[C=9f14*/E<BQ,Vv0-;qij=+d$H@Wp#12vHf3FjmpHP_GfG5[Ml00:$Nh6NukIo1*m<-w>h*j)tn.Q=XZFsmgPGu9FwGyozqHL3y/Io1*!Hvkec03Rhc04>B%00Nk:AqXT4t0e/M",
-    "I1Zn;OCJk2mN+i^G%x<oGdb%L4*@^qAA]um00Qn$KU+C7H]r8Vp#d:5H2=-dF)^g$FGMji;Oh0^;/BAs;Oho)03I_^0hjne9x&;;FCjTG03QK4;Og:=4.GGa16B#@T;bJg%:p--5+=Y+;Og;>2M,;Y",
-    "T;0%G;Og[]4,M=I9xwnKH2;&y*%luYH=C(<I5jo=6EN*vA8jxIA5.==FAgv<03QH202nv@9[<1@C=0Z04*^_E1h7aFGQki8/h,C.:k/L]00QO0AqXT6:k.R)T<=L^4n!F<01qzhT=/;78#Mq0@P&u@",
-    "0l>60F#sMg03tFrssa)+:k/zDFaRPrIRGCfH_/34IRF>r01WM26ET)J9yo$a9]^1D1o_DBraclk:/G[kF*g7og8;<H0F>w+-yw:t:/G^c0W_)OF9]j<053-2GXN7b01pZ7T=Tk29yI=_*=<dQGVBsB",
-    "95FNQT;I,G:/Ff24.GJb16B#[T;bJg&H>2;5,v3_052moH2<wp;p+5^9^PC>5)S+y8#eA-10z2ZH8V2o5,&J1GyoGa03U5K01s2[T]W*uIXD0x0672[IRGC3FaRhpFd+@;5&)QD1h@%TzVjal[Fev>",
-    "@w1TcGLZ<j!UP=N:/F]+00r([4n!F.01qziT;O6w0]-Xd*x;8PguWFI0M[iLGwxj.05$*.F[%O+HS7@@GXMk90v[zg:/G>EH2;ym-2[Vk4D1pE>_Zp21u%k36fxe<1q-wB6F1co9[<A^AAkWk00*d;",
-    "ATL^oHPsR;p#eEL06z#aFg5<@M/_%q00P%t9].]uT:#;,2.8P30<M-NH#7h*AvZMu9]1SkT;JDgBsbI&F9SF*058r0I57Y&IW>..BRMw!9y!)s2UQOY);FSs.R1&<*aH+e(1tG@6F9#mFE/zd00Wnf",
-    "Y#(en(>JrAIXKV_9^O@8E-ld$CpRzvE-2a)I5IgfArAr25(B&;1Bmt<6*!ma4,L=09]AZ488,kPH_.qe03Qc202w&]A1*fl9x(tLIRFwc*#$2EHaF1[7&ibOG5@dvtcw8;IMEUuHUJSb03Rkd$,4m@",
-    "0yh8v$R,FR3-s$YF*4B,4+f.rF9I+((h;&uHUJL+lQ.uQ0XYBz*!=HHTQD<z5.j8/GBhy&F9]d>03Sv))Lj!f#tIJ!(p;!h03QN304>2y052ReF#rWh4$%;;Qx7E4T@4j$00vPX&H=&hT@n:+052Xg",
-    "GXMol4$%;;[0AQlFwqhY$sZ_/GSLzRm++.m9^>as5,&G1GyoDb03U2L03TB[051+WGyop^F#s4b03QH202nv@4*[vW0TVL,6E*$P1>sBN2n=-A9]AN088ZMLG]:>R&s@NY01iYMH2<DT&s@oh02;-]",
-    "5,]WT0W:nAB;!,59yI>mGC4V@0uwRO5*#<I5,.QCCNTgX0yh8]HUJE&y8$9FInfdxG4Y@r4+)Jp1+c4i3*i;7zPkY_FgE^ngaI/E6gZ8<kO3cDGv*R6q5(KF051tSFaR$@I5>]kG5[Y5F#s7j03QN2",
-    "04>B+03RGR-#_wv4+!QGFC-cG02wyoT;bJg&H=:&5,vC^052mrF#sMo-#_(,9^F>)5*[%C8aMz0p$jh)GdZ=.FE^$e01>]&A8arHA5$-<FAg>103QG[02nd/9X9[_h8zeX4*^*96EWg#0-vrJnY];q",
-    "x4Qu!0yqEw<Ms7m4*,bu2m]I43*TJ@S>*=(A1*oO5)R@%8#v!x1d**69]1SFB=Wd25*[/F1H#WO1FPH;J2o&f.@N.]Hvk>cG5[>(GXMg@76:E=.@M&lI36;qoCXgI>LTtyrHvj8>ZI@>5)T5&,VqOf",
-    "/Mo3@6+c<zI5OuFFQNf6GT:b/2[SVQFGe#n01@OgT=]WJ,d!0u03QN404>5y052RfFaQNg4(AdDQx6_BT;1AL,dzV#56%MKT@n=+052XhG5@Zi4&Ge[RSyi>T@o8@jtv;#/Mo]^H2=OYH8KDnH#E&9",
-    "1LVF4A8a>/T@yEPHs/x>4ln:805bp:GXNg]HUJnl01pAjy8#n201@IMB;jE$DGlcm9yS01/!X_xBo5_i1KV8[Gyo1n88,kAF56umGyoeo00f+$5g!3F%>SHy03I*=A_,Rt0uwjq5*#%E5-OoGCNlsZ",
-    "0yzK_H_.>u01@0(4+8O(0R)#60l/[a3-F_TGtd$r05AX>fdMiA2lL*d0Uum3&/N1A0X8/PF9]m=053*2GXN4a01pYmT=Tt59]AZ4E-BR$FB_&800l^8&/Lhx4.Eu=16B#bT;bJg&H>2m5,v70052mp",
-    "H2<wq!d(Yd9^G6o5)R%UDmgIF5+XJ<03Q/Dw.Rw(GC2SuI5N,<A8axJ4=+NgFAg:[&/Ma2GyoVh03QG_04OyuArAr25(Bp,5-p)EHNgEP2:1yf0y2&Y3cv&&GSCteGyo3/zg+-$GYC/,F3/JV>B[=K",
-    "xB:-v!5JR@GrXAy1c/rm5Hp.-0#yyK+!6uh#Rmo_0sQkK4!oHN0F*/mEC4>YyqO39GXy&TEewzi1iP6C5-dq91D$[$4--Ih2oD6Wx&j[sH;X$;2M!)I!:2F.=>m9*w4wwLIGD=Y0$vY);X&=[$b/XV",
-    "75bP62+IN/0y<r=2oy2Bph*ne+B=cbu<(i.qXhw[,#QM_t@,]HkA]560;qmq0@CI>i0XR@f]nK#1nmPEHUJ$r,I5L-D:DEN&I/D,:X,,*E$NsD1BSL150wGym.R&9wjvF-wgNvHGBh**1d$vQHl3#j",
-    "4+6Xd88@qh0X90S*8%[<%tj5z(.lVh!A^C183(EGP!5Kf2oD#9nFs[W=cxQYg>#Hlz:[SNz2O82<&OLm=c4:Q(!WLnp!O61nxP*I=QHwTGBL<%Z4<!3mkbM.vls!yY!2O$0Tea80_0Kk4+ZlR5p=a5",
-    "SpzKzy8[PW1iupp*8u=C!U77f[4EDD2JuG,78x-B9^hI=m.T*IHZ<uw0yY2$,wX]q@f:rua[^(]Bn>K^1]u-rk;-o(8Hx^D#PJso0I47kg9PFE1qGI]ZZ8KhHO/4!0*<L9uLca0nFtRB#hL*G:lOqd",
-    "1,vONG&sKo9]AJ_88QF<#!d$67B31iHJ6zP5Hyh80Rkxr<p1yL!vPOpn3)I(uBvW7L=&)an3)Iwm-wry2n5x!YA+iyHKpbU7BrfI7z9cL=PmF@tgHktNisE_lMV<.ux:9@IV>l&2m$9D4-[7w8#n+6",
-    "gX]3)G@9i(7Y]67nFs*e2L,qS4>BC(2mss.4-^6VD:O9#1nwUVn3)Iw-^Z@[qmvE+u7el@xB;GJn3)I-xdIOz<dPV1G5@qWi9Z^TxdH$e4:FjU2nNBlHUilR4>BC(2ml@+9XO/]8#w;NHp#vM3#9<d",
-    "H#3,,2my;W7zL#Q4>KI)2m!9[5Dy%s0xUK*02VkN4C$c@1Dm8=A2c(i0u;p<4>KI)2m$2p5Dy%s0xLH&046sz02;=_6Ecp71P;T&0v0m:5AhP1nFs-/<k$0bEHX0S>!$Ev7&ib98.m*]140,u01TCx",
-    "2m:S,GXM[Q0icr(1kM2u9O4^,GBKMV7c!c.1ROb/AQLg51P;Rw76aJj0]BQb4>B3$2m!m(O%EKU0xL2y046dt01Ss9A2u+clMVvo;:Gge0uM<+nFtQ00v[bS02;=_2(+Lg959F/1htZ&0S@2ZASEz3",
-    "rveXGm6,;vqQfE&9H#-,Gd2JgH_.Xdq8$X96fZO^Gp7O-H2<D,m6,;up2@9b9H-=vH2mfk7d5B;3ymNJ:82eYG%%.F0y+W7Ee^;enFs/r(/rbnrveSi+7/Ww9u1Y52m@e3BM&u]nFs-FmQe+#0uNV^",
-    "nFs:6@EL&$rve,]02Vm>9W%x;4:+Kc4gtHa76qpQ4<#Ap2o9$L4-[n[D:gI$CpI;WG8[0c0uwT.Di1WL0v0j/4^^qxnFs-Xq-;05Bn,PHBQrVr5*RWiA00WBnFs<F7&QPJG$j).02nv@AA$imm6,;;",
-    "G2@np1A!d_9R(Ezu(KTwu^vv8GXM&zb]N!5z7,EO+r13[t8Nd%1pKZBG%+za%WekEg9HeUR2e$oP%];yGwDnY!2A-f)W8e<2m%lWgj5>e03QN500[YB4etL&6fu(KA@JDm2Ly,i0uLponFtKx0S=V(",
-    "S@UK+[:KIa-i(q>s)8a92,sR0G1vwiGO3ve1Lh]WAE^uLIx[#m/Oqy[*y#li9jTcJ14]n/005UO4-@tQ2m;zSH_-@=4-@tQ2m+m!5(@NHtr@y.hJpwKOByl&0h<IX9fpDk14]6@0sz],4->Yr2m(t5",
-    "$VvsO0w3lFF[zmdBQrO%@v(BY>6H9ushJ1<o9Yq,O&/_SshJ1=QWiA-50wb1nFs-/q!]xiu1gm.I1bCCI]C#bGyoqUG>Fe+H^Fd<05:>VO8]WcW*:+FGp.W79XC0k7b@h1iWWa3IWRS#7XYvU3@,v$",
-    "H/q[,OB=</A0#/T7dtsIFiQZh0S>CdnFs;(8!@X<@UVdhrkMx:NeuG:0OJe_8:X2E14#>/0sz<14-@kN2m;zPIMoRRJOR1N5f6]LrkMx:pRoZCHl_:f5Gzm!nHCMEnFs;V7&8DLA2z0$2m+XqBnU+e",
-    "t=pG@B=WsXAAtcirkMx=v%hZyfVvL_9TPYJFBLgBmOTu+z%c@z77sJIm./z*1T8j[JtQ.a04*[#01W)*3.JA14Vjq-1f%#oGc@9dA[-R5I^$m92M);T6F2^8H_/IuGXN>!F#s.DF*5Eq7%:10]ItVj",
-    "F!O[a4Tk6k1HH)x4.x#o2o2r/4+Y6RAA$rngtrF+&Es;dwZjz-3CTSP-tUF[@2>:MnFIj*1P>Y=-S2<AzzRMvI5y!79Wwv^+xsFLIN/NtFaQL^t2@Sv-3pF>>l=QiH#Rpj.O_ACF98Sv5G67&.P01+",
-    "03QN102wp<8#Mp^.k&S1vFHZ>wC([944P35$=j1s%;uBM1g=IS1.l]qKM621HO&keHUJtl024R.5+8_MHO&k(FgGy(E-Kg)8a4nDGXM>knFumAH#g1.1K@:g4ulILGBM5!E-cv,0/zr[2m%lV,;^v[",
-    "HaE<-9]AZ47dHS2@-asSfV;OkINj(60p>,C4,S!.2oA_t4+YK)AA$ro*S7^^Ir1ex2[^18%nTVh03QN3056LLGBE%oGcy1#FgXAp06732Ih2]R1f0GBBQ@gg85^qOBQiJ33;4H80<g7B2mufkGvdD!",
-    "3*EOd38ASa2o;yn0Sw*TM,(_#pKlDE@U;W.Tn[9.ng]Ww0S=V:3;G67IGnx#5-:hT7&*X.3/Y/;88QGHF!;0^>!19=1:g)LIXV5e2NgNCp&](21q^Bk05T4@ng]Bdr9BZe,V6($swM$_.P8Ge3<$Y]",
-    "00P^U0SEyQBs4MJ3<kV=03QN002wm;8Z,a[(zX[3h0SmS)U#3#B-T3[4B!C]2BUBvf&<7L1CpT;KM6T8Io^K!H2<z1GXO7&1v4@MBQ,VvE-BL!9]1K04&a&y6gJPS79uq-,wZ4<GyoGh03I=[0[:G0",
-    "2m[[;2Gx<a95LSv9]AW388!eJHvk3I&juVg)iMOZo;jmuFv$!L1*1PNf&;<$03tXzMK1]BG06,WH_/34Hi#x4iUl*FKN2_%#^EOWk2Vg-3:i281M(LQhMNcyIjRN&pv(v:I63.Y6EvGYE-Kj*6Epx5",
-    "Gyo+vHN=^Jn;D^]GlK=Si!BS9t2GojhPi4Eg!c_/H-/bU4-sb[F9tL.01tu$oIf!*G&DsY2[h+R0PhM2(FG3z#ta[d1vHvJGdMRn#ta<c##k#eG1@:<1K=$+E-BNa3=Fw=EF%NmJ[30qnF.=*,98Tk",
-    "fQvT(RR]-p)ffh_g*FS2:IVem.TVc>%$o/d,vJK/r3<c^1TphI6gcp;5f2EzO97iW2.8P30..L@iUl;EJ_KEpGNlYIF*pDYwd*nh!jv@)vn2wFSTZ-<HX$4[[R#u#(FYFO3.9Th00-xy3/^y4EHO0z",
-    "9]AT288rYJHUJ]vGNM<uk1>.Y)IAR+;VAV.,vJK/+zcOr1TybF1,YF*9]..x3:h_79]JW24_hlvJ@=_d)et=6H#yu48#e$0)iDg=WCGm=0hZ.%0,oj/8#ew51*,aR4Brd]&y<^V2mufkH/OwsEHX3S",
-    "3;BkH02w#[8aV(1@,Kw<p6Uk=Hjl*t4-%Zg0Urf6055>BG&2AbH:tG*9].zIOByux1]I<A$t53(1vc0]GdDIg$P6tsFaRwyFpn]/+[GdrGRX@Bv6cc6GD@sa[^:Ga3Io>aE-2a)6E*,6HUI_Kt4JI(",
-    "*gg*egPb/3/t_GB36nAd(<ZWkIH:s!1do&>9_(8w3/am@J@aNguCEF*HaRhs1]JD9$>xsauNWT#G0F<NiUrv]GdD6e$>y;rG5[Sj00i5.a0])]5,]WGHZlMlHj=0y!u4to0P,aR:h4DZ2m.;n8U<M:",
-    "9610V0yO[@Gyn;teG<jOl06H(+-9Z%*mMsi+;)su,_kT;<-(oP1k2$G1(x.T9].wv3:h[69]AP,B>E0fH^XCaHr(q20/]6;,wYf!<g)NEnimb/WD+!iSOfKUJU1[fzHt*ciGD6IIRFzl024R:6gdDa",
-    "G&BGfGyn(]3HU4tsm3z_/&*tT44$(]1g;@k4.&(^2n=u;4+gD24^%2uun7ad/rcbFHZd_b3:i599]AW3ABqJytv<q1G&$f5E-2O$9]1W4Eip0SWCQzGGB7hV-0!D;H_.qj03QG^024L.0.k]dG%z#(",
-    "95nzR0yUm_390/C47Tkw1dO-39X6f%4g_o786O)s$qWw$nm,SN1fH/82HeSw0S=et3<J4,!UZ1!Fo,4^iUl_DKNL2BqyZH*fTRHk,_]ncCIjiaAr6261F-54H!wFdLkiKa8v=IG8v(KF3J%2Y2QxG@",
-    "GR8SC1_Dvwi4*@H4BXHH1hw8[4l)2x4wc!D0Sv_<1qji:Ee[Ep(i-yIotU2i2bSa-1GSMx1M]Bm4Y0-+1QrC=,aj7!Fs/n35-lQ_7!L<xrynYHIE]qo493v[A_7tSkrWs*.pl!cwKWd^>t*j$G=<Hj",
-    "9]SPavj+&rp#/h)1OPAq,nSbYH>o0E1*@/Pv(z92WdJn_17-a8t]SY9<C[BkGBGys#x4&6yYMv;F<eAZ9yhRnlK^yZ+yeq91kITg3-oan06,4@-;WxvG:p4zFB3C1l$Z>#tpWk9w;zTrpJ<fj5DSW)",
-    "6awG<5-3#^9]bYl,xv/A:eX8X[niB;InBZw1<ZwDH<X2246=N4BQh]80uKSyg9ish95Su/2R/44H_/38Gpo3z0SAou2Ls,&Q_;MMst5stp#%db2*(2i(YaFyx0h24vZ4Y6!$.^Ei69B72LJ_eHSZw/",
-    "nEntS205;kJ@WCq0R=@U4z[5+0SFHRAO()qG7lP;iU./kZVuS+5CQ1x1@3o50ruw=6FD9q0ydQk1FP3M03Zsv4h1$30mAez1TzmvnF]ijnFS9Dqtu824,qCgFe=CPjvxl&!cz[,q6h^*kyQe[lm@pr",
-    "<-3.F,ER[!01+](4O]m69^KMm13niusiFu8pacej+HVA],#QN%r34QHvKu%#I];Kp1Ul*L8xIb$,#iFv3d9x(&W3mjt,Br%1%-t2F9b3y@w0$$)j]MG1=K/m2q>*qTLOO[1TtF,t%m[v+Y/uGIB*7z",
-    "+,;X!4+e4[1Tz2*&*TLJk/$+$a]V#yZU[jS26G.,Gyoho00ooWZVqz:lH6>xK<SFV9]Sc39]AdD29(<x2rCZ-T=]EB012;[1q#yrI^UOlHO_Pb2REk#9]SjY9y7uM9]bqH0]uDfZU[jS26G.,H_/0s",
-    "03QW7wF3s4+,;X#4+e7]1UUd70ykX,oZM_*D,Q,-F9R>!UJ0qU4+@V@I^URn06EYB4+p3O4+XRm4*^Y=BOe7hw*v:D+,;X$4+nK01Tp[_GXO6IF)+FV2%>9:2t*GDcOL[Z03QN1U.ah!ZU@(72VWlq",
-    "Gyn+12o3rDI^Uaq0W-PC4+ymc4+O[v4+80f1]J16!vhGY+,;X&4+nPy-s>4h5)OAC1v10_2&&v^2t*2jxfBE8+(HisvKj-H6$zdP2+tM;UK^%=8V;5a-)ekR-HPZ:2<e_*84)+_fDQn&0S=hh83TaH",
-    "0[[pQ64-dpB[w$C=gIiK8zeF](,sc[%Y/J1F)%R80T4Iw84TVV1,Z0P4*-/]I]HKXQV%4*jynsNqzC[>1DzBP1e:G;1+y9&HTa+*4)+/qIZ6mc1fd!xGB!s)3o.Y@/&4Z-1iY0n1*5k-0oBw83HucV",
-    "[H,Gm<Vy8D[sRKJ1r55$ngKI4H8G>mA_q_54#.p]0SE4tX$8yy6EiLWAPSx,1W=z)Z4TNQ134cBG@pGz3-f6w4+)LE6dwjL[TUwsF^W89tF[h3F*i4x8V:^O+-9&Ctr@wv1ez8D%NP#<!W-yu%o7M8",
-    "3*WaO3ZmXT2e+h(0Rh1W4-rwO2QL9MFlh#p1@5yz0n@0d4+O_y95]gQ1KZdL4+VuC0-)m^0J<]I0tO4t93L>;00qba2G)[S3b45c4+FTaV*/9!4+oM31k5oC/o.jrV,DjS0fYz(f%.O>q6r:2,hwy+",
-    "G7lnvlr^3fGpeWv2etBV0JtItH3#;dHvriR4+BpM;U6eK%dr=@BmABq1&GFd06Y%<!<e_FqMlR,4i5r/pCAYCf-bAf0s,XuBm,m.Gr.8EI8Y4HoMr//0uwAe4+ZJ5CJzRV1P,Fy9Rtw_5-v]G2&C0D",
-    "3yB8=Mh=y<rU(kVHUzJfdjJO;2spH+2oB/+Ap$lYG_*Hk.qQKi9]1G_6EmX[4mT4s02wpS0WLH-p*0[dInk*H4+ZR.VE@Ww2fwBW4udEI+P*g*18vB/buR%kGQ6iD2Cs@)0-muT*d+*o1>!m*APU;8",
-    "0/az#wJsw#GlV^M0yTmS1H3-NHl3b92$KjEIn^&V4*[eM1^X*Dq&=P=*_&Z*8-cAN2+is!0&fi66E6laHiZTrIgShi>zy1wI5m+B6Exuv9]ky@$r^#:xA_L,A3Qdh3:h&12+[!$2AK:W1vdaM0x:ZF",
-    "4%M<02#&lN6Eva>4am(K2#5j+![09nr^#M$IT-PJ3kAXD8xArKh5Q^@&I%keGy)qB0fqb;3GRhB88IFjH1z<:0dIw;HXjE$[tEzX2,E<(1=x:JhKV![[]h59Gi3v>7zxfy4bh//1cDR.fD9iTHUKU$",
-    "Gynpbx(EdS3kK!=3-hNNMGqGL3kAoB1@iGY3m*V5051(PIRGyKGC4ON4LJV@88YJz1<X^t2^J:_HVdXSBQY]D2n;F(KL:#Y5G<^Iyb2:UF#rSX0^h]vR]eMw0wN69sRs.V%$xxX=9&CL:.SY(,@oWZ",
-    "oeCcYG</9!s^:>NHrN3l12_,u6gHOv9]$-]3M(^*053Z/G5[]GGByAo2Qju59]kzY4,W&j7A,V300-Jfa0blPp8*dDoeC:8GypFOH8ub(H821#2[kbQ1JK,33=X4KGo1/DHZUwF9^+j63JA1-J@V>+",
-    "78x/C9]kf21(:pt0Sm>:BRM%>6Emg(88uJ]n,&L>;pFkz3LhLd051eGGXNAd02Ma;3-hNM4i6NZ76+.@HV+M)78=1E0yZBGG<S]@0W.&_4l<7/z!VAh:umzr-3))=:/+LUzbFcjqY(&<6$xGj<yZAb",
-    "@O!H9/OzybpXwU[h9;Wz2@Mo!%Z>ah,kk#n*T9hh4-+CN8#LX.1>QH21WXR>$>NL/0Y3mSH!]p_KLw/oEFS.inivu:ktPowzLp#Zw7@)84*eqqj>alY4+h#o0Q4yj8jg@10J2683#gVH1F$=:2nf1H",
-    "4+<9<4.DSC902Oq1r6a61o[#lG<>Oq1C#-/<B]+OIHQ&v3QG;JdkoG21IHW&T<M^E0vb604v!84nE;+1w#Fd@[*HMM3xby%6flt+F9kI/*#Qp%>X!E96$r4:RR)d+6)^v19uE.ammCgx4+HboAQUxK",
-    "9]ASv:.9$CBosI8&j/p@HJt]!8T=(U1$>;)[+1j7atL^GIOn!%4++)DZXPtGRu2S;mmCGD*:4TnK;suMmjMq1<T4*W&:0MmmmC7+z&Qjv4*]mA85B3k@hE=u0X78f1P#Eibrd)6wXgvJj4clXmdrd0",
-    "vd-;u.LMI#+yoyCGL+&O2)M-i1ZNJ1[XGubTnmrl84ixzZw@@D2b8l(4,3.m96v5NI4^SLw!H%d<7>KS0F+20I5KS>H7pPh3DcJx3bF+PI0HWuHUJL<(U%+w9R/9FHVDs/a2+%6O9Re_3lABJ-u#5Z",
-    "8#uKXFDp4P&hi<%EVSYo2B4/-1AzP)4/c3d83N9(Di0yE-u#2%rX:g#88f&B3(&$_F9tO-oI55rG4&E3KQq_v90Bms8WS/A4+F75D:yNu9TYI;Rtt>iKMgi8HT#zw2J<vH5HbJ[0wWYN03QT1vQ+:V",
-    "1J>jm3J(dl=dA&7z6J=Y0v@<G!sHnPiz>oQGA!8v4ZsEitA-262mmn(lw$)w00-q/:Prsb3Io9i4)<-_2+qGg4af,<GXNbqSOxExCk]H!@HY4E4,20P3!tz:1IxP+5pbTr5f23I2;XVWI0c*t4y*]S",
-    "th#v*2I,d=9]APX5ebu_0SS]uV+5cB4eys60.r,Eod*C43_3uO/N]+10S;QuHvrZ.3Y+-g4,32G83.$;I@d&8I5MvU4+,>=6aXIzgb<Wb4+^FdW;=LZmmCP,))WZm0t)d70sM9ep1dCq0*.x/1dXyM",
-    "016D)3JQiJ6fM@6QU#j!EDMhX3Del40S=r4.QWKN4!Q#qHLM382[=g_4VLYh0R/T53NbS-b75rummDlKG_B;K0Url5k4YCY03QV_oEZlBBnr$72&owxI-0:U2QrsK4+xi,91i_h2c4rU9]JLwp#_1r",
-    "=HU2S1cVz6tf4-<FqD@aFC8&B06sD,G:t;LK#rIk9x%YyQv#*31>h9q91Y321@6Yr91j+&m:eGrF#rqtHV,%Sh8zL,4hp&LTMsFam:dqJ1Ov)N1KkuGG_<=gnagSzGMY*W&zKw!B9NFI4+qg83At+u",
-    "te6^RA&[6H4+v/olN$<Hm:drvkeD0_2%-hn2dtPJ4.L^391jR+2)1.#te6^RB#<XK4r&UlE(NL>2CSGI4/9kB91dy/n)(I+6$Y%B91l2.m:drd#]tlCG&F:Sf&nsQVQl_b3lAsI&sGjh4/:QqRt[7T",
-    "MwFy44-F#^57hyVq%RLErUDO:28g6D4,(7.4,My%LJufO4/j!g4@l0,LJt_/2<f3bqc0B>S@VxV:Z30Y66FaG3G9+W4.tnf=b8L-O&/pM!3>=_<[&Ri821bhF_Z1J4pt8>!pK$*RuB3F!pK$&oCOd2",
-    "2fCv#4,:Qq4+)*jArB<,4/j)p4,tXPArCE1A0#pW4]klSFApWN0S@6c5)U!L$W[(k4:H2YRt[GWumpsoFAo#x1P^NJ[,Q5G17T!g,j*,^9R^8xFfSA[Ir,CH9y!SNF%JE_Kra9]FxH;s4%rYsGBY&Y",
-    "<0kGzngI>7*YBAD4!RHln_*yTJplKl4i5mnqAwXV00!t5FB_=4wW2QropKKXg[oHtlaX-0HH;lR4,kj%fB==oPX=RF1&9F<I!6x>x]dlG0r6r5oUCgAoB]&WFo&Zr1.e5(HU0c(4sIVJHKhU.Frxwm",
-    "N*<P0wgC>@po9>+75-%D1W>L%H/6+zF#rm*8w^U[FD=Ga%=;HgBRV!KGqI-<9].>4>%R-@Gn%Gf9]kMw)TIFrJlX*an!^g<4+q/.5jTtH5exLXR^Tj6fgKMD,2op2H2<zgGXM.l.1G$^nK2&+Gv5Ia",
-    "H_.(n01Jf4XAcVefPn!7n0633Lk[hA4*^(;3;BqAyaffXO9glWvD.JLEvN$wp3)iw+Q$O[ED1je;x&jp4,f2sfdK:JoG%Xq:4=jfx_M@A2899-F>>[J2dC054(CJ*+mN0C1c%KA94)S70,Ztt2LcWb",
-    "lQaXlECMG4&PNXY0tL_KZVv$66bp-CRvtI4fG@8F!Uhikssb+sH7uc=8V2p9eh$EP0LyR*tO5(FV+Zrk7!LvMcLVZ.Cl3YHgh&G#4zB;O%D!#<ssaxH/UWG-)K:<[2-0I.8#1!dRRtjffd;QoD.TgC",
-    "iNpy7-*nV&12Kq[FdI4dwgDzFH!lVy1-_E^f&&Jg-a&_nK<^_&ic:H,D:I0nJ@ExVyay-ZHy[Ur5d;@10GEyx4nhXYi&Z!)GdP!k2M,go4/)2VH8B9l;jH[X8V;D=j]UC%3Iw;d9_mr(w*d^.-b-ZJ",
-    "lrIM%3$eBV6f*B=0S5x@2n)Y(4;TqGnE;qi4WyN-0XaA]JHiVe8ab,KZ#=wIH1J&qlC;kt(>-;LiUBh.F)S($xMB#X,yR.YGLQrg)(!,,nFj--[%sEk:%MCS$+RC22##L<v%*I&3N]/K9^YPHFf/eL",
-    ">zDjRMlTOEF#sSkE2HZK4+/&XGrwUBhXf9!@6:d(cn./n&<Kqj/]2O<4GbR@G>GR[;pXzojcx+#1PI[UO%D!@xJ;5-9_)gV9_&],9]9^vJQXm%%ufLE3/apea^NQ(h8hL.@Un8q6$[>]83ClvJP!lO",
-    ".X-2Q.PHRs-3p3R/7vKA$gy$.hTabVu-oDuN)j_y5i/;VNCqJnGd:L1hero%2h6Mk26Y0twI2<png.EnrUM%/$/U+_pAQcNqU.sa)X)k9$Icl8=!x)2%a#ZOn-Zgh2jdC_(DMiatL0)31g7!>4,69n",
-    "puP>Z#Q>g1ObX/z1B_Kg1-*z]9yRy)0RxYL3.KZj0t/P!69wp%0]WR13].m4I^$To9Wek1sjUPqG&mmvu#=J.Mh;Nf1rjxT9]kl4BP%)kiv^Jr>W:C.AOg6PLkb^bw%!2<ma79EGuNL74*,e*2IbrX",
-    "1Buuh4ZbJ;/vWU0,Wm<Cyr_F31T#1/mjxCw02wp<Ejc.#1:<5LEj2T@*&7i#83d8N3<$S@*Z_9W1@-->8ZiJ7H2;wGC/K0/M/mll:-nVHz5=06tOOl0;FI>g0S8MT13I4q5-sW:*9QZdniK<3++Yo9",
-    "5-<ld9]JQ00z4Bot>BWW3BjfY4j%)PhX;^F1rB<;HUJ+7HPZzH[pbV:Tmd#3I3Nzw1s<DJ04y:#051bFH_.ne01@6*4+4r6F9R](xCJaZGvWgdxCH;7U.XML0/NYOvI!2y.QoH#,x&m-o&z2<y#WKb",
-    "1rj*@3fzqY1GJ0-4+6IZ4*]=t5,@-P5-XuFHPQnL)d2<f4+6IZGBhwSjt3nuY9cZ<Ap(;G4uP5o9^F-#3IUn77Y>xL1>]li1P,;a1k/bC0/ESZ0F$o:0(:6>Hn#,:[*eMMGB&pb8aW=iw*;-zIRGp(",
-    "IRGyMG%)^KiiIf-3AY6/135dH0_]Ku0^i(Z88QG51Mdn0tlk+NIkyENH#q.kH-kbJ4z_pZ-MfNOK;wZt1OZkL2et(+GcwQv5,@*O5-y/3*N>Mb)By)e4+FLZA_7/n9WwwDF#rLZ4g[rh38<1Q3h<a7",
-    "JRb!zlLiNc>5/-F0tMBCDFen69yIf-Ap=S+9]Si50:upi=qvF[0M*3;2>OQt1qvY#47LR.H8KD%12r<N5,]WD2r&RJ12Z%LEHOFa0^i$Y88PAm4($pDt)_Mo1u[FkxE/(!>D2*o.F!Kw1[Hlb4+PHd",
-    "P9Fd<Gzp-w1&J63gu$Ny4,Hi-IW]=HGdDAR*B:P_H_.cWEgCcT;J=95xCA6MF>vKrq$3I9;R6e:i=Xy-88S53BMzSaM+JhkFa[tC)*_h@Iq<A1*CPNI4<^r22Itjj6E%tf8Z*^-9^h7A4,cQOX#@yb",
-    "!=S@k>=tsqGdC.M4%Z>DfCL[GIM*Wu:Wn^I)FTf1BL.!50S=zfBOebj03Q!B051.RF,8rvBMwFn3A7>EFfsry2rx4MB@@381P,$!0F4m>*1Zo84bjX*4*bA70eJ<Vxo,_^pd&A0IXKZH1.K!T4.FGZ",
-    "F9]s<03QW800F8a2:y>F4+PO8FAp_@01@I.9]ko59^>hI9]Si59y0(0le,!dF#aG5w6g:eFytH$1JAEB4!73_1Mt2B1NE3*9]t$%90K&PSq4fA&m$j+0XYB[H;AW,H8(ef0unF)9]^0nBOeJg01@D=",
-    "4*eYnzw1_oIXNE^H>sz2H821V4#gM&:mUNFrb@aS7z@l^#_2Sb(IXT&xtjzJ3eh7U12O.DIX6%U@XL>)H.%s;#EnP>!W-$81>Sfb0u9@-2og0J1l8vfE-u:Y0R!v;1Dga4z3c)3:-<kKHRBjAFfi/[",
-    "1J(f&Gyo2n9tze02TKnG&;5u,rvwiGY6F8G9^6+iBOeJh024T@1@S-oIMW3#I5[5^H>#&.IRFn1-^[b$&F/-e0/eD:3;UBX7!NkmBQiKNEYSfE2jv(oFfsrL[UIL,H/7-@lEF.4#_cH(CIWpOG@j<;",
-    "ryK-D-3+OQIlci2>J9N%Hpa[X9]ty>9xgC7)B=+70TMR/4xJtf)&U1g4+PUA1ERwN9y4kKhaVpWG^9vw3X%!^JRb!ymj)L%x&.ybIUg7](.2@RH_/37H_.3bhXewe5e_Wq8!-gcx&.FIG1Vgn+WZ3#",
-    "3AzOi=a//pA]DAipB</E.O2<@=$H:_G@%AYx&-(7y&(d-BM!O+1ih:T1I;,e3$dR99]t+Q1s;!0=8*9*9^+N:1P+752nyB#2TKnG*CP<&Ngg(85,.QC3pdvz9]./A9]bg*1[pT9=al.f7&q4/9]bo6",
-    "9]k!90iGKI=Ck]u1q:k$x&.FJGT9:r,@HLc2)YF;12HlHEHW]V0^i;c88+kt4fF_G&msXy9]kbmBO<:]053*1GyoGgy%PhyI^Zs^0<4Z&+9NLmHht%/2n2>sUjvsG2qg<Q$3>854+yZ@C.p4=X$qic",
-    "2glxj4x#uT45aK-4,WCMH7hGIr6nXeFr*.54WuO.G5[enH_dHoq$LEt<TLI)1[*EUf,Mm<01,AI1C1paH2<CTi53dmo/zJ!l:Y$)/+hl90x_s:B@,@eH2;;pmPrJP0U0ukB@+K=HvlgHGBE%GT:,Nl",
-    "10<QKB;9mQ0xAxSB;zb5lK_$dG:j!L2QfDQ6gjV&FCPv$iX]<&FfaftFfjlQMjsC[030)lB<RX(2Q,Q$4)gLX8#$io0S:=QA@YS:4*_pU4*-y+Z3wyq7&jaS+<M$k;O>hh0SR0Vobf-e@%VHM4-zvt",
-    "E-u)qeF3%eJr4v&A4xaaB<,^BA09Z>B@/)-IWVb72BH%IHv-HE4&HzW0;rKq2Mvh3b>2nN9S-Pr.5:,_BLk#I6E:OK0^lt,69Uia0R_D6xg@Vp.0lV.0l6g;Hk_IvHZnGa0v9yRNG&lkxg@$]wnGG[",
-    ",_%2rTmc_i(AWbH03QZ]@2#I8HF>ToHMBz#GWa]IrW+2mLkb^eAhts,F)+9#4+M<&GBh]W&jAkzxFrt,.(Fg*xZwl;&MF%:l;4uo6&o>.*p_qgNCe#H7XsFxE)N2Zv;K(:%MlE)r4RwN0SJiEC/IpL",
-    "1P+G+1BFKdatxB^0]HSW0W$O&4&#jm1cAm26FA!h9]$y;2LOUS21*YE.]Ps^NFF(97c.vMFCsBB.]Q8mG_5OVq2CQIG%>Co!2tqBFCH_9.]PK7;G@TpHaO,b3Ly>6.]Q3801pJTA>T355g!IH<)[1L",
-    "2Lz>;0^SE/4(J65i@@oe)E)xp0RpfY9WtsQ6FHOU0^;Vz3(cJY6Eo)p9^qF)1qg,MS=[(nhw^p-2Q/da3y&WGMG@ZC0t3DT9]$+&1ptRZ21*Tq0tbajJ_lHlX$aFLF9k6)k0u@pH[wYXIKT!DT=2Co",
-    "1uZi%03tFu-]:FyF%FL/4,eHK1KPM0E-Tme1q&e$Ak@o(GdPbX9[;^>2a5A<9]t+(1s;/8jwT#6-sXxj1sO84!blGTjV1)bl<kr)1tT_$=CJRF0*>@3-[>iFHp&YfHUI:mq!I(cDh!#$9uElT1s*tp",
-    "1Q#,sC>e^@Gce^@0KyOkN)H8,N&,k8HE9;zlS&=2H2<zDIRFmC1>k]u1p;I&9xxvmIJ>nw1UUdN2sSYQ6F9l=0^lX[N*gpG4(A0QGc:#/2e#gX0Uri9/LIhXIWUw-4B@V0/LG/a4hBdM1G**:H-<Sr",
-    "28c,>GB:X!KSee%H<PMgH<prLIHf)h4!I=CGyoq4H_.$k03Rwi006x/4*[CEMg#F70R]rhG<B+KHUJ3FvI+#WA@cCmCJzIp/uaOEG]]CM88qO<bq17zMJzNj%q0VsY7bA$B;Q/nQz9<dwn7WZ)/nQB",
-    "Gt4C_05doM0bK[Gza9:w#ufmm2;i.,%q0=!03R1Q02DXWn*kpUGOcbe4LCF6Br7-H;IjLG9^YDD8#e1D4n!XgHvk+s/>L,F1@h^5B=<=aA2c@s5-y/3+^i-iGw3A-yU@*ZG]5W=na<cCmjw;ElmP)V",
-    "9yYus0qgTV2o;j3&<_IM[Y(d$o=J)J5DqjHGyn<25-HUp1*9e)Ml/8hkosF69x]gQF9]p[03Qc601@9+5-OoG1vLO44:kZ3Gnfz$2BRh)2[8Zx@_nR26bGNfBN90KA09E,jszbAEv]11[GWaSMFWW>",
-    "0-U,s2RFYH0,mK421*O0CIqUk1P>A&rX_Z0CIt6<D->n60uwdICJzdxCLahf03tRxTpcn12:H]#E,*A70YD!MINnPi2s5N02Ds/.4xK0qAr7V[A2v1sGC4Uc&jAk!rX_*t&)#DX1g0h&HJ1er=b@sD",
-    "!cY$Zy&eO]iy[r[h$-y1kR/048Z=nx0v[hXr6waeH.bYbcp5h_5-<_d9]1Sq8Vi9Q0Y(Fs1q0gz4!$J=h5[Eh03QT4rX_>INFF$87c]EvFCsBB+-0-y+y)L=2c]48IWr#<F[UOjAT&ALZv);-1pvPx",
-    "4yY=)Ar7c44:qPIGB@La(E$$z+![XwH8;w>PYmJ%4(J5[rymAL4+H206E;Xe4Cn-^j+jRxG%,sH<!^pY8!$MhCL/gDk=usB3x<F!9]$t#1s*oTBojEJgaiY;1Rn<C.pm0[%$NZW1gIthvGoKG0BI95",
-    "$tDjAs3so;H2<z4Ho=u7g4GT#I5HmtlztBew<eQYi!3rVI4qVP4*,iS3;UASEDtuQCKEU5pbQTOi!3h$HZ!Ou95dnr4&;.JH.z4F4oCyIr8o^*)9EA/G_XivOB*utF&@f]sU[-gHI<Ma.1Y)Y*%2QJ",
-    "HR%NkO#wy[Glv2L!_@D*Iq3xerCbI]4+N;v5-5ro9yDneGRr0^A_7^QOcOB11@b=Zkt@lJ052=zIp$0QoHRZ*Fg57_3n33j/1d2%sv[o.Iq3xs&I.$IPYmJ%4(SC6(_wCG&I.zY1Owx(1P!Zu6f(ud",
-    "4HG%5J@V/VCI!JI4:Zdr4+pJG1ks,c4-Zja4.FP=3DV&%4,L5@95l]P0W&QzHTiG;;rjc(>6h+S4-tH$D+P%DIvq8sBL-vb2,bu$9]AFeCNE4jF#racoH7OdoK>zzIDjTE05vxN0Tlv^y&D514*:t3",
-    "0t6@z]0M-a)<m-vF*VCe9]bnbO9,N)nE;+C,6aj5z*Y@t8#Ub^4n!XgHUJwp,6al09]btwB<Y9=&vFkl,6bCdHj.%g9]]^AlK_$CGXM:cy*&_!O%gZ.4-![iFAg:[wF53TIsUT&2E5Hf4-*hTGF[@p",
-    "1q8+A0S<BK5CqrtlK_5:rvd@L91jWj*+LyQOA]3k4lx3J4lxfsdJcjo1pQDC7o],H;o1Dy0j5n2%5oz&GP)NNGPM#8<!A0&0yyj<4$M9Th9v[r=ehhvnU(.ofy<I2N($=I1Ea7>4_qeqmH[C!EWH9A",
-    "G/%_ZGa(,eGU>HD2[Hf<Ib03:6a/9s149iT0+tmMH->#aAD5N=F*7taK@#I:GQe_SArBy#mH@fmvKb8TC.KQ=6F00V4+!Zd9]bt_k5LZJVgs<h4+NA27BT.@iAx=/GyWb0[LNzx!$A^@v4&0(IZ7Tf",
-    ")d2[IEei3D6a_H5dk+EV8Xhy=1Sd2!wk9q&GO&3H(*Xub4+XX+0!SV/X&*2%wk8h+s0IeyOaS)=4j%*YdIQ@[4.NQC6ElJDDjxwk,ckx74.WWD9WnqP12oSC1I%s<2-59B1v56bCJf:O4z&dg.nK,n",
-    "NCeaSZ5/q!AOn*n6FEvAGP;l,wFLw10t;3q9]kamZ5^h63<0,*uTCyEGWd52(*Xub4+MrL0;,F8GcaivGxAF:A_7>OmH@trk>HZ42ekz*Gcq3o!2tun2<fEUmH@9rj06CJCl1Sf3Ly>6l9mA+H2<z0",
-    "Go:O2&gGT;4+pgc1dlTg*L4iy0^izX38Ls!4+QE81KuMYF^4K*.^U/g.>R7$ya5BY1q1623$uj.9]kkF1q[1M0@bWo2B1bRH!^2h3e*7xN)H6[cM:>a1s*eL7c/xFFCj5Ckd=<:FgTM24qXSf1syT_",
-    "1mckd6E:kS4.C<00R@37jsY(KHa5H_3Ly>5yel0v03QK000++6r2!8JwgoQ)HapXG4B@V0wgnh503QQ3(.Ku*$:anN2K*!dwn+l2&o_c8wsI0Szy/dA#Xb)X[YxG&02VX/35X=L@%4@(BMyTm4,V8F",
-    "8#e$SE--&31-)N1390Z+3(orj9]tx3z%ma4rq2ipoY6%tI5zf4C=IZ69^P6n%K-9_vjH+PGB.!71]$dhHV+Bs93KZV0248wLj&U*4+ZBO9^hDC1Gf$z1vuv%C=a]$37=D52b$m=4flZ[1=M3<0U!#q",
-    "o,PTvyFmgc1e-g]k4*zt3ANt:4*:RwEe@_)+%O*lH!^]frRSUh4+fN@R_a]^4+>VKBOx>0@M;1W39j-89]kg.CLSx1l2!rACJzdUn/_H/Hqq/k4wt1<4!Z#rE%xdm6fl7)4f^!u1IOPE4+NaW10Ov#",
-    "+o3%lAvM.9JP%99zcdda[PzJ5Ij!Gm4+6NdRuwm[x&jXl-dd>xH8%7F9W;+S3p4,^E$Qw,4,1l,Rxb,RIqNJ3nt;wL2c5M74+z810Urr8eG)eGodFKd1q7/y4=zwq4.XC8FfXqGHZaTu4zQm)43@rE",
-    "vJ;Ub9]SAq.6-261P/w/3l8;=0]SN*0/@8b2sVgA3fYcH9yFGb0SA=I8#JUm0Y4Wsff*kgIfy3*!YVy9HaJ<d[)7lFFf$(rl64-+Gs:C)1fkyq4*])V0Sh1w[TvT6:P@p9&jb$$k97]QfX<LA]6_>2",
-    "k1H.,G&Y./0OCvsNDl*+9RjyN4S*-yG&M9^AvH2e4*^lc0S2z;Ar7WD4%oN;4fhEOwc@j61mgW#BRO5/C/Utw2>FwP>6i:jH_/pJF)<Gv2HE/[4yoJ$0(/hz*Afo[gS9:d!VNDCH!!slFAFy<vH^kY",
-    "=3!tz/L83h0S=e!jw3GyH#CP55-2aE0uNNW3/bm8<SXt/QSj/22iFV>7t9O_H@c0M0*V+1.QEFfh#CdL>aF,8:jDk6&07x%l--5_b7+.1GXV5L4,m,=1)Azc0.swo1;j_Y4+%2^+W[[FIXb<;9]AJP",
-    "k[k_g%.D)F[RI=>r]BUd4mXMi4,LHtKLIN/Gp88=%chh89x]vI4(anv4&VwDGok;msX@Au<CFZ1tG>e;;gI_(0r(gn0yVzfR0YsJ9^Y0,4KEHjF]7m>FaQSc4h7JiGY.*m7cUMtGwTg64LCG@0WLE)",
-    "02C[K9]]<A5jNu(4;c.o6*vG7N_!HM51j$D7zMnvfdK/RWDf+g7!L)S3J(D1R0pGDF9.X;&OsSD!skd21;M=vFs_R5XeT)[syZ(qGBd9jF9bI=iWvvt!VfJuG93uMhXF4iGdZmo6Ee909[<3^7z,c[",
-    "tr!n9m0.wuaskW%4.M@.9]bk[IvY0f0^iYh894F,4+Hl)A_80oH4Us71Im#z0+1aK0sOC42a;H_0Ur,H!wMe@IKl^Iy5AcCWgieSt[5*4IWPb(4mmM>0UrV]051zNIj$HV1_]qM2goi5hyfHZv-iLt",
-    "Go%q84mtJ.F9R]+vjGmS7%vDlH_/3+IgJq;Q#tbgGar,zGW[0>[H8DgqTf:uq4Ww57VPjy4+!G63oi_iIM<Uq4mkiH0W$m*7Br-GeGdZ9:@4yagia3#ffg<BIXCnK4.MD[WDh#r!dnl2fEFJDHmw:J",
-    "Hu9%49^O]S3qK7qFfsry0Wmp&76q1v5eLw*NDhPv1A_SE4+O&t2/!nO4u%09HUI]6FAood0Uts)ixw[,GBA>[AI.;bj1_p),30*#2F:9+3y/y9z$>Ot>)H%OG:Xar0G4Y9Ne/]2OA.6l4aiCuIPP#S",
-    "ATu^f6)yxiGtL$V-L!#S,D;-(&X)l%A2K!b6$3yY05]d#3Lg&f6%R6<aR!%>F#&K71lR))1.02H1A,Y32+vRe&-kcY4%Y(#E)N64#_lQS!2]+H9].whD;bl1FgThD9^YPH9Wta70UZLx4i69A6+aF#",
-    "F)=A79^Y2_3m*bGg#iMW3j*L34+EtG9].:=0UI:x5Du6D4,T:m9]AU*0Twj;3,$g-4+xF[4<1!qFCj89058Y=H#Wm9B[4X_Egu3f;Z=WOfP(@HtMefV)u2WW-W7#56(2^Ao2MTi0W$y*GNJ+nwZ;,1",
-    "e+=]gW-tUxV_PJG4.^F#%gX@^DOe9=faEd[H,Z8V[Ez>-Az%,(3D4d[4-k>a4+-F=G7l;E2AmBKKU5zoG4Kr!c/O[j4:RHd9$j4<A1(b24-k&>G7leJ590)m,$V^<qXiFz2$$bP1+54V39GpR3,qrv",
-    "0RI*b6Q$oo9WnqOF]7PB4u!rSE,=Rf5HAWjIIsIc2&n,N3asBmC=jrB4+PNZGZQxXMh=twKMw&y0K#z(8.goY9].x55-gz@yE6x$FcMoN4,;$E0uFc:IHkNq9]t.bK>D>K)]L(r6[xuaIWaUb01kK@",
-    "A_f&-7clPu1xgPHwgEUZD:H/PLJt#:.V7DMHk$zzF#ryS)B+ecyw(B=*bWAWqyhr<kQ<a!4+=Nc0zVWnIWhnQP#,)w*#QfiqnrT>+5ra0(OVKT)zAY5I1dP:xdIOg+W[Ii00mJWD:B:x2&TCL3Dw*J",
-    "24N2e,vJOY002P,IS(MFxdJRUG:Gyu7&)W#YY!5&,U11:76*_Uq5%t/@vL*!UI)7a3BtMq2+xIa0.^5[93K^qySV^bt6L8SySV^f)Yw4^3A;!hKL-[2H_.dfi8UVrH<mq44v&Lz4(cHiEmZ.19]knL",
-    "xdH_a]8Nfig#!,An*#/.@2htb46<2P0,X#Bo7XZ0p#lk+(lQRy=aB>)ssatUxdH[;hF/c/jDRr&%!WA*pMygrD:%:10]6Wh(-NcA6btqFRs@yj0]$>jS>&QpzRMs#0x_!-(GCW;o23CS2r<Xe:Q)1r",
-    "0S=O-2pc)@qyrT&Ee0bG2jY]x0PI*F2r#0s91H0U3blJ54sGGeA>2;cL/PdW2=cMh3kFLM2:cBoG%MopIu9J93<.J+Go%a#OAiR00bd6,D/jlM.qHeu0uK$%5HB;[HO:$WkF^!#4+r>AUJnAdu]oyH",
-    "umc0)8V/T=0R.)t)@4FSA)d<<4+6ar4+5KwF$LGyTmZ6W9]Jg<:u&+EeGc1/OB6T$R5&a%HtN6v4gZ@!03Qzk#U/*a-64GtiWLPS2+[vE21FDxjes,,-uQ^D[E,3xvQ@C!oSy*;1o<Ey969)r0s#Br",
-    "0^4hFHvkOwkpcxD7BxF5F*cBb0S1ZOU.v052jTlO0v,aoSO$d(05t^L=fU_YvIzq.9]$#yf&nZuHH8Te3!k<U3e)Uh222C-3J(J<2(:j0nKceD4&%534wUhm0S=rM=fLyISPsg:A@mpZK>3b.<@Y]6",
-    "2RQqE3E1,;2E7Ll5Y3QF2-*r5!ZZbmg8:a44A,nz6mk_=q[IRb2CZxbw+[_7wF3>jzk&.]yQ<b9&.>sZ/Qaa])kFmh4!jHp$EO;v;*a+$2M3iC0P^wjK9A_I4.WO:H4h:3o[RwxNZTq8EB)Ct4+x5c",
-    "egx&=1rH3:13of2I/,U=5-EI54=hx[KOikPH@Rv$A0#&b4^Zi19^6.hQwGRq3dx,Y2ByMY38DuN0gxjHqsN5,0QyZFGNT6p+]()sr3WuPI5;ySA0RXUA9=wX4;D-7F%F:v1jGs.G%M@k8xIM<3NJl0",
-    "G<k.:AT.CVwE,_zFApm*o&ysw05CNxE#n*y3gQhfJvTN04.Yk&AGQH7p93B=p!zfq0/vHg0)tr$[ooz_w.8Y(jO1wmk6-f3$@u]ppI!p*a]6fj0Ur!8)xQD,Ne-+b2dH%_1Tr;$zXAipgAXn,Hy[x,",
-    "001Tr0fg3FB[VF6U/E$80RcK61_Xa!8U:G,V,AB^2A0]d9x^aP2)Tv]3*BA<%b5ZI,Et2G!:tMvF]xx34wRG%3LpdFUI@%&4gQP)9W;+S0XF_!rPs3oA00H)bT0)mU+S(GBQP]w1P/,Cx&jK_/R=)j",
-    "1%[&r4bpT0m-wpqy.@oA,w6xfnG>!eIk4VR1LOq+2M$UJ:7y+J=Pw6A(B/gKFbelz4+38Vsq>jD48n&22*K(=1dneMIe-Dy3BZQ]F9b9-qB9KV8xuE%H6I2s/tcy.jWG.5;lKrK)=863fSCjV=>_O=",
-    "hZ>dkzCRBG*A<rXHV+1suT_74ks^2$9_w0L9uDZI9^JM]L/K532coF10Ur%H+8!;sHZYEI45uCly*(Z:ryc=b=&$c_0jQoz4>&Pu0gVIz;FA1BtsWRO!_+ij.v0bOiGL4bt[xvCH2<#B0Wts&3fQ%N",
-    "1C+i!4,M1.FQ5T3I[O=^$=-Lt0sS2cmDmsk>!B2EIGzI=2[rNt4+s4nFGn&q03RSV03WykG5[YAIRFLAu09W8[T&^5H2<#k0Wtsu/Jz5GV*MQ,AT.CVw*fK$F9.m:00Wj92Zb0f0WdI!i3Se@w9P0F",
-    "1jsWE>vQiv,xvhHi4YG3ijD#WgBb/&4$T.;;breWNFFt50=l73xZ(y5AOOjE2cU<t9WsI*5jFrH2sZ#91T]a(!OsB$=Z5l0fgS:Q1OAZ#9x]B$2Ih>e4*^KxD+H*>2M,5/9s[I<4,1t30Rb5a9]C]L",
-    "3Lp.PxVi!]Fg7gA0S>O59xXL600[0I4+q.h0t3;6VFpMIvjhdaAP(mF0S2DurU3&/4*.3u47.J;1IY9N0vrsi*ai-/F$7[BH8B/5F9p3L1NzAV3WJ+N2e>&[7dNbp0Sd>i4$2!4H2<C+;!R*n1.i>u",
-    "0U9y<4uWO@;*1Yl4mQdg9_w8Hhye!7<DBx[hygDHH8IZ[GB>+,KM!5X8wB]K9v/xX$[Prd9^fh![Z]9S0v^&F$[P.OhL2@1(*ZRx$[Q[*H_.dR10SLRGQRaQKdk[VGc(E;D:ydE8x%9wo&g4=0^lcH",
-    "Bn6$wB<YJ38!tyOHvlgnHZk!A4]_WP4;F6KL/K;;1*VX04@9d^A0al5$Z8+f0W,)O2Cj%nFJU(>$Qv&pHZz]CAGZNC$QvI6Hvk791&X8w4*^SY0s!DM4+5+d4XPUjoBsj:/KcW:2)eBS7dG(.4+N+i",
-    "1kI0m4QB+plLik0%+vw[(8C<F+@a^4k_jm<86N_RryBy.7Y>wo096H%;lldl8v/PB1U2Ct7C5IH9yz8PAviV^9]tw28y=NYw$lPBFfbqjryB](4,BXqEH*L#E-cj(1+](6890cT0SfFj4+M/HF9bC)",
-    "mjoFy,kSjiM,G.+0[8w34vLQg294JS0!I%5i5m/qs^&M4)H;*:(gF;I8V)leI5>]wFaQpX8wSUn1>HW04VLx-1BA&N4-sS!g8;rlD:9Cg0Sm#RMIQq-mHR[uq@@*)Ei*Fx<E8H>dmJ.W*CY/C;zl4r",
-    "x2,e^1B_Y,0w4,,0E=oY4+zG]0T45lTLSOaB<Wc,Isj1*0I&EZ4&,tUuGJj^&]C;K+5ri&jR7wPGd8N#9SZn:3Js[$9S&s!i8&6WiUA6(:Msv3>wFSDh$jl,;H2/-@2,5x1qi.e4weB4r2@Kh(e-M@",
-    "7%+qZ1#k_n[GS_!0x:gz0S[RHpB*0pHh^:TNTH@4F9j>#au+fH29x2R0S5kODJ;Ys4*/$[X9MGs2oD77K>3D%/aC%^HT]Cf2ke1G1g*&-4+Mv&9S.eX=kE3n$s!L5ufv1=3xl,_4@$WZgaI!CH!/VQ",
-    "/KVtt42%U2#[,F[9W*vIER&B543Gu^o(CQ^sV)M=/ok+O.g)@3Gyo3)hNJ@o;%O9FFvh<P05t@^Xb%Iaa0&g[1P%KK7&ZV4hR@D)0x,a^9Uosa03QQ3n+=[ah08P#wgbAg9S,[AVGYW:g#jM@H=1o[",
-    "8!)uh0tzu70y3Kp2H<gh1^P6hnhq^$H#7hXyM,GsWH_pQ4le:VH2;.2-b9Nt1DXyG560nP1&o$O4ZgTV4+Nm3Gy$UL1OZtGLJN)87!LuX4Ie%:mIfaVHkSq-1vI1$1C7ZE57h&t4F&JwO#*ZSq$:*V",
-    "1sgcCm:CAk.[t-h;@sM&9]$m]4FKE(1^P6hr426/I5GeX;vE4;WXX+S4,ns&gaHra1EviIyUsKZ2&N4wI5Ul,I0Y9U1U04&5jX%CGlvHcG[=2o1feQF1#<Fzqr@O!Bo80do&hfqGC20.T<91mU<rhQ",
-    "Gy9q[4++tp0U9)<0S=lN@Z6y7G%VEt4+x5]Vh-nuSPDc5*Pa0nHN)E>2i;3_1.=;gq@+YUBo7tXo&gSd2,f8%4CkF72(=JV43>e36EXfd9&Lu=9RV5,3+kyP3%SlC2,^eX1fY^w4q5]Q95;>4xoQr&",
-    "gt7q&Sp$YW4%bWp+LQqg9N<1VFAFs;01itF,XaX]s!.OE#/is(@!ET#kOBtJdj>op2#._i1dK2ZsHAZZ6>vDN4wQL63<bA,.GWD+y<<Ccw9@Z!Hq^oFwgUnO42[wR0e21Y0_IspG8-RrZvjRM-PXNU",
-    "91jQ8.pUiy>3lRm)9=bE]CllYp:F^c*H#R^H6INyoox-K&_OZ(gAES@)CLkZ03QT1*6T9=$OI1p+tUONv*UCR2i((32*uzwKM656HvNS)5Gx/B/LruJhUZ5Q1/5Lb2Hu8947mdU;G*#y1r4t7cqlR_",
-    "lbrz%2-HI[F9I](;#TfHHzg^G!jv<z/o^9Y-)P%j1IOqA1=J=k4,cf>HU>kkQ4a)>>D2r]:_s$Xy:teMk_JGL;*kJv-[p!%x&a5smTd>&2l&<v0S6BPqK9V%;WTPX5]*Sp1i[uu2+aBw4V*0x1l*oP",
-    "4vYc/!37TpiJ;Rv05]QUI]sMWWG<3WGJ*jg12>N/2:6cz0--1s3!)naXb%MH0S=Sef.YN]@gRWof%iuas0IU_FAnC+Qy4hFkpdqMH<yT3)$0lY=db)q)awcf8wZI0BPTX7/deN#3,qK!KLR!<E%K#1",
-    "2kq%J4Lt]+q(l!2*[3<X2s#fTG!5AV2FkBw0Xq)=/X;R_i$xCcLk]+W>eT!@/kz5Dy<*5#/ZqE,Gt*/bV3,_s1Tz2xo%kdV.O7%.3$2lb0S=P1NDl+I[AUj;nxsS<2sQvO1_oDO4%8eEEvEZ*4)qHT",
-    "wdyh,BR0t.1y_83)d2$9768c]4+QPK1Ot^i2M,gq:M[.I0uM&YuO.&/mqRZCGBf^MfX53D/L5N&9s_Gw0:23l9L%Id9]Ji64!O5N1n(IS0Mhdq1;Yie4,3BjZv<C14+rWJ0lE.#WVDP3A_Y/Xz6T!#",
-    "GWjA8CgZ=,9]ka^i_$<p>1=&sz<mr&LN,Q5MF1Wvt$@c</UWHuk=v3jSp#.q#M)sD+5ZX-1Bu@r45W>;3n_S[S>ImK2oDGPm;H+Ivla<Z4G$CP!7ByQ0S21>4+Dz/0/BUU4,].49_UwJ1;2%5FkA$3",
-    "9^YK<-[gc04Hh)k0^jRk2h[/y)CM02GJvcBFAFnW;nw=^wW:r4;*a:p2Lyy09[<Gt*8vX%(v1iQho%J!:-nnW0Uus5ip<6zvky=pVRU74%Ih,#vHcn=5Mnlp%[LD$RSxsS1P;1+4<Zj4HxC]*0T0#z",
-    "ip<6.Gp>-.tOknBHxC2V1@iF2%[LD*QV%t]3lC(9%[LDstqBhuip<6.AY%[335v^(4+HKA4+)CRHxDgN2B8fPK_=6uG4_A*c#6$84:jll9$jA>AuZ+(4-hNhHxD3R5Bvm*%[LDNr3DX=2#U/&4+Fgj",
-    "4+<ISHxDmQ4:Z=k4,$&aHxD*fA1pEe4]s_rHxDkn0S@T_6Au^R%[LDqUk<6J%[LDqU/PUzip<6.1M&n9@3H*4HwB=y4+Q6K2>z38/WZ/CH2<qr04+H&03I->4UoiQF90>zodFLXz3-LC3PcYKhK&Lr",
-    "2QvU4Bs8h,vH.]GVFDx%Bd%<.<ZV7n1mo]r0S>UDjRG$WGc&Em1Ro+a;*SJu;g0f#4+6CT4.Ln&0t8VXA_u</6fpn],Wv#_jav=1g=dClFaRGmGynupA3ZtQ0Rh$w1zrya+5s9dg=dCqH#7hRQ6DQZ",
-    "+yM<SjRFk#mp2_/GT#9ZG5[7d01qaGjRFr8tHuNm1,rLx3,6Ex0+bROHL1n_9yRvkP6XfJF9.yVqj3)#r=W-;1_W4N2H)Cl4/L/70vj:x[]g<jIqZxA1cR&)5iAT33Z%vaF9k9-/!=mef.q4I0u79w",
-    "QVz&;1cF%(=-91SImmbcw@_suz/Jj)4LInG0s=!F4*:MF1p-#ivI7dNUJjp,MFyjeQV^:D4+h5pF99+)w]NJ%[WT8*hI0-sjRFKA1p0dq3xkaU1lg1;4+Or0odFA*Z51=w1]tjn2m)0HikJcq5#pku",
-    "0S<k+1q1Gh0tLry3*-OwHam6(ypL)R3-T<%1J$8C4+=rdB;p&y34nPIDzuIQ4Aj:&1^>p<YYWlWG!Ehc1f&WN4c(6d4+X28Yaa+QyyyZ0z5OEwEDr&J0R$^%3zUxn0MgkD4/$.#9]bf31)h=;1^hH%",
-    "s[s/,03QoA01pP8$XX8vs[#bM/@02-4S)d$i/BQS3O1sU0xvK#Hmd;32si*ZGb/a%4zC9Xm7abd3pc9)4+W8kY7YVVat5gc39Atc[H@4j6t;0f2eMlS+vPM50I7TjCLaVcpBE0Q3I*4Wdk+HDkOCt!",
-    "IPhW)xF,jT#]sZ6)Q]!dG0UqI4+Yea0xt(PGt,a)9]JM_1H=6xx#kQH1.axZ4,3.f0tV&Q3lTIZ4*_Cy0twTQ0t/RS6ghy90v.8Xd-+@NF%0:q1qp^VR388::Eat75-v*w0Url6*y:=om.k0k9_d=N",
-    "<c]DLr^j(>2cHcu4m2<;kOB@6h2H@n1T[SenYTR)#]0QUKMx4#<c^OhF*E/VSK[#j2$&TQ2$t3X48r$J9]$(llQtg/HkH,=A3,+&4.haOoB.CYq]X5lNv16iE9Hnc4+)-Fc:/C(4,M4/FK#qC#K1QX",
-    "A%&lP4<-Ot4=Wua0SuJbB;IJj36ZE$4+F=iSOo5w0uKh4)&T>JyJ8PP+m8YdB8S&C4^0.k4;M^LHx8l$6fpS=4,A-r0Utm&03RYW<!LKRe4zsmOXBeX1=KWV4,A:s0Utp(03RVV=@1WuxdE_b4+<&r",
-    "0S2%B3.A=Y0S=I%xdRUc*3AJA27[z&4#C]624f!xHRrPf38njJ4+Ed31OtuG2OKnG2*^>J4yo+^1IoD.5IG(U+pP,)@[gAM2&:isAu_004%q/FG%UlB1PvVmI]Jm_1PmSn-C:6)k=_E>84m-H<&N,h",
-    "1MiXn4bKAz9uBPT0v]Ro%Z_yBhS:,YADn_(9]SbtrUV,=pac%b<c]3z&od510)#yd*tr7)khCBHMh=k^kOl-T!dnqAw-m46H3ZGk0^X<RZvyOr0S.+%QV#0kM+WG@Vh-H21Qt1/8wNrT2jepoG4:h>",
-    ",vSR5;^]+i3CyBL4*_MOTnX(*4!!_frrRe3z5)*hVGj;IkOK*$69l:l4,2q%4A=l4#;_4Q*Kr0x3Wmcw0N8j9&OQkCJr4!mp9_I+xCRW;%5fSqjCBp$a^NS>5i.Y@y+jP.jZG[yI*1ho;6rmg4;+7I",
-    "4.VAC0^oumyd<7H+71sbj+R=x0kIerG@,400kIel2kP.#4+YTm0^lZFCIeFuHR2c#8[i@k0Ey/W2g;o)pKc-6I8F_czXT5.[<pVVQMa=aA89zh1P/o2o&yG@m>#oMD/qb;0Uri4kNN@+mUsn_EH522",
-    "G@]EKGXMy>1P/wOCJ%46uYds@Q8dKFXCG/gz62iuGXMqZs5A,65e_it4+XjOULOWFz62i_H<XBL0yY2yoc9P1Q<R8nAU6OHQ:L+N4[EyvF9tR@oumQ]np+Nw:j4e./mif1iIi9tJ8^-rk/,_C2IZYN",
-    "4+*Z:MGPec,B2$RHZ,x:MIAE$9XJ3kH!%Po2[@_8HI<Mn46;rg3oZ@;gi#VR01pGbMh=r,4V1<H4,k*u9vU(K#[v%y/)M6T2[D>90^l,3y(SFP0S,YQ2[oJUU/INCx-7550t%290=.P]Is4f_1[w&$",
-    "Mhb;i1>Bxkv]t72hX<U@7y]LxMGAQVMGDQ_8V28-WDf,1mH@h0os]YJ4l>B6w*d*Gyao:gT=]H9%tQ[ENdwwB1c0Lk3;3LZ01W%Z4iqzj0Rwms7lztJ7B#E!U-=AB3*HP53WAye3c^;G2a(^t1<-LC",
-    "paBHgfdLMv3J)5*r/bA:84p9o(Mm4]HZjlIMIJfG0]WNb0Urf6*wBdq4gQx#2JP<c6g28t4&(y[gzZ8IqoOAsH[):z(5XWL<7hHV8NdS_Eip6)#sdd61;7)44+6L08UuC$sM]#k8g&CS4+C@s+mQ>q",
-    "2y+h@Z4V^AA0R8)0Snjx2eVuSttK8Zr34QQ%,lr]q;];,Fvn0236[DB9]bnJ]0fRYq5&5,01pbNyJr]^mFXrA1&Im_H2<z1H+_,iGr.NA3W=F6H2<2i$Pp4ZWe*>i2>!TyvIYv=k_Idz:tzP2Cj<N]",
-    "6uAip&FTdYO@i!57Ty8>uEZ%10nq&/2&UyG4+Q.b0S>7R.3%3>HUI$dC.x<SL/S%P.3$MAf-0_Oz5x#[iU%JLIPC)r=2tE_fIbcP!Zi-Az.;+(PBSwA6*IE+1P:PDr#1.<0T0Ck*yBYCsp:<!5S,Kj",
-    "0IV1Sr9:ZEHNL+AJ_b:Q*uFFefejA<*uFFl-T#VwzrO(&HUJM1+v7zaM:PNr.N*&(,s43dWHtaV0x_lI1%]Z=4,L^D0T0Fl%c(R9/:1>29EA3T0S=e1zX1,o7!0w,Y7#B/qhkQKwhJ_lLPVfH4w(WD",
-    "[zL>hUoAE-o4pJXHEac$t==L[SOw:sat[m3pHm+VIsCZ+E,f,%6)pS79^SJ*VGHB>9]ier3cYp,(7XW-7vZ<n9]kRtaRRy]4e7:q3XPN#4x4)e*VcLrnY$+s2Jrz84z.d*0S=SK3k/u30Ry%^1%]-L",
-    "4f6g5D:X9Nz5xT,w*e0ifC3510]<2-0agd+0S[k;(jo,<3-<!CJuzuvY;Lp53<_LiGC43Yp0NQBEL9Gnu:lV+T<PoZu:lV^i_.ghWe+B053:n[s[-/n>X!UOvataVFi[4z4G%.FA22bF4i9&@u:lV>",
-    "<d6%QVjm;fn+=[c!Lb1kBw@Qb1gNV64.4um4^^P/s[-tK2oD6EO$-Xkm@e[Eq1^c74*,D;4yc)84*/8qH7=^9G^QYw8#k[33%E<VjFmSHFb/v+2/]i#FBmjCkCp)s16&UVw%vvSF99tz051hHF>irR",
-    "4x=R.6Ef!5a]9y[>K*((<JkG&mH@3HOb-BTmH@9uD,Rw2lK^.PJpjww1Rn^AkfQ;[Hvk>3H_.9u)++!90uB!g%iIMo2[..ZF9SF=01JcZV+*I20R>jK0]_(s3-Ek)3-R6/fsO$HtBeZ]3cQH[0lQER",
-    "@Rxk_kB0#U>)iGv/;M.90^lg/mx/)h!p1fZpB5,MH;[)@w3h)0q;rK/w3h(>iv$k_w3h(=qlF>3wWI;Czs&[%9S+L<16D0KHn*1n2**za;nDa22LX@z6AIq96$T*=TjmE4D.TgCx0e9_iLM]H$R,ZX",
-    "y.#OeG%N)o4,2<Y10M,Aw3h)74zt4q5izO9paBmDg._8s,lYLA3pX:Dq5^=G<#+N!pp,^t2$rG)88M2n0^lnOUl%lh(*>Qc;gb6=lSl-M0_0u;1P/wYk=vPt,UJU7wYLvH0Wx1P+O.as>NN04jdBC6",
-    "CJyHn4*@]aNDGsRNDI/DXCDkTij+tmZM*$61&9j[)EqoEH!R@F0tx/PLk=-j1P9*b1qmGn<upq>jEPDK#RLelO$<qL2.!nL3=vM438t(c0@4[h1qh(Pr2z)]lw^U-&jJ9%4h<s82;xE.1p.sV10)RP",
-    "c:[*i1rj$O9W>HKGdBPZ:v-mJ.Ol*k9y9.S5i]fIF)/>MGXNbi01mqX0I;;z1GxebFt@FQ2[t$YEi*6x8#1-54W;!mIkW-UGC4mV7csN_EiyO&FBma604>2&Kp!hLv-qSAP7evQ0v.8x11^daII[vS",
-    "F*83O7d5j2E,=Ac9_d&T0xU5x052_&IkEyT2sbtWEjc)I9_LsO0v$Qy11^ahIj#aNIW]2X7dET[EjcwlA1gDf0uKnK0v$Nm11^agHl+eBI59mR7Bi&+EjTbe9_UsC0v$Jk2rn!)H>!wh2[FwCEjBiA",
-    "9_LmE0v$He10NSP-tMS[G(8U(-0rA>Gd:S3,U]-5sR.r6&B.vG7upLgG&wyF7uX9OH1P);7&F!jEi=YiA1yVi0xt.NFoq5tGui>m7c$WcEi*Gc4-Rl1Ei*Db4-al09y7g+2:_+^H9ii2TL]O+Mh.[m",
-    "4U-JoH1#SDr5+Cjz/%i]HvkNu#bzHIFs/SZ9Www1v8Fu%2M*o)H37QgKL-oa#jpVn4ydwZ7&rPD2B5@W5,;2*=HT@z6%2<@TLhS@Zv%ug0JKU7<cc#-Hl3-h5,qCX7z_<L0v@o2hP(qAH>&wo%NYvO",
-    ".O_GjfIklg;)*jp=fC&XP#*+1[3Hsa)g^g+pG5@iAq6Q8t]Bi5D:D6!4F-NsIS)Pe(.Kj4fb:QI.f9D>P0BM5Dy@@:FBUd2@/9]WH8%DN3EvF<t-YlnqbCE0uxt+mgyjYg1f[2N1*6(NA8$M5h&c^]",
-    "#Fsn]fAj+[7d1El9Www6l<SWIECb000iwGS4+ioB95Mh0qLTp+JHe]r4>2b[MlXl_GCA<CFBdB@<B.w%051tNH_-]EZ3BS9Y!3$T0^lh^EfhJD2M/$g>Ban9tGz%UvjH&h11:Z,pcDb+2M,3]2Np51",
-    "R1TuK0tUF@N)HkD).zAC+5,---@:<31vm5%9ys*@F9S0,%Mb_/$=#E;rtdf(ya6^M5HA,iGxY/;12q5xroIXSBp(Mku)6[u12KyP3YZB4+cgHLx.wAU[6-P_FaQrnoP.XoAUFUYA2]RIivjNxFBdd8",
-    "rUV^ZGXNJi01pG@GXnC/HxCe]1O(=m3mZAE5eCyV9]A4o)^sLrM$v:vA0aj1g*6W;+oL/Wf2IT.7d8MN1Tg::H2;:luLB9Ps5S,20^m3GfkzCs6$dyE1B3km4,5Gr1o*Hz4eFvE4d.(L9_v[0A>JZL",
-    "9uA^m4+Xx#NE]T$2!g3H1phY,(cN7Jwa987F^uYA4,A3U0]1^>43UX72*b<_0JSL(6o,%jDK]OII3Ef$01EbvGz=W/bOy_h6FA[B4)$aXi;_Mty,x$ujs*>p=CJ%g)^oLB9]1Tp1Cf>E3NZ%A#Rm<p",
-    "GZHfWa]ARC7!xuy3$C=T5-vDc4+hc(E-2OnC.:<L4xqMt1d#O)4+vH*GdTbayE+czU:=xGQXVz[9].%74,cdP9y0(RD/@2bFuf^uDmbJ8E-2V#A1XDZ0WLB$03Rzd039&=8ZnYL4-T3M1qri:0S_nS",
-    "lLrqQp#v=4IL@tfDmI^5E,=I#A1X7&1THZ$QXeWXqyZi.u;Qb4FaRzvHc^reG=7C<GXNheF#rzjLLVwQu;RjfIX6,tD:aP/58;rb2R./5G]2)VD:9n[9WekeC=$L41OUoY4pI*qs]XHK9yI>TD:I^4",
-    "9x;zQDlh-ZH[(bj8aJy54pJUA03RzfqyZi;03R$dlnxK(0h10cF*m0QA1gKhE-ct(4-t7K4pJU803RzdqyY^F2p/mo04>B+QV%Pz2re^:QXeZbqyZi:01qp$2oCAj2;X%b2;kOR6>%X/6*keL0S)nK",
-    "4+<t-8#e$7@QJzlypB@>-mH*ZiXQ_3kq[36ve7aR3W==HtB;Z/ITJF(TMmjJDKRzJR]&gA35p*d88QGb12-AR6En1@0S/6v1p:8w4dvw(29eYz4*.*O2M,8;jvo&khn)o-H!u&S0(K4ZN&:zo1EG<z",
-    "4y8-Bh*lIUhWu&;Bm.eb4gy3THvkKe2<R>V1D:S-0ze)%03Q,D01@C,4(l2(5-,]Q5-g!HGyoqGHvj]sOdc_p9^+bH5-y/JG5@+_zycCE03I.w48Q=pB#a-q:jV!3l;WfJ12:ci6EnED1p;3n9x#bh",
-    "4,(J<A_Z41QXV,#9^+hJ5-6cDH_/3KH2<Mb03J609^+VF5-OoFHUJ+IF#r,Z01l7]9^>pg0unX/9yCA;6TkuzHvk;pKp!hLkO&VKiU/:O12i/N6g04(0RpO,1rEvt4,;7-1K3&_F+dLz$>50Dtq_52",
-    "2@:=hIY0xNTOK(-9^+hJ5-6cDH_/3KH2<Mb03J609^+VF5-OoFHUJM3zycCAKpr)gULPzunh*_gnGheW12wG^1nh+:0;z_.Gyo41&ju1V03I>y4,;M<5-y/JGC&U#&ju4Y$r%nn4,(G;6E/w&9x%5%",
-    "9^+o00*;tUFgZXU5-p)6G5[Vp03Q,H01@6*4*,f$0:uFaKo1m=BLMYu4+NGYFCHy102eX.3(Sme4-tLWM/mrn00HtHA1pADw*emxGt$5TD:5>y45an_59I=WzySu8t%m=*6Vku]2g_o60S=bsogohd",
-    "hPPz[-fe$g72Cu]4EgH=1c&J/2bF*W4uz0Q9]ty)njZ.QO%E=HzyS#TivbT2wy!BK7d1KCzySqW4-]aU0S<N<4:$0[M+ofv2m]W=4@bfI0WShEIRFOzytx4n/L6or0R!ff1RgBjzySt<2<eH_ks%KU",
-    "w3cNJ/lB8y+Hnr>o&yJ<[H*_IIlajm4+,Au4FN;D0rBPs20]YQIgZ#%4BGx90#*a@l:rYX>W6ea9]SSBrwAVeGM<q+HUI*FR0f<qS@P@KyfqHu0Rqku0pBwZ0ot5L2#xe^0iM]r4+;[vTLEMXsOA9[",
-    "HDC>F0s=%+9_3sd0uGDAO9$x$4ualU2cY^_KNB,KIoy&%0oLvw4+5sKDF=B0a_^dW[Mi8r>vZm03=(7y0Sxm64!Z*l::dvay8^M_F*r8:6E=<K4L1NE1_[AsB[;!gF9kC:o#aao1FY#w1DMVb4.+3L",
-    "2/WgfJUEK*0R!!-5Dx.Gq5%yi0Nf7@8lTWl4%ngr3HswG4+ZwNb@J@;uLB%5mH@h6jPL--1T4e:4+O8J0^lc&4-0*jhXD<,kFEm>rvx7bF<Ojk3=4!:HUUu&3BsEp3e#T(w-T<!go@r<*#!iO&>w^g",
-    "4mKApx_M1)[uBkj&O!+O6b^&Yy.,Bk0Sxu*H4g&W2LOK$2de&b1(/Zt39z(F4v;u[1g!xN4*uXL4zidh1,AkU,Wdm<L.oos4,^^DAuk*;G0flr5i]7_4V&Ww4+Hog2>+9iiQy:=0-(1Upuk5D.OBB_",
-    "28WXa4sj16<YG@u8=+)PFBvj4g@fi-2Q#D3DGvnSwJ8pq4G%4%#77;+Gynssv.x3KG]1oqFBCE_/K&8#%HRPXWjX909]AD]2H3@D59R_x9^+a1mjMqS$lw7l12i%K19S]_6b]nZ2f*$lKME<@Hl*E0",
-    "4/M7v1qk#A4@9^hcLA[XAOnt-c:u@jNq,M!Vl,wjF/T+50^m@!4uF[h4/h_]Mu3;E4.CyG57hyHnF9]ruL2LN27s9Z4+PZ)4,Dex0S><!4:r3C4@bZt0S>as2<f2AnF9]YV,Lg$fSCgi1nvnB2+rpL",
-    "4/qjxp$!i_Rv#<f>YDts#peMJHRu8!U0)v^E#;jn7[BKM4.TO.@vicQ0^lkH1rL)5fSCgi1ic6k34oac4/+y,HP[jl5rCNk4:ngHEiwQPcYv7#4/%g@4;eLI4-X,%0^mlz4-g<&0^ml!56A;7nF9]5",
-    "<&pg_2Y[Ia2cifM0,0C_BnE()13wctG&BGnGw6o]9yj<-wE,S7mF*,hH8Q,W1spM.._k^lETI7o#@*yW.<5m#uFehuk*a4814Iu5((wTW%BNf&Fn^H(1_N/f8Z$RDHpI4L3HPpF4y3mN0Jwz>0wo;<",
-    "$L9hSG@x@k3aq$O4-.8z10XFlxB)vfFkRgA0Us1H+MfjkcnN;z2coQy0So3l0+x;[2$z@y2R8<x.e32ip$,ZhFB_-2*q-Rt2mIm,2D]Y$4+z@ES=;c)4+<jn2MYB89]Snqp9KTD0RRUA4i5]1p9L/o",
-    "HZlM$HZuSP%mNPtp_V3gE83L.47Q;R3D(5]8#vh%0ibCE/Ye<I2sbv$@_d(T3(EWf1Ihso%KQNW+Gql!lo$<QItEiNG&uk,3<b5F4)P5P$dNe(x%:eLv!MkK4ub:=:e:epF#sMg00XX[1P8-&0u9OC",
-    "0TDPH3)hAN6*9H]0S;*x0S=VSp#/t<-AH=kj&%z3%Sr]z5nCbyp4B%Fn!y1Bcm-^W4%h;:t&[=6H!KAr9y,Yb2cD2-4-TLW0R@r,c:^5f4+XlP0^(XC0t;[32m,FyCjti<E&DnIr#T,8HHX:.EigDX",
-    "1&aR+12+#7[b:&b$lp#IIl%V;4(k2=7Bs8g1OTuD4,u:01P.-E2F9(k0RXT64Git!HxCz<.=cj^4WR1/2DOU:1iOMq4*/:E4+X84IS8qe1P:k5.pvKAwB@m2rKuqg5<Qb[or#J83,ap$4,+*HB+@kB",
-    "0SlPBNe:$_1cjnZ4.R,xIWnlK9R$DY8VD5u,5;I5#19IJ<d=ySp;(R&<CyN;-sgOB2*]Vo3)^Pp8#C;n0vIjX>zN33f%63n!sZJP26@Sccmsh73[ei/LLM;;95J7=0tDZq1qomWRtNEu6a;ACn*jo!",
-    "y9NOc4%YMq4%Go41_C90F#rrv4%Go45j6lW2sk$Y3hv]#0*1vQ4+6x:4-eDh0^jf<2modPzPA$!CkXcg95]H0ItZe*3kR39eIErmqyjGvG&ukcgJv%hEit459y9.4Rtxz95i$T1G5[Mg03QN1&IJy0",
-    "7&FcV4s[OBybuPIq7MsQ1H];U95=2%G%(rU4,zsV9yS0HIRFwg039=]0@X!4<3jUW3=s-y4$8V@2geK#293xEBQrUf]2PDv<&pCW;*$%xt3<9GHQEOc1eO8/=7#r5)ByzU<DCC(As#aT5jB4jEWCmT",
-    "4j&XYg.%5uuuTsNmcAthF(ooAoB.krlM4gp>#F/*=#&0$03Qf302;y=8#w3,6F0*I4+fbD9ytIEQx7He1]Bc_2UZI81@-/ynRx[7j]_g%3L7>Z0=tJ:2Ez-/05$*&Q4b@-3<$e^00&kJ#FrEgCGH9l",
-    "Hvk>9Hvk(q0532%H2DJzQx7Eh11:i,00&kJ@2!I$0249*8!@YNJvRU!B[u*c2[8Z.0kqo;4!!_(7B/1q1;HzP4W0/Ei<$LMgpmslAr:=/2@)1+9]1WMH6I<bFy09Ro]8,ja]z4K4jO&Z1rG>x0TM9)",
-    "9yS0HH_.nfAs#dU0.R1MrJw[IIUpA>yA2,!Gwg[62$2[fEPHeh3CRHjyqFFj4l^R=88HA1j-5ReIxRLi=aKmPh#CNA0s8;D2Cftz05.:(Qx7DZ2QD<=00&kZI+zJ6Eivf.AvQPw9]Sg-2<bEjQv]8W",
-    "3k/<[4+i<I9x;z7Q4bTs2M%H@HZ^YK2UiNb3oivXFaQq&mH[6XHsk[<7A,dA10NJN01oN>9y0(3R^SU>4+qX08#0su9^>vx13wilHZafwA0[_f9x(t1R^Vas3llimzy^Vo6e2Y<Aq1zn4,O#_IFk!5",
-    "H8md/Ig.,71T[1O2A[^G5><zHCX<:zI5VgL4!aBlhO843HX$B102ecq3obP;AQm)_3m*YC,3$r3A]fn%bq<,a3j_9>Sq_M72P!!,02Da&0S//D6E(lH0_]A:1rAgXC5Z.vH8^tWR^UwN2L$%o3k-+M",
-    "4(0&>u7(F5H0A*eQV%7G2QD/;00&nZI;w]j8Zy^mFBdsD&-uV8GyoqaH_/3BH2<3s%>1KKH/w@+FBLE@yaOII01pFF4.*nU4#Nr$2ho@b2W^5M+zJypov#ZHh7/PxArd(N9x;zHGTaI,H#r[x8WJ<h",
-    "4+WLd1>qnWOcHx=4.>6S6FL3P3m!0u0TMPL1Mt/d9ylQvH[1#;H#Z->INS-=3OF:%0Rg%f0(A>=0SksQ4CvlY4fL%71fZju0Rf+^ArA)gGA[rzGO9BaH0x[+8mcod3=>5f(*q9z<9P%<u$FTV4yiLA",
-    "1_32yx9CR.sWSoHJP#bGGZira4#&&]0GA*R%-#SNk24O##xx%&H:fiYC&^Oe2io5S0m[<C4.Z=59i^t<#cv6OfB=@X=l^cNsSf_>Di1dv4.ev74+B#l12u6UFf.+yA*^%g%,:8815>UaF:)U>FdhoI",
-    "H3Ou=7Ym=.1E,A-4XL-q0,UZP0wM:g4G2:NllvPEi9,(si].buG5@+*@[5M:2P,%.;i_Tij[=/.3I5wp4#)_5IWdic2M,6w3LgMA024R:9_v;MF9R],rKAW3AP)%9yaO)[H8RHvF9$U.00r0KM,KqU",
-    "3NITsGyp9%Gyn#vta$=-<CP3PHpdDbG5[YaGXM>$$N:cP;lBIx[steM12B)#0S@Kk%:fQ&54[781P+7[5B39%1Oem[561(J1P.>&1rGQv1fzim4,NM%4!(*J3xfDn4%E9ICp9yOEi5uHgfk_KH.lF!",
-    "Xb9-Q2.p2X1&#754)GQO[8A3@77f.#0WS(LGp7_.]0NE>-idr#:L:*B/L]0rGcd9x9]bbqF%5y4RRs05G7kf--!*>s$RZArW)BmQreg^d84</D9X9]0>K=qzBM%D90s@]G0),kZI5=A#7BBz[sR0@_",
-    "%mN^dEW2M16U+h*q(ct(0SKs83*Etb6FC461-e@n4VSMECM+d</LZeq!wCWI*#ZYBDKk6JDgdom4+H)w4+6=iTm-P,0n8Z-hvozU<n8/I!,QZ3=_VnfkXj7P-RFkdw+RK@-2.41oL2!K2Dr#f1sMY]",
-    "2*9BM35Hw&t-t&ng8_l*pYU4/sR0M0=Jf7@2+Q=Z4;5)A0^mqnu3@<%:Gy*HA4)Zya^O%jp#mH*00<nj0TeBS[_sR&INHfX0wfF0RsfY[4+,H@D/[[gqX!85JO@152p%,:2O_B#qiGKWmP,!=!t4bl",
-    "G&j&64*4w,F#r!e!R%,cA/l744=fr3h5,uY@Jw;2D^j9vCCbHR1H_)/+5@>g)U5&!A:@,/4/3Hm1@mJK2OTkn=(F[^Mg)=/B[4R,f,;,HLJN,v6E&g+437r=zia[@4+D.^4+6&Y0]mpTSPu%12LkRi",
-    "4:>0w4.qCLX)jVUH-)G&Yd8P^r=g)usPzO7Z-l5ax&b!-8#Mq8yjBaJ2NE*;4+Xbc0wfE.6brKl6E;-M4zmXYzT*c9vFREHNe:CL2OkPK00F@n4;fJWZV!Y3vj-zPGB7Xz5H[u(4[x&vAG!fJ03QoB",
-    "!448I02D9)48Vp23yud9H/za(0FDO]F#rnN9tKGoI;hEGG/]n24+p3RFA6m.00M]Z4;Kn010RL_FsKI_Vln==8:+hn4xY&Z1<itU4+ymIHwL_Q4+Wsf0uKh&hh7QSu4o5;*GUIe4+Fd75f5+v9uK+!",
-    "/m-MQH_k(GHvk>AHvk.s03]gz:;RyF,0<QjnF$j(k>ZWz2;Rv^A>_AN21yK/2>FbI00p7=VJ@]bF>[Sh$5-.MnF$Xej)glPQaG6jA80fH4xHHo4%!e6(C/pf(gYGW91jQC2o9Gp2iZgh#IYO)#xD-E",
-    "xhxqs%IBs54Yt/k9]kj<E.Xh-IWnFu4-03*Pz#]h5-g!I0X6>4H!LF$2%#.m,vtA@a_wI6XBIKF2Mv;vRSfg]6dx2hqAmkj4+f$x3S$R[0v$TM0Url900N8z2TKnY!Z9N&Il(ax2%c#K,_s:@0[4gt",
-    "4u$4d3fbia2hR2f4zeKys[-zMAqPqi0EzGn1<Qg[3cF>m-mlACvSJ0t<d5xd4)OL90@xizG6J@U1>Ck+9RbDF8wP:G0xLN,QXVn<1hG_mGc4]_2M+>G&.8a)GAv*p2rJvm5C<vJi_$Zz1e[X[yel6B",
-    "Fia9L01@O:4+Vpf1qPRbXAPd:B;Zz[4zqg]bpQjO+(r%QJr1<<4)UN%6f*poD,O8@4,;X.Pzc&K3C#3*4!H-f[N)u73b>arILmth[R12_xd-]D02;&@3);mXvAPc*6F9jD9^YDD4w^nV4ZHyvGXM>;",
-    "xd-oly9z8eIiLdrR4)iHF@xquiJ$/t,N#iMG1&>Q<8J+10X3il5-6b<t>TkV.N*[gfSd-mp#v5(02;![0S)Yz6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01bhwPzaCj4+xls2oC]G",
-    "0^;O*36V4p1;2$^H2<qnq5_E&02;s;4Y/D94-rEa9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610D$g5BrIidp+GXNh4Gm1kQGS+Di1;2$^G5[Mnq5^o6!gc=03xu<.8!<5,9_3hH16dCSq5^$J",
-    "2Z#a/q5_T<y#WrQ0]rbA@)C81fe#JA5C>z73fIIF1)rBG3=E7G>XaC8G%>AFp%4X.!C;Y28#MqPHUI=&!C;Y29]ktl5CZuS1f!!I4+)772k;/o0S=l%5-FiF3o,x>Gyop^GnWts@&9&ny9W-rn,C7_",
-    "@#l54+bItM[@OZ76pyY<2e$;X;^Uv39]1JC1>R^j3/ay_2;K.%5d+;AEHN[-1[OB^8#e$9<&g]lIJX8L4mSV^=^BHmy#X6D01meX2TTsx2<awI0oH=D4+)]J9]1Q27&ZVKHvked01pD$2>iHsBMzbi",
-    "4&;y=tbhy*q5^o:hok@j+Y1Y:0SmtqFAOy;01KR*8xIG,6AEMpiUJO#10M)6zX1c<.pT#z4,^-XF9k9&01pPlnot/q01msf6$9r21Crth4ZAiDn%w_n#F]hUF!^/ph2a+-2r_Ku9]]%69]]#(0Vgmt",
-    "@U4v<g8__f@U4*uGyonn00&$T5TyeG=BoTfr2@x@01bqkP!8%N1l!371Bi+S9^hL90^k^MRSTs95-g!I0Wkm)G5[Y5F#s.LH93.3ConRl0_-_@8#e$S8#e$RG5@l$3gv.h4,KRc8#asqFAX+0q!24M",
-    "I5Hm%IiwI9HjfD^4L2_P5HAcjFaQL%g/7y4q!0z+*dPxJCK59M9^6,75-On^q!0;ZkO2/Dq!1l900X.2HXb*)1@h>vyHy!D01dbX0<@[52R[,qGC8-gC=Rtu8aMz0z@+zB0yNzT1I+3I4+@B0FA6j<",
-    "lL03%Ft@Q@g8__d$OIo7GPnjFFaQT!4+7l<9X9]k2[bUJ0^b(V4d$Ux4W^CfoaZnE]B;(J6Emd)7&TQJGNl6&Gyonk03ta!qyrxcF#sP4Gm,%%IXI&O8#(bT42_Et88.be10Mi6<hk=h4,^yTF9]a>",
-    "01cgV4Z5RH9yp,@5,]W0F#sPEHvkwp02;*[1plrG4*-P95-g!I3NQc.3X%aPIX0mK8#Vw8iwhqbIH3a@HUI^(4-7&U9]$,AFAg->v9][f#1jJJ(+C3x1E&ZN3jL,O4a$[J3&Rs4I4^SnIRFzm!V<0^",
-    "IRGyVGdYm_4+H!G3%wH*IJXxMJ.o[&2XYS<t@H5Sj^tEqIWn#gD:*VU9^P3E5Gy$]G9L[zt@IK>IWzzhIQIVx4,2jkA_P_39^6)65-FiF3o,x>Gyo3)t@G:bZVv-m5DyKki2)ljyRR4nfCe7@GOh(4",
-    "F>dc!,fABUG5[7el]T*5.5mju9TPc+0S/Tv9W[pm3C>j<4vq#6<b5(q-EXyC4wh[K>&g60g8_vU00jBt2n:S)7BT/DG5[Jj051kKF#sMi01n[+38]1c4v20VFsA>z1=6KkDWJVk3eN!>1_S(IE-Km+",
-    "4+XFR1MY4O;;e>b01U9T1Pj*!9]ki39^X^84A0wM4c7uIG&!dM4%Y$(N*<e5<-o6lIRF(j%C-vPIO(zk3)%r61T+8,0pS7.3G1:11B=lfngkC3;868cI3OPYH:(2(ARajY0<(!wq_-6@AP9f_7BRyL",
-    "37iTA<9Y,^v=)&J3J3bDV-:4KB;F8Z9]])i5-6b^2*:sY5,.QC0yVKb9^F@99]keQ3l9GV4WAeci=5R_)CmHeFb.:;1mlnf4+o;a2g3pb%MlIYD-6[W8Z,bKG^H+rH8h9-4x.GgH,@ZZ-Q.#m01ng%",
-    "Dl.8!0S=iN1@gB,4,<*pQ3^ri9]twp0v.E_4+O9QBR4szL/4vg7Bv7HHT16p3)cc41_vd64mAJ>[LN$z*8&;jrvVPv0tQMC0oMW!i5Co)fS__k*8&d+t>2/401pMQ0RjgN;kyHHi#@ml:[tx[w*emp",
-    "IM)In2QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5tGzb3)cc42RQ&9FaQq)umJ.4dmK5^0v0g.4B4d!3)Zgz9]kbj0v[1E02ep>9yI>OHm3m(3D*J*pdSR+(H8;fEi=kI7&8DKHUJnk03J917dHR=mP,!.",
-    "s@Lj0D*:468V;4O4G62C4G#(:1cfaR3MCUW&oB/pxj7D;1rD=p2LjQ#Q3fCi@xpbU[09!nf&m4ypql[;3dn*16EgP)0)PY!:oFEHzCRi:02;-Q5(A0v2nvu[14Ipn0S<B.38vL+4*.^aAsIKP0S=Z3",
-    "MGq.e!d42-0Url3*8(0k01pMQ0TVUdLJZde7B^T8Dl.2!0UI[h0v@b_i2(yf4,we[2mTKa0hg[J95$%]4yHH-OAi9t0uA#,3$=ER4bB4ts[1np+t(@(6V5aW)^LJqtpgt@GXNh7Hje/(Gd8UQ3+&l)",
-    "8!)W[9]bf34+Dt,1xOBp5Dx[0uu&H/01pSx0]V7Z4,%::0GMM2Uklm,9]tu69^qME9]]:(0Vgvw+5!uq,&z]q+5#U3HUJ+9Gyo3+oz<2gs)P*/$Qmd&IUo+q4H,B.9yTBtGXNh6IIIm6IF[lD4+i24",
-    "2h8.i9].<m1e:TK9]^1o5-2.&A0sfqHV*,z1s*p53i6O!4f>WIkOTsg91jqWHVnL,Q3&5q2FS4_4xm:A%>tuMHJ;@pnP3kJj[zq$GM<ztpWj*xo45fV1U88Q9]J1<21pM9@3DYxp$ZF<,EuDlF*;fu",
-    "1D6pG55>>R:7G#rUklm,9]t!89^qAA9]]:(0Vgvs+5!vw0Sv[y0UrlA+5#U4FaRDnhY$^1[hm/7GXM>,%K,wQ9uE+nI1GcIQ5!Sb0v@rB051;SH_/3CG:,ujGMqR9PYV123)&Db0XZ-.0Ru)43EBb.",
-    "hY$^1z>L_uHvkU/%K-)bIRGCJHMTSgjo;<sI;w;h2Qk;K9^qSG8Z(Xo4,&I9D:*RK0v0j/4xThG8#OkcG#:*w<ZSUzHsDDGsWb+E7&RasG5[Di03I[]7&!nR1vb4611kdZtN[,R=9&*]HzgkmHUJVh",
-    "03QlB00VCyB[.MC2goxXI)Hlx$oq5y.lX@em3IV>s9yl/YYFOe5-%+84G##1tP:9p:6g3#3yE(J0IDhqyO-qB+5Z(E4mpjU1Qj&/kWU9<4>_#VOeAMy03Q%%>@d/VAxaMIzXA=+QV&PszXA=vfB>HI",
-    "0oT6*4/AJp50nPXzXA=s$>5V&!M>3zCPxn]gbNRQzpzXWp#cvapuYkS6.80g36-MB4,w,D4.ov-Ob$a1]GokbHcKBNF]@d3cImzX4-JkV4//i_Ob%2JF1oNx4pa_11jxPu4,lFK5Bvwcz5)*rvIq]f",
-    "vc3WjBt#D:fD#W9oW24ND<,3DG5@-FhQ0z1Be4MwGR>hY8SuRV4-54o8s)tL4-57pu:[(=0uK/91P^QK&%FXK19NAkz&QgP2EV,mKNB%BH_/0wzP$nt$S<A^g#[fo03A4qgIFguES3Qdw1ou@H2;to",
-    "R1X4/oCpd$0gjR_4:z#Z1rjv;4*]ivD,][QvMLWHu+[^H3=p>X6f=)Y7&0_9oC+TeGO*SK4.hdY2.@y]N)HIN0TDCb/<$.ju+[]+BAWpeF#r!Gu+[^3GB]-h9S-Mr)&&LCdj[3g2n+4eI]PL89^gVW",
-    "zyd%wI4d*pkq8eN!<vRxwf[-6;zgZ34BR_#H,qeS3g7g!0RzvY3;4AQzydEDH8[S&0tAtb1P/@8<G1@pySxG)3=l%*ivbIf-1Lf5zQ6(kxd8wM01OWbyTAe-2[pc&ivceNH8#1x0uKOy@w9!_rV]dU",
-    "+F/E)v3_-477K*o0R,gXUjW2]4.89Mz[Ujt9^fZFmI;<+qyrBNATBmIg!:2&2C3l(4+@bh1vxD;HoOA][zC+qyAuWJ;I8^iv-!hHEG7.(-Ri1WGB=MT)4:D^28z<L4x=Ba0R,:j0RnFhza0jwrYZnE",
-    "4,BZ@2Ok7BrKSlAhzKP%IV^bw4+rqP1Qax=mr<QQ7B#5m0Ur!C>l_=*9]JA&qX,Aj;qD4)@=!Tg8!@3X2nEQQT;Eqy4vwM(2PYo@Gwuxy#2yCzt=)wn3Lg;U$PNz72nLr64+e+$BMXRxEe6ksL-(g3",
-    "m-ne:FB32<*wPajGnvUl4,$R:,#P<pxK9e_%:oV2#0Cc(9]JVCnh>5P>TC5&0@3k6pWFuyywGVLFtLOL2mI#-4yHXHST&#32QN^GHG$--4;v.H4/U)G1Ro4FnY#rhHZ02F0^llMsR]Da*u;^ZGc%.m",
-    "0v8VI#5xJ1s[-/QyORYE4bFgA4!F4vA5%BB&j.s^1rJZ:(gzQJ#[:<u+xl<1+twBZn_P)&gz0b&*zpJk/y<G0tLF&>tL+E]glYzsj]2;Dqa+=:Hv6qP4z9Wd1gBjLtB52C%R_#T8UxU<9^fa#4)Lf3",
-    "A6PVv-Rqj2IONm=4^Y8mFAps.%%TJZ&9=!Y!axrVrG-n//fedDpR!F3lEV<Nn#vXe9S5<o4+Y.W5ewP@1fZ2/4+7c*9[<Fu#RUcH+yf5*tDgx5$)N%X%Gm)8s!Ri.PY+YR3Lhabq6H68gVg_Cfd3_C",
-    "6^1HqFyoO:1MdR[qX@cI&I%Jb02(-^9]Sm&1Ro7F&I%>oH_.d:r:hA9.Z/zV[]EqL1go,51pbv14cg<e4,2D<D/z:vHTU5K4+fj4WDcXmb@JQ41qqFo0UrY^o)8_XEdVbeH8KDXQIN6,4=@g.4vOdn",
-    "0;edK375810<RTT4X79c,#7%IRSS=Y0uKYO*asLltQiiz91jbJ&H<gC;Rx+h4,fFmXb!bS0[@Pr4,x$j1mUT,0Ur<Kzu*WCF%HX+q5%&8cMk_1.p:T$5jaH%w4MPEJ.+O04.Py)4.PXLelL7AGW!^I",
-    "3o!r$r<s[fh-t3u1tKysy#fyf!](+U0n[x7lCygR,XjkTkfQ+_JT:S84.WAPJ0HdYIhz>8GnR-C1r@qkw+[oYmk%EZG/&,%G1sL54uu*4Mh=gm8V;n,)CDgYH#UVDBsety4rCukG1eImN2tI%FMKsJ",
-    "*BKuTFaQR:vIh;y*BKo)02Vd;E-2U&0jLEF*BKuMH2/L(4A&VQH2;)f4(@GU2ea)1F9$d=*BJ;^lL,$!vJDSY=8>y+G%_0eA8#@N4+pN5WDf+)10M^E+X)Gn+X)W;jN/Fd#*q#V,s%YyEa$!j0-(Dg",
-    "!IEAd1vvS,1qbEK2ngP$0S]GO4i6yy5f708lo$t$fd(HyFzt_74=zF%2M:IK5g!XP[OSb(-THv<<CFYCjNAndph5)3)Cw-QIbFD>0UvKLu;7#v0mc+4H8B7M77qot4g:4.4,W]I3JZ+Y2<YHc%,jkL",
-    "(TOY%1fvum0yqE^G5@u:A8t0I6c4Wfq7*L-GByAP.H8aT9,.T,Hvktm03QQ002;y=FBLU5039&=1w.bMIO*_Q5-xD=2p.SBq7(;F2<gEh4,X*m1P<Z66fbcxIRFHSmO%@Ot!xhj$=#z>G>;r]t,)Cj",
-    "2h@yR9x.n%3IH7h!j2LN@<lm5Pz_Jn2n6:H0,qxXdJk_s7!Sb#nG=<7sss,oy50y1(9b&@0yC:7374;^4>:L)0]J,/0=i_V0I:pZ5o2ODF/S(a=L7t3RR+#_4/P-@NP>cr4->mE57z-M=L7t1uL2L2",
-    "288o/4-j<44,SR%b@LR94:Y;A4@qk*b@K$_2<f8K=L7s(V,K$hiSu;38SV)W3X1b_4/qjxp$!i_Rv#,d>YDtujq@R7HRu8!U0)v[E#;jn8jtgK4.BC,.=+)Qb@Ke)1rPoQk<I#B8NCP(3zGA84/+y,",
-    "GuRRj6O[9I4:ngHD:48Nd6x5b4/%g@4;M9G4-q-Bb@Kw44-z[Db@Kw553:ZC=L7sz<&ph12b/SD2BHWL1F6:o3nT%B3J(_IuYD_sGOQ#VIRG9x0312T]5F]-hXD<&g!NDbv:6Wf4,W%C4VLp*4,l@r",
-    "Ed/^G1@i>o*aills0.9UZUz+*H)02$qXZW/s[RN7BM$^G<MjC/0S=$3wP==8*=L1Y7nR044erng1gk6@2sGfX1Ro7C=3!Gy1j)Py6*T^4DZaZ04,43oB<YLZy#=l#H0.9z95u0u0^l!JkO2$60UrZ0",
-    "[ksPR/PnNE@vngMz@6%DEjTRM.Pr=(y9*CHrqTirOa0Ua4=sLO4/IXS4,x6n1>A[SaqX=$0UuE>lkEZrfafR/AdLeLJD$^74&nR)2mehE1&EnB2Ij(<0S>3QjSCEeiBt/fk@fU%01pDJ6AuNY>683G",
-    "(a#AF1i>dk1<qJl4+>%;9]bf328Nbs4!Pt54,l-4ItYm[9^F;7#0LiB$>5WVwZ-bs<(B)H4!u1JwvB5K7OKPt0:Ekm$.7W2K<SGiv.VLwk&@SB5tOSs4<0l&vjKr&Vr*qwT[[YZ0S<T$xB/i^b!1>3",
-    "bYE#QZ*XZ^X2iigQ6N1adp7CZ1rRLx[6>$/f)xS9,wzQiq2CiBIV[AM7%;(2EQ0TS0n6zVK@b_oEZWNz0QdA70Qye/$MqN;I4q6IO%OA[KOs3R[rFK2DZB9tLUM0#WdH#S4,dFh4.k$tuT&2]R39WU",
-    "01sW8*.ucY0S]xzo7rLxrUDP!1;c:^0S=+B1@oRi,u%4*4,<kS4,A/G4/70wEu0b$XNOx4C8GfkC7an]4q6Yb39S6R0S=/92<eSDS@QpW4&z!6Fij6Fi60Mj(OM4^>Y4mh$XX8/Ru34zS@Qai599:v",
-    ",/qN#5^XAO[0HUVqyY_Tv.MFgq*<OqMh@5I5)ToQS@RHwA0#pW4]l,YR1YPy0S@6c5)T-eSq_Ui4-kfI4-NPt@_,sgy#Wsrv-@0E2l)EE0Sl&D0+$F61D[$09SGZ&DK8Q<FuK$>4,(]LxdAU7GC16p",
-    "DNheGH!;o;w<w_7#).>1+VLF*Cjp/tK4d&K%$PqP7&y;udjiqCDFvef4zybalG@_1w!]t285c9n!Fvw:Ru(tu!C4Do3em/53c;Q$1x>CYF,#u[G5GUY4!c]ph+G4Q0s;-z1n2w(4T6Xv5G=qVIS$W]",
-    "1p/tD6b^Kf0Uri1%((_;H@$_O0l^XH4*,MCEdqES05.4F4+G,<4b1<rioqEiFziwXV,Dfv5(J<(ObNxSOb3va4gd!M4j%.G=gs=,wgV3Zv<,xl94*ba2m>T*4$RMD94*h-3J&t=Iv)u$:COQU1%%N$",
-    "0m;ED0rH<E9^qd^&N;3kGTydu3*F*h1faex6EQdrlu@)x$pH<d&T.8$%S#L10R^T3Ip6=V$NfJD-sFQN:W/]05H_a80RScs1acZU.N*bR<-L-qu;h[B4h)*:RV>6,fdvJd:^n4M%$@s>H#Icr0RYzm",
-    "0X@oJHP@]U=VVMk[JaMbCB%hd4uk.1GNM,uB;OJ@EFL$@@Dp/N0-0fN11S!T*aHZP#iIca2Jo6u4+6Fb0z4lCHr%ca2&;842J(Ro4*CKJ&*2gUrR[wWE2!2j5,mmo<u6T35]Hr$4b^1m7%]L74p#sk",
-    "3+D0&5,@MukpT>vi+%&vz8eAv0.4!M2q6Zoh.>q6F=UQf!ozwtH#RV>0xLE$(bW;Li@Rb/EN:h%KL9uep[##AI5#mt6Ec7S0;GmmriTR,HRZcy3xxs$xSI]Or=R[(p*[^A0RUhDinCr0tI@t=FjNAo",
-    "0u8]d2RIov009#cGdv#yIX45.iZ%<$1I7UoHUJIh;jZxlwOa$spC1D1rX:#r+0X$Fzy&,vH!#8lKLs_8F_kK2n65,01_JG52sHz,:U[*OjY9y01P-0f1d>XbF9tR,z@O]$1MZwV4,tv-x&aBuAq4LJ",
-    "Lj/783H#aw4,3Tm0^loC<jnBg0SJgj2]y0t$V<djIXN[C0iFQ=vjQwRFvaf,6fHU_EG2/,OaM-:kpTz%%oq&zpbQ4o5fWRI4.8LPh4:W;unHD503Qc1Iu94iZx0f$,Bbmx0]LVW4)zrY>;eCY3SAEa",
-    "ji&>x(Y-=_0Nx4,X)gdcF=$Ls5-bijGAu.7uu%f-1rGy@g#rLF13C@&TMq)nTrxN^IKxE)+KL+w1:v>l4z;cwJr4uz*$oKv0S,>K)^jms/:,Ce761qd<%I4:(ajVBikwpd,<gS946XP9E-2ft0]CMX",
-    "9ygl.4d8.f5,q;34*[<L0/y9ilmQ9*#4!Z:3/a]g#7qf:#4!&5qf8bxv[ef:IXF2iP66,MUj^Ij.dg:#IK[hq7dP.)3++w,G7g[5MHM!UM-kP=1S2=yQvoLlmU9mR/HFBUp9v2Q/e_Ciwuuc6FAoyi",
-    "=-rtOB;GE#00/J&I56kc3m!Aav].JE;j[cgwG^NiF[Ky-qSRplo5=Ai46hd)GTgm52Co4h3=V[Q2Qo100U0rr0uI%P0tV#WP!TJbxn2p,90k]&OBOiU.8^@M=2xRV1jfZm4W=@]0S=$6[R[+sJu)jX",
-    ":V+u,d.dva4to+Y03Ql701pd*,3kuTc:]UK1JSj)0S.N]H#eLC9_C!t3gH+69^fxsoChv5Io[7q47-y+9]1W)1VIus[Fwy_LI(T+4#:Pp2wo2Y/C)x3T=%%,0s_$XHJ/L)8khnF:e:h#IhX.lzZfJp",
-    "Hhez.HY+mPtUePsnh*_Mvk(lCoDBx.0RrFz3AQH(t;ptE0i+<,GBqs%M+xSmTMq)GrVRzu-yEt@Gd9;D2du9-4+5C@Vg/&=9]Jdv0v[SOi2;(lonZ%=o-nW+i_:IbHZeAi0va_^2il)_1]trR0tTY+",
-    "OCJR>z1^;obq<:b0StW_2RDw$0R=GzE(xhR3Bik74+62(MI.mapVoZ<x[G<bqy+^]6(0mQqy,NEumK2.qJ19)IP#7H4lfD*:U9q5o>7e.$u.Ur@7I9S:.0t68ZI>7dJht)-Aam5wk,zEf;5OE0S=r4",
-    "<)Zl0@3)[JEXl,r6DzX$GY6-tf&mV$3-=D-2<d0C1,[^n0y!<RG&JcE1mfQq9]J3*t>/dRvl$C>Bseoy28NFo4wwoOI9;9k/X(N$2;Xv34+Wzg4*@V]4.EwzSp%:<41_,L2hZm<1nYoJ4+qxSMG2Q+",
-    "4;L&9MGKqsSp.>32j2z-oX@$BF*r7u;+pZ)1R6D-n+5[V(l!i&a[):S$=[Pu,q=PR4yz3pFpN$fGK>#r16mINumcYjw)0sIumcRi.vj$G;sW&AkSPj*&MXg9!.%0Xw)0sFvfzUO1Mw#x12UrDX8]N1",
-    "I5N/lSq^;^oqi)UFaQq+pZr,58H.T%88omM9yt9i1+lDR9yF6B1cxsV7/bPY&6HsWz8DUJE(G>73LgYC@IHR=,Sc<KFoZ4!wB.N205ms)/us_WG%])RJv2Bl00iV99]SpuE(ycOlK^w=9]Jk7Ek6J>",
-    "I54yy4%;s!3#^_xdIYEJ4h=S]E,wK!F[_[THSGcd2LYPxVh0^uh>*Nc#*Bsm47[oh0c[pEr)347g.%Cg0UZRA:J$!/D*/22$pbAlH9i7,9]$p^Ed_+;hXD%jE)zDD0s]Zl!T^dJ01Blo5-r:n@YH<L",
-    "12O@o0S>HF1cb(495x:_H8nM@0W3K%r!58a#2FMcp_g!e12VD:8aehX1e4J,BQ@Ye0v.T72L+jnkO3bBG;Lv49]t+[ws8%&P7I8:Tnp%fCjd+j7R4+C%%D_WS@P@xEH=nbHUJ1i3*ZF/gXmEPHx8o#",
-    "2//j;0SwA41Udu11@4b(08j-#0Vy-&n&t,%fVCS2pS2A;7dA9F%q#@kDGxr(EDr7cLJsJnRw*]+.>I1z#X.lV9XZY[1J%S.4*v,OmIe.E&MZF#G&nK.6E<if4-suY2k>NH4-0EQGBh>i05_)=IRFdd",
-    "0UrP[wGsk84-0HR4p9!wECHh.1gnV/2P+KCEClGYLkE/B6$*>52jl]^1I-WyJTy5t00,[Tn*k3Q%Pa<D/U)#P$t)_2G[@J312r>qECzu7vjHzKI5<[F1XB],00>q[2Z93+1IR25;66@6G9MT/$t([B",
-    "$-Vt7Gyn+UDhAz+NB[=9%q$F%t#Jy]h*L8$GBS!B9x#:@1;ca19]JI[i7=iyrI1.&$.%osGUV4eBr,VP7zF(s4+feR9]bk@8xIM;8wjC=S>[z@0D2Dy(%1>LWH_Z3F_XT#3zZxLnT#SMGdPtT4*RqR",
-    "1E3!RwvHkO=OXY&s<OXfG$01;oelvQ9]Sqrt]9>:6FC4ZG&@692Cf1N-2[I.HX$@K01pJmK;3(a95l@W1Aqt*Bg+9V2[kYPBQ!Mt9yQMj1)#+-3-BEw%K-A2LIeJ@AP)(Eg+3ECfGHU-.cI.c!wCS+",
-    ".q,+K!(IuL0stKW#[mxo@>pF*pAZx<)GPzH841*]4G%GZM.O&i02;s4K<:Rcs#6_aHMl@P3=y>]01,FZ9uF15umc!2014az07(xP=b@!k<l+oPHu4lGH!>r82SEz3f<Tsn,WMe@H#H8Q0RfG)T::W!",
-    "/iLniIsqmdHnJK7x3;k!LkNZfDmgleQv[5kFeNZB;lmeiH.2__9R(#12cnb#0r!j^4,A7sF9$O<ghC%ZGyo3_oaa-ughDMfHvj+y1/FTN3SA!qHnkNm4mml4LN5a]IRFBb@b>_u4--1;BRM%Z4-6qy",
-    "BQrJtF9tI.051SFH2;xV4.fY[95v+%3*7>/,mn7.vlRy9pL,6Af&_kw/u[sBFn_fYKs7Z06EFZD9WVeRFflm_7@GKHIXM6:IXM6X/;fD#n+y*([y@%&Ia3C/6%Pveg#rWP2<eIjv[fG%FtrsA5r(67",
-    "2:22T>0<e2vK0%Uo=_GxFgza&GypFLH8/nqF_),e4x2h7HZ%YN;&=0A>dX*vHmC+4CNt;kA_iGs4qO6>1rI=TKraL^FaRSoIq(M$7QR6W%q.<dILJUR0yi@OFBLa603kOv01iSQFgM6RF9bI=03$ds",
-    "/LruRm-xg/EQUc31-[@pIXJ>M1s;/4qdN_Ay*<7tGc;9PKL.5AFaR$BHZuSUfV=7]0/7pKIM4+z2sALpKm=j=TMr4;!L0!/G&nNGKm>)>A>MGc4+)F[KLR!_GmZiqHR;SEpv),,BM$+>Km;8g9]bkM",
-    ">8]jx4-scmF9$L,04+8*00i:yAqFE40hB)zG5[Y1Hs6j&0<[#Y15OVY#y].b-C&AQvH:3hIWGvZ0S=NBK@#w4ImSRUEi*IIUk,W;63*vT4+O;Q8aMziGBPy)6fuI-2;CVwG7lHUKqoOa051nIG5]jW",
-    "IX5^PKm)ZC4a7hdIaUt[#6SeVqc$utF!u/.F_mSG8Z.coE-ls*0HHAkAP)hQJq;>QT;D$9Ckf)!We-J*KntCgb>b(h2ge_ZH#jrZVGD!qN)tAS106WTKraO@Hvk5B4,_[eC=R+zFBmm701pJ:l6Dw3",
-    "01pDN11&W$00Gq^3A)NB4@9SV4C4M,8aKp16EN%,9]bYPKmZ#Kq6,fax7Sn,!axrS*V^#$>M5i:4yY.G5,_6U4)*_PG5@m;C.M%E4y7yu)+P<F+rugk5xk*x3i$yOHvk;p00z7S0uT/eyFw2JqXZ8P",
-    "pa%/F7zA/388o3R88puQWeWV#Q3Ber90ZJ+5)T8QECC<BGLZ^xGu]i))gTlzAP3Yc0T:;#H@FQ.E2/sQpDY1x9^GC2EI$J]G%x<I9S-eeEDt2f0UruD00CPKoh$$m0#6;SGM>9D3(Nr%GKm2X44y0>",
-    "H8-t0890u-0^l3R1-Mol5jm+44f$:Yrx61OF9I;#$Sek_ktQDlIPm@i9yzWW35Te99]SSkqh/I1qecjjhIk9s<B##tw,yc@3ZtVA4yi3YH#0QpZZ8NkH2=X*HY>9tOan&)I]#+U0^lh@%p3xq&q4@>",
-    "BqBLAl>nE0uloxfHOfO2GhhL33)8[_BQ,Vmln)X)Uk;L-4h(/l47Z0@4%VSf6*:K*VGD-Z1Dl,-0(A(<Mg)qVO%7<Yg#@^*:HJ0q[4FjwG1V=ww(MRAg(L<D35Q8CI59WP0v@o7Py_aTLI]/412O>Y",
-    "4+qC]1Hl6ftS$$E*+_k)j9wZzo,7QIlN1NL;]ufoE,N/M00Y8>OaKTE3Djc*k=3bL/<kW=j8y_FRt^EP0tChn4+(:!qX7/*2m;.9f)EPZgaHJF5CgXc4,TKJ9]c(i)ddZt)MN*!-ZzQv*HR8%3bX8f",
-    "4&kB!1i&=9(X#-uik>kY8aDGz1FDHC6fmd.4+fL^2R[WjG&QX92Lr@r9x#jU0tfWtMH<5TnFj/)qYDIw([c]3wE+V7:I+peGDbN#jOqgk@PUQ>IP]Iz2j#&73)X_C4#;07Awou)nou7EK:!AS3)]i.",
-    "5jj0EGeI)B%M/bh28D@H4*[aG5Q-%JLozcoLp3/DmC11fhVBdjJqo=*6acLv1*xnR3$6cq1HYXKZv!>&MKm@!:-(p&1>;M9FwyU74-HW91Q[[>2-%>;&ip6^:-nUh;rs8swsiq44A9RG9x!YO,FOQ5",
-    "tt18PxHbVu4(km72MO2h6a_+ZO$Yw)A@a:e7A;2NI].Sb8#mn64gxR.(Sj@lh5,mu0JVrr3!EelrHo831vNChmthC]0S=h!.R.>%38w273&ZEF0RoQvMGWNG0S=cEj0Oq12>.f0gAE1Voqhu1r3nuK",
-    "s>X#+m.j@k0R)5*2fE.>0[i(n9y6Zx0tVgH76SK>3/YfkCL%UnCJUz!6g0es2o9zq1Bd(+4+fu>0SSUq2I_S2eFMMPV,qxz#[voR[s#h%+b[:%R]D4+2-_$C:IDGK1Rgg0hXDlY1P/ZR1m_xt0S=TD",
-    "xF,wdtvU;0h.p]^mc%[]9TqXB(*>Kng9Q=a(&>[s12gU(4+Xg9Tm[z$2I&;r1_W450Uk5F2M6ZeFd8)3#sLBx1Gy#]GqrpG5dt*.Cl3PbgaZO]9]bwY0uwj<9yb6fH#FF<MILh0S>pt-1fQTu1oPZ9",
-    "3):Y1+X4dOI]%0o8#c>9JOa2x4+G[10;kAMX*f45GutT#tbl(kH7xqA7X@*S3(iFk1LQ:lMi4S!39]]cwD2k$ZrZ^Q0S=SBBMPY$0-2*3$7chkFb/K.0>8sn#oHAE:Prs;ipK#4gdq.E=@#-N<YMkd",
-    "R[^Bt=#Kn21Ob!G69+E/&50HTXb%Xx@9lsE08.6uwGIxv6c8+,gbD]r@_xF4G_g2e90/bN1[D!zvy^m$WHUlWIWjRuLN%e#9VtXHsG;8-F9fme69:$jCk;E!91f.S6$>%T2;L6w3.3ukD_Iy]1j3Sb",
-    "3%2%Z0;FS72#ON[KmnMtP./r[HZV6uM5PmdA2T-YLP0];v93<sGek19uM[5wLOBGuk>8U_inUM;Mgb26ISjF@Pz_Jm0S=Q<4+Dy]P!A8.vrrT.y8-5s,v$nMenT)gI5kBy-1w@AG(;W%8xI0k38;J:",
-    "4ZQ*qLh@W@4+)5dYY[X64+zM+5Cg#K3mY.#kp%+EGX/-g3(JK:1sez8fE*S$+=z/*$p-B;0R-jc4zsro0fEpJ4(SC0@Y#OY1p;#&3+x32umlO4gDMGR3GsuH0RdY9Vh.M6qEHkv04iv5$xs]Nk>#=f",
-    "GdId31C6dj4+Dq16dgE:*cAk:@FS4zId^@DQ4%z-0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWu8[]yTK2oCF[Pzkjh2e+IB0R0IH)Vw]j[pt.[kdOrm[pt.>fY4133(SQM4+xVe2(4TyIXS5!",
-    "E-lpyp$HADBr7-Dy2LyVWF9rgo&g1!@hE@p*^roM&+lOkm6BitlF4QS+mS[O2d(5.1LLta2)yx24+6J$3hn%C4+NRy0uKbM/u,_;-lV@/mXTTu.iSA%&fppk0p+Yu4>=^x4b89wD/-#Wj+6lcrCSdK",
-    ")HM$Vo%mM]7q6094pbiqD*z4CU.@orR0*n^LI$:(e,44wGXv&M4Z$D[-ge>#uB^f3oK6ovqrXQl9ym1s0oBSz4^ZVT0S<B1M+5#_4+*(]5D#y<yhj1)%^Eb.&jK$BEinKRHvkI1!WaUuRu6a30w0$F",
-    "HUI.lRS!ObzehhHI5jl60w0M1H2;]k1R=suxdI.RGLi^(ATqiFAD00%=8=wz039)s3Lkec03VkDG5@a-5FI&=3NLpwH_/4(0Wbg_GC8[v4;dC#FCR2F056FFGC2Sb4b_P8&D.gb!fg)>jqX(+0Wq<f",
-    "Ru2Z&u67zY01Ai(0=])31.Br(0Rkfr4T-+X48gQQ0#gqOx$%Gj4+)-!A>rs+.pB:B-h]a%hA#l3Ob,Iz0Ur%B;b,wn0-%Ug15=(Y#[n,TGdjN71PiPK1dAFE2&<AQ&KnKJj9MQ7G=>(32[Hg55i$TD",
-    "12zC34mhaV1PznkP7fN/jg$cmjGJ_J1vjh%4++nO9S2Mf#[mx%=nz6ftOE^u*o_9[4d&DY4&_EB4/LJ:lmQ214&;z42IQ7<8#4e7tOFkeH2<zDHOkZk9]kk510M%900&GTB]4kb1P81G4.qD>lmQOV",
-    "3l8byK<TV9jg$chR^Pl2VFJG)4+rD+3j_zP0Sp)om-wya;NkfD)IkH$ejj<.r6mgK0SCze38f><GBEs14y7dnu!$oK@^QpcOCJF.sR9<:Z4U&bv/$EpR1Y5N;o.NY-ur!>4#dk.1:Q[#Q5ZG/9]1C=",
-    "B@,fRHUKXlGByA&mH[y^03tCox&j.Elp8O0GBf^$mH[y[00fBz9W#>0FLyFB&-lQq0Wkm)FaRGuF>ar0Au>oFAC:>yrX;aUIkEu[K)5d,ATa.hmH[w1=8=zxgAon5FCTX;056vTFgMQv5-g!1xGx@f",
-    "F#s/<0WdYt0unR-4;nmsA0RORABq7m[wxm+*A<:4vh@0N4Kb!A4:quaRS4M9e,8(u8xEEv4,K$@RRg&a4+x;g4,e**9S/CLgH-58We);+9uCac0S=+egH-1m4,Llw4:GWWRSKO94+XcoSpp*u3&P;A",
-    "4zPn&1ELNO2&<AS693y,4*_d#Sq_P_m!km/*jFC]Hmm_.lR*yEm!km:1*@)P3C=4y2TTsf0S=<FmZJd+tOFA;qX@cPtOFi201m5>qX7/A10M,B01pV;BL@#-1LXk;o*xaKmkb[PGpqw21Tp[(w+Id9",
-    "fOa1SGOPm+2$;DeOb,Lc0S=!FidqQTS>t)sP7esI10M^Ary:l(>CW)nT<MMY10NAF03JA]B;5.A9]bn,wh0desIUPG[Kf$=G&VE.3##rs4Y70&2CsArmeF>$yj%]f=.E+_IF(QzAvpI:4*^PRKM=fc",
-    "2&j-F2c!W8xBM[!i%]_&hEW8^Q4a^$yblh14&:Ht6ES)Y*>i.k0(Jo,4s,>C#RCr&bPhoS!(k5*K>3V,01py=0S=lOno185K>3V.03Q)H03Qf903Q%H01pS%)F&7$%_S<IucHAXGBWL59]Jf31@4,v",
-    "1mvL&5,:CxHT%8[2hWuV4y)242E(^o9W(#c2L+GAdI.Pl9]1N&5-p)EGaM2(9TGJF95I#w03HVC,7pSS5-OoFGL@@bt#Skm9]1Q(5-DVG8aW&iI2[r&03QQ4mH[6HF#sYrIXDjbj1eU[IF.nf3;BhF",
-    "K<v9r8Z[geIUN%.>FfMImH[6IG5@@Z03I[]6*K;<3;4Z>0g7n:)bT]M+F24X9TGMG9]JX(0TVL,4pkC001ns$7Bc>.3-^Bo0YMTo02(uv0RtTaKMw<h1Rn,8mH@B/)eH@n0S4Fv0^LH9K;dH44GHm<",
-    "cLw8.FA>EY4+Pi*4+Hdg2b+=G4%y_w7Bbib01N;Z4*<]EGXNSjmH@qo00Tb[1lR-00yY2##FH,@G;oDuGyoAa01K-R1MjFm3zx5RBQ@ODzyljI7ZNo97dHS0mGX8PF&7dwTpKe05-OoSG&2>xH2<no",
-    "00LYNnymp1m6^/#o9[e0Gc+_p10=&x00>Rv2Lr3u3;BzH:-oP&lzRlt[[#o]3NHXNIRFzj)Cvk,A_Y_x5-6cCF>,^Y<W^<c2JHh9F*qJFmjM>u00Z_m1P/k10Rxl=3SJR39R/Nl7#[-TmjNC)00TG<",
-    "Hvk;vum:19mjMwl01p8]BQ,ab3ksJ35-6c6G_EdfmjNFJIRGCAGu-UWmjM920Re0e0ha+CGl_oVD,ttb1f_fO0+#>F2Q-/06FIXA4wnHKGXMkg>YVs_2fptF44j_)0TMJ[6E=$>4+ED09]kc11B(nE",
-    "FaQ@ZmjNL$ENl+]LIly6FAL:>au+r04;hDlGB%e19]kf26EUs^4&VtFH.tkvIIfrx4nhR6hz%MxmjMIZr3n@^>X,Y]0R>1Z4x]td2lomHmjMwq01KLM1CWXn4DYT8A_,b[8#e$0p5h7@Fc%=<F#sDg",
-    "01@9+8#VwEHvkKd3nDNuf(#on7Xz6L3CGY04*_nXO#*<)471;<1ht;%1<FRm4+Qa@0S=YNussdEB;FMG1>vS!0mPjF4fNb#1p4oP2:O:h4,BfN4HPT1xfBBh4:z:vRT(#+j]:.y%]Zjq&:a8/9]bX%",
-    "aSsONh-]M5K<0DaRSyP;+7/H8R1K_t4WEs64+Y.#Rsfb04+XTRR1W/-RS%s3)c8.8d<D0D:!Jb$!vqh-0g^L8B@Y<o4^bLn8#e$Cp8;zgABF)p03XKzHqiwih5.GJA44;RoGk=Owq6D8r(>QXyp9bh",
-    "GC7-dD,RIM4i4>lECip60S1c/2rv%,+cOUn#IRZqAd-+K4Y#mb4-PZGUk<vZn>3Ses[t4=L/PAK]4.Jr:V[PhAFBZl*<jgQ8mj:W:NpDHFASxkJOtVHCkcS4I]#J^4--[oX&yJ]SQ9dbmP8K*shMOA",
-    "&*mlskmN87<)i:^0243(1f!<FD:XP$4Uhu=&W2S7A@b!E792D5%tr+5,X-l/iGTqQ4BHkjIW#od77C[V2h9Nq+7/Wx[pSw[+7.@FHV+Bqh+Gb::/F&DigphKrdbaJR1XyChgA-+*4Hc>2RPam4zq^M",
-    "51s+q7B7VXGB=M)#sM^m0566CHZt@BAFTl^+7:T@0X8rIAIAYTs_jJO0W].GO*J:#785f79]ti27dQY95X%l91T<+fE-2U&4/a]GRSzG86b=,yRSy._6b_!hlT[BNs[sztlT[BEs[s!yz:@%EBdY,z",
-    "H2<zPGXNen+7/H8/C(TtlJ9sACE6AZpWUkg1lrnT0j_Wf3Hrld2I^4c0VV[iz.&-=69S=#R1Wsa0RlK50xa=4MH4XqKSMJ$IjrmfBsegXP78-d0R,2W9]f!I0S=YYxCRdF0]mkc47j+m0SwyWM-kTV",
-    "j79;4vnme+wyOmPU/Im>z5xcDqbvn,6EkfH)kX+h3YY8w1ICaYBQQ8m1fm%VPZKw<xe*sPm+S!qK;jz^0R+$btN[l.1grrA)umtuhye;k:-V)xhq4A0Hr%^d0K9bxB:)^,CJzgm:-VFS/;<PFsH!Uj",
-    "m-nks1iY#N4;LOd0S=<MiB$<#lm-IGFwD;R1.l@08!^%X1Uacu9y5gL0Su[^Tpt85oa>Mr::L6=4-P#40SWoU0Ur^Fo9qEHHaIr@H8wam01mhX9[<Pa2m(G25^fP,4p9u)(+CUT1SdNRD,53O0R<Vl",
-    "8V:=30]^A[F9S0/ngcI9FgBj,0SD&IP9GRGoa>MyfvJE29_3j1:-VIsC.sdg*s<#:n(P4wv&BXqHa42.0W&u+FjD_s46dOA3BQ]R3DMFc0qUy)4!7(90aFhKuf1an@VIu1fja-Q3zfZ82AqOB00.R0",
-    "YYzscxDN<T0SD_56%5h/4+XZX9svgg.k<<-p@UpZGt_tj6*.c50S-RO--8^,TpvX+%Ig6WGRBQD4s-YXod+KkId/,hy8#allB<zgGdM5+0muA04-0Gl0R,c&0uDkSDKpCJ0R&wgHJJhfUIT-X3J)5W",
-    "0wXdp02;=_2fLF:6gheV;4]+>7N>X^9^PCJ:j5J,F>8xk1LWjB4Zgbs2F,;I2P6*y.-4UQHnG>O4+ymD0R*tBXAc1Di9iO71Rpavz3l,NHkhPG0(B1ykOB>>@l]vgF*T3=4*RPD4C]b31oH>W12_cB",
-    "K;S(y4j%+Imfk/EkO2z$0^l+(:j4DQ[]FBQ)dL:@H:l.U88gNK4$]uZ2F]HD4cWhK0m%*p/iVa=3X!Y/4+Y%]8aV(3[@yS]mjNFEIRFIgqhb#W@Ktmi05vvy4-IOhRSvxn1Krb+0SK4A4G%H/s[#YQ",
-    "v:OD[!Ve!6IkoEn6E_W_0RoW=9]t(I:j4Dfffo*_0s>kt4Y#):6E#y02e9h>1E$MkJ2p8s,3bNH<nZwC$=j1:=s5370N1<k4Um*o9]ASxGc7SP00GJ#3C+v60S[xd:j4/umXvA;/Es^;1isBD1LF/F",
-    "HuuE/1C-_-(Tp.+rWqdtGqURe2x./zv+Dr^p4b%x/gk2R8_CdN4+Hd]R[,<.2O.vxv-!VD00ZI=Br@CK0S[oe:j4e&[!^S4H]:UM1N-Rq1vfYHO&.d@p86*b6s3Vx4!i3C4,2%,J0dbT00<Pr3JjOK",
-    "Tn>^T0uK,R0U0uqIU+GI>6HvYG@i_n9]Jb^jX4h%@lDJ7yz2ozGchpw0TVF*6EXlF1Tg;V6gMz601l@J9yrzy28j7PFA=_>zUu)OGux(S4*TeJ5jM^lUk;Sk(g7MY+$I8$l]2T:l4K0Zq+.dc6f/>R",
-    "0S=L+:-VVQpMn7]135Rs:Hz:62qFj5rY1BpFf#xT2eR1<4x[P-0@#I14+rq-0TVXFtpX1O<aq8sK>3J$uK=@8Fd@2ZuK<zAx)Bcw=y:iwAP*bS0R<B9P7e$9:j4G,)L[U82em5,/kg8@EVQQ,4wRSz",
-    "1*Vcs1N#9F1p1y14#*1y)szVj2B>q94$!-:448*i8#dh77axcLG=<b<4A1LX3a+671g=m-F9ta;#]sY!:*93[i$x63/5,GR,^xsG1XK;m(veyMg9rjr4*^knQ4a!,<kR_Fh*b=g)LH>QFAqQH</7lo",
-    "F)-uFx#.uOl:vpE0TVXh+!G3cuUP@WFAsI2j[z<@0X8]wv-hg:5*s(_&nyDVF%Ndo0xy:VI5+;iHvkVj:Y@c#z8Mc7xdI/R0XK!50TVXvyB7_U;3Ymk(-E*Ux&j^U0XFjl1oX^j4U!5UcQV2UAD00%",
-    "024E,G7gdoA9pYSAD00#00NB<4;Ei4S>AeH4.NY$ABh1m01ph,7929r=mzgNCj@CS7!L<mzg#IaHLD&k4lp=C9^foAmLwkzHms9s4:p6RS=/]*Dgks41)Zi.0wWAn4,kW/S]184kn^kZ5RddZ4;KgX",
-    "S@-gR<-MIQ0S%@s4-6!>S]1QAf$^*IHG@*G0:c[v>8JcetOE>KUJbjPRUZL1tOFkjGyoqFGyonr01p.V/XDOO10Mr101lW;1KXWd2V4&ZtOFkhF#rcl4+F-m4c7t,>;/Y*y2m[X*eVYN,IY,SBM$*p",
-    "7&HJM0Wz!u9].r39]tf12V<Te.pB+eAPm<%RSL$(D+jzr4+7r,9]1Q27&ibP1vRV#4+)Z#H3v)&1IGak*8&ankyRTxtOF7;03Qf703QuCks^P;@A@Gp6%Pok11^IbHUJK$v0;+xCJzRvz6J%9[SXTn",
-    "4(]j5z;oMEA[#pT0S]wb!T^2C0SCwd3Dz+ZH/6]y1CY:F0<*1K29eNJ4#]HE[*YP=1.8L82UHHpe+^/2RT;*tCL%R8QXd00kR][-4pA6501VpSSpv2M4;UjNR^UYr&PoHaEf1CfkR_HGHlj8R-.XVk",
-    "b_iSz884FoHZ/eS.$zBP(Yq^>cQ!XP&-lQq0W$y,GOjicKg!EWA0RWi0w0zEGLR,CHZjN!4;vO%4.YjeAD00!01>]&2BI(o84q@&FfWz;H8^t!H8@yi8#d4aA9ptZAD00)01@F-4;3bS1NIURAh@k$",
-    "iUH=;4,MBAA00N8!T]]B4+E4S9X9]Buis+[p6VnBnUPNq2ca7d/lKN.jOBF;0gr%34+N@=C.9av62YTd4+F9w4xESq41wx(44txS1HcXs1I,/]q=T4Pkfd4.0/3Z]15=(Y#[mxjlpqfV,QaZ<H2<2&",
-    "0^;O*9]tf14w=#=h=1N>H2<DO.IFP$WDf)70UrT502nv@9[<S511]$LH_.d*@WFM6p-ZT54+i@z4,uFu4*^WG9uE^r([%%=0^84N4+W&rVFDu$0aXaLAPl09Rs*jL4+*ONCm#>v.pB/=;#<*Xi6afg",
-    "(sdsJHLL;41T+8*w+Ic-&UGIKG=>(35i]fEHUJM4-:&dltOEnd0Uro5tOFi001l+dbq/fp9].!69]to42V<Tfr6n%_G&les12pV#CpI+FZ2@@mJP%%#!T_ZgFgLsbA2u+R!T_P@GBN,G,eLuf0^lk!",
-    "@.(#+Cm)XlIhDcz6Eca(5(9.R2Ok79+L8ktGnK*t2g8O2434$]2f_yi9WuAm69(*s1@X]<2;mSJCIcT229;4A1dGWR8aW&iHysi&03J7%0SK(ZFAh^>FaQq!zyTIB00ayl05;G*F*pDkH5;K+9TGMG",
-    "9]JR%0Urf200fJ.7ala00Tna/1PmVmI6(uf0t-OcIUNP_[_!+omH[6IGXMju0v.2@6)*q.3:@T=0HX=6c;=^p0RkNoHUJ+3HI<MrGyo1&5-Xt_xVQlXwvH169]A280YMTo01K7E0RtTaKOX^zmH[6I",
-    "H2<MY03I:@7cu^329;4A2Ar/P2=.4GA_@l44+QQ70S6BPRT4D,4(.gPF#rUxfF2J4K<u]n43)wG0v!WC4+QQ79]kv-0TM6(9y9.KGyo2j!T]:R/mrVFwgCpF-#vv8[0ax_-dUD]7ZNrA8#qM_G+Yd<",
-    "oiQRfG8Y:(01@F-3@G$z00+0F4+@HA2kr>A<u_tSIX3G9Dl-;yCp9pY!T_P>Fg5H0EHgC#1n[e@0SE933)Bh-@vnV@!2uIA,v.*i-Rp;v0RokY1@h@80]dRC1@d@17BT/aGdV144*<]FH]YxsmH@4C",
-    "0C)k&5)T8G0UkL312>[mk>ry42NyY(0U.UlYYzvQ1^QT%00q(PItJPa4weBg201VQ9^6;u2<=Qo3/u4A4*<]R0Xc:Y1c2=31fmHK1C[]F1u+04H#x5g4weBIGXNnlENc$]mH@8;3kkRl1:5T)6E=n/",
-    "4+E9_9]kf2163X[mH@$p02MO0l<AV.0TVH$0^GGB0RmnF@mzQe12&cc9]ki36EUa<4%!J9H.kedtAP#/0YMZur2@I*!T]-SgdraTGnN4#1vCIJ3pO]K3KKZ.4GxXM0R<P+Mhx80qyZu_G8YS!3Ir^2",
-    "Hvk>4IN1skF#sDg00V_$8#VwEHvk>7Iq(Vx/n4,6ia#F$G;jM@0[(]u1NW+02O.vZbT0!qEWoD>3)0L<4uFLW4+6^E4+,](hyf1@tg8VpKshq4s[sR<iCPDN0t$lrY7#Y!9UlfV&S).LGco@Utxyc%",
-    ".8//Oo3:vM2UHIIXAP&9V-:+nhr$64:EU$@w*rU40YAk7HZw5*KZOA[Gcol7AFBZ^sH#=1o%1peh5>6HAI1SV(FHGt0WvrM4%(C)49I[=6EL>04xJAN=@bou)$&RS9]h[g69;<B4-YB70S=nNn>vWk",
-    "F%J)g4+)LVY7Ym4xK[,]3igmC1[V#H9S!y8bq=ATfnW]q7&8D55r%.a2Rja[0S=;zvRV%#s[t4@03RAO03J2_4+ewjbs0AR4.oAq7&!nR8aDtQIjR*BF>#byjs=+mq&*J.s^&wG011/jhyf1>o2&s2",
-    "sI6TH))o!OSpbI_3iiSQ4)lKw,vJKMuMGyt!($XRpT.uG@oRM$I5koY#RCn2jbjbb*#QD#4&9;X5HtV>qslA_3jVVW4<Afp3c.k#2Zve*qP]Zb1vT^-0RS5x12d/=4VwoI<^F7[1cq7.2vi:dHvkwm",
-    "03RSX=^+!SuAW*Sw*oZv!T_;V0X8u,>Yp6K0Wmc70w1jbGRPM%h5.1$+yWoR0Wr^94_7Am9WP8UIrYK-A_7^q9]kr6H#0Of01pt$4j%+Iju$TiH#q.g0q:h74,_A_bq=xA6d5vo4,wDV0S7w]1FHcI",
-    "vr!G]jAI@oGphj<G(-a7GOGa]Gyo42#n5#RBdY,zHvk>RH2<C+&)ESSGxwi91f1Ao3F,Yv4-^Tw0SI:r]L+A8HHWGg1LTKT4)ekR2ll<M9]SYA=I9(&HZ/3X0VOjs%#[ltL=Jck0TMU:95;>JHG%np",
-    "0S=cB!T^EjvHD=FkpTxH3,iJO2%zT!8#a-RZvYVv=TGiR!uMhi3G:1M2KMq01#%KOZ3(kS2wV#L!vhmA/FJ!sHc$koOA1gFHIc2J0SK*tZUsXJ#:4_<Gut@]g8_ND<&y..+5s9g>QC,K/cpMKG[x0g",
-    "5pe0pA>*k@9t0*21NOoJ1t/d1Huk_+KL#/]GypF:I5z+f8^iF>1eFC31L68l9]APT!_,t@G%)^#3=OqRF9S6+00QoF0z(fQ>QC,HbOEBYEe[j+!T^I9l&^K/Y7Yp.!_,rgFaQE:4.yIL0_]EzrW6a[",
-    "1SdNRD,8C+0R>.7B;hM=3XKB;.O3fAI+>C;KsCq20^;dI0xughF_@IMBQrSv0uLC+!_,ldHUKXKGc=DdHRRS+4:!le0_9sa[TL4e$HW5(hoMOc>_]7d1_K,+0Uri6irRGz%#C9Pr;ox]>QC,O&Fn^Y",
-    "5i]C^0Slo41.2>S4blN02Q&7.0WL8)z=(%VO#[,=10M^Eox%YR2wMZdt=*ES4<SVQ0]d#1l:rWP1.vgh4-Xg@w(e*z4K+FT!T_/4G&M8-FAg*[z=(%YK;1.80^etDD![G,1YHimt=)!f6E;mH4-z-P",
-    "5-y/ZHZ^kQ(+49mHF><=HZk>X0WS;XGXMp%:N*bu%$q.OH82JA@#K1d1@h)G@)d>9g].!)397CGBQ!Pq0S=d(#!N3WHZu0Y0RoO-2H(3r4+)S01Gy6p)$k4+H-<7atF8kFBnzOk0RvJW12y),0R=t]",
-    "NG^OBH21-*FB&v600YJ<4+O*y9^YS9!T^76,Y5j@3m*qK>rd@*H8nS=0UsYU>rd@;Gc>:)Cp0wx2PY2zmjMN>v]]qks-&bAjuj4j4-Yi4S@PQZ0V+8$052_zH2;yI1qI#4G9MK&<$LfwmCrK-AuTm9",
-    "$@1y.W*af;;gI.DwE+(I!T]$Q4+r.c0R[h<84SJa2Pri*>rd@$88.Kh4*@$aMgxb!S>dKz0>8Id/HEyM;cO[jH!+L:4@KJh0S%IzVG8i:0]S;nAq0w&I2$y!<CgHz1P#uBRX+taH8uCb0S9*v6!*db",
-    "DK-.wFB&&C03I[nbq%GUS[=dA0^l&_j7cOnH-e%fVfVrT45>nV7d7.m0]uj]PcH:BIpR(L8xI4DAP#@u0^770bp*%TMh:amJRULt02:R]mpu-q0RpB64+O0O4,fhQ88iR]nx7dD1=2/M02:bj@T,7%",
-    "bq%wqS[=p[!T^Emyy,j%-@)LC4+Z)GFB3I401l@JE-caN4*]=DJP#W8!T]<&pJ<xNv2>Bc1P/)J!T^pL@QZcu*-5rX,^fO39swLL3=qCU!T^:QIkOcH1.1hx02%<!3CO>#0vaD4H^^E-1a2P(IrqW/",
-    "KM6E9H2;!a9]kqA0TeYN4-ilk0Kp9p3irYR10W9=(E$/NJ0A)+>rd@Iz+3_576>dL3X9tV0<(o#kIMxPjVS>%EDsX#&.7bcutf[Gfo1^tzDEP@-sYNJGypFKI5e-00]K5O2R99]7zMlfUjf:)5DSrx",
-    "1PA/sH3q).dI8_W4x1emHjM<kCh8t905&s]jsydJ2.#_idlE7LA3,#X9^ffb90Z2G5df<T4-6L>sR]zsH-W%H0y#4PFBLg703kUw01iSQFgA,HF9bO>00iXwPY)WG0wgy!x(*Kpiys5gEdcj24+PiA",
-    "11^sjH./wT4ly##%:ykmH_.HS2Ok1C&dmcEHS@7#0=arx0FqMzU/IYr%L4-R4:YUI0]3DW2mA9f4+ZK00(B1rp=6U,mWu/^H8Fu74+G(-2nF2pR1XR20Urx701SKp7!L*i)dd]nroagTV+pDO4*,mu",
-    "KLzv7JQFs6,4PC%G8H+b(R_jJn.5Ud0R)5r4+OFS9W=inmwyK&4*:rj9^F][jRXd<GA/bWdJhKnk98R_01pI#A1N]601,8[IS&bv0uI,T5)OeMF)^hN9s:L(4+ZF]0u8]C1Ol6=2oB*81h2VR0#FYG",
-    ".1PoYGY-Sn0y@QxnI8tAhE=X3Ihh[:ulxfK0gj-&3Gb^B0S@T_n+6Xd@JV.KAUB1A2roi3GOwlq4/RL(1[pU14,eXobqL7G5Cr]vI0=daH44MO5FZXS:mMHvIRFI]3EHnc4;TtiA0amYA0apZAA2+a",
-    "4xXC.3c]7kA_h>S.6i=HG9Lst=9K>$uEzrm$b%CA=veeV8U=Zz1rD!;1Ovzk2HG16=Ck*f6m.X^2sG6jH90aju:lFTB;JE/4+xJv1IYm#H2<Sg03QT400LhR56J,=6*Z&G0]dAN0$_pT]2zcXgewTq",
-    "1^!,[[5m8wIIkZLl:q;qbpmJ)1B:$m4*,D15eL5d2Lrv,0tRve/E*Dr;]^sm1+$6,KMgc7FaQq&mWfyo2E3DX7%:0^*G2(M9_C9P=#cx&jdc$Svx):C1U01r3%EujG&tuW6*V=wqX7twuuln)KLHvS",
-    "HPs*kufqceKLV5i0z;VF0UrP_xf3rZI61S51TQ,]F#rz_i,%eV:>r2^0uJm&6)U01Mhaga1TpMI9^6@8=aBA/9]AY*MF#eY6b_K!=aB8N0XPp8vx):GG&BGxG&BGU-sFl.:>q^T4-1W04p9#5MFjb[",
-    "BLV#:1^hBgMF#HK2<KZ*4z#mi4*_2&0:mW@KkP*Xu+2vg8]*_]n9N5H7wknHH2m^f9]SZ22j-Y$0UtFp:>q=)Km$>.:>rEH0^lkViUb6X[s#><1RobQ[@3P66xXs_41=_H@r]+Y;DS&^J[UFt9]tu6",
-    "9^hGD9]ki30)Qw7HxB<y9]p+GPb<SyfG7aPM*<Hb7BK%OEjKd&1jw[_4/L$JF90+&]0e<]4+sAz28>=EFF@Xo]0f::G:b.NGXMbXNe:(7B<-OS4,Wq)Dm5[Zwgd&IBM%jlwge(IG5@)j4/R$j1O#0U",
-    "lC^f@UIP3E4-YLq2-[_+4+j4yG&DFidJhGhvIH+3H#Pq!FAX#:04Xs!01KB09]Ac4Cjh!W2P6*y,JTBw@a_^YF*TJY4:j.$1R=*x]0e=SMGpz-0TnimkOK;177f!S6gZ:/2P6+B]0f;CH_.zo01n]7",
-    "9]JP_Ckgnh1P/k/<kkIb00LhR1OF!wIr=m!15FPX]0f9Mp,B$^yY_wp12ixR<a-kl>!R)jFAoa-Ck3Wg0k!1]4+47*f<BTM[&XJ&Hh;G<IRGy(HZTALjG$Np(K8P(fhZI,*>$K+!w3%q>z(el4+()N",
-    "E-KX%0#hFdG/V4uzwAd2@y&X-wP>DMfhZp#H_/3ZH_/qwFf#xRfG7=#1sFE_44.nEBQP<6B<,_zJqzGu9]bXiC.kB.8i6PiIRGC$H_/3ZH_/3ZH_/r20WdNE5-3;t0,@>.1c4]3C.DLP1ROYlC/<sV",
-    "9]$,AFAp:_030[_9XJ39g+2jx41p*Bw2e3q6M,lkH_.tl03QfA051.THUJzr03Qc900pSjPYr/601*Om1cWFDv;mV%uMY.3]2zu+<dFOPM/u02IkZIt;B)]61T&nkbS=YC:;Z_3Cl35tB[Vs-vJW2v",
-    "Fq!fL2:!n=0EN[m4,(k24,Vl4H8eOdMGq0d<&gF>2nfx&G8!>3zA=*g:nsS!pb@T3&0q..no$Fd>X7l^*%$@+8V9r;0[g2;0<e^:&ME*u1=d<t4+f9PCNBjwG>WcShj9&z!e9)CaRj!JAOo,g960g-",
-    "0jD4iQy4S/4,2*@1)qup266*!4+YS>U.$tG1S2pu(*gxg48Z[iv-r3^&ME[!2i[I9H8bY%0[_D3tN[wD0t_mkNDJ$#DgiJ8;gJMxm2n(701@7L0]*ZXkrDzQEHpB!Sp$Yk1N]Eh0l^8C0VFvyur;0>",
-    "(.2Rnp9/#=0.i)P[pJP(PZKe74+DwrNeJipJqKzJ6wC1g4r30:<dG_tGC4K;2%E^a2hIZq%$PC*zpx$-2)^=50WSnOFo)y/1Ky!O0K-t$8O!kl2Hx,j2hgxH4z&Rf2g_sT1;2.+L;1vn%kcv$Ffafw",
-    "Krk@<2A/V*0WSnJEX(l&FDWoF06!x%G&Icd10FP,xdRQXf=[1+;w/hW2sO[_0_0ai*#@xZrV0,R&+!8aya5M$0d5DX2m+@B3)[RHA_@UM5e:nheFDspHVo160]dV71Oqw>(eVQUO&c/N<dE<f4(sRx",
-    "2vZKx<dF+)06z[hGB*G^4Ky/3((wZax7.;:((wZyF)-u;5-QV302Ddu(OVA#((wZYwEL.74$TN7G&2AjIo0q31DR+7KnsNsBr,PeE)L8J4.XX/106Je1H_!<jI0P6G08(JGBnWf0]eoM761nVj[*y$",
-    "x(6QuGSKk<0xS,Q,_$2R#1aFC5)Oq62!d^uH8eDg;*l&^G%>:L<dH01Gcqv%7&M!M0Rn[r4+PQi0]Kc64!j2k&(/:1y@&8R90R36JTo#dhy(yU1)lH_4#xrn%Lg9;G[ph_$>)z3[C<<OLk^O(<dGn7",
-    "F*mCL46>9T,_k2or5Ojk0uKP5hd:Fh/r0Sg0uwQ68a2^K0])Til:q_-sZ0hKFB&o]((wZVMjSBG<dH0DG%z=-1f&82*oasUkO9*113NS<Gyp%L0W:f(052-rH2;*usYe0>1,SzUx(=J_<dE>FuM@N9",
-    "69GXVi_/-%<dF0C0s!eD51Rqg<dFz%n_)R]HpT@Y1v1m]0[]Nd/:!6Wu;r6-)A0iWa0/M)0][=+GcnWg0]A4QT;l&ulAQ.,9<Fsy4+Vi6KU6b0GKla4KMXT7FaR.$Gco@Th(,;z-l2>Cvmy<z=b!fZ",
-    "2p.47s;^8/4KdX30]c6-Lkz-#8U<hFO)fP#j.#w8pEdvp9XK2lF#rI8w*(Cx6EXlBGR+kVrq+HqF*!2X0UbB&rv)<OGc2qo46y;U*PJaGGsT7n486<!3eyS#gwz2K1Dz8dIpG8ZqTB/zH[Id=EHN>x",
-    "34<gb1Be9%jffEj:jwuM3,#Rr5-n039x]-U2kr.Cf^T>WObXQ7MgsYfJO@2j4-SPz2.>8U4:#&I16dCsqOWofA&_D[A0ILR7c+n^4-S;=4.@7JLJr[t4+i1WWG<#nJHI9f)u5UI4;VmCA0RXU4=n[h",
-    "1s>-8x&sH70]T<!1.M/*oKgn$.N=,/GX:6<I3EKs/PfS-H#glc8#RmcO9SZ-2CbHS95IMn2iCtW1,s/04s-I>fRJ;z=*aZFqeuYRBM$/VBMws,HUJ+AGoLUkI5q$jIOQA&!_qCg3ZF0%F#r/W%UlJ_",
-    "KnG6,rW@IgF@qCPF#sGl00okUCj-ipTnC5&4*[lb7B-YV9_(65S>Q4@ejhk9;OG0_>yG*5l64HF*dPqx,z<[LE)N3iS^z1PGXO6PFf[,>0y8,;00PHA0z(fR:[.l9xm*tv&f<]yGdVB,00]EU:[:4X",
-    "HZlMLJ@WS<S@JYR.P-3Pn<R=O3+!42gdh#HehjL<WDf$1+G+yiArCz3S>kf@Tn@z]-[pfKu3R4&GwWI@F)#ox1u!@P1%ks]4:#*tBrr2m4(nPE1D2Ra1LPtO=,Uu/EQ2c#1EvHY6E&Nl0SUvLJqf:2",
-    "2TKn4Pyw9+5;j+%4%b,&tknVm>*4Y;*#sRjnGpovj1d6MMh>-^Ssw*302(v7;0XJ,5-FiFK[eM]9]SM^1nR-e4-#LJ1l7V!FAh02):$tCH!/V(6*n=g5-xES4niL/HP%<#12-DS1G)214-YpL2:$nJ",
-    "9y68#1n(deH+cimR1LM:1TO;KGrU.Z3O6(W2b,@z9]Sjn2Mp4l0S1A>5C.d.+6D!^ixB]bQV#:vR]9tsG@=q#0NMiw<yQ;$3+w;81FBmrHaYA81&jm,Bo7Cq[tOQUyjcTt4-rAL0WS(SGM5Sk:A5Zj",
-    "[Rs!8paBOb3z@!G=e>&jpaBQ.Fa)px4-#CI0V6jvumK+fF#sGh02eX6paBOb3$OtKpC%6rwBrH.k[2HXHF=![7Y+OVbRPsYyICnSH2=O#H!^bO+5Q9rwF<6CHo931@/FBn4+Q;s1Ow(M4+y$h4!VH:",
-    "0#P3bFt^L+yXi9y<H+[SnI[iEtF/,OBCNAS4-zvn1B;]PeKxXH9^6;MSq!>!WDLcE1p%Bi1H.Jx0.]3v6u5x>2VV_t(.TS(h,x1;F#q<n4>Kq-umJ$G0uP!2w=/eWH7w/@4,2.hBr!1TfIAvDrW=yl",
-    "oJs:69]tn:S3e0eI5PkXT<@fz4+z@d0s)Cn4!v0d]Cj]24!&6fave0!0Tnd:9].)89^qAA9W($R2[r&P3O6[zSp*-m-07Ky,^eMKGc>:)3%foOHJkwt1iupx1Fiah0>eg$4VEzm.xLM6lra%8HV*/R",
-    "4+EgBG7mkHF&@8+02;-]7BT.@n1lib!#W/eFp<D2$ovWdHvu022L$<X2nUb;4-H<)2j^ut4;5H:4.pCAc@s2pGmbGYbTT*q4#ox#7LG9p&%zQ9Jh%fNATj>SQ89]71@lD1F(=1P005]N0-_!LiqioO",
-    "tO=t@mkkdC%&Y>,8aRkCB[wjX#]a)Vh%p7l%s3AUhcO/oIHl<j2O.lHF()/K01J[&01*y[F%8DKWFH7LhcPKKFw[[3hLb4+Z3yKH2wVz:F(NiL[S6Z_PXycv3QrU:!ib6i4u:%a;GF.+;_4KlKL)G-",
-    "8Z+G0WFG,H;HwN=Fo!WeJ_/Tm01pQB)MOes012Ql7B]*d2,F)70*5gV1;i&#FAg&@hcPb%H8/nwEi^9a4-qFs2kxU+4,tkj127XXY7Ym7F)leX00V9h6NWJkQ4WSN1k1c90>2Sr2P+DOF$R<*1/9lx",
-    "iUSAW10MrAmjf;6H#CJY2loD$0S>C6F%&b]yGIWTg)s[:423Z,12Z)M2i;SfA22k9F$7Z+H_.d.g)t8Si-XJ+wgDbFz9kbj01pI;g:<enHia/0H%bb$xCIAG4*@WS6*I1$XAXohBQ,RI7zTtfE-TX$",
-    "5I83Q8xJLeF%JUkzy$+)2ZAvUc;8<J4;ux24+ZJK1tK:$nE<XgH0mxBGyo3[)]3N1HZU-&0@9v74,J4Z1wjI)wE+%7A1O3]F$7&5HkSeeUIMVu0uL9K0tx<Lg8:f)fH5RAH+dffIDj!P1T[1OFAX>2",
-    "03$du01pL.jCBmG2OT$nF%JQ>sT&59-1NFwG&eSwFCR2FfH48c0S5NNN)HL>0R=r3I^G>z4VVc9zKQ>[Bo8EjF&@T=03QiCk>rZwm-na(2;u_N2PY2zlM=opGB])SBr,Vw9_wCTBRDVs4+Mz!3:,AD",
-    "0SL5]0]zG$0Dv(pH8%hbyovz/)S<mA1A7hQ7Y*h1bPol*iUArl03R>p05&r-H_/p&Gc$rQCN(nvF9.X<03Qf604*yv00L1KHG(k;;+Fq)SROZq9]w//b1ywHGW[$cAvgdZA2]RoeKI%z4z1/34%,D7",
-    "HvkL8P6Ws4F#!5;0uUb*Il77g2Vf5u#3l*$)JhLMoZ&zZB9r$EA0aV<1P>^5yRrcU/7cg23WG5S#MTuYGNT*-<8<p/91jVDF&>#u01I6ebpQ>vgE1U400cK54:5x/19BZS&jA%R03Qi803Q%A039:[",
-    "4+;@Z9^F<88ZrO]qx*CYqdWukWekDpN+dKg.yQ[@m]+Q!2pKu^,%bqay.Y=Y;PUhW%s&qX@L#d-wd(,]>b(p^GPueG4CLom1+2&g9]]_WDK$4]F9S3(yMqM^S+L/30E99XWW(.cAU9&xkQ5&cV^s5N",
-    "4/7O%/d%V6Dp;O@@==jwID@TYy%i53VGpzk=UVwo8S<Db3GdAe4/havp$!i^RUa!c>6,ks.IM_YH01&wU0xp@ErSjZ8QaYa4.B9+.pkHw3/bKk1rLS<)6EP4t>TkYf%y*#BLI&I4-hn_U>THuG&ilF",
-    "1^,).yzYG,H]!8E3=XyN!fXkv0SAH8OAPt+KoB$l4%Pt*;/uMNkFx-^0[XEA4+29D<!K-G3bW&V5HiD<0^JaV9^hIs<mC3$84B&sK<S1.i-<8Y&H))K&CnYOra/XUJ1+t<IJ_tl2dnOY0ReLi>d=4R",
-    "D+I5B0tv7_1oq5r28V>W4wu$z1jv33!SXW#R2(h0>F5D-tQ,#<zMq5v4l)uleh&niPYu(TeFEK^69.t05)T&UfD-17H4N+QECaC.1j;NY4-]XB3p+G8EVRHG1*x=40S=S70v@xD01ov84+i9ctN[YN",
-    "eGZ/&6gAHb4+f2>n*j)d:VFRiqCyV[g8xzouH[z@5t4_44+gsMXam(f4.=FQ3/a=Zm]!mnG%)Os2n;r;PYU(SeJ/qqGyB:_2gmI*9]$Y;aSsNu-X;yI9[<SOL.ow>G6L2$3$p8K2(Zq54,;YqLkP08",
-    "fdK+j9W#Li0msT_4*-wL29N:*hXD<,ugswV9AVP1n*k6u9t,@N1PR6JsR0X%=9K;&F$mz5R1AUf6cRa*NFM>=fr(H9qDdS%@T,L-00PGn4!3s%;E(TQ3&TJF7YFJa3ApqH1k]fi2%gX_4u$-&CO9l*",
-    "1N^V.t=*9A=cxHQ0t3Ll3l19ro3v050.aYi3ap.K0_rpFgD4DzmH@tq00i[w8w]F=aS5UFR^U>-(F>.f01ncL8w0=[4-Q(Z3;BtB012)4R]/=H1ewS(3H0Tp0S=VbjRF)g[NND,mEdI$Ihx_N4f6U6",
-    "4bt5c1ktuy0I:lN1dgu-0/W(k8nfGQ1J4Bs@ez:&H,p<K2+S%E1Nj3FaM/4W4.OIfL<!A)HJBg]Ih)iC1+WAU1*72-0PA,T2Cf7j2QmN,[]qkyGAzXe2lrDC8P&%N4;WNEFArJN+YJwYmjoXMEdU.>",
-    "Hvj=o(qs%91,*X[5]-!ApNLQnmjnfpDhuJT77sYv2p:f@01s,3/M4[k+6WH=[i&4!F9t0$!vr4>Gyny!Qx6574FYNp8QKURaWS@+F(1$YGusFs1_HJ6GX^vh4jUg3HJJnl,m+jH05q8d2ly%vMcfD.",
-    "aWRIJF(1$YG_EapG3XTuyYUV$1^!zk1RoPN00iT,J^(3-HO2%3plA-o,v^RYH2<#c0W]-*1kx1&<w*BS2ATvP6gL0<Fb<H+.vjzdI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&",
-    "1P90>4-t:>3m.VcyQDE6#[oCs2o3cj39q;v2b]A52)MTq4+7t64+Gefa^N=v=ppVxo+SyIF9+SQ0tvY#3I6754+WkjF9tI+01pf6Bn=g<Y6Pgh0S:/C3f#=D88_GSHfIK34&j]X9x]5y1q!]ER0>u3",
-    "5f2sorCkK>0S=Eu4:^VM3%LXd[DT7nw9Z<$:!4c&$wm(Z+^(2z6XJz&4+60=4+2mRAJ6Pm1C/,r1g4W(4(zcl4AAUU9]AVOh*S;igR)c)A*7R9ACUnv:qiIGI0cIIEDejYR1bKclUg51G^QtRLV]@@",
-    "1F)h54wJG^4]tlBS]6SPHr4>XHvkVmo3d07B9)U@4<tiQ4;:ZXS@]3I0xxehHNXNNo&h,j1QIy>9W]-7A9XeWFP#B2FaQ)ZvBUumstO,/IMxCmo&hod1Jw=7KRK!j4.N[lU/MEpSr0F/8xDrR0]eA]",
-    "4,Ll9g#iyJ#DP=0FVKZl4,dqFRSzxBg-WnY#DP<-nc4vl64;O[6vTm54,mJ>Sr0SBfmH_&q6,fQpaTq)0uK+wfmHy>L/Op]0^oonfmJ=OGdC_*4xIU74-93LRSyrph&vB6#DP<=#NmJe4+EeB0wW7k",
-    "3FMIw4#a=_0#OeMs;.my2sQu)Vh!H@4,&.Rl:rW*0]BC_1P:P30SBTV4+8s(1p@tK5WxWs(Eb7s1+jru7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG4D6AJ0RzfQ09X#:QUT<!3*EA%0S,L@",
-    "/GzDh>fHTq9tirtK=[2wPXkvJGrlGa!&w9w4,5TI6fx(ed/A5o8Uw,TW)7s/5)m=0QV$:KPags>016^<8Z+om95w(8*nm]Z1UBhU4+6CR3l9.If]UUc/^!]k030[_0;-W5/Kg=J4+G081<D]#0Sg_M",
-    "IOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K1A8.8,$VCqzgn:gZp8+-B;N1LN;oTfjF*EN=FF!Fg<J^CcHMilM0Uyu,Ft.J*AT[z&FBLH^=G@2pF*fv1FK[(E#[;hH0Wr8fA0RdMPcIcQGxtv_",
-    "KQTA:PakqNlmDCn56^VP2p/Fe>)jktF*Es3FKaP4@cE%#HZ#WrAJ73a-s>rgHu>I57BMsXPai)y055PhHJbz.(E&8#2oE6pPcIcQGyG34YcenZA8]H]79Y>8HR1:lApB1+6)@jYPcJ>*F#tbsF)%Wm",
-    "1RvG@HvUfw&EQlQH_&uvmdT]74+DWv4+W=ZdJhrQrj,E)f/_(1cn65xKMB$$4,S=,Q398N0S=YaB<YaRB=).@Py/%Wt11r#gHS3lFaRetT_rSOgHR5T@T>%z@VR&n4/06CFIq4,01m(e3WiVws:MAI",
-    "1l!>S4+Zswdk+!&id7E-h)<p)Q6B&_02ep>3W,nzpWz<c12-B@P%bw%02nxzD,QySP#,@x-6)!FHUK^J0WvW(i%/snF_d0x-zb[JHUKZ40WvYSO$34E1]Bx#MK5.YIM<Oop8+<k5-*@5KjuX*AT_L[",
-    "0w0;JIgwBXs@OhCHoRI7Z=8l^o&hqxO$5!EG95R*S]4=d06(7rGBPsP0unO,4!_M3cQ,TG0w13NGyoDc01rRHS^!0sG[FKNZ8ZQ7FwGkdnotCs8V;VdP#!n[4,<*FRSJ==0:uyy1*Z0H0wWIqQx@J-",
-    "3z.*;Q6C65@AiQH]Ikz)0XUgZ4&Q+a41u0i4w+B>i1v987TEz8HUJL:nNSZ2[@=S:N)H0T0S=Im7dHS1nNSAto>,GniKbctBM$&m7dZeQ0XLun9].@C9^qbJ4+5D@9610BgPm0$0XdmaF9R]+01fMG",
-    "41_9p0S=Y5P#+L7-RGHznNSZAu(p)^3z.+NGBt4z1i4cJBM$&m7c_G60hv$>1cK2<15zIlHs1jc0hv$=%)AB+(1/wFnNS4X0Us7I*#Q;g03QZ6paTyPorzTs0GUt=1(vv#0U0:^3!(!OGXNh5GXNh1",
-    "GqxfIVGjYL10M,A01pV.Rt94a1D#M00J<fe0R@Fb5evWHz5x!MPyz,UHl0ubl]l#1[WC8DIWe733EiVI37t:]q/yh63pJfk0IsJ,3+GQ1Gynw0x=WHiQ2+/I/ubK^GAtz<8aL<r4+NTvRTnb/4+hnr",
-    "0Uri3-KEc70-_iF*@EOnl.G;d%Ki^wh2TI2i&GB3w;PiRPYB+$fB@Q)I56/_47^,79]kb.PY((Cr(7/[GBWc]FHABr053f-Fu1h]A0RleF(1+aH^p;0ATcoYPcIcRG5[]:GBf^@a4]49p9CM#0XeOX",
-    "0UsbR>fIbsGBN,!Yce$eKSePxImrYMY<vw^4^aze4.PwZFBLK^053r<Hu0YUA8-]91Rv1:G3E#lA<iRBFBLK^@%f/xGB*G^a4]76$pjzK0W#(Y4.YxT0WTFYGW^04KQcG_KX5TIHJt.x(*fA10S>Sm",
-    "PcIfSG5[ZIIRHO!F)/sE1Rv4;H0B5oAc0UX6*4jaFF,Re055PgGMxk-*#R]yP$)Gr,y[mHk7Wa^B<YC#rcMDO4/^)=RScos0teTGK;:$24wBqK4uw!J1_xOyB<YgnB<YCNpaBHB&-.u[3&gWq8Zw7a",
-    "C=/nK4+Dr$9W;+9qsOiR4.e4B0R-I04>k:)4#)%wickZ)#vUIBHQ:Bl8Z@h0R^QE%4YrY04+M/+4+vBr0XYB]H_.TfPz2D73l9XEpaBk/H4KE1RSyH4paCC1Hvk>XH[eAto&hyCl28*hsJsOY-6)#I",
-    "H_/r60W_/Q1dIFw4&X%^cQ=nqp8+-8*a8wV01rRlMIRtI056=aHZqb:1gP2r0mNDlaKZu_p8+$21rjs:9W^BFA9ps]2OpmSH2<Me03J883Lkek03V+LHvj]S4.A1[vI,v[IRFoCg.TIZ,Wv^F<X^Qu",
-    "4mbb]@:$ID7asvK[1q56IS7]f1:U>54+hkpRstgoRSoc<RSTI/0#gqOvY,JE35c6I2V<Te.pCc7H2<ei01cf@1GS8M4-SA77&ZV82A<z538LUE2TTtG#[nM!H_.(o02;=00]evA0^lwS0^le60vI=^",
-    "9]1S410M,A03Q)F03JC24,^H,l:rWkO)ms8IEC;B9XJ3DlciM-1*/dG3XGMS0S8PE1IGam0(clR00=&82Z![g0S=d=<mmhUR^GG)RUR>[4+*UHS]18600(3b1LXl90XF_@HUJK>Py&&LW)BzN0T;&[",
-    "4*]DO15=(Y#[mxmxKJH600WHwR0kpptOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkNMk(vPrt)wv%H_/39H<Z*;[F=^prJEE7$&PIvFvU6qR^(pB4U6hQ1D,!03pBb/F9$O,01TR;SP9+M",
-    "fdLM;Pyxe(6bdFE8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01n!ty4-cK1LJ6PTE)NBXP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tAmfeIhf0XDr*A0RaVFBLN^053o<GXO7eH8,CG",
-    "AJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-m",
-    "AiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkB@qgxLKy,*C7j2#9>9]1ClBp5Ml2fa@R[df,w&#XcYuEQ^7@i%^B1_]+m4,T0n4aA<U1JfxJIMh<R",
-    "1,(!Uv5ZqVH#1#T4*]VU3V;>P1^qpg$<2jZC%sTFTQxEO4#)%vy,).MxVix=201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@3cXMjGmhmO4+6bVKL9c;HUJnn01pGtpaCC1IRGCYIRHPM0W&Z#",
-    "03$OngE.Y0Mjv)L06(1pGcYm$BQr4BKMspVFLyaO*a9D)0W.&ug+C8Ji$*UXIXS<sADjU,y,);*rVIk_v0x8y!U7+k0XBmL5-w#R4Xln>A9pYSFP[N0IM)IaIRFl+j$9viFaR%^0WmPx0wOUn01rQ/",
-    "j$9ugFaRHJF]b>=G2R-w0/,ZIf.O,tzEB;nH_.d.vPTEhpaBk&z*>=%Xb%Ok>67nY4*=veGXM*]Py$mA38j-o0S=h2=C.=p4+G<=9]1K07&HJ4zEA=zqkIn+,vJml01pAaPy.vC5yt<=12zB-0(clV",
-    "01CcP1l>^h0S=WAjbH*J4pjl7R]jGb0jvWb2[@_C5jg,40/@fP%WDS^2009pz*>^_at[NNO&.a<PZ%,)4+g$a4+*^@J>k$:1IGa$0W.&<GXM#@PzUF&rvVQGtOEig4*=veH2<C*zECd+G%x<!2Q)AM",
-    "2V<Te.pCc7Hvkwm01LiQ1mgi87ct)f7&rhA8O<+y4#xox1NNW+9]1A]0oW7/A@7eo5-p)J2sZ#94L9c=9]1YOP!9yJq6Y(14,mZw9WtGQ0]J$C4+y<=0t)E!8xu41@3noL:kS>SH<;;o4ECf,4#e3J",
-    "0KRw$F#(.s2DQ*(3Z-b+2maCn3QGhPDmFMx5,:&spsx,NO%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-Tqp+!zlAO&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkr]B4t722L9=01@I.",
-    "2Ic].-o^Ab&D]6a3j2eH0TeCbn-[L[[8bMHjMrBTq]O)wwY3/!4&%xZ01yv5#m=56=3OL7ytV^o5%SMBA3ZVv2BwJ&4,1#mLlZc)!vYM.[uKwHiZvewG>dbZ4+1#[mD4p34w2L.4%Gt:1dgW<1Ax_K",
-    "2P+vmxdj7_hAIQI!V3%M[Tl.h2<9YI0_Z9A&nFK7p9vc=G7:QW1(vrI4xkAi0XP5yVhV,@1cdk-1LL&;4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*gq0W%2k-3SI8G8V02;y=1L=@1",
-    "Gfoc&<d+C>P6OBr9x$a02GW%n4+ioH3z*gm1&[X&9]AX_3.S-k1>m7mySfD-F):mEqmT=/wgnBEk1quEt[NXbGK&cx4/[@g46DaC3B]hw0wE7$j0qwzH,7^61@hrQ3aG2E0R<l!2oDIkx.U(t+(Hip",
-    "-:igDqZ]ik3AzXbqSX<t&IAgHmL_;7(i9G=uc@qL1N0FH,Tz7t2J[gNxd$RMF).$nG4v5GH8cPO6)QJ3q6rc;O&.y[=bspHGEEXS02;y=CO0hc2p.MDO&c/+5-g!EFaQE%1A>Qa4+c#eGyoGf@:>QL",
-    "y9)-Q5Dy1^2pcs32Kmku4%Q0/z;_Qm22L9@00W2%9WmAm0.9Ab=brV,<=/9T1&5#_3$8*9uKx@J;1_HzJ.kXq4m1E9F_>wx36Z/70wE7z&j.*==LGyf+YtobAqteUQ3b5l3/ajl5eClTGY;eq5i2n.",
-    "=a&F)01VXVVg%g0LI]&ir_wZJkLDE)<zV(jriTszwIT.C0Sb/>Cp0$z4UWw_0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL6)QL^!wLxM8y=QU!Ur2TP6VyH1q)6H:l+=jGQ]oTIZhKYpB<WN",
-    "1ne6R3(68JHZV:TGoc-^P6+KAF9tF.P7JsL6Evb83r+_@8!rYjIZhig03QK0qaFsMvOEsT5(S09m-nUdwj2by.=_Io1@DvNAq2SGATK-LF#HKG4:B>VF9kO:02DXwu=10y[0SmAGk+fmH2euJGB*GN",
-    "h]4w)1j7j/IWzhQ4=[jL7&HI^f$mfcs-ff/psqp/xA$!h[0R,wQ3V;h2kobG1=*ETodFK*pD@mdG>i#T9]Sn];g0wg[^lrN::eI8#H9lS@-J!+2*9uz1F56^4+8rk3&QmRE,=6x4-YrnMh4Q$Lk]O;",
-    "(KZhWg(D9K<Y#MJ0yHolGW-z9=uGoNA>]SY0]Jlc3/asR]4R.f)NulV+7/DI=a28j*#,[]wd+h5a_C,;EH&%@9_mv@0t%KG0G^ZS!,W]eGMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD91mnpC4+1(8",
-    "HUJ+2GXMnS;F.hBIu.wK6%INQGXNg_IRFwk039=]2aC<I9]ABs5-*@4g#rh*%:<L%0uJ9F0GCP+0y+[l00h4R4$PJW1DmrT4+5U/Ob&(p0uLpc;<SL1/B5q]u=^WeEYXly2pR>U)=Q9P2jiU%4jKZ<",
-    "0]bpP4+ntoOaZR_49:9y2^/QF4Pyks*i[S]2an)&4jKZj1>4nHl:rXn<,hkNj0X(l<JtTsy8[HY:pTwf0tnu-91jWFy$CM<GB;D#Qv,/#1nRLe4+GH(4*]i8F9hP4ARi>)jR=>m7zMBJT;OBvPY&g(",
-    "2m+)54)^l)1Idqb4,v1;Z3Y].vH]>nZVu<K4+-F#ZUdwBS@Px#+d_J*5e&T1uK<&#uoMZM/Ryw.@OpOmv*#WT$QK+p$OZ@I([33y7#_+S01pVWCkCWC3Y@W84Gh4,DlZ5zH.G3a0PzJ5<ZClN%LfID",
-    "[#g$O-=nOY1-6bO4+FvOmH@T$$7Ke^*((kAyG0W,<&g]PIQs>.eFxjncOL_f!<P0=sGAKgH!:j!*s*[CE,=L$34rgw0WTFYH0h8F1gyAA3cHR05-FiF0yE-05)JM8S@NXg4g![C1A/7>3b<%s4+FmA",
-    "MhTDdivcb)Fd+!f!,4;@9tFYy4,2h/0_IsI+XfE[.Ae$nHu1v.3,bXV133P>a],+n4E5Fx14-s[91kPu5D+au14s+)5DuNU4i60ZlM)V70jmiGjgkuq9^c#OZ2/VlsOAI<1C7Z84VU=u2$h_#I5##p",
-    "ga@>:keLAlv.d=m3I<sG7YoH44.PKuSp[.^Gcf4PY64RPatoda2Ex8t2Dqx30Snmt3:P%c6A0bERtIzm@Irw5)vi+nnB)cx.&qo)w,FyHIpB-p17iyN.[k_+@a/&0nWY2/$pH.9#3U3mp<]6voeB%I",
-    "yblvMy$S<7#[_,XrWP79:Zz6iE-ccM10M<CU/%j.AP8Uz>!9v9Mg,#m4PXO>H3TUi1ULQ*2E8i=&_@5lGdab+4,BKs4G7R74aee9BQ,K>3FE#82E>pj+_=Spn*jl^Nggwg1>e+L75(E8Br@GV1rGze",
-    "+zu/;Fqa1tGLIDx5t#/s1_N382OBj21hTpU1fw>)1cj3c2J6_%95J)rK>f9XLj&;IF99])p9dH/039=]6EWTa4+fO+X&*[4o(De>Gcz@z2MLnWP7aUuMlS#[H=KrLHh:2lHMb@iHy.1[02MR.4d.Ie",
-    "0@$%t3HUJ&2J+rUDl-&[MGlgs4.80Oyaf*$vMC/tGxxSe4=fKb3-_vgDG!DL$axL6lnW0d@.xsLy6F,aEwT-[tKEtLBR4GI1P-Us2JY.!4+MzOZU;2LObQnd2D^OeoiPdIumS+gGY.uz3JTT[899Rv",
-    "4Yk@AFD=7V))5:u&GKs#IjkWCa^N0j0viPA=#%#Srb7-&-sy!H@dkNi2:u8jG=o)LBr,X)#sd!ql/WyIOESF*FBLL501C+eY6tm-V*[ZA4x1DT$gdm<#*-HBH#8p[H2<Sf00QwC47__(F#s.GH!^bq",
-    "3=xET8Z$Pe3NLOnGypFkGc=DoeK@OH=9c>Nq6!Y6DkU*2i0^:ouNeoL0^P1<BQz^8ArAwI3NJh]GXNVh024C+9^+SEBsMkX5CUlke*%%z2oEob3L7=788pTT9[<4L6a.@%Km=1T48;&$6*9Ce1BnU@",
-    "0<0NZ7&xc[4!X(+6f/gS6%Pl3=lA<H#uOhGFo>BqH_.ne00YJp2#6O3@8x<T3L7_9DL63z9XXsl2#E:[#uO+rIRFm]z]D&R9^F_!3J(X^r!WhF8Wc410^lhD3LkGZ,ubuzA0RaMp,3Nx0WjUH0S>Fa",
-    "3MDc*00z*5Z490i3HBlhzn4,8$p[cKlqC,YxgQ8Y8#1dU1HTdlnZpPTlpYT*%n2$rGynsq1@i2@2O2Y#0UR=S2;LG>0>,pj=l$:u$OZ;20S=Gk2;WFo9]be5B<axG9v:Al#]aFpuLuL8Bn9xX9^9q[",
-    "1P.-U9XN^e9_n5T9t.A^zvgNjIL8SD&/V6hUJmM)0RuW83=T>GFB&y6&/W6iH8%h+AT/;r2>LorIRF.o02nr+1rF/AQUb<e2Lq/377fjXSrszf-X(^V2p/yw0312mm^(O&xCH^q4zC6TiugkmHPQwQ",
-    ";+64#6f(jO4)O:JrLzML;U>:qt.6FJ/SdF*<(3SGH1P,<7CE3U3eva*2e@L&1EB&7fF^-591Yp*H77YW9^deb3f,$_8#D6/BRDkx6Ej[8jIIF$=b!vY=9UasHs:ZEa5m^9Q4b,^)DI800ihBWH2;>q",
-    "ZVrRyTLOU.3,JgB(1tbzrtdWjwIweuH#Pt(HZ.^G1o#dVHFFNG1>H/01:LKE47DW%@.q1v]F#JZ<(36-kpdq8H1Y<&H2<wr00aIO4<:e0FBUj802;&@5,>0w1mzJ4wIvRX8xG8<e:pQSGK3NwFaQG]",
-    "0%r[65hFJ>024A=9]bY-2p.hO03RDT01t4,#Zez1H^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@g@[Z&u=]L/4z30RgNy>O.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#9yIa<1M&$E",
-    "OY#UG7B[CZ7&qh*2-@v:1<-_e!_z*O<(3I=02w&]95(.MIRG3p024C+1YQpX+uaWz4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#rhR1@6q^We1wUFfRr,F=kl42-hc84+NkZ355m/qvSsX<XZ+yV!8AV",
-    "4+XM(1=Dtj59I=h!#D;$iW3h9+MN-u;dmoU1A-0a204;=0^lf*0Nn,,s:2ck/.=N%k7<<j4;3-G5(Zcg4F9Y!2Pp^^2Lpt54@RXx9]kl45-Fh_.pbNB5(oaf6b-:*5()DS4+W*bQy&I5[Fej]1H<el",
-    ":0]<>CJu]qZUcv.4+!j]Lk]ayU.2*S83$zxpbr/>twA3FGQkrF,5(2pUkA,t4,NBR9[<4I;*kJt%#i_P%a[ojEb9G(0Sg%b7alSh2*RBu3E5!)z<Y&Mg#in;i3Jlk>elsf4/McbOa/4&R]_oD9tG=1",
-    "0S<a32eGDi0K]3+t<[iM/yeXs=8=h1v2O;K0UA4ubRP:c0336k;kg<VHMMUA>t#esHMVa6cn+SH6%M5u0<<k=xr@MLImWwf8aI=eD,5sE3K25x1O_Cm7YdD-5Cn#xXb%:RZ4<!/-[*%2tQQzC<&B3u",
-    "35Dwx6EvuTfdLKpj0y&jtQP@V2jb![2J4d+1G_2b4yEb;1faZ13F9OQpN0Vezc3F7q_A9N$.#6mgdPR()L-ZA2#6j6!X*Wnu!I2*2Ab6[43q&AH_.ni01I*g@R5D/r.bPz1=6ZhcL$RJ88deU>W/PY",
-    "3%&mY4yRiLng/H=EY!UQ2!$R12np+I2!!th1)[GH00#x&xdjfX$@TSdjsXt>=ZOD9>2]L<4aVvP4,4nEC.USM3k!w@7BT._to;H<1vNSDeh1>11PZTR2mS#H<P02MIX3Tp0_!aMpRoZS12c>=WC[9G",
-    "4%g9z0Rz<91nhJV1Gnop3hQ(a8^K>8IN*Q*1cOo!HSqxt39xbphwV5Hr3eSx#zPFkTnU:.1*XUn3m*:)s:g2+3HlHyH!/VM,lIqlVEmc[Kx1KZbO3)4VL384He>Vpr4kP,R1SsV3J*tIA1pBd4<Q-Y",
-    "3J)HN0T0yyo#6<(GOhv,+y%S*k=v7Hn+6ZO2D$u>0S>7b1@iGQtP&3^Q4ciK5)WkctP&3*:kkhb&EX0UAYu/$39tN-0S>7N2<eVKtP&3>O$M9]4:(m1H0d7;cJHhb4.Mfn4:[4T1P)#gIMJ-H4qgxC",
-    "1njI54-iEd4_7Vz[E@6$t>TkUv7cNCBL/OXTrU(cHt;tmE-%*X!VC@2s9z4*9xnhmFvFi*F9]m@02wo<0S=hp*bg_2HY>X-0I)X)*3lLVijxWt1n7/P0y7=4H/dyZ0p:#w8nw7@EjBm+2l9&!0U[3s",
-    ")Anx,+yM-3kw=!>dK)l91Erh+4+TXp3OP2,l;M*;F%Jfg0SJYWuK=Da@mY2p3o_E7wNnoQoBR.KFu11#CowXWsR0Hb43((;9CeHEu:l6<vu>Km69k5Q4$6rW1*)k80-#ny4)%uv4+!J]4$uP#ljgkv",
-    "0;0iMAqA7,LJ0h,0Sla42l:224#)x)IRFm.teX<C#FBdf$N_k=WC)1@1Em!UkDd$.5bcNo1jj)S1CRn7HTkIo2A@QR3_Uc9t!=4KtIrAt+p9zzHh:NYk>83110Fg606G#]LmD*mu8jc;0m,9n0%ZZT",
-    "Mh/FoL.!$x4+69AXa%_K6%PQm.ii0NHkN,LHt@1s!iyFU3fa;K4,d/k#[mxp.kSid$G[E@4U4)U6gBg;0uK/4p#%iNc0UL#F*e,+894QpND6NR;f3*A7&wf&0vt2j:/6a--R*#H4+5461;[O,4+oQz",
-    "b>e181rGrID,]$60,n/b4+E9k0^iRuL-_vp1+v(03bGsrr-3#U4*.!DLjpPk@UVb*3J&4bRt12k6a/Gs4+7u=44<JU&4o7)1=(h#49tge3z3Z$4l)9=/<.>exw@<j!G$*tuckExfxC7FgSi0;xdZ[L",
-    "RSyL7/^@@G7%:130kq%/COJ6I2rmmUH2Uf*4*_kK0SLg9NCh4X$ngmbngR:/he8SYjaC6R0W^-rzn/jw12-F(#^fsU-^j1Btd>+ACO9]i2oC!r39!E@4,2o:4+G&M4+!;!5e:WFw*dyn>74N,Tn>Y;",
-    "6Aj3kQ3[Dq4)m834&s==3bdkR2Edy]4vPa6G5@T&0mh^P0S=>6jz$jy(8:%1.fRl0,R=1*<Ph=q3$U&W4X4024(hrA9^76asdEIwo.$DT5(0$F3.,,927]bE1-HH,H7YnbqJ.F%yONy&95M3u6$>kM",
-    "4!0&PI5&mOB;Zfm1Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k47TBy0WSbIIPwn%%FROx9s!AU2AGmJ4x$AqH8^BeIx#jmv+xiDy9EXOup]o579BYG3.:]jAOhZW3@>)-xKRt)*aa=JH#E]=",
-    "9V.C35d+4+B@Y-K7ZErB2g-i=4,kc#Sqsy*3.vD.4Gr/50vkDl!vYTKxeE!<5Dod(WDdo-3:!DW0TMO.1ggah4x7VM4wNPV(El$AkU]5H[8t;<ujGUQ29yL1y=m^aE!T.x1Aq>-pdKSNHL>a]1O4;1",
-    "2)D)r2j!$r1GNeayYLqeF2ENBkKStvz8<4ZZw_Pe2$KXJH;n*IKMw>xjsYJRGO;e.0R<q526+a67z(Qz0]zTIGV!$v1B;L!k0A$24X*BQ1CuZW)2smxKfjhq4.Vrb6AvMz*GV5qF=nz@D)6rb4S.bH",
-    "4+DV*4+ZqAjR7ARF!U@C1jU7(0U0p:15XRx/_<E#;r-i_5d+g94TAqR1%et0.dcR04$lz)jFuw_i(v,Qid7E+!2urvIpq%y&zVmgG/KpP-=Pq;1v7!APYm(jkpUkEFz72U3=>MF4(,;.0*v;%4+FW%",
-    "9^f^g.&gmjPzL4QO&.a.PYZ_x69l4]PYkf8L.IN(2EV_v3gNX&4&.&*4*[=JQ3_:-H4g/s2;N6$1;bLA3jHGmqu_(/84nBQlm#d>H>[9S:$w3h4LL0K:<X8BhP<0A1en(h0bL(AGx>W/FI+7(01fyt",
-    "1.cj_9yE)l4.7]M+DZ<p0,_/t49x[E3pOl+)(Z)z1qFtkbr:<8unrFl#]aFm@e>8,8Uy(X3Hb[Og8N(#2g2>W4%M.16EuOE0S=p_0Vy:)r0W#^#*+gHqt[Ia;/1!FX$-eeHwNgpL.H#(2xJS2(*>Ah",
-    "F9.R-t)+wkF9tO-rY]o8GBu+-4:@TWP71(y0>K+j3+V(3o]01ow*;C%1CN_!7DFZ!GPS1#29pC0vW6ZEvEv#TGo=40;(q@=xZV%^t9^mvpv,&&!gmh:r-#<g67rLt0SNL31cv+wA2Be>UjZ5q!UWj*",
-    "AP)/7ts4>H01o*D7c:A3w_Ad8H-Eh/GJzottK.d,$+Qj!r0<X@MZlN_FCH:5y<X2,8-6WF4=f6n4!39zFO#5^0Sm(61Q[[-3<kG.;]%uW:T4J/u%J2)tSSVx:o*S(oUU64z;2IJ)$tb#s3sFI&m-%>",
-    "1P0#w6$,^,9]Jc44+Z(zJ@V,*9S*1K1O^Sx77O#2tpNe2jTa9e;k)iJ0tDOw4*^_27dQY91MBZx1oJ5zGL8WsDKq:p4+GT)1&rgA0SNmI4,AC&We(z)TLsPBLjp]--LHdBopuDW/m!ao4Fj:$PY1<K",
-    "6Aw;Y;5+VGGyby>3yk/Y0Sk^Sc;JK5p#cTby8#a4DgfYj2aTQz4WcUq@aBghf&vTI,3]wo8wkZL0/#buqWKI4vG6wr*o0dR[L/yhx9bE6=T.[MMGedc6E[U1H2;+AIs<@Q0:&y26Pf4)0;eiY1A<=*",
-    "4wwT8hX<rdfnyG:0[^k>[!Rsq<CqLUGnc.pAu/;[8V#Rh01OD8-!q8r@AQo!<X@$.G&h;84x2m[H2;+IuTTuU0STS_1fcd79]Sdy;6Ls=+%6q7%@gR=9S+b54*_YeYX.AQQVX5^A_i8$0:-J;215zr",
-    "W)mx:0t2hxQ4PrB4g/aT9]SPP0s%q;T<Ad/hyer31RF5A1q.NrF$kW7p8*d8jCK(/$*2Sm6P7_,gfb5TtfCMM&q5Cf(WMI)GTH$Oy1NJj+:.8[2jlkx8!,R[Ngg;B2i24_4+fW>Sp;d+OAh%!KMgW5",
-    "F_vX[G3Tob34z@W4,5GL4x*L]1+k4t4+fop9uE;elWGU)$=j1x-Ykb8qgf9K#ITeB7BJ[Z1.j*b3,-Gj9yn;X:B&.G=FRTh84otZ*8&2IL/QFp*8&T($WtjbGNA.phJaBI1=w3o4+YkkqyY^&qgf02",
-    ";o$s1.D*#*15pnixaW^p1*P]e0Sn^oObFr46b;<brRGx)0<3.dA3!kxA006O0OJ%7kpbyq2F<J<y5bZKz;NYjcQF7zNij1x*8&eitiV]jIRFm5mSG/uF#rJ784sQT*a9LnF#sPwHu-%ZA0Rft0w0k9",
-    "F#rkw1SK:w!2&OEH8sKlAD-m,g9Q:Z03A273Lkek+6Nz:0W.&,H2<B[gAp%xGcec!AD-m:00Y:N1]L5$p<mrwA-AJ4kpVXV4+<MI4))Li1e=Z@4/^y!Y6H3J2oDO@#]sYux20JF>3juC4aNBb4:Y=]",
-    "kpTv;qFfIIf_ErkBMnmz3b>4]0RmAE34o:p4,nJ)odFLtw*8R,1:YJE6WIX]5VZY_0RvJG4Z#5qF0/iS0Sea>4+V>U0s.orQwOi6H4g-0rCA:dHUJ+7HUI@.4+7r,9ykC1%=n6I4xj<8yRs;]7TEz8",
-    "IRGC9H/qL>5H]oH0XYCJH!%PJm@Vm93!noMIRGCBIRG9x0072Y244:WpaUNXH_/3GH_.d-x20JR6pOu-0S/%8KNdMGG1&nZH2<z5GoS+:4mki10k<<D4,/&JkpT*)76Ne(1*iTA0V59!v;C0+rC9;^",
-    "4+-0HSuYSYFy8;Vyq#4K1<+K28ZZD3>$UIqA@b,kC/)Qh$u]x+0klyGuPF;++e!]M0SUqNHVTsR2L#aN3JuI91E@KP4+O8JeGd^Km6ZVx2KE6D1nw#f&xlYCzX1-i<uOK9Gf5[nT[I5=>[<(14#L3-",
-    "3y$HD0S<e/Sr0z5DK9uRGXM$tI2kyxfdd56!z2#<kLm_n>HHi(H#g@547_:mz]^Sn285(p4+BvTAE)Ax0R,jv5g!CKwJ97m01T(%kpT]>gYpCqK++i:AT*N_FP-H6IJGGgH_5AJ4YesBcQgPWp8+@C",
-    "CIpg-1@f3-A9pkWAD-m<vLpndj]LAvwJ9GUGypH20XQ/NB[(#^0xxhiHNpZPp8+(31rs&<A@P+%A9pwaAD-m:01@I.4z(#CcQpVnp8+=H*a8E*>XH0/wJ9GVHNgTOkpVdX4,AeM9]kzn:jV!Bv;vcV",
-    "srQiq2j%gp0S=eYC:%8a4,BUFkpTix4+*p/9^P7C4:>dwkpTjUgINy^*#Qp@qW6&j0#XkRv;vcWq4$vi0M_B.aSsHvC-^r708.w=03QK2paUNXHUJ+GHUJ(u01E1%o&g6H1_;AZq*(-u0Ur^F+yMj0",
-    "zEcNW4+f.J4+yy=2TTtG#[nM!GyoVg03R;k*MV6LkMofM4wZoe4/C4xSqEee.pB:N,GZJ06f)xh9_Uv,0T;&[9]kt80^l;xC/WNc;VSM!)8w^S4+!V<1P/>#A@RB0Sp!oK3Ck!S5H.iG0Wpq[0Ro@q",
-    "7z519F$n(W5)7LB0uKtNkO2/1u/F.%7t5AZ0rUh8oB[^)1]I<7qnZH_FxQ.64,Dyt$pHqE;iUV41VaIXwr&fHUj*/!Y#TJ]a00sm4+p1t2IS8I4eswW2a]yp13L+^cMlW3sAUe31QRp,WiJ$AZlQ%#",
-    "5-=%,4-SLKPX:p[4.0h[v<HqZ!W$1O!*MSpIWxp<6f(kb4+=,U90aAP1]m2t,IEUtw4oCZ3)qu[0S>RNxK9nng%d3;GqC_/z0nFE1T4Mw5D!L]0wyvz01AMm83fV>4+*sl4-c9b4.Psi6ETHw49dwd",
-    "4,Cix1)S=#4>e3q7c:AKH2;vPoR9$z2K;g#4+5>O4.;DdPYjR(2HBxV4>cA^7cc,X1u-9Gmje$/!vqpCW)8mIP8_AE1P/xA<dpoDj]V0(HUKY9HaDgTEHX3zFAp*@00iHq9S:TW0v9p:9y8zu9].zb",
-    "odX]GH:e2;ukS7&3=_dI2A+^-4>cT97clY*9[<D_0;kYh1kfNKOEIbm28OS34>cA^7c:AL1_r4Z1P<8Y1O]rJv-hpN2@:vXGyn&s,vJL/kp^@D1JR*2A5Ju;2@n/.03Q%Dh!6wWi4PxGIhg>[IX0LA",
-    "9[<1l1@i6b>hb)HsR.3+t^ibTG%;8n0,6-cSu<E37BT/XHZ^k+2Q)LN2@<@DGXMqfk7*BC=9Cn4IFSM$1Tv/yFH1Bu00Y;ZB<Kyz3oJA;#RLxro9hY:S+oKcGypG7H8@dTEHpR(9^YBz5C*cRNe<]/",
-    "0v9j.9yHws9]$#,=Dr+=H8G]M4Uf>$9^qRa9s[$mXAfDG2PZc+$pRk$FaRG1HKqwKOEonB2KB+k0S[S@0tdGX3$4Zo4,LI^88z%G4&S(G1hm=/4+Vm,I4/q=G=VBj4loY>oGS=Jzc:of&<ce<3j:>7",
-    "0S/ar5d>(Rya5KH-yDiV%mfLxxB:yK1P$590S&8/ass=[28PiW33:!08Z+$h0uJ7%0RcN71vZAR0S=Y8-uQzP:NpD1%Si/;/Qs^s&f1:/4+((R77mU24F@.<34#M32Q:cD4nGVsFfxEF6f*!0*[1-y",
-    "6<dXRF*N@H:>P*[E(q3/R0y]M4,^t<rU4GzQ6C5_/cfS-zt*Y&1..5X5iqMQ4yXYKy0c9W1Cs:><RThI#[&%ejh+Dy0nPte4Vs6N0S=Mb#Q>#G!Hu8+4+Dk)39#h;37mlh2!H>sB::u64+!zH5f2U1",
-    ")j1yrEsx+&0P8mo3yH,UBsDlg4)Njw6*oix[3Q/Kn3ggFdJnk)pQ!-AEw-b@4*-sq5FghAHKC_i5-Xu9Gyo3[kqjRIGXNGe@l_e$3zwo34+!m&Z4U(T/*IyF$qf%1/BWV=F#sP9G2#pwIpq)mz+nZG",
-    "-^-Ij3KlS=)P(=L1I@L3H#q.eo0/H@90bVja0uA_4+zNV6#y*[43M#4E,N]c2L.oyo&g@S0Whqp0Ua[[8!@YcF*3IE2M5)svH/X9teXJ[i_.Ya*bNKrtvC+<j^QxhtwRFy1P/hXoxA^J,R^Ymr85Kv",
-    "Cp!vT9]AgZ9[<Ror2@992-iJSC=0!y4+HB*4UU*90R1Bj/bkDDQ#Uv^3Oo,3Qy%_@02(#@7cl;]rn6HI15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+<:9Qw_!aFaQ<c02nj;4+EbA9[<A^",
-    "8#n+JH2;v;LkBz$15+L]01V&!nE;j*0SB)^4,3GiQw_!ZHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK401M2I6$Vo%FgXAZ1D=vg0W_pG3yqiq1ycveN)HM1:zx4(Qw!DF6&E-C7&ibP12X=*",
-    "0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtVH2=OGH#)6729:cO3;3Fa9S*>&4i+&T9W($IGXNbj024L$Gyy3M9v3$N9WekFIRG9p=]lumF&,T=02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>VnMVyB",
-    "7BT/0i_.Or106L07B_P4[:V5Ew3q<1&*Cv2G;ftp%%MjQ1h:mF6*7#n3:q/EiJbujAqj,j0uG((6bGcK0Uj_%+y)XXkRJpg4+WB,0tKC<834,/4-kCM1[pKEl@[tw2)GFh;YbQS%L5AVqZ0$s84vgY",
-    "6AtOT0UkE$ya5WmNe>SOsv,[q-G!K5&H_.]9S+:09WP2VIqkdw4*CNh1_iz$0WTLcGOh&.[V)XVuRaTo0S>Xc1uZl,00OCt6b_ZQp#l*#03V3_Gyohljs+i4H2=L)F<%*J4.e2Q95KhC0u0dz4aET-",
-    "5HZD^0t(wY1J%VE4+iWCFDEuPz6A!wyD.+jz6CD.H!%P&AU84q2H&Kz0T2HHz6B1;ogObkI5)lp9XJ3lBR4s^1s;@E[R$r[IRFFPkP06$H<=iB1B_k(A0s*a3IoxZ9UuPzHopZfF)=5+FdsxQ[]YQI",
-    "GROe[:BB4!Bf]wB2r/&!A1X0_3k2ctOfNAoGsgufF*1h:2LBTeB8UqH;5eH,AAkZf%LOenHUKX_GdBPnHUI$H[2d/8HOvJs1_f4M4/Rop2G6v:0Ut6s%mpt3G&TSaB9aycu:2J,fC4f&%mp4cmkSR;",
-    "mKH2BFvtNAH]wPrA0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#2DivsAAkZh%:=DfnF]j=r4^CmGUOW&H>=N%A0#o)1s;^FoC=-rtriEc%_:BZG0z1b138/v4.fM=2b/eW0T1p0<*56@1p/S_",
-    "4+e.=0ci<p3kLdX9]bbb#x<Dy%Qp;f1$sC)IWROhG4C4/ULG[71q5CnDmB$61pAen0S>]z3NHjQG1]Q=A0aTS1qR)hs[s#y0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(d",
-    "GBl1cFC#QFm.0pTvJ;,20=b!bGBvEyEH8@!H8^MvKL#:3GROrlCpI$x2lJ;14:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz",
-    "#xXuKFgNv,EFX=nIEO4R1_V__3oj<$F#rdfl8ONjGR@p[1T*feEFT[+lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R",
-    "2QxOA3m+:s00aK;P9G-V=&1IJ4+EJC4.W4.1H,Wg0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3llhz&.7v60yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4gSzv1<<Rl",
-    "8#Akj0tNBo2MG4yxd9Iiv4[c/f@bDO1lI,[G:stx*enDa4+<pH2;dj>M,L4B@_e:TG5,552J)J05HgbW4i7!lp*SB.G3_icFN==zFzAp155<tR]63o70WtXk4^6=NUk].k!IlCK#[re<Uk[7[@2r8E",
-    "0i3j8AB+Ju,_tcF0j#WR4_zl%0uQYLp88,PjR84^5g*0<FpLoojsb/g4,:nrYX]e<Mhex&8VB_8HUotj4xh=$1+9oL4*j;Z1j6DA4+S3pIS(JTo=%f9vk4S8l=G1N!T]>_84I4hN,qF1GREfu4.Ogs",
-    "t=p4Y:9d:x4vm)q1._Jb4+Oi26ays:8ljt34T#=s0S=F;+!6;mkBk8d!L0)X#MMX+)pZax6c0z7yb/#Ew1*ZC#RKB@GY/i>pjrshvsn)Upu7;TA]C<WlYS2i%f15+Fbs:R3;BwC%aa5F!U>(I&-k<K",
-    "na/>b0HwqM4+ycH6b^WaiaZI-2<f#3p-@y(0S=#<(X[_s=>T>=5[tkC23j8lIJ:X]4,(^84:!!$ivb%k$f+;eWj8SAyb:/0H#m(71-U]P59I<!gcc77!l7CR#[_.eo)!,k:xn!I$q):HvIGw!sS*Yn",
-    "1MvnQ3OT^!g#iVSp8*dg!@F)e1%^:84-0n@A1g5c1doPM4+>,*5-p(]$.>n]p3NK&7R91S2f>glNTAp]9[<D_Co(jk0tTw.R[<Ud4u243H8o:pVmS7pcMmpS4zscY4=n3zH!%PYM#,@R4/I%a57hzG",
-    "vI7r2xdIQx1(l.B4Xc=_4/bhy54#4#*gFp,h6fJ_<TqqXJ6sPxp%V[ejH,7JEus()8.w*J4/imDtO/pB0^mzm2<eUjs&<^JSO(J#4;]!NKkXn7c-Kpc4;l(j9$jf4D/ohc4-lQbcMmFQ599/jt9K72",
-    "uLTeE2bimO4f(SJ4+FUf4+(=[0^d>=9*;vGFA+2@j)D#;H8Qv]KL9m3G_oOc9].$z-Ri1TGBmdV4,25MmH@hBKo1J1*GNAFFflAR4*[Y%2%Do;3yy[b2a!b%!x29XGAvtX0g[9v3sV]1u-B*;PyiqU",
-    "m_[/CzZC@XpIig.dkVk70STz,XAZqa133/<**p&r#[mub-.Et+=V/B,/BQH,1B2iM9]AYT*8_I50UkE4<&OMstgER32KDr01fc-9$Q^X4;K%zhD,RgKtXd9X4&U4X4,eb]4,Wc(6%P%u)ea8/)dL;7",
-    "HUJM2b@G!J0S=yZ3XrsO3RDjT$<&5f9^asT5HZaH4g0bK2*uKI0tgQyrUMN5yio<K.PHeR@k4U>BwRT+GF@#V0SM*2S>G7;A@aF83Wf&@nZpSW6a54q3N*T&2oCiL9^zeJ9]kgog&RK[H7qxXwF55/",
-    "Ei#9,0^jXp00.udIOwzk3M3yIFzU1eE,=O%3ED&t1M/.#4+ry)R1XS]q5^)E*b<cJ;+6bFh2NP034ocJ0S=qcvjYRjpivJz;Cu2%:dc^64+iP(1uq3LHUJ+TE2X_%4*/ifF9P1U7!NhH)CDhZGhfd4",
-    "IUgW0.n9F<Q#jil4;DP@cLnnT4.7CA1uqsWGM.kI1*szs3C@*T0Zk7Tn+OkY[PZ_wF!H1Z4^YKp9]kP]9]tw3:IEMLGN1$:2[Ql/=M5Z2GCQT^1qr2FA2%^Y2p;@Y01ryP@34Vv:.AwRH@eL^9]kkb",
-    "1RoJJ00#H3PA:[GJJjk04-kzTA8t7SAKL*p03QcAt;C6I1_i^q9^zVG2CTzRFA6j^tLg.0MeGP4a54AUya5l^0qqDc2Qe]-:IDx4kM]A>6t^+y284<FFA6m_,0B4n8SV%lZ!!H9AKL*r;+7mkF*CR7",
-    "1s;@Bq68lqH-MHJ0EmG%4+=#F1rJ8:2oG;ji#i]N0Wk3h9yI>1g#.4KEjP_u9_n5o=#:mYIfU-85-.xQ8p]3VZ!n>,AJPFa<(2#a@2q,qZU;W6Rt4nm0uKoJ.x_#<qvcc&5#*+o0So6P6fgh@%R&zp",
-    "qqd=_0knq$4+iKZ4,K=;49bON3gasWaSHG94H,FQ7%@Z31;BQ.4,SBu11K=x01qa]j]VSUG&cYayaX9CfXoUMG@IU99]kyrmjf:aH8>W^I1XtiGBf^W1hR^F4+K#U9*<nT0V6RtPagy^&Fumo05(qu",
-    "!z&*GG]lY,A3!t!A0IRTFPs52IsHWmsW/3)sR]u6rsD!1b_XSnR5mf.0uMuxyIcdW1s*r!;E)WnIO75zssS;q5-OoGKRNF00v[kb%mN:r0W.&&rO=iucdqIOKdJ#SHZ>;AKYTVUCA-be4&nkIssT3u",
-    "KYchXCCKUr4&wq3SfdaRLxjd$4]dh+2S1zvF*h*G0uKx17as*S&yEcr4K)A[DeK_)0S;CI2M,2.sbK-m4,cW!0^k2e0v@!C03QuE01q]m-,LWrwHgl,*#Qp]:*ApS9^q2;/:iWf:*ApS3ZfSe1%#&y",
-    "0wWAl4,4z!p#cN984n4d0^op3-,LXA12Z<PFC[ZL03Q!CkjD!TH0$D>0Wvc.G-t3I[=D#LH_.U2xRn791GJ%09].)89]tu624W8a,vJ*0H2<bh01M:w0tDRw9_Lp$0T(s=9]km>10N7H039[^4,&S7",
-    "I^4x#1H%Cy2r[4p9]JOqBL,g&0iXjP2[Qm62QvT$Vjl@RoW24N39W._4++=+13(/zfzqG:2-0_j4vVsm0RyhJ8V;N9@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIKI,L0TMC*9].%-9yyCt28O=[",
-    "9]SOpR2n$]9x^I61,iKq4.7GR1mDUI4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6f9pOpa%):8t=Ee[EZ,Wmvnsd5hx):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N",
-    "03V$JHP^,R,vZfF56A)9Qy.-^HQQ4koB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92:*-8O>jqyrBI-8PC*zWYQE7UI#N0S=G9!WszlpHmKuCIS!,",
-    "2gILL9]kb-B<Yb0B>9Mf-8Pz9Gyp0xFaQ<b03J604,u,sl:rYY-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+84JG!GJhz;A>H1+KvZ4:91sl:r9txC1W(HaOu=4(!eY4)nQK4&hTTKQ%T0FCaBG<.1P[",
-    "0WslIBR4XRKMjLP4]o1hAF2U204O&!&=@[kKM!:1gk2A+0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0uQPI]4-.=jS;L)knRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9",
-    "A5Avy&I1pB-ZqL_=uLt:4,;[34:R(/l:rBq=%xHb!cYzW91jrkzm)+m2[AUpP#+C801r0uzm)+6wi*u:*#Q;cO%Dd*Qx6XKum^$@=1qb.2ZNsl9]$s>0^P<_4,E3Zl:q_^84n1c0^l;xi8K#7=1qb.",
-    "F9b6*,[1!gk5La5<V^J,4+8(RZ4W<k$O8zj#ybxKpaTLU4-#kF0]HSG3EbcZA6PWT$O8j^w=0uR*#QqA#:fK$QV&wb$O8z9zB:-HpaTyDj3WkM4*[VA9].x59^zOu!vhZj.WmK$r&^KgIH!_Y9^PLC",
-    "zylpKmgQ3g[q-HunZ>Xtf]dgh2GQhO4A7S%4+<6lN**!eQzSDoRs;1b2)zLx2[YtV6f-5(37g[#9W:/r2G[g*2-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_LwK2:j5<0S=M+Qwk&:6*S&c4Yim93XRSK",
-    "2O.vPQxi1+4-bg20_j_^3glA*,Yy6J[X7h.iU]qv@$,QE.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF)*n6r_wZkvZ6[Ks[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,q",
-    "i9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMlxa$WWjRH4]LJtZ5@8yv6Htka%6Epw>q3By51UT>i35Muf4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>Hx^r7+/j&h^0yF.p3M3yLFo>8t1_LE*",
-    "w^J!<aNGnR,2pe@rvV/VF</N]1.cHA4+E=<cnSKmYZy7=91f8i9]ty^1s;/801Dr%2;)_rS@O]G1C1F3(C1bSz@>JHGcz(83jFs02p]Kpy95soo6bcK1:*$]1JDHzKGVmS0S>Ui&Im8u0W&bJ3NA4,",
-    "00ohE9]t#$1s<bPt>lY8$#4$:y-TV$A4fE-3LkMb,2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sH7;4JP*+><4MIIt)iIPWG3lJ[8+:!wx#JOknQtpN@P.[b]Pg]apd,UR];1*+2z9_wB23NJo2",
-    "FaQsj0<79qvZ;>Hv#J3IwTTuF1/Cgxf%@/Xgunw0YzzFa0^R$y2Gp@_0B-V1/:!XjjXMtvxTh5k.R^jgu>zuf*j5Gd=aKwGy7N:iIWcD%HR6ao4*^U$3H9^23iQSU2O.wA@soKBS_&m;#[:wzssRV#",
-    "jh+Dy2m0v-9]AA[4,/rtl:rX_-8qU=R38C102ej<45piR1mchv9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIn0P%FQx%7H]16aleb+Ckg.-e4]mRwVlP,SFo#SJMuxRrE-%*RnFkMe@n(7qsR1$L0tAu:",
-    "A3rzVnFk*rH>QSbr_xwNRy8s)Gt2<na5Xi^0w1aYGnoYvGyokq,U/UgIr]46ssS]s1kIib4*!@4A9pe10w1aYHvkei03Saxikb%:ATrDXADjU/01plB7Y@^sRv!Z_$*KVelG,E+;92lPA@6t72L!g=",
-    "0uKn3ng.U8&Ye6PF#rzemIogRH2<C/i&760mCXYVkO3GnIScSs1.4u<7vBLGG*1rlRt2sa4,v,!9y9.C6t99-4/^)-2MxV_S06t$z;^yVE#:uA4yNY=9]JG]4#,:$<by*;1=!kK5S@[j4/RE7RtADs",
-    "39#^74+N]O0wWDo4wCj(4(OH#4+*%mF%J,@.YEshyY=NOE2H9L4Vaod4.e/FV+TwQ#[mx$s;wnW4/.>WV,C-<A38Lv-$sJ74+*#G0^l$$tQHqB._AB)lqdn09S*8h398k[0S=a&mb3v2&ZLC>4y%m-",
-    "6f]TH31S[Ik5;l!G*$#/4+yr*J^(J0HIG*X@l)dqGC_KowHFSLS1%MaHvld(IRGytF))x.KM*o8FaR%0G&leiHN5l+4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ*q[Xr!jDM,Q4ZPc1>h;g",
-    "1>[H44,XKKS1&-^FaQ@g03I_^1<r4TADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;;Yf+G(KjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^",
-    ">VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO;<tJU.6FEH%]j9_w0P2+[dE9_v_(OD^IWGq407,2pj<2>FVF.5e3t&*H8D2(.7;KL.4]Hn0RA8a4n3uap^fMl$48A8t0.766k,58VNb2<eI>76ZE8FAlZ1",
-    "0UtLw,Bbnd=;MH)gb6/yGB7XzAL9Ws*HkDnFaQ@f00yy.w*emoIoDJV1j(sJ4,:8ARteWs2-AjK9yI>HHX9-2ED#R@)W1qU1_N1:t0oT)>$3Xms[sVMCl3qPR3.hu00hs2TnAwe*HjCoxmE<&3B0E_",
-    "4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ4z-TR4fxqs4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2*g*-Wq&(a<p+4;y>lVjmwi06(SyGB,8XR0g1]1@Xwhct3VBHZqn+AF2U201@I.",
-    "9yW-QVlQ>#G_)sfssXxJA_,PP0uMis/VA[WhNo8p=g$1)0oPO]I5EruFK[(A%:oaq0q]J>jDTbvHr<&!b_gYossT7N-sO#h03JBr3Lkel-[qS50W]-v!<LF@KQN,QV-:+e%mN:r0X6=+4el2YD%VsW",
-    "12+I3H_.L#t>^:$rlkQ7C61V*0S)DVl:rXdR1YYSn4.v)WDey44.Ul7r2!Q($r/wA,vJmjPY%_q1+E$o5yt<!0M^FxAB_Tt0SNortpN@RtOE^MRTwt>4+7P,V,E-^SPu^OgHjJX/lP<o9]kMRyp[nD",
-    "@vVUW/lP<o0#pwU=8=nz/lP<o2gL0I4+yHbUL8094,n@1qyZlbE5y8(0S=!2y$BCG/lP<o1MmA#4,;,34-1J5qyY_S;fXy.IOqAK0R([Q1P/v.:]FvQ4,LK^4(6);4/LmNPzGcRv703nIk)d03zOsp",
-    "A0jsHrZo)Or8N%,*@+lCFB&iaFA6d>04p*#03QoB02;#>9^6/88!,SM3NQdFF*pD(3o$nU8#MqCGyn.AqXY[wF9SI&#o!b.Gcz]K9]ks[tN]^TGB_Hi10N>ew9iowf7mY%ShK>f4+Q4^5-XuGGXNPm",
-    "As-+6#sd#h)#gzTX2t=#OXHiM0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L[8;Hy%000_j+QFFZ9c#sd#h+]E)DmjT8D9_(E32M*m38#Ig&2GQ*lF99n#FdH!d9^6(A5F0oE9^71x",
-    "8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%Mz#1jty:gO97F(Ds2IK&1YYBrI]0^p<11]KUqn,K%Y$P*6%fa4+wAs-+8#sd#giV7c;0Xg9mA1=VS5h5<,s[.Z0%mW!UAs-+6%mWWn",
-    ":7,K+nE]dCA1gDS5d=TR4Gzcy88-yhIOG%pUJp=o10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n",
-    "7awdm>pVb9f5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d)-Z77ptaDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPv",
-    "FB:ud4,26q8ZZD9GO30o0tXKO)A0lb=]4VcGBE%tFgPI(IO@VzUJp=o1]OIKG5@,M(JTXx6#]2jGz=ok6$l]8I5O/N0$vYM$O9jk0W].0FE=zT1gDBB9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF*YJ",
-    "Ko0<bv/s:.4:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*Qr!X5=#g*pq-<E!s$4a^0w0SMiWxd95a,_.l>=<BSGwv#0mE6Ic*2xb&8APeEQP6nQijsXr,7B_PO0XYB@GXNMf01uM=jfctsDKjv:T;V4e",
-    "2oDO>.XayBF=9Ak1gNbi4*,RUUJnYwqyrC_0hfo$0T(pp1Rnx2@<1d%/L8!zAQ3k_7B:JHH2;*!jYkC@3iAXH;E#mE$=j0*q6G<ZiH,pV<udV073.He0S1HhN(G.XTn><OhbIM>hkXwN]J$Dd5-#L2",
-    "4Ktg_0xt;RHPW$94+qZ31>XZ^1vm4YYZEvj9]Ab4qyY!2%_B5v,.zTV5H@9447[[50yY4IV+_jUR]JTyTMm/_15=(M]I9ZNFxhJdZw27=2M52[dk+EXwjKj14.G8X0tczc6$eiT%8:yI%:)CFr33=2",
-    "@eF]QpMVh!lExkb=5+Q_HcJ8A1=<:dH[]gp2,$,,4ynuo4+!awR1XQW3J1S<4,5Y8S@RkPhspsA>NfpItA>y!tjSvns-L16l7JEdJP!i%hOq$-4wR2N6f)eH8V-wZ0SJfWTn&im2LnC>(5YY#0r#d8",
-    "9_oiQ-8p=tmSqBJ4,vE72=lxL0uJ$#0V*:rC/VNx#RU$du_G!kjywk.4+V>u9v/,f01Dg&244:bzP:vT4Z,jS4-iU]1Rn!3=O8[%G^gca2Ph8&jq+R:Hk=]u2$1Lo1gV7r4+>JEq5&<lF*NiG1VJ7)",
-    "/!OD1HaINksR0iMvC[$%8@>-(4YY-/0%sICi_$1Mlzk4(0SA/.2A8C83]j_32<eOf;j8fs0S3129tS^RgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^",
-    "FaQJY2;VAA9].y=0^;p=1=$8!3]kI]4FK>H4+EbA4uYSc0SwRVatEo4T<2-AR]FsxH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2+WLK4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG#]",
-    "=Bx1y0S1xt9tT1Tq5^h*69M4NIu8P(0]kYlN*<Y2q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+iV1OAj5N0^lht!E*(s0Urr6p92C12EvoL0SsFY1Bn9%<@-WC2P>PU0]l<22QLCFHTIDL1):2D3abVm",
-    "4:JHC1Tz2vjus5Qkz)h2>YMh]%;A$!s]Ft(HUJ+2IgA4oH2<C=s]F)7EG@cMi_]U=#UKv]:h_T4&-bVQ>Z]m93!wu6[R0E=iYE=Op#u_)03QlD01pqU1]I/5>@U,OxtdBGHlYI(Hvj[S5Dy3Of/:;]",
-    "p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7.H@tDj0S7@40.!*G0lFv-0:lv&IpG2i3d05-4:SND12g_z:927OgozmdTnLovb@J%=1]J.bq5_fSHMR/[la+K23Bv[k;UFbT1EK:D6v+G<1JMBt",
-    "%KRP$gv+S@4%z+(0srYO4+5eC6gB@K3ON7]55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0_9x/0S=hm1>hM;1dR]3TMq+;0^i6CpaBfB:kbB[lqUefA@bwB3kaLUYYz&m1]JVK03QT300zX;",
-    "9t;_F1NsjWH_/37IjaUQ95FDB11^0QG1(3u3N<;,6E:Cs4+HxT2!N:w4,BJ$9^qIYr9Ta-1@C>.Rs,!Z1Lev^9]AC/0_9s<9]^1D4,c#c9]Sh/3.I1L49lio1jGMI2*0-o4+epy5+5BgqyrxUGyoJe",
-    "s[s!Ru;7/2mH@g_lMoH(CI[4m9^cAh2&0&e0S7^2rUL@W1@-v3rY8/j0_Iml0uKtw1]JVL03QT400gar2Mh7Gc;gGvOA]QD1P/zv1]J.V03QN302Dc=0S=kw1@[[[1eg#ETMVWH4+MpV9]O];2#1Cr",
-    "21N-]AP2tBN&%3DEe@=y0_9s<9]^1D4,d@-9]Si56*m9_:/>8>f(RoyGN/O&2F;Z#9j+i8Gyno.1*wF04+>o(6FHUv4+Wp:I^Zbq0].;sjsXWP43Gl<xCR6JswWPR0_IpQ0uKtf1]JVM03J600y>n@",
-    "1>zE11fCHJ,3Jc>xCS2@G:@)y0y6*.HvkU>xCS#gFf1+)1CRp.oFESi/ZYT#rPVhcGq;r@y37U$&,<Mn+V4jX0-mH8+0afO3OT3)4,dEo9]Sl66*vGKGynji1qa-QN)HH!vJwv+r_<AgHkA<D2[.yS",
-    "0]EyIwfCU@4O.T22>7+r4FtO=2%3!>2Sp6110yyp.su8pHU,<u1,t.d3eW_04:$lGH_.1W1.(cwz#s>yjEDgQf%*my2G9l%9l-.U12viw6g8=:4+>u*0:K_#w&e[CTMnoL9x[jx1fDDi%a0!hMF@S_",
-    "4+h4Ea2+t2v$z2T=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0TegV&p-bBv6ll64AeOW)-I[tiVO>fk&Xcc$0PwI4ut3+0Pq.K>SOUf!WaXxt5XWqIS7)7RSJI(Q@I:WF!387G&$BeBr@M8DGP4[",
-    "xj6$S4%<;V1KI,v@W*^30R/V#9^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5HpRH2M*W;1)JM-4*/OY3Mn5OIN3QIIRFjv/sO..IoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%GGQA50)xtXu37eW,",
-    "4%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n=SmS>Qr!1(S(N4+,2lEi=Cy4*3BB+&T[B*9HiP*GeBWG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nVIzN*guYItIcc",
-    "1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-ngo)k+=UHrzTKHUI)/6f_v*4+[1Z5-y.>!NoWWTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2$GFU1:2.v4:a6595w(0",
-    "[Wt@v0S=km1@[_]4+O_gI^aG#IwvzT;X4dMLJtGJ;1%vY,4P!GG</6r/Dlza3ZerK55Wc:0Wts]0y5k:2(plO1ey=aG&bBi95w&_X9TPZ4+<.<GdVCUE)N5r0^ZPN1G<nW+&T@C.vR%I><My[+&Tq]",
-    "AO*+*4+=UW9^hAB9x;y]I^ZZfItY^JwE+>_s^mnIG2A*FHUI)/1oH$B3Wq=6IWa6Q4+D$;4,;!v1JD5m+&TwA3!wueG%=4@0yQi)00p,J9]^340^l>X1^>6MFrfn.1T)+=0.b#:h15zPG&bBi9]AYk",
-    "4hGNq0S=kT1]u:oE)N5p$=#D++&Tl%0S(+b43v!s2a&aQ8#vrL1=yoe-Q]i]!v,G<GXNel00KJ;0=B+YsF!yHv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Qq>,af(E$zIItQ^tV+NBJ1EK:9+&TuJ",
-    "BLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj<:1dR]62%SL(/(/>UjSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlGxC[r!(<HNjHZj_f9^76A8xIPI",
-    "K;CqE2F,+@0Sj9X6Wlrj(E$zIIt--w2nV-&Cm#hl+&UyVHn-&F3OS.#4,c#c9]Se.3;BnE+&Tz@jgbKpHKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;",
-    "4+>Z!9^hJE9yI>0I^ZiiIt14_28V,7A2l)DIvzLx0lV^K1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1.U7k1Kc>er_;J!1Rn^Hr_;lV&ITU<HUJ+5HrzS>:jwy%<eLm^HrzTKIRFA=1fCEN3aUW>",
-    "spJd/o@o3.TMq+_0_a:jItDEanIHw=)OHNqIt92N1.wKx3b+Oz4:kZEHUI)U4+Gpf2&C;h0R+$#A2l)DIvhCw1F/5<s[s!RxCRBc=9:IJkOL1I+&U-YF#rZd44)t)I5MaM4BR:f-35RP0UruEr_;lV",
-    "xCS2tHvk>4H[3c0!IMh@<T7bnH8$Kj9]Ac51)0!Q4+oS%1G4/E11^E)sRIuh,8v[ZHUI^j45.SH(FPnc,8u![9]h.F4+>x+9^hPG9yb62I^ZlkIswH_2brgGFDE%M,8u^FI1dVo9^fzxK:)ut11^E)",
-    "xUUBf8s0i6IWYhSMIQk/yb^e/1Rn<Ei^e=BG=nR:1y%[T*&qb2:ShhA[dxd[1rGzF:-x^OHZ,H@1O<!49uEP/nF%5[EFll(1E%Z*BQY<Xr_wZYsO$s:sf3IH4+H1yUIQW<12M<59_w8P:-xGzf#f9!",
-    "]AUMH4+qVt7XTd(8j*wn4/&98dH^me2eJVV5Af:*0mlIk74Yi:23j8mHt>2N4-%3T4:0tyO$U>$3%/(e4@t@92oD2;x-O:zo*NJ71J36>1B0z34*Tl>2*(8v1J[ci0OURo2KWyT2$&Nu3ph2=hBN=E",
-    "O%E%u:jVYnt6vWxo&g=VHvj[HTnexQ1dOl30S>Ph:I5$]Gcm!9O$5&g4+*pK8Vn<[rnUqh6EXlDH<brw4!5FPE-u#6#[;NTv7UYczj>Od0S>7K/;5.(F*X1n9ykCTHvkOE*ccxJHh][@9[<M!LjvIF",
-    "R^TdD0S=U%kO;0LHZl%]id6=Y.Y59m4*^8@1iR/54+8PqtpN@V,:(7!,7F6R*JKX@r_wZKmZE(h2s1Jt0WkVc2#=E_-++BuARh@fx/jw;@&$fvnI8#>;qCr#J>>IH2NF2]1IlR+AK&N)F9a(z00XqD",
-    "85/gV&.6-B0^j5s3/bEV)M5@T#k3Lx*$)PI9]t.qwFC;E:0JtsqEZh5x]%o!!M$A%2GXPy4+r;gP!9l:0t&P5TMnD&J>n7UjR6k:.J$^f%ZZ,:8#UZb2d;h]4<sE!S>X@nXDc%,,ii$c>=Nme);=O[",
-    "hKE5FIQ!Xf4*]HIKrc<,G0y/ND_rip9xR&KT@wLjGsW]d0RVRjTmp_x3J(sn).h2i&7W/wyvqa&qzDdB3D;q&0Uk8_2aO8_/gb!f*xm-Z18xrl>Vfw:2pTxI0uGA[1=n&^4+[MM90K4b4,b6;%ko]U",
-    "rXvcR1p:wa4/_I5V+Q]-9RTZ=Ru2r_0R[H42;FCM1dq814,CZtA_r0#3k^5qFElnd00[fg2Mfgk4dq^rG%O[yv^6wi<!U/csq8)pv/IV:rx6bruh&8zGp:yS6*7th0F5jOg+T]#y9W!;.z5M+[[kE]",
-    "=EwRm[.-AQfD8aP1/HdO4vy+_3bX890uT/g+P(,2q7evq4+zYV8U>8$Z3wXE2MD/>Kpryko&g4):IV*xsSE+>tXvKGqYMbQ!vqK&2GoWM1duuk:F78BqF<OS0/FXy,VYALm:LD@r.ef@1gyF=0R--E",
-    "r6vQ7i4+eXw96q6/K.rBRt^G#0RfE^4&dqp0qGbH/+8S0#Uu[k0S3LT9^g41xB:-2$zKl0wFeII,UJ612iybz@!)@,2oDat>kA2I.lJTj@VJd1<9->vi/>bu*YQXT>/5,!3AX2P4#<IA4+-GDPA::J",
-    "GRGeW*6w!;3hE38:aIT^H8-!,3eklc3bvRX4*]5ZI]kvx2Lg-#4yM_PGC3;IrFa5!4*-7M2#KOr4xXAF2KIp)9]J4!vnT]KO#^4,3+2_l4a:u64yl;P4x]tcw&ex[woL)5T;;]n6b,+<4jwYe*$W7r",
-    "1_WJ<EU5is4,4hx9SNJwZUx;E4.GQl#Q@fZH>-:o<24OJ#/[v4yw>m[zvLwxESSFy4A,(04;)+Nl:r.!;#vVpuk2$F1-H8)kE.mmHY_)n6ah94:ZTJf2Q)V8rV]74zzGM30u0Ke0uJBDK:*nb4+Ega",
-    "AP*PU,-e.h0sgZF37j1d47$k&1;Pnq3!()cG:Q617&W]W9Wl)x5-9N=1,R@%4+FZ%2<y8[3Z]]Z4&gckh8+s%5(kc(oB-&;P!AV+FfBMWdmAkP4(:4<2Q^34cm;:%Zwku<4:QUL1MOo4g[*T7$@/aR",
-    "tpgo6(6$Bx;FtR:y9=51<QVQf*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>1:T].0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00W/RBM$@P2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan",
-    "2M,O7,(m^vup18qw+9TSD,Qsq,U$T!4+V(4IUhhbxCaw5*XslX-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)A@kne[9FC-KBx(6QyGXNGg02wiy5DAQ$8ZQbfF@W.^K[31sA0-#Z95;>3>[.3e#)_2k",
-    "1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^+RY2M[slhYb%bzy^@.H_.ne01mDBcm;v-I]7.z0H7@pK);qlF*uba4uZ*C3a@5b9W^PM0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSKH_.kb00N6Y",
-    "4+-JbFF@Xo03ReU030=p7X*&s0R,vx79RvM!UrD)FaQES1I!5z6<U)_!rmqiP[Icv6fyt+:XQNwE5io=K=@sLFbl2hj[y$@(9#MVHtjSH*DWqLGV3%0fG@hA<7p*7rCkEZ#ybwZJqEIdK@#I>H_.zU",
-    ">Ou!T[EK7:t_Cjnnm+<%jsXt^urDJvHPJf+<&N^L4:j@v2$]xz0UrxAuP+0eF#$vm1pSL32hW%T3yq5)4-,s64+8pQ1h)Jf0FquG0XBgo2%yGe4+r<r0nIoM3yF=#4-k0k1>h7i4G#y*>&6Cd030*@",
-    "4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,9[<G<*ai!mw-B%ykncDG/o1CXvkwfL6$9/a4Cpci-p@s@.^wcfj@1ZLa[vyv)m1MDH#wjN3Zv3;4&Vp][Dd;N8Ut;%Qvpo_.ke#isWSp_95S6U",
-    "0v,g,xl0R%MH4wT0wfwX9SQp71@XJ+i2(;f+i3wV2+n2/jL#MxHs:.][b38P0SU>i95(.GFaQE23(na_9]1MzGZ-1iDlj>Z3Iy5DZU<8;2!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw4:Oj9DFNCP",
-    "57z]IqC5/8Hvw4+*RLZMEZ(mL1al6=oe2*K$TuGrH2<Pc01mS=2bI]q9^GF/Hv=av4.P3=2+tM,.;T^+Dlmpe1iu=_4:*NK4Vc1i1w0QA$2b)+rmu1j3X8Z908t9>0tTDmb@m!o4xh;s1L>.D9^M+_",
-    "CIzsv4i2uu2=%xmPY%ig4wP#WH]Kr[p#^xUi)9ZBosJ+4+KfU1o:m>UF@JGc03HoB9^G2>jvx-Lt-0hJ$F:>QG&IqHV+j0<AOJrGHxFULtQ2H#W=@:_c$R<se,JWcW-13rX6Vsv4/hy.+r$MAEL[&q",
-    "!mJbzABzDG)d9k+6c0160uRLnfzfRT.<x_+48p7w4;w[S4,LA;Z4WV04:h]B4@jB/Z4V/<2<f2;tP_F+V,Lj%!mJbz0@3V939!m,4/qjxp$!i_Rv#/e>YDtts:*E,HRu8!U0)v]E#;jn8K%l<4.KI-",
-    ".piY4Z4Vly1rPlPqRMR#8odY)3ZTku4/+y,G^sak5^e9y4:ngHEiwQPcfza@4/%g@4;VFH4-hroZ4V$[4-qrnZ4V(^56J]/tP_Fe<&ph02g0lr0,=[H2Je$m3nT!A3J(OV@cDrM]Dt6rGBAq_3a7:u",
-    "4)<<F4,dSzd:J&P0S=oD&IK.3H7wBq4+pu0q5%qpIu8lXp/AP#2M*H>0rRZ_33LwRt7s1e(z][hG5@V9,VqIE2%p9k9_3j)xfKMIs^T.n!KwiR--#Z92sNXh0S=@W[!R^I-JXzM0q64w1v(D=o9ZS5",
-    "@ST]ZHUze*3J7owtgFib3xTW<4X+-$0MX.D3DdND3ABk%4cb))*p:kw1_SC03Im!+3b.$/4LRGO8w$l/0!0e#j1:%@%m<N!0(B2PqP1lYQ@)Q)A4)Qk5)Ue[ffWx)&)858R-A[A4=@g+4;Bs!QVXm6",
-    "8vq3j:dqPnwNnoV:gfRkkp_X)3JH.vQ4F%Vejj5o00#T^8ysQSf*BAs01lz*3J/x-pV/5SGB7Nuat[QLaSsOXt7r+oOa%DqZVw04<MIqaGLW(q4F5]H2fnv>9]bi44cHS8E[E+,2cnJ,4+=NcelI37",
-    "GKTF/3xiDqh1V+&2h95c0.cdH5z&Gi4v+#5I@M%]A964N9]JJ^2ED%-599-Y2;xH,3J#LG0S3JZ9y*TC2M*S[xB&#ggaQXS4fWM:7c9J*0UvHTtQIdIGBB321P<it6AyXt=imI2%Cu4+mH[_40s>2D",
-    "4#o!!]Kkn.pphO4w3,zgG%yavcpq:x*Pp5ZA5k&V[BH/wop/u*(gP1Ls:T!-G[hMS[cQ!Ta]f2Lb@G5p4eiN$3E3qN3jM/QF90$#<xB2F)fx[4)EW-7(-5kwhY^BG@e+ko0DmxHW;;mCGB5xRRS!7&",
-    "XbxQuX8LFjivbUb0[UnUuL2Ln1-*TC4>W$X4%G$=4EksfF-WjUy9*Cv@e+X$tqBi4@e+Vg56lVrXbbKM4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1c-Vt4-rNf5B&#*mT3.g",
-    "y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m24qp#D@e+Vd56^eqXbbWL4^b[zXde$]01Kv]eGd^F;<uoeH8zbAE-2I8u]gjKHRk6U9_CnHXdeq=06zdUF)Y:r4+iVz%:fFEIv)r&",
-    "]7b4,H821vIWPbp7,j$-1Ub/!4,Wul1e<Xl4+Ez3Q3/fTV,FLkXb%LJ.&6Ok9PVf<4mLCZ4wonnxo8HJmJbD40Ui#6Ar8F(4!UR$4T9o%2%1+1/IIIp<[a/u/ExcfzE^<0!K8Kvt:(<F2WSB=4%yaB",
-    "3fhbn1BM9,t-97C2$RwYFDE!T($kLt4+FJ>1PkG]oB-,^:lgwD4*Rl/0TeXuS@P<qju.U9JMXpx2wDukt@,jE0xE59g<jTFkB$ol>2Fa#RSRt+IV>H(0uKtnyo&)2<uPGSIT-TG.X-CY2.(gl4&a.B",
-    "4+Z004&:]s1(X5.%B2Jfw#@5W&4vsO!ITRREwKd*%*S*HqqqSM%fkc.rneXl=NR<&3bF+cD&EtN0S/]MPXxx13.7l/Ie<bQ38#SqEj2qn1Kt>_L/OY88wSjt3k-l;3k9_!O#ufF1K=Sj5-/Va><fC8",
-    "+m-v)BB-($2ioF)3feChG0:a:4-/Sm4+iw/8V:^h%Nq:lkp_]QGWGdU38!HNpO]7DIF]zifanSXgYF3%IA-$A!GKZ&]Fc#P2%f(Q2pbBwnU;>x):8@N2:]8-2AuL34[*+lJ@W&()Nmh3IglL:E26As",
-    "3&=<Y4-RGzp8*7)1p)=T0HU,B2DF152K+<1xQ!MH@,2Y<Gon9JLpCu(G;1kg3)@In1*rcs0<J]<4u-bK0VN*;HpjnyEH*U&7dDaB4hAPTG%O[*(hmyQ1rH0[%1<6BLPA10I5]W+,^WO3ISAB;!2u0Y",
-    "Kr^NqLu&!@1>bTWBMMguG!QfZAVM<V3zd*02*kq+0>^1N@fde*0]7oRH%7y^4,T_MBLmoF0eBAsy1<<(GC;&rFg5<W1)!f54x=C:1C7xV4xcm+1eoZI0SueLehTsd4w8ot0T/;h5(*d!x$GkaM-19X",
-    "0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.!_!1zI3fkG1[=EI&.hV0,vS:eH2<CA0tN7=fdK_E.s%E)2nzo7b@JuXwFCyh-t2^e#R:(3nHLVT4i5y2plKO5#a[_S4Ic+H$=B#/HPj9Tj-vxHIn)jV",
-    "-4B[kGt:;r2si*A0W.&_1v3C212O->HUI>c#aRO30uMcq@3w(J+V%/BhXFA))ebKeGcf/gH[huV1l=J-0Y)DLFx;F/2QxDO3h(]X1Ca&^,3.V<4+rMn2>N7BIo%B(!2:n@7%.hY2p.nL,3/cFFaQ!T",
-    "02(y>1N=)u4&4n5o9iG6$qf%9mgN^=m3j]y-C;RxFf-SG0tnN=e,8^ddk;e&ny;)Q/DY#^VGhBJ776ga2oDDKsf+--GynwC)ou/j%pD&FIE$io3SJ&K<W;g:/+$ly1CEOwAu^u=4,dSE0Us@A01CaV",
-    "hye.U#uFbNG=_SC2I9s!4.y&>3JsozQV#&s!dL_:]6vaVtH^,lArB<0hyf2gi1tq(axwrf0y#9E3I*Eueh/mY>3sJ.kK08L2J@O.2#m<W2)m]20Xq*lg_ERi,va9xA5k:w7z,E&+0z[l7L5/NpT&P4",
-    "3N@:AKsf*(2[!-QMKv-V9]br7A3,$$4+**n1c8$r4;5NpF9]j;0124kZ3fi3y#WQ*6AgrfatX/4Lk^U;mr=eYGB5xN=4.-sqCO7:=yeK91:yb_0U[4k*Aobm<ev7t+6xaXgO=edC&!6U9^hU!69j-n",
-    "0^lh&69FL)bk@Ffa5w,D5Uam@599-ZoB--6/_E90*ApE%00QL<7CGrU2Ej%Pv>%gGn$1rP>!1452n+Us5g!FHn7X9>1tJTcur;0]ztRF91_-2S2l^K<1/%GIj)EHuwJt0-IRFLptSAovq0.izSpw5d",
-    "4+Xa79^c&YQXX!yfeQ^]-.*6_vPlNkwpj$HLk&3ul#)-j#uNzM*A)*1i]l#=,;$170pP7*4vOr01:*jB0W/RgxS]UWBY_q+4.e+[5FdsCHqtaN6*V@^G!Fp4v3dp4kOB(u)pZTPycQ1:r$Yv=#5fG8",
-    "Lkp7l7as-_zWN9b)dmasi4!(8G%TXM8Va=ZAJPIdoi#6BGBvau88rC%3mG,=/nx+PI<1LoLpAOQA5$_[4.4.CK;-<9paBmbfe8-SiSK3w=a2kE;Y&YMGXNMlx(5#kq3C%I[(/]>v8<_p<X%Nv95/%b",
-    "F9bO<#0_;hZyyIU#10!Y00i(82$0zi9]bVP4iYi]9yb6By6.@hi>,%Hp!=gMaKFZt0WTmpFvJcYh5.ML9^F@9HZwIWi:<09f^3.2GMlj,FAOp:f*uI.nG*z46Dx$99tz3;AJYOf%;%%3IRGd!F#s7i",
-    ")uj*)%;$:D++@1Nrtp-kA0aoSv/0v-huK:nZaK[j7&8DJG5[Dd#S1PuHiQfgzIF>X<)QpOh=HbS3pUMd8EuiK2M,CG[0jr3VGjo7vH/eTx:5tXeGd%Nu:mh#G&TSO(S#ylUuAM_Z*tc72X759W<Ruq",
-    "HMQUs4/GX(lBNL.D>Rd]$KVwYIfeob,ER*gVh=(k+N/)@8uSSd3FqJy4/qjxrVS54Rv#/e[0$Fyg5ebpHRu8!U0)v]Er][f8I.7>4.TO..OJcY4,Xrq1rLP;--at=uLutW#Mc<NBmt5N4-rbrULOxQ",
-    "s+b)-H8;od&-c$uHmsN(4,3YU0Sc)B1LCX;6Eo7P2;_-,Vh+-*4w^ss0[8>C/U=WQFr^3P1JL#q4+N7.4*/rVVh8bt9swK/1cQ;U4z2+R#hhmbOb6pi4aWR44-hoS84juB0](hO1el!:4uM1fH3gxm",
-    "LJY#U2<b)nJ>hZ_0S=PK%wP/3O$O1z6$OwU4+!z3LkZy-4TnPt%*7/S2&JS$4+HwP0S=M%xfKJ[$Uz9M-^1UxD:gKRl:rVM2.f3v4+@Cs0S%:s9V9k4o&zf^HI3v[1m<!k3%pMeGt@1)9]$vz&/mma",
-    "AP9,2Vi,3a3S]-B8wyPsG5@u30o,_6j([2twEbNL#fncVEHN1c:d+@J11vFy+zJKsfD-c3lc<->&%GN8@bjSdH#MODSOuXE3,6l+3!0Mw2*j;V0S:k5Rs<OvO%Dcu5+4aT>e&20)2(737&X0>XE,e^",
-    "Ijjc[1**.a2DSGB3h(m_4Dhy)0SjCbH_.nc01pG4%MJ[t7YO914,Tc,V+PRsJr4qr#T5;)*4SeiGXM;a0SJr&4&AAF2Gi0M4X*hD3C+TN4+,IceH/Fc2ku7:G6BW]7%(#r4)C@P7&Xh_4hgm24+OUS",
-    "3Il@PYYN9l4+h4WL--_;4zm*vKb<x!4.YuU84n/Xw*<asI5N_44/TFw9uEherw.PUvcv%o0<a^x0[pce4*@e20ST5w4+oo+7z+P]0^lbe=p=n)jk7ldYYzzLudo3SIRFGF4+G5P4+f<(P7@LmZVw,n",
-    "1uQW!%<PEbk=v7r>NT/G4.ecMl:raZ0j:ov12Hka&J7O,umwCaGb<.19^Kk8L-[MNArB9k1q8/B8a90%H2;_cq(cTO4+fnDA1*Th8#e$WGc39eA8.0A1s_G=Gyoq0Hvk>9IRFBhtN[iq4xI%8/gk)%",
-    "4:z6#1+SZ04CdAh4+x(H0e%K54+ftFA1yQh4c)*Y0FV__g<IBJaGwPq(g8I9E-2LV10*:%-sXx;wgVpsHM.1=+[8NuECpT-.v$3brYjRUgug^+ESzs25jpn;6)/[+Mhc$+9yb6B+_[BiD,Q*p0Us>k",
-    "+XW5Po.b8WyBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6vjMiH(5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn&$]p0ESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf9",
-    "01@LWtsMp]4+gyi3fl!4IJL1M9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsG_$-I1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3c/=F&KmQ4mM4+gyi3)/+(@HD9KwhJE-H2;(n@92ykp8*dEiyRA[",
-    "0S=YR5+5!&+XWprl&1y*m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qIn%x;1^p=R@T@5$-$sf>jSx68FgMo(1z8T)WeiFVjsXt:p7&Y<GY5b!2b9hQ1j+Yo4*,$Q1q83AJP!qnh,4oCH2<bh06z-g",
-    "Itt#Z91gFv9tg/U9]So7F9bI+03QrElrAncG;4)Z*,8%#;V24Q5HiizYy+=V5e9t=0ENK_4vETI3-*+D3ctT50IEX]IMBZe0<pAPCr%F71Q#=@8aRN#4G^f_4+qBK4i5zM-0@V^FaQ9Bbp-:_1f!rz",
-    "4+2mR7LoO14c;g*4+P4-3NHXKGfoKIG!BirV,Iz:rhP9-GBm3T4<0k!4ljxUEG50BeJ<HfHq,(SL&eesFN*-zCBmkCFP-H1IMo6G+Hntb$EJNRN,[aV0uMv!zzqbx0xxYfHNOHcn*lR0[R9Q8!3YiW",
-    ")ol,Wy_qt8p8+z]0ueI+4*-a:8y]Ks)&d@%0W.&vvA/vDKQW/UWDg*_0w0nAH2<C==cF7!HZjPt4.8LSwZ94vHGqm>1;AOp4+yot3LG#14,tThWG<IXGypGHFf-%Hq=Nxl64;O[6o86k9^g]rsC=GK",
-    "fQn/X,v4F_2%rNTHvkTRiewI-10M,C03QrC01r8Uiev)7!DJ5,*#Qp^fQn/v4/vBbXb&@iiev^s]GEJW2%rNG4Tt[<9]1O;10M,E03Q%I03QK3051SIFaQYJ.qi(ipc4YQ)MO75*#QHZ:JA234+fwE",
-    "4,t:%4i1n:4+ZLpWEe642cQEFCyT&jCpa^z4a^eu4:60tWC7dZb@GAr91Yfv4F]@TbqMTK4,&cgI^ZYc>-:<xP!A8BDGrqZ4rCuAIg]kga0.<9Hv<%*Cl3YexEcV0Ru2Z^&l&^!+8+$GxlA7iGOgFh",
-    "0S=4EQwD-[8U*,[F#=uOMGK+W0TeUx=+i7hI5RQ0[2LCK[uTqs*GLDDpI8XH1p^;y6$Ywe4*#+O0=JD$iYO8;mn0iCWC4YPM*;IH>QwMSnPU$NTp_0%01of%69cjA4i5dd4Icn9=UWCo@(h07%=42&",
-    "1P++jNhUEYlH;K#ve5wsiLG7&z%&k_za.3z0tcm]94.6BA@0<mB>9JcL=U!uFhv]P!nF+>05*,74FDAbF#=G+4hH1@3xbwP1Llq)9]bw/1uqXZIq8Qu95%C]K<6vy7z;^4QV#^:VGjhK1Rn!3cppqT",
-    "b@8IH2Jil_0UI-11rs/n4FlI@4yAbmzx=H#$pH)hI1df;sUrr;kO2kK>a+O,uLA>b$q)m(E&[SN4,4;8Lk=G!4+B#YHvkRgp&1r2=9c*oTL$BH3fF55h=YYp=EwUm2>FD3052snIRFH#)Flx$004[!",
-    "2B!fZ7dnUnA^uxE4jwe^2;VItB;-)g3lAb%4*.2e4GiSbJ>M433J$sl1dG^OE,=Xs2<6vX1o8.UFaQR>s[s^><(CXUHvkqm03QQ502Va:4nzXA2=KW+2@e<.03QJ^02ea/7cu^EHvkhe.EsrH1vl_u",
-    "3%:&n%m)L4[t6Dv2Lf3iAvn$l9].@CA^utT1Rp9h%m)rp4%;p<7BT/DHmd[.y%8S,HOU7oFgO4&0WvcHA0-vX0M$AN[L_E!(Dx1xA%y^C$p,>g2no9p4.cF&p63;:f%y&&kkt)7GBGld1p_.R5*[+h",
-    "2MbdV1iKM005CHE1+(H)7C6ZV9]Jf57C8VP133T]HUJ+3H_.G[7&4%[4FMb-H=_PC>4>=oJqh)r0t:tm1el2&9]bka2Q4!,01mGQAJYLdyb%Y4=t^NJvIP;[7as[Ryb%E8y$TOEyb&)1G&TSyF)<b<",
-    "A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjloF*X1P-1Lfc<Cg$#y6OQ2x3Liir_w^!I*0,e<d+X>HDd]-4G$n%4+6Ro4Yt%D6EnAy3LgeFyAduhH2<A&4)X_B<nH$@2<BiC0Twy)2<eF(2=KIS9]JG]",
-    "7B^+/9]So77cu^FG5[X]F#s1a02nX-3%wB%G5[]HGBW<#4:B>V0J<^34$TJwSsx%Y&j&9CH821NjSe3!HO_hQQ6B>t&,ED@GJypT7QPWYF*!5.CNMbw2jvkDCC&!_tn3[G(f0ue;gK9%IXZ=]3^Xe1",
-    "yh[p#xET*1S@Pxh5gRc81fcOW9ypT)1nd794$KD(Qx5_o2QLCRIRFFK):sCr2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#04>8&000#NF$27_83*P83(N,ty<(tS2InX*4:2*n5iiyOF*yJcG5@(u",
-    "vLh2R:/q9RzYzel$_zA;zY#A5H8%hkGXNheH_.b&4EG@!Fy,;Z3(*D,7QYby@C];72>FG603RhW002)1=Rp%xH.Jc0AT&CN0t[mUyz_SO-ou7oAX*OtzY!ZT024Cqr3xPfF_1Q$F*z[+3[(#U=9dgV",
-    "G5@ahi5v#/2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$Q25e3$:8XpBY;kqnHGC4WF5d,*v91jGJ3Lhab&j&9CHZcGPjSdei$SMv]4Exp<6g18U9670(WDgg-5ga(UG&V6gH2;;X",
-    "5f3BG2LZKK1(5L[4XeYX0S>RA0u9Rt1goh<3A+&wAXyIryAc_Q01@3)F9kR:04>K*01HzO1iKM012-7Q5i]f6G5@+*rUw/;$Oj!W00#dN9]$./2PZN!!zvpy030&>0VM_+DhZhtD:5;32Lq(u6dwgQ",
-    "$OkVDI5)cyKh=-.IW+(hGyn*-GzO!G4i5:oGy:xOKMyy%5ibQcH_.zk052:uFaQow3hW6aH#q.+I62P,4-Z,,EH=Xl2>@r/00,a=4.YRd1H9i&2Y_Hm7&njx4,&W$Br7ti,%1Y#*a8$S*vcjk7ux_/",
-    ")++*56EN%v4)YQYga-24S@je,1;v>M1iA+uIPg0TxCH:enJ5nxyaq1:H#5El1ODnh1nlx91n(6L*9#jrqxdNU.MSa7o(Tl/kpeFcH#gV]4+NkSF9S9:00Y3S83x!39]SY&KL*$f9]JT17BK)0L-^h]",
-    "2huJZG5[Ph00AWj(k/]Z@wkArsRR!TyntjM7%lPjXe%o,01A^r1>@:g0uKV^eG9>o4hrd:0v#_L>n83!>yhyTy$TOugqi_[1Ts0/=8p3vzc3Hx1Co-*2A^B00S.,%1f&EX1Tc6H6>bio1cLQ84(9hJ",
-    "2dd_A9_U]K[[aty1D1+Z2D$9U0Ua/R1,;TM6nP&7GROo3x0@kh$OI1!/7bIp6;hK[$OIoiG5[Dd01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1lFJ(4R,]U0^mC*1RgU017ri%(,95G1P6$)8V<MQ1Rn^B",
-    "03Sdz02ng:4sstrIRFm^$OJDyG%.4t$OH_=3&-cn&HfD=1vYmd6*.TR9]kl45jX%0/#4)F=cw*p4/Bh49]$x64:FLvJq_gR$OH_<A3!+(4,3cyFF,Xha^Nv11PIHV4hWc29^+ZV2Ds8a2F:_w2),Nz",
-    "sj_;LEDr/x0Od-xw*dp,ffEc+3h(]]3[C^xc;(Pfr4]lMA09aX1mBV-4oxo^HZcGM)W[MHO$NleAukFyHc%EahyxQd03QT601,AI11t[*hyxol024Oh84ge%9yad*1E.h94**ObA2=5u9]bu8FCRBB",
-    "O&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSgN(3wpQ3QAlhyw$oTn.nl9yIR(1A=cd4**ObA2t94f^H[m",
-    "O&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1e;NP4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3#/)D#Y&y8[GU9]bqs<E[7VCjt5[4,2TmR32<^zkLJ01RXS-",
-    "%mfbx&C:x7A*7!I1I48d4.Y!GJr4:VFAFg-9_d;O4xRc11k[oS9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^HR#I3EQ#,R!3U4-K5J4I44#-S:tni&>WV[^&Guj<JPIY7YYckPQNzkX#Q2vjhUl.=m3o",
-    ":;.D#Gc*qY@/)3I+P@WXI8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUJ00!Ez4*+Q:o/2_RHtG%)t7Qwo/=JqOox4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[",
-    "45qy@A_iM>1fa+r4-,fh4+O^jXacJYA0IhQA2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(lm1!(@Ed=*$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CA",
-    "g*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.",
-    "HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINKk=%&T.@DtRCJzaY#sLoq,1I#F=yoVd[w<y:mE#,/u:E@v",
-    "[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)K,Bk*$1P/;L&mImc4-]Qt0uIFeQyw;g.@*3:($p6p0WqTMqyaw%F*rVomsKwTGBB;JQbjX!b#2qq2<f7SQZ,]5b#B$S",
-    "dmb/89]bf34,UA[9suZl4+z</3&zY14+gt[zyS)Ht>^-(=$ZSR4%*Nj3Z9H)4+E-p0tK(N4,BM]867u=vp5920]K#w0Tg5$2>z1X,_.ba0RnRa6$+)90tgiah0.056%2sN5(*U&G5[Jf01,0)4+H*=",
-    "1sgZhGzX8!R1WL[1ha[GEix-qi5vhq47vLR1hR/:1.(5/3AoM#389pY0S:-aWDWMX3k%!]A0BA8s%#4v4+Y;dAP)(*t7Hq.0txy94k7;%0jdKE6%jH38ZrP8GXM+t0]x%ceIEihyq*OQ0i)L)9yH0L",
-    "1qtPaX$y<51-:R22iBW$3y%W:Ivh4rA3Zga0^1NZX$z=(2<ebD;;n#*%eWQ-<w>At3Z)MZ28=i)9yapEKrb:fIK:A6.qZ!U-;y1ngt]lo:X!llxC8;q6l9CtehxYZ;b#A8F)^$X5Gye>A0svZFA*[<",
-    "00#O&28H)xE-U>+>W/jW,Vz)+KLIubJv/lkG(Q.L03QlB03I[j-wl+3KOYG,00F+!cML!oF#sP5GXO3zE1sGl7d1cxg$D$,2m.Dc82^yuhXfll9T+qK8#MqJHUJwp02nv@9y#d)2(tkjEwhXu2Zxja",
-    "4Zwm>1B;R:)#Dxo8UcY34zULhM&yQQF9$L-01pl1wFnLC$tnhgfqE%0H_0tx)d&vy2o8=&1p:*DX&($QhnfWkp0=SK=Xn/f066Xj9^zUB2QL-hH..>yJ0B)C03RJVp9mB,01,Ao3XkOp1.0NS3B^+D",
-    "4oL[uxDo+JEj2a(4A6)P9]])=5-6cCG5@^Xhy)Zl!wnA#M*<@sD:OJq0hU]]nYjoL2u30_I7J*Z04g=u-shEw;FRy+5g]4:;FSn+9T+kIDmO6z7Bm13[s.X19S-K3,WdtF0UkE@lpqC+mTm[j0^hYX",
-    "9s$XRN)G[m1]J4E00/uD7Bheb4m%$vHUJ+RG/K&aIjw_u5-pGv95CbqC=anEy8[mirUVf*LM$-h03Q^J01@3)95MhO7BK(.gaRBe;*%UvI5]QhI5+;tGyobm01oK]5,r-e8#m>#2OAqT.pl:D4C4g[",
-    "8xI2K>yh=90Uk2p1q9xhsR0f/2.r1w4.g$IA0jxL1s<.ZHV+xf1qr.2z5xx!1s<hT008dQISu:+9_Lt[Ju)jY@_)8sF#sMg/AB.37B[*D5I5l3P7FQ]fdRG!0pFJm4.oV#KO,.QHMIo*nF.dTxdje7",
-    "A0jjW4.C&S6E=<LH#R*F0Gaj)1DzBP28-v+-[p*iK<74P0;Y&i;c5[^2]y4u00fsf3*90FkJdsD2]y4t030[784</<1I4rj4+%gKG5@#,83MN,0=;u_nFSFw[[$j6GSLMK9TqkK4muS$01nj!BQ,D@",
-    "4+Yl+3A6zXur<R<I4tA99SYZpBMPVK9v(2Whyf20zN8:85i&6Qn@jK7h64+<:mCp81ij);1GtX;4sj1W.b)j#zmW;M2CSk44,Wf-9SBDa=kxL)DgjCl0rHsx4)8G#Gsoo_9_;0N0R-$=Ee[/qr62=t",
-    ",8K&gw4wwb6*2%12bKa4z5$D+ATI(jH_.EUp&$;B1B;m<r]^LS2P;3J9S)Q+1Gjw+.,,yW3)DLfs_,a8j]C3t2opBl;:zv;)EWY[5)K_)+wBelBMd.Zy5brS2qFf<-AkCY=_xnb4LLL[:O2n#(*X*-",
-    ":IMbV0TeOI;FSzMH6SrDHZ]4(1STH<GyoAa+5rS69]SW15i[Na1STH<G5@XM&]w573V[hHH8uFaU:Y,++ENbJ)R6%WgbWMOZ_z4l1H(HH0[t^v(2fEQj0*;$gl@9q3k8We1.UMsE-U=r1=X8R>FD)T",
-    "1n<Zz1(O8;&IBI/GFJzf1rG_(0V59[egilU3WEU$@2@OQg8;rfG%$ez0XPo_h5@rL1@i8=0RbZqAcFx1wFeB8vke(Hodg#&00,GQ0!J,3T=.Ls&>xW.92>&3N)Fry0GR=^xUL2b:cs=XFrNetBoi.u",
-    "0fh(+h<m+T3W5OxvM&g^2rmjSGKm2eGo/I$i2($e<oWJk4BQ>N5QzZ=p$RVvFg1w*1JDBwBnZ-J2<x;R4bs_M4,kt15-r-o!7vXBivbcjj0z6]Bo#52*JlAG4brL-4,bn0C=0bW3LgnE!WISKk@4or",
-    "fO7;eon#LB$r1tf5+4:c)(Rg7G1UqPnc/np4+gmh2g8=o4j%$N4-$1619/Z3*$NJO0VEG0fB>FS+X;>o03-6_g#iyX,3kCq4.g.Q133/g3Imxr3#bGS0pkb.uFzx-1j+=.B[t*/0IGKbdLB0b2ciWQ",
-    "IIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P04Opw051wMHj4orH]7cmqDc/e.>ah:H_.QshervJ;.EA+=i3ZXGXI4E1o>8C4le<NlMEjaFrHBbv>lTkTL][dB;#s0",
-    "0^jjm1@iB@pK/0X4+)y_0^lna2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5kGJ%XfA0#qe0i*=G16:s^;wJ/KBr[zB>5^]ET<f>1TmiOD4.uay$OR2u1H1>Y>VaTO1=e0r3A<@.4y6na3#^gsqvZkv",
-    "Hv[ED4+zLn1<yNB4+q7/AP*vr0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3b$ekvfyC@nqd",
+    "03R7P03R>n03RAQ03R>n03RAQ03RAQ03RAQ03R>n03RAQ03R>n03RAQ03R]o03QN201ru=gBu;JG61VGF.)nLZ*>2GWSWK:Vq@fpGc[tT:vKN.XJvHMss#<&R14**1rI^94)&<A4/!8^4u@7+4#L>H",
+    "9^hCUxCI>GhN^etNDl$!*aZ(Q!2u5tm#YO2Ib[z7u-gA3Fk^xExT=&Nm$DKM61b^c7c_G68_LgM94q(_4TSk24&bo=1kS$>4,V]A0WSnNI*S1ep6(O@@z8+u=Q-9A1F-Vu0XF0z2-(6R(xL;gpuhtU",
+    "CxE8_3-Kxx4+Ye/R4*eeGTx-D4+w=&1s<PF00v11qyZlSHUJMPfXE-W!2/HkmZ$[>;5r0K.=/+]Ne:2;s09xLqp:g-Gyo3([GA8]w8]R_2UsX8GN^X)AN[ul4/a,kKLBubbg-b!4:VK,pA8Q_Tn;WN",
+    "4;A2RJ2C(d4&1#4A0RWN.Qg3=030_=4Fc[:A2VCO0S@d/4Gv@w2l)*TG]2%E49Ai_4/,d76<]VA2cnS!3Zm)-4+E.X4,<=k1rEZ.2M)NxGyoS55xw6:4r_<R03Q)C*bWA+.OU6yy9EcX5Dx-pf(#xr",
+    "02VR-5-Fh_7l7]xE,f.v4%Gn>GFJ_2zTg<aFaQNk4+!711>Zza4,u)G9S$oG9[ke>4*Jdo9W;+S95Ji2A]C/Vn*j&N+Zqn3vmy<%%:fSu!/,Q!1/OT!3Q7)(mmLpW<Wu!SprHaE88yA!8Uf[Z3G^TY",
+    "2imA#4,0>uRRL^f28g6y3-fp:Co;R_S@LPF1i$7O5-7+V*>Is#=<K>Sa^4Gc4,Dq^Tm.ZT9]bq3xB;F:#+<A[D:S650S(s32n5EBY7Y(jkTL>X[9GRsZ>myM4o(EO*Dnm78UvM-0U9,toERSvFq<kJ",
+    "4wKDW4-Rwn7cT)aU#G]z1*xYc9]]#(t@@H7Qx5<==c4g=4+>]t1]2Ya3C6rK1eOQ^aUTRZmW2ck.=%^Z-shExtq3SAE$iF>4,LZk6$#-sH4Tgp1.1ex4Ysxy0yhJbtZojBi39]V[S>KDh0O:G,M](M",
+    "&8!F%ERF-Kf&vbrwFM6bgU]y7gX]t31UQV+0^l%B%:xet;cX5^3*qKo47$Gu3G)IU4:kZ4HUJKu8U:ThT=%[]0uwC&9]So79]AG^3b^wW46CXF4)X#EsR[]*:KzXA0uIUj0^m4O0u28i49)!m4*/ts",
+    "7Y3^YUkAdlIS%QEI09x2kM1oG4uZ2p4*:O$1@h(V-tK/q,2o2*oCOmzltd2(&z^en2m1jJ1C=8(1kJt&9x(M61;jC94+G54L.8wX1-)o/3Zw%GmyZiC05vt3V+Etk8x7vtSOtWp1@h<K+5,uYp9Bw0",
+    "+233bfdSn8OAjrDDGwpCjszbFH0^5U2LA0N3AY6b!s]l_;xk/PInoLbAIJw8F<:T889Ku-5-d$n4bIyE0;Ats1M[*71IN;:4*_PO8Vmat4.WV391Xt1Uk<d.#_dFJG[;Rg9].hw/;fnNGQXc82,pc9",
+    "8#d#:T<M1HEe>$U92hp5#03q=iB1EpP7V9&JPGXFT<MA=q!tZ_zZwO_:=uw6-R6Mw1qrMP4+f_%2m/2r4+yxXa1R5Y:>iU&veO6#q<@*f3o)gjFb<Nw=f3w1n-8r03JCH9E-cvD3kk9MArCv53Lhai",
+    "rieEWT-GNU4/vLq4.wX-1]K&!f#Dy]0&itsV@z15YhP>)aI>%^CJ!91ArAqW=:iLL+cz#YHI$rP4*>^(+NmKAOz>nP2j++e0oy>k2K$#T4+X9P4+fx=2;(f/H4g)nMhuFy2n3_h4+Gp30[0CL:+uUO",
+    "2RJzD<e2r=q!tUo>yG;EviSiHeFT#63l9bHI0*F21rG#<9RiYuA@Q+Q4+N0U0^mXe(g+>9GL]+D@wIv93.&7;3l7NQ7XTRrq4ygP3,PfR2%+%.2$+jq4S^=F1;3eE@PM!Nk2<_^HaXQD1oPAx4,/n/",
+    "2NE+b0]*Y.hiVTKlNvt]F*G:,0uJLj9^PAB0tS<lA@1Br2KA,_10WnWy6qAV3jP8E!vY:M[sIHl4i5eT3W3BeF9bI<-2i]AlyDCNl]_N(q=2DRgp*>sHvR$*vONyILInQ;2E7vw-n<Q%I5_k32IV:g",
+    "oXJ7_:c-_Q1Gifb0)Yn!%f$f(-ok!UdIaI,7cT%cEP%QQ6EUj,4S_7[3a0o44!+X<2I10jF9.R-xF!m!WC<KU4$Q.A4u.bT4)/Wz5^MBe4voPf7A<n8J@WzKlm@Q$GY.f;6BISF0]2!X4--)24--Ne",
+    "1fl#I4at,i0pVl=qyHKXxC#e^wObz[F=%5@9[;+>ffxX83G/1>4zCCmHpZoF3)t/f4*fs@unG;ZuMh&73/GPxFb/=61EVPq2&&je4+!by0_]H*uLK6lCJw#[Conml3;3>ntQG;1>5lRc=Z=eEq]Q.w",
+    "2Q[1E0^l(>qeTaE4&/Zf1&IPL88kSQEeMR+M,K-s5f(F^4,UBj0nbwo*#!yO1rGq4It99d1@i=>NC$-01d9y>a1RWa4hDqa1q$@/7X+FG3c1fR4x26%H@C%Y9yRs=CpIkg5f25T%U:S=G<S$i*83(1",
+    "<)ZvDA]D(x:%#_R%Fzb@rlU0uwVVV8i:wJB4:ybx4ZAoG2H<x,0S*ezUJCL84,/*j9]SYB@(F.Xhe.9nGOB6.kOmJl@_*K8F*7jz1Ow+d3+_hc1mW5O4+QPEN)_hDHWFK_2<eGQ1O&ol4+W%^F)su$",
+    "HNVmZ1;w3P1euaq4#D[w1feAl8I%PL*7p]#h!>p1O#sCP2,5Em4/.Gk5H%PF!ooxk2bBdM6gdDN7BB!AG2Yq,95BTM9_(0O2iw[r9]0@mj1dX@o=%ev2;fflL:<H71OPt-/A1$g1:hbZ206kB9^G7D",
+    "FB&m702;*[6Effm4Z,aY8a4n6y9N&#tpo-uK;u,63fo/=oe_cetppzyGXNMl!U,EOtOPF=GB*GT<dXW[Spb=:2jh](4+8NB2CtzU4*o(DHOdJCkO&V1!Dk*Y/,2<dBk_9WZyy:p!UPG6E(zJg1RgS;",
+    "xB&/&[^2x%!vqe;G6&bnOb,Xc1RoPIussgdibxKWBM$<h*Kq_aqa>_,IlvnPl]u@Q1>$[;4BkTk77mAi0Sk>h3/aj[8v!W=;_eu#IiM:K2:kyd2>gaTC/VIC+g1*nRSuZkL:)5#E-Toa)gcOp0S.vo",
+    "2jJXs35Y8n2szG53B]Hq4(uupaSN8W77nsD3)/$(%0mPHA@by+8Z_MN(kly/L.7Z41NRya6zwc6GBe@/1=,MB1$rL^IFOqJF9Rzy;@#hPuAMvwkCOrprXUXs$,s68()1n/2Zsj(:qQR.#>IzQ4B*:v",
+    "4+cRNE%D@W8a4JL2c8iR4yz#ut==LTL/NPY0t$/aVhpO01>Yca46Q)]RRsF]2Mfkl1-6SB4,kwF9^Q)qi3Sdw8!r<YWt3wJ%mD+G76F$N4v,23)[r>1iZc$0hX<3_&kG3UB<Y#$=&$euNC(vaMGmXN",
+    "T;L,b1>iYR4+EO#UIxj#0^cMj9S4=U9W#[qFb<yT4G#vz#s;0OSqrhhFbloNb>^^$1Jn<,,WLxW:eL]v+7.@QF9((,1<svWuowor:<5!:%D!z3k=:(DHvknk01f/k2<ezVO%DRc1rH9ZX$#,D5e<YM",
+    "1E3Qh8#46*4cVdu9W.Kx0tfX14E)F$4+-4Y2Bq[C4&vJa9W[#s4*_xa3+cUC4vGU6Gyn_W.qZ!LiUSV:i6[:W/;W+@GT0&v=0jXW#m)f;(We]Q2Q)aa0tb/rEe[BWFAo5oMh>93vLFiD4hDyD4,EJj",
+    "9^>Xa1Q[_gkOK[axNiyg3:z:29].y&0xdE%@4R%Ie,8.x0u7m!0S=bH0x2yy01pq01P</uupt4*5-0>Nbe*=ce+OhYHezLCH=zGpAW06pdk-8K4v^sT98nK,rF#z:wgC;pntKl&S@QVEdk,F255Nb6",
+    "dk+^;2M,7NdJic[4:8gV4,eyd4/>.5DKY:LbIp1WD6]0&I,v_<7Pop29a#;+ta/X^Sr7dKp;V9f7cVL[Gyo$pFpDbr19ES7MNms/P)l^cczAetX-66R3J*6]1<-OLMqdtu3lBbDA4<X60Ut[.Umr=^",
+    "03S-/03S-:+XEj.Hvk;u@wkBhrosj-G&TSNpuRB/KAHy_0bPV%4:)KK3HJ=UKW7gE*_].NKWHCRGXNh[Gyoq]H2<wqhXfBnXCDGL/[65PXb%aI#V,V#lLP^I4!+fK1c/iF4+KLBp_5Z:#-pSn2#NRv",
+    "4z3:x;al<T6dwX(&Z/Aw3j8^AH#P&U*klg^-c=Yr@UwcjJPVaA4,$ea4+yoC0^Au61O_D@0[s#Pg98Kg9RX4dZYDJ:&<c;wBo7Fp0SBzlbPlXU3Buwb4,M!/9A].t2Zfvi28jV58ZCo#4Y![N1nmM3",
+    "42/N^!&)yIFf79KUk;I:y8[mdxw0Y-5AL7@3!oVT<i,3i-58mGf-SDm8U(WS0^cOzF$%0z4+=:c1^=]MI<kmQnT7^n%DiL,vH/K*F$/_73Fbl!wqg$m>^:T#*UUu<@ve5kxorl6:I4r4*Wn@)HGB=R",
+    "u)Z/AGT7+]4,5ITZwrM80:<++GK+^-3H<[q#Uuef0mdW+H3OR+42G!(4*Q^b4vO#]4)rA!GPLFc4gUX039mRG0yz8w9]e8kNG^6qZ[J7-AOe9!4-k=haUM9o&<&$%Gog!j4+8x79^dRg2<a%59]^0V",
+    "&<%zu4G#&SyKx4rJ>::Y4-7Y&5+86ml!p/ufvy4qF)sx$EQX0e3g@g[rH2v/qsJ5or3DWJtdct)05xL-lkp!CGSEm4;nngcu:ubY)4CfDZVr%j2$+mX4,v]S5)S+32MhTS7cu$^4,_lGT;yO;4-bIn",
+    "E)Nuxk]GEf4%X/y4-ZZQSq@q&Tml6QqT&V%:h1:)tdIf-%FF:D05jXSaRif]MGpww(K8h>omUSCruiQZf&:o%QUu6@7Yg=l9SV*$0R[&:3$>9R-psgKphN-S2-1Z_4,kTy2q,f)wFV2zlO,QUH1OFY",
+    "A0afrf&mX*<8u=C8@_KVA+_^64c.r(5vIln4+H&;NC<oCHV(AM2oD5N0OEcR5_m6Qcm:dg0Sx*C0qac-Fa><K0uKlFk#>=!ZU=BC4+>.r0S.$JAqs_W9]bh[*)s/&xMc.*4,M&)cMeJk($>N[G5Q>>",
+    "m,^502)(Ou6E=;/fCvu<w)!Iv0=U=z+xsC81hmX+35*-9u0[ns9W.^(bpa*:u.UgP!_@EtIJWd%FHtct>:Bh,0%jaD00I=RW)B0,@8*sn00I=SngI>2gr=i7H2;w<1ZWQ9uUiiX[-zcp34#J1Hvk6y",
+    "uXP=*EoB<y00I=SWhpW=G!F^tmjMqpf+P.NwF(aq$gp(,2pTxBf(He=Bo4y%6AqLL4+YE.9]kdos_rFa4b6,%3z>aI4o;pOfygljj9UbgP726Q35M^W9^h9!4+X<59RuwX4[zU@1rH#RxIzl]4,Ywv",
+    "1rI2coB.8M<LLZ7uNDLK84o;_m=dF#Irjnq$>):F>yP]3mjw&y!CDLd-Bf&34S]9I4,w<O4+hr3LI[8d3#*emA7wMV;F1hIFaQR,/:!ku1H0@60VoB%g+dF6Uk#+_1P.*D1e_Wc4c2N4/EoWip(qQ!",
+    "@U4A[utyJWqx(1yBhun:A0IjDn+G3TG]U>Zy#pLNw3Go4Bek#r3ZaQ]4>^.zUI3Z@1hLLVAY*mu>7,0UFl0AnFrQuzBTNpWUJpA]4$nppA5-%<s9p_qxd9Ist6mQvT<MwmUJoH$55WhqUJn]92oDFe",
+    "UJoox4:act4,dLt4:MFBEHVHObHH8;E4Kj-J,H1J7RFu/AY2a;$zBg2Tn_/_;brbZxC9RgwnGPp/0y)0hPWgiGo/U_Ip7r!5zUw(95mCn0X-S^ESv!j(;T*fG%PI(wXXvYU(@Yel7^@A0MtSRxcVs%",
+    "3DiOk:-Vq^p8IqF[]*P;mJ$y9I1dDrhhPP>,!dCH,j7oR*uV%642j;^4&=@(61.yX4&0Uj6EFY,:Oc-HwE>.X/Fwgc2aZ4hp=O-^kF=-Cq5%hu0]gxq9+/A)4&nj@/Gp,U(aSgjGY.-D)d3Biq!.Fs",
+    "0s=W+4/cyy7X*kU1$GYy>tP:T2sYT1I^Zo,.3t]@HJn5b0))[D4-[u*4+qeV1ut$eG]-#^A4<Hg(FzYGlO7K,j;oGSv[DZP.V6e4#BUD5hF/32463$12a5y@1/CUr;zA/nvF^&>1rG;n%Sj&yH[FpT",
+    "9]bqE$@UUdGBedz9yyN%1;IpS4;vIwA0IaW4>)z!B<ZQ>6%Qq(&.75W2m]j*2$7*o4,m,UU/IbHmj;-H*8vX&,V>f5oyrFf2G64h9]AZp4+rg@2Ok19,wY1ujsyhVh6ez84)hrWvr,s2h^cO8uG]3!",
+    "&CEX=6*03AB@r0&(isl][hbI1=7U&E1Fg=j6*q+s4%;Rp3GS_LF9$U.j:rK7r!fxyqX!Q3oE@uz1;8s!4+ia01b@46Fwmg>2%[Je1;Im32KUEe4TmQVk=u&!iX-NZKneB92M,SatO>qJGdJPw11c:t",
+    "/K_K0hM<!:0Wh7V0t3wa9R<uQ1*oF^4+Z.c0uHrR4+xs>3/SDD2P,n2JQ=_kr_wZa[+I>DG_lBK9y*I20@.WG4+2mh8#C$R4KDyQFn.fO@vwl;2OkD800q>479KI;2L-dL2n5&E8Xp!p.>8rs=WiZc",
+    "1_!b$BosFz0hZVS4+yo41tK#n##IaK2Lm4iid+u]>r3ui12F6d4$&V7oS+8^3+x92zX%TnzUBx6-7Sh%v;3n_Hth!uqw<p=-71AP[ss:Q;FR*:Ed[_QU:Y(20G:Jy)GY$X8UnEc1^Yx@I*B0>F#ryZ",
+    "2M+A1F9sM77mNoNHvkIy1O]Zu4+<J11,>XL4yM&b49isms]5qLUk;I[1>ajb69l>19_L%<1[5=N4i5v11>!OMOAi2v1@OEjLoW&]GKU5q2RQ&A1UCQ.zBLEumLv^mhXx!o02(m4,v]#2k-VZIhXxCi",
+    "0ScZ<1b>nv.=vB8=bI96F=2[jGyo3*q_]pSkAp)OU1bQT4GE+T4+Zb*1rH0Xrd]&hhXxll01Ng627&;)42T8_0h9_>tGp2p1kL+01pZhL2Z[y-@qu*/7c@0n1d#6s3H%ce1KZ3E4vGc>zN]]Ffg/wI",
+    "[Sz+,G&buJ9]$yx1@M$>1T7yCGyM^AG5[Gl03Qc303QZ001lD;1/7J94T%O136Km0tyBey1@3%S37&Wc)iMUOHwGyW1E-]h0@VLV0q(&a4+5##MFtrU7mEfMGXNh0F_k^V43i8VGXMmo;hhXUFrE;w",
+    "lj]oB1D+BC$i4vtt,/8h7KjEFGV.jE4+fqR1-bzu1J:R%2&KbP4+iiB3Ze@In*$5xEfP0J4(:^AEQKi>2[qz]4FW11G+zgN2(^R)4:te;uL_JC01TnB0SV650UrT4m%#)SFv$rA!UYYA<GA*M41%Tt",
+    "1E=yU1Md+Z2so].7&*WZ9]AA[4,B[q9y9.1yownQ2!,YWB[epz1rEn-1eu2x4-Q@:BRDiy3H0eB3-gpE4C7^H5V(vm4)Xc]7clEyE-TnG0@3C;!T]^!hzAb=@3VmQ>l=%MEi;Q94$TY)#[__Pt*^E6",
+    "A<YP@4.XNkU/M/.sw<q,r*aOcjR*h*2-u@T2Q)f]qyrytIQYVLA5k[8phF*BGPf!VvgHB_2ki+7-@Rs+0Nn<,)s>bjH0V;:8#XimLTPSxW!JA9j^.sKFk&<gGhy4C0S@J>1)WF>Nn#GGNDo0@A5JpF",
+    "0Uu5;VjoU403S[<03S[=:H[AvHvkV&>L_6/!gdcHr2!8m@I@X@J8KUr/2-GE4/4Yd0S@gX2M.;kA6GO0A6GR1A2c;W1P:*SoB.CYYY%#noB.CP&BO=0g9MVC0RW3%4>uR+0SED44+NB)0S>jv@T,AZ",
+    "mz)6(ykj4l0Wq1J0SL;j4>^&@0SJB%7n>=@2kin6WSpD.4w+=T1L[^<&.qa(:R1XR2.li5C8L^HA0IIQ4&IOg9WVeaH87Bz0Sa_x5RjY!1N^7#<&OLOSqR/]3xRnLPnYKi1EM>yt1/F_5CE1y4+6mf",
+    "2J2P]n:Yo+(./t,RtAU#4,M0!SRV&4;N%Hy)3E[sr9cxla0%xK2KYDx)+,CN#R&;>.pCZyonII-01b#%1l0x(83MI74<%Rq0xt.PHUJ8(VGhYL1)[BH4+!v^69nbp1P/ns;FSB#QY9<nR1XWD[6!8-",
+    "4vL!r2#ths4*/v83#SYY&dLKCIPnu7AvuYk0SCK_ArGGciJt)*FaRG5G5[trFaQVH<dpnW&cY)f0x]Ej0tLO7As#uE8429,T<=SW4.4ZLGzo+AT@vnYHUI>swF(9t1NW8z4[yec4,X!TEe[yKmH@E2",
+    "A0IWpmH[6hF^[@oFN6UxH2;^T4/UR,4zV5&XTX*LFB&p401mnb4uA=^9l!Mj4(]yc05Z=pGYX:$4t4@]9]Ad*>W/olnHnDjHrXHpoZtlwriuXvw2ux9<RJG$vS$wl+VBYv49d$lBrP<o1/a!&Uh.+s",
+    "0sI6+Y-SXOp6w2A31K,lF/RLV,_taWP6d<R4;R[6i82o#Ru6aT,_taVy8#ah/6Me.Uk;boEe]1H55fo7,_taDg9r^=(%/FQE/_>L=$ZUY#=3<EHC7)iG5@-Cy5Is2Ex7:;J-<CZ7>Q&_4.KF,7=vU=",
+    "4.KF,kp!aP0tmVU4+70D3nd7$n:7y/x#:j<53I<oEipI%38seu1Fj]wivbSkEeFoQcn*RH0r.Fh4+KR3haC;CfZhTR7;O,g3d1x4g8:a41gAL.0nZKvzhVyz]J;!(/6(QG2D9:Z1vLdK4#&>LE-2T$",
+    "+5#RjnYTd)ugC/ftJ@J]Jm/5;A5u2TB<Y.#RSzKN3J)jrRSvg+bPOT_[Q;gMtf)o+3LP])<gfI:y9gf/GxakD#Uc*<uDKi!LHF(:00.8S+rt3^w9yj]lKuz^6Y3)Xv1kto@t%][2[AA*:b4vY3##1.",
+    "9]k$r&-kX;4i2=m3bvmMB[DVGK<Pl(0RR:cE4+*W8a9_sGzz0/4,JXi0S:4o4+*<C0S>4JiF6Y.00nmsZH&^,4.q-ZIS+:c)Cdm/$zB#Q%-g9UiR/gvHW&[*gvL1!Ak2:)4=jEc3l/c]4.Dcd4/k$E",
+    "0xtkKI*UdE>=b-K(Fg@24*]kn3h<6l3f.oy4fX0+FDx<K(g+Rf]1:8!EX[rjfF/&K,2x8WwFVysIMoONT<M)52oo::26,QCI:!YcAS:10G#@FB)(8c-2oDO;2nLe-A>y1,;Su&rJAuC+4.o$CIUmXa",
+    "HPr]XliLUsGyp#fH8C/k+XxQ;tLY8>s^Tyk2nUXrLkrpnA1*Th3#^0Zf$RkXZx0OW*a#jrz(yYmG293*7cny32rM!-055JgI;n]kAv2@3K<X(;,UtTdxF!f02%m,t4;2r-4.n51IUmgdIpGK&0yqE=",
+    "H=b@^4+sDG9uEYTe-PC42pKc8R_t6r2p/sr02;y95d)Jp6EtrR49/zq9x:qv9^6<99_d;O6Epw<dmnB(&jlYKGun6@r_x(M2op2fl;ezM2-b!+4;TzEIS(Pgv[N6.0W-$WFK99]).qL$0DmcEHaItC",
+    "Gh>e@P7g8GMGjUEG1f&6Ru6U7MGqjm0S@LXMGjvNIo3rEUJv01).p^02oEgQMGj65n;esUp9_I;LJvY#A4M[NMFBJq0mZ<v4:jci4+Eh<4:j!q4+Eh<4:k1y4,S_zF%LYUL/N<W2<fmpLl02BLoa$O",
+    "FaRGBW&j<@W&ke>GdS)BEjTsLLmvP!:_RkYt=XYxHK>p)F>zIt2*7y[1Be0(>>zfR7<X^32*CaU9]T)n4dvVm1<vnMl*1nn1D&D[10x1+2faiO2X8MjH8%d&0uJi]1y2tKd.l/rN(-S41CB/ux5ohw",
+    "9m#]v1phS,#^<;Od:.$;-%gTzq_k-%2sr/73J#Sl3D:g,4-It9H3qn^HxC/<g9ioHzX/TTWdwkA4Ilv,4DzQA2Jj[crUVO$NCnJ31b!b,G;->^2*WB5M_vnr4;2e_4%H41De#yB4+*uZAO!TMTLCB!",
+    "2/kZ&8!@Y76uZ:]3#2O!t)K!AZqB(QA0RaLwj&Qq:jMu*&-0/tG>-)w1,hys4f6vAtgZnM9f[Tg3#f%73hJi;4@hSyA^-]nH_.Hw=G5(K58wmC=acjY)M5>:<_R0OG_]E@A0suXg(D9I@]^1L04/.R",
+    "B<YU-6%M7=0tWD(0^imo3jpIi4+HY*M+EohYYzsK-T-ZT0;.Ye1,>&M4,<=g0^lrAze=7V*)]TC)n);R5g^bHz5<vUtOE^d%8flA8Z(v:9]$q:=adXXF_<^;A7nVShXOAGGdTbS@>*C(.paKtTMOKf",
+    "M,Lmwg(EK$H821pGBNHw4+):00zY3XG%(49BM%9(+ZrDVHM+ks1DQY%1)^RmFJCn<q3cH.Jum.tSTvyPM/CNoqS=%;3OSzZM+</Y1rF]o2<eL@Ob+262()Joux19K@UVcL).+#R00Zd,4*VeoqT_o4",
+    "4ltwI0R<mT3ZI!h1:;H_3+%1_7BTIv0^j262MoQC2MCM,4,dJSJsvRpR^Jl=2<CM)1Rnq>$O#JI4G&c2%Ucfxrj,H%;deMo4X2d;53_cD[v,#EkOu/[4DG%J4+NY3BrgItH.1+rhtCEd2RH0X4*@Vi",
+    "M,egr0A:a%4,^OZ9_(8SCod2(GnN$&]NA5>VKp]F6%R0jjw27q1N>,y7c>,V4+enzBnz_u0t3BU4+Hr]0/g[=2-kB.F9b3-*9RUph7/0wEepHb0R>BW4+@[l7Bv74jN^Lgd/Cfqb=@Tw1_wl7I<^2k",
+    "vin[P@N0$p@F07YaSrKg1jum<9,DL)G93tqYzE+xCjcN1J;+5:4.7pe2OkY9(Z_Z9W&jSoQ4b,]D,RUCQ46(EA3,=p>+J7QKPg*XJMD<@1FxI@MRjy#a-Q=(2VpQ_Vqr96,%$<IP!8cy4;kEA;nDnG",
+    "SPymOQ4b/$0S>1FQ4b>x4-ATA4.%p=!3XP64.3aG4+rg04/>*.ID,uj5AjhCH&@DqG5@-A%a-KUFS@K@LD:xt7SERf4.uj<7SWdh4.uj<j0DvE0uM8s7y-ZpFlBgffwci3b7T6[2=wjYuXGPJR]lsH",
+    "4<zGiG5!e,tIc:VH#o=v4+O=23J*1(0S=kU)=#60HE16PF_gq*4,^vB0_j#;2DtJG4+8LwUj&beB<YFqjS7zqGeSZ>IXF2)00^t/udinfQe@wVH$yNmqQMpsVVx8TR]zx%pz_W0Gynwo<d+7iF9xV0",
+    "2g)r8xB3YIJ^x&#khLcqF#rU:iV6XE4+HXx3RyBiH8(KN/VT6@bq<Rg2;ED54#F1;1M,VA4Y-i*3h<C9d.WsgCJex:Cj^!6z=x];KLSJ!%:)%V00Zg=4YlPY0:7=-9]^RJSO:Sr9v:q$;*s-v:m(n%",
+    "0W]Rh1lhK4FCI2B<&pK+qhk!TpE(aX<&pL+dIf,$UjlRvuK<][nk5<<Nddbu4+QMQ2M+i<0Mt4FsPq_xIWd&y6b@q6IRlJ70%#7</P;0[TnVop0,#(DqAxHoI5O[^8ZQJhGNAJ@4v-SkrM<o+x@ql4",
+    ".OLrHMe:UZ4B7by4&w(80;CjH5-l@d4Y7U*py(tHsskWIM1>;K9x^TDUj#%mIYLH:.s/84nE;%i2cI88MKCuvI7Ki!$d(E)F*G)j/mifS$d(FkAu:TWI7CDMZy>[8K^I/600F@SKNvJJJIIy>3FPM>",
+    "KM>SXJE@X+4-#Lh3J(#l%v%ow<C=nc3#S4f2[Of@B;5=A1%NpZ2IS@;8a4n9pbQTM+R*>OEr]yX@Vk89/Oqsbo9HA4pZp[hHS7uns22zJu1O7n@&$nNndl<CHyZ(J3BT%G2(DWUp=FL(mi><B5jgm=",
+    "bRSqd!5A/XZ*Tw#!Wa)XSO&uw4<+PlL<<vl5bbpc@]&0Y:o5,jy&(<ip8*d6fjKWgH!*1*F#sPyD@*^vjT#:VGyo40to9EHu;QazF>,8h1D%l>3!Fv)1s*bM6*T^3s^/)Q1FIGej^IRVG[opY3diDj",
+    "9]1DA6%Ww<#_UAr0Wkmu(v%7b&i(/eWekrHBQR![6aWiuF,0:&MK$mITNg6E$0G(*4,xz<A2BolCowmg2rzGEbhFM#icm[tP)lfOP:eATKVSy34G&Lf4!R8wM@#_RGSC4B%rOrl>0.Xw0JqLb4bL$E",
+    "=L,BlsfYs)KF]RV3gIyiL2(ZW<i8ArHgFFEtJ4DyL2(X^G6UX54xq#V4+0>yoqrDp),nRMIt$GHUmZBpY6j,!3..uZVg_#w1tAQujx7%jjmlgOsl*2Y&1;;/=Wh_6x%CPK>n$it2%YT<4Vm9d7B-ti",
+    "4yo)17&V1@4F0@m89Cdb0Uro7r+yBIP!9#f)fx[2)1LwY***=(=_fLz+WRIAvR4D9uL2FIr6mX4;I[V^+!q@/>FoSO=Q!>2.;vtwoKp@D%8y;T#sLY%@VRxocLvTS0j:cLX6J1LwgL>3Z4ciA#fUx&",
+    "sx$$Ba]<Li9X61o0t..@6Ar0%1Bm>#9^qV92;nvWB;.Zo4D)sm1p5gDsonz(@w0fs*#ixr)/LSs3K^,1c:!(+o[0]+6POADhe!>v$BG-e3F;kH9]$s.3J)0DVGh&!Uk-3!1P/:_rX:#Tkund>0=l4!",
+    "L<hEhwlf8nmNE-k+YkZrdJhMl,X0z]:]>J$D,RUK4i6jN4nGkqGBDo@9]17[36-;f3g8X[%L)$<qx:Z/12H%N1g;/a4-+W>2M,g=@6Vw2F*%;P9]kh.W)CfL9]br7A3,+&4+;^1FGe#ka_^mX00+fp",
+    "1.WxgG%)*Z441WB9[<Fpw+asfstp3ZOCB>-4G5!/0t&R^Tn@h*qyz.-qaY6l&SU]q84lG41e+rd6y_G=9]tpw2NpSu2M++WSPQS16%PrYo&g8L91jNG-Q.RL4xgbX4*c*34(K2qILSy2wo)!PIFVo*",
+    "G2,C;0Q&(C29E&.uX+ZwkS8AxHGmxhugM1usjLz&3NkXLiUAJ,jA-)7o&gUAhl:pasK5&iU-)a(7!A$h2NgEX6b^XVi_.iBx[(4FHJ5oG05nbv(VhYb)R,R+2GiUD9]tjk0uK4F3I)rm3kRUUVGhm(",
+    "PBmXMHtGTf[LEh*Ikch#A_@t#4+-JLUkZa34*>)#3G$mK9^70fi6j8YL/Om/zyc2dn51Y1uDuHgikl^6)yx7KIfz[yHS3rj0p^M4g>Z.A2rD//g=&Ucil6^j>zVq-paBZtzyc6801mDK9^+c#,_kSg",
+    "0^lu[F9tU.)8GOR2/t%/4&#IY0_rOX0S=VmlmY_83#.1i9]AJw3J(YV,gF1,>jL^N0_k2xzXA=X0S2mZ1j6;)32+@c*^nn=m!Jk7E%>S*>:LnF1=F8d.=%@)-Q.c]hvEev12Wu>0u7*]0Rn-!3ugi<",
+    "0]yGR2;K;;G6k-#4=io+11^#nH_.eIfTcSR8m7Jp4.hv]4/B[40S%hDJr7x>.>H=R03RA/jO>srHh<;UCC[^H4#R:04+8I+Xbkci4x.]kzV93l27nY6Hino14+8o6a]WYt39JbO3/aU7k1+(,wQLUx",
+    "sR#(j4G7hc6%Q$l2n4sP0uKtZ4lXw=00)TPHUrIU3dsl,Gt([u/Yw.)Ps#@[AT^@oAEyB@01q3W1@gL[4/IT,KOrkNIEpY0yytWu1u:wF2rmOMEIbU;W(C#m0t]xWCKEIA1p^xQ0u2lM6b^g8wE+s5",
+    "-!y&k84n2LmH@LPur&zUDikZ<vIY,5+;PoYQI=9BFCHy4,kt&p!Mq9&KD#-(9IVp-95t<dV,FIP,yte3HSq).Ip!1tyn$o]u:1!O:J$f,h5-Tp01C#pBM!F]6F9Fj4+M@44+f]U9]Jf53dY.44)X-E",
+    "rt_ojpn;Ps8O#hCGX3TO3:=jSZVm2&IRp9S4+oS89^+d>Fa(v53/agU2p%@+FcdAn/=PIifjbV..#Zi4&M*j<x;_ErT;diADIae(h^QxiAvlY)BM+GY:.te8Ujx423J#o(AO)eC4F[qz4&tQ&1ooo/",
+    "28je86FSut4-[<8A0adNF9p%;bOx*m4!=7c4@I%p0UR->3g4_:584Cun.Nhxf&niUGBeSi0S=nIoB.yiHKLpW4-6JE2[Y:iFF,LjxS->TGTj6YavwlB01pe#1TR1@F:<F&zyuC+4+x>*3K]2k/OPHs",
+    "R^S,o10Mr5*_%XU[MH,=&l3+1rJ!_W$Rimr*b<&7lBNg>xD+WhGlVG)Kod3q2t5w+D.1+jz$q=WGclL,0uKbiDFlT7H6Ii/nIQv69]beQDF:j*VGk&>Ap=BB1P2Zs1dyKu46(m;CNwa#YYo6$2gv=l",
+    "2l5Xe6EciY0*4(2@GIu:o,P2/m..T0NCj9A2%PLV9yp>*1Qs[]1wsqZV+h<p0^6([cq2C_o1HlT3.@z-4;LC;4.D26D,R-9-!ZD!0X8]zD,HdL84iX-0tN^=1TO$KI<^WokN7PPy=^N!FfB4Um0^0@",
+    ";FtL[iY5g1gG&vI0Uta$%J_Q%AT$6EAb=z-ABX@msu:OZ.rWT,83vIV4:.fU4.U!y3J)L9r2!96t^qUwZVx!C92PX#OBXcUJ0EQ<hz1WLobyf^AT@=>Cm$=]wI:fQqw<kEG%(2;9^G9h9uEi3JO]Qo",
+    "39S;cz7h>Uum/O6$pjw,IKC1e8adZ96fxVg3/agp5(wYR4G$=45(0/Q1P2cT9RgAajs>1Hlwu5_K;Ot)0Q3.ClENPk6#G[n2rB:u((H5wavyFwhyDmJya6_c-1M4QGXNDc-a3EzfeZ$v;[o*y!)z8g",
+    "f:.8@Hio;c8#UFDF%I(>4;MXQA0RgX4=qUcTo3R8n+pIl29pa9k=#xJ0TX5bZwO:CHZd]emDB;dFi,@mcMm=U4w@olB3KW0q0]EpFTDW]FOPN(VGlaVwE+%b55fnn)B>J4g$NG>vD5.(Fi-OSgAET5",
+    "xzqy:H&@DpG5@-B!PEl^FS@K@LD:xtJIS:H4qy*D$+ZCvU/RKS(bNMELYx:64#_9v4:eZ<rwb1+Uk@f8wE+&F0S@mTwE+%j51]yvwE+(z/<btajHm$*KVT0z,y-tnjHm$*M@#^_GSC4JZ-Yq@F9bI^",
+    "ypRJAKF]RVLZl/QB#fv54.=nt4<@@x0S.8wDvYQB2d^Ru4+J6yr.Vy2E9$2K9W($2s1y$jx86D)Hv2=%Ofu<H0Sb+^3/aG+1o>Jl4+,g_0Us]j01@6*4.+KK0S:#m0S>+XrvV:iGXM#L,9rz=1:&ax",
+    "A8IoI1J!&UIP(bx,0x<>HysGlPcI28H[quNA22fj6Egr0LE5JQ4CSQ+4_YcYrvV;b0W$y#/b-1,#RS<;0Ut0k01kw-0RvnQxB/Ry0SlAWNDoe$JQg$nLt.rfbhjJ]!Bh@ATL#Qj4<zSW.s%O]V,E@A",
+    "R30];A[[aQivte%pbQ/]002r40<$.z4;oNS4+XWDOAkA24+[KLA44!_8Zw2Q7#[-Mw-/.$=9K(Aw-/#B1tJ.Vl0FH>7Y*AS2<xL%G@YnA4*_p-dIE$C4+ZZR4yz*x!AA;hpaKHc3jjC]1.9rk4FBm#",
+    "3+etP4sQvP0Ub4[3kH#r1rHAN$pH;:s[#SJQUvhvIu97xwO]KK1;(3O4EvpB1-m0U1&:t=1,8p89y@)K29y5>3S9^b90h]64+Deyb@0Ld0^lnGzD*0_w:^PnssRas%K-Asi5d&CxdRn2j13K^@3nKp",
+    "0SBl710V(L0uL&JBp(qgs^&y&GyT7D3fz^U1H^6a4,bMQ4,0<24)G%!E&i]+5i-)_4+BOB.c2g9E0(!X21yQ@#tafUDGi4L0y><[!l,lvF9;hU2#EhN4owbgF9KzCJr5GKlmsg)Gmr%imY+%v+gu8-",
+    "u=$=b$GI6LEG2@-Ck(QN3j(]t1iOo91,*j/0vig3#[mwo2mve#>yq_/#dsYxsq+g8wx9wI!>iFy=rRpU4(%uyI1mpvhOu^L1=NU7sn!+,JO)P&/Bif=GHDM5mD2+c1=$L$1/]D.1OKc]4onVdF92nA",
+    "IuA.p1P6f)35CBD28y(D4+!,H9^hJE9_CnI2lw]%4+@@I10D&w8w1pW3/a+R1Rq:902;:^9]./A9]$/B9]kjwq#h3,<&q4jIRF+m00<Mv69$pf3/atB2>FzM03Q^M<&q3zIRGybGco@lTQUF^Gvo-$",
+    "2[Qm62[Qm61v3C2A2.LXZ8HEDIRFdAh!>$!gb<!2<&peM.Ov<YIRGChGXNhGGXNhIF#td.GdFzB0s@g%4D]#L1_nx%e3rQt5i&Xt1Jwxw@U3(e4+P<@9]Ji642[!x0Z9$>1P6dH9y4GCjx@A17!ElP",
+    "NA;5>tcq$1>U[q@)Bz6&>5:dcH_.N.g&z+D>5/#dC.3Dc4-9p)AwNtrIXl^X7B&E3V@y)0b7hzzYG@R@P.Cm,@U4L=VFl+V4=U]i;IsUMX&+TG03TH]y8.6oGyoq^HPQhe0XDAr0^l]7O&vM1XAb&)",
+    "KLav1KAcPsK+gdW37RSoNOBIKDgw@e2oFhe9x;zAOXC3>UNhAKA6+!#0Uus903QZ6/1&Hq%2x<FE*^Xwf#L!Vi!KND.u(rk;EZBR1d-av4-0:_0T;&krvVI<+HwJw0SMW[0S=!3rvw0k8V&u^0sveE",
+    "*QE=)3y6&Y19^e-t].(Wbq:(Fb@F&N1P)FI-uQtjcn/JXl:rX_qMa,b,M0t@+JzSi>)r41y+jWMp@KC:y7_hiGuz7v2#$gQ4x@Nr4#9!^3)I]o9]kqI1q8dpKMvONU.iQKbstYPi-xBnP>6p^4-#j)",
+    "Mh@ixHV+&7@U;%Dl:@m,-Q.4U[sRuE,2wu@K<T7L,c1!P01AOg1);zyqrnIgHtZk]0.[JlH,86+S>0xX2!k37!UzE_2AzBbRS,IA4FAq@4+hT50Urc0y3GL&rJw-7Ib-IlEdk*Q1he7=1G)ka43X3U",
+    "0yYJrNfb8y$=ix_4WJ1Qs7VhAlA8t!fI.YY$>)._u;h]6;]Kgrm+uQN6EZvc/:Z/TW&j&z01p%1KOHsJVh)0jB@!5J,ajocHKDsE4+D.<4*Z585-6b>hrI+IG]dkQmHrJM5i]Vg2;K@Da2hhuj7$X4",
+    "IUfQwspkO;2Dbq(1S:Z0vNjG!9]$r43-d,H1kCeD4T.w&2V;@T:PifQ.pu<k,U],]na:Fi3AfiB4y21002vPe&80gA<-4ndW&<&x2M,s-:j418D+Z6yIS&M:Ko0<>>y@8Fnhg&C%oraDG428n1k0[8",
+    "1)qUn9^0av1e:7.1,2OkIS&J^%n1!l4,C,k0T(x#V,Es[)NlaKjCu=n$Oi>Pm1G>*%lrcb-kzsk1fl2w5ji&qmXsL]o3SzugaIE1Hq6Td2Fc3.4EYrS1@h%9#]-GI+5!&qizxu#JPG,bc<Go1i*N$^",
+    "JP55n4akZE4[y/HBOf3$xW6VJPBX(24/LHH0SmYi4Vn,FrUefJ)ddebxAY4SO0wqx4:swE0S>aN,3kSa1@gks4+fiq2<LT1As+^g--[h>EuN5S4uo6]g$V,N8VUOx2BG+R4+H!h1]bgv-I;@Ol;WR)",
+    "(Ucbi,rWcc;g1]zG%;fR0T3,s2GhI:4+E:%2mrYt4+H,G2M,(D$POGfyrg9SR^Y[8g_0.qA1gI7@QZTwsjX@dBjW^SIQroM7dEM$Wew=B4&D.5lfh_q2rGu)2<e]G&vz-<GNM8cWs2DW9]bW05ikG@",
+    ".=!>u0uwFC*bE7mkw6.X!vzX40p<55-M4&bZOr@w8zq;Dc<Goo6DKq=qZkgt4Gx#/Cjq._4-bXx2L+XF1f.dg4+!64F9k9/00BV[6Q)!L-M6n<(zXN+fbw;_GVbpd3L>pjqZbB(-$-lpkTnGO90!c;",
+    "0t][50<<n_cn/i1p:zZDfgTS7%E.%,rz#7P%LE;<Frotvt;;iSl;4Q&0^k]Z0NDcq-+T978]xV>paC&9:MB2UF*7o$7!MlK6&f+t&.g.cZv=$0dj]5Q2qtxHi$nw=4+D!w4FBz33)pu8&jbX[/=hKE",
+    "2p.JB0156i4+xzW4TTm4fSf4=hX<4Yg#sS_GKCfeArAn!u1E<yuY3#Gsuu:D<pc_qHqbEzz_:te1fPyr4aAap2Be+<1i_H.1N<&U105SSI]8x,1;K)M4(Zot4%QL[$%b4H8r-4#0<TrZ4&fsKfddMJ",
+    "-Q/Z)GSicB0w4qHMi<C8B@Y(AbPocD+H;lXg(V4rIR%1]bq<ow#e5Bb!wdmO4+5S61)HJ@0tO1#&3PR.Mg_P61_&Pd1Rnu0lK_Ef.y8m%eGBww2Z8(;38DcAoB.C4#yJktDF8hKo1>a50oXDUHsS&v",
+    "HrX,:*OLMa+#L=Yo9Q;oAT5uu93KTYyWJ)ZGZr(ns0$Au(y-[(0oDv0H2;w<1i&[R9yF7i1P:b7A@d=hKo2OjngkBH4G#f@sACR^AOh3nb@JvF1@h;6FAmlP4.3QCAqlI[2@:vWHnk%LkpUe#krfXO",
+    "+wo,&1dP9V2URZ*H9Fi22J7.#0HX-E=4]&.F#rvcu<W9JkCI[&H>=fc1ED>+<UjO29s]@B41,r6JTUnB1P<Z#gaRKQGNcF(9,-=<7cDcP2n1yh:j9t$4z]%h1N!I$3Z4,RpY9O^-]:a+1p/8i2J0yg",
+    "1oP.x3C0m8H8PYnE-BLo2m>-)I1H8)2c@xe04uNM1>.oE1@OAA4+=S-bOf_h2oD663J(XT)o:1/0S>9;wIL1Xi3tmz&Knmvx2=#X1<*xW39bqmIRGCKG[BDn9ytID,0gZUGcd0T2ObXy/azOa12[AN",
+    "jZOu]9^f,Wg+LC0ylMjJ!3GZl;vDxy/!pUkJ(Gi84.NrbA0IM_j[*,L+7d4xG&b21FCI2I01qIz3Lm)vG5@#=I121(1:OHQ4+OKd0^lq0;0PS5G&]Gm3LhUerUf4#H<q;rd%H3p2Q%6F0Sevg1Ozb)",
+    "*O6iqIfX6-Q6CsK>CE,N3/WaU4i5qJs0RnrfL#vR4Hhc=46tV^ATuz5n*ka&x5y(5()t7pn5>&i3OG304Fc=V0J8)S36QS^26@V9I.Y$yEx6Sm3YJI%jA-)8=$i6f3aQ,)2F3#iiUAAB;<b::GvGB3",
+    "rUaU:3KT8xfMEyVH7PSU03QN0#gRZ2FvG.J9]Af35+4dMp]k/MGu0Ff.jWEPz%2m/KME^_HP+Y#4+E8-VhNYb1]JABxB(5^*eMRp#sm)x*5pnBV,E.V,6#X3!5$9o0]^Zq4zHgN4D-401=lJ_1&[*]",
+    "6tOq_IUX(UuNMfas[#!7#]94y-20w[GpZvFh6<D9&R7oe&]wGo3/XI8N(sJT9XPYx4g/:32.o[m3YrBU0X5u24xRF92H&6]02_G/9Xf=%1=yx*3p0nQ0Vj2AhO7YxvD-w=:,r1^:(*ce!lpF>zyS[0",
+    "Nd:;BO%HD6#sm*ih<nUiEYTAWBJ^eF4+*!o0S<E<9]t$A5*#z2Cm1xm9^U/y9swf-<n8mG4(q)F6fnNU1@eF40WSnCGK;PuAuj;sGRXl3!w3n1@E&/Kxg@gf>%[Xb#sUv2m,sgTDF)NlUk;WO@A!cK",
+    "/9YL4j5P)1wj&/JGW.+03=g:t)&:s,%Ono_-;=Mv=kfZ*-29S%#ySU*/6MeWmHKoJrM(L+I4sav1mX]=.PjP*(,.EFH^>N:GrPM11N*[94x-A,4&eI/2G8SX1N$or@U3$[46wyb8#&S=9^qRUoB-[D",
+    ",Ubf/=I!soG!C5E3.ASo9yFE)1:avE1Ub!,I0U4^JP!ubkS7W40SLi]bq;5O1Q!gJ-SLV_@b@Vd:3R-pja_!iT<MG&4jn7ov_LQzC.=@v37)eC3WZ^25Z<-s0WsvyAq&8Odk,]S(.TO&&-$.ysf#/a",
+    "ArBpo#]AGCGB=Mq0X4.BcLV13B;!4k3Wos.,e(5gi3bdc+gJ]::GmZ9/3)tyGzM@STXGJN#]8[^1DZPz0/>[5BM55+[Xq$94UxwN3ylR29FNBa4dDR.O$l@m3XI1F7BT/21)Q7,9y0nD7czqS1rGQZ",
+    "2&LC@4,Krw1^>LSGv3n!4,4]p0u;wx4$AHW27s#t4+iCy2<Z:86F7Gt1v2/a1q85H4,o0#H!L(VpE(1EO$d&a4j&FV:$(O9@_(H6)Eo/oMhT[<Zw%RoY7Yp[oFfX>xCsuG;Fa>@&<&FkMgqlYA2B$]",
+    ",v$NPr$quJ4-IA11>rH=1qJYtBMhT92:kH]4Xf!p3Y]3%8<t2;8a4n0j]mR_yu/0tjFl(;+YcNvsE+[x$O!^flK_E/d/CV^u>FnK(K8PQwZslDA_G<Z;*ltAGBW524+WgJ0Ur,Aro1T+1C!Sb4+sAI",
+    "2OkYHuH*->zyt=3)khy6G[FP>I]i$U2<HnWA>.e5HwmN18U+8-0u8:,1@L(U4i5:>/LQDZ1Ps%X2MyT,9]]/90[3zs0W[eJ9].!64);xe3eGzZ3E2b.pr-/X6xjqCF#rOhP9GvPoXQ3qHi,lTWFH.g",
+    "i3BG#Hr7)BmlX;%1Q.2]46o844+WY11PSLO4+8s[2=^^$2noIY0S/PN1@i5[1Q9j:9]1N16g2._f))yjB;]BZ3djEr49_Rz4-9G:8ZZD7HPbo]4)(;d3d]z[ff=46)%61yHF6#;:>@m8g$<mv+Xn=5",
+    "(IF28wcl72GN/nL6f,fN&jkgphCvR13l%Mkr*01cyb%c_4+rG.2oALp2CFI@7&z,H4yO1H1cIwk4*UHC4++MkKOY1zj<.zd1FQiBsUa<^Gct]Z1]JSHsgVK,*#r*:=3x6tm*,*/E91I13HTiW)qqP6",
+    "2ksOD;GO(R,3SY*1>X_3E,W$J7#T5y5f28k+6)PU!6XRD$XO2X0Y3#dEHXw92eR^74+Hwf4KE5UG>C0b4#@FiiTW28HLzn2+g$[K9^fh)=#Kd[txE/+zXA)bS@NU,9RatP1@img0]tQk1>kz/A0Goa",
+    ".p/.fF$.267#1;s!2t/Y0S=@4=a%v#rb!Nrm.bOJtBC_*84n4h$qxX80]U3$1p(+&4+4ax4i1#B4FQ@z3-x*,0Ns8M1.UCU4c+,:0.!@G*M1G-1Rnu6&6z6+>VphO>Du)qfFKVTtdDUAoB0wC3B^X_",
+    "9XX=D4+rss6Auyffe#rn00zYZ1+]$Q3&Eue6*%Ym0S=N5no9uU0^YX&5Co@[4ihZ,1r4z#4mJmc,3kty!2t$o4CxC7.&Oss1k[@k2#F:It$/3]G^#Id1.c0*4+Et0A><EJdk$&//rIokzwu%iZ.:Zf",
+    "0!#>]k^C-=4g$b%3$3sY4,T#f2BMTX06q;;qc-ig+ByuJgCY+I/I2^o$o2*cwh^)GIV:&d1P:S87YFOs4j&0JP!8ER4,ub+1]I^5[n@f)5SZ/;9]keQjR=.R0].;SW)9K/9^GFD.OT@p)Hw;Je,8(>",
+    "2nfE@3J(ae0t=1l2<Ltm0S=$<rw0z]6Ak8v2MUrW2AduTa0sxh2Ol3Xj_)ow2=^zv>yz=gX9Uo,AP)n,9](-P2!@1T9_v_]1^Q5wiWVI;(v4vV=(7lK03Qc6012P%DHv=z*$59c.OT.[/r]7,.OVMk",
+    "G&le+B@@JsKMyi9EZ&+24ZivY3))N%34rS(2G8b53*[dl3=css1@fOi1.,O2D!m2;(kLG_Inpvu0&@.wZU6@&0QoKt8is^=9yEaF1THW%j,dh[2[y5!1Q#)Z0U.:-;U)Y.xcMmt<dO7c4+Qlx7&oa.",
+    "4&yKmKmeL94-L*C$hHR#)0Jlq>yYqb8ZoOo9]bVDn,3odIsY6E/j8+]H#FcEFAFp>n#v0g2%XP74axKd9^>pHi+dR_x*!US0]e>x4*]I#1t$*upCS^8@BM)7zhe&sz;f$Wndb/wuRISG))=Hos*xHC",
+    ")fo.eB<Y9L-0On;3lA5[8UyV-F9j.!bqUX,0uFTt,YyEm2<f%h0xc=v.iQCJ<DL9JzSTbmwm/UajRFqqzX/YEK>3P+/guSp#1-/hjsgzXkqHjV4i5vl).>1e5g#8pj[+>,FaQgK5)TLR+D,)jtp=W6",
+    "kOChCGPeZ/dJhGP>&)_x-5rW/kpc=r1qk:l0=BeG(IO86<.Rdi,3$%#S@Pv&4))791/tS>p]2.mp0+z512icNu.:R-1T,u%t_m>1-Ry!5tUnI.mnRFE9_U-(&H)PK9TqSe8#Axg4G&Hl1)mKCvy2<K",
+    ".:+A#9E@RP2Ggbi1n^G(162.Oh>(+NG5@Wb4+Ll&HHwLP6f&4P4rmuO01pP,gCq)P34!+k7ByxAuBHhO0cICC03RSW01@I.35z!lW+yQ*XCELq02Mg=1mXEw4+3WwGyn=WBo[W7hyeq*8x^PH4(]2@",
+    "0:^XvIro(d3!o7n05k2oI^Zea6%Qo8.tZ,+HZ%Y!bz,xK0]D:<45>[,1nj6j0Zke.>fi9%It-$#4.80O!_qWv&K;bkh7SeE/5ZZez6m8ZEUGLUH.Yjk1BS5,4(T<u>2<M(1TizQR38L0qqPAFNe:Op",
+    "!v@M)GweSO,s/Jn0oRTQ1Ezlsu#X4^y^;)m@1A.<CIMRy3EI&P47vXk0YM2]3db,9oRts[5nBxQ[^T=DS^#X2GFu,-HUKY2GB5xiM:GHm#[&+,2oCUX1e<mz4x8Hr2&GOR12=m,35_M^9y6%W4F[-=",
+    "H4g_n&QAu0hyf12s0RzRjsXt@mQWu7F>%yRyg3BtXbg)@4VmKvFBU5[xK0%.nbjR13OW0]dM=PiF#7TW1UnA@&x0fgqNR2Z3XY<&1(1$34+MxL4p[>P4,3E57#]2W01lYk9T+kGCkw%#0R)Ev4UoeJ",
+    "39v[G-/=77BOWxsj]Uknt]ACG4Bq7u9[<DMsRshgqdN^kP!:6&bPn<L16K^@HUbwCGc=jLM,HhD4+o1G95-&8905<e2AlXK2JO5m3zd/:A0#$@J1jOZ03_%]!4elUiwPb!.ro2T4.>Hv0uHfV0ih5N",
+    "1N>Vm6F1p:4,n(L2M(GF9XRwV9x^K20S=JRwF;gqzwrwLjROtPiXI3Z0yzr!N)Hm_gbyDEHsdP^g#sBduFwJx1CSgKCjL+js[-g@pd1X/G!rthARhuVy-B49N)HguL/OSns^2N+Z4I,,7!L,c10M,9",
+    "/:i!t01qPOQ!6w&gEIn=ArA2.2lSEw4,dDQ2M+;:4+PWP4i6W%1rGWF1/BST5c&ZK*$)pn#V@*C&cP4^AqK<T9^>s2V,B7FC/UU<s^2tVfW9=k#4rKOo+3$NX:<ba>6G*&JqIWb!!QTv1uHf)>froD",
+    "xMKtO*9r_!90bFM2;fgo4$*@I2JK/FfW8n8zUv1A(kB)+iDL,fb=v7#@K1dF3bWD#4+q511rGz-Vh-k/h$seyymJo-yQU@%IR^r3avu#hl*J1l0XD>A0]Y%k11mT%l1_o,w2(O-131<e2Jm4I4&BXa",
+    "9X9Bm9^A8<1,/#ty*nH+@XCPjwgn4A0<;!u2OBhyC.6Q=4,ce04y;ij1.Kh66J6sV4S@V$uGRqvjDQ9o2r^G*5C]F#gZc#u<z4$e7!L[C)BztBH@fapHop!Hsssj-$q63>Hte.o4:-fsA_!htB<ZI:",
+    "0]Va[3!S]L4%UuL4AlG*1lURq[EGnzrqc)uZ3B,z1hK=,3,c<h77EGq4i6RM1O/*qcpnBh-[+Er01BdU3Y)0[382sf4+w>(5DTk%4+rA^7BT/IB[[kf9]2;L)npGL.p&4W[YwuG<dF.LGyp9(IPU8x",
+    "38T3P4,C&+8#Tf<0[I3HAn=kQh<&1K1_Ksi9]$x69_CtK4($j8<n-VP<dFnv)CeCBII$84=db)hyaW#fv=5U59]ohVOdka^xwt9;lC63J$$_i!+mZtbpxOZs0)TT52%xP44+xUWW)nH%84nhgRSyQT",
+    ":KF=wq!13H5Cx9MMh=(B)lUxy@tb(;(Vu([TM47WI4/t_GSAK,4+yy-2a&-94MPUj.]+fL!5$9<h=Yk$&>oA:hbacImje$A:$;XJ3biBz%_%fvfME>e3gA,,@[y4H;ym+6u*V;^1LK$=2baAn1k>Fr",
+    "wImL[(jyW#Gy_#w4Ah.i4T[$b4+Odj2#R$N6VHGF2(sIK4!JM^$GSQX1GiTWs]5wnP#!RZ1>qLvcrGwE=P_X.m&6JW1*[bg.]72_;<KN<U6u;4kHvBe%-y0N=o0oz3X=UQqfieA=t%@j61CnB9^GE)",
+    "<&Yb2I>Sp@1eAkJ3hiSLCiJo%26+zy)Q./St(Hj,1f^,^2Hezp9Wc%RN&@Uylo.@^0S=wYq7MYI#$OKwjg3nmN-!z$1pxX14+x3g1q$0C4CYM*w9Fm^xL*bz7%>xm3x+En2QtE32*ue44+Znw1s*lR",
+    "YXqlW0,z2DjyVU7hye%4bPnn>1F!@Ofp,r9xj7FA+@tL_%V7=5gOGR[F=X_z4vo110h3P-6qmXO88YbX1rGwy-ROeqstXRV3._Q74#qG7IvX>P7zg_s5CfkC3)lz)I2$#q6$X#D4+[LPW)yY(LJgYD",
+    "4.8ORm.%rzD/@2c3=M/&vp=36+ch5rF>[b:1u/-62<eId:PrtOhU=CpsCx#)h*1v$hRYBNKMDC[1I!Nu-sXrfj9wo!G:r/k=j@&V4xM5eHIe^z12=HW4+BRJ4YC=t[:lsv/)frphV2Ip:J9>LMGphC",
+    "$4m#ex-hUEywwK+mR$>$XAY<>T;).BMGp#74VfVgu!%Sg&DsYAiU$t>feio^4<rX!A15+>4Ja^)l4cI2hh7MQ4IDCuI1dGZ4GXbm4+DY;4+Q3j83_ZFItPOd1/EBo4,kP39]ksn4Id6R[]pr]iZu<e",
+    "=)(MCmJKfuD/@2M2mfaW>h%12[xA-+tJ;.+Cl4NqF&!^gEi*U(F9]j;i7=_Eg#ix%k1+.%4Gk>23yH@D3$Rij6g8=*ArAxB9t;a9]1b]3+3#l#[V)QI6Aw,OFfSW2HUJLu9uE$Y>6r[YGQy1q1U(NK",
+    "[V*spIRFM=29M(b4vGN:.=m5Crmras(Y6K,mMISjs09m2CowGD3JR;#1i]Z54.Lat6*05;3J(RXC<%ytG/VVzJ@XK[F)tA<GypF(Gcf/ZG093FQ#F7w1dXs^4/4Ep1F[YQ2M,9YfeZuC>6rXM+ui[H",
+    "9^cVo4+ggF5C*U]3i=mE2FqLs>yG;c;lmtOF*N@bD*z8Ii!mP&If=kaEHg6z3au3nCiDjg*N+7c4f>KDx.L-J@vV=rGyoSlgEA_DGo!&d0*wa@Ao_LqG0e=h4+iK69]So20]7n[EtN4J5,]WTG&3:)",
+    "3bz735jHF=;]B_zG<Aqp<=^lT7atTY::d>4:mCmJ2;nr,XbZZO0S>G3-RhcAFv%4k4:bTE5Hr%+2M,9GnI]s-G&b]20SNbd4,3Y^Hv=uODGt;g4,oh:4+7&F46We@4-%1-1@d^I4B8zFpb8H.-^/f<",
+    "aBOLG@l]s7BL&+R8#SBfM/t]2GUZ4P$Dle6sCgAR:8k+,,c$*84,EEr4+7=E4+i9>0S-IJ-9L&])ld%v;Wq9]1/,jE4+,z*PY(jZod=rlD+Rbf4+6af6*RBWMh=._n/1_ymjMp<k#>^2F9]d,(5e[=",
+    "2xb#9%6Jb5wps],HV#1<GXMqj2;Rh5@pIJkqDLAn/Me]y<dpNh7Y@Hb!b^6lE&)Fd*]IhmFjX8g9SAxLR]TESBnDRw9UlQOR])T/0UkBfwFm:uB;X&:0SbTu363%k0;d32j13(ys-mJApD7Op=Ufp#",
+    "-5iKVn*^a8GOs!ZoFNYc#48=KILFH/4+Wf@E)P1m=bjuxI5oSi0^K2P4+ho!10N7M>KXS+k17P4+8,HR>z()f+7AP+FAb*y6fube0;P-s:6Hct,_.i)<d6(*HRv^ya%FAA1>iRhI1e7CHvl-g2#V4/",
+    "4-YNb1uix+*eM3sA@S550Urc1q%aRBrC$t,TLEqZ<4y2OA&p,lEjc]4@H_I=>Y;/1&kQGZV!t:E+&Tv44ikI&mH@H]*ft2q6%TdN=fnI/uHZHf,V>D6:R/BV(DXI_+AIp90uKhR-x,R:&Ga<7j:!QN",
+    "HvO*.4/v2^HUZfP4_+rK=fnIv0UtCn%Jen<[]yg+$<Df41=od7:-w,o$n,V:,pmmXe#i7S4+[GM6g0Q85DyQ/=fn0469VfI4*:lQ1pj6a2AT3a6EFY>=2j*>OAOjQ4BJHoj;>91og)T]$@1k<4A[Q]",
+    "DKRXQOb-Q65)P-h1Iknc+.*cPBDZWKG&%BU4Xh0Yz^>]q@3wucA@b^J._9ng1Qs)f<&OGo0!#_z1r[>h3+<_gGrQ(D42J9m3Yn2b9]^3.Ee@>x@_nYmG9MHxxSRnG0sPtu4bjaHA6><C[1gGTAAxml",
+    "aAk6Bb#$kKEPn>yIAJtqVllkS0^m!o4!g;(4;b58>Rj(jAy*G^xyu6&AiMz&7@V#/4.cX:7Prd,4.la:!Uwj;0^mX82oDIg%L5NDPY*Wy3/a=q%L5NKS064i01tGr%L5NCx&aSA(G3q5uge1uB3^-]",
+    "uFC<tB3^/U1g*-hFEBPVj2I6U>2LE(JzWnstP2kv@[D).L^edQGRgrTQ8Q&9Q8WM>Q8fS@Q8xJlA1=lm4>^7/2M-5W4G$%g-]32tZVx^p4,Y4q-]32z:IV-6ZXa4S03TX403SCt!66SNsN)6;BW<3$",
+    "47_pb1-,2z0+&;[CIH3=4@Imv2OBm34*[6^XC68DBp)&[$o_f[G%SY#4y#rR[[]jmwYqu(6$DfsF#fuE45qyY4+F&TBMsi<L/OP7&.X_*!zB*>s/Wse:1Yl3v]A4a)<^^n0uKu9[]5)AxC-*2F9WTB",
+    "M,K+4+XgQKH#6/32LYE24:a!o2M3woOAiU<T;+ZI0Se-+3,131A0RdW2mSv651-]/[]6g403QoE04y:z01L354g!iaF9.U+;2,W@G%M)A3/X/79s:M64+n.sBo74f>!JKal&S-]0RI:d5wVPa8aV(i",
+    "IW]WR7qk5-F9kR,01p$h>bV;IF*en!1P/>[[VERxl;NI&vb6#ZK<&0n4+DVKWCNWJ1FdQg0NVo/HPn0$2fBg;4)#I:!gmUT#RDG:H2m@i4T#AC26@V)H=$2ZA5u5<@Uf8%G5[YRH>f&JFCRBHy5t5g",
+    "gaI^.052FbFuUXi4.W/K4@[yR1]KRh[@v.W1u=ts4BWB-4d--s4!q6,4YcD1Bs4VUcn,S/7d4s33kCO<3Je]t.>,=V+:Z;(A2]RSGcyl9=aKw&h^-4O#[&,E.>ZUjb@8gG3fq%yA3Qad)&vhzy6P)0",
+    "h5.1(sRJJgEyVn51(W9z1<zGa3B/F;4#.uW4.)Yg2NpK_4&2Hg0XGEJ.Z2H+!SHV%QZmPZ1@jIgfD#WPk=_P[)R71-3=y.UKL[_1I)[n=4+)8jd:-fd(+m#=t%(932r/)M2n4tJG!F%]@FRe$6$F^X",
+    "5I4Dz0uJL03d!+i4+V.QLKrRI1s<PLx%_kXFvbi6f=i9>4i87#mk19ZgSZ;IB8iPCAD[s<j0PVQFaRz!H2<5nrAH2v&-kzxtpx-!pe+v)f(8M81-o@14,4.E0S=Y59WM>uH2;=shIkJGn-i(_;Kuwu",
+    "ogEJjwen-L&dGBQg>i_fuEPfej*J2i2I[E_1MZ#(4,51E1@i9Ny.Q29=&/2701r:Ps]g/cHsl*0A2I+hATl@R8y>Dy0560AG&ukt#sN9x8y>h%-_OskGBKJP1:BZ+4*-=f0twkH4[zg/2oE8svPchy",
+    "0s0yYt[)FOq!14vqYw@;r:YVUf1;lvfCdYd@T,9Ut@H9Z+7Ancv>_IbGREj6J#Bbqp[z,N5MnfDH)Jzp#=<vuIa&sRY!6LhA2Klj4<UH,5Dz4f0T0yy]ECZSIJ5!^#RaJ8Bn@<]0S>jj1@oOhtmqXF",
+    "Ab]%D4e-+I4:ng1I[p$5Wbp4K4/9Nc4-#4X6%Qw94_>^D/oJqm*a-5@*W4rzE:sJoe,A<k4w)biJ6s.!G5@-Ej.ygFEx@c_5W0U4GGz^9@ie_tFJ%u8#eWYnWDkc0)[tNi3Bm-rfCzw#O$)CG4+QgU",
+    "4k,=FrHU&r05UY3wFwT_ATBsDh1LTv05:y/5,d10q/i2(2Qw>E0SnV:2i%J^9]L*R(gPfN7X_gYVPv+[0^6(U0^lnS@YHe%4:i5e2M*lK0S=JZ8wBNm5FZyXwfQ_<y<Co45BZ@E4Uy0l2,s:559Xm.",
+    "48=(w4+X*l4+G+%Tmw/Bl1T&ly$K72d:.4r/DdC<D:3G736tXp4w;Z9u#Zg,3H+j5Dl.8n0UrxB03QW701cHT0>],NGNZ^=4+Qm)RTnXlJ>E<J3C-2a9&NS41rG>-f,4=ZG^Xod3,fLcKLv/l0uKhs",
+    "hC2q4p8=e>w.Hoc9tDSC4y0,lI9:tmYYznC4i5z50s<^QOAiLfc;UEJ:J/S0G7gic4F]sj1c%cm4wilmz0Z0J;zsdA-IR)4=]_Aa!Z8Jb.^4gtNeYC,RSufT4-;MLuL25.Facu=0@XiA2kwFe4+NR@",
+    "Ist%x4*[OiI^$UzFaZby5D2lo1P/$80S=N2a1PGb3k0V30uL4a,a9ukIX1,o0vI[n:.AA7jR7A7HQ(t[4w[J!1ntB>4-A[^J2x=nIg0<av)D/x1B(GHHaN,PIUfTvrH%[<ji6i(k<z]WDGvsO0^lno",
+    "sz;tWk<z]>F)%Oy3yuQ=g6Tm34G8FA4+NM29]bU>)>M!H1p#0N,*O)kHk]]_Gcy1fGp7d+1*,)g1u:eGNgg+k0SCB[WgikZp#&H)tOY4CHK.w,28N3P38m8,1ThZhpAG@X]3;NO4+Vz>6Ec-&0tLW>",
+    "3l2#Mru$wEyaff!.N=Sg#taPP-R7E8HM3F/2)>jg*1JRwy#*68Y!Ea64-QtMLLVJ6th>rv1uHQ()de*%I5YqN4G6ML4+F3P08Ab-uK=B,fqDf/4*_53FB&*AiV7w%H>Jc*pSB+cUJnAN0RoEeUJj/L",
+    "5IF!J0yqF405$+08#$&5Gch$c00fuBKL%b81g8NWIj9N@0rJHx1=3!Q4+HHI9^GCc3I,>-1BU;tbsjbV1J[5X9]1IVFC8-5+zLMhGBPxW1sF2@37,E)4+OUc089.y+6e^d:vRtSu:lVPr1;4<8aMU]",
+    "C=0gL1pxa823@*YsR04ovt16l761kTpL,6e0S;N=Apwuf6b_AZ3n(!#iv.<j02wo[kpT$6$2Sd$lMMqI5,cYKrv5<0Gyo2p%Nh%.[YMW3[FxU5h>=%pt>uNY2/:bk245F5x&aQw1@[,#!vZTdIO6yb",
+    "4)<L/1x6ndIIs&J1_aP$FB:*9unR98G%x<=1Tr@[05vc,H2;q&2cQ)X1*rxv8#p+y3obM/06!WtFfjl(Fg7x$0SV5ZU/IYR20t4!Ffy.UE-KX%KN:SJH2=m,G&rXL0M]>hUJnGP0WC2$unR98Ha7q,",
+    "6f@yf9]SbF3-/Zx9k2=89W*!qKLs-1GKU2iG5[Dd01pJW1=@SC9Iy*6H821>8Z$LD04Ojqi3I;T0]s6X1gQZp9W=$v3obP;06!TsHaP$$IXQ]27de,yKn_yCA>v3lP#!Rist5)1CI>1DPzs%iQ4XfE",
+    "8Uu#uM+P7d1+fb>FfcLzKL9g1H_.Nb(Lf8v1>Y_&83N](BMkMrK<6O]ECog%5-n059]kq71^>=oGO,IU9W=)r9]bh4uRb.8Ha6G-7&ey.4+N+N07;%UuL_]VFaSRpG%+_.B[;.A90K5xYzABp1f:Bl",
+    "8!]Ah3obS;06!TtGcy1dInt_R0-isA23!vWr2#E7G=,0Q9XB/rFBCR303QT4vJ3!q4-@xuFC8[E01pPdhg:H)F<XgLzj+<7Hm;Q%N)H=V3obS]06!TtH!^byIWU6,7%%@21*iru9XB+m3obV;06!Tt",
+    "I5z+$I5:p@2JgWf4+E&@M+o]:9WFIBq>qkZG>RTi0k%-O8:h7j9_U.O1f+l>0@Z,04+P/y1rRjNh(r$<:Yf1$qOm*$>54f=0@Ac#1C^mN8#yaBFlG+^mYX33po3r$HpS,x2#Em)@twjNH#LQjB<-KM",
+    "hXM^t0v[;i01h(@4YtoV87-p82KL4$EjTx]0U]g!013253sM>77XwWO/9oSOO%pjX1nKDy3=WbN-5r1ovK/2EWSsmuJ2f&h06zvbGBf^J(Yp,./dU0R.Iw:OnC3;d[:%-n+o^u>GN=@O4x%[%wafw<",
+    "GSbmD2:0)H3)BT9H8P2c3Ku!n1r7D48!sO<HP[6fH)-ZV6EKSb9yz!K1MuJ(3Aord3ZZ8M)R>VU.zf#1p#%i8wG0mX0TeN$x(FWwG[prB>XQ6Siv.hU1OsRpH<dw#0(28N90%#yIt3gBs09xKPdYR-",
+    "EXb<n1LX5K4.MnkItc!vBLXBJ3=w<$4$Q7i1cQtM14$e)kN5%_0XNP92.*Nf6E=(<4,I/3HvkFJ1>##pAR9S,29v1+3w-E@q#y*I[sjm769.RCC/Uq6<p_<[Gc:jg4jBXDJPe)!1oMgk4y4yO6*b(O",
+    "0RqZe2>FKi;mhx10MQTzr#cSkg9,s64+7U<0:>B_9]bF=v/9OEQ4cPtv/AOM$C!Q$s<X:l!Vm)WfFTlF@3DaO<_#=M(&]YM2kGkt4TkI;3DW^uw3]K<eX5HA3fGwe1;W5m6$HRt0O@[X2=Ik:0GV.L",
+    "79SurK<P0_7&x8.4X5A-0ra]11grud2[<Mp3cW@XIO&iA4*CKlGBeCQ9]],20xmK%00@=.J>EQ@4%yEP1-eUt2&1$T1<[F4Rs-wRJpki90xBN_HRAd[F9.a;Iv)x)03Qf8011.<9uF>[r$HYAIK9[b",
+    "1cL$(0G:Gopwl8B2[FR_9]$(L0xt;SGCCg!G5[Y6GXNh5GXMy%93KTZ)aVldx1a+LL!+BI2lVtw4X5ZiFAF#@00KE54l(=[4&U!98Zf5aIRWWP2E_C_4)oj_9_U<*0v[YQ00>N^R1Sdx9]]<AA0-t:",
+    "0vs=>9^6,7A4<d/5-OoFGyoq%GXNYi03Qo803QT0/K&uYFaQHh0GNFX#[mH!4.X3@95VnP3p4-9N,)U,Au:4tEiyR(FGDgo030*@9]]/9FH15vfC3UW03J2_A44;&95nzR3pM_BOEdryGXNel03Sm#",
+    "030:]9^71CA2Bh:2O/=sO&&1G2Lc^tAjtt7Hvkhj01k.x0R>m3Egu6o/ZHK3)/_xX.01_Ai*5v$y#oZ^83pVV4+-9rfB>sgz_<Q:nh+m9H;FoEA0aoc.x:w&+,MI%-:H&O!_zVAnG7FyH[O:iAEN-<",
+    "*#Z(Z01oBBIuCb,ohcuq0XEtK5jOx2JjkF$0h$93Ak4NL50wGK0t/.S9s@[P4;wyK4.O[ODG#FohXoQj0312G3J,Vu*c30L0WmPz0wOUn+X5apyb2$7HrxUqqyaJj5-FiFKQ+Dz4.NPI4.DBSGsOZ8",
+    "/rsk8+W@*PDhkBhI0_w_TN5;h761$gwvGV<sJtZrA>1cp3>c]*I6V&ntkF=fy!2^iB0B.!:ktnjI^tY=4.b7O8Xq1tI]h)^P7fYC2HNjV4,PvG@xyv[[VN5x%L*thF^.(=4+YJtR38a500n_E4,W-p",
+    "j$IAEehkp6R38U1f%+d5Hu[]+48MbB1g6Cz4Z+1C1;rw84wroo0LZ=vAC3Vs04Fgt-w%q5%gr4hAvVF7B<XWl4<$Ag7Y@)63J)!>z%3GW!gd3]j]C3]+w(#SuizL4j:jVa2oG._.q$6*H8[b*1Ro$b",
+    "hWiB%W__DThyxD.zH$!(#*s7*ujEt%uRZ[;o)@_rw*xQL0XZ<N9]ku74+Qpg9yzxI0:brjA8.3b10U4=IRGC9IRFm;$&Fke12MM)KW-ZHGyp%-0X8r-051nQF#sO]HUJ+2GXManh$s(lw*xQL0WmWG",
+    "9]to49]AW39]AQ10M(%k4[x=vFVz7uFaQq+lMxBCe+cOp4+FRZKX5oKHvk[Y0XF_,3,^r<0693)=AHaPt&tcH1MR:w4,_YkR1X5,QV$1G4XbwwqMb+&1:N[41K>]74+=i1TnF>Z51-[)pB+Dv0XQ):",
+    "u%ZDU#sM[,pB*og0W_s#0_s=@51]3_(OD0Z0q6oB#sM]y1s[>EH2<no01pE6Dh80U2o3$O2;UZ]10N3qxW)>+GzJcVqZ9>4ngj;S4$^7!0%,&Pq7(rw4,S;p4+i_(DFKXQ4x[B)4+H-&DGw5pwp0%x",
+    "@/cEVgSJ!-5tGLk2Rja[0S=;$qeu<Us[sj*5g!&es[s$30hW+l4,M_;AR0D.lpF@Nlx7F5kPQVJ9]Sq;Fb@#*<LC<NF=$Sf1+T*c9]JOsO)oz,H_/pnHaGwuhXFAFF9]m<[J[;b#R3eCO)qvfH_/4@",
+    "0W$y+G^!>TjZH6hHa7qtqX9Jl0+)_jA3isYO)nodHvk@>0X6=wrJoKTKry/tAIAYP(N7DVh93ms2Oot2IN%2#qyagwN)s=Q2MxOl4]&StOAn+0+yW9Z03Sa#y$T-nHqlQHe_e8Z2[Ql=Gyn_iWCfqI",
+    "ObYEx1tAB*q$_^,xG5wzI2[h#g,.m(H7vBdDGv<;4x&p1r/2t(A_HM!!q9RLBRm5COAjMF5jo6F4.bAhF_!9,4,Y*9=Gpep**Xse[+:t*zp+Ul0x@##3k2w.0uKX=w<VDIodX=;@o-+d/KKODGB;qW",
+    "0R%Y@G5@bO8xI2C@(>q5kB4aw1J^L>9]ty.-Q]7ti&PH$0SWxG0Sd>Y8wj7yKOHm1+yf&uG#eu]ED#R^[Y<[80XQ@P3+c-X4bwIxEi&-k4+EUSBL(QM4ghrxA>u3;Kpz7%%i#zG&$es-+5,-*wKoiv",
+    "xjzKe@9B1f@!=44it+:jfQC8@$pNuX2cHB8&PWK4HxC<$s[sw=;<9!:.RBg_k%.Ebyp$miKfuQiA0aT3pI-9l&bVeDm-p1WI]rr%4+ZZ74-$[H0Y3vVGBNK1F9I>%00rmY2oFB6yK=5QFaRIa0Wt3b",
+    "F9k9&01q0tr2!7GttSQW;-svD;*j.>f+8P1Gx6L84.ho#RUg#:Gw%Z*1_UL36E*Lr0R_GS12ypjE-lv+2%+614;V<[1P:y])&;)t0XH<A10Mx701qAOssRneuqOzotsxHa0]nNDA@dv$Q3G%fA&S^$",
+    "FVz7#H^L^x2Cowj6]JoS21=eCu<eU4:=_0#!R-XrI*;KVhaC;g...r,)d4X%<dFPAu<es*>pbpCm-7G]xxHi#<dE];pa_y6H<4LYA0aTzfd:!E0kabi48.QAGw+)i6FGw6Mjr+.pT,dY8xI5gQ4ZDA",
+    "0Sw&2NDl:puN<BvR2(([42RHQ4+n#.9XK:JH10$WM+l!o51]2ruN=Ow0W:t_OdrPqIn;P.Ka:GEGckh$45_s8p8<IuACv(z03XKzH0/csl:zVw4<cCuSO6LZ@i_;Z1u;TyD:yZ$[^vAoh7TVEHQUS)",
+    "88DS#2fPgq+)oc2&A(s[+)ob[.,TAK8tji-7&HI^QXc=>X9+nUBQmQ27&Am48ZoN<9]JQ04Tx0<.Dpz1BQ:i57&ZVO8Z,b5vG*MXm.1d$gEbX0o-3py4[woDE-Kj*B[eYV=dlbwFp*L(Kr^Xy;H<0:",
+    "0X8;0QZEfTHUKR&Hk]DrFR/nPHIY&,G&ZK_A1]:2HZze<FF!Oku.ai&+5t8)ky1ZEG&VK63Ln,1HIY&T-RhTz-0F(@0+CV!-Rg/83LmoqF>BU_KQuNly$T.c0x*$M1K@U>2K!JBfU,-jyryIi0zDBm",
+    "2M,TD3LORG>-LiwtyBzMA_H5#0g6x$3ttZg.4=-tl;D$ZJp-(uWDg<f1Bu0R4.kJT.%/p04m]_$jY13Eu;7z8>7DSw+f)Z44w>O9=57*855bTF0m$b<4oL+<COIqqsCETrBr,7jNerao0s=db3Dfy<",
+    "4*^QdNG^UCHoQ>V2[].Y4uR7F42i!_9XOML8Uofw0iw^F4xh&bBsDP]Br+<#4+z0hKaK%0FgU>e892*S9]SqVQXVtT[VD=A0tBK@4+YodP5]g16I._g3!;,ElavPmlif)U[[tm6I6Dsp-ZhET+9U(u",
+    "AOw!f9^jNfQa[rHI5-x=9]SdnOD@NVIpI.t12uz76FK2h4WR!SA44;ZQXe5Xy1i_6Avpjap#eFtKQ9F^Gw%Zr9N](g12r^811]zIG5[]>GB)8,FCjTH>oN9g)d4a$;*ktNH2<DB-ZiO&Hvj=o<.0y)",
+    ";*lJGG&tc:FCjTJpW6p7)d4g);*ktNHvkVF-ZiRHH97GEF9J6.053i>FyT<Ia33Hr<dGc>0XH!K9]bu84.6xCF9S9)<dE;lQVsCHO&:lo-Zg%]4.go)RUgy/Gw^l,1_#t_4.6xC9]JbA69j/A9xI0C",
+    "O&:ut.5CYM()1xe)d4UuHT44z2DK9p9>3OF,S/Mv$[z_269(HJA44]hQUF:HA<u>v%K.aH6AujR9_U,-nGy,xk3tUyxTOIA91j7QQV$g4-8YI,:[1U1RSvh20t4ybR0kpt2JKQG3o@%!*AEA&0S^,7",
+    ";NSen0sTn@*#r-80f9[b+yM@j0fhq$hENZn0qg._mI3hvAIJeU03VeBH2<z*H^p_zGw2Z;3pn*s0Ms!G>EHZGlMf#WIiJ!O4)#(mH!%PT*2Y)]6#!@lA@c:.PynKF2T:0fpimD3#ikYy6u!M!4.oAq",
+    "7&ibP8Z@hOHvkV4//MhsBg]DOI50#H8q8H3IR1(r2ATy8fSU=<G&$Kd1QHK#@cf@9G5@e7oD:0z.2Vlk@%(@,/lE9v#pVzXxdHo9KMgT4Is8%#gMk+Tm+KG<u:$-30,CQE3)%u7u:v:zQa;R1G&TS_",
+    "+5s[&HUJMkzKa(ExCjr[0sK+_-RhTz-0F(@0[l>_-Rg/83LmoqHT+UPKQc5ly$T.d0yO+m5j6l01LjZ<Gsxx%9]kx5QUj6d5Dz6j0/yg#5IzYW0.%-F9]8A.O$%QlH8)@aJ@W6G4+e))1OBjN4.SAV",
+    "lh7_=Bt8-0kc.Kk5IzK%iv.gaG7h1E77VtINFM;<s;bjbk)2@y3J(f]Qw80$4i5==jc7jvGBPm#g%ARoGY*EC3-.CBS>Qb:Tn<eN1p/g$LJtavQ$GeWGC2Sb1<+foC<;Sp4chlg2I./p4!VU81/OJx",
+    "0Lu[s5)TQ8Q!kAHGcf/uGBKA@9y5qj1kaKM4+D*yECtQw1Rn%9h*JWqQv]hB3aJDHMg)z71p)Ba0uGlS2S5)7k5e8vz/[wAuO.b;.RcGll2ZY^!e$TC0h3b:@SAe+@X3J*lT$API5+J(29S*v2>OO3",
+    "sUi.UmQw&)4.PdcA0aWBt#^@y0X5<4F9kR==aBqZm[TtVI63qKF9b6)053x>Gn,QYS@Q)g125G9GBf^m1vvl<9Gz1y1UWJE11](MH2=O]G&P@809p;r=aC%[0W:xMF9kU.01qCbQ!fNLGxh=71UEMT",
+    "FGDsrrBeV^4.YsgFVz7yH_/37GXM@Br&BKkIW>hJF9bO@053y0IjU0tS@Q)i125G9IWPbZ2FMc+9-[OyIm#0QzZ;t769%XqA4D-&Q!gPhG0GD!)d4aw03QZ901q6kQx1mIa]Y7u1q-j*2Z0]CL#]T*",
+    "S@Q)i10Tx)Gt3hY1Ck&It]AGpQzSDrw)p^N1F7y,0wfOzjgVjtZwa!KM,K(kp&.>hRSy,%lt:Q,u2UZeG5@*^lt:;,0Wq#qACv(y058S;Gc_rJQvlon50wFh10SpbHLg.t!vPPK0qg/F$N<I,1s]0G",
+    "HUJ+<IIdGa3=Ft]06H/:Gyo3@lMe:PQVa8>77eXa4/l8yNDm*=Pz[Q$SPvMOs#*=N,r5!q2BNT7894wCBC7!zF;^BwIjaE/1MlJ+4-1yPTn[6w0T;ty9_v=N0Sw*s5(b$C9WmiG7B:Dh1QHKqty2#J",
+    "hXxN/s=m^u[s-*C2#*giGc[s0Ff;J**#i$RSPs(J0^o4JA22Zh4<S.^0^mpO0T0yy%,I7EH;jf@<&&5oP!9*61@n48$k>uA0.gCO4,M7eOb#apo[a]&Bf!)uJ_S[nwdfEJ0Iaz>E-Bf_hYK$OF)>rA",
+    "2M,I%/nx$<!vP4&)G7^gI)OK4VPkY^a&x<BSquA(2On5Bh@0kUlma#_iMRtLHZ/ea#03tx,hBYfJqOt13m,,>hqwbSHaM684+VtZeF:t.1>2Hq1vQ1Z0^l5T4+v)u0=ZvT87%+_>Ad:jwF3/<l@amd",
+    "#%mu4H:I<$4w;c5ySoDqA(G%s3d&IjwZH^gi24E#0Oybm2iv6v3LOcvv]k803&n*Q4C1y91AzY$9]Aec,vb9A9y+cAKL]82HvRz)kg5a.jKw4ehSd%sHaQmn2oD6F[SqEC]IGvfwa=g.A@H&>0TMR/",
+    "4DE*y3HHWj5,bo82HU>P3f/r(4/$;HAP&O-7c:AGI>/B>1gpj+9W0%-1qJGq4G#wS1uZo+(a8<l2sJeI)Gr4s4_zl,)I/IFmeK;d0.+h9A00541s<wR.J1Hn2QvTz,$)Jf=F0ZtqgDeD4+5_81qF)k",
+    "3/a$L)C3Oz@t%>Kgt@(OIN]X)1_eWrQ__2$2O.d10SENmCJe/;LJ8E(W)mzB4+X=r06q<@#s&@!lLiZo!5-*RpCt=1>8.u0:Q(=@4cV.F2--#7244-Q#1s@R,Tyrd$DR)lbNvM$4/;_P9WgfmKL]59",
+    "Hva@4H_.zm03QK3+uH:X7WV2*4*vxeGs5NzE-L.v7&)s28!;3b1q862CJzhWgIF0WfdvBQ<N<>J1OxH<4J$G<x&]KsH_.Nd2MmjpBLj=A9yt9B5-*>>g@@3s1vJr[Lmx_x@wR)r0uKc1=HLl!i[v2(",
+    "Kpz1&RTwq=9]AY0q8SI4rV]aU4,+^e2p.MG051eGGyn+V84m*AsXiYVHxmyHumTSO$*<ZX>^f7b1)hQ)8Z@U>4da]64vhg1KobYi0R!#<3fKc4H0u%qxZME.A@b%W1uZl(03$Rr024L.9]bkM1s>W=",
+    ";FAMz)eH@Th8+gH#6An<iAx7S9]1B]7%:131C*#4Ei=Fg1tT-u8wAOr1@h]h4liFZHthutumTO=x:yR8=#KnP;FAoeIRFm-(A@%7=t:q#4A_tF]HA.Vv&jVni-V#T$L$LnHLnB<0<MNsunZ05s6,>:",
+    "Hl7L^05Sjyr^iZeWyS=/IRG9tf)xYC1]J1603QK202np=4+OIe9W($1-<D#oImQML2eS+:U<$lU4zL0b1G5YTs=dQo6UPQ0A_OIFO4.PlvjYXroFxwwukct4sTTsk8wJtl4,XT/zXKCA/Y.yox!NEA",
+    "2n)Rz2fhs*IrJ9./dcYNHND#p4^t-T7at!v03Qf403QJ[*$oKT4GWSS1(1Oz3*LDM>JmC%IV/zl0=%1GG5[X^IF/O$dlxYP1(df04#9yC3i8bl0^u^a*aRjuH[KWu!UPvJ,ogVLH2vsB0XPZkBn,m<",
+    "29.-&4YB)Q4[fgmA0IdX9].u49[<H02,pn>&+Y*QpVA^>%$OA&H_.d.umlO0,470Z7dHSO12wS(8#lfT3e/ZA0^u^au:/$[jw25g/eR!tw:$ydsV4#u3(2eo3C9E-Hvk2=wHpke<Kq03vji>5GBE%j",
+    "2[=$ZE-2B,0]5971]SQw1O/1aS[gF]3X@Z]0^u^i-]L1J5e0Dw,w7W8IkN-038$Ax3bgin4zmO]GdVNh2;>gQ1oYPd0w)XJDg%]FJO,oz4xI!Ay<*f=r0YZvLx/.)A20wP2[iy7GyoSe;+XtFg@8a+",
+    "GKl:Z3G$_76D$x93%dv^0WvU%1Q#@Z9]JRp1Ps@fEDG4uLIV&F0*C^38#b<*UlcL>p(6mqmk$CE3W5j.p9CH;00x:54BYz.4/-,ZA0IOS9].r39[<N27dHS2of,t3,zg6W*q/NJ(#miT3zG-h0WvfI",
+    "2#=UM0ym2U4eyB]2(j^$BQPuw4+4t:7Bc@FGL#4:Gd2JP*4!Zl9t!mX9ytIcH#px842k0e4-.nHA09FQF9.g]01pA[FbL@^3h6Kh&5S,SIX95$1QR$LBRMP(4,D,G2iX(^>5lWo0S=P:11&f.00qwP",
+    "Mk6:Z5Dx.410=su03Q,G;FTY2IV;FMI4lqk0E*K,7dWy34ZV5-tI8.:*z>e1lZpWa.:z@EIoUS/sTL1pjIKovy*CW(ga!k>4i7oKHy$&v6#/y20]p/,I+CLe4+x3NLkr,CXby)37Bs.*2o8A[HvkN*",
+    "6%sRE9x^&>3/^dOA_h<!9[<DoH6Abk9]bd[iWMy_HNUAv4=x8#4xj<CrkHRF=EwXzvlIybE*vzA%o>#V&>WHj0]L(u2:aD34*]CW9]./0G#E6v2>FMFw*wtD00QcD3%[mB4!a0H8Zt95::&XE5Ck[=",
+    "5FZCH::(XA#uNqDrw1G@;I90Z;*ke$03I[]7&PQQ37QlK:7>&t)#n8Q.rWC7$]()+0^Hm85Dt15H2<z2Gw%Z(H_.3w5(u<-DGcue1HU651U7:qC=0#P:H@ai)II.:3E2Z3H2;$n0W2[vf*^t>#seBP",
+    "03J910Ei.7APdF/1i79J8#2ZN2!qf.1f$sn4aNfuu$T^IdkC,y9]1SV0]J)68w+[;8wmTaIu8TK11^mjG;=d-yMhw_,4@1%02wmf0^1F82,(sOEHp5eAP+Rk0_t2^9yPra0qTkq1]SQ[0_0s=9yI>H",
+    "H2;+7$1<Ge0^St&5Dt46GXNh0G0FoTGynmd91E.eIu6PM36Lod3hDC$3y^vIGqeLOH8TJbIRFldrc4hZp#vH<03QH002eg;3Dyw<[OmOzIH3a*H_.8[j!6iHCl3SPm/F$o7dHSO12v%o9yb6KHyZ<9",
+    "%;%F&p#v@)Ffz#/1pU4t1K*EP00.8U$sQgxq!I+I0xK[u$Q^.6#t[qP6%NM[0fqPy1]SUY.[kv-)dLHs0]eW!Bn#O6Zw_$x4+@ZS7&gNP4agA!Uk:-s5j6k=:Cr+Crvn21lST)R3l9p3=aBgUDH%7(",
+    "1]BxE5d=_o3-yX=4*mifGXNem007cf1]SRm0tBm>CLT2Y0s+Jb3(dhh4wQ)o2!S0AdlxkT9]JS_0v.B^0p;B!#L+;z1O5Up8Z.P49R_lwNCLK&5C8^Vp8*d5.A(zT;HnC6jH3Yt%j]s%v/ITW(r6E*",
+    "0ohb90y#IPA@dy79WFLF02nrh0^HVd1e;/B4C&4u1d84!2%Eun4+EGk2GsZl4tWTe2<9>h5-R:cHaMOI6gHCq6Eb)o6ET]]4+iLn7cY>lG&%ZGF9A6:w-e7wG5@RQ0tO%pu2KZ.=92mjy&D9vv3m&2",
+    "(n1dd;jQ%v7!G;EGXM*;5(HiyFw+ACuex:.G.gpJ/P=GRIX5^B9RdCIb=]s7xWPyd2eTa:H=_wN*3t(YIkO!PbcF-OGXNg]HUJ0w3k^wlS@-+w#0L)k+#Vw>HX8)/x&[vd@Y8zUG!A.gHvk>2HH8EL",
+    "=uHwxc;6UJ6E/At0X2mLF9S6,%pE5/HOcb:3&CpuH3-tm4uBH>:kbaT%0&,f+5-LjidqiO69Jdv0]p/q+5,id*Fp/>Ed,L3JP5SXCJzF(F&>#t-vE.@+Xx:5IokscxJnZ;004pk0uT+,Edr&u0uLGB",
+    "9S^KH05%_sEDj$BG_FE<IN%cm*4PIdGu.5zOWXq*Hvk;q04F#z02;#>0IwPk3#PLJ6gJ;s1@h+CjUyN>=c<a,7c_G3=NJw<dL1>00]ctUegvs(4+4,i7CCzwIJXBTF*5)Q*a@qO2*v[rfF%T):-<b)",
+    ";-Q=[u:%<803QH200=033%wE*Hn02*9Wk*3BRDb^6E)y&4+6dt3C%nXd.cmM48Rftr*jVCh65Bgl:rkndJe!60fWR#4-X;T2Gxm7F*!3V4jwcA9R[@m4+Z^nEjBR6JP#tF5)0NA4x$nP#i]1aAPcqw",
+    "1i!5(8!)001p0.14+VzQB;amP2$CKSdlxeR3!)MPUIL-L4(VhFh^dQi0ks1!1UE5]9ws.9*d!G/gMxAd915&a4vi88n729&zv<K_4_zpEGXNeo005Rn1]SQJ0]l;cB<3w$1j&Ra4+YWFLIvFc2%sJg",
+    "dlxqV9]ARu0]1-h40!_U0TVWP9]1Lt0^mSBhhPVprA#3.EDj$EHk:-iInmPw0qVjk4-]WE2e+vX0[)X[4+VrD9]AJ3pacQao,YgC>Xz@xi6-+ewAK(CF<ankGCA/_4+=4D9x$g90ga=t2O%3ewWbCH",
+    "+W7+/FxdqGpc4%GmM0FV6COC(9tLj+-0X+-69cwX9XHtp0iP2Iq]YS^3)&tBZw]Bw1C]g9si*@GTkNJq42T2=y;qDk<B$9l9s$BD4%h++t5=!dpCJgfk7<;*4+$F!sDmXAk_]Ly(gPSZdLIHa(*q02",
+    "<c[+1gaiwL+anIF2;g4*1@iRb2[SP[EHnWQ9yr(<2eknX*&YOv5)V$>)esL7g#,opuRaqp*d7ao1Rnu702ns>8#n+2hO!R_,oPRR;ZhSvz_Lees5^n]g#,!H2n>NQ1mXk<g#,bc7YpUZCJu!JCNMMr",
+    "2%yvv1.5WAn9y$kGYRhl4%!m_@5PZRIhdwJ4,;!26E<xr4+F4j4+4f=35Q>[h+zoPqj(OQ6anE93$lhH4!%4O2-2h,hG7o>nG>D3oLU0R1P/s^!665q*AX8SGT[dU=P3.8ve*#-4jwbv9tX7n4%!]A",
+    "sTCh6HLBJS4,;,51I0KLEY,mf3NH</wqOajU.]lm6gQUpAq/uP1hbST3!$qd4%0jj3Eu,4HvkOm6a#o2G2a6PtH)#$GI$NG8wB*%5e_Zt6gRH&5CJ0!/mG#U3CRNvlqLhZ3;CLTtc6Ms6Se_c-r]8%",
+    ".va:64+6Pg7%^$/47*.imYpXaIinZ=-Bf/58y=BV03I=70]spgj]dFO5(S$B95HwkGXMkbb@Gu=0,<#u4-YmPAvZGs1oo9^9x_t>2eknY0O1^4tQrp$-5,hx0]nr-BpEj69tL+G0W@q=2,XP,;p>DI",
+    ".tGl<)jk5V0^J@(Ck^,c4+*-i7&Uqi0kIMS)r/;%coQ<L6E*,J0X4e/9]Jb/1]_K$04g:!02(#@F9k9+/N.rn7#]Zjk=/*s2pTNy9tLC%z7Yb=>W^nZ49TS$1pfgIzbpdr69^=FdmjiekUb9$%6AO%",
+    "T;BXz=:!0600hR:1^>0JH.AM%7&YPz0ge>2pZ!(]q.RF<,v.T%XA;H+)dUX/!rns&/,Vm^1E%_DBr,YCb@Jx:jYtIlp(G3Ooec,[Z4U*GtOp0;+d:Zkj+H3>m#>o>Cj<v855KER3yCoa=/&ROI,K]f",
+    "7diIsZ66CTtFZwH,K-baG.pz1pX_u4GBpb!H#q.ahpGV#)X)bC)UqiYZU7Gg/$iorI3EQt@p=Uq4^r=83y/d2!W06Tj_E9c4yXbYIkv(C4.P6uF9A0(i*gt.-cp6$uM,59t4J.4G1[g^4(>7_4,e*<",
+    "Rta1Ilo$=t@+!IfPd)-$WCX49Ru2M*[0JWkFhdNw,wO(Z0S^M;[[aL4fE*JzLJrAw7c#p94+ggWEIc+jG5E(H1Jwi.IDoQK4+FCa9]1M71sF7T3!tww0NBb941&#50BHdn1Hnii0x*XL7&cZ5o[SD8",
+    "IXG4VRR-dR9]H$CIXO5#3+-:;0@CDY4lp(V9]1T33AzdwINhjI2-VpX1up>OF]Yy[IRFwjK;XoOH!(Is2RaSN0RiIYIu8xV0UkEt0s@3J7zZK=$N;BR03QJ]K=QUs9x%uO8#6)&Iu8NJ0WS>XG5[X]",
+    "GyoVg030*@Co(tyE,*O&0m)hiP7cTc8!$o#Iv)Z$rvV/UHvkwm01JwOMHDc-(=(DvfCd8fWCEdyIu29>.pmD@i0Ui<vHEon36Z8A2TdOWI-0IB0Wf(8h5@)3rC9=as9+BTy^;NWBM%L^2<H;wECR:<",
+    "4+-6YL:_w+00(3qI,V:Fl)V<REEqH8dkBdS1)#b^Ki&a0IW:q62$ix(590xd4,zy$6f[B(n^GosGV/ruhz^Du030v;6E_U,9^O@89yi$x0-Ht=2O.lQm=2.ai4PJs(c%XJ2Lq6&ISy7BHUI:P4+Xgi",
+    "1y/@F5-y.=,wz3@2p.AA@wJfqIq;A:0XP5[HvkTc4-VGM3m*Y9K;$1y4vP-dFf:94Ee@=V4/)WjHvk;u00M@m0tX<u!wm>B0UrS[K=QUs9x%uO7%:0]ZVv*B4/)ZjHOK)U0W.&<GXM:X4-M3$5I+Gn",
+    "IX6KVH2<8Z4;8wFI6;.H9]Ah30S=LZ7&ZV5iw>hsnY-rHiw=.kQUHZV4*=sdH_.d<&9qq$2gS@92tN,4iVq(GIr-+>Ii(E;iVq.,HUJL/$-^x8BM%M02>FGC&9qq$3CqnH9].,924n+<4-eTBF99+!",
+    "00@wq8Zx5I69Ub80jIZF58(ld4+HLwcrV^qGC7J52+I0s0zwYIBMJ8y9]bw6nneJC4GW78BQrCa4G#]88ZQAkHL;X5G.XY(4/Xk;00z6@5djAT/.!JoRv0z>42uscGB5xMiRBRkRtbU!9]AVR4Id6N",
+    "<c]w.00HiJ2O.r>4Hz)F3l9S12MNgu9yj]78!]!%Iu8QF4Ic]I011!J7zY&;FxQj-4vP-LIfel*0XR587%_7IFvtNKI6;;54+4u1FAg*_$N;V#GyoVg01k<^7&wLj9]1K%7&QPMGspoOHbMtF9]Ah3",
+    "0UrT302np=42ur_w$_92w2DmwzkdML4G#fS3Dp7*0E,U.Ru2xQ4F@]t0Sl%L9]16U7&)d53yTi^(2Hpg1GnZ$A_!4^4,CNx95R5o69Q8o2sDciFAy_^.pBz/zX%3/9y6f=0=jHX1]kcL4,zqx0UzH1",
+    "GoCF7wvK5J,_o&e2k;;-9]bXt4-VAc1rGtju6GnNl;n@>(g71W(+eLBHvk9lDhCx9G.XcqtTY/lj1LBp$Q%L(0fU^94*=yfHUJEa4/OV-00zjz90LacBM3nc0*ntY4mCCL0UrT402ns>4vY=MH2;ru",
+    "4nYaZ2>8563mY&(2RaV]#0;(^GXNek:j(na!x#r54a5x;G/:2m0X9JxG5@*Y4/Fb[LI=Dn0*ntY4l=-x0UrT002ng:4v+Oy7&C;e9]1E#7&QPMGspoOG(rbD9]Ah30UrT3011Ht42%yUG%=4P:hBu]",
+    "@3D2F+*^S+7&rhA28.662kh;_2tN,4j1M0HGXM#Wp8*KS#4QP%tPu]fmmUmN4#5cw&BQGNQx6FA#z>wf+pAdyWDCL45FZ=k(C&c&3(AjG2gC7T967v#1>Z6V0Rbfs0rSQPAviQ;4+y2L7Y)op4.g*k",
+    "D+AJ-0^mCcgAWesh7^3gzzY#I3K<Md4xFt53clYi067e:#3_M_0xtzLG<#)D6gZHiJr2VG2*KP04*-Fe2nDQL37@<m5HSD>PYUDW78>kT4,WsoDFo,+77RHL7T3fo4-DELjp7my9ytW./N1nlIX<#d",
+    "F*Kb5IyW&k00RA,D+aCEd/8ssCNwsO[xBUeiSa%K>[.6q1EWX]!LCFBa]yvy4=*bl3kKPl2MyKhQW7+R0uSW>ne[LT,[3O;a]gf$3eF853pKIp0Tnsys0R&!coTFq4(Fy,0+Fj43Y5$r1eW_^0l2;:",
+    "4.VKI0S=d-sTB>c;MxpIGtGhs1Q!dy<&OL;)CWT^F*!8V%Owu6(FX%k4%+hp2bHv93Q,:hHKzFi0mG[U238HY5d<6kQx6Hh%:)k!93KNTn9K.Z:s$ifzCJGiFgDQd2<eO!>5lw9.@MzO76t3i1P6%G",
+    "1OlX^Ap>+B3my.M$*vO;Fd,Z*jfn:Y*UJ$eG;%O/KMOQDEVl9i4,^cv2MyS*1qriO2/%T*1)Jmn88X!c1Hlp:12d)K7bG]^q5K2>wN;aH1i>UE1d:^H2Qi*g9]1C=%;t+3mPZPpQw3lYGNn^;1TvM>",
+    "RskmlpW!AC9ka.q5jdK*4GviY$65uhf/3S,g-YNYGBY@G1NU]g;EwXiST6%IIhgYW2gc.H4--q$3<I@*z48PH!k$waHtnoH2&_F/8#LPY1P1eud/A]A1O@t7C/Vgv>XHj=@2,R+iBAN-2MdM.9]$tx",
+    ">yi9a:hc6VI5sx2pFcA/Ha8p&>[Kj5s[DB$0W(hxiKRaPE)O8CpFanRy;p[g9]1Pd92hvO4i5t6&=r$a>sIwoH<aU6.n]:A(VRpBDG9SH4+Xc9AqL5:C/QpWC.=]KWd,&N4yg1F1mE044TTE.&kO;5",
+    "k@fN*xCH@a1f,jP7&fi^8ade^9^>g+v1]sv0R)Hy377,@hCdGWs]N+.2NyP_7Y;Nd4($mDqWw@11KN!T10)X@nA1c9QXd92.Ov4Dy+Z)e0S-OS&6o)dx&$8sHFE:DWCpPd4&sS71l0r]8Zg)j2!XOC",
+    "2k@>6*Zu]$)&vUX0UJ2n4,zf6xnT$Qhyo6o3luli0Rz>C3J%F&4/0%mC=Rwv2HUAdEjTin3nMr)wgL]TnF^8YHvkBch(iw^nF]Uv6E:p(9Waq,3go-f4-h0CE-%s(6geCoGJ=[zIWqtbPc1k$g$pkt",
+    "I5&q22/:)19]kjr3mG)R%mE9s!ekRSlmQ+%xB_@_yaEKT3JaG46EL;047#&G1UC,_xC1RYF!!Dh2E;&a17Qid0Url5*b5=$G%*bH0_tA>l;D#Yphp646E:F:2yO]P[0j&f3yR@MFCZ_7z$p&N2L[fB",
+    "Cl3bU3IY4-2oDG3[1Obs)E5sKycY(QxkCd84+G;K9]ARv]7IgFH2;vuX%8FY2nvOsatFTM1>RA.2%c=TkG3TSf+PeQ9_wEZdk*@>0SLr44*]2t0]Ajh5;jg@A09c1Y99bHvt9zw(ijIK3W[n2qBb8x",
+    "GwM7akpnTg;MM!;1OSm<2fqXl1%YZTG&TSO&IBI_GT/8JHK-iPkJlInA@9BQG#)VFJQ6k4V*:[Qpw]KpRv0n:8!+KK9y$105-eYq0s[vCBM3nc1Kmg-4ma<u9]1G_7&8DL2sFEB0Lxep0YMlw01nYP",
+    "D:gPl2RaV]$N:)zxdR;I00HMH2O.rrJ[U2E0S=MC0_j_^9yZ7U8#6)&Iu8QjJP!>#11]wKFaQau3LP,W0SJZx04xnb0HJILP7cTc8!$o#Iv)Z$rvV/UGiDevISZ%s6caK2ryw0Q)[Gk!GKAD&4*=sd",
+    "Gyo3)sE1n-HdhY>o<fV64+G5s9]1N17&QP0ze54-hF$<64*/8JBm/_dX96V&,U%Z&F[$kW0wWI%,U%);HGn,I2[rNBBp(1Z03$Rsg#ruEF9wPMC=9$b0SfZT83h*z/3WLY2&V)ZIKB<A=UPr%)&nuV",
+    "4+!dnHV*_94-eV%1s;<Dw@wl_GdKV*4mL8YRtNEZ2Nei]2pc!Q4/gb;00orUVF3pO>wGp!Rv0n:3%;I8F)=%L1KHjI0]x*j2tf^5zYi^CGBfc39]1G_7&8D4oLCq!;F$bA+yNLh01m$oC=a,f32qMp",
+    "zYiY]F^VXD0XF_@HUJ+AH^7Z.0/*0Xw.ZTp4#)u-F+vAA4+6*m4,Sw69]1Ur0RSuqA@Qp=2(V8t0W:$c1[g7$0S:.pD:OJl2Ra@DI-R020W)S8GC2&t4+PJdL:)K34+ZDgVGjXR7&HJ60KX3eRu2%q",
+    "4-VNA2V),rHh35[00>Ph2#wic4ZaTp#H%]3B;@U]1k[H(0wWI%,U%N8IKB<L1/hwC0&pHSz7H.^H8%hzH8KDwH8FJ@0XXw&9]AL(UjVfw1]kl/4*]8W9^m>8z7Gb>&sHihHogxB#[:!B1s;@E:uN6q",
+    "GcW)j4KM&705Z8_0;qe02O.mN!ZZ&7[vHC<8vzFd!Rtj1Rv0n:48IR9GBE%GrgsAe03!%N4!-ips;#>R4)FmG0,FICGXM><&sZM.G>nF1H2<wnuM8V9LI*kz0:^Xm54i&$0XF_@HUJKngH-Ik4KD#R",
+    "I6)XV01m$oD:FGl2RaV[$N:)xhJ6a,xE%&f39AYY@=8ikH,,TY*c$<B*c^H:4#)u-HbMtF9]Ah30UrS_W*9O#48IQpss14;Ff>jp1FXYnF99$#R2Vb:4+g&v4+*M.9]uei1Iz&*0X6=$g#rt]4,+uU",
+    "0UrZ0zYiiYEF^xS4-L_39^6+x2<az4Ndj:n2s6JAE,*6yF9A0+046dx04Opybs0FPYXukpB<V9v2$cmN0y4l4AJ+pl[vHPZtX3^tI5NNw88YDo9]k#^Yb@P]00X^Y9^O<72i./M6$ph043NAu9W;(Q",
+    "3!dU(5G_r$CJzBt7%_71zz-4nG5@db2oo><2]*76zz-7DH#PAA9]1G_7&8D3zz,NT>zf/sGC4sQH2<wnunZe8LI*kz0:^Xm54i&$0XF_@HUJK.=i&u(h5-V]HbEFT01m(p88Si%ZVv*$4.8OTkOMCP",
+    "GB5xMs]p/3$N;BR01ny;0.ESU2Tl&i0U0zx2yPDpzz+@tW*9O#48RW^G&7VN4Z)ZJ1hd0)F9A3)R2Vb:4*]dr16B>Zzz,NQ00(0q0XBFTH2<004+GT4A=,-rzz+kAk_[(:3Ev46HrTW)0wWI%,w6!h",
+    "juioM4+f/,6avW<4![pD0XZ/M7ciCo6&Wz;0_$E^wg(n4jb07zT;,Wghn=V;vY@+I:d8L]#zF(S=+OK.v)Wf505$*x@t(l%#9t27.2D7v:_H@F4+YrTR[.so=FR+oq32f)gk/Yo4h-JL6$SLUD,OBm",
+    "R]U<RZ_zAn3f2Jzv^6w[x#w381+)PSpJNV]JpkKi4$A@pa]IhJY-eMS4+6:q1(d,V4+!u99^p[]Wdx-U4+oy!S04yB;g1]Yb!>PT6&x>;X##@(IS+yYyki5Hp#ucJV*%dBB<YC@V*:nN03i#ZfE5Jv",
+    "+9MAF[pD=1i[E7$HnLy</kEst&Q/cs-Ds:*R]:+/6bA6.7b,S5.K+kkjl&ra5$_&F2(y7i3+mnp4y-Ts1_<dT*H-F,pF^G-Fz#Fg[!SkXGNV:612Hz#VFSZn14JJgF[4&L2[SV<aUU/:zf^ux95IPi",
+    "1GfPlHL99Z6E+(Mzf^bs4,3Cl06YRH4:!M6Ejcj&FCaNF00T@HG[02=P7=g82bi2d1soVQzf^%T1iw@WP7fo$RSTrXSswu[$@T2u87;z1y-T8%sB[jt10M<9y-T6NwITv24.o%*EHX0y1kwTrAqT])",
+    "4+gwdGdVIeF%0no3Et%:9y!!t0)*!q4W]>wGp3Fi1(c9V4-H1n1r##3ODZ/t&us#**+vf$(rpdB83FX:Ssw_G&29;llnNs<GVBZij^[LBuI_Z;l@BFsGB@QbnIZ+:Z4UOm2Ljvb5eA*12;XuFPX+Dg",
+    "0tvOR1>ZIfDh_@x5,]WJGA!3r9yd!OH!OqM3J(TL7c&3;rWXNA9XJ3169B(w4+cvYG5@YWNC8U]IRFRiRSu2g0SDBs6Auc!/R*XC&.PEr%MSz81>aFu4+Ndh4,>%%1po*S0=hy@2:JynIWV/r5(k#w",
+    "L.EJB2Lh@W2Ot0#4-j9e1>#0QCJzAn3.bi6KoBvZa32sc,;b4B4TsS^4#5ow%oz;D6EUms9])p=Ap<>_OeQ%t(yId-E$R*q&M*SOp(Y0+43>sF1FIq*0XaGd!5]KY&H<936$[OQItM//0XI]#;-#EA",
+    "@AP$#zYz]qxd#E#mmLodqX8Z=/=rCCGgS@]:K>QHstE$5uR8%e2-]K=1$qdg)-tFl2u^-+:n-[Hg2Q.ZI0&#I4us1B1D*&A=U6vGKOX<yR2VS-4*/-W7c-^kE)MPj9^PCA0Sv_.E&<[z37ohk9]$,A",
+    "2V<*Nue^2U[>.x7+3#Nt,nv#YH8L]H1k$oR4:#9_0]8zS9:.F/A4<I6@V0:u-r0R#K.KXq4VD@M;FIzerxgpN1s;%802nm<44erPH@4;U0>g<AIRFlu2<=K62oD9Z1@h&,2N*U03).^+1B(F.0,FgB",
+    "5u*VQ0h.XEG*u4_mIf0!y3,H^$N:k&O$QYSISkCQRRin.4mB7w01ko)0/x+e+^a,pKMw*>2!aU+sb2<Bu]5w7f(aiEF[c3!0)h!22[Hg55HbKC05t#<G_oy;IWU3/5-p)6G5[YuIRFn*u.S;/kO6@T",
+    "9^YMG7c:AHIHUz10XP5[H2<5P2<y2>F9A0.IT$$r9yOOp1jr5#1+oSY0#z6@01T>00RoKy4+NhQFAg>2r2!8Cgb4%U0S=(M5(Sa:BMZs>2b5w56$m-X05*jQ4+1q9Gyo2T2;NQ62<8v=HU_f,0Wwt:",
+    "F#rmN2;YD+B<YOR5,$!nHmLy%hY12x4+)799^zbI9[<H07&7JvEjcoW2;Up>IubA-4;KmPS07O@sE@&fkO46-hzTzaF*1n:7c_GYF*2wH9]1T37&QP4iU]<k03QJ[IT$$r4*,e<1HKp=1vIt:9]1Q2",
+    "7&ZV4iU]<l03QT103QxBr2!8CiU]@oRSyxH1>X)-3gi;BdIuE.Iv)TxiU^V9G&LAB01k/;1BHq_3-gaG2S6VIGF2Ec01Ju.6E<)k4+x409^Y380S=L,2>FeE01pw75+49J02nao2o8tcRt1TWHxf7<",
+    "A3QUP2>I2403VS7GyoqCHUJSe01pQ0Bp(Da$1)7bxCuHqFgVPS0RpzM5*su&4+8lG2+ar=Iqi/RKQ1vjF]vqP9]SAh):jJ70SAx)4$LJ5g][Rh12vEW0i+TS0-cW]1AwVO2Pp$y4xy;,4+2:O!@eRv",
+    "&Cm@JFjGGRHZUx51j).:0OJw]MGpma9]JQ09]JO65i$S)q<orFEDr<,9]JT19_;B%0Twd/2SpDBbsqyY03QQ3ToyFZ0S7D(1zaBkHUJ+SIMD$g0W]-*2A2dM12/#N9]JI47B.lV2P>W,Tpt8D+y<UF",
+    "(E%1W00%>@jGq+;T<KI;0,CEM2O.mJ5fd;nEgu0fIv6+r9yGcK6F1u*3F,w0Kpz1%RTwn<3(W5u0,PZ)12r>;5ibrkG=GI#2Z7cl4+ybb2TTfwEd$D>5(Jju4jVU+%mNPq<d=mLUmG-[[2_Lre,8rM",
+    "$N_x2OCC9>Rs)LD9^9$+F9$#$0Wnnw!NURz:zE$=(=Cqq+$9e10v@,AsR14]:X-u7Dbd-@2V<QR5hyh[))6f:Gxrf9Fg5<Jt1S-Xh_QQNUJp<.Egwxd>Yn>Kv%yIOwaHWiwFVnG03QK2)C3qb01KlD",
+    "1MIjYF99;-IT$zq4x$MYGyNzZ1u(V,9]1N17&QPJHs[D21C0R:0,=_I5v2hRq6r3;@&17Rn+61-pGFIv)dC(dtOo+k[2T@&4,t;p0[-3O2SN>i0t5U$3X;VmKpz1yRSALA0t./:0o5G[rJq]4*a9C7",
+    "H:m*]F=UNSQy&O8iU])1p0gVVWDbf63h4+PHHrx$F)#oUGyoqvGyoq>F[!r^FOdN/GKvWw4m1E4G5[+xGpGd*0<MT-Gyn[W2<*E]9]1Et7&rhA0E!6[HLNTT1,1qs0X6=>H2<2W2<*B[9]SZ29^YC7",
+    "0S=I+2<=9>4,uON1d0h7H2<wm00Q&MAqOH436(7eN(tcy4*,e<5-p(^n:GhP9]18[7%++f3yKL6H_/3AG5[Y0GN^OvVGlX%[_HHn4vGmGH0cN)H-M<ZArdkGA3QdS2>I2303VS7HUJ+EH_.(k02;/@",
+    "1s;%702nj;3yKK;y)+*JGdUPI01p6)2<=TqG7kl]1]I/702nm<8#brk9RiI34+NAFFAg&_r2!8CiU]@mRSyxH1>X)-3+xmgGpq*!hq5CFA@cOjEdr:mBL>kbrbq+SD+,<B2S6VIF-xh^0Sn*w6a(f>",
+    "9]$v)5,$xiH:m+10yEZy93Kfd01pwA5+49F02wmr2p&0#2;M>y5,.QCJUEI8A5b=]FOdN:FsVo%4l-<f1gJj>wj_3m&m]uMGQ$NNHLh9&uf/%/y6>GT=--q]EGq<B>Yxa9RSyD_1>.m343WzeKQ1yc",
+    "H;%DP+uR^#1GX&+;*Ro34uVq!-PYG<GO>4%1_nfGH;^PYDGv&=Ee/=5Im0LtH_/3FIJPYqICUQyIkqi73N$n=008]E2P>W;wk,^=9_;8$0Twd/2SpDGwk,_I9]kqHEe>EE9]];LEe:2C95:Mc7Bv6]",
+    "MGp$LEe:<b206AZ4$%Q03pute4*drY9MJ(5Hvk4j1dzrN3]$WK5CZSrHwPjM[^B=2pL,txGddVI01lPx0R!i!K<04US>eQM0X0.!juQ&)moEg)P%i=AFn]&,4l*#M0Urf4wk-0[y=b3PObWIw0+(VF",
+    "HSH8CH8KDmHuDMs<TVsSA>^%G0*PWCH8/vl)-9,54(tLFGyn:%KL.b$0,OREIgJ4c:gE9itU)gaF*ukKFAgy[sR0Y/.=cjz4+,v.91jVGvlRzq4ww/cF!vE1Gr(FSG&r,ZG!i%/4:,VD0$vYLm/Yh6",
+    "0X3_Z9^YDD0;%[/wFVnB03QK1)C3qa[R0f62;N#y9]1Kv7&ib90HO&KHljoi1,1qc0#z6=01KiC6F7]l4+5eI4,usS4*-SGBR4Qr4,uON6F2([8a4nA0QWcovYRIdA@cU@EhslKZw,nG0fPb#ueVzV",
+    "Kpz1xiUAlo01Ao-6E=./9]$vw2>FtKsR0iHiU^VHGyo3_n.pMOiU^w*IOzy2G%$(<A_@bv5-g!2ILKN8UJp<.2<jD0z&0NaHUKC$Fp3EpH_.HgRtFUbiU]zy(;.jTu;a5$FgZCGHvk;p&0>.AP9Fs<",
+    "wgw*oHB^fi011i,1nV=_1Tip*2>FtHr2!8CiU]@jRSyxH1>X(:5ev!z4*_RH0otw;2O.v:wk-;)GH(rv2;2uw4w%6k2S5)3gaQ_jiUA9X2<*8n0^lw45,$!gIH:=(iU]T!4+)eK9^zGB9ykCfG&bo7",
+    "E-KTV2<*E]5-P$nJTZz14=zMBNe>>$iU^VMGyn+7KN_j57ze0v2Nf7I[R0e&2<*E]4+6FZ7&kc%iU]a-uUj7lIJO2K0X0.=Gyn=V2;MK:3l9X85,$!gHKhR$0g4F]GF1,]n+61m2<C8L9yy8$0[@.S",
+    "2O.v:wk-;*GH(uw2;W&kK;/Y&2S6VIFp2:fIRFca2<=Qs0^lv>2>FtKsR0iHiU^VHGyo3_loB5RIRF>n/;ES))JPIBArdkG4:,$O0$vYMiU^W)0X6>14mbcG3Np4W9]SYaBONv8.s1>.(SZRTHLlYG",
+    "3CNLE8ad3$0tWEP76K_,g.C5&G-j[H1>I:SCI/!5(Je1AG&2An1UCQ%cnI;:4*]>n6E/ri42sP*1_nfGHqk8yDGwXbEgL!IS0Ohx051$THqk8rj1_t)4-s,eKMFN4FaQAB6$dO23ehbNTpt@V(E%1S",
+    "00%@63ehbNbsq*a(Jc.q0Uru9(Jc-K9_;H(0Twj;2SpDG(Jc-j4+LBmHqikGEDsCOEe<Cn4--]^9[<K11nK)cD:pS/4!jTo*tI4HA@6,l5-f5+9]AQx33Lwyp5Y%q1v54>gbE)4G*uWg01JVEPZBVv",
+    "paC5/n,T)1RUZyEr2!8Hj,($S2srny6$eZT(Jdh[G5@dm[sIh@oC6N;3IgqiCI/!6lI0%*t[<IL0JBI3MGou&5-*@L1vLO3IRF8lJqIEV:(wt9E1QBF4)6jW4m7C&9yqfS4+-CAS]18600(3avl19G",
+    "k@gU3Grb!VHz5)*01r5aTLNAWP>q&*kpVa@kbe&kuC!PeH<zDxH#xNi9]1Mg1Q-=;0^P@H5-N8W9]18r7&ZV7q6q^2(OU]p69+&K0=$W2GgS+s2<=Dp0S=MA2<esa0UrP^y&DraRSyxH1>Zq8TpBUT",
+    "0Uk4r2;ChpB;lr8645OI=LqzE4%7k;GXNh2GXNg^IRF;q01Ju.5jFrX2RAtYFAg>3sR0iHiU^VHFaRGAFaRF>GXNPd/;ES*iU]Ye-Vcq3ArCl*TLNAWQHlv4kpVOS9^YGE7dQYbI5V-a9]1Mg1Q-=;",
+    "0^F^;1et+s4+1$DHUJL*iU]<m01DeS2S6VIG*uWg01Ju.5-%.k4+N]dFAg>0r2!8CiU]@rRSyxH1>X)-3xyRPG:QoVvE3yHA@c1CEeA:%F:en5iU]XN6(0pL)B+Czwg;zFRU0]^p,uw,0Uro7iU^VM",
+    "G=qg#iU]T!4+)eK9^zbI9y9.cGdSr89yjGb5,/eWHUJMehg$+(4=fH.50L<eHXjc-02n!n2=%,E1]I/6)C35M2<K<t785grwE,UiIXM>M01p6)2;NR)3ZNkeKo0@q1sF3@3W=B;soZ%V1Tl&U9^Y34",
+    "0S=F*2>rZ#RSyxH1>X)-3+xmgHHrxWo!un]A@c1CEeA:%F:elv2;Xqtbsq&e)B+CzsRI^]01Ju.1Iw,f4+xYJFAg;2sR0iHiU^VHFaQq@loB2>04Xyz/;ES.iU]<l01@9+A3Qh!4=fe1FOdN@GKvWg",
+    "50/nM9]]zhEguCo+b9j_zf^R&nMMQDEj&0ZGXNJk01DarLks2D2qZZ+vUd!;2M+;@1puH=2O.m9EiW)OIRGyWH8cPjH-<JnwKxT&h)xXVtttjJ9^6]qEe9zN3e+tQSqy-HNfI-w9^G0qEday<2SpDX",
+    ")GaRxH8^tPojV6C4-$1iFB_:8(E%1S00%@68@Lc;1U54O2GIcrEDsyhEiW84HPHbUH2;/i4-$1iF9tR<01nXs9_(E+EiW85Fwp<PHvk7k9]t.K!_rh]Ff[7<4L.@oFf@/@9]t(4&PgLOIoyp03cR,g",
+    "4/bs!Ljkm%BM$;Zjv584q(%-k*8_Am6ENR55-i9TwSg)Pzpe!mIg6tL1h%mP2Ou9FIgh#lKL#:6F#r@af[>yuHouz)4>^YE0X#D:GXN7av8HG*1vxm6x&aBH[YM8C2+I^.u%Jf-i0D57B<Q]mHUJ6C",
+    "76+,f2Mf]l2R]PHG*k%d1@fxy76z<5B<Xfv9^YL80S=X%G7kyV<LLB/36^dE1FVoi4w8o,6g9q<Yy,Iu3ibgn0XQ%K2/=8mH_.qh%pnf],&g[Ihb0F>4uWz5n*tvNID,Qp0XYB&@W6ng(=dhTk]hra",
+    "@4%4zG=YUz@4$3G4+(/H9^zYH9[<Om$ubWE%.E1QHQdT49WjX)Bs4hy0w)b21jh7!5-7qVJegoGQ8hIH50L<,L/O(A7Z=3!x&aH_1@h(M1[gA[1Pta01J;x_0WdijHUJL.#:,Y4GObGoKMw+r1[gC@",
+    "3grm[;FSD7idPR2qX7:AuOJgPRSyxz1@6g01%#j,4dw]0jw%x_hfxam0S=JBO#!b41]kdQ2;Nt19yP@b0)qG:2SyIHBN8l,3l9Z=10Ml702nv@41_N#0*nC.2j>ba5vTzV0:O]a9].<B4+!Ub24oKb",
+    "/LsJIHUJYh*98ve2=2HN2;8e$Ap;-i5,/eTJoaE8Q8a*RFR^qKF^Jb,C=$BoDhuTX9]1Ll1sF1]1Ptj35-KMc9]1Bs7&ZV81EJ4W4y&VG2S6VIG*uWg039=8vH/3ylolTXG2#Xv4l]>z4*^_56E[=4",
+    "5z7V):j;tQ1@g2=0r6S^=ZOGUFuL0V4(tg6vHc;kA@9#Z0/H5K$NU,xP6)&Z4+81.1>S334+Vz.9]1W47&rh6;Fj;20v@x4;Fk.aFsT6#0>>PO2[8Z.2)r!=WDe_K9]JSg69b*f0S;p;C=I+A2>80x",
+    "Gy]zLGBP+U:-n%x;Fk/IGXNiv0XG024mbcG1_-U.0ST4$BL<[2GOh#+;g.hx/LR1EGyoVjISuX!1ew]*3&/wUKo0=[7&8D1y&VYpmjw:v1^>dYHl+a%0qzMCI8>f3%mxeY2;PC_3J%#51MZjs1%-L$",
+    "3i$ya0x=sT2.[0RF#sYqGyo3jH3FIRBL>wfhXVuO79RyNhXW4+!wMKURSegg9RiI328;13ivu4HGpPXz;g.3v1P/)A2<eUon*j!74*_884+Gm11OBD_9yZMh6fpn,Ck@PJG5@a;k[^N>y.!1g4=hW!",
+    "FHJHt01s1wg,Zf^M,K(#Cm#ec!i<n6sp(k),=V8oh@j+iGch(c4*_g10jg97A@A7*5HC+MFo;YYDK-_L1@Vw/1/fjQ95dgl0]qq<3avB.UJnbcG!9t[tu!GyG5[]KIWhnOC.t[A3#_K@bq</zG#NS3",
+    "0S>CkG(Q]RGBMEs7Bc>>MGp(DG!AtS3#_LLIWb%h3#_K@Tpt@Y(E%R-H2<C>tuzjG4+pI<4$%P*46QT[+y<UF(E%1W00%>@h@j*]T<JJn0,(](2O.i:5+gD:(vJZT0y,Eq03QS_h@j+DGJ#D8Kpz1!",
+    "RSC%f9W&gj0R>9YBo4R>FAg#>r2!8H<ueFN3Cz>a2TTLl0vk5_9]1W47&ZVNIm$*40gn.HG-bdOHo86ohA0mO(*hp:H_.(o03A5nssReBpd/300v@/CsR0iI[,7Km2[Zr;2#*p6WDUwjC=9y=5gs^1",
+    "8xuAm5-OoGJT/^^AD03#+o^OC2RSqEya55#cMjA97%^]/42lU7H@W9n0WdijH2<8X2;USOV+(*y2S5)3-sqEoRSJm,1L)/@4+Pto0S=(S0S.@;1Jz9r3Yn)I2Tcg;ya5Mg9]1Xf7&ZVO5-=E$DK.54",
+    "9yZhh6Em]d4+Yc$9]1T37&ib6!MPs,ls6v,IEo1@4ly[X0S=I+2<eUwm-nz8xuH)7WDbf65-Oo02C6tBHZUO%L#jA0mjX65+o^OAIW+IQ0SCVX9]1Jf1Q-::0^P4<1J$bx4+1$DH2<C)iU]<m01B/+",
+    "2S6VIGgTNe01Ju.5-Tng4+N7EFAgy=r2!8CiU]@nRSyxH1>X)-8#T%S9]1W47&ZVO5-=E$DK.854*,e<5-p)J1vb.I4+6Fb7&lc5iU]<n03Qf501pqT0S=L,2>FeG01pwA5*s!E2b>j=4+hOQ6E&*]",
+    "4<1p2A5k:@FOdN:G:Qoy4mJQ7H2<377zgAU2Nf7G[R0b%2;w9nCJs3mH2<C)iU]<q01D1G2S5)3-sqEoRSSv.5-y/K1TX*^4ltzw4*@k=6E--35t[^CiU^Jz$=jn%IRF;o03Q,L/wT<_H*X#@;Mega",
+    "6dwgN)B+CzsRI^[01NN(RuVAb0^lw45,$!gIH:=(iU]T!4+)eK9^zGB8#e$4rIL9M2I<8vGyoq%F#sP;H2<!x0W]Vz9^YDDF9bO</wSrxDh_vcDjhhj@BMYsVJ[9hHt)Ov6*s%492+rJ4#Wil$Nn@3",
+    "A@6/:FEBJV%3&@9H!^bV;*Ro34&qe:#[OI!GvoFt1_nfGG<UI6DGwW+Eh-xQ05UN!FjOB2FsJGP11bo39_(BHEiVf.H_.N.0v[VVpe,*RI55,!7c&3[NDmvMEiVf/G5[DkTpt<Uqb)BUI5gA&7c_F^",
+    "NDmvPEiVQ*HUJLP0UsMSrY$cXI62e,7dHS0NDl$_ya5Ts,!%sn06GRD3yTsHF[+ON9]1Nx7&HJ5y!inG>(u!V=g0JX9]1B]7%:1HGS8]34*_qU7X#@DFAg_]r2!uyG5)(32TTLl0vj:>9]1T37&QPN",
+    "6F8]Y0KWtWLJrdc5-OoG1u>610XF_@HUJ$r&Z+;kjJ+2Q*8(pNI60[SA2_LTy%z=$4T^-PG3pT;06Ft:5-7qJ//dNXJTvoi510bZssTR,F)%UXya5jZ&ddV:!/NYz4GW721m:kD9]1Nw7&HJ5iU]ac",
+    "nHmbSHU_f,0Wwt:F#rpS2<y5@4+ONB0S=(S0S.^<1-yk*4+*xI0S8V9.h%g_W*,4Kdl)qU9]Ab5Ee.spIRFm-j0qDs#ZeCh)dC*<Hvkwm01J!:5-y/K2s8j64m7C&4*@q@4+Wi/0RmJX5jF1u3ycW]",
+    ")2(;A2DLU5Hz5y0wKgA<0yxmB0Sn8ELn.[msRal2C.he;[sSB>j0ppZZ65(JIT$nm9x&Nu1CCA#wl)Vq9]1B]7%:0_vbrV@FpU8p1Tl-W9^Y340S=L.2<=9@4,lOO1i8me95%^V9]1T37&QPN5jd;a",
+    "0;Ujj2SN>j0unL+9]br79]1Q27&ZV3j0ptRg+mVrm/Z4zH#w-R4+4w[9].r39^zI@0tAc+4v<qc4+gh3A_!H04<0*$A5k[]ACUn!051.WGK:iy2Q%lq0T(xxL.bcJ[sSB@j0qAoss$ebG&vYF03QM[",
+    "/ez+9(VAxmKpz1zRTwb.3XBN=*>Uw,1eg*p4mUQX0S=L.2;JIS5ttGbGK:iuG]K<W0XP5[H2<z1IIk<ZH5fSn4*,k>6E=x:4+Yf%9]1Q27&ZV4j0qDq-sXx]j0q19sR0X&2;A3O378Te5jOxEG5@mH",
+    "z.Cb>xi%9vtqBi9xi%kBHUJ,y0XG0I4:vZ92>FhHuq>V,r(,NPG[(gvA_,OxEe<2rTogI9:I4HJ9]$t(ya5zAoYe#;Ha2h$v.3p/;k5K#3(GApFgG#)F9SF*01Ao%2a*8^%Pj/Mu;P&y)e-6Z9^6;f",
+    "Ee9zN3d/1HSsXRbC/)mU9^YOnEeX_E9]];gEe;1e2[+3v0,e1Q2Q3c<%q.RGA09c;0T(j:2S=VZ%q:3zH#9K,2h[,wEe[IKEe:5D9y8Se7c_F^NDm6lEe;1e2Q]$t4%Go43pLIy4x]VV9<POCHvk7n",
+    "4*_eR0SVmVCkJ&1=bHE#r&k4xry_f)mpBJc7&CMq1UdM-0UI*F=*RSY9]18[7%,0k3)1OO1e3,B4+E;cF9bC/r2z+B4.X=h7Y9rXyAKjIm%cOs2Lax.c;pBP0R/e=1DXLCGyoengS@O)&o:VNHyAho",
+    "4yeZg1:Blm4+ZuD9]1N17&QPLHtwnc3X-Va4*CKg4mGI(A2_IY#TN%-4$Tr5Fsu;UJ2o)58y>7xs^cddgKH1v0nVxcKL-<]Ipe$mE-lxg2;F8UCk7%6jtK*]1P(a<+3zO<Mh=tzya5cC&pro04(tX3",
+    "h^.U!A@8!]0RxQz4+4z]4,lmR9yW_$0JjALRu2&U1s;!5j]mbm02DCIGYEyf0R^lA0XLih7&HJ2j]l>9lUNS[HyAho4vz=0(D>3j1v2-o9]1N17&QP3j]mbq03Qf203Qx8sR0iHj]m;MF#sPCF>Hrd",
+    "j]m9E*LeegHxE0H2>GOh03YN5GSjL70GkXC2k5*3F9J6/,USGc2=u#515XIXkv.1b3F,$Q1Ucxu0SxlRJ>kS>0Wnnw:-wv,oJa,z)K(7!oDwe$G&iLI9]AXz2<)]<4,uXc9X9]2wD17[2LsSE2#UP[",
+    "200G@oB.d#02(*Re*:^1Lk]Hr7&rh9j]l]jghU;&F!%xw0;h*$HB^3b2<*J:0uKnD5,$!kHK>p$j]l/(4+)+U9^zSF8#e$5gyneygEtR5j]m;iHvlgmI5q$ukpVUU9^hSH7%:0_vlt#Yj]l;YwI:E5",
+    "3Xcf>;Gg#<zbOY!3F,$A0FMa++;oLo1:,gk0+TiX@!WY23zN.Q1Dy&V1Tv5b9^P050UrW5kO:kp01pwL5*]2=2>iT)i98fG)H4W:y#WR^9]1R.0T;s<36Kc]+@1tT0XG-p01l7]A_@Yn0v@o903QK1",
+    "02nm<95%U!F$0GL4+xP79^Y080S=L=2>FeD01pwM5)AYEFbLu7c:[.y4;B;wA0RdWA0RN9&H<jK0qHgengkCIlL-RRGTto(.*Qr[!m]Mm>PhZE,S+]jtjhxr1cccJ10fhN9]!CCSOcNh1>RAv8!:Ya",
+    "0h$H;O9vtg-VmyQIXD0x3=o86ID[w-/2Hc]wIUoe(ZvD/H6IHy-VlO#4-$ev965woA_7^qFAXs=-Vl6B2M0(G8[sW43pq9b0OLUiEe[*vEiWE9IMo3cGXMuj4-tYuKLj[1FaQVD0S7G)3gImdT=^AY",
+    ")d3eZ00&493gImdcpnEe-Vll-0UrxA-VllQ2oE0B0T(v>2S=WJ<[UG:Y%*;da&2L3nG1gqHZf#4HaKE_;<]veRSuHw1rID-4<RZ1E)O4z0T0yyps+3vGp>-.#RZ^6QU^</4,A[IE)PJ#3l9z4/TZ+b",
+    "QV%t]3lC@8/TZ+YtN[,Vhp-XWFk/t33G$9c4+HKA4++/jQV%Uo2B8fPK_=6uG4_A*c+^<o4:jll9$jA>AuZ+(4-j+uQV$;s59I[W/TZ+Er3DZ42hitI03Ht;+z._6-k.GWFHa9N*b)yC.GgYYHdh^l",
+    "G5@-E!LKe4F1!H@KCu%I7>X/w4.TO.8Lg,v4.TR/u:=$gFb=B<1P^NJsIM*rq6iNK%bErWBnkN3Rt(OqZx0oj+%zu@GBE7D5*-:x*GMinEQ$dS2-HtO4z0)r0@^;)4+NHx1P/pTDl0h7@2,ISsf]Vl",
+    "jsXVhiVFyg&m0T5wl<z4+KNpC,OmdT1h2#c0$2:bpC1GBdI[n01@ejO3j=aiD[w2.j0q14;x#/[IqfqJ-@kE^2hYC:35QJ#iP1]B0/Ld81;9OCF9S0&y@2OG!,O=u1Ci]:9x^B*0I$s*4+f&aArAqD",
+    "0R+VA6%Px&xe5-ylI0Ew=<kY>gRc^H1u)!$0uKqTlL,$4j[gAzG7H]]4gfa_2AGrx4+i6,9_LdOu;Z;LU5/Xs1=Jr.4+inlDFmyAGYg5G1>PuO5-s5#yQLQqITjBA+[17Ki1ZK,1,zvf6*$n08wyJf",
+    "yQLQrHvj]OxCsjwDJ;bp+&:47&Kwvy#kvgz&HWn*o8Br8wVy2o/Z=vijrBDI[sRLa5-S59o^dmN4l(,sJ]6@#ouvdH5,j.q7YD(b6AuH]@X:(tUmh[(0tVW;3lBw!:1q#3=w.y]Nj2#f4/VnyOB=<M",
+    "Di3es&le9R]Hm8-f8PQOsQv_I2(O.u41(Sn2FTDf1MxZv+6Dxu*()CzINAmZyPX9M+<K2&aE-kd4.PHT2M:q/@_we4+6EsWF#sRP0Wkm!!3F@UXa_cYLkyYVK;JkFE)N6s-V%xT1>#Qf3lDIp1]PQp",
+    "H_/gyHpbTm4[!9;7a!OGGN^d-GyoPg02;#>0:Uc<@+yw^1.%q22Bx<h4$Bk[livssGA.2/7Y>%&+8hxy00mSZ05O2w8U_1kFb>S7f<KdOpuP.sxdAz)2Oml=03RST03XHyGXM>>n6z*Y1D%sF6f)+*",
+    "3lDGm1uwY)G%x<UNTV7LCDY3;59I-,1s;+_@UMj/mJ$ze@UM^j0WrcEA4fC*4.+o:G7tO#@2@a::JSfb@2@/A0x]#(B7<Ni57hzr1rG13a_^dN]F-bf56O@n4(W=x44T*v4W,r+1I5!04>_zE1OVoB",
+    "4+6,O4Fm4>br0kNvZ4.H#;vPQ@>U&41G^pZ4Wj2H4%m>o4+r$3Ck4W+76>.A1-yqy4vDBM3Ag;O4!BhXp^#5*3z5J/3#YMJ6fOD5MGpD@5-m5i0Rp3l1q+e>4*/(y4g-&70SA!wGzr*g08Rsh[SO#I",
+    "ul6(ySpg-v*>aLyHC>nFc;gj0eFWxt4w!oZCkE:K0^mI#%q.x,01fawA_H44s6#n2F*TQJ6gJOrTQxR0HZ.0eNeke/a]cfXR13v.1HO6ym%C110x_u/IWoh12eJGE5OS_54i5#kw+-yAYzg;08V;ni",
+    "xef,8jWQcDGY!+u9S-uMoEib_B:>.n18fBU3/Oc,HxCM^ybdo1MMH85%m<zxw9q#W,j=B%Gy*0A-(@PT[Bj-K>j3jECJE(k41.pZ1dzWR4,BpcF9tL=*aHI61@30rdkMw-Gz7A-TmS]Kjt2t5-0>1a",
+    "s9Xw)2LpnIbqbRGGzOKWXAGvWJPz.R1.KA343a$n84m-S/nxL<fH4Hzjw%m7>&g6Jl+.SrABl>tABF)pg%mFWGB<kE4GWS34;M:!4.XvT2oE8P.5drT[1yiG1@iFix(<;^h-.h+y_Yj,j:K3AxYivT",
+    "IzR,#z*G,CxdRVV#;Mj<AML(+7&5z>4,Y7oUk<tjoedQ,r=p5$12OLj9_dwI0tX*)E3MT^A0IQ=@T,Az0q>YQ0yO[[G5@-7@,EXHx&bjc<ChFdGyoAb02(v=6*K;_[<XGOKm>H.E)Q>2,eE6MF*ooD",
+    "A8]4O5-On^=wSRo+r:,]67UHWGDZLn4[<vRPanAfH1G)<0y6*=Gyo5AfuAuix&bmU<ChFdG5@<c02(&[7BT/AF#sMn00XhYTn^,X7Y]YJ2>IlE014CyB[MXyHU@QG4S@252QoH,M,1B29^Cat3.bN5",
+    "NdjmOafu2axdAr,9]AD]3-m@%4;XOTF%Kfxqec(90f@D94KM%$.H2kiFo>BkFaQeflsycI3In&i4,av]@7kd_GBJq;FJUn>01op#A3QOVplc6b&Yd(5e_:#JIid*-!3+-Q/mj4kG<up>xdEXGFAgy[",
+    "00H3$4CMZM7C4_=3ge$K4xtGE1@j<.hA]%<GP*4fQK1PRay9;_;Z8P7aG;nwxdAx.9^qVHA3Qby4.g;FPY/2Qp$Q)jHUJSf02(#@7B&D1vW>JSKm>%seh+c>6%SFM2>I^U00*UG4[x9eFS!9TFaRGA",
+    "H2<zxH_.eK[iZ;:x&fdG4,VTe1Mb[x8abc]7Bm0^jn5]zpa^w+Fb[G06%SFM2>J1T051qKIN4JfGul%fIRFc][vQtm+lg%,05r#j1@4,;0SuGFY6P3b3l9MDnE;+Dvz!qF[uTy(3e;*K9^hIR(pe79",
+    "h%g0(0uKm::<=PwxQPJ/j[y%i#JdbX2ySn3,[wgJA@98(NiPvHG_S_O4#bie4vD@n9^h8;v-iDBsDlz4ER+Ebyx]HDAm8js1j6M:4,kxs7Y5=&9S-nexC[:g/TZiQv_Ujy;1/=s2--=C4+G)93/ar[",
+    "iiZIP&AkB(!@eg,6O*k04E/!(4+fgm1O&DL4-akt8w0ih4-$o/gaHLV4+-H^Mh=^2!8Z:K$;i4^2lWFV4K]>BB<5YD4,:Sd4G$*llQa)0hU-(v#Rdh5kRfjnGBGkRVK:CZG7l+I4%gNJ4/7p:N5I80",
+    "4-zR957q&@#WD[ttO5=^2E4=G4-Rt_4,LA,G7m0K4:GI=4@jB*G7lf22<f5##WD[aU/OYdvc)nF7wZWR39!X74/PIrk>@>&Qy(cY.qZ#bs:L!7GT#CoU0fd;Ezu4S8K%WD4-<;&.piX_G7lG@1rPlP",
+    "qQx/_7rF/!3ZTU<4/hX%F_AZJ5^d=[4:MFBDKY:Lc$md94/cF/4;30-4-hrjG7lYG4-qriG7lYH53&T1#WD[U;*tF]2ad%u1fK[G3aLg4.L3]@6E^-EH!l!0IIBi3GBSsT5+4#d*5eHpH_.Bv0SC]U",
+    "5eUc1X9l/&1u72)s[RfHt)&MK0.#bdKLot)Lk-E30S=PK>$;0sK;#q/2nxlFG!Gq<.VOaVni&k3[6q@Vv.(i!oD_lUq]pW%H=R_e4fRM3;a3DsF^Obu36.-&4+G)w3ktM_Xbv9)9uF4xqYMS8zjp%r",
+    "5eSai0S=bW=#vaYGn<Jg4+Y>sK<Sy(jWsDVIPC%ppSKMk5hb=h6h8wiH#UL+4*Dn*IqK:K4*lc_F9$L(@,eCgHoyoA,GMj,)T1=F)Q1NMwu%)3gascCHnT>qCm#r1v9JRV1&8e@4+D(%4hO&W1@5Mc",
+    "1+xJU2)0QG.$Mc.o(l.>mn[zi*<9_Zoc]3Cp92iAiV+IPt>2SX+xs0a1vfXY1O_;6EDs3N);5YlhA$5S>fii6R]LQz0D@Iw4,DCm6fX<kG5@+&>8JG#/<1VJ>mC711*@H]1g+o_1xF7L=pF$^7UGQ(",
+    "3a]wa0,y#4o>!Ao,w6YWkrWRJ]0N#)IGO;!GCU6qnba[a3=+LBkrW:dGVQnyFAFp[s:2Wu52&XF4qgU>gbW@AHSq!j!s!eLX$ptq0S=h_,4g]liAo-_JGrO.3Bt<D3-5Y:9X5av4-Z5J77q[5-06n_",
+    "#SRY&z4AH%sud3ckXi>f[S*kwya5jITOSKE[HXy5o0(;;T;=_^Iv),/(3KJn+6V@mstgN-4+9n*Fw:3]9^GFF0Y3vVFg3@a1>PJb1rGwK0u2B61>R3h3bzmjj@R!$k)RF=:j4i5y7_kTz:13j3IF;k",
+    "0M$MSk;sx)zyTi%INsk73Dczk4zvOXw_jCmJb-f3A5uAn,T<Ctf-A5*r)Leb@2r4//MMpga0^YbK;l)>5,(0PGQa)[4;)be86QtFkpmBZr>D7VAv4Z@fdL-MH[1dbM%w^pN7;Ey7A(fyT;gz13$D)v",
+    "4vNAX28[*,$K3%2RR*^k8w_TVR]<W$5)TBBpl1fV*+mYgx&jV:wE+o$3;BeAot+N>uBJsF0ye:s5&]F&w7LNf%fAI5UowEd0WSnLF#rROiv.m*0T09jfPfMP%Yt.e1avPIH8OP[1vKl!0Rnan:H@J!",
+    "<pKO=vfvOO1vLO4MK%B*1vqjaKsW#&3NXP0A3!ny7%_73atFZ#2aEYO2(iNf3(>bHs(/m-0*lsN1H,um4+H6$5(3c)4+fV0E)Mv(3.BT<3,,HI4&Ipv2$G^=2.]xs=r#I4ld=OP!:tVu2A3/k9o)MH",
+    "1I<b*4-9.H1[=W_6Dz&YGYRIzM+<bY1@iCT+FdSlWyFyg1hL0]4+epRHxD7hy(13+jJy-RIfDuh0ltF*2#*5;-ENm#j[@3tF*g7Rsb_o0tPc+bvAhoj]A7JvOFs%SG&rlL1^ki2yaN;@rRNVGeZU;b",
+    "GK8f!A7CxSh!8IUG%%bH2FcYM584C6r4$ZoA1*Vt<en05G5@,0u/WrSn*+A,5ECovyM7L=&=7;/F$m1383v*d3d]^WCpgP0FAFO.03QJ]%qkxaGU)z-0S/7g4hHA%1t_E$vbq5e6RkHN1_P*x2dJS9",
+    "4+8Ep4Aq2j4+Ucc:xd2wxv=_(GPlJ61N7/=DP;E60_#y2+anF*r3(O_F$b&t4GrJR4gnVhsM:H3aIMA+A0IZ<[Q<790XNJg4%[dJ3JTmP5jX%5G5[ZOIp6GK4.M%Q5+9TSIqfSCJKX[gSl@>f4^a>h",
+    "4VT;!49,mhwEZ&-*NO/b6_QtWGAak>5(UYY0RygtUJkB91H_v01i(fgZ#aOZ4,X)>v.x4F0Xgvr4e]*F/mH9ar8y,qEYj#R3e3]17B@s+4!fmp7dX78F%T:*4+Q:#9S-Vc<hA<ij8p/jmpBg-[*eLz",
+    "h#m&=umc1A=BxYQQx65Ql>3^_01pMJfeis:4di$Pnv>QmCBtY8.dq/^)5SUip%NB1*#Ql,=#Tm)v;dP)x$GDU>@MbhfB>DhQU&o99^i:MmLU%WtriC)2.FNX4@u4o6b_TN=#_s,F#r!G.X[gl!^Sgy",
+    "1Uc*m9]Sl66*9<V3kcCe4ycq42F^+x1g=XW4*[/06gHbt4*,vobql4pbq<lnq%s7]0uKel0S<m;9xcbd2LQ$v2Eoq@4,5IaFbnS+2C0[49^7930S1)-2%bO*:ZuhE3e%rB0w50pq!]hDqazzR:H8QD",
+    "2#kz39]J3^q(TOaq5%%$<J9u/a^K8g1w0Q0;zcD!%cLR;Ugz^=1.3[k=WznN5H<8vFf^+f+oy#A4:nc:*liCjUJpjvm-nzUi_$eT0p6Ga4:Yg:50wVjr,cCz9M%R84Ca=t4:D5=H=2)IWA2y%4.xY(",
+    "4-/EC0S>T$53UK)r,cCz9PbGa2:O<,4/zszrVS55S064h[S6OyhM55mHtPZ&U0<$0E$t2u7:/0%4.TR/.pj&8g#iy6rUeiE2g-[_0S>F$2oDLGnE;+lP!BfX5)TognE;+sSRXDj01tPnnE;+ky#WtD",
+    "x)To/vY7!7B47>0wwVDBAz/<)1i@0-0S>DV1P^QKz=8/)2%@uO4#JrM3d8gp4,:>i0Uk2+tPmYGwlW;$gb=.aFfh5F6AP9BbVW3Cb!_H7zoiEnZ-bv(4#EKs6q$q$9_dpWrWzG8-fV.a[Rj%14i5wJ",
+    "M,1>j0R[7_1@dR<0t<bzatSyjIW>.mI3x>h&Q/KT!72,rx*QJXJ>Q_aIE;TD1(st4v7ILm0.,EE1M^nt4B6-M4+,;/9SF3ziUBQea)<mKRu2Q:.7fu;;*b18<_907zK-]O$BqXN1=7@P12v#K9]ke-",
+    "@G5f*05Yd<1mB8C4H=Wwi#QJny3#ELpU>zj)uRvs$O8@p%%;_O=7b1D.>iYZlqU^W&#Za[s!I.9*T<tHu/WocG9Uu@xeWt&J_cNsuK=J)SptRZ0S+Do#SIRenGOraj]mPP1hNDl2rwNl2RJkUF9.X/",
+    "kpU]-G1Yeu0>SuC%;1m-pAZE7.OCTkgtI3O@f:t<Kpz1%q,F/k!3+,zkb<5zE4J4L2/%Th4-,DXCl0-=5jg,1,vR,A6*QV@3+nU<41/<[4-18=F$y#e.OC8lI0VGF2oC_s9]km[1p]p11NCSh2[Aq%",
+    "F#rR!0TMSp9].x59WVe2$ni8U2sJZ4E-Bg*1Cvk=IX)i/Gyokq00rCp9RfZd2[iy7Hvj=/Qw9H/4G#%E9X0;3+>O:wJ@3WZ4g_#&2<2Vt0S.(<2N*Nw1PzcK2iv;34uJsxH3pvD5d<z/2ps=R91fzA",
+    "2;mCU5)TWXgbxe2$Z-PaIPi/y4+,YgG7Q0.H4fj24+X=R4h=4-SOkg3L.Fyb4,W=7tP:vtHPXrg4+=B!G6I$j1^qN(nE;>q01L4N1+aq.4+G.f9]yDrA1=i8m<yv.G_NOjH2<z1Gynhx2gut-3H(]B",
+    "([c]2+l(Iv[RIyM@IT/U3pU-Y7&ZVNHUI[bmnRL3#]Q(pi2<G:t%)BLE!<rx4//2eF&>&!,U1jm03J9138s,b4uci]zE3X&I55Ql9]$w$kpV9YGBDl(36YN/4%G$*kKhgr+NK8tr>M]t1u<Wx9]ooT",
+    "I1ew.k1,z$GTs6hImH1Efd:Y^hyxAH-VuKTToyUPnnMoy<eUI;I^ZYy0S=qTv<#elngI>1)&:Q[j29d<kYEGPb>nE#ZVk2cG6k_)9_W)M-Uf.O=O,UU+_O1lEC#M,28FH<1Fz:o2pR)[)*JyJAC3Vr",
+    "8VZTZ0ssaL:46yuiSaBPIFz;91*WnM0;Pb24-PGt4hqVt5(.<(H3WlL3eV]d7cKGe1@VJW1B^)V4+Em6Xb%UQAPCL<4-Rj-5Du%44+P/51P/t2&-kzywX,k;zkUnJx-hUD]E69Hz9]m><n#F0+XxQ/",
+    "@280T0)@;F8S0A^6f_yf4i5y^[Syb(m2V93nI[GFqY;:&ZVr$h0jDAkqZJADq74q02nYT#4,UR<3C14[(rOYjYz_9D0v[za*#r*->LmVKKQhd%f&mYU0<aN%4.a^K#8M9.IX<#YH8KD[BQiKJ06!x%",
+    "FgO4&BsDXg0xu*sHUKXqH#q.,IWhnU&h#7)1G[z)JlKf_4=!HM10PE<fH)6Ekg5R]GKiM_88U%+4[njI0S[8r-ARN$mI4nUm-(.Z-dl$CodpH%.[b[#Y5<fWvs;<6[znd$mk$p7ehK%p2ME4/4@il]",
+    "0uyEce/RjJVqr32VgL;O4,3$A4/Gv;M$B[%9EbrA)d9$K4:7C)53mNNjRFhO1@iCtbPq014:PO>4@aA/4.Mll4-,[_4.29,$qA-70t<R24+yMu4.btrsB[lLQy(fZ.qZ#YpmYx&l;<LVoOBN!Tn@wS",
+    "bPpa^4^b,xjRFgz1rL^Ari^s%x(E*mjC2nyOb-<=5)ToCbPqFBA1X2c4]n@;4/cF/4;C6.4-b@w4.1](8Srxt9$gR31g4Dw3,1IE[RilC9^H%ujRFdfixDpqG&HfAIUf))ri^tEH8lV&G%=4m3ODp_",
+    "6fpn_4Z4_+B[wW84.<**jR6ip4Uy9o4!xB+2A4<63pDJOHV,zttc;K;Gyo3u5dz3!4+X_j4Fn+%3B,jC9]J7B)&dI=4$Rw72Hctn2./22ZsD9L4-sPXZw^=h2c4F50Gb025QLRD4u@%06*/F$0Su>z",
+    "Pz38z4,37A7Y3OJ3F62&4gI>U9]Sb[Zw_]Uvke7^hHVIrzYq)SS=^384*^g]4,VOnIu8VscosAO0<%>!6fw-l4d;S743Fah9^G8@at[i&)&dU6DhI2E0v.4f0R!=l4j%+DRR!Ci4i1$e6fMrnOAiXq",
+    "i2;*fFA6y^pP:#f3=OtSFAO+1>Mi;g3=Xv,pbj4mF@Atg9^O^9FAOv]03Q^O!/erk1&<diA0[%I(E$$y;8,C-*qJ#8!%z.e.e5JVv%OmqIjy)j9]bhAX%6Rh2K;L(3P^$Tj*$^%<7M]jwI&YmaTGC,",
+    "Y!1.H2:J=K-@2@rJ;Qv&A5t*2ivur5F)+=/4/Kjk0WTFeH=8eK3Yr!N#<[dx5AgmuFAOy^g2w;2jf<lnl#oOZV3&>=9]bt(&/3(g03YT9H_/CmIEV%UaSsFc3l9X8z&i^@j5!1Jk!KGF/bSkdGyo2[",
+    "cMhAI3J(P6oH+ybpb,v;Yz(s)4/vWJ8wSP)4,4vyIWHtLH2<hj00!IH5Dy37oH,vBGyn-X0uMQ,n:QbJG_tXn9]1Q22aV@E59R_W2=crG-sFSp2MOZ60^I0N0T(y(ZW/S*k]PfV)0+Yg#uNaSYYz:Z",
+    "c;@!C2-hMc4#*S+jFu1&2gH2</*B7os_it,$gzz9A0RWU[]g>30XN7LFB3N_@.Vg[1JLR;7B+*<H4K/42c5)44+-2%Is^Oo4$K4$@:ZGm&gBpfW%r-IF99].00-MzIS/LomkSd%s;,t:2.Q]q12-7Q",
+    "8ZrO@t&vF&2Zn,l4+V>)Knv&-0Y;u5+MziE%8(5oPBiEg3EB$^3eurDA09UV1y_5=6b0tAbPos8p*b&bI5>AOA9FGQF99>.00)7WIS/Fm(Fq2Du!8[)2.Q]Hn^i1fh/T$SyrU5Y!Rs9.G%[o*IWy,0",
+    "2lVp;1:Y490EVeS1A)u_4+X*611]$NGXM,&4+O#50]ML[2bOOJg=x)O4Z+$29]^1D4.DP4BM_un4+Fv410M<H051tQGXNSn03XZ)IRGyKGc=DW#FHZr4Z+$2FA6d,<%sT1Gu#Ou3=e.!0UTxf/MEnP",
+    "IWZ3ju8Dd9It@$PL-^$m4Ybe+0q+S95[Q,qIWaLd.bweXvH/5l4+Y^=4,2<L0^ltMnK:OY03Q<FvH/OF<gxrc$R7rf>Z1HWiobgftse/WjSva2fFK8thY$yN4+HR$F9yKPISZyX4,WjTKMxbqn*/Wn",
+    "Eiy;TZZOk>0xusmHUJ+]F[U67Iis[c4*,_^8VJm.0S)b)ivb7KQ!j5ZGsVmf4.*giEf0UnBQFv&Gyn>fj6=sxH7x7A5f5&Gm-;>X&C)avNVEnIN1XN:2dA>J43mi,2Gy@!0k8uCpaTh/78WwP:N>rB",
+    "c.8zU2,y!EH2:iP1.uY@4+WGD6*c&,7YJ]#/(rRQ2.WpB1ohu7A3Qbe[[tUUHGqi(A1W:5>zDjl+5@>Vtg,>bG2$v81u+002r.h)3A;KV49_wx4D#MO4w1qE42J]4H.1Ak1%!zL4+qGw0S.!HBMYgb",
+    "BMiL7EeV4V1_Co6PzHpq8v=Z#Mheg#A7n7I!W#n9vH/c&ga@$@&KnKlHxJYUg6Rkh-lC6PgDe4$Q4a,(r6Ugskei7C9]1D*x@zQD9x(t0Y##(VodFL8%Iqx.Bk-P10R^$/+y<T:(bf(R1LA=p10=2.",
+    "Fv]KIF9tI/.^Lsn4-t224+h!qIR:wi91j56/ur-M;:ZAR#[mqKhY]:m<.k5Z0v@x9l.HA01_xORjz$NbzyS&G1q5*q7Mq$)28aO.H;=]=PX_5pa5T2F0^3Ms:0d7*F*32fS3Wp5FaQq#@Kl5wIWVBe",
+    "9WMYgIR0Nh9yByQ=YRoA2(VxoGw%Tp2eM!Ss/g^-Ee@:-U.izgG!Fk*0/1;z8CymV2fAPn4TJ7m9]S9)U.lge2oC_^]2P4h&.O)44.DSs2;VnK4-eMi+7K,.HS3rO4,19X69m]w3J(I_)o%rt%X1F_",
+    "(1&0M$N7H<h7%7Jo3RfM1G@^k/n)0j[0]P;uQd<jx+MzYECT)k4+FS>7Y5y+L/P5.t&9N/0>I!@zNk13z*>^;@56xiqX@4vCl3qmT;I)3uw4$I0v0j4kADvZ!-&r!4EePK6*5-1$%HNd-$II6/3Wku",
+    ">BH_n77qu.+%f^,j#_.aEguIt*O5a5<QZm551xb(3xNh4HtZJ,vcEJB42tL/Dl0XxxDf$_r!WN9Iu8ck0Rzy:9SpCv4KD=QILXQc4+VvpIS!1m77DxN3J(b30sykl1PGgy2oDzDnGgsy2d]wp1G3k4",
+    "4&Xd55jQgG*bf_y.Jk@YQWquF:.J$PHLvL#3w9JY*a[C2b=s.11.KqH4v7N-<((CvY2Df[1cu@c6E[&04VnBG4*@L#F$LGv0S=VmkS+it4v>%:bpk*S4chic4w!@y6f;I04+nA]2r&Q&m,G(_ylnuj",
+    "2L[giF9G=w4ow8w/6fFmIf]fo3GwWD4$YA%2:Z@x4+Pfd4GEi]0R+JB3j(g*Wetw$2Lgyf4,mfV3JLMPL-;r[XA9sE95.Y^5(Sd,Oat(/91h5316Ks7*#Qp)%/kY6m)^$m62qPj2/;VxJv1ydauhSc",
+    "0t0dn2Kts<4(K8lGQ,vZ4+[UW5)SJ!1m6JxJP!i)+yMxt:L3pT(#aY/GBr2!1p;54b>XO4$aw-yrU(O&/2Q.Q%-Fgb;gI$Qur3adu<D5$lL@dI$t)iSGW3&S9]kn#+X<d2+Xo2cwNL>y0SV[b0S;cD",
+    "7!)zppb,Nn4+Xme9]AMQs89v+i5d&:fdc=,1H!QZ4+X[c7YfSY4,N9#5D!D2%Nj2QF*fyW9yEgl4+7YP5f2Kr#t#Xt1q[ZWNCdsT3J25L9^a^+2;Kxx4,<bMEGsg=sT_qI;6(F2<b=a!:j46lLI55Q",
+    "1HKLq9k>@(1:E5g4ziF66EOe-hr25e2IKlI0JH%Q4&;.HG5[Pkh2AR!:B]ZZzspPlmJAED,ct>)yvz:@/kOU0s]Ez:3/WU48V<YG%Nh)x6a_Bi09=s0/>;,sGViny0KW.gjt&>yqsA^^<(KnX0h0eN",
+    "3$PUr2L8S<88(Ui2;g]qAPTDn9^YRc1P.-60IiD&1hW]*4:.4z37B36>Mk2Vgwrk$1%aXp0xTIh,0lwxN(0IT4*dTR1HHR03C[Wr43hjk1<pi>6EH=_05]-x6Ex2QA2c)V3-;qq4,2cV3Iz1aF&>ps",
+    "%/HRSBr@HKIqeJ&1=(b2KQb_kHQxvWmlX^R)h!0U>FgkJGc;^-3,90x2-Tu88aUku43=F.185U6/nWqSG2a9_4:U3[00EUO4uSd&4$q;s2R#Rhfj$L_-VuN@%3TjE!2^XG01mL08v;G18VKLtMGppy",
+    "i8l[6z629903SOs03J916FJ,g6EOfE2Qa.>A2Bol6FC4M2[Hg55H]omIV:[(BQr410TVI+3Ge]3@1dmekO2hg#1RiGz62vPH2<wq00fc$4HGbv0Uu5]z61lT4lg/1H<*ZdGc*7rGc=DcH_/39Hvk>n",
+    "FaRSoHUJ+8GXO6SGcy1I+J-aLz629D024U;95;>IHvkhj01@L/A1gHgBQ!FbPY&eCIRw<eBQ,as5g$%Az629D03SLt01M_u3JA<!3I+Fu6dwjOz638YG&TSQpy5Ox2[gV04,lCWE-KWtv.L&Y;g$9+",
+    "gGLRt;objl00b!%G_B!j4/la^6FC4LH_.tmrz8ZoBo9u$1QIy>FFP]i039[^0qGeDg7.&[4+p*kA22ciBQ@Jq9]$!7FAp:]006>pPY%8WBQ,H+6En[N95TKH1J<P/tN0fL>pb*ZDmlIc0j:oP37WwQ",
+    "3H]hd0S@[T1S2sqzXT6Ew,z2X00E5%3AO2f0S=Yh1TQf&H_.qj03Qf8051;VF#tX[EH;lF+ZPAM*f0wJb>lJ5g#i-bM+CT;8V<YE76s@1E)KXB1nW!@H<Nl.A5S-H1QRm/A3HGs9ykC5*]!Q5Ht#hL",
+    "2fzdmF^W57rqwSG3BUvo3b>=qj0=]Jh5@w%GYOLGaSOl%1;u+=1keQp*<g,aEV:p2qK6V5HoycEH:*(tpb#%lI5fZn1G=R.J2C(sHUI(f0twdDgaHo+zyuF5yA_rjF#sP3H_/3IHUI#D&PWcx1Qa)C",
+    "1L>bCnae-EH=2l0sR-z;-sy=aycPw$,!2Zk785rB6FH&_FHbo!zyuRF01rF879KYM6E=<OIWX^89]k$V1TQf%HUJYi03QiC03Q%J00F7F5)Q!x1eS=d1MLtBsn,Pvj,X8gz7>;pw-c_GzZN4nG_<yf",
+    "zZM0Q0TVd<A5S:J1OvbpA3HGs9yb6JHvkU6!U>(,1P;L578E(>@3oNiFu;:L4mZFS0@#IU4*,^gBRDo>6FATT445qhgyI+<I50:AiIEBqE5a55vIP$byVME.+r^=f(1S1!PQe5tGBE%TJHi$oH_-_.",
+    "4G6TfaSsRiEFUW]00U;QpmGlh@79q0H_.kj<zzidm%$GN&-b)Q01Wyp6F2]@:I4MJ>y,Rx!xjX,g&ZC=!xj@d*QNmzGreOUPcp#,6EgrGJ23zrH_.nk00pho7#[_P!2^-MGyoGh03Qi503Q%H06sY=",
+    "G5stgHZc2U6Ee=N4E,z.IRFH$%rFIo/Uopg#1-Uu1p-6W#1-YG3kj3mOb.@N1OvntA3HDr9ytIbIW>SD6F2^L2RFe4A22Wg6fv1c4+-M)9].@C29OL6y5kQ5#Puc$&dmx8!2^aG024R:6F2^LD:VQF",
+    ";C/=MFsnxdg2pogyg<%tHZnHB1QRy=4;4vbE-TTjLnAOT,2oFd01pR(Egvv202MaW$sQjGG[FQP4:.q.v4_6#!2])P3J(U#<@M2b=WZK5@2hnd07U^b:jn/j!2^aI03J9102:LP>JjcsPr(EN#TGw1",
+    "F*!NG1RXX20kQ@O@@.7h2Qk3^A22ci1:x^.9].+wLmvS(T=KU^1-LIk1:P(Klvxa>(g6dkLkaE2b@7=k0k4ZA4-p_jY7[c,oPq%b>sm<!GR<Tr9]$mlNd%A8aRZ-uXAIQ20uLC&kQ*NXIDkAaAT2e%",
+    "M+WTI3J)5.%<>pK[2vbpxTjPLmV,48[Q<:JF*tn+/K/;xm/gdE36^x<I1dZw0tCKM4+FQC3m*eCyGIR>Iu9IzxeyM(=$H&zIMM.WGXNJi00,S#3GMYt4+GKy4-sMr3KTMq/^ZHzk]O[J4wVH4>h/2y",
+    "uptDp0SEu18xE:j1,Oh@4w+a8+@t+RlUWxx*i]SpGXM#xq)iOH::32RN&_X<5)THix-q=#)!GmbBE7l>4w>XC&q=OMHkwrk-F$[yv/#%3S@3TWQx2;81lglf4.WDB7!L=anhOiU@Ew4>$qEk.p-HCp",
+    "WD2R#P!ApWkQ)c59uA%Y1Fc#MqmvW<m>iH50US4&QyDP-3yKB/$G8y!D.3sA,%.v--z]!6&j.saVFmQP3JSGf4fUA]4$lZL8Za@R4gmZW1ULc=9_m-94izhl2oD$Uf*TJ6.J2S[HZ,6PA0aWX1>+F;",
+    "Ne-[l0hKKamC]z#[Q;gL(^W8cG5[Ph001^,6P=wq1vvch83<882ZQepA2m3l4h65W0uLS30s-FX4+x3kQwht<b@Jy80v[SOpbh]60yqKpUH^LW2aOH]p8*b[R0N-790sTPG!Em8BnRRF4z#@;2eyJB",
+    "0wEs,Igbt[GBf^R:(&7ThrxFr1vbrN4YR&bA7n7kV*]/dA2K+#4hWg:S@DZm0<wox(S_my12DA;A1XBf2aod#36uc][Lp3(C$$a)We,KvVJ:WMu:vm#F*nE#Dls$M0So$Q1K.u0$PNas6bAgXCNDNH",
+    "H=_kKh<o=38]oPdn*2/-%nJe3B;!oeH4g*$2rn8qFv$)8gAN2Z0uUb]Fv$)t6*)KM91mmM4i6&M1>/3@Z4HPF0nrf-4aTPn0KNqu1vK0aCpR;!3)O@S05^g4+zu^SGBEla4@c5RFCi-500+IhNe-c]",
+    "VFJ4m3IF7R0S=P@0v[VN;+yd-&:92mh7SM-4-qgh6*8g2Ne$*+2Z@1j1JY&/#E4,D=#LygGBtt=1/gEK4+Vk@EHgC#067KDi5m]H#@qc=C=wTG4@bdA1oFy74+rnQZ4VC5uL^UMWDhCc4i><vDG8JT",
+    "37p/B0S>nM4g>TnG;N>-o&qd0Im,;R[5A=70UJ5RcP]GqGs>MJ,@HjYn++d1Ig^j(!Wj/5vjYgAyh#na3j&%J2(=Ya4+GQ)FB:&D%MLU(IV;B/5FZ-j%MJvv0S_VMlpO+[8V;Jd&TJDkpBXO$H8cGJ",
+    "9]bbF4ktA-01KYK5db(36Sxj9ngKC6lpP55*+mV8E&,Gj4,Ln(3jmQE9_(HO4g-!%Bm.VA2mlBV2a*m2p8*cZ-2Q>&,5Ug)@7sXyqnRBBLmvb-k@4v*mO2jvk@4s%%=;ocfl&k3r5q0Uk[twmAAB:E",
+    "9Un3.01NN2Yz(&q6Ey%5H2<z0HupLJsBRA@whjlBcL]gM36>mc4/1(@1Z59MlpPMS0v@u4$qp$tIotsV<R_6LoemEN$qoj;:Kg-=1s=#vlpO/V91kA&2opB]4a=Gy@dSFe[YDQ1>y[i:Gd9T%G&46W",
+    "I06tKAvVblFTepZIg^j-kHtw1hztVp7!8)[M,Gq!9]bVn4kt4)01MQw0RT7-6Wk6jumLkQlpPc=+7^JfF#<n]2!,<U4+HxjFB:v8;+yd=sUri[sRsZE4-z#n1c8JL9WefK2l%o[0q7$S0nUd!3H1RF",
+    "0Lzvc3e$uI9]bpp4/gn]00WQ-1DS:#9yMA7<)!;MlpO<rLJu.D4hYlpR1KU^0;HZ:2lehp1;WQ$E8Y$kGq>X.lmQ8-/]:MI,VOw14:gn:4xR!Z2Q$kKDKt090W35z#<@$t1vSeK2f>SB1ktepA3igb",
+    "9UmSv)CeOqGXNen00hy24,+zu1@h+&2rnBkG]LV&F*PhW0uUb]G]LVzumLnRlpP_9INTBr(F+qb03$g#[Q;gIksvPxFgUmlConkx3(v1f05^g5xDGFx0W_p[9SD!dNgX%T0tLMAQ4/(UDjx$g)B+D1",
+    "$Vdd)p:+ehpCJGU4+xSD2FAQU4$=!C*UT:jt/:<%(2O.,-sGB8Ikrdym4*Qi1,D2Ik*#Y5]Ctj5xJWKHFaQI)7!P^t9WOOAG5[1c<dXRrNCcIf90.M8M,KztNFOCL00jLc4zL9iH2<Pg01qhLNCagM",
+    "NR%B8u:v0lHOUSdGTZ;iG:QEnF9.d.$qog;*jfXe3Lic,lpP,$HStIZxY@R2%nJd5dkDy@H4g&#2rnBjIq=sU;1wJ]I06t49Pvm5umKOl0hAphHZ.S;4u^i[<y[0p*5OSb0y&Ta9]bssNhdHk02;r<",
+    "jsgHU4,;!DFR%eNH.TR&+$0Q!T;DV_90kaYa[%l$4+G^[4-z.BA^^^r1KieD00.8olpO<P[1*.&@fdk;.X[Bq:>iQ!NeJ^-F9S0%s!0a6iW3h8s!1z1IRFzj#vKEyNiH^s00Z(E4/9u!4@$vD1Fv2U",
+    "tnn/bgZM<Xgy(Y)1KtiFDm4HHkADf20SLXYP7f%CNd#pNG;X0.o&qliGB;W(DKIn10RxQ3G6zHt2/hn.;xJ85Gm8ozJ_xydFC8_D00if*Ar6aR1:f[w1js/j12fbJ9_(FGNC1T2Q3N-w5Dy&lNCdC^",
+    "53K/]9SGgfNe.Bq0s0CEpYAmu0x]spF9kL.xDF:aH2;*#*b4.74-0@;FPZ=3Gn5;&!kI<7urURxs(BMQ)B+y=Hvk>SFr=Lyz;%mHmW5LQ2oDI74h65)3oa^-k@4v.)d2&caSggi2-u/R1v4]cNCdmy",
+    "M,K+NNGmxo00ic=F$20tE-%v)1G=XxdXyaxH>9slrz-N#<1I8qpUE&E12VP>4/3J84+*[S3kbx+H4iA:NCagMN0c27u:v0lH1S9]GdMBa0UR_)NFNC_00Y<!17JTsGc!4q9UmS!<kj*1N*+1P3j_e9",
+    "3IzW>9]JY@2p/0X<kjvKp$!B$0uT/(<klSj0XZ]29R/K$N(+b#2hfv86gIt_10Mr3kOLnDGTaUapN$*.4GY[39_3l%NiVMfIXRRaG&3+UfF%y+0tC7w6ENoj4+HxjFB:yB;+z0*>yPjkpauX44-qvm",
+    "1hN4wH8iQ40SA@PPy_yk6%DFM3H1RV1vRQk1;Gn>4+hP2959K:0Tegdy8#2wbT0)kGthJoDYf)i4@tvE6f;OR4)mi@0/p:&+Raff0y8&/Ne;HgIt1u14xt4TGXN7ac<HRvNd#pNHI=L;o&p_SG0hGs",
+    "H95%vEH*WhtRD[q=+*MxGY8Yh5idD5F>s+yVh.bjNC:BwM,IIU6EOfII54#X4+GW+9_d(ANCS/ZRRlN!5Dy&nNCdC^52yi>9SoQ!9x:Ak1jLv,1(mQZ9]JZ00v@o1x()^>.PQK13%U*-4l;3M1eyU4",
+    "ngNy>2k6gG4C]L22k7H>6FKT19]Ji6FB:s7rw$<9H_-_95Gx1]2b2y3p8+m5F#V(f2j]gF1i[iU4ZTPS-[hK6H<!#)&#nU:1_,)sD/[(v1::Xv1C.Uh1u,,LAA32O9WOF5HUI]B!A1/J+Ajphfea3-",
+    "fea404j(Er04=_&hX<lnc<s4N4/CeE1Z59MnH:(X0v@u6%nm6tH[1aiH^*&a+A.Fa%nlSX.edQnp9&v2GnpL%Vh.Yo2nqj,3/Yo/1n!wq1cX8#12Fpt9_&>CNC2(JQv=5y5Dy#nNCmI_55fVN9V9a[",
+    "*Del/3;nl#kOLDq01l^j0pgxS4+M!xGch;i00JipiAexB4,;,GFRcMHF>]3*)yh=2*)asf-57)Oltv!]Gv<*i4xC8_[Q;s.>yQs]ED#SH.dFdd%Y-ZCHo:m^1kk^T2I,PN4v*(Y2/)Ol1vD>QNd$)8",
+    "3J(Y8kpUbs/#c:gr:>A7:5%_+2QrY(JP#.E9S:vS4hxImQ4FaB6E=<8IRFm:j!7RSF#rR39yFo>1nOxMH+c=zj!6V%4:g([4xR!H@$z^b6bi@!7dQJz1J=YV2+j<!j)*c7H-xJ)J_f&h4-.RbAqTRI",
+    "NDi1>0-<L&jnFj<1J;*28aVq%5HXg)2Lw0*5Fa5j&JG[00W]E90SL6YQ4Z7#1&>c/1mR&H0y+HxF9kO;yACHeHvk$p/tuxK4,:l%FP#B2H.^$4G_P81f^IQmsjvnUHt9wm12xnF9_&_L4k9,+00QIi",
+    "0RRXO2$c:5>2CN,0F^7@2D!I31fkwD4#CbJ2-%@S12i(jNCuM6Djx;q[GR__;vVimz@,sAu$L4s1v56zi2<IK;_wrj@FRgB/]_Bkn=6t94g[y-5d=xw0]^Ud0SCgE0S>y/4lXq;vjr0]024U;4/CwK",
+    "1Z59LnjH;Y0v@i2[73>-HwoMU2-%P]1J=hY2+R%ywdo5JGoK0[J_x=jFC8=B00i>^4!:Xmt2zkSi(n4^@v<NyHvC8ei-MyUI06t49Q-TGumKOl0h%2YHkdjMiwpv*ItiBGh5,)(kOMCTH8kH2Cp9$y",
+    "3z4G+05^g5,wq$G0XFZE0SVHq3/Q2e0-<U+&,@,>1Lp!C8!++;A_iAq0-/Hz00.8onjHkLjRGAw*_0+=vF8B:n!i#G@R9KK>5m*eG&HtJ2ka[=201l>4/gk>024RTECYoPF9kF/01sI5kpUkyFaR>&",
+    "HaCqu4dD&^mRbpyfpiZ8njIf1F#r^elt_Db0SWQl0S>pYNd#pNKAIf@$b<VSfk>9AR_a$M0W3H.s+1iM1c6BfpFjt/v:GoyG&!0bFC8_900iV(44z-I,jQJ/HaN8d4+GZ,FB:yB&JHv)IV;B/5Dy!H",
+    "Nd=8s53m869TYe0MGn*p6F2^PH#Eai9]JS^0tfC$3+DnCGrJB8iRTgkI1dxM4j,KXH^a7I1*1;MIJq$bfISHIg)I*Q;jJ83GB_IX6Eo!k1k&br9y0Qg0S&<YE-ux-%:f6a<Gt^3:j4i0ma85VIE4uh",
+    "0;9^R-l&[z2QbP/D:XI%6fwb-GX%::E-Tp+1H%[(dz:8_GC1!<3C>9.4(_>+(*g-w*#RE]G<Km]C%X.02I9L619/lO01qzjNFPZ!>mKe(u:v0lG0qMtG&$S:965qX9].<B1MFc0kpnM2H!++YA09Y<",
+    "Nd)[>4#![uhe8O<gij9x[Rl4@F*eQ)G%+>UI06t4B7#XT!vQ!soE-Q7rbZ5p3->5x3ICH29]JXz10Mx2-SLA0z8wG!3*inQ6fu/aFR%eQHJlw3Ig6YH4c[:Wr9cLfhF32GH86u9FB:p6=bP_v;hFH<",
+    "!D0Xi4-!2v6gj!Q3Jvqu0SM5P5CyW-ObxtA3HJdX0yw,$2$[Di4+p(TEjBlZ4,z:50/@KP376h)4;g[o0UrlBpB*0rFaRGJIRFWqrw]UA/K%!dS]czwtOO4Onn<okFaQ/g00<)-3GKWL4/$QXA1gWi",
+    "kpUJt01lo49]tqh4k.D:$pHX;6brGaQV$4,Nd&Dx1/8jL4+DrvA0#,T9Rgzy8[7y7>m*J^t6&i[01LN:hXD<U2rnBrIoR>I0JO-p1ULc=4.U(3FBvp2]B(R;8o:<9SU95[Bs4JgMGo5w1(Wg]6FC0<",
+    "9]AW39]bu0NGCWr02Mg7yekDB4,WW91)2d51eK!@4-ruzA3Zpw9RN@VUJTd*Br!ANK<Qjg1O5yI-(,A#12Qw%0uLMMNEA5X%Sr>8k4Ooum:mxS*=CYqG3(>q959C969xZd1+4p11orD^42k.91MNEx",
+    "0[Vmp149oT[DcP)D=U(L4+<_qOAiE,&O!mwi5wpTH[A=YuV4/iwC4c]$+ZasspJVSBsMeKr2+w>/m,xZ,sS,dk<5%/G>aQl9]JL%jR*i44,T#70S:C%2Ln>O4!q;D4/UY:91OLn2oELcqXI7>HZsft",
+    "3*DI;BQ!bq0S=a[jR*i84,e1+4w[w,9]$pzjR*i94,n^B3zOlF0TMWi)gAx[8#<=iFaQpPjdLFmIJNHz2pAJB=@]^]H#r-x-<bxgD(eF;I5[$t0uLX(1@[-=A2cxlBQ,Dp9]bZ1A15*ZA0RT+0]egO",
+    "bqe9dUjU(z0S2>W5fnGD6CW!zhyxNhgJcgS.DmjCG&V5y1[5@r1Rn@7>68p!FaRG4F#sPSF@<$#HUJzp02VO,3bMs92C-<+45niR!hsD2!iH,P1(SsY9]bg[kRA=MtiDJF$<KvY=qx8sG^r$]3cjj!",
+    "4+@3riUATi-LQjXIfu+E4sZwV=#UIRH]5:^F9.X;.)Tyx7!)%A1iu[=Gyn;c:rVvwi*y2@:sb#E;DkI/GMnED4ukv<4+OXu4+pv10uwoaz5xXC<dpc/::LWr3In;0KLgdSawIo1=Ogx8DKyCkBr,Pi",
+    "!6hFcHMyW16E:Ud0UtFv(h3qb051YCGXMY;4.OPC1XK;gj^aeWHjoh@F*wcwA2m3e3KKZ@0S=b$wF&;o4.VZhF9]R*03RYSy$usH04p-)851%995Im*A0IFP5itNKI5Pk*EHOBW4ihw#0v[hRuKocN",
+    "F!KW+H8-Tq0)!PW12-K=j]u/84.Nw;1XK;o)&m0Y@vd;83,JvmH8^tjIE#V-A1pA610N$Wlo2E[GUN3D4:bA)6gIO04+qhc2:/^rAo:O$2[+N+SO6XmA*2HnH_.>t02eg;1<8.G4Zsivk*y&D2oBu4",
+    "6aa=,9uF435CFhW2HnmO35FsF*Zd(b1_M$#5Cyx:1]J1E+z:A[H!uJX3B;d3H#g)Z0=PkG473aax#]oK,VhAVqXY>b2(1(d.G_OI#hgeB8#6XDHm(#O2Q@@z2CnP<5,iW!3/amH5dhZ#3GBcX0)g)c",
+    "4/a@tA_iMuFCR2E*dGM3[Q(_]HPs3uHZ/er1uy=_ColjX7ciC)A7V46A>S1e0v]OroC*:*051kOH_-@04.VciF9]p_03RYazzq[M04p=+851,B0:3W<86O<pmJuO0GXN+zHK!sEET]$QH#U;4A0IdK",
+    "0_0j:A2l..1@-:@1eVAM4(]gGA;7FqR1YE60_0X,8!>;;CNwhu1-5+_A1pPB10N$YmJuT^HvkVcp(!IbFtY*/2cand9S.V.1]JGF03RVW0243(8!)5-Co;$!6g2M)4,A$O29U%O9]t&/5ib@uIRFF5",
+    ",gqrGF>sYs!]fpt2d/[t7BT3KA@b;Z5g$@I02VL+9]AZ4A1=lm1%<_tFqRPjW(oD<3/apE5h*q=051qOGXNei03R$gtRf:cFqRPyAIJ>AG=@:IHU2CF(!dBG12:DD2ml!mAk>*4R1X)H5g%bRtRfUN",
+    "01q]CECjC(9]t$#n+O0M4.VciF9]m@03RVYzzqVbtp<,I8#<=jHUI*jD+d@L9yFE>5-o%sCpI=h5g#lxtRe)85HBA$G@/$ftRgQpG&#Wr6E=<K1v3C2Co/#aAv4wk6EgrCGx7_4GB*GeHtD!vA1pA6",
+    "10N$amJuX1GW>^h4:kG*6FC4M2[8a4A_66T3Nip6Au.3HG5[PhqyrZ,03J5)3/WnN1eOc^,J^8!2$m5a7cl<LH!uJn0yzK=G5]jYG%Pa!6EpxH1u+0GQaCsOCN;qvF9I.#mk^Q<H_.qg02MI+39/Ch",
+    "p4WU22bU2kH!%PVpN1X]k_aeM%>.D:3LP<C5ict%FtHH;-,:-1Br^%O8_[2GGVcln>a7evHmSu502vP-;g]7[4_zloL.7qL4:PS1Gc,0i>W/(Fpv4LR9S.S03NHyZGXNhUHr5RS$,oW(2pc-Y6F2]<",
+    "j4THkA09TW5g]1.053N+Iq5>rHZYR[4.GOY1mCU#4:PI^1,KtC1vW6d1@i:CDFjpxA/3jBH2<nmg$=e%F#sPjG3Z1uBsDew1B3$_GdT1H1oz.x9].+KDIX#/03Ql903RSV00XCoa[venp#v8%$@lke",
+    "-#Ch0ydo4fq8^dzGNutP7&S8h5jX%Z0yj4R6Egrm1_n@+024I-9]bZ1FH$),04Fsx03QN203R.o007c94,3zS0_9u<u68d7G%/.T8aV(NIRFaK3K%qt5f3xzL;SRa03RVU00Yhk4:PDf1<0do12voM",
+    "2ml!mAkqp1R1b_-/tKj^0v]Lsn+gNeA0G!alk5lp9S.U#3LgqE01qO(4HGc[95Ig(1Mn-yH275;A2a]GGypF+H8JNzBQ,MT0v[ka/R=bY0^nHjIt8-I9]bh_C;6p,00dMIAk>mSG&j5h3-9(iH8^t-",
+    "Gc>_jL<y-YH_.8qfC3LQ>y!a:vH_9oHTVV(BC[zU3N!#8Av6F2<2;5_2n;eG7cl;;#MB564!I%^Hvk>8GyoqMG=AA$H_/pKI5m;I6Epx12G-Wv2gB564+ry]BOg*WlMyB_HUKXHGB5xyFfuRz6F2^K",
+    "GXN7b024F,9]to4DL6L(9]$-rRxds<Hs(YH)!u=vA0aa4L.7zTA2T!53KKZxL<xp^H_->[4.OVE1XK<:0p&yk%:o^ZGMfq$H_9e%2iKGf038n<n+h)pGdBPqA_U@X6EgrSGdmd*G5[PglMx:uFaQGj",
+    "RWCR+Gvq@gG&Ga_A0IXH0]cZZA2cz)1@[[[9]bf3A15:bA0RZ.0]LdVD*y,!<C>F;zd.iEG&SQyFC-WD00gEY4:X!7BRMd#0uKk8DF7W0BKQU$3Nrv7Av2/@6F2^IH_.$l00a0[9^YOCA[03Q9]tx7",
+    "9_d+ERT4P:9]Ji66Ey%21<nUx2#Bp79]bg%5ie3PH2=0wH_/34GyoqjF#rIY5DyEX!3[GuG&YkF4+!_H8aV(T2sr:RJ_KGuL=CxvHj<z#CF4XtG%>+V>$(7S,wO@^fX)d384n/T3ItRSj[)LD1K,-M",
+    "4:X$!1M;&g2:Q(l038n<n+h)pGBf^mA_L/W6Ey%UH9Hv,Gyn]uRUaQS01@6*FE^$b-Y1WO/K:EOjSdBnlP4cEH<=lGHvk>6F#sPYF#sPSG1UVTF#sDe<C>F:yg<HBGdJKwFDWxJ007nB0uMC!1>P@m",
+    "9].v<DIX#+03Ql603RVT00P5>3-+lVqXQ:3IRFIrrUM<jFpOsuFsLFA2/@SV7cu^OF))RzPagv;@Ben@XAcGNlN1Qk#v&gDHJ1<DQ!+FF7cc,H0yqF4FfsrH@c)M*014PL2%wyO4+Q#E0@UR_@&9rC",
+    "4+xnN9xwneEHN:yA>VNaFE1Z4HuEqPGK!4;4:bN&BsDSD2Ok77,3kvP[DJ@lR1X,!Gaq0wup$P-ntC5JGk[hkH8T7G9].t03Lhab051tKF#r!D$ASR<gNg.K2pc-Y6E*,0fL0$LG5@@X02nd/FDx,K",
+    "vmz5Rs39*PFgf)D0+;qHE!ac[=#c.!jR6k<=e7)8FaQKp4.XnC6EgrCGye<2G@K+(GK1SGA1pPD0^mvFRueI%[sIp*,9!NK4Fk0T4+*d,A0jXS9]]x4A0aRR0[>1U00.1G0_a#<6*l(>4,TafBr,AU",
+    "QV$5F5g!-a03$Il01pF*RueY:KL$B0H_.ql03QW5r4cVuGcy1eGKf]m0y6+FFfucx5d;<.9yS03&CCr1zoi8q2sxz<Dlstt3%r*c3g8MJGNln8EH^O)BQ!Lm5g#8hu^lQMA@dg85fe40y#yZxHj9G+",
+    "A15[d9_3qK0<DHyVZI>1HvkVZpb,GnI0E;r4++tN0UshZ03QlA03RYY00OS4761qvI_fx/01We0A0IIQ5,]W6F#s.tH#m]G6EKtl4.F+f6F9yiFElVYzXlUE03QW403Rnc03RVW)dLeX02;*,4JR@(",
+    "00h2=7Y[7HA]E6%>EjS]GKK:mG&uMM6E=<K2[Qm6A_OIV3N!#8Av6FJGyoekqXP)RY6XtiC;5]qz9JMep&t(j@Bg6&F*BJF5-y/ZF*g7Qt:-,U128QAhd2nQ%pM-FH./MHQZzCECowbt9]AT2A22ik",
+    "1p8GUHvj_Tkr4y;RWAuOF>[q;IRFm@[Z$>TF#sPdIK3hhGW^H>A28YqBRMeuA2T,q1kCkS4+M=b0RR_fCfW)g7&!E+0Uu#Gx*@,g,Gc)UFyAZ![T2fG0S=e&f&l-:4.Vrn4+YeM0RvPIBE$>7F#sGf",
+    "nGpl[EF3WXRUaQP01>]&7%:1JEIGF#1kDyNA2:7e0_0j:A2c.-1@[*<9]bZ1A15*Z4.VCvBQQ6,0^TCD7cl<7F=K_YEVLpYBryF]BRMyQ10OUr>y!X-03Qi303RYS03Ql503RVSqXQE*030:]7cl<7",
+    "Fz8]r53(W<H2<C;]5Yy,Fg2MG1JD94FfxHw2gTtY0hHq(4+feM6EOfE1vmgNQZ+FE7chcW9]JT1A22nV5e4.y5e^LW6FC4AGyoq6GXN;wHvk>9GK5wcFaQLGI1eneA]o*^n,LEnh%qBDHrEFqGc(,=",
+    "1m4nr4+NBh0RR_fCfy1j88;Bf0Uu&8nr9.0IL@tfGcu+M6En9C4+z]X0RSBjA*Kp12[$qTA0ju&4HGi^D:FM86EXlCF@f]*8-Dj2rnE:2f_)_AEHF5h4ihw$0v[hR=aB(zxgrlV>$UPRxeOl#HuxwX",
+    "CpG[dAU2J4BsV$w/RXUIRwpz$02MH%kq#d$FpC2pBrw%86fwIZA2cxh1@[:30uKqZDIX#:03Qf80015jA*BNoH_.>t02eg;6EXlF5H=LZ0R+1u4+oA@FBUdA00XbMNCcUM1P,DR1,mo/#h6qN2BHxY",
+    "G5[Y1IRGzFHZTA-HaR!]4+D@>A1=il6f*!FIRGOvFrpC;HUJ+8H2=9zH2<z6Gm^.7KQ/iy@a^b_Qa:g#HaYr40FQ>Q4:aEj6FC4M1uy=_ColjXkO46HL.7$P4:aK[6Eyn)4+z+T0RSBjA*Kp12[kzY",
+    "A0jo&4HGp0D:XYA6Epw.jVuQl4.46R0PHRT>=/EQIQT:^H#s(y0v[na>(TKr0^nKTDI+v8i_$b;fhiv$H2;%u4.XkB6EOfAG5rk]IMG2rGB!Ck>e21b1P:;oL.7[S0^nL(1@[*<9].%7A0jjW9]]/9",
+    "A0agW6EFZ9Fr</0H#q.Vn=qqWH=d;oH_/39IHD0B6*!w#3HhT[4+5K30Tu%Hha3+Dp56rq;x1HM1_8%#A5%F17cc,11DsYLEH;lLr1UZ>GBBbM6EOf2H_.d@oK>h$000mV2%,<QoK=*lI1ekL5hFM,",
+    "01qJ34kI%*03S3p,wF_q051eIHvkVJo@V4dR1X,U5g%eR#3CazIL@tPH0mr9HIpR]2.L(U038n<rV1]!G&TSaA;Jbt1JK5F00.j9851<D0+uWX86O<rq7ehx%qJN*npQ6:GdPzH6gam9A0IUI10ysr",
+    "01q=WDHJuK0^lg,DF7J[C&LC09jkQ,h]oYAGyM%FHa7qjIH[8XA1pA70^mycRwOhsh</7!H2ek/GXNh6F#sPTF#sP5G5[YTG5@^Y030%.0_a#<1(MTY4,dp5Bsn(wQV$5C5f2%dRueS.9y9.4:D(Ow",
+    "&(lp02BHxYGyoq3F#s/8H#h(nIGI),12q62FgT(S6Epx7F#rhJX9:^v4i5:LRvR;[9]tu60NMc#q7fe_G[hnzHZ%YqAUFUNH2<zpG2aRU)/Uost%Cso84o7k3LhCWjI044Vl_7f6g2/JG%%(L1Cu2W",
+    "2/--j038n<rV1]!Gcy1WA<+g+1M#]k00.j9851^F0+uWX86O<tq7ei4(tQ=.omK#]Uk<yo4ihky0uLed0]Ue&A2c]JDHJx00Urf0!v+r>hbaV94.XkB6Ey%EHT;^IH8B7bF=dBaEW[!&BsVqy6Ey%I",
+    "G&sO11*fhi4++32A0jdU9]]%6A0RRS1C@5u00-^E0_a*M6csm%:K6]V#3D2<F)<Tw4+o+VFBvy800W=@9]1K02C&c>0GW(W4+f$U6Ey%I1u>6HQaCpNCpR.z4+ElBA1=ro1*6759x]d45-Fh/u7qA6",
+    "2[ED(8#w;U2RQ&Q05:!MA1pS+A]o>7q7e<vpsWECHrEFqG&kQ01FtR*1iXU*02vP=,wGcZGNG&i4@Re36E*,ZG&nY.3Ip694+w:W0RSBjBBlx,3NQc.BFhaEF#sGfq7egwEh[!Tq7g41HaGwxHaP$o",
+    "F#s.tHaM3K6Ef%mA0IgM10y#u03S3p!v+&Mi_$b;hbbQ+F#rTq4.OeA0/3cs00-_H4JR@,02DL9Fb=!mA^/I1H_.qj03S3sz$p]rv-rRqHT(t,BETsh3NZj5ATa-_+Sqge2n;kI7cl;].OTuT0]V;7",
+    "37)6[FAg#=!4VWP.020R$yP5ID/<zi1izwj9yZ5T2L9$b0>WvT4+g&x6E*,J1v3CIQaLsN7dFRM9X0;0u2T-%zY!BS03I=[6Epx5Gyo3;$5tCQ02(#@3f9gN0CWTKngkC5p=yauxCRdfy1En(2Il.+",
+    "1C)R:4m1GOy8-g#zz838Hl:sTCN(+6R38K^!c,3<l_)fFjS:fy2L+$p2oE&R&jBAMGrE)lFEuqe-Q]D+Qy&F303Rnd03RMU-Q^W!FaRGfGXNhYG=&#VFEuqa-Q]vh03QW003RnY03RPQ02ea/A1=fk",
+    "A0-/2lL9X>H8J4/A8s]%M+S8Pgro^:GUEatDmMTFmK@4,IP><_ER4Ja4:aWh1-k4a1I7ga84oAr0uLa<1s6F0A1*lnFCa8Cv]9t:0uMIo4Hq]/KMvvo02vP>>&X0F#]0/jHS7%!EA0&r9o@^i+OGr-",
+    "Ht,D-IM+K51;K>^A-]:.R1YEN0vIv;A22fjFCaHKoGk.A0uMI!4Fs4p4+G8x02vP>q%aR5&IKqpIRGCqHRl2!AT[A04;ByY0VOstmoyIr/K:!mF#sPSF#s4g03R>o01qF;AqB0XP9HTl/K/)rCl3S8",
+    "1ppZjCzC4/BF+UEGXNhjIRGynHaP$zGBM@<A2l,oA8RuDEe>@b2#y&aFfxM.4*][=4-GrI1Rpgy/K:cq!zK:r0st8gC!Q(_AM+a,Hst_jFZ3H9A2t9ZGBx7<A2l<q6EpxH1u+00CoupIA.6]PHZuSZ",
+    "G5,x8AT>ZF6F27q4:tb]A_h<s4+Y8vA15#XA0RLQ7&ZVOE-j%#A2%/n1N#jhHZTAaHje<i1Ih&e84oAp0uLd]1sOHv0v]Cs$=[P_z0Cmx=_;efHv0@CH!Qdo4$1@s,zyIx$=@=e4.Y9Q0.j1W1MVy<",
+    "1vNCP<f-5Z/I-d$1f4Ac$H5_Do/+Gs)RhJbn6n,a>5mLV-xG)zH3RBKD:X30JQFnkO#@IQ4F;$ql(8lWsq8NYzu+(kOc5($05^Xu2FIu.88S%_G8ic>JCMZ!1F*kL23@lXuPg)Y;-r*j9^hKN2^u((",
+    "rvV%<03RJP00Yg&1PiAD5-*@GIRGynGcaBrH_.9RnMW%#F.uWIya6u(GcaBfGXNVi03RMS03QJ]01@C,8#MqQ9yS0U0W.&,Hvk(q03RMW03QK101@O:3)TZKBQ!Am1S:K*03RMQrvWbjG%)^Lvyco6",
+    "rvV/%H2<qn03RMS03QK101@O:3(f*B9yKst2c!lDM*=e.D:X4*4-Q2c1%piw1B9U;0;<Gr3Yk9,2q>N*xsW_&1IG:lpco8+p#_8),NH_7EX^Y%4u@G/1mtrKtfU;hHvk.qHX.@D>o59jFgZ8B#Q@4-",
+    "Igy2a4--)93xuW$6F84o9[<4f(NZ2V01p!-9[<2E3)RpN1eDGY7%[E-4,6z90x.vw$wC9vtu>UU+E)wEv.43wKLWy,4+cU483M6T9xy@&r9cl6Ll7&=0S=d:0Ur^H03Qc40520aF+(2+H2<D3h5-W4",
+    "Hvk>KH2<z7IRGCLHvlgPGcf/k6FEZ.2+sm96gV-011];KH2<zJHOm1X2sVfT9_CqJ9]$x69^>kJ9]$/B4,;A)E-KO!1dl<$GWFXF6f-8%:k0.8Fb75tB-l0-4O.d8ekVCNTn>>*0S=VbxdsE[-tK)O",
+    "0va,,ja3e/z6TEpL/!Op9^6<99^zSF9^6^B9^zYH9^74D9^qYIFA6g,051>UFaRG5G5[YDG5[Y7Gyoq7H2<PZ03QoB01pU]0y8o:IRFm^)B,OMG%!R7,PvymoYh1VG5[Ph%%uqeg-5782h)TY4*&ZR",
+    "1hO0s,Ax6S<*WMR0R%k+g8:fVqdpG!+zb[u:COcY1oH.CX9:O;07DNDXB0R93ct%21dZht2B>6m4)$6P1<hGuF9$O)n*kFz03Q%H02MX:8aSa+BQPx22n96@l3W<vGXnZD4+t.CG5[Y9Gyobj03QuD",
+    "02(#@9^PGF3iAOk3=Fh.F9tF&jRPMCFpmWjGL8ce5Re5IGXN;wJKkgij[=<0p8+2OGynj&2M,6I0TMO.FAy>002Vg<8a4nEH_/3AFaQef0v@,B00g$^2<b5@7#K0q*98Pk4+JtNF)aD/Hw+#UGBpfO",
+    "2JNOx1ThO]Au/pm4Nn3!3[M8pr%MDe3TFhLlz0su0yPXz2DPY54KWuu&-cDe9s)HCPX;K(OARp:H>!nNya56/3[M9AsY;wp7dFrV4!i*ZH4IM%-i=jwF&8z=0S:$Y0yPXz2F0sO4KWuq&-cI=HBTBd",
+    "00J5g+5[gDGfxpU01p(N0SN5<58;x!0T(s=2H:$v4KWxno&gV1PZ2l(4-1YI2%!lNJWmhA0/xnX(P$Jgxx8Wm*9r/<4,IA,G1dwRoj3%kjz$eM3498-VlUwVGc.f3F*bPt=0!J42YDX:GXMgX2<81,",
+    "3eW<rc=xzI0UsPRc=<w^00PG10UsMVc<Qn70uM6v0UsPT<&O+/HFggTpjrye$qWIRAq;T97zC=IB;/S)rzH&&E,Ntr9[<8Z4,!ld5$%W_1ncx337Z)N<1-otznlRKAq5!]Hml>!F90zxL:V[tAT4!b",
+    "s_8Ug8xu2G6Ey$.APQL%G$S7cGMxbi<7E0lUk.)L1vv]YAq0ip4Gz))Bse&E4+r%D9^O[k1[)50A_rYx0Uru@1M_qO2RHBnFDW)R>5l.&rJoBA0M7y$F(V8i02vP]=#KzydJ7,@$#54pBMy2184oJ,",
+    "0Urf1R_a#Q1DOm8n*kpwH1q)jqL:H><&N!D10f#/IC:u.F!TWjq7fQ6Hwxgdk=vtCIMfy&12[SsG1eUpIu.goAPzbfHoglEIu.vP0S,D9G@AoQIt2Tubq<kM5,^YXGdc(z2hGj>4mtwb0tcc34yO.w",
+    "12sApIK&VRIu.#R0S,DAHpCGQIs/56I1V^mp0*qx12-Jzm-o:V4/0@i4_PLe3*6^>1/lPO7=bus6D=zQekL.4iv$k<BLk5s0V4:2-ROn/)LsD_9[<PTtswxE*iH;Ks#*/!%n^2.lM4fg>zn*OgRBl+",
+    "F)^zdI5,nE02DO.9]J3#x)/Z[1BM3.:H!irsv85d3J(bC0W_c,EH4^^i_$0cJ=/=;hV%vuoupO,.dYTy;z#=T2(SSG(ghC#x#/SW)BQ-S1@i3Y0VOyrE)K2%1M61.ulgVl1FiuRGyoAeBo7F#0Rs83",
+    "5)T8e0TDC+0-MYt39bPpH!Lm/iU9$p0R#vdHm(5,tcC#*F(eNMt=pG<[;H8%1Fr!BBLl$p3/avg0VOspFAoIh0]W:k12wP#6F2^7G$aoQumJ.$gA5L=0R=U$3Ip*F9].t90VOpoFAoH_0t5&gG>U_z",
+    "([^<-2Ls2/OAiQ+1Oa3Z1JUjyCN;.u2p.VHt=p,9EG@cOx&j0U9]JS40Rx%[1KpYp4+yRS0R]rfG>C->HoOQQ2[Nt$Br>_74z2+L-syZ,1i;%WBoi>K6fpn_0/OI)Ho-vB-fDbPuFww)qpK]*G@bue",
+    "G5[Vc03s>h01hS(4NM-qHM$%F=,2uZO#qe;0-;bZvgHk2G&ndhFqzgG4,J&$1q-U/A_G.GNelACR3C^_GtnLkoj(DDj2ABiHAbC32&Vi-01XR-QZqO(EG7.:-spn=Jq^n0RW33xu2KLN4pI*T*GCG>",
+    "fCmo:Y6@;t6EtccC<^yFs2KwM/;eqc0uKRgFETVV04Xgp*a03h000&bG^r+I$&UsD*a05@G5@,TZ2([jY##zK03SIr03tCk03QQ003SLr024OY0UrW103SLq00f8y9]1K0FFG;hY!fvA9]AJ_A2T/r",
+    "7dZ0-F9I>#Y7aEE2m]n*MiV*K0UrW503S0q02nm<9x;y@77sJl0U0##1up>JHf$d@Hkbq:FgO4o0yh93BQ*d77zpy00RV.66*.,q7c:9=mX/BrG2#sghiVGB909lA14/bCH8#,UO9-bW95wR2Ei*PX",
+    "Fn%64@V0Yl1dJj8q!13.*#,k94,GsY2RQ&A3=D*O2Qn^K9]JQ01JY#x)(Z_<JRc1,cpnEc03QW4024L.4+uOT1vUT=Gyoq5F#sP0Hvkhd01pVP0v@o900g@T4+x]K9]So7BQiKV4+)$E9]bTy6E*,J",
+    "2sZ#94Kbzz9]$/-9]bac6EgrG2sQv83=M:P2s1GN9]bf31nmMJ2sJ$)1vPpE;gAeNGyntRFbewz0@40Mln4Q=9SE9=0tOln,U2iN(>aq-G#WAh5-kZIGzPlD9sx8DwgPAc!jUTv251=I03RkaG#oVm",
+    "3#gSp3!DKD5-PCc0nh-vI0X*]n*ka)03V70Ff%MMH8cmxjS3DlAB+Jv01+#S,vR)x;F39TIWjc#T:<1VFoq8,E<sk%KOYD,kzN5C44*p$)e#Hsbrv@F8V.&FEHO6naR-NN2M*hH4j2(J$fqJ6H%0@;",
+    "+5rw42!xPh4)k:ZXb%YVXfic1H9r8]lmY]37z63B7!L,=0v@x6;p+P85f;Vg0t:zzBQi4i5+AbxH>HMoFgE^%3<]tV9]tu64WbtpIm,eJ/1l_]6(6zzG]K@$G&wl[9^6%5F9.U*-Rg-J7c$KP3&.xV",
+    "Gcu$q53d2u0s,ER4GWkB0k<Ne0S=q#0v@x901nR;2E*Su4Vf+#GxQ%1vjLg_EI2a&KMOQCGyoq7Gyo2l4H!7h0t/cY6Ee*LAF^_9nguO2G5[]OH8ITs4+)wD4(O&[7%]NP3zI7Zngt)T0W!<3E-cX#",
+    "9^77E9].+MZ4Ul17&OfS3id1ny^V:Ev-i.V%:o<b051zRHvk>AHvk.q02em=Dlj*JT;EYnAF^_A04+B*051$TH2<zBHPUhm&#hhv%:o)U024O/AF^_704+E)051zTGXO6LI56*Y4*eMzGtB^D[uvZF",
+    "ngt)T0Wbg>Ie@ry3=<QF2si)>0G!8V2Y;zXH8^tQoL:Rk<HY:$0h.ynGB*Gp3=ITk9].[[1syj47&*,X3W6FVIWo,xAF/=7ngtv)%=U%*%QX)S%:oYyngtGo6(^;=%:o)S00f!=AF^_504*=w051zM",
+    "G5[]LF),#K4*:D!3.u5v95]dvBQh+QWe:9foCPg1G5[]PGBM8r4+)(G9X0;MIL@tbHUJYh03WjfH2=L%FaQC$7Ym[C0^h$G2L.rS7Yyl!WdV8w)GYzD+XxE%Z33fGFTDXWH;ijq0;ctACpkd=vUDFU",
+    "H,Z5l+X6W9*$xGdi_]oXxC0+8H,Z5lEj0iiN-bj*0<ddO5M^<aLJrO40S2I>1@h^FmmUi=4#KMj4+hK077[rr47#8O1p2xH4%f991+]>A5i]%78-Y(R9^P2]/mP<%p9T*Ko#+D^1v&T777CUP1m:JX",
+    "4,.]5jR6l2:a+tpEjTv,1La9FGBq^!BQG&EH](;nGBY(c052spHUJ+pH1G5QA_,hyF9.U:052gkHUKXPGdBP)6Eime3Gf30i@HWVpxg<&FVW/z4.MDq0Y5r8Gc5b)12Z<]Hi82m2[Qm6Au]9E3Gvlb",
+    "03Ht=f&&-a01q(!$pH<>x!VE+=W=_>H8g;)1B3.,2,Nrt038n<f&&i-)c6bl9uFXb11K:#03R.k03RPU053W:EYr*bGdVCYuL2(lF<gghA_66T3Nip67BT.=!X*lX1@jZ@*a1HuH8wbe0]c];0UtFs",
+    "gaZSJ8V;A)qXGaO4.UpD4+*@a0stNlA%+GRG5[YgIRGytH!.zp0sy$11@joY0^;a.9].#z4.8_k03Qf60015jA%+GCyWRmGF)<Y)4.PX70S@Nlq60HHIWU6*9].!64.d_Z9]$u503Ht=g98cI:-WGz",
+    "GlK&!BsDm,+yVf/m.A6uhXxZkks^WYj^IRrG5[Y6G5[YPG5@XH,V>Lg10OLp03RPU024O/4:gew6EOfE2[Hg5A_FCU3Nip6Au.3cGc]+*A2BxoA0ILR1jgq94:gew1(WC$4+)VEA0jaT9]$o303Ht=",
+    "gaa5jj];9$IRGCbG_;$14:>_x0tK2F9].s$4.8_h03Ql503RVS04Ovu03R>hlMfFep&/A7f#;ArH8>a]1,,ce4+(];4.eNh9]]x49_:]M0aF;]h64[TqaH6HIWmL-6Ey%IH8cPdIIBMo2$c=n9x=!q",
+    "4,xp@Tn[0N1[pR04:6VxFCa5Hh658f01q[n4.s<$u]f]Ch65iWF#sP5G5[YSGKvN%I5hwtFE-/mAUFU7-=+Y%H8z9-1cFEp2bT[39S.Rd11]]UHUJ+XIF^C=HI4^%F*%9@4.WMP0tA8S0S@5,9s[Pq",
+    "0S=iM(hUF]4.d#G9]]x44,/XX4!17<m4jIc!!ZQm!*:rGo#>DpH4h1&/:Y[<AFu*5pXmW4G%)+OIw&$b835<I0_raXKLV753/bfm/:Y&Z3@q]i@[DsTIWRMy/:Y+@[0-#e7&c!4sqqdEAN%3_0oMx*",
+    "rvV/xGyonrx-imAF)=nBDlsttFC8&5UM_SLFaQ!W02;y=A09LS9]1A]5-XuDH2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@GIRGynGB5xS0oDTpl!GNJGBI8sBQpI2D:pF!A09WS0WSeEGXN4c02;*[",
+    "4.w@pD:gR(FCI2FrvVQE&H<rM02;y=A09KL1^>0KFkTWf02;y=4-!Qg1c&@p4>u$/0RWl<3!do#0N)1:s[x(q0VFUtmc/;BS_-ER0WmT-IRFaK(*X/59]AZ43Z/aQB[M9N8x5W50S>EM0gu[,0SH0<",
+    "!T&T53!Ui!KM=uEHbW3A&jAkzhyfoHG5[Y4GXNhGIYS/<H2=OYH!%Po2sZ!=6wv^72suL=5-XuX2s1GN9^>nK9]$u59_C**10M%60520XHi!Wq2Q_mN6*w[g9]$o34-0e=9]$:!0S=#E4,1[;0Ro%)",
+    "0RiXW0]Y^2/;VnTI1fmj/:ab(Fg5<Lz>MgN7d0]4o#>D%i+Te<9^6,79^zSF9^6<99^zYH9^6^B9^zeJA00TI/:ZNz4,Mhz0Ur<EL:_(:03Qi8024R:9^6<94+<Y16E[R39yXon0S,hT12_/O0Rx2A",
+    "BLD_w1D)vs2Pz*+Go9%HKMpZDG5]j-F*z[+07DNDXD.mbES:2AKOZ$PF#sP3H1XsC1nBP!9^hX30Y3&fI4qs%0Rz>v503(!/:Y(t2M,OM/:b0wF*q@g0]smko#>Ds&Ik@6o#>ED2sAma1@[<)0Ur,A",
+    "06zyeIV>#&0RyQC56usq/:ab=F)-u;9X2#G06(+/HZ(GP4@H3<0Y73kGB=MNy8-hko#>ET95ymH00E<^56%Id/:ZB+5,q6XX90;Q0zeBO1sMbE=mhQ-C.@P3>O/8MCEDi!0rOb]SpgvlSraxR9]AO-",
+    "0Rb5gCj8+6Cpk8v1POK&Hvj[f0Ua]V4,fR:0R]flcnHVV2;.pbF;b&bFaQr6<Bt2Z0F=5r05!/15-G$M/:iUT4/L_g6g7AYAOQ4J5-,Fu1UPsfDLC)^9]Sj55-q;cIhO$p@w[>-SPv,h0Urc7,_%E!",
+    "F&@fYGk7n(2r;]p/K((]GBz:*6EnCuFAOs[%-y0OI1<Dh4[yxp0W&i/GmHTb1.dCG2ey<6FKjh5%-y0E&a5W@2rmOGH;9E>G5[ZJHq7S%1Kx!*1PC7kHm(5=GyorCIn3t)4(I_^2p.DAumKY@Bp+ik",
+    "%-y0PyaEIW0nt4TvIGV1vlS0w%-y0Px&j0U9]JS40Rx%[A8j>w/K%xU:of!i9]AIr1S2-v03Rhe%-y0Bp_M9POAlYU/K&8Aat]5I/K()7HZn5+A_Q4oK@&o3FuCUe4.&LNGR!;M2[kdy/K&Woz>(cd",
+    "4GXeRGdDOaCJ!6T/K%:,3#^ysQV%b],2o124*/@n0RR:cI;U$*Gcz;T*a8i00j*:YKg[O/J_B2n000&bI;U$*6f;Ku0UrW1*Z_hSZ2%Sl&L0D89]AG^A38Ju6EFZD0y6*)JEZ9W6E.ug0yY32Ix+wg",
+    "Gyoq0Hvk>xF#rVg1s;)603SXu%-y0.GB+[+02U89%-y0G@1%PS0x)bJJ_>.i0X[M^Gynh/4:@/]0TeRu1s;)9Y#%x^.m&+wIBXvRIRGCqH>Yb&GczzU;r[%L%-y0qGC2SMb>9M80-uEx0kRka@v)Hu",
+    "FwExx4m/+RF#sP8G5[YQGR)<z5i-o_0g,YK2Rt7QG.Y8wG]cA#1pWjAcn/6X9]bl56E*,J88gi10R,X(13VuYGR)<z1oQ]4JRcn_%-y0B&lUqbA0IHx/K%t+vqS,_at[bS4,MJ@FB&&7%-y0F+7JUh",
+    "9]$,A9^P2lA00Ey/K%$aBmlbz4+uRU1vLN!.>aH^4K_c<0WS.PF#s.-GBE%F<oWps/K%!v8V]Ao/fwdnGBV8P0WU)@G5@UyDh]x&0RW9F53:Qw0xdB&03Sp#%-y0.GB!5/0kSU,vjNKjE,*O&4<S)A",
+    "0V*-!::v__m.12B0shwkJTx-k06#/DGc;TS0S%ch6f:Fy53:RM<c^I[In3t)FGevr030%!B<-5>C;B%[H.]<4H821#MKn3g/K((eGBq=,0Hi..v-oZm9XJ3lMKw3f/K(%4H8KDJua=N2vjNQlEjBg)",
+    "FGV&r%-y0+GBh_/1Gg_@vH];p0RTA,%:pk)H#5xV0X[M@HUI&pfD-e10nGv^I5Ge)ML03c/K(r0G&2AMngt)T0WttCIWWxvA4NIL/K(%4G%x<G(dIG>vjLkDEi*R&A4W6G/K(u1GdBPO%:oaz0f6!W",
+    "Ej2K-7e7TcFf@2P0X-G=Gynp$*Fz7p0h$FZGBE%jM:5Rk0Xs4;F#rUd1s^5kFaRwwFaR$@F*(fV0Y3sVGB=M_v-i>QH>rkcH_/pSGB;cU0R!3*6*$U*Hv[VQ2oA940WZA)Gc(,n5CY_.4/nZK0Y5D=",
+    "Gc]$%AK;Nvujc>jEjBYWxC0+8HG%-jEi(WgNHoF%0+]W^i&X,*b>][70R>[)3J%1hRR@IHA>FBK1vIml0Us7K(C7pgG[NEq0;Jq%IP&HJ4+6-G1r#s.4+z^T69uAy5(.Wv2nW:g5e)sXBL&/,2n4K:",
+    "84nZh/K((kH!C#p/K%!W4,XIW/K%qf.@fSR<#g=<G5@(Amt+Tt%;$-w%pwmfxbOo4$J>/1*^hm0AjjMTFF7$R=4bM7GBPoZ0S=4G1Ow3!4.Y/n1OrqLACABQ3b(uiA1=k$/K(JuI5*@21ia;_A2m1S",
+    "0t1l(F9b9..pK[Oz/Q+=R1Y8J0vR-@4:0<40UsbR.pKqhz6B38.pL8j03QW103RnZ01qI>1rI!c/K(JyIWqu1GBPqV-[pcx#5OMlFf+&nA15-aA09IRAT2WZ@3Da:.K>V@A_ZAr4:+Bn1p(N@HUpCa",
+    "4+F[t02vP>/K:EO$=]GnGyoqjIRGCfIkCe8FEuhX-[p-n03QW1$=[/MG5[YTG5[Jh-/^>VF)>-pA0RQx#[&eJ%:xfM@waw!x&$8uGU)-jA.P8;R1YEP0vR&=A22fjFCa5G024I-4:tb]1Dp#V1u+00",
+    "CoupYA_Dhh7cc,XF*!Bp0v[$drNRUsG%.q;6*Aqse,8uD1ppZjC+7kWA.zXWGdBPqF*g7oATj>1*X02pH8s!$1ELEb1uy=_ColjXAus;bGc*7nFgXA(A2K,rBRDbX0uMEU91^7C9]bS_A15#XA0jZ)",
+    "1sE[=FEKbV/:i@hHUI:m.pB:giw*;D@%fM<(FFpQ5)UBI1p@tK9nS:.rjsQPJOAVXFCZ_8g&ZF>Fo:/M2J7%OKLj_BGUNguCNcmIA.6]QGBf^WF<z2uAu+QE5-p)ZH842.0:9V+9]Snc1s=6j03RSY",
+    "02(r[2p/yu$=[Q1t>TFc.N+TwHRJ*kGyoq2G5[YYG5@,D$=]JgHvk>oIRFnKg5CoJpyUA$HvJ7DH7tog4+P2uA0[=d9^>nK4%n_,1gr,,Ff1>PN*<]HgX94dE#T8,05/a2q]F0AtO7SVH2;=[hk6SA",
+    "Gy&Pm2m/@c%zOtKFCZ_2h2#MMI15P+8/uPq0Yn3b=aTs60Wvi)EFKJEA0aiX$O8e8A@3]@9x=to0W35(l[X5W&Up)BFCR2B01fay3ZBn,4DSLT96100GYn!1p3r#/Vjmwh03QN103QZ2@_(jlVjM95",
+    "3ZBw/4C(>P9yb6TG5@vm(]HVHA0soB1uHQ#052agGOGa^0Wbgps^2AN3^PQ6Hmd.EFgXA(9xylnF9I.$0243(957,JAKnEY0x$pqmhJ%n2n/Em8r^s0&Sno:%*>J=),MRlNCN!V1rH=!.N*Nc83D,/",
+    "4>&e30Sm3#B;Q*Y13v_eGcW)$H8MFQ9]tn:-Q.A>#3CO7GS.uk13w/IHUKs,IXD0Usl5UQLIN2N4c5#9FAp:[Lj#Bb9]$r49^>eH9]to4FB3H^Lmvn/03Q/G03Qf903Q/I03QfB03Q,J051qLF#sPE",
+    "IRFm@&jK$LHZj)&F9$F.0520bFo*#k2sQv86*K<J2Q&aL6E@*h9]$/B4,S;C4,MAL0_9sO*Igz#IYSQh2;C]:5)VeX-[iV<H8C=*GB!9ekbfT+FxJci4nz]%01qG5%mWTY4.FXd0^ezF9<fkQ4n!Xx",
+    "G1klj4nz+h*31JAL/P9%%mWTY6EFY]C)UgZGd4FlL/PU-%mWTY9]1Df%mW0DpAZ23)DaI0x8ngnN-oq$w&MXm3=+41hTQ/Hkkb(lE41SQ074HAWiJUbEVAPPKOZ(YGXO6PHaO4B13wQqGclO_FA6X$",
+    "u-T$Qkpeb2&CCNY4K>FcFAq2^iUk)k01B!C1%QAB4.XCU11^9WHvm5mI5IMw0R;Iftm6R#odFNc56R2^0qMmB4:7ah0RimY1P:dp-sHOj0W_!+d/Fu(-[gG&#[:=xtK$Izy8-hktK$Jb95pjF00E<^",
+    "599%:-[gS_,_kIC0_ixIj)Hj]Gax<EIW#P$-[h<@HaS)S9tl.gb@J!M$O8cw4.(Vu10gv$Jq^eTI5c!FGB6+;4K-NJ8xC_@9SKzuFm)dVG5[YaG3o&WzlM1ZzXB399]F+.4)X&aC=P8+AvZ8]0UZf+",
+    "1IPpdR^PZ>A1FEK0WSnLG*uTeA00ISFDNxQ/m91+FdYh210N3rbT7RKG%Snb0Y4@+G&BGQ(eGD33o$V/i[k+eI1<1dA8s*/-[gMlxdH$P4+e]l0Tnc.fm07=*UAG5q3l,/28,hX6*RV<PY,R=$=!%6",
+    "q!9!N9]Jb70TVVPA7e3#-[gun0]W:k12wP#6F2^5XV/OD4!i-n2iM920.P^]0jS1a4@GYr0S:wX1PC7kGp+#:F#sQIGmGN=6*T&$e+Jje0^dn-G5[YKF=l5;4aeaD1NCh#I5x,O0R-a@9^>gn-Q.A$",
+    "6fX!fHHP2-7dg^MM/3cl,Ae+O#90C)4-+Kw0S8kWG](ObP!BHl)d3D<3yiJ,0%#94r@@bvqyjE7IB5VC4;X+e0X[h^H)#MB4:bAT0SD3n9]1Q2A2T,q7cpob0X6>1KQ-g#0W].0KQ#a!0W.&_KQsUz",
+    "0W$y^KQjOy0Wts]Gco@cH_/m&Gynh.4:RB20SC]l9]17[A2Trk7c_GM0X6>1Gd2JhGyop_FaRGuFo*-$F*yJL6%Q^b,vI)=T:@JH7Y]O+,vIzy3*)[56EuAdrA7ni4H7Z/3Lg]Q&fftJIv)o!03Qo7",
+    "03R7N%HIJ4f(Qe;3l9f69^6=e9]tx79]Sc31j,8!9mL,OGdVFhoC=-b!ruV[$>4^O3J)2-,vI-E2nE0j4mtxQ4+J>AG5@+/iUc17FgpbO2oDH54,3WwFB&m3xZeQ,m/FV>2oDH59^6:f9_w2Z,vI-2",
+    "69cgb4+uLS1T>E:G5[Z!4LGph0Y3=kG%_N:0Y5!CG%_K/0V+8$%pC-y*a8o,0ph=^EIBpCy#YT$IW-n:,vJysibn(e5FfGuF_.TdG&2A%LNqj[,vK-1Fgc_)0Rp>:0uQnQ#[w)fH2=O^Gd7_%0Ra0N",
+    "4x!%xFS7wTFw)NfJT<=m053&0G3:;z3$!gWD:FC59^lttlm#p;IRGz2GBBLq0X[h^Fq>[20NLmf53:Q31uZi&03Ss&/EegnI62ZT5-w_NAF^_A04>8z01rjv#sfMyIW*)=1C]9Jv-i_A0v$L2A4N3c",
+    "#sfMyIWd^71Iq#*vjH#wEj2a(A4N6b#sfY$I5;Bv0RY$eRS&ZP%K]MnGyoq(Hr_bqJ_%ivk:3FT<cmT^vjNKj9yj+4A4NCZ#se!jIOk#mmIV*80p/MjI5q%3L=w7yjNbu1I5#.q,vI!i(h;7]0h9$E",
+    "IG,0EML5:R13Wl4Hi>Q:0*Hos53&K21uQf,053%^IELQ/95^dx0uwNn1s^2jG5[;%FsceKMmI3f#sfPzH!#ft0+.CavjH]a%:phlFaQnC#sd!lz[WTMd-sC&0^lkQ#sfdV0W&i&06!^/G&KM^Ej2VV",
+    "f&m^l0yO[L0Y5D<G%_mYA1yP20S>*@1s>Z<]K0%wjldBCpW6Ws0,pK>9]1Ans%Zw3+bR.;CJpBNX9I/U0Rk)u92PUd%m)R+t5qKnHt5__Br,Sv9^G7D9]AT29].r32#wEH4,)9!0Y3[lD:wi<4mB][",
+    "00WA<1@iSG,T<zBGyns_sW%TJhpz>%[,XgOH8iA_2Lro,R^TpNt@9FDH#OXf1]JDG@:qckAUA@d1sXWGjRhYtG]$fkA09Ec%K,uW,Utslz=DfS>M8C%,/HNA2Y:<FAT%<pF9.X:052ajH2=6!Hvk>n",
+    "GXNhTH_.qh03S6n00MvpF9$O;052djH_/pQGdTb+ATv3D0_s=@A1=fkFCa2801@I.FEunc01@L/9]$r4A0aXT9].!6A00CQ0[izn2%hBu4/_Zu0Y4uzGB=MOq0/J]H.Gyq1C9+Z2QoH,11^&lHUKXO",
+    "GB*GpATpll0Vy-%f(9QjIRGCYHvl6wF#sPlFaRPlGOq$32rz&HA0aRR9].u4A0aV.1>>Lm1uro*F<gpkATfdi1dQMTA2l]D0]J5u9]$po4.8[h03Qi4052giHG%=fIRGCpGXO6jF*pDdH2<zqG5@XG",
+    "4.86H03RVR03Qi303RMO00H^h1POuzA2BrmA0RaV4;38]1>idQ20sWlFfxJzA0aXT9].!6A0aaU88rYOF*g7oATj>GIRGCtGyntAq!S+pIfxH0AT_Jw9]bns$1(y=A0an>11_%[Eb@z1FC#NB01r9o",
+    "s0I<-j2J%%HaReY10NwU03Qi401qLG4/6G*03R>n052afHUJYg03S6m01,0)4+,P41@i>QvIY+Z-j#t,QV$<G9vLzKA22omA0RXU6E*,JH8B7KiI=oX2RAr;11^&qH_/pQH#q./AvZaK1[pR04/[)i",
+    "KOizWIf4TOm)ZdzH8>F-5-y/K2r:X4Au.3T2[Qm6A2Wgm4;o^G0WT#rGyp$4GBG%y*9I:LHa3P2A0ajX9].,9A0ajX8Z(3pA2B(C1@i-J5);Q4-Q.ddkRBp5GO+;52rz-JA0aRR9].u4A0siB#se2J",
+    ".EaA+j)(y,88]GL-sF#f+=Gs55-&a3123)uIXRZ%0TVX8-S34Vg#,rI)J+Sy>5^dJ3J)KV-sF5o3JXUM9M9VU0Ff9Aj=Y6bx^XLNULPVkm%#%%Ha0m&FC8[Gr2!o[/Gp,Q&*Dx292>:(kOmJPULOH9",
+    "01@3)8!@YN9x(tOF#rIA5(1+71q]+h1@ixw0WuC/9]Sby1P:lw9]1D^1K9,^Fo=L54-);qG7erMHa4=b8#VwRA_pL2Dm66#FCH_Cr2z+,KL$q.IbIt%03Rbbr2!i-03RJN051VGH2<Ma02;v<A09DY",
+    "4*]jj5-OoCGyoqOGynpyVGmr6#sdSYLj[@EPzRh4A0-=9-Q.peuh<AXY&YTI0W:x,FrAA64+pod1tT*zBo79n-Q.ghM+Ar(4dCGc13n)HGyo.rH_.2qs$2#=0vQhtn8gD:4mLD4Lj#8a9]tf19^>eH",
+    "9]$u59^>u49]tu6FB3H^03Qf903Q/G03QfB03Q,H051qLF#sPEHvk>9GXNhHIo1Oo1_HojKNB^OFoyvj2Q_mN6*e*e9]kf2FB3R603QfB01pn70^l.A#RC*Hth[a]FgHUE<CgCO@T,9]+u-E^DKs)N",
+    "024U:,2pErIWUyP12Z<@IYbX1l*I!ML/PX7#RCpR4.D4p0^ezF9+brc4n!XxF>gsv4nz+Zl*I!ML/!jw4-Pfh0^ezJHvkVGl*I!ML:_z>+u-E^3p6)406$7JH#Y!34Kz1406#1/H#GnNLJtmQF9]d(",
+    "+u-E^A2:KM051$UH-u&uKMyoFGnoM]3NkF)-Q/p=0ysE^#RD%5I5z+.4:UH41r[_[4%=@Y0@_;FA&JEUFAX;106z_jHZ+]9FAFm)+u-E(%;_&;hs6UgG&MBa-Q:D#G&MN<KeGWeH8=]=V%y-X0K_<u",
+    "4@JKk0Rg)L4@SQl0Y4lxG&2AJr2,G+0o&mLKLR!^GXMh=6E:2ADI7B(0PHXiA/^[r16C3,00ABeRstX]128z10UsqWoWTPIt(r0pRVOkwbS=S5ARi4kbp[&>brv)o2_@p<bsq&Z03Rqb:H#4!Hr5[w",
+    "zXB3BA09V60-._)4/CvYAu%#=0UZf+1m=;_1au!LG3Ws%Fg6>tbO-]FH2<zdFz5jnFdYh21s<J[0rmAd54[N6-Q:D.HZ(E,2Bm-l9^F>t-Q.Ub5,]V]YuDic2+iFT4+quZ0TedN;FJudGvLGn2E<rF",
+    "6F9]r4+E;L6EXk_ZQjHK1Jczq1PC7kHm(5=Gyo4],oyhA.=u!:9]JY80TVVPA7wJr-Q.c30v@l4,oyh3y52kwV$tCN4!8mY2p.A7tN[@+01s@;-Q.vk/H:.u2in8_0Fq1tk3]nI&*1;t1vfd)-Q:Dz",
+    "HZ(TP-Q:DgH8(c=7d4&vK=irpsA_bgvIqhr4--+l0S8hVHo+bOP!BHY*8vV>3%[<d0%#vTH>YJyJ_cNm000#aJ.Q.&J_cEs000#aJ.Q.&F99>+X&*H.,K7NwXdeMM03Sa%03QK203Sa$03QK103Sa#",
+    "03QK003Sa!03QJ_03S0n02Vj=E-Tj)02L2B%-5n(H8wK.02L2B%-5n(H8nT<02L2B%-5n(H8wH-02L2Dhy))2F#sPhG0fos6F1zN6CY1A%HaVUH=#19GBr0gdk+KB+W@d2!3Q4+G^xg94+^aU2Q:g6",
+    "3o,y788*n>0R#RA1G).j2Ra@MG-]*sILP4v1L>0.bPotR9]Sf41egmC8OY%Q1I7je:Ix4X$l(DLHQ^E@4+xe69]So%5-Oo035o.C1TZ<jGWiG(2s-l8#sn@KH8sfL0Rxl^1D=-F2s.AOGj.-uH=]@u",
+    "1H/-ptq2bYJ0Ao!00ZIzAD0a.$l(Dm3pO.XFFrOk06R4@Hvj=x4,c[d,n#/VHa5uN0WUr>HUI;B6AZ^V0RrXXF%Pl.#[w)hGXNh$HOS!sJ_cHl007_F3lFjZ#[w)gH2<z)G]1rrJ2f-o00NO453:P;",
+    "(g7>vF](,yFGV-p/)eODuPrkxGdIK=53&K21uQZ,03Ss&$l(D!H8e5+0lT;/53:Q31uZi$03Ss%-/ltdH8ajG0+a.Wv-i]X%K[xZ03Ss&-J=bZH8ZI!1(os(AF^_9%K]MlHUJ+*G_U1iIyEyhhgSp3",
+    "0w1#hG5[;#Gyoq(HQc^hJ_cBi$l(D1wZ#DsvjNKjEjBU$A4N9Wzyl1>*##mvGRp!VvjH[$E-ld$4<KC(0^PMi1rs/y1rM;T.[2zCHvlh1H8-rN0X[V[F#rIutp=XY0h9$EIG,0EML5#H13EP=ILiV8",
+    "lm#EL0Ws.s0G/ZZlm#C_HOS!sJT)-j00PSb53:RC:j5q_Fsce4MmfyD13NV>GR*/5m.1oS0Wr,24Wkz;068$qzyl1b-Q.2F1rNXhso;/XD:OAT052[yHG%-j-Q^(L-Q:D>G&L^]0^m_N0WU2yIRGC;",
+    "Fv0/;vB;Jlv0xH8sznOb2LtQ%Km;bGP!9uw=;d/J)JqQo#lQmy#<Z$y05tG@0]TS<W,kOaIjz70Br,Frf>onlG[<lq6gB@K3=f2B0W.(F4K+3Z5,.QC3N,*FH#x71e*nIx5)TT;-Q->G4,w1Z0Y4Hs",
+    "F*yJlHUJL0N,qU9IoO_N27vbm4*AIx0hV147V,HDDK]4d1-(L04+q^8B>9DX%!&yE*S9$cCMh#Iu1qfmIWwZSMFOHq36A3n06,4@z4Rjmt&oiY7c#7+2<R9dIvz5,s1*U9#]H&H4+x#Y9SxMK5E41A",
+    "w+b%,I61V,6asJ*Gg%J:(Ww-!Cl3sStP%xA4+w=/5)PjM5itNEIWPbWHUnD;jK:ZWIkxr,6FIi&G6T&e4!i9v1<r]RH.Y:u3yk9xFBv#9:)K_O0yr^;@qLl=u%QYMLi=Jo1n+;=43iQE;Yn9V(FYCJ",
+    "Y7fN&pYL4/zR7+La^Nde/qDpIIg%>71KYl610)Xw&k7JSG7loj$R@53Dg$60HK)D]1DgpGG_+4[0II$W4z2bJ4/()LXAd0G$R@890U0Z^84o,E+Gh=s0S@pg$R@A$*jW!>/F/cA0x_w#2;w0%i_$YW",
+    "#]#hE1E+/z0/A0=1-WRC4-.adCjp2q4+Mt;4+zPE3/ay*iyQ:bxL6MfyWtxTCH^r:4$!1n4&2%/1cK2lKM6Q6IMWdy89C4qF99].00Gw93J*,u5dxct2oD1P2MWH32oK^_)e#4_(]jKnGu06St,^NW",
+    "2oD0)5d$O,L)8%<I5l7o2-0m:03Huf(,AKnF)[!zxdAve054<YHUJL.)CmZZh.p#<1Je,+>L:zBA/42*A2_2H06z*hFfzvM8$Sy,Ff,E-A0]1[5e]<^SPRh+0EtTt!_I(V79RvHw9*9@GV2i=AvUAN",
+    "4;hVlGC8jT0HD$p4,Mh)IS&QN.[$!!HV:u&;9pfluLBQI%jO=jZ41oiAPU0*4+F3b4uBso4/Xgc(G3oZ1Pz%g0+8t$1oZ3,9]bqJ;F/L^I3phcIJ<tG0Rp:fDKj:[[_HPAkP-5V4i3c0d-mcY0M;2e",
+    "2mR#:9]SecgFpoRs8]l2fL-f+&rcr$Gq[:24,cOK1DMqt4+WY56Epx11ihI+4.48S4dT)r4+MzlAQv*>y$TNkocV>V4T,BO3jZ+!%b<@-UpYCo5I+JkIXD0U./iO(ArIyQwGc8gIW:a:9_Cx,8U%*9",
+    "1po*S0*4v]Bm]E]27)*O8vu:m91jJM5C9$zCEXVX(C!NY2nLABD+#&*0P^]p3&O1p5-;za0SFHU*NYtk/j#Fw2aA9q4u/5*)#WP/uLudR>9qOy0uKh;p(YKL8v.;vnvi<7@r@,:6x8Y.4.D2p4,eDo",
+    "AP%z[KV&&FF#taXGC4B,2>i8pArI#R[s]H]051zTHnSQFo&f=6nJEtwmf-:R1v5371q0owe-)uingt:=IhO$s0@xi$6T-peFA6g<iv/GAF=U5ZEpi>PH_/3,GypFJF);!/LpJ_q37LgP8Zh7l1M0*H",
+    "88<%-4j&FOhztXc4KErsGl:i@F.mTl4_GGV3<:FhH2=OHH#GnUke><H.pZ[,6$sV6OAiT$3.a3/Hw:UQ4*;e+2rYz.j[zS9Hlw[1F9]j@*(47E/1K-[s67u0jHMkIH-tto0UZw&me*MZ(Vct@0@(mY",
+    "l!Y7*2d.439^6:_0TDC+4+Zll1Bn3+jsp(8oB]H>0tA8q9]JV=0xusmH2<Sh01piBv-r:#GC24G0ldcv4,WbQ5-g!IDmDNw3=OpyR38vA@vMp;01rT/zYJdkUwUP7Z:qlx4k!t)zYGq5uni8D[UQ$#",
+    "g2N3gGBA>.A]D4Vc:yX3nXL=Bi,#W%Pt_I$7B_5T1>y#u3Fy@v4+p=k4+YZlA@c:mzYGHG9uEkK:>[IZHvhg14CCz>4&(s:-[=[0ik1^*2FSui4+f]R4,1G=1vd<HyBh@kkQxcNiW_#n1>]r;0Stk.",
+    "9smXp0=QF,4,mGdBn,a)5dv/:GO:&o2,q;X@<I1V6SSBe4uS&(jEp1;2.rA6A09J.0]4w,4-X>34Wzjv3-K),9^hH!0]un3A]D>%hXV^Cmplj7*H#Xw=A,-.i31N@n*Bcl$OsGk!xw)LH#IaiGcshq",
+    ",3][iS@PE*4G&FXA2Klj4<QQ&7Y@(m0T0yyh@SdLIJ5!^#Rak64h<aX3/bxu1@pB()RY;!2!RI/4gKT^4:nf;>6,js(u5oyHTSL=4+HJ*4G%rA0Ri;(3bpDDFDy1O$;gpe-+q,]R:]%S6*2PZ4G$_H",
+    ";hPM)EdT@01@ikTv:y*7+XW8>qstBtG*ktu84p8T4x]]mJ6s.!G5@-C,-Em&CDaHH9Jk934;Eri4*]%QCJ#Jh9]1Dxiy#jrWDm6g!pjZ-/<bvF1Ky1r4.y0@54,_2jT-^Z1u*_&uLutds5uMUhZ>$Y",
+    "s-;q15H_m9jT/2QHaF2ZE-%yOIUfo+,]j:lIk5o.,--3<Hi,2I3W&_@0S++>0g=ffkK!-71,tJ<4oC/<IS&J]Zv<+&4GCichk.Gi$t5obF*0TkN$jdZ2eP+%0[/%1oB.CEfC3H8z8(mq;Hvi3JO+jW",
+    "4+D>n8w0nvJPoc[9]Jc0S=.^r3/bKUxMUtO00Yvx4,T4,B<N^u9SMl^XCDYR&)63Z!T_!tGAz*UKLbSp9tkrC$MlN.37>l/4X4,_4&p,v=!OMIr1K-V![!eU0.4T)1LOe<2EV*V4+(Q02sW0AYZEqe",
+    "3Y/*Uwa,unvEcz93OA;G7Y@NX#tI1KAP6Q8Lhaoa2NMVBhhYqy(Jlri2!!eu4.oP9E)9/x4,BH=8y=Wc<[e%>#BU9jgcSy#*&GY=aS4*t3JufZ7z51-1k7L!.,idXF[>Xr9^F.OK<O$^4+X@g3;ei*",
+    "t^6qBp$r[401BIj8yPwE#TE#o+$IgK(iSfqF*p6fBQ7=K!3YSgfO@T64+X4zE-KOMwL%m$fa6#T[.0MW[3j0*qmo((tAKj^2n5;M2BHB6x(yD+h&BQ:4X..pQU(3z4.83H/:!F>o-(i8&I&X(Gc1Dv",
+    "36/o[<bD5J0yK9NGXNh6GRnwo6f.^a7sTfk2gKx$0Uri5mB]qXl.*@E60!*<Gc^gm7X]6(91hI_1L_7e4+NU[91jKGkQ=#EEa-:R2b7j44qY2#oBRv]s&NjtmK6n/o:mC*D,SELnH_p).!/GL8wZ&I",
+    "4*,^<2E6e*FAF#@,IhZy1_<dfR24Y<24N1/jF15YXbaSa4F>TrH6tGiHIc(S6*lt(4$sF5CO9^m4+P%*fdLaY00E8eA>&M72g9T(8#1W]1lAi2*whUZF^n_6im<CB-<d3@0q_(G2aU)G1);.!$kZMM",
+    ".Jk)Y@Fa7+>!S8f7A=TN4FBs74+5D54+fa;3Ip@q9S-GMhYbe(:Us:iNdmMJ1SSk01hE1GlnM>7n6+jf0W.s63I*1qCmuAK-R*]_qhcO3!JHcuG_NRa$)6.#vyUDQqZSVUs+$@K/Egh=1;h]<9]JJ^",
+    "0T_La+*t%:4+Vp*G7kjt;HDdNJK>Nk8>AIj051u;s1*i@0S=Y#yfP03+6fN-jR6FetO=emk%^i0H_.ni015tt8V;1I0SdGb4+Fwb4+7.z8w%U^CI%<F25Aoirv(oNy]o]<2EB%N8aDtA[[ay/008S5",
+    "24)WimH@h0m4[:x0gVF:8p(!t051VH5-l$j7d8M72B!rH]0D>i6Aq364-$5ncL0/U3hj([23[@+Itq&D4i62[<C=:lr5yoi2L8Mt9_(HP772x/E(g>&GYYn>RR[6BAP)hXvM:s($0iCm5-HeGI4m,l",
+    "7!M/MpA]SVEHh*W-;pb!>x2YA85K0ic<F]hD:N*]pA@VKd/Ddp=%WC101pMMuvH51ontQqGBCTJRS@L34Ug>81,[@;1GxbgH%kuzqGA*]x)21Q-1drG--^3b0L_)<LN66JHra=_0-sV<0#gC,r2@7-",
+    "ECk/^7Y@1cgcc6CHx)Pb>6,v=ujDlgo!cKT4/>X1$N_.A0tv$B3J$ipb>D4e1Fsto1HB3Zj_oq%Lm#IBD_CfLG%=4$e/9Kn4u#N^0WK[yh!>Q.%nJ;TV*xV>m+)5%ro]c:ERy&c333R([_rz-0YD9m",
+    "iUI/8v=6;2Fg2Xx3j&ts41F*+H#s#jHJ,N:0lkAD0Gdn:0sfyi1>ci6ReUfuH8V3dIEsT90_!!D().Ds2_rHy/pYXUzM<$K>8Siu.,T1NG%>4EiUtFs(KiXdD+S@SF9XfODGoCM<#Yu[GaNOK2M,04",
+    "PY(mTP6VU^2Er!^wy+HVV+=:70tJi3eFFy@G2c@L>xJ)1)5QS^OaadX0tXJlwhjV[o-C_m0WS+PIjsT#llln<GaoBAtpX@AGiU-vQx2or77nih2Bp-&1P2ckuL2r001l+l0SMU%1K[_g0;0!R<TwLJ",
+    "gN@Z&w3#-ps]OCrlUWGP!yg]3Hy[/<01pYEigym<pIHJr2f]YtF!&+<jTJ01HuVE93o.nT0K4!H3o-)oGxP%sn&Ax(0@dbN05JdsnZr#32OktR<&g]XHvk$p00YXieG2je1MQi99x:tw7%:0^*AD>S",
+    "95$%^20Iot*n1BIp9TxL2OkhLtpX0/0U9[_1gpbC3,.[aHo*c8U/IoNxda.AVFBhq4T^pBG:@%wG<S+o$<h%@1Fs7KDGi;n0f++zAP).l1[*X08#Dk5u37>_0WB_&,_%rUFgTzF5HQaw3o[:GHlYR%",
+    "lmiT$ng-_ozhw,s2<far0_.AA5ikG.ya58InkNI9F$]-v9]]zn0u9N4Gy$:6G7miL3/bpO0t:GQ1N)!@45SJV9N7W^y8Mg*0)@X_w(S7[<!c-DlL8+LGVcr^HaP$.0X8@x7B:J73,g6145Q9n0y+n<",
+    "1qZY70S3-y6dX9*oLN5#GdMQ*0]AEeH48EyMKsO=4-qW$0tPSx>6Gnr8!=/d4-sV<2-SEg5jbTZ05bLi9XFE+KL#=5IP(kwGaNUq0tP!DGdA,KFAXv;u:uRr-R6Jtu6+#C2M-EI2@e%+VF8i<3emP-",
+    "4*:N276zOmPa8NZI5e*&3&o2,4,ER32nU*&e-zoo7e5F$FgM%*2rvWD9^X<L1mfrd4,75^.=mrII4%yQ/mG&R4-!NB0v[YL03RGJ03RGJ03RGJ03Ql101O,gj]:wtso;]+[ow)%>OV4SGBMBV4IDBt",
+    "0x%IY01dMs18ov8039[^7dMax4-H%P0uKkw(,j8UrU4!=I_X&Z2M,j*.pKt64_qfA.pK@>ivk0i(FP8&.pL)(F:fCcHRS=j4[ahhIRG6q02nnr4,#z$kK6(eSJ_+T9_3nB0uL0P0Us1JmIMzEo&gay",
+    "9S-+V/:iGt0uKnZ1rHVO1@iap1s<bN:E8km6rKSe6g2Gt2%Z5Ck>OJ=0s,ZvF#+2F4$9*K29NX_3[xgCGyMe$u!I5w=PNErW(4w!2=_0Q2G8>S4Q3cJ$@A//9]SP_5iu++Ffe8Y%JoqMH3)tNn6G=g",
+    "1!fG*5&&us1DoUm8aZ]k0(AnNT:.u>I]6qO$=jBHumT,400!LiAPt!T2,yt>s-_tQ2+9E-1vvmJF*kP(b=<_L0R+JW0(cJtWdbA*0p9[205)YEH$<A+>yQbl*yI8a7IrT&D:VQoD:T434*j+#4+Z0>",
+    "a])w^EH8rsHaU=$1^>FHIRF$hq.]O:w%bM$GNPOX41tCND:OOSItG-71rA38iv$iu9X9]UA2$FUH2<Jc01K!g0-3!aS>4%91q*=b7cj+(0RcS[Fjx,,sRADYGyokk03QJ]p8+2.H2<3w9uJNKRt@e_",
+    "o(_</G0g,oPBb!_0UrS[039/x2rmIMIiCR!N0b93D:(ozb!@9,1I-H2kY<-LCOZlx96G.qegJ;X0[>./1mgN$4+5lP1COI89[<D:#[mxsrEw1,pUHOv@w.TSl3xP3&Q/c:@hsc;5c[Y/EiEx.0m$xM",
+    "9]bUJ9]](D.@xedX#nwteGdlG0Ua[[2#szBX$*s.0S1weRR=3k0=QhC4+ho&9]JT11HE$(8rA=-$;Pr.2G#)]0yO[&/E!Xh*Z_5uG#NP90RxAnH30gwSPur+0UrT200*hcF%JrF8#VwEHQbm1F9tL.",
+    ",T<yBH;,j&4+;J=GyozqET@rT4+pEf4.7+IZwG[c9S-g@8!@X<JOHt<Ssw-C,T<y0IRFRJ&LR&AZyGQF0kT#BxMME[H89i%9]16N2kN[a4+(J>IIRQ(vCdpS2P@)+#Rwk+F:wRO2oD:@2m!jmS]0_E",
+    ",T<B+$>NLtfgKMD,T<mm01@BkJU.64I5ge;4+7E%2Y[s@4-.bBPX[zCIWYha0<4Tv>S>#23f/)5G5@eVodGWgIXB(@4+7c.2i5i<4+;P_1_8h%Y!ow,-^i[rq!tu5jdBkIrRG2bnKuE4[uK@n;YI-V",
+    "1Avu04$*Q2.Njy@t!W.uFnts<:^m][.[bjrpC.@Q8Z-mTtqBhdg^puk,o9fG38JVc4+O7o1G^.S4VaT30=]^7Zw9/kN&&QsiUAJ,j/n1nlW#6LGv$2+nB,Fp>[u*8/in=>f<^[0)dB=[:SPO:at<lk",
+    "2OBGhfdL7_sWBTi-rJW@;g9cP4+XFi4+z1ug8:fA0S27iF&>gnuGMEB1v1ub1Fm%mRSCQDYX-8xm-np<rfm,Htp<@3@C]qk4+WaG3LgVE!L4Nuuc0-ygV$pOwVFf/=luLfs*QF8qHzxZo6R2t*_nG]",
+    "w2Lth2/2f>4+.V13OE2gF*04k!vO/z2NPZRQx8V[sTmIim-nRJ$^A5HxdAT/GBh6>3o!Qq7B&D4!lo]</&zaq7cIa&9([rY2.5]E46=rK2c(a79]JQ00PbcEtiK/x)0b)/Ze8F05f5Fyv;LEOz;/aO",
+    "BIdqx4+F++4+XV;UJkj-KqN9O.>,<D)&(zbD:TvrKhps*Gd9!%95Vn0)C:--!*&kd&OjA2uH*$D2[P6LA8]MUAJYLh03QZ506zjVEHnTdHvkhfF+T]_EHl-vFL5z4*8:mK0f7q,2gZzc9]Sb4g:wy.",
+    "+CUXG,i!nv3N+UPA8]GSAJYLj03QZ903QW4hW&dC*8:$cwF<5!HP,>#a569eFVX/tFaR$GG%)^l1U8DHUJbDl6*smE9]]>t10QiT03Xu.F#rz,vJwvjil7@FHrO2%IJOHP3OCmSA8]MUAISkS01pYN",
+    "9SyeVgaH-d)9)<DGUTfq4+hf6S=^QkDF[:!oD&1*ArA%Ej1LaS.yHp#nLZB$w3[d&12f*ZDGB^kZ_>hpngI>6,w+Q5[Gl5U0iDNM0@v3/4,^xXC.;jHfdK/df=i364+oL_9]AN0F99(z02MR.9]1D^",
+    "4+o#oRs@DH6$W4r1/8#/9]kqwlN^3>rWO<3nTQS!l&Ka3+ma3k%i&TF2l9<84+@1jLKit12#/Kx41$=t2C%Jv2H2@z3p6^8EHeNWIMj&&4xEVr1gn.-3#-<l3bM9V1[;;fn/_H,IJk)c4Z<*g9]SYH",
+    "i2($;0uHi@DFR:wCKxtN4dAgt1SSB51P/w;n>C3QzE%$fwz:ia#ELxz$xj_(HOrU*4wi%w1dA_M*C>@p9]bz%nE;#lsvHc>;-Z!D+y)7vXb$!W1A+P)4+QE328!Nf3e>zR:DUYiouFj@B<Xx5UJ2bm",
+    "4yyH535z/)1UKUb9]1Y^nE;ji.3J9F#]-amo;[OHl+HOKGc^uW9y0$O0o+6d:E0.14D:7y0>YPSIFJDesGb^T7^&^+4,uAxWDf.iq!^kRHKx/C4nzu*mn91N#1IC;xf3ffIk/bs9]JLp4g@tr4+kj<",
+    ",3tW#1@h;]nhzc@j0Xjg:m;rqHi@^(1vLO1HTVn%XbzhJ1eyUK12X>02[rf(9^>l-4i5MX2Vf5ek=vtBGyop_Hvkke01p(34iYi]1IS1iF>Hlf2A8IB9]bkioB-[+yI2R9yC(]D>6,TK3.%,$QXdF4",
+    "iViC>H2=OQHa7qsF#sP8G5[Vk03Q%E01WQ6X)gmeGKvld/iekB12u[c4TidJ9]bvz4glkJ4VLg70[%<1[K>8)O&v4bm@Mbc3llhs4j%w900q=_0uL674nGPsGc)!K4vG#1u*3^m&6yDgE)NHd4jVJ;",
+    "rvVQH;xz6@j^8w6rHC6J2RQDh0S&=A7X*MsE,=OO1sFKs5DbjF9^U0FfdLJ$.9@6W1P9/*Y##$O#sVJ#HIWVzIRG6tz<@iY#;_4KLK,<mQ3Z_;2<7fu2jQzJ88E5;4%@;dGBub-4+M(<9y#v:1(3v;",
+    "0S=WD86O2R03QZ3+X<c@]0W*:GVGUc9]$qq3Lg]Q>Zbe@3I][h2a*8_2dd-[4w3,@>YMyg>Zbl]05mf:EamDI2Vf5b;F%0UHq<vk42qi=1(^FH2mkAP3,%TXkdr761;:wD2,v!A4($sAFb;=%4lfKh",
+    "G3=Tg@4bE<9^qL@3mrI:qX7:D;F$O<&T.az3l6T>8XpBU;F#]G8V-J+Bn60*R]0(qisE4m.o6f]lE4iUGVTi:05Sjsna),p6)=4#9^6wh3J&ZG1)aMA1GdNx2QCi/:.bL>tsD-p,GCuK1U57_#swWT",
+    "#0v!6=9%/soIwt;83pFYTL(Q3@/$*YIq^9q2D4BP2F0Up4CwM!1iwucG:i<m#0vz7uo;$K4+F#t9W#u)8V;i13l8(bYz5<9BL/Y,3tJxmHN*/OGXM>,u<<f&F#sGfvI+,i4+XLc3$YglG9L*yvI,9r",
+    "u<;<q3I][h2a*9F12g_+0nH@>h21F+6R[TnFawv;2Ly^w6$fAs1-h&.1vRh+8!=NS1h=C%H^-%U2h79)3DMsT4+z8y4&j)49^6]a3mrKCFAO*=04+E%051;YG5[($HXJVmFfham2lldt0S=Pj3k_Vv",
+    "dJhMufmZ_z0u00p1k0Zc11A>bPAf7x%>0*yCKEQq3m!872BDBx4,3Q#4v+*72C]G(0(1kVn@8zq4+F<F83V!$0JSv>5r:_54+px=4i4$u90&TL4FsJ81+GO4;ZE*B+M,k*G=$nwg5xO.8t&kV0WS;U",
+    "HP<kj0]pLpBr,SH4i5[QR^9S;6EwsD4+G^JMG4Lr3f]mb2f;+B0Sv%b1&9wMGCAo24-k&T0V6Fk@tKG6mzoDTa$]5G1+;J,4xg+U5-U=]2hs<v)vFZ+uUHQTfuRsD2[t(0R]MnP3/aaKLLUGyh_Ezb",
+    ">@;+r&8GnmK%t5n4=Q:x0S=l9#t-tzq3R9]mb7yW]F8iAseTUz/h^V(wZJR^jn0Vy8ZfN(8wMs8GMlym4+n[[0S;502LtZ!6%LEB0YCQvGch*+JTovi051$PF#4SV0ow6q3o[:1G:fqT1&WlJ0S;Xx",
+    "5-XuHC=e0,0S,(Kjj-g%G95YJ%UT^@Irydl0[xqB3o[:IHjS]X4&wn2D_+)M4onTqgaZMfsBaGa0UwG1F#50o95Rr]S=(S#4+!D]4+P)SIuB2aqyZlgHQxgt6g2/J4mJP^1k18k4Za8[GB*GTe,bh;",
+    "7&Vpx3&#%+GxVbY9^qX10v[AN03Q%I00hz71Pj2aUk:omFb;>Q8ZQPiI*ND%uJ[/#FgR8Y[O:dl:5&:A1vk@*FaXcY6bAGT6EOu3IIYfl3Huli2ZHln4+HHZ4;XLxhXD=zrr[.GuEuf;6qAh>4[M<L",
+    "2#LfR4(YQE4+N(p48d&z=D>>J0jS^74[x[w4+nt%bRPyct.HJ^+)xJD9S;Y<-d:9%0lEVp1_LE,2CdF]1g.X$&m]9dsNs7L)B(B!9y9.2!XysVVg%B<8V-#G4]u5Idk<qBx&t2uHUJL,@@@fxq1Ac@",
+    "k1P*(sNs7L)B(B!9]kx84+gEydI>Qt1k&6N4]u5Idk<nAx&to-I4^SY2CdF]4D.#8<*WS]0jS^74]3mO4#pb](^ETc3H#wR9]1Ff;l26r/W,7k&a+()E1KbUDK-=)&l(O!7dX-Z4;EVfXCF_AyqRr3",
+    "k=we2H.6bDFBdX5(1[uj=sW#EwSsa1#=etV4Wowv4<JWA4,ZDHpcOBa0XH+m0_]E_4yywX7PW[051]3510R$DH2<zRHtYrt!2/Hvw2T1[p#i^IACv($01rrqiy8nR1ikPn3H0DT4-b6;b@FJdFFQCi",
+    "ybd2wF^n0=0I5a_k=zteFUJ8hGNzt*FO&f;HiH8Xt=uN+cpsGkGVKK)#[oG2ACmz&054B7F_PGi4,cX4dl)&K8xIAO:ly&fc;9RIMF-Iy0M^U#+z]xTQ4bHvp8*2VI]$01Uk;$P=.)nQ%#]7s3c>+1",
+    "G(ry+%9R/e.cl2,36jbX4,D0x0S<+b4,%dAWDg$W0S%D#WDgnR0UrT301p+op#dH=-[gv6y!B)c9=(NGsP$wI7vljA%.<wLkz)<F.$,q/G]s634[W-Z8Y;z3[*5maGM@uv2g^fR4BDGD2dmFl1I2R/",
+    "qu:H4G%P6^1T:_o4%Aiz:Q<A:nLQ5$i<E=/../PthWr![1nALZC=j;z4b3G0#%T@))3,7Y1huVa0Q*)3AP)fjsR0hsq$vgYp#lq,zF7[i1>guWDgdOzDjy3onjZim9^P4B9^GAE9]bdtssS%)H8cPq",
+    "H8j(,1@iFr0WS;SG$9@iF#iDzlBxj,f&vc=lBxj-)CC6i1P+s@0R)>S4+Q6_0Uro9ld1s#j06vI:z4r!(*cu]0S=SW$#o9_)VX&JvFa%W#mkog9].[@ssRAw1rKuSmjN%*0W_lH4+qZ4bq<uey&Ve3",
+    "N(k/b89xj#EHc:xA8]MU57Pm#2M,76N*<F;.M3q)/Sm8-l_=AOGuZ.#aWgUiAJYLc03QZ206zjaEHwZeGyoMj#VQ[RG^!]maW()S(*ZL89]kl49]Sp;u6Z8:HqaITw2TiA3)urNaWpUhAJPFd01pSn",
+    "OCJO=/f<ol#7iYLF^fZf3=v&V4]2T[AJYLf*#jR2H_.d<#M*fYz7hxHuP6ZS/z0$f+5,/Az7ikF0X6=+3&9-P2RJdxNDinS0f_+.1HTIo6SpA>;.Wru$<63n7mY_]5]W&84+V,zCpI#@C/NsyHUJ,.",
+    "0W#Xs8b6Z(Ha0TbJ^)RaFq^dtHaFxY4,Jq751]2zNiUQEIWWfq9^hB%Ne:#bCl8;ktOE__0rLhQFEfux4,:g751]3Y10R$DGXNhvHIqpW=%<1#qCgJ<lu0TyHUJL[;+>0Jy7n6*Gd8C81PqHeF9$d>",
+    "wLC8rF*W)z4uug963UHe4.Yn8CpbAm4,tgS90oZL0qFq.j]vYDgE9[S+BF>A007bq1]Sb1/K&@.GC_g#z]0&5IS&En0S>7KGamyu/K&rx0077b1]Sb2/K&Wr03R4L01f@cJ[C2pDIWwelPLwTnVSJ0",
+    "WH,V*4+=[o4+yBhcM_$6tO5#z0tTpo87nn6+GHLuY5]I82O.w5udEvxIerfjt/bv_J0Ai%g/QZCGiMkwIUgf4s[t4=L/O;-L.c($1FHca0X6=>H2;*@0^ix,GYG8#4+P.jCNCB+HMM_/4zgt)IpahJ",
+    ">:2Myc<G%3finnV4+6yOFcdWAs_@<W[W^Du!wwGv)FBTB/kpK@.N<830WT6WFaR$DIXB#t0R!B:90iDjO*u3$INOu_1tlL1HQJN@14Rsn0]NP)77p5!0YCQvGBq[-JTf#k06z#aG&KMOnW7sDGapYg",
+    "+LQqw0yFWG1qX,de,9>xlmQM*4+h$l0W32(051zOHvla&HUKYPGc=DX-[gvR+LQqfOb,UylmRU:FaR%$0WvuNEHX3zFAFj/04y:x054oJF#rye0^m(KlmQM*4+h$l0Uj_F2pBN[34anYGaNLQ0tP!D",
+    "Kr@Bu0S;Xq4/37@0S,(F+LQqcl,pen.cA&(%cC0%$fyzs=0HI>#[mu8,53VwxGN6]l&/9F2sQnN0]0[o4z,m54+i+[Vk.E:01mZI0(1bE69Jq84;wq,0S&P3Vh8B5jR6k$iUA)5ImlE8*6_9Hyru&U",
+    "zoI4#:+MelbRTXq@jr7MA2Be]VK0_gIWhZ[0SD_<4-!TU0S<@AcO=JBi,iFna50wfCNIYUIWnMu0S=,Ot9K3ev.n6=9]JbU<&W.Oyi=Zyy8]E80W$y^1_vc,&rSw24V8!i6*$9=0UvQQy8]E80W.&_",
+    "1_:o<0.lgF]C4(N>MUz^aWyP7y8]E70W].G1_D)I3zJR-GYzbe4-3)u3LkMby8]E80X6=+3G$H,4+M==YaBGY0]w&;A8]Ij10U1<Hvk>7Gyn$IO$(nI4fX_VGUEy#aW^gIAISkY01ph294[C#H,eS[",
+    "4-133V,FeiOb,E*of!k,r(*[q4+esk0T;&[4n>&-0Uw>MIQmQ.lmRi/fdMbZ0XZ<N4=fIq4;=3%G7p_t:H-5:0W.&_#[o6%1s[]FH2<z>H,<@07dYDT8xIiMDjx+h,Mca.F*&6T2b_QL]3D7[gXeb*",
+    "fuCa!BkJgO7%_7467b4(2Rjb_s[tH001eHaV-:>os[t4]03RAQ03QN401pG^v2z$Xqc0AtMg@z90j&WK65K*3F)-uFJr57L1RpLr(;cvVGIvKbeLD(o4%0&d/8HKG1-MO61jecw50nDbLmv>[051kN",
+    "FaQJi:-)n-Fw[dCIRFJE9^+m!Lk[M<3ITwd4i3_q0P!=s>W[&HJTW*m03Qr7ozejT/@I=IGapbg)I%//G%=4ZG5[YbG5@)t4%9-dejPWnm0TYQH[IF+1jzIi3o[:HG^J:5-[gvT)I$zT4%9-dejYaG",
+    "ynQc.0X8>)Ljl2.cMQ(w1rH120]32^M+,6=Trku>4wC_9D%3*@Ob*mT0r:.Dz6dV_H8j*i0K9z+mI4MlA3!qHLk@XX4/2.=4onHuLn.=h01l&%0t4o*V+SG*$iYPkpMqHqu%Q>R$$:8)2Q.>^3Z*&/",
+    "=q4dNuoDjh)I$#M>Z9<NqGJal4+qpk6F2^LL=1#.Ha6Z91:E<*3(q(Py8bH)v=5Qz#SbkrGypFPGdI-kFK-t801qJJu<o.%0W_+(Lmw0_-F19bF%8w&AqJ[_0uOQQ#AF^T0Wg]C9]tp#+-$HI*XDB>",
+    "G@FK66*%BBA8]6f0^s:znm[iGG%&jZ3)Gz]1_U!mH5ED2hyovRGrI#H)B!aB4+q_o4+P4Pb>/PkD+u45TR(9#EHt]VAJhRh03I[]1.Da012($<95w(1;E;:Pz=,/#rWFs/0lNbq1_vdc12HT&030[_",
+    "6f%ihFL5k3y8]E80XP631_:p81Txh>9X9p@1,y&@FL5k4y8]D]0XYB.43Zo#8#OW2Lk]7B0S(2TcMllKkO2/BfU08-1/T]<1_M<K4)LjD51-]hkO41YGBE%TF8IiJ54r)0#&[o,0XTyLAFTm4[keTV",
+    "lmRq0FzNyy#sM+y1uv8VHZcGXQQQ788#(*e0S=tz4g_B%4b8DU9X8cN4/k#,V,FvyLJps[V,FRoLJusCwqp+-s[s!EwPOzzs[s!y)U[&[t40LjG9MB!)k6-TwK)Pk4,UBmFC8[B)k6+.96100umuNi",
+    "4+7Og1M[mX4%I=j+J@L.lmgX59^+YGF9tL,00Y$H3j;ddO&.g;.dX&-5-4>74vO3b0s5s14*^IfFZcm7Gyp9!GypFPGBW<Hn4AO)Gapbf)k7^-H!uJP=VCicC)Gm=Ob,UtLo6[i051zMH2=I!GypGN",
+    "F*5)T-[gvW)k6+U4%I=dw:%B_0WXUIFgMjhEHE+vF9]R)01pDSyL^H>)I$!E0^m(ELk:(21/K;wIlKrj3OO=.Lo7KmlL7<fA3!nCLk@LT4/2z/4onHqLkppiY!3eF7Y(h(V-ne=K;szn8wBqB0^dhu",
+    "vGM_C3DiR$1TmlR0^;h<F9R]%)k6,x(FO$lx;/],4*^If1Ia@K)k7aTGyn:M69:!!4%I=ixZ[Tb6)^K94%I=ih=S%<0RHC/FAFs<)k80DH!uJXAfdb!FO:l<Gu1-65bc.E4w30K1_Lte@wta3l06S>",
+    "wEPq/$N<4jn;Mf[/$Lm7)a!f(GY#N86*,bUA8]6f10U1<H2<C--5,i1:wE;;4cD0*6)/)LA8]9g10U1<HUJL:-5-t@F),Fc4$9VB29iA/aWuOFAJhRi03QZ803QS_).Y[eFaQVdyBi-IHM-[3)B&47",
+    "4+xU)d:-fd).X@p>Z$SrTR(9#EH/9XAJhRk03QZ203Qo8g4F:IvKs)lurv:Fy8]!D0WvTE4,AtWFB&*C).X@i-28_s*kcbG>l7PHD_XeLKL.84G^c26i.5UBpaC^4Lm!d:GypHh0W_uCoOchF0fPe<",
+    "HUJNw0qO!DlmRvXAIAYV;FAo[0XF_,OpL/b1KJc17roK^4+!g<cP/;I)k6/R0qmc54+E.K9]1K07&HJMBQ*dRHUJ+QGyoq1HUJ+1H_.(o03QT6)k7_5I5*To4gHKd0Xq*4wFECMIXBWnD:ycFMmT*t",
+    "3T+Qxp=9w,[Ras92Y(PbW<RurIbrwe1P;b<4+[6!1P#H*5+4INvFQX4A&vnLSNrA!2g:LK3)evvG3]-F47frI;%)IyGh+qEL;_%)(3AuZg#!HM1Q]0(6fvrf1S_l/livgnCEwr#Eip2b=&t.50pZXR",
+    "4,SgO1P:F4#RLwxn-bt7GBPv(FA>8gkE16qA2u]zzbGy>IJ%Q1Ei*L2sUs_gHi4WRPB/I-Hvm5iF*G--1&jg.-l%>XGc;/QRu3FIuK>l6b#iWHWLr5hJRb/(I^kZ@L0<BUWc%554-;+v9B*b[bY*UH",
+    "Z*p5SFg(IBF:Q5hbZKyGX/QTFuOSZ@K<O]H5f28drY8X%3EqtZ1WpeM,+&tlpo3Nl(A5DS1_!<7bppS<KMw]A0Kts]3(_GSF9b3.>xO7gH^1+G0SE#R4*^kgG7_wX:I<0^<kI@i3.[d.1Or$TGyo3(",
+    "=^revInDYB4dVd-y1EGu3gZC^0[4a=7&iLz0t)7ZRsxTv5f23Z=8y6Qni:NM1fKX/4)+2d2sr/%gD;*p@pOv%+Rg(4:jDo2[j-0>B[;;Ogcu0gmKqMZxLX6n0S==(6)iFjcmkFJ29lJ2KLar=G.XP+",
+    "[8.jNG7k_>l=hPo%:)B/4+Gf(9]$r47&xE21Qad!!3qJYdJhNW!VxMlFr3-S2(Ht21&p5&4VMH5oxnZ,*iZqQ1rHaK@2r6IlKBDxbPAY[F%IDoDl#[):H,7Hn;D2jfCCP*&IAYIyDb/V:60M<V*>&!",
+    "0,f9=1nGwb6*/d,CJemM0R++84h*b[7$Y]>U:,SG2GRL@9680Q6bgr(8y=lf,Hu!nH,q-a0SE,;1qB,yILb[6tEF29$b]s^$;pjcmj;ud&utF=.C[zbC.*Q7MGUt>4,Arq4+quD83U#P6f^X<BM$0H",
+    "6*Gu/0uT/ej!i5pIkeSR2Aaqj4,/n*mjMao=C1Io41W!k3.inDGam*w)T[*yRta+rvWg,v2[$a%5f2DU43Px[-PgBX2ASdo489Bn<x^oJs[#YE2LPj;O#zCV1tVi-)DQ#Q9v_oF@T,MN@I,YFT@ZUl",
+    "3dtA^H;y)34+WiyA@b@MvKI(/Qg3Z,X:@)cDGuHW2*AA.4XL9V0sG,+1%cQD9^zdU2;qKIGdM9hw3sgn)QklNI0S*81qj0d2blp2Q3jn4FAFU(+qncU4LLTfsuC>RG$IPMiE0lI@@9lmIW_$3Auuem",
+    "0t%>88xIZbg(CpD0RTS(w8RPkM+&C_293<N0]*)@[)GhuKN2=:5)S_EpA!X#3;Bk9v.V>IFaRwwF#rSW0R*Z<3]a+=!*:q<St2nv04=_&jS2@=39PLT2lmo]0S(s)19J,Iivtbgm-(c_jR6JU5e(gn",
+    "7!IJYH4B4<90-J>8U&jI3*>kqC=syV#$FmWUkrizA^.ImC5O!r4+ik!5CeY;0ravP2D-z<2fGawH0%!>1_T=Ri_#=24+NnQ4+%352)GIgfeRlZGye(;3+VPS9]AYM.QEFlrW+YLrKAHpH#IY@0[_]R",
+    "rG-J!/hPPs(3m9!/]cq9BMbWk3#FPd4YSh[2(kkPWDc;e1<G1>9^6.F0^In$1vMWCF*6TbvI7o[/:!I,0_$Kf4FTU[4+*uxAq2(:4+QPH8xIS=4JI/:)E5Nu/]2OslnM>4)2.T%aR43.0:B9boRLNz",
+    "HRE3ZISI6+e,8,S5*#$X;kprZG=;I(FAgm,/8yvp@vWdEInEa!2QUCH1S:P53l9vLktYN977eG=Xav9.1.nKx/pP:lGtd(s1_UK*vhE,sHZ[x:1gc[Shyw!C5EC/o8Vi<U11^CSHoFrfHC:eH0]mVk",
+    "3Yzc(1k:#SEi=O21Pj#0AP2gzRt%lL0]G1$42/OUD:94$8Z!U@q&Y1(H::6W2x%V-F#r<a02MF*2eTCgp<UlxETe%O9]$&S9^O<7BsN]66a-A*IcNjVwgv(HzA+C6XfF*hIRF$m02DX;7B:I@=e+L-",
+    "VF1]D4i5,v9^PGFBrz_*1;;9KuLJ]+6A&!((heU8GHM;VHvkke02DR/3ylN-Y601Ri_%nQHZ*D.4mJQ3GyoMfj]2][@xpn43/ae7)r]oZGfEEw[JIkZlK_$DHT%699x$*M4E]3K1ftMP1(;iU4-lZh",
+    "Zwt=A2*ckQ4+@--n*kRywT2<OiK>(.1M^sP0R[LA0PuJWfrJDP4v-Pg,vbKryjB1Z4+QF[8xH^&B;a)MB>A6xh#Vm@G2qZG1cn;B2kXrg4--_[1r-*Y]11HtlO+!Z)dC6Bj^8a3pE4CO)FKYMPz]8(",
+    "3J1H@3/M$L1r5i-SPQPdKN2>q1+4)9,3twYs]6P_,yIk-00o[Y6gIvHFAOU(&fQD>[w5C$j_<(x0TemqC.uW$2$t-%Ejcju5G*+[01l4q1P/#@1[E/*0S4m%3V]-V47jN$8$0V06E_:/88Yh/2!#;4",
+    "29CvM4uK=ErDhKdgC!m=yU8XWGd8yo1M:$D54jNzoqz,Z<emIEI_X$k4+r<;5-Lt24yrv8G_Nyd83m:F1PP7_2j)o-HoXlBd-*vu1ndkBvMdFSyl4X5E)J-<09pv*r)CSW=#m=sHa48pMGDOy1E>#<",
+    "4*]5T8VaMS8xH_fzAOf.hh8i(F^a2p1+_Z!4,WL_UJ<^%4C(4X1/!vi2#lv/4+z3]3LOct%n%eZJ>)WkPZ2gZF*4c^B[(qt5);8302L1ihz2hZGdETOvK9f6!7K+;9].)89^qYI6*K<BIRGCCGyoqE",
+    "IRF$h04Fps03Qf5051;UFaQ,Y02eU-9].x59^qDB6)=w=vjZOqF-=cDG5[4Y02ea/9].r39^Y7BH8(jq02DL-02U7pyc7$fh-kz_H<)E*2y@TOVK=8d+lT^Xf,Mp::L3H])d3ENXama38w,pm5-Zmn",
+    ":y8=A4K(elngIpUoj;KRyn+D:&#4_-&$L+@H<bxc2G9!*(uDyLH.hsw3@,O/+mQhe1kuNP4(AO7qt+t_k2(<F*(<kGHipAQ3a^[x.>QR#xB:-aFahc51OqM(jHM+H1(c&47Bv72-Q2lhG:B#nGzq!Q",
+    "8WK9.CkkpFHvkF0g&Pk9=Su^ivV$xwGB(;dBmmP>0.[qnHn$NAnpg$M4+Of;KMc9I3IgL04,D7/3iqNI6Es#BG=fTE1z@z*y$TMgfLaqR(vv>B5#WRy2!=Qw2a6R4fY&hviRS>d<&X6m4h9qkSq^o7",
+    "v2Py$Ff$3UtQrm50^m4SqZ](e#qbUd+XF8lH!%PJI0Nbe9^+p+0^j[$9x:Yk08S0t0_I&RDFbm21;q!Z4,x-K8Xp5R*#icZyAvujG:gMl1v(722Mpk$93K,n+5,v0;imjP+5-Xp014,T8Vt1u1)cC2",
+    "4%,7CBsKseH7x!%4,(r04%q..wg&<N47LXVX$93U1B;X=DBA,M1GEPQ[lHrS)/wTlv(Ot40[q1p2U-H!G>;l<j3NcX<kR<24+6%,83#5DwFd:dfI$u010N+gwg(hB$3qVi+XD[S0UrV^+XD@=2P8N!",
+    "%]ryvHV,G-11vN&%dra*Gyo3q0_R#uhg&^YFgQ4!z*Y]hz<8i!H2<D2<B.e)03QN103QH102ej<4+XQY7#/q80^mw22QxS>ERO:Z67T_K*#Qg72Lo0fH1Go(HQ<vwC=+x_4+P5x6F2]>!/qOR$+Zgv",
+    "I^ZZ*y%+_u9^>jq2PZW&GY,rL4,&hd91jG:pbZ=2+ygHpIWYheHUJ+IGyo3S0UrV^+yf5G2O_K!8xu2eA15-00_]HX2QLLQH2;*d>CExcqE@*Kh!!3(,pDl!p@RQd6FBe#7dZeQ0yO]105.:=HUJLH",
+    "2Lr35We)HI4.*b86FC466TAx!*#Qp%%m*Gh04q5)-RGKjHShx+Iq.Cu4+ii92fy.%6EKGp4u@844&(s]yObCY6W]9YHZ(H;-0Fq69x;z4(2y7n-0FY.q#F&s8ZRU:FyRLyIWoN_4,:r$4%z@90x]Ie",
+    "4dDknGcYjX1P:==3oJG;<dF.QHvk2#4*/IH1n_nJH_.Xc2Mpq$91jrT2MqR>93KKT<dF+/014<l7!KhF1GZKkGw^l,BsKsOH2<D2@4$e=0S=J.2P@u%008$b3*rPHC=7K=4B@hb1vWDP1(t;31d*Os",
+    "9zchu7!LvV[uv3y#1[>^-s*(g!xs+X2M,a&oE#0^2L-:6TMh98A0-v32NO5]9^+eI4%z@90x]Ie4&nzZF),o-A15=N11vW*03QZ902ef^A@_$30_#_[9[<N239h=s4,<eN36$Iy4+8N64+6u@7Y8-D",
+    "-s*qjy<de]<dFPc-s*eW3.H1z4,:W@4%z>=0=$cAF#szuHR1#xC=zu_4B@hb1_)YT6)=xbIXN,>3xk*(9[<7]7cc,16XFLaI5aZ=-s*+89[<4[7cl<0-s*tsur3Yp11^=pF#sYoEb.B-5-E^v4%z@9",
+    "0x]Ie4&nzTGBDx.1Jn,:C,DOvIHx88TLiEV1o<d)8$iacS@P)Um:d[201p%00_a[^9]AQ19[<K17d8M6&IbgM(hv=a0^mk12MN[891jz^3l7//4+72y9x;zUGBt4%H2<zdG_ELX&Ic]yHUI,02J5jP",
+    "B[ehJ)+Gzxl=h/cGXNJb01p$+2PZi+GY,xN4,(Uv91igV1O4C&4e.jXBs0zj6fxZf4,:x&4%z@90x]Ie4$cQFGce)/4/BG29]Sqh2L[_(G&nFg02(#@49*7(yO]sh6V3+!-W,9B4+7l,9[<K17d8M6",
+    "&IbhUoDB^$10N(d00Z3y9^>YD77p404+72y9y0(CGXMzF#2>CiG2H>U&Id0BIX3>Y>na_nIGi_Nz$OWq)<KJ57%.vr4+GH$4mB7w00h$q3vM3)G5[Dc01nm%1JC0S4u%&WB[bFt6F7(i4-9A;4&MPE",
+    "0x]mo4%i1PG%)N04.5,22zCpJ7ZWqQj]mF2#1-^ahU=3;H8.bgFaX,v0S=(bk@5_[Il1Bn1Wf<k2TdP4Gc*L<mxTcUCJZ+R@04@&Gy+8vIBOj-Gze/NIRG*,FfjlQHx<B#2[aNiF%HuK9^F,t8!!Mb",
+    "2[1VT03Zx89^GAE95;>U3=xEAHvk>4HUI(d[u%;]0u5yYu/552CJJa1G3.yh045AK9]tvS6EXlDIW!1s95VnDH2<qn03QrAhXNcl02VU.1[(n=1hujU0VotQ!j2LfGQ&m/l/u!ZIWsJYh$IgL.!2f.",
+    "j>U+3n*uZ^gN>ITqMRHK$>YL(GBn2n0_Qo5BLc022n@+txY8I59vC(^9yI:V0Sx2>6f!Igh5,oBr3DVKg$NG00Ror:1f2m4m-o3$9vwHB0W2*s024I-8#MqA8;EpO1Be0,0%8.5jsXl^A0IdX7B&D3",
+    "=#K3_3t^%HGcW)j05][xlllq(2n/E$9x;zg0y8iG6EgrDGXNhSGyoq0G5@^b030-[2kHY49)blcG&KMyG&mj$zKjJA1N#9JIRFg511_8wFqr@xIRGa$G5[]SH821XG*AEt44DBBACv.x0yHvW6g9:I",
+    "3^O!&[ssf394]-LCB^=i4&j*r2E!H@HkXZ!0SBqF933.[08jyf%]H(!l8p!ilc*dHkrxSu3:,PZq!R+o%NPmw*8vEw&^a+$i3kkqpau=HHx8$@2M*yc9WAK;8!%N0t1BN3I8>umehfkn472YE0J$g&",
+    "LmoJo1P9wz3M;KuSPG9O6fji]uL2JX.&6kCGcq$n96103#OVnS2tyweH2<z7Hvk>KHvk>9IRGCLIRFmjjR**xB<Yur9]$u54bK7&/K^^51P3et2o6[a#4!&Gm-oOMHUJzqr7aH%[[#vw9^O[:0Twb.",
+    "4#5R42rV.V0_]C%9x.H)4+<8l2qQQ&<YQfMG%z>s4+GV2DK[_.<(B+E[ay^*BLecx9]jE%1&fXd0E3;_4/SJ23nDc(0529dHUJJp6Ey%I3pfBD5HtWU3pg+U9^zYH9^6,79^zeJA09M]jtCA!9^6^B",
+    "9^zMD9^74D9].)85-OoW3pp;V4+<Y16Ej2_9x[uL2o6LD)B*>Aq#zP7@y)RLGdVVmjtDPDGdbz+2;K)x4,e:v2rn%&IqUBU07DNCX8=844+):s3ojluHvj.G1P/>7jtD-xGdVGv0S=f8;+F9f2oH]^",
+    "l#U1hp$88Ql#U255HmQC1s<4G<$U%(&Ik@5mW_JjxCajnmW_KN5HmP3p8*DJ4w#Mz1E_oQ%nz832oW_Qh!77jp=OMW8aON=o[R>]o&q-=4=<rR3lHT2b@I$z2,,yr[J_^e[rv]D.Bl_Ci_)$Y3kCiT",
+    "2I3$Cwx/Kj.mDO+ApjWzArUga9vwC!0sN:44.X5q2m)9lGC2SN9]_9#G9n)YHk$z,C=D$/2_PqvG&V3,1Q@ThF90;*A@d8lj0hAo$Fgt;<c[rC19/xR016<xD)IpX!P-aG0m/dxH6jfm02vP]<&OSs",
+    "c:*5>c=5Gv4tW3:4/VBj9]bU17%+G)HaL;4FDWrN<&O+MG_<#S83Q371_+*RzX,(f2]p.>Ff#xnH!,5+Bmj)u0uKu7j]dGo6EgrWY%;tFj]dYt<!bvq2n>F!2oA6TFIzAy;_e!$iUATh00+JFZw<3A",
+    "F#s/OH!Sgw2o9hG1E@5x4+5;MBQrSwFKaX@<s9[2D:sBm0])],Pz<vkq(1<X0uN-Ij]dLD0t1MFH4g)<0TVSOFIzY)=N$D)iUAWg00#4q2o59x7Xh[b4@cO<2o8z;0=dsy1FiuRF#r<YBo7a/94av]",
+    "03$Uu=kE5r.OL6-0nyY8PZT&bG%)^U).X)d9V0h4$sQk.0XP5xCJ3lM4+Z[@2m.RI2B%&C4GV<&6f/.:4-[]*2;$jSf$j$aQV%fMiwF*C3BDo)%=nXo()0,e(ZCf0*8&d#Y#%&0)$]Dih$0Sa02U81",
+    "YX,LcB;4;O0x:ez0S@64kq83T5Cdx-0x$p[IW>.jGyoq0F#sPqH2<PZ03QN003SFs03$Xy03QN103SIs024U;9]AJ_4;5^e2;A-#0yn;[4:k1C3j<WR4g/Kz9]AZ44:j)e2;*5z9]AT24:.7j2>!8x",
+    ":jfVIHUJ+vFqH%oG5[X^H@W0kF*&M^2m$ud4FT$^b[@Wltdj<>!w(M]t&.1:ZVLDjGc+>ge-zfaj]c.*3KKD%3lA6i=a&0-4-TFO2<X6D8vgVN1e*u_JRcW0fb]Iucn/za=$7(21Os:v8ie%-1J48#",
+    "I6My-hV/-q-RXXd4-qN]2;X*813V88iuDN&JQFei4,ky;2<X93tpXniF+C3r+5[gPH.0xS1kw,#dJh.q=$8Ao4-z&A2;UK413eEPmh^k$f(HXV510*<=$AZ3HaRyq(US,OArCmxlL!Rd5Dc632;M$g",
+    "53:QXi3l1wrq&4p)b0fzJvi2r2nFO53f3hAg%KaK0Wr%0E-l&.A3ZSIlL!RC6AYvE2;OdFAG85D%K[xS053Z;GTxI22+aZvr^YU0n.<[p0nGv^HZuSpMK.7*2n_/fBr@Yk9^lwu%:peoH2=O/H8$jv",
+    "2nfvr4XyPF0@Ey5vjI8H0v.H]3<.,4IOdZG1eHw.uk[H7g,-K&0nGv_GdTbsJ22:z2nfvr3$gVH1eygOv-i_C0uF%.FF!Lf:XQfsuTlz$S>I7kAF^_403I<d4KF^4H0+ZI1B+7+0k!oB0HRY5vjNQl",
+    "9x-IpFFP;d;vn<z%:oR!=$7#b0uQtS[uv%H053Z*IPjAQ2+aZ,G5@dc1rM>UfEq41IRGz2FfjC!2tG74Grjc*0koD/AG85D%:oU94L:>LIWqQ:2nfvr48QdW1I+:,vjH=#EjTj(FFZIj@jZF.&H<a:",
+    "=$7%/1s^5kG5[;%H2=O:H#Yo^2nf#t8!!L=o&>(n0WvuN9X5px2G>Fz2aHh,]C0y-+XW9rsMHG&[]4)@Wd-_GG%>@VRX8#/GN^j$teIK>;lunv!QvwlHyi/5S1$rNHHnV@34:Y_Hd@YrIR3a0A_Q3X",
+    "79RmJ$,X24C.4;QKLIi>Gh>_>qA&_P#vKm/rm>VE!14hrH7wtOJrg(G&]4KY#HIod0<v_f0GAH^:G%&13*or^28ppk1nVIJk2M6qq8%(YIfLCK1)$#;4DY1=2+rOd6fy3.11]>PGop@V6D%]cm9@Zc",
+    "bN_cW9].!5,*X*dqpbx7uj+pQivbN:5-6b-xY!a87]G<w4-J*W9S-G=rveJQnGyzukuL%W1N@;v4(5ge6Egr4H_.(oMhJtyG!r,^0-jMC2WJH60S=PtwE[CXG&4a9!Q_wQ$c>UE*8vX;kHlURHiL*S",
+    "0SFm1Yy%$<G:;b=41q<qtJNnB=[!.P0=5xO3Estx0S:qN1>,&U0v$Go1Oq^J7c$4S0t3*t2@e<,$F%]u)rkTlH8%hc3Dk,L9[<A^6Epx5HUJL=hw).$9UV444f>WWHY5)w$F%]uxw(^A0ig#5w%a<p",
+    "0Giol4-@Jg0t)X1A2K$bwE>;^@jiU_7<f5O2lNFG5^&mK4wH@pF9S6;#k2wg=6U/<fu%GDLkp.00wXavH3;h_4VJkj0-]*m0:cLcgNOnhH-M!jIH=Ga2mlZpHSb3QK>WCPxd#sRs[#e[&jJqs#kxod",
+    "&Cebm3oz8O0xdT*TLrYD1P/pQ5-g!Y2s1YT4fw(]2ejc^88yEL4b24_0W.6c2I$dV2Ege-4aUd]4+i]j9V#]B01N2_4Zh4X5i#CA0.Vi25kRy78#!hl0yDa=0t.@sD+R&L5(&Z1S@QSuvjQ47iLe3!",
+    "kPs6&=8+6VH-J$UD:gRg[1XK/4+%351<[OK0pQy!2h[Wy4+)X80v.Ml:/>Nvv:hroIFqviJvA=k00N8y6gU7IH_/35FqX3d4u.(10+]d6wA5M-6>&FC2*t^,1;:(5fd;N8G:!urGynxP9]$os4-qdG",
+    "2CKX+9_Lz2vH_kKI,(0N5,/;8vH_9jF[%q63=$VtEHO8+#t[OD0v.T3j4%%Y:X8Ton-8fy4.Py7O+N^aHZ1Fr2m.sO0Tv0b8U/v;6fu>;44(lH)&uL22qQEy,ai4tp8=jQ/Jy8>HTJUt9]JM).rV^a",
+    "3$HU1HPcZTHmH#Z4Vk2H0UsX.H1Ded4,2orVF[A!SOnw.4zdX!2soyLB@*y&INJ9p4r:CD4i5yB;/cSr]G=Ir1GU6a1eD]*4+6LMC=9r%EVu&+)7:2pJF3ob23QXa&FcpTDF=l[1F(V&4@9yg2Lj3k",
+    "9]bh:2:[a;10xLZ1@pN)(d!2zG&1T/0puYH)9VKa(+__$.4poQ9_d*,>XiG/4+3_CGA!Nq2L)gQlMfF0*%l8Oi1h_#280g^O5gVf9]bvbA3,z#4+rQD4<Tej2M,F>4lFe//L8cl00d;pK$yoG4*.u%",
+    "5e3O(F9kI,n+zWUHUI;CgDC)pI0q_bM41d96*vGJH_/qZH8TJ&1_NAQGcq.TBM-_UnG7Q@Fogsk3Ne@s1LHCdt;WiG1T#3Y2OKkuw*nY9<$3Q*0OpMs1<f6@0H:E14+,JBBnFPn0uMW[o<Nv<gOYv*",
+    "pdbLR4g%oh5CW>.9]JY]l3)ZZ4tWNblm@z8c;jhm3byo01[V(r-+c:E0rkTw4+;]fLk#yI2,L9y0D^Y%3#OlDFA+6100iFr96t#+GBEd=2oo[Xo*<q-sGnvZ0WrhjAOpmQ9]s_23#gxFKMplFGXMkr",
+    "/p+Cv3_vpe@yM]mGdc:WpJob(sT2y/0S9#l*8vC=4,wpyW(3me5()o94-aez76xt)36-A&6f;XB4x+R<3(Jiq2IAdZ00.1YFC#KA02nan0S./z6#],]69F;FG=L&h178H.#wQO2xbhViG<@+58(p3X",
+    "1pkH<0wxa#[Llgq1&@QB4-NSu5%!)47cs=s9]SV<3JZn%9txjvBQiAU2>IoMj1eydF*X1I(l7%f59kAo5hF1%g#-Hez8D)bzCaF))h,0GniUAex;Kx29]JPkBos0L3X.poA44+07%vMnGyn%F3&0pJ",
+    "W-rqdF9t9-05dQ*EF%x,1GEPdFaR$JFfzaxKL#[4I=BT;A0IJ^*a8(b[i7/n3aQN$9^P9>#]H(+0R)hXa^NTrNgOr8)B>Ig0vRnM4=xfkB]io.F*%$E6EUS.AL#,y%dH3xPs=1T3334S%Nzss0_a-G",
+    "4lFb[&IJv;4h8Ol3LgbGzz!b,IRFwj00Hm+0tYS+L%.F%5-ZXZ4gJ3@0NDW#Wxx(U2QfJ<qz5A_EF%x+1HcX/F*vjbF9$d=zzzq9z%UJum0k:;x:p7:4+7kw79/n=llKA(===k,8s6vv2KXHV1@iDB",
+    "w+9RP1raz149US41&.#Fk;TS*F)^vr>5u$gxVHxl<b<PL(Pawpi_.6jYY4XOVGfw/0t^;NBMu;^Nd>Vh6SdV%2,;g_0-G8anh=_AuqPlgL52P<4+@x84xqIM4+55]2m*lk9]HC$4j&EouLTYsE-wCV",
+    "4EL@EF9j>&9^zZO7&F/hD:OQ%EFLzxxD=7RrwS7<<&yH_*#Zv$-Xnc=4+X]F9]Jhg@YHv0om(FWHTJm@F9b6+RUZX4o#ibE-ldLR]0<F=0:KUe/j8.lQV#.1+av@3yAmG/HuM!Q1_WGM0S>*w0UrS^",
+    "kN*M*l1&_prU;^^wF4gnF>,^l8KIg329W3l4zprCGC3=f%:oU]gB^c*@bYpb2S5qV0UrW6@<S9ps<oh72*JWE1+A7L4*^i<BsVkp86PDu,3bo^!<MvyGchsouO.#T3f7JS4,<+d9^Y19ACUnv00G+D",
+    "A@eaa2>FhG02nRjBpf)DyevNtF)%lU4+)>V4)5Or1NWgC4+e.D2MWmY0t5H<Y5<od<mK]:z7YTj45@Ei1J3aX4/b$12OkkQ01qRX#0L$@ZUp<V4!#5mmZBm9G7kcR#0Lz@5(CuZ90SS52M*+90>5:Q",
+    "0w)g!x[($F[>.oG8r/mB!gmS42QLI]Y4!&X2g$V,4EInE5xS^a4+e/c4%;Fm1H$tN4+a0k1ppln1NcxrH842W0uK@9sYd^f2gj@j1Ay%#3KtSG79RpL)(r@dEI$P=Gdja%2QnWJI+g7L3WO#D@(p&U",
+    "HXj2x:-3[C1Tp[;IM(uA4yFwSyy+AuGBJVqGz1;5@8EUo=D+,L#pPZHO9]/B6F&$yEHtt:5Hi><TMeNBA5b:[BRDY7V,E(4<RtDrp92606n&)w0*ZxO4+HrW28;S3=64ffG&Zc.2oC)N1lRmp4,12!",
+    "E(^%xuipv:RtL)RoB---!7T&dfi<s:Ei3_x6n!iXzmNq4yx9-A=%N91jj96#.eg:+(E1].Z2+7O11^E-:H@Abt)Kx9216t.Hbfr;Gynm%-fVnc21Fz:Gyoq8GsT7p22C#(IWqSG9^Y3_0u;v>6F2^L",
+    "2[,=MEi%Xf104p.0u7GWB<[RrEG#iQ0wD#*0vszL1=3(r2dV/O]BEI8(6Iv#4ulaNT[]xjEipJRCMz=LA0[[eFDEfFI^ZhyF%Jc+oE$F#HZtZ11,![34-syi0])+&UJl2:0_.H$cpWvi#9AjfGq%fw",
+    "0SKxM9^hG6&ou(NaSoE:kO2hp/QIS6=c<cygtG%512LWm2eJNj6*2e1PYxv&GXM$spnnRTbUQLLHj#D&zwbi<wVFf)=b,!i9s-^09uEcF0]_>f49xf;FAp-;yB7;z0^l]v:Le_WGrhV.1)brK0S=0j",
+    "6)<Q15eMo44B!a::3s:^2;n/o7&WHQDGuIF5-,=v<D&Hv-V%;0-hIAYg]8;Bv):6bG%Q-&4,C5a1qbV%A@FKE4+u67D9wNe4yKO,1mJK22ofy$0tkcz9^>p:!7xt<HZ;dn.P!qk(,01Y2o<_:2Duvo",
+    "hx,W/Iiv;FGc3/zFg7;dG:tI-C:%TWaS%0Z2E>OY6gaGba0gu$H>j_@Hr.OB2R#Fv8ZI;7+JpoFm!$-=tMgn#I5RUjRueEs0i+2Z0yxZj9^G6mq8.qIfCL7(dlNOYQz14m%Yp+Ap:qS;!ZZLP4byu9",
+    "I]I9V1dwV4S>AeS0n+Im4-stTEe,nO2n4.MJufFTETg9b6)myzKL)C$MGlI.B;Z*dTLHY)0uA@K8xD@]Hw_f39ShH.8YDG0*6]k(I2kwQrydTS12i/@HunP!<OB5]5fCdO4V(i5Is:X-2bB&8hs>,i",
+    "Ae#dZDuM$OG5@hQRu2[Z)hz,)FBLIeG7Fdr4y=>s0W]-=IRFXmsT%=]3/aaD:V*LX:,%&C1qOc)1mBZd1St+P1j3OBCt@EpGZQm@Iu8Ne(L4(*BRMtz1IESzH%;(r9Rkj23&J,7FdqUnP7=W!9]1A]",
+    "2H;2<95qf40,OO6IDY=L4*=ae1_33G0ysAS6Epx7Gyn%39]ty09]AJ_6EFZD0Wbg@1_LFI0XI1SBR4juF%E>U0K72]2TmUXH2<Pb03QJ]00)Kx2sjffwFEB#HaImO3<@u:0n@F73=q139]14@9^6,7",
+    "9]1L<0xt]TI5i&uG5@+<i2=SHG&nUM3<@u:0f>/H3=X/14T%B()g^Uu0uwPd4#W%;Hv9,51v&QQ0v@f4)T]s27Lv_$4+6[<9X8B:13w)%F*pDS@C^3:o9H48.p:0Yh%yfjiVh9>0R!UsB:;yn4DOu/",
+    "1Ce]fGqSB62O.LA+7JXJ4,S#59v/ZQ02nX-Br!VN0]<Ay9x=sLHGmlckO2.<M+;W%9SM-SB[wzQq6@R,*a8F00tFia5Dx(B@T@FZw_+%ZH#6$r0s:tI)3OvV05:w.jROw[yU,mPGyn_v4G#_m&:bHH",
+    "G/^E>4+YlJ8xG#]8xG6T9Um4p:jf>%GBW<HI0T.(9^*:!+yV_y0UkAy+yVel4T1zCGBO(hSODe*4.C^-0tbTu4+DV&9y#EV0^IH68xH!4HxBgD9Ul<hfdm2ZC.j6h1eWIl4+YxU8xHA#90Zco9S0&0",
+    "7l8yHBsc&QHvk>KH2<Cz0WShLFo6UfHUJYh024HGA1E>[1RXen2m[as4u+Bg95k1m0^l@S)Ey5Hf(Q/8(-W[5+^[xo0)eX:4,][l9S-]R2p/Rf03$Oo03Q<N01o*93xWs(SPp=+6f*!5ICCE.H,Q8n",
+    "12>O505>PD11U5&01lJ(0]evM9R;x_6oUvDIRFRq4+@d14+6Qh91j)3(H##Lf&;EVH_/CwEI.zxkL&=t>Rt+40x*IE9yS0IHyaZ&a__)%f&;8og9rrq1P-EE0_]H=0v@c402nj;4,kY14))L-4+Wdv",
+    "5f25Ayc@aj:vay2(-W[Nga[ucGyoGhj[=<C<s0xy@2i0Cga[rq03.Xrodg4OA1O701Rn!903QG_(2<fiHU6Lj4U+Ey4!qMH4+;]@2TBQx1@UJ/1IN.[4+ZlX4vE;^1lrUc2O.v>f&:pDga@q-1Oh,0",
+    "3y2gB@2h#A0S=L#1Rgd36E>.ZFoFaR9*7hOb@J!E2pl/$k=:Ihgc^a&-T-ac)g2EIga[6e)Ey3l2m+ri4+6E#91j%K)g2EPga[ubH2<.tH,ZEY6=RrM@2i0Cga[rr03$Ura^zWGA1O0^1Pz1-1knW!",
+    "=O6H8H8^tdt&j=1tJWPK6fuMd88M3n4ul9HHZcGn05t#)6=haw4-O+24.v*LBQ,Gq4-6]O4!+SH9]ACf1Rgd31cV3=ICBpmiWCQf0S=O$1Pz3f0^G,38V;7@(H$8y01p&@1Q.9q4ul8-i,!Uq1vY[N",
+    "41<:[+S45m7la5OBsKsOHHs7-6*T^3@2i0Cga[rs03$Xsa^zQEA1N>[1Pz1-1knW!m6HQ0HZ/ea<cB9pgw!1m6od#EG5@$Uqy+[3ry_yq<$noEz<iHTqSYM,A@cgW1P:*I2opJv0^m966b]>TF9I;!",
+    "f&;Bm02DW$2m=Bu9*PtQb@69G1knW!rjr92Hl1._!RHPRi@E;v6od!:)IA464+Nsc0S=MD)CLa^oYox/7la5OBsTyfHZ!R[4-6]O4*3BO0)z,2HvlC!GPXYh:=/@Ef&:o)ga[u1Im;p+95-cy9UlQQ",
+    ")By:kx*ZP@ga[ckiv]va2m]Sh9^1Hw2R[zo0s[R0ItL-T7lH&IBsc&Bt3nSHiWCm[0WShGFoFagHUJYh024HG4/IWi9W#Uo1JMNw+:,+gv*i&F2lc)k88iS76oLd8I5iIivgHvE1/Wci4w-/+4vfJa",
+    "4-O;8A0#*cBR4Ss4-6]O4*3BO0)z,2H_.tl024TKA1OD21Rn!901bhZ0^hA$8V-O*9Sx]$9Ul^lga[cliv]va2mtOr4Uwx%2R[tm0uG]W9Um7lf&:p5ga[6fN)Hv9!UGQZ0UI/g2n72%4uS*]H**s*",
+    "01qjO6dg2#2n5ju4w94u960#@4,ezS9Ul^of&:=iH4g:x-^H)9@.fjNfbBvK=uHYs7la5OB[/[CiWCnP!NLO$@2i0Cga[rv024U;2G7$H4/I8KDL6X$L/!OiNE0vs1[p6AIX8&n0S/o&6EL<fb>Yr;",
+    "1T!r1jspWR95DbN3ormHI5+;/3=+Fc95nzR3=V[7G5[Y7F#sz!IRGyVH#h(sHUJ+CH2<ql03Qr802;p:FAFv_04z2)03QrC030*@9^F@995Db74C(>MH2=ORH8(LFH2<C@:H@DlNC(A72CM/P1H^gl",
+    "#P^Wtt3(I9-T]b4G=#@gF%8=:9s.[$BOEr@MFyW(0[c7-&)yyZ$&Mfk+eIG%GyoVg03Qo9051kIHvkwlM-tTv0RzVY3q^V%4+8fA9]$r41NBEQ4l*_.M-.o,0i03;A@cAq0Uri402nv@9]JZ38!]/*",
+    "J@Vx*0WSwJH_-[MNDmUMnH_.Vu2/+<=d1Ky4,57IDls>#2V4oo0USB<0RzSX3q^V%4+8c99]$x65-FiV4ly]Z95Vn7#q/H<3=Vot9]ko57&J#812Xmj8#G1,J@V!+0Url203$Ft03QuC01kpO4fFIK",
+    "9^G730Uri202ns>9]JW28!$!(J@Vx*0WSzJHUJYf03Qx9031004X=bc9^7A50WSqGHvj-/Fb7l&>5lON0SiV4J@V%v=&TGqGHM7p1F$j&,e;_YG[nLT6)cpPClNIa3,nS0uKZ-W0)7^X01pAfjX)AJ",
+    "T<Mh;JP!eYp*jyB#>%2=D:dB_4,xeN5jFrFH2=OLEiv)]7&ZV3u#hqV:-Vr6@mAFQ3G$H_2VxG00uL13<E!;:0uLAa0^(g;9_n1:0vI=^4%d(^1X&Le;*Se-01p#[<g57;qc0y8F!uu;HZrao9_Lq3",
+    "0S:+K9uD=d9]$/B9^YPH4+HAQ1rHR&<g5H&>X7i].uD%=Gll[fH2<C.)Sf&K574L&4/arF9t,Z!2M,tb0^(g;4-JVJ4zltd4)+5u2R1bT0gd(t4<k)J9uFh-0_0r%&I/D1h5[%vF#rz*@]3Im3CXVy",
+    "2TKnF;*R;;5)9(/9t*1U9WN9&GWP/pn5s4p8Sw!aG.qH_>X95nH!%PY37;k[2VxHchyou0HUJnk03Rea>X7i-;F$bXh5[Hj01oM,9Ryhq5$=#X12+H,gA)vi+a3(dj_E[oIQIhssk9Cc8R!KWG>wI5",
+    "IQIh&C!oDd24V/:69-(<0*(O_F*zS2GWP/#IGK147V8ZSg3^%j)Dr]*4,xMH9]JQ09]1K07&HJ2j:-Gh71I+2v(Tae4-k;R7&ZV80Mio:2de5f4,2TFLkD6H1Be120XP5[HvkVJ(,Q=1tzRD*H,,Wj",
+    "IRFmR69icg5$=#WIRFnJuge^U6e_H;69$3$T<M%N1rF289uD=d9]$/B4,wN79[<D_4,:^A9uFbY69((LUk;@R4GsOv9uCtJ1X&Le;*Se)01p)H%N@2%10NSQ01,F.9_n0Q7&rh6(,Q$y4+zr^9^zhK",
+    "9[<D_4,:7,9uFeZ69M)6FcLJ46(0aO>z5oqGc^6:4(ZGu4+X_+4,ftW4/Vi39tYYJ0:uFX+!GHI@T,L#01p7VArAwD1P!Ro9t+;T16U6P=a^%S4+!/P2WAS4HUpZKZU6@yI_f!*01ftc8a3>10SI3K",
+    "hB*q!q6h/&fCCpY.Ms-.-5i#PejzkB00hLk0]yx&9yOyk14-t*F$YQy3*R+6F*7+aFAOs[030:]9^G1B95VnP3=D*4FaR$LGC2S&GB*Gp3=o89GyoqAGXNYh03Qo504p&#051$NHvk+p03QrA030#=",
+    "4,D!9954Vc3<]t@95w(S3=f28GXNh9G5[Pfqc-Pr0s^G!x&]IP:yQB;G&k4vCm#bfpqBwTF*P!]h6DxQwgD3^]AYYxg=_mhFUzhd0=[OR4,fXv7#[=Tsp$a$n:zy]4,l!r0S]1c!T^#>G5[YxF#rkm",
+    "<lyqx*8u/d8#KUH9]1JA=N0Zi>R$->HOJQx2!PuI4-1<:9t,=L9tHE;MjSbcr_wAf@YRkZrkMc&7zO=DCIL1J9Sz)u76OM^2c4Bi0*62hhO,nHFxj-PE,*BN0s,JM4+7AEC.)q[MhG7b/C;%-0@,I*",
+    "3g5OJ3#--L1D=Fn0EY;/n9_CVo76ZAx3C,rPZ:F@v-hN5E,).h,_t2ut=*S@kc15%JU5-31P:d6ghCHC*X9Hd1n#N<1hWc15H&Y4zRd.712V-^2m=t.C<%muF_sjN4,K=51P:*/m0^3]xf^^S0])g6",
+    "3g@wDHqquF9x_>#9]$u52deuq4-$zPBsVYs9W;+sGC4K;954U]i=fVn8#XdB:jo1y83z2^DF<:QB036,=dtws[]FQ^!j^OZIe;1>0PtuJ27,$U1h]DB4*-t3D+HLp0RRd/11mUPBo#6M1cvw)4kZL5",
+    "4+*61p#cvDoB.Fv00&J3ptS)23Kv^*3i9n,2Dhm+200fpy$J(:#6t&X2/VGP2*Kb,4+!.pGzEmwLk]q]:NE)MyG9/iG#::2PzoOp1oVKB0W&x;Ha8nGvbg_RHy-Ktya5K1[2vbv>UbePO$CU]bp$=G",
+    "eGfVK:NEps9yR#tGz4<9nvgFKe)#G%KL$56IRHPr0yi@@051nOGobc]0VX#y01vYQ@sy;.2QoGL:NFNIlm@#90[rSUF9$a.p!SCWCO0tv53:UP:NGC_H!z=_hXEHi$Qlo@0)Xo<KL.8AIhw]o0SC$7",
+    "Mh_(Ag6lLd2R1jL>J-u@Ha7qdvjT+cG%p7:HlX&00WV@VHUKX/HZ^k+(*ZU%024Ov=$QU-jIa;8QH.*^4S)d;G5@Xpk>,t;0wM&d6%FeF1GF3nu=.7$JP78s5(m^a0S=Sor*-MQg&qrv(gFe-6f=(/",
+    ".]YgGuZ96EH8.$3odE^ovjQA6hj0SH<uC3-t=p4Mg<7p!4AJWW2lHqM,[;-P3mij,)&mah0TVX:4;Dt]9S;q@C-]Ue4,W3Tbpx&)A2BQPqX@o,tcV/]2oGER.>QA,ja(0/0r-Z[0H!q:Hu:KH5i1h>",
+    "&;gSZ1p+Yx&Eg6jIisW(KM*!JH:uwN2YVAZZ_:VH1#k.8HUq,!BLK*r1q>iX2duS(0SC3w0SxbiBntF50f+Mv19%;@Ik^Vt4+5(w8aBxU6ga@CodE*G<n-6A1PG*[n*kFt((wZtGnGUGz:YB%ID;aO",
+    "3(o2&2*JlH4+$a.1%Rb-CNn_z2@ED>01heu9SoeGQVzU=2<=QFy#pLLpwR-ftEUMKtN]o4ENCAIMv%jY0TwW^<)iuG&jA,W;Z+n$k2oI!Fo6*W,1Qa;gO_*gn#d-#zLW(6fdUT0lm#p]JMTjW>W:UO",
+    "FlHb)Gu9mr#6/Y[<!DPw2JnXg4+G8V0SV*DUI1kUmE0Qz&jAI54gnqk&aV=z%/ZKhsDBRRu=uTfI+uL^!T^A[&mIAvqIfR>G&zr&1q[KL0tZS4h1_<Nt=oy86gQUx4-i.b1p(EZ69_GR1qM+7<I;:S",
+    "0lk>99]JJ^KQuBmGyonq;g0UsFbw_p4I;,-d/D4Bngs()4v*vl2URCHEWers4zdOnG=_:W2igS#&AcfHg$o1Ipi2q!*.b:G4yfNx4#4IK3Has(1epO32)DHf9_n3R1%ShV0RRXdH#!(ItMLH>zu=Q6",
+    "rJoHGH2>^$IWsmeG0((Y2/f0H4($*Fu;PpA@Cba21PDC^>5TSE5]9xaHvL5*G&1);4++oj11&f.9yT-MI3YeZIXR@zO(@%jAq^bxGBGnONfS5K4Gxz35f2BTy&f7e01T%N1ev1;1(1Xg4ni0,01pA^",
+    "&^a>^mk]lo698!q@vo2^sqIVzosKCZGdG>B8#a[=6gJ^O9S-wc5)Pum9t*7F4gk=,0+kXB/A-G$q[#vg2&<tx05HE+1.2J44*@+l8V@j5s^dqHHUKYNF*g7&q5(EI046sz01k+T6fZ>MG=r9IH8/n,",
+    "2sJkV7&ibKHUI:@0S:7WFBvyB00&AAsS*WKA0#,b5,$TdF#s:l0yr@NE-%-.FC#fP01p7U&JPDw9^GFE5,l^1030=^5,.QBHt,P,H],H3H8ub*Y&A9jFH]))051+RF#sO@IRF.q051SHFaRkrF(D4=",
+    "5h6D%NfR<d4IctBm(&3c*[Bc%<yH$rA@b2m6fw=b4+ZWK0F!wKPY*8c5gIlC2iX5X1;d6^wdQvW;*asj5*aZb0;7drF]GmzBn@]GA_P<mBQi7q8Z@hFIkxHyA0RQz5,$QbG5@Y2,8l/*5+4jO03QM]",
+    "03Qc103U;@G5@^W03Ta0007Jb51]3g5.dtzF*g7]M:#Pz024F,9]to488>6%9vU*u5(dBl4A-*TFBvg7%<PMn4$Tq,Q!gVjFwGJ-IWjW.2T:o*0yNDMJvlQu06!f$G%x<JObyKv2UQ-pG0hSkGmQ,!",
+    "GtCkcF#sP*GXN7Z03U5K03TE@051(OH_:90FgO4/H8C&%E-2CyDKax54v+8y6EfNl6EK$z1j>au3e6G<<a[Vf=VS]7HO&$eFaRG0G5[DhLLV+P%<Q3l04+8-lM(^++Z+,sGafUL5)(445+gA)zyTXH",
+    "kP,x,*byHhF>01*H_.nb00ge5UJmyW1CL<XG&uPY9]kc1AA]uj024Ru,$6fIH#s<=5ig.vH8KD%2[kzYFGn:v01>]&F9.X>02ny[8aMz1zyS[V5ic1wFaQTi4*3xUQy(NU@4K2KH2;/uAI.>c@4KKS",
+    "F#s.kI5Gea0Qr*+2UQ-oGx,rMG&ukpIRGLsG5[Y*FaRPnH_/qfG&le+R5UmMFAgv>03QG@02nd/9[<7]DKj%64*3xjH-zvNmkkAvh$Ra75f1(O9t5f39tR/_@4J*9IRFKW:kJM-7%_7KEim_J1;Z-)",
+    "2VoBY@4Ja104=_(00i2n2NW:$Hybng5feGYQ6C[P@4J24/K^z<5d!%U9]kt<BLm#wAPKmL4+6dr6Epe]9XJ3Vh5.AH6EFZDTrmJIpaD5F08a,pFfcIyPew8<FfafkG&TSq2Q:g0IKhqu8Z@P52EYLf",
+    "xV#lF889-X5eG=R@Vj;FA09ON5d&5UqvHh!Q6J0#IQkI)!.TCfn,D)8Ffugy5d/&P@Vj]J9^PA75gj$U3//i>5eS3^0gs$=4<&wG6EpxHZ8QKMQZxWh4l>A9HUJ+0G5[De03QG^04X#xAr8K)1O&Yy",
+    "5,=ty6gZ^u6b$+i9[<K104)b14*C%jH_/38GyoVl03R+k039:[9[<N27%%@HH2<MY%[U^EIe.6]uCNRvFf,a;A0IRN5eLPqb@1Iv9W;3QA]DGif-I%X)(i@e5+gV<039__AB6!m03tXt054iNGXMa_",
+    "0^rABj^k8lG&2A%M:H^36EXk_2:4nUIRG0u00zJT4ad$E9_m<[5(i2Sj^iq>A0#%95,$TZIRG!t0yQuIE-cm)FC#WK03J4#$OH#f9^PE-5)JrT6gdD0f(rqL#2*hzj^j9w03U5I03TE=051+WH2<y_",
+    "GXNMg03QG_04X&yAr6lc6E=;<i6kyJIN*!]1gd^=4)+NdG5[Vkj^j9%03QJ@01l6U9^h0QS>S=W1qWdcj^j->HUJLRw*_[_BQ!HPIKnp<F=:@yH/T.T4.e5e9]Sf49Ws(gF9$R-00XZB4*@%8F9tU=",
+    "03U;@HUJ>wGypGLH#Gn+q5(HJ051tRH2<z+INw;mGXNh5GXNMl02;=_1i%3fkP.H-I5q$u0XW^U1ydg+IFJ%A1357OFU.luG5]d:FgE^%9x*WAS>4cD,&zM%4,Ma19WwwMIRGO!H=j-eA4xHg5)(7u",
+    "S]4pQ054QCHjol84mUIa9[<A^7&QPN05$+9HZvg%kP,of4+G*h1D6d1iHsc#kP,_vS@Pk;A09c75)w859]bVqS_xT;FhUP5,&zzf00&>Y0FV+FG5[>xHvl3yH2<.vIRF]k03$InqFNsyH2=F$FaRPo",
+    "H_/33F>K6FmIDHqHVpX<F9tR>03U;@Hvl3wHUKYMHa7q,o&hm3i&>Hg1P/y>S=_t:ZVyNK5fd_34+M)=4v:@^3yWF;zyS/<yA_fBGK*RVN)GuE1XCX$GmBaRRv9ykS>e<d&H=-_5iT<2052moFaRDj",
+    "i&>U&9^O^25gjwR3:,805d;.+2<gv75fd=1A8j%KA5._@FAg:[03QG_02np=9[<K1DK]4A4*3xiHvkhgmkk7ozcC8/5f04ULJqT.A09RN5fe249]kf27&bx/EQ;wIX$@-y4vShSG&uklFaQOH6%sc2",
+    "5fnApHyb(m5fe7A6dxis@4JpAl1LFZ051nKIRF500le^Y4EhlSj9MKw03U;@H_.qh03Ta5006cF526A35ibcgIRGz5HaGwSj9M/UGCBGY7&!n7j9LW10S<[RFCjND03QK1j9LX#A0#sR5g9j(S>e<d",
+    "&H=>25iU6_052msG5[Vqj9Ld(4,Jf36fyt<+64:x5d,xLFG)Ey@VkW[j9MRUG5[Y>G5@R!=cW8g@Vk)hHUJnm03QH204O*!ArATx0C)o1NCTG*9yHII0uL3,s2:jc5hgS&:kuyiD/.PBG5@,Pj9Mf#",
+    "IRFP;4*:cR2aH+;=3xCnhZPbx@VkZ_!#4:1Y6IHE4FdlH4.Gsw2iU4-4Ehlb*!CYU3=O/>HZK7+GyoJep-[d=03U>[Igb((FaRH0F#s:30WvV5S^zGQF#s.]GBE%XG5[Y0G5@*(svirXS>8lV4xw5v",
+    "8Zt2e2TBf)5(QHaAE8.URtce62T:2s0,-(iGBW<#9x=ik156H_S>f4h4K.Gv9W_Dk453-gH8hVBA4)O+6EpxHZ8QK6RiRoh4m2;U9[<K17&rhQ0673DIWr*+j^j9%00W661pDhh9665;9]1Q27&ZVN",
+    "Hvkhe03QZ402nv@A1*ck9W($R05][@FaRDk03tOw03$Ot02;-]6EvY(A0ar85,$WYFaRDkjE<K(3=tGw9]AO<S@-(<9yRR]AB6!hkrER$qgo$aGypH60WvfIF9]X/053,^H2<Pb039*>2jm3>ul5BC",
+    "qgn*O0S/K8FCjHF03QK0qgn,14.Dmi16CgcIgt@C&H=;t04>H*052mqHUJ(sqgn<59^PE/5*#rA95SO;1m)lqA4)lq5)&[0A8jxI4==XDFAg&:03QH202es@E-uj%I5-pfAr6re1mrUlG<v9EGm*9)",
+    "3X&2IiSI!KfyEyOA@X%g6EXlF1uy=rg+:QY4/$1t1f*IAVGfcKC=$9%9x(tSG&ukxGBp4jHUJYiq*<-$Ig%0$q*<X,k@f-VG;YjL(cNJiH2V/R2QxPSAB6!i024EgS]4090575eGB=M)2[JhVFGn&t",
+    "0246)F9.O/@w.v701J*.1i%3f@w/f8IW>.v0XdFZ1yc>sj#<7RGcW)z&H=(q04>5z052XhF#rQh4vty^RSyl0S^id*x(p1CS>IAE6c0,6v-h+>03U5J03TH@j#<7cF*yJpIRGd&F#8c705Je5F*6]!",
+    "@w.g2024I-1(eMZ4Eqre57*8g4Ubv;w/Dwf5Dx_AS=#hdPY*5o5gj-:S[=e1BQ!Vw0y7<_H_SG1FaRSlGyobk02DKh:.S+tF#8cKGcuM)5-XuH2QmO6GcW)fG5[1ZkXjxz*byIv0W$m%6EcxnA6zm3",
+    "FQNf6GXO6MGcy1$M:8@36EOfE1Tg:(gVY^jky,^80Sw[EC;6U#ky,_z4*U<WQ!gYmF#Hi2G;7[dQ6J6%H2e@RH8^t-BQ@Jq9yO6#2UQ-pG5ir7GrJ57ky,>]-uH<@[1Fo^03U5K01s7:S^zSSH_-@;",
+    "4g3)pF#sO@G5[ztGa(NA5i:V3EYoZQmkks$iHrmrFtHCG0X6su7&HJ60FqiGFf8p54+i@Z7&bx/ERtFPX$@:z4*,%[C=tC#5gs!DA_P@nBQP<n8#DkSH!/VpA_662#][kq5gjm;NFNL>051VDG5[1Z",
+    "r&/B^;GX/#0kpIM6EOfETQL9t%mWXi0g)0f2[$.aFGn[x00XF69]$l27&8DHGXMm<0S/K8FCjQE03QK2s9FV6A0#r75*awCS>e<N&H]@fE-KLzFCH[700T<8s9FbA4,KeV9WVeKGXMmghzk!&w6p-e",
+    "FaRHIFaRG=FsNET4mdeCkrE#OF#s4c03QG]04XywAr6re6E=<8HJ1$(G;ljo3y_5Z0yK,Y1>>t61@erOA^_1s6gL14LKrdt4/$,%9X9]U05kv;Hvk>1Hvkhd($xVYIWmzF8Z!U<rXB),0^mmQ5,v0^",
+    "00O8p4*-pv2oDUB5+4FFs#,4xF*A^9ABF)m0243(4>vESFQNf7F#s.KG%=4$M:H^36EFZD2rvK@Gyoek00Y1Q4y#%(8Z.Hh2TBf,5(QHaAFEmeRtc+G2T:o+0yvTqE-KU$FC#QG03I^^S>f4h4K.Py",
+    "9W_Jm469lLj0@VIH#d;J6EpxHZ8QKMR5SoD4mdUd9[<4[7&8DL05kw7G&3O%:.kn*[(A$XBqK03030,u5+4CK02np=9yb6JH_/38GyoVl03R+k039:[9[<N27%%@HH2<+pGXNtvF#sDf00ghT1s<;Z",
+    "k@f&;tXd*8EV<q*2AW7CFgE#53-Pi,2QW1NAB6!m0245kS]4060575eG&KM(2[bkUFGn-s0243(9]$l27&QPJH2;&>0S<_SFCjKG03QK1m0AT-4.D6U16CgcIr]YW&H=>u04>K+052mrHUJ(tm0AZ;",
+    "9^PGA5e/1E95nzEFaR$_H#GYZ6EFZDZ7/[IR4<Q94mULb9[<7]7&HJM05t$9H8UX&@w.g200NC9BsMvfS@E-KARhrU02nd/9y9w96E=<40+m@0gN7gvER]XSX$@:z4*^V<6a(>8IV3kVm6[3(@4I$=",
+    "+(08XH/Pm+x3mEeHSNO!11Svf)&dI.0Q/nn4-rx90!n0WcWwY9Gcc421,^Fj1g6#k3fuz=BGZ^#4u$_>9IDv<4-zC44,azz1p;qF4+L@@DmL_39_m(KF9b0#gaIE2IRFms6ag0l+7/G^t]$YG$p#T[",
+    "&65TS,xLAs2LLq$JpeBZuMrb7=r@]AH,zH:00.4G4LdbAGr-Nu4-0(MAR0BkI]atUcNaL**8&aG[3#Cx(bobFG7_b9,T=%>Gc&(]1Rn<9]L2JTB[(v.w+bmXG<bDS0,FXpFgYx+4Fj[*0s/J-1*o42",
+    "4YLd+D:dk[K<P=&0tD^gNKaNZHZe2C)&dFX2<ABQUjVl/4+Vnb1OlP79]zd;0^lkfmLdtRhad_QrW=zK0tMgDLq7mCD:CD-A>T751@gu1FdqXk00g,I4n8w9Hl76mtilEYP62)]12Z(Z0ST!21PH>d",
+    "4zR%z2-0My0S=eY%OMS*uxc*^HZZX3UM<8]$NB:T9s,K*6Av1r@2-<!FfcRM0t5Ks106Q21^7=um8$[;zw@nh7&)_33j,Ao2Kf_M!Jz:SGYg*eU/^Nd*8_ET7z.wy0o24>4+r_&2PG:utmG*l5Hiz,",
+    "1TO;MII,%D0SfEea_v@C#3lvN%3CThIoW[:2cVf<0_rn5iv$b0u;G^1$,x%[v!xgbtppG;*UbY1(hvyKzfB03#VZP@0]nXi0^hBE4VH<@1n(OO>4xx4GPL*(1H6zB0X#Y_EHkDABQ,dU#Yr1Du%H)1",
+    "HaIji83_t/ARh@e@^>k4@:!b#HL/>R0IRYt4dBp04+yu(ZwZP52A2-A)dT=YuwN24*%Jqc@$q(]69m2a9t8fE5F0U(1p>$*=4ua7VmJo&5*0Q2gp&aVatHCtBL(%91r6qnL-.uL49U6^1%ud21h<AU",
+    "4$t:Y0j)a,EiE^Y@^zb0oe:G<7!xrT0R]5NGY0OzWe*$Uq$:@f2]hG7Hrk*BH!;Xi:-o;ZF*ot4Bm[;#M*s:B3jXd46f_vxA@HOqNfb5o(,s_v+[YFS<S+(PZJ6=5KL]BAG_S=EBQrUVy$b@bqyh<F",
+    "!59Z71o@X:4T1Sn073)OJQO+m6cuS60TvGr<Sy])iUAJ@=PvO,PY)aRp#%Y13i[a<1+<VUxSM7O[GkL6sR9D,6$6I:0[=<M4$1,vs^T&;-Uof;2P85#00@s-3HZeY5i97p3.%!MUJBA54+*&T1PFiy",
+    "1dIv/;V:_v1::[>1<90WF=CR71_oD-(2jNhGXsFpC/2$%0v@uA>6,2jZx2J7fCLHSpj[6Nnt%iZ;Fkq,$K[j(1.npPF*98>4-S3RBMzYx9X0X$1>Yd(AO]8J96D;,9y2nZ0XsA^U56tB.md$(G0K$=",
+    "1h%;Z3j7,cs[#)KD,PQE11](NET4b@4VAzK1=K^m9x>G@2A6-Y9y3M+kKPClMh=$@[sRt1A_QJ12<XabFaQMf2M+*75-ox=1x5y64+TaXHvk2+y;GuqMjr(:01Vy&2Kb)>9x>HB1vCI2GXMkVqyZi.",
+    "Mjr(,01e&(27tSa0S,nF1:OQ2G5@j+kOl>c0tR0X1x60u0tKPGi_$Zt9]bl54c,C.qq:X%4n@jZGyo0W0tUjpi_$Zt9]bZ19x(s^qpB4SMh=wv0v#_@2A^AD3Pu5y1>O+;5Cgl24,Wy,y&np!77qln",
+    "=amU=tk5A6IpG_I1_oCzuLA;-qyi5Ph=itE!SO=5kES3VHqNgD1g(Ps2jG(g4+6^cAPL;c4bHCv1JaWO3q^V%3&gPl0x%B-u(bmOgr9UD4L0,vE-lj&0mv%[A@b,g0R*lA9]kq>0T;q!9]JM-0UI.%",
+    "2R-u1=Z>3SFaQFzcn/GxtRfE-x1t_q1M_qSHZTAm1_C8>HUJ+3Gyn@n2R-u0=Z>pjF*X1Kz4!$m4m9)u8#n+C+oK:K1UU2o5-6b-jeZVC0CNXa4D.m5!_qLN2R-u1=Z>3TG5@U%0uK(zt]AWAq#y*_",
+    "qaX(&4+Qi91C]8=g:DW.7%_7K12FUf8!]/*J@Vx(0WSwIH_.nbzdIieGV^o+GynnEX$K+;1oQy]q5^o!T<FVWH2<9Z!UF<u0SiV4J@V!)0Uro700NF69^YJ30UrT302np=9]Si51g,%e1_v2n7&rhQ",
+    "12zB]G)4$94#%4V4-I:/APIs(FA>B_%KZ,l@z]6lFyJl.v!;;Ei4O#&r3enqjt2;50S;TY0]n<wAs,1gxv:%lPY(nA0S=v;p&$&CpjICjHnXb(AS*Sr:jDBb9yk609]ke]0T;uZ0SnHX0]QtO35(]-",
+    "4+=-U4hLor1CjzC0X6=>H2<DGvabUI#VHdt03R7Njsh4r01mdV0]s3W5%mEd12+I40XYB]H_.;tga$7YFgJ$-3%)B47x<7xH88mW3%-)d0$2]PlhQf=ZVwT(gdhpMqE82X4+4;>7%<2;B[GKu0)q>z",
+    ")GH4ejsh4nd/AF10]s3W5%mEd12X>00W]-=GyoelhXgMeF*N@bF[_yZ88,O/7&ZVO0W=mM4+)&iHUJ(E5t0HQ12zC30XP5[Hvk>cIEMr;GBGTaCl48p0vI=^4%V*&23,#k=#LCNIRFmC(MAN$ryvI+",
+    "3x<.R7&0:eBQiDl0S=>23J$cOAPe5F0]Qte2[MNS4+-GA5C:)rk=&DEx1b-oA%>GCw960/8IA%NH2<z6Glv8Z2#O8]O%DV00Sw9$4&0$295.N_9_d!*1Tr%,EHw@mhYAkBpdcRsHirZc37<Mr03Ht!",
+    "k=&B=6b^dAq97SL01qXH1S2yypaBmRoC*&5p&$-W6b4,n2lW95O%DV00Uk2]0nG*nA@FKF9_e0R6Ev9v9_m<.3IOgW2aN#>0*3<23OE2C2RHx+W)B0B0v@c302nm<4.<4&6EpxX88kGG0vI-[4x.zX",
+    "T<MlU0S//S4,_]nAPl1v9_m;N6EpxH88iSHGr0i=qZ9*J4+=6c9^zSF7&8C]eGdYX0T;kk4.<4&6Ey%I6*T^3oSPsHqZ9=R4,xeN4x.zg2cw,J7&HJ3qZA(*H2<Pe03Q@K01m_RAPb@u16U6VqZA(z",
+    "H2<eh00(==0XUKY7&ib9Bcl@@D:bzL1>Sn>0^mOF0vI=^4x.zXT<MlU0S=PC6b.Em1m_V02O/9f@b,^fHn./oFf[oA9_3nJ4xpJJ3!<YRSRV-DxF8P+/713gW*R!=I0D>-0RRXaI_f!;01ksQ1GqsA",
+    "**XF9+6e;W4yd#aFKjI@6B9VAxdaNd0TVdT,Zl&DZVyuv2edT/s8S5Ur6;#kFyc,rI5y!.4&2%Y4+PdiFAFs+..JBR7yxty*tcH,,;nBOF<<I$1:&)44e&w(i06L[%%:y+$R+_zLIcZO4%Jr#u%._5",
+    "EYep9/GG$uuSpG.Z3BVF0S=TF[9pprTL2&*12EA,4+Fi.NfkEvg9sl7H-Sc8B[MiC95]ZbZW%Vt:lY6NeIEih+)D/Jyfh#%Gky-U()^C+<QxP/tfmVGO9j!]VILYZkHnb)1h3:s1HH=i1mfQ&2e].V",
+    "-jjY+-KxY/m*#B@0*L4-6f_vT7Yz29AP1Y37!Bn1H_^*cFVXB[2%FSp9^G4h1FljF9^fb!kpmJqG!4S84FWU]2ltpb0yZBPG0Ch08!eHy3;D)[#jFEA1_xG>06&KTHZe8-H#RXb01UYSAGZQ9#jFDa",
+    "iwF+ItOEs!2p>uwIK@]3JT*8s00+WXAG@uK#jFD>1_oV7*qs3Y:]hVP0:!KYKLs=5GXOul0yQ//06zvbH8B7@y8.-eFaSRWH8VK;KfD4pGdKW01_oD>06$>iGByA]IW-mg06);JH8L=)B[ep:wjwVe",
+    "Ff7Ha0^mh6/ZXOifdLXS00Y:sU/2;dHPNpF4,dtx10FTXz9I$Egk^T7@bRGTIX3%uCo;nv39p6:1FV4:4f4DV0=Nxq0FTrH5Hp1F6&o;ZtOF1*mpTf@=a^#Q)dvD=1I5G>2_Y&COcFpV3&)Hf0>]uI",
+    "7xab.0-Ikm3$]nfv)us;Kj4uL1&(JA<do4l1u@/;IYA=hIYbAO2oC>g+7TBy>1ZZP75noH22u]J(3&d*<0SH10yp-dBM7xQ4+g[jRST)aNe4dylmZCu0S=Yrw*w4_<InBtu:%Nw4+r3nNCwkp7C8TQ",
+    "4+E_8QUD>XDjhe#(gp=_Za)(/HanfT15X;;H#Ri<AS*M/C-[DUFU]omIGwlyPYyLTH8B7$H8ME:F*7qU06$nWGcf/IdJn4sowx%#HZeH:022/gowx%cHZq/VEi*XKt>u(]soVn(7M[2R1((.l08.Xi",
+    "bp)k;0S=nps[tD><i@+lGg2QBGsma>95JX088.d0I548bL:_q:!ny%J0yQ^<$*2JnHHfWmKL9W;HP*^l4^$=7r_xxII5;q!0S[c&%mF[40X8x/06zjYGcy1YG5[]]HZ#bm0Wvc-I36DcH[$RC0/wl!",
+    "2igS+$fyAWzyS@(r_xk-HZuSRN)E@V0R:YJAIPWy16B#hr_w91AI.>a$fyA:HZ/e*BQ@Yv9[<I$r3VL94,Ckt0W32&k8%];hx7*rgbM.Y-uQ@4rUC%SD.3s9%%^kYt.VetlmQQH/I[Y8R5LdKFAp>1",
+    "*_]e9gTV#].dzfzw2uNDIFuIvkcI*XAp)P32L_P#Gm#A)GQXn(0nc[<,.w.xzKjM0xezY]H#Yd$ARhuYtqKUsLk,%9AOP>L1B/Z846eBX2UrQC1s6F00mT16A0IV/sR0GCxdI1d8al7J0R<wqIv)x(",
+    "q5^<i%LW30n,mWbr4lMKF#rXx>5%#15*-.epb8HRn3Vzqtm[1t=8=zxx)L5V:ktox0lE;*H#Yz-TsJrXFQNf9H_/pRH#Gn+M:jM86EgrG2QmN]Ho)E:3-mli1i%3fx)LuTH#Ptd0*SZ,1ydg+IJy!q",
+    "12[1NFU]ruG5[>)HvlgqIXD0h0ExH*2UQ-pIl2,KzziNV/CB(NIGz#[F#sQJF#sP;F#sPAE9bfaF90+%02ej,5iT.]n,VB9Ga(x<n,T+]%:fLV5(4GWA>8Fn2m$:O4uYyA45exW/-$B=A@bl#6E&OQ",
+    "4lf2dIsFkBH$xvQHT$[&0BH<n1p;J=28aSL4:dM^xB_*c0U0$O0;7dsG=+vxBn+&$0unTaHy-W!#nA:EHQy%#fdelhH8I![9]So79y8b90Ur!B*%B@SHa7q,1_xVTAB6!k03tRs054lMGyp%L0XH!)",
+    "06z#fF*g7]MmI4w024NoB>9Yj04O&w(gzwj*%Ac60S(y>9_(E7xB_^D4%rd^Qx71OxB_)K3YEA62T:2s0[MdiE-lm(FCI5E00c^8*%Aj-9^F;s5*-:=B@,,gFxe6=Ha0AH4[i4(FLX9G*%B<>H_/R$",
+    "FaRzxFaQVS-06E.3)vDc1u,/M6g1cm1/$h_tDy)F1ef$688HA3+7cr)GXNg^H2<BV=dKKDG1;LnH2;/-9Xg-A1p18=0y7*oxwrxYkp_]NH^xb7lI8[kh=rzmAvQFf5,c^001@C,1kjRV4ulc^+29Qu",
+    "GKLZ>1_oJQAB6!l03tOp054oMG5[_40W_rJF9]g[053-1H_.qf01pJ-Bo2xDAR0A:5(K_j4u%phAvQ1o4+5gN0]iqbBr/8)3Zl3J2T:o+0yc&cE-um&FC#cI01p77xB_^O9^P2x5*-!CA4)a/6EOfE",
+    "Z7_23b:Ac]H!%PhH<+k-FgJ!0C<;i48#RU!F9t9&024R:7dQYMG5[X]H_.(o03J91BQr4o9]kc17&!nRE-j%jF#sMp04O*&01C(u1:mLvKMFW9Frxztu7m+1HY^zCA0an^5,d0]ph*%m03Qc100g#[",
+    "2pcem5+gJ+01mhiAB6!mhY^()IRGzQG%x<UqXDnD0_a=]4u/vyMmR7q024KhBp(Dd01k(RAsR7.5(K_j4TlmRA_:(O10M,E03Rhd02(*]22l=s0.X9O9[<N2A0#*c9].<B9^PGFEi*NZBri!gG5@^b",
+    "03U5N03UTV04>K*02esmNIf./G/_y6HaRjO8Zw6xKLs[8IRGOyHpn3tHir<yGXM@2:y04^hY_h1IV]@P4+FFc7&QPNEi-D>9yq%N9[<Fn5*IT7D:yg+A_84sFA6p>qXP<Mj]T(QlNB!>IWUJ31d.2_",
+    "hY^qzrI#iz3=6&WHXi_rf/LuJ039*>AB6!n0249*A6zm3KcWFRGd7$OF9]d/053-0G5@^Z03Qf402nv@3%pwdzyS@N5)T@=xB_@C4+xwR4.Nj>0]Qnc138/$FU]rrFaRz#H2=OoHZ^krHoRL0RUZvE",
+    "oDv,^03S*;0246)A8j!J4]Ss;E-%-.CpkI$5iU3^oDvo[Api[voDweuH#PtSi@F6ot;C[Ql(7g82auj2894wBoDw52Hvk>2GXM>qoFN^BIh+y@GXMu+4xADwH#q.qGynzVlmagaIWeOoIX5se00FyR",
+    "0pyu%4.VcqF9bO/01m>d3NH*XH/PnM0WmoMF9tC.03U;@Hvl3rH2=PMF*X1%q5(HJ051tRH2<z+IG.Y+G@S/n2s8jFIW(0A3!hsAzyS@O5,%Y*HUJL,$+!arQy(Naof0ntIWYha&jQJ_10Mi603Red",
+    "03QiC03QuG06jA>H[uKrN^pRYG&U<F4[f.5A9OST9[<L)4/6V/m;SPXIGqwGHZ_ywx<@v<9]bd/5(I>H0w*[!oe_=103QK1<d+3-01lvAGB!Ci02DU:4nr6:01qypTNF0[2VoBYoe_%]01JUN6gINO",
+    "doKz#HKPLxyKMx7&s#4dF*cnN4dYr8Go2D21_tY/1j4Fh8#RU!F9t9+03U;@H_.qc%vv8<FaR&20XZ<NF9]s=053-5G5[kqGpPy:2csk<HZYg#2n).w1Hb>e%vvuRIWhnTN)Cn+1XB+s*0/*2IRFPy",
+    "AI.>ah7v9@IRGysH821kG]XBDRSyfyS>i+[3J2N+4<!m,6EOfEZ7_2JbTI%fGBW<tGBp4$H8lVzH8UXsrELcu4+f/e6F2^EIRF]qh7u0kutfyrwjl:14u%pVI5Pkb0;b+tm9ZfYF3eg5goFkMVGjU;",
+    "5(vy%8#e$0k#]1]GcYitBny]^5e59VUmqYjh7t>opd$dp5dwx14+r1L1O)cTJR33J$pj/cIn7!fF#sQg0XYC7G&uk,Tr<cVFQNfCHUKXPIW>..M:#eC6Elq<9]SW14w$$h3(Z-tzyS@25,%Y)FaQq%",
+    ".G2F>Qy(NUhY]]oxB_^KAI.>chY_J1F#s.kIWhnqIn7!JRSyl#S^ij,%nT1o%__/uHY]7#ZH*)!bu$1iGd2JxGdKV)G%=4vG%z6:FozN=1_WGR6F2]^%__8chY^t*00E[52O.uK5+gS-03QZ102ny[",
+    "A1*fl9WekNIRGd&Hvk(l03tUq03Ql8jU*[FF#ra$ty:QvhY](G$@1=O5*-zdNFNI>06zdUI5PkwG&tf_4*:ZQAB6!hof0B9IRGD9IOAGBp#d[6FaSRYGcYj#KSwh#F#sboGr$TD2&5z#G5);G3*%Y=",
+    "zyS/!oG%]6F!8tp2TBf]5(QHaALCjBRte)-2T:2r0=;deGcYp%KOQqMGXMij4&zz^RUZvCoe_YCBri%aGMy3y,LnA;ZJiPib)+ONG&uk#H8B7#GC2S!GB+U@H/PnM1u@<MBRMvLMhN3t8aMzB,Nr/(",
+    "#mgZFA@YDr6E)*n6gB@3Ll@vx4/&;c6gB>[VGjVE5(wj38#Vv]<<<goy&;]=q$CXA-^aq<ET#h/A_l=79]Jc4E,*RANFNL=o)RwsH!%P&2RASPAB6!i03tRw054oNH_/rA0W:xMF9]g:03Sy+.ysRm",
+    "yCfe7G5[zsIF.(s.yr*50S/xL4-%it0]rVD2%ZuTApW/m16CgcIi3.P&H=;t04>H*052mqHUJ(s.yr;,4,Ms79x_$$4<%@)GBP$Scn<v6Bp,D$04>E%04Fvy04=_$02whM8#JC0F9b0$05dl*G/oM6",
+    ".ysm!01p1QMFh_/AqOH3o)RN8HvkLeS>fDO/L8Qf.yr,+xlRXR4xSPyH8^tqGynvgs^;T@Gc^>F4u.jv0*v++4.Vis9Wv!w5-2].4+gNw1QRr-x*97mIENB12Q<eVAB6!j03tOt054oMHUKZ80XR4S",
+    "F9]s[053-5GyoGb01pVIBq%a8[[[/sS>HrW4u/viAvrbx4+4t00]iqbBRGc/KLRl<F#tc!0x:W$06j4/Hvk>WF=ahZ156IjS>f4h4LOGr9Wu,eA4)Wb5)&_1A8j!J4]Sy=E-ls*7&n9<E,*8P5,2b+",
+    "AsR7.5.dksIXD0#F*1Zk2+vw9F))Y[9]1P.2=cj14*.]w6Egr5H2<An7&ib9F3;&OH2;/-4*,Y_7&QP4&[@rhG[y!W3OJ<D3+k[BA_i6=0xu#sF=CcyIm$/@(y%ul2R4o*1f%SY0UI@n5)(AhS^rj-",
+    ".q-o+0W*mb1+%.aA6qnu5.j5.F*7g#KL[_1Hvlh3F*DLy6ETn=9]$o3C=ImC2Mf]#1i%3ei4q;hF>*am2TBf!5(HB(Bs4II5(._O0]!wb&H=,v5,v44052mpFaRDk(pm:q4,L[.9Wjt3A4)UQS_4*.",
+    "EO,xXkR%=.F#s+&H_.$psz<$1Ii9rvCN($!01XR;5,$ZfH2<Pb!w(rVp0xoBpS1xF.*pYF<%bSS0Ml9%G5[1c01iVKGXM@R(=:@i*ain,4*,c02,8[]H2;&(iWwgYGLa,HIWqtRjOto1AvrXO5(Tn=",
+    "2n:l54bI5_9^F,6KLIo]HLf,zGc/wO9ykCWg#k1G6Eo:rA6qj30G@M$5268[5,$liIRGz5H#h(jGXM>+rz8%/[_,(MS>HrW4xSP(AviDq4+5mQ0]iqbBr/[7F9SF/01wOpq@3nE:7)^4o)RA)GNic!",
+    "156I,S>f4h4Ktn+9WnqPN-Uu!F#sQJF#r#Arz90P>_-Z4<a>Wy&E=3Po)RcGH6a<[o)RwxH!/VdH_.(p02eX.4-8J5A@YGsBQY<m9]kc17&!nRE-j%jF#sMp04Ov!01WC[5,]Wj3Nkk=qyr1lxey[Y",
+    "ET-n:Avc_9F9b9(01n-B1Ro4A051YGGV59]2Qo6B5+8*DH2<Pa:slXNG5[_40WvWFF9]X,053,^G5@^Wy(Aw5FaQpuiXsc=S>8lV4(nPk8Zt5f2TBf_5(QHaB.orlGO<V:2T:o+0yv)%E-KU$FC#QG",
+    "03I_!S>f4R4eMGRFuf!nN-K.QGB7qQcn<v8Bp,Az06sV]G<lYDF*X1$HZ%YzHZma>GM=GJ1vNPU6f/UW0_j@+5+4#Xq;IBVGXM>kS>PGlT:]Vz4,biyA@dR;S@-(<2VoBYpArb[S@-(<1Reyt(kveU",
+    "G0Zsvu!aK!2r4%.qY;$$su&L.qY<18S]Twy03QZ1(numPG5@#W5,$faF#sQh0X6>4FgO4&TrfERFQNf8HUKXPHZuS(M:aA56EgrG2r:W]H_.UTS>HrW4vZ2nAvQDs4+6ru0]iqbBsPo=4+Fxv0]2%f",
+    "56%LN5,vD3052mrHUJ(t*-)rx9^PE*5*-!CA4)g;6EOfEZ7_23b*m&UGByAhGN;8#H8PA6C=ax48!(I#BQ!X#Y7MhP1I_O1gtm+U4vD<AF9bO-*pLDa;%E=,hNU70A@Ybz6gU7HG5@ly34sL&=I8GD",
+    "@$HcfHK,B@*aZ&*h/6JnFv=V&BseqV@V9@RIRe>[1>D(L&*^jJfvj,<Ed#kH4#ur%0:XzE11/srrL>Y9H3U5irL>YErUwMir_&[G00.3-2@:yVETXjo39^0W$72rz%dP;+1U0U%0tO8N$T]wXDFcoL",
+    "1Ny5O46xS+4;CZ@4*_TB4^X,b0xu3UIi[(o0RyN52+aZy1b_G$D:pc#sRJZ8I2Z!F0^eI-B<YYIrw9)LjfE^+,Thz,>O6Bj1Hc6Xx5F9>8kvYC9]JbU1Q-[@9X06-9]$x6A0#vY4>vRV0un9e[T2>q",
+    "0hGKQ4%8V4j2[&/kLPU%gAE<UGp4Qr6F1ML2;W%(1Pi+a4b7+@4yDBd1J.;%7&)DaE)AFl4,M(70_/!C*a8FI>Zbf3;F17t+yoBNR0>3^1@WfRZVwK&u@_]sxd#]Gy0jYyj[+PzrOOZk<Q(%pq::l^",
+    "ySNN1I5(CD4Yo%F,VFrcA]y34)gA<G$!P:z11.=10]#0Iwhsu;0]E8;Xb%E@/:,n:@XmI$tRe:<9Xj-[2i2wt1CEp!3]9-C[0-/mrAZSvquW9W+7J=r@,mwI7^=jcGBd#L0^j.7FK-.8@5+F(A>Br9",
+    "4+w!345JhVyCfe#G:st,hyjWr9]Sc39603^9]^3C8w,*F5H#1z0RoBz9]tziAQ;8LvmzQfmHrVUGBk%34yqUgfPw)7AqCm%8yhs11@DCJ0_tBUnH:(:$=rqJl=Oym3,90#1By/$vIY+fsrM,hjucxn",
+    "Ffuqe6c90.;gdIYGdD7wr3nO-83WASLLUh=!.7Rc0AZHYIxhi3HUI_*lp>ZJ<Cg8z0t#3ZIgkH19yZ[.5)TNK4gi7!3)ccBIW!&$sB.GTGts][0S>>N0v@c6yaF=hIXM6U5Dx%L4--J#1Fb#/.mCnp",
+    "%$*4Wmi7%F9Wb=695(.KIUXA[w*n$JF<*sSFt@FQ1354N7&QPNFE[@cH;oNV4,B[h4-^6VD:XC#2Y]T/EHW[-0t5ff5f3rA0v@i002na.FE24NxdJ0OGLQ)m3%LRx9XRm:D:g9z2!rMk8#uWF1N,d.",
+    "A00Wl0uKYF0wXv#00WjP4mTeeH:CmxoV+3r4W$Af9W($MH_.KtlNBs8HKhUrn%)BsG=GL*Gyo3-x(Oc[HKhUvv#BE/3=Anw9_;LUEH=a(6*mAZG%=4KujC02G=GL*F#rz*rwJb&G_f#a#km9z3#9<t",
+    "962%oD:yO$CO9+z8aV(2&D<&,A2Tqe0wgy$01pO_2>GFZ&I.$DJPd[o1&KQrF=Luii%lbQVbB&0:&uk=38fP!H8#%3RSLfo2*DT+0>BJ/1M^c61A_AH3X^mHIjZJ543q%[.nJj3=uQzw=Su!gGUFK!",
+    "34j3,F#sMg00O4DS>wW5fB=*C6$JaiBn)N%=/Jl#<o59Kwh0cXsV>eSLqkTs0v[7G&,pqHv-zTl7B#d3Ej2Zp0T(p<1GD/M5jQ0bNES5c0t4/Z0S!$OIRFB&4,zrKjuH.8O#,k215FPDwE>^001@7L",
+    "1B-Ck1WpdF2OkGCg8_-Zw*<Z+G&HsW07eDc]6:A/0S!q4v*,f<Ne+Yp1H^6r2FspN1l#T*4+BmD,Vz2*4ut[(o,G5S!2.,@#]aMyg#sT3H_/OvGXNh3Gq(W)rQ8GquLKVRw*eL_g#r-XHw[h$-]K$h",
+    "d.2^=BM$-j5,/SGP7Z]v1i>3L5-,LThQ0]O12W]S2kHYYGBQaLHUI-/Rs!)24+7N(1H-lo14s>!0Ro>*9R>j_F]w)[4+2gDqtpWiP7dS&1mKSb10;^=2kWsf4x9^i12yUc0.cL2g#s<CF)>FS2b2K:",
+    ",4+i6xB&u>M*_R<1BL..G]vzNsTcuH3Dg1%lokd_9xI#y1lSq=B:<L72sb%_0v@uC046su051SAFt@B+lmP;ky9plyHjD%U-S2*w4+Dk*5-y.=<3#U0P9Fm@00Kz[P7a0w03!zf/Z=scxCb8xGll[$",
+    "2Qo7NB[ew!F90]:w*d!^0R)tSeFbR>)C3YWNDl&p0wOswO#@qC5-Oc54owEtnxX*$O%8(s1!MrLX#rXRDh_mX%LWY,4eYNT4.PXNY!ER,4KNimiJ%Vx;h=_UApsW.H29kW1Lv0m11Ap)zxHe%Gt#pQ",
+    "0P[)_GHDw$i0lgm%oP]pjR6^rND5[Ss<EI:hS;7er9pNvGc,3eG%)-!6$!=i0mc.dHZn0Z%g7G^&H<<ar4.Cu0S>DH9UC%/f)oIiVFsQc894v^=iBe!1P;Rz78Eu5Bpov49RnjD9W/lj1K.xI3No7+",
+    "KO8hMHKhV8Gcf/rGcy1jH_.kg03S3t02DR/4dopJBM%+iDFdogFAO#;r2,!vIRG0t00@0k0_-@lAOz#^c@r0DHm3p<GXNg]H_.eGk0%4:4j&6Rrvfh/GBW<yG&KMgHvlX#G5@af4.9r$rvex,003;c",
+    "r_)4yF#aYIH2<zBHmCw095(.fH8KDvH8cPmIRFEP6%RC#AQUwA1>DA3H!mGEHh;Ds-1v%Hrvfh:Gcf/gIRF.nz&9H*.DCfw=M<lJG&iRL6f*!11f2-V9yP)X6EmV44,BUQ4-[h>EH*Z$0v0#@D:E]y",
+    "1gF0vA2c+l0vIp/9[<N24-]hl1nP<n9^F>50uLR-3oAD:00j7S0,h/hrve49Di1TK0wgmx01pM72>GFb:.t9vks1o<4Gzm42dtQ4EjKv0B<-BY-0Xhq1s;^9%N,:%IRFE>.>8T-6E(*e1*-JOoEQyG",
+    "2HYbPF,[J.7Xq(<BnQ9&15>UfHnbrh2R6SMB[MewF9kL;xB(L_n+5@k6dwaKxB&qj5-aK/1cm]wizX5<P7yHx4w)VX,Xjt*P5^!JP8TxPBojCJt>2SX+kiVC2QY:LB[DVuF99>+xB&-00RnL!13APe",
+    "1D1-e0!a<9h5@_fP7*f&0)ZP2nH_q.BLYqj1cm]=HrFI0H96/U4+w;/9]tr57BR=wE-Kc27&,GK1=.=64+Hch0;PsdN)H2v0t4^)2LwnLImaLlPX=N-5i]/A0:A+lG/L[AGc.4nvK0cU7Y>![2LqEM",
+    "0!9x6y8#z9%On#yfg%qC-Ufml2Lp,v2<XyJ:p%jz0TVZ.7Y>)NBOeDa$pscUg90A[GPnT,lmQbsxB(vsH>IdvHAxQyh5[Ek%OnKLA@b,NBL:a_1MVyiP7*c%0wohR/OYgZh5@/.$pt4kGNdUF1,JnN",
+    "jj]dTH=nCo%OnS,DGvjN0w*=!%OnKK(jpH8-v)y2Cjtu&P7*Kx0-:cA=D,X=IEDfb2aqinH:D[L0k-7LlK^+%v/.)(HOwRjo+l3kgaQ[g%p<Z/HQOi-15E,R1>cgHCNwOH8v_v_4aEZk@wI_/Bm:JX",
+    "3X:lMi$o3,4+y7>3/ajE)rJ88=@!v>u>Oy6BQrSw7%%@FGfE0,D:N>w6Egr9Hvk(rB<-3L7&HJJG)f9-3yO$)FGe&rpCuVM7Zf*w;hg>+T;!o%HUI-;g$4^bR](D3A>x8XA>e.h1C0$2Bf69&3zK37",
+    ".%TH,*KQ26DK8r]Ij7PKA2Tul56c4B,UJP/Z3Dpp4:qIH3lKEB#Q>52851>5zzGP]1q+]+Y6O]VX)ZM]vy%e<hM)og2m%lV,BTMj02(*=0u(j#Spd)3BnysO2e,&d4u<eM8Z;MnF9kR:03U(@H_.tj",
+    ".b-O,F9.d@h*^8OdJBqx0]bV!7B3GqGJrA%-+Z59H<zMUxTgvP@/:e&2ulvmE(1#(H_/3LIRFRrrX:.HODj1r0526eF#sYtH-)+uNgOf&9^>bG2hGDG6ERC1GyoqKH2;$e7X[qo6&yB84-S;U1fVAq",
+    "H%klOM;WYsI5XW!9^+PD4xdN^i&Y2RN(FNdF5OBUG5@*M0TM9)9[;^>4.Ox23#4lw3NXyT9S7bU0>-5sJ]99e=,2MC7dG@u4#z>oHkttfsX,42-_Nh3N(lK27%-9t5-wRU4+P:H4fRS5ngJL$-u@_*",
+    ",WU%O=hyrP8V:YI4z&RT]3U,1B<YDQ8x8bI4Ney[-u[3C1Rn%3-u[V0N)1i_yv6]t>5:dxF!V]SibMkTl5+xu2o7xot!4wJ90GI;1G<neF,-UR01pF/0t1G81BgQsHwO-_,Ub1bbp%om1Cas)uxA)B",
+    "x&$8sH1Po#HGoSCNd/dS7Xy$;4+wxu9y9.9O*S+!EOG;D4j%(J/m8xtfJ+Xx0s:ALGMWS*BR7CcE-KR#4!8jqFwRXHGPNxRw@C20OASsZH7tQzCNnk8OAbyQGk[ACP7*Qz1l:-p&Pxv;fJ,hjF#ry<",
+    "0T(myO)mp7H-e/wIe.$IP7*l)6EV*Z4$eyl/n<TpOASsEHrzA:#[_k-OAjM^ODr,l01meSCp0$iO&.g=kp:+yfJ+VBwIKpc1fD+!%^WlGGz<<C4NVd,00=!GEHXLlHXmL%gi9ziHN>.>0yQy&ODHoi",
+    "006Wl4.Lj_7&XKt4f2.110)wQ056CEG&qDyFC8=9qZceQGtKS_FCQ_EqZb2995;>UBsrrOJ2NyeOD@WZF[2j)OB=x)4-F+O5-prc6EaC0Gyo41f*A&,mI<O!NgOr+4-J$RA_,j-G6P8*H_.e9<d6Yu",
+    "yEXz#9yP5Q0=MI5H/jKY.m4d$(o>P%RSyTxH4U9T3@,L;lMNCwO9J[M9]Jk03LH0>Jq;%v1Mvz3&o/>0FAoUd6(0vS%rzJ]nmrD+0S1u)1Fbb51T=Up446F)OaqP$5j9K#;m8a:GfW&XmOTwjCo;Re",
+    "5d!/I9]to30UkBWHwN$o4U->%vjG+@f.PHHniB>-2Mm!t1SboxT<o]z0t24%3J(KJ8#9kR4*vlXH%tTY1Oh4#2:$=e2Q.Dl9X5.T4zmFkGy6Xu12&TrEHXKXJq/7IG%U:$1Bd7s9]JK/A09S>Jq:LF",
+    "@_d=%XAcL3JsmXw3@z.1)j0#aX96V+)-^CKgFOvQ6EomW2HFE32sX6=9]tx7EHyNMJr1)0CNVd*H!lM/II[s8GyXgcOg1;%EV4lZwr3v$H%uEa[5%f,0R,Le3I=H(9]$(J1p<ON4,NbSF9k6&vjG+@",
+    "/szC/H;-*UFgEu*4NMj=[yP&ZuxB3wF,#mY=*jws1g%#Fq68laH:$@x4+oAP7c,X]4+XLT7Bk:KFAO&^u;,IZksAZQ5(V(WDF;@B4oVv_:=u!h5-e;Q2Al*R1UK;PCNwkj3mi6*P9GvS:=u(z*7@O8",
+    "Pzae88#yHdnieQFI3*l4N(*WmHUJYj02eg;4W!m:6F4OpGHMM.3u+6:rd1zRGVDAArq(S3#1-x26EgrW6Er#OJQz0s1gLU9Gcz]f:=u*]1nN9AHa0c<Ei=I!DmXf:0]7EBG%:Bq1Qa-0=*t0cjr;N@",
+    "jvNHvsZ/gFIHElQ<D%]F0T2b3>#7)RG=wcz8!)0hA_ZPw9x]^CM/uFCF[3:n8Z@hf0y!@M0GeD6g9M[JA_P<mF9$L;008+C1@Q7Y>l+O@>yiA&1,c9*GB*G$Ff#xz0XH!K0GR&>3%U#uH2<;vGL/IN",
+    "[R#u%+BhCExC[dGS=);E5C-9Sd<C>BxC]RJ00Pkq0ozI&GMC6E1hn*y0S>CY3;BqG055>BF*E/ZHJ#)>KL]BBF@*0;Gyoq0GXM[Z1/]/iH8;o[JvBBpp$r/]00A,qh:,[jq6@u-03tOw030=i>X,2U",
+    "yf>a0RT4DqBLN5k5EMAf$>oqcuK=3BA4D<YGcd=+4)3o41BjPx4,DYr0S%/A4+NtOFM]X!G5[hqGypFMH8TJhHvk;s008&]4_qq(3;wx%04*[%03QH100M@iCJLhrA_87t6FJ2g9Xb9A0@a_G4#gM)",
+    "jI$5[2mufzF*TzM8#n+OIkN*JHaDXT3WSb!0*<LW2r&F49_(Hh3;BqI03U+[GpD/(1e2#lKL.52G@I[IIOYZ)0y(%0ABzPz03$In06a7^H_/pII4^SJoG_jhFt@j6HUJ]wGWLWJD:F0x3L!Bxk=:I>",
+    "+ZY1uKmiB/5EL<zvjZD5*KR5^G5[nuG3yx^F][!,2[ksk3;CXf051hGGyo5S1lVo>srffQ2sAe^xeORH/LQ^!xeNgK1P>V<xePQkH!^b&G&ukt0W$yr+lB@VxeO9B00g)EW,B&1[t5(<;*tCH3.9rC",
+    "00-xQ3//s3D:O6!8#Mq0i]_g59Wk_s6g8uw0S>9Z3;BtD*gYSE1T+8y*ve@<2sAS[qYM^^03QK003VA5GT1#dG&41$3<tG+03QH000D)P1sXVrlm!Ao6EdHW0V=-x[0alQxCjpb+86;yRRIVA5Cyr4",
+    "CJdPKBMO)93IV#D1Ow>B3&9uyry2wMXAc[q3/aj>Js*PvH2;(utq;y5GdVe-3:Y_89]AZ44_qraJtQ+Z@bjM>Hvl:_IXcA(5-JTaIHCFj1=L(&0SEyQ1)u398#ban8#(*^Bsepk85^eJFh2,1G%=4$",
+    "8Zk103;BtExIG>(1U3LNGd41r1]JAE+er!dv;MP9IWd9=ABzPuxIHv8H93L]9W&cWD:*U%0WvEyG@3-[yXih8H#Z>2GyMt#(ToKj05rM@1Gzl_z21EVulN%iIJyiQGyoGfrx,0TGl4NL3N$dg3;Caa",
+    "01pMbJs*PvHvk0Fv5=4^27^@Q4)_BH9]APH3/fM1yFD[AGB5x/GC4N83;BeB06a1]HMe2[&r];@$Oi)47z&WYCk4dk1rE!bc;FOC6#xhWx(o%A)Hn-fJqwGG7y+B%1p;#_9W#P45-Kq(4,Nh]4W.DP",
+    "1)_fPg9N2LGBP+dx&])<I5eXS7&rhQ0XG02iv/[LJv1=nGNTMFH8/nt0XP6GH8-6pGB7zgqzn<<fF%pYl:q:/7y[h>9yX*51=Vu91ExI@Hk5lDIO;4w8Zd/10HBu/1I,f,g)tN^vB(Dx8l;-$1vRHV",
+    "AA.xq03$LqyapcxG=&yU4*#Jf3-%ipm/X>*1*bhUGBh,$3<b7)051VIF#mc2)X=jhr3;^>024RK7#uhN1h:y<4#=k-y_qmz2mufjH,URAIWnaT8#Bom5-*@1j+a0J+7llMGlC<>8#cNO4+XzHAA.xr",
+    "05UQ#IMD>V1-5b(4(Y8V9]AMF3/fM1zda,^FyTo(F*q=03/aXAdjgc8XA8OvB[M9QBmwx_4h-SZ1gFt#4*/g70-sP600-xR3/^xP&IcPXx(pdM075h[Gc*7mG[f=MFA6d/y9=H,uzMc>HUKY!1T!!I",
+    "1HI1>0Grhb4+y&q7&ib90.e1<iv:0SG%+;dy9>NfG5[X]HvlX&F_4FIFp.@06EvWW3:!81Jp[6&Ivz6h7z4oN3j+uN@i2Gsy9=sR02;=_A_!VvEig2@F%&Yk-TjJcqzoSfH_/4m1To._1J/+B0LtSC",
+    "4+o;S88OlZ9]Ad_3/fM1-XO1lGB_6REHE;xF99(y04p#vz+w]LKmkYq@O.m>Lk]eqyAnJ$GC8uZ4Fcxd5eJ_n0t&grbO)6s6gI&91qs/T1rFH#2<0dk0uwUm<-D>jIL5363z:&81ST&EF*1j,SRQoq",
+    "t2z)lr.ooP8KR=NF9kO,h=,ACFtE8L1R4&&1@N^V1@i#>muL/(3k2kVE(<*B0uwNkh(QxDyk!>Ls)@W-84<w32P!QylKKo0HWvXk4+5[G5)Q%!4+Mb$5,.QFI5>]Xo;!,:$]MNr%@zVfIe>#92ciK5",
+    "sE!X3HKCJD4u]#yB[Ddy@vor(IWm<n3I(eL1/fQK3V>:Y5-<uuIX5=n@@jJ>9sstA0s.x;I4nm3@vVKk4IcnBzvl/Bt-#bEotOmz1^!l&/:7!*!vzGMs_#T(Hrm:10jCH7m/p)n#wP^#iwYk#IREtp",
+    "F9kO>(aj>WA@f5x=#uaD$OQt!=AjHsHUISm1gioM/Li4w1p:y!1ObfR5(7&P*9icyXb0p84+FKD5*-;-he!j72=_4e:IDh,D,RKX>5^[&xEl>i)+7$ZrwIUB0Obw/Y6X;+1P(>SHvkU-#HR=4FgGzq",
+    "2r&%ArwIWtF9$X==Z=9,[ALdh=Z>3MIRFX06%O;G1p$5pll_I_)F2K/88XKf4fOW_1H/IfMh89*0@vhN2r_dL4l*o&>5^]W#;mAY1oQzDGXNh3GyoVgM-@+*=Z=V-2R-u0=Z>piH8^tTq1t5+4)g&G",
+    "=9By-(.C1RHS><!H2<z5FaQ@f030*@1H/IfMh89*0@vhN2sHpN4m2!)>5^]I.J2S:HvkU/=Z=5w1qF[k4o4U[03QQ4=Z=;+Mh89*0@vhN2r&Q/FaQq<#0efVtpNhxzDx%q4+Qi96FC462E+*fi4X</",
+    "4+Hc88!.))J@Vx(0Uro7#0e8L;U;^&4)g&Z0W.&<GXNh0GypO&F)V5y1__Kq7&QP5=!Eh/!_qLN2R.JHI.WyC0XF_@HUJBS+kQV1Ffua3)dc^81d*pf3g6!a1&R*<o_Z=7f&myf01m73CIny)39=V4",
+    "2TczG@vETjG%x<N%;1jnzgqy78w1qc1rHPa0TML-4,wSk1qO2ov-zy*xG<4)4+*%%CIB7^2a*B<W)B0B0v$5]0+6=&2O.w6)ZGOlGdZIm0FEUO8IA%NG.*)OjU<(M4,xeN9]JT19]1N17&QO>;KlVR",
+    "B<Y+r/:,9/O9C];88Z0+3f]Hr3Wo#(SPu!k%Rmnb$iQ(2W)B0B0v@c602nv@A0-@51S2=&paBmVl;E9#wE+(1<-e4y4,oYM3Df;80S9Cc0(lrQIUF*F1RoYT05dc&FqQ^(6)<<P1rF5HBp(7XhXfxA",
+    "H_.d>jtB:44+D][45$+h%+n+v6g7tg4vqp7H2<zOGyoVj01ow^CI(#(5%mEd12zC30XP5[Hvk(rkPa=yFgJ$-6FC4M88@qKIRF]r00LMK35<-)03Ht!k=&t$01p+g&;FBfhXfNb(+wXPF@No0HZpu4",
+    "1_7*N4+)I=1qV$J1N8w6$P*6L(Igu*hXgMeF*N@qF*o<E9_m]P7&QPN0W*gL4+)I=1ppoo5t0H9sT2.f%hDtnHUJMLhXfNcpaBmSjQ#^./g^k%qZ9=R4,xeN4+EnV95(.CtIi^GFrF447&C>iBQiDl",
+    "0S>663Me,*xd98K6a!cv2r@ER4+<C$76)bz1Cjy=qZ9.v&;E-U4.;5M6FC466@TqVzs<8MqZ9=R4,xeN4x.zg6]BxA3x<.R7&9:d6f<cv9_m.F0T;#@3!<YRSPuxJ6aXF%5t0HQ12+H+qZAJ6&m.ou",
+    "Ifn!Sqm/[;9Jm<8IJE%]qZ9:Q4,umj7&rh2WDf#)7%<2.GKT_Y8KV:vGyoqJGyo3E%p<NIF=2:X2%[7a6tNs10yv@,4wwE*4#CVM4.4fw1iKXlthz<Z890st7&ZV7qZ9:Q4,$t29]JZ39]1T37&ib1",
+    "qZ9(f0Rx-64,<$T6EgrG88iSGIRFcz6a!cf1fvuKZVw2f6bEJ+I*B#[=*I0t8#<=kGXM=PGZHK!95mQE0nv[r1UL!WO#;I!Y!d;HJ@Mi$1wU:uGBN,qH#yix3)><08Zevoe.3+E[@Cb7nUMnq[6r4+",
+    "=#uf)&=,//tOg9]hHw%%z]#@^2M+;Er9&SJHRSdM9^Fzx>5^,**bx&nfG+]F1Er@70lh:F(8!bl1;,@0B[M9ew[Q#SmkkdA%:PaZ=[>fG2QxX3=#v6)CK<!U)pQ52._]%Yk<W/&e-zad0m>_m1;NQ[",
+    "2sDxP1qZvZDGJU19tTSmII5X14-+#81r#-J,5mw_plld8@UDQdnJpAF.Ax*zhTS0:H&FzHw+[j)4XpYg1:dhO3zPK)A2l)n6f^_J9WM(xI3EPARtp_u)RJlfyiWz0@Vb7@w,N(44+g[B1p+o7eKVHz",
+    "1wRHfI5>^6hXFJ/H_/:=I5PkYxd9)%0y38M1wRHfH!%P]y8.*fFaSO<H8^tU>zEAq0yviS1wRHfG&cZ0yaF=dHUK[bG&3_,KfD4oGc*7[1_f7/06)6]G%>*(KLs/_F#rInV,LInmh^ZM2s1g5(_$um",
+    "WH]sIJ2;O!(*ZdEBQrUm(*gnJ;j#Rjmh^Y>Gsu=60f>+(mh^Y#A]DMmmh^Y(.[%FNmh^Y%(vwjS1D5p#0kEu52bJ[&3(U7o1ikbp4wv,:F9ta@06j7]GXMh4xhN5Ezn_cdS=zZ-m,Ph#D+$3N5-:62",
+    "2oD98=#u.VovsTTH@Cb)6Eg9,0^ny6/oJHvWDm3k:+^T/EIt!A-@J0gH#0ZfEe*:51p$MOJ0B)6sr3aaI551I3jv1lDGw2zq6Qsp[kkColEn%y0yj1L+dl^-[%#)!GMx4W9]1D)&M6o$[.-kh1.u,B",
+    "0Ge431mpn&zLO0I-Q]j6oc09*qIn5=9^P0GnsE_;jIJ0OHH+2)4,2pM1qa!aULOZFul5BG2av=13a]DB0:qph4-@/e1w%43H8YgJ0w2x+G>UprPYg3TGB5xE!;qO.EU)$j4yDTn4>VBv2;BZ#s[zce",
+    "2^;3HFfjlC6AuKh>5^hl0,UP;Jux-p]D+KC%lHHj7Kz9M6Edse2;SFPaRD9!zl:liG&q,[7y!-46EQyz661*kD:F8t#]-ZNBsVvuwLlLB[j3EOGM]]d3&>d:0Hu5qF@f$<FocT%1Fh;S4^YZP0_9jj",
+    "%M&kKGB:2.0]2/L51#:_.pTlp:.JGCq_!wuhK2zTMWp2eF)^qd06a1=H_.IE1qsH4B<5xO2L@]a0:lOfivu4SIi%$S2TBg4.pTs$FCj58:Wl#aweSfD;Ti5jQ6I.xHSml91niLk1oDgl2#Asa4-^Q3",
+    "0Rv19+<1[wRUZp7q_!wygT5FD%:<kT-cW!lw@:Eph6D)d6Ai!90]Doe5)U@A>5_9%uD2)v2oGk[.pTqW0S@_p.pTnq3/a*P)dxN<H8J806gBqd2LKHX<%97(mCq9iAq]O.6%[p!tOFD/uMH0b@I@*=",
+    ":H7p912X:>9]1S23K%v34U<446EuUz6fXoaGNr/<2aBUj4V0E81ETx[4-[kg11:T$>5^*#)&m6df/MnhHJrZ!6f&077zBm;UkuIJ851;h0uK]Y5,K+]02DEe4hyIf4uQCf0Uru8o_-E2&VdLF-sg=l",
+    "y%HWX03U>[Hvkhd03Td40575eG&2A%2[kYPFGn-v024F,9]to40Ko]c4GW[O2L!+Y4!sgD88tBg2TBgT5(QHqBs0AdC=a;!2T:o+0yn)9E-lj&FC#ZI03J8xvJD4S9^P6U5*#xC4U2$1A_!c>FAzB^",
+    "y%GV;iVF@oy%G_L03U5K03TH[03QxA03QG[02nd/9[<A^88jge0lg9vFaQ!b00p7yNDJH#4(4hC*s<FqA@PJuBQrSw6Ey%1LKrjv4/uT]2L@Ex2M1vao)Qx;.jMgDkd%A><umYG5-<lP1wJx2FaRVn",
+    "GQ]QDHY5(dEHXDRG_ogS>:W*4Ikm715-#LIBQiGp5+4LM006N>3-hxw3=xESHaGwPxB(9b[SqIA0XP66HZ%Y)TsAcTFQNfBH2=OOIWhn*MmaG66EwOd9]$x6C=0wL2MfB42n4>Z4*e1<896fm2TBh8",
+    "5(QHqBsKjKC=.L)2T:o*0y+H:Ju)#g06!fvF*N@LObz@K2UQ-oHvJMUG&leoHvl3wIcXmeGrA/Jxl$i8HvJL@,;$48ZMr2NRWtxE4mLCZE-BO#Co;qwE-BO#C=Io39x;qABQ,Vk4,+,74FuAR2n>xb",
+    "9]1W47&rhPIRFzj03QW0008Vc2Tu.![t=U;3.qHg[t=-204y[(i_/Y$H]=2]1j4fn3C-o(Ii&&.F_JfUHvj-B0hR*_Bf%0ZGBN,XGynynt>2RL5(1G1EHgFF1Rn/6suCZC0XYB<HRLxRTr_hcp#d=7",
+    "Hvm5fGBY#)KSwe%GpZ63Gyo3:rzI#dGld5W/!=&izyS<a5+55f@sE1+N)D.L1ydg*H:wgEGWz8S22n500yHtI5,v41052moHvkU+@sE1+RUZvFsuCSD(hM9ksuB@20520bFaR$&I57YdG5[ZKG5@,%",
+    "rzIZ@HRLxgG&2AgG=!FG05Sk5GBF>!0jd%cFy0RnFs^=,.-Wci#^6L;HIE7yGyonosuB@2051kHHvkwmLJuwfj0gtlr3VLL3#t+Wzy:b:IWwvf7cu^YF*pDsI5q$Q,xLAfx&sQT5(BV0A0#xY5*#::",
+    "N)j@w5+4UM(.B7Mvx5N_GtdMC(l-G40566CG%%]Y6EXlFTr&VKq5(EJ051tQHUKY1H#GngGu0#;2r_dEGC76=3xbUZ1i%3fs^e66H#YzWN)D;M1ydg+Ija&c12[4OFU]ruGXO3*H_/plIXM6XOb,a/",
+    "lmagdFfgkUEi*U(8#w;IHRGWI9^>awBriBKG5@^Z03U5L03TH]03Q!E(l-(OGXNMhs^dgoF#sqrF(D5Cs^dtLH2;w#0qr6VtM:&7&9O@d6#&+42O.uu5)&[09]bc20QhkSPY*7u5)FeG3$2d^1<hsd",
+    "0UrS_)g%^(s^deG03tUx00g[T8!+tj0RkT[BQ,Uv5(TaDY7DCq9Wjzh9^F<8E-TR!0Ji^Hz!DxY03U;@F#sYoHUKYMG&cY*q5(58&s-AFGcf/!M:8/1BQrF#3J(bDBpEaL#3_EVTm!%X4$oXK8Z$8f",
+    "2TBgW5(HBpBr;xjDKjzv2T:2s0;%A7Gc*7%9y2rm156IjTnAMj4KlzI4(JRVHNX,BX)hBuFu)QoI5#l:6EXlFZ8884RqG<#4m36Z9[<H07&ZVO05AY3Ffkzy0l*Ri:m&mRBr,J5>XP_V5+4CK02np=",
+    "4zye%GB*G(1_56m5*RoD4/u,y2nOuN2M1vbz!DNQ03QK3:m(R303I*=BQ@jt0uwX95(_b)0]U$gA0sxv5,$TZFaRzxIo3%Z3<@vLG&BGJxB(9b!4e-a0Wts+FaRH1F#s:30W_uKF9]j.03Sy+(>9lW",
+    "fh8XZG5@R<0]pHX(>93/0S:>uFCjKD03QK1(>95p4.FN916B#sTnAAf&H=[V5,vD0052mrGXNeq(>9Bt4,L_;4w@8V:4kI:H0lg56Erb>B@,KMF#r/X03U5K03TH[051+SFaRF>Hvktm04>B,05_,[",
+    "F(D5C!4e^gH2;#FB>uO8=Y-Y[,VYAcTmqZGOa_$k!4eZR00h)r4ni0,01qwHTn4$.2M1vb!4eWO*99K[GJz#0H#q..Fg5<pH8^tTzlm2HF>MV[A_P(O0^mv<5)GGJ5-DOO9]btpNdn0%45>&j5G]nr",
+    "4+p9eAB6!k024ESTpwIB0575eGdTb+2[bSOFGn-m03$Lqo(dlbGpZ68HvkKOTm!%X4uD)Q8Z.Bf2TBgA5(QHaAAno_RtbPy2T:2s0)SjDG%=4$9yBrl156HpTnAMj4K^J09Www7fLtOoIcYBwHZZCZ",
+    "FE^.a0249*A8j%K4=@>V9^hEtTps[902Vj=03i-l5,2z=ArAqn5)&^rG!rnd4FurA2<I+d9]1W47&rhPIRFze01pO$To5$;22T$zsuB%/TpKk26EW8XF90>)suCDD03I:@1*HNLF[%.8Hvkhh/mHNT",
+    "suC.UGS*2FF[%.D2R73r1pDzY4bTJxfm]Lis^diD0W.&v>]Ov[Trz/NFQNf7GXO6MG&BG&M:I456EW2!9]$o3C=a*N2Md8*1i%3fs^e6EG&KMp0W=VJ1ydg+H:(ma12r%JFU]rrF#s+$HUKXpHa7qs",
+    "Hi29RRSyk-TrDv-(+muOTm$8cN,q-NFx4b4I5jW-6EOfEZ7_2JRWSe@4:EyV9[<Q37&)sF9[<K1C=s/74*-tYBQiAr0tf^!k#Z]HImizm0X2=b7&HJ5fm]=$I4or=201sY5*Ri<4/sUQ2CUsY2Vo1V",
+    "5)wAo1s;%1)g%%(00K)70D)X1G%/+D1A$x&;b@$sIlU(jB&!kx>6@iI5*#$vNiPgCH2=L$HUI**0RiLEE*;3+5+8-EH2<Pb03Td40575eH#q./2[.+YFGn_v024F,9]$u57&!n7mRtnD0S:;tFCjQL",
+    "03QK3mRto:A0#/z5,$TeG5[aW0y&mkE-TR!FCH_800c^A3Ae5T9^O>T5*-%D43/CXGB-=26E!fv5,&J4F#r/X03U5K03TH[01pn9TrM=+04O#vz!Dz,HUKC#F(D5Dz!C(CM+3$p1oOTf8#urc9yXR,",
+    "0*2d62O.u<5)(B51eRP5LKrdtA1*M!5(L,.2Vo1q5(AeQ9]1P&Bp5cp5*[/FBQr9k0t1#<4Ey:Q6EeO@4.o/5F9bF-039-cNiPjDGr.xbFaQ9!0S=bk5+8*DHUJYbms^rQF#s:30W_rJF9]g/053-1",
+    "G5@^Wfh8XZFaRhvHJk;vms]tD0S/d3FB&y600&AA!4d:hA0#uETq!j(00&VI$pV*L1dI>5!4e,HHJ4ljOb,dL%:xe&ms_9[IOz,/HNg<CX&)3hfh8X^IRFzd03U5I03TH>051+PHo+1f05Jd.F#sO@",
+    "H2=3zF(D5C!4d#M0=wW(uMGr&@2@HY5+4CK02np=9yb6IG5[]II5>]qH_/3lHUI>m!BGcc3&9ct>VEKB0Wg6j7&QPMFaQMg:k]aW%rp$,/Mxh(zi]&E!4e%ems^Ds03QZ1)/45UGyn_%5+4UM03U>[",
+    "Hvkhb03Td20575eHZuS(2[$kRFGn=x024F,4+!fd0PQUX4GVx/1i%3fsuC]DH!%Po0XKkL1yc>nfLsGs34mM&Q6J6%H:wgYIWhn*BRMkw9yx$q2UQ-pG=!E^lOG&6fLszW0520ZH0vZUI5so<6EFZD",
+    "Z7/[IRWJZA4lytQ9[<4[7%_7K05kw7G%+C$0jd%cFvm9o:m)A%FgB$51qrtJOa_PhGQ$K8fm[QdjtK>-!#xf[7&HJ6EP,4AX$[#03xQk[Fu48$9]1M&Bo[OQE-u#,BQZ3l0t10u8Z!VRG&q%(0S>dr",
+    "5(+mZH#WMhP7epvBm;KrN*poC&T/C#H:;sKH_/4o0XP5;FoIkkTrdDHq5(EA051tPF#s.[HZcG)F*!LjF9.m^tP&VE01JX#1Hb>ef;O[eHZcGPN)D>N1yc>nf;NYu34&Y)Q4h@nf;O=(GXO6hHZuSN",
+    "Ob&uv2UQOYf;O:zIo2c%nV482Fga-26F4/j5+64:)+7L)MFOV*4[X*XFI6!)051+OGyop^GXNMf03QG]02ng:4*@O:0TVC)6E=<9FaR7etP&pqIRF;q03JC26E*,327>D:H_.Du4/$>[4TD<8H_/Cr",
+    "G^r]n0Xf$s7&ELA9x;zFFs1;ngIo*T)EN[t:$(9CBdihy,0K4jtP&hI*hw!8F*pD&FfsrDw*dpe5*[^IAA]up00p;FfB@RDIXS<+FQNf7HvlgQH8cP(M:R756Epx12.-:&I5V3E3z%F4zyS@y5,%Y&",
+    "H2<z0HJDrlQy(NZ!4fY6HZTA$&H=;u04>H+052mqHvk;tm]O/[9^PIc5*-(:3/EiD1Dd!6FB3O2;Ib<qH#0H85)(22A8j%K4=!.V0HzEN4#5&105kv;Gyop^G5[ztF(D5D!4eZN>iF+O2Iic995R65",
+    "D,M^l0>_wp2O.u=5)v_2F9tU=02nqx4/$Np9X9]QH_/CrG1vtk0W]F,7cu^IH.;<[H954X1p^E^8Z,bSH8iQ.0S>d:5+4LO039[iNiPdAHUK=@IW>.QxB(9a!V)ir0W_lH6EXlFTr&VKq5(KL051tS",
+    "HUKY1IW+(iID-i02si*JI60gL3z^R6zyS@z5,%Y+Hvk>2IhtGrQx7DXTrUGRFaR&k0yi)KE-lg%FCI5B00c^A2/Vv;FAOp-!V)bwH_.TpTmpwA0q#Q&6T%W7I5&eO6F2^LZ8!igRX8@o5)TiWTps[6",
+    "02nm<9[<1@C=0c14#E-MFgY_.5-XuLI5+;dvA6*qIRFC0txN]Z4#E,:FaQLbTn.7QG5[YgFv1cIn,_l3/L@gniAOI1H#mbO7%[:U9y9.WI5(yO6FI=X8Z@hCHvk>aH2=F*GyoDf00rv%2<a>e5,>ee",
+    "88iR<p#cvEs^diD0Wkm_I5q$uTsVYWFQNfAGXO6MH!^b_M:jJ!s^d7501pW5Bq%vGg$E0STm!%X4uo7U8aFcl2TBgB5(HB(Bs4Lr5*ajvTnAAf&H=:75,v6[052mpF#sMmgj<$z9^P0A5)RS_95t&F",
+    "0%.Q3I5O/dFE^>d024R:A8j^QA5^O29^hT$Tps[702np=9[;^>C<;W04*[zZ1MMUO2o=Dcw-v3v5+4CK02np=4TW43GyTREF9tR>s^dME01qyOTpcz54u/0n1jCI=B[MS8&UgyBg8:sb>JaWvGPDv6",
+    "%Mbzbf,D0p1H)bpjrs)vuckc#EDr&T@UL.p13LjN4v!5HGXN7ds:VG42oEfa@UO7:GBYf@qX@cLkFO=m4Klj20t1WM3Jbq-2cC00Ej2iFA2:6r@UM1<s[#*xkFWv))x[eR6sr0K3HgBo2CtiQ2lE0B",
+    "gQOM#rNbNt;fC<@*UK_p:ckHRtKu[Skf9(S95m$MD.1.nj06d$0Sx1q1>HRO9S.+<@2@N03/dfGu:u2n4<mK@0uO)j@2]WcG&wf>0-,oD4-tvP0uwpr2;dm_J@TPF7c&3;y8H]Uqxl5^fYxULr^zv5",
+    "<dXR@o(ciz69kk54Xz9i2C4Z4KL#[3F#rpZh;xNn/,;6.HN*KU2g;Bs<XQne)7/aL$P5JB+F/YMBP^.*9RLLn1/)of6g8[R5IZ$9Hj<V)HPashw;qV+h!+Eo;F]a+@2@d/]7$5ZGrt1]SqbGJ1jzj!",
+    "8#CyLeFiWN&><Ekv@hyg4,xA51q.=CDlswWG6Ld[9RQ&N9W/q@0_9mAg#@_7wGbmSGP^$S4%HwZf&;>D!UF+.1p.l%4+g-J0]M^:Ob3Pr4C;s:4+Ytn0R)A-0TVJI1gyylD:XOm1]I/902ns>3i8TF",
+    "0P2Y_4+<O:1rRgf+Y13H2*Wx9sk96aVT.]&6f<i583D-G4<8Ul1pt/.3Xcc@i.KQO7dSTN%LM[T1=S=K1WE*gcMgY#6#(>u3lB+)@UOTaF*rB80uNV.@UOuMG&nahwgN0QHUJek01VfT4*_zeQx7>e",
+    "@UMWS0u;g/4<ryq1rE3Z4-^6VD:gF#1&tsJi_0owmGA@*NsIag0Qubl2DkzbSd01vKOHnUIPnB4H!uJeHy$f8IJp7.j]2^ji_0o.Gva]70<(/.NsIag4y6Jg9X0;QHvkqn9vd_K0t1/n3m,H#r2,Z*",
+    "01sG-@UOuMG&nghr2-EBGyo+yHUJnjV*[*!1@jri@UL:W9R-NV4<!&r1rDVG9_;9QD:*R$COI.z96102s5u@rFr<+(HUJOu5[vo-MKn1uFaSF/IWV=q1K/zaGPd*r0w*sUI5_%^1p[dqGyo2VuLTB<",
+    ";ga#94^t,QuLT6o0S>GI9SgnB3-<S62A&@rIRG*>F*KtD4:R<>1B$#90m/stSd01vPaHHkF*l>GD:N>wCNwet95;>GH_/3sIRF+k01sG-@UOuNG&wRcr2,r@00oL50Lw26rUC.,4/*$<Hm3p/F#r!)",
+    "i_0os<^DdZ9H#-+H8cPjHHVoH3#S4Ew8]R_G:#x9GdQOL4<!&r1rDeJ9_;OVD:g9zCpI$x8#w;XGce2(4:OS.1ksaN0m<hpSd01vPaQNlGc%>G8#n+6hyDsIGB&3I5-OoGG&cYiF#r!qi_0o)rveWh",
+    "!V4<nHKzg/HvlU$GXMntGaoZFrvfE1H_.e:i_0pW9W*&K#0x7pG5[wyG_>ZHFsA]]G%_L$4:YF&7Bv75h7pVU1xPeGG&Qj#4dB170Rtr%G5[YPHH,QM14S1(030zT6EXl8HfkS#HjDZN0)$fnhdl(3",
+    "+ZhTS6EFZJG&SgL2%(S-2DwlU%1tLVH_.Uu&;5uE#t0uTGRgl01&(A7!UX7$1Q0WVg&YH>R0W*abO)eR8ajqq6EdPM9XQmS1QRpVJOKy,5CnstA^cgDty&s1i3kJpf*^E@RU0>SS=.qo4.)4f1q[3a",
+    "4+X+n4^t@z&ICd-Ff%!r1^>LRIKo-OH2<knw3Go8HL%78FCRHHr1^LqH#af:KOZ+YGXMii8#Dj>)&:t9r1^K]OB*%,0HG2O8:IRL14$b/006Hd4.do%1v<u5FiQZ8ArBpa-[=jt4D]v4._a@[f#U<X",
+    "h=3>g0L-Au59bG<@UL_+p%;,2sSgh+r1^K]O%yo*A2TeZ@UN&NGc!=TmI$Q!1wUUjI5eG01*YM80)YV=0yLdVDmX9zFB&v300U>lHvk(ool65G7&HJMh5.31O8_(E4-@Zy960=E5I,L[GBcwW14]q.",
+    "01qI;kp/<x95w(CAjgpg14]n;007wz4.Mxa1v<x1Fi8OW2<e_j@UL];4D$j2f(s8Dr1^K]NeuA.0GSLA9i-jN14]zPHl+Fm0py7u50MX_@UOupG&nXi002,2=%W_MG9;o/02ncv79Slrr1^K]MHo10",
+    "437a5H_.(mY9E3DIi&gp0RM*:3GrYE9Rw8xqQwUcl+ObX5B)qCGyny^FdvHrIEdN/GczzV0058r0^cE.48<BD0Wupgw)zD#H#s,]L/,k695DDh1B.Q%Ei*E,Jp.BI0SEyQ6f:%;AS*RAv=<%/0zx$_",
+    "GBa,r:Zbz&u[aM2wLKpjH2<z3Hvk@k1U0w+1S2yrym3DWIXOACJqf%F8aDs_y+a:_1vk13Br,X;umvqLIRGs/G2Dv.1FyCS8aTQPA_rby5jjdrH83zS[R#uz[yh%33.JrD0RadC5EM9$q7E7]xC]:Y",
+    "FaR.(G%UdZ88*P;1Ol@N0=A!98lem;1T!,LAA$rnp8o=<mB0uBxCRdh+pq,zfOiMO1rDJM0QdwCiv=(!BsDnzEHgC#F99+!030*6@UN95IhdI/GB7hTq6[oEHUJSh03J600.SFr2mufjG:z*mD:pEr",
+    "3:q[1AQLgq/OF[D!gdRz3.HhT5Dy!p3;BqJ03U(@H,@TNBr,XTml,bzGBcwL7&HJM0y6*_iv:9VBQh^nJvccx03QG^01,Hk-vNg53/%T[6E;*d95(.1..Afg0L2&rsYe3[0kqp01fvWaH_..p#TX+o",
+    "GyokjtNjZCgYX-/B)0km4Y_mj1h<.zf&<78ya6OKIG(gcF9.j=xC]IK02(#@1gjDciUqg_G&ndi04+5*03QK201!3*k=_F53/uE<0r5NmfRRNE[t5&6,VhG^+ZY0p:jD7;0uTg.<*pcXHn.EMIRFIH",
+    ".B.U#H<ce<0-Yx@4.okv1rECb4+Xgl4^t[hZX+<[$b3HsI5ai63:h/$1]B)N3->594_qr43;wu&04y-%051VEFaQAU@_eH>Jt8$XxeOvRIRGp)GXMhcJs$uvxeOCF00ZtlBQ@bw48xxUDl--.3=Fn<",
+    "HUKR%H;^bpIEkhk4-!Nl4+YpgAA$rq00HB*2;K++2<eRP3:Y)f1]I<4qYMv/1/u]lIMuKP0L6U@qYNE0005$W4Yv9P5-H*)IocR2H#h(T;EeG_+86>m;F9h[0T3iNGx=928#18@8a1=s1cm5NJ_ufx",
+    "wJ[;%Ip1v$8lnsz1UA>[FM]X&FaQ)cubCDv2sSyQ3:Y:59]1K0ABzPx**!EjHaDUSEi=L#D:gdC3Ie4VKL9f<H0/u$H_.5pJrp:Gk=;I,FzpK(IF1+ui>uaoH#M!$P6D)-4,Y1@@UMQV0S=R%3;G98",
+    "F^OVxH/UqHF9.U+f(#fr03QN401t^/xIHvCGC6>>Eig3z9]1X^7%VU^wqgT.ooq8QG&Ld&#w0U0H7vo91rE9l0.;Vq2m@td6gL11xjid1F^e&BG=ZFIG1u/10</$64.)wx1r5Fd4+OgmAA.xkyFCHA",
+    "jRFF##vcy[y9>5ZG5[]DG%)^liv:5kJu<_rFaSI<HZ^k)G%=4JzLx;UIJ*oIHUI.2gFh/WIH]4$0T_Xq@UL_z7!oWa1G>yWIW)rj4jVSQ3:!26A_,jY0WCK.f,w[^>3I4^8lwy=1voJP4^%1yJp+O5",
+    "834^k1P/(K3:Y-49]1G_ABzPzr9Ct<H8P>NEiyO&9]1K0EiyN@Vgu%t8!]I7Hh;7<GL;G,;4BPV05+ry6E*+:racui=[g=0Gc/;O8aIV86g2wj7cMh7g)t*GGmNVN4-!Tn9]Si5AA.xlr#&M!F^wyZ",
+    "2r)LL3:Y[79]AW34_qq,Ju<_jGypv[IWVOR4*_yrJvBHvyJ8]VFr=G4H8B7iHOUwRx3&i!G07MM<T@:q00-x63//p28#Jmt8#RG<6g14]Z5/Srmka@;+#e4mw)zDOya5jdzdav/1T+8;HNc*T0UroA",
+    "-Yk4DRR#;Y0+<Rriv:9VG&MIhx(ppP-Yl4en0o<^$r^y5Vm323ER@ey$d3vP[t6N_x(puxHUJYi01@L/BQZ4qD:X0x8Z!U[>1p==HG,5.0;h#r3cCy+8#e$C1=7K5g9J4I6gAP%DlZ5#IJ*oOGyoq0",
+    "GXM[Z1=7KQH8VE53<tG,03QJ_04*=wzhW[oG%Tzn0,jbYG&24Q1:M0C4)quVrt1=]2muf)GBWqS0wOjw051nNHMi3(2.MZV0SxjC8#VwGG;laq9WeDV1d51b4-s=ZF9b6%03U+[G1&]vFfjlx2rw@J",
+    "7&ib5(R%^(9^kNKmOe8yIXD14G&eNa3/GkG0Wusn:,q%_Hb4;N)(j[%GD8mt=Vk.AH#O>^1q,PEe+T7]G8i)T#VrTRB>9kk;D>:AF#rLd4FjbO3hMd/45bYZA;o<CATcnz1@iqQ@UO7*IW[l/FB:v6",
+    ";D>/@v(5qo>1J9:PlNjf0JozC1A+t,Frowp@UL;Q0*hM>Hu/]W3g<c^4:5!L1r#!swFd-;DFKr03kT)@4ub=%:fsv&/k*H*i;%BW(B)4DfRsc9[IV(zxDgyV@H2$()3X5wT=]K9wV*H+IVKS_&ixAy",
+    "1SS.Q04Ojk@[FhPy#oQO5)PX23j&+CcLK[24y3d+2EUON0-o]A+^aKw2QjR#69Co98w&sa3j^c!H9ZdnR14dh1qZ2!a]F@wG!3wWYXrd2A>FH62-Y@FBQh@_3(5Qi0@J^h1lNaa4%f:v0yYWCiZ%p:",
+    "1Ob/oBnVvumB]PW@spMC:Ie<O[Rb^qIW*A>0K5tZA@b.uq&qY<I5dmSM,;-x1e_*W4**vRwB9Zc2gdUgF9Iwv.OKl92oA1-DkU-7$hsv5Dh_%,9]JM_3bM=I1n8Lu0SF%gIClZ1i7Ept2zws_HUJ+2",
+    "GXM.Au<M7!1/+Se4tW$Z02na.9]t%99]AN0F9J6(008z24+MD/GXMaY7Y9cV2YDX<H2<z3GGHV$UHt(FU/IkX1Rn!7U:r2f0_9da0S=Yv10Mo4+W@*.$OIn)H+v5O<Qf8d2QxW2%:xlO001Nic<GH2",
+    "1Rn!9c=;8e03Qc9%:xuSc=EhV4+zEt9]Ac5F9bL+U/uja0]3P.2QCi;>6HvWFku<q&I2PgGFcA;n+G#FT@VgId/Clo2oD4E2n<EF8v^U[2%HBbF)(@/F#sP3Gyoq1G5[X^HUI[m2M&7>F#s4a03Qf8",
+    "03QQ001pG#0tMox6%5<09]$,A9]JV65gaho0_Ijf0S=X!7c.@h2TBhJeGdez5+4CF+5#=KG&$7+5i]e*B;x-D3D5)]1U9D/4+4812sqUP6g7JoH_/33HO&+yIXJSu3joa&4VV%H+q4q@*BB0(5(kQ%",
+    "5DOR$/-LY;ETgXl1&JODGYaqSeFjnn*ozDdnxtz5q8JCz=/:Z&F*%SG7B^1#0l2yo4#OD/w,yfx/#vW%2,3!02Zie@5-xi;Gd43f>md.GAu/[IHUJCcjz12R%orp%Hme&C1]tKj0]C$s4-t&23;4Gj",
+    "0v9&&0v[bRzm>dO135W3@i/^0F#r)U$O8zu1O^3:R30]!:TLwQ>$_pSl;e@t7Y>,7w*:$:0,^/-4W9HD7&f0505%U4%/Q,>05-9@7Zf&vz$6aO>7<p8(DoM&[-_xsGCA4b76#CY5C>Ya3.fd/gs2w^",
+    "3hDM23(2QC1p3z>1i#NF4*^_I38<JT[viXy/;DeF10Mx5>moot&-kLEIs)GNFbvZO2Hb-m1MdR_rU<H400WB$1$Z9^GQ9Rk9^6.H[y,Bro&g&)/=7$8HUI;X>gD@Aq2Oy8GxG%t#s&z+(+vpC=dkZ1",
+    "2Mo(R1</4+m*xloF%Jmh+W@;cp%Dt4q8J050u7*qLkr_x2(1Ax1v(12qbdRDFb*6C]G$I*2v!+7zas*a9tXGVH4g%ThY:C@FvJi7)](6oTt5dhIts>E85uXH-f;>gyrK*r204n>5DWE_7&$OFGKZZI",
+    "4ydmfF9bC)h_y9*HN&J31FqNu4,wp/5Dx==y%i4.J0B)8052ypH_/3fGyoq9Fqe/R1/9l$3*FrX4ucI32-AKT8#4eRF*3EY1>KBm5G_B^G!F_&vug>^4*]cpHUX^o4F]K[1q*^S6BRkCgq-Bi>yrFG",
+    "*V7XYt0xyR<(_5bkr)H9IslT!2;1jlG2iPW2G%JArrRwpH!]-<6GJsLH#6iE286k31vvrWDGv.to)ZklxHSmc[SpR@5Dys5m.$s()eHj&42%Q<g!=YN1_N0B3ksm<0t1ApGY+T.8a0Fo4+Pfr7D+cb",
+    "H!%0[6$jJ.1=%@fE-C&r7%hkA4,X0-KMFN8Gyp#dI59Q/4aB!.4k14aGd3=)KMOW9G5[]MIWVLF3)G@(4j^/=84nGn0v@)7AukF!Ii&#&.d13&AwLT:Gd2J(3pg-P0W35y+Xn,v$pQ$b9^46I4+Pc(",
+    "9W&ssE&v$,&kYX+,H@;Wwh9wABo[RR4+DA+0iE_<0<D^/4h+>l1>Ox-0c,-0O%DS@88QG3)sqGSqyZT;NC+]w$-2%JF&>vt@2i9$051.XIRGC5GyoYh03QJ_024I-9]tu688rYO12X=[G)M;Q4+8lC",
+    "9]tf1BRDw#9^hDC9]AW388!eNHvj,%1F,/g2Qm2p88@qR12zB_Fh_eM4*_fBF9.j@01@C,FAg>1051YEFaQ@i030&4&JP3bLIP]WH_9ewTnfhl4YbY/1IPgjNC,d/0[H.S2r:W<F#sPAF#sMj00O/9",
+    "90(*1@2hsEn+E[b1P/%L0U0z$9]JP>0UI(%2tW<3@T-KoH#h(Ur:AW%4:mRW0UrW302ws=9]AT2A_P&)9]t,50U0*[4fv)81IYmkNC,d/0[Q>T2s8i#,w7WNH2=L$IRFBn)Eo#T4+8oD6Ey%22jB<Q",
+    "GcZRV133Bt8#G7/Ko0@;0S=e=2<=H]9^hJEE-BL!0.YT_2qX=z@T,L+03Qc202wn!9]JM=0UIz#2tW<3@T-KpHZ^kQ-RzoPGypFGGc_gT88iR^rv(ayfi41V9]t%30U0&@95es^$pH&U2tW<4@T,vZ",
+    "G5@^X03Q!A03QN402wy@8#n+1rz@@q0Url5@T,d=03QQ402;w$2tW<3@T,vZHR1=qH2<zEGXO3$F#rOt,W&)d4+8oDA_P&)1:y+_M-S5z4Z#xw$pH&U2tW<4@T,vZGyntQ2>FwK051YGG>wI2GXM.1",
+    "69bS=1F@@h2Q_Tu88rYO12X=[G)M;Q4+8oD4+!E36EpxH4:ABQG&cYOgMeoUBo6^m0TVX:9]ti288@qR12zB]Fh_h94+6sz9]$x66EpxH4:15A0yO[t&=8Dp4+8oDA_@H/3*rd_T;)tn4a5<z$pH&U",
+    "2tW<4@T,vZG5@^X03Q!A03QM_vjG@0fdLG^69oDk4(JCC-_<xD4-].S0kvNU,>kZSF)%Fp+XD<.HU!@h0ieuJ3-rblkL(%/SPu!K+fxL=0t4[78YDM4wfi6(H<gBK05>[205Alj#t-Z]1k1oe4MraW",
+    "Ho5@[t>BU^vI@k3gZ2*yP71jL4+Z;FQwyKjAP7MZ1FR(piUtn;k,/dD/:iR)*aZ(G%eWIGH8jV;0Rztdb>&365ik/E5P$+5IgIuX0-IbL3xh[9GdMDJ6Epx0kK6+UimD.H61s[L4+Nq6Vgc[dMhgFL",
+    "DK#:W/LH3l7X.wT9]Se010Mr4@_(=@=(O_01nZwG3@rjXIL87BrwtDUg[l([Hwvc&4+YtTFfRr)GX4Y_0ykF_HUJ+OH_s@KBsVqy6FC4M7B:J6fC3)<HvR,HH#h(zH#YzhHUJMFl#dVycM7qp69k0D",
+    "2M*![6EXk=+oUB1M/t]6G2#RZw/4)T1L6b:Ne/;P7y#x<2qX=>-sgNlKnO(,1nA@-45IjD2tpqMG*^rk03R7N-[*:R-Rz!)F#sPHIRFlU0v@f1-[+Zv00iL)6gb!g4/LjWEH=d)9]1D^A_rYxDL6Nk",
+    "lm!P!9[<Py1OPA!@!EPG4+O:zE-up(0>xv,2qX=>.pdfyjRX$@#)2*kxrt=7LLM.#0@:ba2qX=^.peJzHZ^kfGXM@4*pv>sfdVf9I56b]9yZ7cBQ@g66foKa4/LpYD:yR%F9I+(024F,3aO(a2S=>S",
+    "HRS[wGr%.nG7kmj1P/oJB:/ul2qX=>.=%xdPzXg21kuA244a&02zd>zybl2G1>&e%8Ri5JCCdpTH7xLG4-JPG4uJw60ypLa9y0(GGQ(-F+XW9P.=(J@FaRF[F#r,U03$a!01TT1F910*.=%vR3xzre",
+    "G6UuW4ND&aHm(90Gd&*>Hs%BwH#Z*yGq2+y8!=q69]%Gp0yS6^GyoqMHRc2#B[j;m6E=<47m=qbfdU<=H0A=zHOvVVH2<Se+XW9Q.=&oy06zgUIW+(yH8ubeH2=F$F#sO^IRFg%wh#z14+G@]4+Dy)",
+    "6AFu@6Au,PrxOC3/Pw9F4+P8NAPm[XW(Yzb0y0.@F#sPKGUfyiCCmvEIRFnA@WFs;0v@e_.=&!y00hhl6E*,3Df$,+v8NLR;3)M..=&Tm0246)95svs9]Jb#1PqTu2r:<<.=(P/FaQGM;,K]l4-1DE",
+    "0MtMTMGpnR!V<nBHZbM[9]Ac588@qR7&!nRBs9zkBR4Ss4-TFx4uJw60XXIa9yH7e6f=)6H_.eI[TB#<0Sx8<4+8xc6Epx5HUKO%IhzCz0pRHq05A*GM+h.x1;B@EHvj=XmSqSe4-AJF362C02AHKS",
+    "43p.(2tpqMHdq,o03R7P.=&%kF#rSp7atcl01kly9]ASz1RgU06EbxaFxv$WD&>.mH_/pKH#YziGynvupCcPHi_^zNGBD,<8#9;q2r:<:.=&0&oh^F#88JN[6g1@pDKa%T4+VwfD,8AdW(Yzb0y9>[",
+    "G5[YKGv)*zB[R$k1O68e7@CMl4uJw60W#(U9y81dBr@YAR0DMnApRE!g#ira1Rnx100aIP1.C#a4VwfH0gEsIFbm#L2r:<<.=(P;F#rObuoMU+4-1DE8Z(Xr3yd5Fi0DrXuG$a;LJtC10ER:eBo7(p",
+    "1P:+52<=K^4-TIy4uJw60y*Xc9y0(0%n1@Tbq=[27YT%rdji%S2mTih<iZhgHLlVD42%O00@)Hr<465OG7kmj1Rgj50/lac2qX=@.=&3k1P+WG1pUkq9]kh!1Rnx7SQ$0]4-lC@A0-x(2<=R04-TIy",
+    "4uJv:0[AZ-G5[1Z%n1^W+XW9Q.=&r#051YHIRFzf0246)4E@4[12i$>1Ptg]2r:<;.=%^mn/1$w88ST&1p6,zHyJhn4vZWGhQ)3Q@!5JW9]AO388ZMM88qeu4.yV9BRDYt4-TIy4uJv-@!55QY7XWE",
+    "1k4E&H_.eS[ueAXHs%Bm0[#_hG5@^a030:]9]JV]FB_+J&/UwU4+Q1^F9J0(011/>9]]<6F9/Nvjsy.@*w>#a=q3b2LLUM#SQ#*n0S>7cFCQc=024R:9_L+O4uJw60yX;E9x(tTF*kJ+Fy-ggD*hKM",
+    "H8TJo0yF:.G5@^a030=^9]1M]F90wL<;r/w4+Z7_9]Ae90vR:[4,<.=0*J642t=L&1O&_i5f29D1Rnx802wy@9_n3R4.*bA6E)<p4-TIy4uJw60ypLa9y0(FG5@^Ybq=_37c4d_.=&%CF#rSp7ZWo8",
+    "95(.T0XF.E05A!+X9-/)[4Whl4+6U&0Nx!4Bo7tl1Q]Cs4vZWG/(7.D[4WSX9]AR488iS78T:CFB[0kh6E=<47ycIxfdUT#[4X9b02DCH2<=DR4/Mf=3gxa%27_(^0M@o(lGzIblD@52q-dzb8Ui-8",
+    "!J@2KfcYa6CE<uE0/WSQ!H=LG!vO,+7y!+K1q3nyg_kC71Jg]l.i3Id1+f7IguoOJ1iqpX0I329w2C1NRvR#:vIZ[,F)V<06ECF!GAz5y6CXY<*#QW_0t^4eA@&zJD:E.vA_HDu1No2#1[n&no*N$&",
+    "ZG+nz05^Ut4.5YB69x320vIx20.Z5S0v[1HV+R/<4:e-7OarU]95VnPA2I*]jaLn-0TVd<8#w;k9yTyy0@*l3!2tuq:IDD<3^O!,!_rh;HZWonGXNYj03RPT03QM^024I-95nzRA2t9V0yF:.Hvk+r",
+    "03RPX03QN2024U;4C(>fBR4RW1uHN)03RPPs[t!FF>i<e.Msgn2n;$MA0#yZ95nzRA2a]T0yY2:IRFgS0xuspFk%P51>wz6![z^DVh.O.1>ies5-+zPo[j>$MYP)+1cCkx2*eKq#r+HqCA8Zc0sONZ",
+    "1Cf(H4/S;T8w^A82J#*V78x.G4GZ,tBQP]X(gPn>Ip:NYLN>!yGJ>Hc$JPW4Bp5LO4([>30;ws+2Zu!pW,lBoGCvS2=FIbc1I0/M$xR$NMF@9z4,!QH(E$$#iUA)LGyoq5H2=OaF*rpZ2r_d56*d4L",
+    "2r&Q-70&<L2sb$Z9_Cl19]$)99_CeF4+z,-9_3YE9]$y>10NPJ051qPF=T_n6*K<J2s8j66gL1b2sSqW9_Ce_9yI>2n+O8.I_FuT4uT5^hNvG81kf1]0-L^Sq%-U54*]l;69be@4/BRU6C=b=+v5r!",
+    "2sWzA69dOu4+%ySFaRG7H2<zGGyoqBGXNhEG5[Y9F#sPBFaR$MH8^t-5jQvh9^PDE9^zYH9^P7C4+,i6BQZHf9^F<8F9]j]01@L/FAX#_03Q)H03QQ4=PwLDoPz^b2oDL/&JzQVzGx36)XozN!3GYf",
+    "$P)yG0Ur)9#+x4@HZlMYCDzUp07DNDXA;L84%W=S0-:cM2*J$(4*[hK1CN:z4+><K69M4a5DyTW0Tea:4%W=S1M3J61)Kp7>W[..69A>N4+z%I69bL]4,k+A7BK)0*3J>H)(8&:p8+2RGyoq5H_.nh",
+    "051;RH_.E@Bo5Zj69caa4+WnA53_/_&J#a^2Qn^/006r@2#hZe1:T>>KLR&4Hvk105-w-,O*Jq#ID,^e(WnFuAeGG%1bY,US=*&nS@#!R9]SU/0S>h6g&>pS@vC<53V0MX00W!:9yufr8nww24tpO0",
+    "Ig]ng89xU%H8=@89y0a-4tqZVH842P0t25K1Ed@fC3>C@0RvYPGkXgm0[fi@10)[:HhUi>HueE81u@[P6Ez>dH/F;-GM54@Dm66r0S=T10]m+D8ZQVlF;$v-01vVVqs.c$Es.akD5K326Eg9L6akBG",
+    "4-Z7(69L;11h8)pY<=K+6Ecyi6afeeqs.czumKNklHD5w[A:dV07nk40RYJj1e[b4V57]w4xj@B2o9so69biH10*kOI4q-h69JiQ1fgsM=S%KNBoi;J03Q!vqs.czyaEFV4*-Xh69bga4hEh;4@@#!",
+    "6B9C_yc7cn0>I2yBm^Bt0JZ<HBp+BSqs.cziU9!#1fEL[Boj3N6gB@468[.vkgg&DKLAGw$xQ)t4,Nm!6A_,PXAcV]4;v_O6CN@F0-B:TCNrbW6B[:-0Roo,4*-x*As,Sm03S9r01p.F&JzmEJwFOG",
+    "Gd918As9IT6*&L_ut)+X4/2BgAuj.pFaR$vH!uJWY76m^1OsXxGcf/Jlb#qOI4sx#4*>itHSWC_88X,b9]AJ_4;4ezAu^:KG^r+j0yzK/F:MCxIukW)9]AW3A38Ds6EgrG0yqF4IWYhtH#q./0yHrI",
+    "A387q6E=<K0WttDIx#r>6F2^L0x$p[GdKVjIP(P@12Jk3G>;o/qCFEb)&U-=H2<Dkzlk9)05:rJ02U83)&T:oHw44l10Mo2Y#%x[m-<6s03QN003RbY016ld>QFaZ9yP4Z6E7P#HLcAP0&f_H)D8r,",
+    "wG1vYG@&OvoemQ:z77u-!HFRbJP#GYi6IU/FCRBB!HFRwH!/Jn9_Uygi6IVn4-sOVAq0R019%SzJRb!%024F,4-sOVAq3.G13V88!HFRbJOsW64.EsaAu_5HI6My!!HFRbJrgzn4-aCTAr7Vk4-#UW",
+    "Aq3nI19^e=!HFRbdLIxm!HFRbdIaqP4.W&cArv]80uPuC!HFS13o.b>t.4iZIWjRe00h+$3,j:.1hfwh)Rh7cpaH6-6Ff38Hvm6AGBG!-%<YK(5e&hJAp@jmAF^_B%K]PoIRFnst.4iGF*n7/1>Z.v",
+    "AG859%K[xS03Ss*t.4h-0Hv,B1g0tvvjNQlEj2R$A4N5,%<YipE+s27=dAqi0nGv^G&KMpJT$G%69_,$3%o89GR*/XvjH=#9y9$6A3QUy%<YXC0t<LU1eygOvjH*yE-2dI0uMZ@%<YXC0t)yn1=&f>",
+    "0UxvhIn4qNfejHd01raJi6I[YH_/rR0XR0z0v.7e4Iex)t.4h%%:oYt!HFR+vjI3W%:o@UfejHb01raJi6INq[dg2OngtKD0sa[+FgXA(MKC$7%<aN@HaEeEAp,y7ArG;w%:phsIRFnut.4iFF*c*3",
+    "3nMu)%:o_=0W.&]F#sP#IIYbS0oSb_3e5rpngt)T0WknAH!^bqMmMd=6F&nnHa5YDAuq21HZ^kQ:5Ksl&jKGrHm%JQ0*:Mg3(o/*Hvk[A0W]-_HH8fnH2;=fQ3T+WBMq6(0S=PB#u=3Z=L+pc1iO>e",
+    "4kZ-h03QT6p0FnqH;[5q9]1S!lbHbroXKqt((<Gpy8IvqD->cSzzzhDwHqEVTnFmNZ3C0*8V.DZYy[y94+>PtHySg(nOX$c=K1>b:CZO>v@>]_.QoEn<<x+j[NNG.!IcLE[-;hooWBkL91jDWzYYl4",
+    "sb&DoT<0MR4g(es5S+gb07wrDoWBkOPY)ZMzYYRg39iWv1+<VW5uCpc2Soz.Vg!c)1Lm6r4#)xtkp:OkmJ.WD)&c:8kW:!>oyh>eGozCW3![b-3H7-r2o;#32OkAEh>OcjjFMCi:sJJ,/LinKRu2a9",
+    "[v,jgvr,QPG#:&qq5&B*03QQ102VTv%N+*On*k3Ukih[1O90ZL2m(M48j!&OC=$6$42y+O0Jj4JkO_hJ)yD@Q/La#-#]R@bH0xFaq;ZH>0@LeKHUJ9d&H)rM:#!mlFoVhg2-$/.1&F:24-Qz.0TnT$",
+    "&5-2KeJnLPx4[u9Eixew1n:V!EHpU2n/S<49]Ae&ixUR1#R3Acu_@j]*fs:6lvob_%cxluHjxxBAv81Qh7JIwzaS3,)[zJX:J%RdG1id;2G8qO3&W*V4y4/y9_v[t;wA1!t*[Xc.,AP,g9@/!xpxTA",
+    "0SUX20uwgs<+]/LV,A3d76p:+a_CoC$pQy-4)2_50vQ7a4NwG=[TMF*H#FnFCJ2G!B;Pc99]LT[*e;y6;,e&UHZt>W0tK(Hcn:^Kk>ZT&,z6=#GC3avyf6zN4*:eCc:$:PK<&DN1gjehm-w(6%:4%g",
+    "qLwBPeEE>HKL#=0FaSS;0W&c.06zpXF*E/I+SgkTy8@)/2tNZeFfsrGiT</Jx&rx.2tNigIWPb^yaF-fIRHNeGB,E;0mo](y8@)/2tNffHZ^l1yaF-dH2=-bGBq:+Kf3^lH8TJ]1_N1.06)9^GBhy&",
+    "KL#:0FaSSdGBP--KQ^TmHvj=n+$Imv0r@:$0;*kc1NPh[A7CZ.k>baFIW#tb0Rp!+4o;81ogNPi@H_0,q9P5XFaz9!8UX4H4+rmu4iPc[3B)h_m-40-iq[7Xy<w6^&88F&1=1E&0K+*1kJ)ez*OCYU",
+    "S>>LY1Ige54-t//4iGW<@2@BmE(F]<BoD]3&xI5tF*N*90+HSc3jPTWqo4u/>GB*xF),9D7d4dN0tAVye**cuMG5rl1p&N;O9Q392nX%up8*Nh/6nKf4+HS(IT9t%sum9f<a>//@L+%kFmnN*wH*[N",
+    "!MH-X[zEu5H#oAj76Pa!3Eb#&4(:w%7!L#Ij_WDyixEFNHZ(b=jt:tTmXrtry=A&oqXQ2Ft1v$VIWaK+1l-Tj2)6>e6@7O:AuBfJ<h1s>0Ur,HoRkPJAvrSu1J3vo42aPM37nJ&FBCXA007_:Sq_hX",
+    "ln4Ws+%N*Is_,/^0i2WwFAy:;053K*GyozwF#s/EIWYhOdJm@ptKtO#/H&]-Gn]wN022/coRkOxF%mSMu:mbGFwC8GFA+2@wBiK=d/oWs0).Hr1,J$hHOx-4v33Hs(E$SWKMxeQfCoJ:F*lSA9yyf;",
+    "0@a0&2qX%m&Mgx&r;U;)1vWK,k>IC&Fv.Ka3y@aR1nHz2E-lo%vkwEho:vcl+5ZIro!cJ+xCsFE1@k)+[[/6i0W_+;fCncvHvkT+&JHg^H#Eki1@[*<7Bm13=A8H4lK_8j:J9>$5e]yC1^>=mHvlCq",
+    "HcAfM[[-k74.L%S1>D+Jinj&=Q4h@ninj(XH8%h+A2l^s156JIxaa[74vM!19W;LV0vIyC%n1aEfFA-mjS&wK#*>#zI59Z<0FFihrvVRV-<k%kHjfAoRN_wRFAX>2waErOGc@E;C=I$b.XbK<FpAkc",
+    "H#9IZAr6+VULZ6%LIFwvlnVfgo&ygA#_BO5zE%j93LgS8tO=R.1RgTSln4.t05mW#Gyo1n88ZMWF*:Vw0Mnua4-/je1psai@2@Hsqbw3K@2@F3%mfC.:mUFJ04WN@gB/0))HM;^&H<h.))Fi<G0XxV",
+    "0yO[>Gyn>rg$*M&Go$ey4C%Hs1-BxB4+rfM9y9*J1q9%MF#x!pY!3mM!x0_a0XXXtA_H4rFI+M/0575eH#q./2[.+YFGn_v01>]&F9]a>02wy(1s;)5:k/+CGypFlH8lVa0.=aV1ydg+H]r8F12!,K",
+    "FU]rsF#s+%HUKXoH#Yze3yb*y4,T^q1^,x:<(da>:k/Y1H_/pbGdBP)H!;W<A_QGuFKjb7054NBH_/pVHZuS&HZTAuHZTA#GdTb>GdVIL4*^_EA_7sV0>(d41MRs24$k-79]Aa#3K/&59yreu6EXlF",
+    "2QdH@IRFnXh:Q&e>_Il8V++g<0[LhJ*U]]F$r2w4F!z)Q2+0B-0672z.@NV*Bo66>1p*v1IW-([6C5<G6ElqiA0#,c6E6WVF#rIC3J4;%suLnKHvkT_:kl6aHUI-s!z2!;6C*J-03QG_03U;@IRGLt",
+    "GXO7JF*E/>p#eBDF#taZI5Ic<KSnq*HvkkfoC>ZaHLDW.$VCW(1@h(O6D_P6052gqHvkU-owx/CQy(Kas^ny0I508*Kg]L,Ff#x:I59W;A0IfKxCRAG4yzLd[s$ioFsl.CH2=9xG5@b4:-f+nI60Ok",
+    "FE^>j03$Ors^mn:Gyoq[GypFSH8cP&F*N@uF*g7%I5GezI4_g]Fyas+I5wUT5-w*W1)!A(422LM0yF:>GXNemtP:$HEN2GzrUwp07&QP7EticA0Ba801sgT]f(Q_g+XWssycHBRis/jjOddG!5+XP@",
+    "0246)9610IFaRGWF#sO]Hvkzn030=^0.H)YH>Xuk4%ZR@veykOH!#<^BQP^p9x;zgg#j@!00h*WDKA>wGuaX=q5(ED051tQFaR$[HaP$jG5[Y5F#s7j03QK106jP^H_:EzI5Rl>1xgOt5(HB(Bs4ME",
+    "5(:+:1>x0e&H=:r5,v6[052mpF#rz$%eV#yRUZv9*%BTx02;:^5-6cU6ErsfA2_CGCKE6KA8jxIA5$-<FAg*^04>2$02nga5+49J04O&wArArB5(9)L1K9El1*x.O4A_MN12T_c3Be<^(TxoN!w_=z",
+    "43Vb;2wDn-1s=Us*%AcGJ>utA*%A=q051SCHvkwj03QG^01>_&0unUY5,T;[03t9q03RhX04>2!00No&eF!8A$x8(O+$9eNi[J.W**p%^5-8eCG^sa=05drNAA.og00O!z0ELbq4>np^KcN9RFf[,>",
+    "2stq>03S#:%z>6ZGB=MTg@f/%+65Uj03QM^))Fo>FaR$bI57YPN)FZ%1ydg+Gu9F)I5q$WQ6J3$H@Wq8IWRH+KOH$RGXMlk4b_C]RUZsA))Fo.H_S14G^aO#G&KMp6ELqOFE^;j03tFr055DZHUKYF",
+    "GB(x[9^X^89[<7]7&8DL05$+9HZUO%0M,&CH#PtQuO$:S<%DHP))F2z00PFQLkJ@e))Epn051nPIRF>qL;10R))ED%rw0gQ4%NB[0qU9)4*[.w7%:1IFaRPqF[%O+H@WpyH2<Mc03RkZ03QN502w#[",
+    "8#%8fA_QDt9WmF:1Rn^Ao-W<=I5eF&GdVaj:k/OTH2<!k0Wts_I4^S&TsScRFQNf7HvlgQH8cP(M:R756Epx139w!%GcfN34+5^WE-%v)FB__C00l^8:k.W14.E2z16B#JUI$Sh&H>2:5,v0^052mn",
+    "H2<wouwDmM9^PC=5)S4c8#Az81HUpq6E@(C:k/.GG&ukhG5[ZKG5@,$uwEYzGsR0TG&KMiH0u%[05t$8H83F$0qYVIG4CP*uMIB)GCBT=0];%zN(dGT!UP=N:k..*02DO.4n!F.03R+f:k/L[+XV^f",
+    "UIp3J6Au8vB>^jF04>K,03tRr:k..%030[_1JVK;B[b>2F9I>)rve!;01UKV1mgA&9y5s61Ro1D:/G[kH!^buH!/Vp05Jd@gaI/EGB!CZ[A3SY:/G^c0XR7TF9]s]053-5H2;##ULOfD02wm;9]AJ_",
+    "E-%*-FB__G00l^8:/Ff2A0#*I5,$TcFaR&k0yi,LE-u#,FC#cN03JB8UI$eV4Y6JxF#sDg00iIX6CV=Y*Cih_FaQ%Vv0fi,F#sP>F#s.PGByA%H8lVjHS7@^05kw7G%z6#0PGSYHZ^kfHvj_mqXiA<",
+    "5+4FM02wy@9ykCKG5[Y3F#s7k03R+l03I->3$k7W>lPAg068,35*RlC9x;zTH8ZLL5-N/)DL63z0oQ=D0,OU6CF_L]G%)^Ixqu,D4h-5P1fTO<4+YcU2n3V51uHi,s$&u[)e.iNGB=Mqe:4CG<;ala",
+    "Indw-FQNf9Fv=1mCpItu4x)]]A4M;Ag9iwRoGuRu+g%wn03I[]0k,c$4clEm95yg800l^8)e-3$4.FlI0#+F<+g%1xAI$.W+g&]2Ffsr;9yTyC00m4A)e-5%2OkYE)e-Wo9_(5/T;F[#7#]Zh!6h#=",
+    "HZ/evF*MZ<A8j,M4=,P,FAgy]03QH002np=9[<7]C=Il24*^H<1MeaO#jgeh[:B6xIqDA]0yF:>GXNem)e,_ST<=O_4n!F:01qzPT=/>88#DkCG5@QP4%HF^+g%;3Hvl3uG=zp.Hq[awGyoDc03Rkc",
+    "03QN302wv>8#jVWBQiGC5)THcB@*RsG1d]zH821V0hc%*gaI@GAv8AtFI+S<))FtG0XH)MF9]p:053-3IRFzf03Qi402w#[9]AT2E-Kj*9_;B-T;9%G2,XrWBsDPr88z5l2T:o+0yWkWE-ld$FC#ZG",
+    "03J8kT;bVk4Kmge9x(t5*j)vi&/VgMGS(6wIWemx6EFZDZ7/[IR4_:O9^Y4A9[<K17&ibP05Sk5GB6.z0M,&CH8ubOt0e<E.=&u!))F5BHIWJl/Oi9A*j*Dc02;-]2wDn-1s=Us))Ef#JsUOHT;F:z",
+    "9v/ZPt0fpS))F2x03tIrssa,=))E[y01@3)A0--cE-Ta%0+>HN2qX,vB;Ff<4#l8V9^72<I4/M+FaRSnIqMP+0hTx)gaI^H0@5-gTRAf_:k:bq0WmQ(06z#ZGBN,!L<>e$T;nf0E)NOqT=Th19yI=_",
+    "z1:S5FzXU8AvrMs9]1Y,T;JDQAMITORtfE02T:o*0ypatCowVYT;MHJ4.7AZ156I:T;bVU4eebXFaR4h00gbs79SHg!6h#=H8ubfFzsC*Z7/[IR4<Q94lp$U9[<N27&rhQ05Je4F)$$y0qYV3ut*Xz",
+    "!4L%J*(D9<5*[@H0>DOX2qX=c5(DjB6*d44L:V=#4/(Lp9yS0QH2;+q+ZGQ2!6g>m03I*=A_H6r0unOo5,T][03tX!03Rke03QN502w#[4DDSLF>t(UID$(b3ON7,@c<03JrX$V5,$KTHvk@l0XF_u",
+    "m01GfJ@Y=%5,*]wH8%h+2[tqUFGn=r024F,4+,vF88!eOH2;ws>(L5s:/G[/F*EL61xgO/5(QHaAMRZPRtfH12T:o+0y*pwE-Td&FC#TI03J2&T;bVk4L0l&4*VY*Htt-mBR:-0GcxQFFE^zZ0249*",
+    "A8j%K4=!<4KMpuKH_/32IRF;r03QG>04OjpAr9-k0GMI_xLyLj=B)NOmk0:=2>FJ7kqQdJ1RgT%5)(841<2uAL:V&x4/(Oq1:N^r2xAV]-RpeQz7,Du*CiM-;p+<MHUJYbssa,/:/GO=00YtjA0-[L",
+    "5,v7100N@nAqXT4:/Fa@.OLrEFoH@IG2YV!3(zVPH@Nj!05kv^fB@rF2dJDNFI+J,)e.kE0XaDUKL]1_HUK]IGB7m&0<qz12]3nX0OJM,.=:M])DkW;GypFlH#Gns0XNoN1ydg+H@Ed<12@^MFU]ru",
+    "F#s+(HUKXpIX3>vIo4eVRSyi,T=:2)9^DQ%0_9#WhA$rzIKL$;H#9c<1HJQgA8a](T@yEQIM5Ow4KV-NH!uJvH!uJ$GC2S=GC43I4*^2-1H2=zi1r[AIG5/U4bc)G0yqE^Hvk;u0249*9]ti2894wS",
+    "E-j%kF#sDm01@0S1up.LH>-LpHvk;o00h&Kl:rkt(Gnas01,0)A0[@+y8#_pHvj.0CI^/8[z<Y-GSLzb2Bjr00x&ny5+g7+01p9=I3I)oIRFFx-%YBjFf@H.KcWFLG%)^#2[bqWA4W9PT<yLR3J(d/",
+    "T=Tn39]AW3E-2CyFB_#400l^8(Gmqy4.yoEDKatu22mf*0y5HFE-2I!FCH:800m4A(Gmsx2OkVD(Gm[HA1XI8(Gmr[)vy5[6Ee[fFE/wZ01@9+A8a%LA5$_[FAg[_03QG@02na.9[<N27&rhA0jawI",
+    "6Egr4HT^[C2FI8P4CW6X0yF:>GXNem(GmmCT<=I]4n!F:01qzDT=/.68#e$FF#s.CG%^(k2+v&^H2=X)IXSBW6EV:e9610IFaRGWF#sO]Hvkzn01T;T0U]It(Gngp<u3;J35><f)[uV,-THqGy8$jR",
+    "Hvk@m0W$y-IJ2#q0Uum5.@OTW0XQ/NF9]s;053*3IRFwe03Qi402w#[9]AT2E-Tp+9_;E^T;9%G2.8$mBsMVs88+fw2T:o+0yX9mE-uj%FC#cH03JBvT;bVk3=L[t9x(tKH_.5o3ojEhIkzP*I5Ri=",
+    "5,.QCY%l-HQ!oH84mURd9[<4[7%_7IHvj-J90(x_0p/1DG2(3ksSO30y(JB]y8#_pH_-]fXb2.=0EqPn1LhJ7,(3h/3WNn8E--5B4&yx/INx0ak*ydX0XMfL7&GP)9y9.0!p])OtK1elHZU=g5+XM<",
+    "03RhX04>K)00PAp2qX-V5(9@h9y9,(1@iANl:r2$jUEj57X#,K4+6:F5f6Xo5(oJeKU+9BGUpO6q5(59-9V_XGcy1$Ml&,25-)&o9].>#T=Tq49]AZ4E-BFyFB_&400l^8/Mn@]4.FuL16B#%T;bJQ",
+    "&H_.DE-BL!FCH=800T<8,dzV(4,DR2E-u)i4H@7(5+XM:0520YG5[YpG]eRg.h^;WY&hFpFH]<,/Mo.dFaRF>GXNMf03QH002np=4*]!!0TVI+5-n_x2HfH)4d)UbHUI+XhZqPX4(AdB+g%kj01iYM",
+    "HvkVV+g%.s02;:^1e_7[9]1GXB=WUP9xwnRI5DdN6F27)95nzEGyoqaGXNg_IRF>r031005,]V]0@Zjr1eX*6z>A7k@UDd*&/Ma2FaRHc0WtswnZ&FCA6zle5,*]wHa7q,2[$wVFGe:r01@9+4++9u",
+    "894wS0yqFJGc*7%95XZk1xgOk5(QHaAHrP&Rtdsg2T:o+0y)qUE-cj(FC#WJ03J5NT;bVk3=vdb4&EOsIWW);A_rYx9^>UQB@,HJIRGL!GSCtqY%%_3RK8s/4mLB-5+49G02nj;9[<D_C=ax44*^2-",
+    "1Ggm,Hvk$n!2Kl%>z52ZGL8xgzyuyL&/M0g01pShT:#B92vQF&&/L-zJr2:h0tL:&86N:NyqO3Dh^I$yGo2CwRSmD)5&@AK2L:zw[PQ9XyqO39ltcn706+@8nFs(g1UmpN43G=3yO[>QHK,W>oq!(;",
+    "9J@qa4+O8e0v@o8u(tvS4jwear!WKcng-[4q67_(n9MH%UJrlmv-qRigcuJUq:_O5F]dsp4#._01mlHM41&N$0/BUh1.]7g0nNlj4%V&_9Wk^*q5%:&gP0Bh;Fa+tcMO7-77qmN0_s_]9XH*Q4j(Hs",
+    "01nOz4><k+2oEjkm.R)gwiXYS0qd9u0/u:%4Y#%eKN&JKGynvV91^L3rw0!LyaX9I03J5@jXMI5)l;ld$I_bT@/(g^m:CDp)mjdQnFtRTg>#Hh&,5D)1BICg2.G=12)*G13Gx9B*z=;,0r-d)1EBU4",
+    "0Ggp64D+T1C=9kcqjwZBrI!o_nzI,I#B2@Tk=vMoy#o>0mJbE.6A=VL16czt3A+OaS>Hon2iE^shr$91uly]sF$VER2o<PJRUZ#D:zD[UH8wR@9]AT22-U41w%:dK$#Vkk;IaDGh6W/sFp/-F4-hLO",
+    "1jO+d4*-nk4^%2Z@2>[MmUu4*F*VKL1p.#62(JbVlbHw)1-v=H1nU+AAqBiCEHpU31]I<502wj:0:(^T:J_2wGBuZ(2oN,o,2nnA2/Q>QmDxKFUznK)3Dl2xKSVh!C778A0GI*>mk0#/mUJ&0GBu=.",
+    "2NpD%f*1r!1oNN+4y:#MFG(=rqmvE=#Fcn2S2,,0nFs-r91k6_0vk902!rem95lBA02dEPn3)Iw+Xn<:0uNW1nFs*f4,Xyg1S:Q(00izI4Vak,0OJ!6OQVwx0j@4:2DkzbNtl<k4!Hsk9q]M!H8KDQ",
+    "i].GrIJp7.7Y[O+nFt2Kv=E0S2<hA8nFs(MA00TQ0vkC17&ghi0t/,AA2&0YnFs,liWmi<0uNZ2nFs,[;hp;gr2-HAHUJhl9t@QB4g.l7Y9BN+r2,W-01sH0nFs-o;+>0hr2-EAGXN$xH2<nq024Bf",
+    "hy)Kbr2,Z+01xpJn3)IxqSsUgI4m+U-P<E:Bp5dU4-z)42m;YGFaQjdnFs;U7&8D5f&rkD4g^5t4-.nhD:5-gAQv*4x&$0Kn--W0pac&y=A,cx.pTkyBo9^WnFs-lxK]Gxr2-E5G5[trGyn[TARjg@",
+    "ppy-).L<[Hr2,F1m6,;*r2,!vGXNVo00=]8A[-P;AOzd<sR0i(i6A8_IHv*+SCyFv0-0nr4-,fgEHgF$7B_P5-,Vb[niMZIF*BzE7Bv75Se2Ow0iMbN4-,ih9W;yr78f.B0t._G1;i;8A2cwi0s/Y#",
+    "$t<37m6,;vk.&5[9H#-e%GwqbH69I:nFs=4;IRC0m6,;u/lfa(rveXHm6,;u,QIZ*9j5[uHvkqn039:NH4iwTlMVs9t@,HS0uM<+nFtQ20uLR-3oAA:04Fv!-W8XBrvei)tSS#Qrver,01t%@m6,;u",
+    "@H6r52aO_QyCowtIr.V9G9<1!IhC0R18NvG02;$V6EXl8H_/4l0XUVJ2o*8o:oNm<9S9u,6$Y<g9S*TgDK#;y3aWM<GdaE$4:jAp4FIcd55ffet>CzQF*wU=2F,&62#!/4I=R$-GcYshOb):O69d%1",
+    "3->rN5C())95VnP0yzK(@Cbi>.xmtclI9@]=]l8DhwcIoC8n7O4B@O_1/v_,g9QG=1>I%!7Xqq+A@b^IS[gCf1[=Y^nFs=sCl4Q_nFu-FI5p/b5i[871rHsmnFs;*8#Vv[mn#n)shJ1=OB*,.0Ba8&",
+    "shJ1<ot6:[NdT/H4->Yr2m;zRG5@Uabq=hef(Qdk4D]v4+Y^EShJpwJO9jYE1*!rc.>9sUnFu2<H;#W(0Lk>T4/bse2m+hx5(G=jE,a_-2m;]UH2<El2&tI^0sN#H4>_fJ7dSW$<rgwPBp5URA0RZY",
+    "OBgrsOD>O7Ij&0peF$bBhygRMOD@QaIiMFSIWUSAKO-FXHJ^#&umKE9A0IcM7XwQiH_/3cIiMFiIWaIx0IvZL8:X2E14$b)008.14-!YL2m;tB=8x>l3/bQonFs;(4DkX0*(DDhrkMx:OBguS2;RU/",
+    "xylg>kPoJr2m>z70S@8&nFtUoPzae84W=k010<(U03RPVrkMx/n2[t1MGUS16F4OpIRGDl0X3$X2nN^tc;5vE4+.R.H_/pdIXIR*47.QF1DzHRGr5/zFU15cHk3UiG&uk*GBp4U[N<Y-yEYA(nFs[Q",
+    ",9]GtH!:m]FzY)KIf4fc$_>Y^01@L/Br!7pD:X3yF9I.#;l%^Q01TzKQWG%qgeDD!/m!J6$p#N3x]s+K,T<B.$vq!^1U7@X2LtoSegU.=6%Pr;Jqh9r3a$AC1HPFA0Q:]Giv[5f1-M^yJ^<[o-S3!!",
+    "00Z0mA[#j23/uE<1n,bW8#dr46EydZ0!^wJH#6i60:du:2muf!GBD%^9610V0yO[@Gyoel00ZRMH4d<p2LrV30S=qCQ4Pug4+hN)4^t@)w+98y-441_Ff%pH3:h[68Z,bCH_tbIiUl:z3=Xt]F#s+!",
+    "Hvk$o01@6*4(yo,GB!6i&I]+K+7/Fk3nDTx&I_R#H_.2;JOKy,5Cz^5H7qta&I^&[H_.$n015k$GzNgYC:^W7/m!CeoOcfnk(vk&$=j1r&I^)d1UJ[W2NF5*B]ix[IXBD.894wS0yh9Jiv/..03.Ur",
+    "04=[&03QH303JD%ng]4(z5ydPH./k6H_/FuH>HqjGXMhCF#!kx5EV1xzY@1Hw/oH!sU,*&2(.wWgThf1Ii,bp44wK50>$84B)OUh4c@F]1:g)Hf&<66z5x.BoirFZz:EwI*993e02;s*B;R_q4_Yff",
+    "3;n%;[kI1dIkur92-c.>>ay)>4!W8M2KkCd5j5Tm3!kbc0fOWW0=STRH8/nQ,97-b0T3iKG2RR-I5Pkr0yF:>GXNSi00Yvt7Y(bjdIS2HTn[AQng]Tw0S=YFa36vMIRFEap%p&_IWalk3:h=59]AJ_",
+    "FNy=,GXNtsHUKU&G5[X]H2<Cang]p&&#V;AH89<[EHyL$6FC4LGXMhrQve79,wX!TlL[O$,wYoDHvkzn02wy@1/Y>695_f71m^Zk9_&=q3/ajPKQDp/G%x<nI5.Tw2[.vy3:i289]AUrCLf9gGoe2c",
+    "Ikv]T0i2IE4#=A]H_.6k7Y&A+2ogD^1>PkX2rD/>@w9_<n;EizH_.qg024F,B[en03/Eq-9]JRk2MLQU3!1An6gaG&bPj__4,>^GoKz1Q#tbh8G&KMZf&@pDF*r0dMIQ+;/Su+Z3JB2!4+6#vABqJu",
+    "nm-o*H#x/(9yP[TD:E>Ll:r0bo*6DPGLQ=1H83nA1KmCqHvgFl95CHJ4+DUUHvm,#BnQ.P2DODY3y]su1mxs34.=i-2n=o/4+W(RAA$ri=F9.f<VOBW2)]1Kn:YyO1rGwWB>E0fHS.0*I5aY)3<$M=",
+    "01mb5G6KSsHVm=R0*P2MI5jpQ95ek21K!aG4%,X<r*!^b1KSJ_IRGp%H2<z1HUJql02(#@BQ,LjSqhIb1lPGo4.+rJ2o2u:4+Y!]AA$rj;:+>Jf/C]-HrxyuHvk>4H2<Ea1<Ar,IGoiGJ_uZx+zcBx",
+    "00Y%A4CQ13,3kGg.@<E/.@=3@[t5,q,+Bz+3.b^X4gm,O5EVC=@4cQMGv5p!0yzK_H_..s00aAl6Aqs02NO1r#Q>f+@:p[W1vUULf&;<(024Q.wFDmtGPg;>H1,A@0yxPfABqJw*gi8iHZ-f#Ei=Cy",
+    "Ei=EXG6USjA[#Qv3.I&20ueGx0Q:(K4F3uP*gh=YIRFzj01@F-2d9uy95dKH4+4XnHv#BN2qX!UG6U00E-Tr)@3;k+lqVk:HOdSR2H8Fjg9NUx3Nki1F>i@%2[6hG3Yf1L9]JMU3/fJ0**,HjGB(N#",
+    "E,*3x9Wwv_fuwp1$>x<Q03tRr030<x83gFsbPoXXB;FMuQ3418@+yn+$>yMi03QN102wp<3iy2!Hq7<%3**6h1eLyi4.+232n=r:4+io+4^%2D-Rywn>B9=_G2aXsHUJ+2H1Q/LiUl]FJ@pzD:jMJ5",
+    "eGcCY95(SK0@!=^4d7%FG/W$H=:-isFfhJx6F7,^E,=U(6F2^9H_.tm04y[#02VX/2o;$WED5Q@GX[:9i_$V9m[SDQ>(l&Uft;5p-Q.c<tv;Tg1op5A1Hb4qKM6K5GT-muIRGC5Hvk@s1vsrgGd46i",
+    "-0!J<H2<z0IRGs&G2vtb@&TkBGc<1_EHgL&6E=<K05kv,HUI*#KQuHjGyohm03QN1o>,0b[RRxS;KA]8xDOpRo%#+0@1/>j8#u@f4+fe)4^%1ru;Yr(ua=N22+0g7H8R2l9]AClCLf9gIGR5cHi4u8",
+    "6*YjQ0SMp)4TvTK:AN8gfB=%s21z$CH#0*D(XSf./d_LFvFi#B#P0>)G&eHFIWGn/EP-s:03Hn7&-kV8!)*:S08kFQzL=0G#;A!<(ZMYb37FCw4-7[DJ>nZM8w1.+PXqJ2C/J%Db>5m#fW%230Whuw",
+    "9_d<)iWm-erWg#o<-oeaE9[N]1A+Z7I4v]X.pl!cwKWd^>t*j$G]@>&9]SPavj+&rp#/h)1OPAq,nSbc1vlUOJPotdAOvLqH4g)388EIS3xMzqPB$>!Hu1(T4+6XJH5D-]zy%&R*5#Z50gc/P0w)B@",
+    "nG>5C&-kHJ4*^xQ8x%CMpmi<3Gd7f%4g[;N0n;mM0f&Wi1.4Q#ik/h#,_kdbv.4pqG1/c34+D>9Wd-4#1syrf!W#wh0Teg70S=q/(qSVqFoFUP0n_#B2Sgk)t<sB%HZwQ;9]kkgov#50jQ9rwgp=(Z",
+    "2o9.U0fV6g11AW>0]fV-T;pO$Tnw>J0tCZI1=kI138<DF2O2f+Aq1HI5FZ9P)y>x[4ub&&w+jxop)_-r4+9>tj<2:@8k:p-6EkiO*zgbm/.5awlnVj&/NS><9v/cWl;wx>*E#;o3b>siHV*-9=e+T6",
+    "4<j8[4$qkd4+>b,k=v79COI%GINFXN28gI#4$Yzn29Nh%0/.+63*+)P2!g]T6Egr2G5@%+6Eq(TtpWo+7d5G(2nnDB2B=Pz1g>sY4-ZBc4+F9rI5]5CBp(Di:FgU14%oy,3y%c]VhDxnJPNJ59uEbD",
+    "p(@&0GA#QE4yd]J08It;z8wfD9y(hBe-))gTMMm+0s@9-9]AaV2HU4T2tW<8avuaU01nUO1q8Rjcn)(0w!wG=K<SFV9]SZ295(.3xxsi2a]XD.cnCoc26G.,H2<z1Ib8.2!FUKO4+dQy12zB&u.Qj2",
+    ">_Jzlavn9$0Url9rvx7aH*y[@!U7)!H;-!:zQK41K<SFV9]Sl69yI>T1vs;:2Ef612tf^9a_^jb03QN3T;WFzcnB*G23-/$F)&=UskaXbiQ@2Ma_^XX&-btzs00rMv/R:i+PEVh1v$3=2gbp82tp4B",
+    "bsq#W03I=[F9k6$x&sKv!FUKn4+nQ21Tz310ySU.%E5RDEDr^;9]SZ22*d_tpW[Uib[>#V)&UO)wFD0Y$OsPt:4OFz1u;;]2+qNH2t*GDcLd<H4%@wBcOL_Z!_+P:!FUKn3W2#40kS;14w05UDmONe",
+    "syztL771P)GoTs]2Aar@0R<JQcK@>w8<w42H^ZfE0J8xP3A@BtfXM:<2oDn2l;Wv>HuTv:35F8_leu-P-jS4E0*^,f6);*I0qWsH4Bi>B,.etu0I@uf1IW)<4.x=iI^4Yj2mnn3ofHoQo1>Q<vl.#T",
+    "><E&U>Zk#AN(e-+p&BMKHb*^SGB7yboCqHTGQ5:A1.9O80oBw83HucV[H,Gm<Vy8D[sRKJ1r6Y:qyaNEH8G>mA_q_54([/y0SA/(as]u*6EiLWAPSx,1W=z)Z4TNQ134cBG@pGz3-f6w4+)LE6dwjL",
+    "[TUwsF^W89tF[h3F*i4x8V:^!!Fmq@tr@wv1ez8D%NP#<!W-yu%o7M83*WaO3dqAo2i/L30Rh1W4-rwO2QL9MFlh#p1@5yz0r^!y4+O_y95]gQ1KZdL4+VuC0-)m^0J<]I0tO4t93L>;00qba2K<J6",
+    "3b45c4+GwlZ35E-4+oM31k5oC/o.jrV,DjS0fYz(r[8%Fq6r:2,hwy+G7lnvlr^3fGpeWv2iw.q0JtItH3#;dHvriR4+BpM;U6eK%dr=@ApD*n2aU<t0Mt;s1H,-G0;3122M!McfS(@,;^9iAxdH*;",
+    "@XmEn6End97&uT2>knN&nF13mJP!rwu>g^&jsy-(+#Lha4H7r57zm@*H4BLc2u2SEoTdl_yEX@d(3b%(2rM]XrU(w/>aOo[9yH;-1mz3=Hy-5s024E#5)L-LGXNPg&jBtpI,xZnFgekw2M,03gKGdE",
+    "4+p/d2o8fN1KPef9&L@183M+D2<e6hry&O8&=!XD5DnNR2!RF%wbvjD+yMf)eFn8IBRDgJKOX@$f(,+>KNvQV!aN9*2o*W]p.NFFqzncs2mOgi4+a0PMh>c[3/as+:L:zl4BZni1_E2-1]B(%3.LNN",
+    "F9SF/kqi;w-Se7NIGxEG4+7oZo&g=@Hkk]/F#rhC0S=Y53;BtI051YDF#rzxm_se;ycrWTq7V(p%=L@a0tv(4FA1mkIT1M,4YLac!Q_qcG7g3O9tF+[95XZm8xH^6[2mGJg*X[89vU;D0v@cyg[w9n",
+    "2RZ%/0Bi@.0uKfL3j_IVG!6d;BQP=%1G5+j&P)yWhJFNs6a->>9_;FSE,=F!0,3r91pf-L.=c/+1>(tD7XJ$c$A]>G4gU)t05AYA4Kg>ZF99++Hy-f+[]gy1-]:M!(HRLv0k1X,rZgilGKL5Yz]Khr",
+    "fdvpP9^Bz+BQ!Ap1MCA1#lm3**98J14A@j$4BfG&0SxmD4+HE92f=Gx44n!e1_j4s4yzU-GB(%&9]Jg<3KTY%0v@xCoeC:8FaR$*H8KD%1Tr/N9]tkE79R#U#19VxwiYckHUI:i/6ML!:UkdsGMx%5",
+    "H8cP(3N.zWEj2IzF9]g.00Z[HTnscH3NxJwGBz+QCm#]woeBur/0=>*n,&/]03QZ200q96n*j=QA]p9DWD>%[0U0$/37ZxNywhO:oeCcuHvlgLGBW<aH2<Vi01N#F2M!MuoE8VFh&B%moE95000K52",
+    "4m6z#9]1G_9^Y7B3BVKy(T+a;+2APzmFyS_3cn^[kfRX<kQE7D2Jy,W3-EGG1m@9X2%qX30fr]F*$F8zF!A$t4&I#u2mPg+0S>F36&p0&#s&kkMFdO=<X81W#Q[G6F*h/fl1T,m=DG]#Hkud@F>9(<",
+    "9/;>w2im2Z0S=5m1+:tx0S=Y+LICtB4-qe.900OL4,2T490RaD1qcYbMh=-z0S>OXmK*<-*98sX5(N4Z9yFqs90QaB2Ji$Q1URFX912Sh1bYn50RzVz23,#w*#a6l01l511DOF20/C8:2c,0Z0S=m-",
+    "mmCx<ksB@sH8$A+4+8fI38<tb*0)_.jt3PnjDsEz5s-T04tWm)=VT2_HB^!1HR9]D1id5>H]<=]4+YZvJr5cDmK+6r4+#F28_^0%dK)-6oOBNf@:uE%G=AD!1dW#*1.$=D4cb8nxXGab4+QX^G6T:V",
+    "43C!>0>DIt1Um/9-TZ>9h+h=q)d3FgO$6,(4d#<86gQQdx&Z,.Ee@[[u]=BB&kF$K/<SXu1Ro4Cl-Rl(,l]#zXAZ66M,JOu3y.O%4z$5^4w6y>x]mZB3)7bzKQ1=pFaQF!y#oc6#7GYSlt;2uGHoI;",
+    "ED#R_)0Z3yvIPP,13wcs01pV!mmCTm1/zke2/(<P9W(Ds1I_-K4-hN$83^V6IJForD:*RE<*58.wBi[C#*A45fczN@E41Pn0;w@_4.WPS83:Z5B;uN7Gq;r]>NQtu1_oIBJ0:;V=%5UHGuf9M0r1iq",
+    "6EXk_1F/CXI5DFg6fo*m3ywTL4K=;^@.EOB=Q9aRG5@+(BNQ>L9]SY9RR9+Q*Hr)t4+*#Q9_3mc1>^NG9^YIc.QW5tD:E/MEZG4Kzy.<WhA06D05J,bV*<>@2mq(@4G#pdT:yd$4w(iA=rT1)$O#!U",
+    "03A741<D+A4p#<C<[a)z3!e%L#+6P3%exT_aGt*r4+QNA1m%J>1e=#CtO*3B.f[P:2I,d=9]APX5ebu_0SUSPYy>YK4eys60.r,Eod*C43_3uO/N]+10S;QuHvrZ.3Y+-g4,32G83.$;I@d&8I5MvU",
+    "4+,>=6aXIzgb<Wb4+^FdW;=LZmmCP,))WZm0t)d70sM9ep1dCq0*.x/1dXyM016D)3JcS;MFjo)TLqf,EDMhX3HiOP0S=r4.QWKN4!Q#qHLM382[=g_4ZPB$0R/T53NbS-b75rummDlKG/ip_0Url5",
+    "k4YCY03QV_oEZlBBnr$72&owxI-0:U2QrsK4+xi,91i_h2c4rU9]JLwp#_26*j)/B1cVz6(uPSDFqD@aFC8&B06sD,G:t;LK#rIk9x(s<JOZV%1>h9q91Y321@6Yr91j+&m:eGrF#rqtHV,%Sh8zL,",
+    "4hoLFJr606m:dqJ1Ov)N1KkuGG_<=gzp!)]GMY*W&zKw!B9NFI4+qg83At+ute6^RA&[6H4+v/olN$<Hm:drvkeD0_2%-hn2dtPJ4.L^391jR+2)1.#te6^RB#<XK4r&UlE(NL>2CSGI4/9kB91dy/",
+    "n)(I+6$Y%B91l2.m:drd#]tlCG&HK]ivcoZVQl_b3lAsuv]tWQ4/;t#U/CCdMwFy44-F#^57hyVq%RLErUDO:28g6D4,(7.4,Jj<OAjbX4/j!g4@h+^OAi@^2<f3bqc0B>S@VxV:Z30Y66FaG36l6r",
+    "4.tnf=b8L-O&/pM!3>=_nD]Q%821bhG3c#e4pt8>/&fK5RuB3F/&fK2oCOd22fCv#4,:Qq4+)*jArB<,4/j)p4,tXPArCE1A0#pW4]klSFApWN0S@6c5)U!xtzZsT4:IVjU/CLgumpsoFAo#x1P^NJ",
+    "[,Q5G17T!g,j*,^9R^8xFfSA[Ihlb)Ejcs*4x=>=F90]&)^T2K*$>T5Gc<nGMhKb#4+s6!qX7,N5CZ+SMhiUv>oNOF0KTFx88iR^/oT*/H!QWHF9V%&4+5);VFkJNdK5K@jvx-Xt.-JE4+PVeLj[Nd",
+    "6go!>6yW;_4)J0K]IJ1KoB]&WFo&Zr1.e5(HKXEk4sIVJHKhU.FrxwmN)HIN&qfe4po9>+75-%D1W>L%H/6+zF#rm*8w^U[FCPXsr,nmHH8v]V*Nk,=2[<zpF&>srz:8<g1^l%cuK=D>+5ryjtwIk6",
+    "+yN0ci[^vwnxJ712JV3!4+@A<9]Sc3A1gBe4DaJD4vCpD9]tqv0T4I.7&ZV4s-+Sl3ZmwU0R)(K5II8*;R5>U.*N)I1Tee:1+Pm5cmmhJdKWFI0^P(h8U)(M0]6@vKM9nLr2!8QlIDs51LB,74+QCn",
+    "1P9c<KMw]l0uV8n-t:a<(k:3;L.<oTrvU>q%;2DTu4Dq8LI4K:4i1wv1Gy[$Cj@z%4*dcJ>w[!S,4qVg.3Juat$-8Cu)+op0jdHo1vM.8pc)Cpq(2V!)fpKxtO5(FV+Zrk7!LvMcLVZ.Cl3YLxjq9L",
+    "4zB;O<S^JDssaw<TL.x+J>)oG2!W>q8#36oUj,opfd;QoD.TgCiNpy7i1%V212Kq[FdI4dwgDzFH!lVy1-_E^f&&J>%s&m]K;8v8Fan:)MgXpaNDU$fyay-ZHy[Ur5d;@10GEyx4nhX-<Lo78GdP!k",
+    "2M,go4/)2VH8BOxpg#=84++MP2MzKH1i1.y87zsn0S:6fas]VbF9#tDv9.veGVg5x2LkX23%>s/J*v*50SPk/%KEecIXE:t!V4c7InbqfJuNsi<LdPEno0!IV,C,X0W&o*EGiDTVhE>-9v/lVkOU6a",
+    "4g]BA2LqqvcMk^Wq-&;#v:y)$j$Z/Vr%=8oHaJEf4mkiYG%zdp3J(cJFAp:=03b3eqw53<2^TLV*gXt_1P,M6DgwuN4+5vqE(rF[NdwCb3;CRYu44,BSqAs)L-_vs2!>E]4,U4SR]7vE8(lIV8!]8,",
+    "0xRr16)<$oSpe^24+pSw4*]c18U=>J2msp=3*Y/10i<474+HPXX#:*a4g[3oCl3US:@VmimV5>:,VXrQ%1aAM5-Xu3Gb#p11]b(SJ[vf(0tagc%&Y;jbppAy9^fDO2MODz0_-[O+5,Zg4,W*Q:<p41",
+    "&.X=[&KU#r@_wZkmIwoz90G9%-]dDU=9Tab%4@n/rt$]53/-#Oz7Gn-0S>xo3grO.vd3%%;95XhHTU/d1CN0W1K-QZ3zhH>1;ZIn1NZ>AUJ=1p5-I&KF#rgutpqMKI3EMBlmh@q4#B+z5-c1t1_dR8",
+    "D:;g%1]Bf;0U0+S0=ayc3Ly,(,T<4js[.Z0*PjOu0Ez(y./g@UiP#$rz9.9eSPuo:8V:^#sR%y/GdM7p1r[-<88iSbIXX!N.I<8zH8Z,]8xc7f1d+WAE-BgT0R!y<5-p)EF#r)Y00G%34TJJfE-2Ig",
+    "0]Usu0^;W.1RXN%1@5=z2TLCVI,dd(H%SiH2Lqa#6a:q@Y7J/-IoAXq12X=uJQFsq1@b=b!KMZd9]Mzz2m-at4tx;e03Qc6(**.l/mZN_0X7-qAP&.79^GAEEHX9#F9R],01@6*5-Fh_0*Vzc12QzY",
+    "1uQu--sXx21pxD42T2bCxCH_U2<c2P8v_Kw83dr710FcN0Ry,N5-*@0+:HYRw2TA_0/ESZ0nG#wFx3GPH2<to(gO.B0S8MD0/ES+G%zrZ2OThKA_HE40+d(]ftm-(3=0xg0hzZK4+WG43F+Mg4z_pa",
+    ")5sPAw*;OXldlK<d:-okw*:;KkpeC.Hn#-DIUo+V1s<DK04y=(051bHF#rULg((jSw*<Z)IXjsH95&(u4z_pvG5@+);+OE_,WeS=w*;>LIRFzkjG+S#w*:::*areZ2:kE>0agzOwgoOTGSCAOFw>AO",
+    "H_.dUkO&IY0S8MD1GWVsF*5)iGXN4X00Em01f>EcsRIuR<d*Mv9]ba#1>y/q1P!qQ1/WNp1I7_@H1n(:1G=C)1UCQz#SH<Vo&*m7)x@!0AOf^p3Ly=+wgoITG5[]FH8cPcF#sP3F#s.EGc*7!F*)J@",
+    "4z:juG2#Ob;Ft92rvonqGCRAt9t7UoQ4^<!&OrzU6<51k1oYHc9[<Ep384lBi5Lf^rl]oB4OJ[THdaeBH#2;LA0-;A01kvL8Z,CpG7N*b1SB-vmSGH^BMFGpe+c4:BLw8Y0UsGO*dq;a.52_Iv<ixB",
+    "3)UkhFgfuZ4%Z>97Y]I:BL.DTa^za+0U9&cBOe+u01pJklyd^K1;j6w4*0GCHZwOYDh^5p1b>q]7dY1/1(5Pd1/J%B@XdIN/m8H8v;Cu6F#sPAG5[]RGBHLCv;C5i4+*p*Eif>wF9.L*03]Rmf&:n-",
+    "BLIyN2G+d_4,NORP7eIQI[.kHk,.U>8/xaEVmUa@BL(opcMl)YBQFU#F#sP2IRFwk024UOArA!6BQFm(FaQ!a03QZ503Q/I03QT503I=[1e3cO6EOZD3$(KY5isN&4+GDyGY+<c3.L1K0]T4:XCDVQ",
+    "-_WB,mSYA/3(q4Ti2*qP7dNgWJ_cNtg#r:V03QlC&m$iRGyoDcTn>ym2.6aXE-%>L7dOu%Ej2Iz4,Ul@0qY.F(Ti0M#uyAC4#yY]Hqj##Ik^qz4+>yE4+X2JK=,;x2:Kx(2[)J;3F@7u3c;%(&ISYX",
+    "(gF;Ku;P^183fhm5,vD7*8v0U1>PS^4880E0qh1J0yX0pE,*0d0]V9p5-On_nH_z(0S8MD1kfV@@lkdB0BQq+A0G/b&;6rSH2<PhuLccW7dX/eE-u.K7&p)(9ytIH4&xXTG0pD/4+6Q_1@Ht%.roh(",
+    "(jziBG%V2p4+rHKEif>w2:l<+2[)S>3b:]M4aXb.u>gk29W/WI0-e1Vn&2reH#xom3HE:l8#czw0v@u9ogOYQHPizG)&UYX01llV3f2J!OAiFoBLkwt10FMK1BV]U1vJwm4+<eB0z4lDF>#7xH<XEb",
+    "H#r[]H@5_<1vmg71vmf#:W2gZnh>4V1sgFT4!Q*&Gcna82ip7t4+**j4)h8Lfg&FXH/iCEH[/5k1oa9cGBmv,4Y_ysGrb@Kydw=^1q8jU1Ov=g0t:O90v@uCx&.EqG4lfh=&b*2lmrfg#0U!30S8MD",
+    "1lJ/HHAx-eY7#I29^73vBOeJj03QW3mj)R&v,AfJ9_d[+BOe7f03QZ900EvG0@n#gx&-g&4!Q*&G&0#E28F(84+y#iF9R>$04y:w.O2<61sOKv0^b:F1kWM;NgoC.+9M+[F#s.[HZ%YeIK2^Cy*m#H",
+    "RRYoq4%#Cx12%o.t>TFJhiL.s76:H>v8+%5OAiRJ,6#i-#B&OuX9.*qkO3Sqq8.y<K<Se@u[A3zF[LFWIWVLl4,KRx9WnqRGdKK53#26k.kheN0R]f>&w;!xHvkbfAOnph88rY7*<+ekfrMBaHkAJX",
+    "1nAQpF9I;(j3qBjGBp4PfrCH.iUAoij3qA]GdBP)05UNE0$l-K9Rno>j3ol>0s.,yj3o%oznuXe9yE+4F9$I.02Dc]nlB#;If=AO4lpnPEHE(u4n@jjG5[PiiX[$49]tswB<XlQEE>qV/:ZPFpCS&T",
+    "BM$,mW)A;-#CHg_1Q.6Q27,oS1MOiB%:fBq4#L(,1p7>@9^gRnB@!EOmVE)+*hdcpM-^Qy*(DP&O&/aO*(EQX0XZ.KNd^<50XG8ZK<Q%42m-Ox00#gL4Y2.U0q1TH0)/7;krD*)kO:nuncD*o2iOw/",
+    "&*/dMN(#9p1N,AA4^.^=B=NfGCq6bZHiZHgG]fmYF*3O&4,d9O1gPKx9y444Ap>9Z0^lWn27:tmEi*NG9^YFNLlQFhJOHK^4z)uHArBz7LoG2dxFrt+j!QB$I4sWr4+yv/4+V;-Z4S8M1Ov@08#k2&",
+    "4v7=TGK[[V0S,t6+_*ep)^SsA0*.sK1jEY>46vmT0kr@Lh]wqwwbTR,hXMnIM*;yTlI#NlQ6B*==coK1jRpjP#tRcT+XNp7G<Azif-]RG4+Q2V5-aI3IcXO&*GVrTF*D[R9]bhr1>+>w4K6e;9]FMv",
+    "0!A+$H8JKT2A^N_F90;-.]PUt4.Y6y9W($B1hgUqt%eaF1_Bp(4x]SJrtbp@-sXxo1qrdjWe(IH0>Xt(uo)dPsvr]Nljs8yGD[21odFXw/LH@SG2-aYtG#3bbPI:@10M%8-[=+k9]1)YGl2pFz62i#",
+    "H[%5Whd_BP4S<m&g,Jd(Gcsui(.LtjF*J@R9].;&NfS801@b=oFyjR+Gcf/nGCAW81Dr7qk0uWf)gS^fxD+lmHsb[gArBzcAT2XEk0u@gFaQUz*nA%cIpYN%1T_H(95vzt4&wzGGTEn64+D)R1j3aQ",
+    "4dVqPI5qPl0!spqW((s59]tzd3mrB91fZl61Hmc@nZ+It2.HVJID!NhGLtAj2sSe;/LG/55C%#Q1(QkwNFFt57%@Jd9]bi49^YPH4#Wlp[e%Sq)es&q9_d_iCLaVj051qOF#r/dx$=<L0F+7>G$9V:",
+    "1s=jsye0;S!-S$T1_^&hF9kU-lu8WZ0^kf^0O1Y:NDl+LCK5N02<eK[Ng==guO&Z4HZeE3CKETj4ih+_J@WDLCLS_Z9]kx87c:ALDmVZDy*Cd5z<1P7<gV=Q9]bg.CLT5b2+*.$1hgU#4V)$q1Ix@:",
+    "9^G12rdSy;hOd7Hy5_+TG&0O31D0wJPs^9%kYxwxgFhQH<4HwZ95c)%F90(*00CVGs/po%qsA5hs0jut4$LJJIRGCQIRF$l)SCex4Kl56FAX:]-v>3LH0:o0L:_;[02;-zB<RR%4mSWCIO!!0oCXgE",
+    "/p@LD03S3s01@L/4&2)T9W&<92fNWC9W/:H2FJ@l1eXO54U>/=Gafd)B:]DyNC*^KjL.a-)#6qMzk>)Nst=t]6f=(^7!ory4+W$qA4W6)2Daa2A09HJCNBv%HUJ+7H2<Mc01@9+9]bi49^hMF6Em0)",
+    "4+f(q9].u40sI0C>7n%7!y=(n@yU/L*p37r11+v=8a0p*0Yw9eC.3M#9]t$T69S&469!5Pq$UKat==N*0j4Gcg(d[]fGZv_hXNBd$0iR7rY0W.F#sYqI9wev00[Zi6D^]@9]1rg3pn0O9]$v_AO>ye",
+    "Rt^vg3n31sCLcC705Ul>EYATC38p3w2KB:j4+N$r95t5(4)hcWpr_380lgjr$crKk:xe1[<Q<>_OByuE%:o^EHl,#bIX9I70(crXH4,@FO&.X>+!>mk9sx!JmIVXb1P-C:2ZjO[HUJ+4Hl@*LGe[md",
+    "X%[rdCNCl^Gu&;zGTa6ZT;eKtE-%zF7cr(LFCa8I+-0QlpalTGAr7c43;UAvEDtuOCNelUEYSfE2HYAy1T[E2rcVsw0^ki_0H+<YNDl+(1rs*8B<E_V1hoB7A_Z2e3,RI^FB:p8rzRsfHj)7Xbqj[=",
+    "5FZFK.pmx#!z2;pql5$lzyu!%Hsu8h*Ri4j4+N+t1F@i44*+QsGsz]o3#cX=2[iy81vbJ42!hoPE-uqD1C)Lb2DeNP4_r^=H8;Dm9uEMEEDRwIi!2W]s3sFP:7Wb@2a7B(1U56MCLA-30^kZ[7&qbr",
+    "4+G5$0f-jX1Jmgw6Exo/0!te*=D!SEIH<KhH#L;40=/>WuGtYE2[q[j3QYk.5-KPa1H/R$2s!Bm0Hs>8N)H68CK55^1s*hM7c$ExFCsBD/1dbX#s&=u2azluHvlg!HaX<<1DrHIHZV2m1q&e$N9Ifi",
+    "v8p2.2RZ2l4$cb$,%kwU0^km03HkL:4bBS!<B[.ntpp9LdlWLo#SIfVt3D3_%O(ZEB<Z-qCJzU#Oa#%N1@impOb-K>O9]59E)Na4B=)%)qyaN6F*W&c0@6<NgZ2sm8V;%VkShg.[yH5ssUrq^CJ5Gq",
+    "G9LmlfF:>YHZcGOnVd2Oqk:/@D:#5AF90.+009*Oki8oNB<Y1qo&p3Z4*w+u%DZ$g9x*k@OCJR@%1a2yh<$^y4c#RT#id[lXB#!$B<RR%4mJQAH[B%-L:_n:,6anL/d=qeGu.U01va:bbRP-g[*wV8",
+    "12X=(ki9(-F,-OU2M,&zOD>&KGqnRQHaY&Y0S1hqKo1-mEizr:zXb%v.pB/j%n$>q+MNLltEU12z8nt-p1([THcJyRNe(drd/4/WJ$ep-Cj]Xa4-Q6P2kuM[oB=gy4a#yOH!@[x6Ed]D4)NLn9]Ab+",
+    "CJxL#1coI8+w;3C37M7w0fEc]21*L,CIiWpR^YH-n3e$[Ff6;S9yEml5-Gwm3Nq:<9].x55-.HA[S*YDCj&zb9]D#Y6E_1e4.DD70WmW)HbE^[Ffzb&3Ly>5nU(.#in19D;.fR=MH4ryC/UqfCLaYj",
+    "o%LD[&SC;y6AuKG1r[-<2#HG[0W.y[1)[TU4Z^ecH@nV]5--m9GSvYHh%GMwGc]])9tE!Q4GPf#4&nqSG&Hs*E-ll-c;#1321*YFwk85d9ye(pFf+C$4+W;O2HZ:l>X,Xl1MzwT+)NK3wk8uZf$u6G",
+    "0Xg1M3Ly>6wk91i03QQ1&jka>ZVw3DOfLm9Hnt@V-sXw_1q>PSSPn/8@QUdQIM5&ilO+:5N**%10Ry!K1MLC^#]j;;FokU%Gn</3Gc:PGE-lmxcM8)121*YEh9&_g2QD)(X%[o[OD@fZG;1176E%>s",
+    "4qXSe1uio(9]OSw1HcInAdr:-1MiFk0D:nD%Y6zV4.VA40UR[]9]1F=A>w%!paBmDwFLx=GY-2v4B@V0wFLkj1xODB:IwtiBONie1q0;U1iI!49x^WE1GWVN:kbREg#[l5Gqwc@yGa7=$sY!wMlLrp",
+    "=mhu:0R_DB1oL+iIkp8JGiety=d&DLF*T5u0V6OtlLii52et(rG5@ePkpvSqp)n61kd=<j@;[C@F90;+yekSJ4.NiN9W($R0W]-z=uMnG4+ypeF9bF>([&8u0^i$Y7%:1J12)qo6FJG@1P/!MBmlNa",
+    "0-.nA4<S0f5-njF6EMX,4,WlH9xwnFGyn-RCJ6gW9W)_jgC,9S)Eyf)03R+n@b!4Jz99&]nE;yV@vMOLsKG!F0-bOh3c]KeE-u&!NhmWcDIX0q(8_c1&a(kBGBP)S9R;%=@8E#-/NumgG5@^XphE,W",
+    "8xIBN93Kxe00XxU9]bt)94Iw7013sZOb43aAr1F]AO,o_837-)vz[&q,k;hYCj==V1&:VwR]&P:0uKQ8i7gKVuG^ym12-1d1.TB)0S=Yci(wf!01pbsh$AF5G5Np&4+i4hP9Fv@oF*PCxA$KG$]esA",
+    "iJLSZ1_$:@IS##wVGg;i6)pDaArvryDGmFA0t3h24i5yJ#RDHbHQS**A0ai;+dK_+>m&>JLfqd04;:,=Fb;=PVFKI/1+KaR4,VmXF9.a<=aLF:03Ql800D#49S,tM25tq8xdIOh:nsGo/130-o7Y1R",
+    "2*c0-9].&l5-pXm0S;av1gkO+Q>KY)QZ_4uNDqI=1rD&EI^Dc,0.shW2Ok70i=*&NzXT5j+zSr&/mP>W4g$VK9]$&xLkj/%QXVvxkpTym9vd[IJOMu!G/Ui(8##z42f@[nG&VR^2:yf!E,*762$FRl",
+    "A2Z6D0R*An1P/kpngI(S4*eVtGU@qT$j._12#.9S27u224*z5qF=;,R2sAdFLjdAT2S=VCmK>4OKn-K:F*G$aU;DX!N)HLft4JO(rZ*1v2=^-53bo<14+MzgWFt9U.tPsc@3WBnH^(o24LATV0WmRv",
+    "0S4LoAP%YA0Rnsv1/kV^1B10b1-Pz44L2_g5,$ulF]q-/2$-Ej1Lp(:jR6k@(2gT71_)W=5)v>vkpd4;x(p8<<YSdR4=iN+MhDjn4-Rb_4:$aeX99[C2jmwD&4;NW!uKEw.;8]s+p/X336$pnEOTg-",
+    ".TC*DLJtth5Cy/@Py(>U4+ZJP7!L>E2,=WK135as86N=N#gZHk7xK>j4*dlcH:c;#9^YK)2M,Os2tNTUG&83e1<ViX0Uk1>84i!xR^SC@1-*e&1gSy_J<5t(P=,T*0@3D3mjU._9]ASx!d;Z;J]7M+",
+    "/;yOqI5DjR7cc+<;+yjfoih&!.QFdvI5X/FFAX:^fdMWvHvkkXe-*1q01,Ch7!N**1s>v5oyJ8EodL8M1:%[D0Rxp^4+OFp4+WYE4*/&:2cu&z2sAd%K@1#joe2*G/Q.KFuNVzzCpj_!IxiqHGp@sg",
+    "1UET_83*CQ4/p(]9SFXM0WTjjIjtBIGPwaC05Po;3m=@y7!Nd+VF2rL0n7mpAgmZ41vU3N8#eL,4y+g%IPwDz1NS-2F*c]*4XhXg%8<eykR1-JqLp9/xUQuE9^hRf3Lg$Q!U+z#,x_pC9^qIG7%vVv",
+    "FaR$OIWd6&9]AA[FAFj@t[5K%IK_kN$Swzn0R=VcMjs6@q!AwuIra,L12Q+W0S:MhF9.a>03Sp,jS(MHIr9HAACv(y[TB%QrZ54:#9a,c=a:9alGaiW2-#O2FAh04*aROAIRGC4GW,/5G]I4t0S=N8",
+    "(NhkE:Q<g4ffg<BIXCnK4.Lv4Mh@lIsAUg,fEFJDHmw:JHu9%49^O]S3qK7qFfsry0Wmp&76q1v5eN2@QVxU(1A_SE4+O&t2/!nO4u%09HUI]6FAood0Uts)ixw[,GBA>[AI.;bj1_p),30*#2F:9+",
+    "3y/y9z$>Ot>)H%OG:Xar0G4Y9Ne/]2OA.6l4aiCuIPP#SATu^f6)yxiGtL$V-L!#S,D;-(&X)l%A2K!b6$3yY05]d#3Lg&f6%R6<aR!%>F#&K71lR))1.02H1A,Y32+vRe&-kcY4%Y(#E)N64#_lQS",
+    "!2]+H9].whD;bl1FgThD9^YPH9Wta70UZLx4i69A6+aF#F)=A79^Y2_3m*bGg#iMW3j*L34+EtG9].:=0UI:x5Du6D4,T:m9]AU*0Twj;3F@wd2sb*80S@mb5HBGzF#s:f0XH>oEhRBH#VsEKFzv>#",
+    "3xI.I0UZnL$UzST@mbaO/M=7FIGd**9]1D^5i+6z1:38Q0e/l-IA%FxIAe+bBM&D_4$I2]4/Gp/Xn=E04:y7W4*ZY,4.TR/vI+IWP7fLK2<eVU.1!B@Oa@0[4;k2NDlza44]wzAG7mH20v/smA0I9K",
+    "4G$UZ.1!B)T<T[_w8Tyi8lwddg$TXGP6e$94+*Qe0t<u7Gywk/4,;D8P8_7-9x.%=FdjC-.U.^e/MWzXIo0n)7&55/4+>%6PAE1kD,Q(F/@#_H@9//^-6D!mLIA:X4-z%^Gam=u01@F-2)i/^pD+;z",
+    "Bo7nZxdIM&7&x1kM-@]]#6ci3E7q0[4-84n0y!^:F#ryDA0jmH0T(du0R:7A2(]$<Gb/Ny#Y>(qx5,Z*A_u</6fpn>zX%Smi9in64hD#%0s[Gv90fNI3aGgPKNK,JG5@cnA3QnP0Sm#1rU4Gx0S4_2",
+    "WfC*h&-tfI4+y5Y0uKt;0U9*@1yLU:GTZ;Ornv$M)!YIGVGjr20T3]&06>*h4.M$w0!/nFG+mnL0S3Fa0uK>k,U11:76,SftN[y_@vL*!UI)7a3BtMq2/(fE0.^5[93K^qySV^bt6L8SySV^f@n=jJ",
+    "3A;!hKL-[2H_.dfi8UVrH<mq44z/id4(cHiEmZ.19]ttMxdH[..a!SRg#!,An*#/.@2htb46<2P0,X#Bo7XZ0p#lk+(lQRy=aB>)ssatUxdH@,:^U<FjDRr&%!WA*+O0t(D:%:10]6Wh(-NU%4+f_/",
+    "NC&#OK;)uQzRMs#0x_!-(GCXTfUf_B2r<X=&tL.a0S=O-2pc)@qyrT&Ee0bG2jY]x0PI*F2r#0s91H0U3blJ54sGGeA>4o-MGqmX2=cMh3kFLM2:cBoG%MopIu9J93<.J+Go%a#OAiR00bd6,D/jlM",
+    ".qHeu0uK$%5HB;[HO:$WwVJH_4+o!$Xb%G2mQ4l0umc0)8V/T=0R.)t[N@v6A-htD4+6ar4+5KwF$Mj,W&pBg9]JhU(0Ku]eGY-1R1@P.R5&a%HtN6v4gZ@!03Qzk#U/*a-64GtiWLPS2+[vE21FDx",
+    "jes,,-uQ^D[E,3xvQ@DFfvEux1o<Ey969)r0s#Br0^4hFHvkOwkpcxD7BxF5F*cBb0S2$ZY6.5F2-uuP0=$k;je,FTzVAXDG;%go12rEAHHv^(EHgEQ2<ea!oNx*G(P]FM@bZB0F$lFa4Vg6#Fb;Cm",
+    "0^i=<r2!8N@Sddej#v)L#3B$hyg;rdG;;pm9]t)5eH^Bss#=!#qIwSs=Yv5+.7oxLGzE!+0Sz4t[gGi5au)@q!_zcnt!xFi4,VY50^l]tf(!)VkWmHD4,VhwHUp%&M+FQHybK4&ryK+C0txR22bB[5",
+    "=M4OMwa-T8QZ&NGMlVP!Fxx5*EB)Ct4+ya7hXDlT.pmE6)dM_.IXb;h2LiDK4+YoS1@lxcrbG@V;Tu*.f5ZbH3o>1A2FPa$$(-rU%%=7wq6ZHFkRu1ltd9Wz@b@@%qXz,p)G7s_2QNK1IHU(3AT$6U",
+    "dNKeHJIC^f4xs^C#0nuaE9_JL4++EyFFiCgp93EtH2<#A0WknC4/XXA0_0U+Ff^VJ-_WnP-tel7H#PtdA<g$]wgE7o10Fb>@ZNy$yT1YggINsy-2r]EBM$>!$#VdYU/IY!6&=L8UIOoP1IO+G9^F;o",
+    "zXAnG4#,*usC6#[GB(q[0t3T;4/yn@AQ3bG045Iss/H;-G%SE%4xOd^0XiQBGg.%]1/Z;B4uf6:mf8g#GQD63xrPc0,ChREnF0Xaat[W:tqKz[vcm/rl#_hzAOqoE2>X*+[)>._H2<z0Hvk69yuAS*",
+    "9W:K)F9kAR:aG>fFf>6R4+,zO0t$%DP7X)_hNA@z(sTis0tt(wZViRs2<Btu6dwjT*27!>.OKu/4oV5:qb&pTp&A9y.=/*U3in>S0$&8F=a:9Q!iNC^/g&;Ak8cw:fF2JCz/r@Z1T-3HGYsb&6E^u6",
+    "4+YyM2GjLK43F+I7%.jv4+DUi1OfG)1Pg_72HL(q4+Ga02i7(Z1,q1B4Zey,1u,8QH2fY8/%*hH-kic+i6-lhjkp0H4LRB#FAg:=j&cmA9tgcX9x]sM0.!fY0y+WCgH#V)tsVi51OV*;4+gCs4E<DN",
+    "9]$y[w;Q9bHm)8YAT.CVwgEB#4+[R8hyeqXzC8_O)B@V]0Wv!K9RSJ%53T]I9SW7$5C!,XConjk10M,B<&*qF[T(kyGByAoAT.CVxB)T%9^YPH1.S5J4@KZsA0RaVAK3vi00rjvA@fEy9UmYy03Wvj",
+    "G5[]KIWPbNmKq0z7%u<ZFo%f,4+pf(C/Ue4GY.FW0t4R]1iy(84+V-j0tJH=21*Xi83OIt0s/<LHE9Ci9Rs,H1@Z$q$$1B$i3S^qf*uhz03Qf903QT3Tm!++0R![,1r3270(b,dkpUhunE;jojsgz:",
+    ")&DC5sLTfs2ZA00q/yd+l:Pw$83@W(fF24U4:h:D0x_c*EX)B9AAlY$H821O;i&vW+l_SQ>@PceNDZ;D1,u[*/J=2z#LTb(14.77wjB(+z8eF@=Z=1K46N7&4+k*:VjeXy7Bepey(0tq$pQ+gfK3Ou",
+    "syr7rtc;K*$pQ]>8xS/B4+4_:eGdim;_VZ)G5@*OW(4m3A]DPm$[QaVH/u]C2F&me1)+!mF9S6(&l<s0EL%ShUCJ8,@1:9o2[6hV2#y_Q1l-0b1H%FzUpdMf4.oGfZ!gmUH8IK;E,=R&4%7o5q5(3#",
+    "=)o,M0WmW($[Q-.Hpv;lGuNI02B,rM0sSNeoya8*2FM#PM/:@5A0alknnMqJ$Qutkknc;np#ufX=:+>o$QvIaHngpDAJzdg$QuUK;NTpcH![c<FCaEEp93Ga0W@/P9]Jc42OtHCqy@TG*p31K-4/:b",
+    "tP_BZ8wH#H0t4p$0S=eetpOJ[<d=(Fs2d>QGXM/]1iF(34+6_80t3*)9tYgM1@U!p1JoHG1T;1@0<)W21zZ4C1(EJG4X7Iec=;Ed-T#q;ryCwQrW+wRHW;oWHKrRM1_.0T0x2*sAOfcw3Ly=+s2eOc",
+    "G5[>%Gyny)ng$s,h;oHi:<=PrjT.inH8Gb288Y6R0R_47mjnX$[t6C;j[*jb*9HPd4+4oB41/o@5-4:^1mV&G4cZzGGa<)S03I*=4viZH$DIZOjT-Qd,a,YIsYnkR/-4h4FD5H8j*]fk:XAqv12((h",
+    "P7TVYkpV9PGcx7dLM$=g]JNiB0q(dn1,Gp.4+D(nB;2G[a6U9NERkFXjP*$oGOL=p9bKAa1B@@24*@YEMh<h14zAT52hdyr2M+:*%].T.Gd2J(3NtnU4rK$0IS!.X0Sc]=FAp#G;j,;-Cko:27Xy[_",
+    "1Pa[+2)>mnmH@Q+0^mee+K_YmFoXdGa1U4fpB*m(F*AVy4>N)59UlTVfdLOlp[E<$1uZjj7cu]>xyGph2L5L%Ej7-z9XE;71LKki4+QH$9]APzksT5:[ht8@lIKnYt-r$^1c#:@4.q&2YXk1/P7e[%",
+    "yhaOywGa.x@<D>-F9J6*00xZXO%Du/1rNsqiKiVjHZ;4hj]&Wt1>qu79y+Nm0;FtY4+rG40]nd2eh$VC1jVI99Wd-rYXCI@!)Ol!sc-GX*#r&y2N*U03x;1m9]ADIwH+T[GXNh0Hk%F)7KO>+54Hok",
+    "wH*$i$!iVpp=pI[05@ws8yhgR)dC7J9]AI)4hDwEYX&I_LYfXQ6E@#f3%i9IFJw74nhq^lH8lVR;8a*k.O7,x4,f3dYX!3VP7UOpPY(p3q%-Ad/L7*+2SN*t*BB20qYWQEHkJk,4mOtt9]JU@4F%h*",
+    "MGw=jqzwg;$X5b%1Eebo;*$C@r9%eG.[t-UutW+n9]$m]4FKE(1^P6hr426/I5GeX;vE4;Wbg864,kd=jR6nj1EviIyUsKZ2&N4wI5Ul,I0Y9U1U04&5jX%CGlvHcH0[$,1feQF1#<Fz$*F$^Bo80d",
+    "o&hfqGC1+*L:)N*9Wwwg2[$y+o&g#(r_wZO[Q5F405mMs0S=eUm23]K!&nML3D/$h4:iNvB;rC!K;TuC3d*Hx0wfP3*q#9!FyNa)3Fn.43,pgi46dp[6EOfDZHDF<0U8er:Zv3Pxy_a9+mQhTpp*d)",
+    "S>4<gH_.IJszC_<0^5FKhCL3_Oaa/I0S>GDuN=N7H8KDWOAFp243&=u4+F,(1P/Q!3AB&@2G4s2tpo=.js=sbFb&R$dk+/6nQRV^c]Qy*Gct*xTL8U<C/A,TP8:GXPYJdI0tXC<(gXo>4e.jNGv>iJ",
+    "JFIU3Mhb<6Oa_kf2i4=R9X8b5K;KwAI^ZPtG6JD*0pz<348t@a4KST-4WYJr44[Jz4+hi*5-g!I1T)s>GXuy34+7iM1P.BAeh&wNxm5>o-5I)AF*i2,g*6Z:AO+>M4,;t)K<SD=;so:z<k0!@0]4z6",
+    "1K.S./GY+sq&WzaodFLB,J%[Z0yH!3$pHd4B@Y(+lr-wE91je(3LgY5>m)8g@J*,u52WEX2HN*p4+Oj0Q4a-]bPoZ&bP4dC0S/PRLK8FN0uJ^O0SCIgM+r3tp1o<U2M+;s:_IB:jE4aa5]*Sp1n0X<",
+    "2+aBw4V*0x1irpP4vYc/!37TpuZB(=05]QUI]tphZZ88gGJ*jg12>N/2:6cz4XUF%3!m_t4+Cfq1mx#R8Fl)04+p2*Q4XjE1EMbujIv!AIKYtt9^YLY1Payb3IX&Y4,VAp3JDtri2oxeHZi.@N)HQ_",
+    "icUWQHY+Xir8<@h/@--J2bzjb4+@0*I^Zpt4.R%S*#rjglx>h#4+H0X0hIAh4)H;]6ZzLd4,oN%Lkj1N77[blWDj7N9v/cT00!RSMGxcym:vt$>KpD$1DHq-1Kr>q4/%uoP9F$1051kLG5@+L91ktb",
+    "-C_MF3l6pFG9M#0$tDF<37pjd0<<Y-$sG:>;Y#s8mg5Hx6Se9x4v>*6M#@<y4@r7>F9I;&00n<<3lHZ5xt$&Z>-mum2<f3diB2B>IRFmdoJ.7o84m!@=B4t//WGuP.l^h+$Qlm=:JkCE5glZ,j0hq$",
+    "Ec3nx9]bb@A@d3x!6qLDFsO>H95nUc0Se^ak=w;CMn**d9]0;=fgA;;f/3SnoY<<%cMF:5L/4&g3J(K@-2jL4j]:Yc1-JVb+Jy)Y3Hq2L4*:j!0^l]6zd[T4!czvD0uKX/0s=+N2<e#B0v[JL00rd%",
+    "88BP^at[!J;;MQ<4Hh)k0^jRk2h[/y)CM02GJvcBFAXzY;nw=<m.0iH4vr%Z:-6a]05#&*0S=SyjR*&arUeV=0^0UqA6>wv%[K$H4=ebsbY*kO:oWkc[TeS2Vm6A+HxDdT4)eqW4/Y=[M_cli4.3sF",
+    "57q&S%[LD,uL2LO28zu$4+GT(4,JaVHxDsV4:h]B4@hnXHxDAM2<f5L%[LDqV,Lj%ip<6.1MUeA35v^(4/qjxp$!i_Rv#/e>YDttip<6.HRu8!U0)v]E#;jn8H&v^4.KI-@_,=4HxC1)1rL,6ip<6.",
+    "1HA]j3X07)4/+y,G^sak5[k>;4:ngHEHVHOc#6$84/%g@4;VFH4-hNhHxD3R4-qTiHxD3S56J]I%[LDN<&ph02a3%%1):NK1m]uEBo86yZY;u403100Ejcj&9x(t7wyA6[05:e10S>MI)Vu),L/Oyx",
+    "jRGGBGXNhXG]$w$0RXXK0wfP3u5JmI#aj-qiPgLT4.Uw)0xt]RGp)u1A0jmG0T(dt0R:7A0.[4TAcc(r1W>L%Hk$zyF#rwT8wkzvWDg02jRG1l03S9q00dAUJ2^]>4Cbvx4+q),8Zm[90v]Ut00mJW",
+    "D:B:x4uy:Z4bZAZ4+q^;5HbK3Gyo4Kg=dCa6syJr4+Y>zcMI:31p.=38a1iL1RgcOlS2gG-4cV00Hbja8:hwuF9tI+00xYmLJukIi_.@m;EecN0Xgi90tSipLJ/$s4+=Bl1TO>LH]UH427*Hl/mHJ0",
+    "gIo=Ccm#r34)s(Y206%h2*-g54*MJ*4LInG0s=!F4*:MF1p-#ivI7dNUJly2Lk5(yLlHO^4+h5pF99+)w]NJ%[WT8*hI0/DgN*>Ql%YZo3xkaU1lg1;4+P^srU46=Z51=w1]tjn2m)0HikJcq5r_MZ",
+    "0S<k+1q1Gh0tLry3*-OwHam6(-@DP53-T<%1J$8C4+=rdB;p&y34nPIDzuIQ3e;v$4V2j/3XIk;4%7./x%WX24c(6d4+YVJbsq:ayyyZ0z5OEwEDr&J0R$^%3zUxn0MgkD4/$.#9]bf31-qGs1uG7.",
+    "5eMS.K>3e:s[s!N!:wcw2de<Ex#/thEDr&I0TVL,9]]>2kOD6,Gd8ON9]$,AI5R6a01mGQ2fKra0UrxDs[s!Mx9xKe0r>$UsRRkD5exjT9S-.;-wA=OTL->aG!Fo&d.P_U1Tvo&4yp.T[quwY4+7PY",
+    "0wXgx<L_;QCkKni3lAjJkOCDk%c_R*1/NrNF9$X/(_trm12O-u#BK$,.>r%7%%TJj3)7GS2IbZZ5i^;d0q:Cl3Db^Q3zm2kIe;G;9]AGYd:%Blyh91C!(JZ%E$QML9^+jI<c]zPH2%+Q444W9F&@K.",
+    "sqq016V2OJ4+ozOFAg*<gOCCb4_5;X9]Sc$2bs4$3&#Z*IX<2w/.xwB2[AMP4>D&x0SK5C4+xgl0SxHeRv!p9(UUeG3=tY40Utp(01qOQ,lhQ$OQg:M4.M-V4/TIHUJnSE)&T-pZVwIB121kgI:f*;",
+    "A0IUUA4<WrL/RAy)&UHZ*d+txbqTkPTn>[8-9:-snF0;6m(_FUhoNi>LEDc44.d)xH4l681@j-Rsy7az0_9d%5DyHP)&U.tHvk>ZH1XR$4^75m4</>l0R[Q68V;Ma)&U.uHvk>YH1(c854i!d4G#*M",
+    ")&T_u[tN/s:H!Y[g^DO[1/h>04+Y%LVIDBS,2(./9]$$)vjYjs-BpTGpQZ!<jnD<iG,C+J-0z9>;E;eKxfc*Q9t>*93kCb,B<YOz)&U>iHFgf!0VXso!-u6H9RfQ8.l6)c9s^Th3)zwc3#^Os1Lg7o",
+    "12hBgk=v3R0]*@ttnLCIHZaSN0t1HG2oE2egaaQ0G_cEK8#AB-4#)8U3+c^<4n+clJr3Bp0]bz;AOS@X0sN2#1mLJc5,>(O4z;fy&qV[dj64VT-6;)MfdLMykz5Xt$WaCNq9hBO).gkD2B8^ULJtSy",
+    "GZZoQ8V%n94,^Q_Ru2j8m>rW%n5AY3;MDv20tKeqCj@C%4+dcm50a1r38NDPx(E*ouyzdCaRbKI8V%QR20-pj!#e/jcn!@z2/+Y:1:T.w4ve<44E(Qq8Z(S>4cl@M0(B8H01UlE42$ztEHyfa6$O%-",
+    "kO2/t@x>4,lAZ$(T*1604.OnO4/uF&We)+d7!<;*uT2557!L:P<&ykC(Defk0Q<EcQxP<d7!MoZBM$(H/L84K4i2AgA^csf4;DjE4.Y[DGY;VSnQ$LzIKKoB0>:gx2G0FWFA6Iy=[4;K1_ZTP0^hsW",
+    "1(hr:9W*q*1ROH^2)+al1*#;wZ@>oM0UuE@:Zx%bYB]0H9]1D^1;s3Y3Ca,-z61[i,@Qv%1_$F_A00Qk1Rnx600f,(2oF/b1Ro$b01s2lmURzmy95cQlnD.Inzus*.$4aRg#@]wH3qve7CUkeDv-1i",
+    "4&]LV4++%1PYfjm,B2$RHZ+y1L<qNhinu,viggakP%jEJIi9XH3zh*74YI!h4#WWu3*eDS4!uSX1VatFtXvNf(8xmy]HlFk4(PrC9].v/hyxD[.h::g(*X@a9].+V(@pX<<wzq+umTE<7Xsq^7CE86",
+    "PX,zY!bS:)ss-iY476Yc/Z6Rlvls%GzfTHz0YwVU-Ti=ogKiH5,j)Fm1f7)zFAg&_i;-y<qr3(W16/==4,XRRvO<yFIR;e)Lku1mHUJF!#SRoRf&l]_4-QSzPZ:4Q)<ly3v>/mKf]:ye!sQ4Dx5jY/",
+    ">6Y^]0R,8B0S:4N4-tc(s[sKS4<2y:R4)fMG4-Ps9y!PZ1NPDZ9]bo4wUYr2!iYo$;eIYqH0oIn.O2q((o6@Wq9,0V.8cP]j!goUz)ueuzyl&JF*FCp0]zw).&QKE0/MBB19k$/z)uevbptdH19b%3",
+    "kqr+Ba^OJB4./>HAS:Ac3)le%vs;tNCJzId;*$JE=1)9I%7IW7Fvn0236[DB9_U,=+(Z[Q01pbzpm7*&mFXrA1&Im_H2<z1H+_,iGr.NA3W=F6H2<2i$Pp4ZWe*;h2;O5PAr8mqO9txDZw9I,1Z<u#",
+    "xd[i&:IDx;p9v2Z,U0)z#3:H^(ETL[rsXCN1pU4N4-h!qPZl,+4+ZzeNCZ6(ewWEl2,t!&4*k9X4/suZ9^hU_0^S%XK::h14fnz]4+Fq^C<)MiGXM@Slb%Np#RI$4ND9x,PY)2B)Bypk7y>^dL/RfN",
+    "zX3iqEG5[!GzWnV4+Yr1G!Ee$4/umH0T(s=4,tXMPaj7$01o5.4=D*1PakA9051YEGXMpKwG9sq(#Qc1#skZ#GzyO6YY!Z%+m8Vc2$R174!9T$*Q.0AEt@pL0JpXaHa9[.pg#>o0uKH^1&v/VHZYsL",
+    "3/uVK1(_h[4&>([je&d*3,N;q9^PMDxdARMGF^!f;el6c3M(]!jzk6dYzn/03DCR&4-Z2ENe/_&aR-:MLkZ3V35^E!4V!xcI0A(&3C#%)2Jrz84%<H50S=SK3k/u30Ry%^1%]-L4f6g5D:X9Nz5xT,",
+    "w*e0ifC3510^18.8fL.%L/Rtw(jo,<3-<!CJuzuvY;LoBFl9BHsznbBp0NQBEL9Gnu:lV+T<PoZu:lV^i_.ghWe+B053:n[s[-/n>X!UOvataVFi[4z4G%.FA22bF4i9&@u:lV><d6%QVjm;fn+=[c",
+    "!Lb1kBw@Qb1gNV64.4um4^^P/s[-tK2oD6EO$-Xkm@e[E$HI=S4*,D;4$l5,4*/8qH7=^9G^QYw8#k[33%E<VjFmSHFb/v+2/]i#FBmjCkCp)s16&UV+@=CnF99tz051hHF>irR37I]v-7bbWw<eK7",
+    "kPiazOAMrz0RhcS4-,bI0R!;Y4-^xL0R>^O0L$A19]]&%qXQZ<03QN400jHiD*y)q4i5[.+yyTQI5z+.12[PV3iOak47[=N1-;8M3BeN!pTTVl@#lDMjsXCxj0+D6yomt-yHF1K;F$T#hXDroPYCGg",
+    "2<bLY4+F6LlK^]A#x<S07AQD3wgU:ZmjMW*nE;y5mjMEc1P/;emjMBzg(D2Lqyq%M%;1M.4$A/pRxLO,x0eA3$4:;BL.+.Q0g(9.3f[LB1]bq#.>8cfA@b.(mjMKct[<J@CJywXY$Z4^ECnJD3%H_M",
+    "9].(HmjMqBv%:<tG0&[30S=a,V-nKwr2#JsH#3)>0^lrA:IDbJ@B4uDmZAe0F=aJR4+X1V7c>v/1@d.%1r43_Q3T)v6F8=<4+XT60Tnsk1P:Lpw+]jNtdeUBqn1Z4IXaDU1Fa;w/M<hDySP#dx$aR5",
+    "@1Wug3=lO%Q66o([WJxL3l7vAJT=Bh-mHCCq<PU/qK*Uy,sJ<e9R^O_O9Qg*QwhZc2(nEKx:gA60S=uB-zS9itRDjIHUtF,#,*.T2B7+G4(iVW0K=UrldcH]z0d=$j5Y%#4CQ$PhSLQSHy.4^Ln$*i",
+    "01oSU0-^W*0zV!!03Q)F03tClKpryy9Wek7y8,_QCl3R-0ueB[0xt.RH_/j(FaR4ewgC-MW);ZL0xmK+KOYw[v-r+MH_/pgF*pD&GB,dUD:bwN0[c!639]woG3f&<7ce,p0xmH#KOYx0vjQ$LGCv-^",
+    "GP43KF)-uyFF84_0xt+RHUKR,ICCEsGOz+2IpYH>7C1Ss0xdZ.Js%e_tO6^LH9j9JGphm*2&DoYIM<R(7B<Df0xdW(Js%b@r2-KDFg+g=Fr<+/H,ZQ+EH*dL1Rn@8%:*qrHgF#nFsK3<Hqrwh7d7Gw",
+    "EjBbg4-bJJEjBYg4/vsc4,BaZ9yRl:a^O8V3oSG@Jr5Vy3mr7=2Ok(S)(b5(H$ERNHL3zH2[JH,4jnVv10NSM(F,jzGd&L%&kHRxGCdC%%;lngy=IL_GZ!=J4uD$+iR4fYfLjfdDHAmHDh[O[4+ZA!",
+    "Q5H7.48=K&9_:_#.4>$l00yz9Jpcy;,TO5NlcYrlC/11_0S=w&mu;t0@WObrs%R20O$+l/2.-UNu8U-=zLI$ZgfjrNN(h$XP!u+ussa)%s=J(6o2mjI1u/%a0_t5abqdQF3e)5a1mb@[4+fOtPyzHZ",
+    "3Yt(K1UUR83ZvB_2ET+)1;(XODGsh8F9j.y[f!L/+v7]hZ#(VtH4h/)/8FLzO).(d4/SzcG%pr5G5eqaEj2dw3JKp00.Fgc4WlOmt(A5U1cc/V4+P7MdIh7^J]Ay8.%l=CEX0:Q4^bInFBdg9039-@",
+    "3zZQHwk!k52LYnH5)TIQ0_]5[2cnY!4;DrDHxE]G*ibKs0WvxA11^dVH1Go*FaR$JG&leN)olZ&r*-np<B.G6/q(gEk>QiOr1m%uAgjGVAF^_4<B/P1H/q-&.p&Q2-0G2lvQ!SDxdH_:$y5&!oxD&D",
+    "jM<Va28iKg9]bq@5FR,71TO.KH>H$Sy2/9&Z:H^!AG@rK%MdRYD:L-39]JW21E#(T0wf-;Ik39]9]JLq1PYi51KTwQ-O#[Y-Neg%I4^SYN5bh)A0RjYA0IgY4_qfs6fYMvIHm+21Tz2=HvkU./raQH",
+    "%r>4ZrUV4%:I)k/t@P:)G#:&jiM*@/4<URtP#+-R-Dt30E!(3!4^Ycv9_U+N9]SP_1:zwG;7Jol>5Vo*$O8@%yyj30wiO3B4+De!0S=oLAq4oaIt^Wg9u19/ejge$lOhA1[2mUZ3J(S3rcxX+00<Gq",
+    "G6erO44A%52HUN49x/Pc0uKp+)&mFS.V6S>2.ftK0JSL(6o,%jDK]OII3Ef$01EbvGz>!0eg<4r6FA[B4)$aXv7J!;y,x$ujs*>p=CJ%g[D+zW9]1Tp1Cf>E3NZ%A#Rm<pGZHfWa]ARC7!xuy3$C=T",
+    "5-vDc4+hc(E-2OnC/94N44U2<1d#O)4+vH*GdTbayE+czU:=xGQXVz[9].%74,cdP9y0(RD/@2bFuf^uDmbJ8E-2V#A1XDZ0WLB$03Rzd039&=8ZnYL4-T3M1qri:0S_nSlLrqQp#v=4IL@tfDmI^5",
+    "E,=I#A1X7&1THZ$QXeWXqyZi.u;Qb4FaRzvHc^reG=7C<GXNheF#rzjLLVwQu;RjfIX6,tD:aP/58;rb2R./5G]2)VD:9n[9WekeC=$L41OUoY4pI*qs]XHK9yI>TD:I^49x;zQDlh-ZH[(bj8aJy5",
+    "4pJUA03RzfqyZi;03R$dlnxK(0h10cF*m0QA1gKhE-ct(4-t7K4pJU803RzdqyY^F2p/mo04>B+QV%Pz2re^:QXeZbqyZi:01qp$2oCAj2;X%b2;kOR6>%X/6*keL0S)nK4+<t-8#e$7pT$xQ-@3bv",
+    "-mH*ZiXQ_3kq[36ve7aR3yL2P1o!Y/2ZX6h4vHTdF[0u^3A-lHiXR=tG5[]FH#PthGqkD!4vd@z0/0b&.:eIyk./y+0L$kG4+w*f9^gUdodq5<Fb]_yb@A1M0/>2$p>2s-rA!NmRun6&-dBWk1DUxF",
+    "0z<7+01J/>4XX$Po^_c,Kpr*#9^+PD5-Xu0:l!Z,IXOTQHUJ(p03Q,J00a9:9y3565-Xu4H_/0p01p$u0ung<9x*<+zyc2:j35r[1P/t22p>8hH.SnyGq]>_0;,5/Fo[zS63>,BG%;On9yvfC5-p)6",
+    "G5[Vp03Q,H01@6*9yb6V5-Fi2Gyonp03Q,D01@C,4v+_S6F0yD5-g!HG(Zm%zycCC03I>yA1gJG2oD#E2rsJxG&KMeG>aom0-,t:4$1<%6Uqhy*jgSjKo1hi1>X>*5e]w8FA>F6Km(dv9yvfC5-p)6",
+    "G5[Vp03Q,H01@6*9yb6V5-Fi2Gyonp01p$u0unVq9yOL-A1pbV5Dy!f5Fe^qHLVx_;1d<.&jcPc01p$,1@-->9y34:6VC.@H_/0pKo1ko1@]2S84f<X63+$@Hi-S<Ft.A&5--Huj]na;IY1v0Hvkec",
+    "03J919^+bH5-Fh_0E$rp#Q>FD4,^On0QGba1ePN&9xX8d7cu]_=6>=M8iJ^(E-KR#0rDLmEHII@0Ur)C(!c:LGBf^Tr1k.2.pa[d0S3F0kpT^A(!c/+<zkOL4+qJeArAzsoNoi+iUbc8fvQmq@RfM+",
+    "hv>N<m4E[dtMybL2R4$L9]=2Y4/:ul0SNtz0S=(juPHAVH96bB0R:qP9oxVG4(9.6H.qeV2.,d>1M310W8T04F9I.+00yI;!vPQH1Kz*=1Ll(i9xUF#0S1K$9]Jl74+Z*$N)G]6s$:M(aSrsJ0](ga",
+    "OA$G^$r/v[,s/qkMGpb,.>88s9]$;Ly-Tg>[v!fb1N4-v4.;,7kpUkBF^9^&9]SU/0v$F00)bQp!^enj38B0,4&ng.&Jh9MGY.iPf:8*w*;j;;*%1#2-Q]sg01K$*0Twl24![BewKpFWHoXE4[K,WJ",
+    "/:!g>!(#@a@_=P_GdVfjl0yO3;j8:Urm,mpkIQ@<0yg_F0SNc!0Ur!E,<=e6=92sO0^bpR4+==jKLIf_Hvkhi03QuE03QZ8oCYO1GDI&0GdaV>RSyHw&Q$^L&JYhJ,2([n4.9<<itqsf;W+(E1L/rN",
+    "4JH8G4,Xp2-Y]+Mq5&N:)xZKBGyoq8GQ6(;95$8#4+<O%0Urb@!_qWnhs-I^E)Nuf/#T*q1&=)+4yObk1u/jK9^F/74mJT%4++AXAqvx92Dcm!284;.3fTn&u(eMCXbv>UExM:E4APxS00s*3lS&T]",
+    "l%s6]wE+(hm%:dHE4[e]4+z!mAOJiHvWHC$wvK27tpN@X[<=DLvY00Yw*m=<83&>82#5;16R4IU4,<o;O$<7w0uINiQ6B:[03S_/03QM[00zdTQ4ib$>a6:_mP!tB4.eSjZ4Vp9,_lfgGBkyt10M%7",
+    "qt7W11mCqO4x9^SEy$<+9_(3P1F5tOA2c+@,_lfbGBoD>4<b)20Uu:K::nQjF#rbAmr4)j1MD9XG<F+J4.E;j0WSkIG5@Z_4A2w;;,35b;jsKj,j7BvDJ&)OxCIIH2oGO;nF9f=>aFkar_;4kcaINY",
+    "W<0pEFfn9+nF9]jRStle0^m@+4<Q8Q0^mgI0T0yyfSCgiG>L[/s]J9X0^lk%1@iD4/K&8fQV%w^3lC%5/K&8RtqBhtfSCgiA!85334oac4+QQB4+zfZ0S>%s2B8fPK_=6vG4_A*cg5!c4:jll9$jA>",
+    "A^!>)4-a7a0S>Tx5BmgwnF9]5r3DX<2!NRb4+Omk4+(&o0^n4x4:i_l4,tTw0^nP/A1yKf4]jl:0^n2]0S@X06Au@GnF9]YUk<38nF9]YU/PRyfSCgi1o8wA>y:TQ0]%lA4+5E33nT@BnFBu)H#9T/",
+    "4*,vrOCC3$iN66JGL@KlE-TZ]rUe@=q2<X)IV>.84#xTc2i._B4f7BJ#q&uI14Iu5((wTW<Qh]2Fn^H(1_N/f8Z$RDHtL&g37wQ>4y3mN0Jwz>0wo;<$L9hSG@x@k3eufj4-.8z10XFlxB)CQFvI&r",
+    "9_3g$p9KVX34l8X$dQ<:4CXulh.6w-mze>xHwT,>qX7b-4hkGE95pQ1p9K#G[Nf7+yYV*.2!X3)0o@B=3X]Cf3iSaW1UT5A1p_SP00#mN4,43z1uqFUG5[;$GXMq50uKbC#Q>&9+LZ$g+/pri*2Mw_",
+    ",@Ph7($-VwFf7gD2M,9!@_d(T3(EWf1Ihso%KQNW+Gql!lo$<QItEiNG&uk,3<b5F4)P5P$dNe(x%:eLv!MkK4ub:=:e:epF#sMg00XX[1P8-&0u9OC0TDPH3)hAN6*9H]0S;*x0S=VSp#/uU#cu$O",
+    "=nMDO;nee85nCbyp4B%Fn!y1Bcm#<V4%h;;-f6:SH!KAr9y,Yb2gLPo4-cRX0RUVD[Fns:o^XV0tc=bb!vYK7zX$<Z*e3!99WDDh1gAM42sMY/2Q4r,HU*0R3.Eb06a8rq1n$IG8#%!D1rF,]0Twi;",
+    ",UI,!0^m0a,UJTr4F.@KMF6k/4Git!HxCz<.=cj^4*[U,1>hS6d-+K(4*/:E4+X84IS8qe1P:k5.pvKAwB@m2rKuqg8e.O[!]sy,3,ap$4-(cQ8_E-%0SmsMQx6+91gnQu4.R,xIWnlK9R$DY8VD5u",
+    ",5;I5#19IJ<d=y&hKK.P!])3Mq_ZhtBM8W^0t;&p0vj[!=a2.y+4u>=If3&948rCM4+eT3GI#<l3Jg&W,a-NSWE;S[wgLp,qXh]I2UZ91lN1F1sigq]pSuPD4i47z1rF5#9]kc19x(t6Q4ZAs9^zVG",
+    "F9.j[01EEp3.8G5ArAt;$@2Vb&-t(2#s_mr0KT=q3MU2k0]6oo/.Edw=8>O>H_EVJ4+W$GFAg+001ks<FA=-/qyio=00&kJ@2!I$0249*8!@YN0yWMB4s#eY&IJy24$iy_29%,;3ta/m>6i(0A0sp[",
+    "+20QmG9ex]01@O:5-OoEH2;zfVgv8B1]JMIhI0.=pK%Ar3/am4$Oj@cIhp<B1gG)<1.vmU9(^7t9[<Gl2M+]60t52,3J%l(1n%$-5,^kjGXN1ae,bRbf(H&C6gGun0,u&w4+<sPB;d7iGAx>[8hw)s",
+    "1LpW04.Pjh5i.ZE2r&Q_GXNVn/nE4!!vqfonF$=>01Q(PCG@d#FaQTu3iSp8m#YsHH^8)P3+<UVH*o=t0^lqn3;BeC01QzNB*P3YH#YzWRtv.J6b_it3K2H]9]$)98#e$iFgG-$0^N9SB:4j>H#7hT",
+    "Rtxz95i$T1G5[Mg03SU!03Rhc03Qi401pAQ+Yk/E0v[GO,U$Wfr!Wnk2;VjEdjy1$3l1R@G_Nj/Gcg]lITAG/9]thr2;NCVRRnVh%gYWLebNOF3CIBwF#sMm01@L/5-P$mGynpx3.IU01RXgb7c[#K",
+    "9]1G$i3bRg7$PitbPoy10R+654j&FPum:4201UK;rU5!FHaYYJ3%@gO0A_UF0S=YQ6dwRL01Q(PB%B8:HaGwWRvS8)2@Viy/:Z@&H_/36Hkk.y)u3GjsmTir,vti>@vD#<01QzN6T$^$VlFl[@_e47",
+    "3cL$11vfAN4+E9_9_Cy>11^aWHsu2!6gB@3:H!@z00&nN.=vB0&KnytlmQ.TInM(:6)iR^&-uVPIRG9p00&nOJd+C(IN87l4zUy:H8&vyr<0RfAr;533obP=9_L:23oisUGyn$0tyU6ybPpz!3nDl(",
+    "r_wYU3.QR(6B0Hd9yS0MGn5N1H8UU.G;WV-0XE$X3A!R8EPHhi3Y7_4si9*J6=REbIWhngIQ0PzqXiQ+zq11zGou9#R1YPI2QD/=00&nOCy56H>Sy:!qy,M.0R*mw2Oc!$0Sr.PC5Z.vH8%hUR_kCd",
+    "10NbP*$OWgIXKV*9_CqJA0[[e9].)83,!$+9]bp[zymK8FfqIX9y9.C15ytq&:0TH3J(X,nFt4N4;Nro6FHr)3l4<96F4CfIRG9q02VUb3NAM^9]0N;H6ITJmC=.V!Ln8odvp&b+zJyp[mu&:Fo=*Y",
+    "HX#G:)(0LqAs08;3NAM[AQm[:3NH#cG]B,1x)%a.49WouhB6F^#8;gVtpWtbh</4lpRpki2J.p605LMEGZZxIY!4c$GcOD]F]yMG4+8J&7X>a0Ob,sJGam*p00!O7Q4Faw0o=.g9H/uDF#rz7%mo0K",
+    "AP(^(X#.Zl4#UPYA1F7dGY//p,_k8P,vt56)D[mS8V;.&GyuhK350+F2))=S4xy.J0G28bHy#fnpfwKzQy&90aUU//9uFa[0R[5JRu2PI9]JLRA2%/>3b[1[q[bHup)dodjSvl_xEcbSt]0-.2dNDR",
+    "Qv[Ry8xDy:4+XK*Sr[;=4+Q(+6$1w/I5h4Z0m+X84pSI4tK0()$O.GmF=z).4+qBz9[<H06F2^L8ZrPc12Q.JqzDEe4+zn@11^9VGRF!p2Q<PQ1=vcR4*.ssFB:-B04+5%00x)cO9RR92Ok19#]j,X",
+    "03Rqb01p1h0R-8#F%Gx:1]OUQFptpz4;2#@0S-vky#tK]4ulX7>5+Os0pt/7#[,T84)Bx(4)@quqk#tx4fib$zKRhGsNG).)Vm%hH8Y4UEHW=JGbc4SmK6qQ2.a6F:bo5Ujq)lE<fHI7QV#MK4c6^g",
+    "FA6X,rxpYMB<XPyumKC]C.OE83<-KhFtQ_d1v1;+4X6HI1ogEt4+GT4Tm._cA@X#e4,:bGZ3;[=5-p)HHvj;lkq81K4+>iz0@nLGg&Hh4ILrbTFaQgw0UJ5Y0wOjnyI&6z%mNOiLk[,/2&h&IgQtW6",
+    "6FC461-e@n4VSMECM+d</LZeq!wCWI*#ZYBDKk6JDhr0KO$x##4#o8a1kD))%oz=2<kb8=:FH;&=_VnfkXj7P-RFebw+RQ=!cHAHoL2!K2Hve!1sMY]2*9BM35Hw&)2;L,g8_l)#nojAsR0Mc*l>>#",
+    "2+Q=Z4;5)A0^mp#:>@tGkKK&[A4)Zya^O%jp#mH*00<nj0TeBS[_sR&INHfX0wfF0RsfY[4+,H@D/[[gqX!85JO@152p%,:2O_B#qiGKWmP,!=!t4blG&j&64*4w,F#r!e/h1QxA/l744=g]EkO2yd",
+    ",:d,,D^j9vCGe>m1H_)/+5@>h!::vYQPZSIFNOgvG1LbgF=2Uf2!uuilWZk1HoAf[45UH^j]USqq6Q3)2LZoq0wNCsj]UF]#@FUP:5F0y3XcZ<;lccMm-;>aiR5!HQZqM;2On!V00pPV9RaBI1P=bH",
+    "2OqitHvk(o01doW3!euPGXM>,w=[,u3&Io&vj,D4#s&>v2L!(32MV$28U[%Z39].u3ON7)!Wa)e<]AcGgaNY$KXfuMFaQuX.@xfcvj,o#0XP633pT+H5,.Q1FaQj]h6D;a2NO4-1@hy=2NE#/3fmqA",
+    "Ng6uNMHe)N)*BB8s0S]!H821Ih(ixNh1mlih5.0B2OnZG01q3gy9ExO$pQuP[wEIzwD30uz8((+pveLc2K(%13H>6D2hjLV2UQOPyW.fLZ_h(+x&i129]]^99uhYI9]./A9X9]aH8]@h95sU1T;;5B",
+    "6F8Cx37H85MFAoTz$ykw44DZZ2sZ!)$Kh))3N.mA2;EDh4;LL(4.U])J0DUwnF$]jGyo2q*#i!f$pa0^rUVo*oTW$)2iXV;moNv^L.YpM90$fP4+*&^88@6EumKIW*F7HwGoLO$1uHo+o,Pj*;3G#z",
+    "p)L]O03QK103tUmBM%6nE(6_M1HE$@Ig)1.F]@K@xyxS+=ZXPa6gi;U16dCSqAm(!2ZsV3I/lfN2R8r$j06Wu4-I2PBP%(.F%JlyX$0T@02l)Ihzbs;%V7%H.pl<M>6H8KAqA<g3bG*wN)G=u<C*g-",
+    "[s#)XX9I>>S@D&d1->CM05cBp>7Vd0It(%bw^%D,G7KF7#nl<Ifx,eSIW]%rG5@dzRwOel;yv>B1EJ6dH8(OWU:=u8+shCKz;+r.4on1@QwY2(9]SN/5,]W0IRFm<gOLRV+xJEe=_g-H(o>z!dlhv6",
+    "1I58m4e31&wo49^hEx.X[Fy5bxd-yv>:Ni#+BOHmfd_%)xd-UO.rNPKxd-;E%X.O+0_]NG2o=N^8#Mq6+cpHTx(=/[IJpQP4mAJ[z>4Epya5;A01pbe2n)Bn3M<7@paTO@F9.L(paTwxpaBentzR24",
+    "*$V[k-Se7IHJ^3$G5@s#2oD700TeKRoCge[0_Rv;8#Ao]4eXZ>4-rBZ9]ki33S$R]0uG<A8!=2B4x$4GOb,:J10M,B030-[4X2P/2#<a%2$+Tl4*[YB5,.P:ku(nl.pB_k030/.0_Rp/8!,S4xZ4sB",
+    "8lnRq5itN5Hvk.p04p_+y#WrQ0]!hG6@^(l2[@_9IRFjrkXjo#q5_2$03Qc4ibEMP)<cs_.pB_h02w&]0j_iC:H01Uop_!VF@<$:6f*z/Sq^!H0^5jYhyo6x0_.HJ0S/,A222Y3Xakvn4,LT(2h;y1",
+    "*TfSApO+_NG6%^[1^ii)G9ERd5CyoVYXUMGH2<wq00q_kYXUMK1_$>W0[IXGqoW)T35gH_miMs%4+]y]GXNh8G5@@Z03QG]mk.W_RRo5+2M,RL5DxGAJp-$vDGvgq++hzCwUb&0w+085:Xrc;0W@M-",
+    "1Lczp4+>^[1B9:.1Kw-bF*COY7B:JJHvkOs10NbVw+0=$HvkTsp;eLz0UI*>4z_seOb*!z4x$4A)@SKR38DiZ0XF_@HUJwp01@6*4+7Z.A_Y,@4x$4N.pBh&fD8.x0]lGytpNbr3k$9R3%;UD3=g$T",
+    "3!I%B4+p:#3S.Y00uH1D9]$qO0R!IU0]!kH6r^;%1u@)J4+iT0Ss5;<4!g7!1Lpz*lHv#ryEYD*,2n_i]5+I<@U3<p-TInWGWr7>3Nip63Ne!bConYn0_.7h0vj[:10NeS03I[]2V4&jr2>).9S-em",
+    "0_]I04XS^!4(cNW+sOz6h:8Xu4:hF&4w]4^3#9@RHUJ+1F#r,W03Qi4051wPIg.e/FfyeB8!@YJHvk>SHvk;o00&$O.$;]m4WtkoHjDu-4K>HW5Gyt_G9L[&q!1f6j]ndgH!!3SFAO&<00iCYZ4V2i",
+    "5C!4bAP)-B5-FiF3o,x>Gyn_x5DK^F0S>0X5FIxF1G]>u9yhoK4+id>Ul^+64Y&pZ+Ij-AKN2xAIk*NWG%)^gH_.5[!4w];G_EdU%.2LU3f&1W3N$s70VgmpxCRV=0vj:N1RonRxCS0D00&$T0=JE6",
+    "HvlgQG%%$D4e<dfjE7ncryB&E/P(5Sk>-acGo/F.HB^ojr2@T)03I->A_@su10M/803Qi6k=vSu*Z)czIq<tEju.Z)H#MRI9[<S/EC*W-6rlqz2[SnW4V@oi-D^ltIH3a)F#r,V03Q/K02ny[8#Vw0",
+    "]E:rR0HFgCHUJ+AFaQq.k=v;-HlYI:HUJEZ3m+Odp#vT=00&zS6@/zk2si*Q4mC2dw+9Zy69VJY2m/QLrw9)U[iYNR<cLN@!xJJnFaRDo024XF6CVjV051$PIgtSm1N-FCy%Q8Tw,*mR&xrvCat]7/",
+    "5Dle]6E6)pGOiFSIWjUI4KuC_D:*YV9^P6F5HAclGyoGg>WukI3$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw4+F0d4,Kq]0UI*AuNVV:1]I,2t>2/3lxq#%Y99+S02VcsKn;Q9U.&gc6FG+g4wOJ0",
+    "HHQHS&c*^]js>0!;;n#aj5,evmTdy_JP#3r0unI*1o@6#41)p]G5[Jf02(#@F9tL*03I:@4&ea>sgO7hh-AA%rvVQI>#qD]#,dva&jB9:GS:nwG&ukd1+W1F;rsh5L:4dr46wBX3)cc41_UL34ln//",
+    "=^uKi*8(dvIi_:**8&Dg9^GJ3JRvkW02MUKwkI1n:9Pb1+5sN_Gyo3)-Q]i[:#>s@j6wpM1P/i0!w48SARhoXs[-ri9ytI4*#!io.>r!X2!H>/F_bT8oC*c+:/z2OJPg1J2cVH[9]]%h1B<9T3Ns^V",
+    "G5@+.$MyyiFaRF[HL*M&3=M:91_J164*v!XpBN0Wr&]it2;Cuk4x](W.B$dq2c#4S!vX@#5e;!i7Bm1FGyoek)CnUsG:8EXqXix^hXD<Z0T(s=4%7)MGdZUL4+-GS4%7(@6QHJB3eN!>2Q^9M9y9.C",
+    "1h4<kH#w.94A%k[H2<nm=sfX9*8(2_HUJ+EH2<5vvu+O80vkA]0S;y!21*YB*8&cS7Yx1SssRhv0uKnT1s*a04+XFR0tXH5EfzG3J@B[+VhsPc0Uri9*8(30GXM!s2JZn5*8&;irvVPv0tQMB*8&d>",
+    "xw&8q*8(30IRG9o01pMQ0RyCa968ql7BK(^*@)[z)_=8[1_AtG9^zJC7dQYOH2<kmrvVQM*8&Zo9]YIY7Xv*lG&:*]GXNeo02nm<9ykCOHvj-ZOAiC8=alhh0hsF/4+fJB2&.qC4+.p&g)I*XB<-8x",
+    "Fb=cTIS!x&4z$1r0[5O.1]SOi7z45V2M)/C0R@EGr2!8L$btbAGWQ1pfCLTeF%_nvKN:Rt8#c%i1Bvel3XoX;L/A<l4&wm[%(@>C0MMBs88<c=4+iW,4/JUnU.%Ix9]tkl0v.L14+XFR6E)pJ4A%k[",
+    "H[_iSGdHOL8#dSi9]1Cn0Ru)45!nI.[tpiUm#!fkHmLy)rZ<&m4+7c(4f8]@+su3o&I1Fg@!fXF*DDVb&NK<Agl7w>10O3h03QlAj[zq$Hmw5,lD_W#Fs%b01vCH-1Bn3zNDhJ!4+X51TNg0=4+qZ!",
+    "1Jy;l5_;Zym^3TC3)%u72Q:g65HtWE3N;/bCo;qK0t;5)WE(Wv0v@u903Qi701pG5)&_TtgbfbJ8Ynk8AP&q888]:5HXs,;03QiBtPK/6mf[8v2I33[=4e<42[.JLo2Vfl3OOYbF@Et>BQU@:4*[VC",
+    "9yb6AnD%51@v(G$1Ok&B4,k(w4B_/Y2-Wc!$gwF7pjQOVC;5eepH_N&U/Iq90Vgvup9KrW#AFPcxB(voHi,cr11kUqNDl$]2M&Ru3Jbi#d<lttI;DkAmk]#S#zF&+gj)t*3)%u72R8s85HJ8A3N;/b",
+    "Co;eG0t<=B48=>y9]t(v0v@x403JAp5Dx[Tgj*Ri01pMr0Ro=N4,lR:45<<$8#CGh9]k!9FAy:_03Ql8j[y<hoHznc3j6=J+7K<RIWUO.14a)C+5!%T5Dx]BmtYw-01pJq0U]az03Q%FwloT^#bO#d",
+    "&-cI<G1&qi5H.iBGmZfd60.ZbIWW@$7BT/1o,[8TH8!6#9]Jk;,vkpj-7J9kGzNbdH6R@@02ns>9y9.LIRGC8HoXl4D+2PY0S=iD3;eW$B>9el01@L/9]]@B18*NCIM6c&$TJTDgQy.[)t&;&0XT%T",
+    "CI!vHP5]s[3F:naIE&m34+w[:6Au^W[lx(U>w,p03y+:h3)%k>9^YQ.o&*&%qV@w=W)EN6idH0NWB;x!XZXJY4.Skp;Y[yKAW[!U-/ck96Mz8=)&bYQ0uLyp0uPi1%)bH-5XuG*4Z*(x4..(sD^)OV",
+    "d*zi<4xs<L9iYDg4-5GstqGOC0uK<62<fOSl_xWz4*$La4:n65Au+WL4]eIk0uL7L3/c2hl_xW=4/&)9Rt[7T.OImR0uK.H1rPiOy^kku5V8ml3bMWe4.tknDS#3W5^dvQ4/YR@Au.3Dc!s>L4.oSw",
+    "4:HaY4-k:i0uL2b4-tmY0uL2c53vN/y#fyq/L8S/2hY6%F9UODrNB7<90tF/0zVTmGB=MpIljFD4#+SL>Jsu.H2<trotI80H7u3=4zz=<5j6k+[8SGDkDLe!JOPf9G7mSf)&&wZ01pAdyekzo@LZex",
+    "C9u[7FAO#@02DL-FBmd4,kb=>4KlFS1rH+c0SN8=1xgPHwE+.@,[^>*9kA8_4.efZ6fpn_C9u[7Au:3DlpPNPu+[]y)q4ij(g+Lf(K@f$;jH[v)xZKkH#jRZ<sS7*8N.K/4BO-X1KNXB4Y!U.88<lX",
+    "ehP)!z5xTzqYNG^zrX<78#Oq,zybu3jRX%2/.q5J3A;,k9^G3*]C9j:k:C*z1irum0/WSI1==5X3cJ7p9].+&]C9kQ1_oRhzyc0[@w9e.);o:V-[guzoCF1>#5)X,*@<&mipOaH#DfnX2[gdQ1pprp",
+    "0pFGi2%V$<4+]hJHaLX)2oDCS-Rg:2...o@EjBj10])*;1em)M1;lY^4!N@gA_!514vpalF9.R;00@5-1P/y=)CCU7=>2kx<8SUhZw]j52CSwk06h-3sNn^61U99n2;_e=B[n%N1]ts#<Vo:RG^8QA",
+    "4k8vcsOAA53=kqf#sMD#E%KuX2gm0^9WDFILmwM4>1*[t;*3*3(+3WYq67yg9]JS)4GqK]2L7%C0MrT^5-([X4$KG!mkSRDhxj84h/eT$&xk]-1@U@22vjc.FfiEC6B#p=$wLnkegWS)1m&Gs3hd1S",
+    "4bQ[]2OJ**G>[%$4+!ks2M,2,l4l5:4+>VsDjqPggailt/LZg=Js(&#pVbF1QZhAx.pB:sq8];@/$Hf>3=kd%1tvBu%HabK1plcD4,DAF1S:N$r6d9u4(h^<38Sk64+p!G1rH7M.zWuExegyzH<43R",
+    "4.p5fPA[ziGcm=m4+w$adk)*y76rlZZ49c-dJfp^2nOhR9V<Hn2;(q02nK[]29^Qm48o%%9^hPBtvL:=x&-KMT;(s+Bo7O,iA)2_v:y)wWDfDD1s>-6jo^C%PB@S$2M:Ro1uqXRGt8m[1.kiQ4Z/VV",
+    "4YYzy4CliI2gR3H4wAzX1e(eg0v!jl1rG(=fe[PZ1O&$VZVv+51Rnr3j:QE9:)Znm0jr,02FalU3Ch>44XR87q)!i1z6u[9FrozyQG;Y12Y_,44-8fq4/[/MSp)9>2BQfN0nQ2&IRF]t03QT6kpv$N",
+    "G]mbqGB=Ma1gEPB0>1WHy8j3OVg%8bR]Ni*6Ajws1rH0Ok1H.#G&T3(1rG+njcyL^)KCuih6M;YmH[6FFrE+^Q!M_5AvH1p4=fb=2oF@;1rCbn1p<MkRSCVDUINsS3Js>j1K&6Vpj8Wy+X4:*uGj^3",
+    "2[)@69^G6dm@V.)(uDy47Y@4Xv2qTzMFOSCSq_BY4+Mvg!2ur-IKSWs4lxd!gG&zpcMk_1.p:T$5jaH%w4MPEJ.+O04.Py)4.MG:hygErH8T4e9^6)61gF0h0*G<B*##mpGQ9#11-g+K4%96L!kkwW",
+    "Hr=u,43MJ%A3Qba0^mmt.U1e60Xdr*88f@;Z3Pw&1h);Zt(OlU2sDKn7%]tS0S.*40Y(o1g&GePv(yDI88.eC8YDP101jjyM/[nJ4<aoLJ1/^SGS;X&4KM%(zp<7p9<iNiHUJhj04>2&00F243)dMB",
+    "2JYFR0UR:d867nM1w-.+!U+en;E=0dI5pQ939gd_4;VIC4=#65FCR2As2Lw@GXM>.)cS1;1k3[-4K&*c37Fdn4+D(j2n5EF4i4Vx2=1[nz6AoR8V/]8XCDPP@ML!M.-(_O,lhQ$ah47bApQ[#kpYw#",
+    "2aJIRA3!kekpd4:y_>s/e1Q/k3p4!c1p(m_1*Gr:4+f0f1rDG:1jf>_FAO.dxT*mkZ!ob2561z.6eu+<00kBg1,A]Z:,G-12.r+9jMWJaTnNnE3JlSSEDr:u6dwXO02wj:3S/K[Hlq[]uK^VIFAXv>",
+    "00!g25)U4t6dgAJ7dHSO12X=[GXO6YH8ubpF#rWb9]Jh)<&yt%&)*0i2r-4*2&D,RJk^2nAn=nbQlJzsaWOdn1c[bG46l,Q4+P2s9^P6M2:>oW21XAD)ZqvoF[hsj038IvjuHv@z(WO44czt!1osUB",
+    "pCbo)4[+uf55WPM6bGlO1P:p&,Uti2@A@o6t0oDTu:lWWsn,Jnm-wUd-spS)0&fvxVm2[kW2V<E0S@1)2F@yED>svq,[w3I9*Y4F)&b(;JP$Ij0uPo3s<Q,54-s^54,M$%JP$Ea4:h]B4@lA.JP#tR",
+    "2<f6d._$D[V,K$huh<VA4-t.X4+-0;JP$2S2B8fPK_=6uG4_A*c!1]T4:jll9$jA>AuZ+(4-hB%JP#jV59S26*nj_K8Knge[s*>%fB>F0y$BBqkLNrOFHa9N*b)yCmFGMUHdh^kG5@-Fo98;aF1!H@",
+    "J+TuH8KLJq4.KI-8l:ku4.BF-vjo7[fB>E_<&ph12f=5Y0R=H64+Nk5NDCwet.nV#6q4yl4xg;@9610UIRG3v;c@k>04#;A4yxK(1+*Cs>YV&PKn/XuVh.3nyDbF!-sy=Q@q%_rpQsEBvTg.y5jSE7",
+    "pQ8j9Hmd#z03#0t[;%_[.=c_7vzl@VvA&l94-PijI^Ps82n4Gv9]$zyt==+qF>=h.4+P1)2Ng8[4/KL82M,I>lqC,blD!5W2Q/*8JQy>q4,Ng(NejLK9]JP]y9Wj5E)MDY1rG+mx(78aI4s%Z5)G8Q",
+    "3lBS[(gF@l[nQ2zQu+^ODT,MS5$Vwe0tF9ola!GGA5k,t;E(jY/O>-#jROxmp49:l-rs#z]4k1Ch;zMCjHssp4-Y+[3k.35T;:>x5)n244+5+c4+W+61@h.$&j^9%!I&il=VAFv3eyT71vCH#tov_e",
+    "x#R-65Uk/l2#GKs3=A(22L]KH1@j[A#s:)U2<YHiy*&!t<=lXts:BBZz,j^<&JG4a4+hn/2<e:NlPnJrl&d,qL)Fi[0YG75Y,NU!O#y%b4vyHu0pMeGWMOi2UuiOLaA[v/#KApLAUz-=HtF025G;up",
+    "M*y&b6#:QH4,qV(,xDD<EX0,/5HhFj2N5j8vt.D3qF*65EZWNz0QdA70Qye/$MqN;I4rZTR^eG6KOs3RquyH&DZB9tLUM0#WdH#S4,dFh4.k$tuT&2]R39fX01sWkzHAPH0T2BF!M.z@rUDP!1&,p!",
+    "0S=+B1@oRigyP2m4,<kS4,A/G4/70wEu0b$XNOx4C8GfkCBeRI4q6Yb3DV)m0S=/92<eSDS@QpW4&z!6Fij6Fi60Mj(OM4^>Y4mh$XX8/Ru34zS@Qai599/q#jXJl5^XAO[0EE0t=p4dv.MFgq*<Oq",
+    "Mh@5I5)ToQS@RHwA0#pW4]nFjUJoU+0S@6c5)T-eSq_Ui4-kfI4-NPt@_-^r#[mx#v-@0E2cF/=0Sl&D0+$F61D[$09SGZ&DK8Q<FuK$>4,$%:!vP-2GRM]QJ_KBm[^B$T$WIQ&iUk1L<f@*y0iYQ=",
+    "WIQ#<m>HvFIQFK60RqvyDFvef4zybalG@_1w!]t285/Y6riB3urI.>xkEde@VG8%FYzo2-4+Tyi1u-w;3o)MAV,CAq4+Nr!O9Fon1n2w(4T6Xv5G=qVIS$W]1p/tD6b^Kf0Uri1%((_;H@$_O0l^XH",
+    "4*,MCEdqES05.4F4+Y^>4T>2e1K!]E4D3.]V,En_.q@$7h,;RlKL;PN4gd!M4j%.G=gs=,wgV3Zv<,xl94*ba2m>T*4)U_Y94*h-3J&t=Iv)u$:COQU1%%N$2:*!.3B,sD9^qd^&N;3kGK8FZ3$x%#",
+    "1faex6EQdrlu@)x$pH;Yw0s51uvH7*0R^T3Ip6=V$NfJD-sFQz&zS))5H_a80RScs1acZU.N*bR<-L-qu;h[B4h+E1UoAB[fdvJ<(R2;5>;A&VH#Icr0RYzm0X@oJHP@]UnY;KP[JaMbCF.&H4uk.1",
+    "GNM,uB;OJ@EFL%X,g5z60;4Ii11S!T*aHZ#s-vPJ29](Z4+6Fb0z4lCHr%ca2&;842J(Ro4*CKL&*2gS-JOkIEZ6T#0!9LthiVTJknsTx)$#/xG0a8]R[$Og@MCxH(SR^;boiht6EW7l8v+Odtd^JS",
+    "AqLa!hyf!pF=UQb:z<q*&+@lhu:u)3]4#(c<-3qYl;eiG95g/wI0WygLjmRRHw,^&GJpXB$=s0ghXoWhi/l4]g#rV(n+=,js)PXsp*[^A0RUhDu$X8LtI@t=FjNAo0u8]d2RIov009#cGdv#yIX45.",
+    "iZ%<$1I7UoHUJIh;jZy0nq:pbpC1D1rX:#r+0X$Fzy&,vH!#8lKLs_8F_kK2n65,01_JG52[jWr$mJCyFf,Hx4eg^@0*U([0:lUp2Ee/t4+HL-I^Z@B*u((]$RPyo[zC,40^1/u1rH0v@vVUJ=zlCf",
+    "paBSoMhQR-g]1dLI5[_r4*[M51G54wIWWcV3//In0C<$cu2u#.2:Q%K3hJY59y+xX6*aNZQXdU7h4:W;unHD503Qc1Iu94iZx0gH!d;Zg0]LVW4)zrYp8uBt3SAEaji&>x>o8YK0Nx4,X)gdcF=$Ls",
+    "5-bijGAu.7uu%f-1rGy@g#rLF13C@&TMq)nTq8I)udPc1+KL+w1:v>l4z;cwJr4uz*$oKv0S,>K)^jms/:,Ce761qd<%I4:(ajVBuz>6y,<gS946XP9E-2ft0]CMX9ygl.4&$-+0:A;g0kBj8yb%YK",
+    "0SWuWF$DVz4,uoPRtbj0F%JNvOcph;RSPybI5[j%0hPRI25AZ8lm@;z:!5<I95;X.35E4e4xi6O0@E8-GT2<Kwf+nPQvoLlmU9mRjKy99p9v2QjiiAA4z@I64lfT9f!kvWz9j:yYyb!=3pg.6)e9ao",
+    ";U@%=<$M!M2DKF^G%/+Z1jxB,0l^>p4,Bst95UR!I0ml)9^F^AF9$L(:j4/tlmZUbhyn(R!&(w6zMg0bogFeZGBD)>7Br4a4$Ghu6fNwkR1M6Dt=p4ako=n.eLXTOG3tdW1AGXmOb&YzF#sP5GXM><",
+    "fZYlX(Rl,w0R#7%!vPL.A_!dj0Us4Nb>(Gb0v@>v[+tIcGdYB[Rt([kg8;4>IY0zK5-Xjo1r9.6@_eRRpNL8hnK%Sp9W.B%16_s_p9:Efm-wdr+6Wvum-wgB7$i3_d>Mv.D:B,wJ@*=a5Dy2l5Dbx/",
+    "4F:K30=kG*wkHSE(@*j@q#@OZH7x:135.zl4+5j64F%NVIWGk:HrRCstgku@0:0pE1:*xB12:8S9_v</0t3c=YX>a4Iu8kq0zU#aF*c3<8aDt3fQ5$v1]trR0tU#[RUZX4z1^;obq<:b0StW_1_,n#",
+    "0S4[RPYJ0y3Fq)+4+62(MI.ma&Z]oVijq+dqy+^]6$hFF4,L7^P6)M!hXEf0IP#7H4+Ad.zuE=4g%/3b$u.Ur@7I9S:.0t68ZI>7dJhuL#c:Y.wk,zq/VJrd0S=r4<)Zl0@3)d5ERAssvR;zT@7-O2",
+    ".ct9ht>%R)vI!33W(B>DH3B&/1_fG35d@Aj7#[-GqOJ@Bva/ZrcOy76R]m]6OAeR[5-$H7$lM4Av6B,7;gtMAqa6.cg%S<R/,Xohus[ri%nb+6/Q#wC/2i_^*4ae_mtYS(r<%!E!P#R3lM)Bt1>qqa",
+    "4mvS7Hkj@X1egRGHJ>UX0;=Vn41#k3N(jmY4+Mn1!2u4d4HqzsP98F[.x_S&4*-+O4-9;lV,Bzb48i3+1i90H2cD2A3W3fn4=,)ZX$[/iV++[DjR6DkCm#bc$i#60Bp*03>Sj.&3$TKS0V6ap01pSn",
+    "-bRXOvF:phG>V*RIQ/aJ*O6/.G;OI+hc6Epfi4B^@DzEg7!HFj1owvu9]Sb[lnnyUomvAb4umcSwB.MjvWpc7x9UtE3=Il-Jv2Bl00iV99]SpuE(z(ZodE$39]Jk7Ek6J>I54yy4%;s!3#^_xdIYEJ",
+    "4h=S]E,wK!F[_[THSGcd2LZs+YzH3&h>*Nc;D3BQ47[oh0c[pEr)34j:S>f(0UZRA:J$!/D*/22$pbAlH9i7,9]$p^Ed_+;hXD%jE)zDD0s]Zl!T^dJ01Blo5-r:n@YH<L12O@o0S>HF1gfiP95x:_",
+    "H8nM@0W3K%r!58a#2FMc$E#Hz12VD:8aehX1e4J,BQ@Ye0v.T72L,;InE<XKG;Lv49]t*;oO/zoP7Jc1W((+pCjd+j7R4+C<@YdrS@P@xEH=nbHUJ1i3*ZF/sm)skHx8o#2%MLt0SwA41Udu11@4b(",
+    "08j-#0Vy-&n&t,%fVCS2pS2A;7dA9F%q#@kDGxr(EDr7cLJp3IU<12@.>I1z#X.lV9XZY[1N*694*v,OmIe.E&MZF#G&nK.6E<if4-suY2k>NH4-0EQGBh>i05_)=IRFdd0UrP[wGsk84-0HR4p9!w",
+    "ECHh.1gnV/2P+KCEClGYLkE/B6$*>52jl]^1I-WyJTy5t00)$^r2!8a%Pa<p%xMo8$t)_2G[@J312r>qEC#0Iy#X&UI5<[F1XB],00>q[2Z93+1IR25l9p<+G9MT/$t([B<2qASGyn+UDhAz+NB[=9",
+    "%q$GIl6wmI;OZc4GBS!B9x#:@1&,B%0UrY^sfjTU9n1A&2k*Iq0Uk2s*Eu9IINulq[TvSlnid^gHTD^13Bwx*$L;bb(HQ@G4+zrO3khU7GBYvg[$&f590Qq*A]o;6l=hQHv.CyA9]N]IA>nu70^HCy",
+    "I_6n>2JxK=0T:;yIoPfu0(cWS04y[+m-nZ=0t;>F1MW5.H8KDX1jj)F>dXmn&H)2^2oEF60WS$PFaRSoH2<wp&k6-g#WD,]d/AS24$(pb[.a>w34nz<6E%P,88GCC0t_]m0M6wR3A4:m36uf/9RbGy",
+    "4+WvQaSopl6g1Q.1GgCo)UXW;F<Q%RG&ukpFt]Y!IFpcF9]twKK]c&PGBN,WH@*Q#6_eFs7&ZV2+yVee4-J(k4C&Th9]..[6eu;@lwSuy3fAXu5-oo!B[erS4xa%5vzccCCk=M>4Foy;CL1/g8U(ku",
+    "A>7AQh5[,%I*L-SjGr(iFfi=lDl.2cHUJ$3B<YLplmP+vj3W-WgF,I[GdYApA3Zbx4,vx5UJ8UlEj2d)00jlpra^r@9]JbE6)z4sIfFtk12Z@Q0/nN.0YncRwiP2eIXDj$fI/fPHUKXMGd2J(05vrL",
+    "0zD5RwG]vS.q8Yk1PI/+0^Qhj2Z7G00S(>A3(d@59]SOfLN7oyH2<PZ03RJN03$FlIS&^O6)ZV904>N:00ij=6E_X,4:$fnBQ!Zv2DcRt3i*Ws1LFw_1./]^9_dyT6%P<th/2hI>!0@6yN3Y]vK0%)",
+    "gMa^a2QWMz3=V[Q2Q<eV95Kd&0uGxxBQ@Vu6E&);YYnoC2NO1=1]KFf/]CbiGyo1.0*wU=LB_KZ1T@/KBQ!bi2M,p$K;/+*9^YOkKraF^GypFZH#GnQ&9+kxLLV;U$UrXyH#q.!I56i44-z:QBR4FD",
+    "K<SDUKqWai!-1wU1TmvK4--NdFAOs<#y_#<H90T.F99])01Bp]We).jM,([F1uqCRFvdUx>[L/q3I3+H0WUN,GR8mz>P!zm:^d^Pi_:IbHZn7g0vk2zJqDo6DF!1C0meWCjshPAHN5sA19cA;#y_Fz",
+    "GBf^!Ha7qS=6w!ABM$+TKNB(l9]bnwjz]K4>Gkl64-RKj3FXCy0S=MQ0UrZ7F9<-$4+8i:FAXs[#y_SIGc(g)4tfs_=vqrl1jaxbH_/p)GBp4cF<n>z0+jDE4-RHiCowhvF9$I)06zpdH#x*W1GN(k",
+    "#6T4^Ru2foKm<:^HY>nP>X!v/#6T]=G&uk+H#GnNp)m#=4*@<t4Z@ha1iF>e35dII4@IYW3&Z./2cusH$00K^I5X8<3#rpo6E/tg9XP_5F9k6,00wvu6vRL%G&TS)7&SEj4+Mz#e-79a4+5]QEj2Iz",
+    "0o5l7y2:XHV8lQSh_#4$H=e[>Fzgo^1u;<w02:aX3l9;Ayj_8%Ko1K2z/#13oPogs4yY.G5,_6U4)*_PG5@m;C.M%E4y7yu)+P<F+rugk5#ok@0Sfs66E=<JGXMs:1OgBb2fIQK2BQQI4WI@Lu=0q$",
+    "9_m=EEEzQP-%=F_xLX3+u=a<9nGz2Jpez9)5-Bnt6f+.Vnzc-;AP3Yc0T:;#H@FQ.E2/sQpDY1x9^GC2EI$J]G%x<I9S-eeEDt2f0UruD00CPKoh$$m0#6;SGM>9D3(Nr%GKm2X44y0>H8-t0890u-",
+    "0^l3R6*KOpQ30tC4f$:Yrx61OF9I;#$Sek_ktQDlIPm@i9yzWW39XHU0Urc0]A/rDIHN@a.KZR@0<m-X1eLcI4j&4mqYe(KEj:3gH0f;H2s1SRGBY+TBnC>aM*^+u#lHg&1Le#d0,n!835g=kIW;6g",
+    "6EUy*3mrAeLliS$0d5P=!U!WZHTRSc5-.QF1Az>.fIke_:]+k9/S&qjqls$=hc5%0oeTnX2+c+Wu!L6*Y6pb[4*^@;MhE-YE-ljNF9h7tXb6QQ2V4n.NisMwH>ZYc1vXFwgPKAJvIhe)0zeN3$8,b1",
+    "0^QM#2Z7m13g>@:8aSRT43Lu)2jSF+0S3J-D:pCz1L*Em00.8W)MEsZ@y_zO6$QodUIWxt4vx;Q1jY[!38[yz0S<N_15X5k5DMFb0R)8*1Gfeb4xg(Z1z7_u1r5r%ZU<fBUJj77OAcNN+0lpr4&kB!",
+    "1i&=9(X#-uu!F1t8aDGz1FDHC6fmd.4+fL^2R[WjG&QX92Lr@r9x#jU0tfWtMH<5TnFj/)qYDJBxO<),wE+V7:I+peGDbN#jOqgk@PUQ>IP]Iz7dMdt3jFC/4#;07AwovL]5+adK:!AS3)]i.5jj0E",
+    "GeI)B%M/bh2CMH@4*[aG5Q-%JLozcoLp3/DyRLg9F*2g61PQIL3I:ad1O_;(2-uPp1HYXKZv!>&MKm@!:-(p&1>;M9Fq5^V4-HW91Q[[>2-%>;&ip6^:-nU[(]7@:n]^c-4A9RG9x!YO,FOQ5tt18P",
+    "xHbVu4(km72MO2h6b1G4RtNs<A@a:e7A;2NI].Sb8#mn64gxR.(Sj@lh5,mu0J+ai3!Eel%kfn&1vNC[[AvgM0S=t1*Ha0m:lOyGsZ0eMEHW(Q*#Qp+>KXGzx(Ow2V^lI=goB6y0=+3!4*[y]0Rxx[",
+    "1Bd]xgb<e2-Q.2s@8gglp7jC,,PINX>mm6[%km_7HeDtQrw]l0yoLx4rXmA^[1gucpPB&)f:H+S0uFrx.,KhaG;K:x3G)620*:1,2iR8w*Axil6bkAE0L^y+HvESH1nLA1[t5(*jjaI:1o*fo4d$&n",
+    "0/)qRpbrL;#6Auk7BQyN1@MEs1rsyU:I5GHGwvP>1:VbM1/j^#/<u=rGcxW09y7cL2j.,[8Z>C)0RkKYxh5JjwR@[(0yP0A4+89j0]Ij&1v$h56F2^KHvlO&G^yC69&*%L2!Le,pP)$u=V_EG+Z6<d",
+    "0s@VY2.HbIHq4bg0/PsE1Lg..%]rreI5#Xa+bIXq.%j>+H7xqA7X@*S3(iFk1LQ:lMi4S!39]]cwD2k$Zh)x50S=SBBMPY$0-2*3$7chkFb/K.0>8sn#oHAE:Prs;ipK#4gdq.E=@#-N<YMkdR[^Bt",
+    "=#Kn21Ob!G69+E/&50HTXb%Xx@9lsE08.6uwGIxv6c8+,gbD]r@_xF4G_g2e90/bN1[D!zvy^m$WHUlWIWjRuLN%e#9VtXH&WBn8F9fme69:$jCk;E!91f.S6$>%T2;L6w3.3ukD_Iy]1nBpF3*6gu",
+    "0;FS72#ON[KmoVPPJKZ>HZV6uM5PmdA2T-YLP0];*OOW:Gek19uM[5wLOBGuk>8U_u$o#CMgb26ISil9P7U1k0S=Q<4+EdhP7e/&nOYPvy8-5s,v$nMenT)gI5kBy-1w@AG(;W%8xI0k38;J:4ZQ*q",
+    "Lh@W@4+*a8bP+TF4+zM+5Cg#K3mY.#kp%+EGX/-g3(JK:1sez8fE*S$+=z/*$p-B;0R-jc4zsro0fEpJ4(SC0@Y#OY1p;#&3+x32umlO4gDMGR376<c0RdY9Vh.MihguXe04iv5$xs]Nk>#=fGdId3",
+    "1C6dj4+Dq16dpK;*cAhZs6!tBId^@DQ4%z-0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWu8[]yTK2o8_oS>!or2e+IB0R0IH)Vw]j[pt.[kdOrm[pt.>rnOfO3(SQM4+xVe2(4TyIXS5!E-lpy",
+    "p$HADBr7-Dy2LyVWFG)E$DRQNxPk!/m7=93>0($(yZ31XxUO&n+mS[O2h+)91LLta2-$aN4+6J$3X]e;4+NRy0uKby&0P,x-lV@/y!K,Y.iSA%&fppk0gIAZ4>=^x4b89wD/-#+=PK;#rCSdK)HM$V",
+    "!@)#I7uEM-4pbiqD*z4CU.[>$UJ0t8LI&Lahyf0P)iVR-P7T2z4Tt%04AhcY0,R0[Kcl^#FCI8G00Gs;Mh^0#&H)bMxkm&3U/InofDjLFzPv[P:CH(Gc+Uba3N0^J5-p(^zrq*,uvQOu&-lQq0X6=w",
+    "=-Hi(g1.*UAUHKNxdI/F0W]-#;*t+.G@RvFKr)gFA0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(G&lesmH[vTBQiO/5)VF,3NIftHvlh*0WvuN4,M894$a&m1Hx;&5VO,;9]1Ag(>jw.",
+    "[F8tI8aMz7hz0@W4G#tH!/C[HBM%LU+XM[3v>b+;4+,DaiUAJ=p4/h>WDey44-6/pWDbTe0HRC^0=b224KwZ91P/nK/RpHh4,v,!FC[ZNzS-x^tOEp#8V;Ap0^aj>4eaq>9]1J110M,803Q)D03QQ3",
+    "03QxGsM,V#xx,iw8u-:=0SwCNUJnA]vL*vm4,v,!9ytIH6q<K:2do1RB:wW90S)HV1P.lXLk^r[=PK;)WDey44+e>,e-YFZ4y*$o1T>F34mHZu1Rn,7tOFkhH2;/pA0-^Q)C32t0^msL=PK;:&.hUf",
+    ".3SH6jPsoV2v,igm1>dOArA,R>6r1*$=i<*4VVH9>]jerztlkk(S9F$Fr>65/:Z4H0STogBr,7kOb(;b1F(rB4Ey#i21>3SGpPa;GHnk8q>h;f1XK;mkknoR+_ODlQV!_[Uj=Px4pA6303QJ]rX;:w",
+    "GByA&A2K!oFO_r<H2<+pG@a#DHIy4Kb^^:oFO_r<GXMmM1syY#8!vY.GSC7amjN*V5,.QCJ_5OVA0aZi0w0zEFs3CUFgdaT4;wstA0RORFO_r;Ir9V)FoO[dxGx@fF#s/<0Wdeu0unX/4!AELcQF7j",
+    "mjN&^&-k,P01rR7FCQQ/03V70F#aqL4A&M92iV$K9^O]4B<Zyx/w1z,V-/@Hq8kpDBo7VN/w1W45)TNX8xIfWl=qW>*63aYfMpK<&K;fT*8vX>*63aXR1Xcu0S>]P/w1q)3/aj^pko3f4,3NL1P.2d",
+    "UIU=I4+yLS4,%!pV,EqI<nR1a@_0i[4%k-812(J!4wFF+@_0i[4+X3P4++kk9S2Mf#[mx%ko:Fx3#.bZG<^U*2&<AhGyo3K@m6yCtOFkjH2<C;,y-WP4+G<=4W1tjo]g.C0W+)v9]ST04YvpljOKqI",
+    "1_RMz4+xnm2TTtG#[mxymGEN,+FA&k;pF=8tOFknFsC96!uCM^pj[6MtOFkrF#sMorX:Q0TOS2B;6wIH1gNk93-f0bG&D9e01K+>JPomQ4+gJv3%s>10Sdfa4*_UFA_QIZP#+-U>fHQ2*N8t6EmIA%",
+    "vabOGat62jF$0TH4*@Zz1k6zn34y#14tx%Zymu2ZdJfr[0S=Lp0V57[2H3:]4-6F[K;B2K4,r8h2s8i:5@qB>3jLZ&4,r8h2sQv85jFrH2sZ#95H]o12i4Rk7%a>H2D+530U]Oo;Oh)OH_t0+w[ZmI",
+    "p$!r+G#WMgz6/M;l;V:2(jo%GxdZ]<4V!<x1ngc2>+B3YHbD]M02(tK5-q+ZH2<qjmH>^B2It)[4pkB_03I<y0S2vd1PmVmH$f6I!(AFV91/Jk5,.QC12:id9]bW0A_!iW4*HA[B[;[j0R#*m0XRVt",
+    "Hvk$n91/Ml6E*f-4+E9_9]kf25-OoFGyoMe00aykIY9x6X#v#nMGD$k5,/SSHUJ+3HI<MrGXM<%5-Xu0*aQ]c000aDYYzcI5-FiAGnN4Z9RoiP1lR-01_ird1g>N#4weB1*aQO%9Wp<%,iQqtGROi3",
+    ".B_5DHUJL.*aQy)=mqrGlP;bc%XJnq*aQF!0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx600+dAFCH]O0T(m;5i]e@t7HT3s6Pw6lzk&MF<nGY8#5OYH2<no01,I/Dl#zu5-a=KGXN4a04p:z7ZNo98#e#_",
+    "Tn;J80S&wVV+xz=JUBBnHR^T.G&BGRzQ+dxtJe%42Q/&h9yFAD1kL[h2k[Co05drN6E<Te3SJ=KFkccf039)y0Rr&J2M,4A0^;Sf9x]5!7%_6<>um8$0ha*,lnV,85i^hI,Gmq)12_rf9ykC4I1)Di",
+    "9yzcF7&(=#5ikG@0YW1+H.b$tmjMzo02egf2<aP59]k!99]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<e970Url6whj]HvkDHE0T;p;1M_L^4*)>FG_x[!GM51oG+z<o[0R:OmjNFJF#rRL3;485",
+    "7%,OsAu%j$4*)>0(U:n9IhO$!HR^&Q12Zx.mjNFJG5@^Xt>u#^2=Tk)0Tei[m/O*>1hI$:8a9=!1Kgzv7dZC[4wnH1xegAb5Dy3U3J8^05j6k[ns5V.iW3a)t>UJHH5VH.00W,l3K^pMA_@Vt8#4eB",
+    "Gyoem01@I.3y%vTFff7)8![IInG6ZX&.PI#p@^*:f*lOA-Q.7,pgaYYsDc3x1o5B&4+g8SJq=7j1CXo+2O.vv#GL=Sn!-)WtC(I0@j.No463FL6f3m36axhhH@:i#88<Jh3:Y)bLIcat9RLR(1u:R!",
+    "4+e]we+_FS3zhg<4+f0d77qwi4X!5*#qxg,1%,xS0G1OE1/<=W4x[*951j$^,C93.D:E]dq5/iO1P[gmxTR.%D:ncSfAs.zHvkWx0o(!_h5.JKAIAYU(FGrd0X6>1Lp0f(Ed]7zXa$pvZVv[$jtwX:",
+    "Ih)EW4,m<=4(@q<1fPom28#=[Fb<FRGY/E$m1GYfxRGfM,IZhy7r2pW4/b-LWDg=&0T;ty4-Q56S@RCb:]PHas[s!G:s^8Us[sV+I11x045gwx1ljf[34o]O2(.+d9QN:X9yjP%6f%dFL/ObRGaWh4",
+    ".]YJ;.S,2K785rB6EFY,qo</sH8<fYkOKqs:s]*U4*^a295eLHM+EHNCJDFhi2)A@+ZHc5G&I=43a0@G%:fD878Ex9/MM+k76,vL4+)FzWe%.E5)IMse,8wvSq^tM4,^8:UJnJ.*DN0gINBBt+3kN1",
+    "o&nkxFNFazH_/rk0X8xKFNOg&GW7x.tpPCF7B7VXHZTAm#[o5_93O<OH2=P7H8.K86EgrG2QdH>H_.e2%MKp]G^-y^GB*GZE4/w$4.CdS4y*ZI4-F+J4/aNCUJoCu0S<:0UJn+l0S>zY>+Aeqs[t4>",
+    "03RAN03J2k77qyKwmS*9)PeyICE6AZ#lp1#1c1P80j_Wf3F<#;2.qMe5iK47SspN]69UM/UJmxk0RlK50xa=4MH4XqKSMJ$IjrmfBsegXP78-d0R,2W9]f!I0S=YYxCRdF0]mkc4Bnl*0SwyWM-kTV",
+    "j79;4vnme+wyOmPU/Im>z5xcDqbvn,6EkfH)kX+h3YY8w1ICaYBQQ8m1fm%VPZKw<xe*sPm+S!qK;jz^0R-8mwgCq^1grrA@,*A<hye;k:-V)xhq4A0Hr%^d0K9bxB:)^,CJzgm:-VFS/;<PFsH!Uj",
+    "m-nks1iY#N4;LOd0S=;H;>LV4lm-IGF!Hrm1<pvL8!^%X1UacuFAOs=oa>NV1U5M=008V90z(fMo9qDz@NRPq6EU0Y0Wvl;Hvly<I5z+exCI[oILrtFJ@WO[:-Vo<4A]2M3*ZDNI];fdp6meyik/z]",
+    "0<nixk>ayYGdh]BFFY>dp6me!jI&rD7&V-i0SBj!iUA)KGn(uH1DYrZO9cLxW)7O[0SB]iMjtjdn(P5HH!v>$0S64Op#ur!fNKfS(jx)ts[#(U:-VB&4+Fy>4*1Qi0R*0bI[*j=xt&f1oPs+52o*SM",
+    "4+f:U4+)>G2kg2P4AKD)1,7dm1JmmP4a(_Q0!.S$)de3VIm+t+6f(TiO%7ZiMKH;i0TVLDjWG=%6g8a(9_C)w3dOqt4,S&70zNZ1FaQC=[5lU5%Ig6H.E[b<LLVtJ%Ig6HT=%).0s_$HgXRhk8kYhi",
+    "GBE%fIRFQ[lS&jhdIIdG0uL6a/:Z/NHn8gfBR4UT2M+>^.US3)y95UF:uU!j4+7/I1Qj-1*#Qp,wCe!@)[k)y0PBfB28-wBGdR8N0Tniwq(/gE4,1e24+HwE0xU5#kOB>,s[#y:f>Mb-2>FMEk;27M",
+    "xaSTZ1U8o5Km(8g3i$&M4A1KU1k;Wr4+GT$9]Je2.=mZr#sLn^:j4JNsW^b*q-_.y4h84lBM%CZtO5<O,3uBy00pGrR]^T@9]1W41d<qt4,5IL0xtkHHhT[i<Ah5^y$^O_xtjq9m%a<TG5o6n1HQBy",
+    "1k%C^9_C*Z:j4utn#2JDkq-jSIJ4=k1mb^g4y=(L%MuN<w.HraQx6BQ:j4AIux&dwIX2x11<+c#1GCBj4-%EW0uKP!y+aMQ@CcCaHRLlbF)[!F$[q:xu)+ZkW3%f488W:2a^12FrU3,L%>jrn4jMN1",
+    "#Q>7A1Od=EGYX_]9]JS8:j4OA4,vEL0SKPh6$Iza0S>Das[#)LnucKj=,%[R4+FFV9yb63-u9n<FpL2YVYll644C9zDKa-c:_jPB1uq3RH^Xv%12&%eCl3>M/3WlF:j4i7w9PvrGB=MTg[KM(y@W]f",
+    "1g!!O5BdQaGLktWF)-QA9]bhJ:j57FHu[Y<4-G+>WDdOR0X[P=F!^)#F#r/X03QS_06!ErFf[,Us0SW6)(,^V@8zKXF*3gE0T(lYjBpO2&VLa$=@_hM1,jA!8Z>J[0+5wG2JQE44Dg9.0vr<GlIsBv",
+    "0*UMa2la%E0WSkNH=S,x02&A)2h*k]G%>$V01pSU*$)n*:Hz^uq7n^W<aq8+HpHz04+QY*0RurF1Tn7xB[DD_4-QZi0.5]b4+@]>0Rtcp8><v-skvAW3,#*(1*N)c0DK3vD+/fG4iYT1rxXs9m-wdN",
+    ">f@Y<0S=TFo(:Mk3kB7b2<eL&$$t*eyaf!t:]Pr,+^IZ%hygUK!2t_Q&];a&p#lW1!6@2WIWxx#4+oLRe+@R84ED/=4+Y/(Cl3Tv4.7jTV*,N+0#XkFg#B6%0*_/V4e#w.4Uf8H0+TNfKj@vGFB:s2",
+    "00Oz@5D%3Bg@5EsHsIV73a6A_0:3X0b)$__FOUH;ImxsE3E:hOH^B6Z0;RQEcF+PZmjO6901,C-4;K[FWCFe!4.NY$AC&.&g@5EsHtxF<4;L3nS>9J;4.Nb%AD00(=8=I+&JYcf3Lkee!UrFh0W.&-",
+    "GpjNVk>sPpFaRHy0WtsrjS_+$fW%^2>7V:uxdI/F0Wkm%4AvG3x213gh[cKl0lXy,2+=cwDKs=!9xo0sIg^p[2Gy1%9^YIs>-U]7sf/U+vx>PLbPol;i(djG3[;*hsf/VF3M,KGIS&wz=f;basf/V4",
+    "D^nMk4&MO[rz-N;sf/VF5G#T5IS)0djAR1C8w2(l4+yLS4Xj/b-elTt0XD1y9].%79^zSF9ykCG7Rt.j4y*$o12F&&m[0;OgI<.+4+g9Q9]ti22TTtG#[mu30t/plUj(]xJq*];4+Vq!S===v0aX]<",
+    "03QJ]tOFkjFaRG1FaQT+4+G<=4T&HO[@Ou9#:XoMyhaZK,vJ*1Hvkwn03QW4tOE^Tl9V+EOb,Lc0S(sz4Vw2^8#$_45-XuH2sHp74K.M;42IuY1LYMD2&<Ay5I8mf4$PKp1I[K72B=LU1(f[]3m6XX",
+    "1Ow*&U.V/>I[E.*f0e/k3g@g@$N:q_F%mbM1rGzZwO.0+DGvs:wO.a&e+-DdV,E$%e,8&#4#]HFmFr#>H-=VGH8oNn12&K*06Y#+7&rh7fW:11wgeA7#Jgb+AFs]z1F]g,mI06=BQ@doHVopm5ifQ(",
+    "Hm(=jlL0n000xWZSPs#.EkAcQH#E/!AD00$024B.HV-3>%Ss.0Gr0mEmH[%5CL/a6$PN!ck>rzY=8>E40Wkm)FaQRkFa#M7ccL&amH[.603]gztq_hG&-lQKHvk@(0XF_/HUJMgqA&yY5)UA@0uPD,",
+    "/q(Qo*A=cgHkHBw2]f/4lpq_901VZ[Z3&+0BnZFuSPuuG8xH6B1r4&we,8nVfJYAmtB)uHR1Xs8h,41_vLFtehye>z&wmWVmvjTb4i5v(9uB0b6b!bBWDf$h(H-X,4,v,!4*,,P4+ewAe-G9Z3#.bY",
+    "FaRG1FaQpkLk+HqWE;dB4/Ll!GY4c31LXl90XYB]H_/32IjjRO12s4R4*vQV1Hp!02V4&Z[3[O-m;[qe+0Y&j6q&hy1FQoIstOMU%C:6)BM$*p2(^-$$n-+WuM7>fs[SV*5jW)l4+E66Uk,=Q4ePgm",
+    "9]1M210Mu501dYY4feBt9]kn610NAI03J2_4,]-8e+#Sw1IYm&2r[e#9x;z9%C3J7tOFkjGXNh4GXMu.4+NzpF9kF:03QQ1:_JSGG^3JW&Ye6DUX[WDGBhwZya69JFqOgqF9.R+00G@&1&sp>1o+=m",
+    "0Rbl-j]4fD!T^R9iOCWJh1CZi1T<,@0_]Az!T]<vh6W6dwgCsilp@H7x6/_>;1csm;V$+.i>Inj9^fnV!T](^$rl.q91/Gj5,]WCH.keitimr2RT3^&4*$Rb7Bc><3;BeDK>W3Y02(zM5-z;aHUJ+3",
+    "GnN4#1u>5xi<6sbG;oDsGynt)9]1T)1FQlIT<g7Q1=E9U4+E9_9]ki31FQlbFaQ,W00ayjIY9uU3j%ozmBIl69TGMG9]JX(0TVO-4pkC001ddf0R*-/69XRtEe@/f5-Fh@mBIl79Roif12L8X9]ko5",
+    "5,.QBG5[Ac01pP0!T]/HuN(-+13e,+HXRQH;gaq[4+2#ZH2<Co1s5:<1h9Y^4*<]EGXM-g!T]yu13wQ0;gbwPH.kesFaRDj02ed:4wb;I2K(p+3Bk4j2F%A_3Bmjd2bRZx0UI.I5-g!EI7JaOTnw.C",
+    "F(NoJ7aKGH5-gz_MG,In2e+jU3f_b2;g]R/ssboEHtPc>Gc*7vH87RJ0WSwIHS7Z[Gc=DNmXWyu2k-6D)Cvjv1q+$M0TVRe2NN:k2o0A30+opd4+iW51ihRF4weBHG5]3%IV<@r0YMWt/;e-$0RkNW",
+    "cmc/_4+E9_9ytI5I1<LL3J$IZ7de&zAvP:)4+oeADKj(x1._v^2HFV<mH[sYIWPbp3p3gY6FA)r5iDyD0YM)DIfe@bfbKd3q6rTJmH[6HF#sbsIj-&1mH@(t03k3eYYzdI0RyoM3Ahaf+v>3]Hunh+",
+    "1C[]F1_LExRUR-w0TwU,6*9P$4,S;A6EUR&3y-D90$v09vIZXmHkJV&1_UK;F[ld-+6fmomH@8+fesG/K<:No0^hVD0R[bpAs+)XmH[6HGypFPHaGAJ6FBn;4voSA1&Fss41%>.0U]dt7YmdM1TGsl",
+    "03QQ5*$NUd02;y=1BVM6HUJVg03QZ9<Cpa$3J(N]KOX@#m3I#Ur0rt=oseV)A@a>xF9SF%z=4!k>>0;GfQ1YX0;dUE37o@]0S=tVs[t/SIWn!Q0RzMCV+Vl(3aH;85-cq+9]khcXfFgaG5@*(Pz-C3",
+    "e,8!0n@sXRR1W/T4bA*)A0Ro0!T^DC$A1sE0*Ar<Kg9tyGcf/=g#k7*G4%o-s[u03k6[6w=D+-H0o(!_#sN6d1uupHGB=MZ+LRm(hQLk(xC9QJ4+r(4Jq=]JN(mnY:ctZW;E;/Oh=zq*3(SCO1cNaT",
+    "4^^j2v$J#$2dSN51w9J(kR/8e4UruUo6Ua<60GKF4n!C-01pwY/4l5z4yyqV6zP[>4.oAq7&ZVO8Z,bNHUJL:sm=_HHvkVKs[t4^03RAR03JE26%sL*5Dtz83Fo9e4+E.e9x(t3xyq6O4,A[E0S;ZR",
+    "X9(674aivlhaL*[!T^ESe+^OO4$,d,2JfhC6g9/GSq1vR11mT+QVqoe4X5&K4bj-F0%8u@qdX8a01KnaEDs9)vknhL$QKI1!3PJ2S>jCZSsw*8=^+!F8y=ERs2UBM2Mw5oWDf*^S@P;R9]1Q27&ZVO",
+    "AUE_G0S(lHWFNNzH1)y(KgIzzF*NrPFNOgzH1z<:tpPH_7cYhZF*4i&AIAYP(FG5N0ht[yOfWh1!T^-NHUJ+6HUKv:G&KMZ5X%l91U8NrF9J6;01pB0n.Wnv(!PHWBDfS8GJOvb&)ES7I^Zb=0S&WJ",
+    "4UqC]A0soX0T;ty9_v=N0Uk5^4-1UQe,9(80T;#@9_w0P4+78G0UR=-pFRY>y/<8U[YVcd=^+!fGvI>!1kd>J6E%wMVGi<c0SETK10Mu4+1O++8a6cZ!T^[SGR&0/A4D>r!T^OE030[_6g8*bi_$b=",
+    "=TGiS1/rtf0FeO)A@A1v0SKVy0_.EIzD<uU4)ekR4(Qx$4+,.a0S5N+5Cw7)Ic*8EM+jUB@<-hhFy>q]6gE%.r%MV<6g9V!r_wGm.#z/@2gbw%6EoX734-O#*75^yIobglH1<&)1m_z36*TL*WD#)b",
+    "$07+O03HM-4+HkX0R./<3O4q>0Y3&ZFf-%!JvcW24.4AYe*/=Q4*/x-3I*f(SPEY+1T,.n!_,u3Gcf/!12r<N0@7AHLk^DF!T]wv0iv@m4,<vn0T4Bmumb[W4+zJ=11:Z$00M3gB*(,995m=s6bs,4",
+    "Cp!u&4EDkS1./]h2B#(pjRObd10MrAngbs]HOIsQ5-VvHFB:#5$HW68GdTYO4-aV911vK(051eHH2<Sfio9PBH=--S6gAiV7!L!,!_+S3p,Bn&/>MZqG4[d%9]kqBzkdz#<<xjDwLT2;!T]@):>[IG",
+    "Gxov(3!wo8$mtIa(g7a>Gxov(E,=X4t=)#11Jcz49^P5^!T^EmTLZwZ0^fmdM!:EE1n/se0S.Hp&g_Qr7.UKU([e8jH97Xe0Y3pWH8cP(4m35ut=),<0:G[V4nhwqz=(%XT<Jvm0]FouHogfD8.zqS",
+    "H_/m,HUI.D2Ng2V#!ep=G4[d%FAX=^00pz=Iu8WQn;M:hFa@AcItY=n4+5Uybrm.;%uWvps-&bgG&TGI4+wz9OfNGwGWNm&0*+w<,<85!36KH.xf2f6<D3a]kOBp(t=)<o3!t+B15zIYHTJ:*1+MZ)",
+    "F9]g;>rd@$8Z.Ki1I8[71jG*;4mtP20St<YC.N_d9]t)1!T_fjH8,pQA0IUL!T_!oH8B7uG&KMRCl3La0SwTVQ4XrE0]Sl_4toz6xr1a5>rd@xIWYh)FElj(0)+(y,NrH:6*2Md0]AxKGX)>nH89E#",
+    "2EJw+G4AdI3%a!d4);+V15*zN>rd@M]C][Nz3T<lH8uCb0WTRhFaQq$kJ&_8t*2xMA@b%PGYsb6NC)lSJR_.Ui_$c^>rd@UxPfa5<a>Wxmy-m@ijp@RG@8:w1C-__=yOYZ1vND>>rd@OcMlZz!T_8Z",
+    "FaR$aH#PtsGv9R$%Y]efGPDB=3yh3OBsVvV0S[sK!T^7/m^(a>=zH)&$%.Jo1u[9^P5:JZ1BxIHfZhWNw4Q$i$J.5<soXpsG5@P<3)YuC4*LNDrUwrMtpX1Z@T,d.00o+#84m=b!T]sq4+HuE4vcjT",
+    "*=Oi#Huu5,4+y-JJPC-4i_$b;@T-K!H8%hbs0S@KFxL+O%,TE-8u!8h2l9k,3)7Z/0-dEI2/_GP8#ejj1OwSq6*S,XAqpM/94@zuIrqW/BQrU(6%Pf,!2tjo0wM[:!2tpqA09XN!T](s9]t,2!T_/C",
+    "G&eN:13<1KHLn2>H6jlguK<tT4G#+U!T]#y4--]^5-8j.3ODz[0Rg_V1CJI6odgPt+XDjG0S%AK1rCiV0*EXR67kRn88xs)3*Y8%0-0Z01M%Vm9^YACF9tX;uj2y(o*xG[4Y3#n-ooTi+OrS_k&Xlh",
+    "[Ma/nH#L.h8#9Ly0.#SSjRp<U:K,ouHZzls1Ot5t:;sa/5-6cEK[SjX4+HZY1cts50IXjR6;O@#3Lg$PiytonIWqt+6*)8jAvrYw4niL/Hj5uG1UWbW1d8EV4-q&OBsVs;4i5&49]O<X0QWKv1lP#^",
+    "FB_*CnH;>.F*41_11&N*00)N$9]Aef%:x,V=ac+C,u4avl2Za-4+O!:0]QA9G=</60Ko.a@]_mn1;m9-bq<rgiVqByiv%q,F<YZs1L3I%1%laL4+,i49^6)64153:4+a0#1syr2zzG6l3911P0F0bJ",
+    "1<q246E/X]5e^I$Bsn#(0S=kBA@Y+t1cU((1hN4gH82F1e+MKF0RJ8z3=VeL1O_M,E-TiJ4+fm]ei/3Z4+Mc9DKa(y5jC]r4+)Y24%dnj4uKy7qpl$WyB7^yo[dil&L0Mg[sbN]-SdDXo;,$^4+P=b",
+    "2eUH[-12:j8abIC2FB^O9]t*=9]W)b0^la;p%Dp[lEeWIJ+Yex4.Y%V1]J]dg<On#LNqe3rU4HsgoOqfHvkV0fb<O[$jJ^[[n0oH@sXzY!<m$84m9f<9^hVI1r!O]uRRYvh6EoWHvk>YH_/4eGyo2s",
+    "n*j:KvIHVEEWXHT1IjWV1UK=s6Ed#H0^RN669Dwf2Lc)e:WBpnuZaW$$O#788w&F#3R)C(03Qf6)f+WAGB:dS3AQBz[_@]vk39p)0UR[]6gB@K1U3KyUk;w,0Us4Lqs#*YxB:!U4*:r:1mJ@#2+--D",
+    "IXe70Bs4g$9^blP0P/MLXb%I6=8*h6fW[FAzWN6Pz0;8*as%ecECcU:1rG(YiUdCmG%+v$4+FgJVGjo4>.k5M01DSe0ZbniCBO9p4z^@s4+=u21Rn%7r2z^LMk6#h/OGm^Hx8o#2(y)036MVl8W%Oy",
+    "AOo+%0]!3:lmP,n3BLg!05rK1FDE!Tvx):SJ2=1@4,_QNV+ZU,1IPjn:>rtTp_*%HUmpZ9:>s07H2(Ah0Z]>UH]#]Q>KFk>9sTqJ0CWL34-8bD1S2#w04Ovx01M&)4*_2&0zMBE:>rYy4(vq)@M4ti",
+    "[V4@34D3Y);%4;p*8:jPm^(CJ:>q_=B<aLBMFp>UM,Ln9MFp75M,Lb5MIAK!=aCFRGyn&Tnx>FDH8bo*0K7m0QwZ!u2Z93+1ha]+1djd(4vqvL7d8I$0^mAamud@zCj]QAKm(H6Z4N#dHUJ+7H2<zE",
+    "Gyoq4GXMgBC.iwW0H7ZR;y*<cG&g@K0L4cFfCd&Y]0gatGXMj/))WsZ/](RAG&KJw1APw%]0f2rwO/nmGdce!9]bgvM,Vdr0PRT+8]WnyIRFn1]0gOnF>N]f1*anq6>U0DA_iAq4nhwqlC^f[T<I4A",
+    "1Or]I[00vgj4KG>#yt,P]0gswI5v6<1)Q/3FC8_E]0gdEG%x<!2QfJS9]APwf:Z*Ss[scj4+7nu4+Q!]F9]U.l>n20<U-XYI5Phy1Dr(.3F,kAHja/33%3:w(.KIpg-NJ44.@R79_(FT7C8V8-TInR",
+    "GXEzD>=bpE0pRgS5HJ7&Uk;NSClERMr4Iv54-TL<2.D+l4+OjS3m*eCFbVMOLJs&90Ld:83jZesrdI*A.qHo2dk%tR4f5lD9]bmmC:c2bFEBPR00gpyVgu1L4/-fz6g1hJBm%.,4+QuS0eTM!fhaCC",
+    "Gynoq9]$yoC.VXlM,KZV2/SV84;Te:A0apZA0apZFMTjG01bdB4&4P9HvkNus]+JBGSwv$Fw[K<-A9=KF<Y!tU/JFBC/)pVA3Zn#A0apZA0apZFPZ<@G5@@WxH]%(Ko10gC-%t^zt[vEIDse:H_/3A",
+    "H_/pXG&cYoH_.]u011UY0d<;5C-+sLI1dwnC:%Hd6gU7M2si*Q4:UFa95;>U2RHx)&be6)fhYhG0&)a]C.nAB4*[.a2I&7h3jgr_4!^n*1Ts0aMFi_T6CVUK!jyh4G&Sre1;eXa[8^Y6IkmD69]JI%",
+    "<&gF]zcK)Y)hZ7X*s:1^-RQ7@I50&I5yA2U2:S:K&ABofGK9V]1K[f[2*[uk0,m#K3F7^+1C93s1gY5/2KX8Wv:=ift4#vd5(__M06ztxy/V=xkI5!41vNCVDh@Kn46:(c42N+9wviwMumK!6<&N&,",
+    "AP!R)Gyo3=wkidmiUbC718oll>M_bGzUBlYFgDWy1y2mY0SL4L7ckB$1VIPhPAWAs/J5jnPz9>33aSDOx4lRU:#8aNFaqua7c!M@9610IGbIBE4+oJF0v[]iGOJkwhD!te8xH_J@;_/oIWw:^4+PUA",
+    "4T7Hw14[z20uKG/1>MtMF:;.CiS9@V/lMMcY7Z34<dFNH4$JWaKLav3HUJ30uWAR*0]v_PG6TP@9uElR.-4Ln1UWE/.O2iVp+5k>Z4VjC<dF0l<B#.Wurm&]0S=bu<dE]r1Oh^KKsd]s11c_u053o/",
+    "G5@j]*0/#L1T,wm<dGa<Ffjl:BQ!KL%.%&rG<Q8u4bta+8#C=o9Ulla&+!8jG340;1(K!-4+hWi0^8wW2YUf,2dW4Hr_;bzyci,mFp3ck/Y<v:0;d&%4AJoe1itG813C@T<dE,)8#2,H0]YP*:*xar",
+    "Qx4Jb10FE]KMpf8Hvm5kG&4EU<dF3l!Cem0<dF.*F#tajG%>=+6giN$We);/<dE]g-Ish>%;KkjGXNVo)$juYnP:t)3xyCQGB)ro4$KM.A/2:!9W-Ie#VQ4itOy!0$wMkKG]/$>1mS@f00#n(0t/(M",
+    "2Ok15(D4HTEDng=0]DT_5(9<44uuN[f=R,GG&GFw13w@&GBeQe13w^&GBE%cG<F9_0)+w(1kv#W0-vKHyaxyMyIBjpqzwTa1EoPcGcquU1OPk*p70e8#[vY)2M+;5/rIZ9+(@(i0tM;s4.FI,12Z%+",
+    "H:&[*vjqd,0R[D;83(,r4*-HrKnbttFAK2(6ESKUHPZ0]2bRH_0Ryh7Oa:S)8Zs/:<dE,z95B,H13xY>FgXAOqyhr];O>j)0n+gUJ2Wsf06(DtG%zy&FDo!L00pS2M*-=0xdR8f4,C@s0]daY6bO.N",
+    "0YM*(0yNX[0]vVS0O/tQn*r1D0_-^$kQ5R&#s(h+GSl$@02:ME1OkPz3lAsL<dE-I3fS,i32+^XG1Kt>0jc+92zvsOod=#e)A0ij1%VqsR5Lj-i0^hH3=Ow<05UT(G5@&TMh=.%z7hnpA@b)f5(&Ks",
+    "9[<Gbx;dj+G1Tt=1e&Hp48qqM1./V&E-Tu[n[)%8HUJ16I2-o(004ov1PvV%G5[Mg%<qpFyNCfeF*!2X0UbB&rv)<OGc2qo46y;U*PJaGGsT7n4FC5_3eyTN1_x3-*ai-)rL.85qTB/zH[Id=EHN>x",
+    "34<gb1Be9%jffEj:jwuM3,#Rr5-n039x]-U2kr.CsDoYrObXQ7MgsYfJO@2j4-SPz2$Q*94:#&I16dCs>=4J7A,2;HA0ILR7c+n^4-S;=4.@7JLJr[t4+e+1ZZ8)xJHI9f@,P+d4;VmCA0RXU4=n[h",
+    "1s>-8x&sH70]T<!1.M/*oKgn$.N=,/GX:6<I3EKs/PfS-H#glc9yN:fO9TFf0ux(+sR0a#TL-#=Ed[&f1P*i$6Q/ck4D_w)ful$O*&@1E:LU(Q7&ZVO3NxQDD:ya)6gcG=2*d#hTne8s5,]W1G0R*9",
+    "(Le@J2BsV;IWeCw7%:1GHvk2ah9;7zvStT^0S=JDZWcDMcOM!w:ske#HZM3fGwoUqsQ3X4&,Z/]rPv<0-NL9+uPzS):[:4bHZuS(3<]kSKLRs3GXMg]KmtP#9PC-I.DO-<6wc!UGBY>a000RO2JBid",
+    "05&oJ0zMBD:[.:[4CE9HzMD!1D+^ye1%x0Cw0-cGr*01dvA/Wz.RK3[:skktkY*1V&Eo.G>mgHH7&GfyEHN+uF9k3-00pS1W)C-(S]l(tQx5A]4+EB%M+4*[4)skVIV=)K4+EwI9^>j3paBWPoIMG<",
+    "Q3p#7>)r0z0uo!(RSwr#1FY2o0r*q]@q/_:GMNzs,-5Ce%]-I.*I6F[FaQI62(3B^dlEAMA3,(OSsw&200ip7ArBkAe+1RSOfL:OHr81$0yi/MFBLa401@LQ0uDkSFg4a$F9SC:00ZCHS@QeO0tlqt",
+    "a_;C60tD]M6gPPT(Nqn!,UKfMGBdncFA6s>00*0^KOY1)fd:rIo&g4d#t-W24%!9.!iy0A,BJ$&)K:#[4:Z1<0RY+q2l2<u4,4!84+E,OEH*jp0R<Z%2P6*%r2Y&K1iV/Ta^OGzpaCxmH!>zB1;jmi",
+    "2K<-Kq<V!<CkvVr0@xErq<V!<=)Ljm0S>CyfdL_oGq3;412F&@GXNJcy@TXHCkwCv0,q)i3$)>@1d.mY12uXL/<$*5.bEFnHM;0UGc=D&FgG&*1KIur1GNhuEH/7X455ad0S=TJ&IAMIC/Up>Sq[2=",
+    "0RmAU2r#%/1iR<o4)8k(k(nnCKGB+74.f9yL/PL19]MdPAAL5mRUZp8xLFM0tZod&f&_GbGy^usIRdpE4,_k80S8]X7t.yOlJ0XKIxzqE2oG4v%(;*pvjPvA0k:H)GBqsb2oDRlStKzq;0@EOH:Ml]",
+    "zMM(^93KZV<:f3zGdME.3tbg-01pV-,U0!MPY%6V0[<r/4,URr19BZS&jA%R03Qi803Q%A039:[9].,9FA6s^!&w9%2-c<DH[bUJI5Rad01LZ56E&Ox4+Osx6*!b94X_FF9XOUT2IWl-8I&-*F*XkZ",
+    "eh&kntuhZik^)3;Hvk(q02VR-2$+Nd2E#fZ3ow!_4#<lp0yhC400#v6#RvzG0uL6y3I_AyP!BxREgv8@(/9JiIWvwiFLW]E01n0m4-GFw2+zV24;MU7A0RRSA5k%iqy@URiZLiSG5@RmZUU;d2a3^H",
+    "4y+0kFqaJv1I(,h9_wA>F(o%Jl*b7kFo,b)#mqPl3WqTt1vtykZU,U<hcPEMFaQgZPXG^PhcON8o=BrqG:0)MGBDIp0)_;*18oT93kX_ahcO_HHvJ6_HctfH2;]dXGwAJ-0S.:T2.-COHt&l92R[a=",
+    "0U9%cyKWx/H],rCBru0DKR!7zG5@+,o4RfqH_.NtFcvq_SP0Y@4+4iV4+ZI;0xu3THHR<T1T[DSA^ut$1@isBF$a[1VGj]8F#]9YFlrA6hA^QVGXMi>4,.wl4p9z.F$BxJCj#V+76&T]hA[;^cm:k_",
+    "3W<=.,_%56I+p@4JU29jF$bLFq5%&Zg)tN^*^F#%3xzQYGz=6;F9S0*00)Dri2)xlG/(t)QxiA.4+4cT4*@pfD+0Cw9yz@x6E*,31hndY9_U,,F%vgR3beQd2TKnDg)tQ_)Pr#jgfSyEG/&%jgfT8P",
+    "G5@/bCjc7[C4(=!0>(s91A7O8F%EeI+zt-wfiVvS:A(ddH#eC99_(64E)z5W4,VFp13fk[F#rPYy9EyofH4I<0-aVA4niL(G/MP#T=%,-0s_$Gu+ah!7nTAErJ9Wa4+elSBs4d99]SmnF)su)GypFR",
+    "IX3>!I5Gea1+ejc46FwoH,Iq<0l29f29w]sKM6E9HkdCTG&g@T0muOc>QOgK3+w;80/]j;9W^U<4hHS<QwJmuB!Dp/8#n+T2]1Dq2A7xt2KWgFfH4Or4*,)BF9.R;fH5R8IRGCTIRGO#FaQq(i1!Q^",
+    "G>U_(w3Gt^Cl3ICF)TGV01mv00Rq&bE)N5H4dWLLi@-$:1,yy<8Z,bOF*pD/Gc,5/FEBGRf,xpFGXO6LG&cYr2s8jKD:eWEQ3uSnQ4a435-.5NH,-Yvwa$GnJux!.EFU2>01qMmt5+X/IQ/XRt:z03",
+    "+XWam01L%V1jp$y0Qz+T5FZpdx[3h<U/J6:CJFY@N)J7p-Xn<^llKcBAu)yo51RqIvH/9.gfb5bgE0ui))gEwqZ]R1&3OYH4+(/Y9]])73tbg-01pa,F&r^h1UDZKF<rG!ave0!0Tnd:9].)89^qAA",
+    "9W($B3WG5p3=D*3G5@k2-C:FHJOlM*41wxOBs4PRR^Tc3VF[2389DghP7IHuX#_-IZwAK9KMw^=wLk-4:j4G#FCPsuxXJ]#ip=mKtjGl)3OH#gH8*E312i(bg9Q&+l&e.&gfbOm!]x6tH)7V16dw&=",
+    "gU$:OC[YgQvjz>-Sr2IY%;uAXgaQt]6%Qd[53_vM%;uA2=9c>L<68MkEKLTX4G%z7A1g8T4G(zZ%;uAT.pLgEULPPWgANZF+szCQA6=gT1lP;B4-iEd4_7WS%;tsq2oDE/@40*s0gnm_7@gpvKM*rC",
+    "H;5!sJT=2q04>B*:.^*uG%;Gkb>uHi2Z7T]4Egjx5HtV])&U9cGYO62SPugFu;7zTLkjWRGYI/Y4+ety4/XY<:m;r#H2KzH2$&fNuHjM(lY:>X*)ssDqZtX!&:IP+K;R08F9J3/ytOX^(bI]n0doxZ",
+    "Lj#8=1h0Vt39v&1oU(TYhlUIeg>uzU$bJpM<,qTd94+13WE42891kGmgpL6YG7:U/4+NS]95jJL0=Oh!2ax[_4-JQt69UFH4D0MH1F-hX%AE<j9onu7J2W=fw7;l7G&%2P4+Nb89]$/B4)p[GyWCt0",
+    ",7X&jEcTx)1<nYd4+gW5r2z/2&xrvK2%.s[2&m*,2,M194,t^yEDr]Y)p7&XJr5;r%nT0<$o*+A2[bV5j]dK<kWUvl<)s@wF*EzxN(aa7Gam:m@Ed=hvEf4lKOX/&zeEU%%@yVkH4E6#bO@vRQx6o.",
+    "/]czDnTr7eQyw#c1p(*YRt_HL29N:*hXD<,)v:Dq9AVe<QV/#C3-mh]F9b3(+MiSg&HRl42![Jz41w>!5-:4a9]Jk3;pXt(NgO%)0TVd<0:/=#w]4_X0s.%t!$1HR2kILMxby@C@jA@*p3pK5h5ZI5",
+    "I4orY[XGk/0^P;@8w:sd1Hiru4jTc%nOYA5uoVvqte+DD84izwC/7*@0TVO-1oZ104C94T3CGuA4/%IO3:Y&24$>Gm1Ho]*7rB<W9]bS_3DewR3aJJJnaDB-n#,-M4+Xl70u(X)-1L76#cvNez[qJ0",
+    "=7-!6(%lmTu$<,@u:lVRj-[s+xegB+*^!<O&jktkXD.:rGWWk%9&Nh!4,WYQ4[+G_Fb=Ql)I/[yGBubW4:>CE4F#]S4+W#)69DUX4+X9S4+,C*5f1+hF99+v#RLcUQx6%[#]sZV&+#u0S/8GN4^X=g",
+    "9]kP]9]Jc40;D=,3:yW#e,9Fu1P8>KSq>&31(GTY-jk7DINJyxML7TuYKi9!4^aPS4+o/.p8+ohEi/Oe9^>eH1+P-N1)mK9Y7ZIO2p<4Vx0W#.&-c[s2p.M9kdre8!7vUR9^zW_1O]kdY99bJnFI&-",
+    "Di1_62p<4VhLkZM&-c_v2pKWx6$!iX4lf2RHN=xU6E*+<.Fr061S_bi1OuRG4-tSHA8.7QAJG9d01pJx6#;.P3J(UF1RoSP001x#1Ec9t1FJg%YY#<;2oG>979Y>8HsA-jfffY&11].GH=u^X6gU7A",
+    "GRP(#H=u^9$R,aO;%<j@aW%W7F(1bPH[b[j=&$z;o>hzJ&pZgYw,FBl,)av7[@h.k5^(;h0S2BW37Rhl,LL@)xg@mt%ykb1o+U2=Gcy1W3+p5etom_VsJ-OXzdZ@v&H</YWe>%J244:0ojx8imj49@",
+    ".Ir9T#<!JQ6[3r01o8n704NVS6Aufy1PT0u0]VN#W($#qWd+Gb4+Mh4eGe0e:v]6Yu[I9=P!AvV(Ov>UI1dEO>+t+2u@LYt(OwOymtF$8G7muJ;OhKcv6iI)50L<uM+en71&Z@64Y8MA4]v7+V-<O0",
+    ")dCMfsOw>@u%ZMGxtCrKc).8$AD#g/)&deY01rRGmtGGdyZB/dNxuRQLbv#16*#[FFK-z9zycqh0XY8z5-*@JHL409bv6JmodGm302DN>!_qVf3Lkbj)&d@%0Wtss)ej#(IjRZ]Anx&L4[rZi4//JC",
+    "4u,%31k@p94eYg#0S>qZ/3Wmk>Uc==59-P#4/wcST<N]x/3WAs+5ry]*#Qp^:gHY#5Z$t44:RiKUI<6N3l9jO0^PY@4,e]*UI5KR4+);H4>fNxUOxgeH!uJW!rp8T73$>*4,dbHI^bDJ/3WTu#).(C",
+    "1E2!^BMVar.dF_#:gHYoQ4a_K)JPu)HUI@.4c@F]66<^s0S/%80ivx04-I,02cjPj0[e:v15ytV!2u4;[sIpL*XCXrIRFcw0^;g:9]$%89]Ja=A>iX%0iXjP2[!-A4:tfG0yUtwSr9Q-4&+h+.=&6a",
+    "n6Cj2Jp]>42n+X55HcPJ@oKXRIQLHjR^;e8CJe(>1Q@qcPYtJ61F/UA!-TsQ/gn[qq^vh=GXGK!ALvgX0yF:$Bp(>x/uaFr01N)*ULOQD/^!*/wEqha5sc@b0S)O,6E=<HH_.3BDG7]=ivbS.%PIwx",
+    "f;<#+A3!+hPZu@-9]$$+Pag(3052XfGwM$hF$W5SaUVE1:rWqWHG-<R4.LkrLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]F=#,-%u&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+0",
+    "6)@jSPcJ>)H_3E.ayGf,rU4Jo0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<",
+    "KX5THGMoe,)&VyDPYd(KUKlt3PY1lNuK=DQflv.v@QSYd5&Dat0SAIm3D0-3h^^O4(j=ZLyv.tzmw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3HXCi4+4Ww4v>i+1Csg/1]bh8g,]bAFgO4Xzyu10",
+    "Pz0*QJr4$f$YT!!+@c&v5uxy24+Mx%4+l[n0672@H_.QXPz0ahATI+qHi^R#H#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.wf#n7sHsnPwcQ!cK0w13NH_.nk01rRr",
+    "MK2&WIl%%Sn*lkIPzKQ1Wf3-KS@Tl+0w10MGQLd&&6zSCH<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5pn>itlLi9C5Dx[++js&a",
+    "4**jaGXM*jPy$gO2simm4,uudULOHCnNSYjfeH+#gI=1oPz2op9_Lp$0T(s=4+fb_4+-MKNd@&^0:J;f0dyBP01KH/1G;^f4+XD>WC9^(08.w=03QK2paUNXIRGCJIRFm/nNS/#01K&tUmpQEnNTkS",
+    "GB*GX:ue0FoSy*;2ANPF5HjHe9yys%4,wXzp8*S*P$DulaSsH!QvxFo08.w/01p9_P!9xx(MkhS9^qU*0S=J0P!7zz1@PJ;UJIE^1l.827BSfY7dQYP1_#Ar4,v!eUJn47P!9#Xou2>2IRFcy0^;X-",
+    "9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP!9m$@,%Yt+3yhx.-2JV4xLZ^1[*e/Pyv,f2h9C5F9JC+olptgqcRDdPzI!j5FZOQolpR,r$!6sPZTr&1nr,D4f0U[2oC5=IyN#aB>A3$/^!*;!0/ud",
+    "GXM>-)t:.$1_P@IUJnAS1P9rl0SuJtO9#sS5ekLiKn9Cb4#2lT4!%zagqn&0FFrUh<lOom&R!n]F!N6j37;H,FCH:7=G@2KGBN,!Juxu2wFw=^IIuAv(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqB",
+    "AJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=SXi4hNf.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a.>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z",
+    "*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3e)s%1F$6z1hJ,00U[4D/7;Vmq1=%p*Mva].]Pi2+(8b7P%j2HGt4Cq4w)qn1c[&l1iH@#2XqVS",
+    "m^MF/hfpXvT_!YQh)=9h01U_jxB(9$j,UYq@2i1GiBJy61PY2!1G_l=9]tvtqGlR300vhMs51<R>FfMJjZhB/R38C302nv@3y<F*(2NTY1e%^$4w=L#s@XwE1Dv1%A3!$%A0Rj2MK7KKH8+w>6E&#3",
+    "1r6XuA9pwaFP-H4IRFHU@_wc)MIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28Pw+5,W=S@To,0w13NGlK-ZGyoknvI,w^HrfXtp8+)h5-g!HH;j&JcQ=nap8+/j1K]%JKRL1rA0RmZ4[n8B4:8=w",
+    "4+fUFUmp%Q01Tm(Wd-@;0W$m*7%<2rmrw/Xy$%ls@h#EsBMemymWp2snNR[#4+*lM0S=g;n:q(%4+G<=9]1K07&HJ5olpYT<Ien3,vJml01pPAP!9:B-4BAB4+F-m9]1T37&ibLIIIH%.H,XL2&<AS",
+    "0,OREIRGC4H:;962[Zs75i]fEIRFn7xXYgb4v9<K1Tr]Q)<2.y01df[Uk;SVP!9=S@lA5[Ob,Lc0S=Lr7&8C^uTTfA*[^f*2(i[:4#HOrw2NOJGXM>:(%WPo3M_K!WDf)70UrT302np=4z*AMx9e[Y",
+    "7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0vgBR]A@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)*PsC&Ipg,D0SK+6F%vid9]t$OPzwB-K;J3n6bJ9_b[-UrIs[h^IcEx**gyw:[ZS7Kx//3%Gcy1T",
+    "z/_oCgS;9Y4!ckR!,EtGCLbFyyigwjHUJnk03QZ6051eLIRGC4Hvk8$paBGw[$vjr[D(pbpWH4F1&L55FgEcjFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua-]]2AJYLgy,*(<H2=OaGcf/!Kr/G[",
+    "FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(WFK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:",
+    "(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m02em=2-qoj4+gzZ43_<<21*]RGKVA:F:D9DPzL:Y4+>t$LJqFOF%J5T4j%;M%q0&FnI#RxpaBEZ",
+    "DHAx.R1XEcPz%<bTsSu_T_!YOy,*5(hz15M7&XcB0S>m/P%m3GG5@+91PQ%R1k]0x0WStQIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.R0P!%(d.r<zIy,+=<GB7p(7&rhA1J9rVA3!+(A0IgY",
+    "Kb,+HFfafkGcbcW4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zg0X4l)1:B]#0,Bd.4[*W)AD-m:g9Q:d#0;G7=JO1*FaR%_0Wdh%0ung<4$t#tA9pYSFP-H0FxUbj",
+    "F)-uSKg[!GA0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4!EUd1I%a,1+n%90wWIrRTwh:3%*bSQx6Ht><e.236t]F2V<Te.pCc7H2<ei01LiQ1mgi87ct)f7&ZV80lrWJR1Xoy0UrZ4",
+    "01pCq7&ib4zEA[%sgD5.1)B3]0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec647jCb1&DGF1CmW20yIw-G5@+,zEBSdzRo<eOb,Lc0UrT002ng:3BFJVjgzqf4+E;N0wWIrRTwn<4*]YVF9.X+",
+    "051nLFaQT+4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p^Sg/r4Q0S=QApaCBNG5@VC6bB*-tOF7=03Qf903QuE/OP_gIlfR21h1k815=(Xy$BsLoq>@bm2nRUzRdy(/.=#BGxYfj3$N/99]Sk#ylxEk",
+    "q)HCN*%1J_cnL89o)8AxwQCBcg%Jn,(gO,h1QjYaI872TMgyR)4h_HcGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2Cm!_4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Wnx7!L+c",
+    "8#DkCHvk6a0tMmY1>aIB6b^la:5u=%E%Asi2Iag34+XNkVGN]s7zDMo84nKQ$@Jq%4;D%r4,E3pHx0bD1rHJO&o:@EG5@jqi3]<5m(xQNIJLt949xx&2cU[I9]knA;<kW>IR^,_H4hGv)G7]u0^lj>",
+    "rxOE!*A53O89KQI1CoX+1GB-l3+MeC1Gxzcpa/sO1eVVy4*[PE8#OW#F#rXYw,gSb2>FGC00UwQh6n>N>#6Y[wFM6c:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+JnH7!L:V2=%.05,]W9",
+    "GXMkX0ueJ#4+rrH8#zt@*b5#or3;nrl=72O<(Bx/)(ZuX>X[5aH:L_(&H4rg9S6I*1tKvqQUs%r4GFdd4VsTH1of=OA3ZXQ2>FwIj0p=<$2SSZy9ELv4@Yl8A^^]91fT[E[s#)qkhuW@kNpS>2)VjK",
+    "2:s;U4+!<6QUaqK2WJVo2n3;l69LWy3W/5[2AI+m4%C#i0S=Q85eVJ;N)HC_5evBoA_P[D9]bY/5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QY%>)rf9O&c<,",
+    "6F2*<1r56k2KNvT2Z9J2H2;.r&J+&T3kATP7!L+c8#Vv_hzlJt)(Zly6Aknc2(-IM0RaaEhoC15u0jp2[]y4[iVP1u&j/q5Gyohi$F(-Jk,P-0ArD_B2ngxefdLN$+YtobAqteUQ3b5l3/ajl5eClT",
+    "GY;eq5i2n.=a&F)01W!gYy[lALI_CDu:lVSkLDE)<zV(jriTszwIT.C0Sb/>Cp0$z4UWw_0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL6)QL^!wLxM8y=QU!Ur2TP6VyH1q)6H:l+=jGQ]oT",
+    "IZhKYpB<WN1ne6R3(68JHZV:TGoc-^P6+KAF9tF.P7JsL6Evb83r+_@8!rYjIZhig03QK0qaFsMvOEsT5(TTKq5%Znwj2by.=_Io1@DvNAq2SGATK-LF#HKG4:B>VF9kO:02DXwu=10y[0SmAGk+fm",
+    "H2euJGB*GNh]4w)1j7j/IWzhQ4=[jL7&HI^r>)[xs-ff/psqp/,Q0H$[0R,wQ3V;h2a^C@1=*ETodFK*pD@mdG>i#T9]Sn];g0wg[^lrN::eI8#H9lSq4Z!62*9uz1F56^4+8rk3&QmRE,=6x4-Yrn",
+    "Mh4Q$Lk]O;(KZhWg(EKoI5IE_1djh%4*V;w=uGoNA>]SY0]Jlc3/aaL]4R/A=OAf5f!Y/gzVreDiP-7Z4z/q[7jqXmGb^ai0v[PI:H,Ru7yzFk2E&CJ8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DT",
+    "It1g%1rGu@5-g!I0y6*v.n0U(0y,8q-S_,#5-FiF0yzK<H_.]r00)cD1s;)1Iubbm4ut[,w#<]uzXA=59[@t14+1(8HUI:>0uIcU1OuD1AP)kb;<SJb[Q;gkn(s=x5yA3X46z]3F)a7:VF(%rrq)=x",
+    "8Uu]P0_!vPv/Ic2FAoQR<Js/(0u0Wv1qn+5WDR2k/e/JH7zee*e,0V_tp)*64wV58-qo#H/!=#r.nT,ltAbMkmJkl]0tnu-91jWFy$CM<GB<g/T;2>.1nRLe4+GH(4*]i8F9hP4ARi>)jR=>m7zNeU",
+    "X9eG(PY&g(2m+)54)^l)1Ml:F4,wV2cLp2^vH>#Icn-]U4+)_WcmtKDRSyEw+d_J*5e(wCxd8,.uoMfO/Ryw7y9Eymn8-fW$QK+p$OZ>Dxp)_i7#_+S01pVWCkCWC3Y@W84Gh4,DlZ5zH.G3a0PzJ5",
+    "<ZClN%LfIp.6[p7h]9MD1-6bO4+EQoTnfajZwAWQD,HL%MH4gf10Mu9@v(qv2Z6SM0S=PT+ENL]idrr/G9d_6mWlx@F*X1Rgs)UD6*4sGkP8H;xJwGVjsX%g03QW2$L:<KT;_lTR]G[9G/gOh3b<%s",
+    "4+FmAMhUgol:sg=Fd+!>sEh#z9tM364XdPA1-*P34,4aj3KTZ+!w3uW0UrZ6q<[fd[0t2B)(rzn0.0VlBk2$jEkFZE3+)gNowp7T4Ed814pRZE2;dRk3kV+z=vDAW=Ql/61C7Z84VU=u2)lz_I5##p",
+    "ga@@S=@Zd-v.d=m3I<sG7YoH44/Kx,Su8U!j.R$DQv@Ago(Kl$qhto&kD_z#*!&C=G]m$UgQZ[xbP4&G4,Wg2T;Clq1@Xws90j)#4<-]xR0B&67y_c]$pH;kic]!li3tUr3JbKn4,+<N3IveH1qt+_",
+    "769Hy2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxImNyY4Z4w42+$!7$Kp[VH8O7r.Gu$5#Q>W4/n)5,0Rgp19y5-y1yBza[o<fNGcoH04+Fd04lFe/mj<Fvj^-FQ",
+    "nFlWhGBle98#Mp_vbq8Uqc[%)g>8*ek,&Z&F]*!5BQZ8Z1M)5^0X8$A2N*U04+M+bR]fN#3/SF(OQfM(KNT^GHlPOylG08NkM:3[05Lbh0vR<d2OKrGCm1&$95etGGyo0fn;eHg&KwE&F%Jgv,bN^j",
+    "FvCR,lBEwH206S14-r#5A3QVnwnh(8isTFdmWC,0h5=WV4YrgE4.q^W91FVX5*RJA4i3<6lmR0*EZ>tV#0m!P;FJ77uC[mwrKC&:7Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANU_+ZHb>G&t4_95nOS",
+    "brU(PAq8=]@3C;S2F.8i3BjgA4xi!%3Gd%#2Y3kn2p.46,Q,ggIkd(D4+gs0avw@Fy$UZCGC2SW;&Nd>%G>52p#lz<6bi>%91g_lGblGS9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFi",
+    "FCa5D03Urh00r]24,29S4xlO^F)WDi4gjwi2bu#6i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-k..teFNq2pHvkzl#t9z)F_k%EoQyyO#1st0fkG8Bv<8RO3J(I&l<AEl9S,ENRR#Tt",
+    "E.Xh>H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+@e8l:r]NG:Hli2i:PI3xOIGH1h)w1ELBaZ#9J9!T^#3H20xMABO/j,K+r*9HI&(GC2SSgr[5#o)ii8",
+    "A>:2jQVGcj5Hge[4+Oa%2tgY%t0e/!5(SyV2o01T4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;=0;2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O46CmQ1EM4a<Ub5YfTjcv;j0RCi.^/BIIJEV",
+    "HUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4(qj20:@!o1E%_I4fE.=6*Ar7LJaN*A1=ro965mga^zAM1p[*quLcB)>(K#m(gqCg2n0hEGQtlI<(2p0",
+    "vjYy3]6ByE%]Za<Ne:0@2p:x[<dzIlIiM_KvGj5RngRx:l2!]VCk_>:4cY89Cpk4A4$CYGgOPO@GxG/]I5hwhGhPn@%7+pk4L0DGTpt<Y/O!O-HtEe#4.XUi4,dBip%NA_00[PO4yns!0)Z6=<dyUc",
+    "hBgJJ;//jyB@+:FHUKL&H1Y<p>zn[>a^KTs1ibu11mO@3wIv1nn;(ozwh0dM2pBby0v@Z0<(2;(03J601O65dOY#UW7C1Ek8#MqDFrfhi.q,.CB<T<n4Vk1fIWsUagc2Mu00SQaXAI:LBR4q!6Ea:O",
+    "1u=mn9^PJG9_(FT4[*oDQ6C=T<(2&N0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl/9iE[+8Ap_-[t>A_xj06Pa5e%LrBr@Cn1>a+14)O:AyAcP40S<vA6f#C0H1Y<o<(B,1<(3RmH:WNbH[/lr",
+    ".e;G->8tzz0vR_+2pl&6894wPHvkwp030&>6Egq/UJnJ=,47oPH:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab00@j*3Xha-2b#e!F9tU-=s,q9-D$pF1fUuTg$4>w.Ua)P%=443x%3VX1+shv@0>jt.pbTr",
+    "I0ur76AuU4oe_4::NXDpf+@-dIg@):4+Ag&,3AV,!x97N=9^)zY6mP2I.3PJ23QXa]Ew;vDG9=^1B7,DV![U:1_dQ;GXM]e1KXPt2mZSh4c(g(3G)pP1.R#f9]kx4mjn+3#9a#MWCQ&s4zaFy1Bay#",
+    "2.)Rn4+o841MSKg2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]h05QSu0_0aKkpm6Om.bgukmHR33mE>x9x<pS!kr^v*.k:[p#cbm0Smf@1rs-,NeDF$Dg5tD1)1Vu1BlKS3zT[RBMhc&2D^:p#C8s;",
+    "@wR_Y)Vx#,qL+CG:j4<&jC3ChG5[QNp6)9yEH$,n1)aTN4:h)L0C*0bmK6<A8UorH0/bM84:]0hcN#a8:;-hf(FzeV;F0j<-sFb*.1z-6$5sy(jcpV$;BfIrxvUo$Fqh;]0SSfc785ki/ZXOh>:2k$",
+    "kgOL1SqI]cF9z$A76ZGt1P,O<0]cPFN(tj637:@m0lzR02&CUP2FcVi3WOd7mbz*LCJ2Zg0:UK)zm.*w4+fgmFbtFd6F2^8HvkKA0[Q0*2hIGj0R[Lb2X>aP0U0xQ1<[2_C/0#+1P,TL1eymYFf7!)",
+    "1>*=700-<]Y6yhy1O/k64*&,R-JF13smc,(IF11i2J@z82b.2!0S(6L1rH17wkQRm<e2!v2=KN[4ASC#F9kI<;tTa3:-ww0T;hUF3h-g^A_@nieghf<!i2j49]JS9;@-YCQV#vLj[yVLE(Gj!4+FRB",
+    "Hwx/;4-%117C7L50R)3m4:j/t4+*ex2Z!xA4y6bO+r_o,!dwZPNCl;I5(gg,2Cs4t5wyH80m/jin*tA0kj7gMsUk9CVRNm:TW/6KGB,A4WZtC@4/Yp,h2aVhM>eB)F#r!nmEj5x9*O^E)d8L13J)<>",
+    "0uS5--o+PC4-h-V54-B7-hX=v8T$qg4fm@P4/>-/G^ICgWc92P4.hRi4-#(l3J)M+53UK,-hX=v8SM!V3G%EG4/havoDB_+RSz@j9^jl#tP&3(pA8Q/(X9jyUJp3YtppBU59I[xtP&3yqy,O#2*u%;",
+    "0R=rI4+DjgRS6:pv4_qA6gKdv3obb]*^<DC==Iu@*&Z(dI56piW,kdhHUJqjs[skb*bff4!&MH_0S=;@-ae[WH8[G%RUZX600HJh4-tH<d<VLO00-7m4gn$$1o>)^4cq];!-we>!+IMqLj$Fp0S=U5",
+    "FA6y^&6NiZ>Aw6zjsXa(>P7BL5BjeJFAFnYzO>:i0,O916);D@1Sc=vm8k&+9^JbL0UC9&)w/,&h64@Z*-E9Ed/AQq69uZN1OlnGFb;*I0uKn^0S;du2)WD00RqT94j_1T-z9@gssRg^TL._PL/MOT",
+    "7C8V92kwns1nIU#1/C_*i3J0t6$>7=3/a>Phyeu0K<S6v0vt8<sRRa^nK2A(4/k-28Z)cU3J2S(L:xAN4hWJ31,SzrIsgDV5;ezWG;]o>0S=K1h.5=I0klRAhO9&h,(wE_+0/3cx]S6W0NlyV0T;!x",
+    "e+brx6Age64,3@XS@QEL)6oGB2ISNV4#&U>4,JdDAQUz8xdIOm-,Lft!gfChEHO6S0U0:-mPiV31nu])9_d^[x&j.C+w2hq<8JpsAP)kT2;djnUk;ZRkzEJj[RIyI[VNqPKmx;LWe);D+XD@%(nJF5",
+    "0R@B,c;z,]2hH!E0S=Gli9,T91o[RJiwX[hyI/);rxXOEdJh8N2MnMR3eAN#4+W&iVhr,=dkc]@77j83w&<rT7rDCv48esr9Wb^M0t)q.NIo((Gr0r_n(vVT1zirL9Sy_nTn+aFHa9sq&j:FIF*N$:",
+    "D,QwsvjGUelt/]03&@-a44MK9>lH6WpYvY.HUTvpIKQ6(F9SC:(Z:<7lj9T*1k(G;0VX&%:j)0^BMGp,EDsB:)(,:WA@b^m+7S)m#K8du$Mz2c/v)r-mlF,hno$agPY(2#6At2.7z)_lZU(<cMGlJt",
+    "6fyt,WC84owE+(mi-hMQ0no]^3E9O^7&uA^<Ph=q3$U&W4X4024(hrA9^76/j(r5fo.$DT5(0$F3:!4T4Hr1>dMqnAH34xNIHH9S2-ujp0UR-%>Z17ASq@<*EjTxY%>RlPj]3kFH,ri,I5D_b1%$r;",
+    "1U;SoR]FyfLj[*p4#)%uSq$99p#d)dH#qVS2g/Pu3LXK8bq1J[Hx8l&DK$9pb2u;JIrx+g2fX1@2!j&>=7.DI@3wpF!XN>PbPP,cmbg(1+1Ldy1_)X)x*aPyED-07z$Gg+ITsN)00+vOHV+W1]6&W%",
+    "w+sjD=9:F0>yQU=gTn$2=:qr0$W[%XylxJ_x(pjP!2uFB00gSV3/W&aQx23S0nq.13Xnnrw&7s>&G!Tjl3M_E4de866)o3>0Rw-#3ZNb%H8rwZ4+H)63JABx1PA4$P6M;H47:0b4/%tLD/[_X[96Ol",
+    "76fk&<eT)*1Pg^pU.Bkk4+yr8RSy<^gwFv5k!/Qf27nj^s_Q6bDKavp1>j60TLX>F2TBdp(]H4vFa*/A0S@aFmPrpGp#BpNA*9zyA4xHcE)Od3uLTW&jY]&$fd:x,nvs>Q9_dz7Ee[0i:Zbu2F#rQk",
+    "3#Nux0,n<*3Y8H9(-*Fl]271I8VaGLRu0b*0F0I+4vS$1>wQa00:J;uIjas21B9Ag41fU+-=Pq;1v7!APYjpEn*kpOFz72U3=>MF4(,;.0*v;%4+FW%9^f]b%bNiTPzL4QO&.a.PYZ_x69l4]PYkf8",
+    "L.IN(2/Ss>2+[%$.gQK+0kEf03i6_i4+WPA1H&5y/*_;F[UZgV-SmWL4+,X!1qbBCRSNoeKMgZEEcWa$6EKFo3/agD*9,w&A2&1k:<Y7^Ej0iQ>%Q[[)&U+gi:41B1vuJD5B:t8uQ&]N1uqLWEQ8hy",
+    "38w@Gtb%>SGV,tv4,3Z$3-LW00=wE.2EeIZ38:&=4+p_U5f0U]6%#apngI>CjR7e&I-86r1ICjB38U9d2JbBe:^d;si8lu5w;qW#5eQ<piqi%ONG^L7G^DTX0WStMGo_*u12Q$EJr6m(#7+vpcmn2=",
+    "0t<K@3Z9Zv1GfbWBm.9_4i,Zu6f(7=1qPD;4zh+G46),H7&E1C4DRt01,RZ20.e;.4vF+f1HyL;0-iET4,%O9rvV7=2Ly)v2p/&p&R+o.55ff4@XCPr%&i*^H2<Cz1s5_@4c+f%6E^$*7&3t&4Xfk=",
+    "2FbJz2c+,-4<JP33ojlrFujCJ4-zP!H4jmSN)ESZ4//feqyY/U-RG2m@3x*GGw**1%eGq:F]eRI4y,B!wd*$z5yF#Y2*8vJ2,Wcy3#cX&FwZ0h[sacz@xOeu3m*eF01pNE***=i<*NJR:jVax:lO/[",
+    "[k8!Cr-Qg6AMP#y=#TOk0uKS^1[XL04+D]aW(4yo95RjpA1O2ZFAoFN2O_5%@YH(f4G#:e+-0wu[$vHs+(QCQ3*gKM0G)OOvgij1jtv8@(<zJ+p%V[8*3q_D3bO.c0s0RJtL!%ms)j@b<W%/T(z=i-",
+    ".0/5)cL$B03Jszw1o^J@G/c&P*WC=Wlp6<eECRf53ZnT82C;ur2L9.^4gAvr1Gno037M[714RwY2NO3%95nz1&pHG0KLW,o4,/W>1Om*a0t154Lk=e&35N(3ErDYWtpfl*4gO9AjPME[1T&YvQz0<m",
+    "$r/rxWB;2Zp5jmqpZQ7_H1N>5BQ!Ug0S/oy7Bv6@*RN0vya5TG0R*7,79RvPw9&i)1KchhG]eytpdAj,2<e6Bv2>OPyiyCE0wOgrVgkm,5(YyF-$[-orUC/2,%$.7-]:GbF&>jl#R36B2VD)_vXTJ.",
+    "%LE%Rx&-g1;lB0&:8Jq<1B@YNHp!;24,/L[1%xsW0.5AC49@Lj2+=er7c$xb3c9,p1l*G+4+rD,0_-[>1xX$@Y6sPnI1dKBhhqfVxJwTCKtByKF)>tJ8Zqaq3kiYV3/a$W0S/--3k9)>NDl=@fF2JL",
+    "x%hJj:B.2Q3*ku*1=0+!4(gSj0TwXmNd<zWV+-1zQyw=K3+c&I3G+Y!pcxM_#Mc4:i$o7K]JMQwv&d5=H8P.E1%@l84+Z>#0uKfJ[jC8GiHTzi@R,E:1&N7c4+BvT9=TBG0R>w4j[ythmP@oY%<ht#",
+    "38m&!4+8h!Vjn--03RJO0083<50L<sVg^9_2D-)D4d(l5A9pbTKS;n&IM)IXL(,*V5jg,3.NInKb^-]])fo;,0oVcr:6TX;KQ=ELVjmzj!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13NGJ=#YGXNbovI,w^",
+    "INApvp8+%g5-Xu0xPuWdcQY[90w13NHUI.IkOm(/F_[m+4.W$.ACUn!01pX>7Y=pH3k8.rRSz)Z&_yX2:j)1D*_beH0o[sY1NH704,Lin0^nLe-+p[m*<tEi1cIgm0wWDm4+@Gmn*jn*4+(&#0^l^S",
+    "-HLo(G_D8w0R@V04,;q]4,neon*jq,4,LTq4/&l>n*j:f7Y>xD(gFe>4pRrOrZo/),HKx$2[r&92Q_l(Vh-k^0UkI20L:l,AP%4d0lTs)4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%0GLV!APb,a5-*@L",
+    "2sr:AIRF60TLxbb0iXjP2[,=B4mbc00o[sY4,_PYp8*b>13wlyEHT*u7c_GM1_Z<o9^YPH4*^hZV,FL@+nWIjrxpTn4+W;G2:_My3$!B),HKxaQ4a_7kz+3qG%()*4&s7e4+ZtmHX1Mh4)@bnyCM$+",
+    ">$U)FzsWZaHvzO!39l&(w%bY$i_$M3=);EU<&=Ra.q8hWB;IV[77qj2v:*/:<cNzs4+i!D4+QQi49]#A4!-2p2bYOs8Z$[JI9)Uk1D:*(0S:_!3k$Tyn*k1ziDM5wvnek)H8TJS@ZyUlv4H_w(!(SV",
+    "0gvhk1omz(1UEP60^Q.f3c%Gi4+g4.V,EvS4.F6Pn*jvn>z<ojHMJ/mH2<6F$D08U1B3De4;xlxA0RZ77cZUxH#oH=6F2yV2Mx6-A9pkWAD-m<,6jN*iv]w0DIa$.03V+LII.)Jp=pX+KeZ>zAT$6k",
+    "o&h*B03]py!2&OEH8sKlAD-m.g9Q=c[_@=t3Lkek03V+LHUJVg01mY&A9pnXFP[N8IM<OMy!QkTKeZ>zAvM7QACUn$01pg_7as-V)9VBe474Z<G]$]d0S1fLvjGnXv;v<k01phz+;xRcQ4a_UC;5;q",
+    "01r9J+;xRcujpbA64;O[5y-$]0RmDF4YVi=G[<YV0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFZfho^Ju6$UsC[E1<(,_k=KG28(I$,YwuTn@4N0^lwfC.jar1IGa$0W.&<GXNhjH2vmc",
+    "4Yk-t0S/Xc0^m+u/3)nA4&;z4A%p0r0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq,O[H42l:gt0S=f0>yi9O$]4Q;iDLs(4++aC9^qSG9]19rkO2aq.ro9Z%P]Q4/MoH:@_nXOrjP*,3$XMz4-RapQ__q=",
+    "4x9oAodzEQHKUpV6)<MG3l9m/npO$yoV<@KMFc]ushfBUi(dqm@gI#L:u:>Q0uKkLc;RUq0uAo(GzXJ@7Xv#9ws#K@.c)6*kpvSn[ADi@VQ!&;R1!J)R^UBBwND0z$qybf<w6/o-/&sbE5mUwBsnw0",
+    "aTGGbaSsZ(p&SIIs0Jc9EZvh2478yW4,5YIjR6lJk+<F[#)T6tF*C6O4!zL]9]SDD>7D$7mjWg,H_.QOr5Oa$3J(dj3/bIj1P:ti1QRiZa16<HF%JyL0tKAx1@k<u0v9v<9yI=_vw<lc4+i]:0^leP",
+    "0uLsMy,y5_0tVTkNDo;)0v9j.F9k6:o]gj-OTz:bGG,3G,cB7d#RLxp<$m,>T8[<NF*X1%PBu5D2@n,+051.RH2;(Pr5z7inF1Fw03I[o1]JDB%AErrP&cRv4zKSn9^GFl0tTLv5f56J2Ny8%3m*VA",
+    "00PZS4+PL4A4<T+2;nf@dk.QY0v9v<9]kppxdabM#RLYdyuJYpstGR(Gc*7PrQZP$T9F3/9Rty!HXlwjstGJJHUJ+GGl&oa*<+JySUH&jCpk8l0v@Y[,v$o_*4%CnP=k$G+paG!5HvB#0s<*9A6YZW",
+    "0v0j/E-cp*F9$R-s0lAiG&2ANmi2NES<Q,bI5;349]SU]2@<@DGyntG<g)t3feS1&HpK)F2b/2(4>UMV7Bm1aPBl2D2@n<;03QxCh7bm>r%4Z4m-x6t03I_m1]JADmGdw!P&F_82<Q]ZCLa(rza9hG",
+    "m2nSQl;Nv@Hpv1X05AX>2Q[V%FH1Ew00x>.&jAlvkpc&]3k$8r2oDXtc=NhADh@F7a]GJJY7Yg1usAOYGBl:90S+(=0,P%em%lg)(a.me>6q^;u:lU2j^Zj>/EVU9qT)FY=vnbawzvWTtpp9($N:$^",
+    "=;L%n9]nfe7YTX.BN[X8<B$9rrvU*w9]bmst=p4QoZ/M+#OgQ,)5^Q(hvzsC2lT(G0S=g)*A<.q@V9w,0SSTw9]tu4(hffiGB7fLEEF:U4%w#x4-6s[9]AG-h6n^u$W[o^l2iz[R^U1$<2:$4+)*D0",
+    "G3TcN4duJE0R>-cQ4uh!Ee<yw2fDLO4+E103GkFH3daKsq4TE!4*_P!V,3LUn*k33y_P0*Gw1TD0S=O)0SB..0t;paRtSIr0wn.2TMr2FvJnpr)73d22Q81>PXOyT4,1LK86,70Lk[uc0u;tz0Q<Bn",
+    "IGC0)19^g+0iUS:1)7Up3&+e70)jdZ*8@!c0TML-7c:A54v@EW05bp.H2SMG4,1!_6AuWJ>-wEjm(I^v2+0i(8]JA25,]WD4l&[k8ad;.0l-Aelj9c,&I%SV&bf_P4+G8$CpS3&4V#)70UQMG(]QQm",
+    "0uKnt/<kGi4,B<JYA!1]/m!Or(5L])vH:uxssSA[02;v<E,=B-=9Kj^jJyF1#F3/]3ycB+ng]AP4,WkKRSSTvLjv-z4*/eR#sLl8;*a:<GXw@GI]=GL0y/UZ06B!E0^E9M-G97yF*#HZ1M5c(j+iO[",
+    "[UZ$Lo+.^ZH#j:AJP!j;9[<7]8a4nIF#rmtvr@WPQy%_]01TMC0]!$WHUJ+3H2<y_Hvk$k02MO-2bviV3Z17<4pSO102ed:7&HJ61D=vQ05kv>H_.wj00F:52Rsi0Qywz>429yO0S5U22d>pC3&5sR",
+    "4pSL700[X37%<[H12q620XF_[H2;>t0T;g.9]Jc49]1W43(Sud22&>7IRFm:p93!eH8E2QjhF)kQwPXO4+)vkrvVOA3)R[c7dTQFHvk>4GXM>(y#<,M0_a]@7&ZVO12q5,0lWqqHKVfv2U8d]051VI",
+    "I-^khm9ZcU9u>$r4#EEp7BL+iGyoPe039*>6E*iV0Vxe07dHSMF#r^h03I:*wig#M9vwFT7cu^HHUJke03A4Z7dVyy9WVeFHXaM@0SnBTM,3eoG5@&X0tlW19W;+JH_.U&$T$wPm-wjS-xQgHl<SBX",
+    "p+=q[x63jWGK[he8Zq4NrU3-Z353%E4xQ:02c)S19x;FT1@-fg9]R!^1(Kiw1)ZoF0Lu=$8QZ)D88f;-GY1t2xCspHx*Y+>0^Ak;69ds15BLES4(YrB9yaQ[0SdiI4^a:aA@b)Lq8$&-0=Xt:4&0(0",
+    "FG<2x;YsdF@U4*ZG;:BxFBdd2t>2SLFa+$cJ@0Wk4.eogEi=U&0-!7:4.gi]0ueO-ABh1p030,q1s>p004>E$gq0l+B8_+dF_=],4ABS-#Q@4:F_y+*3fnpZ)x[bQ2J8wiCpI=^1qQ[tF%L1m1up;N",
+    "F#s.hH!/VQg=IiZ5B_wa1rE/h9xp:UH<*cOH_/prH#xrr9]k%73Lh#t00Z2R3Lh_yzXcBijO!gABRTyF1JRisAO8V1zXdKaF><q*A4D.#3M;<)$N:Q9!z:RY!v!A*G4B-0Dlvo$1mW-ZFEKDP#]0<d",
+    "GKUKW[^T<)hzkbPyjUNA0y4@5Ei*O%FGMpp030:]0NVT/A0#!*1uq6PF#r!Ljur-:naTklGC9lzF9I]+01qOP76!2V6)%7SGC0fy9yXT;4<H(1EHW>20T4Iqr57J0GtC7b2R4^tA1gKhBQ,YqeGf9t",
+    "1s;,9nF]jip%w.+tz-j70yND99ypl@4<IRG9[<7s8xS]qye1zcG0z1b2RWPz4/Jq[2iCG.A2Kn]1s;,BoC=-lu<(lw+:Zed;g8/^4v7T.paKsDi3I==3cd:l@f48qGS0:^3E-_&4Z[U@I5#-kG&nKu",
+    "8xCF@G=+&!ULPto)g^a;@/kL6GWrTH1Trz&y)PdjFslUygZ-Dt4^b#t3OzD2G:HW,D:F6v3J&Wl9^6/8J_A=mm.0qoA1XMQ1q1794:R8tF9R](jxjGIG&7h51JSY+4^k*T6)rM0tkNtmi_%(@=(#LH",
+    "GBz=E1urKyGXMvfj%N/u-0i7>Hvj>a:jV!YxiJzoodFMl0=kZQI5Ge)jR80>]0=#CGB^Y7A162f2%P2wA2Kn;1s;,BkqaLrIRGL!F@WSqfC9!bJ_J:k==@0hj[!J@EH4H#F>a50C=Int2f>D_0S>]H",
+    "F&>jo;yM[yA2E_*1g@<E<va09fC9;^Ei*CzFOUH.Glwi62Q#P=A1gBe6f;;xA2Kt[1up>LG5@,Gs1=d90]30[0^p<#%mp4bmkTeE0W_-:EH4K$Hkk>>D:eWF[@5[CCpGmO2_H0KnF]jgtri2ru;GUB",
+    "0^p<#%:=DfnF^wI0XQ:.EH4K$IGhU_D:wi#I5sRsA2K!11q!nk2H#H)B%BKqIFZl;AGrcFhb%t<G%z:,KN_bKIRFm:>HYQ;zyl4Wwq=zPm>,[itB3*x<#6-woW[ce4,K)10uF+M0^lk(1[yStAp>Vf",
+    "1RD.umA456ldVS&4E>889[<4>@z[8UfOZfvlJyP@J/CE%A5byvxlJ#O0V=/*kOB]J0l(yBAB+Jp@2r7o!qaIFz5&6O0uRRlyVGe8i_-!q53K:hnQ9,50XE.Q561!0k#!G<0r:(CtpUW^Y9EaOIg1e/",
+    "#sM&l5f6;5h7/DI-gNL*=X5hh)y5hJ>L;:Wg&7W;%Nzx*h%XNPxCsQp-tLN29[<QIAKQa]4(GE86gQO>46(ui2#6UAp1n#h05USh/K:EP[l2&X4,Su+rU4F(mjMO$#CQ(@yNDD6B<Y=*n=q03#L58/",
+    "0Fm4h2(.K,0Sdvb0]dm;NDkF;5H%DJN1VJ84/^Wc77xV(-@uWV9hHV-2:6&]4+5aP5(6S112L0+4,3n>0^e0<i:M4A1_AK$1OdVd4vf$O6fK$00uKPC!_qWov7HnT1*VET3C#%)FyMw[2kHS25U94l",
+    "0R#1z1@iU8zyk(a9]btOumcYg.pB:j=1PJ+8!=bKF)w8]Fz37yF9J6:jS2.mhGY,r1Dk[v4+!XnWCzCu3#FbG4-AZ)JPXMX41lr(4.o4(1[wqL1]JGJ/..#M1(2Ts4.+fml:r5Y,bfD/)&U.YF#rUQ",
+    "hEWd+)d3PW013&_1OuMU91j,7qDTh90S@&=:[cHDH2=0vG<t;o(9mH4j>MA75M;zrV@XAEoQHt[4:n&8v$6vZQfD7GF#r!n$+80vDU]=a)dAG90^nm90uRLnyNH1S4Xc=_4/bhy54#4#*gFp-h6fJ^",
+    "=]AvGJ6sPyp%V[di;ag[Eus()8.w*J4/imDtO/pB0^m$n2<eRYvjYz]SO(J#4;]!NK.yw8cg;c[4;l(j9$jf4EG<qd4-bUK0^m/@599/^kbwaYC9ee!=as9:fdLKqvjYzUxd-ylgtP+/E)O1$v-![<",
+    "G%/2X4lOk<xH3NgH90ik[1hJvGvVO^F9k9*w*e0e#+9G^4,Y=O3a8gdKLs!@EI1DVqB#ln%UBAAJqM9R4#N:Y4KgfSX91FgAq!I)GqB+Y2v7hZ1DJIUo4*wWmxX2n=m>@w!2t/*&T$UCMguty0<*wd",
+    "5XS)xpUAxd1oPV&3FfF%4+DeX1Rnx7#McA=&-cGcuJQp7Gt!W/0S2M8Sp/a04agn/#>c)[=(zk-/aFO%VGiHi0S=z[0uK)QfE5o7vDFR>0<VW>4:kY_5>S%+,T<B^SqhSlUJ6tX1.CpX4Id7B9^qFk",
+    "0uB4J0]<K4djbd#Bc/lk@MgmE]Ktt@<ZX_W4.uYUH!<wp%:f9Dqhth:t]AWB0Sbl(4w/IV4,<;a9]].Oo(K-02>F$S03QZ2g<qeG95pOAh>wSR4J]T.wF3=w1ONyh066Hh0^3P@8Zhd#11:Q)014Ve",
+    "4+HY.1rG/Fk5mr]kD:z$ve**=%.l*f2&/<S0STu5qX7:Lw6g-P$e:XVJnZfT3y@v@0S=Z0;gcLeF*X1n9V;_31@hz/.Szo/xEK#LwA2MJZ!/%c>c.RRGUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys",
+    "2L,7k4++ld1p!SD6@KeTZ_XK*4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn$ouTC!tGdtAk1rHhQ2p;@a03X@[Hvk>8",
+    "Ij!mi9]km>1RoJK00ykXPcI5IJFDsi4<K+.A8-]9zs3O%+X3weF9$I(,s%Mp1&[X*4,_h*1>p$SPA:[IJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LOnHHxCN6:IDx*<CXlZrHeWr",
+    "+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmVg:DD0i&h2X;*b19@Q/m(1f%6t4,txtp8*T!B<[3K49h]f7Rj5f0Rgm!0^lr1B<Yd;B<FQDZVKZo2XPAT<(md]",
+    "Wf(D,b>I*rbq<^Jngb[<GXM@J$BzduSTr[P4!i=zGJwnq6g0Q[As+<ff]mm;1vNN>vp5cECo(hu4+OG]ArAym4.5C$s[tc1H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT056-YH97r738=:)v#AOl",
+    "HKyYNA9gkXFIP4(-sOsqx1eSNuLT^A.Lv;-cR1q$AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs4]lHW2S2I,F*Y<s1wVW;EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<0V^W)F7N:IXlZ0Wmi)",
+    "%mNP!.QE;WHqVX;9^P7C4/Itzs[szi.>8Z3sE%s>BM%Ru(*q9K/K:!IHvk>EHvkVck-tn71+=Lv6WIX]6OqWP0Ur/8n&]/$E]JKq0SclQ4+Vs$3j!kyQx6M_$g2SZxET)#paTzDk-tn7F9S0-052so",
+    "H_/3HGmys%4:Xa-s[t^II5cq&2&Bk%95;>A.ei<Z4+FHJQ6C9403Qc600v;Y0=b2205t#;Gyn>a=a2Fk0Us7I*#Q;e03QZ4paUNeGyoko01pzjggXnM0]UbW9]$s>10Mr2iX#SJ4*[S99].!69]to4",
+    "24WuyI,I<&4+*V/84n5BR0BXAGN,qy0SMdJ8xF#qS>7@N8V;N9@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIOMmg0TMC*9].%-9XX3s2eQpy9]SOpR2n$]9]tm@:RulnGw)Lb,=vaT3e-0COfoRl",
+    "Qv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,vbBp8*TjQv%E>4+)6g8VIY7d/C)TQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^JmAEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uHAKn5r",
+    ",BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0_a:nQwZ:+0^lq=Qx5[Z@$P[Gh>]Z&4*-XW8VK_CQx1$K0uT/e#Gh0j1_Bp=4,CI09]ShwQy&X704g#t02ea/9yb6F",
+    "5zwWd0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0>wpu4,%%Op8*dAuE7HjF<_j]0S52511]$MIN;(c;9KxY=to3K-ZrX=H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,4]I-]",
+    "W)G;X-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcPH8srw52=wGPz3pn5*-#,;gt,tGy4Y*ssa8@BRDYCS@OX[4]t,;10SjZG2-RfG5[YxHr<&!O*Zb%0^p<UQx6cDrJn&06XH@3Gnl2H0SA@#7!L<,",
+    "P!0ba4,lB8p8+okF*d;b9^PAD4:p*kp8*B78V;rP0T(n)4+i2:4,WXS2oE!urJn%<gP#Q,2r[4p45CdB449:#0Ry/i4+x+G4,UnNG!HtMrJn&W1T!;:-0FzlQ4bZCrJn&00-QUF4;xDq0]:6hI^Zb(",
+    "0]Fxt8=*[30#OeM+_5ZvSTx4S0]SJ&Q4a&z0S>R;$O8jX4=qa+0].(_I^Zq-0^lm=BL,j(0igpQ2[Hg54Ke<=1D*Oj1<pmW4,DY)Ssx8KroaOoGnVC31=x9p3Yo;s3xbvd4+i(iWem@lA@c3N.Vqef",
+    ".5MIvGFAj-4+y-h9].$$Qxr2o4+)#&3:@G(QwIInd.f%H3*G;)#/@[.INnn)5H:adFCQ_D03Q@J013>iVGjb[Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy6J[X7h.iU]qv@$,QE",
+    ".WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF)+=HvH/euvZ6[Ks[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMlxa$WWjRH4]",
+    "LJtZ5@8yv6Htka%6Epw>!Sq<m1UT>i39QX!4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>Hx^r7+jnQf!0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VF</N]1<f>V4+GN3f&mGjnROUB",
+    ".[S/<8y=QYp#:iVH2<0VtO*GC-A9T&4g,xD1kmSJ4Zy+#G&3>Y8VdaP0SF)ivbzKi4x7$J4+Y^]4+GEz4;g*.p#cverOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/nXh=e0/,oUBp*jKtqLD-HQfX+",
+    ",2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+z0s)w4cxgB7&x#f8#wPK3b<:34eO::0XzeT,nRh[2Id>P28FUV4&DU.W(BI#4.8yhkP0t8H821Vm-%yP39>mI2(zjI2(=h84+Ya!41xPa3537[4Qvbi",
+    "uLBI$RtEZ)djM]=gXshdiH$oC47jHi4&*2g4zVa6G1yiG=7I4@2)grBDLFA@8a3jGJP!fcRtcNiYzp+o0]z1xC-I6JA6hv84#xxtzN!HShx4Za4+r]@2Ok1301p$!uAc!91mIQ/2vi:dHvkwm01KV<",
+    "0]erb7as&Py>p9e0W;tw&n=!F.yJ30IWhnrAUX2wW,q1zFgN8=2DzMP4z@w/0S]Zd=lL9zGBAfs4<Rt,XD&H4)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A%:o_)0W+Be",
+    "5-OoEINk_$cRBk9AF2U000hmR3J(972OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2$I;)3hc^S2O.lUng-_7-Q]i@l$r+*0;wU08!,S5/#_c@2[ix<28&V-6P3*a4v+yD",
+    "GC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4,_J0R^V12od*rQf:$3uHNc$*4/v=ORt_1-2Ok4401n7p4e.3/4+Z[K4,lQ=Lk^u^>ErXhR]&B41rG$Q0]FxrRSuH&Ru1Tv2M,Cjv<s75(8+8MD!cYp",
+    "4/c&XZ4H:3JP#tv$885p4#xox6VSJ,0S>.F$88SK3m,Z((Z>8EWDg0q:H@l7&a4&^G3GWJVw5NWmmLnORSD3#(E$$#ru)4C3iOGO0S:E-0TeW34+&x(GmlpzG&EKOW)BFq%swv(G&PS@1)z>69x>4)",
+    "wzU<yk5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqD6*au[3J(I1R]+H>8#a(v9]1N17&QPN05$+02[Zr^Hvk7[3D^;o48o5]0Z]Uw:-;s.%;1g:h7S)AkXJ83HZTAfHvk;r00r_wI3Jk,IFMH#p#e1j",
+    "KdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNk.$<y*3XP%x9_(6F2oG>HR^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j1cg<!k<E/-NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO$WfjmD4H!L-P",
+    "OCK6F00@0fIv*M])k@mLHZ!mUAKd[tiU^VEHse(rIQ7T40SL74Nk0cQEH.zN9_w3Q2(OeIA4W3dRUd9P+7.wlNDtisj0q0_+!h16,Y*WdxB(wGINekQmD>_<4-h3BKW[QHFaRIp0W#NAC=9er7&ZU_",
+    "*Y:_x9]bwrR1XBnsYVYIt:jh,*Hj4H.w+hj024MFA_@G&4+Ye^N.RiNG&HLw4,WVx4X:*K1iB[/3)fU8HZlMN>2=[:VGh;+3#GYM1^q7<r#ufQ*HkZBHZTAV#[:tos[sP*Hv-@I9]knnR4)WKGyo2<",
+    "s[sx8*-Wq(*HjM(R38C102np=3)fT/IKcrQ12WfC4)_A(4U5<U4+HnLtN[,]p3H0;A2t9#rU5cHHP/)IpsWT9&e^Qw#.:U&c9usUssT3u5-p)IHm/NUFLyRH-[p$/0lHTrI56V=4;nidY!4iUr&j_;",
+    "K<X>@*Hk4qG0Xxla5Xi^0uQPI<L2<1.!v1[,U/UfHvliH0XQ;>0unR-9ys0#A9p$90w1aYH2;#[yapdXFvyo^A0RNy0w0>KHUJL];iUX#*Hj+=Hvk;u00[oB4h,=(uK=DwwEe6B4U6WU0S;zx4/A;%",
+    "tN[mP4&;z4A*hb80TnXI8V;uW0T;t,4%bu#t[M*!#[mxj*HjN5v,GY32%*5Y0S=eQ0^ldK7&ib90[fb64+w)-4,lY(QV%;h,:v_41^pHPpaBm10^m37,:v^yR1XgG1P;Zi,:v^%#O(tQ2+*Bq9XJ3F",
+    "5RKoi0Urx1:Y..k4,ewK2oF1r,:v^z<B2=:6W-+36pi1m0S=,G@%n)!jo+:T1c2!T4+X5zX96P+4Zb4]/Boh<DdYN324oAdn.W%Ex9/YdljH:,A_x/(H4NINH4g_cr8NRC8ZZDa3NkqWD:63#9^6^B",
+    "8#DkP3o@&4F#sP5FaRnsH_/pTF*g7kH2<Jb013:a1Pd^R134>k-1oGCGdCd*3E81r4;w5H10N>ew9iowf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#h)#gzTX2t=#ONoK10S=Sr0^;R+9WekYG%+C@",
+    "J2J^yA5k:4w*w!S0W!,2A1F1E2L[8;Hy%000_j+QFFZ9c#sd#h+]E)DmjT8D9_(E32M*m38#Ig&2GQ*lF99n#FdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxA",
+    "yb%Mz#1jty:gO97F(Ds2IK&1YYBrI]0^p<11]KUqn,K%Y$P*6%fa4+wAs-+8#sd#giV7c;0Xg9mA1=VS5h5<,s[.Z0%mW!UAs-+6%mWWn:7,K+nE]dCA1gDS5d=TR4Gzcy88-yhIOG%pUJp=o10R;H",
+    "GXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdm>pVb9f5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8A",
+    "m-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d)-Z77ptaDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GO30o0tXKO)A0lb=]4VcGBE%tFgPI(",
+    "IO@VzUJp=o1]OIKG5@,M(JTXx6#]2jGz=ok6$l]8I5O/N0$vYM$O9jk0W].0FE=zT1gDBB9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF*YJKo0<bv/s:.4:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*Qr",
+    "!X5=#g*pq-<E!s$4f6Na0SJTi!T^1j,_.l>=<BSGwv#0mE6Ic*2xb&8APeEQP6ovDmjMn@7B_PO0XYB@GXNMf01uM=v+UCWDKjv:T;V4e2oDPW$z:k>F=9Ak1gNbi4*-v_XAcU(qyrC_0ln.g0T(pp",
+    "1Rnx2@<1d%/L8!zAQ3k_7B:JHH2;*!jYkC@964bDK<^[72M=l-z3kHg4#1)X3heHe0S57.1P:LFwYC8UgY@,U#ldC]0-,261-Olw0S=PE!KncfI71%]Gn:r.FA6m=(y:nu2hPX>1b,g]H.=NU6F4Cc",
+    "0s5!X0SkrkS@P<uwPFx9x&sWnv<!xV0EA,/SO8Z9u99UAlmP/&4+a0sHxn;_YX<%!-P;j/G:@)i0qV9M11S$5:aqd[smK)vPY2480Se6o1CONy1Et>:4+Eco5e.=Y9s^_[2=%&@0o(/v2O2lz<g)e=",
+    "gEtPT%mWVy:5fzn39]]ZzkCl1q][=&HuUV%0Sor25Dm8JTnf=zWeTdP0S1zQ5&^FA0,5Z(0S=w8k2(^G+;W_-r:Fr4t-uE$i0B6cJ>q)WY7YVTrV^3,Vb$PP0;zwx0%[Ktv)u>9H<gB3<sa=5Gb]>%",
+    "8.WKa4x>PB1kjE/2O.vzjO,pC4Kx4:+y(]-4+g%zI^Z)P<COeWsel9<12XfHQ4^/Rzyk*-9]Jn[0vR<(lP3s^/mrF,g#r%::FcWjF9$I+=a^(*9yaKP0y-K0Ea.5L4+pW+0uLM7omvgFh5@a,6gi9m",
+    "5jTws4$T1vl:r95iFyoM2k8k92ej<U1JD5mw(cGWK;-Ne1Mmd@kaZ6NgaZ=d03QlD03QxG00QUQ1@C%80KZEN;Vtn,>N)OEGWZA&1=3]r4-,EYD/[zt1MUd_rU4%bGM)nxIRFLzf(-B;4u/f<<n-VM",
+    "p92o4gsK4y>0fC:&+ujp.+<h[AQd-:0v@!9p93!sGBW<kHMbE5)ZYgQy@%*OiVO(y<n#PO@:p[G9ijst0y6*.HvkU>zy:onFf1+)1EK:A-lBkB1dsC@1JMBnk<Fr0LJOh-1Dq29-LJJ;0,=&2g@r9x",
+    "3OS+!4,dfx9]1D^F90(!+7Jc(fCvbquLutY:#9o+9iIaa1M-SQ1*QQX2[NAp0tW@<>@v^TTMq+;0]%JzmjMSX42c5-uk-5m0xUK5kpcyx0S=kR1]JVI03QT100NE[4CMA_1GM)J37E]X4+X0RA00LT",
+    "9]Ady0_9p;4+=UWBQh*54+4w:2)4x>4+!e>9s]$-2JH792SE#/0]EU51N4d_4+5bB6gB@K3ON7]52=+q0W]o&0]:dAN*p$!0_0p<1B;(42l0YW4-,Nb9]JPg4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/",
+    "3:P:4=Ope!LJXn.0l<>Ux+o6.#1R!a-Q]i]!v,G<Gyoq1Gyn#Vm3s]<i5UT00*09s4+<q12Ok]cq5_fSHMR/[x%zz%3Bv[k;UFbT1EK:D6v+G<1JMBt%KRP$s.5*G4%z+(0srYO4+5eC6gB@K3ON7]",
+    "55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0_9x/0S=hm1>hM;1dR]3TMq+;0^jZNssRkL:kbB[lqUefA@bwB3kbofbq<,w1]JVK03QT300zX;9t;_F1NsjWH_/37IjaUQ95FDB11^0QG1(3u",
+    "3N<;,6E:Cs4+HxT2!N:w4,BJ$9^qIYr9Ta-1@C>.Rs,!Z1Lev^9]AC/0_9s<9]^1D4,c#c9]Sh/3.I1L4DpL,1jGMI2.4n,4+epy5+5BgqyrxUGyoJes[s!Ru;7/2mH@g_lMoH(CI[4m9^cAh2+94I",
+    "0S7^2rUL@W1@-v3rY8/j0_Iml0uKtw1]JVL03QT400pgs2MX^)1>+0ROA]QD1P/zv1]J.V03QN302Dc=0S=kw1@[[[1eg#ETMVWH4+MpV9]O];2#1Cr21N-]AP2tBN&%3DEe@=y0_9s<9]^1D4,d@-",
+    "9]Si56*m9_:/>8>f(RoyGN/O&2F;Z#9j+i7GynwWHUz5y4+>o(6FHUv4+Wp:I^Zbq0]:K%m-nbZ43Gl<xCR6JswWPR0_IpQ0uKtf1]JVM03J600y>n@1>zE11fCHJ,3Jc>xCS2@G:@)y0y6*.HvkU>",
+    "xCS#gFf1+)1CRp.oFESi/ZYT#rPVhcGq;r@y37U$&,<Mn+V4jX0-mH8+0afO3OT3)4,dEo9]Sl66*vGKGynji1qa-QN)HH!vJwv+r_<AgHkA<D2[.yS0]EyI+uW,G4O.T22>7+r4FtO=2%3!>2Sp61",
+    "10yyp.su8pHU,<u1,t.d3eW_04:$lGH_.1W1.(cwz#s=t<[s@qf%*my2G9l%9l-.U12viw6g8=:4+>u*0:K_#w&e[CTMnoL9x[jx1fDDi%a0!hMF@S_4+iY)c=xpnn8E/C=$7y1gaQn_0t1l/1ojdS",
+    "0h!ha2PrQFEi$6G0TegV&p-bBv6ll64AeOW)-I[tiVO=a>m/;$$0PwI4ut3+0Pq.K>SOUf!WaXxt5XWqIS7)7RSJI(Q@I:WF!387G&$BeBr@M8DGP4[xj6$S4uPqA1KI,v@W*^30R/V#9^V$=2LsV0",
+    "1D7)k*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFjv/sO..IoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%HGQA5FHH8EZ2-!n94%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC",
+    "+&UOF00>:n2n=SmS>Qr!1(S(N4+,2lEi=Cy4*3BB+&T[B*9HiP*GeBWG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nVIzN*guYItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-ngo",
+    ")k+=UHrzTKHUI)/6f_v*4+[1Z5-y.>!NoWWTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2$GFU1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+O_gI^aG#IwvzT;X4dM",
+    "LJtGv(UJiH,4P!GG</6rjH7xF3ZerK55Wc:0Wts]0y5k:2,x+20R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR3*0&mk:xuGj=3*Q3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T!l>PzlV",
+    "HLDXJG%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1&<+s0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYpIs&je2!+&2A2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$eB",
+    "ItM^wq5^iN1[*lsItBh81:ph<3d05-4:JHBGXMfR4+7je3C[e00R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<84-7<h9]O;/4cs_h*wSqVlNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD",
+    "3Bm*_G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5+/:Z/EIovuGImiMJ3abVm4:SNCGynoS4+Gpf1E9DJ2glP&FEutX+&Ui%IHwyA3Wz^i<Gb@P:8k+;TMrZ5Is;%G4cs_m!G[P3",
+    "x6mga1v%V0Bsn&;0UruEqXQ2QtOg$hHSi1[12x.>2(0p&0TVT(10OXu+&V7@I5fu>9]];G1]v2sE)N5w0^mA3Is;)H2i!UbLky+=A_!7G91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFY=gG(PZ",
+    "G2A*HH_-_/=bG[70S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_OL%zp#iIu57.1:yuB3OT3)4,d@-9]Sf49]bntIs)ql2%GT<A2l^IIvhCw0%!!D5DyBfK;JGf3.aKr84Ozw1Caw4HrzS_EewzY1Gokp",
+    "G2A)<xE^<20uKtf1]JVL03J2_0y><>+&T!#)0qJT&/emvG2A*FIRFE(KLo1*4+=*j1,J7J4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&Uiu",
+    "IRFKj&[YoyltBZs[RIOr4+E(K4-tM%C=$9%2Sp620]U>p95UTH1:PS8/mHN4(FPw6Hvk;t00KJ;2HiRV#Zw2rjC;OAIWgTj43#(!3X2_P3avo=zcvFe4+FTb2M,$FIw(0Y00%@M0Xn/B1.C[-2sn%N",
+    "7#uXtjC%!E3AouH1k^%P4bkF+0RV#q4+Em;1TRfCG=6YU1=lQU4*]xR2>iQvArIyQrtAbGF)-C[0S=;Y:-wnT:6HNw1C7#X10o*,G06uX8aJry1Q]1d.Ru8D:6HNw2hFG#038n,k%R#cE!L.P0J^#A",
+    "vH/ed<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TF!Zub2bBQ^zULtiW#>C24+Dp_I0f&X8xQCM&gVb>gRLYE@]AV.#[_^q*NYnf.US7u>zw:Vm/iAxI5pLVGywfg4/b;i1O.$dX%8Wu0UrxD00V(s3a]qN",
+    "vXsmL4.GyL1TQo*F_N-Z1kVW%3A6GV3;&Apwgev&G5[Snx@P<Hx1w7g064q&UMM&;00O=y4*@q-4-8<6V-:>n:gfj@9ykCTHvkOE*ccxJHh][@9[<M!LjvIFR^TdD0S=U%kO:;%G7kxpl3oXk%4,5W",
+    "4*^8@1iR/54+59Lw*e0f,:(7!,7F6R*JKX[r_wZJrR9Df2s1Jt0WkVc2#=E_-++BuARh@fx/jv,-bjbfnI8$W(@pekJ>>IH2NF2]1IlR+AK&N)F9a(z00XqD85/gV&.6-B0^j5s3/bE*xoi(C#k3Lx",
+    "*$)PI9]t.qwFC:9&u0pcqEZh5x]%o!&EZ^T2GXPy4+r;gP!9l:0t(sGWe%I;J>oafmjMq0.J$^f<$RSr8#UZb2d;h]4<sE!S>ZQIa4Rz@,ii$Yf-A5X#>D7ahKE4@MFqv9Tn>/bo.J[7GcnHr2/T#V",
+    "3HRU[1GTCL4.75,nE;QI3S0t<>X,aVwAMrq0@r7-4+Xr,1P:9b%3KbJRR<g/3g=rh2,w_S4+Cxw1ord>00.g5w*n4^3kCe[4G#+Z[_Q9_CJzvO1<YHt0j47goCN_L0S>:zvSkMUi5&pznpO@C-sFKr",
+    "u;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez+;j3.1o7NX390Np3A7O(7dWlaV+*]6KnI.H2;dG,0F5jOg+T]#y9W#T%4i9r[[kE]=EwQh.ir6AfD8aP28Yr.4y&qe3E9zT0uT/g",
+    "+P(,2q7evq4+zYV8U:<XcL/cO2MD/>Kpryko&g4):IV*xsSE*/l4cG0qYMbQ!vqN(1Mw&ZgPvXr:F78BqF<OS0/FXy,VYALm:LDipk)sPthzV:1q%J8CIgL$6b_P;%OMZv0ppWa4v(M#0gV]B-OYbc",
+    "/<.==&pQmoBo5#K2EDBx4,:z*0uI06T:.]n4+5*2T<MDfuU-NF01pq6i(MQmio$RO@VJW_<9->w2Eff50>)I93ziNK1%c8H0,X:WG5@+.,VHAbI5Ni[1*+y84+@oG2kNdr7B!l;Tnf:J8Va>U9S-Gt",
+    "vpWXi!UqD3R1T)wGcq]WC8c,*a^NNU76=%/Rt^z-9R_J+8y=EJ<UticiA<9b0Sk,0a1HUOa^KGR91f%q4z^e61h!29s$C1Rz!VL;!44iW$/M4Codz:FF)YsFZ4V3O.sAvZvUmmFW)B_hpw9sf<1I<-",
+    "<24OJ#/[v4-/F4HzvLwxESSFy4A,(04;+F<o&g*,;#vVp/Ko]51-H8)kE.mmHY_)n6ah94:ZTJf2Q)V8rV]74zzGM30u0Ke0uJBDK:*nb4+EgaAP*P)#F>yQ0sgZF37j1d47$k&1;Pnq3!()cG:Q61",
+    "7&W]W9Wl)x5-9N=1,R@%4+FZ%2<y8[3Z]]Z4&gckh8+s%5(l(=rU3-1P!AV+FfBMWdm1eO4(:4q,Kc90l]2QXuz3p02oE#L2m]e71*;&L49XV<*[uT]IMB8R1MLb8<Vg8O]J9WN0oc(94+i201k;i;",
+    "G=7L%CE*Ak1_mW[H2<bl00rKn7y.;#2[>:hA3!qzFC#TL007w)4&n$9Gynsi%>9#4-s>rGGynoV5-6b^7UBp4f#L^dOyURu)aVHh5%mU5IW#LY<&=wMw8U%+marQS1h)qarYjEsq^_Yx[0[])yg45^",
+    "H<F7];6X^2-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)A@w$zaUFC-KBx(6QyGXNGg02wiy5DAQ$8ZQbfF@W.^K[31sA0-#Z5-y/3@21l6#)_2k1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^+RY2M[sl",
+    "hYb%bzy^@.H_.ne03I=J&jJO-rCbv,zy^[dHUK9vIF%(1sIF!Tue$[uHMX][6*Rmf4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU95&z/1dibW1nKq@9]SVO2OkD7",
+    "00KV)%n1(>fDZ,2,X-%F!UrD]G5@STlL8Mb!v>OF9xdH43)9h/0S=Yy(h3]l;KBS8EiN^Q:ofy=Fb>)a+c*QIT:[9)I^W@)2C[^hF90++02U;ov:F1U<ofpNH3=xTKLfdr0S=kWFC#WJ(K@h40S6in",
+    "HS+,ozsJG:9^6>EF9Vw_0Ync3[fi(6&zJ)Xjf)<-9IG!60[UYFw)@9bl3pJHHi0Av#-a@)2l*ud%[UJWiH[o(8Q0hb1&@(p4+qTnI2kek95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F",
+    "05$m71@C>F8V;7M;:GwbgkTJt6$9/a4Cpci-p@s@.^wcfj@1ZLa[vyv)m1MDH#wjN2#SDT4&Vp>#ZnIl=86(Wg&zS-2,Wvo4yiK&bsRFCG6Eh1&ACephD8%OHUcCXHXRB2.pvG<l#:Anyufn,E(p$M",
+    "4UEqg9yaGQ0sUbMt=o.l0US2_5,.P)B<52kOCJF:/Q9[K04gv#-]c@,w0H,=5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q:kg((5r6c5(_(V[#I$2S343fHeA7A)Sc1q5:r$ejrf3CK4e7Bv79",
+    "GXM=/HwTs36CVsY.u;PE5f32eHwe!b1m*2hA1W^0M+Cnd9^hT%M,9HGcm+HU563taG0c:F4+<L85CKsO+yVjZ3kLh.T<J-sas%od0v@:Z%U%VrvJMWe!U,EQ*iR110uGdG5-y05384lB;C<;63!RQ2",
+    "4cd%C0,jbM3Nf3GAOIc:H6IK$nT[Y20.FVC3CFe<D:O8pp.M]4k01a)1_(61!mJbog=FJUmVr/z5He(DGiEhrj..IYEL9HM#03v5T<OaWtP_F)ivbVS0m7=l4:PX.55)ziws!_R@T,9N!mJbzK*0+S",
+    "4dAbL4:3[;HM.KBWZbWJ4.oG!4--d*6b_U]55).:tP_Fd;g.YG)_]ODElviZ4G%$9A1pEV4G(zGuXhhM/mH*HUmqbY.>,<T%&&J3AYTvV1j;=:4-rNf5B&$ouXhg@y$BBq#-.n]FHa9N*b)yC!moD=",
+    "Hdh^lG5@-E!mJbzF1!H@J+TuH8M;1@4.KI-8n_^>4.TR/$ppfz6b^RP1P^QK!mJbmq6iNL;_>prBmjj94+O0GPY)8Mh-J/2FpCi#GrrFS4$OlIFA6g-&WjugqyY_L<y,P/05vSp0S=b;:Z.>;g*p!j",
+    "*qLJjiw6zU5dw]5WC;T*iji=-1=A$d0Uj_[0oC3S4Q2;R#uXnFGu=or1eB[04,mns0R!T%0v@x9qn@l^75e=84,4SC6%PUD=9Thx4*-9$CIk8NCk[3Qwy6pTa1GLs)d35EtP_Be9]zIo0S;/&4GZ_-",
+    "8yz_<RR@FX0Uri3#H]Vgnn;.[XdewZ+n=f;#a[wN3hj&)45G[k0%rns4;W15Zx2)2tP_$gGLjMxDzJeS4<uA1P!Cqi%Z33DRo;-+JBhzi3#.Ga00j,]&Kd^[Qx6B_/:Y;g2M+QI3X$ni37qL60bCDb",
+    ":A4yo1vUT:H2<Bw:Ix6m1E1L#H8L.Psd5hlk8uwMm637<zf1(4(0C68@qgd=2jtUW4Zpzx4+rF&h5-W2H2<CS6Avx9f*A-tpcW4V(SjTT-#;0VhV4!ZgG_d4*DDVP%/,ZXuul&W(SjTfkOB@n<qtet",
+    "axefN12F&wy^ud[.O9>S2fob-4wAY72E7R$I*!i/4*Z]O0R+K:0tYz>o4b4$EWDZlA8t9U7B3(&FqX3f4=>;+4](wPQV&+jv[E0J0XW>Q9]LWc(P0h$-]:C#ksb,OniU%_Fb:9eA8.4MgtP%4Q8D/8",
+    "c;j!*f&mX8(gP1Ls:T!-G[hMW[cQ!2%RK<i9yXm33ii4i47,[&4gJGT4#t&c3!r%j)fx[4)EW-7(-5kwhY^BG@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2Ln1;.6X4>W$X4%G$=",
+    "4EksfF-WjUy9*Cv@e+X$tqBi4@e+Vg56lVrXbbKM4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1g@sX4-rNf5B&$M@*IH(y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@",
+    "4;eLI4;6m24qp#D@e+Vd56^eqXbbWL4^b[zXde(^02gKeFA>K_#qUoq4:dN85iT+=%CSNp0X6358Xpxh]7afzW&l3@G%+mJ0S=Ywre>F:Iu8ohf<A_9xeX5m.Dz8.bPpK+XdeVQ(S#2V0A:W6-sOr;",
+    "ru0z:=4e>/6R2np1ii]a0S>GRXfF-nGyo2lC/R)329/f%1z7.e4uc=My#WroXb%mj$AbX_npX$r/;Vk#j[=wi$QlQ^SO&qi1P:]Nr+o]9r(>7y!2u4#/:rP$gJT5PHV+k&xnv(FIrzAl0S=PUhXf0U",
+    "oTdQ/uj;2B2M(c>mjM(s;phBB!j2d%H9PON1PEFTzpfSz.pL=gZ,s.X2#._n2Ajuj162!cBRMRNqyi5L/Ao4V4ws335-++U1ms<>EC^q30^kMvDh_zYT<K[z0R<x,1IncY3bxHa2F,:H4Z)NP4/u3-",
+    "4Dzgg2&1;G4$H#;3#PXi4)co%4+=pc4/RMYnE;)=woe4ckqiQL965lq0tu&q0xdN/J>Ftw14Iu4u=R</o(l]]m.t8A%uN9Y4+G$m3/%ng2Kb[14cnF&4.e]^Q3lYyU..3RFBdV-oB]IV>hJtQ=y(T9",
+    "1gOg!4Cavs9^P0_@B4d[VFktgYaKY30]bER3Il@g2=%.P4+g/2QUm]9Ru2fCzX/E%3f/yo0SVSq3gQU:.=u+t<)!;r&Wk.]Af_x@A4xfo9S.wWk#Gyhx->sV:fxyY1fK-02M++Ev.U=YgB%YEinw43",
+    "@,2Y<Gon9JLpCu(G;1kg3)@In1*rcs0<J]<4u-bK0VNhT,UJC[4CTv+0Rk/uk/70dCpR/KCBM/S95BQ-56%M0-b8%;W)DQl-b9ds*98K)5(*d!x$GkaM-19X0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF",
+    "@2rU.!_!1zI3fkG1[=EI&.hV0,vS:eH2<CA0v9uYp9lbp6%3q<W((f;PcH#CGyn#@-t2^e#R:(3nHLVT4i5yeg:xA.#a[_S4Ic+H<8WJAHPj9Tw2=EcIn)jV-4B[kGt:;r2si*A0W.&_1v3C212O->",
+    "HUI>c#aRO30uMcq@3w(J+V%/BhXFA))ebKeGcf/gH[huV1l=J-0Y)DLFx;F/2QxDO3h(]X1Ca&^,3.V<4+rMn2>N7BIo%B(!2:n@7%.hY2p.nL,3/cFFaQ!T02(y>1N=)u4&4n5o9iG6$qf%9mgN^=",
+    "m3j]y-C;RxFf-SG0tcayP!A2E!W$2;1DdcM2j-v217Qxqj1_#,z6cKnoR5]P5i]e.@MP)xh0Glv1_[:YfB>0#9ysvGHU=Hncn.<Piya[]EF%vOyodoGE<l7..B=g93W_,PA09NUgHi>K#yJlp*X[^p",
+    "o@+Ho0Mx/*1=eV[4+N[p4gnz#CI5&44;KwWPakqJ051hOG;Bvs5i.Y^.=%Qb3IvbaMGpq=;+OTv$@%N>ra^Qb4:>x+i2)Da0>zwbQ8elp3m6C4(-W[MjSvpSs)+#_3N@:AKsf*(2[!-QMKv-V9]br7",
+    "A3,$$4+**n1c8$r4;5NpF9]j;01LjxcLRr/bOdw>l+hg-G;k<f4.Xo:QZETIFaQej,VOnxJ@V/-/N%6P-r.x@A@em569]&/5eb0W3lA)Vmr<TW$B9rM4:-Eo1b_;X4+GZ]0U,^@*ApLbH_.e2(WHq1",
+    "599-ZoB--6/_E90*ApE%00QL<7CGrU2Ej%Pv>%gGn$1rP>!1452n+Us5g!FHzMroF1tJTcur;0]ztRF91_-2S2l^K<1/%GIj)EHuwJt0-IRFLptSAovq0.izSpw5d4+Xa79^c&YQXX!yfeQ^]-.*6_",
+    "vPlNkwpj$HLk=]>2(>vj38]U=3b*AS4+MzO0]W6)4+D(y5F0k:Srj:_1Ol1;4;NK[4.MyO4.e+[5FdsCHqtaN7Bx5e-^s6B%OVBRkOB&pyMGP9ycQ1:r$Yv=#5fG8Lkp7l7as-_zWN9b)dmasi4!(8",
+    "G%TXM8Va=ZAJPIdoi#6BGBvau88rC%3mG,=/nx+PI<1LoLpAOQA5$_[4.4.CK;/LKssRrlfe8-Suheh>=a2kE;Y&YMGXNSnx(6QyHJC#jGXM**tsD*T&[!WFH=UAu1UWXu4g-!h9]tqU4jVK81n;6G",
+    "kl7C(1u(/85-6b^1Jtw+9x[oi0tTb%10QfU.*T0oFCaKD#10:Z0XP633=M:WGc>!Wt[VxcfPNY:o3R^)3=Fr.9ticB69iKeD^.XK3d#f<(*iWj4If<P04Ops02w#cr4SCy4F-#dZx3+H)t:.$AvdJ7",
+    "4,X)R*-=lOIn50iGXNbj02ngG3obb^gbWV8b>]O06b^N3ry;H.HqC7rZIPx24+)$63j;BI4+iD30S=VbQUkkv4,C>:0WV!NHUI.Bgd$-IWpZ+Fa<P0.Zw)YJWiU83wcr&GDN+uSrU4HtS@TQ)-1v%!",
+    "h5@/VZx17453:o[tPc+w=a&3M/in6&Elvie4G%$9A1pEa4G(yN-S_/x/mH*HUmqbYi4G4Ll-IT*Azu&V1mUa;4-!Tg4^^QgtPcgR2oD6r*BT2X0g;(28mYHl9^hUHm:oSeI5=hO0WLT-te71S3&xTG",
+    "3aJ4D--au7Gt#OF3b/,B4$^b+n#_mg>yr8,U:=xEk;m&!=aT$DlT8l*rpRCi<rE7&91jJ9lLHQ^0S<bdaSW,eUkj-94-hoS84juB0](hO1el!:4uM1fH3gxmLJY#U2<b)nJ>hZ_0S=Pwv1$y,O$O1z",
+    "6$OwU4+!z3LkZy-4TnPt%*7/S2&JS$4+HwP0S=M%xfKJ[$Uz9M-]_uE&(:uQ90/*5P!9=,lmQK-f*m9>H/YA4F*S]kR0QVZ3JbhX5i]PdZ663TjnEYU/pYFF>h%S49SUU.G#d&[88QG090A-V1CD;i",
+    "4z&GU1-vU>Dl9P:1;tc!F9R$whTIAT=neo&3zMk[3D3P73i;Se2[$#M]5yc_4,4-@1q+&!0SM^otpN>T:Q)4a]4k1DfD#@GIQL5r1No9[9_d:@[%],gF*&RU4+W_uPzJU40t)Z*5e$^@ngI)35-y/7",
+    "F#rz(oXZXjrWXk0rw.OxzHJ83@#lc/k-N4c1=m5j88ZM4-[gba0uF.Zg8:NB(i9G=@2q/sun!Lfr14J.g!_Ez;ne$X0mcIuFf$Jh<V5-ZHOu7/3ANu31h)JN1F6Dw3dcte2F9600ik6Mvl9.Lou:_E",
+    "A<,pe4.OjL1usfCGSnImD!T9.4+oy74,W&f!_qWi)u9&x[Iwnr0f)Z.36;]-2b+@>3jc)z4+Q1ep#ct!vo[5*/4KAf76YfSLj<,f1I*+P2BwEj6K1>@4.D2TEHN;75(Ji#0S@UfoL:(i-*%dA(g8EB",
+    "1up]JF^^>X4+pRXJTfyYn6w@Zw9,TZikl%1519o7$2uA]eI7Lc3X!Bk1^YB*odq8*GXNVm03$Ojx(*+3GMxn.(*ZO99]AW39]$/B0,CG/1^hGo1p;:I7atEdo&=Q3n>3L!)(j5>p9KMa1^YB*p9LQ+",
+    "Gyo0Vz##yT7XpQWQV(#S1s_D<H2=L$GvEUwIX2/04+MhoW)BFv1q0l_I]eKTUJm6y2%<Gd6FG#xMiDHWZyymk>X,s,mcK:[p8*_:01JZ7Y6dG01)c#PE-ZW)4b@4P6D+$NA8.6/1s_G=HUJ+0IRFzg",
+    "03QK0051qLF#rScAqFfD2E7Cc+XVs2Xa$VcTQ3kXG1_.JCJ[g[3ZDTV2s7IS3!VWV1v3C2EjHT)9W&3n3//GxBOh/z+XWxe0XG0I05dfJ6EFZD0yY322sZ![H@c8k1^qN,y#xx]1sOQCu=^H4Gus6d",
+    "GXNSk03QfB01KW09]bu8A1ycA1s*iwmktBs1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ2D>VR1^qN,y#x!^1p<hsHv>f[9^+bH1o!zq8Zn-%4+)DL3!VWF2CotyE-!o,9XFJx1>PK8A8.F<1s_G=",
+    "IRG9v03$av01pGU0^lzO91/OxzAFYS1myYx3y8:V4*HD[I5IFd*8_Mw4%cN2N)C.z4+5U]S>d,+fG!7/&IJVT+-$HDk.JAKuckZ;1+ndI9[<D_7c:Ar3pF]l,l@l5@DzQ3$X=cz:4Z/(1UE6sE*^gy",
+    "lrAncG;4)Z*,8%#;V24Q5Hj.-b>1^f5e9t=0ENK_4vETI3#Hj<3ctT50IEX]IMBZe0<pAPCr%F71Q#=@8aRN#4G^f_4+qBK4i5zM-0@V^FaQ9Bbp-:_1f!rz4+2mR7Ps1M4c;g*4+P4-3NHXKGfoKI",
+    "G!C.$Z4Y(ci,!R(N,[L73lBrDkq$440W2lsi,!R(N,[Ro0uMvQ(giPz0W2lxi,!R(o&hpA)dB$8aSwFui,!R(N,[aV0uMv!zzqbx0xxYfHNOHcn*lR0[R9Q8!3YhRyLS(Gy_qt8p8+z]0ueI+4*-a:",
+    "8y]Ks)&d@&0W.&,HQf:)KQYIfZVw:90w0nAH2<C==cF7!HZjPt4.8LSwZ94vHKy,v1&h0U4+yot3LG#14,uyCZ7&EgGypGEFf-%J,2opGG1&nR5vK2L15ytR!2u66rtfVB<8)6-2%rNTHvkT%;@-mC",
+    "10M,C03QrC01r8);@-C+rfv<s*#Qp^rtfVZ4/wemat^17;@-Q/.,@FG2%rNG4Tt[<9]1O;10M,E03Q%I03QK3051SIFaQYJ.qi(ipc4Y$xo!=.*#QHZ:JA234+fwE4,t:%4i1n:4+W6#Z5T2D2cQEF",
+    "C$Xh&Cpa^z4a^eu4:7T&ZV))bWe%Ra91Yfv4F_P^ehBPT4,mQeI^ZZc;O6qh-T[hUoGA[K0S-szBRP^,25.>>zc&Mgg(nXM;6;[Lf:sX(/g%4iq^m<0w7E.l2Qt&V(g6.qtWySp$[Gatk1+zyz(ot8",
+    "*Z_wX=7TbO1_<Y<xcnOqnEn.6$k#[*ke=rxy9EQS+Z6>;Vh-bZ0s@F$0*WXSGM6M9HDm#WgGT_n4)(>b1([.H3tS:JIRFmt;GppB:.$k7w+$ZvGV[$D0[dbN<y!>y>XG^<*GVQZERy6B3$oDx28pd+",
+    "0:Cs5roSZw[sIT3qZ^;YHzEr1yCok3G(.HrH!wvUGQzbD9[<Ium..3G12F/<rVa+:0SkhbN(1JOAs+/f:-*3mH96=rI2.-!p+O9%oEQtc&r%Ntj$sc3p9CKRGI$;MId%/dcm]c=z5yFEu:^)2iwy(U",
+    "Xbz/$1Hb(q4#<!v]2Pi_>o*WW&X55G()T6[$gcwg!=sc:yDkE.G!F_#r$Y[q2M+=N5-p)1.)IlCG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQtkfkDH2;sN2L@7B9_U^=0wOIn,VPo#<(Bc^",
+    ")+Gt(y$cT>S@PrVxD5:C(LMx[g9-A12Ly^S11:Q+<(Bx54+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGvlib9]bq=2<Agi4$KDwg8m8)%m)HlA0ar,",
+    "2OkMJ03t0knFJpyGt37LQ4ZUm85S^C8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2mI6x3efis4.UsD4#<@ts]X3Z5f36,44&r_1A+Mt4v=IiJ_A-fkp%.D=b#I2$Oj8k4+OgrF90wz00pz+Qx,VM",
+    "2Ok4C02Vm>9]Ji67B&DM12>N&XBaY]yA1&x9yiGc1oitq0zC/!qXG,O5d<ft93KTW$>FhoH2<B-2OrY@GrSQ8s<cZ<3bF+gF&7=RF^x7_.h/;HH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&",
+    "4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Dh-h2dDubAUcQw4)F-hGBslf@wb5uS@Pxc5e:G_9^>dTlL[XOHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.",
+    "F#s4a01Lel5-6cU1u@/LFAp*=006qAP7cin0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZO@/;95R6g4-H//JTW-m046Xw00,p^4.*hA1gz[G1kv[a2.@(fAUQgR0t[mXjJ!(.g18wEAX*OszY!ZT00f^%",
+    "G#)sU1qAE/84k.@3[wvS%m*(5I5>]V*Vb4Dss]qgHUJhe%m*I:F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.)-xETlL0Sn9r1HFhG4+iHbFAp&:zY#Ci0WmoM5i$S@>>8AtGVB%)3BM5lv&uUUH<=@t",
+    "1vNJS7c&4KD:wiSQ4IGY7%/7Y84J+[4-H<:0QqAL<d+ORG5[YXF#rHh2lKNg7&ns!FCa8Jhyn_>0/)DD4dLJm4.K3(1HTa)F#r/X;xhMJ1u;%7J_25l01Q+Q1oH>W12O-upots;=9c>G(FqnZ=9dgV",
+    "G5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:bzYzu2vl.<,Iqob!3=F,6zYzoYfgBG6jtU.kFwX^s1_xGO2aOI7EXXPjQ4IUm85A>m2OK%i[%sEzy%8KZxHL8_IW+(W.Pi<e%m)FrRt1pp9^Ur[t=p4q",
+    "gaQrA2L!9BNeR0V4.K0&0/p3#G5@@X051hNGypC*Gyn<z4+OgrF9SC.01,3*7BT/21f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+Y,V@4NH=:Js4mdZv5kJ,eGC4H:5-On=",
+    "wloH#hYk,3wlo6b[yz=lyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#D:ymN1@imy5iB.];FlA0H_.IW5f35l2;M-^O$VmZZx^a>1@iUr5hN/zs=3Zv2G[^/E!fH;4-R^40M-u4RueGn2<dlT4ul5^6j_86",
+    "00rw74+Odg9XRki4!8vXznLfx6^$#71UECj1>S/-J>PLYB;Rvk4A%/AH:3C]1LN^[4xR^F=N]8C4mUU03l9XK6E6ccH_.5[tr,T@3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK!21pk",
+    "$EgGl3#0U59_do[+j1)>GXM&d:jnwBwE>.U:U]5s.>,$!o&p=(:)fLO0r&(1$Gr*.VT76kF9b3.+VcSg:Ax<!.=z(G90tYB&-bsH0R*H39]SOX4-7P&R0M+cHV);ZCI>nM8Xp%q@TqeAfdiI@R0iMC",
+    "&-cDVcLlyf4,]PH1_SM51CiDz49Elz4d#Rn4-6S13djT:Kr#RrG5@*8A3!+(4,3cyFF,Rfa]y<.4s#611O(Qg9SwH@:H@lI$OIlU00U$L*3%IU$OH$7uo<32$OIn:GXNhzGXNMf01k2/Ksf*p3&-d7",
+    "Kr^IP3CIKva]>4:1kL=p9]bmd9_C*s1Rn,801,F.4CswN1oRsLA@d9Y1Rn<A01q-dygd$b2*;BuavwlB01peu1TR1^F:;.K$OH(:oDK+:Qy&sEWCpm:JqFGC76@r=1*x+M1S^5(Q2=yj3bz3R-DHki",
+    "Pzvw.Sqx4EhItE21Em%YOdlRO00iHXCk[.79yT!m1k^h93[3[ax*-zLH#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0RyMdI1d0!A0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF",
+    "1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuuA304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0Rw[I77qYSA0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**a",
+    "FaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R+LPYYt2wA2k3IHi!cbO&/dO03Qc6hyxNZ01@L/2Iz4Fmedpupt^PETOS2C+VCI:t]tNdE)NT+!c,2N-RzEnzXTmLoy,Ie2F/p^4.V$V0t3aR4i6#t",
+    "kv$Iz9xn;qG9MT/01ln[1q9TR1]J1BArLeG4+lUW3OFAx3o]kR6gB>@(E]&w)-J#pID=u$0S=^YoDCZ:.:3;x+lyKU,2WF35[^ma0BR2c]Bwv/ose7)2D1bL%H[$NknAfT2s1Pf0ild;2Y[t;95>$>",
+    "77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP9X0;5/%#!R0<^zz4+&2%1vD@Bt5XV:u003WbPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYkBLH6k<O7X+Zl9S.C*0^ll5",
+    "i*f;13;CmkO&:Wl03SFw053T)G5[YDHUJ0ozyl8nP9Fw1+65mUI7^ZnGyoqrH_/p.IWhnb0+aq)0r>zcAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@V",
+    "If4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+H!<8RID!T*C=9kt4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z",
+    "053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOTf(9QsH_/p:I5bTUIf4csIXM6i3W=:MvXTM:gys.e%q9-Bj:Z8G2-B5N0QBfP4*o6/5S8N@3C[l=4*V@31Tr2SH_.R#E)NSI9yS0D",
+    "[4N+VAP)O34+lRTI3Ei8E)NSI5-gz@@z[YOqTN*rtppDXq0b%-Di0mlhXM^7[Zk$[*5(%,Fw)c)9]1AQ(5;YL2QfH4ikDR[0WvVJ0a8UXb9HUg(g>b9I^tUZh++]2*M<QqJ]6@%01pnh&:jHjeGdrR",
+    "0t;2:4G#w4.-ejGnywBD(De)t31AHG-f4VMt;CmG1FFjc1+TRa45X479XE<!I0U/[0.nVu6l5F-Bo2>=1Ph4)0&<cu3Z.C:2o(i](pCW#41mfK3KbDD02(p;5i.Y^1OAc)8#mK529L-84(tL1kIfl9",
+    "HZm)zi5vhq47vLR1hR/:1.(5/3AoM#3B0Id4&-z,4fePT3)_7H9%$W.b>*9D1v8bF0^lwpqz((%0txy94k7;%0jdKE6%jH38ZrP8GXM+t0]un7hXD<-@u^MS*vkzbG]8g[35)A-3ylK:$Atw4[DEo.",
+    "j[=fb95z!QJvEX836Q*V3#rcu4,4t.MGpbXxE2HPyd)0>r4J7VjHw77HuA.mFETPX#Rmc94G$dR)E)+ex.mx(mjVE]1Op!vWS!(84+o^[9]G8ia^GH#5Gye>A0svZFA*[<00#O&2CLj@E-U>+>W/jW",
+    ",Vz)+KLIubJv/lkG(Q.L03QlB03I[j-wl+3KOYJ-005G!Eet:zF#sP5GXM=Vxqk^E(r5&Q2L!eV0>KVt03HE[1RFCQ7&HJIH2<ek02;-]7&rhPIq3rkvjH0]vy31Ihm,*gz/Bi*i_]nU-_oVX0f7+.",
+    "HUS$CM2hTjF9$L-01pl1wFnC9$tncc%K@(*2nqNI1Jwu)@Unn:oCN_!>HrK#Fo&822cEYQ0rTrB9[<P+1]JbLrUx$-G&h+D4m%$vHUJ+TIG+d.HUJSeKnjoL2;fZW1qsFA2o6aI*tik>M/dor01VKG",
+    "2>FhGM,nms9Wnp@,vkJRwrURwM*<@sD:OJq0hU]]nYjoL2u30_I7J*Z04g=u-shEw;FRy+5g]4:;FSn+9T+kIDmO6z7Bm13[s.X19S-K3,WdtF0UkE@lpqDN@*#P+0^hYX9s$XRN)G[m1]J4E00/uD",
+    "7Bheb4m%$vHUJ+RG/K&aIjw_u5-pGv95CbqC=anEy8[mirUVf*LM$-h03Q^J01@3)95MhO7BK(.gaRBe;*%UvI5]QhI5+;tGyobm01oK]5,r-e8#m>#2OAqT.pl:D4C4g[8xI2K>yh=90Uk2p1q9OZ",
+    "XAV3F:hn>%BHINYA_:4@A0RX_4-jh<3F5^c0S(3l9_L+O0PfW^4g3Qi7BfCQGAlCt1RoYL03I-ronIdoH<XE7H[jY%3>cHm0k#DJ,.J&!BeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mj",
+    "nf3>,ofHoSj06Sa0uePq9]APh*.l3j+$0YPKoB$l1eZ7q,68_!).O:nKoBzk95/HW5-s5t#k2(v2]y7t03QN2n%7]h.6sV%1ras:1R=yu(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHZ(FgEaSi(",
+    "3fGAv3a9BF9x$>r0S=+sq#!R5GBA*>Vho[%0^Ht89uMvWz2Z=:xQ>u2aSuG;gdGmQkqZw7tfB,D4*P=12uBU[W(4Fa0ZI/6<]gn-<G%cF$K<U$95Da=1qhWb4->W2AOynQHV+51q68lmG5@+-mI4pH",
+    "0gI&]F9I.*00xSoAP;jNj0y>P$7v4,u!S8ClraOheGcWr5)TX1I^WQK0>Bed4(SLJHr;+%0Lj!E0.[tj9]ha(4gw.#K;u6y8V;8^2JOXi9cJ_)B]i-0G%V=o4++x&3cl(F1/9f(G0W@,9]AQXF)/nZ",
+    ")&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST00.yJh1SSfB2@4o*>@qNqGnm:=4*j[C0S.%/3(-<<1rGzmI^ZZ/H3ZO(0uGD]2b^772aXE@i8%%F(SiXkHC,PC@xgWDTL:5g<Hr0!lLZ9M1Rn!3R]l8[",
+    "4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2Mm.64H,9@1Q#:>2iZ9SM/dv99tX3_MGVm#95a>n4%@O,nF9:Ct>BV2#RV2Hp9Bsh6EG$Lg$NCZp*ar.f&l^vF9=N^",
+    "FA6X+i2)Wfr34O%0R-U2VgV!!+#e4Ri2(>r2@:sTHHiTO&-t%62,3a<5iunV(%S>O5Q>m4H#!8tFb<ig0TMZk3J(G#6*0ZMaRDU>(y9[/4_qdPF),=29].wS76ssv4g.o6V+E:$ZVvj%5&@xS9_Ly$",
+    "3LghC)d_o]#/rp&2Dt]Z!.Zxv9]AoO8@K8>c<HAl3J!Y#Bo85g0S@9Y3II$1Bo85l0S@9a3II$GBHjuEIS$>n1DQDss00rI-]K<TwQdgt$>5@LHslHbs&<l/9yb67q6HQ:tOO2!A1gWL3Mer,051tL",
+    "FaR$IGBE%zD:5.wC=9ktFA6d.i2)x7H0BB_EiyF#C=9twFA6d;ivb,s.>ZX+Ne;aN3Meu,01BRmM+uPcB;Q-:O&/99]AheqxtawJ0xtom(@643o:2v_Lk@kg2/:e+2.7Yp4$J)p4,Be/d-($*37Yl-",
+    "4+Xae4,N7e99:ldt=ov%1@h($0^l=Z0ni2y16&m[fs8&MBr-tAqy@TIT<=F#nHL@.GhG4p1rGyV5j3,00k%#LBwYc:1r1#Tya<!H*;kWM@@QEvyW3L=r3;/Xtse/a.pKjY1LZ-w2*=.d=tS[L2gSo6",
+    "4.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*vv;*#=$VE",
 };
 
 
@@ -26569,6 +27944,8 @@ enum {
     TE__AS_I32 = 1 << TE_I32,
     TE__AS_I64 = 1 << TE_I64,
     TE__AS_INDEX = TE__AS_I32 | TE__AS_I64,
+    TE__AS_U8 = 1 << TE_U8,
+    TE__AS_MASK = TE__AS_U8 | TE__AS_INDEX,
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
@@ -26748,6 +28125,33 @@ enum {
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_mask_map(T, L) \
+    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN | TE__AS_INDEX) T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_moe_chunk_map(T, L)                                                                                                  \
+    T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)       \
+        T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_MOE_MAP(T) T(row_id_map, TE__IN | TE__AS_I32) T(pad_offsets, TE__IN | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_permute(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->permuted_probs)) T(y, TE__OUT | TE__AS_BYTES)   \
+        T(permuted_probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->probs))
+#define TE__ARGS_moe_unpermute(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT | TE__OPT)                                          \
+        T(permuted_probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT | TE__AS_FLOAT) T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->permuted_probs))
+#define TE__ARGS_moe_unpermute_bwd(T, L)                                                                                                       \
+    T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT)  \
+        T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_moe_router_fwd(T, L)                                                                                                          \
+    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(probs, TE__OUT | TE__AS_FLOAT)                          \
+        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_router_bwd(T, L)                                                                                                          \
+    T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores)) T(dprobs, TE__IN | TE__AS_FLOAT)            \
+        T(dlogits, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_MOE_COUNTS(T) T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_grouped_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
 
 /* Every args struct fits. */
 typedef union te__any_args {
@@ -35286,7 +36690,7 @@ typedef struct te__softmax_bwd_kargs {
 
 /* ops/softmax/op.c: the front door of softmax: defaults and checks. Knows tensors; must not know which backend runs. */
 
-/* What stands in place of a masked score. */
+/* The value that replaces a masked score. */
 #define TE__SOFTMAX_MASKED (-10000.0f)
 
 static te_result te__check_softmax_fwd(te_ctx *te, te_op_softmax_fwd_args *a) {
@@ -36405,7 +37809,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Of the states of one entry: their scales before the step, and the factors of what will be stored. */
+/* Of the states of one entry: their scales before the step, and the multipliers of the new numbers before they are rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;
@@ -37026,6 +38430,1170 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
     te__plan_why(p, "120 tensors a launch, 8,192 elements a block");
+    return TE_OK;
+}
+
+/* ==== ops/moe/kargs.h =========================================================================================== */
+
+/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */
+#define TE__MOE_SORT_CHUNK 1024
+#define TE__MOE_SCAN 8
+#define TE__MOE_SORT_BUCKETS 256
+
+typedef struct te__moe_splits_kargs {
+    const void *sizes; /* [n], or NULL for values */
+    void *padded, *offsets; /* [n]; offsets may be NULL */
+    long long n, align;
+    int sizes_dt, padded_dt, offsets_dt;
+    long long values[64];
+} te__moe_splits_kargs;
+
+/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */
+typedef struct te__moe_map_kargs {
+    const void *routing; /* [tokens, experts] */
+    int *map;            /* [tokens, 2 experts + 1] */
+    void *counts_out;    /* [experts], or NULL */
+    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */
+    int *rows;           /* [tokens, experts] */
+    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */
+    int routing_dt, counts_dt;
+} te__moe_map_kargs;
+
+/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */
+typedef struct te__moe_sort_kargs {
+    const void *experts;             /* [items]: the keys, where `from` is NULL */
+    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */
+    int *to;                         /* likewise, or NULL: the last pass writes the map */
+    int *map;                        /* [topk, tokens] */
+    int *counts;                     /* [256, chunks] */
+    long long items, chunks, tokens, topk, kept;
+    int shift, experts_dt;
+} te__moe_sort_kargs;
+
+typedef struct te__moe_chunk_map_kargs {
+    const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */
+    int *map;                                   /* [tokens] */
+    long long n, tokens;
+    int sizes_dt, sorted_dt, offsets_dt;
+} te__moe_chunk_map_kargs;
+
+/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */
+typedef struct te__moe_rows_kargs {
+    const int *map;
+    const void *pad_offsets; /* [experts], or NULL */
+    int *source;             /* [rows] */
+    const void *x;           /* [tokens, h] */
+    void *y;                 /* [rows, h] */
+    const void *probs;       /* [tokens, copies], or NULL */
+    void *permuted_probs;    /* [rows], or NULL */
+    long long tokens, copies, rows, h;
+    int experts; /* 0: an index map */
+    int offsets_dt, x_dt, y_dt, probs_dt;
+    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */
+    int zeroes;  /* a copy whose probability is 0 is a row of zeros */
+} te__moe_rows_kargs;
+
+/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */
+typedef struct te__moe_sum_kargs {
+    const int *map;
+    const void *pad_offsets;    /* [experts], or NULL */
+    const void *x;              /* [rows, h] */
+    const void *merging_probs;  /* [tokens, copies], or NULL */
+    const void *permuted_probs; /* [rows], or NULL */
+    const void *dy;             /* [tokens, h], of moe_dot */
+    void *y;                    /* [tokens, h] */
+    void *probs;                /* [tokens, copies], or NULL */
+    long long tokens, copies, rows, h;
+    int experts;
+    int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;
+    int vector; /* rows of x, y and dy start at multiples of 16 bytes */
+} te__moe_sum_kargs;
+
+typedef struct te__moe_router_kargs {
+    const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
+    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */
+    const void *dprobs;        /* [tokens, experts] */
+    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */
+    void *indices;             /* [tokens, topk], or NULL */
+    long long tokens;
+    float scaling;
+    int experts, topk, groups, group_topk;
+    int score;                 /* te_score_function */
+    int pre_softmax, all_scores;
+    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;
+} te__moe_router_kargs;
+
+typedef struct te__moe_loss_kargs {
+    const void *probs, *counts; /* [rows, cols], [cols] */
+    const long long *total;     /* [1], or NULL for total_host */
+    const void *dloss;          /* [1] */
+    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */
+    float *partial;             /* [blocks] */
+    unsigned *counter;
+    long long rows, cols, chunk; /* chunk: rows of a block */
+    float total_host, factor;    /* factor: coeff * num_experts / topk */
+    int probs_dt, counts_dt, dloss_dt, out_dt;
+} te__moe_loss_kargs;
+
+typedef struct te__grouped_column_sum_kargs {
+    const void *x, *sizes; /* [m, n], [groups] */
+    void *out;             /* [groups, n] */
+    long long m, n, groups;
+    int x_dt, sizes_dt, out_dt;
+} te__grouped_column_sum_kargs;
+
+/* ==== ops/moe/op.c ============================================================================================== */
+
+/* ops/moe/op.c: mixtures of experts: the checks of each call, and what both backends share about it. Knows tensors; must not know which backend runs. */
+
+/* ---- maps ---- */
+
+static te_result te__check_moe_splits(te_ctx *te, te_op_moe_splits_args *a) {
+    int64_t n = te__numel(a->padded);
+    te_result r = te__want_numel(te, "moe_splits", "sizes", a->sizes, n);
+    if (r == TE_OK) r = te__want_numel(te, "moe_splits", "offsets", a->offsets, n);
+    if (r != TE_OK) return r;
+    if (a->align == 0) a->align = 1;
+    if (a->align < 0) return te__fail(te, TE_ERR_INVALID, "moe_splits: align is %lld; it cannot be negative", (long long)a->align);
+    if (!a->sizes && n > TE_MOE_HOST_SPLITS)
+        return te__fail(te, TE_ERR_INVALID, "moe_splits: %lld numbers from the host; one call takes %d, or any number from a tensor", (long long)n, TE_MOE_HOST_SPLITS);
+    return TE_OK;
+}
+
+/* Rows stand in maps as i32. */
+static te_result te__moe_want_countable(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    if (te__numel(x) <= INT32_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^31 - 1 elements are possible", op, name, te__shape_text(x, text));
+}
+
+static te_result te__check_moe_mask_map(te_ctx *te, te_op_moe_mask_map_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_mask_map", "routing_map", a->routing_map);
+    if (r == TE_OK) r = te__want_matrix(te, "moe_mask_map", "row_id_map", a->row_id_map, te__rows(a->routing_map), 2 * te__cols(a->routing_map) + 1, "routing_map", a->routing_map);
+    return r == TE_OK ? te__want_numel(te, "moe_mask_map", "tokens_per_expert", a->tokens_per_expert, te__cols(a->routing_map)) : r;
+}
+static te_result te__check_moe_index_map(te_ctx *te, te_op_moe_index_map_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_index_map", "experts", a->experts);
+    if (r == TE_OK) r = te__want_numel(te, "moe_index_map", "row_id_map", a->row_id_map, te__numel(a->experts));
+    if (r == TE_OK && a->num_out_tokens < 0)
+        r = te__fail(te, TE_ERR_INVALID, "moe_index_map: num_out_tokens is %lld; 0 keeps all copies", (long long)a->num_out_tokens);
+    if (a->num_out_tokens == 0) a->num_out_tokens = te__numel(a->experts);
+    return r;
+}
+static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a) {
+    int64_t n = te__numel(a->sizes);
+    te_result r = te__moe_want_countable(te, "moe_chunk_map", "row_id_map", a->row_id_map);
+    if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "sorted_index", a->sorted_index, n);
+    if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "offsets", a->offsets, n);
+    if (r == TE_OK && a->sorted_index && a->offsets)
+        r = te__fail(te, TE_ERR_INVALID, "moe_chunk_map: sorted_index and offsets are both given; one of them moves the chunks");
+    return r;
+}
+
+/* ---- permute ---- */
+
+/* A map as the kernels read it: copy i of token t stands at row dst, and its probability at t * probs + e. */
+typedef struct te__moe_map {
+    int64_t tokens, experts; /* experts: 0 for an index map */
+    int64_t copies;          /* places for copies of each token: E, or topk */
+} te__moe_map;
+
+static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, te__moe_map *m) {
+    char text[TE__SHAPE_TEXT];
+    memset(m, 0, sizeof(*m));
+    if (topk < 0) return te__fail(te, TE_ERR_INVALID, "%s: topk is %lld; 0 means a mask map", op, (long long)topk);
+    if (topk > 0) {
+        if (te__numel(row_id_map) % topk)
+            return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s, and topk %lld; an index map has topk numbers for each token", op, te__shape_text(row_id_map, text), (long long)topk);
+        if (pad_offsets) return te__fail(te, TE_ERR_INVALID, "%s: pad_offsets belong to a mask map, and topk %lld says that this is an index map", op, (long long)topk);
+        m->tokens = te__numel(row_id_map) / topk;
+        m->copies = topk;
+        return TE_OK;
+    }
+    if (te__cols(row_id_map) % 2 == 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s; a mask map is [T, 2E + 1] (an index map comes with topk)", op, te__shape_text(row_id_map, text));
+    m->tokens = te__rows(row_id_map);
+    m->copies = m->experts = te__cols(row_id_map) / 2;
+    if (m->tokens * m->copies > INT32_MAX)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: row_id_map is %s; at most 2^31 - 1 pairs of token and expert are possible", op, te__shape_text(row_id_map, text));
+    return te__want_numel(te, op, "pad_offsets", pad_offsets, m->experts);
+}
+/* One number for each token and place. */
+static te_result te__moe_want_probs(te_ctx *te, const char *op, const char *name, const te_tensor *x, const te__moe_map *m, const te_tensor *map) {
+    return x ? te__want_matrix(te, op, name, x, m->tokens, m->copies, "row_id_map", map) : TE_OK;
+}
+static te_result te__moe_want_rows(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    if (!x || (te__rows(x) == rows && te__cols(x) == cols)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [%lld, %lld] is needed", op, name, te__shape_text(x, text), (long long)rows, (long long)cols);
+}
+
+static te_result te__check_moe_permute(te_ctx *te, te_op_moe_permute_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_permute", a->row_id_map, a->topk, a->pad_offsets, &m);
+    if (r == TE_OK) r = te__want_one_format(te, "moe_permute", "x", a->x, "y", a->y);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_permute", "x", a->x, m.tokens, te__cols(a->y));
+    if (r == TE_OK && te__rows(a->y) > INT32_MAX)
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "moe_permute: y has %lld rows; at most 2^31 - 1 are possible", (long long)te__rows(a->y));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_permute", "probs", a->probs, &m, a->row_id_map);
+    if (r == TE_OK && a->probs) r = te__want_dtype(te, "moe_permute", "permuted_probs", a->permuted_probs, a->probs->dtype);
+    return r == TE_OK ? te__want_numel(te, "moe_permute", "permuted_probs", a->permuted_probs, te__rows(a->y)) : r;
+}
+static te_result te__check_moe_unpermute(te_ctx *te, te_op_moe_unpermute_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_unpermute", a->row_id_map, a->topk, a->pad_offsets, &m);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_unpermute", "y", a->y, m.tokens, te__cols(a->x));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute", "merging_probs", a->merging_probs, &m, a->row_id_map);
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute", "probs", a->probs, &m, a->row_id_map);
+    return r == TE_OK ? te__want_numel(te, "moe_unpermute", "permuted_probs", a->permuted_probs, te__rows(a->x)) : r;
+}
+static te_result te__check_moe_unpermute_bwd(te_ctx *te, te_op_moe_unpermute_bwd_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_unpermute_bwd", a->row_id_map, a->topk, a->pad_offsets, &m);
+    const te_tensor *rows = a->dx ? a->dx : a->x;
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_unpermute_bwd", "dy", a->dy, m.tokens, te__cols(a->dy));
+    if (r == TE_OK && rows) r = te__moe_want_rows(te, "moe_unpermute_bwd", a->dx ? "dx" : "x", rows, te__rows(rows), te__cols(a->dy));
+    if (r == TE_OK && rows) r = te__moe_want_rows(te, "moe_unpermute_bwd", "x", a->x, te__rows(rows), te__cols(a->dy));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute_bwd", "merging_probs", a->merging_probs, &m, a->row_id_map);
+    return r == TE_OK ? te__moe_want_probs(te, "moe_unpermute_bwd", "dprobs", a->dprobs, &m, a->row_id_map) : r;
+}
+
+/* ---- router ---- */
+
+static te_result te__moe_check_choice(te_ctx *te, const char *op, const te_tensor *logits, int topk, te_score_function f) {
+    char text[TE__SHAPE_TEXT];
+    int64_t experts = te__cols(logits);
+    if (logits->ndim < 1 || experts < 1 || experts > TE_MOE_MAX_EXPERTS)
+        return te__fail(te, TE_ERR_SHAPE, "%s: logits are %s; [.., E] with E from 1 to %d is needed", op, te__shape_text(logits, text), TE_MOE_MAX_EXPERTS);
+    if (topk < 1 || topk > experts)
+        return te__fail(te, TE_ERR_INVALID, "%s: topk is %d of %lld experts; from 1 to all of them are possible", op, topk, (long long)experts);
+    if (f != TE_SCORE_SOFTMAX && f != TE_SCORE_SIGMOID && f != TE_SCORE_SQRTSOFTPLUS)
+        return te__fail(te, TE_ERR_INVALID, "%s: %d is not a te_score_function", op, (int)f);
+    return TE_OK;
+}
+static te_result te__moe_check_groups(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    int64_t experts = te__cols(a->logits), size, allowed;
+    if (a->num_groups == 0 && a->group_topk == 0) return TE_OK;
+    if (a->num_groups < 1 || a->group_topk < 1 || a->group_topk > a->num_groups || experts % a->num_groups || a->topk % a->group_topk)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: num_groups %d and group_topk %d, of %lld experts and topk %d; groups of equal size, at most as many as there are, "
+                        "and a topk that is a multiple of group_topk are needed", a->num_groups, a->group_topk, (long long)experts, a->topk);
+    size = experts / a->num_groups;
+    allowed = size * a->group_topk;
+    if (a->topk > allowed)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: topk %d, and %d groups of %lld experts have %lld; a smaller topk or a larger group_topk is needed", a->topk, a->group_topk,
+                        (long long)size, (long long)allowed);
+    return TE_OK;
+}
+static te_result te__check_moe_router_fwd(te_ctx *te, te_op_moe_router_fwd_args *a) {
+    int64_t tokens = te__rows(a->logits), experts = te__cols(a->logits);
+    te_result r = te__moe_check_choice(te, "moe_router_fwd", a->logits, a->topk, a->score_function);
+    if (r == TE_OK) r = te__moe_check_groups(te, a);
+    if (r != TE_OK) return r;
+    if (a->expert_bias && a->score_function == TE_SCORE_SOFTMAX)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores");
+    if (a->all_scores && (a->expert_bias || a->num_groups || (a->scaling_factor != 0.0f && a->scaling_factor != 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: all_scores with expert_bias, groups or a scaling_factor; the scores of all experts have none");
+    if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    r = te__want_numel(te, "moe_router_fwd", "expert_bias", a->expert_bias, experts);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "probs", a->probs, "logits", a->logits);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "routing_map", a->routing_map, "logits", a->logits);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_fwd", "routing_bits", a->routing_bits, tokens, te__div_up(experts, 8));
+    return r == TE_OK ? te__moe_want_rows(te, "moe_router_fwd", "topk_indices", a->topk_indices, tokens, a->topk) : r;
+}
+static te_result te__check_moe_router_bwd(te_ctx *te, te_op_moe_router_bwd_args *a) {
+    te_result r = te__moe_check_choice(te, "moe_router_bwd", a->logits, a->topk, a->score_function);
+    if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "routing_map", a->routing_map, "logits", a->logits);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "dprobs", a->dprobs, "logits", a->logits);
+    return r == TE_OK ? te__want_like(te, "moe_router_bwd", "dlogits", a->dlogits, "logits", a->logits) : r;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__moe_check_loss(te_ctx *te, const char *op, const char *name, const te_tensor *probs, const te_tensor *counts, const te_tensor *total_device, int64_t total,
+                                    int experts, int topk) {
+    char text[TE__SHAPE_TEXT];
+    te_result r;
+    if (experts < 1 || topk < 1) return te__fail(te, TE_ERR_INVALID, "%s: num_experts %d and topk %d; both must be at least 1", op, experts, topk);
+    if (probs->ndim < 1 || te__cols(probs) < 1 || te__cols(probs) % experts)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, and num_experts %d; the last size must be a multiple of it", op, name, te__shape_text(probs, text), experts);
+    r = te__want_numel(te, op, "tokens_per_expert", counts, te__cols(probs));
+    if (r == TE_OK) r = te__want_numel(te, op, "total_device", total_device, 1);
+    if (r == TE_OK && !total_device && total < 1)
+        r = te__fail(te, TE_ERR_INVALID, "%s: total_num_tokens is %lld, and total_device NULL; the number of tokens is needed", op, (long long)total);
+    return r;
+}
+static te_result te__check_moe_aux_loss_fwd(te_ctx *te, te_op_moe_aux_loss_fwd_args *a) {
+    te_result r = te__moe_check_loss(te, "moe_aux_loss_fwd", "probs", a->probs, a->tokens_per_expert, a->total_device, a->total_num_tokens, a->num_experts, a->topk);
+    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_fwd", "loss", a->loss, 1) : r;
+}
+static te_result te__check_moe_aux_loss_bwd(te_ctx *te, te_op_moe_aux_loss_bwd_args *a) {
+    te_result r = te__moe_check_loss(te, "moe_aux_loss_bwd", "dprobs", a->dprobs, a->tokens_per_expert, a->total_device, a->total_num_tokens, a->num_experts, a->topk);
+    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_bwd", "dloss", a->dloss, 1) : r;
+}
+static te_result te__check_grouped_column_sum(te_ctx *te, te_op_grouped_column_sum_args *a) {
+    char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
+    if (te__numel(a->out) == te__numel(a->sizes) * te__cols(a->x)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "grouped_column_sum: x is %s and sizes %lld, so out must be [%lld, %lld], not %s", te__shape_text(a->x, x), (long long)te__numel(a->sizes),
+                    (long long)te__numel(a->sizes), (long long)te__cols(a->x), te__shape_text(a->out, out));
+}
+
+/* ==== ops/moe/cpu.c ============================================================================================= */
+
+/* ops/moe/cpu.c: reference of maps, permutation, auxiliary loss and sums by groups. Plain loops; sums in f32 in the order of the copies, long ones in
+ * double. */
+
+/* ---- maps ---- */
+
+static void te__store_index(const te_tensor *x, int64_t i, int64_t v) {
+    if (x->dtype == TE_I64)
+        ((int64_t *)te__data(x))[i] = v;
+    else
+        ((int32_t *)te__data(x))[i] = (int32_t)v;
+}
+
+static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) {
+    int64_t n = te__numel(a->padded), i, offset = 0;
+    (void)te;
+    for (i = 0; i < n; i++) {
+        int64_t size = te__max(0, a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i]), padded = te__round_up(size, a->align);
+        te__store_index(a->padded, i, padded);
+        if (a->offsets) te__store_index(a->offsets, i, offset);
+        offset += padded - size;
+    }
+    return TE_OK;
+}
+
+static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args *a) {
+    int64_t tokens = te__rows(a->routing_map), experts = te__cols(a->routing_map), t, e, next = 0;
+    const void *mask = te__data(a->routing_map);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    (void)te;
+    for (t = 0; t < tokens; t++) map[t * (2 * experts + 1) + 2 * experts] = 0;
+    for (e = 0; e < experts; e++) { /* the rows, in the order of their numbers */
+        int64_t begin = next;
+        for (t = 0; t < tokens; t++) {
+            int32_t *row = map + t * (2 * experts + 1);
+            if (!te__load_integer(mask, a->routing_map->dtype, t * experts + e)) continue;
+            row[row[2 * experts]] = (int32_t)next++;
+            row[experts + row[2 * experts]++] = (int32_t)e;
+        }
+        if (a->tokens_per_expert) te__store_index(a->tokens_per_expert, e, next - begin);
+    }
+    for (t = 0; t < tokens; t++) { /* they ascend: turned round */
+        int32_t *row = map + t * (2 * experts + 1), n = row[2 * experts], i;
+        for (i = 0; i < n / 2; i++) {
+            int32_t dst = row[i], expert = row[experts + i];
+            row[i] = row[n - 1 - i];
+            row[n - 1 - i] = dst;
+            row[experts + i] = row[experts + n - 1 - i];
+            row[experts + n - 1 - i] = expert;
+        }
+        for (i = n; i < (int32_t)experts; i++) row[i] = row[experts + i] = -1;
+    }
+    return TE_OK;
+}
+
+/* Orders numbers of a key in the upper half and a place in the lower one. */
+static int te__moe_compare(const void *x, const void *y) {
+    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+    return (a > b) - (a < b);
+}
+static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_args *a) {
+    int64_t items = te__numel(a->experts), topk = te__cols(a->experts), tokens = te__rows(a->experts), i;
+    size_t bytes = (size_t)(items + 1) * sizeof(uint64_t);
+    uint64_t *order = (uint64_t *)te__alloc(te, bytes);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    if (!order) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < items; i++) order[i] = (uint64_t)(uint32_t)te__load_index(te__data(a->experts), a->experts->dtype, i) << 32 | (uint64_t)i;
+    qsort(order, (size_t)items, sizeof(uint64_t), te__moe_compare);
+    for (i = 0; i < items; i++) {
+        int64_t item = (int64_t)(uint32_t)order[i];
+        map[item % topk * tokens + item / topk] = i < a->num_out_tokens ? (int32_t)i : -1;
+    }
+    te__free(te, order, bytes);
+    return TE_OK;
+}
+
+static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
+    int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
+    const void *sizes = te__data(a->sizes);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    (void)te;
+    for (i = 0; i < n; i++) {
+        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__load_index(te__data(a->offsets), a->offsets->dtype, i) + t : t, end;
+        if (a->sorted_index) {
+            to = 0;
+            for (k = 0; k < n; k++) {
+                int64_t chunk = te__load_index(te__data(a->sorted_index), a->sorted_index->dtype, k);
+                if (chunk == i) break;
+                if (chunk >= 0 && chunk < n) to += te__max(0, te__load_index(sizes, a->sizes->dtype, chunk));
+            }
+        }
+        for (end = te__min(tokens - t, size); end > 0; end--) map[t++] = (int32_t)to++;
+    }
+    for (; t < tokens; t++) map[t] = a->offsets ? -1 : (int32_t)t;
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* A map with its memory. */
+typedef struct te__moe_route {
+    te__moe_map m;
+    const int32_t *map;
+    const te_tensor *pad_offsets;
+    int64_t rows; /* of the permuted side */
+} te__moe_route;
+
+static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, int64_t rows) {
+    te__moe_route r;
+    te__moe_map_of(te, "", row_id_map, topk, pad_offsets, &r.m);
+    r.map = (const int32_t *)te__data(row_id_map);
+    r.pad_offsets = pad_offsets;
+    r.rows = rows;
+    return r;
+}
+/* How many copies of token t there may be; of each its row, or -1, and its place among the probabilities. */
+static int64_t te__moe_count(const te__moe_route *r, int64_t t) {
+    int64_t experts = r->m.experts;
+    return experts ? te__min(te__max(r->map[t * (2 * experts + 1) + 2 * experts], 0), experts) : r->m.copies;
+}
+static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t *place) {
+    int64_t experts = r->m.experts, row;
+    if (!experts) {
+        *place = i;
+        row = r->map[i * r->m.tokens + t];
+    } else {
+        *place = r->map[t * (2 * experts + 1) + experts + i];
+        row = r->map[t * (2 * experts + 1) + i];
+        if (*place < 0 || *place >= experts) return -1;
+        if (row >= 0 && r->pad_offsets) row += te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place);
+    }
+    return row >= 0 && row < r->rows ? row : -1;
+}
+
+/* For each row the copy that comes to it, token * copies + place, or -1. NULL: out of memory. */
+static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
+    int32_t *source;
+    int64_t t, i, row;
+    *bytes = (size_t)(r->rows + 1) * sizeof(int32_t);
+    source = (int32_t *)te__alloc(te, *bytes);
+    if (!source) return NULL;
+    for (row = 0; row < r->rows; row++) source[row] = -1;
+    for (t = 0; t < r->m.tokens; t++)
+        for (i = 0; i < te__moe_count(r, t); i++) {
+            int64_t place;
+            row = te__moe_row(r, t, i, &place);
+            if (row >= 0) source[row] = (int32_t)te__max(source[row], t * r->m.copies + place);
+        }
+    return source;
+}
+
+typedef struct te__moe_permute_job {
+    const te_op_moe_permute_args *a;
+    const int32_t *source;
+    te__moe_map m;
+} te__moe_permute_job;
+static void te__moe_permute_rows(void *user, int64_t begin, int64_t end) {
+    const te__moe_permute_job *j = (const te__moe_permute_job *)user;
+    const te_op_moe_permute_args *a = j->a;
+    int64_t row, bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    for (row = begin; row < end; row++) {
+        int32_t from = j->source[row];
+        float p = from >= 0 && a->probs ? te__load_element(te__data(a->probs), a->probs->dtype, from) : 0.0f;
+        bool zero = from < 0 || (a->probs && j->m.experts && p == 0.0f);
+        if (bytes && zero) memset((char *)te__data(a->y) + row * bytes, 0, (size_t)bytes);
+        if (bytes && !zero) memcpy((char *)te__data(a->y) + row * bytes, (const char *)te__data(a->x) + from / j->m.copies * bytes, (size_t)bytes);
+        if (a->probs) te__store_row(te__data(a->permuted_probs), a->probs->dtype, row, 1, &p);
+    }
+}
+static te_result te__cpu_moe_permute(te_ctx *te, const te_op_moe_permute_args *a) {
+    te__moe_route route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, te__rows(a->y));
+    te__moe_permute_job job;
+    size_t bytes;
+    int32_t *source = te__moe_invert(te, &route, &bytes);
+    if (!source) return TE_ERR_OUT_OF_MEMORY;
+    job.a = a;
+    job.source = source;
+    job.m = route.m;
+    te__parallel_for(te, route.rows, 16, te__moe_permute_rows, &job);
+    te__free(te, source, bytes);
+    return TE_OK;
+}
+
+typedef struct te__moe_unpermute_job {
+    const te_op_moe_unpermute_args *a;
+    te__moe_route route;
+} te__moe_unpermute_job;
+static void te__moe_unpermute_token(const te__moe_unpermute_job *j, int64_t t) {
+    const te_op_moe_unpermute_args *a = j->a;
+    float sum[TE__MATH_PIECE], v[TE__MATH_PIECE];
+    int64_t h = te__cols(a->x), count = te__moe_count(&j->route, t), at, i, k, place;
+    for (at = 0; at < h; at += TE__MATH_PIECE) {
+        int64_t n = te__min(TE__MATH_PIECE, h - at);
+        memset(sum, 0, (size_t)n * sizeof(float));
+        for (i = 0; i < count; i++) {
+            int64_t row = te__moe_row(&j->route, t, i, &place);
+            float p;
+            if (row < 0) continue;
+            p = a->merging_probs ? te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, t * j->route.m.copies + place) : 1.0f;
+            te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, v);
+            for (k = 0; k < n; k++) sum[k] = te__fma(v[k], p, sum[k]);
+        }
+        te__store_row(te__data(a->y), a->y->dtype, t * h + at, n, sum);
+    }
+    if (!a->probs) return;
+    for (i = 0, sum[0] = 0.0f; i < j->route.m.copies; i++) te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + i, 1, sum);
+    for (i = 0; i < count; i++) {
+        int64_t row = te__moe_row(&j->route, t, i, &place);
+        if (row < 0) continue;
+        v[0] = te__load_element(te__data(a->permuted_probs), a->permuted_probs->dtype, row);
+        te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + place, 1, v);
+    }
+}
+static void te__moe_unpermute_tokens(void *user, int64_t begin, int64_t end) {
+    int64_t t;
+    for (t = begin; t < end; t++) te__moe_unpermute_token((const te__moe_unpermute_job *)user, t);
+}
+static te_result te__cpu_moe_unpermute(te_ctx *te, const te_op_moe_unpermute_args *a) {
+    te__moe_unpermute_job job;
+    job.a = a;
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, te__rows(a->x));
+    te__parallel_for(te, job.route.m.tokens, 16, te__moe_unpermute_tokens, &job);
+    return TE_OK;
+}
+
+typedef struct te__moe_unpermute_bwd_job {
+    const te_op_moe_unpermute_bwd_args *a;
+    te__moe_route route;
+    const int32_t *source;
+} te__moe_unpermute_bwd_job;
+static void te__moe_unpermute_bwd_rows(void *user, int64_t begin, int64_t end) {
+    const te__moe_unpermute_bwd_job *j = (const te__moe_unpermute_bwd_job *)user;
+    const te_op_moe_unpermute_bwd_args *a = j->a;
+    int64_t h = te__cols(a->dy), row, at, k;
+    float v[TE__MATH_PIECE];
+    for (row = begin; row < end; row++) {
+        int32_t from = j->source[row];
+        float p = from < 0 ? 0.0f : te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, from);
+        for (at = 0; at < h; at += TE__MATH_PIECE) {
+            int64_t n = te__min(TE__MATH_PIECE, h - at);
+            if (from < 0)
+                memset(v, 0, sizeof(v));
+            else
+                te__load_row(te__data(a->dy), a->dy->dtype, from / j->route.m.copies * h + at, n, v);
+            for (k = 0; k < n && from >= 0; k++) v[k] *= p;
+            te__store_row(te__data(a->dx), a->dx->dtype, row * h + at, n, v);
+        }
+    }
+}
+static void te__moe_dprobs_tokens(void *user, int64_t begin, int64_t end) {
+    const te__moe_unpermute_bwd_job *j = (const te__moe_unpermute_bwd_job *)user;
+    const te_op_moe_unpermute_bwd_args *a = j->a;
+    int64_t h = te__cols(a->dy), copies = j->route.m.copies, t, i, at, k, place;
+    float v[TE__MATH_PIECE], w[TE__MATH_PIECE], zero = 0.0f;
+    for (t = begin; t < end; t++) {
+        for (i = 0; i < copies; i++) te__store_row(te__data(a->dprobs), a->dprobs->dtype, t * copies + i, 1, &zero);
+        for (i = 0; i < te__moe_count(&j->route, t); i++) {
+            int64_t row = te__moe_row(&j->route, t, i, &place);
+            double sum = 0.0;
+            if (row < 0) continue;
+            for (at = 0; at < h; at += TE__MATH_PIECE) {
+                int64_t n = te__min(TE__MATH_PIECE, h - at);
+                te__load_row(te__data(a->dy), a->dy->dtype, t * h + at, n, v);
+                te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, w);
+                for (k = 0; k < n; k++) sum += (double)v[k] * (double)w[k];
+            }
+            v[0] = (float)sum;
+            te__store_row(te__data(a->dprobs), a->dprobs->dtype, t * copies + place, 1, v);
+        }
+    }
+}
+static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute_bwd_args *a) {
+    te__moe_unpermute_bwd_job job;
+    size_t bytes = 0;
+    int32_t *source = NULL;
+    job.a = a;
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, a->dx ? te__rows(a->dx) : a->x ? te__rows(a->x) : 0);
+    if (a->dprobs) te__parallel_for(te, job.route.m.tokens, 16, te__moe_dprobs_tokens, &job);
+    if (!a->dx) return TE_OK;
+    job.source = source = te__moe_invert(te, &job.route, &bytes);
+    if (!source) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, job.route.rows, 16, te__moe_unpermute_bwd_rows, &job);
+    te__free(te, source, bytes);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+/* coeff * num_experts / (topk * total^2), as the kernels compute it. */
+static float te__moe_loss_factor(float coeff, int experts, int topk) { return (float)experts * coeff / (float)topk; }
+static float te__moe_coefficient(float factor, const te_tensor *total_device, int64_t total) {
+    float t = total_device ? (float)*(const int64_t *)te__data(total_device) : (float)total;
+    return factor / t / t;
+}
+
+static te_result te__cpu_moe_aux_loss_fwd(te_ctx *te, const te_op_moe_aux_loss_fwd_args *a) {
+    int64_t rows = te__rows(a->probs), cols = te__cols(a->probs), i, k;
+    double sum = 0.0;
+    float loss;
+    (void)te;
+    for (k = 0; k < cols; k++) {
+        double column = 0.0;
+        for (i = 0; i < rows; i++) column += (double)te__load_element(te__data(a->probs), a->probs->dtype, i * cols + k);
+        sum += column * (double)te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k);
+    }
+    loss = (float)(sum * (double)te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens));
+    te__store_row(te__data(a->loss), a->loss->dtype, 0, 1, &loss);
+    return TE_OK;
+}
+static te_result te__cpu_moe_aux_loss_bwd(te_ctx *te, const te_op_moe_aux_loss_bwd_args *a) {
+    int64_t rows = te__rows(a->dprobs), cols = te__cols(a->dprobs), i, k;
+    float c = te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens);
+    float g = te__load_element(te__data(a->dloss), a->dloss->dtype, 0);
+    (void)te;
+    for (k = 0; k < cols; k++) {
+        float v = c * te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k) * g;
+        for (i = 0; i < rows; i++) te__store_row(te__data(a->dprobs), a->dprobs->dtype, i * cols + k, 1, &v);
+    }
+    return TE_OK;
+}
+
+typedef struct te__grouped_sum_job {
+    const te_op_grouped_column_sum_args *a;
+    int64_t groups;
+} te__grouped_sum_job;
+static void te__grouped_sum_columns(void *user, int64_t begin, int64_t end) {
+    const te__grouped_sum_job *j = (const te__grouped_sum_job *)user;
+    const te_op_grouped_column_sum_args *a = j->a;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), col, g, i;
+    for (col = begin; col < end; col++) {
+        int64_t row = 0;
+        for (g = 0; g < j->groups; g++) {
+            int64_t size = te__load_index(te__data(a->sizes), a->sizes->dtype, g), last = row + te__min(te__max(size, 0), m - row);
+            double sum = 0.0;
+            float f;
+            for (i = row; i < last; i++) sum += (double)te__load_element(te__data(a->x), a->x->dtype, i * n + col);
+            f = (float)sum;
+            te__store_row(te__data(a->out), a->out->dtype, g * n + col, 1, &f);
+            row = last;
+        }
+    }
+}
+static te_result te__cpu_grouped_column_sum(te_ctx *te, const te_op_grouped_column_sum_args *a) {
+    te__grouped_sum_job job;
+    job.a = a;
+    job.groups = te__numel(a->sizes);
+    te__parallel_for(te, te__cols(a->x), 16, te__grouped_sum_columns, &job);
+    return TE_OK;
+}
+
+/* ==== ops/moe/router_cpu.c ====================================================================================== */
+
+/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In f32, sums in double. */
+
+static float te__score_of(te_score_function f, float x) {
+    if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
+    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+/* d score / dx, given the score. */
+static float te__score_slope(te_score_function f, float x, float score) {
+    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
+    return (x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x))) / (2.0f * score + 1e-20f);
+}
+/* Softmax over those that `map` marks, or over all; 0 elsewhere. */
+static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float *y) {
+    float top = -INFINITY;
+    double sum = 0.0;
+    int64_t e;
+    for (e = 0; e < n; e++)
+        if (!map || map[e]) top = x[e] > top ? x[e] : top;
+    for (e = 0; e < n; e++) {
+        y[e] = map && !map[e] ? 0.0f : expf(x[e] - top);
+        sum += (double)y[e];
+    }
+    for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
+}
+
+/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest. taken: room for n. */
+static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
+    int64_t e;
+    int i;
+    memset(taken, 0, (size_t)n);
+    for (i = 0; i < count; i++) {
+        int64_t best = -1;
+        for (e = 0; e < n; e++)
+            if (!taken[e] && (best < 0 || key[e] > key[best])) best = e;
+        taken[best] = 1;
+        which[i] = (int32_t)best;
+    }
+}
+
+/* Memory for one token's experts. */
+typedef struct te__router_room {
+    float score[TE_MOE_MAX_EXPERTS], key[TE_MOE_MAX_EXPERTS], group[TE_MOE_MAX_EXPERTS], x[TE_MOE_MAX_EXPERTS];
+    uint8_t map[TE_MOE_MAX_EXPERTS], taken[TE_MOE_MAX_EXPERTS];
+    int32_t which[TE_MOE_MAX_EXPERTS];
+} te__router_room;
+
+/* Only the experts of the best groups stay: the others' keys become the smallest. */
+static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
+    int64_t size = experts / a->num_groups, e;
+    int best = a->topk / a->group_topk, g, i;
+    for (g = 0; g < a->num_groups; g++) {
+        m->group[g] = 0.0f;
+        te__choose(m->key + g * size, size, (int)te__min(best, size), m->taken, m->which);
+        for (i = 0; i < te__min(best, size); i++) m->group[g] += m->key[g * size + m->which[i]];
+    }
+    te__choose(m->group, a->num_groups, a->group_topk, m->taken, m->which);
+    for (e = 0; e < experts; e++)
+        if (!m->taken[e / size]) m->key[e] = -INFINITY;
+}
+
+static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    double sum = 0.0;
+    int i;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    if (softmax && over_all) te__softmax_of(m->x, NULL, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        if (!softmax)
+            m->score[e] = te__score_of(a->score_function, m->x[e]);
+        else if (!over_all)
+            m->score[e] = m->x[e];
+        sum += (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        if (a->all_scores && !softmax) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->key[e] = m->score[e];
+        if (a->expert_bias) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (te__is_nan_bits(m->key[e])) m->key[e] = -INFINITY;
+    }
+    if (a->group_topk) te__keep_groups(a, m, experts);
+    te__choose(m->key, experts, a->topk, m->map, m->which);
+    if (softmax && !over_all) te__softmax_of(m->x, m->map, experts, m->score);
+    for (e = 0, sum = 0.0; e < experts; e++) sum += m->map[e] ? (double)m->score[e] : 0.0;
+    for (e = 0; e < experts && !a->all_scores; e++) {
+        if (!m->map[e]) m->score[e] = 0.0f;
+        if (!softmax && a->topk > 1 && m->map[e]) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->score[e] *= a->scaling_factor;
+    }
+    te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
+    if (a->routing_map) memcpy((uint8_t *)te__data(a->routing_map) + t * experts, m->map, (size_t)experts);
+    if (a->routing_bits) {
+        uint8_t *bits = (uint8_t *)te__data(a->routing_bits) + t * te__div_up(experts, 8);
+        memset(bits, 0, (size_t)te__div_up(experts, 8));
+        for (e = 0; e < experts; e++) bits[e / 8] = (uint8_t)(bits[e / 8] | m->map[e] << e % 8);
+    }
+    for (i = 0; i < a->topk && a->topk_indices; i++) te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
+}
+
+static void te__router_fwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token((const te_op_moe_router_fwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_fwd(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    te_op_moe_router_fwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_fwd_tokens, &args);
+    return TE_OK;
+}
+
+static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    const uint8_t *map = a->all_scores ? NULL : (const uint8_t *)te__data(a->routing_map) + t * experts;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    bool normalised = !softmax && (a->all_scores || a->topk > 1);
+    double sum = 1e-20, dot = 0.0;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
+    if (softmax) te__softmax_of(m->x, over_all ? NULL : map, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        m->group[e] = map && !map[e] ? 0.0f : m->group[e] * a->scaling_factor;
+        if (!softmax) m->score[e] = te__score_of(a->score_function, m->x[e]);
+        if (!map || map[e]) sum += (double)m->score[e];
+        if (!map || map[e]) dot += (double)m->group[e] * (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        bool chosen = !map || map[e];
+        double g = (double)m->group[e];
+        if (softmax)
+            m->key[e] = (float)((double)m->score[e] * (g - dot));
+        else
+            m->key[e] = !chosen ? 0.0f : (float)(normalised ? g / sum - dot / (sum * sum) : g) * te__score_slope(a->score_function, m->x[e], m->score[e]);
+    }
+    te__store_row(te__data(a->dlogits), a->dlogits->dtype, t * experts, experts, m->key);
+}
+static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token_bwd((const te_op_moe_router_bwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
+    te_op_moe_router_bwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
+    return TE_OK;
+}
+
+/* ==== ops/moe/cuda.c ============================================================================================ */
+
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they compute. */
+
+/* ---- maps ---- */
+
+static te_result te__cuda_plan_moe_splits(te__plan *p, const te_op_moe_splits_args *a) {
+    te__launch *l;
+    te__moe_splits_kargs *k;
+    int64_t i;
+    if (te__numel(a->padded) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_splits");
+    k = TE__KARGS(p, l, te__moe_splits_kargs);
+    k->sizes = te__data(a->sizes);
+    k->padded = te__data(a->padded);
+    k->offsets = te__data(a->offsets);
+    k->n = te__numel(a->padded);
+    k->align = a->align;
+    k->sizes_dt = a->sizes ? a->sizes->dtype : TE_DTYPE_NONE;
+    k->padded_dt = a->padded->dtype;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    for (i = 0; !a->sizes && i < k->n; i++) k->values[i] = a->values[i];
+    te__launch_size(l, 1, 1, 1, 32, 0);
+    te__plan_why(p, "one warp");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_map_args *a) {
+    static const char *const kernels[3] = {"moe_count", "moe_scan", "moe_rows"};
+    te__moe_map_kargs k = TE_ZERO;
+    int i;
+    k.tokens = te__rows(a->routing_map);
+    k.experts = te__cols(a->routing_map);
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map does not depend on it */
+    k.chunks = te__div_up(k.tokens, k.chunk);
+    k.routing = te__data(a->routing_map);
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts_out = te__data(a->tokens_per_expert);
+    k.routing_dt = a->routing_map->dtype;
+    k.counts_dt = a->tokens_per_expert ? a->tokens_per_expert->dtype : TE_DTYPE_NONE;
+    k.counts = (int *)te__plan_workspace(p, te__max(1, k.experts * k.chunks) * 4);
+    k.rows = (int *)te__plan_workspace(p, te__max(1, k.experts * k.tokens) * 4);
+    for (i = 0; i < 3; i++) {
+        te__launch *l;
+        if (i != 1 && k.chunks == 0) continue;
+        if (i == 1 && k.experts == 0) continue;
+        l = te__plan_launch(p, "moe", kernels[i]);
+        te__launch_size(l, i == 1 ? 1 : k.chunks, 1, 1, i == 1 ? 1024 : 256, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = k;
+    }
+    te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_map_args *a) {
+    te__moe_sort_kargs k = TE_ZERO;
+    te__moe_map_kargs scan = TE_ZERO;
+    int *between[2];
+    int pass;
+    k.items = te__numel(a->experts);
+    if (k.items == 0) return TE_OK;
+    k.topk = te__cols(a->experts);
+    k.tokens = te__rows(a->experts);
+    k.chunks = te__div_up(k.items, TE__MOE_SORT_CHUNK);
+    k.kept = a->num_out_tokens;
+    k.experts = te__data(a->experts);
+    k.experts_dt = a->experts->dtype;
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts = (int *)te__plan_workspace(p, TE__MOE_SORT_BUCKETS * k.chunks * 4);
+    between[0] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    between[1] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    scan.counts = k.counts;
+    scan.experts = TE__MOE_SORT_BUCKETS;
+    scan.chunks = k.chunks;
+    for (pass = 0; pass < 4; pass++) {
+        te__launch *l = te__plan_launch(p, "moe", "moe_sort_count");
+        k.shift = 8 * pass;
+        k.from = pass ? between[(pass - 1) % 2] : NULL;
+        k.to = pass < 3 ? between[pass % 2] : NULL;
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+        l = te__plan_launch(p, "moe", "moe_scan");
+        te__launch_size(l, 1, 1, 1, 1024, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = scan;
+        l = te__plan_launch(p, "moe", "moe_sort");
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+    }
+    te__plan_why(p, "a stable sort, eight bits of the key a pass");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_map_args *a) {
+    te__launch *l;
+    te__moe_chunk_map_kargs *k;
+    if (te__numel(a->row_id_map) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_chunk_map");
+    k = TE__KARGS(p, l, te__moe_chunk_map_kargs);
+    k->sizes = te__data(a->sizes);
+    k->sorted_index = te__data(a->sorted_index);
+    k->offsets = te__data(a->offsets);
+    k->map = (int *)te__data(a->row_id_map);
+    k->n = te__numel(a->sizes);
+    k->tokens = te__numel(a->row_id_map);
+    k->sizes_dt = a->sizes->dtype;
+    k->sorted_dt = a->sorted_index ? a->sorted_index->dtype : TE_DTYPE_NONE;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    te__launch_size(l, te__div_up(k->tokens, 256), 1, 1, 256, 0);
+    te__plan_why(p, "one thread a row");
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* Plans what finds the copy of each row; the rest of k is filled in already, but for the map's sizes. */
+static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets) {
+    te__moe_map m;
+    te__launch *l;
+    te__fill_kargs *fill;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k->tokens = m.tokens;
+    k->copies = te__max(1, m.copies);
+    k->experts = (int)m.experts;
+    k->map = (const int *)te__data(row_id_map);
+    k->pad_offsets = te__data(pad_offsets);
+    k->offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k->source = (int *)te__plan_workspace(p, k->rows * 4);
+    l = te__plan_launch(p, "math", "fill");
+    fill = TE__KARGS(p, l, te__fill_kargs);
+    fill->dst = k->source;
+    fill->bytes = k->rows * 4;
+    fill->unit = 4;
+    fill->vector = 1;
+    fill->pattern = ~(unsigned long long)0;
+    te__launch_size(l, te__div_up(fill->bytes, 16384), 1, 1, 256, 0);
+    if (k->tokens * m.copies == 0) return;
+    l = te__plan_launch(p, "moe", "moe_invert");
+    te__launch_size(l, te__div_up(k->tokens * k->copies, 256), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+}
+static void te__plan_moe_gather(te__plan *p, const te__moe_rows_kargs *k) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_gather");
+    te__launch_size(l, te__div_up(k->rows, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+    te__plan_why(p, "the map turned round, then one warp a row");
+}
+
+static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_args *a) {
+    te__moe_rows_kargs k = TE_ZERO;
+    int64_t bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    uintptr_t all = (uintptr_t)te__data(a->x) | (uintptr_t)te__data(a->y) | (uintptr_t)bytes | 16u;
+    k.rows = te__rows(a->y);
+    if (k.rows == 0) return TE_OK;
+    k.x = te__data(a->x);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.zeroes = a->probs && a->topk == 0;
+    for (k.unit = 1; k.unit < 16 && all % (uintptr_t)(2 * k.unit) == 0;) k.unit *= 2;
+    k.h = bytes / k.unit;
+    te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+    te__plan_moe_gather(p, &k);
+    return TE_OK;
+}
+
+/* The map, and what both sums over it share. */
+static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, const te_tensor *x) {
+    te__moe_sum_kargs k = TE_ZERO;
+    te__moe_map m;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k.tokens = m.tokens;
+    k.copies = m.copies;
+    k.experts = (int)m.experts;
+    k.map = (const int *)te__data(row_id_map);
+    k.pad_offsets = te__data(pad_offsets);
+    k.offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k.x = te__data(x);
+    k.rows = te__rows(x);
+    k.h = te__cols(x);
+    k.x_dt = x->dtype;
+    return k;
+}
+
+static te_result te__cuda_plan_moe_unpermute(te__plan *p, const te_op_moe_unpermute_args *a) {
+    te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+    te__launch *l;
+    if (k.tokens == 0) return TE_OK;
+    k.merging_probs = te__data(a->merging_probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.y_dt = a->y->dtype;
+    k.merging_dt = a->merging_probs ? a->merging_probs->dtype : TE_DTYPE_NONE;
+    k.permuted_dt = a->permuted_probs ? a->permuted_probs->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->y, k.h);
+    l = te__plan_launch(p, "moe", "moe_unpermute");
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    te__plan_why(p, "one warp a token");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_unpermute_bwd(te__plan *p, const te_op_moe_unpermute_bwd_args *a) {
+    if (a->dprobs && te__numel(a->dprobs) > 0) {
+        te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+        te__launch *l = te__plan_launch(p, "moe", "moe_dot");
+        k.dy = te__data(a->dy);
+        k.dy_dt = a->dy->dtype;
+        k.probs = te__data(a->dprobs);
+        k.probs_dt = a->dprobs->dtype;
+        k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->dy, k.h);
+        te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    }
+    if (a->dx && te__numel(a->dx) > 0) {
+        te__moe_rows_kargs k = TE_ZERO;
+        k.rows = te__rows(a->dx);
+        k.h = te__cols(a->dx);
+        k.x = te__data(a->dy);
+        k.y = te__data(a->dx);
+        k.probs = te__data(a->merging_probs);
+        k.x_dt = a->dy->dtype;
+        k.y_dt = a->dx->dtype;
+        k.probs_dt = a->merging_probs->dtype;
+        te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+        te__plan_moe_gather(p, &k);
+    }
+    return TE_OK;
+}
+
+/* ---- router ---- */
+
+/* As many warps a block as shared memory of 48 KiB has room for, at most 8. */
+static void te__plan_moe_router(te__plan *p, const char *kernel, const te__moe_router_kargs *k, int64_t bytes_a_warp) {
+    te__launch *l = te__plan_launch(p, "moe", kernel);
+    int64_t warps = te__max(1, te__min(8, 48 * 1024 / bytes_a_warp));
+    te__launch_size(l, te__div_up(k->tokens, warps), 1, 1, (int)(32 * warps), (int)(warps * bytes_a_warp));
+    *TE__KARGS(p, l, te__moe_router_kargs) = *k;
+    te__plan_why(p, "one warp a token, its scores in shared memory");
+}
+
+static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_router_fwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.bias = te__data(a->expert_bias);
+    k.probs = te__data(a->probs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.bits = (unsigned char *)te__data(a->routing_bits);
+    k.indices = te__data(a->topk_indices);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.groups = a->num_groups;
+    k.group_topk = a->group_topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs->dtype;
+    k.indices_dt = a->topk_indices ? a->topk_indices->dtype : TE_DTYPE_NONE;
+    te__plan_moe_router(p, "moe_router_fwd", &k, 9 * (int64_t)k.experts + 5 * (int64_t)k.groups);
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_router_bwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.probs = te__data(a->dlogits);
+    k.dprobs = te__data(a->dprobs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.probs_dt = a->dlogits->dtype;
+    k.dprobs_dt = a->dprobs->dtype;
+    te__plan_moe_router(p, "moe_router_bwd", &k, 4 * (int64_t)k.experts);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux_loss_fwd_args *a) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_loss_fwd");
+    te__moe_loss_kargs k = TE_ZERO;
+    int64_t blocks;
+    k.rows = te__rows(a->probs);
+    k.cols = te__cols(a->probs);
+    k.probs = te__data(a->probs);
+    k.counts = te__data(a->tokens_per_expert);
+    k.total = (const long long *)te__data(a->total_device);
+    k.total_host = (float)a->total_num_tokens;
+    k.factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k.out = te__data(a->loss);
+    k.probs_dt = a->probs->dtype;
+    k.counts_dt = a->tokens_per_expert->dtype;
+    k.out_dt = a->loss->dtype;
+    k.chunk = te__max(32, te__div_up(k.rows, 512));
+    blocks = te__max(1, te__div_up(k.rows, k.chunk));
+    k.partial = (float *)te__plan_workspace(p, blocks * 4);
+    k.counter = te__plan_counter(p);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_loss_kargs) = k;
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux_loss_bwd_args *a) {
+    te__launch *l;
+    te__moe_loss_kargs *k;
+    if (te__numel(a->dprobs) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_loss_bwd");
+    k = TE__KARGS(p, l, te__moe_loss_kargs);
+    k->rows = te__rows(a->dprobs);
+    k->cols = te__cols(a->dprobs);
+    k->counts = te__data(a->tokens_per_expert);
+    k->total = (const long long *)te__data(a->total_device);
+    k->dloss = te__data(a->dloss);
+    k->out = te__data(a->dprobs);
+    k->total_host = (float)a->total_num_tokens;
+    k->factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k->counts_dt = a->tokens_per_expert->dtype;
+    k->dloss_dt = a->dloss->dtype;
+    k->out_dt = a->dprobs->dtype;
+    te__launch_size(l, te__div_up(te__numel(a->dprobs), 1024), 1, 1, 256, 0);
+    te__plan_why(p, "one value a column, written to all rows");
+    return TE_OK;
+}
+static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_grouped_column_sum_args *a) {
+    te__launch *l;
+    te__grouped_column_sum_kargs *k;
+    if (te__numel(a->out) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "grouped_column_sum");
+    k = TE__KARGS(p, l, te__grouped_column_sum_kargs);
+    k->x = te__data(a->x);
+    k->sizes = te__data(a->sizes);
+    k->out = te__data(a->out);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    k->groups = te__numel(a->sizes);
+    k->x_dt = a->x->dtype;
+    k->sizes_dt = a->sizes->dtype;
+    k->out_dt = a->out->dtype;
+    te__launch_size(l, k->groups * te__div_up(k->n, 32), 1, 1, 256, 0);
+    te__plan_why(p, "a block for 32 columns of a group");
     return TE_OK;
 }
 
@@ -38673,7 +41241,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
-enum { TE__MAX_NODE_TENSORS = 64 };
+enum { TE__MAX_NODE_TENSORS = 1040 }; /* weights and biases of a GroupedLinear with TE_MAX_GEMMS groups, and more */
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -43910,7 +46478,7 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* Losses and lse of rows; of columns that ranks share by what each of them finds. */
+/* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same list of parts. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
     te_ctx *te = rows->te;
     te_op_cross_entropy_merge_args merge = TE_ZERO;
@@ -44500,6 +47068,543 @@ static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
     return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
 }
 
+/* ==== nn/moe.c ================================================================================================== */
+
+/* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw operations; must not know modules. */
+
+/* Records two outputs, of which either may get no gradient. */
+static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
+                           int num_inputs, te_tensor *const *saved, int num_saved) {
+    te_node_desc node = TE_ZERO;
+    te_tensor *outputs[2];
+    outputs[0] = y;
+    outputs[1] = z;
+    node.name = name;
+    node.inputs = inputs;
+    node.num_inputs = num_inputs;
+    node.outputs = outputs;
+    node.num_outputs = z ? 2 : 1;
+    node.saved = saved;
+    node.num_saved = num_saved;
+    node.state = state;
+    node.state_size = state_size;
+    node.backward = backward;
+    return te_record(y->te, &node) == TE_OK;
+}
+
+/* ---- permute ---- */
+
+typedef struct te__permute_state {
+    int64_t topk; /* 0: a mask map */
+    int64_t tokens, copies, h, rows;
+    te_dtype dtype, probs_dtype;
+    int probs_ndim;
+} te__permute_state;
+
+/* saved: row_id_map, pad_offsets; inputs: x, probs. */
+static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__permute_state *s = (const te__permute_state *)state;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    bool move = needs[0] && dy[0];
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.topk = s->topk;
+    args.x = move ? te_tensor_contiguous(dy[0]) : te__empty_2d(te, s->dtype, s->rows, 0); /* probabilities alone */
+    args.y = te__empty_2d(te, s->dtype, s->tokens, move ? s->h : 0);
+    if (!args.x || !args.y) return te_error_code(te);
+    if (move) dx[0] = args.y;
+    if (needs[1] && dy[1]) {
+        int64_t shape[2];
+        shape[0] = s->tokens;
+        shape[1] = s->copies;
+        args.permuted_probs = te_tensor_contiguous(dy[1]);
+        dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, shape);
+        args.probs = dx[1] ? te__alias_2d(dx[1], 0, s->probs_dtype, s->tokens, s->copies) : NULL;
+        if (!args.permuted_probs || !args.probs) return te_error_code(te);
+    }
+    return te_op_moe_unpermute(te, &args);
+}
+
+/* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
+static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets, te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
+    te_op_moe_permute_args args = TE_ZERO;
+    te__permute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[2], *y, *moved = NULL;
+    te_ctx *te = inp->te;
+    state.topk = topk;
+    state.tokens = te__rows(inp);
+    state.copies = topk ? topk : te__cols(map) / 2;
+    state.h = te__cols(inp);
+    state.rows = rows;
+    state.dtype = inp->dtype;
+    y = te__empty_2d(te, inp->dtype, rows, state.h);
+    if (probs) moved = te__empty_1d(te, probs->dtype, rows);
+    if (!y || (probs && !moved)) return NULL;
+    args.x = inp;
+    args.row_id_map = map;
+    args.pad_offsets = pad_offsets;
+    args.probs = probs && probs->ndim == 1 ? te__alias_2d(probs, 0, probs->dtype, te__numel(probs), 1) : probs;
+    args.y = y;
+    args.permuted_probs = moved;
+    args.topk = topk;
+    if ((probs && !args.probs) || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (probs) {
+        state.probs_dtype = probs->dtype;
+        state.probs_ndim = probs->ndim;
+        *permuted_probs = moved;
+    }
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = map;
+    saved[1] = pad_offsets;
+    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
+}
+
+/* A float matrix of tokens, contiguous, or NULL. */
+static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) {
+    char text[TE__SHAPE_TEXT];
+    if (!te__need_float(inp, name)) return NULL;
+    if (inp->ndim != 2) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name, te__shape_text(inp, text));
+        return NULL;
+    }
+    return te_tensor_contiguous(inp);
+}
+/* A routing map with one row for each token, contiguous, or NULL. */
+static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!te__operand(inp, routing, false, name)) return NULL;
+    if (routing->ndim != 2 || routing->shape[0] != inp->shape[0]) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name, te__shape_text(inp, a), te__shape_text(routing, b));
+        return NULL;
+    }
+    return te_tensor_contiguous(routing);
+}
+static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_expert) {
+    te_op_moe_mask_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_2d(routing->te, TE_I32, routing->shape[0], 2 * routing->shape[1] + 1);
+    args.routing_map = routing;
+    args.row_id_map = map;
+    args.tokens_per_expert = tokens_per_expert;
+    return map && te_op_moe_mask_map(routing->te, &args) == TE_OK ? map : NULL;
+}
+
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map) {
+    te_tensor *map, *y = NULL, *made[2];
+    te_ctx *te;
+    bool index = map_type == TE_MAP_INDEX;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    te = inp->te;
+    if (map_type != TE_MAP_MASK && !index) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible", (int)map_type);
+        return NULL;
+    }
+    if (num_out_tokens < (index ? 0 : 1)) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s", (long long)num_out_tokens,
+                 index ? "0 means all copies" : "a mask map does not say how many copies there are: tokens * topk is a bound");
+        return NULL;
+    }
+    inp = te__moe_tokens(inp, "te_moe_permute");
+    routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
+    if (!routing_map) return NULL;
+    te__frame_begin(te);
+    if (index) {
+        te_op_moe_index_map_args args = TE_ZERO;
+        int64_t all = te__numel(routing_map);
+        map = te__empty_1d(te, TE_I32, all);
+        args.experts = routing_map;
+        args.row_id_map = map;
+        args.num_out_tokens = num_out_tokens;
+        if (!num_out_tokens) num_out_tokens = all;
+        if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
+    } else
+        map = te__moe_mask_map(routing_map, NULL);
+    if (map) y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL, num_out_tokens);
+    made[0] = y;
+    made[1] = y ? map : NULL;
+    te__frame_end(te, made, 2);
+    if (row_id_map) *row_id_map = made[1];
+    return y;
+}
+
+/* Both functions with probabilities of a mask map; padding by offsets, or NULL. */
+static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
+                                    te_tensor **row_id_map) {
+    te_tensor *made[3] = {NULL, NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
+    if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
+    if (!te__same_shape(probs, routing_map)) {
+        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name, te__shape_text(probs, a), te__shape_text(routing_map, b));
+        return NULL;
+    }
+    probs = te_tensor_contiguous(probs);
+    if (!probs) return NULL;
+    te__frame_begin(te);
+    map = te__moe_mask_map(routing_map, NULL);
+    if (map) made[0] = te__permute(name, inp, map, 0, pad_offsets, probs, &made[1], rows);
+    made[2] = made[0] ? map : NULL;
+    te__frame_end(te, made, made[0] ? 3 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    if (row_id_map) *row_id_map = made[2];
+    return made[0];
+}
+
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map) {
+    if (permuted_probs) *permuted_probs = NULL;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    if (num_out_tokens < 1) {
+        te__fail(inp->te, TE_ERR_INVALID, "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound", (long long)num_out_tokens);
+        return NULL;
+    }
+    return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs, row_id_map);
+}
+
+/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL with an error. */
+static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align, te_tensor **offsets) {
+    te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
+    te_tensor *plain = NULL;
+    te_op_moe_splits_args args = TE_ZERO;
+    int64_t at;
+    if (!padded || (offsets && !made)) return NULL;
+    if (!sizes && n > TE_MOE_HOST_SPLITS) { /* piece by piece to the device, then as those that are there */
+        plain = te__empty_1d(te, TE_I64, n);
+        if (!plain) return NULL;
+    }
+    for (at = 0; !sizes && at < n; at += TE_MOE_HOST_SPLITS) {
+        int64_t count = te__min(TE_MOE_HOST_SPLITS, n - at);
+        memcpy(args.values, values + at, (size_t)count * sizeof(int64_t));
+        if (!plain) break;
+        args.padded = te__alias_1d(plain, at * (int64_t)sizeof(int64_t), TE_I64, count);
+        if (!args.padded || te_op_moe_splits(te, &args) != TE_OK) return NULL;
+    }
+    args.sizes = sizes ? sizes : plain;
+    args.padded = padded;
+    args.offsets = made;
+    args.align = align;
+    if (offsets) *offsets = made;
+    return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
+}
+
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made) {
+    static const char name[] = "te_moe_permute_and_pad_with_probs";
+    te_moe_padded none;
+    te_tensor *y;
+    te_ctx *te;
+    if (!made) made = &none;
+    memset(made, 0, sizeof(*made));
+    if (!inp) return NULL;
+    te = inp->te;
+    if (align_size < 1 || num_out_tokens < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; at least 1 and 0 are needed", name, (long long)align_size, (long long)num_out_tokens);
+        return NULL;
+    }
+    if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
+    if (!num_out_tokens && te->capture) {
+        te__refuse_capture(te, "te_moe_permute_and_pad_with_probs without num_out_tokens", "give a bound of the padded sizes' sum: tokens * topk + experts * (align_size - 1)");
+        return NULL;
+    }
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    if (!tokens_per_expert) return NULL;
+    made->target_tokens_per_expert = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &made->pad_offsets);
+    if (!made->target_tokens_per_expert) return NULL;
+    if (!num_out_tokens) {
+        int64_t n = te__numel(tokens_per_expert), i;
+        size_t bytes = (size_t)(n + 1) * sizeof(int64_t);
+        int64_t *host = (int64_t *)te__alloc_zero(te, bytes);
+        if (!host) return NULL;
+        if (te_tensor_to_host(made->target_tokens_per_expert, host) != TE_OK) num_out_tokens = -1;
+        for (i = 0; i < n && num_out_tokens >= 0; i++) num_out_tokens += host[i];
+        te__free(te, host, bytes);
+        if (num_out_tokens < 0) return NULL;
+    }
+    y = te__permute_probs(name, inp, probs, routing_map, made->pad_offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    if (!y) memset(made, 0, sizeof(*made));
+    return y;
+}
+
+/* ---- unpermute ---- */
+
+typedef struct te__unpermute_state {
+    int64_t topk, rows;
+    te_dtype dtype;
+    int probs_ndim;
+    int64_t probs_shape[2];
+    te_dtype probs_dtype;
+} te__unpermute_state;
+
+/* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
+static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__unpermute_state *s = (const te__unpermute_state *)state;
+    te_op_moe_unpermute_bwd_args args = TE_ZERO;
+    te_op_moe_permute_args plain = TE_ZERO;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    if (!g) return te_error_code(te);
+    if (needs[0]) dx[0] = te__empty_2d(te, s->dtype, s->rows, te__cols(g));
+    if (needs[0] && !dx[0]) return te_error_code(te);
+    if (!saved[2]) {
+        plain.x = g;
+        plain.row_id_map = saved[0];
+        plain.pad_offsets = saved[1];
+        plain.topk = s->topk;
+        plain.y = dx[0];
+        return dx[0] ? te_op_moe_permute(te, &plain) : TE_OK;
+    }
+    if (needs[1]) dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, s->probs_shape);
+    if (needs[1] && !dx[1]) return te_error_code(te);
+    args.dy = g;
+    args.x = needs[1] ? saved[3] : NULL;
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.merging_probs = saved[2];
+    args.dx = dx[0];
+    args.dprobs = dx[1];
+    args.topk = s->topk;
+    return te_op_moe_unpermute_bwd(te, &args);
+}
+
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc) {
+    te_moe_unpermute_desc zero = TE_ZERO;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    te__unpermute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[4], *y, *probs, *offsets;
+    te_ctx *te;
+    int64_t tokens;
+    char text[TE__SHAPE_TEXT];
+    if (!desc) desc = &zero;
+    inp = inp ? te__moe_tokens(inp, "te_moe_unpermute") : NULL;
+    if (!inp || !te__operand(inp, row_id_map, false, "te_moe_unpermute") || !te__operand(inp, desc->merging_probs, true, "te_moe_unpermute") ||
+        !te__operand(inp, desc->pad_offsets, true, "te_moe_unpermute"))
+        return NULL;
+    te = inp->te;
+    probs = desc->merging_probs;
+    offsets = desc->pad_offsets;
+    if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2)) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed", te__shape_text(probs, text));
+        return NULL;
+    }
+    if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which one it is)", te__shape_text(row_id_map, text));
+        return NULL;
+    }
+    if (probs) probs = te_tensor_contiguous(probs);
+    row_id_map = te_tensor_contiguous(row_id_map);
+    if (offsets) offsets = te_tensor_contiguous(offsets);
+    if (!row_id_map || (desc->merging_probs && !probs) || (desc->pad_offsets && !offsets)) return NULL;
+    if (desc->map_type == TE_MAP_INDEX) state.topk = probs ? te__max(1, probs->shape[1]) : 1;
+    tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
+    state.rows = te__rows(inp);
+    state.dtype = inp->dtype;
+    if (probs) {
+        state.probs_ndim = probs->ndim;
+        memcpy(state.probs_shape, probs->shape, sizeof(state.probs_shape));
+        state.probs_dtype = probs->dtype;
+    }
+    y = te__empty_2d(te, inp->dtype, tokens, te__cols(inp));
+    if (!y) return NULL;
+    args.x = inp;
+    args.row_id_map = row_id_map;
+    args.pad_offsets = offsets;
+    args.merging_probs = probs;
+    args.y = y;
+    args.topk = state.topk;
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = row_id_map;
+    saved[1] = offsets;
+    saved[2] = probs;
+    saved[3] = te__wants_grad(probs) ? inp : NULL;
+    return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state, sizeof(state), in, 2, saved, 4);
+}
+
+/* ---- chunks ---- */
+
+/* The map of an index map with topk 1: chunks sorted, or padding put between them. */
+static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index, const te_tensor *offsets, int64_t tokens) {
+    te_op_moe_chunk_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_1d(te, TE_I32, tokens);
+    args.sizes = sizes;
+    args.sorted_index = sorted_index;
+    args.offsets = offsets;
+    args.row_id_map = map;
+    return map && te_op_moe_chunk_map(te, &args) == TE_OK ? map : NULL;
+}
+
+static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *sizes, te_tensor *order, te_tensor **permuted_probs) {
+    te_tensor *made[2] = {NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
+    if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
+    if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name, te__shape_text(inp, a), te__shape_text(probs, b));
+        return NULL;
+    }
+    sizes = te_tensor_contiguous(sizes);
+    order = te_tensor_contiguous(order);
+    if (probs) probs = te_tensor_contiguous(probs);
+    if (!sizes || !order || (permuted_probs && !probs)) return NULL;
+    te__frame_begin(te);
+    map = te__chunk_map(te, sizes, order, NULL, inp->shape[0]);
+    if (map) made[0] = te__permute(name, inp, map, 1, NULL, probs, &made[1], inp->shape[0]);
+    te__frame_end(te, made, made[0] ? 2 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    return made[0];
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index) {
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index", inp, NULL, split_sizes, sorted_index, NULL) : NULL;
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs) {
+    te_tensor *unwanted;
+    if (permuted_probs) *permuted_probs = NULL;
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index_with_probs", inp, probs, split_sizes, sorted_index, permuted_probs ? permuted_probs : &unwanted) : NULL;
+}
+
+/* ---- router ---- */
+
+typedef struct te__router_state {
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax, all_scores;
+    float scaling_factor;
+} te__router_state;
+
+/* saved: logits, the choice as bytes. */
+static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__router_state *s = (const te__router_state *)state;
+    te_op_moe_router_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.logits = saved[0];
+    args.routing_map = saved[1];
+    args.dprobs = te_tensor_contiguous(dy[0]);
+    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.topk = s->topk;
+    args.score_function = s->score_function;
+    args.use_pre_softmax = s->use_pre_softmax;
+    args.scaling_factor = s->scaling_factor;
+    args.all_scores = s->all_scores;
+    return args.dprobs && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
+}
+
+static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_topk_desc *d, bool all_scores, te_tensor **routing_map) {
+    te_op_moe_router_fwd_args args = TE_ZERO;
+    te__router_state state = TE_ZERO;
+    te_tensor *saved[2], *made[2] = {NULL, NULL}, *bytes, *bits = NULL;
+    te_ctx *te;
+    int64_t shape[TE_MAX_DIMS];
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__need_float(logits, name) || !te__operand(logits, d->expert_bias, true, name) || !te__operand(logits, d->topk_indices, true, name)) return NULL;
+    te = logits->te;
+    if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8) {
+        te__fail(te, TE_ERR_INVALID, "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name, (int)d->routing_map_format);
+        return NULL;
+    }
+    logits = te_tensor_contiguous(logits);
+    if (!logits) return NULL;
+    te__frame_begin(te);
+    memcpy(shape, logits->shape, sizeof(shape));
+    if (logits->ndim > 0) shape[logits->ndim - 1] = te__div_up(te__cols(logits), 8);
+    if (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8) bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
+    bytes = te__empty_like(logits, TE_U8); /* the backward pass reads it, too */
+    made[0] = te__empty_like(logits, all_scores ? TE_F32 : logits->dtype);
+    args.logits = logits;
+    args.expert_bias = d->expert_bias;
+    args.probs = made[0];
+    args.routing_map = bytes;
+    args.routing_bits = bits;
+    args.topk_indices = d->topk_indices;
+    args.topk = state.topk = d->topk;
+    args.score_function = state.score_function = d->score_function;
+    args.use_pre_softmax = state.use_pre_softmax = d->use_pre_softmax;
+    args.num_groups = d->num_groups;
+    args.group_topk = d->group_topk;
+    args.scaling_factor = state.scaling_factor = d->scaling_factor;
+    args.all_scores = state.all_scores = all_scores;
+    saved[0] = logits;
+    saved[1] = all_scores ? NULL : bytes;
+    if (!bytes || (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8 && !bits) || !made[0] || te_op_moe_router_fwd(te, &args) != TE_OK)
+        made[0] = NULL;
+    else
+        made[0] = te__record(name, made[0], te__router_backward, &state, sizeof(state), &logits, 1, saved, 2);
+    made[1] = !made[0] || !routing_map ? NULL : bits ? bits : bytes;
+    te__frame_end(te, made, 2);
+    if (routing_map) *routing_map = made[1];
+    return made[0];
+}
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map) {
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__has_desc(logits->te, desc, "te_fused_topk_with_score_function")) return NULL;
+    return te__route("te_fused_topk_with_score_function", logits, desc, false, routing_map);
+}
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map) {
+    te_fused_topk_desc desc = TE_ZERO;
+    desc.topk = topk;
+    desc.score_function = score_function;
+    desc.routing_map_format = routing_map_format;
+    return te__route("te_fused_compute_score_for_moe_aux_loss", logits, &desc, true, routing_map);
+}
+
+/* ---- auxiliary loss ---- */
+
+typedef struct te__aux_loss_state {
+    te_fused_moe_aux_loss_desc desc;
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__aux_loss_state;
+
+/* saved: tokens_per_expert, the number of tokens on the device. */
+static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__aux_loss_state *s = (const te__aux_loss_state *)state;
+    te_op_moe_aux_loss_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.dloss = dy[0];
+    args.tokens_per_expert = saved[0];
+    args.total_device = saved[1];
+    args.dprobs = dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+    args.total_num_tokens = s->desc.total_num_tokens;
+    args.num_experts = s->desc.num_experts;
+    args.topk = s->desc.topk;
+    args.coeff = s->desc.coeff;
+    return dx[0] ? te_op_moe_aux_loss_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc) {
+    static const char name[] = "te_fused_moe_aux_loss";
+    te_op_moe_aux_loss_fwd_args args = TE_ZERO;
+    te__aux_loss_state state = TE_ZERO;
+    te_tensor *saved[2], *loss;
+    te_ctx *te;
+    if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) || !te__operand(probs, tokens_per_expert, false, name) ||
+        !te__operand(probs, desc->total_num_tokens_tensor, true, name))
+        return NULL;
+    te = probs->te;
+    probs = te_tensor_contiguous(probs);
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    loss = probs && tokens_per_expert ? te__empty_1d(te, probs->dtype, 1) : NULL;
+    if (!loss) return NULL;
+    state.desc = *desc;
+    state.dtype = probs->dtype;
+    state.ndim = probs->ndim;
+    memcpy(state.shape, probs->shape, sizeof(state.shape));
+    args.probs = probs;
+    args.tokens_per_expert = saved[0] = tokens_per_expert;
+    args.total_device = saved[1] = desc->total_num_tokens_tensor;
+    args.loss = loss;
+    args.total_num_tokens = desc->total_num_tokens;
+    args.num_experts = desc->num_experts;
+    args.topk = desc->topk;
+    args.coeff = desc->coeff;
+    return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
+}
+
 /* ==== nn/linear.c =============================================================================================== */
 
 /* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around them: the function that every GEMM module
@@ -44535,6 +47640,9 @@ typedef struct te__linear_call {
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
+    int group;                      /* of a node with many weights: this one's input is 1 + group */
+    te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
@@ -44551,7 +47659,14 @@ typedef struct te__linear_state {
     int ndim;
     int64_t shape[TE_MAX_DIMS]; /* of x, on this rank */
     te_dtype x_dtype, weight_dtype, bias_dtype;
+    int group;
 } te__linear_state;
+
+/* What a node of one product keeps; saved: references. */
+typedef struct te__linear_made {
+    te__linear_state state;
+    te_tensor *saved[3];
+} te__linear_made;
 
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
@@ -44638,6 +47753,7 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
     return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
 }
 
+/* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
@@ -44651,7 +47767,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         int64_t shape[TE_MAX_DIMS];
         memcpy(shape, s->shape, sizeof(shape));
         if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
-        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -44668,7 +47784,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.dy = dyq;
         g.x = te__linear_saved_input(s, saved[0]);
         if (!g.x) return te_error_code(te);
-        g.weight = te->playing->inputs[1];
+        g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
         g.columns = s->shape[s->ndim - 1];
@@ -44877,7 +47993,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result == TE_OK ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
@@ -44908,6 +48024,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
+    state.group = c->group;
+    if (c->made) {
+        int i;
+        c->made->state = state;
+        for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
+        return te__frame_return(te, y);
+    }
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
@@ -45483,6 +48606,11 @@ typedef struct te__option_group {
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
+/* GroupedLinear's work is not shared yet. */
+#define TE__TYPE te_parallel_options
+static const te__field te__shared_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
+                                             TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type)};
+#undef TE__TYPE
 #define TE__TYPE te_attention_options
 static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
@@ -45506,7 +48634,7 @@ static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
@@ -45522,7 +48650,7 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_CALL, TE__DESCS };
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
@@ -45532,6 +48660,7 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -45563,12 +48692,13 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 }
 
 /* The outputs as a list, for code that treats all of them alike. */
-enum { TE__OUTPUTS = 4 };
+enum { TE__OUTPUTS = 5 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
     list[1] = y->bias;
     list[2] = y->ln_out;
     list[3] = y->max_logit;
+    list[4] = y->m_splits;
 }
 static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     te_outputs y;
@@ -45576,6 +48706,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     y.bias = list[1];
     y.ln_out = list[2];
     y.max_logit = list[3];
+    y.m_splits = list[4];
     return y;
 }
 
@@ -45611,7 +48742,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 6 };
+enum { TE__FORWARD_TENSORS = 7 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -45627,11 +48758,12 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
     list[5] = &c->rotary_key.start_positions;
+    list[6] = &c->args.m_splits_tensor;
     return list[i];
 }
 
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit"};
+    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits"};
     te__module_call *c = (te__module_call *)user, call = *c;
     te_tensor *made[TE__OUTPUTS];
     te_result result;
@@ -46896,11 +50028,11 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
+        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
             const te_module *before = m->children[i - 1];
             result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
                               "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : "max_logit", m->children[i]->name);
+                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
             break;
         }
         call.input = call.outputs.out;
@@ -47093,6 +50225,760 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
         if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
     }
     return te__module_built(m);
+}
+
+/* ==== nn/grouped.c ============================================================================================== */
+
+/* nn/grouped.c: GroupedLinear, Fp8Padding, Fp8Unpadding: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product
+ * and the module tree; must not know what chooses the groups.
+ *
+ * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
+ * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
+
+typedef struct te__grouped_module {
+    te_grouped_linear_desc desc;
+    te__scaling *scaling;
+    te__weight_cache *caches; /* [num_gemms] */
+} te__grouped_module;
+
+/* One call: the module's parameters and what it was given. */
+typedef struct te__grouped_call {
+    te_module *m;
+    te__grouped_module *s;
+    te__quant_call quant;
+    te_microbatch microbatch;
+    te_tensor *x, *y; /* x [M, in], contiguous, without history; y [M, out] */
+    te_tensor **weights, **biases; /* [num_gemms]; biases NULL: none are added */
+    const int64_t *splits;         /* of the host, or NULL */
+    te_tensor *sizes;              /* on the device */
+} te__grouped_call;
+
+static void te__release_all(te_tensor *const *x, int n) {
+    int i;
+    for (i = 0; i < n; i++) te_tensor_release(x[i]);
+}
+
+/* Rows first .. first + rows - 1 of a matrix, without history. */
+static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
+    return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
+}
+/* The rows behind the last group are 0. */
+static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
+    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
+}
+
+/* ---- groups one by one ---- */
+
+/* A node's state; `each` and then the sizes follow it. */
+typedef struct te__each_state {
+    int n;
+    bool biases;
+    int64_t rows, in, used; /* of x; used: rows that belong to groups */
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype;
+} te__each_state;
+static size_t te__each_bytes(int n) { return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t)); }
+static te__linear_state *te__each_product(const te__each_state *s) { return (te__linear_state *)(void *)((char *)(uintptr_t)s + sizeof(te__each_state)); }
+static int64_t *te__each_sizes(const te__each_state *s) { return (int64_t *)(void *)(te__each_product(s) + s->n); }
+
+static void te__each_release(te_ctx *te, void *state) {
+    te__each_state *s = (te__each_state *)state;
+    int i;
+    for (i = 0; i < s->n; i++) te__linear_release(te, te__each_product(s) + i);
+}
+static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__each_state *s = (const te__each_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    te_result result = g ? TE_OK : te_error_code(te);
+    int64_t at = 0;
+    int i;
+    if (result == TE_OK && needs[0]) {
+        dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
+    }
+    for (i = 0; i < s->n && result == TE_OK; i++) {
+        int64_t rows = te__each_sizes(s)[i];
+        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)), *made[4] = {NULL, NULL, NULL, NULL};
+        bool wanted[4] = {false, false, false, false};
+        wanted[0] = needs[0];
+        wanted[1] = needs[1 + i];
+        wanted[2] = s->biases && needs[1 + s->n + i];
+        if (needs[0]) made[0] = te__alias_2d(dx[0], at * s->in * te__dtype_size(s->dtype), s->dtype, rows, s->in);
+        if (!part || (needs[0] && !made[0])) return te_error_code(te);
+        result = te__linear_backward(te, te__each_product(s) + i, saved + 3 * i, &part, made, wanted);
+        dx[1 + i] = made[1];
+        if (s->biases) dx[1 + s->n + i] = made[2];
+        at += rows;
+    }
+    return result;
+}
+
+static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    int n = c->s->desc.num_gemms, i, made = 0;
+    size_t made_bytes = (size_t)n * sizeof(te__linear_made), state_bytes = te__each_bytes(n), list_bytes = (size_t)(5 * n + 1) * sizeof(te_tensor *);
+    te__linear_made *all = (te__linear_made *)te__alloc_zero(te, made_bytes);
+    te__each_state *state = (te__each_state *)te__alloc_zero(te, state_bytes);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, list_bytes), **in = list, **saved = list ? list + 2 * n + 1 : NULL;
+    te_result result = all && state && list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int64_t at = 0;
+    if (result == TE_OK) {
+        state->n = n;
+        state->biases = c->biases != NULL;
+        state->rows = te__rows(c->x);
+        state->in = te__cols(c->x);
+        state->ndim = input->ndim;
+        memcpy(state->shape, input->shape, sizeof(state->shape));
+        state->dtype = c->x->dtype;
+        in[0] = input;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__linear_call call = TE_ZERO;
+        call.quant = &c->quant;
+        call.gemm = call.group = i;
+        call.cache = &c->s->caches[i];
+        call.microbatch = c->microbatch;
+        call.fuse_wgrad = c->s->desc.gemm.fuse_wgrad_accumulation;
+        call.delays = c->s->desc.gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        call.save_original_input = c->s->desc.save_original_input;
+        call.x = te__rows_of(c->x, at, c->splits[i]);
+        call.out = te__rows_of(c->y, at, c->splits[i]);
+        call.weight = in[1 + i] = c->weights[i];
+        if (c->biases) call.bias = in[1 + n + i] = c->biases[i];
+        call.made = &all[i];
+        if (!call.x || !call.out) result = te_error_code(te);
+        if (result != TE_OK) break;
+        call.x->requires_grad = input->requires_grad; /* a part without a history of its own */
+        if (!te__linear(&call)) {
+            result = te_error_code(te);
+            break;
+        }
+        te__each_product(state)[i] = all[i].state;
+        memcpy(saved + 3 * i, all[i].saved, sizeof(all[i].saved));
+        te__each_sizes(state)[i] = c->splits[i];
+        at += c->splits[i];
+        made++;
+    }
+    if (result == TE_OK) {
+        state->used = at;
+        result = te__zero_rows_from(te, c->y, at);
+    }
+    if (result == TE_OK) { /* from here on the node, or its record, releases the state */
+        if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in, 1 + n + (c->biases ? n : 0), saved, 3 * n)) result = te_error_code(te);
+    } else
+        for (i = 0; i < made; i++) te__linear_release(te, &all[i].state);
+    for (i = 0; i < made; i++) te__release_all(all[i].saved, 3);
+    te__free(te, all, made_bytes);
+    te__free(te, state, state_bytes);
+    te__free(te, list, list_bytes);
+    return result;
+}
+
+/* ---- all groups at once ---- */
+
+/* n matrices [rows, cols] as one [n * rows, cols]: where they lie behind each other it is there already. */
+static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
+    int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]), bytes = rows * cols * te__dtype_size(x[0]->dtype);
+    te_tensor *all;
+    int i;
+    for (i = 0; i < n && x[i]->buffer == x[0]->buffer && x[i]->dtype == x[0]->dtype && x[i]->offset == x[0]->offset + i * bytes && te__is_contiguous(x[i]); i++) {}
+    if (i == n) return te__alias_2d(x[0], 0, x[0]->dtype, n * rows, cols);
+    all = te__empty_2d(te, x[0]->dtype, n * rows, cols);
+    for (i = 0; i < n && all; i++) {
+        te_tensor *place = te__alias_2d(all, i * bytes, all->dtype, rows, cols), *from = te__as_matrix(x[i]);
+        if (!place || !from || te_tensor_copy(place, from) != TE_OK) return NULL;
+    }
+    return all;
+}
+
+/* Do kernels read a's copy together with that of every weight? With one scale a tensor they do. */
+static bool te__groups_meet(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (!a->quantized || !w[i]->quantized || !(te__copy_of(a, a_which)->cls->facts & TE__TENSOR_SCALED) || !te__copies_meet(te__copy_of(a, a_which), te__copy_of(w[i], w_which)))
+            return false;
+    return true;
+}
+/* D rows of g = A rows of g times w[g], or its transpose: the copies as they are, or decoded. */
+static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed, te_op_grouped_gemm_args *g) {
+    int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
+    size_t bytes = 2 * (size_t)n * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **scale = list ? list + n : NULL;
+    bool native = te__groups_meet(a, TE_ROWWISE, w, n, which);
+    te_result result = list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        list[i] = native ? te__copy_of(w[i], which)->data : te__plain_factor(w[i], which, g->d->dtype);
+        if (native) scale[i] = te__copy_of(w[i], which)->scale;
+        if (!list[i]) result = te_error_code(te);
+    }
+    if (result == TE_OK) {
+        g->a = native ? te__copy_of(a, TE_ROWWISE)->data : te__plain_factor(a, TE_ROWWISE, g->d->dtype);
+        g->b = te__stack(te, list, n);
+        if (native) g->scale_a = te__copy_of(a, TE_ROWWISE)->scale;
+        if (native) g->scale_b = te__stack(te, scale, n);
+        g->b_transposed = w_transposed || native; /* column-wise codes lie transposed */
+        result = g->a && g->b && (!native || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    }
+    te__frame_end(te, NULL, 0);
+    te__free(te, list, bytes);
+    return result;
+}
+/* D[g] = dy^T x over the rows of g. */
+static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
+    bool native = te__groups_meet(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE);
+    te_result result;
+    te__frame_begin(te);
+    if (native) {
+        g->a = te__copy_of(dy, TE_COLUMNWISE)->data;
+        g->b = te__copy_of(x, TE_COLUMNWISE)->data;
+        g->scale_a = te__copy_of(dy, TE_COLUMNWISE)->scale;
+        g->scale_b = te__copy_of(x, TE_COLUMNWISE)->scale;
+    } else {
+        te_dtype dtype = dy->dtype;
+        g->a = te__plain_factor(dy, TE_COLUMNWISE, dtype);
+        g->b = te__plain_factor(x, TE_COLUMNWISE, dtype);
+    }
+    g->along_k = true;
+    g->a_transposed = !native;
+    g->b_transposed = native;
+    result = g->a && g->b ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* Sizes of a call as a product's fields. */
+static te_op_grouped_gemm_args te__grouped_gemm_of(const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
+    te_op_grouped_gemm_args g = TE_ZERO;
+    g.sizes = sizes;
+    g.groups = n;
+    g.d = d;
+    g.m = rows;
+    g.n = cols;
+    g.k = inner;
+    g.split_accumulator = split;
+    return g;
+}
+
+typedef struct te__all_state {
+    int n;
+    bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
+    int quantize_x; /* the copy that is made of saved[0]; 0: it is what the product takes */
+    int64_t rows, in, out;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype, weight_dtype, bias_dtype;
+    te__scaling *delays; /* a reference, or NULL */
+    te__quant_call quant;
+} te__all_state;
+static void te__all_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__all_state *)state)->quant);
+    te__scaling_release(((te__all_state *)state)->delays);
+}
+
+/* The gradients of all weights: what they take, with references of its own once they are deferred. `vars` follow. */
+typedef struct te__all_wgrad {
+    te_tensor *dy, *x, *sizes;
+    int64_t out, in, rows;
+    int n;
+    te_dtype dtype;
+    bool fused, overwrite, split;
+    uint64_t saved_at;
+} te__all_wgrad;
+static te__var **te__wgrad_vars(const te__all_wgrad *g) { return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad)); }
+
+/* Adds into the main_grads, or gives the gradients in dw[]. */
+static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
+    te__var **vars = te__wgrad_vars(g);
+    te_dtype dtype = g->dtype;
+    te_tensor *all;
+    te_op_grouped_gemm_args gemm;
+    te_result result;
+    int i, fused = 0;
+    for (i = 0; i < g->n; i++)
+        if (g->fused && vars[i] && vars[i]->main_grad) {
+            dtype = vars[i]->main_grad->dtype;
+            fused++;
+        }
+    all = te__empty_2d(te, fused == g->n ? dtype : g->dtype, g->n * g->out, g->in);
+    if (!all) return te_error_code(te);
+    gemm = te__grouped_gemm_of(g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
+    result = te__grouped_k_product(te, g->dy, g->x, &gemm);
+    for (i = 0; i < g->n && result == TE_OK; i++) {
+        te_tensor *part = te__rows_of(all, i * g->out, g->out), *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
+        te_op_axpby_args add = TE_ZERO;
+        if (!part) return te_error_code(te);
+        if (!main_grad) {
+            dw[i] = part;
+            continue;
+        }
+        add.x = part;
+        add.y = g->overwrite ? NULL : main_grad;
+        add.out = main_grad;
+        add.alpha = add.beta = 1.0f;
+        result = te_op_axpby(te, &add);
+    }
+    return result;
+}
+static void te__all_wgrad_release(te_ctx *te, void *state) {
+    te__all_wgrad *g = (te__all_wgrad *)state;
+    int i;
+    te_tensor_release(g->dy);
+    te_tensor_release(g->x);
+    te_tensor_release(g->sizes);
+    for (i = 0; i < g->n; i++)
+        if (te__wgrad_vars(g)[i]) te__var_release(te, te__wgrad_vars(g)[i]);
+}
+static te_result te__all_wgrad_run(te_ctx *te, void *state) {
+    const te__all_wgrad *g = (const te__all_wgrad *)state;
+    size_t bytes = (size_t)g->n * sizeof(te_tensor *);
+    te_tensor **dw;
+    te_result result;
+    int i;
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at) || te__written_since(g->sizes, g->saved_at))
+        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a GroupedLinear was written after te_backward, and the weights' gradients need it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at) ? "input" : te__written_since(g->dy, g->saved_at) ? "output's gradient" : "m_splits_tensor");
+    dw = (te_tensor **)te__alloc_zero(te, bytes);
+    if (!dw) return TE_ERR_OUT_OF_MEMORY;
+    result = te__all_wgrad_product(te, g, dw);
+    for (i = 0; i < g->n && result == TE_OK; i++)
+        if (dw[i] && te__wgrad_vars(g)[i]) result = te__var_add_grad(te, te__wgrad_vars(g)[i], dw[i]);
+    te__free(te, dw, bytes);
+    return result;
+}
+
+static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_tensor *dy, te_tensor *x, te_tensor *sizes, te_tensor **dx) {
+    size_t bytes = sizeof(te__all_wgrad) + (size_t)s->n * sizeof(te__var *);
+    te__all_wgrad *g = (te__all_wgrad *)te__alloc_zero(te, bytes);
+    te_result result;
+    bool later = s->delays && s->delays->module;
+    int i;
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->dy = dy;
+    g->x = x;
+    g->sizes = sizes;
+    g->out = s->out;
+    g->in = s->in;
+    g->rows = s->rows;
+    g->n = s->n;
+    g->dtype = s->weight_dtype;
+    g->fused = s->fuse_wgrad;
+    g->overwrite = s->overwrite_main_grad;
+    g->split = s->split_wgrad;
+    g->saved_at = te->writes;
+    for (i = 0; i < s->n; i++) {
+        te__wgrad_vars(g)[i] = te->playing->inputs[1 + i];
+        later = later && te->playing->inputs[1 + i] && te->playing->inputs[1 + i]->leaf;
+    }
+    if (later) {
+        te_tensor_retain(dy);
+        te_tensor_retain(x);
+        te_tensor_retain(sizes);
+        te__note_saved(dy);
+        te__note_saved(x);
+        te__note_saved(sizes);
+        for (i = 0; i < s->n; i++) te__wgrad_vars(g)[i]->refs++;
+        result = te__defer(te, s->delays, te__all_wgrad_run, te__all_wgrad_release, g, bytes);
+    } else
+        result = te__all_wgrad_product(te, g, dx + 1);
+    te__free(te, g, bytes);
+    return result;
+}
+
+/* saved: x, sizes, weights. */
+static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__all_state *s = (const te__all_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0];
+    bool weights = false, biases = false;
+    te_result result = TE_OK;
+    int i;
+    if (g) g = te__alias_2d(g, 0, g->dtype, s->rows, s->out);
+    if (!g) return te_error_code(te);
+    for (i = 0; i < s->n; i++) {
+        weights = weights || needs[1 + i];
+        biases = biases || (s->biases && needs[1 + s->n + i]);
+    }
+    gq = g;
+    if (s->quantize_grad && (needs[0] || weights)) {
+        te__quant_spec spec = te__slot_spec(&s->quant, true, 0, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0));
+        gq = te__quantize_operand(g, &spec);
+        if (!gq) return te_error_code(te);
+        te__inspect(s->quant.scaling, 0, TE_TENSOR_GRAD_OUTPUT, g, gq);
+    }
+    if (biases) {
+        te_op_grouped_column_sum_args sum = TE_ZERO;
+        te_tensor *all = te__empty_2d(te, s->bias_dtype, s->n, s->out);
+        sum.x = g;
+        sum.sizes = saved[1];
+        sum.out = all;
+        result = all ? te_op_grouped_column_sum(te, &sum) : te_error_code(te);
+        for (i = 0; i < s->n && result == TE_OK; i++) {
+            dx[1 + s->n + i] = te__alias_1d(all, i * s->out * te__dtype_size(s->bias_dtype), s->bias_dtype, s->out);
+            if (!dx[1 + s->n + i]) result = te_error_code(te);
+        }
+    }
+    if (needs[0] && result == TE_OK) {
+        te_tensor *d;
+        dx[0] = te_tensor_zeros(te, s->dtype, s->ndim, s->shape);
+        d = dx[0] ? te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in) : NULL;
+        if (d) {
+            te_op_grouped_gemm_args gemm = te__grouped_gemm_of(saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
+            result = te__grouped_rows_product(te, gq, saved + 2, s->n, false, &gemm);
+        } else
+            result = te_error_code(te);
+    }
+    if (weights && result == TE_OK && s->quantize_x) {
+        te__quant_spec spec = te__slot_spec(&s->quant, false, 0, TE__SLOT_INPUT, s->quantize_x);
+        x = te__quantize_operand(x, &spec);
+        if (!x) return te_error_code(te);
+    }
+    return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
+}
+
+/* The weight of one product, quantized or not, as the recipe has it. */
+static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage) {
+    te__linear_call call = TE_ZERO;
+    call.quant = &c->quant;
+    call.gemm = i;
+    call.cache = &c->s->caches[i];
+    call.microbatch = c->microbatch;
+    call.weight = c->weights[i];
+    return te__quantized_weight(&call, usage);
+}
+
+/* in, and saved: room for all; te__grouped_all frees it. */
+static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    const te_recipe *recipe = c->quant.enabled ? &c->quant.recipe : NULL;
+    te_op_grouped_gemm_args gemm;
+    te_tensor *xq = c->x;
+    te_result result = TE_OK;
+    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
+    int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    in[0] = input;
+    for (i = 0; i < n; i++) {
+        in[1 + i] = c->weights[i];
+        if (c->biases) in[1 + n + i] = c->biases[i];
+        wants_weight = wants_weight || te__wants_grad(c->weights[i]);
+    }
+    if (recipe) {
+        bool again = d->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
+        te__quant_spec spec = te__slot_spec(&c->quant, false, 0, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0));
+        if (d->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
+            return te__fail(te, TE_ERR_INVALID, "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave the "
+                            "option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        if (again && wants_weight && spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
+        xq = te__quantize_operand(c->x, &spec);
+        if (!xq) return te_error_code(te);
+        if (xq != c->x) te__inspect(c->quant.scaling, 0, TE_TENSOR_INPUT, c->x, xq);
+        state->split_dgrad = block || te__switch(recipe->split_dgrad, true);
+        state->split_wgrad = block || te__switch(recipe->split_wgrad, true);
+        state->quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) result = te_error_code(te);
+    }
+    gemm = te__grouped_gemm_of(c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
+    if (result == TE_OK && c->biases) {
+        gemm.bias = te__stack(te, c->biases, n);
+        if (!gemm.bias) result = te_error_code(te);
+    }
+    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group */
+    if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) return te_error_code(te);
+        saved[2 + i] = !wants_x ? NULL : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep) : w[i];
+        if (saved[2 + i] && x->var && x->var->leaf) saved[2 + i]->is_weight = true;
+    }
+    if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) xq = c->x;
+    saved[0] = !wants_weight ? NULL : state->quantize_x ? c->x : xq->quantized ? te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE) : xq;
+    saved[1] = c->sizes;
+    return result;
+}
+
+static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    int n = d->num_gemms;
+    size_t bytes = (size_t)(4 * n + 3) * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **saved, **w;
+    te__all_state state = TE_ZERO;
+    te_result result;
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    saved = list + 2 * n + 1;
+    w = saved + n + 2;
+    result = te__grouped_all_with(c, input, &state, list, saved, w);
+    if (result == TE_OK) {
+        state.n = n;
+        state.biases = c->biases != NULL;
+        state.fuse_wgrad = d->gemm.fuse_wgrad_accumulation;
+        state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
+        state.rows = te__rows(c->x);
+        state.in = d->in_features;
+        state.out = d->out_features;
+        state.ndim = input->ndim;
+        memcpy(state.shape, input->shape, sizeof(state.shape));
+        state.dtype = c->x->dtype;
+        state.weight_dtype = c->weights[0]->dtype;
+        state.bias_dtype = c->biases ? c->biases[0]->dtype : TE_DTYPE_NONE;
+        state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        if (state.delays) state.delays->refs++;
+        if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(&c->quant);
+        if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list, 1 + n + (c->biases ? n : 0), saved, n + 2)) result = te_error_code(te);
+    }
+    te__free(te, list, bytes);
+    return result;
+}
+
+/* ---- the module ---- */
+
+/* What each group adds, as one tensor [n, out], for return_bias. */
+static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    int i, n = *(const int *)state;
+    (void)saved, (void)needs;
+    for (i = 0; g && i < n; i++) {
+        dx[i] = te__alias_1d(g, i * te__cols(g) * te__dtype_size(g->dtype), g->dtype, te__cols(g));
+        if (!dx[i]) return te_error_code(te);
+    }
+    return g ? TE_OK : te_error_code(te);
+}
+
+/* The sizes of a call, as the device has them, and whether those of the host fit. */
+static te_result te__call_splits(te_module *m, const te_forward_args *args, int n, int64_t rows, te_tensor **sizes) {
+    te_ctx *te = m->te;
+    int64_t sum = 0;
+    int i;
+    *sizes = args->m_splits_tensor;
+    if (!args->m_splits == !args->m_splits_tensor)
+        return te__fail(te, TE_ERR_INVALID, "%s: m_splits and m_splits_tensor are %s; one of them says how many rows each of the %d groups has", m->cls->name,
+                        args->m_splits ? "both given" : "NULL", n);
+    if (args->m_splits_tensor) {
+        const te_tensor *x = args->m_splits_tensor;
+        char text[TE__SHAPE_TEXT];
+        if (!te__same_ctx(x, te, m->cls->name)) return te_error_code(te);
+        if (te__numel(x) != n || (x->dtype != TE_I32 && x->dtype != TE_I64) || !te__is_contiguous(x) || !x->buffer)
+            return te__fail(te, TE_ERR_SHAPE, "%s: m_splits_tensor is %s %s; contiguous i32 or i64 [%d] is needed", m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), n);
+        return TE_OK;
+    }
+    for (i = 0; i < n; i++) {
+        if (args->m_splits[i] < 0 || args->m_splits[i] > rows - sum)
+            return te__fail(te, TE_ERR_INVALID, "%s: m_splits[%d] is %lld, and %lld of %lld rows are left for it", m->cls->name, i, (long long)args->m_splits[i],
+                            (long long)(rows - sum), (long long)rows);
+        sum += args->m_splits[i];
+    }
+    return TE_OK;
+}
+
+static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    te_tensor *input = args->input;
+    char text[TE__SHAPE_TEXT], name[32];
+    int64_t shape[TE_MAX_DIMS];
+    bool one_by_one;
+    te_result result;
+    int i;
+    if (!te__need_float(input, "GroupedLinear")) return te_error_code(te);
+    if (input->ndim < 1 || te__cols(input) != d->in_features)
+        return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
+    result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
+    for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        c->weights[i] = te_module_parameter(c->m, name);
+        if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
+        if (c->weights[i]->dtype != input->dtype)
+            result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                              te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+    }
+    if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
+    if (result != TE_OK) return result;
+    c->splits = args->m_splits;
+    c->microbatch = args->is_first_microbatch;
+    one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
+    if (d->gemm.return_bias && c->biases) {
+        te_tensor *all = te__stack(te, c->biases, d->num_gemms);
+        args->outputs.bias = all ? te__record("grouped_bias", all, te__stacked_backward, &d->num_gemms, sizeof(d->num_gemms), c->biases, d->num_gemms, NULL, 0) : NULL;
+        if (!args->outputs.bias) return te_error_code(te);
+        c->biases = NULL;
+    }
+    input = te_tensor_contiguous(input);
+    c->x = input ? te__alias_2d(input, 0, input->dtype, te__rows(input), d->in_features) : NULL;
+    if (!c->x) return te_error_code(te);
+    c->y = te__empty_2d(te, input->dtype, te__rows(input), d->out_features);
+    if (c->splits && !one_by_one) c->sizes = te__moe_splits(te, NULL, c->splits, d->num_gemms, 1, NULL);
+    if (!c->y || (!one_by_one && !c->sizes)) return te_error_code(te);
+    result = one_by_one ? te__grouped_each(c, input) : te__grouped_all(c, input);
+    if (result != TE_OK || input->ndim == 2) return result == TE_OK ? te__output(c->m, args, c->y) : result;
+    memcpy(shape, input->shape, sizeof(shape));
+    shape[input->ndim - 1] = d->out_features;
+    return te__output(c->m, args, te_tensor_view(c->y, input->ndim, shape));
+}
+static te_result te__grouped_forward(te_module *m, te_forward_args *args) {
+    te__grouped_call call = TE_ZERO;
+    size_t bytes;
+    te_result result;
+    call.m = m;
+    call.s = (te__grouped_module *)m->state;
+    bytes = 2 * (size_t)call.s->desc.num_gemms * sizeof(te_tensor *);
+    call.weights = (te_tensor **)te__alloc_zero(m->te, bytes);
+    if (!call.weights) return TE_ERR_OUT_OF_MEMORY;
+    call.biases = call.s->desc.gemm.no_bias ? NULL : call.weights + call.s->desc.num_gemms;
+    result = te__grouped_run(&call, args);
+    te__free(m->te, call.weights, bytes);
+    return result;
+}
+static void te__grouped_destroy(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    int i;
+    for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
+    if (s->caches) te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
+    te__scaling_leave(s->scaling);
+}
+static te_result te__grouped_reset(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    te_result result = TE_OK;
+    char name[32];
+    int i;
+    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
+    }
+    return result;
+}
+static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward, te__grouped_destroy, te__grouped_reset};
+
+/* NAME0, NAME1 ...: parts of one stack, or, on no device, shapes alone. cols 0: vectors. */
+static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
+    te_tensor *all = NULL;
+    char name[32];
+    int i;
+    if (!dtype) dtype = TE_BF16;
+    te__frame_begin(m->te);
+    if (!m->meta) all = te__empty_2d(m->te, dtype, n * rows, cols ? cols : 1);
+    for (i = 0; i < n; i++) {
+        int before = m->num_entries;
+        int64_t offset = i * rows * (cols ? cols : 1) * te__dtype_size(dtype);
+        snprintf(name, sizeof(name), "%s%d", prefix, i);
+        if (m->meta)
+            te__add_weight(m, name, dtype, rows, cols);
+        else if (all)
+            te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
+        if (cols && m->num_entries > before) m->entries[before].product_weight = true;
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+
+static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
+    if (n >= 1 && n <= TE_MAX_GEMMS) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
+    return false;
+}
+
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+    te_module *m;
+    te__grouped_module *s;
+    if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
+        !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_grouped_linear_create", TE__DESC_GROUPED_LINEAR, desc))
+        return NULL;
+    m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
+    if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
+    te__rng_open(m, desc->gemm.rng_tracker_name);
+    s = (te__grouped_module *)m->state;
+    s->desc = *desc;
+    s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
+    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
+    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    s->scaling = te__scaling_create(te, m, desc->num_gemms);
+    return te__module_built(m);
+}
+
+/* ---- Fp8Padding, Fp8Unpadding ---- */
+
+typedef struct te__padding_module {
+    te_fp8_padding_desc desc;
+} te__padding_module;
+
+static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
+    const te__autocast *cast = te__autocast_now(te);
+    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
+    return s->desc.align_size;
+}
+/* The gradient of rows that were moved back. */
+static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    desc.map_type = TE_MAP_INDEX;
+    return te_moe_unpermute(x, map, &desc);
+}
+
+static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad) {
+    te__padding_module *s = (te__padding_module *)m->state;
+    te_ctx *te = m->te;
+    int n = s->desc.num_gemms, i;
+    int64_t align, rows, before = 0, after = 0;
+    te_tensor *x, *sizes, *padded, *offsets = NULL, *map;
+    te_result result;
+    x = te__moe_tokens(args->input, m->cls->name);
+    if (!x) return te_error_code(te);
+    align = te__padding_align(s, te);
+    rows = te__rows(x);
+    result = te__call_splits(m, args, n, rows, &sizes);
+    if (result != TE_OK) return result;
+    for (i = 0; args->m_splits && i < n; i++) {
+        before += args->m_splits[i];
+        after += te__round_up(args->m_splits[i], align);
+        if (!unpad && args->padded_m_splits) args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
+    }
+    if (args->m_splits && rows != (unpad ? after : before))
+        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
+    if (!args->m_splits) { /* room for any sizes */
+        before = rows;
+        after = rows + n * (align - 1);
+    }
+    padded = te__moe_splits(te, sizes, args->m_splits, n, align, &offsets);
+    if (!padded) return te_error_code(te);
+    if (!sizes) sizes = te__moe_splits(te, NULL, args->m_splits, n, 1, NULL);
+    map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
+    if (!map) return te_error_code(te);
+    if (!unpad) args->outputs.m_splits = padded;
+    return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
+}
+static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
+static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
+static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL, NULL};
+
+static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
+    if (desc->align_size < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+        return NULL;
+    }
+    m = te_module_create(te, cls, desc->name ? desc->name : name);
+    if (!m) return NULL;
+    ((te__padding_module *)m->state)->desc = *desc;
+    return te__module_built(m);
+}
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__pad_class, "te_fp8_padding_create", "fp8_padding");
+}
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__unpad_class, "te_fp8_unpadding_create", "fp8_unpadding");
 }
 
 /* ==== nn/transformer.c ========================================================================================== */
@@ -47589,7 +51475,7 @@ typedef struct te__opt_class {
     const char *create; /* the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* what changes from step to step beside the learning rate; NULL: nothing */
+    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* two numbers that change from step to step, beside the learning rate; NULL: none do */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
 } te__opt_class;
 
@@ -47616,7 +51502,7 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: what the flags are in a file; NULL: they do not count */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -47649,7 +51535,7 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     result = te_op_amax(value->te, &most);
     return result == TE_OK ? te_op_store_state(value->te, &store) : result;
 }
-/* f32 `out` becomes what the state stands for. */
+/* f32 `out` becomes the state without its scale. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
     te_op_axpby_args scale = TE_ZERO;
@@ -47758,7 +51644,7 @@ static te_result te__opt_requantize(te_optimizer *opt) {
     }
     return result;
 }
-/* The tensors that the operation's entry of a parameter names: what it steps, and the master beside it, if there is one. */
+/* The tensors in the operation's entry of a parameter: the one that it steps, and the master beside it, if there is one. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;
@@ -47767,7 +51653,7 @@ static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
 
 /* ==== train/optimizer.c ========================================================================================= */
 
-/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
  * the module tree; must not know any optimizer's arithmetic, or files. */
 
 /* ---- making one ---- */
@@ -47898,8 +51784,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
 
 /* ---- stepping ---- */
 
-/* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
- * parameter took no part in this step. */
+/* The gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the main gradient, if there is one; the gradient that the tape
+ * brought (from other uses of the weight) is added to it here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;

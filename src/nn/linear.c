@@ -31,6 +31,9 @@ typedef struct te__linear_call {
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
+    int group;                      /* of a node with many weights: this one's input is 1 + group */
+    te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
@@ -47,7 +50,14 @@ typedef struct te__linear_state {
     int ndim;
     int64_t shape[TE_MAX_DIMS]; /* of x, on this rank */
     te_dtype x_dtype, weight_dtype, bias_dtype;
+    int group;
 } te__linear_state;
+
+/* What a node of one product keeps; saved: references. */
+typedef struct te__linear_made {
+    te__linear_state state;
+    te_tensor *saved[3];
+} te__linear_made;
 
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
@@ -134,6 +144,7 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
     return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
 }
 
+/* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
@@ -147,7 +158,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         int64_t shape[TE_MAX_DIMS];
         memcpy(shape, s->shape, sizeof(shape));
         if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
-        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -164,7 +175,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.dy = dyq;
         g.x = te__linear_saved_input(s, saved[0]);
         if (!g.x) return te_error_code(te);
-        g.weight = te->playing->inputs[1];
+        g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
         g.columns = s->shape[s->ndim - 1];
@@ -373,7 +384,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result == TE_OK ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
@@ -404,6 +415,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
+    state.group = c->group;
+    if (c->made) {
+        int i;
+        c->made->state = state;
+        for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
+        return te__frame_return(te, y);
+    }
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 

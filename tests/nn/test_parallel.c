@@ -354,6 +354,21 @@ TE_TEST(parallel_with_other_options) {
         }
 }
 
+/* Ranks on the device itself: its products add up in an order of their own for each size, in TF32. */
+TE_TEST_DEVICES(parallel_on_devices) {
+    static const shared_kind kinds[] = {COLUMN, ROW, MLP, LAYER};
+    for (int k = 0; k < COUNT(kinds); k++)
+        for (int i = -1; i < (int)(sizeof recipes / sizeof *recipes); i++) {
+            shared c = {.name = "on the device", .kind = kinds[k], .sequence = true, .dtype = i < 0 ? TE_F32 : TE_BF16, .batch = 16, .hidden = 256};
+            if (i >= 0) c.recipe = recipes[i]();
+            if (c.recipe.kind != TE_RECIPE_BLOCK) c.batch = 4, c.hidden = 128;
+            if (c.kind == LAYER && i >= 0 && !te_ctx_is_cuda(te)) continue; /* above */
+            c.tolerance = i < 0 && te_ctx_is_cuda(te) ? 4e-3 : tolerance(&c);
+            test_case("%d, %s", k, i < 0 ? "f32" : te_recipe_name(c.recipe.kind));
+            run_ranks_on(te_ctx_is_cuda(te) ? "cuda:0" : "cpu", false, 2, steps, &c);
+        }
+}
+
 /* ---- refusals ---- */
 
 static void refused(rank_state *s, te_result code, const char *words) {

@@ -2775,7 +2775,10 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
  * These arguments of TransformerEngine have none here:
  *   max_token_num     sizes a workspace; the pool's grows by itself
  *   probs of moe_unpermute   the old name of merging_probs
- *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet */
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet
+ *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
+ *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
+ * Quantized inputs are not there yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {
@@ -47022,8 +47025,8 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
 
 /* ==== nn/grouped.c ============================================================================================== */
 
-/* nn/grouped.c: GroupedLinear, Fp8Padding, Fp8Unpadding: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product
- * and the module tree; must not know what chooses the groups.
+/* nn/grouped.c: GroupedLinear: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product and the module tree; must not
+ * know what chooses the groups.
  *
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
@@ -47699,7 +47702,10 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     return te__module_built(m);
 }
 
-/* ---- Fp8Padding, Fp8Unpadding ---- */
+/* ==== nn/padding.c ============================================================================================== */
+
+/* nn/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a call as GroupedLinear takes them; must not know
+ * products. */
 
 typedef struct te__padding_module {
     te_fp8_padding_desc desc;

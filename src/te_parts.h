@@ -189,6 +189,7 @@
 #include "nn/forward.c"
 #include "nn/layers.c"
 #include "nn/grouped.c"
+#include "nn/padding.c"
 #include "nn/transformer.c"
 #include "train/adam.c"
 #include "io/json.c"

@@ -37,7 +37,7 @@ static te_tensor *there_and_back(te_ctx *te, te_tensor *const *in, void *user) {
         map = made.row_id_map, moved = made.permuted_probs, back.pad_offsets = made.pad_offsets;
     } else
         y = te_moe_permute_with_probs(in[0], in[2], u->routing, u->rows, &moved, &map);
-    y = te_activate(y, TE_SILU); /* not linear, or the gradient would not depend on what is saved */
+    y = te_activate(y, TE_SILU, NULL); /* not linear, or the gradient would not depend on what is saved */
     y = te_moe_unpermute(y, map, &back);
     if (!moved) return y;
     /* The probabilities that were moved along get a gradient, too: one number added everywhere would hide a wrong place. */
@@ -75,7 +75,7 @@ typedef struct sort_user {
 } sort_user;
 static te_tensor *sorted(te_ctx *te, te_tensor *const *in, void *user) {
     const sort_user *u = (const sort_user *)user;
-    te_tensor *moved, *y = te_activate(te_moe_sort_chunks_by_index_with_probs(in[0], in[1], u->sizes, u->order, &moved), TE_SILU);
+    te_tensor *moved, *y = te_activate(te_moe_sort_chunks_by_index_with_probs(in[0], in[1], u->sizes, u->order, &moved), TE_SILU, NULL);
     (void)te;
     return te_linear(te_tensor_view(moved, 2, (int64_t[]){1, T}), te_tensor_contiguous(te_tensor_transpose(y, 0, 1)), NULL); /* [1, H]: both outputs, each multiplied by the other */
 }
@@ -465,7 +465,7 @@ static te_tensor *layer_forward(const moe_layer *l, te_tensor *x) {
     te_op_moe_mask_map_args count = {.routing_map = map, .row_id_map = te_tensor_empty(te, TE_I32, SHAPE(tokens, 2 * GROUPS + 1)), .tokens_per_expert = counts};
     te_op_moe_mask_map(te, &count);
     te_forward_args up = {.input = y, .m_splits_tensor = counts};
-    te_forward_args down = {.input = te_activate(te_forward_with(l->up, &up), TE_SILU), .m_splits_tensor = counts};
+    te_forward_args down = {.input = te_activate(te_forward_with(l->up, &up), TE_SILU, NULL), .m_splits_tensor = counts};
     return te_moe_unpermute(te_forward_with(l->down, &down), rows, &(te_moe_unpermute_desc){.merging_probs = probs});
 }
 /* The same steps by calls and by launches of a graph: the router's choice, and so the sizes, change from step to step. */

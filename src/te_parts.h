@@ -196,6 +196,7 @@
 #include "nn/forward.c"
 #include "nn/layers.c"
 #include "nn/grouped.c"
+#include "nn/padding.c"
 #include "nn/transformer.c"
 #include "train/states.c"
 #include "train/optimizer.c"

@@ -483,6 +483,24 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset);
 /* Sets the random state to what te_rng_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
 
+/* Named random states beside the context's, for what must not draw the same numbers on all ranks (weights, dropout of shared heads): the modules' option rng_tracker_name.
+ * Functions that run again (te_checkpoint) and graphs see them as they see the context's; te_model_save does not write them. TransformerEngine: CudaRNGStatesTracker.
+ *
+ * te_rng_tracker_add makes the state (seed, 0) under `name` (copied, at most 63 characters); they live as long as the context. TE_ERR_INVALID for a name or a seed that another has,
+ * or one too many. */
+#define TE_MAX_RNG_TRACKERS 16 /* the most named random states of a context */
+TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
+/* From te_rng_fork_begin to te_rng_fork_end that state is the context's: te_rng_get, te_seed and all that draws use it, and it goes on from there the next time. Nests. A graph's
+ * capture and its launches stand outside of such regions, or hold whole ones. */
+TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
+TE_API te_result te_rng_fork_end(te_ctx *te);
+/* Reads a named state; either pointer may be NULL. */
+TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed, uint64_t *offset);
+/* Sets a named state to what te_rng_tracker_get has read. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset);
+TE_API int te_rng_num_trackers(const te_ctx *te);                     /* how many there are */
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index); /* in the order of adding (borrowed); NULL outside */
+
 /* ==== api/tensor.h ============================================================================================== */
 
 /* api/tensor.h: tensors.
@@ -642,10 +660,13 @@ typedef struct te_checkpoint_desc {
     int num_inputs;           /* 0 to TE_MAX_CHECKPOINT_INPUTS */
     te_tensor **outputs;      /* [num_outputs], written: what fn has made, in the innermost scope; NULLs on failure */
     int num_outputs;          /* 1 to TE_MAX_CHECKPOINT_OUTPUTS */
+    bool distribute_saved_activations; /* each rank of tp_group keeps its part of the first input, which is the same on all of them, and te_backward gathers it: plain, and of a
+                                        * number of elements that the ranks divide */
+    te_group *tp_group;       /* with distribute_saved_activations: the ranks that call this alike (borrowed until te_backward) */
 } te_checkpoint_desc;
 /* Activation checkpointing: fn runs without a record, so that the activations inside are freed at once; when te_backward reaches it, fn runs again
  * from its inputs, recorded, and that record is played. Losses and gradients have the bits that they have without it: the second run sees the
- * first's random state, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
+ * first's random states, named ones too, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
  * disabled fn simply runs. Modules: te_module_set_checkpoint.
  *
  * te_backward gives TE_ERR_STATE if fn made other outputs than the first time, called other modules, or a parameter was written in between.
@@ -1613,19 +1634,22 @@ typedef struct te_op_softmax_bwd_args {
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
- * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. */
+ * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. run > 1: that many elements in a row are kept or
+ * not together, element i by the uniform at i / run. */
 typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;
     float p;
+    int64_t run; /* 0 => 1 */
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_fwd_args;
-/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
+/* dx = keep(dy) / (1 - p), with the forward's p, run, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_op_dropout_add_bwd_args {
     const te_tensor *dy;
     te_tensor *dx;
     float p;
+    int64_t run; /* 0 => 1 */
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_bwd_args;
@@ -2318,7 +2342,7 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
  * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
  *
  * These options of TransformerEngine have no field:
- *   get_rng_state_tracker    a context has one random state (te_rng_get); rng_tracker_name is the field for several
+ *   get_rng_state_tracker    a context has its random states itself (te_rng_tracker_add); rng_tracker_name names one
  *   ub_overlap_*, ub_bulk_*, ub_name  userbuffers need memory that GPUs of several processes share: products and collectives follow each other on the stream
  *   cp_stream                a context has one stream for what it computes, and adds its own
  *   cp_global_ranks          te_send and te_recv take ranks of the group
@@ -2346,11 +2370,12 @@ typedef enum te_params_device {
     TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
 } te_params_device;
 
-/* A weight, and its bias, as several parameters. */
+/* A weight, and its bias, as several parameters, each with first values of its own. They lie row after row in one tensor, which the product reads; another tensor may be put
+ * in the place of one (te_module_add_parameter): then every call copies them together. Not with fuse_wgrad_accumulation, nor stored quantized. */
 typedef struct te_parameters_split {
-    const char *const *names; /* [count]: the parameters are NAMEweight and NAMEbias */
-    const int64_t *sizes;     /* [count] rows of each; NULL => equal ones */
-    int count;                /* 0 => one parameter */
+    const char *const *names; /* [count], read by the create function: the parameters are NAME_weight and NAME_bias ("query" and "query_" give query_weight) */
+    const int64_t *sizes;     /* [count] rows of each, of all ranks; NULL => equal ones */
+    int count;                /* 0 => one parameter; at most 64 */
 } te_parameters_split;
 
 /* Of every module with weights that multiply. */
@@ -2360,7 +2385,7 @@ typedef struct te_gemm_options {
     te_init init;     /* of the weights; biases start at 0 */
     te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;      /* of parameters; 0 => the context's */
-    const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
+    const char *rng_tracker_name; /* the random state that weights begin from (te_rng_tracker_add); NULL => the context's */
     bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
 } te_gemm_options;
@@ -2406,14 +2431,28 @@ typedef enum te_cp_comm {
     TE_CP_A2A = 2,        /* heads for pieces of the sequence */
     TE_CP_A2A_P2P = 3     /* heads within cp_group, a ring over cp_p2p_group */
 } te_cp_comm;
-/* Of every module whose work ranks can share: not yet. */
+/* Of every module whose work ranks can share.
+ *
+ * Sizes in a desc are those of the whole; each rank's parameters are its shard. First values are the slices of what one rank alone would draw from the same random state: seed all ranks
+ * alike. What the ranks exchange:
+ *
+ *     parallel_mode  sequence_parallel  forward                              backward
+ *     column         off                nothing                              the input's gradient is added up
+ *     column         on                 the input is gathered                it is gathered again, and the input's gradient added up and scattered
+ *     row            off                the output is added up               nothing
+ *     row            on                 it is added up and scattered         the output's gradient is gathered
+ *
+ * Gathering and scattering go along the first dimension. Under a recipe codes are gathered, of one scale a tensor (the amax is the group's; delayed scaling reduces it over
+ * amax_group, which must hold all these ranks, or over tp_group without one) or of blocks where the rows and columns of each rank fill them (128 x 128; MXFP8 32, NVFP4 16);
+ * else plain numbers are, and quantized where they arrive. A bias by row is added after the sum. Gradients of parameters that say te_tensor_sequence_parallel are this
+ * rank's part: te_all_reduce them before the optimizer. */
 typedef struct te_parallel_options {
-    te_group *tp_group;              /* not yet: the ranks that share each layer (borrowed); NULL => none */
-    int tp_size;                     /* how many they are, where the group comes later; 0 => 1; more than 1: not yet */
-    te_parallel_mode parallel_mode;  /* not yet: Linear, LayerNormLinear (column alone): how the product is divided */
-    bool set_parallel_mode;          /* not yet: LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row */
-    bool sequence_parallel;          /* not yet: between these the ranks share the first dimension; norms: their gradients are to be added up */
-    te_symmetric_ar symmetric_ar_type; /* not yet: the all-reduce behind a product divided by row */
+    te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
+    int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
+    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
+    bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
+    te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
     te_group *cp_group;              /* not yet: attention: the ranks that share each sequence (borrowed); NULL => none */
     te_group *cp_p2p_group;          /* not yet: with TE_CP_A2A_P2P */
     te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */
@@ -2438,6 +2477,7 @@ typedef struct te_attention_options {
     int num_gqa_groups;         /* heads of keys and values, which divide those; 0 => num_attention_heads */
     int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
     float attention_dropout;    /* probability; 0 => none (TransformerEngine's TransformerLayer has 0.1) */
+    const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size */
@@ -2445,12 +2485,12 @@ typedef struct te_attention_options {
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* not yet: 0 => vanilla */
     bool return_max_logit;      /* not yet: the largest score of each head is the output `max_logit` */
-    te_attention_type attention_type; /* not yet: cross attention */
+    te_attention_type attention_type; /* MultiheadAttention: cross attention */
     bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)] */
-    bool no_fuse_qkv_params;    /* not yet: query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default) */
-    te_qk_norm qk_norm_type;    /* not yet: 0 => none */
-    float qk_norm_eps;          /* not yet: 0 => 1e-6 */
-    bool qk_norm_before_rope;   /* not yet: the norm stands before the rotation */
+    bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default): then not interleaved */
+    te_qk_norm qk_norm_type;    /* modules q_norm and k_norm; 0 => none; TE_QK_NORM_L2: not yet */
+    float qk_norm_eps;          /* 0 => 1e-6 */
+    bool qk_norm_before_rope;   /* the norms stand before the rotation */
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
@@ -2478,11 +2518,11 @@ typedef struct te_attention_call {
     int qkv_interleave_dim;          /* not yet: where the 3 or 2 stands, -3 or -2; 0 => -3 */
 } te_attention_call;
 
-/* The same of a decoder's cross attention, where it differs: not yet. */
+/* The same of a decoder's cross attention, where it differs. */
 typedef struct te_cross_attention_call {
     te_tensor *enc_dec_attn_mask;            /* not yet */
-    te_attn_mask enc_dec_attn_mask_type;     /* not yet: 0 => the module's own */
-    te_window enc_dec_window;                /* not yet: not on => the module's own */
+    te_attn_mask enc_dec_attn_mask_type;     /* 0 => the module's own */
+    te_window enc_dec_window;                /* not on => the module's own */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
 } te_cross_attention_call;
 
@@ -2516,6 +2556,8 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
+/* residual + x / (1 - p), or with probability p residual alone: one draw for each index of x's first dimension (stochastic depth). residual may be NULL. */
+TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 /* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 
@@ -2622,10 +2664,10 @@ typedef enum te_microbatch {
 /* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_forward_args {
     te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ..., by the class */
-    te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
+    te_tensor *encoder_output;         /* cross attention: where keys and values come from, [s_kv, b, h] or [b, s_kv, h] */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
-    const te_rotary_desc *rotary_key;  /* not yet: rotates keys; NULL => as queries */
+    const te_rotary_desc *rotary_key;  /* rotates keys; NULL => as queries */
     te_attention_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
     const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
@@ -2743,7 +2785,7 @@ typedef struct te_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm; /* of the product */
     te_parallel_options parallel; /* parallel_mode is the product's */
-    te_parameters_split parameters_split; /* not yet */
+    te_parameters_split parameters_split; /* the weight in several parameters */
     bool save_original_input; /* the backward pass quantizes the input again in place of keeping a quantized copy; refused under delayed scaling */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
@@ -2772,9 +2814,9 @@ typedef struct te_layernorm_linear_desc {
     te_norm_options norm; /* of the norm in front */
     te_gemm_options gemm; /* of the product */
     te_parallel_options parallel; /* parallel_mode: column alone */
-    te_parameters_split parameters_split; /* not yet */
+    te_parameters_split parameters_split; /* the weight in several parameters */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
+    bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
 /* A norm and the product behind it, which quantizes what the norm makes. */
@@ -2792,8 +2834,8 @@ typedef struct te_layernorm_mlp_desc {
     te_parallel_options parallel; /* set_parallel_mode is the two products' */
     te_init output_layer_init;    /* of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
-    bool checkpoint;              /* not yet: norm, first product and activation run again in the backward pass (te_module_set_checkpoint: all of it) */
+    bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
+    bool checkpoint;              /* norm, first product and activation run again in the backward pass, and none of their results is kept: te_module_set_checkpoint */
     const char *name; /* copied; NULL => "layernorm_mlp" */
 } te_layernorm_mlp_desc;
 /* A norm, two products and the activation between them. */
@@ -2809,7 +2851,8 @@ typedef struct te_dot_product_attention_desc {
 /* The attention core, without parameters. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. Outputs: out[, bias][, ln_out].
+/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or query_layer, and key_value; core_attention; proj;
+ * with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -2831,7 +2874,7 @@ typedef enum te_layer_type {
     TE_LAYER_DECODER = 1  /* and cross attention with the encoder's output */
 } te_layer_type;
 
-/* A transformer's layer: attention and MLP, each with norm, dropout and residual. Children: self_attention, layernorm_mlp[, layernorm].
+/* A transformer's layer: attention and MLP, each with norm, dropout and residual. Children: self_attention[, inter_attention], layernorm_mlp[, layernorm].
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last sizes of x and y, and inside the MLP */
@@ -2842,19 +2885,34 @@ typedef struct te_transformer_layer_desc {
     te_init output_layer_init; /* of the second projection of each half */
     te_activation activation;  /* 0 => GELU */
     te_activation_params activation_params; /* its numbers */
-    te_layer_type layer_type;  /* not yet: a decoder, with cross attention */
-    te_attn_mask enc_dec_attn_mask_type; /* not yet: of cross attention; 0 => none */
-    te_window enc_dec_window;  /* not yet: of cross attention */
+    te_layer_type layer_type;  /* a decoder has cross attention with encoder_output */
+    te_attn_mask enc_dec_attn_mask_type; /* of cross attention; 0 => none */
+    te_window enc_dec_window;  /* of cross attention */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: of cross attention; 0 => as of bottom_right_diagonal */
     float hidden_dropout;      /* 0 => none (TransformerEngine's own default is 0.1) */
-    float drop_path_rate;      /* not yet: probability that a sample skips a half of the layer; 0 => none */
+    float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the MLP (te_drop_path); 0 => none */
     bool apply_residual_connection_post_layernorm; /* residuals begin at the norms' outputs */
     bool output_layernorm;     /* the norm stands at the end of the layer in place of the attention's front */
     bool parallel_attention_mlp; /* both halves see the input, and their outputs are added */
     const char *name; /* copied; NULL => "layer" */
 } te_transformer_layer_desc;
-/* One layer of an encoder or of a decoder without cross attention. */
+/* One layer of an encoder or of a decoder. */
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc);
+
+/* Gives a group of ranks to m and to all modules below whose work is to be shared by as many (tp_size). Those that were created without one get their first values now, from the
+ * random state as it is (with TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for the modules' lifetime. TE_ERR_INVALID for a group of another
+ * size or context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
+TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
+/* Is the gradient of this parameter one rank's part, to be added up over the tensor-parallel ranks by the caller (te_all_reduce of te_tensor_grad) before te_optimizer_step?
+ * So it is of norms and of biases by row under sequence_parallel, and of norms of heads under tensor parallelism. Source: the attribute sequence_parallel of parameters. */
+TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
+/* Sets that attribute. Returns x. */
+TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
+
+/* In enabled autocast regions m and all modules below quantize by `recipe` (copied) in place of the region's, or, with `off`, not at all; the nearest such call above a module counts.
+ * NULL without `off` takes it away. Not between a forward pass and its backward pass. TE_ERR_INVALID for both, or a recipe whose options exclude each other.
+ * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
+TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
 /* The weight gradients that te_backward left to this call in m's modules (delay_wgrad_compute), in the order in which it met them: bit for bit those
  * without the delay, where a weight has no other use in between. Between te_backward and te_optimizer_step, which warns where gradients still wait; a
@@ -3155,6 +3213,21 @@ TE_API te_result te_graph_launch(te_graph *graph);
  * still needs this call and allows no other. */
 TE_API void te_graph_destroy(te_graph *graph);
 
+/* Options of te_make_graphed_callables. */
+typedef struct te_graphed_desc {
+    int num_warmup_iters;             /* passes before the capture, which compile kernels and make states; they leave no trace; 0 => 3 */
+    const te_autocast_desc *autocast; /* the region around each forward pass (borrowed for the call); NULL => none */
+} te_graphed_desc;
+/* Captures each module's forward pass and its backward pass as two graphs, on copies of its sample's tensors; from then on te_forward of a module in training runs these, between whatever
+ * else the program does: it copies the call's tensors to where the graphs read them, and the tape plays the second graph. The bits are those without. Calls have the shapes,
+ * formats and options of the sample, and are outside of autocast regions or in ones like desc's, which the graphs hold. Input gradients are made where the sample's
+ * tensors require them. In evaluation, without gradients, inside te_checkpoint and other captures the module runs as usual. One call's activations are kept: its
+ * te_backward comes before the next te_forward. On failure no module is graphed. TE_ERR_STATE while a forward pass waits for its te_backward; TE_ERR_UNSUPPORTED for a module of more
+ * than 57 parameters, or one that draws random numbers and runs again (te_module_set_checkpoint). Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
+TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc);
+/* Takes the graphs away; the module runs as usual. te_module_destroy does it, too. NULL is fine. */
+TE_API void te_graphed_reset(te_module *m);
+
 /* ==== api/io.h ================================================================================================== */
 
 /* api/io.h: safetensors files. The parser trusts nothing in them: every size and offset is checked against the file before anything is
@@ -3281,6 +3354,7 @@ static inline te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_
 static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_unpadding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
+static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc &desc) { return te_make_graphed_callables(te, modules, sample_args, n, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -5909,6 +5983,7 @@ struct te_tensor {
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
+    bool sequence_parallel; /* its gradient is one rank's part (te_tensor_sequence_parallel) */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -6072,6 +6147,7 @@ typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory, the graph's */
     size_t bytes;
+    bool random; /* a random state; else a step of an optimizer */
     te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: undoes the counting that it did */
@@ -6095,6 +6171,7 @@ struct te_graph {
     int num_words;
     bool draws; /* its operations use random numbers */
     uint64_t rng_begin, rng_used;
+    uint64_t tracker_begin[TE_MAX_RNG_TRACKERS]; /* the same of named states */
     te__graph_part *parts;
     int num_parts, cap_parts;
     te__var **vars; /* leaves that got a gradient in the capture */
@@ -6119,6 +6196,22 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 } te__quantized_init;
 
 /* ---- the context ---- */
+
+/* A named random state. */
+typedef struct te__rng_tracker {
+    char name[64];
+    uint64_t seed, offset, first_seed;
+} te__rng_tracker;
+enum { TE__MAX_FORKS = 32 }; /* open regions of te_rng_fork_begin */
+/* All random states: for a call that puts them back if it fails, and for a function that runs again. Regions of te_rng_fork_begin name trackers by number. */
+typedef struct te__rng_state {
+    uint64_t seed, offset;         /* te->seed and te->rng_offset, in a copy */
+    uint64_t own_seed, own_offset; /* the context's, while another is in force */
+    te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
+    int num_trackers;
+    int fork; /* the one in force, from 1; 0: the context's */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* what was in force before each open region */
+} te__rng_state;
 
 /* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output next (te__amax_take). The cast leaves 0
  * there, so the word needs neither an allocation nor a launch that clears it. */
@@ -6159,7 +6252,8 @@ struct te_ctx {
     struct te__deferred *deferred; /* core/deferred.c: the first of a list */
     te__path *path;    /* module_path, for nodes; NULL until one is recorded */
     uint64_t writes;   /* counts every write to any buffer: a clock */
-    uint64_t seed, rng_offset;
+    uint64_t seed, rng_offset; /* the random state in force */
+    te__rng_state rng; /* the named ones, and which is in force */
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
     te__quantized_init quantized_init[TE__MAX_AUTOCAST];
@@ -6177,7 +6271,7 @@ struct te_ctx {
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
-    uint64_t warm_seed, warm_offset; /* the random state to go back to */
+    te__rng_state warm_rng; /* to go back to */
     te__var **warm_vars;             /* leaves that got a gradient meanwhile */
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;
@@ -12410,7 +12504,8 @@ static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
     "//",
-    "//   u(i) is word i % 4 of Philox block i / 4, so a thread has whole blocks of four elements:",
+    "//   u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, but where elements are kept or not in runs (drop path). So a thread has whole blocks of four",
+    "//   elements, or (option rows) eight elements of one run:",
     "//",
     "//       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |",
     "//",
@@ -12419,7 +12514,7 @@ static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
     "// Benchmark: \"residual add\" in tests/bench/h200.csv.",
     "//",
     "// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned to 16 bytes, count",
-    "// a multiple of 8, and n too if there is a bias. Without: anything.",
+    "// a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.",
     "//",
     "// te:baseline",
     "// te:row X_DT=3 W_DT=3",
@@ -12451,8 +12546,17 @@ static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
     "    if (a.residual) te_load8(a.residual, i, X_DT, t);",
     "    if (a.p > 0.0f) {",
     "        te_u32 words[8];",
-    "        te__philox(seed, offset, (te_u64)i / 4, words);",
-    "        te__philox(seed, offset, (te_u64)i / 4 + 1, words + 4);",
+    "        if (a.run == 1) {",
+    "            te__philox(seed, offset, (te_u64)i / 4, words);",
+    "            te__philox(seed, offset, (te_u64)i / 4 + 1, words + 4);",
+    "        } else {",
+    "            te_u64 r = (te_u64)i / (te_u64)a.run;",
+    "            te_u32 w[4];",
+    "            te__philox(seed, offset, r / 4, w);",
+    "            te_u32 one = r % 4 == 0 ? w[0] : r % 4 == 1 ? w[1] : r % 4 == 2 ? w[2] : w[3];",
+    "#pragma unroll",
+    "            for (int j = 0; j < 8; j++) words[j] = one;",
+    "        }",
     "#pragma unroll",
     "        for (int j = 0; j < 8; j++) v[j] = te_dropout_keep(a, v[j], words[j]);",
     "    }",
@@ -12467,14 +12571,16 @@ static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
     "        te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;",
     "        if (first >= a.count) return;",
     "        te_u32 words[4];",
-    "        if (a.p > 0.0f) te__philox(seed, offset, (te_u64)first / 4, words);",
+    "        if (a.p > 0.0f && a.run == 1) te__philox(seed, offset, (te_u64)first / 4, words);",
     "#pragma unroll 1",
     "        for (int j = 0; j < 4; j++) {",
     "            te_i64 i = first + j;",
     "            if (i >= a.count) break;",
     "            float v = te_load(a.x, i, a.x_dt);",
     "            if (a.bias) v += te_load(a.bias, i % a.n, a.bias_dt);",
-    "            if (a.p > 0.0f) v = te_dropout_keep(a, v, words[j]);",
+    "            te_u64 r = (te_u64)(i / a.run); /* of a run longer than 1, each element draws its block anew: the simple way */",
+    "            if (a.p > 0.0f && a.run > 1) te__philox(seed, offset, r / 4, words);",
+    "            if (a.p > 0.0f) v = te_dropout_keep(a, v, words[r % 4]);",
     "            if (a.residual) v = __fadd_rn(te_load(a.residual, i, a.residual_dt), v);",
     "            te_store(a.y, i, a.y_dt, v);",
     "        }",
@@ -12492,6 +12598,7 @@ static const char *const te__source_46[] = { /* ops/dropout/kargs.h */
     "    const void *residual; /* like x, or NULL */",
     "    void *y;",
     "    long long count, n; /* elements; size of a row */",
+    "    long long run; /* elements that are kept or not together */",
     "    unsigned long long seed, offset;",
     "    const void *rng; /* te__rng_read */",
     "    float p, keep_scale; /* keep_scale = 1 / (1 - p) */",
@@ -21049,8 +21156,8 @@ static const te__source te__sources[] = {
     {"ops/cast/list.cuh", te__source_42, 15},
     {"ops/cast/scale_from_amax.cu", te__source_43, 16},
     {"ops/cast/transpose_nibbles.cu", te__source_44, 64},
-    {"ops/dropout/dropout_add.cu", te__source_45, 75},
-    {"ops/dropout/kargs.h", te__source_46, 14},
+    {"ops/dropout/dropout_add.cu", te__source_45, 87},
+    {"ops/dropout/kargs.h", te__source_46, 15},
     {"ops/gemm/decode.cuh", te__source_47, 39},
     {"ops/gemm/epilogue.cuh", te__source_48, 258},
     {"ops/gemm/epilogue_store.cuh", te__source_49, 379},
@@ -36761,6 +36868,7 @@ typedef struct te__dropout_add_kargs {
     const void *residual; /* like x, or NULL */
     void *y;
     long long count, n; /* elements; size of a row */
+    long long run; /* elements that are kept or not together */
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
     float p, keep_scale; /* keep_scale = 1 / (1 - p) */
@@ -36771,13 +36879,15 @@ typedef struct te__dropout_add_kargs {
 
 /* ops/dropout/op.c: the front door of dropout: checks. Knows tensors; must not know which backend runs. */
 
-static te_result te__check_dropout_p(te_ctx *te, const char *op, float p) {
-    if (p >= 0.0f && p <= 1.0f) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
+static te_result te__check_dropout_p(te_ctx *te, const char *op, float p, int64_t *run) {
+    if (!(p >= 0.0f && p <= 1.0f)) return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
+    if (*run < 0) return te__fail(te, TE_ERR_INVALID, "%s: run is %lld; it counts elements, at least 1 (0 => 1)", op, (long long)*run);
+    if (*run == 0) *run = 1;
+    return TE_OK;
 }
 
 static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_args *a) {
-    te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p);
+    te_result r = te__check_dropout_p(te, "dropout_add_fwd", a->p, &a->run);
     if (r == TE_OK) r = te__want_numel(te, "dropout_add_fwd", "bias", a->bias, te__cols(a->x));
     if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "residual", a->residual, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_fwd", "y", a->y, "x", a->x);
@@ -36786,7 +36896,7 @@ static te_result te__check_dropout_add_fwd(te_ctx *te, te_op_dropout_add_fwd_arg
 }
 
 static te_result te__check_dropout_add_bwd(te_ctx *te, te_op_dropout_add_bwd_args *a) {
-    te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p);
+    te_result r = te__check_dropout_p(te, "dropout_add_bwd", a->p, &a->run);
     if (r == TE_OK) r = te__want_like(te, "dropout_add_bwd", "dx", a->dx, "dy", a->dy);
     if (r == TE_OK) r = te__want_rng(te, "dropout_add_bwd", a->rng);
     return r;
@@ -36798,6 +36908,7 @@ static te_op_dropout_add_fwd_args te__dropout_backward_args(const te_op_dropout_
     forward.x = a->dy;
     forward.y = a->dx;
     forward.p = a->p;
+    forward.run = a->run;
     forward.seed = a->seed;
     forward.offset = a->offset;
     forward.rng = a->rng;
@@ -36822,10 +36933,11 @@ typedef struct te__dropout_job {
 static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
     const te_op_dropout_add_fwd_args *a = job->a;
     uint32_t words[4];
-    int64_t k;
+    int64_t k, drawn = -1;
     for (k = 0; k < count; k++) {
-        int64_t i = first + k;
-        if (k == 0 || i % 4 == 0) te__philox(job->seed, job->offset, (uint64_t)i / 4, words);
+        int64_t i = (first + k) / a->run;
+        if (i / 4 != drawn) te__philox(job->seed, job->offset, (uint64_t)i / 4, words);
+        drawn = i / 4;
         v[k] = te__uniform01(words[i % 4]) >= a->p ? v[k] * job->keep_scale : 0.0f;
     }
 }
@@ -36884,7 +36996,7 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_
     int64_t count = te__numel(a->x), n = te__cols(a->x);
     te_dtype dt = a->x->dtype;
     bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt && (!a->residual || a->residual->dtype == dt) &&
-                  te__is_aligned(a->x, 16) && te__is_aligned(a->bias, 16) && te__is_aligned(a->residual, 16) && te__is_aligned(a->y, 16);
+                  (a->run == 1 || a->run % 8 == 0) && te__is_aligned(a->x, 16) && te__is_aligned(a->bias, 16) && te__is_aligned(a->residual, 16) && te__is_aligned(a->y, 16);
     te__launch *l;
     te__dropout_add_kargs *k;
     if (count == 0) return TE_OK;
@@ -36896,6 +37008,7 @@ static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_
     k->y = te__data(a->y);
     k->count = count;
     k->n = n;
+    k->run = a->run;
     k->seed = a->seed;
     k->offset = a->offset;
     k->rng = te__data(a->rng);
@@ -39965,6 +40078,12 @@ static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes
     p->bytes = bytes;
     return p;
 }
+/* Does the graph step an optimizer? */
+static bool te__graph_steps(const te_graph *g) {
+    int i;
+    for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
+    return i < g->num_parts;
+}
 /* `n` words of the state for numbers that a part fills before each launch; -1 when there are no more. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
@@ -40047,6 +40166,7 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
+    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside te_rng_fork_begin(\"%s\"); begin and end the region inside the capture", te->rng.tracker[te->rng.fork - 1].name);
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
         return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region inside the capture");
@@ -40057,6 +40177,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     const int64_t bytes = 8 * TE__GRAPH_WORDS;
     te_graph *g;
     te_result result;
+    int i;
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
@@ -40067,6 +40188,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     g->host_allocator = te->host_allocator;
     g->id = ++te->captures;
     g->rng_begin = te->rng_offset;
+    for (i = 0; i < te->rng.num_trackers; i++) g->tracker_begin[i] = te->rng.tracker[i].offset;
     g->num_words = TE__GRAPH_RNG_WORDS;
     g->launches = te->jit_stats.launches;
     g->arena = te__arena_create(te);
@@ -40110,6 +40232,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     }
     if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (te->rng.fork) te__fail(te, TE_ERR_STATE, "te_graph_end: inside te_rng_fork_begin(\"%s\"); te_rng_fork_end belongs to the capture", te->rng.tracker[te->rng.fork - 1].name);
     if (te__num_deferred(te) > 0)
         te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
     if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
@@ -40158,8 +40281,9 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* its kernels are compiled already */
+    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region", te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
+    if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);
@@ -40167,7 +40291,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
         te__step_fails(te);
         return result;
     }
-    if (g->num_parts > 0) te__step_ends(te);
+    if (te__graph_steps(g)) te__step_ends(te);
     te->rng_offset += g->rng_used;
     te->jit_stats.launches += g->launches;
     g->arena->launches++;
@@ -40370,6 +40494,10 @@ TE_API te_result te_synchronize(te_ctx *te) {
     return result == TE_OK ? te__streams_synchronize(te) : result;
 }
 
+/* ==== core/random.c ============================================================================================= */
+
+/* core/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows graphs; must not know who draws. */
+
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
     if (seed) *seed = te ? te->seed : 0;
@@ -40385,19 +40513,147 @@ TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     te->rng_offset = offset;
 }
 
-/* The random state, for a call that puts it back if it fails. */
-typedef struct te__rng_state {
-    uint64_t seed, offset;
-} te__rng_state;
 static te__rng_state te__rng_now(const te_ctx *te) {
-    te__rng_state s;
+    te__rng_state s = te->rng;
     s.seed = te->seed;
     s.offset = te->rng_offset;
     return s;
 }
 static void te__rng_back(te_ctx *te, te__rng_state s) {
+    int made = te->rng.num_trackers;
     te->seed = s.seed;
     te->rng_offset = s.offset;
+    memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers, (size_t)(made - s.num_trackers) * sizeof(s.tracker[0])); /* those that came since stay */
+    s.num_trackers = made;
+    te->rng = s;
+}
+
+/* ---- named states ---- */
+
+static te__rng_tracker *te__rng_tracker_find(te_ctx *te, const char *name, const char *who) {
+    int i;
+    for (i = 0; name && i < te->rng.num_trackers; i++)
+        if (strcmp(te->rng.tracker[i].name, name) == 0) return &te->rng.tracker[i];
+    te__fail(te, TE_ERR_INVALID, "%s: there is no random state \"%s\"; te_rng_tracker_add makes one", who, name ? name : "(NULL)");
+    return NULL;
+}
+TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed) {
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!name || !name[0] || strlen(name) >= sizeof(te->rng.tracker[0].name))
+        return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: the name \"%.80s\"; one of 1 to %d characters is needed", name ? name : "(NULL)", (int)sizeof(te->rng.tracker[0].name) - 1);
+    for (i = 0; i < te->rng.num_trackers; i++) {
+        if (strcmp(te->rng.tracker[i].name, name) == 0) return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" is there already; te_rng_tracker_set gives it another state", name);
+        if (te->rng.tracker[i].first_seed == seed)
+            return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" has the seed %llu already, and \"%s\" would draw the same numbers; take another seed", te->rng.tracker[i].name,
+                            (unsigned long long)seed, name);
+    }
+    if (te->rng.num_trackers == TE_MAX_RNG_TRACKERS)
+        return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" would be number %d; a context has at most %d (TE_MAX_RNG_TRACKERS)", name, te->rng.num_trackers + 1, TE_MAX_RNG_TRACKERS);
+    i = te->rng.num_trackers++;
+    memset(&te->rng.tracker[i], 0, sizeof(te->rng.tracker[i]));
+    memcpy(te->rng.tracker[i].name, name, strlen(name) + 1);
+    te->rng.tracker[i].seed = te->rng.tracker[i].first_seed = seed;
+    return TE_OK;
+}
+
+/* The named state in force, or NULL. */
+static te__rng_tracker *te__rng_forked(te_ctx *te) { return te->rng.fork ? &te->rng.tracker[te->rng.fork - 1] : NULL; }
+/* Puts the state in force away, and takes up number `fork`. */
+static void te__rng_swap(te_ctx *te, int fork) {
+    te__rng_tracker *from = te__rng_forked(te), *to;
+    if (from) {
+        from->seed = te->seed;
+        from->offset = te->rng_offset;
+    } else {
+        te->rng.own_seed = te->seed;
+        te->rng.own_offset = te->rng_offset;
+    }
+    te->rng.fork = fork;
+    to = te__rng_forked(te);
+    te->seed = to ? to->seed : te->rng.own_seed;
+    te->rng_offset = to ? to->offset : te->rng.own_offset;
+}
+TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name) {
+    te__rng_tracker *t;
+    if (!te) return TE_ERR_STATE;
+    t = te__rng_tracker_find(te, name, "te_rng_fork_begin");
+    if (!t) return TE_ERR_INVALID;
+    if (te->rng.num_forks == TE__MAX_FORKS) return te__fail(te, TE_ERR_STATE, "te_rng_fork_begin: %d regions are open, which is the most; is a te_rng_fork_end missing?", TE__MAX_FORKS);
+    te->rng.outer_fork[te->rng.num_forks++] = te->rng.fork;
+    te__rng_swap(te, (int)(t - te->rng.tracker) + 1);
+    return TE_OK;
+}
+TE_API te_result te_rng_fork_end(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->rng.num_forks == 0) return te__fail(te, TE_ERR_STATE, "te_rng_fork_end without te_rng_fork_begin");
+    te->rng.num_forks--;
+    te__rng_swap(te, te->rng.outer_fork[te->rng.num_forks]);
+    return TE_OK;
+}
+TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed, uint64_t *offset) {
+    te__rng_tracker *t = te ? te__rng_tracker_find(te, name, "te_rng_tracker_get") : NULL;
+    if (!t) return te ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (seed) *seed = te__rng_forked(te) == t ? te->seed : t->seed;
+    if (offset) *offset = te__rng_forked(te) == t ? te->rng_offset : t->offset;
+    return TE_OK;
+}
+TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset) {
+    te__rng_tracker *t = te ? te__rng_tracker_find(te, name, "te_rng_tracker_set") : NULL;
+    if (!t) return te ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (te->capture) return te__refuse_capture(te, "te_rng_tracker_set", "set random states before te_graph_begin, or before a te_graph_launch");
+    t->seed = seed;
+    t->offset = offset;
+    if (te__rng_forked(te) == t) {
+        te->seed = seed;
+        te->rng_offset = offset;
+    }
+    return TE_OK;
+}
+TE_API int te_rng_num_trackers(const te_ctx *te) { return te ? te->rng.num_trackers : 0; }
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) { return te && index >= 0 && index < te->rng.num_trackers ? te->rng.tracker[index].name : NULL; }
+
+/* ---- drawing ---- */
+
+/* A named state in a graph: each launch begins where it stands, and moves it on. */
+typedef struct te__tracker_part {
+    uint64_t begin, used;
+    int word;
+} te__tracker_part;
+static te_result te__tracker_before(te_graph *g, void *owner, void *data) {
+    const te__rng_tracker *t = (const te__rng_tracker *)owner;
+    const te__tracker_part *p = (const te__tracker_part *)data;
+    g->word[p->word] = t->seed;
+    g->word[p->word + 1] = t->offset;
+    return TE_OK;
+}
+static void te__tracker_after(te_graph *g, void *owner, void *data) {
+    (void)g;
+    ((te__rng_tracker *)owner)->offset += ((te__tracker_part *)data)->used;
+}
+static void te__tracker_captured(te_graph *g, void *owner, void *data) {
+    te__rng_tracker *t = (te__rng_tracker *)owner;
+    te__tracker_part *p = (te__tracker_part *)data;
+    (void)g;
+    p->used = t->offset - p->begin;
+    t->offset = p->begin;
+}
+static te__tracker_part *te__tracker_part_of(te_graph *g, te__rng_tracker *t) {
+    te__graph_part *part = te__graph_find_part(g, t);
+    te__tracker_part *p;
+    int word;
+    if (part) return (te__tracker_part *)part->data;
+    word = te__graph_take_words(g, TE__GRAPH_RNG_WORDS);
+    part = word >= 0 ? te__graph_add_part(g, t, sizeof(te__tracker_part)) : NULL;
+    if (!part) return NULL;
+    part->random = true;
+    part->before = te__tracker_before;
+    part->after = te__tracker_after;
+    part->captured = te__tracker_captured;
+    p = (te__tracker_part *)part->data;
+    p->word = word;
+    p->begin = g->tracker_begin[t - g->te->rng.tracker];
+    return p;
 }
 
 /* The state of random operations. */
@@ -40406,6 +40662,12 @@ typedef struct te__draw {
     te_tensor *rng; /* in a capture: the state that the launch begins with */
 } te__draw;
 
+/* Does an offset of the state in force come before the capture? */
+static bool te__draws_before(te_ctx *te, uint64_t offset) {
+    te__tracker_part *p = te->rng.fork ? te__tracker_part_of(te->capture, te__rng_forked(te)) : NULL;
+    return offset < (te->rng.fork ? p ? p->begin : 0 : te->capture->rng_begin);
+}
+
 /* Takes `count` offsets of the random state. */
 static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     te__draw d;
@@ -40413,7 +40675,14 @@ static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     d.offset = te->rng_offset;
     d.rng = NULL;
     te->rng_offset += count;
-    if (te->capture) {
+    if (te->capture && te->replaying && te__draws_before(te, d.offset))
+        te__fail(te, TE_ERR_UNSUPPORTED, "a graph's capture: a function that ran before the capture runs again inside and draws random numbers again, and no launch could know which; capture "
+                 "both runs (the forward pass and its te_backward) in one graph, or run it without te_checkpoint");
+    if (te->capture && te->rng.fork) {
+        te__tracker_part *p = te__tracker_part_of(te->capture, te__rng_forked(te));
+        if (p) d.offset -= p->begin;
+        if (p) d.rng = te__graph_view(te->capture, TE_I64, 8 * p->word, TE__GRAPH_RNG_WORDS);
+    } else if (te->capture) {
         d.offset -= te->capture->rng_begin;
         d.rng = te->capture->rng;
         te->capture->draws = true;
@@ -43019,6 +43288,9 @@ struct te__quant_class {
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
     /* The factor of a whole tensor, for inspection, from its amax or (without TE__TENSOR_AMAX) its scale. NULL: it has none. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
+    /* Shards of a tensor's first dimension travel between ranks as codes and scales where their rows and columns are multiples of this; 0: never. */
+    int64_t shard_tile;
+    int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the column-wise one */
 };
 
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }
@@ -43119,7 +43391,7 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
         kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
         TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
         NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__tensor_fill, te__tensor_decode, NULL /* turn_scales */,  \
-        te__tensor_factor                                                                                                           \
+        te__tensor_factor, 1, {0, 0} /* both copies have one scale */                                                               \
     }
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);
@@ -43177,7 +43449,7 @@ static const te__quant_class te__quant_block = {
     TE_QUANT_BLOCK, "block", TE__FORM_CODES, TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_F32, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D}, {128, 128},
     "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)",
-    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */
+    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */, 128, {1, 0}
 };
 
 /* ==== quant/kind_mxfp8.c ======================================================================================== */
@@ -43221,7 +43493,7 @@ static const te__quant_class te__quant_mxfp8 = {
     TE_QUANT_MXFP8, "MXFP8", TE__FORM_CODES, TE__IN_PRODUCTS | TE__BOTH_FROM_SLICES,
     TE_DTYPE_NONE, TE_F8E8M0, {TE_SCALING_MXFP8, TE_SCALING_MXFP8}, {1, 32},
     "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales",
-    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */
+    te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 32, {0, 0}
 };
 
 /* ==== quant/kind_nvfp4.c ======================================================================================== */
@@ -43345,7 +43617,7 @@ static const te__quant_class te__quant_nvfp4 = {
     TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
     "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
-    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor
+    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}
 };
 
 /* ==== quant/kind_identity.c ===================================================================================== */
@@ -43367,7 +43639,7 @@ static te_tensor *te__identity_decode(const te_tensor *x, const te__quant_copy *
 static const te__quant_class te__quant_identity = {
     TE_QUANT_IDENTITY, "identity", TE__FORM_PLAIN, TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode, NULL /* turn_scales */, NULL /* tensor_factor */
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
 };
 
 /* ==== quant/kind_custom.c ======================================================================================= */
@@ -43436,7 +43708,7 @@ static const te__quant_class te__quant_custom = {
     TE_QUANT_CUSTOM, "custom", TE__FORM_OPAQUE, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
     "a custom quantizer cannot quantize slices; quantize the whole weight (te_quantize_into)",
-    te__custom_resolve, NULL /* scale_shape */, te__custom_fill, te__custom_decode, NULL /* turn_scales */, NULL /* tensor_factor */
+    te__custom_resolve, NULL /* scale_shape */, te__custom_fill, te__custom_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
 };
 
 /* ==== quant/kind_hybrid.c ======================================================================================= */
@@ -43472,7 +43744,7 @@ static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__q
 static const te__quant_class te__quant_hybrid = {
     TE_QUANT_HYBRID, "hybrid", TE__FORM_PARTS, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
 };
 
 /* ==== quant/kinds.c ============================================================================================= */
@@ -43736,6 +44008,20 @@ static bool te__column_follows(const te_tensor *x) {
            !row->rht && !row->swizzled && (!row->amax || te__numel(row->amax) == 1);
 }
 
+/* The spec by which a copy of this layout is opened. */
+static te__quant_spec te__copy_spec(const te__quant_copy *c) {
+    te__quant_spec spec;
+    memset(&spec, 0, sizeof(spec));
+    spec.cls = c->cls;
+    spec.dtype = c->data->dtype;
+    spec.two_dimensional = c->two_dimensional;
+    spec.rht = c->rht;
+    spec.no_random_sign_mask = c->no_random_sign_mask;
+    spec.e4m3_max_256 = c->e4m3_max_256;
+    spec.swizzled = c->swizzled;
+    return spec;
+}
+
 /* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
@@ -43760,13 +44046,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     } else {
         te_op_transpose_args turn = TE_ZERO;
         if (is_new) {
-            te__quant_spec spec;
-            memset(&spec, 0, sizeof(spec));
-            spec.cls = row->cls;
-            spec.dtype = row->data->dtype;
-            spec.two_dimensional = row->two_dimensional;
-            spec.no_random_sign_mask = row->no_random_sign_mask;
-            spec.e4m3_max_256 = row->e4m3_max_256;
+            te__quant_spec spec = te__copy_spec(row);
             result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
             if (result == TE_OK) te__copies_share(q);
         }
@@ -44897,7 +45177,8 @@ typedef struct te__snapshot_scales {
 
 typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
-    uint64_t seed, rng_offset;
+    const te_module *module; /* whose forward this is, or NULL */
+    te__rng_state rng;
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls */
@@ -44935,11 +45216,11 @@ static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
 }
 
 /* The first run begins: it records nothing on the tape. */
-static te__snapshot *te__snapshot_begin(te_ctx *te) {
+static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
-    s->seed = te->seed;
-    s->rng_offset = te->rng_offset;
+    s->module = module;
+    s->rng = te__rng_now(te);
     s->num_autocast = te->num_autocast;
     s->autocast = (te__autocast *)te__alloc(te, (size_t)te->num_autocast * sizeof(te__autocast));
     if (!s->autocast) {
@@ -45012,7 +45293,7 @@ static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_c
 /* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
 typedef struct te__replay {
     te__snapshot *outer;
-    uint64_t seed, rng_offset;
+    te__rng_state rng;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast, no_grad;
 } te__replay;
@@ -45027,13 +45308,11 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
                             "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)", s->params[i]->name ? s->params[i]->name : "without a name",
                             te_dtype_name(s->params[i]->dtype), te__shape_text(s->params[i], shape));
     r->outer = te->replaying;
-    r->seed = te->seed;
-    r->rng_offset = te->rng_offset;
+    r->rng = te__rng_now(te);
     memcpy(r->autocast, te->autocast, sizeof(r->autocast));
     r->num_autocast = te->num_autocast;
     r->no_grad = te->tape.no_grad;
-    te->seed = s->seed;
-    te->rng_offset = s->rng_offset;
+    te__rng_back(te, s->rng);
     memcpy(te->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
     te->num_autocast = s->num_autocast;
     te->replaying = s;
@@ -45048,8 +45327,7 @@ static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay 
     te->replaying = r->outer;
     memcpy(te->autocast, r->autocast, sizeof(r->autocast));
     te->num_autocast = r->num_autocast;
-    te->seed = r->seed;
-    te->rng_offset = r->rng_offset;
+    te__rng_back(te, r->rng);
     for (i = 0; i < s->num_scales; i++) te__slots_close(te, &s->scales[i].slots);
 }
 
@@ -46068,6 +46346,7 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 
 typedef struct te__dropout_state {
     float p;
+    int64_t run;
     uint64_t seed, offset; /* with the random state in saved[0], if there is one */
     te_dtype bias_dtype;
 } te__dropout_state;
@@ -46081,6 +46360,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
         args.dy = g;
         args.dx = kept = te__empty_like(g, g->dtype);
         args.p = s->p;
+        args.run = s->run;
         args.seed = s->seed;
         args.offset = s->offset;
         args.rng = saved[0];
@@ -46092,7 +46372,8 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 
-TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
+/* `run`: elements that are kept or dropped together. */
+static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p, int64_t run) {
     te_op_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
     te__rng_state before;
@@ -46109,7 +46390,8 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     residual = te_tensor_contiguous(residual);
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
-    state.p = p;
+    state.p = args.p = p;
+    state.run = args.run = run;
     before = te__rng_now(te);
     if (p > 0.0f) draw = te__rng_draw(te, 1);
     state.seed = draw.seed;
@@ -46119,7 +46401,6 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     args.bias = bias;
     args.residual = residual;
     args.y = y;
-    args.p = p;
     args.seed = state.seed;
     args.offset = state.offset;
     args.rng = draw.rng;
@@ -46131,7 +46412,12 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     if (!y) te__rng_back(te, before);
     return y;
 }
+TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) { return te__bias_dropout_add(x, bias, residual, p, 1); }
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
+TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p) {
+    int64_t paths = x && x->ndim ? x->shape[0] : 1;
+    return te__bias_dropout_add(x, NULL, residual, p, x && paths ? te__max(te__numel(x) / paths, 1) : 1);
+}
 
 /* ---- embedding ---- */
 
@@ -46602,6 +46888,184 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 5, saved, 6 + TE__ATTENTION_EXTRAS);
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);
+}
+
+/* ==== nn/parallel.c ============================================================================================= */
+
+/* nn/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first dimension become the whole, quantized ones
+ * as codes and scales. Knows groups and quantized copies; must not know modules. */
+
+typedef struct te__parallel {
+    te_group *group; /* borrowed; NULL with a size above 1: it comes later */
+    int size;        /* 0 or 1: nothing is shared */
+    te_parallel_mode mode;
+    bool sequence;   /* between the products each rank has some of the first dimension */
+} te__parallel;
+
+static bool te__shares(const te__parallel *p, te_parallel_mode mode) { return p->size > 1 && p->mode == mode; }
+/* Is what this product reads gathered: its input (column), or the gradient of its output (row)? */
+static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
+
+/* ---- shards of the first dimension ---- */
+
+static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t shape[TE_MAX_DIMS]) {
+    memcpy(shape, x->shape, sizeof(x->shape));
+    shape[0] *= te_group_size(group);
+}
+/* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not make its own. */
+static te_tensor *te__gather(te_group *group, const te_tensor *x) {
+    int64_t shape[TE_MAX_DIMS];
+    te_tensor *y;
+    if (!x) {
+        te__refuse(group, TE__ALL_GATHER, te_error_code(group->te));
+        return NULL;
+    }
+    te__whole_shape(group, x, shape);
+    y = te_tensor_empty(x->te, x->dtype, x->ndim, shape);
+    if (!y) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    return y ? te__checked(y, te_all_gather(group, x, y)) : NULL;
+}
+
+/* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it. `result`: did it come about? */
+static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
+    te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
+    te_tensor *part = *y;
+    int64_t shape[TE_MAX_DIMS];
+    char text[TE__SHAPE_TEXT];
+    if (result != TE_OK) return te__refuse(p->group, kind, result);
+    if (!p->sequence) return te_all_reduce(p->group, part, TE_REDUCE_SUM);
+    if (part->shape[0] % p->size)
+        return te__refuse(p->group, kind, te__fail(part->te, TE_ERR_SHAPE, "sequence_parallel: the result of a product is %s, and %d ranks share its first dimension; "
+                                                   "pad it to a multiple of them", te__shape_text(part, text), p->size));
+    memcpy(shape, part->shape, sizeof(shape));
+    shape[0] /= p->size;
+    *y = te_tensor_empty(part->te, part->dtype, part->ndim, shape);
+    return *y ? te_reduce_scatter(p->group, part, *y) : te__refuse(p->group, kind, te_error_code(part->te));
+}
+
+/* ---- quantized shards ---- */
+
+/* Would x, quantized by `spec` on each rank, be what its whole is quantized to? One scale a tensor is the group's, by its amaxes; blocks must not reach into the
+ * next rank's rows. */
+static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
+    int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
+    return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 && te__cols(x) % tile == 0;
+}
+/* The same of the copy that a quantized tensor has. */
+static bool te__copy_gathers(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    te__quant_spec spec;
+    if (x->quantized->cls->form != TE__FORM_CODES || !c->data) return false;
+    spec = te__copy_spec(c);
+    spec.row_scaled = c->amax && te__numel(c->amax) != 1;
+    return te__codes_gather(&spec, x);
+}
+
+/* The ranks' `part`, a matrix, one behind the other along dimension `dim` of `whole`: `used` rows or columns of each, the rest is padding. Counts bytes. */
+static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
+    te_ctx *te = part->te;
+    int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
+    te_tensor *stage, *from, *to;
+    te_result result = TE_OK;
+    int i;
+    shape[0] = te_group_size(group);
+    shape[1] = part->shape[0];
+    shape[2] = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
+    if (dim == 1) used = (int64_t)te__row_bytes(part->dtype, used);
+    from = te__alias_2d(part, 0, TE_U8, shape[1], shape[2]);
+    if (dim == 0 && used == shape[1]) /* nothing lies between them */
+        to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
+    else {
+        to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
+        stage = te_tensor_empty(te, TE_U8, 3, shape);
+    }
+    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    result = te_all_gather(group, from, stage);
+    for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
+        result = te_tensor_copy(te_tensor_narrow(to, dim, i * used, used), te_tensor_narrow(te__alias_2d(stage, i * shape[1] * shape[2], TE_U8, shape[1], shape[2]), dim, 0, used));
+    te__touch(whole);
+    return result;
+}
+
+static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor *y, int which) {
+    const te__quant_copy *from = te__copy_of(x, which);
+    te__quant_copy *to = te__copy_of(y, which);
+    bool columnwise = which == TE_COLUMNWISE;
+    int64_t m = te__rows(x);
+    te_result result = te__gather_matrix(group, from->data, to->data, columnwise && from->cls->facts & TE__TRANSPOSED, m);
+    if (result == TE_OK && !(from->cls->facts & TE__TENSOR_SCALED))
+        result = te__gather_matrix(group, from->scale, to->scale, from->cls->shard_scales[columnwise], columnwise ? m / from->cls->shard_tile : m);
+    return result;
+}
+/* A factor of the whole tensor: the group agreed on it. */
+static void te__share_factor(te_tensor **to, te_tensor *from) {
+    if (!*to) return;
+    te_tensor_release(*to);
+    *to = te_tensor_retain(from);
+}
+
+/* The whole of a quantized shard that says yes to te__copy_gathers, with the copies of `usage`. Of one scale a tensor the row-wise codes travel, and are transposed
+ * where they arrive. */
+static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
+    const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    bool turned = first->cls->facts & TE__TENSOR_SCALED;
+    int made = turned ? TE_ROWWISE : usage, which;
+    te__quant_spec spec = te__copy_spec(first);
+    te_result result = TE_OK;
+    int64_t shape[TE_MAX_DIMS];
+    te_tensor *y;
+    te__whole_shape(group, x, shape);
+    spec.rht = x->quantized->col.data && x->quantized->col.rht;
+    te__frame_begin(x->te);
+    y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, made, te__rows(x) % 128 != 0); /* padding is zero */
+    if (!y) result = te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+        if (!(made & which)) continue;
+        result = te__gather_copy(group, x, y, which);
+        te__share_factor(&te__copy_of(y, which)->amax, te__copy_of(x, which)->amax);
+        if (turned) te__share_factor(&te__copy_of(y, which)->scale, te__copy_of(x, which)->scale);
+    }
+    if (result == TE_OK && usage & ~made) result = te__quant_add_columnwise(y);
+    if (result == TE_OK && made & ~usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
+    return te__frame_return(x->te, result == TE_OK ? y : NULL);
+}
+/* A shard in whatever form: what cannot travel as codes is decoded first. */
+static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
+    if (!x || !x->quantized) return te__gather(group, x);
+    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__quant_value(x, x->dtype));
+}
+
+/* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized here. `shard`, if not NULL, gets the shard's
+ * codes in the first case, and NULL in the second. */
+static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
+    te__quant_spec own = *spec;
+    te_tensor *codes;
+    if (shard) *shard = NULL;
+    if (!te__codes_gather(spec, x)) {
+        x = te__gather(group, x);
+        own.group = NULL;
+        return x && spec->cls->form != TE__FORM_PLAIN ? te__quantize(x, &own) : x;
+    }
+    if (spec->cls->facts & TE__TENSOR_SCALED) own.usage = TE_ROWWISE;
+    codes = te__quantize(x, &own);
+    if (shard) *shard = codes;
+    if (!codes) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    return codes ? te__gather_quantized(group, codes, spec->usage) : NULL;
+}
+
+/* ---- as a function ---- */
+
+static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__parallel *p = (const te__parallel *)state;
+    (void)saved, (void)needs;
+    dx[0] = te_tensor_contiguous(dy[0]);
+    return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
+}
+/* The ranks' x, one behind the other; the gradients that the ranks have for this rank's are added up. */
+static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
+    if (!x || !te__need_float(x, "sequence_parallel")) return NULL;
+    x = te_tensor_contiguous(x);
+    return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
 }
 
 /* ==== nn/moe.c ================================================================================================== */
@@ -47143,8 +47607,8 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
 
 /* ==== nn/linear.c =============================================================================================== */
 
-/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
- * quantizers and the scaling state; must not know the module tree. */
+/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around them: the function that every GEMM module
+ * calls. Knows quantizers and the scaling state; must not know the module tree. */
 
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
@@ -47167,12 +47631,14 @@ typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
     const te__quant_call *quant;  /* NULL: high precision whatever the autocast */
     int gemm;                     /* of quant->scaling */
+    te__parallel parallel;        /* the ranks that share the product; by row: without a bias */
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
     te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
+    bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
     int group;                      /* of a node with many weights: this one's input is 1 + group */
     te_tensor *out;                 /* where y goes; NULL: to a new tensor */
@@ -47186,11 +47652,12 @@ typedef struct te__linear_state {
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
+    te__parallel parallel;
     te__scaling *delays; /* a reference, or NULL */
     te__quant_call quant;
     int gemm;
     int ndim;
-    int64_t shape[TE_MAX_DIMS]; /* of x */
+    int64_t shape[TE_MAX_DIMS]; /* of x, on this rank */
     te_dtype x_dtype, weight_dtype, bias_dtype;
     int group;
 } te__linear_state;
@@ -47209,6 +47676,14 @@ static void te__linear_release(te_ctx *te, void *state) {
 
 /* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
+
+/* How a slot of a product is quantized. What is gathered before the product has one scale on all ranks that share it. */
+static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm, int slot, int usage) {
+    te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
+    bool gathered = backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
+    if (gathered && spec.cls->form == TE__FORM_CODES && !spec.row_scaled) spec.group = p->group;
+    return spec;
+}
 
 /* dW = dy^T x: its operands and options; a deferred one holds references. */
 typedef struct te__wgrad {
@@ -47248,30 +47723,51 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
+/* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has it. */
+static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db, const bool *needs) {
+    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
+    te_tensor *dyq = dy, *shard = NULL;
+    if (s->quantize_grad && !dy->quantized && used) { /* a quantized one comes from the activation behind */
+        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
+                                               (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
+            *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!*db) return NULL;
+        }
+        dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
+        if (dyq && (shard || !gathers)) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
+    } else if (gathers && used)
+        dyq = te__gather_any(s->parallel.group, dy, (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+    if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
+    return needs[2] && !*db ? NULL : dyq;
+}
+
+/* The input as the weight gradient takes it, whole. */
+static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
+    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
+    if (s->quantize_x) {
+        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
+        return gathers ? te__quantize_gathered(s->parallel.group, x, &spec, NULL) : te__quantize_operand(x, &spec);
+    }
+    if (!gathers) return x;
+    return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
+}
+
 /* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    const te__parallel *p = &s->parallel;
+    te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    dyq = dy;
-    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* a quantized one comes from the activation behind */
-        te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
-            dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
-            if (!dx[2]) return te_error_code(te);
-        }
-        dyq = te__quantize_operand(dy, &spec);
-        if (!dyq) return te_error_code(te);
-        te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
-    }
-    if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
-        dx[2] = te__bias_grad(dy, s->bias_dtype);
-        if (!dx[2]) return te_error_code(te);
-    }
+    dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
+    if (!dyq) return te_error_code(te);
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
+        int64_t shape[TE_MAX_DIMS];
+        memcpy(shape, s->shape, sizeof(shape));
+        if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -47280,17 +47776,14 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3] && !dx[3]) return te_error_code(te);
         }
         dx[0] = gemm.d;
-        result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
-    }
-    if (needs[1] && result == TE_OK && s->quantize_x) {
-        te__quant_spec spec = te__slot_spec(&s->quant, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
-        x = te__quantize_operand(x, &spec);
-        if (!x) return te_error_code(te);
+        result = gemm.d ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
     }
     if (needs[1] && result == TE_OK) {
         te__wgrad g;
         g.dy = dyq;
-        g.x = x;
+        g.x = te__linear_saved_input(s, saved[0]);
+        if (!g.x) return te_error_code(te);
         g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
@@ -47300,10 +47793,10 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* te_backward_dw could not reach it */
-        te_tensor_retain(dyq);
-        te_tensor_retain(x);
-        te__note_saved(dyq);
-        te__note_saved(x);
+        te_tensor_retain(g.dy);
+        te_tensor_retain(g.x);
+        te__note_saved(g.dy);
+        te__note_saved(g.x);
         g.weight->refs++;
         result = te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
     }
@@ -47380,68 +47873,110 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* y = x W^T + b. */
+/* Do the operands fit? Says what does not. */
+static bool te__linear_fits(const te__linear_call *c) {
+    const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
+    const te__quant_call *quant = c->quant;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_ctx *te;
+    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return false;
+    if (!x->quantized && !te__need_float(x, "linear")) return false;
+    te = x->te;
+    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
+                 te__shape_text(x, a), te__shape_text(weight, b));
+        return false;
+    }
+    if (c->parallel.size > 1 && x->ndim < 2) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed", te__shape_text(x, a), c->parallel.size);
+        return false;
+    }
+    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
+        return false;
+    }
+    if (x->dtype != weight->dtype) {
+        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
+        return false;
+    }
+    if (quant && quant->enabled && x->quantized) {
+        bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED; /* where it arrives */
+        if (!x->quantized->row.data || (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
+            te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                     x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass, which makes the copy s->quantize_x of it. */
+static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s, te_tensor **kept) {
+    const te__quant_call *quant = c->quant;
+    bool gathers = te__gathers(&c->parallel, TE_PARALLEL_COLUMN), saves = te__wants_grad(c->weight);
+    bool again = c->save_original_input && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION;
+    te__quant_spec spec;
+    te_tensor *xq;
+    *kept = x;
+    if (x->quantized) return gathers ? te__gather_any(c->parallel.group, x, TE_ROWWISE) : x;
+    spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (saves && !again ? keep : 0));
+    if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
+        te__fail(x->te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
+                 "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        return NULL;
+    }
+    if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank has no codes of its own */
+    if (again && saves && spec.cls->form != TE__FORM_PLAIN && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION) s->quantize_x = keep;
+    if (!gathers) {
+        xq = te__quantize_operand(x, &spec);
+        if (!again) *kept = xq;
+    } else {
+        te_tensor *shard = NULL;
+        if (te__codes_gather(&spec, x)) {
+            if (spec.cls->facts & TE__TENSOR_SCALED) spec.usage = TE_ROWWISE;
+            shard = te__quantize_operand(x, &spec);
+            xq = shard ? te__gather_quantized(c->parallel.group, shard, TE_ROWWISE) : te__gather(c->parallel.group, NULL);
+        } else {
+            spec.usage = TE_ROWWISE;
+            xq = te__quantize_gathered(c->parallel.group, x, &spec, NULL);
+        }
+        if (shard && !again) *kept = shard;
+        if (xq && shard) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, shard);
+    }
+    if (!gathers && xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
+    return xq;
+}
+
+/* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
-    te_tensor *in[4], *saved[3], *y, *xq;
+    te_tensor *in[4], *saved[3], *y, *xq, *kept;
     const te__quant_call *quant = c->quant;
+    const te__parallel *p = &c->parallel;
     const te_recipe *recipe;
     te_ctx *te;
     bool quantized, block;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return NULL;
-    if (!x->quantized && !te__need_float(x, "linear")) return NULL;
+    te_result result;
+    if (!te__linear_fits(c)) return NULL;
     te = x->te;
-    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
-                 te__shape_text(x, a), te__shape_text(weight, b));
-        return NULL;
-    }
-    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
-        return NULL;
-    }
-    if (x->dtype != weight->dtype) {
-        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
-                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
-        return NULL;
-    }
     quantized = quant && quant->enabled;
     recipe = quantized ? &quant->recipe : NULL;
-    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !recipe->backward_override && !x->quantized->col.data))) {
-        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
-        return NULL;
-    }
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
-    memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
-    if (x) shape[x->ndim - 1] = weight->shape[0];
-    y = !x ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
-    if (!y) return te__frame_return(te, NULL);
+    if (!x) return te__frame_return(te, NULL);
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
     in[3] = c->gelu_of ? c->gelu_bias : NULL;
-    xq = x;
+    kept = x;
     if (quantized) {
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* the copy that the backward pass reads */
-        if (!x->quantized) {
-            bool again = c->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
-            te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) && !again ? keep : 0));
-            if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
-                te__fail(te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
-                         "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
-                return te__frame_return(te, NULL);
-            }
-            if (again && te__wants_grad(weight) && spec.cls->form != TE__FORM_PLAIN) state.quantize_x = keep;
-            xq = te__quantize_operand(x, &spec);
-            if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
-        }
+        xq = te__linear_input(c, x, keep, &state, &kept);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         block = recipe->kind == TE_RECIPE_BLOCK; /* its products have no fast accumulation */
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
@@ -47450,20 +47985,27 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
         if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
-        if (x->quantized) xq = te__quant_value(x, x->dtype);
+        if (x->quantized) kept = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
+        xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
     }
-    if (!xq || !w) return te__frame_return(te, NULL);
-    gemm.d = y;
+    result = xq && w ? TE_OK : te_error_code(te);
+    memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
+    shape[x->ndim - 1] = weight->shape[0];
+    if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     gemm.bias = bias;
-    if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (result == TE_OK && !y) result = te_error_code(te);
+    if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
+    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result); /* each rank knows its own inputs' share */
+    if (result != TE_OK) return te__frame_return(te, NULL);
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* saves the operands from before quantization */
-        xq = x->quantized ? te__quant_value(x, x->dtype) : x;
+        kept = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
-        if (!xq || !w) return te__frame_return(te, NULL);
+        if (!kept || !w) return te__frame_return(te, NULL);
     }
-    saved[0] = !te__wants_grad(weight) ? NULL : state.quantize_x ? x : xq;
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the forward product alone reads the other copy */
+    saved[0] = te__wants_grad(weight) ? kept : NULL;
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
@@ -47471,6 +48013,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = c->fuse_wgrad;
+    state.parallel = *p;
     state.delays = c->delays;
     if (state.delays) state.delays->refs++;
     state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
@@ -47511,8 +48054,11 @@ typedef struct te__entry {
     bool product_weight; /* te_quantized_model_init stores it quantized */
 } te__entry;
 
+typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
+    void (*ungraph)(te_module *m); /* with `graphed`: frees it; runs it */
+    te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
     te_module *parent;
@@ -47523,7 +48069,13 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
-    bool meta;       /* its parameters have no memory yet */
+    bool meta;       /* its parameters have no memory yet: */
+    bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
+    te__parallel parallel; /* the ranks that share its work */
+    struct te__graphed *graphed; /* nn/graphed.c, or NULL */
+    te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
+    bool recipe_off;
+    const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -47590,6 +48142,7 @@ TE_API void te_module_destroy(te_module *m) {
             }
     m->parent = NULL;
     if (m->holds > 0) return; /* te__module_unhold destroys it */
+    if (m->graphed) m->ungraph(m);
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -47601,6 +48154,7 @@ TE_API void te_module_destroy(te_module *m) {
     }
     te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
     te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
+    te__free(te, m->recipe, sizeof(*m->recipe));
     te__free(te, m->state, m->cls->state_size);
     te__free_string(te, m->name);
     te__free(te, m, sizeof(*m));
@@ -47858,6 +48412,9 @@ typedef struct te__checkpoint_state {
     size_t user_size; /* of our copy; 0: the caller's */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
+    te_group *group; /* NULL: this rank keeps its inputs itself; else saved[0] is its part of the first one, */
+    int whole_ndim;
+    int64_t whole[TE_MAX_DIMS]; /* of this shape */
     int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which sets it */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
@@ -47905,7 +48462,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
-        in[i] = te_tensor_detach(saved[i]);
+        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole_ndim, s->whole) : te_tensor_detach(saved[i]);
         if (saved[i] && !in[i]) result = te_error_code(te);
         if (in[i]) in[i]->requires_grad = false;
         if (!in[i] || !needs[i]) continue;
@@ -47930,11 +48487,18 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
+/* This rank's part of x, in memory of its own: the rest of x goes. */
+static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
+    int64_t n = te__numel(x), own = n / te_group_size(group);
+    te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n), *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
+    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own))) : NULL;
+}
+
 /* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets *num_outputs; or NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS];
+    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *saved[TE_MAX_CHECKPOINT_INPUTS];
     te_result result;
     int i;
     s.fn = d->fn;
@@ -47943,7 +48507,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.num_outputs = d->num_outputs;
     if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* no backward pass will run it again */
     te__frame_begin(te);
-    s.snapshot = te__snapshot_begin(te);
+    s.snapshot = te__snapshot_begin(te, m);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
     if (s.snapshot) te__snapshot_end(te, s.snapshot);
     if (m) s.num_outputs = *num_outputs;
@@ -47969,9 +48533,18 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
         te__checkpoint_release(te, &s);
         return result;
     }
-    for (i = 0; i < s.num_inputs; i++) in[i] = d->inputs[i];
+    for (i = 0; i < s.num_inputs; i++) in[i] = saved[i] = d->inputs[i];
+    te__frame_begin(te);
+    if (d->distribute_saved_activations && te_group_size(d->tp_group) > 1) {
+        s.group = d->tp_group;
+        s.whole_ndim = in[0]->ndim;
+        memcpy(s.whole, in[0]->shape, sizeof(s.whole));
+        saved[0] = te__checkpoint_part(in[0], s.group);
+        if (!saved[0]) result = te_error_code(te);
+    }
     node.name = "checkpoint";
-    node.inputs = node.saved = in;
+    node.inputs = in;
+    node.saved = saved;
     node.num_inputs = node.num_saved = s.num_inputs;
     node.outputs = d->outputs;
     node.num_outputs = s.num_outputs;
@@ -47979,7 +48552,12 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     node.state_size = sizeof(s);
     node.backward = te__checkpoint_backward;
     node.release = te__checkpoint_release;
-    return te__record_always(te, &node, true);
+    if (result == TE_OK)
+        result = te__record_always(te, &node, true);
+    else
+        te__checkpoint_release(te, &s);
+    te__frame_end(te, NULL, 0);
+    return result;
 }
 
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
@@ -47996,6 +48574,15 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     for (i = 0; i < d->num_inputs; i++) {
         if (!d->inputs[i]) return TE_ERR_STATE;
         if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;
+    }
+    if (d->distribute_saved_activations) {
+        const te_tensor *x = d->num_inputs ? d->inputs[0] : NULL;
+        char text[TE__SHAPE_TEXT];
+        if (!d->tp_group || !x || x->quantized || te__numel(x) % te_group_size(d->tp_group))
+            return te__fail(te, TE_ERR_INVALID, "te_checkpoint: distribute_saved_activations with tp_group %s of %d ranks and a first input %s%s; a group is needed, and a plain tensor "
+                            "whose elements its ranks divide", d->tp_group ? "given," : "NULL,", te_group_size(d->tp_group), x ? te__shape_text(x, text) : "that is not there",
+                            x && x->quantized ? ", quantized" : "");
+        if (d->tp_group->te != te) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: tp_group is of another context; each rank takes the group that it joined");
     }
     result = te__checkpoint_run(te, d, NULL, NULL);
     if (result != TE_OK)
@@ -48016,30 +48603,20 @@ typedef struct te__option_group {
 
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 
-#define TE__TYPE te_gemm_options
-static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
-#undef TE__TYPE
 #define TE__TYPE te_parallel_options
-static const te__field te__parallel_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
-                                               TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type), TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
+static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
+#undef TE__TYPE
+/* GroupedLinear's work is not shared yet. */
+#define TE__TYPE te_parallel_options
+static const te__field te__shared_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
+                                             TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_options
-static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit), TE__LATER(attention_type),
-                                                TE__LATER(no_fuse_qkv_params), TE__LATER(qk_norm_type), TE__LATER(qk_norm_eps), TE__LATER(qk_norm_before_rope)};
+static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
-#define TE__TYPE te_parameters_split
-static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), TE__LATER(count)};
-#undef TE__TYPE
-#define TE__TYPE te_layernorm_linear_desc
-static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
-#undef TE__TYPE
-#define TE__TYPE te_layernorm_mlp_desc
-static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint),
-                                                    TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
-#undef TE__TYPE
+static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
-                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate),
+static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal),
                                             TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
@@ -48049,18 +48626,16 @@ static const te__field te__attention_call_later[] = {
     TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_cross_attention_call
-static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_cross_attention_call, enc_dec_window, te_window, on, 0),
-                                                 TE__LATER(enc_dec_bottom_right_diagonal)};
+static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
 #define TE__TYPE te_forward_args
-static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_output), TE__LATER(fp8_grad)};
+static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
 #undef TE__TYPE
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
-                              te__attention_group = TE__GROUP("attention.", te__attention_later), te__split_group = TE__GROUP("parameters_split.", te__split_later),
-                              te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
+                              te__attention_group = TE__GROUP("attention.", te__attention_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
@@ -48078,17 +48653,14 @@ typedef struct te__options {
 enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
-    {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group),
-      TE__IN(te_layernorm_linear_desc, parameters_split, split_group), {&te__layernorm_linear_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, gemm, gemm_group),
-      TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, gemm, gemm_group),
-      TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_grouped_linear_desc, gemm, gemm_group), TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -48170,11 +48742,11 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 6 };
+enum { TE__FORWARD_TENSORS = 7 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
-    te_rotary_desc rotary; /* where args.rotary points, if the call has one */
+    te_rotary_desc rotary, rotary_key; /* where those of args point, if the call has them */
     int num_outputs;       /* of the last run */
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
@@ -48185,7 +48757,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[2] = &c->args.key;
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
-    list[5] = &c->args.m_splits_tensor;
+    list[5] = &c->rotary_key.start_positions;
+    list[6] = &c->args.m_splits_tensor;
     return list[i];
 }
 
@@ -48199,6 +48772,7 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) *te__call_tensor(&call, i) = inputs[at++];
     if (c->args.rotary) call.args.rotary = &call.rotary;
+    if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
     result = te__module_run(c->m, &call.args);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
@@ -48221,6 +48795,7 @@ static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args
     call.m = m;
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
+    if (args->rotary_key) call.rotary_key = *args->rotary_key;
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) in[d.num_inputs++] = *te__call_tensor(&call, i);
     d.fn = te__module_call_run;
@@ -48240,6 +48815,12 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
     if (m) m->checkpoint = on;
 }
 
+/* Can this call be its graphs'? Elsewhere the module runs as usual. */
+static bool te__runs_graphs(const te_module *m) {
+    const te_ctx *te = m->te;
+    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te->replaying && !te->recording;
+}
+
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
@@ -48249,7 +48830,10 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te = m->te;
     random = te__rng_now(te);
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+    if (te__runs_graphs(m))
+        result = m->run_graphs(m, args);
+    else
+        result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));
@@ -48296,14 +48880,346 @@ TE_API te_result te_backward_dw(te_module *m) {
     return result;
 }
 
-/* ==== nn/layers.c =============================================================================================== */
+/* ==== nn/graphed.c ============================================================================================== */
 
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
- * know attention. */
+/* nn/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape; must not know what any class computes. */
 
-/* ---- parameters ----
- *
- * Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
+/* A graphed module: static tensors that both graphs read and write. A node of the tape holds a reference. */
+struct te__graphed {
+    te_ctx *te;
+    int refs;
+    te_graph *forward, *backward;
+    te__module_call call;  /* the sample's options, and the static inputs */
+    te_outputs made;       /* of the forward graph (retained) */
+    te_tensor *dy[TE__OUTPUTS];               /* static; NULL: that output has no gradient, or is not made */
+    te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs, NULL where the call has none, and parameters (retained) */
+    te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
+    int num_leaves;
+    uint64_t launches; /* of the forward graph */
+};
+
+static void te__graphed_release(te__graphed *g) {
+    te_tensor *made[TE__OUTPUTS];
+    int i;
+    if (!g || --g->refs > 0) return;
+    te_graph_destroy(g->forward);
+    te_graph_destroy(g->backward);
+    te__outputs_list(&g->made, made);
+    for (i = 0; i < TE__OUTPUTS; i++) {
+        te_tensor_release(made[i]);
+        te_tensor_release(g->dy[i]);
+    }
+    for (i = 0; i < g->num_leaves; i++) {
+        te_tensor_release(g->leaf[i]);
+        te_tensor_release(g->dx[i]);
+    }
+    te__free(g->te, g, sizeof(*g));
+}
+
+/* ---- running ---- */
+
+typedef struct te__graphed_state {
+    te__graphed *graphed;
+    uint64_t launch;
+} te__graphed_state;
+static void te__graphed_state_release(te_ctx *te, void *state) {
+    (void)te;
+    te__graphed_release(((te__graphed_state *)state)->graphed);
+}
+
+static te_result te__graphed_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__graphed_state *s = (const te__graphed_state *)state;
+    te__graphed *g = s->graphed;
+    te_result result = TE_OK;
+    int i, at = 0;
+    (void)saved;
+    if (g->launches != s->launch)
+        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: the module has run forward %llu times since, and its graphs keep the activations of one call; call te_backward "
+                        "before its next forward pass", (unsigned long long)(g->launches - s->launch));
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) {
+        if (!g->dy[i]) continue;
+        result = dy[at] ? te_tensor_copy(g->dy[i], dy[at]) : te_tensor_fill(g->dy[i], 0.0);
+        at++;
+    }
+    if (result == TE_OK) result = te_graph_launch(g->backward);
+    for (i = 0; i < g->num_leaves; i++)
+        if (needs[i]) dx[i] = g->dx[i];
+    return result;
+}
+
+static te_result te__graphed_run(te_module *m, te_forward_args *args) {
+    te__graphed *g = m->graphed;
+    te__module_call call = TE_ZERO;
+    te__graphed_state state;
+    te_node_desc node = TE_ZERO;
+    te_tensor *in[TE__MAX_NODE_TENSORS], *made[TE__OUTPUTS], *out[TE__OUTPUTS];
+    te_ctx *te = m->te;
+    te_result result = TE_OK;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int i;
+    call.args = *args;
+    if (args->rotary) call.rotary = *args->rotary;
+    if (args->rotary_key) call.rotary_key = *args->rotary_key;
+    if (args->is_first_microbatch != g->call.args.is_first_microbatch)
+        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph repeats what it was captured with",
+                        (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
+    te__frame_begin(te);
+    for (i = 0; i < g->num_leaves; i++) in[i] = g->leaf[i];
+    for (i = 0; i < TE__FORWARD_TENSORS && result == TE_OK; i++) {
+        te_tensor *x = *te__call_tensor(&call, i), *to = *te__call_tensor(&g->call, i);
+        in[i] = x;
+        if ((x != NULL) != (to != NULL) || (x && (!te__same_shape(x, to) || x->dtype != to->dtype || x->quantized)))
+            result = te__fail(te, TE_ERR_SHAPE, "te_make_graphed_callables: tensor %d of the call is %s %s and was %s %s in the sample; a graph has one shape", i + 1,
+                              x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL", to ? te_dtype_name(to->dtype) : "not there,",
+                              to ? te__shape_text(to, b) : "NULL");
+        else if (x && x->requires_grad && !to->requires_grad)
+            result = te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: tensor %d of the call requires a gradient and the sample's did not; the graphs make none: let the "
+                              "sample's require one", i + 1);
+        else if (x) {
+            te->tape.no_grad++;
+            result = te_tensor_copy(to, x);
+            te->tape.no_grad--;
+        }
+    }
+    if (result == TE_OK) result = te_graph_launch(g->forward);
+    te__outputs_list(&g->made, made);
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) {
+        bool own = made[i] && made[i]->var && made[i]->var->leaf; /* a parameter, returned as it is */
+        if (!made[i] || own) {
+            out[i] = made[i];
+            continue;
+        }
+        out[i] = te__empty_like(made[i], made[i]->dtype); /* the next call writes there again */
+        if (!out[i] || te_tensor_copy(out[i], te_tensor_detach(made[i])) != TE_OK) result = te_error_code(te);
+        if (result == TE_OK && g->dy[i]) made[node.num_outputs++] = out[i];
+    }
+    if (result == TE_OK) {
+        state.graphed = g;
+        state.launch = ++g->launches;
+        g->refs++;
+        node.name = "graphed";
+        node.inputs = in;
+        node.num_inputs = g->num_leaves;
+        node.saved = g->leaf + TE__FORWARD_TENSORS; /* parameters: not to be written before the backward pass */
+        node.num_saved = g->num_leaves - TE__FORWARD_TENSORS;
+        node.outputs = made;
+        node.state = &state;
+        node.state_size = sizeof(state);
+        node.backward = te__graphed_backward;
+        node.release = te__graphed_state_release;
+        result = te__record_always(te, &node, true);
+    }
+    memset(&args->outputs, 0, sizeof(args->outputs));
+    if (result == TE_OK) args->outputs = te__outputs_of(out);
+    te__frame_end(te, out, result == TE_OK ? TE__OUTPUTS : 0);
+    return result;
+}
+
+/* ---- making ---- */
+
+/* What a warm-up changes, and what it was. */
+typedef struct te__graphed_kept {
+    te__graphed *g;
+    te_tensor *buffer[TE__MAX_NODE_TENSORS * 2], *value[TE__MAX_NODE_TENSORS * 2];
+    int num_buffers;
+    bool after, too_many;
+} te__graphed_kept;
+static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__graphed_kept *k = (te__graphed_kept *)user;
+    int i;
+    (void)path;
+    if (kind == TE_ENTRY_BUFFER && k->after) { /* those that the warm-up has made are as they would begin */
+        for (i = 0; i < k->num_buffers && k->buffer[i] != x; i++) {}
+        if (i < k->num_buffers)
+            te_tensor_copy(x, k->value[i]);
+        else
+            te_tensor_fill(x, strncmp(x->name ? x->name : "", "fp8_scale", 9) == 0 ? 1.0 : 0.0);
+    } else if (kind == TE_ENTRY_BUFFER) {
+        k->too_many = k->num_buffers == (int)TE__COUNT(k->buffer);
+        if (!k->too_many) {
+            k->buffer[k->num_buffers] = x;
+            k->value[k->num_buffers] = te__empty_like(x, x->dtype);
+            if (k->value[k->num_buffers]) te_tensor_copy(k->value[k->num_buffers], x);
+            k->num_buffers++;
+        }
+    } else if (!k->after && x->requires_grad) {
+        for (i = TE__FORWARD_TENSORS; i < k->g->num_leaves && k->g->leaf[i] != x; i++) {}
+        k->too_many = i == TE__MAX_NODE_TENSORS;
+        if (i == k->g->num_leaves && !k->too_many) k->g->leaf[k->g->num_leaves++] = te_tensor_retain(x);
+    }
+    return !k->too_many && te_ok(m->te);
+}
+
+/* Static copies of the sample's tensors. */
+static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sample) {
+    int i;
+    g->call.args = *sample;
+    if (sample->rotary) g->call.rotary = *sample->rotary;
+    if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;
+    g->num_leaves = TE__FORWARD_TENSORS;
+    for (i = 0; i < TE__FORWARD_TENSORS; i++) {
+        te_tensor **x = te__call_tensor(&g->call, i), *from = *x;
+        *x = NULL;
+        if (!from) continue;
+        if (te__need_memory(from, "te_make_graphed_callables") != TE_OK || !te__same_ctx(from, g->te, "te_make_graphed_callables")) return te_error_code(g->te);
+        if (from->quantized) return te__fail(g->te, TE_ERR_DTYPE, "te_make_graphed_callables: tensor %d of the sample is quantized; graphs copy plain tensors", i + 1);
+        *x = te__empty_like(from, from->dtype);
+        if (!*x || te_tensor_copy(*x, from) != TE_OK) return te_error_code(g->te);
+        g->leaf[i] = te_tensor_retain(*x);
+        if (from->requires_grad) te_tensor_set_requires_grad(*x, true);
+    }
+    if (g->call.args.rotary) g->call.args.rotary = &g->call.rotary;
+    if (g->call.args.rotary_key) g->call.args.rotary_key = &g->call.rotary_key;
+    return TE_OK;
+}
+
+static te_result te__graphed_forward_pass(te_module *m, te__graphed *g, const te_autocast_desc *cast, te_outputs *outputs) {
+    te_forward_args args = g->call.args;
+    te_result result = cast ? te_autocast_begin(g->te, cast) : TE_OK;
+    te_tensor *y = result == TE_OK ? te_forward_with(m, &args) : NULL;
+    if (cast && result == TE_OK) result = te_autocast_end(g->te);
+    *outputs = args.outputs;
+    return y && result == TE_OK ? TE_OK : te_error_code(g->te) != TE_OK ? te_error_code(g->te) : TE_ERR_STATE;
+}
+/* Plays the outputs that have gradients; makes the static gradients first, where they are not there yet. */
+static te_result te__graphed_backward_pass(te__graphed *g, const te_outputs *outputs) {
+    te_tensor *made[TE__OUTPUTS], *y[TE__OUTPUTS], *dy[TE__OUTPUTS];
+    int i, n = 0;
+    te__outputs_list(outputs, made);
+    for (i = 0; i < TE__OUTPUTS; i++) {
+        if (!made[i] || !made[i]->requires_grad || !made[i]->var || made[i]->var->leaf) continue;
+        if (!g->dy[i]) g->dy[i] = te_tensor_retain(te_tensor_zeros(g->te, made[i]->dtype, made[i]->ndim, made[i]->shape));
+        if (!g->dy[i]) return te_error_code(g->te);
+        y[n] = made[i];
+        dy[n++] = g->dy[i];
+    }
+    return te__backward_all(g->te, g->te->tape.segment, y, dy, n);
+}
+
+/* Gradients that the leaves have: to `to`, or back from it. */
+static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
+    int i;
+    for (i = 0; i < g->num_leaves; i++) {
+        te_tensor *grad;
+        if (!g->leaf[i] || !g->leaf[i]->var) continue;
+        grad = g->leaf[i]->var->grad;
+        g->leaf[i]->var->grad = to[i];
+        to[i] = grad;
+    }
+}
+
+/* Both passes captured, one after the other. */
+static te_result te__graphed_capture(te_module *m, te__graphed *g, const te_autocast_desc *cast) {
+    te_ctx *te = g->te;
+    te_tensor *made[TE__OUTPUTS];
+    te_result result = te_graph_begin(te);
+    int i;
+    if (result != TE_OK) return result;
+    result = te__graphed_forward_pass(m, g, cast, &g->made);
+    te__outputs_list(&g->made, made);
+    for (i = 0; i < TE__OUTPUTS; i++) te_tensor_retain(made[i]);
+    g->forward = te_graph_end(te);
+    if (!g->forward) return te_error_code(te);
+    te->rng_offset += g->forward->rng_used; /* the second pass comes after the first */
+    for (i = 0; i < g->forward->num_parts; i++) g->forward->parts[i].after(g->forward, g->forward->parts[i].owner, g->forward->parts[i].data);
+    result = te_graph_begin(te);
+    if (result != TE_OK) return result;
+    te__graphed_backward_pass(g, &g->made);
+    g->backward = te_graph_end(te);
+    if (!g->backward) return te_error_code(te);
+    te__graphed_swap_grads(g, g->dx);
+    return TE_OK;
+}
+
+static te_result te__graphed_make(te_module *m, const te_forward_args *sample, const te_graphed_desc *d) {
+    te_ctx *te = m->te;
+    te__graphed *g = (te__graphed *)te__alloc_zero(te, sizeof(te__graphed));
+    te__graphed_kept kept = TE_ZERO;
+    te_tensor *before[TE__MAX_NODE_TENSORS] = {NULL};
+    te__rng_state random = te__rng_now(te);
+    te_outputs outputs;
+    te_result result;
+    int i, n = d->num_warmup_iters ? d->num_warmup_iters : 3;
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->te = te;
+    g->refs = 1;
+    te__frame_begin(te);
+    result = te__graphed_inputs(g, sample);
+    kept.g = g;
+    if (result == TE_OK) te_module_visit_tensors(m, te__graphed_tensor, &kept);
+    if (kept.too_many)
+        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has more than %d parameters or %d buffers; graph its children one by one", m->name,
+                          TE__MAX_NODE_TENSORS - TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
+    if (result == TE_OK) result = te_error_code(te);
+    te__graphed_swap_grads(g, before);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__graphed_forward_pass(m, g, d->autocast, &outputs);
+        if (result == TE_OK) result = te__graphed_backward_pass(g, &outputs);
+    }
+    for (i = 0; i < g->num_leaves; i++) te_tensor_zero_grad(g->leaf[i]);
+    te__rng_back(te, random);
+    kept.after = true;
+    if (result == TE_OK) te_module_visit_tensors(m, te__graphed_tensor, &kept);
+    if (result == TE_OK) result = te__graphed_capture(m, g, d->autocast);
+    for (i = 0; i < g->num_leaves; i++)
+        if (g->leaf[i] && result != TE_OK) te_tensor_zero_grad(g->leaf[i]);
+    te__graphed_swap_grads(g, before);
+    te__rng_back(te, random);
+    te__frame_end(te, NULL, 0);
+    if (result == TE_OK) {
+        m->graphed = g;
+        m->ungraph = te_graphed_reset;
+        m->run_graphs = te__graphed_run;
+    } else
+        te__graphed_release(g);
+    return result == TE_OK ? te_error_code(te) : result;
+}
+
+TE_API void te_graphed_reset(te_module *m) {
+    if (!m) return;
+    te__graphed_release(m->graphed);
+    m->graphed = NULL;
+}
+TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc) {
+    te_graphed_desc zero = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (!desc) desc = &zero;
+    if (n < 0 || (n && (!modules || !sample_args)) || desc->num_warmup_iters < 0)
+        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: %d modules, num_warmup_iters %d; each module needs its sample, and both counts 0 or more", n, desc->num_warmup_iters);
+    if (te->tape.root.num_nodes || te->num_autocast)
+        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: %s; call it before the first forward pass of a step",
+                        te->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
+    for (i = 0; i < n; i++)
+        if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating || !sample_args[i].input)
+            return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: module %d %s", i, !modules[i] ? "is NULL" : modules[i]->te != te ? "is of another context" : modules[i]->graphed
+                            ? "is graphed already; te_graphed_reset it first" : modules[i]->evaluating ? "is in evaluation; te_module_train it" : "has a sample without input");
+    for (i = 0; i < n && result == TE_OK; i++) {
+        result = te__graphed_make(modules[i], &sample_args[i], desc);
+        while (result != TE_OK && i-- > 0) te_graphed_reset(modules[i]);
+    }
+    return result;
+}
+
+/* ==== nn/parameters.c =========================================================================================== */
+
+/* nn/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored quantized. Knows modules; must not know what
+ * any class computes. */
+
+/* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
+
+/* The random state that a module's option names; false with the error recorded. */
+static bool te__rng_open(te_module *m, const char *name) {
+    const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
+    m->rng_tracker = t ? t->name : NULL;
+    return !name || t;
+}
+static te_result te__fork_begin(te_module *m) { return m->rng_tracker ? te_rng_fork_begin(m->te, m->rng_tracker) : TE_OK; }
+static void te__fork_end(te_module *m) {
+    if (m->rng_tracker) te_rng_fork_end(m->te);
+}
 
 /* The first values of a plain weight. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
@@ -48327,14 +49243,58 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     args.rng = draw.rng;
     return te_op_random(x->te, &args);
 }
-static te_result te__init_weight(te_tensor *x, const te_init *init) {
-    te_tensor *plain;
+
+/* How a weight is divided among ranks: all by rows or all by columns, and by rows in up to three blocks of which each rank has a piece (queries, keys, values). */
+typedef struct te__sharding {
+    int num_blocks;   /* 0: one */
+    int64_t block[3]; /* rows of the whole */
+} te__sharding;
+
+/* This rank's shard of `whole`. */
+static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parallel *p, const te__sharding *sharding) {
+    int64_t rank = te_group_rank(p->group), from = 0, to = 0;
+    te_result result = TE_OK;
+    int i, blocks = sharding->num_blocks ? sharding->num_blocks : 1;
+    if (p->mode == TE_PARALLEL_ROW) return te_tensor_copy(x, te_tensor_narrow(whole, 1, rank * x->shape[1], x->shape[1]));
+    for (i = 0; i < blocks && result == TE_OK; i++) {
+        int64_t rows = sharding->num_blocks ? sharding->block[i] : whole->shape[0], own = rows / p->size;
+        result = te_tensor_copy(te_tensor_narrow(x, 0, to, own), te_tensor_narrow(whole, 0, from + rank * own, own));
+        from += rows;
+        to += own;
+    }
+    return result;
+}
+/* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the slices of what one rank would have, and the
+ * random states of the ranks stay the same. */
+static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+    te__parallel p = m->parallel;
+    te__sharding one = TE_ZERO;
+    te_tensor *plain, *whole;
     te_result result;
+    int64_t shape[2];
     if (!x) return TE_ERR_STATE;
     if (init->no_init) return TE_OK;
+    p.mode = p.size > 1 ? mode : TE_PARALLEL_NONE;
+    if (p.mode && !p.group)
+        return te__fail(m->te, TE_ERR_STATE, "%s: its weights are shared by %d ranks (tp_size), and which of them this is, is not known; call te_set_tensor_parallel_group", m->name, p.size);
     te__frame_begin(x->te);
-    plain = x->quantized ? te__empty_like(x, x->dtype) : x;
-    result = plain ? te__init_fill(plain, init) : te_error_code(x->te);
+    plain = whole = x->quantized ? te__empty_like(x, x->dtype) : x;
+    if (p.mode && plain) {
+        shape[0] = x->shape[0] * (p.mode == TE_PARALLEL_COLUMN ? p.size : 1);
+        shape[1] = x->shape[1] * (p.mode == TE_PARALLEL_ROW ? p.size : 1);
+        whole = te_tensor_empty(x->te, x->dtype, 2, shape);
+        if (whole && x->name) te_tensor_set_name(whole, x->name);
+    }
+    result = plain && whole ? te__fork_begin(m) : te_error_code(x->te);
+    if (result == TE_OK) {
+        result = te__init_fill(whole, init);
+        te__fork_end(m);
+    }
+    if (result == TE_OK && whole != plain) {
+        x->te->tape.no_grad++;
+        result = te__take_shard(plain, whole, &p, sharding ? sharding : &one);
+        x->te->tape.no_grad--;
+    }
     if (result == TE_OK && x->quantized) result = te__primary_start(x, plain);
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -48350,9 +49310,10 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* The `device` of a desc, for the parameters that are added from here on. */
+/* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known which ones they are. */
 static void te__params_on(te_module *m, te_params_device device) {
-    m->meta = device == TE_PARAMS_META;
+    m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
+    m->meta = device == TE_PARAMS_META || m->awaits_group;
     if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
 }
 
@@ -48407,7 +49368,8 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
-static te_result te__reset_tree(te_module *m) {
+/* First values for the parameters of m itself, with their memory if they have none. */
+static te_result te__reset_own(te_module *m) {
     te_result result = TE_OK;
     int i;
     for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
@@ -48417,31 +49379,271 @@ static te_result te__reset_tree(te_module *m) {
     }
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
     else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
-    if (result == TE_OK) m->meta = false;
+    if (result == TE_OK) m->meta = m->awaits_group = false;
+    return result;
+}
+static te_result te__reset_tree(te_module *m) {
+    te_result result = te__reset_own(m);
+    int i;
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
     return result;
 }
-TE_API te_result te_module_reset_parameters(te_module *m) {
+/* Runs `reset` on m: parameters get values, on the device, and the random state is what it was where that fails. */
+static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), const char *who) {
+    te_ctx *te = m->te;
     te__rng_state random;
-    te_ctx *te;
     te_result result;
     bool entered;
-    if (!m) return TE_ERR_STATE;
-    te = m->te;
     if (te->error_code != TE_OK) return te->error_code;
-    if (te->capture) return te__refuse_capture(te, "te_module_reset_parameters", "give parameters their values before te_graph_begin");
+    if (te->capture) return te__refuse_capture(te, who, "give parameters their values before te_graph_begin");
     result = te__device_enter(te, &entered);
     if (result != TE_OK) return result;
     random = te__rng_now(te);
-    result = te__reset_tree(m);
+    result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* shows if the class recorded no error of its own */
+        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result)); /* shows if the class recorded no error of its own */
         te__rng_back(te, random);
     }
     te__device_leave(te, entered);
     return result;
 }
+TE_API te_result te_module_reset_parameters(te_module *m) { return m ? te__reset_by(m, te__reset_tree, "te_module_reset_parameters") : TE_ERR_STATE; }
+
+/* ---- tensor parallelism ---- */
+
+static te_result te__group_joined(te_module *m) {
+    te_result result = m->awaits_group ? te__reset_own(m) : TE_OK;
+    int i;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
+    return result;
+}
+/* Gives the group to all modules below m whose work as many ranks share; `check`: says which one is shared by another number of them. */
+static te_result te__group_set(te_module *m, te_group *group, bool check) {
+    te_result result = TE_OK;
+    char path[256];
+    int i;
+    if (m->parallel.size > 1 && check && m->parallel.size != te_group_size(group))
+        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; they must be equal",
+                        te_module_path(m, path, sizeof(path)), m->parallel.size, te_group_size(group));
+    if (m->parallel.size > 1 && !check) m->parallel.group = group;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_set(m->children[i], group, check);
+    return result;
+}
+TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group) {
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (group && group->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: the group is of another context (%s) than the module (%s); each rank takes the group that it joined",
+                        group->te->device_name, m->te->device_name);
+    result = te__group_set(m, group, true);
+    if (result == TE_OK) result = te__group_set(m, group, false);
+    return result == TE_OK ? te__reset_by(m, te__group_joined, "te_set_tensor_parallel_group") : result;
+}
+
+TE_API bool te_tensor_sequence_parallel(const te_tensor *x) { return x && x->sequence_parallel; }
+TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
+    if (x) x->sequence_parallel = on;
+    return x;
+}
+
+/* Reads the options of a desc into m; false with the error recorded. `mode`: TE_PARALLEL_NONE keeps nothing but the group, for a class that shares nothing. */
+static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te__parallel *p = &m->parallel;
+    te_ctx *te = m->te;
+    int size = o->tp_group ? te_group_size(o->tp_group) : o->tp_size;
+    if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size)) {
+        te__fail(te, TE_ERR_INVALID, "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the number of ranks", m->cls->name, o->tp_size,
+                 te_group_size(o->tp_group), te_group_size(o->tp_group) == 1 ? "" : "s");
+        return false;
+    }
+    if (o->tp_group && o->tp_group->te != te) {
+        te__fail(te, TE_ERR_INVALID, "%s: tp_group is of another context (%s) than the module (%s); each rank takes the group that it joined", m->cls->name,
+                 o->tp_group->te->device_name, te->device_name);
+        return false;
+    }
+    if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 || o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
+        te__fail(te, TE_ERR_INVALID, "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and TE_SYMMETRIC_AR_NONE to "
+                 "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible", m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
+        return false;
+    }
+    p->mode = mode;
+    if (mode == TE_PARALLEL_NONE || size < 2) return true;
+    p->group = o->tp_group;
+    p->size = size;
+    p->sequence = o->sequence_parallel;
+    return true;
+}
+/* A size that the ranks share. */
+static bool te__divides(te_module *m, const char *name, int64_t size) {
+    if (m->parallel.size < 2 || size % m->parallel.size == 0) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name, (long long)size, m->parallel.size);
+    return false;
+}
+static int64_t te__per_rank(const te_module *m, int64_t size) { return m->parallel.size > 1 ? size / m->parallel.size : size; }
+/* The work of a call can be shared: the group has come. */
+static te_result te__parallel_ready(const te_module *m) {
+    if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
+    return te__fail(m->te, TE_ERR_STATE, "%s: %d ranks share its work (tp_size) and it has no group; call te_set_tensor_parallel_group, or create it with tp_group",
+                    m->cls->name, m->parallel.size);
+}
+/* m's parallelism as that of a product. */
+static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
+    te__parallel p = m->parallel;
+    p.mode = mode;
+    return p;
+}
+/* ---- the weight and the bias of a product, each in one parameter or in several ---- */
+
+typedef struct te__product_params {
+    int count;           /* parameters of each */
+    int weights, biases; /* the first ones among the module's entries; biases -1: none */
+} te__product_params;
+
+/* Views of one tensor, row after row, so that te__join finds the whole where they lie. */
+static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind, te_dtype dtype, int64_t cols) {
+    int64_t shape[2], at = 0;
+    te_tensor *whole = NULL;
+    int i, ndim = cols ? 2 : 1;
+    shape[0] = 0;
+    shape[1] = cols;
+    for (i = 0; i < split->count; i++) shape[0] += rows[i];
+    te__frame_begin(m->te);
+    if (!m->meta) whole = te_tensor_empty(m->te, dtype, ndim, shape);
+    for (i = 0; i < split->count; i++) {
+        size_t n = strlen(split->names[i]);
+        char name[256];
+        while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" are query_weight */
+        snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
+        shape[0] = rows[i];
+        te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : whole ? te__alias_as(whole, at, dtype, ndim, shape) : NULL);
+        at += rows[i] * (cols ? cols : 1) * te__dtype_size(dtype);
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+/* The rows that each parameter has on this rank; false with the error recorded. */
+static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out, int64_t *rows) {
+    int64_t sum = 0;
+    int i, k;
+    if (!split->names || (!split->sizes && out % split->count)) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the parts are not equal", m->cls->name,
+                 split->names ? "given" : "NULL", split->count, (long long)out);
+        return false;
+    }
+    for (i = 0; i < split->count; i++) {
+        const char *name = split->names[i];
+        rows[i] = split->sizes ? split->sizes[i] : out / split->count;
+        for (k = 0; k < i && name && strcmp(split->names[k], name) != 0; k++) {}
+        if (!name || !name[0] || k < i || rows[i] < 1 || rows[i] > out - sum) {
+            te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; each part needs a name of its own, and "
+                     "all rows together are out_features", m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
+            return false;
+        }
+        sum += rows[i];
+        if (mode == TE_PARALLEL_COLUMN && !te__divides(m, name, rows[i])) return false;
+        if (mode == TE_PARALLEL_COLUMN) rows[i] = te__per_rank(m, rows[i]);
+    }
+    if (sum == out) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal", m->cls->name, (long long)sum, (long long)out);
+    return false;
+}
+
+/* Makes them; `out` and `in` are those of the whole. */
+static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode, const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
+    te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
+    int64_t rows[TE__MAX_NODE_TENSORS], own = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, out) : out;
+    p->count = split->count > 1 ? split->count : 1;
+    p->weights = m->num_entries;
+    p->biases = -1;
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? in : out)) return;
+    if (mode == TE_PARALLEL_ROW) in = te__per_rank(m, in);
+    if (split->count < 0 || split->count > TE__MAX_NODE_TENSORS) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d; 0 (one parameter) to %d are possible", m->cls->name, split->count, TE__MAX_NODE_TENSORS);
+        return;
+    }
+    if (p->count > 1 && (o->fuse_wgrad_accumulation || te__quantizes_weights(m->te))) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d %s; one product reads all parts as one matrix: leave one of the two out", m->cls->name, split->count,
+                 o->fuse_wgrad_accumulation ? "and fuse_wgrad_accumulation" : "inside te_quantized_model_init_begin");
+        return;
+    }
+    if (split->count == 0) {
+        te__add_product_weight(m, "weight", dtype, own, in);
+        if (!o->no_bias) te__add_weight(m, "bias", dtype, own, 0);
+    } else if (te__split_rows(m, split, mode, out, rows)) {
+        te__add_parts(m, split, rows, "weight", dtype, in);
+        if (split->count == 1 && m->num_entries > p->weights) m->entries[p->weights].product_weight = true;
+        if (!o->no_bias) te__add_parts(m, split, rows, "bias", dtype, 0);
+    }
+    if (!o->no_bias) p->biases = p->weights + p->count;
+}
+
+typedef struct te__join_state {
+    int count;
+    int64_t rows[TE__MAX_NODE_TENSORS];
+} te__join_state;
+static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__join_state *s = (const te__join_state *)state;
+    int64_t at = 0;
+    int i;
+    (void)saved;
+    for (i = 0; i < s->count; at += s->rows[i++])
+        if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
+    return TE_OK;
+}
+/* The rows of the parameters from entry `at` on as one tensor: an alias where they lie one behind the other, as they were made; else a copy. */
+static te_tensor *te__join(te_module *m, int at, int count) {
+    te__join_state state = TE_ZERO;
+    te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;
+    int64_t shape[TE_MAX_DIMS], next = first->offset, rows = 0;
+    bool together = first->buffer != NULL;
+    int i;
+    if (count == 1) return first;
+    state.count = count;
+    for (i = 0; i < count; i++) {
+        te_tensor *x = part[i] = m->entries[at + i].tensor;
+        if (x->quantized || x->ndim != first->ndim || x->ndim < 1 || x->dtype != first->dtype || (x->ndim == 2 && x->shape[1] != first->shape[1])) {
+            char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+            te__fail(m->te, TE_ERR_SHAPE, "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one format and one number of columns",
+                     m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype), te__shape_text(x, a), m->entries[at].name,
+                     te_dtype_name(first->dtype), te__shape_text(first, b));
+            return NULL;
+        }
+        together = together && x->buffer == first->buffer && x->offset == next && te__is_contiguous(x);
+        next += te__numel(x) * te__dtype_size(x->dtype);
+        rows += state.rows[i] = x->shape[0];
+    }
+    memcpy(shape, first->shape, sizeof(shape));
+    shape[0] = rows;
+    y = together ? te__alias_as(first, 0, first->dtype, first->ndim, shape) : te_tensor_empty(m->te, first->dtype, first->ndim, shape);
+    m->te->tape.no_grad++;
+    for (i = 0, rows = 0; i < count && y && !together; rows += state.rows[i++])
+        if (te_tensor_copy(te_tensor_narrow(y, 0, rows, state.rows[i]), part[i]) != TE_OK) y = NULL;
+    m->te->tape.no_grad--;
+    return te__record("join", y, te__join_backward, &state, sizeof(state), part, count, NULL, 0);
+}
+static te_tensor *te__product_weight(te_module *m, const te__product_params *p) { return te__join(m, p->weights, p->count); }
+static te_tensor *te__product_bias(te_module *m, const te__product_params *p) { return p->biases < 0 ? NULL : te__join(m, p->biases, p->count); }
+
+/* First values: each part draws its own. */
+static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < p->count && result == TE_OK; i++) result = te__init_weight(m, m->entries[p->weights + i].tensor, init, mode, sharding);
+    for (i = 0; i < p->count && p->biases >= 0 && result == TE_OK; i++) result = te_tensor_fill(m->entries[p->biases + i].tensor, 0.0);
+    return result;
+}
+
+/* A bias that is added behind a product divided by row: under sequence parallelism each rank adds it to other rows. */
+static void te__product_tag_bias(te_module *m, const te__product_params *p) {
+    int i;
+    for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)
+        te_tensor_set_sequence_parallel(m->entries[p->biases + i].tensor, true);
+}
+
+/* ==== nn/layers.c =============================================================================================== */
+
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
+ * know attention. */
 
 /* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
@@ -48459,26 +49661,58 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* Fills *call: how the autocast region in force quantizes. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
+TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off) {
+    te_recipe *copy = NULL;
+    if (!m) return TE_ERR_STATE;
+    if (recipe && off) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_recipe: a recipe (%s) and off; give one of them", te_recipe_name(recipe->kind));
+    if (recipe && te__recipe_check(m->te, recipe) != TE_OK) return te_error_code(m->te);
+    if (recipe) {
+        copy = (te_recipe *)te__alloc(m->te, sizeof(te_recipe));
+        if (!copy) return TE_ERR_OUT_OF_MEMORY;
+        *copy = *recipe;
+    }
+    te__free(m->te, m->recipe, sizeof(*m->recipe));
+    m->recipe = copy;
+    m->recipe_off = off;
+    return TE_OK;
+}
+/* The region of autocast as m sees it: by the nearest of te_module_set_recipe. False: there is none, or it is off. */
+static bool te__autocast_of(const te_module *m, te__autocast *cast) {
+    const te__autocast *now = te__autocast_now(m->te);
+    if (!now || !(now->enabled || now->calibrating)) return false;
+    *cast = *now;
+    while (m && !m->recipe && !m->recipe_off) m = m->parent;
+    if (m && m->recipe) cast->recipe = *m->recipe;
+    return !(m && m->recipe_off);
+}
+
+/* Fills *call: how the autocast region in force quantizes, as m sees it. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
  * them as such. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-    const te__autocast *cast = te__autocast_now(m->te);
-    te_result result = TE_OK;
+    te__autocast cast;
+    te_result result = te__parallel_ready(m);
     bool warming;
     int i, length;
     memset(call, 0, sizeof(*call));
-    if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
+    if (result != TE_OK) return result;
+    if (!te__autocast_of(m, &cast)) return TE_OK;
     s->module_type = m->cls->name;
     call->scaling = s;
-    call->recipe = cast->recipe;
-    call->group = cast->amax_group;
-    call->enabled = cast->enabled;
-    call->calibrating = cast->calibrating;
+    call->recipe = cast.recipe;
+    call->group = cast.amax_group;
+    call->enabled = cast.enabled;
+    call->calibrating = cast.calibrating;
     call->forward = &s->forward;
     if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
     if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
-    length = te__history_length(&cast->recipe);
+    if (m->parallel.size > 1) {
+        if (!call->group) call->group = m->parallel.group; /* codes of all ranks meet in one product */
+        if (m->parallel.sequence && call->recipe.delayed.no_reduce_amax)
+            return te__fail(m->te, TE_ERR_INVALID, "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that they exchange need one scale; "
+                            "leave no_reduce_amax off", m->cls->name, m->parallel.size);
+    }
+    length = te__history_length(&cast.recipe);
     if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
@@ -48510,19 +49744,21 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
 static bool te__fuses(const te__quant_call *q) {
     return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec of such an output, the input of product `gemm`; NULL where the product quantizes its input itself. */
-static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, const te_tensor *weight, te__quant_spec *spec) {
-    if (!te__fuses(q)) return NULL;
-    *spec = te__slot_spec(q, false, gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
+/* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are gathered are transposed where they arrive. */
+static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
+    bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
+    if (!te__fuses(c->quant)) return NULL;
+    *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
     return spec;
 }
 
 /* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
-static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, const te_gemm_options *o,
-                                        te__scaling *scaling) {
+static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode, te__weight_cache *cache, const te_forward_args *args,
+                                        const te_gemm_options *o, te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
     c.quant = q;
     c.gemm = gemm;
+    c.parallel = te__parallel_as(m, mode);
     c.cache = cache;
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;
@@ -48530,28 +49766,40 @@ static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te_
     return c;
 }
 
+/* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
+static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
+    bool behind = c->parallel.mode == TE_PARALLEL_ROW;
+    te_tensor *y;
+    c->bias = returned || behind ? NULL : bias;
+    y = te__linear(c);
+    return y && behind && !returned && bias ? te_bias_dropout_add(y, bias, NULL, 0.0f) : y;
+}
+
+static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
+/* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
+static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
+
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
     te_linear_desc desc;
+    te__sharding sharding;
+    te__product_params params;
     te__scaling *scaling;
     te__weight_cache cache;
 } te__linear_module;
 
-static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
-
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_tensor *bias = te__product_bias(m, &s->params);
     te__quant_call quant;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.x = args->input;
-    call.weight = te_module_parameter(m, "weight");
-    call.bias = s->desc.gemm.return_bias ? NULL : bias;
+    call.weight = te__product_weight(m, &s->params);
     call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear(&call));
+    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
@@ -48562,14 +49810,12 @@ static void te__linear_destroy(te_module *m) {
 }
 static te_result te__linear_reset(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
-    te_result result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
-    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    return result;
+    return te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding);
 }
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward, te__linear_destroy, te__linear_reset};
 
-TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
+/* `sharding`: the blocks of rows that ranks share one by one, or NULL. */
+static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
@@ -48578,14 +49824,19 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
+    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+        if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
+    }
     return te__module_built(m);
 }
+TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { return te__linear_create(te, desc, NULL); }
 
 /* ---- LayerNorm, RMSNorm ---- */
 
@@ -48605,6 +49856,10 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     n->eps = eps;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
+    if (m->parallel.sequence) { /* each rank has other rows */
+        te_tensor_set_sequence_parallel(te_module_parameter(m, weight), true);
+        if (!rms) te_tensor_set_sequence_parallel(te_module_parameter(m, bias), true);
+    }
 }
 static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     te_result result = te_tensor_fill(te_module_parameter(m, n->weight), n->zero_centered ? 0.0 : 1.0);
@@ -48636,6 +49891,15 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
+/* What a module returns of its norm, which is the input of `c`: this rank's rows, or those of all ranks. These are gathered once, for the caller and for the product. */
+static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
+    if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
+        c->x = te__gather_rows(&c->parallel, c->x);
+        c->parallel.mode = TE_PARALLEL_NONE; /* and its gradients meet the caller's before they are added up */
+    }
+    return c->x;
+}
+
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
@@ -48652,6 +49916,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
+    m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
@@ -48662,6 +49927,8 @@ TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc) { retu
 
 typedef struct te__layernorm_linear_module {
     te_layernorm_linear_desc desc;
+    te__sharding sharding;
+    te__product_params params;
     te__norm_params norm;
     te__scaling *scaling;
     te__weight_cache cache;
@@ -48669,18 +49936,18 @@ typedef struct te__layernorm_linear_module {
 
 static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_tensor *bias = te__product_bias(m, &s->params), *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
-    call.weight = te_module_parameter(m, "weight");
-    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, 0, call.weight, &spec), &quant, 0);
-    call.bias = s->desc.gemm.return_bias ? NULL : bias;
-    result = te__output(m, args, te__linear(&call));
+    call.weight = te__product_weight(m, &s->params);
+    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    ln_out = te__norm_returned(&call, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = call.x;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
 static void te__layernorm_linear_destroy(te_module *m) {
@@ -48690,132 +49957,41 @@ static void te__layernorm_linear_destroy(te_module *m) {
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
-    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    return result;
+    return result == TE_OK ? te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding) : result;
 }
 static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module), te__layernorm_linear_forward,
                                                            te__layernorm_linear_destroy, te__layernorm_linear_reset};
 
-TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
+/* As te__linear_create. */
+static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
         !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
         !te__options_ok(te, "te_layernorm_linear_create", TE__DESC_LAYERNORM_LINEAR, desc))
         return NULL;
+    if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use TE_PARALLEL_COLUMN (%d)", (int)TE_PARALLEL_ROW,
+                 (int)TE_PARALLEL_COLUMN);
+        return NULL;
+    }
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                  desc->gemm.params_dtype, desc->in_features);
-    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
+    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->in_features);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+    }
     return te__module_built(m);
 }
-
-/* ---- LayerNormMLP ---- */
-
-typedef struct te__layernorm_mlp_module {
-    te_layernorm_mlp_desc desc;
-    te__norm_params norm;
-    te__scaling *scaling;
-    te__weight_cache fc1, fc2;
-} te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
-
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z;
-    te__quant_call quant;
-    te__quant_spec spec;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call fc1 = te__linear_call_of(&quant, TE__FC1, &s->fc1, args, &s->desc.gemm, s->scaling);
-    te__linear_call fc2 = te__linear_call_of(&quant, TE__FC2, &s->fc2, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    fc1.weight = te_module_parameter(m, "fc1_weight");
-    fc2.weight = te_module_parameter(m, "fc2_weight");
-    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
-    fc2.bias = s->desc.gemm.return_bias ? NULL : fc2_bias;
-    fc1.bias_grad_elsewhere = true;
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
-    z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
-        fc2.gelu_of = z;
-        fc2.gelu_bias = fc1.bias;
-        m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
-        m->te->tape.no_grad--;
-    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
-        te__act_grad grad = TE_ZERO;
-        grad.bias = fc1.bias;
-        grad.gemm = TE__FC1;
-        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
-        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
-    }
-    result = te__output(m, args, te__linear(&fc2));
-    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = fc1.x;
-    return result;
-}
-static void te__layernorm_mlp_destroy(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__weight_cache_close(&s->fc1);
-    te__weight_cache_close(&s->fc2);
-    te__scaling_leave(s->scaling);
-}
-static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
-    te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
-    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
-    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
-    return result;
-}
-static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
-                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
-
-TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
-    te_module *m;
-    te__layernorm_mlp_module *s;
-    int64_t fc1_rows;
-    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
-        return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
-        return NULL;
-    }
-    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
-        return NULL;
-    }
-    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
-    if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    s = (te__layernorm_mlp_module *)m->state;
-    s->desc = *desc;
-    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
-    fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                  desc->gemm.params_dtype, desc->hidden_size);
-    te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
-    if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
-    te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, desc->ffn_hidden_size);
-    if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
-    s->scaling = te__scaling_create(te, m, 2);
-    return te__module_built(m);
-}
+TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) { return te__layernorm_linear_create(te, desc, NULL); }
 
 /* ---- Embedding ---- */
 
@@ -48823,7 +49999,7 @@ static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    return te__init_weight(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
+    return te__init_weight(m, te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init, TE_PARALLEL_NONE, NULL);
 }
 static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
 
@@ -48934,6 +50110,121 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     te__destroy_orphans(children, n);
     te_module_destroy(m);
     return NULL;
+}
+
+/* ==== nn/mlp.c ================================================================================================== */
+
+/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
+
+
+typedef struct te__layernorm_mlp_module {
+    te_layernorm_mlp_desc desc;
+    te__norm_params norm;
+    te__sharding fc1_sharding; /* of a gated activation: both halves are divided */
+    te__scaling *scaling;
+    te__weight_cache fc1, fc2;
+} te__layernorm_mlp_module;
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
+
+static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
+    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
+}
+
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
+    if (result != TE_OK) return result;
+    fc1.weight = te_module_parameter(m, "fc1_weight");
+    fc2.weight = te_module_parameter(m, "fc2_weight");
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
+    fc1.bias_grad_elsewhere = true;
+    fc2.record_alone = te__runs_again(m);
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    z = te__linear(&fc1);
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
+        fc2.gelu_of = z;
+        fc2.gelu_bias = fc1.bias;
+        m->te->tape.no_grad++;
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+        te__act_grad grad = TE_ZERO;
+        grad.bias = fc1.bias;
+        grad.gemm = TE__FC1;
+        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
+        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
+    }
+    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
+    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
+    return result;
+}
+static void te__layernorm_mlp_destroy(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__weight_cache_close(&s->fc1);
+    te__weight_cache_close(&s->fc2);
+    te__scaling_leave(s->scaling);
+}
+static te_result te__layernorm_mlp_reset(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
+    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
+    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
+                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+
+TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    te_module *m;
+    te__layernorm_mlp_module *s;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
+        return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+        return NULL;
+    }
+    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    if (!m) return NULL;
+    s = (te__layernorm_mlp_module *)m->state;
+    s->desc = *desc;
+    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
+    m->checkpoint = desc->checkpoint;
+    s->scaling = te__scaling_create(te, m, 2);
+    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
+        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+        if (fc1_rows != ffn) {
+            s->fc1_sharding.num_blocks = 2;
+            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
+        }
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->hidden_size);
+        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
+        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
+        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
+    }
+    return te__module_built(m);
 }
 
 /* ==== nn/grouped.c ============================================================================================== */
@@ -49561,7 +50852,7 @@ static te_result te__grouped_reset(te_module *m) {
     int i;
     for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
-        result = te__init_weight(te_module_parameter(m, name), &s->desc.gemm.init);
+        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
         if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
     }
@@ -49606,6 +50897,7 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
     if (!m) return NULL;
     te__params_on(m, desc->gemm.device);
+    te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
@@ -49702,6 +50994,8 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->cross = from->cross;
     to->is_first_microbatch = from->is_first_microbatch;
     to->rotary = from->rotary;
+    to->rotary_key = from->rotary_key;
+    to->encoder_output = from->encoder_output;
     to->user = from->user;
 }
 
@@ -49721,9 +51015,9 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
 
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te_dot_product_attention_desc *)m->state)->attention;
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups), shape[3];
     te_attention_desc a = TE_ZERO;
     te_tensor *y;
-    int64_t shape[3];
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
@@ -49734,23 +51028,28 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         return result;
     }
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
-    if (args->input->ndim != 4 || args->input->shape[2] != o->num_attention_heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 ||
-        args->key->shape[2] != o->num_gqa_groups)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %d, %lld] and [.., .., %d, %lld] are needed",
-                        te__shape_text(args->input, t), te__shape_text(args->key, u), o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups,
-                        (long long)o->kv_channels);
+    if (args->input->ndim != 4 || args->input->shape[2] != heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 || args->key->shape[2] != groups)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %lld, %lld] and [.., .., %lld, %lld] are needed",
+                        te__shape_text(args->input, t), te__shape_text(args->key, u), (long long)heads, (long long)o->kv_channels, (long long)groups, (long long)o->kv_channels);
     a.format = o->qkv_format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : o->attn_mask_type;
     a.window = args->attention.window.on ? args->attention.window : o->window;
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
+    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
     y = te_attention(args->input, args->key, args->value, &a);
+    te__fork_end(m);
     if (!y) return te_error_code(m->te);
     shape[0] = y->shape[0];
     shape[1] = y->shape[1];
     shape[2] = y->shape[2] * y->shape[3];
     return te__output(m, args, te_tensor_view(y, 3, shape));
 }
+/* Ranks share the heads of attention, whole groups of them. */
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+}
+
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
 
 /* Masks that te_attention has and modules do not yet: their calls have no lengths. */
@@ -49778,25 +51077,90 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
     ((te_dot_product_attention_desc *)m->state)->attention = o;
     m->checkpoint = o.checkpoint_core_attention;
+    te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
+    te__rng_open(m, o.rng_tracker_name);
     return te__module_built(m);
 }
 
 /* ---- MultiheadAttention ---- */
 
-/* The state is the desc, with defaults filled in. */
-static te_result te__mha_forward(te_module *m, te_forward_args *args) {
+/* x [.., heads * d] as [.., .., heads, d]. */
+static te_tensor *te__as_heads(te_tensor *x, int64_t heads, int64_t d) {
+    int64_t shape[4];
+    x = te_tensor_contiguous(x);
+    if (!x) return NULL;
+    shape[0] = x->shape[0];
+    shape[1] = x->shape[1];
+    shape[2] = heads;
+    shape[3] = d;
+    return te_tensor_view(x, 4, shape);
+}
+/* A projection that is a child of m. */
+static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args, te_outputs *outputs) {
+    te_forward_args call = TE_ZERO;
+    te_tensor *y;
+    te__hand_on(&call, args);
+    call.input = x;
+    y = te__run_child(m, name, &call);
+    *outputs = call.outputs;
+    return y;
+}
+
+/* Queries, keys and values of a call, projected; rotated too if `rotary`. */
+static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, te_tensor *parts[3], te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     const te_attention_options *o = &d->attention;
-    te_forward_args in = TE_ZERO, core = TE_ZERO, proj = TE_ZERO;
-    te_tensor *parts[3];
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
+    bool interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params;
+    te_outputs first, kv;
+    te_tensor *y;
+    int i;
+    if (o->attention_type == TE_ATTENTION_SELF) {
+        y = te__project(m, d->input_layernorm ? "layernorm_qkv" : "qkv", args->input, args, &first);
+        *ln_out = first.ln_out;
+        return y && te__split_qkv(y, (int)heads, (int)groups, o->kv_channels, interleaved, o->qkv_format, rotary, parts);
+    }
+    y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
+    *ln_out = first.ln_out;
+    parts[0] = te__as_heads(y, heads, o->kv_channels);
+    y = te__project(m, "key_value", args->encoder_output, args, &kv);
+    y = interleaved ? te__as_heads(y, groups, 2 * o->kv_channels) : te__as_heads(y, 2 * groups, o->kv_channels);
+    for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
+        int dim = interleaved ? 3 : 2;
+        int64_t half = y ? y->shape[dim] / 2 : 0;
+        parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
+        if (rotary && i == 1) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary, o->qkv_format);
+    }
+    if (rotary) parts[0] = te_apply_rotary_pos_emb(parts[0], rotary, o->qkv_format);
+    return parts[0] && parts[1] && parts[2];
+}
+
+/* The state is the desc, with defaults filled in. */
+static te_result te__mha_forward(te_module *m, te_forward_args *args) {
+    static const char *const norms[2] = {"q_norm", "k_norm"};
+    const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
+    const te_attention_options *o = &d->attention;
+    const te_rotary_desc *rotary[2];
+    te_forward_args core = TE_ZERO, proj = TE_ZERO;
+    te_tensor *parts[3], *ln_out = NULL;
     char text[TE__SHAPE_TEXT];
+    bool apart; /* the projections' rows are not rotated where they are split */
+    int i;
     if (args->input->ndim != 3)
         return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; [s, b, h] or [b, s, h] is needed", te__shape_text(args->input, text));
-    te__hand_on(&in, args);
-    in.input = args->input;
-    if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
-        return te_error_code(m->te);
+    if (o->attention_type == TE_ATTENTION_CROSS && (!args->encoder_output || args->encoder_output->ndim != 3))
+        return te__fail(m->te, args->encoder_output ? TE_ERR_SHAPE : TE_ERR_INVALID, "MultiheadAttention: encoder_output is %s; cross attention takes keys and values from it: "
+                        "[s_kv, b, h] or [b, s_kv, h] is needed", args->encoder_output ? te__shape_text(args->encoder_output, text) : "NULL");
+    rotary[0] = args->rotary;
+    rotary[1] = args->rotary_key ? args->rotary_key : args->rotary;
+    apart = rotary[0] != rotary[1] || (o->qk_norm_type && o->qk_norm_before_rope);
+    if (!te__mha_parts(m, args, apart ? NULL : rotary[0], parts, &ln_out)) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    for (i = 0; i < 2; i++) {
+        te_outputs normed;
+        if (o->qk_norm_type && o->qk_norm_before_rope) parts[i] = te__project(m, norms[i], parts[i], args, &normed);
+        if (apart && rotary[i]) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary[i], o->qkv_format);
+        if (o->qk_norm_type && !o->qk_norm_before_rope) parts[i] = te__project(m, norms[i], parts[i], args, &normed);
+    }
     te__hand_on(&core, args);
     core.input = parts[0];
     core.key = parts[1];
@@ -49805,7 +51169,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     proj.input = te__run_child(m, "core_attention", &core);
     te__run_child(m, "proj", &proj);
     args->outputs = proj.outputs;
-    args->outputs.ln_out = in.outputs.ln_out;
+    args->outputs.ln_out = ln_out;
     return te__output(m, args, proj.outputs.out);
 }
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
@@ -49824,63 +51188,147 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
     return false;
 }
 
+/* The options of a child of m: nothing that m does not share is shared by it. */
+static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te_parallel_options p = *o;
+    p.parallel_mode = mode;
+    if (m->parallel.size < 2) {
+        p.tp_group = NULL;
+        p.tp_size = 0;
+        p.sequence_parallel = false;
+    }
+    return p;
+}
+static te_module *te__mha_built(te_module *m, te_module *outer) {
+    m->te->making = outer;
+    return te__module_built(m);
+}
+
+/* A projection of m, with the norm in front where `norm` says so. `blocks`: the rows of queries, keys and values that it has, each 0 for none. Not interleaved, each of the three
+ * is shared by itself, so that each rank's heads are those that follow its number; not fused, each is a parameter of its own. */
+static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm, const int64_t blocks[3]) {
+    static const char *const parts[3] = {"query", "key", "value"};
+    const char *names[3];
+    int64_t sizes[3];
+    te_layernorm_linear_desc l = TE_ZERO;
+    te__sharding sharding = TE_ZERO;
+    int i, n = 0;
+    for (i = 0; i < 3; i++) {
+        if (!blocks[i]) continue;
+        names[n] = parts[i];
+        sizes[n] = sharding.block[n] = blocks[i];
+        n++;
+    }
+    if (d->attention.no_qkv_weight_interleaved) sharding.num_blocks = n;
+    l.name = name;
+    l.in_features = d->hidden_size;
+    for (i = 0; i < n; i++) l.out_features += sizes[i];
+    l.norm = d->norm;
+    l.gemm = d->gemm;
+    l.gemm.return_bias = false;
+    l.parallel = te__child_parallel(m, &d->parallel, d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
+    l.return_layernorm_output = d->return_layernorm_output;
+    if (d->attention.no_fuse_qkv_params) {
+        l.parameters_split.names = names;
+        l.parameters_split.sizes = sizes;
+        l.parameters_split.count = n;
+        sharding.num_blocks = 0; /* each parameter is one block */
+    }
+    if (norm)
+        te__adopt(m, name, te__layernorm_linear_create(m->te, &l, &sharding));
+    else {
+        te_linear_desc plain = TE_ZERO;
+        plain.name = name;
+        plain.in_features = l.in_features;
+        plain.out_features = l.out_features;
+        plain.gemm = l.gemm;
+        plain.parallel = l.parallel;
+        plain.parameters_split = l.parameters_split;
+        te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
+    }
+}
+/* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
+static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
+    static const char *const names[2] = {"q_norm", "k_norm"};
+    te_norm_desc n = TE_ZERO;
+    int i;
+    n.hidden_size = d->attention.kv_channels;
+    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.params_dtype = d->gemm.params_dtype;
+    n.device = d->gemm.device;
+    n.parallel.sequence_parallel = m->parallel.size > 1;
+    for (i = 0; i < 2; i++) {
+        n.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n) : te_layernorm_create(m->te, &n));
+    }
+}
+/* Choices that no other place checks; false with the error recorded. */
+static bool te__mha_choices_ok(te_ctx *te, const te_attention_options *o) {
+    if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 || o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF (0) and TE_ATTENTION_CROSS (1), "
+                 "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible", (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
+        return false;
+    }
+    if (o->qk_norm_type == TE_QK_NORM_L2) te__fail(te, TE_ERR_UNSUPPORTED, "te_multihead_attention_create: attention.qk_norm_type TE_QK_NORM_L2 is not there yet; leave it zero");
+    return o->qk_norm_type != TE_QK_NORM_L2;
+}
+
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
     te_multihead_attention_desc d;
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
-    int64_t qkv_rows;
+    int64_t blocks[3];
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create") || !te__options_ok(te, "te_multihead_attention_create", TE__DESC_MHA, desc)) return NULL;
     d = *desc;
-    if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
+    if (!te__mha_choices_ok(te, &d.attention) || !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
     if (!m) return NULL;
     *(te_multihead_attention_desc *)m->state = d;
     outer = te->making;
     te->making = m;
-    qkv_rows = (d.attention.num_attention_heads + 2 * (int64_t)d.attention.num_gqa_groups) * d.attention.kv_channels;
-    if (d.input_layernorm) {
-        te_layernorm_linear_desc l = TE_ZERO;
-        l.name = "layernorm_qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.norm = d.norm;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        l.return_layernorm_output = d.return_layernorm_output;
-        te__adopt(m, l.name, te_layernorm_linear_create(te, &l));
-    } else {
-        te_linear_desc l = TE_ZERO;
-        l.name = "qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        te__adopt(m, l.name, te_linear_create(te, &l));
+    if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE, &d.attention)) return te__mha_built(m, outer);
+    blocks[0] = d.attention.num_attention_heads * d.attention.kv_channels;
+    blocks[1] = blocks[2] = d.attention.num_gqa_groups * d.attention.kv_channels;
+    if (d.attention.attention_type == TE_ATTENTION_SELF)
+        te__add_projection(m, &d, d.input_layernorm ? "layernorm_qkv" : "qkv", d.input_layernorm, blocks);
+    else {
+        int64_t keys[3];
+        memcpy(keys, blocks, sizeof(keys));
+        blocks[1] = blocks[2] = keys[0] = 0;
+        te__add_projection(m, &d, d.input_layernorm ? "layernorm_query" : "query_layer", d.input_layernorm, blocks);
+        te__add_projection(m, &d, "key_value", false, keys);
     }
+    if (d.attention.qk_norm_type) te__add_qk_norms(m, &d);
     core.name = "core_attention";
     core.attention = d.attention;
-    core.parallel = d.parallel;
+    if (!core.attention.rng_tracker_name) core.attention.rng_tracker_name = d.gemm.rng_tracker_name;
+    core.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";
     proj.in_features = d.attention.num_attention_heads * d.attention.kv_channels;
     proj.out_features = d.hidden_size;
     proj.gemm = d.gemm;
-    proj.parallel = d.parallel;
+    proj.parallel = te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
-    te->making = outer;
-    return te__module_built(m);
+    return te__mha_built(m, outer);
 }
 
 /* ---- TransformerLayer ---- */
 
+/* residual + dropout(y + bias), each index of the first dimension with probability `path` without the second. */
+static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
+    const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
+    bool training = te_module_is_training(m);
+    float p = training ? d->hidden_dropout : 0.0f;
+    if (!training || path == 0.0f) return te_bias_dropout_add(y->out, y->bias, residual, p);
+    return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
+}
+
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
-    float p = te_module_is_training(m) ? d->hidden_dropout : 0.0f;
-    te_forward_args attention = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
+    te_forward_args attention = TE_ZERO, cross = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
     te_tensor *x = args->input, *h, *out;
     te__hand_on(&attention, args);
     attention.input = x;
@@ -49889,12 +51337,22 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     if (d->parallel_attention_mlp) { /* both branches see the input; one residual */
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
-        out = te_bias_dropout_add(te_add(attention.outputs.out, mlp.outputs.out), NULL, x, p);
+        mlp.outputs.out = te_add(attention.outputs.out, mlp.outputs.out);
+        mlp.outputs.bias = NULL;
+        out = te__residual(m, &mlp.outputs, x, d->drop_path_rate);
     } else { /* a residual begins at the norm's output if the norm returns it, else at the norm's input */
-        h = te_bias_dropout_add(attention.outputs.out, attention.outputs.bias, attention.outputs.ln_out ? attention.outputs.ln_out : x, p);
+        h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x, d->drop_path_rate);
+        if (d->layer_type == TE_LAYER_DECODER) {
+            te__hand_on(&cross, args);
+            cross.input = h;
+            cross.attention.attn_mask_type = args->cross.enc_dec_attn_mask_type;
+            cross.attention.window = args->cross.enc_dec_window;
+            if (!te__run_child(m, "inter_attention", &cross)) return te_error_code(m->te);
+            h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f); /* TransformerEngine drops no path here */
+        }
         mlp.input = h;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
-        out = te_bias_dropout_add(mlp.outputs.out, mlp.outputs.bias, mlp.outputs.ln_out ? mlp.outputs.ln_out : h, p);
+        out = te__residual(m, &mlp.outputs, mlp.outputs.ln_out ? mlp.outputs.ln_out : h, d->drop_path_rate);
     }
     if (d->output_layernorm) {
         norm.input = out;
@@ -49904,6 +51362,28 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
 
+/* Choices that no child checks; false with the error recorded. */
+static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
+    bool decoder = d->layer_type == TE_LAYER_DECODER;
+    if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER || !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and TE_LAYER_DECODER (1), and probabilities below 1 are possible",
+                 (int)d->layer_type, (double)d->drop_path_rate);
+        return false;
+    }
+    if (d->attention.attention_type != TE_ATTENTION_SELF) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross attention beside it with layer_type TE_LAYER_DECODER: "
+                 "leave it 0", (int)d->attention.attention_type);
+        return false;
+    }
+    if ((decoder && d->parallel_attention_mlp) || (!decoder && (d->enc_dec_attn_mask_type || d->enc_dec_window.on))) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
+                 decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
+                         : "enc_dec_attn_mask_type or enc_dec_window; those are a decoder's: leave them zero, or take TE_LAYER_DECODER (1)");
+        return false;
+    }
+    return true;
+}
+
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc) {
     te_transformer_layer_desc d;
     te_multihead_attention_desc a = TE_ZERO;
@@ -49911,11 +51391,12 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_module *m, *outer;
     if (!te || !te__has_desc(te, desc, "te_transformer_layer_create") || !te__options_ok(te, "te_transformer_layer_create", TE__DESC_LAYER, desc)) return NULL;
     d = *desc;
-    if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
+    if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
     *(te_transformer_layer_desc *)m->state = d;
+    te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     outer = te->making;
     te->making = m;
     a.name = "self_attention";
@@ -49928,6 +51409,15 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.input_layernorm = !d.output_layernorm;
     a.return_layernorm_output = d.apply_residual_connection_post_layernorm && !d.output_layernorm;
     te__adopt(m, a.name, te_multihead_attention_create(te, &a));
+    if (d.layer_type == TE_LAYER_DECODER) {
+        a.name = "inter_attention";
+        a.attention.attention_type = TE_ATTENTION_CROSS;
+        a.attention.attn_mask_type = d.enc_dec_attn_mask_type ? d.enc_dec_attn_mask_type : TE_MASK_NONE;
+        a.attention.window = d.enc_dec_window;
+        a.input_layernorm = true;
+        a.return_layernorm_output = d.apply_residual_connection_post_layernorm;
+        te__adopt(m, a.name, te_multihead_attention_create(te, &a));
+    }
     p.name = "layernorm_mlp";
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
@@ -49945,7 +51435,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         n.norm = d.norm;
         n.params_dtype = d.gemm.params_dtype;
         n.device = d.gemm.device;
-        n.parallel = d.parallel;
+        n.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
         n.name = "layernorm";
         te__adopt(m, n.name, d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
@@ -52036,8 +53526,7 @@ TE_API te_result te_warmup_begin(te_ctx *te) {
     if (te__refuse_hook(te, "te_warmup_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
-    te->warm_seed = te->seed;
-    te->warm_offset = te->rng_offset;
+    te->warm_rng = te__rng_now(te);
     return TE_OK;
 }
 
@@ -52047,8 +53536,7 @@ TE_API te_result te_warmup_end(te_ctx *te) {
     if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
     if (te__refuse_hook(te, "te_warmup_end") != TE_OK) return TE_ERR_STATE;
     te->warming = false;
-    te->seed = te->warm_seed;
-    te->rng_offset = te->warm_offset;
+    te__rng_back(te, te->warm_rng);
     for (i = 0; i < te->num_warm_vars; i++) {
         te_tensor_release(te->warm_vars[i]->grad);
         te->warm_vars[i]->grad = NULL;

@@ -621,7 +621,7 @@ static te_result te__grouped_reset(te_module *m) {
     int i;
     for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
-        result = te__init_weight(te_module_parameter(m, name), &s->desc.gemm.init);
+        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
         if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
     }
@@ -666,6 +666,7 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
     if (!m) return NULL;
     te__params_on(m, desc->gemm.device);
+    te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));

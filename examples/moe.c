@@ -30,7 +30,7 @@ static te_tensor *moe_forward(const moe *m, te_tensor *x, const te_recipe *recip
 
     te_forward_args up = {.input = rows, .m_splits_tensor = counts}, down = {.m_splits_tensor = counts};
     te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe});
-    down.input = te_activate(te_forward_with(m->up, &up), TE_SWIGLU);
+    down.input = te_activate(te_forward_with(m->up, &up), TE_SWIGLU, NULL);
     te_forward_with(m->down, &down);
     te_autocast_end(te);
 

@@ -201,6 +201,7 @@
 #include "nn/layers.c"
 #include "nn/mlp.c"
 #include "nn/grouped.c"
+#include "nn/padding.c"
 #include "nn/transformer.c"
 #include "train/states.c"
 #include "train/optimizer.c"

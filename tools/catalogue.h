@@ -757,7 +757,6 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.attn_fwd.extras.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
-<<<<<<< HEAD
         CALL(68, ADAM, "adam with states of 16 bits")
         memset(adam, 0, sizeof adam);
         adam[0].grad = call_normal(te, dtype, 2, mn, 1);
@@ -852,33 +851,33 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_bwd.dx = call_out(c, te, dtype, 2, m2n);
         c->args.act_bwd.activation = TE_SWIGLU;
         c->args.act_bwd.glu_interleave_size = 33;
-=======
-        CALL(68, MOE_SPLITS, "sizes of groups, padded")
+        break;
+        CALL(80, MOE_SPLITS, "sizes of groups, padded")
         c->args.moe_splits.sizes = call_ids(te, 70, 100);
         c->args.moe_splits.padded = call_out(c, te, TE_I64, 1, (const int64_t[]){70});
         c->args.moe_splits.offsets = call_out(c, te, TE_I32, 1, (const int64_t[]){70});
         c->args.moe_splits.align = 16;
         c->tolerance = 0;
         break;
-        CALL(69, MOE_MASK_MAP, "map of a routing mask")
+        CALL(81, MOE_MASK_MAP, "map of a routing mask")
         c->args.moe_mask_map.routing_map = call_mask(te, M, 40);
         c->args.moe_mask_map.row_id_map = call_out(c, te, TE_I32, 2, (const int64_t[]){M, 81});
         c->args.moe_mask_map.tokens_per_expert = call_out(c, te, TE_I64, 1, (const int64_t[]){40});
         c->tolerance = 0;
         break;
-        CALL(70, MOE_INDEX_MAP, "map of routing indices")
+        CALL(82, MOE_INDEX_MAP, "map of routing indices")
         c->args.moe_index_map.experts = call_ids(te, 2 * M, 100);
         c->args.moe_index_map.row_id_map = call_out(c, te, TE_I32, 1, (const int64_t[]){2 * M});
         c->args.moe_index_map.num_out_tokens = 200;
         c->tolerance = 0;
         break;
-        CALL(71, MOE_CHUNK_MAP, "map of sorted chunks")
+        CALL(83, MOE_CHUNK_MAP, "map of sorted chunks")
         c->args.moe_chunk_map.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){50, 0, 13, 60});
         c->args.moe_chunk_map.sorted_index = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){2, 3, 1, 0});
         c->args.moe_chunk_map.row_id_map = call_out(c, te, TE_I32, 1, vm);
         c->tolerance = 0;
         break;
-        CALL(72, MOE_PERMUTE, "permute tokens and probabilities")
+        CALL(84, MOE_PERMUTE, "permute tokens and probabilities")
         c->args.moe_permute.x = call_normal(te, dtype, 2, mn, 1);
         c->args.moe_permute.row_id_map = call_mask_map(te, M, 40);
         c->args.moe_permute.probs = call_normal(te, TE_F32, 2, (const int64_t[]){M, 40}, 2);
@@ -886,13 +885,13 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.moe_permute.permuted_probs = call_out(c, te, TE_F32, 1, (const int64_t[]){2 * M});
         c->tolerance = 0;
         break;
-        CALL(73, MOE_UNPERMUTE, "unpermute with merging probabilities")
+        CALL(85, MOE_UNPERMUTE, "unpermute with merging probabilities")
         c->args.moe_unpermute.x = call_normal(te, dtype, 2, (const int64_t[]){2 * M, N}, 1);
         c->args.moe_unpermute.row_id_map = call_mask_map(te, M, 40);
         c->args.moe_unpermute.merging_probs = call_normal(te, TE_F32, 2, (const int64_t[]){M, 40}, 2);
         c->args.moe_unpermute.y = call_out(c, te, dtype, 2, mn);
         break;
-        CALL(74, MOE_UNPERMUTE_BWD, "unpermute backward")
+        CALL(86, MOE_UNPERMUTE_BWD, "unpermute backward")
         c->args.moe_unpermute_bwd.dy = call_normal(te, dtype, 2, mn, 1);
         c->args.moe_unpermute_bwd.x = call_normal(te, dtype, 2, (const int64_t[]){2 * M, N}, 2);
         c->args.moe_unpermute_bwd.row_id_map = call_mask_map(te, M, 40);
@@ -900,7 +899,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.moe_unpermute_bwd.dx = call_out(c, te, dtype, 2, (const int64_t[]){2 * M, N});
         c->args.moe_unpermute_bwd.dprobs = call_out(c, te, TE_F32, 2, (const int64_t[]){M, 40});
         break;
-        CALL(75, MOE_ROUTER_FWD, "router: eight of 264 experts, in four of eight groups")
+        CALL(87, MOE_ROUTER_FWD, "router: eight of 264 experts, in four of eight groups")
         c->args.moe_router_fwd.logits = call_normal(te, TE_F32, 2, mn, 1);
         c->args.moe_router_fwd.expert_bias = call_normal(te, TE_F32, 1, vn, 2);
         c->args.moe_router_fwd.probs = call_out(c, te, TE_F32, 2, mn);
@@ -911,14 +910,14 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.moe_router_fwd.score_function = TE_SCORE_SIGMOID;
         c->tolerance = 1e-5;
         break;
-        CALL(76, MOE_ROUTER_BWD, "router backward, all scores")
+        CALL(88, MOE_ROUTER_BWD, "router backward, all scores")
         c->args.moe_router_bwd.logits = call_normal(te, dtype, 2, mn, 1);
         c->args.moe_router_bwd.dprobs = call_normal(te, TE_F32, 2, mn, 2);
         c->args.moe_router_bwd.dlogits = call_out(c, te, dtype, 2, mn);
         c->args.moe_router_bwd.topk = 2;
         c->args.moe_router_bwd.all_scores = true;
         break;
-        CALL(77, MOE_AUX_LOSS_FWD, "auxiliary loss")
+        CALL(89, MOE_AUX_LOSS_FWD, "auxiliary loss")
         c->args.moe_aux_loss_fwd.probs = call_normal(te, dtype, 2, mn, 1);
         c->args.moe_aux_loss_fwd.tokens_per_expert = call_ids(te, N, 9);
         c->args.moe_aux_loss_fwd.loss = call_out(c, te, TE_F32, 1, one);
@@ -928,7 +927,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.moe_aux_loss_fwd.coeff = 1;
         c->tolerance = 1e-4; /* a sum of values of either sign */
         break;
-        CALL(78, MOE_AUX_LOSS_BWD, "auxiliary loss backward")
+        CALL(90, MOE_AUX_LOSS_BWD, "auxiliary loss backward")
         c->args.moe_aux_loss_bwd.dloss = te_tensor_full(te, TE_F32, 1, one, 0.5);
         c->args.moe_aux_loss_bwd.tokens_per_expert = call_ids(te, N, 9);
         c->args.moe_aux_loss_bwd.dprobs = call_out(c, te, dtype, 2, mn);
@@ -937,11 +936,10 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.moe_aux_loss_bwd.topk = 2;
         c->args.moe_aux_loss_bwd.coeff = 1;
         break;
-        CALL(79, GROUPED_COLUMN_SUM, "column sums of groups")
+        CALL(91, GROUPED_COLUMN_SUM, "column sums of groups")
         c->args.grouped_column_sum.x = call_normal(te, dtype, 2, mn, 1);
         c->args.grouped_column_sum.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){50, 0, 77});
         c->args.grouped_column_sum.out = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
->>>>>>> h-moe
         break;
     default: return false;
     }

@@ -27,6 +27,7 @@
 #include "api/train.h"
 #include "api/graph.h"
 #include "api/io.h"
+#include "api/models.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -136,6 +137,10 @@
 #include "ops/optim/op.c"
 #include "ops/optim/cpu.c"
 #include "ops/optim/cuda.c"
+#include "ops/softcap/kargs.h"
+#include "ops/softcap/op.c"
+#include "ops/softcap/cpu.c"
+#include "ops/softcap/cuda.c"
 #include "ops/record.c"
 #include "ops/table.c"
 #include "core/deferred.c"
@@ -180,9 +185,12 @@
 #include "nn/forward.c"
 #include "nn/layers.c"
 #include "nn/transformer.c"
+#include "nn/causal_lm.c"
 #include "train/adam.c"
 #include "io/json.c"
 #include "io/safetensors.c"
+#include "io/hf_config.c"
+#include "io/hf.c"
 #include "train/checkpoint.c"
 #include "report.c"
 

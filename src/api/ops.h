@@ -68,9 +68,12 @@
     X(mse_bwd, MSE_BWD, loss)                          \
     X(adam, ADAM, optim)                               \
     X(l2norm, L2NORM, optim)                           \
-    X(multi_scale, MULTI_SCALE, optim)
+    X(multi_scale, MULTI_SCALE, optim)                 \
+    X(softcap, SOFTCAP, softcap)                       \
+    X(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, softcap) \
+    X(capped_softmax_bwd, CAPPED_SOFTMAX_BWD, softcap)
 
-/* The operations: TE_OP_COPY ... TE_OP_MULTI_SCALE, in the order of TE_OP_LIST. */
+/* The operations: TE_OP_COPY ..., in the order of TE_OP_LIST. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* none: refused */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,

@@ -269,6 +269,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
         te_tensor_fill((te_tensor *)c->args.multi_scale.in[0], INFINITY); /* for found_inf to be written */
         c->args.multi_scale.found_inf = one_out;
         return way == 0;
+    case TE_OP_SOFTCAP: c->args.softcap.dy = mn; return way == 0;
     default: return false;
     }
 }

@@ -183,7 +183,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 $(BUILD)/models/venv: tools/models/requirements.txt
 	@mkdir -p $(@D)
 	$(PYTHON) -m venv $@
-	$@/bin/python -m pip install -qq --retries 1 --extra-index-url $(TORCH_INDEX) -r $<
+	@$@/bin/python -m pip install -qq --retries 0 --index-url $(TORCH_INDEX) "$$(grep '^torch==' $<)" 2>/dev/null || echo '  $(TORCH_INDEX) cannot be had: torch with CUDA'
+	$@/bin/python -m pip install -qq -r $<
 	@touch $@
 
 test-models: $(BUILD)/models/venv $(BUILD)/llama

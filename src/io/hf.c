@@ -25,13 +25,14 @@ typedef struct te__hf_folder {
     int num_shards, cap_shards;
     te__hf_place *places;
     int num_places, cap_places;
-    int unused; /* tensors of the files that the model has not */
 } te__hf_folder;
 
-static void te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
+static bool te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
     t->memory = &te->host_allocator;
     te__text_clear(t);
     te__text_printf(t, "%s%s%s", folder, folder[0] && te__is_slash(folder[strlen(folder) - 1]) ? "" : "/", name);
+    if (t->oom) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s", te__no_memory_text);
+    return !t->oom;
 }
 
 static void te__hf_folder_close(te__hf_folder *f) {
@@ -54,10 +55,10 @@ static void te__hf_folder_close(te__hf_folder *f) {
 static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
     te__text why = TE_ZERO;
     bool fine;
-    te__hf_join(path, f->te, f->path, name);
+    if (!te__hf_join(path, f->te, f->path, name)) return false;
     into->memory = &f->te->host_allocator;
-    fine = !path->oom && te__file_read(path->s, limit, into, &why);
-    if (!fine) te__fail(f->te, path->oom || into->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", path->oom ? te__no_memory_text : te__text_str(&why));
+    fine = te__file_read(path->s, limit, into, &why);
+    if (!fine) te__fail(f->te, into->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(&why));
     te__text_free(&why);
     if (!fine || strlen(te__text_str(into)) == into->n) return fine;
     te__fail(f->te, TE_ERR_FORMAT, "%s: byte %lld is 0; a text is expected", path->s, (long long)strlen(into->s));
@@ -73,8 +74,7 @@ static int te__hf_open_shard(te__hf_folder *f, const char *name) {
     s = &f->shards[f->num_shards];
     s->name = te__copy_string(f->te, name);
     if (!s->name) return -1;
-    te__hf_join(&path, f->te, f->path, name);
-    s->file = te_safetensors_open(f->te, te__text_str(&path));
+    s->file = te__hf_join(&path, f->te, f->path, name) ? te_safetensors_open(f->te, path.s) : NULL;
     te__text_free(&path);
     if (s->file) return f->num_shards++;
     te__free_string(f->te, s->name);
@@ -176,12 +176,11 @@ static const te_safetensors_entry *te__hf_find(te__hf_folder *f, const char *nam
 
 static bool te__hf_open_weights(te__hf_folder *f) {
     te__text single = TE_ZERO;
-    bool there;
-    te__hf_join(&single, f->te, f->path, "model.safetensors");
-    te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
-    there = te__file_exists(te__text_str(&single));
+    const bool fine = te__hf_join(&single, f->te, f->path, "model.safetensors") && te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
+    const bool there = fine && te__file_exists(single.s);
     te__text_free(&single);
-    if (there || !te__file_exists(te__text_str(&f->index_path))) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
+    if (!fine) return false;
+    if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
     return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) && te__hf_parse_index(f) && te__hf_open_shards(f);
 }
 
@@ -198,8 +197,10 @@ static int64_t te__hf_num_tensors(const te__hf_folder *f) {
 static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
     const int64_t have = te__hf_num_tensors(f), need = (int64_t)d->num_hidden_layers * te__max(d->num_local_experts, 1);
     if (need <= have) return true;
-    te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d%s%s, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers, d->num_local_experts ? " with experts in each" : "",
-             "", (long long)have);
+    if (d->num_local_experts)
+        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers,
+                 d->num_local_experts, (long long)have);
+    else te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers, (long long)have);
     return false;
 }
 
@@ -364,10 +365,10 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te_no_grad_begin(te);
     result = te_module_visit_tensors(model, te__hf_list_add, &l) ? TE_OK : te_error_code(te);
     if (result == TE_OK && !te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
-    te__hf_join(&path, te, folder, "model.safetensors");
-    if (result == TE_OK) result = te_safetensors_write(te, te__text_str(&path), l.items, l.n, format, 1);
-    te__hf_join(&path, te, folder, "config.json");
-    if (result == TE_OK && !te__file_write_atomic(te__text_str(&path), s->config, strlen(s->config), &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors")) result = te_safetensors_write(te, path.s, l.items, l.n, format, 1);
+    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") && !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
+        result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK) result = te->error_code;
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
     for (i = 0; i < l.n; i++) te__free_string(te, (char *)l.items[i].name);

@@ -1,7 +1,7 @@
 /* test_hf.c: folders of transformers, written here: a model computes what its formula says in f64, is written as it was read, and whatever contradicts itself is refused by name.
  * tools/models compares with transformers itself. */
 #define _POSIX_C_SOURCE 200809L
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 #include <sys/stat.h>
 
@@ -465,4 +465,39 @@ TE_TEST(hf_survives_damage) {
         te_clear_error(te);
     }
     CHECK_MSG(opened > ROUNDS / 50 / test_every(5), "%d of %d opened: every change was fatal", opened, ROUNDS);
+}
+
+/* Every request for memory in turn is refused: opening, running with a cache, writing. Nothing is lost, the folder that is written is whole or is not there, and the context goes on. */
+TE_TEST(hf_memory_runs_out) {
+    purse *host = new_purse();
+    te_ctx_desc desc = purse_desc(host, NULL);
+    make_folder(test_context("cpu"), "llama");
+    te_ctx *te = test_context_with(&desc);
+    bool whole = false;
+    for (int64_t n = 1; !whole; n += test_every(7)) {
+        test_case("request %lld", (long long)n);
+        te_module *m = NULL;
+        te_kv_cache *c = NULL;
+        te_scope_begin(te);
+        te_no_grad_begin(te);
+        host->calls = host->refused = 0;
+        host->fail_at = n;
+        m = te_hf_open(te, test_path("llama"), &(te_hf_desc){.params_dtype = TE_BF16});
+        c = te_kv_cache_create(m, 1, S);
+        te_tensor *y = run(m, 0, S, c);
+        te_result saved = te_hf_save(m, test_path("written"));
+        host->fail_at = 0;
+        whole = host->refused == 0;
+        CHECK(te_ok(te) == (m && c && y && saved == TE_OK) && (te_ok(te) || !whole)); /* the pool gives back what it keeps, and asks once more */
+        if (!te_ok(te)) CHECK_EQ_INT(te_error_code(te), TE_ERR_OUT_OF_MEMORY);
+        te_no_grad_end(te);
+        te_scope_end(te);
+        te_kv_cache_destroy(c);
+        te_module_destroy(m);
+        te_clear_error(te);
+        REQUIRE(n < 100000);
+    }
+    te_module *m = te_hf_open(te, test_path("written"), NULL);
+    CHECK_OK(te);
+    te_module_destroy(m);
 }

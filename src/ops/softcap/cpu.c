@@ -35,7 +35,7 @@ static void te__capped_scores(const te__capped_softmax_kargs *a, int64_t at, int
 }
 
 static void te__capped_zeros(const te__capped_softmax_kargs *a, int64_t at, int64_t end) {
-    static const float zeros[TE__SOFTCAP_RUN];
+    float zeros[TE__SOFTCAP_RUN] = TE_ZERO;
     for (; at < end; at += TE__SOFTCAP_RUN) te__store_row(a->y, (te_dtype)a->y_dt, at, te__min(TE__SOFTCAP_RUN, end - at), zeros);
 }
 

@@ -25,7 +25,7 @@ static struct {
     const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out;
     int generate, steps;
     double lr;
-    bool no_cache, checkpoint, quantized_weights, resume;
+    bool exact, no_cache, checkpoint, quantized_weights, resume;
 } opt = {.steps = 100, .lr = 1e-5};
 
 typedef enum kind { FLAG, COUNT, NUMBER, TEXT } kind;
@@ -49,6 +49,7 @@ static const struct option {
     {"--resume", FLAG, &opt.resume, "go on from what --out has"},
     {"--dtype", TEXT, &opt.dtype, "f32 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
+    {"--exact", FLAG, &opt.exact, "on a GPU, products of f32 without rounding to TF32: slow"},
     {"--device", TEXT, &opt.device, "cpu, cuda:0 ... (the first GPU, or else the CPU)"},
 };
 enum { NUM_OPTIONS = sizeof options / sizeof *options };
@@ -279,7 +280,7 @@ static void train(sequences *s) {
 
 int main(int argc, char **argv) {
     read_options(argc, argv);
-    te = te_ctx_create(&(te_ctx_desc){.device = opt.device});
+    te = te_ctx_create(&(te_ctx_desc){.device = opt.device, .exact_f32 = opt.exact});
     check();
     open_model();
     sequences s = read_sequences(opt.train ? opt.train : opt.ids, vocabulary_of_model());

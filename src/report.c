@@ -1,4 +1,4 @@
-/* report.c: what was found, what was done, what would be done: warm-up, explanations, the report. Knows everything; nothing knows it. */
+/* report.c: warm-up, explanations of calls, the report on machine and context. Knows everything; nothing knows it. */
 
 /* ---- warm-up ---- */
 
@@ -59,7 +59,7 @@ static int te__arch_number(const char *name) {
     if (end == name + 3 || (*end && strcmp(end, "a") != 0 && strcmp(end, "f") != 0)) return 0;
     return n >= 80 && n < 1000 ? (int)n : 0;
 }
-/* Multiprocessors of the usual card of an architecture: launches are planned for it when no card is there to ask. */
+/* Multiprocessors of a typical GPU of each architecture, for plans without a GPU. */
 static int te__arch_sms(int sm) { return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148; }
 
 static void te__plan_describe(const te__plan *p, te_explanation *out) {
@@ -126,7 +126,7 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
-    if (!supported && !pending) te_clear_error(te); /* asking is no mistake */
+    if (!supported && !pending) te_clear_error(te); /* the answer "no" is no error of the context */
     if (te && te->capture) te->capture->failed = failed;
     return supported;
 }
@@ -214,7 +214,7 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                 (unsigned long long)m.device_allocs);
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
                 j->from_ptx, (unsigned long long)j->launches);
-        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were made anew\n", j->cache_damaged);
+        if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }
     return t.used;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALL_MAX_OUTPUTS = 4 };
+enum { CALL_MAX_OUTPUTS = 5 };
 
 /* A call that is ready to be made. Tensors belong to the context's innermost scope. */
 typedef struct call {
@@ -52,6 +52,37 @@ static inline te_tensor *call_out(call *c, te_ctx *te, te_dtype dtype, int ndim,
     if (c->num_out < CALL_MAX_OUTPUTS) c->out[c->num_out++] = x;
     return x;
 }
+/* Two sequences of 60 and 77 queries and of 91 and 50 keys, with padding between them. */
+static inline te_attn_extras call_packed(te_ctx *te) {
+    static const int32_t q[3] = {0, 60, 137}, kv[3] = {0, 91, 141}, q_padded[3] = {0, 64, 144}, kv_padded[3] = {3, 96, 160};
+    const int64_t three[1] = {3}, slopes[2] = {2, 8};
+    te_attn_extras x;
+    memset(&x, 0, sizeof x);
+    x.cu_seqlens_q = te_tensor_from_host(te, TE_I32, 1, three, q);
+    x.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, 1, three, kv);
+    x.cu_seqlens_q_padded = te_tensor_from_host(te, TE_I32, 1, three, q_padded);
+    x.cu_seqlens_kv_padded = te_tensor_from_host(te, TE_I32, 1, three, kv_padded);
+    x.max_seqlen_q = 80;
+    x.max_seqlen_kv = 96;
+    x.core_attention_bias_type = TE_ATTN_BIAS_ALIBI;
+    x.alibi_slopes = te_tensor_full(te, TE_F32, 2, slopes, 0.125);
+    return x;
+}
+/* A bias for each head, a mask for all that hides every third key, and an offset of the softmax; for the catalogue's [77, 2, 8, 64]. */
+static inline te_attn_extras call_biased(te_ctx *te, te_dtype dtype) {
+    const int64_t bias[4] = {1, 8, 77, 77}, keys[4] = {1, 1, 1, 77}, heads[1] = {8};
+    unsigned char hidden[77];
+    te_attn_extras x;
+    int i;
+    memset(&x, 0, sizeof x);
+    for (i = 0; i < 77; i++) hidden[i] = i % 3 == 1;
+    x.attention_mask = te_tensor_from_host(te, TE_U8, 4, keys, hidden);
+    x.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
+    x.core_attention_bias = call_normal(te, dtype, 4, bias, 6);
+    x.softmax_type = TE_SOFTMAX_LEARNABLE;
+    x.softmax_offset = call_normal(te, TE_F32, 1, heads, 7);
+    return x;
+}
 /* E2M1 codes [rows, ld], ld even: every pair of codes comes up. */
 static inline te_tensor *call_fp4(te_ctx *te, int64_t rows, int64_t ld) {
     const int64_t shape[2] = {rows, ld};
@@ -92,6 +123,7 @@ static inline te_tensor *call_bytes(te_ctx *te, te_dtype dtype, int64_t rows, in
 static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
     const int64_t m2n[2] = {M, 2 * N}, row[2] = {M, 272}, scales[1] = {6}, history[2] = {4, 6};
+    const int64_t packed_q[3] = {150, 8, 64}, packed_kv[3] = {170, 2, 64}, eight[1] = {8};
     const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N}, slice[1] = {20001};
     static te_adam_tensor adam[1];
     static const te_tensor *list[2];
@@ -636,18 +668,82 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_bwd.scale_inv = te_tensor_full(te, TE_F32, 1, one, 0);
         c->args.act_bwd.amax = call_out(c, te, TE_F32, 1, one);
         break;
-        CALL(63, SOFTCAP, "capped numbers")
+        CALL(63, ATTN_FWD, "attention of packed sequences, alibi")
+        c->args.attn_fwd.q = call_normal(te, dtype, 3, packed_q, 1);
+        c->args.attn_fwd.k = call_normal(te, dtype, 3, packed_kv, 2);
+        c->args.attn_fwd.v = call_normal(te, dtype, 3, packed_kv, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 3, packed_q);
+        c->args.attn_fwd.lse = te_tensor_zeros(te, TE_F32, 2, (const int64_t[]){8, 150}); /* no output to compare: -inf in padding */
+        c->args.attn_fwd.format = TE_THD;
+        c->args.attn_fwd.mask = TE_MASK_PADDING_CAUSAL;
+        c->args.attn_fwd.extras = call_packed(te);
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(64, ATTN_BWD, "attention of packed sequences, alibi, backward")
+        c->args.attn_bwd.q = call_normal(te, dtype, 3, packed_q, 1);
+        c->args.attn_bwd.k = call_normal(te, dtype, 3, packed_kv, 2);
+        c->args.attn_bwd.v = call_normal(te, dtype, 3, packed_kv, 3);
+        c->args.attn_bwd.o = call_normal(te, dtype, 3, packed_q, 4);
+        c->args.attn_bwd.d_o = call_normal(te, dtype, 3, packed_q, 5);
+        c->args.attn_bwd.lse = te_tensor_full(te, TE_F32, 2, (const int64_t[]){8, 150}, 4);
+        c->args.attn_bwd.dq = call_out(c, te, dtype, 3, packed_q);
+        c->args.attn_bwd.dk = call_out(c, te, dtype, 3, packed_kv);
+        c->args.attn_bwd.dv = call_out(c, te, dtype, 3, packed_kv);
+        c->args.attn_bwd.format = TE_THD;
+        c->args.attn_bwd.mask = TE_MASK_PADDING_CAUSAL;
+        c->args.attn_bwd.extras = call_packed(te);
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(65, ATTN_FWD, "attention with bias, mask and learnable offset")
+        c->args.attn_fwd.q = call_normal(te, dtype, 4, q, 1);
+        c->args.attn_fwd.k = call_normal(te, dtype, 4, kv, 2);
+        c->args.attn_fwd.v = call_normal(te, dtype, 4, kv, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 4, q);
+        c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, lse);
+        c->args.attn_fwd.max_logit = call_out(c, te, TE_F32, 1, eight);
+        c->args.attn_fwd.mask = TE_MASK_ARBITRARY;
+        c->args.attn_fwd.extras = call_biased(te, dtype);
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(66, ATTN_BWD, "attention with bias, mask and learnable offset, backward")
+        c->args.attn_bwd.q = call_normal(te, dtype, 4, q, 1);
+        c->args.attn_bwd.k = call_normal(te, dtype, 4, kv, 2);
+        c->args.attn_bwd.v = call_normal(te, dtype, 4, kv, 3);
+        c->args.attn_bwd.o = call_normal(te, dtype, 4, q, 4);
+        c->args.attn_bwd.d_o = call_normal(te, dtype, 4, q, 5);
+        c->args.attn_bwd.lse = te_tensor_full(te, TE_F32, 3, lse, 4);
+        c->args.attn_bwd.dq = call_out(c, te, dtype, 4, q);
+        c->args.attn_bwd.dk = call_out(c, te, dtype, 4, kv);
+        c->args.attn_bwd.dv = call_out(c, te, dtype, 4, kv);
+        c->args.attn_bwd.dbias = call_out(c, te, dtype, 4, (const int64_t[]){1, 8, 77, 77});
+        c->args.attn_bwd.dsoftmax_offset = call_out(c, te, TE_F32, 1, eight);
+        c->args.attn_bwd.mask = TE_MASK_ARBITRARY;
+        c->args.attn_bwd.extras = call_biased(te, dtype);
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(67, ATTN_FWD, "attention to a cache in pages")
+        c->args.attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){5, 2, 8, 64}, 1);
+        c->args.attn_fwd.k = call_normal(te, dtype, 4, (const int64_t[]){8, 16, 2, 64}, 2);
+        c->args.attn_fwd.v = call_normal(te, dtype, 4, (const int64_t[]){8, 16, 2, 64}, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){5, 2, 8, 64});
+        c->args.attn_fwd.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+        c->args.attn_fwd.extras.cu_seqlens_q = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
+        c->args.attn_fwd.extras.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 41, 101});
+        c->args.attn_fwd.extras.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(68, SOFTCAP, "capped numbers")
         c->args.softcap.x = call_normal(te, dtype, 2, mn, 1);
         c->args.softcap.y = call_out(c, te, dtype, 2, mn);
         c->args.softcap.cap = 0.7f;
         break;
-        CALL(64, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
+        CALL(69, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
         c->args.capped_softmax_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.capped_softmax_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.capped_softmax_fwd.scale = 3;
         c->args.capped_softmax_fwd.cap = 2;
         break;
-        CALL(65, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
+        CALL(70, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
         c->args.capped_softmax_bwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.capped_softmax_bwd.dy = call_normal(te, dtype, 2, mn, 2);
         c->args.capped_softmax_bwd.dx = call_out(c, te, dtype, 2, mn);

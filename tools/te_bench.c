@@ -1,18 +1,17 @@
-/* te_bench: how fast, as ratios against what this machine's own libraries reach in the same run: cuBLASLt (opened at run time, if it is
- * there) for products, a device-to-device copy for everything that moves memory.
+/* te_bench: measures speed, as a ratio to a reference in the same run: cuBLASLt (opened at run time, if it is there) for products, a
+ * device-to-device copy for everything that moves memory.
  *
  *     te_bench [--csv FILE] [--profile] [WORD ...]
  *     te_bench --tune [MxNxK | all] [tn | nn | nt] [f32] [bf16 | fp8 | fp8-split | fp8-1x128-128x128 | fp8-1x128-1x128 | mxfp8 | nvfp4]
  *
  * WORD: only rows whose name has one of them: gemm, "gemm bf16", epilogue, odd, norm, adam, layer .. --profile: below each row of a layer, the time of
- * each kernel. --tune: every tile and number of splits that te_op_gemm's choice weighs, fastest first, with what it thinks of them.
+ * each kernel. --tune: every tile and number of splits that te_op_gemm's choice weighs, fastest first, with the cost that the choice estimates for each.
  *
  * Every figure is the median of at least 15 runs between CUDA events, on random normal data, with the L2 cache flushed before each run:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
  * and then reading, since such a call leaves none either. Clocks are left as they are.
  *
- * The first line says of what the figures are: GPU, driver, libraries, date, and the commit that the environment variable TE_BENCH_COMMIT names; `make bench`
- * sets it. */
+ * The first line names GPU, driver, libraries, date, and the commit in the environment variable TE_BENCH_COMMIT, which `make bench` sets. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #define TE__TUNE
@@ -26,7 +25,7 @@ typedef struct bench {
     te_tensor *flush; /* larger than the L2 cache */
     te_tensor *flushed;
     te__cu_handle start, end;
-    bool reads_only;  /* what is measured writes next to nothing */
+    bool reads_only;  /* the measured call writes next to nothing */
     double copy_rate; /* bytes a second, read and written */
     const char **words;
     int num_words;
@@ -98,7 +97,7 @@ static bool wanted(const bench *b, const char *name) {
     return b->num_words == 0;
 }
 
-/* `ours` and `theirs` (0: there is nothing) in the same unit; against: what theirs is. */
+/* `ours` and `theirs` (0: there is nothing) in the same unit; against: the name of theirs. */
 static void report_against(bench *b, const char *name, const char *shape, double seconds, double ours, double theirs, const char *unit, const char *against) {
     char ratio[32] = "-";
     if (!te_ok(b->te)) {
@@ -173,7 +172,7 @@ static void profile_name(te__cu_handle function, char text[TE__LAUNCH_TEXT]) {
 }
 
 /* One run with an event before and after each launch; launches of the same kernel are added up, longest first. Copies and fills by the driver
- * are none. What lies between the launches counts as well in the time of the whole: the events themselves, or a GPU that waits for the host. */
+ * are none. The time of the whole also counts the gaps between the launches: the events themselves, or a GPU that waits for the host. */
 static void profile(bench *b, work_fn work, void *arg) {
     typedef struct total {
         te__cu_handle function;
@@ -530,7 +529,7 @@ static void bench_decoded(bench *b, const shape_list *list, const char *name, te
     family_report(&f);
 }
 
-/* What cuBLASLt's own epilogue costs it, so that ours can be compared. */
+/* The cost of cuBLASLt's own epilogue, over its product without one. */
 static void bench_their_epilogue(bench *b, family *f, const char *shape, product *changed, product *plain) {
     double seconds[2] = {1, 1}, flops = 2.0 * (double)changed->args.m * (double)changed->args.n * (double)changed->args.k, difference;
     if (!b->lt || !te_ok(b->te)) return;
@@ -547,7 +546,7 @@ static void bench_their_epilogue(bench *b, family *f, const char *shape, product
     report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12, "TFLOP/s", "cuBLASLt without it");
 }
 
-/* What an epilogue costs: over the same product without it. */
+/* The cost of an epilogue, over the same product without it. */
 static void bench_epilogues(bench *b) {
     enum { BIAS, GELU, DGELU, DGELU_BIAS_GRADIENT, EPILOGUES };
     static const char *const epilogue[EPILOGUES] = {"bias", "bias, GELU, aux", "dGELU", "dGELU, bias gradient"};
@@ -588,10 +587,12 @@ static void bench_epilogues(bench *b) {
         }
 }
 
-/* Small and odd shapes, over the next multiples of 128 (k: 64): the padded shape's time over this one's. */
+static const int64_t odd[][3] = {{4095, 4097, 4095}, {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
+                                 {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}, {3000, 3000, 3000}, {4096, 4096, 4104}, {8192, 6144, 4104}};
+static const shape_list odd_shapes = {odd, sizeof odd / sizeof *odd};
+
+/* Small and odd shapes, over the next multiples of 128 (k: 64): the padded shape's time over this one's. And over cuBLASLt, where it has them. */
 static void bench_odd(bench *b) {
-    static const int64_t odd[][3] = {{4095, 4097, 4095}, {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {127, 129, 255}, {1, 4095, 4097}, {4097, 1, 4095}, {63, 2111, 7167}, {511, 4095, 4095}, {1000, 1000, 1000},
-                                     {4096, 4096, 4095}, {4096, 4095, 4096}, {4095, 4096, 4096}, {8191, 6145, 4097}, {8192, 50257, 768}};
     static const struct {
         const char *name;
         te_quant_kind kind;
@@ -623,9 +624,13 @@ static void bench_odd(bench *b) {
         family_report(&f);
         if (f.count) printf("%-42s at most %.2f times the padded shape's time\n", f.name, 1 / f.least);
     }
+    bench_products(b, &odd_shapes, "odd bf16 TN against cuBLASLt", TE_QUANT_NONE, false, TN, TE_BF16, false, false);
+    bench_products(b, &odd_shapes, "odd bf16 NN against cuBLASLt", TE_QUANT_NONE, false, NN, TE_BF16, false, false);
+    bench_products(b, &odd_shapes, "odd bf16 NT against cuBLASLt", TE_QUANT_NONE, false, NT, TE_BF16, false, false);
+    bench_products(b, &odd_shapes, "odd fp8 fast against cuBLASLt", TE_QUANT_CURRENT, false, TN, TE_BF16, false, false);
 }
 
-/* ---- what a call costs the host ---- */
+/* ---- host time of a call ---- */
 
 static void bench_host(bench *b) {
     static const te_quant_kind kinds[] = {TE_QUANT_DELAYED, TE_QUANT_CURRENT, TE_QUANT_BLOCK, TE_QUANT_MXFP8, TE_QUANT_NVFP4};
@@ -687,7 +692,7 @@ static void bench_host(bench *b) {
         }
 }
 
-/* ---- what raw operations, a layer and a graph cost the host ---- */
+/* ---- host time of raw operations, a layer and a graph ---- */
 
 typedef struct host_calls {
     te_ctx *te;
@@ -855,7 +860,7 @@ static void bench_steps(bench *b, const char *size, int64_t hidden, int64_t ffn,
     te_scope_end(b->te);
 }
 
-/* ---- what moves memory ---- */
+/* ---- operations that move memory ---- */
 
 static void run_copy(bench *b, void *arg) {
     te_tensor **x = (te_tensor **)arg;
@@ -1424,7 +1429,7 @@ static void bench_layer(bench *b, int64_t tokens) {
     te_scope_end(b->te);
 }
 
-/* ---- several layers: what becomes of their activations ---- */
+/* ---- several layers: activations kept, offloaded, computed again ---- */
 
 typedef struct model_step {
     te_module *layers;
@@ -1533,7 +1538,7 @@ static void bench_model(bench *b, int num_layers, int64_t tokens) {
 /* ---- alternatives of a product: --tune ---- */
 
 typedef struct alternative {
-    double seconds, cost; /* measured, and what the choice thinks in units of its own */
+    double seconds, cost; /* measured, and estimated by the choice in units of its own */
     int index;
     char text[TE__LAUNCH_TEXT + 32];
 } alternative;
@@ -1669,7 +1674,7 @@ static int tune(bench *b) {
     return 0;
 }
 
-/* What the figures are of. */
+/* The first line: GPU, driver, libraries, date and commit. */
 static void bench_head(bench *b) {
     const te__nvrtc *nvrtc = te__nvrtc_open(te__driver_major(), NULL);
     const char *commit = getenv("TE_BENCH_COMMIT");

@@ -1,7 +1,7 @@
-/* te_explain: what would each operation do, on which GPU, and why: native or emulated, which kernel, how much workspace. Needs no GPU.
+/* te_explain: prints how each operation would run on a GPU, and why: native or emulated, kernels and options, workspace. Needs no GPU.
  *
  *     te_explain                        every operation on sm_90, bf16
- *     te_explain --device sm_80 gemm    those whose name holds "gemm", elsewhere
+ *     te_explain --device sm_80 gemm    those whose name holds "gemm", on sm_80
  *     te_explain --dtype f32 --all      on every architecture */
 #define TE_IMPLEMENTATION
 #include "te.h"

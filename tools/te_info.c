@@ -1,5 +1,5 @@
-/* te_info: what te.h found on this machine. te_info --selftest also runs every operation on the GPU against the CPU reference: the report
- * to paste into a bug report. */
+/* te_info: prints te_report: devices, libraries, caches. te_info --selftest also runs every operation on the GPU against the CPU reference; its
+ * output belongs into a bug report. */
 #define TE_IMPLEMENTATION
 #include "te.h"
 #include "catalogue.h"

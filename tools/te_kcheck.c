@@ -16,8 +16,8 @@
 enum { NUM_ARCHS = 7, TIMED_ARCH = 90 };
 static const int archs[NUM_ARCHS] = {80, 86, 89, 90, 100, 103, 120};
 
-/* Processor seconds of one row at sm_90a. A second is what we want of an idle core; one that shares its caches and its execution units with
- * others, in a machine that is busy with its tests, may take twice as long for the same. */
+/* Processor seconds of one row at sm_90a: the goal on an idle core, and the limit. A core that shares its caches and execution units with others
+ * may take twice as long for the same row. */
 static const double seconds_wanted = 1.0, seconds_allowed = 2.0;
 
 typedef struct result {
@@ -29,7 +29,7 @@ typedef struct result {
 
 typedef struct row {
     char family[64], kernel[96], options[TE__OPTIONS_TEXT];
-    bool ahead; /* the general form of a kernel that has rows: nobody waits for NVRTC to compile it */
+    bool ahead; /* the general form of a kernel that has rows: users wait for NVRTC to compile rows alone */
     te__kernel_marks marks;
     te__unit unit;
     result results[NUM_ARCHS];
@@ -72,16 +72,25 @@ static row *add_row(const te__kernels *kernels, const char *family, const char *
     return r;
 }
 
-/* "X_DT=3 Y_DT=3  and words" => "X_DT=3,Y_DT=3". */
-static void row_options(const char *text, char out[TE__OPTIONS_TEXT]) {
+/* The number-th row of a mark: "X_DT=2|3 Y_DT=1" has "X_DT=2,Y_DT=1" and "X_DT=3,Y_DT=1". Each option takes its value by the number's next digit, whose base is
+ * the count of its values. False beyond the last row. */
+static bool row_options(const char *text, int number, char out[TE__OPTIONS_TEXT]) {
     size_t used = 0;
     out[0] = 0;
     while (*text) {
-        size_t n = strcspn(text, " ");
-        if (memchr(text, '=', n) && used + n + 2 < TE__OPTIONS_TEXT)
-            used += (size_t)snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%.*s", used ? "," : "", (int)n, text);
+        size_t n = strcspn(text, " "), name = strcspn(text, "=") + 1;
+        if (name <= n) {
+            int count = 1;
+            const char *value = text + name;
+            for (size_t i = name; i < n; i++) count += text[i] == '|';
+            for (int pick = number % count; pick > 0; pick--) value = strchr(value, '|') + 1;
+            number /= count;
+            if (used + n + 2 < TE__OPTIONS_TEXT)
+                used += (size_t)snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%.*s%.*s", used ? "," : "", (int)name, text, (int)strcspn(value, "| "), value);
+        }
         text += n + strspn(text + n, " ");
     }
+    return number == 0;
 }
 
 /* True if no word was given or one is in "family/kernel options". */
@@ -93,7 +102,7 @@ static bool chosen(int argc, char **argv, const char *family, const char *kernel
     return argc == 1;
 }
 
-/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for what is no kernel. */
+/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for a path of another kind. */
 static bool kernel_path(const char *path, char family[64], char kernel[96]) {
     const char *slash = te__starts_with(path, "ops/") ? strchr(path + 4, '/') : NULL;
     if (!slash || !te__ends_with(path, ".cu")) return false;
@@ -229,10 +238,9 @@ int main(int argc, char **argv) {
         te__kernel_marks marks = te__kernel_marks_of(text);
         if (marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks)->ahead = te__kernel_mark(text, "row", 0, value, sizeof value);
         int n = 0;
-        for (; te__kernel_mark(text, "row", n, value, sizeof value); n++) {
-            row_options(value, options);
-            if (chosen(argc, argv, family, kernel, options)) add_row(kernels, family, kernel, options, &marks);
-        }
+        for (; te__kernel_mark(text, "row", n, value, sizeof value); n++)
+            for (int number = 0; row_options(value, number, options); number++)
+                if (chosen(argc, argv, family, kernel, options)) add_row(kernels, family, kernel, options, &marks);
         if (n == 0 && !marks.baseline && chosen(argc, argv, family, kernel, "")) add_row(kernels, family, kernel, "", &marks);
     }
     run_all();

@@ -9,7 +9,7 @@
 #include "te_parts.h"
 #include "lz_pack.h"
 
-enum { BUDGET = 600 * 1000 /* bytes of baseline.inc: what te.h may grow by for it */, LINE = 150, MAX_BASELINES = 256 };
+enum { BUDGET = 600 * 1000 /* bytes of baseline.inc, which te.h contains */, LINE = 150, MAX_BASELINES = 256 };
 
 typedef struct baseline {
     char name[160], digest[TE__DIGEST_CHARS + 1];
@@ -22,7 +22,7 @@ static int count;
 
 static int by_name(const void *a, const void *b) { return strcmp(((const baseline *)a)->name, ((const baseline *)b)->name); }
 
-/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for what is no kernel. */
+/* "ops/norm/norm_fwd.cu" => norm, norm_fwd. False for a path of another kind. */
 static bool kernel_path(const char *path, char family[64], char kernel[96]) {
     const char *slash = te__starts_with(path, "ops/") ? strchr(path + 4, '/') : NULL;
     if (!slash || !te__ends_with(path, ".cu")) return false;
@@ -60,13 +60,13 @@ static int check(void) {
     return current ? 0 : 1;
 }
 
-/* NVRTC 12.0 defines these in every program (<nv/target>); no kernel reads them, and their names have a hash that is nobody's. */
+/* NVRTC 12.0 defines these in every program (<nv/target>); no kernel reads them, and a hash in their names changes without need. */
 static bool useless_line(const char *line) {
     const char *end = line + strcspn(line, "\n"), *name = strstr(line, "2nv6target");
     return te__starts_with(line, ".global ") && name && name < end;
 }
 
-/* PTX without comments, empty lines and what white space it can do without. */
+/* PTX without comments, empty lines and needless white space. */
 static void put_tight(te__text *out, const char *ptx) {
     bool space = false;
     char last = '\n';
@@ -87,7 +87,7 @@ static void put_tight(te__text *out, const char *ptx) {
     }
 }
 
-/* What te__ptx_unfold undoes. */
+/* The inverse of te__ptx_unfold. */
 static void fold(te__text *out, const char *ptx) {
     long last[TE__COUNT(te__ptx_kinds)] = TE_ZERO;
     for (size_t n; *ptx;) {

@@ -70,15 +70,15 @@ typedef struct te_checkpoint_desc {
  * Source: transformer_engine.pytorch.checkpoint; Chen et al. 2016. */
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *desc);
 
-/* Hooks on saved tensors (torch.autograd.graph.saved_tensors_hooks): what tape nodes keep for their backward functions goes through `pack`, and comes back
- * through `unpack` right before it is read: to offload it, to compress it, to look at it. */
+/* Hooks on saved tensors (torch.autograd.graph.saved_tensors_hooks), to offload, compress or inspect them: each tensor that a tape node keeps for its backward
+ * function goes through `pack`, and comes back through `unpack` right before it is read. */
 typedef struct te_saved_tensors_hooks {
     /* Gets a tensor that a node saves (borrowed; activations, plain or quantized: parameters are not offered) and returns a handle in its place; NULL => the
      * tensor stays. Several nodes may save one tensor. */
     void *(*pack)(void *user, te_tensor *x);
     /* Gives a tensor of that shape and format back for a handle, once (borrowed from the innermost scope, or retained by the hooks' owner). */
     te_tensor *(*unpack)(void *user, void *handle);
-    /* Lets go of a handle whose node is forgotten without being played; NULL => nothing to let go of. */
+    /* Releases a handle whose node is forgotten without being played; NULL => handles need no release. */
     void (*drop)(void *user, void *handle);
     void *user; /* handed to all three; lives until the nodes that were recorded in the region are gone */
 } te_saved_tensors_hooks;

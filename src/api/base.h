@@ -33,7 +33,6 @@
  * own macros when te.h comes from a shared library. */
 TE_API int te_version(void);
 
-
 /* "f32", "bf16", "e4m3" ...; "?" for a value outside the list. Static string. */
 TE_API const char *te_dtype_name(te_dtype dtype);
 /* Bits of one element: 32, 16, 8, 4, 64; 0 for a value outside the list. */
@@ -49,7 +48,7 @@ typedef enum te_result {
     TE_ERR_DTYPE,         /* number formats do not fit each other */
     TE_ERR_UNSUPPORTED,   /* the call is legal, and this backend has no kernel for it; the message says which has */
     TE_ERR_OUT_OF_MEMORY, /* host or device memory; nothing was changed and the context stays usable */
-    TE_ERR_DEVICE,        /* the driver refused; the message carries its own words */
+    TE_ERR_DEVICE,        /* a call of the driver failed; the message carries the driver's text */
     TE_ERR_LIBRARY,       /* libcuda or libnvrtc is missing or too old; the message lists the paths that were tried */
     TE_ERR_COMPILE,       /* NVRTC refused a kernel; the message carries its log */
     TE_ERR_IO,            /* a file could not be read or written */
@@ -63,7 +62,7 @@ TE_API const char *te_result_name(te_result result);
 
 /* An option that is neither on nor off while it is zero: see "Options" at the top. */
 typedef enum te_switch {
-    TE_DEFAULT = 0, /* what the field's comment names */
+    TE_DEFAULT = 0, /* the default that the field's comment names */
     TE_ON = 1,      /* yes */
     TE_OFF = 2      /* no */
 } te_switch;

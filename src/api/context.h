@@ -32,10 +32,11 @@ typedef struct te_ctx_desc {
     te_log_level log_level;         /* 0 => $TE_LOG (1 .. 4), else TE_LOG_WARN */
     int cpu_threads;                /* 0 => $TE_THREADS, else the processors of the machine (64 at most) */
     uint64_t seed;                  /* of the random state; 0 => 1234 */
+    bool exact_f32;                 /* CUDA: f32 operands of products keep all their bits, at the speed of plain arithmetic; false => they are rounded to TF32 */
     bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its own */
 } te_ctx_desc;
 
-/* Makes a context. desc may be NULL. Returns NULL only if the host memory for it could not be had. A device that was named and cannot be
+/* Makes a context. desc may be NULL. Returns NULL only if host memory for it could not be allocated. A device that was named and cannot be
  * opened gives a context whose te_ok is false and whose te_error says what was tried and what to do; where no device was named, the
  * context is of the CPU. Owned by the caller: te_ctx_destroy. */
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);

@@ -16,7 +16,11 @@
  * Errors. A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
  * threads are told. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
 
-typedef enum te_reduce_op { TE_REDUCE_SUM = 0, TE_REDUCE_MAX = 1 /* NaN is ignored */ } te_reduce_op;
+/* The operation of te_all_reduce. */
+typedef enum te_reduce_op {
+    TE_REDUCE_SUM = 0, /* in f32 for float formats, rounded once */
+    TE_REDUCE_MAX = 1  /* NaN is ignored */
+} te_reduce_op;
 
 /* An implementation. Each function returns TE_OK, or an error code that the library reports with the group's name and rank; the arguments that it gets
  * have been checked. Work on a GPU belongs on the stream te_ctx_cu_stream(te). */
@@ -61,14 +65,14 @@ TE_API int te_group_size(const te_group *group); /* the number of ranks; 1 for N
 /* The in-process group: `size` threads, each with a context of its own (CPU or CUDA, mixed as well), join one hub. The hub is
  * owned by the caller and outlives its groups. Collectives go through host memory: for tests, and for small groups in one process. Syncs.
  *
- * A rank whose arguments do not fit the others' (size, format, counts, operation), or that could not make the call at all, makes it fail on every
- * rank with both values, or its own error, named; no tensor has changed then, and the group can go on. Once all ranks wait for one another in calls that do not
- * fit (one in te_recv, one in te_all_reduce), all get an error that lists their waits. A rank that destroys its group or its context makes
- * the calls of the others fail from there on; when all ranks have, the hub can be joined anew. No rank waits for one that
- * cannot come. */
+ * If a rank's arguments do not fit the others' (size, format, counts, operation), or a rank fails before the call, the call fails on every rank with
+ * both values, or with that rank's error; no tensor has changed then, and the group stays usable. Once all ranks wait for one another in calls that do not
+ * fit (one in te_recv, one in te_all_reduce), all get an error that lists their waits. After a rank has destroyed its group or its context,
+ * calls of the others fail; when all ranks have, the hub can be joined again. */
 typedef struct te_thread_hub te_thread_hub;
-TE_API te_thread_hub *te_thread_hub_create(int size); /* NULL: size < 1, or no memory */
-/* Ranks that are still in a group, or wait in one, get errors. NULL is fine. */
+/* A hub for `size` ranks. Owned by the caller: te_thread_hub_destroy. NULL if size < 1 or there is no memory. Any thread may call it. */
+TE_API te_thread_hub *te_thread_hub_create(int size);
+/* Destroys the hub. Ranks that are still in a group, or wait in one, get TE_ERR_STATE. NULL is fine. */
 TE_API void te_thread_hub_destroy(te_thread_hub *hub);
 /* Joins the hub as rank `rank`. Owned by the caller: te_group_destroy. TE_ERR_INVALID for a rank outside 0 .. size - 1
  * or a context that is in the hub already; TE_ERR_STATE if the rank is taken or has left, or the hub was destroyed. */
@@ -89,17 +93,16 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
  * stand in host memory, `size` of them. NULL: equal blocks. Lines are all that stands under one index of the first dimension, in any format, and fill whole bytes.
  * x and out must not share memory. */
 TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts);
-/* Returns when all ranks have called it. On a GPU that says nothing about what is queued: te_synchronize does. */
+/* Returns when all ranks have called it. Queued work of a GPU may still run: te_synchronize waits for it. */
 TE_API te_result te_barrier(te_group *group);
 
 /* ---- from one rank to another ---- */
 
-/* Sends x to rank `to`, which takes it with te_recv(x, from = this rank): same format and number of elements, any format, also 0 elements. Between each two ranks messages are
- * taken in the order in which they were sent; collectives in between do not matter.
+/* Sends x to rank `to`, which receives it by te_recv(x, from = this rank) into a tensor of the same format (any) and number of elements (0 included). Between each two ranks
+ * messages arrive in the order in which they were sent; collectives in between do not matter.
  *
- * Ranks of threads: te_send copies x and returns, whether or not somebody waits. So rings and exchanges in which every rank first sends and then receives do not
- * lock, in whatever order; messages that nobody has taken use host memory. A message that does not fit is the receiver's error, and is gone. A te_send that fails is told to the
- * receiver in its place. Groups that queue on a GPU (NCCL) may let te_send wait for its te_recv: where two ranks send to each other, let the lower one
+ * Ranks of threads: te_send copies x to host memory and returns without waiting for the te_recv. So rings and exchanges in which every rank first sends and then receives do not
+ * deadlock, in any order. A message that does not fit the te_recv makes that fail, and is dropped. If a te_send fails, its te_recv gets an error in place of the message. Groups that queue on a GPU (NCCL) may let te_send wait for its te_recv: where two ranks send to each other, let the lower one
  * send first. Another rank than this one must be named: TE_ERR_INVALID, in a group of 1 always. */
 TE_API te_result te_send(te_group *group, const te_tensor *x, int to);
 /* x = the next tensor that rank `from` has sent to this one; waits for it. */

@@ -75,7 +75,7 @@ typedef enum te_activation {
 typedef enum te_qkv_format {
     TE_SBHD = 0, /* [s, b, H, d] */
     TE_BSHD = 1, /* [b, s, H, d] */
-    TE_THD = 2   /* [sum of s, H, d], packed, with the starts of sequences in cu_seqlens: not yet */
+    TE_THD = 2   /* [sum of s, H, d], packed, with the starts of sequences in cu_seqlens */
 } te_qkv_format;
 
 /* Which keys j query i sees. */
@@ -84,8 +84,23 @@ typedef enum te_attn_mask {
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
-    TE_MASK_PADDING = 4,                     /* those within the lengths of i's sequence: not yet, as all that follow */
+    TE_MASK_PADDING = 4,                     /* those within the lengths of i's sequence */
     TE_MASK_PADDING_CAUSAL = 5,              /* and j <= i */
     TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT = 6, /* and j <= i + length of keys - length of queries */
     TE_MASK_ARBITRARY = 7                    /* those that a tensor leaves */
 } te_attn_mask;
+
+/* The denominator of the softmax. */
+typedef enum te_softmax_type {
+    TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
+    TE_SOFTMAX_OFF_BY_ONE = 1, /* plus 1 */
+    TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
+} te_softmax_type;
+
+/* A term that is added to the scores. */
+typedef enum te_attn_bias {
+    TE_ATTN_BIAS_NONE = 0,       /* nothing */
+    TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
+    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */
+    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
+} te_attn_bias;

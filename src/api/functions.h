@@ -53,9 +53,12 @@ typedef struct te_attention_desc {
     te_window window;     /* on top of the mask; zero => none */
     float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
     float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
+    te_attn_extras extras; /* lengths, biases, offsets, pages; zero => none. Tensors are borrowed for the call */
+    te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
 } te_attention_desc;
-/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first) -> [s_q, b, H, dv]. Head h uses group
- * h / (H / G). desc may be NULL. Deterministic, forward and backward. */
+/* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or packed) -> [s_q, b, H, dv]. Head h uses group
+ * h / (H / G). Gradients also for extras.core_attention_bias and extras.softmax_offset. desc may be NULL. Deterministic, forward and backward.
+ * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
 
 /* Options of te_cross_entropy. */

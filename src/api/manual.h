@@ -83,7 +83,7 @@
  *   same memory). Tensors belong to the innermost scope.
  * - te.h prints nothing but warnings, through the log function (default: stderr), and never exits or aborts.
  * - Work on CUDA is queued; functions that wait say "Syncs".
- * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. Nothing catches a release too many.
+ * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. One release too many is not detected.
  * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. There every call on it gives
  *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU cannot open one: fork
  *   before, or start a new program.
@@ -151,5 +151,5 @@
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
- *     report      what was found, what was done, what would be done
+ *     report      warm-up, explanations of calls, the report on machine and context
  */

@@ -62,10 +62,11 @@ typedef struct te_sdpa_desc {
     te_window window;     /* on top of the mask */
     float softmax_scale;  /* 0 => 1 / sqrt(d) */
     float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask; 0 => not */
+    te_tensor *sinks;     /* f32 [H]: exp of each is added to the denominator of its head's softmax (borrowed, differentiable); NULL => none. Not with softcap */
     float dropout_p;      /* in training; 0 => none */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. */
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks or dropout_p. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward

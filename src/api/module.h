@@ -19,7 +19,7 @@ typedef enum te_microbatch {
 #define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
 /* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_forward_args {
-    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ...: what the class takes */
+    te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ..., by the class */
     te_tensor *encoder_output;         /* for classes of the user's with cross attention; the built-in ones do not read it */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
@@ -47,8 +47,8 @@ typedef struct te_module_class {
 /* A module of `cls` without children and parameters, named `name` (copied; NULL => the class's name). Owned by the caller until it is given to a
  * parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
-/* Releases a module and the tree below it, and takes it out of its parent. The tape retains what a backward pass that is still to come reads of
- * it. NULL is fine. */
+/* Releases a module and the tree below it, and removes it from its parent. Records on the tape stay valid: te_backward may still play them. NULL is
+ * fine. */
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own (borrowed) */
 TE_API te_ctx *te_module_ctx(const te_module *m);                      /* the context that it was made in (borrowed) */

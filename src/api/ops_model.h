@@ -1,11 +1,11 @@
-/* api/ops_model.h: the raw operations that models are made of, and the functions of all; the rules of api/ops.h hold here, too. */
+/* api/ops_model.h: the args of the raw operations that models are made of, and, at the end, the functions of all operations; the rules of api/ops.h hold. */
 
 /* ---- gemm ---------------------------------------------------------------------------------------------------- */
 
 /* D [m, n] = epilogue(alpha * scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        a: [m, lda], or with a_transposed [k, lda];  op(A) is m x k
  *   B        b: [k, ldb], or with b_transposed [n, ldb], the layout of a weight;  op(B) is k x n
- *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
+ *   formats  f32 (as TF32 on tensor cores; exact on the CPU, and with exact_f32 of the context), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
  *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands are K-major (A not transposed, B transposed), except that the
  *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not transposed).
  *   D        d: f32, f16 or bf16 [m, ldd]
@@ -218,19 +218,52 @@ typedef struct te_op_qkv_rope_bwd_args {
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
 
-/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the mask. */
+/* The keys that a query sees beside its mask: from `left` before it to `right` behind it, both counted from the diagonal of the window. */
 typedef struct te_window {
     bool on;             /* false => no window */
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
 } te_window;
 
+/* Attention beyond masks of three kinds, windows and dropout: of both directions. Zero is none of it; tensors are optional.
+ *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on, but for TE_MASK_CAUSAL and
+ *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or
+ *                    under a padding mask the sequence's own lengths
+ *   kv_bshd          k and v are [b, s_kv, G, d] whatever the format of q, as a KV cache is; also their gradients
+ *   attention_mask   u8, 4 dimensions, each 1 or that of [b, H, s_q, s_kv], any strides: 1 => the key is masked; TE_MASK_ARBITRARY
+ *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys; padding masks, which need both. With TE_THD
+ *                    cu[b] is also its first row, unless cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]) say where it lies. Lengths are cut at
+ *                    what memory there is (on the CPU, wrong starts are refused); other rows of o, dq, dk and dv become 0, and those of lse -inf
+ *   max_seqlen_q, max_seqlen_kv   TE_THD: the longest sequence, for which there are blocks of a launch; 0 => as long as all rows. Longer ones are cut
+ *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1, s_kv], contiguous (s_q, s_kv: the
+ *                    longest sequences)
+ *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|: bottom_right_diagonal); NULL => with n
+ *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m = 1, 3 ..
+ *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
+ *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page page_table[b, j / page_size]. Padding
+ *                    masks, forward alone */
+typedef struct te_attn_extras {
+    te_switch bottom_right_diagonal;
+    bool kv_bshd;
+    te_tensor *attention_mask;
+    te_tensor *cu_seqlens_q, *cu_seqlens_kv;
+    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded;
+    int64_t max_seqlen_q, max_seqlen_kv;
+    te_attn_bias core_attention_bias_type; /* 0 => none */
+    te_tensor *core_attention_bias;
+    te_tensor *alibi_slopes;
+    te_softmax_type softmax_type; /* 0 => vanilla */
+    te_tensor *softmax_offset;
+    te_tensor *page_table;
+} te_attn_extras;
+
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
- *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first); any strides, the last dimension contiguous; head h uses group
- *         h / (H / G); d up to 256; v may have another head size than q and k
- *   lse   f32 [b, H, s_q]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded;
- *         delta = s_kv - s_q for bottom-right masks, else 0
- *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j */
+ *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
+ *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 256; v may have another head size than q and k
+ *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
+ *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
+ *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the
+ *         longest sequences for s_q and s_kv)
+ *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
@@ -241,10 +274,13 @@ typedef struct te_op_attn_fwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
+    te_attn_extras extras; /* zero => none */
+    te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
-/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, has_window, window_left,
- * window_right, softmax_scale, dropout_p, seed, offset and rng. Deterministic. */
+/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
+ * seed, offset, rng and extras. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
+ * softmax_offset, f32 [H]. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -255,6 +291,8 @@ typedef struct te_op_attn_bwd_args {
     float dropout_p;
     uint64_t seed, offset;
     const te_tensor *rng;
+    te_attn_extras extras; /* as in the forward pass */
+    te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 
 /* ---- softcap ------------------------------------------------------------------------------------------------- */

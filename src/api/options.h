@@ -71,7 +71,7 @@ typedef struct te_activation_params {
 
 /* How a product is divided among ranks. */
 typedef enum te_parallel_mode {
-    TE_PARALLEL_NONE = 0,   /* not */
+    TE_PARALLEL_NONE = 0,   /* it is not divided */
     TE_PARALLEL_COLUMN = 1, /* each rank has some of the outputs */
     TE_PARALLEL_ROW = 2     /* each rank has some of the inputs, and the outputs are added up */
 } te_parallel_mode;
@@ -102,12 +102,6 @@ typedef struct te_parallel_options {
     te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */
 } te_parallel_options;
 
-/* The denominator of the softmax. */
-typedef enum te_softmax_type {
-    TE_SOFTMAX_VANILLA = 0,    /* the sum of exp of the scores */
-    TE_SOFTMAX_OFF_BY_ONE = 1, /* plus 1 */
-    TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
-} te_softmax_type;
 /* Where keys and values come from. */
 typedef enum te_attention_type {
     TE_ATTENTION_SELF = 0, /* from the queries' input */
@@ -143,18 +137,10 @@ typedef struct te_attention_options {
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
-/* What is added to the scores. */
-typedef enum te_attn_bias {
-    TE_ATTN_BIAS_NONE = 0,       /* nothing */
-    TE_ATTN_BIAS_PRE_SCALE = 1,  /* scale * (q k + B) */
-    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */
-    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
-} te_attn_bias;
-
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
 typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
 
-/* What a call gives to attention: of every module that has it. Zero means "not given". Tensors are borrowed for the call. */
+/* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */

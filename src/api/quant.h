@@ -5,7 +5,7 @@
  * dequantizing gives. A recipe says which quantizer each operand of a module's products gets. Any shape works in every kind: the last block of
  * a row or column may be short, and padding never enters an amax.
  *
- * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it takes the input. The exceptions:
+ * Codes, scales and amaxes are the same bytes on every device, and TransformerEngine's wherever it accepts the input. The exceptions:
  *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also scales a tensor whose
@@ -81,7 +81,7 @@ typedef struct te_quantizer_desc {
     te_group *amax_group;      /* current, NVFP4: amaxes are reduced (MAX) over it (borrowed); NULL => this rank's own */
     bool optimize_for_gemm;    /* MXFP8, NVFP4: scales in the swizzled layout (te_op_mxfp8_quantize) */
     bool with_2d_quantization; /* MXFP8, NVFP4: one scale for 32 x 32 or 16 x 16 elements */
-    te_delayed_quantizer delayed;      /* of the kind delayed alone; and so on */
+    te_delayed_quantizer delayed;      /* delayed */
     te_current_quantizer current;      /* current */
     te_block_quantizer block;          /* block */
     te_nvfp4_quantizer nvfp4;          /* NVFP4 */
@@ -165,7 +165,7 @@ typedef enum te_format {
     TE_FORMAT_E5M2 = 3     /* refused, as TransformerEngine does in training: hardware has no product of E5M2 and E5M2 */
 } te_format;
 
-/* The operands of the backward products. Delayed scaling takes the first alone. */
+/* The operands of the backward products. Delayed scaling allows the first alone. */
 typedef enum te_backward_override {
     TE_BACKWARD_QUANTIZED = 0,      /* quantized, as the recipe says */
     TE_BACKWARD_HIGH_PRECISION = 1, /* the operands as they were before they were quantized */
@@ -347,7 +347,7 @@ typedef struct te_master_weights {
     te_tensor *const *master_weights; /* [count] f32 [n], this rank's slice of the flattened weight; NULL, or n 0: it owns none of it */
     const int64_t *start_offsets;     /* [count] index of the slice's first element in the flattened weight */
     int count;                        /* length of the lists */
-    te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank has all */
+    te_group *group;                  /* reduces amaxes (borrowed); NULL: this rank owns all slices */
     /* Optional [count]: the slice's codes are written here, flat, and not into the weight (its scales are written all the same). MXFP8: row-wise
      * codes into shard_weights, column-wise ones into shard_columnwise. e2m1: u8, from the byte of the first element on. */
     te_tensor *const *shard_weights, *const *shard_columnwise;

@@ -1,4 +1,4 @@
-/* api/report.h: warm-up, explanations, the report: what was found, what was done, what would be done. */
+/* api/report.h: warm-up, explanations of calls, the report on machine and context. */
 
 /* From here to te_warmup_end operations are planned and not run, and the kernels that they need are listed. Tensors made inside hold no meaningful
  * values; parameters, optimizer states, scaling states and the random state are left as they were. A program need not warm up: a model's first

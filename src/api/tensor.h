@@ -3,7 +3,7 @@
  * A tensor is a reference-counted view of a block of memory: number format, at most TE_MAX_DIMS sizes, strides. It
  * belongs to the innermost scope (te_scope_begin); te_tensor_retain keeps it beyond. Shapes are row-major: the last
  * size varies fastest. A size may be 0. Of 4-bit formats (e2m1) two elements share a byte, the even one in its low half, and each row (run along
- * the last size) begins at a whole byte: [3, 5] has 9 bytes, and no dimensions at all 1.
+ * the last size) begins at a whole byte: [3, 5] has 9 bytes, and a tensor without dimensions 1.
  *
  * A function that is given a NULL tensor returns NULL (or TE_ERR_STATE, 0, false, "") and reports nothing: the call that made the NULL has
  * reported already. */

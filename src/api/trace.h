@@ -31,7 +31,7 @@ typedef enum te_trace_phase {
 typedef enum te_trace_mode {
     TE_TRACE_RUN = 0,    /* it runs: on CUDA it is queued, and may still be running in TE_TRACE_AFTER */
     TE_TRACE_WARMUP = 1, /* between te_warmup_begin and te_warmup_end: it is planned alone */
-    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: it is noted. te_graph_launch runs what was noted, and traces none of it */
+    TE_TRACE_CAPTURE = 2 /* between te_graph_begin and te_graph_end: it is recorded. te_graph_launch runs the record, and traces none of it */
 } te_trace_mode;
 
 /* One call of an operation. */
@@ -51,10 +51,10 @@ typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
  * optimizers are made of. NULL ends it. One function at a time; without one an operation pays for a comparison. A call with refused args is not traced; one
  * that began is traced twice, whatever becomes of it.
  *
- * A hook looks on. It may ask (te_query_args, te_explain, shapes, statistics), te_tensor_retain what it wants to keep, call te_set_trace, and read a contiguous
+ * A hook observes. It may query (te_query_args, te_explain, shapes, statistics), te_tensor_retain what it wants to keep, call te_set_trace, and read a contiguous
  * tensor back by te_tensor_to_host or te_tensor_to_f32 (which waits for the device, and gives TE_ERR_STATE in a capture). Whatever would change the context under
  * the call gives TE_ERR_STATE: operations, hence all functions and modules made of them, and te_graph_begin, _end, _launch, te_warmup_begin, _end. Scopes stay as they are, and no tensor
- * of the call is released. A computation waits until the traced call has returned.
+ * of the call is released. A computation of the program's has to run after the traced call.
  *
  * te_set_trace gives TE_ERR_STATE if te is NULL. */
 TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);

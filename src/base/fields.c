@@ -16,10 +16,20 @@ typedef struct te__field {
 static bool te__is_switch(te_switch given) { return (int)given >= TE_DEFAULT && given <= TE_OFF; }
 static bool te__switch(te_switch given, bool by_default) { return given == TE_DEFAULT ? by_default : given == TE_ON; }
 
-/* Is any bit of it set? */
+/* Is any bit of the field set? Every forward asks some thirty times: pointers and enums are read in one load. */
 static bool te__field_is_set(const void *s, const te__field *f) {
     const unsigned char *bytes = (const unsigned char *)s + f->offset;
+    uint64_t eight;
+    uint32_t four;
     size_t i;
+    if (f->size == sizeof(eight)) {
+        memcpy(&eight, bytes, sizeof(eight));
+        return eight != 0;
+    }
+    if (f->size == sizeof(four)) {
+        memcpy(&four, bytes, sizeof(four));
+        return four != 0;
+    }
     for (i = 0; i < f->size; i++)
         if (bytes[i]) return true;
     return false;

@@ -6,10 +6,10 @@
  *
  *     oldest | host memory alone ............ | inside the window: on the device too | newest
  *
- * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. What is pushed out at the old end waits for its copy, on
- * the device, and gives up its device memory: nobody else's is touched. Backward: the window moves the other way. The buffers that nodes have read leave it, and
- * the next older ones are copied in. So the memory that a copy needs on the way is bounded, copies run up to a window's length ahead of their
- * use, and what the backward pass needs first has never left. */
+ * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. A buffer that leaves at the old end gives up its device
+ * memory behind its copy (the device waits), unless other tensors hold it. Backward: the window moves the other way. The buffers that nodes have read leave
+ * it, and the next older ones are copied in. So the device memory of copies under way is bounded, copies in are queued up to a window's length ahead of their
+ * use, and the buffers that the backward pass reads first have never left. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -28,10 +28,10 @@ typedef struct te__offload {
     size_t largest; /* that went out: two of them are the window of a region that names none */
 } te__offload;
 
-/* A tensor that a node has saved, and whose buffers, or some of them, have gone out. */
+/* A tensor that a node has saved, some or all of whose buffers were copied out. */
 typedef struct te__offloaded_tensor {
-    te_tensor *x; /* without the memory of these */
-    te__offloaded *part[TE__MAX_PARTS]; /* NULL: it has stayed */
+    te_tensor *x; /* its parts that were copied out have no memory */
+    te__offloaded *part[TE__MAX_PARTS]; /* NULL: that part has stayed on the device */
 } te__offloaded_tensor;
 
 /* ---- the list and its window ---- */
@@ -61,16 +61,17 @@ static void te__offload_leave(te__offload *o, te__offloaded *e) {
     e->inside = false;
     o->inside_bytes -= e->bytes;
     if (o->inside == e) o->inside = e->newer;
+    if (b->offloaded != e) e->buffer = NULL; /* not watched: the buffer would not tell it of its end */
     te__buffer_release(b); /* may end it, and e->buffer with it */
 }
 
-/* Forgets the device memory that it watches: the bytes there are others now. */
+/* Stops watching the buffer, whose bytes on the device have changed. An entry inside the window keeps its reference until it leaves. */
 static void te__offload_unwatch(te__offloaded *e) {
-    if (e->buffer) e->buffer->offloaded = NULL;
-    e->buffer = NULL;
+    if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
+    if (!e->inside) e->buffer = NULL;
 }
 
-/* One saved tensor less waits for it. */
+/* Releases one saved tensor's reference. */
 static void te__offload_drop(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     if (--e->refs > 0) return;
@@ -148,7 +149,7 @@ static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_
     return TE_OK;
 }
 
-/* Lets go of all that the handle holds. */
+/* Frees a handle and releases all that it holds. */
 static void te__offload_free(te_ctx *te, te__offloaded_tensor *h) {
     int i;
     te_tensor_release(h->x);
@@ -165,7 +166,7 @@ static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te__frame_end(te, NULL, 0);
     return y;
 }
-/* Takes the memory of part i of the handle's tensor away. Other holders of a quantized tensor share its parts, so the part is replaced. */
+/* Replaces a part by one without memory; other holders of a quantized tensor share its parts, so the part itself must not change. */
 static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
     te_tensor *own = te__offload_alias(te, *part);
     if (!own) return te_error_code(te);
@@ -183,7 +184,7 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* it is read at once; it holds no values */
+    if (te->playing || te->warming) return NULL; /* a record made in a backward function is played at once; a warm-up has no values */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -205,13 +206,13 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Its bytes on the device, right before the window or at the new end, where they enter it; queued, not awaited. */
+/* Queues the copy of the entry's bytes to the device, and has it enter the window: it stands right before it, or at the new end. Does not wait. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
     te_result result;
     if (e->inside) return TE_OK;
-    if (b && b->version == e->version) { /* somebody has held it */
+    if (b && b->version == e->version) { /* another tensor has held the memory */
         b->refs++;
         te__offload_enter(o, e);
         return TE_OK;
@@ -241,7 +242,7 @@ static te_result te__offload_bring_older(te_ctx *te) {
     return result;
 }
 
-/* Puts the memory of one part back. A version that was written since stays with those who hold it. */
+/* Gives one part of a saved tensor its memory back. A buffer that was written since stays with its other holders. */
 static te_result te__offload_attach(te_ctx *te, te__offloaded *e, te_tensor *x) {
     te__offload *o = te->offload;
     te_result result;

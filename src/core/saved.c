@@ -17,7 +17,7 @@ TE_API te_result te_saved_tensors_end(te_ctx *te) {
     return TE_OK;
 }
 
-/* Offers each saved tensor but parameters, which live on anyway, to the innermost region's hooks. */
+/* Offers each saved tensor to the innermost region's hooks; parameters are left out, since the model holds their memory anyway. */
 static te_result te__saved_pack(te_ctx *te, te__node *node) {
     int i;
     if (te->tape.num_hooks == 0 || node->num_saved == 0) return TE_OK;
@@ -45,7 +45,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     return TE_OK;
 }
 
-/* Gives the packed ones back, for the backward function that is about to run. */
+/* Unpacks a node's saved tensors, right before its backward function runs. */
 static te_result te__saved_unpack(te_ctx *te, te__node *node) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
@@ -54,7 +54,7 @@ static te_result te__saved_unpack(te_ctx *te, te__node *node) {
         void *handle = node->packed[i];
         te_tensor *x;
         if (!handle) continue;
-        node->packed[i] = NULL; /* the handle is unpack's now */
+        node->packed[i] = NULL; /* from here on unpack owns the handle */
         x = node->hooks.unpack(node->hooks.user, handle);
         if (te->error_code != TE_OK) return te->error_code;
         if (!x) return te__fail(te, TE_ERR_STATE, "te_backward: %s: unpack gave NULL for saved tensor %d of %d", node->name, i + 1, node->num_saved);

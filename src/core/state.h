@@ -105,8 +105,8 @@ typedef struct te__arena {
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
     int refs;          /* saved tensors that wait for it */
-    te__buffer *buffer; /* the same bytes on the device: a reference while `inside`; otherwise only watched, and NULL when nobody holds it any more */
-    uint64_t version;  /* of buffer, when the bytes were the same */
+    te__buffer *buffer; /* its device memory: a reference while `inside`; otherwise watched alone, and NULL once it is freed or written */
+    uint64_t version;  /* of buffer, when it held these bytes */
     bool inside;       /* the window */
     size_t bytes;
     te__pinned *host;
@@ -423,6 +423,7 @@ struct te_ctx {
     int cpu_threads;
     bool debug_sync; /* $TE_DEBUG_SYNC */
     bool no_cubin_cache;
+    bool exact_f32;
     te__pool pool;
     te_tensor **live; /* tensors that scopes will release */
     int num_live, cap_live;

@@ -12,7 +12,7 @@ static te_result te__refuse_stream(te_ctx *te) {
 
 /* ---- events ---- */
 
-/* Of one reference, recorded nowhere yet; NULL with an error. */
+/* An event with one reference, recorded nowhere yet; NULL with an error. */
 static te__event *te__event_create(te_ctx *te) {
     te__event *e = te->spare_events;
     if (e) {
@@ -35,14 +35,14 @@ static te__event *te__event_retain(te__event *e) {
     e->refs++;
     return e;
 }
-/* A wait that has been queued for it still holds: it is for the record before, and the next user records the event anew. */
+/* Waits that are queued for the event stay valid: they are for its last record, and its next user records it anew. */
 static void te__event_release(te__event *e) {
     if (!e || --e->refs > 0) return;
     e->next = e->te->spare_events;
     e->te->spare_events = e;
 }
 
-/* Marks what `s` has been given so far. */
+/* Records the event behind all work that `s` has been given so far. */
 static te_result te__event_record(te__event *e, te__stream *s) {
     te_result result = te__refuse_stream(e->te);
     if (result == TE_OK) result = e->te->device->event_record(e->te, e->handle, s);
@@ -61,14 +61,14 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     if (result == TE_OK && !s) e->awaited = true;
     return result;
 }
-/* Has the work before it run? Without waiting. A device that has failed runs nothing any more: true, with the error. */
+/* Has the work before the event run? Does not wait. A device that has failed runs no more work: true, with the error. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
     if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK) passed = true;
     e->pending = !passed;
     return passed;
 }
-/* The host waits. */
+/* The host waits for the event. */
 static te_result te__event_synchronize(te__event *e) {
     te_result result = TE_OK;
     if (e->pending && !te__is_forked(e->te)) result = e->te->device->event_wait(e->te, e->handle, NULL);
@@ -78,7 +78,7 @@ static te_result te__event_synchronize(te__event *e) {
 
 /* ---- streams ---- */
 
-/* NULL with an error. Ends with its context, or by te__stream_destroy. */
+/* A second stream; NULL with an error. te__stream_destroy or the end of its context destroys it. */
 static inline te__stream *te__stream_create(te_ctx *te) {
     te__stream *s;
     if (te__refuse_stream(te) != TE_OK) return NULL;
@@ -93,7 +93,7 @@ static inline te__stream *te__stream_create(te_ctx *te) {
     te->streams = s;
     return s;
 }
-/* Waits for what it has been given, so memory and events that it used may live on. */
+/* Waits for the stream's work first, so no copy is left that reads or writes memory. */
 static void te__stream_destroy(te__stream *s) {
     te_ctx *te;
     te__stream **at;
@@ -116,8 +116,8 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* At least `bytes`, until te__pinned_give; NULL with an error. Taking memory from the driver is slow and waits for the device, so blocks are kept. A copy may
- * still run on what was given back: copies wait for it on the device, the host by te__pinned_wait. */
+/* A block of at least `bytes`, until te__pinned_give; NULL with an error. Allocation by the driver is slow and waits for the device, so blocks are kept. A copy may
+ * still run on a block that was given back: later copies wait for it on the device, the host by te__pinned_wait. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)
@@ -131,7 +131,7 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     p->capacity = (bytes / 4096 + 1) * 4096;
     p->data = te->device->pinned_alloc(te, p->capacity);
     if (!p->data) {
-        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", te->device_name, (unsigned long long)p->capacity);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated", te->device_name, (unsigned long long)p->capacity);
         te__free(te, p, sizeof(*p));
         return NULL;
     }
@@ -144,10 +144,10 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
 static inline void te__pinned_give(te__pinned *p) {
     if (p) p->taken = false;
 }
-/* The host may read and write it. */
+/* After this the host may read and write the block. */
 static te_result te__pinned_wait(te__pinned *p) { return p->used ? te__event_synchronize(p->used) : TE_OK; }
 
-/* Gives blocks back to the system: those that nobody has, or `all`. */
+/* Gives blocks back to the system: those that are not taken, or `all`. */
 static void te__pinned_trim(te_ctx *te, bool all) {
     te__pinned *p, **at = &te->pinned;
     while ((p = *at) != NULL) {
@@ -164,7 +164,7 @@ static void te__pinned_trim(te_ctx *te, bool all) {
     }
 }
 
-/* The context goes: nothing waits any more. */
+/* Both run when the context is destroyed. */
 static void te__streams_close(te_ctx *te) {
     while (te->streams) te__stream_destroy(te->streams);
 }

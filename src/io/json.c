@@ -1,7 +1,7 @@
-/* io/json.c: JSON, read strictly and in place, and strings written. Knows the context, for its errors; must not know what is read.
+/* io/json.c: a strict JSON parser that works in place, and the writing of strings. Knows the context, for its errors; must not know what a document means.
  *
- * The reader asks for what it expects (te__json_open, te__json_string, te__json_uint ...) and looks at `failed` when it likes: after the
- * first failure every call does nothing. */
+ * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may test `failed` late: after the
+ * first failure every call is without effect. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
@@ -28,7 +28,7 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
 static void te__json_space(te__json *j) {
     while (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r') j->at++;
 }
-/* Takes `c` if it is next. */
+/* Consumes `c` if it is the next character that is no space. */
 static bool te__json_take(te__json *j, char c) {
     te__json_space(j);
     if (*j->at != c || j->at == j->end) return false;
@@ -210,7 +210,7 @@ static double te__json_number(te__json *j) {
     if (te__read_number(start, (size_t)(j->at - start), &value) == 0 || value - value != 0) te__json_fail(j, "a number that is too large");
     return j->failed ? 0 : value;
 }
-/* Steps over a value that the reader has no use for. */
+/* Skips a value. */
 static void te__json_skip(te__json *j, int depth) {
     bool more;
     if (j->failed) return;

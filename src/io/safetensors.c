@@ -1,7 +1,7 @@
 /* io/safetensors.c: reading and writing safetensors files: 8 bytes of header length, a JSON header, the data. Knows files and tensors; must
  * not know modules.
  *
- * A file is read as if an enemy had written it: the length is checked against the file before the header is read, every size and
+ * No file is trusted: the length is checked against the file before the header is read, every size and
  * offset against the data before a tensor is made. The rules are those of the reference implementation: data without holes and
  * overlaps, no name twice, every byte accounted for. */
 
@@ -41,7 +41,7 @@ struct te_safetensors {
     te__st_name *by_name;  /* [num_entries] */
     te_metadata *metadata; /* sorted by key */
     int num_metadata, cap_metadata;
-    void *staging; /* NULL until it is needed: what data passes through on its way to the device */
+    void *staging; /* host memory between the file and the device; NULL until it is needed */
     te__closable closable;
 };
 
@@ -90,7 +90,7 @@ static bool te__st_parse_shape(te_safetensors *f, te__json *j, te_safetensors_en
     return !j->failed;
 }
 
-/* "dtype", "shape" and "data_offsets" in any order, each once; other fields are stepped over. */
+/* "dtype", "shape" and "data_offsets" in any order, each once; other fields are skipped. */
 static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name) {
     te__st_entry *x;
     uint64_t begin = 0, end = 0;
@@ -134,7 +134,7 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     return true;
 }
 
-/* The shape times the format's size is what the offsets span. */
+/* The offsets must span the shape's number of elements times the format's size. */
 static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
     char text[TE__SHAPE_TEXT];
     uint64_t n = 1;
@@ -161,7 +161,7 @@ static int te__st_by_offset(const void *a, const void *b) {
 static int te__st_by_name(const void *a, const void *b) { return strcmp(((const te__st_name *)a)->name, ((const te__st_name *)b)->name); }
 static int te__st_by_key(const void *a, const void *b) { return strcmp(((const te_metadata *)a)->key, ((const te_metadata *)b)->key); }
 
-/* Sorts, and refuses what only a look at all entries together shows: a name twice, a hole, an overlap, bytes left over. */
+/* Sorts the entries, and refuses equal names, holes, overlaps, and bytes that belong to no tensor. */
 static bool te__st_check_layout(te_safetensors *f) {
     uint64_t at = 0;
     int i;
@@ -332,7 +332,7 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
-/* False, with the error recorded, when there is no memory. Once it has been true, reading into existing tensors needs none. */
+/* Allocates the staging memory, the only memory that reading into existing tensors needs. False with the error on failure. */
 static bool te__st_stage(te_safetensors *f) {
     if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
     return f->staging != NULL;
@@ -512,7 +512,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     te_result result = TE_OK;
     int i, k;
     if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind must not replace a good file */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);

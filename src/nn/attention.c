@@ -7,7 +7,7 @@ static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format form
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     a.format = format;
     a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* te_op_rope refuses far fewer */
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     a.interleaved = d->interleaved;
     a.llama3 = d->llama3;
     a.position_offset = d->position_offset;
@@ -147,10 +147,31 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 
 /* ---- attention ---- */
 
+/* The tensors of extras, for a node to save: forth, and back. */
+enum { TE__ATTENTION_EXTRAS = 9 };
+static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back) {
+    te_tensor **field[TE__ATTENTION_EXTRAS];
+    int i;
+    field[0] = &x->attention_mask;
+    field[1] = &x->cu_seqlens_q;
+    field[2] = &x->cu_seqlens_kv;
+    field[3] = &x->cu_seqlens_q_padded;
+    field[4] = &x->cu_seqlens_kv_padded;
+    field[5] = &x->core_attention_bias;
+    field[6] = &x->alibi_slopes;
+    field[7] = &x->softmax_offset;
+    field[8] = &x->page_table;
+    for (i = 0; i < TE__ATTENTION_EXTRAS; i++) {
+        if (back)
+            *field[i] = list[i];
+        else
+            list[i] = *field[i];
+    }
+}
+
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te_op_attn_fwd_args *f = (const te_op_attn_fwd_args *)state;
     te_op_attn_bwd_args args = TE_ZERO;
-    (void)needs;
     args.q = saved[0];
     args.k = saved[1];
     args.v = saved[2];
@@ -168,7 +189,11 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     args.seed = f->seed;
     args.offset = f->offset;
     args.rng = saved[5];
-    return args.d_o && dx[0] && dx[1] && dx[2] ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    args.extras = f->extras;
+    te__attention_extras(&args.extras, (te_tensor **)saved + 6, true);
+    if (needs[3]) args.dbias = dx[3] = te__empty_like(args.extras.core_attention_bias, args.extras.core_attention_bias->dtype);
+    if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.extras.softmax_offset, TE_F32);
+    return args.d_o && dx[0] && dx[1] && dx[2] && (!needs[3] || dx[3]) && (!needs[4] || dx[4]) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
@@ -176,37 +201,44 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     te_op_attn_fwd_args args = TE_ZERO;
     te__rng_state before;
     te__draw draw = TE_ZERO;
-    te_tensor *in[3], *saved[6], *o;
+    te_tensor *in[5], *saved[6 + TE__ATTENTION_EXTRAS], *o;
     te_ctx *te;
     int64_t shape[4], lse[3];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
+    bool packed, packed_kv;
     if (!q || !te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") || !te__need_float(q, "te_attention")) return NULL;
     if (!desc) desc = &zero;
     te = q->te;
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4) {
-        te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each", te__shape_text(q, a),
-                 te__shape_text(k, b), te__shape_text(v, c));
+    packed = desc->format == TE_THD;
+    packed_kv = packed && !desc->extras.kv_bshd && !desc->extras.page_table;
+    if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4)) {
+        te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD [tokens, heads, d]",
+                 te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
         return NULL;
     }
     memcpy(shape, q->shape, sizeof(shape));
-    shape[3] = v->shape[3];
-    lse[0] = q->shape[desc->format == TE_BSHD ? 0 : 1];
-    lse[1] = q->shape[2];
+    shape[q->ndim - 1] = v->shape[v->ndim - 1];
+    lse[0] = packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1];
+    lse[1] = q->shape[q->ndim - 2];
     lse[2] = q->shape[desc->format == TE_BSHD ? 1 : 0];
     in[0] = q;
     in[1] = k;
     in[2] = v;
+    in[3] = desc->extras.core_attention_bias;
+    in[4] = desc->extras.softmax_offset;
     te__frame_begin(te);
     args.q = q;
     args.k = k;
     args.v = v;
-    args.o = o = te_tensor_empty(te, q->dtype, 4, shape);
+    args.o = o = te_tensor_empty(te, q->dtype, q->ndim, shape);
     args.lse = te_tensor_empty(te, TE_F32, 3, lse);
     args.format = desc->format;
     args.mask = desc->mask;
     args.window = desc->window;
     args.softmax_scale = desc->softmax_scale;
     args.dropout_p = desc->dropout_p;
+    args.extras = desc->extras;
+    args.max_logit = desc->max_logit;
     before = te__rng_now(te);
     if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
     args.seed = draw.seed;
@@ -219,7 +251,8 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     saved[3] = o;
     saved[4] = args.lse;
     saved[5] = draw.rng;
-    o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 3, saved, 6);
+    te__attention_extras(&args.extras, saved + 6, false);
+    o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 5, saved, 6 + TE__ATTENTION_EXTRAS);
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);
 }
@@ -348,10 +381,6 @@ static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v,
     if (!fits) {
         te__fail(q->te, TE_ERR_SHAPE, "attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, of one format, and the heads of k and v divide q's",
                  te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
-        return NULL;
-    }
-    if (desc->dropout_p > 0.0f) {
-        te__fail(q->te, TE_ERR_UNSUPPORTED, "attention: softcap with dropout %g; leave one of them zero", (double)desc->dropout_p);
         return NULL;
     }
     state.cap = cap;

@@ -71,6 +71,8 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     a.window = args->attention.window.on ? args->attention.window : s->window;
     a.softmax_scale = s->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? s->dropout_p : 0.0f;
+    if (s->sinks) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
+    a.extras.softmax_offset = s->sinks;
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
     if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
     return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
@@ -82,6 +84,10 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
     if (!te || !te__has_desc(te, desc, "te_sdpa_create")) return NULL;
     if (!(desc->softcap >= 0.0f && desc->softcap <= FLT_MAX)) {
         te__fail(te, TE_ERR_INVALID, "te_sdpa_create: softcap is %g; a positive number, or 0 for none, is needed", (double)desc->softcap);
+        return NULL;
+    }
+    if (desc->softcap != 0.0f && (desc->sinks || desc->dropout_p > 0.0f)) {
+        te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
         return NULL;
     }
     m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");

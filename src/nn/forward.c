@@ -7,7 +7,7 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
     return old;
 }
 
-/* The names of outputs as a list, for whatever treats them alike. */
+/* The outputs as a list, for code that treats all of them alike. */
 enum { TE__OUTPUTS = 4 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
@@ -24,7 +24,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
-/* Temporaries of a forward go when it returns: what the backward needs is kept by the tape. */
+/* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
 static te_result te__module_run(te_module *m, te_forward_args *args) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
@@ -40,11 +40,11 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te__frame_begin(te);
     result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
-        /* the class said OK and made nothing: an error is recorded already, or this is the class's own mistake */
+        /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
-    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* if it has not said more */
+    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* shows if the class recorded no error of its own */
     te__outputs_list(&args->outputs, made);
     te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);
     memcpy(te->module_path, before, sizeof(before));
@@ -55,14 +55,14 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 
 /* ---- checkpoints ---- */
 
-/* A module's call as a checkpointed function. Its inputs are the tensors of the call that are there, in this order. */
+/* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
 enum { TE__FORWARD_TENSORS = 5 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
     te_rotary_desc rotary; /* where args.rotary points, if the call has one */
-    int num_outputs;       /* of the last run: */
-    bool made[TE__OUTPUTS];
+    int num_outputs;       /* of the last run */
+    bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
     te_tensor **list[TE__FORWARD_TENSORS];

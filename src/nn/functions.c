@@ -1,4 +1,4 @@
-/* nn/functions.c: differentiable functions, forward and backward side by side. Each checks, makes its output, runs raw operations and
+/* nn/functions.c: differentiable functions, each after its backward function. A function checks its arguments, makes its output, runs raw operations and
  * records a node. Knows raw operations; must not know modules. */
 
 /* ---- plumbing ---- */
@@ -375,7 +375,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.amax = out.amax;
     result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
     if (result != TE_OK || !te->inspecting) return result;
-    if (!out.plain) { /* only a second run shows what was quantized */
+    if (!out.plain) { /* the kernel wrote codes alone: a second run gives the numbers that it quantized */
         te_op_act_bwd_args again = TE_ZERO;
         again.dy = args.dy;
         again.x = x;

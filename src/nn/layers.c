@@ -3,7 +3,7 @@
 
 /* ---- parameters ----
  *
- * Every forward asks the module for its parameters anew: somebody may have put another in the place of one, to tie weights, say. */
+ * Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
 
 /* The first values of a plain weight. */
 static te_result te__init_fill(te_tensor *x, const te_init *init) {
@@ -15,7 +15,8 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
         if (result == TE_OK) result = te_error_code(x->te);
-        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result)); /* if it has not said more */
+        /* the first error stays: this one shows if the function recorded none */
+        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }
     args.dst = x;
     args.kind = TE_RANDOM_NORMAL;
@@ -49,7 +50,7 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* Where the parameters that follow begin. */
+/* The `device` of a desc, for the parameters that are added from here on. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->meta = device == TE_PARAMS_META;
     if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
@@ -73,7 +74,7 @@ static te_result te__quantize_weights(te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *y;
         if (!m->entries[i].product_weight) continue;
-        if (m->entries[i].tensor->quantized) { /* by a call that failed later */
+        if (m->entries[i].tensor->quantized) { /* by an earlier call that failed after it */
             gemm++;
             continue;
         }
@@ -135,14 +136,14 @@ TE_API te_result te_module_reset_parameters(te_module *m) {
     result = te__reset_tree(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* if it has not said more */
+        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* shows if the class recorded no error of its own */
         te__rng_back(te, random);
     }
     te__device_leave(te, entered);
     return result;
 }
 
-/* Sizes and format that every class with weights asks for. Twice as many rows, for a gated activation, still can be counted. */
+/* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -158,8 +159,8 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* How this call quantizes. Where the recipe in force keeps scales: makes the slots, or takes up those that a checkpoint has brought, as buffers of the
- * module. */
+/* Fills *call: how the autocast region in force quantizes. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
+ * them as such. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const te__autocast *cast = te__autocast_now(m->te);
@@ -187,7 +188,7 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
         te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
         int64_t n = slots->n;
         if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
-        if (m->te->capture) { /* each launch would set them back */
+        if (m->te->capture) { /* each launch would fill them again */
             result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
             break;
         }
@@ -204,19 +205,19 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
 }
 
-/* Can a norm or an activation quantize what it makes? Of delayed scaling the scale is known beforehand, of current scaling an amax can be left
- * for the cast; and no backward pass may ask for the value in high precision. */
+/* Can a norm or an activation quantize its output? Delayed scaling knows the scale beforehand; under current scaling the kernel leaves the amax for the
+ * cast. A backward pass that reads the output in high precision rules it out. */
 static bool te__fuses(const te__quant_call *q) {
     return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec by which they do so for the input of product `gemm`, or NULL. */
+/* The spec of such an output, the input of product `gemm`; NULL where the product quantizes its input itself. */
 static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, const te_tensor *weight, te__quant_spec *spec) {
     if (!te__fuses(q)) return NULL;
     *spec = te__slot_spec(q, false, gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
     return spec;
 }
 
-/* A module's product by its options, its state and what its call was given. */
+/* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
 static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, const te_gemm_options *o,
                                         te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
@@ -444,7 +445,7 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     fc1.bias_grad_elsewhere = true;
     fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
     z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's backward pass is GELU's too */
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
         fc2.gelu_of = z;
         fc2.gelu_bias = fc1.bias;
         m->te->tape.no_grad++;
@@ -541,14 +542,14 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
 
 /* ---- Sequential ---- */
 
-/* Each child gets the call with its predecessor's output as the input; that goes when the child has run, unless the tape needs it. */
+/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
     te_result result = TE_OK;
     int i;
     memset(&call.outputs, 0, sizeof(call.outputs));
-    call.outputs.out = args->input; /* of none */
+    call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
         if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
@@ -599,7 +600,7 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
     return true;
 }
 
-/* Destroys those that have no parent. Chained first: one may be inside another, and one may be there twice. */
+/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;

@@ -4,8 +4,9 @@
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
-    te__buffer *buffer; /* of the weight when the copy was made (retained: else another could come to its address), and its version */
-    uint64_t version, capture; /* capture: the one that made the copy; 0: it was really made */
+    te__buffer *buffer; /* of the weight when the copy was made; retained, so that no other buffer gets its address */
+    uint64_t version;   /* of that buffer */
+    uint64_t capture;   /* id of the graph that made the copy; 0: made outside of a capture */
     te_recipe recipe;
 } te__weight_cache;
 
@@ -24,16 +25,16 @@ typedef struct te__linear_call {
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
-    te__scaling *delays;      /* whose module's te_backward_dw computes the weight's gradient; NULL: te_backward does */
+    te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
-    bool bias_grad_elsewhere; /* an activation that follows gives it */
-    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x is GELU of this, which no node records; its sum is with that bias */
+    bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
+    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
-    int quantize_x;     /* the copy that is made of saved[0]; 0: it is what the product takes */
-    bool gelu;          /* the gradient is that of a GELU's input; saved[2] */
+    int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's operand */
+    bool gelu;          /* the first gradient is that of GELU's input, saved[2] */
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
@@ -51,10 +52,10 @@ static void te__linear_release(te_ctx *te, void *state) {
     te__scaling_release(((te__linear_state *)state)->delays);
 }
 
-/* x by `spec`: an operand that stays in high precision is x itself. */
+/* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
 
-/* dW = dy^T x: what it takes, with references of its own once it is deferred. */
+/* dW = dy^T x: its operands and options; a deferred one holds references. */
 typedef struct te__wgrad {
     te_tensor *dy, *x; /* as the product takes them */
     te__var *weight;
@@ -98,7 +99,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
     dyq = dy;
-    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* else an activation has done it */
+    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* a quantized one comes from the activation behind */
         te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
@@ -142,7 +143,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* nobody could ask for it later */
+        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* te_backward_dw could not reach it */
         te_tensor_retain(dyq);
         te_tensor_retain(x);
         te__note_saved(dyq);
@@ -162,7 +163,7 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         return NULL;
     }
     if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
-        if (q->refs > 1) { /* other tensors keep to the scale that they have */
+        if (q->refs > 1) { /* other tensors share it and keep its scale */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
             own->te = weight->te;
@@ -179,7 +180,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* The weight's quantized copy: the weight itself if it is stored so; else made anew, or the cached one while it is allowed and not stale. */
+/* The weight's quantized copy: the weight itself if it is stored quantized; the cached copy if the microbatch allows it and the weight was not written; else
+ * a new one. */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -210,7 +212,7 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     return w;
 }
 
-/* Outside of autocast, or where delayed scaling calibrates: amaxes alone, for scales to be used later. */
+/* Calibration of delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later calls. */
 static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
     int slot;
@@ -271,7 +273,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     in[3] = c->gelu_of ? c->gelu_bias : NULL;
     xq = x;
     if (quantized) {
-        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* what the backward reads */
+        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* the copy that the backward pass reads */
         if (!x->quantized) {
             bool again = c->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
             te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) && !again ? keep : 0));
@@ -285,7 +287,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
             if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
         }
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
-        block = recipe->kind == TE_RECIPE_BLOCK; /* has no other way */
+        block = recipe->kind == TE_RECIPE_BLOCK; /* its products have no fast accumulation */
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
         state.split_dgrad = block || te__switch(recipe->split_dgrad, true);
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
@@ -299,13 +301,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.d = y;
     gemm.bias = bias;
     if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
-    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* as they were before */
+    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* saves the operands from before quantization */
         xq = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!xq || !w) return te__frame_return(te, NULL);
     }
     saved[0] = !te__wants_grad(weight) ? NULL : state.quantize_x ? x : xq;
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the forward product alone reads the other copy */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;

@@ -12,7 +12,7 @@ struct te_module {
     const te_module_class *cls;
     char *name;
     te_module *parent;
-    te_module *maker; /* while it is made: whose create function makes it, and will be its parent; or NULL */
+    te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else NULL */
     te_module **children;
     int num_children, cap_children;
     te__entry *entries;
@@ -20,11 +20,11 @@ struct te_module {
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
     bool meta;       /* its parameters have no memory yet */
-    bool built_in;   /* of a class that reads the options of a call, so that it refuses those that are not there yet */
+    bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */
-    te__rng_state rng; /* from before it was made */
+    te__rng_state rng; /* the random state from before its creation */
     void *state;
     te__closable closable;
 };
@@ -65,7 +65,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     return m;
 }
 
-/* A held module stays until it is let go. NULL is fine. */
+/* A module is destroyed no earlier than the last te__module_unhold. NULL is fine. */
 static te_module *te__module_hold(te_module *m) {
     if (m) m->holds++;
     return m;
@@ -77,7 +77,7 @@ TE_API void te_module_destroy(te_module *m) {
     te = m->te;
     if (!m->destroyed) te__closable_remove(&m->closable);
     m->destroyed = true;
-    if (m->parent) /* takes itself out of a tree that goes on living */
+    if (m->parent) /* the tree above it stays */
         for (i = 0; i < m->parent->num_children; i++)
             if (m->parent->children[i] == m) {
                 memmove(m->parent->children + i, m->parent->children + i + 1, (size_t)(m->parent->num_children - i - 1) * sizeof(te_module *));
@@ -85,7 +85,7 @@ TE_API void te_module_destroy(te_module *m) {
                 break;
             }
     m->parent = NULL;
-    if (m->holds > 0) return; /* the last node that lets go of it destroys it */
+    if (m->holds > 0) return; /* te__module_unhold destroys it */
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -112,10 +112,10 @@ TE_API const te_module_class *te_module_get_class(const te_module *m) { return m
 TE_API const char *te_module_name(const te_module *m) { return m ? m->name : ""; }
 TE_API te_module *te_module_parent(const te_module *m) { return m ? m->parent : NULL; }
 
-/* Their names, the last one's first, with dots between. */
+/* Joins the names of a chain of modules by dots, the last one first. */
 static const char *te__join_names(const te_module *const *chain, int n, char *buffer, size_t size) {
     size_t used = 0;
-    while (n > 0) { /* for every forward: without printf */
+    while (n > 0) { /* every forward runs this: no printf */
         const char *name = chain[--n]->name;
         if (used && used + 1 < size) buffer[used++] = '.';
         while (*name && used + 1 < size) buffer[used++] = *name++;
@@ -160,7 +160,7 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
             return NULL;
         }
     height = te__module_height(child);
-    if (depth + height > TE_MAX_MODULE_DEPTH) { /* all that walks a tree may call itself once a level */
+    if (depth + height > TE_MAX_MODULE_DEPTH) { /* the walks of a tree recurse once a level */
         te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d (TE_MAX_MODULE_DEPTH)",
                  name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth, TE_MAX_MODULE_DEPTH);
         return NULL;
@@ -231,7 +231,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     m->num_entries++;
     return tensor;
 }
-/* Takes the newest one back. */
+/* Removes the entry that was added last. */
 static void te__module_remove_last(te_module *m) {
     te__entry *e = &m->entries[--m->num_entries];
     te_tensor_release(e->tensor);

@@ -1,9 +1,9 @@
-/* nn/options.c: options that have their field and not yet their work: one table for each group, one for each desc that embeds groups, and what refuses a field
- * that is set. Must not know what any option does. */
+/* nn/options.c: options that have a field and that no module reads yet: a table of them for each group, a list of groups for each desc, and the check that
+ * refuses one that is set. Must not know what any option does. */
 
 typedef struct te__option_group {
     const char *name; /* of the member that embeds it, with a dot; "" for fields of the desc itself */
-    const te__field *fields; /* mark: a value that says the same as 0, or 0 */
+    const te__field *fields; /* in the order of the struct; mark: a value that means the same as 0, or 0 */
     int num_fields;
 } te__option_group;
 
@@ -83,7 +83,7 @@ static const te__options te__all_options[TE__DESCS] = {
 };
 #undef TE__IN
 
-/* Says which field of `s`, the desc or the args of a call, is set before its time. */
+/* False, with an error that names the field, if `s` (a desc, or the args of a call) sets one that no module reads yet. */
 static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s) {
     const te__option_place *p;
     int i;

@@ -7,7 +7,7 @@ typedef struct te__checkpoint_state {
     size_t user_size; /* of our copy; 0: the caller's */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
-    int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which tells */
+    int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which sets it */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
     int64_t shape[TE_MAX_CHECKPOINT_OUTPUTS][TE_MAX_DIMS];
@@ -20,7 +20,7 @@ static void te__checkpoint_release(te_ctx *te, void *state) {
     te__module_unhold(s->module);
 }
 
-/* The function's result, as an error if it made none. */
+/* Runs the function; TE_OK without one of the outputs is an error. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs, te_tensor **outputs) {
     te_result result;
     int i;
@@ -29,7 +29,7 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
     if (result == TE_OK) result = te->error_code;
     for (i = 0; i < s->num_outputs && result == TE_OK; i++)
         if (!outputs[i]) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d", i + 1, s->num_outputs);
-    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* if it has not said more */
+    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* shows if the function recorded no error of its own */
     return result;
 }
 
@@ -45,7 +45,7 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* Gradients that an input has gathered already are added to as if there were no checkpoint: they move to the copy that the second run reads, and back. */
+/* The gradient that an input has so far moves to the copy that the second run reads, and back: sums are then added in the order of a run without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
     te__var *const *vars = te->playing->inputs;
@@ -79,7 +79,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* Runs d->fn without a record and notes it. `m`: the module whose forward that is, or NULL; *num_outputs then comes from it. */
+/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets *num_outputs; or NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
@@ -90,7 +90,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.user = d->user;
     s.num_inputs = d->num_inputs;
     s.num_outputs = d->num_outputs;
-    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* nothing to forget, and nothing to run again */
+    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* no backward pass will run it again */
     te__frame_begin(te);
     s.snapshot = te__snapshot_begin(te);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
@@ -98,7 +98,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        if (y->var) d->outputs[i] = y = te_tensor_detach(y); /* an input, or a parameter: its own history stays */
+        if (y->var) d->outputs[i] = y = te_tensor_detach(y); /* an input or a parameter: it keeps its place on the tape */
         if (!y) {
             result = te_error_code(te);
             break;

@@ -15,7 +15,7 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Runs a child. Looked up by name each time: somebody may have put another in its place, or none. */
+/* Runs the child of that name, looked up at each call: the program may have replaced it, or destroyed it. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     te_module *child = te_module_find(m, name);
     if (!child) te__fail(m->te, TE_ERR_STATE, "%s: its child \"%s\" is gone", m->cls->name, name);
@@ -57,6 +57,9 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_tensor_view(y, 3, shape));
 }
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
+
+/* Masks that te_attention has and modules do not yet: their calls have no lengths. */
+static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
 
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
     te_module *m;
@@ -192,7 +195,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
         out = te_bias_dropout_add(te_add(attention.outputs.out, mlp.outputs.out), NULL, x, p);
-    } else { /* residuals begin where a norm was asked for its output, or at its input */
+    } else { /* a residual begins at the norm's output if the norm returns it, else at the norm's input */
         h = te_bias_dropout_add(attention.outputs.out, attention.outputs.bias, attention.outputs.ln_out ? attention.outputs.ln_out : x, p);
         mlp.input = h;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
@@ -216,7 +219,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
-    d.gemm.return_bias = !d.parallel_attention_mlp; /* for the sum with dropout and residual */
+    d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
     *(te_transformer_layer_desc *)m->state = d;
     outer = te->making;
     te->making = m;

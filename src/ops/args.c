@@ -137,14 +137,21 @@ enum {
         T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
+#define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
+    T(extras.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(extras.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
+        T(extras.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(extras.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
+        T(extras.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(extras.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
+        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
-        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)              \
+        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T) T(extras.page_table, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
-        T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+        T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
+        T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
 #define TE__ARGS_softcap(T, L)                                                                                                                 \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_capped_softmax_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
@@ -200,7 +207,7 @@ typedef struct te__arg {
     uint32_t stride, flags;
     te__span span; /* te__args_check: of the tensor that it looks at */
 } te__arg;
-enum { TE__MAX_ARGS = 12 };
+enum { TE__MAX_ARGS = 24 };
 typedef struct te__args {
     te_op op;
     int n;

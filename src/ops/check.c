@@ -86,18 +86,24 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
+/* Channels, the last dimension, are adjacent. */
+static te_result te__want_channels(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    const int last = x->ndim - 1;
+    int i;
+    if (x->shape[last] > 1 && x->stride[last] != 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
+                        op, name, te__shape_text(x, text), (long long)x->stride[last]);
+    for (i = 0; i <= last; i++)
+        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
+    return TE_OK;
+}
 /* [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
 static te_result te__want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
-    int i;
     if (x->ndim != 4)
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
-    if (x->shape[3] > 1 && x->stride[3] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
-                        op, name, te__shape_text(x, text), (long long)x->stride[3]);
-    for (i = 0; i < 4; i++)
-        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
-    return TE_OK;
+    return te__want_channels(te, op, name, x);
 }
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;

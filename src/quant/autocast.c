@@ -94,7 +94,7 @@ static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_re
 
 static te__slots *te__slots_of(te__scaling *s, bool backward) { return backward ? &s->backward : &s->forward; }
 
-/* Updates all states that wait and that agree with the first one about recipe and group: one launch for hundreds of them. */
+/* Updates all pending states that have the recipe and the group of `first`, in one operation. */
 static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward) {
     te_op_delayed_update_args args = TE_ZERO;
     te__scaling *s;

@@ -3,7 +3,7 @@
 
 /* ---- memory ---- */
 
-/* How many amaxes a copy of an [m, n] matrix has: row-scaled, one for each row of x, or for each column. */
+/* The number of amaxes of a copy of an [m, n] matrix; row-scaled: one for each row, in the column-wise copy one for each column. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) { return !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n; }
 
 /* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
@@ -19,7 +19,7 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->e4m3_max_256 = spec->e4m3_max_256;
     c->swizzled = spec->swizzled;
     c->custom = spec->custom;
-    if (te__is_opaque(cls)) return TE_OK; /* its own function brings the memory */
+    if (te__is_opaque(cls)) return TE_OK; /* the user's function allocates */
     shape[0] = turned ? n : m;
     shape[1] = turned ? m : n;
     if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
@@ -93,7 +93,7 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* A word for the amax of what is about to be written: 0; NULL where all are taken, and the cast measures. */
+/* Takes a word of the context, which is 0, for the amax that a kernel will write. NULL if all are taken: the cast then measures. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -121,7 +121,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
     result = !flat ? te_error_code(x->te) : row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
-    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* in tensors that its function has just made */
+    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* the new tensors have counts of their own */
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -144,7 +144,7 @@ typedef struct te__quant_out {
     te_tensor *x_amax; /* current: a taken word, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Of this spec, delayed or current; y is NULL when that fails. */
+/* `spec` is delayed or current. y is NULL on failure. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
     te__quant_copy *c;
@@ -166,7 +166,7 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
     if (!out.y && measured) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
-/* After its value, or its codes, have been written with `result`. */
+/* `result`: of the operation that wrote the value or the codes. */
 static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *spec, te_result result) {
     te__quant_spec known = *spec;
     if (!out->plain) return result;
@@ -188,14 +188,14 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
     return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
 }
 
-/* Of the row-wise copy, or of the column-wise one if that is all there is. */
+/* The value of the row-wise copy, or of the column-wise one if there is no other. */
 static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
     return te__copy_dequantize(x, x->quantized->row.data ? TE_ROWWISE : TE_COLUMNWISE, dtype);
 }
 
 /* ---- one copy from the other ---- */
 
-/* Does the column-wise copy of x follow from its row-wise one? The parts of a hybrid tensor are each other's strangers. */
+/* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized independently. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
     return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW && (row->two_dimensional || row->cls->slice_tile[0] == 0) &&

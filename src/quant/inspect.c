@@ -1,4 +1,4 @@
-/* quant/inspect.c: what quantization does to each operand of each module, measured where it happens. Knows scaling states and the
+/* quant/inspect.c: the error of quantizing each operand of each module, measured in the call that quantizes it. Knows scaling states and the
  * error operation; must not know what a module computes. Off, it costs one comparison a quantization. */
 
 /* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
@@ -14,7 +14,7 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Notes what became of x as slot `type` of product `gemm`. Does nothing unless inspecting. */
+/* Compares xq with x, the operand `type` of product `gemm`; the figures replace the slot's earlier ones. No effect unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;
@@ -60,7 +60,7 @@ TE_API te_result te_quant_inspect(te_ctx *te, bool on) {
     te__scaling *s;
     if (!te) return TE_ERR_STATE;
     te->inspecting = on;
-    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* what stood there is of another time */
+    for (s = te->scaling; s && on; s = s->next) te__inspection_close(s); /* earlier measurements are forgotten */
     return TE_OK;
 }
 

@@ -17,10 +17,7 @@ static void te__block_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__block_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_block_quantize_args cast = TE_ZERO;
     cast.x = x;
-    cast.row = row ? row->data : NULL;
-    cast.row_scale_inv = row ? row->scale : NULL;
-    cast.col = col ? col->data : NULL;
-    cast.col_scale_inv = col ? col->scale : NULL;
+    te__cast_outputs(row, col, &cast.row, &cast.row_scale_inv, &cast.col, &cast.col_scale_inv);
     cast.two_dimensional = spec->two_dimensional;
     cast.fp32_scales = spec->fp32_scales;
     cast.epsilon = spec->epsilon;

@@ -16,10 +16,7 @@ static void te__mxfp8_scale_shape(const te__quant_copy *c, bool columnwise, int6
 static te_result te__mxfp8_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_op_mxfp8_quantize_args cast = TE_ZERO;
     cast.x = x;
-    cast.row = row ? row->data : NULL;
-    cast.row_scale = row ? row->scale : NULL;
-    cast.col = col ? col->data : NULL;
-    cast.col_scale = col ? col->scale : NULL;
+    te__cast_outputs(row, col, &cast.row, &cast.row_scale, &cast.col, &cast.col_scale);
     cast.two_dimensional = spec->two_dimensional;
     cast.swizzled = spec->swizzled;
     cast.noop = noop;

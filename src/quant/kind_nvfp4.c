@@ -26,7 +26,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* what a group reduces: a collective may fail, and then the copies stay as they are */
+    te_tensor *whole[2] = {NULL, NULL}; /* the copies' amaxes, while a group reduces temporaries: a collective that fails leaves the copies as they are */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -44,7 +44,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
-    cast.measure = !whole[0] && !whole[1]; /* nobody else has a say: the cast does it all */
+    cast.measure = !whole[0] && !whole[1]; /* without a group the cast measures its amaxes itself */
     if (!cast.measure) result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
@@ -53,17 +53,14 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         if (whole[i]) result = te_tensor_copy(whole[i], i ? amax.amax_col : amax.amax_row);
     if (result != TE_OK) return result;
     cast.x = x;
-    cast.row = row ? row->data : NULL;
-    cast.row_scale = row ? row->scale : NULL;
+    te__cast_outputs(row, col, &cast.row, &cast.row_scale, &cast.col, &cast.col_scale);
     cast.amax_row = row ? row->amax : NULL;
-    cast.col = col ? col->data : NULL;
-    cast.col_scale = col ? col->scale : NULL;
     cast.amax_col = col ? col->amax : NULL;
     cast.two_dimensional = spec->two_dimensional;
     cast.rht = spec->rht;
     cast.no_random_sign_mask = spec->no_random_sign_mask;
     cast.stochastic_rounding = spec->stochastic;
-    if (spec->stochastic) { /* one number of the stream for each copy */
+    if (spec->stochastic) { /* one offset of the random state for each copy */
         te__draw draw = te__rng_draw(te, 2);
         cast.seed = draw.seed;
         cast.offset = draw.offset;
@@ -94,7 +91,7 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
 static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
-    for (part = 0; part < 2 && result == TE_OK; part++) { /* whole groups of 16 columns; what is left over */
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* the whole groups of 16 columns, then the columns left over */
         int64_t first = part ? n / 16 : 0, shape[3];
         te_tensor *src, *dst;
         shape[0] = part ? n % 16 != 0 : n / 16;

@@ -1,6 +1,6 @@
 /* quant/kind_tensor.c: FP8 by one scale a tensor: delayed (the scale is given) and current (it comes from the tensor). */
 
-/* Per tensor: the scale is given, or comes from x; a group must agree on the amax before. */
+/* The scale is given, or made from the amax of x, which a group reduces first. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_fp8_quantize_args cast = TE_ZERO;

@@ -46,7 +46,7 @@ static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc
     for (i = 0; i < TE__COUNT(te__quantizer_fields); i++) {
         const te__field *f = &te__quantizer_fields[i];
         if (!(f->mark & 1 << cls->kind) && te__field_is_set(desc, f))
-            return te__fail(te, TE_ERR_INVALID, "%s: %s is set, which a quantizer of the kind %s does not read; leave it zero, or take a kind that has it", who, f->name, cls->name);
+            return te__fail(te, TE_ERR_INVALID, "%s: %s is set, which a quantizer of the kind %s does not read; leave it zero, or use a kind that reads it", who, f->name, cls->name);
     }
     return TE_OK;
 }

@@ -30,7 +30,7 @@ struct te__quant_class {
     int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: none do */
     const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; of any spec if there
                                        * are no tiles; NULL: any spec will do */
-    /* The fields of a desc that this kind alone reads, into the spec; says what is wrong with them. NULL: it has none. */
+    /* Copies the fields of a desc that this kind alone reads into the spec, and refuses wrong ones. NULL: it has none. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
     /* Shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
@@ -55,6 +55,15 @@ static const te__quant_spec *te__spec_of(const te__quant_spec *spec, int which) 
     return which == TE_ROWWISE ? spec->row : spec->col;
 }
 static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col; }
+
+/* The outputs of a cast into these copies; NULLs for a copy that is NULL. */
+static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data, te_tensor **row_scale, te_tensor **col_data,
+                             te_tensor **col_scale) {
+    *row_data = row ? row->data : NULL;
+    *row_scale = row ? row->scale : NULL;
+    *col_data = col ? col->data : NULL;
+    *col_scale = col ? col->scale : NULL;
+}
 
 /* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the shape. */
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }

@@ -2,8 +2,8 @@
  * of the whole; codes of the slices. Knows slices and groups; must not know optimizers or modules.
  *
  * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a reduction of its own; here the
- * amaxes of all weights lie in one buffer and meet in one. So ranks are in step whatever they own, and until that meeting nothing has
- * been written: a rank that cannot go on stops all of them in time. */
+ * amaxes of all weights lie in one buffer, and one te_all_reduce reduces them. So every rank calls one collective whatever it owns, and nothing is
+ * written before it: if a rank fails until then, the call fails on all ranks and changes nothing. */
 
 /* One copy of one weight; with TE__BOTH_FROM_SLICES both of them. */
 typedef struct te__master_job {
@@ -36,7 +36,7 @@ static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
-/* Where the codes of a slice are to go instead of the weight. An empty slice needs nothing. */
+/* Checks the tensor that gets the codes of a slice in place of the weight. An empty slice needs none. */
 static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
     if (n == 0) return TE_OK;
@@ -91,7 +91,7 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     return result;
 }
 
-/* ---- before the ranks meet: amaxes of the slices ---- */
+/* ---- before the reduction: amaxes of the slices ---- */
 
 /* `rows` x `cols` f32 numbers of `buffer` from `at` on. */
 static te_tensor *te__master_view(const te_tensor *buffer, int64_t at, int64_t rows, int64_t cols) {
@@ -130,7 +130,7 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* The amaxes of the job's slice; without one they stay 0. Delayed: with what the weight's quantizer has recorded already. */
+/* The amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's quantizer has recorded. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;
@@ -142,14 +142,14 @@ static te_result te__master_measure(const te__master_job *j) {
     return result;
 }
 
-/* ---- after they have met: scales of the whole, codes of the slices ---- */
+/* ---- after the reduction: scales of the whole, codes of the slices ---- */
 
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
 static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
     te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
-    if (shard) { /* u8 is as good as the codes' own format */
+    if (shard) { /* a u8 shard is written in the codes' format */
         flat = te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
         if (!flat) return te_error_code(j->weight->te);
     }
@@ -168,7 +168,7 @@ static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_t
     return te_op_shard_cast(j->weight->te, &args);
 }
 
-/* scale_inv = RN(1 / scale), as the cast writes it: by a cast of one zero. */
+/* scale_inv = RN(1 / scale), by a cast of one zero, so that its bits are those of a cast. */
 static te_result te__scale_inverse(te_ctx *te, te_tensor *scale, te_tensor *scale_inv) {
     int64_t one = 1;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -183,7 +183,7 @@ static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
-    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale rests until the update; the amax is for that; several weights may share both */
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax; several weights may share both */
         args.scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
@@ -217,7 +217,7 @@ static te_result te__master_by_tile(const te__master_job *j) {
     args.epsilon = j->spec->epsilon;
     args.amax_limit = te_dtype_max(j->weight->dtype);
     args.e4m3_max_256 = j->spec->e4m3_max_256;
-    if (j->spec->fp32_scales) { /* not the reciprocals of the rounded reciprocals */
+    if (j->spec->fp32_scales) { /* the reciprocal of a rounded scale_inv is another number than the cast's factor */
         args.multiplier = te__empty_like(j->copy->scale, TE_F32);
         if (!args.multiplier) return te_error_code(te);
     }
@@ -254,11 +254,11 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
     j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
     j->start = w->start_offsets[i];
-    j->slice = te_tensor_cast(master, j->weight->dtype); /* rounded as a model trained in that format would have it */
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight that is stored in its nominal format has these values */
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 
-/* All that can fail on this rank alone, up to the meeting. */
+/* All work of this rank before the reduction: it can fail on this rank alone. */
 static te_result te__master_prepare(te__master_run *r) {
     te_result result = TE_OK;
     int64_t total = 0, n;
@@ -274,7 +274,7 @@ static te_result te__master_prepare(te__master_run *r) {
         if (q->col.data && result == TE_OK) result = te__master_add(r, i, TE_COLUMNWISE, spec->col);
     }
     for (i = 0; i < r->num_jobs; i++) total += te__master_place(&r->job[i], NULL, 0);
-    total = te__max(total, 1); /* ranks meet in any case */
+    total = te__max(total, 1); /* all ranks reduce, whatever they own */
     if (result == TE_OK) r->buffer = te_tensor_zeros(r->te, TE_F32, 1, &total);
     if (!r->buffer) return te_error_code(r->te);
     for (i = 0, total = 0; i < r->num_jobs && result == TE_OK; i++, total += n) {

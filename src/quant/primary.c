@@ -50,7 +50,7 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe leaves it alone. */
+/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe keeps it in high precision. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -100,7 +100,7 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
     return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
 }
 
-/* The same from an initialisation or a file: training starts from this value, so it takes the place of the preserved one. */
+/* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     te_result result = te__primary_assign(weight, value);

@@ -2,7 +2,7 @@
 
 static bool te__is_one_f32(const te_tensor *x) { return x->dtype == TE_F32 && te__numel(x) == 1 && x->buffer; }
 
-/* A desc with its defaults resolved; says what is wrong with it. Retains scale and amax (te__spec_close). */
+/* Resolves a desc and its defaults into *spec, or refuses it. Retains scale and amax (te__spec_close). */
 static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     te_result result;
@@ -53,7 +53,7 @@ static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) 
     te__spec_close(&child[1]);
 }
 
-/* As te__spec_open, with the two specs that a hybrid one points to. Where this fails nothing is kept. */
+/* As te__spec_open, with the two specs that a hybrid one points to. On failure nothing is retained. */
 static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
     int i;
@@ -114,7 +114,7 @@ static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) 
     return te__record_unary(name, x, y, &none, te__same_backward);
 }
 
-/* Plain float tensors only; says what else was found. */
+/* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
     if (te__need_memory(x, function) != TE_OK) return false;
@@ -131,7 +131,7 @@ static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
 /* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
 static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
 
-/* Something that spec can quantize. */
+/* Can `spec` quantize x? Records the error if not. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
     const te__quant_spec *part[2];
     int i;
@@ -148,7 +148,7 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     return true;
 }
 
-/* y is one of q's: a new value may come to it later. */
+/* Ties y to q, by which later values of y are quantized. */
 static te_tensor *te__quantized_by(te_tensor *y, te_quantizer *q) {
     if (!y) return NULL;
     y->quantized->quantizer = q;

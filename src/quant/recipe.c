@@ -1,4 +1,4 @@
-/* quant/recipe.c: recipes: how each operand of a product is quantized, and what no recipe can ask for. Knows quantizers; must not know
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and the options that exclude each other. Knows quantizers; must not know
  * the autocast stack or modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
@@ -22,7 +22,7 @@ TE_API const char *te_recipe_name(te_recipe_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
 }
 
-/* Every field, with the kinds that read it: what compares recipes and what refuses a field of another kind. A kind is a bit, 0 stands for all. */
+/* Every field, with a bit for each kind that reads it (0: all do). Recipes are compared field by field; a field of another kind is refused if it is set. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)
@@ -63,7 +63,7 @@ static const te__field te__recipe_fields[] = {
 #undef TE__ROW
 };
 
-/* Do a and b say the same? Floats by their bits, so that a recipe is the same as itself whatever is in it. */
+/* Are all fields of a and b equal? Floats are compared by their bits, so that a recipe with a NaN equals itself. */
 static bool te__recipe_same(const te_recipe *a, const te_recipe *b) { return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields)); }
 
 /* Refuses a field that is set and that recipes of this kind do not read. */
@@ -76,7 +76,7 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
         if (!f->mark || f->mark & 1 << r->kind || !te__field_is_set(r, f)) continue;
         for (kind = TE_RECIPE_NONE; kind <= TE_RECIPE_CUSTOM && used < sizeof(kinds); kind++)
             if (f->mark & 1 << kind) used += (size_t)snprintf(kinds + used, sizeof(kinds) - used, "%s%s", used ? ", " : "", te_recipe_name((te_recipe_kind)kind));
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or take such a recipe", te_recipe_name(r->kind), f->name, kinds);
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or use such a recipe", te_recipe_name(r->kind), f->name, kinds);
     }
     return TE_OK;
 }
@@ -142,7 +142,7 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
     return TE_OK;
 }
 
-/* Says what is wrong with a recipe. */
+/* TE_OK, or the error of the first field that is wrong. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
     int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2), g = te__block_dim(r->block.grad_block_scaling_dim, 1);
     if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)

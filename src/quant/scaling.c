@@ -9,8 +9,8 @@ typedef struct te__slots {
     bool pending;     /* amaxes were recorded since the last update, */
     te_recipe recipe; /* under this recipe */
     te_group *group;  /* and for this group; borrowed */
-    te_tensor *kept_scale, *kept_history; /* what these were before the step under way, and: */
-    bool kept_pending;
+    te_tensor *kept_scale, *kept_history; /* scale and history at the beginning of the step under way */
+    bool kept_pending;                    /* pending then */
 } te__slots;
 
 /* The answers of a custom recipe's factory for one slot. */
@@ -19,7 +19,7 @@ typedef struct te__custom_slot {
     bool own_scale; /* delayed, with the module's scale and history */
 } te__custom_slot;
 typedef struct te__custom_slots {
-    struct te__custom_slots *next; /* a backward pass asks for those of its forward, whatever ran in between */
+    struct te__custom_slots *next; /* of other recipes: a backward pass uses the answers of its forward's */
     te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc);
     void *user;
     te_format format; /* of the codes of slots with the module's scale */
@@ -28,14 +28,14 @@ typedef struct te__custom_slots {
 } te__custom_slots;
 enum { TE__CUSTOM_SLOTS = 3 };
 
-/* The last figures that inspection took of one slot. */
+/* The last measurement of one slot by inspection. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
 
 typedef struct te__measured {
     const te__quant_class *cls; /* NULL: never */
     int which;
     bool e4m3_max_256;
-    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: what tensor_factor takes, or NULL */
+    te_tensor *counts, *sums, *amax, *scale; /* retained; scale: the argument of tensor_factor, or NULL */
 } te__measured;
 
 typedef struct te__inspection {
@@ -55,7 +55,7 @@ static void te__measured_close(te__measured *s) {
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
-    te_module *module; /* NULL: it is gone */
+    te_module *module; /* NULL: it was destroyed */
     struct te__scaling *next; /* te->scaling */
     int num_gemms;
     te__slots forward, backward;
@@ -92,7 +92,7 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
 /* Element i of an f32 tensor as a tensor of its own. */
 static te_tensor *te__slot_view(const te_tensor *x, int64_t i) { return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1); }
 
-/* Points the slots at these tensors (retained), or at nothing. */
+/* Points the slots at these tensors (retained). On failure the slots are empty. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
     te_ctx *te = scale ? scale->te : NULL;
     bool whole = true;
@@ -110,10 +110,10 @@ static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *histor
         whole = whole && s->slot_scale[i] && s->slot_amax[i];
     }
     te__frame_end(te, NULL, 0);
-    if (!whole) te__slots_clear(s); /* else the next forward would take them for good */
+    if (!whole) te__slots_clear(s); /* the next forward would use slots that are half filled */
     return whole ? TE_OK : te_error_code(te);
 }
-/* Makes room for what they were before a step. */
+/* Allocates the copies that te_clear_error restores, with the present values. */
 static te_result te__slots_keep(te__slots *s) {
     te_ctx *te = s->scale->te;
     bool whole;
@@ -143,13 +143,12 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
 
 /* ---- a step that fails ----
  *
- * Scales and histories move while a step is under way: casts note amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a
- * later call fails the step is done again from its beginning, and must find them as they were: so they are kept when it begins, a launch for some
- * thirty products, and given back by te_clear_error. A step ends with te_optimizer_step, for microbatches belong together; where the context has no
- * optimizer, with the next outermost te_autocast_begin. Versions cannot tell that somebody else has written them meanwhile: te_model_load ends
- * the step, too. */
+ * Scales and histories change during a step: casts record amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a later
+ * call fails, the step is repeated from its beginning and must find them as they were. So they are copied when a step begins (one launch for some thirty
+ * products), and te_clear_error restores them. A step ends with te_optimizer_step, since its microbatches belong together; in a context without an
+ * optimizer, with the next outermost te_autocast_begin. te_model_load ends it too: no version tells the scales that it loaded from those of the step. */
 
-/* All that are there, to where they are kept, or back. */
+/* Copies all scales and histories to their kept copies, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
     enum { MOST = 8192 /* tensors of one operation: a plan has launches for 15,360 */ };
     te_op_multi_scale_args args = TE_ZERO;
@@ -195,14 +194,14 @@ static te_result te__scales_give_back(te_ctx *te) {
     if (result == TE_OK) te__step_ends(te);
     return result;
 }
-/* A step begins, or goes on. */
+/* Called wherever a step may begin; inside a step it has no effect. */
 static te_result te__scales_keep(te_ctx *te) {
     te_result result = TE_OK;
     if (te->capture || te->warming || te->replaying) return TE_OK;
-    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the rest of a step that has failed, checked by nobody yet */
+    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not called te_clear_error yet */
     if (te->step_failed) result = te__scales_give_back(te);
     if (result != TE_OK || (te->in_step && te->num_optimizers > 0)) return result;
-    te->in_step = false; /* if it fails now, there is nothing to go back to */
+    te->in_step = false; /* if the copy fails, there is nothing to restore */
     result = te__scales_move(te, false);
     te->in_step = result == TE_OK;
     if (te->error_code != TE_OK) te__step_fails(te);
@@ -236,7 +235,7 @@ static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_reci
     while (slots && !(slots->factory == r->custom.factory && slots->user == r->custom.user && slots->format == r->format)) slots = slots->next;
     return slots;
 }
-/* NULL lets go of nothing. */
+/* NULL is fine. */
 static void te__scaling_release(te__scaling *s) {
     te__scaling **p;
     te_ctx *te;
@@ -257,7 +256,7 @@ static void te__scaling_release(te__scaling *s) {
     te__slots_close(te, &s->backward);
     te__free(te, s, sizeof(*s));
 }
-/* The module lets go of its state. */
+/* Releases the module's reference, when the module is destroyed. */
 static void te__scaling_leave(te__scaling *s) {
     if (!s) return;
     te__deferred_forget(s->te, s);
@@ -292,11 +291,11 @@ typedef struct te__quant_call {
     te__slots *forward; /* the scales that the forward reads, the amaxes that it leaves: the module's, or those of a forward that runs again */
 } te__quant_call;
 
-/* For a node's state; te__quant_call_drop takes the reference back. */
+/* For a node's state; te__quant_call_drop releases the reference. */
 static te__quant_call te__quant_call_keep(const te__quant_call *q) {
     te__quant_call kept = *q;
     if (kept.scaling) kept.scaling->refs++;
-    kept.forward = NULL; /* the backward pass has no use for it */
+    kept.forward = NULL; /* the backward pass does not read it */
     return kept;
 }
 static void te__quant_call_drop(te__quant_call *q) {

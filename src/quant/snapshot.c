@@ -1,10 +1,10 @@
-/* quant/snapshot.c: what a forward that runs again must see again: the random state, the autocast stack, the scales of delayed recipes, and the
- * parameters unchanged. Knows scaling states and the tape; must not know modules. */
+/* quant/snapshot.c: the state that the second run of a checkpointed function must find: the random state, the autocast stack, the scales of delayed
+ * recipes, and unchanged parameters. Knows scaling states and the tape; must not know modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
     te_tensor *scale;     /* f32 [n], a copy of what the call read (retained) */
-    te__slots slots;      /* of the second run: that scale, and amaxes that nobody asks for */
+    te__slots slots;      /* of the second run: that scale, and amaxes that are discarded */
 } te__snapshot_scales;
 
 typedef struct te__snapshot {
@@ -34,7 +34,7 @@ static void te__snapshot_free(te_ctx *te, te__snapshot *s) {
     te__free(te, s, sizeof(*s));
 }
 
-/* A function of x has run, in the first run of a checkpoint: te_record would have kept x's variable. */
+/* Called with each input x of a function in the first run of a checkpoint, where no te_record keeps x's variable. */
 static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
     te__snapshot *s = te->recording;
     int i;
@@ -153,7 +153,7 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     te->tape.no_grad = 0;
     return TE_OK;
 }
-/* It has ended; what the nodes of the second run need of its slots, they hold. */
+/* The second run has ended; its nodes hold references to the tensors of the slots that they read. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
     te->tape.no_grad = r->no_grad;

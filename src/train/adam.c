@@ -6,11 +6,11 @@ typedef struct te__adam_param {
     te_tensor *param; /* these four are retained */
     te_tensor *m, *v; /* f32 */
     te_tensor *master; /* f32, or NULL */
-    uint64_t version; /* of the parameter when `master` spoke for it */
-    bool behind;      /* `master` did not even then: a capture cannot take it, the launch will */
+    uint64_t version; /* te__param_version of the value that `master` stands for */
+    bool behind;      /* but `master` lacks that value: a capture could not copy it, the next launch does */
     bool listed;      /* takes part in the step under way */
-    bool untouched;   /* nobody else had written the parameter when that step began */
-    te_tensor *value; /* quantized: what its codes are made of in that step (borrowed) */
+    bool untouched;   /* the parameter's version was still `version` when that step began */
+    te_tensor *value; /* quantized: the tensor that its codes are made of in that step (borrowed) */
 } te__adam_param;
 
 struct te_optimizer {
@@ -35,13 +35,13 @@ static bool te__adam_has(const te_optimizer *opt, const te_tensor *param) {
     return false;
 }
 
-/* The parameter has been written by somebody else: its master starts from it again. */
+/* Copies the parameter's value to its master: when the optimizer is made, and after a write from outside. */
 static te_result te__adam_take_master(te__adam_param *p) {
     te_ctx *te = p->param->te;
     te_tensor *value = p->param;
     te_result result;
     te__frame_begin(te);
-    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value that quantizing has not touched yet */
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value from before quantization */
         value = te__empty_like(p->param, p->param->dtype);
         if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
     } else if (p->param->quantized)
@@ -55,14 +55,14 @@ static te_result te__adam_take_master(te__adam_param *p) {
     return result;
 }
 
-/* Rows of these kinds are cast by operations alone, which keep nothing of what they read. */
+/* Operations alone quantize these kinds, and keep no reference to the tensor that they read. */
 static bool te__adam_shares_value(const te_tensor *param) {
     te__quant_form form = param->quantized->cls->form;
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Where the masters of quantized parameters are rounded to, before they are quantized: taken before the masters change, so that the step changes all or
- * nothing. One memory serves all that only read it. */
+/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
+ * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
 static te_result te__adam_prepare_values(te_optimizer *opt) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
@@ -88,7 +88,7 @@ static te_result te__adam_prepare_values(te_optimizer *opt) {
     }
     return TE_OK;
 }
-/* The masters were stepped: rounded to the nominal dtype and quantized, as if the parameter were kept in it. */
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
 static te_result te__adam_requantize(te_optimizer *opt) {
     te_result result = TE_OK;
     int i;
@@ -131,7 +131,7 @@ static bool te__adam_add(void *user, te_module *m, const char *path, te_tensor *
     return p->master && te__adam_take_master(p) == TE_OK;
 }
 
-/* Refuses what would make every later step nonsense: NaN is in no range. */
+/* Refuses values out of range; NaN is in no range. */
 static bool te__adam_in_range(te_ctx *te, const char *name, float value, float below) {
     if (value >= 0.0f && value < below) return true;
     te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %g; 0 (the default) or more, and less than %g, is possible", name, (double)value,
@@ -243,13 +243,13 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     for (i = 0; i < opt->num_params; i++) te__adam_forget(opt->params[i].param);
 }
 
-/* Has the capture under way written the parameter? Then each launch does, and each step has to take what it wrote. */
+/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
 static bool te__adam_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
 }
 
-/* Entries whose weights decay (matrices; or all) or those whose weights do not, behind the `n` that are listed already. */
+/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
 static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -275,7 +275,7 @@ static te_result te__adam_collect(te_optimizer *opt, bool matrices, bool all, in
         p->listed = true;
         opt->grads[*n] = grad;
         opt->list[*n].grad = grad;
-        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize does the rest */
+        opt->list[*n].param = p->param->quantized ? p->master : p->param; /* te__adam_requantize writes a quantized parameter */
         opt->list[*n].m = p->m;
         opt->list[*n].v = p->v;
         opt->list[*n].master = p->param->quantized ? NULL : p->master;
@@ -399,7 +399,7 @@ static te_result te__adam_step(te_optimizer *opt) {
         result = te_op_l2norm(te, &norm);
     }
     if (te->capture && result == TE_OK) result = te__adam_capture(opt, &captured, &lr, &unbias);
-    if (result == TE_OK) result = te__adam_prepare_values(opt); /* from here on nothing is wanted that might not be there */
+    if (result == TE_OK) result = te__adam_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
     if (result == TE_OK) result = te__adam_run(opt, n, n - decayed, lr, unbias);
     if (result == TE_OK) result = te__adam_requantize(opt);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
@@ -472,7 +472,7 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
     }
     return true;
 }
-/* A checkpoint has brought parameters and states: the masters belong to the parameters as they are now. */
+/* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static void te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
     int i;
     opt->steps = steps;

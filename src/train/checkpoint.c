@@ -47,7 +47,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
             continue;
         }
         part[0] = copy->data;
-        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* what both share is there once */
+        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* a tensor that both copies share is saved once */
         part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
         for (k = 0; k < 3; k++) {
             snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
@@ -74,7 +74,7 @@ static void te__ckpt_close(te__ckpt *c) {
 static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* what an earlier error left behind is not worth keeping */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function, m && te_module_ctx(m) != te ? "module" : "optimizer");
@@ -134,7 +134,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
 
 /* ---- loading ---- */
 
-/* Scaling state belongs to a module that has not run yet: it will be a buffer of it. */
+/* Scaling state of a module that has not run, and so has no such buffer: the loaded tensor becomes one. */
 typedef struct te__ckpt_new {
     te_module *m;
     const char *entry; /* in the file */
@@ -164,7 +164,8 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
                                                   text ? "\"" : "");
     if (real) *real = number;
     if (!value) return true;
-    if (n > 20 || strspn(text, "0123456789") != n) return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number is needed", key, text);
+    if (n > 20 || strspn(text, "0123456789") != n || (n == 20 && strcmp(text, "18446744073709551615") > 0))
+        return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number below 2^64 is needed", key, text);
     *value = (uint64_t)strtoull(text, NULL, 10);
     return true;
 }
@@ -193,7 +194,7 @@ static int te__ckpt_by_name(const void *a, const void *b) {
     return strcmp(((const te_safetensors_item *)a)->name, ((const te_safetensors_item *)b)->name);
 }
 
-/* Looks at everything and changes nothing. */
+/* Checks every name, shape, format and number before anything changes. */
 static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *m, te_optimizer *opt) {
     te_ctx *te = p->have.te;
     const char *first = NULL;
@@ -236,7 +237,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
     if (opt && (!te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL) || !te__ckpt_number(f, "te.lr", NULL, NULL, &p->lr))) return TE_ERR_FORMAT;
     if (opt && !(p->steps < (uint64_t)INT64_MAX && p->lr >= 0.0 && p->lr <= (double)FLT_MAX)) {
-        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer was there", (unsigned long long)p->steps, p->lr);
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer has such values", (unsigned long long)p->steps, p->lr);
         return TE_ERR_FORMAT;
     }
     if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
@@ -287,7 +288,7 @@ TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_op
     if (result == TE_OK) result = te__ckpt_collect(&p.have, te, m, opt);
     if (result == TE_OK) result = te__ckpt_check(&p, f, m, opt);
     if (result == TE_OK) result = te__ckpt_read(&p, f, opt);
-    if (result == TE_OK) te__step_ends(te); /* what was read is not given back */
+    if (result == TE_OK) te__step_ends(te); /* te_clear_error must not restore the scales from before */
     te__free(te, p.fresh, (size_t)p.cap_fresh * sizeof(te__ckpt_new));
     if (p.value) te__free(te, p.value, ((size_t)p.have.num_values + 1) * sizeof(te_tensor *));
     te__ckpt_close(&p.have);

@@ -167,6 +167,41 @@ TE_TEST_DEVICES(offload_of_shared_memory) {
 }
 
 /* Several records, played in another order than that of their recording. */
+/* One half of a buffer is saved and copied out; then the other half is written and saved. The buffer is copied out again, while the first copy's entry still holds its
+ * device memory. */
+static void halves(te_ctx *te, const te_cpu_offload_desc *offload, float out[3 * BYTES / 4]) {
+    int64_t n = BYTES / 4;
+    te_scope_begin(te);
+    te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(2, n), test_normal(2 * n, 7)), true), *other = test_tensor(te, TE_F32, SHAPE(1, n), test_normal(n, 8));
+    if (offload) te_cpu_offload_begin(te, offload);
+    te_tensor *y = te_scale(x, 2.0f), *first = te_activate(te_tensor_narrow(y, 0, 0, 1), TE_GELU);
+    te_no_grad_begin(te);
+    te_tensor_copy(te_tensor_narrow(y, 0, 1, 1), other);
+    te_no_grad_end(te);
+    te_tensor *second = te_activate(te_tensor_narrow(y, 0, 1, 1), TE_GELU);
+    if (offload) te_cpu_offload_end(te);
+    te_backward(te_sum_all(te_add(first, second)));
+    te_tensor_to_host(te_add(first, second), out);
+    te_tensor_to_host(te_tensor_grad(x), out + n);
+    te_scope_end(te);
+}
+TE_TEST_DEVICES(offload_of_a_buffer_written_between_two_nodes) {
+    static const te_cpu_offload_desc ways[] = {{0, 1, 1}, {0, 1, 0}, {0, 1, 1 << 30}};
+    static float want[3 * BYTES / 4], got[3 * BYTES / 4]; /* the output [n], the gradient [2, n] */
+    halves(te, NULL, want);
+    CHECK_OK(te);
+    for (int way = 0; way < COUNT(ways); way++) {
+        te_memory_stats before = te_memory_get_stats(te), after;
+        test_case("way %d", way);
+        memset(got, 0, sizeof got);
+        halves(te, &ways[way], got);
+        after = te_memory_get_stats(te);
+        CHECK_OK(te);
+        CHECK_BYTES("output and gradient", got, want, sizeof want);
+        CHECK(after.offloaded == 0 && after.allocated == before.allocated && after.copied_out > before.copied_out);
+    }
+}
+
 TE_TEST_DEVICES(offload_out_of_order) {
     te_module *m = gelus_create(te);
     te_tensor *x[3], *y[3];

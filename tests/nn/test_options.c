@@ -118,7 +118,7 @@ TE_TEST(options_masks_and_formats_not_yet) {
         CHECK(!te_dot_product_attention_create(te, &d));
         CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "which is not there yet");
         CHECK(!te_attention(x, x, x, &(te_attention_desc){.mask = (te_attn_mask)i}));
-        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "which is not there yet");
+        CHECK_ERROR(te, TE_ERR_STATE, i == TE_MASK_ARBITRARY ? "extras.attention_mask is NULL" : "extras.cu_seqlens_q is NULL");
     }
     te_multihead_attention_desc d = {.hidden_size = 16, .attention.num_attention_heads = 2, .attention.qkv_format = TE_THD};
     CHECK(!te_multihead_attention_create(te, &d));

@@ -83,7 +83,7 @@ static attn_data make_data(const attn_case *c) {
 /* ---- float64 ---- */
 
 static bool sees(const attn_case *c, int64_t i, int64_t j) {
-    int64_t delta = c->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? c->s_kv - c->s_q : 0;
+    int64_t delta = c->mask == TE_MASK_DEFAULT || c->mask == TE_MASK_CAUSAL ? 0 : c->s_kv - c->s_q; /* without a mask, too, windows count from the last row and the last key */
     if (c->mask != TE_MASK_NONE && j > i + delta) return false;
     if (c->has_window && c->left >= 0 && j < i + delta - c->left) return false;
     return !(c->has_window && c->right >= 0 && j > i + delta + c->right);

@@ -816,16 +816,19 @@ static void check_plan(te_ctx *te, const plan_case *c, bool down) {
     CHECK(begins_with(e.kernels, !gemv ? "gemm/gemm_mma" : strstr(c->kernels, "gemv") ? c->kernels : "gemm/gemv_mn"));
 }
 
-/* Rows that start anywhere: the kernel that copies them; and GEMVs. */
+/* Rows that start anywhere, copied first; and GEMVs. */
 TE_TEST(gemm_plans_of_unaligned) {
     static const plan_case along[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
                                       {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
                                       {1, 4095, 4097, "gemm/gemv_k", "GEMV"},
                                       {4097, 8, 4095, "gemm/gemv_k", "GEMV"},
                                       {16, 4096, 4096, "gemm/gemv_k", "GEMV"},
-                                      {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"},
-                                      {17, 33, 65, "gemm/gemm_hopper", "copied by the kernel itself"},
-                                      {63, 2111, 7167, "gemm/gemm_hopper", "copied by the kernel itself"},
+                                      {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {17, 33, 65, "gemm/gemm_mma", "element by element"}, /* small */
+                                      {64, 512, 95, "gemm/gemm_mma", "element by element"},
+                                      {64, 513, 95, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {64, 512, 97, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {127, 129, 255, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {300, 521, 1101, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
@@ -836,11 +839,11 @@ TE_TEST(gemm_plans_of_unaligned) {
                                      {8, 28672, 4096, "gemm/gemv_mn", "GEMV"},
                                      {1, 1000, 16000, "gemm/gemv_mn.DT=3,SHORT_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "GEMV"},
                                      {1, 64, 4096, "gemm/gemv_mn", "GEMV"},
-                                     {1, 63, 4096, "gemm/gemm_hopper", "wgmma"},
+                                     {1, 63, 4096, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                      {1, 40000, 1024, "gemm/gemm_hopper", "TMA and wgmma"}, /* very many */
                                      {1, 40001, 1024, "gemm/gemv_mn", "GEMV"},
                                      {40000, 1, 1024, "gemm/gemv_mn", "GEMV"},
-                                     {9, 4095, 4097, "gemm/gemm_hopper", "copied by the kernel itself"}};
+                                     {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;
     for (int i = 0; i < COUNT(along); i++) check_plan(te, &along[i], false);

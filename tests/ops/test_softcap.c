@@ -159,6 +159,19 @@ TE_TEST_DEVICES(a_cap_that_is_far_away) {
     for (int i = 0; i < 3; i++) CHECK_ERROR_BELOW("gradient", got[1 + i], want[1 + i], i ? 384 : 576, limit);
 }
 
+/* Sinks of -inf are none; one that is far above every score leaves nothing of the values. */
+TE_TEST_DEVICES(sinks) {
+    te_tensor *x[3] = {test_tensor(te, TE_F32, SHAPE(1, 5, 4, 8), test_normal(160, 1)), test_tensor(te, TE_F32, SHAPE(1, 5, 2, 8), test_normal(80, 2)),
+                       test_tensor(te, TE_F32, SHAPE(1, 5, 2, 8), test_normal(80, 3))};
+    const float none[4] = {-INFINITY, -INFINITY, 60, -INFINITY}, *want = test_read(attend(x, 0, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0}));
+    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.format = TE_BSHD, .softmax_scale = 0.7f, .sinks = test_tensor(te, TE_F32, SHAPE(4), none)});
+    te_forward_args args = {.input = x[0], .key = x[1], .value = x[2]};
+    const float *got = test_read(te_forward_with(m, &args));
+    CHECK_OK(te);
+    for (int i = 0; i < 160; i++) CHECK(i / 8 % 4 == 2 ? fabsf(got[i]) < 1e-6f : fabsf(got[i] - want[i]) < 1e-5f);
+    te_module_destroy(m);
+}
+
 TE_TEST(functions_refuse) {
     te_ctx *te = test_context("cpu");
     te_tensor *a = te_tensor_zeros(te, TE_F32, SHAPE(2, 3)), *b = te_tensor_zeros(te, TE_F32, SHAPE(2, 4)), *c = te_tensor_zeros(te, TE_BF16, SHAPE(2, 3));
@@ -175,6 +188,8 @@ TE_TEST(functions_refuse) {
     CHECK_ERROR(te, TE_ERR_INVALID, "cap is -1");
     CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = -2}) == NULL);
     CHECK_ERROR(te, TE_ERR_INVALID, "softcap is -2");
+    CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .dropout_p = 0.5f}) == NULL);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with dropout_p");
     te_tensor *qkv[3] = {te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 3, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4))};
     CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0}) == NULL);
     CHECK_ERROR(te, TE_ERR_SHAPE, "the heads of k and v divide q's");

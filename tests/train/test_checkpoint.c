@@ -208,7 +208,7 @@ TE_TEST(checkpoint_damaged_numbers) {
         const char *steps, *lr, *offset, *says;
     } cases[] = {{"-1", "1", "0", "te.steps"}, {"1.5", "1", "0", "te.steps"}, {"", "1", "0", "te.steps"}, {"99999999999999999999", "1", "0", "te.steps"},
                  {"1", "nan", "0", "te.lr"},   {"1", "-1", "0", "te.lr"},     {"1", "1e99", "0", "te.lr"}, {"1", "1 ", "0", "te.lr"},
-                 {"1", "1", "x", "te.offset"}};
+                 {"1", "1", "x", "te.offset"}, {"1", "1", "18446744073709551616", "te.offset"}};
     te_ctx *te = test_context("cpu");
     te_module *m = make_two(te, TE_F32, 4, "second", 1);
     te_optimizer *opt = te_fused_adam_create(te, m, NULL);

@@ -1,7 +1,8 @@
-// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), and dropout. Knows no tiles.
+// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), scores, and dropout. Knows no tiles.
 #pragma once
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"
+#include "ops/attn/sequence.h"
 
 #define TE_LOG2E 1.4426950408889634f
 #define TE_LN2 0.6931471805599453f
@@ -26,22 +27,105 @@ struct te_attn_place {
     }
 };
 
-// Keys begin .. end - 1 cover all that rows first .. last see.
-TE_DEV int te_attn_keys_begin(const te__attn_kargs &a, int first) { return max(0, first + a.lo); }
-TE_DEV int te_attn_keys_end(const te__attn_kargs &a, int last) { return min(a.s_kv, last + a.hi + 1); }
+// Keys begin .. end - 1 cover all that rows first .. last see. S: the arguments, or a te__attn_seq in their place.
+template <class S> TE_DEV int te_attn_keys_begin(const S &a, int first) { return max(0, first + a.lo); }
+template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return min(a.s_kv, last + a.hi + 1); }
 // Rows begin .. end - 1 cover all that see any of the keys first .. last.
-TE_DEV int te_attn_rows_begin(const te__attn_kargs &a, int first) { return max(0, first - a.hi); }
-TE_DEV int te_attn_rows_end(const te__attn_kargs &a, int last) { return min(a.s_q, last - a.lo + 1); }
+template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
+template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
-TE_DEV bool te_attn_sees(const te__attn_kargs &a, int i, int j) {
-    return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi;
-}
+template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) { return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi; }
 
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
 // Element [b, i, h, 0], for te_load and te_store.
 TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b * x.b + h * x.h + i * x.s; }
+
+// The option that all kernels have. 0: plain attention; 1, which embedded PTX has, too: all of te__attn_extra.
+#ifndef X_EXTRA
+#define X_EXTRA 1
+#endif
+enum { EXTRA = X_EXTRA };
+
+// A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has a te__attn_seq, and views that begin at
+// the sequence's first row.
+template <int EXTRA> struct te_attn_of {
+    typedef const te__attn_kargs &sequence;
+    typedef const te__attn_view &view;
+    TE_DEV static view queries(const te__attn_view &x, sequence) { return x; }
+    TE_DEV static view keys(const te__attn_view &x, sequence) { return x; }
+    TE_DEV static int q_end(sequence s) { return s.s_q; } // rows that are written
+    TE_DEV static int kv_end(sequence s) { return s.s_kv; }
+    TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
+    TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
+    TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; } // of products, or of what te_adjust made of them
+    TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
+    TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
+        return te_attn_sees(s, i, j) ? product * a.scale2 : -TE_INF;
+    }
+};
+template <> struct te_attn_of<1> {
+    typedef te__attn_seq sequence;
+    typedef te__attn_view view;
+    TE_DEV static view from(const te__attn_view &x, te_i64 row) {
+        view y = x;
+        y.p = (char *)x.p + row * x.s * (x.dt == TE_F32 ? 4 : 2);
+        return y;
+    }
+    TE_DEV static view queries(const te__attn_view &x, const sequence &s) { return from(x, s.q_at); }
+    TE_DEV static view keys(const te__attn_view &x, const sequence &s) { return from(x, s.kv_at); }
+    TE_DEV static int q_end(const sequence &s) { return s.q_end; }
+    TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
+    TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
+    TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
+    TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
+    // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.
+    TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
+        if (!a.x.alibi) return 0.0f;
+        return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));
+    }
+    // The score of row i and key j, in units of log2, from their product; -inf: masked.
+    TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
+        if (!te_attn_sees(s, i, j)) return -TE_INF;
+        const te__attn_table &bias = a.x.bias, &mask = a.x.mask;
+        if (mask.p && ((const te_u8 *)mask.p)[b * mask.b + h * mask.h + i * mask.i + j * mask.j]) return -TE_INF;
+        float x = product * a.scale2;
+        if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
+        if (a.x.alibi) x -= slope2 * fabsf((float)(i + s.delta - j));
+        return x;
+    }
+};
+
+typedef te_attn_of<EXTRA> te_of;
+// Declares seq, for sequence b. Plain kernels bind it to the arguments themselves: through a function, the compiler makes other code of all that follows.
+#if X_EXTRA
+#define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
+#else
+#define TE_ATTN_SEQUENCE(a, b) const te__attn_kargs &seq = (a)
+#endif
+
+// The softmax's exponent beside the scores, in units of log2; -inf: none.
+TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
+    return a.x.softmax == TE_SOFTMAX_LEARNABLE ? a.x.sink[h] * TE_LOG2E : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f : -TE_INF;
+}
+// A row's maximum and sum, with that exponent: returns what the products so far are to be multiplied by. Rows that see no key (sum 0) stay so.
+TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
+    if (sink2 == -TE_INF || *sum == 0.0f) return 1.0f;
+    float base = fmaxf(*top, sink2), shrink = exp2f(*top - base);
+    *sum = *sum * shrink + exp2f(sink2 - base);
+    *top = base;
+    return shrink;
+}
+// The largest score of a head, from a maximum in units of log2: atomic, and the same whatever the order. Bits of floats of one sign order as integers do.
+TE_DEV void te_attn_raise(float *logit, float top2) {
+    float v = top2 * TE_LN2 + 0.0f;
+    if (v == -TE_INF) return;
+    if (v >= 0.0f)
+        atomicMax((int *)logit, __float_as_int(v));
+    else
+        atomicMin((te_u32 *)logit, __float_as_uint(v));
+}
 
 // The index that dropout knows element (b, h, i, 0) of P by.
 TE_DEV te_u64 te_attn_dropout_row(const te__attn_kargs &a, int b, int h, int i) {

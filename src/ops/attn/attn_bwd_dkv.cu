@@ -4,9 +4,12 @@
 // The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that
 // every sum has one order. P and dS as in attn_bwd_dq.cu.
 //
+// Options: X_EXTRA (attn.cuh).
+//
 // Launch: grid (ceil(s_kv / 16) * batch * groups), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
+// te:row X_EXTRA=0
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __grid_constant__ te__attn_kargs a) {
@@ -14,28 +17,33 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_kv + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.groups, false);
-    const int per_group = a.heads / a.groups;
+    TE_ATTN_SEQUENCE(a, at.b);
+    const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq);
+    const int per_group = a.heads / a.groups, kv_end = te_of::kv_end(seq);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int ld_k = TE__ATTN_ROW(a.d), ld_v = TE__ATTN_ROW(a.d_v), ld_q = TE__ATTN_LANE_ROW(a.d), ld_g = TE__ATTN_LANE_ROW(a.d_v);
     float *k = (float *)te_shared, *v = k + TE__ATTN_ROWS * ld_k, *q = v + TE__ATTN_ROWS * ld_v, *g = q + TE__ATTN_LANES * ld_q;
     float *weight = g + TE__ATTN_LANES * ld_g + warp * (TE__ATTN_LANES * TE_MINE);
 
+    if (EXTRA && block_first >= kv_end) return;
     float dk[TE_MINE][TE_CHANNELS], dv[TE_MINE][TE_CHANNELS];
     te_attn_clear(dk);
     te_attn_clear(dv);
-    te_attn_stage(k, ld_k, a.k, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_kv, a.d);
-    te_attn_stage(v, ld_v, a.v, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_kv, a.d_v);
+    te_attn_stage(k, ld_k, te_of::keys(a.k, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d);
+    te_attn_stage(v, ld_v, te_of::keys(a.v, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d_v);
 
-    const int begin = te_attn_rows_begin(a, block_first), end = te_attn_rows_end(a, min(block_first + TE__ATTN_ROWS, a.s_kv) - 1);
+    const int begin = te_attn_rows_begin(seq, block_first);
+    const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);
     for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {
+        const float slope2 = te_of::slope2(a, at.b, h);
         for (int i0 = begin; i0 < end; i0 += TE__ATTN_LANES) {
             const int i = i0 + lane;
             float s[TE_MINE], dp[TE_MINE], lse2 = TE_INF, delta = 0.0f;
             __syncthreads();
-            te_attn_stage(q, ld_q, a.q, at.b, h, i0, TE__ATTN_LANES, a.s_q, a.d);
-            te_attn_stage(g, ld_g, a.d_o, at.b, h, i0, TE__ATTN_LANES, a.s_q, a.d_v);
-            if (i < a.s_q) {
-                te_i64 row = ((te_i64)at.b * a.heads + h) * a.s_pad + i;
+            te_attn_stage(q, ld_q, q_view, at.b, h, i0, TE__ATTN_LANES, seq.s_q, a.d);
+            te_attn_stage(g, ld_g, g_view, at.b, h, i0, TE__ATTN_LANES, seq.s_q, a.d_v);
+            if (i < seq.s_q) {
+                te_i64 row = te_of::work_at(seq, at.b, h) + i;
                 lse2 = a.lse2[row];
                 delta = a.delta[row];
             }
@@ -44,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             te_attn_products(dp, v + warp * TE_MINE * ld_v, ld_v, g + lane * ld_g, a.d_v);
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) {
-                float p = te_attn_sees(a, i, first + r) ? exp2f(s[r] * a.scale2 - lse2) : 0.0f, dropped = p;
+                float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
                 if (a.dropout_p > 0.0f && p > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, h, i) + (first + r))) dropped = dp[r] = 0.0f;
                 s[r] = p * (dp[r] * a.keep_scale - delta);
                 dp[r] = dropped;
@@ -58,6 +66,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             te_attn_gather(dk, weight, q, ld_q, a.d);
         }
     }
-    te_attn_put(a.dk, at.b, at.h, first, a.s_kv, a.d, dk, a.scale);
-    te_attn_put(a.dv, at.b, at.h, first, a.s_kv, a.d_v, dv, a.keep_scale);
+    te_attn_put(te_of::keys(a.dk, seq), at.b, at.h, first, kv_end, a.d, dk, a.scale);
+    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, a.keep_scale);
 }

@@ -10,25 +10,36 @@
 //                                     Tiles whose rows see none of the block's keys are never read, and a warp skips those that see none of its.
 //
 // Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
-//          X_DROPOUT.
+//          X_DROPOUT, X_EXTRA (attn.cuh).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BM) + 16 BM bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
 // te:arch 80
-// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
-// te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
@@ -57,18 +68,19 @@ enum {
 struct te_walk {
     int begin, h, i0; // of the tile that is copied next
     te_copier<D, BM, THREADS> q, g;
-    TE_DEV te_walk(const te__attn_kargs &a, int b, int head, int first) : begin(first), h(head), i0(first), q(a.q, b, head, first, a.d), g(a.d_o, b, head, first, a.d_v) {}
-    TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, int b, int end) {
-        te_i64 row = ((te_i64)b * a.heads + h) * a.s_pad + i0;
-        q.copy(slot, a.q.s, a.s_q);
-        g.copy(slot + TILE, a.d_o.s, a.s_q);
+    TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
+        : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d), g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
+    TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int end) {
+        te_i64 row = te_of::work_at(seq, b, h) + i0;
+        q.copy(slot, a.q.s, seq.s_q);
+        g.copy(slot + TILE, a.d_o.s, seq.s_q);
         if (threadIdx.x < BM / 2) { // four rows of lse2, or of delta, a thread
             bool second = threadIdx.x >= BM / 4;
             te_cp_async16(slot + 2 * TILE + 16 * threadIdx.x, (second ? a.delta : a.lse2) + row + 4 * (threadIdx.x % (BM / 4)), 16);
         }
         te_cp_async_commit();
         i0 += BM;
-        if (i0 >= end) *this = te_walk(a, b, h + 1, begin);
+        if (i0 >= end) *this = te_walk(a, seq, b, h + 1, begin);
     }
 };
 
@@ -77,39 +89,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_kv + BN - 1) / BN, a.groups, false);
+    TE_ATTN_SEQUENCE(a, at.b);
+    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq), dk_view = te_of::keys(a.dk, seq), dv_view = te_of::keys(a.dv, seq);
     const int per_group = a.heads / a.groups;
-    const int block_first = at.tile * BN, first = block_first + warp * 16 * M, last = min(first + 16 * M, a.s_kv) - 1;
-    const int begin = te_attn_rows_begin(a, block_first) / BM * BM, end = te_attn_rows_end(a, min(block_first + BN, a.s_kv) - 1);
+    const int block_first = at.tile * BN, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_kv) - 1;
+    const int begin = te_attn_rows_begin(seq, block_first) / BM * BM;
+    const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + BN, seq.s_kv) - 1);
+    if (EXTRA && block_first >= te_of::kv_end(seq)) return;
 
     const te_u32 shared = te_smem(te_shared), k = shared + warp * (16 * M) * te_tile<D>::ROW, v = k + BN * te_tile<D>::ROW;
     const te_u32 slots = shared + 2 * BN * te_tile<D>::ROW;
     const te_reader<D> rows_first(true), channels_first(false);
-    te_walk walk(a, at.b, at.h * per_group, begin);
+    te_walk walk(a, seq, at.b, at.h * per_group, begin);
 
     float dk[M][D / 8][4], dv[M][D / 8][4];
     te_clear(dk);
     te_clear(dv);
     int left = begin < end ? (end - begin + BM - 1) / BM * per_group : 0; // tiles
     if (left) {
-        te_copier<D, BN, THREADS>(a.k, at.b, at.h, block_first, a.d).copy(shared, a.k.s, a.s_kv);
-        te_copier<D, BN, THREADS>(a.v, at.b, at.h, block_first, a.d_v).copy(shared + BN * te_tile<D>::ROW, a.v.s, a.s_kv);
-        walk.copy(slots, a, at.b, end);
+        te_copier<D, BN, THREADS>(k_view, at.b, at.h, block_first, a.d).copy(shared, a.k.s, seq.s_kv);
+        te_copier<D, BN, THREADS>(v_view, at.b, at.h, block_first, a.d_v).copy(shared + BN * te_tile<D>::ROW, a.v.s, seq.s_kv);
+        walk.copy(slots, a, seq, at.b, end);
     }
     int i0 = begin, h = at.h * per_group;
+    float slope2 = te_of::slope2(a, at.b, h);
 #pragma unroll 1
     for (int turn = 0; left > 0; left--, turn ^= 1) {
         const te_u32 q = slots + turn * SLOT, g = q + TILE, rows = g + TILE;
         const int i = i0 + 2 * (lane & 3); // this lane's first row
         te_cp_async_wait<0>();
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
-        if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, at.b, end);
+        if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, seq, at.b, end);
 
         // Rows i0 .. i0 + BM - 1 see keys i0 + lo .. i0 + BM - 1 + hi at most.
-        if (first <= i0 + BM - 1 + a.hi && last >= i0 + a.lo) {
+        if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo) {
             float s[M][N][4], dp[M][N][4];
             te_u32 keep[M][N];
             te_clear(s);
             te_products<DT, D>(s, rows_first, k, channels_first, q);
+#if X_EXTRA
+            te_adjust<DT, true>(s, a, seq, at.b, h, i, first + (lane >> 2), slope2);
+#else
             if (last > i0 + a.hi || first < i0 + BM - 1 + a.lo) {
 #pragma unroll
                 for (int m = 0; m < M; m++)
@@ -123,13 +143,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                                 if (8 * n + e < from || 8 * n + e > to) s[m][n][2 * half + e] = -TE_INF;
                     }
             }
+#endif
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 float2 lse2 = te_lds8(rows + 4 * (8 * n + 2 * (lane & 3)));
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(fmaf(s[m][n][e], a.scale2, -(e & 1 ? lse2.y : lse2.x)));
+                    for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -(e & 1 ? lse2.y : lse2.x)));
             }
             te_clear(dp);
             te_products<DT, D>(dp, rows_first, v, channels_first, g);
@@ -162,7 +183,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             te_weighted<DT, D>(dk, s, rows_first, q);
         }
         i0 += BM;
-        if (i0 >= end) i0 = begin, h++;
+        if (i0 >= end) {
+            i0 = begin, h++;
+            if (EXTRA && left > 1) slope2 = te_of::slope2(a, at.b, h);
+        }
     }
 
     float k_scale[M][2], v_scale[M][2];
@@ -171,6 +195,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         k_scale[m][0] = k_scale[m][1] = a.scale;
         v_scale[m][0] = v_scale[m][1] = a.keep_scale;
     }
-    te_put<DT, D, M>(k, dk, k_scale, te_attn_head(a.dk, at.b, at.h, 2), 2 * a.dk.s, first, a.s_kv, a.d);
-    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(a.dv, at.b, at.h, 2), 2 * a.dv.s, first, a.s_kv, a.d_v);
+    te_put<DT, D, M>(k, dk, k_scale, te_attn_head(dk_view, at.b, at.h, 2), 2 * a.dk.s, first, te_of::kv_end(seq), a.d);
+    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(dv_view, at.b, at.h, 2), 2 * a.dv.s, first, te_of::kv_end(seq), a.d_v);
 }

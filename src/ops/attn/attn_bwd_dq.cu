@@ -3,9 +3,12 @@
 // The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the
 // forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta.
 //
+// Options: X_EXTRA (attn.cuh).
+//
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
+// te:row X_EXTRA=0
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid_constant__ te__attn_kargs a) {
@@ -13,35 +16,40 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);
-    const int group = at.h / (a.heads / a.groups);
+    TE_ATTN_SEQUENCE(a, at.b);
+    const int group = at.h / (a.heads / a.groups), q_end = te_of::q_end(seq);
+    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
+    const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int ld_q = TE__ATTN_ROW(a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(a.d), ld_v = TE__ATTN_LANE_ROW(a.d_v);
     float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;
     float *weight = v + TE__ATTN_LANES * ld_v + warp * (TE__ATTN_LANES * TE_MINE);
 
+    if (EXTRA && block_first >= q_end) return;
     float acc[TE_MINE][TE_CHANNELS], lse2[TE_MINE], delta[TE_MINE];
     te_attn_clear(acc);
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) {
-        te_i64 row = ((te_i64)at.b * a.heads + at.h) * a.s_pad + first + r;
+        te_i64 row = te_of::work_at(seq, at.b, at.h) + first + r;
         lse2[r] = a.lse2[row];
         delta[r] = a.delta[row];
     }
-    te_attn_stage(q, ld_q, a.q, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d);
-    te_attn_stage(g, ld_g, a.d_o, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d_v);
+    te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
+    te_attn_stage(g, ld_g, te_of::queries(a.d_o, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d_v);
 
-    const int begin = te_attn_keys_begin(a, block_first), end = te_attn_keys_end(a, min(block_first + TE__ATTN_ROWS, a.s_q) - 1);
+    const int begin = te_attn_keys_begin(seq, block_first);
+    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
         float s[TE_MINE], dp[TE_MINE];
         __syncthreads();
-        te_attn_stage(k, ld_k, a.k, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d);
-        te_attn_stage(v, ld_v, a.v, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d_v);
+        te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
+        te_attn_stage(v, ld_v, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
         __syncthreads();
         te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
         te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
-            float p = te_attn_sees(a, first + r, j0 + lane) ? exp2f(s[r] * a.scale2 - lse2[r]) : 0.0f;
+            float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
             if (a.dropout_p > 0.0f && p > 0.0f)
                 dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane)) ? dp[r] * a.keep_scale : 0.0f;
             s[r] = p * (dp[r] - delta[r]);
@@ -50,5 +58,5 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
         __syncwarp();
         te_attn_gather(acc, weight, k, ld_k, a.d);
     }
-    te_attn_put(a.dq, at.b, at.h, first, a.s_q, a.d, acc, a.scale);
+    te_attn_put(te_of::queries(a.dq, seq), at.b, at.h, first, q_end, a.d, acc, a.scale);
 }

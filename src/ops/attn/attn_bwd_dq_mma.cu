@@ -13,17 +13,28 @@
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
 // te:arch 80
-// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
-// te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=32 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=64 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
@@ -52,13 +63,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);
+    TE_ATTN_SEQUENCE(a, at.b);
+    const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq), dq_view = te_of::queries(a.dq, seq);
+    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const int group = at.h / (a.heads / a.groups);
-    const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, a.s_q) - 1;
-    const int begin = te_attn_keys_begin(a, block_first) / BN * BN, end = te_attn_keys_end(a, min(block_first + BM, a.s_q) - 1);
+    const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_q) - 1;
+    const int begin = te_attn_keys_begin(seq, block_first) / BN * BN;
+    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + BM, seq.s_q) - 1);
+    const float slope2 = te_of::slope2(a, at.b, at.h);
+    if (EXTRA && block_first >= te_of::q_end(seq)) return;
 
     const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW, g = q + BM * te_tile<D>::ROW;
     const te_u32 kv = shared + 2 * BM * te_tile<D>::ROW;
-    te_copier<D, BN, THREADS> k_copier(a.k, at.b, group, begin, a.d), v_copier(a.v, at.b, group, begin, a.d_v);
+    te_copier<D, BN, THREADS> k_copier(k_view, at.b, group, begin, a.d), v_copier(v_view, at.b, group, begin, a.d_v);
     const te_reader<D> rows_first(true), channels_first(false);
 
     float dq[M][D / 8][4], lse2[M][2], delta[M][2];
@@ -67,16 +84,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            te_i64 row = ((te_i64)at.b * a.heads + at.h) * a.s_pad + first + 16 * m + 8 * half + (lane >> 2);
+            te_i64 row = te_of::work_at(seq, at.b, at.h) + first + 16 * m + 8 * half + (lane >> 2);
             lse2[m][half] = a.lse2[row];
             delta[m][half] = a.delta[row];
         }
 
     if (begin < end) {
-        te_copier<D, BM, THREADS>(a.q, at.b, at.h, block_first, a.d).copy(shared, a.q.s, a.s_q);
-        te_copier<D, BM, THREADS>(a.d_o, at.b, at.h, block_first, a.d_v).copy(shared + BM * te_tile<D>::ROW, a.d_o.s, a.s_q);
-        k_copier.copy(kv, a.k.s, a.s_kv);
-        v_copier.copy(kv + SLOT, a.v.s, a.s_kv);
+        te_copier<D, BM, THREADS>(q_view, at.b, at.h, block_first, a.d).copy(shared, a.q.s, seq.s_q);
+        te_copier<D, BM, THREADS>(g_view, at.b, at.h, block_first, a.d_v).copy(shared + BM * te_tile<D>::ROW, a.d_o.s, seq.s_q);
+        k_copier.copy(kv, a.k.s, seq.s_kv);
+        v_copier.copy(kv + SLOT, a.v.s, seq.s_kv);
         te_cp_async_commit();
     }
 #pragma unroll 1
@@ -86,16 +103,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
         if (j0 + BN < end) {
             te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
-            k_copier.copy(next, a.k.s, a.s_kv);
-            v_copier.copy(next + SLOT, a.v.s, a.s_kv);
+            k_copier.copy(next, a.k.s, seq.s_kv);
+            v_copier.copy(next + SLOT, a.v.s, seq.s_kv);
             te_cp_async_commit();
         }
-        if (j0 > last + a.hi || j0 + BN - 1 < first + a.lo) continue;
+        if (j0 > last + seq.hi || j0 + BN - 1 < first + seq.lo) continue;
 
         float s[M][N][4], dp[M][N][4];
         te_clear(s);
         te_products<DT, D>(s, rows_first, q, channels_first, k);
+#if X_EXTRA
+        te_adjust<DT, false>(s, a, seq, at.b, at.h, first + (lane >> 2), j0 + 2 * (lane & 3), slope2);
+#else
         if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo) te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
+#endif
         te_clear(dp);
         te_products<DT, D>(dp, rows_first, g, channels_first, v);
 #pragma unroll
@@ -106,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                 te_u32 keep = DROPOUT ? te_attn_keeps_fragment(a, upper + 8 * n) : 15u;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    float p = te_exp2(fmaf(s[m][n][e], a.scale2, -lse2[m][e >> 1])), x = dp[m][n][e];
+                    float p = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -lse2[m][e >> 1])), x = dp[m][n][e];
                     if (DROPOUT) x = keep >> e & 1 ? x * a.keep_scale : 0.0f;
                     s[m][n][e] = p * (x - delta[m][e >> 1]);
                 }
@@ -118,5 +139,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     float scale[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++) scale[m][0] = scale[m][1] = a.scale;
-    te_put<DT, D, M>(q, dq, scale, te_attn_head(a.dq, at.b, at.h, 2), 2 * a.dq.s, first, a.s_q, a.d);
+    te_put<DT, D, M>(q, dq, scale, te_attn_head(dq_view, at.b, at.h, 2), 2 * a.dq.s, first, te_of::q_end(seq), a.d);
 }

@@ -3,9 +3,12 @@
 // The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been
 // summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf.
 //
+// Options: X_EXTRA (attn.cuh).
+//
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
+// te:row X_EXTRA=0
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {
@@ -13,7 +16,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS, a.heads, true);
-    const int group = at.h / (a.heads / a.groups);
+    TE_ATTN_SEQUENCE(a, at.b);
+    const int group = at.h / (a.heads / a.groups), q_end = te_of::q_end(seq);
+    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
+    const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int ld_q = TE__ATTN_ROW(a.d), ld = TE__ATTN_LANE_ROW(max(a.d, a.d_v));
     float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;
@@ -23,18 +29,20 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     te_attn_clear(acc);
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // in units of log2; l: this lane's share
-    te_attn_stage(q, ld_q, a.q, at.b, at.h, block_first, TE__ATTN_ROWS, a.s_q, a.d);
+    if (EXTRA && block_first >= q_end) return;
+    te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
 
-    const int begin = te_attn_keys_begin(a, block_first), end = te_attn_keys_end(a, min(block_first + TE__ATTN_ROWS, a.s_q) - 1);
+    const int begin = te_attn_keys_begin(seq, block_first);
+    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
         float p[TE_MINE];
         __syncthreads();
-        te_attn_stage(kv, ld, a.k, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d);
+        te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);
         __syncthreads();
         te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
-            float s = te_attn_sees(a, first + r, j0 + lane) ? p[r] * a.scale2 : -TE_INF;
+            float s = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
             float top = fmaxf(m[r], te_warp_max(s)), base = top == -TE_INF ? 0.0f : top;
             float shrink = exp2f(m[r] - base);
             p[r] = exp2f(s - base);
@@ -46,18 +54,21 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         }
         *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
         __syncthreads();
-        te_attn_stage(kv, ld, a.v, at.b, group, j0, TE__ATTN_LANES, a.s_kv, a.d_v);
+        te_attn_stage(kv, ld, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v, &a.x);
         __syncthreads();
         te_attn_gather(acc, weight, kv, ld, a.d_v);
     }
 
+    if (EXTRA && a.x.max_logit && lane == 0) te_attn_raise(a.x.max_logit + at.h, fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));
+    const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) {
-        float sum = te_warp_sum(l[r]), inverse = sum == 0.0f ? 0.0f : a.keep_scale / sum;
-        if (a.lse && lane == 0 && first + r < a.s_q)
-            a.lse[((te_i64)at.b * a.heads + at.h) * a.s_q + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;
+        float sum = te_warp_sum(l[r]), shrink = EXTRA ? te_attn_add_sink(sink2, &m[r], &sum) : 1.0f;
+        float inverse = sum == 0.0f ? 0.0f : shrink * a.keep_scale / sum;
+        if (a.lse && lane == 0 && first + r < q_end)
+            a.lse[te_of::lse_at(seq, at.b, at.h) + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;
 #pragma unroll
         for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= inverse;
     }
-    te_attn_put(a.o, at.b, at.h, first, a.s_q, a.d_v, acc, 1.0f);
+    te_attn_put(te_of::queries(a.o, seq), at.b, at.h, first, q_end, a.d_v, acc, 1.0f);
 }

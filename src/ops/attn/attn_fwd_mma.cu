@@ -12,26 +12,39 @@
 // and O need not be rescaled. l sums the same terms, so the result is the same.
 //
 // Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
-//          X_DROPOUT.
+//          X_DROPOUT, X_EXTRA (attn.cuh).
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN) bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0; DROPOUT: s_kv is a multiple of 4.
 // te:arch 80
-// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0
-// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1
-// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
-// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1
-// te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=96 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=2 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=0
+// te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=96 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
+// te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
@@ -60,15 +73,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);
+    TE_ATTN_SEQUENCE(a, at.b);
+    const te_of::view q_view = te_of::queries(a.q, seq), o_view = te_of::queries(a.o, seq), k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const int group = at.h / (a.heads / a.groups);
-    const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, a.s_q) - 1;
-    const int begin = te_attn_keys_begin(a, block_first) / BN * BN, end = te_attn_keys_end(a, min(block_first + BM, a.s_q) - 1);
+    const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_q) - 1;
+    const int begin = te_attn_keys_begin(seq, block_first) / BN * BN;
+    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + BM, seq.s_q) - 1);
+    const float slope2 = te_of::slope2(a, at.b, at.h);
+    if (EXTRA && block_first >= te_of::q_end(seq)) return;
 
     const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW, kv = shared + BM * te_tile<D>::ROW;
-    te_copier<D, BN, THREADS> k_copier(a.k, at.b, group, begin, a.d), v_copier(a.v, at.b, group, begin, a.d_v);
+    te_copier<D, BN, THREADS, EXTRA> k_copier(k_view, at.b, group, begin, a.d, &a.x), v_copier(v_view, at.b, group, begin, a.d_v, &a.x);
     const te_reader<D> rows_first(true), channels_first(false);
 
     float o[M][D / 8][4], top[M][2], l[M][2]; // top: the maximum, in units of log2; l: this lane's share of the sum
+    float peak = -TE_INF;                              // X_EXTRA: the largest score, which `top` need not be
     te_clear(o);
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -76,9 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         for (int half = 0; half < 2; half++) top[m][half] = -TE_INF, l[m][half] = 0.0f;
 
     if (begin < end) {
-        te_copier<D, BM, THREADS>(a.q, at.b, at.h, block_first, a.d).copy(shared, a.q.s, a.s_q);
-        k_copier.copy(kv, a.k.s, a.s_kv);
-        v_copier.copy(kv + SLOT, a.v.s, a.s_kv);
+        te_copier<D, BM, THREADS>(q_view, at.b, at.h, block_first, a.d).copy(shared, a.q.s, seq.s_q);
+        k_copier.copy(kv, a.k.s, seq.s_kv);
+        v_copier.copy(kv + SLOT, a.v.s, seq.s_kv);
         te_cp_async_commit();
     }
 #pragma unroll 1
@@ -88,16 +107,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
         if (j0 + BN < end) {
             te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
-            k_copier.copy(next, a.k.s, a.s_kv);
-            v_copier.copy(next + SLOT, a.v.s, a.s_kv);
+            k_copier.copy(next, a.k.s, seq.s_kv);
+            v_copier.copy(next + SLOT, a.v.s, seq.s_kv);
             te_cp_async_commit();
         }
-        if (j0 > last + a.hi || j0 + BN - 1 < first + a.lo) continue;
+        if (j0 > last + seq.hi || j0 + BN - 1 < first + seq.lo) continue;
 
         float s[M][N][4];
         te_clear(s);
         te_products<DT, D>(s, rows_first, q, channels_first, k);
+#if X_EXTRA
+        te_adjust<DT, false>(s, a, seq, at.b, at.h, first + (lane >> 2), j0 + 2 * (lane & 3), slope2);
+#else
         if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo) te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
+#endif
 
         float grown[M][2];
         bool grows = false;
@@ -109,8 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
 #pragma unroll
                 for (int n = 0; n < N; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
                 x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-                x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2)) * a.scale2;
+                x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2)) * te_of::scale2(a);
                 grown[m][half] = x;
+                if (EXTRA) peak = fmaxf(peak, x);
                 grows = grows || x > top[m][half] + 8.0f;
             }
         if (__any_sync(0xffffffffu, grows)) {
@@ -134,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int e = 2 * half; e < 2 * half + 2; e++) {
-                        s[m][n][e] = te_exp2(fmaf(s[m][n][e], a.scale2, -base));
+                        s[m][n][e] = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -base));
                         l[m][half] += s[m][n][e];
                     }
             }
@@ -154,6 +178,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         te_weighted<DT, D>(o, s, rows_first, v);
     }
 
+    if (EXTRA && a.x.max_logit) {
+        peak = te_warp_max(peak);
+        if (lane == 0) te_attn_raise(a.x.max_logit + at.h, peak);
+    }
+    const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
     float inverse[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -163,9 +192,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             float sum = l[m][half];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            inverse[m][half] = sum == 0.0f ? 0.0f : __fdividef(a.keep_scale, sum);
-            if (a.lse && (lane & 3) == 0 && i < a.s_q)
-                a.lse[((te_i64)at.b * a.heads + at.h) * a.s_q + i] = sum == 0.0f ? -TE_INF : (top[m][half] + __log2f(sum)) * TE_LN2;
+            float shrink = EXTRA ? te_attn_add_sink(sink2, &top[m][half], &sum) : 1.0f;
+            inverse[m][half] = sum == 0.0f ? 0.0f : __fdividef(shrink * a.keep_scale, sum);
+            if (a.lse && (lane & 3) == 0 && i < te_of::q_end(seq))
+                a.lse[te_of::lse_at(seq, at.b, at.h) + i] = sum == 0.0f ? -TE_INF : (top[m][half] + __log2f(sum)) * TE_LN2;
         }
-    te_put<DT, D, M>(q, o, inverse, te_attn_head(a.o, at.b, at.h, 2), 2 * a.o.s, first, a.s_q, a.d_v);
+    te_put<DT, D, M>(q, o, inverse, te_attn_head(o_view, at.b, at.h, 2), 2 * a.o.s, first, te_of::q_end(seq), a.d_v);
 }

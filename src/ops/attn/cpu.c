@@ -3,6 +3,8 @@
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
+ *   With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
+ *   da = - sum_i e^(a - lse_i) D_i.
  *
  * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
  * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
@@ -69,6 +71,8 @@ typedef struct te__attn_scratch {
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
     float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
+    double *db;             /* [BLOCK, keys]: dB of a block */
+    float *top;             /* [heads]: the largest scores so far */
 } te__attn_scratch;
 
 typedef struct te__attn_work {
@@ -76,7 +80,8 @@ typedef struct te__attn_work {
     int64_t keys, d, d_v; /* rounded up */
     int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
-    bool backward;
+    bool backward, table; /* table: the pass that makes dB alone */
+    double *dsink;        /* [batch, heads] */
     char *memory;
     int64_t bytes; /* of one worker */
 } te__attn_work;
@@ -96,10 +101,17 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->q = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->q_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->s = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
-    if (!w->backward) return used;
+    if (!w->backward) {
+        s->top = (float *)te__attn_take(memory, &used, w->a.heads * size);
+        return used;
+    }
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    if (w->table) {
+        s->db = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->keys * 2 * size);
+        return used;
+    }
     s->dk = (double *)te__attn_take(memory, &used, w->keys * w->d * 2 * size);
     s->dv = (double *)te__attn_take(memory, &used, w->keys * w->d_v * 2 * size);
     return used;
@@ -117,6 +129,23 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
         memset(out + i * padded + d, 0, (size_t)(padded - d) * sizeof(float));
     }
     memset(out + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(float));
+}
+
+/* All keys of a sequence, from x: k or v. */
+static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d,
+                               int64_t padded, float *out) {
+    int64_t j, n;
+    int row;
+    if (!a->x.pages) {
+        te__attn_load(x, b, g, seq->kv_at, seq->s_kv, rows, d, padded, out);
+        return;
+    }
+    for (j = 0; j < seq->s_kv; j += n) { /* a page at a time */
+        const int64_t page = te__attn_page(&a->x, (int)b, (int)j, &row);
+        n = te__min(a->x.page_size, seq->s_kv - j);
+        te__attn_load(x, page, g, row, n, n, d, padded, out + j * padded);
+    }
+    memset(out + seq->s_kv * padded, 0, (size_t)((rows - seq->s_kv) * padded) * sizeof(float));
 }
 
 /* A block of query rows, and the same turned around. */
@@ -137,19 +166,22 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* 32 query rows of one head, and the keys begin .. end - 1 that any of them sees. */
+/* Query rows of one head, 32 or those that are left: `n` that attend, and `rows` that are written. And the keys begin .. end - 1 that any of them sees. */
 typedef struct te__attn_block {
-    int64_t b, h, first, n, begin, end;
+    const te__attn_seq *seq;
+    int64_t b, h, first, n, rows, begin, end;
 } te__attn_block;
 
-static te__attn_block te__attn_block_of(const te__attn_kargs *a, int64_t b, int64_t h, int64_t first) {
+static te__attn_block te__attn_block_of(const te__attn_seq *seq, int64_t b, int64_t h, int64_t first) {
     te__attn_block block;
+    block.seq = seq;
     block.b = b;
     block.h = h;
     block.first = first;
-    block.n = te__min(TE__ATTN_BLOCK, a->s_q - first);
-    block.begin = te__max(0, first + a->lo) / TE__ATTN_QUAD * TE__ATTN_QUAD;
-    block.end = te__min(a->s_kv, first + block.n + a->hi);
+    block.n = te__max(0, te__min(TE__ATTN_BLOCK, seq->s_q - first));
+    block.rows = te__min(TE__ATTN_BLOCK, seq->q_end - first);
+    block.begin = te__max(0, first + seq->lo) / TE__ATTN_QUAD * TE__ATTN_QUAD;
+    block.end = block.n ? te__min(seq->s_kv, first + block.n + seq->hi) : 0;
     return block;
 }
 
@@ -184,17 +216,44 @@ static void te__attn_scatter(const te__attn_block *block, double *out, const flo
 }
 
 /* Of the block's rows, those from *from to *to - 1 see key j. */
-static void te__attn_seen_by(const te__attn_kargs *a, const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
-    *from = te__min(te__max(0, j - a->hi - block->first), TE__ATTN_BLOCK);
-    *to = j < block->end ? te__max(*from, te__min(block->n, j - a->lo - block->first + 1)) : *from;
+static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *from, int64_t *to) {
+    *from = te__min(te__max(0, j - block->seq->hi - block->first), TE__ATTN_BLOCK);
+    *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
+}
+
+/* Bias and mask, on [keys, BLOCK] of scores: a masked one becomes -inf, whose exponential is 0. */
+static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block, float *s) {
+    const te__attn_extra *x = &a->x;
+    const float slope = !x->alibi ? 0.0f : x->slopes ? x->slopes[block->b * x->slopes_b + block->h] : te__attn_slope(a->heads, (int)block->h);
+    int64_t r, j;
+    if (!x->alibi && !x->bias.p && !x->mask.p) return;
+    for (r = 0; r < block->n; r++) {
+        const int64_t i = block->first + r, bias = block->b * x->bias.b + block->h * x->bias.h + i * x->bias.i;
+        const uint8_t *mask = (const uint8_t *)x->mask.p + (block->b * x->mask.b + block->h * x->mask.h + i * x->mask.i);
+        for (j = block->begin; j < block->end; j++) {
+            float *y = s + j * TE__ATTN_BLOCK + r, b;
+            if (x->alibi) *y -= slope * fabsf((float)(i + block->seq->delta - j));
+            if (x->bias.p) {
+                te__load_row(x->bias.p, (te_dtype)x->bias.dt, bias + j * x->bias.j, 1, &b);
+                *y += x->bias_scale * b;
+            }
+            if (x->mask.p && mask[j * x->mask.j]) *y = -HUGE_VALF;
+        }
+    }
+}
+
+/* The exponent that the softmax has in its denominator beside the scores; false: none. */
+static bool te__attn_sink(const te__attn_kargs *a, int64_t h, float *sink) {
+    *sink = a->x.softmax == (int)TE_SOFTMAX_LEARNABLE ? a->x.sink[h] : 0.0f;
+    return a->x.softmax != (int)TE_SOFTMAX_VANILLA;
 }
 
 /* s = e^(s - base[r]) where row r sees the key, 0 elsewhere. */
-static void te__attn_exp_block(const te__attn_kargs *a, const te__attn_block *block, float *s, const float *base) {
+static void te__attn_exp_block(const te__attn_block *block, float *s, const float *base) {
     int64_t j, r, from, to;
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++) {
         float *x = s + j * TE__ATTN_BLOCK;
-        te__attn_seen_by(a, block, j, &from, &to);
+        te__attn_seen_by(block, j, &from, &to);
         for (r = 0; r < TE__ATTN_BLOCK; r++) x[r] = te__attn_exp(x[r] - base[r]);
         for (r = 0; r < from; r++) x[r] = 0.0f;
         for (r = to; r < TE__ATTN_BLOCK; r++) x[r] = 0.0f;
@@ -222,48 +281,62 @@ static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, 
 
 static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
+    const te__attn_seq *seq = block->seq;
     double sum[TE__ATTN_BLOCK] = TE_ZERO, o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
-    float top[TE__ATTN_BLOCK];
+    float top[TE__ATTN_BLOCK], sink;
     int64_t j, r, from, to;
-    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    te__attn_adjust(a, block, s->s);
     for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
     for (j = block->begin; j < block->end; j++) {
         const float *x = s->s + j * TE__ATTN_BLOCK;
-        te__attn_seen_by(a, block, j, &from, &to);
+        te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) top[r] = x[r] > top[r] ? x[r] : top[r];
     }
-    te__attn_exp_block(a, block, s->s, top);
+    for (r = 0; r < block->n; r++)
+        if (top[r] != -FLT_MAX) {
+            s->top[block->h] = top[r] > s->top[block->h] ? top[r] : s->top[block->h];
+            if (te__attn_sink(a, block->h, &sink)) {
+                top[r] = sink > top[r] ? sink : top[r];
+                sum[r] = exp((double)sink - (double)top[r]);
+            }
+        }
+    te__attn_exp_block(block, s->s, top);
     for (j = block->begin; j < block->end; j++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) sum[r] += (double)s->s[j * TE__ATTN_BLOCK + r];
     te__attn_drop(a, block, s->s);
     te__attn_weighted(block, o, s->s, s->v, w->d_v);
-    for (r = 0; r < block->n; r++) {
+    for (r = 0; r < block->rows; r++) {
         const int64_t i = block->first + r;
-        te__attn_store(&a->o, block->b, block->h, i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
-        if (a->lse) a->lse[(block->b * a->heads + block->h) * a->s_q + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
+        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
+        if (a->lse) a->lse[seq->lse_at + block->h * seq->lse_head + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
     }
 }
 
 /* ---- backward ---- */
 
-/* dQ of a block, and its share of dK and dV. */
-static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
+/* s->s = P and s->dp = dS of a block. */
+static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
-    float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO;
+    const te__attn_seq *seq = block->seq;
+    float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO, sink;
     int64_t j, r, c;
-    te__attn_load_block(&a->q, block->b, block->h, block->first, block->n, a->d, w->d, s->q, s->q_tile);
-    te__attn_load_block(&a->d_o, block->b, block->h, block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
+    te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
+    te__attn_load_block(&a->d_o, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
     for (r = 0; r < block->n; r++) {
         double sum = 0.0;
-        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, block->first + r), a->d_v, o);
+        const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
+        if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or not looked at */
+        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
         for (c = 0; c < a->d_v; c++) sum += (double)o[c] * (double)s->g[r * w->d_v + c];
         delta[r] = (float)sum;
-        lse[r] = a->lse[(block->b * a->heads + block->h) * a->s_q + block->first + r];
+        lse[r] = x;
+        if (w->dsink && te__attn_sink(a, block->h, &sink)) w->dsink[block->b * a->heads + block->h] -= exp((double)sink - (double)x) * sum;
     }
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
-    te__attn_exp_block(a, block, s->s, lse);
+    te__attn_adjust(a, block, s->s);
+    te__attn_exp_block(block, s->s, lse);
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
     te__attn_drop(a, block, s->dp);
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++)
@@ -271,11 +344,54 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
             float *x = s->dp + j * TE__ATTN_BLOCK + r;
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
         }
+}
+
+/* dQ of a block, and its share of dK and dV. */
+static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
+    const te__attn_kargs *a = &w->a;
+    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    int64_t r;
+    te__attn_bwd_scores(w, s, block);
     te__attn_drop(a, block, s->s);
     te__attn_scatter(block, s->dv, s->s, s->g, w->d_v);
     te__attn_scatter(block, s->dk, s->dp, s->q, w->d);
     te__attn_weighted(block, dq, s->dp, s->k, w->d);
-    for (r = 0; r < block->n; r++) te__attn_store(&a->dq, block->b, block->h, block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
+    for (r = 0; r < block->rows; r++)
+        te__attn_store(&a->dq, block->b, block->h, block->seq->q_at + block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
+}
+
+/* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B repeats. */
+static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
+    const te__attn_kargs *a = &w->a;
+    const te__attn_extra *x = &a->x;
+    const int64_t per_group = a->heads / a->groups, tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
+    const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
+    const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
+    int64_t b, h, first, j, r;
+    float *out = s->s; /* the scores are done with by then */
+    memset(s->db, 0, (size_t)(TE__ATTN_BLOCK * w->keys) * sizeof(double));
+    for (b = tb; b < (x->dbias_b == 1 ? a->batch : tb + 1); b++) {
+        const te__attn_seq seq = te__attn_seq_of(a, (int)b);
+        int64_t loaded = -1;
+        for (h = th; h < (x->dbias_h == 1 ? a->heads : th + 1); h++) {
+            const int64_t g = h / per_group;
+            if (g != loaded) {
+                te__attn_load_keys(a, &seq, &a->k, b, g, w->keys, a->d, w->d, s->k);
+                te__attn_load_keys(a, &seq, &a->v, b, g, w->keys, a->d_v, w->d_v, s->v);
+                loaded = g;
+            }
+            for (first = tile * TE__ATTN_BLOCK; first < (x->dbias_i == 1 ? seq.s_q : te__min(seq.s_q, tile * TE__ATTN_BLOCK + 1)); first += TE__ATTN_BLOCK) {
+                const te__attn_block block = te__attn_block_of(&seq, b, h, first);
+                te__attn_bwd_scores(w, s, &block);
+                for (j = block.begin; j < block.end; j++)
+                    for (r = 0; r < block.n; r++) s->db[(x->dbias_i == 1 ? 0 : r) * w->keys + j] += (double)s->dp[j * TE__ATTN_BLOCK + r];
+            }
+        }
+    }
+    for (r = 0; r < rows; r++) {
+        for (j = 0; j < a->s_kv; j++) out[j] = (float)(s->db[r * w->keys + j] * x->bias_scale);
+        te__store_row(x->dbias.p, (te_dtype)x->dbias.dt, ((tb * x->dbias_h + th) * x->dbias_i + tile * TE__ATTN_BLOCK + r) * a->s_kv, a->s_kv, out);
+    }
 }
 
 /* ---- both ---- */
@@ -284,26 +400,28 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
     const te__attn_kargs *a = &w->a;
     const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
     const int64_t step = TE__ATTN_BLOCK * w->splits;
+    const te__attn_seq seq = te__attn_seq_of(a, (int)b);
     int64_t h, first, j;
-    te__attn_load(&a->k, b, g, 0, a->s_kv, w->keys, a->d, w->d, s->k);
-    te__attn_load(&a->v, b, g, 0, a->s_kv, w->keys, a->d_v, w->d_v, s->v);
+    te__attn_load_keys(a, &seq, &a->k, b, g, w->keys, a->d, w->d, s->k);
+    te__attn_load_keys(a, &seq, &a->v, b, g, w->keys, a->d_v, w->d_v, s->v);
     if (w->backward) {
         memset(s->dk, 0, (size_t)(w->keys * w->d) * sizeof(double));
         memset(s->dv, 0, (size_t)(w->keys * w->d_v) * sizeof(double));
     }
     /* A share is every splits-th block: under a causal mask all shares have about as much to do. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
-        for (first = split * TE__ATTN_BLOCK; first < a->s_q; first += step) {
-            const te__attn_block block = te__attn_block_of(a, b, h, first);
+        for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
+            const te__attn_block block = te__attn_block_of(&seq, b, h, first);
             if (w->backward)
                 te__attn_bwd_block(w, s, &block);
             else
                 te__attn_fwd_block(w, s, &block);
         }
     if (!w->backward) return;
-    for (j = 0; j < a->s_kv; j++) {
-        te__attn_store(&a->dk, b, g, j, a->d, s->dk + j * w->d, a->scale);
-        te__attn_store(&a->dv, b, g, j, a->d_v, s->dv + j * w->d_v, 1.0);
+    for (j = 0; j < seq.kv_end; j++) {
+        const double there = j < seq.s_kv ? 1.0 : 0.0;
+        te__attn_store(&a->dk, b, g, seq.kv_at + j, a->d, s->dk + j * w->d, a->scale * there);
+        te__attn_store(&a->dv, b, g, seq.kv_at + j, a->d_v, s->dv + j * w->d_v, there);
     }
 }
 
@@ -311,32 +429,93 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
 static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     const te__attn_work *w = (const te__attn_work *)user;
     te__attn_scratch s = TE_ZERO;
-    int64_t worker, task;
+    int64_t worker, task, h;
     for (worker = begin; worker < end; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
-        for (task = worker; task < w->tasks; task += w->workers) te__attn_task(w, &s, task);
+        for (h = 0; s.top && h < w->a.heads; h++) s.top[h] = -HUGE_VALF;
+        for (task = worker; task < w->tasks; task += w->workers) {
+            if (w->table)
+                te__attn_table_task(w, &s, task);
+            else
+                te__attn_task(w, &s, task);
+        }
     }
+}
+
+static void te__attn_gather_top(const te__attn_work *w) {
+    te__attn_scratch s = TE_ZERO;
+    int64_t worker, h;
+    for (worker = 0; worker < w->workers; worker++) {
+        te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
+        for (h = 0; h < w->a.heads; h++) w->a.x.max_logit[h] = s.top[h] > w->a.x.max_logit[h] ? s.top[h] : w->a.x.max_logit[h];
+    }
+}
+
+static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
+    te__attn_scratch s = TE_ZERO;
+    w->workers = te__min(w->tasks, te__max(1, te->cpu_threads));
+    w->bytes = te__attn_lay_out(w, NULL, &s);
+    w->memory = (char *)te__alloc(te, (size_t)(w->workers * w->bytes));
+    if (!w->memory) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, w->workers, 1, te__attn_worker, w);
+    if (!w->backward && w->a.x.max_logit) te__attn_gather_top(w);
+    te__free(te, w->memory, (size_t)(w->workers * w->bytes));
+    return TE_OK;
+}
+
+/* Rows of packed tensors that belong to no sequence: all, before sequences write theirs. */
+static void te__attn_clear_rows(const te__attn_view *x, int64_t rows, int64_t heads, int64_t n) {
+    const double zeros[TE__ATTN_MAX_D] = TE_ZERO;
+    int64_t i, h;
+    for (i = 0; x->p && i < rows; i++)
+        for (h = 0; h < heads; h++) te__attn_store(x, 0, h, i, n, zeros, 0.0);
+}
+static void te__attn_clear_outputs(const te__attn_kargs *a, bool backward) {
+    const te__attn_extra *x = &a->x;
+    int64_t i;
+    for (i = 0; !backward && x->max_logit && i < a->heads; i++) x->max_logit[i] = -HUGE_VALF;
+    for (i = 0; backward && x->dsink && i < a->heads; i++) x->dsink[i] = 0.0f;
+    if (x->packed_q) te__attn_clear_rows(backward ? &a->dq : &a->o, x->t_q, a->heads, backward ? a->d : a->d_v);
+    for (i = 0; !backward && x->packed_q && a->lse && i < (int64_t)a->heads * x->t_q; i++) a->lse[i] = -HUGE_VALF;
+    if (!backward || !x->packed_kv) return;
+    te__attn_clear_rows(&a->dk, x->t_kv, a->groups, a->d);
+    te__attn_clear_rows(&a->dv, x->t_kv, a->groups, a->d_v);
 }
 
 static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward) {
     te__attn_work w = TE_ZERO;
-    te__attn_scratch s = TE_ZERO;
-    const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads);
-    if (heads == 0) return TE_OK;
+    const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads), sinks = (int64_t)a->batch * a->heads;
+    te_result r;
+    int64_t i;
+    te__attn_clear_outputs(a, backward);
     w.a = *a;
     w.keys = te__round_up(a->s_kv, TE__ATTN_QUAD);
     w.d = te__round_up(a->d, TE__ATTN_WIDE);
     w.d_v = te__round_up(a->d_v, TE__ATTN_WIDE);
     w.backward = backward;
+    if (backward && a->x.dbias.p) {
+        w.table = true;
+        w.tasks = (int64_t)a->x.dbias_b * a->x.dbias_h * te__div_up(a->x.dbias_i, TE__ATTN_BLOCK);
+        if (w.tasks > 0 && (r = te__attn_pass(te, &w)) != TE_OK) return r;
+        w.table = false;
+    }
+    if (heads == 0) return TE_OK;
+    if (backward && a->x.dsink) {
+        w.dsink = (double *)te__alloc_zero(te, (size_t)sinks * sizeof(double));
+        if (!w.dsink) return TE_ERR_OUT_OF_MEMORY;
+    }
     w.splits = backward ? 1 : te__max(1, te__min(te__div_up(2 * threads, heads), te__div_up(a->s_q, TE__ATTN_BLOCK)));
     w.tasks = heads * w.splits;
-    w.workers = te__min(w.tasks, threads);
-    w.bytes = te__attn_lay_out(&w, NULL, &s);
-    w.memory = (char *)te__alloc(te, (size_t)(w.workers * w.bytes));
-    if (!w.memory) return TE_ERR_OUT_OF_MEMORY;
-    te__parallel_for(te, w.workers, 1, te__attn_worker, &w);
-    te__free(te, w.memory, (size_t)(w.workers * w.bytes));
-    return TE_OK;
+    r = te__attn_pass(te, &w);
+    if (!w.dsink) return r;
+    for (i = 0; r == TE_OK && i < a->heads; i++) {
+        double sum = 0.0;
+        int64_t b;
+        for (b = 0; b < a->batch; b++) sum += w.dsink[b * a->heads + i];
+        a->x.dsink[i] = (float)sum;
+    }
+    te__free(te, w.dsink, (size_t)sinks * sizeof(double));
+    return r;
 }
 
 static void te__attn_draw(te__attn_kargs *a) {
@@ -348,12 +527,17 @@ static void te__attn_draw(te__attn_kargs *a) {
 
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
+    te_result r = te__attn_check_lengths(te, "attn_fwd", args);
+    if (r != TE_OK) return r;
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
+    const te_op_attn_fwd_args f = te__attn_forward_of(args);
+    te_result r = te__attn_check_lengths(te, "attn_bwd", &f);
+    if (r != TE_OK) return r;
     te__attn_draw(&a);
     return te__attn_cpu(te, &a, true);
 }

@@ -21,34 +21,36 @@ static int64_t te__attn_fwd_shared(te__attn_tiles t) { return te__attn_row_bytes
 static int64_t te__attn_dq_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile); }
 static int64_t te__attn_dkv_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile; }
 
-/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. */
-static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout) {
+/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. Extras, with their
+ * lengths, strides and slopes, leave room for fewer. */
+static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
-    t.m = d <= 128 ? 2 : 1;
+    t.m = d <= 128 && !extras ? 2 : 1;
     t.warps = 4;
-    t.tile = d > 128 || (d > 64 && dropout) ? 32 : 64;
+    t.tile = d > 128 || (d > 64 && dropout && !extras) ? 32 : 64;
     if (te__attn_fwd_shared(t) > te__attn_shared_limit(p)) t.tile = 32;
     return t;
 }
-static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout) {
+static te__attn_tiles te__attn_dq_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
+    const bool narrow = extras || (d == 128 && dropout);
     t.d = d;
-    t.m = d == 128 && dropout ? 1 : 2;
-    t.warps = d == 128 && dropout ? 8 : 4;
-    t.tile = d <= 64 && !dropout ? 64 : 32;
+    t.m = narrow ? 1 : 2;
+    t.warps = narrow && d % 64 == 0 ? 8 : 4; /* threads copy a tile in whole rounds, 4 or 8 to a row */
+    t.tile = d <= 64 && !dropout && !extras ? 64 : 32;
     if (te__attn_dq_shared(t) > te__attn_shared_limit(p)) {
         t.m = 1;
         t.warps = 4;
     }
     return t;
 }
-static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout) {
+static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
     t.m = 1;
-    t.warps = 8;
-    t.tile = d == 128 && dropout ? 32 : 64;
+    t.warps = extras && d % 64 ? 4 : 8; /* as for dQ */
+    t.tile = extras || (d == 128 && dropout) ? 32 : 64;
     if (te__attn_dkv_shared(t) > te__attn_shared_limit(p)) {
         t.warps = 4;
         t.tile = d == 128 ? 32 : 64;
@@ -62,16 +64,18 @@ static int64_t te__attn_general_shared(int64_t mine, int64_t mine2, int64_t thei
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used. */
+/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
-    return (uintptr_t)x->p % 16 == 0 && (s == 1 || x->s % 8 == 0) && (a->batch == 1 || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
+    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) &&
+           (heads == 1 || x->h % 8 == 0);
 }
 
 static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
     const int dt = a->q.dt;
     bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
-              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
+              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (a->x.bias.dt == TE_DTYPE_NONE || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
+              te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
               te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
               te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
     if (!ok || !backward) return ok;
@@ -99,7 +103,40 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
         te__launch_option(l, "X_WARPS", t->warps);
         te__launch_option(l, "X_M", t->m);
         te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+        te__launch_option(l, "X_EXTRA", a->x.on);
+    } else if (!a->x.on) {
+        te__launch_option(l, "X_EXTRA", 0);
     }
+    return TE_OK;
+}
+
+/* Rows of no sequence, and the start of max_logit: attn_clear.cu. */
+static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool backward, bool max_logit) {
+    const int64_t rows = (a->x.packed_q ? a->x.t_q : 0) + (int64_t)(backward && a->x.packed_kv ? a->x.t_kv : 0);
+    te__launch *l;
+    if (rows == 0 && (!max_logit || a->heads == 0)) return;
+    l = te__plan_launch(p, "attn", "attn_clear");
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
+}
+
+/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta. Described tensors have no address, so none is asked for here. */
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink) {
+    const te__attn_extra *x = &a->x;
+    const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
+    te__launch *l;
+    if (sink && a->heads) {
+        l = te__plan_launch(p, "attn", "attn_bwd_sink");
+        *TE__KARGS(p, l, te__attn_kargs) = *a;
+        te__launch_size(l, a->heads, 1, 1, 256, 0);
+    }
+    if (blocks == 0) return TE_OK; /* no dbias: it has no size */
+    if (blocks > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", x->dbias_b, x->dbias_h,
+                        x->dbias_i, a->s_kv);
+    l = te__plan_launch(p, "attn", "attn_bwd_bias");
+    *TE__KARGS(p, l, te__attn_kargs) = *a;
+    te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a->d, a->d_v, a->d, a->d_v));
     return TE_OK;
 }
 
@@ -108,8 +145,9 @@ static const char te__attn_why_general[] = "general: any format, head size and s
 
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
+    te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
     if (te__attn_has_mma(p, &a, false)) {
-        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f);
+        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t));
     }
@@ -119,21 +157,28 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 
 static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad;
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
+    const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;
+    te__attn_launch_clear(p, &a, true, false);
     if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
-    if (rows > 0) {
+    if (kept > 0) {
         te__launch *l;
-        a.lse2 = (float *)te__plan_workspace(p, 2 * rows * (int64_t)sizeof(float));
+        a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
         if (!a.lse2) return p->result;
-        a.delta = a.lse2 + rows;
-        l = te__plan_launch(p, "attn", "attn_delta");
-        *TE__KARGS(p, l, te__attn_kargs) = a;
-        te__launch_size(l, rows / 8, 1, 1, 256, 0);
+        a.delta = a.lse2 + kept;
+        if (rows > 0) {
+            l = te__plan_launch(p, "attn", "attn_delta");
+            *TE__KARGS(p, l, te__attn_kargs) = a;
+            te__launch_size(l, rows / 8, 1, 1, 256, 0);
+            if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
+        }
     }
+    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL);
+    if (r != TE_OK) return r;
     if (te__attn_has_mma(p, &a, true)) {
         const int d = te__attn_padded_d(&a);
-        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f);
+        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
         r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, &kv, te__attn_dkv_shared(kv));
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, &q, te__attn_dq_shared(q)) : r;

@@ -21,15 +21,33 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
+// Bytes from where a row would be if its sequence lay in one piece to its place; PAGED: rows are keys, which may lie in pages.
+template <int PAGED> struct te_paging {
+    TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
+    TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
+};
+template <> struct te_paging<1> {
+    const te__attn_extra *extra;
+    int b;
+    te_i64 page; // elements from one to the next
+    TE_DEV te_paging(const te__attn_view &x, int b, const te__attn_extra *extra) : extra(extra), b(b), page(x.b) {}
+    TE_DEV te_i64 away(int row, te_i64 row_elements, int end) const {
+        if (!extra->pages || row >= end) return 0;
+        int r;
+        te_i64 p = te__attn_page(extra, b, row, &r);
+        return 2 * ((p - b) * page + (r - row) * row_elements);
+    }
+};
+
 // A thread's share of the copies of a head's tiles, by cp.async: GROUP threads a row, pieces GROUP apart.
-template <int D, int ROWS, int THREADS> struct te_copier {
+template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_paging<PAGED> {
     enum { GROUP = D % 64 == 0 ? 8 : 4, STEP = THREADS / GROUP, PIECES = D / 8 / GROUP };
     static_assert(ROWS % STEP == 0, "every thread copies as much");
     const char *at;
     te_u32 to;
     int row, channels; // the row of this thread's first piece; the channels from there on
 
-    TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d) {
+    TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d, const te__attn_extra *extra = 0) : te_paging<PAGED>(x, b, extra) {
         int column = threadIdx.x % GROUP, r = threadIdx.x / GROUP;
         row = first + r;
         at = (const char *)x.p + 2 * (b * x.b + h * x.h + row * x.s) + 16 * column;
@@ -39,12 +57,14 @@ template <int D, int ROWS, int THREADS> struct te_copier {
     // The next ROWS rows; rows from `end` on and channels from d on become 0, unread.
     TE_DEV void copy(te_u32 tile, te_i64 row_elements, int end) {
 #pragma unroll
-        for (int i = 0; i < ROWS / STEP; i++)
+        for (int i = 0; i < ROWS / STEP; i++) {
+            const te_i64 away = this->away(row + i * STEP, row_elements, end);
 #pragma unroll
             for (int j = 0; j < PIECES; j++) {
                 bool there = row + i * STEP < end && channels > 8 * GROUP * j;
-                te_cp_async16(tile + to + i * STEP * te_tile<D>::ROW + j * GROUP * 16, at + 2 * i * STEP * row_elements + j * GROUP * 16, there ? 16 : 0);
+                te_cp_async16(tile + to + i * STEP * te_tile<D>::ROW + j * GROUP * 16, at + 2 * i * STEP * row_elements + j * GROUP * 16 + away, there ? 16 : 0);
             }
+        }
         at += 2 * ROWS * row_elements;
         row += ROWS;
     }
@@ -155,6 +175,37 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
                 for (int e = 0; e < 2; e++)
                     if (8 * n + e < from || 8 * n + e > to) s[m][n][2 * half + e] = -TE_INF;
         }
+}
+
+// Products to scores in units of log2: scaled, biased, and -inf where row i does not see key j. `row` and `column` are this lane's first ones; in a tile of
+// queries by keys, or transposed. All that does not depend on elements is tested outside of their loops.
+template <int DT, bool TRANSPOSED, int M, int N>
+TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row, int column, float slope2) {
+#define TE_EACH_SCORE                                                                                     \
+    _Pragma("unroll") for (int m = 0; m < M; m++) _Pragma("unroll") for (int n = 0; n < N; n++)           \
+        _Pragma("unroll") for (int e = 0; e < 4; e++) {                                                   \
+        const int across = 16 * m + (e & 2) * 4, along = 8 * n + (e & 1);                                 \
+        const int i = row + (TRANSPOSED ? along : across), j = column + (TRANSPOSED ? across : along);    \
+        float &x = s[m][n][e];
+    TE_EACH_SCORE x = te_attn_sees(seq, i, j) ? x * a.scale2 : -TE_INF; }
+    const te__attn_table &bias = a.x.bias, &mask = a.x.mask;
+    if (bias.p) {
+        const te_i64 at = b * bias.b + h * bias.h;
+        const float scale2 = a.x.bias_scale * TE_LOG2E;
+        TE_EACH_SCORE
+            if (x == -TE_INF) continue;
+            const te_i64 k = at + i * bias.i + j * bias.j;
+            x += scale2 * (bias.dt == TE_F32 ? ((const float *)bias.p)[k] : te_load(bias.p, k, DT));
+        }
+    }
+    if (a.x.alibi) {
+        TE_EACH_SCORE x -= slope2 * fabsf((float)(i + seq.delta - j)); }
+    }
+    if (mask.p) {
+        const te_u8 *at = (const te_u8 *)mask.p + b * mask.b + h * mask.h;
+        TE_EACH_SCORE if (x != -TE_INF && at[i * mask.i + j * mask.j]) x = -TE_INF; }
+    }
+#undef TE_EACH_SCORE
 }
 
 // The warp's accumulators, scaled and rounded, to rows first .. of a head: through `tile`, rows of shared memory that are the warp's own, so

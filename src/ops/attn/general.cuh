@@ -5,14 +5,20 @@
 #pragma once
 #include "ops/attn/attn.cuh"
 
-#define TE_MINE 4                        // rows of a warp
+#define TE_MINE 4                         // rows of a warp
 #define TE_CHANNELS (TE__ATTN_MAX_D / 32) // channels of a lane
 
-// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0.
-TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d) {
+// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they
+// are keys, which may lie in pages.
+TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (int r = warp; r < n; r += TE__ATTN_ROWS / TE_MINE) {
         te_i64 from = te_attn_at(x, b, h, first + r);
+        if (EXTRA && paged && paged->pages && first + r < end) {
+            int row;
+            te_i64 page = te__attn_page(paged, b, first + r, &row);
+            from = page * x.b + h * x.h + row * x.s;
+        }
 #pragma unroll 1
         for (int c = lane; c < ld; c += 32) dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) : 0.0f;
     }

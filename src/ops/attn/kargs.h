@@ -9,11 +9,42 @@ typedef struct te__attn_view {
     int dt;            /* te_dtype */
 } te__attn_view;
 
+/* A tensor over [batch, heads, s_q, s_kv] that is added to the scores, or masks them; strides of 0 repeat it. */
+typedef struct te__attn_table {
+    void *p;               /* NULL: none */
+    long long b, h, i, j;  /* elements */
+    int dt;                /* te_dtype */
+} te__attn_table;
+
+/* te_attn_extras: all that plain attention does not have. */
+typedef struct te__attn_extra {
+    int on;                    /* any of it */
+    int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */
+    int left, right;           /* the window; -1: no bound */
+    int packed_q, packed_kv;   /* sequences lie one behind the other */
+    int t_q, t_kv;             /* packed: rows of q, of k and v */
+    const int *cu_q, *cu_kv;   /* [batch + 1], lengths; NULL: s_q and s_kv */
+    const int *at_q, *at_kv;   /* [batch + 1], packed: where sequences lie; NULL: cu_q, cu_kv */
+    const int *pages;          /* [batch, pages_of_each]; NULL: keys are not paged */
+    int page_size, num_pages, pages_of_each;
+    te__attn_table bias, mask; /* mask: u8 */
+    float bias_scale;          /* of B in the scores, and of dS in dB */
+    int alibi;
+    const float *slopes; /* NULL: te__attn_slope */
+    int slopes_b;        /* from one sequence to the next */
+    int softmax;         /* te_softmax_type */
+    const float *sink;   /* [heads], TE_SOFTMAX_LEARNABLE */
+    float *max_logit;    /* [heads], or NULL */
+    te__attn_table dbias;
+    int dbias_b, dbias_h, dbias_i; /* its sizes, each 1 or all */
+    float *dsink;                  /* [heads], or NULL */
+} te__attn_extra;
+
 /* The arguments of all attention kernels; each reads a part of them. */
 typedef struct te__attn_kargs {
     te__attn_view q, k, v, o, d_o, dq, dk, dv;
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */
-    float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu */
+    float *lse2, *delta; /* backward, [batch, heads, s_pad]: see attn_delta.cu; packed: te__attn_seq */
     int batch, heads, groups;
     int s_q, s_kv, s_pad; /* s_pad: s_q rounded up to TE__ATTN_PAD */
     int d, d_v;           /* channels of q and k, of v and o */
@@ -22,6 +53,7 @@ typedef struct te__attn_kargs {
     float dropout_p, keep_scale; /* 1 / (1 - p) */
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
+    te__attn_extra x;
 } te__attn_kargs;
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */

@@ -1,60 +1,202 @@
 /* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
  * Knows tensors; must not know which backend runs. */
 
-/* Masks that have their names and not yet their work. */
-static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
+static bool te__attn_pads(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT; }
+static bool te__attn_is_causal(te_attn_mask mask) {
+    return mask != TE_MASK_NONE && mask != TE_MASK_PADDING && mask != TE_MASK_ARBITRARY;
+}
+
+/* ---- sizes ---- */
+
+/* How k and v lie. Pages are [pages, page_size, G, d]: [b, s, G, d] with pages for sequences. */
+static te_qkv_format te__attn_kv_format(const te_op_attn_fwd_args *a) {
+    return a->extras.kv_bshd || a->extras.page_table ? TE_BSHD : a->format;
+}
+static int te__attn_seq_dim(te_qkv_format format) { return format == TE_BSHD ? 1 : 0; }
+
+/* Of tensors with the right number of dimensions. */
+typedef struct te__attn_sizes {
+    int64_t b, heads, groups, d, d_v;
+    int64_t s_q, s_kv;             /* of the longest sequence */
+    int64_t rows_q, rows_kv;       /* along q's, and k's, sequence dimension */
+    int64_t kv_b;                  /* sequences, or pages, of k */
+    bool packed_q, packed_kv, paged;
+} te__attn_sizes;
+
+static te__attn_sizes te__attn_sizes_of(const te_op_attn_fwd_args *a) {
+    const te_qkv_format kv = te__attn_kv_format(a);
+    const te_attn_extras *x = &a->extras;
+    te__attn_sizes s = TE_ZERO;
+    s.packed_q = a->format == TE_THD;
+    s.packed_kv = kv == TE_THD;
+    s.paged = x->page_table != NULL;
+    s.rows_q = a->q->shape[te__attn_seq_dim(a->format)];
+    s.rows_kv = a->k->shape[te__attn_seq_dim(kv)];
+    s.b = s.packed_q ? te__numel(x->cu_seqlens_q) - 1 : a->q->shape[1 - te__attn_seq_dim(a->format)];
+    s.kv_b = s.packed_kv ? s.b : a->k->shape[1 - te__attn_seq_dim(kv)];
+    s.s_q = s.packed_q && x->max_seqlen_q ? x->max_seqlen_q : s.rows_q;
+    s.s_kv = s.paged ? (s.kv_b ? x->page_table->shape[1] * s.rows_kv : 0) : s.packed_kv && x->max_seqlen_kv ? x->max_seqlen_kv : s.rows_kv;
+    s.heads = a->q->shape[a->q->ndim - 2];
+    s.groups = a->k->shape[a->k->ndim - 2];
+    s.d = a->q->shape[a->q->ndim - 1];
+    s.d_v = a->v->shape[a->v->ndim - 1];
+    return s;
+}
+
+/* ---- checks ---- */
+
+static te_result te__attn_want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format) {
+    char text[TE__SHAPE_TEXT];
+    if (format != TE_THD) return te__want_heads(te, op, name, x);
+    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [tokens, heads, d] is needed with TE_THD", op, name, te__shape_text(x, text));
+    return te__want_channels(te, op, name, x);
+}
 
 /* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
 static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format, int64_t s, int64_t b,
                                      int64_t heads, int64_t d, const char *like) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
+    const int at = te__attn_seq_dim(format), ndim = format == TE_THD ? 3 : 4;
     int64_t shape[4];
-    te_result r = te__want_heads(te, op, name, x);
+    te_result r = te__attn_want_heads(te, op, name, x, format);
     if (r != TE_OK) return r;
-    shape[0] = format == TE_BSHD ? b : s;
-    shape[1] = format == TE_BSHD ? s : b;
-    shape[2] = heads;
-    shape[3] = d;
-    if (memcmp(shape, x->shape, sizeof(shape)) == 0) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(4, shape, want));
+    shape[1 - at] = b;
+    shape[at] = s;
+    shape[ndim - 2] = heads;
+    shape[ndim - 1] = d;
+    if (memcmp(shape, x->shape, (size_t)ndim * sizeof(int64_t)) == 0) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(ndim, shape, want));
+}
+
+/* x goes with one choice of an option, and must be there; with others it must not. */
+static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted, const char *with) {
+    if (!x == !wanted) return TE_OK;
+    return x ? te__fail(te, TE_ERR_INVALID, "%s: extras.%s belongs to %s, which is not what was asked for; leave it NULL", op, name, with)
+             : te__fail(te, TE_ERR_STATE, "%s: extras.%s is NULL; %s needs it", op, name, with);
+}
+
+/* x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]; `whole`: the last is s_kv. */
+static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x, const te__attn_sizes *s, bool whole) {
+    char text[TE__SHAPE_TEXT];
+    int64_t full[4];
+    bool fits = x->ndim == 4;
+    int i;
+    full[0] = s->b;
+    full[1] = s->heads;
+    full[2] = s->s_q;
+    full[3] = s->s_kv;
+    for (i = 0; fits && i < 4; i++) fits = x->shape[i] == full[i] || (x->shape[i] == 1 && !(whole && i == 3));
+    if (fits) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: extras.%s is %s; [%lld or 1, %lld or 1, %lld or 1, %lld%s] is needed", op, name, te__shape_text(x, text),
+                    (long long)full[0], (long long)full[1], (long long)full[2], (long long)full[3], whole ? "" : " or 1");
+}
+
+/* Before sizes are known: options that say which tensors there are. Fills defaults. */
+static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
+    static const char padding[] = "a padding mask";
+    te_attn_extras *x = &a->extras;
+    bool pads;
+    te_result r = TE_OK;
+    char text[TE__SHAPE_TEXT];
+    if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
+    if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_ARBITRARY)
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)a->mask);
+    if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
+    pads = te__attn_pads(a->mask);
+    if (a->format == TE_THD && !pads)
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d with TE_THD; packed sequences need a padding mask (%d to %d)", op, (int)a->mask, (int)TE_MASK_PADDING,
+                        (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+    r = te__attn_want_with(te, op, "cu_seqlens_q", x->cu_seqlens_q, pads, padding);
+    if (r == TE_OK) r = te__attn_want_with(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, pads, padding);
+    if (r == TE_OK && x->cu_seqlens_q_padded) r = te__attn_want_with(te, op, "cu_seqlens_q_padded", x->cu_seqlens_q_padded, a->format == TE_THD, "TE_THD");
+    if (r == TE_OK && x->cu_seqlens_kv_padded)
+        r = te__attn_want_with(te, op, "cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, te__attn_kv_format(a) == TE_THD, "packed keys");
+    if (r == TE_OK) r = te__attn_want_with(te, op, "attention_mask", x->attention_mask, a->mask == TE_MASK_ARBITRARY, "TE_MASK_ARBITRARY");
+    if (r == TE_OK && x->page_table) r = te__attn_want_with(te, op, "page_table", x->page_table, pads, padding);
+    if (r != TE_OK) return r;
+    if ((int)x->bottom_right_diagonal < (int)TE_DEFAULT || (int)x->bottom_right_diagonal > (int)TE_OFF)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.bottom_right_diagonal is %d; see te_switch", op, (int)x->bottom_right_diagonal);
+    if (a->mask == TE_MASK_CAUSAL || a->mask == TE_MASK_PADDING_CAUSAL)
+        x->bottom_right_diagonal = TE_OFF;
+    else if (te__attn_is_causal(a->mask) || x->bottom_right_diagonal == TE_DEFAULT)
+        x->bottom_right_diagonal = TE_ON;
+    if ((int)x->core_attention_bias_type < (int)TE_ATTN_BIAS_NONE || (int)x->core_attention_bias_type > (int)TE_ATTN_BIAS_ALIBI)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.core_attention_bias_type is %d; see te_attn_bias", op, (int)x->core_attention_bias_type);
+    if ((int)x->softmax_type < (int)TE_SOFTMAX_VANILLA || (int)x->softmax_type > (int)TE_SOFTMAX_LEARNABLE)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.softmax_type is %d; see te_softmax_type", op, (int)x->softmax_type);
+    r = te__attn_want_with(te, op, "core_attention_bias", x->core_attention_bias,
+                           x->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE || x->core_attention_bias_type == TE_ATTN_BIAS_POST_SCALE,
+                           "TE_ATTN_BIAS_PRE_SCALE or TE_ATTN_BIAS_POST_SCALE");
+    if (r == TE_OK && x->alibi_slopes)
+        r = te__attn_want_with(te, op, "alibi_slopes", x->alibi_slopes, x->core_attention_bias_type == TE_ATTN_BIAS_ALIBI, "TE_ATTN_BIAS_ALIBI");
+    if (r == TE_OK) r = te__attn_want_with(te, op, "softmax_offset", x->softmax_offset, x->softmax_type == TE_SOFTMAX_LEARNABLE, "TE_SOFTMAX_LEARNABLE");
+    if (r != TE_OK) return r;
+    if (x->max_seqlen_q < 0 || x->max_seqlen_q > 1 << 28 || x->max_seqlen_kv < 0 || x->max_seqlen_kv > 1 << 28)
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
+                        (long long)x->max_seqlen_kv);
+    if (x->cu_seqlens_q && te__numel(x->cu_seqlens_q) < 1)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
+    if (x->page_table && x->page_table->ndim != 2)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.page_table is %s; [b, pages of each sequence] is needed", op, te__shape_text(x->page_table, text));
+    return TE_OK;
+}
+
+/* The shapes of extras. */
+static te_result te__attn_check_extras(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
+    const te_attn_extras *x = &a->extras;
+    char text[TE__SHAPE_TEXT];
+    te_result r = te__want_numel(te, op, "extras.cu_seqlens_q", x->cu_seqlens_q, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv", x->cu_seqlens_kv, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_q_padded", x->cu_seqlens_q_padded, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, s->b + 1);
+    if (r == TE_OK && x->attention_mask) r = te__attn_want_table(te, op, "attention_mask", x->attention_mask, s, false);
+    if (r == TE_OK && x->core_attention_bias) r = te__attn_want_table(te, op, "core_attention_bias", x->core_attention_bias, s, true);
+    if (r == TE_OK) r = te__want_numel(te, op, "extras.softmax_offset", x->softmax_offset, s->heads);
+    if (r == TE_OK) r = te__want_numel(te, op, "max_logit", a->max_logit, s->heads);
+    if (r != TE_OK) return r;
+    if (x->alibi_slopes && te__numel(x->alibi_slopes) != s->heads && te__numel(x->alibi_slopes) != s->b * s->heads)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.alibi_slopes is %s; [%lld] or [%lld, %lld] is needed", op, te__shape_text(x->alibi_slopes, text),
+                        (long long)s->heads, (long long)s->b, (long long)s->heads);
+    if (x->page_table && x->page_table->shape[0] != s->b)
+        return te__fail(te, TE_ERR_SHAPE, "%s: extras.page_table is %s and q has %lld sequences; a row for each is needed", op, te__shape_text(x->page_table, text),
+                        (long long)s->b);
+    if (s->s_kv > 1 << 28)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: extras.page_table has room for %lld keys; at most 2^28 are possible", op, (long long)s->s_kv);
+    return TE_OK;
 }
 
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
-    const int seq = a->format == TE_BSHD ? 1 : 0;
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
-    int64_t b, heads, s_q, s_kv;
-    te_result r = te__want_heads(te, op, "q", a->q);
-    if (r == TE_OK) r = te__want_heads(te, op, "k", a->k);
-    if (r == TE_OK) r = te__want_heads(te, op, "v", a->v);
-    if (r == TE_OK) r = te__want_format(te, op, a->format);
+    te__attn_sizes s;
+    te_qkv_format kv;
+    te_result r = te__attn_check_options(te, op, a);
     if (r != TE_OK) return r;
-    s_q = a->q->shape[seq];
-    s_kv = a->k->shape[seq];
-    b = a->q->shape[1 - seq];
-    heads = a->q->shape[2];
-    if (a->k->shape[1 - seq] != b || a->k->shape[3] != a->q->shape[3])
+    kv = te__attn_kv_format(a);
+    r = te__attn_want_heads(te, op, "q", a->q, a->format);
+    if (r == TE_OK) r = te__attn_want_heads(te, op, "k", a->k, kv);
+    if (r == TE_OK) r = te__attn_want_heads(te, op, "v", a->v, kv);
+    if (r != TE_OK) return r;
+    s = te__attn_sizes_of(a);
+    if ((!s.paged && s.kv_b != s.b) || a->k->shape[a->k->ndim - 1] != s.d)
         return te__fail(te, TE_ERR_SHAPE, "%s: q is %s and k is %s; batch and head size must be equal", op, te__shape_text(a->q, qt), te__shape_text(a->k, kt));
-    if (a->k->shape[2] == 0 ? heads != 0 : heads % a->k->shape[2] != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: q has %lld heads and k has %lld; the second must divide the first", op, (long long)heads,
-                        (long long)a->k->shape[2]);
-    r = te__attn_want_shape(te, op, "v", a->v, a->format, s_kv, b, a->k->shape[2], a->v->shape[3], "k");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "o", a->o, a->format, s_q, b, heads, a->v->shape[3], "q and v");
+    if (s.groups == 0 ? s.heads != 0 : s.heads % s.groups != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: q has %lld heads and k has %lld; the second must divide the first", op, (long long)s.heads, (long long)s.groups);
+    r = te__attn_want_shape(te, op, "v", a->v, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "k");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "o", a->o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
     if (r != TE_OK) return r;
-    if (a->q->shape[3] < 1 || a->q->shape[3] > TE__ATTN_MAX_D || a->v->shape[3] < 1 || a->v->shape[3] > TE__ATTN_MAX_D)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)a->q->shape[3],
-                        (long long)a->v->shape[3], TE__ATTN_MAX_D);
-    r = te__want_numel(te, op, "lse", a->lse, b * heads * s_q);
+    if (s.d < 1 || s.d > TE__ATTN_MAX_D || s.d_v < 1 || s.d_v > TE__ATTN_MAX_D)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)s.d, (long long)s.d_v,
+                        TE__ATTN_MAX_D);
+    r = te__want_numel(te, op, "lse", a->lse, s.packed_q ? s.heads * s.rows_q : s.b * s.heads * s.s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
+    if (r == TE_OK) r = te__attn_check_extras(te, op, a, &s);
     if (r != TE_OK) return r;
-    if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
-    if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_CAUSAL_BOTTOM_RIGHT)
-        return te__fail(te, te__mask_is_later(a->mask) ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: mask is %d%s; TE_MASK_NONE (1) to TE_MASK_CAUSAL_BOTTOM_RIGHT (3) are possible", op,
-                        (int)a->mask, te__mask_is_later(a->mask) ? ", which is not there yet" : "");
     if (!a->window.on) a->window.left = a->window.right = -1;
     if (a->window.left < -1 || a->window.right < -1)
         return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->window.left,
                         (long long)a->window.right);
-    if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)a->q->shape[3]));
+    if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)s.d));
     if (!(a->dropout_p >= 0.0f && a->dropout_p <= 1.0f))
         return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->dropout_p);
     return TE_OK;
@@ -80,31 +222,61 @@ static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     f.seed = a->seed;
     f.offset = a->offset;
     f.rng = a->rng;
+    f.extras = a->extras;
     return f;
 }
 
 static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     const char *op = "attn_bwd";
-    const int seq = a->format == TE_BSHD ? 1 : 0;
     te_op_attn_fwd_args f = te__attn_forward_of(a);
     te_result r = te__attn_check(te, op, &f);
-    int64_t b, s_q, s_kv, heads, groups, d, d_v;
+    te__attn_sizes s;
+    te_qkv_format kv;
     if (r != TE_OK) return r;
     a->mask = f.mask;
     a->window = f.window;
     a->softmax_scale = f.softmax_scale;
-    b = a->q->shape[1 - seq];
-    s_q = a->q->shape[seq];
-    s_kv = a->k->shape[seq];
-    heads = a->q->shape[2];
-    groups = a->k->shape[2];
-    d = a->q->shape[3];
-    d_v = a->v->shape[3];
-    r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s_q, b, heads, d_v, "q and v");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s_q, b, heads, d, "q");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, a->format, s_kv, b, groups, d, "k");
-    if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, a->format, s_kv, b, groups, d_v, "v");
-    return r;
+    a->extras = f.extras;
+    if (a->extras.page_table)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (extras.page_table) are for inference and have no gradients; pass contiguous k and v", op);
+    s = te__attn_sizes_of(&f);
+    kv = te__attn_kv_format(&f);
+    r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s.rows_q, s.b, s.heads, s.d, "q");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, kv, s.rows_kv, s.kv_b, s.groups, s.d, "k");
+    if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "v");
+    if (r == TE_OK && a->dbias && !a->extras.core_attention_bias)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dbias is given and extras.core_attention_bias is NULL; there is no bias to have a gradient", op);
+    if (r == TE_OK && a->dbias) r = te__want_same(te, op, "dbias", a->dbias, "extras.core_attention_bias", a->extras.core_attention_bias);
+    if (r == TE_OK && a->dsoftmax_offset && !a->extras.softmax_offset)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dsoftmax_offset is given and extras.softmax_offset is NULL; there is no offset to have a gradient", op);
+    return r == TE_OK ? te__want_numel(te, op, "dsoftmax_offset", a->dsoftmax_offset, s.heads) : r;
+}
+
+/* Starts in host memory, where they can be read: they ascend, and no sequence is longer, or lies further back, than there are rows. */
+static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const te_tensor *cu, const te_tensor *padded, bool packed, int64_t rows) {
+    const int32_t *at = (const int32_t *)te__data(cu), *start = (const int32_t *)te__data(padded ? padded : cu);
+    int64_t i, b = cu ? te__numel(cu) - 1 : 0;
+    for (i = 0; i < b; i++) {
+        const int64_t length = (int64_t)at[i + 1] - at[i], first = packed ? start[i] : 0;
+        if (length < 0)
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
+                            (long long)i + 1, (int)at[i + 1]);
+        if (first < 0 || first + length > rows)
+            return te__fail(te, TE_ERR_INVALID, "%s: by extras.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
+                            packed && padded ? "_padded" : "", (long long)i, (long long)first, (long long)(first + length) - 1, (long long)rows);
+        if (packed && padded && first + length > start[i + 1])
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.%s has %lld rows for sequence %lld, and extras.%s_padded has %d for it", op, name, (long long)length,
+                            (long long)i, name, (int)(start[i + 1] - start[i]));
+    }
+    return TE_OK;
+}
+static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
+    const te_attn_extras *x = &a->extras;
+    const te__attn_sizes s = te__attn_sizes_of(a);
+    te_result r = te__attn_check_starts(te, op, "cu_seqlens_q", x->cu_seqlens_q, x->cu_seqlens_q_padded, s.packed_q, s.rows_q);
+    if (r != TE_OK) return r;
+    return te__attn_check_starts(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, x->cu_seqlens_kv_padded, s.packed_kv, s.packed_kv ? s.rows_kv : s.s_kv);
 }
 
 /* ---- the problem ---- */
@@ -112,37 +284,81 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
 static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) {
     te__attn_view v = TE_ZERO;
     v.p = te__data(x);
-    v.s = x->stride[format == TE_BSHD ? 1 : 0];
-    v.b = x->stride[format == TE_BSHD ? 0 : 1];
-    v.h = x->stride[2];
+    v.s = x->stride[te__attn_seq_dim(format)];
+    v.b = format == TE_THD ? 0 : x->stride[1 - te__attn_seq_dim(format)];
+    v.h = x->stride[x->ndim - 2];
     v.dt = (int)x->dtype;
     return v;
 }
 
-/* Checked args. Masks and windows become two diagonals; lo and hi stay within -s_q - 1 .. s_kv, which is as good as further out. */
+static te__attn_table te__attn_table_of(const te_tensor *x) {
+    te__attn_table t = TE_ZERO;
+    if (!x) return t;
+    t.p = te__data(x);
+    t.b = x->shape[0] == 1 ? 0 : x->stride[0];
+    t.h = x->shape[1] == 1 ? 0 : x->stride[1];
+    t.i = x->shape[2] == 1 ? 0 : x->stride[2];
+    t.j = x->shape[3] == 1 ? 0 : x->stride[3];
+    t.dt = (int)x->dtype;
+    return t;
+}
+
+static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
+    const te_attn_extras *in = &a->extras;
+    const int64_t beyond = s->s_q + s->s_kv + 1;
+    te__attn_extra x = TE_ZERO;
+    x.causal = te__attn_is_causal(a->mask);
+    x.bottom_right = in->bottom_right_diagonal == TE_ON;
+    x.left = (int)te__min(a->window.left, beyond);
+    x.right = (int)te__min(a->window.right, beyond);
+    x.packed_q = s->packed_q;
+    x.packed_kv = s->packed_kv;
+    x.t_q = (int)s->rows_q;
+    x.t_kv = (int)s->rows_kv;
+    x.cu_q = (const int *)te__data(in->cu_seqlens_q);
+    x.cu_kv = (const int *)te__data(in->cu_seqlens_kv);
+    x.at_q = (const int *)te__data(in->cu_seqlens_q_padded);
+    x.at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
+    if (s->paged) {
+        x.pages = (const int *)te__data(in->page_table);
+        x.page_size = (int)s->rows_kv;
+        x.num_pages = (int)s->kv_b;
+        x.pages_of_each = (int)in->page_table->shape[1];
+    }
+    x.bias = te__attn_table_of(in->core_attention_bias);
+    x.mask = te__attn_table_of(in->attention_mask);
+    x.bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? a->softmax_scale : 1.0f;
+    x.alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
+    x.slopes = (const float *)te__data(in->alibi_slopes);
+    x.slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
+    x.softmax = (int)in->softmax_type;
+    x.sink = (const float *)te__data(in->softmax_offset);
+    x.max_logit = (float *)te__data(a->max_logit);
+    x.on = te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
+           a->max_logit;
+    return x;
+}
+
+/* Checked args. */
 static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
-    const int seq = a->format == TE_BSHD ? 1 : 0;
-    const int64_t s_q = a->q->shape[seq], s_kv = a->k->shape[seq], beyond = s_q + s_kv + 1;
-    const int64_t diagonal = a->mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? s_kv - s_q : 0;
-    int64_t lo = a->window.left < 0 || a->window.left > beyond ? -beyond : diagonal - a->window.left;
-    int64_t hi = a->window.right < 0 || a->window.right > beyond ? beyond : diagonal + a->window.right;
+    const te__attn_sizes s = te__attn_sizes_of(a);
+    const te_qkv_format kv = te__attn_kv_format(a);
     te__attn_kargs k = TE_ZERO;
-    if (a->mask != TE_MASK_NONE) hi = te__min(hi, diagonal);
     k.q = te__attn_view_of(a->q, a->format);
-    k.k = te__attn_view_of(a->k, a->format);
-    k.v = te__attn_view_of(a->v, a->format);
+    k.k = te__attn_view_of(a->k, kv);
+    k.v = te__attn_view_of(a->v, kv);
     k.o = te__attn_view_of(a->o, a->format);
     k.lse = (float *)te__data(a->lse);
-    k.batch = (int)a->q->shape[1 - seq];
-    k.heads = (int)a->q->shape[2];
-    k.groups = (int)a->k->shape[2];
-    k.s_q = (int)s_q;
-    k.s_kv = (int)s_kv;
-    k.s_pad = (int)te__round_up(s_q, TE__ATTN_PAD);
-    k.d = (int)a->q->shape[3];
-    k.d_v = (int)a->v->shape[3];
-    k.lo = (int)te__max(-s_q, te__min(lo, s_kv));
-    k.hi = (int)te__max(-s_q - 1, te__min(hi, s_kv));
+    k.batch = (int)s.b;
+    k.heads = (int)s.heads;
+    k.groups = (int)s.groups;
+    k.s_q = (int)s.s_q;
+    k.s_kv = (int)s.s_kv;
+    k.s_pad = (int)te__round_up(s.s_q, TE__ATTN_PAD);
+    k.d = (int)s.d;
+    k.d_v = (int)s.d_v;
+    k.x = te__attn_extra_of(a, &s);
+    te__attn_diagonals(k.x.left, k.x.right, k.x.causal, k.x.bottom_right ? k.s_kv - k.s_q : 0, k.s_q, k.s_kv, &k.lo, &k.hi);
     k.scale = a->softmax_scale;
     k.scale2 = (float)(a->softmax_scale * 1.4426950408889634);
     k.dropout_p = a->dropout_p;
@@ -155,9 +371,17 @@ static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
 static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
     te_op_attn_fwd_args f = te__attn_forward_of(a);
     te__attn_kargs k = te__attn_problem(&f);
+    const te_qkv_format kv = te__attn_kv_format(&f);
     k.d_o = te__attn_view_of(a->d_o, a->format);
     k.dq = te__attn_view_of(a->dq, a->format);
-    k.dk = te__attn_view_of(a->dk, a->format);
-    k.dv = te__attn_view_of(a->dv, a->format);
+    k.dk = te__attn_view_of(a->dk, kv);
+    k.dv = te__attn_view_of(a->dv, kv);
+    if (a->dbias) {
+        k.x.dbias = te__attn_table_of(a->dbias);
+        k.x.dbias_b = (int)a->dbias->shape[0];
+        k.x.dbias_h = (int)a->dbias->shape[1];
+        k.x.dbias_i = (int)a->dbias->shape[2];
+    }
+    k.x.dsink = (float *)te__data(a->dsoftmax_offset);
     return k;
 }

@@ -31,6 +31,7 @@ enum {
 #endif
 
 /* fma: the machine has the instruction; without it fmaf is a slow function. */
+TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) { return fma ? TE__GEMM_FMA(a, b, c) : c + a * b; }
 TE__GEMM_INLINE void te__gemm_micro(bool fma, int64_t k, const float *a, const float *b, float *c) {
     enum { N = TE__GEMM_NR, LD = TE__GEMM_NC };
     float c0[N], c1[N], c2[N], c3[N], c4[N], c5[N];
@@ -39,24 +40,13 @@ TE__GEMM_INLINE void te__gemm_micro(bool fma, int64_t k, const float *a, const f
     for (j = 0; j < N; j++) c0[j] = c1[j] = c2[j] = c3[j] = c4[j] = c5[j] = 0.0f;
     for (p = 0; p < k; p++, a += TE__GEMM_MR, b += N) {
         float a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3], a4 = a[4], a5 = a[5];
-        if (fma) {
-            for (j = 0; j < N; j++) {
-                c0[j] = TE__GEMM_FMA(a0, b[j], c0[j]);
-                c1[j] = TE__GEMM_FMA(a1, b[j], c1[j]);
-                c2[j] = TE__GEMM_FMA(a2, b[j], c2[j]);
-                c3[j] = TE__GEMM_FMA(a3, b[j], c3[j]);
-                c4[j] = TE__GEMM_FMA(a4, b[j], c4[j]);
-                c5[j] = TE__GEMM_FMA(a5, b[j], c5[j]);
-            }
-        } else {
-            for (j = 0; j < N; j++) {
-                c0[j] += a0 * b[j];
-                c1[j] += a1 * b[j];
-                c2[j] += a2 * b[j];
-                c3[j] += a3 * b[j];
-                c4[j] += a4 * b[j];
-                c5[j] += a5 * b[j];
-            }
+        for (j = 0; j < N; j++) {
+            c0[j] = te__gemm_add(fma, a0, b[j], c0[j]);
+            c1[j] = te__gemm_add(fma, a1, b[j], c1[j]);
+            c2[j] = te__gemm_add(fma, a2, b[j], c2[j]);
+            c3[j] = te__gemm_add(fma, a3, b[j], c3[j]);
+            c4[j] = te__gemm_add(fma, a4, b[j], c4[j]);
+            c5[j] = te__gemm_add(fma, a5, b[j], c5[j]);
         }
     }
     for (j = 0; j < N; j++) {
@@ -72,10 +62,11 @@ TE__GEMM_INLINE void te__gemm_micro(bool fma, int64_t k, const float *a, const f
 typedef void (*te__gemm_micro_fn)(int64_t k, const float *a, const float *b, float *c);
 
 #if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
-static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(true, k, a, b, c); }
+#define TE__GEMM_HAS_FMA true
 #else
-static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(false, k, a, b, c); }
+#define TE__GEMM_HAS_FMA false
 #endif
+static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c); }
 
 /* A program built for any x86-64 detects vector instructions at run time: two to six times faster, without -march. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
@@ -114,7 +105,8 @@ typedef struct te__gemm_operand {
 
 enum { TE__GEMM_CHUNK = 64 };
 
-static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool k_major, int64_t size, int64_t k, int width) {
+static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool k_major, int64_t size, int64_t k, int width, const te_tensor *scale, te_scaling scaling,
+                                  bool swizzled) {
     int c;
     x->data = te__data(t);
     x->dtype = t->dtype;
@@ -125,8 +117,6 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     x->width = width;
     if (te__is_fp8(t->dtype))
         for (c = 0; c < 256; c++) x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
-}
-static void te__gemm_operand_scale(te__gemm_operand *x, const te_tensor *scale, te_scaling scaling, bool swizzled) {
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
     x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor's, where the operand is one group's part */
@@ -259,15 +249,7 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* sums += A B over n values of k from p on, for a tile of rows x cols whose panels start at pa and pb. */
-static void te__gemm_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t rows, int64_t cols, int64_t p, int64_t n,
-                          float sums[TE__GEMM_MC][TE__GEMM_NC]) {
-    int64_t i, j, k = job->a.k;
-    for (j = 0; j < cols; j += TE__GEMM_NR)
-        for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
-}
-
-/* The same over one block of k, times the scales of the block. */
+/* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels start at pa and pb. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t p,
                                  int64_t n, float sums[TE__GEMM_MC][TE__GEMM_NC]) {
     float part[TE__GEMM_MR][TE__GEMM_NC], scale_a[TE__GEMM_MC], scale_b[TE__GEMM_NC];
@@ -286,16 +268,15 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     const te__gemm_operand *a = &job->a, *b = &job->b;
     bool blocks = te__gemm_is_block(a->scaling);
     float sums[TE__GEMM_MC][TE__GEMM_NC], bias[TE__GEMM_NC];
-    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i;
+    int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
     const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
     memset(sums, 0, sizeof(sums));
     memset(bias, 0, sizeof(bias));
     for (p = 0; p < k; p += n) {
         n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
-        if (blocks)
-            te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
-        else
-            te__gemm_slab(job, pa, pb, rows, cols, p, n, sums);
+        if (blocks) te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
+        for (j = 0; j < cols && !blocks; j += TE__GEMM_NR)
+            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
     }
     if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
@@ -315,25 +296,14 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, 
     te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
 }
 
-/* The factor of the sums in the epilogue. */
-static void te__gemm_job_scale(te__gemm_job *job) {
-    const te_op_gemm_args *g = job->args;
-    job->scale = 1.0f;
-    if (g->scaling_a == TE_SCALING_TENSOR) {
-        if (g->scale_a) job->scale = *(const float *)te__data(g->scale_a);
-        if (g->scale_b) job->scale *= *(const float *)te__data(g->scale_b);
-    }
-    if (g->scaling_a != TE_SCALING_NVFP4) return;
-    job->factor_a = te__gemm_nvfp4_factor(g->e4m3_max_256_a);
-    job->factor_b = te__gemm_nvfp4_factor(g->e4m3_max_256_b);
-    if (te__numel(g->amax_a) == g->m && g->m > 1)
-        job->amax_a = (const float *)te__data(g->amax_a);
-    else
-        job->scale = *(const float *)te__data(g->amax_a) * job->factor_a;
-    if (te__numel(g->amax_b) == g->n && g->n > 1)
-        job->amax_b = (const float *)te__data(g->amax_b);
-    else
-        job->scale *= *(const float *)te__data(g->amax_b) * job->factor_b;
+/* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these instead. */
+static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor, bool e4m3_max_256, int64_t lines) {
+    if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
+    if (job->args->scaling_a != TE_SCALING_NVFP4) return NULL;
+    *factor = te__gemm_nvfp4_factor(e4m3_max_256);
+    if (te__numel(amax) == lines && lines > 1) return (const float *)te__data(amax);
+    job->scale *= *(const float *)te__data(amax) * *factor;
+    return NULL;
 }
 
 static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_op_gemm_args *g) {
@@ -350,12 +320,12 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
     job.ldaux = g->aux ? te__gemm_ld(g->aux) : 0;
-    te__gemm_job_scale(&job);
+    job.scale = 1.0f;
+    job.amax_a = te__gemm_job_scale(&job, g->scale_a, g->amax_a, &job.factor_a, g->e4m3_max_256_a, g->m);
+    job.amax_b = te__gemm_job_scale(&job, g->scale_b, g->amax_b, &job.factor_b, g->e4m3_max_256_b, g->n);
     job.micro = te__gemm_micro_best();
-    te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR);
-    te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR);
-    te__gemm_operand_scale(&job.a, g->scale_a, g->scaling_a, g->swizzled_scales);
-    te__gemm_operand_scale(&job.b, g->scale_b, g->scaling_b, g->swizzled_scales);
+    te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR, g->scale_a, g->scaling_a, g->swizzled_scales);
+    te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b, g->swizzled_scales);
     block_a = te__gemm_block(&job.a);
     block_b = te__gemm_block(&job.b);
     bytes_a = (size_t)(block_a * g->k) * sizeof(float);

@@ -1,197 +1,9 @@
-/* ops/gemm/cuda.c: matrix products: the choice of the kernel, and its launch. Knows plans; must not know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: matrix products, one by one and by groups: the kernels and their launches. Knows plans; must not know the driver beyond tensor maps.
  *
  * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a K-major operand), gemv_mn (up to
  * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
- * are bf16 to all but gemv_k. A tile size and a number of splits of k are chosen by a small model of the time that each would take, never by trying:
- * the same shapes get the same kernel, and the same bits, in every run. */
-
-/* A tile that a kernel can have, and its share of the best utilisation of the tensor cores. */
-typedef struct te__gemm_tile_kind {
-    int bm, bn;
-    double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
-    int threads;
-    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
-} te__gemm_tile_kind;
-
-/* Blocks that have a tile's part of A in common, and of B. */
-static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
-static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
-/* Clusters at a time: those of four and more blocks do not go into every group of multiprocessors. */
-static int64_t te__gemm_clusters(const te__plan *p, int64_t size) { return te__max((size > 2 ? p->num_sms * 7 / 8 : p->num_sms) / size, 1); }
-
-enum { TE__GEMM_PINGPONG = 3 };
-
-typedef struct te__gemm_choice {
-    const te__gemm_tile_kind *tile;
-    int64_t tiles, splits;
-    int64_t k_split; /* k of one split */
-    bool together;   /* the splits of a tile are a cluster, and add up themselves */
-} te__gemm_choice;
-
-/* How many tiles, clusters counting as one. */
-static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
-    return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
-}
-
-/* The operands that the kernels multiply: those of the call, or their decoded copies. */
-typedef struct te__gemm_side {
-    const void *data;
-    te_dtype dtype;
-    int64_t ld;
-    bool k_major; /* neighbours along k are neighbours in memory */
-} te__gemm_side;
-typedef struct te__gemm_problem {
-    const te_op_gemm_args *args;
-    te__gemm_side a, b;
-    int block;  /* te__gemm_block_kind, or 0 */
-    int copies; /* gemm_hopper's option: whose rows start anywhere, and are copied by the kernel itself */
-    bool aligned; /* by gemm_align */
-} te__gemm_problem;
-
-static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
-/* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
-/* Aligned rows of which some start in the middle of a sector of the L2 cache. */
-static bool te__gemm_side_is_off(const te__gemm_side *x) {
-    return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
-}
-
-/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
- * other block of its cluster loads. Fitted with the rest. */
-static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
-    int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
-    double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
-    return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
-}
-
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
- * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
- * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
- * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
-                            bool tma, double work) {
-    const te_op_gemm_args *a = q->args;
-    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
-    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
-    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
-    double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
-    double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
-    cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
-    if (t->cluster > 1) cost += 1.4;
-    if (together) { /* these blocks are not persistent */
-        double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
-        cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
-    } else if (splits > 1) {
-        cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
-    }
-    return cost;
-}
-
-/* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
-#ifdef TE__TUNE
-static struct te__gemm_tune {
-    int take, count;
-    int copies; /* of operands that start anywhere, by gemm_hopper itself: -1 if that is best, 0 never, 1 always */
-    double cost[512];
-} te__gemm_tune = {-1, 0, -1, {0}};
-static bool te__gemm_skips(double cost) {
-    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
-    te__gemm_tune.cost[index] = cost;
-    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
-}
-#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
-#define TE__GEMM_COPIES te__gemm_tune.copies
-#define TE__GEMM_TUNES (te__gemm_tune.take >= 0 || te__gemm_tune.copies >= 0)
-#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
-#else
-#define TE__GEMM_SKIPS(cost) false
-#define TE__GEMM_COPIES -1
-#define TE__GEMM_TUNES false
-#define TE__GEMM_REMEMBERS true
-#endif
-
-/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
- * lies beside it. */
-static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
-    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
-}
-
-/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
-static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
-    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
-}
-
-/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
-static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_op_gemm_args *a = q->args;
-    static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
-    enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
-    const int64_t most_workspace = (int64_t)256 << 20;
-    int64_t slabs = te__div_up(a->k, bk);
-    double work = te__gemm_work(p, q);
-    te__gemm_choice best = TE_ZERO;
-    double best_cost = 0.0;
-    int i, s, together;
-    for (i = 0; i < count; i++)
-        for (s = 0; s < TE__COUNT(splits); s++)
-            for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
-                int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
-                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
-                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
-                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
-                    continue;
-                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
-                best.tile = &kinds[i];
-                best.splits = splits[s];
-                best.together = together != 0;
-                best_cost = cost;
-            }
-    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
-    best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
-    best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
-    return best;
-}
-
-/* All that a search depends on. */
-typedef struct te__gemm_key {
-    int64_t m, n, k, bk;
-    uint64_t kinds; /* the address of the list */
-    int dtype, block, work, flags; /* hopper, whose rows are off sectors */
-} te__gemm_key;
-typedef char te__gemm_memo_fits[sizeof(te__gemm_key) == TE__MEMO_KEY && sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
-
-/* The same, searched once: a search costs a quarter of a launch. */
-static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    const te_op_gemm_args *a = q->args;
-    te__gemm_choice c;
-    te__gemm_key key;
-    bool known = false;
-    void *memo = NULL;
-    key.m = a->m;
-    key.n = a->n;
-    key.k = a->k;
-    key.bk = bk;
-    key.kinds = (uint64_t)(uintptr_t)kinds;
-    key.dtype = (int)q->a.dtype;
-    key.block = q->block;
-    key.work = (int)(2.0 * te__gemm_work(p, q));
-    key.flags = (hopper ? 1 : 0) | (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
-    if (TE__GEMM_REMEMBERS) memo = te__cuda_memo(p, &key, &known);
-    if (known) {
-        memcpy(&c, memo, sizeof(c));
-        return c;
-    }
-    c = te__gemm_search(p, kinds, count, q, bk, hopper);
-    if (memo) memcpy(memo, &c, sizeof(c));
-    return c;
-}
+ * are bf16 to all but gemv_k. Groups (args of te_op_grouped_gemm) are gemm_hopper's, gemm_mma's or gemm_naive's. How many tiles there are only the device
+ * knows then: along rows a launch has as many blocks as there can be, and those without a tile end at once. */
 
 /* ---- arguments ------------------------------------------------------------------------------------------------------- */
 
@@ -199,15 +11,16 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     k->factor_a = k->factor_b = 1.0f;
     k->block = q->block;
-    if (q->block) {
+    if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8's and NVFP4's for gemv_k alone: the others get bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
         k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
-    } else if (a->scaling_a == TE_SCALING_TENSOR) {
+    } else {
         k->scale_a = (const float *)te__data(a->scale_a);
         k->scale_b = (const float *)te__data(a->scale_b);
-    } else if (a->scaling_a == TE_SCALING_NVFP4) {
+    }
+    if (a->scaling_a == TE_SCALING_NVFP4) {
         k->scale_a = (const float *)te__data(a->amax_a);
         k->scale_b = (const float *)te__data(a->amax_b);
         k->factor_a = te__gemm_nvfp4_factor(a->e4m3_max_256_a);
@@ -215,6 +28,20 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
         k->rows_a = te__numel(a->amax_a) > 1;
         k->columns_b = te__numel(a->amax_b) > 1;
     }
+}
+
+static void te__gemm_fill_groups(te__gemm_kargs *k, const te__gemm_problem *q) {
+    const te_op_grouped_gemm_args *a = q->groups;
+    te__gemm_grouping *s = &k->groups;
+    s->sizes = te__data(a->sizes ? a->sizes : a->offsets);
+    s->dt = a->sizes ? a->sizes->dtype : a->offsets->dtype;
+    s->offsets = a->offsets != NULL;
+    s->count = (int)a->groups;
+    s->along_k = a->along_k;
+    s->b_elements = a->along_k ? a->m * k->ldd : (a->b_transposed ? a->n : a->k) * k->ldb;
+    if (q->block) s->block_b = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * k->ld_block_b;
+    s->each_a = !q->block && a->scale_a && te__numel(a->scale_a) > 1;
+    s->each_b = !q->block && a->scale_b && te__numel(a->scale_b) > 1;
 }
 
 static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
@@ -243,6 +70,7 @@ static void te__gemm_fill(te__gemm_kargs *k, const te__gemm_problem *q) {
     k->splits = 1;
     k->vector = k->ldd % 8 == 0 && te__is_aligned(a->d, 16) && k->ldaux % 8 == 0 && te__is_aligned(a->aux, 16);
     te__gemm_fill_scales(k, q);
+    if (q->groups) te__gemm_fill_groups(k, q);
 }
 
 /* With splits, D becomes the partial sums: plain f32, one [m, n] a split. True, or the workspace could not be had. */
@@ -285,15 +113,15 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
 }
 
-/* One sentence for plain operands and block scales, and its forms for decoded ones. */
-static void te__gemm_why(te__plan *p, const te__gemm_problem *q, const char *plain, const char *mxfp8, const char *nvfp4) {
-    te__plan_why(p, q->args->scaling_a == TE_SCALING_MXFP8 ? mxfp8 : q->args->scaling_a == TE_SCALING_NVFP4 ? nvfp4 : plain);
-}
+/* Why, and the form of the sentence for decoded operands. */
+#define TE__GEMM_WHY(q, text)                                                                                                \
+    ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                               \
+     : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                              \
+                                                : text)
 
 /* ---- gemm_decode ----------------------------------------------------------------------------------------------------- */
 
-static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_side *x, const te_tensor *codes, const te_tensor *scale, te_scaling scaling,
-                                int64_t size, int64_t k) {
+static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_side *x, const te_tensor *scale, te_scaling scaling, int64_t size, int64_t k) {
     s->codes = (const unsigned char *)x->data;
     s->scale = (const unsigned char *)te__data(scale);
     s->rows = x->k_major ? size : k;
@@ -303,7 +131,6 @@ static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_s
     s->ld_scale = te__gemm_scale_ld(scaling, !x->k_major, size, k);
     s->dt = x->dtype;
     s->down = !x->k_major;
-    s->aligned = scaling == TE_SCALING_NVFP4 ? te__is_aligned(codes, 8) && x->ld % 16 == 0 : te__is_aligned(codes, 16) && x->ld % 16 == 0;
     s->out = (unsigned short *)te__plan_workspace(p, s->rows * s->ld_out * 2);
     x->data = s->out;
     x->dtype = TE_BF16;
@@ -316,8 +143,8 @@ static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
     te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
     int64_t pieces;
-    te__gemm_decode_one(p, &k->side[0], &q->a, a->a, a->scale_a, a->scaling_a, a->m, a->k);
-    te__gemm_decode_one(p, &k->side[1], &q->b, a->b, a->scale_b, a->scaling_b, a->n, a->k);
+    te__gemm_decode_one(p, &k->side[0], &q->a, a->scale_a, a->scaling_a, a->m, a->k);
+    te__gemm_decode_one(p, &k->side[1], &q->b, a->scale_b, a->scaling_b, a->n, a->k);
     if (a->swizzled_scales) { /* tiles are counted by groups, whichever way these run */
         k->swizzled = 1;
         k->side[0].ld_scale = k->side[1].ld_scale = te__round_up(te__gemm_groups(a->scaling_a, a->k), 4);
@@ -339,28 +166,12 @@ static bool te__gemm_fits_align(const te__gemm_problem *q) {
                rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
-/* Operands of 16 bits that are not aligned are copied by gemm_hopper itself, slab by slab, if that is quicker: there is no second launch, and the bytes
- * move once; but a slab is slower than by TMA, and each block copies for itself. The model has microseconds beyond those of a product loaded by TMA, fitted by
- * hand to te_bench --tune on an H200: 0.8 a slab with both operands, 0.4 with one, and 4 if k is split for that alone; by gemm_align 2.2
- * and a round trip of the copies through memory. Measurements: tests/bench/notes.md. */
-static bool te__gemm_copies_itself(const te__plan *p, te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    bool odd_a = !te__gemm_side_is_aligned(&q->a), odd_b = !te__gemm_side_is_aligned(&q->b);
-    double slabs = (double)te__div_up(a->k, 64), blocks = (double)te__div_up(a->m, 64) * (double)te__div_up(a->n, 128) / (double)te__max(p->num_sms, 1);
-    double each = fmax(slabs < 8.0 ? slabs : 4.0, slabs * blocks), bytes = 2.0 * (double)a->k * ((odd_a ? (double)a->m : 0.0) + (odd_b ? (double)a->n : 0.0));
-    double copies = each * (odd_a && odd_b ? 0.8 : 0.4) + (slabs >= 8.0 && slabs < 24.0 ? 4.0 : 0.0), align = 2.2 + 2.0 * bytes / 3.5e6;
-    if (te__dtype_size(q->a.dtype) != 2) return false;
-    if (TE__GEMM_COPIES < 0 ? copies >= align : !TE__GEMM_COPIES) return false;
-    q->copies = (odd_a ? 1 : 0) | (odd_b ? 2 : 0);
-    return true;
-}
-
 /* Operands that are not aligned are copied into the workspace. False: there was none. */
 static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
     te__gemm_side *sides[2];
     te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
     te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
-    int64_t pieces[2] = {0, 0};
+    int64_t pieces = 0;
     int i;
     sides[0] = &q->a;
     sides[1] = &q->b;
@@ -378,14 +189,9 @@ static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
         if (!s->out) return false;
         x->data = s->out;
         x->ld = s->ld_out / size;
-        pieces[i] = s->rows * (s->ld_out / 16);
+        pieces = te__max(pieces, s->rows * (s->ld_out / 16));
     }
-    /* All at once on the multiprocessors: one operand after the other would fill them twice. */
-    for (i = 0; i < 2; i++) {
-        double most = 8.0 * (double)te__max(p->num_sms, 1) - 2.0, share = most * (double)pieces[i] / (double)(pieces[0] + pieces[1]);
-        k->side[i].blocks = (unsigned)te__min(te__div_up(pieces[i], 256), (int64_t)share + 1);
-    }
-    te__launch_size(l, (int64_t)k->side[0].blocks + k->side[1].blocks, 1, 1, 256, 0);
+    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
     q->aligned = true;
     return true;
 }
@@ -404,19 +210,18 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
+/* Tensor cores would round f32 operands to TF32. */
+static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) { return q->a.dtype == TE_F32 && p->te->exact_f32; }
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
     te__gemm_fill(TE__KARGS(p, l, te__gemm_kargs), q);
-    te__launch_size(l, te__div_up(a->m, 64) * te__div_up(a->n, 64), 1, 1, 256, 0);
+    te__launch_size(l, te__gemm_num_tiles(q, 64, 64), 1, 1, 256, 0);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
-    te__gemm_why(p, q, "no NVRTC: plain f32 arithmetic from the embedded PTX, no tensor cores",
-                 "no NVRTC: MXFP8 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores",
-                 "no NVRTC: NVFP4 decoded exactly into bf16, then plain f32 arithmetic from the embedded PTX, no tensor cores");
-    if (a->k == 0) te__plan_why(p, "k is 0: D is the epilogue of zeros");
+    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros" : te__gemm_is_exact(p, q) ? "exact_f32: plain f32 arithmetic, no tensor cores" : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
     return TE_OK;
 }
 
@@ -426,8 +231,9 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* `heavy` is for products that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
     static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
     static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
-    bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120, aligned = te__gemm_is_aligned(q);
-    bool promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
+    bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
+    bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major); /* groups start there, at any element */
+    bool aligned = te__gemm_is_aligned(q) && !within_rows, promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
     te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
@@ -437,22 +243,22 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "TILE", c.tile->option);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "PROMOTE", promote);
+    if (q->groups) te__launch_option(l, "GROUPED", 1);
     te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
-    te__gemm_why(p, q, "tensor cores (mma.sync)", "MXFP8 decoded exactly into bf16, then tensor cores (mma.sync)",
-                 "NVFP4 decoded exactly into bf16, then tensor cores (mma.sync)");
-    if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
+    te__plan_why(p, TE__GEMM_WHY(q, "tensor cores (mma.sync)"));
     if (q->a.dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
+    if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
     if (fp8 && !fp8_cores) te__plan_why(p, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)");
-    if (!aligned) te__plan_why(p, "tensor cores (mma.sync), read element by element: A, B or their rows are not 16-byte aligned");
-    if (q->block) {
+    if (q->block)
         te__plan_why(p, fp8_cores ? "fp8 tensor cores (mma.sync), sums of 128 k scaled in f32"
                                   : "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync), sums of 128 k scaled in f32");
-        if (!aligned) te__plan_why(p, "tensor cores (mma.sync), sums of 128 k scaled in f32; read element by element: A, B or their rows are not 16-byte aligned");
-    }
+    if (!aligned)
+        te__plan_why(p, q->block ? "tensor cores (mma.sync), sums of 128 k scaled in f32; read element by element: A, B or their rows are not 16-byte aligned"
+                                 : "tensor cores (mma.sync), read element by element: A, B, their rows or the groups are not 16-byte aligned");
     return TE_OK;
 }
 
@@ -465,17 +271,31 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* The map of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not
- * k-major in boxes of 64 by one slab, or, if `box` is no multiple of 64, by half of one. */
-static te_result te__gemm_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k, int box) {
-    int64_t bytes = te__dtype_size(x->dtype);
-    uint64_t dims[2], stride = (uint64_t)(x->ld * bytes);
-    uint32_t boxes[2];
-    dims[0] = (uint64_t)(x->k_major ? k : size);
-    dims[1] = (uint64_t)(x->k_major ? size : k);
-    boxes[0] = (uint32_t)(128 / bytes);
-    boxes[1] = x->k_major ? (uint32_t)box : box % 64 ? 32 : 64;
-    return te__cuda_tensor_map(p, map, x->data, x->dtype, 2, dims, &stride, boxes, 128);
+/* A map of `depth` matrices of rows x columns, `apart` elements from one to the next, in boxes of 128 bytes by `box` rows. depth 0: of one, in two dimensions. */
+static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns, int64_t rows, int64_t box, int64_t depth, int64_t apart) {
+    int64_t size = te__dtype_size(dtype);
+    uint64_t dims[3], strides[2];
+    uint32_t boxes[3];
+    dims[0] = (uint64_t)columns;
+    dims[1] = (uint64_t)rows;
+    dims[2] = (uint64_t)depth;
+    strides[0] = (uint64_t)(ld * size);
+    strides[1] = (uint64_t)(apart * size);
+    boxes[0] = (uint32_t)(128 / size);
+    boxes[1] = (uint32_t)box;
+    boxes[2] = 1;
+    return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
+}
+/* Of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not k-major in boxes of 64 by one
+ * slab, or, if `box` is no multiple of 64, by half of one. stack: of one for each of so many groups, so that each ends in zeros of its own. */
+static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k, int64_t box, int64_t stack) {
+    int64_t rows = x->k_major ? size : k;
+    return te__gemm_map(p, map, x->data, x->dtype, x->ld, x->k_major ? k : size, rows, x->k_major ? box : box % 64 ? 32 : 64, stack, x->ld * rows);
+}
+/* Of D or aux: of all splits, or along k groups. */
+static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
+    int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements : k->splits > 1 ? k->d_split : ld;
+    return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
 /* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
@@ -489,20 +309,22 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
     return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
            (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
 }
-/* The map of D or aux, in boxes of 128 bytes by 64 rows. */
-static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
-    int64_t size = te__dtype_size((te_dtype)k->d_dt);
-    uint64_t dims[3], strides[2];
-    uint32_t box[3];
-    dims[0] = (uint64_t)k->n;
-    dims[1] = (uint64_t)k->m;
-    dims[2] = (uint64_t)k->splits;
-    strides[0] = (uint64_t)(ld * size);
-    strides[1] = (uint64_t)(k->splits > 1 ? k->d_split * size : ld * size);
-    box[0] = (uint32_t)(128 / size);
-    box[1] = 64;
-    box[2] = 1;
-    return te__cuda_tensor_map(p, map, data, (te_dtype)k->d_dt, 3, dims, strides, box, 128);
+/* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
+static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_tile_kind *t, bool by_tma) {
+    const te_op_grouped_gemm_args *a = q->groups;
+    te__gemm_groups_kargs *k = TE__KARGS(p, l, te__gemm_groups_kargs);
+    memcpy(k->map[0], a->along_k ? h->a_map : h->d_map, sizeof(k->map[0]));
+    memcpy(k->map[1], a->along_k ? h->b_map : h->aux_map, sizeof(k->map[1]));
+    k->dim[0] = a->along_k ? !q->a.k_major : by_tma ? 1 : -1;
+    k->dim[1] = a->along_k ? !q->b.k_major : by_tma && a->aux ? 1 : -1;
+    k->groups = h->g.groups;
+    k->total = a->along_k ? a->k : a->m;
+    k->per_row = (unsigned)te__gemm_cluster_tiles(t, a->along_k ? a->m : 1, a->n);
+    k->bm = t->bm;
+    k->skip_empty = a->accumulate;
+    h->rows = k->rows = (te__gemm_group_row *)te__plan_workspace(p, (a->groups + 1) * (int64_t)sizeof(te__gemm_group_row));
+    h->maps = k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
+    te__launch_size(l, 1, 1, 1, 32, 0);
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
@@ -523,27 +345,30 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                    {64, 128, 0.755, 0, 384, 1},
                                                    {128, 192, 0.95, 1, 384, 1},
                                                    {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
-    static const te__gemm_tile_kind copying[] = {{128, 128, 0.5, 1, 512, 1}, {64, 128, 0.35, 0, 512, 1}};
+    /* By groups: along rows clusters share A, since tiles of one row belong to one group, and tiles of 256 rows compute only the rows of their group. */
+    static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
+    static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
     const te_op_gemm_args *a = q->args;
-    bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block);
-    const te__gemm_tile_kind *kinds = q->copies ? copying : promote ? promoting : plain;
-    int count = q->copies ? TE__COUNT(copying) : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
+    const bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), along_k = q->groups && q->groups->along_k, along_rows = q->groups && !along_k;
+    const te__gemm_tile_kind *kinds = along_rows ? rows : along_k ? (promote ? sums_promoting : sums) : promote ? promoting : plain;
+    int count = along_rows ? (promote ? 2 : TE__COUNT(rows)) : along_k ? (promote ? TE__COUNT(sums_promoting) : TE__COUNT(sums))
+              : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
     te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_hopper");
+    te__launch *prepare = q->groups ? te__plan_launch(p, "gemm", "gemm_groups") : NULL, *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
-    int64_t blocks, sum_rows = 0;
-    float *sums = NULL;
+    int64_t blocks, sum_rows = 0, box_a = along_rows && c.tile->bm == 256 ? 128 : c.tile->bm / te__gemm_share_a(c.tile);
+    float *sums_of_d = NULL;
     bool by_tma;
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = c.together ? 0 : te__gemm_store_of(&k->g);
-    if (q->copies && (store & TE__GEMM_STORE_DGELU || (store & TE__GEMM_STORE_ADD && k->g.d_dt != TE_F32))) store = 0; /* no warp is free to load aux or the old D */
     by_tma = (store & TE__GEMM_STORE) != 0;
-    if (a->bias_gradient && by_tma && !q->copies && c.splits == 1) { /* of 64 rows each */
+    if (a->bias_gradient && by_tma && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
-        k->g.row_sums = sums = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
-        if (!sums) return p->result;
+        k->g.row_sums = sums_of_d = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
+        if (!sums_of_d) return p->result;
         store |= TE__GEMM_STORE_SUMS;
     }
     l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
@@ -556,25 +381,24 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
-    if (q->copies) te__launch_option(l, "COPIES", q->copies);
+    if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
     blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile->cluster));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
-    if ((!(q->copies & 1) && te__gemm_map(p, k->a_map, &q->a, a->m, a->k, c.tile->bm / te__gemm_share_a(c.tile)) != TE_OK) ||
-        (!(q->copies & 2) && te__gemm_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile)) != TE_OK) ||
+    if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
+        te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK ||
         (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
+    if (q->groups) te__gemm_plan_groups(p, prepare, q, k, c.tile, by_tma);
     if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
-    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums, sum_rows)) return p->result;
+    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums_of_d, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__gemm_why(p, q, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : "TMA and wgmma",
-                 "MXFP8 decoded exactly into bf16, then TMA and wgmma", "NVFP4 decoded exactly into bf16, then TMA and wgmma");
+    te__plan_why(p, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : TE__GEMM_WHY(q, "TMA and wgmma"));
     if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
     if (q->aligned)
         te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma, sums of 128 k scaled in f32"
                                  : "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
-    if (q->copies) te__plan_why(p, "wgmma; A or B, whose rows are not 16-byte aligned, copied by the kernel itself");
-    return TE_OK;
+    return p->result;
 }
 
 /* ---- gemv_k ----------------------------------------------------------------------------------------------------- */
@@ -602,10 +426,6 @@ static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
     if (scales) {
-        k->block_a = (const float *)te__data(a->scale_a);
-        k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
-        k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         te__launch_option(l, "SCALES", scales);
         if (a->swizzled_scales) te__launch_option(l, "SWIZZLED", 1);
     }
@@ -619,8 +439,7 @@ static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, blocks, 1, 1, warps * 32, 0);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = !scales && !te__is_fp8(q->a.dtype);
-    te__gemm_why(p, q, "GEMV: straight from memory to the tensor cores (mma.sync)", "GEMV: straight from memory, MXFP8 decoded exactly into bf16, to the tensor cores (mma.sync)",
-                 "GEMV: straight from memory, NVFP4 decoded exactly into bf16, to the tensor cores (mma.sync)");
+    te__plan_why(p, TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV"));
     if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
     if (q->block) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
     return TE_OK;
@@ -666,16 +485,18 @@ static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__plan_why(p, a->scaling_a == TE_SCALING_MXFP8 ? "GEMV: MXFP8 decoded exactly into bf16, then straight from memory to the tensor cores (mma.sync)"
-                                                     : "GEMV: straight from memory to the tensor cores (mma.sync)"); /* NVFP4 lies along k */
+    te__plan_why(p, TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV"));
     return TE_OK;
 }
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. */
-static bool te__gemm_is_small_fp8(const te__gemm_problem *q) {
-    return te__is_fp8(q->a.dtype) && (double)q->args->m * (double)q->args->n * (double)q->args->k <= 8e6;
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. With 16
+ * bits that holds for few tiles and a short k alone, since its loads cost more than gemm_align beyond: tests/bench/notes.md. */
+static bool te__gemm_is_small(const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    if (te__is_fp8(q->a.dtype)) return (double)a->m * (double)a->n * (double)a->k <= 8e6;
+    return a->k <= 96 && te__gemm_num_tiles(q, 64, 64) <= 8;
 }
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */
@@ -685,31 +506,47 @@ static void te__gemm_one_line(te__gemm_side *x, int64_t lines, int64_t k) {
     x->ld = te__round_up(k, 16);
 }
 
+static te__gemm_side te__gemm_side_of(const te_tensor *x, bool k_major) {
+    te__gemm_side side;
+    side.data = te__data(x);
+    side.dtype = x->dtype;
+    side.ld = te__gemm_ld(x);
+    side.k_major = k_major;
+    return side;
+}
+
 static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
     if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
-    q.a.data = te__data(a->a);
-    q.a.dtype = a->a->dtype;
-    q.a.ld = te__gemm_ld(a->a);
-    q.a.k_major = !a->a_transposed;
-    q.b.data = te__data(a->b);
-    q.b.dtype = a->b->dtype;
-    q.b.ld = te__gemm_ld(a->b);
-    q.b.k_major = a->b_transposed;
+    q.a = te__gemm_side_of(a->a, !a->a_transposed);
+    q.b = te__gemm_side_of(a->b, a->b_transposed);
     if (a->scaling_a < TE_SCALING_MXFP8) {
         te__gemm_one_line(&q.a, a->m, a->k);
         te__gemm_one_line(&q.b, a->n, a->k);
     }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
-    if (a->k == 0) return te__gemm_plan_naive(p, &q);
+    if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
-    if (te__gemm_is_aligned(&q) || te__gemm_copies_itself(p, &q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small_fp8(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
+    if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
+    if (te__gemm_is_small(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
     return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
+}
+
+static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gemm_args *a) {
+    te__gemm_problem q = TE_ZERO;
+    te_op_gemm_args one = te__grouped_one(a);
+    if (a->groups == 0 || a->m == 0 || a->n == 0) return TE_OK;
+    q.args = &one;
+    q.groups = a;
+    q.a = te__gemm_side_of(a->a, !a->a_transposed);
+    q.b = te__gemm_side_of(a->b, a->b_transposed);
+    if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
+    if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
+    return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
 }

@@ -68,22 +68,19 @@ TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-TE_DEV float te_gemm_dgelu(float x, float s) {
-    float xx = fminf(x * x, 1e4f); // beyond, s (1 - s) is 0
-    return s + 2.0f * x * s * (1.0f - s) * (0.79788456f + 0.1070322243f * xx);
-}
-TE_DEV float te_gemm_dgelu(float x) { return te_gemm_dgelu(x, te_gemm_sigmoid2u(x)); }
-// The same of two between -8 and 8, or NaN, with the least number of operations.
+// The derivative for two between -8 and 8, or NaN, which stays where it is: the exponential is at most 2^60 for it too, and the other one's reciprocal finite.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
-    float xx = x * x, yy = y * y;
-    // At most 2^60, as above, also for NaN: it stays where it is, and the other one's reciprocal is finite.
-    float a = 1.0f + te_gemm_exp2(fminf(x * fmaf(xx, -0.10294324f, -2.3022082f), 60.0f)), b = 1.0f + te_gemm_exp2(fminf(y * fmaf(yy, -0.10294324f, -2.3022082f), 60.0f));
-    float r = te_gemm_reciprocal(a * b), s = r * b, t = r * a;
-    return make_float2(fmaf(x * fmaf(xx, 0.2140644486f, 1.59576912f), fmaf(-s, s, s), s), fmaf(y * fmaf(yy, 0.2140644486f, 1.59576912f), fmaf(-t, t, t), t));
+    float2 s = te_gemm_sigmoid2u(x, y);
+    return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x), fmaf(y * fmaf(y * y, 0.2140644486f, 1.59576912f), fmaf(-s.y, s.y, s.y), s.y));
 }
-// The scales that all of D has in common.
-TE_DEV float te_gemm_scale(const te__gemm_kargs &a) {
-    return (a.scale_a && !a.rows_a ? *a.scale_a * a.factor_a : 1.0f) * (a.scale_b && !a.columns_b ? *a.scale_b * a.factor_b : 1.0f);
+TE_DEV float te_gemm_dgelu(float x) { // beyond 8 the slope is 0 or 1; NaN stays
+    x = x < -8.0f ? -8.0f : x > 8.0f ? 8.0f : x;
+    return te_gemm_dgelu_within_8(x, x).x;
+}
+// The scales that all of D, or of one group's, has in common.
+TE_DEV float te_gemm_scale(const te__gemm_kargs &a, int group = 0) {
+    return (a.scale_a && !a.rows_a ? a.scale_a[a.groups.each_a ? group : 0] * a.factor_a : 1.0f) *
+           (a.scale_b && !a.columns_b ? a.scale_b[a.groups.each_b ? group : 0] * a.factor_b : 1.0f);
 }
 
 // Two neighbours as one word of f16 or bf16, and back.

@@ -21,25 +21,25 @@ struct te_tma_store_path {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // chunks of shared memory; for each a barrier of the load into it
-    te_u32 unused, biases, sums; // a barrier: the last tile needs them no more; WN floats; of a chunk's columns, a row for each warp
+    te_u32 biases, sums;    // WN floats; of a chunk's columns, a row for each warp
     int group, lane;
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that issues TMA operations
     float scale;
     te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., in its own format
 
-    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 unused_, te_u32 biases_, te_u32 sums_, int group_)
-        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), unused(unused_), biases(biases_), sums(sums_),
+    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 biases_, te_u32 sums_, int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), biases(biases_), sums(sums_),
           group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
     bool tall, fresh; // the second accumulator has rows; the group's maps have not been acquired
     float scale_b;    // multiplied late: no wait for device memory before the first products are under way
-    TE_DEV void enter(const te_arguments &all, int of) {
-        scale = a.g.scale_a ? a.g.scale_a[all.groups.each_a ? of : 0] : 1.0f;
-        scale_b = a.g.scale_b ? a.g.scale_b[all.groups.each_b ? of : 0] : 1.0f;
+    TE_DEV void enter(int of) {
+        scale = a.g.scale_a ? a.g.scale_a[a.g.groups.each_a ? of : 0] : 1.0f;
+        scale_b = a.g.scale_b ? a.g.scale_b[a.g.groups.each_b ? of : 0] : 1.0f;
         if (GROUPED == 2) return;
-        d_map = all.maps + of * 32, aux_map = all.maps + of * 32 + 16;
+        d_map = a.maps + of * 32, aux_map = a.maps + of * 32 + 16;
         if (STORE & 2) bias_from = te_gemm_at(a.g.bias, of * a.g.n, a.g.bias_dt);
         fresh = true;
     }
@@ -52,12 +52,10 @@ struct te_tma_store_path {
     static TE_DEV constexpr int col_of(int chunk) { return chunk / SUMS * CHUNK; }
     TE_DEV te_u32 buffer_of(te_u32 at) const { return buffers + at % BUFFERS * BUFFER; }
     // The load of aux or D for a chunk.
-    static TE_DEV void load(te_u32 buffer, te_u32 bar, const void *map, int row, int col, int split) {
-        te_mbar_expect(bar, BUFFER);
-        te_tma_load3(buffer, map, col, row, split, bar);
-    }
     TE_DEV void ask(te_u32 at, int row, int col, int split) const {
-        load(buffer_of(at), loads + 8 * (at % BUFFERS), STORE & 16 ? aux_map : d_map, row, col, split);
+        te_u32 bar = loads + 8 * (at % BUFFERS);
+        te_mbar_expect(bar, BUFFER);
+        te_tma_load3(buffer_of(at), STORE & 16 ? aux_map : d_map, col, row, split, bar);
     }
 
     // While the first products are under way: the loads that need no accumulator.
@@ -70,9 +68,8 @@ struct te_tma_store_path {
         fresh = false;
 #endif
         if (LOADS) {
-            if (leader) te_bulk_wait_read<0>();
-            if (ASIDE && lane == 0) te_mbar_arrive(unused);
-            if (!ASIDE && leader) {
+            if (leader) {
+                te_bulk_wait_read<0>(); // the last tile needs the buffers no more
 #pragma unroll
                 for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
             }

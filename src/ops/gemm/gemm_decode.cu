@@ -11,70 +11,47 @@
 // te:baseline
 #include "ops/gemm/decode.cuh"
 #include "ops/gemm/kargs.h"
+#include "ops/gemm/shift.cuh"
 
-// The codes at p, of which the first n (1 .. 16) exist; the others become 0.
-TE_DEV void te_decode_load8(const te_u8 *p, int n, bool aligned, te_u32 w[4]) {
-    if (aligned && n == 16) {
-        uint4 u = *(const uint4 *)p;
-        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        if (i % 4 == 0) w[i / 4] = 0;
-        if (i < n) w[i / 4] |= (te_u32)p[i] << (8 * (i % 4));
-    }
-}
-TE_DEV void te_decode_load4(const te_u8 *p, int n, bool aligned, te_u32 w[2]) {
-    if (aligned && n == 16) {
-        uint2 u = *(const uint2 *)p;
-        w[0] = u.x, w[1] = u.y;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i % 4 == 0) w[i / 4] = 0;
-        if (2 * i < n) w[i / 4] |= (te_u32)(2 * i + 1 < n ? p[i] : p[i] & 15) << (8 * (i % 4));
-    }
-}
-
-TE_DEV void te_decode_fp8(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {
-    te_u32 w[4], scales[4];
-    te_decode_load8(s.codes + row * s.ld + col, n, s.aligned, w);
-    if (s.down) { // there are scales for columns up to a multiple of 128
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            if (i % 4 == 0) scales[i / 4] = 0;
-            scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
-        }
-    } else {
-        te_u32 e = s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 5)];
-        scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
-}
-
-TE_DEV void te_decode_fp4(const te__gemm_decode_side &s, int swizzled, te_i64 row, te_i64 col, int n, te_u32 out[8]) {
-    te_u32 w[2], scale = te_decode_fp4_scale(s.scale[te_decode_scale_at(swizzled, 0, s.ld_scale, row, col >> 4)]);
-    te_decode_load4(s.codes + (row * s.ld + col) / 2, n, s.aligned, w);
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);
+// Sixteen codes of `bits`, of which n exist; the others become 0.
+TE_DEV uint4 te_decode_load(const te_u8 *from, int bits, int n, const te_u8 *end) {
+    if (n < 16 || ((te_u64)from & (2 * bits - 1)) != 0) return te_load_part(from, n * bits, end);
+    if (bits == 8) return *(const uint4 *)from;
+    uint2 u = *(const uint2 *)from;
+    return make_uint4(u.x, u.y, 0, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_constant__ te__gemm_decode_kargs a) {
     te_follow();
     const te__gemm_decode_side &s = a.side[blockIdx.y];
+    const int bits = s.dt == TE_F4E2M1 ? 4 : 8; // of a code
+    const te_u8 *end = s.codes + (((s.rows - 1) * s.ld + s.columns) * bits + 7) / 8;
     te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: 2^36 values do not fit into a memory twice
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
         te_u32 row = at / per_row;
         te_i64 col = (te_i64)(at - row * per_row) * 16;
         int n = s.columns - col < 16 ? (int)(s.columns - col) : 16;
-        te_u32 out[8];
-        if (s.dt == TE_F4E2M1)
-            te_decode_fp4(s, a.swizzled, row, col, n, out);
-        else
-            te_decode_fp8(s, a.swizzled, row, col, n, out);
+        uint4 u = te_decode_load(s.codes + (row * s.ld + col) * bits / 8, bits, n, end); // and the scales, before anything waits for either
+        te_u32 scales[4], out[8]; // scales: a byte of each code
+        if (s.down) { // there are scales for columns up to a multiple of 128
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                if (i % 4 == 0) scales[i / 4] = 0;
+                scales[i / 4] |= (te_u32)s.scale[te_decode_scale_at(a.swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
+            }
+        } else {
+            te_u32 e = s.scale[te_decode_scale_at(a.swizzled, 0, s.ld_scale, row, bits == 4 ? col >> 4 : col >> 5)];
+            scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
+        }
+        te_u32 w[4] = {u.x, u.y, u.z, u.w};
+        if (bits == 4) {
+            te_u32 scale = te_decode_fp4_scale((te_u8)scales[0]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
+        }
         uint4 *to = (uint4 *)(s.out + row * s.ld_out + col);
         to[0] = make_uint4(out[0], out[1], out[2], out[3]);
         to[1] = make_uint4(out[4], out[5], out[6], out[7]);

@@ -21,8 +21,8 @@
 // shared memory, and reduces its own rows over all blocks in order.
 //
 // STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
-// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the first
-// chunks of a tile by a second warp of the producer, since consumers have no time for it. Other D (rows that start or end within 16 bytes: TMA writes
+// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the
+// first chunks of a tile while it is multiplied. Other D (rows that start or end within 16 bytes: TMA writes
 // whole pieces) and scales of rows or columns are stored by epilogue.cuh, or, without an epilogue, by te_row_store_path. The bias gradient is
 // left as sums over 64 rows of D, which column_sum_short adds up.
 //
@@ -39,84 +39,58 @@
 // TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded from there, and the elements of other
 // groups are zeroed before the first slab is multiplied.
 //
-// COPIES: rows of A (1) or B (2) of any alignment, which TMA cannot load. The first warpgroup, and a fourth, copy them: the aligned pieces of 16 bytes
-// that hold a slab go to shared memory behind the slots, and from there, with the next slabs in flight, shifted, to the positions that TMA would
-// write.
-//
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
-//          BN, WAVES   128, 192 (WAVES = 1; not COPIES, not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
+//          BN, WAVES   128, 192 (WAVES = 1; not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2; with SPLIT also 4 or 8
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),
-//          COPIES (16 bits, BM + BN <= 256; without clusters but SPLIT's, PINGPONG, GROUPED, and epilogues that load aux or D),
 //          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
-// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384, with COPIES 512; shared TE__GEMM_HOPPER_SHARED. A, B
-//         and their rows at multiples of 16 bytes but for COPIES, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k
+// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B
+//         and their rows at multiples of 16 bytes, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k
 //         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=3 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|3|15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17|33 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192|256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=128 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=130 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=128 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=1 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 COPIES=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 COPIES=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1|15|81|128 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|130 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33|128 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15|130 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=130 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=81 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192|256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3|81|130 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=130 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0
 // te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=81 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17|33 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=128 D_DT=3 GROUPED=1
@@ -129,19 +103,7 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 GROUPED=2
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
-#include "ops/gemm/shift.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define A_T 0
-#define B_T 1
-#define BN 256
-#define WAVES 1
-#define CLUSTER 1
-#define PROMOTE 0
-#define STORE 0
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
@@ -156,9 +118,6 @@
 #endif
 #ifndef GROUPED
 #define GROUPED 0
-#endif
-#ifndef COPIES
-#define COPIES 0
 #endif
 
 #define BM (WAVES ? 128 * WAVES : 64)
@@ -177,11 +136,8 @@
 #define BUFFERS (PINGPONG || (PROMOTE && STORE & 16) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs
 #define BIASES (STORE & 2 && STORE < 128 ? WN * 4 : 0) // of a warpgroup
 #define COLUMN_SUMS (STORE & 64 ? 4 * CHUNK * 4 : 0)
-#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (COPIES ? 16 + RAWS * RAW_SLAB : 0) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
+#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES + COLUMN_SUMS) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
-#define RAW_ROW 144 // bytes of a copied row in shared memory
-#define RAWS (COPIES == 3 && WAVES ? 2 : 4) // slabs of them: as many as leave slots for a split's sums
-#define RAW_SLAB (((COPIES & 1 ? BM : 0) + (COPIES & 2 ? BN : 0)) * RAW_ROW)
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define ROWS_OUT (STORE & 128)
@@ -194,18 +150,15 @@
 #define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
 #define ENTRIES 16 // for GROUPED: see te_entry
-#define LATE 1
 #define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once
 #define TMA_OUT (STORE && !ROWS_OUT)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
-#define ASIDE (LOADS && !GROUPED) // a second warp of the producer loads aux or D for the epilogue
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
-static_assert(BN != 192 || (WAVES == 1 && !GROUPED && !COPIES), "neither of groups nor copied");
+static_assert(BN != 192 || (WAVES == 1 && !GROUPED), "not of groups");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
-static_assert(!COPIES || (!FP8 && !SHARE && !PINGPONG && !GROUPED && BM + BN <= 256 && !LOADS), "copies");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
@@ -265,7 +218,6 @@ TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
 #if GROUPED
-typedef te__gemm_hopper_grouped_kargs te_arguments;
 // The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
 // upwards, and so through the groups.
 struct te_work {
@@ -282,16 +234,15 @@ struct te_work {
         te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));
         te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));
     }
-    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
-        const te__gemm_kargs &a = all.h.g;
+    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
+        const te__gemm_kargs &a = all.g;
         const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
         int4 at = rows[group_];
         te_u32 tm, tn;
         while (work >= (te_u32)at.w) at = rows[++group_];
         group = (int)group_;
         te_u32 tile = work - (te_u32)at.z, across = te_tiles_n(a), down = GROUPED == 1 ? (te_u32)(at.y - at.x) / BM : te_tiles_m(a);
-        if (GROUPED == 2 || !LATE) te_gemm_raster(tile, GROUPED == 1 ? (te_u32)(at.y - at.x + BM - 1) / BM : down, across, tm, tn);
-        else if (tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
+        if (GROUPED == 2 || tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
         else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
@@ -312,14 +263,13 @@ struct te_work {
 };
 #define TE_GROUP(w) ((w).group)
 #else
-typedef te__gemm_hopper_kargs te_arguments;
 #define TE_GROUP(w) 0
 // The tile and the k of work item `work` for block `rank` of the cluster.
 struct te_work {
     te_i64 row, col, k0;
     int split, slabs;
     TE_DEV bool tall(te_i64) const { return true; }
-    TE_DEV te_work(const te_arguments &all, te_u32 work, te_u32 rank, te_u32 &) {
+    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &) {
         const te__gemm_kargs &a = all.g;
         te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;
         split = SPLIT ? (int)rank : (int)(work - tile * a.splits);
@@ -354,64 +304,6 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
         }
     }
 }
-
-#if COPIES
-// The share of one of eight warps in the R rows of a slab: 64 elements of an operand's rows, of any alignment; and the step to the
-// next slab. R: 64, 128, or 0 for an operand that TMA loads.
-template <int R, int K_MAJOR> struct te_copy {
-    static const int ROWS = R / 8, FOURS = ROWS / 4; // of a warp, which loads four at a time, eight pieces of each; the ninth pieces of all are loaded last
-    static const int RUN = R ? FOURS : 1, RUNS = 8 / RUN; // shifted, a lane has that many adjacent pieces of one row
-    te_u64 at;      // the address of piece `lane % 8` of row `lane / 8` of the next slab to load, if rows began where pieces do
-    te_u64 step;    // from row to row
-    te_u32 before;  // bytes from the beginning of a piece to that of a row, four bits each: of rows lane / 8 + 4 i, then of rows `lane` and lane / RUNS
-    int rows, left; // rows of the next slab to load, and elements of them, from the first one on. Nothing behind them is read; before a row, up to 14 bytes
-
-    // Of the slab that starts at k; across: the tile's first row, or column. size, length: along m or n, along k.
-    TE_DEV te_copy(const void *operand, te_i64 ld, int size, int length, int across, int warp, int k) : step(2 * ld) {
-        int lane = threadIdx.x & 31, line = warp * ROWS, row = K_MAJOR ? across + line : k + line % 64, x = K_MAJOR ? k : across + line / 64 * 64;
-        te_u64 first = (te_u64)operand + 2 * (row * ld + x);
-        rows = (K_MAJOR ? size : length) - row, left = (K_MAJOR ? length : size) - x;
-        at = first + 2 * ld * (lane >> 3) + (lane & 7) * 16;
-        before = 0;
-#pragma unroll
-        for (int i = 0; i <= FOURS + 1; i++)
-            before |= ((te_u32)first + (te_u32)(i < FOURS ? 4 * i + (lane >> 3) : i == FOURS ? lane : lane / RUNS) * 2 * (te_u32)ld & 15) << 4 * i;
-    }
-    // The aligned pieces of 16 bytes that hold them, nine of a row, to `raw`; and on to the next slab.
-    TE_DEV void ask(te_u32 raw) {
-        int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int i = 0; i <= FOURS && R; i++) {
-            int r = i < FOURS ? 4 * i + (lane >> 3) : lane, piece = i < FOURS ? lane & 7 : 8, by = before >> 4 * i & 15;
-            te_u64 from = at + (i < FOURS ? 4 * i * step : (lane - (lane >> 3)) * step + (8 - (lane & 7)) * 16) - by;
-            int there = r < rows ? 2 * min(left, 64) - (16 * piece - by) : 0; // bytes, from the piece's beginning on
-            if (r < ROWS) te_cp_async16_ahead(raw + r * RAW_ROW + piece * 16, (const void *)from, max(0, min(there, 16)));
-        }
-        at += K_MAJOR ? SLAB : 64 * step;
-        if (K_MAJOR) left -= 64;
-        else rows -= 64;
-    }
-    // ... and shifted to where they lie in the slab. Beyond the ends: zeros. left_k: along k, from this slab on.
-    TE_DEV void put(te_u32 raw, te_u32 to, int left_k) const {
-        if (R == 0) return;
-        int lane = threadIdx.x & 31, r = lane / RUNS, first = lane % RUNS * RUN, by = before >> 4 * (FOURS + 1), length = K_MAJOR ? left_k : left;
-        uint4 u[RUN + 1];
-#pragma unroll
-        for (int i = 0; i <= RUN; i++) u[i] = te_lds16(raw + r * RAW_ROW + (first + i) * 16);
-#pragma unroll
-        for (int i = 0; i < RUN; i++) {
-            int piece = first + i;
-            uint4 v = te_shift(u[i], u[i + 1], by);
-            if (length < 64) {
-                int n = length - 8 * piece;
-                v.x = n >= 2 ? v.x : n == 1 ? v.x & 0xffff : 0, v.y = n >= 4 ? v.y : n == 3 ? v.y & 0xffff : 0;
-                v.z = n >= 6 ? v.z : n == 5 ? v.z & 0xffff : 0, v.w = n >= 8 ? v.w : n == 7 ? v.w & 0xffff : 0;
-            }
-            te_sts16(to + r * SLAB + ((piece ^ (r & 7)) << 4), v);
-        }
-    }
-};
-#endif
 
 // The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.
 template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
@@ -472,21 +364,16 @@ struct te_ahead {
 
 #include "ops/gemm/epilogue_store.cuh"
 
-extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopper(const __grid_constant__ te_arguments all) {
+extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     te_follow();
-#if GROUPED
-    const te__gemm_hopper_kargs &a = all.h;
-#else
-    const te__gemm_hopper_kargs &a = all;
-#endif
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * WAY_OUT, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
-    te_u32 loads = empty + 8 * STAGES, unused = loads + 2 * BUFFERS * 8, busy = unused + 16, biases = busy + 16, sums = biases + 2 * BIASES;
+    te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16, sums = biases + 2 * BIASES;
     te_u32 entries = (sums + 2 * COLUMN_SUMS + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 #if GROUPED
-    te_u32 works = all.rows[all.groups.count - 1].tiles_end;
+    te_u32 works = a.rows[a.g.groups.count - 1].tiles_end;
     int group_before = -1;
 #else
     te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);
@@ -495,19 +382,16 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
     const void *a_map = a.a_map, *b_map = a.b_map;
 
     if (threadIdx.x == 0) {
-        if (!(COPIES & 1)) te_tma_prefetch_map(a.a_map);
-        if (!(COPIES & 2)) te_tma_prefetch_map(a.b_map);
+        te_tma_prefetch_map(a.a_map);
+        te_tma_prefetch_map(a.b_map);
         if (TMA_OUT) te_tma_prefetch_map(a.d_map);
         if (STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);
         for (int i = 0; i < STAGES; i++) {
-            te_mbar_init(full + 8 * i, COPIES ? 8 + (COPIES != 3) : 1); // one lane of each warp that copies, and the thread that issues TMA loads
+            te_mbar_init(full + 8 * i, 1);
             te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
-        for (int i = 0; i < 2; i++) {
-            te_mbar_init(unused + 8 * i, 4); // one lane of each warp
-            te_sts4(busy + 4 * i, 0);
-        }
+        for (int i = 0; i < 2; i++) te_sts4(busy + 4 * i, 0);
         for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);
         te_mbar_init_done();
     }
@@ -515,57 +399,21 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
     else __syncthreads();
 
     te_ring ring = {0, 0};
-    if (group == 0 || (COPIES && group == 3)) {
-        te_registers_down<COPIES ? 104 : GROUPED ? 56 : 24>();
-#if COPIES
-        const int ROWS_A = COPIES & 1 ? BM / 8 : 0, ROWS_B = COPIES & 2 ? BN / 8 : 0; // of a warp
-        int warp = threadIdx.x / 32 - (group ? 8 : 0), into = 0, out_of = 0;          // slabs of `raw`
-        te_u32 raw_a = entries + warp * ROWS_A * RAW_ROW, raw_b = entries + (8 * ROWS_A + warp * ROWS_B) * RAW_ROW;
-        for (te_u32 work = first; work < works; work += step) {
-            te_work w(all, work, rank, at_group);
-            te_copy<COPIES & 1 ? BM : 0, !A_T> copy_a(a.g.a, a.g.lda, (int)a.g.m, (int)a.g.k, (int)w.row, warp, (int)w.k0);
-            te_copy<COPIES & 2 ? BN : 0, B_T> copy_b(a.g.b, a.g.ldb, (int)a.g.n, (int)a.g.k, (int)w.col, warp, (int)w.k0);
-            for (int slab = 1 - RAWS; slab < w.slabs; slab++) { // RAWS - 1 slabs are in flight while another is stored
-                if (slab + RAWS - 1 < w.slabs) {
-                    copy_a.ask(raw_a + into * RAW_SLAB);
-                    copy_b.ask(raw_b + into * RAW_SLAB);
-                    if (++into == RAWS) into = 0;
-                }
-                te_cp_async_commit();
-                if (slab < 0) continue;
-                te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
-                int k = (int)w.k0 + slab * BK;
-                te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
-                if (COPIES != 3 && threadIdx.x == 0) {
-                    te_mbar_expect(bar, COPIES == 1 ? BN * SLAB : BM * SLAB);
-                    if (COPIES == 1) te_load_slab<BN, B_T, 0, 0>(slot + BM * SLAB, b_map, k, (int)w.col, 0, bar, rank);
-                    else te_load_slab<BM, !A_T, 0, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
-                }
-                te_cp_async_wait<RAWS - 1>();
-                __syncwarp();
-                copy_a.put(raw_a + out_of * RAW_SLAB, slot + warp * ROWS_A * SLAB, (int)a.g.k - k);
-                copy_b.put(raw_b + out_of * RAW_SLAB, slot + (BM + warp * ROWS_B) * SLAB, (int)a.g.k - k);
-                if (++out_of == RAWS) out_of = 0;
-                __syncwarp(); // all have read, and written
-                if ((threadIdx.x & 31) == 0) te_mbar_arrive(bar);
-                ring.next();
-            }
-        }
-        return;
-#else
+    if (group == 0) {
+        te_registers_down<GROUPED ? 56 : 24>();
         if (threadIdx.x == 0) {
 #if GROUPED
-            unsigned *counter = (unsigned *)&all.rows[all.groups.count], number = 0;
+            unsigned *counter = (unsigned *)&a.rows[a.g.groups.count], number = 0;
             for (te_u32 work = first, next = 0; work < works; work = next, number++) {
                 if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
 #else
             for (te_u32 work = first; work < works; work += step) {
 #endif
-                te_work w(all, work, rank, at_group);
+                te_work w(a, work, rank, at_group);
 #if GROUPED == 2
                 if (w.group != group_before) {
                     group_before = w.group;
-                    a_map = all.maps + w.group * 32, b_map = all.maps + w.group * 32 + 16;
+                    a_map = a.maps + w.group * 32, b_map = a.maps + w.group * 32 + 16;
                     te_tma_map_acquire(a_map);
                     te_tma_map_acquire(b_map);
                 }
@@ -613,36 +461,17 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
             te_mbar_arrive(full + 8 * ring.slot);
 #endif
         }
-#if ASIDE
-        if (threadIdx.x == 32) { // the loads of the first chunks of a tile
-            te_u32 number = 0;
-            for (te_u32 work = first; work < works; work += step, number++) {
-                te_work w(all, work, rank, at_group);
-                te_u32 tile = PINGPONG ? number / 2 : number; // of one warpgroup
-                for (te_u32 of = PINGPONG ? number & 1 : 0; of < (PINGPONG ? (number & 1) + 1 : 2); of++) {
-                    int row = (int)w.row + (WAVES && !PINGPONG ? (int)of * 64 * WAVES : 0), col = (int)w.col + (WAVES ? 0 : (int)of * WN);
-                    te_mbar_wait(unused + 8 * of, tile & 1);
-                    for (int chunk = 0; chunk < (CHUNKS < BUFFERS ? CHUNKS : BUFFERS); chunk++) {
-                        te_u32 at = of * BUFFERS + (tile * CHUNKS + chunk) % BUFFERS;
-                        te_tma_store_path::load(staged + at * BUFFER, loads + 8 * at, STORE & 16 ? a.aux_map : a.d_map, row + te_tma_store_path::row_of(chunk),
-                                         col + te_tma_store_path::col_of(chunk), w.split);
-                    }
-                }
-            }
-        }
-#endif
         return;
-#endif
     }
 
-    te_registers_up<COPIES ? 152 : GROUPED ? 224 : 240>();
+    te_registers_up<GROUPED ? 224 : 240>();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     group--;
     // The increment of a descriptor for 32 bytes of k, and the first row and column of this warpgroup.
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
-    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, unused + group * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
+    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES, sums + group * COLUMN_SUMS, group);
 #endif
     te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
     auto release = [&](int slot) {
@@ -668,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
         if (w.group < 0) break;
 #else
         if (work >= works) break;
-        te_work w(all, work, rank, at_group);
+        te_work w(a, work, rank, at_group);
 #endif
         if (PINGPONG && (number & 1) != group) {
             ring.skip(w.slabs);
@@ -696,7 +525,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #if TMA_OUT
         if (w.group != group_before) {
             group_before = w.group;
-            out.enter(all, w.group);
+            out.enter(w.group);
         }
         out.tall = w.tall(row);
 #endif
@@ -710,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #endif
 #if BLOCK
 #if GROUPED
-        te_ahead ahead(a.g, a.g.block_b + w.group * all.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
+        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
 #else
         te_ahead ahead(a.g, a.g.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
 #endif
@@ -726,9 +555,6 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
             te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
-#if COPIES
-            te_async_fence(); // here, not after the write: there it would wait for all copies in flight
-#endif
 #if GROUPED
             clear(slab);
 #endif
@@ -831,9 +657,9 @@ extern "C" __global__ void __launch_bounds__(COPIES ? 512 : 384, 1) te_gemm_hopp
 #else
         te__gemm_kargs e = a.g;
 #if GROUPED
-        float scale = te_group_scale(all, w.group);
+        float scale = te_gemm_scale(a.g, w.group);
         e.m = w.rows_end;
-        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * all.groups.b_elements, e.d_dt);
+        if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
 #else
         float scale = te_gemm_scale(a.g);

@@ -26,24 +26,20 @@
 //          2      128 x 256   64 x 64       256     96 KB
 //          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0
 // te:arch 80
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 TILE=1 ALIGNED=1 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0
 // te:row A_DT=2 B_DT=2 A_T=1 B_T=1 TILE=0 ALIGNED=1 PROMOTE=0
 // te:row A_DT=2 B_DT=2 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=0
 // te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0
 // te:row A_DT=1 B_DT=1 A_T=1 B_T=0 TILE=3 ALIGNED=0 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1|2 ALIGNED=1 PROMOTE=0
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 TILE=3 ALIGNED=1 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1|2 TILE=3 ALIGNED=1 PROMOTE=0
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=3 TILE=3 ALIGNED=0 PROMOTE=0
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0|1 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
 // te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=1 GROUPED=1
@@ -51,15 +47,6 @@
 #include "device/mma.cuh"
 #include "ops/gemm/groups.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define A_T 0
-#define B_T 1
-#define TILE 1
-#define ALIGNED 1
-#define PROMOTE 0
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
@@ -305,17 +292,11 @@ struct te_block_scales {
 
 // ---- the kernel ------------------------------------------------------------------------------------------------------
 
-#if GROUPED
-extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_grouped_kargs all) {
+extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs all) {
     te_follow();
-    te__gemm_kargs a;
-    te_u32 tile;
-    if (!te_group_open(all, BM, BN, blockIdx.x, a, tile)) return;
-#else
-extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs a) {
-    te_follow();
+    te__gemm_kargs a = all;
     te_u32 tile = blockIdx.x;
-#endif
+    if (GROUPED && !te_group_open(all, BM, BN, tile, a)) return;
     extern __shared__ __align__(128) char shared[];
     te_u32 tm, tn;
     te_gemm_raster(tile, (te_u32)te_div_up(a.m, BM), (te_u32)te_div_up(a.n, BN), tm, tn);
@@ -391,8 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
 
     char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;
     float scale = te_gemm_scale(a);
-    te__gemm_kargs e = a;
-    if (a.splits > 1) e.d = (float *)a.d + blockIdx.y * a.d_split;
+    if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
     for (int part = 0; part < MI; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
@@ -401,6 +381,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
 #pragma unroll
                 for (int j = 0; j < NI; j++) te_gemm_stage_put(stage_of_warp, 8 * j, acc[i][j]);
             }
-        te_gemm_stage_finish<WN>(e, scale, stage_of_warp, row + 16 * part, col);
+        te_gemm_stage_finish<WN>(a, scale, stage_of_warp, row + 16 * part, col);
     }
 }

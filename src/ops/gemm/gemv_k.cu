@@ -26,31 +26,20 @@
 // te:row A_DT=3 B_DT=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
 // te:row A_DT=3 B_DT=3 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=2 B_DT=2 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=16
-// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8|16
 // te:row A_DT=5 B_DT=4 SHORT_A=1 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=4 B_DT=4 BLOCK=2 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=5 BLOCK=3 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
 // te:row A_DT=4 B_DT=4 SHORT_A=0 EIGHTS=2 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=1 ALIGNED=1 WARPS=8
-// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
+// te:row A_DT=4 B_DT=4 SCALES=1 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
+// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=1|2 ALIGNED=1 WARPS=8
 // te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
-// te:row A_DT=7 B_DT=7 SCALES=2 SHORT_A=1 EIGHTS=2 ALIGNED=1 WARPS=8
 // te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 #include "ops/gemm/decode.cuh"
 #include "ops/gemm/epilogue.cuh"
 #include "ops/gemm/shift.cuh"
 
-#ifndef A_DT // the rows above name every option; these stand in for them in an editor
-#define A_DT 3
-#define B_DT 3
-#define SHORT_A 1
-#define ALIGNED 1
-#define EIGHTS 1
-#define WARPS 16
-#endif
 #ifndef BLOCK
 #define BLOCK 0
 #endif
@@ -68,7 +57,7 @@
 #define PIECE (128 / BITS)  // elements of 16 bytes
 #define TURN (8 * PIECE)    // of a turn: two steps of four lanes
 // Warps on a multiprocessor: as many as registers allow.
-#define RESIDENT ((SCALES && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
+#define RESIDENT ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 

@@ -23,20 +23,11 @@
 // Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.
 //
 // te:arch 80
-// te:row DT=3 SHORT_A=1 PIECE=4 ALIGNED=1 WARPS=16
-// te:row DT=3 SHORT_A=1 PIECE=4 ALIGNED=0 WARPS=16
+// te:row DT=3 SHORT_A=1 PIECE=4 ALIGNED=0|1 WARPS=16
 // te:row DT=3 SHORT_A=1 PIECE=8 ALIGNED=1 WARPS=8
 // te:row DT=2 SHORT_A=0 PIECE=8 ALIGNED=0 WARPS=8
 #include "device/mma.cuh"
 #include "ops/gemm/epilogue.cuh"
-
-#ifndef DT // the rows above name every option; these stand in for them in an editor
-#define DT 3
-#define SHORT_A 1
-#define PIECE 4
-#define ALIGNED 1
-#define WARPS 16
-#endif
 
 #define LINES (8 * PIECE) // that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)

@@ -12,19 +12,13 @@ static te_tensor te__grouped_part(const te_tensor *x, int64_t ld, int64_t row, i
     return part;
 }
 
-/* Where group g ends, given where it starts; never beyond `total`. */
+/* Where group g ends, given where it starts; never beyond `total`. g = -1: where group 0 starts. */
 static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
-    const void *data = te__data(x);
-    int64_t at = a->sizes ? g : g + 1, v = x->dtype == TE_I64 ? ((const int64_t *)data)[at] : (int64_t)((const int32_t *)data)[at];
+    int64_t at = a->sizes ? g : g + 1, v = 0;
+    if (at >= 0) v = x->dtype == TE_I64 ? ((const int64_t *)te__data(x))[at] : (int64_t)((const int32_t *)te__data(x))[at];
     if (a->sizes) v = te__min(te__max(v, 0), total) + begin;
     return te__min(te__max(v, begin), total);
-}
-static int64_t te__grouped_begin(const te_op_grouped_gemm_args *a, int64_t total) {
-    const void *data;
-    if (a->sizes) return 0;
-    data = te__data(a->offsets);
-    return te__min(te__max(a->offsets->dtype == TE_I64 ? ((const int64_t *)data)[0] : (int64_t)((const int32_t *)data)[0], 0), total);
 }
 
 static te_result te__grouped_rows(te_ctx *te, const te_op_grouped_gemm_args *a, te_op_gemm_args *g, int64_t group, int64_t begin, int64_t end) {
@@ -69,23 +63,22 @@ static te_result te__grouped_k(te_ctx *te, const te_op_grouped_gemm_args *a, te_
     return te__cpu_gemm(te, g);
 }
 
+/* The scale of group `group` if each has one; else that of all. */
+static const te_tensor *te__grouped_scale(const te_op_grouped_gemm_args *a, const te_tensor *scale, int64_t group, te_tensor *part) {
+    if (!scale || a->scaling_a != TE_SCALING_TENSOR || te__numel(scale) == 1) return scale;
+    *part = te__grouped_part(scale, 1, group, 0, 1, 1);
+    return part;
+}
+
 static te_result te__cpu_grouped_gemm(te_ctx *te, const te_op_grouped_gemm_args *a) {
-    int64_t total = a->along_k ? a->k : a->m, begin = te__grouped_begin(a, total), end, group;
-    bool each_a = a->scale_a && a->scaling_a == TE_SCALING_TENSOR && te__numel(a->scale_a) > 1;
-    bool each_b = a->scale_b && a->scaling_b == TE_SCALING_TENSOR && te__numel(a->scale_b) > 1;
+    int64_t total = a->along_k ? a->k : a->m, begin = te__grouped_end(a, -1, 0, total), end, group;
     te_result r = TE_OK;
     for (group = 0; group < a->groups && r == TE_OK; group++, begin = end) {
         te_op_gemm_args g = te__grouped_one(a);
         te_tensor psa, psb;
         end = te__grouped_end(a, group, begin, total);
-        if (each_a) {
-            psa = te__grouped_part(a->scale_a, 1, group, 0, 1, 1);
-            g.scale_a = &psa;
-        }
-        if (each_b) {
-            psb = te__grouped_part(a->scale_b, 1, group, 0, 1, 1);
-            g.scale_b = &psb;
-        }
+        g.scale_a = te__grouped_scale(a, a->scale_a, group, &psa);
+        g.scale_b = te__grouped_scale(a, a->scale_b, group, &psb);
         r = a->along_k ? te__grouped_k(te, a, &g, group, begin, end) : te__grouped_rows(te, a, &g, group, begin, end);
     }
     return r;

@@ -1,5 +1,16 @@
 /* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
+/* Products by groups: rows of A and D, or values of k, of one group after another; B, or D, of all of them. */
+typedef struct te__gemm_grouping {
+    const void *sizes;     /* [count], or [count + 1] offsets */
+    long long b_elements;  /* of B, from one group to the next; along k: of D */
+    long long block_b;     /* scales of B from one group to the next */
+    int count;             /* 0: one product */
+    int dt;                /* of sizes: i32 or i64 */
+    int offsets, along_k;
+    int each_a, each_b;    /* scale_a, scale_b: one for each group */
+} te__gemm_grouping;
+
 /* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */
 typedef struct te__gemm_kargs {
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
@@ -11,7 +22,7 @@ typedef struct te__gemm_kargs {
                                        * bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
-    long long m, n, k;
+    long long m, n, k;        /* by groups: m, or along k: k, of all */
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
     long long d_split;        /* elements of D from one split to the next */
@@ -25,25 +36,11 @@ typedef struct te__gemm_kargs {
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
     int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
     int block;             /* 0: no block scales; te__gemm_block_kind */
+    te__gemm_grouping groups;
 } te__gemm_kargs;
 
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
-
-/* Products by groups: additions to the arguments of one product; groups.cuh makes those of one group out of both. */
-typedef struct te__gemm_grouping {
-    const void *sizes;     /* [count], or [count + 1] offsets */
-    long long b_elements;  /* of B, from one group to the next; along k: of D */
-    long long block_b;     /* scales of B from one group to the next */
-    int count;
-    int dt;                /* of sizes: i32 or i64 */
-    int offsets, along_k;
-    int each_a, each_b;    /* scale_a, scale_b: one for each group */
-} te__gemm_grouping;
-typedef struct te__gemm_grouped_kargs {
-    te__gemm_kargs g; /* m (along k: k) of all groups */
-    te__gemm_grouping groups;
-} te__gemm_grouped_kargs;
 
 /* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
 typedef struct te__gemm_decode_side {
@@ -54,8 +51,6 @@ typedef struct te__gemm_decode_side {
     long long ld_scale;   /* swizzled: groups, a multiple of 4 */
     int dt;               /* of the codes */
     int down;             /* groups run down the columns, not along the rows */
-    int aligned;          /* 16 codes from a multiple of 16 on can be read at once */
-    int pad;
 } te__gemm_decode_side;
 typedef struct te__gemm_decode_kargs {
     te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */
@@ -68,10 +63,9 @@ typedef struct te__gemm_align_side {
     unsigned char *out;        /* [rows, ld_out] */
     long long rows, bytes;     /* of a row */
     long long ld, ld_out;      /* ld_out a multiple of 16 */
-    unsigned blocks, pad;      /* of the grid, A's before B's */
 } te__gemm_align_side;
 typedef struct te__gemm_align_kargs {
-    te__gemm_align_side side[2]; /* A and B */
+    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
 } te__gemm_align_kargs;
 
 /* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with the epilogue of the bits. */
@@ -88,18 +82,6 @@ enum {
 
 /* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */
 #define TE__GEMM_HOPPER_SHARED (192 * 1024 + 8 * 4096 + 3072)
-
-/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
-#ifdef __CUDACC__
-#define TE__ALIGN_64 __align__(64)
-#else
-#define TE__ALIGN_64
-#endif
-typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
-    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
-    te__gemm_kargs g;
-    unsigned long long pad[2]; /* to 768 bytes, a multiple of 64, so that both compilers see one size */
-} te__gemm_hopper_kargs;
 
 /* gemm_groups: sizes to where each group lies and which tiles it has, and maps that end where it ends. */
 typedef struct te__gemm_group_row {
@@ -119,9 +101,16 @@ typedef struct te__gemm_groups_kargs {
     unsigned long long *maps;      /* out: [count][2][16] */
 } te__gemm_groups_kargs;
 
-typedef struct TE__ALIGN_64 te__gemm_hopper_grouped_kargs {
-    te__gemm_hopper_kargs h;
-    te__gemm_grouping groups;
-    const te__gemm_group_row *rows;
+/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. */
+#ifdef __CUDACC__
+#define TE__ALIGN_64 __align__(64)
+#else
+#define TE__ALIGN_64
+#endif
+typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
+    unsigned long long a_map[16], b_map[16], d_map[16], aux_map[16];
+    te__gemm_kargs g;
+    const te__gemm_group_row *rows; /* by groups: from gemm_groups */
     const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
-} te__gemm_hopper_grouped_kargs;
+    unsigned long long pad[2];      /* to a multiple of 64, so that both compilers see one size */
+} te__gemm_hopper_kargs;

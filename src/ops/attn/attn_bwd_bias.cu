@@ -1,0 +1,69 @@
+// ops/attn/attn_bwd_bias.cu: dB = c dS, summed over what B repeats, for any formats, sizes and strides, in f32. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
+//
+// The tiles are those of general.cuh: a block owns 16 rows and 32 keys of dB, and goes through the sequences, heads and rows that share them, in
+// that order; S and dP are computed anew, P and dS as in attn_bwd_dq.cu. If B repeats along the rows, a warp adds up its four, and the block its warps.
+//
+// Launch: grid (ceil(s_kv / 32) * ceil(dbias_i / 16) * dbias_h * dbias_b), block 128, shared memory as attn_bwd_dq.cu.
+// te:baseline
+#include "ops/attn/general.cuh"
+
+extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __grid_constant__ te__attn_kargs a) {
+    te_follow();
+    extern __shared__ float4 te_shared[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int key_tiles = (a.s_kv + TE__ATTN_LANES - 1) / TE__ATTN_LANES, row_tiles = (a.x.dbias_i + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS;
+    const int j0 = (int)(blockIdx.x % key_tiles) * TE__ATTN_LANES, j = j0 + lane;
+    te_u32 rest = blockIdx.x / key_tiles;
+    const int row_first = (int)(rest % row_tiles) * TE__ATTN_ROWS;
+    rest /= row_tiles;
+    const int th = (int)(rest % a.x.dbias_h), tb = (int)(rest / a.x.dbias_h);
+    const bool all_b = a.x.dbias_b == 1, all_h = a.x.dbias_h == 1, all_i = a.x.dbias_i == 1;
+    const int ld_q = TE__ATTN_ROW(a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(a.d), ld_v = TE__ATTN_LANE_ROW(a.d_v);
+    float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;
+    float *sums = v + TE__ATTN_LANES * ld_v;
+
+    float acc[TE_MINE];
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++) acc[r] = 0.0f;
+    for (int b = all_b ? 0 : tb; b < (all_b ? a.batch : tb + 1); b++) {
+        const te__attn_seq seq = te__attn_seq_of(&a, b);
+        if (j0 >= seq.s_kv) continue;
+        const te__attn_view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq), k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
+        for (int h = all_h ? 0 : th; h < (all_h ? a.heads : th + 1); h++) {
+            const int group = h / (a.heads / a.groups);
+            const float slope2 = te_of::slope2(a, b, h);
+            for (int i0 = row_first; i0 < (all_i ? seq.s_q : min(seq.s_q, row_first + 1)); i0 += TE__ATTN_ROWS) {
+                const int first = i0 + warp * TE_MINE;
+                float s[TE_MINE], dp[TE_MINE];
+                __syncthreads();
+                te_attn_stage(q, ld_q, q_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d);
+                te_attn_stage(g, ld_g, g_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d_v);
+                te_attn_stage(k, ld_k, k_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
+                te_attn_stage(v, ld_v, v_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
+                __syncthreads();
+                te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
+                te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
+#pragma unroll
+                for (int r = 0; r < TE_MINE; r++) {
+                    const te_i64 row = te_of::work_at(seq, b, h) + first + r;
+                    float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);
+                    if (x == -TE_INF) continue;
+                    if (a.dropout_p > 0.0f) dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, b, h, first + r) + j) ? dp[r] * a.keep_scale : 0.0f;
+                    acc[r] += exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]);
+                }
+            }
+        }
+    }
+    if (all_i) {
+        __syncthreads();
+        sums[warp * 32 + lane] = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+        __syncthreads();
+        acc[0] = (sums[lane] + sums[32 + lane]) + (sums[64 + lane] + sums[96 + lane]);
+    }
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++) {
+        const int i = row_first + warp * TE_MINE + r;
+        if (i < a.x.dbias_i && j < a.s_kv)
+            te_store(a.x.dbias.p, tb * a.x.dbias.b + th * a.x.dbias.h + i * a.x.dbias.i + j, a.x.dbias.dt, acc[r] * a.x.bias_scale);
+    }
+}

@@ -1,0 +1,74 @@
+/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, and ALiBi's slopes. Read by the host and by kernels: knows the arguments
+ * (kargs.h), no tensors and no tiles. */
+#ifndef TE__ATTN_SEQUENCE_H
+#define TE__ATTN_SEQUENCE_H
+
+/* Masks and windows as two diagonals: row i sees the keys i + lo .. i + hi, which stay within -s_q - 1 .. s_kv: as good as further out. `delta`: the
+ * diagonal that both count from; left, right: -1 for no bound. */
+TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int s_q, int s_kv, int *lo, int *hi) {
+    const int beyond = s_q + s_kv + 1;
+    int from = left < 0 || left > beyond ? -beyond : delta - left, to = right < 0 || right > beyond ? beyond : delta + right;
+    if (causal && to > delta) to = delta;
+    *lo = from < -s_q ? -s_q : from > s_kv ? s_kv : from;
+    *hi = to < -s_q - 1 ? -s_q - 1 : to > s_kv ? s_kv : to;
+}
+
+/* One sequence of a batch. s_q, s_kv, lo and hi stand for the arguments of the same names. */
+typedef struct te__attn_seq {
+    int s_q, s_kv, lo, hi;
+    int delta;                    /* ALiBi's distance is |i + delta - j| */
+    int q_end, kv_end;            /* rows that are written: those from s_q or s_kv on become 0 */
+    long long q_at, kv_at;        /* the sequence's first row among those of the tensor */
+    long long lse_at, lse_head;   /* lse of row i, head h: lse_at + h * lse_head + i */
+    long long work_at, work_head; /* lse2 and delta likewise */
+} te__attn_seq;
+
+/* Floats of lse2, and of delta, for one head of packed sequences: each starts at a multiple of four and has whole tiles behind it. */
+TE__BOTH long long te__attn_packed_rows(int tokens, int batch) { return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4); }
+
+/* Sequence b's length by `cu`, cut at `longest` and at its memory; *first: its first row. `tokens`: rows of packed tensors. Kernels get
+ * starts that no one has checked: whatever they are, rows stay inside. */
+TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b, long long *first) {
+    long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;
+    if (packed) {
+        start = at ? at[b] : cu[b];
+        start = start < 0 ? 0 : start > tokens ? tokens : start;
+        if (room > tokens - start) room = tokens - start;
+        if (at && room > at[b + 1] - start) room = at[b + 1] - start;
+    }
+    *first = start;
+    if (length > room) length = room;
+    return length < 0 ? 0 : (int)length;
+}
+
+TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
+    const te__attn_extra *x = &a->x;
+    te__attn_seq s;
+    s.s_q = te__attn_extent(x->cu_q, x->at_q, x->t_q, x->packed_q, a->s_q, b, &s.q_at);
+    s.s_kv = te__attn_extent(x->cu_kv, x->at_kv, x->t_kv, x->packed_kv, a->s_kv, b, &s.kv_at);
+    s.delta = x->bottom_right ? s.s_kv - s.s_q : 0;
+    te__attn_diagonals(x->left, x->right, x->causal, s.delta, s.s_q, s.s_kv, &s.lo, &s.hi);
+    s.q_end = x->packed_q ? s.s_q : a->s_q;
+    s.kv_end = x->packed_kv ? s.s_kv : a->s_kv;
+    s.lse_head = x->packed_q ? x->t_q : a->s_q;
+    s.lse_at = x->packed_q ? s.q_at : (long long)b * a->heads * a->s_q;
+    s.work_head = x->packed_q ? te__attn_packed_rows(x->t_q, a->batch) : a->s_pad;
+    s.work_at = x->packed_q ? (s.q_at + 3) / 4 * 4 + (long long)b * (TE__ATTN_PAD + 4) : (long long)b * a->heads * a->s_pad;
+    return s;
+}
+
+/* Key j of sequence b in a paged cache: its page, and its row there. Ids outside the cache are cut, since no one has checked them. */
+TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row) {
+    const int page = x->pages[(long long)b * x->pages_of_each + j / x->page_size];
+    *row = j % x->page_size;
+    return page < 0 ? 0 : page >= x->num_pages ? x->num_pages - 1 : page;
+}
+
+/* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_extras. */
+TE__BOTH float te__attn_slope(int heads, int h) {
+    int n = 1;
+    while (2 * n <= heads) n *= 2;
+    return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);
+}
+
+#endif

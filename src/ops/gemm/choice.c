@@ -1,0 +1,208 @@
+/* ops/gemm/choice.c: the choice of a tile size and of a number of splits of k, by a small model of the time that each would take, never by trying: the
+ * same shapes get the same kernel, and the same bits, in every run. Knows what tiles cost; must not know kernels' arguments. */
+
+/* A tile that a kernel can have, and its share of the best utilisation of the tensor cores. */
+typedef struct te__gemm_tile_kind {
+    int bm, bn;
+    double speed;
+    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
+    int threads;
+    int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
+} te__gemm_tile_kind;
+
+/* Blocks that have a tile's part of A in common, and of B. */
+static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
+static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
+/* Clusters at a time: those of four and more blocks do not go into every group of multiprocessors. */
+static int64_t te__gemm_clusters(const te__plan *p, int64_t size) { return te__max((size > 2 ? p->num_sms * 7 / 8 : p->num_sms) / size, 1); }
+
+enum { TE__GEMM_PINGPONG = 3 };
+
+typedef struct te__gemm_choice {
+    const te__gemm_tile_kind *tile;
+    int64_t tiles, splits;
+    int64_t k_split; /* k of one split */
+    bool together;   /* the splits of a tile are a cluster, and add up themselves */
+} te__gemm_choice;
+
+/* How many tiles, clusters counting as one. */
+static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
+    return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
+}
+
+/* The operands that the kernels multiply: those of the call, or their decoded copies. */
+typedef struct te__gemm_side {
+    const void *data;
+    te_dtype dtype;
+    int64_t ld;
+    bool k_major; /* neighbours along k are neighbours in memory */
+} te__gemm_side;
+typedef struct te__gemm_problem {
+    const te_op_gemm_args *args; /* of all groups as of one product */
+    const te_op_grouped_gemm_args *groups; /* NULL: one product */
+    te__gemm_side a, b;
+    int block;  /* te__gemm_block_kind, or 0 */
+    bool aligned; /* by gemm_align */
+} te__gemm_problem;
+
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
+/* A and B, and their rows, start at multiples of 16 bytes. */
+static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
+/* Aligned rows of which some start in the middle of a sector of the L2 cache. */
+static bool te__gemm_side_is_off(const te__gemm_side *x) {
+    return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
+}
+
+/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
+ * other block of its cluster loads. Fitted with the rest. */
+static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
+    int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
+    double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
+    return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
+}
+
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
+ * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
+ * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
+ * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
+ * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
+                            bool tma, double work) {
+    const te_op_gemm_args *a = q->args;
+    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
+    int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
+    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
+    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
+    double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
+    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
+    if (t->cluster > 1) cost += 1.4;
+    if (together) { /* these blocks are not persistent */
+        double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
+        cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
+    } else if (splits > 1) {
+        cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
+    }
+    return cost;
+}
+
+/* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
+#ifdef TE__TUNE
+static struct te__gemm_tune {
+    int take, count;
+    double cost[512];
+} te__gemm_tune = {-1, 0, {0}};
+static bool te__gemm_skips(double cost) {
+    int index = te__gemm_tune.count < TE__COUNT(te__gemm_tune.cost) - 1 ? te__gemm_tune.count++ : te__gemm_tune.count;
+    te__gemm_tune.cost[index] = cost;
+    return te__gemm_tune.take >= 0 && index != te__gemm_tune.take;
+}
+#define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
+#define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
+#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
+#else
+#define TE__GEMM_SKIPS(cost) false
+#define TE__GEMM_TUNES false
+#define TE__GEMM_REMEMBERS true
+#endif
+
+/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
+ * lies beside it. */
+static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
+    return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
+}
+
+/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
+static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
+    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
+}
+
+/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
+static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
+    const te_op_gemm_args *a = q->args;
+    static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
+    enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
+    const int64_t most_workspace = (int64_t)256 << 20;
+    int64_t slabs = te__div_up(a->k, bk);
+    double work = te__gemm_work(p, q);
+    te__gemm_choice best = TE_ZERO;
+    double best_cost = 0.0;
+    int i, s, together;
+    for (i = 0; i < count; i++)
+        for (s = 0; s < TE__COUNT(splits); s++)
+            for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
+                int64_t each = te__div_up(slabs, splits[s]);
+                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
+                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
+                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
+                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
+                    continue;
+                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+                best.tile = &kinds[i];
+                best.splits = splits[s];
+                best.together = together != 0;
+                best_cost = cost;
+            }
+    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
+    best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
+    best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
+    return best;
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------------- */
+
+/* Tiles of bm x bn that there can be: along rows each group ends with one that is not full. */
+static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
+    const te_op_gemm_args *a = q->args;
+    int64_t down = !q->groups ? te__div_up(a->m, bm) : q->groups->along_k ? q->groups->groups * te__div_up(a->m, bm) : te__min(a->m / bm + q->groups->groups, a->m);
+    return down * te__div_up(a->n, bn);
+}
+
+/* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups were alike. granule: rows that cost
+ * something when one of them is there. */
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_op_grouped_gemm_args *a, int64_t bk, int64_t granule) {
+    int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
+    int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
+    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
+    int64_t rounds = te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
+    return (double)rounds * ((double)te__div_up(k, bk) * size / t->speed + 0.3 + size);
+}
+
+static te__gemm_choice te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
+    int64_t granule = !hopper ? 128 : q->groups->along_k ? 256 : 64;
+    te__gemm_choice best = TE_ZERO;
+    double best_cost = 0.0;
+    int i;
+    for (i = 0; i < count; i++) {
+        double cost = te__grouped_cost(p, &kinds[i], q->groups, bk, granule);
+        if (best.tile && cost >= best_cost) continue;
+        best.tile = &kinds[i];
+        best_cost = cost;
+    }
+    best.tiles = te__gemm_num_tiles(q, best.tile->bm * te__gemm_share_b(best.tile), best.tile->bn * te__gemm_share_a(best.tile));
+    best.splits = 1;
+    return best;
+}
+
+/* ---- the choice, kept ---------------------------------------------------------------------------------------------- */
+
+typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
+
+/* The same problem has the same choice: a search costs a quarter of a launch. */
+static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
+    const te_op_gemm_args *a = q->args;
+    int64_t key[TE__MEMO_KEY / 8] = {a->m, a->n, a->k, (int64_t)(uintptr_t)kinds, (int64_t)q->a.dtype, q->block, (int64_t)(2.0 * te__gemm_work(p, q)) << 3 | (hopper ? 1 : 0)};
+    te__gemm_choice c;
+    bool known = false;
+    void *memo;
+    if (q->groups) return te__grouped_choose(p, kinds, count, q, bk, hopper);
+    key[6] |= (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
+    memo = TE__GEMM_REMEMBERS ? te__cuda_memo(p, key, &known) : NULL;
+    if (!known) c = te__gemm_search(p, kinds, count, q, bk, hopper);
+    if (known) memcpy(&c, memo, sizeof(c));
+    else if (memo) memcpy(memo, &c, sizeof(c));
+    return c;
+}

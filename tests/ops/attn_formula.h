@@ -1,0 +1,457 @@
+/* attn_formula.h: attention with all of te_attn_extras for test_attn_extras.c: cases, their tensors, the formula in float64 with its gradients, and how both are
+ * compared. Knows the public API; shares no code with te.h. */
+
+/* ---- a case: one choice of each option ---- */
+
+enum { MASK, LAYOUT, BIAS, SOFTMAX, WINDOW, DIAGONAL, DTYPE, GROUPED, SIZES, DROPOUT, OPTIONS };
+enum { BIAS_NONE, BIAS_FULL, BIAS_HEADS, BIAS_KEYS, BIAS_PRE, BIAS_ALIBI, BIAS_SLOPES, BIAS_SLOPES_OF_EACH };
+enum { WINDOW_NONE, WINDOW_BOTH, WINDOW_LEFT };
+enum { LAYOUT_SBHD, LAYOUT_BSHD, LAYOUT_THD, LAYOUT_THD_PADDED };
+static const int choices[OPTIONS] = {7, 4, 8, 3, 3, 3, 3, 3, 5, 3};
+static const te_dtype dtypes[3] = {TE_F32, TE_F16, TE_BF16};
+static const int head_counts[3][2] = {{2, 2}, {4, 2}, {3, 1}};
+static const int64_t size_choices[5][4] = {{17, 21, 16, 16}, {40, 33, 8, 24}, {70, 132, 64, 64}, {20, 20, 33, 7}, {36, 64, 128, 128}}; /* s_q, s_kv, d, d_v */
+
+enum { MAX_B = 3 };
+typedef struct xcase {
+    int option[OPTIONS];
+    te_dtype dtype;
+    te_attn_mask mask;
+    te_qkv_format format, kv_format;
+    int64_t b, heads, groups, s_q, s_kv, d, d_v; /* s_q, s_kv: the longest sequences */
+    int64_t length_q[MAX_B], length_kv[MAX_B], at_q[MAX_B + 1], at_kv[MAX_B + 1];
+    bool pads, padded, window;
+    int64_t left, right, delta[MAX_B];
+    float p, scale;
+    int64_t page_size; /* 0: no pages */
+} xcase;
+
+static xcase make_case(const int *option) {
+    static const int64_t share_q[MAX_B] = {100, 0, 55}, share_kv[MAX_B] = {60, 40, 100};
+    xcase c;
+    memset(&c, 0, sizeof c);
+    memcpy(c.option, option, sizeof c.option);
+    c.mask = (te_attn_mask)(TE_MASK_NONE + option[MASK]);
+    c.pads = c.mask >= TE_MASK_PADDING && c.mask <= TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+    if (option[LAYOUT] >= LAYOUT_THD && !c.pads) c.option[LAYOUT] = option[LAYOUT] - LAYOUT_THD;
+    c.padded = c.option[LAYOUT] == LAYOUT_THD_PADDED;
+    c.format = c.kv_format = c.option[LAYOUT] >= LAYOUT_THD ? TE_THD : c.option[LAYOUT] == LAYOUT_BSHD ? TE_BSHD : TE_SBHD;
+    c.dtype = dtypes[option[DTYPE]];
+    c.b = c.pads ? 3 : 2;
+    c.heads = head_counts[option[GROUPED]][0];
+    c.groups = head_counts[option[GROUPED]][1];
+    c.s_q = size_choices[option[SIZES]][0];
+    c.s_kv = size_choices[option[SIZES]][1];
+    c.d = size_choices[option[SIZES]][2];
+    c.d_v = size_choices[option[SIZES]][3];
+    c.p = option[DROPOUT] == 1 ? 0.25f : 0;
+    c.scale = option[DROPOUT] == 2 ? 0.3f : (float)(1 / sqrt((double)c.d));
+    c.window = option[WINDOW] != WINDOW_NONE;
+    c.left = option[WINDOW] == WINDOW_BOTH ? 7 : 12;
+    c.right = option[WINDOW] == WINDOW_BOTH ? 4 : -1;
+    for (int64_t b = 0; b < c.b; b++) {
+        c.length_q[b] = c.pads ? (c.s_q * share_q[b] + 99) / 100 : c.s_q;
+        c.length_kv[b] = c.pads ? (c.s_kv * share_kv[b] + 99) / 100 : c.s_kv;
+        bool corner = c.mask == TE_MASK_CAUSAL || c.mask == TE_MASK_PADDING_CAUSAL ? false
+                      : c.mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || c.mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT ? true
+                                                                                                                : option[DIAGONAL] != TE_OFF;
+        c.delta[b] = corner ? c.length_kv[b] - c.length_q[b] : 0;
+        c.at_q[b + 1] = c.at_q[b] + c.length_q[b] + (c.padded ? 3 + b : 0);
+        c.at_kv[b + 1] = c.at_kv[b] + c.length_kv[b] + (c.padded ? 5 - b : 0);
+    }
+    return c;
+}
+
+static void name_case(const xcase *c) {
+    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d softmax %d window %d diagonal %d p %g page %lld", te_dtype_name(c->dtype),
+              (int)c->format, (int)c->kv_format, (int)c->mask, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->s_q, (long long)c->s_kv,
+              (long long)c->d, (long long)c->d_v, c->option[BIAS], c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size);
+}
+
+/* ---- memory: arrays as the tensors have them ---- */
+
+enum { Q, K, V, O, DO, DQ, DK, DV, PARTS };
+static bool of_keys(int part) { return part == K || part == V || part == DK || part == DV; }
+static bool is_output(int part) { return part == O || part > DO; }
+static int64_t channels(const xcase *c, int part) { return part == Q || part == K || part == DQ || part == DK ? c->d : c->d_v; }
+static int64_t pages_of_each(const xcase *c) { return (c->s_kv + c->page_size - 1) / c->page_size; }
+/* Pages are dealt out backwards, so that neighbours in a sequence are none in memory. */
+static int64_t page_at(const xcase *c, int64_t b, int64_t n) { return (c->b - 1 - b) + (pages_of_each(c) - 1 - n) * c->b; }
+
+static int shape_of(const xcase *c, int part, int64_t shape[4]) {
+    bool keys = of_keys(part);
+    te_qkv_format format = keys ? c->kv_format : c->format;
+    int64_t s = keys ? c->s_kv : c->s_q, heads = keys ? c->groups : c->heads;
+    int n = 0;
+    if (keys && c->page_size) {
+        shape[n++] = c->b * pages_of_each(c);
+        shape[n++] = c->page_size;
+    } else if (format == TE_THD) {
+        shape[n++] = (keys ? c->at_kv : c->at_q)[c->b];
+    } else {
+        shape[n++] = format == TE_BSHD ? c->b : s;
+        shape[n++] = format == TE_BSHD ? s : c->b;
+    }
+    shape[n++] = heads;
+    shape[n++] = channels(c, part);
+    return n;
+}
+static int64_t count(const xcase *c, int part) {
+    int64_t shape[4], n = 1;
+    for (int i = shape_of(c, part, shape); i > 0; i--) n *= shape[i - 1];
+    return n;
+}
+/* The place of channel 0 of a row. */
+static int64_t place(const xcase *c, int part, int64_t b, int64_t h, int64_t i) {
+    bool keys = of_keys(part);
+    te_qkv_format format = keys ? c->kv_format : c->format;
+    int64_t s = keys ? c->s_kv : c->s_q, row;
+    if (keys && c->page_size)
+        row = page_at(c, b, i / c->page_size) * c->page_size + i % c->page_size;
+    else
+        row = format == TE_THD ? (keys ? c->at_kv : c->at_q)[b] + i : format == TE_BSHD ? b * s + i : i * c->b + b;
+    return (row * (keys ? c->groups : c->heads) + h) * channels(c, part);
+}
+static int64_t lse_count(const xcase *c) { return c->heads * (c->format == TE_THD ? c->at_q[c->b] : c->b * c->s_q); }
+static int64_t lse_place(const xcase *c, int64_t b, int64_t h, int64_t i) {
+    return c->format == TE_THD ? h * c->at_q[c->b] + c->at_q[b] + i : (b * c->heads + h) * c->s_q + i;
+}
+
+typedef struct xdata {
+    float *x[PARTS], *lse;
+    float *bias, *dbias; /* of bias_shape */
+    float *offset, *doffset, *slopes, *max_logit;
+    uint8_t *mask; /* [b, 1, s_q, s_kv] */
+    float *keep;
+} xdata;
+
+static bool has_bias(const xcase *c) { return c->option[BIAS] >= BIAS_FULL && c->option[BIAS] <= BIAS_PRE; }
+static void bias_shape(const xcase *c, int64_t shape[4]) {
+    int kind = c->option[BIAS];
+    shape[0] = kind == BIAS_FULL ? c->b : 1;
+    shape[1] = kind == BIAS_KEYS ? 1 : c->heads;
+    shape[2] = kind == BIAS_KEYS ? 1 : c->s_q;
+    shape[3] = c->s_kv;
+}
+static int64_t bias_count(const xcase *c) {
+    int64_t s[4];
+    bias_shape(c, s);
+    return s[0] * s[1] * s[2] * s[3];
+}
+static int64_t bias_place(const xcase *c, int64_t b, int64_t h, int64_t i, int64_t j) {
+    int64_t s[4];
+    bias_shape(c, s);
+    return (((s[0] == 1 ? 0 : b) * s[1] + (s[1] == 1 ? 0 : h)) * s[2] + (s[2] == 1 ? 0 : i)) * s[3] + j;
+}
+
+/* Rows of padding are NaN: nothing may read them. */
+static xdata make_data(const xcase *c) {
+    xdata d;
+    memset(&d, 0, sizeof d);
+    for (int part = 0; part < PARTS; part++) {
+        int64_t n = count(c, part), w = channels(c, part);
+        d.x[part] = (float *)test_alloc((size_t)n * 4 + 4);
+        if (is_output(part)) continue;
+        float *values = test_rounded(c->dtype, test_normal(n + 1, (uint64_t)part + 11), n + 1);
+        for (int64_t i = 0; i < n; i++) d.x[part][i] = NAN;
+        for (int64_t b = 0; b < c->b; b++)
+            for (int64_t h = 0; h < (of_keys(part) ? c->groups : c->heads); h++)
+                for (int64_t i = 0; i < (of_keys(part) ? c->length_kv : c->length_q)[b]; i++)
+                    memcpy(d.x[part] + place(c, part, b, h, i), values + place(c, part, b, h, i), (size_t)w * 4);
+    }
+    if (has_bias(c)) d.bias = test_rounded(c->dtype, test_normal(bias_count(c), 5), bias_count(c));
+    if (c->option[SOFTMAX] == TE_SOFTMAX_LEARNABLE) d.offset = test_normal(c->heads, 6);
+    if (c->option[BIAS] >= BIAS_SLOPES) d.slopes = test_uniform(c->heads * c->b, 7, 0.01f, 0.5f);
+    if (c->mask == TE_MASK_ARBITRARY) {
+        int64_t n = c->b * c->s_q * c->s_kv, *dice = test_integers(n + 1, 8, 0, 3);
+        d.mask = (uint8_t *)test_alloc((size_t)n);
+        for (int64_t i = 0; i < n; i++) d.mask[i] = dice[i] == 0 || i / c->s_kv % c->s_q == 3; /* row 3 sees no key */
+    }
+    if (c->p > 0) { /* element i of P is kept when the i-th uniform number of (seed, offset) is at least p */
+        te_ctx *cpu = test_context("cpu");
+        te_op_random_args r;
+        int64_t n = c->b * c->heads * c->s_q * c->s_kv;
+        memset(&r, 0, sizeof r);
+        r.dst = te_tensor_empty(cpu, TE_F32, SHAPE(n));
+        r.b = 1;
+        r.seed = 21;
+        r.offset = 4;
+        te_op_random(cpu, &r);
+        d.keep = test_read(r.dst);
+        for (int64_t i = 0; i < n; i++) d.keep[i] = d.keep[i] >= c->p ? 1 / (1 - c->p) : 0;
+    }
+    return d;
+}
+
+/* ---- the formula ---- */
+
+static bool sees(const xcase *c, const xdata *in, int64_t b, int64_t i, int64_t j) {
+    bool causal = c->mask != TE_MASK_NONE && c->mask != TE_MASK_PADDING && c->mask != TE_MASK_ARBITRARY;
+    if (i >= c->length_q[b] || j >= c->length_kv[b]) return false;
+    if (causal && j > i + c->delta[b]) return false;
+    if (c->window && (j < i + c->delta[b] - c->left || (c->right >= 0 && j > i + c->delta[b] + c->right))) return false;
+    return !in->mask || !in->mask[(b * c->s_q + i) * c->s_kv + j];
+}
+static double slope_of(const xcase *c, const xdata *in, int64_t b, int64_t h) {
+    int64_t n = 1;
+    if (c->option[BIAS] == BIAS_SLOPES) return (double)in->slopes[h];
+    if (c->option[BIAS] == BIAS_SLOPES_OF_EACH) return (double)in->slopes[b * c->heads + h];
+    while (2 * n <= c->heads) n *= 2;
+    return h < n ? pow(pow(2, -8.0 / (double)n), (double)(h + 1)) : pow(pow(2, -4.0 / (double)n), (double)(2 * (h - n) + 1));
+}
+static double score(const xcase *c, const xdata *in, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const float *q = in->x[Q] + place(c, Q, b, h, i), *k = in->x[K] + place(c, K, b, h / (c->heads / c->groups), j);
+    double s = 0;
+    for (int64_t x = 0; x < c->d; x++) s += (double)q[x] * k[x];
+    if (c->option[BIAS] == BIAS_PRE) s += (double)in->bias[bias_place(c, b, h, i, j)];
+    s *= (double)c->scale;
+    if (has_bias(c) && c->option[BIAS] != BIAS_PRE) s += (double)in->bias[bias_place(c, b, h, i, j)];
+    if (c->option[BIAS] >= BIAS_ALIBI) s -= slope_of(c, in, b, h) * fabs((double)(i + c->delta[b] - j));
+    return s;
+}
+
+typedef struct xsums {
+    double *x[PARTS], *dbias, *doffset;
+} xsums;
+
+/* One row: its o, and what it adds to every gradient. Returns its lse. */
+static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, double *p, double *dp, int64_t b, int64_t h, int64_t i) {
+    int64_t g = h / (c->heads / c->groups), qi = place(c, Q, b, h, i), oi = place(c, O, b, h, i);
+    double top = -INFINITY, total = 0, delta = 0, sink = 0;
+    for (int64_t j = 0; j < c->length_kv[b]; j++) {
+        p[j] = sees(c, in, b, i, j) ? score(c, in, b, h, i, j) : -INFINITY;
+        if (p[j] > top) top = p[j];
+    }
+    if (top == -INFINITY) return -INFINITY;
+    if (top > out->max_logit[h]) out->max_logit[h] = (float)top;
+    for (int64_t j = 0; j < c->length_kv[b]; j++) total += p[j] = exp(p[j] - top);
+    if (c->option[SOFTMAX] != TE_SOFTMAX_VANILLA) total += sink = exp((in->offset ? (double)in->offset[h] : 0) - top);
+    for (int64_t j = 0; j < c->length_kv[b]; j++) {
+        double keep = in->keep ? (double)in->keep[((b * c->heads + h) * c->s_q + i) * c->s_kv + j] : 1;
+        p[j] /= total;
+        dp[j] = 0;
+        if (p[j] == 0) continue;
+        for (int64_t x = 0, vj = place(c, V, b, g, j); x < c->d_v; x++) {
+            sum->x[O][oi + x] += p[j] * keep * in->x[V][vj + x];
+            sum->x[DV][vj + x] += p[j] * keep * in->x[DO][oi + x];
+            dp[j] += keep * in->x[DO][oi + x] * in->x[V][vj + x];
+        }
+        delta += p[j] * dp[j];
+    }
+    sum->doffset[h] -= sink / total * delta;
+    for (int64_t j = 0; j < c->length_kv[b]; j++) {
+        double ds = p[j] * (dp[j] - delta);
+        if (p[j] == 0) continue;
+        if (has_bias(c)) sum->dbias[bias_place(c, b, h, i, j)] += ds * (c->option[BIAS] == BIAS_PRE ? (double)c->scale : 1);
+        for (int64_t x = 0, kj = place(c, K, b, g, j); x < c->d; x++) {
+            sum->x[DQ][qi + x] += ds * (double)c->scale * in->x[K][kj + x];
+            sum->x[DK][kj + x] += ds * (double)c->scale * in->x[Q][qi + x];
+        }
+    }
+    return top + log(total);
+}
+
+static double *zeros64(int64_t n) { return (double *)test_alloc((size_t)n * 8 + 8); }
+static float *rounded_sums(const double *x, int64_t n) {
+    float *y = (float *)test_alloc((size_t)n * 4 + 4);
+    for (int64_t i = 0; i < n; i++) y[i] = (float)x[i];
+    return y;
+}
+static xdata reference(const xcase *c, const xdata *in, xsums *sum) {
+    xdata out = *in;
+    double *p = zeros64(c->s_kv), *dp = zeros64(c->s_kv);
+    for (int part = 0; part < PARTS; part++) sum->x[part] = zeros64(count(c, part));
+    sum->dbias = zeros64(has_bias(c) ? bias_count(c) : 0);
+    sum->doffset = zeros64(c->heads);
+    out.lse = (float *)test_alloc((size_t)lse_count(c) * 4 + 4);
+    out.max_logit = (float *)test_alloc((size_t)c->heads * 4);
+    for (int64_t i = 0; i < lse_count(c); i++) out.lse[i] = -INFINITY;
+    for (int64_t h = 0; h < c->heads; h++) out.max_logit[h] = -INFINITY;
+    for (int64_t b = 0; b < c->b; b++)
+        for (int64_t h = 0; h < c->heads; h++)
+            for (int64_t i = 0; i < c->length_q[b]; i++) out.lse[lse_place(c, b, h, i)] = (float)row_of(c, in, &out, sum, p, dp, b, h, i);
+    for (int part = 0; part < PARTS; part++)
+        if (is_output(part)) out.x[part] = rounded_sums(sum->x[part], count(c, part));
+    out.dbias = rounded_sums(sum->dbias, has_bias(c) ? bias_count(c) : 0);
+    out.doffset = rounded_sums(sum->doffset, c->heads);
+    return out;
+}
+
+/* ---- the operation ---- */
+
+static te_tensor *starts(te_ctx *te, const xcase *c, const int64_t *lengths) {
+    int64_t at[MAX_B + 1] = {0};
+    for (int64_t b = 0; b < c->b; b++) at[b + 1] = at[b] + lengths[b];
+    return test_i32(te, SHAPE(c->b + 1), at);
+}
+
+typedef struct xtensors {
+    te_tensor *x[PARTS], *lse, *max_logit, *dbias, *doffset;
+    te_op_attn_fwd_args f;
+    te_op_attn_bwd_args g;
+} xtensors;
+
+static te_attn_extras make_extras(te_ctx *te, const xcase *c, const xdata *in) {
+    te_attn_extras x;
+    int64_t s[4];
+    memset(&x, 0, sizeof x);
+    x.bottom_right_diagonal = (te_switch)c->option[DIAGONAL];
+    if (c->pads) {
+        x.cu_seqlens_q = starts(te, c, c->length_q);
+        x.cu_seqlens_kv = starts(te, c, c->length_kv);
+    }
+    if (c->padded) {
+        x.cu_seqlens_q_padded = test_i32(te, SHAPE(c->b + 1), c->at_q);
+        x.cu_seqlens_kv_padded = test_i32(te, SHAPE(c->b + 1), c->at_kv);
+    }
+    if (c->format == TE_THD) {
+        x.max_seqlen_q = c->s_q;
+        x.max_seqlen_kv = c->s_kv;
+    }
+    x.kv_bshd = c->kv_format != c->format;
+    if (c->page_size) {
+        int64_t n = pages_of_each(c), *table = (int64_t *)test_alloc((size_t)(c->b * n) * 8);
+        for (int64_t i = 0; i < c->b * n; i++) table[i] = page_at(c, i / n, i % n);
+        x.page_table = test_i32(te, SHAPE(c->b, n), table);
+    }
+    if (in->mask) x.attention_mask = te_tensor_from_host(te, TE_U8, SHAPE(c->b, 1, c->s_q, c->s_kv), in->mask);
+    bias_shape(c, s);
+    if (in->bias) x.core_attention_bias = test_tensor(te, c->dtype, 4, s, in->bias);
+    x.core_attention_bias_type = has_bias(c) ? (c->option[BIAS] == BIAS_PRE ? TE_ATTN_BIAS_PRE_SCALE : TE_ATTN_BIAS_POST_SCALE)
+                                             : c->option[BIAS] >= BIAS_ALIBI ? TE_ATTN_BIAS_ALIBI : TE_ATTN_BIAS_NONE;
+    if (c->option[BIAS] == BIAS_SLOPES) x.alibi_slopes = test_tensor(te, TE_F32, SHAPE(c->heads), in->slopes);
+    if (c->option[BIAS] == BIAS_SLOPES_OF_EACH) x.alibi_slopes = test_tensor(te, TE_F32, SHAPE(c->b, c->heads), in->slopes);
+    x.softmax_type = (te_softmax_type)c->option[SOFTMAX];
+    if (in->offset) x.softmax_offset = test_tensor(te, TE_F32, SHAPE(c->heads), in->offset);
+    return x;
+}
+
+static xtensors make_tensors(te_ctx *te, const xcase *c, const xdata *in) {
+    xtensors t;
+    int64_t s[4];
+    memset(&t, 0, sizeof t);
+    for (int part = 0; part < PARTS; part++) {
+        int n = shape_of(c, part, s);
+        t.x[part] = is_output(part) ? test_guarded(te, c->dtype, n, s) : test_tensor(te, c->dtype, n, s, in->x[part]);
+    }
+    t.lse = test_guarded(te, TE_F32, SHAPE(lse_count(c)));
+    t.max_logit = test_guarded(te, TE_F32, SHAPE(c->heads));
+    bias_shape(c, s);
+    if (in->bias) t.dbias = test_guarded(te, c->dtype, 4, s);
+    if (in->offset) t.doffset = test_guarded(te, TE_F32, SHAPE(c->heads));
+    t.f.q = t.g.q = t.x[Q];
+    t.f.k = t.g.k = t.x[K];
+    t.f.v = t.g.v = t.x[V];
+    t.f.o = t.x[O];
+    t.f.lse = t.lse;
+    t.f.max_logit = t.max_logit;
+    t.f.format = t.g.format = c->format;
+    t.f.mask = t.g.mask = c->mask;
+    t.f.window.on = t.g.window.on = c->window;
+    t.f.window.left = t.g.window.left = c->left;
+    t.f.window.right = t.g.window.right = c->right;
+    t.f.softmax_scale = t.g.softmax_scale = c->scale;
+    t.f.dropout_p = t.g.dropout_p = c->p;
+    t.f.seed = t.g.seed = 21;
+    t.f.offset = t.g.offset = 4;
+    t.f.extras = t.g.extras = make_extras(te, c, in);
+    t.g.o = t.x[O];
+    t.g.lse = t.lse;
+    t.g.d_o = t.x[DO];
+    t.g.dq = t.x[DQ];
+    t.g.dk = t.x[DK];
+    t.g.dv = t.x[DV];
+    t.g.dbias = t.dbias;
+    t.g.dsoftmax_offset = t.doffset;
+    return t;
+}
+
+static xdata run(te_ctx *te, const xcase *c, const xdata *in) {
+    xdata out = *in;
+    te_scope_begin(te);
+    xtensors t = make_tensors(te, c, in);
+    te_op_attn_fwd(te, &t.f);
+    if (!c->page_size) te_op_attn_bwd(te, &t.g);
+    CHECK_OK(te);
+    for (int part = 0; part < PARTS; part++)
+        if (part == O || (is_output(part) && !c->page_size)) out.x[part] = test_read(t.x[part]);
+    out.lse = test_read(t.lse);
+    out.max_logit = test_read(t.max_logit);
+    if (t.dbias && !c->page_size) out.dbias = test_read(t.dbias);
+    if (t.doffset && !c->page_size) out.doffset = test_read(t.doffset);
+    te_scope_end(te);
+    return out;
+}
+
+/* ---- comparing ---- */
+
+/* The limits of test_attn.c, for its reasons: in f32 sums of hundreds of products and an exponential; else one rounding of the result, and on tensor cores
+ * those of P and dS. Sums over rows and heads (`terms` of them) grow with the root of their number. */
+static void near(const xcase *c, const char *name, const float *got, const float *want, int64_t n, bool backward, double terms) {
+    double once = c->dtype == TE_F32 ? 3e-6 : c->dtype == TE_F16 ? 4e-4 : 3e-3, limit = backward ? 5 * once : 2 * once;
+    double error = 0, size = 0, worst = 0, floor = 0.3 * sqrt(terms);
+    for (int64_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - (double)want[i]);
+        if (!(e <= 1e30)) e = 1e30; /* NaN */
+        error += e * e;
+        size += (double)want[i] * want[i];
+        if (e > worst) worst = e;
+    }
+    error = n ? sqrt(error / (double)n) : 0;
+    size = n ? sqrt(size / (double)n) : 0;
+    CHECK_MSG(error <= limit * (size + floor), "%s: the error is %.3g of %.3g (limit %.3g of it)", name, error, size, limit);
+    CHECK_MSG(worst <= 20 * limit * (size + floor), "%s: an element is off by %.3g, at a size of %.3g (limit %.3g of it, times 20)", name, worst, size, limit);
+}
+
+static void compare(const xcase *c, const xdata *got, const xdata *want) {
+    static const char *const names[PARTS] = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"};
+    for (int64_t i = 0; i < lse_count(c); i++)
+        if (isinf(want->lse[i]) ? got->lse[i] != want->lse[i] : !(fabs(got->lse[i] - want->lse[i]) <= 1e-5 * (1 + fabs(want->lse[i])))) {
+            test_fail(__FILE__, __LINE__, "lse %lld is %.9g, not %.9g", (long long)i, (double)got->lse[i], (double)want->lse[i]);
+            break;
+        }
+    for (int64_t h = 0; h < c->heads; h++)
+        CHECK_MSG(fabs(got->max_logit[h] - want->max_logit[h]) <= 1e-5 * (1 + fabs(want->max_logit[h])), "max_logit of head %d is %.9g, not %.9g", (int)h,
+                  (double)got->max_logit[h], (double)want->max_logit[h]);
+    for (int part = O; part < PARTS; part++)
+        if (part == O || (part > DO && !c->page_size)) near(c, names[part], got->x[part], want->x[part], count(c, part), part != O, 1);
+    if (c->page_size) return;
+    if (has_bias(c)) near(c, "dbias", got->dbias, want->dbias, bias_count(c), true, (double)(c->b * c->heads * c->s_q * c->s_kv / bias_count(c)));
+    if (got->offset) near(c, "dsoftmax_offset", got->doffset, want->doffset, c->heads, true, (double)(c->b * c->s_q));
+}
+/* Rows of padding are 0, exactly: the formula has no term for them. */
+static void check_padding(const xcase *c, const xdata *got) {
+    if (!c->pads) return;
+    for (int part = O; part < PARTS; part++) {
+        int64_t n = count(c, part), w = channels(c, part), heads = of_keys(part) ? c->groups : c->heads;
+        bool *used = (bool *)test_alloc((size_t)n + 1);
+        if (!is_output(part) || (part != O && c->page_size)) continue;
+        for (int64_t b = 0; b < c->b; b++)
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t i = 0; i < (of_keys(part) ? c->length_kv : c->length_q)[b]; i++) memset(used + place(c, part, b, h, i), 1, (size_t)w);
+        for (int64_t i = 0; i < n; i++)
+            if (!used[i] && got->x[part][i] != 0) {
+                test_fail(__FILE__, __LINE__, "part %d: element %lld is padding, and %g", part, (long long)i, (double)got->x[part][i]);
+                break;
+            }
+    }
+}
+static void check_case(te_ctx *te, const xcase *c) {
+    xsums sum;
+    name_case(c);
+    xdata in = make_data(c), want = reference(c, &in, &sum), got = run(te, c, &in);
+    compare(c, &got, &want);
+    check_padding(c, &got);
+}
+
+static xcase small_case(te_attn_mask mask, int layout, int bias, int softmax, int dtype, int sizes) {
+    int option[OPTIONS] = {0};
+    option[MASK] = mask - TE_MASK_NONE;
+    option[LAYOUT] = layout;
+    option[BIAS] = bias;
+    option[SOFTMAX] = softmax;
+    option[DTYPE] = dtype;
+    option[GROUPED] = 1;
+    option[SIZES] = sizes;
+    return make_case(option);
+}

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALL_MAX_OUTPUTS = 5 };
+enum { CALL_MAX_OUTPUTS = 8 };
 
 /* A call that is ready to be made. Tensors belong to the context's innermost scope. */
 typedef struct call {
@@ -126,6 +126,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
     const int64_t packed_q[3] = {150, 8, 64}, packed_kv[3] = {170, 2, 64}, eight[1] = {8};
     const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N}, slice[1] = {20001};
     static te_adam_tensor adam[1];
+    static te_sgd_tensor sgd[1];
     static const te_tensor *list[2];
     static te_tensor *list_out[1];
     static te_tensor *states[2], *state_scales[1];
@@ -408,6 +409,8 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.l2norm.norm = call_out(c, te, TE_F32, 1, one);
         c->args.l2norm.clip = call_out(c, te, TE_F32, 1, one);
         c->args.l2norm.max_norm = 1;
+        c->args.l2norm.inv_scale = te_tensor_full(te, TE_F32, 1, one, 0.5);
+        c->args.l2norm.found_inf = call_out(c, te, TE_F32, 1, one);
         break;
         CALL(36, MULTI_SCALE, "scale of many tensors")
         list[0] = call_normal(te, dtype, 2, mn, 1);
@@ -732,18 +735,113 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.attn_fwd.extras.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
-        CALL(68, SOFTCAP, "capped numbers")
+        CALL(68, ADAM, "adam with states of 16 bits")
+        memset(adam, 0, sizeof adam);
+        adam[0].grad = call_normal(te, dtype, 2, mn, 1);
+        adam[0].param = c->out[c->num_out++] = call_normal(te, dtype, 2, mn, 2);
+        adam[0].m = call_out(c, te, TE_F16, 2, mn);
+        adam[0].v = call_out(c, te, TE_F16, 2, mn);
+        adam[0].master = c->out[c->num_out++] = call_normal(te, TE_F16, 2, mn, 2);
+        adam[0].m_scale = call_out(c, te, TE_F32, 1, one);
+        adam[0].v_scale = call_out(c, te, TE_F32, 1, one);
+        adam[0].master_scale = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.adam.tensors = adam;
+        c->args.adam.num_tensors = 1;
+        c->args.adam.lr = 1e-3f;
+        c->args.adam.beta1 = 0.9f;
+        c->args.adam.beta2 = 0.999f;
+        c->args.adam.eps = 1e-8f;
+        c->args.adam.step = 1;
+        break;
+        CALL(69, STORE_STATE, "an optimizer's state to fp8")
+        c->args.store_state.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.store_state.amax = te_tensor_full(te, TE_F32, 1, one, 5);
+        c->args.store_state.state = call_out(c, te, TE_F8E4M3, 2, mn);
+        c->args.store_state.scale = call_out(c, te, TE_F32, 1, one);
+        break;
+        CALL(70, SGD, "sgd with momentum")
+        memset(sgd, 0, sizeof sgd);
+        sgd[0].grad = call_normal(te, dtype, 2, mn, 1);
+        sgd[0].param = c->out[c->num_out++] = call_normal(te, dtype, 2, mn, 2);
+        sgd[0].momentum = call_out(c, te, TE_F32, 2, mn);
+        sgd[0].master = c->out[c->num_out++] = call_normal(te, TE_F32, 2, mn, 2);
+        c->args.sgd.tensors = sgd;
+        c->args.sgd.num_tensors = 1;
+        c->args.sgd.lr = 0.1f;
+        c->args.sgd.momentum = 0.9f;
+        c->args.sgd.weight_decay = 0.01f;
+        break;
+        CALL(71, CROSS_ENTROPY_FWD, "cross-entropy of a part of the vocabulary")
+        c->args.cross_entropy_fwd.logits = call_normal(te, dtype, 2, mn, 1);
+        c->args.cross_entropy_fwd.target = call_ids(te, M, 2 * (int)N);
+        c->args.cross_entropy_fwd.parts = call_out(c, te, TE_F32, 2, (const int64_t[]){M, 3});
+        c->args.cross_entropy_fwd.label_smoothing = 0.1f;
+        c->args.cross_entropy_fwd.ignore_index = -100;
+        c->args.cross_entropy_fwd.vocab_size = 2 * N;
+        c->args.cross_entropy_fwd.vocab_start = N;
+        break;
+        CALL(72, CROSS_ENTROPY_MERGE, "cross-entropy of two parts")
+        c->args.cross_entropy_merge.parts = call_normal(te, TE_F32, 3, (const int64_t[]){2, M, 3}, 1);
+        c->args.cross_entropy_merge.target = call_ids(te, M, (int)N);
+        c->args.cross_entropy_merge.loss = call_out(c, te, TE_F32, 1, vm);
+        c->args.cross_entropy_merge.lse = call_out(c, te, TE_F32, 1, vm);
+        c->args.cross_entropy_merge.label_smoothing = 0.1f;
+        c->args.cross_entropy_merge.ignore_index = -100;
+        c->args.cross_entropy_merge.vocab_size = N;
+        break;
+        CALL(73, SOFTMAX_FWD, "masked softmax of scores")
+        c->args.softmax_fwd.x = call_normal(te, dtype, 4, (const int64_t[]){2, 3, 77, 200}, 1);
+        c->args.softmax_fwd.mask = te_tensor_zeros(te, TE_U8, 4, (const int64_t[]){2, 1, 77, 200});
+        c->args.softmax_fwd.y = call_out(c, te, dtype, 4, (const int64_t[]){2, 3, 77, 200});
+        c->args.softmax_fwd.scale = 0.125f;
+        break;
+        CALL(74, SOFTMAX_FWD, "causal softmax of scores")
+        c->args.softmax_fwd.x = call_normal(te, dtype, 3, (const int64_t[]){3, 77, 101}, 1);
+        c->args.softmax_fwd.y = call_out(c, te, dtype, 3, (const int64_t[]){3, 77, 101});
+        c->args.softmax_fwd.causal = true;
+        break;
+        CALL(75, SOFTMAX_BWD, "softmax backward")
+        c->args.softmax_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.softmax_bwd.y = call_normal(te, dtype, 2, mn, 2);
+        c->args.softmax_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.softmax_bwd.scale = 0.125f;
+        break;
+        CALL(76, L2NORMALIZE_FWD, "L2 normalization")
+        c->args.l2normalize_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.l2normalize_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.l2normalize_fwd.rnorm = call_out(c, te, TE_F32, 1, vm);
+        break;
+        CALL(77, L2NORMALIZE_BWD, "L2 normalization backward")
+        c->args.l2normalize_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.l2normalize_bwd.x = call_normal(te, dtype, 2, mn, 2);
+        c->args.l2normalize_bwd.rnorm = te_tensor_full(te, TE_F32, 1, vm, 0.06);
+        c->args.l2normalize_bwd.dx = call_out(c, te, dtype, 2, mn);
+        break;
+        CALL(78, ACT_FWD, "swiglu of interleaved halves")
+        c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
+        c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.act_fwd.activation = TE_SWIGLU;
+        c->args.act_fwd.glu_interleave_size = 24;
+        break;
+        CALL(79, ACT_BWD, "swiglu of interleaved halves backward")
+        c->args.act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.act_bwd.x = call_normal(te, dtype, 2, m2n, 2);
+        c->args.act_bwd.dx = call_out(c, te, dtype, 2, m2n);
+        c->args.act_bwd.activation = TE_SWIGLU;
+        c->args.act_bwd.glu_interleave_size = 33;
+        break;
+        CALL(80, SOFTCAP, "capped numbers")
         c->args.softcap.x = call_normal(te, dtype, 2, mn, 1);
         c->args.softcap.y = call_out(c, te, dtype, 2, mn);
         c->args.softcap.cap = 0.7f;
         break;
-        CALL(69, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
+        CALL(81, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
         c->args.capped_softmax_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.capped_softmax_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.capped_softmax_fwd.scale = 3;
         c->args.capped_softmax_fwd.cap = 2;
         break;
-        CALL(70, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
+        CALL(82, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
         c->args.capped_softmax_bwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.capped_softmax_bwd.dy = call_normal(te, dtype, 2, mn, 2);
         c->args.capped_softmax_bwd.dx = call_out(c, te, dtype, 2, mn);

@@ -22,6 +22,11 @@ TE_API void te_tensor_zero_grad(te_tensor *x);
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad);
 /* That buffer (borrowed), or NULL. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x);
+/* Gives x a gradient of any float format [shape of x] (retained; NULL takes it away), contiguous, which optimizers with use_decoupled_grad read in place of
+ * te_tensor_grad; nothing of te.h writes it but their zeros. TransformerEngine: decoupled_grad. */
+TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad);
+/* That gradient (borrowed), or NULL. */
+TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x);
 
 /* Adds the gradients of a one-element tensor to every leaf that it depends on. Asynchronous on CUDA. The record up to `loss` is gone
  * afterwards. A NULL loss, or one in a context with a pending error, changes nothing.

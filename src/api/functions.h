@@ -18,8 +18,10 @@ TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias);
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma);
 /* RMSNorm: the same without mean and bias. */
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma);
-/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]. */
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation);
+/* x / sqrt(sum(x^2) + eps) over the last dimension; eps 0 => 1e-6. Source: transformer_engine.pytorch.ops.L2Normalization. */
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
+/* x [.., N], or [.., 2N] for a gated activation, -> [.., N]; params may be NULL. */
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
 /* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
@@ -61,15 +63,29 @@ typedef struct te_attention_desc {
  * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
 
+/* softmax(scale * x) over the last dimension; scale 0 => 1. The four softmax functions of TransformerEngine (transformer_engine.pytorch.attention's ScaledSoftmax ...),
+ * of any sizes and float formats. */
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale);
+/* The same with a mask, u8 [b or 1, 1, s_q, s_k], of x [b, h, s_q, s_k]: scores where it is not 0 become -10000, and a row that is masked throughout gives zeros.
+ * mask may be NULL. */
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale);
+/* The same of square matrices x [.., s, s]: row i sees its first i + 1 columns, and the others are 0. */
+TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale);
+/* The same of x [.., s_q, s_k], aligned at the bottom right: row i sees its first i + 1 + s_k - s_q columns, and a row that sees none is 0. */
+TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float scale);
+
 /* Options of te_cross_entropy. */
 typedef struct te_cross_entropy_desc {
     float label_smoothing; /* share of the target distribution that is uniform, 0 to 1 */
     int64_t ignore_index;  /* rows with this target count for nothing; read if has_ignore_index, else -100 */
     bool has_ignore_index; /* ignore_index was given */
     bool no_reduce_loss;   /* the loss of each row, [M], in place of the mean over the rows that are not ignored, [1]; TransformerEngine's default */
+    te_group *dist_process_group; /* ranks that share the vocabulary (borrowed for the call): rank r has columns r V .. (r + 1) V - 1; NULL => one has all */
+    bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
 } te_cross_entropy_desc;
-/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL.
- * Source: transformer_engine.pytorch.parallel_cross_entropy, on one rank. */
+/* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
+ * targets, and get the same losses.
+ * Source: transformer_engine.pytorch.parallel_cross_entropy. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
 /* mean((x - target)^2), f32 [1]; x and target of one shape and format. */
 TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);

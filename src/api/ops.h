@@ -53,6 +53,8 @@
     X(layernorm_bwd, LAYERNORM_BWD, norm)              \
     X(rmsnorm_fwd, RMSNORM_FWD, norm)                  \
     X(rmsnorm_bwd, RMSNORM_BWD, norm)                  \
+    X(l2normalize_fwd, L2NORMALIZE_FWD, norm)          \
+    X(l2normalize_bwd, L2NORMALIZE_BWD, norm)          \
     X(act_fwd, ACT_FWD, act)                           \
     X(act_bwd, ACT_BWD, act)                           \
     X(rope, ROPE, rope)                                \
@@ -60,13 +62,18 @@
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
     X(attn_fwd, ATTN_FWD, attn)                        \
     X(attn_bwd, ATTN_BWD, attn)                        \
+    X(softmax_fwd, SOFTMAX_FWD, softmax)               \
+    X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
     X(dropout_add_bwd, DROPOUT_ADD_BWD, dropout)       \
     X(cross_entropy_fwd, CROSS_ENTROPY_FWD, loss)      \
+    X(cross_entropy_merge, CROSS_ENTROPY_MERGE, loss)  \
     X(cross_entropy_bwd, CROSS_ENTROPY_BWD, loss)      \
     X(mse_fwd, MSE_FWD, loss)                          \
     X(mse_bwd, MSE_BWD, loss)                          \
     X(adam, ADAM, optim)                               \
+    X(store_state, STORE_STATE, optim)                 \
+    X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)                 \
     X(softcap, SOFTCAP, softcap)                       \

@@ -109,6 +109,18 @@ typedef struct te_norm_bwd_args {
 typedef te_norm_bwd_args te_op_layernorm_bwd_args; /* with mean */
 typedef te_norm_bwd_args te_op_rmsnorm_bwd_args;   /* without mean and dbeta */
 
+/* y = x * rnorm, rnorm = 1 / sqrt(sum x^2 + eps), per row of x [M, N]; rnorm f32 [M], optional. y may be x. */
+typedef struct te_op_l2normalize_fwd_args {
+    const te_tensor *x;
+    te_tensor *y, *rnorm;
+    float eps; /* 0 => 1e-6 */
+} te_op_l2normalize_fwd_args;
+/* dx = rnorm * (dy - x * rnorm^2 * sum(x * dy)), from the forward's x and rnorm; dx may be dy. */
+typedef struct te_op_l2normalize_bwd_args {
+    const te_tensor *dy, *x, *rnorm;
+    te_tensor *dx;
+} te_op_l2normalize_bwd_args;
+
 /* ---- act ----------------------------------------------------------------------------------------------------- */
 
 /* Does the activation read [M, 2N] and give [M, N]? */
@@ -117,7 +129,9 @@ TE_API bool te_activation_is_gated(te_activation activation);
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
  *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
- *         pass of its own to find it */
+ *         pass of its own to find it
+ *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next block of the first ...; the columns of a
+ *         block, which divide N; 0 => N: one half behind the other. Not with col, and in the backward not with dbias, rounded or a padded dx */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -127,12 +141,14 @@ typedef struct te_op_act_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
+    int64_t glu_interleave_size;
 } te_op_act_fwd_args;
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
  *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
- *   accumulate  dbias is added to */
+ *   accumulate  dbias is added to
+ *   glu_interleave_size  as in the forward */
 typedef struct te_op_act_bwd_args {
     const te_tensor *dy, *x;
     te_tensor *dx;
@@ -143,6 +159,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *col, *dbias;
     bool accumulate;
     bool rounded;
+    int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
@@ -295,6 +312,26 @@ typedef struct te_op_attn_bwd_args {
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 
+/* ---- softmax ------------------------------------------------------------------------------------------------- */
+
+/* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].
+ *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, -10000 stands in place of scale * x. A row in which nothing else is larger
+ *           gives zeros, as in TransformerEngine
+ *   causal  row i sees its first i + 1 + s_k - s_q columns: y is 0 in the others, and in rows that see none
+ * y may be x. */
+typedef struct te_op_softmax_fwd_args {
+    const te_tensor *x, *mask;
+    te_tensor *y;
+    float scale; /* 0 => 1 */
+    bool causal;
+} te_op_softmax_fwd_args;
+/* dx = scale * (y * dy - y * (sum over the last dimension of y * dy)), from the forward's y and its scale; dx may be dy. */
+typedef struct te_op_softmax_bwd_args {
+    const te_tensor *dy, *y;
+    te_tensor *dx;
+    float scale; /* 0 => 1 */
+} te_op_softmax_bwd_args;
+
 /* ---- softcap ------------------------------------------------------------------------------------------------- */
 
 /* y = cap * tanh(x / cap); with dy, of x's shape, the gradient: y = dy * (1 - tanh(x / cap)^2). y may be x or dy. cap is positive. */
@@ -349,21 +386,34 @@ typedef struct te_op_dropout_add_bwd_args {
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
  * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
- * count: optional f32 [1], the number of targets that are not ignored. */
+ * count: optional f32 [1], the number of targets that are not ignored.
+ *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share; 0 => V: all of it
+ *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf where it is another rank's) and, if e > 0, sum x of these columns */
 typedef struct te_op_cross_entropy_fwd_args {
     const te_tensor *logits, *target;
     te_tensor *loss, *lse, *count;
     float label_smoothing;
     int64_t ignore_index; /* TransformerEngine's default is -100; 0 is a legal target, so this field has no default */
+    int64_t vocab_size, vocab_start;
+    te_tensor *parts;
 } te_op_cross_entropy_fwd_args;
-/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing and
- * ignore_index; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
+/* loss f32 [M] and lse f32 [M] of rows whose columns ranks share, from parts f32 [R, M, 3], those of all R of them, and the forward's target, label_smoothing,
+ * ignore_index and vocab_size. */
+typedef struct te_op_cross_entropy_merge_args {
+    const te_tensor *parts, *target;
+    te_tensor *loss, *lse;
+    float label_smoothing;
+    int64_t ignore_index, vocab_size;
+} te_op_cross_entropy_merge_args;
+/* dlogits [M, V] = (softmax - target distribution) * dloss[m] * scale / max(count, 1), from the forward's logits, target, lse, label_smoothing,
+ * ignore_index, vocab_size and vocab_start; dloss f32 [M] or [1] (broadcast); count: optional f32 [1]. dlogits may be logits. */
 typedef struct te_op_cross_entropy_bwd_args {
     const te_tensor *logits, *target, *lse, *dloss, *count;
     te_tensor *dlogits;
     float scale; /* 0 => 1 */
     float label_smoothing;
     int64_t ignore_index;
+    int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
 /* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */
@@ -379,11 +429,17 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
-/* One parameter of te_op_adam: grad and param (f32, f16, bf16), the moments m and v (f32), and optionally master (f32): then the step works on it and
- * param = round(master). All have the same number of elements. */
+/* One parameter of te_op_adam. All but the scales have one number of elements.
+ *   grad, param  f32, f16 or bf16
+ *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
+ *   master       optional: the step works on it, and param = round(master). f32; or f16 with a scale; or, for a param in bf16, its remainders: u8 of twice
+ *                as many elements, the lower 16 bits of an f32 master whose upper 16 bits are param, which is one more where these are 2^15 or more
+ *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements times the scale. A step chooses the scale
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
+    te_tensor *m_scale, *v_scale, *master_scale;
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
@@ -400,13 +456,44 @@ typedef struct te_op_adam_args {
     const te_tensor *grad_scale, *found_inf, *lr_device, *bias_correction;
 } te_op_adam_args;
 
+/* state f16 or e4m3 and scale f32 [1] from x, of as many elements, as te_op_adam stores a state; amax f32 [1]: max |x|, as by te_op_amax. */
+typedef struct te_op_store_state_args {
+    const te_tensor *x, *amax;
+    te_tensor *state, *scale;
+} te_op_store_state_args;
+
+/* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
+ * param = round(master). All have one number of elements. */
+typedef struct te_sgd_tensor {
+    const te_tensor *grad;
+    te_tensor *param, *momentum, *master;
+    bool first; /* the momentum becomes the gradient: dampening does not count */
+} te_sgd_tensor;
+/* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
+ *   d = grad * grad_scale
+ *   d += weight_decay * p                               unless wd_after_momentum
+ *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   d += weight_decay * p                               wd_after_momentum
+ *   p -= lr * d
+ * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */
+typedef struct te_op_sgd_args {
+    const te_sgd_tensor *tensors;               /* [num_tensors] */
+    int num_tensors, num_undecayed;             /* the last num_undecayed take no weight decay */
+    float lr, momentum, dampening, weight_decay; /* read as they are: no defaults */
+    bool nesterov, wd_after_momentum;
+    const te_tensor *grad_scale, *found_inf, *lr_device;
+} te_op_sgd_args;
+
 /* norm f32 [1] = sqrt(sum over tensors[0 .. num_tensors - 1] of sum x^2), in a fixed order. per_tensor: optional f32 [num_tensors], the norm of each.
- * clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)); NaN and inf propagate. */
+ * inv_scale: optional f32 [1]: x is multiplied by it first, and the tensors stay as they are. clip: optional f32 [1] = min(1, max_norm / (norm + 1e-6)).
+ * NaN and inf propagate; found_inf: optional f32 [1], becomes 1 if the norm is not finite, and else stays. */
 typedef struct te_op_l2norm_args {
     const te_tensor *const *tensors;
     int num_tensors;
     te_tensor *norm, *per_tensor, *clip;
     float max_norm;
+    const te_tensor *inv_scale;
+    te_tensor *found_inf;
 } te_op_l2norm_args;
 
 /* out[i] = in[i] * scale * (scale_device ? *scale_device : 1) for num_tensors tensors; out[i] may be in[i]. found_inf: optional f32 [1], becomes 1 if an

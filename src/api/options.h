@@ -63,10 +63,11 @@ typedef struct te_norm_options {
     bool zero_centered_gamma;       /* the norm multiplies by 1 + weight, and the weight starts at 0 */
 } te_norm_options;
 
-/* Numbers of an activation that has any: the clamped SwiGLU. */
+/* Numbers of an activation that has any: the clamped SwiGLU; and the layout of gated ones. */
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size; 0 => one half behind the other; of te_activate: in modules not yet */
 } te_activation_params;
 
 /* How a product is divided among ranks. */

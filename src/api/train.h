@@ -1,6 +1,8 @@
 /* api/train.h: optimizers and checkpoints. */
 
-/* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get f32 master weights.
+/* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get master weights. Its states are "exp_avg", "exp_avg_sq" and "master_param".
+ * States in f16 and e4m3, masters in f16 among them, have one scale each, which every step chooses anew (te_op_adam). te_graph takes every optimizer, so
+ * `capturable` has no field.
  * Source: transformer_engine.pytorch.optimizers.FusedAdam. */
 typedef struct te_fused_adam_desc {
     float lr;                 /* learning rate; 0 => 1e-3 */
@@ -9,13 +11,38 @@ typedef struct te_fused_adam_desc {
     float weight_decay;       /* 0 => none */
     bool no_adam_w_mode;      /* weight decay goes into the gradient (Adam); false => into the step (AdamW) */
     bool no_bias_correction;  /* the moments are taken as they are; false => divided by 1 - beta^step */
+    bool amsgrad;             /* refused, as by TransformerEngine */
     bool no_master_weights;   /* 16-bit parameters are stepped in their own format (TransformerEngine's default); refused for weights that are stored quantized */
+    te_dtype master_weight_dtype; /* of masters: f32 or f16; 0 => f32 */
+    te_dtype exp_avg_dtype;       /* of the first moment: f32, bf16, f16 or e4m3; 0 => f32 */
+    te_dtype exp_avg_sq_dtype;    /* of the second moment, likewise */
+    bool store_param_remainders;  /* of an f32 master the 16 bits are kept that a bf16 parameter lacks; others have whole masters */
+    bool use_decoupled_grad;      /* gradients are read from te_tensor_decoupled_grad */
+    bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
 } te_fused_adam_desc;
 /* An optimizer of every parameter of `m` that requires a gradient; desc may be NULL. Owned by the caller: te_optimizer_destroy, before the context.
  * Retains the parameters. Allocates the states. TE_ERR_STATE inside a graph's capture. */
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc);
+
+/* Stochastic gradient descent (te_op_sgd). Parameters of 16 bits, and those stored quantized, get f32 master weights. Its states are "momentum_buffer", if
+ * there is a momentum, and "master_param". Gradients of any format are read as they are, so `materialize_master_grads` has no field.
+ * Source: transformer_engine.pytorch.optimizers.FusedSGD. */
+typedef struct te_fused_sgd_desc {
+    float lr;                 /* learning rate; needed */
+    float momentum;           /* 0 => none */
+    float dampening;          /* share of the gradient that the momentum does not take, but for its first one; 0 => none */
+    float weight_decay;       /* 0 => none */
+    bool nesterov;            /* needs a momentum and no dampening */
+    bool wd_after_momentum;   /* weight decay stays out of the momentum */
+    bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
+    bool no_master_weights;   /* 16-bit parameters, and their momentum, are stepped in their own format; refused for weights that are stored quantized */
+    float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
+    bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+} te_fused_sgd_desc;
+/* The same as te_fused_adam_create, but desc is needed. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
+TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
 /* Releases the optimizer and its states. NULL is fine. */
 TE_API void te_optimizer_destroy(te_optimizer *opt);
 /* Steps all parameters that have a gradient, then forgets the gradients (unless te_optimizer_keep_grad). Does nothing if the context has an error;
@@ -33,6 +60,25 @@ TE_API float te_optimizer_lr(const te_optimizer *opt);
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 /* The norm of all gradients of the last step, before clipping, f32 [1] (borrowed); NULL without clipping or before the first step. */
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
+
+/* A state of a parameter (the very tensor: te_module_parameter) by its name, as a new f32 tensor of its shape in the innermost scope: without its scale; a
+ * master of remainders as the whole master. Syncs for the latter. NULL with TE_ERR_INVALID if there is none of the name. */
+TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
+/* Sets it from f32 of the parameter's shape: with a new scale where it has one. A master of remainders sets the parameter, too, and syncs; any other one shows
+ * in the parameter after the next step. */
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state);
+
+/* out[i] = in[i] * scale; out[i] may be in[i], of any float formats otherwise. found_inf: f32 [1], becomes 1 if an input is not finite; may be NULL.
+ * The multi_tensor functions of transformer_engine.pytorch.optimizers: te_op_multi_scale, te_op_l2norm, te_op_adam, te_op_sgd have more. */
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf);
+/* The norm of all elements, f32 [1], in a fixed order; and if per_tensor is not NULL that of each tensor, f32 [num_tensors], there. New tensors of the innermost
+ * scope; NULL with an error. */
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor);
+/* The same of the elements times inv_scale, f32 [1] on the device (NULL => 1); the tensors stay as they are. */
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor);
+/* Scales all gradients of a module tree (main gradients, where there are some) in place by min(1, max_norm / (norm + 1e-6)), and returns the norm that they had,
+ * f32 [1] of the innermost scope; NULL with an error. As torch.nn.utils.clip_grad_norm_. */
+TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm);
 
 /* An entry of a file's metadata: two UTF-8 strings, borrowed for the call. */
 typedef struct te_metadata {

@@ -121,7 +121,7 @@ typedef struct te__var {
     bool played;     /* the node that made it has been played backwards and is gone */
     bool fresh;      /* in te->tape.fresh */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
-    te_tensor *main_grad;
+    te_tensor *main_grad, *decoupled_grad;
 } te__var;
 
 typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */

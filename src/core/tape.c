@@ -86,6 +86,32 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
 }
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *x) { return x && x->var ? x->var->main_grad : NULL; }
 
+TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad) {
+    static const char function[] = "te_tensor_set_decoupled_grad";
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x) return TE_ERR_STATE;
+    if (grad) {
+        if (grad->te != x->te) return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient belongs to another context (%s)", function, grad->te->device_name);
+        if (!te__same_shape(x, grad))
+            return te__fail(x->te, TE_ERR_SHAPE, "%s: the gradient is %s, the tensor is %s", function, te__shape_text(grad, a), te__shape_text(x, b));
+        if (!te__is_float(grad->dtype) || !te__is_contiguous(grad))
+            return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient is %s%s; a contiguous one in f32, f16 or bf16 is needed", function, te_dtype_name(grad->dtype),
+                            te__is_contiguous(grad) ? "" : ", strided");
+        if (!grad->buffer) return te__no_plain_memory(grad, function);
+        grad = te__kept_gradient(grad);
+        if (!grad) return te_error_code(x->te);
+    }
+    if (!grad && !x->var) return TE_OK;
+    if (!te__var_of(x)) {
+        te_tensor_release(grad);
+        return TE_ERR_OUT_OF_MEMORY;
+    }
+    te_tensor_release(x->var->decoupled_grad);
+    x->var->decoupled_grad = grad;
+    return TE_OK;
+}
+TE_API te_tensor *te_tensor_decoupled_grad(const te_tensor *x) { return x && x->var ? x->var->decoupled_grad : NULL; }
+
 TE_API void te_no_grad_begin(te_ctx *te) {
     if (te) te->tape.no_grad++;
 }

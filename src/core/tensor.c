@@ -160,6 +160,7 @@ static void te__var_release(te_ctx *te, te__var *v) {
     if (!v || --v->refs > 0) return;
     te_tensor_release(v->grad);
     te_tensor_release(v->main_grad);
+    te_tensor_release(v->decoupled_grad);
     te__free(te, v, sizeof(*v));
 }
 

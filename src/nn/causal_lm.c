@@ -169,7 +169,7 @@ static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
     in.input = args->input;
     parts[0] = te__run_child(m, s->gate, &in);
     parts[1] = te__run_child(m, s->up, &in);
-    in.input = te_activate(te_concat(parts, 2, -1), s->activation);
+    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
     return te__output(m, args, te__run_child(m, s->down, &in));
 }
 static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
@@ -268,7 +268,7 @@ static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factor) {
     te_tensor *parts[2];
     parts[0] = te_linear(factor, te_tensor_full(x->te, x->dtype, 2, shape, 1.0), NULL);
     parts[1] = x;
-    return te_activate(te_concat(parts, 2, -1), TE_REGLU);
+    return te_activate(te_concat(parts, 2, -1), TE_REGLU, NULL);
 }
 
 static te_tensor *te__ids(te_ctx *te, const int32_t *ids, int64_t n) { return te_tensor_from_host(te, TE_I32, 1, &n, ids); }

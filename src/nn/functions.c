@@ -143,28 +143,6 @@ TE_API te_tensor *te_mean_all(te_tensor *x) {
     return te__sum(x, te__floats_divide(1.0, (double)te__numel(x)), "te_mean_all");
 }
 
-/* ---- capped numbers ---- */
-
-static te_tensor *te__softcap(te_tensor *x, te_tensor *dy, float cap) {
-    te_op_softcap_args args = TE_ZERO;
-    args.x = x;
-    args.dy = dy;
-    args.y = te__empty_like(x, x->dtype);
-    args.cap = cap;
-    return args.y ? te__checked(args.y, te_op_softcap(x->te, &args)) : NULL;
-}
-static te_result te__softcap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_tensor *g = te_tensor_contiguous(dy[0]);
-    (void)needs;
-    dx[0] = g ? te__softcap(saved[0], g, *(const float *)state) : NULL;
-    return dx[0] ? TE_OK : te_error_code(te);
-}
-TE_API te_tensor *te_softcap(te_tensor *x, float cap) {
-    if (!x || !te__need_float(x, "te_softcap")) return NULL;
-    x = te_tensor_contiguous(x);
-    return x ? te__record("softcap", te__softcap(x, NULL, cap), te__softcap_backward, &cap, sizeof(cap), &x, 1, &x, 1) : NULL;
-}
-
 /* ---- concatenation ---- */
 
 typedef struct te__concat_state {
@@ -321,6 +299,31 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
     return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
 }
 
+static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_l2normalize_bwd_args args = TE_ZERO;
+    (void)state, (void)needs;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.rnorm = saved[1];
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    return args.dy && dx[0] ? te_op_l2normalize_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
+    te_op_l2normalize_fwd_args args = TE_ZERO;
+    te_tensor *saved[2], *y;
+    if (!x || !te__need_float(x, "te_l2_normalization")) return NULL;
+    x = te_tensor_contiguous(x);
+    y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (!y) return NULL;
+    te__frame_begin(x->te);
+    args.x = saved[0] = x;
+    args.y = y;
+    args.rnorm = saved[1] = te__empty_1d(x->te, TE_F32, te__rows(x));
+    args.eps = eps;
+    y = args.rnorm ? te__checked(y, te_op_l2normalize_fwd(x->te, &args)) : NULL;
+    return te__frame_return(x->te, te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
+}
+
 /* ---- activations ---- */
 
 /* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
@@ -356,8 +359,9 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.activation = s->activation;
     args.limit = s->params.limit;
     args.alpha = s->params.alpha;
+    args.glu_interleave_size = s->params.glu_interleave_size;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8);
+    args.rounded = s->params.glu_interleave_size == 0 && (gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8));
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
@@ -420,6 +424,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         state.params = *params;
         args.limit = params->limit;
         args.alpha = params->alpha;
+        args.glu_interleave_size = params->glu_interleave_size;
     }
     if (spec && !out.plain) args.col = y->quantized->col.data;
     args.scale = out.scale;
@@ -439,7 +444,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
     return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation) { return te__activate(x, activation, NULL, NULL, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
 
 /* ---- dropout ---- */
 
@@ -548,8 +553,8 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
 
 typedef struct te__loss_state {
     float label_smoothing;
-    int64_t ignore_index;
-    bool reduce;
+    int64_t ignore_index, vocab_size, vocab_start;
+    bool reduce, inplace;
 } te__loss_state;
 
 static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -563,20 +568,48 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     args.dloss = te_tensor_contiguous(dy[0]);
     args.label_smoothing = s->label_smoothing;
     args.ignore_index = s->ignore_index;
-    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.vocab_size = s->vocab_size;
+    args.vocab_start = s->vocab_start;
+    args.dlogits = dx[0] = s->inplace ? te__alias(saved[0]) : te__empty_like(saved[0], saved[0]->dtype);
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
+}
+
+/* Losses and lse of rows; of columns that ranks share by what each of them finds. */
+static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
+    te_ctx *te = rows->te;
+    te_op_cross_entropy_merge_args merge = TE_ZERO;
+    te_tensor *all;
+    te_result result;
+    if (te_group_size(group) == 1) {
+        args->loss = rows;
+        args->lse = lse;
+        return te_op_cross_entropy_fwd(te, args);
+    }
+    args->parts = te__empty_1d(te, TE_F32, 3 * te__numel(rows));
+    merge.parts = all = te__empty_1d(te, TE_F32, 3 * te__numel(rows) * te_group_size(group));
+    merge.target = args->target;
+    merge.loss = rows;
+    merge.lse = lse;
+    merge.label_smoothing = args->label_smoothing;
+    merge.ignore_index = args->ignore_index;
+    merge.vocab_size = args->vocab_size;
+    result = args->parts && all ? te_op_cross_entropy_fwd(te, args) : te_error_code(te);
+    result = result == TE_OK ? te_all_gather(group, args->parts, all) : te__refuse(group, TE__ALL_GATHER, result);
+    return result == TE_OK ? te_op_cross_entropy_merge(te, &merge) : result;
 }
 
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc) {
     te_cross_entropy_desc zero = TE_ZERO;
     te_op_cross_entropy_fwd_args args = TE_ZERO;
     te__loss_state state;
-    te_tensor *saved[4], *rows, *loss;
+    te_tensor *saved[4], *rows, *lse, *loss;
+    te_group *group;
     te_ctx *te;
     te_result result;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
     if (!desc) desc = &zero;
+    group = desc->dist_process_group;
     te = logits->te;
     if (te__numel(target) != te__rows(logits)) {
         te__fail(te, TE_ERR_SHAPE, "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
@@ -589,16 +622,21 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     state.label_smoothing = desc->label_smoothing;
     state.ignore_index = desc->has_ignore_index ? desc->ignore_index : -100;
     state.reduce = !desc->no_reduce_loss;
+    state.inplace = desc->inplace_backward;
+    state.vocab_size = te__cols(logits) * te_group_size(group);
+    state.vocab_start = te__cols(logits) * te_group_rank(group);
     te__frame_begin(te);
     args.logits = logits;
     args.target = target;
-    args.loss = rows = te__empty_1d(te, TE_F32, te__rows(logits));
-    args.lse = te__empty_1d(te, TE_F32, te__rows(logits));
+    rows = te__empty_1d(te, TE_F32, te__rows(logits));
+    lse = te__empty_1d(te, TE_F32, te__rows(logits));
     args.count = te__empty_1d(te, TE_F32, 1);
     args.label_smoothing = state.label_smoothing;
     args.ignore_index = state.ignore_index;
+    args.vocab_size = state.vocab_size;
+    args.vocab_start = state.vocab_start;
     loss = state.reduce ? te__empty_1d(te, TE_F32, 1) : rows;
-    result = args.loss && args.lse && args.count && loss ? te_op_cross_entropy_fwd(te, &args) : te_error_code(te);
+    result = rows && lse && args.count && loss ? te__cross_entropy_rows(group, &args, rows, lse) : te_error_code(te);
     if (result == TE_OK && state.reduce) { /* sum / max(count, 1) */
         te_op_sum_args sum = TE_ZERO;
         te_op_axpby_args divide = TE_ZERO;
@@ -612,7 +650,7 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     }
     saved[0] = logits;
     saved[1] = target;
-    saved[2] = args.lse;
+    saved[2] = lse;
     saved[3] = args.count;
     if (result == TE_OK) loss = te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
     return te__frame_return(te, result == TE_OK ? loss : NULL);

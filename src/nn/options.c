@@ -27,11 +27,13 @@ static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), 
 static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
 #undef TE__TYPE
 #define TE__TYPE te_layernorm_mlp_desc
-static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint)};
+static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint),
+                                                    TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_transformer_layer_desc
 static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
-                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate)};
+                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate),
+                                            TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {

@@ -152,6 +152,13 @@ enum {
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
         T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
+#define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(rnorm, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_softcap(T, L)                                                                                                                 \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_capped_softmax_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
@@ -162,8 +169,10 @@ enum {
 #define TE__ARGS_dropout_add_bwd(T, L)                                                                                                         \
     T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_cross_entropy_fwd(T, L)                                                                                                       \
-    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)               \
-        T(count, TE__OUT | TE__AS_F32 | TE__OPT)
+    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts))                      \
+        T(lse, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) T(count, TE__OUT | TE__AS_F32 | TE__OPT) T(parts, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cross_entropy_merge(T, L)                                                                                                     \
+    T(parts, TE__IN | TE__AS_F32) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)
 #define TE__ARGS_cross_entropy_bwd(T, L)                                                                                                       \
     T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) T(dloss, TE__IN | TE__AS_F32)     \
         T(count, TE__IN | TE__AS_F32 | TE__OPT) T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
@@ -172,12 +181,20 @@ enum {
     T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_adam(T, L)                                                                                                                    \
     L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
-        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_F32) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_F32)                          \
-        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)                     \
+        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
+        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT)                                       \
+        L(tensors, .m_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) L(tensors, .v_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+        L(tensors, .master_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)               \
         T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_store_state(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__IN | TE__AS_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) T(scale, TE__OUT | TE__AS_F32)
+#define TE__ARGS_sgd(T, L)                                                                                                                     \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
+        L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+        T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2norm(T, L)                                                                                                                  \
     L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT)            \
-        T(clip, TE__OUT | TE__AS_F32 | TE__OPT)
+        T(clip, TE__OUT | TE__AS_F32 | TE__OPT) T(inv_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)

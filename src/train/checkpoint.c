@@ -3,7 +3,8 @@
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
  *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
- *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master)
+ *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
+ *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
@@ -269,7 +270,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
-    if (opt) te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (result != TE_OK) return result;
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;
 }

@@ -38,7 +38,7 @@ TE_TEST(tape_lets_go_of_memory) {
     for (int i = 0; i < 3; i++) {
         te_scope_begin(te);
         te_tensor *y = x;
-        for (int k = 0; k < 5; k++) y = te_activate(y, TE_GELU);
+        for (int k = 0; k < 5; k++) y = te_activate(y, TE_GELU, NULL);
         if (i != 1) CHECK_EQ_INT(te_backward(te_mean_all(y)), TE_OK); /* one graph is never played */
         te_scope_end(te);
         te_tensor_zero_grad(x);
@@ -252,7 +252,7 @@ static te_tensor *shelf_unpack(void *user, void *handle) {
     return x;
 }
 static te_tensor *gelus(te_tensor *x, int n) {
-    for (int i = 0; i < n; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU);
+    for (int i = 0; i < n; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU, NULL);
     return te_mse_loss(x, te_tensor_zeros(te_tensor_ctx(x), te_tensor_dtype(x), te_tensor_ndim(x), te_tensor_shape(x)));
 }
 TE_TEST_DEVICES(tape_hooks_on_saved_tensors) {

@@ -226,7 +226,7 @@ TE_TEST_DEVICES(functions_name_both_shapes) {
     REFUSED(te_layernorm(x, F32(2), NULL, 0, false), TE_ERR_SHAPE, "te_layernorm: the input is [2, 3] and the weight [2]", NULL, NULL);
     REFUSED(te_layernorm(x, F32(3), F32(4), 0, false), TE_ERR_SHAPE, "te_layernorm: the input is [2, 3] and the bias [4]", NULL, NULL);
     REFUSED(te_rmsnorm(x, F32(4), 0, false), TE_ERR_SHAPE, "te_rmsnorm: the input is [2, 3] and the weight [4]", NULL, NULL);
-    REFUSED(te_activate(x, TE_SWIGLU), TE_ERR_SHAPE, "te_activate: the input is [2, 3]; a gated activation needs an even last size", NULL, NULL);
+    REFUSED(te_activate(x, TE_SWIGLU, NULL), TE_ERR_SHAPE, "te_activate: the input is [2, 3]; a gated activation needs an even last size", NULL, NULL);
     REFUSED(te_bias_dropout_add(x, F32(2), NULL, 0), TE_ERR_SHAPE, "te_bias_dropout_add: the input is [2, 3] and the bias [2]", NULL, NULL);
     REFUSED(te_bias_dropout_add(x, NULL, F32(3, 2), 0), TE_ERR_SHAPE, "[3, 2]", "[2, 3]", NULL);
     REFUSED(te_embedding_lookup(F32(2, 3, 4), I32(2)), TE_ERR_SHAPE, "the table is [2, 3, 4] and the ids [2]", NULL, NULL);
@@ -289,7 +289,7 @@ TE_TEST_DEVICES(formats_that_do_not_fit) {
     REFUSED(te_linear(x, BF16(3, 4), NULL), TE_ERR_DTYPE, "the input is f32 and the weight bf16; te_tensor_cast the input", NULL, NULL);
     REFUSED(te_linear(x, F32(3, 4), I32(3)), TE_ERR_DTYPE, "bias is i32", NULL, NULL);
     REFUSED(te_rmsnorm(x, I32(4), 0, false), TE_ERR_DTYPE, "gamma is i32", NULL, NULL);
-    REFUSED(te_activate(ids, TE_GELU), TE_ERR_DTYPE, "te_activate: the input is i32", NULL, NULL);
+    REFUSED(te_activate(ids, TE_GELU, NULL), TE_ERR_DTYPE, "te_activate: the input is i32", NULL, NULL);
     REFUSED(te_dropout(ids, 0.5f), TE_ERR_DTYPE, "the input is i32", NULL, NULL);
     REFUSED(te_embedding_lookup(x, F32(2)), TE_ERR_DTYPE, "ids is f32; i32 or i64 is needed", NULL, NULL);
     REFUSED(te_apply_rotary_pos_emb(I32(2, 1, 2, 4), NULL, TE_SBHD), TE_ERR_DTYPE, "te_apply_rotary_pos_emb: the input is i32", NULL, NULL);
@@ -467,7 +467,7 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     te_tensor *data;
     te_explanation explanation;
     CHECK(!te_add(NULL, NULL) && !te_scale(NULL, 1) && !te_sum_all(NULL) && !te_mean_all(NULL) && !te_linear(NULL, NULL, NULL));
-    CHECK(!te_layernorm(NULL, NULL, NULL, 0, false) && !te_rmsnorm(NULL, NULL, 0, false) && !te_activate(NULL, TE_GELU) && !te_dropout(NULL, 0.5f));
+    CHECK(!te_layernorm(NULL, NULL, NULL, 0, false) && !te_rmsnorm(NULL, NULL, 0, false) && !te_activate(NULL, TE_GELU, NULL) && !te_dropout(NULL, 0.5f));
     CHECK(!te_bias_dropout_add(NULL, NULL, NULL, 0) && !te_embedding_lookup(NULL, NULL) && !te_apply_rotary_pos_emb(NULL, NULL, TE_SBHD));
     CHECK(!te_attention(NULL, NULL, NULL, NULL) && !te_cross_entropy(NULL, NULL, NULL) && !te_mse_loss(NULL, NULL) && te_record(te, NULL) != TE_OK);
     CHECK(!te_tensor_set_requires_grad(NULL, true) && !te_tensor_requires_grad(NULL) && !te_tensor_grad(NULL) && !te_tensor_main_grad(NULL));

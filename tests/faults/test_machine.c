@@ -266,7 +266,7 @@ static void use_kernels(te_ctx *te) {
     te_scope_begin(te);
     te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(5), 1);
     te_scale(x, 2);
-    te_activate(x, TE_GELU);
+    te_activate(x, TE_GELU, NULL);
     te_scope_end(te);
 }
 

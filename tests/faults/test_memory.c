@@ -200,7 +200,7 @@ static void call_functions(te_ctx *te) {
     te_tensor *bias = te_tensor_set_requires_grad(te_tensor_uniform(te, TE_F32, SHAPE(8), -1, 1), true);
     te_tensor_set_name(x, "x");
     te_tensor *y = te_layernorm(te_tensor_contiguous(te_tensor_transpose(x, 0, 1)), weight, bias, 0, true);
-    y = te_rmsnorm(te_activate(te_tensor_cast(te_tensor_cast(y, TE_BF16), TE_F32), TE_SRELU), weight, 0, false);
+    y = te_rmsnorm(te_activate(te_tensor_cast(te_tensor_cast(y, TE_BF16), TE_F32), TE_SRELU, NULL), weight, 0, false);
     y = te_bias_dropout_add(te_dropout(doubled(y), 0.5f), bias, y, 0.25f);
     te_tensor *heads = te_tensor_view(y, SHAPE(3, 2, 2, 4));
     te_rotary_desc rotary = {0};

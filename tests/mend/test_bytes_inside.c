@@ -259,10 +259,16 @@ static bool add_more(te_ctx *te, call *c, int way) {
         c->args.adam.lr_device = one;
         c->args.adam.bias_correction = te_tensor_full(te, TE_F32, SHAPE(2), 1.5);
         return way == 0;
+    case TE_OP_SGD:
+        c->args.sgd.grad_scale = one;
+        c->args.sgd.found_inf = no;
+        c->args.sgd.lr_device = one;
+        return way == 0;
     case TE_OP_L2NORM:
         c->args.l2norm.per_tensor = zeros(te, TE_F32, c->args.l2norm.num_tensors, 0);
         c->args.l2norm.clip = one_out;
         c->args.l2norm.max_norm = 1;
+        te_tensor_fill((te_tensor *)c->args.l2norm.tensors[0], INFINITY); /* for found_inf to be written */
         return way == 0;
     case TE_OP_MULTI_SCALE:
         c->args.multi_scale.scale_device = one;

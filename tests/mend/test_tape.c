@@ -202,7 +202,7 @@ TE_TEST_DEVICES(p08_an_activation_written_before_backward_is_refused) {
         te_tensor *gamma = te_tensor_full(te, TE_F32, SHAPE(8), 1), *loss;
         const int64_t ids[2] = {1, 2};
         te_tensor *target = te_tensor_set_name(test_i32(te, SHAPE(2), ids), "hidden");
-        loss = how == 0   ? te_sum_all(te_activate(h, TE_GELU))
+        loss = how == 0   ? te_sum_all(te_activate(h, TE_GELU, NULL))
                : how == 1 ? te_sum_all(te_rmsnorm(h, gamma, 0, false))
                : how == 2 ? te_mse_loss(h, te_tensor_zeros(te, TE_F32, SHAPE(2, 8)))
                : how == 3 ? te_sum_all(te_attention(te_tensor_set_name(te_tensor_view(h, SHAPE(2, 1, 2, 4)), "hidden"), te_tensor_view(h, SHAPE(2, 1, 2, 4)),

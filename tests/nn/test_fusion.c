@@ -27,7 +27,7 @@ static result run_chain(te_ctx *te, const chain *c, const te_recipe *r, te_group
         te_tensor_zero_grad(x);
         for (int i = 0; i < c->n; i++) te_module_zero_grad(c->stage[i]);
         te_autocast_begin(te, &cast);
-        for (int i = 0; i < c->n; i++) y = c->stage[i] ? te_forward(c->stage[i], y) : te_activate(y, c->act);
+        for (int i = 0; i < c->n; i++) y = c->stage[i] ? te_forward(c->stage[i], y) : te_activate(y, c->act, NULL);
         te_autocast_end(te);
         if (y) te_backward_from(y, dy);
         out.launches = (int)(te_jit_get_stats(te).launches - before);

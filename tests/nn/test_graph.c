@@ -524,8 +524,12 @@ static void count_listed(const char *chapter, const char *rows, int *num_structs
         CHECK(op < TE_OP_COUNT);
         structs += !*prefix;
         for (const char *p = strchr(at, '\n'); p && p < end; p = strchr(p + 1, '\n')) {
-            const char *semicolon = strchr(p + 1, ';'), *star = strstr(p + 1, "te_tensor *"), *tuple = strstr(p + 1, "te_adam_tensor *");
-            if (!star || (tuple && tuple < star)) star = tuple;
+            static const char *const tuples[] = {"te_adam_tensor *", "te_sgd_tensor *"};
+            const char *semicolon = strchr(p + 1, ';'), *star = strstr(p + 1, "te_tensor *");
+            for (int t = 0; t < COUNT(tuples); t++) {
+                const char *tuple = strstr(p + 1, tuples[t]);
+                if (tuple && (!star || tuple < star)) star = tuple;
+            }
             if (!star || !semicolon || star > semicolon) continue;
             for (star = strchr(star, '*'); star && star < semicolon; star = strchr(star + 1, '*')) {
                 char field[64];

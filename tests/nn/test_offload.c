@@ -51,7 +51,7 @@ enum { DEPTH = 8, BYTES = 4096 * 4 };
 static te_result gelus_forward(te_module *self, te_forward_args *args) {
     te_tensor *x = args->input;
     (void)self;
-    for (int i = 0; i < DEPTH; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU);
+    for (int i = 0; i < DEPTH; i++) x = te_activate(te_scale(x, 1.5f), TE_GELU, NULL);
     args->outputs.out = x;
     return te_error_code(te_module_ctx(self));
 }
@@ -131,7 +131,7 @@ typedef struct shared {
 static shared share(te_tensor *x, te_tensor *weight) {
     shared s;
     s.h = te_scale(x, 2);
-    te_tensor *halves = te_add(te_activate(te_tensor_narrow(s.h, 0, 0, 2), TE_GELU), te_activate(te_tensor_narrow(s.h, 0, 2, 2), TE_SILU));
+    te_tensor *halves = te_add(te_activate(te_tensor_narrow(s.h, 0, 0, 2), TE_GELU, NULL), te_activate(te_tensor_narrow(s.h, 0, 2, 2), TE_SILU, NULL));
     s.loss = te_add(te_sum_all(halves), te_sum_all(te_linear(te_tensor_view(s.h, SHAPE(64, 64)), weight, NULL)));
     return s;
 }
@@ -174,11 +174,11 @@ static void halves(te_ctx *te, const te_cpu_offload_desc *offload, float out[3 *
     te_scope_begin(te);
     te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(2, n), test_normal(2 * n, 7)), true), *other = test_tensor(te, TE_F32, SHAPE(1, n), test_normal(n, 8));
     if (offload) te_cpu_offload_begin(te, offload);
-    te_tensor *y = te_scale(x, 2.0f), *first = te_activate(te_tensor_narrow(y, 0, 0, 1), TE_GELU);
+    te_tensor *y = te_scale(x, 2.0f), *first = te_activate(te_tensor_narrow(y, 0, 0, 1), TE_GELU, NULL);
     te_no_grad_begin(te);
     te_tensor_copy(te_tensor_narrow(y, 0, 1, 1), other);
     te_no_grad_end(te);
-    te_tensor *second = te_activate(te_tensor_narrow(y, 0, 1, 1), TE_GELU);
+    te_tensor *second = te_activate(te_tensor_narrow(y, 0, 1, 1), TE_GELU, NULL);
     if (offload) te_cpu_offload_end(te);
     te_backward(te_sum_all(te_add(first, second)));
     te_tensor_to_host(te_add(first, second), out);

@@ -70,7 +70,7 @@ static te_result some_function(te_ctx *te, void *user, te_tensor *const *in, int
     if (c->runs == c->fail_at) return TE_ERR_IO;
     te_tensor *h = te_linear(in[0], c->factor, NULL);
     if (c->runs == c->other_at) h = te_tensor_narrow(h, 0, 0, 1);
-    out[0] = c->runs == c->other_at ? h : te_add(te_dropout(te_activate(h, TE_GELU), 0.25f), in[1]);
+    out[0] = c->runs == c->other_at ? h : te_add(te_dropout(te_activate(h, TE_GELU, NULL), 0.25f), in[1]);
     out[1] = te_sum_all(in[1]);
     return TE_OK;
 }

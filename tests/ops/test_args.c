@@ -33,13 +33,13 @@ TE_TEST(args_are_listed) {
 
     te_adam_tensor two[2];
     te_op_adam_args adam = {0};
-    te_arg of_adam[16];
+    te_arg of_adam[20];
     memset(two, 0, sizeof two);
     two[0].param = x;
     two[1].grad = x;
     adam.tensors = two;
     adam.num_tensors = 2;
-    CHECK_EQ_INT(te_query_args(TE_OP_ADAM, &adam, of_adam, 16), 14);
+    CHECK_EQ_INT(te_query_args(TE_OP_ADAM, &adam, of_adam, 20), 20);
     CHECK(of_adam[0].tensor == x && of_adam[0].index == 0 && !strcmp(of_adam[0].name, "param") && of_adam[0].use == TE_ARG_INOUT);
     CHECK(of_adam[3].tensor == x && of_adam[3].index == 1 && !strcmp(of_adam[3].name, "grad") && of_adam[3].use == TE_ARG_IN);
     CHECK(of_adam[9].tensor == NULL && of_adam[9].optional && !strcmp(of_adam[9].name, "master"));

@@ -281,6 +281,66 @@ TE_TEST_DEVICES(mse) {
         }
 }
 
+/* Two halves of the vocabulary, merged, are the whole: losses, and each half's gradient. */
+TE_TEST_DEVICES(cross_entropy_parts) {
+    enum { M = 300, V = 514, H = V / 2 };
+    for (int smooth = 0; smooth < 2; smooth++) {
+        ce_case c = {.m = M, .v = V, .x = TE_F32, .dx = TE_F32, .smoothing = smooth ? 0.2f : 0, .ignore = -100, .count = true};
+        ce_data d = make_data(&c);
+        name_case(&c);
+        ce_result want = run(te, &c, &d);
+        te_op_cross_entropy_merge_args merge = {0};
+        float *half[2], *parts = test_floats(2 * M * 3);
+        te_tensor *target = test_i32(te, SHAPE(M), d.target), *count = test_guarded(te, TE_F32, SHAPE(1));
+        for (int r = 0; r < 2; r++) {
+            te_op_cross_entropy_fwd_args f = {0};
+            half[r] = test_floats(M * H);
+            for (int i = 0; i < M * H; i++) half[r][i] = d.x[i / H * V + r * H + i % H];
+            f.logits = test_tensor(te, TE_F32, SHAPE(M, H), half[r]);
+            f.target = target;
+            f.count = count;
+            f.parts = test_guarded(te, TE_F32, SHAPE(M, 3));
+            f.label_smoothing = c.smoothing;
+            f.ignore_index = c.ignore;
+            f.vocab_size = V;
+            f.vocab_start = r * H;
+            CHECK_EQ_INT(te_op_cross_entropy_fwd(te, &f), TE_OK);
+            REQUIRE_OK(te);
+            CHECK(test_read(count)[0] == want.count[0]);
+            memcpy(parts + r * M * 3, test_read(f.parts), sizeof(float) * M * 3);
+        }
+        merge.parts = test_tensor(te, TE_F32, SHAPE(2, M, 3), parts);
+        merge.target = target;
+        merge.loss = test_guarded(te, TE_F32, SHAPE(M));
+        merge.lse = test_guarded(te, TE_F32, SHAPE(M));
+        merge.label_smoothing = c.smoothing;
+        merge.ignore_index = c.ignore;
+        merge.vocab_size = V;
+        CHECK_EQ_INT(te_op_cross_entropy_merge(te, &merge), TE_OK);
+        REQUIRE_OK(te);
+        CHECK_TENSOR(merge.lse, want.lse, 2e-6, 1e-6);   /* f32 sums in another order */
+        CHECK_TENSOR(merge.loss, want.loss, 4e-6, 4e-6);
+        for (int r = 0; r < 2; r++) {
+            te_op_cross_entropy_bwd_args b = {0};
+            float *grad = test_floats(M * H);
+            for (int i = 0; i < M * H; i++) grad[i] = want.dx[i / H * V + r * H + i % H];
+            b.logits = test_tensor(te, TE_F32, SHAPE(M, H), half[r]);
+            b.target = target;
+            b.lse = merge.lse;
+            b.dloss = test_tensor(te, TE_F32, SHAPE(M), d.dloss);
+            b.count = count;
+            b.dlogits = test_guarded(te, TE_F32, SHAPE(M, H));
+            b.label_smoothing = c.smoothing;
+            b.ignore_index = c.ignore;
+            b.vocab_size = V;
+            b.vocab_start = r * H;
+            CHECK_EQ_INT(te_op_cross_entropy_bwd(te, &b), TE_OK);
+            REQUIRE_OK(te);
+            CHECK_TENSOR(b.dlogits, grad, 1e-5, 1e-7); /* two lse that differ by a rounding or two */
+        }
+    }
+}
+
 TE_TEST_DEVICES(complaints) {
     te_op_cross_entropy_fwd_args f = {0};
     te_op_cross_entropy_bwd_args b = {0};
@@ -313,4 +373,28 @@ TE_TEST_DEVICES(complaints) {
     s.loss = te_tensor_zeros(te, TE_F32, SHAPE(1));
     te_op_mse_fwd(te, &s);
     CHECK_ERROR(te, TE_ERR_SHAPE, "mse_fwd: target is [8, 4] and x is [4, 8]");
+    te_op_cross_entropy_fwd_args part = {0};
+    part.logits = te_tensor_zeros(te, TE_F32, SHAPE(2, 8));
+    part.target = te_tensor_zeros(te, TE_I32, SHAPE(2));
+    part.parts = te_tensor_zeros(te, TE_F32, SHAPE(2, 3));
+    part.vocab_size = 16;
+    part.vocab_start = 9;
+    te_op_cross_entropy_fwd(te, &part);
+    CHECK_ERROR(te, TE_ERR_INVALID, "vocab_start is 9, the logits have 8 columns and vocab_size is 16");
+    part.vocab_start = 8;
+    part.loss = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    te_op_cross_entropy_fwd(te, &part);
+    CHECK_ERROR(te, TE_ERR_INVALID, "parts and loss are given");
+    te_op_cross_entropy_merge_args merge = {0};
+    merge.parts = te_tensor_zeros(te, TE_F32, SHAPE(7));
+    merge.target = part.target;
+    merge.loss = part.loss;
+    merge.lse = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    merge.vocab_size = 8;
+    te_op_cross_entropy_merge(te, &merge);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "parts is [7]; a multiple of 3 x 2 elements is needed");
+    merge.parts = te_tensor_zeros(te, TE_F32, SHAPE(6));
+    merge.vocab_size = 0;
+    te_op_cross_entropy_merge(te, &merge);
+    CHECK_ERROR(te, TE_ERR_INVALID, "vocab_size 0");
 }

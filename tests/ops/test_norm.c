@@ -676,3 +676,76 @@ TE_TEST_DEVICES(complaints) {
     te_op_layernorm_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_SHAPE, "mean is [8]; 6 elements are needed");
 }
+
+/* ---- L2 ---- */
+
+TE_TEST_DEVICES(l2_normalization) {
+    static const int64_t sizes[][2] = {{5, 7}, {300, 64}, {3, 2000}, {1, 1}, {0, 8}};
+    static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};
+    for (int k = 0; k < COUNT(sizes); k++)
+        for (int f = 0; f < 6; f++) {
+            int64_t m = sizes[k][0], n = sizes[k][1];
+            te_dtype dtype = formats[f % 3];
+            bool in_place = f >= 3;
+            double step = dtype == TE_BF16 ? 0x1p-8 : dtype == TE_F16 ? 0x1p-11 : 0;
+            float *x = test_normal(m * n, 3), *want = test_floats(m * n), *slope = test_floats(m * n), *rnorm = test_floats(m);
+            for (int64_t i = 0; i < n && m > 1; i++) x[n + i] = 0; /* a row without a norm */
+            x = test_rounded(dtype, x, m * n);
+            const float *dy = test_rounded(dtype, test_normal(m * n, 4), m * n);
+            test_case("[%d, %d] %s%s", (int)m, (int)n, te_dtype_name(dtype), in_place ? ", in place" : "");
+            for (int64_t r = 0; r < m; r++) {
+                double square = 0, along = 0, inverse;
+                for (int64_t i = r * n; i < (r + 1) * n; i++) square += (double)x[i] * (double)x[i], along += (double)x[i] * (double)dy[i];
+                inverse = 1 / sqrt(square + 1e-6);
+                rnorm[r] = (float)inverse;
+                for (int64_t i = r * n; i < (r + 1) * n; i++) {
+                    want[i] = (float)((double)x[i] * inverse);
+                    slope[i] = (float)(inverse * ((double)dy[i] - (double)x[i] * inverse * inverse * along));
+                }
+            }
+            te_tensor *in = test_tensor(te, dtype, SHAPE(m, n), x), *upstream = test_guarded_with(te, dtype, SHAPE(m, n), dy);
+            te_op_l2normalize_fwd_args fwd = {0};
+            te_op_l2normalize_bwd_args bwd = {0};
+            fwd.x = bwd.x = in;
+            fwd.rnorm = test_guarded(te, TE_F32, SHAPE(m));
+            bwd.rnorm = fwd.rnorm;
+            bwd.dy = upstream;
+            bwd.dx = in_place ? upstream : test_guarded(te, dtype, SHAPE(m, n));
+            fwd.y = test_guarded_with(te, dtype, SHAPE(m, n), x);
+            if (in_place) fwd.x = fwd.y;
+            CHECK_EQ_INT(te_op_l2normalize_fwd(te, &fwd), TE_OK);
+            CHECK_EQ_INT(te_op_l2normalize_bwd(te, &bwd), TE_OK);
+            REQUIRE_OK(te);
+            if (m == 0) continue;
+            CHECK_TENSOR(fwd.rnorm, rnorm, 2e-6, 0);
+            CHECK_TENSOR(fwd.y, want, step + 3e-6, 1e-7);
+            /* dy and its part along x may cancel: f32 of numbers of the size of rnorm, 1000 for the row of zeros. */
+            CHECK_TENSOR(bwd.dx, slope, step + 4e-6, n == 1 ? 4e-3 : 4e-6);
+        }
+    /* The function, by differences. */
+    float *x = test_normal(12, 9);
+    const float *w = test_normal(12, 10);
+    double at[2];
+    te_tensor *in = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(3, 4), x), true);
+    te_backward_from(te_l2_normalization(in, 0.1f), test_tensor(te, TE_F32, SHAPE(3, 4), w));
+    REQUIRE_OK(te);
+    const float *g = test_copy(test_read(te_tensor_grad(in)), 12);
+    for (int i = 0; i < 12; i++) {
+        for (int side = 0; side < 2; side++) {
+            float before = x[i];
+            x[i] += side ? -1e-2f : 1e-2f;
+            const float *y = test_read(te_l2_normalization(test_tensor(te, TE_F32, SHAPE(3, 4), x), 0.1f));
+            at[side] = 0;
+            for (int j = 0; j < 12; j++) at[side] += (double)y[j] * (double)w[j];
+            x[i] = before;
+        }
+        CHECK_MSG(fabs((at[0] - at[1]) / 2e-2 - (double)g[i]) < 2e-4, "dx[%d] is %g; by differences %g", i, (double)g[i], (at[0] - at[1]) / 2e-2);
+    }
+    te_op_l2normalize_fwd_args bad = {0};
+    bad.x = in;
+    bad.y = te_tensor_zeros(te, TE_F32, SHAPE(3, 5));
+    te_op_l2normalize_fwd(te, &bad);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "l2normalize_fwd: y is [3, 5] and x is [3, 4]");
+    CHECK(te_l2_normalization(in, -1) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "eps is -1; it must be positive");
+}

@@ -144,8 +144,11 @@ TE_TEST_DEVICES(adam_many_tensors) {
 TE_TEST_DEVICES(adam_found_inf) {
     const float flags[] = {1, 0}, grad[] = {1, 2, 3, INFINITY, NAN}, zeros[5] = {0}, ones[] = {1, 1, 1, 1, 1};
     for (int i = 0; i < 2; i++) {
-        te_adam_tensor t = {test_tensor(te, TE_F32, SHAPE(5), grad), guarded(te, TE_F32, 5, ones, false), guarded(te, TE_F32, 5, zeros, false),
-                            guarded(te, TE_F32, 5, zeros, false), NULL};
+        te_adam_tensor t = {0};
+        t.grad = test_tensor(te, TE_F32, SHAPE(5), grad);
+        t.param = guarded(te, TE_F32, 5, ones, false);
+        t.m = guarded(te, TE_F32, 5, zeros, false);
+        t.v = guarded(te, TE_F32, 5, zeros, false);
         te_op_adam_args a = usual();
         a.tensors = &t;
         a.num_tensors = 1;
@@ -161,6 +164,227 @@ TE_TEST_DEVICES(adam_found_inf) {
     te_op_adam_args none = usual();
     none.step = 1;
     CHECK_EQ_INT(te_op_adam(te, &none), TE_OK);
+}
+
+/* ---- states of 16 and 8 bits ---- */
+
+static te_tensor *scale_for(te_ctx *te, te_dtype dtype) {
+    const float start = 0.5f;
+    return dtype == TE_F16 || dtype == TE_F8E4M3 ? test_guarded_with(te, TE_F32, SHAPE(1), &start) : NULL;
+}
+/* What the elements of a state stand for. */
+static double *unscaled(te_tensor *x, te_tensor *scale) {
+    int64_t n = te_tensor_numel(x);
+    const float *stored = test_read(x);
+    double *out = test_doubles(n), factor = scale ? (double)test_read(scale)[0] : 1;
+    for (int64_t i = 0; i < n; i++) out[i] = stored[i] * factor;
+    return out;
+}
+/* `x` and its scale hold `want`: each number is off by half a step of the format, of its own size or of the smallest one, and by f32's roundings of terms
+ * that may cancel. */
+static void check_state(const char *name, te_tensor *x, te_tensor *scale, const double *want) {
+    int64_t n = te_tensor_numel(x);
+    te_dtype dtype = te_tensor_dtype(x);
+    const double *got = unscaled(x, scale);
+    double most = 0, range = dtype == TE_F8E4M3 ? 448 : 32752, factor = scale ? (double)test_read(scale)[0] : 1;
+    double step = dtype == TE_F8E4M3 ? 0x1p-4 : dtype == TE_F16 ? 0x1p-11 : dtype == TE_BF16 ? 0x1p-8 : 0, least = dtype == TE_F8E4M3 ? 0x1p-10 : 0x1p-25;
+    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs(want[i]));
+    if (scale) CHECK_MSG(fabs(factor - most / range) <= 4e-6 * most / range, "%s: the scale is %g; the largest number is %g", name, factor, most);
+    for (int64_t i = 0; i < n; i++)
+        CHECK_MSG(fabs(got[i] - want[i]) <= (step + 4e-6) * fabs(want[i]) + (scale ? least * factor : 0) + 1e-6 * fmax(most, 0.1), "%s[%d] is %g; %g is right", name, (int)i, got[i], want[i]);
+}
+
+/* Each step from what the last one stored, for no rounding of a state is forgotten by the next. */
+TE_TEST_DEVICES(adam_states_of_16_and_8_bits) {
+    static const te_dtype moments[] = {TE_F32, TE_BF16, TE_F16, TE_F8E4M3}, masters[] = {TE_DTYPE_NONE, TE_F32, TE_F16};
+    static const int64_t sizes[] = {1, 7, 4096, 9001, 0};
+    enum { NUM = 4 * 4 * 3 };
+    static entry e[NUM];
+    te_adam_tensor list[NUM];
+    te_op_adam_args a = usual();
+    memset(e, 0, sizeof e);
+    a.tensors = list;
+    a.num_tensors = NUM;
+    a.num_undecayed = 17;
+    a.weight_decay = 0.1f;
+    for (int i = 0; i < NUM; i++) {
+        entry *x = &e[i];
+        te_dtype m = moments[i % 4], v = moments[i / 4 % 4], master = masters[i / 16];
+        x->n = sizes[i % 5];
+        x->grad_dtype = floats[i % 3];
+        x->param_dtype = floats[i / 3 % 3];
+        x->misaligned = i % 7 == 3;
+        const float *start = test_rounded(x->param_dtype, test_normal(x->n, 100 + (uint64_t)i), x->n);
+        x->t.param = guarded(te, x->param_dtype, x->n, start, x->misaligned);
+        x->t.m = guarded(te, m == TE_F8E4M3 ? TE_F32 : m, x->n, test_floats(x->n), x->misaligned);
+        if (m == TE_F8E4M3) x->t.m = te_tensor_zeros(te, m, SHAPE(x->n));
+        x->t.v = v == TE_F8E4M3 ? te_tensor_zeros(te, v, SHAPE(x->n)) : guarded(te, v, x->n, test_floats(x->n), false);
+        x->t.master = master == TE_DTYPE_NONE ? NULL : guarded(te, master, x->n, start, false);
+        x->t.m_scale = scale_for(te, m);
+        x->t.v_scale = scale_for(te, v);
+        x->t.master_scale = scale_for(te, master);
+    }
+    for (int step = 1; step <= 3; step++) {
+        a.step = step;
+        for (int mode = 0; mode < 2; mode++) {
+            a.no_adam_w_mode = mode;
+            for (int i = 0; i < NUM; i++) {
+                entry *x = &e[i];
+                te_op_adam_args mine = a;
+                const float *grad = test_rounded(x->grad_dtype, test_normal(x->n, (uint64_t)(1000 * step + i)), x->n);
+                if (i >= NUM - a.num_undecayed) mine.weight_decay = 0;
+                x->p = x->t.master ? unscaled(x->t.master, x->t.master_scale) : unscaled(x->t.param, NULL);
+                x->m = unscaled(x->t.m, x->t.m_scale);
+                x->v = unscaled(x->t.v, x->t.v_scale);
+                x->master = true; /* reference_step leaves the parameter unrounded */
+                list[i] = x->t;
+                list[i].grad = guarded(te, x->grad_dtype, x->n, grad, x->misaligned);
+                reference_step(x, grad, &mine, 1, mine.lr);
+            }
+            CHECK_EQ_INT(te_op_adam(te, &a), TE_OK);
+            REQUIRE_OK(te);
+            for (int i = 0; i < NUM; i++) {
+                entry *x = &e[i];
+                if (x->n == 0) continue;
+                test_case("step %d, mode %d, tensor %d: %d elements, m %s, v %s", step, mode, i, (int)x->n, te_dtype_name(te_tensor_dtype(x->t.m)),
+                          te_dtype_name(te_tensor_dtype(x->t.v)));
+                check_state("m", x->t.m, x->t.m_scale, x->m);
+                check_state("v", x->t.v, x->t.v_scale, x->v);
+                check_state("param", x->t.param, NULL, x->p);
+                if (x->t.master) check_state("master", x->t.master, x->t.master_scale, x->p);
+            }
+        }
+    }
+}
+
+/* Parameters and remainders together are the bits of an f32 master, and the parameter is that one rounded, halves upwards. */
+TE_TEST_DEVICES(adam_remainders_are_masters) {
+    enum { N = 5000 };
+    const float *start = test_rounded(TE_BF16, test_normal(N, 3), N);
+    te_adam_tensor t[2];
+    te_op_adam_args a = usual();
+    memset(t, 0, sizeof t);
+    a.num_tensors = 1;
+    a.weight_decay = 0.1f;
+    for (int k = 0; k < 2; k++) {
+        t[k].param = guarded(te, TE_BF16, N, start, false);
+        t[k].m = guarded(te, TE_F32, N, test_floats(N), false);
+        t[k].v = guarded(te, TE_F32, N, test_floats(N), false);
+    }
+    t[0].master = guarded(te, TE_F32, N, start, false);
+    t[1].master = te_tensor_zeros(te, TE_U8, SHAPE(N, 2));
+    for (int step = 1; step <= 5; step++) {
+        float *grad = test_normal(N, (uint64_t)step);
+        if (step == 5) grad[17] = NAN;
+        a.step = step;
+        for (int k = 0; k < 2; k++) {
+            t[k].grad = guarded(te, TE_F32, N, grad, false);
+            a.tensors = &t[k];
+            CHECK_EQ_INT(te_op_adam(te, &a), TE_OK);
+        }
+        REQUIRE_OK(te);
+        const uint32_t *master = (const uint32_t *)test_read_bytes(t[0].master);
+        const uint16_t *param = (const uint16_t *)test_read_bytes(t[1].param), *rest = (const uint16_t *)test_read_bytes(t[1].master);
+        for (int i = 0; i < N; i++) {
+            uint32_t up = (master[i] + 0x8000u) >> 16;
+            if (step == 5 && i == 17) {
+                CHECK((param[i] & 0x7fff) > 0x7f80 && rest[i] == 0);
+                continue;
+            }
+            CHECK_MSG(rest[i] == (uint16_t)master[i] && param[i] == up, "step %d element %d: master %#x, param %#x, remainder %#x", step, i, master[i], param[i], rest[i]);
+        }
+    }
+}
+
+TE_TEST_DEVICES(store_state_formats) {
+    static const te_dtype formats[] = {TE_F16, TE_F8E4M3};
+    for (int f = 0; f < 2; f++)
+        for (int k = 0; k < 6; k++) {
+            int64_t n = k == 4 ? 0 : 4500;
+            float *x = test_normal(n, 7), amax = 0;
+            te_op_store_state_args a = {0};
+            for (int64_t i = 0; i < n; i++) x[i] *= k == 1 ? 1e-30f : k == 2 ? 0.0f : k == 3 ? 1e30f : k == 5 ? 1e-42f : 1.0f;
+            for (int64_t i = 0; i < n; i++) amax = fmaxf(amax, fabsf(x[i]));
+            a.x = test_tensor(te, TE_F32, SHAPE(n), x);
+            a.amax = test_tensor(te, TE_F32, SHAPE(1), &amax);
+            a.state = te_tensor_zeros(te, formats[f], SHAPE(n));
+            a.scale = test_guarded(te, TE_F32, SHAPE(1));
+            CHECK_EQ_INT(te_op_store_state(te, &a), TE_OK);
+            REQUIRE_OK(te);
+            test_case("%s, case %d", te_dtype_name(formats[f]), k);
+            double *want = test_doubles(n);
+            for (int64_t i = 0; i < n; i++) want[i] = x[i];
+            if (k == 2 || k == 4 || k == 5) { /* nothing to scale by: zeros */
+                const float *codes = test_read(a.state);
+                for (int64_t i = 0; i < n; i++) CHECK(codes[i] == 0);
+                CHECK(test_read(a.scale)[0] <= 1);
+            } else
+                check_state("state", a.state, a.scale, want);
+        }
+}
+
+/* ---- sgd ---- */
+
+TE_TEST_DEVICES(sgd_modes) {
+    enum { NUM = 70 }; /* more than a launch takes */
+    te_sgd_tensor list[NUM];
+    double *p[NUM], *b[NUM];
+    const float half = 0.5f, rate = 0.03f, flag = 1;
+    for (int mode = 0; mode < 32; mode++) {
+        te_op_sgd_args a = {0};
+        a.tensors = list;
+        a.num_tensors = NUM;
+        a.num_undecayed = mode & 1 ? 11 : 0;
+        a.lr = 0.1f;
+        a.momentum = mode & 2 ? 0.9f : 0;
+        a.nesterov = (mode & 6) == 6;
+        a.dampening = !a.nesterov && mode & 8 ? 0.25f : 0;
+        a.weight_decay = mode & 16 ? 0.01f : 0;
+        a.wd_after_momentum = mode & 4;
+        memset(list, 0, sizeof list);
+        if (mode & 8) a.grad_scale = test_tensor(te, TE_F32, SHAPE(1), &half), a.lr_device = test_tensor(te, TE_F32, SHAPE(1), &rate);
+        for (int i = 0; i < NUM; i++) {
+            int64_t n = i % 9 ? 1 + i * 131 % 900 : 5000 - i;
+            te_dtype dtype = floats[i % 3];
+            const float *start = test_rounded(dtype, test_normal(n, (uint64_t)i), n);
+            list[i].param = guarded(te, dtype, n, start, i % 5 == 1);
+            if (i % 2) list[i].master = guarded(te, TE_F32, n, start, false);
+            if (a.momentum != 0) list[i].momentum = guarded(te, i % 2 ? TE_F32 : dtype, n, test_floats(n), false);
+        }
+        for (int step = 0; step < 2; step++) {
+            for (int i = 0; i < NUM; i++) {
+                int64_t n = te_tensor_numel(list[i].param);
+                te_dtype dtype = floats[i / 3 % 3];
+                const float *grad = test_rounded(dtype, test_normal(n, (uint64_t)(1000 * step + i)), n);
+                double wd = i < NUM - a.num_undecayed ? a.weight_decay : 0, lr = mode & 8 ? rate : a.lr;
+                p[i] = unscaled(list[i].master ? list[i].master : list[i].param, NULL);
+                b[i] = list[i].momentum ? unscaled(list[i].momentum, NULL) : NULL;
+                list[i].grad = guarded(te, dtype, n, grad, i % 3 == 1);
+                list[i].first = step == 0;
+                for (int64_t k = 0; k < n; k++) {
+                    double d = grad[k] * (mode & 8 ? 0.5 : 1) + (a.wd_after_momentum ? 0 : wd * p[i][k]);
+                    if (b[i]) {
+                        b[i][k] = step == 0 ? d : a.momentum * b[i][k] + (1 - (double)a.dampening) * d;
+                        d = a.nesterov ? d + a.momentum * b[i][k] : b[i][k];
+                    }
+                    p[i][k] -= lr * (d + (a.wd_after_momentum ? wd * p[i][k] : 0));
+                }
+            }
+            CHECK_EQ_INT(te_op_sgd(te, &a), TE_OK);
+            REQUIRE_OK(te);
+            for (int i = 0; i < NUM; i++) {
+                test_case("mode %d, step %d, tensor %d", mode, step, i);
+                check_state("param", list[i].param, NULL, p[i]);
+                if (list[i].master) check_state("master", list[i].master, NULL, p[i]);
+                if (b[i]) check_state("momentum", list[i].momentum, NULL, b[i]);
+            }
+        }
+        if (mode) continue;
+        void *before = test_copy(test_read(list[7].param), te_tensor_numel(list[7].param));
+        a.found_inf = test_tensor(te, TE_F32, SHAPE(1), &flag);
+        CHECK_EQ_INT(te_op_sgd(te, &a), TE_OK);
+        CHECK_BYTES("param", test_read(list[7].param), before, (size_t)te_tensor_numel(list[7].param) * 4);
+    }
 }
 
 /* ---- norm ---- */
@@ -221,6 +445,29 @@ TE_TEST_DEVICES(l2norm_not_finite) {
     }
 }
 
+/* unscale_l2norm: the norm of the products, the tensors left alone; the flag where it is not finite. */
+TE_TEST_DEVICES(l2norm_unscaled) {
+    for (int k = 0; k < 3; k++) {
+        float *x = test_normal(70000, 4), inverse = 1.0f / 1024, start = 0;
+        double sum = 0;
+        if (k == 1) x[69999] = NAN;
+        if (k == 2) x[5] = INFINITY;
+        for (int i = 0; i < 70000; i++) sum += (double)x[i] * x[i];
+        const te_tensor *list[] = {test_tensor(te, TE_F32, SHAPE(70000), x)};
+        te_op_l2norm_args a = {0};
+        a.tensors = list;
+        a.num_tensors = 1;
+        a.norm = test_guarded(te, TE_F32, SHAPE(1));
+        a.inv_scale = test_tensor(te, TE_F32, SHAPE(1), &inverse);
+        a.found_inf = test_guarded_with(te, TE_F32, SHAPE(1), &start);
+        te_op_l2norm(te, &a);
+        REQUIRE_OK(te);
+        CHECK(test_read(a.found_inf)[0] == (k ? 1 : 0));
+        if (k == 0) CHECK(fabs(test_read(a.norm)[0] * 1024 / sqrt(sum) - 1) < 2e-6);
+        CHECK_BYTES("the tensor", test_read(list[0]), x, 70000 * 4);
+    }
+}
+
 /* ---- scale ---- */
 
 TE_TEST_DEVICES(multi_scale_lists) {
@@ -265,7 +512,7 @@ TE_TEST_DEVICES(multi_scale_lists) {
 TE_TEST(optim_errors) {
     te_ctx *te = test_context("cpu");
     te_tensor *p = te_tensor_zeros(te, TE_F32, SHAPE(4)), *other = te_tensor_zeros(te, TE_F32, SHAPE(5)), *half = te_tensor_zeros(te, TE_BF16, SHAPE(4));
-    te_adam_tensor t[2] = {{p, p, p, p, NULL}, {p, p, other, p, NULL}};
+    te_adam_tensor t[2] = {{.grad = p, .param = p, .m = p, .v = p}, {.grad = p, .param = p, .m = other, .v = p}};
     te_op_adam_args a = usual();
     a.tensors = t;
     a.num_tensors = 2;
@@ -273,9 +520,28 @@ TE_TEST(optim_errors) {
     te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "m[1] is [5] and param[1] is [4]");
     t[1].m = half;
+    t[1].m_scale = other;
     te_op_adam(te, &a);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "m[1] is bf16; f32 is needed");
+    CHECK_ERROR(te, TE_ERR_INVALID, "m_scale[1] is given and m[1] is bf16; a scale belongs to f16 and e4m3 alone");
+    t[1].m = te_tensor_zeros(te, TE_F16, SHAPE(4));
+    te_op_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "m_scale[1] is [5]; 1 element is needed");
+    t[1].m_scale = NULL;
+    te_op_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_STATE, "m[1] is f16 and m_scale[1] is NULL; f32 [1] is needed there");
     t[1].m = p;
+    t[1].master = te_tensor_zeros(te, TE_U8, SHAPE(8));
+    te_op_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "master[1] is u8, remainders, and param[1] is f32; bf16 is needed");
+    t[1].param = half;
+    t[1].master = te_tensor_zeros(te, TE_U8, SHAPE(4));
+    te_op_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "two bytes for each element are needed");
+    t[1].master = te_tensor_narrow(te_tensor_zeros(te, TE_U8, SHAPE(9)), 0, 1, 8);
+    te_op_adam(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "master[1] begins at an odd address");
+    t[1].master = NULL;
+    t[1].param = p;
     a.step = 0;
     te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "step is 0");
@@ -286,6 +552,17 @@ TE_TEST(optim_errors) {
     a.tensors = NULL;
     te_op_adam(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "the list of 2 tensors is NULL");
+    te_sgd_tensor sgd_list[1] = {{.grad = p, .param = p}};
+    te_op_sgd_args sgd = {0};
+    sgd.tensors = sgd_list;
+    sgd.num_tensors = 1;
+    sgd.momentum = 0.5f;
+    te_op_sgd(te, &sgd);
+    CHECK_ERROR(te, TE_ERR_STATE, "sgd: momentum is 0.5 and momentum[0] is NULL");
+    sgd.momentum = 0;
+    sgd.nesterov = true;
+    te_op_sgd(te, &sgd);
+    CHECK_ERROR(te, TE_ERR_INVALID, "for nesterov momentum > 0 and dampening 0");
     te_op_l2norm_args n = {0};
     te_op_l2norm(te, &n);
     CHECK_ERROR(te, TE_ERR_STATE, "norm is NULL");

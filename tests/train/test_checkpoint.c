@@ -100,7 +100,7 @@ TE_TEST(checkpoint_names) {
     te_safetensors *f = te_safetensors_open(te, path);
     REQUIRE(f);
     static const char *const names[] = {"self_attention.proj.weight", "optimizer/self_attention.proj.weight.exp_avg",
-                                        "optimizer/self_attention.proj.weight.exp_avg_sq", "optimizer/self_attention.proj.weight.master",
+                                        "optimizer/self_attention.proj.weight.exp_avg_sq", "optimizer/self_attention.proj.weight.master_param",
                                         "layernorm_mlp.fp8_scale_fwd", "layernorm_mlp.fp8_amax_history_bwd"};
     for (int i = 0; i < COUNT(names); i++) CHECK_MSG(te_safetensors_find(f, names[i]), "there is no %s", names[i]);
     te_safetensors_close(f);

@@ -76,6 +76,15 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float lim
     *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
 }
 
+// Where the first operand of gated element (row, column) of n stands; the second one is a block further on. Eight neighbours are in one block with options.
+#if defined(ACT) && !defined(INTERLEAVED)
+TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
+TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
+#else
+TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64 block) { return row * 2 * n + column + (block == n ? 0 : column / block * block); }
+TE_DEV te_i64 te_act_block(te_i64, te_i64 block) { return block; }
+#endif
+
 // i = row * width + column.
 TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
     *row = i / width;

@@ -7,7 +7,7 @@
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all
-// pointers aligned to 16 bytes (FP8: 8), and what is not gated is one long row. Without: anything.
+// pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what is not gated is one long row. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3
@@ -19,6 +19,7 @@
 // te:row ACT=12 DY_DT=3 X_DT=3 DX_DT=3
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=5
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=4
+// te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3 INTERLEAVED=1
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
@@ -54,16 +55,16 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
         if (te_act_gated(ACT)) {
             float gate[8], dgate[8];
             te_act_split8(i, a.n, a.divisor.magic, a.divisor.shift, &row, &column);
-            te_i64 at = row * 2 * a.n + column;
+            te_i64 at = te_act_at(row, column, a.n, a.block), other = at + te_act_block(a.n, a.block);
             te_load8(a.x, at, X_DT, x);
-            te_load8(a.x, at + a.n, X_DT, gate);
+            te_load8(a.x, other, X_DT, gate);
             te_act_begin(a, &scale, &seen);
 #pragma unroll
             for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, &dx[j], &dgate[j]);
             te_act_finish(a, DX_DT, scale, dx, &largest);
             te_act_finish(a, DX_DT, scale, dgate, &largest);
             te_store8(a.dx, at, DX_DT, dx);
-            te_store8(a.dx, at + a.n, DX_DT, dgate);
+            te_store8(a.dx, other, DX_DT, dgate);
         } else {
             te_load8(a.x, i, X_DT, x);
             te_act_begin(a, &scale, &seen);
@@ -85,9 +86,9 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
         te_i64 at = i;
         if (te_act_gated(a.act)) {
             te_act_split(i, a.n, &row, &column);
-            at = row * 2 * a.n + column;
-            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.n, a.x_dt), dy, a.limit, a.alpha, &da, &db);
-            te_store(a.dx, at + a.n, a.dx_dt, a.scale ? db * scale : db);
+            at = te_act_at(row, column, a.n, a.block);
+            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), dy, a.limit, a.alpha, &da, &db);
+            te_store(a.dx, at + a.block, a.dx_dt, a.scale ? db * scale : db);
         } else {
             te_act(a.act, te_load(a.x, i, a.x_dt), &da);
             da *= dy;

@@ -11,7 +11,7 @@
 // Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples
-// of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.
+// of 8, x aligned to 16 bytes, blocks of interleaved halves multiples of 8, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3
@@ -24,6 +24,7 @@
 // te:row ACT=6 X_DT=3 Y_DT=3
 // te:row ACT=6 X_DT=3 Y_DT=5
 // te:row ACT=12 X_DT=3 Y_DT=4
+// te:row ACT=8 X_DT=3 Y_DT=3 INTERLEAVED=1
 #include "ops/act/act.cuh"
 #include "ops/act/kargs.h"
 #include "ops/act/act_tile.cuh"
@@ -42,11 +43,11 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         row = 0, column = i + k * 2048;
         if (te_act_gated(ACT) || a.m > 1) te_act_split8(column, a.ld, a.divisor.magic, a.divisor.shift, &row, &column);
         there[k] = i + k * 2048 < all && column < a.n;
-        from[k] = there[k] ? row * (te_act_gated(ACT) ? 2 : 1) * a.n + column : 0;
+        from[k] = !there[k] ? 0 : te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : row * a.n + column;
     }
     te_raw<X_DT> x[2]; // two, or the first one's gate
     x[0] = te_raw_load<X_DT>(a.x, from[0], X_DT);
-    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + a.n : from[1], X_DT);
+    x[1] = te_raw_load<X_DT>(a.x, te_act_gated(ACT) ? from[0] + te_act_block(a.n, a.block) : from[1], X_DT);
     te_loads_go_first();
     // Loaded after x, whose latency hides that of these numbers.
     float scale = quantized ? *a.scale : 1.0f, seen = a.amax ? *a.amax : 0.0f;
@@ -80,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
         te_act_split(i, a.ld, &row, &column);
         if (column < a.n) {
             if (te_act_gated(a.act)) {
-                float u = te_load(a.x, row * 2 * a.n + column, a.x_dt), g = te_load(a.x, row * 2 * a.n + a.n + column, a.x_dt);
+                te_i64 at = te_act_at(row, column, a.n, a.block);
+                float u = te_load(a.x, at, a.x_dt), g = te_load(a.x, at + a.block, a.x_dt);
                 y = te_act_gate(a.act, u, g, a.limit, a.alpha);
             } else {
                 y = te_act(a.act, te_load(a.x, row * a.n + column, a.x_dt), &slope);

@@ -53,6 +53,7 @@ typedef struct te__act_job {
     te_dtype format;        /* of out and col */
     int64_t m, n;           /* elements of y or dy */
     int64_t ld, ldc;        /* of out, of col */
+    int64_t block;          /* gated: columns of one half before those of the other; n: all */
     int64_t tall, wide, runs, units;
     float *amax;            /* of each unit, or NULL */
 } te__act_job;
@@ -94,14 +95,37 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
         }
 }
 
+/* Columns first .. first + count - 1 of a half, which stand block by block. Returns how many of them stand together, and where in the row. */
+static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
+    *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
+    return j->gated ? te__min(count, j->block - first % j->block) : count;
+}
+static void te__act_load(const te__act_job *j, int64_t row, int h, int64_t first, int64_t count, float *v) {
+    int64_t i, n, at;
+    for (i = 0; i < count; i += n) {
+        n = te__act_piece(j, h, first + i, count - i, &at);
+        te__load_row(te__data(j->x), j->x->dtype, row * (j->gated ? 2 * j->n : j->n) + at, n, v + i);
+    }
+}
+/* The results of half h, `width` columns of which padding may be a part. */
+static void te__act_store(const te__act_job *j, int64_t row, int h, int64_t first, int64_t width, const float *v) {
+    int64_t i, n, at;
+    if (!j->bwd || !j->gated || j->block == j->n) {
+        te__store_row(te__data(j->out), j->format, row * j->ld + h * j->n + first, width, v);
+        return;
+    }
+    for (i = 0; i < width; i += n) {
+        n = te__act_piece(j, h, first + i, width - i, &at);
+        te__store_row(te__data(j->out), j->format, row * j->ld + at, n, v + i);
+    }
+}
+
 /* The results of `count` columns from `first` on: v[0], and of a gated backward v[1], the second half of dx. */
 static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_t count, float v[2][TE__ACT_RUN]) {
     float dy[TE__ACT_RUN];
-    int64_t at = row * (j->gated ? 2 * j->n : j->n) + first;
     int h;
     if (count <= 0) return;
-    te__load_row(te__data(j->x), j->x->dtype, at, count, v[0]);
-    if (j->gated) te__load_row(te__data(j->x), j->x->dtype, at + j->n, count, v[1]);
+    for (h = 0; h <= (j->gated ? 1 : 0); h++) te__act_load(j, row, h, first, count, v[h]);
     if (j->fwd) {
         te__act_values(j, v[1], count, v[0]);
     } else {
@@ -144,7 +168,7 @@ static void te__act_unit(const te__act_job *j, int64_t unit) {
                     for (k = 0; k < count; k++) sum[h][k] += v[h][k];
                 if (j->quantized && there)
                     for (k = 0; k < count; k++) v[h][k] *= j->scale;
-                if (j->out && there) te__store_row(te__data(j->out), j->format, (row + r) * j->ld + h * j->n + first, width, v[h]);
+                if (j->out && there) te__act_store(j, row + r, h, first, width, v[h]);
                 if (j->col) te__store_row(code[h], j->format, r * TE__ACT_BAND, j->wide, v[h]);
             }
         }
@@ -209,6 +233,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     job.x = a->x;
     job.out = a->y;
     job.col = a->col;
+    job.block = a->glu_interleave_size;
     job.m = te__rows(a->x);
     job.n = job.gated ? te__cols(a->x) / 2 : te__cols(a->x);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
@@ -225,6 +250,7 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     job.out = a->dx;
     job.col = a->col;
     job.dbias = a->dbias;
+    job.block = a->glu_interleave_size;
     job.m = te__rows(a->dy);
     job.n = te__cols(a->dy);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);

@@ -29,7 +29,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
     int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16; /* bytes of eight elements, or the size of a store */
+    int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
     if (n == 0 || te__max(m, ldc) == 0) return TE_OK;
@@ -37,7 +37,8 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         n = ld = m * n;
         m = 1;
     }
-    vector = !p->baseline && n % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    block = gated ? a->glu_interleave_size : n;
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
     l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
@@ -50,6 +51,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->n = n;
     k->ld = ld;
     k->ldc = ldc;
+    k->block = block;
     k->limit = a->limit;
     k->alpha = a->alpha;
     k->x_dt = a->x->dtype;
@@ -62,6 +64,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         te__launch_option(l, "ACT", a->activation);
         te__launch_option(l, "X_DT", k->x_dt);
         te__launch_option(l, "Y_DT", k->y_dt);
+        if (block != n) te__launch_option(l, "INTERLEAVED", 1);
     }
     if (a->col) {
         k->tiles_n = te__act_tiles(l, te__max(m, ldc), te__max(n, ld));
@@ -78,7 +81,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
     int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
-    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16;
+    int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16, block;
     te__launch *l;
     te__act_bwd_kargs *k;
     float *partial = NULL;
@@ -90,7 +93,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         m = 1;
         width = ld = n;
     }
-    vector = !p->baseline && n % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    block = gated ? a->glu_interleave_size : n;
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
     if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
     if (any) {
         l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
@@ -107,6 +111,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->n = n;
         k->ld = ld;
         k->ldc = ldc;
+        k->block = block;
         k->limit = a->limit;
         k->alpha = a->alpha;
         k->dy_dt = a->dy->dtype;
@@ -121,6 +126,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
             te__launch_option(l, "DY_DT", k->dy_dt);
             te__launch_option(l, "X_DT", k->x_dt);
             te__launch_option(l, "DX_DT", k->dx_dt);
+            if (block != n) te__launch_option(l, "INTERLEAVED", 1);
         }
         k->divisor = te__act_divisor_of(n, m * n);
         k->rounded = a->rounded && a->x->dtype != TE_F32 && (partial || dx->dtype != a->x->dtype);

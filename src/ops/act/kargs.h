@@ -14,6 +14,7 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
+    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */
     unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha;
@@ -32,6 +33,7 @@ typedef struct te__act_bwd_kargs {
     float *scale_inv, *amax; /* [1], or NULL */
     float *partial;          /* [tiles along m, n or 2n]: column sums of a tile's rows, or NULL */
     long long m, n, ld, ldc;
+    long long block;         /* as forward */
     unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_bwd with options: by n */
     float limit, alpha;

@@ -11,6 +11,18 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
+/* N columns of y or dy; fills the default in: one block. */
+static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size, const char *with) {
+    const int64_t given = *size;
+    if (given == 0) *size = te__max(n, 1);
+    if (given == 0) return TE_OK;
+    if (!te_activation_is_gated(act)) return te__fail(te, TE_ERR_INVALID, "%s: glu_interleave_size is %lld; it belongs to gated activations", op, (long long)given);
+    if (given < 0 || n % given)
+        return te__fail(te, TE_ERR_SHAPE, "%s: glu_interleave_size is %lld and a half has %lld columns; it must divide them", op, (long long)given, (long long)n);
+    if (with && given != n) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: glu_interleave_size is %lld and %s is given; one of them is possible", op, (long long)given, with);
+    return TE_OK;
+}
+
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n = te__cols(a->x);
@@ -21,6 +33,8 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
             return te__fail(te, TE_ERR_SHAPE, "act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
         n /= 2;
     }
+    r = te__check_interleave(te, "act_fwd", a->activation, n, &a->glu_interleave_size, a->col ? "col" : NULL);
+    if (r != TE_OK) return r;
     return te__want_output(te, "act_fwd", "y", a->y, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), n, a->x);
 }
 
@@ -28,6 +42,9 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     int64_t n = te__cols(a->dy);
     te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
     if (r == TE_OK) r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK)
+        r = te__check_interleave(te, "act_bwd", a->activation, n, &a->glu_interleave_size,
+                                 a->col ? "col" : a->dbias ? "dbias" : a->rounded ? "rounded" : te__cols(a->dx) != te__cols(a->x) ? "a padded dx" : NULL);
     if (r == TE_OK) r = te__want_numel(te, "act_bwd", "dbias", a->dbias, te__cols(a->x));
     if (r == TE_OK)
         r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);

@@ -11,15 +11,21 @@ static int64_t te__loss_target(const te_tensor *target, int64_t row, int64_t ign
 
 /* ---- cross entropy ---- */
 
+static float te__loss_of(float lse, float x_target, float sum, float smoothing, int64_t vocab) {
+    float loss = lse - x_target;
+    return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing * lse - smoothing / (float)vocab * sum : loss;
+}
+
 static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_cross_entropy_fwd_args *a = (const te_op_cross_entropy_fwd_args *)user;
     const void *logits = te__data(a->logits);
     te_dtype dt = a->logits->dtype;
-    float run[TE__LOSS_RUN], e = a->label_smoothing;
+    float run[TE__LOSS_RUN];
     int64_t v = te__cols(a->logits), row, i, k, count;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
-        float m = -INFINITY, reference, lse, loss = 0.0f;
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t - a->vocab_start;
+        bool here = t >= 0 && column >= 0 && column < v;
+        float m = -INFINITY, reference, lse, x_target;
         double s = 0.0, sum = 0.0;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
@@ -36,11 +42,15 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
             }
         }
         lse = (float)((double)m + log(s));
-        if (t >= 0) {
-            loss = lse - te__load_element(logits, dt, row * v + t);
-            if (e > 0.0f) loss = (1.0f - e) * loss + e * lse - e / (float)v * (float)sum;
+        x_target = here ? te__load_element(logits, dt, row * v + column) : -INFINITY;
+        if (a->parts) {
+            float *parts = (float *)te__data(a->parts) + 3 * row;
+            parts[0] = lse;
+            parts[1] = x_target;
+            parts[2] = a->label_smoothing > 0.0f ? (float)sum : 0.0f;
+            continue;
         }
-        ((float *)te__data(a->loss))[row] = loss;
+        ((float *)te__data(a->loss))[row] = t >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
         ((float *)te__data(a->lse))[row] = lse;
     }
 }
@@ -50,8 +60,30 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
-    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, v) >= 0;
+    for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0;
     *(float *)te__data(a->count) = (float)counted;
+    return TE_OK;
+}
+
+static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entropy_merge_args *a) {
+    int64_t m = te__numel(a->target), ranks = m ? te__numel(a->parts) / (3 * m) : 0, row, r;
+    (void)te;
+    for (row = 0; row < m; row++) {
+        const float *parts = (const float *)te__data(a->parts) + 3 * row;
+        float most = -INFINITY, x_target = -INFINITY, lse;
+        double s = 0.0, sum = 0.0;
+        for (r = 0; r < ranks; r++) most = parts[3 * m * r] > most ? parts[3 * m * r] : most;
+        for (r = 0; r < ranks; r++) {
+            const float *part = parts + 3 * m * r;
+            s += (double)expf(part[0] - (most == -INFINITY ? 0.0f : most));
+            x_target = part[1] > x_target || part[1] != part[1] ? part[1] : x_target;
+            sum += (double)part[2];
+        }
+        lse = (float)((double)most + log(s));
+        ((float *)te__data(a->lse))[row] = lse;
+        ((float *)te__data(a->loss))[row] =
+            te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
+    }
     return TE_OK;
 }
 
@@ -61,15 +93,15 @@ static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     float run[TE__LOSS_RUN], e = a->label_smoothing, count_of_targets = 1.0f, everywhere;
     int64_t v = te__cols(a->logits), row, i, k, count, step = te__numel(a->dloss) == 1 ? 0 : 1;
     if (a->count) count_of_targets = fmaxf(*(const float *)te__data(a->count), 1.0f);
-    everywhere = e / (float)v;
+    everywhere = e / (float)a->vocab_size;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, v);
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t < 0 ? -1 : t - a->vocab_start;
         float factor = dloss[row * step] * a->scale / count_of_targets;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
             te__load_row(te__data(a->logits), a->logits->dtype, row * v + i, count, run);
             for (k = 0; k < count; k++) run[k] = expf(run[k] - lse[row]) - everywhere;
-            if (t >= i && t < i + count) run[t - i] -= 1.0f - e;
+            if (column >= i && column < i + count) run[column - i] -= 1.0f - e;
             for (k = 0; k < count; k++) run[k] = t < 0 ? 0.0f : run[k] * factor;
             te__store_row(te__data(a->dlogits), a->dlogits->dtype, row * v + i, count, run);
         }

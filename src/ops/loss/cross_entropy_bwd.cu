@@ -19,13 +19,13 @@
 
 extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {
     te_follow();
-    float everywhere = a.smoothing / (float)a.v, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;
+    float everywhere = a.smoothing / (float)a.vocab, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;
     for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
-        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);
+        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;
         float lse = a.lse[row], factor = a.dloss[row * a.dloss_step] * a.scale / count;
         auto gradient = [&](float x, te_i64 i) {
             float d = te_loss_exp(x - lse) - everywhere;
-            if (i == t) d -= 1.0f - a.smoothing;
+            if (i == column) d -= 1.0f - a.smoothing;
             return t < 0 ? 0.0f : d * factor;
         };
 #ifdef X_DT

@@ -3,6 +3,8 @@
 //   m = max x,  s = sum exp(x - m),  lse = m + ln s
 //   loss = (1 - e) (lse - x_target) + e lse - (e / V) sum x       0 for a target that does not count
 //
+// Of columns that are a part of the vocabulary: lse, x_target and sum x, for cross_entropy_merge.
+//
 // One pass: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads.
 // -inf is a legal logit, so all elements of a thread may be -inf: it then subtracts 0 in place of m.
 //
@@ -22,9 +24,8 @@
 struct te_running {
     float m, s, sum;
 };
-TE_DEV float te_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 TE_DEV void te_running_add(te_running *r, float x) {
-    float m = fmaxf(r->m, x), ref = te_reference(m);
+    float m = fmaxf(r->m, x), ref = te_loss_reference(m);
     r->s = r->s * te_loss_exp(r->m - ref) + te_loss_exp(x - ref);
     r->m = m;
     r->sum += x;
@@ -34,7 +35,7 @@ TE_DEV void te_running_add8(te_running *r, const float x[8]) {
     float m = r->m, s, sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; j++) m = fmaxf(m, x[j]);
-    float ref = te_reference(m);
+    float ref = te_loss_reference(m);
     s = r->s * te_loss_exp(r->m - ref);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -66,17 +67,17 @@ extern "C" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __g
         for (te_i64 i = threadIdx.x; i < a.v; i += blockDim.x) te_running_add(&r, te_load(a.logits, first + i, a.logits_dt));
 #endif
         float m = te_block_max(r.m, scratch);
-        float s = te_block_sum(r.s * te_loss_exp(r.m - te_reference(m)), scratch);
+        float s = te_block_sum(r.s * te_loss_exp(r.m - te_loss_reference(m)), scratch);
         float sum = a.smoothing > 0.0f ? te_block_sum(r.sum, scratch) : 0.0f;
         if (threadIdx.x == 0) {
-            te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.v);
-            float lse = m + logf(s), loss = 0.0f;
-            if (t >= 0) {
-                loss = lse - te_load(a.logits, first + t, a.logits_dt);
-                if (a.smoothing > 0.0f) loss = (1.0f - a.smoothing) * loss + a.smoothing * lse - a.smoothing / (float)a.v * sum;
+            te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;
+            float lse = m + logf(s), x_target = t >= 0 && column >= 0 && column < a.v ? te_load(a.logits, first + column, a.logits_dt) : -TE_INF;
+            if (a.parts) {
+                a.parts[3 * row] = lse, a.parts[3 * row + 1] = x_target, a.parts[3 * row + 2] = sum;
+            } else {
+                a.loss[row] = t >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;
+                a.lse[row] = lse;
             }
-            a.loss[row] = loss;
-            a.lse[row] = lse;
         }
     }
 }

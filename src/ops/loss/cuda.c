@@ -14,8 +14,11 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->target = te__data(a->target);
         k->loss = (float *)te__data(a->loss);
         k->lse = (float *)te__data(a->lse);
+        k->parts = (float *)te__data(a->parts);
         k->m = m;
         k->v = v;
+        k->vocab = a->vocab_size;
+        k->start = a->vocab_start;
         k->ignore_index = a->ignore_index;
         k->smoothing = a->label_smoothing;
         k->logits_dt = a->logits->dtype;
@@ -29,12 +32,34 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
         k->target = te__data(a->target);
         k->count = (float *)te__data(a->count);
         k->m = m;
-        k->v = v;
+        k->v = a->vocab_size;
         k->ignore_index = a->ignore_index;
         k->target_dt = a->target->dtype;
         te__launch_size(l, 1, 1, 1, 1024, 0);
     }
     te__plan_why(p, "one pass over the logits, a block for each row");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cross_entropy_merge_args *a) {
+    int64_t m = te__numel(a->target);
+    te__launch *l;
+    te__cross_entropy_merge_kargs *k;
+    if (m == 0) return TE_OK;
+    l = te__plan_launch(p, "loss", "cross_entropy_merge");
+    k = TE__KARGS(p, l, te__cross_entropy_merge_kargs);
+    k->parts = (const float *)te__data(a->parts);
+    k->target = te__data(a->target);
+    k->loss = (float *)te__data(a->loss);
+    k->lse = (float *)te__data(a->lse);
+    k->m = m;
+    k->vocab = a->vocab_size;
+    k->ignore_index = a->ignore_index;
+    k->smoothing = a->label_smoothing;
+    k->ranks = (int)(te__numel(a->parts) / (3 * m));
+    k->target_dt = a->target->dtype;
+    te__launch_size(l, te__div_up(m, 256), 1, 1, 256, 0);
+    te__plan_why(p, "a thread for each row");
     return TE_OK;
 }
 
@@ -57,6 +82,8 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     k->dlogits = te__data(a->dlogits);
     k->m = m;
     k->v = v;
+    k->vocab = a->vocab_size;
+    k->start = a->vocab_start;
     k->ignore_index = a->ignore_index;
     k->dloss_step = te__numel(a->dloss) == 1 ? 0 : 1;
     k->scale = a->scale;

@@ -1,14 +1,25 @@
 /* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */
 
-/* loss[m] and lse[m] from logits [m, v]. */
+/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */
 typedef struct te__cross_entropy_fwd_kargs {
     const void *logits;
     const void *target; /* [m] */
     float *loss, *lse;  /* [m] */
-    long long m, v, ignore_index;
+    float *parts;       /* [m][3], or NULL */
+    long long m, v, vocab, start, ignore_index;
     float smoothing;
     int logits_dt, target_dt;
 } te__cross_entropy_fwd_kargs;
+
+/* loss[m] and lse[m] from the parts of `ranks` ranks. */
+typedef struct te__cross_entropy_merge_kargs {
+    const float *parts; /* [ranks][m][3] */
+    const void *target; /* [m] */
+    float *loss, *lse;  /* [m] */
+    long long m, vocab, ignore_index;
+    float smoothing;
+    int ranks, target_dt;
+} te__cross_entropy_merge_kargs;
 
 /* count = the number of targets that are not ignored. */
 typedef struct te__cross_entropy_count_kargs {
@@ -24,7 +35,7 @@ typedef struct te__cross_entropy_bwd_kargs {
     const float *lse, *dloss; /* [m]; dloss [m] or [1] */
     const float *count;       /* [1], or NULL */
     void *dlogits;            /* may be logits */
-    long long m, v, ignore_index;
+    long long m, v, vocab, start, ignore_index;
     long long dloss_step; /* 1, or 0: one for all rows */
     float scale, smoothing;
     int logits_dt, target_dt, dlogits_dt;

@@ -1,4 +1,4 @@
-// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. Knows nothing of losses' formulas.
+// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its sums.
 #pragma once
 #include "device/base.cuh"
 
@@ -14,6 +14,12 @@ TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 igno
     te_i64 t = te_load_index(target, row, dt);
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
 }
+
+TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, te_i64 vocab) {
+    float loss = lse - x_target;
+    return smoothing > 0.0f ? (1.0f - smoothing) * loss + smoothing * lse - smoothing / (float)vocab * sum : loss;
+}
+TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 
 // Rows of an odd vocabulary start anywhere: elements `head` .. head + 8 * vectors - 1 are the part that can be read eight at a time.
 struct te_loss_span {

@@ -52,3 +52,13 @@ typedef struct te__norm_bwd_kargs {
     unsigned *counter; /* of te_grid_wait, in a cooperative launch that adds the partial sums up itself; or NULL */
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
+
+/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */
+typedef struct te__l2normalize_kargs {
+    const void *x, *dy; /* dy: backward */
+    void *y;
+    float *rnorm; /* [m], or NULL; backward: read */
+    long long m, n;
+    float eps;
+    int x_dt, dy_dt, y_dt;
+} te__l2normalize_kargs;

@@ -33,6 +33,18 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     return r == TE_OK ? te__want_numel(te, op, "rstd", a->rstd, m) : r;
 }
 
+static te_result te__check_l2normalize_fwd(te_ctx *te, te_op_l2normalize_fwd_args *a) {
+    te_result r = te__want_like(te, "l2normalize_fwd", "y", a->y, "x", a->x);
+    if (a->eps == 0.0f) a->eps = 1e-6f;
+    if (r == TE_OK && !(a->eps > 0.0f)) r = te__fail(te, TE_ERR_INVALID, "l2normalize_fwd: eps is %g; it must be positive", (double)a->eps);
+    return r == TE_OK ? te__want_numel(te, "l2normalize_fwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
+}
+static te_result te__check_l2normalize_bwd(te_ctx *te, te_op_l2normalize_bwd_args *a) {
+    te_result r = te__want_like(te, "l2normalize_bwd", "dy", a->dy, "x", a->x);
+    if (r == TE_OK) r = te__want_like(te, "l2normalize_bwd", "dx", a->dx, "x", a->x);
+    return r == TE_OK ? te__want_numel(te, "l2normalize_bwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
+}
+
 /* y_col as cast's transpose sees it. */
 static te_op_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
     te_op_transpose_args t = TE_ZERO;

@@ -17,23 +17,8 @@
 //
 // te:baseline
 #include "device/vector.cuh"
-#include "ops/optim/kargs.h"
+#include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
-
-struct te_adam_step {
-    float grad_scale, lr, unbias1, unbias2;
-    const te__adam_kargs &a;
-    TE_DEV void operator()(float g, float &p, float &m, float &v) const {
-        g = __fmul_rn(g, grad_scale);
-        if (a.l2_mode) g = __fadd_rn(g, __fmul_rn(a.weight_decay, p));
-        m = __fadd_rn(__fmul_rn(a.beta1, m), __fmul_rn(1.0f - a.beta1, g));
-        v = __fadd_rn(__fmul_rn(a.beta2, v), __fmul_rn(__fmul_rn(1.0f - a.beta2, g), g));
-        // A reciprocal: a division of 0 branches to a slow path, and rows of embeddings are full of zeros.
-        float update = __fmul_rn(__fmul_rn(unbias1, m), __frcp_rn(__fadd_rn(__fsqrt_rn(__fmul_rn(unbias2, v)), a.eps)));
-        if (!a.l2_mode) update = __fadd_rn(update, __fmul_rn(a.weight_decay, p));
-        p = __fsub_rn(p, __fmul_rn(lr, update));
-    }
-};
 
 // The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.
 template <int G, int P, bool MASTER>
@@ -60,9 +45,8 @@ TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, i
 
 extern "C" __global__ void __launch_bounds__(256) te_adam(const __grid_constant__ te__adam_kargs a) {
     te_follow();
-    if (a.found_inf && *a.found_inf != 0.0f) return;
-    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,
-                         a.unbias ? a.unbias[1] : a.unbias2, a};
+    if (te_adam_skips(a.numbers)) return;
+    te_adam_step step = te_adam_begin(a.numbers);
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x);
     te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK, end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];
     int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];

@@ -1,4 +1,4 @@
-/* ops/optim/cpu.c: reference of Adam, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
+/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
  * threads busy; a piece is a matter of shapes alone. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
@@ -36,9 +36,16 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
+/* Of the states of one entry: their scales before the step, and the factors of what will be stored. */
+typedef struct te__adam_factors {
+    float scale[TE__STATES], multiplier[TE__STATES];
+} te__adam_factors;
+
 typedef struct te__adam_job {
     const te_op_adam_args *a;
     te__pieces pieces;
+    te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
+    float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
     float grad_scale, lr, unbias1, unbias2;
 } te__adam_job;
 
@@ -57,29 +64,110 @@ static void te__adam_row(const te__adam_job *j, float decay, const float *g, flo
         p[i] -= lr * update;
     }
 }
+/* The three states of an entry, with their scales. */
+static te_tensor *te__adam_state(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master; }
+static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale; }
+
+/* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written there, else in `row`. */
+static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
+    const te_adam_tensor *t = &j->a->tensors[entry];
+    const te_tensor *x = te__adam_state(t, k);
+    int64_t i;
+    if (!x) x = t->param;
+    if (x->dtype == TE_U8) {
+        const uint16_t *param = (const uint16_t *)te__data(t->param) + at, *remainder = (const uint16_t *)te__data(x) + at;
+        for (i = 0; i < n; i++) row[i] = te__join_master(param[i], remainder[i]);
+        return row;
+    }
+    if (x->dtype == TE_F32 && !j->amax) return (float *)te__data(x) + at;
+    te__load_row(te__data(x), x->dtype, at, n, row);
+    if (te__adam_scale(t, k))
+        for (i = 0; i < n; i++) row[i] *= j->factors[entry].scale[k];
+    return row;
+}
+static void te__adam_store(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
+    const te_adam_tensor *t = &j->a->tensors[entry];
+    const te_tensor *x = te__adam_state(t, k);
+    int64_t i;
+    if (k == TE__STATE_MASTER && x && x->dtype == TE_U8) {
+        uint16_t *param = (uint16_t *)te__data(t->param) + at, *remainder = (uint16_t *)te__data(x) + at;
+        for (i = 0; i < n; i++) te__split_master(row[i], &param[i], &remainder[i]);
+        return;
+    }
+    if (k == TE__STATE_MASTER && (x || t->param->dtype != TE_F32)) te__store_row(te__data(t->param), t->param->dtype, at, n, row);
+    if (!x || x->dtype == TE_F32) return;
+    if (te__adam_scale(t, k))
+        for (i = 0; i < n; i++) row[i] *= j->factors[entry].multiplier[k];
+    te__store_row(te__data(x), x->dtype, at, n, row);
+}
 static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
     const te__adam_job *j = (const te__adam_job *)user;
-    float g[TE__OPTIM_ROW], row[TE__OPTIM_ROW];
-    int64_t piece;
+    float g[TE__OPTIM_ROW], row[TE__STATES][TE__OPTIM_ROW];
+    int64_t piece, i;
+    int k;
     for (piece = begin; piece < end; piece++) {
         int64_t at, stop;
-        int place = te__piece_tensor(&j->pieces, piece, &at);
-        const te_adam_tensor *t = &j->a->tensors[place];
-        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        int entry = te__piece_tensor(&j->pieces, piece, &at);
+        const te_adam_tensor *t = &j->a->tensors[entry];
+        float decay = entry < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
-            float *m = (float *)te__data(t->m) + at, *v = (float *)te__data(t->v) + at;
-            float *p = t->master ? (float *)te__data(t->master) + at : t->param->dtype == TE_F32 ? (float *)te__data(t->param) + at : row;
+            float *x[TE__STATES];
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
-            if (p == row) te__load_row(te__data(t->param), t->param->dtype, at, n, row);
-            te__adam_row(j, decay, g, p, m, v, n);
-            if (t->master || p == row) te__store_row(te__data(t->param), t->param->dtype, at, n, p);
+            for (k = 0; k < TE__STATES; k++) x[k] = te__adam_load(j, entry, k, at, n, row[k]);
+            te__adam_row(j, decay, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
+            for (k = 0; k < TE__STATES; k++) {
+                if (!j->amax)
+                    te__adam_store(j, entry, k, at, n, x[k]);
+                else
+                    for (i = 0; i < n; i++) j->amax[piece][k] = fabsf(x[k][i]) > j->amax[piece][k] ? fabsf(x[k][i]) : j->amax[piece][k];
+            }
         }
     }
 }
+/* The scales that the states will have, from the largest magnitudes of their pieces. */
+static void te__adam_rescale(te__adam_job *j) {
+    int entry, k;
+    int64_t piece;
+    for (entry = 0; entry < j->a->num_tensors; entry++)
+        for (k = 0; k < TE__STATES; k++) {
+            const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
+            bool e4m3 = scale && te__adam_state(&j->a->tensors[entry], k)->dtype == TE_F8E4M3;
+            float amax = 0.0f;
+            if (!scale || j->pieces.first[entry] == j->pieces.first[entry + 1]) continue;
+            for (piece = j->pieces.first[entry]; piece < j->pieces.first[entry + 1]; piece++) amax = j->amax[piece][k] > amax ? j->amax[piece][k] : amax;
+            j->factors[entry].multiplier[k] = te__state_multiplier(amax, e4m3);
+            *(float *)te__data(scale) = te__state_scale(amax, e4m3);
+        }
+}
+static te_result te__adam_measure(te_ctx *te, te__adam_job *j) {
+    size_t bytes = (size_t)j->pieces.first[j->a->num_tensors] * sizeof(*j->amax);
+    int entry, k;
+    j->factors = (te__adam_factors *)te__alloc_zero(te, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+    j->amax = (float (*)[TE__STATES])te__alloc_zero(te, bytes);
+    if (j->factors && j->amax) {
+        for (entry = 0; entry < j->a->num_tensors; entry++)
+            for (k = 0; k < TE__STATES; k++) {
+                const te_tensor *scale = te__adam_scale(&j->a->tensors[entry], k);
+                if (scale) j->factors[entry].scale[k] = *(const float *)te__data(scale);
+            }
+        te__parallel_for(te, j->pieces.first[j->a->num_tensors], 1, te__adam_pieces, j);
+        te__adam_rescale(j);
+    }
+    if (j->amax) te__free(te, j->amax, bytes);
+    else if (j->factors) {
+        te__free(te, j->factors, (size_t)j->a->num_tensors * sizeof(te__adam_factors));
+        j->factors = NULL;
+    }
+    j->amax = NULL;
+    return j->factors ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+}
 static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
-    te__adam_job j;
+    te__adam_job j = TE_ZERO;
+    te_result result = TE_OK;
+    bool scales = false;
+    int i;
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
@@ -87,7 +175,88 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
     j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
-    te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
+    for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
+    if (scales) result = te__adam_measure(te, &j);
+    if (result == TE_OK) te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__adam_pieces, &j);
+    te__free(te, j.factors, (size_t)a->num_tensors * sizeof(te__adam_factors));
+    te__pieces_free(te, &j.pieces);
+    return result;
+}
+
+static void te__store_state_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_store_state_args *a = (const te_op_store_state_args *)user;
+    float row[TE__OPTIM_ROW], factor = te__state_multiplier(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    int64_t at, i, n;
+    for (at = begin; at < end; at += n) {
+        n = te__min(TE__OPTIM_ROW, end - at);
+        te__load_row(te__data(a->x), a->x->dtype, at, n, row);
+        for (i = 0; i < n; i++) row[i] *= factor;
+        te__store_row(te__data(a->state), a->state->dtype, at, n, row);
+    }
+}
+static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a) {
+    te_op_store_state_args args = *a;
+    te__parallel_for(te, te__numel(a->x), TE__OPTIM_PIECE, te__store_state_rows, &args);
+    *(float *)te__data(a->scale) = te__state_scale(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    return TE_OK;
+}
+
+/* ---- sgd ---- */
+
+typedef struct te__sgd_job {
+    const te_op_sgd_args *a;
+    te__pieces pieces;
+    float grad_scale, lr;
+} te__sgd_job;
+
+static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
+
+static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+    const te_op_sgd_args *a = j->a;
+    float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        float d = g[i] * j->grad_scale;
+        if (before != 0.0f) d += before * p[i];
+        if (a->momentum != 0.0f) {
+            b[i] = first ? d : a->momentum * b[i] + rest * d;
+            d = a->nesterov ? d + a->momentum * b[i] : b[i];
+        }
+        if (after != 0.0f) d += after * p[i];
+        p[i] -= j->lr * d;
+    }
+}
+static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
+    const te__sgd_job *j = (const te__sgd_job *)user;
+    float g[TE__OPTIM_ROW], p[TE__OPTIM_ROW], b[TE__OPTIM_ROW];
+    int64_t piece;
+    for (piece = begin; piece < end; piece++) {
+        int64_t at, stop;
+        int place = te__piece_tensor(&j->pieces, piece, &at);
+        const te_sgd_tensor *t = &j->a->tensors[place];
+        const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
+        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
+        for (; at < stop; at += TE__OPTIM_ROW) {
+            int64_t n = te__min(TE__OPTIM_ROW, stop - at);
+            te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
+            te__load_row(te__data(from), from->dtype, at, n, p);
+            if (momentum) te__load_row(te__data(momentum), momentum->dtype, at, n, b);
+            te__sgd_row(j, decay, t->first, g, p, b, n);
+            if (momentum) te__store_row(te__data(momentum), momentum->dtype, at, n, b);
+            if (t->master) te__store_row(te__data(t->master), TE_F32, at, n, p);
+            te__store_row(te__data(t->param), t->param->dtype, at, n, p);
+        }
+    }
+}
+static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
+    te__sgd_job j;
+    if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
+    j.a = a;
+    j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
+    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
+    if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
     return TE_OK;
 }
@@ -97,6 +266,7 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
 typedef struct te__norm_job {
     const te_op_l2norm_args *a;
     te__pieces pieces;
+    float inv_scale;
     double *square; /* of each piece */
 } te__norm_job;
 
@@ -114,6 +284,8 @@ static void te__norm_pieces(void *user, int64_t begin, int64_t end) {
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             te__load_row(te__data(t), t->dtype, at, n, x);
+            if (j->a->inv_scale)
+                for (i = 0; i < n; i++) x[i] *= j->inv_scale;
             for (i = 0; i + 4 <= n; i += 4) {
                 sum[0] += (double)x[i] * x[i];
                 sum[1] += (double)x[i + 1] * x[i + 1];
@@ -132,6 +304,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     float norm, clip;
     int t;
     j.a = a;
+    j.inv_scale = a->inv_scale ? *(const float *)te__data(a->inv_scale) : 1.0f;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__list_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     all = j.pieces.first[a->num_tensors];
     j.square = (double *)te__alloc(te, (size_t)all * sizeof(double));
@@ -151,6 +324,7 @@ static te_result te__cpu_l2norm(te_ctx *te, const te_op_l2norm_args *a) {
     norm = (float)sqrt(total);
     clip = a->max_norm / (norm + 1e-6f);
     *(float *)te__data(a->norm) = norm;
+    if (a->found_inf && !(norm <= FLT_MAX)) *(float *)te__data(a->found_inf) = 1.0f;
     if (a->clip) *(float *)te__data(a->clip) = clip > 1.0f ? 1.0f : clip; /* a comparison, for fminf would lose a NaN */
     return TE_OK;
 }

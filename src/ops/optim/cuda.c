@@ -2,14 +2,31 @@
  * must not know what they compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
-typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
+typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 && sizeof(te__sgd_kargs) <= 4000 &&
+                                           sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
 
 /* x starts at a multiple of `elements` elements, or is not there. */
 static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
+static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, bool decayed) {
+    k->grad_scale = (const float *)te__data(a->grad_scale);
+    k->found_inf = (const float *)te__data(a->found_inf);
+    k->lr_device = (const float *)te__data(a->lr_device);
+    k->lr = a->lr;
+    k->beta1 = a->beta1;
+    k->beta2 = a->beta2;
+    k->eps = a->eps;
+    k->weight_decay = decayed ? a->weight_decay : 0.0f;
+    k->unbias = (const float *)te__data(a->bias_correction);
+    k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
+    k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
+    k->l2_mode = a->no_adam_w_mode;
+}
+
+/* Entries whose states are in f32. */
+static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
     te__launch *l = NULL;
     te__adam_kargs *k = NULL;
     int64_t chunks = 0;
@@ -18,24 +35,13 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
         const te_adam_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
-        if (n == 0) continue;
         if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (n == 0 || te__adam_has_formats(t)) continue;
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
             chunks = 0;
-            k->grad_scale = (const float *)te__data(a->grad_scale);
-            k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = (const float *)te__data(a->lr_device);
-            k->lr = a->lr;
-            k->beta1 = a->beta1;
-            k->beta2 = a->beta2;
-            k->eps = a->eps;
-            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
-            k->unbias = (const float *)te__data(a->bias_correction);
-            k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-            k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
-            k->l2_mode = a->no_adam_w_mode;
+            te__adam_fill_numbers(&k->numbers, a, i < a->num_tensors - a->num_undecayed);
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
@@ -52,7 +58,131 @@ static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
         chunks += more;
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
-    te__plan_why(p, "70 tensors a launch, 1,024 elements a block, four a thread");
+}
+
+/* The kernels of one table: all three where a state has a scale. */
+static void te__adam_states_launch(te__plan *p, const te__adam_states_kargs *k, int64_t chunks, bool scales) {
+    static const char *const kernel[3] = {"adam_amax", "adam_scales", "adam_states"};
+    int i;
+    for (i = scales ? 0 : 2; k->tensors > 0 && i < 3; i++) {
+        te__launch *l = te__plan_launch(p, "optim", kernel[i]);
+        te__launch_size(l, i == 1 ? k->tensors : chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__adam_states_kargs) = *k;
+    }
+}
+static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
+    te__adam_states_kargs k;
+    int64_t chunks = 0, all = 0;
+    int i, s, at, entries = 0;
+    bool scales = false;
+    float *amax = NULL, *factor = NULL;
+    for (i = 0; i < a->num_tensors; i++)
+        if (te__adam_has_scales(&a->tensors[i])) scales = true;
+    for (i = 0; i < a->num_tensors && scales; i++) {
+        if (!te__adam_has_formats(&a->tensors[i])) continue;
+        all += te__div_up(te__numel(a->tensors[i].param), TE__ADAM_STATES_CHUNK);
+        entries++;
+    }
+    if (scales && all > 0) { /* every launch has its own part */
+        amax = (float *)te__plan_workspace(p, all * TE__STATES * (int64_t)sizeof(float));
+        factor = (float *)te__plan_workspace(p, (int64_t)entries * 2 * TE__STATES * (int64_t)sizeof(float));
+        if (p->result != TE_OK) return;
+    }
+    memset(&k, 0, sizeof(k));
+    for (i = 0; i <= a->num_tensors; i++) {
+        const te_adam_tensor *t = i < a->num_tensors ? &a->tensors[i] : NULL;
+        int64_t n = t ? te__numel(t->param) : 0, more = te__div_up(n, TE__ADAM_STATES_CHUNK);
+        if (!t || i == a->num_tensors - a->num_undecayed || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
+            te__adam_states_launch(p, &k, chunks, scales);
+            if (amax) {
+                amax += chunks * TE__STATES;
+                factor += k.tensors * 2 * TE__STATES;
+            }
+            k.tensors = 0;
+            chunks = 0;
+        }
+        if (n == 0 || !te__adam_has_formats(t)) continue;
+        te__adam_fill_numbers(&k.numbers, a, i < a->num_tensors - a->num_undecayed);
+        k.amax = amax;
+        k.factor = factor;
+        at = k.tensors++;
+        k.grad[at] = te__data(t->grad);
+        k.param[at] = te__data(t->param);
+        k.grad_dt[at] = (unsigned char)t->grad->dtype;
+        k.param_dt[at] = (unsigned char)t->param->dtype;
+        k.n[at] = n;
+        k.first[at] = (unsigned)chunks;
+        for (s = 0; s < TE__STATES; s++) {
+            const te_tensor *x = s == TE__STATE_M ? t->m : s == TE__STATE_V ? t->v : t->master;
+            k.state[s][at] = te__data(x);
+            k.state_dt[s][at] = (unsigned char)(x ? x->dtype : TE_DTYPE_NONE);
+            k.scale[s][at] = (float *)te__data(s == TE__STATE_M ? t->m_scale : s == TE__STATE_V ? t->v_scale : t->master_scale);
+        }
+        chunks += more;
+    }
+}
+static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
+    te__cuda_plan_adam_f32(p, a);
+    te__cuda_plan_adam_states(p, a);
+    te__plan_why(p, "states in f32: 70 tensors a launch, 1,024 elements a block, four a thread; others: 44 tensors, 4,096 elements");
+    return p->result;
+}
+
+static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "store_state"); /* also of nothing: the scale is written */
+    te__store_state_kargs *k = TE__KARGS(p, l, te__store_state_kargs);
+    k->x = te__data(a->x);
+    k->amax = (const float *)te__data(a->amax);
+    k->state = te__data(a->state);
+    k->scale = (float *)te__data(a->scale);
+    k->n = te__numel(a->x);
+    k->x_dt = a->x->dtype;
+    k->state_dt = a->state->dtype;
+    te__launch_size(l, te__max(1, te__div_up(k->n, 4096)), 1, 1, 256, 0);
+    te__plan_why(p, "4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
+    te__launch *l = NULL;
+    te__sgd_kargs *k = NULL;
+    int64_t chunks = 0;
+    int i;
+    for (i = 0; i < a->num_tensors; i++) {
+        const te_sgd_tensor *t = &a->tensors[i];
+        int64_t n = te__numel(t->param), more = te__div_up(n, TE__SGD_CHUNK);
+        int at;
+        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (n == 0) continue;
+        if (!k || k->tensors == TE__SGD_MAX || chunks + more > INT32_MAX) {
+            l = te__plan_launch(p, "optim", "sgd");
+            k = TE__KARGS(p, l, te__sgd_kargs);
+            chunks = 0;
+            k->grad_scale = (const float *)te__data(a->grad_scale);
+            k->found_inf = (const float *)te__data(a->found_inf);
+            k->lr_device = (const float *)te__data(a->lr_device);
+            k->lr = a->lr;
+            k->momentum_factor = a->momentum;
+            k->dampening = a->dampening;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
+            k->nesterov = a->nesterov;
+            k->wd_after_momentum = a->wd_after_momentum;
+        }
+        at = k->tensors++;
+        k->grad[at] = te__data(t->grad);
+        k->param[at] = te__data(t->param);
+        k->momentum[at] = te__data(t->momentum);
+        k->master[at] = (float *)te__data(t->master);
+        k->n[at] = n;
+        k->begin[at] = (unsigned)chunks;
+        k->grad_dt[at] = (unsigned char)t->grad->dtype;
+        k->param_dt[at] = (unsigned char)t->param->dtype;
+        k->momentum_dt[at] = (unsigned char)(t->momentum ? t->momentum->dtype : TE_DTYPE_NONE);
+        k->first[at] = t->first;
+        chunks += more;
+        te__launch_size(l, chunks, 1, 1, 256, 0);
+    }
+    te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
     return TE_OK;
 }
 
@@ -78,6 +208,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
             l = te__plan_launch(p, "optim", "l2norm_partial");
             k = TE__KARGS(p, l, te__l2norm_kargs);
             chunks = 0;
+            k->inv_scale = (const float *)te__data(a->inv_scale);
             k->partial = partial;
             k->first_chunk = first_chunk;
             k->chunk = chunk;
@@ -98,6 +229,7 @@ static te_result te__cuda_plan_l2norm(te__plan *p, const te_op_l2norm_args *a) {
     total.norm = (float *)te__data(a->norm);
     total.per_tensor = (float *)te__data(a->per_tensor);
     total.clip = (float *)te__data(a->clip);
+    total.found_inf = (float *)te__data(a->found_inf);
     total.tensors = a->num_tensors;
     total.max_norm = a->max_norm;
     if (a->num_tensors > 0) {

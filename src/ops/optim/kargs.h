@@ -3,6 +3,15 @@
  *
  * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
 
+/* The numbers of a step of Adam. */
+typedef struct te__adam_numbers {
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    float lr, beta1, beta2, eps, weight_decay;
+    float unbias1, unbias2; /* 1 / (1 - beta^step) */
+    int l2_mode;
+} te__adam_numbers;
+
 #define TE__ADAM_MAX 70
 #define TE__ADAM_CHUNK 1024
 typedef struct te__adam_kargs {
@@ -11,15 +20,55 @@ typedef struct te__adam_kargs {
     float *m[TE__ADAM_MAX], *v[TE__ADAM_MAX];
     float *master[TE__ADAM_MAX]; /* or NULL */
     long long n[TE__ADAM_MAX];   /* elements */
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
-    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
+    te__adam_numbers numbers;
     unsigned first[TE__ADAM_MAX];
     unsigned char grad_dt[TE__ADAM_MAX], param_dt[TE__ADAM_MAX];
     unsigned char vector[TE__ADAM_MAX]; /* every array starts at a multiple of four elements */
-    float lr, beta1, beta2, eps, weight_decay;
-    float unbias1, unbias2; /* 1 / (1 - beta^step) */
-    int l2_mode, tensors;
+    int tensors;
 } te__adam_kargs;
+
+/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the largest magnitudes that the new states will
+ * have; adam_scales, one block a tensor, makes the scales of these; adam_states steps. Without scales the last one does. */
+#define TE__ADAM_STATES_MAX 44
+#define TE__ADAM_STATES_CHUNK 4096
+enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };
+typedef struct te__adam_states_kargs {
+    const void *grad[TE__ADAM_STATES_MAX];
+    void *param[TE__ADAM_STATES_MAX];
+    void *state[TE__STATES][TE__ADAM_STATES_MAX];  /* the master: or NULL */
+    float *scale[TE__STATES][TE__ADAM_STATES_MAX]; /* [1], or NULL */
+    long long n[TE__ADAM_STATES_MAX];
+    te__adam_numbers numbers;
+    float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */
+    float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */
+    unsigned first[TE__ADAM_STATES_MAX];
+    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX], state_dt[TE__STATES][TE__ADAM_STATES_MAX];
+    int tensors;
+} te__adam_states_kargs;
+
+/* state and scale from x and its amax. */
+typedef struct te__store_state_kargs {
+    const void *x;
+    const float *amax; /* [1] */
+    void *state;
+    float *scale; /* [1] */
+    long long n;
+    int x_dt, state_dt;
+} te__store_state_kargs;
+
+#define TE__SGD_MAX 64
+#define TE__SGD_CHUNK 4096
+typedef struct te__sgd_kargs {
+    const void *grad[TE__SGD_MAX];
+    void *param[TE__SGD_MAX], *momentum[TE__SGD_MAX]; /* momentum: or NULL */
+    float *master[TE__SGD_MAX]; /* or NULL */
+    long long n[TE__SGD_MAX];
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    unsigned begin[TE__SGD_MAX];
+    unsigned char grad_dt[TE__SGD_MAX], param_dt[TE__SGD_MAX], momentum_dt[TE__SGD_MAX], first[TE__SGD_MAX];
+    float lr, momentum_factor, dampening, weight_decay;
+    int nesterov, wd_after_momentum, tensors;
+} te__sgd_kargs;
 
 /* l2norm_partial, one block a chunk: partial[c] = sum of x^2; and first_chunk[t] for l2norm_tensor. */
 #define TE__NORM_MAX 180
@@ -27,6 +76,7 @@ typedef struct te__adam_kargs {
 typedef struct te__l2norm_kargs {
     const void *x[TE__NORM_MAX];
     long long n[TE__NORM_MAX];
+    const float *inv_scale;        /* [1], or NULL */
     float *partial;                /* [all chunks of the operation] */
     unsigned *first_chunk;         /* [all tensors + 1] */
     unsigned chunk, tensor;        /* where this launch's begin */
@@ -41,7 +91,7 @@ typedef struct te__l2norm_final_kargs {
     const float *partial;
     const unsigned *first_chunk;
     float *tensor_sum; /* [tensors]: sums of squares */
-    float *norm, *per_tensor, *clip; /* [1], [tensors], [1]; or NULL */
+    float *norm, *per_tensor, *clip, *found_inf; /* [1], [tensors], [1], [1]; or NULL */
     int tensors;
     float max_norm;
 } te__l2norm_final_kargs;

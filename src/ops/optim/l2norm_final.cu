@@ -1,4 +1,4 @@
-// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor from it.
+// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.
 //
 // Launch: one block of 1024.
 //
@@ -19,5 +19,6 @@ extern "C" __global__ void __launch_bounds__(1024) te_l2norm_final(const __grid_
     if (threadIdx.x != 0) return;
     float norm = __fsqrt_rn(sum), clip = __fdiv_rn(a.max_norm, __fadd_rn(norm, 1e-6f));
     *a.norm = norm;
+    if (a.found_inf && !(norm <= TE_FLT_MAX)) *a.found_inf = 1.0f;
     if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN
 }

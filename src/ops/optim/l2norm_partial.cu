@@ -14,14 +14,15 @@
 #include "ops/optim/kargs.h"
 #include "ops/optim/multi.cuh"
 
-template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin) {
+// inv_scale is 1 where there is none, and no bit changes then.
+template <int DT> TE_DEV float te_squares(const void *x, te_i64 begin, float inv_scale) {
     float sum = 0.0f;
 #pragma unroll 4
     for (int g = 0; g < TE__NORM_CHUNK / 2048; g++) {
         float v[8];
         te_load8(x, begin + threadIdx.x * 8 + g * 2048, DT, v);
 #pragma unroll
-        for (int k = 0; k < 8; k++) sum = fmaf(v[k], v[k], sum);
+        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], inv_scale), sum = fmaf(v[k], v[k], sum);
     }
     return sum;
 }
@@ -32,13 +33,13 @@ extern "C" __global__ void __launch_bounds__(256) te_l2norm_partial(const __grid
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];
     te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];
     const void *x = a.x[t];
-    float sum = 0.0f;
+    float sum = 0.0f, inv_scale = a.inv_scale ? *a.inv_scale : 1.0f;
     if (a.vector[t] && end - begin == TE__NORM_CHUNK) {
-        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin) : te_squares<TE_F16>(x, begin);
+        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin, inv_scale) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin, inv_scale) : te_squares<TE_F16>(x, begin, inv_scale);
     } else {
         for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048)
             for (int k = 0; k < 8 && i + k < end; k++) {
-                float v = te_load(x, i + k, dt);
+                float v = __fmul_rn(te_load(x, i + k, dt), inv_scale);
                 sum = fmaf(v, v, sum);
             }
     }

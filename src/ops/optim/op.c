@@ -1,4 +1,4 @@
-/* ops/optim/op.c: Adam, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
+/* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
  * runs. */
 
 /* As many elements as another one of entry `i`; NULL is fine. */
@@ -9,6 +9,31 @@ static te_result te__optim_check_like(te_ctx *te, const char *op, const char *na
                     te__shape_text(with, b));
 }
 
+/* A state of entry `i` has the scale that its format needs, and no other. */
+static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x, const te_tensor *scale) {
+    char text[TE__SHAPE_TEXT];
+    bool scaled = x && (x->dtype == TE_F16 || x->dtype == TE_F8E4M3);
+    if (!scaled && !scale) return TE_OK;
+    if (!scaled)
+        return te__fail(te, TE_ERR_INVALID, "adam: %s_scale[%d] is given and %s[%d] is %s; a scale belongs to f16 and e4m3 alone", name, i, name, i,
+                        x ? te_dtype_name(x->dtype) : "NULL");
+    if (!scale) return te__fail(te, TE_ERR_STATE, "adam: %s[%d] is %s and %s_scale[%d] is NULL; f32 [1] is needed there", name, i, te_dtype_name(x->dtype), name, i);
+    if (te__numel(scale) == 1) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i, te__shape_text(scale, text));
+}
+/* A master of twice as many bytes is remainders. */
+static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!t->master || t->master->dtype != TE_U8) return te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+    if (t->param->dtype != TE_BF16)
+        return te__fail(te, TE_ERR_DTYPE, "adam: master[%d] is u8, remainders, and param[%d] is %s; bf16 is needed", i, i, te_dtype_name(t->param->dtype));
+    if (te__numel(t->master) != 2 * te__numel(t->param))
+        return te__fail(te, TE_ERR_SHAPE, "adam: master[%d] is u8 %s and param[%d] is %s; two bytes for each element are needed", i, te__shape_text(t->master, a), i,
+                        te__shape_text(t->param, b));
+    if ((uintptr_t)te__data(t->master) % 2) return te__fail(te, TE_ERR_INVALID, "adam: master[%d] begins at an odd address; remainders have two bytes each", i);
+    return TE_OK;
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
     int i;
@@ -17,7 +42,10 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         result = te__optim_check_like(te, "adam", "grad", i, t->grad, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "adam", "m", i, t->m, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "adam", "v", i, t->v, "param", t->param);
-        if (result == TE_OK) result = te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+        if (result == TE_OK) result = te__adam_check_master(te, i, t);
+        if (result == TE_OK) result = te__optim_check_scale(te, "m", i, t->m, t->m_scale);
+        if (result == TE_OK) result = te__optim_check_scale(te, "v", i, t->v, t->v_scale);
+        if (result == TE_OK) result = te__optim_check_scale(te, "master", i, t->master, t->master_scale);
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
@@ -32,15 +60,51 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
+/* Not all in f32, which has a kernel of its own. */
+static bool te__adam_has_formats(const te_adam_tensor *t) {
+    return t->m->dtype != TE_F32 || t->v->dtype != TE_F32 || (t->master && t->master->dtype != TE_F32);
+}
+static bool te__adam_has_scales(const te_adam_tensor *t) { return t->m_scale || t->v_scale || t->master_scale; }
 /* 1 / (1 - beta^step), once on the host for both backends. */
 static float te__adam_unbias(bool no_bias_correction, float beta, int64_t step) {
     return no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
+}
+
+static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
+    te_result result = te__want_numel(te, "store_state", "state", a->state, te__numel(a->x));
+    if (result == TE_OK) result = te__want_numel(te, "store_state", "amax", a->amax, 1);
+    return result == TE_OK ? te__want_numel(te, "store_state", "scale", a->scale, 1) : result;
+}
+
+static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
+        const te_sgd_tensor *t = &a->tensors[i];
+        result = te__optim_check_like(te, "sgd", "grad", i, t->grad, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "sgd", "momentum", i, t->momentum, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
+        if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
+            result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
+    }
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, 1);
+    if (result != TE_OK) return result;
+    if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
+        return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
+                        (double)a->momentum, (double)a->dampening, a->nesterov);
+    if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
+        return te__fail(te, TE_ERR_INVALID, "sgd: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
+    return TE_OK;
 }
 
 static te_result te__check_l2norm(te_ctx *te, te_op_l2norm_args *a) {
     te_result result = te__want_numel(te, "l2norm", "norm", a->norm, 1);
     if (result == TE_OK) result = te__want_numel(te, "l2norm", "per_tensor", a->per_tensor, a->num_tensors);
     if (result == TE_OK) result = te__want_numel(te, "l2norm", "clip", a->clip, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "inv_scale", a->inv_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "l2norm", "found_inf", a->found_inf, 1);
     if (result == TE_OK && a->clip && !(a->max_norm > 0.0f))
         result = te__fail(te, TE_ERR_INVALID, "l2norm: clip is asked for with max_norm %g", (double)a->max_norm);
     return result;

@@ -1,0 +1,33 @@
+// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.
+//
+//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm
+//   dx = rnorm * (dy - x * rnorm^2 * sum(x * dy))
+//
+// The second pass over a row finds it in a cache.
+//
+// Launch: a warp a row, four warps a block, blocks step through the rows. Any n and alignment; y may be x, dx may be dy.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "ops/norm/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(128) te_l2normalize(const __grid_constant__ te__l2normalize_kargs a) {
+    te_follow();
+    int lane = threadIdx.x & 31;
+    const bool backward = a.dy != 0;
+    const void *other = backward ? a.dy : a.x;
+    int other_dt = backward ? a.dy_dt : a.x_dt;
+    for (te_i64 row = (te_i64)blockIdx.x * 4 + (threadIdx.x >> 5); row < a.m; row += (te_i64)gridDim.x * 4) {
+        te_i64 first = row * a.n;
+        float sum = 0.0f;
+        for (te_i64 i = lane; i < a.n; i += 32) sum = fmaf(te_load(a.x, first + i, a.x_dt), te_load(other, first + i, other_dt), sum);
+        sum = te_warp_sum(sum);
+        float rnorm = backward ? a.rnorm[row] : __frsqrt_rn(sum + a.eps), along = backward ? rnorm * rnorm * sum : 0.0f;
+        for (te_i64 i = lane; i < a.n; i += 32) {
+            float v = te_load(other, first + i, other_dt);
+            if (backward) v -= te_load(a.x, first + i, a.x_dt) * along;
+            te_store(a.y, first + i, a.y_dt, rnorm * v);
+        }
+        if (!backward && a.rnorm && lane == 0) a.rnorm[row] = rnorm;
+    }
+}

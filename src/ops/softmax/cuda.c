@@ -1,0 +1,54 @@
+/* ops/softmax/cuda.c: softmax, which kernel and how it is launched. Knows plans; must not know the driver. */
+
+/* Threads for a row of n elements, of which each has eight or more. */
+static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_up(te__max(1, te__div_up(n, 16)), 32)); }
+
+static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {
+    int64_t m = te__rows(a->x), n = te__cols(a->x);
+    bool vector = !p->baseline && n % 8 == 0 && a->x->dtype == a->y->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16);
+    te__launch *l;
+    te__softmax_fwd_kargs *k;
+    if (m == 0 || n == 0) return TE_OK;
+    l = te__plan_launch(p, "softmax", "softmax_fwd");
+    k = TE__KARGS(p, l, te__softmax_fwd_kargs);
+    k->x = te__data(a->x);
+    k->mask = (const unsigned char *)te__data(a->mask);
+    k->y = te__data(a->y);
+    k->m = m;
+    k->n = n;
+    k->s_q = te__softmax_rows(a->x);
+    k->heads = a->mask ? a->x->shape[1] : 1;
+    k->scale = a->scale;
+    k->causal = a->causal;
+    k->one_mask = a->mask && a->mask->shape[0] == 1;
+    k->x_dt = a->x->dtype;
+    k->y_dt = a->y->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->x->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
+    te__plan_why(p, vector ? "a block for each row, eight scores a thread" : "general: a block for each row, one score at a time");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_args *a) {
+    int64_t m = te__rows(a->y), n = te__cols(a->y);
+    bool vector = !p->baseline && n % 8 == 0 && a->dy->dtype == a->y->dtype && a->dx->dtype == a->y->dtype && te__is_aligned(a->y, 16) && te__is_aligned(a->dy, 16) &&
+                  te__is_aligned(a->dx, 16);
+    te__launch *l;
+    te__softmax_bwd_kargs *k;
+    if (m == 0 || n == 0) return TE_OK;
+    l = te__plan_launch(p, "softmax", "softmax_bwd");
+    k = TE__KARGS(p, l, te__softmax_bwd_kargs);
+    k->dy = te__data(a->dy);
+    k->y = te__data(a->y);
+    k->dx = te__data(a->dx);
+    k->m = m;
+    k->n = n;
+    k->scale = a->scale;
+    k->dy_dt = a->dy->dtype;
+    k->y_dt = a->y->dtype;
+    k->dx_dt = a->dx->dtype;
+    if (vector) te__launch_option(l, "X_DT", a->y->dtype);
+    te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
+    te__plan_why(p, vector ? "a block for each row, eight numbers a thread" : "general: a block for each row, one number at a time");
+    return TE_OK;
+}

@@ -1,0 +1,85 @@
+/* train/multi_tensor.c: norms and factors of many tensors, and of all gradients of a module tree. Knows the module tree and raw operations; must not know
+ * optimizers. */
+
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf) {
+    te_op_multi_scale_args args = TE_ZERO;
+    if (!te) return TE_ERR_STATE;
+    args.in = (const te_tensor *const *)in;
+    args.out = out;
+    args.num_tensors = num_tensors;
+    args.scale = scale;
+    args.found_inf = found_inf;
+    return te_op_multi_scale(te, &args);
+}
+
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor) {
+    te_op_l2norm_args args = TE_ZERO;
+    if (per_tensor) *per_tensor = NULL;
+    if (!te) return NULL;
+    if (num_tensors < 0) {
+        te__fail(te, TE_ERR_INVALID, "te_multi_tensor_l2norm: num_tensors is %d", num_tensors);
+        return NULL;
+    }
+    args.tensors = (const te_tensor *const *)tensors;
+    args.num_tensors = num_tensors;
+    args.inv_scale = inv_scale;
+    args.norm = te__empty_1d(te, TE_F32, 1);
+    if (per_tensor) args.per_tensor = te__empty_1d(te, TE_F32, num_tensors);
+    if (!args.norm || (per_tensor && !args.per_tensor) || te_op_l2norm(te, &args) != TE_OK) return NULL;
+    if (per_tensor) *per_tensor = args.per_tensor;
+    return args.norm;
+}
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor) {
+    return te_multi_tensor_unscale_l2norm(te, tensors, num_tensors, NULL, per_tensor);
+}
+
+/* The gradients of a module tree, each once. */
+typedef struct te__grad_list {
+    te_ctx *te;
+    te_tensor **grads;
+    int num, cap;
+} te__grad_list;
+static bool te__grad_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__grad_list *l = (te__grad_list *)user;
+    te_tensor *grad;
+    int i;
+    (void)m, (void)path;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    if (te__main_or_grad(x, &grad) != TE_OK) return false;
+    for (i = 0; i < l->num; i++)
+        if (l->grads[i] == grad) return true;
+    if (!grad) return true;
+    if (!te__grow(l->te, (void **)&l->grads, &l->cap, l->num, sizeof(te_tensor *))) return false;
+    l->grads[l->num++] = grad;
+    return true;
+}
+TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
+    te__grad_list l = TE_ZERO;
+    te_op_l2norm_args norm = TE_ZERO;
+    te_op_multi_scale_args scale = TE_ZERO;
+    te_result result;
+    if (!m) return NULL;
+    l.te = te_module_ctx(m);
+    if (l.te->error_code != TE_OK) return NULL;
+    if (!(max_norm > 0.0f)) {
+        te__fail(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed", (double)max_norm);
+        return NULL;
+    }
+    te__frame_begin(l.te);
+    result = te_module_visit_tensors(m, te__grad_list_add, &l) ? TE_OK : te_error_code(l.te);
+    norm.norm = te__empty_1d(l.te, TE_F32, 1);
+    norm.clip = te__empty_1d(l.te, TE_F32, 1);
+    if (!norm.norm || !norm.clip) result = te_error_code(l.te);
+    norm.tensors = (const te_tensor *const *)l.grads;
+    norm.num_tensors = l.num;
+    norm.max_norm = max_norm;
+    if (result == TE_OK) result = te_op_l2norm(l.te, &norm);
+    scale.in = (const te_tensor *const *)l.grads;
+    scale.out = l.grads;
+    scale.num_tensors = l.num;
+    scale.scale = 1.0f;
+    scale.scale_device = norm.clip;
+    if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
+    te__free(l.te, l.grads, (size_t)l.cap * sizeof(te_tensor *));
+    return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
+}

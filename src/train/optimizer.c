@@ -1,0 +1,488 @@
+/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+ * the module tree; must not know any optimizer's arithmetic, or files. */
+
+/* ---- making one ---- */
+
+/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
+static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
+    int i;
+    for (i = 0; i < opt->num_params; i++)
+        if (opt->params[i].param == param) return &opt->params[i];
+    return NULL;
+}
+
+static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_optimizer *opt = (te_optimizer *)user;
+    const te__opt_options *o = &opt->options;
+    te_ctx *te = opt->te;
+    te__opt_param *p;
+    bool master;
+    int k;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
+    if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
+        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", opt->cls->create, path,
+                 x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
+        return false;
+    }
+    if (x->quantized && o->no_master_weights) {
+        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", opt->cls->create, path);
+        return false;
+    }
+    if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__opt_param))) return false;
+    p = &opt->params[opt->num_params++];
+    memset(p, 0, sizeof(*p));
+    p->path = te__copy_string(te, path);
+    p->param = te_tensor_retain(x);
+    if (!p->path) return false;
+    master = (x->dtype != TE_F32 || x->quantized) && !o->no_master_weights;
+    for (k = 0; k < TE__OPT_STATES; k++) {
+        te_dtype dtype = o->dtype[k] ? o->dtype[k] : master ? TE_F32 : x->dtype;
+        bool scaled = o->dtype[k] && te__opt_is_scaled(dtype);
+        if (!opt->cls->state[k] || (k == TE__OPT_MASTER && !master)) continue;
+        if (k == TE__OPT_MASTER && o->store_param_remainders && dtype == TE_F32 && x->dtype == TE_BF16 && !x->quantized) dtype = TE_U8;
+        if (!te__opt_state_make(&p->state[k], dtype, scaled, x)) return false;
+    }
+    return !master || te__opt_take_master(p) == TE_OK;
+}
+
+/* Refuses values out of range; NaN is in no range. */
+static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
+    if (value >= 0.0f && value < below) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
+    return false;
+}
+
+TE_API void te_optimizer_destroy(te_optimizer *opt) {
+    te_ctx *te;
+    int i, k;
+    if (!opt) return;
+    te = opt->te;
+    te->num_optimizers--;
+    te__graphs_forget(te, opt, "its optimizer was destroyed");
+    for (i = 0; i < opt->num_params; i++) {
+        te__opt_param *p = &opt->params[i];
+        te__free_string(te, p->path);
+        te_tensor_release(p->param);
+        for (k = 0; k < TE__OPT_STATES; k++) {
+            te_tensor_release(p->state[k].x);
+            te_tensor_release(p->state[k].scale);
+        }
+    }
+    te_tensor_release(opt->norm);
+    te_tensor_release(opt->clip);
+    te_tensor_release(opt->started);
+    te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
+    te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
+    te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
+    te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
+    te__free(te, opt, sizeof(*opt));
+}
+
+/* An optimizer of a kind without parameters yet; NULL with an error. */
+static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
+    te_optimizer *opt;
+    if (te_module_ctx(m) != te) {
+        te__fail(te, TE_ERR_INVALID, "%s: module %s belongs to another context", cls->create, te_module_name(m));
+        return NULL;
+    }
+    if (te->capture) {
+        te__refuse_capture(te, cls->create, "make it before te_graph_begin");
+        return NULL;
+    }
+    opt = (te_optimizer *)te__alloc_zero(te, sizeof(te_optimizer));
+    if (!opt) return NULL;
+    opt->te = te;
+    opt->cls = cls;
+    opt->options = *options;
+    opt->entry_size = entry_size;
+    te->num_optimizers++;
+    return opt;
+}
+/* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
+static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_started) {
+    te_ctx *te = opt->te;
+    bool ok;
+    te__frame_begin(te);
+    ok = te_module_visit_tensors(m, te__opt_add, opt);
+    if (ok && opt->options.max_grad_norm > 0.0f) {
+        opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
+        opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
+        ok = opt->norm && opt->clip;
+    }
+    if (ok && keep_started) {
+        const int64_t n = opt->num_params;
+        opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
+        ok = opt->started != NULL;
+    }
+    if (ok) {
+        opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
+        opt->order = (int *)te__alloc_zero(te, (size_t)opt->num_params * sizeof(int));
+        opt->grads = (const te_tensor **)te__alloc_zero(te, (size_t)opt->num_params * sizeof(te_tensor *));
+        ok = opt->list && opt->order && opt->grads;
+    }
+    te__frame_end(te, NULL, 0);
+    if (ok) return opt;
+    te_optimizer_destroy(opt);
+    return NULL;
+}
+
+/* ---- stepping ---- */
+
+/* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
+ * parameter took no part in this step. */
+static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
+    te_tensor *main_grad = te_tensor_main_grad(param);
+    te_op_axpby_args add = TE_ZERO;
+    te_result result;
+    *grad = te_tensor_grad(param);
+    if (!main_grad) return TE_OK;
+    if (*grad) {
+        add.x = add.out = main_grad;
+        add.y = *grad;
+        add.alpha = add.beta = 1.0f;
+        result = te_op_axpby(param->te, &add);
+        if (result != TE_OK) return result;
+        if (!param->te->warming) te_tensor_zero_grad(param);
+    }
+    *grad = main_grad;
+    return TE_OK;
+}
+static te_result te__opt_grad(const te_optimizer *opt, te_tensor *param, te_tensor **grad) {
+    if (!opt->options.use_decoupled_grad) return te__main_or_grad(param, grad);
+    *grad = te_tensor_decoupled_grad(param);
+    return TE_OK;
+}
+
+static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
+    te_tensor *grad = opt->options.use_decoupled_grad ? te_tensor_decoupled_grad(param) : te_tensor_grad(param);
+    if (opt->options.zero_grads && grad) te_tensor_fill(grad, 0.0);
+    else if (opt->options.use_decoupled_grad) te_tensor_set_decoupled_grad(param, NULL);
+    else te_tensor_zero_grad(param);
+    if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
+}
+
+TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
+    int i;
+    if (!opt) return;
+    for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
+}
+
+/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
+static bool te__opt_written_inside(const te_tensor *param) {
+    const te__buffer *b = te__param_buffer(param);
+    return b && b->written == b->te->capture->id;
+}
+/* Is this gradient in memory of the step before, which is not where the next one will be? */
+static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
+    return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
+}
+
+/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
+static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        te__opt_param *p = &opt->params[i];
+        te_tensor *grad;
+        te_result result;
+        bool stale;
+        if (!all && (p->param->ndim >= 2) != matrices) continue;
+        result = te__opt_grad(opt, p->param, &grad);
+        if (result != TE_OK) return result;
+        if (!grad) continue;
+        if (opt->te->capture && te__opt_grad_moves(p->param, grad))
+            return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
+                                      "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
+        if (opt->te->capture && opt->cls->may_capture) result = opt->cls->may_capture(opt, p);
+        if (result != TE_OK) return result;
+        stale = p->version != te__param_version(p->param);
+        if (p->state[TE__OPT_MASTER].x && (stale || p->behind) && !opt->te->warming) {
+            if (opt->te->capture && !(stale && te__opt_written_inside(p->param)))
+                p->behind = true;
+            else
+                result = te__opt_take_master(p);
+            if (result != TE_OK) return result;
+        }
+        p->listed = true;
+        opt->grads[*n] = grad;
+        opt->order[*n] = i;
+        ++*n;
+    }
+    return TE_OK;
+}
+
+/* A graph's record of the steps that it holds. */
+enum { TE__OPT_WORDS = 2 /* of the graph's state: lr, and the two numbers of the kind */ };
+typedef struct te__opt_steps {
+    int steps;
+    short word[(int)TE__GRAPH_WORDS / (int)TE__OPT_WORDS]; /* of each step */
+    bool clipped; /* before the capture */
+} te__opt_steps;
+/* Behind it: whether each parameter takes part. */
+static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
+
+static te_result te__opt_before(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__opt_steps *s = (te__opt_steps *)data;
+    const bool *listed = te__opt_listed(s);
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__opt_param *p = &opt->params[i];
+        p->untouched = p->version == te__param_version(p->param);
+        if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
+    }
+    for (i = 0; i < s->steps; i++) {
+        float numbers[2 * TE__OPT_WORDS] = TE_ZERO;
+        numbers[0] = opt->options.lr;
+        if (opt->cls->numbers) opt->cls->numbers(opt, opt->steps + 1 + i, numbers + 1);
+        memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
+    }
+    return result;
+}
+static void te__opt_after(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__opt_steps *s = (te__opt_steps *)data;
+    const bool *listed = te__opt_listed(s);
+    int i;
+    (void)g;
+    for (i = 0; i < opt->num_params; i++)
+        if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    opt->steps += s->steps;
+    opt->clipped = opt->clip != NULL;
+}
+static void te__opt_captured(te_graph *g, void *owner, void *data) {
+    te_optimizer *opt = (te_optimizer *)owner;
+    te__opt_steps *s = (te__opt_steps *)data;
+    (void)g;
+    opt->steps -= s->steps;
+    opt->clipped = s->clipped;
+}
+
+/* In a capture: the part that this optimizer has in the graph, with room for one more step; its numbers as tensors. */
+static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
+    te_graph *g = opt->te->capture;
+    te__graph_part *part = te__graph_find_part(g, opt);
+    int word = te__graph_take_words(g, TE__OPT_WORDS);
+    if (word < 0) return te_error_code(opt->te);
+    if (!part) {
+        part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
+        if (!part) return TE_ERR_OUT_OF_MEMORY;
+        part->before = te__opt_before;
+        part->after = te__opt_after;
+        part->captured = te__opt_captured;
+        ((te__opt_steps *)part->data)->clipped = opt->clipped;
+    }
+    *steps = (te__opt_steps *)part->data;
+    (*steps)->word[(*steps)->steps] = (short)word;
+    step->lr = te__graph_view(g, TE_F32, 8 * word, 1);
+    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4, 2);
+    return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
+}
+
+/* The parameters of this step have taken part in one. */
+static te_result te__opt_note_started(te_optimizer *opt) {
+    bool news = false;
+    uint8_t *flags;
+    te_result result;
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        news = news || (opt->params[i].listed && !opt->params[i].started);
+        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+    }
+    if (!news || !opt->started) return TE_OK;
+    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
+    if (!flags) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
+    result = te_tensor_copy_from_host(opt->started, flags);
+    te__free(opt->te, flags, (size_t)opt->num_params);
+    return result;
+}
+
+static te_result te__opt_step_once(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    te__opt_steps *captured = NULL;
+    te__opt_step step = TE_ZERO;
+    te_result result;
+    bool split;
+    int i, n = 0, decayed;
+    split = opt->options.decay_matrices_only && opt->options.decays;
+    for (i = 0; i < opt->num_params; i++) {
+        opt->params[i].listed = false;
+        opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
+    }
+    result = te__opt_collect(opt, true, !split, &n);
+    decayed = n;
+    if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
+    step.count = n;
+    step.num_undecayed = n - decayed;
+    if (opt->clip && n > 0 && result == TE_OK) {
+        te_op_l2norm_args norm = TE_ZERO;
+        norm.tensors = opt->grads;
+        norm.num_tensors = n;
+        norm.norm = opt->norm;
+        norm.clip = opt->clip;
+        norm.max_norm = opt->options.max_grad_norm;
+        result = te_op_l2norm(te, &norm);
+    }
+    if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
+    if (result == TE_OK) result = te__opt_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
+    if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
+    if (result == TE_OK) result = te__opt_requantize(opt);
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
+     * may lie in one memory with others that did. */
+    for (i = 0; i < opt->num_params; i++)
+        if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
+    if (captured) {
+        captured->steps++;
+        for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
+    }
+    opt->steps++;
+    opt->clipped = opt->clip && n > 0;
+    if (!opt->keep_grad) te_optimizer_zero_grad(opt);
+    return te__opt_note_started(opt);
+}
+TE_API te_result te_optimizer_step(te_optimizer *opt) {
+    te__rng_state before;
+    te_ctx *te;
+    te_result result;
+    bool entered;
+    if (!opt) return TE_ERR_STATE;
+    te = opt->te;
+    before = te__rng_now(te);
+    if (te__num_deferred(te) > 0)
+        te__warn(te, "te_optimizer_step: %d weight gradients wait for te_backward_dw (delay_wgrad_compute): this step goes without them", te__num_deferred(te));
+    result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
+    if (result == TE_OK) {
+        te__frame_begin(te);
+        result = te__opt_step_once(opt);
+        te__frame_end(te, NULL, 0);
+        te__device_leave(te, entered);
+    }
+    if (result == TE_OK) {
+        te__step_ends(te);
+    } else {
+        te__step_fails(te);
+        te__rng_back(te, before);
+    }
+    return result;
+}
+
+/* ---- looking and setting ---- */
+
+TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
+    if (opt) opt->keep_grad = keep;
+}
+TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
+    if (opt) opt->options.lr = lr;
+}
+TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
+TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
+TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
+
+/* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
+static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name, const char *function, te__opt_param **found) {
+    te_ctx *te = opt->te;
+    te__opt_param *p = param ? te__opt_find(opt, param) : NULL;
+    int k;
+    *found = p;
+    if (te->error_code != TE_OK) return NULL;
+    if (!p || !name) {
+        te__fail(te, TE_ERR_INVALID, "%s: %s", function, !param ? "the parameter is NULL" : !name ? "the state's name is NULL" : "the tensor is no parameter of this optimizer");
+        return NULL;
+    }
+    for (k = 0; k < TE__OPT_STATES; k++)
+        if (opt->cls->state[k] && strcmp(opt->cls->state[k], name) == 0 && p->state[k].x) {
+            if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
+            return &p->state[k];
+        }
+    te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
+             opt->cls->state[0], opt->cls->state[1] ? ", " : "", opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
+             opt->cls->state[TE__OPT_MASTER]);
+    return NULL;
+}
+
+TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name) {
+    te__opt_param *p;
+    te__opt_state *s;
+    te_tensor *out;
+    te_result result;
+    if (!opt) return NULL;
+    s = te__opt_named_state(opt, param, state_name, "te_optimizer_get_unscaled_state", &p);
+    out = s ? te__empty_like(p->param, TE_F32) : NULL;
+    if (!out) return NULL;
+    if (te__opt_is_remainders(s)) {
+        size_t bytes = (size_t)te__numel(out) * sizeof(float);
+        float *master = (float *)te__alloc(opt->te, bytes);
+        result = master ? te__opt_remainders(p, master, false) : TE_ERR_OUT_OF_MEMORY;
+        if (result == TE_OK) result = te_tensor_copy_from_host(out, master);
+        te__free(opt->te, master, bytes);
+    } else
+        result = te__opt_unscale(s, out);
+    return te__checked(out, result);
+}
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state) {
+    static const char function[] = "te_optimizer_set_scaled_state";
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te__opt_param *p;
+    te__opt_state *s;
+    te_result result;
+    if (!opt) return TE_ERR_STATE;
+    s = te__opt_named_state(opt, param, state_name, function, &p);
+    if (!s) return te_error_code(opt->te);
+    result = te__want(opt->te, function, "unscaled_state", unscaled_state);
+    if (result == TE_OK && unscaled_state->dtype != TE_F32)
+        result = te__fail(opt->te, TE_ERR_DTYPE, "%s: unscaled_state is %s; f32 is needed", function, te_dtype_name(unscaled_state->dtype));
+    if (result == TE_OK && !te__same_shape(param, unscaled_state))
+        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the parameter %s", function, te__shape_text(unscaled_state, a), te__shape_text(param, b));
+    if (result != TE_OK) return result;
+    te__frame_begin(opt->te);
+    if (te__opt_is_remainders(s)) {
+        size_t bytes = (size_t)te__numel(param) * sizeof(float);
+        float *master = (float *)te__alloc(opt->te, bytes);
+        result = master ? te_tensor_to_host(unscaled_state, master) : TE_ERR_OUT_OF_MEMORY;
+        if (result == TE_OK) result = te__opt_remainders(p, master, true);
+        te__free(opt->te, master, bytes);
+        p->version = te__param_version(p->param);
+    } else
+        result = te__opt_store(s, unscaled_state);
+    te__frame_end(opt->te, NULL, 0);
+    return result;
+}
+
+/* The states, by the names that they have in a file. Return false to stop. */
+typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tensor);
+static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
+    char name[640];
+    int i, k;
+    for (i = 0; opt && i < opt->num_params; i++)
+        for (k = 0; k < TE__OPT_STATES; k++) {
+            const te__opt_state *s = &opt->params[i].state[k];
+            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            if (s->x && !visit(user, name, s->x)) return false;
+            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            if (s->scale && !visit(user, name, s->scale)) return false;
+        }
+    return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
+}
+/* Called after a checkpoint was loaded: its masters have the values of its parameters. */
+static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
+    uint8_t *flags = NULL;
+    te_result result = TE_OK;
+    int i;
+    opt->steps = steps;
+    opt->options.lr = lr;
+    if (opt->started) {
+        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
+        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
+    }
+    for (i = 0; i < opt->num_params; i++) {
+        te__opt_param *p = &opt->params[i];
+        p->version = te__param_version(p->param);
+        p->behind = false;
+        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
+    }
+    te__free(opt->te, flags, (size_t)opt->num_params);
+    return result;
+}

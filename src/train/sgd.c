@@ -1,0 +1,72 @@
+/* train/sgd.c: FusedSGD: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+
+/* A first momentum is the gradient as it is; dampening alone makes that differ from a step of a momentum of zeros. */
+static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
+
+static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
+    const te_fused_sgd_desc *d = &opt->desc.sgd;
+    te_sgd_tensor *list = (te_sgd_tensor *)opt->list;
+    te_op_sgd_args args = TE_ZERO;
+    int i;
+    for (i = 0; i < step->count; i++) {
+        const te__opt_param *p = &opt->params[opt->order[i]];
+        list[i].grad = opt->grads[i];
+        list[i].param = te__opt_entry_param(p);
+        list[i].momentum = p->state[TE__OPT_FIRST].x;
+        list[i].master = te__opt_entry_master(p)->x;
+        list[i].first = te__sgd_first_counts(d) && !p->started;
+    }
+    args.tensors = list;
+    args.num_tensors = step->count;
+    args.num_undecayed = step->num_undecayed;
+    args.lr = opt->options.lr;
+    args.momentum = d->momentum;
+    args.dampening = d->dampening;
+    args.weight_decay = d->weight_decay;
+    args.nesterov = d->nesterov;
+    args.wd_after_momentum = d->wd_after_momentum;
+    args.grad_scale = opt->clip;
+    args.lr_device = step->lr;
+    return te_op_sgd(opt->te, &args);
+}
+static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) {
+    if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
+    return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
+}
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture}; /* no momentum */
+
+static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
+    const char *create = te__sgd_class.create;
+    if (d->lr == 0.0f) {
+        te__fail(te, TE_ERR_INVALID, "%s: lr is 0; it has no default", create);
+        return false;
+    }
+    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "momentum", d->momentum, FLT_MAX) ||
+        !te__opt_in_range(te, create, "dampening", d->dampening, FLT_MAX) || !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
+        !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX))
+        return false;
+    if (!d->nesterov || (d->momentum > 0.0f && d->dampening == 0.0f)) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed", create, (double)d->momentum,
+             (double)d->dampening);
+    return false;
+}
+
+TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
+    te_fused_sgd_desc d = TE_ZERO;
+    te__opt_options options = TE_ZERO;
+    te_optimizer *opt;
+    if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
+    d = *desc;
+    if (!te__sgd_desc_ok(te, &d)) return NULL;
+    options.lr = d.lr;
+    options.max_grad_norm = d.max_grad_norm;
+    options.no_master_weights = d.no_master_weights;
+    options.decay_matrices_only = d.decay_matrices_only;
+    options.decays = d.weight_decay > 0.0f;
+    options.zero_grads = d.no_set_grad_none;
+    opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
+    if (!opt) return NULL;
+    opt->desc.sgd = d;
+    return te__opt_fill(opt, m, te__sgd_first_counts(&d));
+}

@@ -1,0 +1,208 @@
+/* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows raw operations; must not know which
+ * optimizer steps, or when. */
+
+/* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a master's remainders, u8 [elements, 2]. */
+typedef struct te__opt_state {
+    te_tensor *x, *scale; /* retained; NULL: there is none */
+} te__opt_state;
+enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
+
+typedef struct te__opt_param {
+    char *path;       /* from the module that the optimizer was made for */
+    te_tensor *param; /* retained */
+    te__opt_state state[TE__OPT_STATES];
+    uint64_t version; /* te__param_version of the value that the master stands for */
+    bool behind;      /* but the master lacks that value: a capture could not copy it, the next launch does */
+    bool listed;      /* takes part in the step under way */
+    bool untouched;   /* the parameter's version was still `version` when that step began */
+    bool started;     /* has taken part in a step */
+    te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
+    te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
+} te__opt_param;
+
+/* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
+typedef struct te__opt_step {
+    int count, num_undecayed;
+    const te_tensor *lr, *numbers; /* f32 [1] and [2], or NULL */
+} te__opt_step;
+
+/* One kind of optimizer. */
+typedef struct te__opt_class {
+    const char *create; /* the function that makes one, for messages */
+    const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
+    te_result (*run)(te_optimizer *opt, const te__opt_step *step);
+    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* what changes from step to step beside the learning rate; NULL: nothing */
+    te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
+} te__opt_class;
+
+/* Options that all optimizers have. */
+typedef struct te__opt_options {
+    float lr, max_grad_norm;
+    bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
+    bool decays; /* there is weight decay */
+    te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
+} te__opt_options;
+
+struct te_optimizer {
+    te_ctx *te;
+    const te__opt_class *cls;
+    te__opt_options options; /* lr is the one in force */
+    union {
+        te_fused_adam_desc adam;
+        te_fused_sgd_desc sgd;
+    } desc; /* defaults filled in */
+    te__opt_param *params;
+    int num_params, cap_params;
+    void *list;      /* [num_params] of entry_size bytes: the operation's list, filled anew at each step */
+    size_t entry_size;
+    int *order;      /* [num_params]: the parameters of a step */
+    const te_tensor **grads; /* [num_params], in that order */
+    te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
+    te_tensor *started;      /* u8 [num_params]: what the flags are in a file; NULL: they do not count */
+    int64_t steps;
+    bool keep_grad, clipped; /* clipped: norm holds a value */
+};
+
+/* ---- states ---- */
+
+static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
+
+/* A state of zeros, of as many elements as `like`. */
+static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, const te_tensor *like) {
+    const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
+    te_ctx *te = like->te;
+    s->x = te_tensor_retain(dtype == TE_U8 ? te_tensor_zeros(te, dtype, 2, pairs) : te_tensor_zeros(te, dtype, like->ndim, like->shape));
+    if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
+    return s->x && (!scaled || s->scale);
+}
+static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
+
+/* The state becomes `value`, of any float format. */
+static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
+    te_op_amax_args most = TE_ZERO;
+    te_op_store_state_args store = TE_ZERO;
+    te_result result;
+    if (!s->scale) return te_tensor_copy(s->x, value);
+    store.x = most.x = value;
+    store.amax = most.amax = te__empty_1d(value->te, TE_F32, 1);
+    store.state = s->x;
+    store.scale = s->scale;
+    if (!most.amax) return te_error_code(value->te);
+    result = te_op_amax(value->te, &most);
+    return result == TE_OK ? te_op_store_state(value->te, &store) : result;
+}
+/* f32 `out` becomes what the state stands for. */
+static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
+    te_op_fp8_dequantize_args decode = TE_ZERO;
+    te_op_axpby_args scale = TE_ZERO;
+    if (!s->scale) return te_tensor_copy(out, s->x);
+    if (s->x->dtype == TE_F8E4M3) {
+        decode.q = s->x;
+        decode.scale_inv = s->scale;
+        decode.y = out;
+        return te_op_fp8_dequantize(out->te, &decode);
+    }
+    scale.x = s->x;
+    scale.out = out;
+    scale.alpha = 1.0f;
+    scale.alpha_device = s->scale;
+    return te_op_axpby(out->te, &scale);
+}
+
+/* Parameter and remainders on the host: joined into `master`, or taken apart from it. */
+static te_result te__opt_remainders(te__opt_param *p, float *master, bool split) {
+    te_ctx *te = p->param->te;
+    size_t n = (size_t)te__numel(p->param), i;
+    uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
+    te__opt_state *s = &p->state[TE__OPT_MASTER];
+    te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    if (result == TE_OK && !split) result = te_tensor_to_host(p->param, param);
+    if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        if (split) te__split_master(master[i], &param[i], &remainder[i]);
+        else master[i] = te__join_master(param[i], remainder[i]);
+    }
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(p->param, param);
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
+    te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
+    return result;
+}
+
+/* ---- masters ---- */
+
+/* Copies the parameter's value to its master: when the optimizer is made, and after a write from outside. */
+static te_result te__opt_take_master(te__opt_param *p) {
+    te_ctx *te = p->param->te;
+    te_tensor *value = p->param;
+    te_result result;
+    te__frame_begin(te);
+    if (p->param->quantized && te__primary_has_start(p->param)) { /* the value from before quantization */
+        value = te__empty_like(p->param, p->param->dtype);
+        if (value && te_tensor_copy_from_host(value, p->param->quantized->init_value) != TE_OK) value = NULL;
+    } else if (p->param->quantized)
+        value = te__quant_value(p->param, TE_F32);
+    if (!value) result = te_error_code(te);
+    else if (te__opt_is_remainders(&p->state[TE__OPT_MASTER])) result = te_tensor_fill(p->state[TE__OPT_MASTER].x, 0.0);
+    else result = te__opt_store(&p->state[TE__OPT_MASTER], value);
+    te__frame_end(te, NULL, 0);
+    if (result == TE_OK) {
+        p->version = te__param_version(p->param);
+        p->behind = false;
+    }
+    return result;
+}
+
+/* Operations alone quantize these kinds, and keep no reference to the tensor that they read. */
+static bool te__opt_shares_value(const te_tensor *param) {
+    te__quant_form form = param->quantized->cls->form;
+    return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
+}
+
+/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
+ * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
+static te_result te__opt_prepare_values(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    te_tensor *room = NULL;
+    int64_t most = 0;
+    int i;
+    for (i = 0; i < opt->num_params; i++) {
+        const te_tensor *x = opt->params[i].param;
+        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
+    }
+    if (most > 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
+    for (i = 0; i < opt->num_params; i++) {
+        te__opt_param *p = &opt->params[i];
+        if (!p->listed || !p->param->quantized) continue;
+        p->stepped = p->state[TE__OPT_MASTER].scale ? te__empty_like(p->param, TE_F32) : p->state[TE__OPT_MASTER].x;
+        if (p->param->dtype == TE_F32)
+            p->value = p->stepped;
+        else if (!te__opt_shares_value(p->param))
+            p->value = te__empty_like(p->param, p->param->dtype);
+        else if ((p->value = te__tensor_shell(te, p->param->dtype, p->param->ndim, p->param->shape)) != NULL) {
+            p->value->buffer = room->buffer;
+            if (room->buffer) room->buffer->refs++;
+        }
+        if (!p->stepped || !p->value) return te_error_code(te);
+    }
+    return TE_OK;
+}
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
+static te_result te__opt_requantize(te_optimizer *opt) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__opt_param *p = &opt->params[i];
+        if (!p->listed || !p->param->quantized) continue;
+        te__frame_begin(opt->te);
+        if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
+        if (result == TE_OK) result = te__primary_assign(p->param, p->value);
+        te__frame_end(opt->te, NULL, 0);
+    }
+    return result;
+}
+/* The tensors that the operation's entry of a parameter names: what it steps, and the master beside it, if there is one. */
+static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
+static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
+    static const te__opt_state none = TE_ZERO;
+    return p->param->quantized && !p->state[TE__OPT_MASTER].scale ? &none : &p->state[TE__OPT_MASTER];
+}

@@ -36,10 +36,11 @@ ARGS ?=
 # Processes that `make test` shares its tests among. Each holds a context of the GPU, so there are sixteen at most.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 16 ? n : 16)))
 
-.PHONY: help run test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix check-docs sanitize short clean FORCE
+.PHONY: help run moe test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix check-docs sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
+	@echo 'make moe         trains a mixture of experts in FP8, as a graph       (ARGS=300: steps)'
 	@echo 'make test        runs every test that this machine can run           (ARGS="norm gelu" for some; JOBS=1: in one process)'
 	@echo 'make pack        writes te.h and te_kernels.cu.inc from src/'
 	@echo 'make check-pack  fails if they are stale'
@@ -53,7 +54,7 @@ help:
 	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
 	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
-	@echo 'make short       a short `make run` whose losses are checked'
+	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
 	@echo 'make test-models  examples/llama.c against transformers (pip, torch)    (ARGS="llama mixtral" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
@@ -118,6 +119,10 @@ $(BUILD)/minimal: examples/minimal.c te.h
 	@mkdir -p $(@D)
 	$(COMPILE_TEST) $< -o $@ $(LDLIBS)
 
+$(BUILD)/moe: examples/moe.c te.h
+	@mkdir -p $(@D)
+	$(COMPILE_TEST) $< -o $@ $(LDLIBS)
+
 # With the development build's implementation, which tests need as well.
 $(BUILD)/train_gpt $(BUILD)/llama: $(BUILD)/%: examples/%.c $(BUILD)/te.o
 	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
@@ -126,8 +131,11 @@ $(BUILD)/train_gpt $(BUILD)/llama: $(BUILD)/%: examples/%.c $(BUILD)/te.o
 run: $(BUILD)/train_gpt
 	$(BUILD)/train_gpt $(ARGS)
 
-short: $(BUILD)/train_gpt
-	@tests/run_short.sh $(BUILD)/train_gpt
+moe: $(BUILD)/moe
+	$(BUILD)/moe $(ARGS)
+
+short: $(BUILD)/train_gpt $(BUILD)/moe
+	@tests/run_short.sh $(BUILD)/train_gpt $(BUILD)/moe
 
 # ---- tools: a tool without an implementation of its own gets the development build's -----------------------------------
 

@@ -272,6 +272,13 @@ typedef enum te_attn_bias {
     TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
 } te_attn_bias;
 
+/* How a router turns logits into scores. */
+typedef enum te_score_function {
+    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */
+    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */
+    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */
+} te_score_function;
+
 /* ==== api/base.h ================================================================================================ */
 
 /* api/base.h: what every other chapter uses: version, linkage, number formats, results, handles. */
@@ -763,11 +770,23 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)                 \
+    X(moe_splits, MOE_SPLITS, moe)                     \
+    X(moe_mask_map, MOE_MASK_MAP, moe)                 \
+    X(moe_index_map, MOE_INDEX_MAP, moe)               \
+    X(moe_chunk_map, MOE_CHUNK_MAP, moe)               \
+    X(moe_permute, MOE_PERMUTE, moe)                   \
+    X(moe_unpermute, MOE_UNPERMUTE, moe)               \
+    X(moe_unpermute_bwd, MOE_UNPERMUTE_BWD, moe)       \
+    X(moe_router_fwd, MOE_ROUTER_FWD, moe)             \
+    X(moe_router_bwd, MOE_ROUTER_BWD, moe)             \
+    X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
+    X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
+    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)     \
     X(softcap, SOFTCAP, softcap)                       \
     X(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, softcap) \
     X(capped_softmax_bwd, CAPPED_SOFTMAX_BWD, softcap)
 
-/* The operations: TE_OP_COPY ..., in the order of TE_OP_LIST. */
+/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* none: refused */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,
@@ -1131,6 +1150,147 @@ typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;
     te_tensor *counts, *sums;
 } te_op_quant_error_args;
+
+/* ==== api/ops_moe.h ============================================================================================= */
+
+/* api/ops_moe.h: the raw operations of a mixture of experts; the rules of api/ops.h hold here, too.
+ *
+ * A router (moe_router) chooses experts for each of T tokens. A map (row_id_map) says at which row each copy of a token stands once the copies are
+ * ordered by expert, and moe_permute and moe_unpermute move rows there and back. All sizes that the routing decides stay on the device. T tokens,
+ * E experts, R rows of permuted tokens, H the last size. Maps come in two forms:
+ *   mask   i32 [T, 2E + 1]: of each token n destination rows, in descending order, then -1 up to E; their n experts, then -1 up to 2E; n
+ *   index  i32 [topk * T]: the destination row of copy k of token t at k * T + t; -1 for a copy that is dropped
+ * Rows outside 0 .. R-1 are never touched: such a copy is dropped. */
+
+/* The most splits that one call of te_op_moe_splits takes from the host. */
+#define TE_MOE_HOST_SPLITS 64
+/* The most experts of a router. */
+#define TE_MOE_MAX_EXPERTS 4096
+
+/* Sizes of groups of rows, and what padding each of them to a multiple of `align` makes of them.
+ *   sizes    i32 or i64 [n], negative ones count as 0; NULL: the n <= TE_MOE_HOST_SPLITS numbers in `values`, which travel with the launch
+ *   padded   i32 or i64 [n]: sizes rounded up to multiples of align
+ *   offsets  optional, i32 or i64 [n]: the padding of all groups before each one, which moe_permute takes as pad_offsets */
+typedef struct te_op_moe_splits_args {
+    const te_tensor *sizes;
+    te_tensor *padded, *offsets;
+    int64_t align; /* 0 => 1 */
+    int64_t values[TE_MOE_HOST_SPLITS];
+} te_op_moe_splits_args;
+
+/* row_id_map (mask) of routing_map [T, E] u8, i32 or i64, where not 0 means routed: by expert, then by token. tokens_per_expert: optional, i32 or
+ * i64 [E]. */
+typedef struct te_op_moe_mask_map_args {
+    const te_tensor *routing_map;
+    te_tensor *row_id_map, *tokens_per_expert;
+} te_op_moe_mask_map_args;
+
+/* row_id_map (index) of the experts [T, topk], i32 or i64, of each token: sorted by expert, stable. Ids count as 32-bit unsigned numbers, so -1 comes
+ * last. Copies behind the first num_out_tokens are dropped. */
+typedef struct te_op_moe_index_map_args {
+    const te_tensor *experts;
+    te_tensor *row_id_map;
+    int64_t num_out_tokens; /* 0 => all */
+} te_op_moe_index_map_args;
+
+/* row_id_map (index, topk 1) that moves whole chunks of T rows. sizes: i32 or i64 [n], rows of each chunk, in the order of the input.
+ *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays
+ *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not with sorted_index
+ * Rows behind the last chunk stay where they are, and are dropped with offsets. */
+typedef struct te_op_moe_chunk_map_args {
+    const te_tensor *sizes, *sorted_index, *offsets;
+    te_tensor *row_id_map;
+} te_op_moe_chunk_map_args;
+
+/* y [R, H] = the rows of x [T, H] where the map sends them, and 0 in rows that nothing comes to. x and y: one format of whole bytes.
+ *   topk            of an index map; 0 => row_id_map is a mask map
+ *   pad_offsets     optional, i32 or i64 [E], with a mask map: added to the rows of each expert
+ *   probs           optional, float [T, E] or [T, topk], with permuted_probs [R] of its format: moved along. Under a mask map a copy whose
+ *                   probability is 0 is a row of zeros */
+typedef struct te_op_moe_permute_args {
+    const te_tensor *x, *row_id_map, *pad_offsets, *probs;
+    te_tensor *y, *permuted_probs;
+    int64_t topk;
+} te_op_moe_permute_args;
+
+/* y [T, H] = the sums of each token's copies among the rows of x [R, H], in f32; a token without copies is 0. x and y float, of any formats.
+ *   merging_probs   optional, float [T, E] or [T, topk]: factors of the copies
+ *   permuted_probs  optional, float [R], with probs float [T, E] or [T, topk]: moved back; 0 where there is no copy
+ * row_id_map, pad_offsets and topk are those of te_op_moe_permute. */
+typedef struct te_op_moe_unpermute_args {
+    const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
+    te_tensor *y, *probs;
+    int64_t topk;
+} te_op_moe_unpermute_args;
+
+/* The gradient of te_op_moe_unpermute with merging_probs: dx [R, H] = dy times the probability of each copy, 0 in rows that no copy comes from; dprobs, of
+ * the shape of merging_probs and any float format, = the products of rows of dy and x, 0 where there is no copy. dx, dprobs: optional;
+ * x: needed for dprobs. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
+typedef struct te_op_moe_unpermute_bwd_args {
+    const te_tensor *dy, *x, *row_id_map, *pad_offsets, *merging_probs;
+    te_tensor *dx, *dprobs;
+    int64_t topk;
+} te_op_moe_unpermute_bwd_args;
+
+/* Scores of logits [T, E], the topk experts of each token, and their probabilities, in f32.
+ *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
+ *   use_pre_softmax  softmax over all experts, in place of one over the chosen ones
+ *   expert_bias      optional, float [E], not with softmax: added to the scores for the choice alone
+ *   num_groups, group_topk   the experts stand in num_groups groups of equal size; those of group_topk groups may be chosen, and a group counts by the
+ *                    sum of its topk / group_topk best; 0: no groups
+ * Of equal scores the expert with the lower number is chosen. A chosen expert's probability is scaling_factor times its score, which, if it is not a softmax
+ * and topk > 1, is divided by the sum of the chosen ones + 1e-20.
+ *   all_scores       probs are the scores of all experts, normalised, for an auxiliary loss: softmax over all, or divided by the sum of all + 1e-20;
+ *                    the choice is by them. Without bias, groups and scaling_factor
+ *   probs            float [T, E], 0 for what is not chosen
+ *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
+ *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same, expert e at bit e % 8 of byte e / 8
+ *   topk_indices     optional, i32 or i64 [T, topk]: the chosen experts, the best one first */
+typedef struct te_op_moe_router_fwd_args {
+    const te_tensor *logits, *expert_bias;
+    te_tensor *probs, *routing_map, *routing_bits, *topk_indices;
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax;
+    int num_groups, group_topk;
+    float scaling_factor; /* 0 => 1 */
+    bool all_scores;
+} te_op_moe_router_fwd_args;
+/* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores). topk, score_function, use_pre_softmax,
+ * scaling_factor and all_scores are the forward's. */
+typedef struct te_op_moe_router_bwd_args {
+    const te_tensor *logits, *routing_map, *dprobs;
+    te_tensor *dlogits;
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax;
+    float scaling_factor;
+    bool all_scores;
+} te_op_moe_router_bwd_args;
+
+/* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum of column e of probs [T, C]), in f32.
+ * C is a multiple of num_experts: sequences side by side. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
+typedef struct te_op_moe_aux_loss_fwd_args {
+    const te_tensor *probs, *tokens_per_expert, *total_device;
+    te_tensor *loss;
+    int64_t total_num_tokens;
+    int num_experts, topk;
+    float coeff;
+} te_op_moe_aux_loss_fwd_args;
+/* dprobs [T, C], float, from dloss [1], float. tokens_per_expert, total_device, total_num_tokens, num_experts, topk and coeff are the forward's. */
+typedef struct te_op_moe_aux_loss_bwd_args {
+    const te_tensor *dloss, *tokens_per_expert, *total_device;
+    te_tensor *dprobs;
+    int64_t total_num_tokens;
+    int num_experts, topk;
+    float coeff;
+} te_op_moe_aux_loss_bwd_args;
+
+/* out [groups, N] = the sums of the columns of each group's rows of x [M, N], in f32: bias gradients. sizes: i32 or i64 [groups], as te_op_grouped_gemm's. */
+typedef struct te_op_grouped_column_sum_args {
+    const te_tensor *x, *sizes;
+    te_tensor *out;
+} te_op_grouped_column_sum_args;
 
 /* ==== api/ops_model.h =========================================================================================== */
 
@@ -2504,6 +2664,7 @@ typedef struct te_outputs {
     te_tensor *bias;      /* with return_bias: not added to out yet */
     te_tensor *ln_out;    /* with return_layernorm_output */
     te_tensor *max_logit; /* with return_max_logit */
+    te_tensor *m_splits;  /* Fp8Padding's, i64 [num_gemms]: the padded sizes */
 } te_outputs;
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
@@ -2521,6 +2682,9 @@ typedef struct te_forward_args {
     const te_rotary_desc *rotary_key;  /* not yet: rotates keys; NULL => as queries */
     te_attention_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
+    const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
+    te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
+    int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
@@ -2772,6 +2936,126 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
  * forward if a child before the last gives several outputs (return_bias).
  * Source: torch.nn.Sequential. */
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n);
+
+/* ==== api/moe.h ================================================================================================= */
+
+/* api/moe.h: mixtures of experts: the functions and modules of TransformerEngine by their names, on the raw operations of api/ops_moe.h, which describe the
+ * maps. T tokens, E experts. Nothing waits for the device unless it says so: the sizes that a router decides may stay there, and change from launch to
+ * launch of a graph. The functions follow the rules of api/functions.h.
+ *
+ * These arguments of TransformerEngine have none here:
+ *   max_token_num     sizes a workspace; the pool's grows by itself
+ *   probs of moe_unpermute   the old name of merging_probs
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet */
+
+/* The two forms of a routing map. */
+typedef enum te_map_type {
+    TE_MAP_MASK = 0, /* [T, E] u8, i32 or i64: not 0 where a token is routed to an expert */
+    TE_MAP_INDEX = 1 /* [T, topk] i32 or i64: the experts of each token */
+} te_map_type;
+
+/* inp [T, H] -> [num_out_tokens, H]: a copy of each token for each of its experts, by expert and then by token; rows that nothing comes to are 0.
+ * num_out_tokens: mask: at least 1; index: 0 => T * topk, and copies behind the first num_out_tokens are dropped. row_id_map: the map (borrowed from the
+ * innermost scope), for te_moe_unpermute. Source: transformer_engine.pytorch.moe_permute. */
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map);
+/* The same with a mask map, and the probabilities [T, E], whose entries of the copies become permuted_probs [num_out_tokens], differentiable. A copy
+ * whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map);
+/* What te_moe_permute_and_pad_with_probs makes; all borrowed from the innermost scope. */
+typedef struct te_moe_padded {
+    te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
+    te_tensor *row_id_map;               /* for te_moe_unpermute, with: */
+    te_tensor *pad_offsets;              /* i64 [E]: the padding before each expert's rows */
+    te_tensor *target_tokens_per_expert; /* i64 [E]: rows of each expert, padding included */
+} te_moe_padded;
+/* The same with the rows of each expert padded with zeros to a multiple of align_size. tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map.
+ * num_out_tokens: rows of the result, at least the sum of the padded sizes: T * topk + E * (align_size - 1) always is; 0 => that sum, for which the
+ * host waits (TE_ERR_STATE in a graph's capture). Source: transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made);
+
+/* Options of te_moe_unpermute; zero is a sum over a mask map. */
+typedef struct te_moe_unpermute_desc {
+    te_tensor *merging_probs; /* factors of the copies, [T, E], or of an index map [T, topk]; NULL => 1, and of an index map each copy is a token of its own */
+    te_map_type map_type;     /* of the routing map that row_id_map was made of */
+    te_tensor *pad_offsets;   /* of te_moe_permute_and_pad_with_probs */
+} te_moe_unpermute_desc;
+/* The sums of each token's copies, in f32: inp [R, H] -> [T, H]. Differentiable in inp and merging_probs. desc may be NULL.
+ * Source: transformer_engine.pytorch.moe_unpermute; row_id_map knows restore_shape. */
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc);
+
+/* The chunks of inp [T, H], whose rows split_sizes [n] counts, in the order sorted_index [n]; both i32 or i64 on the device. Rows behind the last chunk
+ * stay where they are. Source: transformer_engine.pytorch.moe_sort_chunks_by_index. */
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index);
+/* The same, and the numbers probs [T] in the same order: permuted_probs [T], differentiable.
+ * Source: transformer_engine.pytorch.moe_sort_chunks_by_index_with_probs. */
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs);
+
+/* How a router's choice is written. */
+typedef enum te_routing_map_format {
+    TE_ROUTING_BYTEMAP = 0,  /* u8 [T, E]: 1 where a token goes to an expert */
+    TE_ROUTING_BITMAP_U8 = 1 /* u8 [T, ceil(E / 8)]: expert e at bit e % 8 of byte e / 8 */
+} te_routing_map_format;
+/* A router. */
+typedef struct te_fused_topk_desc {
+    int topk;                     /* experts of each token; at least 1 */
+    bool use_pre_softmax;         /* softmax before the choice */
+    int num_groups, group_topk;   /* only experts of the group_topk best of num_groups groups are chosen; 0 => no groups */
+    float scaling_factor;         /* of the probabilities; 0 => 1 */
+    te_score_function score_function; /* 0 => softmax */
+    te_tensor *expert_bias;       /* [E], added to sigmoid and sqrtsoftplus scores for the choice alone; NULL => none */
+    te_routing_map_format routing_map_format; /* of *routing_map; 0 => bytes */
+    te_tensor *topk_indices;      /* i32 or i64 [T, topk], written: the chosen experts, the best one first; NULL => not asked for */
+} te_fused_topk_desc;
+/* Probabilities of logits [.., E], in their format, 0 for experts that are not chosen, and the choice: *routing_map (NULL: not wanted). te_op_moe_router_fwd
+ * has the formulas. At most TE_MOE_MAX_EXPERTS experts. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map);
+/* The normalised scores f32 [.., E] of all experts, for an auxiliary loss, and the choice by them: *routing_map (NULL: not wanted).
+ * Source: transformer_engine.pytorch.router.fused_compute_score_for_moe_aux_loss. */
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map);
+/* The numbers of an auxiliary loss. */
+typedef struct te_fused_moe_aux_loss_desc {
+    int64_t total_num_tokens;           /* T of all ranks and microbatches; or: */
+    te_tensor *total_num_tokens_tensor; /* i64 [1], the same on the device; NULL => the number above */
+    int num_experts, topk;              /* of the router */
+    float coeff;                        /* of the loss */
+} te_fused_moe_aux_loss_desc;
+/* coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the sum of their probs [T, E], in the format of probs, [1].
+ * tokens_per_expert: i32, i64 or float [E]. Columns may be a multiple of num_experts: sequences side by side.
+ * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
+
+/* Products of the rows of num_gemms groups, each with a weight of its own: y_i = x_i W_i^T + b_i. Parameters: weight0 [out, in], weight1 ..., bias0 [out] ...
+ * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
+ * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
+ * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Source: transformer_engine.pytorch.GroupedLinear. */
+typedef struct te_grouped_linear_desc {
+    int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
+    int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
+    te_gemm_options gemm;              /* of the products */
+    te_parallel_options parallel;      /* not yet */
+    bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
+    const char *name;                  /* copied; NULL => "grouped_linear" */
+} te_grouped_linear_desc;
+#define TE_MAX_GEMMS 512 /* the most groups of a GroupedLinear */
+/* A GroupedLinear. */
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc);
+
+/* Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
+typedef struct te_fp8_padding_desc {
+    int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
+    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => 32 under MXFP8, 128 under NVFP4, else 16, by the recipe of the first call */
+    const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
+} te_fp8_padding_desc;
+/* Rows of zeros behind each group of the input's rows. The call says in m_splits (the result has the sum of the padded sizes, which args->padded_m_splits
+ * receives) or m_splits_tensor (the result has room for any sizes) how many rows each group has. Outputs: out, m_splits (i64 [num_gemms], padded). */
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc);
+/* Takes them out again: m_splits or m_splits_tensor are the sizes before padding. With m_splits_tensor the result has as many rows as the input; those behind the last
+ * group are 0. */
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc);
 
 /* ==== api/train.h =============================================================================================== */
 
@@ -3141,6 +3425,12 @@ static inline te_module *te_dot_product_attention_create(te_ctx *te, const te_do
 static inline te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc &desc) { return te_multihead_attention_create(te, &desc); }
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
+static inline te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc &desc) { return te_moe_unpermute(inp, row_id_map, &desc); }
+static inline te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc &desc, te_tensor **routing_map) { return te_fused_topk_with_score_function(logits, &desc, routing_map); }
+static inline te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc &desc) { return te_fused_moe_aux_loss(probs, tokens_per_expert, &desc); }
+static inline te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc &desc) { return te_grouped_linear_create(te, &desc); }
+static inline te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_padding_create(te, &desc); }
+static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_unpadding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
@@ -7916,6 +8206,13 @@ static const char *const te__source_0[] = { /* api/enums.h */
     "    TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */",
     "    TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */",
     "} te_attn_bias;",
+    "",
+    "/* How a router turns logits into scores. */",
+    "typedef enum te_score_function {",
+    "    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */",
+    "    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */",
+    "    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */",
+    "} te_score_function;",
 };
 static const char *const te__source_1[] = { /* base/numbers.h */
     "/* base/numbers.h: the number formats, bit by bit: bf16, f16, e4m3, e5m2, e8m0, e2m1 from and to f32. Read by the host and by",
@@ -9439,8 +9736,9 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "//",
     "// Benchmark: \"gelu forward\", \"swiglu forward\" in tests/bench/h200.csv.",
     "//",
-    "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n and ld multiples",
-    "// of 8, x aligned to 16 bytes, blocks of interleaved halves multiples of 8, y to 16 (8 for FP8), and what is neither gated nor padded is one long row: m = 1, ld = n. Without: anything.",
+    "// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n, ld and blocks of interleaved",
+    "// halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are neither gated nor padded are one long row: m = 1, ld = n. Without:",
+    "// anything.",
     "//",
     "// te:baseline",
     "// te:row ACT=1 X_DT=3 Y_DT=3",
@@ -15124,7 +15422,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "}",
 };
 static const char *const te__source_65[] = { /* ops/loss/cross_entropy_merge.cu */
-    "// ops/loss/cross_entropy_merge.cu: the loss of each row from what the ranks that share its columns have found, in rank order.",
+    "// ops/loss/cross_entropy_merge.cu: the loss of each row from the parts of the ranks that share its columns, in rank order.",
     "//",
     "//   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r",
     "//",
@@ -16250,7 +16548,869 @@ static const char *const te__source_83[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_84[] = { /* ops/moe/grouped_column_sum.cu */
+    "// ops/moe/grouped_column_sum.cu: out [groups, n] = the sums of the columns of each group's rows of x [m, n].",
+    "//",
+    "// A block has 32 columns of one group; its 8 warps take the rows in turn, and their sums are added in order.",
+    "//",
+    "// Launch: block 256; grid: groups * n / 32 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_grouped_column_sum(const __grid_constant__ te__grouped_column_sum_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float part[8][32];",
+    "    te_i64 tiles = te_div_up(a.n, 32), group = blockIdx.x / tiles, begin = 0, end = 0;",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+    "    te_i64 col = blockIdx.x % tiles * 32 + lane;",
+    "    TE_LOOP",
+    "    for (te_i64 g = 0; g <= group; g++) {",
+    "        te_i64 size = te_load_index(a.sizes, g, a.sizes_dt);",
+    "        begin = end;",
+    "        end += size < 0 ? 0 : size < a.m - begin ? size : a.m - begin;",
+    "    }",
+    "    float sum = 0.0f;",
+    "    if (col < a.n) {",
+    "        TE_LOOP4",
+    "        for (te_i64 row = begin + warp; row < end; row += 8) sum += te_get(a.x, row * a.n + col, a.x_dt);",
+    "    }",
+    "    part[warp][lane] = sum;",
+    "    __syncthreads();",
+    "    if (warp > 0 || col >= a.n) return;",
+    "    TE_LOOP",
+    "    for (int w = 1; w < 8; w++) sum += part[w][lane];",
+    "    te_put(a.out, group * a.n + col, a.out_dt, sum);",
+    "}",
+};
+static const char *const te__source_85[] = { /* ops/moe/kargs.h */
+    "/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */",
+    "",
+    "/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */",
+    "#define TE__MOE_SORT_CHUNK 1024",
+    "#define TE__MOE_SCAN 8",
+    "#define TE__MOE_SORT_BUCKETS 256",
+    "",
+    "typedef struct te__moe_splits_kargs {",
+    "    const void *sizes; /* [n], or NULL for values */",
+    "    void *padded, *offsets; /* [n]; offsets may be NULL */",
+    "    long long n, align;",
+    "    int sizes_dt, padded_dt, offsets_dt;",
+    "    long long values[64];",
+    "} te__moe_splits_kargs;",
+    "",
+    "/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */",
+    "typedef struct te__moe_map_kargs {",
+    "    const void *routing; /* [tokens, experts] */",
+    "    int *map;            /* [tokens, 2 experts + 1] */",
+    "    void *counts_out;    /* [experts], or NULL */",
+    "    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */",
+    "    int *rows;           /* [tokens, experts] */",
+    "    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */",
+    "    int routing_dt, counts_dt;",
+    "} te__moe_map_kargs;",
+    "",
+    "/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */",
+    "typedef struct te__moe_sort_kargs {",
+    "    const void *experts;             /* [items]: the keys, where `from` is NULL */",
+    "    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */",
+    "    int *to;                         /* likewise, or NULL: the last pass writes the map */",
+    "    int *map;                        /* [topk, tokens] */",
+    "    int *counts;                     /* [256, chunks] */",
+    "    long long items, chunks, tokens, topk, kept;",
+    "    int shift, experts_dt;",
+    "} te__moe_sort_kargs;",
+    "",
+    "typedef struct te__moe_chunk_map_kargs {",
+    "    const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */",
+    "    int *map;                                   /* [tokens] */",
+    "    long long n, tokens;",
+    "    int sizes_dt, sorted_dt, offsets_dt;",
+    "} te__moe_chunk_map_kargs;",
+    "",
+    "/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */",
+    "typedef struct te__moe_rows_kargs {",
+    "    const int *map;",
+    "    const void *pad_offsets; /* [experts], or NULL */",
+    "    int *source;             /* [rows] */",
+    "    const void *x;           /* [tokens, h] */",
+    "    void *y;                 /* [rows, h] */",
+    "    const void *probs;       /* [tokens, copies], or NULL */",
+    "    void *permuted_probs;    /* [rows], or NULL */",
+    "    long long tokens, copies, rows, h;",
+    "    int experts; /* 0: an index map */",
+    "    int offsets_dt, x_dt, y_dt, probs_dt;",
+    "    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */",
+    "    int zeroes;  /* a copy whose probability is 0 is a row of zeros */",
+    "} te__moe_rows_kargs;",
+    "",
+    "/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */",
+    "typedef struct te__moe_sum_kargs {",
+    "    const int *map;",
+    "    const void *pad_offsets;    /* [experts], or NULL */",
+    "    const void *x;              /* [rows, h] */",
+    "    const void *merging_probs;  /* [tokens, copies], or NULL */",
+    "    const void *permuted_probs; /* [rows], or NULL */",
+    "    const void *dy;             /* [tokens, h], of moe_dot */",
+    "    void *y;                    /* [tokens, h] */",
+    "    void *probs;                /* [tokens, copies], or NULL */",
+    "    long long tokens, copies, rows, h;",
+    "    int experts;",
+    "    int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;",
+    "    int vector; /* rows of x, y and dy start at multiples of 16 bytes */",
+    "} te__moe_sum_kargs;",
+    "",
+    "typedef struct te__moe_router_kargs {",
+    "    const void *logits, *bias; /* [tokens, experts], [experts] or NULL */",
+    "    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */",
+    "    const void *dprobs;        /* [tokens, experts] */",
+    "    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */",
+    "    void *indices;             /* [tokens, topk], or NULL */",
+    "    long long tokens;",
+    "    float scaling;",
+    "    int experts, topk, groups, group_topk;",
+    "    int score;                 /* te_score_function */",
+    "    int pre_softmax, all_scores;",
+    "    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;",
+    "} te__moe_router_kargs;",
+    "",
+    "typedef struct te__moe_loss_kargs {",
+    "    const void *probs, *counts; /* [rows, cols], [cols] */",
+    "    const long long *total;     /* [1], or NULL for total_host */",
+    "    const void *dloss;          /* [1] */",
+    "    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */",
+    "    float *partial;             /* [blocks] */",
+    "    unsigned *counter;",
+    "    long long rows, cols, chunk; /* chunk: rows of a block */",
+    "    float total_host, factor;    /* factor: coeff * num_experts / topk */",
+    "    int probs_dt, counts_dt, dloss_dt, out_dt;",
+    "} te__moe_loss_kargs;",
+    "",
+    "typedef struct te__grouped_column_sum_kargs {",
+    "    const void *x, *sizes; /* [m, n], [groups] */",
+    "    void *out;             /* [groups, n] */",
+    "    long long m, n, groups;",
+    "    int x_dt, sizes_dt, out_dt;",
+    "} te__grouped_column_sum_kargs;",
+};
+static const char *const te__source_86[] = { /* ops/moe/loop.cuh */
+    "// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.",
+    "//",
+    "// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that",
+    "// it never meets.",
+    "#pragma once",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/moe/kargs.h\"",
+    "#ifdef TE_SMALL",
+    "#define TE_LOOP _Pragma(\"unroll 1\")",
+    "#define TE_LOOP4 _Pragma(\"unroll 1\")",
+    "#define TE_WIDE(vector) 0",
+    "#else",
+    "#define TE_LOOP",
+    "#define TE_LOOP4 _Pragma(\"unroll 4\")",
+    "#define TE_WIDE(vector) (vector)",
+    "#endif",
+    "",
+    "// te_load and te_store for f32, f16 and bf16; te_get for i32 and i64, too.",
+    "#ifdef TE_SMALL",
+    "static __device__ __noinline__ float te_get(const void *p, te_i64 i, int dt) {",
+    "    if (dt == TE_F32) return ((const float *)p)[i];",
+    "    if (dt == TE_BF16) return te_bf16_to_f32(((const te_u16 *)p)[i]);",
+    "    if (dt == TE_F16) return te_f16_to_f32(((const te_u16 *)p)[i]);",
+    "    return (float)te_load_index(p, i, dt);",
+    "}",
+    "static __device__ __noinline__ void te_put(void *p, te_i64 i, int dt, float f) {",
+    "    if (dt == TE_F32) ((float *)p)[i] = f;",
+    "    else if (dt == TE_BF16) ((te_u16 *)p)[i] = te_f32_to_bf16(f);",
+    "    else ((te_u16 *)p)[i] = te_f32_to_f16(f);",
+    "}",
+    "#else",
+    "TE_DEV float te_get(const void *p, te_i64 i, int dt) { return te_load(p, i, dt); }",
+    "TE_DEV void te_put(void *p, te_i64 i, int dt, float f) { te_store(p, i, dt, f); }",
+    "#endif",
+};
+static const char *const te__source_87[] = { /* ops/moe/moe.cuh */
+    "// ops/moe/moe.cuh: where the copies of a token stand, by either form of map.",
+    "#pragma once",
+    "#include \"device/vector.cuh\"",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "// How many copies token t may have.",
+    "TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts) {",
+    "    if (!experts) return copies;",
+    "    int n = map[t * (2 * experts + 1) + 2 * experts];",
+    "    return n < 0 ? 0 : n < experts ? n : experts;",
+    "}",
+    "// The row of copy i of token t, or -1; and its place among the probabilities.",
+    "TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i, te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {",
+    "    te_i64 row;",
+    "    if (!experts) {",
+    "        *place = i;",
+    "        row = map[i * tokens + t];",
+    "    } else {",
+    "        const int *at = map + t * (2 * experts + 1);",
+    "        *place = at[experts + i];",
+    "        row = at[i];",
+    "        if (*place < 0 || *place >= experts) return -1;",
+    "        if (row >= 0 && pad_offsets) row += te_load_index(pad_offsets, *place, offsets_dt);",
+    "    }",
+    "    return row >= 0 && row < rows ? row : -1;",
+    "}",
+};
+static const char *const te__source_88[] = { /* ops/moe/moe_chunk_map.cu */
+    "// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them.",
+    "//",
+    "// Launch: block 256, a thread a token; grid: tokens / 256 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV te_i64 te_chunk_size(const te__moe_chunk_map_kargs &a, te_i64 i) {",
+    "    te_i64 size = te_load_index(a.sizes, i, a.sizes_dt);",
+    "    return size < 0 ? 0 : size;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_chunk_map(const __grid_constant__ te__moe_chunk_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 256 + threadIdx.x, before = 0, chunk = 0, to;",
+    "    if (t >= a.tokens) return;",
+    "    TE_LOOP",
+    "    for (; chunk < a.n; chunk++) {",
+    "        te_i64 size = te_chunk_size(a, chunk);",
+    "        if (t - before < size) break;",
+    "        before += size;",
+    "    }",
+    "    if (chunk == a.n) {",
+    "        a.map[t] = a.offsets ? -1 : (int)t;",
+    "        return;",
+    "    }",
+    "    to = t;",
+    "    if (a.offsets) to += te_load_index(a.offsets, chunk, a.offsets_dt);",
+    "    if (a.sorted_index) {",
+    "        to = t - before;",
+    "        TE_LOOP",
+    "        for (te_i64 k = 0; k < a.n; k++) {",
+    "            te_i64 other = te_load_index(a.sorted_index, k, a.sorted_dt);",
+    "            if (other == chunk) break;",
+    "            if (other >= 0 && other < a.n) to += te_chunk_size(a, other);",
+    "        }",
+    "    }",
+    "    a.map[t] = (int)to;",
+    "}",
+};
+static const char *const te__source_89[] = { /* ops/moe/moe_count.cu */
+    "// ops/moe/moe_count.cu: counts[e][c]: tokens of chunk c that are routed to expert e. The first of three kernels that make a mask map.",
+    "//",
+    "// Launch: block 256, a thread an expert; grid: chunks of tokens.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_count(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {",
+    "        int n = 0;",
+    "        TE_LOOP",
+    "        for (te_i64 t = begin; t < end; t++) {",
+    "            te_i64 at = t * a.experts + e;",
+    "            n += (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;",
+    "        }",
+    "        a.counts[e * a.chunks + blockIdx.x] = n;",
+    "    }",
+    "}",
+};
+static const char *const te__source_90[] = { /* ops/moe/moe_dot.cu */
+    "// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are copies of one token; 0 where there is none.",
+    "//",
+    "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_dot(const __grid_constant__ te__moe_sum_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;",
+    "    int lane = threadIdx.x & 31;",
+    "    if (t >= a.tokens) return;",
+    "    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;",
+    "    TE_LOOP",
+    "    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (te_i64 i = 0; i < count; i++) {",
+    "        te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "        float sum = 0.0f;",
+    "        if (row < 0) continue;",
+    "        TE_LOOP",
+    "        for (te_i64 col = lane * 8; col < whole; col += 256) {",
+    "            float v[8], w[8];",
+    "            te_load8(a.dy, t * a.h + col, a.dy_dt, v);",
+    "            te_load8(a.x, row * a.h + col, a.x_dt, w);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum = fmaf(v[k], w[k], sum);",
+    "        }",
+    "        TE_LOOP",
+    "        for (te_i64 col = whole + lane; col < a.h; col += 32) sum = fmaf(te_get(a.dy, t * a.h + col, a.dy_dt), te_get(a.x, row * a.h + col, a.x_dt), sum);",
+    "        sum = te_warp_sum(sum);",
+    "        if (lane == 0) te_put(a.probs, t * a.copies + place, a.probs_dt, sum);",
+    "    }",
+    "}",
+};
+static const char *const te__source_91[] = { /* ops/moe/moe_gather.cu */
+    "// ops/moe/moe_gather.cu: y [rows, h] = the rows of x [tokens, h] that moe_invert has found for them, 0 where there is none. As they are, in units of",
+    "// `unit` bytes; or, with unit 0, times the copy's probability.",
+    "//",
+    "// Launch: block 256: one warp a row; grid: rows / 8 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "template <typename T> TE_DEV void te_move_row(const void *x, te_i64 from, void *y, te_i64 to, te_i64 h, bool zero) {",
+    "    const T *in = (const T *)x + from * h;",
+    "    T *out = (T *)y + to * h;",
+    "    TE_LOOP4",
+    "    for (te_i64 i = threadIdx.x & 31; i < h; i += 32) out[i] = zero ? T() : in[i];",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_constant__ te__moe_rows_kargs a) {",
+    "    te_follow();",
+    "    te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);",
+    "    int lane = threadIdx.x & 31;",
+    "    if (row >= a.rows) return;",
+    "    te_i64 from = a.source[row], token = from < 0 ? 0 : from / a.copies;",
+    "    float p = a.probs && from >= 0 ? te_get(a.probs, from, a.probs_dt) : 0.0f;",
+    "    bool zero = from < 0 || (a.zeroes && p == 0.0f);",
+    "    if (a.permuted_probs && lane == 0) te_put(a.permuted_probs, row, a.probs_dt, p);",
+    "    switch (a.unit) {",
+    "    case 16: te_move_row<uint4>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 8: te_move_row<te_u64>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 4: te_move_row<te_u32>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 2: te_move_row<te_u16>(a.x, token, a.y, row, a.h, zero); break;",
+    "    case 1: te_move_row<te_u8>(a.x, token, a.y, row, a.h, zero); break;",
+    "    default:",
+    "        TE_LOOP",
+    "        for (te_i64 i = lane; i < a.h; i += 32) te_put(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_get(a.x, token * a.h + i, a.x_dt) * p);",
+    "    }",
+    "}",
+};
+static const char *const te__source_92[] = { /* ops/moe/moe_invert.cu */
+    "// ops/moe/moe_invert.cu: source[row] = the copy that a map sends to this row, token * copies + place. Rows that nothing comes to keep the -1 that they had.",
+    "//",
+    "// Launch: block 256, a thread a token and copy; grid: tokens * copies / 256 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/moe.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_invert(const __grid_constant__ te__moe_rows_kargs a) {",
+    "    te_follow();",
+    "    te_i64 at = (te_i64)blockIdx.x * 256 + threadIdx.x, t = at / a.copies, i = at % a.copies, place;",
+    "    if (t >= a.tokens || i >= te_moe_count(a.map, t, a.copies, a.experts)) return;",
+    "    te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "    if (row >= 0) atomicMax(a.source + row, (int)(t * a.copies + place)); // of two copies that a wrong map sends here, the same one wins each time",
+    "}",
+};
+static const char *const te__source_93[] = { /* ops/moe/moe_loss_bwd.cu */
+    "// ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss; coefficient = factor / total^2.",
+    "//",
+    "// Launch: block 256; grid: rows * cols / 1024 up.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_loss_bwd(const __grid_constant__ te__moe_loss_kargs a) {",
+    "    te_follow();",
+    "    float total = a.total ? (float)*a.total : a.total_host, g = te_get(a.dloss, 0, a.dloss_dt), c = __fdiv_rn(__fdiv_rn(a.factor, total), total);",
+    "    for (int k = 0; k < 4; k++) {",
+    "        te_i64 i = (te_i64)blockIdx.x * 1024 + k * 256 + threadIdx.x;",
+    "        if (i < a.rows * a.cols) te_put(a.out, i, a.out_dt, c * te_get(a.counts, i % a.cols, a.counts_dt) * g);",
+    "    }",
+    "}",
+};
+static const char *const te__source_94[] = { /* ops/moe/moe_loss_fwd.cu */
+    "// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols]; coefficient = factor / total^2.",
+    "//",
+    "// Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.",
+    "//",
+    "// Launch: block 256; grid: rows / chunk up, at least 1.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_loss_fwd(const __grid_constant__ te__moe_loss_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.rows ? begin + a.chunk : a.rows;",
+    "    float sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (te_i64 col = threadIdx.x; col < a.cols; col += 256) {",
+    "        float column = 0.0f;",
+    "        TE_LOOP",
+    "        for (te_i64 row = begin; row < end; row++) column += te_get(a.probs, row * a.cols + col, a.probs_dt);",
+    "        sum = fmaf(column, te_get(a.counts, col, a.counts_dt), sum);",
+    "    }",
+    "    sum = te_block_sum(sum, scratch);",
+    "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
+    "    if (!te_last_block(a.counter)) return;",
+    "    sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int i = threadIdx.x; i < gridDim.x; i += 256) sum += __ldcg(a.partial + i);",
+    "    sum = te_block_sum(sum, scratch);",
+    "    float total = a.total ? (float)*a.total : a.total_host;",
+    "    if (threadIdx.x == 0) te_put(a.out, 0, a.out_dt, sum * __fdiv_rn(__fdiv_rn(a.factor, total), total));",
+    "}",
+};
+static const char *const te__source_95[] = { /* ops/moe/moe_router_bwd.cu */
+    "// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed again. te_op_moe_router_bwd.",
+    "//",
+    "//   softmax         dx = y (g - sum g y), over all experts or over the chosen ones; g is 0 where an expert was not chosen",
+    "//   other scores    y = s / sum s:  ds = g / sum s - (sum g s) / (sum s)^2;  dx = ds * slope",
+    "//",
+    "// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared: 4 bytes an expert and warp.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/router.cuh\"",
+    "",
+    "extern \"C\" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_router_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ __align__(16) float shared[];",
+    "    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, n = a.experts;",
+    "    float *score = shared + (threadIdx.x >> 5) * n, sum = 0.0f, dot = 0.0f;",
+    "    te_i64 t = (te_i64)blockIdx.x * warps + (threadIdx.x >> 5);",
+    "    if (t >= a.tokens) return;",
+    "    const te_u8 *map = a.all_scores ? nullptr : a.map + t * n;",
+    "    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores, normalised = !softmax && (a.all_scores || a.topk > 1);",
+    "",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float x = te_get(a.logits, t * n + e, a.logits_dt);",
+    "        score[e] = softmax ? x : te_expert_score(a.score, x);",
+    "    }",
+    "    if (softmax) te_expert_softmax(score, over_all ? nullptr : map, n, score);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        if (map && !map[e]) continue;",
+    "        sum += score[e];",
+    "        dot = fmaf(te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling, score[e], dot);",
+    "    }",
+    "    sum = te_warp_sum(sum) + 1e-20f;",
+    "    dot = te_warp_sum(dot);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        bool chosen = !map || map[e];",
+    "        float g = chosen ? te_get(a.dprobs, t * n + e, a.dprobs_dt) * a.scaling : 0.0f;",
+    "        if (softmax) g = score[e] * (g - dot);",
+    "        else if (chosen) g = (normalised ? g / sum - dot / (sum * sum) : g) * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);",
+    "        te_put(a.probs, t * n + e, a.probs_dt, g);",
+    "    }",
+    "}",
+};
+static const char *const te__source_96[] = { /* ops/moe/moe_router_fwd.cu */
+    "// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their probabilities; te_op_moe_router_fwd has the formulas.",
+    "//",
+    "// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts that are left is taken topk times:",
+    "// each lane looks among its own, then the warp compares; of equal keys the lower expert wins.",
+    "//",
+    "// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared, for each warp: 9 bytes an",
+    "// expert, 5 a group.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/router.cuh\"",
+    "",
+    "// The one of two experts that is taken first; index -1: none.",
+    "TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {",
+    "    if (index < 0 || other < 0) return index >= 0;",
+    "    return key > other_key || (!(other_key > key) && index < other);",
+    "}",
+    "// The best expert of key[0 .. n-1] that is not marked.",
+    "TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {",
+    "    int lane = threadIdx.x & 31, best = -1;",
+    "    float top = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32)",
+    "        if (!taken[e] && te_expert_before(key[e], e, top, best)) top = key[e], best = e;",
+    "#pragma unroll",
+    "    for (int d = 16; d; d >>= 1) {",
+    "        float other_key = __shfl_xor_sync(0xffffffffu, top, d);",
+    "        int other = __shfl_xor_sync(0xffffffffu, best, d);",
+    "        if (te_expert_before(other_key, other, top, best)) top = other_key, best = other;",
+    "    }",
+    "    return best;",
+    "}",
+    "// Marks the `count` best; returns the sum of their keys. indices: where they are left, from `at` on, or NULL.",
+    "TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {",
+    "    int lane = threadIdx.x & 31;",
+    "    float sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) taken[e] = 0;",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (int i = 0; i < count; i++) {",
+    "        int best = te_expert_best(key, taken, n);",
+    "        sum += key[best];",
+    "        if (lane == 0) taken[best] = 1;",
+    "        if (lane == 0 && indices) {",
+    "            if (dt == TE_I64) ((te_i64 *)indices)[at + i] = best;",
+    "            else ((int *)indices)[at + i] = best;",
+    "        }",
+    "        __syncwarp();",
+    "    }",
+    "    return sum;",
+    "}",
+    "",
+    "extern \"C\" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_router_kargs a) {",
+    "    te_follow();",
+    "    extern __shared__ __align__(16) float shared[];",
+    "    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, n = a.experts;",
+    "    float *score = shared + warp * (2 * n + a.groups), *key = score + n, *worth = key + n;",
+    "    te_u8 *taken = (te_u8 *)(shared + warps * (2 * n + a.groups)) + warp * (n + a.groups), *open = taken + n;",
+    "    te_i64 t = (te_i64)blockIdx.x * warps + warp;",
+    "    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores;",
+    "    float sum = 0.0f;",
+    "    if (t >= a.tokens) return;",
+    "",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float x = te_get(a.logits, t * n + e, a.logits_dt);",
+    "        score[e] = softmax ? x : te_expert_score(a.score, x);",
+    "        sum += score[e];",
+    "    }",
+    "    if (softmax && over_all) te_expert_softmax(score, nullptr, n, score);",
+    "    if (!softmax && a.all_scores) {",
+    "        sum = te_warp_sum(sum) + 1e-20f;",
+    "        TE_LOOP",
+    "        for (int e = lane; e < n; e += 32) score[e] = score[e] / sum;",
+    "    }",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float k = score[e] + (a.bias ? te_get(a.bias, e, a.bias_dt) : 0.0f);",
+    "        key[e] = k == k ? k : -TE_INF;",
+    "    }",
+    "    __syncwarp();",
+    "    if (a.group_topk) {",
+    "        int size = n / a.groups, best = a.topk / a.group_topk < size ? a.topk / a.group_topk : size;",
+    "        TE_LOOP",
+    "        for (int g = 0; g < a.groups; g++) {",
+    "            float w = te_expert_choose(key + g * size, taken, size, best, nullptr, 0, 0);",
+    "            if (lane == 0) worth[g] = w;",
+    "        }",
+    "        __syncwarp();",
+    "        te_expert_choose(worth, open, a.groups, a.group_topk, nullptr, 0, 0);",
+    "        TE_LOOP",
+    "        for (int e = lane; e < n; e += 32)",
+    "            if (!open[e / size]) key[e] = -TE_INF;",
+    "        __syncwarp();",
+    "    }",
+    "    te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);",
+    "    if (softmax && !over_all) te_expert_softmax(score, taken, n, score);",
+    "    sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) sum += taken[e] ? score[e] : 0.0f;",
+    "    sum = te_warp_sum(sum) + 1e-20f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float v = score[e];",
+    "        if (!a.all_scores) {",
+    "            if (!softmax && a.topk > 1) v = v / sum;",
+    "            v = taken[e] ? v * a.scaling : 0.0f;",
+    "        }",
+    "        te_put(a.probs, t * n + e, a.probs_dt, v);",
+    "        if (a.map) a.map[t * n + e] = taken[e];",
+    "    }",
+    "    TE_LOOP",
+    "    for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {",
+    "        int bits = 0;",
+    "        TE_LOOP",
+    "        for (int e = byte * 8; e < byte * 8 + 8 && e < n; e++) bits |= taken[e] << e % 8;",
+    "        a.bits[t * ((n + 7) / 8) + byte] = (te_u8)bits;",
+    "    }",
+    "}",
+};
+static const char *const te__source_97[] = { /* ops/moe/moe_rows.cu */
+    "// ops/moe/moe_rows.cu: the rows of a mask map, from where each expert's tokens of each chunk begin.",
+    "//",
+    "//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to",
+    "//   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its number is known",
+    "//",
+    "// Launch: block 256; grid: chunks of tokens.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_rows(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    te_i64 begin = (te_i64)blockIdx.x * a.chunk, end = begin + a.chunk < a.tokens ? begin + a.chunk : a.tokens;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 256) {",
+    "        int row = a.counts[e * a.chunks + blockIdx.x];",
+    "        TE_LOOP",
+    "        for (te_i64 t = begin; t < end; t++) {",
+    "            te_i64 at = t * a.experts + e;",
+    "            bool routed = (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;",
+    "            a.rows[at] = routed ? row++ : -1;",
+    "        }",
+    "    }",
+    "    __syncthreads();",
+    "    int lane = threadIdx.x & 31;",
+    "    TE_LOOP",
+    "    for (te_i64 t = begin + (threadIdx.x >> 5); t < end; t += 8) {",
+    "        int *map = a.map + t * (2 * a.experts + 1);",
+    "        int n = 0;",
+    "        TE_LOOP",
+    "        for (te_i64 first = a.experts - 1; first >= 0; first -= 32) {",
+    "            te_i64 e = first - lane;",
+    "            int row = e >= 0 ? a.rows[t * a.experts + e] : -1;",
+    "            te_u32 routed = __ballot_sync(0xffffffffu, row >= 0);",
+    "            int at = n + __popc(routed & ((1u << lane) - 1));",
+    "            if (row >= 0) map[at] = row, map[a.experts + at] = (int)e;",
+    "            n += __popc(routed);",
+    "        }",
+    "        TE_LOOP",
+    "        for (te_i64 i = n + lane; i < a.experts; i += 32) map[i] = map[a.experts + i] = -1;",
+    "        if (lane == 0) map[2 * a.experts] = n;",
+    "    }",
+    "}",
+};
+static const char *const te__source_98[] = { /* ops/moe/moe_scan.cu */
+    "// ops/moe/moe_scan.cu: counts [buckets, chunks] become the sums of all counts before each one; the totals of the buckets are left in counts_out.",
+    "//",
+    "// Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_constant__ te__moe_map_kargs a) {",
+    "    te_follow();",
+    "    __shared__ int totals[32];",
+    "    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, before = 0;",
+    "    te_i64 n = a.experts * a.chunks;",
+    "    TE_LOOP",
+    "    for (te_i64 first = 0; first < n; first += 1024 * TE__MOE_SCAN) {",
+    "        te_i64 i = first + threadIdx.x * TE__MOE_SCAN;",
+    "        int mine[TE__MOE_SCAN], sum = 0;",
+    "#pragma unroll",
+    "        for (int k = 0; k < TE__MOE_SCAN; k++) {",
+    "            mine[k] = i + k < n ? a.counts[i + k] : 0;",
+    "            sum += mine[k];",
+    "        }",
+    "        int upto = sum;",
+    "#pragma unroll",
+    "        for (int d = 1; d < 32; d <<= 1) {",
+    "            int left = __shfl_up_sync(0xffffffffu, upto, d);",
+    "            if (lane >= d) upto += left;",
+    "        }",
+    "        if (lane == 31) totals[warp] = upto;",
+    "        __syncthreads();",
+    "        int at = before + upto - sum;",
+    "        TE_LOOP",
+    "        for (int w = 0; w < 32; w++) {",
+    "            if (w < warp) at += totals[w];",
+    "            before += totals[w];",
+    "        }",
+    "#pragma unroll",
+    "        for (int k = 0; k < TE__MOE_SCAN; k++) {",
+    "            if (i + k < n) a.counts[i + k] = at;",
+    "            at += mine[k];",
+    "        }",
+    "        __syncthreads();",
+    "    }",
+    "    if (!a.counts_out) return;",
+    "    TE_LOOP",
+    "    for (te_i64 e = threadIdx.x; e < a.experts; e += 1024) {",
+    "        int begin = a.chunks ? a.counts[e * a.chunks] : 0, end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;",
+    "        if (a.counts_dt == TE_I64) ((te_i64 *)a.counts_out)[e] = end - begin;",
+    "        else ((int *)a.counts_out)[e] = end - begin;",
+    "    }",
+    "}",
+};
+static const char *const te__source_99[] = { /* ops/moe/moe_sort.cu */
+    "// ops/moe/moe_sort.cu: moves items to where their bucket begins in their chunk, in their order. The last pass writes the map in place of the items.",
+    "//",
+    "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/sort.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_sort(const __grid_constant__ te__moe_sort_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];",
+    "    int n = te_moe_sort_bits(a, bits), to = a.counts[threadIdx.x * a.chunks + blockIdx.x];",
+    "    TE_LOOP",
+    "    for (int i = 0; i < n; i++) {",
+    "        if (bits[i] != threadIdx.x) continue;",
+    "        te_i64 at = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK + i, place = a.from ? a.from[a.items + at] : at;",
+    "        if (a.to) {",
+    "            a.to[to] = te_moe_sort_key(a, at);",
+    "            a.to[a.items + to] = (int)place;",
+    "        } else",
+    "            a.map[place % a.topk * a.tokens + place / a.topk] = to < a.kept ? to : -1;",
+    "        to++;",
+    "    }",
+    "}",
+};
+static const char *const te__source_100[] = { /* ops/moe/moe_sort_count.cu */
+    "// ops/moe/moe_sort_count.cu: counts[b][c]: items of chunk c whose key has the eight bits b. The first of three kernels of a pass of a stable sort.",
+    "//",
+    "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/sort.cuh\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_sort_count(const __grid_constant__ te__moe_sort_kargs a) {",
+    "    te_follow();",
+    "    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];",
+    "    int n = te_moe_sort_bits(a, bits), count = 0;",
+    "    TE_LOOP",
+    "    for (int i = 0; i < n; i++) count += bits[i] == threadIdx.x;",
+    "    a.counts[threadIdx.x * a.chunks + blockIdx.x] = count;",
+    "}",
+};
+static const char *const te__source_101[] = { /* ops/moe/moe_splits.cu */
+    "// ops/moe/moe_splits.cu: padded[i] = sizes[i] rounded up to multiples of align; offsets[i] = the padding before group i.",
+    "//",
+    "// Launch: one block of 32 threads, which take the groups 32 at a time.",
+    "//",
+    "// te:baseline",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV void te_store_index(void *p, te_i64 i, int dt, te_i64 v) {",
+    "    if (dt == TE_I64) ((te_i64 *)p)[i] = v;",
+    "    else ((int *)p)[i] = (int)v;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(32) te_moe_splits(const __grid_constant__ te__moe_splits_kargs a) {",
+    "    te_follow();",
+    "    int lane = threadIdx.x;",
+    "    te_i64 before = 0;",
+    "    TE_LOOP",
+    "    for (te_i64 first = 0; first < a.n; first += 32) {",
+    "        te_i64 i = first + lane, size = 0, padded = 0;",
+    "        if (i < a.n) {",
+    "            size = a.sizes ? te_load_index(a.sizes, i, a.sizes_dt) : a.values[i];",
+    "            size = size < 0 ? 0 : size;",
+    "            padded = te_div_up(size, a.align) * a.align;",
+    "            te_store_index(a.padded, i, a.padded_dt, padded);",
+    "        }",
+    "        te_i64 upto = padded - size;",
+    "#pragma unroll",
+    "        for (int d = 1; d < 32; d <<= 1) {",
+    "            te_i64 left = __shfl_up_sync(0xffffffffu, upto, d);",
+    "            if (lane >= d) upto += left;",
+    "        }",
+    "        if (a.offsets && i < a.n) te_store_index(a.offsets, i, a.offsets_dt, before + upto - (padded - size));",
+    "        before += __shfl_sync(0xffffffffu, upto, 31);",
+    "    }",
+    "}",
+};
+static const char *const te__source_102[] = { /* ops/moe/moe_unpermute.cu */
+    "// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its probability, in the order of the map.",
+    "//",
+    "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
+    "//",
+    "// te:baseline",
+    "// te:row X_DT=3 Y_DT=3",
+    "// te:row X_DT=1 Y_DT=1",
+    "#include \"ops/moe/moe.cuh\"",
+    "#ifndef X_DT",
+    "#define X_DT a.x_dt",
+    "#define Y_DT a.y_dt",
+    "#endif",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_moe_unpermute(const __grid_constant__ te__moe_sum_kargs a) {",
+    "    te_follow();",
+    "    te_i64 t = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5), place;",
+    "    int lane = threadIdx.x & 31;",
+    "    if (t >= a.tokens) return;",
+    "    te_i64 count = te_moe_count(a.map, t, a.copies, a.experts), whole = TE_WIDE(a.vector) ? a.h / 8 * 8 : 0;",
+    "    TE_LOOP",
+    "    for (te_i64 col = lane * 8; col < whole; col += 256) {",
+    "        float sum[8] = {};",
+    "        TE_LOOP",
+    "        for (te_i64 i = 0; i < count; i++) {",
+    "            te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "            if (row < 0) continue;",
+    "            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f, v[8];",
+    "            te_load8(a.x, row * a.h + col, X_DT, v);",
+    "#pragma unroll",
+    "            for (int k = 0; k < 8; k++) sum[k] = fmaf(v[k], p, sum[k]);",
+    "        }",
+    "        te_store8(a.y, t * a.h + col, Y_DT, sum);",
+    "    }",
+    "    TE_LOOP",
+    "    for (te_i64 col = whole + lane; col < a.h; col += 32) {",
+    "        float sum = 0.0f;",
+    "        TE_LOOP",
+    "        for (te_i64 i = 0; i < count; i++) {",
+    "            te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "            if (row < 0) continue;",
+    "            float p = a.merging_probs ? te_get(a.merging_probs, t * a.copies + place, a.merging_dt) : 1.0f;",
+    "            sum = fmaf(te_get(a.x, row * a.h + col, X_DT), p, sum);",
+    "        }",
+    "        te_put(a.y, t * a.h + col, Y_DT, sum);",
+    "    }",
+    "    if (!a.probs) return;",
+    "    TE_LOOP",
+    "    for (te_i64 e = lane; e < a.copies; e += 32) te_put(a.probs, t * a.copies + e, a.probs_dt, 0.0f);",
+    "    __syncwarp();",
+    "    TE_LOOP",
+    "    for (te_i64 i = lane; i < count; i += 32) {",
+    "        te_i64 row = te_moe_row(a.map, a.pad_offsets, a.offsets_dt, t, i, a.tokens, a.rows, a.experts, &place);",
+    "        if (row >= 0) te_put(a.probs, t * a.copies + place, a.probs_dt, te_get(a.permuted_probs, row, a.permuted_dt));",
+    "    }",
+    "}",
+};
+static const char *const te__source_103[] = { /* ops/moe/router.cuh */
+    "// ops/moe/router.cuh: scores of experts, by a warp.",
+    "#pragma once",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV_CALL float te_expert_score(int f, float x) {",
+    "    if (f == TE_SCORE_SIGMOID) return te_sigmoid(x);",
+    "    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));",
+    "}",
+    "// d score / dx, given the score.",
+    "TE_DEV_CALL float te_expert_slope(int f, float x, float score) {",
+    "    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);",
+    "    return (x > 20.0f ? 1.0f : te_sigmoid(x)) / (2.0f * score + 1e-20f);",
+    "}",
+    "// y = softmax of those x that `map` marks, or of all; 0 elsewhere. The lanes own the experts lane, lane + 32 ...",
+    "TE_DEV_CALL void te_expert_softmax(const float *x, const te_u8 *map, int n, float *y) {",
+    "    int lane = threadIdx.x & 31;",
+    "    float top = -TE_INF, sum = 0.0f;",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32)",
+    "        if (!map || map[e]) top = fmaxf(top, x[e]);",
+    "    top = te_warp_max(top);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) {",
+    "        float v = map && !map[e] ? 0.0f : expf(x[e] - top);",
+    "        y[e] = v;",
+    "        sum += v;",
+    "    }",
+    "    sum = te_warp_sum(sum);",
+    "    TE_LOOP",
+    "    for (int e = lane; e < n; e += 32) y[e] = y[e] / sum;",
+    "}",
+};
+static const char *const te__source_104[] = { /* ops/moe/sort.cuh */
+    "// ops/moe/sort.cuh: the items of one pass of the sort.",
+    "#pragma once",
+    "#include \"ops/moe/loop.cuh\"",
+    "",
+    "TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) { return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt); }",
+    "",
+    "// The eight bits of this pass of the block's items; how many it has.",
+    "TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {",
+    "    te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, left = a.items - begin;",
+    "    int n = left < TE__MOE_SORT_CHUNK ? (int)left : TE__MOE_SORT_CHUNK;",
+    "    TE_LOOP",
+    "    for (int i = threadIdx.x; i < n; i += 256) bits[i] = (te_u8)((te_u32)te_moe_sort_key(a, begin + i) >> a.shift);",
+    "    __syncthreads();",
+    "    return n;",
+    "}",
+};
+static const char *const te__source_105[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -16282,7 +17442,7 @@ static const char *const te__source_84[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_106[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -16326,7 +17486,7 @@ static const char *const te__source_85[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_107[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -16403,7 +17563,7 @@ static const char *const te__source_86[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_108[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -16573,7 +17733,7 @@ static const char *const te__source_87[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/norm/kargs.h */
+static const char *const te__source_109[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -16639,7 +17799,7 @@ static const char *const te__source_88[] = { /* ops/norm/kargs.h */
     "    int x_dt, dy_dt, y_dt;",
     "} te__l2normalize_kargs;",
 };
-static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
+static const char *const te__source_110[] = { /* ops/norm/l2normalize.cu */
     "// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.",
     "//",
     "//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm",
@@ -16674,7 +17834,7 @@ static const char *const te__source_89[] = { /* ops/norm/l2normalize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_111[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -16694,7 +17854,7 @@ static const char *const te__source_90[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_112[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -17011,7 +18171,7 @@ static const char *const te__source_91[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_113[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -17025,7 +18185,7 @@ static const char *const te__source_92[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_114[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -17143,7 +18303,7 @@ static const char *const te__source_93[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_115[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -17279,7 +18439,7 @@ static const char *const te__source_94[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_116[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -17329,7 +18489,7 @@ static const char *const te__source_95[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_117[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -17437,7 +18597,7 @@ static const char *const te__source_96[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_118[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -17586,7 +18746,7 @@ static const char *const te__source_97[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_119[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -17653,7 +18813,7 @@ static const char *const te__source_98[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_120[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -17880,7 +19040,7 @@ static const char *const te__source_99[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_121[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -17986,7 +19146,7 @@ static const char *const te__source_100[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_122[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -18003,7 +19163,7 @@ static const char *const te__source_101[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_123[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -18130,7 +19290,7 @@ static const char *const te__source_102[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_124[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -18466,7 +19626,7 @@ static const char *const te__source_103[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/optim/adam.cu */
+static const char *const te__source_125[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -18536,7 +19696,7 @@ static const char *const te__source_104[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
+static const char *const te__source_126[] = { /* ops/optim/adam.cuh */
     "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
     "// how the elements are shared among threads.",
     "#pragma once",
@@ -18577,7 +19737,7 @@ static const char *const te__source_105[] = { /* ops/optim/adam.cuh */
     "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
     "}",
 };
-static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
+static const char *const te__source_127[] = { /* ops/optim/adam_amax.cu */
     "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
     "//",
     "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
@@ -18607,9 +19767,9 @@ static const char *const te__source_106[] = { /* ops/optim/adam_amax.cu */
     "    }",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
-    "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes; the old ones, and the factors of what will be stored, go to the",
-    "// workspace, for adam_states reads the one and writes by the other.",
+static const char *const te__source_128[] = { /* ops/optim/adam_scales.cu */
+    "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes. adam_states reads the states by their old scales and stores them by",
+    "// multipliers of the new ones: both go to the workspace.",
     "//",
     "// Launch: block 256, grid: tensors. found_inf != 0: nothing is written.",
     "//",
@@ -18635,7 +19795,7 @@ static const char *const te__source_107[] = { /* ops/optim/adam_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
+static const char *const te__source_129[] = { /* ops/optim/adam_states.cu */
     "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
     "//",
     "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
@@ -18670,7 +19830,7 @@ static const char *const te__source_108[] = { /* ops/optim/adam_states.cu */
     "    }",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
+static const char *const te__source_130[] = { /* ops/optim/arithmetic.h */
     "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
     " * not where the elements lie. */",
     "#ifndef TE__OPTIM_ARITHMETIC_H",
@@ -18702,7 +19862,7 @@ static const char *const te__source_109[] = { /* ops/optim/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_110[] = { /* ops/optim/kargs.h */
+static const char *const te__source_131[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -18816,7 +19976,7 @@ static const char *const te__source_110[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_132[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -18842,7 +20002,7 @@ static const char *const te__source_111[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_133[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -18895,7 +20055,7 @@ static const char *const te__source_112[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_134[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -18914,7 +20074,7 @@ static const char *const te__source_113[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_135[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -18930,7 +20090,7 @@ static const char *const te__source_114[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_136[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -18979,7 +20139,7 @@ static const char *const te__source_115[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
+static const char *const te__source_137[] = { /* ops/optim/sgd.cu */
     "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
     "//",
     "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
@@ -19020,7 +20180,7 @@ static const char *const te__source_116[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -19040,7 +20200,7 @@ static const char *const te__source_117[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_118[] = { /* ops/rope/kargs.h */
+static const char *const te__source_139[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -19075,7 +20235,7 @@ static const char *const te__source_118[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_119[] = { /* ops/rope/rope.cu */
+static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -19262,7 +20422,7 @@ static const char *const te__source_119[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_120[] = { /* ops/shard/kargs.h */
+static const char *const te__source_141[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -19309,7 +20469,7 @@ static const char *const te__source_120[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -19326,7 +20486,7 @@ static const char *const te__source_121[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -19441,7 +20601,7 @@ static const char *const te__source_122[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -19569,7 +20729,7 @@ static const char *const te__source_123[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -19643,7 +20803,7 @@ static const char *const te__source_124[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -19697,7 +20857,7 @@ static const char *const te__source_125[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_126[] = { /* ops/softcap/capped_softmax.cu */
+static const char *const te__source_147[] = { /* ops/softcap/capped_softmax.cu */
     "// ops/softcap/capped_softmax.cu: softmax of capped scores over the keys that each row sees, and its gradient.",
     "//",
     "//   s = cap tanh(scale x / cap), or scale x;   y_j = exp(s_j - max s) / sum, 0 for keys that the row does not see",
@@ -19746,7 +20906,7 @@ static const char *const te__source_126[] = { /* ops/softcap/capped_softmax.cu *
     "    }",
     "}",
 };
-static const char *const te__source_127[] = { /* ops/softcap/kargs.h */
+static const char *const te__source_148[] = { /* ops/softcap/kargs.h */
     "/* ops/softcap/kargs.h: arguments of the kernels of capped scores, and which keys a row of scores sees. Read by both compilers. */",
     "#ifndef TE__SOFTCAP_KARGS_H",
     "#define TE__SOFTCAP_KARGS_H",
@@ -19784,7 +20944,7 @@ static const char *const te__source_127[] = { /* ops/softcap/kargs.h */
     "",
     "#endif /* TE__SOFTCAP_KARGS_H */",
 };
-static const char *const te__source_128[] = { /* ops/softcap/softcap.cu */
+static const char *const te__source_149[] = { /* ops/softcap/softcap.cu */
     "// ops/softcap/softcap.cu: capped numbers, and their gradient.",
     "//",
     "//   y = cap tanh(x / cap);     with dy: y = dy (1 - tanh(x / cap)^2)",
@@ -19803,7 +20963,7 @@ static const char *const te__source_128[] = { /* ops/softcap/softcap.cu */
     "    }",
     "}",
 };
-static const char *const te__source_129[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_150[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -19826,7 +20986,7 @@ static const char *const te__source_129[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_130[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_151[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -19879,7 +21039,7 @@ static const char *const te__source_130[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_131[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_152[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -19961,7 +21121,7 @@ static const char *const te__source_131[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_132[] = { /* ops/stats/kargs.h */
+static const char *const te__source_153[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -19983,7 +21143,7 @@ static const char *const te__source_132[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_133[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_154[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -20061,7 +21221,7 @@ static const char *const te__source_133[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_134[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_155[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -20106,7 +21266,7 @@ static const char *const te__source_134[] = { /* ops/stats/quant_error_final.cu 
     "}",
 };
 static const te__source te__sources[] = {
-    {"api/enums.h", te__source_0, 106},
+    {"api/enums.h", te__source_0, 113},
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 116},
     {"base/scaling.h", te__source_3, 85},
@@ -20118,7 +21278,7 @@ static const te__source te__sources[] = {
     {"ops/act/act.cuh", te__source_9, 101},
     {"ops/act/act_bwd.cu", te__source_10, 102},
     {"ops/act/act_bwd_tile.cu", te__source_11, 126},
-    {"ops/act/act_fwd.cu", te__source_12, 97},
+    {"ops/act/act_fwd.cu", te__source_12, 98},
     {"ops/act/act_fwd_tile.cu", te__source_13, 63},
     {"ops/act/act_tile.cuh", te__source_14, 74},
     {"ops/act/kargs.h", te__source_15, 45},
@@ -20190,57 +21350,78 @@ static const te__source te__sources[] = {
     {"ops/math/sum.cu", te__source_81, 42},
     {"ops/math/sum_final.cu", te__source_82, 16},
     {"ops/math/transpose.cu", te__source_83, 113},
-    {"ops/mxfp8/kargs.h", te__source_84, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_85, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_86, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_87, 168},
-    {"ops/norm/kargs.h", te__source_88, 64},
-    {"ops/norm/l2normalize.cu", te__source_89, 33},
-    {"ops/norm/norm_amax.cu", te__source_90, 18},
-    {"ops/norm/norm_bwd.cu", te__source_91, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_92, 12},
-    {"ops/norm/norm_fwd.cu", te__source_93, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_94, 134},
-    {"ops/norm/norm_parts.cuh", te__source_95, 48},
-    {"ops/norm/norm_row.cuh", te__source_96, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_97, 147},
-    {"ops/nvfp4/kargs.h", te__source_98, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_99, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_100, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_101, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_102, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_103, 334},
-    {"ops/optim/adam.cu", te__source_104, 68},
-    {"ops/optim/adam.cuh", te__source_105, 39},
-    {"ops/optim/adam_amax.cu", te__source_106, 28},
-    {"ops/optim/adam_scales.cu", te__source_107, 26},
-    {"ops/optim/adam_states.cu", te__source_108, 33},
-    {"ops/optim/arithmetic.h", te__source_109, 30},
-    {"ops/optim/kargs.h", te__source_110, 112},
-    {"ops/optim/l2norm_final.cu", te__source_111, 24},
-    {"ops/optim/l2norm_partial.cu", te__source_112, 51},
-    {"ops/optim/l2norm_tensor.cu", te__source_113, 17},
-    {"ops/optim/multi.cuh", te__source_114, 14},
-    {"ops/optim/multi_scale.cu", te__source_115, 47},
-    {"ops/optim/sgd.cu", te__source_116, 39},
-    {"ops/optim/store_state.cu", te__source_117, 18},
-    {"ops/rope/kargs.h", te__source_118, 33},
-    {"ops/rope/rope.cu", te__source_119, 185},
-    {"ops/shard/kargs.h", te__source_120, 45},
-    {"ops/shard/shard.cuh", te__source_121, 15},
-    {"ops/shard/shard_amax.cu", te__source_122, 113},
-    {"ops/shard/shard_cast.cu", te__source_123, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_124, 72},
-    {"ops/shard/shard_scales.cu", te__source_125, 52},
-    {"ops/softcap/capped_softmax.cu", te__source_126, 47},
-    {"ops/softcap/kargs.h", te__source_127, 36},
-    {"ops/softcap/softcap.cu", te__source_128, 17},
-    {"ops/softmax/kargs.h", te__source_129, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_130, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_131, 80},
-    {"ops/stats/kargs.h", te__source_132, 20},
-    {"ops/stats/quant_error.cu", te__source_133, 76},
-    {"ops/stats/quant_error_final.cu", te__source_134, 42},
+    {"ops/moe/grouped_column_sum.cu", te__source_84, 33},
+    {"ops/moe/kargs.h", te__source_85, 108},
+    {"ops/moe/loop.cuh", te__source_86, 34},
+    {"ops/moe/moe.cuh", te__source_87, 26},
+    {"ops/moe/moe_chunk_map.cu", te__source_88, 39},
+    {"ops/moe/moe_count.cu", te__source_89, 21},
+    {"ops/moe/moe_dot.cu", te__source_90, 35},
+    {"ops/moe/moe_gather.cu", te__source_91, 35},
+    {"ops/moe/moe_invert.cu", te__source_92, 14},
+    {"ops/moe/moe_loss_bwd.cu", te__source_93, 15},
+    {"ops/moe/moe_loss_fwd.cu", te__source_94, 31},
+    {"ops/moe/moe_router_bwd.cu", te__source_95, 43},
+    {"ops/moe/moe_router_fwd.cu", te__source_96, 119},
+    {"ops/moe/moe_rows.cu", te__source_97, 43},
+    {"ops/moe/moe_scan.cu", te__source_98, 50},
+    {"ops/moe/moe_sort.cu", te__source_99, 23},
+    {"ops/moe/moe_sort_count.cu", te__source_100, 15},
+    {"ops/moe/moe_splits.cu", te__source_101, 35},
+    {"ops/moe/moe_unpermute.cu", te__source_102, 55},
+    {"ops/moe/router.cuh", te__source_103, 31},
+    {"ops/moe/sort.cuh", te__source_104, 15},
+    {"ops/mxfp8/kargs.h", te__source_105, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_106, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_107, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_108, 168},
+    {"ops/norm/kargs.h", te__source_109, 64},
+    {"ops/norm/l2normalize.cu", te__source_110, 33},
+    {"ops/norm/norm_amax.cu", te__source_111, 18},
+    {"ops/norm/norm_bwd.cu", te__source_112, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_113, 12},
+    {"ops/norm/norm_fwd.cu", te__source_114, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_115, 134},
+    {"ops/norm/norm_parts.cuh", te__source_116, 48},
+    {"ops/norm/norm_row.cuh", te__source_117, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_118, 147},
+    {"ops/nvfp4/kargs.h", te__source_119, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_120, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_121, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_122, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_123, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_124, 334},
+    {"ops/optim/adam.cu", te__source_125, 68},
+    {"ops/optim/adam.cuh", te__source_126, 39},
+    {"ops/optim/adam_amax.cu", te__source_127, 28},
+    {"ops/optim/adam_scales.cu", te__source_128, 26},
+    {"ops/optim/adam_states.cu", te__source_129, 33},
+    {"ops/optim/arithmetic.h", te__source_130, 30},
+    {"ops/optim/kargs.h", te__source_131, 112},
+    {"ops/optim/l2norm_final.cu", te__source_132, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_133, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_134, 17},
+    {"ops/optim/multi.cuh", te__source_135, 14},
+    {"ops/optim/multi_scale.cu", te__source_136, 47},
+    {"ops/optim/sgd.cu", te__source_137, 39},
+    {"ops/optim/store_state.cu", te__source_138, 18},
+    {"ops/rope/kargs.h", te__source_139, 33},
+    {"ops/rope/rope.cu", te__source_140, 185},
+    {"ops/shard/kargs.h", te__source_141, 45},
+    {"ops/shard/shard.cuh", te__source_142, 15},
+    {"ops/shard/shard_amax.cu", te__source_143, 113},
+    {"ops/shard/shard_cast.cu", te__source_144, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_145, 72},
+    {"ops/shard/shard_scales.cu", te__source_146, 52},
+    {"ops/softcap/capped_softmax.cu", te__source_147, 47},
+    {"ops/softcap/kargs.h", te__source_148, 36},
+    {"ops/softcap/softcap.cu", te__source_149, 17},
+    {"ops/softmax/kargs.h", te__source_150, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_151, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_152, 80},
+    {"ops/stats/kargs.h", te__source_153, 20},
+    {"ops/stats/quant_error.cu", te__source_154, 76},
+    {"ops/stats/quant_error_final.cu", te__source_155, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -20252,87 +21433,103 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 76, te__num_baseline_lines = 3831, te__baseline_packed_bytes = 459606, te__baseline_bytes = 3575902 };
+enum { te__num_baselines = 92, te__num_baseline_lines = 4008, te__baseline_packed_bytes = 480937, te__baseline_bytes = 3736324 };
 static const te__baseline te__baselines[] = {
-    {"act/act_bwd", "2615b660950b82723c57df522ec23436", 0},
-    {"act/act_bwd_tile", "4e3ae22133c31ea2e21f3fe9c22b72e2", 22065},
-    {"act/act_fwd", "1e1e7ecb6cb9f48d80fca5adfbd5b1be", 75188},
-    {"act/act_fwd_tile", "a385e08df798156125884ac05705c176", 94757},
-    {"attn/attn_bwd_bias", "122b9b3e013e431a400072c1a29a144a", 123476},
-    {"attn/attn_bwd_dkv", "81ddbec93fc8cb3b5b9b03e5d2d4970f", 188196},
-    {"attn/attn_bwd_dq", "91760e9284434f0cc8a08a2d40579574", 295690},
-    {"attn/attn_bwd_sink", "32fedee53abd0dcb3d216e9f0fe75018", 378836},
-    {"attn/attn_clear", "90459d9e996b0f4634f93f273e6a58d0", 390423},
-    {"attn/attn_delta", "85278c7156f675cc8a40d79daa4d657b", 419565},
-    {"attn/attn_fwd", "12da08febb90dea82680753314f08a9c", 436240},
-    {"block/block_dequantize", "ff2f89da06ecbd56b6e35b6c4317f54a", 529004},
-    {"block/block_dequantize_col", "54a1f0a69f20cd0a970d8ce6d661a449", 592068},
-    {"block/block_quantize", "32739349b24c86073087f26e35a68ebb", 694425},
-    {"cast/amax", "e104ea10a787679ef17cc6ef11649617", 806447},
-    {"cast/delayed_gather", "fcd2e586156643ea212f25424ad2db1b", 830639},
-    {"cast/delayed_update", "f1e366672febe1d40326b4b9f606056a", 832149},
-    {"cast/fp8_dequantize", "57770774fa8017ba4f5927ae539425e4", 841070},
-    {"cast/fp8_quantize", "7a4a0ffbe72581f69522f6d0f3297fb2", 902956},
-    {"cast/scale_from_amax", "e26577bf46833d3585b1671d6b759518", 1077974},
-    {"cast/transpose_nibbles", "248e803cabf38ab27f7f0b2bec4c0908", 1079472},
-    {"dropout/dropout_add", "e863c3a4cc5dd9f2937f6b4f1092e3ab", 1111870},
-    {"gemm/gemm_align", "bbacda6bd17942bc26302cb91309aabd", 1127879},
-    {"gemm/gemm_decode", "21c92ba36b29092989c2a439ebf780d0", 1140287},
-    {"gemm/gemm_naive", "f9f417e44fd32e63b23b0eb512cdd431", 1172228},
-    {"loss/cross_entropy_bwd", "eea9705180c62f401b5497a13f112e45", 1365571},
-    {"loss/cross_entropy_count", "092a89c2eb5f968db4d2134c1d22b6b5", 1379473},
-    {"loss/cross_entropy_fwd", "57cc72b88f668831f93b01e3145da461", 1385506},
-    {"loss/cross_entropy_merge", "e79c53a5b937b65332fb5517beb6a91a", 1401337},
-    {"loss/mse_bwd", "333a91ac3554ad2d0c4643d2b21db6a3", 1408878},
-    {"loss/mse_fwd", "4bacf8f27764aab292570a50bd9472cc", 1418978},
-    {"loss/mse_sum", "597989ded5f4b2736477a1fabdcd622a", 1427062},
-    {"math/axpby", "29543814ef82e2f0274ae47fc28b50a0", 1429991},
-    {"math/column_sum", "6b95ce37ccb57310e509c94a8df4d5f7", 1456397},
-    {"math/column_sum_short", "6b9f0ec011695dfbbf4dc13bc21ddefe", 1497154},
-    {"math/copy", "eed9932829f8fcfccbe1d3d76f546afd", 1514025},
-    {"math/embedding_bwd", "5bbc4b8dc7bd53f51a219e00b7e52161", 1657307},
-    {"math/embedding_fwd", "1383485726183971f431307c1ad60310", 1742961},
-    {"math/embedding_sort", "f735a990ac0507c85e1d891327e7863d", 1802475},
-    {"math/fill", "0130efe2530f2dd564d1bf6b84ede1a7", 1824088},
-    {"math/random", "8c2ee836064ab26c0dd6b5784e49c0b5", 1833152},
-    {"math/sum", "d094e01e6dba5655731c732aba580626", 1850920},
-    {"math/sum_final", "c20f84ef7215f41c781057aca64353cd", 1884086},
-    {"math/transpose", "4617dc140bf379d6a89ec0de674e47ee", 1887929},
-    {"mxfp8/mxfp8_dequantize", "12258411995d7d2e202740f00a868209", 1939938},
-    {"mxfp8/mxfp8_quantize", "1fb3019a5285b52a4b789e5437be34e9", 2000568},
-    {"norm/l2normalize", "3049916e9ea001a4103e1465cddc4cfe", 2096592},
-    {"norm/norm_amax", "16877e1118466e2a82ba3c32b7f90ed3", 2123099},
-    {"norm/norm_bwd", "b4b050889378164effbe8aa98bcaedf5", 2124077},
-    {"norm/norm_bwd_sum", "59803e77a29fc984b6e5b0b6bd3bfa9d", 2143611},
-    {"norm/norm_fwd", "a1acf99dbf67cea6b89d02af05d05221", 2158547},
-    {"nvfp4/nvfp4_amax", "bf70fe71dd98aeff59f8cf94cd263e35", 2178832},
-    {"nvfp4/nvfp4_amax_zero", "075fa0a6a9c34fe5d7e604b9b6782aa2", 2383541},
-    {"nvfp4/nvfp4_dequantize", "2d96ef66fcfd04a3c28c5493f01f7c73", 2384950},
-    {"nvfp4/nvfp4_quantize", "7b6795665f0592e127ab2dbe8437071e", 2464175},
-    {"optim/adam", "429e87c8cab2483e7cf10ee1675275f5", 2933241},
-    {"optim/adam_amax", "447ccede5308081ea0da08e39d8e5fe0", 2977098},
-    {"optim/adam_scales", "9c395a0c39e4c50ef7238d488b6014d0", 3001503},
-    {"optim/adam_states", "ad2e421b7daeeb851332c59d5134ce9b", 3007578},
-    {"optim/l2norm_final", "e6db225c165d959b504d71d79d073777", 3026017},
-    {"optim/l2norm_partial", "b8aebb55f9d7ce99dc42c4aba25c4a0d", 3031734},
-    {"optim/l2norm_tensor", "03b6309c85de4d30b725ba1f7841841c", 3056747},
-    {"optim/multi_scale", "3c1cb9680a9e0a8151f478635a9fa52b", 3059930},
-    {"optim/sgd", "ed3ce6b44d776deeed18206229505e65", 3101208},
-    {"optim/store_state", "af77d9a2bdbb3ab8ed3d2ea8d78a9a8e", 3120574},
-    {"rope/rope", "f81eb325b6f7f7c0791117c880d506ae", 3131220},
-    {"shard/shard_amax", "6730a4fb78fb8f13e88e5d3680c94ba9", 3238648},
-    {"shard/shard_cast", "6787295310cf7ce645c74e144f14a8bb", 3307636},
-    {"shard/shard_cast_transposed", "7efecea9137a2c9762dfcc0ad1a364cd", 3363217},
-    {"shard/shard_scales", "42348274879ed99307474639a5ce1c66", 3442444},
-    {"softcap/capped_softmax", "f123572313fcab4038d5bef39c14b072", 3453952},
-    {"softcap/softcap", "f88d98687d2c594c11a21b8eadd90797", 3476679},
-    {"softmax/softmax_bwd", "5308e305b48b0a77076da067e1082b2c", 3489420},
-    {"softmax/softmax_fwd", "7d4feda8b5005d03d88fa6c8b010cbc5", 3502854},
-    {"stats/quant_error", "0a4fca0b82910896f3d53b1949b28089", 3525593},
-    {"stats/quant_error_final", "6ced6c44b810113049754c1a55228ec0", 3563460},
+    {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
+    {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
+    {"act/act_fwd", "1b0751a2dd7010198dece7c690994a2a", 75188},
+    {"act/act_fwd_tile", "c9d8616a8d8451b32cd86ec823f58528", 94757},
+    {"attn/attn_bwd_bias", "8286dc7a9835ae1d82a534a610f7286e", 123476},
+    {"attn/attn_bwd_dkv", "8e8842eb2777955fa2789e4a7d88a8c3", 188196},
+    {"attn/attn_bwd_dq", "cce1a0ef0eae5579eea21a6f0caadf49", 295690},
+    {"attn/attn_bwd_sink", "025cd47a960749f34d03bf7e153e851d", 378836},
+    {"attn/attn_clear", "71fa6c7c025d457dfe783828e1ac26cb", 390423},
+    {"attn/attn_delta", "46ecb3a53954f47da6391552165ed5fb", 419565},
+    {"attn/attn_fwd", "30877a1cbf3b60aa281b2c8ab9e67dc3", 436240},
+    {"block/block_dequantize", "92627904d7cf7b26f602381892e8bc5e", 529004},
+    {"block/block_dequantize_col", "e71528cd2dcab959d563bf3108e31314", 592068},
+    {"block/block_quantize", "40ce7b0c2c24b9bc6c9cb02add1fbcee", 694425},
+    {"cast/amax", "06abcc04e63a1b4a21f9ae4049ec09de", 806447},
+    {"cast/delayed_gather", "f0841918a8e0bdcb730fb7f5d84a989b", 830639},
+    {"cast/delayed_update", "22e8aab851355f371b8653986a327443", 832149},
+    {"cast/fp8_dequantize", "71cc5a050c5771661d06f740f9274c87", 841070},
+    {"cast/fp8_quantize", "42b276a04945f4cb6e6351f48b5fe6b2", 902956},
+    {"cast/scale_from_amax", "159e9c9b8f5da67f636164ad9423714d", 1077974},
+    {"cast/transpose_nibbles", "a6064a2d17cc058bcfe205616452a8a7", 1079472},
+    {"dropout/dropout_add", "2b8ba991a8f68cf50a73527e703a2bf1", 1111870},
+    {"gemm/gemm_align", "d59dcd4eeaccd6d78138622e36968d57", 1127879},
+    {"gemm/gemm_decode", "c9048e1589639dee4e883621975b06bd", 1140287},
+    {"gemm/gemm_naive", "3353a06d8a624b3069eca2be6f261778", 1172228},
+    {"loss/cross_entropy_bwd", "e8609dcee5b9895de3e7ec8a10da64eb", 1365571},
+    {"loss/cross_entropy_count", "76baf7210c32975907c47b2e16f651c8", 1379473},
+    {"loss/cross_entropy_fwd", "154930828858e0d7e737d4026d6d1a4d", 1385506},
+    {"loss/cross_entropy_merge", "da464626c62d13db27774f43b2c143d2", 1401337},
+    {"loss/mse_bwd", "8aee7e80ad5aee92a453c120ceffc9c5", 1408878},
+    {"loss/mse_fwd", "87ffc363d3cbe3ae95d814630710d302", 1418978},
+    {"loss/mse_sum", "ef460cecf8781c764f575f0e3323720f", 1427062},
+    {"math/axpby", "b97aeb74f22036ae3d3262d14696894e", 1429991},
+    {"math/column_sum", "dafdb41bd71b9c4ce1f5553a7d4ba426", 1456397},
+    {"math/column_sum_short", "6456287b18030163ea9c7bebd05b6bd5", 1497154},
+    {"math/copy", "979734ee58919880d9f028aed28d7ceb", 1514025},
+    {"math/embedding_bwd", "b67c52750db1fd0485c466c013eb477e", 1657307},
+    {"math/embedding_fwd", "16c7ccea2530fa3cbabe18e1eadbbd7a", 1742961},
+    {"math/embedding_sort", "56b92dcb50bc1aa57e1b58bea11600a5", 1802475},
+    {"math/fill", "4cf178de1fea7fe16c220d8bb6845124", 1824088},
+    {"math/random", "c5f0214c490387a65b65c63ee81c870c", 1833152},
+    {"math/sum", "41f17f53afeaedb9a7adc358e437a929", 1850920},
+    {"math/sum_final", "7c90792ea940118abb50a528b51f8582", 1884086},
+    {"math/transpose", "842df1bd3b29ad2cbe1fcfc17b7592ca", 1887929},
+    {"moe/grouped_column_sum", "a372adedbce1b04c9f283c30e455dbe8", 1939938},
+    {"moe/moe_chunk_map", "a97c508bc905b684b73ec9bd922c1787", 1947383},
+    {"moe/moe_count", "77a926a75cb4a5b09b5dd4ac9cf5f495", 1952919},
+    {"moe/moe_dot", "84d0bcc4ab30dcdb8e3a3ea29a9b986c", 1955763},
+    {"moe/moe_gather", "b4353690896c128ab162838aa5fdc347", 1967823},
+    {"moe/moe_invert", "d9cb56bc8a07dec770e5915ebe74133c", 1978679},
+    {"moe/moe_loss_bwd", "f4f2c13476b6812925d4a96ef6e960e9", 1985124},
+    {"moe/moe_loss_fwd", "59216b7c177cae8799dd96d767bcf544", 1994042},
+    {"moe/moe_router_bwd", "ec52db987e418312f9e1e6eef3514cd5", 2004463},
+    {"moe/moe_router_fwd", "a852cad76ec0f1ab4d31b1093b7cce21", 2027704},
+    {"moe/moe_rows", "60986c69e92df6d6f48a3d8b302af4d4", 2060328},
+    {"moe/moe_scan", "a8a322968b21a4a957a2e67e067529eb", 2066810},
+    {"moe/moe_sort", "40f48e6a4b821471f6c9422e7f04050d", 2073023},
+    {"moe/moe_sort_count", "6938b5f561ac328158742aab91d39746", 2079293},
+    {"moe/moe_splits", "7fcb385b348301d4d2a1096081f3870c", 2082336},
+    {"moe/moe_unpermute", "917c07eb3231dad3adea9a0333d9fab8", 2086557},
+    {"mxfp8/mxfp8_dequantize", "65658b6c78a15d00afd3d0c3228275a8", 2100360},
+    {"mxfp8/mxfp8_quantize", "a483323d83dd6aa8dadca33d8cecf139", 2160990},
+    {"norm/l2normalize", "c36cc2814d781d28535f12bf0f71748c", 2257014},
+    {"norm/norm_amax", "dd8f93e29852e087e9e3a1226b809d5d", 2283521},
+    {"norm/norm_bwd", "1b8904d854ba23a7070d89fb01fd9281", 2284499},
+    {"norm/norm_bwd_sum", "ceea2acbf701d13a652bac89ae8ceebf", 2304033},
+    {"norm/norm_fwd", "74ed441938dfd80b0c8d6c0eba5cbe30", 2318969},
+    {"nvfp4/nvfp4_amax", "718af0c609c0900e4121c216c9aefd96", 2339254},
+    {"nvfp4/nvfp4_amax_zero", "71f24568a68e510909cbbdffe7dfbe9f", 2543963},
+    {"nvfp4/nvfp4_dequantize", "161eed5eb3dceb02328ec72f0980c471", 2545372},
+    {"nvfp4/nvfp4_quantize", "7fc4c9224cef8cf9473205861a94a26b", 2624597},
+    {"optim/adam", "27a0a1c769e47424405ec3011d961735", 3093663},
+    {"optim/adam_amax", "d8d772a59624b1a67e4a2a7bc67cb31a", 3137520},
+    {"optim/adam_scales", "75c63ffce077ef9616c4adcb0c5a530b", 3161925},
+    {"optim/adam_states", "dd2a080ea8a3396f8e3c7655427db64f", 3168000},
+    {"optim/l2norm_final", "e77e9c754dbd0310d80f95dff382daf4", 3186439},
+    {"optim/l2norm_partial", "a4a18c02859a8509d7be9459a816d047", 3192156},
+    {"optim/l2norm_tensor", "92971b3b8eb870f2ff0fbc1f744459fc", 3217169},
+    {"optim/multi_scale", "27253b2be163f25c4df7a59590be0711", 3220352},
+    {"optim/sgd", "072a8f5189b5f29602e82338e20fc5ac", 3261630},
+    {"optim/store_state", "49b0a7e2a1a940904db9e86619ceeeea", 3280996},
+    {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3291642},
+    {"shard/shard_amax", "26342d96190af796c246fcbe4ffe04ce", 3399070},
+    {"shard/shard_cast", "90f5df77f439184ff05d829323c3e7b1", 3468058},
+    {"shard/shard_cast_transposed", "23edb0eb92adc64775afed38503a6303", 3523639},
+    {"shard/shard_scales", "51b365c8590d769ab16be873e2c5f74b", 3602866},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3614374},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3637101},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3649842},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3663276},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3686015},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3723882},
 };
 static const char *const te__baseline_lines[] = {
-    ",k[n6$zs^k<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "gofk+H/_oy<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -22392,1777 +23589,1954 @@ static const char *const te__baseline_lines[] = {
     "03RAN03RAN03S0m03U8MqCFojGXNhLGXNhiGXNhLGXNhiGXN7a01qv]1@b&d7:FMqE-9fh7&8DLFEaoi7&8DLFf#xj88ZMM88ZMM7&8DLF*5)k88ZMMF*5)k8Z!VNF*5)k8Z!VN8Z!VN8Z!VNF*5)k",
     "8Z!VNF*5)k8Z!VNGBW<l7c&47Hg=uy9RkKU0GS*Prn)i*+dLlyHP[=ujy;];+dMBGHZcGxIWzztQ912e2iV7A4;EQz1oBx3a^D[4T@o2/Knl0+1uqFVH$fi)GM:9#3yiP/47ghbrr%-2Fx4F]I5s%]",
     "A3Qk#E-29xFIhJ*-5-uEGB5xi8a4nQ7&ZVO8a4nQ7&ZVO8a4nQ!2vb=A2K!o6*d45EzkoFTMrr69Un3>03R7P03RAQ03R7P03R]o03RAQ03RAQ03RAQ03S0p03UBQ-5-8LHUJ+OHUJ+lHUJ+OHUJ+l",
-    "HUJYg01qv^1@b&d7^y-jE-axk7&ZVOFE#)l7&ZVOFg5<m88!eP88!eP7&ZVOF*X1n88!ePF*X1n8a4nQF*X1n8a4nQ8a4nQ8a4nQF*X1n8a4nQF*X1n8a4nQGByAo0yY2,V4#B/J#Bbq!Ky!h5MnfD",
-    "H)Jzppo1F=F.K6]!UhjbVjnUw01rma!Uhi[kO2;X0olR=4:+=^55)z7gc^Xoga![Lp#_4S28M$S4.LaD4,LwS8xJ-D4;6x54@j,U8xJUn5Dy!YgA5NRXb+AFm4gfqBiIQK3bFSZ4:VK,p$!j1Tn;Ea",
-    "4;A2RGBN,Ub;DFr4.&&P4-r!e8V<pM4,J^$Lk^@#4,A^%Lk^@!4_GTzj#du]!UYe22%w2WKM,wrW^/Bh4k,=F]D+).GBm%w2OcuqARaiNgiJpGH8(Sg5,d10#Dg>21T!qB0S:bJ9]yLkFBy3n1,]eL",
-    "9C[Z7E(VRsSPr/u4+*Q:M+^AaA@dB,rXda7IS&NMx-zBGn+6[jFxB<o2I-*A4-ItC11:T&Ujp9-4-hA>QUd+qWe)]y0^lg&pi&tzt5zF0i>jtg9S-]VyL1Hcb>.#T1Gjh%ngI&XjYAI!oS[,GGdY;8",
-    "9^6@A9]br74V5JmHTf.N0@3hD8@!M_4wa8f46K9.6*9:P1swqW5)G,977q!pogps@G&TSFG%hqYKLxed8xIDfp)m&E=$,i1ycPnhO$LONKo0d70FZYCyo3P[2C]S54+P<=0/_*Y4+e-]2nRF;:J/Xb",
-    "I5G;Q7XUB/xQ+r31pbav4zvRb*ZoT$1vZp[F%vVHt6_M)fFmAVNeRG@O9)8/:Vq<[nd.@&1*w7v8Z;DZ1y_5r/K%@WmIe.5=O7+VGoU06@0OzfGrTYX2m/r$I]=qX2RfJm9]1D^9X0;2:&$Ks71#MO",
-    "Br,Y6x&j29#5Dz64+D(:9]Sf3/SU9pqXGnt!#NKX)cG+tGB,Jk0SVLAKo0]p0W3B+qx&x(12g^q0u8O6QV#2qF$O6Q2806,1;8wd4.751F*PwTFaQgV0_j/e0szT224)Wgm-oOJFvZkx4zvXY+WJ)w",
-    "71-SPH!;Fbj[z7nrw0!Os]6ngF^jjJ9ygBx2iT5V9^+jA1Q-/>1sO4yzdIiWI:coO]LqV2F%H4H1On#$Jq92T1&0X^GNbna1)8D(4oL_d@BV.P1q7R,HvsbB0t:$dF9S6,03Qf400[QEIu5,B6EbWN",
-    "Gyo45)r_kG9WsX3F+T+:F*nr(H8D6e00NK16$WMx1F!)AOdd0<0S:7DZv[yY0qq4Z8aOkG3MMf(%RmD8&/m$/4+5tF0-/s)4yOSSIRGC5H_/32HUJ+RIi;CTF*P:-1h:L923@*YrvV-0s0t4O%,]vg",
-    "m)STE1MLzY3=:9H1^P5%hXDa_9yS02v6_Se0W<>l9WyZ83O<xhGBk$-7&8C_zWqH91h)nNObxu)AqKMPY7YXj0S=NHlQAC^H^(oBF*1n,0Q(09UJnGR0WSeFIFHo:0/G=8K<O.>4y5E40qN!n4-qjQ",
-    "C=0aL1s5-;88f,21>+wsEe+$X0]OZnEGGoU[5Tji01ox#5DU%wJr4xdv.(8NwK<c<3jt:c(B/dNUkJO:ISR!F1)yUAmcbbdypsqH(diZiMjsM5unQjsGphzK8#Xhr3ojisFaSRUGB@K<H83]d000dK",
-    "pcM^VsRl0>I5<BiE-KR#KN:SIF#tC(HZrFH3GSU%4+N(MKN_YJGO!CSG&BG]8Z$9904OjtoZk%q*G&dq4+N(HEipE*3ojiuHvlgbG&TSq1T;n[0Cf);unR98G&lf11v4^.hXoii02nd/4+OUc089<Y",
-    "unR6VFaSRqGc@2-C<;XJ1ptl%23@*YsR1t;H8!vdE-Ta%KN&MNIRGX(If;^rIk%<a4!QUk2jl8S9Wdjb7Y2l!0SCJ6Mhd,$M,G6=5Cf*;Jq92T2Kt_eC<;ay3qJreIXD0buFp0L#s&n1rw-.ah8hf&",
-    "xi.[.*CGW*9^+gP3m*nGtOhR]H!@scFC8=F03QW3%dIpvIW[)f0_j@!4i5yV1=@MA8m]j3HZTA@88k6D03]s!%NzoLkYWa04+NzFFB:v2tqU$TG5]jrG&3=*7CEfP0]LjKVg>6f1f:BjGc:CUFC8_F",
-    "0523aGyoq2HnI!/bq=h<3ojiuHUJL:+/WsnIWd6+3HGK84+O6U07;%WsS7SPH_:ExG&eH.Cpj:K1sE=<4+W;OFC8_DrwcAOF#taqG&nZ=CO9_S1t&N,01n9LJqgst6D_D1&do6tG[(XK0k%-O8_2q7",
-    "9_L(N6g2*t8__A/WDf;i>X7]#;S;uJ8HMy30r/oO37r82mHR:u0;6zg1C^mN8#yaBFlG+^<U.5Oz/2i_Hj9KK2#Em)n([>1H#Og;8xuF@#R(4d0v[;i01h(@4Up.A87-p82GHRhEjTx]0U]g!01325",
-    "3sM>77XwWOhL.!2O%pjX1jB:]3=WX*@!EHU%<ZFVWcHRZJ2f&h06zsaGBf^JmxxUT!O9j6>;9sYxa2(x*yjWSwZ#GwGRTBi4x%[%x]RbTGOX+<2$$]@3)BS=HNd1RCNeqJ1rE/>5icJ(HP[6fH)-ZV",
-    "6EKSb9yz!K1Iqgk2$J(H42bRp0+3;]mgHLwgtJdC0W&fC0R[QpG9Lpp#RUxa1rHF51q-=%185mHl,Mu/bQ3rn2gCF*1snya1rGvGIy5ybqQ<@-zK$-sAp6WP2,v+D0wf-[Hu(e&;5slsyoUz<NdvuT",
-    "2lWLX05[G83C7tL6E=(<4,I/3HvkCI1>,c^7aKW!2E5/L3w-EgzZL^B/<tk369;hh9uElS;[O_*Gc:jg4jBXDJPe)!6EJ@Q4*u_j6*cOW83M[$2>FK;:<)%/0MQT(r#b*71jOzl0U[08WCp$VA]C^S",
-    "gU.#ZGB.+H1]Bo#mUIlt*F6ow5ChMf7ZO]f2M,9$$q<wd/syn%g=L(312#GBp9^<YrA7kR8v:.[SqPIv1;W5m6$HRt0K<JC2=Ik:0GV.L79SurK<P0_7&x8.4g7[W0hGB$1grud3OJVq3fTAq0>pq_",
-    "4*CKlGBeCQ9]],20xmK%00<izGy^L+4zub41::k:2:s3o1<[F4Rs-wRJryn1,y9zaHG/sxF9.a;Iv)x)03Qf80535&UH]d]3EKk:#_^oR0uKP5IR*Od7#]5S!vP,%Hn##V3N]u29]$r49]])79]$u5",
-    "2(TO.1vsvQ3IWOL1@k91wJ,-i=FIxNgD<@(I5PkOIUf!&[b:%liXs[;fcP%_/^HFW]4]Ok>Z1Hrx[WXo9DxD],HS:NfdU=2HUJ+bF<ORbF#sP6G5[Y,H2<Mc03I[]A44+$95MhO3o@&81TyCV9_v+K",
-    "15E&!eGA6[0Ur+@$pIWQ03Qo903S*)$paxWIRGs(IRGz1GB=MnGyoq8H2=P5GB.z%5-g!HHUJ+(H2<qn03QoB03S-.01@6*9y0(RLoxsyHUJ+BHvk>oG06uaGB8aZFv$l39^ghO0US2_5-y/3:r<pr",
-    "qNF1q131B:G62m92F(5#4#0>I1Hd2<H[%%v:/X]Pn#*.<H[j(!1%##q4;l:^5+5Nq&f@fBPuyq=LcHM(0:lCg/CcAHcQ;4QA0MLuG^!>YH2<C3+%OM!-I](iqX9PB0ueU/4;O6eI[^&l4.M$]5)YLD",
-    "!vYKc*c1bu1rI:F3J)N<$sZ4+0fz+/IRG3vx(Xk6Hn5lmAEN-.+5#dmG1_$jH<pfDciNo:AEW=;+yVr@tppE0z6u[8HJY0S50;SO0uAUj1%mHA4%jLRp7$-a%DPb#HQW[e3.$Q40SAKD8wG%f2Mj(X",
-    "D:yw50;f^y1Kjdq4.b7P.AnzgB0CW@AP*ut0U943H9H2d)I.*+I]lmgL/O%,4f@1e.Ch@/qt6,y$c6(4[Z]hK;Wjs02[Ql%,1P+y1/<=L4ZnU2<Tf[32Qk^^78EwrxEKuIfm[TD-1_::-1_wPxf%]a",
-    "eGdTWy,=:I0Wtt5F*M:V4;Lyl6CWWqo3k4Y;+g!1i[uRtB)bX=EsfhF5>Q6M1Jj)Y4+Q)1I0/dS4hQJr82]>mZ:N9.A0Rc!*-OwfH8-E7BM)Y+0]tl#4+Oq)4+EgADh])$N&_Mx0FAj04[x=vFVz7#",
-    "G5[Y2HvkU/>H@aPw*vy/=JpJ%Gq(dD)d4vG9]k!94+QCpQXc_@w*x.JH!L&&Khyy:Fg5<$2RShS9]AT29]AJ_0D>])4[x=vFVz7tGXNh4GXNg_Hvk>3H2;swyaEqzw*xQL0WvTE4+oPG3A29)/<$.J",
-    "xC1]MI4m_+AIkwZ01pfJ8ZQ7jIINBb4+e*.4i5vz+bIte)Tv4j0=w2*2T_2IcM8IrJ@V,AlOF<R+XD[<&x/wA=&bzQ0qwaHKav4BF*dNG0UyQzHTk&[FOvZ=GJyjbGyo5w0hiEE50e4t0w2Z!HR%N(",
-    "lL0jV95(.D3C<E*DJ;dU@_nD[s2Kwv4+E0n0twr>3J#Lt0s*_y4+!183Ib=Z*^Vz<Ee[TsDh_$NpdSH<V,CaPO%DUvpdSwsv$RSNA/SPU4WqP54,xI*4F<]8s[s!b/Ak]hBdY,kj^adhH:&[-oB>6u",
-    "QV$KuuofCN,L4V])RJ5d$odf.1Uc>84@smaP#*#<t-j$H:Vq2^12T+FFF!Uo052alH_/4q0WknC2[$v/+yw%_0t^5!FLpLK03V]PGXN4a*#ZrXO)qvfHvk@>0W]-uv7rPXJ_xd@FCR8H03V]PHUI.v",
-    "xdb0TF^n&M#[n>XPYd=-6$If2AB6!p-0GV10XeWr6ENWi4Z8[tdFtUo52OLy0unL+A3rv]3Li/_(N7P5j7/Rg01p1j5)GAP1-4RE3hhh.AqSklA@O>+A0#(89S,^0MKw7!ERNP64,Q)nqDuvVxGEna",
-    "GCTv_&S(!KJOckq4.kGgIm^HDB0Li<pWrJG4m^0#l@$GKqZ^PG01U[bJ@VzrsYxU>F_,ja0kEkX4,DhWHVgUZTn6qT14Jh:H>;v)1UV8i00ZJ14+8)BToyO4g.lT/iS!2p)0hGe2j[Fx9[<K13H,AG",
-    "3Zjz]2*1oV9W$e@4I;!)8zVI/5Dy6bO)rfBI5hwZiON.D(:5e6GVwAG1NPh*1-WY%0Cf!>2glAf9]JVCiUbAkv].9.0^j6f4c6lb1oyNV0[hl#4;e^49uFbAH!sNnI5)9R2cHB8&PWK4HxC<$s[sv(",
-    ";mz=Q[^uz@BM6p42bQlF4;mjX1s<;WvYk_AA;_(ZAD96%s5/Ly0^lo70^mVSq5(exF)^gl11]zIG5@gTn+Oj+(79.JAus;R)B!Q;11]+KF#rz^xTOIGNggxr0]%0b7Y>uMksA*@.eF6.A_ll4OCQw%",
-    "Gw%Z*1_UL36E*Lr0R_GS12ypjE-lv+2mALL4;CPu4.wZCVL#OYH#ar$10Mx701qAOssRn2%N+/T$QKUr0]l>27!NqsQ3G%fA:[N0FVz7#H^L^x2Cowj6]JoS21=eCu<eS=:opGqn^@;:I*;KVhaC;g",
-    "%7JJv)d4X%<dFPAu<es*>pbpCxB68H*^GZ^<dE>oh7^Ju$x-JwA0ROC10Tx)G>w-A48.QAGs(6N6FH*aJRb%#@QQft8xI5gQ4ZDA0Sx<WJ@V,k$rBF.R2(([45!Xk4+q@J6F4+9H10$WM+l!o51]3w",
-    "$rCS/0W:t_OdrPqIrQg8Ka:GEGckh$45_s8p8<IuACv(z03XKzH0/csl:zVw4<dO1P5:GP)T$aE1u;TyD:yZQnhg&Ph7TVEHMQpl88DS#2fPgq+)oc2;Y&kG+)ob[g^qh^8jOxo7&HI^QXc=>X9+nU",
-    "BQmQ27&Am48ZoN<9]JQ04Tx0<gP:9$BQ:i57&ZVO8Z,b5i-<%tm.1d$gEbX0o-3py4[woDE-Kj*B[eX=j_X8XFp*L(Kr^Y%hZZln0X8;0QZEfTHUKR&Hui<WFR/nPHIY&,G&X:U7B8==HZze<FF!Ok",
-    "iij33+5t8)ky1ZEG&VK63Ln,1HIY&T-RhTz-0F(@0+CV!-Rg/83LmoqF>BU_KQuNly$T.c0x*$M1Axjv2K!JBps+#%+<x9$0zDBm2M,TD3LOQ5>h.y>t4a)AA_H5#0g6x$3ttZg.4=.GvIq]&Jp.>1",
-    "S@Q-V1F6Gl4.kJTzosA$4m^0Bi#QAMjZzNAkp_Q/*,9QZ/$[A.%/-S,oKg*@[[-c).vb2a1x5kx,7=fu,UTEwF#Aai,PZ*ItaJ(U>iPUV>vbz<3p6&oQZETPH2<BQ(*X:ry,FQ8;VAt+).*%t&pHmI",
-    ",vuN!F&!i>ED[e0!BRht0WmN*!crMH%Tyl(Il<vNGpLv$1Bn6zqEZh9>v1tW/pPeX<gD@F1Ptkb1>86%KMwx@B[MiX4+h_.4&U;]1K/P8/-aj-ZsAft(*Za*GXNh1HG<kp95XrLQXc__gG&/R-ZhCy",
-    "nGhdCG_rSoAvxN+WFH]p03V;NIj^!31vNA80^mYGQZEBFHSYs20y8oIFGDgm-Zi:!IWjiy125G9GB*Gp1vLN.9N](fH8%hP!]*l>0@CJaLo>(yQa:O$G&t@AFVz7wIRGC8HvkVF-ZiRHH97GEF9J6.",
-    "053i>FyT<Ia33Hr<dGc>0XH!K9]bu84.6xCF9S9)<dE;lQVo#5Lmxge-Zg%]4.h!DOCQt$Gw^l,1_#t_4.6xC9]JbA69j/A9xJBgLmwG5.5CY!tdAH!)d4UuHT44z2DK9p9>3OF[q.D<$[z_269(HJ",
-    "A44]hQUF:HA<u>v%K.aH6AujR9_U-<vj>;MjW@bmxTOIA91j7QQV$e=,%1Yy:[1U1RSvh20t1QPN(Ukj2JKQG3o@%!*AEA&0S^,7;NSen0sTn@*#r-80f9[b+yM@j0fhq$hENZn0qg._mI3hvAIJeU",
-    "03VeBH2<z*H^p_zGw2Z;3pn*s0Ms!G>EHZGlMf#WIr-1j4)#(mH!%PT>QXyH6#!@lA@c:.PynKF2T:0fpimD3pTP>d6yCc]4.oAq7&ibP8Z@hOHvkV4i1j<WBg]DOI50#H8q8H3IM^5W2ATyNG5!@N",
-    "G&$Kd1QHK#@cf@9G5@dsw+aE^[Vop!@%(@&hxbhepMeJtxdHo9KMgT4Is8%!,J1-p<r4Huu:$-30@$oZ3)%u7u:v:zQa;R1G&TS_+5s[&HUJMkn5GQ=xCjr[0sK+_-RhTz-0F(@0[l>_-Rg/83Lmoq",
-    "HT+UPKQc5ly$T.d0yO+m5j6k:/1:m,[nkP+1_E7NQUmLR2M-Aa0/yg#5IzYW0.%-F9]4zzLknLbH8)@aJ@W6G4+e))1D:y14.SAV;dm2EBt8-0kc.Kk5.UXRt2PUWG7kHj3/GzcJ]6,(%Faavv71,@",
-    "3J(f]Qw6ur1P//Fi(WqjGBPmPpaue(GY+/+GXPNpS=-ANo2F>Gm$L[j3N.%_Q$GeWGC2Sb1(nuSC<;Sp4f=#!2E+CU4wRq-1+Kgc0Lu[s5)TQ8Q!kAHGcf/uGBKA@9]SXqQ$GVTGc4z^A>e@V3l9au",
-    "+js)2Qv]hB3aJDHMg,E*1p)Ba0uGlS2S5)7k5e8vnxzH/uO.bc[^_T$l2ZZUz+4a00h3b:@SAe+@X3J*lT$API5+J(2I[8=4cDgzA44&gQvg_IAoBwsAu+kDZXclmHRC<o1voeK0^mXSQ!fNKIrIZB",
-    "1T!,LFGDgjn=OQ.4.YmeFVz7uGyoq3IRFnFol@FaIWhDDF9bC-053x[HK0/fS@Q)g125D8G&TS)1vxPQ4.4dZF9bO/>5&[jH#Yz-LpC;1Qvg_IA<&0/)d4m*03QW201qCgQ!fNLHTDB91UWeXFGDyv",
-    "s#5<34.YsgFVz7#FaQq*$P*79tWzF2$@b::91F<52B-k$L<^*XFCj89$@dcu0WvWF9]k!94-@&j4*,(AGX%mO3(OM,fgcY-u2TS74.YsgAIkwV%o7g,k[^1JA>/ZjBr@R(@2r6E$;Qx5Bo7F!j#dtD",
-    "3DS[04+X5e7Y>tg4-AN.J@V/2Qy&L101n,fJ]Ca_F]Jb]lmRjTFUA2gHP)O,0Neo&l:vnVAFKg2u2TTR0S^b[:-fOi0XFdkAC&.%03S=>u2Vk<GBh-+Ix-jg01pk54+h0j3(dm^4XslTEYzPq4.FZ1",
-    "4XUe74-Z+pP!9vR=$ZUN!mdskIRFnLs[t7;eIFM&s[s!K$=8)z6qTt@4.oAq7&Js58ZxT=47ZR82AKsNG2t_9HvTmP5)WjpQx5^&1@k,u-zk4h2nhTLj^I>2HDWa]G,1<)0^n4)4$]2J4<+PlFfjlR",
-    "M$Xv,4.e2M57hz8*#i$ZvH^nC1.K+=4+ozH50;hW*#i#+u(tyb5w5ob4+8hzLLVbCn(rV!G%z@jg9i<)hSW43Gxpv:Juopb004tY9]^ICyH5;n0SKh-AP*cmgg0hkV[_tFbMx3$2:E_uA6PetxC1Yg",
-    "0yZ*.xC13NH2<C81rFHUa[.gf28!u7A4W8XxC1UWIG6zs1*F]@35_1=0S+GpHHEkX4)+uf2xknh:2d;!P!9_i@vMOK@,lkxG7kxf%y$l<wF3=C0tLIf0^mmx,a,q;Q3j<]a[@M441_,Y5H/nLn(a3V",
-    "9SPI2RR^o;pP&y6ywL-$+L-L,0y)dy0]y@-I.5mh2[bV>u:%^A/v)cr,x:(6j^0L.ITrv34+Qv=2>7;:mk9!o:jwuS49<%k5-p)0$D#%amc;8WED#R[wc8g8[rXf7E@-tD4#NQ#Gyn:_%3%_Yh2a]/",
-    "Ea1ln1:^nq4+i,KEj2W&.OMGXH8jufB;l@Hi_*n1IvFvU1Rnx3)75bw8!(pz4db2#31c4$G<-<H3!EkfhO0*(0xXro3J(SHs^TnK0tNZXBo22NHSYxu(y[=r,qZ*jIJ/B51_eWrQ__2$2O.d10SC>b",
-    "91P[BI0=L2ToWu14+X=r06q<@#s&@!lLiat+Z6/mxf/^MkQWGm/^ZC+4zjWZ2GEI1244,.,wG8ix0*Bzp^7SQbNvM$4/;_P9WgfmKL]59Hva@4H_.zm02w#[0+1OG7nbQm4*vxvGcm)t1rB)>IjaR5",
-    "G0Er@1d6yE4,5Z+P8lnK1p.ceY6trS1Iw8ND:68@1]I/9011!:4CSsF1C0S5IQ.L_IRFHuqBtJ_H1U^=A51s.3./Hx4+M+yNE]Wc[uc*89]1R27&ZVO0ylxZ4+rqT2<R]d6FJNX9]kx8F9b3)00@n4",
-    "4+6QwG#;l<6Aulr0uKS[u0aNv+BXjc>;#3PH2ee&y]).,jR6lp69:<&1MUS1*aIFk:k.OE,2n$84+883Ei=I!BQ!Gr6E*,J1vR>[A4<dt1r[[b3/Z6&69$&wGz*D[K;gt]0Wwt:F#rz(;!pf(G%)Q2",
-    "BQ!A=6Eu]q4+pspFJCb:;FA070u6(;P70Ov0S=/H1s@iU01p80+f4z=*B/iI*&Pi3!vO@aoOc9=jR6Csz6BdKuLKVQ)B*=w3/M=+Iwd(ao(dlTG5@vJksJ;Y#s(NU03J1h6$8cw9]bW09]1Q27&ZV8",
-    "1hWhsGynyH*I5%e#s&@uvkWg>FgO4XumTSQvkV2%):97;#]9rFGXM@t+5ri(0]cnI8xIxF;oJD,7XrW/1*;Jv4,:.@0_0jCpbZ0)=%ejK4&KlO1-i8$=cMuL:N6ZQm,Yn<f&t$bA0IgY9]$r49]1Ah",
-    "4G7o@3z8fK:YE%3,gyX;gF>/ZED#R<-ujP$03QN4mK6tk7%:0;(#Ho5o16v.%-*IJ5Dx->1ST_%,WUqP1Q#[l!UG#Lo##6NI0<;[48sHl<17V9(fL&mZLb6$A2.LX2[8a405$*!*bNNN;g0h)::3WH",
-    "vkM(K01pDN1PSr;1rB@]Hvk>4HL(O6H<*xCuCg/(5Dx-e1QarkBM%h8(/@IOJOQ<E9Rd&w<sI@y#[;cX00oxN5e&fYOAlDH1TP*kF#sP4IKdz-GBCCS0Qd>AAPchu1+&=v8Z!V2v!+)A5DyCD2nxp$",
-    "1#t,92>FDCvjh(b$CW+@)bw!.vjjIYIWyo13HxCL=w$9bCkx&x1Mj-s2BZNFodgBlhDHs./[gTXhy))WFaRG3H2<wo02eav3l9aQno^Dx-+G5x%)$f[ED#S1y9h4.GBAh)7d3q!12c#O46;8y3i#1D",
-    "0^u^ahy))SHqY!-6fxPn833NL1p*KXf(Qzq1Rga22AU5Hww4ADFN*[pA2R;S2@_U305][>HvkEp8U*(F9^ft!x,tp!$Yu@.lL#*XGBf^PkO;0GH-V)f$)pzui-grSFf0%c0*eF]GXNVhln5m/HUIz(",
-    "4E2cz3iSgXIRGU$INuHn=7$AK9O45X9x;zg2sb$Z4*^_i2.k8j/@aVUr!*cp%GWd>IXD]5IV/zl4DAO8*%S%(0S1Wy4+G)<EjTs+1<7%UBRDJ&4+7!;B@@Gr9^+a^2Qn^<EIA<LED#R:.n1&UII-l=",
-    "y;O(M.sSjEj_ot<iU9;M/5QN1**5=G77t[stUC>9H!3zY00Y4e4:@RzF90((iv$,n01L1c0l=p#2&u>A3xI^R4u/I6G]-Os4tW.h01T@Z5-I-NGKa@H6fzqkH7pPx05sk-9xwnO1vCDn3oSA/,/[kd",
-    "Q,cH!paTWQmSzg@Iu8J]6bSz/95m(T5e59tI1RT00;!Tz)$kt/0k-Dm2[!gL7&N#E9]JkJ106L00>t<O,/sPYy9hrTGBYsjAprjn1ULc=9]th(As#g0.>84ak>Q]x;I90Z;*ke$03I[]7&PQQ37QlK",
-    "iKIFXp6gfw.rWK+rDhKbkh2C3dKWbS9]JS*106U30[-:SkLVu=;*jwBBOe4dgCQs^Ifm*33*zoH05^QR106L01g;q-958]*4<brW8Z@hOH_-[MBL*M_#sdWZ<Dv*]#sdhW&Nu;b0]Ce$4,1O31@c^&",
-    "um_RkH=&14<YxXydI1[.)ygmr1IGg]8a6bUAO)432;O018!,SGGTj3S/o1LD;F1]]Fqa;;G]B<RHvk;ry%Pb%r3nTg3(5l%H_/0s024I-1*YOD9^PCivjz<(7c&4K12M@29y9-^oE!=/#4rxZ0]^5R",
-    "4+@n;0^GJ[88fs4Ej2R$5-*@4s,![:A)x_rIRGC3HUJkj014I+2iAuy48XP)2)l<0A_!4$9^PCSvjz<(7dHSO12v%o9yb6KHya@_ED#R=p#v@)Ffz#/1lQRY1OJUj00.8U$sQgxq!I+I0xK[u$Q^.6",
-    "#t[qP6%NM[0pF4d1]ST[ffWSl)dLEr0]m9q8VmUQWe)xn4+@ZS7&gNP4agA!Uk:-s5j6k=iO<I:rvn0:k_[_G3l9p3=aBgUDH%7(1]BxE5d=_o3!dmu4*mifGXNem007cf1]SRm0uwg;9y9-^#0Utd",
-    "+%XRX;&4z(fgK5=0S1Qw4+H)J9y0&]/1vIY&o_bQ[sJ!/G&F%72A[w>0+6u/00-,40S=G.hXVxd933/>qX7o%:T;UU5dqH7UJs/K*-FqAIX9*v4:>D2E-cv,7&eCk3$YReyU[oc!]4.S.oFy2yT5D;",
-    "1DGxb:dqSuc;g&Z3$GFqG+iw/IGzO*Hj<DpGI$:oF@FF=2EwBaFOmT;Ir:sB0Xa9f9WFOA005E#1]SQrQUtsHWelv;5d>h%aR^>tI1dBvAP3DD4tp0f01LPh1YR95(*p(1xNH+Nc<F[SF+UhNH#xQ)",
-    "0iE/012zKKzdjDL9R[<l4znEt@VAa8vmFm_g#-Qi03QH002eg;1e>BKm&XGxHZj/u6eBS.8wC022<eALDG2d24tp0j03QK0g#,c4+8Ydc1e5>2HhCWbHH8E(12r]w9Va.8$<2pX!D]3D2/4.9fD-4j",
-    "4i4YQI^cyl0_$4oS@N.:0hi(f1]SRC0]mL&I1AJ*1MIFc36AX;4+6F=9]](!9T+&.2p.AD+XD@@N)t8!0D/Jm5Dn5T0-RYD4-kPc5II!.HX$<D4jwe!9R[<l4&5CC,wYcw,5n20+yfdn03I[]Cpa;z",
-    "8#Dj>uNn=vrn3VSHvHTL4+Hq885lA29S(dKH2<6Fr56Kw9X8wp1j<g31gUHf0+2NpIeQv7w+ALMGXM+N3IH>,#sdz3B;F2OEI2jq9S/3J0_$F19[<N22$=9Cy%Gnw-a)8@F]h+9I5Ha(HQ-U!0/=On",
-    "%[&f#2#E*@z!C$ea^MH$0_9xv0TVKM4![xtqryQC7/j)K=<l.+IWsH[9y9+P2DSkY1=*o>HZaFL4.exw3)U76q7nhcssjcf3$>CUnaCX*FrpFz)S(-;2H<<+1;mI[k[%9w7c&40q7npN0,>QQ:0^6_",
-    ");5z(wF55%H!+YNCO9]PBo#QLfM=693an8MjS:a&(J&3)/sOP&i_]^o03J2_0G34tAPbBG1&Q7p3#kzVqn[lQ1<X_11:FG%pdJo-7dHSO0yT=S0Gu@qc;6UJ6E/At0X2*R4-uc3RtLGGLLoLR4j&3O",
-    "oI4&l)4mD-#N8kd9ok$LH_V^7o]0V-1%w]T0y3]l1QIoo!T]^x4g/.+9S:,Z<dg>)fm]OlIq=&n3ZhXj05CA!1O^c94yvj]Br,YL@2!s/*#!Zh6AaX@9S*1y9yr+=25$)92<Izb1GZEhH@xUMpA!oH",
-    "/=GCV+8zgQ4zvgZmJkZ5s00sNjHNpahy)A0eFy9C0uI.70m3T]*a8TvSPGrG7YNmjU.U6G2pbH7o*NF5JP!%d0_j<W9]AMe0^IOW0R*#z1Pt5t84j!o1&7#Z4,u&eGch;VGyx7CIM=NswE+&.9t4sS",
-    "4=Fx81@iU21O;N]Gz9+dJPU-c9]1T37&ibLH_.9T%moa%+ZY4K,y95<[1=>XJP!$l1PRj!4Du5M-sgza1Ob_D3%^qT4uu3HFf-%P@tAn:$u14J&Sd_I3GV]A+7ko$8y@G5xTHG]6Wjw6Hr<:n1F&ij",
-    "0)^A-hhYkcVF:Y]ZVs9h0O1l0jG,6_zB_=I+ye<RVGjeD6b@(aPyx&Y4+ZPn7YF(A2OktN-RgfFwiW^7=9KPA9y8e.2eknX+8zU@6(1,ygz*Ls6W-:>$eaoUuiOR,FAoB;U.tQi47gwvH^I7h46,/@",
-    "jjtRG@=6d#(:xCe,vbyo01WID19%,V,vb59#aa>Gcnz%=1J3dX4!Z[dJqFY92MXu[05b[60^hlX1G);!7BS3&Ko1kP0]SOE6fEUD3NH</xnCGD>X!NUUj=[D9UeKO7zE&P1Fst&0yqF3GPVN,Z3&ME",
-    "49OA&n*$s%coQ/K1MYSXt[VcO.=vBHl;Nd/GXMmZlw%$--2sCH0S=G,9t5l!4-A1%4!Q#cy3ZOJHs:A&cOL-X!2$<<2;>3A2$z5!4z^.#0kZ/P(][fhg%%G9y8[;CdJh4y5(2NM9t;OBGyoGe03QK0",
-    "y8]BsHt>^_HZuS!HZuSkHUKXLGBxKO0Du<D6F8Cs1DyyOEbSf!WDdR&0<3#Z2O.okzz>ug0S&(>0@U>F(&/#<2r!U64,U$A4DwwBcn.Y-6EOe-(X^2g0Wvp]10NVQ-tc>g76,rkObMiV1hu#l1=-Ig",
-    "HtN*@4,DemIS9h@AP)n8mk1-:Inj0x1LBK51lhbA3,6<^2lQ.Z1/[fs2Zq@:4*^;^9]D)K1Oq1ocn/TXsX+=gF$wi-E,=Zs>yiX<mhEF73oxs(0SLFpDiAb!5JI2r0U$Cp3n4c,01Jnz0S:mO3l/f:",
-    "j0Oy<%=wc^/$iorI3EQt@p=Uq5249S3y/d2!W07YsSXDs4yXbYIkv(C4.P6uF9A0(i*gt.-cp7*$q59vsXi;;G5VxI4W>UT4,tl(ObJ[8lo$=toBurzPd)-$WC6]aObkK.!t4qk5HNuO2Fr;d3WEU-",
-    "kOBVz1KFDr6F5Q+$#oYpy95sgkeMSqHaRiU-uQnc1Q$4.ut=UCvk4yoHL(R4G.FO6$tnP[.pvC*%Sixf0UQItNFM;)hXxonRtx*mdL%hGRsvN9*xMBY2RJ!7I6n)/rxF710WS>PHUJ+1H_.N[3Kuy2",
-    "rb!6jH_]GO0yi.R0vI=^5-s8xKsz<vHbMtF4afljyn,.g4afl/HsJySvilAPA@Qp=7&!nR0Wv@tG5[Vh$N;KOLI*kz0muO>4mdIZ9]1G_7&8DIGyo;uH_/m%IRF94S>e)J$N;KLLI*k<0y;Jw9]1Q2",
-    "7&ZV4s(;EbFy7Hm4dl@Z0@+79@/c,pR0!n,4*^wYBLmU+YYz$Qz!V2f9]Ah04Icq8c;gCA4CA9u1MH;&4+Y)7KLR5U4ZaBs:4YN!$N:)tnYlV22rvK#WF9)6EDG+]4hAe3Gv#[,i4O(9xIRDL0X8@@",
-    "hz](0us#pt0f,M0G(Z$ILJpgO0T;p#1P+J_6F2^IFaQ%bnhhTfF#sMn*$e@tr2+:c3+l2e9yy5*5-nfX1>B2I:cKA#Rv0z>1c;s;xd[bV2UZd]00iF-39Sep0yg=#9^YS30UrT402ns>4vP-MHMt8P",
-    "0W(1fn*k1s4/FG,LI=Dn0*enX4L3Ic9ykC3ho%AtA@Qb035Ee50Wd)rG5[Vh$N;BJ010jn0*enX4mLH&0UrT002ng:4T^#KGm#KK0X8@]K=Qdv4T^#uHaR##2Ra@DI-Q_,0%jOC01S%[6f&8,0^YE0",
-    "0q0Txg+_toR2Vn>4+ibBPY(y5/nn@#4+Dx19]Af00_k4>4GW47AvZPv4+W#:4+0](4ZsN:0XXflPY(&D/no$WHUI@:1BwqBH_/pJGBE%M.whDZ[O1V*&3XaHwNDS:0g4X-j*V>F,_lo<iVq0t>+A1+",
-    "4!.J>>ZS^qImnnh0D%n)iw@3+Gnx$#4&53r0Xa3Y1sF7V3yTjcHZcGOmHr0,2Ly/lKMqzHHUJEZ4/OS+014y&2Lo0Kf(IW0Hp2^c4l;lp9ykC2;sx]x4Z[r:Fu4m40=]n;$q61e@wJT_LI*kz0:cd,",
-    "3orl):FEv!6&NtrlmQNl4-MLx0WSeKI6)XP039&M0U9>$2rUl+iw@djG&sls9]1G_7&8D4iw>t$h5-V]H9-6P03I[Q0UI>#2Ra@DI-R020XF_@HUJEZ4+D>$2MyGSLj%8m0M!i,0aOXq0uKO,4+K=Z",
-    "4yFwUkLUplrVSqfFnAa>rVR=/4+HRtUk;M..Ub,eEF%vL!3i8P+R>OEQy&O4iw@dcH8cPRWC,<j6$X4BGoc0o,[/7bA@6TU5-2njAKw8po,GL0j9(An0gMj=kda-/1u/[d7&FTS4*^w/Z4<$.3Jjyt",
-    "0TVgX3m*+P00-0Y2Nf7Jcnqq;DjPG54+iVv5&[PS,MBFi0ah3@01S)]Dl-(v2BO[)0]x*j2tf^5j1MmkH8t<89]1T37&ib8j1Lzz003AHK;%wU9yk088!$o#Iu8QG4Id3N03I=y2m,R+4hJF)#0;lU",
-    "h5-V]HbEFN01k@_DK]Gl2rUl+j1MmkGcm[k9]1G_7&8D4uk%S5Gll=l0W(1uH2<wn$N;KPLI*k<0y;Jw9]1Q234sC(j1M6+G5@p_iV>F-2LsjGQVvuYH_.d<j1Lb7#)/XMKMw.p4.7+D011wt0SKbs",
-    "BMJ4!2M,6A9t:3u!3hkf,y-H34+xaSKMxA_sZR!E3!Ci*A00RF:_[.5jY]jP;=YZ+jE4_ft,JvNB<Y3z(=erkG,(eA]Hlmt%t8+$w&fuM(wqYi7P#dh4+5*^SOU2a1:N*98GSJhoUH-1nEE6DISh*5",
-    "AP%eoF9kF,py2<&IO<JL4#NQng7h2;#<kE.tXl^65)Tr<+e[8m3cdXd8(ldM4cXcs1-O;V3=<,LvELvM6*&#([0I*oIRwXo4G$tYKO-6VG<SxEH!(H.0<t<82F/%U4x42*G&VM$o(B&B.BK%[/y;wV",
-    "qeu;ntU3X63BgkjRE(^VF9kR;03tXvf&vfa1M@n32)X+y19Jz!1q#j$9^6]H:j4uv<lqQyux.zM/1dNUrAq;q#SjVZ.@o6,mj;mZy:bsBmG%J,2-ajC4+HH;1gHNt4(Nzp44L941-FwF44!WU9C]b[",
-    "IW#jcHKy>b3yAsw4%+hp2eq.T3Q,:hHKzFi0mG[U238HY5d=H;Ne:CX%:)k!93KKS-@9Uy:zn^sxY-yZFg7$ZGLy454+qKi0S=M=5&>5,1;$fQ2Z+%G0[+4m1LXk/9uP94$q5!PAqvdt1P0paH7+.b",
-    "<x_oL3p6.>w(.cF6tdAL4cM&(3A0uRm904io8$o*GSvkG!4e%a]NIRF>OJs4[+$vCqwxy>xV#Pol3O1KF@iQ[GBC8KItJ$84GWpz1>fXgGNn^;1TwYOOaUhb@THCX9n-4-893C(IvZyI6*ta+Jr5a$",
-    "R6hwaGdXbs>jV5L0R<d%8#2<6Hw%bt0[hE#4yIHO3WX2^z48PH-+#nuHpj-[2+YW98#LPY1O^6iat><01O@t7C/Vgv>XHj=@2,R+iBAN-2MdM.9]$tx>yi9a:hc6VI5swnx,_O6Ha8p&(&04*%KC2_",
-    "0W(hx.G(ckE)O4wx,]%<yK<3U9]1Pd92hvO4i5vs:oE<ps+SHUI5)aq3cisX3Gtdb11Sl!D,Q&btrrKQ$[r5!!5#[pj9Ufv3l5E(5(NL+ISqvi0nZEqtE_tQ/ePv]WCX-Sbr;3T0U9_kCLa;t]F2:O",
-    "zX1e<1PPb_9]1S:+iw*z.>7<%<dXbVgPS%8!uv,L1OD4g10)X@xY0TTQXdF4.Owr4Gc$t(9]SmB1kVi(x&$8sHFE:DWCpPd4!oo,1l0r]8Zg)j2-0mX2k@>3$.QV_G&o(:1PbN:8#vq#5,r!aR]ofq",
-    "0uGrA6gSlY1K[!q4#[8,Cz%T.G%=4N@/:lDI5L;FBRDg*0uKP03m*wL00=-$IS(V53ko$8HlqO<Fp+2qzSkZP8G[QhIWYhfIUF7@g9]4)GXM<xEjTuX3oj)&H,@%qGn]454+e(]88pJo0SnT/S@#-v",
-    "0UkKG0]ClA4+ZRn4g#FoY6B/A13Q+W4i5=r11&i)*1@,1.gZ8rVF]eb9]tqo3nMu+F%0wrC=.9O3l8m@JpykPHkTC#&j$#Amk9>N3##BgFCsB9z$p&_x3CEx2QuLb0EVmq4+p,N2<Id>4G$T,7Y4Pr",
-    "IRgj^1LSfa0yVAuTq7>w00FFN4-$kM1B;O(sTc#Z2;Nb;2cB*T:ChVnf+PeQ9_wEZdk*@>0SLr44*]2t0]Ajh5;jg@A09c1Y99bHvt9zK;G6Vb3W[n2qBb8xGwM7akpnT/:pl*$1OSm<2fqXl1%YZT",
-    "G&TSO&IBI_GT/8JHK-iP:G2K+A@7(FDjqQ5JQ6k4V*:[Qpw]KpRv0n:8!+KK9y$105-eYq0s[vCBM3nc1Kmg-4ma<u9]1G_7&8DL2sFEB0Lxep0YMlw01nYPD:gPl2RaV]$N:)zxdR;I00HMH2O.rr",
-    "J[U2E0S=MC0_j_^9yZ7U8#6)&Iu8QjJP!>#11]wKFaQau3LP,W0SJZx04xnb0HJILP7cTc8!$o#Iv)Z$rvV/UGiDevISYZ03llNe!WJDhu%[6fGNjU14*=sdGyo3)$c0f7HdhY>o<fV64+G5s9]1N1",
-    "7&QP0ze53zg-W7@4*-$88Uy5xT::Qu,U%Z&F[$kW0wWI%,U%);HGn,I2[p>08Xo[P03$Rsg#ruEF9wPMC=9$b0Se6I4+R$p/3WLY2&V)ZIKB<Algn2h)&nuV4+zAcEDr=_4-eV%1s;<Dw@wl_GdKV*",
-    "4mL8YRtNEZ2Nei]2pc!Q4/gb;00p$yR[-kEm+e0eRv0n:3%;I8F)=%L1KHjI0]x*j2tf^5zYi^CGBfc39]1G_7&8D4oLCq!;F$bA+yNLh01m$oC=a,f32qMpzYiY]F^VXD0XF_@HUJ+AH^7Z.0/*0X",
-    "w.ZTp4#)u-F+vAA4+6*m4,Sw69]1Ur0RSuqA@Qp=2(V8t0W:$c1[g7$0S:.pD:OJl2Ra@DI-R020W)S8GC2&t4+QU*IvqE=4+V$UR^TSH7&HJ60KX3eRu2%q4-VNA2V),rHh35[00>Ph2(8yw4ZaTp",
-    "p2jf(B;@U]1g<ek0wWI%,U%N8IKB<L1+d@;0&pHSz7H.^H8%hzH8KDwH8FJ@0XXw&9]AL(UjVfw1]kl/4*@$L6%W.^z7GcQ%^gpVHogxB#[:!B1s;@E:uN6qGcW)j4KM&705Z8_0-iHM2O.l+,6[>O",
-    "[vHC<8vzFd-psaLRv0n:48IR9GBE%GrgsAe03!%N4!-ipgzhd64)FmG0,FICGXM><&sZM.G>nF1H2<wnuM8V9LI*kz0:^Xm54i&$0XF_@HUJK[flCPY4KD#RI6)XV01m$oD:FGl2RaV[$N:)xhJ6aX",
-    "(,Q>w39AYYo5V=OH,,TY*c$;w=AiV74#)u-HbMtF9]Ah30UrS_W*9O#48IQpgP9mDFf>jp1I)o*F99$#R2Vb:4+g&v4+(=!6$eZY1Iz&*0X6=$g#rt]4,+uU0UrZ0zYiiYEF^xS4-L_39^6+x2<b-Y",
-    "KLT+d2s6JAE,*6yF9A0+046dx04Opybs0FPYXukpB<V9v2$cmN0y4l4AJ+pl[vHOOt4uEiI5NNw88YDo9]k#^Yb@P]00X^Y9^O<72i./M6$ph04C:Y<9W;(Q3%/l25G^Or91j6j7%_71zz-4nG5@db",
-    "2oo><2]*76zz-7DH#PAA9]1G_7&8D3zz,NT>zf/sGC4sQH2<wnunZe8LI*kz0:^Xm54i&$0XF_@HUJLK</6#th5-V]HbEFT01m(p88Si%ZVv*$4.8OTkOMCPGB5xMs]p/3$N;BR01ny;0*Ap92Tl&i",
-    "0U0zx2yPDpzz+@tW*9O#48RW)G[*i14Z)ZJ1k/H3F9A3)R2Vb:4*]dr16B>Zzz,NQ00(0q0XBFTH2<004+E_=7yt(hzz+lFtTF-63Ev46HnPtl0wWI%,w6!5sS5#d4+j6H3IfR(4![pD0XZ/M7clRc",
-    "3:h%(0_$E7$RQRmjb07zT;!Qg-kXYCjJyT]#N-&z#zF(y=EnRz)7VWP05$*xn)5[h#9t1s[wxLL:Sh234+Z$xO#vne=FR+o!R1X3gk/Yo4h+.q3.b[AAr9H)O$F^lW&j5d3f2KHF*G_b.xLL,v-hpC",
-    "V,A)*0NZE]%L4&(1sf@CaKd_K0;Gpg;%NL!2/D.P5G$f(1f=sT2fo^*9]$+<0WSk^Y[Hie95Cu:0=OJ^4^t/@V*[9:0]dWg0l4BD4+O$v0[mY9Aq)GO3k1&f84m)T.YWY=,CG(qvS0+2[^/.#Ru2NY",
-    "peF,Y37qQ+2g,vEDmFNa<(u=*,472DkE&P))BiaE[u2)h(w[UJIN8iU4)]aM(6D+NFz#Fg[!SkXGNV:612Hz#VFSZn14JJgF[4&L2[SV<aUU/:zf^ux95IPi1GfPlHOiPt6E+(Mzf^bs4,3Cl06YRH",
-    "4:!M6Ejcj&FCaNF00T@HG[02=P7=g82lBQy1soVQzf^%T1iw@WP7fo$RSU$#Pagp,$@T2u87;z1y-T9CrfLqh10M<9y-T5+&/:+J4.o%*EHX0y1kwTrAqT])4+gwdGdVIeF%0no3AlhC9y!!t0=WfV",
-    "4W]>wGk_cN1+.Pp4-H1n1r##3ODZ/t&us$G*E]mq(rpdB83B_#Pag;5&29;+3o]k[GVBZij^[LBuI_Z;l@BFsGB@P_v/[_7Z4UmO6auw[2nMI:T=BTn+6M,M,2wzF1dH7u4,88ZF#shpEZ0-WH%kB$",
-    "0h=#X4+cvYGXMgn7XeEhH_-];0KaDs21=$*00Qes0ZS7(00,+-4vpgh2d:Ep4+@AnIRuW^APwrs9s];[1I,H$0[N*Q2GOYr0rUkA1K+*[2:JymIWUjg2ne:>Is_oY4Fanc2Ot0#4-j9e1>zsv9S-Ee",
-    "3.aE@HV@qPa32#fxzGm/pWh,63ctbu2+SD[89OmJIg*qH0<]!15=#*nH3i]lc;[]f4$d$Fo4gzcA@I^676Ypy9]1W!2*Dr<ht2[6gcS:;oG/GJ9]1R12/5=ci^*kS[MiQ%ob(F.tg-gi4x.4cHt8QD",
-    "H8WKY2kIXOO&L0qA0aq5JP5w%GzEGH[O_dd6$noYy<n+gHlo3A4mb#_Ar6Gg0t2213zNw^2R]PHGE=8b01p7=Cl<oF.s/U70v@/FrvVJ0.s.<A4+,]t8y=Tb00(3oI.LJ01D=3+1NrS$4*s^IGBq+Y",
-    "Aq1;/G7mb^ivtSC!%Yu9@Irn3Adbfc4.h0A0uMmwuLcd48v=YH1hm2n3#0@f0XP5[H2<5p2<*Hc1P/n_1[gU24x0%RHnRv11+fMX0)+.[HUJB:h!g[h0S=M32<esY0S=J22<=C@4,u9I6FHRb1@5al",
-    "2gXeY6$m*D;66A%:-w)q7&HJ5f(Zh/2<AIM6$d[L0#pcs2;(iQ2mi^74+w$<9^Y360S=L#2>FeE03Q%C03QG_02nmk2rfA/f(a5g01@3)A3Qk#4=q(TJ@a!qf(aiEH_.$k02;<<1s;%802nm<41x&^",
-    "H2=OGH#a#LIRG9tmq,N24i5#g1@h&N7&ZV5tDOM;jR6k;pAs()H#nsM4*@S-1L6S:5uXwT:ya7<$=i$IVh0rnIv)Twg$WM/H5fDi4uuH/$lnwT.-W^tKpz1zRTwb.3Wf--)q)%k2#FFe4mUQb0Sku,",
-    "0#gqOi4q;XHvk>1HUJnh.>Il0GKUES<x(9=Fd+[,rJGG3Q8R+83<;xYF))Y-FAgy:i3t^q04p&vs0AMZH_.(m01S!/5-FiF0WmokIRFm-iU]Y07#[=Rwgw*oHvkwm01Ju.5-OoG1Tz314l]>z4*@k=",
-    "6E--35t[^CiU]tj6bO0-6$m-X05=&W9]1Hq7&HJ4iU]at:Uj&+i4X<s9]1B]7%:0_iU]@o-R6o[iU^VMF[uF$0*VPA2[Hf/5s;xf05.:>FzE-mr@t:g.EkwZI3XWAGl_fxQ8fS@kpVOS9^YGE5jFr1",
-    "2I;dq1Tx1m46L&mIyf*m%#i=Ckjw^hG&T.c@2@5g2pc)Lp+G+>F*z_PhD[#;EBw;/3eEuskO2.NB;aHn8Xp5SkOBdu5)T4=i3bDP!!@#g16_gM#5fNESpuE)H3sMSH6b/IQ$GVXFf4Ke$-.@,-^Qo&",
-    "4+V7^12X>012S9<G5@VoybK2[4+UHw12h0195m4Z7Bc>@MGpma9]JW29]JaA7BtZT2P>W,Tpt5A03RGU(E%R-H2<C/mjoXJH,HBp129]@HqikGEDr<,9]Snu2M,+40Twp=2So(txeE(j4$u$+=u,wm",
-    "A@9LT6ETJ<9]18s7&rg^mIMyvxC-xx)hq@.9]1O17&QP3riu_*oFOj*H8kH5FAg-[r2!8I+wdC;2(erTObUlB1Ej.V6EpG(8#j:50uKT43JAMj8#K]E83Vn44+7fA0twhl9yzR51LW,$3*NCM2S6VI",
-    "F-xh@!vYJ%vlRf,QwoRo8xHUS9^F>70Uk8OvlS01tMwZPWDWNbC=b0N5iK;]>Yop6HUI*vEe]/U,b;_s4=fIOA5A#,5f4$*zdr/k$4UdW1[*m59]1Si1Q-[@3!<1G#;u,v0W:)]7&rh9q6rf,[U[#/",
-    "Ft!FC0X6=>H2<nn!Q&AFjR6k/q6rTXr2!722;o0PN)Hj61>Z*LJPV!G0v.7^2Lh*-69*y:5s)nc*p(9pLJrgd1N/S-lQsuH9]18[34zoC3yKK/)g1@Moly;h0v@/GsR0@;iU]T!9]$-#2<eVQ%<GG/",
-    "4vGm1/;EP)iU^eyFaQ!X03SOv03T5;gVGEykpVL<iU^VMGyoSe04p-ys09xK)C3qb01S!/5-p)J0W&!mH_.d,iU]@ntSk/&wgw*oHUJnk01Ju.5-g!I1T+924m70!4*@k=6Ejs05t[^CiU^Gu03I:@",
-    "0;p+Y2O.v%l@RKK3E:A10E!6@HvkHoHU_f,0Wnn/Fp2:SiU]<p03Qf403QT0sR0LJ4:@t_5(i@siU^Ds/;ES,iU]WD5-6cEJT[66A5k->ACUnz03QxG02ng:8#ky09]1Q27&HJ2iU]X_G#:&pIT$zq",
-    "4*,e<6FJ=84+XXc9]1N17&QPJHi7yR0*wI/1e6jl4l>BW0S=I+2<=C@4,uON1d0g<:/Yg]tOo+&%oztF4,u6u0)ogH2SN=^NCVU:3ZFIyKpz1yRS3iZ3%QdE1Ljd52s4xtFAXy[sR17XGq9i%9].<B",
-    "4,u3S9[<7]88Ybz9yy8$1HT&*FaRGsIEo1$P&fcDkpVO;sYo9VGKvWVs6P(2B;Ex!8y=BP!v!2Qu37^o!*2%6-7$(pTOu;pD+P#:2=%;84+5A52.!+9:*WeRE-2DUv<HO&>ZSZYwk,.p0R-=Xf:Q-6",
-    "</>c!(dKFfH6IH%wk,!K4+=#]4p]#H!zdCs03QuFwk-Sqbsrizwk.yjG&C=)0R0dLEDs8[Ee:2C95c^Y7Bc>@MGp$LEe:<b1_s,V4$%Q03N=MZ4qP7@H>,tWH2;/i4+=#]4s[-^Ikqhh(E%R]Ikqhh",
-    "[Ra-m(E%1W00u.>:fi;qT<LXO0;GI,2O.mq5fd];dmjNaIv6(q4wdWy1Hr-K3yh9X2S6VIHB]>X6AH(&B;Qh-F9R]#fD$hbGBBk99]bhFEe[EosSyWE3bri*mtqq&;G!3CG5[Vn=9lmW!W[/93bri*",
-    "iDDi#I0BjREeAyo:-e)r01B,;2S5)3oB]j*jR6Vj.=cq(K@#d^IG7SI4ly[X0SoEo0RmGG3COY%4+,GS3kPHlm/YK->Yoa4z*,]TIE_0E5-!3bIKWy0UJp:15+9KPHLX7%4mAJ*&vXQ^1[*X09]1Ph",
-    "1Q-[<0^P@H1J(o]0W_/oHvkU+q6rf/qC=h@wgwLZRTwk;3!(@VIE;@h0,=_I5v2hS0HO&aH!xKX5t[^RH_R^3HUJL*>c#KKwjBo]4,:X6C=s=14T/c;g8_lEwNVE=9]16m0T;*]3W=C6Hva)12s4Ta",
-    "9^Y9A0S=L,2>FeG01pwHCmuJ72@Dr-/;E.^Fp3ExIWqtfHUJMe$XWtk4=fH.50L<DHXjZ)04O&wiU^Gx00)&-2Nej42<H]aJp.y+OD>R1IXM>N03I[VV*@Lr9]bVB1]I/6RTwk;35p2::oqR_F))e/",
-    "9^Y030S=I+2<=3<4,uON1mn:M3(5fx0rX)3w8-$zA@cU@EhsoLZw,nG0fPb#=4k#yKo0>h0vI@p0Sk%/5-Wlh4+xYJFAgv@sR0X$2;A3O36v5a5ikHAH_/U#Ht7g1G%]>>5-p)6G$9[6F=UNfQ[U!4",
-    "50L;i2>FtL00>!I8#c)p2dHre6&N%90^P4<5-p)30/5PiH#rW92;WrsQ6B]3wgw*oHB^fi01Ju.5-lzi4+NAFFAgv<r2!8CiU]@kRSyxH1>X)-3+xmgIf<Aa*=V6tA@cU@EhsrMZw@tH1g;/d3cxl8",
-    "Kpz1xiUAlo01Ju.6FA@m4+x409^Y9A0S=L,2>FeG01pwA5+49L02wst2p%,lND;t25-6b^ILlfBUJp<.2>KOGHUJ+EH_/3CGPW%r1T)Pe9W^v#6B9JifdL*huG0ev/#NVoIn2re2g:CP0xJZCTPrp+",
-    "a1OHu0:1Pd2O.m6EiW,NGXNh1Hvk5B2/got0nJkrHiugb.mW5_H6IH$(Jcol4-#<f8#(1yAvZPvFAO&^(JcUs76(NS8qqC33N.h/007z*2P>W;(Jc-K9_;5#0Twd/2SpDG(Jc-j9]knhEe>EE9]].l",
-    "Ee:2C95&Gb7Bv6]MGp$mEe:<L1Y8z2(E$f64,3&P4wwiJ9MJ(E05.:x!.I8EH#J/jybuDi&:ROM3z@xH<SY400y+tF4+Z%96+Z.tHa3I@9]1H_7&8D1q5nh!@1A,KHk%RxtM&*F4y6GP2I#&O9]$.n",
-    "$qNTe3ehbgF)[!Ir2Ya7n4AL+=9lmTq8tYz4DA0E1Fj$rH_>Oq2SpC,0ung<9]bi49ytI3pFIa64#n=#7%TOh5f1PI9^YCB0UkKB5)TQRpHLqPEdU2(4zm&%GLjN4F*Cgz6E@6eFaQrYhg$+(4=Xob",
-    "FOdN>Fpz%>56,eq7dO2dD:pf[1]I/6)C3qZ[R0f62;LS,2p.74IT$to4x$MJ$Inp-rV]H14+7!=7&BE1q6rf-jR6k/q6rTXr2!uRGrb!VI8>f3n+62j/_5ao$=jlTjR=ws[u:7(4,(NW0rPtYLJrgd",
-    "5-FiF1v3C20XYB]H_.TZ2<y5@F9$a[051+VIjI2-0*VPA2@_U35HJ8A05bp;FzE-$HHrxX!2BW,I3W):hg$+(4=fH.ACUnx03QxE02ep>D:yT.1]I/6)C3qZ[R0b%2;V+SVGja17&ZV80E!6@H2<0R",
-    "HU_f,0W;(<GXM*U2<*Js0S=SM5,$!nHl+a%0g4F]IaLo4n+61m2<8c49yE#x0*m+;2O.v%(Jco@7%=@T0E!6%fE6DFG1LMN0/5VkI8><to^fem[[bHeG:Qoy4m7C&3yKK:Qx6H05+4ya03I[]DKj]f",
-    "2p%@(KN2t<5-g!2IEPyTUJp<.2<jD0+cqB$IRF;riU^JxvIZXkHPi$MiU]z9f(-WhgS7!40XaDsHUJL*iU]YC7z&=v2S5)3-sqEpRSJp-1j*WO9]SRq2>FtIr2!8BiU^h)FjWr@n+61m2<C8L9yN*y",
-    "0[8bD2O.v%(Jco@7%=@SiU]aak!v3XIn)9V0-vNSH_.TZ2;NWn0S=e25,$!mIjI2-0*VPA2@_T-5tI<hH2=6yHt7f+If<AqGyoDb03SR!01r@,WG]5cIWmd_4,dA=KpzS)(JdbZHrpr+jlN3)>Ln:Z",
-    ")Ga(XEHeNYIRFgMx&Z.:1mfKe1hRJwzy^Wk-spSpQwJgo)GaSCHaP$.4K*]X88;sy4z)N1#D+u+z[ns5H6IH#)GY<o4+>*R4p]JK(;1e403QrA)GYwS1>wnC8@Lc;3N.+Z0G&GrEDsyhEiW84G0>1Q",
-    "GXMug4-$1iF9bF,00z+k2P>X8)GaR<HZ[/!7Bv6]MGqU)EiVQ(HvkUN0UsMT)GaR<H!#rw7B:I_MIQ$@v%_/^2rxA2&OAQ<I50Hj1]I^C#mqkh#Ed,,x_2#ZDuc:70*.&D4+HY35CzMkJPwN21OZbM",
-    "FyA*4HYW>y[&+GuG&mUoi/zSrwy=:SARit%kGcUr1_NG<02MRbs]gV[uA)Q>Uyr&0JTove024FOq+TxtIXI8H0SUqTJqHySGUx-h%N7K:nhYNSGCCMG013.%2dTFQ3(@slKOX<!R0!(=4x!Kt28XK_",
-    "4)PNp4mYC#4+elT4+,;[Q3p&3<Rbw-hO0LY;4cDDHQtzF1Gx>h>5m*eI4^SR>ZAvB024LLArAoGSOVOk8wW,Xf=q>z0v@o9g99G[IRFUy77o;XOab.+8xIKi79S2YrvVH376MZb34.UX5jFrH065*>",
-    "C/Ubd/]mGXw&fiiF=Lx:G&ukQCk,J4/JIqBG9eE.nP4wbH8lVakpcQd4,Tjo7&Y0t0Sn:/4+5zM7&5B>4CV-_*99K]FgX^D01pJ>$xItEtxE;#4+4([7&BA_.p_4r2M+==R^T<R0S=JMAQLuK4,v,(",
-    "3g!s_,ntVF.>QCiDibq<Q403_4*[f20j_xIA@9jT1JfZMHO319+:#mxMh:+j5,gAl4+Vq+9]1W47&rh7q@Ex.i_$b=/X(zkr_wZGo2wfi2[,<@2.LkSWDf!72>FJB024RY1rFy46f;#N0w)e31Cb#T",
-    "Fd+[,>Fx^TG/OR=vH:wMx3U2!I5wLq3*@nM0X2jL7&5H[4Cx6HGlm5p0WvulHUJL-!Oct#%b@-TKpz1#RTwh:9W/JG0RpwJ3;Bk9-szfMGo/9!0qY49H&qW2%LWYV2;EUq4$%>.<mdDWmI<m%y4wQ]",
-    ":.I#km:LEm3+xF3w=9h9mk]d^2*d_v0>pe$1LqPC1&0G40XYB]H_.Un2;MeM9]$n*2>FtHsR0iH;Fk.VF#rz-ye$W04($ma12fbU1D(nN4%8DUGdIi$9yW+H1F1AJGB>-k0^njy2>I2203VS7Hvk>F",
-    "H_/38H:A7)3Ga=<2Nf7Ht==G32<)_q1]I/502nqo4ekj9=Yj/C$U>G^4+2#fGXM*[9SHiD1rFl]FAg*]r2!8C;g.k(RSyx&1@F-91G%YE4%rg^;wA1u,:;,5@2imSF=mWZ;g.+)03tRt01oOk0@ra.",
-    "2SyHu0]Va[9]bap0^lej3K%$546(Ko0*wI%jA9Op10N1EsR0V=2;XZ=4+!oF4+*/Q0S06b0qzM81KSe/[,yyQHq8kXF#rN54j_dU00Wz;77sYRVgX(cQO9d9O)<h84=yIpK:_nB4+Y_V9]SSNjR6YD",
-    "/T8E--vEi%y#YEiF*Y>20r=Y-s#FFd3$HXkPct$wh@j+RHZy>,4Xrc.>J:s*GvBHM1_m<_tuzQ-4,2g[4p]GWG$A/M051qRG5@W72z3t&tuzjG4,2g[89C7b4-!sCKO8nPG0>1QGXMrf4,2g[4s[O-",
-    "tu!b(F.cJ]tuzi;9_;E&0UrT101peTG!AtS2dy*;(E$$(tuzkY2M,+40Twp=2So&ky#Whd4zv*h@s=78A>_G1BQiPCj[y$;Iv6zo9]SRoy#X6CflUWM9]1E^3CRH+Gu)_H1(nbm4!9354l*=R0S=Yt",
-    "z!47#rtldDOas=g8#e$S0XYB]HUJ(u%0:;Xj^jR)Zyx]Qx->JjC/UhG0v@c502ns>9XQ*n0Sbh:8V/V29^P390S=P%yAmG:Gyo3:j^ixD4a!C+GB&*t9y#qB6E,0dGyoqwHQrbsmjW<[ssS$tIWzCP",
-    "0Rh!>4%7q_G5rG!iU]<o)&w5@FgX^C01b%/1h39n3xG@rKo0@q1sF0>3W*5/!hs(T1lyPa4,usS4v7f=)lCly=T84aO$hJ20S9Ft0XcdYHUJ+IIp];2HZ=Y=Hq,(WGqWuZ1/Io@0XP5[HvkNq)D-4h",
-    "Hy-N$iU^>cF*vCK4*@k=4++DV0S=k.pG5_@4vGm9Gyo3.syHGxFd+[=syHu_0yZ>.ssSxIH1E6t2fqX#0W[PE7%^]/42lU7HP!;V0y!8p01p6)2<*8@3a&T<Kpz1!RTwe/3yKL6G:rid1d]dk4ly-Q",
-    "0S=I+2<=F[4,uON1d0h8HOc@W0XYB]HUJ+IIp];2Ha2e$0E!6@Hvk>6Hq,(S0/5VkH&qLY2<*B[9]$u54,csU4+4q>9].%74,u3S8#Vw3yo7HL2F*7UHLD2=L(MlIQ8fTBkpVO@iU^VMHUJnk01L(#",
-    "2jm(D6&Nx70^F^;2l;.E4mlV#01p6)2<*K_3eGnNKo0@q1sF0>3yKL6H_/36FaRG8Fr<(x0g4F]HdPN1n+61m2=%<e0UrT502np=9^+p^VJS8<Zyq,7N(1N/9]bhj0uKVI0_j[]3y.+k5,[Nd4+xYJ",
-    "FAgv@sR0X$2;A3O36v5a5ikH7Hvk94kZ%tL:NXNI03Sm!03T5@03VS7H1cX64mAKT1UWY7VFc>d4+N7c9XQSRNdx6!FAg>0<4NvOH.iH:8!/T5#03JOnJfn)3!5!3Ff/yGVJ@zWGXM(j0R-=X-#CFa",
-    "[8Ah.y=$aWH6IH!oh/6@4-!5/DmOL&GBGePR38a2r]JO%DhPNV8#bUVFAFy_012@J9_(HJEiWE8Fw>ATGXMuj4-!N@FAF#>02n!39_&_GEiWE8G^HkXH2;/l4-!W^F9tX=01ngv9_(BNEiWE8In)6c",
-    "Hvk7n4*_nU0STV=D+d(,ItC&OixLwts*eF50X8^qGyo2_@2hp;M+:cwF$X[&0Wwt:F#sJh&#D0r0oK+H1L>Db4mmNU0UseT*wzgPOas=g8!@YN0XP5[H2<zIIH<fFzXS(D4$^e:Gyoq3G5[X]Hvkwm",
-    "03A2ZssRb+*9[KW0xu3YIjI33IX39m4F>ZmixL;z:Jc9RIrDQ8G9d%PlNTR6GxKu_m-%nK0Y3*ZFfrr20S=Jr%mV>QyB,D&3yTQ=z@z]J0X8@pGyo2Y2;Xe_5DK$42S6VIGF2Ec01Ju.5jFr11hkj]",
-    "4,usS4vGl[pZ>)w3AUI42Tlm&ya5Mh9]1Uf7&QPN0ywKJ4mB7#01p6+2<=QQQ4a-x0v@c402np=3ycX8H_/3AGyoqCG=qg(0gMR@1)Z1y0#qLnHSYooj0p$xt8WhmwKfwsArC[fHXoM)IMAvA3#Fzx",
-    "Dm6H%1qb#h2NekZ0_]4o2;L649]15q7&HJLFxh1Tj!p@-HU_f,0Wwt:F#rpU)f=HqjR7A7F=mZx4l$(x4+4w[6Ejv15S.1D*_LQ_Hp:AY0XP5[H2<zGIIS%LrKcVTLJrje5-6cE1vmg70XF_@HUJ8Y",
-    "2;Vg9IS&Y!5,$!nIjI2-0*nbC2@_U35isup1dIs]:fR0y2DdgMH!vX&L$<[@Q8xe]kpVXVFAp_]j0qnHGv_Yk7dMtf2NekZ0_]7p2<*A@1s;%4IT$nm9]ADvya5jJm]X@z9]1B]7%:0^j0pt!m1hqG",
-    "m/Z4zH#VgK4+4w[16B>am/Y8+j0qbw%K-w&H_.(m03QN4uPqKW7&!nB0E@I^Hu>u,1/Ru[0XF_@HUJBZ2<=Kr0^lv[2<emc0Sk,;0#gqOm/YfmHvk(l00*MJZx05!HWN0j2<gZLHXl(o03VS7HvlgW",
-    "H#Uq39]].EEe[2!V/Ol@px>xII54m+4z##Z6gjl&1Op),2r^us0Tei#)dVXxHgFEK1>Hc=9tR/]%PlW3H!/V(12@^M3W<:-k=v6OEd-^[2n=ZZ3I-VF3p2]t2PqE.%PkIB95v4.6F2^L4mis#3DyB0",
-    "3N>0u4tO64H>I&orIZW<Ee[IJEe:5D9y!$k7c&3[NDms!Ek6V]G%)^N)d2<B4+>mK4qYD^Gt_hXH2;/l4+>mK4tO62HO(y!)d3$1HO;&#qzDfl)d3eb00&490r.QD3AX(m2XzSa4GR6GO$Fw@83:<V",
-    "E(cE,GjtyWIrzK*8#0/ZF$X[&0Wnn/FpmKX=5-eblg0uM1FRA+1T[CM0S8;VA,moU2TTmR4,z%-*eU<B0sggb34=<:1vw7@ngJLz02;/hy#WHxHxB>f7&rh9sK)=X[Fqb=1<-0T0X6=>H2<tp;y3O>",
-    ";B5Lz@T@#gHK>p_IW>Lz4F>Zn%<P+dtP(FfHZZswA00WX5&>+TVGrd2&Z+<F2Qe<;.GcYbH#Uw50/xDd1]kfO2;MtT4mkp]iXI0:4+P@90Sxi!GzUNq:-;kj>8kWz3(u+n1C0R:0*wg]5TyYgHjN1Y",
-    "w*:/M4,owY9yX5&1gq*]6fn&*2!*@;200%AH/F;&Gyn=a2;OGhP7eV$7&rh9j]l[,lsX:-GWY<;0X6=>H2<2b2<*5>9]$l29^Y070S=L;2>FeD03Q)Ck=:8m2;*lVZv%ig4;B+uA0RjYALIct)2aag",
-    "n+y*J/)3>h0yj6>1qhD@8aDs_PY9r>GzU%z:IWYLIq19r49ws(2S6VIF-xic1PZ_LJ>ViAOb,N[5,$xjH:Cj]0ymEd5-0Z^5uOqqHvj[)<Bsh=1JE,FioF2>IS&Gy0T;s<8aK&*1B:T54*<qAH_.ch",
-    "2;W2NIv)iv>yP]C%:x)URSS-=5-&p)4+x$TFAg*[sR0X*2;A3O37!%k5i]fBHvkBv.8K3lHxE0H2>GLf052anHUJ,y0X6>14:$lAF#rp*7#/u^2;Dmz9R;x>j]l;p5(&uK9]uke:IV,1j]l>ZngI>5",
-    ".2DZhlQsbRG6y0Hlg.JIoeCcWGLQ)$4Kk(y9]Aa#2<)_<4,uad9ypK*A_,gQJQOz6GYF8q0R^lA0XLih7&HJ0kO:90)fW!]HyAho4v+_VIWhSH9]br79]1N17&QPKHj].!1BV0-2$2aN4lt;#4+4/1",
-    "9].u44,ude49%7&2!ZQw1Bf:dJCO+/AT]IWATXKE0uPA+/[5(N1P:3B2>FhF,Yo<%s!]TZvjGnFya5E/>W^T[%L5MtgxLlIAs8;p2aEVl1EJUk1I/O=F:;.Ang#$%2O.mMEiW,SH_/3EHUJqogeVT;",
-    "Qw5jM7#uXw#R3L39^6.!Ee9zN8[sV+IfPguF*X1%4KX(1Edcum2S=Va-Vmx.IW>.Q.3R=44-$evFCIBK)d3eX00&498sRNJ1UN7,00,3p2Q3c<-VlkbA09H*0T(p<2S=VJ-Vlk$9]ttyEe>QI9^6>$",
-    "Ee<v$4.6M47dHS0NDp6.jXZ-FGH!2jZDDMg3x5zcF/RM4IAWviNDnMk4wCK#4/h_]M*qqr4.CyG57hzs$]MgnuL2Ln1-Ok[2ig@74E4$+4;w[S4,Nd_NDnbm4:h]B4@^,3NDnTo0S=t_$]MgkV,K]n",
-    "l8rnM1MUeA3HRkl4/qjxp$!i_Rv#/e>YDtt=yNqoHRu8!U0)v]E#;jn8S::w4.KI-.plBNNDmsN1rPKG<a0GV9uFVf5DyB0yJ!zDPY*QM5)TrCyJ!zKS061h01tPY$]Mgiya5kBu<es%iNh5SAzu#^",
-    "hr.-QAz%,&1m1^!4-%6X5BLXy$]MA$2oD9zng$6Z37FeV4DPFC4-AzFDlZT+Fw2ZQ9X6oVJ^x*ciUAJ<x5*;9t-hxf]H2Co1eTEm4qOVKq7WHw:e&wu2cOvz2aW*,rkf84/IIg(lF/-:2l]LZ1iy>S",
-    "4+O8o0]Hnd0xRIBWd+Om1PrCRW&+-@00jcHkvI$2j0q14j-2Ni%l,,uypswK2fN@K35QJysn0.V1mc(m1.i[i4UhRM1hohTou4cZ1M7zs9x^B*0Ey<m4+i](7Y>l30R*0f3/bE](JK!N:6T:%$OI1E",
-    "$qF9<Fx,Oz4+*W42<eB_[[ag!0>6h@H#ZLkn3M.&y^lI/iHRpVHZWa]n*-=.n*.LA%k3Wog@p@6iJb,mq!ki3Kns.;4FvS.5DuDu1KWua4+WOM4HY/5rx6NE4wb+S5-p(;,M9%07%43=*7r3B/-#s[",
-    "Insm<1*e!23HA6O4v)Gc1;P>f2.MM11pWg99^+ZT3+aFm9^Y3pmNg#*GM%La4,;bD4F[T#5f2LDka!MX9]AGy0unM!4[xdGU:>ed@C%VPHR%/)DxR%D95:7/4[p5b4G$*I.2w(3,vSJ%[ss:SiMlKd",
-    ",1rX$qU$OH<j43H1>XliAs,ny+6E1_odpH&/0O1-4[)v5MGqkBtOpN:0sI3GO4.e/ATa.R$N<0@48aBgs%QtDv=fj&@Zoopn0pTc&,=70s0Ig<,x;2as0JUm0XP6GEjGs21@lt^=9:)=0Wzru5i]f6",
-    "H2<nl00P1*2,TYt4+YQC1qQ_pW)8__4wK&q5Hc.dhZheBne@G8Gynxu9[<4h>Yel+pC%7Is(<P$A(x-*AGrZJr3W8MGXNhTGXNjP0W$y(43(y44(gP51ECrN#1ap0@vot#0W:fG4.n,*4<#^(C/cZU",
-    "@vo5ZE&2r$H.l6)aQX!wxB)T386QV901qX@;.f!a0r:;JIqDD(aQOuvmI5*WA0RdWAJqXi01S>*X%71Z0jWF:5u:aU9yF.X4Cdw)3%JGu0,:BJA73<J:I4Ahbq<l(,VFne@D+j41A*Bo0,)]41;i6_",
-    "4*[u<9^filfg1_>/M<hLihw)]z>5D+*NO<c1f%-b4++KTDFyr4AP)/c+BgfxuTK-$)8so2@T@O*mZAXyqlg6yk=%(gEeGh3D+8-a0SW4mD-RC(@ZEOCX(%*8iIFP]Spg-u=<#)n<S7M2$ax5@:vII/",
-    "c<CI+0Vf9P@vVUbn&%<KGyo0oJR&kRslz!rGBGumY7[ola9cGtIW[!*k3S25zG(+f0#pmdc:^(B0JphBUji_VH90cFd.U@o0^yiatq/%<mn#hBoCFU6uk0,igXt[;y@_Te76$33C:t=^4Xx/D4,U1r",
-    "5CQQe0Z]VFY!x)>9uEM6kSh,bt-7&N2Qx)O01C>q4+4(sEe=P[5CSv:LkiOB3KTQkeGd0;3F34J[0In*1O)2Y5)TZn2QLFOI<kjPjROeLlo1V..9h>suu/d92aX2.kGKv8><+>[iU$LtgKG,xmn#Of",
-    "qg<Pu%Q6n]H6u4Hs7DNvJpvgI0g&D;4$7M+1h%Ol4;p,k4.xkGT<N3Li_/8p0XKyd4#^EB0>KYX3z7p5JjW[!A/.nM4.W1JOAm(u%>R,!hbImBcLSz]YZo!NjVlVS!cGa2<e:.5Km>2vN)J7@0^oT;",
-    "%^5U)jlFOeGSZAG4.O3^4.m(=2Myi!1O/za1]I@4;+G6mFaQDvA8[+q(;uU2Gu,+C4_GHp2>FJA02(p;4[)1.S1,B&F*)!F9^YAC5j6lBGyoMe01MdmC.[OYzvLtjaLL;PFHtc!<ChGqG5@hH.U9.j",
-    ":jVY+!$J/d<Cg($MgR=Eam(yQAGrZE<ChFRGXNPh01t87xhF5W0WvV_2>FtJ01,F.8aDtIG5@tCw,XNV2;No.QV(&N7Y]YJ2>IlE014CyB[MXyHU@QG4S@252QoH,M+_&;6$[FY3kBPYKLThEafu2a",
-    "xdAr,9]AD]88!e9K8NjL4.g:AMi06Hi3%SLFaQICz+xIOi3$^k01C*jGYp9e1Bjt54[<B7CofPkF=LK.VKF!W4)Z,9JTbDKVGm!ZxGE2SkUJeYq6rSc3/ci%1s<;apcW6g0ig*m4ly>Y0pSP;g#B;A",
-    "IH3s&y^Bn3p$Py64;g-!Cm$g)x,Ab-p$Q*yHUI&QzdsLfp$Q+k0XYC45H]oHJT;FiBL4hE54r)N2>FtN01,C-8a4nHHUJ8YsT&JG1eK+94[@bx4=f_AA8a%L2c/=VZ/eY-xdAgU03Q%F03SR!01qP9",
-    "!8i^P0iX#F4%-sSj<x1yIiLv=Gyn.b/=YNB2;Clh4[@Yw4=f_AA8j%KF9.R;*-5%a+EX1l01J]t77qjahhrZAG[/Sp3b%v,470&t1k9KX4*:F+0S=+G$><#Yq%sQB+XNpDG^zEj4+E&9CJzqbhAa-W",
-    "xQPJ/j[zSxGNP:xKL_Dba[uH%2>goftquy;j[zS8GrQp]4xX(J4&&J+9^h8;v-iDBl.ylGER+Ebyx]HDAphz/1mfdA4,e*_4F]ok6AqCD35[]O0q0T%q>SoY2.(Xl4+!JN1P/qj[SgldqlkSHFdPn<",
-    "=*Rp]ldS-=gs^;@2Ab6b1hxSW7=a941GWJV8,$N_1wRi7*R4Dc4bI#x4,BJ-Ee[9v10M^G@]2AE*-p1ZXb%VemLd,(#-z(4DW:UW0mTLd.Ej=L5Hc]@Fkv=I-3y9%QV!SF0S>oz4<a8dC/VNm0T0#z",
-    "nBXW6FsuR(l;ImJC/VCX1@iFC-3y9+PY*Jz3lC(F-3y9tp$QKij=HQ[9bgZx35;(.4-SkR4+)CkC/V)229gaAK2sklG35-pc!c064:I2Z9$j1;9xc%h4-g=qC/VT659I[<,zX0kq6H8A2mIeC4-Q)!",
-    "4+[F.C/V/54:7.J4,)p<C/WAKA1N[b4]ww5C/V-S0S@Ks6Au_g,zX0qTn@%T,zX0qT<SJZ:fb027w,fQ@3LCVC.LDf4+=P93f!YE9^>p>r!6lKG&rk99y0HvE)N0Dr9BS,)1N:UIQs7g6)_m(2bzv6",
-    "2.OOM2DottDh_w7)&T=qr3ViJvk(hE1(u0A4du)M4+DjhBo6=W36I4H4/T9gJqPi$4,E2>I^Zh)>YelJu=bNvxJMc[!qNr^=+*lJ.P8!rxIYgGq]#Ck1Ev2H3e.:R4j%:[1:G+S8xI8gkPif]i6[t-",
-    "*#Qp+v,JfZ2s6Zkeh&q=us07A-,<PF*z]c10,Xc]z32)r1^iuJl<9^liUAJ-#;vGYumuI&+advk)&:i)#vdOCFx8;i88*NO3%8su1+Km.3)F@P2Jy!a1c1XL9^YINNCGDx2wkzT0^ln=hav%<Hx0>9",
-    "90$Mk1@5Mc1+xJU2)0QG.$Mc.o(l/_u>F%z@G8:ui/.T!u:lD7pDqi#zIzV]wU!hw1vfXY1O^k@A@b^j)KUe]p(PIj>fii6R[>8w4,:^bJueJ1G5[X]IQAL=*G;@tG(QTKsXY$i+yMjjLJjh@91ceY",
-    "(SUjn2hYEC3rQarIQ6J53zq[9(aQ)/2[.b=GXEtX063Zg6f!&y4D-;M9[<N22bicV4+Ds+E(zy:dJhY%-b]@qIX0,L1rA-TAp<$eDh_y>0_jy:4(F:b4+)Hk6BR42hd:>-JGrO.37qE<3z*nr88(0r",
-    "4-/iB4G#_[-06odvMvt>myIz2sud3ckXi>=@XLC)ya5jITOSKE[HXy5yO&)BT;<sTF&>:%g=Lmn+6V[b)ej4X4+9o0Ff7%YArB0y0X[J:HOQa>2J6WJ4+Q;HBMQC*1nR8^3AYdiq]yNc(h;5;+W%+]",
-    "3A*]O4&aD=0STY>bO6-p2(a2;3%_&%3OInY6bjy&7Y;)n2a%_J4;FW;FH$x+hTZ@WNP-yFDW>)(v,tuK1m&YH7%P*iH3i1l9RuF^bPqj<q(UE2InB/jFHb8nkpmBZf#<qAAv5lPcOM<&+yW0q+X4;q",
-    "vxO%XEaux&2kZq4uFnMy.lGSkjRph9,2nzw29n.q43n)*3d5aG4+OBDT;Uo(I^WG10uF$+0SSN%9[<D,pbrIz!8-!UHuInl0w4_wx&aQ$zXcy(GJwAUF9bF*00WMT1rH7Wy8#ci1NE3K2J3)p4+L_C",
-    "6*V$,9]bh)!vO+z4eA30mGEj0De3>q2[PRTFF,Li+yV&C1P*c=KsW#&3NXP0A3!ny7%_73atFZ#4CRw84DaIu1LTDj3aDcb0-]+h1H,um4+HwwQv%Tm4+ij.B<VNu3.BT<9X0H/2Moju2jSCC3GO)v",
-    "hU9z#]0W2QkO_h5mn-t*+@9$:fB>#BINQ4h8ZrO@vYsXiw$3RVIOUWE4,CfGQ!aC5o_#c9(ZzKS2HT!34.Vh[86GgE10yjxg9-A-zJme;j[=s_rV.Q_11^-mHvkE;!36@0@gI7xooNfD0]b>63rimi",
-    "GOF<wD[N%E0]lP$e/ae7z#a.S/RgC<0uNuD5F]7(01nrd837*-*#n%.0S--^7Be%45f2361PAfGc<G5XzYh-6t>_jxGm-P/KsNv%3Nip6K[.pG4,1kIA4V_S5g!FK02wm;1B$wI4vOn60PQgdros-f",
-    "q7VwqDjz2^%PKDmD:(ok0W!/g9^Y5z[do.au44y=#x5x>HnO;>4,:679].ypDgc!i4+iImBMkL]XAcEq1dy2z4cV>>6*9NQ0RxojVJT&2x&s.3llB/7.E0A&kv0LvC/I,_6a:cEK;2$/4;migcMnpT",
-    "#sM#s0XR3zB<Wyu0167+C/oaS5i$TDaXJ6$Sq_u0:./H50Xgj^4;EogA0RZ[C/VpH[7esj:-(.C+guFJO#>aYDh/0)2<ey&G7a#ud:LWGkPrp=,46wmb@7^8R^TchMh]eS>dOpUG2tv9gaJA62<UcI",
-    "2Iv9>,oGyc;fxtU))5E1u6zcW3J%+&WEVJ/!6y(bEe[0Pof8iR>/>J81B>Gx@LQk!75.R]1l+1,1NzJ%0[jFGZVv=FuooFH01pS%kpUht-edTF9XB!n4u2Oj01d6+Fax0y7B]<e4Yc(F48+eI4+WEl",
-    "4.7>G&E6Of2#M_09]ti220tGJI-]E5Bo954-T[hm(+3YA)Aa^+DKP*K9pwiPF6zwz3B]My4+QtoBo74a1[yNSxC-ii$!iXlr7Z!QBL$1jLk]M5%>bB!n=6w[uaRpD#kFe:0))RP1k3=t1-YUj;<b-p",
-    "$G!&u#uf&Y!VwP()72&m;-8fmm0ceMIiCRx,_]nu::votHXj8y00M::4+PouE(zTE9t*:k4,W]DrY#*SioZAq:@Vi^Qwz1JE(N!94yOSHJP!rP(k/;6zZef*&)iD]$p!<Efe;QXHf1.4H8;i/rF#!H",
-    "Rt4B;4/i2^NBO0D4.C#H57q(rrF#!FumTU22KS]V4-$774,NLEdk,:G4:rIH4@lSEdk,VA2<f6frF#z[WDl+h<^+wZ8^A7Z3Gt.S4/zszrVS55S061g[S6Oz;xlMVHtPZ&U0<#_E$t2u8SJHd4.TR/",
-    ".pk<cdk,6;1rPlP:ZN,R8<:n+3hAYL4/>*.HQ*8t66d9R4:wpJEiwQPc-%&g4//p]4;emR4-ka7dk,OC4-td7dk,OD53&T]rF#z:=8=q12jHc92%@uO4#JrM3Z0J.4,:>i0Ua@e5iL13wlW;$gb>ap",
-    "Ffcx*/t_Qh0dz$)b9HTVTfe0T8E=BVatkaE0qtG_/kqQJs%sAzmBA1dGU15[1=oyLn+=[H<.$Buk=u$tuLcf-v-qr@m1qe#Bsn$!7C0mf-:/74$/o0d;bH$u._]36;E(z=xCQ]_0=1!A1dW9c1M^nt",
-    "46^ni4++kK6bRI]fB@LUa)<mKRu2P$-$8-%;*b18]G+K<yxTep$BqXN1=7@P12v#K9]kdz>-w!vGN*F[xurf08U&N3E)NNm;IQ%0lM)Vqr(F=($O8@proui5%#ji.b7,%x9S-KUs&ELW-9d=$lm@X9",
-    "vK.Y$onQi+tq/ovJ_cNsuK=J)SptRZ0S+Do#SJVuG93%Xj]mPP1hNDl2rwNl2RJkUF9.X/kpU]-G1Yeu1Lt%TGK&KkH5UZ=.OCTk,pw5j@f:t<Kpz4&q,F/ifiDjP#/Qmvgir_nD+tfY9^gV&#_lv7",
-    "1ra#>4Br9+l%N3z[s9e#bq2JD4,XaI.9Z4,4&($FG]Q.19]Se9gE.cdq6Gtq8Uyuc9].u&9x(s]v-h(_J]77(039#<3ZjfFF9.a/J^xsk00Way5--B^2[Zs5H_.B-mlOg%9].)89X9]4-jCE$t7[Jl",
-    "J[:jy1=lr[0zM1&oD_H9hY1SVp8*bpxd#]C/L8Or9R@WvP7Z+q05t_Qq,g^7KnNWGpd1dOk>iNX:JtwGk)2cqm/+7z#%CWOILfCd4++5VC/8pqD,N!x4F&X:5)HqLP6Mn90+GE34#WWmmjxdKHPXrg",
-    "4+[S8C.2xZ1^qN(nE;>q02;#>1e%o)4+FiU6$i8hA1=htvnL,5G_NOjH2<z1Gynhx2cq=p3H(]B([c]6wWk#XjNCd81i$JQ4,4J@7&ZVMHUJ0hu=kTgz8wPE0S=X-q!kn@w^CwmFNUor9^76%0vI-[",
-    "9ykCAfUGYLgBAe3PcH:HFvS59GXM>+tBOAl3*G>/:!^tF)dmK/vK.WCrUwMa%t9XpF[,2$2LF_X4//2$Cm#zk,U1jo#Q>e12L[B50^ZGABm/Zu7CD<;IS%WK4ih-$4+5G24,AFRC:SuB0S=Jz1>hp[",
-    "4IDU,U-!Qj(EDBvngIuxcMI#(WDgFe#x<TG<CF5o.V>e]jd%*Srza6O00W7FIS3j9+wc+rA0LhZF&YYq$=rle4a1xd3FC>+960XLB<-Cr9]19:moEr84$:nCo0^R6<2e[WgIEgh/UEpm<$m);pce!3",
-    "%<7X*!lYgg2b&,W&H)b:=tccTvso54-9DOAFqO_(4+W3TCJ4WN3!_LA4+):8R1Cf-4+HUL3!K[s4+7Gd4i5r@A@cnFrVkY_<Zx+A1Cg8y2lbO:49m0_6f(IQ34;A9kRAc2A@YV!2juz;4*@%22mUb+",
-    "4!&=,#vcvRY7#SS4uiP<A0#u@1P.^b2NX2G3lBf+t9TEK0.Wki4.a^K#8M9.IX<#YH8KD[BQiKJ06!x%FgO4&BsDXg0xu*sHUKXqH#q.,IWhnUsE,p51G[z)JlKf_4=!HM10PE<fH)6Ekg5R]GKiM_",
-    "88U%+4[njI0S[90,dqUqmI4nUm-(.Z-dl$CodpHRffNqcY5<fWvs;;rnLZBCoMjIDehK%p2ME4/4@il]0uyEce/RjJVqr32VgL;O4,3$A4/Gv;M$B[%9EbrA)d9$K4:7C)53mNNjRFhO1@iCtbPq01",
-    "4:PO>4@aA/4.Mll4-,[_4.29,$qA-70t<R24+yMu4.btrsB[lLQy(fZ.qZ#YpmYx&l;<LVoOBN!Tn@wSbPpa^4^b,xjRFgz1rL^Ari^s%x(E*mjC2nyOb-<=5)ToCbPqFBA1X2c4]n@;4/cF/4;C6.",
-    "4-b@w4.1](8Srxt9$gR31g4Dw3,1IE[RilC4+Yw#83rK-ri^tG5-QabFAz2[04+5&04+2!03QlB=m7w201pn7wJ#+%EGiEr*s6m84nYo:+.y+2urLOfNgoR]#.469HruL$0TDC+4)qZN$YKu#-nO./",
-    "ArAzpivj[84+Ff@0t*!m;Ab-J+;ojp;L,^JySE+:8sXk$4(4$Oy>9MIngb6I,mfkWhrR(9Ip4ei4%Wwh05cB<xv5eHnFk5H.1P*Tya68sH2H521M#yB2Cal+2mkS83+q]^mlO[H,DD3Av#Kx-1e16c",
-    "Gynp!;J*QF%=VHEjui^#-[hKGH.)q[3bxh)4#>G9tA+v]FoOXDwf>+x2QgIwfQSMPl>3,<;#V$93eSlG1Vk;iIX0^hFE0)/GOV*O4,ELE87;$1Aqj@@KQ9b1HUKXSGBf^$3p6-Ri_.%bAP)^R;0ydf",
-    ",-e;yCNi4Q0S=Vn.thiVv<Zw4P!9#Zv=5OVyHOH3htn.^12nN]4+7>Q1-y+_3P^spWDZUar+NgD,Z/[JaReO%kZcaoZwUGe27:ZM4;T$YZXZ%GwTlBUM/:zZ84oGO*#R#UI5(Qc5d@xb2&Z)q70Q>_",
-    "FAOy^g2w;2uB.Hs;y5QuV7HBDF9bL;g6-tlINr)P59b5gn,K%8&36KE4+HlL4+QSoF$_P7F9Vd2T<MGrw/Wbl01ml#4x5>>4+O%uFA+9L9x[w.46>&yEwIHA2F3:u3&f@[FC-TH030*@5-VsL4+pxp",
-    "FCP[(011u)4:=IhEgyC;yQeQ70XF_#/Yld1.=$0Q7&o@#0SKH23F5s23&QXL7dP[68Z)<984m=1n*t8T6abcM4,K1n4#yM)!Q_bY0:_5+G5[Y3GQ<oZ!r:qTs_it,/&yqTA0RWU[]g>30XN7LFB3N_",
-    "@.Vg[1FD5D7B/1ND,4)>2lw7P4++wsFa(Je4$K4#)yEzR/<c(yH8>>GF99].00+=oFAw7bmkS1>/q;@!Gw2jA12-7Q8ZrO@hpayj2d02(4+Z9uHw)+#0Y;u5w7f3=%8(5oPBiEg3EB$^3aq:<A09UV",
-    "1y_5=6a]K^Y7Ymjye^>sI5>AOA9FGQF99>.00,N#FAwAc(Fq2ju6Yj#/oAW<ga,rR0uKP4,**O=h7:6<GGrw/Gv<&Z=z#P/,xUu4-KMfqfy<IB1-N;>F9SC,01Q]U1i[(=0=Ax0mTv_%sXq<5!P)_K",
-    "3ON7]AN8pj5ixcT1Hsw<9^77EF9]m<02(-^AIt+e051VEH2<8st[D#v!P)_a3NkVA@vDR&+zB5HH2bUp9A%OB5g!COF%JpOhj0Np4f:!u0;@,=w9p9x;+FhQ*PSmZF*f9b0S&SN19%Sw-[gu_xR(PD",
-    "2Z6LN9WnqP6fv:=34x3o4*]#<2HL6:4+N=caSp8;1GO=&r!WTS:-nniP6=eTArAw^ttAGU/r0SVHV+Qg$TbfW(whV;4J]TBA8s(yhXOAjH8ubrQZc3/4:]qLH4gyt#SjL^uK=Cg,%tp=yATgO;bbUF",
-    "A*%f#4.)DXBM*PdBQFv&Gyn.1r#c1b:n.WNETWwh4[m[&1P:sm;J5sQv.44H>K*;:r;dqO;V^V1=[!F<umb]10^A:3eFl>-GA;0w/(++3*$*8w]KS4#;#xaP1(XjJHSm@d3UCAUpjHn7z=yz5hM@3R",
-    ";zI6AJna7iA5k<ci3A<iE#vqK4-]VB4:7E/0_j&lDjx+g03Qf3%Rd/2)$1S&l)DHF%/s@5k,@BChXfZlkpT][goy$V2gtAi4&3e-3xmBG43=*[34-&<F%7[@2HwaK0:@903eX,OWH6205dzb)0S.tK",
-    "2nCqw5e;!u57YyK/;DhN:JbOaEDr6;FAoLczZnk+u$g^!0Wy,geIFh%00nFh29dda4+W%$Bo8ByxqSvd4yWS+2,nao4+DaMYXc/80x+bN6E6lcH]8z;91j^SR^TfViZBO:tr8Ca@sPOtr-0HXGsgi8",
-    "&5SJtqUkLU7M!dm1/O,X9]kjpsXPaszyS&G1q5*q7Q2[328aO.H;=]=PX_5pa5T2F0^3Ms:0d7*F*4D,O+Gj@FaQpwkZV3NIWYR,6E6TWIR0Nh9yByQslrna2(VxoGw%Tp2eM!SgxMhpEe@:-U.l<.",
-    "Dh_fx0*^Ee8CymV2fAPn4WsN)9]S9)U.lge2oD13nJ)pH&.O)44.DSs2;Vm-4j47&pA@TP3+fRM3#y136gAkN3J(H.)MW*;$!QM-<P$;g/l69F0EQC^7Twhk4!dCv/n)0&&1nv[$^1_3G],S#1pN&I",
-    "l7%o1+W@f%s5JoCVh.GM!v+r)tCuhbfdmBNTMr7O2;O3I4,4*H1xW(1T<IiE7BSk5bq<udtt1Z&@LzQTGFJ>wpCka[Uk;f9UJmJyEdru#4+x;6C.CgDQ3[1E9]SqEtT>dxt==6&nh>5W>@z#DFfumm",
-    "7Y&TsDh_]gf)=;)HP(nJ0pr0Y1lKwb2HpV!s=$]6ueA*;1^!+r$=-Ju,;J]c)WQ^DyX6WG2-l+)i;RkE4[zV[77Le*2naO;iMT2Q($#DZ-5-u7H!>#a6#ym,>Tdl&kcTJ);BOI21c@(a3w9JY*a[C3",
-    "b@J%r<Gt>lXb%J0:;$Z=X^9$y1cu@c6E[%^)d:sG+7Ax>+s7vb*VO;J1)r,V03!_O0RVLZKo1SHkv.Nztt1pPw*e0aavumW015f-4i3C+0IdfGsFfxG@eY7G1p4H09]Sq7o=A.]:u;UItRD!Q&Rq@#",
-    "*5;fgo1g&%!0!tJ&fHrKj>C&ih(Zq#zUvAJ%h<=t2m<ye-1C/)yP#49vhYF!%FhxG$Yldp1gO_o4+W,=HUYQYN)Hmlo(:3:.V,y<EHrWyGr.A>avu#f=Uwqgp4^D%/Z6aq2aW*>:oNr20RcP<0@^Yi",
-    "2!Mqb4+E==5I!.BH^nMp<c(NEBn@,U0,_k^1F+-u4.)Ak4+ic738c#-9x]+#3Io3d1fS$04+zPQSsw-8./YAm4ci9<g]tQji2(@c,2o2H:kt$%xttmUCl3X;10Mo2.)%gj%%l(t<qq&Y7X,qw0S=S+",
-    "%mEFBmPHAelnM>,@Q-EV1u,@DZ65;Qg9HxUp/1vT@^q]KtpyCAxIP5Ey$T1d=%V]-/;MdX1P:GN11u[tp2QOpIqbIv0;Lv-4(kB]l]ld:4*]Xo4.C^GFBCL^j]vX5kO_tq00iOHArA(.l>UVP0S=x4",
-    "1sE_>95vtgAqLI6d./&H0+tL91/QS03I6T_4Z([L4yy(P:I<F)$q)^Ll-#i&o)iVV0RUYA@,37M0y3S.834Zu3yuyMG5z2s4)O[H9s%r@B<3>:4+hxTDj7D3[Rsump%x0O1]JVOzXT4G:j<.;H[I@i",
-    "9^hV21qhg42hh7D1m5i/4+epv3Ip<jBnZ0-3rYjZ1r5,xG6a[>Bni&;4Gip,GzHDuHWM&M9[<M_1@[-T10OUq;F.039^f$wt>lRs.]iKpHO%!2Pb4!kH974J4+Yr!6F)LCH8tM]1D6#Iknkf0,^F:7",
-    "H8V8d0SoWo3JBi-9_wB>2p.A7<RuJ2nead#2Ql9SKMyoAF#rLTEDnMC4Gzzv3I[z1t(kWOhy;>O$x[z3!2^XG01Tdi0]ca!cL/%qI^Zltqb(0Mz629903SOs03J916FJ,g6EOfE2Qa.>A2Bol6FC4M",
-    "2[Hg55H]omIV:[(BQr410TVI+3Ge]3(vm6!kO2hFkPi.lz62vPH2<wq00fc$4HGbv0Uu5]z61lT4lg/1H<*ZdGc*7rGc=DcH_/39Hvk>nFaRSoHUJ+8GXO6SGcy1I@h,Rfz629D024U;95;>IHvkhj",
-    "01@L/A1gHgBQ!FbPY%B1F9g-UBQ,as5g$%Az629D03SLt04+2y03$Rp+yN6c03QZ4z638YG&TSQ@ujQ@2[gV04,lCWE-KWtv.L&Y;g$9Wo-(fJ:>!qZ00b!%G_B!j4/la^6FC4LH_.tmrz8ZoBo9u$",
-    "1QIy>FFP]i039[^0qGeDqV-wU2fhR!FfsrmHZTAm2sHpN4:UCZ0OP>%4!#5.H8E!sGtU7WGQI/<*A<iX#xVr.uLmD0Ilcq]t>2SXn!ySQo%41NPQC-qF)>ac4;DLO9yI=_jR*.V/XMVUzXUHaGdKVf",
-    "Hvk>9HUKXWH8B7>H!L:*0oxY@pz]gQ]8<w;fqN4+M+B0%5DzT476rnWB<Vb21nW!@H<Nl.A5S-H1QRm/A3HGs9ykC5*]!Q5Ht#hL2fzdmF^W57fbb-@3BUvo3b>=qj0=]Jh5@w%GYGQjXASfEH3PX8",
-    "1<NIJ1lfiP4/lPC1=m4+9yY)P6E_],1E3HuPdGHd1OvMkA3HJt9yS00<d63.(]QjFzyuF5yA_rjF#sP3H_/3IHUI$I/spg:1Qa)C1L>bC=W@/ZH=2l0sR-z;-sy=aycPwQ@Xmm#785rB6FH&_FHbo!",
-    "zyuRF01rF879KYM6E=<OIWX^89]k$V1TQf%HUJYi03QiC03Q%J00Drw7Y<M$1eS=d1MLtBsn,PvuAV_!z7>;D(i0CXzZN4nG_<yfzZM0Q0TVd<A5S:J1OvbpA3HGs9yb6JHvkU6!U>(,1P;L578E(>",
-    "@3oNiFu;:L4mZFS0;xf94*,^gBRDo>6FATT95/xP1Hl#^I50:AiIEBqE5a55vIP$ayVME.wc#cLs,7kfPQe5tGBE%TJHi$oH_-_.4G7e,XAcMYEFUW]00U;QpmGlh@79p_H_.09.]YpS@YaSV&-b)Q",
-    "01Wyp1lZO;1;mI<%J:HlEW-KAn4l6KIl_qdIoGBE6EnSIA5SvD1QRm/A3HGs9ykCKIo$ySnq;mcFu;:LF*E/ZIRGCCG5[YCHvm34EHV8oBsMVnW)m[d0Sx=t6FC3@hvy_*rR7r(E5sH6vIPQQ4#XA#",
-    ",U]t[+d:ad!2]/u79Tq:03JC2BRMtk0uwj<9]t$V1RpRk02DEqM,K@AEFTFu00xi<4&^Ns0,lf=3eL;648a5wHvkhj024R:A1gHg1jdUI9x$s%1l,=$1H3=$Pc]](!2^aG01rCF7A@d_nL[HmG2H.Z",
-    "H2<C:f,N5_FaQ/dy46e%3Bd#(4:.q.(S]]^!2])P3J(VA<OlEx@y:MS0Rt%jMFQRH1@jO31QR&@9ykC18wtPkdJj**1OmktKRYowIl%,SHUI#!2MN[sCLaee!2^-LG5@g-j1nISHQYlV0X1D1GXMpf",
-    "sU!v7ECiHU464!r1FS-[jmB&Zw<3krrWp;!pw;g%GK,sd1((ZH95T(,3LgnDf/LFRgJnE7F)a173J)2bs^UaoIDkAaAT2e%M+WTI3J)5m#^)*xmlh8Q*riGf<SQ6T[Q<:JF*tn+/K/)U[w4t<3+[mn",
-    "05^f]/K/)2Q4a&RmkS:QG@mL)lsXR><YxU!!1W3r9yrnh6EgrFHvkhj024F,9]JQ04-sMr3KTM_/RyOBtr,9a4wVH4>h/2M%NGQ)0SDQ:5e^+Z1/xyF4w+a8w%ZU6lUWxx*i[O$zG;^[qC*UqhY.w2",
-    "N&]zVP7el&)iDma#S#x9y^AkxnpF.ZN*=*dnpFtknF]cG76Xb^46D[j4y-cFi,S@SAePS,4+!*[3k%^+X%5rL3J(#XQw8H:3dzq#4-]905eKIp4xR!7ty&s0u:^H[LJP;O95.L#88HA0iUtI]jt_MX",
-    "A2l@KQU-X$Ko1]!2m>vB1<yfN3bkJi=>dF^&j:FXFfyJF0Q;mMI06tK88V&<6)TGf4-RUu5f22t;-0OAG<uS2Au+E82.FQ>4$KPyl@RXk&^k0+0uKh$gbNrl030#=05^g5o(:,cIM$004&BNT0.=3V",
-    "4:h6/1+TIK4-]D30sA5k2&v#n3G2-l4+GQ!9_v=C4ggmII05%w00.8UjSdB$0S/-61o>hv27#0,4!x%u2I2t,j<cFtkewC+As+/fj^9d/Gyn;g)&T=kzil4[HqB!V)4WC:WH8TT1IkMuGB_vk2)XW1",
-    "4X7Xj*aHahgk:KCFtrXJDm4HHkMjx%lmQ8x&s+_DwGISj4<J_rE=KeH0xt(KH=:euF*Do&3-JjS-0>MR4hF6i2G,9UFE%hY$qogmpK1:q:KO:S@a/%P3jx$62%<4Z4+HoJFB&*7$qoR64g<#;5Fa5h",
-    "$qp]SIXC4T4@bX84.gnE2$@H;4TuZ<(Gd:_#,]Gaz6BozG_5m+H#GnY)rAWHI1dus4le:SF!_%1WA6;xAuBWh2bb1A4&CKf0/p3jpW^EB1Lp!C8!+z.1Iz0W1MG$m00.8nj_x[.@@tec/3WQm<DT&j",
-    "W)9;rR])k2F9b3*f)53,wmlC7f)4:24x,f-1*oJE4+x,:5g#ZwlN^FZ,VOxJ.vR^tkG*3L4$rR(0I*_aDc%kjGT]u+lmQ96+.Xrw,VOw14:Xe.4xR!mGdar+2:dn*$pITV#dj]UF*C_!2LIMv1Dg#W",
-    "IXRRa1Hu=(8nXik@qn/Uy9)xE76=^>D,Q$I2rnBoILi(+H90Ie0uUb;ILi(MumKOR0hApAof-1dz06@0HJ/$T12r<K0v@o3xDF:ZGXM+q;G=wy4,:c!FPZ<[Ig^j-&,6PDhAsh/6b^u<v.m/[93LAv",
-    "r49pxpc(=_p$Gs74+oMC1)l*9qx%sD!^t*d>LC;N0[ycS216eNH.Ato&ap5L1d.K^%jg#l=Z!NzvA>^z(ybE&d:;!:lpP-2FaQXcwhIpWcLL)y3eC,U4uc2)sBRA@whjlBcL]gM3AT$w4/1(@1Z59M",
-    "lpPMS0v@u4$qp$tIotsV%C#p0oemEN$qojcg%Shr1s=#vlpO/V91kA&2opB]4a=Gy@dSF2m=^[z>y[i:Gd9T%G&46WI06tKAvVblFTepZIg^j-:EAyMhztVp7!B^*J@Rur9]bVn4kj^(01VTneE:KQ",
-    "6Wk6jumLkQlpPc=+7^JfF#<n]2-Yu94+HxjFB:v8;+yde#2EwDsRsZE4-z#n1c8JL9WefK2hz.y0q7$S0jQ!f3H1RF0O=f93e$uI9]bpp4/gn]00WQ-1M[E_9yMA7<)!;MlpO<rLJu.D4hZw[N)4P.",
-    "0;HZ:2hWK.1;WQ$E8Y$kGq>X.lmQ8Yggy<=,VOw14:gn:4xR!Z2Q$kKDKt090W35zp!yOY1vSeK2b,5X1ktepA3igb9UmSv)CeOqGXNen00hy24,+zu1@h+&2rnBkG]LV&F*PhW0uUb]G]LVzumLnR",
-    "lpP_9INTBr(F+qb03$g#[Q;gIksu!hFvds,p[#uX4GXvq9^Y0aNCcVz51Ij#9SG=+KOHyJ0tMXeM,w!KDjx$g)B+D1$VdeFpKAk=x)%Tl4+xSD2B6n94$=!CvF9ZO&D/*0s-4Xo-sGB8Ikrdym4*Qi",
-    "1,D2Jv8!POy6@mvxJWKHFaQI)7!P^t9WOOAG5[1c<dXRrNCfY-5(t--Jr4ujNFOCL00jLc4zL9iH2<Pg01qhLNCagMNR%B8u:v0lHOUSdGTZ;iG_.=SF9.d.$qohN)/&eS3Lic,lpP,$HStIZxY@R2",
-    "%nJd5dkCV*D,Qzr2rnBjIq=sU#,b$zI06t49Pvm5umKOl0hAphHZ.S;4u^i[gp=1H>TNJv0y&Ta9]bssNhdHk02;r<jsgHU4,;!DFR%eNH.TR&+$0Q!T;C1U69wptX#ngs4+G^[4-z.BA^^^r1N>uX",
-    "00.8olpO<AlspdV>+$sB-#LI2hdT]bNeJ^-F9I>$s!0d+nidZRs!1z1IRFzj#vKEyNiH^s00Z(E4/9u!4@$vD1Fv2UhKwWx,I6=Cq_&Q31KtiFDm4HHkADf20SMi$L/Py2Nd#pNG;X0.o&qliGB;W(",
-    "DKIn10R!gYC.jCj2/hn.j,gf)Gm8ozJ_xydFC8_D00hCw7Y:VH1=<C=1js/j12fbJ9_(FGNC2eWM+7(m5Dy&lNCdC^53K/]9SFDUKMv6g0s0CE@G>nZ0x]spF9kL.xDF:aH2;*#*b4.74-0@;FPZ=3",
-    "Gn5;&oU^a,urUS6sBaTE)B+y=Hvk>SFr=Lyz;%mHwu4Ck2oDI74h65)3oa^-k@4v.)d2&caSggi2-u/R1v4]cNCcJnJr4%DNGmxo00h9(Cj+@jE-%v)1G=XxdXyaxH>9slrz-N#$+]rV@Qs)Z12VP>",
-    "4/3J84+*[S3kaUxD,S5%NCagMN0c27u:v0lH1S9]GdMBa0UR_)NFNC_00Y<!17JTsGc!4q9UmS!<kj*1N*+1P3j_e93IzW>9]JY@2p/0X<kjvKp$!B$0uT/(<klSj0XZ]29R-;rKnsWr2db>-6gIt_",
-    "10Mr3kOLnDGTaUa@KJ-94GY[39_3l%NiVMfIXRRaG&3+UfF%v*0s*Wm2+i4i4+HxjFB:yB;+z0*>yPjkpauX44-qvm1hN4wH8iQ40SC6tMg+RfAPuTX3H1RV1vRQk1-C-w4+hP2959K:0Tegdy8#2w",
-    "bT0)kGthJoDb;_$4@tvE6f;OR4wRxw0/p:&@pZWz0y8&/Ne;HgIt1u14xt4TGXN7ac<HRvNd#pNHI=L;o&p_SG0hGsH95%v8#eVw4C()O3y/l@nX:<[rUxH6F>s+yVh.bjNC.(lJr2DK6EOfII54#X",
-    "4+GW+9_d(ANCU0%O9VIq5Dy&nNCdC^52yi>9SoQ!9x:Ak1fH@o1<Fou9]JZ00v@o1x()^>.PQK13%U*-4l;3M1eyU4ngNy>2Z+u>48=h&2Z,Wv6FKT19]Ji6FB:s7rw$<9H_-_95Gx1]2b2y3p8+m5",
-    "F#V(f2Zzu=1e<(94ZTPS-[hK6H<!#)&#nU:1_,)sD/[(v1::Xv1C.Uh1u,,LAA32O9WOF5HUI[w+&m1^=(6$yfea3-fea404j(Er04=_&hX<lnc<s4N4/CeE1Z59MnH:(X0v@u6%nm6tH[1aiH^*&a",
-    "+A.Fa%nlSX.edQnp9&v2GnpL%Vh.Yo2nqj,3/Yo/1df.U1cX8#12Fpt9_&>CNC3=nNd!0o5Dy#nNCmI_55fVN9V9a[*Del/3;nl#kOLDq01l^j0lc]74+M!xGch;i00JipiAexB4,;,GFRcMHF>]3*",
-    "=_g*M*)as3@zr]kt_;(DGv<*i4xC8_[Q;s.>yQs]ED#SH.dFddrJp>;Ho:m^1ghL82E(m24(WkD2/)Ol1vD>QNd$)83J(Y8kpUbs/#c:gr:>A7:5%_+2QupDG7l)49S:sR4h5K(3/atOsz3-/>-;Qk",
-    "j!7RSF#rR39yFo>1nOxMH+c=zj!6V%4:g([4xR!H@$z^b6bi@!7dQJz1J=YV2+j<!/%OeSH-xJ)J_f&h4-,^Q7YB<]J@R[*0-<L&/jtmD1J;*28aVq%5HXg)2Lw0*5Fa5j&JG[00W]E90SMH$M,J2r",
-    "1;k#A1mR&H0y+HxF9kO;yACHeHvk$p/tuxK4,:l%FP#B2H.^$4G_P81f^IQmsjvnUHt9wm12xnF9_&_L4k9,+00QIi0RRXO2$c:5>2CN,0F^7@29we(1pD]Y4x8x^2-%@S0yHwiNC)icARh,g[GR__",
-    ";vVimn%pD/fx^NP1v56zi2<IK;_wrj@FRgB/]_B=nMVz]4g^,bKm<wK0]^Ud0SCgE0S>y/4lXq;vjr0]024U;4/CwK1Z59LnjH;Y0v@i2[73>-HwoMU2)v3J1J=hY2+R%ywdo5JGoK0[J_x=jFC8=B",
-    "00i>^4!:Xmt2zkyiB/B,@v<NyHvC8ei-MyUI06t49Q-TGumKOl0h%2YHkdjMiwpv*ItjMkd/CPU11]+NG_W&.H8lVWk)s9xI1dxw4j,)nHt&%E3DT;#4c##Ut2znq@e>dX/K:!aF!Bx^H8KDKs=J6x",
-    "2oD:Y9R#k80v$Nn!vO@c/K%(_y+[t3/5+^60WSqKG@2]u@<VS^1_r8bEHpI$6F1T.1BDMS1vEDR4>NY%0UtFm05mf-H-p]F-SK;oS>!xRX%7RM9Um$&02VfsNeGky3Gv+l4/9vL1Z59CnjHn@f;=GU",
-    "Ne7Kr88OKLEI2uYuM,_#GtLeKpnxh9Ii3w4J_=5lFC8_900iV(44z-I[*PB9HaN8d4+GZ,FB:yB&JHv)IV;B/5Dy!HNd=8s53m869TYe0MGn*p6F2^PH#Eai9]JS^0tfC$3+DnCGrJB8]NS5UI1dxM",
-    "4j,KXH^a7I1*1;MIJq$bfISG%pd$]h;jJ83GB_IX6Eo!k1oGr.9y0Qg0S&<YE-ux-%:f7fiYEi!:j4i0<Wm7qIE4uh0;9^RyWkfe2QbP/D:XI%6fv8zDFn+%E-Tp+1H%[(dz:8_GC1!<3C>9.4(_>+",
-    "(*g-w*#RE]G<Km]C%X.02I9L619/lO01qzjNFPZ!>mKe(u:v0lG0qMtG&$S:965qX9].<B1MFc0kpnM2H!++YA09Y<Nd)[>4#![uhe8POf.+Gl[Rl4@F*eQ)G%+>UI06t4B7#XD!2vk-kpT#.-dl-:",
-    "3->5x3ICH29]JXz10Mx2-SL9l*%JT>3*inQ6fu/aFR%eQHJlw3Ig6YH4c[:Wr9cL.giS94H86u9FB:p6=bP_v;hFIOzgPeW4-!2v6gj!Q3Jvqu0SM5P5CXnB4*_PscM10a9]AbMNeJ@N9uEh,Ni8,v",
-    "hz^Au00O:A4+*#2We,06kpUkEIiDRL1TX*^894w6oTm=Dndbon.XR&zH:;B;1DZ)6D/+[SIRFTh0SWEA3/b^vNgpdY[gD9[IRFlx0v@u6(GDpxH=_72ffNhTrbrJ6h)D#kKn2p_0S=O+NgpIQp&bHa",
-    "4-$PF2bYys4y#^hGyn>NhJ6m)2rnBrIoR>I0JO-p1ULc=4.U(3FBvp2]B(R;8o:<9SU95[Bs4JgMGo5w1;@Lz6FC0<9]AW39]bu0NGCWr02Mfs*C7QS4,WW91)2dL12onG4-ruzA3Zpw9RN@VUJTd*",
-    "Br!ANK<Qjg1O5yI-(,A#12Qw%0uLMMNEA4@/0F6-sy+#Zvl9-4j1C8;fo1=XuO],#iRpS3GtBu(1eWSz4C9p.1MNEx0[Vmp149oT[DcP)D=U(L4+[F^K<SA&/r[qaq!J$kH[A=YuV4/iwC4c]$+Zas",
-    "spJVSBsMeKr2+w>/m,xZ,sS,dk<5%/G>aQl9]JL%jR*i44,T#70S:C%2Ln>O4!q;D4/T5$5)8Gd2oELcqXI7>HZsft3%9ftBQ!bq0S=a[jR*i84,e1+4w[w,9]$pzjR*i94,n^B3$x#Z0TMXn;,T$C",
-    "8#<=iFaQpvi)kMaIJNHz2pAJB&%!hzH#r-x-<bxgD(eF;I5[$t0uLX(1@[-=A2cxlBQ,Dp9]bZ1A15*ZA0RT+10y&$y8[Z/=H:uyg=fKDHH@xV/AjG=D_JOUID/#lCF7w2FElnV>68I+kOUtIF!lx;",
-    "A^]0S3NZj5Au*x<6E*,GHUJhe01AxYCkD^kQw*kK1-T+12I7Qa4+WEj1Rn)7[i+lX1BTf;2FdjS49:YQ6Ev^!Jqq5aYYz(glz-&eIpEC*6*/MNAr5c[;)3s61UKd00xt+OHie,]2=bVJ00h4s7&HJ1",
-    "hw4QHnu/,y!]6[C4UF]g2mg:*4+8p:fB>E#xEBuxx!VF0Ie<+a1oH6*3,yK*3d[,vl:IdW=[i+WH>PQoA1O4+2P85!&fFUxAT=V>5)(F;:-WG&InoLeHUKXIFf#xE84n/R3ItRS7:=MjU=b8uBQZG6",
-    "0v]Ovn+g*+@T,9I)3pi!9S.R!3NHyTG5[YUFue=EGXN>yI_fx)030!q5g#8g01+>&Cpa;zFDx,QiVhPrlmZ>gFs^Xq6EO1wA2m0<1>Fc;F9SC<g=vmV84n/A1>V;OAl3r[<cRS+2n+EICN((#6gZ25",
-    "0v[]eiUS@bFq9D>GBV<!0S@3#1[5_40uKk#lL,JF4.Pym9].;[+)e,.4.V!j6F2^IH_.$l00r+14,LQ&2J6Qc3c(Ns&nW<n@+5%+zYqYxPX=u25DA7N2(gzKF9tF!+7Jc1&jud>IouF0H8(H,4++H(",
-    "BsVwYB;7nD6AZKr0/eo84&D$9&Z7hha]o:z2--#J2cNe,3mY:wGd8Xi9]tv:5eBa80TL]F+6)f]nh=lN1PFw]Xaa%n2oEck5h67.052ajHrO8ovHbxbG&R).BQ@Yv9]bS_A15#X9_Ur]5g%eRrXmE8",
-    "#sVKTG<J;&HvlgNI5+;R9S.R#3NHybIRGCbIKT^PH2=C$I_fx+00O<+2N<q8GL[h@H!^bzH#Mgs4/ku6BR4jb0v[hY=8*t#01q]hC.Mlae*_7u2oCQ94.Y6#1XK;p)&mnU02;v#4JI<*00qC;2p/pp",
-    "iUS@bGL[h]GdBPaHK8dZH!!mT4+o(s038n=@UW2gH2<zWH2<PZ02;r*11B:%02DOu3/a*K5fn4mAs+@gmJu%(HaP$T/,h5CHZhhF2%U%+4+oI#R_9kCsTdCimJuIQIRF+g03QN403R.m00o9P9x#::",
-    "0A:mG/L@/AmJum7GXO6LHZuSoFaRGcG=@:cG%%JC4.E/56f_;N4:kTQ1k%6/9]JdwoCp9J4.OYF1XK;fmJuIeG=@:NGyo4Z$1DV]4j%>M-hP8m9S.R#3NHyaHUJ+XH=2/7s-vhA2pc-Y6E*+:pDPC$",
-    "A09N85fV1z3MV!.mJuH-G=@:7iV!a!H#EL81FRx1H8eTF1@[=@9]bc2A15-aA0ac/0_0d.8#D3=CNehw6gG*sRv#/diUS@bG;o!0H8TAA0S@6$1@[_]9].u4A0jaT9]]%6A0aXT6EXlCGNc0+GXNeo",
-    ";+gx:5d<YD0=Otn4+xeK9_UtIA_!Gq9]Ac56EXll1_e/)024F,9]bW0FH$%,046pv051YDGM5n>FgO4cGyoMb012@Y3BJ[G4+obKDK[]y4EdlG4w5$l&gdWv<d>O:vJo#UD/<JU1mdRxA0#vI;h*hx",
-    "4:Iox1<]8x12(C^3IG@oAnpnTR1b=+:O/#^0uM8,5i:M4Irjk%2cX3Y038n<vI-K/HZuSpAvV;x0;EJ*00.j9851^F0*ovN86O<ttPvqKHvlg-H96<,BQ@LT0uLYX0]ei$0uM8)5e2v(F9kL*y9N&,",
-    "fGGr24.XY76Ey%EHH8i*F)-uiGBM_xFC-ZK00V:rA2T<g1>bxv2p.VGwkaPXH2<z9H2<zVH2;$0g/qi;3!wuSFv/7ZHR4qd4!j_1HliON2QsD+FBmm501,F.F9J6/024C+KL#^[GyoGd03QW1054KG",
-    "HvlI!Gyoq0HUJ+lIRF6CHV+HWhXWKg%B*ZJ2sAOK5gIuF894w7&.YqdixCeq/]mzhH_/3ZGXMk52M-r,J>YU[9]JX-:.9oE4.OPC1XK<:0q8=n%:o^ZHk%3q)E=%QG;VNI038n=n+hKaFaQrCybTjE",
-    "030!o5d,in95nb.A0IRT5-OoWI5jcnL;bma/K:!fIOjwI<&gYuk_#&mA0GuY@zRkFGynut4.OY8BQ!U:0^J>8Cp9;$FEceW/0q.gG&leRqJRPqGx!D+II-pC2[rfz4.fTE9]],8A0adV0@IR100.1D",
-    "0_av:1jN(@4,UB=6gL1L2Q&a57&N3+5-y/a0ys635fd_34+gKuQU_MGTn@7$xEUW(Hj<!1G&TS)0WvTEFEBDN024R:9y0(FGyoGc03Qc404X:(03QfAfL1R)G&bf$1<+u[A0aa4L.7zTA2T!53KKZx",
-    "L<xp^H_->[4.OVE1XK<:0p&yk%:o^ZGMfq$H_9e%2iKGf038n<n+h)pGdBPqA_U@X6EgrSGdmd*G5[PglMx:uFaQGjRWCR+Gvq@gG&Ga_A0IXH0]cZZA2cz)1@[[[9]bf3A15:bA0RZ.0]KAKApi&q",
-    "<C>F;zd.iEG&SQyFC-WD00gEY4:X!7BRMd#0uKk8DF7W0BKQU$3Nrv7Av2/@6F2^IH_.$l00a0[9^YOCA[03Q9]tx79_d+ERT4P:9]Ji66Ey%21((o82-#:S9]bg%5ie3PH2=0wH_/34GyoqjF#rIY",
-    "5DyEX!3[GuG&YkF4+!_H8aV(T2sr:RJ_KGuL=CxvHj<z#CF4XtG%>+V>$(7S,wO@^fX)d384n/T3ItRSj[)LD1K,-M4:X$!1M;&g2:Q(l038n<n+h)pGBf^mA_L/W6Ey%UH9Hv,Gyn]uRUaQS01@6*",
-    "FE^$b-Y1WO/K:EOjSdCstsNgUH<=lGHvk>6F#sPYF#sPSG1UVTF#sDe<C>F:yg<HBGdJKwFDWxJ007nB0uMC!1>P@m9].v<DIX#+03Ql603RVT00P5>3-+lVqXQ:3IRFIrrUM<jFpOsuFsLFA2/@SV",
-    "7cu^OF)*d6MIQq&@Ben@XAcFMib<Er-TRtUHJ1<DQ!+FF7cc,H0yqF4FfsrH@c)M*014PL2*8;i4+Q#E0@UR_@&9rC4+xnN9xwneEHN:yA>T>PB@+T>HuEqPGK!4;4:bN&BsDSD2Ok77,3kvP[DJ@l",
-    "R1X,!Gaq0wup$QJm_bC7Gk[hkH8T7G9].t03Lhab051tKF#r!D$ASR<gNg.K2pc-Y6E*,0fL0$LG5@@X02nd/FDx,Kvmz5Rs39*PFgf)D0+;qHE!ac[=#c.!jR6k<=e7)8FaQKp4.XnC6EgrCGye<2",
-    "G@K+(GTrqbA1pPD0^mvFRueI%[sIp*,9!NK4Fk0T4+*d,A0jXS9]]x4A0aRR0[>1U00.1G0_a#<6*l(>4,TafBr,AUQV$5F5g!-a03$Il01pF*RueY:KL$B0H_.ql03QW5r4cVuGcy1eGKf]m0y6+F",
-    "Ffucx5d;<.9yS03&CCr1zoi8q2sxz<Dlstt3zo7H3g8MJGNln8EH^O)BQ!Lm5g#8hu^lQMA@dg85fe40y#yZxHj9G+A15[d9_3qK0<DHyVZI>1HvkVZpb,GnI0E;r4++tN0UshZ03QlA03RYY00Qrj",
-    "7yt+xI_fx/01We0A0IIQ5,]W6F#s.tH#m]G6EKtl4.F+f6F9yiFElVYzXlUE03QW403Rnc03RVW)dLeX02;*,4JR@(0248-Fb=!gA]E6%>EjS]GKK:mG&uMM6E=<K2[Qm6A_OIV3N!#8Av6FJGyoek",
-    "qXP)RY6a,:9v/<gz9JMep&t(j@Bg6&F*BJF5-y/ZF*g7Q&E,!o128PvqAm!5/M*0WH./MHQZzCECowbt9]AT2A22ik1p8GUHvj_Tkr4y;RWAuOF>[q;IRFm@[Z$>TF#sPdIK3hSmAHBzA28YqBRMeu",
-    "A2T,q1nl!m4+M=b0RR_fCfW)g7&!E+0Uu#Gx*@,g,Gc)UFyAZ![T2fG0S=e&f&l-:4.Vrn4+YeM0RvPIBE$>7F#sGfnGpl[EF3WXRUaQP01>]&7%:1JEIGF#1kDyNA2:7e0_0j:A2c.-1@[*<9]bZ1",
-    "A15*Z4.VCvBQQ6,0^TCD7cl<7F=K_YEVLpYBryF]BRMyQ10OUr>y!X-03Qi303RYS03Ql503RVSqXQE*030:]7cl<7Fz8]r53(W<H2<C;]5Yy,Fg2MG1JD94FfxHw2cP=D0q*<34+feM6EOfE1vmgN",
-    "QZ+FE7chcW9]JT1A22nV5e4.y5e^LW6FC4AGyoq6GXN;wHvk>9GK5wcFaQLGI1eneA]o*^n,LEnh%qBDHrEFqGc(,=1pd%.4+NBh0RR_fCfy1j88;Bf0Uu&8nr9.0IL@tfGcu+M6En9C4+z]X0RSBj",
-    "A*Kp12[$qTA0ju&4HGi^D:FM86EXlCF@f]*8-Dj2fX>Y&f_)_AEHF5h4ihw$0v[hR=aB(zxgrlV>$UPRxeOl#HuxwXCpG[dAU2J4BsV$Kf-J0=Rwpz$02MH%kq#d$FpC2pBrw%86fwIZA2cxh1@[:3",
-    "0uKqZDIX#:03Qf80015jA*BNoH_.>t02eg;6EXlF5H=LZ0R+1u4+oA@FBUdA00W8BJ>MPC1P,DR1,mo/.(5hh2BHxYG5[Y1IRGzFHZTA-HaR!]4+D@>A1=il6f*!FIRGOvFrpC;HUJ+8H2=9zH2<z6",
-    "Gm^.7KQ/iy@a^b_Qa:g#HaYr40FQ>Q4:aEj6FC4M1uy=_ColjXkO46HL.7$P4:aK[6Eyn)4+z+T0RSBjA*Kp12[kzYA0jo&4HGp0D:XYA6Epw.jVuQl4.46R0PHRT>=/EQIQT:^H#s(y0v[na>(TKr",
-    "0^nKTDI+v8i_$b;fhiv$H2;%u4.XkB6EOfAG5rk]IMG2rGB!Ck>e21b1P:;oL.7[S0^nL(1@[*<9].%7A0jjW9]]/9A0agW6EFZ9Fr</0H#q.Vn=qqWH=d;oH_/39IHD0B6*!w#37Mix4+5K30Tu$c",
-    "sTdChp56rqj,Op01_8%#A5%F17cc,11DsYLEH;lL[*EawGBBbM6EOf2H_.d@oK>h$000mV2%,<QoK=*lI1ekL5hFM,01qJ34kI%*03S3p,wF_q051eIHvkVJo@V4dR1X,U5g%eR#3CazIL@tPH0mr9",
-    "HIpR]2.L(U038n<rV1]!G&TSaA;Jbt1MtLZ00.j9851<D0+uWX86O<rq7ehL/N%b1npQ6:GdPzH6gam9A0IUI10ysr01q=WDHJuK0^lg,DF7J[C&LC09jkQ,->5aVGyM%FHa7qjIH[8XA1pA70^myc",
-    "RwOhsh</7!H2ek/GXNh6F#sPTF#sP5G5[YTG5@^Y030%.0_a#<1+vjs4,dp5Bsn(wQV$5C5f2%dRueS.9y9.4!^k*a&_Oh2k;b!MG</n71u+0GQa3mN7dV+#9]JW2A22wg5fd_36)=w=*/GsSp$,oT",
-    "nN^M$03Qc6007zn4x$ksEHuO,A_rMtA0RjY6g2/JG%;/>1J+Cr1g(Ps02vP=,wGcYGmNYOA7VAcA@_;MA2cwg3ImfR4+!:x0RSBjA*Kp12[SVQ4.Yt_0Rxe>bN_n&I_fx/00NdQ2N<q8Hlh&&m(g..",
-    "H/R^hvtJJ=mktv!l:!eT=aBILA]Et3hba=@i_%17FvA89A%@ghR1YE70_0j:8#Vn6Cp9qu6fuhf4/ltYFC-fM024I-A2c];DFuPa91jV/DIX#,03Ql603RSS00XtjbN_nor2@i.#^p(tIH-Zh4,Uj4",
-    "G%>(Ugi[X(q7g3[H!^bOp-jLOH2;-R:k]N<ltvE*q7f4[03QW1054KFHvlI$Gyo3+qE-U,IRFLy-5HsIq7f1=00qv1R38a3q7fT803QcA051SHGyoqgHpC($G&rIW4.Vqe0TVXY2M-o%Ee5ame,8w>",
-    "g8/[-4.>FV9_v=DtN[-V#3B.m053E+Hl>*#+#e4Jg<XYA9S.U/3LgqE01qO]4HGc[95JF11A[FqHaVgZFCI2H03tRy02na.FDy1Vmktv$/mH,fIP;P^H!uJnG&REp6FH0l4+V!QA0aUS1XK;o*8:8z",
-    "(g6Sn3-hizGc=DdGr/$qEW[!&BsMqz6E=<KG&sO16gRX29].,51@i=<DIW;k03RSR00a8gY5)ifr2@i+01D&/0owxu:/X%^r_xkyGBm*v6f)x;4+hCrFBmH<zYzrApl2R7$5sZ]fiMEWfJ6<lzY!BQ",
-    "03QW2054KGHUJkk$5tIS00OR44/^$G6F2^KGXN7b024F,4++Os8#VwMHUJ9N&JqB01M!*!4+5c(1p&AQ4+h<zRu2Z][RRW:nkf!60M)w!4-[b/A9XgRlmaF,ImT2U1Tn%;4/0sZ4,.>N2bBi^pWFx!",
-    "G]$fgA0[)plmag@H96q]1hZ2g1vUU5CpG[d9yZ]uCo;brA1=ZiA0-%ZlL9X>H8tS=6EpxH1u+00CoupYA29$IGXNhiH2<zaH,;h^FEuqW-Q^9SHPc51bpeE/3l^ou0v[;j00WjCA0IgMX%j4ryaW$4",
-    ".pKr7OAiCa1ppZjC*/YUAjSn3IRGCnIRGypG&8hY1L6V;HtG!*H.::U-sO8^4/4CL4.W]]C=$9j4G$_r4G$gOA@aTG1P;aw4HP)nI^Zit0uLd[1q4(NA;E<ZG5[YiGXO6jH#nRv1Lpz[Huen!m=2Rq",
-    "&IJG&4/1EB4.XJ4C=tC(A2BuO0v[kX-T[h/i/hD^HZYeo4+ZA^A15&YA0aUS7&ZVOF*g7YAIKpEhrL7^H8.x11o0-i1I@5i84o9uD,R-h1sF2@A22xpFCI2I03$Ln/K:!!GXNiJGWsnJ/K/>h86Pk*",
-    "gANY;&KeIEnx>OGH96,37c-[q4(9:<84o9(Di0s;8yPm@0uL]r8y>Dw03$Lr-[qQwH2<Pd03QW003RnY01qL@1t:N%01q+$4Idyiu;Q14/K:El[]zEFEC:$-$=[/MFaRGQFaQ@f03R+l052amFaQJl",
-    "4Iefz024Nk0uKYq1ppZjC*uMSA.6]AHRS:yF*(Ww4.NnG0R-8T0uMI(4I(!zxE2n]1q0tJ4.X701XK;p/K/z-2oD49EH4E$G]2NC4+iG%1rG$BEdrt384I3I7%.e81@6@c6c6;R9]+.w49GPD:P9Oy",
-    "FvL6)H2+Nlq]Xfp83*pm90@MmCI=^OCJ0OsD@EgR3@qu]!yXwjNfj_^DKR=c#R3D0+Cm0i2an1k1ILON1[WU:HC>ox6Emj)95VnP9Wnp]&Bg/=rvVZ.02(-^FCH=6ULH6A1h^+4D:E<(4.5V$F99.!",
-    "UJ=3=8#4eO9y9.S0Wts*H2<nm03RMU03QJ_01@I.8#e$S9ykCE)&mHIgn0=HFC#QC[RAsAIRGCXGN%DA05mZG1+$P03#S1eBsBmWH2<zTGyop_HUJVi01M6nFCH_8UI(NG21f#.1^il&UJn.f1>gsn",
-    "4+Gx283NF-1@3%!4+tp>1(T_Z4+F-z0iYNRfuRNwHvPax7A&XBHx7rc1>b1D4TirI5jOxAH8uyeH_[aGe->$Gzr>I@4LPxcbPpWN5etN,3KKYwS04Z]>]HflG5@+_CLaJX6ARVQ5CoLY5EwD7@wt8x",
-    "9]AD]2gyPLuE-C]@^s/=zw[ap89xK<Wel6/Sp%%v0Uj>z2Bkm@5kn9w&jAkzhyfoHGXNh4GXO6WH!(vW2sHo;6ovsG2sZ#96Ey%I2sr:B5-p)Z2s1GN9^>u44+zf!FBCX2*8;vHFf[,l6gA5M9]$&x",
-    "0Us4K03Qf603Q/J03QfB01p$(0WLH#00fUi6f*VO3luX$4C<L8wlD@q4.zB00u5UdIDRKNI9v][fdLN%y151e.Khbe(*hbY!-4D^uD%Bk2^Bby03Qo903Q)F03QoB03Q)H03QoD03Q%I051wNFaR$R",
-    "GcW)j3o,y75i$TD3p4-92[ix[FaRG5HUJL<kODI<IXM6i3)BKH5Hv7E3H[e)3HI+g6EXlCGR&n30).frDguDc1qb)i1rGs<ya=87O$G3b6%D5W1U&;U0S:#qG!FRO3:G/*&IJzy=9K!Q3BDZwLk]#V",
-    "6*vGHG;ya+mnH(dg)a[Ujf>.f1ojgz2Qx660TVa;9^qVH6*d4GIH6J>Ff7*y1vL(mTpBPl0[Su!2rwEl03QuB02(v=9^PAD8a4nQ4LAS>=8qgmGB7YN1_M::10M%4j]CGljsp)6kOdbr04g#&,ed!h",
-    "0^lzG0UrZ2006iL4+ozC5-g!Y5HmOc7B:JIHUJYi03Qf201EB@9^P1A8#D3SF$Id2R_RwU*98Pk4+JtNF)Y)KE([(LGBpfO2FJlc1ThL[1i7(x4Nn3!3[M8D!a)Qv3TFhrl5Pzi0yPXz29Lu*4KWuu",
-    "&-cDe9s)HCPX>bDK<Bk%H>!nNya56/3[M8v#6b,)7dFrV4!i*ZH4IM%yTw5bF&8z=0S:$Y0yPXz2A[<34KWuq&-cI=HBTBd00J5g+5[gDGfxpU01p(N0SN5<58;x!0T(s=2D-2a4KWxno&gV1PZ2l(",
-    "4-1YI2%!lNJWmhA0/xnYjifUK*^7N)*9r/<4,IA,G1dwRoj3%8sXPrd3498-VlUwVGc.f3F*bPt%+f#)2YDX:GXMgX2<81,3eW<rc=xzI0UsPRc=<w^00PG10UsMVc<Qn70uM6v0UsPT<&O+/HFggT",
-    "pjru)wG0K#sw)Z57X*cm910WxrzH&&E,Ntr9[<8Z4,!ld5yzt#1jUaP37Z)N$,qAYznlRKAq5!]Hidu_F90zxL:V[tAT4!bs_8Ug8xu2G6Ey$.APQL%G$S7cGMxbi<7E0lUk.)L1vv]YAq0ip4Gz))",
-    "Bse&E4+r%D9^O[k1[)50A_rYx0Uru@1M_qO2RHBnFDW)R>5l.&rJoBA0M7y$F(V8i02vP]=#KzydJ7,@$#54pBMy2184oJ,0Urf1R_a#Q1DOm8n*kpwH1q)jqL:H><&N!D10f#/IC:u.F!TWjq7fQ6",
-    "Hwu8Rhyfo2IMfy&12[SsG1eUpIu.goAPzbfHoglEIu.vP0S,D9G@AoQIs^@iYYzfC5,^YXGdc(z2hGj>4mtwb0tcc34yO.w12sApIK&VRIu.#R0S,DAHpCGQIs<LbE)F=cv$>@>12-Jzm-o:V4/0@i",
-    "4^^3b4Y,jS4+o:o9]>Yh4C;v=A^^oBrw9g%1P/rwB[nSi1rG+9+fx%T.;wwE0H4Sg0PgZc9^PC%<k0]fypsz9i1,c.0)wm$T@<8=HaIvFH2<Sf03QG/kbnjT/7us41Dt[y5-v+F1G5Sb2.ibfEjcVN",
-    "95IXm0+v1j2nB^p1@NHTOcOTKIRoyx4,W[i0Rhql4+E2g8U(GFKmi6139bPpI4mv:t=ot.R]AQa7Y>rj0TVO-5jZ3d2d)7Fo4bDx1FiuPGynpnD,Q[,0VOvqE)I$T0j2:22pTr70Sv5$0TD4I4+pLR",
-    "6E*(O4G#ma0Rkff!1fFe39tbrHY>g:1n2>.2p.DAumKY]01,4K4+yXU1K<)U4zK]QrjrT,<em&gFt7n7H7qX/1iS(S2plx90Rq!=1EdE7q3A&m2#y2+WDf(Yi5ez0IQR%32[x>)B[VE94+Odb1PC7k",
-    "Gp+#xng]2knhg&Kt=olC9]JV50TwpA2p.VDt=p)7EG@bN0RrL%0SE,aOb#RyG5[1Y01pDV92hpiT;=rd0R*nl4,5UpBOWxm933(M9xDJMD:DENCJzlv9^zXW90T/A4AxBmmJ.T2AON!E4O/ugI59AV",
-    "(JmhiH.aWB3&$NIGBArt3zEZ1ABq7p(H-w(KLO[Z8ZQJjMx8$hfR[c14GV/*GdM6TCJvS21qZY^4p-]OE-2B#QUDeXQV#:yM+(q<2M,Er3dB.rG,<9xF#rpw83O$23j=2!4*>j2GBh**DJ;SC0Uk2]",
-    "02U84*Z_B]j]KzS0UrV_01q*30ALDi9]AD]A2_7rA_7%k9]JQ0A38Ar6E<fZ9]AN0A387q1c(J60W].GIx[(J6Ey%I0y6*_GdKVjIP(QB0y8jb4:Yw11IoEP6FJra9]AZ4A2T,q7&QPMG5@P-4:Q&Q",
-    "88q+(F9I;)Y#%u@m-<s*H_/34Hvk>aH2;$[2/bQ!0EQ>QIo1ysGynteus[.r-tdIhY6@g/0k>@+N-Nb!HmdwV2*X]+HO$x^Gd49aejYda3-^!uj3NM^5Dwef1>LG!4LlzQIRGCFG5[]JGB5xi12X=v",
-    "(q#bF3l9f89^P5k9]tl39]bi46E*,32s]GJHUJYe03Qc203QW60249*4+yLR9]br71iS]i2&4la1UUdBGB@XB37iBU1u#7mHUJ+8Hvk>EF[T3>2su3-1u^XQGXNh5HUJ+CGXO6LGcf/k1vCHz;E)VN",
-    "H9a2%HF=Z<0v@u700ZMN3i^5F;i&h^2m!Di2%3%p1[x3E0yF_CUk;T^8ZrP9HfRhq29(>t0W/S@0%!%CtRW8uXc[yCA0[+395nz7g0M9UoB.CKG!M@L&-b!R1rG+B0U9=^ABq7mGb^MRGzZF!3Jx;M",
-    "i_%.Q5i5$[0syY.1WYtJGBosE0#y],h7T+*W_@qz9]$&)UI7_npF0HA5ex2h7B^@94#ssIF[t/Q2cxA24%:AO7!fg]!WbSmMg+:*0S+1nq:fn*=mPDe4+!*VGBq(ZKLFj70t3Dn1Cg#p4+hHu9]$t-",
-    "T<9@g7dFcR3%(p9GBWuRAF^_B%K]MhHvlgTFgO4o2Q:f.q8ArA%K[AMO$5XhAF/=7%K].$IXM6y3ormL2s1F<2M!z-GR*/D$R[K,GNdXGuK_:h0p5,c3z!7_*O7b/49x,@2sHo:&lv@t@Y#QcE)>HM",
-    "9^lwunguL4GXOseG&nQ:9].%74wnrWIL!hJnk5r5%:o_<0X3QhEj2O#FAOy;%:oYzngtGsrBoO(%:oOPD+HPaAF^_6%:phqFaRG5IRGCCHMngK[xKLd%:oMcECk)US^(K#FgeWv9XJ3l3pO>Z9]./A",
-    "9W;+KHvlRyH,TLQ%:o_<0X6>FH#Pt,3=z3Z9^G3patrUPR0z!i8Z,bCHvk[A0W$zCI5Yq+3pg>XF9.j/;[p6R85lFo0t)=a6gZj%AF^_403JDk4Id0S03QfA01p7X#ajn^8Y(q800Ep]0kw,R53:QA",
-    "5,l.^03Qr8fEphOIhq9:Hvkwp%:oL78Y4L^%:o_;0W>Kg95c,v0g2@,4,Cx$4+xqC4ulmbG&0Qs8ZrO@ngt)T0WknAF)-uy3o$YPF9]U).[/LN<#hQ&&H<^boJb/wESO_vvjLn1Eiy6yFAXv/&jJq#",
-    "odq2:02nyW0vk2^6E=<KvjH=#E-BFy0l60lqCXDbo(Tuh!A2Z2iG=DMdIZ!h0kqo)3jJ*Yqf#%u0WvqS/MDnQaUUl+K;1ULA1yb60Uz4^IP%#J1&<pa4/uO<A1yb60Us;j03S*/!U6),/K_OC00Tk^",
-    "&E)]Hpr,_82Cu_q3pftKs]F7Soak5*IVlXfpaul@x&jXL&0qwzo(2Z.@5zA$*ZfEy4KtnS0]Nb<1@i6I/mReVIW+LA9SW8W1i,gC4,:8Zg8:f<:a+tpEjTv,1La9FGBq^!BQG&EH](;nGBY(c052sp",
-    "HUJ+pH1G5QA_,hyF9.U:052gkHUKXPGdBP)6Eime3Gf30tJGNppxg<&FVW/z4.MDq0Y5r8Gc5b)12Z<]Hi82m2[Qm6Au]9E36a!F03Ht=f&&-a01q(!$pH<>x!VE+=W=_>H8g;)1B3.,2,Nrt038n<",
-    "f&&i-)c6bl9uFXb11K:#03R.k03RPU053W:EYr*bGdVCYuL2(lF<gghA_66T3Nip67BT.=!X*lX1@jZ@*a1HuH8wbe0]c];0UtFsgaZSJ8V;A)qXGaO4.UpD4+*@a0stNlA%+GRG5[YgIRGytH!.zp",
-    "0sy$11@joY0^;a.9].#z4.8_k03Qf60015jA%+GCyWRmGF)<Y)4.PX70S@Nlq60HHIWU6*9].!64.d_Z9]$u503Ht=g98cI:-WGzGlK&!BsDm,+yVf/m.A6uhXxZkks^WYj^IRrG5[Y6G5[YPG5@XH",
-    ",V>Lg10OLp03RPU024O/4:gew6EOfE2[Hg5A_FCU3Nip6Au.3cGc]+*A2BxoA0ILR1jgq94:gew1(WC$4+)VEA0jaT9]$o303Ht=gaa5jj];9$IRGCbG_;$14:>_x0tK2F9].s$4.8_h03Ql503RVS",
-    "04Ovu03R>hlMfFep&/A7f#;ArH8>a]1,,ce4+(];4.eNh9]]x49_:]M0aF;]h64[TqaH6HIWmL-6Ey%IH8cPdIIBMo2$c=n9x=!q4,uH)QV$@D1[pR04:6VxFCa5Hh658f01q[n4.s<$u]f]Ch65iW",
-    "F#sP5G5[YSGKvN%I5hwtFE-/mAUFU7-=+Y%H8z9-1cFEp2bT[39S.Rd11]]UHUJ+XIF^C=HI4^%F*%9@4.WMP0tA8S0S@5,9s[Pq0S=iM(hUF]4.d#G9]]x44,/XX4!17<wSi9w!!ZPb!fg*5o#>Dp",
-    "H4h1&/:Y[<AFu*5pXmW4G%(fDFeoxR835<I0_raXKLV753/bfm/:Y&Z3@q]i@[DsTIWRMy/:Y+@[0-#e7&c!4sqqdEAN%3_0oMx*rvV/xGyonrx-imAF)=nBDlsttFC8&5UM_SLFaQ!W02;y=A09LS",
-    "9]1A]5-XuDH2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@GIRGynGB5xS0oDTp;wuPeGBI8sBQpI2D:pF!A09WS0WSeEGXN4c02;*[4.w@pD:gR(FCI2FrvVQE&H<rM02;y=A09KL1^>0KFkTWf02;y=",
-    "4-!Qg1gHB,4>u$/0RWl<3!do#0N)1:s[x(q0VFUt<ZT=WS_-ER0TVLH*LVuh(*X/59]AZ43Z/aQB[M9N8x5W50S>EM0k7D62topznkx;ro#>ET5i&M5Ll7&=0S=d:0Ur^G03Qf503Q/MLmvk.0520a",
-    "F#sP3HvkV5(E/X@IYS:3H2=ONGcf/k6E=<K2r_d56*./f9]tl3FB3F2hyfo5HUKXbI5Geq2r&Q-6w;A92swxW4,i8S3!Ui!0,O2)0q5WY1Vat!3IxwM4<jNq0WT:qHUI;Ruv$MCH8L/r/:ZOldILls",
-    "3o,y75i]fF3p4-95jFrH3pM_B5jX%J9XOro0S,hD4dLkl9^zM[9^6,79].)86F2^L3p4,=3XlR5H$)#EHl67K4n!XVIGyPM1K#i%00.8Qo#>DwDj!QTo#>ET4ly^006#1,IWYhLLk]#VF9]R#o#>ET",
-    "A2l#B03Qf6<#Fyn/.f>44:>9wKL$8BES:2A1J;),j[/;P0RW)_4,K8=0Y4BiI5Lg[25b(U/:Y<I2oE5g/:abYG&!yY6E:d#9^h49KL.BCES:2A1E_oQ%<3XF0WUN$F#tauHZ(H-KePchG%]b,VV&s#",
-    "KVmjAH_.2:0uN!G/:b0+HZnH/0i=-D&H.h20SZwPEy&;r0g8MAKnoxO83xF$egNAj3nT&dwge9)+UEfQ=H_I00U,%l6E,6s0yLcg0T_Y>[NVv7IX0pM33e1W00Wr-9Wx=j5A<-z1[)1[2*/h52_@s<",
-    "cpnEa01q7S0S.Tol@9>rHOT<JGb01(0uFc&DewUlHFygk0Q6H5IU=qgICvi=IPd@.1UFR<Hy-x<mjMj:5&<1>4/C=f9]Sny10pyvA0G%acrU#OGAzvJ0Y54,HZlMcGq=b_3=O:)/K&2k6Ey%2Z>MWb",
-    "Gc!0di_$b;%-y0I)[]2&Y&A5</K%w##_lL*F9Rz#t=pG/03U2N%-y0ExS%Nn2p.DBt=pG;03TyH%-y0P/mP@<9]JY80TVVPA7e7i/K&790t5&F(LD[a1O<N26%S&^/K&770t5&j12e7x1DXgQZ8ps3",
-    "0Ry&%D+CB10y2yQBR4PrA0-@//K%nr#03LO4>_;G0S=*#4-jqo0Y5Z0GBW<oGc*1[FJCh,x#s_7C2]@w%snp&H8ITR0T(jhwNC&I3$jo%H#jUN4-#$q0SQ$LttA6e4//&p0S--p0PElZ02U8A%-y0!",
-    "Gc>#O0u5_etz,[B%-y0.GBz_-02U8A%-y0VGq:Xb9]APk0S>_602Tqx9]LS30x]#^Iy3+iFaRF[GXM@er0D;<Hf$dPHUJ+wG5@^a03QN303SLr00i=^9]AQ1A3iY5/K(%4H!/VK77sbh/K%%y@UxKb",
-    "Fl,+>In3t)J_B5n000&bIn3t)6f*Dy9]AaRA38YX:j4uuY##zS03R>o%-y0!GcYplaSu;-/K(1)IRF551bz.!sN;]wvKRyV2OkzN%-y0PJRb)!03Qu903RMQ%-y0SGU+D)k#Y]QJRc1,cpn)w%-y0F",
-    "[saSf4+uOT1vUT=HUJ+PGtB1!1mXq*JRcb[%-y0F=aukyA008w/K%oE76UvVA27@40RoE7Isve94+uRE4cY@R8aFY>/K%!T5Cc6Q2si*A4KsQl9W%@50R<XB0J[he2t6MKH2;(W3LlsaHq7S%FAOp.",
-    "053f.F#rMaYzxfi0R-9M53&L0#Q@lcGR)<zFGDgi00FZq4$S8P0F5gTvjNKjEipF$A4D.C/K(%4Ha7qPvM&#>0m^j]FgXAZM$G2[Dl#>gAQUs01rM>U[;@FKG&3_,KSVS$G]cA#4Vf+!GnxetvjP0=",
-    "0WC2(%-y0wMlm<695R]E6Efr]AF^_BnguO2FaR$>G&#)Y0Y3mTH8lVLq(Bd^0nGv(H_/q2H8-%X0X[M[G5@UumjMs60nGv^HZ^k+MK(3e/K(u1G&ukRw/oa00sPki067iK0xv_3GtB1!J_A[m00E]e",
-    "6A!Zi%:perG5[][I5EuU0X[M@GXMd&hJFvT0nGv_IWPbpMLEpp0X[M@FaQCofhiBO0h.ynGdBPqMl-Ok0Xs4;Hvj]80uQqRfbsz;H88aoKSeb#G]cA#Ju)*i00NHkIS-b]nguN_F#sP&GR)<zJ2Epd",
-    "00f)@AF^_404*[w053)[In3t)KLRo@H_:Gi0WvZ,&jKAd051wMH>Yb&1KJT4IHa8]1M2h$4zT9]FTDXXGu,VE0>IQ-EcN06KP<&hHG%-j-Q^>V/K()0HZwH110O9lf&m[bGXNh*G[OP@nF.4oRRXtm",
-    "44viy1/GI<4&.Rr2eY6U10=2;G>#ih9_Lvv/mZxu!Quu2%2*sY=5y[#0;6P66fgh^2-9:X1)>lx3Wk-l2h[Kp4A-vU1:Bbi1dqyp4,<a>0Y3&eD:U)v0R,I,4,fL=0Rfce6b^*c/K&ou01fJuS>g=E",
-    "4F!qk7!NDB<B-$J+y(*pyiN^w$J>%iIWa8q+66Q+GBJ$,4*aeJ1JMu.A=ffc15=(mj/%v5x4Z)%FE+d90WTmpH[^8ZyypQQH8.q_1CatR1T-700uLd-gaidt4.F;M88rY8F#E=:A0RO00tJ)41rIgl",
-    "0uwR,9]bZ1A15*Z4.O0_4;KY90WTyuGXOs>GBPvc0tVCHEH4ExGsp!WCo/#a9y0(SEi(A]2M-=r.=eAvG&BGYIGv#d0kYvN1Cs&]1Ih&e84oAt0uLX@1t:W*03R.o03RkfvBLx^H8M5h0ung<9]bbX",
-    "1s=9e03RVT02(yn!_,8OG0O!XATi3v0]c4P0^nR)4Fra]1Rn)5/:iWS%moBg4.YFS88ZMMFf#xzATu^s6Ey%2HvbI+oC>ZXF#sPYF#sPTG13JWFaR$xIW>14A0[/W!UP[QF<p[jGX1%A4+GEz02vP>",
-    "/K:EQ&-/.oHvk>oHvk>XG5@eE.pCcxHP8hEq6-4dFaRGXFaRGRFaRktGyoqkIRGyoGC2SvI5Fu04:f@u6EXlF1uy=_ColjXA_4bg7%:1ZF*q=l0v[kY00f^r0S@2b4g[W,MjkoQ1p._54.OJ515yti",
-    "&jkX2t[V;K]KtHLATct993MF>h=>.%#fvOI1UWe^.N>ZiG5@,D$=]JhGyo4Vgbp7eF]!B_Hvlg+FgXAMzt[mE1USkCA0[[eA0RjY8Zxg4A1=n@1rH*w2n4]70UtFr.N=[j03QT003RkY01qL@1t_E%",
-    "03R>q01qL8,U9<n.N*&h[S6=CEQvo41j+:-CN^=d6E=<3*suiztOq(UEHL3p9_wA/.N*=cfYMt4HxCh[%:zHI0yjA]00@cNa0:l20olt40_rF$d.PjXATcb3.N*LU3rP.fpUVRQL.5KP1q,VIGBq(Q",
-    "9t:h1AvLSW0]AgC3rQ_;GB&FLEHpQjHwwPYZwq2CA2c%n4e&k+zRhn8;*bnjIRF4N3^Ont&TkB2A0IUU9]AQ19]kh_1P:o#95Db2zR+(B:H[AhHvk.n01Cd*Zwz7]BQuo+D/[+wFCQ=7s[tPYFaQFp",
-    "4gd%YVjm+ms[t!8IRGynFgO4&0x:fH6EFZAFk%lM,US_5FaQFU;g0P<3^O!&,UR_AW)ED.%:xG3F9=#:0[qtn4.)bU0RZY50m%=$U9sc/3y1X=1lG(0KL#_3FaR.&GC3q42Qu:E0R<)d7#[&L*31I_",
-    "KOY7*05&i/H_.2vy#fY80vQht*31Jh4:UAG1Bd^12r:X46EpxH2QvUK6E!hI9]$!79^>bG9]$)99^>hI9]$/B9^+hJF9.U+03Q/M01pVy0xuLcG1mhx2QWAQFB3R0hyfo6HUJ+LGyoq5GypFXH#Ptt",
-    "2sr/@4weHC4c5#96gBJBQzkh%Lk[%@0-TT_4<SA-0Y51.F*E/&HaIene-*ex*31JAL/!Op4.FXd0^ezFAJ)tR4nz+g*31JAL;0h9*31JAL/PX.%mWTY4-R+V0^ezJFaQrH*31JlHa9s$4.6Rc0^ezV",
-    "0W#Li0]btr5CHwu5f2Nu-[iWPI5Rc2-[iVmI5RYc,2nlR(,99VwBrE)LJtmQF9]X%vf^]iA2v8M051$SIM2)jKMy!FF>[4@3NS3N-[h*@0ya3!%mXhCHaGw-4:&T41s5==3aSDHfPe)LA.N7IFAX*_",
-    "06z_nGBTY31!<kg-[gMm0T0a&$-.,*:BR*PF]*+T0qorb4-!!I0Y9>:H8n7N4@Hk00Rgec1P<<V-[gJ<0uN!U-[iV$H8V8-0i=-D.N:SW0R>L[0Sg^k7!x>JfNvc$AU@HKG%Tj$0Wvu<IaUE4304Aj",
-    "4+M.J0]6KhC6UJiAvrib4pk:OG-^U9Fd!cdHFX9X4s[0]2_@p:bsq&X03RqZ:H!1agl@VN0unVJ0;@2u=8+6!GwA=#H!ySo9SL*-$OHmc4wC=NC=>f:F9bF-RTnZJ9W;+iC=b0f0VXyu9ST(g9^fg[",
-    "FTDsfEQ[j,KPNOaGyn(j;M*)mF)/cW-[gpg6EOfEZZV7F0Rx/50ssgP28,hX6*PmKNe=n*$=#0):P,&<i[k+mG;2YT4[g@V0]Vcr5d-Vy12(P!6E,9tV/-=40S<Q@1PC7kHLw8>H_.f4*UAG9yaEpg",
-    "*UAF]uI_o[$i!3+VT.Dd4!Qya2p.D8t=pG.03U2Ki[k+mG<7M#2G@014kQyY03R4Ji[k+e$Ke43=/&RVHpk%s1piAP6Ew/.0R=oTF9.U/hTs7gIjxL7DLF9RO9HpTPXZ(l9E0Ei2U8j^&:jL%4/(oA",
-    "0S-&jjIIF!Xb&^_,T;/s0xmK*X#f/uJ=SAQJ_/QqX#f/uH2L2F2hsr>0XG02GdBPiF/!tFHUJ+#HUJ+1H2<z!H2<z0GyoqzGyop_GXNhyGXNg^G5[YlG5[7h04=_!000#aGvD6.2haf<0Wkm[Gcf/c",
-    "H2<z0HUJ+pHUJki03QJ@03SXuhy*S%IRF3=4/:T*0Rq5X0.WwW4=GkF0RUSI.GunDG.=,FMg!*!5-6G,9_3gq,vJIf9]to49^6,79_m=t,vI,H2m@(g4+lCQ3p8[e2Q_m71T>Ez$>o!2#NPokIWah#",
-    "3lAB:,vI-41>SO24-jGU0Rz+s1-7dpIs+sR1UeEj01pX<1Rn%2I]Tg*4+uLC3&sR58Zk4t,vI,d5CfwK4+uLS3o_[f8a1<v0RzYr1F-AX2s.AHH2<Ma03VkPII!OVKMFZCGOynOKRr1#GOphNDmgLC",
-    "9R&E-0uQnQ-/uzfIW<+-0Y5<HH8QH,0USAsM+5y3AF/=4#[w)gGXO6>G&H8)0X#V[Ii/qL0/(b;53&Kr0xUB%053![Hlp7F0Q(vaq2B:7vjI6U($4@rHZeB.FGV&n;8XBNv<J6$GdIK=53&K21uQW+",
-    "053!@Fr423J_/Qjo8JKd+2]1uvjLO=Ei*CzA4N0f#se!jInpi;H>HMavjH[$E-KLz4<Kn013EZ4G_@hOmIWWQ0W,<29XJ3VMKt2Z13EZ4F@8Ec%K[&:0Wbh9H8ubrMK$2Y13ox7IFsK20QdJx53:Qw",
-    "0xdQ)03Ss*,o=tyI5-(t,vI!S[7VnB0m^j&H^;!5MK]2W11mT./VAkv1rM;T.[2zFHUK]FI5sql,vK=2H#v*n0RW)V5)ZQhlm#9*pBEoRIM&7kJUBNtiQfSNsDyA2vH>F<EHpO&FGVyshTj1kIJkoX",
-    "6EKzqAF/=504+B#stPYgH!#q_13Nf3FwFu2m.2Dh0X8]!0xmHy01eK<0^lb3-VuDu0O8[U4+O5p13$n4Gczy%KPxpfH2=-;H8eAV0UzN4H2:ZKKP<#hGPnaDEi,^v4/%g_A51d-,T;)Tz!3tU+W@*(",
-    "p85$N0WtrmUk2=.AQLkt4Tk$&1BKWD0xSs^7Bj)j2L.A(OCJ$7/,vS&GB=Mq3=xED0yY322@_T%t.6ji66oFmKMOf4H_:EmH8C-(1B$,^4,x6!0Uu#B00W@KEe]7yuLlGEqX8c=G=Cpc1Ka-h4+#CP",
-    "4/*4$HQb5<9].<6t@8p]H,n)C8aTL(1s=ap&(8%P9x/De0RjBp2oE[Hs0RV]oB-y4yBiM&fCDceG&BG&2sAYSFCR2D04X&$03R;j03RSY024I-A2l)n0)PfD2QxSTFCa5G051qLIRGypGdX]*88iSN",
-    "FEs!!ATluk5-p)ZH8eN;5-y/K2r:X4Au.3T2[Qm69Wwv])siv<p5*^#FwxNgKOZwPH_.6t;HLa<lDP&0jtwsdGB$z(FCa2D051qKHvk>XGM;xGDKt2O1]Kjv03RPW03$Uq03S3k03tFnuL2(kFn]Le",
-    "Aus;R2[8a4Au)mm35/8lFEKSSf(9QTF<ggGjNkzuH8z3+0)hq_2r+_YA0aUS9].u4FCj5Cf&&:j03R;j052dhH_.qh03S6n00M:&9]$l2A0aRR9].r3A099O0sDgl34#M3F*N@mAT.CFI+(/.1,7jQ",
-    "KL]H4GJ*piAu.3T2[Qm6Au]9OH2<zmHvk>XG5@^f03S3o00Yvb6CVdThz_CyHaP$v1va(fC.0O+Avb_pFFZIb=56k4BQr1n4:[;m1@[!i7(WO$IWU3)A0aRR9].u44.U*VC=9hsA2BunFCQ:A024L.",
-    "A2l%m5i.Y^3FEQ@4.h2S1@h>]vIYWD4.L:n88QGLFg5<mAT$6IHUJ+rF#rSOvKuc4H#mR-FCaHK051qPIRGyqH#vd=88!e9Fo+L7ATl[Qf&&DX+5sOmID!KbH_/3AG5[YTG5[Y5GXNhSGlB*WKi^a2",
-    "FC[fJ06#l2F*u-t1^>LUHii!$AvORX2[r&9AvORSGlUEuF*$+-4.LvV6gT>f0S@5h9wIa[u:v0mFoFXgAus;R2[8a4BQcl80_a#msRIj+hygDdI4qaq0TeOZsR]zwIGn^.FRlVPIhNu96E;l!3.%PN",
-    "1P8J2Lkqd_1pvVc4.C@<0RZ;43r7ze&)We2kr)e(-sFS[pau(GA0j!I!2:!rHaSNx9X2;n0UbEz+5rNo[X>vA95&RD1@i%y9]1K05-6cAG5[YQF#sMh004s$0-2i>4DNsi4-);rG7erJ1T=FX4.240",
-    "0W$yt*##Uhi17sv99[r24qhTQHnapAHUJ+YHTwiAH8lV)9yK(j0SB2s21gP(UK/;8A0s%W0UI#<A003NF99>*01@3)8!@YN9x+^I0m20mGyoek03RAO00OXK4>uDM0]Tl.1<!Mm2b:TeB[.:X0TVLM",
-    ")=8tdH[sy[G&V6Xor;kw2e+-TBQrN74+f&)0T4Jx1c(]9-NbxSJ]6^&046Xv00P9QQU*Z+84nGZ#RESMHZ(Rv1BU<02QUC16EpxH2r_d56FEa42Q:gM6E!ga9]$)99^>bG9]$/B9^+bHF9.U+03Q/K",
-    "03Qf503Q<N)&m__F@ETH6E@>9hXEf4HUKXbHZlMo1_LFI6F4:i9]$/B4,S+A4,J*Y0_9pOx<09VH$x8a2;59Y0S@yp-Q:D:G%>*(6FC3f0WT*xFqFjuGdMRnL/PX7#RCpR4.D4p0^ezFAC$!d4nz+g",
-    "l*I!ML;0h9l*I!ML/P8_#RCpR6F2^57nH:V4nz],01qFO#RCpR9].>y-Q:DjG&eW=KT0$/Hvm5kG&eQ;KP)siH2;rY4,RE72[bI*-Q:D%I5-r;FAO+0jl^_$4:UJ3nE<[fGA!HS0WXmPI5:-N11^9Y",
-    "HvlgWG&YI>7B&D5+u-EM>XZCkiNymi4LCOdKMyoEG<Su23o]U+-Q/qr4:&i6#RD%iH8k7d0Y4oyH8^u3vjH;UID8Lc+u-EK#K!:,VcX#W0lNYZV%y-XKO8hPGXMdl0uST;+u-E^0yZ%,00S5Uz0iLO",
-    "kO2gw.OL5V+u-ENtlfVD:o5sc0w6B_FgTR_A0-rH!2.;]wI_i%Co(p4E-2A69^PEk1[)4>7Bn3RRT46F9]bf3A1E[G0U.Fq)*lYP0unbL9ydG!s<o9[DCq$qF*0,k9SL*./L8P_bRQ<&/m91$HXR9c",
-    "2p/9b03RqY/m8fn9ST(i9^aW<&yX.:y$IXk0Y4@-G%=4N#r[nn3=Li>0Sq/0F#r#1*Wm#O&D]6a2i4&L6gJE41]MlN-KTz4p5z,7IK>Dn1FQiPG5@-4,oyg_tneuW2p.DBt=pG;01sr]!_+iI0]W:k",
-    "12wP#6E,9tWir#<0S:$Z9]JVr!_+PF@7#e-(cu9OxB:(S9]AM10TM9)4[guk0Tnjp.=_T3+Qb6<l1u^SMGr2]-Q/oNH#yGX0Y4iyG&arQ0Y3-eH#YzmHTRP=8a2YEVFACg2m&Jy9L(VX2T_d_!5#uo",
-    "4/(A_0S-&jzpw!UXdgZ]%-5n(H8(H,02L2C%-5n(H8eQ<02L2C%-5nq0W_&hA2l^Jr3D9Q9]1T3A3rz%9]1Q2A3rw$9]1N1A3rt#9]1K0A3rq!9]1G_A2T!n7B_PdH8ubM6%Rbj-Q:B1HZuSK6%Rbj",
-    "-Q:B1H8/nO6%Rbj-Q:B1HZlMJ6%Rg$1Rnu003R;h%-5nOH[6-NA5SyN-Q.:r/B!dOH8(bU4+GNM0R+pz2OkME*r5dv3pyVMH2<zAG5[YLHpt,t1O5jCx(g2nIv)!(bRQWw$l(D4:I4FG4+uIR1U3K!",
-    "m.taX$l(D4#s&lG3J)E_-Q.siySh3L2$lmM1UWhqGyo3;iUc17Fgp@6@3MgPI^Z!S1TPvjHOS!s1C$U0p9l[KJ0A,(b[@ry$l(D4#1jLp2oDH59]Sc31L6W7mklt--Q/oTHZ/e*J_lM_J2f:o00OKJ",
-    "53&K;y8]pXHpt,tFFrOl00htz49MXD0:Awy53&Kr0xUH%03Sm&$l(D!H8n8+0r0VT53&Kr0xUE&03Ss($l(DyH8eN;0+AaJvjK;G0WCN&v#A3wML03&zyk^fEi)<KH=d(gvH>F<EHXI&A4N0B-Q:80",
-    "G%=4I+qZNNvjLO=Ei*6xA4M]azym8aGtMpolm#!e0W&zu0v$L2A4N0Zzym2YGpQ=EmGTQ8vjH[B0xdK)03Ss(,oOJoH8V4ZR]CreAF^_604+5%03Ss)+@t1pH8U[C-Q-^Ul6nub0m^j[HZlMoMK-:N",
-    "0^RyJ1tK=y%K[&:0X6>GH!uJXMcBXt43FXk6F8Oy53&K_87wt7053%_H=]@uJvA_h00F7KdJnS!lm#9*pBEoRIMToaIyEsk%K@$F1s]_iG3prro+AvD1s>H/$l(DzH8C[+0;PsqvjOt!0WLW(stO,Q",
-    "In2NVJ2f#f%:o0M1s^8lG0g%EqZcm#IWWq/0^QI+0Rq$o55NJb-Q:D<G&M5,FD=7Sf&m^l0y3%L0Y5D;H88jX4/sWLFD*1V03S&(!U6)Z$p,;lU/lg1MGDmi1I3Ux1o5Lr4+Em^a[:77K<S7Pzyk/N",
-    "=&B4nH1L1^1H.,QF9S6:t,u2YwWfD35-8Q$-Q.sj03QrB03QJ_051(SHUJVZ03Ql903]m$&xv&azNZoo3d@XE04)y<%i#e(5-,wB02(#@4!cS(1vNR;pbrLs>XiI7$rJ&WT<M!V@3osGGd/_NyfY66",
-    "xY!#X0Wr*q2;MdxF9-;nGdiwJF9ta;[LwoCqDl#l-]l-l4*]P_Fa=zyg8:&ZtfdJJ;d&iP-naBn%QzM@Jr4)[yB!Ubst=)6uD1#/0XR9d%M/1]6f-:51.]P$11Ap*gsc(-Mh=&vtP&2N0TD3(AvrJr",
-    "3=oH:4UESQ6FIi>3llkzgee2fB<UH[BL(yY95.A<2Mdhj6(1Qm*p>(!tf:eO0+[0+3b3IH4;:vZ9R$goBn*/h2aUR53(*G+*J/-N1HbK42-RqZ4s#C$&x0N#G&zzi4+HzWUIQc#1kVZ(GBOV$qvIU[",
-    "yD9<.9W]%E3.H^96Ex#04*-sZ3/XaK3lA/w*.BADtm7R5zyS,c-_ft:pV;gw.pB:wuj3sA!PZX;Vx)!)KLRr[Hq-3Ryyt/e4cf-H57h&wh71C:iwXte#c_fEx8ofFh%OHVhX)S@$$]>o2sttD[vibJ",
-    "woVTSzJVSeB[818UJmf0P7b#9B;R2,B0mW<FgVi<9_n8&5ibEYH_.0G+X<d%(h&lihzJh;[]5<bhzJkl1Jw^++tG3#7c.on0.FUY00.8P)e!;E4<1/vBRDl+4+ypAI[+RJQPUAG9WgQhFS!9YH2=PV",
-    "I5q$e1k;!#vW9XG-[($X3HF*54.XYLKOZ;TGXOsdH!w1e>aQ$EH!w5P5g#Tw(h&^<p,v0Y5deux4deS!0u_.xEws@F88Yh-A0alQ#t%OUEiyT-0sx<W6%P/*i!cuYi>l&IiZ&0X0gTXI2(JSVNQ/-3",
-    "4!-Eo!4(R>0uKYQ4Gw<GFApm-x6us>iv$k:+0YpUi@aWF1vNLf;F/L^I3phcINR,a0/sGnrl(6OEj8tk5)Q),4&/vj06@A@g^NRG[pAZE1U09gHUyogP7b_PQwNXgMIQn)lC:NU5T5^8-PVL&1)2d9",
-    "Gyo3,m$WtyAD96L#0CMLFb<Rb]5Fz,.,H0I0/)Nq4dcZj3jZ+!%b<@uU=&3pc0U3#IXJZt0:Aek0wE9P1GNw@GC4Ja1RoVPhZ+Qixdi]S4+4i81SABHMFxU60viCex,kz0kPrYK4.+3f2hi:d0tg1-",
-    "-_<#U0RZ!d4GY4p4H7xOZU6@e@O=#yn*k3DyOA[xhXDkyfFcgB2nmUi9t=w!4+gos91WEl0&WAkj&ck7-]LEE(_DFOACwyp5BAhv4zn6RWH_Z106zvYIWqnUA_7r:59b5=2<*H^FAF#^vl.JY0Roe:",
-    "9^g4lpFA%GGc^n71O2CU9[<O,1tK:&mjMp_=g0g[oSi%@3Nto_1s;<5iUSWVavuda03Ss(051hGF:<b7HvkU>=PfB#FyI6O:cj_dH;Q&z9^Y5z3.Hi0FB&y7i3_C=T@Y7DhXIESFJ(0_051YJH2;:&",
-    "opKN51Gc9X2(Q:d4+)111<ezB44=g,0T&+#Eu<Ww0Urc5qrDU>2[t#@Bo6@RN(P;8GY.:/v:qKdzkpN=6^Ht+2JxG64+8Za4Z@=$4+pM]6(0*Tp#c#z01pN8Cj*HA4vqs3y>=CL>W^fh0UrZ2>W__-",
-    "H8lVfHvkU]<3aCh1Tr^I0s*]o2<ekX0unX/A1XEgFAOs.%v2u@G5Z1,HUJMmrN0bc17CV&a&M^;3/Sv:ufGfqfUpe;&(^[65Q4)E95VE+b^t7uEO@Mc3z<AA3emU$4=OZ8I]7nb0>hwN0>i9(2P]8@",
-    "0S=U.pE;gBhrbL0::dvY.Ay&UB[u)Q3.%-W9ya3z2Iq$&4+hQw4+f&$I^Zk=2oDR0Rs^Z:rQ[$5s)P[-y>Gx#;:H]4a4U$x2nP9%HxCB,ngkCD@JN37zW)&c6%O_N2;)o#TME.-4-X-+4,Wy5l>CW1",
-    "q#>Rpkd$E@9y5aj2.%r5g98r:ikuBBHZ+9-FAp&=h64tUtsx&FHHQNZq>Q#t>%$9ksPh&NEr]mUV$>ry0:^sp[KFT25H_e6HZwA0zugWGF.K7u/nW4]VjnUw01rlnyB7_6kO2;X0f<U74:+=^55)zs",
-    ",VP0o%;uAFp#_4q2Go/r4+wz/4,Ng_4i7e01<-XO0J-$$ATyqY8!rPfFzxRR4;eH_4S]JAKP)XaG0E,;4dR-@4>3+U4HYr+/;xDn$;gpwe/PtH50BRk8ZiJ5B,-fK3Zu&o4:VK,su:SMTn;le4;A2R",
-    "GBN,Ub:EE^4.*zH4--744i7ut0^lhz;mZ7X.=u.01:sK*C1ek=0m91-0qGPEtOMSS8xJJH1rNLe,i-d[umv#y46g>e1gJR.DF&%I9_3Z@[w5wb04*[#04+8*(K#+TGSfLP3OO.Og*FVa0SNz*XFN7E",
-    "Fu[pC6*!SP4,3;nUI*#;CJzObiariV2$;w#1F:%e+no&wV*-oDUk/G7F9tC(W)Din#W)AjwQvIeM,7],4,J3.41.>S1pS8&4Z+,O1%;6,1cm8Q1Ci4*4X#,q12+6x0hgBy4-i$!S[=b04*/4,4+QVk",
-    "dJFv$38;p79]$+k*cT4M0XsM[EUJk%14RKI2[Q,h<>>*io3#rUEW.tz0pddi=!OMIo_9%X![!eU0;dk31LOe<2AS7A4+(Q02sXBeVG^lU3Y/*UkLpGSvEcz93OA;G7Y@NX#tI1KAP6Q8Lhaoa2NMU0",
-    "hF1*s:m&vy2!!eu4.(80BrZTD;t&W+2,w-U4+)ZvX9mP;4wi%!1*P[j3,<selGF+f)8ZHd%;bp^U/8KK5fm]kyB!^4FuXwyrU(xO#ia^)G&rs+1B0Oq9XS9Bn^,@2IrYUB2:tdP4X)A>FB_y9zo#rN",
-    "H#Wft2+jU*0tgQUtb8ssFtX4%6f_gWP7D6B6$Jbz4,&(WPzcNZZ_+Je+b#y80SCGb4xghe0yPb.bOKTZ[pSxK2Qldc1&g=d4$006G&VCVg8:Pa0SBYgArAs_6f*!H2[P)&ViYrY4-RGe6$j+vg#jN3",
-    "G;mE>1doR[4,&EoEHgFoz*G@4=9_Np2Lr=eM,K$ByB@I*=#_2@m./m3G+++[[lQrdihwf(@IS))x0V$J=SDe1<+%K3psY*:rQ:A*z8eOa0S:cA2/m!ZFAF#@x3M@d1_<dfR24Y<24N2LiiQCMXb%Sb",
-    "g*64TjARcBgU_Pq=O$xI0mG=+CO9^m4+Q<EcM_<N0nw8<2*;x%oxdL&GN^dx)*B4i)D06cyATPxh93yL>9G7g%Df#1jmQWBqBRcnunrYA.Jk)Y@Fa7+>!S8f7A=TN4FBs74+5D54+fa;3Ipff9S-GM",
-    "hYbdu:2M6XNdmMJ1SSk01hE1GlnM>7xU*az0W.s63I(vf9Ue5A-R*^Vp-#U;!JHcuG_NRpGsKP!2A.4K4x.(i0IHiC2*BYo4+X/g9UlWR009[a%Gyr=W)B73$0!d3<$DEcI6LA24-#sm3-,>)zNi%j",
-    "i_$b<t/A]I1/.M<0F40zm8/R673,uO5-y/7HvkF#gc/V8jsXg=5Dx:wP!9s,n-QzXmmLNv4+d!u1E&QK2Kk:)4+h.YZ5lTK4*vlWH_-]a83tw#29=O21hs@)4*@t:4-tx&Z2&I-HWD>D0T(s=4+f>N",
-    "3I8Ms[u2(40S>DXglzznX9]srZ3bR12s#Ri/nfwbIQ=+T4yg.Wn*ACt8#p+o775;KBnPjjDGQLxO9tlLWDf!L%q9wj-v5P%5-HeGI4m,l7!M/MpA]SVEHh*WyzU]f>x2YA85K0ic<F]hD:N*]pA@VK",
-    "d/Ddp=%WC101pL*%S#H7oLMgfGBB08OA$F=4e5v-1(=It1GxbgH%kuzqGA*]x)21Q-1drGyv!mG0L_)<LN66JHra=_0)osu0#gC,r2@7-ECk/^7Y@1cgcc6CHx)Pb>6,v=iT=7Lx!EBv4/>X1$N_.A",
-    "0tv$B3J%t[Yy[_U1Fsto1HB3Zj_ot($V(5W0f$2$G%=4$e/9Kn4yDeI0WK[yh!>Q.%nJ;TV*xV>o3mdGro]c:ERy&c3__g7y#fv!0<ySSjEVvRsLv^pGcYxr-]l>o/L_%;H#a#oGBuvJ6#&x52M[ru",
-    "Ob,Frx,A9-4(wHYFg7(aGd4JigBSxE5H,=L0uKsO8Z@YS4+h;#PXzWG4-O[KQx!Ba95#vu1N@eP3BM^=yv@*9r@-b8GXe4D7z-BTHID^m1(Qz;1G@QHqz4AVCl0o,4FF:dxQPM.tHW_x2OcrsR0a3/",
-    "0uIx_0S,(7&jbPo4#Kt$0>3.X3-F:s3o]*b0s)iy2<5kHD:tnIDKRr:0,I9_quLe<uL1>8)fNN;4,_Hg8Z,b7q]pHg*$D%:ltTi<Lk-k%77X2^AO;/KEd#3u4(X9kCNek4dmjNeAQm+M4++4CZ4QT;",
-    "PXamz!c!VB>#y(06)Z9_=#d-pGBp4IyYLSSG9N25=aBf--SCQ0<&g]LF#rYg,9rNh9_3t710M@G02(&[1M0DJ3i1O3jhJ*EG2#dqF#rnJ4+1kBHmL#zI_FzAdk+Mk1@D]d9^qOH0uJE-8aV(2h2A*^",
-    ">X!v>!2%9o4+,.R1RF770p:sqsR9JqoqirPodyNz=<9NeuL^Vw4W9,9hyw-74,20L8#DkLGyn=(S>7Q[EigIY11^3OIG>d)FwZIrGap;xp#_0/0^Py+2Lyq:TMVxW4/42l8#Q4OFaQX/0Rn,w9Rry$",
-    "45R@d3NY6K4WpYX0gL1)4;OG)4.p$E3$F+R@/AC4qzVrl*#ZXI@ho!hh7/99;EwMH>$3aL0v@)9;+hh2IRGyKHaQ:@HvkU[&7d6&!=_3xItR1@2ea@32F]+>960/%Pd=GXI5zkL0pN<*3o-);G]mPO",
-    "8jIip1_3Em2LLx4G1UbR8pH]+,q#ipIAtFIGWG).H.JlJ1_WG^=9%wr95._320I<!HuDTG4Kg#a0t;IG0]djYa^3i54.:*KD:5^.0g;j:<w8SC0QCJ92Am:K8#pUCG>NKLpQbhs4EmP[2fCJZ9yqZV",
-    "KL]H4H[1aTFayya4lWM>-=+bo3<!<h0v@%EE)J#W0s$@%8/_j^9_:.J9_:.J9_:.J9_:.J9]]o13:*TF3//b[-RFo*-Q]WK%sVbJG0*D>95OKiFcCBW4YMEvZ4xj59X0;LH-<Mp7P[jC4+qTC6$aU+",
-    "0Uk3u7&Dv)4-01a0tRglivh#s0uKX/0t1@T1@e>10w**vZyymg.pU27Z6Y=0039-@7&Sc)5=V:M+yW0*+35lw6g2n(4,^pO9_3l^1P:3M0TDJG4,.-%0txH>4+yjc4-AhP4,_Wo9_3m[,vSR5o&g=e",
-    "H0/Qho&gV%2F_UJ0l&Z^0owr%%HskCu8v3yQzkJp[RIlJgaQN2xHk/E1oDds9XMtNsgFnvW*9Qc5D8@.1Tg:+F)S<GFlGj%kVphI2z__*t#c0rW(:=]0BR2do8$r,Id%=MbpoAT0nooO0(TC]0TMH;",
-    "0v$8^2Gi+D4VeK5*$oS,umukY$=jn*IRGj#H+K$p0.!4/1i/IXcn.;*0wfOs,vS:1Hf0;*MGL.80vv7F.N=-Cb^un2H2=0oG[86x*U/ph1%s.-3jLuXFM]R$Ig#lGF9s>)02DK%fEW&t>B-]YqMQW@",
-    "frbMsG&$Hh29(;d4o3rv1P(.VHvk>WHvk.q01,6+3#cIiqZ]!d162V93xYitFvW@j0X,5hSPuoM0v@f2039*>9]1C,0UtCq01NpZ4_>#;4nqQ,4.9Ho%:*w>G%^w79]14@9W#[(F99.,p8*d;lmjFy",
-    "IRGwoZ2%7g%>j.wX9#L0I];NnI=V[00DvL>]JNG;g85Vr0-FRD:Af8v05tc.0S=hKaStKC$87@q5f1:8UjmcqOb,[DfnX01)x$O]Eiq=T/.HJ-1u$tJ3No;g77rU_0Fi^r4+hc!9Www3jcx_N41/Ws",
-    "2J5Ly2b;tmxARF42G#)]12g_wy:ky5)&T*dhb0dN)&U-=H2<2S$72rI0Rpi!7&vVL#.mLq!I<Pb207RP9]1N12ZQA&4+;J=HUJVe+;W9@1_fI=0UrT300+wZIu8nO8#DkSGc2d(4G#yaybm7%IBy5L",
-    "+([1#ZyPcI06YNEvQHldINkvt0XYB%fy=Qg3U3,P00FXA0k_r;1_o9$2Oj^2aR/+^9^fv^8#t[51kub/KL-!_F_tZU1Tk:_#]RG>$Or,2zfd0sINkvd0;G&n*Uw203f/)4H2;&m@*uGEEI2gY0S=Mw",
-    "2nW%wJr5k,0Z#@sEIBa%4+7E%2l:h#4+@D=8!@X[/$!#C2RS$10S=M&2nWNMEe[HD9]kbG!(tROlj9T(g@=e_HjQ!*1OI;G1DQ7ghyE204(+%U4+Gk,G7iyl1%v%w1+8fx0x*3PHtcE)yw=>xv$@D#",
-    "N*XjE1g!^V3g6c:0yzebzhe&:;D/FHIRFwZw1f@/.Pr[V2A07.0RE[]4+8JIF%FY&0:54k)B*#uqzet(rWqMFxe6ZwG[5#42Ct8I3!8Edn!N@bD_N#s38KU&8#b%u90cwH0wxayuo4dl-j(!S%mD@W",
-    ">a@3%GtSdp9]bbjYy+,!2_@Q(<L:k,>:KV!ouy+A;yUy@miSo)AP)tawhA8uH[q*W4vD,h3ZvCo1dp[k3,oUf3(AXZ1fp:d1C5h;1.a3V9^79i+c*yj9v/!g06j4:UBbfw1Ih-zUHDTEM*XQ74+WS3",
-    "1Eu964,2=g9^O_],Z&2n>W:3*01ceMB;=eHkO3Dhz&##)f&:VK!cq*.=,_ALjcgwSGXMbYW)Aq,HU#sPU:]N:,_JH_U5VO14/^),0S>XEy/e_u#%&J.)qqqEljk,hGA!l^4++).FK-U^(gQ!!0WmW+",
-    ")B>wd00z>y4+Fz;4!G$y6*I2n1s<4A)&n1LH_/5h0XG021_mW/1dOv/4wJ,t6ErbD2[0<()&nnbF*4T!57YsH3l9h8ifkVQG]Yo(4f6Ch6*b.B1Rn^C*8;AMHUJ-f0XYC41__v91vRGoaSYc36*jdC",
-    "9].+r121qgFaR&o0W:fGF9tL*03QT4s,IL1u<V(GwhJE$HrE3maWnuQ(*ZF64+pXm4+M&!933[-9ThmX3m*zM*8;AMH_/5X0Wts&38<>o*5,N=Hm!-!8#3gp91jNa#!v$I>a6vU4xAGM/OGUT*o+Sj",
-    "p<2-W*0eMa1dg=I9]JSE(-o;)[AL0U2$^&82Hy^52K/EL4*]W!Py+Mx3J(.e%pMBa&36OAfM*9>4+oL_9]AN0F99(z02MR.9]1D^4+r>[Oa$876$W4r1+0fB49BY-1_LnirWO<3nTQS!l&Ka3+ma3k",
-    "rTj.>2a/6,4+=vYI2Sn;2#/Kx41$=t2GFZ<2KcB[3p6^8EHeNWIMj&&4xEVr1gn.-3x$s*3XIWA1[;;3wkjV3IJk)c4dS0!9]SYHi2($;0uGF*9]B+mCKxtN4Z6%Y1SSB51P/xNnNb9z*,Q<wwz:ia",
-    "o_1Je$xj_(HOrU*4wi%w1dA_M*C>@p9]bz%nE;#lsvH]K!k+-LqTB@vqG%5G2m=uo8V:_O1qQ0zS>-)I4(Zqo2)&+L0woTY*i-GKKn[eEO$m!T9]Sk!1]I/A@I!L*y8bo^hsO-I#hh6W0Pg57A_Q9c",
-    "aUL<N9Rb@#1-hCt4,WJ!4zU3b0r@zn38.bN4-ZrLD,RO3f;5v+l.FlHHKx/C4n!z5G57/u@os>h#.:$KF*&%H0UrY_iVg&c;hgkk4&4g@[00vN-+hX0GmHlmEti%79]Sgv4j%.I030:/3.qcqn*jux",
-    "0UrZ103Qi8>zWKtHi@^o>zVYN4+oL_9]JT19]1Q26fyu06p9WKG5@a^NEk7a0S=YZq,P%mHPV_@36l3t2lCY&3d-5k39$;ayN=j92sMfhD:gL%FAFv]03I->9^O^99y0(R5HtV@j.jDd1UE8<4hGV-",
-    "W*,AJiVh8;xMd##If<PjyP*yYiVg*(kQf893kXdeGq$ro1eFUDIEoG*05Jds)y<JB7K#o(3N$k>>6!b+4hE*MHUh*u2QCi:jSd;#<23F]1n#E+4v!8G1f><<9]t(<rvVMZju!,gMJ>Qm*993k-1DS,",
-    "H9ZaA%XbaX-dKDK1P6evVh-qL<ns(ZHIWVzIRG6tz<@iY#;_4KLK,<mQ3Z_;2<7fu2fM^^88E5;4%@;dGBub-4+M(<9y#v:1+c/B0S=WD86O2R03QZ3+X<c@]0W*:GK@jG9]$qq3Lg]Q>Zbe@3I][h",
-    "2a*8_2g:4G4w3,@>YMyg>Zbl]05mf:EamDI2Vf5b;F$./>ZbE.42qi=1<odc2cPP33,%TX:a89R1;:wD2:7=U4($sAFb;=%4lfKhG3=Tg@4bE<9^qL@3mrI:qX7:D;F$N&&1eqo3l6T>8XpBU;F#]G",
-    "8V/FNPzB.xO#*!gs=C@).o6f]lE4iUGVTix1oqxd0a70oFzyQ.3oX+M4(tmBox1<8w#W>#E)NFm3k:zG93KQXlm$NoHZ(iN1sycR3k2Nr3.ut^Hx9KK1%^2=2R#n=rVSlA%i%Z%vrrEP.)LH<!i@M;",
-    "zfBc1j1COM3j_O-8V5oT1H/m*GmN]%4,:/,4wJ!R1,F]!2C)]lTOR-5#0wKM01pMR7as*N030#03I^Kp1+oeYu<;q19].;I3J(-q7Y;!t2Vf5ek=vtBGyo3)%>ark>a6<vu<;X=1DDnZ1dI3-2Vf5c",
-    "#0wt.HLwO7F_kc5xD*:V(6:nk%)]i+(ccXZ2*e8xftPU_3pK.G9XS9m3=*>VEjTd%FAz8_04g_)94@bgFvJT7ma%*f1H/mriQsS#2Z5YT1hoPT#0vz/p9^*h7&uNVGCIv76FDXmHpB^aGXMtrs!k6J",
-    "#0w6P1P/y@r%3[I1I3wI1^+Z+$cY&P!VC@#ug;M-GRIX8y3!5_:D(L#@k<U3odgB0MGNi00R=.ZN**+,Rt4Ps9^gOi,+%!x4K>9RpL7ET4sj$hH@opj3!GOB%=MRm!_qWjz_4Iw&KL=*+EoYPvw[H(",
-    "z*hx@4.s<./:iWK;XdwPEi(G/76q4<2RU+Ma32M.-Q.VvtQiHr#$yN42;5os6$P(Y4+epu5HATfINetS.Jk,k0,,@505FK(4+Hqa6%Ng(0S@c,iW(13>2vN&3hu<b4+5d-4h=/lX$/3c0RyRi4+V$W",
-    "bOX4GaR#l,e-P2X>8SH!7BZW*0S=a:u:lUmfd:Qb;,dS.u:n8#0W&c,06a4/HvlgTGcfv[0Rj5&TnjTFPBe;L0R=g(j[y$O2of_>A1F1Au:lTD4vnz=0Wuvq]H)7v3px0v0Ro+xWeYPOUp9<g0S<B.",
-    "4/ata0S,(J%!C60z<^vm[Q)0^0WkWo0UR:0#!vv.2oDJ20^lkb;l2Eei/+V@5H-Te9_3nJ9^YGE4+N#nObxyWC=9zy34anYGZ-0N0t;3v4:R.m0Ur/IngSmbHvk>HH_.BV<iPkXLk@O9CJy/G8ZQPi",
-    "I*ND%uJ[/#FgR8Y)@^]*:5&:A1vjpwCIHXO6bAGT6EOu3IL*v(3Huli2cq#*4+HHZ4;T-leIFe*01qO-w>y(,,],nQYb@gTO$dp=8V:2R4G#pTBMiZ90@oHu+yThnaSv_^0^ltF[c0ZuH>gm&2i#Bw",
-    "*&Ppf$lq^f)B(B!9]kf24+hQ5a0IR]3C]<Dc*x&z57Ys/10FO01-Qi>)M5nEz8VgxJ@Z<v,*FGr0lEVp1_vc:0[h;r2*J_E36Crfc*x&z57Ys/10M!B01pPu%y0:!5d>lQ4i9+9,*FGq0lEV(1_<PP",
-    "4+hQ5a18VY0rDOX+yThnaSw9eVGhO[4AX)Z4+>/%Djxwe+K49%)a7Uo8t$/E4/cLgY$,M]v(Fk1Mi)5JRu4P&uw5TfGTfJAKav49I5&^(0xuUbH>(Y14)m<N1/WCP0mkGH4,KP,0S[@HjT#:^E!oE;",
-    "4^Zi195nzAs[-/fwTJ,=p#i7=ACv(#03RGS:-;]O0^l]ii_$d!0l<.wlmRvX4<ifL8UP:!mx_];&igbE82j-T4ux>rJ2*7F4j)i4+VW!nsYVZy0gwbQ#[n^k#++>1lmRj^g98t)0m7VaAC&.z;FApl",
-    "0XYC4lL0vZFHbWuo6aT/55eql7&)994+WF!8UW3C1i[BU2kln;*I5qS5d>sy4,d(o0RquG2.n;v4,vWZS@P,yl=PEU!g3chLJt.ol=O%&iyaRMlFASd4Aq]j4)$_p620;U4.6$I4Y2cC4-kYD9]1Q2",
-    "4-8qf0UkKx0S=+_=I8uc-[grG=I8uV-[gt)jY.NMV,E]3fNd5u&Zz+pY@W]kD:gFNs3j9JpI8qE:&]Tqw6,e-h3ZWM#d8j$,_uQ#EGZuZG=SGy)K&!QR]JW)GY.uex&Z=>))<;j[1guah]pRnHZ%YY",
-    "%>RWFX%7Xh(kKrE)vH]q@&I<Z4*:nC0S:Ic9]ifL0t:LEQVy=N1:Jxl0RG(]9^6:<9[;dA4Kx5B3=)KE1v84O0WWDaGyotqG^E*O4,LHmFAX#>As,De[[ak/ssRat0uK.9ssRer1qSv64wI;<1e]&g",
-    "1m_=+9]$&+ssR9u1P=lSmjMsc0h5#g4+Pf7YYztWw@_oJg&+mx$&CRY2]1an0RZC#4]3]40WZ/4H821V2kysf4+WmR9SX/w2/3z.KMXJ]GT8$kaX0@E(*dvt4+rQ.9]Sam;=>DzN(zv$P9F.1*#j;e",
-    "Gco@l(*ZI79]kf2KLR)@H2<qm02MjKDjy6q*#jSOHUJ-f0W$y^1_dR41Ub5>Zyy9U&/vr+j1LbB*#j;eG%x<k(*ZO94+qWWY!3wI#_lsCOC:cix*i@4HrWFYa/j8C(*ZTv10M!B01pP>*l!8G5(mA;",
-    "9srK#a1RXH0^pb(5+BI[HUJL@!5uFLI5Emd4yYXg.ESPBzY7l&w-:MiCl3.o<mdcTjY$s<vYKZP1&T:0HZs5[4n!9/03V(KGTPD>Ka&AAHZt2jFDN,MoI)rzH[:M@4Uh#7p#h6YFO&f^FvkNQ4:F5M",
-    "4-r#351]390^qt^=9CO-Gml9R6S*r7p#jAMACv(z03SRxlSvNs8U;PsHV+1rNh&lp01piB5Dx=p>8TKJHm3Ik42w4^2RJshJTDY6HTp3Qg%J,D:Wf]vA<n#WI5]QO5roVf200G>/:Z6j3J(v1G7kdU",
-    "H6Ael0MZNwAP*tu0Vg:!LJtwZ%p3+e4*^,=4-kt+9]Jh&0Uk5^0LTXhAP*wv0T(p<9_d(L4cOl>7B#6U9]SRzDFx7%kpUlMH=Mv*3cLpo2*]!]6EdEx0t$oz2B;7.D:XOTWF9bT0g7h>A@c;3tQ#3Q",
-    "eh(3;+8PHt9]AgsW*,4FXBaX$A0soX0T;ty4,w,-2Rjb_s[tPYHUJnk00qDU4vw5D2(1AR1mnvdFBUL0kDMtEvSl7Q.3tDei_.UI4-qo2DF.&40>N#O9x]SY3.^>wA]C<X)FBTB/kpK@.N<830WT6W",
-    "FaR$DIXB#t0R!B:90lT;Lpd^sINOu_1tlL1HQJN@14Rsn0]NP)77p5!0YCQvGBq[-JTf#k06z#aG&KMOnW7sDGapYg+LQqw0yFWG1qY]*bq=/nlmQM*4+h$l0W32(051zOHvla&HUKYPGc=DX-[gvR",
-    "+LQqfOb,UylmRU:FaR%$0WvuNEHX3zFAFj/04y:x054oJF#rye0^m(KlmQM*4+h$l0Uj_F2pBN[34anYGaNLQ0tP!DKr@Bu0S;Xq4/37@0S,(F+LQqcwAoV*.cA&(%cC0%$fyzs%*[#w#[mu8,53VK",
-    "(-*KEl&/9F2sQnN10Mo1-G8E92AJ$vD/[]!4z*4KbO4tV0h]I4K)00v4bbdZ2Z*tQ0S<;z0Urf9$W#Zgj5,e4;+pa@[WuK8h(,o.A8s/Gl:sjwF),0#FPH&2G5eJP2kin68:IOG4w.TLB[(*Vg#iz4",
-    "y@O[u4>4onY!7g@0^ln>Lk-(]3kEYE12)C,0s*GiN)K>n10U1<GXNh3HUJCHP6jg#m52cqIKz;wA8]9g10U1<Gyoq4H_.d.u^%%2l5q%<ope8OH7qo[10T^;H2=OLF)#oNlTHRR4Xlt46)<upA8]Fi",
-    "10U1<HUJL=<[tb<1g<%K95lNF2IC4JaW/aHAJhRi03QZ400!4h3!fSd>68L)-]d:fH<gEL$pJV34,AnUFBma5f]daf6oRH%4-l4L4*@:%83Tf*SqCBy27-CW7&rh9MhWTxAD-m<@b,_@0WsKt0WZb<",
-    "IWhnbQHn>qLbcf>51#;*0w0tCGyosR0X6LfACv(#03T2[-MFG/INI>X4,nfb9]bbE)+i@3Ii(E-oed8EKo0>/.!ue2ommefisx(;G5@+^kjZNYI^Zb=0US2_4egv+A0s!b0T;&[9_w3Q9]AZ44+D#=",
-    "X&5/9FAl3l1:iCPtpN@b+(IWYF#rNR4,dHnA1*o5Lo6[ecSkgRI]=;O(;bHlrY[c#o5wQ*#-O>*lmgU49^+SEF9tU,00a2!1tK&s)I%9L00ku.5-)XD4(7iK0f3th4%9-c<ih.k0n]f0F*r2.9^F:>",
-    "(g6YKE*ms6A5b#XLoWj_G5@@X03Rtb01iwJ)I$M&9XHdHQXdI7,P!:J$n+HpGap>w)I$#A0S>tELk:(1)I$M&9yW)&b1#YkHaOHn0pXTy49<2T4,4W00GF*j3o-*EFw[d1lLHSb)I$zT4%9-d@2,HW",
-    "2rmgWG^J/;ynPIo0tP!DKr+,r4$c7&C)7g<ObOIODKs.y4#VLV1ct3y2O.ul+&c#OoKFtaLkG).Y!3--#U/@+It$LTDgdw(4+GRg4)6CC1ka#Z2O.v#)I$;E03Sp$04O##,V+7f@4kJ!I0lrNA>^xM",
-    "4V%ReEi*I#FAFm>)k80DGd2JZAmgzVFQEZ7H@PNQ95djO0Sn98ItYrqQx9>RtZgsU0WvU^KpzJ)u,a<71=47:EHp5;0_I*nG9Pg/y8[o<0h&NB1_f3c0^HOWAO.rH/@]HO(^)5eaWlIEAJhRg01pS:",
-    "JRbx()k6*Vm@futFfu/JGb^W>10U1<HUJ(p00qhs9]JbK0_]I01nmP4Zs4qK1Ev)Z)B(E#9]kr6KLar/Hvk+s02DHbTQ6^eHoF5K)B!jE9]kx89]SVhLmf8u1>iu_0xxkaH<gEL$pJY44,AqVFB:&6",
-    ")k6-by8#X5oNW&n%8&sM6@,hD4+YgjF9tF(01lC-Sr4EA&yWExVKOlQ4/$L-ZV$Qvs:E&]lL0t@10SscHl4V0Ka:G9HZbY^AI1SO;FBEC0X8uJ4=g$5C:uHZ*8vX/$><nVLJg.PG95P6Lk^#.v[;<y",
-    "szMIGv[;<oszMJeuC!SXAFBZlowQjG6[@UcEA+Ej4y#54-W8f*Fx5j2&(JRdJr54K1TP&nGu1-5cN[qY0I&rIZw_>1Lj%pm9^d++2DG9h50nDcLmv>^051kKGXMkB-]l]Y,9sM)G31j59^+RuLk=1E",
-    "1p)e[3J(F*LofINGc*7#GBf^$3o.hR0hpWw3o[:3G1Wsa05:oI2hHz94/2;>4onXQ)k7:XHUKXRF*N@!F*E/#UNJKO4&wn2EY(8^Ob*pU0Jl61[Q)nF0Wde!Lo6=d051tJF#rz&)wy#IT+_Ajk=:JX",
-    ")I$zT4+Ydi9XY%RFA6y@(nBmcGLr%YIUhhV&>fQ&0S>n8Lk:&[&>fHsk75q_:K6=o#916TmO%)Vs2c;C@_wam1+nr24++#m9]SR.<B.PyS1$uHGSx#4zR;B*ow,:DA@b!8Lj%b_1Jy$xIy3+Zf)fYK",
-    "0uI$f1/!(z6)^K94%I=isHRvC0RHC/FAFs<)k80DH!uJXAfdb!FO:l<Gu1-65RI2<4(o#_1_Lte@wta3l06S>wEPq/$N<4jn;Mf[h;i[+=yzX2GY#N86*,bUA8]6f10U1<H2<C--5,iX:2d^$4cD0*",
-    "6)/)LA8]9g10U1<HUJL:-5-t@F),Fc4zTTV29iA/aWuOFAJhRi03QZ803QS_).Y[eFaQVdyBi-IHM-[3)B&474+ygDavuaT).X@p>Z$SrTR(9#EH/9XAJhRk03QZ203Qo8g4F:IvKs)9%PJ3Wy8]!D",
-    "0WvTE4,AtWFB&*C).X@i-2901):#i4(V,*[E2)ufKL.84G^c26tC4LVpaC^4Lm!d:GypHh0W_t1n[5x40fPe<HUJNw0qO!DlmRvXAIAYV;FAo[0XF_,Oy/Dw1KJc17roK^4+x8%Z7w,8)k6/R0gRq)",
-    "4+E.K9]1K07&HJMBQ*dRHUJ+QGyoq1HUJ+1H_.(o03QT6)k7_5I5*To4cDhI0Xq*4wFECMIXBWnD:ycFMmT*t3T+Qx!H8o6[Ras92Y(PbW<RurIbrwe1P;b<4+[6!1P#H*5+4INvFQX4A&vnLSNrA!",
-    "2g:LK3)evvG3]-F47frI;%)IyGh+qEL;_%)(3AuZg#!HM1Pg@XAOxz81S_l/livgnCEwr#JTWph<Bt5r0pZXR4,SgO1P:F4#RLwxn-bt9GBPyp&3p@#j#3=tl8#bO9x+/sGypy_IXH[qFfB7Qor=s=",
-    "Fg7<i-V:<%I5f7x5,$ufG_m_31&jg.-l%>XGc:jFOb-A8uK>l6b#iWHWLr5hJRb/(I^kZ@L0<BUWSiJ)4-;+v9B*b[bY*UHZ*p5SFg(#QF:Q5hbZKyGX/QSA(9Jpz7(ovN=ZZ=f0d+Q+kx_MW2;=ef",
-    "0]ZVF3g3Vm3HqH(3eeR79]ktL*/qus+cggcU-x350^HIlFfRl$IhXfw6F2V49[_sg5Dx*kt0)sWqUsC<*Ni+4kqio&;F0i<6Epx10QJBc6FJTL2<T<@0lK-g4+@S^4+5:/O&B)%=8yOMpiBafrV$SW",
-    "[>>F=%9.Jj2;Y3(P!9J39]$/B0D_]O8_Vx>4cg8F0>y;_1)Z[z0VO#$*n^7e+Ljs)lhaWH!_qW#a^>Nz4tN0[2EBlL1cICr4tNObmQW6]G7k_>l=hPo%:)B/4+Gf(9]$r47&xE21Qad!!3qJYdJhNW",
-    "!VxMlFr3-S2+q,M1&p5&4VMH5>u4c7*iZqQ1rHaK@2r6IlKBDxbPDpRCl28eDl#[):H,6$wlxF!fCCP*&IAX%)*_2mkIps(V*>&r.=c,3q9O#5q7n;->I(vLs[tM[xsWCS)#wQW(*X@x2J!cF9680Q",
-    "6bgr(8y=lfl&g3XH,q-a0SE,;1qB,yILb[6g^>k.$b]s^$;pjcmj;u,&0@M&y]zLGC.(@cJPfx+4,Arq4+quD83U#P6g1L.Uk:U<6*Gu/0uT/ej!i5pIgap62Aaqj4,:zEjR6UvgCqlQ41W!k3.l%i",
-    "DIW$m)T[*yRta+l!0r(QwoDHR)DaH]OAL>(1iFti4+fdy1q[9n1<XoK1gioAvIhYDyF&qrn*^3dXVee>+#VnxTlxVLUHO=/IbAF.#LEN(lMg2]FqH<o4xQyD1&0O*c)o9KZE190XL4>KaNY>Cz@Ym=",
-    "siPVJo8Vmqf!G5d5jVC82KopyI59bnvn2^Dj0FZb1c9Fg2*UvfnE;w;2AvNt3oS9*xdbl>IX0^S5,u.>A>_/qU/I(_=Cc@fHi@)$Ff6hH3aO>X4*@)03h1375ix@U1GK_n07nX=1>q7J3IhllEB/KA",
-    "1V0it!V(Vvm!A=>hYTMAF],LHGB5xwGBE%H:j4C+NDNv9t,)-%16d+5Hvld%IE<MjSqZGI4+oafcMaDG19J,Iivtbgm-(c_jR6JU5e(gn7!LZ%D+>_(90-J>8U&jI3*>kqC=sy##8ehG01orPB:.x!",
-    "4+w]N5Dy0M-t&IW4*_SD8wR<I0SCJc6*TM*9]kg(:Vg3P9^fhf5Dy764+yvl3V[nBA_XLA4,3MPC;5hhz2p^P)2164I-EroJ2y2mumb:R2gQR>3yrKB3)-#k1;fWs*CPx21PlMPCk;aH5(u&b24oJh",
-    "0]m+PBp(YhvI7g#UIjHD2r)AcT(ScWjp+mir_;[0(G5K=H7vr!1qrSf1jY&v1ns&T4,3N$CNnzJ7X,]NHUqSj3J(F(t@h,q03HtlzzGEQt2@bx.6i(d3Dlx:4+z:495k4TBP2OA%baB]4lOd_kOL0-",
-    "11:f:&KDan01lD6Iu8oO&-.=Q4h6uU0^aR4UIf4#1.nKx/pP:lGtd(s2QvT*l,(mAHZ[x:1gc[Shyw!C5Cr4Ge+!qk11^CSHoFrfHC:eH0]mVk3Yzc(1k:#SEi=O21PO!YJPEqzdJLVv0]G1$42/OU",
-    "D:94$8Z!U@q&Y1(H::6W2x%V-F#r<a02MF*2eTCg@.+n@ETe%O9]$&S9^O<7BsN]66a-A*IcNjVwgv&$*(VPNXfF*hIRF$m02DX;7B:I@=e+L-VF1]D4i5,v9^PGFBrz_*1;;9KuLJ]+6A&!((heU8",
-    "GHM;VHvkke02DR/3ylN-Y61EFfdMZFHZ*D.4mJQ3GyoMfj]2][@xpn43/ac[)Pn&OGfD_j&-$#g;*R@5>x2V5&-$.+;6go11pMkk1,Qyo4-i1VWed.02*ckQ4+<cykpUMohn[i[iK>(.1C!*30R[LA",
-    "0PuJWfrJDP4v-Pg,vbKF*GvEq4+QF[8xH^&B<[Np0UsMNh#V0$f%Q59:)Zto3cj&t4-#=@1q7Y>Py&U@XCDVLoAnU[)Q/7fjk+imG1MXsyHE]F;+ORI*bEJT&-.:l,cAdM+BFh500ylA7cr:KeFfJJ",
-    "2j3kSGXMpiDHJxo2rmpPGN]^M0sbZr438fSfB>Ua.tPY&IS7[R3N1M:>7E&NF#ryZ:-w,7iv]<jqX7ov0SAFE4+zl*1E3chJL;k<H:m*@GV2ovg%S<2uESgofh7c@W)BR5B=WZ</]2P61@jj05d,rF",
-    "4,dH!4xNAm0r3zH[W^-k[SOEEJQ6dl4,Tq55-Wcp1[npV=#loy4hQB*5jMRI3VZ=XAq4CU4zer,t,4+U,7XHP5&&8Vf_H&xvGoKm4K>CR;mG(29]Oq#YYzdmtr@lWsT&Ug*V!Tl&4pAfF)>J<7X@J*",
-    "5DyNN:r<gkN([q/HwD..8VIbVSq^)pcnTc^vCI$<GCm2eI8PBaH!(8W6(u+<[t==2000#a2#5wR5HmMc0.snX:)Rp+S04#A03Q%I02MR.7dZeQ2[Zs75IF!8GXN(vFaRG2GXO6TG%x<aG5[Ab03Qi5",
-    "03Q%B02MI+2(tqp2[Bh65HbK2FaQ<b03Qi303QxB05vx@IRF$i000&b4!jf#!iH!gHaETD83/SFcVRdfAlrxp4uUNbH0mG&;$rSfhiC)J%o>@gC/xX@3G0p.9^P5(sgMB$thhD,hP!wR&#4_-sn1Ux",
-    "H<bxc2G9!*(uDyLH.hsw3@,O/+mQhe1o6dj4(AO7j:$3%k2(<F*(<kGHsIYl3a^[vxB&@<=m+xkFahc51OqM(/,=Bb1(c&47Bv72x]B5%G:B#nGzq!Q8WK9.CkkpFHvkF0g&Pk8=Su^cu7@aGjS:sK",
-    "NdVJV0.[qY[=))Snpg$M4+NC%H4M483IgL04,D7/3iqNI6Es#BG=fTE1z@z*y$TM4n<]%itgbc:5#WRy2!=Qw2a6R4+VLj=iRS>d<&X6m4h9qkSq^oduVo(qFf$3UtQrm50^m4SqZ](e#qbUd+XF8l",
-    "H!%PJI0Nbe9^+p+0^j[$9x:Yk08S0t0_I&RDFbm21-n0E4,x-K8Xp5R*#icZyAvujH09k)1v(722Mpk$93K,n+5,v0;imjP+5-Xp014,T8Vt1u1)cC24%,7CBsKseH7x!%4,(r04%q..wg&<N47LXV",
-    "X$93U1B;X=DBA,M1GEPQ*V]D7)/wTlv(Ot40[q1p2U-H!G>;l<j3Nb@j6Dl!4+6%,83#5DwFd:1n:P*H10N+gwg(hB$3qVi+XD[S0UrV^+XD@=2P8N!%]ryvHV,G-11vN&%dra*Gyo3q0_R#IqESBp",
-    "FgQ5(+Ds1xz<8i!H2<D2<B.e)03QN103QH102ej<4+XQY7#/q80^mw22QxS>ERO:Z67T_K*#Qg72Lo0fH1Go(HQ<vwC=+x_4+P5x6F2]>oxV*6$+ZgvI^ZZ*y%+_u9^>jq2PZW&GY,rL4,&hd91jG:",
-    "pbZ=2+ygHpIWYheHUJ+IGyo3S0UrV^+yf5G2O_K!8xu2eA15-00_]HX2QLLQH2;+ikTwMHyiE.ah!!3(xZ=7fp@RQd6FBe#7dZeQ0yO]105.:=HUJLH2LsEZTMqC84.*b86FC466TAx!*#Qp%%m*Gh",
-    "04q5)-RGKjHShx+Iq.Cu4+ii92bqp26EKGp4u@844&(s]yObCY6W]9YHZ(H;-0Fq69x;z4(2y7n-0FY.q#F&s8ZRU:FyRLyIWoN_4,:r$4%z@90x]Ie4dDknGcYjX1P:==3oJG;<dF.QHvk2#4*/IH",
-    "1n_nJH_.Xc2Mpq$91jrT2MqR>93KKT<dF+/014<l7!KhF1GZKkGw^l,BsKsOH2<D2@4$e=0S=J.2P@u%008$b3*rPHC=7K=4B@hb1vWDP1<NFO1nam:9zchu7!LvV[uv3y#1[>^-s*(g!xs+X2M,a&",
-    "oE#0^2L,j@Q4R3^A0-v32NO5]9^+eI4%z@90x]Ie4&nzZF),o-A15=N11vW*03QZ902ef^A@_$30_#_[9[<N239h=s4,<eN36$Iy4+8N64+6u@7Y8-D-s*q<yL%4t0^mqN2LOu.1Aqe$6Sg7>+5ry&",
-    "-s+iv04p&y-shTkH^L^u-s,AVH#GniF#t3.IWhnXgP0s205bp/FaQq]-s+,.G&2O=2MTE)05Sj.F#rwX2L.,ZBn]NcFC-QC03tLj<(LdkGVucr+5sN]G4TTq-s+%%FyaIQ)DI6Q<dF(/rzQeh1h5YT",
-    ")3i++K%mJ@4+XE792hkK4,;%37dZeQ0yO]105.:=HUJLJ2LzGQ5Dwh_4.OD53DwLT4,:x&4%z>=0;r2:G5[koHE]O)03Rqc,2)8H2QLFSHUI_$.r4v;vrPo;0^I^j93KEP02eR,4,;J<Cpk1T4$cP-",
-    "64RL+4)Fs6[oo4;<dF.uGtLJTG2I3a6Tb<%+5sN]G4TTq&Ic.qFyaIcD8CCI1Ub$J2HgWRI50Q:8a4n7&Ib&-nH&!j&IbVDIR,xu0=I[205.:=HUJLJ2L$e%4G!G[A0##a1KkE66EXf44%z>=0;r2:",
-    "GXM^X00@5:ARj0(,2)8H2QLOWHvk9Gw.r^joH+</CJDLJT;Z8yFxqDi1JMT#H5fDi1k(o#ZXW;M02na.4%P.)&*Kmdh8G>tG^Z;bIEVue6_>w:,vJ*2G5Z4!*as=#Fzf=m9;1&@b>.CY6EnPz2<15t",
-    "77[mx:-x(@H<WyG0NU6A4,u^C4l6J<x#9)[O#v]nO&:cmGz5W@djKX3HwXCY0]qn#MH4t[9WpcsYZ=HKGBGeQ01h@6F:47l5-8Fk(*Yk0Ffki2051tJIRF443=5,JH_.>t03QrD030=^9]JZ30q>1A",
-    "1K.J-WdpGD1>CAuXcIBUqa=;)3=yMKHER.x03A6r2x^ZO024I-95nzR3=a!V95etHGXMq_0W1WyvIhYu6f(k&5*sqZMh/wt4glFB0r.,;4+Q0B8aIyX1TUKcG%SOT2m>*/91h9^J_1*h#[&Zv6fGkH",
-    "t%L[,9t6137z@d5Has3Q[:/dl.OmcpEDeSM2+*Yk4zPs;4!HpWm.0r#0SuS[7&#stH.$q]EinKSH2<nm01q3j<CgHm0uKUW6gQ3m3^PQ2H_.zl01Wj300-]WFCQ_703QH200Wcy3IGTUVjmtd051YF",
-    "FaQ%X030&>A0IRT9]AG^6Ey%FH2;;d0^md81uHZ)04Ov#9t*yV1rG!J0TVd<48H:^DKs#d0UJ30Cp9tvFAy_>01,4$00.130S>OP11]zJGGY@p#sUmt4-uak1Em^.NGv7BjR+3mnE;jF78=FVi,Q3N",
-    "sj;g$G&ulJ0o:-[4.V9@2n3U-91f8e35E.DIl,h80;o<93HR3l2+q!43-T%(4C]l.4+b]5r;:]W-V&I6sRJ7<RSK&s9^PHF6ghqjLJthH;+F08C.[X#IG6+n+g1uJ9ywSFk0ul>RSvHL4,4gu2s.+^",
-    "GeaCX00YG72<eQE9^>hI9]$)99^>nK9]$/B9^+nL4&[vq2%RMl6GI-eGXM;G0uJW@2fYLbEC2@&SPR544,1$99]$%895.yc4+[ST3M;NDF>,^sGF1,21uqCKGqwX9G(#RSodOREhmHs%I5d#dW-8S_",
-    "IYSQv)o&:@F^Lyw4+H&P4uvBE=35Lx4G#s2jtBtVxhD<QpVJEjm)UzS7B<DFjtCA!6Ey%I3pfBD5HtWU3pg+U9^zYH9^6,79^zeJA09M]jtCA!9^6^B9^zMD9^74D9].)85-OoW3pp;V4+<Y16Ej2_",
-    "9x[uL2o6LD)B*>Aq#zP7@y)RLGdVVmjtDPDGdbz+2;K)x4,e:v2rn%&IqUBU07DNCX8=844+):s3ojluHvj.G1P/>7jtD-xGdVGv0S=f8;+F9f2oH]^l#U1hp$88Ql#U255HmQC1s<4G<$U%(&Ik@5",
-    "mW_JjxCajnmW_KN5HmP3p8*DJ4w#Mz1E_oQ%nz832oW_Qh!77jp=OMW8aON=o[R>]o&q-=4=<rR3lHT2b@I$z2,,yroWNWI[rv]Dy[Rh;i_)$Y3kCiT2I3$Cwx/Kj.mDO+ApjWzArUga9vwC!0sN:4",
-    "4.X5q2m)9lGC2SN9]_9#G9n)YHk$z,C=D$/2_PqvG&V3,1Q@ThF90;*A@d8lj0hAo/dflB<c[rC19/xR016<xD)IpX-n,Ra0m/dxH6jfm02vP]<&OSsc:*5>c=5Gv4tW3:4/VBj9]bU17%+G)HaL;4",
-    "FDWrN<&O+MG_<#S83Q371_+*RzX,(f2]p.>Ff#xXH^-HE5I2n60uKu7j]dGo6EgrWY%;tFj]dYt<!bvq2n>F!2oA6TFIzAy;_e!$iUATh00,UjWey^0F#s/OH!Sgw2o9hG1A;Sc4+5;MBQrSwFKaX@",
-    "<s9[2D:sBm0])],Pz<vkq(1<X0uN-Ij]dLD0t4ckD,Q#(0TVSOFIzY)=N$D)iUAWg00#4q2o59x7Xh[b4@cO<2o8z;0=dsy1FiuRF#r<YBo7a/94av]03$Uu=kE5r.OL6-0nyY8PZT&bG%)^U).X)d",
-    "9V0h4$sQk.0XP5xCJ3lM4+Z[@2m.RI2B%&C4GV<&6f/.:4-[]*2;$jSf$j$aQV%fMiwF*C3BDo)%=nXo()0,e(ZCf0*8&d#Y#%&0)$]Dih$0Sa02U81YX$hpLJ_D:F9I.#*8vYTzL5w5)(@@09]AA[",
-    "A2_Jv6EpxH0x.v]IW+(iFaRF[GyoqsGyo$uH_/34H2<zuGXN7g03QM_01rCp=a%oL9]AYP0uMFx(hCE[oDKuk0UrW501q]p=a%*n0UrW301r6u=a&&>HtPi+0yY32IWUz36EXlF0yowHA2B(qlL!I!",
-    "(G3BLu52F<F]3ma2g45!8;BQF0&WWU5i:M2Ie#8CrjG_%[]XZ=oeK[a@t%77JP#NA=a&0-4-udT2;U!60z4lVIDqvD4tNh5g7pam[saSf4-qB=2;Ngr6F58%8iw</1mOk)JP#U(=$7&:2m;G14_q2(",
-    "4m/Yw01pt1=$89/1g!!e2r)em4cY@B8#j:k2;Wv*19^e>lJyA/dJh]v=$7%x6azgEAC_nA0D/btJr9<,nDq%y3N]<6IMI=@03i/J(vt@T+z.;#=$7#I4iB:dvWW-9Ii^VL0<UsWA3ZqMlL!Um6AIQP",
-    "1cebFvjH*70xmZ:03SUt+LH(b!4nLl=$7#&7$39&ILiVZF#s.+H!]Ln2nfvr45#%81e+/kvjNQlEjBX%A4N9clL!rvE+jKI=dAqi0nGv^H8lV)J2f@slL!dS0u8P82;Fm)AF^_D%:o@Y[R^TZG&tsy",
-    "2n3Z)4X=bH1BFiyvjNQlE-Bg*A3HGUlL!dS0t:PA2;Ux2AG858%:oXA4KF@4GU^5E1+P*HiCP5B0w1#hFaRDhfekM^GBoUy2m=_#4*]9H2:>x_53:Qy0v.7e4KF(^Htv%M2+aZvxAh4F%:oa!0sa[t",
-    "FaR$*FgWm&2nfvr8ZrO@ngtKD0e_7VI5>]:L<+S)lL$UEG&8-R2;36/NguQUIL!hLfek,9I5[%*lL!dS0t_.P2;NanAF^_904+E(053c=H2RYW2+jfw!^SRSoCP1V0WttBH#Gn+JU2G[lL!dU0vj*<",
-    "1D*vhvjH+W039^k4F/b.0SAmx4gZq^0=0/,MX1yZ5B_-:vReiiH#9OegH.:(H8QCP2Zppz0@4[ppql_.v$.0P-hO.30y#B>j[*sUS>,7ydJ[PQxDX-UGnf>tEDh+y0s.%k)EhqmGBPt[4uicW3+2Wg",
-    "4+5sL1qHzJ0V>2uxtuc,H<E9i6*k1C0uKV$<&=Ey4+81.4,X6BxdH_@%Qyt.Ap(yz1i+#lEH*is%>Rk(,y96<r2+@f,W(J$;!N-s2sAUojam_dGzgWp6&iE=1X3:vGBlOZeGQ]n1qRRPbpVS24O]j3",
-    "00g+$5)T-3.[S;e=spTd0n4WX3cHyS2H:kD0tf<vk_j]Lh5[2a024R:7&k<-,PtM/I4J>Bum/Zc1n2.]1J1PqGd46cK;^j.9RSFV0^0mw9^Y9JwE@11,J&G[2pKeN10NJLkB9-efky.aVIE>Zty/*a",
-    "4!-Bm[/.U,4!8OS2)U_Q9X5vq1417cGRL(71JJe!D:gF6wE>-+i2<<vHvkU>)QSQh05kv,GyoGe01pYL;=zBV9X37.@v(v.Bo8LXwE>-/w_GM*p$7(#>A(Cuy4PC]9i6oT3hxCUGB%yH0uVO(lnW0S",
-    "owWi7=aT$QpS1!GlaB%p=[RXX-vxk3+jj;V2SW:^vjQVAI5i1e9^hRFvjQ;VH!Q-k1cQhI9XE-u5-&.r0SEvP8#V7o13<A*EV%_@>NxK_=Uneg0H4)93C+(Q9^6(lvH_qPG+PC.q67_ESrRq;F9.U;",
-    "01MLHDhbrzRv9(F2Mx=y9]1G$1qO+@R0f)aISt0h3l9eT#T>a(H_.Uj3JsX&DG<Q/J>4>c8WBLW0UJ4H9]AMFvjPj0jyeUw%<PTl/^,;8y0ZcrH-J$U0+0]BIr9S>2[(zb0xLE)/ll^]H4h0h4+r,M",
-    "3Wo#$+FS;J=cD[Zk+T9GHiPUL4bZe5DmFNivjROeFg5<Ji_]%n02;:^9]JI!vjPr/@5gk83.,]!P!AQBvjPa8/1v9e4g@S*9^6=&0_#_[1vMWCF*6StjspjU*CQVmH0@niD:OQy3ojBdEbg)b9]SR_",
-    "3m*(OlM5=[H;hVM0*C<0IE1Gr4*^]t2m>lL2r3UC)A&O>3OF>>:yZco=cevb39lLjfdLdTml>P80T0##:yZc^G&0=l0m7dG4-1G22NX5,vjQIjG4SOU1SAWuGZQt>Q5ZI-kq8aBqGkaf9]].<s[#)T",
-    "&%Rd);1fJR.OmM32@:gXH>!J6038nu&,VuoYXXrD4+QRsC/Uhy!4D4ukKacGl-j,@0l/kd0Q#=30/NSS)7:2pJIc&v23QXa&FcpTDF=l[1F(V&4@9yg2Lj3k9]bh:2:[a;10xLZ1@pN)(d!2zG&1T/",
-    "0puYH)9VKa(+__Q[zC#h9_d*,>XiG/4+3_CGA!Nq2L)gQlMfF0*%l8Oi1h_#280g^O5gVf9]bvbA3,z#4+rQD4<Tej2M,F>4lFe//L8cl00d;pK$yoG4*.u%5e3O(F9kI,n+zWUHUJYbnG67iI0q_b",
-    "M41d96*vGJH_/qZH8TJ&1_NAQGcq.TBM-_UnG7Q@Fogsk3Ne@s1LHCdhlf2c1T#3Y2OKkuw*nY9<$3Q*0OpMs1(KLw0H:E14+)u,Q3j690uMXSoLm$%qmXn4pdbLR4g%oh5CW>.9]JX,kyZpO4tWNb",
-    "lm@z8c;jhm3XqRM1[V(rf]!N<5H-;Z9S-iK@#B8vAPCg40]0[r4,3YfTrUwdHUI;P[2V>CH!;8yo(K_$)Se*=B*:jy9]1AL-UELVhaU$b4,3ehTt5yqH!^bO,Gn3nEDUcApZgv=EHgR=$emmYh=Z6@",
-    "*8vB02iE^z7!MBd4Frw8R1C;CdJh/N=%e$h4+,zpGZZtt2M+/K&NB(,CkDLuQUC^HxGy6zFaQ@Z/m8Ff[1pP4pc4Tz9W.q$2m<aPxU(h;1,SAR7Bs<YVjEqa3IzX#7y:2>2:j3j4+ZJ+J@WdI4,xjB",
-    "2p2KNCm#ed>X,Pz@yL9PaU(J@/;NcUH-fT41u,<N0Mal6BM-_Uj1eO,F<*#dGQJoaGrm9$/I.l_vYHhLpVd.fG#:*p*(4M)01A<m0v]&%z!)zJG&BGQDGR>DFJ;J1051kGH_/#+H!LF$/mWF]6EFZT",
-    "2[1Ci7(WIyH9Fma2p/CYj<SYuH8/Vd4+=Qx6dw&W;Z*cN#[mSeiD;f4ut=*:!qfu^;gAMtBM(!Tv3frSG%,1x2NN,+UmxiLG0Uw84=PXL7YT9z=_)Rs=#d0*zz!<lIL,wPzzzlOf(jo6H=2<b1UUc>",
-    "Hvj;e[[jat4<1BXFA>B]01emLCIHz14@sj(KL-=6F[B40Ff1bv/L5hFBQZF%2QLRWHNXxB-<Tz+:914>@>xSaGY.mXp%x<CIg]GS3,y!(4-tR+0tWaU0]pNa:9+;9@2@U-2n<,/7X=.W2J3^6FflSV",
-    "<b&<=BDl8)0nbkl0,EIm3h]5r0,S3K*6UXenCt/[4K3n.dkMwTeGe0l<Iwf+/S2dfc<CNp5-E>zdJsY1m;-km;Ewy-wFeIZmZ^H:fcPH*>9zY;4fn4F4jwKzU0V$IuLUm!EjAw!He47p+65_#I-Sii",
-    "HoCYK0,&b_6EpG!1+3Wu4*/mn0xAy$#xx%SIK]<z6)<VjQ6C63>PG</1T!=N0F*2b4xpe<4*x3yAOpb-88;,Y9t<o06aqv9[.[(%2sZQ-F9tI.@vDIwrU4%TGLQcP36f17HKqv>Ikf[H1TmNa4-i7F",
-    "0]t/j1rD/fJu*2g/FI[P%7Y#Z<svLRHwQoo&H*0+Is3jI1*+Q]9].]@+Z+,&RSyB)2>!c&@57N3Fx;3T;kEn8l](NHF.rBwehSu(0uK^W2>FtI03VS7G5@VE+aeE5@UxKjGXNMZ/Oh]9<7H(%tKA]G",
-    "4^^j2p%4!5,vR=op&Abch[Oj9$npXMm,%1-2nq361*X0c00.1J#0LY-<dytqti%T&5jX%3Bbmep4a[y1[RAHgCG(Og4+4V32Mo--1JvUj1Ifk*4di44zKl2mCl3a;kro1-<mdcW,31Q9cL_4-F9dCA",
-    ">6H9K$+Z:;>fQWJx_c-Y28l8b+mi;b!t)3Z1=:ha038nl>)tDIFgVu&4,&t@Jpnfd$E=kf)w<*+7ZNfS9]AMh4GE7dKLs-0I:TiLG9M5+mF)rwgeC*_V+6W39]Jh+[sJEaG5[7hu#Hp:rVRzW/<ck3",
-    "G24;X1Rn$WHUrp:DGxQDfK:,e3F*ueKL]H0G>p7lGP9vk4WR)aP&WW0I55y,4+g95jR66l0[[pVeWe2e.eyOw1NjsMjB5mkVFI4sE&^Xr4*_rH1F<G-4,DP9Bn(ynuipv:RtM>vk=u(O+#:>IoGc)7",
-    "Ei3_x6n!iXzmNq4yx9-A=%N91jj96zgq&OkLjWTMZ2+7O11^E-:H@A*tCj%]216t.Hbfr;GynnC,+vDVL;kja03Ql7#fAw6O)nNXGWP,:4l(rt6*vGBH_/3BH_/awGROe_9R]$-46AS;I5,(BEHOI*",
-    "AqB;*94jFO>uK[sssj#[4G^cZu:%hdgb=NHJ1,C]F*q+KD:OPECO7_uCowWR4+WPo4+X2794@VkGUf*byvZUD8qJCW2iU1p4#&X*8#n5B9W[[OP$xJu*2#JZstq3xGt/rT0/jVyvf+jS1k8df1d#L[",
-    "4-zHD10Mr1o(Kog[A&iF#8nO<6*B+[nV)qEopd@gGd7WS1euCD1&>5l1<sdRz#am,&K;g1+ye:40t:3*DnAc5Gcdas46>3pG3JPC41oy&#RCqP)jkEi,,Q7V@*#&E*y0ff:H!Sk2:]JR3E_L@w@&+R",
-    "lk,y!,cAxZI1BI.2eAAl6fnEBIS&Gb$$Jqs.j-BoF%Jy7>yq=+o+1o_0^lu@4/Bxm2M(r:0]el30tgZ-@2q,p1RoPOyWA#E3=p^5IOG!o,qR2cg$Ncc00y^m0*Ctv6FH-<8#AfXCN;,TG:tI-C:%TW",
-    "aS%0Z2E>OY6gbTPWd_grH>j_@Hr.OB2R#Fv8ZI;7+JpoFm!$-=g=p80I5RUjRueEs0i+2Z0yxZj9^G6mq8.qIfCL7(dlNOYQz14m%Yp+Ap:qSc,6[Yg4byu9I]I9V1dwV4S>AeS0n+Im4-rQIBMtiE",
-    "2n3grG%qJKETg9b6fKL6HUbC>1E0V^6*R8xQ31Tw0uA@K8xHA+E)Ai>9ShH.8YDG0*6]k(I2kwQrydTS12i/@HunP!<OB5]5fCdO4V(i5Is:X-2bB&8hs>,iAe#dZDuM$OG5@hQRu2@]<FN00FBLIe",
-    "G7Fdr4y=>s0W]-=IRFXmsT%=]3/aaj/z9f/@f3FQ27eC(xvo$IDGoCP!jT9kVsqd#6ElH24*]FAG7BstIW>.T#:N6SPGL;R0;ug*!Z!ji9]AQ>6EXlF0Wtsv-JE<EHBJu#oB.Iye*g#%0ZtzVFaR$C",
-    "I5z+jGyoMe00$i(2R2S00y6*-FaRF@FaRG0G5[]DH#q.!H#Vm+4u%5&yfF>4P9Fj>0249*9]1A]2ZjR(I1;+i1TO(LI5i&(FaQq$)B,OIHa0aM0Wbg@3o,y70X3omFAOy^H6H-o01pg>0xtnHI5i&(",
-    "FaQq$i2=SSG&VI2i2;xCCIXKF6EQXp#0(fV[0JWfIriiN9]AVitQ,#(lFuCv0;Zm6Hq3wnKOHwQH_.LwV,hi&/pqc]2n64vC/U*b4lOx4#1[jm5iB<1;wtn%k$f04vaKBlA>Csp5CkL,4w0)K9]17[",
-    "7%%@NF*<7:2.V+2GB!CifEfai0S=L43&+tN36T#aH#Oa&3.!]e0t3tf1seho4*/@:0uL9rkpnC<GwR.00$m2vvJ<@:H!]Oi0^ltg&:b2y01cuI4,c/.9UlZVhUWqg1/i9V4&L+]4$IOV9_L(21ur2o",
-    "GXMcN1fORg5+#z[0uK2B9yOBO0sv4Af&;QnG8+L[0Oke[AClYx2ZI3*1Azn[IpC243&;_U4%DSB4)oF-9^+Tw1Of3V2SN@7mgfQw1/@sg4(Wj$1d@Mp2O.v>fdn5UH_.qj03Q/I01o*9F9J9)fdn2l",
-    "024O/6Et%lC=LZs9XNsr1JDHyhLQsuG;$$N4,fj(9S-zK2oA*49S-TE,w>W2fvX%36pPgz4-O+6A0#sXBQr4o9_3zN4*3BKf(Qdx4uS]2GXN7fa__,-fdn4]H_/32H.*$GDKs]#4wLo+1mo2m1]km:",
-    "g9sQo00-9A3g%W10/cyu4-8^E9S-]R1Ro;g03tOkKo1p.:-ew.&:bHFFoFagHUJYh8xt_fA1E.@1RXhp2n6[A4!)8D95wj<9]1Q27&HJ65QGR0>Rt*.1)JUx4+W3B91gqbYYvjr9S-]T2p/Uh024Wn",
-    "0^mDPjsp()0S=L%2p%*5Bs4Oe1Osy)DK&xw9]Jf59[<Gbk=:tx[,6U5lJ5czywe:I3WNv-N(qYw4TJ_,$I^Q81<jpW.Mb:9+SDBfA@cgW1P:yF2m!hT0zeN7h!hU>0SB<H4+4S&9yS0IHyaZ$f&:p9",
-    "h!hBR4+Mk/9692W0^kAT8xHB/9S+0Q9S-zM2o8.Z9S(#D0,r4p0/3N;4-0kZ9S-]T2p/Rh03$Rvf&:p0i4+d@0S=L%2p%-6BQ,K^6EpxHDKmlu4TJ_-(FG3kk=;C.IRFl/kP8i_)*T,dF<y*fF#ry(",
-    "(j5iQk_R+l.KP;*6=haw4-O+24.v*LBQ,Gq4-6]O4!+SH9]ACf1Rgd31cV3=ICBpmiWCQf0S=O$1Pz3f0^G,38V;7@(H$8y01p&@1Q.9q4ul8-i,!Uq1vY[N41<:[+S45m7la5OBsKsOHHs7-6*T^3",
-    "@2i0Cga[rs03$Xsa^zQEA1N>[1Pz1-1knW!m6HQ0HZ/ea%9Jq.gw!1m6od#EG5@$Uqy+[3ry_yq<$noEz<iHTqSYM,A@cgW1P:*I2opJv0^m966b]>TF9I;!f&;Bm02DW$2m=Bu9*PtQb@69G1knW!",
-    "rjr92Hl1._!RHPRi@E;v6od!:)IA464+Nsc0S=MD)CLa^oYox/7la5OBsTyfHZ!R[4-6]O4*3BO0)z,2HvlC!GPXYh:=/@Ef&:o)ga[u1Im;p+95-cy9UlQQ)By:kx*ZP@ga[ckiv]va2m]Sh9^1Hw",
-    "2R[zo0s>[VF$W;K7lH&IBsc&Bt3nSHiWCm[0WShGFoFagHUJYh024HG4/IWi9W#Uo1JMNw+:,+gv*i&F2lc)k88iS76oLd8I5iIivgHvE1/Wci4)eE64vfJa4-O;8A0#*cBR4Ss4-6]O4*3BO0)z,2",
-    "H_.tl024TKA1OD21Rn!901bhZ0^hA$8V-O*9Sx]$9Ul^lga[cliv]va2mtOr4eP_12R[tm0uG]W9Um7lf&:p5ga[6fN)Hv9!UGQZ0UI/g2n72%4uS*]H**s*01qjO6dg2#2n5ju4w94u960#@4,ezS",
-    "9Ul^of&:=iH4g:x-^H)9@.fjN+J@v_=uHYs7la5OB[/[CiWCnP!NLO$@2i0Cga[rv024U;2G7$H4/I8KDL6X$L/!OiNE0vs1[p6AIX8&n0S/o&6EN3,YzIm&1T!r1jspWR95DbN3ormHI5+;/3=+Fc",
-    "95nzR3=V[7G5[Y7F#sz!IRGyVH#h(sHUJ+CH2<ql03Qr802;p:FAFv_04z2)03QrC030*@9^F@995Db74C(>MH2=ORH8(LFH2<C@:H@DlNC(A72CM/P1H^gl#P^Wtt3(I9-T]b4G=#@gF%8=:9s.[$",
-    "BOEr@MFyW(0[c7-&)yyZ$&Mfk+eIG%GyoVg03Qo9051kIHvkwlM-tTv0RzVY3q^V%4+8fA9]$r41NBEQ4l*_.M-.o,0i03;A@cAq0Uri402nv@9]JZ38!]/*J@Vx*0WSwJH_-[MNDmUMnH_-=$xZ_9",
-    "=d1Ky4,57IDls>#2V4oo0USB<0RzSX3q^V%4+8c99]$x65-FiV4ly]Z95Vn7#q/H<3=Vot9]ko57&J#812Xmj8#G1,J@V!+0Url203$Ft03QuC01kpO4fFIK9^G730Uri202ns>9]JW28!$!(J@Vx*",
-    "0WSzJHUJYf03Qx9031004X=bc9^7A50WSqGHvj-/Fb7l&>5lON0SiV4J@V%v=&TGqGHM7p1F$j&,e;_YG[nLT5,h=BA>cPOA@A3V1J3$e4+4G]GXM>(ov1bvGhGi5&pZzS+Pg3hAja;:BP%uC77r2i",
-    "0VXyq.bxg#nO+X=0S<Z$9t6x51;/Vl4+)y9Sq^-FksJqN4u^E]6y5M135Ws<7yAPdH_/3RH,,WjIRFl=t0)9n4,xMH9ytIH6NK:]3$;x>9_Ln810gmtt[Wc_G4TNoz40Cn>X8gYIRGCHIRFm::c.5S",
-    "6vXi!4.q*j1A_Ak9_m/,0vI&>4+XBdG7k=Xs1FY,jPf1^;$8Gh7xx1ZH_.e8/mie4<*WQN11];QH2;vP>6HA0$nqW!BliOnH/fQ54-Y35C=Int4+YhQF%JpJuMY/H4+HN34fqla-@1I0s@MQ%6gM*W",
-    "0]xTMEDss+0T;uT9y0d:F9$a.01pYDmk]eI4+Dq,9]1N17&QPNBsTX01E1[+4-h967&ib8:7*S5Sq_BK0UrZ501bl=42jzw49kxg9_L.G0]TkF4i6dV1sOE60US8<0^m(q*Fpwj2,*>]c<F^P0T;kk",
-    "A0smN0^;oycn/oq4Gn>R9uCwK1X&Le;*ShJGXNg^H2<ei01J,F7!MWG69&@Hm-nzN<c]e%01p7u6AuT3g)R:Zg1k8gVh-m]0v@c502ns>4.geO1)0cI9_n1:0vI=^4$_6=Sq_BK0UkL34.N709xoIt",
-    "Inxsc+muuf7w82J)5[(X>X8gYIRFn4(,R*6H2<D2#:*ZLA/48E#nn]07V8ZS[mUK:(,Q.)4,xMH9yI>D6z$6%3iksa7d8M9H_/3RHvkwo01ML,0aOnN(,R*NIRGC3H2<D2t-@+]BGVHA&z2>/G:sJ:",
-    "06F*xF9S0*ivkYm%pMN_#^y9@[sRvx[LCH)+7klB0R!9.4,<(U6EFY]0J.R$1B3((sLdV/-1dH>4+QiJ18xrp>6rAQ3XC/bx]3u82pc-Y6fyt^>IDaJ;ZW[GUjc;W3dy1f1L/SR7c%4a3l88p8##Uh",
-    "+lqMv#JU3q86O<sqc-Oe0@)NmN)HR)H9IjgIWaE@GdKVoHUJ+CH2<ql03Qr802;p:FAFj@04y:$03QrC030*@9^F@995DbN3ormHF*pD(3=6wV95nzR3=V[7G5@+<:H[1w051$MI58YH03QrB030&>",
-    "9^F<895ACd1FQlAG6%W>9y-rg0VFgxrk+V312v$R0V6Rrv#^Ek+1U#Kte=w_#R4A.HmAY;9_wBO!T]!k[YVcF>Rbg]1vaVa0Rfvk10xR*slfpcY=lNlA8axJA3rew3D1m51)J9a08Se-z*ZjtG^ZBb",
-    "1oqJ!6*b4#5eR>W0^mJbfgTxig7SF-(EJk%il>kxi<IDd05&j/,_k4;/6L^&3mpyIh86-cUI+KDJpzY742H857%.tj1THW%gaQNLG7kXfj[*s>wLAzP4ZzYn4+8as9tz*K9Sh6wVFUP&I[/3Y4w%ye",
-    "1<,PO47acx22U9]uCxIIOfE1i>22:n[H>BNHjso3A3Qgm<dOVW+<3fOHrM6=4+QS21q8DSKM*xHGQQ0Q9]JPQtq23R!6q*NHZh)xC/U&=,UJUN+:/,i[J9(qrnem&GwS$x6gJW3ARaR41]JAB00)GY",
-    "C/VOx1]&By039=]IWjpm030v;2Ib&DKN_hOGV2BsHyH$g0S1#81;0:zH*9ZX!2bvoH=P;z9XWuD3IOnE4+esZ3In):9tTkc(g>5ZzySaXKLaZ@T>hDU00f5k77ir<BM%A0;3V!#2Aly9HUI^r1faD6",
-    "016jf916=cQwEX5Dh4;hGQ9^[+uk>@X9&xMD+rtWJr4,a:na7>:p2e$&4nun$ksd@3p5@D]4.7b9]JOi:Q*B)Ha8nGvbg_RHy-Ktya5K1[2vbv(1j^lO$DgRYXm.6eGfU(g)0MT4+p[YeHS.MswEG8",
-    "(uFHO1_)W006)9^H#9f=F9$a:&gfPbH.y<E53:T)g)1)yGBwqOD-6<82M<CX)@crC2RAX+/vF2,F+mTr0<#HsF9tU,+UQmnH=:;fvjW.MD/!B&INs/17dE5%JP)!0+/VMI2R1k1/vEgtvDG:cvjX0Q",
-    "D/!B&Ho)]KFJm;_053W/HUKZv0X8,O6E=Sl3lTPqun@YY/7lQ>fB>RS00OC!3.*yHA>S/w4eJ2]v:XVrAOXTW2.EjC2i4yJ4+Q9;Yz6j(9t(/n0s.TqGynqTCJUFYd<MCLh=&(V2aK^.95jb-0=#qN",
-    "0SK,E4+4nMRu2r(:j4MzXb8E3Mga:PLx.J>4($OGHvkVi!kQfqex)b<]5OhSj/F0Dt[opSEApcW6Edub9RLUqTm9w.0<.ii52gY5qX>>^H5xYg,vJRT69CXB4#x!oF$2xw3LQD4q!&LBHaIt>,vI^E",
-    "6F6@InFa,L3x>rX!t5ge$eslZktqkvvw8/$(E$wagd>=]Hvxz95(9W23pu%z1rGwNC:l1&1Qa-orjr2y.nLV%0LGqw0o(O#1JdyW8Z(td1DdHP7C57kX%7I--6)QOqz4ZPA@b.iqi7_GLZJyLLofgi",
-    "DgYe^>PIz7yoL!AIJ&(995]rS0]_3A2<R]PBr+=$9]/aV!F;7mw(/GXrOyE,I5Pg*0S/Ei9]ACe5eD4#77qf0m.0<[=%e!LI]QMTBo4!r1uQo=;;VUo0UrP@W*]5,)*TMSMHMp3=-8cA<P@2p1I>6H",
-    "3BBZ00A&T0+#3bY0R<B(0UiO)uM>_x>XG[7e,7la9w[(7mwg1n0S(p99s$3gZXX6T/eU6Z48fNI2TBHo,30@$0R:YOH.tqs8Mm4R0o9xn2)ddD22lX-MGw[iy>y9d12F(UG%>>b03J8)0RfsY4F91G",
-    "BRDmD4-Q>f1p@bDkK>UeRVO$sznTROvIYaX<e:Kn1q0UMRTyT43j;jYK;&vbRswzwg8D<cz_%@F>_r!!nE;+7x3vi$88@q1puu(k2p%=&7&EK!0S3R^1Pi5_4HGp0UjaEYHZU/%,%.$j[^vAI5CgFY",
-    "2l$g!3ZDcBJqq:z2<evG5gRuBMIkgY>d=c^&+h[*I5r+OG&ndRJ_lZy]LH;1FfkzwstqzRGb_9HH@NUemirM82cW$k8ZrP3rw#-^qYDL)gb)rw7&HJ60gcaI4,1zO3Dpw,X$]@Y9yEi9LlZR45+gG/",
-    "02;,y5);M#:KzXcl<bo3!X68(-]:7Q5dxJG4CbT-1f.CV4+yLh9[<1FRt3n>3l9O2-u-Ty0jm,sF*X1%TroEQFQNf9H_/O$H2<BXh7:PGH#DgdA_iSwF9.a=02ns>8a4m_zyS@a5,%AyHUI^o4yh6a",
-    "Qy(NasS+-(I57Y(&H=]x04>N.052msH_.d,xy^y.RUZsFsS+(UHvk+r01>]&9yah14:#/*A_iMuFKjh7054QEHUKXUGcf/k0672@IRGyJH!uJxF).+y;GYk3EJ+hHmkl2RGMCf/4%w&:1o6lo2O.vc",
-    "5fm^c5Dx]J5df2U2Tu.!;hzU@00**_I0fkf4b]jr4DSL2j1n0!9s.b$6EUs/1]$v45(V]KY!fv70U9-T5*0bN:I<$sG0YM#0yi/M0-l*d3(XQA3<@v60x.v]2QUC1g#j@E6EFZDTQC3s%mWXh0nHLW",
-    "2stq_06#^LF*X1bGyoq5GXNPk)W#kfGR+bOzyS/@&lE2iF*wZ.2TBgj5(HB(BQh]^5-!;BGXMusAI$.Z%<RF1GdTc19XT[G00c^8%<PMy9^O]h5*-&*4I4Af5)&_1A4)R,6EXlFZ888KR5AcB4KX+X",
-    "JvA=m05:%-FaRzxF#sttGa(L,<B.Sv+7A-jmkk8U>8kh%5)R6VG7j>B9v(H#5)&[09]kf27&by5E-P*&9WnqdHae3M1D)F(5,c+wGmsJ!GOQ9KF*Cpc8#Is,1fbXvA0jc35*#/H5,.P+h[9A3>Ynh+",
-    "Vk]T@@4JxmF#sQg0W$y,H=/%nKU>CCIr$MUq5(BB051tOIRGz5H8/ngFaR$IG&ukmIRF]s00h7R4*3x-88$Eg2TBh45d_8pBr=FCC=j>!2T:o+0yg-(E-um&FC#cI01p89lMV+^9^F^35iK,102;=_",
-    "A^^%lA4xC(A_ZMvFKje8054QDH_/pWFgE^n05Jd.G5[X[GXN.wGa(N75fnF$PXd.:1&<d&3i%NZ[rVmRso<;6A@STwA_87t1&r$q4ni0*03R(d@4I)=rvwLK4*:ZQ7c:AaF*yJP+NTE-F!VPYGx,q[",
-    "ImA&PAu[.93+;9v0JjkW@4JxmHt[0=+_FVzxQGt]z7P[L@Vk#C03U>[GyoGY03Td2056_cIWz!I2Qn^)F#u0SGB7YO03$Ru03Qc602w&Jjs+St@Vj@e0Svgj6)zbuGWrn*N)GxF1ydg$H2M((Rtcly",
-    "1qV;d%mO(25dh.rVGWxQKOHbKH2M()Obz,G2UQ-pHTn<9HM$HFHTn;.gbM+$nrshB@VkW^03U5M03T8@08b7xIXN^^9[<4[7&8DL05kw8G&3O%zN,WTy&)1Xmkks+rkWHC@Vk)hHvj,F2O.vo5feB7",
-    "9]kl47&rhQE-axiGyop^H_.(h03I_^5,@m-Bsn:NI18;<3;ncz+G8IdGx@w+.*958@Vk#8:E0qA3pIi=1i97:3y%=bI5hwrHvk@n0W].3I5Ge)S_xQR0Ludpq5+Q*F9]d/053-0G5@^Y01pWGS[OM1",
-    "8#w;5zyS<%&J@aSG:-MoN)C;>1ydg+Hjff712j1RFU]rrFaRz#H2=OoHZ^krHkHT(2UQ-pH-)nx>*xV:00<E$0fxjM4<!:@6EFZDZ7/[IR4<Q94mdRc9[<7]7&HJM05t$9H8UX&j^j9%00W66E-l&f",
-    "i_.CzfFBO@2=cZ^9y5--6E=<K0Wbg#kANQ!F1/a:[/o$YVGfTHC<;kv4%W8<1Lz](GdVcIHybgJ5);O@ixLkaj^jjQHUJ$ml1MKHG&2ALuLBPOkP.HjH#Yzug#k7IA_!SuFI+b<0575eH#h(.2[.(X",
-    "A4fRfS@#w:9]$u57&!nNIRFH^0S/H7FCjQK03QK3,&zGzA0#,C5,$TeF#s:k0y#1OJuxsh052XfFyC4OOb*[#2UQOZ,&!3r02;=_BR4n1$>yV#F>01yGv8VtZ8HEbR5Lb=5,$!nGyop^GyoVi03QH0",
-    "04O#yAq.cb0fi3(-x+<94Frjd9So2X4BuJ_[*NCXIgk.(HUJ+5FyC4<G%zqi4/&$Y6fgh:VGjV15*IQ6E,*I$A_,bwBQ@kz8ZZDOF*2fBA0RaVEHp3xA_iSw9]19vNCTDw0+//o@4KM$HaP$vg#kAJ",
-    "A_rSvFIzS<056=aF*1u.0>+4228&t(.kDmhNBI#GGyo3,i&>qll=+X:S>Z%Y4Ai;89_v<;S>euF@4I$DA0IP]S=@!XGmBaWQ6J6%H2D!OG&uk,BQ,Dp9yE(u2UQ-pG5HZ4Gr0=LGx,q&hW@l.O8F5J",
-    "G5[ZKG5[Y@G5[]QHZuSp05t#<HUJ+0HvlO&Ga(N75fe866E&9&1moE!3i%NZruR4wvzi]sHTe+^H2<z5G5[DhLJus9S=#Mczy%JAS]_I*02eR,1%;$8Hu(@0HP]-BIr$M2Hm;*PA_yLE95]9l5jOxY",
-    "2QxVU0C54l<*E8M5d<4[9X0;Tg#kDK6Ey%ITQvXxwgV5M0s0Xy2[t(ZFGn=w00WF#F9.R<@Vkm801J#,1i%3f@VlW7H!uJn0XB;U1ydg+GWro2H-h=bQ6J6%Hu<1RIWYh)BRMhv9yyF!2UQOZj9L=j",
-    "00,Iy3-GcQ=$RaaIW>tb6EciiA8j%KA5$=>0JiiP4,Wbf9[<H07&ibP05]]BI5Qy*@Vjzl0=3Lfmkk_;&zb<c70aj^4*C%$G%V[7F99nsLKrdt4/s#ZBs4hy2VoBY@Vj]/S>$&g5Cw,75-yu06g0y(",
-    "2:ogU+Qkh5[[jym@Vj_Cs9p=E5e;Y(A1<3uID$4W0W_xL6g8n*9W;+Sh5.Q@5)&[0A6qd1FQNf5Friv62[JJNFGn&l0249*9]ST04y_#m3!z#AzyS@SS^z(hF#rcj4v!KAQx6^ZS>4)Ip-@w_56%Li",
-    "S^rm(052XgGXMij4xw5HRUZvCj^jd.&kPKqS]T+xj^jkBG5@^a03U5M01s86S^zVXF#sO@Hvkwo03QH304X=$Ar6lc6E=;<i6jKohBh2Ij^jjNHvkwm03J606EgrG1_dQ]H_/3mHUJ$o03QH202nX-",
-    "9yI>WH8/nxGd2JlHvkhfp-[jyIFAx91TruH9yN<Q2p.eKkP-sPG<<D*Gyono;GYb=0Wgsg6Eve*A6zs5FQNf5GypFNGBp4%M/_@46EXlDG5@nU1qrYA1q,8E1i%3fkrFQ.H8cPp0X3sq1yc>nqgn%2",
-    "9]Jj&5,,jIHZTA#H#Gn+BR4hx9yg-^2UQ-pH.1z;F#sGgqgn*z-1nN9Igt>*FaRHIFaQr#qgpQxGcW)j05][>IRGv/FaS6:Ff$.zkrD*tGZQqRBo#A^wjK(S5)R[uI0S*k9]s_1k@fa#03QV_004zX",
-    "2Tu.!k@e<<S>feck@gF5HUJ(m03tLw03$Lr02;*[6F8(/A0j!D5)GtU5-l;&9]km(NCd0+R_t0<5ibWbHvk@n0Wkm*GmcsxTr&VKq5(2E051tLIRGz5GC2SfF#s.JF*o^W7&ib5j#:o30S<_SFCjTL",
-    "03QK4j#:p%4.wFSF9S0$058r0GcW)yGcf/!9y2ij156H%S>f4R4USqZF*mvl431g=&EXUeO6[^(6EOfEZ7_2JRWXiQFAgy]03JC2C=j(r5g!0C04XsuArAWy6E=<8H2;*a%<GXy5f2a7&L0hrS=&2#",
-    "0>+eE29H>*a0gEhE&CB2IFDK$GXNtrH_.1O9[<M]5fU%^BQZ1p8Z@hEGmh*EA0aUN5iBz<mPisc03Qc303tIm02;v<6f%%n9yHhyAB6!j[1Fo^ky--IG5[_40W&iIF9]a.053,_GXN7Y03QS_01kuH",
-    "9^AIM1Hb>eky.YrGcy1ON)G%H1XC]0G%),T88nev2T:o+0yO*)E-Ts,FC#WE03J1wS>f4h4Ke%;9W%QO43Sy]w&D_IO8gNMG5[ZKG5@,%ky.YeFgO4JX$]^l7%:1J05Sk5GBY6#[1G!ZGAz;.1D6dH",
-    "GKq@;8!)jC9]1M=2=cg04*,%[BQPxO5Dy0Y5g0Z;4/j:e0BH<u1rGp[S]_R,[1F_A03tIn03$Fn02;#>A_!MsA0jaT1jh_x[1F[6m@EQCF#s.CGBN,ZGN)P]Gwl%%h5<v+0TVF*A6qd10L%jqq5+W,",
-    "F9]m^053-3H_.5vS]12702ng:8#4d]zyS@C5,%Y*FaRF@H:g;#Qy(NUkrEj/s9Fb656%LpS^rs&052XiFaQHg4yalORSylQS[*O]95Vm^ornt$O0/[A6EFZDZ7/[IR4^MoKMpuKH.1z>05Jd.G5[X[",
-    "GXN.wGa(L.5)(H76E&9&6f_8$1@ClA9]AOswFU[7v.42TS]Ttx02DU:4ni0*01qyyS[*k49[<A^7&ibP05.:/GSbxnBRMjW5*jlA0Hz)SfCCR9krFO6GynpqGY.f%)d&v=k@f-RF[)ZG2Qf2^5+8-E",
-    "GyoGY01sTNS^&pjG%)^#2[bYQFGn-o0243(9]$l27&HJIGyns<0S:ELFB&v500&AAk@e>]4.D-q16B#ES>e<d&H=^+5,v0]052mnGyonnt6B$D9^P8.5*-.s3/FGU1B;tWN-fx:5)(84A8j,MA5/5]",
-    "FAg]103QG[02ng:9[<A^C=R!64(tpRIR1MBqa,6RHUJznk@f-QHvkwm03J606F2^L1_dQ]H_/3mHUJ$o03QH202nX-9yI>WF*5)oI57YlG5@dxz6Bp4Gm-V/HLO^9G%UJL4+fe<BQQ4kPYe4IF9$F+",
-    "03U;@H2<PZm0BNMFaR&20W:uLF9]d<053-0HUJYa03Qf202nm<8#Mp_zyS[X5icP&Gyop_HkDchQx6^NS>4)e13CK.FU]rtFaRz%H2=OoI5q$tIF(ulRUZvE@w.P5S[yY15,.QSN-fq75fd,_A8jxI",
-    "A5.==FAg=_03QG]02nj;9[<D_DK#<84*L,kHvj=SBqTODm0AtZh9DmSGXNMe03I[<5fe864+5214uggu4/j_h0BH<u1rGt)xD*4,!!IN=HI.qQ3HcEO;)Ek#HaDFT3b(WY5H-.;0s]/w<YVtg5CHq#",
-    "0uLIn*#b&rZ+C70BQr3R3I)Fe4+N&x0t(y%4.gf/1P+D)4-,r50uLL50S=yz0R-l!Cl3U3A1XHX0UsGL051eFFoXdg2sr/>;i2wR1KJi2%lldbi=&ENaLtnj3f_j_:jwZe1U&#R46hLrGxVwg6E^q8",
-    "0RRXLr40nO:H@lB)@nRQk.S7OzB:ixzimGSI4m*$q7=R&F*woJ0uC^0GLhZ=Ju)*hzkviF2s5ANe.e6Fxwi<>HZ+_>0]J@[IxsmbunhyV)&c<G4+W=73JtRiBr7$,%[LCl)&c_[q&@npH8wFb#;^G^",
-    "/;M#t!BqgaGY.uV-[*bsv:yl9>X7>Ey>O-gu7<BCyrvuj>yPsF:p4FHG%GUWu>6KE3/ZM.10Mw_y<4SDjS_Rz@vVT11p%zW1>Dk2elG(vG@Il;sQCm4!_qVl!4e4j!HNM72(,%_4ZyBoF9$X,iiTAO",
-    "&9<s3smWjhitiH,8l(9HKLIc:GuHwG>_HW[Hme3FD:ap;0tvtL0v[MTwEPPL6%Pja6#:Da0Sz+;>:Wf:D^_nt0+bjFUk;GU,&GF:@,KM,D_>5!2eOq>4+,LoNgo6>(ddH#3X9rl95MC8CIzeIQ7SMw",
-    "*;]lP@m.L984cTu1Pi*c2NX2P!50Lxr5FjV1Q0dX%:x6[5D2Z:Lj].<3k:,13l%Zh=aBov9^Sj=Aq4Lm3HA8[5i+#+4g.W95CJ;oGAuKu1S2&#/ifgYIIy4:LpC<xG#LoC6AuOJ>mBY&%e4n3I5n^[",
-    "0!/q7IX1fMHxCHc$7KnM0tS_42,O4u>R3WfH@x-h-gvoFwG#xr@5pxRmk/8.kp%,e1oGS:6/FCB>7W8^nuCb^266^S%OeH#l;4sJs5$](8w].17zN$(K;Jw/6%MJALjkQj2rVr+Is5tq1)UKI:KGF,",
-    "76Aqi0W%K=j/oz9m/O-L!iPu#rj-NL+MonCGC4Ht11](IH^R.;1mUSY016KZ[>YGFG/R2y43DNg1oYDu9x:d.77XyB85eDs=9w%+H8;chp#&o[Igh-y1Fob33bVl&2POph:.bOslS%+W1JXPcIr]h9",
-    "X&wO.4,fF61Otiz4,5051OrbG8^=]D0a=.B*%.^30S(xhTnPN31P,YJ0@3(9hXDfryaEo&0tu<T4A]i$0+]OSGB*GS.OT@&#RU-7/(r3Bxad;0(jN_Axb>4HfCU7M3I)f#Iu8Zov.C(65F0Uw4nGDp",
-    "GBEIrYydL<<R&Rc>Q3)l2RHT&0Ml-]Lz-jD3B9[h4+<%q1O)8_7&zzSiU9<A4mU9_T[sUH+@/Ocp%Wc7<%sh<oSYyBA]D(&Y%d,&GM<oEG&o&[BLn2.1sgHSl<bJy)lLfh8w9HY4+1L/+W7,71U4+6",
-    "fCLSdzy._R!5SViMh=y-fCL=hMg))E2o6RM2lM=]4n@s_ILHYOMjbE!1oQ>F07eov-Uon[244:aMjST)1/PE59yCTD1vUT,,U0=rp9UT:Mjr(.03I=[1L&jy9xz591u>5),U0<oxq.,:Mh=wv0vs[@",
-    "2Dp$02HpY&Uk;RF4&DL.!McJ04n@jZHUJIY0tUmlf&mUj9]bf34c,C.-/6(Y4n@jZG5[Vi00g6]6%IxZ1:OQ3F#ra;/5z[10hI-/jJ6O1yNC^D0n)u63al0n1hVu895$<bArd*=9WMqoG0;9A1Lvdy",
-    "4,SZ@A@Y93I^MMfARac(uLA>Fg8:KNlLQX^%$*.!,X0CkuLA;plLQM!2R-kLu:%4y4+pTd0]ca.Y99;Y=Z>n6G5@U[D+eME1oQy^t=pqgHS><(Ge-i,G4uf&G)4zL4+8W79]tf10/0M#3#hCj4-8nf",
-    "AP)od0V6gr03QZ102np=9]JT13@Pe&4*_Q6F9.O.00O/E1s<JH=Z=;.01n%uARh!c=Z=nw00fPG4o3iU2UHC70RzMV3q^V%4+8W79]$r40k[GW4#/(]4%MU^1mL3^2O.vy=Z=5w1qFp^4o4U/03QP]",
-    "=Z=;(Mh89*0rUYc2QWAQ5,@6z9^Y6_0Uk5^0oZ8/A@b,g0Ry4_1;XK4M-J8#4dB891H/IfMh89*0@vhN2s8i!jvyZnHuM1:0XF_@HUJ+4Hvj_#0Uri6=Z=(+03QQ302wq!2r&,Fn*$FP+Mgf=f.iA6",
-    "H8aZn4+8rxA_,PME()@!0]ki:1f@@24$Y1S3A+If%$oxR/$-@T2[yU05(iHY1N[LH4uhc^4DGs19_U-Ws[.e>HMHvj0yQ2t[sA8bG5Y^+G/KpM&YJ<RSPuz[/OGUYxb>YQW)B0B0v@c302nm<4.WLz",
-    "0]Lb.6Ey%I88nUp7&ib8wyy&QT<MlU0UrZ503QK402nv@8##mqFB32_hXf10D,Rd:0Vy:wxd98luLA-D4+ZV)FavH65wwIL375S=2Yn9$k=vYoIUgl5hXewH4FJ;D4-hXE7&Ckh#-*egT<MlU0UrZ1",
-    "03QK002nj;8#RXnFBma302DE,CLb9#@2iR.03QJ_hXfA=>U0<A9uE.c0v@i503QK302ns>A0-<41T!)*ER,h;8IA%NIRFmUuLA_M4,xeN9]1W44xa2h1kR<*2O.lH1TPpeGXNtpHTeM#6=9BAw4fjh",
-    ",me1#SRV-8hXfA=[PYk9W(]<84-8ndAP*sj1PZjv5DyuS0vI&>9]tps1P/&@4hKyS1N8w6$@cOUp&%SLnGzouF=2:)GcznT4-6.B4#1!w9]1Op1P/,M#Vi0G4,t]A4yzOo2j8L_894wCC5HqfGdG]C",
-    "4-7pW4*H/W4y6.ZT<MHK0S8SF1N8wOGXMe21>vSxhXfxOIRFzhnFAjgG/_ZR;k5M00S=L)1Rn^G03Qc900(9d1CjzC0X6=>H2<DLqZAV_052IdG:!roHvkT!6b4,n5%mEMqZAJm#GW7wqZA(*GyoGc",
-    "03R7N02wp60SluP16U6VqZA(zGyoVg00(=!0+In3F*y$/qZAW003Q@K01lj+AP%Dx23,#k=#Kl^6b^cZogf%A01TrP9_m>O6Ey%I6*T^3#hf4uqZ9*J4+=6c9^zVG7&8C]eIEfhk=vYu01qRh6d)<#",
-    "wEqSJ>M@(38IA%NIRFl$6b4,n5%mEN1EUlT.$eU@o*)Mz8#;+,9_d=cAR[m]@2imkH2<BvnIH;J6a!cv2[*VP4+,Xg5eH<(I>Nk8,P!:F2pc-Y6gdD6gEIrTK<HhD0rT1k1UL;-v.<$9Eiw^mIIFn;",
-    "3bX+eII8(93+!$WQxgZYH6A+OP66NtC=#>UPANDx-Z6;R+6NB/).Q1^H7w/O1Pd4dbOo^_RRaICTpKZk*9QfHuwV@FLIbGfbqvg:Bm:AM0@<@!%UllCR]JZ]KMyR<R]w]TBLc5U4VY_MfyV(41k[&T",
-    "0<YgpARhxT(LxUcm+3zhHu,^H9]t$&zd.E4I3=r8y53]NHqPr84+VW60yo<C2ENxSATTq24+zrz90c%/7YVGU3kORDtMykO95b)Nj[y@mnA]/DiPAzCInxUS<Xj9-bIeQys)Ps*o46PPnLGyjl]39Y",
-    ">L(3Jo0S+FZm)q>4/-n1S>r$+TOSNI9]NvZ3m*:xxRC/AI5Z8yt>/b,4+qh+E&;>ICl3=vvMvjew+tUbImN64KL$22Hvm6^0X8u.05:).F#rs;0Ux&lFvY9@1d9j@#jFDbi3lIN0yxF213Wc2Hvk91",
-    "S0B6rHpQ$1F9tO;iPw>:0PJ87yaL6n13v[dHZuS^yaF[gG5]jYH8n8+Kf3^oH821>1_oG]06)9^H8VH:KL#_2Hvm6kH8M5-KRGorGyp%+0W_r*03]gxy0#)OATTV&tOE^p=yPp74uJs<G5@az%2o]e",
-    "6*bYX0^l>ytOFi3%Dy56<@79gos_W:0Xa7NcPBG6012-#3.Ioz8V&Ni4FcVXAOMfl0uVEV<f8_^!K;!iFqb+C$<B[X!qo/;Zv(^]7YR<Vu1pd<D+]Yr9]G,Y4-S/;3.9LSAPcr+1GC)$4;p0M4h4:9",
-    "5Ag/$[RJ[JH#tEhH#tNHlL!w0z1k5MInVVk4-uUP3.Qh9APxND4FvC(1s;)8>VyzPwK)$4otaDvgWo:_KLV5j2.@z72FbSr4CjhD0IsnE2z;I+x_e>_(@FVp]8<<ph>=<pBLONMH=9-c2Fh+f6ErqE",
-    "owx%^95XjIH2<$hGs@Fe,E1$-0Wmn8xC2iPH8nLc053H%IRG&-Gcf/=STi#*00Vjts[x(313NY@IRF3;4+x#O10psuo=35NIMA*O5HqRV0^mFSxB_=3*be]x4$5<]rGfzu3&N@b8#3@ZBQ@Tq9^zRh",
-    "r_w/;s0tZ3HY7MO[N6er1_.aG0Y3sYIWozp0TVT,t7Sg@FfujP%mELB0m!HUGc@Ckp<9JpT,D40KcN9OGByA]0yZ,.01+](FGe-q$fyA>GdDOM9]kw#<BspqfIJ7.1q#Th0RzAR4#/nhFB&#800&AA",
-    "$fyAYQx6^/r_w033CO4c22mf*0yM_]0WLN*052mpH2<y_HkG9Z2UQOY$fyA.GdGWN6*Y(S2M2<-0+8Yr4gRJA0LUvJH8jkq0RgSh3.8t=4[YY^0WVZDHvlgWH8]PK0Stq]1>$Jp6a%!60vtG$7XXlk",
-    "0tg@jpOps(9uqT:4IMJSqXPlYcLlk&QVzb11>ZefF9bI:>^L&I0yeD*2+Kna+K3.k<dE:k%:fLqxdI1R38MuUIRF8knl_RGHG!!C1+lpT2V<#LuekvQ;X)l,3N<kw4$aF30)d+p4,usjDl#zu1+Vr4",
-    "45bnsHN&6=4,A,.0tAMJGz[]u6EM0G9yIF=4^^4@5+XM<054oOH_/rA0X8<QF9]m>053-3GyoGb03Qc3004(r2k!+6x)KDy0S:wnFCjNJ01pC*xB_<KA0#,s5,$TdF#s:l0yr@NE-%-.FC#fP01p6(",
-    "xB_^O9^PLW5)Qx&9yI2#8xJ>15)&_1A8j!JA5k#;9^g;%x&bc$G&2AfHTn<QGc^tMC=Iu58#9[[1EI]U44D!F..KGmVF3sM[Sgj/sw51hY6R%$AO]82[Sgy2o8S&F201zX5g0c=A1gKcx&Z)b4Y_ya",
-    ")o^)h0xu6WHiNhW0/)qlH68,V0TeW/0t6%sthfRaG/;@H3Nyvg1[*csCj)=4FCsND*b*NEIRG9r*WUpj3=dsiF99]-051kMHUJ,m0W$z1HZuS(TQ)QRKcN9PF)#o:2sbe]06#@IF*X1bHj=bE2sQvH",
-    "H!#u%8ade#1i%3e*%BWcH.h:p2TBgv5(HBZAeFcS0#*u<xB_^K56%Mlg90u$GXO6hH#7hQObyu*2UQ-oG1(FwHj=bUNjEUr5-8V6EO,xX>arZLHa6K3E-Tp+CpItuE-29x2jt)e01XS,5,$ZYH2<Se",
-    "*bfES5)P^O2oD68=dK2A01ny@BQ!Gr9]1K04u.p_A1*Q45)(B52VosLpb@Z7jTZtl95%VQ0t1l-9]]^1Bny(^1>X$!A^/8^G<TMGH#GnfH2;&vtym6(5(L<c4I46s5,$cdGyork0W.(2H8B7$Ts1NP",
-    "FQNf8G5[]LH8^t-M:RMA6Egr01m7eMiTfZLHHH!dzyS@15,%Y(FaQq%qPPPEQy(NUh7t-*xB_^KAI.>ch7v9_F#s.kI5Gea0HU^92UQ-pGlmi!G5[Y+HUJYb03U5J01tKFBrZ2G02nvEBrY&Fh7u;+",
-    "H6a<[h7vCZFfsrWH_.$o030#=9]1T37&ibOH_/FvF#sP1F#s4j03R+l039&=9ytIgI5z+a$PfkKrUE],I5IG!0^HN%0U]amrUM<#H,,@[I5D6^5-OoG2QUBxww4GRFozN&G%=4VxDX$O0X2sbA_QJv",
-    "FI+S*01u,9uebvjH_.cZ5.f-bFfafUHH[/61T>E,hlL:-F=3WazyS<15+5Qsuebvr2[,=BB[%:YH_.Dw56/RxxC0*mH_/3cH_/3BH_/3FH_/j(HH[/MNjNe96Ey%IZ8ZQNbu]DkI5YqkIN(S.HaRqh",
-    "5-!(FG9el/hY_*pHaIx]BQ,Y2As04:5*IT74-AZ-Ar6NUHZeIY>z([Rv.etC03R(ghY^t*y9FNrHHQ)xGXN>%H_/CsH_/pSHZ@LI3%QR61J#oiFCsZGhY]#m2n&Z29WkYsCNB&zIjJ<u0yBb16f*!F",
-    "G5[Zi0X6=/G5[Z3G5]lK0XQ/<oDweyG&2A%M:H^36EgrG2r:W]H_.U0TLi!X4xADX8<#v!21*YIoDvTpyto4cRv!a7oDwh20yQuIE-cm)FC#WK03J5HTL)Di4L6(-9WnqPN-m)$F#sQJF#r#Bqa,dl",
-    "HvlI&Ir]YVI5C>O7B;XP4GWwSF9kO;00fKHA>J^J9uAbT2oDF4o*<^I01liIBQQ4r9]1D^4)UBKA1*nZ5)(532VoAJ5,2x002wp<1;7]iF9]s<qa,-uFfsrEyIui/m]>nhoDwetIWqtb!_Y5]3=6yI",
-    "5,$NUIRGyPF*pDpg#kAJA_7@pFI+J-0575eH#h(.2[.(XA4fQ!TN5.7Bp(Pg04O-$l;Mx,TLi!X4xJJ&AviVw4+6/!0]iqbBsiTCF9SI,01wXs$+!a>06733Bsl-d2[@_C4LJZkGc,5i3/c^5TQW2<",
-    "EO,xXxg-NSGyop^H.%A7H!+wbE-cxw5,2t[Ap*K:2Ob[.Go2Cyg_]daI5M3Q95nzR0XFdo7&QP6pj$FFIW+(jHvkSp7&ib9E^&Z!Hvk7/4*-DK7&QP3fi)C1(!+5t3N.yO0^8us1m5XUFCsBEoe_Y:",
-    "S@ssz5+4RN#z+L5#abIRh7vCZFg5<mg#kDK6EMtLA6zg1FQNfCG5[]LIWhn*M:#S8BQ!Iq3J(XPBq/s9m+J<%%vuA$0S;SsFB&-A00&AAh7tr*4.**P0_$F12T:o+0yKsaE-Km+FC#TD03I_VS>f4R",
-    "3(Q&vzuF21+650vh7uDo03U5J03UQQ04>2!04Fjv04>B(04OyxAp)gs2ObXwrEL:902ny[8a9R!4z]lX1m(6N2O.uJ5+gV:01pDpS@L,5ArCIhS>OoJ1>xme0EQ9:%vu[a00WVCKMFH2Fry;3m*Eiw",
-    "*3nfTAUTE,J2o&i#z+L8zFQ9m,=m07(Bm:2G2h7qBs4kAS[*R^AA]up03tLw054oLIRG!B0Xa4RF9]s]053-5HUJYdjU*ogGXM=lxFHM8S>HrW4u/viAvZ7p4+7)30]iqbBr/B*3gfr_2T:o+0yc*d",
-    "E-%s(FC#fJ03JEbS>f4R4b56DGdIi(4<%8iGBY+Tcn<ujBp,D%04>5&04Fmz04>8#04OvtAsaA.5,$cbHvkhj00>,m95-s&9ykC2rU(Zj4u/vWH!%Po1_C8>IRGCnHvk.m03JC2C=k0$8!@YQH!uJn",
-    "3N(!*DKs$v293y34.UyV1-)w@42KdOF_&$A3o,yd05mu/03.Xx-#v-;@4Jz50Wh5sA_!hzA6q!%T0fxyGcYg!KL]50F#tbDGcYj#BQrC/3J(aRBpEUOz99;aS>8lV4dYrb8#6HRxB_^D4xJJOQx6_G",
-    "S>4)I.5_w%56uGOT0Ju@GXOsxGcYp%156I%S>f4h4K.w,4WuM5N,-8:5(V9^0S]4R5)XBxBrY=L04Fsu04>2)04OpyAsaWH5,$ZZGyo$xHiAY7.60Ux01mg]I]RkcAqOH3oe_o<.60Cp01iVKH2<DT",
-    ".60Cp00&>Y0G$#D.60Xw00HuD0nfc64+=9t4Bz7uA_Y.f10Nzaof01dHvld$ImbvJ3=1M&F9A0(051nOFaRHg0Wkm_Ha7q,TsAlWFQNf7HUKXPH8TJoM:XYI6EeFb9]$r4C=0ye2Mgs]1i%3fo)Qlm",
-    "[.s4MN)HI05)UB$xB_,L9]Jj>5,,jIHZTA#H#Gn+BR4hx9yjG$2UQOZ.ysyx-]vc..ytZ>HY]7#ZM!5Nbus@hHZlMwHZ%Y(F*X1hF(Df;o)RwvF)-u$H!w7VMhN9v8aV(C*wQ,$(ApsfA@YGsBQ!Sv",
-    "3*^k]SPAC<4/&]e1%/c=2VoAL5,2q^02;#>1e_iDFA6g;qXQ0x<&=Kp>7)Ezo)R50.ysOko)QlRu*n1yG=e=6D/-[R5,$feH_/4o0Wtt0H8lV)Ts1ZTFQNfBH_/pRIW+(-M:#YA6Egr02&E(>GBp1N",
-    "3(r_vzyS@25,%Y+HUJL,in#*;Qy(KZhY_*mF)%RzKg]L$Ffsr/F)/p)A0IJ>xdQ@C4$oQ#RUZvGhY^q!%nTn&G/_xsF#sQJF#r#Br6evlH2<elgd[F7Glvo/Ffkz,F=3XA1vNQ103$InghmL<S^ZXz",
-    "h!P(GHu4D/H2<C)&[@8S02DO.4nr6:01qzES@-+=2VoBYh!Pkz01VJtA_Q6@1]JGIrX&mMun!>NFvbEeA_,RK5*s.nNCd3QEguIqjwA%b:Vp9rHi-4wG]=fvF*)TCAB6!ki4p_k*H0f;G:H-Fp#d:7",
-    "FaSRYF*7#+FGn#m(pnQSkR%<nF#sqtFn]XO(pm(,0S$/_9_&[3xdR7E4v7*3Q!gYmFo>Zhm$;H6Q6J6%G:H,^H8^t-BQ@Jq9yQWh2UQOZ(pnuckR%=UGtyczF*YoC4[eYnA9XPRE-u*.7dfg(E-Tux",
-    "wE,qIH_->*3yBgh1voVT6EedO88e/:0SlkC0S<J=7Y>0HArAo4S@#t/6g2/2Ll@pv4/&SM1=Czo2VoBYi4q9YS[yY11hk479]]&&Bq/#F00icQQ7.7mG:H,gvV-f:i4qOY$pjw=FaSRRG&41:HX^1M",
-    "o)R8703U;@GyoGb/_=FKGXMa<uP>gy0iF=s2[$.aFGn[x024C+4+N(q4#oc/3+Y+^zyS@P5,%Y*FaQq%q@3nHQy(NUo)RwuI5hwd%mSpj0]M!!6AhjcA0INLxdQ@C4(VD4RUZvAo)R5003S*/0246)",
-    "A8j!J4]Jy>6*&0l6b]t20]d;H0S/xLC=t1B8#SI1F9tU.024R:7&rhIG5@,1t%xEHo)RN5F#sP1F#s4j03R+l039&=9ytIgG&cYY:RJ*p06z*cH!!3F3(:g[A_r0i10Nwbo)RwvG%)^U,N=(W3<@vM",
-    "0yHw_S^zAOGM=G3g#k4H6EW*rA6zm3FQNf5F#s.KGBN,!M/_,16EM9b9]SM^4y1^A3+q]_zyS[HS^z(hG5@lk4xbVQQx7ETS[gF3xdR7LAI.>epAs%KGXO6mG&BGnH0xRiRSym8S[*RGBp*sN:sm4^",
-    "HY]7#ZM@HPbT9xuI59Mz5+=Y:04>E(04O#xAsaHE5,$ZcIRF$hf_x^.HlGq75-LTgA[a9O4(wV5<2OJ):>!g[iIgG>F6:$qGyn%,4*-JM2.%!KGyoJeiq-J-05dVnIRdbT0]W:vH#MUY1/=]<4.e%y",
-    "4DebaF*yJq1_Jk]A_7,m42%*l2Qe@KAB6!n03t9r054oHIRG!B0W_%NF9]j;053-2G5@^Z03Qf402nv@3)xx(zyS@75,%Y(Gyo3*!np$lQy(NYj1mt6!np$gwi*x40*n$aI5hw,BRDny9yr,r2UQ-p",
-    "H-fV-G5[Y+H_.qd03U5J01tJmBrY-G02nf-HZC.Xj1nj[Fd,W,j1nU:IIn6AvqJ-Ud.dkpf&mVRz6mb@IWgFf0uJulBm[._A>pQ4r4kf402(p;2UrP#1qkz60hg9KA0RcT5)0S@4+E(FUlTCOjSnO=",
-    "GvxXW4zD/=+T[iURSnPT0Ro]>X9Fz*xhD;ht6u@bhZh4b9y>JA0[^GyJqx9=0]llB1kb1f01yBO4TuRZ3<]LBwF3#W3j<bv4+G1t0v@l5uC4+G4FbqI3ce@/js*kys_HTi*9Q+fpSuqM=#u/ql&k>T",
-    "4m3H&r/9</r_;Si0uKb*pDZgkIHaiqBsVx10/xqbHUT9M2,2qr1CWXj0-aM8291aY1,F/23zn=X1Hc6Xx5F9>8kvYC9]JbU1Q-[@9X06-9]$x6A0#vY4>vRV0un9e[T2>q0hGKQ4%8V4j2[&/ujOM0",
-    "gAE<UGp4Qr6F1ML2;W%(1Pi+a4$Y>[9yGv&4iYSm[v@**/<]@^1@iGCs[.Qi-Mf8K,uD:^.Lv]#GTa0Y28zA]9]UdVmt+qO=QB4,;70URH<dVN2af>AI-G1H0@QLp0-G^[1iQElD:yfn2MxAI1l]n.",
-    "-36b7Gu0ji-m2PDTLUf$#sddh1GWzc(*psO@(6(Mf$0Sf@1&LS$E+d-A[[#Q1P9fo2;LIl7z]en=85^2rNBQEH_sZE3EB@7H_WYw4-b1IBQi6.;gI]hATMt<F!:,3#UcX2A@b]G6%3-k2D:C5Ks1dZ",
-    "4_PMZAs+,a030_w86OHcsT&KD0T49T%K,w41s;^C&mb8#rL!U$IhFnqBQi9H6%MKx1b_7810e.3:l+(1mIe!.wF4PB$eA4u+sXm_nw1&;DGTr54g,o$4zdOh45[^i3yu>9GcYnZI1_=up6&%t0y#4@",
-    "GKZIZ6FH[%I3Ec)!.7Rc0AcX%FfRc=HUI_*lp>ZJ<Cg8z0t#3ZIq8@%9yZ[.5)TNK4gi7!3)ccBIW!&$sB.GTGx5EG0S>>N0v@c6yaF=hIXM6U5Dx%L4--J#1Fb#/.mCnp%$*4Wmi7%F9Wb=695(.K",
-    "IUXA[w*n$JF<*sSFt@FQ1354N7&QPNFE[@cH;oNV4,B[h4-^6VD:XC#2Y]T/EHW[-0t5ff5f3rA0v@i002na.FE24NxdJ0OGLQ)m3%LRx9XRm:D:g9z2!rMk8#uWF1N,d.A00Wl0uKYF0wXv#00WjP",
-    "4mTeeH:CmxoV+3r4W$Af9W($MH_.KtlNBs8HKhUrn%)BsG=GL*Gyo3-x(Oc[HKhUvv#BE/3=Anw9_;LUEH=a(6*mAZG%=4KujC02G=GL*F#rz*rwJb&G_f#a#km9z3#9<t962%oD:yO$CO9+z8aV(2",
-    ";b;w6A2Tqe0wgy$01pO_2>GFZ&I.$DJPd[o1&KQrF=Luii%lbQVbB&0i=>@u38fPPq4iS+v:*)U:.0-y0U2$z0U]Opv2+82fC:tf0USAmfiVn^0R@mmDFyVvBn$Js5fU/v84n470TM9)9xwm@fYeY4",
-    "J@R8Z1ltt=@<tj(W&rhQ2Bq&@1GTmZ4wH_EKLkTVM!o>c6EUfjF%7f:0d=KOv-!;QHJbq!H2;#%@wkH]B<IXxH0S_Y;t^piO%gc(0.jMgF_N/!4+BjCumS=34+FIV5-g!5GbICyjS:V,4z33u2Q,5M",
-    "7csX5F9kF,wgCV^1+.!40*;U/NdmLz0]QA8gaQM=@y2+Pxkm)s;ja8YP6FN%22Kuz0t22c1ERqL1l,374+n(-9]t%9CNMJq9]kkG0RyGn1Ou,G4+FOW7BGbZ5i:UpP6Oiz1Ce]LoZBN00!]Vz9R=Mg",
-    "g#rY<j2IF*B;5,N2>FM8.pBrk11&N#NfI=y1G@oN<eL0G)dvHe;KuNT4&(s:prIWGauhMLsu&LfP6MOV0]rhG.N*ZWj]KxJ0eTiUfCCPk4IcwF:H@9:Nd]/iF90zyxB&-00R,I=4+FRX0+UArNe/=t",
-    "0uwaP5Cf;g0Zs]j0t^QE22LI-oB-&b8UiH&2QLUWIfeos2RQ&HH!uJ%05CAP0SA,-1M0g89]Jaw1Onj.14$19h5@_e00i&10s&4R12q5wNd@>1h5@U12A^4I0Ry,P9]tpr0xt(LGXNzuIRGyJI61cg",
-    "2a=E/w19I3X%5r@5-aH.0)zr0IWkQHunQ71[1==R2KAVj0Rl^9g8_I)0IO*MS=+8#0g/lF4HFIQuO1H]ko95=F+:e86*GyT4+8EJ3%el!7Z5b_n*sypmjeSQ4,4P)VjeTnvkL(8N)]F[8#IXQ3kA#,",
-    "7&(mr8#YJ=W)7-;90G:f4,Tb4b^/(FH#9Ub[D&0<$3>9h6,qWTF*M7>4+YKw8absE1kM2u8]57vGKzu^0F>]]o*)<H00Hz)0-2:EGxin_HTonSGUXiuBOe>!z#9YL4.8CLn-AbGG%+/$0xL5y046gt",
-    "030[_5jFrHG&ukiHUJIf9Rni]9o#7cs#7lvHZY]EA00UW8#n+6(f$J)FpD4rgY.7NG%z,&0vIy<9[<N24.3&v1Lh7N3pl3&FB_#604y[$02Vg<EHN;w1D+2bG&83H7%%>-ZVjjcA006MCK5FO9^G6A",
-    "0v[YV04p=z04Fsx031001BVq4G;5;>H1,ApLJl@C9W=$9Cj-OW4,BUQFC8-602;=_7dF5*8#3da2;g>qBOf$3rvel+01pJ62>GIc!V42Kq8kqkrveWh!V4<mHm3p:H_/d%GXMmqzat+sG=YX:FaRF>",
-    "H_.eF,XsLXrdJ-fGN%F$9mESOH!^bP>-doEDhsCq1+OX(Gp7P1GdBPa1)T[W9X0F;1m%$$3hWII%N+,Xvsf)RIJhMfG>_Lf1DpjP2Q$kZB[Mky1HI,44NVg<#_1_x5doYS4NeB!BNH)B4!aiuuY<EA",
-    "zySkP9]$(IAs+@ezZoSnHvlgMHaEBd6Ed3y0*VwL12eb*0UZ)GNe/[u0t1UC5-RT@F#ryk9tPec5-0Bz3l2=fGS(y$H_Fpw4+*uKF&>soh5[urHUKXHH8![b2b2K.aUTOY#3uumivt2l4+Mq+5--y1",
-    "Hvj=G8xENs2j3$CP7efz0v9&dBqKFB/o^9Sh5[c4GyoPc$tf-0HEI]+=CSiTmlO[J=dthy0s/^81BU>w<uCL/NEbQBAP!Fk(-pEu3l9Ro0TwiXCoVHIa0Idy0-v^d2G0irlOqB_4+Ogb7d6Wy6FGq*",
-    "4+P-O2F;cqiTVi+P6O*e0/WSbH:ej62$Lfp2QbM67CD0g9]AJC0S1%,6F9g59]$+gBoZ^A4+Mq+7dgu$1j@_11mPnF&IbeTEDlZ*HUI)86E=1_4+(]:4+qHwCpa:sDGvp:0RxS)8W/alCl1Rb2c-.w",
-    "1BL/8H#5s51j=DP4+P:P2cIVb3l2=aFaQFp1OxLj9].=y0uKj^Ef+VXDGvd+0S1!+1pTxZ9]JYaBnO<+4+Mk)7dOl#BQ@bLC/UZo0v,kh4oxOBEQ%Wgo.a<90]WaD5i%qL%PtC&9]Vg-4ipavr-rQ^",
-    "1,R3E0QIE,2(cs!B>lIA02nX-95YG=YAZA>024C+7&ib7/hS/yB=WdS95hM>Y744[aW6(RHlHOKI2RN*g6.CzHeCuG5-gz:y<du0-#UdH)FKD[@631TT;35@4.oviB<2=c2IYn+2iI-4vnekdG&!fz",
-    "3m,Ew01wLo*xm#UuWbXt0S@8#(hCqYyTt(l-_5h+qQD6V)ddT@:0ku8zh5pjFtd[b1BRdi0SE#R1:I8[HUJto@_nm-=H_7T*(3[&S>hHiKn[mt9_v^:S^z4SGyorh1ULW@HiUzHF9.d@h*^8OdJBqx",
-    "0]bV!7B3GqGJrA%-+Z59H<zMUxTgvP)xt0j2ulvmE(1#(H_/3LIRFRrrX:.HODj1r0526eF#sYtH-)+uNgOf&9^>bG2hGDG6ERC1GyoqKH2;$e7X[qo6&yB84-S;U1fVAqH%klOM;WYsI5XW!9^+PD",
-    "4xdN^i&Y2RN(FNdF5OBUG5@*M0TM9)9[;^>4.Ox23#4lw3NXyT9S7bU0>-5sJ]99e=,2MC7dG@u4#z>oHkttfsX,41-_Nh3N(%R:ObD((1G9-L4+P:H4fRS5ngJL$-u@_*,WU%O=hyrP8V:YI4z&RT",
-    "]3U,1B<YDQ8x8bI4Ney[-u[3C1Rn%3-u[V0N)1i_yv6]t>5:dxF!V]SibMjIk!b:j2o7xot!4wJ90GI;1G<neF,-UR01pF/0t1G81BgQsHwO-_,Ub1bbp%om1Cas)uxA)Bx&$8sH1Po#HGoSCNd/dS",
-    "7Xy$;4+wxu9y9.9O*S+!EOG;D4j%(J/m8xtfJ+Xx0s:ALGMWS*BR7CcE-KR#4!8jqFwRXHGPNxRw@C20OASsZH7tQzCNnk8OAbyQGk[ACP7*Qz1l:-p&Pxv;fJ,hjF#ry<0T(myO)mp7H-e/wIe.$I",
-    "P7*l)6EV*Z4$eyl/n<TpOASsEHrzA:#[_k-OAjM^ODr,l01meSCp0$iO&.g=kp:+yfJ+VBwIKpc1fD+!%^WlGGz<<C4NVd,00=!GEHXLlHXmL%gi9ziHN>.>0yQy&ODHoi006Wl4.Lj_7&XKt4U(2$",
-    "10)wQ056CEG&qDyFC8=9qZceQGtKS_FCQ_EqZb2995;>UBsrrOJ2NyeOD@WZF[2j)OB=x)4-F+O5-prc6EaC0Gyo41f*A&,mI<O!NgOr+4-J$RA_,j-G6P8*H_.e9<d6YuyEXz#9yP5Q0=MI5H/jKY",
-    ".m4d$(o>P%RSyTxH4U9T3@,L;lMNCwO9J[M9]Jk03LH0>Jq;%v1Mvz3&o/>0FAoUd6(0vS%rzJ]nmrD+0S1u)1Fbb51T=Up446F)OaqP$5j9K#;m8a:GfW&XmOTwjCo;Re5d!/I9]to30UkBWHwN$o",
-    "4U->%vjG+@f.PHHniB>-2Mm!t1SboxT<o]z0t24%3J(KJ8#9kR4*vlXH%tTY1Oh4#2:$=e2Q.Dl9X5.T4zmFkGy6Xu12&TrEHXKXJq/7IG%U:$1Bd7s9]JK/A09S>Jq:LF@_d=%XAcL3JsmXw3@z-m",
-    "<Gk;rX96V+)-^CKgFOvQ6EomW2HFE32sX6=9]tx7EHyNMJr1)0CNVd*H!lM/II[s8GyXgcOg1;%EV4lZwr3v$H%uEa[5%f,0R,Le3I=H(9]$(J1p<ON4,NbSF9k6&vjG+@/szC/H;-*UFgEu*4NMj=",
-    "[yP&ZuxB3wF,#mY=*jws1g%#Fq68laH,zIc4+oAP7c,X]4+XLT7Bk:KFAO&^u;,IZksAZQ5(V(WDF;@B4oVv_:=u!h5-e;Q2Al*R1UK;PCNwkj3mi6*P9GvS:=u(zu$3(UPzae88#yHdnieQFI3*l4",
-    "N(*WY)0lk&Y8N#C4aC%A6F4OpGHMM.3u+6b!Al/iGVDAeG&cY*05dlL6Ehtz6Er#OJQz0s1gLU9Gcz]f:=u*]1nN9AHa0c<Ei=I!DmXf:0]7EBG%:Bq1Qa,lkTeuD/ayOxjvNHJ#7ZtWIHElQ<D%]F",
-    "0T2b3>#7)RG=wcz8!)0hA_ZPw9x[s1JueA2F[3:n8Z@hf0y!@M0GeD6g9M[JA_P<mF9$L;008+C1@Q7Y>l+O@>yiA&1,c9*GB*G$Ff#xz0XH!K0GR&>3%U#uH2<;vGL/IN[R#uR=)4PVxC[dGS=);E",
-    "5C)yGaw[/1xC]RJ00Pkq0ozI&GMC6E1l00@0S>CY3;BqG055>BF*E/ZHTV8FKL]BBF@*0;Gyoq0GXM[Z1/]/iH8;o[JvBBpp$r/]00A,qh:,[jq6@u-03tOw030=i>X,1<*DenHRT4DqBLN5k5EMAf",
-    "$>oqcuK=3BA4D<YGcd=+4)3o41E@f>4,DYr0S%/A4+NtOFM]X!G5@dm&wVclH8Z0O7&ibOHUI$l1P>Y=qYNZ9F#s(xHvk>1Hvj=Mq9zKX3;eZ(024XI7#%tO3Ig%I2oA*.1B]l^0SEyQBr!Fk3:!EA",
-    "8acBABQ@gq3.[),YyyuO9]$n_Bp(]%xC]czH_/4m1T&]+0R,*AJ3j]CF*LXg893$!9]AeJ3;GXHH_/FtG5]a<I5+;/05_uJ0Gu%=GBCId5jFrLHZt_v5Gyk;[t6*6G;D@k0NWS::>7ns0T2[2/CcDE",
-    "GuLh=I5GevH!.rO9Wk[rF9]g=xeOl_IRGyOF*E/Vg9O,a1cQ>/KL]88HMtBJGv<[#GPw)<>yiA%1,T3_G&eH.Ei=d*9]1D^0o#TL3%LvuGXMmUmt8A1IsOU+mG1,&xeNlYP5/l4xeOCI04p:!02;&@",
-    "1*@6T9Wk_s6g8uw0S>9Z3;BtD*gYSE1T+8y>[d-C2sAS[qYM^^03QK003VA5GT1#dG&41$3<tG+03QH000D)P1sXVrlm!Ao6EdHW0V=-x[0alQxCjpb+86;yRRIVA5Cyr4CJdPKBMO)93IV#D1Ow>B",
-    "3&9uyry2wMXAc[q3/aj>Js*PvH2;(utq;y5GdVe-3:Y_89]AZ44_qraJtQ+Z@bjM>Hvl:_IXcA(5-JTaIHCFj1=L(&0SEyQ1)u398#ban8#(*^Bsepk85^eJFh2,1G%=4$8Zk103;BtExIG>(1U3LN",
-    "Gd41r1]JAE+er!dv;MP9IWd9=ABzPuxIHv8H93L]9W&cWD:*U%0WvEyG@3-[m4r1UH#Z>2GyMt#(ToKj05rM@1Gzl_,Q05pulN%iIJyiQGyoGfrx+eE;%-nf3N$dg3;Caa01pMbJs*PvHvk0luZIB,",
-    "27^@Q4)_BH9]APH3/fM1yFD[AGB5x/GC4N83;BeB06a1]HMe2[&r];@$Oi)47z&WYCk4dk1rF.(Zv_J26#xhWx(o&F;k);vJqwGG7y+B%1p;#_9W#P45-Kq(4,Nh]4W.DP1)_fPg9N2LGBP+dx&])<",
-    "I5eXS7&rhQ0XG02iv/[LJv1=nGNTMFH8/nt0XP6GH8-6pGB7zgqzn<<fF%pYl:q:/7y[h>9yX*51)A+-1ExI@Hk5lDIO;4w8Zd/10HBu/1I,f,g)tN^vB(Dx8l;-$1vRHVAA.xq03$LqyapcxG=&yU",
-    "4*#Jf3-%ipm/X>*1*bhUGBh,$3<b7)051VIF#mc2)X=jhr3;^>024RK7#uhN1lP<C4#=k-y_qmz2mufjH,URAIWnaT8#Bom5-*@1/&;2e+7llMGlC<>8#cNO4+XzHAA.xr05UQ#IMD>V1-5b(4(Y8V",
-    "9]AMF3/fM1zda,^FyTo(F*q=03/aXAdjjsdT;<JlB[M9QBmwx_4h-SZ1jo,^4*/g70-sP600-xR3/^xP&IcPXx(pdM075h[Gc*7mG[f=MFA6d/y9=H,uzMc>HUKY!1T!!I1HI1>0Grhb4+y&q7&ib9",
-    "0.e1<iv:0SG%+;dy9>NfG5[X]HvlX&F_4FIFzfJL6EvWW3:!81Jp>!tFdj1X7z4oN3j+uN@i2Gsy9=sR02;=_A_!VvEig2@F%&Yk-TjJcqzoSfH_/4m1To._1J/+B0LtSC4+o;S88OlZ9]Ad_3/fM1",
-    "-XO1lGB_6REHE;xF99(y04p#vz+w]LKmkYqnbB]vLk]eqyAnJ$GC8uZ4Fcxd5eA=m0t;x_Y6q1i6gI&91qs/T1rFH#2<0dk0uwUAjV_xNIL5367jDj/h5,a7FA6a,-mb^Qbj@*v5ILur9uFC!qzo;w",
-    "H!+B.4IVJCxg@V]4![Ns(_brY9HFva3%_=eECRs/3$4xq6EN+fHxn;tWf(B3iV*<C5-3L+DlIdT@V0[=7XdX70.WYJ4#EZx1c3n(FaRPrIRFKoVFsGYBnav1H6IE&fb.0iq5%b[jt:$w@:jI@hxP:^",
-    "GB_XJ1uqjhGM0o21*,)G)@JQP+Vxx#Ioc9AH#jr.+#UlS0Je$(0wy9jEJp(S0^IX#9[<DJ/Li)uorDGrotOmz1^!l&/:7!*!vzGMs_#T(Hu_6L0jCH7m/p)n#wP^#iwYk#IREtpF9kO>(aj>WA@f5x",
-    "=#uaD$OQt!=AjHsHUISm1gioM/Li4w1p:y!1ObfR5(7&P*9icyXb0p84+FKD5*-;YqCNwO2=_4e:IDh,D,RKX>5^[&xEl>i)+7$ZrwIUB0Obw/Y6X;+1P(>SHvkU-#HR=4FgGzq2r&%ArwIWtF9$X=",
-    "=Z=9Xmt7AI=Z>3MIRFX06%O;G1p$5pll_I_)F2K/88XKf4fOW_1H/IfMh89*0@vhN2r_dL4l*o&>5^]W#;mAY1oQzDGXNh3GyoVgM-@+*=Z=V-2R-u0=Z>piH8^tT@^A864)g&G=9By-(.C1RHS><!",
-    "H2<z5FaQ@f030*@1H/IfMh89*0@vhN2sHpN4m2!)>5^]I.J2S:HvkU/=Z=5w1qF[k4o4U[03QQ4=Z=;+Mh89*0@vhN2r&Q/FaQq<#0efVtpNhL*+K=*4+Qi96FC462E+*fi4X</4+Hc88!.))J@Vx(",
-    "0Uro7#0e8L;U;^&4)g&Z0W.&<GXNh0GypO&F)V5y1__Kq7&QP5=!Eh/!_qLN2R.JHI.WyC0XF_@HUJBy*:pb/Ffua3)dc^81na:!3g6!a1&R*<o_Z=7f&myf01m73CIny)39=V42TczG@vETjG%x<N",
-    "%;1jB+ED.O8w1qc1rHPa0TML-4,wSk1qO2ov-!JB#;/J=SPu!f#U/nA4+oM02WAfgk=&tw00QdLLI)xbBh/jmA_QLoAOMaf4-hXE7&Lqiu8k!IT<MlU0UrZ203QK102nm<0>@[l;IjNv:FEUluS)>o",
-    "9_m.F0SeyIBnpQF16U6Um*zGP3h2IP2WAfgk=&zAIRF;q03RhehXf,zH/qFz8I/YZHMIc>z:P8nT<MiT0SWW@cL!t,0(lrQIUF*F1RoYT05dc&FqQ^(6)<<P1rF5HBp(7XhXfxAH_.d>jtB:44+D][",
-    "45$+h%+n+v6g7tg4vqp7H2<zOGyoVj01ow^CI(#(5%mEd12zC30XP5[Hvk(rkPa=yFgJ$-6FC4M88@qKIRF]r00LMK35<-)03Ht!k=&t$01p+g&;FBfhXfNb(+wXPF@No0HZpu41_7*N4+)I=1qV$J",
-    "1N8w6$P*6L(Igu*hXgMeF*N@qF*o<E9_m]P7&QPN0W*gL4+)I=1ppoo5t0H9sT2.f%hDtnHUJMLhXfNcpaBmSjQ#^./g^k%qZ9=R4,xeN4+EnV95(.CtIi^GFrF447&C>iBQiDl0S>663Me,*xd98K",
-    "6a!cv2r@ER4+<C$76)bz1Cjy=qZ9.v&;E-U4.;5M6FC466@TqVzs<8MqZ9=R4,xeN4x.zg6]BxA3x<.R7&9:d6f<cv9_m.F0T;#@3!<YRSPuxJ6aXF%5t0HQ12+H+qZAJ6&m.ouIfn!Sqm/[;9Jm<8",
-    "IJE%]qZ9:Q4,umj7&rh2WDf#)7%<2.GKT_Y8KV:vGyoqJGyo3E%p<NIF=2:X2%[7a6tNs10yv@,4)K=m4#CVM4.4fw1iKXlhSfbE890st7&ZV7qZ9:Q4,$t29]JZ39]1T37&ib1qZ9(f0Rx-64,<$T",
-    "6EgrG88iSGIRFcz6a!cf1fvuKZVw2f6bEJ+I*B#[=*I0t8#<=kGXM=PGZHK!95mQE0nv[r1UL!WO#;I!Y!d;HJ@Mi$1wU:uGBN,sH#yix3HQ1Z8Zf)@bs-%4[@Cb7nUMnq[6r4+=#ug.:N5>5tOg8,",
-    "g/P[sz]#@^2M+<Jzd0WZHRSdM9^Fzx>5^,**bx&nfG+]F1Er@70lh:F<WzS(1&p9#B[M9-wPp+GmkkdArkX>v&&x0@2QxX3=#v6)CK<!!(@pBbfi)a9k<W/&e-zad0m>_m1;NQ[2sDxP1qZvZDGJU1",
-    "9tTSmIQi&n4-+#81r#-J,5mv.pJEs]@UDQdnJpAF.Ax*zhTS0:H&FzHw+[j)4XpYg1<NL<3zPK)A2l)n6f^_J9WM(xI3EPARtp_/0yc)*1r-%w@Vb7@w,N(44+g[B1p+o7eKVHz1wRHfI5>^6hXFJ/",
-    "H_/:=I5PkYxd9)%0y38M1wRHfH!%P]y8.*fFaSO<H8^tU>zEAq0yviS1wRHfG&cZ0yaF=dHUK[bG&3_,KfD4oGc*7[1_f7/06)6]G%>*(KLs/_F#rInV,LInmh^ZM2s1gb(T4#aWH]sIJ2;O!(*ZdE",
-    "BQrUm(*gnJ;j#Rjmh^Y>Gw79Q0f>+(mh^Y#A]DMmmh^Y(.[%FNmh^Y%tgc571D5p#0gA=*2BGK$45rdU1ikbp4wv,:F9ta@06j7]GXMh4xhN5Ezn_cdS=zZ-m,Ph#D+$3N5-:622oD98=#u.VovsTT",
-    "H@Cb)6Eg9,0^ny6/oJHvWDm3k:+^T/EIt!A-@J0gH#0ZfEe*:51p(ctF&@![sr3aaI551I3jv1lDGw2zq6Qsp[kkColEn%y0yj0)>B9Ca[A3:oGMx4W9]1D)&M6o$[.-kh1*r8:0Ge431mpn&zLO0I",
-    "-Q]j6oc09*qIn5=9^P0mm^e6$jIJ0OHH+2)4,2pM1qZXPR38U5ul5BG2kPHM3a]DB0:qph4-@/e1w%43H8YgJ0w2x+G>UprPYg3TGB5xE!;qO.EU)$j4yDTn4>VBv2;BZ#s[zce2^;3HFfjlC6AuKh",
-    ">5^hl0,UP;Jux-p]D+KC%lHHj7Kz9M6Edse2;SFPaRD9!nWt7NG&q,[7y!-46EQyz661*kD:F8t#]-ZNBsVwz&o&PR[j3EOGM]]d3&>d:0Hu5qF@f$<FocT%1I>7m4^YZP0_9jj%M&kKGB:2.0]2/L",
-    "51#:_.pTlp:.JGCq_!wuhK2zTMWp2eF)^qd06a1=H_.IE1qsH4B<5xO2L@]a0:lOfivu4SIi%$S2TBg4.pTs$FCj58:Wl#aweSfD;Ti5jQ6I.xHSml91niLk1oDgl2#Asa4-^Q30Rv19+<1[wRUZp7",
-    "q_!wygT5FD%:<jI-9_=)wPFLdh6D)d6Ai!90]Doe5)U@A>5_9%uD2)v2oGk[.pTqW0S@_p.pTnq3/a*P)dxN<H8J806gBqd2LKHX<%97(mCq9iAq]O.6%[p!tOFD/uMH0b@I@*=:H7p912X:>9]1S2",
-    "3K%v34U<446EuUz6fXoaGNr/<2j#s&4V0E81ETx[4-[kg11:T$>5^*#)&m61oj)!yHJrZ!6f&077zE#$Rt(MA851;h0uK]Y5,K+]02DEe4hyIf4xzSz0Uru8o_-E2&VdLF-sg=ly%HWX03U>[Hvkhd",
-    "03Td40575eG&2A%2[kYPFGn-v024F,9]to40Ko]c4GW[O2L!+Y4!sgD88tBg2TBgT5(QHqBs0AdC=a;!2T:o+0yn)9E-lj&FC#ZI03J8xvJD4S9^P6U5*#xC4dt3MA_!c>FAzB^y%GV;iVF@oy%G_L",
-    "03U5K03TH[03QxA03QG[02nd/9[<A^88jge0lg9vFaQ!b00sMmKMULs4(4hCvduyVA@PJuBQrSw6Ey%1LKrjv4/uT]2L@Ex2M1vao)Qx;.jMgDu#$2E<umYG5-<lP1wJx2FaRVnGQ]QDHY5(dEHXDR",
-    "G_ogS(yCS)Ikm715-#LIBQiGp5+4LM006N>3-hxw3=xESHaGwPxB(9b[SqIA0XP66HZ%Y)TsAcTFQNfBH2=OOIWhn*MmaG66EwOd9]$x6C=0wL2MfB42n4>Z4*e1<896fm2TBh85(QHqBsKjKC=.L)",
-    "2T:o*0y+H:Ju)#g06!fvF*N@LObz@K2UQ-oHvJMUG&leoHvl3wIcXmeGrA/Jxl$i8HvJL@,;$48ZMr2NRWtxE4mLCZE-BO#Co;qwE-BO#C=Io39x;qABQ,Vk4,+,74FuAR2n>xb9]1W47&rhPIRFzj",
-    "03QW0008Vc2Tu.![t=U;3.qHg[t=-204y[(i_/Y$H]=2]1j4fn3C-o(Ii&&.F_JfUHvj-B0hR*_Bf%0ZGBN,XGynynt>2RL5(1G1EHgFF1Rn/6suCZC0XYB<HRLxRTr_hcp#d=7Hvm5fGBY#)KSwe%",
-    "GpZ63Gyo3:rzI#dGld5W/!=&izyS<a5+55f@sE1+N)D.L1ydg*H:wgEGWz8S22n500yHtI5,v41052moHvkU+@sE1+RUZvFsuCSD(hM9ksuB@20520bFaR$&I57YdG5[ZKG5@,%rzIZ@HRLxgG&2Ag",
-    "G=!FG05Sk5GBF>!0jd%cFy0RnFs^=,.-Wci#^6L;HIE7yGyonosuB@2051kHHvkwmLJuwfj0gtlr3VLL3#t+Wzy:b:IWwvf7cu^YF*pDsI5q$Q,xLAfx&sQT5(BV0A0#xY5*#::N)j@w5+4UM(.B7s",
-    "v3VRb&-$h1HyttnFNOg$Fsl+1G5[Z3GXO850X8@RF9]m@053*2H2<Pc)g&JXGXN+uIfe%df[h3SzyS@c5,%AyHvk7p4yzIcQy(Nbs^e5*I5Ge)&H=]y04>N/052UmIRFGq4+!Rz0xt]OFsl+RGdKVn",
-    "IRFzi.Dmi[6Ef8#FE^$Y024C+A8j)LA5^8]9^hLsH!d]Z02no=5+49D04OmrArAnn5+gJ.00IaB;II4V>XP:3%t8hg0M/_:A@Yt(6EFZD1v3Bu>-CkM4/$;@4TBg9t&a,<lHiyD9]1GfBp5NP5*[/F",
-    "A_!bx1iV^uFzoaJ0v]6UH8rae1:%@u4670yF>KCj3=D*NH821Gw*dpd5*[%CAB6!i03tLt054lKHvli90W&erTrUYTF#s.]Gcf/oGc:dc4+!fd88i9BDhtnC1Hb>e&s-AWGcf/MN)Esh1XCX*GS6Ho",
-    "Gco@NQ4h@n&s-7uGypFiGc*7LOb*Xn2UQ-pGQbiJ/nNb+z!C##FB3N_z!EPwH!%PcG5[ZKG5@,%:m)A<G&TSq05$*=HUJ+0FaRhpF(D5Dz!C%NBm)Q^GBnTk1q[Fv9]1Q27&ZV7v]J)GHvlgNFgd=y",
-    "7&rhAEys,r2JFTM2Vo1q5)w549]1V)Bp5IN9xwnSHaMjM6EnaP3%.Pr1Iz*+BR0SiF9S3%04>2))/3@:FaRzzGynj&0S=bk5+8-EG5@^W03Td20575eH8TJ&2[teQA4fIQToW:ZB>9Yf006^U1@P],",
-    "Tm,,Y4#5&HAvQ4p9]1PgTm<4PAJbd]RteKw2T:o+0yn@DE-up(FC#cJ03JBgTnAMT4bxl:nrRJ*glZBr:I=RvG%.lCFE^(Y0249*A8j%KA5^5[FAg*;03QH102em=E-Ts,I5jyjArAn,5+gG-00V&_",
-    "Br@Vi>XP[y4,V8=0@/NL2O.u=5)(841k>v(LKrjv4/vPO2D#S.2Vo1r5)v^k1s;!1fh8w5IRGv&HUJ>uIRFHiq)i(!l8FQ&Gc1+=4.x^74VPRJGQkob1vu780;8_4sksvnEujGq2dWYug#j^F6ElEZ",
-    "A6zp4FQNf6IRGySG%x<!M:H<1BQi9e3LgkFsuCDC01JRz1Hb>efLt#cG%x<MN)D.L1yc>nfLsGs34mM&Q4h@nfLty#G5[]gG%=4KOb&ot2UQ-pHmVXGGXM-LTp^]$X)hBtFsc$SI5sf/6EXlFZ8884",
-    "RqG<l4:N#V9[<N27B_O=Ar7h%C=#@84*[wY6ENR26ELq01mMC645]>z0XYB]H_/0w0246)4+el,5H$b:PY*7t5)FV[8#MqEG1mnz05:zL5*RoD9x;z0r2,Q%suCJE024Oo0uLjq5,c;@)/3gEsuCXu",
-    "Hq#=@Gcv0Z4bTJxfm]Lis^diD0W.&v>]Ov[Trz/NFQNf7GXO6MG&BG&M:I456EW2!9]$o3C=a*N2Md8*1i%3fs^e6EG&KMp0W=VJ1ydg+H:(ma12r%JFU]rrF#s+$HUKXpHa7qsHi29RRSyk-TrDv-",
-    "(+muOTm!$RKra(DFx4b4I5jW-6EOfEZ7_2JRWSe@4:EyV9[<Q37&)sF9[<K1C=s/74*-tYBQiAr0tf_9k7z45Imizm0X2=b7&HJ5fm]=$I4or=201sY5*Ri<4/sUQ28Q<D2Vo1V5)wAo1s;%1)g%%(",
-    "00K)70D)X1G%/+D1A$x&;b@$sIlU(jB&!kx>6@iI5*#$vNiPgCH2=L$HUI**0RiLEE*;3+5+8-EH2<Pb03Td40575eH#q./2[.+YFGn_v024F,9]$u57&!n7mRtnD0S:;tFCjQL03QK3mRto:A0#/z",
-    "5,$TeG5[aW0y&mkE-TR!FCH_800c^A3Ae5T9^O>T5*-%D43/CXGB-=26E!fv5,&J4F#r/X03U5K03TH[01pn9TrM=+04O#vz!Dz,HUKC#F(D5Dz!C(CM+3$p1oOTf8#urc9yXR,0=s#R2O.u<5)(B5",
-    "1eRP5LKrdtA1*M!5(L,.2Vo1q5(AeQ9]1P&Bp5cp5*[/FBQr9k0t1#<4Ey:Q6EeO@4.o/5F9bF-039-cNiPjDGr.xbFaQ9!0S=bk5+8*DHUJYbms^rQF#s:30W_rJF9]g/053-1G5@^Wfh8XZFaRhv",
-    "HJk;vms]tD0S/d3FB&y600&AA!4d:hA0#uETq!j(00&VI$pV*L1dI>5!4e,HHJ4ljOb,dL%:xe&ms_9[IOz,/HNg<CX&)3hfh8X^IRFzd03U5I03TH>051+PHo+1f05Jd.F#sO@H2=3zF(D5C!4d#M",
-    "0=wW(uMGr&@2@HY5+4CK02np=9yb6IG5[]II5>]qH_/3lHUI>A+(!pt3&9ct>VEKB0Wg6j7&QPMFaRSmGo/Cpms]]w/Mxh(zi]&E!4e%ems^Ds03QZ1)/45UGyn_%5+4UM03U>[Hvkhb03Td20575e",
-    "HZuS(2[$kRFGn=x024F,4+!fd0PQUX4GVx/1i%3fsuC]DH!%Po0XKkL1yc>nfLsGs34mM&Q6J6%H:wgYIWhn*BRMkw9yx$q2UQ-pG=!E^lOG&6fLszW0520ZH0vZUI5so<6EFZDZ7/[IRWJZA4lytQ",
-    "9[<4[7%_7K05kw7G%+C$0jd%cFvm9o:m)A%FgB$51qqOoLkATYGQ$K8fm[QdjtK>Y,ZKtD7&HJ6EP,4AX$[#03xQk[Fu48$9]1M&Bo[OQE-u#,BQZ3l0t10u8Z!VRG&q%(0S>dr5(+mZH#U=WL/Okl",
-    "Bm/;gKpZjY%xEJpH:;sKH_/4o0XP5;FoIkkTrdDHq5(EA051tPF#s.[HZcG)F*!LjF9.m^tP&VE01JX#1Hb>ef;O[eHZcGPN)D>N1yc>nf;NYu34&Y)Q4h@nf;O=(GXO6hHZuSNOb&uv2UQOYf;O:z",
-    "Io2c%=RiANFga-26F4/j5+64:)+7L)MFOV*4[X*XFI6!)051+OGyop^GXNMf03QG]02ng:4*@O:0TVC)6E=<9FaR7etP&pqIRF;q03JC26E*,327>D:H_.Du4/$>[4TD<8H_/CrG^r]n0Xf$s7&ELA",
-    "9x;zFFs1;ngIo*T)EN[t:$(9CBdihy,0K4jtP&hI*hw!8F*pD&FfsrDw*dpe5*[^IAA]up00r2jb^w8xIl&Syq5(8F051tOGypG0H8TJcGyo3:;Ib8TGn)qsm]O(F0S:>uFCjHG03QK0m]O)<A0#)y",
-    "5,$TbFaR&k0yZ%KE-lv+FC#ZM03J7(TnAMj4LHFP9W&;*447O4nz#io6E@#MBtJMeGcmyu6EXlFZ8884Q]%,GrVI^b!4e+-GyoVh03QG[04OpsArAq-5)&^<YXS%chMRR9GJxPK4w+m6$Gk!ZA@Zb4",
-    "5-FiV1_)eV7&bx/E^2[%Hvk(r03t9k*aaT^H0:l8G5[VonOr0>Ikcz+1DRYJGyo$tG=yYL4.x^79]Sl69W_iWFAFg;06sA^HUI#)0S=Yk5,)^UH821ZG5[Z3GXO850XR7TF9]s]053*4H2<PhgC!pb",
-    "H_/U(Ih+Rznp>0H0S:]vFCjTM03QK4np>1>4.wpgF9SC)058r0H!uJ$H!%P&9yc)n1WXSI<%RKU3=Fjn5,m7501KL20*534;n4g_!V(@iH,jY-H_/4QH_/qII5)x)4,cAL9[<D_7&QPN05Je4F).+y",
-    "!V)tuIW+(hH2<.xH_.W:xB(tH00N%KLI)xa!V(iO00f&[4ni0*03R+e!V(Re7z=&>3.T(,Jud+>ID-h=F_SlaGyo$wH:Ls-Il:YeH2<Mf03RbY04zB)01@L/1;u]/4yh6nFs;TlGynjh0S=bO5+8*D",
-    "F#sYsHUJ,7ID^j-q5(HE051tQGXOtFH#0Y<5)(844+!lfC=.ES2MdH-1Hb>egj>EgH!^bSN)D;M1XC]0G%:3Z88n1k2T:o+0yV1/E-cX#FC#WF03J4kTnAMj4Kk]]4$/%9HLDT/X)hBvGVLTUI5-u<",
-    "6F2^LZ8!iQRX6^24:*Ke9[<H07&ZVO05AY3Ffkzy0jm,N;IZ&T7BPXh9^KG!9]1Q27&ZV6g.KRf[l*qA1_xgX5*RoD4/#mV9X0;C-F&%Iov1@5GcxkbZVI@B0TVd(g8:sVv/R,/5CQUnECVb9!(I,J",
-    "@UL<r!7_9Y4*@q%1pqSxI[>=Yj]_ws024NZ-WGdT4/juN1wRZjGc3NN2<eF1uO^Z3GP.$;1B//U3%>#*o=w1cH8=x1I5VpH1q7a^0uO$VumS;r#TyS4s@::9@GErl&zWfl=8yZoq!t0C!yF0i@2@HM",
-    "oD_M<#19AJ#Ww>yp&%a]H00nb9]Jjz1PP@A4C9yv0/TRl4/;fg1rD7I4>NWB0t0#vNb#@(4^bCb1xhkBIX3>Ts+S%Q8tAbC6FKGy1<6l.4!#5zGXMg*[0s%7@2>_r<Ld6;>zVN>1q/9]3IXU71e62_",
-    "t>%+bsrdyz1_fD/01L5(j[y$o-1U/$!^%)*%K-7W%oG9B,3$WA3.S3IR^3Q_EjPU#00j:P*<YSuHLK7NJ2f*llLsC((-ox3L.F0N7Xy#&4GQb]1r#=@YbiN1zXJzZ3FROJ$o(E0Gl++C1_3lLM*=77",
-    "LI)xb5$gE@3,bsnF)@:e0=*My0HFgNG[NTs6f;ht1rHdt5F-^(yUYv<)gT[&1T;3<0]9_s0*VC:2EgY70;Nfg2Zja/:iGo=1/*MZ1cki-6EYzLtjP*1H8.<B9]1T37&ib4%-h_#3NtV;GmQEL5HsN0",
-    "3jrwz!#V<0v.weni_0o/Guz/A0m&:6M2q;b0G9#=j]c:dl=rh=I5y>X1p,P1@k<=JN(6#-4u=*o0QJ@k4<ryq1x7P5I5)fk4>Ax&1y39>I5#r30xUH)02Md<4A+hi0omP24;2tb1rE3Z6*B,2NsIag",
-    "4!8mj9qt4xHZuSPjUWq)@UM1)<C6S=i_0os@P_8rxB;GYi_0pW9W*#N<dPV3FaQ/e9xF09xdH%:1P;Wf@UMj+-(-0h*$EFxi_0o)r2,!vHUJzq02VnO8#Sc<1DWRwA2c;l0v0j/4>J%(1y39>I5[w,",
-    "0xLK)03]p!02nl51FV1s4:pVX1pvw&1*HNHN[jjh4y6Jg95etcIWYhxIWqtpIRFBvIUh7Ir2,Z.01xsKi_0pcG&wLZ06R1^Ft,x^-4Bm^w)6r5CodZ_Ift(W18EpE01k(*1qPDt1q5aff&quG1q99k",
-    "4-.wk3%$.>0LL-0o*)^J05Ul,G<^F$Gxin(io6s7$>Ecvi_0pm95gvGH:CnAG%x<rG%=4jH_.ki03S3t02VX/4>J%(1y3C@IWjS&0vtC01&Sa5%P$M20t1=5FElVVrveo*01sJ.@UL:-pDYg;rvfWA",
-    "GyoYjhnWxyrve1D$[P.fjvyv8IHv*+N[jjh4yXbj9610hHZcGvHZuSlIRGLvFw7GVGm#(!tFBG_%2*Fri_0pm9W*&JGp7O<H_.KT[t7HIHm3p,GyoqoHvkqf01ruv@UMWB0uLR+3oJJ=rver;04p-y",
-    "00jRtA2T$k0wppy01sJ.@UO87G&wZH3oAG:04F#!.T4vDrvf81GOsERG=YX.H2<EW5sUf,NHjS#HL)ZOfWD*w10<(T03RJSi_0ovMHe[$95E#mG5[DhY9D>#i_0ougi@[CJp>-2844W^FaRYqHRx:!",
-    "p=y#+xlj(uO(!)t01NccBLl(42p/yp$=Qfej$[wQ1n7>i5Ho=:90RIU1,#a32cT3MI)+&jGNLXWIMkd36EoC20SE#R1cRR.D:OE(S[gKo2m]wiApxsZ8#u=X0gXuyC8YWV47:pk1-Sbnf&[0]1VS;_",
-    "GdY+BF9.U<!de(L02(*6lmQbpu*L:2A2_Fn@UN=SH!/V^A2&BM00T/KGynkB1@i#i@UL]=8#Vv[p%M/pr1^K]NgFr,0IwnsB7x%tJ2yBmO8]<=4->Ky1p@YA=#TCqIS(R%-[=.-qniN$%)J8,/Le+v",
-    "1q1D&7y.FA4,YA%@UL]@6gdDNGc2U_1vWM>Gg1$h2&DQ2KVLLBG<VNY#<^!PfdL,=G<VN,I4^S&8Z.Bf18EpH02;)(O9LbrGyorl0WqCR0Kowd9itZ.IQ>d2KOZ.UGou#+OB=%+4.N=p1>MhRHUJMG",
-    "$B>mDOB*,.0ND,;Af)-QJ2*2iNdWr=4-!TV1p@S8=8x=Z3lAHl@UL];4DkX0nG6pdr1^K]OCJF;r1^K@.cS=+kq<N$1y4CNI5so<08j><6)QC]B<-CO7%@d>A00TP@UL]-7&vMSj[y<n02noDAA$in",
-    "r1^K>]A!d_<n8rY1Qi9M#Rm+O&jSw+[X7=n00qP>ABzPzh^r^*GcYp%0FU]u4g5R]#ft;2G8,]r@UNvLIXC^A6gDCpF!(zIi:;GMGcvS21JYCh2mufjGpes3D:XE.Jqn@&LNzclGj9v(rvn19I1dT6",
-    "Js%r203QT503U(@HMjo+BQr3(aX$z,IXSgG3A>v%Hvj[<Lm!C+H<XZYGC91k1uZf-04+H&+/_SRueJypIJyiXHaP$hIZ8@4FfcLw3In#8G!D271IdX20SE#R6gZBe4jMAJ3<b7)05Uc,EWrU8Ho)ct",
-    "0.-GL+#3%Xp$snsGcy1mf&<06[[#S)zz71k1@i0=umu5tcL&1,4xtPH>yiA&1)&TiH8^t*Gc=D&0WvWF95c511rs-x#xX)QFf%fu3<kG;01,I/9yb62uPp%x0T2[4jq5EdH!z]M8Z,PL6EV,[Ap=>6",
-    "Yzw0d1C7,X4-!Nl9]So7AA$rohW@X4GC7Tx87_MjGouU@Gyoq0GXNip1vvmCGBE%:I5[<^9[<A^5jc.H9t)!k5-Fi3HpLhmHvj]W&kzp)#TWvqM*]1^wA&d3qYN8302(&M7$Y$:039)>[R-wv<Ei[$",
-    "w)zDPx&aRaxC]eH1UU1&0VFaw>]7[o2skvj3:Y=68a4m_s^c[21,J]^I5-u<Ej2g*9]1Q25H.gj1Pizf5ikG&<jL.At2+$,3IqAx5Dx&@7y=:(0s#mD5Cn+wAS*aFxC]RP00i=lhXEcpx].aOriLL8",
-    "Bewbl4!Z#l1,T3lf&^VrBQiM1d>M-@G&Q*l88hbw9yz%T0QdwCiv>t1Bs4PsEHOC%F99.!008a$0SoXwA_iR-3;ef*04y[!00Qtm9[<7B3//j01MWQ]HZ^kZ!/D5yGcvghGBPqY04*_&wlNeqiKZJ5",
-    "8:0*l1/u]wf&<7L0pqm=1B12+4+x>S7&FlZ9]AI;3/fM1*gX>D)vyHs#eEH.3:@B70HS:jw)zDUGeHwM+88T0H_.6e[[#,&7z2-(1px:F5F]G.@N#]#GNB9>HMKDW,,1RyH#s,8F(WrQ,)#:Xq6[Ad",
-    "HrYKdg9J7(02DW@nHDbyHaVgU7&ZVO0W].0iv:2:Jv28qH/+zJG&2AzHaf)$0-L!_05dQ&;F$n)00W[u6gY-G11m8w;F$+:ju,=x:qsp(HHYg&0.<S94.<$y1q[6b4+Me;AA.xjxIGj%>qseU2s1H)",
-    "3:Y_89]AZ44_qr3Jv28mIf4u/Ff[,l0Xd@;EHE=,VguZ>Vly%[H6jegBr@WPEWwZk4!R5iw0!=w1G);pHvkK[Ju5UZx(pLErx+eF*Y5^d*_.wJCARtn4ZZ-n1iK6$g9I]WJpsCn0s=hZ9^fq+3<0/)",
-    "051VFF#sQn1vk4rGd4Le06aD^HUKR&G5@X-mjW9&y9=RG00W])H7hbWsjdY984kAk1q0+55,cMFyFDa1G[XE28#cNO8#DkSI5&>1EjKxWF%&lS:kSVYqYN(vI57YZg9N2L1A*,s0M76P4+x>S7&QPN",
-    "0W.&_iv:8PJv25oGNTMFGB=Mq0W].EGB:$m1Ll.*GBYtYfF&F.m3sv2o*y3oHlz#>HUI*qJry(ctTHPzG=7j_H,#^2H2UcmE-BiWF(WoJjH:]-8:I[%1UCR5g9J0DJtH.Tyaq1>F*c.P7&rhQ0yh8-",
-    "iv>1WGd3]a06jH1Fr=F+0sneEH8;rDVj;s!r3<l9F#sDi$ruE-wg(.D$ruBWtBU_u2m><I6F2^HG=#xtHGz8+G=T/N9Wc+A3.9Ry9^gwA@UMQU0S=VgJs*PvGyoJe-GBLR2shzL0O3=z4G#jCdmoDh",
-    "IRG:<H#NEp9W_)e9W]JH0>Vva4ZUJEGdC/iBmu_e3Jm<V5-;jI9[<H06F2^8H_/FtH2=C$FaR1e00i_i3mY^uu1EsS0S=kh3;Cae01pNDJs*PvH2<Sf(a.U[2s1dl3:Y*39]AJ_4_qr(Jv22lHoFWh",
-    "F)[!j0W.(DF)>blGBY$RtRw/SRx30z[t5,%!4eMj7z3v36afeU5Gyh/>rC%nHZ/e*2R1dg(/7-xl92%n<(dd@02DNpv.n;D=)UqGqFE0b(]a!jGcW)jg9I>z3;eWw051qIFaQ@g01MH31Dziaiv=ZG",
-    "Gc,9k06jD^G^#Oc(R%;h95;Iw1rs(v5-<ikC=j,f4+!(v7bZ6_:,q%;$o+K(.&ZKMGWEqR2g<ZN3=VNd1syQ^0iO*6r40(]@UMQ74G$se@UM_[FuMj18SDB5KL$BAFaR$bGBoV=1rD:$0t3(UV,HV*",
-    "@vm_EqXq+l1QRf#1PA&B0T^[]TM-(X<;#3-s]yb;gZl*(GL=Ll1mGzFlI-rz.=m3b1pw-d8wKa^3kHj^D+#KAMhDuiItBc)Dh[]2969,k69Ut,0S8;l1v0guFcmo>5joEN3l9V)6)*rdFe=BVuoeWp",
-    "0]BcN4w_<@0/u;t0m_8#z40pnHwW&gJ=)h/+^aKw2QjR#69Co98w&sa3j^c!H9ZdnR14dh1qjK8X#$P@9XX1gVFbX<A>FH60M(l%1xph!01L>d1p<Eh1q898VGh=JG6OaUrP4YCh6DkZ:LdtV1eM7M",
-    "4*KaN1L>D57X1e/068;#5CFUi2O.vzuHrK=IXE/s/sguQ00g]TY!3ie3bfuX4+qBc6E6ZRG2[gR$p[XvgDNF5Fvz+k2PzK,Tpt5601C3rG6d+E2LT8l0yuX8rHLv7D+qfZ2Q_m70y6*%%CQjxcm/c3",
-    "GY)waG5[Dc03Qc903QN0051YJFaQAd3l9W&6Egq+nHL8_4+nW412q621TtVGG+q4x2w)EgsRSPbHeehy%:xuL+yM=-%:y3,HQNCX2*;B.12/mQ0q_3!KL-_8In4tRHUI!52zd>(#snV&IC&oeH_/39",
-    "IL!kTH+dL101pVp1Rnx9051eMFklln%:w]%D+ewQ2/)gb12AD5GR=^dH8NQb2b%[oIbAF(2z(C,<(2$D=9T&KnHvLn4+xwGBr!017%:1J2s8j612O-_0yY2!o(B$l6fpo8FaRG2HUJ+3GXM>**8&CN",
-    "rWFj@0UroB03QQ1uMr$D)B>bT,_kT;eHSy]0S8JC2z;I(tP&pqGTH(!2sAm:0^(U-03@<^4++o&9]Sh16AuD/9]$.r0_9rT7&rhQ0X5AOB[;[.z6$@&6b+aX1lzO]0<oN0ni2.!oe&Ec4Z[9l6)dB#",
-    "1qF#73o[Cj;Q-fF2H1,X4D@NX1):,Ss*q(b1Ti=_6&5$#6#/,q6Ar<^3bz&y3Fwmx4+yN@R0oCYEfP1[C=I%QH^[hy3n4N#Gd2JVzNs^1l*]]-I5w*r4+bLxs[-Yh3/bOXmkb=.&-l1W<&X;nGQXBB",
-    "KLa=AIQotZ6)=x2F_]c5xdaC6$VwhI#D!!8z4$Hxo]Op:iWd(Fg0^;#IRc@S5DlL67Z=657XUU76wLM)9[<JZ>7<a3g1[sW&,ND;HqiDL4*s$QDl$3Q,xdbYiVz3OmJ9]m285=/4+@n>7a21E6f=qQ",
-    "BLu(CCJzDY773[d4E@Yl!]4bG!UG/#GtsX^0;+_hk2(V0@!EdC2nPItY6I=B38o1fIRFET2L*T=3=JCHKOYM+j+r+TIGzC-H0c=5H#PtSz:,f70Q:r38Z+]+3&sWr#;uW5&GaJy/LZbSJO%bV4wvQ#",
-    "0Wl8.-<bfcIH3=/oT3-5oB]E[o-eHU2MDbJF9kXZxT7io/r9f(2cN!r2v!+7zas-K/K^@q=Gy!]frk+-G%&-v0<j,h30yx1Gdc:#tQi;M$KQkj4!oia9]k#!+7Ju%m:4@TI5O:^dkf;VF9bC)h_y9*",
-    "HN&J31FqNu4,wp/5Dx==y%i4.J0B)8052ypH_/3fGyoq9Fqe/R1/9l$3*FrX4ucI32-AKT8#4eRF*3EY1=<=N,rWTc3g;5O0Y3[dH#PtV=$,r02;4I54Fw>$tm$PXH#y3JlK_0%1rGz)(,RJ:Cl<jD",
-    "5e3GP7z4370FuTD0b:>2,]Hg/)+q$0+bu3PGVh)f6E%yNdjizW3.]ME1K.7z4,E326AaqzivbAQ[SpR@5Dys5m.$s()eHj&42%Q<,j!Z21_N0B3ksm<0t1ApGY+T.88w6n4+XlEcu6,oH!%0[6$jJ.",
-    "1=%@fE-C&r7%hkA4,X0-KMFN8Gyp#dI59Q/4W80q4k14aGd3=)KMOW9G5[]MIWVLF3$DIk4j^/=84nGn0v@)7AukF!Ii&#&zN%mjAwLT:Gd2J(3pg-P0W35y+Xn,v$pQ$b9^46I4+Pc(9W&ssE&v$,",
-    "&kYX+,H@;Wwh9wABo[RR4+DA+0iE_<0<D^/4h+>l1>Ox-0c,-0O%DS@88QG3)sqGSqyZT;NC+]w$-2%JF&>vt@2i9$051.XIRGC5GyoYh03QJ_024I-9]tu688rYO12X=[G)M;Q4+8lC9]tf1BRDw#",
-    "9^hDC9]AW388!eNHvj,%1F,/g2Qm2p88@qR12zB_Fh_eM4*_fBF9.j@01@C,FAg>1051YEFaQ@i030&4&JP3bLIP]WH_9ewTnfhl4YbY/1IPgjNC,d/0[H.S2r:W<F#sPAF#sMj00O/990(*1@2hsE",
-    "n+E[b1P/%L0U0z$9]JP>0UI(%2tW<3@T-KoH#h(Ufx/<i4:mRW0UrW302ws=9]AT2A_P&)9]t,50U0*[4fv)81IYmkNC,d/0[Q>T2s8i#,w7WNH2=L$IRFBn)Eo#T4+8oD6Ey%22jB<QGcZRV133Bt",
-    "8#G7/Ko0@;0S=e=2<=H]9^hJEE-BL!0.YT_2qX=z@T,L+03Qc202wn!9]JM=0UIz#2tW<3@T-KpHZ^kQ-RzoPGypFGGc_gT88iR^rv(ayfi41V9]t%30U0&@95es^$pH&U2tW<4@T,vZG5@^X03Q!A",
-    "03QN402wy@8#n+1rz@@q0Url5@T,d=03QQ402;w$2tW<3@T,vZHR1=qH2<zEGXO3$F#rOt,W&)d4+8oDA_P&)1:y+_M-S5z4Z#xw$pH&U2tW<4@T,vZGyntQ2>FwK051YGG>wI2GXM.169bS=1F@@h",
-    "2Q_Tu88rYO12X=[G)M;Q4+8oD4+!E36EpxH4:ABQG&cYO,I@qpBo6^m0TVX:9]ti288@qR12zB]Fh_h94+6sz9]$x66EpxH4:15A0yO[t&=8Dp4+8oDA_@H/3*rd_T;)tn4a5<z$pH&U2tW<4@T,vZ",
-    "G5@^X03Q!A03QM_vjG@0fdLG^69oDk4(JCC-_<xD4,<DI2tWz/.P#7#*>s3c@r88yvNi.Z5CQt-MGO8V0FUe%30Mya[q-!%#R3EHyBZ@nIko#B95/fH9[<M29[;^^qs9-ja]ET=I1NT012(z:39beW",
-    "/CTVJEQ9tB2u/#Q0^ln(!$^LD*&ql(4+E;v35o=^0>)pX1L*.[px6ZuBg;oGBQ,R_#Q>8E[A:!qZxJvP4,kL;9XX8l4+5mS2n&NpGc!0cbrUoI4v*Xe1d6I64,&eH6AuN]xqT/(IhlYD0/r@gkLLvi",
-    "k[1O11Rn%7rvo1YH2ee>HT5S4F$C+MD,1_/0yxJ438xJY1%-[-4mS#;1P/w,gfK4#G&24K9]AX588!eP7&ra]FC-fM024U;9_L(N4uAq50XF=wEjKs,BR4ky5-g!2AC!*^2zLsxsuKi+#s;1K1QRj.",
-    "3EQM421hRgH!.P>3%4u;F$3ZR3@q]Hz8C/JP6#9q6ygK@<.0eh4+QAtAPoGHTnIuR0yJ0]GXNhMG_)yhB-g4oHZcGn7C8V8fdU<>GvfpvGXMnP2=2Wk1rI6X1S_f-03QJ^03tRx04X:(m6QbsNFM+/",
-    ".OBdP3i_h!F%JaB4lXz[00N5Ma0nz16y*dOIE<4k1-&Cd43nf:2tpn)SOWF;FbE>M807:nBsMkx5-Fh_7ub[#4uJwM0XQ(>1RgfX2>rT)brdk#1rI6Z1S:c*051YCHvkhf01Bz2A>qtx12yFY8#BN)",
-    "2r:<=.=&G[[UrdtO9&(n6y=i_/1:Sl4+PP^6AbmXTnKp&0/y3Z;gj@X4-khJ4.*Y9BQ,4WXb%;V1P*^$9]AY#1RgU06f(nV1lt7.Ddq$$IWPbp0x.v*FaRSrIRFfs1TO$NGUfyTFbjn@2r:ia1Px0c",
-    "0yeG!88bZ^6*lGs88.f[1T(MWAR95wmLCX09]AR488iSN7&YbuA0-)+2<=K^4-PXc4uJw60W[>W9yQDf6g2/8G^[FaD&>.lHvm5YGdVQ;BQ,Vv5-XuUG%)^l133T-@;e4WG7kgh1P/p:rxOZ@rxOnq",
-    "jHeR.o98bGMGpka-vfvO-9Lko9]AI188HAK88YSs4.*bA6FC467y1>tfdU<>G3EpwGXMn42<=H]4/MT/3$dpY1nip#4(0;CG5@^X030/p10Mr6.=&9nLkKbt1m*,TF)#oE.L;s)Bo7qk1OU@P2t=MC",
-    "!NL.S1_xF^1Rnx902w#[9_e0RA0#x)2>rW#01p<a7Y/_^9]1V#1RgZZ2=2H[6F2^5ApI8zg#ira1P/oJ7ZWr96E*,WG&!3D4*^rm696y=)JF(14+Z7_9yb62;66x1Bo7tl1PP7/4+fZ^Ee!2^T;j%S",
-    "0ybC_H2<zOHs%B$BryO3[udt;HvkTS0v@f3.=&!y024BG6foNb4/Uya8#n+j0yj4R6Epw:s,GhpGmHZ,12Qn;1RFD%Ob9X$0>Fq:qn$1Y78x,-9_3m=1Sv8#HxC7c.SPu%lwAly9]AL288QGL7&GPs",
-    "A0-!)2;PEY4-Z$k5DtL;9]1Dv1RgWY2>!Q&&[P9-4.P-*2!#O*.=&%CF#rSp7X@@w0S%i34*@oX05A*QPzW*)1m*,TGcf/HoUjxKBo7qk1R67r1PhED2I7K73$EG>2tp46SOA7Z2qX=_.=&HV%n1@W",
-    "01p<b7Y/_^9]Ae%1RgU01k4E&G.6Rt[uc;Pj&TCk9S8mw4)HW3H8rl%0St<,4+8Zs4)3^U2r:<=.=&!%00O$J69=-=73KsAjsy-j90dK$5FZ9I.=&%CH&>@q01p^XFCQf@%n1@Y01p<b7Y/_^4+8iv",
-    "9x;zFGRz4SHroXcD&>.mIRGyLH8^tiG5@^X01W-YF9S3&.=&ArSqL%<1Lgz:/bI^C78x/.4+Q%!4mTM#01k[C1mNFf3i_ezLLUM&SQ#;>9_m=^1P:(42>rZ$01p<b7Y/_^4ErwwmTC=:1O&>p6F2^5",
-    "D*hKNG&bf04+8!d6EXl3Gyohn03QQ1@!5>clh6]gG7kji1TO+LG5@sb2OkPG[4WSi3XTL11lZUR4fL272tpqMF.2Qej[y%E[4XCQF#r/d03Q^O01kly9]AS^FCH,fBQZC16ENlk4/Vl>D:X9!9]AN0",
-    "6EXl3Gyoho03QK0[4W473,V$JG7kmj1Rnx9t=yf001p%VF9L]L9tcGa.=%,Is^T.d.=&%CH_.+p03R7R01qY12<=Hu1P:Sf7Y/_^9]AY#1RgU06EXl3GIb9s[ueAZFy-gw0x.vs[udK7030=^9]1P^",
-    "F90wJw@U1<1pF<zOAi9OAOPMS2qX=@.=&lxHx7&(1n9F73j8k!LLUM(SQ#>@4-lO_A0-r%2<=K^4-TIy4uJv:0[kx;FaQ)V%n1@Tbq=[27Ye@0Lk5HUBLLS63zFFj1CqZ21Eg[Xu=Iw53c-fR1AzG:",
-    "6D8sK4Fb6V2*HpM0:c3U)EEHGg9QXK0foi=4+GOp3xvIR1+f7IguoOJ1iqpX0I329w2C1NRvR#:vIZ[,F)V<06ECF!GAz5y6CXY<*#QW_0t^4eA@&zJD:E.vA_HDu1No2#1[n&no*N$&ZG+nz05^Ut",
-    "4.5YB69x320vIx20.Z5S0v[1HV+R/<4:e-7OarU]95VnPA2I*]jaLn-0TVd<8#w;k9yTyy0@*l3!2tuq:IDD<3^O!,!_rh;HZWonGXNYj03RPT03QM^024I-95nzRA2t9V0yF:.Hvk+r03RPX03QN2",
-    "024U;4C(>fBR4RW1uHN)03RPPs[t!FF>i<e.Msgn2n;$MA0#yZ95nzRA2a]T0yY2:IRFgS0xuspFk%P51>wz6![z^DVh.O.1>ies5-+zPo[j>$MYP)+1cCkx2*eKq#r+HqCA8Zc0sONZ1E9(=4/S;T",
-    "8w^A82J#*V78x.G4GZ,tBQP]X(gPn>Ip:NYLN>!yGJ>Hc$JPW4Bp5LO4([>30@8,52Zu!pW,lBoGCvS2=FIbc1I0/M$xR$NMF@9z4,!QH(E$$#iUA)LGyoq5H2=OaF*rpZ2r_d56*d4L2r&Q-70&<L",
-    "2sb$Z9_Cl19]$)99_CeF4+z,-9_3YE9]$y>10NPJ051qPF=T_n6*K<J2s8j66gL1b2sSqW9_Ce_9yI>2n+O8.I_FuT4uT5^hNvG81kf1]0-L^Sq%-U54*]l;69be@4/BRU6C=b=+v5r!2sWzA69dOu",
-    "4+%ySFaRG7H2<zGGyoqBGXNhEG5[Y9F#sPBFaR$MH8^t-5jQvh9^PDE9^zYH9^P7C4+,i6BQZHf9^F<8F9]j]01@L/FAX#_03Q)H03QQ4=PwLDoPz^b2oDL/&JzRa*j=7M)XozN!3GYf$P)yG0Ur)9",
-    "#+x4@HZlMYCDzUp07DNDXA;L84%W=S0-:cM2*J$(4*[hK1CN:z4+><K69M4a5DyTW0Tea:4%W=S1M3J61)Kp7>W[..69A>N4+z%I69bL]4,k+A7BK)0*3J>H)(8&:p8+2RGyoq5H_.nh051;RH_.E@",
-    "Bo5Zj69caa4+WnA53_/_&J#a^2Qn^/006r@2#hZe1:T>>KLR&4Hvk105-w-,O*Jq#ID,^e(WnFuAeGG%1bY,US=*&nS@#!R9]SU/0S>h6g&>pS@vC<53V0MX00W!:9yufr8nww24tpO0Ig]ng89xU%",
-    "H8=@89y0a-4tqZVH842P0t25K1Ed@fC3>C@0RvYPGkXgm0[fi@10)[:HhUi>HueE81u@[P6Ez>dH/F;-GM54@Dm66r0S=T10]m+D8ZQVlF;$v-01vVVqs.c$Es.akD5K326Eg9L6akBG4-Z7(69L;1",
-    "1h8)pY<=K+6Ecyi6afeeqs.czumKNklHD5w[A:dV07nk40RYJj1e[b4V57]w4xj@B2o9so69biH10*kOI4q-h69JiQ1fgsM=S%KNBoi;J03Q!vqs.czyaEFV4*-Xh69bga4hEh;4@@#!6B9C_yc7cn",
-    "0>I2yBm^Bt0JZ<HBp+BSqs.cziU9!#1fEL[Boj3N6gB@468[.vkgg&DKLAGw$xQ)t4,Nm!6A_,PXAcV]4;v_O6CN@F0-B:TCNrbW6B[:-0Roo,4*-x*As,Sm03S9r01p.F&JzmEJwFOGGd918As9IT",
-    "6*&L_ut)+X4/2BgAuj.pFaR$vH!uJWY76m^1OsXxGcf/Jlb#qOI4sx#4*>itHSWC_88X,b9]AJ_4;4ezAu^:KG^r+j0yzK/F:MCxIukW)9]AW3A38Ds6EgrG0yqF4IWYhtH#q./0yHrIA387q6E=<K",
-    "0WttDIx#r>6F2^L0x$p[GdKVjIP(P@12Jk3G>;o/qCFEb)&U-=H2<Dkzlk9)05:rJ02U83)&T:oHw44l10Mo2Y#%x[m-<6s03QN003RbY016ld(A>[E9yP4Z6E7P#HLcAP0&f_H)D8r,wG1vYG@&Ov",
-    "oemQ:z77u-!HFRbJP#GYi6IU/FCRBB!HFRwH!/Jn9_Uygi6IVn4-sOVAq0R019%SzJRb!%024F,4-sOVAq3.G13V88!HFRbJOsW64.EsaAu_5HI6My!!HFRbJrgzn4-aCTAr7Vk4-#UWAq3nI19^e=",
-    "!HFRbdLIxm!HFRbdIaqP4.W&cArv]80uPuC!HFS13o.b>t.4iZIWjRe00h+$3,j:.1hfwh)Rh7cpaH6-6Ff38Hvm6AGBG!-%<YK(5e&hJAp@jmAF^_B%K]PoIRFnst.4iGF*n7/1>Z.vAG859%K[xS",
-    "03Ss*t.4h-0Hv,B1g0tvvjNQlEj2R$A4N5,%<YipE+s27=dAqi0nGv^G&KMpJT$G%69_,$3%o89GR*/XvjH=#9y9$6A3QUy%<YXC0t<LU1eygOvjH*yE-2dI0uMZ@%<YXC0t)yn1)juvAG85E%:oXA",
-    "4G^T@4;<9,As+)c057uvI5y1!9x-IpA3QOw%<YXC0uKYhi6Jku0XQ;w0v.4d4G^N=4;<9,Aq(=SZWK701rM>U[uwPWIRGz3FgdNw6FxCEH=GS=0[@P753:Qy0xmc;01rj2%<ZpzHlv_oBRMk70w1&i",
-    "Gyokj03Sp+t.4hw*R3N8%:o3P1s^5kF#s($GXNh(H;7SRKLar_Ho/J<FRuYMHUI.Zi_$YL0v]*+t.4hxj=Ydp&jJ%S03WjfH2<wpg$)!n00<:*1mKh,4VlgX4+Emc8U/=)a[vkiyOk&oB=5XT9]Sm>",
-    "uqP8YweABS0XK$[j[yhv.6[oe=A!TR[2&J>9x;X74g@.28y+xR2gKuJ1C#3,4vvds1mO%13$CPC3YfG]1<hiw4+[LOjsXd<PzIjl8v<:pV,FPk-1UGEl;Mg:u=tYbzYYK#4+EUP4hXWuTmZ_n44l6X",
-    "0_QYuoWBkLNDm8_zYYUW4-!4n4gy*UuE@ArwE+(ioWBkSMFRR>1cw0w/9:i$$N_wG1@Xbp69cu<0s,BsN)HB]$pREJqmv5<qlOa+mAG-U772z29]bt#%RK;+tV#_+R]Kl(2oAtj4+ir7Bms)fNDl,w",
-    "9]AO<0U0v<9]JT17BZX59R]_z0S>IJ!2ttH0Meld0zeNMkih[cI5hwa.)20Xw*v!=3J(.3#]R(i2Qkve2qZBy:sAA#mjn+2<CX;-01D:L0TeRpup%2UgUSI2-=QR+h@tLC7q@Fx6*0rhhXDzFEHyf^",
-    "!4WAfG9eEH$(lhdG&sJSE(SCo0y*c469%!x0s<Q7PYvnSegyZfP7ed6!%r19krXc:G&AOg4gjUUAP)o9kq8Fr6dwsO)[zJXsfJApoxn:Dq^&1<8Z+wbjsXj-un@Qu*Fyq:3k9FJZ3xf,3A:R36E=Dd",
-    "Edcam4uFal1+wdD7cu(D0ta-t<17F=83P6lPz0C#7%u/fG_:S^2!Z1z1h6k318l.BFAbaT6*o6FGW5a%1.$Q+4;X#k2ne6wB@*syIUfYPFbf]K0Gg]B0fLY;6E,&ls_ZcL0uKkw[Rac0mL;B-@H_1f",
-    "1_W1+06&KTGch:-KLj%]Gynp$</*@F0[M_%KLax@G5@aK]0NH)0[M_%KL#:6FaSTi0x_!@06zsXH#h(R$7:I^0[M_%KLs*2HUK^o0x_u/06zvYH8cP^y8.#bGXOsZGBh#(KfD4mG%)^>1_M^+06$>f",
-    "GC2T0H!;Ce00N<iCJ)g8@H_0%&)Fpd>S>[OU;usI2tzSBG&X;&0/G5^PXMEx9uExpk>ZT*A@PT41Kfie0O]^62k(at5i$S;#4rJu@_;Jx*9Q%_hYkSErW6ka>mT(z!#M/$=JWg$k>Z7:3yU!W$:0JH",
-    "8t#V.5HbDv1q#tF1l*G(56B14g%l$(H2hHlk/>Xk[s]7FpaKN-WG<CWFw@svrG[h#sj77X)7Lu*=y:uymZU)grN0OVjpUU93HIc20&Wigs*)B2)xRt+1Tr!3;hyp^whkIFa[,[W9TYH](:V>QLpU@z",
-    "II=@C0-nhn[N@y6;n40:4+H0q8U&7u5kEUNG&!n[4,Xrbln4U7i#7.O0^lkNFh2x2F)-uH,0TVnw*(IrnUn^2D:mivCkcW99^hR2ln5=&IWqtQ&iE1xh]vWJoRkPJ6gW8m0K3=w4-,A72m>YfFaoWs",
-    "9^ms^oRkPJ5Hc>TFE%wa03tat054cMF#rR452yjF-spWb.qI1#oRkOv6AuKOln4Sb5-UH%0WB_v;3,&Z5i_Kh-spnM6E$%Hg,H(uxCRn6%ufihb==B10Rr>u4,_h62R$([H.S$;Ih6>m%e>npBnqU;",
-    "EfX@Rvkxx;HZ>5g1]u-r$=0z_u&Hze:7*JiH#4ZS4+E6BO%H$B[[-b=+aCkC2:]v64>Dd$1uvojH8.XX2PZW*01m6p4lhSHG[&R@6Epx8Gyo3s4+=1=0St@l4g:BH4vM!1FB:&C03]IpN)Fur1q4$M",
-    "Ad0sJ0#*u&w+04L56%LLw+1dXHvlgmH8%hQOb,dT/m8H7inj(GH1FL47&5/i2;U9N9]Dez5f2f<ln5>4F*yJLjz$5e0S[-5+y<dij]dM@-<k%:4LLWp$p$;$H8^t%Gd08iQ9U#-G@],&G%zwD4)DlS",
-    "AT&8b0ZIXs3jm6q0^lkp84I1+ObC>/9]AJ03JTo:9x^(22oW:<G%zqU01iYMGXN.uI-(g9)1m>p9Q=+U0B#QX1q-/qECk<kdkgr;1O_>JAOHsdDGJAf9Rc=$H4@;<0uL0[5,d0]%mN.*H2<ei01Nen",
-    "4I;)*qwyXL:9#Zlnw(<02kjCbGycK>1mJ,&0Ft;44*[9O5g&yCIO@H3GByA&TrxKRFQNfAIRGySI5q$-M:sVA5,.QS2[SnW88,6-9]AP%5,v3_052gmH2<C+w6>KYQy(NZ:k/-mHZTA$&H=;u04>H+",
-    "052jpHvkU[i^;W$4z#xhE-Bju3:r4-5+XJ<0520WHvlg-GC2SuGdKV*Y%<3jFH.u(051(TGXO3&FaReuFaRzyIRH2>IWi#+0qYVXF)T=_:$;R5;YROD&iFAO0yvNg88,kPIL[IjG5[Y3F#s4j01qyR",
-    "j130(-v<)T3(OJ%@Dg=!(g>C15+4aL>ml>,$pRk$IRFIa5);Qj4(W&m0vt0rH8@ph95w(GGmQfuBsi)QF99(z004yw2qX)t6CyM:01mn94.8CP00XDPBo3.+BQZ7r9[<D_AB6!q03tCn054lHGyp%L",
-    "0XQ,,06z#gGB=M_MmRDz02DKv3m*tIs^lgoMF<fh4+5(bE-%*-FCjTM01pD4xCRANA0s)d6F&ktFfsr;%:p.uGXOm^F*pDpA2=,31>ewGs^lwO2OkYEs^mhH04gyu00YkK0xuIdIhH0bI5-/^BQrFs",
-    "6CZ6f03TB[051+TGypC!H2=0uHvld-G5[zzFd,f/-t(S=Hl7d;H=vYJpp=&/g%BSCGyoYh03I^_6Cp4xX9oDD2M$CSH2<DSmyHboYYy858#Vlb2ogBk1s*rN6%-j!/;nr)9yst4A_,n!6EOfBIRFwc",
-    "03RkX03QN302wv>95(.0t>T!2%+Ui5*AfG/*9]K,Fxe6#Ff[,kG5[^y0WvTE1k[@.FI+G)*%B]J0X8!LF9]m/053-2IRFzf03Qi402w#[9]1N1JvcKs06!ZzGdTbSN)Fi)1XC]0G%;u[3d=>#2T:o+",
-    "0yWtZE-cX#FC#WF01p7mxCRGR9^P0u5*[%C8#n+GG5[]VG&cYrIWvSN6EFZDZ7/[IQ!oH84m39aE-2O$7&6%s9[<K1C=s,64*^T[1B506*zyYnsk90V*%BWEGLZ<i!6gpSjST;95dmimk*5a-S>*_*",
-    "A1*oB5(LUV2xAM@5)w85F90$(02ng:9[<A^5,>R)5-WNoD:pI#A^^@qA0-vXE-2I!0/fBf2qX*1O9cMhB<YIR-0OWPJPz3sGC4Uk*b*,QGdTbsg8;xB0/g:zg=nN(Th.akp#eECH2=-dIWaN,A4oaO",
-    "f(IfpH_.KRpbZY%1sOB]9]AJg5,vC^052OjF#rWh4%QL[Qy(NV))FW.HUI^vAI$.c))GBAFfsr;9XT*F00c^8))EI*9^G0s5,u>_@wSX1))FE#H2<zIFs_&qI5#,^A_H4rFKjY4054QBHr5g!4ln:8",
-    "05bp:GXNg]HUKC#Fd+[B))FH(HUI*zB<[D^=//K-5*[@H0,(V-2qX=H5)w85F9$d]02wz#A1yW35(TKI2MA*h)w&1):Y5V]0k0((F#sMg03tUrssa,;))E[w01@9+A0[&Z9]Ac588@qNIj.!mGdBPo",
-    "G1t!o9]]&>I6gTzG<UpzIXE,x5+49H03U.>G5[esFaR%HI57Y(q5(8F051tOGypG0H8TJcGyo3;uwE%MFz*Eq0.c_#IWhn*962%o1xgO.5(QHaAFy5nRtd0P2T:o+0y*mvE-KX%FC#QH03I_3UI$el",
-    "4L0i%4(1-lGq7F*zcN1)H#Ilw5,&J3IRFzf03U5K01s5KULOxL#Y,+UH2<ei:k/OTH2=3zFd+[C:k..&;-,,P4KD*SIsT3V2)M&Q2o;&$1RgT$5)(846g2/2L:V&xA1*QL5*[>%1q+g11/,aT4*.a:",
-    "Cp0+#E-u#,A_rJX5)&[095;>2(gGhPH0u&C0y8zI0vR*>476SZ-@R;7Gl.p%9^6>:5,$KZGXNtuG5[X[F#sQg0W$zHHaRT(WDi[I5,*]wI5>]:2[];ZFGo2w00XgJ9].u488ZMM0y6+EIW>..962<s",
-    "1xgO/5(QHqBsc65F9SC)058r0H!%P%I5q$-BRDqz9yqaH2UQOZv0ffA02;y=1mEWq9_3dyB>B920248:ULS2S03TE>051+QHUKU)H2<ej:/GXUGyo>xFd+[B:/Gk3HUJVg00f>,1r6*H9]AZ488,kP",
-    "H_.qe03Qc202w&]A1*fl9x(t5vR(xDh$SxoIWp@L7&ibOG5[hqGpYg,Gwc#6I57YL*MbKEoC6Of:/G>CF#rO&fFTDC4E9]F@Hfc(1/HXN1e3Z2D:pT&V,hjd5,$KUH_/4iGyn(kU:[sL(BKF!q5(EA",
-    "%7X>dHZTAVqK*;EMKH:P2MCCqE)NOYT=Te09y9-^kcv7D+g(2#HZU*%1xgOp5(QHaAKP65Rv9tdT;SDf%:psoT]G81G5]jwHZU:(1xyar5(WMT9^O>o5)S4c8#LQp1o,3>9^>mgB@,KOH2<.qG^RIx",
-    "Z8QK6RNGxI4ly]Z9[<H07&ZVO05bq6GcX]!0o4)%;-,/muLcGF#snNW:JJ]RGyoYh03I_e5(C:=6*mA5L:V-z4/&qX9yb6RGyoDZ002A/)e-EXT=]5903tLrssa,:)e--u01@C,A0[:c9]AW388!eL",
-    "H,bweGB(u@4+g0vF9J0&))FH%FaQq$mpC7U0W].2G&cY*Tr<b/5,*]wH!^b)2[.qSFGn[y0249*9].u488@qR0yY3HG&les95mQn1WFGG))FryH8B7gHP_GTQ6J6%HP#X;H!uJ%BR4Ss9yi!s2UQ-p",
-    "GS(6vF#rqLT;L!a6CV:Y))F5%F[:pLFaRHIFaRG=FxC.u4l)2A05.:>Hvk>1G5[ztFd+[B))FH%HUI*vB;OM.1ROWk5+4IKkqQatBpx,@T<x]<8#e$5S>*_*A1*o85)Se@8#UNn1oq;^9]16[B=Wc,",
-    "5*[/FA_Q9r0uwpb5*#,G5-6cEB[u*rH8TJLn6M!TBn+!11D7^spSw#R3pbWHF90+!03$Ow:k.zEmN*^T0X6=v;oU5kIWsrw5.j5.F)/j&KL[_0G5[]@F*5C42&(Tc4+,sE88rYNH2;vZ>(2[p:k/-=",
-    "IWYhq0Xgkm1yc>n;Og*>3GH16Q6J3$H]r87F)[631*r!Q9>;KNOb+c@2UQOZ;Oh%)02;&@1g+T;9^>phB@,KNHUJYa;Oh*jFaRG=FaR$OFf[,l05][@H_/32F#sqrFd+[C:k.U8ND;x=5CrGhB<OEm",
-    "9yS01.,#EdBo6Bm1MOWEHUJJp88,kAF6_>&HUJwn00sHm77qczB=WUP9xwnRGB&CL5-E%&D:*O#A_,n!A0[[e9]Ac588@q8;OhWwmN*>bf/eF;IRFIuRtu&*5-*J.F90z&03U+=Hvj-YSpwod4>xdL",
-    "FQNf8HvlgQHZ%Y)M:aD66Epx13GQ7PHUJ(q00G&PIvq0X5,%JvGwxjlN)GH21yc>n;p*=@3GQ77Q6J6%IqVWHH8cP(BQ,Su9yRV/2UQ-pHtZ4([2v/O;p*=TKNB<GGVBsBI5IQ.6EXlFZ8884Q];>q",
-    "4mdeD03QH302ny[9[;^>C<;S_4(t*Dm]>IDUIM/J9],)H2nhQL9]AIw3JSsm9y06>6Epw;;p+Q.88ZM6F790g,T4CuV,DEi2myq;6%PQ[B=WdAT=]580248)0uwdt5*#xC1JVK;B[^R8E-cm)0-Av]",
-    "2qX-b5(D>-1s;<4f/d)J,qQsO&;*x*)e-[7Gyorf0XP5$sGJ^#TroA(5,*>vIXM772r<7:06#^EFf[,I*Ige8Io4eO-]2)k1rGw$5,vA1052goH2<z0H@ZMRQy(NZ)DkZPI4^S&&H=]w04>N-052ms",
-    "Hvk;v);Eix4,D2>9y#P63+UJb6gbd=FCP-)za/j:G&cYP,SKN5Y&p]iFH]@/&/MaFF#s+%FaRevFaRzxIRH2=IWQp)0nicyyd;vO>8/8Fm+21-(Gnj5H_.+p03J916EXlF2QdH[IRGCnHvk;n02;=_",
-    "5,@_XF90;,(GnOp03I:@1oMxJ0TVdU5*#)F5i.ZECO65u0UrW40077)2qX*sN+U5c(Gm[=r6n%[FgMZ;BQQ1q4*@/nAA]up00Y;lU<u!RG^013q5(2AF#s.KG&lesMl[r26FJ5T4++v-88,kQ0yh9I",
-    "GBE%z95OKg1xgOl5(QHaB+=]eGBN,LQ6J6%GSXcxGBW<#9x=ik1xyan5(WGR9^F.j5)R29DmOCG5(VAUrU4%lGSLz*H#0N.5-OoGY%_BLQ#1fC4mdOb9[<1@7%:1J05][@H_.d-sk-FaGXN7c[n7:o",
-    "$CwBV.>[kNGyoYh03I_a5(Cd&6*T^3L:V-z4/&GL9yI>PHvkeb051VFGNL62&s@oh05UQ-IjaH>G0>qnIRFwc03RkX03QN302wv>463=UA^_485*[(^p&JhgjW@ANj&%#+7X!Y#0WL5%03U.>GXNAg",
-    ")2omHA6zr$5,*]wI5Pk*2[]wTFGe=y01@3)9].u488@qR0yY3HH8/nt95v!y1WFGG.@OR;HZcGhHsW0eQ6J6%HRcj7I4^S&BRDYt9ysD%2UQ-oGUgH.F#sAk00W=5FB3C4w.Rw)GdKVeFaRHHFaRG<",
-    "FaR$OH#Yzu05Sj/G5[Sn004#<2q6yv.@NSz-%x$[4F#FKB<MT@0UrW5008i42qX=xi1i2q.@N6vT;kqVgasciIpz@$.2<TV,(3Wetr#BxH<77iGv*Q/Gyns>&n*M1+!i^FFf!&6A_!bxA0-vXE-us)",
-    "0:u=xBn-*f1Bf=tGyj]h4,58[0R*Lu9t@&v1LqPC0;FPH4^a$p2l*90TR1o^/MpcX0W&h,T@vhUGXO6^Gcy1ZINx0#2[>(e88@qR0yqFJGcW)z95XNg1xgO*5(QHaAKqO9Rter+2T:2s0=VINGco@#",
-    "9y2lk156IyT;bVU4BlNXI5&.B8Z>q-A_!VvFB3H_03SCr%>Rfmz6c*]INMz:R5&*05+4pQ03QG]02ng:9[<H07&ZV80mr)m6EXl2Hq9jl+_O$:/Mo+=00QWT7ziW]/Mn;kT<=F[4n!F<01qzPT=/+5",
-    "8#n+2oSzXN0W,^d7%:1IFaRPrF[/U,H]G)<H2<Mc03RkZ03QN502w#[9610IF#rz&<s$AtmlOfOu;7qJ1QRpR5+49C03U$;G5@m-!lD5mTrtoRFQNf9HvlgQH#7h*MmIA65-Oo03Bp]&IRGC5H_/m)",
-    "GypFgGc*7NN)FHx1yc>n!d(Ma3Bp]mQ6J6%InWX/HZ%Y)BQ@Yv9yY:V2UQ-oHqa6d,XAJCFwhbrHaGwu6EL;WFE/td03tXt&/MbPG5@,$zFjX4HZ#x;9[<A^7&HJM05t$8H83F$0nicyw.Quc02(#G",
-    "[Ur$a2>FJ7jtUCE1RgTb5)(844+p.p0L;Q9QV%ZB5)Sq_4$,&*1.t@49]1GGnFs@k)*/uyoe_074X<l10p,O91^p*m=CAwsnFs)sL-<<TKnuK;2mmt#I[+-VkPQU8nFta!s2KyDfFBPWyO[>N1h2XR",
-    "9]bqCw*m(a9yG(JFa!0P2LrUC1P;fv%r6374^a_n0s>c[7!MWtm.R_V0v@f8&X</kF^.Kk4BXm00/BUh1.]7g0jJ+O4%V&_8!=<Cm-nOK@V.210]m_>dklh;77qmN0_s_]9XH*Q4j(Hs01nOz4><k+",
-    "2oEjkm.R)gwiXYS0qd9u0/u:%4Y#%eKN&JKGynvV91^L3rw0!LyaX9I051VHI-z(K0LaWn4ad>c1l7S$0+.-Gsqjz=hM5Qt7loM!1kdyv4+Djn2nfKFWeC0D1PSs14%qY+4*^A<MgySs6abo@9^M%R",
-    "1t:BxkD>f9F[PIb3!1YS0mN($,I4(mHN689ES3)i=AizuCIeXmEeX2/2U,Nb69;A-0f)i<3a]Vv2QdcmM+g/fF-yQAH0ziMJT*2oS]0*700@d.4c6Uq0m*X$;(HNEn^!A:F))$v2M,yF5Cp[W7Y>ib",
-    "AP.8C-rRsx+:_xF2Qf9x,_]GY8VIij43n7%4+X@V0R,z71R([yDJ(QNzXl%yGXNPf00PEN2I:]s3Nkg9nFtUxklg>SDGBj%0.OaW4>^y:2nqC!Za+jhEG3wk2mqJ<3YQ23)v-.X8!]Pe.>8uunt_Vv",
-    "N(A$u0^iaL1TRT4HKUUb3FMP*FIPD%n3)Ix/Nu0mwgMYC00<KZ4IDJL0st2eNSK)j0NV!zxB;GXn3)Iw+z$=O;gT3]H2;(e9^Sq92ms:_4<-wy4gs!%7zVfk4<sDr2oAXd4-^FYD:X6z2.3<C95^fG",
-    "02dE3n3)I$!L&94*$EF.n3)IwA0Hh!r2,o[02nsOz5)xS0v]Usn3)IxjEWcqr2,FFn3)IxuI:-I9Hjy*HZ^kjI35h;p$,F=q+lO3Go/C*HUJM-n3)Ix.nIs.9Hjy)H!^bxH#GnoIRFzfj)(*gG=GL,",
-    "GXM]q5^26;0sQew1_<D,GT@>b10)zX01q3LnFs;y7%%>_m6,;wBp5RQ4^t,plMV#V0S>GF9V-;1n--i5nz[rWIh!C8F@xtwGxHV$*yRHOrz8(om6,;uyVFe%9Hjy)GBN,rGBf^Thaev]FrbqT0=[#E",
-    "1*HNHN]l)i4y6Jg9WwwMIRFT:pduVFh#&-^=@8L@G:IT3FgT]I4>B3$2m+$RA@cv/0xUB&02Vj=4C1041ez2tG%+)$0v0s<4>K9%2mzkT0uLOh0v$B@.@x$.r_(U(AO,2B9Un9:r_(2y0m&=7R+X6u",
-    "0+G@)4-,fg4a(XU6g3>Vm6,;wwCy7gHI.nN0l^701*ZZJSCyFv0[z<;4-@lh95(.KIRG6q#x)N(ppy-(yRH<mrveX3m6,;*rveWh#0x7nGyo;yHsLZHFsA]&GOQ[OG=YX.G5@-S5tW$-0hx$)2aO_Q",
-    "yCowtIr.V9G9<1!IhC0R18NvG02;$V6EXl8H_/4l0XUVJ2o*8o:oNm<9S9u,6$Y<g9S*TgDK#;y3aWM<GdaE$4:jAp4FIcd55ffet>CzQF*wU=2F,&62#!/4I=R$-GcYshOb):O69d%13->rN5C())",
-    "95VnP0yzK(@Cbj_]3(xslI9@]=]l8DhwcIoC8n7O4B@O_1/v_,g9QG=1>I%!7Xqq+A@b^IS[gCf1[=Y^nFs=sCl4Q_nFu-FI5p/b5i[871rHsmnFs;*8#Vv[mn#n)shJ1=OB*,.0Ba8&shJ1<ot6:[",
-    "NdT/H4->Yr2m;zRG5@Uabq=hef(Qdk4D]v4+Y^EShJpwJO9jYE1*!rc.>9sUnFu2<H;#W(0Lk>T4/bse2m+hx5(G=jE,a_-2m;]UH2<El2&tI^0sN#H4>_fJ7dSW$%cMI4Bp5URA0RZYOBgrsOD>O7",
-    "Ij&0peF$bBhygRMOD@QaIiMFSIWUSAKO-FXHJ^#&umKE9A0IcM7XwQiH_/3cIiMFiIWaIx0IvZL8:X2E14$b)008.14-!YL2m;tB=8x>l3/bQonFs;(4DkX0*(DDhrkMx:OBguS2;RU/xylg>kPoJr",
-    "2m>z70S@8&nFtUoPzae84W=k010<(U03RPVrkMx/n2[t1MGUS16F4OpIRGDl0X3$X2nPA0Zv/q44+.R.H_/pdIXIR*47.QF1DzHRGr5/zFU15cHk3UiG&uk*GBp4U[N<Y-yEYA(nFs@.>&hT-H!:m]",
-    "FzY)KIf4fc$_>Y^01@L/Br!7pD:X3yF9I.#;l%^Q01W<pNE0yggeDD!/m!J6$p#N3x]s+K,T<B.$vq!^1U7@X2LqGGbOE))6%Pr;Jqh9r3a$AC1HPFA0Q:]Giv[5f1-M^yJ^<[o-S3!!00Z0mA[#j2",
-    "3/uE<1j(yB8#dr46EydZ0!^wJH#6i60:du:2muf!GBD%^9610V0yO[@Gyoel00ZRMH4d<p2LrV30S=qCQ4Pug4+hN)4^t@)w+98y-441_Ff%pH3:h[68Z,bCH_tbIiUl:z3=Xt]F#s+!Hvk$o01@6*",
-    "4(yo,GB!6i&I]+K+7/Fk3nDTx&I_R#H_.2;JOKy,5Cz^5H7qta&I^&[H_.$n015k$GzNgYC:^W7/m!C-nr#mbk(vk&$=j1r&I^)d1UJ[W2NF5*B]ix[IXBD.894wS0yh9Jiv/..03.Ur04=[&03QH3",
-    "03JD%ng]4(z5ydPH./k6H_/FuH>HqjGXMhCF#!kx5EV1xzY@1Hw/oH!sU,*&2(.wW,P^hMImLr,44wK50>$84B)OUh4c@F]1:g)Hf&<66z5x.BoirFZz:EwI*993e02;s*B;R_q4_Yff3;n%;[kI1d",
-    "Ikur92-c.>>ay)>4!W8M2GgZI5j5Tm3!kbc0fOWW0=STRH8/nQ,97-b0T3iKG2RR-I5Pkr0yF:>GXNSi00Yvt7Y)m:a0Aq[QV%5Gng]Tw0S=YFa36vMIRFEap%p&_IWalk3:h=59]AJ_FNy=,GXNts",
-    "HUKU&G5[X]H2<Cang]p&&#V;AH89<[EHyL$6FC4LGXMhrQve79,wX!TlL[O$,wYoDHvkzn02wy@1/Y>695_f71i>wP9_&=q3/ajPKQDp/G%x<nI5.Tw2[.vy3:i289]AUrCLf9gGoe2cIkv]T0i2IE",
-    "4#=A]H_.6k7Y&A+2ogD^1>PkX2rD/>@w9_<n;EizH_.qg024F,B[en03/Eq-9]JRk2MLQU3!1An6gY-tY7T>/4,>]#w<MEh#tbh8G&KMZf&@pDF*r0dMIQ+;/Su+Z3JB2!4+6#vABqJunm-o*H#x/(",
-    "9yP[TD:E>Ll:r0bo*6DPGLQ=1H83nA1KmCqHvgFl95CHJ4+DUUHvm,#BnQ.P2DODY3y]su1mxs34.=i-2n=o/4+W(RAA$ri=F9.f<VOBW2)]1Kn:YyO1rGwWB>E0fHS.0*I5aY)3<$M=01mb5G6KSs",
-    "HVm=R0*P2MI5jpQ95ek21K!aG4%,X<r*!^b1KSJ_IRGp%H2<z1HUJql02(#@BQ,LjSqhIb1hLdT4.+rJ2o2u:4+Y!]AA$rj;:+=&ojxB4HrxyuHvk>4H2<Ea1<Ar,IGoiGJ_uZx+zcBx00Y%A4CQ13",
-    ",3kGg.@<E/.@=3@[t5,_,Ea)w3.b^X4gm,O5EVC=@4cQMGv5p!0yzK_H_..s00aAl6Aqs02NO1r#Q>f+@:p[W1vUULf&;<(024Q.wFDmtGPg;>H1,A@0yxPfABqJw*gi8iHZ-f#Ei=CyEi=EXG6USj",
-    "A[#Qv3.I&20ueGx0Q:(K4F3uP*gh=YIRFzj01@F-2Z5>d95dKH4+4XnHv#BN2qX!UG6U00E-Tr)@3;k+lqVk:HOdSR2H8Fjg9NUx3Nki1F>i@%2[6hG3Yf1L9]JMU3/fJ0**,HjGB(N#E,*3x9Wwv_",
-    "p@vgL$>x<Q03tRr030<x83e,hY7YSNB;Id2M*-@^@+yn+$>yMi03QN102wp<3iy2!Hl_t23xmLL1hu;$4.+232n=r:4+io+4^%2D-Rywn>B9=_G2aXsHUJ+2H1Q/LiUl]FJ@pzD:jMJ5eGcCY95(SK",
-    "0@!=^4d7%FG/W$H=:-isFfhJx6F7,^E,=U(6F2^9H_.tm04y[#02VX/2o;$WED5Q@GX^1df&mPkvq/Q5lRXb5ft;5p-Q.c<tv;Tg1op5A1Hb4qKM6K5GT-muIRGC5Hvk@s1vsrgGd46i-0!J<H2<z0",
-    "IRGs&G2vtb@&TkBGc<1_EHgL&6E=<K05kv,HUI*#KQuHjGyohm03QN1o>,0b[RRxS;KA]8xDOpRo%#+0@1/>j8#u@f4+fe)4^%1ru;YsEt&IT:2+0g7H8R2l9]AClCLf9gIGR5cHi4u86*YjQ0SMp)",
-    "4TvTK:AN8gfB=%s21z$CH#0*D(XSf./d_LFvFi#B#P0>)G&eHFIWGn/EP-s:03Hn7&-kUt,eV3j08kFwypI74#;A!<(ZMYb37FCw4-AD4o&g7z.QoIEkwydayC<B;#%u%<1lry]9]16_1s<VNfr/Op",
-    "2)3smDs;!Gp&$&#(E/hdES!,P7&7Gr0=>wc4+Qtv0vI%>x-,BRFwnCH2*-rX0,FQ;FaX^S8yh#yo)iVF1r4**AOvLqH4g)388EIS3xMzqPB$>!Hu1(T4+6XJH5D-]zy%&R>T!QP0gc/P0w)B@nG>5C",
-    "&-kHJ4*^xQ8x%B*yK65KGd7f%4g[;N0j-,10pXu%1.4Q#ik/h#,_kdbv.4pqG1/c34+HAeTLt_r1syrf!W#wh0Teg70S=qa;N/i*FoFUP0n_#B2Sgk)t<sB%HZwQ;9]kk/o23B.jQ9rw,mX*u2o9.U",
-    "0fV6g11AW>0]e2zQwX/0Qw*^A0tCZI1=kI138<DF2O2f+Aq1HI5FZ9PujxJy4ub&&w+jxop)_-r4+9>tj<2:@8k:p-6EkiO*zgbm/.5awlnVj&/NS><9v/cWl;wx>*E#;o3b>siHV*-9=e+T64<j8[",
-    "4$qkd4+@nGhyf1_COI%GINFXN2I9g_4$Yzn2I,Mi0/.+63*+)P2%=Dn6Egr2G5@%+6Eq(TtpWo+7d5G(2nnDB2FSf[1g>sY4-ZBc4+F9rI5]5CBp(Di:FgU14zk^o2x.z%773K.cM7e$9uEbDp(@&0",
-    "GA#QE4uaJ^08It;z8wfD9y(hBe-))gTMMm+0s@9-9]AaV2GqZ92tW<8avuaU01nUO1q9c:ZVqz:*1v8DK<SFV9]SZ295(.3*^rZMa]YPIZU[jS26G.,H2<z1Ib8.YzitRC4+dQy12zB&u.Qj2()_LQ",
-    "avn9$0Url9rvx7aH*y[@!U7)!H;-!:,oI@LK<SFV9]Sl69yI>T1vs;:2H;ML2tf^9a_^jb03QN3T;XR6ZU@$623-/$F)&=UskaXb.NZ4ha_^XX&-btzs00rMv/R:i+PEVh1v$3=2j-(S2tp4Bbsq#W",
-    "03I=[F9k6$x&sL4zitRb4+nQ21Tz310ySU.:c4IXEDr^;9]SZ22*d_t@TaW%b[>#V)&UO)wFD0Y$OsPt:4OFz1u;;]2/2db2t*GDcLd<H4%@wBcOL_Z!_+QMzitRb3W2#41L5344+ydv1M3wDo(Ble",
-    "771P)GoTs]2D,+F0R@ZvZ2$/m8<w42H^ZfE0J8xP3A@BtfXM:<2oDn2l;Wv>HqP@s3xXRYGB(o]4+D]tdNnaHFv]fDH^M$=,WvtEv@@NKv5@9iqUur)B)=V33zwt>08Im(6b^TOqzDDG8X7hDpdk+T",
-    "8WcH72t<:-8YVI^M;VWPFgWO@Q4a*Xl@sXPw:.&X)CURs6$SjQBMtDq2m$=B0/WeZfUKGUGc@3ar6eLYEGrI.<R$Jy;v,f-%mEWKE&(74o+$)T5HxKL+8F_m9]bhKng]R0$P=C/jlC2f1_L5=9[<4A",
-    "7YD1h4m_k9H/7y[1lzxG4+X6n4r2tG76Z!]4+X*-1ggvv2p]jJw-&3l,aH5Whl&9K!3Pf,u#*Qb0W:ga29pK_&.6q2[ZtPG$qF1eohSp>*a!_/g&hK>LJt7CqzD2A3(g!LGBf^M$N:h[l2-0>xd#se",
-    "xUORY(*+L)k>80JF$(A#0NY_<-_W8m2n)yEZw[gf9ys2DI07-cB7l<OD:E_ys0au9)o%c^A>p^G>wqLY*$NK:PYUgkI]R$I84n^-o*)IzseJ%E4+6u!H3FiZR0j;Z0)U;&2k(M73b>IS.oYB7WD>&N",
-    "0T;(;4AGos1DOI7EIbbd:9Hmc295*[qTC$/(G3zet[4cU)in!/2M9(F2Ark[3cEH0>4j%J2OkJHw5A9S-@bo^HXbzN5(MQ812,Q5GyoGbqY<4@6EgrAGtU7oG&,R*ATT,6sRs@Q;44l%9^fq/rU(v$",
-    "C.EHQHy-CSj,Pce0W&hZry&Nfi&z4v5DnNR2!RF%wbvjD+yMf)eFn8IBRDgJKOX@$f(,+>KNvQho.Rtc2o*Wiyi*SWqzncs1/plL4+q)GJP#X,3/as+:L:zl4BZni1_E2-1]B(%3.LNNF9SF/kqi;w",
-    "-Se7NIGxEG4+8z%lmQ.+Hkk]/F#rhC0S=Y53;BtI051YDF#rzLvuFs8ycrWTq7V(p%=L@a0tv(4FA1mkIT1M,4YLac!Q_qcG7g3O9tF+[95XZm8xH^6[2mGJg*X[89vU;D0v@cyg[w9n2RZ%/0Bi@.",
-    "0uKfL3j_IVG!6d;BQP=%1G5+j&P)xLg:(dh6a->>9_;FSE,=F!0,3r91pf-L.=c/+1>(tD7XJ$c$A]>G4gU)t05AYA4Kg>ZF99++Hy-f+[]gy1-]:M!(HRLv0k1X,rZgilGKL5Yn(03WfdvpP9^Bz+",
-    "BQ!Ap1MCA1pWRmm*98J14A@j$4E;X10SxmD4+iWC6FJ^91q>@E9]km[1P,efBQiGF0UrZ6oeC5,mjWLMIGqYBH821#J2f%<F9b3+03Qc2wiX@,IK&SR1GW]]G&TSSyyR_NlDVG&4+xzKD:XC#FA6m>",
-    "04+5z051tOF#rS5+)<lQ9]]*>3Nkh<EGHilH/POyw1GYk2%8oeG5[Y2G5@hMm5_7p$08#+Ib-(vrU4l:PzjqB2bS(v1f2:W95(.j1Tr%K6g2/9HvkL$1>urg6r2>Zs)#lZ4V)GmG5@WL9^YB_3LgP9",
-    "03QxB02wpS0U9*FC=RxLES2mS4+>613Xr1>2#=&CUIy[X2n+eqIRxh:4+x*;8v%wV3)u,NF)+)HZ4Ta<0]%X;kpT^JffXAx,Npt3vqc0.4)Dqd2gLzD05LZ*/&U_lr1LBv05+N!5-2h@4.5dj90&TN",
-    "kpT].BL&pXrU4HI+Cl*IDGwTsksJWBMh=;9mK+1HJp_8]x.(HQhyf2DoR%B>:emGg-SvP-5*[;7mK+0/0tWB]9]Sm_mK+L84+MJ*&H)3*90pwv9oYgJIRFli4g-A14+6HvAqT]rcn/GLmmCx<ksB@s",
-    "H8$A+4+8fI38<tbu+miqjt3PnjDsEz5s-T04tWm)=VT2_HB^!1HR9]D1id5>H]<=]9]Sd:2M,zimK+6r4+#F28_^0%dK).BwrURvovm&jG=AD!1dW#*1<F9X4cb8n*vFRv4+QX^G6T:V43C!>0>DIt",
-    "1UnA>!r:VdH-:+a4qE[:1nmS3hLd#=H;=6t0RfCH4+ECWJPWeV3jpKk6A9b]9^F=,-u#3I#ZUxi4u^0c4%/J[kK!2))W2=Il2Qkhvq/vN)0Z4SE-u+a00OqX0]oEiJ@VttNFz8hZ6Y,+5Dy8[mmCVR",
-    "1p+t&KNB>p4+znh910x-*uFLhmGy5OGw(]S&WsBW8H(Z/33D4bwHPleIWW%h8xJhB-u![<r%wZb[231@wBi[8&aNsCA+zEc2$H5H2o<PLxCRT*!eB23H8Y$$CO0wl5+6S=*>Rvv<X[I+G5@+)u]X;1",
-    "F[2$6FzQwdjyyjNHZV2&mmCK3r5q4401pBq6f*!H1T(T#02c$,RR9VP3Agkg6g0jD3H]_f4mQH%83T(eGcYnN*#Ql^1>P=xC-.onF$$Dp13v%/0ha1Z4&Vv[!3Ylb,x&zbzdjAf2=lj09XVJ9<0ceJ",
-    "R]miFg#ix:p9%^0utWpPyAcs=p1%.f1nmg_.$=c@oCprA2;O$,c<GBZmmD7gG]LeQlcoU)lbT^$paTu:mmC7J0Rx/^016Cg8#3n_1NH$9%d$5B)-kKD@85v.yW],NWE;v4VIw#)uLKVX>39J/9^0vK",
-    "1vL)_GcRUgWcHUF2-kNf2.HL[<d*L=b>t%m9^fbKwgUu:vL=rv4A/;=h9eX$*OyWSn)WOUj]B-tyrTgR4Cmw,2xbnt0_0l<2OkMIx&sZ](3t<RH6IEwGcR*tWd4=NEHpHtq;Z972Q!aJ7cu^J1u&c$",
-    "2Kgik%nS&r85/sJARh,ZmqQN%mzW$62B-AS-Ja/Q1CgNy4%G8g3m*i88x5;XKNT:Pm:e%1F*pD]GAuNWL/QlYm:eE3z^Hg(rLqPEkeD0]$+,p!.CYu@7OR*X9^F/73-H$:H^r,a0r(CIx$RpIDUg=P",
-    "4y6PG%0&a+6dN;-2nm>XY8Wz>N(s,H91kLpm:drW(I5%AYYMEG91kIom:drXX$O,V3#=zN4.L^391jShA@b>wm:drvkeD0_2xthlbqlPR91kRrm:dpj3al-#svHKam:dr%keD0^Y73hB1==WXte6^R",
-    "IFOhe4,Ur*FJCk;%IARrGGt+G009dRC(zGU4onX((9c#5R1Zd!q%RK=f&mZJ0gj]E4/bhu50eInq%RK/%mxn)/aNDXC@k@2jtdWD:yknb8i<%H9Ppzr4-WextO<F)FAoys2<eVEl0pw8MF#W;4:(O9",
-    "BQe1Z4]ejBLJt@C3/c8F$W[(k4:7[XRt[DV@UJwrRtua35BmqYqc0B/v.MFgoy-K*CPoh]kP-6Ofy=NfElwXKG5@-EoTD!fC9;q!HQ*8tF_Z1J4pt8@!pK$*R^ZiRgrhGH6X=sG>y>);FFyleWMSTx",
-    "FasS1)]N0Y6f,&b(>bDr$o4S_[lP#l05_w#pg9iN5I!.9G=5j*0SKA>4+ovonE;*E5CNNzI^1Gk>oNOF0KTFx88iR^/oT*/H!QWHF9V%&4+4d%R]VPha1/F+jvx-Z&C,AY2mVh6)H(%,0Ten%4,_qW",
-    "Sq^m6Vg-P6YXF/A9^O=vqb_)@0U9-=[AdntA0joS0v9l&0tHGR2RgO=5Hp_J5)T#rfg%J=A0juK0TeL+3bY#x*ZeOoH#*HB1L7k(HY+o+r)wVxIHUM69]tp.re7ZhE3dev0S@Rd0Sw<#m-nz5+yN0c",
-    "i[^vw=tx9M2JV3!4+@A<9]Sc3A1gBe4DaJD4vCpD9]tqv0T4I.7&ZV4gvn.Q3c^/o0R)(K5II8*;R5>U.*N)I1Tee:1+Pm5cmnsna2GA80^P(h8U)(M0]6@vKMAypn*k3GvgCjP1LB,74+QCn1P8jP",
-    "LJtOo0uV8n-t:a<(k:3;L.=zxodE/g%;2DTu4Dq8LI4K:4i1wv1Gy[$Cj@z%4*dcJ(U5Kr0NoS]i;&uCH;4p$1F*sd4*[wIF9kI$p@aQDvx$BVz-*!3a0#pe3#wxW=UoL$0qu7K<@fi51/WN]0_!vm",
-    "0R+mvZUCwR4*/&]2dLCn2ptI9!c7^8ve8uqAp;O2AT%o;4+V+D2;gSjSsw#2h;FoJIrp[!CNVcJ1].c=e+GgB2A.(w4dX!,Exw9VFgYtTh<U.UA>u$&C=t7C2Z0d-i46dkjuj3.2Fr>8I4d(amw*Qk",
-    "6SEI512Z),0Lbni4+I(y3C52H4e]-Exe6Z[EQz,P4uaum1-dmt2O$fwwgD6^;@-7G0@Le6zi.yd%FLMo2[R4q>=JUpI5j)M3m+Oe<^qA(EjTprT;dl2Km=lc4$q1KGc>;RDh[]^2&ms49]bay1P-_;",
-    "1hbh31Nr@K4+!hNYX,<*9^ftQUjnnjM/uICI7S_1IRG#-Fe_=94+%yu4:U0VATleX:jV!9Mi(/@VGM<=4y5<i0:=j[0-kX^2+,+21IrBz9_d-QV+,zC1&<tx0>y]>-M+]P4v<G>13w/dT[0gVGB6(k",
-    "E9=WKFu%,C0PzeD2e5Mw0l$VC1=D>10NWJ[,_1T;q]ZDL1IgrH1JdLU1eD+:4+Q3hLj-bMatDUq4*--@K;>O^H2<JaDh5afAr_>_4A>T92Wtn+tOEvh0/cyx4*Hr03EQRv8!*Y*0]K894+Ns<G7Z$w",
-    "3IxZ>83XkE0^acT2m>lO0&xf93JTEk2m,6+Vh-qS<&=wL69b=W4+>Nr4/YRx.pBeX-$j8H/Sdzl>xJ$/kAVyW,[/AhmGBb./#:Kl>yP/G5-8jyGh7@p00=nA1THi.9]N$I0]7/3!Mz0%HG3ZhGyo$j",
-    "Is1zS9x(R,88-vTxRXN)Aq/+O0SuO>10FNip9c:BiU9@Y+yeuN*c%PLC.EwN4+Y*D4+Ola2tNcfI53w57BT/CGyp9*I!OiN(*rFvGrHLu5jhzIk,ZEqGdS1*1MLP9Hvk$j01,6+0of/G,Hb-rGBWG_",
-    "1IWGu5-Cj/9Ww0(3f2J!OCJL]p8=s$Ne.Ts1Dcu;1f];y4QUcN*90E^GXMfS6E:_^4qXYsrUnil1Cxgc0<4Kzd/fSQ9]twl1q1!)1PfdNHX1k^4$^o63=)KRGByA&12Q,O5-Fi2GXM>)iWM&dGBmga",
-    "EIBjc0^i+a0P]o6Ne/;J1p_4P4#(sh1Cieu1fZS+9yq,L1GoheIRFaWjROO-j06t;w*;OY%:)uK)d3PU039[b0^9mv2TKnEw*<jZFffh:9WZJlGC3gvlvoadng]_ZFpdfVnYR^Y1(XH^:D:elw*:=#",
-    "$QA-(1rGp]uLuHs9]tzK1q1$(0xmK(w*;wGAP%.$9^GDFEHgO(F9S3&00fGKDGv#=1up]RJDCF.HsS*gw*;t801pH23InX(867#d1tB*%024Qip#u)L1q0yN2LeF][O]+-Ru2cZ1uio(&-t<M)BzGW",
-    "01nrX2ny5z2TKnFwgn.FGXNbk01@0(0h.m4rE:]X0^l%E2;9JH1u_Nc2Zi.o4Y2]R)r2Vn#uFYi=Q.8QyAdA*Hvj=_4FdF<1P/h!#Rdr/0/5MTArB0-1uQi(051bIGyoDY03Qf3051bGGyp6yIpPBj",
-    "wgnk6-sXxt3J0yH11]+KJG-0Z1i1D@6gA>uLkI:HeK!vT&hJhi05voTp#^ws7zfIvp8*dIRV+C+R!cKCGkw.]B[(.$4umZlGxzN:41:4;BsDRXVGN@r38:L=9(2*DaxWP&G^t2!p8iJ#g0wIOAPd$b",
-    "CNMei9S+wc02dET*dqq#)oBwoiUArk*CQVfF#rz>pRZ[IT;NC&Ko0n:0X8!;EGiDyBLsj19_U=+BL(V/Kn2tz4*DYoo#+7%540m64:15A4:ABR4:B/E4YVT-Mh=+JBP^p8051qIGXNzpFoFaQvm*eF",
-    "5eC,14,XB]%tQ]Sz&ixeBLkPk0S>CXBQIh(IME[o%HM4dAJHQ(2[]zU9]bu80jeVi#PoI#1koce4:vFX5-p)J1_mX56Ey%I1UCR4GXMmWyBZTP[vZpqvjh.=.QxwJ&#yBMx7Q2.<V)_B=>X5C2RGv!",
-    "0@#z121*OhBOi$YIRF.ot]LA*H#da:5,.QC3OLUr9].%75-a=7[T&Fu:sT&1IUg4[&m%20FaQq<#TWtWAOfqVOAf[u3;UB37!NklBNREgn*.LE(IX!NG5[;(H&6)rAs,1hm:vnljYtZ<90kq:1M]@X",
-    "4cxH=5-YkF)#nl^I62n/1MCI=n*.EK:-eJo1]I<7-^]Y5Fzo[a)&UYU01lZR3f2J!OAiFlBLn)U1P/ge1A@wQ3o+0m9].)86F9F14P6&F(*,U#IUg7]&;6o:01po17!xtg;*.P7x!wj0Ar9pj4:r-x",
-    "GB@9W(E$$!.rpn6G5@quAs,1hn-r>1!A%Xv90Rc;0(_7cy9ENL90Z!+DK0lTz5xmLfCL*h#:<gA2R5A=E,*FJ0]V9p5-p)2ogNC,0S8MD1k)n^qQe6oGin2eA0GuY(.2WGk>rMm9]bX&1[XKF1ui!=",
-    "9_d[&BOe7g03QW700QcV1Ol274!Q*!F(D4R1s=jp)guSm@_wdOx&-pO3J8HB9].:_9vL=^0^llC3L,Kzy(0_^1r#&AAp*Q34!Q*dy[rTS&8h+mv7Z7T2RXV09[<4)0]WIR5,=km4uix93f2J!OAiFs",
-    "BN8/99yV$cFaRG5H@gN[2[!-A1vHli88),<2M!+;H@gN[1vda61__u$o*M%5CJwp.3;UA:1s=mr*&>zu*j=6=x&.!,F)[!wGBM,:4!Q*yHsk[h=a/#eA=^Ms1_A$qBQP,lFGe-r024U969c>F4+&KQ",
-    "(h3gRBQFCsedn$S1c#zu1D6&EB<BzlMgdC;2(aBK2kPEw3ZQ2PjlzEpq4*yRr0i7:4)L)yD/RUjB>ug8q#+Ltq$M3P03kCs[74I/B;N<jrU3y48!gX*EfF=W5jG$LjU=d101nxS77E**P8&9q[[aN(",
-    "(-Y7YGBu1PFHABu00-J#Nd$<k88VC]FB_&B051SCF#rNx0ka(gB;=os0@LL;Dh@Y#2.=R,0UsVTj3qAzF*g7dIj<:89^YQ+B@*#zFaRttF#rxm9^hAB95ad_4n@jbG:Rn,=YSbkIiBeO4#1xx4x%Fu",
-    "0sLkU0Ic6>2)YCqHyj4spjZR#VGhj!30w^G<jwLoP68hf8.Hh1I5(Dk0k!iz4+KXaNjKRg6EIC59yr,0FP#B7FsVrfq7wl(0>Z=w,hc/K&J6(v4bGl+1HpzJ4+O8[Sq,!!1Efb2HksQ44+q#20;+9I",
-    "21*LKB;J58Cl7/Hxg[4iohLpvGB$+*7c]XCEip2/B<Yj>Lj.Vc10FM60U,m:*aHs$9]nT;11&Q(dLIrov>ldy>&fln8xFNY3Ly>5wnHs3Ft[ZT1ddBGG&n5J0S=ecB<YGVmt+pO-RFNDDjPSI1rCW7",
-    "8#1iCmjMn)1l-Er0<k1]4+4&_Bm_3D5e%<U5COFT2#C/r4Ykw+4u/8*g+_H%43g[v0#P3UGV_e>.BbLcfyN6HINJmt2sE1q0D;URN)H6)B<#7A9yw>jGuKHkA_7<OB>9Pe+y)4t,wiG>G9LoL0Rl!Z",
-    "9yKxMB;h1E7B2ucIOZh=ArB$uB=<*X4+OL#1g(Y.9]kb-8V-lf1g7r-4B@V0/miOj,CGXS9s/kA0.ak!GO8dGIg[uE5-98*&7A/gGv<=#5HaHg2!+=M0(1+9=8+6TG_)#ej_<X/5-K7U1HJ;w2sh&e",
-    "0Ea-aN)3Sm2Zc#KHZwA52,77m1u,->CLakm-z.)Yzy/Oo7BJ%lEi*9yA_HGS4g-Jq4v!@e57i(8+PD,hH8$e_3n336)gUc1IFBYD05AXt(AIJv2RY*f9]SdyCLA=50^kT>88WlNNDl*zCIrHj6Aj^9",
-    "BRDnlBLYhTk7f(w1s;^C$>pJf00f].5(B]144K6q4+!T49yo#o7c!G5KL]E6Fy[pT!Vm=Z4+WD,0!SV-X&5n+N*<I=03QxH01m>k1=t8t0<V-6FdrB/ye1z6IRGyRHZcGbIJxr!4*,,(8#Eyf/LH@#",
-    "G@uDU[K13)9]kz*1uq3TFqBFR-sXxn1pwg/21pMBx+W4gkO:b4h)E(cH;Ji:MK&/vxh4^gybcpMr9KZ1xh5Vo03QZ802ed:A1F8g28HN.3):z6qDTdm/tK>%n.gGM00>[s3Iwzw4,K3q4+Ev:Pah04",
-    "(ZNm@G=VX^29$zDEHpCAB;Fdf4=PY@1lWXAA^^nrLJP=(P9GdI%q1<XGdKVNT;eYa9uA]%767OT1^YBBB<-OS9_U>Q6gSkH0Ur%At!=(3I5XlTD:yXmB<RR%4mAK9HtQu0L:_;^030_!B<Ubh4+rQa",
-    "9X9]UG&lefH_.dZ+W[Rj/p>fc(IOr+$x8*9&q)NA1rH6B0Rb^^HoPSP:+;Pc76XjXH4Cr(Ob3_sZw0Cl4m1/r01FrrGc*qcq$VFmGyn#W@dc3!GNUFh2[.+Y9]tu65-Oo3Gyoq3H2<zEHUJYdm/F&J",
-    "qb45,F#rMl0u1&P2cN;u5-*%G9x:RC1Rnz^u5Sy%gMI,-1BoaCrWqdxH<>1Co_088N(,bW1gfqC4^$<wCIf[g1owa]9yNyo6E(*s4+=Fx9]$o3A_rZ&9Wnq2@P36GFf..lKpzV<,b)>[Go&B^xadp[",
-    "ohS.,4yGm>HZ^k.IXNuP0S=hLCJzSB,eV60rY0OUmjw:/6bbsmP!9pU9s]gWA@R.=DhTk9B;C(uG]9_ZA0IZQCL/jFl:q[H8aFi(Ipa+q0XN(l3xOU1Mgx@w1KR@+z9k2S0v9#>9]Sh0CK5A99yn.i",
-    "G[+>[A_7<EZxb<y1@b=ZrYtTwGanZ*rY0[SG&$UF1K*$p0KXv)s4NU24yY=,Hl@*rI5-fP0S=Y-8b1UzI6J0K4B@V0/mh]$9]lMd1Ly<4Hn^AX/mi9hm@5TsF,r=a-vO#:FgT]sBRDpa0RnXkhVc*]",
-    "2r^gb9yY<y6F8%U1OvbX9]$((1q%1Cm-nz2s3rrk=#l(9X%jQaCJzg!CLakk03QW5!UhO^)ebH/G9Lq!eh&t:Ob,u:EHX7XES4S*0E-XPAr6Zy4:qVK6F2Fg3/ap3EH4B$GpHsUGvWgd.pmlymz+)x",
-    "NCUW_I1dBU/>C>0,y-G@8#41TA0IfWCL/dBmH@6eFAJ[O5g!RP/:,Z+0Y(xthXMn[1Rn<F/:,6#Tn0)H1ga(yG3f-!G,($y%O)/(F*W8)6EMaG4qXS4EFL!iFD*7X/1c:eG(I*kHR%NlArD99Ob4-5",
-    "BOeDj/:,nX3j=Oz4B@V0/:,YXkVy=B3j**21LLg(4Xb+-GR4IW6FI9s4+hI71-Hf@G]MIr2dzv5(Vqqn7>dwaAJj>-(%_),4Y;&8G]r:^Gc7SS@EUa6Z4QI:3IQ4q8rzU71&IDS9W]*V27o3A)@T)2",
-    "0x=IlFHANu00x.yG6nsdRv#,kfF:=hH8%hO6#]gG8v@W]0RNr:1St-xB;Y9@YA+r!HOosM1vbh[2.V2H0S=t@B<LgzRt[$yHQgl+L:_;]02;:mB<RR%1vuR$4+Dp<at]^zB>9PglA&rJ3OD]f0UrZ1",
-    "01c46JrXfZ5-zAB8<5X;4mLBj11:f:[.8rFyv-)o9B(Z$UE[w61jXe64&uxZ1fAKF0Sl]A0s>7q4+-3$LLD]s6ER5+F#:!JF%La<4uU5H[ZJ1VrA,I!Ob;s=rcDjXaw9h_x)&2NwGs_T+5sN]IP4^4",
-    "%svE$B;H==EDs5pmH@2Q%mW5W3hX8Wqp(d6ivgIH0U.Cfy#gLIg#r:YAs,4d:LwovG5@@eTn+sc1feGbLk%ASmK75:kWCLCmzDuBGc,0qF90wyz-p=B4.MPA0S/0;84T]z1cyZvH:<ZR2.avt1vvMQ",
-    "Q4Y:x1F[nj1e669G5@pPOCJF.[vHMV&0@J2K<:N!hE5VWN**%R0SJgK3h]B.1%teM4*^:J9y8(uCp0v+CN4KJuz3p80R_DB1,2#vNFFz7A22hvCJzOu1>s.r0QU+G9]Q4v1KdmxAhsqGGlB0a9]1Yu",
-    "QVJmtA+[zRG5[X_G]vSC%x(>]+)OV8Gd8v+4B@V0wFM01;<kU#1k;L%9XQY+1Cu2aIZ7Tfy8#2W1q1B<3&#o[1_7$f9y6Q>Co;p!PA)ex>-(7=0R_DB1coL8&.8FvFliSv</GrwF*J_t0TVTn1@b=Z",
-    "wFNFSG9LrM0RzAZ4.L^10R!)h1OS334$FNCArB#vmH@]!03QJ^r6LEE$(8[R2ekzRk24O^bqwMI4z&ddqUcl)1nLR[,Xk3@wgm&@F9f:g2>7/M0Ry%L1M3b8vxNm81_aw/47*7J<yQ.sphhk;GW2%^",
-    ")By%c4+Qgf5-;X79y4hdGxQ^dAu%.OmH[I$IFkkrT;e)W9Wnp^-*kUsHlZ-OACQ&,1)I5!0WSbHHoPkeArBzDD-+cd9]1K02b8]00S=ea1uq0PJJWRx-sXx01sE[=9]JbiB<-Qx.OB^^[3HOjNdl>R",
-    "I1fg)auPPc1@[yFJ@WE4OCB%)7Bm0^h$aa8OC2-L4ud8S4%8hRHvk>lIr:Wl#/ap5sqjq-&ieu%2Q_b>G7kc#&j.:f(M2veHugy.Gb]]]4K&cp0S;Zy0WvZ&H,H<mBnSC64+,ZS9]tl36EUDe1LGSH",
-    "1;L.e4:JG*w+.f#IOiNFH8/nXpTt53n&2S_>kkb.@QI4.APTddE(y51K:[ZPn=*-pO#<d6wci2[0QQM34+O5.FdqXqGY.vp%A5fY29%_(88@qB3de[eAvH1izyS[luJT.U1_Qx@9xIWORsqT-4+<E!",
-    "G#:=w(d-/6m!($<y8#s_>Ua)NFo7uz@+</k$KMVQ1f0bKA3ZhOp*.fVHP+ia4<.]tG!G&C>W/(%t:0,60/TkP6*sQB0uK)1cP]JvHuMA;H2<zAGyoJW:Fz,f3zC[vFAFs^:nsPFfj.uiowWiF2*c0-",
-    "9].&l5-pXm0S;av1gkO+Q>KYqA.MQfFRuYMFw6xGu%9_&mlFcA6aohy1S[p=VgSDc4+Y![4)*8+1BMO)zC]AhHi$zC*=WsbG;tM82bLZiG=9KMKNmEC86O)th$jcaDm=qdI9mw*ga]G$Gam;&bsrxy",
-    "%9-TLq2B^#0m+&H3m=[t91k+-P6x/(1P/(0bq<xB&jAkqWEU^yD/!E%Hk;BM-!Fof4+EAR0/Ga7fG9CEH8fx$H8M&M0p8&O2CnNN4yHE>*th^:>X!HM-]LD_-[949IbG!>4+-4R9^hS73LgzP051VC",
-    "F<OOE+4_;4soVhqd/CZJ5)T7]wLS&H4KEEhFtrjd3pX*c0uKqew[rvM1P6<)4+zkXBQFLwG/_xrF=,V^4=+Ag4.eA%o&gV0w$6VC*9-FA%nT1V)_a0siWmpv7YfaY8U<1lAPVK[0u8mzTMr48/K(Bp",
-    "XqDtM0Q5o+5Xle)n(9UZvKbEr:BSfi2[Q/W0WSkNI/:ko0y4#t91j/F:qrj$1r-^=/=,BuH-M,j4ZR3I0V=_!rx=v2ij)B!GN:62:GMqv-0hEoq5%Y[LJvLg1@klHzcd2w0^q!0>!u7oHNM;c1.*bp",
-    "4lwBrFAg[[tppb=00!;41.-)[4+,QKFAg[^:kTgrI5dF)E-Ba(6f1up3N@/[Hscr%K8ghuH_.eysqHimodL8M1%jA;0Rxp^4+OFp4+WYE4*/&:2cu&z2sAd%K=Zy1/SU9)/Q.KFuNVzzCpj_!IxiqH",
-    "Gp@sg1UET_83*CQ4/p(]9SFXM0WTjjIjtBIGPwaC05Po;3m=@y7!Nd+VF2rL0n7mpAgmZ41vU3N8#eL,4y+g%IPwDz1NS-2F*c]*4XhXg%8<eykR1-J[I6CA*sPlY9^hRf3Lg$Q!U+z#,x_pC9^qIG",
-    "7%vVvFaR$OIWd6&9]AA[FAFj@t[5K%IK_kN$Swzn0TeK>0Ur%Bq!AwuIra,L12Q+W0S:MhF9.a>03Sp,jS(MHIr9HAACv(y[TB%QrZ54b,%]_t=a:9a;C;kr2-#O2FAh04*aROAIRGC4GW,/5H0rK:",
-    "4+78ZNe.tHP7ery7B56OH^nJ#AeG<[4;5h!TMvJL79RpOtr@>J<_1N&4Kcn8KMgW4G5[]DF*$)21(t=q2hg!d4ulB.gN6YQ1j7pm=.WPUh5-Tn00zk_4,bR=A3@=a7B3+(Fq8!!&H*,z76tL$1px*I",
-    "&EY!:kO_gKEEhBQOdkm^ipl[1mTLz]4+N!45-RB+$VwPE;r.+4GdJ<UF9bO/&K3vY(FP9PYZy1qmjN#yGBxuR13(@DH^Vw.9^e*q4:F,_2A7pF0dNll*aHs*$d:=Ff*B78&rkr+0tZMA*8:4A4+F!-",
-    "9R!HM1OiDP2[F+tKMyi6IGPF[4mkiFGNcm$9RkG-4,efHKMpc6F@5b/4l$q$9]Adr0Roo@0=k)71Em8W2[)Mm8#L+/4wwNC4zdd$0ydZd7Bv71>5Mf;2#x=[L(vc_Au/%lFUSEmHp49;F*wC79]AD#",
-    "$O8$0g98ey=C1b.phgbiG70AuA4oWxrym_yGXN1Xq5/i@se/K34P@iHIb%3uiT<)HCr^Q[%K[H6SPy7@.T4L8f&vcwkO2/NU/Okh&)!528S)7a3H-+S4/YRtoDB_<R39oa<C=<m=W!oPGvWdsU0oj=",
-    "E&UA,8SUdT4.B6*-[/Z1L/PIH1rLP;m)^GMtq2bZtGNOT=sh7k[^vAurQbvyG5[Vito$$zg^xsyF*oNBFA6z0ulqs:sR0iPtlvZ=HY>U,1kmX,6E=uq4+P*p4*<_]!f>89l.6^c2[Hf<HUJ2>GY6kA",
-    "5;dq:6WqB14tN+irMyHR2Rg(,ATle_mJSaUsJQ]-F*Gp%4tO6TH1GizFz*2cN)HIO0XQ/&Glbwm4,/8(MIRzIn*kLu01k)L0vI:E)&dUL4hD#%0s[Gv90fNI3aGgPKNK,JG5@cnA3QnP0Sn/VoB.Bn",
-    "0S3s;TM[$X&-tfI4+y5Y0uKt;0U9*@1yLU:GTZ;Ornv$M)!YIGVGjr20T3]&06>*h4.M$w0xUK(i1ITSIivJz4,&QB0tvPj2iK:f0SlY=0s,k:2fG6a!ny+p&xLUUwK<tM9_U:fxdH:LTMq@ixdI2&",
-    "*g+2oySV_C2QoA@01o1bH6H:uySV^mkAraz:LC&:RRSj-1_j]50tUDLa1R270^jZW0]un]0R.%tvdTIFoeT.>*D;j60tuPYG7i)90_j/>0u8yj0tMiPUk;C@fH4HjhB*$OgF><MIM2,k0UQg[90I^/",
-    "3,$R[1nQCl2au9l3LXZ&%OF1jGB@2O4hDh$qyaAoGB_yBRs)*:4+Dw>8#(i&0_IhW1]ts#-*/5q:[uTNFru&/3+W9CwR-_9ZQ-ry0n6b-4.V^w7%hhj21=eJ[0$&9E8>4v4-,TmFD=1Oqznd24+xzB",
-    "Uk5cSEi*Oc3k&7_4,L%>FEuhX&JYaMn4.v;2l/F44+6KbLj^RG0]Vk34%Var1ttsDfnN>Hp3G]x0/*Fr0,KF71/rYI0J3Hu12_/QZvnA/4%:^O6gU1.I4m.Z:c9dG]C_Pn9^fV.CI-N#J=[gs6$K&)",
-    "(f:3CL/,ZOfHVc,6%Pjdkpcj+Rt3xdo&gU8@H/z_IrxzR0Q/zs3Puq(01Wn#0tFuyH9ILWHjsh/28rBY3Fiq1-rlZJ9s-=p289X$H3o$AGz=!r2;I4B2sMg/0W32$g$WM^pSNZT)9hddOat,;4+Aj:",
-    "wKWZyH4ZQi.G2G3+SHo;4,EPAGX[/W4$8zL5H!3&9]].@g:D^QIQxAG*z+L.y$25v&5%n7.7oxLGzE!+0Sz4t*Q[3*au)@q!_zcnt!xFi4,VY50^l]tf(!(=t49UU4,VhwHUoy$L.I_EybK4&ryK+C",
-    "0txR22bB[5=M4OMkLp.uA+x+S4.WdMi_$cw+bRz$[n.1R2+,$!1m)!g4,C^.J_BBvzM^=cGTS-2QP6ciAT2jH)rSEeBsTyLf5ZbH3o>1A2FPa$$(-rUrovqbq6ZHFkRu1>s)Ydn@b@@%qXz,p)G7s_",
-    "2QNK1IHU(3AT$6UdNKeHJIC^f4xs^C#0nuaE9_JL4++EyFFiCgp93EtH2<#A0WknC4/XXA0_0U+Ff^VJ-_WnP-tel7H#PtdA<g$]wgE7o10Fb>@ZNy$yT1YggINsy-2r]EBM$>O.Y<qpU/IY!6&=L8",
-    "UIOoP1IO+G9^F;ozXAnG4#,*usC6#[GB(q[0t3T;4/yn@AQ3bG045Isgw]apG%SE%4xOd^0XiQBGg.%]1&=3x4uf6:mf8g#GQD63xrPc0,ChREnF0Xaat[W:tqKz[vcm/rl#_hzAOqoE2>X*+[)>._",
-    "H2<z0Hvk6fy0ZZv9W:K)F9kAR:aG>fFf>6R4+,zO0t([iL/H#/hNA@z(sTis0tw_4WDSMi2<Btu6dwjTu,-Mw.OKu/4oV5:qb&pTp&A9y.=/*U3in>S0$&8F=a:9Q!iNC^!RkZ/k8cw:fF2JCz/r@Z",
-    "1T-3HGYsb&6E^u69]ke#Mg+i(F$]CHG8iz[Zw_[2nFIm#o&*br8wT3GKMw/f76-Zg4+fR5Rt%hxBLy)Z8Z@VK4(O*J43O(Y4v8lR/!:oa9^PL$9xo0yFphEzrydBsJsvWr9s-uUA>6)AsGdp:U9BDg",
-    "jRXMg1rG>W9vC#l0^lb=I0fbGeh*<.9v:hz03WsiG5@+:o]%3Fl)gO/4b%fKpaC*E@yBwv1P@tO[T&LG*boKy6DKe<o&z5VHSz@z2mKu[M/_^5A0RaVAGiTB03QxH00qmgJ@Z929UmYy03X/>G5@hU",
-    ">aYBs[T&^5H2<#C0WttD2stnS1C]-Gg%_dZFffOS1@h]c%>t89$TJT2.=luX7zDqG5Dx[4jsgXP83sxY%=3pi*a8Ab9yMtK-2i>F-sy:N0Lgg/pos.<GJ+lvHUJ+8Hvk>5HCzM1&jADT@2@Ju9s+m+",
-    "[*eJ5GMNDe/8ggn0oDI21gOjh4+nxC1Ehx!3zYr/0T_G&0)QS0AP+UTx&ksVHZ05m4.CRYEj2Iz2.[sX2iuMU1Jc,G21pIF1O:bx4(9m*2IR@70Ru@80Ja;ryS=I($n*gM91N@31@h@<1Y#aFF%_l_",
-    "1,&B!@pE(cgPTJKxT,uCH:@_T3dsTv$[P;h01pDRqjL@hlkS888ZrP5f<TEn[vsa=Hp&]x8aJSb0S3(Q4+Wu!0WSkJG0z(=I4oN_4>(R]1o,.N9].tZ8widc4+OUTR]CTWA744j8xJFfk7h5=0W_qo",
-    "8!j.801ngxAEE&/zV$OdtpPDJGs+t)I5x/^6f<VJ0S2f84*_ro1)azx4+h8=FGn#q052dmG4Tcud&nCPJL,u.4xs^DrjTwAV8]OEAvTW4Y9H1CGsqhTu82u5VK*]!8!sR:GoJ$/w*fTB8y=EV00$ri",
-    "ilhb)0oaZL0N=tZ0.07bsv8BH[[jQ%[s9jNx_%_hHt@A%1gIMXlk.2DX9T*F1@h(v)B*$0!yX6Rz6K4FI0Muf9]Sa_8v<xE4+UHRRRxjmH4Ug60(l..HQ=i.IHwyPIi;#SI5rs[2Q[V^9]kwJ(*h]l",
-    "Fdzb>8ww#045%9[HZlM%HZ%YQwVDPQIEa@53hXrx1dSUn1T@>21Q[_kn*jz#4wnQ1>x/hFijM*Yjn<VOM,Kvt8w@W16%sMjI]Sj.0u9.44l=P+IRG9o01k_C2FINS0/hj7mi7Y!gvlEZ8i;S70WT&i",
-    "GLDl03&EmA9]Ja(@$P<uq/x^5Gcx>_7y.8l95esdBo6@ZxHAQ^tuzk.jOQf+APR5*i@x(n2*$])5Hpoq0@Jx(4%F#708tMBulOYn.Z/$K)g1<WTnUKU0SU5/0WStKHmcPf3iyBu4XD)^4rK$0IS!.X",
-    "0Sc]=FAp#G;j,;-Cko:27Xy[_1Pa[+2)>mnmH@Q+0^mdT*<pobFoXdGa1U4fpB*m(F*AVy4>N)59UlTVfdLOlp[E<$1uZjj7cu]>*_Fg#2L5L$Ej0iS0Oqh_1LKki4+QH$9]APzksT5:[ht8@;14oD",
-    "t-r$^1c#:@4.*m=VF/R6A@c4nri1]tgS8M3W^CZ&0WShKG5@kV[X,87j0F$J1Bs=[G&VIXlaC7wkOl=x2Oc@9E&]Eu7!L=KvjY+]01p9%qyz)*+b10@#/v0!H3h;H4+E)i3H[jw4f>WeHUJBT&;6rL",
-    "Fu/7PA73*79]Ja.4i6TE%QO$R1G/:x4*KI=4UnLP0UrQ2zv&wrFtpVI3Nar7GMf$t-NoEhDGx%L4lffoGyn=@g&QwqIX9XPF9J0+00ze4VGra3nhp-S#=GTFjFv;WzPLpX1fZle0ix#w0a*t=3ys$p",
-    "4*[bMA3ipg1]JSKmj)jNG=7m!jmZfQ)dQpr1<Gcb0(1kUD+/!g8#uF/83xPd9]y;qYYH+S2r#7$0NexyDGx%W4KEWoG5@$jj^#AN$&FwS5T*Qs0T1K<rVR$W&NL4QrVS^LGmWD,1s5L#HKq*>H_.(k",
-    "hX)Td$L:c2p(-NGb7NuYr*#V;4.FQ;0WT0TIQHjV4U=npF90.&@.gNj3DKSb8Z<W<4+[MHGA[r$EY$%I2#T-@4+Fzk3PcIlo&gUv!@meX,Mn1](MbxVz+nO-4-9#+0S.Wx*5xM*/ba!3wShGZmhx/=",
-    ">6rWlmH@BVv_mv%:Zv3Pxy_a9+mQhTpp*d)S>4<eH_.B;Y7T(tu:lHM1BN[g*GvK0lmQPM-IADo3pFwT4oeH(A@I@UQ4a&gzXT5ZFbTAf0tU^^2CW1LkB$Zej4%zTq-U<wm9%0GlzBf4D:E]VyHNnW",
-    "i6[)T(;lFL)lUhw0]EyOjnV@GcMb6a6*K2D8#^CT0Y(bo=Fjw44+qud106Q;;neaE<H,Cwm<)#PZvnp7Rt&:69^O=>Z4LX,a15Y:4G#v;1@-*=9]SYj:oWt$1P/n+(*zFr#&iz[+]x<4#o#tS2[AV]",
-    "[e;9UD.B2u2<ey7/SL3((ur-c,iAmFxdQ.06$9V^4fNA=C=9UQodFLB,J%[Z0yH!3$pHd4B@Y(+lr-wE91jlSg.uZ<$LIkC@J*,u52WEX2DFk.4+NF/M,K(-bPoo,bOwl$H5)ST0_0gj0uJ^O0SCyI",
-    "Z3#68>^5>p2M+;Ghi3(]ihU0fmZUob!PZ6y%/#4#oGlLo+<3<Zi_.9^1rG:@p+p^5H];W42e-5.F9S3(f&m@@H_.d>>:Tets,rs#q8kQi4+QD_4+Oq_K=b,Wb@J,E>eTz:1>Pom4(7_L7&yR<0v@<H",
-    "y#xx;:k0w%A@cGK:k0@Q2Z-Y8CpIzXutE.D=rS:T0yZlx<^)Zm;ddcPJqPrpL/Ottr#lY>Iu9W.4cP.+%CBSrI^Zcrd-#u<MGo-p4,&igM,Kw$=d$;uh(rqKj203z(>[^]m:wSlGXMmg>#>YH1DGBQ",
-    "=YnxP4+EG-4+FRSXAdr#q(mPGHUKXMH8KDW)Eo_j;A_.>=$QNQ:M]cAHpwOhSP7if0Rq].0LdK:1ns:91D4]l4,:WOG7gaf4<SzbCJ$woLoWg[GynyF#]sbV1G$]Z1Ne0UzX/Z.%%nsg133T/xwk;D",
-    ";,:sO((<Pv/z(Jo3%:qu1jrf:2kH>5x)B[<w2TNMG%WMJ2OkA8@63S[.H05$1_90M0UR[,,vJ7ShKK.]HbzE803Iu;fgA$oTL.lu0S)0.19uC/+F/aY[]XNSiQpX!q:l=:Dh0t:1lolN4+r[_BL/0j",
-    "77C-d4,<IZD+SU42Acv81B(Izwy>Bh6o_:K7cu]=.pCKmTm*6,4mXqI0SLVf7Btoa4#oio)dC3A1]JAAfUE&83o_8rNe:LQszeI!0t.</1cVzO05#&*0S=SyjR*&arUeV=0^0UqA6>wv%[K$H4=ebs",
-    "bY*kO:oWkc[TeS2Vm6A+HxDdT4)eqW4/Y=[M_cli4.3sF57q&S%[LD,uL2LO28zu$4+GT(4,JaVHxDsV4:h]B4@hnXHxDAM2<f5L%[LDqV,Lj%ip<6.1MUeA35v^(4/qjxp$!i_Rv#/e>YDttip<6.",
-    "HRu8!U0)v]E#;jn8H&v^4.KI-@_,=4HxC1)1rL,6ip<6.1HA]j3X07)4/+y,G^sak5[k>;4:ngHEHVHOc#6$84/%g@4;VFH4-hNhHxD3R4-qTiHxD3S56J]I%[LDN<&ph02a3%%1):NK1m]uEBo86y",
-    "ZY;u403100Ejcj&9x(t7ki/py05:e10S>L7)3N_yL/OyxjRGGBGXNhXH1E/_0RXXK0wfP3u5JnN,%$;)snfCn4.Uw)0xt]RGp)u1A0jmG0T(dt0R:7A0.[4TAcc(r1W>L%Hk$zyF#rwT8wjV3TMr3=",
-    "jRG1l03S9q00dAUJvrF[0oDu!UJnP>0U9xdjRGGxGynxrA1gB40S.+Y0u1..Hy-Nw,vJOZ02VX/4.;0-0uL0c#sm)qySHr%;_nxoloA::sm25zHTL691mEB.2t5F!aSt1(#sn@0Gcy1N,@Z[uDeQ_>",
-    "8!>zv3m*eH;2G_ggRBq[EDR3[q[aj.1u[42i_.INLk[Qy4UC:r4#-/^f:[prR38XA$an#>Z4U&%gEk)xIOvQ50.,^S0Q9v50&<ql0^8BO4xf,k2BVHr5jY$V2FC#^0WvqYc;YxoH4g)Za^I,z0t6uh",
-    "@g-!xgN*>N*>1C21cc]D0SlXL6*VmeBMbZp0#yf!m-w(GsD>_d4(=//1MZ0e1-/d*.Qy(GJ9Y,Vk7=GK@-7tv)uB8O3bL:z2bXvWfO!upw2lG[)YmiyFA@g83(;m!4&ng:qzVrW,H!qf1*<HF9]$tM",
-    "/mG/1[UZh^4*@Jz1T7B:l#c/c(%B0SE_)]>1vCH!o]9;<D,Qvy0TVI+9^6@A4+fpcS@P/S0tC6_ECwtMfB==5fPNneHlmOMFEBGUs[$VgH_/==D:wiSuLlR)fqowgH:&[-1(Aqq4*_gd2B@!Is^T$Q",
-    "t[o2)w&ErSvRen+.unffseA>^9]SU/7Y;cl1)cJG4+7PY0wXgx<L_;QCkKni3lAjJkOCDk%c_R*1/NrNF9$X/(_trm12O-u#BK$,.>r%7%%TJj3)7GS2IbZZ5i^;d0q:Cl3Db^Q3zm2kIe;G;9x/_+",
-    "0/wKX4Ed)835VWP9[;<s-u[]lH:vRf9]ttp:S7F,3I#DA7&fW#0S=.W>Dl_4pA9b#G%.sa0uK*@,vS:5H9ZHJw:/BT1sFL$4+!Y,0WS$LGyo4*->(3pm/zBQmev6b!uL!c2sY7=HXjT&mDT]tK[o&o",
-    "BD36>0S>Rg&jAlfrY#RE.%l-A3FMG<0.LZk4b/lLZZtZ;z&8&e%YuCmOPE9tP;**M43yX.1LSoHk*HD+1IYVW1n!vv4+fXk0R,W<Vh/&vj[*,Ohu1X=d,4VkJjtpz4x$4TF!:M.44BpdA3!$%A0jmI",
-    "+ddC@p#u*_->(3m@LG%f44KveA3,+&A0agLo.9$[0kRDb3Yyjd2Cx1M0<LaN4*@X>0^ln(%:fSvgQRH/!QBG^V-/^L/d%L]rTb>P1D_b<1C7uJ95iDH$lwePsqF&-%DER1IUWq#tqTSF.s^aYtJVP>",
-    "Gc]S&*#RarEW;om4IKhI1LWHT3;2jEehb,:1PiSh4+G@$0RuDx;_(xx&jSb=4y=71A2u+[j[*aR*$59GoP+^(1T=2K1RFD-1P-gX0SoERGY&,pggp+^xdQ^[v:*XS4*_p-1>Xk>TM-m_9uCYk1kKR[",
-    "4TIco0>/eS4uz_z4(j4Z2I$0M4*2Z=7CE6C20[,9.1,X7>8JY^0uL1LicJp*%%VpR0rJ0G3GGJ;z5)fN+b0CR0uKgZ4,b,%0]^!O1iA.h3$S(!*l@2K)*21haRxyOhQm7m*mw/jJ>z.b4+Y+z3/WLA",
-    "1@O89aT+s:bq(8d4+3/&GXM-]L/5GPO)ND!h!q90nT7!mLHipIA(Ea04>v[#B<ZCl4i7DkmRt@3u=1IJy_-xYu=0_r:hc8,1.:=a4*:io15*(,-usGb-3E$JiRT0d%MK2oZXzo.P7gc31P:wp,7=nS",
-    "x3p#,X*j.G4+89,0]uy/L<x:^E%m4Y9]kjz@U4J<cm.U#FC8:AzXTjJ00>PW4+W]w4[!XEfB>#,G[nSbA8I+i1Rnu200ru(GzrQP4!#5r1,bNI9]ktQ1RotYx&$8rHUI:i>XrPDx&$8^HvkV)rm.<e",
-    "YP$q41_xjKqyi3>TMmos0S)/+1rG#;lvox!at]Ys,8c=h.()VW39i[i3;&8KP%jfUG>l!59WwwOH_/m-F#sP4IRG0qmH@h8vcCZfE)N8RQ4%u%4+FhM4+KLEl*dvJ5Rcv,8ZrOJ0uK)8z5yQzF@I^3",
-    "4,DkJCJfU74nZFYHJk2W4*:DHHV&@;3Xm59-[g=q@@JYX8VJHh3Wll%0vZgoU.K!g2o19s0@b[J3V8uV3eDjf2H%^z4+P$p0S=S7l;E:kGdYX50STkL1@h*W9]SYZL/Krr1KK$RfTIQs9vC(N4Ex0n",
-    "6f/SW19%S;hT26IHLLMp0=A@B,V6=4f]:ye!sQ4Dk:O>r>6Y^]0R,8B0S:4N4-q4tp#cFI4<1V$N,qaCG0)mX9y!PZ1NPDZ9]bm=w21);[+C7u;eIYqH0oIn.O2qT;Lr8nq9,0V.8cPisY3$q+C:i-",
-    "zyl&JF*FCp0]zw).&QKE0/MBB19k$a+eHr/bptdH19b%3kqr+Ba^OJB4./>HAS:Ac3)le%vs;wOCLS<R1P/>%+(izgoJJKe$50OmmbwNX1va;.Cl2hQ0T(v>4+=NeXBcgj/>U=ai3$,l03QN3ejfre",
-    "!3GZsiV6^n01KAL5fV3L4.PIbBs4Ix1@6PkH3r1%Wd=Dz1Z<u#xd[i&:IDx;p9v2Z,U0)z#3:H^(ETL[rsXCN1pU4N4-k=^MIQ$;008hP2-[Lu4^S6EMF@k^G!Ff_0S>&T2OkeO;E;(*$w2[tJ@MN6",
-    "H4g*8fG96cGcy1cGqUvr4-JI6HVL^[55)u6.3$Ro:O_I>oYVmTtQZ2NL;2o-zP]xJH7q6AzBC7c4G#s>zBCTu91ktOzX2CE01pw[.3%4wH2<Ce0S@[z.3%52HUKXIGBW<LhP4e34bsQ_55<z>sWb^c",
-    "[b3Ir%Greh4+xXL0S:qr46(*)5,s(kV*t0d3pO@GM4&$onF0:^L.NmsEjBQly$lgGYz3LF1P.j@1;QV@4,3nmQy&dE[J8,xEizseE&IqH4UOPo3*,JD1=H]Wy:.!Eya5jv-khXv1^%;q0/gs(uc_$m",
-    "jg%7(n]lMDx>S(myC)9;<c]DH@:nPC4+N;U4A-H=1GYm2hQS:T=8N,ZH8R/00R!2$0S=y/0tw0k2.8C+RtM(+4>^AUA>V:n0MddzF//6JlrMh>Fl99]IWRGvu:lV(RSu!C0S>,,4@,yY0S@Qk0uGL4",
-    "4./-_vk8T(0^mee2<eReu:lV,Q3kaQ4<6lXFfon^4]lt.0S@Fw0v/srA0-iD4i6Z;u:lVxVh@j5sH+1H9-gKmg$S*y0]:GR4+Nb^3;_DaOAj08z/i/20D%z:sF@990Mq+5FC8*8)cZ9XH;IK-xJ;d:",
-    "l[XDA4!TVU>mcrH7&JSNmH@g_Tn@5Pz/i/Y0WCEEF9k9&l:Gt<qm^==GUnKG1S1UgkPiazOAMrz0RhcS4-,bI0R!;Y4-^xL0R>^O0L$A19]]&%qXQZ<03QN400jHiD*y)q4i5[.+yyTQI5z+.12[PV",
-    "3xnxn3#XO/1-;8M3BeN!@P*X)@#lDMjsXCxj0+D6yomt-yHF1K;F$T#hXDroPYCGg2<bLY4+GHpi2(<0#x<S07AQD3wgU:ZmjMW*nE;y5mjMEc1P/;emjMBzg(D2Lqyq%M%;1M.4$A/pRxLO,x0eA3",
-    "$4:;BL.>>RAT/!CzXlHJ7zX2lB:_0re,8%l,30@Rt[<J@CJxTMVkI_.ECnJD3%H_M9].(HmjMqBv%:<tG4HCN0S=a,V-nKwr2#JsH#3)>0^lrA:IDa&lt:Q.mZAe0F=aJR4+X1V7c>v/1@d.%1r7I-",
-    "NCe-m6F8=<4+XT60Tnsk1P:Lpw+^x7GG8&-wMPl]rvnX*as#a.4(AmQ0hQB83zLaR3(^Ei9^G2$lt:.JyZtl-hzkzX96UBREaAxl3I4f54x)](2j1lc2=]LUrd]V#iAo8<1PHQC47yeb:-WGPHp)y1",
-    "rmP.V;luGk2.D<u0S5Y%We)1k0szDg4U;@32ffe*0*p2TBn-(w1BTND5-q;mHA5*gHvkUnc:/5C2m(JIGyoqFGyozoF+d(O039&=4!Z&Xu>q4$xdIU]xB<Q-HaGw+GcW)fGPVH;re+p7v-r.NIX<p4",
-    "F],0LGB=M)7%;_iE-2VjA1gJq0s[L=4+*mZ9x:;yFBdR4vjQ$LGd_[^HM0UPF)^]N7&5a0EHN.vFE2ScvH_v%H#Pt*IXH747Ba8@9XaCzFBUjCt=zGNHa#B_Hmm]IIW-_XD:JJC4+y0K9XQwnFBUg8",
-    "r2-KDF+Cp=Go/D8I50gQ7civ)9XEmqFDy1U&-%a]G0g,mHa2h[7BHv+9X8Sf9_U*=3oSM<Jr5Y*3oSM;J@XM43l9vb2>7^g$!QN4+6yf,IXw:,*b5yr<dqCmGu8>&G&epUEj6kFF9]X*h7KJw+5-aK",
-    "GSLeyGc!F87taeVGcr977]jbFGrf!n0W%ggJ@R9e2-/<n4uD$;lPME4=(qdf9uEb-h)5PU01ThSW*-0dt=P(GGXMs$rab@%4&D1T0lMQq2Pg_0umKMasIp@jH_JU@pv7JiFii[dQwZ%942Y&%1emRF",
-    "1B5dGv@Pr<[6,WuovH#7Evn%d44bL_9]bXnyaO3G&_*yS84A.n3.TnUKMw^([6+!vG76ed9]So3BnqR]CI*;GMFs331t]@$A^.9iGX0GW2AYUD4;XwOB<a/6=hN:XqYV#D$^.ltt;4u@7B(=apaCs4",
-    "Huee$,wgt,#[:.dCj*DDY!3v4.pvJ_rKfNOquM;nZ#(6PIS(wvmpl)D=aC#!H8/nrGXM*f5el[^1IY&gqPr3g2J!.OG5@mnlK_Gq!K*h9R,*GpFNgs$Ir0N97b@UI1065@F9]d>007l(1AxM84+ii9",
-    "4+H2e6giRy4[xOQI1eDJy+9wc0Wk0bE-Kiw6anQ24+h@]7BR9=4x+gN2Ds!(4,xm)Mh%SG0^lq@@&u6bH^nu5IQ0ZC12Z;v5DB@.0^pSe;:Ha40XNGKFBdB>=#mUSH2;#qz6t=)9]t+Gy8.5rF=dEW",
-    "m.a:hH3q1.MGm>BMlLuo01ro-ghwABH_/3XIRFof0q+zq7c<Ag1Rn%502em=4+H2k0@kl=4,lpV1n24t8#%5K2GcYj0xhY!qX7:>(S%1IAvNHIH4iP<qdX6PrUV^sHUJ+4F#r^d00*6_0]_OIHU,E7",
-    "4,%GvM+_+V2RIJ[gZ%*y3-7@g>=:(+:Y=SE/c[xd8Z(n31D*UH4x]bX1,@*Z95Db0f_hhD]2GWL,CYK;$Z8%jyTt+z41v^I0H6U3k%/@3!>8#;wJ8r2hmZj&H#yBX9]],83igdO42[ur2F*AVIN:u6",
-    ">GAr.xJLoKPXp491rFx(BM$>ehL8at0XQ%Nk(W0LF$T!R2M+/:5-FaB1T+g66EZXluC<XaH.v[Z2GRyDGBoih3aB_@/9zp1ko6A>2v#jKIRFj2Iu7Gt9].y29yS0U2[Zr;52OJeGXNheF#sMgy(/Fo",
-    "IHUnCGB-8mDmA15E-2L#A1g8d9WekJF>JeA7x;xC3A2d,548c42M,&e11:Q*&jKGRHlYJ9F*N@mDl=3dE,=AvA1W^U0Uj[12p/mj04=[#QXeZcqyZi;03Rzc01oX!A1XPq2tF^6H&P!fHH@,k-sJ*T",
-    "J_25o$pRlMGMfV(F#s.pI61!r0LoJiQV$xd2o6#nH2<zgGo%3;G5[YcFaRDm.47MGH:(H=QXVz[A1gGZ0Uk2]A1pDH4iDx5lMXI1H:V08D:eWwHaAia8rTvJQXVt>A1gAX0S:STA1gHgE-Tq(4/b.-",
-    "E-Th$A1gDY0Uj_[4/b.-4(Znk1n])b22u]dmYo3/HqoL14e<CY3YS6_HvkIx,$)I,j#LHV$rTNX9]WqA5Dx&d(J_JTiXRB8kOK/j6EehG4vHTsF*Vp%3A-lHiXR=tG5[]FH#PthGqkD!4vd@z0/0b&",
-    ".:eIyk./y+0L$kG4+w*f9^gUdodq5<Fb]_yb@A1M0/>2$p>2s-rA!NmRun6S[Avj#1DUxF0z<7+01J/>4XX$Po^_c,Kpr*#9^+PD5-Xu0:l!Z,IXOTQHUJ(p03Q,J00a9:9y3565-Xu4H_/0p01p$u",
-    "0ung<9x*<+zyc2:j35r[1P/t22p>8hH.SnyGq]>_0;,5/Fo[zS63>,BG%;On9yvfC5-p)6G5[Vp03Q,H01@6*9yb6V5-Fi2Gyonp03Q,D01@C,4v+_S6F0yD5-g!HG(Zm%zycCC03I>yA1gJG2oD#E",
-    "2rsJxG&KMeG>aom0-,t:4$1<%6Uqhy*jgSjKo1hi1>X>*5e]w8FA>F6Km(dv9yvfC5-p)6G5[Vp03Q,H01@6*9yb6V5-Fi2Gyonp01p$u0unVq9yOL-A1pbV5Dy!f5Fe^qHLVx_;1d<.&jcPc01p$,",
-    "1@-->9y34:6VC.@H_/0pKo1ko1@]2S84f<X63+$@Hi-S<Ft.A&5--Huj]na;IY1v0Hvkec03J919^+bH5-Fh_0E$rp#Q>FD4,^On0QGba1ePN&9xX8d7cu]_%#3ai8r-N3E-KR#0rDLmEHII@0Ur)C",
-    "(!c:LGBf^Tr1k.2.pa[d0S4QUhXD=0(!c/+k.*v_4+qJeArAzGw@Bw2iUbc8+r&o.@RfM+hv>N<m4E[dg=)@h2R4$L9]=2Y4/:ul0SNtz0S=(juPHAVH96bB0R:qP9oxVG4(9.6H^J$q2.,d>1M310",
-    "W8T04F9I.+00zULxd9L71Kz*=1Ll(i9xUF#0S1K$4+V=oArA+%mSqj+>yPplaSrsJ0])BgtpO1=y_!F63Et^s0Ywi1<#Y5xLLUe<j<U_K+WsQ_Rs,_v0S>j-,G:1m1TnU!2p.G8p8>2/00Mzj2Az:w",
-    "4+)[XH4fqd0;rWu,!l&Z+MGuSjr4N;p4kx(3WJ.m0b_oP.=dKpU/F]n0.]]E6gIsA4vWJ^2k8V3g5FsNp!<]t6EitE+:%29*6tn-0-aJk2kGT/9]AV_*#QXm/K&uKH[Zhn4D$sJy8[jE9uEq-13v*V",
-    "I5z+jHvk>EHvk>7IGhG0IWj_q1v5FF.Vz0&tm#Vwn9dLnCEWuE<(&+8IEwHA1MRC24+8F<0SzVq+z$=LpU>VZ*rEX)HPyfZ9W($R3NpN^0_]J%0S=j[<BtqLEW@m11h1t74+1U=6r$#a0S=U>t=*FI",
-    "1Rn)4fCwK9F#rxW0Z]VL!kZxq(>aR+91jMBi!%z<1q6!FMFD6IHWw]rs3-Ep6a_M]LJ0m84,oFXV*.4S4E5]a4+7Z,0Dlh$s[V8Zn2@txu(V4Kkf_k,tpN@X[<=DLvY00Yw*m=<83&>82#5;16sVRV",
-    "FB_-7%,[hLGxZt@o8toy1Na[aB<aZ2-VBOSsul*Iz()>[1NR:Whm!*iaStN!)MF1D#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/tj=M-[wB00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv*v4lM",
-    ".=$[:5-U8a0S>O<,_lfKG%=4KbPUiG4(]_M!0sbI3M(,,q^<jkDe]^l2/oXKV4U,I0kHQV1JwC/0Lbb]e,CD2G,fa[WPq6i4/hy.fSCgiEL[&qfSCgiABzDG)d7H+0^nK:0uQSOfSCgi1l0x)4C3bj",
-    "4:3[;HoFTCW8CKf4.oG!4-+A*0^ml%55x(8nF9]5;g.YF&gTISElviZ4G%$9A1yKW4G(w4/K&8j/mH*HUmqeZ.>,<SzvlrDAzu&s1b_;X4+NzJ50eOhnF9]5y$BBpfSCgiFHa9O*b)yBfSCgiHdh^l",
-    "G5@-EfSCgiF1!H@KCu%I7/W1r4.TO.8GxAs4.TR/$OM3y0^ll91P^NJfSCgaq6iNHnOF,X27s9ZKNB^JGyonm/!XOzH<^Cq0WC5#w/ym<IJ_9:95JEhIx0CVp#cuY@T+:#=Z=d8&JF=Rs%H,aL/Obg",
-    "<c[+Or(7N]fF2(PGE7ezGdD9f#I]Dy>pV.Ki5Uf:t2G4js$2@RqyYu):-VaZlUolQ)RF<rEi]]RJ2Ws],1Gq,6f)YM1q65tfI9<rf-/2F._#t6dKfU5nF9wm2HO9k0Ry2_3LGySGA!7i1s<4801@6*",
-    "4+z@ES=;c)4+<jn2N=X0F9SF:00X)K00#mN4,43z1uqFUIRGs-FaQP20uKbC#Q>&9+LZ$gwxVDO*2MxFIN1_dplJiG.#-a$H#W,r0RSHh%KQNW$=i><@_d^qu=.Al%n1&(ItEiNG&uk,3<b5F4)P5P",
-    "$dNe(x%:eLv!MkK4ub:=:e:eabRIeDQUk7=1P8-&0u9OC0TDPH3)hAN6*9H]0S;*x0S=VSp#/t<-AH=kj&%z3%Sr]z5nCbyp4B%Fn!y1Bcm-^W4%h;:t&[=6H!KAr9y,Yb2cD2-4-TLW0R=m+c:^5f",
-    "4+XlP0^(XC0t;[32m,FyCjti<E&DnIr#T,8HHX:.EigDX1&aR+12+#7[b:&b$lp#IIl%V;4(k2=7Bs8g1OTuD4,u:01P.-E28<xj0RXT64Git!HxCz<.=cj^4WR1/2DOU:1iOMq4*/:E4+X84IS8qe",
-    "1P:k5.pvKAw!#JrrKuqg5<Qb[.Lrq63,ap$4,+*HB$(^q0SlPBNe:$_1cjnZ4.R,hIg$P@1L1)w3GB<i2mhR$0S<ni8Udc(1OX!ovB@N3$ix8-0MHE&6[_];2Tlc/ymbovTMq-i8#KQ40v.Mvl<SZ5",
-    "<:30.g8_5Wy#WOMK<SF/2rmFJGSvtaG;qdS8r29d3=>5_r_<AeF]_&SFAg.1)CeC2FaQSPy+-nz2tOPxHZju(29942<^UI);+6a^yk7&l2oCO:G#<B8(+CeL=tAy9v9qE9A0aUs4,kd$1@d=#0ST[F",
-    "2c=n#2+aNt25lcVHy#fn%L)$zQy&8_aUU/.9uFa[0R[K8Ob,K89]ACPFE/we9toQX1l7.Q3*@zEF>5zh9X90(0E!R,A@b<S3NHmQH2<B[-U)_K#ZL_]!VCiSZvzJ!IK_PBk-r8ZQwq9;1@56J4nGAm",
-    "IW)lxKMO54Hoy!7%f/@xG&s!*8#0^N0_jrdg$x<xs^l+G<(Tyx!V4WW<4*5xIWa6D36KE;Ng6tx0Rqei3Zu[n1K<)f1(VP+484E@3yc90GXNel@2!*[EFlMs0R!U$3[wuAP!9pkzY7fR0R+sm3khHc",
-    "RtoF=1Eq8c>5u!](g,0qIQ-.[HYW(30_]Qss8k870SUmus[sy;0s.iq4v>*60oid65]IKPH2;/z8anF%5i.Z2GuHtOrGy3>B[qZs9]$x64+7,n1>s8OJS[RX04Oju04=_(ArdwK5-6b>;oR@u(iaZ]",
-    "rM:]Iv*HE[G6S#33/au18aV(1y:AZ)G957-1enek6E<fR4jwfj88iR>j[=tpUILv02o;i!4HE#:Z4M>72Idk1h9C_5$Y%$l8Vl&v2L^2pC=I;G*gFLU3ZB>J0<Q6DH:d#^HWL794igT21%Md;e+J26",
-    "4SyA8lJz>b/IaIlFAkpw4*]3W9]kd:2oA=w2ltH&2/^E24+5VE0U,]$p9mc^03Q/A03I*=2UZH72og8liFpL;oDB:12@)D:aX$qzHZauzE-cX#3[ej72p.tL04>H,00&kJ#H17g,xUuZ@2zrE0MYhX",
-    "4+QxG0U@>00Ut0m@2!474.z[mE-lp)2UZLD0^(O+6EXlBG5[YvH_/3dH_/3AF#rz&oU9^cz5)y74G#zU3luVikP96+sS6V@ArdtJ9yS00I]JRi0UkLY0U8oD9^fkl$p!@Zqec[aa]z4X4jO&Z1rG>x",
-    "0RqkfE-clX0TMPL5-OoFG5@<b8Uv,R1Rgga5jYwF1s;%3@pX6gktHH5dvp&8$pHksr4AnsGq494F#rtImYe^AEjGm!43X_yBQ@ml0uKep1ui!+01Q(PB%B8:HaGwWRvS8)2=%f07a/w[/:ZQ2u<xIO",
-    "00Wnm8VuhB4+i<I9x;z7Q4bWt2M(JY4*-+g2UiNb3oivXFaQq&mH[6XH[/5=7A,dA10NJO01oN>9y0(3R^SU>4+owc3y^*i6FD%;13v_WHZafw3[np!&-uSZ00&nOJd+C(IN8ky4z(B^H8mjwjI.99",
-    "Ar:_13obP;9]1WMH6ITJ)$0capVdqfdvp&blnWv>GsyuCy9=XIlZXcbAs#dU7crCzE-TVA5i%MA9^fZD3..g_A^o7#4,1tGF9kR-01pGt1PiMq6gc$(4x.GVHNU>E4YME)R1YPI2QD/=00&nODTxOW",
-    "HUJEy1rFu@1g;><9yI0w3[npzi3ct.Hvk7$8amJe9_v=*3NIHqInV.i6*K<JCOH5eH2;/!3Xk:(9]bp[%:yqLFfzOY9y9.C15ytq&:0TH3J(X,rU(aa4;Nro6FHr[3l4<9A_!i95-*@4[R$:HFx(0*",
-    "H#Z*vVG/bT4+WB]2L>wkOcHx=4.>6SA_@jv0UkI25-P$aH_/0t02ejf3NAM>AQm:.3NH#cGRgq_x)%a.4axxy-Hn1,@@%9t)i*IQHa7qOqq>+Y2i7+q05$*.H_/3SG5[X^GPCYu4,DMT0]tY)f&mW/",
-    ")-BK)H8TJOk:p1S)-9#*G!GotH!U;Z00yd(c:[#/2Ok19*Ebz903Rze032iA-1nJ/y2^9roC=.]1G_!s4;4,u0S-vky#tK]4wO9)>5+Os0rWo)#[,T84y%>14znW!,h&4Z4YDH+@HT;<z4^!SkG:u!",
-    "H8aB=EHW=rLMJsh00w9X@9c_pr9v+QFff5c0/HETf.z6G<&PXjFf+G91iBjl(Lf5KL.[<34+V$SfdLN=;HV5iGMFb0yqi<5>ZA,mE$QS=6EdCI1@f..4,;F&V+zei5-XuFH2;v/KmsEV3d[lm>dEl&",
-    "jVv5E%mNlL01K%B8ad1Y1f[(!9^>mr0uJ9e4)*_F.5&ycr+Oa,IIH*t4+8R=IRN^d2D]A84V^gb0jb-q2PguvBnF9o4+WdPHxC1uk6i;$Q31=v48rIH0gFoy2L6U%1+dBw2g>UxhvWnc#.:Xvn&TiH",
-    "IM,PL9]rTvOa&POF$nvk0SUog0qDzH34-O-2HNsl38;@G,t^hzNeG7d0^nc%,UAOJx3OXmA;n;O0Ut=.*mVyokfZ>^Fxzzq$e95YEx&-v9]Sm+%tQku8!+z&F9]j=:@W=$HqxaB0>+C^.ZA,YYYy,S",
-    "BQ@YNYYzm@Ko1E0;gb;<H>-ysv;BxQh6oQm[O)KUQaAbT1rH$6t_m+GqlN(wE4+UXC56ak1Jzjo+5@>gkFWv[A)o684/0$(1@mJK2OTlQ@X&j#I]G_c3jyyw5.n0O=EeBS2NN<*1@dx01LHUe&*_Hp",
-    "46yzK6*K-*SPu!02Lpgs4:>0w4.nv]YA-eVH-)G&Yc:D[-:jHW.M#v)Z-l5ax&b!-8#4e6>e%;(2NE*;4+Zj10wfE.6brKl6EwyK4zmXY@Q,,+&NK!]4+*me9].@C0@<TvK8Lez4_7A/2Oo4e01!6j",
-    "77uT-2OqitH_/3DG[FuMFaQ)V01W$x1PhJ>5-Xu0ykZ3DpbQ#0+a3l.8ajzP7c[^x8xIGl2QLaWFaQF:I1fC)+XEkj0WhcsKVmX4FaQr5.,G+C*_.b2t$@:H2/DSY2EHB,1:4I44+fBmUJ1$0P6xi(",
-    "Ne5LA1NP++4[!b+54r*92p.YH[T:oG03QiA039__B[ewgCLA<F=ivC&2<=Jw2nm<91VsTN3cxA@Ner0<9]$)91:F8&FA6m/nF#@dP7gep2<fI3hdUoqIGG6>Xfgl^*V>XQ+7Jzk<<E0k1QItK4+q%<",
-    "4wo.o:2VJL]Faw_2[1CbEEzY-&87hj<!35e1_Q*6KLsl^GM+9E6oIo)3!yF&Gyop_GyozuEF%vFp)LiW#VZ4aYaBVvToy642Mx_XRSd5G6dx2fqAmkj4+f$x3S$R[0v$TM0Url900N8z2TKnY!Z8H&",
-    ")-u2wIN4qV,_s[50R[TmGaELd0t<(M1g6=%4zeKys[-zMAqPqh#PSRV+Qb4IIEn)S,AN6N(FFnPOa,mZ0t/pS1gqI03=D<pi3S2P4(s3t1M7JM-@uEMx7,sRFj55UO8=A]qSihS1KiRFH8(LVU:=u8",
-    "md+3do1BaR9]ST;C=9Vi91jF;1gN.J5-,Oh1(I+E(u8LX+2kbx/<kzQlW+st,bM^SJr1<<4y_g_5i)xZ0-sSw4,.[7Pzc&K2a$pZ4*]Id1h;oF4+=-mA_,dJbOYeM4h*:n7Bv7HH2<nqsRRR<)Bzt8",
-    "H<OHO4mAJ[)y,86ya5;A01pbe2n+JP3M<7>paTO@F9.L(paTxXq5%w-%2gXN*$V[0@za30SOwC=XA01K4+P@=1ibSF95JB,7Bc@FGpzv);Y.Ka8leLp1_UK(V+V)/4xs^ZF^(o^q5^s=4-7*V9].)8",
-    "95nz9ysc0Qje,FNm7=990ipvEFaQaWG!F&k0TMF+95tc;7BK)DF#rw2gA)%Lq5_fhF#s4h039:[D:pg40S/,A2TTtYq5_fZIRG3v01bn#P#Za,0^;R+9]tjtLm4uM0uKe[0TM6(8#$r>1;$9i02_Xy",
-    "w*(q7q604!Gcf/ISq^!H0^5jYhyo6x0_.HJ0S/,A2TTdJUIT)IDGs^g1O_HP3X*=z1;@O_3=E6W@UWdBGBO<Bp%4Yl!(jq48#4eNGynzc!(jq49]knj5D>u^1ci!n4+)772l4l(0S=l%5-FiF3o,x>",
-    "Gyop^GnWts@&9(5e,90t5Du#TJp^T]4,W#l@Bx7V%CJxhw+0q7*>a3pw*_[CmJAOH*$D%@vJnKv#]RuVw+0qB02;-]8#VF+9_w5d1]JSL01mLeaSgoz8#4e7w+07H4%rC_q5^buhXxM@q5_fRHvkwm",
-    "02;-]5,]V]0<(:7G%O.yq5^<)0TMI,95.o=1<@Tu0RY.z3$6hhIimv_3=<P@*Pj_;2fz_wWCw^<4x]Gg2r.6>1DWUp2TczYr2[VoGBE%T2LGH-88841#UKOQ$p[3DkpT>6HV)O>0S*70P#Q4ZPz1/#",
-    "3;B$E@U4*dFaQq/lL03%H2MP<G/l-Qj](pwH8T1G9y9.4Tn@YX0]N6M4+*6M95w(Azn)MF%:)P0%x)7nv6KN152XVRuf0>Zr2>,p8Xo[T00g[%Djx]sr2[VtH93.3ConRl0_-_@8#e$S8#MqPG5@l$",
-    "3ZR7!4,KRc8#c^hFAX*^q!24MHZmU#H:40NHa9XK4LGC>FAO#_00X_79^6]45CxpuAP)-B156(aG5@@Z01c!N3iO2m4-Q2m9X9]1t9cIri,!si27]s-88@qAxCRn601@C,9^+nL0JjteVhXqh1DSyV",
-    "9]APp2;K^i0uKt=2>FkIlL03%Ft@Q>g8_fD6)zh%Ft@RDFaQT!4+7l<9X9]k1v5CM0^lqNqfi+#01l,C2KC]x0fv;g4,/&W7&TQ3,(3;oo)iw.2;d[y3;B+PqyrxbGm,%!IXI&O0Zt2m0t_E]5FZ&c",
-    "q5_fQIq<t9TMreX10M,D01cjW4fUl=3#J.dik(3N2R[/rGdH0F7&!nNHUJVe03QH200X@k9]^0310M,7k=v;-HlYI:HUJwr03RAQ03J2_2U@ynp#vWXHUKXUH8SkE2Mfd#1,17V0]x@A2oDOlsT2)@",
-    "m[1!qpaT*(03QH100Y7k9]./AFAOs]kpT]>@_e#;odX277Y[v(e+P088;F!/IKKoh4LLBb5FI(Ss0.Gct@I9ZF)]+wGOiFW3pp]X1;aj64,2jkA_P_39^6)65-FiF3o,x>Gyo3)t@G:bZVv-m5DyLK",
-    "ej76Ou=1yaIFxG+t>2/3lxq#%Y99+S02VcsKn-iHRtobS0*;a.[ayq>4u/5,M-.zk1@ez8MGl*fIu8z(Z36f>4,ta@5,]V,pzR0<g8_*Z02(p;8#VwR1__v8G5@+Y0SV,iI1Y$z8Zf5-4+Z!k4/LNf",
-    "Q3[T]0Uri1*8(myIRFm<umKV:030_i0v0d-4ePfA3Wxz81_JzH9^X^842s<f4c7uIG&!dM4%Y$(N*<e5<-o6lIRF(jg^EmiIHa@%3)%r61Tp[*1K]P&M,J[h1;-Z>0IUcN.N+8qARaXU7&rhPHvj]A",
-    "3j&@$9[<1x0],C[x2H<Bv5pZUG%QRCv=)&J3J0_WV-:4KB<!>J9]])75-6b^2!i.r5,.QC0yVKb9^F@99]keQ3l9GV4WAec#:7zy)CmHeFb;V(1fG)y4+rTQ2g3prIO^x@#v_Rr-wu>702;&a2>rQ!",
-    "hyf0x1s*qt0S<5,7d8M6)CnpxIi_:+3H/5R)Cmt0wZl-g&jB9;GuHwhGyo3,umKV@2MxI[CNwqI0vk22vIGm)0v@r603QxD01UU#WDeH;8#t![4%Y$(N)G]o0uG5644CGi0Sngx9]tu69x;zA1+W1V",
-    "IL&wr*8&zZ01SxES>[>#9]kr69]to42_P&=0S;y!8#ku@4%Y$(N)Fco4,wARRtwhx4+w.>9xwn81+W1E2MxtACNweE0t^R:2n*K&9]kx89^zJC7dQYOH2<nnrvVPv0tQMBml6VlJOe!rz1s*VHZdR@",
-    "GyoVg03J2_7&QO[n.)+D>6Gth1G>8>29pg4/AsP@1].lKqzw,WB<-92HxDGaIS!x&4)4MT0*t&,1]SOi7z6D72M).01+.2n0UrrCpal_$>XiR,01S:O7Bjv,8Z!VJHpmhpHaLg<37@c7L/A<l4&wm[",
-    "-n!-q0E;U.88<c=4+f]]4/K9ERttcv0S=b)0v.L14+XFR6E)pJ4A%k[H[_iSGdHOL3-ho,0XHy,0Ru)45!nI.[tpiU(y$:MHmLy)rZ<&m4+7c(4f8]@<ab]6m!/jIIi3OogES8k<hS;DqFov_qyir+",
-    "F]7k13O0@cCo;v!0^H3zavLzM10Mx401pF+0R:17f)Eb[!Lm=oF#rz,&jSLX9S-+zHvpJp244%:0v@u603Q%E03Ql9j[zq$G^-0S+_HaqG^-0m2Q&a52[Zr;1K8LH1m%Ve4#*lPH#Z.2G5[Dk01nIz",
-    "88_1c1vab/11kd2.OUB0-tU6e>+lRkI3)zusv#c/IVA#bFC#KA!8Q*8p#:f[01B-:TMhdM0+0j)mQW85$uA7]pHU0nPy<8(7Y<dd0R+t@9]];akO40WF*c6<Co;ji1q.5YS>>=NF9bL/i2)x2D*y&a",
-    "4*_fH4!olZ3(;.lF9k6/%K,xG0^l^CI0K^iQ3hWN+5#U3H2<zFFaRG4HID%&Gcei$3-Y2aGTH(k2Q_m72rvL1IEN4q1,PM688ZM61.L=wFuN2F650Y6Hd7lj+5#U2HvlgXGB=Mq3N()a6Ed7Q0#6G3",
-    "0UI[j0v@c500Tx33EBb.hY$^1@;OXWHvkU/%K-,cIm-Fg5VkZ5$l>QF*#aL2IRGCJHUJtkjsXu6vosqyfe.D+FoXdPo,[8TH8!6#9]Jk7-shf$GudSg!_rKcGaxQAFaQ@e03I:@7&ibP1vI<41S.iY",
-    "v:Oiz=9&O(B>9el01@L/9]]@B1je^y4.*nu2goxXI)HlxgZ=[>pWy,xm3IWrs$T%;YYFOe5-(<*4G##yt@iR#:ixR@0[D.n4yq_&yO-qBl!6v74LLW+pac_(x06o;W)ENRr%WVgWB;x!XS2cr4.Skp",
-    "sKNpdAW[!Uox%bS6Mz8=)&Y[j0uLyp0uPi1hr$965XuG*4gA3Z4..(sD^)OVd,^3W4xs<L9oxYI4-5GstqIV.0uK<62<fOnvP/#@4!Xet4:n65Au+WL4]b%%0uL7L3/c2$vP/$C4/(kxOb%2J.OGAk",
-    "0uK.H1rPiO>@m@W5V8ml3hlrG4.tknDS#3W64$=24/YR@Au.3Dc)@E]4.oSw4:HaY4-ib#0uL2b4-rAr0uL2c53vN5zyc2t/L8S/2a3P_F9UOD-KDfr90vNo0zVTmGB=MpIr+Z/4#+SLv4[m7H2<tr",
-    "#D!QVH7u3=4)2Er5j6k+qEZh6%AN/cJORm+G7mKC*aZl=v3U-07Zo+MwJHxK:(_V=3=p>X6f=)Y7&0^Pp9&uhGV9m[4.hdY2.@y]N)HIN0TDBr:/zFm:(_VkBAWpeF#r!G:(_V$GB_@J9S-NR*aZdE",
-    "dj=oz2n(pxI]RS*9^gUm!va7zI4d)(ln4(Q[/xzZ<PSJP<13v#4BR_#H<<z43h<4T1B#[$9x(dC0xugiIQhZ;1k8=F4,BL8Dh_.vz5*W%HNSw10SnCH5f22:-s*k@0RRR73/azS!U7)&HNSw10WStM",
-    "HuS-*4*.LU3Ja*I6AtFwVFj+2e*(^J3xweT1fS$z0RM##9].)3$OQl&4*[B)3JBPy0^l%zE-cy7[Rj=R.l>eq3ZU5qIW0CeyaNaRLj/:k69uI3ArADm10pvpCJxBs2QLURH_.Ka!_>op#nuH5r1pye",
-    "1n/Sj0&fn#9R^y9DgZqX4CCVm9]Shws0j*)2qiW,Ee0bG2dlpX6g20VQVt:(HK=tR9^G44=t/Hd11+tl2nUMsU:z-C&O-v;F]gqX1%sSj1k(o&$)p4aCm#bd;hOsZ9tOFw0]3+t9^+mo4i3x+2A2yD",
-    "2EzIy3&Vyj28xSB0R]120SHtt6EHB7)e[*r)XPH-5@F:SIt2Q.PYS2d0u74C1>vA-12piQ5f2Hm-Rp@@;hXgq,Ukl%(rF$r;1lsfx9SHDrad26HQLt)FH$l!f#m<YK%yTHDx-eO9^G3ry#*#VEQRC)",
-    "4+Ofb3J(mE$OJ1hGo:T_7Y;PzItkvb0^luGl;4wCiGx<U=ScfoQ#bL=2m[Rp4=N@i2M:S81P/(7[c#SK*%k%XjbseJ:u;T^=auvXc=xa^/;Mtt;+6BjY6j7f1PuM9Bp(kpwy,%4:AVF5r(F!<iX-ik",
-    "L.>7M1CNpd4+3Nktg8hdSTxAv2p:*3pVtQuf1Cv@4/po;r33]tx-hQQKo1SzhiDAcp8=Nkv@r4p#S#S7%oYM22eSna1)78r3)%z(+m_ez0<;&005!;S1qG(x0^lb>p$P>rmjVgO*#QlzOar7(4=zGh",
-    "A0aTJ1rJe!)d2=)fhZ3ZwFM6>o]I4n;*j&,2<e6z3KKa18aV(T1UQid9^P6l3MVo+01pJ:tqB6-at,x;2:<aQ/Cn,&xtJ3TmFNWz3*M0[F90+(vg8F12G*)%4&KIg4zq_@35^Kk9]JI+5Fb,5052gm",
-    "G5@,z%d@j&Ro;[-#p(qDho;&k(zsLtkCX^xs2Bs=I0T;o3(MUC4+H7i2N*Z384kW24,3e[0^g^JdjJ-;539_,4z)!By5:(05&aJY-*Ylh9^zhE-s>2g4$StU0S=Fo4+w(j2o6LMI7JAwo&gU%jIBlw",
-    "Ao:_)Ao1FMFMKsJ@x+k$F#rVO!4(3Ca^C)AA_G>)0uKfL<&yk8)GY*)nR=7<BM%IaqX8d0HRuBmA;fBjAI1SWn-IE2(TZdR77qls4+H3#4.86Lg&G(!*QEgtg&F^y4*,Q44-Aj#1uq#lHia4>I5hwc",
-    "WFJQ[))<_+.H9:Hd=IxH86OQW00#QB2M,;C867qN7B&DbGB*GLs09nx86O5Ty1,Ek*BKo(00l%2sl=Eg;(YLH2RJp;842l;2<gH84G&ZE1TP-nGN:6JZ!,W72kDn&4+P8u9^P6y2;=8P2<eCL*#ZQC",
-    "lnxG/;FketqQM0Msu_XblwKbNIJCV52cXXg2-Qav4[;;b4.P-#50L;s7zf9L1]L8$;U4cxQ_1pX4^5>U9^6;L;F9kh7X[z)1@h>u,USYzLIi//3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1E%:8",
-    "4+!fD3&+.94qOO>,wF(jj4TfXqZA(kH_.+k019LuZZ<M753d2D6fX<jHUI[m#S#x5q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.r1b;7H-Up29]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00hLCK<7yN",
-    "Y!3v/10M^EwFwI7!&wgpkK>m*G2):L038JVkP,:D!$Sp74VU/[1osUBpCbo)4[+uf55WPM6bIt01P:qe-0Owf(mNjlGpi-Em$3m4UgX&W0+.2.n&kxmu:x,qV@4TjWMjMab@LaF2F@yEDqRmqz4dkv",
-    "9g6@E*8#rub@LVI0uPo3zx8$x8Px>44#4$x4:3[;G@kBAWy1A#4.W4y4.5tyb@Kw853dQt=:z-#;g.YH#r1X%ElviZ4G%$9A1g8U4G($9=:z.6/mH*HUmqYX.>,<U%Jp=+A72mV1k3ey4-iHe5B:+t",
-    "=:z-#y$BBr&GmK.FHa9M*b)yD&,Hc:Hdh^jG5@-G(e,u<F1!H@Jh2lG8q<W54.BC,8@Sl74.BF-vjo,kb@Kfy1P^TL*7bG.q6iNI.k.rYBmspA4-YM.eJwFEtRx&c03JC2965r5R30pc0S=Gb>fQ42",
-    "84mXk4+B6A(e+pl5bC@x1h(Y[4.fbO1>s)y3/Fbv1[D!EVh7r#1Q#_tfC&I24+WF+XA9-54,m+/X$XwJjR6lA(8xOtsnZAqt1KS_G<G#m9^O]B)<Ba@gue$BH2<DO@Mn1Z3zL=64+qV=1]J7Br[X*u",
-    "HL-2V4+,_:0SmqX9]JPDz6S-8E)Jyr1rG,MyazQcI4qRs5)IG23lBS[(gF@lxYq=@Qu+^ODT,MS5v0<x0tF9o;v#fCA5k-l.pKx0/>n5%jROxmp49:l-rs#z]4k1C!.#t./ct>l4-a=v3k.%CR146Q",
-    "5)n244+5+c4+Y<(1@h-@(g>a)[F)=NuGb6;3eyT71vCH#!I);c=yUK(5a-AN2#GKs3=C/#2L>(a1@j[*$Oj1W2<YHiy*&!;k82MW.-DjBz,j^@!vh9E4+fC82<e:]l@Ibt&#gKSL$J@Z0fAv+Y,L+r",
-    "I]>gS4(Zsq0pMeGWMOi2UuiOLaA[v/]HC_]AUz-=Hl*JL5G/I+M*!/D6#-.a4,qWf-S(V>EdQ7oF)^eMgVlWjhU=nTEI2nTmCh9aviBMQ@cD9Y>!uELEXd4F5Hr9(Avr9#@%w/m>VWuua&K=D009dR",
-    "54cnhBTNpjR1ZH;A0#mV4>(&VVh(^.4^b#J+hPu-0uS2,:EgWs4,%6G54#56-/KV66Y_ZS44GRGC@k@3oDvUbhg%ONqX7:k*4ttZS@V!Wt:V1>4,<4H4+!j94-)1f.5_]eO%E,J9^jiWS@Qfa3/bH[",
-    "S@Qdj4-a5%4-NMs.OJ,+qyY_SoCOd32j.130S=.j2oDLQS@Q[h4/j)p4,t^D4/qj_Br*UGcl+E>4.)k!4:jNt4-b!Q4-WSt8Rc0I7grDb1cTwd0S=+i1rP5B@QW>)3#M8Emk197pIQSQ2$q:CFA>K_",
-    ">0_EM66K$[0WTdgIG33zPY*LUGCs7rP98XcjRgRe=c<B#0iYQ=WIQ#8n;ElaI5g6ydo;jLETaMrv]9$v,8lsD#wrIH7c.YNdk+6r7B[5CSqotbjLBjO!VeDxP9Fs=Odkp[v,VjIyIc*3Tmy#!0)Gz#",
-    "qW/XAy=0]aEinc-4vLcn0=>t44*[.M9]kaoya*FFl&1[/&gT*j0KU*I0(c()Ht0nU1LFb:%:e](!x.bf:[16_4xH!@1l)_G34pFl2g[cZ00#jM9]be;Ko0^90^lnXGXO=%Er>^Z1C:t:htgskEsER.",
-    "4z2Jy9].$*&H)bvztcJa$^$fDt)qD#5ILpMIv)lynYnNanB@vt+rTXoF*pvCQV90R0S:d#as^VbOAFos1_VQx,_j^JfItZ10SDL6j[z;bH#6b=045IvavC>_0R>PHIRxpm3JsSI4At#bEj2oU1qIgb",
-    "Y7Yg6p,;>IH8kk_0M@NmJ]7A,*a8l&*.S:/zXuN@]A%4<gaH=bqE@$h1jz6#9yf[nX#rgV,NIZ0DGrU-0].+&qX7:FtDR8_0/5VOJRbx$m$3_9/I9g#t%MB<@T>@w.Prs<(]r#s.Jc>[Ek**Yq+kyc",
-    "knsTxko5%=G0a8]R[$Ohq4fw7FvaYU0S)i*eFKrf8v+Od/b0r4AqKAQej+h3iV6.:#d.b3HZZXQD:gEW*b<bey;+ucZyYo_05^Gsl7BonH!(pIGJpXB$=s1Gi3JojpuS^bg#rWfoem4)$9e[#J@TnK",
-    "0AK-dwO$V9)DsdgR06944Z#5iI2kqo0TU84JRbu&Hv=E3HVqvE#sLyG01cw;Ap@x90]SSm9]EPRB<YGJ&-bs:1w1!5Fv0_t1vfV>#03Y>utXmQF_]i7H3PEHeFWx<LjZ&X4!Q:flc9Yt1_xJKz6lQl",
-    "sh:L!5sKNm0SU+.1gU[U1ib;Zw%r8^3&r_b4+XFEKLelv2#7@rKn]MAOf<(-IW,Rfo&f[10xUT&fbt9!EjlhNCA@Z>08a&x0SC9w7!0wa3.lH<5;hlG9^P3W@V]ha3Klc_9]tfx4-RaC4,)F%R0XaB",
-    "0:c6h>7w:E]BV3(T<M4usRaRyz+evm,U.n6F90]($jSr_HEkm<EJY5mQ3CD,4+D-c0st^tIu7.*4+6woGB@Il!$kv;jT-XIoVq&:wjTjK4+E&&4G8oB4p0h>r3;n;1p.r_00-=3>W/ux&/dm2o:Kyv",
-    "!UYcut<r=hGCG>C0m20yH/6;un^!V%Ex,d00kBj8yb%YK0SUIpF$DVz4,vS:ObNlpF%JNvOcph;RSPybI5[j%0jk+w25AYOmj<I$fWCScH^M1u;M;tP4%*R06*i4W8#K2BBRMfs0VfHTa^NTc-#32l",
-    "2<egT!FLYviwzDh4,%I6Sqi/,1FCEQ2rmmbFrwHC9y5ZsVg-/6CJzR+6)iL]r5FU/);oqG%VG^.uNNFLm%um%uK=znGypFLGBE1>88MUs4%LVP2A]+i5i8TXUJ1]_1(Nnl7C4mVb@JvcueJdMfyhb;",
-    "r-4Nj4,m@$3.P_WGAl8qh$#bn2&haBdlE4K9]])74,32B3J%eE1C[[-(wn&f4t63pH/F;.6*qPY-TQrR4+*)S2QD);nbJ%Q>OW:%0XaYfK<v2#oCOX,2K)gIgTG1$UJnAHxnTrd9W.B%16_s_p9:Ef",
-    "m-wc*,3S_xm-wgB7$i3_d>Mv.D:9X<J@*=a5Dy2l5Dd(o4F:K30=kG*wkHSZ<L_<Eq#@OZH7x:138AK24+7q(4F!+oIWGk:HrRCs/dn5u0<M9s1:*xB12:8S9_v</0t4HhVF%ctIu8kq0zU#aF*c3<",
-    "8aDt3+l74wBMy!N2Ho-Y9]bk]-5@F%4,4u641FI5H-%[w1:Ec]38=[:[Eb</0><jCBrr9gynO@qje8EH1qSyO9]Sj_1rGqQ0SJ(YeIErl<[R%yFA2Hrbq/PXcL.QoHU>@<Ee<gY2LrhpE-ciI4,(>z",
-    "XAc9mEe45&S>9Yt4,BI96$[e)4K6b*gvWXlEA9I-2dL$O0S:MV0GYK34&!D8@Q$YMIWGn<H0copo#GfD11sII4Fc@884GtLI5SrU!I2gYm.kd&UI_NW2nXzy69n!D4+Wzg4*@V]4.G&bSp%:<48P6]",
-    "2a4)B1g3*c4+oLlMG2Q+4;N.+MGMyUSp.>32j2z-*U^C-F*r8U<eKr+1R6EkodyDn)iw,*a[):S$=[Pu,<dm24yz3pFpN$fGRJ_T16mINumcYj<%32>umcSI/RE]<<O1_,k]>$j&<2yB[+(Y9<%32;",
-    "v&Mq_1Mw#x12Wy/X8]N1I5La&Sq^;_gMK44FaQq++WuJ&8ODof88omM9yt9i1;-Y39yF6B1cxsV7/bPYh;ijpz8DUJE(Cz+1Rn%6w3iJCnD%)dFoZ4!<8:u#05mtg:QOHYG%])RJv2Bl00iV99]Spu",
-    "E(ye_lK^w=9]Jk7Ek6J>I54yy4wj.[3#^_xdIaL@4h@awE,wK!F[_[THSGcd2LaXZVh0^u!;,vE$MS=%4EL,J0c[pEr)34&hhYUi0UZR*:/X@;D*/22$pbAlH9i7,9]$p^Ed_+;hXD%jE)zDD0s]Zl",
-    "!T^dJ01Blo5-r:n@YH<L12O@o0S>HF1i#2%95x:_H8nM@0W3K%r!57q#_Bnf+[jBG12VD:8aehX1kTelBQ@Ye0v.T72L+n(j[zSAG]k<%9]t+Cxp57*P7KGpTnnRyCjd+j7R4+Choe:pS@P@xEH=nb",
-    "HUJ1i3*ZF/zUom1Hx8o#2/]wp0SwA41Udu11@4b(08j-#0Vy-&)#wKfySEz#+P4iq7dA9F%q#@kDGxr(EDorELk=:*Rw*]+.>I1z#X.lV9XZY[1CYm74*v,OmIe.E&MZF#G&nK.6E<if4-suY2dmga",
-    "4-0EQGBh>i05_)=IRFdd0UrP[wGsk84-0HR4p9!wECHh.1m/qo2P+KCECi#rLkG[-6$*>52jl]^1I-WyJTy5t00,_4n*k3Q%Pa<-:0b[R$t)_2G[@J312r>qECzw(vjHzKI5<[F1XB],00>q[2Z93+",
-    "1IR25r;X,PG9MT/$t([BgvwkQGyn+UDh8O4NB[=9%q$GduW.=Fi&HZ(GBS!B9x#:@1*7tK9]JJti!l!!-F4Mggx7f.GN0NxBr,VP7zF(s4+feR9]bk@8xIM;8wlKsS>[z@0D2DyjoS+eWH_Z3G5wod",
-    "3zZxL)Q%z^GdPtT4z[,k1E3!R<sJ@0=OXY&./Q(HG$017pbh_T9]Sp*u>6L=6FC4ZG&@692Cf1O-2[H>fCU2Ht>/;a$3X)3J[&a80Rw-t4.pL_F9]g-03$Rt03J2Z3I*H8G7I=94$A/!(Lw[cxgZY,",
-    "yN5m#HGnA<Fyx2/48sWkiRcjt@NdudlmY,90mlIk1,8_>4xbPdG^J5uw-2hKvkeb1fJY)UIRG0lxIq*+sI5_U2Q]1sKMXfAG5@<b+8z%T!mtAvHUJ6S0su)57W5Ph[>]8H2[!T+C=s=cUk5/7:x5.!",
-    "Hr=K[H8(X5p8)_Lwp[@z4Wi%-1UdmG8#b_U1oF8e0z(Lf0xCH/ic.u_p)e&dFzz)fGdGbo038J,4+o,<0Rgg)BM%INLN5n1IfOzVJv0Ch5!dNd3WP!^H8%hN1qF>&LJD0U12(l4FAh05gF,I<GdTbP",
-    "&,>gRL/POc6(c!0I1d$oLL)Oa051kJHUKXGH8lVNJr5$a6&y9;3Jcu;2-Q&*46>vmpQ3vX#)Jh6->6f%1TcU;FF,Xl0243(A003NBQP-J4-Z%.EIBy.E-%=:1nCPCH/7I(H_v8*G&xfSw,pZx@Go/l",
-    "-]UK1=]n.X7%-UJ4,vtob>n.q3ii8w4zd*s+n[zI2QWMz3=V[Q2Q<eV95Kd&0uGxxBQ@Vu0-%nH4)-DIH8!XQA0[*DKq56X01jLNjRg,u$3QOxH821pG&%4G4-H:b3d^7Z4mij>F9J6,0526cH2<(u",
-    "HUJJnA22t>KraM0IRGO#Fy[#m8.+wkH!Oxh4+Y3TB[;]$jRhYBF[3*V9KAj,3=O#wKtBgHIWPb(0X8!L3cJ2r4+6GF6gbcYF9.X+#y]v(.XaC3*[7@mFEltZ#y]wI!6F0fX%7jE0zU#aGBb>:8#U<Z",
-    "2HVal1]tsv#y]v)0v@o6>xK;Lbq=ZGKraU^Gyp6%Hvj<+3&QPG4wOF/G5[Y1Hky%00+o]r15OVY#y].c#(fV0vH:3hIWGvZ0S=NBK@#w4ImSRUEi*IIUk,W;5[c;m4+O;Q8aMziGBPy)6fwQm2;EdY",
-    "G7lHUKqoOa051nIG5]jWIX5^PKm)ZC4a7hdIaUt[#6Sf5r8X/vF!u/.F_mSG8Z.coE-ls*0HHAkAP)hQJq>22T;F,+CkdU[We-J*KnvKIb>b(h2ge_ZH#jrZVGF+SN)tAS106WTKraO@Hvk5B4,_[e",
-    "C=R+zFBmm701pJ6m3A0601pDN11&W$00Gq^3H8h-4@9SV44r[m8aKp16EN%,9]bYPKmZ#Kq6,fa=4U^l!axrS*uj1d>kp(o4yY.G5,_6U4)*_PG5@m;C.M%E4y7yu)+P<Fmc^X%5%-5Z3i$yOHvk;p",
-    "00z7S0uT/eyFw2JqXZ8Ppa%/F7zA/388o3R88nH2W(v2^Q392-90bRk5)T8QECC<BGLZ^xGu]i))gTlzAP3Yc0T:;#H@FQ.E2/sQpDY1x9^GC2EI$J]G%x<I9S-eeEDt2f0UruD00CPKoh$$m0#6;S",
-    "GM>9D3(Nr%GKm2X44y0>H8-t0890u-0^l3R1=l,N5jm+44f$:Yrx61OF9I;#$SelwlO@VnIPm@i9yzWW3Bsy+9]SR!re+j4qeckJh.FRu<B#$TxfTu]3f@p,4yi3YH#0QpZZ8NkH2=X*HY>9tOan&)",
-    "I]#+U0^lhB&m02T(LxD[BqBLAl>nE0:ir8HHOfO2GhhL33y#GIBQ,U$mk$y,Uk;L-4h(/l4DyLu4w0ly6*-)3VGD-Z1J.7m0(A(<Mg+y7O%7<Yg#@^*r2j;,[4FjwG1V=w<$Oy,g(L<D35Q8CI59WP",
-    "0v@o7Pz1i5LI]/412O>Y4+qC]1Hl6ftS$$.+er%ij$Rr#o,7Q<l<tfO)qV!OE,N/M00aGtOaKTE3Djc*%:5+]/<kXqj#UHHRt^EP0tChn4+(=bqX7/*2m;.9f)EPZgaHJF5CgXc4,VR@9]c(i)ddaT",
-    ");=3c.5UjX*,[Q(3bfLG4&kB!1i&=9(X#-ui,e*98aDGz1Lcb.6fmd.4+hSG2tNfkG&Se+2Lr@r9x#jU0tc>/MH<4joCgEir3(ejg9Hx)wE+UN;F&=hGDbN#jOqgkwAvIDIIpb@2j#&73z3IV4ujJQ",
-    "AwovgoKPPGK:!AS3zp$75jj0EGeI)+%<htj2EdF=4*^h<5Q-%JLozcoLp3/D(93ZH!SD.LJqr1j6acLv1:_+33jcw81p1!]Zv!>&MKm@!:-(p&1>;M9FpTnQ4-HW91Q[[>2-%>;iT<^G:-nYE,2;):",
-    "xOD+642#kZ9x!YO,FOPLup]YiyEXwx4(km72MLn!6a]WsO$WL2A@a:e7A=9_I].Sb8#kBP4gxR.jD-,&h5,mu0Pu/T3!Eel-Eqf$1vNDHnPCU_0S=g=/O+L)3E^M)3&hQ:0RqYXMGWNG0S=bUj]K>4",
-    "2>.f0gAE1WgMI:;s0j^Ns>X#+m.j@k0R)5*2fE.>0/E1)9y6Zx0tT4a76P)D3/W3%CL%UnCJUz!5Hvjx0,V821cR=y4+fu>0SSUq2I_S2eFOU1V,qxz#[vnhfd_T0,7p8(R]D4+2-_$C:IDGK1Rgg0",
-    "hXDlY1P/ZR1n7-U0S=STyC(_wusRHhi+mP1(Z)Uw9TqX+)dmc(umuw[(&>[s12gU(4+Zn+Tm[z$2I&;r1_W450Uk5F2M3]xFd8)3#sLBx1Gy#]GqrpG5dt*.Cl3PbgaZO]9]bwY0uwj<9yb6fH#C#B",
-    "MILh0S>pt-1lpoW1g>sS3):Y1+X4dOI]%0o8#afSJOa2x4+G[10;kAMX*f45GutT#t:%6#H7vET7X@*S3(iFk1LQ:lMi4S!39]]c<A4@eZriB10S=SBBMPY$0-2*3$7chkFb/K.0>8snfZi1X:Prs;",
-    "ipK#4gdq.Eu&5#g<YMkdR[^Bt=#Kn21Od*<69+E/h:R8mXb%YX@$G-G08.5-xDF1y6c8,jh6)Ft@_xF4G_g2e90/bN1[D!zvy^m$WHUlWIWjRuLN(md9VtXH.D=glF9pZ41qX+oCk=Mc91h[46$[.5",
-    "2;NEY3.3ukD_Iy]1pSnD3,S1B0)*lQ2#ON[KmpUVP./r[HZV6uM5PmdA2T-YLP0];;66QUGek1)u<oNyLOBHUhXoG.#kWuqMgb26ISlNuPz_Jm0S=Q<4+F)wP!A84wonu;y8-4+-sy;PenT)gI5kBy",
-    "-1w@AG(=ef8xI0k38;J:4ZQ*qLanqE4++DFYY[X64+w+45Ci+[3mY.>z6AoxGX/-g3x.e91seyOgB%t(m$3&3$p-B;0R-jc4(>/Q0ld,@4(SC0@Y#OY1p;#&3+x32umlO#g(;YT3G(TY0RdY9Vh.LM",
-    "rBD.y04iv5$xs]Nk>#=fGdId31IVyL4+Fx!6dgFn+7$%p@*]M#Id^@DQ4%z-0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWtOf([D&2o9#FPzkjh2jQm$0R0IHkH0.%xa]%E#@GErxa]%DyV6Y$",
-    "3x]jf4+xVe2(4TyIXS5!E-lo;qzDbGBr7-D=_O97WF9rgo&g1#-C:GPl)@ffit/F%(3D=V&C6y4mXt-h2k7Qn1D:/t2:0>#4+6J$3aI_V4+NRy0uKb[:QfH=oWw-8(UV#WpTt1_iQ=g%0idr:4>=^x",
-    "4b89wD/-#X=pgPsrCSdK)HM$V*!ouw7wVK+4pbiqD*z4CU.]wTR0,vxLI$@0eh$3XGXv&M4Z$D[oR(+]:90/$oK6ov,oZyN9ym1s0g%l@4^ZVT0S/wKM+5#_4+,:w5D#zpzDEJ1&@A$;&jK$BEinKR",
-    "HvkIy#25mwRu6a30w0$FHUI.lRS!PB!ACzJI5jl60w0M1H2;]k1R=suxdI.RGLi^(ATqiFAD00%=8=wz039)s3Lkec03VkDG5@a-5FI&=3NLpwH_/4(0Wbg_GC8[v4;dC#FCR2F056FFGC2Sb4b_P8",
-    "h_FXu!fg)>$naGk0Wt0HRu2Y]v343b01Ai(0=])31.J&g0Rkfr4T-+X4E(l20#gqOy4QdK4++@cA>rs+.pB:BoTOR_hA#l3Ob,Iz0Ur%B;b,wn0>5pI15=(Y#[n,TGdjN71PiPK1dAFE2&<AQ&KnJZ",
-    "k6IrAG=>(32[Hg55i$TD12zC34mhaV1P#vMP7fN:=OFG$$DMW@1vjh%4+)Bh9S2Mf#[mx%uZ2]ytOE^u+4GYD4d&DY4xrXU4/LO8lK^=04&;z42A@RB8#4e7tOFkeH2<zDHOkZk9]kk510M%900&GT",
-    "B]4kb1P81G4.qIClK_FU3l5_>K<TVA=OFGxR^Rs#VFJG)4+oz43j_zP0Sp)om-won<Kg<r-[=lJejj<.r6mgK0SCze38f><GBEs14y7dn:x&^[w)rgvOCJF.sR9<:Z4U(BwiXWrR1Y4d<l*nr.ro4]",
-    "4*$(n1:Q[#Q5ZG/9]1C=B@,fRHUKXlGByA&mH[y^03tCox&j.Elp8O0GBf^$mH[y[00fBz9W#>0FLyFB&-lQq0Wkm)FaRGuF>ar0Au>oFAC:>yrX;aUIkEu[K)5d,ATa.hmH[w1=8=zxgAon5FCTX;",
-    "056vTFgMQv5-g!1xGx@fF#s/<0WdYt0unR-4;nmsA0RORABq7m[wxm+*A<:4;e]X_4Kb!A4:s$CRS4O*e,8(u8xEEv4,M-uRRg&a4+x;g4,cW39S/C@g-fNAWe);+9uCac0S=,Eg-fJo4,Llw4:Ie8",
-    "RSKO94+ZkQSpp*u3&P;A4(o+g1ELNO2&<AS61v@54*]1]Sq_Q0[h]R5*jFC]Hmm_.lR*yF[h]R61*@)P35lN>2TTsf0S=<G[GtI1tOFA;qX@cPtOFi201mACq5%%910M,B01pV;BL@#-1LXk;o*xa>",
-    "nG7ERGpqw21Tp[(w+IcPgLWSVGOPm+2$;DeOb,Lc0S=zVjamrWS>rU.P7esI10M^Ary:mf>(21pT<MMY10NAF03JA]B;5.A9]bn2xd[&hsIUPG[Kf$=G&VE.3+3/U4Y70&2CsAr(bISeyj%]f=.E+_",
-    "IF(QzAvpI:4*@-kKM=fc2-,7;2c!W8=8PUci%]_&hEW8^Q4a_cz7Gz34xia/6ES)Y*>i.k0(Jo,4s,>C#RCr&bPhoS!(k5*K>3V,01py=0S=keok]Z8K>3V.03Q)H03Qf903Q%H01pR[*C!Y(%_S<J",
-    "m7<V7GBWL59]Jf31@4,v1fQf05,:CxHMYSF2a1:o4(8M%2I[s19W%Pv2L-N,dI.Pl9]1N&5-p)EGaM2(9TGJF95I#w03HUS-4ltV5-OoFGL@@bt#Skm9]1Q(5-DVG8aW&iI2[r&03QQ4mH[6HF#rUC",
-    ":IDw9j^av_IF.nf3;BhFK<v9r8Z[geIUN%.>FfMImH[6IG5@@Z03I[]6*K;<3;4Z>0g7n:kMu.f+F24X9TGMG9]JX(0TVL,4pkC001ns$7Bc>.3-^Bo0YMTo02(uv0RtTaKMw<h1Rn,8mH@Cm*9-Dp",
-    "0S4Fv0^LH9K;a$N4GFBBcLtu7FA>EY4+Pi*4+Hdg2iBD<4wUI<7Bbib01N;Z4*<]EGXNSjmH@qo00Tb[1lR-00yY2#]CKKuG;oDuGyoAa01K-R1FEY(3(_Q3BQ@ODzyljI7ZNo97dHS0(DZg1F&7dw",
-    "TpKe05-OoSG&2>xH2<no00LYNnymp1(41Nd*6^.zGc+_p10=&x00[ZX2LtBW3;BzH:-oP&lzRlt[[#o]3NHXNIRFzj)Cvk,A_Y_x1g<0<4VVD^tIP)v2JHh9F*qJFmjM>u00Z_m1P/k10Rxl=3SJR3",
-    "9R,+&7#[-TmjNC)00TG<Hvk;vum:19mjMwl01p8]BQ,ab3ksJ35-6c6G_EdfmjNFJIRGCAGu-UWmjM920Re0e0ha+CGl_oVD,ttb1f_fO0+#>F2Q-/06FIXA4wnHKGXMjw@VR]22fptF44sCh0TMJ[",
-    "6E=$>4+ED09]kc11B(nEFaQ@ZmjNL$ENl+]LIjMPFAJcDau+r04;hDlGB%e19]kf26EUs^4&VtFH.tkvIO&/Z4nhR%iVYezmjMHps0kN1>X,Y]0R>1Z4x]td2lomHmjMwq01KLM1IvsP463mRA_,b[",
-    "8#e$0+2jfuFc%=<F#sDg01@9+8#VwEHvkKd3nDNuf(#on7Xz6L39GUO4*]BqO#*<)471;<1n[Cf1**k(4+Qa@0S=Y]vONvGB;I,M1>vS!0mPjF4X<u]1pC#02(>9!4,Dm_4HPTyyA%Tj4:j,VRS3h2",
-    "C.E/I1>,iv1Ep:c1Cq2:10o+6Gv&1gDK.0!4+G3X4+vBZt]txJk9H3Qnxj;#mJ.&J<2OM[xRq58odJ*gP(OStGcxO.0tLea55<t>!d<jSHvkWR=#U6/01ux5+yWnl0XG02#[o9c1s[e1HUJ+(G;bq$",
-    "1/+Y:1*ocI4+i&-4Ja^:*32sp5X%k<snIM1pNjzoiwy@c4*/UU4,<_gS@Q%2u3ruEvRV%p&8^Y$E5w_z4.oAq7&Jr/7rBB>4/bgKRSzGl0S/UjRSz1g0R,we3ga&f-G[eRl/&wKyQ(>_wFM6xi-ig;",
-    "H]SUsGQyZd4+i9$WDSbxCIrjoFbwh*6E=<8FaQMJsuU]VI8qIe0]T6.1>vS!0oxWFGq2A>1gGI936k%B4,DHDFF7.c+7/3<0td]j3ECDEHn[2!2ig>_!8Q*Gpo;4%/.X5;/8Sd=1g2RJ1XK;cq:5D!",
-    "1(Dh-9]t(v77p%-b@PEb+7:T@0WvrMFUA2jG5[^z0X8!A0w1jbFxnO@g#k7&03XKzHLDySh5.DIFHJQ!+7/Tt03Qc202ep>4,m<=9]Sbo7A@V301qqCmQ<cQgcJ>ImQ<cHgcJ@emzGrzAFBZljFwdo",
-    "7OMddEBlpI4.oAq7&QPN8Z!VMHQE*r2%)(.3C-0%4.*>b4WPrT0R)xZV*%-=CJD91Uk2*l0RbiitfqessuKd-,c%0u$=im69]A0@kVO+Q06#,BH94&80VFsuluiqWn*jupn-!+M:-VqY0S=NBl_oO-",
-    "u4D+A#sLhK.wqMemybpO5e^WR0S$$gRUZjCfxZC,*QG24auYLc2,QXiTnd,$0Rw<P9V0L^PXwYF3QrR=;z.5eH.#/I1VIOu$pHk/-H&@$KLo4+1CXd,2Z#X+nd][0IXUqJ6*k.x0RX&p2>*m;1SSs)",
-    "n(P4ryz37S2ji;O1egH]Jp[a^0S@Qx:-VrHtc+C(tCR*G0WgQtO$CVJO&c->9]Sq6Q64jd/:ZJno;IUUFr4fG0PGwBLk^05:-Vb+!_q@<F@MiGGB!9j05vu=HvkT^1s;!7%m<NL4,%a00S,]Nlhz0e",
-    ",_/Z,3M&kr:-VPEpc)SX*8:TX2rmOOI+>D7JTNw%:-VU%&@uv1HJt1L2ZE1)0Us1In(P4snkWcM1e3K_4w_!%2kys4A2v3c:-W<3FfdaA2Mn&E0^1+>VF@<YBLV8G0uHzA0RdAF2I[]K3-GTO*<HU(",
-    "2n*1=R0h]CI[*k3IBO3E-JOb9p#cY[y%h^70S=W7tsVgf1fSe]4cwu56EoEX9_C*u:j4g11LCOy4qP8aFv[xz6EcC2F%EPTHJt]=6*+eb#k&Cy4w9;>J_KEl00DykIu8@e:j4Dgt=y81A1O1+:j4B=",
-    "9W]K(16_8Z/n4,SmjWX)F#sDm00-J!N)$PI0>:&&4-H8C0Ur%Eu.HRMH!+b14+Ed)J@KLR1O]wSVh1D,0>DX76*jTi0S=eY:j4DotY-4Zri;%aj07JuIKAxw6*kkRM*;*Z3y/a21Ny51EHO2Z0uKAD",
-    "0t^[_ZUplQ9]Jhd:Olqb/;)(RHqqcf1CRj.@2!CO&+7pMj)Dmf1Jwf@12;GV0vR*L0S;mZ0S1YzISrJ-Z2@#+1)]]24+<d20uKe.3mQ291,boA3zq:O0XYB!r:0=L3-C,8F90.*dk+;blvNJB5Ch)1",
-    "kpT$Ozzq*E[Hp:3@L,Jbjl_Zi6*-x*0TVZx!_p@44.83Ov+Dr>orD(,tpWne5)JaXBoj4L4+pU80R!R9V::oEHr)vYiu7Xxv&sPv8^zFJ4*,(DLk,K8RUZO1.TEWXG5@U^9tqB]xB(Aiv+DsFGSQZ5",
-    "4Ck$!0R-KaCj-XS8aDUE0Rxo-0gR6@3Z<w!12eMg0SIaj5wq(72,(=d1n12G4-%Qa0uKYPqgMd+Q3oOq1GEDkHvj]T6C=V*i_$c]x9b57t$]f3GB:D+Y6JWQF9kO<</YHDHrf0q4-0[oRSvuB0S=oB",
-    "&pRSAH_.L1sR]6zy.86jtpX1Z@T,d,k_tzVF!l!<1vI+r0UrZ4wU9Xv7PY2Y4!r9DJ_J=e@T,L$0249*9]SP_KNL4GH2<B%2Oc/q4+g[gJ1,J3GQR5p7c,WrW)8ONbrCj,#a]Bvy3zp^G_6Zvn&$/v",
-    "f]X.pg[NZz927H::j4h^iR/Lf(1n5lF9SI<!s,D48VDi:j-SUzGB7g$4+rhr4,TX10Rpe35)TLP:j4us#H]7k1n^zt13<1IF]Pq7GB6;!7q0-V/e!XQ3iRs%10W9<(E$a%)/m!#>3Hrzy4PU.d.V5F",
-    "3ZnH65,jhj6b>V>0tMleO#^M<4+OQL4i3l*1(25s4+i7rbq:(H1q[/PRSf(61]Nt4G=<b<42teq3a+671nI*mF9ta;#]sY!rsZ@Fi$x5J:2(hUn*1jZ1XK;mjg(pfg9rjr4*[8)Q4a#j=F]GXi&YJz",
-    "*IELTFAqPX=,3/rF)-uF=y;50l:vpE0TVWx,xCVFu_@DYFAsI2j[z<@0X8]wv-hg:5*s(F(kueYF%Ndo0xy:VI5+;iHvkVjrKMT]z8Mc7xdI/R0XK!50TVW.z84QXr.zd%(-E*Ux&j^U0XFjl1h3H$",
-    "4U!5UcQV2UAD00%024E,G7gdoA9pYSAD00#00NB<4;C6NS>AeH4.NY$ABh1m01ph,7928*>jv*QCj]K47!L=M!CWacHLD&k4lp=C9^fnQnIs.$Hs>UU4:rE3S=<5jDgks41/y%n0wWAn4,meoS]184",
-    "%l0@B5X$yB4;Mo9S@-h1=f;aS0S%@s4-8+tS]1QAy!1H>HNL4<0:c[v>8JcetOE>KUJdr1RUZL1tOFkjGyoqFGyonr01p/5:2(gQ10Mr101lW;1D2pw2V4&ZtOFkhF#rcl4+F-m4c7t,v!GQ3=_pU9",
-    "*eVYNn3z!lBM$*p7&HJM0Wz!u9].r39]tf12V<Te.pB+eAPkd_RSJR1D+jzr4+7r,9]1Q27&ibP1vRV#4++hdH3v)&1IGak*8&Z%lvNu!tOF7;03Qf703QuCks^P7[7;hs6%Pok11^IbHUJLcvtk3z",
-    "CJzRvz6J%)[^2lp4(]j5@.qt:A[#pT0S]wb!T^2C0SCwd3Dz+ZH/6]y1IyA;0<*1K2F%h@4#]HExszHC1.8L82UHHpe+[aLRT;*tCL%R8QXd00kR][-4pA6501TDlSpv2M4;Wq_R^UZR&@JZcEf1Cf",
-    "kR_HGHlj8RowyM%b_iSz884FoHZ/eSpo32ijJ>:DcQ!XP&-lQq0W$y,GOjicKZVXpA0RWi0w0zEGLR,CHZjN!4;vO%4.YjeAD00!01>]&2BI(o84q@&FfWz;H8^t!H8@yi8#d4aA9ptZAD00)01@F-",
-    "4;3bS1NIURAh@k$iUH=;4,MBAA00N8!T]]B4+E4S9X9]B:fvJv+3X]-)RRvS2ca7d/lKN.$LDnq0m>0$4+Q3sC.9av68xoF4+F9w4xESq47^@h4A@@41HcXs1I,/],:Vc1%cfcn0@Suw15=(Y#[mxj",
-    "lpqfVnB#RBH2<2&0^;O*9]tf14w=#=!:3vtH2<DOp3gG^WDf)70UrT502nv@9[<S511]$LH_.d0[TBn)qg4l74+i@z4,uFu4*@>Z9uE]*)=!7[0^84N4+Y/TVFDu$0aXaLAPn7+Rs*jL4+,UfC;63w",
-    ".pB/=snJyqi6aew)pZ[MHLL;41T+8*w+Ic3(RCjNG=>(35i]fEHUJM4oz8U&tOEnd0Uro5tOFi001n=Fbq/fp9].!69]to42V<Tfr6n%_G&les12pV#CpI+FZ2=g(JP%%#!T_ZgFgLsbA2u+R!T_P@",
-    "GBN,G,eLuf0^lk#-hg_iCm)XlIhDcz6Eeih5)&^3wgwLb+L8ktGnK*t2g8O2434$]2mO[K9WwIO69(*s1@VjB2;oZ@CIcT229;4A1jfr38aW&iHysi&03J7%0SM:BFAh^>FaQq!zyTIB00ayl05;G*",
-    "F*pDkH5:$>lLrDF9]JR%0Urf200hRn7ala00Tna/1PmVmI6(uf0t-OcIUNPFf*^tBmH[6IGXMju0v.2@6)*q.3:@T=0HX=6c;=^p0RkNoHUJ+3HI<MrGyo1&5-Xt_xVQlX<sJY(9]A280YMTo01K7E",
-    "0RtTaKOX^zmH[6IH2<MY03I:@7cu^329;4A2G>A12=.4GA_@l44+QQ70S6BPRT4D,4(.gPF#rVXf*ub6K<u]n43)wG0v!WC4+QQ79]kv-0TM6(9y9.KGyo2j!T]:R/mrVFwgCp/.XQ:*[t5<H.aQf0",
-    "7ZNrA8#qM_G+YeppD@jhG8Y:(01@F-3@G$z00-7;4+@HA2kr>A<u_tSIX3G9Dl-;yCp9pY!T_P>Fg5H0EHgC#1o4rt0SE933)Bh-@vnV@!2uLBh5ZKu-Rp;v0Rp:*1@h@80]dRC1@d@17BT/aGdV14",
-    "4*<]FH]YxsmH@4C0C)k&5)T8G0UkL312>[mk>ry42NyY(0U.UlYYzvQ1^QT%00oTiItJPa4weBg201VQ9^6;u2<=Qo3/u4A4*<]R0Xc:Y1iSD$1fmHK1C[]F1u+04H#x5g4weBIGXNnlENc$]mH@ws",
-    "r2@I,!T^XA!kq:W1C[]F1_LExRUR-w0TwU,6*BXe4,S;A6EUR&3y-D90$vg>mH[6FHUJ+6GXN7Ys0$9,2=Tk(0R!fP4i5oA6gQ-.4vxYB1,OSH9]JR%0Urf4051zRH^DD*IP(n,jluy1!;[Kb,L]9w",
-    "A_!M<3zP_3E*m!h9]Jhq3KB5<8#4d[hYK4v01@I.9]k$>3J2&44+M%o9]AO$cMk%&idqA*ty%[n4(oI-12@/EsSpc]&rJ<yhYSw>hlmde>r!.+4,KrV0WUx_GOeot1K5jN2Y_>#z5QwuHH-k^1_SfQ",
-    "F9b6(01mBC44me54+Yk=Uk;XV4*h2h-+bO_AUTJ=0S/>(bq^@!hr$6r#Q@/mF#tb:0X8!+=#UKO0W#yPR[>^dG7p9U+yWoQ0XWeGFNOg!H_.cnmmCa(gH97LxC9QJ4+pTNJq;icN(mnYrN]Qp;E;/O",
-    "h=zq*3*nt$1cNaT4^^j2$k1vJ2fn&j1w9I^lO+Zh4UruUu.CUW62XID4n!C-01pwtgJ1>c4yyqV6#leY4.oAq7&ZVO8Z,bNHUJL:zUy<vHvkVKs[t4^03RAR03JE26%sL*5Dtz838JSx4+E.e9x(t3",
-    "l*<.#4,A[E0S<D<T;p0]4aivlhaL*[!T^ESe+^OO4vex52870A6gAq&PX+qH11mT+QVqoe4ZM$I4bj-F0%8uBraTZd01MvCEDs8_whj+O$QKI1!3PJ2S>j;0Pag#^=^+!F8y=ERs2UBM2Mw*FS@P$.",
-    "S@P;R9]1Q27&ZVOAUE_G0S)P(S]7IpH1)y(KgIzzF*NrPFNOgzH1z<:tpPH_7cYhZF*4i&AIAYP(FG5N0ht[yOfWh1!T^-NHUJ+6HUKv:G&KMZ5X%l91U8NrF9J6;01pAGo+S;y/i7A-BDfS8GJOvb",
-    "&)ES7I^Zb=0S&WJ4W*A@A0soX0T;ty9_v=N0Uk5^4,]mYbq=z^0T;#@9_w0P4+78G0UR=3qCN!I+G7c%fJqM:=^+!NcMAXS1rs&GtQZ5IidYWw!T]=NzXKlxGw$>TFB&#9=TGioGct#m3m,%;=TGiV",
-    "H_.>t02DQX,+^/T2lK)K4+ZS^VgQi/2O.me!T]@N/K_uy%-awX5f1ah0S=87Vh-)P!T]/c=$,Pe5-.)NvquPA3j4zY6ELCB7!):81gA;1P!u(ilb!(x/z;wqLkGsh1QRpcIthaU2G-Tg7&+Pj8Z@F8",
-    "0R*C^85J_u*jf:Aq[./*B:)^,CJzJl!T]*+9]]@1!T_/9GB7j%FFiOn01q3j&UFNp1rGz9[ZAhPG[;jPF9b9(051$PF#s.EH8cPM;sEb]4-%Kv0ReOY,L<;c6ZXOZ5H*yr0]IIf2*..&E-KLz0&Wi=",
-    "$HW61G=D8%3*ZDNI];fd>QC,Li@=v#rzQ%G0](:,9]Jm;10O&&$HW5;G[=!k8#FP-!_,KUIR63.7[]l]EHgF$F9b6+02DQ!*-NlW$HW5=HIjfC4+F/.0]_-TNeQ#-B>9Sc>QC,l1_tXpbq$A*V+P[4",
-    "J@DE40SJiiNFNb1>QC,Rp#cSh:..mn0Url5>QC,!F*(4l0]HG0($xbW4K$s;0S=dU1Hi5W4qOjLz=(%X%IlN;4s,:H<DvXicL(wCXfF*lIrhQ.KLIo_GypFSG&R7k0]h]:z=(%hLJumyt=)*J4#2Jh",
-    "0w5DMz6lQ,mjV(v04>E*00YwpBQiC5FB&#6>QC,#4LLIa1<7!R4+MvvKpHhL1+V<(2$Kd60.,:W6*s@RP7evHt=*<9HT(e&2)oEkFEchW>QC,Ij$sCxzCI5LkOBj>6AqB@4jea,0tKtC0]z7vptAu3",
-    "QXc__>QC,L:GVi12[knL!T_QDG&2AL#x4&8#19@1IrqW/494In1n&zU2RQe>0W:u/H:;34A2j#E0Xs7>F#sntH2;/E4*,>]1;-wC4+pBQ0]Sl_4toz6&Y)Tj>rd@xIWYh)FElj(0)+(yn8@996*2Md",
-    "0]C&[GX)>nH89E#2EJw+G4AdI3%a!d4);+V15*zN>rd@Mx^O-gz3T<lH8uCb0WTRhFaQq$%G*W*!o*q!A@b%PGYp_PNC&9lJR_.Ui_$c^>rd@U&7NTj<a>Wx(v/]u#gsT3H1YBY1C-__iGx);1vND>",
-    ">rd@OcMlZz!T_8ZFaR$aH#PtsGv9R$-G$X[GPDB=3&)O0BsVvV0S[sK!T^8AwO])D=zH)&,ltD51u[9^P5:JZ1BxIHfZhWN$,8v_g5E]B.la0UG5@P<3z3:V4*LNDrUwrMtpX1Z@T,d.00q=d84m=b",
-    "!T]sq4+HuE4vcjT;y6cIHuu5,4+!>@JPG6Af&mW&@T-K!H8%hbs0S@KFxL+Ohuu668u!8h2Zy3*3+S>T0-dEI2/_GP8#ejj1OwSq6*QXqAqpM/94@zuIrqW/BQrU(6%Pf,!2tjo0wM[:!2tpqA09XN",
-    "!T](s9]t,2!T_/CG&eN:13<1KHLn2>H6jlguK<tT4G#+U!T]#y4--]^5-8j.3ODz[0Rg_V1CJI6odgPt+XDjG0S%AK1rCiV0*EXR67kRn88xs)3,p6#0=Ptz1M%Vm9^YACF9tX;uj2y(o*xG[4Y3#n",
-    ">WWM_m9@KIk&Xlhx7#%a@TKeS-cX6=9TYZ/1@j6c9xnhkGn0,41APeWDGqxQG5[YzG:jh)1M;gN!N3s!tX_fmb>%Hq9^YK*A1;wqGXO6YIWzzvIW+(dLLV;TiytopIXD0WpZ,q]8kYhjH#WKs4+e@L",
-    "1JNx2>c9Lz*U1Af95gqX9WM;sGR<5cEiyO&2ZskA0y)mj0_s_+1@h(6@3;Y*QvzTQ1i[M#14$1wtIY!d!3GDm>A(Cz:Hz]E4+Pwd4,A%z1Qj)-1P3G!0i,7dm,bW,3F,kK3o!r-d-k_=1=;9r9Xa8@",
-    "2;ApYssRrG$DTh0uF*UbHoM-u4w*6)Ip5QL4+<(i4zK]PgaHo(vH/^6Fa(!:2P6*w[_jL.GxCiD2DLISH8pw.2C.TL88!e91c4tZGByAaHMKbp36cU1l8q7$fgdq4GAtef[3Z>t/&Aw<z_%%3tJw$+",
-    "-SdDsyI2BH4+P=b2eUH[-12:j8abIC2HS[M9]t*=9]W)b0^lboqY(,4lDYv8J+Yex4.Y%V1]J]dg<On#LNqe3rU4HsgoOqfHvkV0m63G>gUk:FxYRfawdyqr[/pC*4m9f<9^hVI1r!ODvONzyh6EoW",
-    "Hvk>YH_/4eGyo2sn*j:KvIHVEEYsy*1IjWV1UK=s6Ed#H0^O+P69C/z3j!Ji:WBpnuZaW$$O#788w&F#3R)C(03Qf6)f+WAGB:dS3AQBz[_@]vk39p)0UR[]6gB@K1U3KyUk;w,0Us4Lqs#*YxB:!U",
-    "4*:r:1e/E]2+--DIXe70Bs4g$9^blP0P/MLXb%I6=8*h6yT^m,zWN6Pz0;8*as#2vECcU:1rG(YiUdCmG%+v$4+GJQSPusGm30=_01DSe0ZbniCBO9p4$F=q4+=u21Rn%7r2z^LMk6#h/OGm^Hx8o#",
-    "2*]Qe36MVl8W%OyAOo+%0]!3:lmP,n3BLg!05rK1FDE!Tvx):SJ2=1@4-03US>kY!1IPjn:>rtT+[-D=UmpZ9:>s07H2(Ah0Z]>UH]#]Qv5gcD9sTqJ0CWL34-8bD1S2#w04Ovx01M&)4*_2&0zMBE",
-    ":>rYy4(vq)w7Vk#[V4@34D3Y)soV(+*8:jkwO]hc:>q_=B<aLBMFs26M,Ln9MFrE&M,Lb5MIAK!=aCFRGyn(Znw.e3H8bo*0K7m0QwZ!u2Z93+1ha]+1djd(4vqvL7d8I$0^m9EwO]Z[Cj>.TKm(@u",
-    "V,7wTHUJ+7H2<zEGyoq4GXMgBC.iwW0H7ZRgU;SaG&g@K0L4cFfCd&Y]0gXsGXMmGw]x&O/](RAG&KJw1APw%]0f2/(p4@(Gdce!9]bgvM,Vdr0PRT+8]WnyIRFn1]0gOnF>N]f1*anq6>U0DA_iAq",
-    "4nhwqlC^f[T<I4A1Or]I[00vgj4KGA$vqDS]0gswI5v6<1)Q/3FC8_E]0gdEG%x<uF*yJWmk1vMIR7UAx->Ua4+5B:4+Q!]F9]U.l>n20<U-XYI5Phy1Dr(.3F,kAHja/33%3:x(.Kx*qyz=f4.@R7",
-    "9_(FT7C8V8-TInRGXEzD>=bpE0h[zl5HJ7&Uk;NSClEQcs1E_84-TL<2%)4&4+Qr43m*eCFbS*hLJs&90Ld:83jZesrdI**/L,)4dk%tR4Tphs9]bmmC:c2bFEBPR00hUPSOd[B4/-fz6f_5cBm%.,",
-    "4+QuS0eTM!fhaCCGynoq9]$yoC.XfNM,KZV2!=.64;Te:A0apZA0apZFMTjG01bdB4&4P9HvkOUtqdbDGSwv$Fw[K<-A9=KF<Y!tU/JFBC/)pVA3Zn#A0apZA0apZFPZ<@G5@@WxH]%(Ko10gC-%t^",
-    "zt[vEIDse:H_/3AH_/pXG&cYoH_.]u011UY0d<;5C--z]I1dwnC:%Hd6gU7M2si*Q4:UFa95;>U2RHx).JM0NfhYhG0&)a]C.nAB4*[.a2BU&K3jgr_4!^n*1Ts0aMFgkm6CVUK*RgaiG&Sre1;eXa",
-    "[8^Y6Iq.X(9]JI%<&gFD!ZHBB*D4PZleG=H-RQ7@I50&I5yA2U2:S:Kh@cfyGQYqw1DozF2!o:%0.+Ly3HO[)1C93s1mxQo2KX8Wv:=hvu1x_g5(__M06zt@+FlO=%F8A%1vNCVDh,Em4adY>42N+9",
-    "<sl6^umK!6<&N&,AP!R)Gyo3=wkidmiUbC718olli=5.EzUBlYFgDWy1y2mY0SL4L7ckB$1VIPhPAWAs/J5jnPz9>33aSDO=1nz6rmZRgFaqua7c!M@9610IGbIBE4+oJF0v[]iGOJkwhD!te8xH^(",
-    "[ILNfIWw:^4+PUA4ZWcY14[z20uKG/1>MtMF:;.C#PCT7qWnDvY7Z34<dFNH4$JWaKLav3HUJ3L%wPx30]tkiG6VXu9uEk:/DPte1UWE/.O2hlq(1.]Z4VjC<dF0l<B#-mvoj900S=bu<dE]r1Oh^K",
-    "Ksd]s11c_u053o/G5@jj*RBCC1T,wm<dGa<Ffjl:BQ!KL%.%&rG<Q8u4d-Y)8#Ae*9Ulla&+!8jF=$&-1.j^m4+hWi0^8wW2YUf,2dW4Hr_;a<zZfDpFp3ck[GxpVhm.x9(eVQWzUu<7Iu6nC0]HGO",
-    "GSTq=1TYTk/mQ8,4$.)g9x(tv4l=/006z=hGda<n0])ZnQx4Mc10OLl06!8mGBp4cIi/KF4+GNi0]m9/ssRqo2qQEz02;[g<B-&xXaYbBg%Bh%Ht-SE%nA/7((wZwG/2lcDg^(J2pTcTLn.-f(D4HV",
-    "oP@zu2LX/)2@_Zllok&GpIibg4v63b0h@AX1BVh0g$oFRZ$33NG:q:9KOr.SGtlt=KO!;SF#s4en^Y!Yg#r%*(eVQUsR9nX2M3DTPYd[>4FMbjr9nJ1GBAh)06YcR<)Zup0tCwk9]bhU0uwg;37,Fd",
-    "1;xi(AJOpxGc++bs[stN1q0v#1+b>Y2fYFh0NIH=3F>)E3$X$dF/@q$((wZa<xhe/1L:.w1[g0IGAz:Z0]G@IFw*e<KQ1&dIRFHt0s<nZSPzf=((wa3G%z#(KcN9MFf#xzD/-+x1::tn0tW<T0]&Yf",
-    "4Ab!g1pBcR2$B-4K>83)G^G]]2D.>P/=+oB0n>mV8!=>B6cRSZ1]J17)A0iU8wu$I0:HBi4/2-[0]Iag*zf^ha33/.)A0iVzLZ<EdjiIf5Dy-H<dFP9fg3+mGdVJd<B/:#Gczy%GBYzW01b#n4+<-Y",
-    "5(Kj%4+HcP3B3p(05#:-RUZv8)b9fX)u/,Z[n-7;i>A;fH95(+Y6G7(00.p891^4B0D,pz4IL9Q02;yR6$->lemF5XGT8wgH](bcG&eIWtR<Vx0]/6zEg3V#h6fDz&ru4_3Ic<G0S=P66COF;1O%eo",
-    "1P;de-sGo%GXM#Ll:,Ba1qR595eDlA2OJCa,2oCdu;ZeBtsn:P2oAlVQ_*p0kKRTCw3Ivtk=&DG.T41T):IES:NW#e4.OyKat]TP<me1rG5[AdfHMyl=)e48vyws%-RO![oYrJ77co1(CJ5GsngI>z",
-    "yaOK_Gyo4$fb#>(ST;!;2bTi>v<Qk990QzE2KD3u4*xR+iJmwg12N].F9bI;,7gz8#@a4C/<16!n0y:Dh+7Ad!Yu[6.pd6N4,:nRbqw@82fU;70NEoC0>r0UQy4Y;9]]*[Fe=AV02Dao90.e#2wV!E",
-    "FcL8U6EVwN1.=nUPX;wOE-%uuFc:ia95(.3&4;!hq0d]ghyf1)rfwECuy,FDH0xRg/.j]XI5X[94ygD64CIt@4B*,z44dLD1FtR*0>.8Z1U54OFAOj:06zjVIWqtP$3Ox<4-.@T1o*pL4-0Sh0x_l:",
-    "FaQ7v4+iX7F90;&00KS>6YN;JQ4Hi14Edc(2P+HgS>On44YYm;.,^wU0:.2G0=^hNJnLEqsjXZO8O@GY2aK=;9_d+1S^ZXz051hFIRFK[#as>J:sll*GgA)hS@P!!nnwfVA@bOUBRMRCD,Q#v1RoPM",
-    "o1g&+[+:MvzflKE4)[.3odObD(=U<FSp%%q0s-6@1p3(o9Wt2>1e%W#0L;^ZCf8XX1uy=>GxY9z4to+a03Sg$*I6F_FaQLl#UT$HzJCOe#Y@=>IX2c/F9J6*0526cGXN4d&-kxZA22o6SuX/OHvj]l",
-    "=,vEOmI4U5@e@0BmI4ItAQU%w1JP6swcZ3T1Tr(cSuYAVGyn(IvOgaLH,QHX(w+eZyvPs,Bo5jJ1=tZ;0Nqj#1JqXocMmkapaB5d0]%>kAP)/d0S=PJTP!v;:-VOg1P3G!2j74V4+Okf19J^/pr8RS",
-    "3O6#B3I(LRE(ZMx2c)0<2PX<f69V)w4y2#_2lX%numKMnyMX_CH#4vS9]JJ^95VnHF^.Jx2PX<#0Ro:U4,2&80tAv59]JXd4e1vRwt-mY1U0)=DKj+yFEBSV00Y>n1Ov4TA1pSySq%J!lK_F][:^sg",
-    ".]q#cx:*jofdK+h9]$nGSp<d$GY-<O3Cx/(4;gC%QV$_MwL^jak[.(%6(4-zvQ,^oGq>m[>Q>,n#exL=oHPUe/Q#qk9S-.=fdL0!4-RxW2d9f>A38Aq>y@YJq]LAa0J8!QngO;2GBPzR.>Hf9w=.^H",
-    "FsFk%8aJjK1Nojx0_[X*GV)hH2[Sk]01I6ebpQ>t+ui_JiBAr>Spxr.1rH9sSp#w%G]vGQH2<z8H2<zFFaRAi03Qi9051wRIKx:4APC;F9yj0j1UNG>F#rp<J@**Z0S=Sf6AuIE[C<(Y#XSv[F$U#L",
-    "4-hp(5ivFo0)7tz+pjVYJ(4jW6gL1HHvkqg00<]b0tUl69^6&&F%E.O3IaC+9]rox2nUb;4-H<)2cq:/4;5H:4.mxTc@s2pGmbGYbTT*q4#ox#7LG9pip3HSJh%fNATj>SQ89]71@lD1F(=1P005]N",
-    "0-_!LiqioOtO=t@mkkdC%&Y>,8aRkCB[wkt,+Uf0h%p6#&o_bXhcO/oIN.DL2O.lHF()/K01J[&01*y[F%5ydWFH7LhcPKKFw[[3!IdckZ3yKH2wVz:F(NiL[S6Z_PXycv3QrU:!]sUz4u:%a;GF.+",
-    ";_4KlKL)G-8Z(#JWFG,H;HwN=Fo!WeJ_/Tm01pPR*JK(v012Ql7B]*d2,F)70*5gV1;i&#FAg&@hcPb%H8/nwEi^9a4-qFs2dSo44,tkj127XXY7Ym7F)leX00V9h6NWJkQ4WSN1ctvS0,ul-2P+DO",
-    "F$R<*1/9lxiUSAW10MrAmjf;6H#CJY2lwQd0S>C6F%&bDzDExWg)s[:423Z,12Z)M2bjlyA22k9F$7Z+H_.d.g)t8S#*ZrkwgDbFz9kbj01pJohjkwpHia/0H%bb$xCIAG4*@WS6*K9eXAXohBQ,RI",
-    "7zTtfE-TX$5I83Q8xJLeF%JUkzy$+)2ZAvUc;8<J4;ux24+ZJK1tK:$nE<XgH0mxBGyo3[)]3N1HZU-&0@9v74,J4Z1wjI)wE+%7A1O3]F$7&5HkSeeUIMVu0uL9K0ttYdg8:f)fH5RAH+dffIDj!P",
-    "1T[1OFAX>203$du01pMlj&%&I2OT$nF%JRrs_ZN+-t<XyG&eSwFCR2FfH48c0S2+gN)HL>0R@y$I^G>z4VVc9zKQ>[Bo8EjF&@T=03QiCk>rZwm-na(2;u_N2PY2zlM=opGB])SBr,Vw9_wCTBRDVs",
-    "4+O*c3:,AD0SL5]0]zG$0Dv(pH8%hbyovz/kEJdT1A7hQ7Y(5KbPol*iUArl03R>p05&r-H_/p&Gc$rQCN(nvF9.X<03Qf604*yv00L1KHG(k;;+Fq)SROZq9]y]ob1ywHGW[$cAvgdZA2]RoeKI%z",
-    "4(R9$4%,D7HvkL8P6UGNF#!5;0uUb*Il77g2Vf5u#3l)@*GdmP*W*ABBF=_:A0aV<1P>^5yRrcUp<%XL3WG5S]JW5AGNT*-s>Jh891jVDF&>#u01I6ebpQ>vgE1U400cK54:5x/19BZS&jA%R03Qi8",
-    "03Q%A039:[4+;@Z9^F<88ZrO],u,kAqdWukWemLRN+dKg.yQ[@m]+Q!2pKuE-!X=tz+VLB;>_yo&p!>aw75V6wd(,]>b(p^GPueG44:*(1+2&g9]]_WDK$4]F9S3(yMqM^S;l9$0E99XWd89EAU9%:",
-    "lN28fW4>P_4/7O%/d%V6Dp;O@w$Ka<ID@TYy%i53VGpzkuFwn*8S<Db398Tx4/havp$!i^RUa!c>6,ksp3n:rH01&wU0xp@ErSjZ8J5rt4.B9+.ph$<3/bKk1rLS<j;fGNt>TkYy!#IdBLI&I4-jvy",
-    "U>THuG&ilF1^,).>waolH]!8E3=Xy]#B2$x0SCO*OANI4KoB$l4%Pt*;/uMO=]ApE0[XEA4+29Dtll#Z3hw275HiD<0^JaV9^hH+=j8U(849S.K<S1/<sR,o&H)OK#DM>@ra/XUJ1+t<IQO;N2j/jA",
-    "0ReLi>d=4RD+I5B0tv7_1hLO-2F]Yu4$]0b1jv33[PZ&dR2(hx>*xV/tQ,#<zlDSW4l)uleh&niPYsTmeFB)H69:zI6Au/lgA)SAH4LWjECaC.1cjgr4->@U3p+G8Ebqb<1*)5$0S=S70v@xD01ov8",
-    "4+iDus[sPMeGZ/&6gAHb4+f5sn*j*D;0*jkqCyV[y<68*:E_Au5zUJ%4+iz^Xam(f4.@N23/a>9nqV&pG%)Os2n=zqPYSTleJ/qqGq&AI2ZHc39]$Y;aSsOU.3j=K9[<SOL.q&tG6L2$3+;S[2.y-&",
-    "4,^2-LkGH#p8*0:9W#Li0fNnI4*-wL29N:*hXD<,u(F[69AVRzn*k6u9t,@N1PR8>sR0X%=9K;&F$kNOR1CcH6cRa*NFM>=yo*o+qDdS%@T,L-00PGn4!3s%;E(TQ3&TJF7YFJa3ApqH1dpy#2,(sy",
-    "4u$-&CO9l*1N^V.t=*9*>8SZS0t5TN3l19r*0xX&0.aYi3g<8[0_rp/g(wV#mH@tq00gh<8w_NsaS7b;R^U@k(+n6h01l0e8w0=[4-S:B3;BtB014:%R]/=H1k^nh3H8gQ0S=VbjRF)gx8o55(Bfqe",
-    "Io0J_4XynP4UOOv1dO:>0I:lN1dgu-0/W(k8t&b21J4Bs@ez:&H<<C[2+S%E1Nj3FaFhNp4.L%yL<!A)HJBg]Io8$.1+WAU1:WNm0PA,T2Cf7j2QmN,[]qkyGAzXe2lrDC8IZ_g4;T+XFArId,VG0b",
-    "mjoXMEdU.>Hvj>O)MN^B1,*X[5]-!A+KNyPmjnfpDhr&m77sYv2p:f@01s,!/;xEm+6WH=[*RRbF9t0$!vr4>Gyny!Qx6574FYNp8QKURaWV3kF(1$YGusFs1_JQ(GX^vh4jUg3HJJnlnYCaa05q8d",
-    "2ly%vMcfD.aWTP@F(1$YG_EapG3XTu>VW%e1^!zk1RoPN00f<5J^(3-HO2%3plA-o,v^RYH2<#c0W]-*1kx1&f$0hl2ATvP6gL0<Fb<Ii/RE>fI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ",
-    "024CECLTA&1P90>4-rcD3m.Vc>NFl(#[oCs2o3cj3F=CX2iMU&2/loS4+7t64+E2ya^N=w+LQqXo+SyIF9+SQ0tvY#3AyQO4+WkjF9tI+01pf6Bn@orY6Pgh0S:/C3f#=D88_GSHfIK34xFGq9x]5y",
-    "1q%4:R0<IM5f2r&s9gl]0S=Eu4:^VM3%LXd[DT7n<6cQerlVU0$wm(Zm*8=@6P.[04+60=4+2mRAByi(1C/,r1mTrh4yUv&42$nn9]AV^ic^9kzO+-iA:Wl+ACUnv:qiIGI0eP>EDgrAR1bLCm0BN3",
-    "G^QtRLcNGu1F)h54$ibx4]vs-S]6SPHr4>XHvkVm*0fX)BG8pu4<tiQ4;<h9S@]3I0xxehHNXNNo&h,j1QIy>9W]-7A9XeWFP#B2FaQ)ZvBUumstO,/IMxCmo&hod1Jw=7KRK!j4.Lh&U/MEpSr0F/",
-    "8xDrR0]eA]4,Ln*g#iyJ]ASQzFN/s&4,fx;RSzwRh*S;b]ASQmnc4vl64;O[6#s)&4,oRtSr0V,gH-3KLjbr!4+x+G43q*75C4Nz0L;<X37@WHTK]JpKLRs1FaQqM@(h6j]ASQz5BiEb4:SLRRS5s%",
-    "fB>E!paTLU3sVW7ln<U8gH,^i4+,VgNFN9@00v;W,vJL2#>yB;4xj<8qOAlE7TEy<q8];e@,/qwQV$Tp0S;gq0uKf3gH-$g01Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvkOn>lE%k%1Z!P4&+h+",
-    ".=&7gn56*<Jp]>42n+X55HcPJwZlOkIQLHjR^;e8CJe(>1Q@zt[ZAAzqNsch[*W32[OV:7,@x<sGXGK!ALvgX0yF:$Bp(>x/uaFr01K0YRUZU4/^!*/;]^:t5$EWX0S)O,6E=<JH_.nk00oNPhyf1.",
-    ")c$7[Fv/._KrlGyPZu@-9]$$+Pag(3052XfGwM$hF$W5SaUVE1:rWqWHNDD34.NsTLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]Ff$D9El&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_s",
-    "HTF+06)@jSPcJ>)H_3E.ayFFZoB.Ee0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95",
-    "KQb@<KX5THGMoe,)&VyDPYa0SR2Mh<PY9Q.r2!8Eflv.x.Gp$h5!H-90SAIm3D0-3![0v%(j=ZL(dtnGmw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqsCpBGE4+4Ww4v>i+1I>#o1]bh8g,]bAFgO4X",
-    "zyu10Pz2<2Jr4wy.yj8^u!wsP5w;w04+Mx%4+l[n0672@H_.QXPz2iJATI+qHi^R#H#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.wf#n7sHsnPwcQ!cK0w13NH_.nk",
-    "01rRrMK2&WIl%%Sn*lkIPzL4pTM-(AS@Tl+0w10MGQLd&h<3JVH<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5wVzcAlLi9C5Dx]6",
-    ">,+Ct4**jaGXM*jPy$gO2simm4,vZ4R38C2nNSYjfeH+_pj8f-Py)mFc<GxZ0T(s=4+fb_4+**dNd@&^0:J;f0dyBP00<_,2CSie4+X<iS===v08.w=03QK2paUNXIRGCJIRFm/nNS/#01LjKRUZL4",
-    "nNTkSGB*GX:ud_#os]I(2ANPF5HjHe9yys%4,v7Pl:rNxP$DulaSsH!QvxFo08.w/01p9_P!9yX(<FzU9^qU*0S=J0P!7zz1@LafRSTI/1l.827BSfY7dQYP1_#Ar4,wdlRSy7^P!9![o]OR=IRFcy",
-    "0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP!9n0n1KNWl/2Y=z[S1+4xLZ^1[*e/Pyv,f2Zw+(F9JC+olpswrZNegPzK+L5FZOQolpSjsYVOuPZTr&1cJSB4f0U[2oC5=IyN#aB>A3$/^!*;",
-    ")s0mbGXM>-)t:.$1_Qw)R1X5I1P9rl0SwRVO9zF45(:cLKn9Cb4*R)54!%zanYVxeFFrUh<lOo*:r<[GF!N6j3ACzQFCH:7=G@2KGBN,!Juxu2wFw=^IIuAv(g8R0PcI,bF!fI>6*4jaFF!Ig06%as",
-    "FgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=T7ixCfh.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a.>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr",
-    "1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3h0q#1F$6z1nj6z0U[4D@/wP3q1=%pl7_SG.]Piz,a!t9P%j2HGt4Cq4w)qn1c[&l1iH@#",
-    "2XqVnwObl8hfpXvT_!YQh)=9h01Tw9t=p4sj,UYq@2i1GiBJy61PY2!1NO)s9]tv;zg!wM00vhMs51<mlT[A[jZhB/R38C302nv@3y<GEHaUw[4+NT=0S/lq48M]94+ET>0Utm&03RSX-6*Q.0W_+0",
-    "P!lz%yaf&5MIU!K056=aH8^tTi_Iu)-6)#IH_/r70X8w%0unL+4;o_VA0RjYFP-H5GLldPsM,So#99w.!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3",
-    "T<Nwd8xIDn)m0x3H_.W@vReih9]1D>6&Nu&2$xU/nZOPY29Kdu0wWAn4XdYB3z.*;Qx6HUpaBmF!.[+<WDf)70UrT102nj;4V>Q^<Q!-A7vBLGHUJL:pHL48,Qp].Ob,Lc0UrT402ns>8#t=31mnpA",
-    "4+yLS4+5M57&!nR0XM7z9].%79^zSF9ytIH6qC%A0S.[xF9b3-!1G%jH_.aKr&SLHt56RLjr*Aa2TTtG#[mxlco-JP2(M5Fh^xzB4+zHdTMoik4aulg9y0(B3Fr7)9]]o12V<Te.pCc7Hvkwm01mZK",
-    "0;deJ4-SA77&rhA0k/:CR1Xoy0S=PXP#rY<1IK];2O.ls0^;O*9]$l29]SPwA>rm*0jvWb2[8a45HSD@1lOPe9yz^EnE;psrZE#Z03Qc8x/-$Yo.RiQofHRzk!:C<#X1C66FFxM#>T^<o.AQ8G@dhP",
-    "2QxDO4ArMt37FY]0S:!R0se&)3ML-LF^zS80X6=>H2<z5HUKXKH#q.w0XF_#te=n]she957@KW,3EJK+4+V)(CNMVfDlb7bGQCh3Hvk>9H2<z5HvlglGcf/!O*1h74]1,73Lnz^HoZ>EAT.Cl6*Dma",
-    "FF,Rh055PgH/hI>(E&K]J@W+ZpaCxxGcf/!Y%;=yP%m&bImrYc(E&N^J@W+bpaCxxGcf/!Kr/PHP%m#bF@Wc2(E&6t.>HfVxS#.q6*DmaFKjb5y,+W3HZ#ctAJG9Z.>HfVx^X6s6*DmaFF,Rly,+W3",
-    "HZ@3DAJPFb.>HfUy,+U]Gcf/!Y%<3jFK[+D$pjzL0W-.Z4.NlzFBUT_03Sa&06%atFfyG4AJ>pjy,+AJFaQ<f00[P>TMq@kPz/(J9R=At0Wyaq7%=,Iy,)@Icn/DSuR-###W4/GkPaUPILsvv4w)ql",
-    "#GnBK(.u@-)Km@zy,*A6j#D<[GhI_/0liQPfQSYLEEqM(=8pVhy,+V(H8KDW$OH+!Pz0^<x&bc+IXS&hF9kU[$OIn&Hvkwm01pJcP!9,H9]1W47&rh5y,*c1$:$pn0/,Z>05UK(02nv@4+GDj0Utm)",
-    "03RPY06(1pGcYg!BQr3AISq;OA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz18oGy./*U/MJ<0w13NHiHEcH=dDM/a5>.cQ61ip8+s9*8&nb01o7kTpxEZ056=a",
-    "F),KyA_7)l4;p3MTpu7X03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S;W/TLa8!4+XLI1>C1w0aX];01LiQ0#gqOrumrx4++loDF.W=1LXl90W]-=Gyo00Py<TAd/D4j0T;y>4*]YV15=(Y",
-    "#[nM$HUJL,co-VT3cgST,l:HF4+XD_U-,l!RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISkFhTLp,64+D^,9]AN>7%_742EI<a3Hi@I2TTtG#[nM!GyoVg013WO2k4Wh0S=PL0]Fxt0aX]=01pAa",
-    "P%j8HFaR$HG%x<MWDf)70UrT302np=3%*bU-[hKRG2a0gH_.eBh<)Q)#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+O8G2Ln>O5WNT-GM$100+n$O2)<k%3ZwQL6EpPr3k&M)4IczI",
-    "@PpO)v8PH7]JxA&zIX[S0iF-B<X^!l-D,;h[;Y:qO9T^vHaJZZFh&F0u;@MR5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90uv$7!L+b8!@X>HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd1&",
-    "jTjFGP8&1-5-p(>.=l!b-]2tX-1mxE[ON@P6fK:eAq])RRSyNn*-fqT&/:=pw-2x(p3M-e5Dz.m(hm%+(l,sfwgnFnt.pCiJu(0W/#LB!3)0m;6F9ZQ0t].N76-pmH6I2v:+wzx0yziJ)in.e%+<Ln",
-    ")dLR%$*B>qyV(v0D-YYu1q029Dg)WS3k#xv90R!t3!n%C7X-DKCl3Li2=%#s5,]V-(YX[3pa_xVH_.4-3Wf*,zxo=l.Fy432kZtLHUI)QD:gY!5-p)5H2<C:;+F;/03tOo02;+/07nJCmlzKR<Ch3<",
-    "P7*Ny8#4d]pN.UyP7eq12=%;11K0_5Fr=FzjhGk<2J#6DnAQsgkM]23H^VMx*_b>Rm+vMNF^_Of0#XFtg$)U]1r61aF9fi$8Xr9^iwPeOFpLQd/E*k+#k&OpArE7W2>i5ze*_Zg4*mxUsgbV%1&[p*",
-    "4+!+ULJPm%LJtMv$q53Z90z9!x(Ec>*AoHG1Pa8MCkE5h6b@SIssRrJ=brV[f/dqu=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwKz4^lO",
-    "22C3<024R+u:^pg3kLTP4+nw:8#Mq1w9ym^)(ZvupBN7YP8&7/1BeS9G1dzLtrHFO5eUijcL4>l!lEY&u0jpzfer%xhYSxr&j/q5Gyohig19#ck,P-0ArD_B2nhc5cMk-H5d>[L3eUAs1+3N#4+Xgq",
-    "28rY]4=-9ID/[(j2<=8>43Fz#1ed/-2(ay=0S=Vr/oJp^(+LUTi4Fm=A>sy23XcjWG&cYZ$.IIm,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.D:yL23JB=O9]tnR2OBs^1g*OT3r+_<8y=QU",
-    "#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tPgDJPyhd1%[@X0R),390a/N1@Ce[3+t:Q1oPe;FFZ6b[0T1)GBW<#1vfPS6gR1_7!PCo2>iQ$",
-    "e-)^n[0S_HHvj[^%[C7N!wDogGx@V*Rs0DUGyn&<<Kg,ttwRReutE-.@E3sT2<TOv1se]ssH$<X[^BhB0S:65F(WfHv4sa81UUBY0Sc9Z76Q8O9v(Err2>/Ekyj50@;47WsiXoA0[bBg!u0]!F)-uS",
-    "7^3f@293<@4+GrOHV+AfBM%3w+.qSdG%y^A[4E0XzXk=)3yr,40gt*54+!0XOb&]IaRR*D77f1i0s<KI1@iJK;MxSQ7dbO5HS7W(87/Ap3YHiEpCJbRhZ!3(oEj4]%<GV80>+VB4IKc68V:;j6E&j_",
-    "4+1&>.H,dN0y+[l03QM_01@3)9]AZ47B^G)4muJu03QN501@L/9W;+4i>Zlg0x&ufIRFlY0tdFu1q8nW4&NUDmr4%-IubSj1iu0f%$5WLrily:0<;9Q4u$-!4.*&[Ob,j8sSXUWAtW&<jFVUh8V0c0",
-    "aSR#.o^dm68UoD&1dT5b2fOl20j_lK&anjvO95mJV+8!#RSXyh%Hnkn8Un2b0Z]T:0S/t;G70F62MnL[Ob+V10]f8wJPz=#2$[DW4++^62rmONH_+m-1BqV*rL,_+1JMc(0sM>G1f828A0[,72;=yG",
-    "1;uu$1)8K!4&]x[0-B-Bvx5/;gpzX)5$e,z1[<Ev0l3$04(S6A3Afj71K#&q4+4(fLkGzb486Cn0R+Xe6babrLJtu6&-.+b/=hTq7aTXp1>+;mZW%ThA6Ga44+yg,2BbO)odyLB4Ew];F9.O/lBNj&",
-    "<dXa6-6;(/2L-7]S@P,^%dG(g@tJ^A1H#mn0Sej4Wd;/ZD,E)_MH4gf10Mu9@v(qv2bR,!9]bu6zH$YW)B>I!faqBXleB-VE,=L$34ztX0WTFYH0h8F1n0U,3cHR05-FiF0yCYJ5)G*RS@PfI4g![C",
-    "1A/7>3iI1U4+Ht,MhTGEivcb)Fd+zv#)1I^9tFYy4,2h/0_IsI+XfE[.Ae$nHu1v.3,bXV130.Da],+n8!(9w14-s[91kPu5D+au14s+)5DwV64i5_pmJ$wA0jmiGjgkuq9^e,0Z2/VlsOAI<1C7Z8",
-    "4buEW2+*KdI5##pga@>;>Lu.#v.d=m3I:GZ7YoH44.M(:Sp[.^GccpiY64RPatoda2K_TV2Dy,#0Snmt3:P%c69]_XRtIzmw3@nOkg,z)nB)cxpp>g2w,FyHIh&6+17ixd/=hQ4[X,83nWY2/$pH.)",
-    "#v_Lop<]6voeB%<z7G:Oy$S<7#[_(msTKg.M+n[<E-ccM10M<CU/%j.AP8Uz>!9v9Mg,#m4PXO>H3TUi1ULQ*2E8i=&_@5lGdY044,A9B4G7R74T9xSBQ,K>3FE#82E>pjm+KJ+n*jl^Nggwg1>e+L",
-    "6^aXRBr@GV1rG!E,VQ7=Fqa1tGLIDx5t#/s1_N382OBj21hTpU1fw>)1cj3c2BzI_95L;TK>f9XLj&;IF99])p9dH/039=]6EWTa4+hWkX&*[4o(De>Gcz@z2MNv8P7ccWMlS#[H=KrLHh:2lHMb@i",
-    "Hy.1[02MR.4Wgbx0.X_/3HUJ&2Cd-nDl-&[MGnoU4.80Oyaf*$vMC/tGqSlx4=fKb3.1%IDG!DL$axL6lnW0dwx1je>3IKCEwT-[tiy<[BR4GI1P-Us2JY.!4+O*0ZU=9]ObQnd2D^OeoiPdIumS+g",
-    "GY.uz3JTT[899Rv4e-F,FD=7V))5:ui1lj]IjkWCa^N0j0viPA=#%$2s6!5)-syzX[agol2:u8jG_;3]Br,X)#sd!q&,Z8>OESF*FBLL501AVGYX@K7V*[ZA4x1DTgR&eBftE8UH#8p[H2<Sf00QwC",
-    "47__(F#s.GH!^bq3=xET8Z$Pe3NLOnGypFkGc=DoeK@OH=9c>Nq6!Y6DkU*2!^1OQuNeoL0^P1<BQz^8ArAwI3NJh]GXNVh024C+9^+SEBsMkX5CUlke*%%z2oEob3L7=788pTT9[<4L6a;3fKm=1T",
-    "41k0^6*9Ce1BnU@0*sgs7&xc[4!X(+GczzSh6o/8Hi,%kO_w/,7BGnl8#n+GGXMj]6bOhH2KhS)i3%Gz04X:z03A7-JP3&j3&s:EGC2Sb3c.6B0Ur!Bi3$$_n5r,fff=Jv=8*h9q6!_xHQ(R30UsbV",
-    "vZP2KhXF9%tN[,kq6#H4IRFNWhHVU.6bbes3Hq5*3CRc$GL$6@1i2pwK=rowB;G;>1)0ML4U@<aF3brkH8cPNrv;uRhX)!nl:r.x%LxOH3Igmf4)kyW(8vY[fdLNy$O#0*3m*kDttAgkj_*WtGRFxF",
-    "tFH(Hq9g=Yv:ywArUVY]9UVBvo*x,FtR5UT00SQaXB-<k2;Wp+6Et29:X!inIv)%(#]bYQH8Ri:FK#tA052dlF]G+8wgEW+7dHSHHlhU%rnpi9$F:Ip-r.p4h/=GgGMMB,4DJXYFF61lIhC7g6D+s]",
-    "19J]q1>Z>WLliaA1@O[A1Va/u!VeDe2nwaM0^iO1Qv_SGLICGU4+ZiFA4<dx2p.+Xpe>p1xCICExpf1f0t.jA4x^6nl.zesIW,:+%Pb0*u4<^J=9Un2H2<PcUJi>]0R-3C4,E4N9_(C3CLeG%q]i]h",
-    "A&l1#54QoK5*9T82/-CczUW&5ffWn!2nLIZHU-7FH4L:SFD=GW04p[$<(2X<4iq(W4z30Q$S(z$u73/*B;Y#gMF-/32<diI7&Vas9[<D+2op5@9yb63[uU2Q<(3:$I5hwpH2<MYp#cQt5ec-/4viZQ",
-    "hp&G*GcYoQ5*#o910Mos4CN6cH#q.kGF_4AG4co:4LJZG8#n+DaDvEDA0RjK2oJXb.q-P%012W69_3w82m]#V1iS.d._T1eI5YAH967+IX#^w$1al6q1>OhP1O(&^44xz-Gcc(J1m719<(2OD5eJ0.",
-    "4)O:TGDaRW<(2U+2<gy12p.+Vr!E*b.Piv-q!I/89uC9-894F;95(.NIRG3t02ny[95VnDGXMl$4+WOs4.8LTr!F5GHvk@RH[/m7A2&4sAGZNA02eU-2-l]>q>JfO)x$6=1_)Or)=Z4&i9,(rpc)B.",
-    "1@FQiKLpE,4i94V>6@pPvU_,z=*j&d1DM7*2hEHV4+oW;5(B91HV*<WDjx.plh6YX126#H1@g%L5(A>54grs92P>Xd/*1ESSPu,kuP>HG3B(5jgmw:N!UrD)GyoDa01xE<mYxy=xxN$)n4S=]=9:IL",
-    "-KEZM1_:ed1P/qmT;*,B1N]lr#:-L4!lw<ir/_*:2aR9<sLdG%WecDW7&5Iv9]1DK6A0ZO3xHn,%_%f&=I#tUF_RQx6EVz<0^acV2=B1*fP;@H82^d=G8qW[pCt*]VF19P0SJWw3%ZE_6F2us2sIBV",
-    "xAIH^h@J5^&jbsUdIBR3ka,31p%Dx0h7_O_Ip^p8a[vstv_LIN0UA4ubRP:c0337K<GCAXHMMUAvf5V.HMVa6cn-Z=6%M5u0<<k==o]t]If1<y8aL1GD,5sE3K25x1P1KO7YfLm5Cp,ZXb%:RZ4<!/",
-    "-[*%zt@@>E=5vQV3Bc>Z6Ex$5fdLKpj0y(Jt@@DX2c6]F2Bwx41G_2b4yEb;1lzt!3F9OQpN0Vezc3F7,[Cg_gx4](gdPQ^*I)!D2#6j6!X*XNvV-K,2G!Rv43q&AH_.ni01I*g@R5D/sQsn=1=6Zh",
-    "cL$RJ88deU>W/PY3%&mY4yRiLng/H=EY!UQ2!$R12np+I2!!th1:La=00#x&xdjg7%n^kfjsXt>uKp4S>Rhiq4aVvP4,2BXC.USM3k!w@7BT._/l=pr1vNSDeh1>11PZTR2mS#H<P02MIX3Tp0_!aN",
-    "g]Pu212f2sWC[9G9Wt<,69d*R1nhJV1M/,R3hQ(a8^K>8IN*Q*1cOo!HSqxt39xbp!tXc=r3eR:$wLgnTnU:.1:wpP3m*:).-iak3HlHyH!/VMnWjh&VEmc[Kx1KZbO3)4VL384He>U(s1gq/R1SsV",
-    "3J*tIA1pBd4<Q-Y3J)HN0T0yyo#6<(GOhv,+y%Vik=v7Hn+6ZO2D-*s0S>7b1@iFguM!V1Q4ciK5)WjsuM!U-:kkhb&EX0UAYu/$39#al0S>7N2<eUauM!U]O$M9]4:(m1H0d7;cB,!u4.Mfn4:[4T",
-    "1P)#gIMJ-H4qgxC1gEbO4-iEd4_7V!-*tRct>TkU;4eu.BL;W9TrU(cHt;tmE-%*X!VC>It6vV-9xnhmF#e%jF9]m@02wo<0S=iP+7CH4HY>X-0I)X)k./CoijxWt1f!8i0y7=4H/dyZ0p:#w8t^Su",
-    "EjBm+2l9&!0U[3sj@;p5+yM-!lSl@[dK)l91Erh+4+TXp3OP2,l;M*;F%Jfg0SJcot=p4Z@mY2p3o_E&w=I)S*8UL[Fu11#CowXWsR0Hb43((;9CeJ/u:l68wr:lp69k5Q4uy-p1*)k80>3+a4)%uv",
-    "4+!J]4$uP#l+3*W0;0iMAqCFlLJ0h,0Sla42eiLL4#)x)IRFm.@0<;_]CD.H$N_k=WC)1@1Em!UkDd$.5bcNo1jj)S1CRn7HTkIo2HKl33_Uc9t!=4KtIrAtmaaq@Hh:NYk>83110Fg606G#]LmD*n",
-    "l#Kxo0feS)0%ZZTMh;NQL.!$x4+8G,Xa)6[6%PQn%EJK]HkN,LHt@1s[f!n63Y6Ad4,d<L#[mxp.kSid$iNN[4aU466gBg;0uK/4p#%iNc0UL#F*e,+891.+ND6NR;f3*A7&wf&0vt1z;,2#:-R*#H",
-    "4+5461*oi54+qYbb>e181rGrID,]$60<:AD4+E9k0^kZWL-_vp1;^2z3bGsrsPL2l4*,OWLjpPk@UVb*3J#puRt3AM6a/Gs4+7u=44<JUh/;_21,a!]42Ozx3(Sue4l)Aq:lhCgxw@<j[D(IV:ZmmZ",
-    "yuEe;gSi0;xdZ[LRSyKN:@<MJ7%:130kq%/COJ6I2rmmUG>_z34*_kK0SNn+NCh4X$ngmbngR:5ib4srkX8XU0W^-rzn/jw12-E^$@b]7.rEJDt=C9RCO9]i2oC!r3G2Zu4,4wp4+G&M4+yc[5e:Y:",
-    "w*dx%@40o/Tn;]A6Ago%Q3[Dq4zHRM4xODC3h$(32K$[w4vPa6G5@T&0mqB00S=>%kVX#!(8:%1pQscJnDJ=3<Ph=q3$U&W4dTK#4(hrA9^77At8)bYphXVV5(0$F3.,,92EMv:1-HH,H7Ynb,G:nf",
-    "y!e_^95Jo:6$>kM4!0&PI5)u0B;Zfm1Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k47bOZ0WSbIIPwn%h0sF=9s!AU2Gf)@4x$AqH8^BeIx#jm;(z</y9EWevm=<879BYG3..i$AOhZW3@>*k",
-    "x/[.+*aa=JH#CjC9V.C35d(q4B@Y-K7ZErB2Zf$C4,mkdSqsy*3.vqxZw:MI0vkDl!vYTKxeE!<5Dm21WDdo-3:!DW0TMO.1ggah4%Wp^4wNPVi,Ir-kU]5;[#P9>:gI$229yL1>:pWCE!T.x1Aq>-",
-    "pdKSNHL>a]1O4;12)D)r2cV^-1GNea>VO1GF2ENB%HV4Xz8<4ZZw_Pe2$KXJH;n*IKMw>xjsYJRGO_rm0R<q526+a67z(Qz0]zTIGV!$v1B;L!k0A$24e9W21CuZW)2smxKl+$S4.Xxt6b_Wa*,0Ns",
-    "F=nz@D)6rb4ZDv=4+DV*4+Zs+jR7ARF!U@C1jg%_0U0p:15XQ::[.e]<o)-25d+g94ZVRk1%es](xH]C8Z.fsIX*TlH-Z8gjEz+f0:J;v0y*Um4vL&l95jFd4xQ!=9]beKr%w#:#gPFY2QcU:FAO.1",
-    "Jr1bb9]Fhv4,W(M%pVUC:&uY/3Qz[1-7uO>Fi#7=uM,5>nokVts6+(#0tWiSTne1HOAep0P7eX/sZk28r!<^+mk9&I8wI1$O$z,Z1:WNk2=kLy/9C2^I5*M=2J5*2FAX=;vF]VwFowMh4+NOk3-]sq",
-    "H#4-FFfUv!H2<9xF$K)l0Uk8Qs1F]nINC^N[sP=xI1J4NFAFv,gVqZPrv(MUpLG_A@t1!5495u!.NRp=,Wmh:3JLiO3cdYY4+s765e]=G6%#apngI>CjR7e&I=XRT1ICjB3EtUF2JbBe:^d:+j5h]O",
-    "x.mx&5eQ<piqi%ONG^L7H0Y-.0WStMGo_*u12Q$EJr6nf#!d:rcmn2=0t<K@3fYuX3AIZGivt4UybTsZCKNKYrv(O+0^kzo9t@Z]8W/OBa15#R69x0&5CN,x4*/WFd-@LF4+7$oHxCl;@JDj:<&=Ql",
-    "[0JX0FwS2A8V]w*ll:qM3x^[96Ey%1@2@m/01fhtT<yEn92hczAq^hK1>sHr4hN+00S@sMm.ul+GBEgtOAi_ujx@TahDr[%Xb&%xhMEBj!r/rNG5HKEGc)gh3F7Q)7%^UjIu5KV1n^)Q4,wa^TL[3E",
-    "3kZ.(7YnE+6EM#t2mS-Gnf;>D#]s]/HvkU:wA;,q1<avZr]Sd-)$JAw=!/-:0pgDr4.GI:0QCX[+yV_):joD%01pGE<:_S,DI7A60Us$d[4Wm!)dvNQ$&:*I@wb5azxibjots+)h_Gm3O$*<62mqaS",
-    "1hVJ[362c];A1:Pfus@-PqEUj0Uk5CwiFAE,jM+d%GY<XfbF0G1/70#4&y2S-CBa&o(c@3D+KyH6*PhZ3)kHa2b3EK#Vi86ZwjLM3.m7,HwKf3TMhiv0t2>^1PQLoRs%&1%m))UMI1E%1.yJI<-;H@",
-    "Di0Hx/mY^HrUC/K(;brJ0]]!+6)k_d4y=+KKMnp)1&r>t9]SYf!BZhJG]3tbpJV>G2,)ON4chxkDl]2r2>rN&n*k1+JQg(o1(LE*47:peo&f_g>!b@oHILG/0R!AF9W:1>1)v/c&.PI#vCeA,roU1P",
-    "o&q8<F/7IN$r1)b3F2lGE2aVi/HXEd$m0$J+A$vlFvS7=LI+(9y]ah@1Iq*(FuDZ@oAEISpX#0g4+D&L5jM%F1P:FILj[B_4+7>-5Dd:k4+znv3l^ol0Sdai2n3gwCl3eX>X8U,00l@NIcf)xmpBgw",
-    "(xh1gmAgw0@9MDnGBGj5KpHXUs]yK%,V6=5@2h_1mJ0:!k4O&&*n%Dp63&%s2kFWI4,4T*3yh[&4+zDUlmQkn/t%[LrdbQI+EX4lY73-yQwj4x0iYQVHpJHg0*gcsHUHNF3+_EODK#:o1qH!=Q4a.E",
-    "*8&d(*Z!jc4xXl23$*c54+Wm4Sq^qI4.5PAkpTtZ@Go,spP5VuoX@[wPYK^YQx5@+[a7DBF#sPOF#rJL6c3RB:0$/X9R_H^6b.[BVIOxf06$4FGdR^*4<2j]SrIt=4)_a1A9gVS0M!@^o&nebA_Z1o",
-    "A3rv.oLL>rHo*cPkpVFP3I7BoG%_:gFK[(A!U7+k0WyOH5-FiDH;j&JcR1PyAD-m.01@C,4)cW(FLyIA*a9D)0X6=w*pLPvKQY[gSq_w:0w0k9HvkU@j28_^&-bOS[[[_*@0Z)_x$6iI3fadC4*_M0",
-    "Sp%<_7!M7>@2!C$yyKAp2JWO:4+Mgy0]FxrQx6Kc.B.UZQ4a^#rUMTU)Zv[04:Y&qkpTtY8V;iM0S=$h.B.UaQV$Km0S>*-.B.Uh*B1[3jM4%EBMwss:Zmmj1oEd<9].,99]tx724W8a,vJ&t007M%",
-    "1]SZg0]EB5Di0Rf0T(#[9]kv]10N7K03QK404>H%005Xu1]SQd0^;p=9]$/B9ytI2##-to4*[S99].<B9^YMG4*_M0Sq_J9qm/--paVY=IV:=R0T(p<9]kj=10N1K01pB3r&$jZrQDGL3a1tVaSsKj",
-    "[s[pi4,2#,4DzR015pnNvaVS#5Hv8_0S<.[RSyNQ(:59_01o&l0/ps)1o$WuF#5]k4mSa@Q3.ap4DsDc4vYZ>[P#8rlJW,x(B%pZ%q0WkkTeej:Zg4V63hFP0S=ZD0S=T3Dh!H;P!7KV4+pHKSsF7*",
-    "CpcX+4+HtKj[y$C!3ztI$B>XJr:0pCKC:w/I5jf:3Hmr0II)2P1dYZd4*@$r2n6.SF9bI;/mQMB2MYVwHV+2BrdbaIQ4b%e$dLgAp!*RY1U0oO95nz8sK^844+Dep1P;&c86O^tlNT;Z0XI0cDHAvN",
-    "h6fF@DIa$.03V+LINc<$l8XiowJ9HWGyor-0XVWG1fh/x4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_",
-    "ju#&WIMeF[4,B*<4:PLWkpTzh*Qo&y2(&01H2<C@r@;eO0#OeMv;w19H2<DerQMMM0:p(@4,(k[4,uo;kpTiy4,K:=4:Y3PkpTeLZvt<,1hgmuBM$&m7dZeQ0XLun9].,99^qSG9ytIC:xZ5J2Nec5",
-    "4w0u:1mFQ56EWNY1BAg,2V4&Zr2@KLxhMxr4+F-m9]1G_7&8DLFf<[cSq+fckpT[sfddaHl7v]YWDey44.X*<odFaw-[hKRG2a0gH_/38Hmm_/4#g,BH<MTC0SDB]w*e0b/lBE.49X%6k*8S$Qx6Ht",
-    "C;60u03QJ[j*tNY+vgYqht4qwx#])On*0I^3Z[;&4,4z]HxCzvnN$Jv1P+@62%QEW0yU$W0TnRUoeK[P:g_t<2F:sn4n+h*0lv6y3yWU>tCwsWH0y8zy8-gfr+EhC&jJmp<,zp]gBJrk3AT3+6ZxuT",
-    "4v>:CGyG*Q6k%<Mhg1;d@Bx7Yow!d1hsh5fGOV[P37y3o4/clQFC-lL#Bmfd!f>7<=P;ODrKko3,IEUt<1qkB3zL;F0S>R]x/#&(h!ZU>GqC_/z0nFE1T6UY5D!L]0wyvz01CUO83fV>4+*sl4-c9b",
-    "4.Psi6ETHw428<w4,Cix1)S=#4>e3q7c:AKH2;vQf[+0Z2K;g#4+5>O4.=LFPYjR(29%=o4>cA^7cc,X1u-9Gmje$/!vqpCW)At>P8_AE1P/xA<dpoDj]V0(HUKY9HaDgTEHX3zFAp*@00f$,9S:TW",
-    "0v9p:9y8zu9].zbodX]GH:e2;:hUfg3=_dI2HBJm4>cT97clY*9[<D_0;kYh1kfNKOEIbm2Enm$4>cA^7c:AL1_r4Z1P<8Y1O]t>v-hpN2@:vXGyn&s,vJL/kp^@D1B]3LA5Ju;2@n/.03Q%Dh!6v/",
-    ".UAi(Ihg>[IX0LA9[<1l1@i7B@D71JsR.31u@e$WG%;8n0,6-cSu<E37BT/XHZ^k+2Q)LN2@<@DGXMpvl4%cF=9Cn4IFSM$1Tv/yFH1Bu00WcsB<Kyz3oJA;#RLxro9hY:S+oKcGypG7H8@dTEHpR(",
-    "9^YBz5C,k3Ne<]/0v9j.9yHws9]$$j=)N3@H8G]M4a(Fe9^qRa9s^-OXAfDG2PZc+$pRk$FaRG1HKqwKOEonB2KJ^L0S[S@0tdGX3$4Zo4,LI^88z%G4w^1Z1n/Eo4+XulI4/q=G=VBj4loY>oGS==",
-    "!8i(x(/Y(@3j:>70S;iT5d>,jy8#B:.T(!X%mfLxxB:yK1P$590S)Goass=[2Eo%833:!08Z+$h0uJ7%0RcN71vZAR0S=Y(.P@@1:=KUJ&PfHr/[OGu&%mDn4+*:377mU24F@.<34#M32Q:cD4nGVs",
-    "FfxEF6f*!0*[1-y6<dXRF*N@H:>P*[E(np8R0y]M4,^yAr2!7yQ6C5_/cfS-z@Uvf1&gOq5iqMQ4yXYK=]eh81Cs:>tCuYb#[&%f=PK;;0f:TH4V&$e0S=Mb#Q>#G!t.X24+Dk)39#h;37mlh2!H>s",
-    "B::u64+yNa5f2TH*f^2uEz06g0P8mo3&h76BsDlg4)Njw6*oix[3Q/K)0i:;dJnk)pQ!-AEw-b@4*/!S5FghAHKC_i5-Xu9Gyo3[kqjRIGXNGewXQV^3(^+$4+yB0Z4U(U&c=@/$qf%1/BWV=F#sP9",
-    "G2#pwIpq)mz+nZ:.rfal3KlTq)@bBN1I@L3H#q.e)];pu90Y=$a0uA_4+w+o6#y*[49l^%E,N]c2L.rZo&g@S0Whqp0Ua[[8!@YcF*3IE2M5,TvH/XAlA8eti_.bb*bNG)us9C[w,XGy!w:.t3l6!1",
-    "ya5f^;*a:<GXw@GI]=GL0y/UZ06B!E0^E9Mo1Z^>F*#HZ1M5c($(kwv[UZ#bp(+PcH#j:AJP!j;9[<7]8a4nIF#rnTwNnoRQy%_]01TMC0]!$WHUJ+3H2<y_Hvk$k02MO-2bviV3fQSr4pSO102ed:",
-    "7&HJ61D=vQ05kv>H_.wj00F:52Rsi0Qywz>4B+CK0S5U22d>pC3-U:34pSL700[X37%<[H12q620XF_[H2;>t0T;g.9]Jc49]1W43x]:w22&>7IRFm:p93!eH8E2QjhF)kQwPXO4+,;qodFJ03y]Fv",
-    "7dTQFHvk>4GXM>(y#<,M0_a]@7&ZVO12q5,0lWqqHKVfv2U8d]051VII-^kh(6b-69u>$r4(*H&7BL+iGyoPe039*>6E*iV0Vxe07dHSMF#r^h01pAh*bfID9X9]MG5[Sm02eR,9XNOwIF.n&FaQ<e",
-    "9t,dR3x^LX4ILIT01b/+2%ZBSH2<Yk01LUxI1aR!0tbraF&-FP5d(*$M,K$<%@z1,jIs.GF^LrW0R.rmgwp_J*z6Psq=SWOG4R]55,gA(1R)OvlAr.w*s2),%McG4+q;!DGxnD/2Nejo2<I&c9RbS&",
-    "3ah3Q1JM^]>yH3R:AV3RHtM>q3cX1Wf2FM/4+EQ^9S>a]nWY=Lm!%yqN-5g>ya5jS10M!7n8E/s7c;<i1rGf%1gEk,3yuK_BAx[-G&TSN.c$-$BGjP*5j6lGi2*bK95jvvA5k:@E-cd0mmLoxjs+Ys",
-    "$DslY(FhI20Ur/C#i0TU+d2b_$Qlm<:.TX<HaETn27taX4:7(4F9A0(052dnG5@kPin0L<[[g,Q4vL=2FGDytz6BjP052mqIll!T208r,A1XNj1Kf^bA2Bz,1rGzq;HwN<IsFO)jGP<G[[c3;1uii$",
-    ")1ojRL=1ygEHN>30RW@NEDs_Y1s<18;,d==F<y=QobyaCF)%a71t_EyhYJS(6AvPY3kL0wt=pr>0y4@5Ei*O%FGMpp030:]0G0n8A0#!*1uq6PF#r!Ljur-cn!o@cGC9lzF9I]+01qOP76$A76)%7S",
-    "GC0fy9yXT;4<H(1EHW>20T4H)s23k3GtC7b2R4^tA1gKhBQ,YqeGf9t1s;,9nF]jip%w/6%32;Q0yND99ypl@4<IRG9[<7s8xS[)za^3fG0z1b2RWPz4/Jq[2kXySA2Kn]1s;,BoC=-ku<(o@@Go,w",
-    ";g8/^4v7T.paKsDi3I==3cd:l@f48qGKtAH37gJ04Z[U@I5#-kG&nKu8xCF@G=+&!ULPto)g^b]@.ej[GWrTH1Try]z%L&mFslUy,u.cp4^b#t3OzD2G:HW,D:F6v3J&Wl9^6/8J_A=mm.0qoA1XMQ",
-    "1q1794:R8tF9R](jxjGIG&7h51B]s44^k*T6)rM0/hQ4Oi_%(@=(#LHGBz=E1urKyGXMv!t6dK:-0i7>Hvj>a:jV!YxiJzoodFMl0=kZQI5Ge)jR80>]0=#CGB^Y7A162f2%P2wA2Kn;1s;,BkqaLr",
-    "IRGL!F@WSqfC9!bJ_J:ku$L;!j[!J@EH4H#F>a50C=Int2b^nc0S>]HF&>josjn->A2E_*1g@<E<va09fC9;^Ei*CzFOUH.Glwi62Q#P=A1gBe6f;;xA2Kt[1up>LG5@,Gs1=d90]30[0^p<#%mp4b",
-    "mkTeE0W_-:EH4K$Hkk>>D:eWFx%W-VCpGmO2_H0KnF]jgtri2ru;GUB0^p<#%:=DfnF^wI0XQ:.EH4K$IGhU_D:wi#I5sRsA2K!11q!nk2H#H)B%BKqIFZl;AGrcFhb%t<G%z:,KN_bKIRFm:>HYQ;",
-    "zyl4r(>96yn;)NltB3*x<#6-w>r]#a4,K)10uF+M0^lk(1[yStAp>Vf1RD.umA456&aX!g4E>889[<4A[w<Zsooo-;lJyP@J&&X_A5bx.yiG5R0V=/*kOB]J0n_w9AB+Jp@2r7o*YIBtz5&6O0uRRl",
-    "(C^Xmi_-!q53K:$wqPHO0XE.Q561!Lu4<mB0r:(CtpVBmU:^VEIg1e/#sM&l5f6;5h7/DI>O5FOuIWY!kjWYcv7I&pg&7Xo%=U=jiZ2fRxCsQp-tLN29[<QIAMl@b4(GE86gQO>46(ui2#6UA*^qCJ",
-    "05USh/K:EP*uSm-4,V:;oB.AvmjMNg-%*NF>KFk(B<Y>homLHr#lQg%0L.PJ2#<uP0Sdvb0]fuqNDkF;5H%DJN7ud*4:0eE77xV(o%^No9jc:R2#vN@4+7i15(6S112L0+4,3n>0^e0<i:M4A1_AK$",
-    "1OdVd4vf$O6fK$00uKPC!_qWo;4J^51:uZ53C#%)F!iHa2kHS25QDe10R#1z1@iU8zyk(a9]btOumcYg.pB:j&Ap2O8!:_dF)w8]FrvQ>F9J6:jS2.*qgoH-1J-HX4+#CES>j7k3*ev<4-7^2JPXMX",
-    "41lr(4.o4(1[wqL1]JGJ[f_tK1(2Ts4.*FCivb0^-7AV;)&U.YF#rV0h*1v-)d3PW013&_1OwU691j+NrAP.D0S@#q+B+WrH2=0vG<t;o.;UAij>MA75M;zrV@XAEv7_noHeU]2vI7rNXCF5)01rmV",
-    "vI7q(l:rac0o1Ys4;Vd855)!0rFRXhngI>hrUnnY2L9SR4.v:M4,KoVcMm&U4;m$34@j!zcMmP15Dy!cvjYz,Z4ayop]b,ICHM&s3Gu9V4:wo>(+v+pU/Kg,AP-z(t#/PUh65g5X&)-szYY%:x2.-%",
-    "Drpbo1jVg)4.)Y!5A+Aqt#/LivjYzUxd-ylgtP+/E)O1$v-![<G%/2X4lOk<xH3NgH90h![^dkyGvVO^F9k9*w*e0ep>Y_b4,Y=O3gX#FKLs!@EI1DVqB#iGrCJM)h6M+aMGnIeKMgW0TW0_yh9L@6",
-    "8Z)rr2MACAAOo0n4c5UG1+1c61N3>ezrg>s.LhS*y+#8$4+7ad4,m%z4f<El0R*nz8401QQx5^!,_/B6H=kQj1JD5-Hm:pk4:PTisR0JC>hba20S(9/0fF#34fQJz82qkU4q*/8+yM=[+yV_[wSyH8",
-    "4YAb<4+7N#9^hMF4,$3@uigO.4>OM!wsQ(p4+Y8k0u3Jydmj)n%:oVkvI7W!)o^s[4.n@n479&d2LI#=2+QD=0S>cxIX5z0!OZ_(puk!L&#)p6)&UBJ2M(FT2<ezf1Rn^Cx^FFQ=$8ylH_/38GQfu$",
-    "KO8kIH-A.ZFAXg+hqVI=$OHfg9[<P$v-ztx9_v-_v-!>NHvkFRL/OY.;gbAAu98#>3Xh<#3+:ty1.daV4+w>EnE;rb]Cs:_479TY1B0Vc4;OJd1q.u4q5%&E:FxzD1u,<N9__:DzXlHgn&&S9-fE3r",
-    "HMG.PFK-tniTXJoATs3c1s>v5+Z>)(=Q3nL=8ybZ;d^CH7ArEIj]T-*BM%AA:IDH!4-7mT4[x[kIS(,Mqy@UvpadTVEdU.^HK*zY9]kg<1Rn@A01oqiFA6d[rRoI.rCT32GVTZ-ZZ@lAO27FA4^a>k",
-    "9]t$q:IEMLGt2^Z5i]e:va(Ju3Nt&<:IDxO:.AxjIRGEq0XG022RW>k1s;@9padTgH2;.Z#ZNB=G&@&61rJ5+2p<1U>@kdX58DCl2rmaQG2ZG04+W3+4i6N!zXk<sjZQBLH9Oqu1rHhS2p;^T[S>bE",
-    "0XgpoF9$I*x9SBS1_#Gu9_n1==#/gMgEtQfwdw=AM(>v=aNvzPAKU:j<dzF<00V=tF9t0)&jcSCIKlM;9]k#u;*$S$Y7ZLA8Xs:kqXZw)0WtCj4#oKb2!(D3:Wx+f.nICx2(-)>4+P%lR1Xp5jFkZk",
-    "/Oq*[01V4Q4-G^HqX7Z5hXW4//p>#gwIvLNh,C@nD+h53<A3=9Ib]3zn05uA=/l6ffSLm+GBW<VCdZElFIY4-01mta88U#(3KTT*[UIL)ID(f0F9kI;!nHUKX(uu;01pK1jv)=OQ4b!Fv!MYaF*i:i",
-    "1UAj:0v@Z2PYA-+9]APZ;E)V>GyoqTGypH00W_<OMG2@m1hc6M9W]!o0v_oZ054QFG2#LbL(IKg1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(",
-    ":IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!DY$XpM0)#;X7oB/U6Fw6oE3*-9c1vbx)4Id3P01qkb$e[ra#=whP2ED6c0wWI(q0.8n+2-Zu2[!-A4L1M^HSEZt0R=/h4,;q]4,<Rjp#dKdEt/=94/(J-",
-    "p#ch>7Y>x5rwalj3[wva;8u/31GpIv37@WHTI]T70WSkHH_/ptGdKVr4:OR*3lB8x$e[r-GdMJH4+y#CY#cZM3%[O_0S=Q3qfs9TH2<z6H2;,-4+7r,9[<D_7c:A1.n#gr,2opKG1&nZHUJ+6G<t>;",
-    "5HtWCHUJM2<rFAKpaTQL0Uro5paUNRGKwPxUk;GG10M,903Qc400v;o3Oby/0uKr3h8YhD*-E5S9WsKrpaBS$+Zzsyn2rGh:9,mW4Ac4u1V0FS23,Vu9[<MIhXe%aQXdC6zf/T29].>WxS#.NG5[Y5",
-    "G(jFYi&O<]!dV[#Fp5+fIRG9qw=IeWxeyN;;=6Wd$><>,)Kf1=GBDLs1cfUf0y5Q83M3yIG1XHq3pO[h!_,80Hr7)Q5tfCO0Snes0;aKB3B%wT2*9gy4,nQ.FF,Lk02em=9]$$qQy)w:053N(IE*.T",
-    "q5(D6Q!l9jGdTbsodGr2QxD$)*-5b50oqd=,U2n,Qy,iGHQZAl,U2n.Qy.6yHQrMn,U2oNADjU-03Y50HUJ-U0X6>1,vTxOADjU-059SKF),g#4)C7;7dGHi2/Jr:4+h[.4+8o9L/P6<x1j+K0N%tJ",
-    "2(O^34vZ!O5Dy3cp-R9RF!Ci248J8G1UBGP9^6<9Dl#wt7c&4JHvkV2tEQC!4/3PLFIh1,01mwb88>imGcz>h-XMxq-ZqL+rNlH35@m>b0S=VP!2/I5-iZ)U2Jg57F9S9:-ZqLm&I1mwyjKq4Q!hU;",
-    "HUKXmH8%1.AE=N@-Zq]wGLAnDgGmo^[!kyP0XG0BH#E:b4!b@Obfbq]52=v.0uwfgSPwtQ-]C8R%mN:&0XE<NB[w(B0xxhiHO&GassT5d1rj&>9Ws#a2OoDc@v(uI0sc<UI55:(4&Dk6c%sY$AF2T[",
-    "-[p-g03Sa#,U/U0Htx-;4^alP4,oaGl:rYE-!>VZ=QDym2hsN!4+z3g4gVYu5c8##0WS$LHo[OJ4K<G]HuI&G0R=<i4-I,07c<,]2I5l:4*0ML4:R+nl:rEg*%J:4paTq]O%Dw7rIi5#xfu<#paTyM",
-    "fQ&Q@I@gHK0WSnIG_eI[4UbU]74fB&0S=MYw@_tV#:fK*:Bu>]1E2!^BM%$K$O8gV4+,4h2On58#:fK$zqwHl1K9x&AjZf815yuC#:fK*#lSlc2%rNG1&kvGU/IPI10M,803Q)D)x!f10>0N#/&4&D",
-    "2so#d10M^JroaOoGtuW$1,SS+3e;CU3xbvd4+f0qTMUbuA@c3]/1Lwh.5MIvGFAj-4+y-h9].$$Qxr2o4+)#&3:@G(QwEavatPy73*G;)#/@[.INnn)5H:adFCQ_D03Q^K00[lI%mEJq,ct%B9_Cs,",
-    "Qw>D40^74K0]z1w-ZqYe01p@FodXy+01D(&1KutNxqv+kt%;Z/to^(459CunKr^cx00Ep<2c!ZH/2Ha!kqI9LIp$Lz88iS0+MWUrM&;s5Z!s[b-iv%*Anl]]AFBZ]=o#);ATa1t9_(3P9]ko5A09OT",
-    "4;l.N2Oow4H-F.A=8ybC@br,KGNc3#8]qUZ1_vd6N-UuwKe+1$AB>Sxi$V>xy8JsI2R7]f9^>eH2-Ayh9]Sn<QwhQ9TMrxk2p;%V00h5g58VO(2p%_A1mqL_.4z9,:6Ql%5A_!r2%>#>9]AM_Qwk&:",
-    "9WaRr9]kf24Yz=:4[+QBAKd[r.fj220x@gb7X=pUYYzkG.#,9TwrdzU.[S/<8y=QYp#:iVH2<0VtO*E:[#p+14g,xD1dHlc4Zy+#G&3>Y8VdaP0SF)ivbzKi4%W_@4+Y^]4+GEz4;fhbmjMqUrOpU1",
-    "+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/uFP,@0/,oUBp*jKtqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+n9@pC4cxgB7&x#f8#wPK3eEXh4W>A90XzfZ,mL),2Id>P2Eep74&DU.W(BI#",
-    "4.8yhkP0t8H821Vm-%yP39>mI2(zjI2/I#*4+Ya!47_kC3537[4QvbiuLBI$RtAr;aR6<)gXshd#E&^.4D+cK4&*2g4zVa6G1yiG=7I4@2/(.-DLFA@8a17ZJP!fcRtd29VhZ%e0]z1xC-I6JA6hv8",
-    "4#xxtzN!HS-@5yW4+r]@2Ok1301p$PuayB01mIQ/2vi:dHvktl01V,scLbf27as&Py>p9e0W;tw&n=!F.yJ30IWhnrAUTJNT@#5qFgN8=2F]%%4w09S0S]YHl437dGBAfs4<SYaT@oB>)0qbkc:25u",
-    "AE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A%:o_)0W+Be5-OoEINk_$cRBk9AF2U000hmR3J(972OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2+iCi3hc^S",
-    "2O.lUng-_7-Q]i@l$r+*0*RnJ8!,S5/#_c@2[ix<28&V-6P3*a4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4-1QzR^V12od*s0gjXLwHNc$*4/tehRt_1-2Ok4401n7p4XgN84+Z[K4,nYs",
-    "Lk^vv>*MpjR]&B41rG$Q0]FxrRSwPgRu1Tv2M,DJwlNP7.:q1!D)#tR4/di^V,3<sJP#t=.YNa+4#xox6RWtP0S>.a.YNxd3m,Z(/Hz1sWDg0q:H@l7iLVwHG3GWJVw5NWmmLnORSB!R#[mxqf&8,p",
-    "3yG(N0S:E-0TeW34+&x(GmlpzG&EKOW)BGQ&OR:*G&PS@1+^bk9x>4)<wXQak5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqD6*au[3J(I1R]+H>8#a(v9]1N17&QPN05$+02[Zr^Hvk7[3D^;o4E:Qw",
-    "0Z]Uw:-;s.%;1g:h7S)AkXJ83HZTAfHvk;r00pk<I3Jk,IFMH#p#e1jKdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNkpoJq33XP%x9_(6F2oG>HR^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j",
-    "1cg<!k<E/-NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO%6gFHV6H!L-POCK6F00<lyIv*M])k@mLHZ!mUAKd[tiU^VEHse(rIMB$h0SNE%Nk0cQEH.zN9_w3Q2.ny>A4W3dRUd9P+7.wlNDtisj0q0_",
-    "+!h1%-4cofxB(wGINekQs@z=k8H5QxZ!$1203YK4GS=fnGB5xbHUI[)>qG8a1v%GL4+Mm)Mh>F[/2i*UR0x-oNgg!,6E+(nIV/zl1&>i;KL#:1G=,[L4)@Svud4wBx+f0[*Hk7pG5@dMhFk]:4%bu*",
-    "-Ja1=ED86iJP#+/R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S&X.Ru2T%R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&#<kj81Jbsl0S@d4:0%!rHUK^S0Wvo/*Hi]etOgCBig,VEGBz<n",
-    "M.1#IHvkeh03J5O:0&Q-HZ.b@52=vWS0Xqt-[p#q%jsed9Koqq1N1/-sR7qiB[(t60xxhiHO&GKssZp:1jmA89X8$yA9gnYFRB4JGvWdgGyonr,U/UgIpYE!ssS]s1H,%qA3reNv]^G2Fw6oUoB/if",
-    "4,M@Y4/UGG9]Jc49ykC9[-m!T&5Wf14.(QOq5%!&/9B:r*HjNEk=Z6q2V<TA0S>UAkEH.:GRYbb7vBLGG*1rKR0XaY4,v,!4*/Ix4.C-8qyY&0z=wrf2&<AS0#z6[01pC;xML3pgIEs@+l5jOJm^w_",
-    "0Urh[%c7P64*LTS66oKg0RmJH4)X*LHt64=0SCnG0^lx0x;UYP01pu8,/qN>3oFH.mH@hB-/KqDJLun^0RyW3P!AK]0S=<D,/qN#5_%)A4:-)GqyYqg/:!i2!R^oGBM%L^BM#/P0S>sj[ZIyE3+$aG",
-    "6gl$o9^AP<1s<>dsi@##m8dlj2$ZNb0xudc051wMIRGm%Hvk>CHUJwm03Qo802;s;9]]x4Dls;!FAFg<02;&@5i]e=%%cPeG6ej<91j5Esv-:fHz6MeHlVBlFF,Olr=EvvC=PTTQ4fFEFArF/!_+im",
-    "/K_To03I=[895-zJT%4w4=oinQ4eOu0^o5&fuI2o1j>:wF#sJg04X#vAs-(3%L5,#G>.z=AD00#%L5,MHIWAf[;a!dImQDRGa)ZLH892l4=o%WQV*8>#seQ4H.1Sp,4F/:4+Hqp3kR:UeGV@iF#sP6",
-    "Fs_3BH_/3DH!mAC03Qo902;v<8!,S3tPl&[5FZOTFB:)h9^6@A8#4eO4l/wE0-2[W05>%T8yPVnA3He21]MoRk-(%Pf5ZkKD:.7H1E.In4*]R7A>*ZMJT^Gy4=fH/AD96,-S;V)F@N+,Ftf^P9y81X",
-    "88smvJT%M$4=pJ3QxBN]t[5LHGoBFyu&NCX$O9QSArCm<6arokQOE,ym-o_YA1yVY5gRf99^6)6D:6Bg5FZOT!Vnua03QoAFB:xe9^6,78!(d)47wu:kPr(m9^6^B8#DkP3o@&4F#rd-6AudY9v(U5",
-    "7biG1Aul[NFyt2:Y&f#9QxAW^1]KUoq7f1;$O9fX02wzSA3Qk70^oP-3LlsOHvk>nIinF0H:;95HO&JVIUyfBHq8SMQi:)YmjO7.11_EwF[2R!,<z6R:l7(DF(D5-:l7bSIfo@6m-o@!0^mS1DGw5$",
-    "GY6v)5845tGY&5sG5@+;p(7eF02DIhh$R9C4*/8g1P0Zj6)rL[02w$T4:-//0$vYM$Oa#n0Wts&D$y(ej^-FDou(BiF)$$;I5O/N0$vYM$O9jk0W].0FE=zT1mcV-9yiSc3Ly>T<)QDI4=hnnAD96)",
-    "01qkLDF&[cKo0<hs^%>$4:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*RR#2yCdhdK+5=Bw[(4bAw:0SMmoxB&[Z,_.l>u!cJZ<s%YOD^-w32xb&8APbzjP6nU!jR6i+7B_PO0XYB@GXNMf01uM=j>t>,",
-    "DKjv:T;V4e2oDOA/UX2EF_YVM1mmwK4*.Z6UJnYwqyrC_0hsN[0T(pp1Rnx2w!SU_/L8!zAQ3k_7B:JHH2;+ak4FU]3iAXH;E#qW$pH;)q6G<a;_MTl<udV073[UF0S3PJN(I[9Tn><^i6-ftiG2;P",
-    "fWn=v5-#L24Ktg_0xt;RHI1^S4+qZ31>XZ^1vjprYZEvj9]Ab4qyY!z&r%Nx-DMq65H@944EMG&0yY4IV+_jUR]LbaTMm/_15=(My3aQgFxhJdZw27=2M7Avdk+DnxgG-44.G8X0te[rTnA4F%8:yI",
-    "%:)CFr33<I[bCOTpMVh!&Bz@D=5+Q_HcJ8A1=<:dH/pz+2$Y654ynuo4+x^<R1XQW3J1S<4,2[RS@RkQ;a2WQ>NfpItA>y!/gV6Ps-L16l7JEdJP!i&;63h34$qM_6f&2a8V-wZ0SLn8Tn&im2LnC>",
-    "i:zP]0r#d89_ohg.5mLWm^LTL4,vE72=lxL0uJ$#0V*:rC/VNx#RU%Dvr+>$kvs.;4+Y2W9v/,f01Dg&244:b@M=654Z,jS4-iU]1Rn!3u9Z-_G^gca2Ph8&$n-zpHrJIW2$1Lo1gV7r4+>NWp#d)k",
-    "F*NiG1VJ7)/!OD1HaINksR0iMvC[$%8.n714YY-/0%sICi_$0cmwgV+0SA/.2GXW*3]j_32<ePF<E!xu0S58#9tS^RgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK",
-    "-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1=$8!3]kI]4FK>H4+EbA4ugfD0St/oatGv%T<0YTR]FsxH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2#1ed4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u",
-    "0^SE61rG$u=&SJ!0S3(V9tT1Tq5^h*69JpgIu8P(0]mgNN*<Y2q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+f=KOAj5N0^lg,#B&9v0Urr6p92C12E+Nc0SsFY1Bn9%=Y4uT2P>PU0]l<22QLCFHTIDL",
-    "1):2D3abVm4:JHC1Tz2vjus60lVbz4>YMh]%;A$!s]Ft(HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Vq#_/:_rTQKN&-bUg@W=:C3!wu6[R0E9jVBKRp#u_)03QlD01pqU1]I/5>@U,O=qfi<HlYI(Hvj[S",
-    "5Dy2eg,-J0p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7.H@(,!0S7@40>^iZ0lFv-0:lv&IpG2i3d05-4:SND12g_zq>S^hzl#]FTnNwXb@J%=1]J.bq5_fSHMR/[&X-r#3Bv[ksFgSm1EK:D",
-    "6odaB1JMBth5sG^g]Vpt4%z+(0lMrh4+5eC6gB@K3ON7]55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0_9x/0S=hm1>hM;1dR]3TMq+;0^i8-paBfB:kbCtmL_whA@bwB3kcT6YYz&m1]JVK",
-    "03QT300#fq9t;_F1NsjWH_/37IjaUQ95FDB11^0QG1(3u3N<;,6E:Cs4+HxT2!N:w4,DRe9^qJ8r#^s/1@F2nRs,!Z1E9<H9]AC/0_9s<9]^1D4,c#c9]Sh/3.I1L42G#*1pa]b2:Q8Q4+epy5+5Bg",
-    "qyrxUGyoJes[s!Ru;7/2mH@g_lMoH(CI=p(9^cAh2&Ddv0S7^2rUL@W1@-v!s3#7l0_Iml0uKtw1]JVL03QT400gar2MesZc;iOXOA]QD1P/zv1]J.V03QN302Dc=0S=kw1@[[[1eg#ETMVWH4+Ox7",
-    "9]O];2*QXT21N-]AP4!-N&(A/Ee@=y0_9s<9]^1D4,d@-9]Si56*m9_:/>8>f(RoyGN/O&2F;Z#9j+i8Gyno.1:^Zz4+>o(6FHUv4+YxpI^Zbq0].>TjsXWP43Gl<xCR5ZttSqU0_IpQ0uKtf1]JVM",
-    "03J600y>n@1>zE11fCHJ,3Jc>xCS2@G:@)y0y6*.HvkU>xCS#gFf1+)1CRp.oFESiqKzK]-MX<EGq;r@y37U$&,<MnmGVaq0-mH8l+#Wh3OT3)4,dEo9]Sl66*vGKGynji1qYYjN)HH!vJwv+r_<Ag",
-    "HkA<D2[.yS0]EyIw%wrt4O.T22>7+r4FtO=2,S^t2Sp6110yyp.su8pHU,<u1,t.d3eW_04:$lGH_.1W1.(cwz#s=;kB9*Tf%*my2G9l%9l-.U12viw6g8=:4+>u*0:K_#w&e[CTMnoL9x[jx1fDDi",
-    "hLRr!MF@S_4+epXa2+t3nYaN3=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0Tefl(m)$Ev6ll64AeOW)-I[tiVO>g>l*Gs$0PwI4!@Ok0Pq.K>SOUf!WaYXty2osIS9:)RSJI(Q@I:WF!387G&$Be",
-    "Br@M8DGP4[xj6$S4wlAo1KI,v@W*^30R/V#9^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5HpRH2M*W;1/ihm4*/OY3Mn5OIN3QIIRFi.:pLF;IoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%GGQA50",
-    "ki]O:3D%rl4%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n::(S>Qr!1.s2_4+,2lEi=Cy4*3BB+&T[B*9Hi_*,9TYG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nXQb",
-    "N*guYItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-nf&*h(KXHrzTKHUI)/6f_v*4+[1Z5-y.>[Kq&8TMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2+fa61:2.v",
-    "4:a6595w(0[Wt@v0S=km1@[_]4+MkzI^aG#IwvzTsIVUfLJtG=;uY:a,4P!GG</6rp^/qt3ZerK55Wc:0Wts]0y5k:2.;)01ey=aG&bBi95w&_X9TPZ4+<.<GdVCUE)N5r0^ZPN1G<nW+&T@,/Q[^L",
-    ",k][t+&Tq]AO*+*4+=UW9^hAB9x;y]I^ZZfItZ2bv-h+^s^mnIG2A*FHUI)/1oH$B3Wq=6IWa6Q4+D$;4,;!v1JD5m+&TwA3!wueG%=4@0yQi)00p,J9]^340^l>X1^>6MFrfn.1T)+=0.b#:z^8A1",
-    "G&bBi9]AYk4hGNq0S=kT1]u:oE)N5p$=#D++&Tl%0S(+b43v!s2h6v28#vrL1=yoe-Q]i]!v,G<GXNel00KJ;0=B+Y.C%8=v/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Q,;.+H(E$zIItT6VV+NBJ",
-    "1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj<:1dR]62%SL(qrG+njSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlGxC[q=)/DomHZj_f",
-    "9^76A8xIPIK;CqE2F_iC0Sj9X6Wlrj(E$zIIt--w2nX@gCm#hl+&UyVHn-&F3OS.#4,c#c9]Se.3;BnE+&Tz[=N-^(HKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at",
-    "1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2Ev6)A2l)DIvzLx0lV^K1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1%_Q%1Kc>er_;J!1Rn^Hr_;lV&ITU<HUJ+5HrzS>:jwy%<eLm^HrzTKIRFA=",
-    "1fCEN3aUW>spJd/*<qbnTMq+_0_a:jItDEanIHw9*LDotIt92N1.wKx3b+Oz4:kZEHUI)U4+Gpf2&L4I0R+$#A2l)DIvhCw1F/5<s[s!RxCRBc=9:IJkOL1I+&U-YF#rZd44)t)I5MaM4BR:f-35RP",
-    "0UruEr_;lVxCS2tHvk>4H[3c0[FO<utEYS)H8$Kj9]Ac51/P^24+oS%1G4/E11^E)sRIuh,8v[ZHUI^j45.SH(FPnc,8u![9]h.F4+>x+9^hPG9yb62I^ZlkIswH_2h=!<FDE%M,8u^FI1dVo9^fzx",
-    "K:)ut11^E)xUUBf8s0i6IWYhSMIQk/yb^e/1Rn<E#@hQ-G_/mp1y%]3+aLt#:^Cz,]9Sv^1rGzF:-x^OHZ,H@1O:ON9uEP/nF%5[EFll(1E%Z*BQY<Xr_wZYsO$s:.c5p=4+Em>UIQW<12M<59_w8P",
-    ":-xGzyyhhcx@vDa4+n=/7XTd(8j*wn4/#s*djPvf2eJVV5Af:*0mlIk74Yi:23j8mHt>2N4-%3T4/^H>O$U>$3-F3G4@t@92oD3oyf>7>p&JkA1BvQD1HP[$4*Tl>2*(8v1Cov#0OURo2KWyT2$&Nu",
-    "3ph29i8KKHO%E%u:jVX%u3rx!o&g=VHvj[HTnexQ1dWx#0S>Ph:I5$]Gco*+O$5&g4+,w[8Vn<[rnUqh6EXlDH^!/Y4)Ua1E-u#6#[;NT;4W)Ezj>Od0S>7K/;5.(F*X1n9ykCTHvkNU+ZZ1MHh][@",
-    "9[<M!Ljs%YR^TdD0S=U%kO;0LHZl&uj8zAq/V1ap4*^8@1iR/54+8SRtpN@V,:(7!,7F6R*JKX@r_wZK(WHGJ2s1Jt0WkVc2#=E_-++BuARh@fx/jw7[#y*Yn-!]t<L&,%J>>IH2NF2]1IlR+AK&N)",
-    "F9a(z00Zx/85/gV&.6-B0^j5s3/bF5);yDV#k3Lx*$)PI9]t.qwFC:U:]F^Vq*4z7=>(_c[J&if2GXPy4+pczP!9l:0t)W&TMpLgJ>pF6jR6k:.J$^f%.rB78#UZb2d;h]4<uMcS>a3PXDc%,,ii$c",
-    "v#odx);=O[!HGc;IJVqy4*_O>Krc<,G0y/NE5=%R9xT.[T@wLjGsfAE0RVRjTmp_x3J(tN*hCKkh<x%<yvqa&qzDdB3D_%f0Uk8_2aO8_qR$ry*xm-Z18xrl>Vfw:2pTxI0uGA[1=n&^4+=(^9RlDc",
-    "4,b6;hV<.nrXvcR1p:wa4/[%OV+Oj69RQ^CRu2r_0R[H42;FCM1dq814,CZtA_r0#3k^5qFElnd00[fg2Mfgk4dq^rG%O]Ywqy;ktlv%v.nBHRv/IV:rx6br:e)gbGp:yS6*7th0F5jOg+T]#y9W!7",
-    "/w1n.[[kE]=EwRn.hlV0fD8aP1/HdO4$16y3hwS+0uT/g+P(,2q7evq4+w[o8U;t^Z3wXE2MF]tKpryko&g4):IV*xsSE+AuUrlJqYMbQ!vqK&2GoWM1duukr0X_UqF<OS0/FXy,VYA@ni:V^jhF!s",
-    "1n0as0R-,Us3rrAi4+eX<690(/K,FURt^G#0RfE^4&dqp0qGbHqtZJJ#Uu[k0S5T59^g41xB:-z%U/%2wFeII,UJ612iybz@!)@,2oDbT@F$KKpWkK$@VJd1s@E+;i/>bulJrOm>/5,!3GwN14ukbT",
-    "4+*#WPA::JGRGeWk<0sA3hE38rLjLHH8-!,3XF&v3h]m94*_DBI]kvx2Lg-#4&mK1GC3;IrFa5!4*-7M2*jjT4%wU;2C-,29]J3=wkQONO#^4,3!vI&4Ti:P4&.C14x]tcw&ex[woL)5T;;]n6b,+<",
-    "4jwYe*$W7r1_WJ<EaU%U4,25=9SPRYZUx;E4.GTM#Q@fZH>-:os-VFcfyNmN>t[]v@sO7ZESSFy4A,(04;)/flmQ$z;#vVp:h5C;1-H8)%B:]OHY_)n6ah94:ZTJf2Q)V8rV]74zzGM30u0Ke0uGwW",
-    "K:*nb4+GoCAP*PV#gG9H0sgZF37j1d47$k&1)>),3!()cG[pQ!7&W]W9Wl)x5-9N=1<rGf4+FZ%2<y8[3gNIB4&gckh8+s%5(kfgoB-&;P!AV+FfBMWdmAkP4(:4<2Q@oNcm/b_Zwku<4:QUL1MOo4",
-    "z=,!)$@/aRtpgo6(6$Bx;FtR:y9=4H=NRri*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>1(_H70tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Y]3BM$@P2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I",
-    "=#)BjG%Gan2M,O&-bIHXvKtQsw+9TSD,Qsq,U$T!4+X/%IUhhbxCaw5*XslX-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)A@%khT+FC-KBx(6QyGXNGg02wiy5DCYe8ZQbfF@W.^K[31sA0-#Z95;>3",
-    ">[.3efsP=%1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^+RY2M[slhYb%bzy^@.H_.ne01oK-cm/K6I]7.z0H7@pK);qlF*uba4!z4.3a@5b9W^PM0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSK",
-    "H_.kb00N6Y4+-JbFF@Xo03ReU030=p7X*&s0R*J%79RvM!UrD)FaQES1I!5z6<U)_[op1KP[Icv6fyt+:XQNwE5io=K=@sLFbl5Ij[y$@(9#MVHtjSH*DWqLGV3%0fG@hAs<=yQrCkDp$vY0cJqGQF",
-    "K@#I>H_.zUv9^rmw_k_9t_CkNoIeA(jsXt^urDJvHPJf+<&N^L4:j@v2%5-a0UrxAuP+0eF#$vm1h]eM2hW%T3&<Qi4-,s64+8pQ1o8eH0FquG0XBgo2-0bG4+r<r0nIoM3&fEd4-k0k1>h7i4G#y0",
-    "@#2dg030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,9[<G<*ai#Mxf%^!%kek</o1CXvkwfL6$9/a4CpciobMkE.^wcf$<3)]a[vzV*HteFH#wjN3f]Oq4&Vp]w^&(g8Ut;%Qvpo_pV(s#",
-    "sWSp_95S6U0v,g2yh[s)MH4wT0wfwX9SQp71@U(4i2(<F,Dv;X2+n2/jL#MxHs:.][b38P0SU>i95(.GFaQE23yIuI9]1MzGZ-1iDlj>Z3IvqWZU<8;2!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw",
-    "4:Qq+DFNCP57z[Yr92GBHvw4+lCmQfEZ(mL1al6=oe2*K$TuGrH2<Pc01mS=2bI]q9^GF/Hv=av4.P3=2+tM,pzu:4Dlmpe1iu=_4:*NK4b#MK1w0QA$2b)+-jwZL3X8Z908t9>0tVLOb@m!o4%*CU",
-    "1L>.D9^KXICIzsv4i2uu2=%xmPY%ig4wP#WH]Kr[p#^wkj%5!E*pMI%m5)LKo:m>UG1ibE03HoB9^G3rkRT5N/*2;@g1H+jG&GEaV+gmBAOJrHHxFOR-u*7JVQ>F]WM6Y[W=^ok34ah@FgZ44GB(Be",
-    "jsXuZSPtRD1rIM=4<S$Z6b_Yf0T0yy&a4y.HnIW>l;KuIjsXuI*ai->k,Y=EG*u5d$>o!-gS@b0Cb.a<9NnxG4.lv]t>k4zjsXuI<d*zI;z[yLFi[4u4G%.FA22bA4i8@1yagWwF^%MM4:.7x9$jJ&",
-    "Ci<N#8q2%]4:*GZ44q=S/qv)Mat6:P4I2cBEe[0S%peW-)=GzX0#gs<0i;VI52yj1yaf*-fdvnQ0+zf554i!4yaf*T)OZZud/HEPh@a;4J%PLh05/aF@nv<WJM+5*4=r&A1ppooBbpEo35L/W4:D2<",
-    "IG+*=5uVZ$4:;*NFfsrSSGKGa4*C)brJe=5F_0#1LHiO97]zlY4.up>8@[zn4:[)p4[YBP0/X:<#sZ;O6c0>Z6AwG3tP_IF0iLWB53K;5(Gw2n&jkyIOaRV]0S^1*:CqDpBI3_#FFIy3+tCvbKh)6=",
-    "FAsGy&CwGNNZmdK9^r[t3;WiW[GtI2G.s@ca%XdRP^&m<Q*-LW6Ax#6A7L:74+r5U4%9R+4:LH>6E6cdKAM-T4>nFt4+O&F1rJ,(0v_W)iUJ6o(FF#AUJx=Z-2-O]91%DG2IlO142N3+&-kYA6$CCn",
-    "Z8$Jph2jYxOD&700^m__Di1P-w0i*<3f0zP067E_1&=B:EH=fbrU3/>t#1znn@[pbqNRla4%(tJ4+,$c0tbmw9d(UgATvhkk0:rVL1zyS=tEUQhXM)joO^z*tp=b]/EZ$&H8wLtK^Eu0P%^d_Fh/Uu",
-    "4,X![%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,mi14g;;yrfUVqqz4X&5ewM2XbIQ;5ja/<:tinoGdTK.%:f6=wjK)o0]uUA4+xc)8v)R34pjxHWDC/XBM%FT0t5-M;0E=]V,Yd#w,f,m(.nScLNw5P",
-    "4*];$4*]nD4HF$L;b-y<;:i3vI1A#(CjzEa35c8(295&,@OOv!.OKqu0^l;p@h5u73k&wrhye_Q1GiQWAmx$K0S9LV&$a:&1KZMl4uc5[=>dU[+lm1Wzi0&Ry+#iY/qMivGxGV&0SL1T4+W#f4GSj=",
-    "5U0is4;_5O&H)^Z(MKIM(nl@.F*V^b6(0&T,If[+,vJK-/KVYmDdPFe0Y3&aF)YOb0z(Ou5)TB9qGB%zEi[qTeib$V1x6(>HO00B9x^]MQ3UxB0.SO+0o-@nD:Yxj=9_OOyP-7#EjKiP0SM^q2=%!#",
-    "xMc<^>5^-9yk!jWtX:Gg!_zciuj&ULGLqj809pg_:KFva0S:D22m.=b2,wX52GVl@w228TD:J=92=2Gx+W@>RC._:x0uL-#p9&[6U#s^d0S9OkF:VRC4GgNE(E$$txYlzI1:LOy1Ns3EAM<sp0R;v%",
-    "I=>fxGwrzq4CMm[!T]u4Y6&.6m6@$z/ABss-J6D5kI)JRqACGY0hv;]m/=,(#TpzmiKH9<zhVymYY46484k_71-Z-1uf,q,z#]U/v=NapjsXVuq#P1CH3HvS4+P4v0S<zJ2h-W(4*^(N1]]&Jn.F0!",
-    "Fr&l)95v*c7zBx:3I==2D:piq,2oLW+5,lng,[lC:H+]Q3J,CU;in8dGc+7B00I=SG!Ge*EDuw&9S.C;zyk_CycZ1L)qVzszXuJ%r_wM<m39e<1@VU30uI2W91P3t%mEJty@P5x9xT1X0S;>1A7C)U",
-    "oE$#>F)%ZW$N:lRqE8PE=wSy,v-*zI90&f(0Rv$S*>#y-HGwh:s<)t1(dq_aFAlKl2;gPuP!5LA0S=O]6%Q<l(tZY/2L[*F1rGw$vVIRA,qL-rSQ.0VTM-)=9]t*yoE#q)IRFln0uM6O%R&ab0S]JD",
-    "oE#qmIRFKeiGB_^1N8j_1j*]^4+rx72=/,f,n#)W5IHdXl:s=^F*L&m7dcQKHn,#x2c;]^8Z!A4A_ZGt4[!C+6)zt#H_AAUtN^AM@V$:E/.os#hb9K];-Hg,2*^wX4xKEI3>;OeIXF2)JEE_82[[Pe",
-    "slWjZQZO>#H<ztW>ZbARjUx(I2[aHi03bp%GX:bnBM$g00.I.x1N.rxLq0AyM$7aL4+Qt9BLPhx12lszax*ePH8(Ie01pMI*Ax!_tH^o*GniEm1lppE0Sn>S4vs7bxVTXR(2x/i[VWKThzS^q>#Oq-",
-    "s)qp&1ODta1h9(<4+P5*7dZAc2e8)=A3ijIw0935>cb580Wkm#,u=ufh<v9[[Eq>yEddh-zY82VyYCYS-Ts.XHvj_v#[mxl[R0-=Ukl:44i5mz8w$hJ6Ax3;:Kq5U-7bRHF9ogw4,U%QmH@j91KYJx",
-    "7dD_H6&W#$&H)9LEDr$I:Kp)F2(7Yy3NZk74$As:4>U];CpI(HEgvK<$QugaJr3sq3jFH>1M1L24+n&zPcL:iILI3:axydkF9bF)h6y1xIRFjQIuFzX=>Lk2;^Jkh2*;@;iH-<#D/!5!IgJ4ap7mA%",
-    "1s;,6lLZ9o/M<f-0]k@Lp#cvTm.ta1:3$yxHH8Hq1_r5O4/r*Z1vmg7Lo)ym3DE3*A3rwl4KE2cF#rpXh-14)tjPfpK/sl*3d/hkG4Blo+vr#i1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF",
-    "0V5xFH1Q2Dax*XhF9S3)00fq+I^hapu!b83wy]Rm2/NU#Gch[IKNmQ(L.zJ,4%grU4+FDB3YmyA1*Eth1c],>2YD]6GdjyY4-B5LQ4XNnUjP:c!lPaa%OwvZ@>NDnHSv#n2B1G3GUzG_WU$Z@A0RT^",
-    "J]C;CH0UZH6EgrCGN@)+AJGCc/qevYGXMfw0)7G92o0e62Lzb7Rtf1U1<y<t4+#A2R]m;t84ULa4(KW@J_A,;FYN&@F#rzQ&QcEq!dNc<Fg2H02D+PH09*na2J/Q5H;+;J4ww%L7zfpb2p2S]4KDyT",
-    "I>ganH^k-(4u!O34;cq88xJD.=n(EpQS$yh2.g_T4.oz-4.p6u4hWC_F9$U,/T#=,IrlCf1vmf#p,_S5&/CjoCkxO2FAoXWrcVR%j[yz!RtLk00^lbz1P9/#Jr1S-1)i$^4yFMJ*AgFIIOWTI0oVgD",
-    "V>]RrZxJ&#VKrtn:dnsq4:3=%q-d_BSr1Oxntl$40S]<(:dnsq4yytWtp<7N&jAk61@iE],dztZP7g7s3lC@X,CYkVr_wZt*>wV1Uk^C!:dnsq4(bUH38LtD4/G9pjSUYyQXeQW,wh9Vhv-]<Cb$6)",
-    "Dvj5D4qFcy>2+mG8(R.k1nSMt0S%!A50wb&&CdZ2xd-ymsqkG7D<zYBxDpQ%m+)N/GE*NYG5@-Fw&!:cD!2g-IgJw!8KmcU4/Gy<DcPES4qOk)1nSMt0S)d159kN#&CdZ1+M59co(K-D)0+VXAOiUb",
-    "4/J7Uk=vqz$1x88i-o%^HMH!H0Skly4,^HXWFJd1%bG(D-M=4sx)D1yEL*$*4+@StcmmdJ4+rMtc<AR*<k.X8z<Q2b4W@Yr0S=]ay-3eTFh:fZj8hK8O#&hZ(:<8O8U)nLeGe0_MFp*z5e^yU4!P5K",
-    "0-K_E,Jc2uhOJ-4EZQssq1X/y!m0reL*0M]4<#r[4G%^U5Dz(_)dUHoQU#61VF&&F3kDhwDWa]c9]];fs[sh$l!E_Z(a:QGp]BPY:-a-#0R,6G7XSti1FnfV3y*=p3fTe!&[q!#rLF,6D,V]ermg@W",
-    "2Q&a54:$lH1vUU5FgXA!H8ubbJLi:R4>2SaQy).[%LxxXv*1$(=4.sv-a;vTG/s4L4%1u<J.Q7(4>AiTQx6@hR]lzA4-->_4:RZG6%Q86.rNPD,@5lm4Cwz949k@g1H)(vg%JbcL.Tk/Z#aYzAJG9Z",
-    "00!%%C/P<XA15-a4+O^E6$#7O69/sh2H3.M4u%mQ;Ey3Z5HuSH,q9Kl4AzMi8adbk0;Ppp5rq*SmjN:X9y0(1T<Mh25gsx5a]2ipGKLWwG5[Dc%9-^hijEi@a5eRldmkY(grOb^9=(x!b_QHS4Ic$E",
-    "01pO;Aq#.#6(3$Q&cPN0oo58ym[NZbGGt_mW-JH7:2D7#RSwN#4/h_]M$uyrABzDG)dAIG4:PX.55)z</x+^f*.%ku!3z%z,D3]iQV%w^3lC%EV,F*(2<f3UV,F!;55)/2!4;k#;g.YF<na7qP7d[B",
-    "4;$KREiv_E4]V,x4.V!t4-X/D4.TO.7/:gHAYTvV1nc2%4-rNf5B&$^-cpKcy$BBpkz<^qPY*TN5)ToXWDho1A1yKf4]kzt4/%g@4;eLI4-ZOr4.TO.8LeawAz%-51kS,04+HW95BvwUWCNlI4+6Pl",
-    "3nT<,WDfI<QV$Zwx<RpiFpCiiv)dOAzW9F+4^-Hs88oB-4,5U[2QL6MEYSfE2gZP-0SbjW4+)jIX99^[4$_0.]H26hbPd8^4+WXifB>yd00H6i6AfkvtJ<bJ6f=107X+Zd6Auv0zXJpA!_@D*HLtV,",
-    "4-8>dQ4b63&/(H<=N0%tIu8KifhhyPiz*H>1j4/y2yhF(hYJmiW(^>&9xaV%3YyG)491KC4u!o01Fn(-4+hY^3-_1>498Co48W:^0Suj!90ElO@JopKuHgy,X99H(J;YG64=!sB79UD7k@fOp!dwqY",
-    "mhe&!R>y(L4=@g+4;ED,R15Nx9smUj$&L_W;AcHs12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@28z9Y4C6ot%193ew!:,(zf1(bf=iQAn^^y01u_q+77YJO4+n+Mejf!j01em=4/&Dx",
-    "Q3$T15f2I5)B!IhGcwJDQ451j1kCO&9]kOi*diYlG1$^r4v+#5I/GopA964N9]JJ^287of599-Y2;omI3/P%P0SS&>4&nU)4&$^D0R+vN1P3>[yzO)sEZ36)4;X.sR1Z;hVK0=eH8IW-51]2zavzof",
-    "INkye5rfSE0TTk^s2_Z+bsRJ:4wIz.4[+p_tN]ZUF@1Nd2#mFQ4.OP54:0Rz7&OEg9x;zKHu#7E9yS0CwBdaT*(DDO#M<9VGBdP>0SUO;0S=V#8V;E68VRJF6c1.mXcJ^te/uQYVKrnjFaQo!4:.a0",
-    "4qXps@e+V]0S^1+@e+WX0uRLnjr3&;S=8)W)dmj;@e+X=QV%w^3lC%ZXb&T-2<gK[Xbxi!%nABv3+<RIDf(y*P7eh7Xb(YFA1yKW4G(qtXb&Nz4G%i[XbxWwIr;Z0Uk_L3&#h]<8l;pf[RhphYY!W^",
-    "2oDMRXb&$:4:i_l4,xuk4:ngHEiwQPclu^#F1!H@KCu%II[Ii1Uk=L>XbxZx&-.Hu3,SaHfC&0%9^i[#3+/am4,$,rQZElRHjNQJGBP#K/mHM@t=XV!6*B*59^8vxKL9i>EY.,J2KeF60Sbyb9]$)8",
-    "XfFjdFaRkzFaRGIW&j<qIo+8N4*+Har^qR81MQ1c36qUx4,/;p4+P%)j[y%H;r1L#HZ%YZmnaUoXa/FH5d_QR9u9*c4!r:mx<Zp#$<zN,npX$%[tN[Eqy,19-2a9RSPw3Uym$;d/:irx01lw-P73Cs",
-    "7Y<yv3m*zNkLdz0A2:Mx1$PY73k1(s2&72[>JSJ%2M)r<j[ya>/K:E1&Z8PFH9Pyu1>)XV%flEB.pL=gZ>Jxi2%Dn_2E6%Z162!cBRMRZxdaaiht!P$4!FB=5-++U1ms<>EC_3a1rDdQEDr>aT<LVp",
-    "1O/1/1J/3*3jO3l29WCl4b7.y4/u3-43pn:2(Qfp4%gTQ3&Qyt4*#GF4+gRY0$mRn[,6sBvIQP7;9EXG(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJ[o>vo2M+@6rw$T1eFlWN3k_P1",
-    "8V<4x.x:Zt@hfupmeT.T<8ALt9QR<m2D=eC4+QVx9SriO2>FqIypdE1r(p%/uVfuKmjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0v0r<0tka%3,<yX.2whs;*b2Sm7>opAjj)+A4xfo9S.w%!)Ob!",
-    "(*h3[(f6SN1fK-02M++Q$qNSinjQ%JMF>Y)4eaDRB[VaeuL46hF+((*x)%%A-Q]HkmNo+4)(sAl/mP-I7B/1l31tk1[(u1jE(e]K5C$hVG%O[[/Mf9o1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm",
-    "0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.!_z_TA>eN.Z2/(.B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)Dct[D!q4i5y.w@&.U#a[_S4Ic+Hkd.d1HPj9T)x%=SIn)jV-4B[k",
-    "Gt:;r2si*A0W.&_1v3C212O->HUI=&,CF]T0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1f-4f0Y)DLFx;F/2QxDO3bvLj1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%",
-    "iUSV/=R5vL-([Xy$qf%9,TWI4m3j@_eh,TU=o0W[G++GF3J(Uo!HxkDGyo7Z01l#t0[]fp2GY5B3SJ&KhnNEfukCOT1J$A*Au^u=4,dSE0Us@A01AY^iUA6i+Z7)kH1nEN2C3dV4.!4B0^bV#R1W^_",
-    "+FAvimt+qFkcR=SArB<0hyf2g&y7+atpzfThXV(g,xvsjzC,_#4:@/)fdLQS0>zwbQ8elp3m6BW:mLsmjSvpz+.=ff3N@:AKsf*(2[!-QMKv-V9]br7A3@+%4+<s:0v]v)03Qi6014mtZwBGDzX1i,",
-    "6AjCobP3]D0^mmeuT(DyGB5xN[>>w4qCO7:yZ-[#1*n!B0U[4k*Aobyh7.[m;+p(u%C1xoCyt:_9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5c1Z60T1K<)]:$b[(x2w3D*,HIRFCX5EeP.ItIZ-3$#TK",
-    "2jS#V4EPcamk0^jmlGcaF[QPq0R.up.-OS/2g_OK9]kv<LkGdUQw7-24%L]*47DySI5>]XyTmFF0Ilc]4p[/zO%DbA[UHwisZ.>rzLpIS4C1)_46-cEoz7bXr$Y<n1ly<n3&s/(:FgH]1/53k2J6iX",
-    "4*[peVh+)ReFdqOd-v5MJH)pQ4.pFBRSzPt.q[u-0XEV!FBLU6(KHU@f;):2f&vP+;RO2#(HIXDr$Yw$+d2%XLkpgb8XpF2%8v=U)dmZNpA]MWG%V<V916BbAJPIdoi#6BGBvau88n2D4jDCo[t>Pn",
-    "I<1LoLpAOQA5$_[4.7WLLkgnJq5%&dfe8-S(1vLR=a2kEwAEA;GXNMlx(5#k/:K_TikKP->[1I!x9D0Q95/%bF9bO<#0_;hZyyIU#10!Y00i(82%PQ>9]bVP4iYi]9yb6Bfrottm*<oqtdSQFaLmD%",
-    "0WTmpFvJcYh5.ML9^F@90IyjE(#0JK$+C7DGUCV]FAOp:f*uHguN4GS6D!NIAPa([0uR#y%;%%3IRGd!F#rj+#dsbx%;$:_=Jfomv+I@uA0aoe$q=4A&hT9yZaK[j7&8DJG5[Dd#S1PuHiQfgzIF>j",
-    "hZhe5&%Pud3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-doFrjiWpZ+Fa=j5&Zw)YJWiU83!SxppDN+uSrU4HtS@TQ@=%oC0h5@/VZx17453:p8!4VG[=a&3M=Ys<GElvie4G%$9A1pEa",
-    "4G(yZ>7<K]/mH*HUmqbYi4G4Lp!OFJAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD5[;-Hyx0g;(28t_3w9^hV3uOB<%I5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfgGv2/o3fZ@14$^b+rs5X<>yr8,U:=uDv8n]F",
-    "+/_]v1d_k-sqbV6:E8kY91jGKs09wL0SJt/X$DLP.4Oy,0S>9V$[P,_@2@2rGz6rw6Apny05t[Zz(fqr%nJ=P#Xtt>%mEJr=5bF(B;iyL0tdg&0S=ecyhRD&8ViR*4En]b4+!kLMGph]wgC;U..1ua",
-    "o8UtTy7&/42@e<.g>Qvg90-(vQV$B.lmQLwnI9xJH/YA4F*VftRs[0+3/6zZ5i==bW*,PMndKJ%/pYEtykr.R9SUU.G#d&[88QG090A-V1J#!t4*Qf_1&pFmDl9P:1+nNVF9R$wlJN@$fR+=x3!lCV",
-    "36]9z3i;Se2[$$8mRkj(4,5OS2Md_$0SM8lr2!87fmsC5mQW7[fD#@GIQL5r1DeHT9_d/+v1vFhF*&RU4+Zh%QU.][1q%C!6b!e[k=u@@5-y/7F#rz(sNfI@rWXkCyb%uU<MQ*.lRyswo!S/.1)cC=",
-    "88ZM4-[gba0uH3Xdj[X.77e.N1qqbee,8.$nSUHN00,>z4l)780_jzf4,Wjy4-VGq@Va^h=brKYkqraN=lb[qM,K*#u]<%*We&3w4;n5A5f34Pw-K-2.je-zN-opq8V<Rgh#;OLs/N=o1G2-c4+7z_",
-    "83M!2AP)hDzX1uBL/Ok2sTvBfkOU6>%.q[24Ajaw1Zxin=s2G^5IFz<Cl3SI@4I,_o/>8Jy:1U5lm#p;G0hSLmXZMvJ%gji0S>Umt05oK0W+/zF9R>#%Ht0Y2e1V=GBYdR%OMQ//]%$4vLg/.nFR#L",
-    "IvO=89yI>8*t.mrDh_#o1s=Um02;-]1,z03A8.0A1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8=WqsF4:z6#1<=LB4D#y=4+x(H0e%K54+ftFA1yQh4W!s30FV__%$QUUaGwPq(g8I9E-2LV10*:%-sXx;",
-    "wgVpsHM.1=quf0PECpT-.v$4Ny)6;t%hpH[ESzs25jpn;6)<e>ND7]-9yb6Bqkv,uD,Q*p0Us>k+XW4rwnP&wyBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6v)9qa=5HT==",
-    "1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@Ky#UBPN4+gyi3fl!4IQ+-X9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br1L6fAa5mco",
-    "AJPFh04>8!03$dz03QN3wgV3c/=F(6txpCl4+gyi3)/+(z<j+/whJE-H2;&<kwF;Up8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qIhxij1^p=dj]B=.@ehD/",
-    "qY=kWFgMo(1z8T)WeiFVjsXt:.&IqkGY5b!2B6_y1=&w%4*-Fx2L$%LJ@V,bpJpEbH2<bh06z-gItr!29uD<)APC7W9]So7F9bI+03QrElrAncG;4)Z*,8%#w6Y%@5HghSZUel&69#.@0Fl,Y4$$FT",
-    "3&x9P3g4L/0IEX]INa0:0<pAPCr%F71Q#=@8aRyB4,qy14+qlr5Dx<=>7E-MFaQ9Bbp-:_1nRd-4+2mR7TAnt4eG8J4+PfK3<,pMGfoKIG!E3!We-@#y;,xCGBm3T4<0^A5HE<WEG2^#e/kZhHq,(S",
-    "L(%64FN*-zC5gU&FP-H1IMo6G+Hntbj/p_[N,[aV0uMv/)ei)]0xxYfHNOHcn*lR0[R9QK)(Q/^;Qaiw$/wehp8+z]0ueI+4*/>f9v=lv)&d@%0W.&v>]];OKQZXdW)C310w0nAH2<C==cF7!HZj!3",
-    "5g!dU!PE:7HOHZ51+49K4+z233:+[34,v.qW,kaZGypGHFf-%H:%V=w64;O[6vv<v9^g[[z.&/k$Dw8irI%;B2%rNTHvkUDp/J)C10M,C03QrC01r9Gp/JVy*/7$C*#Qp^$Dw8)4/tA4Y7aEWp/Jm7",
-    "@n&,T2%rNG4U;1+9]1O;10M,E03Q%I03QK3051SIFaQYV@VbD>wG[$<:^C%V*#QHl[^2XQ4+fwE4,uRD5Dt(<4+XKIW*9O62cQEFC(>quCpa^z4cN664:8i$W&xu4cn--$9u4B74+oB^cL;lM4,$Zp",
-    "J@V!Rk9z_gP!A8BDGrqZ4rCuAIg]kga0,:zIRng@DGvp+!yEvDRt%Ke90k)y1;%x44ExYd9]tnJ(#io2!=Bl5H85c#EG3(q8ys,,vjY;^xs6Ca1_<Y<*3/vhq:_u_kMBwc*S1-+y9EQe<D_QEVh-bZ",
-    "0s@F$0*WXSGM6M9HDm$Inn;m/4uahU1([.H3tS:JIRFm(f))e4fe[Xg%;__<GB&jX1Eu8!9yaTp91T($bH/]c0aG6YF]Vux5I9!=+o:iF;bas*[sIT/x*jexHzEqT(.dJTG(.HrH!wvUGS12m9[<I)",
-    "tq%Yd12F:4yATHD0Sn2kOarZ=BOe7h:-*3mH94<KIvh6oxI+xHu=J14/Tr[[j$sc3p9CKRGI$;MId%/dcn19WwgDS6u:^)2iwy(UXbz/$1BR6$4#<!v]2Pi_zQH91&X55GnU5(8)Wih<&)yOPyDkE.",
-    "G!F_6zeNs=2M+=N5-p)1nzS1hG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ=Xn%OH2;sN2L@7B9_U^=0wOIn,VPo#<(Bd*;I#KJ(hUzHS@Prh%;^K#/]BXYm.$fO2LzYz1rGs=.QxlA4+QcF",
-    "9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4Wx<8x^GE8aAs04!sc[1U1PAEHF3#",
-    "F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,466JY1C5Rm4xH)>J_A-fkp%.Pi4@6)$Oj8k4+OgrF90wz00sK>RTenO2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1iX>$0zC/!",
-    "qXG,O5d@0$9v/lY$>FhoH2<B-2OrY@GrSQ8k;+3&3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2E)b=2dDubAUcQw3^Xf1",
-    "-!6ss(i-yTS@Pxc5e<z8Armvhs0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=004o!P!7!p0$Cp*G]vYw1_o7M",
-    "2aOINE-Y[w4pAQjZQF>*95R6g4-H//JTW-m046Xw00,p^4.*hA1oML+1kv[a2.@(fAUQgR0t[mX)6,1_j;EhnAX*OszY!ZT00ifVHy-EzzY#t$IXD0eQx5_o2QLCRIRFEm;pg+>2Ok7B02VRK2Ok45",
-    "02Md<F9S6&046jx04g*#04>8&000#NF$2iW8wchA3(N,tgrFV]2InX*4:2*n5iiyOF*yJcG5@&_$]Vyr:/q9RzYzfX-XMyGzY#A5H8%hkGXNheH_.b&4EG@!F!6[S3(*D,7QYby@C];72>FG603RhW",
-    "002)1+K3$(H.Jc0AT&CN0t[mU$cYCH;ez=0AX*OtzY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@bTpdJSE2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$Q25e4GN93KTa;kqnH",
-    "GC4WF5d*)O9uEYL3Lhab&j&9CHZcGPjSdei$SMv]42SF+6g18U969i;W)By/5ga(UG&V6gH2;;X5f3BG2LZKK1/olo4Y.Ch0S>RA0t[jVw3QzU/#Lx=AXyIryAc_Q01@3)F9kR:04>K*01HzO1iKM0",
-    "12-7Q5i]f6G5@+*rUw/;$Oj!W00#dN9]$./2PZN!!zvpy030&>0VM_+DhZhtD:5;32LrJ479RyS$OkVDI5)cyKh=-.IW+(hGyn*-GzPDn5Dy8qGy.uXLJv2)5ibQcH_.zk052:uFaQow3hW6aH#q.+",
-    "I62P,4-Z,,EH=Xl2>@r/00,a=4.YRd1B3TZ2gihH7&njx4,&W$Br7uU>Dl_3*a8$SpW,MF7ux_/)++*56EN%v4)YQYga-24S@je,1;v>M1iA+uIPg0TxCH/)u>>N0yaq1:H#5El1I2.t1ha^L1n(6L",
-    "*9#jr:W;e_la(9^o(Tl/kpeFcH#gV]4+NkSF9S9:00XST8wS@59]SY&KL*$f9]JT17BK)0L-^h]2huJZG5[Ph00AWj(k/]lkP!^^@veaQgP3L;7%jMsYbz</01BXh2;<Hj0uKV^eGAU^5DMv<0v#_Y",
-    "<]ytx>yhyf(hLt>gqi_%1v32m1O:3yG7shh*[U7^tmDW54u$_)qy!%pFxQd,4+Vh*1E_rTHF=uwKLo;h6%Qr([[av40=Olj2FB-e0Ua/R1,;TM6nP&7GROo3[.3%t$OI1z<]h416;hK[$OIoiG5[Dd",
-    "01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1f94a4R,]U0^mC*1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhzGXNMf01k2/Ksf*p3&-d7Kr^IP3CIKva]>4:1lf^i9]bmd9_C*s1Rn,801,F.46mg<1oRsL",
-    "A@d9Y1Rn<A01q.P(;1S!2*;BuavwlB01peu1TR1^F:;.K$OH)2u<DHDQy&sEWCs7_KL**483;@[1+_Zv1S^5(Q2=yj3bz3R;3NV>Pztt]TntVHhItE21Em%YOdlRO00gG0DGp699yT!m1mN8i3[3@$",
-    "(jzYlH#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R!&mIu8I$A0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuu",
-    "A304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0RxWp7!LqUA0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R,aNV,8FoA2k3I",
-    "Hi!cbO&/dO03Qc6hyxNZ01@L/2Iz4FqUjb6pt^PETOS2Cp<.>2t]tNdE)NUu*-XEHkJo.#zXTmLso<3:2F/p^4.V$V0t3-y5Dy[0sXq<29xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR",
-    "6gB>@(E](i;K&R;IO=xA0S=]3vJV;E<%9!9qN7[_/#&^[5[^ma0BR2ci:40(.fmQ>2D1bL%H[$N*Mlw^2s1Pf0m8m&2cg$&95>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP",
-    "9X0;5iP:^y0,<kU4+&2%1vD>d!&M62#XkqvbPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYmtUHzGAQ7XySF9_;HP0^lj@zG;!i3;CmkO&:Wl03SFw053T)G5[YDHUJ0ozyl8nP9Fw1+65mU",
-    "I7^ZnGyoqrH_/p.IWhnb0<[=b0r>zcAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+",
-    "H!<8RID!T*C=9kt4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOT",
-    "f(9QsH_/p:I5bTUIf4csIXM6i3W=:MvXTM:koyw:%q9-Bj:Z8G2&0TZ0K0%b4*o6/58V153ip(M4*V@31Tr2SH_.R#E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)NSI5-gz@@z[YO:GW3$tppDX/-j_^",
-    "Di0mlhXM]Zl_x@%-@.pLFy84I9]1A1/B5EZ2QfH4(XLl70WvVJ0a8UXb9HUs/L,)WJ5n@cZ*=[*&wU-+J]6@%01poT/O6&+eGdrR0uKYWfd&q&fd_tx!w;GGiVqJ7U.[Cye*(Gx6%PZd%K@.v$@K5(",
-    "ryCtN(#kpnyaNKUg8:v]90;:2ob;6=i2(w00_HFTnF0tE1.dJK0Tm34,xLZJ5i$T8G5@<X01pF,s0SN2(/,Rx,&PLn0tEV;do406<Sq+5ISj:+2L$.@Vg-6yCke#k1>]h=j[y#a!)6VF&J7FP3LhS5",
-    "[/sew7Y>xepCS(l[/#Mp*a8Xq0^dhpW&x<L3KbDD02(p;5i.Y>>yY#T-C_+iH=[RG4*^^#A09N,xCaTWoofq;0]nEX2M3+Aa]<3H13DZwQy)Dwk=:3opB)Re.O:fAu!l$w0oTnK1Gv-C4+=CZ4+faN",
-    "3LZAO,a-/jGC0Kt0p$%39I5Oe2FuY#1nQRp0JsDL9^[Hc@y&qr;W,XI@MGNjIWG>=F*qM1HUKXXGB5xJ@auTFj%6,2U4[1n2a(eR963J$HUvF9G%GYe88ZMM3O4[AGotz]88SZ_2[ix#h3k0;Kp8Or",
-    "9]])7E,<;Ru>6_WKm:&c1hxnQ<^C.39s!308#5gkGyoel02np=8#e$LH_/0w/:rI^0UIs)qap@_lmQKgnpOjh0^h._AO#u$fe[X]2M.Q8o<y<#GBp4X4e,he4YJ@Z2F#dzDKIzq2m[p!4+-7R6F2]<",
-    "kg01KFsBF)2!I12H!He:Egt]l;gk$bG=PhH7Bn^R2o5>RCN/-c9XOu]6gB@6Hb4rS@U;frvj+*$=$HG22-]Ka0Y<!0HUJFVoeLidGe-6K039*>0pA1&zMGW+4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk",
-    "95etbH!R@/8aeF-0-CZkHaP7E8#WynG5[(!F#r^c01o_L88#gc0=su,3Ah0sHo:eS2BWd30S!I^*6bhwke=Hs0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68-oFfu8;*SYz.O3)*EZMsQ4+*9O5i_+9",
-    "F*X1n7Bc@6G5[Ph03Q^H00M*p95C+%FBLdBLLxXg030*@8aDtA/:,xk+YK8x/LH8F8#Uzx2OA9I1qT^s0@rXr39SJhGT[XT:yxVi4m/34i&hUJ+XWvYIGY6<AT%^)8Oj9,$/tvJ4aNl<7B_O=we33%",
-    "@_x2rGd;[sD:D299_LnH9x$!7VILMZx&-t7r^9t;J@aHbwgmy^tPc+(vIRdQFfui<1pt@^4-8ru4muwqGyo4DjSCYu03bIuJr4k,iwpyu6b^ZB1O;*)5j8-!vKa!*1O&A7CJzZf5HtV-mpBXEA>Ug$",
-    "L/Oo,5HkP*iZ_9rj]BtUrv;uRKoK$k46>*mw-uxIU/EoD5jFn/A_iD61q&S(HUJJf6*vG6)deFpFdYvC*98f*0S&M/0Nft_s<NY2q<<N5;tmd4FtdmO4,$pEA^.g!Fv7EH4X=bD3-%*45AFnn@cwnB",
-    "j[y#G4;L<!9^df/4G#vaq67_P!kixnM,B951mr3KN)G]<nF9[+F%L72[U9G4F#rJt2$d^l9n8EU1c_)H4+pfO1RoVL01pS20uR0c(!3%s0x:uM2GO@8599,k3JJ4<5g!LD>naRNlraOheGc*16b^p3",
-    "I^WQK0@a5/4(SLJHl&9<0M+Rn0.[tj9]h,v5dtF&K;uh891jR029Ee<9cH^ZCqE52G%V=o4++x&3d-Wo1/9f(G1r0$9]AQXF)/nZ)&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST00<LSX1SSfB2<*B+",
-    "gFz1h(7Xl;p6rtW4ulK_(Qp6,4+FzH4+8x)1kjEG4vY&2y>]6ejtd2eIR%o0doDFy9]ijt1NK@87zFS+4+WD21kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/42A*++6E5@g8/_^",
-    "4.Lg92ek(bpvVsyH/P6*Gyn(LIRZy5H(eeF@sYUs(HtBzmr4%Y2LPD=3&g>+4y)J(7BHU#4kQyWCIW:B41<Ow4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,-D_PlBn-di4,km_384uu3NST=0Rzwj4kQTP",
-    "(+d$XB<N#22M,X70TMSl1i:&53X1=^IgAPq0wfhN,tK7uB<N!c6%P,K0Vpvr:k1zUF_SxF;57X]*q3z$%d^./hTjwc>7Wc!G^a0q2Qk$O2&UY)0S=Yb2M3C.CJrA0Jr5hy2LpKzBH0QKdjTX5A%Fo7",
-    "HromSOaLSgA%y@CHr)yUOb-U73IjO_,wFenISZ%+4*^x[2leM:4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/",
-    "9XI9*2%.;3E#;X+GB=MV.(=3i*M/wro[Uf*6*B*Y0R+I@NDeOo.ERcF5HOxm1++sB(pw0..R/K>:-n$hk>itC%eHg=Vh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*9/9Kp!MBT:+#9",
-    "4+C8lGy1L:A0#tf0rmwAT;O#H1p,]kBs2g4$OR2u1H1>Yy=D4a1=e0r34,%g4y6na3#^gsqvZkvHv[ED4+zLn1<yNB4+o6fA@c:t0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3b$ek",
-    "@S)W6nqd",
+    "HUJYg01qv^1@b&d7^y-jE-axk7&ZVOFE#)l7&ZVOFg5<m88!eP88!eP7&ZVOF*X1n88!ePF*X1n8a4nQF*X1n8a4nQ8a4nQ8a4nQF*X1n8a4nQF*X1n8a4nQGByAo0yY2,NuYxp9[<4[t1:ZPXL4>K",
+    "aAjngh8tpJIWsdgV(rdzKLBTCbkwQ=4/z*,.*Ee>LtGB>ss#<&Tn@S1s]60i+7KTPGQGG39yErl1pr770p,[Q4/up_4,l8D1rIr84+QqdUJo#24-8qp1p^9]5)Tr%s]6P]01q4assS7->!JF.@5>MA",
+    "u:%CozY,4);5Y7T1UNd20Sun*6a<Pw4+rzC1rGzU4.7+G.RJ*,Ar8@>1qGnM0^m&Frv(f8i2)A.nwnHEBP/rBr2!8JhNJ^>5HJ7+Ne83:9]AT24/I4iAPm6+4+WN^1q.w_7Y=nH0/Y:K2AHS;4+EpI",
+    "Fc:rd4*:j_2nDpt8xIFqC<V6l1P:qmw*;O;lM6opaCLOBy#=07R0W;64;]oIpA8Q;Tpv3!01pn>y#=m3Go.7i9WnqMIQb0%;oA&vTfYGhK/^.0We*4W4G%QQ0S=p_>CgOYWDgaEz6J,Pkpl[%:IM%3",
+    "s^2tn[kR1V!pH[:[,rbk7Y@AG!$%Hm7Bv7L5i!=f2Cn1/4Vk+I2d)qg0/$9<9y0(IG5@@Y01p;&(q1ktGXM>N0TnV/4,_%O8Wk@A1x=nL,;Rn.zyuEwshb<RD,Rz0(+dvz&IKJc03RGNtFs_:0x>Eb",
+    "2gutR4ym&u4+qTw4+V*da1RBVh,wN,4vUu=4>xrZ2nV2[0v[PQz1$iB.#!46tsw@Xj9(86#;<5-ZVv[]hh7W(*A=!-EX@UDhIItL.@<z(Ckfe:9S6JUNdj[W.@oYNtlwM&;0O#sH:bD)4/l!/9VII;",
+    "q=ki9*2oA1jPYp;4dnGP1NPrs9^[oS&Ik<p1h:_O44xVTm6ZV+HIbYc9^qB@n*k2luv,ro(&85[0Wx2w$QT8wrzIZ:F>W$r1Cvt=0hRO:1V9f8*qR0%FnbBUpE3lN2nKN.1UZ(41P.l]2,<NV8ak_A",
+    "C<d^O+yoB]!ub=mr]&ckj1L9Kzyb^nwig071KE#m4vdKe1daU>8a0K<2nyZ677Wd,2ox,i1OS2p4x+UM4+ewK0]kTZ9v/iajM4)S3hvDV4+8DqArA]u%3ch*zXu8P0v@@H02DR/4xSnX*]1$5Ir9P&",
+    "EdU.@IRGC5G5@v:fH4fKssax40t%<L3Ek/)4)X#I$=8Ql67vEK[_ip<[R0mG.Cqr)<[nH#h;F<Fuj<AgW(.$+Ee[UJmP8K#==gV+0.z)<1MS<b4+5M86El/V4+hVl2oDGQ0S=O^lokZdz6TyK=%n)[",
+    "trrgilCwku/]u&Mt6:VH0]^Rp3oigQHJD/sqs$u(q@p@Mgr)@$1=L.o36P%z4=5xLTn_W(qTx#qErlr$A+nAH9]$z.>yY$1;Ia1e1qz7ILk+Zva1/Sx3J)L12N=Miq68T>!!Z&ytUV3R+W@W^TMq-C",
+    "vIqmm)Bz6x=S&Aj@xXx&wZ]L[gr[E*CAG&K9^qOhz8W71EamA79]JPKpCJg;2>G9asia*G0,@Mr-j0@NHk!l*4U+9m1FcRC!OlDhvcO#r1:B;,4UE4U1(47<3(;=N1*HWEtO*YWsMrVs]0<p&[)uo8",
+    "1Le-]4+65&2nOniY99+RrJyhm1ETaX3DKJw3+f68<&qn6H=vJIvHBqoJDCa^Avf&nHV.6ih6WEU(.Bchlz-[wH#dRdAI^1BWnW@xb#7_4ZDDY.Aq=%E9Iqh[0pHkk9yi,JE-cpV]6C6NdJfvDArDOO",
+    ")dmTfvoZ$u6%O_c0S=VP0S=YCm.b5(=E3]wltv7Sv.L*Hc<G2J6ax1R4(ss;F9$d[:hTK*o^;BF!T13W1+w@84t)fY<e2.H<i++d%mohwiX8%yh9V8l91jGL&jSw^q]yi.4:FcE4*LrS@V0u<@3nxn",
+    "-uioJ1)/vF4,4>J7YL#80];&kTn&M:AO+.W4!=oS2#,521U5O.9R%_#84nYmhzAlgE&_V,pzCQ56O$T05HU13[sIo-IUfx*[sIP+/OPOE4+iz72Lm7+HoEN+4+[PQ1H%FyGX4Ss)ea8+0t$h]EiVK&",
+    "IN%)w@1fxQ1C:S(1Ei)M2+H.j4:tY+4zfKCzCr_51>r$o4&m7YEjT%W5C,Ks1mdhh0qVyC4+FPb4+4P)3CqO+2I1cW1bPJF.@*vjH7tO,2oo@<0u6z:2nwe71rEN@0tTnHaxVxnG@J/Ts$:a@BM![O",
+    "6%NeOLk[.S4,%Ts0S/A9Ar:vE;:!G5sFVi,p)(Hvv/bCHvI79M6Av8B3J)B-KLnxt8V$*m76IX82c!QQ4!8-j&zM=uAu)_L2Oj>[uYni.ZVB>I0S:PS6*i2CYzx<#0S=5<1h5JZ1g[VRnhXretuPM3",
+    "1>Prh4+!wPM,K;-.pUfw<UH]0$]erJ2@4Z)o(vu.hO8C:/Jo*u)bs%l3F<&<9]tv;,_$f^qK8EXa^MOdAO(p6FBvpAlr0F,yhjfQgAo/pqYn.b0Rhib4%r0:+64_)nmPr#f(8#F!bk=&D+G%T2yhP!",
+    "m.]Sn,_]fx;,vD[1qs&oVh)/w6gQd1G#)kf1Sd8u=$@yR/&oNM1T:ul0oMB>2/WyU>97n_GwZ>$4$9F70>/u04z,*F2aBu-9^hQ,6AimK4+h^qA=[Ex&Rz/g0uK]W4.7>G@rcm-42MZBGBT/a0+0p]",
+    "H2efV9WgU7[R9K&I1BF70tDgO0uKbUn<SdQ.2Djoun7+Y[R9NUWDf.TnlUc_F*U!=1>kRG4+P)!SPsGY8w8-x4-hpN4c7M-1c(;7s7(OH1>-vc5Dzbv1rRkD2Z*Lb4+oV69_3zN9_LkG88P142OKcP",
+    "1RonS00,OJA]C,P.BSmr#Da7V!U+YCk3/3c#RLF91+0KV4+Y:J9]k$X2>FnM052LbHvk(p024Cc3Jt-S5E;cB3%dpn8Lb2cfI$e*K;:Vm3Y@)U6s,gw7Bc@CIl:7WF[^hH88SBj3GoFDqFDf&0SDuf",
+    "8xI2U2nMgA91i]M6E(=S1CR(01i<z:FzDC-4.qsj0&gE0HNpf5i!KS,!vr2OqPPJFfd3E/BEtj<%Q6R<u1pUH!vr4>F]a)jo9-&rlp>xVySs4()uSaJ3OT;V1eHSziv]bzMGW3U02U61fB>4RkPHt6",
+    "+ZzEX3Ga=v4:>PK4+#AKA>*b=<F))%fxlJ@n=g]pzeF7_04>B*iPa$rhXD;OOb4dGaS4bk9]$;lN(qaWT<LIj4si:Xw,yevHVfMW1j.7L[_@]oX&N.Z2+^JEqd=U*/rRu!;JO,aGvfgT]4a@BdLIfn",
+    "kedWA11mJ]Y!3tUfIJ6^lL8K/AP).Vq-;0/=d1ifhX(@eMGpza:jMuAroV6x20.1rx5-oCHTEP2o)HfYt04%k1P,x84&-:r3em)3462a=1e>/gtw91+1p5643&vIjzv:1L5R48V4P_N.1@eDXFBEQN",
+    "lw%9b0Rxm40hbdFkO_Ey=f;NOGY*M]2n4[,3kc-U4-7*HA>B,r2b$wW4)LX31)k0Z1+<ha1K@SD2Fbev4gSa,2bT:UGnDx,4,d@>4+h1;2M&:03$ed23xlk747&mY)Da2Z7Y@fi)FA@f76-5P2bLuT",
+    "=cfAX7zVrSEe]4)qHPS410Mr702Ma;4gAgt4,<lE4+6&p4,Tto3*WdA4fO&8pc5Y(GW7xt*@fpt*3/6LiKA8w[Ky#(3HcBPrSujK-<bipHH!le0sj-Wuc28EiUSoi01b)d4G$BF0^lj/C/Uwh3Me!(",
+    "*dh$LnQsWi&H)V3ryMT>G&ryV2a)eB4+w<Y4*-G.4,uTQAPU+J28VGE4EPxz6EVO988X>C0^aWWZwdGe8!!ML2[MubEiyIv5(2J&4+*0J4Vjez4+o;IDJ;kw4,bq44@0QwApyq[F/TIaowx:n2V=%k",
+    "Vr64D#(NJSNe-Vv4:(Z[k!^whQ4e*cdk,770S>0Ndk,C24-7Dl4.1.$zz2kT4-cOj4+r=r4/G6xG13eV594]dFi[=VG5@-A&3X;gv-hw_p$!ifw]Wm9Sq_PhdJi305B&q7dJC).FDf/P03$Iliz<j8",
+    "a&LD.P)li0OLl2=czAeeP.ZGH4:wl<>6iS1Uk,!]4;bTXOESIzA4<Y]A4<a.A4<d/A4<jd10PE>03JB]4i6Hh!UirhHUI*kzA+Czng.=NU4&i>IA[+E>YMy_XAc9^%nT1dXdhHF03TE]03TE^03J4n",
+    "1P;)H9]AY&HV-2&4+)XQF9e&D1Op,tgt:79h]:fQ1Vaj-!Y&TRtpg7TiTDH#t[)2R&ISb(9]B[Pj$984[5u[uHUhEU0S=b=at+h=2;)zP3zaPo5@rra2(=;03iGc72C>Z=[SpU*0]WIP0a6TZCN(V3",
+    "Fbvlu4+x;G2lBFX4y-58!r_zh4d>K2XM!-Yg@5Khi2)xPErWCox1R>E;E()BjR6kBS^z(fEQr@&4+4d]0^lkbvLX)-;w](;pcw/4I1ahQH6Ag7Hx0fT1hVx54gZ2M3anKR3c39TF90;/*aQQah6o9e",
+    "pkxNJ0SJjP3&sQq/0Xg%Vh-%T,v]kvutg601O%F$Z3ctt1P/z+-Uf];d/CY%zA>Us*y#ul3%[3d3xx-*$7C2Xi,@dV[d5k+Bmq7F#v^zb1DhQThN%Y*@/TQbitru]=(7TDwB@d1#N$Z@uQ(q9IQ#/2",
+    "1%2U2F9T$6,$(@=0)a&j8MmKt9yo<yGanu=/k9h70[r+N4,kd4GY.<ev<,$S4G#(Do=b^OJ>::Y4-7Y&5+86ml!p/ufvy4qF)sx$EX;dc3g@g[rH2v/qsJ5or3DWJ=7T3&05xL-lkp!CGSEm4;nngc",
+    "u:ubY)4CfDZVr%j2-T2V4,v]S5)S+32MhTS7cu$^4-22vT;yO;4-bInE)Nuxk]GEf4%X/y4-b:(Sq^8MTml6QqT&V%:h1:)tdIf-%FF:D05hSRaRk]cMGpw6oLv.)omUSCruiQZf&:o%QUu6@7Yg=l",
+    "9SV*$0R[&:3$>9Rr>DVJphN-S2%*R^4,kTy2q,f)wFV2zlO,QUH1OFYA0afrf&mX*<8u=C8@_KVA+_^64c.r(5vIln4+F#XM+maAHV(AM2oD5N0OEcR5_m6Qcm:dg0Sx*C0qac-Fa><K0uKkg=:zc;",
+    "ZU=BC4,3>s0WLN)AqkVaGcN),Fd+xYn@H(e4,l[Sb@DAggVk:yG5Q>>,QHaf2!oGt6E=;/fCvu<w)!Iv0=U=z+xsC81p2RQ35*-9u0[ns9W;dNbpa*:>Rn.&!_@EtIQ,XLFHtct>:Bh,0%jaD00I=R",
+    "W)B0D,8:vL00I=SngI>2gr=i7H2;w<1ZWPalUol5#FKRo34#J1Hvk62lXV[fEoB<y00I=SWhpW=G!F^tmjMqpf+P.NwF(aqj+Au+2pTxBf(He=Bo4y%6AqLL4+YE.9]kdos_rFa4b6,%3z>aI4o;pO",
+    "fygljj9UbgP726Q3Cz;.9^h9!4+X<59RuwX4[zU@1rH$Cn;efr4,Ywv1rI2coB.7n)LRb$uNDLK84o;Q[5Ky<Irjnq$>):H>yP]3mjw;3:ahn1nV;h+fr0<K5#.sO2Arir2!IC*<%B0&Wi!0(1Rnt_",
+    "00z711P]o[yX=!4C.TM*K;[gq4W#V=4($yDw5Kx,)<lpp#_KcyC/0&&0^JDmM,Oi4,Z&2.n8tD+A35rq2OnEB%p3-20_]WElmQPTwXgvS/j;G0U*f,B0Ga[:>pwDFV]D5F7GDQ2WH)6npI#3mOb()6",
+    "4;9#2&qfa)R1bBiUJo9*0S>0eUJoE$4-8Ln4.TF+!3VKk4-q084+pef4/hX%H0KNt54v6tGgKceG5@-Az+Mk4w*e15xeX5%#$FE_Tn@q:UJoE#503/x*Z_H(1P/+eLkG:tMGqQ/xFjAkr3fB5-1v%M",
+    "&6pt=G^E=MJvKBfoB.BgLNYcqEG,MQuLBQX)ItZ;:NO7l)ItQf@Y8>y)ItvI0S=J:,gE%^4hP]u5)S,04+PrkUj;>[G8-Lh=HK!Zzz7cviQqC0.v.S,g8yI++;D]oFaQMVKn[Yn0uKeOwO$Vgjz9pR",
+    "j2R4%wHX7V0SAo(1sx9>n9COq-sOZf+5rZauQ&oT4+>B50S%p@7y@<!0-)m^E63y)1c)UCb@J-l(/s0jHlFx84+p!)L:_z;oJ0/,gwYBQ9mY^*2hfcLFK#e2mYhHzOD&So3J)cd9uF_&(FzB&QV#:.",
+    "MGKUuZw@p+UIQ5n<R:dbiv$k=(=3kwm=K3U(pUfm4+w:;NgoI],H[.51vj$F5,%GvGu2lfIgbSe/D,:cK#&C/A2$FGUGa(_4.(/#4.)3_2M&)21Mf,**Mv+D5RSxP4+Wf-2MNB[0S=V.6b^QP$>Eby",
+    "&!Yz)0yr,Z2koH-9]AVt3/Zgy1O(lN2LO5w=ce)RQW!bTyGaPH+yMuZus.IaF]!aQEj7B*84m*eod=iH*/r92t.V7#H,!%l+m[Ck;yndx2Q<Q^$N:bWF%JKu2M+X[9sn%@.)-A-2JKP/fDjxo(4hhd",
+    "qZkhb/Dz]4y[lpkhbIn>0S2UsBm&1k3H8Yb4,WsV3NI^)H[tCADlIbS0^lp.p#&cRFrB3W1I+v#20af2sG]Z81=d7P4z*Pe2%7Q;4jC=8D:9ut8ZxD*0S=^bm.Jg&-G+f^I*T3x=^zuT0#F]tGwI;D",
+    "F90(ze+#nv1@g&29]kc11/Z6Q9x:(z1.&IM1lQCW9_L;02Ng5(-V_ZuHjK.96gMLQme:Ig2(=p>A_P(-RSWC_10Ms5Tn@8Lz5yQtFzg2o(H[t$pa%_N:.0tC2oD9m.>H7eN)HFLA]DAh;FS8@=8=Us",
+    "M+xWt1@h@92L+^r1&6d;8ZrO;o-nWHEds]H0.i,IDjxwli6Ip+01l1=4(zEf1[e.)j0YDt01Em927v+(3X2B;zL=aU;6=e;%T)ub1p_HU4+4t<1lH_o1iLOD7B,9q6g0:V4+Dz=2lJCl4*,b.44%+K",
+    "FA6I%hXx,9IRGC7HvkU4H3#RGBo7gX1[=a08Zf!v2oDR9#sLn81@Cq@3Z6_@fCC5S0^l@M4J9,&hXxrm01pD[$_6Vm/0X/-WeBGY38W1V1<G$x4,4[%UJn.C1[XB]3,$yCf&vc/hz1V.lneu>yb%us",
+    "&HFM0[#XwOiUtPy*8;9HG:QfUknaZx[1XoY+sq9PiUtORkV=xBBM%Av6E6oeHtP^^2sDZY46!x<Egumx[SzB902w&]9]tl39]kZ04w3,[(!m,Hi3Se]kPHQ>R0WC#3Yi<Vo>Ge-G6u9a1^P5%r<.5g",
+    "<f-5U;!g<o0@I&.1[n>*iv^1o03QP^#2OC>lMEjKGXMm=pEM5vo)QF-:n9Hbo)QDdz5xWS!T^E!hz1oh=5p[$2A&cH!(a_s*4[G+:!wl.2Ji(6q6@F=0^JLY5-sQ.;n<Ueg()8iHR6U10xBIeUk7[$",
+    "wh.o:Hvk5&3mG=7456]C3C@959]1U*!2^dA$q5I,1r3VuD+xvnf_EoksACTU;,3seIIaa4IlvJg0x$p%47dv(Gynv/iWv>Gh2[YzH8!jT4##Z,nTHk+7rqfAI5bxY=ywoD[PPkF.7W:LxQs9k=7-W6",
+    "Fza3^H8&sv;gInD0SU&42M,1L2<eSOjt;s:GyDM#%;t-^1rI&*lS2.7xaeUIA(iJ^4^$<!EDipOat=4C2ml2L-sY,SG&+Z*10QfWzNU5@Q8xU8Lmyo,w.,&/.pK@^;Fk9u>6QFE,3ScTmIn>s/u]Ho",
+    "HZ%Z2X:N99*RLFp6*xCAVl@qjVcVMl4;0/^ok$N!Vh*cF4;$udPBO#+A5Jr3A5Js;A5Jv<A5J#v10O6m01r]2n*j[Mb@Kt.0S>hln*k3yYY!=sSq=FsC-yuP4;)id4>9j+S2O<0S2X^1G&Yt54.(MA",
+    "0S>Q+4].WD0S>0/#0d]B1d=Nq0E/G>T$7vu2k_DI1eBZs4.<bp0S]4LoB.BJV-@CUF@1kJ2+RTxUz(f&2!0P2o16g$;E(*EoSXp-nPv]I:R1QR3/ab8SPCNu:R1mYqnrUBA29$9,jD(vFaRtyFp!)9",
+    "3U&>/kemSn[WS=l0S:<f2-OH4fq4&4m*)rrqCEtwG7h_E0G2/x0:J;W:sAVzI0eGfD+cUV28aa<4Vi_n9]th)Rva.Yu:u68Kod4>3Fim_>&5aCD+[#62<1:Q0UkG.Ul/n04Tx3*)dmh30.]=]O4G3d",
+    "F9]d<01B-P4#>bE/#XX)2/Jg21m)la4+6[W2M&/=B@r5p4,4eqMGj34ikkrl)8^vx0OS,4rwk6x$=#lW<e:_*If.VE2fL6V51#:vp8*:%03Qo7046dp00,Ie2M,v]!XqC7G4Hej1,+Lc9yyg638L0r",
+    "9^>tGmjNy_I7kV^);F>PH8ubR@n3uM90T[30S]A+iw>STi!Bcrzm<;7Wgj0kzm<;XA2Gg@0WX9BF*N@RGY/^-G7hmG4@-xZ0WTUdGXM=[2M&M:4-[bt1rF_C9[<7Yg).7H3J!JybsqvbmG/P&f](j0",
+    "1vc3r1DxOm4W=0#2egk44Dgc*2eM^m2HNlm4,Am6HzX^K00q>p4>:&2LIL_)L_L(!bDr%EZwX-JHZf#3[NMr)E/_oNG7mjg4v8@kA65<[:fizoExQ2=3g&qaFJBJ@yDbkPUJt;t*x&*W8,oZB3DV#K",
+    "4/zp*H1!M*5ys#G4:eXFEHVHOb,LgJ4/uR;4;W2Z4-ZfC0uLZw4-ZN60uLZw50M0,,_tG@1P/nuE(]3G&n>PoF#pU&4,c%$0WC2&012jt0Ryfk4T^K]/q(47rFad32m+Y,G!Fzt0EZn91AyKF4-a]*",
+    "M+(C.0)qh!9R#O24*]_(1-1hs4FBB%4(5IURR-Ohb>F#BDh]ic87;w5soDY>GT)j(2d_Hl0r9;O4;O440v^Q_$]VmN<:LHY/L!!e=i:Z1.8urm2mJyM2l9(X016#6lkp,4g^VqJ5-OHP2E@%]0j[]m",
+    "4;*]tBLD_w1:3=@2(,^;4wC)]4,<Jm0I>Hf3HtORKM64_FzU7(4,2Z<3m*nK*3be4$qo*,2nx2J3nel&*g+1wi_#<=4/cQk0U9:[+cXNJXb%mE+W@)!B<YR>i_$cAu.dgbH_.BA4[g%7cn:4J+&K<2",
+    "0n@W&3CUg,G0f!%4vFjt5H/VOJ.6#$4.O8s9S:3Y%L=7U01qFa0^m[!(gH64I68])0[E-84$%k(A@bz/UJBFXGz#6[9^T.CST8IyFwzJQ1k&U*16T<xCJwaS0uJ1<1]J4E)d&Gy4-a,56EFY.c=>:$",
+    "#]0lCE5*w@AAUL32nD$a4+>,;29o;D2p9$Jgb5EjfxjOQBZ8]rAIbqW)d&ug+Xxgi06z-gF*23g2oD6S/;(#>5emEr2h[pP3)%/DE-9fNtq^x):-(gF4,D$q2p%<TMjr]:+z1_SF[]w_EHXFU2rq6o",
+    "I;n]kAv5ZiK<X(;,UtTdxF!f02%m,t4;2r-4.pjgIUmgdIpGK&0yqE=H=b@^4+sDG9uEYTe-PC42pKc8R_t6r2p/sr02;y95d)Jp6EtrR49/zq9x:qv9^6<99_d;O6Epw<dmnB(&jlYKGun6@r_x(M",
+    "2op2fl;ezM2-b!+4;WGtIS(O*m[T9j0W-$WFK99]).qL$0DmcEHaItCGh>e@P7g8GMGjUEG1f&6Ru6U7MGqjm0S@LXMGjvNIo3rEUJv01).p^02oEgQMGj65n;esUp9_I;LJvY#A4M[NMFBJq0mZ<v",
+    "4:jci4+Eh<4:j!q4+Eh<4:k1y4,S_zF%LYUL/N<W2<fmpLl02BLoa$OFaRGBW&j<@W&ke>GdS)BEjTsLLmvP!:_RkYt=XYxHK>p)G2FCB2*7y[1Be0(>>zfR7<X^32*CaU9]T)n4dvVm1<vnMl*1nn",
+    "1D&D[10x1+2faiO2X8MjH8%d&0uJi]1y2tKd.oU9N(-S41CB/ux5ohw9m#]v1phS,#^<;Od:.$;-%gTz:c&JL2sr/73J#Sl3D:g,4-HqcH3t5dHxC/<g9ioHzX/TTWdwkA4Ilv,4DzQA2Jj[crUVO$",
+    "NCnJ31b!b,G;->^2*WB5M_vnr4;2e_4%H41De#yB4+*uZAOyOLTLCB!2/kZ&8!@Y76uZ:]3#2O!t)K!AZqB(QA0RaLwj&Qq:jMu*&-0/tG>-)w1,hys4f6vAtgZnM9f[Tg3#f%73hJi;4@hSyA^-]n",
+    "H_.Ih).*y;58wmC=acizxMB]l<_R0OG_]E@A0suXg(D9I@]^1L04/.RB<YU-6%M7=0tWD(0^imo3jpIi4+FT)M+CjgYYzsK-T-ZT0;.Ye1,>&M4,<=g0^lqbqe_A3*)]T]xMl*^5g^bHz5<vUtOE^d",
+    "knubp8Z(v:9]$q:=adXXF_<^;A7nVShXOAGGdTbS!MS1&.pYHCS>@7]Mh>dvg(EK$H821pGBNHw4+):00zY3XG%(49BM%9(+ZrDVHM+ks1DQY%1;bL4FJCn</gvnTJum.tSTyF&M/CNoqS=%;3OVG;",
+    "M+</Y1rF]o2<eL@Ob+262()Joux19K@UVd6xknu^00Zd,4*VeoqT_o44ltwI0R<mT3g!Gf1:;H_3+%1_7BTIv0^j262MoQC2MCM,4,fzRJRUIoR^Jl=2<CM)1Rnq>$O#JI4G&bTuUiiVrj,H%v&_Bn",
+    "4X2d;53_cD[v,#EkOu/[4DG%J4+NY3BrgItH.1+rhtCEd2RH0X4*]-0M,egr0A:a%4,^OZ9_(8SCod2(GnN$&]NA5>VKp]F6%R0jjw27q1H!#x7c>,V4+enzBnz_u0t3BU4+Hr]0/g[=2&T3-F9b3-",
+    "*9RUph7/0wEepHb0R>BW4+@[l7Bv74jN^Lgd/Cfqb=@Tw1_wl7I<^2k>^*R&@N0$p@F07YaSrKg1jum<9,DL)G93tqYzE+xCjcN1J;+5:4.7pe2OkY9(Z_Z9W&jSoQ4b,]D,RUCQ46(EA3,>a+g^0]",
+    "KPg*XJG1Ua1FxI@MRjy#a-Q=(2VpQ_Vqr96,%$<IP!8cy4;kEA;nDnGSPymOQ4b/$0S>1FQ4b>x4-ATA4.%p=!3XP64.3aG4+rg04/>*.ID,uj5AjhCH&@DqG5@-A%a-KUFS@K@LD:xt7SERf4.uj<",
+    "7SWdh4.uj<j0DvE0uM8s7y-ZpFlBgffwci3b7T6[2=wkJl5@I:R]lsH4<zGiG5!e,<vwL-H#o=v4+O=23J*1(0S=lFxpf_uHE16PF_gq*4,^vB0_j#;2DtJG4+6IFUIdSdB<YFqjS7zqGeSZ>IXF2)",
+    "00^t/==#@]Qe@wVH$yNmqQMpsVVx8TR]zx%/GI#fGynwo<d+7iF9xV02g)r8xB3YIJ^x&#khLcqF#rU:iV6XE4+HXx3RyBiH8(Jo%VZ9qbq<Rg2;ED54#F1;1M,VA4Y-i*3h<C9d.WsgCJex:Cj^!6",
+    "z=x];KLSJ!%:)%V00Zg=4YlPY0:7=-9]^RJSO:Sr9v:q$;*s-v:m(n%0W]Rh1fQC3FCI2B<&pLthGPu+f-kU4<&pL+dIiS#UIKIuuK<][nk5<<Nddbu4+QMQ2M+i<0Mt4FsPq_xIWd&y6b^95I0KA6",
+    "0%#7</P;0[TnVop0,#(DqAxHoI5O[^8ZQJhGNAJ@4v-SkrM<o+x@ql4.OLrHMe:UZ4B7by4&w(80;CjH5-l@d4Y7U*py(tHsskWIM1>;K9x^TDUj#%mIYLH:.s/84nE;%i2cI88MKCuvI7Ki!$d(E)",
+    "F*G)j/mifS$d(FkAu:TWI7CDMZy>[8K^I/600F@SKNvJJJIIy>3FPM>KM>SXJE@X+4-#Lh3J($WuUiiT<C=nc3#S4f2[Of@B;5=A1%NpZ2IS@;8a4n9pbQTM+R*>OEr]yX@Vk89/Oqsbo9HA4pZp[h",
+    "HS7uns22ykl1UB6,dhg>ndl<CHyZ(J35CvF2(DWUp=FL(mi><B5jeh<bRSqd!5A/XZ*Tw#!Wa)XSO&uw4<+PlL<<vl5bbpc@]&0Y:o5,jy&(<ip8*d6fjKWgH!*1*F#sPyD@*^vjT#:VGyo40to9EH",
+    "u;QazF>,8h1D%l>3!Fv)1s*bM6*T^3s^/)Q1FIGej^IRVG:XhX3XR5i9]1DA6%Ww<#_UAr0Wkmu(v%7b&i(/eWekrHBQR![6aWiuF,0:&MK!hHTNg6E$0G(*4,xz<A2BolCowmg2rzGEbosGJicm[t",
+    "P)lfOP:eATKVSy34G&Lf4!R8wM@#_RGSC4B%rOrl>0.Xw0R6E=4bL$E=L,BlsfYs)KF]RV3gIyiL2(ZW<i8ArHgFFEtJ4DyL2(X^G6UX54xq#V4+0>yoqrDm),ndayb21cUL82oY6j,!3.,pYVg_#w",
+    "1tAQujx7%j)2&.%sl*2Y&1;;/=Wh_6x%CPKy<NXs2%YT<4d22@7B-ti4yo)17&V1@48)-l89Cdb0Uro7r+yBIP!9#f)fx[2)1LwY***=(=_fLz+WRIAvR4D9uL2FIr6mX4;I[V^+!q@/>FoSO=Q!>2",
+    "tJGivoKp@Dkn:&+#sLY%@VRxocLvTS0j:cLX6J1LwgL>3Z4ciAi]joMsx$$Ba]<Li9X61o0t..@6Ar0%1Bm>#9^qV92;nvWB;.Zo4D)sm1p5gDsonz(@w0fs*#iycxl0MP3K^,1c:!(+o[0]+6POAD",
+    "he!>v$BG-e39#^w9]$s.3J)0DVGfzzUk-3!1P/:_rX:#Tkund>0=l4!L<hEhwlf8nmNE-k+YkZrdJhMl,X0z]:]>J$D,RUK4i6jN4nGkqGBDo@9]17[36-;f3g8X[%L)$<qx:Z/12H%N1g;/a4-+W>",
+    "2M,g=@6Vw2F*%;P9]kh.W)CfL9]br7A3,+&4+;^1FGe#ka_^mX00+fp1.WxgG%)*Z4BePq9[<Fpw+asfstp3ZOCB>-4G5!/0t))dTn@h*qyz.-qaY6l&SU]q84lG41e+rd6y_G=9]tpw2NpSu2M++W",
+    "SPQS16%PrYo&g8L91jNG-Q.RL4xgbX4*c*34(K2qILSy2wo)!PIFVo*G2,C;0Q&(C29E&.uX+ZwkS8AxHGmxhugM1usjLz&3NkXLiUAJ,jA-)7o&gUAhl:pasK5&iU-u)24$P/f6*kTk4+Zv&0uLCv",
+    "kpdPqmw6umG)<fBo&pHem:&,Y)7$]c2Qh&H4*9PN1.R<n2j,(-4$cKmHD5C^:H,GBuwNWGw4wweIXM6i3B%%F3WF980d)<v<]!0g3pU7!Bml@o4+xpS0uKP*hiC;>y$cA6n.oy[%mNxYh+Q2u:zEz=",
+    "/NANpmIOZtD:yWTkOB=hpaB8+3/NB*0Se&20uVI,4z2.p5-cS10S/D;4+u9e1_)R(,_tZ>=q:L@.AebN83n2V4+X@P0t9UftM<1$0y5;b4+q4-bO*BAbq.:Y7&zy<0uK8D2C8uc!uK!.a2@3;zXAxC",
+    "pavc,@5OcHjw25R@5O)91PA/#0S=m<-sqZAGTf2=4WOa[0)h;-X96w*2MVzX1BJRW1+N1SQR$@wFCR5H01qI:h&vA&roIUeBK0c]DAb]:4d9$T4>T;=2peVq9_x$i;Ew!qfLISD&$ST>!,4<10/52U",
+    "4DuQdqZ.sq;-H-XfD[%shL@_l0:9pK2BU8YtO*1R4*,=rF$A5NY!3:l2nfgx2,T1k4/IcY1h/XJ4+=pl5-q;Y1e:,C1n#H/3dsl,Gt([ut:.$OPs#@[AT^@oAEyB@01q3W1@gL[4/IT,KOrkNIEpY0",
+    "g3ELt1u:wF2rmOMEIbU;W(C#m0t]xWCKEIA1p^xQ0u2lM6b^g8wE+s:#ZdyH84n2LmH@LPur&zUDikZ<vIY,5qWee:QI=9BFCHy4,kt&p!Mq9&KD#-(9IVp-95wW@V,FIP,yte3HSq).Ip!1tg5>fc",
+    "u:1!O:J$f,h5-Tp01C#pBM!F]6F9Fj4+M@44+f]U9]Jf53dY.44)X-Ert_ojpn;Ps8O#hCGX3TO3:=jSZVj_NI0O0R4+oS89^+d>Fa(v53/agU2p%@+FcdAn/=PIifjbVF$#fkz&M*k!on#8OT;diA",
+    "DIae(h^QxiAvlY)BM+GY:.te8Ujx423J#o(AO)eC4F[qz4&tQ&1ooo/28je86FSut4-[<8A0adNF9ny:bOx*m4!=7c4@I%p0UR->3g4_:584Cun.Nhxf&niUGBeSi0S=nIoB.yiHKLpW4-6JE2[Y:i",
+    "FF,LjxS->TGTj6YavwlB01pe#1TR1@F:<F&zyuC+4+x>*3K]2k/OPHsR^S,o10Mr5*_%XU[MH,=&l3+1:w]U.$Rimr*b<&7lBNg>xD+WhGlVG)Kod3q2t5w+D.1+jz$q=WGclL,0uKbiDFlT7H6Ii/",
+    "nIQv69]beQDF=1PVGk&>Ap=BB1P2Zs1dyKu4ELgWCNwa#YYo6$2gv=l2l5Xe6EciY0*4(2z3w&zo,P2/m..T0NCj9A2-$E-9yp>*1Qs[]1wsqZV+h<p0^9Nbcq2C_-ea=+3.@z-4;LC;4.D26D,R->",
+    "#ZE7X0X8]zD,HdL84iX-0tN^=1TO$KI<^WokN7PPy=^N!FfB4Um0^0@;FtL[iY5fS/SmHW0Uta$%J_Q%AT$6EAb=z-ABX@msu:OZ.rWT,83vIV4:.fU4.U!y3J)L9r2!96t^qUwZVx!C92PX#OBXcU",
+    "J0EQ<hz1WL-;>.dAT@=>Cm$=]wI:fQqw<kEG%(2;9^G9h9uEi3JO]Qo39S;cz7h>Uum/O6$pjw,IKC1e8adZ96fxVg3/agp5(wYR4G$=45(0/Q1P2cT9RgAajs>1Hlwu5_K;Ot)0Q3.ClENPk6#G[n",
+    "2rB:un9y>vavyFwhyDmJya6_c-1M4QGXNDc-a3EzfeZ%g(sT!wr)(BEf:.8@Hio;c8#UFDF%I(>4;MXQA0RgX4=oPbTo3R8n+pIl29pa9k=#xJ0TX5bZwO:CHZd]emDB;dFi,@mcMm=U4w@olB3KW0",
+    "q0]EpFTDW]FOPN(VGlaVwE+%b55fnn)B>J4g$NG>vD5.(Fi-OSgAET5xzqy:H&@DpG5@-B!PEl^FS@K@LD:xtJIS:H4qy*D$+ZCvU/RKS(bNMELYx:64#_9v4:eZ<rwb1+Uk@f8wE+&F0S@mTwE+%j",
+    "51]yvwE+(z/<btajHm$*KVT0z,y-tnjHm$*M@#^_GSC4JZ-Yq@F9bI^ypRJAKF]RVLZl/QB#fv54.=nt4<@@x0S.8wDvYQB2d^Ru4+J6yr.Vy2E9$2K9W($2s1y$j[lPj90k=YA4<_N(0Sb+^3/aG+",
+    "1o>Jl4+,g_0Us]j01@6*4.+KK0S:#m0S>+XrvV:iGXM$6z(Wtn1:&axA8IoI1J!&UIP(bxqSI&=HysGlPcI28H[quNA22fj6Egr0LE5JQ4CSQ+4_YcYrvV;b0W$y#/b-1,#RS<;0Ut0k01kw-0RvnQ",
+    "xB/Ry0Sno.NDoe$JQg$nLt.rfbhjJ]!Bh@ATL#Qj4<zSW.s%O]V,E@AR30];A[[aQivte%pbQ/]002r40<$.z4;oNS4+Z/CN)J114+[KLA44!_8Zw2Q7#[-Mw-/.$=9K(Aw-/#B1tJ.Vl0FH>7Y*AS",
+    "2<xL%G@YnA4*]mTc:-tB4+ZZR4yz*x!AA;hpaKHc3jjC]1.9rk48>e!3+etP4sQvP0Ub4[3kH#r1rHAN$pH;:s[#SJQUtcuIu971nP3M<1;(3O48ehA1-m0U1&:t=1,8p89y@)K29y5>3S9^b90h]6",
+    "4+6:Fb@6!AJ@V,yp,l=]n;4SLssRas%K-Asi5d&CxdRn2j13K^@3nKp0SBl710V(L0uL&JBp(qgs^&y&GsB_C3ZnZ,1H^6a4,bMQ4,0<24)G%!E&i]+5i-)_4+BOB.c2g9E8Lt/21yQ@#tafUDGi4L",
+    "0y><[h:UauF9;hU2#EhN4owbgF9KzCJr5GKlmsg)Gmr%i+/5CD+gu8-u=$=b$GI6LEG2@-Ck(QN3j(]t1cC2o1,*j/0vig3#[mwo2mve#>yq_GsdybVsq+g8wx9wIiM34x=rRpU4(%uyI1mpv%#;T!",
+    "1=NU7sn!+,JO)P&td3U<GHDM5mD2+c1-pxK1/]D.1I3U[4onVdF92nAIuA.p1P6f)35CBD2GEys4+!,H9^hJE9_CnI2ff/$4+@@I10D&w8w1pW3/a+R1Rq:902;:^9]./A9]$/B9]kjwq#h3,<&q4j",
+    "IRF+m00<Mv69$pf3/atB2>FzM03Q^M<&q3zIRGybGco@lTQUF^Gvo-$2[Qm62[Qm61v3C2A2.LXZ8HEDIRFdAh!>$!gb<!2<&peM.Ov<YIRGChGXNhGGXNhIF#td.GdFzB0s@g%4D]#L1_nx%e3rQt",
+    "5i&Xt1Jwxw@U3(e4+P<@9]Ji64AZuF0Z9$>1P6dH9y4GCjx@A17!ElPNA;5>=6hB_>U[q@)Bz6&>5:dcH_.N.g&z+D>5/#dC.3Dc4-9p)AwNtrIXl^X7B&E3V@y)0b7hzzYG@R@P.Cm,@U4L=VFl+V",
+    "4=U]i;IsUMX&+TG03TH]y8.6oGyoq^HPQhe0XDAr0^l]7O&vM1XAb&)KLav1KAcPsK+gdW37RSoNOBIKDgw@e2oFhe9x;zAOXC3>UNhAKA6+!#0Uus903QZ6/1&Ibtyc+,E*^Xwf#L!Vi!KND.u(rk",
+    "vf>0Q1d-av4-0:_0T;&krvVJ!y:bDT0SMW[0S=!3rvw0k8V&u^0sveE*QE=)3y6&Y19^e-t].(Wbq.!Eb@F&N1P)FI-uQtjcn/JXl:rX_qMa,b,M0t@+JzSi>)r4,phOP=/YdiVy7_hiGuz7v2#$gQ",
+    "4x@Nr4#9!^3!1/n9]kqI1q6YoKMtJMU.k&zbstYPi-xBnP>6p^4-ze(Mh@ixHV+&7@U;%Dl:@m,-Q.4U[sRuE,2wu@K<T6m!c7$]01AOg1);zyqrnIgHtZk]0.[JlH,86+S>0xX2!k37!UzE_2AzBb",
+    "RS,IA48=i>4+hT50Urc0y3GL&rJw-7Ib-IlEdk*Q1he7=1G)ka43X3U0yYJrNfb8y$=ix_4WJ1Qs7VhAlA8t!fI.YY$>)._u;h[X(]QjPm+uQN6EZvc/:Z/TW&j&z01p%1KOHsJVh)0jB@!5J,ajoc",
+    "HKDsE4+D.<4*Z585-6b>hrI+IG]dkQmHrJM5i]Vg2;NZsa2hg^<Jj=IIUfQwspkO;2Dbq(1S:Z0vNjG!9]$r43-d,H1d@WC4bRqM2V;[E%^NY].pu<k,U],]na:Fi3AfiB4y21002vPelZiV9<-4nd",
+    "W&<&x2M,s-:j418D+blGIS&M:Ko0<>>y@8Fnhg&C%oraDG428n1k0[81;A*l9^0av1e:7.1,2OkIS&J^%n1!l4,C,k0T(x#V,Et&w[QTI<Occ#$Oi@A>+uU]%lrcb-kzsk1fl2w5ji&qmXsL]o3Szu",
+    "gaIE1Hq6Td2Fc3.4EYrS1@h%9#]-GI+5!&qizxu#JPE(>cn/eR;[5PCJP55n4akZE4[y/HBOf3$xW6VJPBX(24/LHH0SmYi4Vn,FrUefJ)ddebxAY4SO0wqx4:swE0S>aN,3kSa1@gks4+fiq2<LT1",
+    "As+^g--[h>E#&iQ4uo6]g$V,N8VUOx2It#)4+H!h1]bgvrkZ*Nl;WR)(Ucbi,rWcc;g1]zG%;fR0T3,s2GhI:4+E:%2mrYt4+H,G2M,(D$POGff[0^RR^Y[8g_0.qA1gI7@QZTw;_rQ@BjW^SIQroM",
+    "7dG#KWew=B4&D.5*@#V82rGu)2<e[hvv(:nGNM8cWs2DW9]bW05ikG@.=!>u0uwFC*bE8X=gkOk!vzX40p<55-M4&bZOr@w8ztVsc<Goo6DKq=qZkgt4Gx#/Cjq._4-bXx2L+XF1f.dg4+!64F9k9/",
+    "00BV[6Q)!L-M6n<(zXN+#;=NeGVbpd3L>pjqZbCq#bpfMkTnGO90!c;0t][50<<n_cn/hSg:(b+fgTS7%E.%,rz#7P%LE;<Frotvt;;iSl;4Q&0^k]Z0NDcqsQh_m8]xV>paC&9:MB2UF*7o$7!MlK",
+    "6&f+t&.g.cZv;ygdIs[P2qtxHi$nw=4+D!w48>r23)pu8&jbX[/=hKE2p.JB0156i4+xzW4TTm4fSf4=hX<4Yg#sS_GKCfeArAolkw=-Gl6(u-suu:^)OH=NHqbEzz_:te1m*Ep4T]/72Be+<1i_H.",
+    "1N<&U105SSI]8x,1;K)M4zIgs4%QL[kLp>w8r-4#0,CjY4&fsNfddJS;l/mW>izFr1M5Z<IU6M>Glp_z0;oa22Fryd34u8U$n.m%1Nf+X4S:T80Y;u4o&g1$q74ED3Z1ce9Xdt=MIQz:@I@hE0Wp&S",
+    "4$R0=2mXBv=k)Zw[2U3Q0SKG[4+6$H4$_.BJp,Gh3l9O.G7:i80v.NmG6_m[0tvku4[@p<I3FM>kFXpc1vk6hCJr+eGqk7+4.OR91rGt%3:,B80u^>oHy.7^lbZw&8rdQbKe]8.D7Bgd4!I2v0nUqK",
+    "4vruKnaOq!0=9^.1(q)k)&&n9fwCb9tI!EA3o.sfBL.NH9XgQ^4,KK!We)>:qIm_ZFAp>3+zSTl=8=5+2<LYz3KuZ]4U(^E9x:JRVG^pe!UY4NKMnA*2Lc@g)f5baS06ku@1%A7QrUz8A0INL2oD_j",
+    "2rm_cGoc6sWe<8Cpa:59v>Av,/mZL$5e%R15eefC3ZDf6nKlONDGvnm/:!SJ5hpb/lr/6hG4u!nqm;)emJ]o31]I+@ujK[=;7apI*L4pH<aJ-@wEYMV1eFR82kp3U4xj,K8qBpJ4d-mo3!ly#7dW<B",
+    "0S=WB!43(o3K/-79^zUbj[+V!01KkgdM,0CuL/hq4+yRLbuR,rGsE#s1-!r>4XWus4#%Hr0>nj94+HLx3JK>m0uMde/3NgUzcwEqGLDY]4.FhRFCR2E*%B@vHaP$fAh,%2xdAc&47xZ9:^dtv]2Gc/",
+    "v$X:c2H4MfFK#qD)9eZ#A2p=0A0IcoG7o#ZG9L#s+4/zr,RlGdF$.mbVG^upE(TE>7&i7l2!jj@k-e@X0raQ@2bttt4%rPBD*z0zXD/W#FoBx=8aB7cBMj2]1Pqw13<,[eINA*Y;IHlP1P/+2uL/fw",
+    "9_3&VI_6Us)gKC$NCS*%4+HfL1tAKl,3SK80]$x$3y-%HA4D>YH4ml)ny;BKEw$ue2jDd+GdBPq0yK-DKNT:-#RMM$IsFnJ3NWFx0uwXU6b$6c5&=(10R^$@Ei*ON*aZ&*+k-[Wm&=tq2s5]/4dK@+",
+    "4$Z_[4,A_hP61-N2&CO81Ej$o4(.a9nm7)xpAQW4)+q)2rU3.z0^m9jH__2xE$*)u2&$>B4EM(d4+@KIBQ,OsBMycO1dg&-4!E:o2lxyQ;bAvLzF,]Vv)m2;/L!hwxh<Kt1s;%5+(ZuJ)oKRcpdkPp",
+    "1^Ggmh7JY(A]DGghp7Q4b!:*L0SEWKVG8T]3/6TkU.JaaH3q,]4%$fth2TvOZso/V4=qyANDnO06AvQv=8=nGx3:Wf.OClFH:;sIGoU9JG@t<T*o+.lBL;wc24W8Dy#f;4zQqO(oTvdW1T8X*9]a*V",
+    "0y#3t0S3be3CG,Y2cEel2blOb1<FcJ4/R@VHvlOHnYv#O2EN<+4,%_UcMgm,1;09P9_v>JOfL*IG[M#e4+hI54*/rUAqn(k4T.0x7cj--2iVDZ4+h)abPlDx3oSS,&[+iH5CY=88a2^x9]Sk]R2;(B",
+    "y8#2irbiB./L8Pm@w9k;$7cikD+_Gq0a6V1s7)I/(kCAfHMyJt3A=3_4*_OF0)[jWoY<Ql!(bjXmIejiUmpZH&5.]+:Z&[s2Gfuy3GD$0hwF3:*k%M543=-z4*:d23z=M&4u.hv1Ls[22hI*1E1[Tg",
+    "3b@l:[s-,4vjz%.V,FDDCm#VZ.j)^shU9t/G>uns2A9wT4+HP+I]v_U9goKbFAp*^03QK0i/B4=/Jq8Bxkn0z0Sw+^2HlAV49_t-4+!b<B;IPS36wMjaT[B54v<zN40![ZI^ZZBK;5TQYX$v532P0J",
+    "#]8>H1rHpL#]91I0R&A6bq<,R#]9QM01pM6oCzK:@WF[6g8Bsx>!kK4x=)i;ti^c^2sAU=(*q9+=3VbmI6)4];gIvZs]61R.(3H!i)9lycOL_Z>;@s:uvZTd:EJgkG%^w#1BXorj+G7[5-=O,1>gkb",
+    "9RXPj&9,C.k)k-apX+H42+y1&3fi_[4wdZ)2L8^94#q]T#c3ZgILY4z1)hsV0wfO:#K8szt&[^;<R1@7qc#Zq<dgd;%sUF5H4huR#0DBR00oZ-4+6Zz1>g]jC.5CL95Sen0RqSg1OAf%4ySw%1jDf,",
+    "35(G)4+gcw4lg1yG4k&NJ25gc/n4,7oVNiV4/]:<DGvja*9-E>[@;0Y4KuFf2noOh2dBA5A0ITq1OPh*tA+=,hS;$slbbgQqsJNq]I@8vzRm=/mCFtf3Df5W2H6A*(_.@b*#sX7H2;zlavuRS*#sX6",
+    "GXM=_qGJlqI^Zuj1P!349^g7S1R5_>0,[bIA_c,J1[=kt1O#Ls9y5sqCp9+KQvjD03yB06HUJE,(jX57nf(L>/OYgS@.V$HH[u8hz5M]WlF9^T3Wo#[HUJ+1HUJbg01JW=3W>BP<B.3R[]*e#wE+(m",
+    "$p[)S01@FRIu8!=#s&(=BLaaM4+hos0_j<O9x;1l490_H4Vc:p1-=1L4+i>fSQIj,3ojHiF@mx>1<!4a4uA>4Ezyc<4*]Rp2@CQ,.oE_.wGsxaDjyg):naYW>zncfj!>Q#[R9sQjEFxU1Tc/:0S=PL",
+    "0R=ccF9b6(joJnu4l^8d0t(p#4+,+q4h@MPViPOlx-F[.9RZu.N)HF>6a(!L4,VZ33#kSKj^$H^G29p#F<zBh2C_@/34>5T2#:5-4)6g#1ve^*Mh=$F=aBqA@o-]^3N19P/:!hRMh/Pk7Z)]KV,DM0",
+    "1c4t91ibYD3%@*]2AsbF3$0oXz[ni]x0nVG7=edUfcXXm>MIOe132Xf0FW=Yj*u7<GS$HW39A7Q72fm,1g(lm4vd%y4,Kn[1q&Gu38cvn0E7brx7P&$/u,_<gryD+l&/i]n;4Kv*$x2Reh&r9/;)E^",
+    ",DU!>0t4564detL0XNN/D+%@X9^M.Q2k3wx4-b;Da0i;D5)TQ*)CL>nq!JGY<q,f&5%qx&88QF[#R3JjnHvkir3)1^/lTH-0/WK40OA7-k)RL+sFV&9Ecpcuu>g[S2Zh^V4x7ON25AiG3kKzn2M+])",
+    "oDK+yCI$23W)d[n3J(R$#[mxmr1K&P!OwdRY60jm4+VwQVi.4W/]Tcb3Hp*N35N_:z-Fw#unrFnt>TLAlsN!C4yvO!3AVmE44i@=4+yNwTnEVZ1@D.lKL]N2E$IXg7u=:J:(&k*2[KR)**FgopN0k:",
+    "1Tp:E2M,XK;g^3UF_f^s2hsxw)8/Ik(gPn2IjH0Y2AtqY42bFm4+psj2)<.]4+yaW3-xXs4Ef6e4,nU.2M+2J4d#aj3X&%Vn-r-o2(YXNA0IJ_9thb99Wagf1>jV(1kkl04+Fm+2#pU2hS:<q8Z>hv",
+    "DJwOK79Ba5<n8t@B=xsU9]tu637>pL7-TQ(2oE*n1>!k0I1d,(1^>veH_/ptFg5<@4:B>:,kJvuzWN3W+Ds1#fa<a$mC8s9.sTmmG@!-m4!i_h&_gtdy#<)/C;7gG(lSp1b7Ns[00.!f@7RF[hK45]",
+    "G/Sy/E,*BXp#mQXHnE^v7cqeWAw<Rrm/6iK@6&kR1P3V(1obi)H:pq#.1h]D0Gcij7cCCRwg(QG@DPCI0]O/+F[;Wt1u(dq4.86Q[_QkI.pe7;G_gF63p6&G$>oz&.FY&r$<B&v6F2SddKomjAPS5F",
+    "1nWo,0l6RrCl39eA@_+DQx5:YV,Ey][ALQ7/LrR@JP#Gt85J$6ks1rt84iFY4+Dtc2nVqX4-RWB1MNL81uHal3D2Vf4s[3KE(*g54:61aEh[wS!3hrV5Dx/[xjzTCKo1=@0uJlH2<Z<w9]kq&&LjiG",
+    "77sy/0uI,a2<cB+4+H.XNCvGDA0Ii70xmKz01JZ:4+pruP6Yq02M.D!0v@o3w*:^z4+YTMKL*0YIu9U@0t/P^2:2,i+%N&rA@b)dLjm-N3/Q&H4+1O:>RBa0*bfb%uP6,UnL8f;G$[/B)Mh=fG%PZ%",
+    "ISjYq2;m6aKMwhqCkvS$7dF.-0Se;D7BCtcGq2VS4=A2dpA7^Gj2#TC%wZ24jJ6L3)20Cg<Z1_&RSyP-whtaM00Kr21ZW&J(Cm2:GMG9JXcsjA4+h+WBnoE.f%gFxHD&[<rU;%LW*0aBA0RdW5-p(]",
+    "i#HBtCowT+A0RjY6*&L]r@/i)0%sRA01JyG7dDlM0Ry,j7Bv74;)C/)$N;BR>mv9=pb-McGqayN4+MY^4.x>kDK7[%Gyo^eVzY.;0q>G1slF%#vWz]fO&T@$QUjhk48G(K9]k$Z0S=z(9u0]x4+W0O",
+    "aUEU02>,fxsw=8fl&^W>hOrC]/[E@W/ru0[F*C7L9]SX>wE+rA4,L)32OkA9:=_0P:jDn^*NzASrhg5vj]dBcrC0->=a%kb0b36V+R+XSx&IRZK;z(6$1n$+l<JdRTMYL96AwUIFGn#lTOUR;053,^",
+    "FaRG%Gyn;60^jIo4)AXTo97D,o7)8lrA[9MH]!t<jk5>JGpNuF2dL&X4+yHVPX:mF0S::Y2Me[10S=b3P#*y;mrw$[IRxiu42w>/nd1a67ArQmP8BVg)g2!SIl,ZNF99qt@tkw.I^ZZSgCq#(h-]PO",
+    "j,&+zkd8DD1c)RKSp,,Q3%^JE9]$%84w&2:7%_1Q3&EfP1cw3*ki!QFut*N5r(Oah9yGv<2N=7@A>zAO,sKV:05rm:2Lh6ZI^Ynm7CEAH4)aL=R^PXk0v8f9H436f4yg>g2a6dTH-U980Z]VIoA<LK",
+    ";Yt<rm68^ABsPINEH*FzC3RxK5*IUz2>81(7y)w+Cg08i4zXPUp%4!P[LBs$H@#m,5aYZD4w;!bIP<wWGPn5w4*]5b3l9&!<e2cu0^arM9ta%*ISTkn4,)8v4.80L.0^q<0vR!@&-kzwkQ<&t[!k68",
+    "0]cF*91PYp6Ed+N9]AMIQv:u$4,n2o4*^e(4g@p84YR@,4+f(H9].$*0vR#<4.hDMD:OQTGXj+%4)G@l=pXJ&54V[I4+7l^1k:CO4-Qxu4*CHF(/@te@T+:p4,YxTFb<aL!4L/@2E[NR6F8S+4xRrf",
+    "4*]cc4i5o.zBUfTFagY,B1vLtbaT<72L]Xp2Ph81FbC)bD:gItQx6EZV*_it3Jv)j1jC031.L_t(S!pA;P3mqz7P(+:jwkUCl)q]V+h@M0A&vOr3()Vv(f])2gJ];4+Gm@4+7SRC.e/)a^No,rY8+K",
+    "2i5Cw9^PE<#S0$+HpRCC1U)]kD:yKcPY(gKkU1X%IM,;h<L:,Qqp<loHt3!o3ywbpz7@0*I_+0kAP)n!1q(w0+5,az8#It80[kZr52QT_tilBa%Gn1KUE;4Pfl&*t)&U5NfCe83GTeg<2pSE8@UMK[",
+    "&.+9=4+,1U0Us7O*9#dozYYzm1O^7I2>FbH;6w0BIN%N.H#qtw4.hsf1K$/4oxKDOobpQy)cg>z*h&rjivbCy(+CS_1CKofvBe.==DF/s3d!=i4-AAC1<Pl[9]kz%1Q#[[3Ziieo2dc@pwI*l2![F)",
+    "3#)n$2jc@5G5[YXIl2%Z0b[JWWDg.b2M3(tOAih410Ml204+B,;&_NCqqztV49[B]HNrXq@34Ul<dE[jqaGgyG4TT*2s8j66*T^3;Fa.%XAcJP0_amS2p.nPu<VUMA@b.-1P/tXH4e8Q2I,DW9]btM",
+    "xGDwMka@2jf-kS@k=:2#+5ry&fO8KBpsfQB2,vP:6FK7.4-GeH4+gU87z<=.5Dudd1/OlW4+!(PPY9(D4*Ee41L_nV38TU]FAFy=&(0wa2)QB$*Q8kuLk8C7Dg&#*9uEnKsRaqpL.fY2DF(2Y0^l)9",
+    "y9W-nwIl<1SPuk%VGcM7-8O]v/N^I4uLcaT#_^[@.Cr7]m%S.k)J>hyBo4mPBN8>:1LAcI)Sdzjiq[Jd1iA>ciggbY&wv34>@ZD(xiALds%Z^cw=t6U1qIMh9x#Lk2H5:_E,*LqqyYt&#0n1utQ8LC",
+    "BLue7OD-KGmJ9=dsB#O-/K&1#g$WM]lWq:9P!9+6yBH4/wcZaO3=]JO0xmQ./*JKQ+U83N;PCun=s*iXc<G2Bj]c>x@A820rS^I0qPTk.Fq7j,13;3n84c]L4,T%P4+QtAUk;S,<Jb&>If&i@0QvzB",
+    "2#MYW3fmzJ/1m2(%pM82Uj@o,F<$0ZhASTjGQwO4#n^fB1<qhm9yP*i1gBmCpbiI)IR^l10SCx*4(c^pumuW%cMk!%IS&ZjzzPD(VGkb3=LH9CigFJQjky5.lTQy6m%0ZTGU)6D4+7BP1qYj]3l6Xh",
+    "3hM.9#xMdp8#Lq;2mHhk1D=y7*a!nS8#SvH29LK73c@>Q6m]VV4Vujl9^YB>3<-QbF#sP7GXMj#Ko0^kH6H_rnG7EVF=KUA4+Z+oOAjc9:.130dj=W=P!9rz%Mc1b3Hf9L%nt.O0^Q9]T=^;wjSCF)",
+    "Uj/Xuonjg>k=vtBH[q<i14j/HvKt5f$>x(Zz$puc;FS9&4g.qQ4+HwDOb4&JXAcUz)dvEWT<31H4)5q(3X[1,4+:KanIR3Zi8u],+6M)S2M+[+4FDPsNrMd=Co+KzC=9mVW)AD:T;l_.95RPE4+Vh<",
+    "3$bPo1A+];1m/ht2+O.+2&0Ap1/EBo4,kP39]ksn4Id6R[]pr]iZu<e=)(MCmJKfuD/@2M2mfaW>h%12[xA-+tJ;.+Cl4NqF&!^gEi*U(F9]j;i7=_Eg#ix%k1+.%4Gk>23yH@D3$Rij6g8=*ArAxB",
+    "9t;a9]1b]3pVMa![V)QI6Aw,OFfSW2HUJLu9uE$Y>6r[YGQy1q1U(NK[V*spIRFM=29M(b4vGN:.=m5Crmras(Y6K,mMISjs09m2CowGD3JR;#1c%R44.Lat6*05;3J(RXC<%ytG/VVzJ@XK[F)tA<",
+    "GypF(Gcf/ZG093FQ#F7w1k-md4/4Ep1F[YQ2M,9YfeZuC>6rXM+ui[H9^cVo4+ggF5C*U]3i=mE2FqLs>yG;c;lmtOF*N@bD*z8Ii!mP&If=kaEHg6z3au3nCiDjg*N+7c4f>KDx.L-J@vV=rGyoSl",
+    "gEA_DGo!&d0*wa@Ao_LqG0e=h4+iK69]So20]7n[EtN4J5,]WTG&3:)3bz735jHF=;]B_zG<Aqp<=^lT7atTY::d>4:mCmJ2;qA+XA8QN0S>G3-RhcAFv%4k4:bTE5Hr%+2M,9GnI]s-G&b]20SNbd",
+    "4,3Y^Hv=uODGt;g4,oh:4+7&F46We@4-%1-1@d^I4B8zFpb8H.-^/f<aBOLG@l]s7BL&+R8#Up]M/t]2GUZ4P$Dle6sCgAR:8k+,,c$*84,EEr4+7=E4+i9>0S-IJ-9L&])ld%v;Wq9]1/,jE4+*u)",
+    "PY(jZod=rlD+Rbf4+6af6*Tp.Mh=._n/1_ymjMpJ=:zhGF9]d,(5e[=2xb#9%6Jb5wps],HV#1<GXMqj2;Rh5z=!8jqDLAn/Me]y<dpNh7Y@G$rc49JE&)Fd*]IhmFjX8g9SAxLR]TESBnDRw9UlQO",
+    "R])T/0UkBfwFm:uB;X&:0SbTu363%k0;d32j13(ys-mJApD7Op=Ufp#-5iKVn*^a8GOs!ZoFNYc#48=KILFH/4+Wf@E)P1m=bjuxI5oSi0^K2P4+ho!10N7M>KXS+k17P4+8,HR>z()f+7AP+FAb*y",
+    "6fube0;P-s:6Hct,_.i)<d6(*HRv^ya%FAA1>iRhI1de@HxC/y:-=9wD:9761uix+*eM3sA@S550Urc1q%aRBrC$t,TLEqZ<4y2OA&p,lEjc]4@H_I=>Y;/1&kQGZV!t:E+&Tv44ikI&mH@H]*ft2q",
+    "6%TdN=fnI/uHZHf,V>D;&0r52(DXI_+AIp90uKhR-x,R:&Ga<7j:!QNHvO*.4/v2^HUZfP4_+rK=fnIv0UtCn%Jen<[]yg+$<Df41=od7:-w,o$n,V:,pmmXe#i7S4+[GM6g0Q85DyQ/=fn0469VfI",
+    "4*:lQ1pj6a2H([<6EFY>=2j*>OAOjQEio[%qbmo^Gz,u)36ZY]3Bf,CfVBY$lS_gGi4qQ]4Fk$l1l)iE4.fg0BQ!bkXbr3l2Eg7n3Hb_QzakF=+2%G1tppY@hVlUoF#/2rjs+GpF$;Y,6f;W#Hw/dC",
+    "1@6NwL:_$[.^D8b[QLqBcQPLoE4Z8i4*_qz3JuZC4.BAPto#%KwI6]XZg6FCZFO[_f,HXsGdN*1W<0hC%L5N4PY%1w0^nn]4))Ii4.T0%cDc&_4.Nh&4-Z,10^mo#4-Ht^0^mr#55fnw%L5M>ga[7=",
+    "waWt!FHa9P[0t8ev&#byHdh^mG5@-BvC9JwF1i5=KhX=j7q80$4.cU/7p^>#4.cU/jRdXB11_T(G:jMz74>l.4;SHEH:;W^9sA,24<6^jQ8LN>A5k,9A5k->A5k:@A5k[:10OFp01sb/[]65vkqr+e",
+    "lj8-tK5h:@%MTAHnd1fzMCu0*T5ca&Gyor3H2<zsHo+keC8*-D4.l]5pA5YJ2L-Cr4+57^4JH7>3/d(*[]6g301pA)-%6Q;>#>@PG06W1EHo=K0uHNI3-zZlVf&qW0_G[R9x%k7c;>n#2M+>p<FNYR",
+    "%tQ]Wv(O3#xx*z70-->S4(VtOzL-AN1/em3hyo7=;f(Y[rnn0Z+Ajn1.3.k#r@rZE12-46[]5n/4G%Q#[]5)(!b/Yc:0Ju:umK9/0t<c[2Ol6d00-g50S^,7;*9iHHvk>CIRGp&Gyn=*o(/+vG%pA.",
+    "G3/57B[VDO!3++%haLj>J@V;m;j#Qc<%R)E2$ZS:4*:rd4,xn8ei^IdE-%+w4-QojDlY[%FaQq]v,c^66)@r]s[[@W,2EyK1eFIGHnOz:4nY$#01pGkxnu*K4g-,f4*/T(7B$p,4+pw^2oCl>1j2U-",
+    "gT(>M4mAAp2MvhH0tR[;PdCQP1Rqj2@T7SRATj>SA2,dm0xusoHoD[nFN6U$H_/pgGcdd41@i:@9^j50.OUxqG5,1o9]bY/U.^,[0uASp1rEH.0^Zs^1]&2z/6DXf2p2V(#]s7bnhFda1Lh77aNLg#",
+    "A0IgY88b5vKJ)]+I*8l;2FC*q,[uMjigpdhZwjIJY#%%]mevFhQ<ZLaFNOgzHK>w12@!4;YXy>%5(V>p0]_=;0^jZJ5Dz7-<dp++01n*B9]1Q6oXBbqJ%@k9A5t:Mfd&sM:VOgtB9a6TR<9LQFAO&<",
+    "06z#ZGdhQg0uKq#;t32uGSdtX3ayC(9]$q-mk0#6@7[p&@rLUAz7+(TZ4fuPkpd3m3.[6cW)B6:vqBgx,vu8KHo5%)6EMaM1A/i0rw$KC+Ls6qAA@6Y4.d.-C;B8!H-e@!6EFZSH8lVX-D]:Klh6VW",
+    "1g!,GhoCJF5@qQ+eg(wU3/a$Mt=p4QnH;>/GBp4Q:FIY50,GHO/.PWV0,YTX4*S()2$ZdJ4uzKn2Cl-g1dfaX4+iR_4+HL/2oDSM[[[_W/b&B*j@brDGXM@yx_mBvQa0opA0ILRFCa2F.r=O#H_/q%",
+    "0W:)PAI1SW.QpF-GvgaC05UO^8wH_JcMkxvyaEZ;EDvwvk>ZnW;v+RnhXMK-46Yv!JERZ_AfpfuG=eT(4^YT&27m;&mHGh:6Rr:s0NM@/%$G+WUoyt%Bt30,X6KJde,L6cW-bLrWX9+u4:;)^fou-/",
+    "VjnUw01rm/rw]V$kO2;X0sp5E4:+=^55)zj/>C!xs[s!tp#_4S2CV264.LaD4,N3]Bo8)M4;6x54@lG_Bo8Qw5Dy!-/oJqqXb+AFyXX^UBiIQK3fJ5u4/z*,q.-<XTn;Ea4;A2RGBN,UcaF9Y4/up_",
+    "4,mS44:DyB4Z!Y94/,g855.2EGGq=j1)TI:4++8r4^b[9;o11:2oD7FYz@;89-J#aF90$$oV5uK+#oJEF<<FxF90>)iV@e1H0tO+F9$O$rvVGoYX[tmIUfUg)Y1bSdKU&REMa7^)B>5JiUSV;ulgzg",
+    "91k>U&.76O%mEJpyc,1NfDj)SF#Fs,3cZ2_4,fgG4Godd6$sdB4,c$@Tnxp!0^lnl0^lhJg.Jzt1d:Su@n;GYg;t]rFsz>[D/RVPZV8j)2o9P73ik3$4++ACTq,j-ngJgRH2<z4H_.ZmB;9ej4:F>5",
+    "0^lkd=i&rykv-:,2no&d1s,j+!UYcr)q*P<0W[Ud0SohP4nGBmw*n6a$%Z/yk)Hw$ptmFvI35LuVGg8f5-$G_;Q0JN-tmf4-[pQYuS*XG$ax1e3F-LcI5G_Crws;c1O$iECJvT.4TH0K3+^lD2-i[_",
+    "4fVPl0:Uu@f#xh6T^cYcr&SJ@$qyYZyRQNYjW7XY4+8OA4+rjo1rG$7>&NcAe,8nk(mN6^yf6U:0^u$Yy#x-jm-nz0;[E&z*9!!u>W^.U[oXq>GC4NH[Q;*[,RuYt1C0S61U042QVyDl3.R=NLk]@D",
+    ",a9ukH#v&]3HiH94+Dz.EH*gF-5i/yGo>9U4by[M4w3je1^P5)gaZ!+i-hSS9+CJuH8C(S01J),2guAp01XJ^VGjhD0Urf0:$!Rhv->fR2H$cY5-mO#Co;ku7&E5>4+X0Q9]bYs>edT$j[yh%=JE>q",
+    "H/zU/F[^kCF*T<K4+e&d0STqk8U!&8/bsJ&jN;ZJAP)tH2<=7vyaENlhYJo#3GCip4ZH-f%-W+9n8pkY.lzG!1U0i#4+y=n2%Mip4!s2vGHehu01p<Y<.AURGOWBiKLsl:H@N6,F*q_-01XJTO%DUG",
+    "0RT)MGp>*,&g6LoNe/.,1uq&nGl_i(F*nOV0,v<Y23@*WrvU/c(q0ay0T4L/9]AZ49[<H09_(KQ3NtY=Hvk0Pr#^W:4+N(H9yzEA4*_MUECs#3LJtG&5+4jW!U>f[4+Dn*0d*cW00Y-68y=8QbuS$/",
+    "Fx(111u@,-hXoij014#cM,K$I1=@SA-<SxY*v<nh0.i%P0-Ksm9_w9I3Mer$i3I<r2L<gb1gQZ5p>g3>x)uNi0iSygsR0hk$sqxc%oGnAkP9d/FpC8jFaQ^duaN,/z[fWYiIWWj84<ff1nl8L7&HJ5",
+    "o68yt=WaAh1pJv70;wL51g-AKX9)Jo4hCNrGr9o]#Rd_JoWlYuHaOz/5f1mxAO%Jr5-(969]kk41^>=nGq4LU9W*ciKLj#3H_/*-H#GnN4F[kV4+W>PFB::GunR6UG5]jsGcYj#H!wCbrvV9+gJ2H;",
+    "rv=V8GcYo+3obM;06!WtF*N@-Ff/%)0RY!c23@*YrvWW7Hn0mX9X2,rFBCL303QT2w+sMv4-@/zFC8:E06zsYG%]+-7%_7DG5@+*w*_,A4-,)yE-TR!KN:SNH2=3uF=L5Ljspf:4+N.JFC8=DunR6V",
+    "GXOssGd4K<COJ8Z1s6Hpj6e;G,698x&@/&Qjj9L*=Ck!2(ohQH:@)G,vKj,,%tr.w4+XIcI503W06zdTIXD0b)U,eg#s&ndj2Qyv:mv,io.R(py(]Sr9^+gP3m*nGtOhR]H!@scFC8=F03QW3<sd6=",
+    "IW[)f0_j@!4i5yV1=@MA8m]j3HZTA@88k6D03]s!%Nzox=/k%P4+NzFFB:v2tqU$TG5]jrG&3=*7CF+a4Fc>fYzABp1f:BjGc:CUFC8_F0523aGyoq2HnI!/bq=h<3ojiuHUJL:g6mr+IWd6+2)^tB",
+    "1U9b*07;%WsS7SPH_:ExG&eH.Cpj:K1sE=<4+W;OFC8_DrwcAOF#taqG&nZ=CO9_S1qScI91jET%][6Os_s*iHKer)6g01z0]B-C4-!bo3Lh6Y00g9fCIYvCZVv;E<dXexlk7te9O]9[DK]Bp0R>9<",
+    "Ob,I;(I*3zE:9adD:g7<4+EB)AqD2.UlBIN/K/>c0SCa:P%Sq#g=(o=H:QUI4)g*aDmDNPGY.[6&o&t;zXAsK#wRT^H;-vGI5+;av>^h48#xyPO$My]Jq1k<IWh$4/;<Gv4awj,1ii8yA0K3#[5m<]",
+    "GBW<>1_oD;00Pmw4Fu.^AP(cv0Sw-BM+=SU4g%Y%3/%T#:0l0@IRdrJ0v.Bb(KZOZ([:Bg1tc[xiHZsrIo1UY=@-vyA2_JH1r]4I0(%oMivb/vxC8>6-28.H*f$EHX9Luk0t4k<4*#J91hcga4*LNG",
+    "pTj&K12n^24EF=O5Q>y1*8_G,88=DUIs$YPI2-G***XOr1*ioN0#7.LH7v,iIs<eMI1eD9vN[O.q9Xz%9^G761P+ptO$39C0s_1LF=_8H9]1Sc0toEBAQLwI1@iE-7B:J1(gp]C@5+rPeFl<M0^Fiw",
+    "!/xYtp8f:_@x6I-zbFp_jMaND3Ntje3/SCs-yetV0tEAl0S/>sI2ASAn*jpKS>vNl=3gs5Cjik92B$g:/z]IYA@b%BWCF*D0Ure@sk9IQ</*=isI(9sGmZRx4Dh=14#E%u=;)G_TlohM2/cBQ1enfA",
+    "4+rV%1r3JmAqmq11N#0w6n(0T0Secd0tM(i1[DOrT:$CR4ha;kD*%_t2=Jq9H9,!o0vI<+1r4X*2m!jDPz0.39].=<1q!@K5-*CQ0uK5DBr,G1Js%1)@T[O8Gyn*(.30npRu0+E3.ZgfZV02a5(W1K",
+    "0#*bF4m]+lJpw8p2[owRJ^(G0H98*(HUJ+8HUJ5eupSRDx[E-[0yw;c0R)2r4*-Gy1)$R+9].wT0Uro9w*oH-HZnRN2r:X43Nrv72r_c(upA!+IMnD90k<z74<0AyItRMgNe!pyIWG%1GXMfP9^Y47",
+    "X%64,D-hAS,8lj2N(PJNTMqQxA0HPufdU=KG5@pJ<ly>g0v@%C03RhWfC3yb03Qo703S-/01@9+9y9.SLo)yzG5[Y7GXNh1GUovw8ZZC<O#qmE3&#Ng9^gkP0UR:@9^6<9A4)LE10gaw04*[(053x>",
+    "H_.>p03Ql9053_2H,G[XHUJ(r03Sm&030-[9^6^BA4<a.5-FiEGXNh$G5[Pl03QoC03R>i$p.1bFijpX$p,/,4.N]>95(.HH_.cbqX7lTi7g)kIOm8w0oGCl=5Y=7/I(6,m%Rf7-_53)6b^i&uz&#=",
+    "H,=hf1DX&YKR2$n93LS!=vF[WPuyq=LgL030:lCgjF^7[cQ<XbDIcQ&G^!>YH2<Cf!8#9jhMg%NqX9PB0ueU/4;K:9MFE,v4.O9891oQN!vYJXz8(Xe1rI:F3J)OUt].;r0fz+/IRG3vx(W]:[MZyP",
+    "qX986+5#dmG1_$jH<pfTb_fAsAEW=;01@6*A3rs]3J)N)*AE]-0W,w[4d=umkJ]wb*eVLd+&BvGpIZ](+!g/_2)2#=2dKOy03rdS7YsfnD:yw50@jy[1A=FV4.b7PiR%y#B0CW@AP*ut0U943H9H2<",
+    "xlRurI]iWBP7e+[4f@1giTx@Dx62ABEit[Y1P/w1j#M8BGXMpG+Yb)_fbv@ozkUpsj#M89F<gFY6gK*uA@FG+Wdx;hA@QXCA>eN6Bo3E,4*,s%TOW/AG5[wrG_z4]Jj/^-A0alum;aMH3/c^N$rleK",
+    "y9y62v%oD9b-5Q7z:ftF1fkbL3a[W829C!g00.9n&E*g-AT:C>zyu#4H,@HK4@!>c28aU:1io;)1ICdw4)w/W1Ft:+vz[0aZ;=+4)d4v&03QZ701pKAbsjml0]JQIavyLrw*w#50XYC41__u=1ds7s",
+    "9]JMB13zvzEHnT/)B!dyHUKXNIWYhq0yY320y6*rsE8-JZ;=+4)d4Xx03Qc403QN303QN1007mY3/eO&125G9GB5xS2a=#AvwsNb7Y>rt13z#$EH;lj%K.k44,5DjF910:((<1x2Cb184+HJMGY/H[",
+    "j#Li.-ZhF/QVpwj3h01H4+Y)$C.EZY4G#+S<LLD.9^l1blb-.wk=wj]Hn5<rAI1SSpPwBslL0j[fdd&d01u%7y]q_nlL6/gAI1SS/:-E;0W]-[HvkU-=eP6BvIq>RuL%T>T:_Ev1GvTv5Hto3fuj<#",
+    "o0.d&AP&-=5CUlf]DqHDEe[TsDh_$zg((4yV,D%aR^TaKg((jb*>l)iA=W2p4au2Q4,u2c7Y92Is[s!bjE6@MBdY,kj^adhH:&[-oB@bPTMrHIl=>_6gOnTx@uAlAt&j^@8y=HY;/TN#/F;gq0x[FA",
+    "N(HaO10Mr2j7/[-HaGw-A2v7uABO/k051tQGyK610:uIhjZH6hHaGwuqX9Dj5-WNY4UJ7Nb_ZNvAEN-=00Nhg10Oy&jZH5fHa7qtqX9Mm1Err1A3!m;3LnP,G0[&8orWI,-Rhdu0XX0XAEW=^uu2m!",
+    "-Rg,73J,aZ$4d[S0o(!,G5[YxHoXcTN-c6;4^XkJ9].!65-On^m1G6wmP@umOa&na!lWz:zPKqQH#i**q3KRFIW-V>yD1M2TMnX21*e<fA0je51BkS84.kGR]4R/eJP]p^O%EbG6EVfbH4hIx1M=G;",
+    "l,W8D1-m0#3Wb$P9]AGQnF]EyrUDNG)tXBTt(=lNIQqs32j/>&Co(tDj[yWZ5-6b,-u[YFrQc:2H@VHB4+Gb^3m*qIm*D_e;Cw(z@_eC4vjGao>!]i2u]FL%#<quVH8dL]H7pPh2:nejjR80[01L0L",
+    "U/7nYBrP)WG7kfs!XpLfuMPlp4I&5avp=pMG]S,#1(lj;0NMi&1GP5[+nhfHo83PImispkY:M&(0f2<&56J.sPY0g>2+l]dk2en,,Kzl&uhU8dx8xumF>DP>2fUOa4;n/i4.8[g*n(dVA(WhEAD96%",
+    "s5/Ly0^lo70^mVSq5(exF)^gl11]zIG5@hV,v]#r>MUSeAus;R)B!Q;11]+KF#r!5xTOIOu&pNr<b4fVH17il[(:SOJu_s#1@i=*sZ^4.0W.Fd9]ki39^>k2rvU_>9]JY.11:i.00=PoBo95s/:!iV",
+    "$JPcf)d4p(<dF.PH2<DC:#6]>#IPp>r:!9l<dE]cgCY+&)/:j+4.U,$4/:dLIXCeG4+gIj4-8Jg0R_GC0kIPXsn9.U1i]eg4;2)i0*4(BA;4NvFVz7tIq;Gz2C)+l9QUsQ4&C2h3ICvE4)Fs8[GbUR",
+    "JvX,12>GRa%z+0F%K<>!4,Ca088h#j7!x>j#6^+mGoQv002:bj[80]o)By_lrbrJ3fv+782vi(401VBuU/Ig>uN=ovG&Jr+4o3)]Ll2./gRdPglL0g]:P#QU0Xdq<Q9qOcIWsYX0^QG[51#;*0w0tC",
+    "GXNjQ0W]Fe50wG%2oFb=n=*uE2KtXA9]bY9QY$z$r_eiY4TcXN1U1[t5g9O*U.bSn4%],.9FwD94%],.7OSFQ4-r%bTNpF]2T_saGG><nA0slW0T;qx9_v:M0UrZ101b#$4XK4(A0suZ0T;y>9_v]O",
+    "46*ke1(*dKF<rS_GM+U95D#yWQZ6(&03]gr:GUHX12B.NFF,Ulk;kKZxdApeky0,WIW>.,G&Y:/A1]:2HZ>q>E-Kf#;H<0(0yZ-]QZGL/Hn8m.FWLb%GLce0Kr^Wry9yuH0X30Q1mOo9IN%2lt=$!#",
+    "1K]e>y9yt(0x=+NKR+^!Fue*Nlmal3QUj*1N(TE,4#t&C1A:ZV4+1;AH3tt5JqjHKsoZh]kdagjT>Q3zUjd3x4+_!p2IEizs+9&0BRvC,y.@s_Jp.3Ea^Ogu1Lcb.4,P#A-P62U,LVD=;Dh^;%f3>x",
+    "A@Y5T4)Wk74,dhR0]Ac9Mh,_<MkYBc#Ef.YW+XB&@$,I:-sOG!bP1W/b@Jra%^6f@G&a0aF9]s[01koE0SwQgR2;[zff<qVM*,,xL/K.F1tc[w9V9X/5)TN$Qa>FXF)%p7QW,eQR38L6!crbH&iyI>",
+    "i2;+oQV#[4$xZ.19^@:g9^A,d29uNr0olMw4*vrsGdMdB2H[c-h1w(o-2-E!%O4MJ-Zi<,0XR4>03QT3gG(.QGdbZ:9]JXmOA]TaQVpR086QJ5-Zh$VIe;*VA0asaAE5y@us.&aH8bx64-.lAF9S6,",
+    ";*lIaGco@#LoznuQZFGnGWVnjFVz7uH^3,.1vLN.9N](fH8%hP:D53F0@CJaLo>(yQZFGnG<siCFVz7wIqw4:1vdZ:9=q0i12sAE11]zMHUKX=H!$H+18=T8F!2K_)d4p#03QW801qDFQZEBGG4TTf",
+    "-ZhB<q)i>>GT_AKa1SD!=-93!0W.Lf9]ktB6AvEYQXd00u<eM/93Cso$xR.YG_,eaCerjFKh*&+F*WrA4+gap4.6,G4x@&&1j,)<xDy839v;$C/TZP#4.YpfAIkwVyAux#::n34hM5uxq4Plx2DqgG",
+    "02_him[JcEsl,$d1ME<[2vrWZkpcs+#8d]&4+ia09^6/80M@!(sR0k50qs%@i_-:g2,yS/#Q^j$0Neo&l:vnV42Dn,paJXx50(M(1s^)(H2<!#0W].0MmO]Q6f<@%9^773QUKI33ieVD4U,Qa2]1tA",
+    "7Y>DPE-lg%3Y<A_2NeKm1]kn4pils!aR*Tk7oboN1I4Bm4,]x.SPvts0T;#@9_w0P9yb6F6Rz4v4.pP_C=#<g4-su:960@p9tN5P4S.=qCNw$OH3Sk5Z_9U$I5GeP(3^(ji[m&C1N%^BKdszX0mbGJ",
+    "54i#RQa/qbF**EF41.9e0hj9#53vILQUaQ.7Yo>_AF%:A[8B$XGBh:,KiUB<G&TSaKE8>/0/Nhd)&cxd1mOo9IN%2lt=)j01K]e>y9yt(0yX;nKR+<wG@$KRl:#*UQV^%(4+G[.6En!:2>FVG[Za#w",
+    ":JSelJ>5WP4,h=H9s-ve1s;&u:P!n;A_iQ*0X@25VGjm^QUk/4WDg,e29wY*4.tSkHjs/04,h=CnTrJrh%yeLfffw:<kbv5Iq.Vj1/oOL016KZgi[6Gv.;pnm+<ym1Tr!(]Ai0&nllcDnG66;16l;C",
+    "z+4W!;gaws>dyQ]h*LiXGBP--4+XosUnnpz01cqqN(SlM5)QhB4+Yer6#&Z,1QHJkh*K](0W&cGDKasaRUR[lQv^bF1rGy>oGb-+.pduDH-7XLt5XEEQwpgB1V#jngarZc*8&cg9]u4W29Hx7IKYY!",
+    "1g]Cq#=fUpZIV*_ho)u=(*cuH4*Br@1o]Hj9FtQo12[MBI]h)A6$u_#*r>59LzYtjS@Q%e10NwV,-j78p#e4HKQ9G1H^nG!9GFut1UNbL11](KGXO6@GBcY_09p;r=aC%]0WvfI9]bu84-,CSF9bO-",
+    "=aC#hH8lV)Lo>v<Qvg_IA<l.-)B!X$051hOF#r!9qEjyfIWzVHF9bI;053x^H:FbmS@Q)i125G9HaGwu1v3B,9-Z>-1UWVK11](QIRGz1I610Q09p;r>5&^_0XZ,L4+h8+4.4*j9y!Vr1HT*#$@b_t",
+    "9Unw7ty3/[GBL=%FVz7uF#sP1IRFnFty2!nw[r&4:jewU69.7G4<0g_09p;r>5&Zw0W,@K4+D^Q2d*Lsu2Up4HMaQz4+HPfRstjs2,EXl4sQwg>C=l[(xD*>1XT]ejrd0o2Ch:d2QmN,gZM@upaC(i",
+    "Qy,K8G5[_e0W&rHfl_n70S^b[g##a_0X42u0K)+fl:zJmAIJeV<dY210X6>1O*pPoKMXQ7H2=v;G&BGY4U,QB#Zn9Ns1=-aQx7cqgh&q@*H8@6kXR2G,i/xh1K!#e4+iLySQ$A04.f4p88Lky7dfi]",
+    "4+HPw8xIt>j$98Ts[t4=L;0S5s[st%=%4e]1syTrH5NAhH3Sk5WUW&V1BV6/Sn$VC1O5mI[0NT=Ff%n@H83.@)Y$>MFIW!J*#i$tU:@6s01rma*#i$EjsXwV0nFJ04:z&@5Ap<<$50Okp9T+;2FTe1",
+    "4+5_a0^l.G#7qt+2cC<w4.o;TDn2wYIko5z4*-yWJ^xsjx@zud0WmSejRy^4%IFXsH=Tu4%G4;k96EtFW;=G/Z*p=jp-,(2jRzlCH-A]cFO&i[GKshYB[nqx4#Wix[/t0!%smI#-]m@_G:5nYE-cxr",
+    "0S=Vr!hH#%$>4/r9]bjqxC0LN6b^ez4+7rX3mGi[4)!k%q>qPLhm]f4<TqGb2sfp*0^h%31,rWg4.XpYObW>T2erTk1Bm(p4*/(o4F^t$1>_Vs@Ilb=ISa*w84TjK4g,My5+4FN%ijYBARaod13w5f",
+    "F*g1I4v;w<3XH@h2Zq%SAvQS]00.8Rp8XOYGyly50/3W)2O.p4@_ea,01WMi5DC1hW)dtA4+h)7Aqu15UJov+(-yDR0T(m;8anOF1q7;cB=<lCwgm.1lnoCC@2[UCG]]ZqF9.a:>0%s1D,VnT#kfQo",
+    "F>zK.4+8nRdmkMzmjxdiG2>$(9]to41K&su=Yc9k;S<tZ5Dx-dn*[^m;hFqL;$iVi0Q&SH1BAK_95_>eI0iHxGE<QMTn8cu&jAPY,6jl+jY0[Uv1Su25Dx[#1=>+^1I7jq4U+_7jlmxTi/QP7h4vr>",
+    "rp[IY4h@9<B;#le1O[IX[KOO$E#3b-49A@i4]Dwm9^h49FC8&A06z#bIX3;V9ykCNHvk>2INRF/4-H,6O%DGB6*I!,3obNWc=EmX1sgGh[sjcEohA.prRP<^D^e.9tkiS]@ve2/[tYWKIJyQO0XP5&",
+    "kOvHllp>O-0UkL03/%m21j_m)9]bg*]3V*3H_S0-&H<hvvDZ/<F=l9O2S6VIH&qxm03QN3r/l4LmZlR8tPc^8%m=O>H_/pMGBf^P-u#MD,:E(y7&j9S4X=;a0gseR2EM-R4+Wlr9vU;K1P$YyBMyxL",
+    "4;q(K(E$VQ1q#:$9yIF@0/V4)2O.vw:-)]^G5[kqGXN7d03QW4yagXiH0/czG^R0af@%Oiyu:_WukA>)Kpz1zRTwb.4+E5>87(w0;FAz/F&hNQp#_2JxehO1F*fZ54zL0Zsh(I0mGuD+6YT[bYdHW9",
+    "0G7d50rb2n4,DBI4FAIc1+&Qo1dELU1IO(P8#S*44+7Kz2(SzdtBgb;IX0dO9[<4[3a9oZ4@s#%7&!nQHG&lb#s(h+F#sO[Hvkwm01pJS3:@E81*p7Z6FJ5P4+pahFJLe<01mJM4+FCd1=2sM4,:^*",
+    "A0jgV4<%kr39]zQ&YUF/6!p>s3#k>Zz#9e8/MN7P!<mO)H0OmE1G(BD00-^c7YDu#9Xa$D1m___95ub$4,bL;,xnVrIRGCBG5[X]G1(0W*bNJk90ibpCJWwq2)yV>BRMP(4+7#B6fyuG0yvfx2YVMW",
+    "00oq[1P-N05DN0m4+9Vn0<ws5H8.WE3c:=zHQvGl8#KerMFBVo:m&<r1O^CaA@SQ6Uk@1s1Rozb03Qi403QH000@I(4A1TX1)tI+4$PPp9XJ3F0.Z)Lm)#EzeHS+X9]JY91RFQL3.^hjJ>8UB0.i/X",
+    "GL9n-6z8^.0/GN;+=Hu55DUqy1>[Rm9yb65ytNw)/F;RVShEB#9x=ci9].>YATBa6wgUk83kDzyvjhd%zgikI01DZQVFM5k3gZY0#^Nf>2-T@G06DV+4+,u1M+*Acdk(V%H#0di-0X!)VFdKo0Rkrr",
+    ",YNr;p*#kp0S/u61%vEQ4eHKB4;_CqA0IFP9].)89y9.KGVcoy1.U>j95RUg6$$dE4ihX84,2_pF99+zhy)ikeIElehy)DSl@IOLw;YFD4+4k-9_(CH(O(oX]DhuQ#Fq_O5DJ0>3ZDcXH2;-h4,DM.",
+    "4,YSk1RozW03Qi303QH202em=37r^QoZl%A2,u%I37D:M4,1nBF99+%00<u;9]AXv1P$+rAqcVaJtHtI5Dx-21Qs&<8#0s#Co;tx1/idl1s)3Z10Fd5BsVzU4h)Io1P:hI10NnT051qPIRFm.:o5rF",
+    "Fbe4_2hEH/E-%/l/:!uv8zVU=5DyIP2M5=[3HAX7i2)A,-sY%:HUI=b(;%mWED#R<-sYfxH2<zHH0/j6FgYwaA_,A%4*,hOJ[LH$0S&!+1FOm<0oe2.4wH%j1*=+;8#&oG0I3!aWYUpE4!t)F;1Tmb",
+    "!43_Oy*C_+uoVHc-R6OB9y*ev4G##.u0so=:t>y!1r[[HjtCBU7dHS5tQ8V7ULG:Xj0>Yq8zMC.5FY;E,ZdUD03QW2q:2;SGBt&bMGsSh1P,7B1;:B83iCP,0J9Vb]1KOfi>9AZqO;K[w*vyt4hZ]z",
+    "DGvd+10M,C>B0qYxCtKvIky8HH2;zYbqj<xL/L+MKN:PKFzg@![^2Q;0uUbuFzg[6G[zJK*QW-<Fzq1=TJHlIGXNem02nmnJ>(u:2d[^l4%O!c0>7G6t-#74;*j]Am/F$n7c_GM12gXf9XJ32[^Kqb",
+    "%>$7-0]UP!9]SgoAt*69hUx.gh^1p+I0<MU9W;+0>yH>2FoGcuN5%shH2<ws004+11]SQ<0]dFA3:z^W0];2pLIk7P1r5dn46v9G4tof&2p.7A#[&YEzZ(mB0UHSWuR0F[#[(^KHZ++a1,pV11Kk%J",
+    "F#s7d,2(_e6A0PT4lFb.mmm)@$=#iU03J2H69MXq69ym)$=#QP03I_^6Ey$<%*Qhg$=#7Vm/F$o7c&4K12M@29y9-^oE!>RsX7kI0]^5R4+@n;0^GJ[88fs4Ej2R$5-*@4(1^bBA)x_rIRGC3HUJkj",
+    "014I+2mI>c9yp,@6F2]>h4M%Uh9;gL,.S[%dlxqV9]JX=10FX36gL]Lvds+,1EB*i8!$4,9t8cqAp<oJPyh%I2gx2DHKY-*tO6<AFvuPc5XKP--1v$X5dnqx5(Xd)<8%u=:D2/Zrvn7rup]qf-cpK9",
+    "6b^mJ9T+yl2Mx#(0$&dJB<s0M2(Pt54yOYG#P:x9j]&e9iSz:t#VHv#$p#)avk;Tt1PjE;S@PjK8Z!VMGynk7Rt6vo[sIK6ohBYM[sIBS2n)<<I^VhI1>*&24tp0h03QQ0[sJB]00HJs2#U2r4+H)J",
+    "FB&v7fgJ]LrAPv[mJk342cH2C0ON,P1nnFhG:oGG29eNx3$zgd=tEUYr2*MgF9JC;rXmkHoE.JUH_.(nhXV>,5(MG4LJaB79t4WsCJ5oAb@JxXE(X-21@c<$m.bE75)w3BEjBow1r#/u0TVKK9^>W_",
+    "9S-WRh!,!C0W:,KQZE5HH<6)wH!/VKk=%,G3$9WG;(+o.(!Co5>mq1GlD0w*1MVOP%<>@Q7c&40xDo>j9Wc@a1<)bF6Et^b0p_G47&$jNwjBY(*:(dq0[)_(4+pay9yiGn1lH0A967Tc4]IhD8Z!VN",
+    "05$*z[0j^7@B<Y+;8FBS[<flTF*X]n=tuKQ0[STk<iY#57dHSO0X2mL0rbBm40!_U0TVWP9]1Lm1TO.MHOw6+IW<@i0^H@x05u5j0^g,>1M3bBg]0-pU)lp2HHume&l3Tc-sXXC3)%w(,;_Bz)GY*(",
+    "lspKu(k2fAwlN.HGU6Q/INJyx0y*0Q4!BAaHUI#E0Rj*W(k%j]xB;Fu-2jV,RRA>2G%OAu2Q/Ls9ys6/1lHIG8#CP.4</ww8aDtQGyo;!GXNVj006HV4,2NV0_9vkwFVCZo[b]IG4ve[d:1tU4D*U1",
+    "19^^c+yeygq.#dcY!3pEH5NI08aTHHCNVPr3)l((H3,H74uB-Dn(PJ_HSZk[HL(L4IRGC3H_.KlVGF$y6*jN<4IMGD10y&x8xu9)ZVv*!5(&*b4txlS2n<gy1E+Hi-)VkhH.bYsGI]cc5&>AlOAi//",
+    "9tNB3OEEb!EDjzs[_ZRl0S=WL9W6F6$2./rp%M$$77n5k0mZ5V1]SQz0]dXVCmS%L5(N5&CJzOM)FlP#1PGEI4tp0f01KiL1YQE75)SEP2+q4=4*]6UF9bI+kRB#DH@pW.ILYO41RM&iQ4Wm_1(:%w",
+    "4Ta7[4,bq38Z!VMHUI#YMFt/Xi_]L)!zBx-5d>JECl3Xew;YNo0SKTT4tp0j03QN1i_]6iHVk.LlmQbqc=;5ai_]oEr0ZV;,,t[hHY=Sw3O1ZO9y!s]1>A2ADi0mnTnD$Q4g$pYW)B5_A0GlTub:10",
+    ")1EI2,S,ItjEN<;XtdT48!:<gA2K/dOb,g8Q64a,69J8,0]y^+I./+,1lsun9WdDi0iY8M@j#gSs1qJI*&YUO2-d0^rxOFVR2;>j1p%KE38c:<4,48J2X79v2m>W73aO]B4>mT]MGS^p3%z[<:+k[&",
+    "*d77GD,PHK2&,5M!/E7t@]<c9;+*zZ3#fx74w5>%3DN<;HF>TcGt&bL%JBgOvxEc,f!iYvtO*6$u;7zjsR/VNIV:_*4jwqz9tX7n4%r;Ak@fP2,>-Ng5@>c:@L8]@GT0sqg#-e_H_.(o02;:^1ctH;",
+    "4Bo&Z1ntBo3&7zb4yZg2355g+(+CXm69nP^4TS=&n,:e=#U:7g1ST*v00=Me5e3OE4c<bF05b[i0^k2_1Nj:tJUQNpMGq6)0_0ph4G#mbY7YX2VF@y^3W#9[mxp)@niK)y5(_11A@ZSh4+z@;3Wi^1",
+    "1DO-K-[RC!%mfbvk,-GcpVtu]6f)rl1M[081G3l/0S+EB*&YYA0S;+81F01sC=f3q5DydI0]Ui46fD)j5DG630/8fYw>psoU/%l&@ymXnIRvwmCJUjfBo5O&4+,A@7&ib6:/Xld9Wmbn1<Wq66Eb)W",
+    "ts4aN*AWi82NXB1<(/+d3g@j/GYQE94wNPXx(pu[G4kk14,:Wn1mXV%1m!#mFAoB>Ul/j:2<Jbm1(uyB9yy_J1mJN4uNxl%H_/0pwgU!j36BU2$r1&d0_]4U6Egq.;sg8Y8v:!@0^mLL2O&2z00g^G",
+    "Y#uV-9tX7n4*/mF1gshl72rG$x&sB=v;Lie/N.,k9]1JM0tnU#3hrJ9z2zqk+]<n-vjYqH.tGk:77q!#0_j<W4*[>f0<aKt40sbX024L.9]1MH10Mr6<dhR_GXN;!GXNSk051hHHRm1xfEXVWIFbVc",
+    "od>B%;H&eX4!#ir(f0xeA@Ho-8U+6V4Zkb@<e:I6&U+sSFpxbD4$5_7<;8XY4)t_uF#rU[)dnvCGB/U_9_d:>4FQf82j$:a38Z/i)ZYgM]7R06:eU1f42Z%*2.Y1;4+EzB5hOA:(RL35i19^R]Dhxc",
+    "<tq9==lc9Xj-sd.tiM7J0gja=0++A=11AJ[4,bWpOACoH3H5C*F*/.11Q$8H(rq6LFsrcv2-HnS5HxxaLZ9scATl)zAvZYy35Tiy4AjsE3e:VG9Bu#)0>d9o1vnoCF#6C04,dz#Rtt_/4#E<ynU5F-",
+    "A@Ykm6gjrS1P:tSATI$oF=h5,GvRLvkFOI1,Hu2uH!+^!OAhX%2<emffmR7z0hAaICc)%K4=KV.uw(<D)m9Gzi2Mj23NS+qy59:5g8:ha0sjF5]9_75I6<A]br&+b1P/zb[wzE-IWhRh9]P3[7dXb1",
+    "Qx5_P2>FG9u:^^3b>.^dGyvGj5Ddt$QvhiJ90S2f9]ACk1[gM03!aP)Bsn,%0#ye7z#jt#I5[_uKMU/Q90KnFFAgv=03QK3013JZ7dWGgQwZNU0R/AtH!,jR7&!nEH$etKJ2x:lLI*kx$N:T3/Q.A!",
+    "$N;TU-Q]8K-1_xY4afl)IRGC4GC:$J03I-N0UI+y2RaV[$N;@7I5Geq0W.&<GXNYk04Fjy04=[&00GHb2Tl&i0UIzv2Ra@DI-R020XF_@HUJCI.wO)Pgtu7<[(uGo=.)B^i8:Bc2-_J20f>1:1NYr=",
+    "4+)W@9tTYy0y;A(9]16V2!-X,iHTVQl8j&v1%stY0wWI%z6lJE:MR1t0S=hko.tuAFaQT+9y*:Z3Y5JV1^qpe.$DN-4+Z9(NI%[IHaRtj4+z>pNDt!yhz^ApKom4W4x51i7&7w&4u^sEH_.>l024Qw",
+    "4Id3L03J8l3.9L30tX<skeD.cIf)MvHqqh,0tW+,r#TK*7&ZU]i4O(22;bXNRuVV:1m6z[tq30iHv0/74mt4w9]1T37&ib8iw>tzxeFfwGeHTP0S/1_DKIob2rUl+iw@diH#YztH_.2NrUC_d4Z[ry",
+    "h5-V]FhLkH03I-N0T;j/32qMpiw@djHZ[lr9]1G_7&8D3iw>qwkq]!tHaRyz7&QP5iw@;CIXFTGIv)Z$rvVQFW*9aA42usGGMT&s4T^!^/TZQLM,Ks17&rhA29uas4+q7_83-cQ1BwqH0y+8v7&)a4",
+    "3yKdRH#Ptd1.B1B0wWI%zzH7#IFp!J4++c786OEY00v]OiVqn$051VDF#rhVMjA4r%<YF6dI9a4Sr6d:iVp*[<=:%b0Wvv;4+xOnXaYhGzat6v7#[=W;)=jnfej0b4.j/(nhg&Q,5M>eIW<8c7&Leb",
+    "iw@R[F#ra--^HP]1g>Od4pta801S%[Dl#wt35n$q16B!w2Ok19!wnw^GVuW(H_.0ecn2a4!wncPxeE=h.Od1K2>8553mY-*2RaV]!wnw@FaQaU&lm;47%.nA0S/1_7deIjF9A3:K=QUs9WclN8aP4,",
+    "Ee@=V4/)ZhILHAX0W.&<GXM=Y4-VOx0UrT1K=Qdv9y7/R8#Y1*Iv)Z$rvV/UHvkwm01S%[1Gd)<4f=d&1HXR&)eR2-R0,7r4*,h_1Xd3YrVR&//m86+4Icq8co-dR4GW781D5Y,4+H(lNg>8aBM%J0",
+    "2=/zjxDx>X9]$yy4/)fkH01#buD/Kdd:%8Q1>Iyc0R]!qj1LkqlK_&!0W+R02:kJA58wfe4+pmPXCDPIj1L$y%LNYsh:_[[GL-GpqtXErInxUt4L1M:<G1ut7&Lec(5y5YGmH,gk-ohZ2LXegI^ZU;",
+    "7&ZV5j1MX=F#rb0!yE$#03!%N4+4x2FAg-]<c]zJH_.(o01k@_7c_F;SPnr6$>XAf[0kc^LI*kz0:lj-4Kn_9GV2He*uxkHA@Qe17&L]f9]1N&7%_73j1MU[H$n(44+4x2FAg&;$N;V#GyoVg01nmI",
+    "Qy4Rb0UrS_K=Qdv9y7/R8#F/(Iv)Z$rvV/UHvkEN0t^1_Av7@o2.q.^2l)pB@<dWcR2Vn>4+e^64+re-8wfuS1B;$J0W$yzj,LSt$iyuPo2(HJ2bUfURSv,k49&zX0#gqNx_fSJ3Zai#24oAt(hwgV",
+    "H.r;Y0Sl1xR0oOGU:rHTf(8Vwya53v4*_PW2q8E$X%7gctrrc.LJuO@$^0oXoC6OPse/y/:V>2w+Q17DH3^JhF%F!q0t&w0E&w;Uu*513tO73uG&G:$0Teipq&*J90SLj]1P/h6&.F*rTM3[N9^qDB",
+    "4o;c:-uafSIS&s1zbORg+ZGHt4-I(NDi0Pp42]Lv4.0!L;dKK@A_@/JHZe4v0y-M>HUI+soGS+NynGIuWhOK:hyE^fF=Ta$1=CPg4+En^4u>IN0don#Qx8.8&kF]GnFkG.&r%XJf&vfa1DW+O2-bl[",
+    "19Jz!1q#j$9^6]H:j4!x;5GC_fp@-iG!CtbRRWQ#8VZ!m9]V=D5CQ(8d/DX&>5lwFg[c(^1MN&74l_Vy2m^@k!14hO=wbAKG%,0e)ypLgvC#(uQV!bl0SDWcVhT]o1_sPn0Rh9S0]r(NxDf/:#8VFm",
+    "zs&::2pk=+G;:f<3hP>_,o8FB05CSt;+FhF$<T#c0>G9[$QA]b&jbgE(F6jds38O80Sg@wGRdwJ7BC;kEsco:1lP+E9yFJ%CqD^@IV@sF0S=;J(FYCKtpy3QRtUS2Lj[^U0U0vY1p_nn9]JR@-uj/1",
+    "HKF>j0._5IRs>M72n3Q>9]tj:Qy&2@rp*inlln#qpi:246f&h%9]SVnyH)@w2A].34-^feL/iZewhazh1IJng=yNkm8HH3o2[JP]aRc[u4($O2jaV,OGC7#<1qa6E2oD=>>zWpBGrjTz2Z(^G8aC_$",
+    "KnU@!bsIF/>XGyH=Lq_5>XGw[11Jw6-P(U@H2DM)Hi/IJzy^M41]JAA-rIj(80zu>JvcTtvY$UQI5syN4*14D2Jqi@9]1E<4T+=c04<(8uAe=#(4c(+LLUJ(&:R:zs^2tW/FmG23HQke6F0hF3gq<B",
+    "373FG11Sl!D,Q*;k]74kuP6;erzi<.<ni+]3l6CC4g[sZLk)!s0nZEq(UKAl/ePv]WCZH]ei$_c0U9_kCNB_+GNqMl2EPFWhy)3k1OSFV4)&@D1;C4AHmVm6r3Vh^2;*%mQ4a&!jRylH4-tRKL.3SE",
+    "1_udf28p3V0MP*sS>sXU2<Sdg9]JXW1GZ!au;r63i8ln*1RokO*a@<NvLy%c1PRyv1@gH)3g!VDINT2sE&ZHf2lt2q4w(xSH@M>H*4qjW$zTsBnF^a1G5@jljYcgvGMNh>I5V_a4*-199]./A2,oXE",
+    "4.nfi3N-fpqX8W,k!T9!yeJPDg9]P:F#r<f93C/*3nw@.01i(rI5vd_FCsWMhYJYy)hr(dGlvTqG[VdQ3-3mE6E_Cr9yquI29mr21g[DUmjV+ow*;Hkvp<tl4+=*gEjcjvo(_3!l_My;3Aq6u2Q%0U",
+    "BRMoN4D.sTIi!=a4wHmO0&f#GmlX(Z37Py02pJ2]#Yit8F)>d;4#<@w&V(lq2H=;-@]Ah_2ju(@48>zJ4-j1[2HTuN0]*ZT.Z:SZHPhl]BQP^p0jy_c8[,HH%YkwSzTE^@&2k8yZU_RIB;f[d1R5V2",
+    "Ik0-U@=f.a#5NBBv&aJhkw6k#$@_IWIf@l<05Y:)0;=VJ2O.iJY6GG+A44.hJRgw*G5=p/4zdIQkzxnG1P/v)YAiH100Yhh9^P0#Hy$-pIRcN<7zZK;+PpL#FyTBBHPvGS2Lhni0uELfG5[Me-XEEW",
+    ">*xP*zJme,2LK^oK<S7nNFNS2<c]zJGyoVg03Qf6yJ!H*SPua_7&QP6(K#zNHbMtF4+6*m4,dHm9yb61/O>mv4XHjDF<=yT0-B=NH_/0t$N;KOLI*kz0=vLl4v+&c0X8rI38<MlFvtN2h5,O94M6_*",
+    "YzIyb$N;KLLI*k<0y;Jw9]1FF7&18vr^PvPG5)6<9W_aB8x/Cjw>y(fR2Vb:4*_A#S@s!>4+x%U2TczH%:f;)HUJnk00>TB0krB^0d)<m)7m5hiu7gzB;-aMBR4Ur;E(TL4,MW4E-coQJs$^*<!BLG",
+    "05t$3G&F;*3(zkHiUBAxH]PNh=2r$m7YOEF1^q4t1R6NL4+OceVIS55F^<E7:V!5A1,/g%IN$[z1v$5BF9S0-051+UGOJbx<qPyt2!jY4H<=/oF*N@M+Pq,>2L!#+Ne)&RG5@y]4/yn/tXl)w,T;y#",
+    "03!%N4+6grFAg#<<c]zJGyoVg01lj37%^Y&4+7i)7&QP6zYi!iG(rh(4+6gr9^h9P10Ml502np=9]]]@Xb%Ft3-;$#2Tl&i0UI$w2RaV]$N:)ykOLn9IEMiMEC(VD$N:njPcH#9H<OBFF@EGnzYi,k",
+    "I6;.H9]Ah30UrS_W*9O#48IQqmHk5.H<=/Bt,N6m0aO;;01p7a4+K=Z5WWu:H_.G<9]1Oa7&QP0z7Gh_ykQN#4+F%jI]3yNz7GV[hd2Tw4,MW49]1VN4,W->#uNf<9yY!YF99>,046mu04OyvbsqsZ",
+    "=J*UgGnroiwIv234!#cowXYu!)&sr]29_o[Dlj&>4+qBt3E%^E2080$F9b6%03Qu703QG[xo85,>c#Y43*y2w4*_uj0<xb;2Ly,DMGjUNG5@#^4/yq:00O3W0]x*j2tf]N4*[yvI1di,0S=M30T;p;",
+    "4,3y&9]AP80vI&>9y6_D8!]!%Iu8QK0S=zk10Ml502np=4&CNd2/<&y0W&y37&rh9zYi,jIYI]I4*]#l4,JNW3gfsP22Ba83J$<kR2Vmg0S;$30:9WD2Tl&i0UI>#2Ra@DI-R020W)S8GC2&t4+E+G",
+    "AuTX8zYhcQrf4q#Ff:#cGyo3.zYh,ys)ip2Ob,Lh0UrT2011Tx3%;H&Fv]fS12Vr4A_7r>3%;H+G5[Y7G2aOe/+[XCaUTdXzYi@jGXO6EH#7hyGB=MzGB.S<IHzj@7yu-:uK<==1s;)3zz,kS12z60",
+    "2E_w8F9kR.zz,QR-RPQCIiG7SGBN,IzX_4:FaQVLe+Lx=g$N9gyfhs&[_inE#bFRF+R@Qu0ah3;01UtnE-BL!1epjEF-)pd4+6jsFAg=_<c]zJGyoVg01dzo7&Z6^F99++K=Qdv9y72E8!$o#Iu8QK",
+    "0S=zk10Ml502np=4)xbm7&nFi9]1N&7&rh9zz,QRLJ4jU0:BR+4mOYjF99+z012xK9WclN7&!nA+71G(rX2<P4#)u+G(re&4+Fpt4+CZxGC2&u4.a,(lp77fm-nU&rgJX/I5AWhGyo3)zz+jf4,mi)",
+    "7%_6[V-/!Fco-PR3cwEo)W-$K2MoXu1B[Y90woFG2=2Qiv;_H54,MZ54B(Cx0dWrorHm8-$ruj64/([ZF#s1ZmH!nPFzo[xIQ>N.7BG!o4enhF6#]Ez84a;b5CiJTKMBS[1Ay5:4*_hTS04a200qF.",
+    "PXfeW4%Fi]1&Yvc00$2Rp1xNBCJFOE4<Bq6R^O;>2bK-D@u@OL=tmez]H<Ydl+$nk2M,F;0S2=W4/Ml3R^TfW0SupG4wgLt+h@8U0]9dd8!BvY!h8.@$=!+I!5I$,<BtqXE23otrDP8W.iS<T2siEl",
+    "F9UUK//:ENFzRUngZ;/Wf&#o>1DK%$1ixbe,p3=m1j1ti[9gbe3!#7&1oYY;4+6u.ZUoW7Wg0fJU.Bvy2LsMl4+7wYF#^f$!q5_3<aPvRHaO$u2nUVB84nS)k75Y..U.SU,U$w<OfLpFH1N7t27,e@",
+    "D:*RkTm/439]]&_RxblFHq:DQ!(IbK9_m*DRzC;dGc$1;Fg3qb3ve7UiB$u)0UkB*[ZbP)8wbBt1so3xzf^M[0w<nRzf_.cF#s.hIWYhOO%=o2RRvBHH5:.+oInK^7&gCE4o;KXRR:NFBfnJ(:Zw=D",
+    "0WHcB38xt<GcmnY0mzGV4z:dy3o*S>0Iszn0w<n7y-UqSGXMnA0tX/n#Q>fnyj3$fGBhy=<dF9o.tQFG)L-UH/Nk:D6&o]Aju[2o=GOdDrMm;bGPg<AH#N=_0@]N[4,wLB4ZRrwy2<D^3OLPf3h0yy",
+    "BQ@SZ3-_Z84*[.40s)mPLNhWrIo6pX1:bEB>PqxJ+v*VpouLT;v!YK0;dJjswXX&QvBD^33@,I*03]Xk*Hj)iOCmQcgV>oX21=$+00O2L0ZSb;009#Kzh<5yOBXT#0>#WtOA]Q&2kTW1jpG3a)UFc@",
+    "3WCc+1c%TG4Wr8s1Jnit%;l3%ozD*xG3*5Z2oD0=z6A*S1t_c&wZIYw+@:czg=_vXs^/>!02mJ$zLo]D!SyB&0Q(FD!iPW*F@-lD6EWYl5e^*U1@i6q!T]@(84ei^F[](&2%:^@1NFE^COJ0Js[.S<",
+    ":JARhFap7$CI/!6miHe6t0Er(IXVczAP$Gl0t18.3(bK#2R]PHH&h7kAq^zJN&^+55e^,k2LaNT9S-tp0UkE#A0st0RSyvA9]).c2;C>AI[@ch.jp.:dI+M[JO:pBPYdJgE*3V(rg-uH2(Tdzgv$a0",
+    "o(K!Mu1W>#9]1B[7%:130O/.eGsDU*4(.XU4K^9%493bX0#gqOoVX.)2si),WE;uLy#oWp)<K8s(>apxo:nq7GBY6r(y^^cH@j[-0bUOt$BQl:OD)6t3/bmV>5u$-/&uG1mKy<;1>aut6$>*V9]1T3",
+    "7&QP4oCy*)(*zF!/:@^%01lf86E;F54+XIX4+4b-7&ZV4+U*;!ivbS-n+XpQqX7:An+X#%RSyxC1@]2D(+_:C0SCrS2Nei843d=r1MCD2H5fDi4uS_+ya<_3+8+l$4+2yOf(ZzzUk9bJJ@V>j2>FtI",
+    "rvVQFf(ai9G5[YCG5[X[H2<ei-Rr4[FoFpZHvkec03SR#01s03&qxoD0fGr14mbc8Gyoeoqy,,VH_.(m01Sc&5j6lW0XH@^7&!nQHJ3-P$PNz$vIY+VRTwq=46B>10*wI/1fLQw4mUWZ0S=I$2;OE*",
+    "4,uad1(Ek73(5fplwt/J2s$4CHiZcf0yP*k01kx,1IdL63yZEc2S6VIGF2Ec01Ac)1pDVD4+x18FAg>0sR0Xz2;A3O35gOP5jOxI05$*=GUf-=IWmU[1edBh5,/eTJj-MrA5k,;kQOhH0WmO$2@:&Y",
+    "GKmQnH2=CyGN/U_0XP5[H2<5X2<*2=9]18r7&!nB0E!6%z8D>@G@0pG0XF_@HUJBX2<*5>9]SW19^Y960S=I+2<=I]4,uON1d0g;.P,:c2Nei99[<Ls2>FG8H5fDi4vGl>g=EE7[O%bCKpz1zRTwb.",
+    "3yKL7HsJ#g2#N>G4l$>#4+4q>9].x54,t>P9[<K17%/Gw4$Z(-1&NS15-!3rJTr.3A5k:@ACUnx03QxE01,9,4+iQa9]SVTG7QPM2]741ILwg&0/BUd8#Fc#0[I09%;KMg;T,&XE,=VV@0G]51S>Jt",
+    "R];Jn2ao[[%q0bdw.I3^HIM/Uq!JGTrtS_^fT/(SDFa:(p[ha-0$BsY+CK)(&.+tWQ$GVXFf4Ke$-.@,-^Qo&4+V7^12X>012S9<G5@Ujq80^%4+UHw12h0195m4Z7Bc>@MGpma9]JW29]JaA7BtZT",
+    "2P>W,Tpt5A03RGU(E%R-H2<C/mjoXJH,HBp129]@HqikGEDr<,9]Snu2M,+40Twp=2So&opA@#T4$u$+nyVuRA@9LT6ETJ<9]18s7&rhPG@a=9H@=Zx:IDZt9]1O17&QP3%.mfloFOj*H8kH5FAg-[",
+    "r2!8Ifz_At2(erTObUlB1Inoq1eV]q8#j:50uKT43JAMj8#MR)A>KjD4+7fA0twhl9yzR51B%lh3xt.12S6VIF-xh@!vYKIm:&SsQwpuzB<XZc9^F>70Uk8!m:&,*(b=:kWDWNbC=b0N5iK;]>Yop6",
+    "HUI*vEe]/)!&U,b4=fIOA5A#,5f4%Mq)7z(tW*QF1[*m59]1Si1Q-[@3!<1G;6<Q=0W:)]7&rh9q6rf,[U[#/Ft!FC0X6=>H2<nn/g1oajR6k/q6rTXr2!722;pTaR1XoG1>bDWMhl(Q0v.7^2LjFf",
+    "90wu_5s)nc[@wpTLJrgd1N/S-lQsuH9]18[34zoC3yKK/)g1@yf;E#Q0v@/GsR0@;iU]T!9]$-#2<eULvl]Cw4vGm1/;EP)iU^eyFaQ!X03SOv03T5;skas[kpVL<iU^VMGyoSe04p-ys09xK)C3qb",
+    "01S!/5-p)J0W&!mH_.d,iU]@ntSk/&wgw*oHUJnk01Ju.5-g!I1T+924m70!4*@k=6Ejs05t[^CiU^Gu03I:@0@tlt2O.v%l@RKK3E:A10E!6@HvkHoHU_f,0Wnn/Fp2:SiU]<p03Qf403QT0sR0LJ",
+    "4:]1r8wX;#iU^Ds/;ES,iU]WD5-6cEJT[66A5k->ACUnz03QxG02ng:8#ky09]1Q27&HJ2iU]X_G#:&pIT$zq4*,e<6FJ=84+XXc9]1N17&QPJHmBbm0*wI/1e6jl4l>BW0S=I+2<=C@4,uON1d0g<",
+    ":/Yg]tOo*zvLgo_4,u6u0-sJc2SN=^NCVU:3ZFIyKpz1yRS3iZ3*Yz<1Ljd52s4xtFAXy[sR17XGuDM19].<B4,u3S9[<7]88Ybz9yy8$1HT&*FaRGsIEo1$P&fcDkpVO;sYo9VGKvWVs6P(2B;G3.",
+    "B>9GZ!v!2Qu37_3sCfpu<D2]3TOu;pD+R9i5*s-H4+5A52.!+9k-<c6E-2DUv<HPJ+#(MHwk,.p0R-=Xf:Q-i*IXPj>set!H6IH%wk,!K4+=#]4p]#H!zdCs03QuFwk-Sqbsrizwk.yjG&C=)0R0dL",
+    "EDs8[Ee:2C95c^Y7Bc>@MGp$LEe:<b1_s,V4$%Q03N=MZ4qP7@H>,tWH2;/i4+=#]4s[-^Ikqhh(E%R]Ikqhh[Ra-m(E%1W00u.>kj4/VT<LXO0@J[72O.mq5fd];dmjNaIv6(q4wdWy1Lvnf3$pWB",
+    "2S6VIHB]>X6AJB<F9gm]F9R]#fD$hbGBBk99]bhFEe[F3jvEI]3bri*mtqq&;G!3CG5[Vn=9lm+rzZy<3bri*iDDi#I0C/cHwQ%y:-e)r01B,;2S5)3oB]j*jR6Vj.=cq(K@#d^IG7SI4ly[X0SoEo",
+    "0RmGG3GSC14+(_]6$fMvm/YK->Yoa4z*,]TIJ2!Z5-!3bIKWy0UJp:15+9KPHLX7%4mAJ*&vXQ^1[*X09]1Ph1Q-[<0^P@H1J(o]0W_/oHvkU+q6rf/qC=h@wgwLZRTwk;3!(@VIE;@h0,=_I5v2hS",
+    "0HO&aH!xKX5t[^RH_R^3HUJL*>c#Kwn.ob%4,:X6C=s=14T/c;g8_lqnp+1z9]16m0T;*]3W=C6Hva)12s4Ta9^Y9A0S=L,2>FeG01pwHCmuJ72@Dr-/;E.^Fp3ExIWqtfHUJMe$XWtk4=fH.50L<D",
+    "HXjZ)04O&wiU^Gx00)&-2Nej42<JQlM+5$@2@:RKIXM>N03I[VV*@Lr9]bVB1]I/6RTwk;35p2::oqR_F))e/9^Y030S=I+2<=3<4,uON1c]p13(5fx0rX)3+O8J]A@cU@EhsoLZw,nG0fPb#n86zd",
+    "Ko0>h0vI@p0Sk%/5-Wlh4+xYJFAgv@sR0X$2;A3O36v5a5ikHAH_/U#Ht7g1G%]>>5-p)6G$9[6F=UNfQ,#b)50L;i2>FtL00>!I8#c)p2dHre6&N%90^P4<5-p)30/5PiH#rW92;X]%TOS2Dwgw*o",
+    "HB^fi01Ju.1FMq<4+NAFFAgv<r2!8CiU]@kRSyxH1>X)-3+xmgIf<Aa]MMmXA@cU@EhsrMZw@tH1l0CH3cxl8Kpz1xiUAlo01Ju.6FA@m4+x409^Y9A0S=L,2>FeG01pwA5+49L02wst2p%,lND;t2",
+    "5-6b^ILlfBUJp<.2>KOGHUJ+EH_/3CGPW%r1T)Pe9X03W91^FrfdL*huG0evj@dU-In2re2Jp%j0xJZCTPrp+a1OHu0>52y2O.m6EiW,NGXNh1Hvk5B2/got0nJkrHiugbip<3#H6IH$(Jcol4-#<f",
+    "8#(1yAvZPvFAO&^(JcUs76(NS8qqC33N.h/007z*2P>W;(Jc-K9_;5#0Twd/2SpDG(Jc-j9]knhEe>EE9]].lEe:2C95&Gb7Bv6]MGp$mEe:<L1Y8z2(E$f64,3&P4wwiJ9MJ(E05.:x:H9n<H#J/j",
+    "ybuD]wI&B53z@xVHPI_^0yR1bbPold-U7N*Gd4Da3LgP9RTwh:3&,S65,>Kr0Ub7*5(1@G9^YI90S=X>q#qv$IQOm.2TTglEg:-700gA]0t^d(0^k=F0>^$-2O.oT.sSpCAPzVHvq%R-4(tLFIRGC8",
+    "H2<wt00Eyp2O.vZ)h@$-n^Qn,<B$wWG=qg]II]KD3BiO_9]]o12V<Sj5*RX)5,l+=y&DrZArdeE4:*Tg0$vYLvl1>n0XQ&>e,97zmsl4!y&EexIkg5K0X5VF7&83:45JAWGu8wj0WmokHUJKy2;Xu5",
+    "TMDKV2S5)3-sqEpRSTjC6Euwh4+5eI4,usS9[<AG8xuHH4,uON1cJ]88ZpWN9y5&z0+[3>2O.v/(JcY.dj_/e)B+MS03QW203QK402nv@3yKL5HUKXNH#q./4mUZe0S=L,2>FeC03Q%A03QG]02wgp",
+    "2p%.x2;OTgED]=&4:*Tg0$vYMiU^W)0W.&_4mJQ6H_/d+GqMIB0X5VF7&83:3yKK<,[fl#0y!8q01p6)2<*8@3fndZKpz1#RTwh:3yKL6IE;@h1gsJ,4mUQX0S=I+2<=S04,uON1d0g<g%ut&iU]U,",
+    ",6aPi4++sN2TB+*Zw_-92;Kx;9]bYg0uKVV2pBk38#%-.P6Gb[9]$yx2>FtLsR0X$2;A3O36v5a5jOxHGyo]xIOzx-H]0MPFd,5)01r5aTLNAWQHlu.kpbH>9^hVI7&(dw8#l5B9]1Mg1PF//4CLn)",
+    "6ElOg0UrT5IT$to4*,e<1Iic*pdkl94+7!=7&BE0iU]bozj+<7F=UNv4l$(x4*,e<BRDWs4,uON1d0g<:/Yg_iU]Up,6aPi4++sN2TB+*Zw@tH1hV#Y9]bwo0uKVI0_j_^3yKK;%dP.r2$T[p4mLTd",
+    "0S=L,2>FeC01pwA5*[<GDKj;d2p&0#2<*5>5-OoGJU9RkQITXXkpVd^iU])7+>Op>3NX.v9]bnsC/IitRRNs+MFZ3/JUA:f02ny[3DCL$3+31dBsn&+cMQM:4+7!=0H9L@A@8;lFEBPa051(SGyoYl",
+    "kOmI5I0fqKO$>F(Dh4$l3pLa&2PqE.)GZEK492)g5-OoG3=dd&0K=6dMGqU)EiVc+IRF5iI]nQe8@Lc;95yl00Twd/2SpDX)GaRrHZuSQ(E$f64-$1iFB_:C(E%1U00%@68@Lc;1_xYU4$%Q08#mM_",
+    "FB_=8(E%1W00%@M2RgIF0WSzJH0u2gKLa:0H01=#2RQ4oNh2_j+:Hkcyte<lE2*zT0koYX4+EHv8U=u(Mh/SC1OZbMFyA*4HYWqMfhrBZt>2b_i/zSrwy=:SARit%kGcUr1_NG<02MQWkrNR%zncgT",
+    "Uyr&0JTove024F!iD)kcIXI8H0SV[eM+X%M%N7dugGU93/sy7=4mub%013.%2dTFQ3(@slKOX<!R0!(=4#%];2Ca^K4)PNp4mYC#4+elT4+)yoTL(,Dmirw8tdKztl7^A<HH7]a1Gx>h>5m*eI4^SR",
+    ">ZAvB024LLArAoGSOS8FB;m;hf=q>z0v@o9g99G[IRFUy77qKiRso!nB<YPs79S2YrvVH376MZb34.UX5jFrH062rmG7kfi&rTCH+[z_%F=Lx:G&ukQCk,J4jM#n:G9eE.nP4wbH8lVakpcQd4,Tjo",
+    "7&Y0t0Sn:/4+5zM7&5B>4CV-_*99K]FgX^D01pI/uT_o^txE;#4+4([7&BA_.p_4r2M+==R^T<R0S=JMAQLuK4,v,(3g!s_grFS>.>QCiDibq<Q403_4*[f20j_xIA@9jT1JfZMHO319g7>l@Mh:+j",
+    "5,gAl4+Vq+9]1W47&rh7%AZF9i_$b=/X(zkr_wZG!H=[%2[,<@2.LkSWDf!72>FJB024RY1rFy46f;#N0w)e31Cb#TFd+[,>Fx^TG/OR=vH:wMx3U2!I5wLq3*@nM0X2jL7&5H[4Cx6HGlm5p0Wvul",
+    "HUJL-/dxA_<rGRoKpz1#RTwh:9W/JG0Rr2U79RpJ-szfMGo/9!0qY49H&qW2%LWYV2;EUq4$%>.<mdD+@x6=5y4wQ]:.I#_[UZh.3+xF3w=9hl[2B*N2*d_v0>pe$1LqPC1&0G40XYB]H_.Un2;MeM",
+    "9]$n*2>FtHsR0iH;Fk.VF#rz-ye$W04($ma12fbU1D(nN4%8DUGdIi$9yW+H1F1AJGB>-k0^njy2>I2203VS7Hvk>FH_/38H:A7)36/FD2Nf7Ht==G32<)_q1]I/502nqo4ekj9nc5,;$U>G^4+2#f",
+    "GXM*[9SHiD1rFl]FAg*]r2!8C;g.k(RSyx&1@F-91O1-04%rg^;wA1ug>a)*@2imSF=mWZ;g.+)03tRt01oOk0,5w92SyHu0]Va[9]bap0^lej3K%$54A+],0*wI%jA9Op10N1EsR0V=2;XZ=4+!oF",
+    "4+*/Q0S06b0qzM81KSe/[,yyQHq8kXF#rN54j_dU00Y62AP+dbVgX(cQO9d9O)<h84=znKN&.jK4+Y_V9]SSNjR6Yp%vl28$0rVmy#YEiF*Y>20r=Y-s#FIe3,!zpFHbTsh@j+RHZy>,4Xrc.ob6s5",
+    "GvBHM1_m<_tuzQ-4,2g[4p]GWG$A/M051qRG5@W72z3t&tuzjG4,2g[89C7b4-!sCKO8nPG0>1QGXMrf4,2g[4s[O-tu!b(F.cJ]tuzi;9_;E&0UrT101peTG!AtS2dy*;(E$$(tuzkY2M,+40Twp=",
+    "2So&ky#Whd4zv*hpwc4-A>_G1BQiPCj[y$;Iv6zo9]SRoy#X6CflUWM9]1E^3CRH+Gu)_H1,rE*4!9354l*=R0S=Z8r5g>k%+(>YOas=g8#e$S0XYB]HUJ(u%0:;Xj^jR)Zyx]Qx->JjC/UhG0v@c5",
+    "02ns>9XQ*n0Sc.1Bo5aC9^P390S=QIpd23wGyo3:j^ixD4a!C+GB&*t9y#qB6E,0dGyoqwHQrbsmjW<[ssS$tIWzCP0Rh!>4%7q_G5rG!iU]<o)&w5@FgX^C01b%/1l6,+3xG@rKo0@q1sF0>3W*5/",
+    "/-kO71lyPa4,usS4v7f=)lClynWr2FO$hJ20S9Ft0XcdYHUJ+IIp];2HZ=Y=Hq,(WGqWuZ1/Io@0XP5[HvkO5xgP;QHy-N$iU^>cF*vCK4*@k=4++DV0S=lQgii,#4vGm9Gyo3.syHGxFd+[=syHu_",
+    "0yZ>.ssSxIH1E6t2fqX#0W[PE7%^]/42lT<)vF8,0y!8p01p6)2<*8@3a&T<Kpz1!RTwe/3yKL6G:rid1d]dk4ly-Q0S=I+2<=F[4,uON1d0h8HOc@W0XYB]HUJ+IIp];2Ha2e$0E!6@Hvk>6Hq,(S",
+    "0/5VkH&qLY2<*B[9]$u54,csU4+4q>9].%74,u3S8#Vw3-=^w_2F*7UHLD2=L(MlIQ8fTBkpVO@iU^VMHUJnk01L(#2jm(D6&Nx70^F^;2cOm=4mlV#01p6)2<*K_3eGnNKo0@q1sF0>3yKL6H_/36",
+    "FaRG8Fr<(x0g4F]HdPN1n+61m2=%<e0UrT502np=9^+p^VJS8<Zyq,7N(1N/9]bhj0uKVI0_j[]3$<l(5,[Nd4+xYJFAgv@sR0X$2;A3O36v5a5ikH7Hvk9g=:>_k:NXNI03Sm!03T5@03VS7H1cX6",
+    "4mAKT1UWY7VFc>d4+N7c9XRvcQv:B-FAg>0<4NvOH<l@B8!/T5#03J![xt>83!5!3Ff/yGVJ@zWGXM(j0R-=X-#CEV-#;dv.Mt=AH6IH!oh/6@4-!5/DmOL&GBGePR38a2r]JO%DhPNV8#bUVFAFy_",
+    "012@J9_(HJEiWE8Fw>ATGXMuj4-!N@FAF#>02n!39_&_GEiWE8G^HkXH2;/l4-!W^F9tX=01ngv9_(BNEiWE8In)6cHvk7n4*_nU0SUz4H3t-[ItC&OixLwts*eF50X8^qGyo2_@2hp;M+;*RItM<:",
+    "0Wwt:F#sJh&#D0r0sOlc1L>Db4mmNU0UseT[.[]kOas=g8!@YN0XP5[H2<zIIH<fFzXS(D4$^e:Gyoq3G5[X]Hvkwm03A2ZssRa%y%!GG0xu3YIjI33IW_=H7YAewixL;z:Jc9RIrDQ8G9d%#>#huV",
+    "GxKu_m-%nK0Y3*ZFfrr20S=Jr%mV>$peP0n3yTQ=/A]be0X8@pGyo2Y2;UOr8Va*E2S6VIGF2Ec01Ju.5jFr11hkj]4,usS4vGl[#pFN>3AUI42Tlm&ya5Mh9]1Uf7&QPN0ywKJ4mB7#01p6+2<=QQ",
+    "Q4a-x0v@c402np=3ycX8H_/3AGyoqCG=qg(0gMR@1)Z1y0#qLnHSYooj0p#sk$DdWwKfwsArC[fHXoM)IMAvA3(Jc@Dm6H%1qb#h2NekZ0_]4o2;L649]15q7&HJLFxh1Tj!p@-HU_f,0Wwt:F#rp)",
+    "x+W4ZjR7A7F=mZx4l$(x4+4w[6Ejv15S.1D]Ef(KHp:AY0XP5[H2<zGIIS%L%Zw,oLJrje5-6cE1vmg70XF_@HUJ8Y2;W,KLk]d-5,$!nIjI2-0*nbC2@_U35isup1dIs]ki,^d2DdgMH!vX&L$<[@",
+    "Q8xe]kpVXVFAp_]j0qnHGv_Yk7dMtf2NekZ0_]7p2<*A@1s;%4IT$nm9]ADvya5iE[$:Y29]1B]7%:0^j0psv@*05gm/Z4zH#VgK4+4w[16B>am/Y8+j0qbw%K-w&H_.(m03QN4uPqKW7&!nB0E@I^",
+    "Hu>u,1/Ru[0XF_@HUJBZ2<=Kr0^lv[2<emc0Sk,;0#gqOm/YfmHvk(l00+pUc<GA-HWN0j2<gZLHXl(o03VS7HvlgWH#Uq39]].EEe[2!V/Ol@#:FEdI54m+4%(eu6gjl&1Op),2r^us0Tei#)dVXx",
+    "HgFEK1>I*lCkG,6%PlW3H!/V(12@^M3W<:-k=v6OEd-^[2n<=B5(YIN3p2]t2PqE.%PkIB95v4.6F2^L4mis#3DyB03N>0u4tO64H>I&ooxKtVEe[IJEe:5D9y!$k7c&3[NDms!Ek6V]G%)^N)d2<B",
+    "4+>mK4qYD^Gt_hXH2;/l4+>mK4tO62HO(y!)d3$1HO;&#qzDfl)d3eb00&490r.QD3Ebi*2XzSa4GN/+R]SlxBM8QqI0sJ[GjtyWIrzK*8#2K4ItM<:0Wnn/FpmKXn9WcGlg0uM1FRA+1T[CM0S8;V",
+    "A:qRp2TTmR4,z$(zBB-@0i:IG34=<:1vw7@ngJLz02;/hy#WHxHxB>f7&rh9sK)=XqW)bE1<-0T0X6=>H2<tp;y3O>lEoJe@T@#gHK>p_IW;5U7YAex%<P+dtP(FfHZZswA00WX5&;tfY7gZB&Z+<F",
+    "2Qe<;.GcYbH#Uw50=!:y1]kfO2;MtT4mkqZ;.WUF4+P@90SuSVJ>kS!:-;je+$RSj3(u+n1C0R:0*wg]5TyYgHjN1Yw*:/M4,owY9[<Iw2<)=:6fn&*2!*@;200%AH/F;&Gyn=a2;L1tR^TR.7&rh9",
+    "j]l]O@9mKCGWY<;0X6=>H2<2b2<*5>9]$l29^Y070S=L;2>FeD03Q)Ck=:8m2;&V0c:[nq4;B+uA0RjYALIct)2aagn+y*J/)3>h0yj6>1qhD@8aDs_PYA^5J>k+,:IWYLIq19r4D!W32S6VIF-xic",
+    "1PbT:M+L*URu2T65,$xjH:Cj]0ymEd5-0Z^5uOqqHvj[)<Bsh=1JE,FioF2>IS&Gy0T;s<8aK&*1F>6Q4*<qAH_.ch2;XVYL:_n(>yP]C%:x)URSS-=5-&p)4+x$TFAg*[sR0X*2;A3O37!%k5i]fB",
+    "HvkCA$aw:UHxE0H2>GLf052anHUJ,y0X6>14:$lAF#rp*7#/u^2;E<-Ck7%4j]l;p5()0VDF-po:IV,1j]l>ZngI>5.2DZhlQsbRG6y0Hlg.JIoeCcWGLQ)$4Kk(y9]Aa#2<)_<4,uad9ypK*A_,gQ",
+    "JQOz6GYF8q0R^lA0XLih7&HJ0kO:9cx*,n%HyAho4v+_VIWhSH9]br79]1N17&QPKHo1o^1BV0-2$2aN4lt;#4+4/19].u44,ude4D.Ui2&d3>1Bf:dJCO+/AT]IWATXKE0uPA+/[5(N1P:3B2>FhF",
+    ",Yo=Ik6aGIvjGnFya5E/>W^T[%L5MtgxLlIAs8;p2eI8)1EJUk1I/O=F:;.Ang#$%2O.mMEiW,SH_/3EHUJqogeVT;Qw6/XA[-c)#R3L39^6.!Ee9zN8[sV+IfPguF*X1%4KX(1Edcum2S=Va-Vmx.",
+    "IW>.Q.3R=44-$evFCIBK)d3eX00&498sRNJ1UN7,00,3p2Q3c<-VlkbA09H*0T(p<2S=VJ-Vlk$9]ttyEe>QI9^6>$Ee<v$4.6M47dHS0NDp7Q<.oGeGH!2jZDDMg3x5zcF/RM4IAY1tQV%Ru4wCK#",
+    "4/h_]My0SW4.CyG57hynur3cXuL2Ln1;SOH2ig@744ben4;w[S4,KNrQV%gw4:h]B4@@svQV%Yy0S=s>ur3cUV,K]nxbj601MUeA37yMQ4/qjxp$!i_Rv#/e>YDttn#)oTHRu8!U0)v]E#;jn8JNpb",
+    "4.KI-.ph><QV$xX1rPKGmdjEA9uFVf5DyBcpmGl[PY*QM5)TropmGm3S061h01tP-uPzTRya5kBu<es%uc#jnAzu#^t*9RlAz%,&1cdJ^4-%6X5BLYDuPy]l2oD9zng$6Z3BJHq43v:;4-7i*G%pY@",
+    "Fzme&9X7>gNG:/miUAJ<,L5VUt-hxf>Ua1[1eTEm4+C5W<7oRvkiQuZ2F1P[2aW*,:WT[pjL#ekxVASB2cYgu1l@XI4+O8o0]HnKzMmfh=Lh#4;*.O0vI>&>IxBE1*Nh1d3bcz*6*/uQ4&wL]4+qb@",
+    "3JHfz49_Pn4+6K&Dh1@a5,$TYGQFJy2E&9l4+D]y9v(8aKLD<I9S-Vg!66R-h5,b@:J.+Qy^1ex6q4l*3H65/4uh[09]bVng8_l-t&.541CIXz12PNV-0=#c4+fZ&2oDD1qaPM6wXq2*FkOzD1O<q.",
+    "1P/!B(kTS1hBFI=odyG:6%sc.3%jKk5jhqQ0ivgH1Bmnx4+XrX7Zo>rj2j9]4!fln5-p(;,M9%07%43=[M.hWj;NqyImNmS1.m_%37g(34z,=x1;P>f2#xhM1pWg99^+ZT3!b139^Y44@#v89GM%La",
+    "9^+D2rWXgnniCHL*ZL.9245aA/:i7Yz6%dU&&+BMO7z$eA4xUo77r<Kl1m&n%qkCVgR:G3CiTcg4^aeR45.DF4+yWHHVlH=83xGEGz0NE3fcw)sM#wY893So3cH-J4cwp$4[+1GPY)pLtOpN:0sI3G",
+    "O4.e/ATa.R$N<0@48aBgs%QtpnL@Yj-6Vhlz%CC1>2DlLs0IhhrV9=ns0JUm0XP6GEjGs21@lua*cTtz0Wzru5i]f6H2<nl00P1*2:XB;4+YQC1qSS!a1P594wK&q5Hc.ehZheAzuFuTGynxu9[<3c",
+    ",5Lgng)k32(B)(gA)vkuAGrZJr3W8MGXNhTGXNjP0W$y(4c;b.4+EW(FcdQ8!V3:;@vot#0W:fG4<jdL4.*yfG7see@vo5ZE&2r$H.l6)aQX!wxB)T386QV901qYX)G@nJ0r:;JIqDD(aQOuvmI5*W",
+    "4.dun3J/u*@2@NOj&mOZE&sO,4,d(a91iJ:3/Eps4,KW(5(CB44i8>n:I4Ahbq<l>lMMs3,gOV-1G1tI0:-xP1N+e<4+Fca4h=E@Bo5e-4i5+Pq9+BytQH8ULj^d/H4cfWD+#y$0^i,V1)-wx4,1jN",
+    "LJRGbSrje#$wdzO0unZsq5%S.hy<Fh0uKP=nhpc2p8*Gu>B09DX#h;Gg#8Z_La+8T3]Rpt4%wIv5j9:2$ax6X(0v5vc<CI+0Vf9P@vVUbz]1WfGyo0oJR&kR&!]H/GBGumY7[ola9cGtIW[z$=+*e*",
+    "qjLvO0#pmdc:^(B0NtKWUji_VH90cFd.U@o0^yhr(hd&/wzm!l/4/W0ks1#bn7IxHkBu<LGBXX+&K(a9+ngE!<g)IK4+Crj[]pVV(l,wZt,KB]2Sr123d[%(0.>RK4&Ij.1_dXD1LA<N3H)*%G52!;",
+    "<+Jx8ZVZEu1O$,391jex2QLORI<kjO(gq62gnJ3a[WJvlm0SP<2aX2.!r%<Eo[U<yiU$M8/yVE>[WJ#Kh,VC<usja%H3iDf4,Aq$02vPh<aPZ<<PIJ[+:R->KlnTkB,*!U4.Ct)0w0C^H,![00x_!2",
+    "xD5,E0^njMD,R*sya*2/(Z*E]fBY5(>683Pw7L%i%.FU)F^/nP3e/^q3AolB8#+J)hNM&vJ,Gu9Q-f4x4.ECldKfaho(_TwmR^Dl:75M_GN-G^9]JM(2>G0R00IXeaVzt.PahvM,1,3zhXL:j9]AQ1",
+    "8ZrP6aKY$cFS,FSIq(S]4m1D^H2<kk02MR.3-x;O3qS.r$u19Y<4-a&Q87302>JDX01@9+4fN9w1),<,4,)VR6f#Bt4i9nh(N7.>0W]Ol9]AJ_88iS7ae.#PFS,FTFz=W.4l)1[H_..q02VR-7cl<H",
+    "Hvj]orCbkjnHLXH<ChGaFaQbE2>,W$uQmqC2<QcqF9$L.f/3M6(-o^Z/L@jb<kjz>4[;bKAGrZH03QM]01N%5JP$qWjxi4+go-oPx&es>9^O<71F5BK8Ze0p6)*q>;vy.Yi3$U=yblj;!uc:SP%.%z",
+    "3NK+XH_.dwJs&(V*n;[iU(TI04^Xw59XX-24#5l$J;I4/AvB-C54i!M2@:&YH_.0R2n;#;dlopM2<2z%F%F:#00s[^poTFYAu>rx4=g2BA96MT0kfn<4[)IgAGrZJ03Q%H03SRy01qOh-!h8[0ig*W",
+    "4mJQ0Hvk$o02Vd;3bKwR3qS.Bihd7q@V]jRpa_yrGyn&sV,Ihj2@[+-GcW)j5H$cFJU9RkBK<X954r)M2<ek2F9Wo]Y#KSB2=KT^360Mu4xkAFnlKM:@4taQpa_ysG5[]KGC0[&88g_b9XS9Cxc(mx",
+    "1EK9_9[<DRh6W0=gaHiMrfLM6#S0Gr<]gh,4zrvQ1O65UeG1gu1RoDH[.T:S&WJDtg#r%.hwL:E3Al*;2af:[H=jRPKL_Dba-3=i10oBb%1JK_GBn.!3/YJS7!HZQFCPyvm$U&KIjDmY8!VIo4!q$C",
+    "4.Mz@Nd$./Ne:W/iWdgsmK>fanz#%P0q0T%%9n5t2.(Xl4+!JN1P/q<zYGru$;b*#2F.+z48z()4,/EE0Sx>t4G#vI)dU2#0S>3/;HdEO0S>Ch=n(EfKMx80l12[/=uad]49V=@4+r%F9^PC4&;O7m",
+    "SPv7lr40@z;2]MPDa>7r0mTLdiI5;05Hc]@Fkv=u#WD[mQV!SF0S>oz4<bboG7lSw0T0#zzQr-RFsuR(l;J<UG7lHh1@iFo#WD[rPY*Jz3lC(r#WD[cp$QKiw8b(H9bgZx39@j94-SkR4+*fvG7l.C",
+    "29gaAK2sklG35-pc&f!R4:I2Z9$j1;9xc%h4-iM#G7lYG59I@-#WD[Uq6H8A2cpF;4-Q)!4+<_gG7l>F4:7.J4,%ZkG7mFUA1N[b4]tfxG7l<c0S@Ks6Au^b#WD[aTn@$O#WD[aT<SJZki[]&7w,fQ",
+    "@3H[0G6bIp4+=P93ghPx9^>o/jW-h4G&rk9E-2HQh7unVIo9J17B_O^rU3@f<DT@&u4e]gaRn+52CDuJ1g)h94+66g3>k;C;n4db%mEJrtN1Ms0YM3m#Rv_8,p5A.mzo(2nEXTw(zFc<!.,cl2&B-l",
+    "8aKky1@YK[4eiMn5-3;x4+)j*3/ae0<Cyq1;Pm<j1Rf6,>oEC2;xJ<B@w.9=*#Qp+v,JfZ2s4^d3l9b1l]c=@h:bNVGdS%63!k;Q9^y+Dk@zA!D:pWR0S<[o6gleZ1rGh:4lf5XF#Cr%88*NO3*CV<",
+    "1/OQ93)F@P2)2q90)z!04mPt$0w*5@U9qqO4+V$qD,Q#V>YMcY=#%&VQU$XC4+yqN2.3bWhMo%voR/*R1E1z.2Auy54W9!Hu!.21$gTws3ETS^F9kO<t=<]g,z*OZnYvsB>J%JH0[2o4R]fmn6Au#X",
+    "%SSH=Gco@l0XX&/2hr&e4+[5;6b^XQ)ma3s-1:l)4,fQ=6b^_SjS:p51rGwC1>qve4+q^_1BsCo4+-Mz9[<O,0u(Yl4,A:qF)s@>IOCBN9^P0;xDGE1G&rim5DyQirv(mP28V.U9]bk:0tCY83.qfn",
+    "hvNYc3FX^r1/Q;G9^GLWr_wJW%pVKBy/<&ffDjKDqVpCH576KS3%A7%4+>2VIsvK@4+4,[2#fs@2+F(x4)9wa3p4zw0SMvzW(8df:-5>)4mi,25)Rr32b,!43x*E=79B9tjujsaIjR9a12Hf)$e-!T",
+    "m)Qjm0-mEE]Mvz1%K,]v5C)F)3.i-)4i4)94+*-Z1P+GoiUA45,+lnqJ>wQS4hz5m9^76%,w+AYr2!7K0tdH>Fb>O[j];ADIfmW/4<iPF4/JZ,4YT.I4wdH*0f%r4+Ri^,(TWl-PBb#V[tFL5%(WRG",
+    "Pco4M4^Yi4H6I^^l-(f]A0Ic]0uM&p0uM*o:M#_8jKN(8:-((1&jk*O!W#yS1>Q>40R_kDxWpR>xsq23;wS%01lEIR2D[ls4yU:T4uG@*34jbA05qMQ4+XBKMIQn,!I2UIAP%&-0S;Q*1s@8BfWHAR",
+    "1U4^M1CEOY4W]JQ!_/kU5(bgxbPoh[FBLU1bsq&Z:%##8b@9zS1,sRB4/%Fc5FZ6K03Ss*03QW7avwlA03Ql4!2^-bG5[Dd01k2o!2^13@8Ei#!vPD<C/0594i5s+xm=Rpxdjgc:6sD&(FqR*mi[gd",
+    ">>z!L-0X)7pHvRsnFt7yqz;%0IR=Bo4FuVhbP2.)4G#vFEDs&ry9NWzyABT(+q(uDG5@dLqY;>,vojkw.&*[w4D7vKE=^qXkr<Q[s(%j#frK[;A-Y_R4*@t46cagv3J(Fkg8_ST0](%X91M:GFCZ_D",
+    "00=mQ2.5B_4+XKj4,JRRM+A_AFA6j@tEUDlY,GFx6;:)U4.3EM9v(7-r8gg7EyRcrF99;#oDc<d)f*4m1H+[h4r(7RGq&*%B[MPr4,_NW5D%LJw($<XE3lt>4zSQR0PQgd%%:R!q7VwqDjz2^%PKDm",
+    "D:(ok0W!/g9^Y6E-)4MWjN/Xl/kEn6F*dTg0S=.cHy-KvgDMB8p$!iL;lTOV/x@4OV+8An4h[d5Z51,N#Q>7l&TA/UXSxF#E4kYv4dbN;0HZMntNjfP,=&gG7X]LUa1U=-#ta@HHrV]FACv(%%q0%o",
+    "C-$oy+$a$=01+](A8]RQ&];oErtT6SlmR*ID,S!^0uNZ.,4hRg:-(.oz,A22O#@(3GY![<2<e&)G8Zx@2kR0A$(8[F=ygg-u0sRGC/Ud[Mh]e&+(!/^yR,^+gaJA62<UcI2Iv9@grzwpFf7vOGYZVp",
+    "0T(x!3JtS@Ll,!>rZEsKEe[0#f*lVAp7AIT1B>GxpO,if6#kI[0Eiw2>OJs3[qr6Uq*D(CvXvniFaQq)seugvW)0+c1e%mb4.*BB4CIv]4b#Os1ECTYH@xIVwDkfE:a,:g1,a^P3i!Pi34j3(n=Fbw",
+    "6(0[[*>I&:1g#baBnalp5)WnS(i9IM)Aa^+Dlq=LCFEcaFvIl<9]Sq.1]I^C02MOHxC-o-Lk>5v4hGKGIRvh^1@h$RKomBcQ4avs>H+yDnspBXs,!Xm%mNPu!vPNOO&%<Bz6Sut76!r34i5]Yx,bjx",
+    "8wT(CW*,YVp8*Dy0SKNz3F<g84+>(tI07IK0-CxU<S@IeIqCZt4+xBmHytamq(TSmOasAF3)>x31,Ek!rvU[#4+ZYGI10.8A@f2Y=%4ci1>blt6<L&mWjHW3I5we+g#iyXRt4B;4/r8_M%tJG4.L*I",
+    "57hzQm-nzoumTU22AzwA0S>G31@iD8m-nzmQx7,53lC%Nm-nzYu;Y>x<]Xb+A!HA(37Ct80S>GS2<eSRm-nziPX;w94;.TTE-0QL4]j%[0S@9o0v/spA0sX84i6ZPnE;+WU/QU4k&A<=4-!Wh5B&#>",
+    "i,iFX9KHw,37VM!4/>*.HsBHu5u%v=4:wpJE-0ZQcdD5I4//p]4;nsS4-ZqU0S>Wz4-i+Z0S>Tz53&S<i,iFX8^kGY@3HuJg#ieo2oDaznE;vJ=cxQo#hC#fGW4tv9X7Ty9yx:&FA6X)xt]jYmH_7[",
+    "G-;)rb6dZq2O4jgh.pyh0S=;Jgbp7VExV/_6*A$82;hNK3Y!iO1M)@.<sa<r=REUDgtP(+wEA%gI3zhX02VkT42ZH-2/Bov3zNDW4(2@u9vC/@<B#&vV+FCDCl3O%:KFs>.OU4c/tmC-=yeK2@kRUY",
+    "EpKv&Z2;vf1E]Mn2Kny,4+rw74GF%F6br]W2M,1KQ6B:^pgSK1F^K^,0UrP]r*j0_ibxF>1i6bi4+*,@Ed^MXSq[_s5CX=p4+G4nNCxuu8wlnL2Gx@&4*,:rdIhRW4+Pi96bG:O4-nHc0[giQ19(0)",
+    "H#V-U5iMB)h3o+i9tFh:4xE>]3&xKL4jlxt1Rn<69WMtsGypFMG&GR@D:X6IcMk&RbOX%:3%-Ka1pVX$87zdeCl2_<0*F8#0XC#&2gbn+4,1fk4-m^B*9Hjnt].:3ovkMhz6B9E01V#(0elrSnrsW]",
+    "=bHJyv.(jw.eM/HG!Enh5-Qmj#JC6#0&*V)G</Cqi5dg,XdekNJ[_au1GE7WH$EQ-G5[Sg01C+QG%pA:Gd;aeIRFEbP!c&l9].%79XJ35+x#5<J]77+03J600/rWM]C]jE2]gV*00p9#QUX2--,L,%",
+    "[f7w(*@EOpgt,S8Gv<:ikR1oxybcb50RS^yp4]^ypFjv50H7QWqLK*)hKLdm3!j7!3-wHdA0RmJj4/,h/G8I@!Jah=,,!.e#Ow]Y.;vSoiN[0)uYwN@2aK!^9]JYg$=s7xq^4J4mJJ3h4+5D15-6b>",
+    "u:^RNgAfk@.A<&zv-@k8HQAUk9^6>z0vI&>9]AN000#%i+eZofS=(2:4+7ha9]!#f4+OvYZXXLa,U1jl03J2_29uX34UESK1GR])4+gD;9_3Rz&J7PQtdcPw3pm_a7&ibOH_.NzkvR=77686aF9kR,",
+    "#Q>pC01pJw;;;[],U11ck01@!1>qDd4h,6+2L$c0Odka;(1[,grTjP#FVc<O9^6.x0vI[P0S.u&2E:R14b9-$1GHQgIl@Jl4*Ky96FEB%0,6C246C#.7%,Xv4*^K&1-mUO95]3*1J8B[s>JbGwe&It",
+    "vjiU(ZO7pw4+Qg:G6_$@6b38;u4V::t@h=V/Ryb;1A*2Y0UsZZ0Wlg1iOK:11@X+f83_E-EF3tLw/V=zvJC:t[5TI6jD!vf%Bd0xm60>BgIEfc&0@lW<$m);pcey,)(#H;/!s]#2b&,W&H)b:&ZrO$",
+    "tB(%=-kpD51eMSN4+XWeFbKbX3(2^V4++JJUJSk]4+HUL3!K[s4+8l87Y>o4A@cnriy0I&rsNI^1l-@,2b/kB4Dp#K1<og434;A9kRAc2A@YV!3H7244wncA[xJ=<zHtf09^UuK5-JTLgSi49B[SIs",
+    "4+i#=5g$J;l97S]4_qiTjWG@*H_>:>4.k80BQZ5H06!x#I4^S]BQ!8L052ppGo1o2BsMkxFC-fP04zB&00>;X91jD#b@Lz*i3.,;+JgfhOErKv4<Qux0TwcdmjW3wfq4&Zk*xs>QkcYM2/JBy4.VQX",
+    "4.q4t3#Od_1<7h<4%cb[1qHKQ3+nzy4wjb:4*Y%z>p/8GzI+d4ri^s.W&nRJH8EmgGGSr:4pI*b&_y(eS@S9dbPpVe0T0yy$aD@etO5>P2BwVy3(=J-48U[@E:90LtP2lgxO5L7p$QKhv_&+1U/PU&",
+    "ri^s%:j<7CtaJ]]OAe<X4;a=LDlz2=4]Sk)4.3_b4-Y+u4.1](7;=Yq9$XKA1*VMx3!()Nm.Xng0t:nb4+)HP4/hX%GQbiK5rlLPGgKccG5@-E[BsX0xd9J5mJ.&c=m7j$Tn@!Wa^OR^56uLojRFhr",
+    "1P^cO/yM+oW_Pk,3Xh8sFB3F0v6;v>5HY5W0xdN)04+2!03QlB=m7z301pkinmHvmEGiEs[*R3T4nYl((,jWAl[yBONgoR];3OkUHi3]h0TDC+4)qZN$YKu##[3NgArA;^g$=GBEWFkN3l$EMzfcC-",
+    "nh6N)L:+G7oG1;(hs19V/5Yt(@Evl80^l[[l[gNEz5x]E,<E]_;!Qn3:rxL3y<wYDnFk5t$T$uCya68sH2H521M#yB1/Hzl2#&uH3+q]^mlO[H,DD3A*=fF81e16cGynqF(mNC^%=VHq=BxS3-[hKG",
+    "H.)q[3bxh)4#>G9tA+v]FoOXD=5PC31Tj;w+n=2(l>3,<l&;z.3eSlG1Vk;iIX0i64lfKdG5[]OI5>s84lfKeFxH;B9^O[<ofaPrG5[]OG&les7C6JA4i5#7hz^noGMdo/4+ZSXGzZw3IS0c_4+Z3z",
+    "KMeVxTM[[_xHumLG>h$8/XM7C+ztv!4,k%#6Atg#3I(+$4)AdlF>3Hy(QgR)3kImyPY*q/+-]=SFtv*VFGn#j&lwLX#<PWc6*xD*s_ZZM76,/PFb<y#[y8rUH8>ID0St]d6a$oyL/Rxy<=BvoIOfn0",
+    "5jX%J.=wnYA^ctE1>E&p1NRFL1eCx#4DyUQ1G<EQ4+rO*ITSPi4!L&<o0]#@1n8VO1NNX14vcIJvltI8)_Xu<#s;1z:Wn!rBr@Pt88iR^+u0Bg2jHAJ9_LwK3625^Ij5U9A9gh1j5!]xHvk8X/sOSQ",
+    "1JMZ:H<D&e2%HBA-/Kb4!tenXH^h=9Gv1OT4+Ybk0uII$0G4YH4V!rk#^o+Qfe[YK6b6iz5Dy2$eFW&nDg&z/4[(l=jR7AZGpqj#AA.om$P>OVH!%B]0uKYw:NplQgVHq&n12VI#6/GY>/P$Ii4>ja",
+    "1PuGEC.<Ny5D#VdpcF3wHaGwW>mepf.=z@t6E::U5)TOI6fXleH2<ki00ga(Ne:6i.#P@OjQBtc/oA4*4+GkvIRna&4IfT4/oAUs3l9p;p*bHOHvk1#2.Q]AteA8U2hyQAFK[;G/oBAwG5[]DH8^tW",
+    "ftNWC.O9(O2FH>w0S=f16bze$2LgzL0uH:R5eC8Q9Vs+2WF.K:/K%,w=9Kdr6%PQ0sX+sQ%mWVv!P)_a12-1O3]J2Y!P)^;+!>a#Zw7=rNe:Od+5-a7IRFnIn_x(AF;J6F!P)_K3poHU2[$tU8aV(T",
+    "%mX.9F99.(01d:GBM%M1+5-_NGBNS[0TMIZ2>FnJ@:X*RW&7t29]Sou4+,;>c:y[NpoT-O(HIT1&.O$W2<ev8mIFC4F*f9b0S&SN19%Sw-[gu_xR(PD2d9^i9WnqP6fv:=38(QS4*]#<29Wm=4+PMn",
+    "dk(E137;G+39x@52aksk2Y3$y<RBbEz]A/erZx@>[H-F=6VjUmFAXg+Ngr,7(^w_tA2l@rA5t,.AP+gCv>B63n5!BH%&!3rvw<2N2h_$AZ!t5)%nlDF&D1Rqf65_,5-HUa3+aqRI5IUX:%0*UZh<Et",
+    "4.OCbG!IC$1@kJ=>8SMMv->:4i5:/.lw1L<0]KA^37r,eGP:$JE<61+x&jE.4-;iB-R6MfvRDrVln)g(>=uZSa0TeN6b^gKvk;UK,z=>JHSGTbA5k<ci3A<iE#vqK4-]VB4:7E/0_j&lDjx+g03Qf3",
+    "%Rd/2@>L*2l)DHF=4:ZQk,@BChXfZlkpT][goy$V2gtAi4uaGp3#p.b47]lH34-&<F%7[@286B_0>^,L3eX,OWH7VB8v<g=0S.tK2nD[*8x7(&57YyK/;DzrzZ4FGECG*E4+V&&BM%AI[)hn]0W!Fr",
+    "hXEfRF#rZ=9]Ss@0S=Vr:<5!;ww[Lp20sMc2M+>$)(#H;sOEG7B>9GX%K98H1_WJ2E&v/48rD^22HEd92CtGF4*-OdQ4Y/TIukR-0SuIf5(tj+MGo8o9]$$t%_3A_HZ!Y=MhBk20SWH_1aS@*-r&bo",
+    "hyf2bwX*]H2X.y_G@6z;3L=&TUoRptGWVfZJ_%fp01p89suC>aFrdgCF90(*[$D:HG&DZ*<)QpUuwWT8;*R@7vS0$LzAFhW4*]7c2#ks^4*ysJwWc%_TSgBDx;m3t$.bRM1S>Cm2,<Tb4+4+:I02l[",
+    "2;Hk&ADqAm1hW1Q88yz<5G=q=:zD^,3x(Db1lXSn4+5#VZw1^1a^NfV:t6>s,G2-*6Au,eu<4UeyI_IK5e3,%4,VX_H4!(uB;[s!0[#IH1Gt122Hl@U4-Ijni_$b./3EQDs5lP5TLpmm84n7h2;O3I",
+    "4,4*H1xW(1T<IiE7BPVHeh&r1k^eMn@LzQTGFJ@Bgf0N$Uk;iAUJj4-HUg[@4+qEGG6T<<S>*]N9]t+tkwXKv;]2Uno@ew#fd(8l:/zBPzcddFis&FJD:bmV5dn#(Fa*_+4+h//1JKJI46n5fF9t0*",
+    "$-t!]1%-V84veuD3cKYB4+!A@0J6=n2%D4$4-J5.5C^B_ubngl>>^ru-5-u8H!]wj4-;q,*$)6x7bVr_2>FPCujv_Lb@&;*3J(x/045Iw%G;hQi30/j4/7^5,P$h%hT[zrH&G7>nfw.I0fDVC1/rO9",
+    "4+X@LE&wAAkpTd80zeN9+V)2dn1v7&Gq(W@2XY;:F#rjd=bZcaZ2+wY2G05_0s3SPO$4CIdmjWj(1Umhx6pbH&5.bx!Lw%%1lH#b37en+1i.eL0@$RU4UXvt0*FEn5WedQ3Gu!^0tf;V3*ZnOH/MW.",
+    "1/!V01MsvQ4#-H#R]Kfp0S=Vt>&)*N!c,3u!/4TZyvbHQG%Pf76f;mB19A<r!1@Yf/pq&^!@1-03jeVZ4(l/m,vI$U4+8ew0SKn*AP)o5$r;T_H8/DH0+!@.2P6&1c:.!Q2m[v1R1YQ0-u#0,0];5n",
+    "E)I[e5CqSY3IxT-EFT9ly7yoo1_lc[3J(q22MDW_Py&eo3FqAb4$p%a6fxDH5d$X/1,k.u0yB$<PzCad8Vm7(0]6HU!m$Al1-zFk3d,OQ4f5I$4;__J8ZQMgHuY=DG/l=W0<#ER4+=!$4+*UW491-E",
+    "1iifq2h,Xg4ut6m1Aqh%6Yv8pD:B5X9TGY0w*_>6>eT!v0Rojm03Htmz77u=xQRIh+_E,pvXBZBF#rUIyDJX[.N7TCv-hwe.pmfr030/i,YW#<%L)#KuS=1#3/8>fQx5_Y%nuFc<EH!P1>bI14v()I",
+    "4/lRN8VsHk1,t.OT:+u#D.1+f<3asAzX^VE4jD0[#xM<<3I,kllK(CXuoVvm[/PIBHi@WS1<wj:3abVm4mrOB4(.g2t&0f+vl$,@IPe7tm]h0.pe>W2(/HDMfuafmEEzf6;hgw^1Ih&s[QnRGy^K;6",
+    "&iV^ulKedd=T0q8Fh;H%H_j>=G]vMcG&AiC0J9$t3#+aQ1oX/:9]kqd=$JfUGcq+f;F.hE[<<)yGBPza,v]Sj6%Dr4Ee3>!UNbc>G_WRW<8Aju,vJ*QINb-z0yCEVC.VXON*<O;,vmDoG%>&&0hKHc",
+    "f%**&&!Y+lJqL.@J>V2AE(ENuT<Nh51QIv=4zQLR0.MZ02-bjD4+e_hHxD+x1QRm/A3HGs9ykCKIotsgF#sP2FunvIF*E/ZIRGCCG5[YCHvm34EHeNjGceBq6EXk=<Bs+->cH[L0R,v95f3ZA1S2yw",
+    "03J2_1d-y<6EKqjA5J-G1Ou!NFFG>gz632ZGyo$rH2<Ph03Qc803R;g03$Ru03Qf5051.SGXMdg:Q4=71QRy=6FC4JH_.qj024R:5-y/KD:VQkG%^k[4&/!:1lANIH8,XaA5J#D1QRy=A38Gt3+L]&",
+    "2+gw!1=0#&9]knO1TQc&HUI=n-Y1$=G@.865SbD#G&7-J2m@n72ng]mMh*MXP!cl$1Su3W+@I^8EWQL2IRG9w02Dc/Bm^o44=F,W5-*@bJ2N/]9X0:_/<]*g+JFHM2fhR!FfsrmHZTAm2sHpN4:UCZ",
+    "0Ewti4!#5.H8E!sGtU7WGQI/<*A<h->!k8CuLmD0Ilcq]t>2SXn!ySQ!@OfU4=F,WBQY>*1P;p679KSK0gVU/@=.m/4+g&kFEKMX024O/9]$%8FAy_@06sS;Hvj;K7YD^JFbe-62/nHI0TVVy1h^0V",
+    "4/lJA1;c/P4!9Ns:r50kxb>VnPdC5:6EgrGJ23zrH_.9Mw+a+C;//qxzyuF5xfTYd)h@bTzyuEpxfTVC3.t/D0tv4(3E0kY3%_:g:h^/<&-.n9h6)cXx)ueZhY^t(zyuRFt5E^:5HC+SG[6J[yA_fi",
+    "G5[Vn00Hp/37olv0S=bj1P;L079%(<03QfA03Q%G004o@NDjaR6gOuB:JSc<%Rm!1zyt)T2;Xlm1@jN^76rZEE)KjF6E=<8Iie6RPdPEb1QRy=4;DdU9yb6JHvl6!F!2H(206e4FEKJU024R:9].@C",
+    "9^qbJ0jaqX4#5NjmWl!c;GOs7*98dFgG_dz76q/i9S.zO79%(@.N=,A76p>66FC4MPdLE<1Hcv=J23zrHvkhi01m*y3J$:p4:7.N6glhp3m*tD!2^,-H=3GG=r9_h0GKT!I5ub#IM4wMm<Nc=-us<1",
+    "Fh_T6kqQqh!WIFt1rG>k)CvUK#xMcUgD;+H!2^_RF#r!c!WJGl00FuU2:O;C4+r<yA1g5c184,Gat[glEFTa!01,L2x/-;6!4Cw@0TVR.4Eih+H_.Ce1O&;X2M-X676iV993DBt78E(xrU4T(y.-Cw",
+    "GQk8BGXNhuF#sMo01@O:1+CN/9]thO1RpUp024U;9].x59^qVHJ_/Eg[VXIlF#Bc@GSC4G[VWqX00gbfFa=uXT<Ne7767sZ0$:ir76IN13E99*4=P1a1H/[]J1>tqIRGO$HSq!yH_/39H=BrSFfafV",
+    "F>^jX3I8k_2[@^-kPHsG-]_JF=(G3/%;b:@1QRy=6F2^9H_/3jH2;(c<ERU4t49Qa#xn!FK]fD6GB&[k6E=<4I:i.)H87b&BQP/D0TVR.4+nxRA22Wg6*kn#9v/xb!2^,.IRF9o:q@#71OcZC4+fCd",
+    "gaHEc-4T9B0Rt%jMFQRH1@jO31QR&@9ykC18wusvgaHpv!2],u7C$:NIXS<u9X0:_vIhwJ,!LBsF_I_MFfsrI-qe.E2[qh99]1L87&8C@!HzBk,Yf)=Sq!Su0RyZ.3A3wq4Yx/EuZtrO8pgY76f&@Z",
+    "f&m4+uw5K7&D9DY2rz.41l7241Ld)24Ai*,4-aIc8y=8UfIKfCEj7MJ2JF@g4-sMD7zEV(9^furic]^hgEbEQ0yZ)+IDHD]0tcU%695efmjVDd4,4l41in!Z1Gkq89]JVIM,7xZ4-+HI5Dvig3LhRg",
+    "(gG7R03J606F2^9Gyoq1GXM@7!1W3gGStjW1Fn)I00.711qSzM4bHG31hN4K]DziYs#yj8;=+I,SP0y^8V,]L7dO_dC=9nu3GatZ4880c1iDHCviA^X2Cuq19W2$>5Dy^_x(W@ORSwTeA2K$YRS4jj",
+    "3k.Xt1BzM.(YsR)tWN^/hf)tAuhke22/tl<3y9rw4%5jB4,uhL1:.B2<3c<49r%zN2d5qmo&p1[S>@9,6att+3&[Z,H.(iyF#rpS1>Z_r5dte8H8tN,2D-)(4.FA61D->8=t^oSwO.YOnF]ij2rn8i",
+    "GM)]q[1pT=0uUb/GM)].D_kvZ7w:@>4+P@XBp)>3pbj4)F]P&)jIl@$%nJdPEeqSVa^NCi4+hhO3m7s095Mg=I1dw=4j%.L[O^nF!XyWS;+za]IHC:(ud)IU9n/B/@yvkr&&5*,k+XIW1JnW=8Zw[@",
+    "09OJy0ry<22oDF14h5e94x&=9pSc>cr^-Dv.BTK+-sFk[z90v,f*/AR9]bv&4ka/)01E5Y0R+vYcOL_d&0@Jup,:,WFwbKH%1a+IIJFK4,>u$Rs2_E=0]/MuZXW]MwGJODH2;:X=9l)+0SUsiW)CN]",
+    "4g>TnMbu#_Y-UmwF9$I.$POwoGu#0S@e*_,4i3l-2Cfta[In)7HZV8I4h7DHbPpTq83=FtO%BWp0n[Z3$cHr#1NaCp8aOb;4giA/1ULc=A0aTw4lflsH[_1-W84l8BGv[7zkzKHhztSI5f2T.rwahS",
+    "1s;<8+zux.H2<3Mg$n:U4,(uCF9I;!@Wz2q;+z_=D:MKHy^L-cgUew8yAcV+$btb61Lp!C8!+z.1M$!r1MG$m00.8nj_x[.p_FcH/3WPh)*A!TW)6z%U.vgBF9b3*f)54On<0^;f)6Y+H2;rP1.r[Z",
+    "4+zHi8XqV(lN^FZ,VOxv%0&+cwW4hg4$rR(0I*_aDc%kjGT]u+lmQ9i!G,^3C*BSOWe+ry9S)uXEHgRF4hZ^.3dsQ*ImLG@2Qf3t4hE&XW&<iIA2_Uc9RtD[4-r%r2%x,44Z8_hnidGPhBXfZ)Ceyd",
+    "H8[%,G&MOaI06tK8#v1j1h4<QuK]/D0,YKU3*)hD6E&Y1F9S6*[Q<5aGPn*WH8TJUp1%.QI1dxJ4lkMkF*%eS2/&/T4TdfOloSsQ$FvIoksKczIHe8)s)Zy2mZ1m$2oDF64h5e94$0sf2kG4#1f2OX",
+    "4+5i=9R</m1UHfn1<x9W4+N491o6!w4w:ap1J]V,4)_HC1biQSGn5<4GB5xOwUulPw*(V401@C,9]1P=Ism9[4/T0^2b6aSlmQ9c<J$aVwhjbk4<i>94zU6s2QkSGDK.IW0SNG#F$0]r4+qH(2E*zb",
+    "1MdYNIWd$S1HT*(9[30oHvkRH3j+FD2+I9N4+HoJFB:y9$qqC#H!L=-5Fa5n$qp_T0Wvw19SD!bNeze$0@V9Pmg+]ikOLnDFx(C&Gcf/Q)UN:mI1dxt4ll3)Gc^YQ6f<cv4b(9Lux.#2=hOT<@yVeG",
+    "GB)oH1NW&T1J.br00.8olpO;tgbN)o[&ENSvPl8xBM$,2hdc<O0S=GnmKh4ugasc3H,Zl/H8%hQkO_8th8!L:S>JYK4=fmI1k=$gGTsgdnb%YeoK*tK8V;8c;nedaLk^z74i+/GR0)&-390Ev4/3IZ",
+    "1Z593lpPM90v@u6%MK]tH=_7kG%;2C93KTW%MJ&<[6z%Ou:l@GGn5<49yHVlBQ!Gr9yI>2(SZ*WGL8lh1JnpF8!.G;4m2;^EI0xXA0af$4ll3)G&PhRBQ!YN5)RP]6Ey%MIXL]S4+D@PF9k3,xDF:U",
+    "IRFdKuSozn4,:c!FPZ=0F>aw$kH.+JH@D;Jg49tHG/(Z312fbD4-#ox1fPX.1G^Fg00.8Vk@4yOygv<od.56bF9h;!Q4Y]IHVNVZ9]bwKNCcIJ0S=VYNDbGJYX$$A69c$NE-ld$1G=Xxdz2k7H8U_*",
+    "6gBY$3*ATrm7E+1z0gMw1Kmg-B[Kj7[Ui:s1rs#<6E=<4DBVZ]We,S[9S*Sq9]twb4jMAt0UR@m[U9$0HZjQ#1&X[[1DpyUJ_fmb9_w3BNC_*w3l7W+0fBo6$gVXH0[93o8!$QXNC51IF9bLO5Dy&j",
+    "NCdC^55obJ9V0e0,_kSZ3.UAd7X>TfO&.a]kOLnDID].jFgO4kFszOO05^g5+zv0W0X8;39R%DY42E3.uk9QKj@4B-:<=Pq/K:EKmq[WpH_.5px:f)P4-z#n1i1Vc4v=k%2h7J[1nTTW4XQ_9=#Lyf",
+    "Gcl<32DXY54+g49D:pd+6E;-j1FA>bI57YN<)!:&lpPOd,VOt/UJb1AEd+!3MhVKwa^NXF4j(Et00)nM36uc[gOpAWD27P[We+rz9S)uXF9$L/%MK]pGsyu1jK;wuL/On>NCmWpU/uTo3Lic.lpQY^",
+    "H#7hQ/dK]Ri(mz%*kA.6K>3G%)CeCNH^gmU%ED0uI06t49P:y7umKOP0hApG,Ox!6(F+0k3J9O:H6H:o[Q<rqHZ,=nCpI+z1+Ul(1s)F+-7Bi-0XQ;19SFjiM,H$t1<Db[6FAfY9]Jc49_&=G4g.iO",
+    "2Ls&bQUC^K2$Bv3uht7LEI5)51=Cqg1EFyZx/0A(0WSqJGrC9wyWU3+2D(TqIWPbO/D0Bfx/1cLG5@a+7!P@s9S/9kD*_r04+!s[M+l$EFdqXlwhj*@,bfD#z3:YN#KScYDBef^We,P@9S*Sq9]tt;",
+    "NI5e&G28(hHStIv2[@^**.k^.KRz/vIg^kA9y#$y1j0%lIm@.Ljll[8]3M!EHTVc08#M7q0NJ4p1ULc=4.hkMFT(*jGn5;#+;GlUhztkNlSdRby@cji12d2V9]bbp4hNr&8_>aq+zuZUG/xbnuK>tZ",
+    "lpQoPFfo874(9:[x+D@Y/K:D[@yVeGGdS,K6Eye&0=6Vl00.8nlpO<J0WCE&sha<<+>F#vi/!0[s!0j-0Urf5s!0XrhcOQZ&2$>viOK-KH@//a1J86X1u!$vbPp,^*H[l>-0>csxf%],hg1T)DF&di",
+    "Q7,_BH-73OC#pIG/r0bT1rsv:6Ek<aD2Pb^We+u$9S)uX9]tkb4k.M@$pI@jHIu9#4+Ql[1);(t)5j4nIW[qt9Rgwx8^&#Cr.X;#y$cgD03$dswF3>W)(9UMGWAFU)7Mo5I06t49Q8-9umKOK0hS#M",
+    "m;s@F(+dQ]m=%fPuq>@0HT;n_1u(h^2h@*b01XSe4j&FO-z$IV0S^r1mK>JKvrr7[mmLSL$9oew:K@8iIRGykF*c>TA_84s0eTQC2oDF84g[Y8E-cazqyY!5wN3/V(l8CZND1Qs9]AYMNC(fZ10M!A",
+    "l<2R0G5@hRqyYn!4le_UGyoraIhh;VGBGv)2F^4o4F1]L1jm644y/I-4!I5/Dl,5sF*t>=6FGSkH2<DN.46Q$4<j9E4zU6s2Q$nLDKj>R0T(y+NCVn34+zW,6f)$U0Rx[3A2_Cb9Rgwx8v6(d]BDO@",
+    "&kF:![ZRyjLLUP#@v<N!F!o3Q=Quz:I06t48^:*AumKOk0ht[nGcwmM4vP#UGcu3=6F2^4sUQL3o.t7:iAggtIXM6VCkly405^g5,wrRW0W&d_9SEDQRtwoN1jOJq2&9xo9]JSz0uK(HNele_6E=q)",
+    "A_h<!4-$o:0R>v1NFFx9uK<(m!7&Eul0OcQ/SK+k0WSqKFtAAkhTaMf2j@Ii95U#U0R*S70R,uh0Url4kj=]0D4HD)W8n<9(Zf*-sRR/<024U;4+D,#A0-sW19/@aq6Gx%X%jbj4/9dF1Z593njH;F",
+    "0uB2^2iX(_$pIHP@$z,VH4g_R4g@*fG7_qB3Lic,njH<u+Q^gYvW!R$m]y_[HwcZ-H4g*V2p.]a@$!Nmmca)EI06tKAu@SmAFcs3;2!Qo@kYY;)C&cVz)A$+VIKlH[Q<rqH#WNtCpR]$8aL/j05^g5",
+    "yACg%0W:$79Tha*H4cKE3.RmL1@[=vMjrz-)B+zHGN/wBH#7hO.M06h2oDIA4g_e#3l9L5xd8=bw:AW!,ZKut&L0Tl0WSkIGQ&s)lFuq12RZzo0SxYu0R+IoE(EZb6fXrcHqMCx4](sA0RZ@V4:RdV",
+    "3FH1y4Y:[kr[fU:y1xSnn1TTZ!k7UME4dCXH88UU6EOf2IRFnR/]^@+4<a6E4zU6s12g.c1FAO(+yMyU;-,/&I1dQS4g]I73llS+3Lic.njJ44H8cPO=jZ$TU-;W-2%hg:4+HxM9_n0MNCJzD0t7e$",
+    "5Dy&uNCdC^55obP9TYa0It>_q0-<U++[1.e4+4+>F9kI-,wr1/H2<2dqXqyt4,;,GAFTm4;_wrs(yR-(,7x_IIti8Fa^NXO0v[VN<(v.3G5@Xq-RFB(4-z[t1g;z&9XQ#-0R=$/0S4frQVze%e+c#g",
+    "F99;(wn+!.D/!8)HH8l:G&KMdH>]Kvg%2+UG&cYbSn@npA2l!lG&43gjXe$F4gr:03Ekv#4+EMVA1W_b7B,Yg2$TT[<!bIrD3nPAWe+^<9R,f)YYl,(2aQ)5G06ceI61169S-P7Nd/!k2e@BvFFrIm",
+    "njJ44H!uJM.XQ^#U.ai2U;Vm,wF3>W*9b2gGdRu-G&4CYI06t48,Ym$[yq.]0h%2YH]#]Y)C&>h03$av!%@muGyMVw;nn#g0v9v84hxCr5&$;46T1![odGxUkpTsxP#rkAF#:/+2/-]74+HKWFB:vA",
+    "s16e].pKnl%6A;z<[s@z!ci>bG>B162cz&X1K#Ta4+NI09uzo*2<e9vNC)A;As+@Y%1A3UHUJbc!Im/w%SbLYH_.5_7!P^#9Un3[;;;&Gx(p8QNC49U39#7#9]JU-9S.kF4i5(6y9<()6Egr0F7HSm",
+    "NjUeB0S:VO9]tkc4k.J>+yNXpf/M3.H_.6eVFZx>FFrRhoE-w;ID$z8[8]pjU-:9i2$twh4+H%OFB:s7&JHv&H!L=-5Dy^PNiV]zI60gh6gj3w4vh/]>%-dulMo*RHIM<z1u);b2eZB%01XS>4j&XT",
+    "l^RtK0Xa3C9TYi:oCOWvF#<GP2H5FVF9S6&gCH*(FgElK1KsWn1L_w/00.8ooE-Q7xxESv=Vb0g(3B7a=TaR;qUv%9>W:UQIJ@*+nYSnp2faxxHaCb55-*><zDW,W,NA1UKK+pa9]t*_9UlZR03R7S",
+    "012F<5DuB/0R,e)BQQ6t1P/q6NgpdP02Vm>2$TT[;Ys-RE^BUnD:;m.0Twv@4xR!Z2Q$$QDKa.70RVv%3,=ms4+w^!1g$=;(&hmV1Bgi.BsifR0%H#w+z1D_@d]*LU/cI@3-pYc0S;:.FB::H*z*hk",
+    "w8-ttI06t4A&E&Z88k5ekpT^H!44l,IHMgTG%)r:4%,U>lkyxBIR6440yh931vvOfCpb6&6*#%PD+L^84)[m_ngI>4m7=068n6x<JvgNu08s[B4A/rBF*D-q4%h+%[tN@,fdMZAGBel$4-$%76gc6>",
+    "N(AkXNC_W%9S-K8j1Cns:*X-VFoxh01=-9P=4;Pfyw7Y5iTff0;K/+w@h*7qLk^JNga-8TQ4Tc=3ZTzR4+N9WLIKi/93KNW,3.V*U/Izn/K%@IwFv[M.Owe%HZ$9$0s*Gz2oEFP.=c.l<(2;&u$KrQ",
+    "12LG52ml!m4z1.=4yxP,15=(VyyXWED&2@347I2T4.+fN0xu-tGRy)C,I*UFG&%SI4+oEp2ml/q56^V*nwAJ32r,Y12ml<r5a]L7*_E;k5-%+19smd%I_fu%01nIWavu-lweJcD7!xh=r#:M!IUEGy",
+    "+XoLS:jN@5IWm(14.Ee,6Ey%IG%)^pH821l1u>61Co%vZATrbg1f-,q3a6/G0HKiq2DG=m6gRLFA1gJ80^;ocWDh0dp#m:7HZb,E6g7]p9].t>1]K3Y03Ql503RVSq5_5)030:]7BK([vc)k5>vu=/",
+    "reg)dfei+T:S>,KlZ6By1vI0O9uEVozDNei=#Kg<o-njW*Z)QegpPF&3ZVLl0TMaj%;K4ahs,Mua0l,70v@l7./z4:2sAdUhExd[6f*z:za1Df01B.oPXxg4a[^qkSq_4g+D[iUo8Jl!gZvZ=1h=Lu",
+    "2f5n.6FGps0R,_#2Me3*916;]1G;fr1Dld=BsVkjmI)szG]2^fGB)(VB>AL)xu6=qHk.4LA2m7B3KBK]F9I+#000:eAkqp1R1X,B5g%YSkP#y:IL,neH8@6J6FB+,4+qn/3IH7sA)5*:2[1AMA0jZl",
+    "4HGi^D:FM86EXlCF>94-A20wBF#snxGXO6vF*u426Eu>pA0IHT[s9v(=8+6:H=Bx1gcUCXH#vom3IG@oAi)L%R1YB50]M_,1ONyN<eL+5IRF$mi,H0lEHH@#A0sf75hOA).Mja#H2MY.HnRc@2ho!W",
+    "038n;@UW2fH.!X#03Ht=qyrN-030[_7c_F[;+gzOzz>zJtsw#k4&1vG0Eep[4-H</0KiWM,OdmRh9U=p[2;y^GA!B.1,s7%9]bww5HB<1FaQq-#SkPnH[:M(,Mt+Qv.w2d:I<Fv5Dd.v1PXHqtrQ63",
+    "!4L..oJb2BGd43et@r[!HJT9yuIvF4EYI2u4+feM0M@Kt;7$TQf$s.pE0z%/H8ub*A2c<D9]W/e0UtCq)e0jvH2<z4FaRGXFaRGHFqRP;Vl$:91dzr8A2l;b3KBN^F9tX@0012iA)E:;2[.>bA0jxw",
+    "4HGp0D:XYA6Epw.zb=+FA09H65g]7,04O&#ry:t5s3IdbHk1M%A2-&<6Ey%IH8a5m5-y.=mdFSW;*k7Z.]qVI4.XhA6EOfAG4c&2G&2ANzuX8PEH#P)A0slB5hF7.01q[xDI+&9vjPtXp(y]z4.h-o",
+    "9]]/9A0agW6EFZ9Fr)(_GdTbhH17,#43,fFki,%n2RN1yFBdjB00WM_cr7+DmJtZU;I8_buEP<+G3bsW4+fSIA5%F17BB!G0yqF4FE-/MhBzKDmJtAE3H9d-4+oYJDK-]zF9.d:03I*=A1pMiA]o=_",
+    "mJtsh$PN<VtRfFJ[wxI2zz81$H-bGI02vP-)d_bu4-PjZA7M1CA@_.L4:iXu1g[Ps2RGrH2ml/qA)E:;2[$$XA0aou4FamI2LK2gI_fx-00N&Y2N<q8G;oz(HscB:HaC>LA1pMiA>R&MFCRBFzB2/;",
+    "A^/*GIl%<KHvk>6GXNhaGXNhUGu8tWGXNVi<(m>3Hvkkiubf_XEHH@#A0srD5hOJ,[Q3b8HTnh.IRGCCF#sPTF#sP5G5[YTG5@^Y030%-0_a#<9yad@4wexFmJ9-jqyi5JmJuHpF#sYrFaRF[IRFzf",
+    "06zvaEHeNTGyoq3F#s/8I5+;%HZlM&0x:d]5g#x(024F,6)=w>vJna7x>l1<mk^v9F#rsoh8>,*Hv-s[Dh%,o9Wt=JFDolBu<MB_rve@&GnUjG06Gsc;+OL;A0GoYsl=Ha84n/t3ItRSi_-II1Iq#r",
+    "Gp!LbG&VW+0S=bD#R:o&4.WJ&F9]j;03RVX)(ry5zzzTi8#<=jH_.2SEC(4M9yY8IAvHGuFE/$g/]m$oFp_lgAMgVN,:w1/GpZ2.xF0VCHZZ#e4.Udl1XK;p(*qMV02;)h4ks^&03R]j/tM6hH8ubP",
+    "gaaQlIP;Yt>u&X12[pDUA0jmX9]]/9A0RaV1MTW=00-^A0_avL6cjb$RSyolA@_[FA0G!YrV%d_H8TJaH_/pKH#YziGXOsZH7qm$6Ey%I1u>6HQaLvOCp9zx9]AT2A1=ro0Ma%O3(toG6gKdYb^tAt",
+    "F[Tk3IRF>s01D6w7&MC!4:RdRA^^^rA0aaU1I@BzGpIfV;jIimHJj@R02vP-(h3Ar4_>xoL.7wNA2c;b3Io(19]ts(:.9oI4.efi9]]x44.ft@6EOfBF=:<g<GKlO>*EYtGyoDb053Q,G3P@hH8SS[",
+    "A0RmAL.8_z4:OWF1+yO;1vL98A0adV1XK;o)dM3mH<pK2@Bf)1IRGy+H8bW!FC[cM00g3d0uM9z1[6550v@!A>y!Lmvnd^6GyoqVGynqcuL/MN45I<VF#rU>)Cdm>xgr!d03Qc503R4Mq*W3)051YK",
+    "HIoq&Gyo3.*7FkwiMVDD2lJgHA5u1x5hgS;051VDFaR$wGB5xWH_/0q024F,6EpxH2QvUEI5z+v2snUNFFrIj/0pXX!h,/HAu[Gf1I@B<Gc(i*6FB8WF9I>,000:eAk+#3R1b_-.wOI@0v]Lon+g**",
+    "@2i0H*OUtY9S.R!3NHyWHvk>ZGrkQIGXN>yI_fx)030!s5g#8g00R0]FE^(a.U^JhG;W4#A2sp/1f(J#G%:#h6F2^L1vCI3Co^*bAT,qj0:!B,00-_44Hq^RK@%2jHRD7tBs4Gp1g0VnG<2.RIWV#U",
+    "4+okl038n=>y!*eGXNhUGou3&H_.>t02eg;1Nc/R4mhSF6gdDN2Q_m77&G@)5-*@L133T>H2<C.=Me!!h=,zU1vHZpFH$iz04Fmz03QN003R.g005g14,28e4Kp<0Hj<z#2:DeSIRGCBIRGy[GdSZ!",
+    "Gc@9hlMxRk.3v9+GBPpvEE7533l9W.&Ite+4.OVE1XK<;0pdgh,@fHYG<A+o=CS,l@ppRd9S.R!3NHyVGyoqWGQJHHH2=C$I_fx+01Wq4A0IOS5-FiVI5RcjL/,dU0uLXJ4h4[tCm%F7zXlUG03QW0",
+    "03RnY03RVS)dLeT02;vz4Hq@NK@%2iH[e7sDKjzv0M*]D4:b4&1FR(.2[E22A0jaT9]]%6A0aXT0:g.600-^C11B[(00j4<10N4CjAs,us3H#t>f-PkG5[noFw2fl9]JJ;RRsKJ4+Zd(6bRGCA]C^c",
+    "mk^:hGBf^eFaRF[H_/3oG5@enRTVV/3D@3T/Kp*T1o_A1<d63=RR9nV2$:NcFaR$sF)=(o1nj#nFCQ=B=Dq/Lij4vfH2zg2H8Ix*9]SVp3J)Uuf&m0n4-aETA7C/DA>j[7c=</0fL0>mGW,D>2[5M$",
+    "A0aRRF9]U*01qO=f&l@9iUt4(8#<=jHUJEORv#ZS01@3)7%_7aEHN=(A@:#GAuk[:IrReqm^d>y*hB_Q0_0ch0S=WAC;6p(00dMIA/m:GGXNVi[]y&3xIq-%gWD+]EH#V+4.v(D6EUX#0uMFaL-&#(",
+    "1GNGV39u.2A^]0S3NQd4Aus:^]Gx(S2n;nJ7c&4AHunq.4y6$!GBN8;4+y0Z9_dzJBQY/l4+Dr+6E=<q201J=024U;9]bn05ie3RGXNJdh*lp0GXO6zGBc$S1c+81HUI;8%nby-r3D@dIi(RQF)-uO",
+    "yq6pb-0hixr4b)2H<+exG&H0UA0IKXOa#6n4:O];6E&v21Rn)9i,Q3lCpG[d6gB>;(*h4+z9JMi01q-t5dhRU0[H.C3DJT9A0jpY9]]<AA0jpY0.NeQ00.j9851^F4D(eVA29$DF#s4b052:zIFb$%",
+    "Fq8rhALADjIKCn-G%z[81@[-=9]bi4A15=cA0ai:0_0j:8#VR_Co;es1ip(G4/lbSA0#pMRU.euh65ioIQRw/Hvk>AGXNhVGXNh7GyoqVGyoGc02;%-0]:!t1&,J#9^hFWA@_-B9^fumRWBJaGno+*",
+    "H_/m&Hvk9o%2>W1Ff9LvI0&cA9v/lanGr8iG%=4uF*E/l0yY32Ff-%J@&Aw[00fMY5d,=GF9]g.nGqW_01pWLRUZH@03R$ky&<Ab[Z$>yFxm.uIWYhqGdBPPlG#,c1df9N02vP=+6o=SIP]LlA7MGV",
+    "A[05<g98sR,z).C76SPJ4+zwP0RSBjA)yKn1/NB815=(p#0;WM030!y5d,)v95DS/A0IFP5,.Q5F#sPdIkzGN%<![oI5YAC6Ey%IG&R2l6EpxH1u>61Co%vJA(M3<FgLsd4E.FXF#r<Xi31NTv;3oQ",
+    "F#S_[IX8v>A2c,h1@[:>9].r3A0jXS9]]!5A0aWL0_0m;95w(KF#r<W/wc5KvLX_U01pWNRWBGYHJK3u&-l+nGJ#eH#o,.Sl-a,[2AUBQF#sP0H_/qFH8B7eFoISe12h01Fg2PH1<+ny4w;^YIRFzh",
+    "03Qf504g#!03Qf4gjN]a00f3O4/l7IBQY]Y5f31UF(WWG*9RXnGu-XVq>%$#1eAjT02vP=,3lKWH,W4HA7U>;XCp8-&jKGaGNuX:Gq(-82-71J038n<rV1]!H!/VpA_(qm6EgrSGdmd*G5[Pgo)Hfl",
+    "h*k)uv@7hptN]^9FgTVD6Eu]qA0IIE0_9g2A@dk9C.OJn3;BtH>$VJIHUJ+WHjQ-8H#z#^KMRUhCp0+#6):ie4j(Kqivu4dFx4[<F^orkG%),I6E(B_4+*m/A0jpY9]$%803Ht=r2@W.030[_7c_GA",
+    "G5[YCHifJK1iK-+2aZ,R7B)Em1FyJ91et[d4x$kSyEFic[8JAGq7f4=03QW8054HCFaS3-IXD0h1CdrAFE#)aGXNbq03$Lmq7f4]03Qf704g&z03Qc4lU6<JHaR%<L.781KPECZIr:BZkB9-fG_Wsn",
+    "IRGC8FaRGXFaRHr0WkSQ1J42vG_p_0H2VP$2,t!F038n<rV1]!H8^tuA_nkm6Ey%UH9Hv,GynpPEC(469+y<C:<EWMunZ44>(U<]IX0C7A0apRL.95#4:W,(BQ!FM0S=U%DIXy.00dMIA/d*FF#sDe",
+    "[S6j4(Lp_lHaR!.L-#Zn4/49T1JtSm4:bG+6EpxH2[Zs7A_XOW3N,*9AvFLKFaR4cr2[87IRFHkRv!-H#3B;p03Qc9q7fezIGa@pzlT*10,II/76SK&91jJa,USD/gl8WHFrpD3Q#k+=FaQq&oK>z!",
+    "Hvk8u=fE3oFrpC;F#r/d01pYARv9z=01yudq7ez4Rt1bW4/bV(BRDVs4.OSHBQrJtA2c/J3KBQ_F9b9.01qObg8:9o4-Z2mA7V4aA]o;6&jJrL:MRpAlO+!b/YjzM9S.R.3NHyXHUJMH/YjzPma23B",
+    "2pc-Y6E*+:mMjMuA09NK5d+!GCmA<JRxc]vIF^9,IJX5KA2jp:BQ!7o4:X4.6g8m(4+DoO02vP>!v+r:t91#8&>EkA[S78IHvknlsgnU8EHH^$4.(saBs4OJqyi5#[00*.03Qi403RYT03Ql603RVT",
+    "0249*95ST;7c&3>*tTI055yuQIX3%J4+x;W4-h$N6Ey%HGyn(b+#LbW(<hTsq7f4@03QW0054KEH_.$onN^YIH2<zlIHC__GyoMb00@M.3DKbr4+)u88#MqQ2Q:fy+5rxt5g#lx#3CX#GyoqUH_.ti",
+    "03S3l,wFfPOb,ODg8/[-4.>FV9_m/<tN]ZlHN+wmH2<zpFs2FvlO+!b>JRQb9S.R.3NHyWGXM@E>JRQex1N3g2pc-Y6F2]<mMjMuA09TM5d*!peHS-KRsgeK4/k4s6EKwm4.Yme1H:X9G&qMT6gG;j",
+    "9]bVO1@i:JDFjpxA/d*FH2<nm[S7BIF#r<XivtfV#3C-wH#PthH2<zpIKU]dr:,Us3BV_IA_FCU3Nip6ATj>0+pc_92n(eH7c]Ed6*r6O7Y@1=A_Z5FF<#eO2ci)#88.Tk1EE$Q0W]-yu+SX.$<xzY",
+    "2BHxYH2<z4G5[^9I5z+%H#7hb1EN+RFF61OqsBlUGNKU<GXMqj/UpEOF@=M0IRGCAIRGyJH#7hrEH/a.BQ!Xo5f34ttN[^;*9RXoH[S[auPzS+yn>J%84o7k3LhFWp[xN9V#Fd7HUKX)I5wsV1Kb^E",
+    "2!(;I038n=rV1YlFaQrC%MBAT030!*5d(uQD:gZz5icG#H_/CxIRF;j052:yIF^9+GUx&yA2[:>BR4PrA2c.;1@]1q0S=U,DIXy*00dMIAlCx]wbB6q2n+oUCo;qw6f;mv4/ltYFC-cN024O/A2c];",
+    "DHJ!f0v@!A[00vqz$qUJF#sPRF#rRgymSBv45b4XF#rnW1>9dx1MCzDo_QvY4l*:s5fn1xA@b<1RxcPUFuxH5g<$n+Hpf-5[=mIX/jBZg2EP##HUJ+5GXO7AIW>.nHpf-SHUI*yQx7n]5feB79y0(F",
+    "GyoGc01pYrRvR>]8a4n5*3J;DbOZ641P/nCkOcv>1@h>hx)cuv/KTf(lz/l1Gyv7R0uLR)2p<GerIZ3DH95vq9]SSNR1YVWR^T^75(kwB1)tmq4:Zru0Ustax]9MhH8nZm0tB-D9]bl5A15[dA09U0",
+    "0w*&t03R.i03RhZs*;gQH8nNi0uwX.9]bW0A15&YA0IIQ7c&4KFEs!kB[znX0xvZ+G2sFqZZ*;K26X]1qze^=-[qQlHvj[c9UmV!=l1]-jJyO7H01&X#7hqY#svTw4/3dU4.N.@7dZeQE-#<%AT%;y",
+    "TLa.(4:sxz7dM$d4&nj-84oA-I^ahp1t:T*:.teq;F]nd,Xad#uLKV=<C>6/*E.gd/K:EQ$pr*d4.Y9Q7%_7KFf#xzAU8OiEd%EQ4:tA.1ei1r1I@5i84o9.Fb=Tl1t:Q-03R>m/K:!fHQ=o)JBy(K",
+    "B[ndZG!F&m0v[(a03RVS02np=A2Bxo4.E/O1+Ah=A2m1U0tE3V4+G8x02vP>lPeD*&IK4V03R;p052XkIRGOvG3NpwH8TJoYcl#R4(9;0ju[=;GJ>5e0nQo=7MiC7A2m7W0v9vGCJyHU02vP>o+/L;",
+    "=BWm9.pK[c=cx/=HUJ]sHRA#wH8lVeGyoq3F#sPYF#r!C$=]GkGXM@U[]z4;HL(a2H]GKmHvbJGH7p1Z1.C_.ColjXATR(JHUJ+kHvlgmH!uJL@wbs9FaQ%aj[*+=$=@%!4/3XS4.X7088zhsA2B(_",
+    "1rH#,%:e^U%mNQK@wb#DEVvd9$=@<8D,R*c1q4(NA;E<Du;P.X;kq0>H8iU691jNO;*$J8oh.=#!6OTvPZ%)Nl;Do!vmOuj0UrqBFbv2w1L[UAH88]H6Ey!#1EkLl2N;&Hu>g(r:<Nqu-4lbG5i4Q.",
+    "I1EV!$EYY7GD#IO7%4G3ki@N6u)j.OUI(;WECcQDAO-s74:ev1NfR<t0UR:@A009P1I<++3#S1RIRF]t052XhFkT)w00iEdM/LWiUJo9-0WSeFFkTWf02;y=A09LS9]1A]5-XuDH2<zTHUJ+1GyoDe",
+    "02;-]A09XW9]1N15-*@1)&nmiG%)/HD:69%A09HN0WSbFF#rX#kPHi>0Usna030-[A09LS9]1N15-*@1&H=tUH85TWqy@2<0-C2jH8EZf7o,LSgG_.ugrOq:(6I&znLiH*DGvp;kUkFs#][CY7z^^,",
+    "1@#%+rcf3v&9FfZhpq+$.Z^(Iq#hAB039>pA_P)aq75)GIXAz:0Ur%H*XVr<9Ly05gr*7-IFDB!05P7mQXVn<4,+OI05KB>)zA.Gl+F+sF]GR#3;v<[F#re2LIc#THU,eVR^0Xz1@iuQ0:YRN20[WE",
+    "0.lmYFhd5VKo1c=5G&6C4+w]:9^>bG9]to4FB3O0Lmvn/01p&_0UroA03Q/I03QfB03Q,J051qLF#sPEIYSQ!&jK$LI5F1)F9$F+03Q<J%K-w.Hi!Wq6*K<J2s8j66E*,J2sr/@6UzZEG%)^Kk3$qP",
+    ">1g-+GeZpP3I;>;2SyJh-gtdnTM[=aCpkD/4+DV#4+Xlp1>R=b3jxyt8ZzndR1U7b2M,BE6EOfE3p4-95i]fF3pM_B5jFrH3pfBD5I6uY3NtVOFA*_=03Qo703Q)D03Qo903Qi80243(9^6^B4+xL_",
+    "Gcq]j01pe)0xu9WFhmKXy:AJe)kG6A030&Rr3nIsQ3omq(^Wlf]N9XHvK$WGO$C.n9u21f1U&;U0S<7#J@VWY3:G/*&IJzy=9K!Q3BDZwLk]#V6gU71zsnZ[jpY:v;zmPC>F4^G=3<eD2Qx660TVa;",
+    "9^qVH6*d4GIH6J>Ff7*y1vL(mTpBPl0[Su!2rwEl03QuB02(v=9^PAD8a4nQ4LAS>=8qgmGB7YN1_M::10M%4j]CGljsp)6kOdbr04g#&,ed!h0^lzG0UrZ2006iL4+ozC5-g!Y5HmOc7B:JIHUJYi",
+    "03Qf201EB@9^F@91h(x74y<rA7%]e.1q4kG1TrTvEcx-@3;33PH4IM%;WRivF$,rQGAvsSPXaXzPX=JaO9U]rX9VT.cMTo>H4IM%wWv!CF&8+[0UbFW0yPXz2AQc#4KWut&-bs,0RlA)PX>&]OARp:",
+    "HqZeMya56/3[M8(s!I(q7d6lU4!i*ZH4IM%#j8sVF&8w<0Uro8PZ_1,0vZn51RoDGPZ2c$4,^pO2.,t6-sc%m7d8L^-IT=$F&HqO0S[775jX%36zu=Bp$QK:PY/WbyaEf+XcRI3pJD:n3JSIl4Q3iK",
+    ")(Q!oI0UJVMh!Fxd.wW;FW_>*G.+X1HhBT=w<MEOc=;5Y00Nc;3waL-&-$W>9W(L)9_;A!A1=il0:.J29_(J&5G]zw4:I)u9_;IF0UtLtb@K4pS>-j[3-_%T4B<001grEV3KRjSB<GiUD/@2c05c[J",
+    "5/-*f;T8@,:+_K8n-8V^rAY(7oB.3W1sM^ItK^gt05LE@88@PJEp/k67!Lv)6Ej&8H2;u13Rx30BOe7aodE[#*9@;.4!%AGISYd!1cluV4$/W6I5:F=2lW9T4KaHL8xDISHaGwQ9^0T]=Z>3SH^C:4",
+    "DK.Cu0Tec+p9:EF&jJ^SBMcz@84oJ-0TVKM3m=c/a2Gct4tf9;4/VHl9]bX288LVRnG6b:0Us$e=Z=5+m.SB/0RR_TAs+@gdLJS%=Z=H/5gIr*3Z]2i0Urc7)D]BDI64+F)*TKy7Ba6O4muV#z6%aI",
+    "7B@Ur4muSyw-&EW1i>4T4+1(8F&!2&ItU#H&CUT1Is)1P2ciNFrw]>lH98hJ#1IZT7CDgt4muV##1RfU1B9744mt&%wj3V/H#r^e0Wbg$C!PWihygka,03I.*DMbhrnDFnE#b;4CNnIH1P/rw1Cc2K",
+    "BM5,u1q$<HUI8E.064]1Apn%vP7TnFS@F6B5(B)G3j:Jw4i5r<tPWi.GB@FkI1<Dh6g2/J11p<m7yu_)h6fJn0TMT/8w0Zn4+!c3H7z+TFB_z90Romj0SE.#=ac#$hgJmSlNJN+x(=QsumJ(m1rGzc",
+    "/>3Tw[Ye1=4+*XTB[(cD4z2+M:sJG:@XCPjt=pG;01,GO4+yRS0[O5K4+E]N5i]e,r7I5!t=p,CEG@a-0Rg4_1PB=7t=o]Jh5,:VBo7C!0TVU-&.zg*uK<xh1HkqS4+*dVB[nQC4+Q7_1PC7kHLw8>",
+    "H_.keBo7F%0R!NJ3/XgX1*Ve.1Mv>a2[5n$B[eKB4+Ojd1PB_7umJ+ocLSsc1INuv4+xF_0b_yY(e5KAHaPeQ9]..D0VOmnE)N8[0t5&j12e7x1DXf^,I<&#2(AGE1]I@7t=pP[ya*o&GOht6Gb^C+",
+    "t=oq#1>1_J!AuS$6EXl4F#rz&xEvTZ!CedChXDkx&.>ivt1TWhx*Q!c03Is.A^cch4kix@Odk.7x*P,bN(]Ob0G1O1s_@Zf.qcdkI5-sdnbsN)4V2=s3&$NIGBArt3%ICMABq7p(H-w(KLLb[7cT<g",
+    "Mx8$hru->$4GV/*GdM6TCJvS21qZY^4p-]OE-2B#QUDeXQV#:yM+(q<2M,Er3dB.rG,<9xF#rpw83O$23j=2!4*>j2GBh**DJ;SC0Uk2]02U84*Z_B]j]KzS0UrV_01q*30ALDi9]AD]A2_7rA_7%k",
+    "9]JQ0A38Ar6E<fZ9]AN0A387q1c(J60W].GIx[(J6Ey%I0y6*_GdKVjIP(QB0y8jb4:Yw11Mr;k6FJra9]AZ4A2T,q7&QPMG5@P-4:Q&Q88q+(F9I;)Y#%u@m-<s*H_/34Hvk>aH2;$[2/bQ!0EQ>Q",
+    "Io1ysGynsZmP!*b-tdIhY6@g/0k>@+N-Nb!HqhZq2*X]+HS)bJGd49aejYda3-^!uj3NM^5Dwef1>LG!4LlzQIRGCFG5[]JGB5xi12X=v(q#bF3l9f89^P5k9]tl39]bi46E*,32s]GJHUJYe03Qc2",
+    "03QW60249*4+yLR9]br71iS]i2&4la1UUdBGB@XB37iBU1u#7mHUJ+8Hvk>EF[T3>2su3-1u^XQGXNh5HUJ+CGXO6LGcf/k1vCHz;E)VNH9a2%HF=Z<0v@u700ZMN3i^5F;i&h^2m!Di2%3%p1[x3E",
+    "0yF_CUk;T^8ZrP9HfRhq2D,u;0W/S@0%!%okt+@dXc[yCA0[+395nz7sFgnpoB.CKG!M@L&-b!R1rG+B0U9=^ABq7mGb^MRGzZF!3Jx;Mi_%.Q5i5$[0syY.1WYtJGBosE0#y],h7T+*X3_T]9]$&)",
+    "UI7_npF0HA5ex2h7B^@94#ssXF*fpX2cxA24%:AO7!fhZry;FVMg+:*0S+1n%JX6l=mPDe4+!*VGBq(ZKLFj70t3Dn1L;3B4+hHu9]$t-T<9@g7dFcR3%(p9GBWuRAF^_B%K]MhHvlgTFgO4o2Q:f.",
+    "q8ArA%K[AMO$5XhAF/=7%K].$IXM6y3ormL2s1F<2M!z-GR*/D$R[K,GNdXGuK_:h0p5,c3z!7_[q^>c4,Cx$9]$!74$m0]![0d#nJyJG=dAqi0h$FYI5Pl03p6,103Qi701lT87&y%W3z[VpGR*/X",
+    "vjH@l1uZo)051$RG0g%G37Q2Cu8Lk5G0g%ClPd(81s^5kGR*/mHZTAm3poHE2[pKF4*oG1G]d7E>ACU0pkyz!0Wdku0v$L2FAFv]03QiA039=]7dHSZFgJl+1kC_-vjH[$EjKm*FAO&]03QrB(sB!x",
+    "kzNSR0va:@6E=<KvjH-zEjTm)FAF#@051qQFz.8<[TUcD%:oMk85B601s^5kFaRDofejxFIRGCBH_.d,--Ll>fEp;>IRF8iUjf>jHxIJ@n,VQDHvk>DGJqN%2]1bt9X9]NIn4qJf*K.=GR*/XvH:)j",
+    "1spTY909M(H4hBU0uKn91rCH2C=Rz70va*=1eygOvjH&xEio]wFAFg-051tKFy.i,0P*Jx2hIW.IGji$GAx*753:QB1uZf%051(PG0y<I37rKUHUJnn&jK4Z024O/AF^_904>5y00Frd3!(A<4w.;K",
+    "1<Ori46o[B0eS;_EdjLK2nzje0-5tdy#X:evF8o_%yAzlIY9!lbRR7<f&m^f0yy&74h4=l0^m_<10O9nf&m[bH2<z.Ho=h])#n2cW&i>14$b8O2B4._4+rv:9t$@Q!m9/k2FuA75-,Xhx^XLG@nm!R",
+    "*R:c0wVnnMGzbqHimn>V4KtnS0]Nb<1@i6I/mQ<GIrq:O3YHB7/A1+i6Vu]20S=!Av-#XWI5z+T.w,I!H8!9lFEKSY;6d.iGc@5.FC[cK03S0n<ALs8I5z+.2s1VSFCjBF051tMHvlgaGdBPU<B-(U",
+    "xnl&N+zSsc(d7XTAeF/cKRP%wEc<sKGdMXmf&(83GXNhUGXM>:x4BdR9uFac0_j#;4:1180S>R#+X4jh.pCcxG/c*Iga!@;)c6bl9S.Rb0^lz*>zVCZ4.LdAC=0wyA1=fkA0IUUFFH3Y)64<iIWRD.",
+    "0v@!6f&(8SF#sP5G5[YIG5@j@B;=QF4/^aZ0Y4u#HaLU:1heJ/A2l]F0]ST^4+y/Z0stKkA%p@D3B98N03Ht=h6Wfi03R+n052prG40#^0Jxh54:f@V5-OoG2[VijA0jgV9]$x603Ht=h6V][,T<ym",
+    "F<=:YAn<h=4;B*c12Z<]FoOdh2[Ql:B8;9p2r_cx9uFad0^0pc0Ut0kg99%lH8[200sz361@jod1@[^uBM%9W4.8_j03Ql603RJP00M[J6bOU=A2BrmA0IUU6E=<4HIWY!F#sP4G5[YUG5[Y6G5[YT",
+    "G5[zuHG_5nF*g7oA2I+0#=(VKHIWYmljsx/36T#UA_66T2r&Qv9uFae0_k1u3;DE#03RYW.L3bnIkV[k1)3Ni2[4imA0jXS9]]!5A0aUSC=RtuA2BeK4,X,sArvry/m8%!IEe,Yy^1Do35Ej;B9#vx",
+    "3NQd4954U<QyMvj0^n5w9xos[GK2#YH2<zqGyoGgt3MA2l<Bi,GC2Sb5x&J,4.U*M88!e9F>sT6ATv3J0_0p<4:gw$Br,6uLJtXs10NzW03Ql603RSSiUuh,H2<zkHvk>XH_.9V/m8%!HiQENf/CYs",
+    "mk$6P4.UpDF9]p[03RVZmk$_:jtL(zIf<1kA+q2C1cB)R4:hbF1E#;N4+-Fz4FDYvB8CGW3NQc.6PgbWw/V.R/2![CF$AZlcMlt#/:Y&W4+):;0R:$jumUrm/:a4(F#ESUC=9/40O/0[840F80+fUd",
+    "4.MiE0RT7*Ne:.S-sHH5Ff*U&0Rg%E4gnk(HeUg$<eU6k@[Drs*9#1%0UsVT03JBHIx#shF[c44F)-uy9WgRqF99(y01@6*8#4eO9y9.S0Wts*H2<nm03RMU03QJ_01@I.8#e$S9ykCW0X6=.IRF]t",
+    "052XgFaQq$)&m2SgC#36F.u@dGW@TAH!%Po9yg^^F99+$01@F-8#VwBB%^r>Ha7q,9yT>o0S=Jr0unO,8#4eO9y6o[F99.!UJ=3=8#4e88:9vV&EQlIT%YLy0GbC2p6LMq,v.w;0iEdqBrrFY#X28a",
+    "Ii2YNF)^$h01D940SqJ@0yqE)rM&>rGc1xD4V_!$4-()M)xCxR2toqE]1/K=o#>ET5i&M5Ll7&=0S=d:0Ur^G03Qf503Q/MLmvk.0520aF#sP3HvkV5(E/X@IYS:3H2=ONGcf/k6E=<K2r_d56*./f",
+    "9]tl3FB3F2hyfo5HUKXbI5Geq2r&Q-6w;A92swxW4,i8S3!Ui!0,O2)0q5WY1Vat!3IxwM4<jNq0WT:qHUI:MmSjH[H8L/r/:ZOldILls3o,y75i]fF3p4-95jFrH3pM_B5jX%J9XOro0S,hD4dLkl",
+    "9^zM[9^6,79].)86F2^L3p4,=3XlR5H$)#EHl67K4n!XVIGyPM1BBKi00.8Qo#>DwDj!QTo#>ET4ly^006#1,IWYhLLk]#VF9]R#o#>ETA2l#B03Qf6<#Fyn/.f>44:>9wKL$8BES:2A1J;),j[/;P",
+    "0RW)_4,K8=0Y4BiI5Lg[25b(U/:Y<I2oE5g/:abYG&!yY6E:d#9^h49KL.BCES:2A1E_oQ%<3XF0WUN$F#tauHZ(H-KePchG%]b,VV&s#KVmjAH_.2:0uN!G/:b0+HZnH/0i=-D&H.h20SZwPE$+r/",
+    "0g8MAKnoxR83VG]cL3Wc3nT&dwge9)+UEfQ=H_I00U,%l6E,6s0yLcg0T_Y>[NVv7IX0pM33e1W00Wr-9Wx=j5A<-z1[)1[2*/h52_@s<cpnEa01q7S0S.Tol@9>rHOT<JGb01(0uFc&DewUlHFygk",
+    "0Q6H5IU=qgICvi=IPd@.1UFR<Hy-x<mjMj:5&<1>4/C=f9]Sny10pyvA0G%acrU#OGAzvJ0Y54,HZlMcGq=b_3=O:)/K&2k6Ey%2Z>MWbGc!0di_$b;%-y0I[P.iiY&A5</K%xGtS18qF9Rz#t=pG/",
+    "03U2N%-y0E,i0#+2p.DBt=pG;03TyH%-y0P/mP@<9]JY80TVVPA7e7i/K&790t5&F(LD[a1O<N26%S&^/K&770t5&j12e7x1DXgQZ8ps30R!CYGz17A0y2yQBR4PrA0-@//K%nr#03LO4>_;G0S=*#",
+    "4-jqo0Y5Z0GBW<oGc*1[FJCh,x#s_7C2]@w%snp&H8ITR0T(icn==!23$jo%H#jUN4-#$q0SQ$LttA6e4//&p0S--p0PElZ02U8A%-y0!Gc>#O0u5_etz,[B%-y0.GBz_-02U8A%-y0VGq:Xb9]APk",
+    "0S>_602Tqx9]LS30x]#^Iy3+iFaRF[GXM@er0D;<Hf$dPHUJ+wG5@^a03QN303SLr00i=^9]AQ1A3iY5/K(%4H!/VK77sbh/K%%y@UxKbFl,+>In3t)J_B5n000&bIn3t)6f*Dy9]AaRA38YX:j4uu",
+    "Y##zS03R>o%-y0!GcYplaSu;-/K(1)IRF551bz.!sN;]wvKRyV2OkzN%-y0PJRb)!03Qu903RMQ%-y0SGU+D)k#Y]QJRc1,cpn)w%-y0F[saSf4+uOT1vUT=HUJ+PGtB1!1mXq*JRcb[%-y0F=auky",
+    "A008w/K%oE76UvVA27@40RphIL-.jJ4+uRE4cY@R8aFY>/K%!T5Cc6Q2si*A4KsQl9W%@50R<XB0J[he2t6MKH2;(W3LlsaHq7S%FAOp.053f.F#rMaYzxfi0R-9M53&L0#Q@lcGR)<zFGDgi00FZq",
+    "4$S8P0F5gTvjNKjEipF$A4D.C/K(%4Ha7qPvM&#>0m^j]FgXAZM$G2[Dl#>gAQUs01rM>U[;@FKG&3_,KSVS$G]cA#4Vf+!GnxetvjP0=0WC2(%-y0wMlm<695R]E6Efr]AF^_BnguO2FaR$>G&#)Y",
+    "0Y3mTH8lVLq(Bd^0nGv(H_/q2H8-%X0X[M[G5@UumjMs60nGv^HZ^k+MK(3e/K(u1G&ukRw/oa00sPki067iK0xv_3GtB1!J_A[m00E]e6A!Zi%:perG5[][I5EuU0Xi^;GXMmd1s^5kG5[>)FwFuV",
+    "MLEpp0X[M@FaQD3.^wen0h.ynGdBPqMl-Ok0Xs4;Hvj]80uQqRfbsz;H88aoKSeb#G]cA#Ju)*i00OkvLl3h7nguN_F#sP&GR)<zJ2Epd00f)@AF^_404*[w053)[In3t)KLRo@H_:Gi0WvZ,&jKAd",
+    "051wMH>Yb&1KJT4ILd,I1M2h$4zT9]FTDXXGu,VE0>IQ-EcN06KP<&hHG%-j-Q^>V/K()0HZwH110O9lf&m[bGXNh*G[OP@nF.4oRRXtm44viy1/GI<4vL3W2ib)p10=2;G>#ih9_Lvv/mZxu!Quu2",
+    "%2*sY=5y[#0;6P66fgh^2-9:X1)>lx3Wk-l2h[Kp4E;Yp1:Bbi1gw%74,<a>0Y3&eD:U)v0R,I,4,fL=0Rfce6b^*c/K&ou01c4)V+V/N4F#[vA@dIL<B-$J+y()kqF4>g$J>%iIWa8q+66Q+GBJ$,",
+    "4*aeJ1JMu.A=ffc15=(mj/%v5x4Z)%FE+d90WTmpH[^8ZyypQQH8.q_1CatR1T-700uLd-gaidt4.F;M88rY8F#E=:A0RO00tJ)41rIgl0uwR,9]bZ1A15*Z4.O0_4;KY90WTyuGXOs>GBPvc0tWfS",
+    "HZKJ*Gsp!WCo/#a9y0(SEi(A]2M-=r.=eAvG&BGYIGv#d0ocYi1Cs&]1Ih&e84oAt0uLX@1t:W*03R.o03RkfvBLx^H8M5h0ung<9]bbX1s=9e03RVT02(yn!_,8OG0O!XATi3v0]c4P0^nR)4Fra]",
+    "1Rn)5/:iWS%moBg4.YFS88ZMMFf#xzATu^s6Ey%2HvbI+oC>ZXF#sPYF#sPTG13JWFaR$xIW>14A0[/W!UP[QF<p[jGNYe/4+GEz02vP>/K:EQ&-/.oHvk>oHvk>XG5@eE.pCcxHP8hEq6-4dFaRGX",
+    "FaRGRFaRktGyoqkIRGyoGC2SvI5Fu04:f@u6EXlF1uy=_ColjXA_4bg7%:1ZF*q=l0v[kY00f^r0S@2b4g]#ePaZkZ1p._54.OJ515yti&jkXelO+#3]KtHLATct993MF>h=>.%:+m%[1UWe^.N>Zi",
+    "G5@,D$=]JhGyo4Vgbp7eF]!B_Hvlg+FgXAMzt[mE1USkCA0[[eA0RjY8Zxg4A1=n@1rH*w2n4]70UtFr.N=[j03QT003RkY01qL@1t_E%03R>q01qL8,U9<n.N*&h[S6=CEQvo41j+:-CN^=d6E=<3",
+    "*suiztOq(UEHL3p9_wA/.N*=crnhAPHxCh[%:zHI0yjA]00<NZc;$hB0olt40_rF$d.PjXATcb3.N*LU3rP.fpUVRQL.5KP1q,VIGBq(Q9t:h1AvLSW0]AgC3rQ_;GB&FLEHpQjHwxsjc;)7MA2c%n",
+    "4e&k+.g$4T;*bnjIRF4N3^Oo8vv_]+A0IUU9]AQ19]kh_1P:o#95Db2.h6MW:H[AhHvk.n01D)@c;<D7BQuo+D/[+wFCQ=7s[tPYFaQFp4gd%YVjm+ms[t!8IRGynFgO4&0x:fH6EFZAFk%lM,US_5",
+    "FaQFU;g0P<3^O!&,UR_AW)ED.%:xG3F9=#:0[qtn4.)bU0RZY50m%=$U9sc/3$5BE1lG(0KL#_3FaR.&GC3q42Qu:E0R>CoA]C,V*31I_KOY7*05&i/H_.2vy#fY80vQht*31Jh4:UAG1Bd^12r:X4",
+    "6EpxH2QvUK6E!hI9]$!79^>bG9]$)99^>hI9]$/B9^+hJF9.U+03Q/M01pVy0xuLcG1mhx2QWAQFB3R0hyfo6HUJ+LGyoq5GypFXH#Ptt2sr/@4weHC4c5#96g82%T>!m:Lk[%@0-TT_4<SA-0Y51.",
+    "F*E/&HaIene-*ex*31JAL/!Op4.FXd0^ezFAJ)tR4nz+g*31JAL;0h9*31JAL/PX.%mWTY4-R+V0^ezJFaQrH*31JlHa9s$4.6Rc0^ezV0W#Li0]btr5CHwu5f2Nu-[iWPI5Rc2-[iVmI5RYc,2nlR",
+    "(,99VwBrE)LJtmQF9]X%vf^]iA2v8M051$SIM2)jKMy!FF>[4@3NS3N-[h*@0ya3!%mXhCHaGw-4:&T41s5==3aSDHfPe)LA.N7IFAX*_06z_nGBTY31!<kg-[gMm0T0a&$-.,*:BR*PF]*+T0qorb",
+    "4-!!I0Y9>:H8n7N4@Hk00Rgec1P<<V-[gJ<0uN!U-[iV$H8V8-0i=-D.N:SW0R>L[0Sg^k7!x>v.#,)4AU@HKG%Tj$0Wvu<IaUE4304Aj4+M.J0]6KhC6UJiAvrib4pk:OG-^U9Fd!cdHFX9X4s[0]",
+    "2_@p:bsq&X03RqZ:H!0V:Ua*n0unVJ0;@2u=8+6!GwA=#H!ySo9SL*-$OHmc4wC=NC=>f:F9bF-RTnZJ9W;+iC=b0f0VXyu9ST(g9^fg[FTDsfEQ[j,KPNOaGyn&e(=o$WF)/cW-[gpg6EOfEZZV7F",
+    "0Rx/50ssgP28,hX6*Q<VQx9s>$=#1L&sPryi[k+mG@6Bo4[g@V0]Vcr5d-Vy12(P!6E,9tV/-=40S<Q@1PC7kHLw8>H_.f4*UAG9yaEpg*UAF]uI_o[;x]i6VT.Dd4!Qya2p.D8t=pG.03U2Ki[k+m",
+    "G[A__2G@014kQyY03R4Ji[k+e$Ke43=/&RVHpk%s1piAP6Ew/.0R=oTF9.U/hTs7gIn(h+DLF9RO9I@eSpp-v9E0Ei2U8j^&:jL%4/(oA0S-&jjIIF!Xb&^_,T;/s0xmK*X#f/uJ=SAQJ_/QqX#f/u",
+    "H2L2F2hsr>0XG02GdBPiF/!tFHUJ+#HUJ+1H2<z!H2<z0GyoqzGyop_GXNhyGXNg^G5[YlG5[7h04=_!000#aGvD6.2haf<0Wkm[Gcf/cH2<z0HUJ+pHUJki03QJ@03SXuhy*S%IRF3=4/:T*0Rq5X",
+    "0.WwW4=GkF0RUSI.GunDG.=,FMg!*!5-6G,9_3gq,vJIf9]to49^6,79_m=t,vI,H2m@(g4+lCQ3p8[e2Q_m71T>Ez$>o!2#NPokIWah#3lAB:,vI-41>SO24-jGU0Rz+s1-7dpIs+sR1UeEj01pX<",
+    "1Rn%2I]Tg*4+uLC3&sR58Zk4t,vI,d5CfwK4+uLS3o_[f8a1<v0RzYr1F-AX2s.AHH2<Ma03VkPII!OVKMFZCGOynOKRr1#GOphNDmgLC9R&E-0uQnQ-/uzfIW<+-0Y5<HH8QH,0USAsM+5y3AF/=4",
+    "#[w)gGXO6>G&H8)0X#V[Ii/qL0/(b;53&Kr0xUB%053![Hlp7F0Q(vaq2B:7vjI6U($4@rHZeB.FGV&n;8XBNv<J6$GdIK=53&K21uQW+053!@Fr423J_/Qjo8JKd+2]1uvjLO=Ei*CzA4N0f#se!j",
+    "Inpi;H>HMavjH[$E-KLz4<Kn013EZ4G_@hOmIWWQ0W,<29XJ3VMKt2Z13EZ4F@8Ec%K[&:0Wbh9H8ubrMK$2Y13ox7IFsK20G,@c53:Qw0xdQ)03Ss*,o=tyI5-(t,vI!&-Z+Z>0m^j&H^;!5MK]2W",
+    "11mT./VAkv1rM;T.[2zFHUK]FI5sql,vK=2H#v*n0RW)V5)ZQhlm#9*pBEoRIM&7kJUBNtiQfSN&gpp%vH>F<EHpO&FGVyshTj1kIJkoX6EKzqAF/=504+B#stPYgH!#q_13Nf3FwFu2m.2Dh0X8]!",
+    "0xmHy01eK<0^lbf#yA0d0O8[U4+O5p13$n4Gczy%KPxpfH2=-;H8eAV0UzN4H2:ZKKP<#hGPnaDEi,^v4/%g_A51d-,T;)Tz!3tU+W@*(p85$N0WqbHX$F(qDibp%4Xog21BKWD0xSs^7Bj)j2L*>a",
+    "RUZ*H/,vS&GB=Mq3=xED0yY322@_T%)3R0%66oFmKMOf4H_:EmH8C-(1B$,^4,x6!0Uu#B00YOVHxDC+uLlGEqX8c=G=Cpc1A*mM4+#CP4/*4$HQb5<9].<6t@8p]H,n)C8aTL(1s=ap&(8%P9x/De",
+    "0RjBp2oE[Hs0RV]oB-ygpd^9nfCDceG&BG&2sAYSFCR2D04X&$03R;j03RSY024I-A2l)n0)PfD2QxSTFCa5G051qLIRGypGdX]*88iSNFEs!!ATluk5-p)ZH8eN;5-y/K2r:X4Au.3T2[Qm69Wwv]",
+    "@^aEtp5*^#FwxNgKOZwPH_.5o(.2WzlDP&0jtwsdGB$z(FCa2D051qKHvk>XGM;xGDKt2O1]Kjv03RPW03$Uq03S3k03tFnuL2(kFn]LeAus;R2[8a4Au)mm35/8lFEKSSf(9QTF<ggGjNkzuH8z3+",
+    "0)hq_2r+_YA0aUS9].u4FCj5Cf&&:j03R;j052dhH_.qh03S6n00M:&9]$l2A0aRR9].r3A099O0sDgl34#M3F*N@mAT.CFI+(/.1,7jQKL]H4GJ*piAu.3T2[Qm6Au]9OH2<zmHvk>XG5@^f03S3o",
+    "00Yvb6CVdThz_CyHaP$v1vcBqG6GT@Avb_pFFZIb=56k4BQr1n4:[;m1@[!i7(WO$IWU3)A0aRR9].u44.U*VC=9hsA2BunFCQ:A024L.A2l%m5i.Y^3FEQ@4.h2S1@h>]vIYWD4.L:n88QGLFg5<m",
+    "AT$6IHUJ+rF#rRJm;bX.H#mR-FCaHK051qPIRGyqH#vd=88!e9Fo+L7ATl[Qf&&DX+5sOmID!KbH_/3AG5[YTG5[Y5GXNhSGlB*WKi^a2FC[fJ06#l2F*u-t1^>LUHii!$AvORX2[r&9AvORSGlUEu",
+    "F*$+-4.LvV6gT>f0S@5h9wIa[u:v0mFoFXgAus;R2[8a4BQcl80_a#msRIj+hygDdI4qaq0TeOZsR]zwIGn^.FRlVPIhNu96E;l!3./VO1P0gCO$)j91pvVc4.C@<0RZ;43r7ze&)We2kr)e(-sFS[",
+    "pau(GA0j!I!2:!rHaSNx9X2;n0UbEz+5rO3-!Xh=95&RD1@i%y9]1K05-6cAG5[YQF#sMh004s$0-2i>4DNsi4-);rG7erJ1T=FX4.2400W$yt*##Uhi17sv99[r24qhTQHnapAHUJ+YHTwiAH8lV)",
+    "9yK(j0SB2s21gP(UK/;8A0s%W0UI#<A003NF99>*01@3)8!@YN9x+^I0m20mGyoek03RAO00OXK4>uDM0]Tl.1)9^R2b:TeB[.:X0TVLyyLlgMH[sy[G&V6Xor;kw2e+-TBQrN74+f&)0T4Jx1c(]9",
+    "-NbxSJ]6^&046Xv00QcbTn0e@84nGZ#RESMHZ(Rv1BU<02QUC16EpxH2r_d56FEa42Q:gM6E!ga9]$)99^>bG9]$/B9^+bHF9.U+03Q/K03Qf503Q<N)&m__F@ETH6E@>9hXEf4HUKXbHZlMo1_LFI",
+    "6F4:i9]$/B4,S+A4,J*Y0_9p!pKc[EH$x8a2;59Y0S@yp-Q:D:G%>*(6FC3f0WT*xFqFjuGdMRnL/PX7#RCpR4.D4p0^ezFAC$!d4nz+gl*I!ML;0h9l*I!ML/P8_#RCpR6F2^57nH:V4nz],01qFO",
+    "#RCpR9].>y-Q:DjG&eW=KT0$/Hvm5kG&eQ;KP)siH2;rY4,RE72[bI*-Q:D%I5-r;FAO+0jl^_$4:UJ3nE<[fGA!HS0WXmPI5:-N11^9YHvlgWG&YI>7B&D5+u-EM>XZCkiNymi4LCOdKMyoEG<Su2",
+    "3o]U+-Q/qr4:&i6#RD%iH8k7d0Y4oyH8^u3vjH;UID8Lc+u-EK#K!:,VcX#W0lNYZV%y-XKO8hPGXMdl0uST;+u-E^0yZ%,00S5kHj-xW95WyQ:<W@<+u-ENRuVA)0Uilf0w6B_FgTR_A0-rH!2.<Z",
+    "nlcVmCo(p4E-2A69^PEk1[)4>7Bn3RRT46F9]bf3A1E[G0U.Fq)*lYP0unbL9ydG!s<o9[DCq$qF*0,k9SL*./L8P_bRQ<&/m91$HXR9c2p/9b03RqY/m8fn9ST(i9^aW<>4PUry$IXk0Y4@-G%=4N",
+    ":*H4+3=Li>0Sq/0F#r#1*Wm#O&D]6a2i4&L6gJE41]MlN-KTz4#K]QSIK>Dn1FQiPG5@-4,oyg_($zBr2p.DBt=pG;01sr]!_+iI0]W:k12wP#6E,9tWir#<0S:$Z9]Sbs!_+Mq,aHRt(cu9OxB:(S",
+    "9]AM10TM9)4[guk0Tnjp.=_T3+Qb6<l1u^SMGr2]-Q/oNH#yGX0Y4iyG&arQ0Y3-eH#YzmHJ$lE8a3#PYXQHq2m&Jy9L(VX2T_d_!5#uo4/(A_0S-&jzpw!UXdgZ]%-5n(H8(H,02L2C%-5n(H8eQ<",
+    "02L2C%-5nq0W_&hA2l^Jr3D9Q9]1T3A3rz%9]1Q2A3rw$9]1N1A3rt#9]1K0A3rq!9]1G_A2T!n7B_PdH8ubM6%Rbj-Q:B1HZuSK6%Rbj-Q:B1H8/nO6%Rbj-Q:B1HZlMJ6%Rg$1Rnu003R;h%-5nO",
+    "H[6-NA5SyN-Q.:rjFMb3H8(bU4+GNM0R+pz2OkME*r5dv3pyVMH2<zAG5[YLHpt,t1O5jCx(g2nIv)!(bRQWw$l(D4:I4FG4+uIR1U3K!m.taX$l(D4#s&lG3J)E_-Q.si-h#hg2$lmM1UWhqGyo3;",
+    "iUc17Fgp@6@3MgPI^Z!S1TPvjHOS!s1C$U0p9l[KJ0A,(b[@ry$l(D4#1jLp2oDH59]Sc31L6W7mklt--Q/oTHZ/e*J_lM_J2f:o00OKJ53&K;y8]pXHpt,tFFrOl00htz49MXD0>EZ[53&Kr0xUH%",
+    "03Sm&$l(D#H8n8+0O5iQ53&Kr0xUE&03Ss($l(DyH8eN;0+AaJvjK;G0WCN&v#A3wML03&zyk^fEi)<KH=d(gvH>F<EHXI&A4N0B-Q:80G%=4Ift@L2vjLO=Ei*6xA4M]azym8aGtMpolm#!e0W&zu",
+    "0v$L2A4N0Zzym2YGpQ=EmGTQ8vjH[B0xdK)03Ss(,oOJoH8V4ZR]CreAF^_604+5%03Ss)+@t1qH8U[C-Q-@(#Q>hq0m^j[HZlMoMK-:N0^RyJ1tK=y%K[&:0X6>GH!uJXMcBXt43FXk6F8Oy53&K_",
+    "87wt7053%_H=]@uJ_c8i006PA2M<CWlm#9*pBEoRIMToaIyEsk%K@$F1s]_iG3prro+AvD1s>H/$l(DzH8C[+0;PsqvjOt!0WLW(stO,QIn2NVJ2f#f%:o0M1s^8lG0g%EqZcm#IWWq/0^QI+0Rq$o",
+    "55NJb-Q:D<G&M5,FD=7Sf&m^l0y3%L0Y5D;H88jX4/sWLFD*1V03S&(!U6)Z$p,;lU/lg1MGDmi1MBrb1eb]W4+F=9eF2@,OAiCZzyk/z+9n;WH1L1^1L<mlF9bC;t,u2$GBfezdLI%r$Ke4KHUJ+C",
+    "H2<z0GypFRH8ubeFaRG4H2<>yIrZ*,0KTUZ4+>iS0RSxz5zFBLKN2^HIRF]q01mrKF9kI<*q[#vfcFOu@N.RkmR%1P<%alWH#0s3#,TkA2j0CU9]1AUiU]YPw:bzVDKk2*OfLpGGorUe0,[O<j=hge",
+    "Ko0<E=dklH=Nax(GOVQu4U=J39x^YB6#.[e2L(M32%W+m4V0/75-;B73NHaTIkd]Z0&o-FSq^x#sTBh!4,AB;5(P#N2!=Z<4xa%LF#sVsFaQiT16vJ<#][%Yw)P7XIkxFC1I-B4yX@Cm=aUI<l)48C",
+    "jN/tA88]bszGpuII5RZ*(-y14p$ZQ]@>mu.;^081lM)BBpK1%y2MyP155)uJ(p;CIt$q%34+Zt-CnGdDk^MAcp@vI5Bo7473J<]f4.gCPCjz<F17ICBr<jmWn+X#%.0/mTs/f:kt<aBKF2cTN4-.3S",
+    "Cj,C%87sIM4;D%aXAb274<A],Cj[raSr238(-zPbGB(r+2ja](0S(&63/h/.r,lpywu/e[h=u<L9Now#0f-US1cwI;2+4vB4+>eQ90Zh[SPu!i-TsPn#G+=pmWWsm+^bY$g3&BL2[.q_(,9vTInWU/",
+    "0X8<Q0oL0J4<^Y#0,J_k4+8%O3ciR4599-Y5eI:[d:.Dx)e!/%!vp[b4+7N<10)Ya)e$2&HDC@2+ss7(9uHB]5icDvG5[_R0XQ@PFJ(A301pJz2;*Hhdk=CS(,8=wniUTr(,A)(IWRK,KMFT6GREv1",
+    "KMOZ7Gt&>tCOOg(4%UWP3(*k(iAxQM-adV09]SG5(ghhZ:k%IzHlxN5KM5<]Ij-f$pwbl&4dL)P4+Y8QAOeau52gXKwP*-h0^oKk.[$,a3(V#q3c_=q1F#JafFCapD:S#!4GxP04Vfwekm(r&=y__D",
+    "1vj>t3;wx-BOd@cfzyEj0/sG[Gd8_e8wur*5)Q),4vMXO06@A@)@^bl[pAZE1U1crKm<_#SPtXkT;e(#Pags=xSA#p51#/8nAIB(1)2d9Gyo3,y>rA[9+&]Q-;f,t1c:M$7c%9&3J(I^+/l<TiK[CL",
+    "]1ks0p#d*nIXSfuKLRp2H_.3W+$jPf59R_45Hd13HG:2n6*h+&1ctc.00.8PhZ+PV1dl^qf-a*j0FB%n4+W4A03Ht],4>SY;h67428hWk3AzCQ=M;%!!mSMwIlpcJ2oDC/iyZ=!:jDo4i+_[xhXDlD",
+    ".tq,a2nnzDCk(s,4+h>%CJmJv0&WA_=Lq-V-]LEF)aoD)ACwyp57X)(4zn6RWH_Z106zvYIWqnUA_7r:59b5=2<*H^FAF#^vl.JY0Rp+1DGw8t-T]sqGc^n71EY.99[<O,1tK:&mjMp_=g0g[!rmS)",
+    "3Nto_1s;<5iUSWVavuda03Ss(051hGF:<b7HvkU>nT19gFyI6O:cj_dH;Q&z9^Y5z3.Hi0FB&y7i3_C=T@Y7DhXIESFJ(0_051YJH2;;Jf>x9.1Gc9X2,Uqy4+)111(<]W44=g,0T&+#Ez0ta0Urc5",
+    "qrDU>2[t#@Bo6@RN(RKJJr4>vr5zYIjins[9S-<Ux:*L7fqV^F=&JhAg&YqDu8kER3p1es5i]e_1<k8Zi2)9d0^j2M0uJ[A1cCt[12p#nFCR5E02DU:4,D>L0xtwIIQRkqyvGR,4*CKTHUJ+gHUKXS",
+    "Gce3l9^qG70vI*@4;v_A3]]9ZdS!BNs/o[lC.(8:3/V*:4Gxz5A@cLP!woDlFq8cv9]tUX0V)ZZtqlx]haV45)uSR7H_D^D2ZB/x/++w#2f+ak1/8[&4.d)Z3.B&P4+x3uNFO9N]Go;i.Lw*[.N*TX",
+    "1rG:[mK6=M$ihVr2B,)R3y4+)Hx0+T8wLE38VR>H90S^23G4d,41u_H00s[N,OoY_5Vocy48H#n0&gBNv5Xf8*fI]Ly#Wssw3r.Zf&&GNj3f=T:h:HT9y5aj0PI%^7/r=1q@4yt@iu%64:X1Y2BfMY",
+    "A0ah]0^jfUJOlVO9yh4,77s9q0^o%C[XYW82n+nf7k:_pH8eIeGGxEq4i7O^4)f:<4=3hpGBE%TMuxi/4.wKQ57hyPyB7_Qv-q&s1+m<=4UNqV4.;^o57GwIlp7BSfd:x>[p1c0Hdh7q4G$yIgd83.",
+    ">pTie1MTk(4;VB^0rpA;wdxHoEH*L8;hOs%n-H*R$;gpmG4kmR4/c&-4Ih3j00hnk4-S#X9^gtk1rG]N%MK4TR0XOT4;]oIq!]x8Tpuzr01tKFjT-Xo)Cdn8x62L:JKh5i0mzmn4;JWa0W#/]AP*&E",
+    "548cp%MJnQ6c4Ne,i-d%B*Fy@yaL[h8y_O*F#rs&2oDRWISbo]8xI;*uOcrHH#gsn8$C2OH>.sRIWp5Z9]^3&;nE3pu:lCB>iz(7i1i2x&as&R4lxe>k_#*D-xG:dyYEL1NC/rZ4+F7p1lyer31b4y",
+    ".Y=AcB@*gtGG,4+;5aWs>;mhG]3;j+0S=p,0u9Z+9tfoE9SNB[28IF-1CZkz1Gl(54X#,q12+6x0hgBy4-k8.WF9gA1Jb$/4w[c84du!m3C@SS9]$+k*cT4M0XsM[EYR*h14RKI2[Q+c*oy%PpX:;=",
+    "r@Q^0-zI<W>!tbN=CS(!.>@^7=6y-(.N*%@zr05e33DF=Hr(xM6E.<SoM[fV&rk,j-Q/2CH:c4T4-AIc3JB#O2qq6g;cEj!69/#BU.[nmE(RtDgz6R#Bd=ge4UcdS45H-59].>P=Kb=lZw-1&6$YQ#",
+    "91Hhx36j(b4b$Qn1I,Eq%wP<Wz!4NNtB<TZ3=2Sw4yFhX1-wQdA_ZOzD+7a^3:@TD3Y&)-89DXE76>x.CJnCA7B3tzH_qpRE-ly82nh4zdIAU!1+087G%(n-LKHN[##jsfvK0jUCl3.o=-rn..9Y!I",
+    "1lukKq5%iG4GzVKHUc#buXF,Z1=wp>9]tk%1O:64JPygu3N$t]EQ0]FmH@Iv<Dd*aG.Os-03Qi5kgRMJGk6ad#OD.UipY,v9]km)$q<#W<FWisvI#0PHI__K1;lG-4$TJx:XT6q1e*994+Y.l94a:_",
+    "/%fq:l$IwBT=nPY[0sxCaSpeZ6$P1]RtWMd4/b-k9tX;FZvnm/2AKg4vquP,zgI5[I5XXrLoWt6G@3U_IRFM:4w_;f0R(6d2BPae1/#Uz4,2WaIt7[je,8oak2WSaI7ANwq_U/96E=;:jqV^[$P<:]",
+    "q$wLRsRjhr8w^Xg4HGfD5DAL090/muEe@;kp(h88$Or]ZH4Mnq9tGps3k3Ok0nqpr2<)19@7aFr:kkhCnFS99nDYt)=xPc^0h5Of2E)#J47y1Iv/am,3;Brs0t1u=4+P$rW*,4F@>&2s)^tpLG<9WG",
+    "3-2d&9yGz68x%C&0^jcbB;hyP9uA@x4*-s08wlpcJP!rwj3*xhF#rJ:3h/*K1ZEEfgRL;T1o7.[E-u[l0S>C/kqiJY3BITm28-m<2GhJU4+Yu<4*,n-1eL4@4-7J$ClWXS5-p(][)8G21&#p.v/9#i",
+    "!cY$a.(nG[+x#X5DGvr]4+EzK4+g!pAP)wE:UJ7801p2F5jX$.:lp<S4+fS24+PulV,Eq10^mRH:UIDx0X7mgjsX@o01pPI1quHo3H^ofjsXuFo9cD]lxGUF<OB1XF9.pcis%jx4bkuo4$Y+.0cZyP",
+    "ydWPNIHnc^g[3YB)r:O/wy-$P<w=^p0h>Wg3aiH=3OEuoH$FHlGME;,Bg:x=I5I3VWC!BYEC%/X7X%p.G]71n0!u42EXJP]0JMA$BZT!86F2^51+1@D3buh@F9b3$yPs7NIb#iv;k5Gl-ZXy*0T(w*",
+    "4*[ZL6gj#O1fbv(4,Mk6EDr$ABL+e*6*o57i4X#)u]<(<0q_=*3hFEb,]ZI.4xEG*4!AcJH^:@o6F0BqH4B_FA1<CuL(]9t4u%2/!siMO[G4>K/<]pB8xI4$3ImTE4TwV<rvWR6LmxCU055+lF#rzB",
+    "vzY,dEj5T31*6Oh4dP._GY!F*X$+:t8X7E->!$Xu2*3Xy4jTbL4UCEc0;xEGIx[deoZ]^umgfw8FgG>jH8M4xw,o@sgCGE!Ob,G6pEm[t4(wHYFg7(aGd4JigBSxE5H,=L0uKpN4Akf#4+eyWSp<bQ",
+    "4-QPVT<=Gk95#vu1ESG43BM^=-.GOU&B7<TGXe4D7z-BTHID^m1(Qz;1G@QHqz4AVCl0o,4FF:dxQPM.(Wrd@2OcrsR0a3/0uIx_0S,(7&jbPo4#Kt$0*anC3-F:s3o]*b0s)iy2<5kHD:tnIDKRr:",
+    "0,I9_quLe<uL1>8)fNN;4,_Hg8Z,b7q]pHg*$D&S@Ah/HLk-k%77T,qDh9NfHv>8&4v+U(2+qSF9]1QY7Bv753Fhr_4y^V(0y+o6QyMV%A>9#SEHXCr11^3QH2;s+<DB;zA1gET0^Gnr4G#kH10Mh^",
+    "00o)DO#/rX6gKh$9^G7D8aDs_ke7W5<&g02[e2!W-s>Wq01DR+0y7*osR9N&7B$#/4+NhE3%Lg$5Hzg.4&ebBIRFH!!$S,A2=coP0uEpg3G/xG8!/%4/0FXL3lcPt0v.G,1>h7XjR6C%3jrw&p9TSl",
+    "0]p/u3!erXGyoek01K[K1DydaFgf4<FAFd<pau[y&ngQuA6+(_1@d/144j$/1gE2A46g]fC,nmxHDM7j00>JR0-ifM1DP/lqyirbFxLVN$$&HgvB<$IJnRe)BiRBAuLuMCpau,23J)CF0tSHKi_$0M",
+    "6b,iR0Ri#dFAkFe9^6.;3;():051VHIUp7[01pfEg(nQ<v0VZ:2ebtTv+)52&bt&GIHG@AKMFHAHuwVphVnHFG9N@W&IS(^i[JtVFa!1n05/-k)dde4#0m)B*A<[tWgh<C>5&R=lL.ctGdDQ%3.5J8",
+    "H;0B&J0CMP=9(NyGBdFP3(MgH1nH4]4ATb:CV&YmGBsfVk=:5tnqUtA=!*kFoFY#fI4d]buO.t[i$D(y@j,d;-QM]aII$N$2sbb[+yMwM1JNH2E)N9a/mHN6E(+!X9]]^w4yEV.0WS]5qUZu294!DJ",
+    "94!DJ94!DJ94!DJ3M_K(90HFF6Emsd1PuM*0t)uAMJ>Ti&+82wGBE,$5i]e]vmgU)5,.QAHUJklkOvPIy5j-52h7tI2HB.o9y2/>Gn<wx6vgEN25k;E0mJ124+Dz/1DnwX4zc9]Cp0l[9^zX:0^l=v",
+    "A_!hz9WwwJH9Zd!Z3mCs0uNW&/:i@VH24A!6rKSe6f_9u4,cLJ5jGtU6N:2q3G4z72($$c748NP6to2&6g27I0uL0P0Us1J;Ewg$0S^S^&gKFE.)twJ+W@*B-[pbc=dAgUCNVSp1q!f)0t54%K<DaE",
+    "<[0)>IA#XV=id6F7&6Kb31%MzF#r)UEG-lFW(LajQ3N#zeg<u:eGdg<49yY%Y7YaO.N>Kwb@Jt]0,ap^>M]%kcMi$[5-L#<9W($2,18s^nE;pd4GXHU1rG;y0Urf904gyzcMf&^vgrW;!2]+$4+CWa",
+    "Bo6@K0v@Z2WgRy_3%:XQ9BtU,0uL5-FEJ^M04FOnz&H-5wkHn,sgQFDqlYXng90@/k;9661^ixL6f:lN7!J1EMiMfjoCOSlh65@!IoLV]l,valM+1ul4n,X]03RPW039=]5j6k[s38KQ91U6nRRIMH",
+    "f-]=7#ft#^JrXcj4+W>L9]AN09WnqP0WzNfA2c,p3-7,ojssQ:Ljs,-A1E/+1TRiBGM<n,0Wbg=GnEK00W&$D0S@x%10*Xs04[ZH01pGrCkl[f2x/xf3MCvmg[*!6fFc6>*Bb./,d+y=q+.h*qbDB#",
+    "H222/4+*7l4.Y5OcLVzo4*,&10/dps4-R4ZX%7(ls6Z>(F/zpf(p;>_FliqOGO=]s4-yI!x9WTk2GRi;GXMyUZU./$gQWomk&jgeoHYX7*i#P%)&U->Gyns/a^OHU0RhSEE)NFQ0UrW201K;FZ4TH0",
+    "0.kn0IBf#PwhIC0[$3vjIoJUo0X6=!smd@A3U3/W01@Fam-o-aG&SA.9^G9N-U5nQZyPiKA_P(f.>!,AtGo[%0XT05gn%6n3U3/S002Ay>m=281_^dU9]1W42hz;W4+;J<FaQCvRspzUF9tO*)CV5[",
+    "FmVU!ydVz/aT>;T1O)f7Tt5daH!-Ns9]SRR1IGvt8=[O&fTda/2RPmV4+6:v2eN<34+@D=8#MqDG;F]&2P@,/,T<B+(g+8Dr6Ug.,T>YsG%PtW01pDv2nY7u9^f!N0UI&=1n8XsF9$g[,T<B++6V[L",
+    ">9PDqaUTXS-HYdAGn3-K4TYo<6gG@/4+Ev.Km(aK0f+t,4,W0P6b^P[l[=m7as[d4Xa%il9]ACa6gKQ;4DIF^0<.G<2^&9;AOx)m4,AF9J>4koV,E;Us3#8uuWtjpvQ,V3lOF/)5)N+$yrxP4@tFGV",
+    "4+4(9D,M%yE-%#heFd20Qw[jaKLzLDEd+vW4+7N!1&>[T3!8Edn!N@bD_N#s3CO828#dwi90cwH0wxayuo4dlhnRx>4$J@toZT<W12govXCDPJ)<%c/bqQ4of!1pVl,@&D3&V.S4(>c70/(U01]Saw",
+    "nzjlb12:0^We%=QHVVnQV+6IDL.[t94,4;[bp)bu4*-9Z9]YORRs=(*F%Jmtz(NlS9v/!g06j4:UBbfw1Ih-zUHDTEM*XQ74+WS31Ix,R4,2=gFAFj:A0G/a>W:3*01d*XFAA/cngJIrz&##)f&:Vw",
+    "r(6v9+Fb]g<=v2rGXMbYW)7=sAOxBFX&,J_,_JH_UB0v/4/^),0S>XqqH>,e#%&J-@[i8<xy(Q$GA!l^4++).FK-U^(gQ!!0WmW+)B>wd00z>y4+Fz;4&Kf[6*I2n1s<4A)&n1LH_/5h0XG021_mXb",
+    "0y8W$030=^6ErbD2[0<()&nnbF*4T!57YsH3l9g3<O2*qH1g.j4Vc.M6*b.B1Rn^C*8;AMHUJ-f0XYC41__v91vSjzdkohD6*jdC9].+r121qgFaR&o0W:fGF9tL*03QT4(1czMu<V(GwhJE$HrE3m",
+    "aWnuQ(*ZF64+pXm4+M&!933[-9ThmX3m*zM*8;AMH_/5X0Wts&38<>o[L6#=7B.uGE*moBs_ison5.d;p4^,3R1TaI1Lq+R1/x%a4#(wI2K.:m4+ONEC;5ke,nc0V![KlO4hWh74+h=54+i]98xH_F",
+    "s#*f@=a:9Ypt2]m]FVGr1Lx&%2Vf5ek=vtAGypFFF)-uYGyop_GXM>.pV3wX+S;TdU/Ib,:<Xh&HQ$pR3zMc66)_BJ4i1#576jXp4hPHOQV$2X<>r8r+2leOIT-9#l<1Jonhpl@kbefAj$R8iJU1*e",
+    "02VmZi2)9ri2($wmjMf>=ezgrwpIol2mhNi9]JhJi2)6Wg._HCGrEZZ1ib.dvW+PMU.4)<HcbuSu]fnU0EGk(1*HF41j)Wu4+XZm0tUp2JqF279^6]hm-nx!gb<UbF#y*o2P+:1I=vlD4Be>64AJi%",
+    "2cp_t38H8Y>6P%k@Wg/e:IDYS!DI=6Ee@3^3.%;cWdbD*y^e!u,9Qei=-QXsJ0Ao$-]3oAIr*6Z2H<jB4u[7L3+sVn4*,.TIU+MPn[gg8[_ZC@L.Q-IDGv.vEDr+c6COB>0STy[91j<S$_6xW+_-Et",
+    "1+%0XCpI-v)CLYj3X>*53i@wl2FAG)D/]5=m-oOHF=UcZiS7:vDGuEW1pEdM1:%]y9y5#w1(E9]9]Sgv4j%.I030:/3.qcqn*jux0UrZ103Qi8>zWKtHi@^o>zVYN4+oL_9]JT19]1Q26fyu06p9WK",
+    "G5@a^NEk7a0S=Y.iE$qVHPV_@3Ao%;2bjAj3d-5k39$;a-q+1-2sMfhD:gL%FAFv]03I->9^O^99y0(R5HtV@w3%ry12,_;4hQGoBp(AciVh9Too=onIf<Pd.8^:^<ErpFO$hwT9]%nyGu)U,1eFUD",
+    "IEoG*05Jds)y<JB7K#o(3N$k>>6!b+4h68p4Fk/Y5eF>02aOIJGw,JX4+QR_0S/E24+N!%8y=Qa;xz6>!j2aNfJH7bHrE9hIN%TrjJqEVg]UGF4fe)/0K5bTrjl$Q12o109]ARz4ih-59X7zG3.Sp3",
+    "8V5oeI+-,gj/TvAY7YnDt0<=Ussj$(7$h.=m@D!.iv%7y;*s+br.;%_1<[:r1v3C21_c0V4+j4x9]khA@)(fyG203s6f*Z24%,R@U/Ih90S=c8$7K$Z0R-CB4-A+r5ikHWGdV2f:J.lI4+QNC9]ktm",
+    "s3i/Fn-Zq1h(8C#&wC5<7737(C/Uhg3l9jMo=B593j-6;@Lhl$3=y>D3jp_O3=X4QGwll.IF+LT4+QNC3c9j#4($sLuG]>Q1vTvp0l*p#n%E/,h;7;WeF)ISVGQK/7zmQU4HGi%3m*V700f!NRv#5G",
+    ";h79aEz/4P:.a_*y8#2X$PNcC4+iWD4E3!X4+Y(TAwL8*G&[xx9W/xX1l-os2ZWqK4z(EttgBlGJr4V(4IMf0#zF;OP!9%+hi(k$<:T<DO%*hZ4h+N#1c.O22SN@6#0woWjJz5T6T^M+xu$Fd.gz0M",
+    "u<;(l9[<GP3llQ[4+XIo9]bW095J#A2WSrkvI+_a7X_sP2[*C]4,_N%4zdadU/Ih90UrZ201pApCIyAvDGw8]7XUB/m(_Xai^)1:U/Ibv3m*kFum&43#0vzt6dO18oKpwP!_qG:,wh84#0w6m[CXb;",
+    "HN*/YIRGyVI4^S$I57Y(5I8abDmgYBF9a]!#0v+!mWBZj1H/mruf/)_2d9Bo1hoPT#0vz/p9^*h7&uNVGCIv76FDXmHpB^aGXMsmkXR23#0w6P1P/zXj8g)11MB@[1^+Z+$cY&P!VCblH4hPopCS(j",
+    "y3!5_:D(L#@k<U3odgB0MGNi00R@HkR30:[Rt19NDGwU7#EJng4K>8Mg;.AD4sj$hH@opj3!GOB%=MRm!_qWj/EOw>&KL<$z+VT4nT!Dpz*hx@4.s<./:iWK;XdwPEi(G/76q4<2RU+Ma32M.-Q.bx",
+    "tQitCvjYdx2;5os6$P(Y4+epu5HATfINetS.Jk,k0,,@505FK(4+Hqa6%Ng(0S@c,iW(13>2vN&3hu<b4+5d-4h@Iwa^58m0RyRi4+gEiegd>;EC$oDi2)igto9oQCKfWAwgC;ZiLn6/#DNC@;(Y:2",
+    "i;IPe>W;68Hvl[[FgE^%3=OqLodE%$)n*GbA5Juju:l3p>m^]/&Il4U03Rqdjj-g=Ob(5)0Rb@[Ii-=!9^7A7rU3%O]85I2A73>&u:lU>0S>yUu:lTD4a]fC0p=Qu4*dZiiUBbCumK!0)_i]o+z1Z[",
+    "-sXx=,>tq]Pm81h9^qR)10NJM03QxE01pJqvQ@bg2q,c)011B*GBX%8mI4dM4,Yf+qX8cfH.](-6gL1L5I6t;(c1(IhK*ki<X->1@QaKb1_NK]cm%Ha87VM0Ru25[G!E&J8XpBW)QK.v&&(7C=bQj,",
+    "1rIp$v3d#n7!L/;);N.,;IRC8v5])X4=XDzCJgkcat[/fjT#SYqD/=i#2OCivkeafry_r(Z36Q%58MIn#Cs2KxC0Ld#=Q7z1_:DudI#K42H71Cc.#h]57Ys/10M!501pQ9v3dlqFA2[j4]wjxdk<qB",
+    "x&t0G00qJ%4%A@.(!LrFsXh-Q;!.c!)B(B!9]kr64+8t(0SM/_dI=s#4]wjxdk<qBx&t2uH_.d<=Rapfq7ekr+zt.T;!.c!(*e2zF9tX-01pQ9v3d-j1>AOO58MIn#Cs2N,(e2M8x7Nf77q#g-WQrs",
+    "Gl1;e4EoA)4-qx0T<NeZ#C9n*F]*Ga4n@L=(pC:UoR()FQ8I%4Y(J6#HaIttmjW*rGB;nP8V:ZX5C!];aRJ8U4,XBahXD=o!txIfMy#L^FO&f[GsFWNH2<B)0^mFphyf3w0jL8XlmRsW9_;I91@fdk",
+    "4,mAB0S^/8!2/(Z0X6=+NQa9W03Zat<F<xO-64u+q1Sc^g:o,DI5fNtA5bxX*lhr*Mh^t!kOVKs0W&h^fp[-J0Wvm&0^rkN/z(^2l:svC1s^%&IRGD%0XYCKPct#WvoH<2/h1r<Ih,301(WL.0L=&:",
+    "/d48s;N.QTSq]J01l3Uw56Pba0;]7Nkbz$h5#QKk4+hMY8V;G:au+m04-IRm8Uy5u9S-eT$@B6:)t:.l>H+*t.Je:m9=(NG*4ShZ8RG#T0XF_,6^X@R9ysFx4,$geWDg$W0S)fhWDghP0S;UaQv#7/",
+    "4,2d1b@_>wsR0jcy6hS&HZuN/FB3AKSPuu0w08[Jn:7ck&sPJ*a^J_60w=:rDIWwhrc(_oRs@x,1h1Jr4+V;50R!dM84QN^6b^ThwPYwZGyo0FB:/[04+Yb/G7kj%kY<n.Rt6vs0R5/^4$@D41=J,<",
+    "3)YHU4zLCVgXSs#q[Av73p1J<03ja<GyoqAH_/37Gm5GKFKIP203bCq)3gQ-4ZQ&@4Ky;%9^O@70SuC/0SSTv4,k=70SeRw2KEFFld1s(oO%xg/dJ,C2sV;d0RW5y4]4050T0swlav7u1pKUZ4+ff<",
+    "cMY,XDFutKmjNFMIhm:f0OJJ<a>W^:FVX/uFaQq+l&y6S1)jYf3dl+b;&BFh3<]J**#jSOH_.gR0k8)T2k1&41T;ACWeVp;3bvJ49^6;t121tiG5[ab0Wts]1_LFY0yr!+030*@6*.K!9^G0v10QiV",
+    "03Xu.GXNh3Gyoq2IpC3b9]Shg767!24,X63121tjFaRIY0W.&)2gOSt1U2W!9Sy@wB[ea+9v/)g*#i%9y%HbO0X5kJ9]kx84+e>9c;rG^2jj0O0JO][4,DD=4]2W]AISkW01pen9WMtsG0I2]s2u<@",
+    "jxYni3l9=wAr9[+4,$[pWDggONe:d(]8Nflib*FnGQcPfL:D#yAD#g++R>;7lL0n1GTS_cC=-_kLMS#j.RuRckOdE+0gFj5lmR&_#[(Y=GK)zM8nP!3p#iJ]50wG)1]Kgok4X-@xhoH$0mTC!lmRmU",
+    "A3QaaNe/ZI1/ONI4+fM-Dl]3#4,D<R4+OgQ8zVC]ruPI4i#IO=I5xFBFBCB_@Y[fL5f2iO<n-Vq=f)ItIYJK+gv/ZUIS&Ep0SJ!<4,bPf4+7dX9x(s>(hLS54.Y9PCpj@g4,vr390oZL0p]e=8R]11",
+    "132da9y9-]$Oi<:4.hFQ7c_GM7&8D3[/>_OHK[2d1Tm8,1<@/!0Uu-H!aNTOyax[m;xS^TGM/mg3WNd%sDT+PH8.L19x!SFif0ER4.fIu8yPu%4,u@^8V5Tc0y:3e9]1FG7&18<BQvW37&Jr/5#vM$",
+    "I^Zb=0UrT202nm<1-7Iiw1G1StpN@N-f*FQ7BDrnfin)WWga/:L.jhc0t$H#7@K5l2x1Qc#OyE:H0G,y4x9Zu1f]0c4+GR84+iJ+5D(,5,IM><5-HIWF9SI<+:@+W+@k+Jh/WZzG%z=ZlmP@L9^P9y",
+    "lmP/p42J=(@I-6E+LQr5>W;3BHUK->G&TS_2r<J=00fz$8w)cZPczz,0UrW0<skAy&C7oeC)$(&4onXQ+LQq,GdKV*3o]zWEi*O%FJ3b:01o2-4/37@0S,(L2HKPXEi*6xFN*-(IRGp&GypFPGBW<y",
+    "GBN,!Trx2L4wC_9C)$(&4onXQ+LQqvF^;=GF#rjF5-8L!G;oGeJ0CzZ+LQqf&H)c6+LQqfObObQ0Snr@T<K@j9uCW+8w]*(5(x6LQ_.[T4cy%r2I#me4+<m80Uro8[e^Yog8:e-l:rY1zR>YUF*g7X",
+    "wN3(b0GAU1oB]I(x0L^6>R(Sou9l4f4)^<z9]bwcR0r1aLj^C10^a2TCJgKCPX/<!ZZi6n0WTjhFwtQzm-pI4@-@F);E()Qr1/33zmIn%I5vxg0UvNNmhdJo#[oGqpn(Ao61$Ig4fnJQ1_VT6HpTJ+",
+    "0nEHq4[=H#AJhRe03QZ601MAf1_UznhyfKi!-%3XaWlIEAJhRf03QZ801pDOP7THPdI,FNem@+FEHt]VAJYLf051kHFaQgaP6jg#tdI[CFyjgzaW%UGAJhRh01pZBkq,]9)Q<W%G@j,=-]d:fHoF5K",
+    ")B!gD9]kl42G:mspBfGJ1[E=n3LkMdy8]D]0XP5-43Qi!7%;^3mH@hGsEcC[8TCvL0h65:1E@B*2O.v!f]daoH_.bt3F,kKp8+@fOdpg1G1!3tFUA2mG5@,zib)Sb+rBanp8<IuACv(!03XKzHSGl,",
+    "lmRsWA5b<jyD/9y+VUF<5Zfvr1v1=cGAJ/Qr40w24G#Z64+6/@cMZpaV,F*+%yt+u01pzju5]^H4+E.K95(.BlY(O(BR8u77&rhQ8a4nQ0yqE.1F<BJ7&)Ua4y#55-4%TN0S=+_LMJgX00KP=54i*%",
+    "E-,XfEHN=7M:Ksq3U3b6LjvZDIS&QFtUUzAsu_ZJ0<Onv5-6cU1_)JO1NiI(A_Z16Lm4:$1tlL6IMhQ9/D!L7fSV2u)I$LAH4paz)I&TmI5hwt3=AS30RibQ8#FT;P%>j*F9S3(01@3)A1N[b4onWz",
+    "LjisrH_IKm9].;z+5rT^=c4#-A6>)nLk[Bs4/L0@4onWzLjissHm#t2FNy&+IMhP[hx_R7&gTUW3*rL+y=//<G9O$p)I$!F0^m;HLk:(1)I$OJ1P-CkF9]g;)I$KgeGHZY20I<:GSov3&H)c6)I$zT",
+    "3DiR:G&BGXqmKdutde5_A@ZyGMG2pRSq@wF83oCKFCPaq)I$oTIt%oeGyt#<4+GRg4)6CC1oeeu2O.v#)I$;E03Sp$04O##,V+7f@4kJ!I0m^<D+-tV4V%ReEi*I#FAFm>)k80DGd2JZAmgzVFQEZ7",
+    "H@PNQ6f<wG0R^M*)z_2hs)7O!ak8jnAJhRbnm@[1GuFR$4+Wjda_(9dqahVI-4&X=GP;s0)B&16F9tL)y8[c.ohk,14e2!%In#&&A8]9g10U1<H2<C:,#i^#In>fAp8ixLFfcMdaWgD5y8]E80X6>0",
+    "Gynz45g!9Ky8]3H00iv/4[nB%cLSys57Ys:10M!906zmUEH;lgH_.tfiCZsmEH/9XAJhRj03QZ803QT0)k7UN>67yKi_/ulEH^FYAISkZ01ph394[L+G1Ws3[ks7Ti,LC#7]M>V4-99ZV,E$<LoWt0",
+    "F#ry;jbjg:0nd-DFJUq.01qy[tauN)0nn*.ACmz%g99I^0XD-(eLs@]G&V5m0w2Z!G3=B^lmRv]01r[y[xKUl@>^-v4ayD#:>QFAu[.3%)k6-_<R;%]AF4tQ.(Xp,6[.oHEYz7^4.D,m4#Sya4-8Bc",
+    "4/b9PV,BlE1mQ9t5,@.64)wJ-0zD57xdbmAHZ#:j4tE;m006KB2X7Ao)k6dGt0<lELk8N1Ef16e)k7Z/GypFKG&2AL)Z+=StHMnm1To_31]JeJ)k6,7+yw#pr3w!L)k81%0W&lJEiyC!FAFj/00Ees",
+    "1Pe1CP%+g*F90>%00-BbP7f#5Lk:(22Gv6:F*X1%3o$hSEip6zFJ3V,01o2-4/mL_4onW!Ljbot4gCQxivch.)k7:WG5[]LFfjlR0[fnQ4>wqk4w3=8C)7g<Ob,RrLmfH12rmjbGtxsWIWm(11vwu-",
+    "G0-N^$=j22&>fPP3D83e/k#k1[=^PE=QmJTIF:-Ol&Bj7;)(D]A>cMX0^lz*Lmvb&pYQ>@HdikLGBVXe4!+R>1jC+V2O.vv)k6cxL.7^BA38Ju3W5=[%mNP8Lk0fEhXEBafI.$[Lj^%<Vh-fR/MFCm",
+    "H8a&iFK-(601qIcycI8%0WveyLk]$M[B[nJ/@[v24UPK@6*!VT4[)=n6fejDGBKM#4,u_Xb@F^)d.HWO-5,#Ml06<BGP;sG)B!aB4+P*m4x7(:1_U!UnH&@@l06<BGrI#H)B!dC4+h[oF9b0#).X@_",
+    "(tHMzJs)v2y8]E80XG021_:p81Toe>D:yI!2k*NZA8]Fi0^s:zn;Mf-*wTC,1Txk@4z:3j1jk!HaWgD7y8]E80XYC41_LF23p0Y%0S:Yo0Jg9+4[*B!FUbKiFaQq:lN:J=I5pNo4zA!C4a&P;4-uG]",
+    "E)Ofu>I5u9HZnBULk,dPb]0VtHr7KQk=wXTFUJ8jGQNO!50(Lg0_.B_51#;*0w0tCHUJ-T0XOXhACv(%01r%z!!rZg6b_1<(g6.$v4eLmIWyHm51j$BgLe,Ds[tPYH2<ei03RbY02np=9_v]O9]JZ3",
+    "9]1T37&ibP1US@0FA>L6)I$yZj5+_34,T_iFD*GY(nBjaHg!fgeLD(m4@1i)Yy.rV2:S.r5IJULFgZD4>v!/:H&>n^>tyjs!N(FG130ni1P:vO0S[OE.=%@I/mZPbK<_CWiVzIALJRKT1QRo31-.1v",
+    "X:QPz1P>G*[N<B1Ge[IMs*VIKIX08u1P:+O,_/r(GL,cp4_YTc&/L.0ip2yE6NtqG4!D_fKM*o9GypFWGzyQSCodm1G>$@bE-%=5lO,)PG[UJPEig8LoE%O#I5al=KMOH5H_.BV0t;_A1Rygs+tyYO",
+    "96PT8Hgt7zZe;U!IWjyS2[bzpId(x@V[c<=y:$-AJ.l9(W;yt/ZgX#PTQo2[!Z9&zb!:ELaBOL1a;P(H4-w)atH2Qt2CJqg0UZh6jROQu4+@Ia8wsF-RtnJ70Uri7,<bJMzra5a24DcejROnPt_xIS",
+    "GC956dlNVA$[zs-0uT/Y,jFgAIil(e3H]X!4v@EBn(YJwSQ9h/4*:PR8WTCq@Uwr/0Rg(Y2<eY60S=NAh9ej<@tt$@/7m,QkERh11pe_=1j;Ek0]=A4>*oA30v@xD004t94-%W*84cRb0]M&-4+X/Q",
+    "oB.=[HrRw12,/n!4!O8n1H/Ij6:^9WG7fkGmI4OY>kKSEF)%cE2$B3*4ze-25&V<L4#&*]19cAr*#aL3G5[DjpS%PVE%;C,0jhcr2js#LDlsse+8+q;ws!<LpAik01P7hKJ=.KI0h$F57nAt[4+oO<",
+    "0s;djn2#]I-Snk>H;Zmg1IwE_1Nndh4ztb#2jaUe7.1[9Ap_Osa^NTY+$RL,hXoZm/es5hywL#!(c2CTtcn-TH!<%zIamgl,F>T7#i.kuhn*WA4mP<wf&mjZgZCT(2n6W@1sfMQ%1sNarCSHcg#iS_",
+    ";+Ff.2L#HpZ4UzDn<j[K3GL<a47WxP43dTq2i40N1Ev8KG/bP74(du3Gl+Qt5Dy2AO)M)pwAEJzn#dUs6XoWX0SV:vAp:s/e+@uk28qTq9]kwntOW_J33CmyiXtxwH!Rc.4+u*Pkp%;c=gIs+nc<Wu",
+    "z6/HN#sLJY0t2!K0HdKz0g9UiBV%XO5ChyEARt<%0TW&Mngb$TESL/n$ruthv$7Bm1)Yi>4+q>[7YKM#Z*6U9bkfQx4&Dj_z@Ym=siPVJ!Nq3.f!G5d5jVC82KopyI59c2m<f*[j0FZb1c9Fg2*Uvf",
+    "nE;w;2AvNt3oS9*xdbl>IX0^S5,u.>A@1KLX%7$k*e<(OHi@)$Ff6hH3aO>X4,M=wBLKMp06zn;#0mgM3a17Jjm@/K2pTK;g#@pZ5-wvU4*,[+69tD19]AG72>iBu04*[x00Zj*1gc03S>RXlcMk(u",
+    "A_81rE,=Tb3J6&VtgR0RytaV:4c7;+a],5*0^bPt0]T[.0R@U;4Bd+u4xq3#3xkOq2%z5<1e*g3.mm+[H!RtyUK%!E41xM0F9.9phs>WV2Jqq#1Ah+z=s*ZUy5Io=yA2gI:./FXGQ7@:0RSHl1fdWQ",
+    "2[R7^xC#n=3m+mg[]XNa//L!m0yn+n7Yfs+8yPyKqysxQH8ZdS0A_j4/v<lu)E5oVm;Z@2Lj:0&3-P5MrJ6Afv(pj;vI7QW4zdFU<769K3o=0-3)5Z&H6I8uGY;#[0^hSp1O^)B8amMp0pDW^3AMr<",
+    "1jY&v1ns&T4,3N$CNnzJ7X.R<KLfOs3J(F(t@h,q03HtlzzGDLkwzXh.6i(d3HpbB4+z:495lY^EF;KJ<quqI4lOd_kOL0-11:f:&KDmCFaR$ED:I<C4,A/+Cj.8u4eh&V1i%_x&IAtVA0G%a&/Vg9",
+    "GXM-,;jRpFHOvzPs$&X:0]L>!6EoWy3zxP7FAgy>yAvceU6knq1,%mrn(zYz)9nE*G&8_k3)IFS2fDCU44uCN0xS-.jR7tzGK:KlGXMjmIW0IhtL6a+X&((S02DL-6)*q;vlRuQgIf;Rqk$YB2sUXS",
+    "4KM&CHeL7:1Zf#LXamo,1>AxPF%Ji5FAXs[02DX;6gU7DHvj]lF9FSA0NBzF4+v//4LATKF)(Tc;H3BK1Owy_5G;c34j%]IY99>a02DF+6gB@0jRXN]0iWcH0WSzPG,<9XHUJbf02MWl1P/uJ7zdLK",
+    "4+E_bjR6!hN)H44x)TGF0Urc4@<I;,Ft8U4[!b4CqR:nQ,mhK[8O4!r3(yn<!@_SX3b*!^0T(m1h9eG%s]61Oxyg]M1=5d9<OTV;gai)@kS++[0^ArIRsawW1nQ>84*]g;1<NUM9_&@.93eF=-Lt4u",
+    "h8zzE:&+Ao9MP!,6*ATTECIBWB<YJG0twWQ4hOTJG8Hk<A@ZJy4WRD]2fNq]4S:)E4adV+3$DLE5-y.>tpNbt3k@v*1s6Bp9T+nJ1)eDsHogci3<b9u,An/gCJzjc9^Iv26glN62!S_WmhB2HIWYDR",
+    "EIBa%4vy:u4+o0]6)_d$2IBz/fiDjXxTz,>JL;k<H:m*@GV2ovg%S<2)Tm],fh7c@W)BR5B>1,n$tE8&Hn$N2=9K(Pxe*SXfCK=Y5Dxu27&8422l+e>Gp!E^syz^k,VO#C1*P/>362g2/1CDYy$uR[",
+    "0+/BL:.kXFECth>Xae0X4yh6VS>r6%W(%;P1TPIXHk[N&3e6t>;&Eb20ko]e3ZtnT4*_tYEC%!HT@Vy%xrP<7wa5;-4!Y1<5,__):FPiQ*xnil(u!jb2*P*<9SO0>5EL:#39dL#5jHn5GTId,I57Sa",
+    "6fyt+6%PoA1^>jZH&z0&76FmLEC*K_2[iy85I6u8GyoSl03Qi703Q%J02DI,Cp0hs9]$u5FAy[=02ML,7cl<I2[Hg55HSE1F#rg&10M,7S04_E02MF*7c&4K2@_U34l<8XH#s/_6f=(-77q<*6btC.",
+    "aU(W2z2O,MbR:6SI2a(;hy)ITEfO=9AOr5z0S.:_1Io,B3ydfdH8u(BjvF5hG>#JH0R>=XKmn]vf&mN9sUHQ-v[<ZDx@hM/&.hUIg#i&am9Y=FOB6KQkpT]@m#cdY/M4m,)*^p$IubM4EGRcNhQmY(",
+    "uqguO2;(6H0tLA+0qN,k11/7Xr6msql%pILH2<6Y@92afh,MBn3AxQ05.2213ThrV013Z=8xI8Yy%,I$gDfpFHrtIP0Ml0jwGk6Gw,F1PSOv%r1iI5d47s,o0=.,54A/n*>o5gRG*%cir=XfqVF@e^",
+    "3J$4&S@#hOlRys.-Dj3phN%Jvixmfe*D(c&/K/^x0tem:1[4Na4+7$pZyx]KGYPS*8V%b64,)sI91jG/<D2=z11^*rF#rHK1L=@F5-<xg4%h)6G1_(GP7T@w6*tQ%191,p:VsMj5&xbV9]JVm0]u45",
+    "6Dl+@i=En0It-c44B(+09^>s*0]_;K84m*510FX33Fm.t47CRZo$whB+XEjYHUJ]vEdDkR659g_*#Qf,2Lo0Nwg&)d1/TMDj0F!U+XD[+v.C+Lz*>:/PaZ(C&:If][KXjuS]1ZMwFd@@A>c.nMhj=V",
+    "0:-D[2R00_2L,x,K<HmjA0-<p2NXHSLk]+$0^j_%9]AGk0^i$aBseh5L.G$;4/39LEHpIBu;rG301oj37BuRITR#9WI5;faRu2Who*Wo801p%J0_a[^9]AQ19[<K17d8M71+%Xh9yag-4.yS6GdMCV",
+    "j[=<9<B.Fn0Sn6q16Ce1<B.q)-RGKjIPe1x1j@2#H_.90qgMyXwF;A04+8kT7zbM)6E(_SCp9!P4$KD+61$%q4+O<b4IMY!11^=wF#r/b03Q,G01nv!9]AGl0^jjwBRMb]6EkriCo.dv95u@bF9kF-",
+    "00o!!KLnPdR^Hs>79KI)$TbY1pBx>(IPe1(IRGC5H2<y_Hvktl01nIt1M!Dt4)6mHCCmpCIRFn6ybBK50S=Mq2Oc:9D:*gc1Rp3h<B.w/<U06E2Jiz1zw.E<FozQkhpQM4.N*o0lo$=a-0Gr*G&2O;",
+    "2MTE(G5@tCkQfc%2L!UD8x6i1FC-TC-Rho*GQBGg6TJ%#+5sN]G4TTp-Ric2Ffif,4/BA0EH*Up10M!A00pfN0M[x6<dFw,01V*/4C0;04,nx84ECBF9]AS-10FX33F(m,4&es>wpJc9<dF.uHUJYf",
+    "01p%S77p404*^u>EHf]w0QW5m-shTkG4TTo-s,AUHZuSPmWDP2k)Br@K!:Lo4*_Z6841P27Y@HS2MLVB7Y=bF4,v(j91Y;J1:4A54e.jXB[AX$6F2^L5-g!1+5sN]G4TTq-s+^+FyaIsCp7T@EH=X&",
+    "9]k!97c[aW6fp4v8Z,bO05][%uDlly6Y&EHl,w5&0@UV60:jW32R07k2L#%ng#ixn0^mqN2LOu.1Aqe$6Sg7>+5ry&-s+iv04p&y-shTkH^L^u-s,AVH#GniF#t3.IWhnXgP0s205bp/FaQq]-s+,.",
+    "G&2O=2MTE)05Sj.F#rwX2L+t4E)DSmFC-QC03tLj<(LdkGVucr+5sN]G4TTq-s+%%FyaIQ)DI6Q<dF(/rzQeh1h5YT@I%Q6K*p]G4+XE792hkK4,;%37dZeQ0yO]105.:=HUJLJ2LzGQ5Dwh_4.OD5",
+    "3DwLT4,:x&4%z>=0;r2:G5[koHE]O)03Rqc,2)8H2QD^=00SHb:#,muH8a^QB<5n>93KEP02eR,4,;J<Cpk1T4$cP-64RL+4)Fs6[oo4;<dF.uGtLJTG2I3a6Tb<%+5sN]G4TTq&Ic.qFyaIcD8CCI",
+    "1Ub$J2HgWRI50Q:8a4n7&Ib&-nH&!j&IbVDIR,xu0=I[205.:=HUJLJ2L$e%4G!G[A0##a1KkE66EXf44%z>=0;r2:GXM^X00@5:ARj0(,2)8H2QLOWHvk9soH7+SoH+</CJEoUX9pD+FxqDi1JMT#",
+    "H5fDi1k(o#ZXW;M02na.4%P.)&*Kmdh8G>tG^Z;bIEVue6_>w:,vJ*2G5Z4!*as=#Fzf=m9;1&@b>.CY6EnPz2<15t77[mx:-x(@H[abb0NU6A4,u^C4l6J<x#9)[O#v]nO&:cmGz6#ngaH613=xb(",
+    ":H@Ke0!0%zYaKE)2x^TS05UN!F#rxX7BOoHG!il_4$^c23<]YpFaR$JFgXAKAPg^d3=)KBH_/3EHvk+r03QQ300Hm*8Ux<04P=tc=9BMY3TP8C;1(P>CJZ+p2Q>OGG5[SpGze/PGXN7c030-[9^F_y",
+    "0vt2]7Bc>>8v!f;wXz2RC/<cnjuIO(!$uC2>zp5TGc1XSBo74TXBsz,:jW:G0yHdxjtB#yoE#3y2]h70G[*x278ETb0.DAy4ITuz(ijXL7&bf^H2%#24CDwDGAs:,0SM5g1rD%.2oAXc0+.B=odFD(",
+    "0T;+R9XFT(EG-nr6Ey%EH2<DAt;&s0hyo7+ViY%y0SsavA2.LOHUJFu0RRXKVlN*vFaRF>H_.5a@U(ID3^PQ1G5[]EGcW)XGXNYj03RPT03QM^024I-95nz3:H@lRf(0uyH2=3yI35eWj0Fz=@vDU.",
+    "01UqaFDW!InE<L)04Fsv051;VFaQxWPyh%FnE;+UlmjmUG%[ioHO2xAVh.Yr1>PxWFGwsU#*GLL-h6yj!xkGh,SCV72dT0g9W*%rPyvF;Ko233jR*vjs2mQF7YT+8967.H69Uc47zy[+0SNT7Xbby=",
+    "2n>3:1@h<]4yU*W4&g5yEvW+/FjWexD.2IwRTMdX3>/eKv+oH2xhM,m9ypi-2isN(EFL*n3XdifFjWq(0uKx2jR,q4GBZOQIRFF1/;M/ALmv^003Qf903Q/K03QfB03Q,L01oAi2nd^e4,,Ql2r_c-",
+    "&jJqT0]&hX2P=-x4p.AsF%Juv0Uro9030@=Ee[I+1PUx44KbJj7BW:1!38e^Ei.+Q95h27F@WVr3WtseBRDj+xo]WzFgZgH1J!RSH!,*J2<eDPUJivL0@kot1@Q7di-f5YgP$/EDxcE^A_iMuFBUg8",
+    "01iYGH2<zAH_/3IGypFPI4^So5jFrH3o,y75jX%J9yE)N2o6La3pM_B5i$TD3pfBD2[ix@GypFPIWPbZ3XlR5GejRAGK,D_4nzpl0tnTlAQCY9BR:o;IW_/s2rox7IqB_S1A>q%59o&oFD)^U:+cBw",
+    "Lk]yU0Iow137=voFCH_F007to4,Ary2tN/rIWe074+!t;2;N&%503(rjtBsu2M,ODjtDOhGdPe19].>];+F9W2oE2YjtBs>2M,OFjtD-xGdMDz0S0Uin2rbosR.9v515V!5jM(*5Dze+j0is(I4mWe",
+    "j0hi]0ylOKRgKdN59I/O4(TKa+C:e*rDg-D[Rax-jx@UA0f<E:1=x_O-vfUIryvC6.r)kj02u/z5i,9X9X28X[HO:IA.2&j0$3t4IRF743Rn[]A]C@cn*kpvGN]zhPXaVFHZWHN83bQ105&xu4/8])",
+    "2oyApmT(O50RR_Tc=5JO3L+0G<&N-fzGM#p$=sZQA@Kw@84oJ*0TD5I0v@%>7cn9Zc:oy;D)Ipz1u$0>FnBIDIFkY]DKR+m0UrZ2.O2X110f#.H+c@g2*mLTKPfXXGXNtuF[0%p0F2xM4+@s#2n[$B",
+    "GXO7aGc4>o2opE),3]c/4DXK!4zK])TQDr]j]dKm0TMU:2ZPve4kQyX054)UEb)&B4xj@BsEJz,0.HlgGdTb+YcwqJj]d]xH,t$82m+5#4I_1jKLO;f4@lI/2oAgg1Bih&4+F3P6E!3+TR1H9j]dKm",
+    "0TVU/2J;:y4kQ5/0k#1TWA%:+4vGN+,%Aezt=pG.02DGL4,c[&DlsqsBQ,VjVF@fb1rMYF(bNl16gV>AF#rzMLkg@OBR4n69v>zhH_.1B2&g[_1=$u.0>z+Gr(OUJ3x,Y.Gm#w+9nSO#2vrM#;gs)/",
+    "4/_w>2o7oqz9I$99uGIt=a%pdz!d^60uKRfA3QkK=a%rqA@WW+77sCN2Dber0&Fh/F*4Ty4:i7#2m-m+18W^wFaRGpHUJYe03QM]03SIu0243(9]AN0A2:7sBQ@hy9]AQ1A2_As6FC4M0y6*)I>dNY",
+    "0%[)uH=2f9HT2R81I3&U1JwZ=0yqE.HSY8Y2,N@^0yY2,IPmldBrP@U1s;)703SIpl:@$q03QN3)&U.eIjWNg0rt<i0kD&H9^>XGlL!aH4,XrylL!KC3iuH,G&DJX9yO+q2m^8L6EU3&4-T9M2<X6D",
+    "7yR<I4m/MU[@3h1n+O6t9_U<)=$8Am4-q5;2;YKG19%S>g!Ksn&jb<VJP#U%=$7&w1>L]_8i<4;1o8+2JP!]w=$89.6EXk_5RCN+4m][]0v@x5Jr51q1RonWko5<!(hviB4-Yg52<ZM:8.h141dS8^",
+    "Jr5t2=$7ri2LnA1m.=cq2_P;(IX5@blL!DI4:-132n5==44d<[1G)]mvjMV+2pT!2)(HaC;gbw@IM$O01:>S7)+Gdm5g)SwG0OrjH#q.wJuupn2n4]s45Rf41L>zbv-jEF0v#_@FFQ9f,jfIj%:oRk",
+    "=$7%.Di5-(%:pepGXNh&HsF&84UjG*GdJ@f53:Qy0xdN)053Z/Hsq5C2+aZwt<Q_4;<1rC0XfYA9yI+7FF!Om/935nl^!z/=$7!oPY.&J%:phnIRGC!FzAyA2+aZuvGoZAngt)U0W,^44uK6XKQl7w",
+    "lL!T@QVNM$1kC_-vjH#w9x[OqFF,Oh;2@xsi&GB)we.,AqEipE0nGv)F<X&)J25uylL!dS0t_nH2;Nan53_XP86GeIFFP.e<RJA#%:o)S00f!=53:P)8ZJ0F053!=F!YlMJ_T8lz4ZwJw3bsJv-jEH",
+    "0u6x-KRY,%GWL<Q2+aZvzx4;N%:o_<0W].EI5Pk*JUBG=lL!dT0u00T2;U%4AF^_604+B)053c<HvE$a2+sl/FaQId1uwG!GC2SpHiZoa*Ruf!j8P5$lL!La1rJ52)C&*)2C.iA1[gOqGBtx$I5IUd",
+    "sR#$GnOX$yHV*_C-v*6>909ObF9JC/iH@yagIX9iTO%tt[.sh#Gc%YL9]1DSz9a%D0<NEn0WvZ(WDcpKFbn0z9S-JgvIPae<&PL_EZ:1W6F1$=TNO6MrUDNF*YXDdmk$Ez>zw:Y-kg0=iLpWi:mdS.",
+    "H3Yz,9V]9EgWV(rpx+z^<1+6/&fXjpG48(uF9.X./.-I]EHns^wiOz500dGW2[OgQa_)x$tpx@4&3=!k0S#OdG5@d)*b)yI$:tmn7WA+k4*]/k0t&mC5(b8mF9HYy[P#f)/7s>jGXN7f02nt$2!p:g",
+    "6F4aXr;3YHX9Va04+GA%0y8!/GeHZ%.sAUXjspqT0Ur)Cvb6#eHiL*S0SFm1Yy%$<G:;b=41q<qtJNnByOL!O0=5xO38blw0S:qN1>,&U0v$Go1Oq^J7c$4S0t3*t2@e<,$F%]u)rkTlH8%hc3Dk,L",
+    "9[<A^6Epx5HUJL=&D3KK9UV444f>WWHY5)w$F%]u]D2Tp0ig#5w%a<p0N^i34-@Jg0t)X1A2K$bwE>;^@jiU_7<f5O2lNFG5^&mK4wH@pF9S6;#k2wg=6U/<fu%GDLkp.00wXavH3;h_4VJkj0-]*m",
+    "0:cLcgNOnhH-M!jIH=Ga2mlZpHSb3QK>WCPxd#sRs[#e[&jJqs#kxod&Cebm3oz8O0xdT*TLrYD1P/pQ5-g!Y2s1YT4fw(]2l_Wd88yEL4b24_0W.6c2CtxA2Ege-4aUd]4+i]j9V#]B01N2_4Zh4X",
+    "5i#CA0.Vi25kRy78#!hl0yDa=0t.@sD+R&L5(&Z1S@QSuvjQ47iLe3!kPs6&=8+6VH-J$UD:gRg[1XK/4+%351<[OK0pQy!2h[Wy4+)X80v.Ml:/>Nvv:hroIFqviJvA=k00N8y6gU7IH_/35FqX3d",
+    "4u.(10+]d6wA5M-6>&FC2*t^,1;:(5fd;N8G:!urGynxP9]$os4-qdG2CKX+9_Lz2vH_kKI,(0N5,/;8vH_9jF[%q63=$VtEHO8+#t[OD0v.T3j4%%Y:X8Ton-8fy4.Py7O+N^aHZ1Fr2m.sO0Tv0b",
+    "8U/v;6fu>;44(lH)&uL22qQEy,ai4tp8=jQ/Jy8>HTJUt9]JM).rV^a3$HU1HPcZTHmH#Z4c_@w0UsX.H1Ded4,569VF[A!SOnw.4zdX!2soyLB@*y&INJ9p4r:CD4i5yB;/cSr]G=Ir1GU6a1eD]*",
+    "4+6LMC=9r%EVu&+)7:2pJMgh=23QXa&FcpTDF=l[1F(V&4@9yg2Lj3k9]bh:2:[a;10xLZ1@pN)(d!2zG&1T/0puYH)9VKa(+__$.4poQ9_d*,>XiG/4+3_CGA!Nq2L)gQlMfF0*%l8Oi1h_#280g^",
+    "O5gVf9]bvbA3,z#4+rQD4<Tej2M,F>4lFe//L8cl00d;pK$yoG4*.u%5e3O(F9kI,n+zWUHUI;CgDC)pI0q_bM41d96*vGJH_/qZH8TJ&1_NAQGcq.TBM-_UnG7Q@Fogsk3Ne@s1LHCdt;WiG1T#3Y",
+    "2OKkuw*nY9<$3Q*0OpMs1,Sia0H:E14+,JBBnFPn0uMX&fo2pm$<P5(pdbLR4g%oh5CW>.9]JYO>Fn@n4tWNblm@z8c;jhm3byo01[V(rsQr%t0rkTw4+;]fLk#yI2,L9y0D^Y%3+#esFA+6100iFr",
+    "96t#+GBEd=2oo[Xo*<q-;t*3;0WrhjAOpmQ9]s_23+[quKMplFGXMkr/p+Cv3_vpe@yM]mGdc;Hf<TVcsT2y/0S9#l*8vC=4,umHWdzdd5()o94-aez76xt)36-A&6f;XB4x+R<3(Jiq2IAdZ00.1Y",
+    "FC#KA02nan0S./z6#],]69F;FG=L&h178H.#wQO2xbhViH0Y#k8(p3X1pkH<0wxa#[Llgq1&@QB4-NSu5%!)47cs=s9]SV<3JZn%9txjvBQiAU2>IoMj1eydF*X1I(l7%f59kAo5hF1%g#-Hez8D)b",
+    "zCaF))h,0GniUAex;Kx29]JPkBos0L3X.poA44+07%vMnGyn%F3&0pJW-rqdF9t9-05dQ*EF%x,1GEPdFaR$JFfzaxKL#[4I=BT;A0IJ^*a8(b[i7/n3aQN$9^P9>#]H(+0R,0Wat[KqNgOr8)B>Ig",
+    "0vRnM4=xfkB]io.F*%$E6EUS.AL#,y%dH3xPs=1T3334S%Nzss0_a-G4lFb[&IJv;4h8Ol3LgbGzz!b,IRFwj00Hm+0tYS+L%.F%5-ZXZ4gJ3@0NDW#Wxx(U2QfJ<qz5A_EF%x+1HcX/F*vjbF9$d=",
+    "zzzq9z%UJum0k:;x:p7:4+7kw79/n=llKA(===k,8s6vv2KXHV1@iDBw+9RP1raz149US41&.#Fk;TS*F)^vr>5u$gxVHxl<b<PL(Pawpi_.6jYY6.%VGfw/0t^;NBMu;^Nd>Vh6SdV%2,;g_0-G8a",
+    "nh=_AuqPlgL52P<4+@x84xqIM4+55]2m*lk9]HC$4j&EouLTYsE-wCV4EL@EF9j>&9^zZO7&F/hD:OQ%EFLzxxD=7RrwS7<<&yH_*#Zv$-Xnc=4+X]F9]Jhg@YHv0om(FWHTJm@F9b6+RUZX4o#ibE",
+    "-ldLR]0<F=0:KUe/j8.lQV#.1+av@3yAmG/HuM!Q1_WGM0S>*w0UrS^kN*M*l1&_prU;^^wF4gnF>,^l8KIg329W3l4zprCGC3=f%:oU]gB^c*@bYpb2S5qV0UrW6@<S9ps<oh72*JWE1+A7L4*^i<",
+    "BsVkp86PDu,3bo^!<MvyGchsouO.#T3f7JS4,<+d9^Y19ACUnv00G+DA@eaa2>FhG02nRjBpf)DyevNtF)%lU4+)>V4)5Or1NWgC4+e.D2MWmY0t3C;Y5<od<mK]:z7YTj45@Ei1J3aX4/b$12OkkQ",
+    "01qRX#0L$@ZUp<V4!#5mmZBm9G7kcR#0Lz@5(CuZ90SS52M*+90>5:Q0w)g!x[($F#MWdF8r/mB!gmS42QLI]Y4!&X2g$V,4EInE5xS^a4+e/c4%;Fm1H$tN4+a0k1ppln1NcxrH842W0uK@9sYd^f",
+    "2gj@j1Ay%#3KtSG79RpL)(r@dEI$P=Gdja%2QnWJI+g7L3WO#D@(p&UHXj2x:-3[C1Tp[;IM(uA4yFwSyy+AuGBJVqGz1;5@8EUo=D+,L#pPZHO9]/B6F&$yEHtt:5Hi><TMeNBA5b:[BRDY7V,E(/",
+    ")0Y7Op92606n&)w0*ZxO4+HrW28;S3=64ffG&Zc.2oC)N1lRmp4,12!E(^%xuipv:RtJ#QoB---!7T&dfi<s:Ei3_x6n!iXzmNq4yx9-A=%N91jj96#s)1$*(E1].Z2+7O11^E-:H@9$k)Qz&216t.",
+    "Hbfr;Gynno#EAh921Fz:Gyoq8GsT7p22C#(IWqSG9^Y3_0u;v>6F2^L2[,=MEi%Xf104p.0u7GWB<[RrEG#iQ0wD#*0vszL1=3(r2dV/O]BEI8(6Iv#4ulaNT[]xjEipJRCMz=LA0[[eFDEfFI^Zhy",
+    "F%Jc+oE$F#HZtZ11,![34-syi0])+&UJl2:0_.H$cpWvi#9AjfGyJZE0SKxM9^hG6&ou(NaSqtVkO2hp/QIS6=c<cygtG%512LWm2lwH12F9sh4kZ-c013Z<e+r#+J2Epik#+:X;;VN(nnVTk6Ar*0",
+    "0/v#04+Y!.3B:[o%/jfQ4:K=k7Ywrl4,moXBrZ5Jy^C#R.HU_v4*Pc%FxcV]2kHR_-0XZfeF<;T2DfV%HKx!h4&F@<IXDaO6$jSgFBCB0nnMkRuP6hv,w87@EL$,T47&IQ2kV]942J=@2sRHW&433E",
+    "rjG*z-BW#65,j,w2!sS56F1;(Fi#9NH8;or69V4T5DtY17A*h.xf/q9@w0=[qz5W9EYG+wHaIghjWGZy96R,K5H)ND#P]smIP&Cg2VE97&Mh4>,HR3nJp,H;E-TgTgaiSXr3DPD=IStXGc!3:6EH=s",
+    "qzNAaILvz/3=vZ99tiV*1O_W!6E(9>AvQ3^f&&hra]7POGyozE(]ZCt1G[.zkZJ[51NI#O(&,%!8q3lx4f=5-1ikh:FDEoCqo)HEEwS<I2CAh+4vN4f1/P^80ld@$4fwVj4v+3P4WY*!3(uw+BsDkI",
+    "<fQv>88>yq9uA!YG&MOk>X7:=b>e4T5Gx<KoC5.o1FB#Ll<17p%=eRQn*$Fjf&&vW00rV!4-B5<EdoC-6)[_h3z!NHtp*.fH2<en0154:8v<@A4+7xLg#iVz,*g2927eC(,-,JdDGoCP!jT9kVsqd#",
+    "6ElH24*^iLJPRx%IW>.T#:N6SPGL;R0;ug*!Z!ji9]AQ>6EXlF0Wtsv-JE<EHBJu#oB.Iye*g#%0ZtzVFaR$CI5z+jGyoMe00$i(2R2S00y6*-FaRF@FaRG0G5[]DH#q.!H#Vm+4u%5&yfF>4P9Fj>",
+    "0249*9]1A]2ZjR(I1;+i1TO(LI5i&(FaQq$)B,OIHa0aM0Wbg@3o,y70X3omFAOy^H6H-o01pg>0xtnHI5i&(FaQq$i2=SSG&VI2i2;xCCIXKF6EQXp#0(fV[0JWfIriiN9]AVitQ,#(lFuCv0;Zm6",
+    "Hq3wnKOHwQH_.LwV,hi&/pqc]2n2.QG7k/l4h[YR1LFB50QeIO;wtn%k$f04vaKBlA>Csp5CkL,4w0)K9]17[7%%@NF*<7:2.V+2GB!CifEfai0S=L43&+tN36T#aH#Oa&3.!]e0t3tf1seho4*/@:",
+    "0uL9rkpnC<GwR.00$m2vvJ<@:H!]Oi0^ltg&:b2y01cuI4,c/.9UlZVhUWqg1/i9V4&L+]4$IOV9_L(21ur2oGXMcN1fORg5+#z[0uK2B9yOBO0sv4Af&;QnG8+L[0Oke[AClYx2ZI3*1Azn[IpC24",
+    "3&;_U4*H5W4)oF-9^+Tw1Of3V2SN@7mgfQw1/@sg4(Wj$1d@Mp2O.v>fdn5UH_.qj03Q/I01o*9F9J9)fdn2l024O/6Et%lC=LZs9XNsr1JDHyhLQsuG;$$N4,fj(9S-zK2oA*49S-TE,w>W2fvX%3",
+    "6pPgz4-O+6A0#sXBQr4o9_3zN4*3BKf(Qdx4uS]2GXN7fa__,-fdn4]H_/32H.*$GDKs]#4wLo+1mo2m1]km:g9sQo00-9A3g%W10/cyu4-8^E9S-]R1Ro;g03tOkKo1p.:-ew.&:bHFFoFagHUJYh",
+    "8xt_fA1E.@1RXhp2n6[A4!)8D95wj<9]1Q27&HJ65QGR0>Rt*.1)JUx4+W3B91h[mbq.o#9S-]T2p/Uh024Wn0^mDPjsp()0S=L%2p%*5Bs4Oe1Osy)DK&xw9]Jf59[<Gbk=:tx[,6U5lJ5czywe:I",
+    "3WNv-N(qYw4TJ_,$I^Q81<jpWiP]-.+SDBfA@cgW1P:yF2m!hT0zeN7h!hU>0SB<H4+4S&9yS0IHyaZ$f&:p9h!hBR4+Mk/9692W0^kAT8xHB/9S+0Q9S-zM2o8.Z9S(#D0,r4p0/3N;4-0kZ9S-]T",
+    "2p/Rh03$Rvf&:p0i4+d@0S=L%2p%-6BQ,K^6EpxHDKmlu4TJ_-(FG3kk=;C.IRFl/kP8i_)*T,dF<y*iF=dKcga[!vF#sO@H2<D4iqahq7lH&2B!mbfH8B7W6=axNzR;[Y0x*IE9yS03ga[Kja^OYj",
+    "6bFL/4+DY(4TO=e3!(iQ4+qN89T>wL4,]p_7&tW!ga@wRhXNl3Hi85Uga[7W(-W[Nga[ubHUJYfiWDCeH2<Cz0S=L%2p%:7BQ@Q_6EXlFDKUZs4TJ_-(FG2blLIL:H2<Cq@8p1S)Ey5Lga[Zi01V%x",
+    "1qJ<6BM$^f<f-4oq6,9_)g1:S4-O+24.&:M6FH9q4,];N4*3Bu0x_dy1Rgd36gQs-19J^=iWCTT4TJ_-(FG2slLHzyopKJr/MD_w)*TNNga@oCJqJP$1fs.O4+5ps1@iaR)*TNQga[ubHvl6xGpRlg",
+    "6=axN@2i0Cga[rt03]mvwm$:xJ@X8=1P/s+2p.4B%aa2fH,Wqz9]1Dd0STnK9S-.Q2pKbr1@dP:1L/z&3X:/YKMvgj0[s3u2O.v>f&;EVH_.8zLJt&*6b]>TF9I>#f&;Bm024O/6Et%VDT)*wGlU2O",
+    "(FF>KlLHL1.q-1D=^Zb$Gyo42f&:=iH4g/[.q-1B)rlPrnVnV+jKLib7la5OBsc&gH!%PY6=axN@2i0Cga[ru02DX;6F74pDK_,y9]Jf54S]#c4u]]24xE4-4XDB$9_3l%2pKes1@dP:0Pa2wk*iDx",
+    "KMdUh4x+*x9_Uu#1P:a72o8/)4-7li0^lBC8#IIn1p7G,f&:#ca^zQE4/IWi9W-ap1knW!l9U4+IQaq(597og9_3u&1Q.9q4+Zh#5f26XnjH:+;LrRpza0,3ga[ucIRFES6b^^@!UGQZ0S=L%2p%_A",
+    "6FC3]&(jhQDS@wkI6C/66EOKm6EFY.87_nzH-Cc=4x2&_F#YCr2TCslGc59s0]PM^F#sP6FaRq!H_/pUI5z+sH2<zBGyohj03Qo604p_+051$TH_.>r03QrB030&>9^F<88!!Mb3pP0bEH*a)9^G4C",
+    "95etQ3=M:6F#rz;:H[1#051$RH!&PF01pi60]V$t2gOGQtO5<M#Rm$+>#OtUL.hX#9w[(1sze7d4cvtu0<s^*95&iT2A=00@#cWM,W_zTjvx!$MIQk)02ng:9^6<9F9tF.02nn#95eR-1IGaiMh89*",
+    "0@_zQ2r:Wz=+zubGB;pj9yb61oKgoO4,EDJ9]ki37&rhQ12zB_GDZhJ4*_W8F9$I/004+c4,%^I9uBUqSOk_!9tR:13,$pjF*yJSTnWVi969y<1I7UhMh89*0@:tP2s8i=GXO6RF*yJnGXM;6=d27!",
+    "Gxh,/1_mW^G)Er-GWG!*G)4zL4+8c99]tf1BQQAt9^P7C4uUcb=Yk7c3=w)w9]kc17&ibP12q5^Fh&PH4*_W8F9.L-024I-9^Y199610Duk[@u3pw<yF9k3+006x(2UHC90RzSX3q^V%4+H4+9v/ZR",
+    "Y6v+4urdeUXde+Y#KH=^ER:ih5j6^8=il)#,(;R1ei$.V4*]oCKoT/u4,n5h4*@IoIu9Vm<E#*8HQg2u5%mEkHZ0>W9uApa4)OsG:hK,^%oYXg.=c_0z:s4P3G$H_2VxG00uL13<E!;:0uLAa0^(g;",
+    "9_n1:0vI=^4%d(^1X&Le;*Se-01p#[<g57;qc0y8F!uu;HZrao9_Lq30S:+K9uD=d9]$/B9^YPH4+HAQ1rHR&<g5H&>X7i].uD%=Gll[fH2<C.)Sf&K574L&4/arF9t,Z!2M,tb0^(g;4-JVJ4zltd",
+    "4)+5u2R1bT0gd(t4<k)J9uFh-0_0r%&I/D1h5[%vF#rz*@]3Im3CXVy2TKnF;*R;;5)9(/9t*1U9WN9&GWP/pn5s4p8Sw!aG.qH_>X95nH!%PY37;k[2VxHchyou0HUJnk03Rea>X7i-;F$bXh5[Hj",
+    "01oM,9Ryhq5$=#X12+H,gA)vi+a3(dj_E[oIQIhssk9Cc8R!KWG>wI5IQIh&C!oDd24V/:69-(<0*(O_F*zS2GWP/#IGK147V8ZSg3^%j)Dr]*4,xMH9]JQ09]1K07&HJ2j:-Gh71I+2@Lm([4-k;R",
+    "7&ZV80Mio:2de5f4,2TFLkD6H1Be120XP5[HvkVJ(,Q=1tzRD*H,,WjIRFmR69icg5$=#WIRFnJuge^U6e_H;69$3$T<M%N1rF289uD=d9]$/B4,wN79[<D_4,:^A9uFbY69((LUk;@R4GsOv9uCtJ",
+    "1X&Le;*Se)01p)H%N@2%10NSQ01,F.9_n0Q7&rh6(,Q$y4+zr^9^zhK9[<D_4,:7,9uFeZ69M)6FcLJ46(0aO>z5oqGc^6:4(ZGu4+X_+4,ftW4/Vi39tYYJ0:uFX+!GHI@T,L#01p7VArAwD1P!Ro",
+    "9t+;T16U6P=a^%S4+!/P2WAS4HUr<JZ2$,xI_f!*01ftc8a3>10SI3KhB*q!q6h/&fCCpY.Ms-.-5i#PejzkB00hLk0]yx&9yOyk14-t*F$YQy3*R+6F*7+aFAOs[030:]9^G1B95VnP3=D*4FaR$L",
+    "GC2S&GB*Gp3=o89GyoqAGXNYh03Qo504p&#051$NHvk+p03QrA030#=4,D!9954Vc3<]t@95w(S3=f28GXNh9G5[Pfqc-Pr0s^G!x&]IP:yQB;G&k4vCm#bfpqBwTF*P!]h6DxQwgD3^]AYYxg=_mh",
+    "FUzhd0=[OR4,fXv7#[=Tsp$a$n:zy]4,l!r0S]1c!T^#>G5[YxF#rkm<lyqx*8u/d8#KUH9]1J@)@$TF>R$->HOJQx2!PuI4-1<:9t,=L9tHE;MjSbcr_wAf@YRkZrkMc&7zO=DCIL1J9Sz)u76OM^",
+    "2c4Bi0*62hhO,nHFxj-PE,*BN0s,JM4+7AEC.)q[MhG7b/C;%-0@,I*3g5OJ3,Q%!1D=Fn0EY;/n9_CVo76ZAx3C,rPZ:F@v-hN5E,).h,_t2ut=*S@kc15%JU5-31P:d6ghCHC*X9Hd1n#N<1hWc1",
+    "5H&Y4zRd.712V-^2m=t.C<%muF_sjN4,K=51P:*G@C$nBxf^^S0])g63g@wDHqquF9x_>#9]$u52deuq4-$zPBsVYs9W;+sGC4K;954U]i=fVn8#XdB:jo1y83z2^DF<:QB036,=dtws[]FQ^!j^OZ",
+    "Ie;1>0PtuJ27,$U1h]DB4*-t3D+HLp0RRd/11mUPBo#6M1cvw)4kZL54+,kgp#cvDoB.Fv00&J3ptS)23Kv^*3i9n,2Dhm+200fpy$J(:#6t&X2/VGP2*Kb,4+!.pGzEmwLk]q]:NE)MyG9/iG#::2",
+    "PzxU)12U,3U;Vj)Hybjtxd8(/9]kbI0S1!%9^f/p:NEpQ1.tQ=1U_]O4:]biGy@cKHTdc<1at;QkS@B<@06x21_)W006)9^H#9f=F9$a:=vz%wH<*E<53:UL:NGD0GBx]=G!@.H2M<CX[OU9:2RAYN",
+    "&0r/sF+mTr0[,eWF9tU,fX,kSH=:;fvjTwYG%p7:IE2n%7dFY;Mh_(Ag6lLd2R1i[&R@cd*SbUxvjT+cG%p7:Hs-xf0WV@VHUKX/HZ^k+(*ZU%024Ov=$QU-jIa;8QH.*^4S)d;G5@Xpk>,t;0wM&d",
+    "6%FeF1GF3nu=.7$JP78s5(m^a0S=R<i*=O^g&qrv(gFe-6f=(/.]YfhlZF8,H8,x2odE^ovjQA6hj0Ri)uI6it=p4Mg<7p!4AJWW2lHqM,[;-P3mij,)&mah0TVX:4;Dt]9S;q@C-]Ue4,T^Sbpx&)",
+    "A2BQPqX@o,tcV/]2oGER.>QA,ja(0/0r-Z[0H!q:Hu:KH5i1h>&;gSZ1p+Yx&Eg6jIisW(KM*!JH:uwN2YVAZZ_:VH1#k.8HUq,!BLK*r1q>iX2lAMN0SC3w0SxbiBntF50f+Mv19%;@Ik^Vt4+5(w",
+    "8aBxU6gY:BodE)h)n=8(1PJPbn*kFt((wZtGnGUGz:YB%ILY:M3(o2&2*JlH4+$a.1-&VSCNn_z2@ED>01heu9SoeGQVzU=2<=QFy#pLLpwR-ftEUMKtN]o4ENCAIM%Jc:0TwW^<)iuG&jA,W;Z+n$",
+    "k2oI!Fo6*W,1Qa;gO_*gn#d-#zLW(6fdUT0lm#p]JMTjW>W:UOFlHb)Gu9mr#6/Y[<!DPw2JnXg4+G8V0SV*DUI1kUmE0Qz&jAI54gnqk&aV=z%/ZKhsDBRRu=uTfI+uL^!T^A[&mIBgg;KLoG&zr&",
+    "1q[KL0tZS4h1_<Nt=oy86gQUx4-i.b1p(EZ69_GR1qM+7<I;:S0lk>99]JJ^KQuBmGyonq;g0UsFbw_p4I;,-d/D4Bngs()4v*vl2URCHEWers4zdOnG=_:W2igS#&AcfHg$o1Ipi2ph+F$_H4yfNx",
+    "4#4IK3Has(1epO32)DHf9_n3R1-(a-0RRXdH#!(ItMLH>zu=Q6rJoHGH2>^$IWsmeG0((Y2/f0H4($*Fu;PpA@Cba21PDC^>5TSE5]9xaHvL5*G&1);4++oj11&f.9yT-MI3YeZIXR@zO(@%jAq^bx",
+    "GBGnONfS5K4Gxz35f2BTy&f7e01T%N1ev1;1(1Xg4ni0,01pAPv^g]tmk]lo698!q@vo2^sqIVzosKCZGdG>B8#a[=6gJ^O9S-wc5)Pum9t*7F4gk=,0+kXB/A-G$q[#vg2&<tx05HE+1.2J44*@+l",
+    "8V@j5s^dqHHUKYNF*g7&q5(EI046sz01k+T6fZ>MG=r9IH8/n,2sJkV7&ibKHUI:@0S:7WFBvyB00&AAsS*WKA0#,b5,$TdF#s:l0yr@NE-%-.FC#fP01p7U&JPDw9^GFE5,l^1030=^5,.QBHt,P,",
+    "H],H3H8ub*Y&A9jFH]))051+RF#sO@IRF.q051SHFaRkrF(D4=5h6D%NfR<d4IctBm(&3c*[Bc%<yH$rA@b2m6fw=b4+ZWK0F!wKPY*8c5gIlC2iX5X1;d6^@=k3.;*asj5*aZb0;7drF]GmzBn@]G",
+    "A_P<mBQi7q8Z@hFIkxHyA0RQz5,$QbG5@Y2,8l/*5+4jO03QM]03Qc103U;@G5@^W03Ta0007Jb51]3g5.dtzF*g7]M:#Pz024F,9]to488>6%9vU*u5(dBl4A-*TFBvg7%<PMn4$Tq,Q!gVjFwGJ-",
+    "IWjW.2T:o*0yNDMJvlQu06!f$G%x<JObyKv2UQ-pG0hSkGmQ,!GtCkcF#sP*GXN7Z03U5K03TE@051(OH_:90FgO4/H8C&%E-2CyDKax54v+8y6EfNl6EK$z1j>au3e6G<<a[Vf=VS]7HO&$eFaRG0",
+    "G5[DhLLV+P%<Q3l04+8-lM(^++Z+,sGafUL5)(445+gA)zyTXHkP,x,*byHhF>01*H_.nb00ge5UJmyW1CL<XG&uPY9]kc1AA]uj024Ru,$6fIH#s<=5ig.vH8KD%2[kzYFGn:v01>]&F9.X>02ny[",
+    "8aMz1zyS[V5ic1wFaQTi4*3xUQy(NU@4K2KH2;/uAI.>c@4KKSF#s.kI5Gea0Qr*+2UQ-oGx,rMG&ukpIRGLsG5[Y*FaRPnH_/qfG&le+R5UmMFAgv>03QG@02nd/9[<7]DKj%64*3xjH-zvNmkkAv",
+    "h$Ra75f1(O9t5f39tR/_@4J*9IRFKW:kJM-7%_7KEim_J1;Z-)2VoBY@4Ja104=_(00i2n2NW:$Hybng5feGYQ6C[P@4J24/K^z<5d!%U9]kt<BLm#wAPKmL4+6dr6Epe]9XJ3Vh5.AH6EFZDTrmJI",
+    "paD5F08a,pFfcIyPew8<FfafkG&TSq2Q:g0IKhqu8Z@P52EYLfxV#lF889-X5eG=R@Vj;FA09ON5d&5UqvHh!Q6J0#IQkI)iTi2]n,D)8Ffugy5d/&P@Vj]J9^PA75gj$U3//i>5eS3^0oDI;4<&wG",
+    "6EpxHZ8QKMQZxWh4l>A9HUJ+0G5[De03QG^04X#xAr8K)1O&Yy5,=ty6gZ^u6b$+i9[<K104)b14*C%jH_/38GyoVl03R+k039:[9[<N27%%@HH2<MY%[U^EIe.6]uCNRvFf,a;A0IRN5eJKpb@1Iv",
+    "9W;3QA]DGif-I%X)(i@e5+gV<039__AB6!m03tXt054iNGXMa_0^rABj^k8lG&2A%M:H^36EXk_2:4nUIRG0u00zJT4ad$E9_m<[5(i2Sj^iq>A0#%95,$TZIRG!t0yQuIE-cm)FC#WK03J4#$OH#f",
+    "9^PE-5)JrT6gdD0f(rqL#2*hzj^j9w03U5I03TE=051+WH2<y_GXNMg03QG_04X&yAr6lc6E=;<i6kyJIN*!]1gd^=4)+NdG5[Vkj^j9%03QJ@01l6U9^h0QS>S=W1qWdcj^j->HUJLRw*_[_BQ!HP",
+    "IKnp<F=:@yH/T.T4.e5e9]Sf49Ws(gF9$R-00XZB4*@%8F9tU=03U;@HUJ>wGypGLH#Gn+q5(HJ051tRH2<z+INw;mGXNh5GXNMl02;=_1i%3fkP.H-I5q$u0XW^U1ydg+IFJ%A1357OFU.luG5]d:",
+    "FgE^%9x*WAS>4cD,&zM%4,Ma19WwwMIRGO!H=j-eA4xHg5)(7uS]4pQ054QCHjol84mUIa9[<A^7&QPN05$+9HZvg%kP,of4+G*h1D6d1iHsc#kP,_vS@Pk;A09c75)w859]bVqS_xT;FhUP5,&zzf",
+    "00&>Y0FV+FG5[>xHvl3yH2<.vIRF]k03$InqFNsyH2=F$FaRPoH_/33F>K6FmIDHqHVpX<F9tR>03U;@Hvl3wHUKYMHa7q,o&hm3i&>Hg1P/y>S=]o/ZVyNK5fd_34+M)=4v:@^3yWF;zyS/<yA_fB",
+    "GK*RVN)GuE1XCX$GmBaRRv9ykS>e<d&H=-_5iT<2052moFaRDji&>U&9^O^25gjwR3:,805d;.+2<gv75fd=1A8j%KA5._@FAg:[03QG_02np=9[<K1DK]4A4*3xiHvkhgmkk7ozcC8/5f04ULJqT.",
+    "A09RN5fe249]kf27&bx/EQ;wIX$@-y4vShSG&uklFaQOH6%sc25fnApHyb(m5fe7A6dxis@4JpAl1LFZ051nKIRF500le^Y4EhlSj9MKw03U;@H_.qh03Ta5006cF526A35ibcgIRGz5HaGwSj9M/U",
+    "GCBGY7&!n7j9LW10S<[RFCjND03QK1j9LX#A0#sR5g9j(S>e<d&H=>25iU6_052msG5[Vqj9Ld(4,Jf36fyt<+64:x5d,xLFG)Ey@VkW[j9MRUG5[Y>G5@R!=cW8g@Vk)hHUJnm03QH204O*!ArATx",
+    "0C)o1NCTG*9yHII0uL3,s2:jc5hgS&:kuyiD/.PBG5@,Pj9Mf#IRFP;4*:cR2aH+;=3xCnhZPbx@VkZ_!#4:1Y6IHE4FdlH4.Gsw2cC[,4Ehlb*!CYU3=O/>HZK7+GyoJep-[d=03U>[Igb((FaRH0",
+    "F#s:30WvV5S^zGQF#s.]GBE%XG5[Y0G5@*(svirXS>8lV4xw5v8Zt2e2TBf)5(QHaAE8.URtce62T:2s0,-(iGBW<#9x=ik156H_S>f4h4K.Gv9W_Dk453-gH8hVBA4)O+6EpxHZ8QK6RiRoh4m2;U",
+    "9[<K17&rhQ0673DIWr*+j^j9%00W661pDhh9665;9]1Q27&ZVNHvkhe03QZ402nv@A1*ck9W($R05][@FaRDk03tOw03$Ot02;-]6EvY(A0ar85,$WYFaRDkjE<K(3=tGw9]AO<S@-(<9yRR]AB6!h",
+    "krER$qgo$aGypH60WvfIF9]X/053,^H2<Pb039*>2jm3>ul5BCqgn*O0S/K8FCjHF03QK0qgn,14.Dmi16CgcIgt@C&H=;t04>H*052mqHUJ(sqgn<59^PE/5*#rA95SO;1m)lqA4)lq5)&[0A8jxI",
+    "4==XDFAg&:03QH202es@E-uj%I5-pfAr6re1mrUlG<v9EGm*9)3X&2IiSI!KfyEyOA@X%g6EXlF1uy=rg+:QY4/$1t1f*IAVGfcKC=$9%9x(tSG&ukxGBp4jHUJYiq*<-$Ig%0$q*<X,k@f-VG;YjL",
+    "(cNJiH2V/R2QxPSAB6!i024EgS]4090575eGB=M)2[JhVFGn&t0246)F9.O/@w.v701J*.1i%3f@w/f8IW>.v0XdFZ1yc>sj#<7RGcW)z&H=(q04>5z052XhF#rQh4vty^RSyl0S^id*x(p1CS>IAE",
+    "6c0,6v-h+>03U5J03TH@j#<7cF*yJpIRGd&F#8c705Je5F*6]!@w.g2024I-1(eMZ4Eqre57*8g4Ubv;w/Dwf5Dx_AS=#hdPY*5o5gj-:S[=e1BQ!Vw0y7<_H_SG1FaRSlGyobk02DKh:.S+tF#8cK",
+    "GcuM)5-XuH2QmO6GcW)fG5[1ZkXjxz*byIv0W$m%6EcxnA6zm3FQNf6GXO6MGcy1$M:8@36EOfE1Tg:(gVY^jky,^80Sw[EC;6U#ky,_z4*U<WQ!gYmF#Hi2G;7[dQ6J6%H2e@RH8^t-BQ@Jq9yO6#",
+    "2UQ-pG5ir7GrJ57ky,>]-uH<@[1Fo^03U5K01s7:S^zSSH_-@;4g3)pF#sO@G5[ztGa(NA5i:V3EYoZQmkks$iHrmrFtHCG0X6su7&HJ60FqiGFf8p54+i@Z7&bx/ERtFPX$@:z4*,%[C=tC#5gs!D",
+    "A_P@nBQP<n8#DkSH!/VpA_662#][kq5gjm;NFNL>051VDG5[1Zr&/B^;GX/#0kpIM6EOfETQL9t%mWXi0g)0f2[$.aFGn[x00XF69]$l27&8DHGXMm<0S/K8FCjQE03QK2s9FV6A0#r75*awCS>e<N",
+    "&H]@fE-KLzFCH[700T<8s9FbA4,KeV9WVeKGXMmghzk!&w6p-eFaRHIFaRG=FsNET4mdeCkrE#OF#s4c03QG]04XywAr6re6E=<8HJ1$(G;ljo3y_5Z0yK,Y1>>t61@erOA^_1s6gL14LKrdt4/$,%",
+    "9X9]U05kv;Hvk>1Hvkhd($xVYIWmzF8Z!U<rXB),0^mmQ5,v0^00O8p4*-pv2oDUB5+4FFs#,4xF*A^9ABF)m0243(4>vESFQNf7F#s.KG%=4$M:H^36EFZD2rvK@Gyoek00Y1Q4y#%(8Z.Hh2TBf,",
+    "5(QHaAFEmeRtc+G2T:o+0yvTqE-KU$FC#QG03I^^S>f4h4K.Py9W_Jm469lLj0@VIH#d;J6EpxHZ8QKMR5SoD4mdUd9[<4[7&8DL05kw7G&3O%:.kn*[(A$XBqK03030,u5+4CK02np=9yb6JH_/38",
+    "GyoVl03R+k039:[9[<N27%%@HH2<+pGXNtvF#sDf00ghT1s<;Zk@f&;tXd*8EV<q*2AW7CFgE#53-Pi,2QW1NAB6!m0245kS]4060575eG&KM(2[bkUFGn-s0243(9]$l27&QPJH2;&>0S<_SFCjKG",
+    "03QK1m0AT-4.D6U16CgcIr]YW&H=>u04>K+052mrHUJ(tm0AZ;9^PGA5e/1E95nzEFaR$_H#GYZ6EFZDZ7/[IR4<Q94mULb9[<7]7&HJM05t$9H8UX&@w.g200NC9BsMvfS@E-KARhrU02nd/9y9w9",
+    "6E=<40+m@0gN7gvER]XSX$@:z4*^V<6a(>8IV3kVm6[3(@4I$=+(08XH/Pm+x3mEeHSNO!11Svf)&dI.0Q/nn4-rx90!n0WcWwY9Gcc421,^Fj1g6#k3fuz=BGZ^#4u$_>9IDv<4-zC44,azz1p;qF",
+    "4+L@@DmL_39_m(KF9b0#gaIE2IRFms6ag0l+7/G^t]$YG$p#T[&65TS,xLAs2LLq$JpeBZuMrb7=r@]AH,zH:00.4G4LdbAGr-Nu4-0(MAR0BkI]YoTcNaL**8&aG[3#Cx(bobFG7_b9,T=%>Gc&(]",
+    "1Rn<9#mk8SB[(v.w+bmXG<bDS0,FXpFgYx+4Fj[*0s/J-1*o424YLd+D:dk[K<P=&0tD^gNKaNZHZe2C)&dFX2<ABQUjVl/4+Vnb1OlP79]zd;0^lkfmLdtRhad_QrW=zK0tMgDLq7mCD:CD-A>T75",
+    "1@gu1FdqXk00g,I4n8w9Hl76mtilEYP62)]12Z(Z0ST!21PH>d4zR%z2%)Ex0S=eY%OMTslWH#sHZZX3UM<8]$NB:T9s,K*6Av1r@2-<!FfcRM0t5Ks106Q21^7=um8$[;zw@nh7&)_33j,Ao2Kf_M",
+    "!Jz:SGYg*eU/^Nd*8_ET7z.wy0o24>4+r_&2PG:utmG*l5Hiz,1TO;MIQPws0Sd9da_v@C#3lvN%3CThIoW[:2cVf<0_rn5iv$b0u;G^1$,x%[v!xgbtppG;*UbY1(hvyKzfB03#VZP@0]nXi0^hBE",
+    "4VH<@1n(OO>4xx4GPL*(1H6zB0X#Y_EHkDABQ,dU#Yr1Du%H)1HaIji83_t/ARh@e@^>k4@:!b#HL/>R0IRYt4dBp04+#CNZwZP52A2-A)dT=YuwN24*%Jqc@$q(]69m2a9t8fE5F0U(1p>$*=4ua7",
+    "VmJo&5*0PT/#l[jatHCtBL(%91r6qnL-.uL49U6^1%ud21h<AU4$t:Y0j)a,EiE^Y@^zb0oe:G<7!xrT0R]5NGX^JyWe*$Uq$:@f2]hG7Hrk*BH!;Xi:-o;ZF*ot4Bm[;#M*s:B3jXd46f_vxA@HOq",
+    "Nfb5o(,s_v+[YFS<S+(PZJ6=5KL]BAG_S=EBQrUVy$b@bqyh<F!59Z71o@X:4T1Sn073)OJQO+m6cuS60TvGr<Sy])iUAJ@=PvO,PY)aRp#%Y13i[a<1+<VU[[CeM[GkL6sR9D,6$6I:0[=<M4$1,v",
+    "s^T&;-Uof;2P85#00@s-3HZeY5i97p3.%!MUJBA54+*&T1PFiy1dIv/;V:_v1::[>1<90WF=CR71_oD-mhyD_GXsFpC/2$%0v@uA>6,2jZx2J7fCLHSpj[6Nnt%iZ;Fkq,jmeY&1.npPF*98>4-S3R",
+    "BMzYx9X0X$1>Yd(AO]8J96D;,9y2nZ0XsA^U56tB.md$(G0K$=1h%;Z3j7,cs[#)KD,PQE11](NET4b@4VAzK1=K^m9x>G@2A6-Y9y3M+kKPClMh=$@[sRt1A_QJ12<XabFaQMf2M+*75-ox=1x5y6",
+    "4+TaXHvk3tpm@oNMjr(:01Vy&2Kb)>9x>HB1vCI2GXMkVqyZi.Mjr(,01e&(2F9L<0S,nF1:OQ2G5@j+kOl>c0tR0X1x60u0tM%vi_$Zt9]bl54c,C.:79%L4n@jZGyo0W0tSeoi_$Zt9]bZ19x(s^",
+    "qpB4SMh=wv0v#_@2Ib3s3Pu5y1>O+;5Cgl24,Wy,y&np!77qln=amU=tk5A6IpG_I1_oCzuLA;-qyi5Ph=itE!SO=5kES3VHqNgD1g(Ps2jG(g4+6^cAPL;c4bHCv1JaWO3q^V%3&gPl0x%B-u(bmO",
+    "%7Szs4L0,vE-lj&0mv%[A@b,g0R*lA9]kq>0T;q!9]JM-0UI.%2R-u1=Z>3SFaQFzcn/GxtRfE-x1t_q1M_qSHZTAm1_C8>HUJ+3Gyn@n2R-u0=Z>pjF*X1Kz4!$m4m9)u8#n+C+oK:K1UU2o5-6b-",
+    "jeZVC0CNXa4D.m5!_qLN2R-u1=Z>3TG5@U%0uK(zt]AWAq#y*_qaX(&4+Qi91C]8=g:DW.7%_7K12FUf8!]/*J@Vx(0WSwIH_.nbzdIieGV^o+GynnEX$K+;1oQy]q5^o!T<FVWH2<9Z!UF<u0SiV4",
+    "J@V!)0Uro700NF69^YJ30UrT302np=9]Si51g,%e1_v2n7&rhQ12zB]G)4$94#%4V4-I:/APIs(FA>B_%KZ,l@z]6lFyJl.v!;;Ei4O#&r3enqjt2;50S;TY0]n<wAs,1gxv:%lPY(nA0S=v;p&$&C",
+    "pjICjHnXb(AS*Sr:jDBb9yk609]ke]0T;uZ0SnHX0]QtO35(]-4+=-U4hLor1CjzC0X6=>H2<DGvabUI#VHdt03R7Njsh4r01mdV0]s3W5%mEd12+I40XYB]H_.;tga$7YFgJ$-3%)B47x<7xH88mW",
+    "3%-)d0$2]PlhQf=ZVwT(gdhpMqE82X4+4;>7%<2;B[GKu0)q>z)GH4ejsh4nd/AF10]s3W5%mEd12X>00W]-=GyoelhXgMeF*N@bF[_yZ88,O/7&ZVO0W=mM4+)&iHUJ(E5t0HQ12zC30XP5[Hvk>c",
+    "IEMr;GBGTaCl48p0vI=^4%V*&23,#k=#LCNIRFmC(MAN$ryvI+3x<.R7&0:eBQiDl0S=>23J$cOAPe5F0]Qte2[MNS4+-GA5C:)rk=&DEx1b-oA%>GCw960/8IA%NH2<z6Glv8Z2#O8]O%DV00Sw9$",
+    "4&0$295.N_9_d!*1Tr%,EHw@mhYAkBpdcRsHirZc37<Mr03Ht!k=&B=6b^dAq97SL01qXH1S2yypaBmRoC*&5p&$-W6b4,n2lW95O%DV00Uk2]0nG*nA@FKF9_e0R6Ev9v9_m<.3IOgW2aN#>0*3<2",
+    "3OE2C2RHx+W)B0B0v@c302nm<4.<4&6EpxX88kGG0vI-[4x.zXT<MlU0S//S4,_]nAPl1v9_m;N6EpxH88iSHGr0i=qZ9*J4+=6c9^zSF7&8C]eGdYX0T;kk4.<4&6Ey%I6*T^3oSPsHqZ9=R4,xeN",
+    "4x.zg2cw,J7&HJ3qZA(*H2<Pe03Q@K01m_RAPb@u16U6VqZA(zH2<eh00(==0XUKY7&ib9Bcl@@D:bzL1>Sn>0^mOF0vI=^4x.zXT<MlU0S=PC6b.Em1m_V02O/9f@b,^fHn./oFf[oA9_3nJ4xpJJ",
+    "3!<YRSRV-DxF8P+/713gW*R!=I0D>-0RRXaI_f!;01ksQ1GqsA**XF9+6e;W4yd#aFKjI@6B9VAxdaNd0TVdT,Zl&DZVyuv2edT/s8S5Ur6;#kFyc,rI5y!.4&2%Y4+PdiFAFs+..JBR7yxty*tcH,",
+    "rJ80NF<<I$1*ny34e&w(&dPrb%%:y+$R+_zLIcZO4%Jr#u%._5EYep9/GG$uuSpG.Z3BVF0S=TF[9pprTL2&*12EA,4+Fi.NfkEvg9sl7H-Sc8B[MiC95_:=ZW%Vt:lY6NeIEih+)D/Jyfh#%Gky-U",
+    "()^C+<QxP/tfmVGO9j!]VILYZ)u)*O1h3:s1HH=i1mfQ&2e].V-jjY+-KxY/,N]ha0*L4-6f_vT7Yz29APt+97#nWY/3<=psrh3F-kRWU3=pGFu2Ksh4+6N60^;ni4Z=Ms0yGZ;>n0=WHXj!-$*cn#",
+    "Es;hjA3[0BtOGv/HZeB.KZgM^F*X1.HZd=(47mXxw*oN5tOEp#2oA,p0]ki)AG,oL#jFE7H8;i>2f]k$yaG1GtOG9wH8,!kodE#sU/O;k#jFEA1vNG=06)9^H8wH-KL#_5F#tci0yQ,,06zvbGdTc1",
+    "yaF[dH_:EeH8M8.KVmg9HUK]4H8L_+Khgm-GBN,qH8#4oA^/5;EXAw;4.DM#iUAIR0TMC*1K6)%4Nny[(XRs!55/ql9yQ9oA>bV^Wdp.dM/t;6Hv4xcGc*7RuZ9c*tbrO0=1KZK,H9LokJJJXGlcOK",
+    "8!=GG0^wEmItt133j)H@2Lf*c#l#m0Pz0>>5.n[p$BZ8W;Pw1d=o9%qq@n[vwqygd,2o3j-E<gmj%N;;2IKt&GBY.hK>oXhL.f<y4*.Q]5f;f2+Bpvu@]^J2QV#*pnkxkFmjxdJH^:@-2(:v62E+bU",
+    "3#r6O2R[Oo0toH>4+hD%0^PGuLIAF<0].Q&2jGuL2GeF1IRADJ1FoD:03!h=9XG(z1>sJ*KNB/IJDs/#PaHEhHZ/esD:KU]0o@mb&H*tvowx%^4mCA3F#s.$GC2S,Gcz#&KUgy^F#rR4532#4xC1*j",
+    "F*yJL6AuWTxC0>KGM-TMGdR$$3lKA<+yf65p11/Am)H*gQx3[;1f>xj4,3Mp0UI*$IU>bRQXdgB$EX1uF[la]H#Q>VFrvgn9]kwVx&c1]H90cLr_wl,&X8]E05CE&*31D9g8]5:0W&o;IH7;74>wvE",
+    "0Y9MuHZnE.KLR#0GXN1X053*1Gsvg@GBY.g9v/ob->v]iyX8d(+64-8r_w1O0S;Hh0WTUhGXMul4#/nh1yc>n$fyAWRtd.c0R_YY&H=-Zr_xiEH2=OoHZ/er05+AS2M1LT49KVfEHgKcauqd)=alro",
+    "3j&bh6%GET0szP:A2l<0r_v@3&.p_U0S]2E<BuGWGdBP)4:dU1%mEC8!3GE9mJ]cDj[+PxlotSyh5@s70,u!!2ObkMkqsR(zoP:I&vymin>LdQj0Oa@5HAEbHu%[f9]AV53JA+X4cdqx0PzC<i>HNH",
+    "uDJpSSP7#A7dZd[#Q#7aA2org0R=$S0taLoI.L6>1(TXO9]];10^jp01>FVb6b^)l5,Kt/00po10^Q1S9W^$C3J(mJl:!8-:pcwf1QRg25*[;@5D$d@x)LHcHvlhOH#h(.q5(EI051tQH2=P1H#7hf",
+    "GXNh4G5[Giz^>GW[hKlbzyS@r5,%Y)HUJL,iMRs/Qy(Nax)Lt_I57Y(&H=]x04>N.052msH_.d,iMRs;RUZvGx)Kh+3;4M*up19Jo)Qx/03U5J03T5;03Q!4/ehwe05mfI7d843E-BWo5,2k:AsaKB",
+    "5(A-l0SuWE0>D&m0$_9N0sRpUf_q78rD>D]/pY9o4*d^mHJjiLF9ta][Sg:9Lmw+O@;:)DX$@ss0<ZN>hypJUH8z8]0]LDP88sdP$pI8Js[#Zh46L[U5-TT49]]+Y(FPke,zNis11^-qG1w9x1UUd6",
+    "GuPh%9^G0v5,$NZHvlgNHZ^ksg#j^FA_rJsFIzS/06(DtH!&_(KL]H5Hvm6IH!(H.6E:429]$%8C=s.D2O2rq5(K_j4cQVO8#k4:0]!bD*%Aa(4.MDe0]HhGmAC=3Q4h@n@GW#3H!^b)9yc<q1WXOt",
+    "5(iZu3=Caf9X69CFG)8r*%C4_HY]7#ZTBQEbT&5G5,v4304Fvu04>2x00,pY1==8U*%B@WF*N@bG^sRX*%A(@p$HEIm,HYRF#rzQ5+gJ,03QK001k%qARjI.+7c5r00&>mI,n8+@i&O;GaNR#xB:%>",
+    "2OkPI=&]>D.=^]at0FHUHZ+]QEH=a(5-Xt:(2@-fgc1bV-0+rxh7vCZH8cPpg#k1GA_i7pFI+V-0575eH8KD%2[kzYFGn:v024C+4+P&N4vG698a0Lz1i%3fh7vC!HZTAW0-0GB1ydg+GKLZgqPPPG",
+    "Q6J6%Hii,]I57Y(BRDbu4*-UL0]!+f4Ks!k9WnqPN-Uu!F#sQJF#r#B,y]+KF#s4hz9cR%H,,@<Ff^0;HHH!]1_4)J6F2^DH_.>n03QK302ns>9ykCaGcf/k1_C8>IRGCnHvk.m03JC2C=$C&3dj%z",
+    "-HCmU3OF(>qXP<BgaINpET#h/AvcB+EI2WsNfI-w9]tf11h$q48!(3wBQ!Dq4!95:g#k5(5+XA:054oLFaQsu0k60N7dQY8hY_+VI502(6E%$>9]Sc34u=#y8Zn0w1i%3ehY^wmIIp+=9].<BA0-:d",
+    "8aMz3Q4h^ouebvr05]]2Bsc&c2[,=B4LATTGc^DQFG)Bu024I-A8j/NA9XbVE-uv*7dYTZJvKQshY_n8IWi#[GKUgB1vWT203$Uv$RQUthY^Yv01p,GjUf()5-ie8Ecg%)1GEYlH2<ziGlvo$IJ*TO",
+    "05yja7c&4WI5+;zF*pD(3N]&P0^Hv22LsiU6)z$/FozNZk>Zcj5*-z6mnJU=F*&I/9]ALiNfa[x9WnqPg#k7I6EXlFTrvPZq5(KFHk/YK2[bbRFGn-o024C+9]$r47&rh6yjujo0S/rJ4-#F/0]rVD",
+    "2%HiRAiTH(16CgcIh+zN&H=.s04>E)052mpHUJ(ryjurV9^PF05*-!CA4)g;6EOfEZ7_23b)zIMIX3>&IXU]gE-uoq5*9Zh01XSA5,$ZeHUI:R)*/I_:K+c1u;P.bke(qKIRFlv5+g7,03QJ^01on-",
+    "As-R]oDvf/00&>XoDwKEIRF>n00rfg0xt.UF[30oH!v_)0lQuSs[LyZA)FE_1UWMR4#WQnFAOm=of0nrF*yJ)1_E7QAB6!o03tCp054oIHUKZ80XH^RF9]p@03Sy.pIZ]&xg-M5Gyo>$G;fPnpIZdL",
+    "0S/uKFCjQK01pDmxB_<KA0#,P5,$TeF#r$G0;D@o9[<Q3A0#-d9].@C9^PJGJu<=n-tUT-pIb6CHY]7#ZMh=LbTj^T05>NqC=s:fBrY_Mof0TEHX#DKZ3iA71v8xz1ck_1Cpa:l5*#%E9]1P-2=cj1",
+    "4xn2yHaRr>6gL14Ll@#z4/$iv6gL0]VGjVE5*RfA3xPEhHu$J^FA6m=qXP/NZ3KkRTQ4FpHk^d-.606kof01gHO5E-!m4B&HHH!]1_4@NAB6!p0246GS]4060575eIWhn*2[]$VFGo2t03$RrsR]DV",
+    "qa,OdFqi8H3(Q&rzyS@,S^z(oG5@lk4u%p0Qx7H9xC0tF00&VY&H=,s5,v13052moFaRDj%vuLk4,3p%2fx^12igS:N@;[:F#sQJF#sQQF#s+yGXN(tH2=L(H2=3zGa&+[Z3i9;2BmEiH_.(q02(%i",
+    "5)Rz3MFi!xAqOH3h7uz.GXM>)%vuhWu=]sG%vuG6ga!v-4*,S]2+Ud/Hvj[XcRva.FfgMe3zy*$1=l*OA0Rn_5)9&;BLKt=0)@R_2j9sA1op=08!>L:1SB*$%__BX03U.>IRGLwIRGzQG&uk,q5(NJ",
+    "051tSHUKY2IW>.jGmRu41Tz2*n7APe%_^M&0S./^FCjND01pD/xB_<KA0#q]5(;wE0]!wb&H=<v5,vG0052msG5[Vq%_^Ul4,L&)Ei*UF3/c^pS_4::EO,xXjU*p+GXO3#HUK9xH_/m*G5[zvFd,W,",
+    "hY_LaGdBPeH_.LES[yfr5*]1J0j3BCA@XWVBR4Ss9]kc17&!nRE-j%jF#sMp04O#$02;v<A_!Gq9]]-$Bq/m800y(ITMr;J5(UP^4,AJA9Wlm89^6,7KL9j1GXNwsIO19l0QnIgg#j:_5+XM>03Ta8",
+    ".61wV0W&Z#06z#bFfjl:M:8,n03$OqzzPotq$C+J[/Oj#.5_s40Sv[QFCQB)<wfvAN)DY81yc>n.5_k&3FBG=Q4h<m.61p4Ff#x<9y2gA00T<8.5_w*9^P8_5)GszFG;[ooe_AzvjGonoe_dqq$Dmh",
+    "IRGa$F#s+yIRGd!Hz6B0of0nvGBf^qIW_eu2-*8BH_.da#zh3h%OM9M4xJJcHRD.oHUJJo7&QP7F5>AhHUI^.4*-DK2-*8CHUI(gZUN7]A@c3rBn-o.6CyM$rUM<$HJuV412+IJFgeFa9^F->5,$Na",
+    "F#s.IH!uJng#j<DA_rVwFI+Y>0575eG&TS)2[khSA4fIiS@#w6Bp(Pe04OmymIn*vS>HrW4xSPZ8_(Th21*YIo)Qlr[.s4JRv!a7o)Rz40yZ!JE-ls*FC#ZL03J8xS>f4R4dq%MGUE&nO66KIGBzxD",
+    "4[f>7A9XSSE-cd%CpI(yE,=L$88IOnG<cSK1TirHGdD0agGLDDS[gY34*s@A1kl.c2O.uh5+gJ:01M;:2UrQ@1P;CdS>P^QP6uHQo)RcEIRG0p00f+;7B31jHKPL#hVlmjjP<1^A)XQ)GUZwlF@g0+",
+    "2C&Hl6Evr_8Y;h3hY_LbH8/ntg#j@EA_iJtFI+V;0575eI5+;/2[].YFGo2v024C+4+y0sC=9tv1@E$x1i%3fhY_L#IW>.f0*bi.1ydg*IENBH0x:W#06)zFF)%U!Juxvi03RPQin#*/Ob*Xl2UQ-p",
+    "IfoJ*GRzDgN-HQO6EOfEZ7_23b)>UOH#GnlH,scEFf)e]C<;W08Zn0wKLs=8H_/FtGK5A5&sr/oFo+T#0XFgp7&QP70MJ;!GXNAd01iVKHvkVV&[@BV00&>Y0EiM8H2<6IS]T$v#s(h:IHn[E:aY(Y",
+    "H892kFCsWGh!Pt)%18v#us0tEHjX3&:CcS-8#aj&6Ex9UE,=Xf5g&yCGl:!fv%Fa!TQrFhKcN9JGcW)<2r)A=053,]GtycUF>0u52r&RCGcbS$3([HyzyS<35+55em$;H6N)Cw.1XC]0G%$%03YWP9",
+    "2T:o+0yK#dE-Ts,FC#WE03J2cS>f4R4boa2F>0u5N-A<0GBGwRcn<umBp,D#04>K.02eu@NG:%wp0xocH8/nO4GW19F9kR;024C94-eF>wE+vCwE+(0t@@pR@5>Mg(=;ZU02DO.4nr6,01qzHS>Syn",
+    "1>xme0ErR=(=;!g00gv(86OHVkt8WOGXMmP:RK,$IW&n91+s()42cpA&dCHH3<@vc0W:o-t_MhxG<cS3H_/4o0W.&-GwE6%TQdLvp2#i>q5+,_F9]m^053-3H_.qf01pJGBo4*<Aq(kR1i%3fo)Rx1",
+    "I4^SY0-IVE1ydg+GM*AI12[DR56l9jxdQ=^q!SIE5+5Hjq@3nFOb+Q.2UQ-pGoBJ1G5[Y+HUJYb03U5J01tGhBo#RL/oAj[;gIqP.=c]#5,2w[AsaQG5,$cfG5@^e02nv@7cu^36]IOO4xSPtF)-ui",
+    "1_C8>IRGCnHvk.m03JC2C=R.!4C,1EF#tabGB+<!0^Ii)5F$1#rvo1$H/YtN1T,,K4&BKF9^F,6F9I]&:sl@dGBTeMAB6!m0249mS]4080575eGBE%z2[JMOFGn&m02461Bp(DY01l*zA@9zU1Hb>e",
+    ":sl@wGBN,MN)DeA1yc>s:slHzvAF[WQ6J6%IG++OG&2A%BQ!Js9yIG(2UQOZ:slQ!y(Aw:H0xS2Fg7fB4[g09A9OGPJ_%NnpAsiAHUKU*Gyo>zG9eo:pAs(xH8^tjGlHuF7&f009^+X9l>D5301oV0",
+    "1(lCo0>-W)4_di>4/(Il6f=(>VGjVG5(w-C6f=(;9t6A6EFS.d%sB$Eh64l$DmOKw5(V0,7!M+&5)ANKA_87t9]kefNFp&Z01S*0F9$I(03U;@HUJ>pH_/qPFgXA(q5(BF051tPGXO6_HZlMcGXNh5",
+    "G5[Dj01Me#1i%3fj1n&)HZ%Ya0:Zfi1ydg+HjEMv1H!oj0Ja(r&H[@QE-uy+FC#cM03JBmS>f4h4L6Ju9WnqPN-m)$F#sQJF#r#Bt0XQmHUJnhs5UM&GK:,=H83F;FpLr,G&rwn4YNZ7&U==UnT!Dr",
+    "iM]Oh1UWI,kOB>w+9U*qr6LC+4y6(lH_..l00&qJfdvTjS=:TLLmwbDs1gg.1rGzx.7pEx%8d=sI5Xt:4Gyn40<_#U0#yyq:Hz^Bk8uMn1Gy&,jFD*q!iN>FE*;9jwF3Y(1U(C,wF3pF2L#Wk0ss&I",
+    "2n_n[FAOj&qO^7FvkL:qV,Ew%t=ywfHLk7#1@PtpItsoi1C9j)@l^fXu,69.JD.A@0rdqBf0V2OFAg+0;2M/Z1E:QC%:oYufQ2;IH#nrJ10**%7y@Tl4mJTL4,3+#2oC[@g)Rl%[a>2cl7-_Tzy$,h",
+    "!x]47nTRDH12)A37&HJKHR%i/2s8j6Bs2gIT(7PI5,sNa77x1tl)N1d)ENkj9_Cs!%54XO4IddZrmg^LH>xRB1k].!3%djj&8Q*[rNsjS*0u&1Ih_3w4VVTG4e6<@8)D$t0t4Rn84ly=1QRmc1P-.v",
+    "3bm954T/424,U4mG!E:!2N*ZHv:OMH0vtM^%Mb$aj]Kvyk[ATLxC]:eH.kwtwnqfs4FupKBsDYD9tDT3X#@sXE(yj12U,KR4+zr(0lVO64+4Sd1rGT7Bm_E,A>pQJI@sqx)usspj+7V,R^1p]4g]^k",
+    "NfS4t+d:K25ED21h$#-k+7Kf$Gr-Zx4%HwpZ#gjeAP&VM0:UB:2!Rz0qZ9>aBp*ODjUf++0g53X1T>F0IOQ213OT783z7j4G^p<k0*VD62R6;j88)S^A[sfB[t+WGG/_)qsu%/,f&l[]1/-Hx8#I-%",
+    "3!$]G89B(A9S+-d0s)$p8UiT@<8Avticb!*1@iCW>bCgG6k9VeGB@LC5HX(a1xh(HH!>[22;UiH1I*n*9].]bl:-9DVV2Z7F9Aa_00**=BL<HQ2:>S=3Ro05kN,FxHsHPz4+xbG0D/Px*8(OvG#(15",
+    "b0ae]m!pgU4:8pO9]1YM0yH/]IRF6/4**LK9J_Sptv&]i.pvGRoe2V#>6-8$Ft!35Hvkqn9vd[b0wOmtg#iyRxB<Q&IWPbiH2<zkH_.tkvWWo;47dUh9qt4xH8cPRfVl^QGBLOU1OLtu4:7m@9]JJ^",
+    "7%:1ZFEKK;0wXyxkO:b9xdI-<IPnB4HZcGQgXR$%IJp7;@]SrG9XYuI4+EtFBRDqz1C^ZdHy-<[r2+;:ydn.@r2,!vGyobn00=Oz6)ZC_r2+$*,UAObr2,T*01pMa2>G3Xr2+<DsUsf<F[J><95;>h",
+    "H#GniHvlX&G5@aw.OvTnr2,T&01pMH2>GFa-0pxBxdaajr2-P-IWhn%I5GexI5YqnIRFHcz;%UdGcctBBsVw!4+fM8A00E!3j=9b42BK@i8_fCi53QnO(Sz*&/w7@uayA>r4uJLHqOXZ3cnKw!59w$",
+    ".%ll:=WZK6gMbPOlmQ$$s=&TjlmP]g;.ocJz$6Rvy%7:J-_5VLfB>OQ03I*=0-aiI2]f-h0R,C:1pC1x3^yiJXa:vFX#/&k2<a=KFFyoBLq<&/9^>Xp@8o^:0]9mxHM9dQH8q.77c_F>v,/JaHzf=7",
+    "7BuJr1MY+Y4NVd@00OZO5-4J!5)T7S0.Z!DO%DUL0unX/5-G+Oi-WTlP7baI9]tsp0v9p21uq3OG@0Z%Mg@jcV*,x:4M>sC/mP=u4uk:&#QPiu%brmL+wLI@15N>o5(Z8Vg#rVfEd!##0]ea12<eN>",
+    "0v@uB046Xq03QZ3w*dpC+yn!!1P/qZ0TwWY0ueJe4Ne2&2m>IP1f1I/4+2gSFdYU;4ut[)!HgIZIVA#yz6l/#GUWjW:H[q<GD#9P00X-L0@UzG0<Vit!>q;oNDkxy0,&KC267ZJvZ<#l0![-;)B=<i",
+    "4&(s<-Ex6aB:[Q]:#-8moDClXHR/Nbut=4m0xtkDF^MK,lmP>Y77qis0Rodp14$19h5[2b&kzHt7y(WR)B+5Y76wipE1UrY*ct*Q0S7M#H#vp=9]t)ACO0quF90wwxB&-00R!s02>FMCj06JV3.F6I",
+    "1BL.-H_.9iw*mo99]JW20!ao/4u%2%BL:CGj[yU;2OkGBh5]1KGBW<rH8^t-0600f0SA),1lr]%1!)e[1QIn!4+4Y&A_@Zm1F#DcGyE71O$M9(p#cI,4ub*(WB[va0a=hn4*@+O1@QJp;5@dVAhz0U",
+    "5HUmzFcmY2pbrA:6AQZ@0T&Q7>;rR)/a&NmCl3pS+H4*((z6Qy=GX&nX&W;%:.b0V6&N[.0UI>*3T6(f*Bk.d*$)n,L3S^SG&eLfF#LxV3CBhO#uZ97GBGsE$PWe10vb7@6$H)!4-$qj8#0Q56abZB",
+    "2A&@pIRF9lP6DF<4:R<>6gB!J9Wvz]10x;DG[74J-13<PGMgDc95gXCr2-E6F#skrGXNYo01,9,A2c^t6gB@2.sAbf4-]bo1FBOm3=p*O0v[bY02;:^2+[rn8!(F;1gY71FElVVrvex/03QH201qCI",
+    "Cj-gV9^76A0xujgGXN]!H2<Yj04y-w00W*6A2c(k0vIp/0B#Ma0v[bP[w5MN03QrCr_)4xHvlU&G5[wvGyohq00V_/4:XY/6g2h*0zwWqFC8=DfF^ds6%P!j0xumiF#sDm02emEHybkJoe2f/ha(:^",
+    "H:Uy/GXM>+oe3WvHNp!MGol+045tDQ9l[GNHa4dM7B_PaGcy1Lr<tc_G&H9I7%%@I05][,9o[4a:Wg6;3=Jzz4-[n[D:pL$1o(6Uo+/Bc0tK%s4:P9%Br@Vv4+WhGA00L94Fu(p8Vc+U4$B.^te9dg",
+    "H#oQ<6EwBp2;Lx39]tqb9VIh400X>]2MtXVHOCkQs^TX57!6Ja+#;e)P7b:l0.VN52fzUXR38X7v:>h[HoqAqGdBP)1vWRh0TVKt1>Fu[9]JSE0RbHnHAxQyh5@eNCK5DG5itM@nH_n,BN8!A0SgXJ",
+    "7c$l)6F2#-1rG>=fIA,tFopspGByA&0W_(b0SA,-0&yP$Im9OemWu,dNe/[u0unh+5-p(:fg28)9tYne0!]MEh5[Eh*CZn_Ip@b<2!-Y52Q&Z[G07.]G&O1%IrAh1]CbaG1N0-U%K@#Q4+Dn+1M#8.",
+    "1V]S,#_/.*2GbuAGz$*@zyTICfF_]9G-jp66#^Uj4+hT%1Ct[HMh=tL0T(sPBojG,A@b,NBL:a_1Bv.x4o(B:Kmxe]6E_.A4+xVZ9]thW1r]Aj0v@f0xB&)_0TVd50UroA%OnytNe/[u0v9:UBm_PM",
+    "4+P-O2F;cq;ko-Y5-gz/B<-I1BM%9N0uKkt1t&N%q$v*txB&x/vKkmS#U_ESBnPD>4+Dk*CpR.8Bm_ORA@b,OBL],+0t*gK5,.P)s[[k[G9L*zh5@/.kS!NCr6_=qw*dx]0R-WD7as#P%p;b%Cl3UK",
+    "0v9*TBqKI8+b9nMO#&VU1rALnG%Si61D,++#RCKT3lTCT1IsQ7lOF>&L/F<W2&a$;4+Y,1h5,Qer2z/BBnu<YGdTblFaR7gN(yQ#G%x<YGXNMj02;;Z6EXl8GyohlN(yQV(Cd0HMl;2@B=fvu6gPtI",
+    "4,z(A3LO$Q00X=+1@Og;3C+]Z2mSdX1=ZnCjSUYYx]AgglVS$thA9WvZVa.2FB:#Dr>u@>Gco@V%L3Tm1P!lk1Hl0gHlxxD5H!2R0RrP06E:p22;*5%3+2vg1mC1,E-TT,lLG=WpaKC10uTk/QyVq>",
+    "8aMm@6gBf%0MFSZ3yxX@x5!EkhhZNYG:BR+1voSSAA$rp02DT//!O9/2sSu_S>s#A3yOdP1ctB[FAp=@fHDW,nIsc8y&em/rwRo7r#cS=OAgL114]q<03Q/M00-D<B<#1BD:*O#FBLg403tazj_N3/",
+    "95MhO6Egq<&BG!SF,sgY03Q^L00ZwA1:EBm95zc27xe,JpeGYIOAFseKPWOdGu/ub5,]V[pGXLcRR@Tl1#/HB,AWxY01kiw5,]WD05AX#Al*s^q,!4vFwDRm2i>Y3:=%xTA3@(rN&$5jHuXvl$3q!5",
+    "ngIf,K<SMy8xHkK2:A-bFs;unH<F,R1mYVF=,2wz0T;&p8v_i%7!MNkN)F2!4)jV6wE+YFLIb,c4+P-G4fIM4P8T%d8w9ij9]SSt8x8bI4Ne5S#sLWS1Ro(V=hyGXL-^3>asq@24s8UjW&<<i0(1@p",
+    "y8#n1O%yW#4+D(;1BQG9h(i)L2M,6[1>6]H1X2$Jkpcs,XBaTL1Rn!5<c]e$fJ+NW1(%B#1CUG)2!Kl,Gyn@uHZ(CTas.B)9]Jh(0Ua/aOAfXI0!]n*ngkysH,JknG%=4VxB(Y1&P=IJwJip:WetE!",
+    "4NfODEP+^kGd0dj4o)32fJ+Td5-6b-,A<9^OAjM^OD-1p01mhT7c/lpF9R]+j07DyfJ+Td5-*@9G0zVU&PxaA5)FV$4Nej=+%yEo1p:^X4.mp^EHW;v4z_d(G&b)]9]SXz1]2ehOAXw$Ap%VVo.9f8",
+    "OAeDX41h^wO%gBw2(APyGCAxvA6>>wODHro#U(ESH8F%sC=Iks0JJ3!AcRX8HN+(ixcg@WBo[FNFNgs&ID]>t9W=qe7c4U_&F&8@A2T.j7XwQiH_/3cIinXlGc+(uFCR29qZb2995Mh87K9lRHv2ad",
+    "GD#dX01p#>83v@63KKO+95w(C7V@okI5)O314$e:01p<O0u(U2HUdi;HLV!^,Cr9wpFIxb.RJjkR06>P4+qaR4V=s.OA]Mf4H7a,0[SB#139D$95.Xj4VVD_<d=abHv*wA4+!8D9]tzfH5fRWJr1/2",
+    "29W=+tu,G6H0coxm=^;l1C9+5HB18TIv)cwOdK$lJq/7JGc2JI0[j9W2QvQw9yQB12Ji$8lRXZz0TwWVKp8cf69.zA43RwqCkwA#5-N^t1D=5.4+BgaGmkwE[[a#/Oat%)0xAy([[bHdG@/+*HjF(E",
+    "vjG+^@#&E8Hj<)9GC7Go4NN99EX<)Fhv*m]12Ie/9yW$O4Q&Ga0R!r14+n)k9W;+9N(uJWIRm>B0woRBKO8rMJq/6_GvH1J+5-a5HnjyG2Q_mKH8g,d4zmF!F*mk1F9S9:vjH13[yYs#HaRdXvOxp3",
+    "XCDJMOdBx#JP!W:1l[in2HFE32sX6=0@nXX4g3Qy1u,(S0TwXmKOX^(wFN9NHupRYOcpf$I^.CgXCDJGOdK/yJPk])tyc!31Rn@Es:nMJ2aX:XGnX3/1+oDaGvGfj3=z8h4G#d38w0,*1<OWt2gqj*",
+    "N*gxpJPk;@HOyNEoCF=PH^XIxG&A%I95#]pA0jvGJP!rd@ZfSi2$:ceIVA&[7AQ72B=)(M3u+rS024U;7c_G4:bY$bI3*Y]Y7I&YY75GyRUcI[:=uaf),40X7785@GXO6WG&$<%7&ia^sB%9uGdDKu",
+    "JP*VK:O3;yHZ^k)G%=4xI6AHa0WvByF]Er46gaQ,Jrp#J[9>G[90cE_R4zC-qCEoe6#)nV5Cxa@94jz1si>MaFrqyoG&uksGO)ErF9]m:qdgxQH2=OHIWPbKnp>Wq1fxA7GcW)z2QoPT0QnLI4G#eK",
+    "jUWK[1P>Y=x(p-THvlX!GXO6EH!%PJnEwn5x(pFD03.asl]u_u3IpKUI36-%3.C370SEvP2E&$oD/[*,3:z_50;@Wr+e#ZUm&hgr@qz#D4-!Hj9]Sf4FM.RyGyoGdo#aA42sJq]p$r%>03QM_01t^/",
+    "+ZZ!7I5>^4H8wS&3:!260WtxIkq8T,3/%Q@A_iSw95&ha3IoHuI1c.(5-W_20SE#R6gbSv3k&bB0SlxbL=C!sFv%GX<2:#=&iZT*4B+Dd4W$7O1fvWug9I@%03tOs051qNGXNMj03J2_0QdwCiv=.$",
+    "BsDPrEiyL%9[<K10*9g]3Zo1nF*yJeImH+qIsOU)<xBNS#TWyOvk(CY0T3iHHKPn0H_..svjZbGH/>&+%JFpqj_X8cF#IGR8#uTO9]Sl6AA.xlr<R3Klcz-L2Q<J;xC]LM.=_<EIk*fTiv:6UBQY@n",
+    "JTy2s051SIFaQ9YF)K1KxC[]C03$Xs>Jj_CGc*1QAu%+P0^lY(7y]4,0SEyQ6f)+s0_.5fZYnr303.gt:lqy^wJ]RVH8!_n9_wCTF9k6)01tx%*lq,/@8PiZG&eQ53:Y)#1]BlG3->594_hl33=X)1",
+    "GXO0#IRGC4GXMeGh6f9]3/%T[1h<QVD:ga)3Ivt!1P,]j0.TU02m@qc6FC4YG&BGkH2;+C(^w[aF^5)jHKU:d4-rHk9]bblJs*PvGynviu4+FBG&47&3:Y:59]1K0ABzPt*gZ5fGc^>OEio]w9[<H0",
+    "0fmwU8aRlQ1p+^6GM]tED/-+t3In:h2oC>,7y>JC0SEyQ1,XhQ44CsH3YYE*0lJ(71L>$I!59Lk8Uy/h4-!Kk4+YshAA.xn00jQ65I+brIXR*X7&!nR0yqE.iv@&]Br@esNi8!s06I81I:ibSGi)6/",
+    "q51->@PdZ!2mufUpXntVHljTnIs5@7I5VCZ95eqgKL]85G5[]cF*1S,9]beGJs*PvHUKg+HZqw89]$(vNeTG0BrgFuF<g*qiv/=dJv1[lIf4uwGuufkIWhnNGAlDQwqgXk/[>VkHzFJ^[R#xpj0GP6",
+    "G@b7^xjhAg!hHp/>!ApAx(pjM024Q,7%ea^fiW)%G%&ji9_(0O4+XnDAA.xp00fzpkpT]]gX01Y>:d$Y0yMh^4_qr6Ju<:hFaSL/IX1ft9[<D_JTf=ow>*a%Q_,g.2Ljv^3XsGn1-pnC4w3(O1&[p]",
+    "00-xR3.Z.aI19Ty3yYB$0h[3k0=^1NGlDS=Gmsb$4gNO@rU4HHqYMv&1f<MPGB@E51^>LWG<^d[H_/33Hvk@t1vI5SG%@3cqYN!IH_/33H_/g)H<RXmFgZD,3//efB<4!t0RXcY0=I=0Hlz#%z]wC6",
+    "racrklzSXF:YXGSFoiJypqCN<%<YoVF%&bg$OjJ=r3<bhHK#ovg9JDLBQi9+1]I^8s*(Z<]Dhxc]9S(M5)X;7r#&.:G&H3QD:5(uF9A0&]9S$[(Ig9[3/%c_6F12i95;>3[jzKh$ruB<$O[1o0T2[7",
+    "fqN<CGNlX_GszedIRFcemp^sA6CVjPf+ZgtHo6QC1-0HXg9JGMGBPkY(FP9%ztI8;:8&Im0yDY[4_qrAJtQ(P-YmF)I5D_m4*[5a0+gU.3%U#;Gc1)P0r/n!4E>oP;X+wU0N)q>sILJ42m@td6ga<n",
+    "2OBWD3:h[6LNqWlGyonn!^BUH3Nkdi3/bQydmjWg055]CGcW)Hz0VW;o7D*q2)hgzHvkU-uzMei1vUUQF*Y[43<tP/03QK204y[yzhV;Hk/ADuG<y+P8#Vbo1hS(#9y0Y91Hk1A0])[7h6V(;3:!EA",
+    "8#w;XH#Gn)Ff>g_6f(Bq8V;(!3;BqI03U+[G2uM^*3b(8%Hs$R2c!%cG13Mf0y(4%4_qriJv1:gIHU]LFf-%!0WmNDD/-&>ViPn#0Z0J9wt5Id4+z/25.E6CIkK+^0>NKh2cXRY3je2c2bCohHo*M>",
+    "3E7GT4%qz(3Zu*d6Ef)XI3+ST#-gSknTIh1CNByxGKaBP9(41oIuJRhnH_/rqNEHj1vfE:tqmS9u(:4!8V.k)4AYJV4-[ysXby<C1mu7&3$4xq6EKsAK<%[%Wf(B3iV*<C5-3L+DlIdT@V0[=7XdX7",
+    "0.WYJ4#EZx1c3n(FaRPrIRFKoVFsGYBnaruG9L-#fb.0iq5%b[jt:$wp>5GxhxP:^GB_XJ1uqjhGM0o21*,)G)@JQPfZJvgIoc9AH#jr.+#UlS0Je$(0wy9jEJp(S0^IX#9[<DJ/LiO=$^.g^m.0j@",
+    "Eip6b[sjZW1q7a^9v/lZpuTDWrw9R.6bI7ACkCL43LiB%]Mdkg1vfd,%>IjR4@2WF1p:Or1p:qK6CV&Y]Mdj_s[#+>2mkd20:-Gz0gT/f14]Cq2:@HY2jmG41GSnG9X8=JNCSxp9XZJA1qt[o4,tU&",
+    "1rFl48xEh/Bo4%.2:<CE.qiRA1(oXr4o4U>01pDhrwKVQH!(&CF$_0_2:_!K2R1kK0R-E>W)BYZ0UrT5013Sn4)pg00e%FN[u2b$APz;vGRGDT=!Eh/!_qLN2R-u1=Z>3TGXO6RGAw^h1rHU*(j*TA",
+    "=Z=qy03QZ402nhz9]JM-0Srb5J@Vx(0WSwNIRFHq+GP(8=Z=X:1@g@eBp(Dd=Z=q!03QZ002np=95es^!_qLN2R-u1=Z>3TH2=OTG%SGj1rG._)Fc<.01pK80Rxr/1&//tM-JK(9]Je=0UI;&2R-u1",
+    "=Z>3TF#r)T01pnt2>7<80RrE;Oa_$l1oQzDIRFm=#0db25C:Eb1M_qKF,8YI4*_Q69]$zW2<=E!nE;+D=Z>3MGyoVg03QQ105UN#ENUMHIP;J+H2<9t>XPvQ0SiV4J]6,)u:l>eHvkwm01L_$em<d0",
+    "GBU%^1pzDsk*7fl,@<oViVp-ysRj-$0T;&[4y*Gf1Yi#dvWOK2O%DS50WSeGFaQY61@4RZTL6]D1JvCG4,<.W5-Xu15!B,a26G9t0^I!.F#/c*3An[303Htqk=%:24+D][9Wwv]khn],A@c>f,31_u",
+    "Iinx]jwKHnjsh4od/9RSB;es&5%mEd12h010X6=>H2;zbI0x+]4-Sg>1p%*10yQ5QGWh@t,qIurhXeyy4+*@;Ko1Izq-Usk4+D][9]1W47&rhQB[>!#BRMyq0S>6K1[pQA0S<N!I]f^35cL5Gnc[%_",
+    "2V<Tdc=EM[95ROl9_L.PGc+(TmIxmeFzM+94%E[m9]AFl1Rn^G01pU@2nS[l1Cjy=s1pv%(.C1hHHQQajsg/k03R7N02np=4)vra23,#k=#LCPHUJ+1H_.(o02;<v4lfxnH,@ihIRGCSH_.(q02(&[",
+    "0$2]TjQ#^x9uE.c0v$O34-8S@Bo8Hr1QRjS4IddXoC+v5GJGEfFoy&W35<-)2TczH=#KgX6AsnUBpWn@1TPpdH2<.qH_9e[88!eIH2<z0Glv8Z35<-)03Ht!k=&B;6b^c:(j*x+01qXH1QRl#0S=]8",
+    "[sj)>(IgI]6b4,n5%mEN1EUliHvkT+&LkW#o)#Y%Glv8tGBx/D4-hCFC=s:/0SluP16UsjGKT_Y3W)O,2WAfgk=&5)6a:/HBnKi7CWizQIRFn8oC*%V&Lj;>6b4,n5%mEMqZAJntj-70hXgMeGcf/Z",
+    "Gujs)88Z0+7&ib5qZ9*J4+x>a03Ht!k=&zCHvkNy6b]aoBp)R;hXewnl:@qQxEdKawE+&J6a@%m5u+3sH_.G=4+41<F*zJEhXfB9qZAV_03Q@J01nH[Bp(7XhXfA<qZAJmu=b,)IHME^m-Or*!OSEN",
+    "9,]ZlyA/hjx.;,wIF14sHUJKz6a@%m5[CpI12zC30XP5[Hvk8t6avHn1Dp=K6ZruXGXNhMGyoVm01KlO16U6PqZ9*f4+x>a2WA:Ni8ccDIRFS7I_f!+01kpP5,cJdG^t,-(T=wuI0<QK12hk869VKu",
+    "4gU27KW-EGG5[qvIoL,F+mtUFFyYyMAvrYu=#u);kpl+&L/N@#1q7PVJr0Ac1@Mw1ZxT4b(,Q#)4+5a2Lmvw<.n[$03<qdJ1q+kd5fe0kF9HYyrKk%5y+jO>tds!,vW09VGc4(va0^:[4G#g#]4s.;",
+    "usSaXGdYj,1r-.V8Z>=;bO*5JJ[&fY=#u!m9y9-^%AOkq/S3d_G;DcM2fMH,3eEo:2TK(/s+lhj9Fg;^6g9,%9R.XMY#2ED1P-WREfh54h9m<r,60z[Q3Qmy4+16)tok4Y,:)tUll283H8KDcG;I,S",
+    "FAF(19]W#e3m+c:Hip[-6)_Cm5DeqD5(7662E*J10yZCgGnVxQKL#[7IRHP00W:%@05:!=GXM-=0Ux[qGM4oPKL#[6F#tci0yH,-06sJ]IRFLt3Lm<zIF]JVKL#[3Hvm7p0yH!:06zsZGc=D]yaF=c",
+    "Gyp#aG%>-)Kf3^nGBN,=1vD@+0063E54,^F=#v_oGdb3>kpUlMIRGC!IRGEi0XYC8GdZBs0s,dkBoAPg=#v0%j[9)]i2)6k=#ubW9^PE>=#up!AP)hS=#ujelTi,;mh^Yzu&hxBmGuP+%(qPhz4Rvz",
+    "m,PiN201qXJu)_m00PdrC/qbKpcw-N05uMm=#uYe3Be%^Igro<4+WO:1rHUSt>vGC)7c6WGV!>t4;(i%6$6cA53_mB=aT$rJ@*;M=%OlfGdJ8V4a)xo0fUY=A0[xV=#v+8Fua!w0fzA<4,uZC1]4nv",
+    "x*,FS#R<M1H#Pg)KM0lLZXX9Soc0AD0W$H.DHt&Rx(yEn&e_i6npqD7.N*V]lMM*r0uK]M>5^i:c;o>W4Knxra1$+zt[56Mi@D@U3$OMC2icQe9]twB>5^]Iki]]4ul5B3#GD,u9k2EULozcpGnBvr",
+    "AI.;Zul5B@3=O<0FaQC/wiOR7ul5BFrOO8oS.J2p0(uXt0nDxmOENVuF#rG)4+O9F1p+YwoT_yoF*Z5:q!9tj>yi9YiO2&JGOOVU1XB)i0UiUtj9<A:IG3Ur0L_o_F+UFy.B0;,Gd7_f4GT9UH#eoV",
+    "Ko17^tOXM;pP3O0$jSl$rF-<Go(ml;go=.K=Ui+[f28FD6f)z:6E9mbH:BkQ0J#GXp8/%h0]E2w2<eOP.pThQh5,*nq_!xKGBr5:JTf&n00+(m3C4sa3*oQ>2EYLV#0Ce810NYVq_!w#N)Dvu0]Zkq",
+    "Au%!Pi_#])<CgX*i_$ExAIJhV<QeWj;2!Qk<[9oph:@&h9rTO/156Iwo(%>89^6.1.pTtRz8DD21q@mmZ3Lm4Yy,B21PJL94ZqU=0q2nt4:z&)1rsu=w.rJz4@$Ql0]SWx4=PwO0]K554,K2u2R.<2",
+    "G2#pqHTLEQ01XZC>5/Zy&l3qD4T+Hz6*Y-h0_9f<4G#qQn+*Z!@ve_YGXEMM0XM1&7&ZV6ld%UAG/s+!F9b3&rNajYi/#[pl$Ip^qWlC89m3<UE-2Iq1q$QV0]fJeNiH!poWBATGM3aB1cm/!49(dY",
+    "6E(:K4,/:oDmOF$6funs3#bwf$D4^*9]]*@tpx>ofd_xZ1QRvA5*[,EABF)p0249*A6zp4FQNf7GXO6MH821#M:IJA6EpxH2QvTw!3hQp3!]]I1i%3fy%H^OH8B7ON)Eje1ydg+GrbZhH8ubTQ6J6%",
+    "H<y,rH!/V(BR4Yu9yjH(4F=:p4K%$H95Vn7i,0[MH#cc75IHct5&>VP3lBKG5)(22A8j%KA5^5[9^Y4A9[<4[7%_7K05kv<G$9WGy%G_J01@L/1)/Il3)_M5/4t^ivP/ge4WSYvGdTbgH2<Am7&HJ6",
+    "ExEA/2C0Mx2Vn^H5)(7z$=i$_>j;2JrUM<mIo9;CJ_B5j03.Rp#R3yHBo4kTGB+;Z-Q]Esk6-<)wXh5lI72TZGB*4Y9]Sf40I=65[SqGxHvld+H_-[+0S=cL5+8*DH_/CxGypGLHZ/e*q5(KH051tS",
+    "G5[]]IWYheG@b^p2s8jFF*n%.3%ZO51i%3f[Sq%3IWqtUN)G)J1ydg+HT<DOIXD0ZQ6J3$IsFnnGBGp&KOHhLH2;%m4gC<aRUZsC[SqxSH_.;r03tRyX&(>Yx+MU)QXeul[Spe>xC-+$x+Nb_GypFS",
+    "HZ%Y(Gcy1uGc=D%Gcy1vGch3=G5r!FH8u4Q6E&]51k#KM4E>/y0XYB]H_/0w024L.9]bW00PHyjPY*8s5(JD42Vo2T5)w23EHpTb0w=:$;a_DV!m]ts&H<xUr2,Q%!4era004dgmIDtX!4fPoG5@@Z",
+    "00pA11rDeZ0+9wRGd0fy9]tk25+8*DIRFzi.ToE&H2=/M0WvZ,06z#aGc*7[M/_/rsuB^401pVKB@7j8g$E1hj0gn40S&4W9_(0I.p_E$4yqCbQy(KYsuCJ9@sE1*Q7>H[G%:0YE-Tj)FC#TK01p8A",
+    ".p_E:9^PIF5*-(r3:,765)v_2FB3R0053Q/F#r/X03U5K01s8CB>9tp.ToxfGXNMgsuCXnG5[ztF(D5DsuB^0,VYNnuMGv]$Q/vE4.7+Fj]vzx03J1^5)v_2F9tC-02nqx4/w+U2nOk-2M1vbsuBah",
+    "1^=]PGpZ67G5[>yH_/CzHUI(N6an740^84V1F$+DBs8iL95]0k5-Lk29]tqjBm]0/g8:[f&-$h1HyttnFNOg$Fsl+1G5[Z3GXO850X8@RF9]m@053*2H2<Pc)g&JXGXN+uIfe%df[h3SzyS@c5,%Ay",
+    "Hvk7p4yzIcQy(Nbs^e5*I5Ge)&H=]y04>N/052UmIRFGq4+!Rz0xt]OFsl+RGdKVnIRFzi.Dmi[6Ef8#FE^$Y024C+A8j)LA5^8]9^hLsH!d]Z02no=5+49D04OmrArAnn5+gJ.00IaB;II4V>XP:f",
+    "u^lUP0M/_:A@Yt(6EFZD1v3Bu>-CkM4/$;@4TBg9t&a,<xW%FY9]1GfBp5NP5*[/FA_!bx1iV^uFzoaJ0v]6UH8rae1&IG<4670yF>KCj3=D*NH821Gw*dpd5*[%CAB6!i03tLt054lKHvli90W&er",
+    "TrUYTF#s.]Gcf/oGc:dc4+!fd88i9BDhtnC1Hb>e&s-AWGcf/MN)Esh1XCX*GS6HoGco@NQ4h@n&s-7uGypFiGc*7LOb*Xn2UQ-pGQbiJ/nNb+z!C##FB3N_z!EPwH!%PcG5[ZKG5@,%:m)A<G&TSq",
+    "05$*=HUJ+0FaRhpF(D5Dz!C%NBm)Q^GBnTk1q[Fv9]1Q27&ZV7v]J)GHvlgNFgd=y7&rhAEys,r2JFTM2Vo1q5)w549]1V)Bp5IN9xwnSHaMjM6EnaP3%.Pr1Iz*+BR0SiF9S3%04>2))/3@:FaRzz",
+    "Gynj&0S=bk5+8-EG5@^W03Td20575eH8TJ&2[teQA4fIQToW:ZB>9Yf006^U1@P],Tm,,Y4#5&HAvQ4p9]1PgTm<4PAJbd]RteKw2T:o+0yn@DE-up(FC#cJ03JBgTnAMT4bxl:nrRKM:2ne=:I=Rv",
+    "G%.lCFE^(Y0249*A8j%KA5^5[FAg*;03QH102em=E-Ts,I5jyjArAn,5+gG-00V&_Br@Vi>XP[y4,V8=0,L_02O.u=5)(841k>v(LKrjv4/vPO2D#S.2Vo1r5)v^k1s;!1fh8w5IRGv&HUJ>uIRFH]",
+    "iB^sjl8FQ&Gc1+=4.x^74VPRJGQkob1vu780;8_4sksvnEujGq2dWYug#j^F6ElEZA6zp4FQNf6IRGySG%x<!M:H<1BQi9e3LgkFsuCDC01JRz1Hb>efLt#cG%x<MN)D.L1yc>nfLsGs34mM&Q4h@n",
+    "fLty#G5[]gG%=4KOb&ot2UQ-pHmVXGGXM-LTp^]$X)hBtFsc$SI5sf/6EXlFZ8884RqG<l4:N#V9[<N27B_O=Ar7h%C=#@84*[wY6ENR26ELq01mMC645]>z0XYB]H_/0w0246)4+el,5H$b:PY*7t",
+    "5)FV[8#MqEG1mnz05:zL5*RoD9x;z0r2,Q%suCJE024Oo0uLjq5,c;@)/3gEsuCXuHq#=o@]&Uh&-$g5Tplp15+8*DGynwn&/VhAGJ#w#q5(8B051tNGypG0G&BGcG1Vj/2r&RCH8X]:3xQk&zyS@c",
+    "5,%Y%H2<z0G/W;NQy(NZs^e5*H821#&H=.t04>E*052mpHvk;sfm[bw4,J7>EipLL3/Dx:1LccKFB3H])g&)CH821ZF#sQJF#sP@F#sPAGJ#wl0672[Ija&M05.;AH!&d(0IL!sGBp4K2nC.<aVs^D",
+    "$PXU<HIE7yGyo2PTrn[;EM+eSIX9_k7&bx/ErDDHtlc_ZVGFAg5-oTb9]1AdBoa3O0!t47fm]arF[J>nfm[sj+XNFiy(bSOs^cnE4h*Xj95mKRFAOp<04>2%00OrG0prpx9y!1gABF)n0249*A6zp4",
+    "FQNfAIRGySI5q$-M:sVA6EpxH2r_c^IRFcmTm,,Y4![yGAviYx9]1U)Tm<4fBsstmF9SI-03Xf*IhI=5H821#9yKrk1WXSJx2=*p4KTnG9Www7mRuq,H)$=uH88*uFE^+Z0249*A8j%KA5^5[4,S<G",
+    "E-cX#C=j&>5+49I04O#wArAq,5(J7z1I8i*=S&J$IKUDfHkMohhTBXBA@ZY36Ey$;mRt<(7%_7KE,/6n1lR/!VGF.#1D6-d0XFL,7&gEX9y9.WGcu(D1D0G2@^!9XGQLa;Bft>b1U57P9WvHQFAXv;",
+    "!4e)Y006iF4+p=#AB6!n0248nTpwI90575eH8KD%2[keRFGn:p0245QB>9Yd04O#!oCgb+Tm!%X4wqan8Z]Ni2TBgX5(HBpBr^&:DK#;y2T:2n0+(C>j1dmO5+5Elms]u)4+*f%0^l.CTrDs,/;ok,",
+    "!4d-$9_3!(B>B9B0243(A8jxIA5]_>FAgy>!4e+-F#s4b03QG_04OyvArAn,5&%L1-amf+4FrMt1q[Iw9]1Q27&ZVNHvkec051kOIRF;q03R(j00s2HQ3qiQ!4d/Z<dF.LFo7i)H2<wk00i_x69mW1",
+    "Gz[eD6B9MRaStQG5*-=^ToNz.9]kejNg=:c01c@V9]to4ABF)p0243(A6zj2FQNf9GXO6MH!uJ%M:aVC6Epx12.s#O;JWik3xHe%zyS@b5,%Y)F#sO[H,KCPQx6^2Tmx1KfLsSrAI.>dsuC>aG5[]l",
+    "IWqtrIe/UTRUZvBsuB&89_;J-ToN$/FB3L2:m)BYHZ%YeFaRHIFaRG>FaR$OF)#oh05Sj/G5[X[Gyo>xF(D5DsuB^0$2SA(BrgImHl+Cl3AXr52Nf7H!vqe2Tmzeq2;qbeJq](@Gyo4Qfm[G,4cP;;",
+    "fm[.Xxc&nl0X6I,7c:AaI5q$yF*K$E1A$x@GXNtrIF*(G4.xG+3O6M-HoC1&4+qpF1Lx3695Iiwaw9M]tP&nL03U;@H_.qcf;OY5FaR&20X8rIF9]j/053*1F#s]#IXN=h2st:c5*RlC3xZq&zyS>]",
+    "TrV0nF#rcj4y+OdQx6^4Tmx1Kf;Nkt56%LDTrM=.052XkGXMij4uV>.RSyh-TrDv.)+7y;m[/k(IcYBwI5n&iA2&GGBmka80-d5FY^O.%RWUgLFAgv;03QG]02ng:9[<7]7&8D50fM*z6EFZ1Hvkkc",
+    "030!>5+4CM02nv@9ytILHUJL:gIo]e00vJFF02v>gIpUp03t9n*aaT^IoBi<GprIGG5[1XrUC.lTnpUP85A]=x&aR(tP%y::jMm]5*#.!NiPgBH_/m%G5@R#0RzDj9yb6VgaJ7K1=$VE0WVxRIl&Sy",
+    "q5(8F051tOGypG0H8TJcGyo3:;Ib8TGn)qsm]O(F0S:>uFCjHG03QK0m]O)<A0#)y5,$TbFaR&k0yZ%KE-lv+FC#ZM03J7(TnAMj4LHFP9W&;*447O4nz#io6E@#MBtJMeGcmyu6EXlFZ8884Q]%,G",
+    "rVI^b!4e+-GyoVh03QG[04OpsArAq-5)&^<YXS%ctbl(UGJxPK4w+m6;V(HuA@Zb45-FiV1_)eV7&bx/E^2[%Hvk(r03t9k*aaT^H0:l8G5[VonOr0>Ikcz+1DRYJGyo$tG=yYL4.x^79]Sl69W_iW",
+    "FAFg;06sA^HUI#)0S=Yk5,)^UH821ZG5[Z3GXO850XR7TF9]s]053*4H2<PhgC!pbH_/U(Ih+Rznp>0H0S:]vFCjTM03QK4np>1>4.wpgF9SC)058r0H!uJ$H!%P&9yc)n1WXSI<%RKU3=Fjn5,m75",
+    "01KL20*534;n4g_!V(@iH,jY-H_/4QH_/qII5)x)4,cAL9[<D_7&QPN05Je4F).+y!V)tuIW+(hH2<.xH_.W:xB(tH00P9VOa_$k!V(iO00f&[4ni0*03R+e!V(Re7z=&>3.QpeM/t;4ID-h=F_Sla",
+    "Gyo$wH:Ls-Il:YeH2<Mf03RbY04zB)01@L/1;u]/4yh6nFs;TlGynjh0S=bO5+8*DF#sYsHUJ,7ID^j-q5(HE051tQGXOtFH#0Y<5)(844+!lfC=.ES2MdH-1Hb>egj>EgH!^bSN)D;M1XC]0G%:3Z",
+    "88n1k2T:o+0yV1/E-cX#FC#WF03J4kTnAMj4Kk]]4$/%9HLDT/X)hBvGVLTUI5-u<6F2^LZ8!iQRX6^24:*Ke9[<H07&ZVO05AY3Ffkzy0jm,N;IZ&T7BPXh9^KG!9]1Q27&ZV6g.KRf[l*qA1_xgX",
+    "5*RoD4/#mV9X0;ChW]$d!-MZQGcuU6cnZ0L0TVd(g8:sVv/R,/5CQUnECVb9!(I,J@UL=6rab[H4*@q%1pqSxI[>=Yj]_ws024N.#ytQC4/juN1wRZjGc3NN2<eF1uO^Z3GP.$;1B//U3%>#*o=w1c",
+    "H8=x1I5VpH1q7a^0uO$VumS;r#TyS4s@::9@GErl>5N^P=8yZoq!t0C!yE>g@2@Nw%QOb+#199n-xq)1p&%a]H00nb9]Jjz1PP@A4C9yv0/TRl4/;fg1rD7I4>NWB0t0#vNb#@(4^bCb1xhkBIX3>T",
+    "s+S%Q8tAbC6FKGy1(dNq4!#5zGXMg*[0s%7@2>^m)<K2y>zVN>1q/9]3IXU71e62_t>%+bsrdyz1_fD/01Maam-nyx-1U/$!^%)*%K-7W%oG9B,3$WA3.TWTVGJW9EjPU#00j:P*<YSuHLK7NJ2f*l",
+    "lLsC((-ox3L.F0N7Xy#&4GQb]1r#=@YbiN1zXJzZ3FROJ$o(E0Gp>7:1_3lLM*>aIOa_$l5$gE@3,bsnF)@:e0=*My0HFgNG[NTs6f;ht1rHdt5F-^(yUYv<)gT[&1T;3<0]9_s0*VC:2EgY70@RI#",
+    "2Zja/:iGo=1/*MZ1cki-6EYzLtjP*1H8.<B9]1T37&ib4=2$d5:WMWE3XJ*%5HsN03jrwz!#V<0v.weni_0o/Guz/A0m&:6M2q;b0G9#=j]c:dl=rh=I5y>X1p,P1@k<=JN(6#-4u=*o0QJ@k4<ryq",
+    "1x7P5I5)fk4>Ax&1y39>I5#r30xUH)02Md<4A+hi0sq2N4;2tb1rE3Z6*B,2NsIag4!8mj9qt4xHZuSPjUWq)@UM1)<C6S=i_0os@P_8rxB;GYi_0pW9W*#N<dPV3FaQ/e9xF09xdH%:1P;Wf@UMj+",
+    "-(-0h*$EFxi_0o)r2,!vHUJzq02VnO8#Sc<1DWRwA2c;l0v0j/4>J%(1y39>I5[w,0xLK)03]p!02nl51FV1s4:pVX1pvw&1*HNHN[jjh4y6Jg95etcIWYhxIWqtpIRFBvIUh7Ir2,Z.01xsKi_0pc",
+    "G&wLZ06R1^Ft,x^-4Bm^w)6r5CodZ_Ift(W18EpE01k(*1qPDt1q5aff&quG1q99k4-.wk3%$.>0LL-0o*)^J05Ul,G<^F$Gxin(io6s7$>Ecvi_0pm95gvGH:CnAG%x<rG%=4jH_.ki03S3t02VX/",
+    "4>J%(1y3C@IWjS&0vtC01&Sa5%P$M20t1=5FElVVrveo*01sJ.@UL:-pDYg;rvfWAGyoYjhnWxyrve1D$[P.fjvyv8IHv*+N[jjh4yXbj9610hHZcGvHZuSlIRGLvFw7GVGm#(!(UVvK%2*Fri_0pm",
+    "9W*&JGp7O<H_.KT[t7HIHm3p,GyoqoHvkqf01ruv@UMWB0uLR+3oJJ=rver;04p-y00jRtA2T$k0wppy01sJ.@UO87G&wZH3oAG:04F#!.T4vDrvf81GOsERG=YX.H2<EW5sUf,NHjS#HL)ZOrlYO>",
+    "10<(T03RJSi_0ovMHe[$95E#mG5[DhY9D>#i_0ougi@[CJp>-2844W^FaRYqHRx:!p=y#+xlj(uO(!)t01NccBLl(42p/yp$=Qfej$[wQ1n7>i5Ho=:90RIU1:(DO2cT3MI)+&jGNLXWIMkd36EoC2",
+    "0SE#R1cRR.D:OE(S[gKo2m]wiApxsZ8#u=X0gXuyC8YWV47:pk1-Sbnf&[0]1VS;_GdY+BF9.U<!de(L02(*6lmQbpu*L:2A2_Fn@UN=SH!/V^A2&BM00T/KGynkB1@i#i@UL]=8#Vv[p%M/pr1^K]",
+    "NgFr,0IwnsB7x%tJ2yBmO8]<=4->Ky1p@YA=#TCqIS(R%-[=/Ph<^Al%)J8,/Le+v1q1D&7y.FA4,YA%@UL]@6gdDNGc2U_1vWM>Gg1$h2&DQ2KVLLBG<VNY;8JHkfdL,=G<VN,I4^S&8Z.Bf18EpH",
+    "02;)(O9LbrGyorl0WqCR0Kowd9itZ.IQ>d2KOZ.UGou#+OB=%+4.N=p1>MhRHUJMG$B>mDOB*,.0ND,;Af)-QJ2*2iNdWr=4-!TV1p@S8=8x=Z3lAHl@UL];4DkX0nG6pdr1^K]OCJF;r1^K@.cS=+",
+    "kq<N$1y4CNI5so<08j><6)QC]B<-CO7%@d>A00TP@UL]-7&vMSj[y<n02noDAA$inr1^K>]A!d_<n8rY1Qi9M#Rm+O&jSw+[X7=n00qP>ABzPzh^r^*GcYp%0FU]u4g5R]#ft;2G8,]r@UNvLIXC^A",
+    "6gDCpF!(zIi:;GMGcvS21JYCh2mufjGpes3D:XE.Jqn@&LNzclGj9v(rvn19I1dT6Js%r203QT503U(@HMjo+BQr3(aX$z,IXSgG3A>v%Hvj[<Lm!C+H<XZYGC91k1uZf-04+H&+/_SRueJypIJyiX",
+    "HaP$hIZ8@4FfcLw3Ip8!Jr1^G1IdX20SE#R6gZBe4jMAJ3<b7)05Uc,EWrU8Ho)ct0.-GL+#3%Xp$snsGcy1mf&<06[[#S)zz71k1@i0=umu5tcL&1,4xtPH>yiA&1)&TiH8^t*Gc=D&0WvWF95c51",
+    "1tT[(n3*&(Ff%fu3<kG;01,I/9yb62uPp%x0T2[4jq5EdH!z]M8Z,PL6EV,[Ap@NHb>/5n1C7,X4-!Nl9]So7AA$rohW@X4GC7Tx87_MjGouU@Gyoq0GXNip1vvmCGBE%:I5[<^9[<A^5jc.H9t)!k",
+    "5-Fi3HpLhmHvj]W&kzp)#TWvqM*]1^wA&d3qYN8302(&M7$Y$:039)>[R-wv<Ei[$w)zDPx&aRaxC]eH1UU1&0VFawp0q>T2skvj3:Y=68a4m_s^c[21,J]^I5-u<Ej2g*9]1Q25H.gj1Pizf5ikG&",
+    "<jL-5kwpyt3IqAx5Dx&@7y=:(0s#mD5Cn+wAS*aFxC]RP00f!GkpUhzx].aOriLL8Bewbl4!Z#l1,T3lf&^VrBQiM1d>M-@G&Q*l88hbw9yz%T0QdwCiv>t1Bs4PsEHOC%F99.!008a$0SoXwA_iR-",
+    "3;ef*04y[!00Qtm9[<7B3//j01MWQ]HZ^kZ!/D5yGcvghGBPqY04*_&wlNeqiKZJ58:0*l1/u]wf&<7L0pqm=1B12+4+x>S7&FlZ9]AI;3/fM1*gX>D)vyHs#eEH.3:@B70HS:jw)zDUGeHwM+88T0",
+    "H_.6e[[#,&7z2-(1px:F5F]G.@N#]#GNB9>HMKDWh3HQ[H#s,8F(WrQ,)#:Xq6[AdHrYKdg9J7(02DW@nHDbyHaVgU7&ZVO0W].0iv:2:Jv28qH/+zJG&2AzHaf)$0-L!_05dQ&;F$n)00W[u6gY-G",
+    "11m8w;F$+:ju,<s(NZlpHLcK20.<S94.<$y1q[6b4+Me;AA.xjxIGj%ouEc92s1H)3:Y_89]AZ44_qr3Jv28mIf4u/Ff[,l0Xd@;EHE=,VgrJmY%;,6H6jegBr@WPEWwZk4!R5iw0!=w1G);pHvkK[",
+    "Ju5UZx(pLErx+eF*Y5^d*_.wJCARtn4ZZ-n1iK6$g9I]WJpsCn0s=hZ9^fq+3<0/)051VFF#sQn1vk4rGd4Le06aD^HUKR&G5@X-mjW9&y9=RG00YQ>KPxggsjdY984kAk1q0+55,cMFyFDa1G[XE2",
+    "8#cNO8#DkSI5&>1EjKxWF%&lS:kSVYqYN(vI57YZg9N2L1A*,s0M76P4+x>S7&QPN0W.&_iv:8PJv25oGNTMFGB=Mq0W].EGB:$m1Ll.*GBYtYfF&F.m3sv2o*y3oHlz#>HUI*qJry(ctTHPzG=7j_",
+    "H,#^2H2UcmE-BiWF(WoJjH:]-8:I[%1UCR5g9J0DJtH.Tyaq1>F*c.P7&rhQ0yh8-iv>1WGd3]a06jH1Fr=F+0sneEH8;rDVj;s!r3<l9F#sDi$ruE-wg(.D$ruB+kd*,d2m><I6F2^HG=#xtHGz8+",
+    "G]cC19Wc+A3.9Ry9^gwA@UMQU0S=VgJs*PvGyoJehJuIz9]$+$NdVzh1@Q7an0p>K1vvmTH8(Z73:@J$NgXwqdjjXl8x6f-HZwOYl>UYkj]vR>3KBWG3;BeC024R:5-y/OF*N@yH821gGXMnj+zT5u",
+    "f]ODM%:fSzy9=&2HvkU:>&pzk1T>E<HPO&2F9.U<y9=jK03QM_01t^/>&qc/Gd8-nEip0x9]1G_Eio_>Vlp![EUY8_o:nU_GX4q$,N6zL=%w)D:l6V90T3%PGWWj%A_rPuF9$X;x6:=Mt<oM%4Dt*c",
+    "HUJbfm9z=TF!eD6iil$m8q.3(1T!!IAA.xj*$g5uF#s.JFfafZHvkLKdjp*x4_qqsJ_K2qH_:8_H#FG[4AFZ5G8[MS@UMj.KoU9D3<A1,Lk]e=*cT/<HS78X3,0272j!457&7(6EeFdb9^F]:@UM:=",
+    "00Ey31EmcL:iPu;r40@u:iPvBF)+IZ4-kzF1wRHkHZTA$8!]NP@UMWN&H<AV*liC>gZl*lx1$CFf&:#Vq67!^1pyfXi(3&k@PXd./c<^3F<yUB6f%[y2L#]L0g_+t2j&6^g9QNU-Tr]#=$Q1!wkrtG",
+    ".xdBIltcymvMLU=5ga,Bi4y]TvjGQP9]bbCpfD9VCJ[N#[R.BSCKWIMC<;Gg-x+@m0]BcN4w_<@0=yr;0;QH(q>i[!zmXLJs8J5w+72HFF]4l:0M*JH3jh8K1aT8JJr4y@3)@9n2k+_01k&#@4X^f2",
+    "1i-ZE11Ap%,.CTgGB6]y$<_QZ<7<Ij*N1Bk*UK=jHVMj#HUx$Q0hj6]2wen_$p[Ym/>CW[2oDzh2QL6QG]:.Myb1:*4+X5GJ2W[sG:gth6*K;<-+A#_09OjM,YyRZ#@6-]0xU7)1pvti4z7bLB[DF@",
+    "x+MoH4+mTy12O-#vduCC/$Qur2p.ACcLAk]Dg!GBdmjfj03QM_01V2p5d(My*]t3nc<#1L7%:1J2RHy90yF;G0yi)K0QL(H1bGuP005a62S*PFc=;Bc03QT0U;enM[Q(GI4+yCQ9]JaE95l<X6foQY",
+    "4+hNx9]ASo0S=es1Rn!8dk+Edj1<lzGdVfU0^(a/03,,@4+zEt9]Jgf9]AZ49]t(i0_9xT7&rhA2*v_,0yzLL1UN8Y6FAKS0L3c<E)NLy2Ok44VH+_e10yvuSq^%B2QxWcEGr0n4+,)J4+HZE47QmY",
+    "19/Y!oChQ=Fnbs/03Qf603QP_03QN200y214to;a02nX-9]$%89]JQ04+GZ%1:&X=4BY@A2si*A12nG<95B/a6)<ld4+eb_Gv5IRN)HHq4+N]d9]1Dj0xt+OIn<IZGyni42zw6+&-%a<Hm4I00(&0>",
+    "IMo9bHG3F103QK0%<id$II>MA0L:H)m/Xlrv/ai;7!H_e2a25#3m6UP.7yQwqpt,8i5;3x3boRG22uvtiwq2!q,zDD7zfbxZZ8BeIgk]/H[2BgxVjS#!x-*.77q#NlM4;B(#Bo_h3hR6H@*vOHZwQ(",
+    "lOzivGBz>d01M/fKMs@47$i70s_ZmnBLk^g0niK&8taz_9x_7Z7dG+&A00BkmMuR6IXO7@jtmts01+]B0]:bU29mB+9yaRgZ3MmeE&,mE2<Z,E4+(-]1pqk$qLUB^p7a+OHlG&&HV+ic>7<)jHqG@I",
+    "6gGmuBo5E=7a2Ct>7<KRvIQzKIoaP92GEKS2g[ZW1_LYOs22]k:Gl=3$)@F5@qv@>zt1KQ0qYhCsR.1JAp=td2nE6e9]be>lv4uG0s)UY0=a*D4ATe(qUUo1;*j:<2=%:81B(X*cpnThy!J:R3o=9+",
+    "KodBg0UI:w8X@9_00iduSPuZ9-A.K)=92jW1>-K^4G7KjBLU]J49h$P>B-,k.>G_X4+!Gh0TDQ%5el557z3OF4WNWW3*@q0tpP6uItsX:Dgo#)4jc!;ql5tnRv9]KBLb8j2e.4s4+4RQ5iT;=#1I13",
+    "n+yqDKL-_93dgJ&88>]3jsXt5q6[AfIf_j43,y:7IWRafhn)^(sIM3/1T@=-.PaS,!/w,cuGj+)5!]8:4+Pb[6%P>SA0[#YFDEiM03Rnb03Qo5myj3*(*q9+,Q5KagAES]+^#BmGXNqnGPSb;0]*^w",
+    "EzI*Y4,50NYYQn40l&C50j[A91tJX6&Tl0*Iq:J40SWj84+GcJ6Ar5.7cue;1-&vW1F.:)lEw)EV-3:s:mvr%DFmk5EiN^Q<17GwH8eLf.P,*kxoHJC0pKYQ4Dy_6492)M2,=J-29FRA7]oar6E<Wh",
+    "0]*R=1O]lrXD.daGoK3zpzHzzgsC$Qs0tc2gb5D:*7X)iH#s*j>wf^6)B=;nwizxnT>G4PhvyFu3LrlUH8eB-KM6Q7HUJI8w@vX[KMON9FaSRbHZw8+FA6y<qyY/mqiPNz0mvB,4W.Gg3os!s3OPBY",
+    "0S)AjY7QYk3pFz_051zTFr<)3G%(u,1E]RY2&Nwj.OB^[)&w0h-IA$K834^:4+Y(k1=_7S6E,9lH2<C,dJh4e>zMEl7zYjv)[>PUi3.U20>9B)14bD#01efX1>Go388^D;G7ZVZEdntg2sHTt5-FiV",
+    "4:&mh9]AN088ZMM0W.&-H2<z6H2<hk03QQ002;$&2tW<4@2imXFaRSsIRGCIGXNg_Hvkzn039__0AB-K0Url3@2iU;03QQ302;q!2tW<3@2jBoI5q$hH2=OTH#Yz-0x_cF7&!nOGPTYR1MWfsY#KND",
+    "0SH>Q#[mtr&JP2_0Sib7Ko0@:0Uro50246)9^h7A9y0&^z4IIhBo6rj1i70B0M@T$2l<dSG)Er-GWr1.GDrwO4*_iCF9$a@00gI^Z7&ZtHTnS@0yY2[H2<z1HUJ>sENveLIr-$=HvkRzrUnDa0Sib7",
+    "Ko0@;0Uro700Z9%9^hJEE-2a)0,)3!2qX=z@T,L)01pS;2@Mu$M-@+;@T,j:NC,d/0[Q>D2-d15HUJ+FH2=L%G5@Xv+Z+fa4+8oD6E=<K2QdH[Ge-i,G5P<-Fh_eM4*_iCF9.d=00ZF(9^hGDF9I>)",
+    "vjG@200yT83Wb3#0&O1$H_Ik;HUJzn00YSZ3rGk+4+8oD9]$r46EOfE4:15A0yqE^Hvk(r00XBi1F@@h2Q&Hs894wS12+I0GDrwO4*_iC9]$$#2<=E[9^hDCE-KO!0.PX12qX=z@T,&[ENuni2<XdY",
+    "G5@(169dTs3rGk+4+8oD9]$x61L6rE4:ABR0yH$U0U0v<48aovkWvG(0Url7@T,d/03QQ002;$&2tW<4@T,9J-t3Np03Q!B04>8)00M)6X9y$<0[Q>HHvk>8F#s7j03QQ302wey2[I1;!xJ9^GyoGc",
+    "03Q!A03QN1007W72qX=z@T,(2ENu(o2;$*Z$N:$+69dTs3rGk+4+8oD9]$r46EOfE4:15A0yDD#88U$Z48#)z@Wz1E2M*&Q2vrXq/m!C[UkKmQHZw6WEc)964YD/>-1B>z%ufscB:.1;8VOhr38ULn",
+    "1jPaa<Vgo$H#xQYARITl0v@Z3s_,R@1f#]f2y+C:z(Ng19]JbJ0tv1L4d$[787zbL4+u=QxdRUc[HRk4pV/S;K<S70B;*cK4+4;FVFT#@4WQTs4.pOC6C*V/$Hf5yl-U-<z-6*S6Auu80v$Pw>74K2",
+    "y9f(]M:8@xGIbL)01l7b0]bhyA@cR^iW3h6q5EP1<6$#K]8FTZGLPp41(Fv8[RAHbHKzj_12p=u8a4GN2QdWepDPSW9]AbX0tu%L4+Vv)6Am[DrvwiL*<Q4J1_fAM1Rnx7R_a;[9_d]O1TQ2vHUJYj",
+    "03Q^N01kix9]1Q01T8l:03$ay01@F-4.D3]5D0e)v8odUgvJLB-sg=i014ZqB;d.;12,]=1Piw-2r&cV1Pn.J0/=gk/1vGC4-11A0P-WxMGpk%.sb_A>+.z^9]AO388ZMM88qVr4.z9UBQ@Mr9_L.P",
+    "4uJw60yE.T9y0(0-RzHt*aZ(M-[+<:HUJ+1GXNqsH_/X)H.gqH2S=>PIOGHXFbexH2r&,;#ttqxG5@Xw!+HoL4-1AD8aRyv4+X^8E)2PeW(YzaF.1ii@!EP34-bYHFC-cL01@6*4-R:!5DtL;F9A3(",
+    ".pdr!$O$7hH+2*++650O.pe7<GXO6FFgE^bGyn:zqap@L9]JYz1RFEJH3%[f1;B>_0[tZbzDo!s4-1DE0On8#MGpkg!xIdfoMs4l4+6Xo0PY3]Bo7(p1P:+42>rQu<MsSf.=&Fb0v@f5.=&!y02DIA",
+    "Y6RN>4/LsZEIBX$9]AD]5,.QGH#q.dn*/WaIWp!105A)MItVfY.=&B(9]AV60vR(s9_Cy[1Q]Cs9]SY6-_*O@&6XbsLLUM(SQ#>@9_d:^1Ro>e%n1@W01p;E7!H8_9]1Jx1Rgca2=2K]6g1lf4/Uya",
+    "8aDtx0W&!<03$Uv01@C,EHp6y9]Ji64Ewea2r:<;.=&G]il,9>i:DJ06=y470,NVA2t=MB%i.sm*_MlELLUM$SQ#+<9_m-[1P:+52<=R04-T6u4uJw60x[+U9y0(0%n1@V01qkp7Ynhc69nv/2oB_1",
+    "6EXl3F#sGji_^D7Hs%Bjk3$GD4+Q1^E,=3w0=[!!2qX=>.=%xLKnO(,1-N4,F9tR+.=&%CIRF>r03R4R03ReY%n2hmF#r!2[TB[>0v@c5.=&!z%n1^U024R:4.P*)2!#O*.=&G[[TCB7024L.EHpWr",
+    "1P/k//<S4j3)DvlG7kmj1Rgg40+N.x2qX=@.=&0j1P/z7r7aAT/Vk_(9]AU588rYO88+qwA0#mV1O68u7dHS7fdU<>HRc2!GXN7Zbrdk$1rI9b1RFR2F9J6/024F,1gf7S8#9apF9R]#.=&rvnM;:W",
+    "4+7/[38S4Z2o<PJJs%V>.=(A+H8&3hh2$#;>4#H9LLUM%SQ#.=9_d*[1Ro>c%n1Yj7Y@V/r4SB*0v@b_.=&!y%n2kjH>%iAbq=r=7YKy@4CVwM0x.vs[uc$w[s9e^1P/j/FaR(M,cSfK4+Q1^E-BIz",
+    "0,UfE2qX=>.=&oujsy#g90rK!PYbTv5C^pK0$2csL.l4g8Ri5JCCmvEHvkV8[ud5@0v@f7.=&!y00hhl6Et,XDgGA-%JX=x)*T1>7Y=]:BsDdz(g6&N0^lfAFAndz5C^341;B@EH_.2/s^l$$4-AJF",
+    "3XTL0j2s00%n%.2GUfyy0ykJ0HUJM9>%9zNGRz4RIRFnA[ud5@0uKWCFCH/g6f(:S6gJxh4/Uya8#w;k0yQ^R6EXl3F#rty7cT/eG3Epe/vfFd4+G@]2.MwC2o<PKJr4x;FAg=uHUJKc90Z2NZVLM=",
+    "2tpqMG*^rk03R7N.=&HU%n2hnF#r!2[ud5@0u1[v1D0wI.=%,H2<=N_4/Vl>EHpOe1P/oK7ZWl76EpxEHUJ+3H2W>cG;UO12r:<<.=(SSH8KDRlm[OQHT*9KO$v;#4+PlQ5DoO07YITh0x;(>FpmKb",
+    "8T:CFBryOJH_/3OH_.cT0v@f3[4X9c03$IsbrUe/1P;0y7b@V003QN00249*6EpxEHvk>2HT*9CFbncx2r:<=.=&%CIj#a3HUJM3[4WBCupS6S4(0:]&8ra)2Id4G0yqE^Hvk>QH_.eN%n1@U.=&HH",
+    "[ud5@0v@f5.=&!y0249*6EbxVD*hKNHZbM[9]AD]1O68iGXNYn03QK1[4W473AbkndIbD04NDIKyC4AG9S9=373KsPH#ZK990cgI5eob,2tpqMHCP!m01p^bFCQf=%n1@W01p<b7Y/_^4+8uz9xwnD",
+    "Fw6,PG.6Rt[uc@6u1yAm@y&9;3k#Cj3j:nB0t2LS2eBFgHwwX[0Rw:fBNHXz@3(ZO0SLj65dy-j0<N4)&4UF5G699g0S=PyO$(^@f&m4w0R<D:6b^Txq7eY80tmE.Aq,X.FsZTzFA6a%fy)ywr2#T5",
+    "yUY>GJ_G(:2*v=ojN&2=Gyp3zFaRPlIRFFskOu^C3bLLX9_5na+ZzBl3rP.iyvq[:=q&G4GGGF);.E2s5j0_586OWdV+u;ItN]P]03RPR00E6x4XXhYIRG0u052XkFk%ArRSUrZ1H.YC00.0X4.Ez.",
+    "F9J3&ViPj^95VnPA2a]T0x]#,H2<qn03RPV03QN0024O/95(.TA2.LX0yY2:IRFgm11^:tFqH):FgXApA26![D:pHf1qb8y0RRXLs[tP*H2<qn03RPT03QN2024U;4AufKA2/[#2fzjgNd;2=0Ssaf",
+    "7r+Juw-mEX77d.@1P;[D+ZzOd[tO7j4+F*h3/bu/+ZzG/vm67FlRghBvfCRB(GLdl9taj0F]Q2==(iATG;_%=A6hx*iXlQbG&wSZ5(&rF1Pmk;F#rzk=AZA,iFyZzMG9sw94j(E5G(UP20[bHN(0GF",
+    "963b<%p(sHMF7zO4+x3<9_CqJ9]tu6FBLI3MIQ(/03Q@L03Qf301p+.0WSzQIRGCOGDRN.Hvk>MFaQq,*#aLFFaRG2G<b(/7BB!W2sbf@0Us4K03Qf603Q<L051qOHvk>MFhw3U00f%]0[A,;G(rx7",
+    "3k@-,9^fi384m)b9[[8<2qX=y!p-)]lu!:S!p-*UH8.Pi3LgkIs::4t$65_wMiVdq9^P7C9^zSF9^P1A9^zMD9^O@89^qAAFAOy_051>YH_/3FHvk>IHUJ+DH2<C<:H[M&IYu80G5[]LHaP$iH_/pV",
+    "G&ukt5jFrH12=,b9]N3&1po*S3DnLL1CPFF4.*#j6AQrx4yecz1cd._4lu<:A0#$101qYB&JzGb4,jV)H_.dT&JzNw1P/(o%:fSqr3nL%nh*_P*3J>F-Moul5SsxMHUJLR&JzRc2oD9E0T1=9*3J>E",
+    "rw0!R*3J>Hjsp)6kOdYo01np969d)/4+x(D9]kl49]t%95-g!Y5HUCa2D_H/*3J>HuL%zYp8*fF57y2TKZgf0Fg5<HyFUnwFAoLYp&vg2H#Ro>1sM@I$2LthFgG^Z76H+y1P:sU%<YKB6g64>AqrX(",
+    "G$bDcGM<ntCD4T,1jhRT23HDr6g2.;oB.v/Bo7+3$rBEH9]Ad)0tFdA2RAi1dmkP$>5luiKLIr@IM4zEpBe+C9S.dY4)y=9R^(XP3n2pgoeBda9]bmhA1OBW0WSqIHCGcgArm*80Uk1!0xv2xH1+@x",
+    "1ndI=$:ka=2s1Hz7BB!0vIwKi6A:+uU/Jvx%<Y$c<rV/wi*FAYqs.cm++>r;Zx3vv%<Y$ck*X8[2n(al6ArKe4[eg&8wC7p0]):]4z2+J$qfXYR1aXI%<Yow1Oo=Tqs.com1P4YFKjq0qs.cmnQR21",
+    "Yy]VZ0S+V+F#rG@4@8Fs6Arur0]*ZQqs.col+F$Yo.t95qs.c&GN!x_0])^.NDCwcs$:AR0R$u-SSzE/6Ap;20SE,1OAaIxH2<Sg01p!X8V!)HA=]<DM+wPI0dx,y]I8B,E68UL3nmXhrOgu>GXMgl",
+    "0v[$bqs.c/H-n,TmjVv^tcf8X5-FiFHZ/eb7L;8t3d^t^3N$k]zlk9jIRF(o00yu_0wxb9zlk9)0XHxJFE2MR01j#k<s.PwY9BK(00fhs7$Z0/*a8m$Z4Wi:y&V^c*a05@GXM@dzlk9-GB@BY0UrW6",
+    "01q*32J1Q#HEbUOHvk>xG5@^Z03QN403SIq03tUz051YGF#sPrFaQ%b03QJ]053W*IRFzl03QM[03S0r02es(1s;,3Y7aEE2m>)$6EfBT9]AQ14;n+&Auj+oF#rG,4:Q&Q1FSa$!@cHM0yAtMIyRUD",
+    "6EOfE0yF;0BQ*dD7zOsiN*=9Itj!ZI8#gtr%<YD]8Zguj1huscE-2N]L.5^-6F0sN4-R6SAr3qb6_T!i4m:X(H!#78AtN>2[2;C_GQo).4tNh5!HFRRfCU414+uOT1vUT=Gyo48!HFRR.OTyg4,dhK",
+    "Ar3qQz6TE.!HFR/H!wIn4,mnLAr3tgHUJM8!HFRbrUMTf!HFRR+z.nL4-R6SAr5*U5HZ1tAr5*3;E()W!HFRhIqm@vm.>:+AwLT-F*dEu6F)gJF*X1M)e#Hx<dE>34,V9o0uP@8s,>b:GBGy*KRz,s",
+    "H;7SR1hWwg!HFRQ@4S(q0XNG6E-cy-4<0fZ6D%.]#l[8%#1$X30W@^39WekOMK,O;6Au8Tt>%dGDi5-(%:peoGXNh&HLcAP44W.@D:L*T53:Qy0xdK(03SRwt.4h%%:oO&E)z1%0w1#hH2<wn[R]&G",
+    "Gp)<N2+aZu/>dr51s^5kG5[>zIn4qOJgv.W2+aZt>$&p)sf7U>v-jHI0uF%.5i$S]Lcxh49]Jf5FS7wSHq8PaF<X&qJTa^!69_,$4+Fu8AuqE5I5W)x9x#Co5ikG@Lcxh43z=]_6gZj%53:RO87(k5",
+    "053%>IjzkTJ_1[o!HFRP]KlMKvjNQlE-u-/4<Irb6Du(@qoNBVIWo,xAG859039&=A4E8.%<YCFts<G^0tA@@AF^_504+B&03Sv,t.4iZ12Hx:!HFR+uK>kT00Zfa0S(UrA4E2,%<YES-tUJV0uwg;",
+    "AF^_903J1k4HPv12$oR.-FKc@na%+Z1ER(n1+CY8015/Vl>(A+6*vGN1UR0sClfcd;gJkIH:_%V0SBDPZ4T1&6#^_aAO]ZRG4[X;1dp[F9xz,7:d0*alj]A]wD4:M-S3K7#jQ6QGrpNx1laRz4,4tf",
+    "Hwm-*2A.:>0)+Bx4-1]15(L4O2L/AI9uAzp4geev1DwAO2,vA+0L)zsoWBkO77q^dzYYLM4,1=X4g*gQ8/Sum0$K=K$qfay0S=(JzYYgQ0[UVEhXDiTn*]QY0tt^<4c;X$1GUxy0fUfK4+fpd0u(c&",
+    "lM4%<h7$;9oqPxu35EwB1vrSYM*)nIR1WJ@1ghr.4!_9q2J,$S0kE<D4+JzH0yLrl88ZMM12g_<GMmdC2Gg4X4->%f0Ru]>(xC>fKo1&>!2u[ZH2<5Yg,@&u0]Sr:4-0nM2p[JMG1A8fBr!DWRs*D$",
+    "1P/o62pKj23g*rM6f*0uA[#J+$=i)C.0S/%z6%c*x4-1vG3l>80SSF9H9EJ!5h*P)ArA!a]4J,0IKG/M1_eZ6Ip:QL2C:Bg0.p1K4UgD11f7&v4+G1nSrs-s6fYq(Gv.a40Hwbm4+GYb2nOmD9].wm",
+    "kq8FQ:sAZHrBx23+yWmOGmz4l0Sm3L5e((LO#*@p1-w3r2+#ouyO9DDHtO-%0Q6%HfQl9c*wAwqG5W_<2Xzkbo)ZEY0]pIH1eg67F90>*.G&=df#W3vurD72Y[J+t4V&*3H#asi=uhuK==$lGJ=7Ld",
+    "2%q02FAFj@9]XKG3m*:vz:s+XsP#b-Ha7&T8w-2M4+qTs2Lqy(CJ%i1k>bNrGcqs$KZgM@F*yJ_1T!%,00P;ATMxSe@H_1f12Zr(00W8tB<em+@H_1f1_NG;06)9^GB@N=KLs*3H_.01YY)2u@H_1f",
+    "1u@^=06)9^GBz_-KL#:2Gyp%l0x_r,06zvYG%=4@yaF-bF#taXGBYp$KVmX6IRHO5GBP&+0-1d]577bnk>ZCN*(C$=+$A4iCHayFLoqotHh^:Gw:Az:0Hd8A4,EN]2neDg4Wuvw+/Chb:I<GD;^rW%",
+    "G5@t0FaekR1q6!M2MxW44gk%j6b^XWk>Z69IRuZ[a1Pg!2mx9Pi!lSq,_taC;uQN#G5z<k3eheE+:-_=$Oq4b6eBS,[80jt,U$l+2<a#60tEJCF9tC%)GQY<l-8pc&yRls@MgC5=y:uyyopN#rN0OV",
+    "v&o+U37pD&0&Wij<aj1dCD5uC4+QY-5d@>R4jM3X0id,V6fnWKLk]8!I5jsovb7chs3,^d%ySOzLjf2M1Luz#1dfXlKRY%wIjW8i4-z,02m,x^HVC5w4+N>)KLj_3F#rVI:.S3C1P:LNln5a!Hs$dr",
+    "34#G14:z2Y2rnTyGXMk5>!10/(FF-dln5=rI5>]S-l5c99GsL01D4z[0.Ehb56%Icln5=nGB5xyHZ;Q/A_@VtFIYJ,00Vjtr_#]u1p(&e3mY;:ln4M54+NZ)2m&z<G<h[mEif:WfpsqtG%:W]1qXZ+",
+    "HE[xkNe:0M1@-*QPYAJg0/Cfs0@)%+6t[o^Juxvilnov=l;np!qE,kb3Z%]06Eml;4/)8aHGz<>BQY;=[4ERCj(!B@q#7.aGpMr.1G/794^aPJ1p%Gg9]O1v0QLqCSK0psFQNf8H[O5-Cp9+!4y(/%",
+    "FGn[t#,s)lGyoPf01opH3Zat$42.dy1MU$Hinj(Y8#OloB@r2e4&46*1XB+ninj&/Rtk!<1>n>N&H[;J1^,%:052akHvj@n4+*&F0S=v^w+0.F<7)3zGQZ3T1c@tj0*-Ll4,v+c2roD:IRF5TMggY*",
+    "4@.<s2NE@q2oF<=+y=fWIXAV*20b%1IRGd#HR.GAE-KNT**rHiFft(ymabkPG&w:6N&%D$0E(Ui4+O=.3&Xxv2$l*T0y3,$3f%,AGRKq%5i]faFfcR#4n!F.04Xs#t9Ss<q5^=c[Qm>2ZVvec4ArA7",
+    "5-FM(3-4>g2FL3l00#gm3de&T0r%836E<BQ4-0oCEI2XD0v@f302nj;3,yH!BR4an<g5B6wloF6fo/_6;Ghd[[/x+W-DIp!xSnhe0hz,QAB6!p:k/X]HUKYNGB*G(q5(HK051tRHUKY2I5hwgFaR$J",
+    "GdTbmHuD7=0yOIqE-Td&FCjHG01pDRw+01MA0#*H5,$TbFaR&k0yZ%KE-lv+FCsTL01pd@@2i0Ow6>K:Gdc1M8aC;=A_rYxFB3C2053N(IRGLvH_/qfGdKV*Q!>XKFAX*@04>E#04Fvu04>5*05_%>",
+    "G9eEE:k/X[EJ>0Fy9ER7xdIN(>%R-:IFJe%Hvk;u&k>;d03Qc202ny[4/#v]4F:q)BnV:*%n^0mXav[N2;og$9].t@ln4mP0v@Z500ia]6gVUf:4*ga95XpJII0sIHUJYdjRPMfII0sb0WmQE0EG$&",
+    "Bnzq&A_ZJu4!P;O9]]<A1E.3z4yzL*F*X1n05t#_g#kGLA_7/nFIzD*06(DtI5IH+KL]K7H_:FJI5IZ;6f:L)9]$$869C9X2!aL/0-:^)IW>..Avrey4+5RI1>e>eBRQ)RKLR)_G5]l#0yr/-06jP[",
+    "H_/3XIGwl#1xyaB69xVU9^O>86CE@GDlswu1J3LMFB3R9mL<MaI5+;!Gc:CcA8j,MA5$_[FAg-[04=_#04Fgw04>K(04O*xAs#T]5F.D;o)8i<#t-Rdl;V)l5FY]G02wm;9yF[IAuudw2Kc524n!C/",
+    "01qvfjST:64%,DAHT-4I5-)rh9yh!d6g7(J3.69ZIPel8I5>]lF#sGn01>]&A0[yX9]AW388!eMHvj=z2oyKW(E];G5(Bc/4J$V/*%Bi#H2<wm0563BGB5xH)SM]VTre^)5,*]wHZuS(2[$kRFGn=x",
+    "0249*9].u488@qR0X6>VI5Ri=KN_nRIRFJp4%rd^Q!gYmG1(Fd%eV#yQ6J6%HQ5p>HZTA$BQ@Mr4*.)!1>xCi4Kmph9x(tLH_.nd0520XHvk>wGlV7+FaRHIFaRG<FaR$OG&cY)GBp4gGT9Oz05.;A",
+    "H!vX&0of7*geC*n<(Ts2v.eK>5+4IHkqQaHB<WSz4FJOt0cQ,6rw0gH3WfzAE-,o^1j-<LV++]55-g!Y05UfK7&8DL05kv+FscF)G^#g:H!/VsFgE^nB[BdmGBW<I,@-%)Bn!z)1peG54+e]i2m#qV",
+    "4%reiIXN@g5,$KVIRGDn0Wkmqx+;&Mjvx.P))GIV0XZ,/06z#hF)[!jNIA<c2O/=!00<Pk4G!7@88iSN0y5STE-uj%FB::900l^8))EC%A0#u<5,2z^00&VY%:p-p5.NLEG5]jvIWRK,1WXOq5(iZu",
+    "3=djfE-2X!3:q^n5+XD-03Q/DuO%,yH#q.zGByA&Y%(;gFH]x%))F5MFaRF>GXNMf03QH004O#vArAo75+gS<00OTi6f;Klcn#JP9yS01#,:9EBo5XR5-g!Y2RJzZ88.[9Ej88:1*oS72xAV>x(EU4",
+    "niCHJuO%2U03I*=A_!Lr0uwjZ5*#%E5-OoGCNlsZ0yzK_H_.;tuO%WgHvk.m*UtnW3NoHJJ_/ovoj5Z&I5X/K9[<D_AA]ui03kRq054oPF#s:30W:!NF9]g;053-1GXN7b01pYUUMVv$;*$J6uwE@X",
+    "G5[]eIWhnRN)GE11yc>nuwDaJ39w!VQ6J6%IqMQGG&BG&BQ!Mt9yG9C2UQ-pHtP^&.[uj_uwDbdGCvbHH8.,LFE^(g0249*A8j%K4=*&T9^hFdOD-4u02nmu5+49H04OyuArArT5)(1+A>A@sF9R]-",
+    "[*D6(,l$3l77D<y9y03=6Epx6H2<Ao88ZMME,_v89yQwq3zA+1+0>#d0Kp]EG&uk+I5q$xHZtoH6EFZAH_.6E0v[zb:k/-lGc_6I88iS4v]a;>>75I2h^Hxj3pDH!F90>)03$at03QG@03U.>GXOF+",
+    "IV^8S4>xdLFQNfBIRGySIW>..M:#bB1F:Eo2[8Z^GXNg_GXO3*HUKXiIW>.VN)GH21ydg+H]!EG12,<LFU]rtF#s+&HUKXpI5z+uII&&>RSylZULG+38#4d],[%t>6fxH&A2/@o6EU$_A8j!JA5.[>",
+    "FAg#@04>B(02npw5+49G04OvtArAoT5+gP;01@I.1fQb;4eSyh0yqE^Hvk;u0249*9]ti2894wSE-j%kF#rp)UIh1uB@*LuGVBr.Hvk;o03tOrssa),:/G$BF#rMAf(HVe0^mza5,v0@00OyyAqNf&",
+    ">FV*<=I#7J)8GgMlez=fH#Mqb5-4=hF90$)03Uxe00-75A6z,m-0Q0G0X8tog9j%zFaQpsjuRh6Fv=1m2#B064++_[88iSMGynm%;;VmST]XQ)FfafGN)FW$1yc>n+g$/y88O:k22mf)0x[cNJvJ_h",
+    "06!i!FfsrIOb*o&1=x#g4KURb4(1-lG^_PS>_aNL6E;vmFE^.e03$Ip)e-]VGyo4&+g&dXF*yJq05$*=HUJ+0GXN+vFd+[C)e,_mA>K**1>l1c1ROc)4.7.F02wm;9yHYw1KV8[HvkSq88rY8F56um",
+    "Hvk(n01@3)06Y%W5(wK^9[<K1A_ZCr0uwgX5*#!D5-XuHCN/-c0yh8]HUJwpf/eSZHq[aj2B[<40yQz#5+gM*01p9]I3I)oH2<(rHvlhOG&t50FQNfAGXO6MI4^S&M:jbD6EXlF2[8Z^H_/34HUKU(",
+    "H_/3UG^v7PN)HIu5,%h*F#s7g*j)!vAI.>b))Fo=FaR$jH!%PnH@rYVRUZv9))F2u01Mb%1)I.l9^>ax5+6A+t0faK03U5I03TE=))F5MG5[X[Hvkwn03QG[04OprArAo75+gM:00OHe1diqe95:by",
+    "9]JX!3JK:V9yQoq6EXlBHvkA)3WfzAE-,f@4)Q%4HP_GQ>T(NP0Whm27&F!q9y9.VGc_FL6FJrr95(.GG5[YXHvld*GXMgZuptN^467vrmpBf=pj96WH.mar05mWFBQrVc5)T2EI3I)oHUI+dPd[5Z",
+    "GdJrJKcN9JF*N@@2r)7-053!>GVNUms>!lj3GH1OH2<wp00F(,OCB)m5,%Y+F#sO[Iqh8qQx6_QT;1AL;Og[=AI$.c:k/n1G3[LisRs@p;Og**4((kBRSymAT=/w18#Mp_t/SeI6F0#nFE^+e0246n",
+    "T>0=Q03TE=051+OH2<y_H_.(p03QG@04OmqArArT5(KbF5-DOM1n1c$4eJsfHUI+U!XXGG4(k#F;Ohc%01iYMHvkVV;Oh%/02;&@1=L;+4*]g;7%:1IFaRPlHmU*/GV2m6IWPbsI5>]xCO7_e0yzK_",
+    "H_.XoT<x[uI375HOCJh300jD03#L61IP4NH05LZJAA.om005O)0=&XoT.j7rq5(BG051tPGypG0HZuSdGyo3;;p+x+03I_^0sr>z9Wv]=FB_y5;p*_+4(t*IQx6_RT;1AL;p+5>AI.>f:/G>DGypFn",
+    "H8lVpHSS#pRUZvD:/F+A9_(CAT:_RO6E!n3:/G]HGBf^aG5[ZKG5@,#;p-3)I5[@_9[<Q37&!nR05AY3Ffbtw:/FQ&Vg$He0:1Mf2:h1>2:S=i0y2:b3c:=)GVBr)GynzeT<FMUGXM@R;p+1l@2z<J",
+    "4%p!c0ffF44*/IC7&Go&9[<H06EUg+6E*A,95Vm](gGhPIqVWHHZ/eOqu;P3Bn.2l1Nh>x9]bUiOB6BQ(*+CADib%/5+49G03Uz:H_.HzoFFe-F*Vf=FQEZBIRHNhGB7p(KSwe!H2;zFT=]WK);EPO",
+    "1>.T>4+7K<E-lp)FCjNI03QK2);EctA0#)>5,$TdFaR&k0yr<ME-%*-FC#fO03JEkT;bVU4Axy9IpiM-/,2^kIM9YK9^>sgB@,HLHvj[J*L5FkIn!M)R5:@%5+4mQ04>H$04Fyv04>2)05_!=Fd+[C",
+    "&/Lc<B;E^]AQd:5/;<Lj5+4FM02wy@9ykCKG5[Y3F#s7k03R+l03I->8#w;HFxdq!05&(#5*RlC9x;y_ne_(b6FAWl95w(EGXNhZH>5vJ9]AW30LUf;Bn$pZBQY^35)THYB@*RnH>[R#Fg5<W0h2f%",
+    "gaJ7K1ODP>FIzA)(h<(S0Wvf(051tNH_/3-G^K)aImQYP3DR8]Hvk>3Hvld&F#s.dGBE%JN)FKy1yc>s(p<PsG5@iqAI.>Y(p<exGXO6hGBW<LOb*c!1=fpe3=36W4#=)XH![%<1%tV-0Ur^G(Go8/",
+    "Gc*7aGyorLGyoq[GypFSI5Yqs05Jd.F#sO@H_.(p01pAFy8#n3024L+(gp=[m.SB!4.7.F02wm;9yHMs1J7L*H2<Ao88rY8F3(*aH2<no01@0(F99;%q9q8/T=/.6GBP.is[#@,(Gnav01>]&A0[yX",
+    "9]AW388!e6s/EOqFgei<9x;Hu8xIMMI0c-aehc9j1HQWfE,*I$AA]uj02Da+keUG:Tr/hpFQNfBGXO6MIWPb(MmRYD5-6cE2[8Z^H_/34HUKU)H_/3UHR4;aN)HI-5,%h+F#s7h-#_((AI.>b.@OPA",
+    "FaR$jI57YoIO1IgRUZs8.@Nz-02(*]1EC8q6EiutB@,KLH_.nb03U2H03TB<051+VHvk>1G5[Dd039__0EQe0ArArO5)(1vZ33wc1)04i4Y#@i9]AZ40PtuCBo6;H=#^vz5)0p52wDn+1s=Us.@NF$",
+    "JsUXRT;CP:7#[&Qw.Q/e.@Nz:00Y9$Ed#6E7CSaDGUgH<H#YzuB[BdmI5PkO#TE!84CWF8h&UcI]C]O73,*,(1f@804EGlU/MoPB$/(qUf9Dbh@4vA_I5-xr5,*]wGcw:=F9]a.053)^GXN4e,(4RG",
+    "INn>uH_/34H_/m)FaR$cGcW)JN)G1]1yc>n,dzJ$3Eo@;Q4h@n,d!#-G5[]gGco@JOb*=%2UQOY,d!#<H-xS&H0Kf@H#Gn+6E!jbA2&43B;IKX2p;/X+g&eII5y@J9^X^89[<7]7&8DL05$*=HUJL+",
+    "$GZU&G5@@b%>Roh-wcU15*[@H0>cYr2qX=Y5(C:=6*K<2L:V=#4/&qX9y9.OH_.8kpAjDcGtDI!F#sMg03tXss[#@</Mo$:01@9+A0[&Z9]Ac588@qOIRFwd01pE3l:r2o6am1o1@GNG6En_f9[;^>",
+    "AAtcf00,ZvtN]ZfG0+k(q5(EH051tQGypF_H!^bdGyo3;!d)3T03QN404>5$052RfGynxk4$u+:Qx6^)T;1AL!d(YZAI.>f&/M[,GypFnHZ/eqHo[#8RUZsC&/L-bA1XO8&/MjxH_/3LFt-TyH!;W<",
+    "A_,V85+7>b01s5YT@vwcGtd$r05kv;Gyop^H2=3zFd+[C&/Lc-B<#CP8a2TEB;$Nl9]AIt3JSmk9x_7p6Epx12ftka%@*s64/&IW4)#3@(YOKy&cPWU0W,Xr2n2^MA@mm35&_5XuiO#/.-4dEECKxU",
+    "A@ZNn2mq8s0xSSP3%r:K05b$T04)rV4FtQH2og1<83Ubw9^gV6nFtRAuet&s1vjv>0tXHrG[dJb1NE8*1GJ(94:*]2F9Kc.f9.pa0;33I4-@eF4iqu4jTsKemplaHg-NZIz(xYLu<(i.qXhxY#6%9(",
+    "t@-3J@>7=P5-udG4gu[51L$@Qf]nK#1nmPEHUJ$r,I5L-D:DEN&I/D,:X,,*E$NsD1BSL150wGym.R&9wjvF-wgNvHGBh**1d$vQHl3#j4+6Xd88@qQHv5e@0*^:H9W^;(C.ObaSpt]D2hY@74u+Ws",
+    "4-O@*2n5gc8xI48nFt8x>,+Wj-RFft0S;&o6%PUUq),E(>7nh@p&tzMrUfW6F]_(x6fvcj3/5jG7y,m/4&9Og6g9mA6D*bw1<jXTbtVH<11$,/0]#0JzY>/70Re^;0t&DEEeA0M<ka.288KBK4:aqT",
+    "2s]^5HCi76HUJ3U3/RCkd-!UG0@Bc34V#7rBQY;M<COeWiVy>E<fQyOsUQ!71mXDw1%mo>F9$I,&EN$Bj_WQC1@Ly#2oD9tngIms76c&$yeTX+IKKuT0y6*=G5@X@P6p_0FA6d:mzf9.G;3i=0x1ab",
+    "as!pwI^cx&nFtA*=LIZ)IV:fZnFs)w0t%N11pAhBFB:v7rRE0_G<61K1WE++paTx9tOPGfGBu,.4hf3+cQ02tESQ,H0p^bK9kv1+H_.KP:.t>/w*mkc4<j7q2msp$1,JqaSD2Xy0Nf7@9qt4xG&KMO",
+    ";jH<9nFs*m6Aw$HlMVr[gBS+50uM/-nFtQK0uLSW1S:T%00<ikNE]r10st2eGMJeN2Env80<(/.SD2Xy03RP6IHdv@IRF;o$,V*$r2,!^GnknO0gQ;m1*HNHSeTgz0j^-44-,ZeEH*X(7C0UZ:7fn,",
+    "!HH<gG&7]F6*d45SeTgz0p#xx4-,ZeD:pL$CO0(z8#w;IGLDD<4:Y9$7Bc@3<e,Js2mzwkR0cRKGBV)!83QC3HvkVCm6,;wLKrXr43(J(10)zT01tuzppy-+&H)b@-vFk8F@FP4GMc&s966gH6EUC!",
+    "4:R);1K8yQ0jDGnSCyFv0pYk-4-,ZeD:5.wCNeYt42K[eHZY)*4g%xvI0dBw4<#Ap2o9wJA00CQ8#w;7w4fp!Fo+,oq1&ke4:XA&B@@Rr0uNV^nFs/+!y*qHrvfZ9HUJhl01V/y9R!*bFElYTrver/",
+    "01sG]nFs,%$=s7<r_(^[[N<%HHK+m$jUWZ,rX3$NFsK3oIswTo4>1]#2m+DQG7lW50u9RA78Ere4V9S)1GMcU4:gsU2m$B&S>P*94>K9%2mzzQc<G><0vtC07C8VNGsZO!IG_db0lTgi1*ZZJN]l)i",
+    "4yOVS9mESOHZ%YyHa6ih95AN:6EdtS4:YF&7BT/2g%OpR2m!zCe+P[u47(*GGdcPa7&0Xv9XXYm2m<*uH2<nlB<-3L7&rhQf&n-[nFtjz.Lfd5fgK1P1r,LcvmFkxO(@@q01B#hA_QL<6%RGry$t^X",
+    "ZV$o)[H>KxF)/vHZU)VR1PG2)89LukGczzV/^Zp5[1XGzzzhKh0uTm,R2(w=9]Ac52:D(Ol-uzqF>PvY4E44L1c&Yd4.)9V2n=x<4+Yp,4^%2$#]8r7sTTsOf+7zH*jgGf*ajRjshJ1=.]hvyshJ2m",
+    "GdMNpB<r[&/:,oRshJ1=OB*%,0GBHd9jTcJ14]n;003(b9jTcJ0,cr-3rPU28V;.Yf(Qdk8ZrO<n[=KzhJpwKOAPe>0NWG_9fpDk0!szRN(HI[ALa)!shJ2PGdHvQ2LQ;T2M-T$nFs/#:JkJ=A1*AZ",
+    "nFs;;7Bv75l;bVs2m$/084q8sOBXme4)KXa10)zU03RSUu1gp.<JlZMH#x3L0DTB%ABX@nu1hZ+H#wjeD:*QV7C$37Fg2hT0I&fJOCKLMpcey695;>UBsriLJ2=2hO8_C[4-!YL2m;tQG5@Sj1@ivi",
+    "nFs;(4D$j2-]vcQrkMx:NeuA.0NEuE9j2KG14]e.)d:VV0lCT%50DS0nFs<)u:lV<rkMy3D=LiT77eDE2m:V-GXNhSHl_:f0+=8@2t=F80TVbS7&!nRfdMt9nFt1,h.OBnx(=B+6F2^b6*)MTJq)]R",
+    "F$0]z4:P%#4KKw6EjE,rBs4hyEiyF#4E*K[1G>d2nVAR#$/yaXH8(OM95CxU5-/kg4$3>fH_.nj03.Op04p=y051YDGVV7RF#rsuw=9/<=Moc1hUf.ay_zd,B)XXh4c,9[1.5<hf&;_%w+92ctbPHt",
+    "!xaw+$vp]-3.]CJ1p_gB1OWU54_qri3.bf!3O+D6HsK5%GXMkI@yv^S-S3Ql00i%lMjJNZClfUHjsi]MHa9cm3.AS10SEyQB[DGN3:,NC9]AQ188iSJH2;$T*fkEZ/m!I];g0,Bno$kP0S=Yv3/e>;",
+    "uD1sT&EP9P2[1D;%;uef02(v=6F2<6ABqJv%;va!H!%P%G&cYmHUJVc01oV#2r<P]H>i+L-Mx@rgbN^vG0qGwHaGwRygUI20uTk;x,_2]H>i+n0yqE[HvkFykTeE:yeJ+x,RK7a(*Jf34w0G&4$1)!",
+    "1.ni_f&<3$w+9kA<+ChBIXO4X3:i599]AW3FN*_,F#sepGXO3yIRGC3IRG9xl$r.xoW21gHaD3W95;>YGB;W%9y0&^),eGH0T2_4-/dCM,M29bp[XSZ76@Qg41:Z=6glhYcnqET3j*t04.xyo2o2u:",
+    "4+Y:1AA$rpoW21PIh@_ZIlznz4%Y/4G5[Me@6UGS5)X+5-0z,.IsLZ:6*-z[A>(9G4EH4fG7h;$2nP9zM,epM3/5yCCIN!v4FcW>E-Tp+0=L3V2mufzG%;,@EI2a&9]AN088ZMHGyntAwigZYm3jmE",
+    "m]PDe,.k*v,_kT;qi@RB1UUc$lA#qp2[]!2,wYWw03QM_056IKGcy1qH8ub)Gco@l0W]-)-F.=&HqWdUA_i7I3<kM;024U;9y0&^]5E<61K$h/)sqSwG2aXy0yh8]HUJqn00q>01[=rmG6d&;X&)Of",
+    "$qWw#qdzZ#1T,)JA_,ljF9]p;$qX4d03QN2h$bJ31v8-P5-;ZV5CNQzHV(,Q88@p_<)r$-n+Os)ss-m_%m=zuIr]C]G<CyzG&legGyoGc03]gw#S9FaKOX^#g9izVEeo2fH553ko=%d@>YV[]wVYHB",
+    "8paGS1_fGQ4^t@oKQTBoG([f;H0MhI;+OUf1rGwo3;GUGG<3s%I5#/Q3;4PcSSvFz+LZwV-GP*SGcu42GBq$PBLm$&6*m8w3LG%qJ@V$ci#GsO2qXv97zVY4HVcsI2L$BgH4i4tn+Ocw0S=VG3;G67",
+    "G4nnYIPkd.4+y>Y0h:4o.=:M]v;U*k1vT;NGdMIdr3<^HH_.c[:oNkulr[[rB;5>9GB@ChAsjRP3IpEJ2M*f]0-hEV2m[*-6gdDaF*N@m0yY2[H2<km03$UrqFD,$G6dJTM,L>Kn+Ofx0S=V,3;G67",
+    "GVeYG,,1XV2[zme88,kQ12q5,iUsdJ6gZsK5I#3IIou2zHvj]GF%0Eo0=JG$mgX1&p5>/EHvS3)mcx1s,wXxMl<0+20T2_8ocR+hGBe)[9]Ac588@qMIRFFug%b[*:IV^xkHrBG8_d&S9]bl5FM.R#",
+    "GXN7eskH.j2[N^!8Z@C:9]AbZB>E0fHrPHhH#RiL3<tP-04+2yk1>+;#UdLr$qWOrmI4tnO91/,7!3ak1K2(-GC2SfHUJVf00*a#QXDhbJ@VzeoHqgJO9&(hlQIL,OfEGzsQC=AkCZ1L8#T%d4+hyj",
+    "4^%1*uL;3YIWd(69].tZ3.[X97#[-M$>x*R1/&6@H!;QL3<$J,039-@1jmPZ3(5/.F#sYqG5[PllNki)+H;-9<+AY1)KLNm0[eg(1.DK<IRGC5H2<hj01Ehh6E<8EMhmH:dIZ_[eh($woCply0S=Z9",
+    "J@aNg%i#$Hmi9Ft2[GRc88!eP0yOa<ABqJx<-(tZ,0K4ZzI>hg3:,G@B;9!C7Y*QK5-TEW1NC/2H!v[1aT7R+el9UN024R:6F2^AIRGp)GyoPf00.Td>$&#j#xn,g@HKMz#F$eA)c8gZC4rp;4B,I^",
+    "2CY92g9P<l2;M]AGd_G7F*4u@894wS0yh93iUl_WKQlHoIp7Q_GBp4n0XYCIF)@s^1N&DpFf%mZ3<kG=024O/9[<A^6E*+:u]G64Ff-%hH2<z1HJ*M6sr;2Fw(T;ojJOXSHl6wo1o,.I9_(Hy3/amH",
+    "KM#Whp0NoA$dZ/.4+zN&DK#:^1s;)1h$bJ31vr[N6gGjR0TnfXqyY%v1r3NM1L;aV4uAmzu;9&uFgG(p3em3[0>U]G0kP@^4#e*VGc,3c#yKwrF)V;J6aXF!+]U99+rw/RG5^BxfuflK493m[2+>eU",
+    "4+)sk8xIww;LG&V.QoIq>D/)zyC<CTt9Aqy1c1az9]16_1s<nTfr/Oo%%&I&yz)FOb1UqQ0Rw=kFE^kUGUWvV.Fz#p1ozki7&OtJM-@.*(6a[!$DsuRn*-zb0N%G79]bqx@#cS=)F1;905uN,W*IQ9",
+    "BnyD:4Nf-QF*fnWE)N2@<HG@NfxrbGH/N0w0RfHN0]F,m&6yMn[m/pcKo0<p(Hj&rvY:S<6EilHm.]N30s+&UPXUL8a]Ou]3yPi-0=k7:F],CB1u<y*7!L!GyJZFa)&(6o&B7Z6<&Ob#x&aRi*wSGm",
+    "GBAPy4*^GJ2M0tPGOhRrJ_lHr03QZ3mw_SV2aNa!1B8<b0SFGN2mynk1Oq1s#[&fSo;Qst[9FvOq5/fNNCo>fAPK1l00$a1;-!,3[tzDqIn_Zc4,SI;1,A.hwxKlv2oD1w1&,A+4-q>>2op1I4%qMz",
+    "0qE,n3X^=0>U9QBIUXMZHkAtltJgXJAPTt,1vU/:!t=f$GY;3a3l7hj1rG]3ost0$5hgh:D:&MYAO;u2T<KBn2nLV$UIM+82Mgo!Hweh4c<r^L5i$S@ToW@O46OnKJ[L8qq6i6_1P1P+c;7QCIu977",
+    "1P/qU8#p-T3M3x[I>c_i4,VMGMhlMx2x16<:pTjryB,e(g@q1i1Trl92<a=bOaM&.@Mw.pDIPjo0)HO>GFuC+hXMlI6CVONa0c6>J>tY$267(+GXM>H.OKx%q.9W.2K/OW2tf^9a_^jW030=^1=/XY",
+    "4s!.nq.9EH4+e7]1T>F30y$j.fTef[D,Q,-9]JZ339#%13i#qh4ssqf&jB9;H:U(21UGUXGr]HN1vj+/285+^2tf^9a_^ja03I_^9]btI0]thrcnCoc26G.,IRGC5H(dsZrFaM[4+dQ;12HgO38^Xa",
+    "3W;)I4s#y:InV(Q2dD%O1+);m0ou4D9]bwL0]$(ycnCrd2X!9/G5[Vk051hGFuDT:j,>^AL/Ojd9]SW19]ARC2au(B2rLf/UmpZC00>hg4WHvh4t5=>Gu8nQ2(.(c1jq-v0>lSW9]bYP0]/C*cnCxf",
+    "2X>SG2oBs54tE__GQ.N2mZf+IL.)hq6alh64,S!*Jt[Xgkg7ch&lU+<95bLA4+h];kpTsUjduVE4-#E05jXOH4gj+O4+*:(1Axf@00.8f*p&z+H#YRyMhS)!2a_yW0O76_4+4+W7!<$f0RigaLk!*.",
+    "1:c!k4*-/]I]IniTn[9>jynsNqzC[>1DzBP1e:G;1+y9&HTa+*4)+/qIZ6mc1fd!xGB!s)3NkP>,.$[=1TwspFa=n+M*,E-2MPNX1=lfe4e,4P0saF5xdjcTk)#1LH8nA%BqBB^D,N[Pq5%h#@*H/$",
+    "0TVMW0U!#VDFjgvG-I#r83Q:V1vI-w2n+nk6b^iFy%Zk;G5r^I05Q222dlOYJux:on-H)Ufu(v61+5wmV+5KO1Iri:1-QKzs:_AzAPe8OAPUICMhBzqlK^z22M,#slLs#WG%#rflLiXV2LbuwUJnGx",
+    "3LH3[C.EKr2oD8;9RjLC4*.HP2m%HR&Kw=yGynz20S5f[U.$Cg2M+><lWhXi1rG.31q9473g[aE+hY#n907y_3+/*r4x$MjINpLd0x^OGfRr[XGc&5F2nV6Nc:uT_2Q:%x<-3n43J(KM3hj]Q1k14*",
+    "4.P)WAP0<hECAF^4+F!#H3G.kUIz[j0)U;&2k(M73b>IS.oYB7WD>&N0T;(;4EKR:1DOI7EIbbd:9Hmc295*[qTC$/(G3zet[4cU)in!/2M9(F2Ark[3A-83$g@ILF9.9+w5A9S-@bo^HXbzN5(MQ8",
+    "12,Q5GyoGbqY<4@6EgrAGtU7oG&,R*ATT,6sRs@Ql7nji9^fq/rU(v$C.EHQHy&+[kr<KUfC&!)yr&<s.Ip;-s1Oa.B;y5A2esEA3fut#xqSw-E+aTIgg+kwHG&NTygwK/k,]I(lL!;#@/MPA0i+BD",
+    "DhK>ENDl<7uSO3WiwqA4&FUxuZw%cNF9tC,g$5oujtm3%4/)2aHIWPxG_o_*1_[F@8xI1b!kz&iJT[pO88H9](g6.!nG7EVHvlgJF)-uR@.QYFj/UKYG</j.$juuFhyn<2,!BQL>&E>d84a<w1-OPT",
+    "4l)jf[2m3)3LG-u0vitjh5Q^_;u9rRF&,K-=#UIOZ,uKi9]t,93jk_g)B+C$[tE.#i8KxW3nMTyWdpMq3C:Inz3P1gf)oUR3;Cde04=_!00No12n7EN2Ic>=[RRj[4-KFm1-:a64,Nkd9[;^>FAXv]",
+    "051VDIX52,IR6V7GUE-f<zEIxMFFoi3#K$9F*1e,48YDw2Z03-EguWK3L@Wz00Zm-4#mP<2G.1wA@IB62MnW;rU4A]3/aeB3J1a5Kn$G.9]km[1P,efBQiGF0UrZ6oeC5,mjWLMIGqYBH821#J2f%<",
+    "F9b3+03Qc2wiX@,IK&SR1GW]]G&TSP-:mdko6dP32r@@tD:XC#FA6m>04+5z051tOF#rSh!CVY99]]*>3Nkh<EGHilH/POy+U7;O2%8oeG5[Y2G5@gH@.ej<$08#+Ib-(vrU4l:PzjqB2fWi=1f2:W",
+    "95(.j1Tr%K6g2/9HvkL$1>urg6r2>Zs)#lZ4V)GmG5@WL9^YB_3LgP903QxB013bp3DJ%^0<:gx1eNR.4+>613Xr1>2#=&CUIy[X2n+eqIRxh:4+x*;8v%wV3)u,NF)-D,b@IX10]&#2n*k3TffXAx",
+    ",Npt3vqc0.4)Dqd2gLzD05LZ*j*:]Qr1LBv05+N!5-2h@4.5dj90#C<n*k2^BL(@iumKMS+Cl*IDGwTsksJWBMh=;9mK+1HJp_8]x.(HQhyf2DoR%B>:emGg-SvP-5*[;7mK+0/0tWB]9]Sm_mK+L8",
+    "4+MJ*&H)3*90pwv9oYgJIRFli4g-A14+6HvAqVQ$f&mW-f]nc/Fp(QC1vNI/0S=NA2;;nc2,de:295>6F=q#A4,t<-91eL81M^7(6g5:J0yX072n4+(6gTb92oD9)[5/mD[FWRAeGdr!mK*;b2znbh",
+    "jhu833B!>j9yFv<4+M:u90ir4c<5e<2:z>00S=T5q%s5084Qn;90KLQIRrZg!r:VRu!vt4Hq@+R;<a[l1P!eCeiS#@[.#4Gj4clXys.>Lvd-;u.LMI#+yoyCGL+&O2-Qn%1ZNJd-zthKTnmrl84miS",
+    "c<C0N2fCP34,3.m96v5NI4^SLw!H%dmBdI70F+20I5KS>H7pPh3DcJx3bF+PI0HWuHUJL<(U%+w9R/9FHVC@gc=xzFO9Re_3lABJ-u#5Z8#uKXFDp4P&hi<%EVSYo2F8q81AzP)4/c3d83N9(Di0yE",
+    "-u#2%rX:g#88f&B3,+gKF9tO-oI55rG4&E3KQq_v90Bms8WS/A4+F75D:yNu9TYI;Rtt>iKMgi8HT#zw2J<vH5HbJ[0wWYN03QT1vQ+:V1J>jm3J(dl=dA&7z6J=Y0v@<G!sHnPiz>oQGA!8v4ZsEi",
+    "tA-262mmn(lw$)w00-o5=$iaMv0VUy3l5nE2lS*!4af,<GXNbqSOxExCk]H!..*Y;4,20P3&xdB1IxP+5pbTr5f23I2;XVWI0T#s4y*]T;8mDC4+iO%93KKS%Ml5arU41L]7,,H0^bz&90IZd1Dyu]",
+    "3Jhr*GUp!y>5lvdvNr(MI]@fmH4h8B.QWKL96Ix1BRDdz1P/,I:J$JU3WN_>H4h6jFJ<t6>Lm$8-MNof/K:1x2;6]e37)(k4+4(10]bq,Cjbfz*a[2NxJ3m0[96T<>ACpJ1qr[QtpN@V/j0g(W)8Xo",
+    "6E&-[9].>R0^X..qX7jq9]]!uFLPmJ[+ApqG&IPGp#dKUGml9ZG5[Y1Fq]0%@6LR/3.#+i8#.&Q9]tm*Lk]L%m:drVs1XN,p;D7ik)Z],@q*6y9]VLO4bp_56)/:T94[R)H_:B^EHsTo4;vEX93C+L",
+    "[yYMuvIYf=m:dnsxdsa3mK+ZjtC$/g3=4!-@Zf.Y=oAS(>znt/y*&:pkeD0^r33<YMFZUw8#Lqy3BRy(7&4kl3D1^u4.eA591jQ4APKo=3apqM4.V4491jR,2a>8Mte6^RAdr]G4+x;n4+pH691kFn",
+    "m:drXXb84,3#=zN4.wM791dy.tS$wr90shI91kdvm:dpj3!3<[02KzTm:dr[keD0_4#x[GUo.rE%!:gsWMORp0SgZ&>OxIQOb-*iv]tWY4<Q)vFAo,i0T0yyj,)RSE2aVulLm-SFAoyT1@iF5>)8Bc",
+    "Ne;WJ3lC(G>)8BOi3txJ<S@se7+Mdk3F<OS4,(^G4+)a=OAjPP2J[RMI87fTF_JQFc9[4^4-c3h4:9PiU/CIfG3c#e4ptBP1n8]@3!DWH@v.zCFAo#62oDLJ%pngZMh@5I5)To9%pnggP9G#P01tPZ",
+    "qc0C7vjGn=-1Ulp/&fK5Ru3^htzZsU53mG-qc0B//:!k:2mYcjKLcT8VcwQ7104p]mM]]AGdY/oMJ+ir01l(4N,qF7FxH;s4%rYsGBY&qxJC$;0S=bmxT66Lx)1[Wwnhs*0QaO04*.TRFBvod2Iv+q",
+    "95*brqAvrTat[Klk6[J:*;JT-jE*1/4)eE)0S=SzmO^,I0Ten%4-0^1Vh,>Q2mj4R0Gt9J4KRnJF9pp38a1Qhat:^EA_mG_7cip&1xgPHwa,QnGoXYL4-B7>A>P$%A_%^:6fpn>v:Oc9[4XB[H:ZX^",
+    "N-NhsGuMoD9].>4>%R-@Gr)=!9]kMcov#58I<$pa;X5x&2iyS:H-d-H3!0!]4+idm9S-iK0Urc403Rze01WTrEe;s9F&>sr,vJOf02np=3#zVh4+@kXiU9.eb@Uv34()Xh0p+U.9]SPG1qH851$Y9T",
+    "q.R,Er_;e1(i#NX#[&T<2]o$i<T36@57=0y0R!TkFAoIii3A7K!aolNg#r*UnBox!r>wGC/R=y_*[1-nhs>2YEv[q&ok9Qy0uBz7Gy^OT0w)B[M,Kf01=4xL4BZqC)Z-)NH;4p$1F*sd4*[wIF9kI$",
+    "p@aQG#H2qC>SG2_Gpqs&s$&Q9&lnE<;RNw6h9;gN*]]Og8V-@k1n[GH0IC8G/UWHyoIVM(6bON+R_s>ewqFGy1Azx1G%F$x1&PE71&H<z9]JLnlrS4P>qG8hF*h#-B;ZWT27&>y!=^So.3R&^;JxqL",
+    "$3>6Igh&k[2fPO-H#Z-$fe[3W4FH#p6%IlM<$g.aD:FEkfCmo_vkxx/Gc>:.&!9gJ8V;D=j]UC%3Iw;d9_mr(w*d_Q#&QM2lrIM%3$eBV6f*B=0S5x@2n)Y(4;Xa)qX7vs4Upcn0XaA]JHiVe8abGW",
+    "c]9#SH1J&qxSC1;(>-;LiUBh.F)S($xMB#X,yR.YGLQrg)(!,,nFj,(.aZAUk)(A7$+RC22##L<*[4x23N]/K9^YPHFf/eL>zDjRMlTOEF#sSkE2HZK4+%yI#<Ia!hXf9!@6:d(cn./n&<Kq^&PfBy",
+    "4GbR@G>GR@;pX%+:>h>V1PF$_R^T)homT<t9_)gV9_&],9]9^vJQXnIu_@7]3/apea^NQ(h8hL.@Un8q6$[>]83ClvJP!l!$!P/9.PHRs-3p3RjO.JVwEBAohTabV*2+r<N)j_y5i/;VNCqJnGd:$Q",
+    "u:uEc2h6Mk26Y0twI2<png.EnrUM%/$/U+_pAQcNqU.sa)X)k9$Icl8=!x)2%a#ZOn-Zgh2jdC_(DMia(aLNO1g7!>4,69npuP>Z#Q>g1ObX/z1G2]#1;.dI9yRy)0RxYL3.KZj0t/P!69wp%0]WR1",
+    "3].m4I^$To9Wek1sjUPqG&mmvu#=J.Mh;Nf1rjxT9]kl4BP%)kiv^Jr>W:C.AOha>ObQ>kw%!2<ma79EGuNL74*,e*2IbrX1Buuh4ZbJ;/vWU0,Wm<Cyr_F31T#1/mjxCw02wp<Ejc.#1:<5LEj2T@",
+    "*&7i#83d8N3<$S@*Z_9W1@-->8ZiJ7H2;wGC/G,1P%bhu:-nVHz5=06tOOl0;FI>g0S8MT13I4q5-sW:*9QZdniK<f!D.a<5-<ld9]JQ00z4Bot>BWW3BjfY4j%)PhX;^F1rB<;HUJ+7HPZzH[pbV:",
+    "Tmd#3I3Nzw1s<DJ04y:#051bFH_.ne01@6*4+4r6F9R](xCJaZGvWgdxCH;7U.XML0/NYOvI!2y.QoH#,x&m-o&z2<y#WKb1rj*@3fzqY1GJ0-4+6IZ4*]=t5,@-P5-XuFHPQnL)d2<f4+6IZGBhwS",
+    "jt3nuY9cZ<Ap(;G4uP5o9^F-#3IUn77Y>xL1>]li1P,;a1k/bC0/ESZ0F$o:0(:6>Hn#,:[*eMMGB&pb8aW=iw*;-zIRGp(IRGyMG%)^KiiIf-3AY6/135dH0_]Ku0^i(Z88QG51Mdn0tlk+NIkyEN",
+    "H#q.kH-kbJ4z_pZ-MfNOK;wZt1OZkL2et(+GcwQv5,@*O5-y/3*N>Mb)By)e4+FLZA_7/n9WwwDF#rLZ4g[rh38<1Q3h<a7JRb!zlLiNc>5/-F0tMBCDFen69yIf-Ap=S+9]Si50:upi=qvF[0M*3;",
+    "2>OQt1qvY#47LR.H8KD%12r<N5,]WD2r&RJ12Z%LEHOFa0^i$Y88PAm4($pDt)_Mo1u[FkxE/)F+ffuX>]8EH1[Hlb4+QkoSRVj2Gzp-w1&J63<QJAb4,Hi-IW]=HGdDAR*B:P_H_.cWEgCcT;J=95",
+    "xCA6MF>vKrq$3H/wtooXiz5W&zyTi>G^t2!#N$x_g0wIOAPd$bCNMei9S+wc02dET*dqpwyK<sYiUArk*CQVqF#rz)#guadT;Of<N)Gt00X8!;EGiDyBLsj19_U=+BL$H1Nd;p+4*DYoo#+7%540m6",
+    "4:15A4:ABR4:B/E4YVT-Mh=+JBP^p8051qIGXNzpFoFaQvm*eF5eC,14,XCZu^%*Bz&ikW2a&,,4-!E(FJd@3(IW,$#CH!L(IYPjIWYhq2RQ%]H_.qk%png1(IYPpH!uJaHvk>7H2<zIH2<z3Hvk;p",
+    "00fh^8WS,7APcm!1Q9Ug91jD^uQLv^*9,&jz5<fB[%0QtH[%/vnwDb*N(-[-ABh1u02eo]BR(^ZH,!QcFaRG4IL[*/2[Zr>HCzt-9SG&nVlFv39_U:zBP^&B01pnu7y-@b0;_>A4#pS=Ar8kF4:r*w",
+    "6gjz<1P/.)BM$]us6ib!Pzd<V9].:<9trC5Q3^Ew1.nQo=U;wh+>4A^H5mle/MpYBIoAOL:-;my1Ps0G0s,s:9]ASw7%ng[;E;eW0TMI,4w)Vb)&U1g4+PL71Nx<_4*+TdgC8FYG0,C)2[ix[IIji@",
+    "T=Bgh1ui%>9_d[#BOW-b4,VrP6EV&21@h(c,UbXI4&<jRHqs+9I5aHL0S=b]7%ea]00[jd9].:@9tyaoR^IG-1F.FoeH^Er1p/oW1e)L^E-l*80SWei1RFNS%mN./Hk^;WFg4Tz1J(f&HvkTu9tze0",
+    "2TKnG(.1],!vh[OY6FKK9]bhiBM%Ca3IaSI1u:Tf7dN=EE-l(J7&p<+9]br79]br70>ukZ0,6yHx&.3CAr86)A2Tu4BL_]20^lzh1rGEI2!SFW2[)e^88>qu4+QlJA_H0+BMrI*6f;ac0/y#*x&-Ki",
+    "tONtissanKp8>8TIl2WO05S6e1N9#gFq8xigTx35)&U1g4+PgE5-aL4Hfj.u03QoC*CQVZHvk>6G;xY$Hna2x4j&jd*CQVVHvk>7IRF8k8v=qt4!Q*lAr86)A2c%ABL-/OXb%Xw1up]JG5[.xG2[ad",
+    "x&-]F.O2/#3Ixw00ZAVQFxn#[FfjlxMm9766F9vS1HC&B2_@5p3J%&MF9SAx/dK6<t%qp;mlg-m46&;G0ZR@Eu,zyJki:Hepl1o%/Z=s#F@=y]).F*r<v$[4D:0/dBsnmoArB3tB=<#VAu_7pNDHJT",
+    "1gg2P0RaXZEzg225jOx4HXs9yB=fmU4%vwo3W0/J8#a[x0R,sN9WMehHH-,MOfoe92Z4h;1d0I^GK;iJ95XinF90$z00LbBvmFB=3XCNJ<B#uV4vZxTlcSvhA09M^B@*gtHvkklubM9(4mpY;FAgv-",
+    "04y*u01ieU4:AB8Gm0e+Mjr.:iX[&7<+/!Up6LM&z<H)xq9YFh[ALdT(!>TNx&#.E90r1hVgv1A4$T1xTn<t4N(B2(0v@>:k]i!UH.o.;+t=1B1V.l9H@yf.FijsGIN2pHodG#8sYwQ+69G2</s=zN",
+    "fCvK44FCrK4h=vX3jybD4+4c=4UrNA<sJ4.HksQ44+q#20;+9I21*LKB;J58Cl7/Hxg[4iohLpvGB$+*7c]XCEip2/B<Yj>Lj.Vc10FM60U,m:*aHs$9]nT;11&Q(dLIrov>ldy>&fln8xFNY3Ly>5",
+    "wnHs3Ft[ZT1ddBGG&n5J0S=ecB<YFQ[cR4o-RFNDDjPSI1rCW78#2.Np#cs=1l-Er0<k1]4+4&_Bm_3D5e%<U5COFT2#C/r4Ykw+4u/8*g+_H%43g[v0#P3UGV_e>.BbLcfyN6HINJmt2sE1q0D;UR",
+    "N)H6)B<#7A9yw>jGuKHkA_7<OB>9Pe+y)4t,wiG>G9LoL0Rl!Z9yKxMB;h1E7B2ucIOZh=ArB$uB=<*X4+OL#1g(Y.9]kb-8V-lf1g7r-4B@V0/miO^!etKB9s/kA0.ak!GO8dGIg[uE5-98*&7A/g",
+    "Gv<=#5HaHg2&/th0(1+9=8+6TG_)#ej_<X/5-K7U1HJ;w2sh&e0Ea-aN)3Sm2Zc#KHZwA52,77m1u,->CLakm-z.)Yzy/Oo7BJ%lEi*9yA_HGS4g-Jq4v!@e57i(8+PD,hH8$e_3n336)gUc1IFBYD",
+    "05AXt>Pcx=2RY*f9]SdyCLA=50^kT>88X;YQV#/,CIrHj6Aj^9BRDnlBLYhTk7f(w1s;^C$>pJf00f].5(B]144K6q4+!T49yo#o7c!G5KL]E6Fy[pT!Vm=Z4+WD,0!SV-X&5n+N*<I=03QxH01m>k",
+    "1=t8t0<V-6FdrB/ye1z6IRGyRHZcGbIJxr!4*,,(8#Eyf/LH@#G@uDUqNk1l9]kz*1uq3TFqBFR-sXxn1pwg/21pMBx+W4gkO:b4h)E(cH;Ji:MK&/vxh4^gybcpMr9KZ1xh5Vo03QZ802ed:A1XKi",
+    "0KGR40l/M51MwjN1]J19n.gGM00>[s3Iwzw4,K3q4+G21Ssx5E>oi4GG]ZBJ2D-^;EHpCAB;Fdf4=PY@0FY$]/z_8SGw,@t9_;8xB@*LoH_-^%2dcjw4x@2v0H>HDDh]vg6FC4M7dZeFH@JQ^9^P0C",
+    "ZZ8cuGvXvGI5h1g4n!XgH2<nn:m;3E9^YJF960GE4x9!L2k0doHvk>rH_.nj01n*S0Ua_wB;r6FA[[izO9scxKLnQr4,J$70W%&pyd;pV*+:W$1B^o$3)SLQ2fu<P1*#AZG!!%d3m6hJG!F%&CLcyL",
+    "00y;,Wgi]gqb4s2I5q$u2Q:f=GyoDb03QW403Q!F024Eq5Dx_UCLakg00I004E7WUpTi:(IQt(SG1!g,9]J9^ZyGg>5CKI4i6[c586O8XzY>wUr4t593#29ls-&eNg8@,[1BE68>kb%NHHQKdHOD3o",
+    "3Z=C:2r&R6HaJ@zG5@qq)Dtc+G#:##9^76%OCJa@q#y:_%_lSbC.@GDrY0XYHUKg;IV[fs4+*9w4+izaZ4U&dCLA<F1rGES381K24*]U%1IUXa4eN+12/I>414]k,$-]:EA2y[XBRMyf0Rng$H#HJD",
+    ".4qp[H[2QvfgS,y1C]8;+XN22B;pEA7d8MN1U9B75-I61IB6F&$0jc#F*Dq66EfTe4qXSPEG[@S9_UvECNCf_Ioxjp,/GBmzab8&EDRwIs4NdQrY15tI4sct4+h*CKLj-6JEl(z-sXxo1pucX21pMB",
+    "/mirtxg@wf1q8JHP$D!jOAGPh9xod(IHx8fI5v>20(A;9<em&fGUWvxHp3(nIHQCF1Hc3y2sY&f3Z0dr0S=SICIhkc1P/gd6En#s4,2R!9].)89]bnT1>*,H4lXz[9]M$r4+ghP4,bnhGBr3XmL3lP",
+    "i!2Nw4vQ/gHmD[OH]d^Z4+o1ZF9bF,s3sgU-sXxl1sFHt0^lhu3jv5T4+GQbBoj2:BLYhsGV;JXA2>KdBR4gc0RrPM3$ED>9].+,1qw]8MiMiJ0t3VZ9]$;/1puX721*YEswNUK/:-A%X%[lfCNCl^",
+    "HRencFvbQBT;dgY9yb6lEjBskOaq)WJ_l8l/:,cR4<c%q2eGOn9]t+.1rE*&1K&:!-sXxp1qu1^QVq<v0@LR>.E-b<t9ukO#l-O1IjcSo2FoS]!6gqg%O(#8txN:bp9T*YuuKmh)JqA[-Vusixg[Jl",
+    "&ZGe]EipCua02da4ukdz0U8e)+mI=,i2gbqHK@*8fF/mmgfbrjF<Pp7Og1q92AP_P1*3vsA1gS3CNBUrHvj.<0+78M10<dt]DFN>DGvW71.Jd0FCH-9%S#=xHp)u_j>jfV4,MTV4aKEk4rd!R,6al0",
+    "9^YGE8#mo04n!XXINc//1Fe[R4:R2*9]bnJhIAhaH_y0W9]JQ04UoM(5-08<I0p]Kwo5M#HZ!#YE-c#,vjGN,pg.2CZ!I!i.G%$2#pMAG-:,[P!<ivX3#+FB0/=s%37)<99X3l7F,Z.F0(/fJ4;TJg",
+    "f+qz1P!AWSO$Y8w51av^O%2L&BR4X,7ZWnI5)Sd&0UrW5:;RJ(J>Lp(1Kad04+)u-0Re%@0]rV8:;Q,rl_)go0hpEnAuuex0v.Gl0unPJ9]](+CLakh01@P]4gC^Zp(g@F4IcuQ6%#j*O%ETJmH[y[",
+    "G&Vsm05CGZbP6F4Aeoi[4vMlF4DToeheZ/NtSAo%/>VfqIGy!c4$fi&vJ(#klm!+t00<ao9]1G]9tEPaZ4JXg6gSuFR^wi&9x_Md2#75&05dg*[vHLc<(l[n0S<8:Cp0v+CN4KJuz3p80R_DB1,2#v",
+    "NFFz7A22hvCJzOu1>s.r0QU+G9]Q4v1KdmxAhsqGGlB0a9]1YuQVJmtA+[zRG5[X_G]vSC%x(>]+)OV8Gd8v+4B@V0wFL^[)mRQl1o>_19XQY+1Cu2aIZ7Tfy8#2W1q1B<3&#o[1_7$f9y6Q>Co;p!",
+    "PA)ex>-(7=0R_DB1coL8&.8FvFliSv</GrwF*J_t0TVTn1@b=ZwFNFSG9LrM0RzAZ4.L^10R!)h1OS334$FNCArB#vmH@]!03QJ^r6LEquAl)A2ekzRk24O^bqwMI4z&dU9R)^a1nLR[,Xk3@wgm&@",
+    "F9f:g2>7/M0Ry%L1M3b8vxNm81_aw/47*7J<yQ.sphhk;GW2%^)By%c4+Qgf5-;X79y4hdGxQ^dAu%.OmH[I$IFkkrT;e)W9Wnp^-*kUsHlZ-OACQ&,1-L(^0WSbHHoPkeArBzDD-+cd9]1K02fCxL",
+    "0S=ea1uq0PJJWRx-sXx01sE[=9]JbiB<-Qx.OB^^[3HOjNdl>RI1fg)auPPc1@[yFJ@WE4OCB%)7Bm0^h$aa8OC2-L4ud8S4%8hRHvk>lIr:Wm#/ap4znK9G&ieun2&ln84+5so2nxcsPcAq%>DLu+",
+    "EGZuiG].Zd4$iXyGBPqZfE<,T2l+M+3FjOi2QmN;F@z:O-_NhJ/NumoGXMj(4j%.L/Nu;CH_.O7sZ0l&-2[n7fglC:,x&cQ3bURr3ErSf0w)BUSOt$w16K*P,vSQ+>K7VI1g>jL9]Jct4+W91rU4HI",
+    "x[F_MH_.d[$A^[&H8J>X0S=Y=,A*3[GMpwJE4TMw0m:#13W/LE9]ktj:=Tm,ieV1B0TnIw:LC-@fhi69f&v4>,wqE1oW%nlJvG_*Js%,8*4sP^ANQ6Z4;=7E0S@i*v<j0&i(vxX3I(pZ0uK)1cP]Jv",
+    "HuMA;H2<z9GynmE)Ey4-O$KfSj/2I43+pTdz_)E_3Y*tM4+z810Urr8eG)eGodFKd1q7/y4=zwqA5u2Bp,2yZ%mogxpF0ef69Tdn0tX)iD_ri&0KWte1:6e@>UHoxh7JP0MIQ(<h(ikh=HLr(mXQGm",
+    "mL3_4q&xvX7c>wx9_(J[CkMhRJv25rTL^Jy2re))9])3lA0IQyngIl%,vkc.$(jKRAP)T-4:Iab2guI=4+xKS4+enG0S=CU7cq^3F9.X;oI;QOOb1901C][Ew;GYmC=0lOG+,e$GD-5##-ZskF[U:T",
+    ">X!-]01CC=2oD5=.76W>UF9eb3Hb:h4:$G,9^PGFF99(zfB=:C@ydXf+yMf74+Yl^4+Dd:J>W)JFAX-=wGuB3H!,pT4+!3zeFNtN2aN#>2+)orF9tU:hY^Joj*$WnRJsfgBDT4x0S[5&uSN&g3/bE_",
+    "3/cQ>k7ojk7zgAR3eAWb1-Y0r3gznp4coG14+)g#0W5Q9mE.!3=g.61$q)s/&rkxg84m=N#TX9:GYH!OF9SI@zZo9>GR2Y[4-S*#QV#tE6*s5pAs,GmiU$u3y$C,6D:O5w83niRodF&)s2L8A*-fwW",
+    "3I)dCKm<5m4;XY(4=XSWGy;7e50;S:7#[*P.icJB&=[jyFzF314mdHb1Q##:2Ja39(48]63FH;q4mdOG4KEEiG/TvwGdBPfD^NsfHUJSe-^[P.iUl82IGx5t51j$D7zL:PiU9+aWDf+g7!L)S3J(D1",
+    "R0pGDF9.X;&Os.SHJu3$1;M=vFs_R5XeT)[syZ(qGBd9jF9bI=iWvvt!VfJuG93uMhXF4iGdZmo6Ee909[<3^7z,c[tr!n9m0.wuaskW%4.M@.9]bk[IvY0f0^iYh894F,4+Hl)A_80oH4Us71Im#z",
+    "0+1aK0iu-)2mX.z0Ur,H!wMe@IKl^Iy5AcCWgieSt[5*4IWPb(4mmM>0UrV]051zNIj$HV1_]qM2goi5hyewr&PE:%Go%q84mtJ.F9R]+vjGmS7%vDlH_/3+IgJq;Q#tbgGar,zGW[0>[H8Dg$i!U<",
+    "q4Ww57LwLd4+!G63oi_iIM<Uq4mkiH0W$m*7BrBQhXD<)>0dxfh3Z!i2!R$aL=(I_1P:sG>eKvof_aK/e^EPr0yeE06*lsxGan5xz6(DMGB7d#F99(*fffaphY.(%mQoIc2;K+M0S=Sj3kdaK4,SR>",
+    "9yS05$uAENgaIEyH-Wc8Au/$O1s_1.HjEYp<!bUh1>sUHI^4Bs4!]rIGx$s&2[ekz0RWb32T2bErArbtNDatJ7&z[5FCa5F=A#<yIWx@[2jI_L4&7<QH>n#.FCQ[B=A!U;9[<M.6$&2;<f8m-p:YP6",
+    "l@#Qu4+Pi)4+Y4V0Rw=/4+zgt0MG&lNDkKn0WJ:%!=a&2h@]H@NgoL<(JMa:GB7xr3Lg$R039,.69F9p#SRY,,4#C$GBGil3Lg$JpbH,YIfVfNmkR:m6%PZY10M,DnE<L#:JSc;0S=wc3m*bDm-n]w",
+    "014[<F9.g^jsXut(GV[oGBE%z$N<Jt!!0E,IK;d/0x.2!0^FtI0]6Zi:&QV51p2RJ3Fj3bNI09PA0GiT01+_x0tKOujRAiRWjJOzV:n^p]0544P!7w:0uL!z4@>hoG7mR@0uKC-0S>Ty53&jM!%hzw",
+    "<(B+K[NpkYD<+EQ4G%w5A1X2M4G(zp.1!C3-sPFBT=^DU[S6Np;c*[JA6*aQ1hm9X4-rHd4^^Q5#7+gR2oDLXxdIFHuQUMv77r84#7,SD03I/[[4gFi![kFAH]G!=3OUv9MHn)v0S=k&#7,zSEGrKL",
+    "(CIT1Hu**m1mHgp0YU)6aSt1m/@$Y*G5@@b00>G;2cIw!TO.z;+>;e[co-aFmq#B5I:bRBGAq@W4i6QmxdJ&cG%)^UcpoA(<BtSv;*Ro$4+ypaI5R6Vs:MtX6Sv7vA0jrJ0TeL+3cm-ruZcho*bWAW",
+    "qyhr<kQ<a!4+=Nc0zVWnIWhnQP#,)w*#QfO;4.z;+5racwq+7C)zAY5I1dP:xdIOg+W[Ii00mJWD:B:x2&TCL3Dw*J24N2e,vJOY002P,IS(MFxdKf#G&EhB/m7<1wgL]lwcY[/wiXBdjI03*oBIL*",
+    ":0SrB0]_-q0]<o%dIGgN3LGC7H<mq41FKsP2D@Ze2l_BB4+*/u0zU=bG&leb-)yjM0yn$40uHt4dJgI#5,n8%Cm#niySV^d,Q-/;0)+z($eRNOr1/2>B<D94Is%-x3Y*t51)%_7nbI-2)AR!vG=zp(",
+    "xw!%bhU[n$0E_b!1k8px4%)3jBr7/2%:w^(3)36@Q4a:F-YbI%xIqdY2ENN6KLRp1G0>eNr[t_yF9.R;+s]MFn*k34iU/Dy=P_e6Ff9fn4+r9u5&,O29]$m>upA5N4GOh-9^aEd$]3:#(;t&.s]gq>",
+    "hYJQv4+#7XAT%rD<H!71qYN)DGBczM21=eJodI75H7hMMHRTHn.=m55%<8j&GBwT+4Ez180S=bCif9i4,Ih%S!LS1Z-u-RtqyYsc3-gD24.W:[bq<l)5f1[JjWGrNy/DNiW*,AM!>avFv3(AK=HdZ!",
+    "[!^.DGdAkL0uBG1KL8&O0L3N,+_7U]!HN]HA>&p[GzLTzGL3*V1:zMC2K.o%0J2sE<#Lrh4+Qy.0vtK@kpckw-R6ar5jOw_>K=Yw9_Lz@DKR#Xf&m7v!D.QT2;*i)GXmlY2#taP48HF]95k1*2;I4B",
+    "2sMg/0W32$g$WM^#hh:n@O#>)%lb$U12G7,H4T]H4loYmxC0J/x^=aR4Egjk298(@%ETfNG@v9[3N)DOcOM5h@+XfVy[cOW+<g993iI>-2-*r5!ZZbmg8:a44E:Q]6mk_=q[IRb2CZxbw+[_7wF3>j",
+    "zk&.]-gC<U&.>sZ/QabRxkm*I4!jHp$EO;v;*a+$2M3iC0P^wjKDEzdA5t[J#zrqlD/=zC4/erIG!F:&%!dI4.:dtr4AlcZGC4ZFqXz/91P/w*+6E7B=@/A*CGCxA4^Zi19^6.hQwGRq3dx,Y2F#_t",
+    "38DuN0gxjHkC2Z60QyZFGNT6p+]()sr3WuPI5;ySA0RXUA9=wX4;D-7F%F:v1jGs.G%M@k8xIM<3NJl0G<k.:AT.CVwE,_zFApm*o&ysw05CNxE#n*y3gQhfJvTN04.Yk&AGQH7p93B=p!zfq0/vHg",
+    "0)tr$[ooz_w.8Y(vdMD*k6-f3$@u]ppI!p*a]6fj0Ur!8)xQD,Ne-+b2dH%_1Tr;$zXAipgAXn,Hy[x,001Tr0jj%aB[VF6U/E$80RcK61_Xa!8U<wrMGk[r2A0]d9x^aP2)Tv]3*BA<%b5ZI,Et2G",
+    "!:tMvF]xx34wRG%3LpdFUI@%&4gQP)9W;+S0XF_!k)XW+A00H)bT0)mU+S(GBQP]w1P/,Cx&jJ>%^x$T1%[&r4bpT0m-wolqizj>,w6xfnG>!eIo88m1LOq+2M$UJ:7y+J=Pw6A(B/gKFbelz4+38V",
+    "sq>jD48n&22.OjE1dneMIe-Dy3BZQ]F9b9-qB9KV8xuE%H4g:bCI,[:L/2DaG8iz[Zw_[2nFIm#o&*br8wT3GKMw/f76-Zg4+XoFU/6-CMg/h+8Z@VK4(O*J4B<#)4v8lRj@6nv9^PL$9xo0yFphEz",
+    "rydBsJsvWr9s-uUA>6)A&Vy7BU9BDgjRXMg1rG+T9t[1(M-[0<ptnIEVm7WGA0RaVAGQH901pbp[)Yhrl)gO/4b%fKpaC*E@yBwv1P@tO[T&LG*boKy6DKe<o&z5VHSz@z2mKu[M/_^5A0RaVAGiTB",
+    "03QxH00qmgJ@Z929UmYy03X/>G5@hU>aYBs[T&^5H2<#C0WttD2stnS1C]-Gg%_dZFffOS1@h]c%>t89$TJT2.=luX7zDqG5Dx[4jsgXP83sxY%=3pi*a8Ab9yMtK-2i>F-sy:N0Lgg/pos.<GJ+lv",
+    "HUJ+8Hvk>5HCzM1&jADT@2@Ju9s+m+[*eJ5GMNDe/8ggn0oDI21gOjh4+nxC1Ehx!3zYr/0T_G&0)QS0AP+UTx&ksVHZ05m4.CRYEj2Iz2.[sX2iuMU1Ngmb21pIF1O:bx4(9m*28yt,0Ru@80Ja;r",
+    "yS=I($n*gM91N@31@h@<1Y#aFF%_l_1,&B!@pE(csenxfxT,uCH:@_T3dsTv$[P;h01pD%h.y(QxzmmT8ZrP5f<TEn[vsa=Hp&]x8aJSb0S3(Q4+Wu!0WSkJG0z(=I4oN_4>(R]1o,.N9].tZ8widc",
+    "4+PxeVFSYgA744j8xJF>=lvZI0W_qo8!j.801ngxAEE&/zV$OdtpPDJGs+t)I5x/^6f<VJ0S2f84*_ro1)azx4+h8=FGn#q03RVXx0*u>d&nCPJCN=94xs^D%/LE.V8]OEAvUzFbRX6MGsqhT)a>C)",
+    "VK*]!8!sR:GoJ$/w*fTB8y=EV00$riilhb)0oaZL0N=tZ0.07bsv8BH[[jQ%[s9jNx_%_hHt@A%1gIM#G&2AVX9T*F1@h(v)B*$0!yX6Rz6K4FI0Muf9]Sa_8v<xE4+UHRRRxjmH4Ug60(l..HQ=i.",
+    "IHwyPIi;#SI5rs[2Q[V^9]kwJ(*h]lFdzb>8ww#045%9[HZlM%HZ%YQwVDPQIEa@53hXrx1dSUn1T@>21Q[_kn*jz#4wnQ1>x/hFijM*Yjn<VOM,Kvt8w@W16%sMjI]Sj.0u9.44l=P+IRG9o01k_C",
+    "1-;ER0*xCC$KFB(mZ;Y&8m@5S0WT&iGLDl03+j.b9]JbK-7$#Yije=;0y8q<+d;ceGym5l4*_ADGX/M-G!Fxe/OqFl3UEF&G%S%=2aNSe5i+Zs4jo-ZWCM(aLJt9j%]-I7at=N59S6@[0S6BPg3U%R",
+    "1_WDQFA6g<01jmXi8&6WiUA6(:Msv3>wFSDh$jl,;H2/-@2,5x1qi.e4weB4r2@Khy^pqF7%+qZ1#k_n[GS_!0x:gz0S[RHpB*0pHh^:TNTH@4F9j>#au+fH2LGw40S5kODlIk73mrF$Cj-Y:2oD77",
+    "K>3D%/aC%^HT]Cf2a<Mb1g*&-4+Mv&9S.Y**/qyt:@o66(!53sgS8M3X2GD20WShKG5@jQ.4q3;j0F$J1Bs=[G&VIXlaC7wkOl=x2Oc@9E&]Eu7!L:JvjYX8tbPv04g]%eL:(_frE35+1-c0$1F3Kc",
+    "[n,Q!@v([[01JlDBOd^Vz>lG8Uo!w712&ru4-F:XG!M1]y0sk+pvh]uwuO%Y9[<MM/=Gm@wABI%F&>dln+=ts$ZG_E4;:y>FB3O301LZ;8!u!zH.^JF0yQ,N2JFUb599,y4i69P#%l$#@%Vqyolg%0",
+    "prkYbqUQtwSqDN3jn=0t0iz8cJ_oyH9^YH@1]I@7qzwhztVIvi1EdWFmB;2DbOWR,3hxCB@K3b!%jO:kyRbwGG9L&qr40bw1O>P&LZuBa6F4#e4DOE.4@lE1X%7&_-f(.g.O8M+2D[EQ4+y3WDL6BY",
+    "qc[Z<9]Sd_4G^m17&C>l4:ax5Q3RnXKLvARVULY^3nUL8)Sdw=5HdLN/tLbk039-@F9]m=(VhVsG=ha&3jF#qF90+w)d3F(u$62N1H)JfL.!fP0S@69+a(9R[y>!NNearPYXT$:BiNn+8!+ITLJ8,c",
+    "APe,5M+_m2K<%]m9&Lu=9RV5,3+kyP3%SlC2,^eX1fY^w4q5]Q9ykC8)2cxVtOE*J1BN[g*GvK0lmQPM-IADo3pFwT4oeH(A@F#_TMq,qzXT5ZFbTAf0tU^^2CW1LkB$Zej4%z(iF*$fyP0eblzBf4",
+    "D:E[Qp.4jGi6[)(xK124)lUhw0]EyOjnV@GcMb6a6*K2D8#^CT0Y(aj*,Qr.4+qud106Qh+(87:<H,Cwm<)#PZvo@IU.]@G9^O=>Z4IHedJLe04G#v;1@-*=9]SYj:oWt$1P/n+(*zEmtbPv%g1J/)",
+    "#o#tS2[AV][e;9UD.B2u2<ez5<.9&-@0jTG(D6eIxdQ.06$9V^3+C7%0Hiqxlbrz%2-HI[F9I](;#TfHHzg^G!jv<z/o^9WwhA8vE%%l]1=J=k4,cf>HU@<FS@P%f+ffe%:_s$Sy:toiodFJ#&O#G2",
+    "-[p!%x&a5eyhjN&2cEra0S6BP$n0.h+3$t[4,%H7I]S#uPzcQW6%Cv%4+OrxLJo@q1HlCk2(N^t9[<M)qdN!PwQes1G%]t#9]Jf54+![/0u8F8I^4xkL/OXK4+P^rN*Q(fb@J,q+))mw1>Pom4vey0",
+    "7&yR<0v@<Hy#xx;:k0w%A@cGK:k0@Q2Z-Y8CpIy:fl3bxnu..80yZlx<^)Zm;ddcPJqMbKP7ey%r#lY>Iu9W.4cP.+<RV)/I^Zcrd-yg4P7d)y4,<&.LJtt^g+mJGj203z(>[^]m:wSjGXMtO-YAPR",
+    "1DGBQnc9v44+EG-4+GudaStxQiB2B_HUKXMH8KDW)Eo_jlEi,w=$QNQ:M]cAHpwOhSP7if0Rq].0LdK:1ns:91D4]l4,:WOG7gaf4<SzbCJ$woLoWg[GynyF#]sbV1G$]Z1Ne0UzX/Z.<@+9#133T/",
+    ",.(VY;,:sO((<Pvj=^I,3*>T<1jrf:2kH>5x)B[<w2TNMG%WMJ2OkA8@63S[.H05$1_90M0UR[,,vJ7&:yZIMHbzE803QJ:t$@c[[enji1Dx3%19uCW/R=$I[]XNSiQpX!q:l=:Dh0t:1lolN4+-91",
+    "BM$)lhXW4_j/w;+>QF#Jn*t95ivj]+u;Y>pi2<%NG5@hT0U0n[19A<#f$u=Hy$u#L)&ma40SDCr2,F522r>@I0WS;RUG7N>2ABl>at<9o4(t9%9[<Gt*8vX%(v1iQho%J!:-nnW0Uus5ip<6zvky=p",
+    "VRU74%Ih,#vHcn=5Mnlp%[LD$RSxsS1P;1+4<Zj4HxC]*0T0#zip<6.Gp>-.tOknBHxC2V1@iF2%[LD*QV%t]3lC(9%[LDstqBhuip<6.AY%[335v^(4+HKA4+)CRHxDgN2B8fPK_=6uG4_A*c#6$8",
+    "4:jll9$jA>AuZ+(4-hNhHxD3R5Bvm*%[LDNr3DX=2#U/&4+Fgj4+<ISHxDmQ4:Z=k4,$&aHxD*fA1pEe4]s_rHxDkn0S@T_6Au^R%[LDqUk<6J%[LDqU/PUzip<6.1M&n9@3H*4HwB=y4+Q6K2>z38",
+    "/WZ/CH2<qr04+H&03I->4YsLlF90>zodFLXskpoW3PcYKhK&Lr2QvU4Bs7([ya52QVFDx%Bd%<.mc;5S1kbp.0S>UDjRG$WGc&Em1Ro+a;*SJu;g0f#4+6CT4.Ln&0t8VXA_u</6fpn],Wv$b<;-MQ",
+    "g=dClFaRGmGynupA3HhO0SxA;MGpts0U9xdjRGGxGynxrA1gB40S.+Y0u9irMGptx0T40(7Bm14CWVax4,_7$1P/w>oOcWFkOcyi5*jtB#snTUz:@A+,[3C<JpiL]4-!b(1TO]NGXMsRok9-O;2G_%",
+    "G3<=f9]1Y+i_.IU>CgUX3/ayV#sn>_GB<aq0tSLZ4(I]6vV&X:$an-TSq^A79]k$dcnHUxLJs:J9^PI<i_.6*0S=H5wFLrm2eJbStX:Y.x.dw(vqKR$91jM=0WSeEH<A5Qv-8#:1BP/C1cQwN2b7=g",
+    "4,12h0tDHVFAoH&%%%Ygn[5:^Ee0bC[0IV72a1:i4,wAmssRq^odpB#i2;/3Z42ZaE-c)M2IBN[4,5N=0t3_dJP!)8uq6kVcnN<c4/S[d0t(dEG!2y5BnphyG!E1Y2f6n>4,MUq0uKezf=[DVGQ8*l",
+    "1HJtt1^qN&fdK;94,1r!0szw43lA/-0v@o500qSOa]J67wGjv6>(2_FHLC#+2E(mn4+pCP1i9%f1^qN&fB>RT03QlAqL2bFFf%r*0v@xC05_%%H_.c:2M2,YhXEf8H:&[-1,I:U4*_gd2B@!Is^T$Q",
+    "t[o2)w&ErSvRen+.unffseA>^9]SU/7Y;cl1-f[b0S=MzkOCt!IPhW)xF,jT#]sZ6)Q]!dG0UqI4+Yea0xt(PGt,a)9]JM_1H=6xx#kQH1.axZ4,3.f0tV&Q3lTIZ4*_Cy0twTQ0t/RS6ghy90v@e_",
+    "&wL&.wY).Kt-1d)04;d>8y=xksqq0H2Q:cAYz&wR1u,8OHmUIe4,;JXRu2cC4KEHfF<ul,4,bXk0v@l5JqMY$JqyPL7&$)/2.Y(vF9]U-01sE.<c[=!6%PoO)&UIY+*Th5Hqnzd9^G5;)&U.uHvkVJ",
+    "*^.j(4<-!a0S>RlMh>_x#$FEynAQOTu5J$v)dMeXG&-n.Hy.B003S-,m>!dynAQOdl,MN$.aG(Rja&^[;%,ks;wJA)2A9;W1c#w)4;)]H0uLgG*EJ7&<&*q)$*MOFq5_8#@4A5bnAQOwKsNv%A_f-a",
+    "J@a4M0^o5$<c[+,uo<2xnbrXxK[o&&AvE/#KM%P9vJDRkn$@gZul<@I)9L[a0fo5(4+YlE0S=V,&S4%f!QBG^V-/^L/d%L]%iwYk1D_b<1C7uJ95iDH$lwePsqF&-%DER1IUWq#tqTSF.s^aYtJVP>",
+    "Gc]S&*#RarEW;om4IKhI1LWHT3;2jEehb,:1PiSh4+G@$0RuDx;_(xx&jSb=4y=71A2u+[j[*aR*$59GoP+^(1T=2K1RFD-1P-gX0SoERGY&,pggp+^xdQ^[v:*XS4*_p-1>a/!LlQ8z9uBr30;$PQ",
+    "xr[sq>uxhX;12FetC3s]kjPO5>o5=Vo7O^DMh2l920[,9.1,X7>8JY^0uL0G<Kz5A;wCUl0hpy@3GGJ;z5)fN+b0CR0uKgZ4,b,%0]^!O1iA.h3$S(!*l@2K)*21haRxyOhQm7m*mw/jJ>z.b4+Y+z",
+    "3/WLA1@PbKdm1y0bq(8d4+3/&GXM-]L/21bRxC9,h!q9c[*M6.LHipIA(Ea04>v[#B<ZCl4i7D_@(+OSu=1IJ.F8Etu=0_r:hc8,1.:=a4*:io15*(,-usGb-3E$JiRT0d%MK2oZXzo.P7gc31P:wp",
+    ",7=nS,I-J7X*j.G4+89,0]w6hO)m-7E%m4Y9]kjz@U4J<cm.U#FC8:AzXTjJ00>PW4+W]w4[xIQi2)x@H0r5wA8I+i1Rnu200ru(GzrQP4!#5r1:f0d9]ktQ1RotYx&$8rHUI:i>XrPDx&$8^HvkV)",
+    "%$9WzYP$pprj!W^5Sq6@1;74Utc3**p*04(F%_-/4/Rw*OAh6oI1dTbzE2D#1:I0D6E,xJt3)m[Fp9W74T=OR%1]!_G&!EGH4Byj4,K,v0S;3g4,4RtNe-b64+KLEx_yCe5zxp(3jfCf4,V+Q0Urr5",
+    "n^@Ds4CK8g4ATJ)K>3Y.!P9CF0P(su4zL0WkQV_u0Twx,zfT4l2*O4RhN/bv8Vs_x1;Ptd4YL:mm%mR6c:zTV&EXmbg<bMn1m2bb4+Nc+1^>dXIg7Ue38TCQ4+C8Q;GFzU:as%u!8r!S/]c/27&ZV5",
+    "@=63vGlBsFcn/q:zfT!8(bj4Xv$RGJ3WAye3c^;G2e,y;1<-LCpaBHgfdLMv3J)5n<Tvg-84pA3wp1;%HZk;TPaZkQ0]WNb0Urf6#F:)-4Z;=,2JP<c6g28t4&(y[s;tmdqoOAsH[):z>Kr-gmB3FA",
+    "8NdS_Eip6)#sdd61;7)44+6L08UuC$&cII(8g&CS4+C@s+mQ>q2y+h@Z4V^AA0R8)0Snjx2eVuRttJlxnePP-3i82E4$6U06);w84+)mK1]JtTjNC*QHvkU@&Y*D=ZI$UJ4+V(]5j6lG0ylmi0yDt]",
+    "4+<G35-Xt]mdFtjH)RhW:.I(j*dY$b/Sv3a&_FB+Cj<N]6uAip&FTdYO@i!57Ty8>uEZ%10nq&/2&UyG4+Q.b0S>6M$xjwG01pNC#z+J@4^O/)PYBq8G!Ff_0S>&T2OkeO;E;(*$w2[tJ@MN6H4g*8",
+    "fG96aGcy1WFO!^^55)t!)JO@;&rc5!oYVmUtQZ2ZutX19zP]xJH7q6AzBC7c4G#s>zBCTu91ktOzX2CE01pv;$xk0gH2<Ce0S@@u$xk0,HUKXIGBW<LhP4e34bsQ_55<z>sWb]X.7*Eb<V.@$4+xXL",
+    "0S:qr4A,l45,ppFZ2,5n3pO@GM4&$onF0:^L.NmsEjBQly$lgGYz3LF1P.j@1&x7x4,4=xT=]iO[J8,xEizsfE$#DaFA6I()Q&>2@D>Zkb>vkD0S>3V;<12<k8uaI/tBw41PP6l6Ahbt0yqMNEeXvD",
+    "4+il84,TP]zyS[gstXL)z5xTaLj[Jx9S!pS1^il(*^ee,*]z^;4^by*$=!^J0UBn)s6,E6hteVh[tN)pf-^-5VQiEyFfe5@o2o;*44$z84/hy.p]JrEFI=93q>F@HJd6Skj%5!fWe:9ng[uP(9@=]k",
+    "2(qyO4/>-%wG9tMSsySljt&oZyRiWeIPn4/U1A;4Et;Jx7[Rdt4.up>.OHaz0^mdk1rLP;t*ZkFvIq]ZolOiU1DHz:8-z!r0S=Fy5f0A&YYza=@!z2eGBnitH5)gt0SmZI4vdvI4KNP6O$hgs0WTOd",
+    "JCBwD4+C5e2BM_r0WSe9H2=OKGBK3:0tuNu1K:*v:9.S>>K*((<JkG&mH@3HOb-BTmH@9uD,Rw2lK^.PJpjww1Rn^AkfQ;[Hvk>3H_.9u)++!90uB!g%iIMo2[..ZF9SF=01EVwNesNRMFq#30]_(s",
+    "3!lMl3-R6/fsO$HtBeZ]3cQH[0lQER@Rxk_kB0#U>)iGv/;M.90^liC,-)6d!p1fZpB5,MH;[)@w3h)0q;rK/w3h(>iv$k_w3h(=qlF>3wWI;Czs&[%9S+L<16D0KHn*1n2**za;nDa22LX@z6AIq9",
+    "6$T*=TjmE4D.TgCx0e9_iLM]H$R,Z,qHHBNG%N)o4,2<Y10M,Aw3h)74zt4q5iymJssRrNg._8s,lYLA3pX:Dq5^=G<#+N!#@#eX2$rG)88M2n0^lnOUl%lh(*>Qc;gb5.@B4Pm0_0u;1P/wYk=vPt",
+    ",UJU7wYLu*GOUto3!]1tEjc/kas#a.4(AmQ0lT.T3%Tx53-6bM9^G3H@B5HiyZtl-hzkzX96UBREaAxl38bG*4x)](2j1lc2=]L8]4Re1;o$cH1PHQC47yeb:-VrA;cziUrmP.V;luGk2#krZ0S2J<",
+    "ZVu]t0szDg4U;@32ffe*0*p2TBn-(w1BTND5-q;mHA5*gHvkUnc:/5C2m(JIGyoqFGyozoF+d(O039&=4!Z&Xu>q4$xdIU]xB<Q-HaGw+GcW)fGPVH;re+p7v-r.NIX<p4F],0LGB=M)7%;_iE-2Vj",
+    "A1gJq0s[L=4+*mZ9x:;yFBdR4vjQ$LGd_[^HM0UPF)^]N7&5a0EHN.vFE2ScvH_v%H#Pt*IXH747Ba8@9XaCzFBUjCt=zGNHa#B_Hmm]IIW-_XD:JJC4+y0K9XQwnFBUg8r2-KDF+Cp=Go/D8I50gQ",
+    "7civ)9XEmqFDy1U&-%a]G0g,mHa2h[7BHv+9X8Sf9_U*=3oSM<Jr5Y*3oSM;J@XM43l9vb2>7^@u5%9-+6yf,IXw:,*b5yr<dqCmGu8>&G&epUEj6kFF9]X*h7KJw+5-aKGSLeyGc!F87taeVGcr97",
+    "7]jbFGrf!n0W%jhJ@R9e2Z@iR4uD$;lPME4=(qdf9uEcP;NJst01U-da335n)8kMbGXMs$rab<$2-KWN2$Q5m2Pg_0umKMa&X-Z&H_JU@#-Rx%Fii[dQwZ%946ci11iq4a1B5dGv@Pq--!qSeovH#7",
+    "Evn%d44bL_9]bXnyaO3G&_*yS84A.n3.TnUKMw]!-!pwfG76ed9]So3BnqR]CI,KRPX+8D1t]@$A^.9iGX0GW2ixOJA8$MD=ED44q[<o[A5AgJGY/^Q/@/4EHZl940WCE)>6iB#4Favl1P!An1Fe-I",
+    "4+Mne1@h.wjCuv5+CCp]JLQNu4/lu&JP&[L11^dfH_.]p01K573brf*$p,.VyAlru<&g.)00*Lz0S@ODt2Yl-$k.RXhygM/<&hjyD:U!^9WVed2[bqW0M%=+rl)of2Jiz91L!RjIg$qtZ:07(4.M>(",
+    "Kp(RKFz=E]G&i6W0p$k]2H*!4F]t$+qPYSF,pN!C5uLnH4UF0Y4+e.gWFG^L=bj66=#m=iGdIf+3A)My4[xULI3K(LH>H$&7b@RM1Rn!600XAJ3IZe>2RX320v@i0iv$Xo2;N>T2H<:Q4&dQXE-uj%",
+    "4<bi3P#+*T03RPY01t^+;,VZ/G&rUN9]SW17dHS81L!jX=2]365T*nK/jsa=Ij#@_(/-CfEzh5/0S@v=/^-dbHQ.Fc4/vlHJP&@S1RobR03QS_00rV92kg5h3,$j/2FL:s5xnM547L:qI1dAZ[Q(aP",
+    "@5=<OusRLuq8.&6k$xW.Gm]0%o%]jSqzVrO.fc*>F#rgHsWJrrHw:7*Oa]MnbRIFg#R3lrfz]=D.:W-O9SG=NZveF=4,])x0Vy[*%[U(lGyn;rjWi6iwtfc9I1<PGGY.A,4Y8e30liNH(vAfV/JO*D",
+    "1j6f;0UrT4Fawd7HwrNZ$i)W>0y7da[c[8_3m6kJGz+e>0uncuMGpqj1^,u*<hA+aIt,fL9R!f]4,W@dEi*X)4ZAuH.6s[NGEyEk03Qi701pqO0Uk2]A1g5c9x%NtA1XMc0WLB(QXeWcqya86Gyoqf",
+    "G5[Sh02(opHxC#1>5^&Ei2)C>0h0$08/(U(F*wfxA1XGX11:Q&03Rwd#RM)fGEyHZFr)z.FtG;9D/+[qFg8*jD:S459y0(RD/@2L;Lr;aIk5-nF*!F.A1gJD2M=)>hX+0^IW),vA1gAO1068[FDN)U",
+    "zXSlvQw_xO8mkBnQXVw@A1gDY0Uj_[A1W[a9yjAi9_w8S2o6#nHUJ+hG=7C<GXNhfF>aDu.=huqE,=Q!3Lh&r04>E+QV$x_5)M)xGyoqfGNb>xum_S3H2=L(I8qNQum_.SHBuidGo%3;G5@,Num^$6",
+    "*9iph(Fq1p4-7Z30TnjUq5%!<X%7mQLK@-#3ZKPN4dU^%1:wmR4T:KGs*w-60J70C4,1MP4+Qt[T;d4zOAd,38Zn_cM+v(>35p*d88QGb12-AR6En1@0S/6v1p:8w4dvw(29eYz4*.*O2M,8;jvo&k",
+    "hn)o-H!u&S0(K4ZN&:zo1EG<z4y8-Bh*lIUtl<MCBm.eb4gy3THvkKe2<R>V1D:S-0ze)%03Q,D01@C,4(l2(5-,]Q5-g!HGyoqGHvj]sOdc_p9^+bH5-y/JG5@+_zycCE03I.w48Q=pB#a-q:jV!3",
+    "l;WfJ12:ci6EnED1p;3n9x#bh4,(J<A_Z41QXV,#9^+hJ5-6cDH_/3KH2<Mb03J609^+VF5-OoFHUJ+IF#r,Z01l7]9^>pg0unX/9yCA;6TkuzHvk;pKp!hLkO&VKiU/:O12i/N6g04(0RpO,1rEvt",
+    "4,;7-1K3&_F+dLz$>50Dtq_522@:=hIY0xNTOK(-9^+hJ5-6cDH_/3KH2<Mb03J609^+VF5-OoFHUJM3zycCAKpr)gULPzunh*_gnGheW12wG^1nh+:0;z_.Gyo41&ju1V03I>y4,;M<5-y/JGC&U#",
+    "&ju4Y$r%nn4,(G;6E/w&9x%5%9^+o00*;tUFgZXU5-p)6G5[Vp03Q,H01@6*4*,f$0:uFaKo1m=BLMYu4+NGYFCHy102eX.3,a,I4-q51Q7$wx00HtHA1pADw*emxGt$5TD:5>y45an_59I=WzySt.",
+    ">K*P&6Vku]2e,JQ0S=bsogohdtekHH-fe$g6<jWz4EgH=1c&J/2bF*W4y*N49]ty)njZ.QO%E=HzyS#TivbT2wy!BK7d1KCzySqW4-]aU0S<N<4:y*oQ3&k(2m]W=4@bfI0WShEIRFOfg_I>4/L6or",
+    "0R!ff1RgBjzySt<2>FMG01pNFhDr]stEyxK+Hnr>o&yKi:q@+iy_!F63Et^s0Ywi1<#Y5xLLUe<w7pdf+WsQ_Rs,_v0S>kP!jS.V1TnU!2p.G8p8>2/00Mzj2E+Da4+)[XH4fqd0;rWu,!l&ZfPzs7",
+    "v)O$Cp4kx(2-l+^Gyn=z.=dKpU/F]n0.]]E6gIsA4*bbQ2k8V3sKa9ip!<]t6EitE+:%29*6tn-0-aJk2an5r9]AV_*#QXm/K&uKH[Zhn4D$sJy8[jE9uEq-13v*VI5z+jHvk>EHvk>7IGhG0IWj_q",
+    "1v5Fr$yE-n(#^,>n9dLnCEWuE<(&+8IEwHA0@0314+H6lObsRg+z$=L$:B[7*rEX)HPyfZ9W($R3NpN^0_]J%0S=j[<BtqLEW@m12Zzi;4lWNA$jguc4+W2]0^iJI9]bXh2p.eF01h;*Q4a_in-[C*",
+    "Uk0^v4+eybGYZ)S1hBPF0cZ]394)%2C/Ak>N&p55<[:vr5R[[B0.[4T5SPMD6f3:C1rG;,;H_X/3bKby4z@YH1g!xN4*uXL4zidh1,AkU,Wdm<L.oos4,/<CArBMuicJiwiUJPDsZk#TGXNh;F#sO]",
+    "FaQR]rBM&u1NR:egqBJUaStMvx<@[]#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/u:4Q6C#L00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv(w9mP.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG2JaCL",
+    "!0sat4Bn4MFDWb_=0)-F=au^MfSCgUu/gMWw5S6B*LRN(VP-^9W,u[ifSCgiEL9GGnF9]jT<OZpnF9]WivbVS0f3nU4:Yd/532<%nF9]5)dmj;-=zSmF-WjUy9*Cv+_)xgBdrM!9Dtbv4.Ta<#0h]z",
+    "0^ll52<eR)/K&8bP6nY34;$KREiv_E4]m1q0S@6k0v/soA0jR04i6Z//K&8PUl02PfSCgi1f:NJlL&yB0^lkf2oDK:nF9]mPY*TN5)To8nF9]tS061h01tP7nF9]lya5kBu<es%fSCgiAzu#^fSCgi",
+    "Az%-41b_;X4+QcA5BLXwnF9x+2oD08SPLWufSCh76E@$801p6.mP-Nt.;Oxz9x^VhMJ>csyru-lF@;!.EIBNp0S;Cc0SDcJP7U)A0:$%54+BIG1k&*V1<Me!9x#9&9]kf=PZ_2fGdAj*Z3vx]X%2^Q",
+    "1*5Aq1elO!3$vsF1<7zt38(mE4-.8z10XFlxB)CQFvI&r9_3g$p9KVX3xGQW%7Q!@H0C<2jd_a@mze>xHwJ*=tN[a]SqdC495O7^p9LQYFaQ!W01pU(t7HM)U/IqD*#[Xl051bLHUI-.0RRUA4i5]1",
+    "p9L/oHaP$,H!uJN%mNPtp_V3gE83L.4BUrm2,d[[3*XsC2GZ7WATTV/-s*_1%KQNU9^CL,0RqYa49ffg1%]O80.g:p4zxN3Q!X;)051$HF-Nck4GYMTIR&^/0SL391rH8@1P.!j2Lf_+IqOmbuAc,4",
+    "!=i:+$/v^FI2-Sth65Ecwf>MQ+57.y1+k$82FAs20FCs13YzXm1]bn!A>Jb)Hx8P;0Rwmhifs.q1PtMZNESCN1tK0g$pZ((=:7au[@vs@Tm^4;1qPm.Uk$8[KLNu63*f&90.PF60tX!^@#J/tIUfi$",
+    "huQ^%FgP[=ivJ7)HxCp2X%7VM#8;]S!1o0X:iz*1G==eO0I&lO5v$$/4(.&G$&5t+um24U;cp_M7n.e)0%-Ecpz8(&mbrWas2mRf:J$$Jt(Q3nsgeW>9n]Fp4,dA&1@DOBArBg34-qQmlK_6z:j4iO",
+    "H4huU(vtxTzMxYN8#V-1hgJ>EHX1pR[xJjLfhh=:%<YTuf_Elu;^8cup56okBMG9k0uIQ-0S=Gs4G$I3/w/5>1-C+y3jA9S1QQ!HzV!kgHjR^L3(nVF4WNSp0Pnp41pPq]2A&8n05LMv2oyAyLJu0%",
+    "2rmpdG2N&G9]$qEhXXGTH96D:9]kZ028g3k4%7%g94$66(+CERUk:u21pw_]4xOTD1G)$f;wd3pC=ypx4/VJv0SMQatN]Y(F&YmLh42Orm6ZVruT/,juY3s1[tgChA2&B14.gG74+B#l12l0TFf$$x",
+    "A*^%gotjn-15>UZFmf+9GdUg!n+XKf&:9Qn3KKDqvkM(I.q80b5CS3(2ILAa1u,/M4!Gea4A81s4%xyC0@+eL2O2oW3IeySZw=xmx@>q_z3&b@1v5D@!3-kOEjKp63.S%<C<VBL%;lecoq+/wEs2E-",
+    "8#$[J3G(s>2jIdB9X0R40x_%.EFlSy0S8GMI,LOm%m)gi&.F$IgBJyp&<v3YfCdYU0TMF+9y9p=A_Gx;2aEv&-[yy+4xCUA0nNV)4DJC0%(Dv#U.XzT:-VI%bP4tX4xrKqAview0U9.Z2%Q5QIE0Q_",
+    "39A7K/BKp*4v>)=ArB6b0uKS%aSsxa0v.I02UZ$7:j4on024FU0Su*t1]KChgaIE2Gyo3*.mCni#+p1WGB5xrFf[,!F*zX-HUJVb01NI.1EJCv4+N#Y0Rpq)1@09*ugDA!2[IZv00X=m4+t>HF&zY$",
+    "&KMIm*ZB;^H6a,=00NH#2ku<1odO6J19A,$0M%=[Cl3bZ5(0)G4$G^=2cjAa/+y<X@YR]iIndZU1qBM8**gN%Z5^tM0Ub6I0BQ_s4t)iH83TU;$zctD6/st4JPYRQ1>3V)p9l[Dv.4prF@ozy$OZ<Z",
+    "jSC3(r3ViJp9ldV4,cOR9XS9W6D.H9FaQTu3ZDo9m$(lUH^9Mc3,$:vH!=WQ1u@^-)d4OxFaQiu4)6#c5i$TSH#YzWRtv.W6awEB4.Gph0A:L9+hPv[@2ztW3()^]Fg5uD3[wvz@2#LDGyn%y3-6:P",
+    "G5@^Y02;v<A3Zn#A0-:d9]$o34+5O5Bo4j-3*@+D2l<*XGKG)^9XP2A6Eh(aH2<wq00BD#,MRrDIUfNU5-Y$W1*XXc1)hme6nk;C%h(PYebNOF3CIBg&H=qrG:8EbHX#x-03I:@5jPqGrL6/WHy[x:",
+    "8UY0#0W.o@1>+TQA^o7!4++Tu1iYmV9^Y9H2N=K[4Ep.^0V=#w#T5*Z;*t.<Ih+Cy1-+(0H!%PVQx7DZ2QD<=00&kZI+zI;Ev=;KHaO@44+yap8#Vv_mz5d^,vti>@vD#<01QzN6v77%n-Z@SuoVYa",
+    "3cL$11vfAN4+E9_9_C#@11^aWHsu2!6gL14:H!@z00&nN.=vB0o*WC23ojEnFwX,&1^!!)&-txo4.=t99x(t1R^Vas3llim%;A#(7$P+>Aq0%H4,O#_Hj<i3H8URpITAG/4+Yih2L[EuRuX%34.;ig",
+    "A_,Y20S:zi6gHEH2Ld4-GyoSdlnX93F(45#8Uh_/0o<D.x,TLudvy-Bl;yKgI57YZ1J48tt0WXS=#Kl^1rs&Dzyl4lAP!UyC5Z.vH8^tWR^U$P2N5-=45S4P.=cq*lLsC&.=c:+4.(5QE-Tm*2Ui+8",
+    "&-uVDGT90*7dbi510NMM03Rkf03I_^2UiM<>6Q#ZH/xY^FBLE[yaOII01pFF4.*nU4#Nr$2hpYo2W^5M+zJypoxBSUh7/+.IUy1@01o[MCO9zM3NAM[9]2(!H6ITJlB)*:!M]1#dvp&b+zKK&HK+j]",
+    "H_.nfArd$M9yS0MHQWj/H#Hy<Hrxs;3OF*#0Rg%f0(A]>0S<4*2MVFYSq-<UF)/nb005)A2<eO:Hy-2t024R:9_v;M9]AJj(@=q7+]L6Bsho<f4,M8gF9$U.00p.nQ3/*J1l/;b9M;B3H8cPQ(%(x1",
+    "g!2a.0yft,9WnqPD:DEbW8dHu9yhwn0Rx-151RwK%K-BM$.F^^We:drjRX#qJrDK+jRXPoKM%(Pjsy-;mjw:9BLv/q2M,OhBM$kD5ewtrUk-DH9w#+3!y+s)Fs4E$H8%hTXbAa28ZxCqF9R;zfkXng",
+    "RStqg4UzHzFA6X,w;hQF8vxNj3Zg=[@;n7Tt,6Z/4,)Mf9]ba)Cl2C(Ujp]Q9]J9q%3KpNo!JHs%xDi2<[Mf<%]-S6039=]0lq*2BM%D90s[9u1GSAT95_DZ7BBz[sR0<^%mM>Zy(^LSHp_JJ,#8BU",
+    "0SA@>3*=@x4+o6oIUfQo<^D=X[6+<5/;4v+#t8wb+yVzE0.t6qiGB]So4z*:1HbfU1f):^%=42!=G6Q@r0i)0u*wey%UleH.OB)Exd[iB#ZDbK*I5A[2AQx[1sMY]2:YV^3Bg>gj.ID5g8_l)fY<aT",
+    "sR0Ls+i;L&2![Cs4;3UT0^mqb;nn.Iki(4uA4)XXbq=]#qyii-+jR)YnE<0nzkwhh1UQw.L.1xnFz*L12[twCOe,,q(xnFi:.0+sYXZ+^4)6yfHZ.OA4+POb4+#D41tl_$(H[/9BLnG%2oF7;)N&tE",
+    "H_H/b4.OO5ISKEGkO2/XynhcRtF3PX)mZ<A1P;v>u^Tk7j-Ba3h5-/x)CV0g#QG))zdHk)>6q=-J@z9:3,dS&j]USoq6Q9+2Lt0c3D4:j4,ByW0_Ir*j$#i9j]T&QRu4It1P:#@/5sGnGdGV1A8R%M",
+    "1:(sa0ps<s4[weKAG!fI02;y=4fjh6p9c_%01pN7PXZ(h!W0X$2NN[L1@e]a1o@C$3eGeJNe:CL2OkMJ00Q.g4;eA!cn=jFvj,n=H_.hf.@xfcvj,o#0XP633pBwF5,.Q1FaQkuhy)9c2NE:=4!mLn",
+    ":7Wc6IolovNg6tdI_O#-*c%TAs0S]!H821I!#EE,z^o[KgaI(92R_vmFfafQ8]A$P4%y2B1+9T74+!t>HwL_Q4+Y!H0uKhZ;@H]@vsed.@%VW[4+Hk)5f5+v9uK+!/m-MQHT<nEHvk>AHvk.s03]gz",
+    ":;RyFz1dw0nF$j%k>ZWz2;Rv^A>_AN21yK/2>FbI00n_NYcC2lF>[Shf/&,SnF$Xe$%i[1QaG6jA8RrI4%gcQ4$jL14T,4)6fxJQNDl]u2o9Gp2kCJS0ROWbF9]R*xhxqs<v=W14e[AM9]kg;E.Xh-",
+    "IWnFu4,^@ES>@2r5-OoG0W.(2H!LF$2B9tmpv5Z#g/,u+&0H2SwFeFK&0h;z[^dk,H/,=BSq^!HE(&7<hXNfsya68vHvj=R1P4nG7Q!(E=wvBd2sqhZ1mFSz%K,)Y*)tn9q5/!^Wdx;%5Du_,1*,!J",
+    "vLOdb4#e=d2HL_]8#sys0o>RrjnM<G:r4f$&H<Xba0IK>Aq+AC<@(llG7jtD2LtPQ1LFBD47c199xze>:@MRz0-1MF4+GrN2Q<b>EMOl9E0)d:2f/^s0Urc1Oeiue@Wz1gas-Tk0unhU4+WBN1(y0o",
+    "4zSBj0>hbG43lsJfW%M</[*j%OAgbBR1q;J4+5yLG!GNAky-4aHV2V[2oC]d2n4t26%Puz2qHK&gLDJny$%ey2o=N^8#MqMIjIB#oYVmy6F0dC9^YDD4*RlS4ZHyvGXM>;xd-pLy$UQgIG>UqR4)iH",
+    "F@xqu#G(NVzOP:!G1&>Q!TTu/%vc5Zt#Jy>d/CWV0R+7B1spM.0_Rv;8#Ao]4eh/Y4-rBZ9]ki33S$R]0uG<A8!=2B4x$4GOb,:J10M,B030-[4dRko3XOsR29/[04*[YB5,.P:ku(nl.pB_i030/.",
+    "0_Rp/8!,S4!,EqK8lnRq5itN5Hvk.p04p_+y#WrQ0]!hG6@^(l2[@_9IRFi*lUf<&q5_2!03Qc2ibEMPhXM^-.pB_f02w&]0j_iCr2Q<n*lrA[)JZQCGclqA16dCSq5^$J2Z#a/q5_T<y#WrQ0]!hA",
+    "wq65*gDDQXj06U/TMCkZAO,D:DGV]Ph5807G%>+CGocU#=QdbAG8-1h9y9.2lBsI_G9Lys(,09d00gV/dk+bT5C<mtu:lVYCK59M9^6,75-OoG05g[m2K!Y6uYV5:n,C7F[yhZp$PW(!,@,&l6!4W/",
+    "3bzIpGufC34z_sapq2_]3fTz*zp<bo#:WU8Gq(m7Hvk(q02;*(10NbTw+0=$HvkUSqk9d#0UI*>4z_seOb*!z4x$4Ak%tBk38DiZ0XF_@HUJwp01@0(4+7Z.A_Y,@4x$4N.pB_j030@:0]lJZtpNbr",
+    "3k$9R8#$u@9^GDF3)i0-4+p:#3S.Y00uH1D9]$qO0Rx%n0]!kH6r^;%1u@)J4+f/zS[X0=4aFb:+sOz7jFABiyEYEh,vJG!f;66d,B1L@%nTn0F!^/<3NQc.3zGpSFf[rD8#IFg3y%vg8#OZe10FO0",
+    "2V4&jr2>).9S-em0_]I04dsJc3(W)v>px[rII)xg4,cgS4%MPx3#9@C+!@MMIRFH>fGQseIi&+H3N.-C0Vgmrr2@u:02;-]9_(6Q9x;z2TneCt4i62a5F0km3oi[eHlz;MHa0RJ4L76=D:gSW9^PI9",
+    "5HAciH_.5@L:_(=q!0z1+aM1MCId>#3o,x>Gyn_x5DN5#0S>0X5FIxF0->os0gHzU4+g2DUl^+64!8yqH2<Md03Q,L006fX2Vx4i1>POa0UrW1,3bGS;E()9,3cEHG;M@*Ffh0V3xfg,&/oHmH!!#c",
+    "9xwn0Tn><:2=^[8F9kC/r2@KJ&xl$XG5@*x0]xct2LXnb3/b2f0_j;@3*TK6H/Yy<,3bMsjtn0PIiv$02[V!b6FHKCO94&@fC3Dxmk/KrGok]<06Fn22U@ynp#vWYHvkQubPbz^S>@Hd1&W.P0]!47",
+    "F*7%z0_k2_8#VwEH2<y_H_.5>7as_Zp#vWYF>Hl$IX0mK8#VwNIRGCTHUJ(r00&zS6@/zk2sQvO4mC3Dxd#ix69u*R7Xt;arw9)UxTzEktNmFUFrWhxH_/32Hvj[]6CVjT051$PIgtSm1N-FSGo1qj",
+    "w,*mRihl/k4-!u!8#uoNFAX=@t@HqLwWtga4XzL;IWaOH4Kl6^FAF&@00ro^2oDRc5F#<&CLaqi01@6*9^6,75-Oo00j:^Tvu+OquMiIn/YAV9>OTcvH#n4Q4z2]rF>dc!,fABUG5[7el]T)x%U^xg",
+    "9RiO73jJOLL/J^m21gz@js=_=<.k4tk2((ymTdy_JP#3r0unI*1fcB*41)p]G5[Jf02;*[9]k!99x;z9-Q.Nck_j[CZW/JB0S=WEArC2mrCSP)y#XHvFxLVuG&ukd1+W1UG5[Pn*8&zW01fN61PX@&",
+    "9]kek0v@<A01U9hXbsl>D:ON$0S;y!21*]cI@TXrG&ukjG/-e*8#tu31Pj=$9]ST04+G%:21gF/JO%8p0]2ZD4dekBHXt4_02nv@9yb63&kF*dJ]6%u:jMZt2HlKS3bBq6A_Y-a3bZ=7zzPT3lWiXg",
+    "G9;l*03Ql701@3)4+w(!1@-p-9]AS8JRb^*03QZ1!wU^o1@VGW4D6[^3e*V#oiGmS8U&t@1@h^68VADy6FBR248]lDG_z27Gyoek)CnUsGKc[VqXix^hXD<Z0T(s=4%7)MGdZUL4+-GS4%7(@6Wgd-",
+    "3eN!>2Q$]K9y9.C1h4<THwO*5E+#ZJ*8&;gud)OS*8(2_GyoqCH2<6VwQdgA0vkA]0S;y!21*YB*8&cS7Yx43ssRhv0v@u803I:@4+XFR6FALy4A%k[GXM-(vt$d@0v@r803Qc400_b9;*R>i0vk7[",
+    "0S;y!21*Xs0uK<NyI:2_0uKm.2p%v14+XFR0tXGnFeWrH*8&Wbs0a(!0v@rA03Q)C02ep>9yI>PHm3m&*8&Dg4wn)FgFFL04!zq5C=j)59y9.LGXNeo02nm<1e+,h.<N=xD+9YM4+fJB2.D-.4+bR&",
+    "i/+(;3MCUW:o*T1xj7D;1rG1R2LiI8TLvHs@xpc4[s#@pAqCp&qyZlZIG>a+GWQ1(HUJEcC:ArmKN:Rt8#c%iA_raP0STZ514Ipn0S<B.35UIP4*,jtAsIKP0S=YKKMyJ3s$dI%tN[,P*8(0k01pMQ",
+    "0TVUdLJZde7B^T8Dl.2!0So-PF9A0&i2(yf4,we[2mTKa0n)G@95$%]4yHH-OAi9t0uA#,3zpA(4wt4D6FHs&1A[aV67ebuw^)pMI,_+0D:1DD9]]=)0Vgvytpf]q!F(GqtpgtgG5@+)i2(&j4uTL5",
+    "1;QJr7cl<22hRfnp&btss5bzZV+LOf+5#U3GXNhDGyoq8HID%&Gc;))3xdaF8#LMi9]tr59].%74+GfP2L$DY4Gzc^C=t7C9x;zJIRFmK4H,CK9]bn74Ff9z(c^gX2I33[t/()N2[.JL)_X:N3OOYL",
+    "Z!aS.Fu=tt0igvRHvkIL>+$.H2Lg^-1C_$=56LeKorPNq,%taz.rfadkO2hEC;5(n#gG9n3Nbd10Vgvup9Kqm$7Bnh6E6ffG:HKp11kUqNDl$]2M)ZW3Jdqdd<lttI;Dk9:jMuE/[N(*hFb.,3)%u7",
+    "2Q:g65HJ8A3N;/bCo;eG0t<=B8#3Ag9]tx79]$l29yo=(4+Y+aTNyI]4+YBs6EM3J4,(n^7dBHHGui;l1_&jN5HdIb9]]-&0TVKuI08/!@_e#>+5#T]H_.4i4++@/4u/pA1),W;88,kA1j>*.HaW@[",
+    "4,mFA3hu[Z3)uo62RQ&A5H.iBGmZfd60.ZLIe@!+IWU9)4xThG8#OkcG#:*wtKtMBHZ$2^4a5N>IWr(GGcW)cH2<wm02ns>9]bhM4FoFzoU]Jc3G)mSFeM)fHUJVh03QlB00hRl4G$&IGX^=r4+5cy",
+    "Xa.m:1Rnu7zqTd;h[a9,:^v>;a^qel,VF_3!mbk!8Ia;^0R,9hSq^<!phpXof)+0gIXB3l1Qj&h>*e&K4>^szRwQR+03Q%%v%&%oAxaLY!U7K.QV&O+!U7KyfB>HI0g^Q34/AJp50nOn!U7Kv$>5V&",
+    "[J[bbCPxn]gbNRQpqN$-p#cva+ra@46.80g3DCg-4,w,D4.nnHRt@fBy1<buHcKBNF]@d3cBH@q4-JkV4/.aTRt[7TE^NKE4pa_11cSi:4,lFK5BvxCzyc2tvIq]f;Z5&LBt#D:fD#W9*T4b_D<,3D",
+    "G5@-F!N39!Be4MwGR>hY8LPko4-54o8lb/e4-57pu:>UC0uK/91P^QKiogOd19NBK!Z@yR2Kv7OKNB%BH_/0w@M&^V$S<AEhy<)r03A5knNBA)ES3Qd;^r5uH2;sjQV#-ko(Kv&0m+my4:#,B1rjv;",
+    "4*_qXD,]@gwJHxK:(_V=3=p>X6f=)Y7&0^Pp9&uhGV9m[4.hdY2.@y]N)HIN0TDBr:/zFm:(_VkBAWpeF#r!G:(_V$GB_@J9S-NR*aZdEdj=oz2n(pxI]RS*9^gUm!va7zI4d)(ln4(Q[/xzbmgiIh",
+    "m4-Le<[mgzH[[cP3YO%80RxJr3;4B0!U8WFH8^ag0tC#D1P/>O=C^Ms>Pzoi3=nEDlmQFO-t:x7(c%XJxd8wM01OWb>QC/m2[q-AlmRaWH8%9Z0uH.V3IxyCVF@%i0S:R91O;:AI^DM(rU3,S$!P%p",
+    "g%2MIH2cT^03Qzlnwbg+*ro#y3m@5wIKTY^4+iAp2M,FM*#$W*Ha5Hi2mV6<)4dY_r0=jQ=tJ-cH!LO&$m0hu2r<VT2#&,A4+h271rEyFl:r3r-sFA04!.1+/cp.GJr4^y-]CuEHsGiU3Wx]LHaRT<",
+    "BM%3wzXTLCjsIH;A[I5M.=dlJHJ-kW0UrY@t):VEg6c-dEw-@:9_&[S-Rpq(foBBM2M)/k1P3P[12gUo4a6P:xv:KP)CwOGILHnT%m<aT3l9du@XdX&hAjq)i$nni4VVE4R4)<SFq73288g(&Lk]*u",
+    "0pB>VprBa>r>cfoipK=A93KNT<SG732&dl%4+guGX9%7T3WBXF9x&[N1P8b32M(q=A6PZo*9R]BGBtta0S@c-9^g-[n*.*WHPpQYCN;aE.O2<@x_vKh43o$ND:E_tBmx%:rN/r6,mL/.2lkZ(4,K#A",
+    "VGi<V4j)!G<zDqmBY/rcFRcMHF_.ZC2)yEZ4wl&#1=n@D4CT-z4wLi.2FQ6GE9U752.Gny283z@(UAlU[iP%y4:q:2IS%Q(1q7#E3g(I/4,4*#OaqUS0uKUY4y:yMA6PWV-]L#4IG<)C4^Y8mFAps.",
+    "houAsh@Krr!axrV;^SYZ)Sm(efSOkh&BYP_)yx(G9S5<o4+WZp5ewP@1cCi,4+7c*9[<GU#[_tZ,vbW-/Aj7&gqH#d%Gm)8s!Ri.PY+YR3Lhabq6H68gVg_CyMZVV6^1HqFvR&-1MdR[qX@cI&I%Jb",
+    "02(-^9]Sm&1Ro7F&I%>oH_.d:--jh+.Z/!5fe8R&1dN(j1i6;K4VCBx4,4LrD/z:vHL_Od4+i[;ZVs-3P!6++1qqFo0UrY^o)8_XEdVbeH8KDXQOmRl4=@g.4#nyP0.DZy3HY5^0*[mm4X79c,#7%I",
+    "RSV1A0uKY^+6NyAH:;:S3=st9N)D-Gg#iE-4,e6=at=gc0=rM84,x$j1c:#(0Ur<K@r,%.F%H&+OAi2d4+w(j2o6LMI7JAwo&gU%jIBlwAo:_)AeX;10WW+tGW!^I3o!r$-/vUHh-t3u1tKysy#fyf",
+    "[>+J5)GY/5o:vq$,XjkTkfQ+_JT:S84.YI1J0HdYIhz>8GxzUp1r@qkw+[p8nGYWbG/&,%G1sL54uu*4Mh=gm8V;oj)&(yaH#UVDBsety4rCukG1eImN8@dfFMKsJ*BKuTFaQSnv.D9!*BKo)02Vd;",
+    "E-2U&0jLEF*BK86<4uk]95UA#9W;+2L/LIN2;y<)11];SHP-yl:6Hl&J+ciCQ^YBbA2c$k86R&m01pR@[cR5f%mW>[G^[RY)7/RV1Ekpk1c8(e4w:x.6fB_>1p/xX4x-*J9]btHy#)uL&j.+KrU4Ie",
+    "mJSaf[t*w60hAaA$AbnRKrro*0uNL8%;A&Bfe[^IGq:#p0pS+_,]>]z2FKn74xmB/f!7Kz3=@r6ssSHwFtG*;#[tF=C=azv1r@qlw+-iQ@40_W:k13U*9i>:2#4Pa42+B[4+NtW9]AZ488QG0WFKxe",
+    "qZALX0iqNy4Kg+W2A-(d4.4cv9X9]MHvk>4GXNVi0526aHUJ$l00l%J130Ah1rj%k-s>rIF@=U*r3nu>)(-OL<dOW2pcF50F*yJP#F#,0:Xdd51j+*+4K%e00G^cTMh=#%.Om)y-,Lxv9R&T55(&1$",
+    "Lj>O@m,z;->YDG[BL[j9aOM_f!2y[R2jZ**4.Gg52n+T5P!9sDCJC3Z0S[i^*#iQY0s<,l1pu)EZxLf+HZf#l-o5)!4:VN.&VLUpT<Oc=/[ye^ivbVT0iEeQ4:GR-50(by+JFHM8r2354WsEi4:3[;",
+    "HM.KBWU1*q4.fAz4-@%OJP#jZ53dR8+JFHM8tw<X39[)t4/qjxp$!i_Rv#/e>YDttyXia+HRu8!U0)v]E#;jn8Num14.BC,.=/KDfB>E_r3DZE2lCp00S>9z2oDO%/[yfFPY*QM5)Ts4/[yfMS05^g",
+    "01tT9/[yfEya5kAu<es&,03>IAYTs^,]0LLA7Br&1pC=60S>7S1P^TL[Mvv41):NK1ls-c3nT[U)CCU]&Fe@H+OSC+IRG9x0311^/UpEFEQbLO./k2Yv:6Wf4,W%C4fon&4,o3TEd-jZ1@i=&+Xe:O",
+    "stgRWZUz+*H)03cr34o;.$wtQBM$]+*l@Qy0S=%FoO1^Wq;Z8;7tqK%4XM)z1gk6@2sE3q1Ro7C)4OmF1cbi>6*T^4Dfztz4,1o*B<YM9zXl%%G=gS@7&QP74Y.^x3%&s#12VY22L.OY4y67C4+i>Z",
+    "2Q<7;ER=RG4bQy@4;CvP0uM[L*9H$#@VkK)idhd4q]=oi1rKqQ@j7!1Q8VD:0tdV4C/Vcw0^nf%)dCLT@_nC6O%Dabn:hxJj-8;+7^t*r4CL<#3(%Aj5jFr10.04c1:pDw4+M.T2<eGPnk5CU*9-E]",
+    "(+VF2Gyn$Y[c#TT.=vB9/j1vFi7+1wG3CYw2A.6Z4;pn82MF:B4qOhsJqnlgbPpEg#s:nxY6Hx^0]r4429UQ24-ajqEDsUStvU^w*0sF:Kw)BRWx.k70e^GxkG[eI-A3<UVRCd]X).qcX.ugl!#z.T",
+    "Js=8Fq_8S)EVTbe0PBPm0f6EU5iH![6CpV)]CksMGUD$C5iI>,WdNk5Um,UvmCh9aviBMQ@cD9Y>!uELEbg&a5Hr9(AvrAG-9CzV>VWuua&K=D009dR54cnhBTNpjR1ZH;A15&Y4>*AgYz_3^5B&lB",
+    "z,$ht0uS2,kI2UX4,%6G54#41$j1Q:6Y_ZS44GRGC@k@3oDvUbhg%ONqX7:k[J;AuS@V!W)5pgF4,<4H4+!j94-)1f.5_]eO%E,J9^jiWS@Qfa3/bH[S@Qdj4-a5%4-NMs.OGtdt=p4coCOd32aKz(",
+    "0S=.j2oDLQS@Q[h4/j)p4,t^D4/qj_Br*UGccH:w4.)k!4:jNt4-b!Q4-WSt8Rc0I7grDb1gXZy0S=+i1rP5BpT<<l3#M8Emk197pIQSQ2$q:CFA>K_>0_EM5[rey0UsVRg4szvGdD8,5f0.ZPY![N",
+    "1pt,w9R;/:pcy@7JT,<#KQ9>MH292#0W_o*ETaMrv]9$v,8lsD#wrIH8#DEcg#ioTnoI@DsbdRa3bL+j3c;Q$1x>CYF,#u]G1/Q/4!c]r1l<[D0)Gz#qW/XAy=0]aEinc-4vLcn0=>t44*[.M9]kao",
+    "ya*FFl&1[/&gT*j0KU*I0(c()Ht0nU1:*t<#f%06nd3>g:[16_4*-C#5(V#yYzK%x2g[cZ00#jM9]be;Ko0^90^lnXGXO=%Er>^Z1C:t:t+#9(EsER.4z2Jy9].$*&H)bvztcJhx[M78]B4JB5ILpM",
+    "Iv)lyzn*#v;&3,W+rTXoF*pvCQV90R0S;)/d.BKGRSVt$1_VQx,_j^JfItZ10SEoHnE<[lH#6b=045IvavC>_0R>PHIRxpm3JsSI4ExewEj2oU1qJ,mbPolynNdDBH8kk_0M@NmJ]7A,*a8mJzG(!v",
+    "zXuN@rR[4DgaH=bqE@$h1jz6#9yhPya[*lfgQ#W$DGrU-0]:E<tpN@P(SlnK0/5VOJRbx$m$3_9/I9g#t%MB<@T@1y.Prm$y%G-BlJZLeMgr1>Y7Y[S<c]8x=#vF)%tj7Z03Hgoyaob[gEAd,v!f[!",
+    "F>FO/0tf/.nI#Az2GrAt0V6RniV6y*q74Fy>6!EG0vR=[PXvwiHvzGj2;B2%G(P^11gfh-0ig3Y3>%kzfB=!=0u14a1r#-Lqi+j=0t54%4hx8>gaHPjJ@TnK0AK-<nrIH<)DsdgR06944Z#5iI2kqo",
+    "0TU84JRbu&Hv=E3HVqvE#sLyG01cw;Ap@x90]SSm9]EPRB<YGJ&-bs:1w1!5Fv0_t1vfV>#03Y>utXmQF_]i8H4[05/oKR[Gt:hOsHg/3#Qh%v#0U/t@<RVe1F4<o4,v4w!_qG&Aq1&@L.GG93AWt<",
+    "4,3Wn0^lnS=gjcj0SJgj2]y0OuvRrVIXN[C0iFQ=vjQwRFo5z56D:Lbc;IIIRt7!<wa,KfrKW5iI.*rOHSE(-9^P3W@V]ha3Klc_9]tfx4-RaC4,$_YUInfL0:c6h>7w/9.(B_pT<M4usRaSDrD>iV",
+    ",U.n6F90]($jSr_HEkm<EJY5mQ3CD,4+D-c0st^tIu7.*4+6woBRDteuS)^!jT-XIoVq&:wjTjK4+E&&4G8oB4p0h>r3;n;1p.r_00-=3>W/ux&/dmegIxle!UYcut<r=hGCG>C0m20yH/6;vp0!K<",
+    "zyl8fuv7xP5eJk33AV:E1p5pR5#Fp-3BkrO4*-V_7B#e03pP18IV;=A(7tH_X$hZ_2NXD>ql5t*H^M1s!1qoL+R-S.;:HVZ*j<nefDHpv0VfHTa^NT;$6f/U2<eg(rhx$t<rw,(FAoyD,D3*AB;GE#",
+    "00/J&I548v3m!A5oNNWG<g<%jwG^NiF[Ky-gS/^2[IF_f46hd)GMB(O2Co4h3=V[Q2Qo100U0rr0uI%P0tUs!S@sVyplAx69WpjDFy#jpG:%IShNBY[EvKzi4bAVZ0S=$%[]p3uJu)jXrHCm5d.dva",
+    "4to+Y03Ql701peh,wF/Vc:]UK1NeZ$0S.N]H#eLC9_C!t3gH+69^fw+p9d_8Ils4744jvP0UrT5Km.V&G@E^u4nhX^0S=w=ib<WdI0RiCG;)SdUK2H+3lAEY0tKbr2pl.:0tUYrBsVsEKLR!<GL=4B",
+    "6F8a:4+pal49uPl2JQg<,_.V>CkKw!Y!3mXA^TU9Edoag$BShT0=X.%1&@%9F9kC-*mVczu[sX]@QmH=-[zW9H-Muu8ZwCj1A&EW2iTxG4+)F[KLR!^HjV,sHvk8L:xKaaBMy!N27^mD9]bk]-5@F%",
+    "4,4u641FI4H-%[w2B>0d38=[:qVr<A0><jCBrr9Ju1f=Plu,>(1qSyO2bu#94fNDb2)6Bp0UrZ6<[R%z11][r+y<PX7YLBdHU>@<Ee<gY2LrhpE-ciI4,$#UaSsEwEe5aZV*^U$4,BI96$[e)4Inct",
+    "jd2UIUjyy;GY8Jfi_$a/3-:z62<d0C1=MJP0y!<RG&JcE1fAj,9]J4hunhw3wHXU[BRDfx2ZxAD4wwoOI9:=Z,v]fnl<kQ+2M,0K9S-G85)U7v,eUu:Kn%am4F@(qIRwn-Ru2b^+(ikOU/KXv!bJ/G",
+    "+hYWi5(nP_2G@OKIx#pl)A0/im-<R%+MNahi@6y=f=z[%2+9Qy1cju*0S:DT7ch)Y9y0CcR0CQM0I&lO6>;v%4zL3Z[O3Ic=woa[*=(&/ywEHURHTDx4VT+v3)!oU0R!.T9]JOj$8iB9A2:3x+hY$4",
+    "vFL[ZBQ!7o4+ntcV,FeZ<NpS5uoxaV[VfHOlx!X^lO+U)FAo<jE(NaqY6rd-4udWPfanAt1T;gl4FZawS>3K$gf0f^/QsuJjTH&.:@WgFGKMZaG&nE,1mqwe1UZH,3F;xa0Ravl139ZLKL9v5Fti=I",
+    "mZJ#=tt]k01mf,v4dRh5F99>%tSu5X;E(S=0sGW!2OkB)xHtsu*N*@V>pA*8Z5A^AWd(rkY6U(49R$tn6b>Or0el3:11&W*J>39n2r-EC1@,E[0SfOf6E:9s0_@**0T(y@3Z*R)H#,9QDhxRTG6JOm",
+    "4-;oI.*jKPHXk<OH8rpSEIBZzEd[T_85A=vu2mlcGO@XDIrc0B&eJm=HZ./79yqQC1-Eys0Urf4&EE.i2RYK7dkwcv4DFz13![c7089<S#ViD=h+qd/4++RDH#svl00/@1,_]Na&szpJ4x.4Go&BT%",
+    "49YA7Is;B33al[zPz96$DKt6N/m!qFw-Kl9w+%lRHZ(ZQECt#r4;fH+4yb<b4#]pODK]Ri2p%xSLI4*XInFEtwya.d[]Nz:1@iF+EI$P>I5GeeHrWOb8q6#QtJp&i6v@]zG&eZ>I5amo01M&)9[<46",
+    "5&^LC6w53QQ4Y*30iz/X/8F*rD,6vn1f#Y;2hZ3Q3XKB;.O2<>%@87WG&wi@2bG.r0S>6/EC,p,X%865EG#uN$Sf^dH8jU82B*or0WUB(IL9mmQxh<(2*)f3f&&i&$Se)bm^_]z9_d=tEDr[%uVxuE",
+    "00@kK2AGgY00.7uEDZ9LdkVDhTr)8-GKw4;FqRet$/8Ab9]JJti!l!!hWKL#s/R[%9x]WWIV3VT,xvh>91jMX79RyQ>8Sig!y5:K<nZ]o831]<2#wnd31m4kGcluqW($/Z1JsTpBQrRa91ga(2LqrV",
+    "1M!d]2J<8z3+3876*M3Qte>477#[:Vld&QKcoR7QEHpcq0S2xD4B#OHpMV7d,mVP_1jj)F>dXmn&H)2^2oEF60WS$PFaRSoH2<wp&k6.G$1)4_d/AS24$(pbxw#+<3A/]r6E%P,88GCC0t_]m0Ey<k",
+    "3GUBO36uf/9RbGy4+Y%2aSopl6g1Q.1GgCokFyOAF<Q%RG&ukpFt]Y!IL;w;9]twKK]c&PGBN,WH@*Q#6_eFs7&ZV2+yVee4-J(k45Zm!9]..[6eu;@lwSuy3X$q:5-oo!B[erS4xa%5;we,.Ck:+D",
+    "4Foy;CL1/g8U*sWA>7AQh5[,%I*L-S$DuGKFfi=lDl.2cHUJ$3B<YLplmP*.k0TEZgF,I[GdYApA3Zbx4,x&&UJ8UlEj2d)00jk(sX>@^9]JbE6)z4sIfFtk12Z@Q0@/in0YncRwiP2eIXDj$fI/fP",
+    "HUKXMGd2J(05vrL0zD5RwG]vS.q8Yk1PI/+0^Qhj2ZFSy0S(>A3y9EO9]SOfLN7oyH2<PZ03RJN03$FlIS&^O6)ZV904>N:00ij=6E_X,4:$fnBQ!Zv2DcRt3i*Ws1LFw_1&iHH9_dyT6%P=TihuzK",
+    ">!0@7p<#tuvK0$_hJXPd2QWMz3=V[Q2Q<eV95Kd&0uGxxBQ@Vu6E);qYYpv.2NO1=1]KFf/]CbiGyo1.0*wU=LB_KZ1T@/KBQ!bi2M,p$K;/+*9^YOkKraF^GypFZH#GnQh@Cb=LLV;U$UrXyH#q.!",
+    "I56i44-z:QBR4FDK<SDUKqWai[*4761TmvK4--NdFAOs<#y_#<H90T.F99])01DxwWe).jM,([F1uqCRFvdUxv&m%,3IB]<0WUN,GR8mzvB4q(:^d^Pi_:IbHZn7g0vk2zJqFv(DF!1C0meWCjshPA",
+    "HTU/,19cA;#y_FzGBf^!Ha7qSt<0rTBM$+TKNB(l9]bm/kw=l&>,F%84-RKj3FfPZ0S=MQ0UrZ7F9<-$4+8i:FAXs[#y_SIGc(g)4tfs_ug>i&1jaxbH_/p)GBp4cF^:Fb0;+X:4-RHiCowhvF9$I)",
+    "06zpdH#x*W1GN(k#6T4^Ru2foKm>^xHY>nP>X!v/#6T]=G&uk+H#GnNp)m#=4*@<t4gK$C1ofFG3B$c>4@IYW3-z9o2cusH$00K^I5X8<3*=-Q6E/tg9XP_5F9k6,00wvu6vRL%G&TS)7&SEj4+O*d",
+    "e-79a4+5]QEj2Iz0o5l7=_<&=V8lQS![%ceH=e[>Fzgo^1u;<w02:aX3l9:Qzg@Z)Ko1K3ricL!o#(&,4yY.G5,_6U4)*_PG5@m;C.M%E4y7yu)+P<Fmc^X%5uJ&E0Sfs66E=<JGXMs:1OgBb2fIQK",
+    "2BQQI4WI@Lu=0q$9_m=EEEzPf.!/hzx;2L3v:XJ,n,UKLpez9)5-Bnt6f+.V)wfLqAP3Yc0T:;#H@FQ.E2/sQpDY1x9^GC2EI$J]G%x<I9S-eeEDt2f0UruD00CPKoh$$m0#6;SGM>9D3(Nr%GKm2X",
+    "44y0>H8-t0890u-0^l3R6*H,+Q30tC4f$:Yrx61OF9I;#$SelwlO@VnIPm@i9yzWW3Fwc60Urc0x[GiWIHN@ap5!JE0<m-X1kkw>4j&5Mr4A0MEj:3gH0f;H2s1SRGBY+TBnC>aM*^+u#lHg&1E9]w",
+    "0</]*35g=kIW;6g6EW)j3mrAeLliS$0d5P9#RwxcHL[lv5-.QF1Az>.fIkeF;>&.,/^Z+l,ivDshc5%xp9^(Z2+c+W:xNejY6pb[4*[hAMhE-YE-ljNF9es/Xb6QQ2V4n.NisMwH>ZYc1vXFwzMMh@",
+    "vIhe)0zeN3$8,b10^QM#2fW)!3ZnF98aSRT49k<i2jaSj0S3J-D:pCz1EcX(00.8W)MEt9[Ur>Q6$OCwUIWxt4vx;Q1jY[!399X=0S<N_15X5k5DMFb0R)8*1Gfeb4%)3B1z7_u1r3F_ZU:3UUJlE)",
+    "OAcNN+P8/S4&kB!1i&=9(X#-uvFWP-8aDGz1Lcb.6fmd.4+hSG2tNfkG&Se+2Lr@r9x#jU0tc>/MH<4joCgEir3(ejg9Hx)wE+UN;F&=hGDbN#jOqgkwAvIDIIpb@7dMdt3b*W84ujJQAwov@fm$B_",
+    "K:!AS3zp$75jj0EGeI)+%<htj2Ilcu4*^h<5Q-%JLozcoLp3/D>ON:c!SD.LJqgU61p_eNC.ezI2jTGo1p1!]Zv!>&MKm@!:-(p&1>;M9FwVJ74-HW91Q[[>2-%>;iT<^G:-nYE,2;*Soqqu/42#kZ",
+    "9x!YO,FOPLup]YiyEXwx4(km72MLn!6a^#NRtLHBA@a:e7A=9_I].Sb8#kBP4gxR.jD-,&h5,mu0QAvK3!EelhV)f01vNCC]7r*P0S=ty*-5JO;G==<t4swOEHW(Q*#Qp+v5y7@x(Ow2V^lI=h3SU<",
+    "0,dM[4*[y]0Rxx[1Bd]xgb<e2-Q.1+[5c*op7jC,nAjEqvX/^FhV::QHeDtQrw]0cjXDnWh6e.LumleVpPB&)f:H+S0uFrxpulYtG;K:x39W$$0;FMl2iR8w*Axil6bkAE0L^y+HvESH1nLA1[t5(+",
+    "=Q,]61hcy*4WY0)0/)qRpbrMo#y$/m7BS(_1@M#U1rsyU:I5GHGwvP>1)0uf1/j^#/<u=rGcxW09y7cL2ch6F8Z>C)0RkKYxh5JjwR@[(0yP0A4+89j0]Ij&1v$h56F2^KHvlO&G;TVP9&*%L2!Le,",
+    "+M,DWuHQ5Z+Z6<d0s@VY2.HbIHiwuz0/PsE1Lg..%]rreI5#Xa+bIXr%ZLFiH7vET7X@*S3(iFk1LQ:lMi4S!39]]c<A4@eZh;,%0S=SBBMPY$0-2*3$7chkFb/K.0>8snfZi1X:Prs;ipK#4gdq.E",
+    "u&5#g<YMkdR[^Bt=#Kn21Od*<69+E/h:R8mXb%YX@$G-G08.5-xDF1y6c8,jh6)Ft@_xF4G_g2e90/bN1[D!zvy^m$WHUlWIWjRuLN(md9VtXHiHceQF9pZ41qX+oCk=Mc91h[46$[.52;NEY3.3uk",
+    "D_Iy]1f%+Y3zyz:0)*lQ2#ON[Kmqd1PJKZ>HZV6uM5PmdA2T-YLP0];l9pO9Gek1)u<oNyLOBHUhXoG.:zrB.Mgb26ISks+P7U1k0S=Q<4+GlJP7e:en>3hxy8-4+-sy;PenT)gI5kBy-1w@AG(=ef",
+    "8xI0k38;J:4ZQ*qLanqE4+,h*bP+TF4+w+45Ci+[3mY.>z6AoxGX/-g3x.e91seyOgB%t(m$3&3$p-B;0R-jc4(>/Q0ld,@4(SC0@Y#OY1p;#&3+x32umlO#g(;YT37F5D0RdY9Vh.Lyidqyh04iv5",
+    "$xs]Nk>#=fGdId31IVyL4+Fx!6dpLo+7$!BszV.DId^@DQ4%z-0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWtOf([D&2oB7QS>!or2jQm$0R0IHkH0.%xa]%E#@GErxa]%D-kQ:03x]jf4+xVe",
+    "2(4TyIXS5!E-lo;qzDbGBr7-D=_O97WFG)E$DRQNxPk!/(4@g$u,9u1>W5Z9=RRFPmXt-h2ae2S1D:/t2%Xtg4+6J$3eMzq4+NRy0uKa;&]MD!oWw-8>xNKApTt1_iQ=g%0mhVB4>=^x4b89wD/-#,",
+    "*>[CbrCSdK)HM$V[<,B>7m)g64pbiqD*z4CU._2eUJ2!*LI&OBhyf0_*E0j/P7T2z4Z[0z43Cvr0,R0[Ki.JdFCI8G00EHAMh^0#&H)acyhj86U/IoOf)EdH@MyU1q]iwZc+Uba3N0^J5-p(^@otIl",
+    "uvQOu&-lQq0X6=w=-Hi(y^;I6AUHKNxdI/F0W]-#;*t+.G@RvFKr)gFA0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(G&lesmH[vTBQiO/5)VF,3NIftHvlh*0WvuN4,M894v60(1Hx;&",
+    "5bo7q9]19w);g0;x0Zkb8aMz7hz0@W4G#tIsh.G;BM%LU+XM[!wn73=4+,GBiUAJ=+1;<tWDey44-8]RWDbTe0HRC^0=b224KwZ91P/n>/]KZj4,v,!FC[ZNzS-x^tOEp#8V;Ap0^aj>4X5-D9]1J1",
+    "10M,803Q)D03QQ303QxGsM,V#=u.=Y8u[3r0StxgUJnADwI%_p4,v,!9ytIH6xHfp2do1RB:&i*0S)HV1P,9qLk^r]*>[CgWDey44+h2le-YFZ4y*$o1T>F34mHZu1Rn,7tOFkhH2;/pA0-^Q)C32t",
+    "0^msM*>[Cn&.hTv/0Oi9joF.62v,jGmumvQArA+h@3nS-$=i<*4VVH6v(-V:-o^7Z(S9F$Fr>65/:Z4H0STogBr,7kOb(;b1M7.-47T]#21>3SGpPa;GHnk8,;kPH1XK;m%hp_3m*p4&QVylFUj=Px",
+    "4pA6303QJ]rX;:wGByA&A2K!oFO_r<H2<+pG@a#DHIy4Kb^^:oFO_r<GXMmM1syY#8!vY.GSC7amjN*V5,.QCJ_5OVA0aZi0w0zEFs3CUFgdaT4;wstA0RORFO_r;Ir9V)FoO[dxGx@fF#s/<0Wdeu",
+    "0unX/4!AELcQF7jmjN&^&-k,P01rR7FCQQ/03V70F#aqL4A&M92b0^d9^O]4B<Zx::s^3/V-/@Hq8kpDBo7Ud:s]x75)TNX8xIemm:mx]k;URrfMpK<&K;fT*8vX>k;URqR1Xcu0S>[f:s]>,3/ajE",
+    "qhkUi4,3NL1P+nwUIU=I4+yLS4,(+RV,Eq<=I[Jc[Nk(u4%k-812(J!4wFF+[Nk(u4+X3P4+)8%9S2Mf#[mx%k:acY3#.bZG<^U*2&<AhGyo3L-H&@,tOFkjH2<C;,y-WP4+G<=4W1tj*>jL.0W+)v",
+    "9]ST04Yvpl$LN0>1_RMz4+xnm2TTtG#[mxy(DGvl+FA(K<K+BAtOFknFsC96[rEuxpj[6MtOFkrF#sMorX:Q0TOS2Br<09a1gNk93-f0bG&D9e01M=tJPomQ4+gJv3,@E!0Sdfa4*_UFA_QIZP#+-U",
+    ">fHQ2l8ZkPEmIA&n6Ci:at8ALF$0TH4*@Zz1k6zn3B0^!4tx&9zIPKbdJfr[0S=Lp0V57[2H3:]4-6F[K;B2K4,r8h2s8i:5@qB>3b:t04,r8h2sQv85jFrH2sZ#95H]o12awk%7%a>H2D]#K0U]Oo",
+    ";Oh)OH_t0+w[ZlYqzw@.G#WLw!3+nAm.SH$)FJ^vwgdt/4c3DZ1ngc2>+B3YHbD]M02(tK5-q+ZH2<qjmH>^B2BP3F4pkB_03I<y0S2vd1PmVmH$f6I!(AFV91/Jk5,.QC12:id9]bW01cB,W4z,UF",
+    "B[;[j0R#*m0XRVtHvk$n91/Ml6E*f-4+E9_9]kf25-OoFGyoMe00aykIY9x6X#tP)MGD$k5,/SSHUJ+3HI<MrGXM<%5-Xu0*aQ]c000aDYYzcI5-FiAGnN4Z9RoiP1lR-01_ird1nJid4weB1*aQO%",
+    "9Wp<%nTrh/GROi3o]P[WHUJL.*aQy)=mqr:l@jsu&UF;t*aQF!0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx600-k,FCH]O0T(m;5i]e@t7HSJt3M0)mVF_OF<nGY8#5OYH2<no01,I/Dl#zu5-a=KGXN4a",
+    "04p:z7ZNo98#e#_Tn;J80S)$nWD3=tJUBBnHR^T.G&BGR@N-.Z/GhD%2Q/&h9yFAD1kL[h2k[Co05drN6E<Te3SJ=KFkb]&l;4r$0RpSc2M,4A0^;Sf9x]5!7%_6<>um8$0ha*,lnV,85i^hIn1:i2",
+    "12_rf9ykC4I1)Di9yzcF7&(=#5ikG@0YW1+H.b$tmjMzo02egf2<aP59]k!99]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<e970Url6whj]HvkDHE0T;p;1FrfH4*)>FG_x[!GM51oG+z<o[0R:O",
+    "mjNFJF#rRL3;4857%,OsAu%j$4*)>0jGHeSIhO$!HR^&Q12Zx.mjNFJG5@^Xt>u#^2=Tk)0Tejtnh>2[1ni0p8a9=!1DB@;7dZC[4wnH1xegAb5Dy3U3J8^05j6k[ns5Wlj1vs1u;QkKH5VH.00Y>N",
+    "3K^pMA_@Vt8#4eBGyoem01@I.3y%vTFff7)8![IInG6Z5vIY+U+=1Ipf*lOA-Q.8jqC5rAs)7Lz1o5B&4+iG4Jq=7j1NEW;2O.vv#GL=S)x:H8/9*pzwVFE*4CSZ]6f5t$6axhhHI:j@2*Zmg1MQ-*",
+    "2(owsrEU)cxS3!BA]Dqs.+TPWHZ%Ya1I$7X2viNOCk/r0e,8z_h+qJg6AuNIk6sSm@d$y60kz-,KYS^QGV7uO1-Ydn#sTxEXeBE*01tol0vk5_51#;t0w0C^Hvk[U0XESEABF)o03Sm%l%FjH]D9+B",
+    "&W_-n2KSH+C=9+L%qtHN%MK2y(JTa;ivb3U4G1s_0NXPU6Q!7B4.PfCX$>c]WDghflW7kt:VjksBdY,zG(,-.,[)EnE6eU)4.D,m4!Z7M4-rfh1nM[n.1Y-0q&x(a@6mgxsyhg=1rHpt=Ku;H/vWjo",
+    "!k9!41j92OIg05f1k2>y4DuEeHvkhb00iEu6e_42QVoy-1DvJ;2O.vv+ZG%%ug=yWr[N]ExYUUO4,DHDFF7.c+7/3<0td]j3ECDEHn[2!2ig>_!8Q*G#>(kh/.X5;jPidE1g2RJ1XK;c%I[te1(Dh-",
+    "9]t(v77mo_e,EAk+7:T@0WvrMFUA2jG5[^z0X8!A0w1jbFxnO@g#k7&03XKzHLDySh5.DIFHJQ!+7/Tt03Qc202ep>4,m<=9]Sbo7A@V301qqo@(6(pgcJ>u@(6(ggcJ@ez58AdAFBZlvin[S7OMdd",
+    "E1_-d4.oAq7&QPN8Z!VMHQE*r2%)(.3G:#10S>hG77fOzwE+aX!fgTR]0W5gvr,7=,T<IU9spS$Fsc&*gT!7A>R0YQI3EHmt&l]%F#tb9Gc@G=:-WV/FqBRUhnoQelA9j]tLy-]&-btup8H,6%ad*h",
+    "nZ=MOmE^hpHJ6V<01*zIvjGjO@(7UjIf1;b2G=x51#%NJZ3xvy2wV!6:-VITlN^:4I8Owk846DmH^1O-7dMye0R%w<mdODG>QkdV2R[U;0Ry&-Y6pk@3z>TzBRM(o1Qj-iy#WBcbqOT=9t0*23!3Z!",
+    "0/(,F4+rC[D+HJU3Oxk8ssRr;nd]@%6w:it3agX@9]16^xK[.P$5$INUmpZHsZlQsGc^y,0Y3ybIWPbK::L6=4-P#40SWoU0Ur^Fo9qEHHaIr@H8wam01mhX9[<Pa2m(G25^fP,4p9t_)(8vW1SdNR",
+    "D,53O0R>dN8V:=30]^A[F9S0/ngcI9FgBj,0SCvmSRWWQoa>MysPu=e9_3j1:-VIsC.sdgxteAUn(P4w;#D(SHa42.0W&u+FjD_s46dOA37_=(35;Yv0qUy)4!7(90aFhH!z2#*v#bFG*<HU(2n+O]",
+    "P6pS6I[*k3IBO3E-JOb9p#cY[y%h^70S=W7tsVo<:j4eQ:j45y6EoEXA0-@-:j4xp>ti^fTpvX+%Ig6WGJ%jW4s-YXod+KkId/,hy8#allB<zgGdM5+0fPTJ4-0Gl0R,c&0uDkSDKpCJ0R&wgHJJhf",
+    "UIV@93J)5W0wXdp02;=_2lkap6gheV;4]+>7N>X^9^PCJ:j5J,F>8xk1E1$U4Zgbs2CnXF2P6*y.-4UQHnG>O4+ymD0R)kfaSs5dj6epA1Rpavz3l,NHq)j<0(B1ykOB>>@l]vgF*T3=4*RPD49tXh",
+    "1oH>W131j-K;U:a4j%+I(cnM:kO2z$0^l+(:j4Cgf(Z@-)dL:@H:l.U88gNK4$]uZ28paW4Z5dy0m%*pqTwSC3X!Y/4+Y%]8aV(3,[MybmjNFEIRFIBi)-<I@Ktmi05vvy4-HHVUJktw1B9QO0SMB,",
+    "4G%H/s[#Z0wi=VE#Sb49IkoEn6E_W_0RoW=9]t(I:j4CvgclC20s>kt4f44p6E#y02e9h>1BbJ1J2p8s,3bM,*/+,^$=j1:=s5370FuB%4e]S49]ASxGc7SP00GJ#3G]l20S[xd:j4/u>xp1UjgzJU",
+    "1o>V/1LF/FHuuE/1C-_-jE=%4rWqdtGqURe2x./zv+Dr^+1eEZ/gk2R8_CdN4+GVRVF2]^2O.vxv-!VD00ZI=Br@CK0S[rf:j4bY/3Xf:H>q-J1N-Rq1vfYHO&.d@+59ID6o%.u4!i3C4,4.lJ0dbT",
+    "00>XT3Jmz7W)B3d0uK,R0U0uqIU+GI>6HvYG@i_n9]JbEkU0+)+lyolyz2ozGchpw0TVF*6EXlF1Tg;V6gMz601l@J9yrzy2E+S1FA=_>zUu)OGrW#)4&2ax5jL/<X%7Xu(g7MY+$I8//LQC,@fUuW",
+    "jBNrO6f/>R0S=L+:-VV%:Wcv[135Rs:Hz:62qFiLsU]csFf#xT2kqMr4x[P-0.WbK4+rq-0TVXFtpX1O<aq8sK>3J$uK=@8Fd@2ZuK<z*yb%uy=y:iwAP*bS0R@l[SPu*J:j4GeylVh>2em5,qV*0E",
+    "Ebpll4wRSz1&8@p1N#9F1ht>K4#*1yke3M$28qmn4$!-:4EgR^4Ey_CABX@otHA*bu+w7,uAu<1:BA[6201gw3l9g(%6]/uMGUdde,8zk[3j0tR1Y4r@C]fu2m(;M0l)uR4+6=bMh&X)UJc5-WCD[f",
+    "4;m-zN,rBRF#rPe:kto:0fn3a6E:UQ6AI#%V*.Y_4]SuD0WXjNHaW;(0SVy^8#k)bECS0h4]dQ3FP8y0H_.kh01rINiev)584n/20w0wDH,(%56E:-77Y[tm]5=jn8xJ750w0$FHuD4ouh9;.k>sPp",
+    "GQtNRmjN=Y6Emwa4w4EVcQ61SmjN-W0*w.7JG-hY1NIURAh@k@i2*SH4,D283i79L2Z=hS0Rg,v4+xB:W+=l=s_#=7FgcVT4+fB#Bp(hojr(&CHsp;E0q%>]0dx,q[*7M(BMem!5af.z9]]kW>Bjs>",
+    "%Jw,AJmijK6f3-+IS$>e4W^y)737X&9^p]N=f;bT.c;$l!y5zk8V;Ap0^ZTR4V-8u9]1P310M,A03Q)F03J914-F:be,5kz9]JJ^4wz5>yoFx^Tn@4U10M%500&GD1IGak*8&UKg.k_q$vq6%Dh_y]",
+    "[aOMe4*=veGyop_GOPn12@_U32QUB!WDf)70S$:D47vGU3W3Ti2fRiP0=b220XF_@Hvk>6HLL:.3C)%<2TTtG#[mu30u9yqUK/=A0^;d/9]$!79^P8-BMiaeS>9/34+yLSFAz9301k(lYy,]F4+f_d",
+    "1>jUm5DOR%;*s#(fnf(C8#;*[4^X/y0Sf2/2gm=l),e([n*]R8<wZ.B*(nbO=0!]O$$t#r>+t+R$$t+AR1V314bbgg8aI$8A_iKq9]Ja!CICDRQ5ZM;47.l-0/5JXJ=#I74.G8#N&_Vj50(LtCL/aB",
+    "qBabjxDhXQH#V*rFOvZ>H2;.2/vWSnzAZm<Ha9fT0w0$FGXN7Zt_L)ph0aPJATzlFAC:>!kR_HGF_],NK#_d%A<c+umjN*V5,.P-qA&y*4]k$4FO_r[IRGU!IIR&IHqZhecQ*hZmjO2b5-g!2I,)QG",
+    ">7V:uxdIQ00q89c4c8VQ9X6H10SP@21C$=gHvkNf$88DO:;8:K>*f4Ip&Jh8@2@K>%zqC7%7RA=1m/+>15=(ZqKjk;1F]3voQMGo-;aK$[+V.Gzzz/s%=nWls^v0Ji)0T1<Y5axR1Xoy0S=F>AP)w.",
+    "$bT6%01K/G5,.QC2QUB*nnMlgjAR<&01qji&oc*P4+G<=9]1W47&rhQ06DA!F9S6/01mnR7X$o/Uk6+d2K*^z5tu3u0hH4o4-0k9e*:%o3aSbZ1%.h50wWIrRS32q41<Py1FsAZ3FUw&9^zd<0S=Pu",
+    "wqFj3BMqjye-)xgtOFkeGyn_=2o15ee-)/ktOFkrGyonp01p(yvwsV$0]Utc9]$t610FH^4u!FQ4y*$o2[Qm62QvT%WDf+TB@*auH_/35H0*FEHZ-.00g0eI4>/kR0Wvf&H<pEKHZYaK0WSzLG5@VI",
+    "Vg,!<4+QzfrvU*cACCk%mBIlNGQ@Ug6ELl]1@h..k=:wwmBIlB!,fV7j.x[<[gxvgGV-]E2JD3f4XC6E2FA^O10N3tmBIl8#:*EPIUEu.9TG7B9ygW&2.OBv4pkB@01p4a0Twd/1PmVlH$fsXH_..o",
+    "90a732Lc<*12dKZ9]bZ11jf4-9yFE#6*K;<3;BhFK;AG-3tbU89R-(3ArAwV0Uri400XQ79xwnEFaQJ$9XUY&qYDCg43)wG0v!<I03QQ2mH@tq01j0WH2<8@xB&$5kP@zR0xb=#K<u]n3zfnF104fD",
+    "9]JL#0Uri601>]&9x;zIG5@+,mBIlA*RdQ490NTfIW@:+1nva=2M+:O5-Xu0;gbYy00irT9uEOQ5-Fh[mBIl69RoiP1nvbN1_,,g5,.QBGyoSg01lPH0S5c%1>[Bo0S1T4WC[HK3J1_2fB>pc7ZNrA",
+    "8#qM_G+YeppD@jhG8Y:(01@F-3@G$z00-7;4+@HA2kr>A<u_tSIX3G9Dl-;yCp9pY!T_P>Fg5H0EHgC#1ef/;0SE933)Bh-@vnV@!2uLBh5ZKu-Rp;v0Rp:*1@h@80]dRC1@d@17BT/aGdV144*<]F",
+    "H]YxsmH@4C0C)k&5)T8G0UkL312>[mk>ry42NyY(0U.UlYYzvQ1^QT%00oTiItJPa4weBg201VQ9^6;u2<=Qo3/u4A4*<]R0Xc:Y1iSD$1fmHK1C[]F1u+04H#x5g4weBIGXNnlENc$]mH@wsr2@I,",
+    "!T^XA!kq:W1C[]F1_LExRUR-w0TwU,6*BXe4,S;A6EUR&3y-D90$vg>mH[6FHUJ+6GXN7Ys0$9,2=Tk(0R!fP4i5oA6gQ-.4vxYB1,OSH9]JR%0Urf4051zRH^DD*IP(n,jluy1!;[KbgPg7bA_!M<",
+    "3zP_3E*m!h9]Jhq3KB5<8#4d[hYK4v01@I.9]k$>3J2&44+M%o9]AO$cMk&J;>&ell4J)W4(oI-12@/EsSpdZv[w$hhYSw>hlmdeovM,n4,KrV0WUx_GOeot1OD)12Y_>#.KlD<HH-k^1_SfQF9b6(",
+    "01mBC48qHQ4+Z;4X%7cf4*h2hi2rOKAUTJ=0S;N=e,F0-hr$6r#Q@/mF#tb:0X8!+=#UKO0Wyh>VFB3nG7p9U+yWoQ0XWeGFNOg!H_.cnmmCej!cGIY1P+^K2e73*4UqLp2>FTe$P)+c0^mL8tN[,T",
+    "hl6SagE0:eg%1htwR8=$.ey-$JqodtB;cD>ksS<z&wmdR/jdq-L:Myw4,x0+X$LzFs[s!bq;%+8BdY,zHUJ+QGyonp01pP>(0:=:01qRp0T;*]9_w6R9yzKN5-2z$4vq#1qNhC%1FIDtF#rj/u#y1^",
+    "44bS04vCd#2,X%2$XNh_9t!rt0S<$k4c@F[jIs:]s-g^jHGr-J1=U4QD:yY$4aEZu-@D3[(b)k4Vh)(5JP.Sh3*O8u4+=/q4i7^g7Yf0>2M32*2ZN;r9]bk>!T]sq9]JR^8V#EV4bz8Y4+Mr.4+vBr",
+    "0XF_@HUJ+WH^%2+4UdLoAGZQD=^+!=#sM^lH1@oNh5.1&=#UKQ0W!!JFNOgzGTZ>m#[n>X1rLS+nH;@oFgf+Y0U]Lr03QZ605:x.H2<C_%MKp]HjWoB0yjAT4*[y4B<Yyh!G8^TxD**OeGd@O*#QST",
+    "4+E.K4YN<V%k*p;BQvW37&Js58ZxT=9y9.C6sEX-4.oAq7&ibP8Z@h90;*k295b;>J>P-0Z3(1+Ne;IW!T^mHn^.*Yiv2>rHO22;4)ekR2ll<M9]SX$+hi[qHZ/3X0VOjshnNc/L=Jck0TMU:95;>J",
+    "HK<dl0S=cB!T^EjlHzOtkpTxH3,iJO2%zT!8#egBP5//O=TGiRqu*/_3G:1M2C;,J1#%KOZ3(kS2wV#L!vhmAq0kr.Hc$koOA1gFHMsbv0SJ!hcLhTS#:4_<Gut@]g8_ND<&y..+5s9g>QC,KqN=Dd",
+    "G=V[]5pbl+A>*k@9t0*21NOoJ1t/d1Huk_+KL#/]GypF:I5z+f9<Ddb1C#:_0H1*i1)lv>3STb,G%;4,11^6SF#s.EH8cPM;sEb]4-%Kv0ReOY,L<;c6ZXOZ5H*yr0]IIf2*..&E-KLz0&Wi=$HW61",
+    "G=D8%3*ZDNI];fd>QC,Li@=v#rzQ%G0](:,9]Jm;10O&&$HW5;G[=!k8#FP-!_,KUIR63.7[]l]EHgF$F9b6+02DRFzF!YF$HW5=HIjfC4+F/.0]_-TNeQ#-B>9Sc>QC,l1_u!!e+[kmYzE<DJ@DE4",
+    "0SJiiNFNb1>QC,Rp#cSh:..mn0Url5>QC,!F*(4l0]HG0($xbW4K$s;0S=dU1Hi5W4qOjLz=(%X<X($C4s,:H<DvXicL$f&axV/vIrhQ.KLIo_GypFSG&R7k0]h]:z=(%hLJumyt=)*J4#2Jh0w5DM",
+    "z6lQ,mjV(v04>E*00Ywp6*7y,P9GXE>QC,#4LLIa1<7!R4+MvvKpHhL1+V<(2$Kd60<:qr6*rpCP7evHt=*<9HT(e&2)oEkFEchW>QC,Ij$sCxzCI5LkOBj>6AqB@4jea,0tKtC0]z7vptAu3QXc__",
+    ">QC,L:GVi12[knL!T_QDG&2AL#x4&8#19@1IrqW/494In1n&zU2RQe>0W:u/H:;34A2j#E0Xs7>F#sntH2;/E4*[0^42zjj4yvvL1CA9Adk+^&g/7x*!T_BdF#s.wG&KMMg#@te$ub@mG4bvL0npJi",
+    "1tBdpFv.<GzGfRS;(PE%y0rlg>rd@KQx6CC!T],kpBW6j:jx.[HTS[+FBvy501pAm+eQQEsbmKt4+7-g458vk2dLpZBsVdP0S[sK!T^BQgKG,#;gInTl>3PhlsFqS<$v^+l:@m1/w3esH8nN&!T];&",
+    "4-1&p0Vy=x052LhHUJ(o,*pX!h,4lzv-z+d$Bs!PH#dv[4@KJh0St.pY8N&1;gIvdjae<RGCAT,02:bjiXaYv,UABnpnn8[,bN1O,aH-M000[ck(xaY@vC%@2M+]T0uK,R0U0y=1/XP$4+Zza0RS5h",
+    "1Ns3DjCBo=kYpY.>rd@W2:0te35mvx0S=WG0WT9ZHvkT(2QD<+*AD<Q,8:H(>rd@Ot%q]9j+uV_rvwiO>rd@iHu:QM1KCp*G<AM$3LXI*FAO$0>rd@qGdZ&r4+Y4.0RS2TA>:UB0RkEy9yj-G0R(Oz",
+    "2RZk@0Y3:eH#GnQK>3P+uK=S>A@cm>0RX@b4+[6f0Rtcp9MJ(1GCLm%H^^E-0l,@Xj^[1:1PY7W0]MCr4UfwO4vi<Sh%65h<z4huHLyhsn(1!:,M_i!<!]s;4m1ES1_<dY-[yVo9]t!Lu=0uM-%Nbu",
+    "wh#,Ejsyp[+chRPHI*qFGlvlZvke4]1@j6c9xnhkGn0,41APeWDGqxQG5[YzG:jh)1M;gN!N3s!tX_fmb>%Hq9^YK*A1;wqGXO6YIWzzvIW+(dLLV;TiytopIXD0W#p78I8kYhjH#WKs4+e@L1JNx2",
+    ">c9Lz*U1Af95gqX9WM;sGR<5cEiyO&2ZskA0y)mj0_s_+1@h(6@3;Y*QvzTQ1i[M#14$1wtIY!d!3GDm>A(Cz:Hz]E4+Pwd4,A%z1Qj)-1P3G!0i,7dz1v.73F,kK3o!r-d-k_=1=;9r9Xa8@2;ApY",
+    "ssRrG$DTh0uF*UbHoM-u4w*6^IW<2W4+<(i4zK]PgaHo(vH/^6Fa(!:2P6*w[_jL.GxCiD2DLISH8pw.2G[p_88!e91c4tZGByAaHMKbp36cU1l8q7$fgc0jupt7w7Y>y5k538C9]nv51RgQr5Co8+",
+    "VggVP1mi9Tvoj9h4+1+HIhh[<f$m/)2RWG=1h4!94*])e5eb&_!vPOHv6^@DA=D#MA0Rh[f(S1[G%_NI0S>vKg$5Zn01pql>I;P1%n$=))Hn&X:NN@f!4Mw_H0vK94:.q<6bY5GJr6yG1Ro(c03RVZ",
+    "03Ula01lp-0Sdyh1R=yo@O0Yn$^%4WH^eM*GOou141.Of0NwTr0vZMChy<O:i39@42;p953iBokS@:8v9]$zn8#OsHH;aW-wj_4qA@b]UJp-)B95nzGHUJ+4HUI)&4,d%!9_CvD%mW0t0s:(V0RKD$",
+    "n^-h1(FQF!I[Z2$G&rvx4wV4><=u1e4+D$y0^lYZ$Pov/@UeBO)B*,>1EI>-1Mh(a4+XP]1V0TlF)#oR1NZP<4+fq4ei$(T3fD#fOdk_@zx4wS<$@NV3bTp;9]Sd^0SmZBBQ!YYAr&.<4x.4G;w45!",
+    "kUs$$7d6!&1Fypa2R[Oo0Rlt@zX2ZrG@SNmCpbB;iUcn=IWYha6zuL^2kb/y$N_/RMHMUD%SH,c9]SS%MIQ;=[@3O<Q6B-_:>rB#jT8;Z[qzF:bOAUI6]-&2BQ!JsC=R$x3*rF^0qjKrJ@WV=MGjF8",
+    ":>r5$yCVVpDF!PH:>rBt+zAZV0^hp&Y7YVIMFPYn4;pZh1;$g84-$/71/G$)4-So39W;y(10Mu500)hLrvV/]GwekGyg&m^2.$^%f&&i(vx)/+j[XM<jszbUHU9Ji4,_kXY7B%Y1hwWs1I=rR4n7z*",
+    "03Qc603Q!D03QZ300Mw02R9D<pdSXQv[<@PH,IPr#YX_w1[N=;CoVTL00a5h6b_usMlS#_H2)>9eGdo!CkE^eUoSy3IsYdg1vHCC5HkP(;MV+C/p>;501poTCn>_DlC^f]ry_y)lC^gQH8KDWLJumE",
+    "wgd!S4wAM616_6B1@imFD+r&,Jr4%]Cp0uTHhK:QoU#Nj9XB/qCoc=&FaR$HF*yJq0yLk6R05c*0S6/x0+=u:1o^iT2[AR5CJ#06wFDwKGXEz7oJ9@>:H!rtj*tTjw,yZ3B;iQYQwJmuCjTcN8#n+K",
+    "IRFmf7as#M]0fCftOO4MoAgK!FaQEy4+H,v5IMD]4+BjP7yl-+p@/L.1ort09]JTn39Ilz4)>%S$uAEI]0e_eR[@+n3l9Q&4uWJ2t:%6o1vY:v894wiFg7p%1nq^n1JN<NFM%i&G;bns0:cOo1o#jE",
+    "dJhSKC<wTK00L7V2sD8x1=Vts4*MertetZYJ%K16AvgdZAvgdpeK0cs4S*-P,31so01Vo#3;ncy)g//!)IAH^WFG^FfhY%H4-q0e6FC4MJvaa#AvgdZAvgdpngK8^01@2[I]8CW4+McI04M[$*aRFn",
+    "fhZI:03QfA051.THvk+s03A30357lZb>[>i0Pl^D4,.hX95;>JH_/3AH_/pXG&TSnH_/39H_.BSyjcx>C-$,xas,4Z2ec-,0k01Rqk/sO]M3G3z(+3xGC8zG1gGf^9]SY_mVPcYHS8w=/>d_SS]v0&",
+    "<U#yf12CEL0]:doG62BWDi0EqwGR&A1vNA[Fhvg$!SVwL@v;e#yfPXxzrZpBo9,+KgQF4x*]lm3oq^5fjrRit.l7hq>!.YaAp*9pO#-:u3(hJ4KLy-sXb%R-%O)/cH8ij)4u=3J;Wt,Ehj9e)lOO^I",
+    "0US8-0Rg8V4pSI301pecDg_d41O[:gZ4U*pr)mnm.=&<!Hq!zHPYl5U2($thFwQCjK;mMWDm63a<dE%*1*@!Issar1zeo$FtttU90@3DBGL:-0IRFwfB;AZ#2ays2A1pL7t62kvO9TBI4*^<my8$FQ",
+    "Gq5%f1k)o8y@c*OO9HV14*li=15Xn%a^NW/<JR<w[5/P14-0Js0^f*j%kcw012Q/>00[iCY6s2(28Ww61NyQa4+!SV#Q@q>IWULh0]S])KLEpR4-jnx0]wsk0tbt-GY+)<4+qQf0]n&,0z<A@ILq+=",
+    "DljkrFF,Id00zapxB)K&G%U-U11_8sF#ta!G&D5K<dF+,oVf!Hjp^]IGpV8,9]$$i<dFbvjn<YS&8P]w2G8*W3cLXadjW0,st5w80^GbF7$P]=iV+Q:h/&0Jhm.x9(eVQWzUu<7Iu6nC0]HGOGSTq=",
+    "1TYTk/mQ8,4$.)g9x(tv4l=/006z=hGda<n0]%JIT<KRm10OLl06!8mGBp4cIm<]a4+GNi0]nd0v-hvy2qQEz02;[g<B-&xXaYbBg%Bh%Ht-SE%nA/7((wZwG/2lcDg^(J2pTcTLn.-f(D4HVoP@zu",
+    "2LX/)2@_Zllok&GpIibg4v63b0h@AX1BVh0g$oFRZ$33NG:q:9KOr.SGtlt=KO!;SF#s4en^Y!Yg#r%*(eVQUsR9nX2M4geSqu244FMbjr9nJ1GBAh)06YcR<)Zup0tCwk4+7HaF$tjGNeHL[1;xi(",
+    "AJOpxGc++bs[stN1q0v#1+b>Y2fYFh0NIH=3F>)E3$X$dF/@q$((wZam#3cr1L:.w1[g0IGAz:Z0]G@IFw*e<KQ1&dIRFHt0s=@4VGoc2((wa3G%z#(KcN9MFf#xzD/-+x1::tn0tW<T0]&Yf4Ab!g",
+    "1pBcR2$B-4K>83)G^G]]2D.>P/=+oB0n>mV8!=>B6cRSZ1]J17)A0iU8wu$I0:HBi4/2-[0]Iag*zf^ha33/.)A0iV.oRX<djiIf5Dy-H<dFP9fg3+mGdVJd<B/:#Gczy%GBYzW01b#n4+<-Y5(Kj%",
+    "4+HcP3B3p(05yxfUmp!I)b9fX)u/,Z[n-7;i>A;fH97B[bOWC<00.p891^4B0D,pz4IL9Q02;yR6$*#Ghyge-IWpM+9XIT!1vED=EUYFBu:%N>pDh>P#fAqAy82KG(+V#JHZ0%R1@h$;wowG4+yoCd",
+    ",Qoc(F*5)OgOvjVhy<17iV+6u2L_Jr>1ysyHn9mFGOZv7;g$R!g.b$m3Xk4K0.<Go2a*C07vwSs&bwX<H]jP6Sq_tyt5y#o<z!J;A2I+JGk@M:7xgj=CbN/44&en42Ew_-FBdU8za]L$:!Se/J,h/S",
+    "AT$6EQh<UXA6PcJ0]%D>1GFv$%NzroQU:+p0uKK(1&N+G9]JMxEiVK&H[CBDHOBT!1OA2r6I+0(0St&+2a&/p1,s/04s-I>-rD(F=*aZ/rAPqTBM$/VBMws,HUJ+AGoLUkI5q$jIOQA&!_qCg3ZF0%",
+    "F#r/W%UlJ_KnG6,rW@IgF@qCPF#sGl00qs6Cj,Z[W(SA;4*[lb7B-YV9_w04S>PgqFE^.c;OG0_>yG)x@hE/H+8>*<-w/NOE)N3iS^z1PGXO6PFf[,>0y8,;00PHA0z(fR:[.k#p/J*h&f<]yGdVB,",
+    "00]EU:[:4XHZlMLJ@WS<S@JYR.P-3_ok]BQ3+!42gdh#HehiDMZVv+N!E=%TArCz3S>jXPW)B(7-[pe/mS!IqGwWI@F)#ox1u!@P1::q>4:#*tBrr2m4(nPE1JRmC1LPtO=,Uu/EQ2c#1EvHY6E&Nl",
+    "0SW$]Jqf:22TKn4Pyw9+5;j+%4%b,&tknVm>*4Y;*#sRjnGpn.j^ZXPMh>-^Sswu_00VsptvU[S5-FiFK[eM]9]SM^1f]6x4-#LJ1dzo[FAh02):$tCH!/V(6*n=g5-xES4niL/HP%<#12-DS1De^f",
+    "4-YpL2-bjx9y68#1n(deH+cimR1LM:1TO;KGrU.Z3O6(W2iCGb9]Sjn2Mp4l0S3It5C.d.+6D#vjS&FdQV#:vR]9tsG@=q#0NMiwtjr(^3+w;81FBmrHaYA81&jm,Bo7DQfDI1:yjcTt4-rAL0WS(S",
+    "GM5Skq@WQ$[Rs!8paBOb3z@!G=e>&jpaBQ.Fa)px4-#CI0V6jvumK+fF#sGh02eX6paBOb3$OtKpC%6rwBrH.k[2HXHF=![7Y*FzejfxiyICnSH2=O#H!^bO+5Q9rwF<6CHo931qU<Xj4+Q;s1Ow(M",
+    "4+y$h4!VH:0#P3bFt^L+>Ukha<H+]2n.o!GjGbH$BImV44-zvn1B;]PeKxXH9^6;MSqz,7ZVbhO1p%Bi1ODeZ0.]3v6u5x>2VV_t(.TSa<N*wJF#q<n4>L_wx&Z*Q0uP!2w=/eWH7w/@4,2.hBr!0j",
+    "gF6_GrW=zLo/O889]tn:S3e0eI5PkXT<@fz4+z@d0s)Cn4!v0d]Cj]24!&6fave0!0Tnd:9].)89^qAA9W($R2[r&P3O6[zSp*-m-07Ky,^eMKGc>:)3%foOHJkwt1iup%IFu(1:zNN7IF:O6.xLM6",
+    "lra%8HV*/R4+Gn-G7mkHF&@8+02;-]7BT.@n1lib!#W/eFp<D2gZ_NwHv/CA@o#zbkOB@DzX^Jtfl&@U)GZ$%InymKQ8>b;F)ws7H_.dD1@igFF$jvq5)VAM10NtV03T5;ilhb)VTv&*I5GeLsBQwR",
+    "3I_eQ0S:GR6fl.!4+G4s1RokWh%qHMFzvWj9x#Y81%S=u4+<7d9]bsu(ryPL3x>c$HZTASl1_5-4u:%fr/e_i2sDQ/DKaqBQ3Ao0DFbZ;.qHU03WqTwHa7hY6E-r,+zAR#6f=15lK_EgF$nDs6E=RQ",
+    "0tY>=tN]J@y^fQ90XOX(A0#k@F+V-zF)[!T2G+c88aMz6pfDCU):sJC8xI19F%JdlqXI7uGc]@XF9bC:03t0kyao:%hA[@vi(wBDhA[&$6EJEI2Zk[&IWqtQZVwZNF%D4.hA[+&zb68pkQN6k3WhNT",
+    "m3Rfy0^6<*2jBxA13H%jFFZFig)s,6%Ax<e8,+0xGnBqZ4,17c3p5OcF)sr%H2;:@tcd]1Ff<fR1XB]<01pC%F%JR8k1GPU0UkNNB<-FP4+QV*ejgV$g)tL1N(![N1qVwH0fjLYGmnOG4umlyH8h17",
+    "281y#H8KDYI41xb4.&-!4+87J1p]8rf,w$x1l$e^K!Gt21;j*AA_!dg0UsMQ:Mj#B01pn.lmk6BFfjlE;z-sK4S+EPK;0>/0S,bRDKvmF1YI3AmjVM@0.h5n4-PjK38sLJ0S=X%F(foMc=;EgfH5xw",
+    "H8cP(4LLUeBRDbu4+ZP.ehjP!9XEh64*_P58wSqe5kCnuH#V3rA2c>BF#*T[2C:FU4,4!84+6f50Ub5,nGOc1>)@ZY4.vvw9_(FT9].[.3I:-$0S5R92Y<jLCl3IV6E6rdIDj!EGC2Sr8aV(XI4^SY",
+    "1jG3Z95k:22(**_2PY2zfH5pJHvkU2iU9(Tr7jNxdky0k4aVMn4+Xr60U9&>A2B!pHZwFh0532zGlDTDH8TJ&2sAeU9]$x6Eh[zv0#OHtxls/92<*M29yf*@2k>8+FFi3b[VX3LH_.eJx_=9reK@Fr",
+    "4(R9$4%,D7HvkL8P6UGNF#!5;0uUb*Il77g2Vf5u#3l)@*GdmP*W*ABBF=_:A0aV<1P>^5yRrcUp<%XL3WG5S]JW5AGNT*-(9d^T91jVDF&>#u01I6ebpQ>vgE1U400cK54:5x/19BZS&jA%R03Qi8",
+    "03Q%A039:[4+;@Z9^F<88ZrO]gyVh/qdWukWemLRN+dKg.yQ[@m]+Q!2pKuE-!X>8rD+6/)o%uY&p!>aw75V6wd(,]>b(p^GPueG48>l31+2&g9]]_WDK$4]F9S3(yMqM^S.kIk0E99XWd89EAU9%:",
+    "lN28fW4>P_4/7O%/d%V6Dp;O@w$Ka<ID@TYy%i53VGpzkuFwn*8S<Db398Tx4/havp$!i^RUa!c>6,ksp3n:rH01&wU0xp@ErSjZ8J5rt4.B9+.ph$<3/bKk1rLS<j;fGNt>TkYy!#IdBLR-J4-b]S",
+    "X+ID%G&ilF20S)2H_/m+H]!8E3=Xx<s&)yh0SCO*OANI4KoB$l4%Pt);/uO/.X8==@mqKN0YeI@,ZKdMKo17J@wuHJHtQuH5Hz&eVHk6@Egu9dgYkL//+6NI&H)Owsfz&#ra/XUJ1+t<IQO;N2aMK/",
+    "0ReLi>d=4RD+I5B0tv7_1lP282F]Yu4#1jG1jv33[PZ&dR2(gs,eeRwtQ,#<.;4+A4l)uleh&niPaHIXLjsti69:zI6Au/lgA)SAH4LWjECaC.1cjgr4->@U3p+G8Ebqb<BQ!bhW)B3N0v@xD01ov8",
+    "2/;Aw3*9as0xYqjECsHIR1XHU>oM*@.I#x$4+x;[4+!JtTnLZNVGj]>i!2WYo7i##)jba-[mu*z5QBhfF9]d,;2iZz-*w7nIPw/S0WmYS,AV>7<G_C:EBSE@2JGWQ13w/CIln[*#m>PV),;-0([u:4",
+    "s8bIVjqF1Q-Pj[g0#hC[fdv7g-Z>c-1O]@,0*3()1/g3V0UTkH@ce/!9t,@N1TO;KGnJxL2F_J*0SLkUT<1YQ6cRa*NFM>=->z7mqDdS%@T,L-00PGn4!3s%;E(TQ3&TJF7YFJa3ApqH1htb_2,(sy",
+    "4u$-&CO9l*1N^V.t=*9*>8SZS0t5TN3l19r[F>/20.aYi3g<8[0_rp/g(wV#mH@tq00gh<8w[R=QVD]EVGl0u(+n6h01l0e8w0=[4-S:B3;BtB011xYVG5^R1k^nh37fI50S=VbjRF)gx8o55>Q!7z",
+    "Is3]K4XynP4UOOv1nZwy0I:lN1dgu-0/W(k8kEC&1J4Bs@e!c=H!@xqR__Kk@40_H0^pVM[xA.9iq^LhNisE.AP+g#)(r))1P/w;-^ZbucMk/w1P/+Cr4bJQ3<,sPEX4!]>froUkje@WJ&N/%4>S^i",
+    "4G([p1Rn,103QQ400M,%ZVVd*y;+l9mjnlZ<L3L*1O.[R3!JkS4:-QhA4NF-4[F5e4G(]X2oDFO=>_GQ1^!tg1RoPL00pm84+WnM0%[K#+6W(UG4hx(AJ73a+Xx:9G0T,R2Ei_68y=uhnFI#Enra=a",
+    "G;<ek>$m)Y+z20WF_OEGAJ73b,3S:m/oJa^=A0ZtEj7gi9^>kJ1fI7(F9a+##smYPXb&3S2p<1Y03Xo,H2<C-(iH)L/;V@9ngkydHvj,I4+GxoQ3I.x0&5RO-0O.KfEFLo0XE.W4uKW_@vWfqEjPvl",
+    "9_3wM6Eesq9yi7W2goK58mZ(9A8]GIrZFGK0XN>X4fP<kkfD1A*U:x(=SKcZ0=e#61G)Qr4,%ljo&g4)B;+1<2i:p&3ArT+,>CUp1)e1<1_W4N4,4xg4d;uG1gO3N4!/DL+]B]SIAstvX9iymoS-4)",
+    "GM4@Z3ZBzm3W4Ae4-9=wX9V&A4*)0+Iuj2IxdaLPg98JVwq==/h,C%IMh=tN#eEMG!]i$x0.ks=0#FYhu+&^yl[gOshx/m/r;f2$vD97,.e6Rqx,t(yq3_S_A+r3W0S^P<:qiIGI0eP>EDh]LUJrPH",
+    "@(qzTG^QtRLgVdY1F)h54)mE@4]x0fV-@OYHr4>XHvkVm[Fz/4BKG/Y4<tiQ4;=.#V,+_R0xxehHNXNNo&h,j1QIy>9W]-7A9XeWFP#B2FaQ)ZvBUumstO,/IMxCmo&hod1Jw=7KRK!j4.M/ZX%BAy",
+    "Sr0F/8xDrR0]eA]4,M=@j[y%TrRiP]FR]<i4,cj3UJos/;OhK!rRiP*nc4vl64;O[6s7524,lBOV,GZ;:0SfkLjbr!4+x+G43q*752fi]0L;<X37@WHTBYe-KLRs1FaQqy-A[=SrRiP]5BiEb4:P6d",
+    "UI;YhiUAJ-paTLU3sVW7ln<T3:0Sa+4+,VgNFN9@00v;W,vJL2;9@qC4xj<8qOAlE7TEy<q8];e@,/qwQV$Tp0S;gq0uKd^:0TH)01Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvk>3HQTva5HVN]",
+    ".Wd3V1Pg<zt=p1@1m<ca3,;bDG9C!E!$BT6>fG:;6f;di48vIj84LYS4X0NFu^2R6kQxJ@&_Ogl,4YQp]56Vh/uaO4Gyn/D9_v]0PaHM;3%TfC9]Sh(PY(j@fea53jn19[4e3u4Hvk;u01@O:1+c<C",
+    "0S=ZH.8c,+$]=5FFgWN:7dHSO2sP.X9]k!9FCH-7:Q56f2MUC7A2:McPakkKy_-%oAisk[FP[N6H0<6hAns2u6)@jKPcJ>)HSkX#aW&qorU4(&0Wh_dA0RdIPcIcQGxJX@YcV$TPcLvaImZMa&-c:H",
+    "J]7<8>D;SrF*Em1FF!Fi>)i_lHoD5D0T0jt-s>rgHuz636)@jUPcLgRIQma7a5gi;1Ru^/GvWvzAU66:FBUN_@%fP_IRGzkHZ>]BAJG9c-s>5Q@%f.wF*E#6FKaR]03UHSixwZz0X5.X4.P(cFBLH^",
+    "[ZB7HGBE%<a4]44oCF@%0XF>m3$Dms7&re.2fdW90S=U%P!9vN.2;<%@]+Lu2ZB%u&v*yJ,#,b@B<Yhw&szeQfdLN&xFrt=g(Vy^f/_l.1gk0!1%ps3F)#oLvxZR*0)tQvkop1x&HN7rArB[oP%m0A",
+    "H_.d71PX:w1m(v)4+gx,V,EwD!8s2R,11%z1c*/%2T:mYIRF.p01Amv1lr:uF9SC/icl=$HUJnnmn#nficlXwHsD1cA2t9#odGg2G:cFpGBLwB4dO)_b_XSno&hp3w<n0r.pv%$.V7!cHaOS.AD-m<",
+    "01@O:4;pHbFCaEK!2%zf0XdOS28,Nf5jMP94[yQ(AD#g+zD)#(oH89ZzFHr4Hvm7M0WvZ&*8&nV01m)fFLyUH*a9D)0W.&,H2<Dk!dfpNH#ETlA8j/N4/_Le4w>H]oEi<gnNS@$01p$^gkK7i1>H$p",
+    "4+V$bcmg9208.w-01KH/0#P3bH_CBt5#YF99]1U,P!8XL3Jl>fUkjN_1l.827BSfY7d8M72ANO_3Az7C21*YC!2u5ebQd/O3z.*<>3]YT1;r7t0wWIqQx@b=9]1R<10M,F03Q%J01pD0P#ie@3*:^f",
+    "9]1X-P%i=AHvkRmYz(V[p8*dBnNS^PGT[UsIhjxo5!ZpA0SlQ:A_H2@4+ObW0wWIqQx@P/4*[7>4+Oo>N&@]K5H[Zd4*[7>4$Qm-46*QD3z.*=,2opKG1&nZH_/38HlPC!5&rOA4*-1=4+Xu0p8**-",
+    "01Ki65-FiF2r_d51T(fG24N2YqXQoaGyo3:+*Sr,4+EW04*-9_iU9;b<(_N:s:lHjolpV:8#bL#0hK^rhk!IM0y#0APzji(G6]hf2H%Mg9^6[]Pyp$vMhoXp6f=(;sG<rf</*W;4(LxhHZm+F9_w95",
+    "PY(q9<;IA+01pP$p8+2RGQp^]4+5+N2iczi4A1OK2ZezW3c%t(28&Y-@;*05zE23hoQeT2J_%M(PYj*WULOW9=G=:6+K*-09x=iXPcKX]G5[].F)+Bb2>GOhurVLf0XOtdFCZ_6=,nJqGBN,!KQc4@",
+    "KX5THH/hI>(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[Y3v5f6Xn2oE6nPcIcRG5[]<GB)v>0UvNNodh4z0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%2oE9mp8+owGBW*7FF!Ik06%as",
+    "F*Th857PnIr_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^053o<FaR%bH8Pz9AK3vlflw$lGT$T$j@wZ<uq6)!;5IuwA@dX3i(d;(,2w,ahd_PFB<WHrK<NpbF9tR.%q0&FnI#VdiJ$/l",
+    "y3hp&bPJ@MWg0SvP$)TFRSyG*P#rY<49b$Y0S>XMpaBH/0S[Y/P!7lh3W@tz>Q)O]2Q]T<W*RjB23HQKGYyydUJnF_P!9,H9]1W47&rh6kWeBvIg3=g1e%^$4w=L#.<a6:1Dv1%A3!$%A0Rj2MK7KK",
+    "H8+w>6E&#31r6XuA9pwaFP-H4IRFHU@_wc)MIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28Pw+5,W=S@To,0w13NGlK-ZGyoknvI,w^HrfXtp8+)h5-g!HH;j&JcQ=nap8+/j1K]%JKRL1rA0RmZ",
+    "4[n8B4:8=w4+hb;Ump%Q01VuhWd-@;0W$m*7%<2rmrw.nzzz/vwT55.BMemy(TraUnNR[#4+*lM0S=hoojM0(4+G<=9]1K07&HJ5olpXj=Fa;6,vJml01pPAP!9:+-w%SD4+F-m9]1T37&ibLIIIH%",
+    ".H,XL2&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7xv@%C4v9<K1Tr^0*kv6!01fnvUk;SVP!9=T-G+QtOb,Lc0S=Lr7&8C^uTTfBzpw!h2.+Hp4#HOr;_Pv@GXM>:joxG*3M_K!WDf)70UrT302np=",
+    "4z*AM=6hUA7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0;dDzwA@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)*PsC&Ipo^.0SM<(F%vid9]t$OPztx6K;LBP6bGvIb[-UrIs[h^IcEyh+CT<p]4]PM",
+    "x//3%Gcy1T@-1^.zP=hA4!ckR[)H3<CLbFyyigwjHUJnk03QZ6051eLIRGC4Hvk8$paBHWfMpLDw_9gu+TJb;1&L55FgEcjFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua-]]2AJYLgy,*(<H2=Oa",
+    "Gcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(WFK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJ",
+    "P%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m02em=2%L*$4+gzZ4APDr21*]RGKVA:F:D9DPzL:Y4+<H^LJsN0F%Gqm4j%;M%q0&F",
+    "nI#RxpaBEZDHAx.R1XEcPz#duTsSu_T_!YOy,*5(hz15M7&XcB0S>m/P%m3GG5@+91PQ%R1l5DY0WStQIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.R0P!%)D/Nk>Ky,+=<GB7p(7&rhA1J9rV",
+    "A3!+(A0IgYKb,+HFfafkGcbcW4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zh0X4l)1hUmM0<ayn4[*W)AD-m:g9Q:d#0;FN>GKS-FaR%_0Wdh%0ung<4vO]/A9pYS",
+    "FP-H0FxUbjF)-uSKZo[ZA0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4)dpF1I%a,1+n%90wWIrRTwh:3%*bSQx6Hu,lG8z3C[H;2V<Te.pCc7H2<ei01LiQ1mgi87ct)f7&ZV80lrWJ",
+    "R1Xoy0UrZ401pCq7&ib4zEA[&kB.Ql1/aOw0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec64D+XD1&DGF1CmW20yIw-G5@+,zEBSd@OrQGOb,Lc0UrT002ng:3BFJVj@=;w4+E;N0wWIrRTwn<",
+    "4*]YVF9.X+051nLFaQT+4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p]ih,nVT0S=QApaCBNG5@VC6bB*-tOF7=03Qf903QuE/OP_gIlfR21h1k815=(Xy$BsLoq>@bm2nRUzRdy(qxKsUGxYfj3+n9+",
+    "9]Sj>zite%r%De0+Ytc1cnL89o)89:xN8dFhY.(.(gO,h1QjYaI872TMg!Zi4h_HcGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2I.^y4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G",
+    "0]UB=7!L+c8#DkCHvk6a0tMmY1>X%U6b^lb&yWEdEv$.#2Iag34+ZVMVGQ5U7zFUQ84nJg%<F>)4;BR-4,Bo+Hx0bD1rHIe(l-MHG5@kXj]:kB($zx_IJLt942OXh2iuG>9]kn*<lFo[IS0>yH4hHV",
+    ")+!Fw0^lkrsS=Xc*$xLQ89KQI1I:sk1KGa]3!-D/1Gxzcpa/sO1kuqa4*[PE8#OW#F#rY8xfBkd2>FGC00UwQh6n>]@Wyq^wFM6c:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+Lu=7!L:V",
+    "2=%.05,]W9GXMmijtv1$4+rrH8#zt@*b5#or3;m*m:3TR<(Bx/)(ZuX>X@>0<(Bpp#_2Kk;.N#6zSs)>QUu.G4GFdd4b>n=1hBChA3ZXQ2>FwIj0p>p$u]kby9ELv4@Yl8A^^]91fT[E[s#)r>P7BB",
+    "kNpS>2/u%[2)OAn4+ydPQUaqK2WJVo2n5_N69LWy3dEQv2Gi6O4%Paz0S=Q85eS%qOAiM05evBoA_P[D9]bY/5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QZd",
+    "@cMxBO&c<,6F2*<1r56k2KNvT2Z9J2H2;-*(G(8W3kCb17!L+c8#Vv_hzlJt)(Zly6Aknc2/Cc^0RaaE!lEY&u0jpzfer%xhYSxr&j/q5Gyohig19#ck,P-0ArD_B2neLxfdLN$+YtobAqvm6Q3b5l",
+    "3/ajl5eA9mGY;eq5i2n.=a&F)01UOzYy>9TLI_E.u:lVS%IFmi<zV(j-fW3bwIT.C0Sb/>Cp0$z4av>y0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL6)QL^!wLxM8y=QU!Ur2TP6VyH1q)6H",
+    ":l+=jGQ]oTIZhKYpB<WN1ne6R3(68JHZV:TGoc-^P6+KAF9tF.P7JsL6Evb83r+_@8!rYjIZhig03QK0qaFs[v=)-V5(TV@q5%Y%xf^$#.=_Io1@F$_Aq4Z<ATK-LF#HKG4:B>VF9kO:02DW/v/]R#",
+    "[0SmAGk+fmH2euJGB*GN!>77i1j7j/IWzhQ4=[jL7&HI^-;,UZ.*h:o+pt0onBR8^[0R,wQ3V;h2hNXu1=*ETodFK0qA;:gG>i#T9]Sn];g0vwf))b0;-ajB#H9lS,1cA(2:Y<b1F56^4+8rk3&QmR",
+    "E,=6x4-azPMh1.^Lk]Po(:4zYg(EKoI5IE_1j&I_4*V;w=uGoNA@6YZ0]Ae=4,W#^flLntu9bWOyxbNIzVreDiP-7Z4)E.v7jqXmGb^ai0v[PI:H,Ru7yzFk2L6W@8#0>46En:b3:=aO4G#;+0EQY5",
+    "0#>3;qZ1DTIt1g%1rGu@5-g!I0y6*,G5[X^H_.zm-S_,#5-FiF0yzK<H_.]r00)cD1s;)1Iubbm4ut[,w#<]uzXA=59[@t14+1(8HUI:>0uIcU1Oujt3/aa;<k]bd[Q;gk)$vRZ5&ZO946z]3F)Xt9",
+    "VF(%r-n,RZ8Uu]P0_!v_wh-u4FAoR1</O7*0u0Wv1qn+5WDR2kqQGAa7zgmje,0V_tp)*64wV58ob<sa/!=#rpYu!&/7duMmJkl]0tlJ691jWFy$CM<GB:58T;2>.1f[ex4+GH(4*_p*F9e-NARi>)",
+    "jR=>m7zL2nX9b$1PY&g(2m+)54zq(21FH9Y4,t=LcLp2^vH[+>cn-]U4+,78cmvR/RSyD/,a@k-5e(y-xd8-lvJ;y0/]T;9y9Eym)5/:8$QK+p$OZ>-yLcHk7#_+S01pVWCkCWC3Y@W84GjClDlZ5z",
+    "H.G3a0PzJ5tKdcg%LfJP.zo*9iLti.1=Vw04+GYQTnhiLZw7>jD,E)_MH4gf10Mu9@v(qv2fVm^0S=Q3+)<dFjan@<G9d^MnTi1^F*X1Rzp+#/6*4sGkP8Iox/RYXjsX%g03QW2g7H)dT<1t5R]G[9",
+    "G/gOh3iI1U4+Ht,MhUjPl:sg=Fd+!AtBe5$9tM364d$j,1-*P34,4aj3KTZ+!w3uW0UrZ6,/^:F[0ti_i4X%y0.0VlBk2$jEkFZE3+)gN*trf5478RK4pRZE2;dRk3kV+z=vDAWuB/%P1C7Z84buEW",
+    "2/-]yI5##pga@@T+oAykv.d=m3I:GZ7YoH44/IM5Su8U!$+UC/Qv@Ago(Kk@rep<+=@Zd>*!&C=G]m$UzNcUZbP2SZ4,U4LT;Clq1@VK.90j)#4<:5ZR0B&67y_c]$pH<Kj8p@ni3tUr3JdSP4,+<N",
+    "3IveH1qrXI769Hy2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxIe<>r4fT=%2+$!7g5=-oH8O7r.Gu$5#Q>VK:k$W/0Rgp19y5-y1yBzaxaJWgGcoH04+Hkz4lFe/",
+    "mj<Fvj^-FQnFlWhGBle98#Mp_vbq8Uqc[%)g>8*e%))*gG49]&BQZ8Z1M)5^0X8$A2N*U04+O=DR]fN#3/SF(OW&hhKNT^GHlPOy&D2f_%J<bv05Lbh0vR<d2OKrGCm1&$95etGGyn_vo.ahz(Hsf*",
+    "F%Jf.-YKPmFvCR,&8H6=206S14-r#5A3QU%xke9BisTFd(TFJzh5=WV4YrgE4.ojp91Hd95*RJA4i3>&lmR0*EZ>tV#0m!P;FJ77:9^]Y-HFFp7Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANVw,4,t[",
+    "G&t4_95k,lbrU(PAq8=]@3C;S28gR#3H+!,4xi!%398_]2Y3kn2p.46nCDXzIkd(D4+izzavw@Fy$UZCGC2SWspoVDh2K[Lp#lz<6bgf_91ek&GblGS9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052Ld",
+    "HlzwKZZtFiFCa5D03Urh00r]24,29S4xlO^F)YLK4gjwi2bu#6i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-k..teFNq2pHvkzl#t9z)F_k%E*N#90#1ssGghCZEv<8RO3J(H]m/6fo",
+    "9S)zgRRy;/E.Xh>H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+@g)l:r]NG:Hli2biib3xOIGH1h)w1ELBaZ#9L*!T^#3G>s=fABO/j,K+r*9HI&(GC2SS",
+    "zo^ddo)ii8A><ALQVGcj5Hge[4+Oa%2tgY%t0e/!5(SyV2o01T4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;=0;2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O46CmQ1EM4atF#[rfTjcv;j0RC",
+    "#,1M-IIJEVHUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4yL$L0:@!o1L6J>4X*8C6*8FQLJaN*A1=ro967sybQ3JN1p[*quLcCg@a/[o(gqCg2n0hE",
+    "GQtlI<(2p0vjYy!fn5aX&q4s>Ne:0@2p:x[<dzIlIiM_K;Dld3ngRynlvWFXCk_>:4V3RSCpk4A4$CYGzLRwuGxG/]I5hwhGhPn@g=Cg%4K]yZTpt<Y/O!O-Hl)x]4.U<#4,dBip%NA_00[PO4&/:c",
+    "0)Z6=<dyTsi8ck[<ih#!B@+:FHUKL&H1Y<p>zn[>a^KTs1o!;!1mO@3wIv0%o.#<$wh0dM2pBby0v@Z0<(2;(03J601O65dOY#UW7C1Ek8#MqDFrfhi.q,.CB<T<n4b,MHIWsUagc2Mu00SQaXAI:L",
+    "BR4q!6Ea:O1u=mn9^PJG9_(FT4[(CWQ6C=T<(2&N0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl/)i*p3AAp_-[t>A_xj06Pa5e%LrBr@Cn1>a+14)O:AyAcP40S<vA6f#C0H1Y<o<(B,1<(3Rm",
+    "H:WNbH[/lrpQI86>8tzz0vR_+2pl&6894wPHvkwp030&>6Egq/UJnJ9-13<SH:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab00@j*3d)vm2i3zcF9tU-ueDhSn_6gY1fUuTg$4@W/060:jSdfD=!5%91+shv",
+    "v,La/.pY;-I0wy)6AuTKpb@V9;KTesf+@-dIg@):4+Ag&,3AWj#S#Of>6@A$Y6mP2I>Sj@23QXay00(;DG9=^1B7,DV![U:1_dQ;GXM]e1D2i/2f4l!4Va!13G)pP1%[]y9]kx4mjn+3#9a#MWCQ&s",
+    "4(zaa1Hz[d2&bk)4+o841E]dz2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]h05QSu0_0aKkpm6Om.bgu%jJy$3mE>x9x<pS[huWX*.k:[p#cbm0Smf@1rs-,NeDF$D7W%V2Z*[30;z_slzIXq4v/[T",
+    "<u3k5;1mKq+AI$XkH1t5,I-j<:j4<&jC3ChG5[QN+3+haEH$,n1/zn_4:h)L0C*1Bm/zAC8UorH0@!g*4:>l!cN#a(;kfzh(FzeV;F0j<-sFch.uV4O%2p2+jcpV$;BfIr=sW_eFqq4v0SUnE785jy",
+    ":WTpk>:2k$%dQs!SqGivF9xQT76ZGt1P,O<0]eW;N(tj637:@m0lzR02-bp1287o#3WOd7(Y$H]CJ2Zg0:UK)@j;IY4+hoOFbtFd6F2^8HvkKA0[Q0*2hQTK0R[Lb2X>aP0U0xQ1<[2_C/0#+1P,TL",
+    "1eymYFf7!)1>*=700-<]Y6yhy1O;r(4*&,R-JF13.jfKhIF11i2Cn@R2b[Fb0S(6L1rH0NxhMsp<e2!v2=KN[42]V]F9kI<;tTa3:-ww0T;hUF3h-g^A_@nieghf<!]J*L9]JS)<ofqEQXMj^<Dl=p",
+    "E(Gj!4+HY-Hwx/;4-%117C7L50R)3m4:j/t4+*ex2g2>,4y6bOmdQg5!dwZPNCn^>5(gg,2Cs4t5%0b*0m/jin*tA0%g9:^sUk9CVRPupTW/6KGB,A4WSOWE4/Yp,h2aVhM>eB)F#r!nmEj5x9*O^E",
+    ")d8L13J)<>0uS5--:Vl-4-h-V54-B8$D9EV8T$qg4YIEi4/>-/G^ICgWU#Li4.hRi4-#(l3J)M+53UK-$D9EV8SM!V39YXZ4/havoDB_+RSz@j9^jk>uM!U+pA8Q/(X9jyUJp3YtppBU59I@:uM!U#",
+    "qy,O#2*$=p0R=rI4+FrIRS6:p;220,6gKdv3obb]*^<DCu#jmE*&Z(dI54D#W,kdhHUJqjs[slB+7Ax%#Z;a10S=;B.XbNZH8^OfRUZX600HJh4-q%Bd<VLO00-7m4gn$$1hn3H4cq];[*y/t!+IMq",
+    "Lj$Fp0S=U5FA6y^&6NiZ>Aw6zjsXa)+>(V@5BjeJFAFnY@L]OK0<nT!6);D@1Sc=vm8k&+9^JbL0UC9(ySo7eh64>p+*AaHd/7.,69uZN1Onu<Fb;*I0uKn^0S;du2)ePy0RqT94j_23.U$DissRg^",
+    "TL,kiL/MOT7C8V92dR).1f-n]1/C_*i3J0t6$>7=3/a>Phyeu0K<S6v0vt8<sRRbvn/uS*4/k-28Z)cU3I_;1L:xAN4hWJ31,SzrIsgDV5;ezWG<AOB0S=JHi+2KL0klRA!LCFJ,(wE_l,F>v=>Ue8",
+    "0Nt.60T;!xe+ZF=6Age64,1gqS@QEMxzPa+2ISNV4#:a@4,Lk/AQUz8xdIOm-,Lft!gfChEHO6S0U0:3nMew61nu])9_d^[x&j.CmhTY,<8JpsAP)kT2;frPUk;YhlwAkm[RIyI[VNqPKmz^]We);D",
+    "+XD[d)I.X70R<x5c;z,]2hP//0S=F#j6(uC1o[RJiwX]Hy.i2qsT2gGdJh8N2MnMR3W$g]4+Y/KVhpYCdkf5u77j83<#@257rDCv4E%:T9Wb^M0t&F7NIo((Gr0r_o7Is41zirL9Swk)Tn+aFHa9sq",
+    "&j:FIF*LR9D,QwsvjGVEmPiF23&@-a44MK9vWh]p+Vx)nHUTvpIKQ6(F9SC:jLH)Q&gB#j1k:Tp0VX&%:j)0^BMIxlEDsCn*bf8YA@b]$,4PAqs/)yUg82=v/v)r3niCC!oly#jPY$n]6Aqo77z&k&",
+    "ZU+0EMGlJt6fyt,WC88)v-hwl#*ju20no]^36#iH7&uA^<Ph=q3$U&W4dTK#4(hrA9^765k$nXIphXVV5(0$F3:!4T4Hr1>dMqnAH34xNINgU42-$wQ0UR,[@V]YDSq@<*EjTy8&m[%Rj]3kFH,ri,",
+    "I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSq$B*p#d)dH#qVS2Zhi:3LXK8bq3RvHx8l&DK$9pb2u;JIrx+g2lwMu2!j&>t=F4b@3woV#UKLSbPP,c(YjF!+1Ldy1_)W_y&Wq#ED,_N!zC*.ITsN)00)Jh",
+    "HV+Wyfny8Pw+siLzIhGt>yQU=gTn$2=:qrx%2o_9zHSc1x(pjP!2uFB00gSV3/Y/CQx23S0gHk#3Xnnr<#A3t&G!Tjl3M_E4W9RP6)o3>0Rw-#3ZNb%H8rwZ4+H)63JABx1P7p^P6M;H4EFLD4/%tL",
+    "D/]07[#ygn76fk&<eT)*1Pj6RU.Bkk4+!y*RSy<_:dpZLk!/Qf27nj^s_Q6bDKavp1>grJTLX>F2TBc()>DVyFa*/A0S@a/m@M*I+kg^gA:Y]aA4xHcE)Od3uLTXek4p_&fd:x,oA-Ih9_dz7Ee[0j",
+    "(5C;zF#rQk3*m<Z0<:Dj3Y8H9(-*GLfj0z#8VcN]Ru0b*0LPdk4vS$1vhrRJ0:J;uIjas21HYVI41fU+o#qiA1v9*,PYjr/n*kpOFz72U3=>MF4yfB70:^Cf4+Hef9^f]cv6^%3PzIpjO&.a.PYc7Z",
+    "69nCwPYmm*L.IN(2&]/D2+[%$pRrC40qdzz3azI#4+WPA1H&5yqtQ(Y[UZh5-^HoN4+,X!1qYwVRSNoeKMgZEEV1t^6EKFo3/agD*9,w&A2&0!;/UZ1Ej0iQ>%Q[[)&U+g#-6Y-1vuJD5B:t(u[aFP",
+    "1uqLWEQ8hy38w@G/Y)S4GWzWe4,3Z$3-LW00=wE.2K%dB3FG2s4+s765e]=G6%#apngI>CjR7e&I=XRT1ICjB3EtUF2JbBe:^d:+j5h]Ox.mx&5eQ<piqi%ONG^L7G:(mq0WStMGo_*u12Q$EJr6nf",
+    "#!d:rcmn2=0t<K@3fYuX3AIZGivt4UybTsZCKNKYrv(O+0^kzo9t@Z]8W/OBa15#R69x0&5CX820uIFXM+3rl4+7$oHxCk,,/>fx<&=Ql[0JX0FwS2A8V]w*ll:qM3x^[96Ey%1@2@m/01cS(W)nAw",
+    "92hczAq^hK1>sHr4hN+00S@sMm.ul+GBEgtOAi_ujx@TahDr[%Xb&&C:!Se+!r/rNG5HKEGc)gh35K_>7%^UjIu5KV1n^)Q4,x&9WeC8O3kZ.(7YnE+6EM#t2mS-Gnf;>D#]s]/HvkU:wA;,q1<avZ",
+    "r]Sd-)$JAwn&Y+s0pgDr4.GI:0QCX[+yV_):joD%01pGq*JcFsDI7A60Us$d[4Wm!)dwRqIQl9G@wb5a./$<&!+:Q4h_Gm3O$*<62mqaS1hVJ[362c];A1:Pfus@-MAx=t0SdDO4*_iQ2.GlL3+0GK",
+    "1n]cS1/70#4&y2S-CBa&o(c@3D+KyH6*PhZ3)kHa2b3EK#Vi86ZwjLM3.m7,HwL,vWDWe&0t2>^1PRozU-[,B%m))UMI1E%1.yJI<-;H@Di0Hx/mY^HrUC/K(;brJ0]]!+6)k_d4y=+KKMnp)1&r>t",
+    "9]SYf!BZhJG]3tbpJV>G2,)ON4chxkDl]2r2>rN&n*k1+JQg(o1(LE*47:peo&f_g>!b@oHMO>A0R!AF9W:1>1)v/c&.PI#*Ryp7roU1Po&q8<F/7IN$r1)b3F2lGE2aVi/HXEd$m0$J+A$vlFvS7=",
+    "LI+(9.Cu_G1Iq*(FuDZ@oAEIS#m^e#4+D&L5jM%F1P:FILj[B_4+7>-5Dd:k4+znv3l^ol0Sdai2n3gwCl3eX>X8U,00l@NIcf)xmpBgw>/#f#mAgw0@9MDnGBGj5KpHXUs]yK%,V6=5@2h_1mJ0:!",
+    "k4O&&*n%Dp67:3W2kFWI4,4T*4+XM]V,D-4odFgw/t%[xi(;D1+EX4lY73-yQwj4x0iYQVHpJHg0*gcsHUHNF3+_EODK#:o1qH!=Q4a.E*8&d([o^0x4#bON3$*c54+X<FV,EvS4.6sLn*jxe,-V(c",
+    "pP5VuoX@[wPYK^YQx5[N-$j_>F#sPOF#rJL6c3RB:0$/X9R_H^6b+&NY9Dto06$4FGdR^*4;_TpV,Yz34xavMA9gVS0M!@^o&neb1f,c)A3rwQfny&aHo*cPkpVFP3I7BoG%_:gFK[(A!U7+k0WyOH",
+    "5-FiDH;j&JcR1PyAD-m.01@C,4)cW(FLyIA*a9D)0X6=w*pLPvKQV&sVh.s_0w0k9HvkU>j28_(uL^jy.y8+bp3@&#x$6iI3fadC4*[5sV*[^97!M7>@2!C$-:eo-29%0s4+Mgy0]FxrQx6K;$eRHI",
+    "Q4a^#rUMTU@o=aL4:aA#n*jyi8V;iM0S=$[$eRHJQV$Km0S>+P$eRHQ*B1[3jM4%EBMwss:Zmmj1elFu9].,99]tx724W8a,vJ&t007M%1]SZg0]EB5Di0Rf0T(#[9]kv]10N7K03QK404>H%005Xu",
+    "1]SQd0^;p=9]$/B9ytI2##-to4*[S99].<B9^YMG4*[5sV,FOvh<SxtpaVY=IV:=R0T(p<9]kj=10N1K01p9^jbjfJ%fXug3a1tVaSsKj[s[pi4,2#,4492$15pnN*pp)_5Hv8_0S/voUk;Sa(:59_",
+    "01o&l0/ps)1o$WuF#5]k4mSa@Q3.ap4DsDc4vYZ>[P#8rlJW,x(B%pa%q0V(m/+HMl(!%c67k<k0S=ZD0S=T3Dh!H;P!7KV4+qkVV-VC>CpcX+4+Ec/nE;*M!3ztuteXK2&5L6XKC:w/I5jf:3Hmr0",
+    "II)2P1dYZd4*@$r2n6.SF9bI;/mQMB2MYVwHV+2ni(;N1Q4b%=t(yS=p!*RY1U0oO95nz8&aImP4+Dep1P;&c86O^tlNT;Z0XI0cDHAvNh6fF@DIa$.03V+LINc<$l8XiowJ9HWGyor-0XVWG1fh/x",
+    "4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[4,B*<4:Zuin*j!ly]V!i2(&01H2<C@&BB@j",
+    "0#OeMv;w19H2<De%fg!h0>y5w4,(k[4,v@2n*jn+4,K:=4:ZWan*jjVZvt<,1hgmuBM$&m7dZeQ0XLun9].,99^qSG9ytICk;p4e2Nec54!4YB1mFQ56EWNY1BAg,2V4&Zr2@KLxhMxr4+F-m9]1G_",
+    "7&8DLFf>R7Vhy&wn*k1$fddaHxandCWDey44.UrkrvVf)-[hKRG2a0gH_/38Hmm_/4#g,BH[Q6X0SEf8!2u5l/lBE.49X%6w_S*0Qx6HtC;60u03QJ[j*tNY+vgYqht4qwx#])On*0I^3Z[;&4,4z]",
+    "HxCzvnN$Jv1P+@62%QEW0yU$W0TnRUoeK[MjGa_q;Sj1l4n+h*0py)[3yWU>(foBAH0y8zy8-gfr+EhC&jJmp<,zp]gBJrk3AT3+6Q7W84v>:CGyG*Q6k%<Mhg1;d@Bx7Yow!d1hsh5fGOV[P37y3o",
+    "4/clQFC-lL#Bmfd!f>7<=P;ODrKko3,IEUt<1qkB3%UD=0S>R]x/#&(h!ZU>GqC_/z0nFE1T6UY5D!L]0wyvz01CUO83fV>4+*sl4-c9b4.Psi6ETHw428<w4,Cix1)S=#4>e3q7c:AKH2;v$/a_Ty",
+    "2K;g#4+5>O4.=LFPYjR(29%=o4>cA^7cc,X1u-9Gmje$/!vqpCW)At>P8_AE1P/xA<dpoDj]V0(HUKY9HaDgTEHX3zFAp*@00f$,9S:TW0v9p:9y8zu9].zbodX]GH:e2;:hUfg3=_dI2HBJm4>cT9",
+    "7clY*9[<D_0;kYh1kfNKOEIbm2IrQ04>cA^7c:AL1_r4Z1P<8Y1O_05z5xuX2@:vXGyn&s,vJL/kp^@D1B]3LA5Ju;2@n/.03Q%Dh!6v/.UAi(Ihg>[IX0LA9[<1l1@i66,)-]3sR.31u@e$WG%;8n",
+    "0,6-cSu<E37BT/XHZ^k+2Q)LN2@<@DGXMqA>i>(e=9Cn4IFSM$1Tv/yFH1Bu00WcsB<Kyz3oJA;#RLxro9hY:S+oKcGypG7H8@dTEHpR(9^YBz5C,k3Ne<]/0v9j.9yHws9]$$j=)N3@H8G]M4a(Fe",
+    "9^qRa9s@t=aSvIQ2PZc+$pRk$FaRG1HKqwKOEonB2Aqx00S[S@0tdGX3$4Zo4,LI^88z%G4#1#u1eL:T4+XulI4/q=G=VBj4loY>oGS==!8i(x(/Y(@3j:>70S;iT5d;tE#Q>H0.T(!X%mfLxxB:yK",
+    "1P$590S%1!djh:52Eo%833:!08Z+$h0uJ7%0RcN71vZAR0S=Y(.P@@1:=KUJ&PfHr/[OGu=@)r+4+*:377mU24F@.<34#M32Q:cD4nGVsFfxEF6f*!0*[1-y6<dXC0x]W52nDpuRtS,mR0y]M4-04L",
+    "uK=C+Q6C5_/cfS-/ApC!1&gOq5iqMQ4yXYK=]eh81Cs:>tCuYb#[&$a*[1-y0j^p@4Z+fz0S=Mb#Q>#G/,8.N4+Dk)2e9P/3z6+s2!H>sB::u64+yNa5f2TH*f^2uEz06g0P8mo3&h76BsDlg4)Njw",
+    "6*oix[3Q/K)0i:;dJnk)pQ!,>)s0-Xg3l5Hf-tb=1EHw>5-Xu9Gyo3[kqjRIGXNGewXQV^3(^+$4+zfsb@J!Yw9x;w$qf%1/BWV=F#sP9G2#pwIpq)mz+nZ:.rfal3KlSlypI771I@L3H#q.e)];pu",
+    "90aM:dI-G94+w+o6#y*[4Dpz1E,N]c2L+b4r_x0c0Whqp0Ua[[8!@YcF*3IE2M7G^y8#Tv>oM*^i_.6h2nKKu54ZeP47$S*0k-bd,[[2w4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS27(K@1dfR1X8]",
+    "M,9oEDggZ:45Fbb2U9mVI]<7x15+OWGXNSk02eU-3gNX/4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n8BsZ$P98ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM-R$fE%U@2h#7",
+    "Mh=<7s8bG888,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFcXk@)G1C<;ty4+EbAF99>%Qwxol0]iqD$Vv]hnzyF@4pR$],4z!&QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>vjPWG",
+    "7&QPd0XI6WJqFOTAPgQBIUNq]j1Lwu9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90max42Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs=loJS2E7BT/0i_.Or106L07B_P4xyv[Xw3q<1isdmL",
+    "G;ftphonaj1oF);6*7#n3:q/r)TRLiAqj,j0uI:h6bGcK0Uj_%+y)XXkRJpg4+WB,0tMKr834,/4-kCM1[pK.moo.y2)GFhsJ$Hl%L59lrV]6v84vgY6AtOT0UkE$ya5WmNe>Rets)Nto24BO&H]aG",
+    "9S)bJ9WP2VIqkdw4*CNh1_iz$0WTLcGOh&.[V)WlvOWur0S>Xc1uZl,00QKV6b_ZQp#l*#03V3_Gyohljs+i4H2=L)F_64@4.e2Q95KhC0u0dz4aET-5HZD^0t(wY1CYoX4+iWCFDEuPz6Az/zA+Cm",
+    "z6CD.H!%P&AU84q28Qsv0T2HHz6B17pdK$nI5)lp9XJ3lBR4s^1s;@E[R$r[IRFFPkP06$H<=iB1IO(hA0s*a3ImLs9UuPzHopZfF)@DkFdsxQ[]YQIGROe[q[b@[Bf]wB2r/&!A1X0_3k00/OfNAo",
+    "GsgufF*1h:2LBTeB8UqHkH1(SfC4hh1uZi+053![Hvk+q005Q$9Umk$%mpt7G%)^VDvlNg>W#KNA2K/21up>LHUJMIk@<N*[uM8P0x_$v1s*n+3lBw:7A!I>$N:-Hrl/PmBs0wg9]ty:3m+:s03$Uv",
+    "@h5:F%:=F/H./3$BcT/sn6P9YfC4nl1s*t/3lBx579RjI.Qot,jK3xyBr(qg9]t*[3lAx+76*_FV-;dx&jlX;Ih+d*Be50+[N9fN5AFf,8xDyD0,yp928jg$X$rmz2Ks6r1u^@rHVK/_Hx0uDdN;-Z",
+    "Ff/$Z;-8$Y9yF=31YRF1HPt2rqT!;g4:I^+F9b3%mB23>Auy[22883Z0S]xz@U*WVGc.>:FDo,O@U(!_D.2Cp06sD=H.$$kJ0B@Im.0ptY7aBt6)yuaG:$PZBQ!IZ1p]z/6c2#[,xV%0HRseUFN==,",
+    "IQ1((1_N7:$OSJaHZuSR)R1QnGvEp;Ha7qQ:gxm#Be=jWHJt$ufdb$PEjTg&FO2_:Gyf]u2QoO33m+#q00=As1RpXn$ps$+Igtw/Bsl-gI5C]84^b#3F+MXeH;Ws1ACCbzhb%7!GclA4FDNrH00+X]",
+    "lK_Gh&M>YZGpVmEA0IK43k0tN0@aZ[4^b#81uZi&056aMGc$)Q9]tq279T4!02DLIejhS3%mpt3G%=4WB&ZewodW:8.=vCa0;Y*,HJ1x7kpVS0hb%7#Gd7tEA1gKh1G)E3A15[S8wpMi1DOjCA*_hz",
+    "!;6bfr2@Lu0;h:-IGGDClL0t0hb%7#GdP;JA1gQjF*r6XMjtXY&jkvz76#u:4.wum6F8C32OqftG:0rd1vD<;06!ZvFgXAZ1NLwT+@t13,;(N4v71F3GpmRK1<Yqt2%W6M0S=tahyo6Rg98r)*9ICi",
+    "jUfZrECd<53YE7B1.tQW4,EbM0UrP[x&AH&(^H#oGLrQU4;T_hI3G]ksJu,ti_%b!/#T-r#sT@_Wgm.IG5G/yeErpF5557xmI4pQ0ru5t4_zl%0uQYL[hMkZi_%->0uRRljg)l[i_-!q53K;J-c6d=",
+    "0Xd5iAI1SNj1dox0frP06P%QF2d;Qx3XsVf2eF+t1BDq5+RYpV/!!26[kRDP!r^@L1s;!84.D9:eh%le2=2S#84R()0SJg03)#O)F90$!#=(YLApWGd0S=w4]D=#Ajh6uhvd4H21ony)10<d[+;@ep",
+    "ud2!c4*.-G5(u=0l:rLDtpf!A*GLZ4br3Za4<cL&5)Ux%i53sV1D*Uc4-]2mWC*jHV,Et@z7hi:9]JLyeh&,Fz5<.042!4;9]kbXlLP>63J#3W0u(Ko&jJqsrNjXb2.)E^4+Y>jJPFMS4/]gFWC!X2",
+    "4,l!GzX1dFm.A6Li<*a0S]0=CyRZWf66FC8H^j&E0UI%ctT8WTH!z_V5,$QbIE<Mgqlsh:.pb7+77qxciDU/I1q.My77rDsj64g-5Db8>1P:#r5(XLr<dh6XIivNC0R<ns0S>hWqLl#!!Qe->6xIPB",
+    "D/@2B%7[<93e=D-HvkFA)&v9D&m0dHfTc(V!T^FSukThL05t$7GBlt928+[S0gmbpe,LFgHDhIBIM.1R0S@7@4zscY4=n3zH!%PYM#,@R4/I%a57hzGvI7r2xdIQx1<;,80S&8_0S>yt1@oRi[<Oba",
+    "C58tN4E3<D4;A2BK%o-4V_eu@4/th)4-z,V0^m[153C8HvjYz%>z4dPtg[0TH&>PK4G%+L4;yi84]mP80^nrj10G#zA1p1u4i6aPvjYz*X%FNC:ym*14.)Y!5A+B5l7RsY@LhEL1Gxwf352u*4lWNK",
+    "kF*0X5i_K5f(]V-GPp8705v%<oBtFa2[Ym02QLLOG@9f[3&-DP0S=yA4+@ShNIwNIF)TO>0irnxvCdcuhCK(7MGnIeKMgW0TW0_yh9L@68Z)rr2MACAAOo0n4c5UG1/5FR1N3>ezrg>siP3Qmy+#8$",
+    "4+7ad4,m%z4WO:Q0R*nz8401QQx5^!,_/B6H=kQj1JD5-Hm:pk4:QyDvH/F%wpj$B0S(9/0fF#34fQJz7=0M94q*/8+yM=[+yV_[wSyH84YAb<4+7N#9^hMF4,$3@uigO.4>OM$kX[N<4+Y8k0u3Jy",
+    "dmj)n%:oVkvI7XFx>bf$4.n@n479&d2LI#=2/T;E0S>cxIX5z0!OZ_(#,(Hg&#)p6)&UBJ2M(FT2<ezf1Rn^Cx^FFQ=$8ylH_/38GQfu$KO8kIH-A.ZFAXg+hqVI=$OHfg9[<P$v-ztx9_v-_v-!>N",
+    "HvkFRL/OY.;gbAAu98#>3Xh<#3+:ty1.daV4+yNPqX7x0.f8!(479TY1B0Vc4;OJd1q+dwtN[,O:FxzD1u,<N9__:DzXlHgn&&S9-fE3rHMG.PFK-tniTXJoATs3c1s>y6+Z>)&jh+Mr=8ybZ;d^CH",
+    "7ArEIj]T-*BM%AA:IDH!4-7mT4[x[kIS(,Mqy@UvpadTVEdU.^HK*zY9]kg<1Rn@A01oqiFA6d[rRoI.rCT32GVTZ-ZZ@lAO27FA4^a>k9]t$q:IEMLGt2^Z5i]e:va(Ju3Nt&<:IDxO:.AxjIRGEq",
+    "0XG022RW>k1s;@9padTgH2;.Z#ZNB=G&@&61rJ5+2p<1Uo_6bC58DCl2rmaQG2ZG04+W3+4i6N!zXk<sjZQBLH9Oqu1rHhS2p;^T[S>bE0XgpoF9$I*x9SBS1_#Gu9_n1==#/gMgEtQfwdw=AM(>v=",
+    "aNvzPAKU:j<dzF<00V=tF9t0)&jcSCIKlM;9]k#u;*$S$Y7ZLA8Xs:kqXZw)0WtCj4#oKb2!(D3:Wx+f.nICx2(-)>4+P%lR1Xo0<^2.-/Oq*[01V4Q4-IRStpNeFhXW4//p>#gwIvLz;QRO/D+h53",
+    "<A3=9Ib]3zn05um+I0=OfSLm+GBW<VCdZElFIY4-01mta88U#(3KTT*[UIL)ID(f0F9kI;!nHUKX(uu;01pK1jv)=OQ4b!rn5zLJF*i:i1UAj:0v@Z2PYA-+9]APZ;E)V>GyoqTGypH00W_<OMG2@m",
+    "1hc6M9W]!o0v_oZ054ZIG2#LbK/Pty1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!D-t!58))#;X7",
+    "oB/U6Fw6oE3*-9c1vbx)4Id3P01qjWuB!nK#=whP2IG)x0wWI(q0.8n+2-Zu2[!-A4L1M^HIlBY0R=/h4,;q]4,/BEs[tPnEt/=94/$3fs[sn47Y>x5rwalj3[wvalCG,(1GpIv37@WHT9U4,0WSkH",
+    "H_/ptGdKVr4:OR*3lB7suB!nuGdMJH4+!7Nb[seW3+02K0S=Q3qfs9TH2<z6H2;,-4+7r,9[<D_7c:A1.n#gr,2opKG1&nZHUJ+6G<t>;5HtWCHUJM2<rFAKpaTQL0Uro5paUNRGKwPxUk;GG10M,9",
+    "03Qc400v;o3Oby/0uKr3h8YhD*-E5S9Wtn$ssRX/+Zzu3pIQUyw-B%&)A]SmKL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[@4QssR!*03Qi7K=,^ZR0r+PUmpZ8ic^go03Qc3,Rxc-9y9M#1mDUI4+>*%",
+    "FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6fm:Yf1$):8t=Ee[F9-2H;#kbDmi):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4koB/i5",
+    "Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92:*-8O>jqyrBI-8PC*@Tax:7Kxp!0S=G)#2N=%qEilxCIS!,2mhf]9]kb-B<Yb0B>9Mf-8Pz9Gyp0xFaQ<b",
+    "03J604,wIep8*di-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+5pcG!GJ]i/P1x1+KvZ4:5-^p8*E%xC1W(HaOu=4(!eY4zIjd4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!&=@[k",
+    "KM!/t:^C(D0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+zH_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_n_R;T4,;[34:OsIp8*Ha",
+    ">ZSZd!cYzW91jqgi/P262[AUpP#+C801q_qi/P1nwi*u:*#Q;cO%Dd*Qx6XKum^$@nTwwR2#eVh4+x+G45CdB44I3c0Ry/i4+x+G4,SBgG!HtNi/P261T!;:-0FzlQ4bZDi/P1x0=po;4;xDq0]<EJ",
+    "I^Zb(0]Fxt8=*[30#OeM+_5ZvSTx4S0]URgQ4a&z0S>R;$O8jX4=qa+0]::yI^Zq-0^lm=BL,j(0igpQ2[Hg54Ke<=1K9jL1+K(p4,A]2Ssx8KroaOoGtuW$1,SS+3e;CU3xbvd4+gT#Wekg&A@c3]",
+    "/1Lwh.5MIvGFAj-4+y-h9].$$Qxr2o4+)#&3:@G(QwF%)d.f%H3*G;)#/@[.INnn)5H:adFCQ_D03Q@J011eKVh-k]Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy5ZfISSYiU]p.",
+    "[z(rH.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF)+@<vH/eu;W9T[s[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMlxa$WW",
+    "jRH4]LJtYL[5u_9Htka%6Epw>[PtQO1UT>i3Fpsc4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>H=@tfk$kS:c0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VF_Eiw1+BDo4+D+Mf&mHJ",
+    "n[=mD.[S/<8y=QYp#:iVH2<0VtO*FS.75u*4g,xD1dHlc4Zy+#G&3>Y8VdaP0SF)ivbzKi4%W_@4+Y^]4+GEz4;g-mp#cverOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/)UkRG0/,oUBp*jKtqLD-",
+    "HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+zPG6X4cxgB7&x#f8#wPK3iIA$4W>A90XzeU#J2$t2Id>P2Eep74&DU.W(BI#4.8yhkP0t8H821Vm-%yP39>mI2(zjI2/I#*4+Ya!47_kC3537[",
+    "4QvbiuLBI$RtB^2djM]=gXshd#E&^.4D+cK4&*2g4zVa6G1yiG=7I4@2/(.-DLFA@8a17ZJP!fcRteVKYzp+o0]z1xC-I6JA6hv84#xxtzN!HSh^owB4+r]@2Ok1301p$#l%D])1mIQ/2vi:dHvkwm",
+    "01KV<0]cFu7as&Py>p9e0W;tw&n=!F.yJ30IWhnrAUUn<W,q1zFgN8=2K1h14!8W60S]Yt>iHa$GBAfs4<T#lXD&H4)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A%:o_)",
+    "0W+Be5-OoEINk_$cRBk9AF2U000hmR3J(972OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2+iCi3hc^S2O.lUng-_7-Q]i@l$r+*0*RnJ8!,S5/#_c@2[ix<28&V-6P3*a",
+    "4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4-1QzR^V12od*s0gjXLwHNc$*4/tehRt_1-2Ok4401n7p4XgN84+Z[K4,nYsLk^vv>*MpjR]&B41rG$Q0]FxrRSwPgRu1Tv2M,DJwlNP7i>B_f",
+    "D)#tR4/aSqZ4J]$JP#s.%54Ws4#xox6VaWk0S>-V%54tN3m,Z(jLK_XWDg0q:H@l7iLVwHG3GWJVw5NWmmLnORSD6c(E$$#r[TQ-3a=Zh0S:E-0TeW34+&x(GmlpzG&EKOW)BGQ&OR:*G&PS@1:2E(",
+    "9x>4)<wXQak5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqD6*au[3J(I1R]+H>8#a(v9]1N17&QPN05$+02[Zr^Hvk7[3D^;o4E:Qw0Z]Uw:-;s.%;1g:h7S)AkXJ83HZTAfHvk;r00pk<I3Jk,IFMH#",
+    "p#e1jKdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNkpoJq33XP%x9_(6F2oG>HR^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j1cg<!k<E/-NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO%6gFHV6",
+    "H!L-POCK6F00<lyIv*M])k@mLHZ!mUAKd[tiU^VEHse(rIQFf$0SNE%Nk0cQEH.zN9_w3Q2.ny>A4W3dRUd9P+7.wlNDtisj0q0_+!h1%-4cofxB(wGINekQ(A]Xr4-h3BKW[QHFaRIp0W#NAC=9er",
+    "7&ZU_*xbMY9]bwrR1XA%tVRzL/-l<l*Hj3X/t&+m024MFA_@G&4+W3HN.RiNG&HLw4,WVx4X:*K1iB[/3)fU8HZlMNu.K.9VGh;+3*fs^1^q8psXPxS*HkZBHZTAV#[:tos[sP*Hv-@I9]knnR4)WK",
+    "Gyo2<s[swO+*S>+*HjM(R38C102np=3)fT/IKcrQ12WfC4)_A(4aVD64+Hp[tN[,]+0JYqA2t9#rU5cHHP/)IpsWT9iQPH<#.:U&c9usUssT3u5-p)IHtEi6FLyRH-[p$/0lHTrI56V=4;pqFY!4j4",
+    "saFH=K<X>@*Hk4qG0Xxla5Xi^0uQPI<L2<y/WQJ^,U/UfHvliH0XQ;>0unR-9ys0#A9p$90w1aYH2;#[yapdXFoT+HA0RNy0w0>KHUJL];iUX#*Hj+=Hvk;u00[oB4h,^0t=p4vwd1S,4UEj50S;zx",
+    "4/A>etN[mP4&;z4A*uAP0TnXI8V;uW0T;t,4%bu#t[M*!#[mxj*HjN5wA!u#2%<I90S=eQ0^ldK7&ib90/AuP4+w)-4,nghQV%;i#jXJ#1^pK0paBm10^m38#jXJYR1XgG1P;Zj#jXJd#O(tQ2#cU,",
+    "9XJ3F5RS#J0Urx1:xZBL4,ewK2oF1s#jXJZs[T+96W-+36pqEN0S=+W[!kA%j:WD41c2!T4+ZDbX96P+4Zb4]/Boh<DW3gM24oBDoh1^G=6;)FljH:,A_vb1H4K%gH4g^ss5JsF8ZZDa3NkqWD:63#",
+    "9^6^B8#DkP3o@&4F#sP5FaRnsH_/pTF*g7kH2<Jb013:a1PL+([KOm&0OG15DKj<A4+)f[TMs_]!_,8FGw-z+4^aJ%4>LFr0^lk^0^;d/9y0(LIUyfBG[yrDQjqCU4@#*#4<,*YsR0iJ%L5WI039&=",
+    "DKs%5A3HM310PW]w6>BvmjN/%10N>gkp_9-(l-JC#se5LAul[NFvbH9QkT(E50;SP10NeVkp_Xl5D5Pd1NhPl2l3rt4lo,r03Qo5uMitJ03QoCFB:%g9^6<98!@YJF#rs#5DVTA9^74y8#VwR3pD=6",
+    "GXNhBGQ1H2qXr)UH:K(u88IOrJ2/D!A8Iy[$=#F7#0DQLIhzp!r=piz0lVcQ2>YXmHpT,FQHly5m-pKA6dx^!oDmZ+v&.77Gt2@SH6b57G]U4JQlzI,519e37#^M$o)HAFstpdv0_t3V4:-r$0$vYM",
+    "$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb5DPCK3pM_7Gyoq9GXNVg00+7g4+@^j9y#O^Cpa^BFFZ9c.QE<oII=)*4^Zo6A1gPa5fU,T10FX388-yxJUGY$",
+    "4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(q&!4;kd6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f)$9B;1Qz0MqdV2Gyb!E-2Cy",
+    "88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%PcRrWGhLFd,i^GVK%sUJp=o10R;HH2<zkH:D8,-*2UDH>ZbIArCn66arokQOyG%m-p8b4/LO!2Ckhz4*^Y%6$v2=IPDYyUJp=o10R;HIrusc8[H@m>s0V(",
+    "IWXJA9tP,#Itz[S9s(_7=WD]_2!z>g0SdI:1P/zVhC2rFl>eG[gohyrW)v>W3!J)62F2Nz0S-6aH_/33IRF+j02ng:50e43($fJcGcdkg2BORe4+=//Wgh@C!nPI!.F6+V0Os&#4+>Gh0^q@6zS7eH",
+    "7c^Ms9]AJAzAgsm1RFLW5jQ_/Hvkzm00rrfM+G4qIbi@o6)c1Y58DC0($fJBz<h_T;bMe62Jxi;4-7M]wgCpd>euqT#AXiy.%uT+[O*PU4+EyBsR0r/Lmv$<o6Q0*3N.y2v@,HQ&d3G;e-),m)P![t",
+    "I3W)K@-F283&8VQ4+w#[Vh^dE0^S@JG6FULgkud<09OR*lw^T,0RvPI1,j2S6EN9p2X6/9>y,g-kOL0=rMVshDGwj&vH^N/(@E,x2g-EF3e5xqkEH]y-Nol#1D^8q4b8]N1M/qy8#YS-+y(##8aJQx",
+    "B;y#-Hx8,H0^lwKkyH,^vkC[ld/CrX);=Ph>0rP-3,+lH4e[$,3XQR43aY6A29kgh0z3^>n$o%f4,U>fIutUOn-H(Mr_wG*%VrIT/m!Hn2eFZA4*_b46CW92kmFVYiT,W=Y7Y=!,3b[ty8-gJk=w3+",
+    "EGQ2flf;xN,m>8!i-+ABA@b.^;j9cvGyn;R1>oab2Km4[4,LWa2M,ykfCL@[GOm;T6g1Yr0]zJ[13L5q88+9ICkT+^1>Y=v0uKu6(W;P32Qf7C3j[$PHt2/]IyN[g/&1n<2eH!v4-z)BS@D-<0s;0g",
+    "Ig9^jH-oGp%:f6M0S5SsdJJ0!/;M/9<9,W2&-bVV<E!+23WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.>y@XL>u&B#9G(L!F)#oF;g.2<0Urr6o&yp&00sVn4GdcjhYbMn",
+    "XAc9P0^iR@sR0bI)O,hu=JWa7y-lSv6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.$0CW)BAYt=p4nq5_fSGXNAf01pYk1_WG:EG@cNq5^,!zXcBj%Jm)t(E$d@=&SU83!(!9oD%>;&pHnRq5^oM",
+    "qe:qNIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDCPtxFFbp92pAt*LzlrU4%bGM<ti2L]ch!2t]g4+Dt.2btBE0S7D$i30>%=an2jEH(C#0tKQ04+=UW9^hDC9]SW10*)38pZRP9wD%4Pn9T.d1*,,h",
+    "9X0;T0y&HW6g2/33abVqGAu3+0*nI)<y8$!2&MWS1JD5mr^@cTK;]V+0sR95uZ.<U0,*yGHUJ+AIRFn2ss.kcH2A&)2/tsv95$f;6E=;<j1Uh8tc6bx9H9dr12WYP6gjB<4+=aY1hxbOj1UZ44$KK3",
+    "1vl-t7dQXemjMSt459,8!36/jC/UX^5fwS%0uKtq1]JVJ03QQ100zpJdkw#f839^Z*>9Lz3YGi=A00TN10Mo4whIOH[Cy7z!v+SZl[gOrq5^=UgZ_^>(E$vF[_iUama>p4+5QIsy6i0v0,=&HHUJ+A",
+    "IRFn2#0DP$HSP:9H8G741pW-P!UP@$IKc)V9XS9W0yv)o6gQ:-4++5r1(g8/jSvi54+Dt.4$1hb0SvP14hG;tCji1C4*,M.2:h#c4+=UW9^hJE9]Sc32LIR]42%N.@VSL003QW8s]GI]F))n,FA6g-",
+    "*$y8HHLL_@HkJVo1N#pMfT-)%4Bmqu5HkCxKMkt^3)b=i1MM*bpv>7j0x+Wk6gB@K3ON7]53B]s1UB#t1Dq5Ltd3[][((yfpr2.C27#p#A008I10Mo302DQ/0S=kX1@[@y0S=O[5Dn)h2akpy4y6MK",
+    "%Hx*,2SW=]0]Uqg5-63sCl00q6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(2*QU-6FAER4+hExA009P9]AW36gjH>4+>c#6F2]>m/FwG45kAQ1i*+N1JeNr!iXORMG2<N2l:%T0n3Oj4+5wI6gB@K3ON7]",
+    "56%W31UCQ@HvkCi83=lw2qQT%r_;lM&IS)1t[<vU00ieY1gilL3eE,,IhFwr1/[XA4+D>[2(-*z0S7G%kOKp>1>QROCk_JU6*A8P4+=*j9^hPG9yb62I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf",
+    "01pYc1_WJ;EG@cNkOK&uAP).ojUNNx*Eb$BxCRNj%mxV0[0-$;<.$H:r_;I*(<q^:Ij92.54Z*&1ULW[H_.>p005!]2bbPT4+w[[5)U1y10M/Dl<c!rI5MaM0tW@%!m9xdTMpm^9x-av1iLH.)sG(s",
+    "MGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]*:APC-[kpTpO@UVdM&-^13!5]+4HJTC:HLC#+3eW^u!5[[..qZv64yXejGKdWXo,7E4k[.:]2,1lU2B+>N9WcQD!2t#J2;DBw0t_;d1Ca:;",
+    ">7V:PnbrsgDK7-rGNQNv6gQ31KpQo&mje$B)Hw#$I0(v$3/D$ZmjMOGBmpH3zv:>W<EHpB)&v5/7z6FCQwr5N2+fLB3V#n%)j1O]<f#mBIo3HOGc(dD3vUCtIRhpRysLWy+5,dn9Sh$91vUd84e=Bs",
+    "1JNV[mop34IS7F<4!=w!05/am*f^2&GmVu84%i6.pV.cw0NFVTDIXg+**P3J01d6[J0Au)**Px>GBesa3gQL=U/Ik]IS&Gz6$PK<0Uro5y$cjIg#,<:ouwuY)(Zq$0pvmt1=2)K6g8(d4-!8f46F(S",
+    "!Z-1wIv6zo2+pqv43eB$1,:8!&WlP93EVm<G%x<T@2hmlIu7O61>-C1N*=:a+&UOF01ly/0v@%6uni+OEG@cNuni9r+&Tl$0S(+b4BnRr2jJgI8#UZI2Ero*w*emtIfMfr4mbcCF]8*7I3ENt+&Ti7",
+    "0SKVjN*=:f+&UaK00L(eG=PO$3icBcH_.Cw$2bdH4-0)w1JMBn+&TwB44(rMHvk(p+&TrAAO+q69].&[11^FTGXM>q69PLA0=B+X&5uh3+ocE(G_7BIHUI.tI0UHy4+>8r6FC461cUoK4-b7!Co;ms",
+    "upb6O4+Ednk=uqT5g!6Hq5^rUrFstvq5^=P!3G^zG5[X^GTb<[llXuE1ey=aG&bBi95w&_X9TPZ4+<.<GdVCUE)N5r0^ZPN1G<nW+&T@,/Q[]G#H#<d+&Tq]AO*+*4+=UW9^hAB9x;y]I^ZZfItaVm",
+    "z5x;8s^mnIG2A*FHUI)/1oH$B3Wq=6IWa6Q4+D$;4,;!v1JD5m+&TwA3!wuA%9LaR+&T@S0]mDM9]^340^l>X1^>6MFrfn.1T)+=0.b#:z^8A1G&bBi9]AYk4hGNq0S=kT1]u:oE)N5p$=#D++&Tl%",
+    "0S4SU2SN-<0]Ubb8#vrL1=yoe-Q]i]!v,G<GXNel00KJ;0=B+YiT[8B1hf.nG_7BIHvj<:6f_&-4+>Hu1dSID1CS6872mlZ1JMBu+&Tx7)olio76YOK3*0&epd$ph0UruEq5^=P#0DP$H0^%=1T<;>",
+    "0F*un!UQigH8$Kj95(.1oIC@k0S=kn1@[*<1dR]3TMq+;0_R*iItMHai30/a0Urc8+&UFG$N_/vs]FtrGyonn00KJ;1Kc>TptuYNg4RkeH8wHaIv)!,ryCCnh(QDJE(Y]=s[spJ4,;!v1JMBu+&T/w",
+    "hX<Dq(kCAUIovuVIX1Wf9]^360^l>Z1]I^9<C+XVHQYJ_t/O6Y6E&m*A2l^IIxh,1G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+PvgB[VSQ0uKtw1]JVK03I_^0y><[+&To-J>f:t",
+    "OCL2c+&UgO00F!74FszJ4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO).;e*<e)4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]oAC@FH8$Kj96102Xat<R4+=S51gYc.1/)ug3]kKakpmYt+&Tv:43Gl<",
+    "xCR>C+&Trg9]g]:4+=*j9^hMF9yS01I^ZcgIta>TnE;dQ6dyG)+&UaN00Xf.1gilL3b+OZxAP4T1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQf",
+    "Iv)Z#00q;2RSyT0K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwREvd<m.CG2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpzNI/mAF$=-(:",
+    "IL7xF95jiKdj(br=V/W.kJ4^rjOBy<0D^b&1ETB%FHJTyqwE9)x2qlx0mhjLA_!4[59R^/:-xk*F!87X4,^_E1P6,jl:rX^$kb:9A]C<W$p-<AH:m6c88f@*B;#c>l:rY2h=rR:9S.9kgaHpNk*gN_",
+    "yGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]DoueD7Fl:rO+/=+ng/d1@11H!yG1*)MN59kAl:Ocd&uOtrp:jVhL1rGy_jvD_vJ@V/;4,W[K6E6!mHIRuk0R2r5E3oSX1-:+V4.Vib9^71C1A$x$",
+    "umc3M@pW;iAN%SAFEleT[Etlp&j^9+;(@ZAB;hLp1RoPJ03A2/g&Gd:q+1=VIQIHpC=$F(0:63:0gM3-75mL&A0syE/;5PkH_.>s01SoO7#[-RfaeDv05]7D0,Nhs4+QrC4+Vjc2=/-u4++kcUI)g=",
+    "YXUtF0n!)*yXXfG0+=;>0S=q[uL1(yEDr+LWDf;Y0S=V:/YAguGcq3mF#1mjkOU3lodOFW9]];PO%B21WemHU9]@W&Y7sO(3g74l5-*>=%4rWD,[/P_1S:QE1MjRE8#c7i2MB,z4!*k#4-T2mY!58O",
+    "v/Ri>4+eN22RhTW1Pj#BX9_)sQV#+3oHz!E.X#U3(xem*2eZgf4*,;]3Y6Dn4%X:D2kwWL0S=P;+YAWu)TjX)HQY<HuI_a5Nz;gS2JL@xD:E$KiVXpRH4g/W;PLzYi9rEH1%Rep4*_O>Krc/+G0y/A",
+    "ti)ppvf_-9wW.dX9>+rE0RVRjTmp_x3J(tN*hCKku7@LJ1,#1y4,w]fTn:m-2aO8_qR$ry*xm-Z18xrl>Vfw:2pTxI0uGA[1=n&^4+=(^9RlDc4,kC;tlDS+rXvcR1p:wa4:01iWd=#89RQ^CRu2r_",
+    "0R[H42;FCM1dq814,CZtA_r0#3k^5qFElnd00[fg2Mfgk4dq]^fD8tgoNf-Utlv%v.nBHRv/JW[IOx,33,[bW2c3Zl1&Ra!jVuX-K;laW2Me=#XbGeL0vt5+It,l3!_qI@3--I.!qh$v/B#cBl+.Vf",
+    "5Dy93z6cAV5eRq:2#1pz1:UuH2(ae]2/s>R9y0Qt0S2Dx2M&->3.1uRW)1nH3.$Tw1PL7j<hAqqpk4_3:o<;SU.nWcw.8MP4,WpC8U/),We)@Byf==@3b;2y1C5Ck4.GN%ArI#Po]aY)kDvhojTsK$",
+    ":I4Dl7!IS,I^F7n4&VU:>=%%i6Ti3u4*KF.0sklu0>L1u4+inEULH6A4,d>aT=uXL#Bc<r4jD44=GXi^@>CH!rqfCbmJSaEfzk_Eoe&!@01pV:4KE5fGRGeU.:(v>3hE38rLjL2HPyXb3XF&v3h]m9",
+    "4*_DBI]kvx2Lg-#4&mK1GC3;IrFa5!4*-7M2*jjT4%wU;2C-,29]J3=wkQONO#^4,3&y[24Xmqk4&.C14x]tcw&ex[woL)5T;;]n6b,+<4jwYe*$W7r1_WJ<EQ#f94,25=9SQujcm:[O4.DC;&jAgp",
+    "qFx26svrh]#u*EpziS5i.]P__n7.7S*Rm83LH=[P0US2&%oGlxf<Kc[!5R+AttBNkEX1<F0X7cmrV^p*G&bv]69e(U2;vJ)49cVe4w^kA0NDx-1KY;T4-TKbngI>1[.8)NoE-Agy2%FxqKFp<q6Ho>",
+    "#QaDYHN0ybG0h(mGEff%=Y1>p1G:ox5jOw]-jkGF-W@9[9SZ0Y2esy.0R-b04-OkcEjTrM8Z7@0;lA>Kt7[IGJq6jac;!!24:QUL1MOo4/97I4$@/aRtpgo6(6$Bx;FtR:y9=4t*p&eR*wF]N2I2;/",
+    ")B>tdqy!Ho-RqiFH2<Yh02ep>1(_H70tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Y]3BM$@P2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan2M,PJ#%v4GvKtQsw+9TSD,Qsq,U$T!4+X/%",
+    "IUhbZxCaKOwp]3>8w]Jy7&!neG&KMeH.KP5GPnmEIRGCGH2<Cr)[y^(Brr0%2OkDA02Vd;88Ms;3CEloFA6I$oe&:EF^w#KB[TpMH_.c>]6v4yjv<_Py$2r$G5[AcldlF37oZRW/+FrdP@(Er5-4CA",
+    "5HaS54G%292OkYM01@6*9x^qu0tJDnToW;D2OmH,04Fgxl>d@2ux1Lcy9FIJwzmTnG@u4X+B7UMHo=xV4:kZCH_/3cIRGC9F#s1g02;:^5itM)i$4zu[thoeGdTbsBrpIRHsBWoj=P0Wr0f.S1Tw,0",
+    "9]kZ00zU)H2<e&34+Z>-CJ#@-2OktN008Qf0uL+02LnMKE![8+)VG,d4+hZE3LG^/G!EA,E-lmkGy[Mz4<#/uI0L0!0)xpr4!u1F;TA4y05muN7A3K>8Uo$(Z3(V53DlfF1G$a;4+=j=BQ@bBI]T9p",
+    "2O1AG=8pCJt,/8x3pB4U1Di1cL/ObGjvxomm-(#QjUW#kt1k^%@eOv_[u^>3ULOHAfg^ilu5Awo@6U6(I1dZNksA*g*VqOHkLC:z2Z#GO88QGIGyo3/#3wHaI5V@K1P9>l4%XNP4b&12>Yw_f%Gm,6",
+    "h6*15HTc*D3)Z.B4+qQfI0_(YU.[iT1MVFR/rRSI;-j23G7kaC=CcQ[01ookRWArPIiLmz#e!cB-0Oc7QV$5N]0N5B9]27WkosH:sWSp_95S6U0v,g2yh[s)MH4wT0wfwX9SQp71@WBFlK^]#!gB#G",
+    "2+n2/jL#MxHs:.][b38P0SU>i95(.GFaQE23yIuI9]1MzGZ-1iDlj>Z3Iw[hcn8E12!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw4:Qq+DFNCP57z[Yr92GBHvw4+lCmQfEZ(mL1al6=oe2*K$TuGr",
+    "H2<Pc01mS=2bI]q9^GF/Hv=av4.P3=2+tM,pzu:4Dlmpe1iu=_4:*NK4f&_f1w0QA$2b)+hnIX03X8Z90Z]Lw0s,v[2Da&44uG.91L>.C9^U[gUInnS4i2uu2=%xmPY%ig4wP#WH]Kr[p#^w_=KK6d",
+    "*pMI%m5)LKo:m>UG1ibE03HoB9^G3rkRT5N/*2;@g1H+jG&I>yT;n>5AOJrHHxFOR-u&OPVQ>F]WXFtO5MRXOSZ<$8IW^Z6HtXJ)0S>,&4&lTF4/,R3M$4/e4.e2M57hzAtP_G6vH^m42KU_W0S>M7",
+    "1@iC8y#)>6RS!AJ3lC$1y#)=<xd[&(,K,Q3BW4e,35MU80S>MW2<eSFyaf+1Q3kLL4<6lXFfoY=4@1251s;/4yuT9.IPn4/U1AR/@wkBp%e(_,ID,QWon#K=ECQ)/2GAu98w80h4+GoGAP&u@T:_rv",
+    "QxE6;q@U.Wr_#e41rH*D1rLM*mb;WIxdD&71spQ_95mj14_zkbyaf+EfxHC(HxC_Ay9EzB=ScEPQtZ1003Ht@nh*_OhSC!cGExsXpArudp3)N!Ia(huG5@,(wyYEm@VtDIo(B&xzX1.H@w]Zr&e9VP",
+    "Bw@O6+R>sbIp+fpY_K;Cxh)UI0,_%G4=6TY4;Cr,6c6bEo_#rPtpV^T6AtLl1qz2u0mhPG4_YTk(Gw3M-;WZ;I%YH5(Gw3p)X<>!4]Oxm(Gw3y,97=!1L1=VAyP_Hq5%vvYinV0XLES.@Ct!IbO!tr",
+    "4@+NIVKD#;2jM0T)HE*,GdR/^F9SC]nwS9(Tgn0t1j6G54>ng$A8/iY0tlVa1qOm%5Ho;@AP4ju5jX$>jM9by42N3+&-kYA6$CCnZ8$Jph2jYxOD&700^m__Di1gL-b98.yKDeC1Q!L5n-R<QHjAbK",
+    "1)Y.54+WcS4,UwRj[y$aqB0K&<W%oNiBcVPjb9)$M(K]zE-&JG4,cA_atZe]2j!*]3(Kts5jUESVQn/wGebc]!eLM]LpU%,:eder9:2=Ee-@FLI5jymF#vB7K]w(]MMMA&+AR+dzswE.APS_y1-;ZZ",
+    "4u^y8[+x0N*a8taSOM!^F9]a=p!3!N2hFw_3jG5Ho;-IOm6sa-&^$C_[>kK5(^*Jv3yJ_+3I=.X3F2cBG48h%0J+mBJVQb:(0mU8%wrD$!#NET9WCwJAr9]54*xg[-:RZfrc;/toD_L+0]xoc77e7*",
+    "4j&IU=oSK0G206ZoVbz!4lM(:Ru3SH>u2snX9e1<7cMki+-9tn2<e5[pb!V!iUAJ4Xaw%PMh>3<C;5$knBUd@2(t;h1*66d3nvc[r=XErL#z7N0UkBcM-SHJM,K(wsbDV(I5gds8V%n84+G^;JP#:]",
+    ",>@*;1_V^%#R39D36v5K1hj[2F9]I)x4DP@6*d3@MiexrfdU7Oo-VJw,edx/Fb<ITl<lv9U&8Ya4+p!UQ9CU+G/KpJ:Xiu>G:o2a2ZQzn3$E8*4CKLG2*Jbx4*[;02M(LCUj&^lCjc)5#[mwi<(2R>",
+    "9thaY0S3^<1hk0:D/Ra-mI)LymD:RlEGP<5w*n6/te*,yHD5H4);)_>[[ai%+yo4xv0x7X,n)Gd1:LOy1Ns3EADPUU0R;v%I=>fxGwrzq4CMm[!T]u4Y6&.6m6@$z/ABss-J6D5kI)JRqACGY0hv;]",
+    "m/=,(#TpzmiKH9<zhVymYY46484k_71j8#1ti)yqz#]U/v=NapjsXVuq#P1CH3HvS4+P4v0S<zJ2h-W(4*^(N1]]&Jn.F0!Fr&l)95v*c7zBx:3I==2D:piq,2oLW+5,lng,[lC:H+]Q3J,CU;in8d",
+    "Gc+7B00I=SG!Ge*EDuw&9S.C;zyl5EycY>#%K,+4zXuD#r_wPkn<.YD,2n^wp#l!Tq#O+K($)bF1:/N_0Uj*9!vPN66dzzP!.,yH0x:W%i=u=7=rBA:4fN9*53_dA!5jzv%K,yn9zdpwVh+QI8WA:I",
+    "1/kM:FAoBT,U.:kG7g5%0S/TE4/.(5LKium2P@o$/llr:%2W:<gt&+S1y_w0&RY:TRUZdAhnyTA7dZe9lmZVj)XPE!y8#b!ikuuD1vvl>IRGE#133T$$;HT92lD+195wXA#Q@r6IWYW[0Xi))G[XlM",
+    "IZz%px8xHCrJV=HGWioCG&TSaZ^rg;FCQ=C@4ca!0W&rF6CF6[<B$8pCI.8G90fK%odYl]Fvs9x2$3oiHqej_4*e>$m52!#Gx#0[=M>:([>Hgc=N0Zt2.Vt%7dZAc2e8)=A3ZeoH6I<^>cb580Wkm#",
+    ",u=ufh<v9[[Eq>yEddh-zY82VyYCYS-Ts.WHvkU-lGSDgk>,o53*xp84*.#/3d7VB4=!6a90$7KO9zNA1+D<Q4)DRC0S_nU+qF:!>s(GfVF@/Q0R<#T4*/Hc8_]Mi)0c./3NZk74y=B84>U];CpI(H",
+    "EgvK<$QugaJr3sq3jFH>1M1L24+n&zPcL:iILI3:axydkF9bF)h6y1xIRFjQIuFzX=>Lk2;^Jkh2*;@;iH-<#D/!5!IgJ4ap7mA%1s;,6lLZ9o/M;_w0^mL>+hY$Cr>wqv2[bi<1s;@AgaZ#Pavuda",
+    "03Ss&051hGF:<b3Ht!8D2[thR3$=Wb7c[KN0R))P0Su9zVh!&N1l#CX4+QTG9[<N24>fXGCp0zyA450*95bbj0RmAk12Q!54FMw@b_Nz_FLE.5051YGGXMsw-A0Qu1Mv+8+;H(*2/NU#Gch[IKNmQ(",
+    "L.zJ,4%grU4+FDB3YmyA1*Eth1c],>2YD]6GdjyY4-B5LQ4YqyX#f@m/!j;v%OwvW@>NDWf[bDc/qfEXG5@,@u+SABATr<TAFTm2/qeu*GXNVhsJjIp(E:B*Dj!8N00LS9egWJF4WRl51emy13F#=Y",
+    "=vNC%2:k6/2g.k=4EF_P/qfKhGBE%z;Ex]]01n#DQV#=eST6,IHJ4Z.G&lER4eo_90SV/)6AuE_n>:zW1l5HI3!SH8F90;/:P,]k=T7cQtC;:PK7!&K4.e%4jR6l&=8P&v&ZlAzBfJC-BgN>t2#=CW",
+    "2Q<M0RVX((>bwj/H_.2nQ4a&q5eM<p3(x-A9]]%0k>!(2q/y0s.x3nhzET3V5e&WWUJS1A0uGnU8V%o&VIN*Ny3b],*aI+QVQ:I%5i:SnHD)xBv)KU-F-NAiat]n34<R/F0S>C80T0yytFZwOE_=3$",
+    "tp.:<*#QpG1@iE],dztZP7g7s3lC)T,CYkKoe2*dh>L]/8($B@36Qhd0S)R24+<a8*#QqJN(PM$4;R*JDKXy,4]l%p1@j5.0S>sH/w/RE4:pjq*#Qn)5B&s;v)KU+p#/]:2#_Yc0S:tc4+=R9T<Ncu",
+    "4/^hA4,%K_T<Nx,A1N[b4]lEI6%Q)70S@Kj6Au[aumKMpTMrrHumKMnTo1]wkh9qV4ekUF/m(Iq*#QmOn*joz2oD6T&u0c80[ICKDZ]&C0UkETF%JNXj_X5]+R:Q,3xoj/6u6_s4<^3-XAa/p6%M))",
+    "J2fm<ya5jih]7Wj0<iE_2A!-e0S=iLy.QIyz<Q2b4a_B/0S=(Vy-2N-+Z7I^tqKna#7znE&^Iv#8Uom$3J(*sMFy:!5e^yU4W@av0-K_E,Jc2utdeRPEZQssq1X/y!m0reL*0M]4<#r[4G%^U5Dz(_",
+    ")dUHoQU$ZCYX],P3kDhwDWa]c9]];fs[sgx@iubz>qA&bp]BPY:-a-#0R,6G7XSti1FnfV3y*=p3fTe!&[q!#rLF,6D,V]ermg@W2Q&a54:$lH1vUU5FgXA!H8ubbJB]Bm4>2SaQy).[%LxxXv*1$(",
+    "=4.sv-a;vRG/s4L4+PU(A8.3tj^8w^fYM$EsaFpi&-t)M/j9a,7R%)o4+G!V6b^sO[^c;%mJtKPXbOc91K_slHXm-]gb=Rn0Wkmu:!c>Sgb=PnGXM>+$cGgP%h(eKtqum*#2pTX5g+XVGyo7Z8wcLe",
+    "8V;NCi4>>,*a8B^0S=&[5g(TUGXNel00mtS5QPyQG5K/;SPwFW5gRf97%]G469]fq7$0yooB4zRA0aY;p&kz&-](u%H8$i89]bZ14+e^O4A$CX4>;l^76hGV1l=cYe,JWcW-13rX4TGl4/hy.&0@NN",
+    "T<OalV,FvT0T0yy)ngAcuL2Ln1<6sx4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!8543C>V54+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq[bLUyqzw,kfn*OMUk<0CWDg)-59I@r$9WGLr3DZD",
+    "2am=j4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J^1!4;k#<&ph32eo7aq6iNHxnv6<1,)br=N_=y66_LGEiy2R5e:837YnMJ8V;Vtw1<#2G=7C!3-p8.",
+    "F90.x(E$$!;B%Ti3WYik37<fL0*eO;(,8vH&^IsB4Z:s(1-4n80Uj_[0par#4Q2;d+ZP@cGwIG31fakZ4,n120]V_F1Rn<Bue1XX6_UHK4,4$j7Y>mRhzkWe4*/qUDFeWZDh<UT!oCa$a0]bO3k[5B",
+    "4X+->Esbajz>Et@491KC4u!o01Fn(-4+hY^3-_1>498Co4CarJ0Suj!90ElO@JopKuHgy,X99H(J&&;+4=!sB79UD7k@fOp!dwqYmhe&!R+8h00S[H*0uMXT):I4flO6yC3dxQV3+&lY9]JM_1.!_J",
+    "4e]-O.!A^/HV.Wh%K-@bHUJE*VF4cx.O6@q0S1fsV+@X!2g*nf2HdE03BODP.:z@21-Oob4+pF3VhzjI1P/$Rw1<#81vLN,*b<&f&V*42uA:nT3ER[GFD5fG&4f@4gG_g;;kyh%EQQ!29_Cj!)Bz5V",
+    "0uMU4nNc5dFaRF]F#raH*BlSz1Jwxz%Hj+S)zkqAj$sbr[Q(Y%o5TSG&6xxTISt_[eitm)lL8Mt[OnW<Qp#a3mH[-^&Jz!z0gG^UmH[_40uK:@%:e,u0>Uh83CVRFG%ya6r2,Fdih#BOA5k&C@FjYm",
+    "nuGxlAkqU5FzaU+G[hMmG5[Gi>/o@:HUJ8^(j5$fvNsOI+fWXTt!N775D3*84+Yd34++y638b794@/#l6J@K=Fkxn4HDod[01j0TIQnP_T<PmZXby@34_YW$Xb!Ie55)zu*:4Y7@e+W,1@iDSXb&+@",
+    "4:r3C4@cdh4.oG!4;g-64r33<3HoRY;g.Ym@e+VL4+Q#X4;$KREiv_E4]V!z4.V!t4;6m24qp#B@e+Vc59I[)l64Onr3DZD2lJA34-#G*4+-8c4/+y,HP[jl5&CEkHdh^lG5@-E@e+X:ya5kBu<etE",
+    "@e+Vc4;Fs34qy+=1o_(T<&pfn2:NIr5M^<uW&ke]I53QdQZElRHjNQJGBP#K/mHM@t=XV!6*B*59^8vxKL9i>EY.,J29:=P2#Pun3Z9x_1J%wC4+W_aX9#o-82<M/1UcQA5f1/n1gG^]4+HIsR0+BA",
+    "Zx0iwXb%L0-+X*t9PVf<4mLCZ4wonnxo8HVs^TiR0Ui#6Ar8F(4!UR$4e#EC0SKB@2lD.51pcH22d&=73cgq@D:N_W/:i/z02es@4$uAt3c8zR1lTqY71>[cA167ewVMGC1HqgI3zV0r0S5Mh8v+Lo",
+    "/&zXp1,a(^4+zeq8Z9+D@=yFhS@5p:7!KtEDs6Afn=Xv!qYVb),f#m]3vDAgESk9l4+O2bmjMJf3^>NL84m:HUk5A*><M.3r;e_&1:-/_<PPyclmY]Rx&[jU.U$6J:jDkUsSOV-u:^md#DD.=ugwDv",
+    "*VqON!uc8w]DX#G2C<YLT<M)kpbHDK1s*Z%%_1r:rVavi965_01PQa21T8f;J>Ftw14Iu4u=R=1vkeTWtqleJ.4*wx4+HF[4iY(i286i>4d.&G4.hg7QwPW2ivbIk(*XzX,_taE>hJtQyMi4L1n/S.",
+    "4DzN49^P0RkyHt%VFiqpZXGz60]boy3.HmY3:!FS4+qWm0wp#%Xb!5:3l5S32b@&82!mb/>j3T>I]sV&0uOMNqd*TJ;a+K5NjZ/m4/azUatpE30uLAW+=Ycup9KO34*-&o3kCa[9uEo8&teM5LM1da",
+    "o38:xHZemqoVpha*Wm&M<0K.K,>[KdlIQ_gB=EZ@1PNsftmBFS0xk!g:ktMfH#96I%jXdb*aZ*L0)*WHA5k!!vH^UQU/^m_jRX$/%mEfTH3I(x4+D.>7&xW=6:R>pJsvdp0xu-oH2DG,HpBuRI3fj*",
+    "$9DlC4.zK<0v[(e,vSQC0w*&#udo6Gw&ev63D<<m9]bf30+S31/,LbgkFFUGvkngg>;&eaH=pBH:.u3WGq(D09yQbs1=cLO9y!zw1K/zl0yESO9]$,A9]1G_9]bc29]JM_8a4n0vE5q&-Q]jmoQ<9.",
+    "Q]5_eFNXm!HPsF-6*Dma8#nB^3IwF8D*-9y1TftVF9$O,01CF2D+7<R4&4m=w+[#M=9vu_0y*6cAHf4Q02nag!wMe[G_Ep!1uy=,FaRAjnTi7s1M[vC4B_.#3CRr)Bi-NP4wZTi-C:H>1<wgjDKuaF",
+    "(+Up-.EEGa5i]f0Gyo2wh64g24+PVt8VX(:IER/62G!Df4+GVrA0aa/BM%R^hyfoiW&jGRsgwZ.mfIB[9yIfsR0gTuI^arLh64<do:UJ2o7!3h!u)Ly1dxXV0U,^1]A+w(JkO0%AFTy4jfVpVnBN!(",
+    "g1$rnI^bVXzKa15,va9xA5k:w7z,E&pz9wG7L5/NjKYfn9]]<AA3!+(9]./AFGV#navuda03Sj%01pb5<B$w]H_/3BGXM*P,gyJgv__n=4cq7+8Z>LzW)C5suT(DyGB5xN[>>w4qCO7:yZ-[#1*n!B",
+    "0U[4k*Aobyh7.[m;+p(u%C1xoCyt:_9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5SYA+0T1K<)]:$b[(x2w3D*,HIRFCX5EeP.ItIZ-3$#TK2jS#V4EPcamk0^jmlGcaG0U2.0R.up.-OS/2g_OK9]kv<",
+    "LkGdUQw7-24%L]*47DySI5>]XyTmFF0Ilc]4p[/zO%DbA[UHwisZ.>rzLpIS4C1)_46-cEoz7bXr$Y<n1ly<n3&s/(:FgH.>s)6>l-#Bk<k]c@n1:S=HtAUuIjsZ&ngI>y(KHVrr9%%Qu-mgTh5.Ix",
+    "G%po3H>.c:jOc0x!h!+[,O>-p4b0IP4,^>E2Kn1M45:p4o[btG25riZ3l7x/3x%H*HZ;RX:C>wwwn!h+0yCX8FJ3Y/v:X[UgpdvyHGuvS9]1bk1s>8,;g$<KGyo4C=qoTr$g,:f4.CUE4/wiVas_7P",
+    "4+yl;R2VY/8acWL9]kp-LmV:z3-4ty4Y%l89_;Ks4le[bHpC7Cs&5]$GsF%XGynwf69^B[5g!FG#10ZN03J603#aUc0S1<o1q7=,7Y^gqrlA2ZAUH6<4j+aAH_/3CGXMnA*Cql63EzknDl[>U$R95Z",
+    "GBbi62!XE=1XB]$%d#K_f^-Wt(*n&6A6>[CCo(Yr2.U)x4+8F(Xa;<saSw3W(4hezAvdte5f32F<LeBnIn50iGXNbj02ngG3obb^gbWV8b>]w:7Y>o<z9b(DHqC7rZJoOb4-@)k0v9v<4+XkX1G[]:",
+    "4AZdzFI>Y;00WquBw/4/a&m8S-*AP#4KQY9FgP[A=%oB*QVx/)0S>x$4@]c%7Y[jx0uJ484.lj=vkB(G5f2*l2<eVL=%oB.P6nn84;$KREHV5I4]tCD7Y[Y)0v/soA0aJ;4i6ci>7<K!Uk_I2;ZFWb",
+    "8:Iygg$VA!5e2UZ4+M+v91A1;k>rzR<XlZ#4:.9!A3ZfVIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9]DA3Q(*X[q-uiw/1q]n49].tnglYox1rG$1O%CnfVhHKq0s$Nk1&=o&4z2+XvYB%W<WNpW",
+    "xB(9upUN8!wfO^H*)#-CvJ(!0L-y7f/)gn>&dduAh[Zq#;aToW1DMHd3MB=5!_zGu&H)byxV%LP-Tj8vLk#,H0uKo6yG0KJ@nCZN0>DyZ1DoJO2)g(Y4,A&:XAT;)u(;tX3f+>e4eXg8BsMpm11m8#",
+    ")caNh=7sr3yiXA@!T)a@2s4<G7XauW2*i(S7&jdXWfC+S3QZX<016xd+.F7mmmCiJlwbvnqERX/F&PE1/qfJ*EHRSt3.ZFe6%Pxaz6%MK)g21<NiPXEHRqOF1)&cM@:+QKnv($t>l_at4*Y:x1kjdH",
+    "4+ek]9].@3OAiCUs%[;@HL8]#I4v.btOpMT<#Rtm!Hfk8@,l>>,Lsql3tSR701@0(4+E&+5Dcal2/KfS4wBYy2A7jS4+5Rq7Y>x))o&Ry01e[,2#f*>%BF.<2-b)x4!Vv736jMT4+ZOpQVx)j4F_Q/",
+    "4l)780_jzf4,Wjy4-VGq@Va^h=brKYkqraz*:;)ZM,K*#u]<%*We&3w4;n5A5f34Pw-K-2.je-zN-opq8V<Rgh#;OLs/N=o1G2-c4+7z_83M!2AP)hDzX1uBL/Ok2sTvBfkOU6]=3.aN4%Esy1<Zl8",
+    "4$T$/;#D$1Cl3SI@4I,_o/>8Jy:1U5lm#p;G0hSLmXZMvJ)*Q:4.V>mAs=BKGp+;M12Hkm-]_u9umwCaGb@WAAq<NJMgq_YBM%Rm1q8/B8a90%H2<0OyF_=n4+fnDA1*Th8#e$2ypjYTa59]*AJYLe",
+    "03QN303QK4015iW0]qM&odp8(-u#+gH/YFr>Oe>I=6L%[2%iN3eg,NJ2A:5VEi;cPq^U;:kQV_Xm[bpNp9LS%0W].FGBe,.BRMwW0^lkrh,nW9y9EQI+&u-;1zry2KM3i)EfYD*).>X7oNpfyIrj.@",
+    "Fx^Qj3ZDTUHvkLC.!lBk4+Wk9A1*c91r40GL/!B#93OBr+XWxf0X6>10672;GXNg^H2=ONGcf/I<gW8*4+gyi3EKq$%4h^C;OiVrF)@Z(0VWYZFAARl9]$ws1q+<59]bc2A1yZ91syZn&.+zUnj-<<",
+    "HQNOr(g8OBF90(&0243(9]AT29]$)95-vX29]kNB2E7Cd+XWdo[Kz985-NNc6EgrBHUJ+8IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RCE-KO!BRDqz9]AYF0^lr28wP=2Y6dJ12E7Ce+XVu=",
+    "qB#S$3m+0S00h2_K=ifi0S=g>91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3Hvl6yGyo3+wgV3dryLSFn$]4>ECle61q-vLZw@i]5-!t2H@fFOSq]4>3@!1-0S=M<j$H:c2Y<aHpyLMx[:vN:",
+    "0G-Cp1opi;4+Z#ya326Q02ed:KMOTF3Z/px3i)aa+TURh2C$q@F9bI+$u1uZIFv3fH8ha[2iZyw479Qz9^qIS)OZ8Dz7qz04*,$Y4,U^bTnp=*ZwlX-9000A4:-V=3.B3M4.^9z*aR0f02(,q)(-Uj",
+    "01pS!>7D#Qfc6kBHZTAHg:;lW4+QGBOb,H34-KFMZw:0M7Y>v1)C;_GFf&dF,82sRwr:x0rK5/fFG;_rs]yc9yQUB;iUBMos,uYkFG;_t)B+Df(dP#*ivcVpucL>pFP-H1IMo6G+Hntbw4-duFG;_w",
+    "z5)+J>0.mqz5*]8H8sBiFPi^_F#QAtx7G:@-L::yc*)%lAD-m,)B+JR01p7@gB_AtFxCPep8+%g5-fftA3rgUvv3a^zycqV0W]-*3iK8)1U50$#t]P4Ho;:k4:j$Ea0SxReh&!2)C;Rj01pxEhHx(k",
+    "Ff-%!RWLLF1l.825-55U4,xH#a05_g48Z[pH0>3P2e$rX4+x+G95(.C;S=m-paUNXHUJ+CHUJMf;S=myt,f#%64;O[6zzs=9^g]Oz-q8Z;S=m%o#4g+4+x+G4,J!)5g!3IpaUNXH_/3IH_/33H_/pI",
+    "I4^SR/K2s0-I$P3rqOT<64;O*rvDHISq^!F0^m0K@w$M0Ne:0rhHw^%00*E04/4D%a3;r5Qw@X)6%R4=yl<sc!(]HP(-g1uqYnh+hzAJlR1Xk.kv.OspoLro(D)z=51c6ul:rW9A0s)G0S0gimDf1_",
+    "%$z9;1+&8(0D<Kwl,nEy(;.pC<gWTR&@uu*GT=t/0S;2&RVOttVIwRho17aQaP+eS6f;PvNIwQRGcnfG91f(D83T[+N(a^rS>r!Z1G(<Q2C8BX]FQxC,3bDUC/xQ4BpWqk0nD070%Q(;,30^iV,E[l",
+    "A_ZPw4*P,<1HFL^4vEbVJ_A:kwF3jC.pmx#:zy18QW]r[zbpY$9]SS4tOF1<R]MOsCJyb=Cj]Zi2kg2YE-KhH3c1rK9]JT*H8M9aMI18D$@2m=Hkqvt02Ko.0;oS+2IT.<$*oKSt);R%1v%=mFAp>2",
+    "u%9[[Hu]>j470Hs3xelV4+f554+NhC9]JOYA51xR4ZnB:qTj#)8#A#56F7;v1J@H[rFjE^l>3tv0So=)4,LM,B;iur0R<;lDGSuZ1q9FD5(B#_0.ts<3%9:T4v+=A15*+/01cY78x^G12<BL)2IF/L",
+    "*J^,ksR01.It^y*9[;^>FC[WL00i=vClNIO0E@C)rvV/qI*0,yEj8W>9yIa=1n/!93G_tp4.cF*0Kv<.46Ert1fG^,4!Q:fm+u7+0gmJx3sVmS<(CU/00zUW0Tws%2>FMD02Vj=9]Jf57Bv74L-]%5",
+    "7Bun+D:gI$9]1D^7c&4CG5[Jk024Fszz,h.H^VM!zXJ^-2Lq0i4Gzo)0$Cp+IL,$j2[@_FEi[._A1X7.2M$pVkg=*VG5[Jjs[[>c5g!CK$p.VjH_/pJGBW<lB[Bd2)j9@/:JJLsj1dnZg#r%A2Lr1J",
+    "3A+&wB3cZp[22p[ju8%/:JL6LF*1.>1JsEX9x^)W3sVmSyAdw[Ff#xJ@uSBBILQYe12>N[IRGC6IRF+m03QQ500(CnGOW,K0URDT$p,]ylR*MK3H74>3%n5o,/H2J1vSbCEi*L$4zC9v(*ZNQ5eK)>",
+    "$pH$o1rsqB9].wM5diSg3/cQF5ibNZHUK9vF=3KxEH:=54p9s42>,T&04p-$(FP9_xe+WdF#skpHUJ0U5f3Hs2<=89:H!AB#uEpq0Usbbhyn_>1:xdL3aHW:4.K3(0/f]m[p%qUGsCD19]kqM5iT$>",
+    "01i]R=9ca)VF_jI3)[v47CG];4+PN(7BC>o126y.H^eS^1UUc_G5[Mg03QJ[02eU-7%%>^y%7:J051hHGXO6SGBW<GfxJ),%;AQmA0RZ(2QLOSFaQUQ4j(Qx&j$@s9]UdNiX0p/fdvm1z7aezIWzz!",
+    "FgXAR.q-1h&IbhZgCGRa>W/m*11^&sI);%bV+GUGO$v>98xJ5>4+6gt8!,R@/ZH5S1USDDJ_25s01Q(P1I!060ysGU1D<>$2C4<i1U3K@G0X/a12F&.H_/pLH821sG&TS#G&TS(G&KMK6#>8:$juuE",
+    ".=c/L2Lptl9uEfRC<&8&F_1Qn)&Vg&01+](4Zq4I6Ef<-4+*_!0Q%uQ4:!LNF9kI:02ea/A1gQj4p9vEA[a37h#U*i1@ig$5disP4e.#d0Wts]B[2X1PY2qF9T+#01^@8qI*0,cV*.#D2Mz7<4G$n%",
+    "4+Fmu8!,SAGWxm.9]bYL5k4>FF#rry4+QfG9]JM_1LvR_2J-CI1kni/GV/)=12O-:IRGC7F#s1Z01NFb9]1D^7c&4TGdSP>3BM5q-:a8y1v&04KMXQCIlmDDznLBn1da+HAu!JeF9tR,00)f<4/l(k",
+    "4p9t-::Cs@&IcShmX:f27rhZ2IJh)6F*!8/2jmeCBg>W<wN;e!h$0Q%qp$%FAcO)8Vg$669^4J;91kE>4+6Up8!@YAG5[]HI5Yq*I5YqYQx62Y5ibKbH2<Jb02VR-4+N$M7Bk2P9Www1[^CSuIO+![",
+    "GBd*^8#4eLGXMc42g51^nH4KCGROx5u/5rl1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:sg=.yH<gup1vWSU7Bv7bEHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:e>fH4y",
+    ":2Vl0kOmJDxDg_PGV%6I4+hu*6fK]PC/VCg0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70EV$D4-8!yF9bI-z6Jxuf.XkciYNr[6%5x48#n5YECZ9391fld1oM#sFAg>1*b5H;pc5]x",
+    "HaGwStil<x*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,4vxWFHtU,tu%SD:DEJpnwSpy0roi0>uGW&ifDw:7D@]F!.M[0Ri[_1JlwB4@GCw10Mx4[QCq2u,7sV.=$QP",
+    "9tP6L(g6-J0R*H39_Lmzk=&C^fdvDp3K2DW3)DXZ!>E_CCHemW5Ay/up-iX$%+diJFn0yMLk]:r9]khW1Out19Sz6;4,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHtPxE_F7",
+    "1nL71703i11v3Bwz!L/V#0CqfHv=q84/Bh49]])7A3!qz7&8D4avwlB01peu1TR1]F:;vX1P*fx$OHu0lMo*THg>KtImiSb1_dQ:H_.W.r9lMr8v!B<D98jK2s8i:GS]_T4sr-[1P*c=Ksf*p3&-d7",
+    "Ks7OQ4,3cy2,mR;2$)kJ5-SB6]LH#l*=e0rz8nR$$O[B44+K#F.x2[-0R!xo6%0<cww7EBP6dW^3rqv077k1w9ytI6rm86pO)nlcF#rVM,4qN:28+<oFA6s[P!/+X0_0d.9]Sl65jG$LEDr_W0_.2[",
+    "6E<))4p1K+Htzug;&mrW08AerIEVuu1vvmOA2%:f7&wRn4$v(Coh/U)hyxQc03QT5046sx03Qc302;v<A_!Gq4p1K,HHZTeIRFk!A0IaW9]kyx10NqbO&T]d0^kOlFBLg5hyxQb03QT401,G!1S^3w",
+    "1b7UH0]TR64p1K+H17cej@bK108AerHUI:IodOO@A0IdX9]ksv0]R0&6),S^0_0U+9]Sc35jk/LEDr_W0_-==A_,kz4p1K+Gw%Teh@((POdlUL024Nd0^f3eA2$FW2Q@QT5,.P_H_.FdaRj3277n1h",
+    "0]Z+i1vjCHBMPo30s1Zv3,8%h4yg7E6EnXA9W.%o1@h>!(*X^5q<Mx.(Yg:1A,^0V4+.VH3o$Yu7&ZV7sgDQ*-HL-51vViNGyo3/KpzS;A1<0tG5[1d00z+m3,-]g9]bs&&9eay7KgGA8!>;r77C)H",
+    "TnFfs8V;eV*8u/(4+4v(4+7+-UJnMd1Om$D0uI,ME*^UpG!FsjqjU$yymlNoPyiMW3Qr#aGyozpFaRGOIRGC5H_->#0F)=Y9ZxR-H!/VcG5[YQF#sJl00*zWeh&hn-6x7zPcH:DFulW73f[#(2iJ5D",
+    "3Qr#gGyoq0G5[Y6Gyoq5H_/34GXNh7HLL]61_N]!;bJ6SH8vLmgc_0mHm3s*1hu1d0-:!kA304QIWzztI5+;/IWaN,9^zYH2lT)L4+%_m1_^RUA0IeOA2:7sA2&DvFE/;d01pD%m0bb(aStHM10Ojw",
+    "[sk[NG&D=QIsOGNIW-m(4-uaj4,8Eo1_UEy4NL)rHxCO.A2_DtA2:JwFF7+Z01r8W1]K-%053T:G))gVf(9/+IWkQTIf4csIW>..IW[y+4:=JcFF7]dO%FJN1^@WwG5@)uA2_DtA2:JwFF7+Z01r5V",
+    "1^@WwFaQosA2_DtA2:JwFF7$X01r8W1]K-#053T.G))gVf(9/+H!<8RIf4csIWzz,IW#m)4:=JcFF7;bO%FJN1]K-yh8@a]GXNhsGXOt1Gchtv4:=JcA2_PxFF80gO%FMO1]K-&01pa=9uBgS0tArz",
+    "69LR74+)OO0S=eHj6eXpfIbfXE)Njg@W=]Dmn07SE*^Ik9vwIU3j8h)3m+af01o=v7%;CY@z[X$KOHz93i_b(3m+0T00[do4:alYR]:5J4,4q#APy/I9oUBg4vUpm9yj9q867a*/<^mZG1bek0Y3*Z",
+    "I6l#;S1$oFFs^hpMKg1CZQth$4.0)aHRzvY5nG-_bPhfr1vCH-4*%yM0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rlw)uzw0/fSc4+E-p0tLIu5e%<W8yz:&$_pwR0]K#w0Tg5$2>z1j=#%)x0RnRa",
+    "6$+)90tgia%-[JG6%35u6bcm)G5[Jf01,0)4+Dy*2OBrjGzQk+Ru1d^1e<X-JvK5c<Sq+5ISj:+2L$.@Vg-6yCke#k1>=>^We%&Ta1Daa4GY@_A0B9/r+5n&9]bd&mIDt6&$$o>*a8Xq0^dhpW&x<L",
+    "3KbDD02(p;5i.Y>>yY#(#fbqA1i>bV4ygt%F*Mb.2MN,GbqkFH1/E<b2g8]c3y%W:Ivh4rA3Zga0^1G#9SgPO3l9shhe!>r*UcCMxYQ-O3Z)MZ2AIAI9yYn&LN78hIK:A6.qZ!Usq7#I%h5&z:X!ll",
+    "xC8;q6J+H3BM%4dt04lPpLGs7FAys+I3FW6051>TFaQSnK;d=kZZ0)lh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;pqWUZuGCv-*H2;tF!Y:R!88HAK3Nru:&(MJZ3X$q+1ce6#wg:]9pBn%k0fz(]",
+    "GaVQ,02;&@7&ZVKHvkwo03JE%0]:JL8!h=yA>s;*0S$+mRs)O!4xIZS1sVZ;5eqf^8xKU$gLE$kGBp4X4e,he3bNrW1lY;01IY*p>y>_l2oDMR2opE^0/ABI88D[=4+ww*AvY>!gDoEbIPL^;5j3U-",
+    "FBUX6nFtO$A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,rNeJZ46ahyqH8ubY+;<*>3NuF%G5[Si00G]w2+PfE4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/8aeF-0-CZkHaP7E8#WynG5[(!",
+    "F#r^c01o_L88#gc0=su,3Ah0sHo:eS2FaGO0S!I^*6bhwke=Hs0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68-oFfu8;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph03Q^H00M*p95C+%FBLdB",
+    "LLxXg030*@8aDtA/:,xk+YK8x/LH8F8#Uzx2OA9I1qT^s0@rXr39SJhGT[XTnTcu+JP5IiRu3ZE1s<>fn*]:rG&T.z$=[AU!O8&*#swc1H_-[(;K/(p10NPMK0PukGW,M]7BK)GFs,#/9_L*d1rRr.",
+    "</y#u4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&G<S8c1hn)f4+%gJGynvbI1Ak(1lH]D4+%gJGXMgLI1agw1q0is1@i295i$TD0yg39",
+    "V*/w_4w(fJHU9)6H8Rl!3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#ds_*dGd[r3MP>fFT]*vxor;5[0^XFAy:;*T@fIuk[5B]AHY8;gWJTR0Ft/0S.8wJgb^=4$Gzu4+gBF1P:0voF52B4fJLN",
+    ".SGG54*_L,0^k*p4:OMaARint009LEl@Rh)%)BB5iS-,S2ehID9_CkH4+oY45557;ydp0GF*pDQ(YPWH.O7Tf3Y6b#4+r.09^bi-1Gjw+<z<j(3)DLfs_,aKqz4Y=2opA:hd/.-/=O&J5)K_)/YkOe",
+    "BMd.Z#@hc#2qFfw,E.vhyy7Q64LLL[:O2n#(*X*_[]E)s0TeOUf(jo3H6SrDHZ]4(1STH<GyoAa+5rS69]SW15i[Na1STH<G5@Yk%xwfF3V[g[HT8o*4+7A.1@fp0odFJn3/7e400j:N!#fWG[WS#8",
+    "jsgyh3kTzYdk2mS1&KKYxaoueE-U=r1=X8R>FD)T1n<Zz1(O8;&IBI/GFJzf1rG_(0V59[egilU3WEU$@2@OQg8;rfG%$ez0XPo_h5@rL1@i8=0RbZqAcFx1wFeBK$PXDeodg#&00,GQ0!J,3T=.Me",
+    "/SK]D92>&3N)Fry0GR=]#KQ-.tJnq:FrNetBoi.u0)+;+gZBsz3W5OxvM&g^2rmjSGKm2eGo/I$i2($]mt>GY4BQ>N5QzZ=p$RVvFg1w*1JDBwBnaNq3lT9T4c>nv4,kt15-r-o!7vXBivbcjj0z6]",
+    "Bn7L08xb<m4c<-M4,bn0C=0bW3LgnE!WISWrw[[)pJfH[nQ#t.,xLA%5+4:c)(Rg7G1UqP%)!C]4+gmh2a2#J4j%$N4-$1619/Z3*$NJO0VEG0fB>FS+X;>o03-6_g#iyX,3kCq4.g.Q133/g3Imxr",
+    "3#bGS0pkb.o6T;!1j+=.B[t*/0IGKbdLB0b2ciWQIIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P04Opw051wMHj4orH]7cmqDc/e.>ah:H_.Reo/FMUhA0G[j8GpH",
+    "GXI4E1I4cg4+1X%<9Jj[5S_#5v>lTkTL@@6CkW-20^j@c2<eeMn]/af4+)y_0^lna2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5kGRUJqA0#qe0i*=G16:s^@mPxtBr[zB>5^<H1<OHE0$m:<Gynm^",
+    "1r1#Tya<#3<P7[l@@QEvg7Z^lr3;/Xtse/a.pKjY1LZ-w2*=.d=tS[L2aMYy4.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
 };
 
 
@@ -26754,6 +28128,8 @@ enum {
     TE__AS_I32 = 1 << TE_I32,
     TE__AS_I64 = 1 << TE_I64,
     TE__AS_INDEX = TE__AS_I32 | TE__AS_I64,
+    TE__AS_U8 = 1 << TE_U8,
+    TE__AS_MASK = TE__AS_U8 | TE__AS_INDEX,
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
@@ -26937,6 +28313,33 @@ enum {
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_mask_map(T, L) \
+    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN | TE__AS_INDEX) T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_moe_chunk_map(T, L)                                                                                                  \
+    T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)       \
+        T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_MOE_MAP(T) T(row_id_map, TE__IN | TE__AS_I32) T(pad_offsets, TE__IN | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_permute(T, L)                                                                                                             \
+    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->permuted_probs)) T(y, TE__OUT | TE__AS_BYTES)   \
+        T(permuted_probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->probs))
+#define TE__ARGS_moe_unpermute(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT | TE__OPT)                                          \
+        T(permuted_probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT | TE__AS_FLOAT) T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->permuted_probs))
+#define TE__ARGS_moe_unpermute_bwd(T, L)                                                                                                       \
+    T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT)  \
+        T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_moe_router_fwd(T, L)                                                                                                          \
+    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(probs, TE__OUT | TE__AS_FLOAT)                          \
+        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__OPT)
+#define TE__ARGS_moe_router_bwd(T, L)                                                                                                          \
+    T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores)) T(dprobs, TE__IN | TE__AS_FLOAT)            \
+        T(dlogits, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_MOE_COUNTS(T) T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_grouped_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
 
 /* Every args struct fits. */
 typedef union te__any_args {
@@ -35494,7 +36897,7 @@ typedef struct te__softmax_bwd_kargs {
 
 /* ops/softmax/op.c: the front door of softmax: defaults and checks. Knows tensors; must not know which backend runs. */
 
-/* What stands in place of a masked score. */
+/* The value that replaces a masked score. */
 #define TE__SOFTMAX_MASKED (-10000.0f)
 
 static te_result te__check_softmax_fwd(te_ctx *te, te_op_softmax_fwd_args *a) {
@@ -36607,7 +38010,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Of the states of one entry: their scales before the step, and the factors of what will be stored. */
+/* Of the states of one entry: their scales before the step, and the multipliers of the new numbers before they are rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;
@@ -37228,6 +38631,1170 @@ static te_result te__cuda_plan_multi_scale(te__plan *p, const te_op_multi_scale_
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
     te__plan_why(p, "120 tensors a launch, 8,192 elements a block");
+    return TE_OK;
+}
+
+/* ==== ops/moe/kargs.h =========================================================================================== */
+
+/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */
+
+/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */
+#define TE__MOE_SORT_CHUNK 1024
+#define TE__MOE_SCAN 8
+#define TE__MOE_SORT_BUCKETS 256
+
+typedef struct te__moe_splits_kargs {
+    const void *sizes; /* [n], or NULL for values */
+    void *padded, *offsets; /* [n]; offsets may be NULL */
+    long long n, align;
+    int sizes_dt, padded_dt, offsets_dt;
+    long long values[64];
+} te__moe_splits_kargs;
+
+/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */
+typedef struct te__moe_map_kargs {
+    const void *routing; /* [tokens, experts] */
+    int *map;            /* [tokens, 2 experts + 1] */
+    void *counts_out;    /* [experts], or NULL */
+    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */
+    int *rows;           /* [tokens, experts] */
+    long long tokens, experts, chunks, chunk; /* chunk: tokens of one */
+    int routing_dt, counts_dt;
+} te__moe_map_kargs;
+
+/* A pass orders items by eight bits of their key, and keeps the order of equal ones. */
+typedef struct te__moe_sort_kargs {
+    const void *experts;             /* [items]: the keys, where `from` is NULL */
+    const int *from;                 /* [2, items]: keys and their places, as the pass before has left them, or NULL */
+    int *to;                         /* likewise, or NULL: the last pass writes the map */
+    int *map;                        /* [topk, tokens] */
+    int *counts;                     /* [256, chunks] */
+    long long items, chunks, tokens, topk, kept;
+    int shift, experts_dt;
+} te__moe_sort_kargs;
+
+typedef struct te__moe_chunk_map_kargs {
+    const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */
+    int *map;                                   /* [tokens] */
+    long long n, tokens;
+    int sizes_dt, sorted_dt, offsets_dt;
+} te__moe_chunk_map_kargs;
+
+/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */
+typedef struct te__moe_rows_kargs {
+    const int *map;
+    const void *pad_offsets; /* [experts], or NULL */
+    int *source;             /* [rows] */
+    const void *x;           /* [tokens, h] */
+    void *y;                 /* [rows, h] */
+    const void *probs;       /* [tokens, copies], or NULL */
+    void *permuted_probs;    /* [rows], or NULL */
+    long long tokens, copies, rows, h;
+    int experts; /* 0: an index map */
+    int offsets_dt, x_dt, y_dt, probs_dt;
+    int unit;    /* rows are moved as they are, by units of so many bytes, h of them; 0: times probs, h elements */
+    int zeroes;  /* a copy whose probability is 0 is a row of zeros */
+} te__moe_rows_kargs;
+
+/* moe_unpermute: a warp a token. moe_dot: a warp a token and place, and its products of rows. */
+typedef struct te__moe_sum_kargs {
+    const int *map;
+    const void *pad_offsets;    /* [experts], or NULL */
+    const void *x;              /* [rows, h] */
+    const void *merging_probs;  /* [tokens, copies], or NULL */
+    const void *permuted_probs; /* [rows], or NULL */
+    const void *dy;             /* [tokens, h], of moe_dot */
+    void *y;                    /* [tokens, h] */
+    void *probs;                /* [tokens, copies], or NULL */
+    long long tokens, copies, rows, h;
+    int experts;
+    int offsets_dt, x_dt, y_dt, merging_dt, permuted_dt, probs_dt, dy_dt;
+    int vector; /* rows of x, y and dy start at multiples of 16 bytes */
+} te__moe_sum_kargs;
+
+typedef struct te__moe_router_kargs {
+    const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
+    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */
+    const void *dprobs;        /* [tokens, experts] */
+    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */
+    void *indices;             /* [tokens, topk], or NULL */
+    long long tokens;
+    float scaling;
+    int experts, topk, groups, group_topk;
+    int score;                 /* te_score_function */
+    int pre_softmax, all_scores;
+    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;
+} te__moe_router_kargs;
+
+typedef struct te__moe_loss_kargs {
+    const void *probs, *counts; /* [rows, cols], [cols] */
+    const long long *total;     /* [1], or NULL for total_host */
+    const void *dloss;          /* [1] */
+    void *out;                  /* [1]; of the backward pass: dprobs [rows, cols] */
+    float *partial;             /* [blocks] */
+    unsigned *counter;
+    long long rows, cols, chunk; /* chunk: rows of a block */
+    float total_host, factor;    /* factor: coeff * num_experts / topk */
+    int probs_dt, counts_dt, dloss_dt, out_dt;
+} te__moe_loss_kargs;
+
+typedef struct te__grouped_column_sum_kargs {
+    const void *x, *sizes; /* [m, n], [groups] */
+    void *out;             /* [groups, n] */
+    long long m, n, groups;
+    int x_dt, sizes_dt, out_dt;
+} te__grouped_column_sum_kargs;
+
+/* ==== ops/moe/op.c ============================================================================================== */
+
+/* ops/moe/op.c: mixtures of experts: the checks of each call, and what both backends share about it. Knows tensors; must not know which backend runs. */
+
+/* ---- maps ---- */
+
+static te_result te__check_moe_splits(te_ctx *te, te_op_moe_splits_args *a) {
+    int64_t n = te__numel(a->padded);
+    te_result r = te__want_numel(te, "moe_splits", "sizes", a->sizes, n);
+    if (r == TE_OK) r = te__want_numel(te, "moe_splits", "offsets", a->offsets, n);
+    if (r != TE_OK) return r;
+    if (a->align == 0) a->align = 1;
+    if (a->align < 0) return te__fail(te, TE_ERR_INVALID, "moe_splits: align is %lld; it cannot be negative", (long long)a->align);
+    if (!a->sizes && n > TE_MOE_HOST_SPLITS)
+        return te__fail(te, TE_ERR_INVALID, "moe_splits: %lld numbers from the host; one call takes %d, or any number from a tensor", (long long)n, TE_MOE_HOST_SPLITS);
+    return TE_OK;
+}
+
+/* Rows stand in maps as i32. */
+static te_result te__moe_want_countable(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
+    char text[TE__SHAPE_TEXT];
+    if (te__numel(x) <= INT32_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^31 - 1 elements are possible", op, name, te__shape_text(x, text));
+}
+
+static te_result te__check_moe_mask_map(te_ctx *te, te_op_moe_mask_map_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_mask_map", "routing_map", a->routing_map);
+    if (r == TE_OK) r = te__want_matrix(te, "moe_mask_map", "row_id_map", a->row_id_map, te__rows(a->routing_map), 2 * te__cols(a->routing_map) + 1, "routing_map", a->routing_map);
+    return r == TE_OK ? te__want_numel(te, "moe_mask_map", "tokens_per_expert", a->tokens_per_expert, te__cols(a->routing_map)) : r;
+}
+static te_result te__check_moe_index_map(te_ctx *te, te_op_moe_index_map_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_index_map", "experts", a->experts);
+    if (r == TE_OK) r = te__want_numel(te, "moe_index_map", "row_id_map", a->row_id_map, te__numel(a->experts));
+    if (r == TE_OK && a->num_out_tokens < 0)
+        r = te__fail(te, TE_ERR_INVALID, "moe_index_map: num_out_tokens is %lld; 0 keeps all copies", (long long)a->num_out_tokens);
+    if (a->num_out_tokens == 0) a->num_out_tokens = te__numel(a->experts);
+    return r;
+}
+static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a) {
+    int64_t n = te__numel(a->sizes);
+    te_result r = te__moe_want_countable(te, "moe_chunk_map", "row_id_map", a->row_id_map);
+    if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "sorted_index", a->sorted_index, n);
+    if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "offsets", a->offsets, n);
+    if (r == TE_OK && a->sorted_index && a->offsets)
+        r = te__fail(te, TE_ERR_INVALID, "moe_chunk_map: sorted_index and offsets are both given; one of them moves the chunks");
+    return r;
+}
+
+/* ---- permute ---- */
+
+/* A map as the kernels read it: copy i of token t stands at row dst, and its probability at t * probs + e. */
+typedef struct te__moe_map {
+    int64_t tokens, experts; /* experts: 0 for an index map */
+    int64_t copies;          /* places for copies of each token: E, or topk */
+} te__moe_map;
+
+static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, te__moe_map *m) {
+    char text[TE__SHAPE_TEXT];
+    memset(m, 0, sizeof(*m));
+    if (topk < 0) return te__fail(te, TE_ERR_INVALID, "%s: topk is %lld; 0 means a mask map", op, (long long)topk);
+    if (topk > 0) {
+        if (te__numel(row_id_map) % topk)
+            return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s, and topk %lld; an index map has topk numbers for each token", op, te__shape_text(row_id_map, text), (long long)topk);
+        if (pad_offsets) return te__fail(te, TE_ERR_INVALID, "%s: pad_offsets belong to a mask map, and topk %lld says that this is an index map", op, (long long)topk);
+        m->tokens = te__numel(row_id_map) / topk;
+        m->copies = topk;
+        return TE_OK;
+    }
+    if (te__cols(row_id_map) % 2 == 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s; a mask map is [T, 2E + 1] (an index map comes with topk)", op, te__shape_text(row_id_map, text));
+    m->tokens = te__rows(row_id_map);
+    m->copies = m->experts = te__cols(row_id_map) / 2;
+    if (m->tokens * m->copies > INT32_MAX)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: row_id_map is %s; at most 2^31 - 1 pairs of token and expert are possible", op, te__shape_text(row_id_map, text));
+    return te__want_numel(te, op, "pad_offsets", pad_offsets, m->experts);
+}
+/* One number for each token and place. */
+static te_result te__moe_want_probs(te_ctx *te, const char *op, const char *name, const te_tensor *x, const te__moe_map *m, const te_tensor *map) {
+    return x ? te__want_matrix(te, op, name, x, m->tokens, m->copies, "row_id_map", map) : TE_OK;
+}
+static te_result te__moe_want_rows(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t rows, int64_t cols) {
+    char text[TE__SHAPE_TEXT];
+    if (!x || (te__rows(x) == rows && te__cols(x) == cols)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [%lld, %lld] is needed", op, name, te__shape_text(x, text), (long long)rows, (long long)cols);
+}
+
+static te_result te__check_moe_permute(te_ctx *te, te_op_moe_permute_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_permute", a->row_id_map, a->topk, a->pad_offsets, &m);
+    if (r == TE_OK) r = te__want_one_format(te, "moe_permute", "x", a->x, "y", a->y);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_permute", "x", a->x, m.tokens, te__cols(a->y));
+    if (r == TE_OK && te__rows(a->y) > INT32_MAX)
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "moe_permute: y has %lld rows; at most 2^31 - 1 are possible", (long long)te__rows(a->y));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_permute", "probs", a->probs, &m, a->row_id_map);
+    if (r == TE_OK && a->probs) r = te__want_dtype(te, "moe_permute", "permuted_probs", a->permuted_probs, a->probs->dtype);
+    return r == TE_OK ? te__want_numel(te, "moe_permute", "permuted_probs", a->permuted_probs, te__rows(a->y)) : r;
+}
+static te_result te__check_moe_unpermute(te_ctx *te, te_op_moe_unpermute_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_unpermute", a->row_id_map, a->topk, a->pad_offsets, &m);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_unpermute", "y", a->y, m.tokens, te__cols(a->x));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute", "merging_probs", a->merging_probs, &m, a->row_id_map);
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute", "probs", a->probs, &m, a->row_id_map);
+    return r == TE_OK ? te__want_numel(te, "moe_unpermute", "permuted_probs", a->permuted_probs, te__rows(a->x)) : r;
+}
+static te_result te__check_moe_unpermute_bwd(te_ctx *te, te_op_moe_unpermute_bwd_args *a) {
+    te__moe_map m;
+    te_result r = te__moe_map_of(te, "moe_unpermute_bwd", a->row_id_map, a->topk, a->pad_offsets, &m);
+    const te_tensor *rows = a->dx ? a->dx : a->x;
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_unpermute_bwd", "dy", a->dy, m.tokens, te__cols(a->dy));
+    if (r == TE_OK && rows) r = te__moe_want_rows(te, "moe_unpermute_bwd", a->dx ? "dx" : "x", rows, te__rows(rows), te__cols(a->dy));
+    if (r == TE_OK && rows) r = te__moe_want_rows(te, "moe_unpermute_bwd", "x", a->x, te__rows(rows), te__cols(a->dy));
+    if (r == TE_OK) r = te__moe_want_probs(te, "moe_unpermute_bwd", "merging_probs", a->merging_probs, &m, a->row_id_map);
+    return r == TE_OK ? te__moe_want_probs(te, "moe_unpermute_bwd", "dprobs", a->dprobs, &m, a->row_id_map) : r;
+}
+
+/* ---- router ---- */
+
+static te_result te__moe_check_choice(te_ctx *te, const char *op, const te_tensor *logits, int topk, te_score_function f) {
+    char text[TE__SHAPE_TEXT];
+    int64_t experts = te__cols(logits);
+    if (logits->ndim < 1 || experts < 1 || experts > TE_MOE_MAX_EXPERTS)
+        return te__fail(te, TE_ERR_SHAPE, "%s: logits are %s; [.., E] with E from 1 to %d is needed", op, te__shape_text(logits, text), TE_MOE_MAX_EXPERTS);
+    if (topk < 1 || topk > experts)
+        return te__fail(te, TE_ERR_INVALID, "%s: topk is %d of %lld experts; from 1 to all of them are possible", op, topk, (long long)experts);
+    if (f != TE_SCORE_SOFTMAX && f != TE_SCORE_SIGMOID && f != TE_SCORE_SQRTSOFTPLUS)
+        return te__fail(te, TE_ERR_INVALID, "%s: %d is not a te_score_function", op, (int)f);
+    return TE_OK;
+}
+static te_result te__moe_check_groups(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    int64_t experts = te__cols(a->logits), size, allowed;
+    if (a->num_groups == 0 && a->group_topk == 0) return TE_OK;
+    if (a->num_groups < 1 || a->group_topk < 1 || a->group_topk > a->num_groups || experts % a->num_groups || a->topk % a->group_topk)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: num_groups %d and group_topk %d, of %lld experts and topk %d; groups of equal size, at most as many as there are, "
+                        "and a topk that is a multiple of group_topk are needed", a->num_groups, a->group_topk, (long long)experts, a->topk);
+    size = experts / a->num_groups;
+    allowed = size * a->group_topk;
+    if (a->topk > allowed)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: topk %d, and %d groups of %lld experts have %lld; a smaller topk or a larger group_topk is needed", a->topk, a->group_topk,
+                        (long long)size, (long long)allowed);
+    return TE_OK;
+}
+static te_result te__check_moe_router_fwd(te_ctx *te, te_op_moe_router_fwd_args *a) {
+    int64_t tokens = te__rows(a->logits), experts = te__cols(a->logits);
+    te_result r = te__moe_check_choice(te, "moe_router_fwd", a->logits, a->topk, a->score_function);
+    if (r == TE_OK) r = te__moe_check_groups(te, a);
+    if (r != TE_OK) return r;
+    if (a->expert_bias && a->score_function == TE_SCORE_SOFTMAX)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores");
+    if (a->all_scores && (a->expert_bias || a->num_groups || (a->scaling_factor != 0.0f && a->scaling_factor != 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: all_scores with expert_bias, groups or a scaling_factor; the scores of all experts have none");
+    if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    r = te__want_numel(te, "moe_router_fwd", "expert_bias", a->expert_bias, experts);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "probs", a->probs, "logits", a->logits);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "routing_map", a->routing_map, "logits", a->logits);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_fwd", "routing_bits", a->routing_bits, tokens, te__div_up(experts, 8));
+    return r == TE_OK ? te__moe_want_rows(te, "moe_router_fwd", "topk_indices", a->topk_indices, tokens, a->topk) : r;
+}
+static te_result te__check_moe_router_bwd(te_ctx *te, te_op_moe_router_bwd_args *a) {
+    te_result r = te__moe_check_choice(te, "moe_router_bwd", a->logits, a->topk, a->score_function);
+    if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "routing_map", a->routing_map, "logits", a->logits);
+    if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "dprobs", a->dprobs, "logits", a->logits);
+    return r == TE_OK ? te__want_like(te, "moe_router_bwd", "dlogits", a->dlogits, "logits", a->logits) : r;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__moe_check_loss(te_ctx *te, const char *op, const char *name, const te_tensor *probs, const te_tensor *counts, const te_tensor *total_device, int64_t total,
+                                    int experts, int topk) {
+    char text[TE__SHAPE_TEXT];
+    te_result r;
+    if (experts < 1 || topk < 1) return te__fail(te, TE_ERR_INVALID, "%s: num_experts %d and topk %d; both must be at least 1", op, experts, topk);
+    if (probs->ndim < 1 || te__cols(probs) < 1 || te__cols(probs) % experts)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s, and num_experts %d; the last size must be a multiple of it", op, name, te__shape_text(probs, text), experts);
+    r = te__want_numel(te, op, "tokens_per_expert", counts, te__cols(probs));
+    if (r == TE_OK) r = te__want_numel(te, op, "total_device", total_device, 1);
+    if (r == TE_OK && !total_device && total < 1)
+        r = te__fail(te, TE_ERR_INVALID, "%s: total_num_tokens is %lld, and total_device NULL; the number of tokens is needed", op, (long long)total);
+    return r;
+}
+static te_result te__check_moe_aux_loss_fwd(te_ctx *te, te_op_moe_aux_loss_fwd_args *a) {
+    te_result r = te__moe_check_loss(te, "moe_aux_loss_fwd", "probs", a->probs, a->tokens_per_expert, a->total_device, a->total_num_tokens, a->num_experts, a->topk);
+    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_fwd", "loss", a->loss, 1) : r;
+}
+static te_result te__check_moe_aux_loss_bwd(te_ctx *te, te_op_moe_aux_loss_bwd_args *a) {
+    te_result r = te__moe_check_loss(te, "moe_aux_loss_bwd", "dprobs", a->dprobs, a->tokens_per_expert, a->total_device, a->total_num_tokens, a->num_experts, a->topk);
+    return r == TE_OK ? te__want_numel(te, "moe_aux_loss_bwd", "dloss", a->dloss, 1) : r;
+}
+static te_result te__check_grouped_column_sum(te_ctx *te, te_op_grouped_column_sum_args *a) {
+    char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
+    if (te__numel(a->out) == te__numel(a->sizes) * te__cols(a->x)) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "grouped_column_sum: x is %s and sizes %lld, so out must be [%lld, %lld], not %s", te__shape_text(a->x, x), (long long)te__numel(a->sizes),
+                    (long long)te__numel(a->sizes), (long long)te__cols(a->x), te__shape_text(a->out, out));
+}
+
+/* ==== ops/moe/cpu.c ============================================================================================= */
+
+/* ops/moe/cpu.c: reference of maps, permutation, auxiliary loss and sums by groups. Plain loops; sums in f32 in the order of the copies, long ones in
+ * double. */
+
+/* ---- maps ---- */
+
+static void te__store_index(const te_tensor *x, int64_t i, int64_t v) {
+    if (x->dtype == TE_I64)
+        ((int64_t *)te__data(x))[i] = v;
+    else
+        ((int32_t *)te__data(x))[i] = (int32_t)v;
+}
+
+static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) {
+    int64_t n = te__numel(a->padded), i, offset = 0;
+    (void)te;
+    for (i = 0; i < n; i++) {
+        int64_t size = te__max(0, a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i]), padded = te__round_up(size, a->align);
+        te__store_index(a->padded, i, padded);
+        if (a->offsets) te__store_index(a->offsets, i, offset);
+        offset += padded - size;
+    }
+    return TE_OK;
+}
+
+static te_result te__cpu_moe_mask_map(te_ctx *te, const te_op_moe_mask_map_args *a) {
+    int64_t tokens = te__rows(a->routing_map), experts = te__cols(a->routing_map), t, e, next = 0;
+    const void *mask = te__data(a->routing_map);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    (void)te;
+    for (t = 0; t < tokens; t++) map[t * (2 * experts + 1) + 2 * experts] = 0;
+    for (e = 0; e < experts; e++) { /* the rows, in the order of their numbers */
+        int64_t begin = next;
+        for (t = 0; t < tokens; t++) {
+            int32_t *row = map + t * (2 * experts + 1);
+            if (!te__load_integer(mask, a->routing_map->dtype, t * experts + e)) continue;
+            row[row[2 * experts]] = (int32_t)next++;
+            row[experts + row[2 * experts]++] = (int32_t)e;
+        }
+        if (a->tokens_per_expert) te__store_index(a->tokens_per_expert, e, next - begin);
+    }
+    for (t = 0; t < tokens; t++) { /* they ascend: turned round */
+        int32_t *row = map + t * (2 * experts + 1), n = row[2 * experts], i;
+        for (i = 0; i < n / 2; i++) {
+            int32_t dst = row[i], expert = row[experts + i];
+            row[i] = row[n - 1 - i];
+            row[n - 1 - i] = dst;
+            row[experts + i] = row[experts + n - 1 - i];
+            row[experts + n - 1 - i] = expert;
+        }
+        for (i = n; i < (int32_t)experts; i++) row[i] = row[experts + i] = -1;
+    }
+    return TE_OK;
+}
+
+/* Orders numbers of a key in the upper half and a place in the lower one. */
+static int te__moe_compare(const void *x, const void *y) {
+    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+    return (a > b) - (a < b);
+}
+static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_args *a) {
+    int64_t items = te__numel(a->experts), topk = te__cols(a->experts), tokens = te__rows(a->experts), i;
+    size_t bytes = (size_t)(items + 1) * sizeof(uint64_t);
+    uint64_t *order = (uint64_t *)te__alloc(te, bytes);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    if (!order) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < items; i++) order[i] = (uint64_t)(uint32_t)te__load_index(te__data(a->experts), a->experts->dtype, i) << 32 | (uint64_t)i;
+    qsort(order, (size_t)items, sizeof(uint64_t), te__moe_compare);
+    for (i = 0; i < items; i++) {
+        int64_t item = (int64_t)(uint32_t)order[i];
+        map[item % topk * tokens + item / topk] = i < a->num_out_tokens ? (int32_t)i : -1;
+    }
+    te__free(te, order, bytes);
+    return TE_OK;
+}
+
+static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
+    int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
+    const void *sizes = te__data(a->sizes);
+    int32_t *map = (int32_t *)te__data(a->row_id_map);
+    (void)te;
+    for (i = 0; i < n; i++) {
+        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__load_index(te__data(a->offsets), a->offsets->dtype, i) + t : t, end;
+        if (a->sorted_index) {
+            to = 0;
+            for (k = 0; k < n; k++) {
+                int64_t chunk = te__load_index(te__data(a->sorted_index), a->sorted_index->dtype, k);
+                if (chunk == i) break;
+                if (chunk >= 0 && chunk < n) to += te__max(0, te__load_index(sizes, a->sizes->dtype, chunk));
+            }
+        }
+        for (end = te__min(tokens - t, size); end > 0; end--) map[t++] = (int32_t)to++;
+    }
+    for (; t < tokens; t++) map[t] = a->offsets ? -1 : (int32_t)t;
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* A map with its memory. */
+typedef struct te__moe_route {
+    te__moe_map m;
+    const int32_t *map;
+    const te_tensor *pad_offsets;
+    int64_t rows; /* of the permuted side */
+} te__moe_route;
+
+static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, int64_t rows) {
+    te__moe_route r;
+    te__moe_map_of(te, "", row_id_map, topk, pad_offsets, &r.m);
+    r.map = (const int32_t *)te__data(row_id_map);
+    r.pad_offsets = pad_offsets;
+    r.rows = rows;
+    return r;
+}
+/* How many copies of token t there may be; of each its row, or -1, and its place among the probabilities. */
+static int64_t te__moe_count(const te__moe_route *r, int64_t t) {
+    int64_t experts = r->m.experts;
+    return experts ? te__min(te__max(r->map[t * (2 * experts + 1) + 2 * experts], 0), experts) : r->m.copies;
+}
+static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t *place) {
+    int64_t experts = r->m.experts, row;
+    if (!experts) {
+        *place = i;
+        row = r->map[i * r->m.tokens + t];
+    } else {
+        *place = r->map[t * (2 * experts + 1) + experts + i];
+        row = r->map[t * (2 * experts + 1) + i];
+        if (*place < 0 || *place >= experts) return -1;
+        if (row >= 0 && r->pad_offsets) row += te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place);
+    }
+    return row >= 0 && row < r->rows ? row : -1;
+}
+
+/* For each row the copy that comes to it, token * copies + place, or -1. NULL: out of memory. */
+static int32_t *te__moe_invert(te_ctx *te, const te__moe_route *r, size_t *bytes) {
+    int32_t *source;
+    int64_t t, i, row;
+    *bytes = (size_t)(r->rows + 1) * sizeof(int32_t);
+    source = (int32_t *)te__alloc(te, *bytes);
+    if (!source) return NULL;
+    for (row = 0; row < r->rows; row++) source[row] = -1;
+    for (t = 0; t < r->m.tokens; t++)
+        for (i = 0; i < te__moe_count(r, t); i++) {
+            int64_t place;
+            row = te__moe_row(r, t, i, &place);
+            if (row >= 0) source[row] = (int32_t)te__max(source[row], t * r->m.copies + place);
+        }
+    return source;
+}
+
+typedef struct te__moe_permute_job {
+    const te_op_moe_permute_args *a;
+    const int32_t *source;
+    te__moe_map m;
+} te__moe_permute_job;
+static void te__moe_permute_rows(void *user, int64_t begin, int64_t end) {
+    const te__moe_permute_job *j = (const te__moe_permute_job *)user;
+    const te_op_moe_permute_args *a = j->a;
+    int64_t row, bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    for (row = begin; row < end; row++) {
+        int32_t from = j->source[row];
+        float p = from >= 0 && a->probs ? te__load_element(te__data(a->probs), a->probs->dtype, from) : 0.0f;
+        bool zero = from < 0 || (a->probs && j->m.experts && p == 0.0f);
+        if (bytes && zero) memset((char *)te__data(a->y) + row * bytes, 0, (size_t)bytes);
+        if (bytes && !zero) memcpy((char *)te__data(a->y) + row * bytes, (const char *)te__data(a->x) + from / j->m.copies * bytes, (size_t)bytes);
+        if (a->probs) te__store_row(te__data(a->permuted_probs), a->probs->dtype, row, 1, &p);
+    }
+}
+static te_result te__cpu_moe_permute(te_ctx *te, const te_op_moe_permute_args *a) {
+    te__moe_route route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, te__rows(a->y));
+    te__moe_permute_job job;
+    size_t bytes;
+    int32_t *source = te__moe_invert(te, &route, &bytes);
+    if (!source) return TE_ERR_OUT_OF_MEMORY;
+    job.a = a;
+    job.source = source;
+    job.m = route.m;
+    te__parallel_for(te, route.rows, 16, te__moe_permute_rows, &job);
+    te__free(te, source, bytes);
+    return TE_OK;
+}
+
+typedef struct te__moe_unpermute_job {
+    const te_op_moe_unpermute_args *a;
+    te__moe_route route;
+} te__moe_unpermute_job;
+static void te__moe_unpermute_token(const te__moe_unpermute_job *j, int64_t t) {
+    const te_op_moe_unpermute_args *a = j->a;
+    float sum[TE__MATH_PIECE], v[TE__MATH_PIECE];
+    int64_t h = te__cols(a->x), count = te__moe_count(&j->route, t), at, i, k, place;
+    for (at = 0; at < h; at += TE__MATH_PIECE) {
+        int64_t n = te__min(TE__MATH_PIECE, h - at);
+        memset(sum, 0, (size_t)n * sizeof(float));
+        for (i = 0; i < count; i++) {
+            int64_t row = te__moe_row(&j->route, t, i, &place);
+            float p;
+            if (row < 0) continue;
+            p = a->merging_probs ? te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, t * j->route.m.copies + place) : 1.0f;
+            te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, v);
+            for (k = 0; k < n; k++) sum[k] = te__fma(v[k], p, sum[k]);
+        }
+        te__store_row(te__data(a->y), a->y->dtype, t * h + at, n, sum);
+    }
+    if (!a->probs) return;
+    for (i = 0, sum[0] = 0.0f; i < j->route.m.copies; i++) te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + i, 1, sum);
+    for (i = 0; i < count; i++) {
+        int64_t row = te__moe_row(&j->route, t, i, &place);
+        if (row < 0) continue;
+        v[0] = te__load_element(te__data(a->permuted_probs), a->permuted_probs->dtype, row);
+        te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + place, 1, v);
+    }
+}
+static void te__moe_unpermute_tokens(void *user, int64_t begin, int64_t end) {
+    int64_t t;
+    for (t = begin; t < end; t++) te__moe_unpermute_token((const te__moe_unpermute_job *)user, t);
+}
+static te_result te__cpu_moe_unpermute(te_ctx *te, const te_op_moe_unpermute_args *a) {
+    te__moe_unpermute_job job;
+    job.a = a;
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, te__rows(a->x));
+    te__parallel_for(te, job.route.m.tokens, 16, te__moe_unpermute_tokens, &job);
+    return TE_OK;
+}
+
+typedef struct te__moe_unpermute_bwd_job {
+    const te_op_moe_unpermute_bwd_args *a;
+    te__moe_route route;
+    const int32_t *source;
+} te__moe_unpermute_bwd_job;
+static void te__moe_unpermute_bwd_rows(void *user, int64_t begin, int64_t end) {
+    const te__moe_unpermute_bwd_job *j = (const te__moe_unpermute_bwd_job *)user;
+    const te_op_moe_unpermute_bwd_args *a = j->a;
+    int64_t h = te__cols(a->dy), row, at, k;
+    float v[TE__MATH_PIECE];
+    for (row = begin; row < end; row++) {
+        int32_t from = j->source[row];
+        float p = from < 0 ? 0.0f : te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, from);
+        for (at = 0; at < h; at += TE__MATH_PIECE) {
+            int64_t n = te__min(TE__MATH_PIECE, h - at);
+            if (from < 0)
+                memset(v, 0, sizeof(v));
+            else
+                te__load_row(te__data(a->dy), a->dy->dtype, from / j->route.m.copies * h + at, n, v);
+            for (k = 0; k < n && from >= 0; k++) v[k] *= p;
+            te__store_row(te__data(a->dx), a->dx->dtype, row * h + at, n, v);
+        }
+    }
+}
+static void te__moe_dprobs_tokens(void *user, int64_t begin, int64_t end) {
+    const te__moe_unpermute_bwd_job *j = (const te__moe_unpermute_bwd_job *)user;
+    const te_op_moe_unpermute_bwd_args *a = j->a;
+    int64_t h = te__cols(a->dy), copies = j->route.m.copies, t, i, at, k, place;
+    float v[TE__MATH_PIECE], w[TE__MATH_PIECE], zero = 0.0f;
+    for (t = begin; t < end; t++) {
+        for (i = 0; i < copies; i++) te__store_row(te__data(a->dprobs), a->dprobs->dtype, t * copies + i, 1, &zero);
+        for (i = 0; i < te__moe_count(&j->route, t); i++) {
+            int64_t row = te__moe_row(&j->route, t, i, &place);
+            double sum = 0.0;
+            if (row < 0) continue;
+            for (at = 0; at < h; at += TE__MATH_PIECE) {
+                int64_t n = te__min(TE__MATH_PIECE, h - at);
+                te__load_row(te__data(a->dy), a->dy->dtype, t * h + at, n, v);
+                te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, w);
+                for (k = 0; k < n; k++) sum += (double)v[k] * (double)w[k];
+            }
+            v[0] = (float)sum;
+            te__store_row(te__data(a->dprobs), a->dprobs->dtype, t * copies + place, 1, v);
+        }
+    }
+}
+static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute_bwd_args *a) {
+    te__moe_unpermute_bwd_job job;
+    size_t bytes = 0;
+    int32_t *source = NULL;
+    job.a = a;
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, a->dx ? te__rows(a->dx) : a->x ? te__rows(a->x) : 0);
+    if (a->dprobs) te__parallel_for(te, job.route.m.tokens, 16, te__moe_dprobs_tokens, &job);
+    if (!a->dx) return TE_OK;
+    job.source = source = te__moe_invert(te, &job.route, &bytes);
+    if (!source) return TE_ERR_OUT_OF_MEMORY;
+    te__parallel_for(te, job.route.rows, 16, te__moe_unpermute_bwd_rows, &job);
+    te__free(te, source, bytes);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+/* coeff * num_experts / (topk * total^2), as the kernels compute it. */
+static float te__moe_loss_factor(float coeff, int experts, int topk) { return (float)experts * coeff / (float)topk; }
+static float te__moe_coefficient(float factor, const te_tensor *total_device, int64_t total) {
+    float t = total_device ? (float)*(const int64_t *)te__data(total_device) : (float)total;
+    return factor / t / t;
+}
+
+static te_result te__cpu_moe_aux_loss_fwd(te_ctx *te, const te_op_moe_aux_loss_fwd_args *a) {
+    int64_t rows = te__rows(a->probs), cols = te__cols(a->probs), i, k;
+    double sum = 0.0;
+    float loss;
+    (void)te;
+    for (k = 0; k < cols; k++) {
+        double column = 0.0;
+        for (i = 0; i < rows; i++) column += (double)te__load_element(te__data(a->probs), a->probs->dtype, i * cols + k);
+        sum += column * (double)te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k);
+    }
+    loss = (float)(sum * (double)te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens));
+    te__store_row(te__data(a->loss), a->loss->dtype, 0, 1, &loss);
+    return TE_OK;
+}
+static te_result te__cpu_moe_aux_loss_bwd(te_ctx *te, const te_op_moe_aux_loss_bwd_args *a) {
+    int64_t rows = te__rows(a->dprobs), cols = te__cols(a->dprobs), i, k;
+    float c = te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens);
+    float g = te__load_element(te__data(a->dloss), a->dloss->dtype, 0);
+    (void)te;
+    for (k = 0; k < cols; k++) {
+        float v = c * te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k) * g;
+        for (i = 0; i < rows; i++) te__store_row(te__data(a->dprobs), a->dprobs->dtype, i * cols + k, 1, &v);
+    }
+    return TE_OK;
+}
+
+typedef struct te__grouped_sum_job {
+    const te_op_grouped_column_sum_args *a;
+    int64_t groups;
+} te__grouped_sum_job;
+static void te__grouped_sum_columns(void *user, int64_t begin, int64_t end) {
+    const te__grouped_sum_job *j = (const te__grouped_sum_job *)user;
+    const te_op_grouped_column_sum_args *a = j->a;
+    int64_t m = te__rows(a->x), n = te__cols(a->x), col, g, i;
+    for (col = begin; col < end; col++) {
+        int64_t row = 0;
+        for (g = 0; g < j->groups; g++) {
+            int64_t size = te__load_index(te__data(a->sizes), a->sizes->dtype, g), last = row + te__min(te__max(size, 0), m - row);
+            double sum = 0.0;
+            float f;
+            for (i = row; i < last; i++) sum += (double)te__load_element(te__data(a->x), a->x->dtype, i * n + col);
+            f = (float)sum;
+            te__store_row(te__data(a->out), a->out->dtype, g * n + col, 1, &f);
+            row = last;
+        }
+    }
+}
+static te_result te__cpu_grouped_column_sum(te_ctx *te, const te_op_grouped_column_sum_args *a) {
+    te__grouped_sum_job job;
+    job.a = a;
+    job.groups = te__numel(a->sizes);
+    te__parallel_for(te, te__cols(a->x), 16, te__grouped_sum_columns, &job);
+    return TE_OK;
+}
+
+/* ==== ops/moe/router_cpu.c ====================================================================================== */
+
+/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In f32, sums in double. */
+
+static float te__score_of(te_score_function f, float x) {
+    if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
+    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+/* d score / dx, given the score. */
+static float te__score_slope(te_score_function f, float x, float score) {
+    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
+    return (x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x))) / (2.0f * score + 1e-20f);
+}
+/* Softmax over those that `map` marks, or over all; 0 elsewhere. */
+static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float *y) {
+    float top = -INFINITY;
+    double sum = 0.0;
+    int64_t e;
+    for (e = 0; e < n; e++)
+        if (!map || map[e]) top = x[e] > top ? x[e] : top;
+    for (e = 0; e < n; e++) {
+        y[e] = map && !map[e] ? 0.0f : expf(x[e] - top);
+        sum += (double)y[e];
+    }
+    for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
+}
+
+/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest. taken: room for n. */
+static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
+    int64_t e;
+    int i;
+    memset(taken, 0, (size_t)n);
+    for (i = 0; i < count; i++) {
+        int64_t best = -1;
+        for (e = 0; e < n; e++)
+            if (!taken[e] && (best < 0 || key[e] > key[best])) best = e;
+        taken[best] = 1;
+        which[i] = (int32_t)best;
+    }
+}
+
+/* Memory for one token's experts. */
+typedef struct te__router_room {
+    float score[TE_MOE_MAX_EXPERTS], key[TE_MOE_MAX_EXPERTS], group[TE_MOE_MAX_EXPERTS], x[TE_MOE_MAX_EXPERTS];
+    uint8_t map[TE_MOE_MAX_EXPERTS], taken[TE_MOE_MAX_EXPERTS];
+    int32_t which[TE_MOE_MAX_EXPERTS];
+} te__router_room;
+
+/* Only the experts of the best groups stay: the others' keys become the smallest. */
+static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
+    int64_t size = experts / a->num_groups, e;
+    int best = a->topk / a->group_topk, g, i;
+    for (g = 0; g < a->num_groups; g++) {
+        m->group[g] = 0.0f;
+        te__choose(m->key + g * size, size, (int)te__min(best, size), m->taken, m->which);
+        for (i = 0; i < te__min(best, size); i++) m->group[g] += m->key[g * size + m->which[i]];
+    }
+    te__choose(m->group, a->num_groups, a->group_topk, m->taken, m->which);
+    for (e = 0; e < experts; e++)
+        if (!m->taken[e / size]) m->key[e] = -INFINITY;
+}
+
+static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    double sum = 0.0;
+    int i;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    if (softmax && over_all) te__softmax_of(m->x, NULL, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        if (!softmax)
+            m->score[e] = te__score_of(a->score_function, m->x[e]);
+        else if (!over_all)
+            m->score[e] = m->x[e];
+        sum += (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        if (a->all_scores && !softmax) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->key[e] = m->score[e];
+        if (a->expert_bias) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (te__is_nan_bits(m->key[e])) m->key[e] = -INFINITY;
+    }
+    if (a->group_topk) te__keep_groups(a, m, experts);
+    te__choose(m->key, experts, a->topk, m->map, m->which);
+    if (softmax && !over_all) te__softmax_of(m->x, m->map, experts, m->score);
+    for (e = 0, sum = 0.0; e < experts; e++) sum += m->map[e] ? (double)m->score[e] : 0.0;
+    for (e = 0; e < experts && !a->all_scores; e++) {
+        if (!m->map[e]) m->score[e] = 0.0f;
+        if (!softmax && a->topk > 1 && m->map[e]) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->score[e] *= a->scaling_factor;
+    }
+    te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
+    if (a->routing_map) memcpy((uint8_t *)te__data(a->routing_map) + t * experts, m->map, (size_t)experts);
+    if (a->routing_bits) {
+        uint8_t *bits = (uint8_t *)te__data(a->routing_bits) + t * te__div_up(experts, 8);
+        memset(bits, 0, (size_t)te__div_up(experts, 8));
+        for (e = 0; e < experts; e++) bits[e / 8] = (uint8_t)(bits[e / 8] | m->map[e] << e % 8);
+    }
+    for (i = 0; i < a->topk && a->topk_indices; i++) te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
+}
+
+static void te__router_fwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token((const te_op_moe_router_fwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_fwd(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    te_op_moe_router_fwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_fwd_tokens, &args);
+    return TE_OK;
+}
+
+static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    const uint8_t *map = a->all_scores ? NULL : (const uint8_t *)te__data(a->routing_map) + t * experts;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    bool normalised = !softmax && (a->all_scores || a->topk > 1);
+    double sum = 1e-20, dot = 0.0;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
+    if (softmax) te__softmax_of(m->x, over_all ? NULL : map, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        m->group[e] = map && !map[e] ? 0.0f : m->group[e] * a->scaling_factor;
+        if (!softmax) m->score[e] = te__score_of(a->score_function, m->x[e]);
+        if (!map || map[e]) sum += (double)m->score[e];
+        if (!map || map[e]) dot += (double)m->group[e] * (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        bool chosen = !map || map[e];
+        double g = (double)m->group[e];
+        if (softmax)
+            m->key[e] = (float)((double)m->score[e] * (g - dot));
+        else
+            m->key[e] = !chosen ? 0.0f : (float)(normalised ? g / sum - dot / (sum * sum) : g) * te__score_slope(a->score_function, m->x[e], m->score[e]);
+    }
+    te__store_row(te__data(a->dlogits), a->dlogits->dtype, t * experts, experts, m->key);
+}
+static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token_bwd((const te_op_moe_router_bwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
+    te_op_moe_router_bwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
+    return TE_OK;
+}
+
+/* ==== ops/moe/cuda.c ============================================================================================ */
+
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they compute. */
+
+/* ---- maps ---- */
+
+static te_result te__cuda_plan_moe_splits(te__plan *p, const te_op_moe_splits_args *a) {
+    te__launch *l;
+    te__moe_splits_kargs *k;
+    int64_t i;
+    if (te__numel(a->padded) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_splits");
+    k = TE__KARGS(p, l, te__moe_splits_kargs);
+    k->sizes = te__data(a->sizes);
+    k->padded = te__data(a->padded);
+    k->offsets = te__data(a->offsets);
+    k->n = te__numel(a->padded);
+    k->align = a->align;
+    k->sizes_dt = a->sizes ? a->sizes->dtype : TE_DTYPE_NONE;
+    k->padded_dt = a->padded->dtype;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    for (i = 0; !a->sizes && i < k->n; i++) k->values[i] = a->values[i];
+    te__launch_size(l, 1, 1, 1, 32, 0);
+    te__plan_why(p, "one warp");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_map_args *a) {
+    static const char *const kernels[3] = {"moe_count", "moe_scan", "moe_rows"};
+    te__moe_map_kargs k = TE_ZERO;
+    int i;
+    k.tokens = te__rows(a->routing_map);
+    k.experts = te__cols(a->routing_map);
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map does not depend on it */
+    k.chunks = te__div_up(k.tokens, k.chunk);
+    k.routing = te__data(a->routing_map);
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts_out = te__data(a->tokens_per_expert);
+    k.routing_dt = a->routing_map->dtype;
+    k.counts_dt = a->tokens_per_expert ? a->tokens_per_expert->dtype : TE_DTYPE_NONE;
+    k.counts = (int *)te__plan_workspace(p, te__max(1, k.experts * k.chunks) * 4);
+    k.rows = (int *)te__plan_workspace(p, te__max(1, k.experts * k.tokens) * 4);
+    for (i = 0; i < 3; i++) {
+        te__launch *l;
+        if (i != 1 && k.chunks == 0) continue;
+        if (i == 1 && k.experts == 0) continue;
+        l = te__plan_launch(p, "moe", kernels[i]);
+        te__launch_size(l, i == 1 ? 1 : k.chunks, 1, 1, i == 1 ? 1024 : 256, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = k;
+    }
+    te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_map_args *a) {
+    te__moe_sort_kargs k = TE_ZERO;
+    te__moe_map_kargs scan = TE_ZERO;
+    int *between[2];
+    int pass;
+    k.items = te__numel(a->experts);
+    if (k.items == 0) return TE_OK;
+    k.topk = te__cols(a->experts);
+    k.tokens = te__rows(a->experts);
+    k.chunks = te__div_up(k.items, TE__MOE_SORT_CHUNK);
+    k.kept = a->num_out_tokens;
+    k.experts = te__data(a->experts);
+    k.experts_dt = a->experts->dtype;
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts = (int *)te__plan_workspace(p, TE__MOE_SORT_BUCKETS * k.chunks * 4);
+    between[0] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    between[1] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    scan.counts = k.counts;
+    scan.experts = TE__MOE_SORT_BUCKETS;
+    scan.chunks = k.chunks;
+    for (pass = 0; pass < 4; pass++) {
+        te__launch *l = te__plan_launch(p, "moe", "moe_sort_count");
+        k.shift = 8 * pass;
+        k.from = pass ? between[(pass - 1) % 2] : NULL;
+        k.to = pass < 3 ? between[pass % 2] : NULL;
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+        l = te__plan_launch(p, "moe", "moe_scan");
+        te__launch_size(l, 1, 1, 1, 1024, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = scan;
+        l = te__plan_launch(p, "moe", "moe_sort");
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+    }
+    te__plan_why(p, "a stable sort, eight bits of the key a pass");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_map_args *a) {
+    te__launch *l;
+    te__moe_chunk_map_kargs *k;
+    if (te__numel(a->row_id_map) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_chunk_map");
+    k = TE__KARGS(p, l, te__moe_chunk_map_kargs);
+    k->sizes = te__data(a->sizes);
+    k->sorted_index = te__data(a->sorted_index);
+    k->offsets = te__data(a->offsets);
+    k->map = (int *)te__data(a->row_id_map);
+    k->n = te__numel(a->sizes);
+    k->tokens = te__numel(a->row_id_map);
+    k->sizes_dt = a->sizes->dtype;
+    k->sorted_dt = a->sorted_index ? a->sorted_index->dtype : TE_DTYPE_NONE;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    te__launch_size(l, te__div_up(k->tokens, 256), 1, 1, 256, 0);
+    te__plan_why(p, "one thread a row");
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* Plans what finds the copy of each row; the rest of k is filled in already, but for the map's sizes. */
+static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets) {
+    te__moe_map m;
+    te__launch *l;
+    te__fill_kargs *fill;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k->tokens = m.tokens;
+    k->copies = te__max(1, m.copies);
+    k->experts = (int)m.experts;
+    k->map = (const int *)te__data(row_id_map);
+    k->pad_offsets = te__data(pad_offsets);
+    k->offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k->source = (int *)te__plan_workspace(p, k->rows * 4);
+    l = te__plan_launch(p, "math", "fill");
+    fill = TE__KARGS(p, l, te__fill_kargs);
+    fill->dst = k->source;
+    fill->bytes = k->rows * 4;
+    fill->unit = 4;
+    fill->vector = 1;
+    fill->pattern = ~(unsigned long long)0;
+    te__launch_size(l, te__div_up(fill->bytes, 16384), 1, 1, 256, 0);
+    if (k->tokens * m.copies == 0) return;
+    l = te__plan_launch(p, "moe", "moe_invert");
+    te__launch_size(l, te__div_up(k->tokens * k->copies, 256), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+}
+static void te__plan_moe_gather(te__plan *p, const te__moe_rows_kargs *k) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_gather");
+    te__launch_size(l, te__div_up(k->rows, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+    te__plan_why(p, "the map turned round, then one warp a row");
+}
+
+static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_args *a) {
+    te__moe_rows_kargs k = TE_ZERO;
+    int64_t bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    uintptr_t all = (uintptr_t)te__data(a->x) | (uintptr_t)te__data(a->y) | (uintptr_t)bytes | 16u;
+    k.rows = te__rows(a->y);
+    if (k.rows == 0) return TE_OK;
+    k.x = te__data(a->x);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.zeroes = a->probs && a->topk == 0;
+    for (k.unit = 1; k.unit < 16 && all % (uintptr_t)(2 * k.unit) == 0;) k.unit *= 2;
+    k.h = bytes / k.unit;
+    te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+    te__plan_moe_gather(p, &k);
+    return TE_OK;
+}
+
+/* The map, and what both sums over it share. */
+static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, const te_tensor *x) {
+    te__moe_sum_kargs k = TE_ZERO;
+    te__moe_map m;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k.tokens = m.tokens;
+    k.copies = m.copies;
+    k.experts = (int)m.experts;
+    k.map = (const int *)te__data(row_id_map);
+    k.pad_offsets = te__data(pad_offsets);
+    k.offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k.x = te__data(x);
+    k.rows = te__rows(x);
+    k.h = te__cols(x);
+    k.x_dt = x->dtype;
+    return k;
+}
+
+static te_result te__cuda_plan_moe_unpermute(te__plan *p, const te_op_moe_unpermute_args *a) {
+    te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+    te__launch *l;
+    if (k.tokens == 0) return TE_OK;
+    k.merging_probs = te__data(a->merging_probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.y_dt = a->y->dtype;
+    k.merging_dt = a->merging_probs ? a->merging_probs->dtype : TE_DTYPE_NONE;
+    k.permuted_dt = a->permuted_probs ? a->permuted_probs->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->y, k.h);
+    l = te__plan_launch(p, "moe", "moe_unpermute");
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    te__plan_why(p, "one warp a token");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_unpermute_bwd(te__plan *p, const te_op_moe_unpermute_bwd_args *a) {
+    if (a->dprobs && te__numel(a->dprobs) > 0) {
+        te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+        te__launch *l = te__plan_launch(p, "moe", "moe_dot");
+        k.dy = te__data(a->dy);
+        k.dy_dt = a->dy->dtype;
+        k.probs = te__data(a->dprobs);
+        k.probs_dt = a->dprobs->dtype;
+        k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->dy, k.h);
+        te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    }
+    if (a->dx && te__numel(a->dx) > 0) {
+        te__moe_rows_kargs k = TE_ZERO;
+        k.rows = te__rows(a->dx);
+        k.h = te__cols(a->dx);
+        k.x = te__data(a->dy);
+        k.y = te__data(a->dx);
+        k.probs = te__data(a->merging_probs);
+        k.x_dt = a->dy->dtype;
+        k.y_dt = a->dx->dtype;
+        k.probs_dt = a->merging_probs->dtype;
+        te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+        te__plan_moe_gather(p, &k);
+    }
+    return TE_OK;
+}
+
+/* ---- router ---- */
+
+/* As many warps a block as shared memory of 48 KiB has room for, at most 8. */
+static void te__plan_moe_router(te__plan *p, const char *kernel, const te__moe_router_kargs *k, int64_t bytes_a_warp) {
+    te__launch *l = te__plan_launch(p, "moe", kernel);
+    int64_t warps = te__max(1, te__min(8, 48 * 1024 / bytes_a_warp));
+    te__launch_size(l, te__div_up(k->tokens, warps), 1, 1, (int)(32 * warps), (int)(warps * bytes_a_warp));
+    *TE__KARGS(p, l, te__moe_router_kargs) = *k;
+    te__plan_why(p, "one warp a token, its scores in shared memory");
+}
+
+static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_router_fwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.bias = te__data(a->expert_bias);
+    k.probs = te__data(a->probs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.bits = (unsigned char *)te__data(a->routing_bits);
+    k.indices = te__data(a->topk_indices);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.groups = a->num_groups;
+    k.group_topk = a->group_topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs->dtype;
+    k.indices_dt = a->topk_indices ? a->topk_indices->dtype : TE_DTYPE_NONE;
+    te__plan_moe_router(p, "moe_router_fwd", &k, 9 * (int64_t)k.experts + 5 * (int64_t)k.groups);
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_router_bwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.probs = te__data(a->dlogits);
+    k.dprobs = te__data(a->dprobs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.probs_dt = a->dlogits->dtype;
+    k.dprobs_dt = a->dprobs->dtype;
+    te__plan_moe_router(p, "moe_router_bwd", &k, 4 * (int64_t)k.experts);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux_loss_fwd_args *a) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_loss_fwd");
+    te__moe_loss_kargs k = TE_ZERO;
+    int64_t blocks;
+    k.rows = te__rows(a->probs);
+    k.cols = te__cols(a->probs);
+    k.probs = te__data(a->probs);
+    k.counts = te__data(a->tokens_per_expert);
+    k.total = (const long long *)te__data(a->total_device);
+    k.total_host = (float)a->total_num_tokens;
+    k.factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k.out = te__data(a->loss);
+    k.probs_dt = a->probs->dtype;
+    k.counts_dt = a->tokens_per_expert->dtype;
+    k.out_dt = a->loss->dtype;
+    k.chunk = te__max(32, te__div_up(k.rows, 512));
+    blocks = te__max(1, te__div_up(k.rows, k.chunk));
+    k.partial = (float *)te__plan_workspace(p, blocks * 4);
+    k.counter = te__plan_counter(p);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_loss_kargs) = k;
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux_loss_bwd_args *a) {
+    te__launch *l;
+    te__moe_loss_kargs *k;
+    if (te__numel(a->dprobs) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_loss_bwd");
+    k = TE__KARGS(p, l, te__moe_loss_kargs);
+    k->rows = te__rows(a->dprobs);
+    k->cols = te__cols(a->dprobs);
+    k->counts = te__data(a->tokens_per_expert);
+    k->total = (const long long *)te__data(a->total_device);
+    k->dloss = te__data(a->dloss);
+    k->out = te__data(a->dprobs);
+    k->total_host = (float)a->total_num_tokens;
+    k->factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k->counts_dt = a->tokens_per_expert->dtype;
+    k->dloss_dt = a->dloss->dtype;
+    k->out_dt = a->dprobs->dtype;
+    te__launch_size(l, te__div_up(te__numel(a->dprobs), 1024), 1, 1, 256, 0);
+    te__plan_why(p, "one value a column, written to all rows");
+    return TE_OK;
+}
+static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_grouped_column_sum_args *a) {
+    te__launch *l;
+    te__grouped_column_sum_kargs *k;
+    if (te__numel(a->out) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "grouped_column_sum");
+    k = TE__KARGS(p, l, te__grouped_column_sum_kargs);
+    k->x = te__data(a->x);
+    k->sizes = te__data(a->sizes);
+    k->out = te__data(a->out);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    k->groups = te__numel(a->sizes);
+    k->x_dt = a->x->dtype;
+    k->sizes_dt = a->sizes->dtype;
+    k->out_dt = a->out->dtype;
+    te__launch_size(l, k->groups * te__div_up(k->n, 32), 1, 1, 256, 0);
+    te__plan_why(p, "a block for 32 columns of a group");
     return TE_OK;
 }
 
@@ -38963,7 +41530,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
-enum { TE__MAX_NODE_TENSORS = 64 };
+enum { TE__MAX_NODE_TENSORS = 1040 }; /* weights and biases of a GroupedLinear with TE_MAX_GEMMS groups, and more */
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {
@@ -44259,7 +46826,7 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* Losses and lse of rows; of columns that ranks share by what each of them finds. */
+/* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same list of parts. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
     te_ctx *te = rows->te;
     te_op_cross_entropy_merge_args merge = TE_ZERO;
@@ -44674,6 +47241,543 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return te__frame_return(te, o);
 }
 
+/* ==== nn/moe.c ================================================================================================== */
+
+/* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw operations; must not know modules. */
+
+/* Records two outputs, of which either may get no gradient. */
+static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
+                           int num_inputs, te_tensor *const *saved, int num_saved) {
+    te_node_desc node = TE_ZERO;
+    te_tensor *outputs[2];
+    outputs[0] = y;
+    outputs[1] = z;
+    node.name = name;
+    node.inputs = inputs;
+    node.num_inputs = num_inputs;
+    node.outputs = outputs;
+    node.num_outputs = z ? 2 : 1;
+    node.saved = saved;
+    node.num_saved = num_saved;
+    node.state = state;
+    node.state_size = state_size;
+    node.backward = backward;
+    return te_record(y->te, &node) == TE_OK;
+}
+
+/* ---- permute ---- */
+
+typedef struct te__permute_state {
+    int64_t topk; /* 0: a mask map */
+    int64_t tokens, copies, h, rows;
+    te_dtype dtype, probs_dtype;
+    int probs_ndim;
+} te__permute_state;
+
+/* saved: row_id_map, pad_offsets; inputs: x, probs. */
+static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__permute_state *s = (const te__permute_state *)state;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    bool move = needs[0] && dy[0];
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.topk = s->topk;
+    args.x = move ? te_tensor_contiguous(dy[0]) : te__empty_2d(te, s->dtype, s->rows, 0); /* probabilities alone */
+    args.y = te__empty_2d(te, s->dtype, s->tokens, move ? s->h : 0);
+    if (!args.x || !args.y) return te_error_code(te);
+    if (move) dx[0] = args.y;
+    if (needs[1] && dy[1]) {
+        int64_t shape[2];
+        shape[0] = s->tokens;
+        shape[1] = s->copies;
+        args.permuted_probs = te_tensor_contiguous(dy[1]);
+        dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, shape);
+        args.probs = dx[1] ? te__alias_2d(dx[1], 0, s->probs_dtype, s->tokens, s->copies) : NULL;
+        if (!args.permuted_probs || !args.probs) return te_error_code(te);
+    }
+    return te_op_moe_unpermute(te, &args);
+}
+
+/* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
+static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets, te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
+    te_op_moe_permute_args args = TE_ZERO;
+    te__permute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[2], *y, *moved = NULL;
+    te_ctx *te = inp->te;
+    state.topk = topk;
+    state.tokens = te__rows(inp);
+    state.copies = topk ? topk : te__cols(map) / 2;
+    state.h = te__cols(inp);
+    state.rows = rows;
+    state.dtype = inp->dtype;
+    y = te__empty_2d(te, inp->dtype, rows, state.h);
+    if (probs) moved = te__empty_1d(te, probs->dtype, rows);
+    if (!y || (probs && !moved)) return NULL;
+    args.x = inp;
+    args.row_id_map = map;
+    args.pad_offsets = pad_offsets;
+    args.probs = probs && probs->ndim == 1 ? te__alias_2d(probs, 0, probs->dtype, te__numel(probs), 1) : probs;
+    args.y = y;
+    args.permuted_probs = moved;
+    args.topk = topk;
+    if ((probs && !args.probs) || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (probs) {
+        state.probs_dtype = probs->dtype;
+        state.probs_ndim = probs->ndim;
+        *permuted_probs = moved;
+    }
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = map;
+    saved[1] = pad_offsets;
+    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
+}
+
+/* A float matrix of tokens, contiguous, or NULL. */
+static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) {
+    char text[TE__SHAPE_TEXT];
+    if (!te__need_float(inp, name)) return NULL;
+    if (inp->ndim != 2) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name, te__shape_text(inp, text));
+        return NULL;
+    }
+    return te_tensor_contiguous(inp);
+}
+/* A routing map with one row for each token, contiguous, or NULL. */
+static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!te__operand(inp, routing, false, name)) return NULL;
+    if (routing->ndim != 2 || routing->shape[0] != inp->shape[0]) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name, te__shape_text(inp, a), te__shape_text(routing, b));
+        return NULL;
+    }
+    return te_tensor_contiguous(routing);
+}
+static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_expert) {
+    te_op_moe_mask_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_2d(routing->te, TE_I32, routing->shape[0], 2 * routing->shape[1] + 1);
+    args.routing_map = routing;
+    args.row_id_map = map;
+    args.tokens_per_expert = tokens_per_expert;
+    return map && te_op_moe_mask_map(routing->te, &args) == TE_OK ? map : NULL;
+}
+
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map) {
+    te_tensor *map, *y = NULL, *made[2];
+    te_ctx *te;
+    bool index = map_type == TE_MAP_INDEX;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    te = inp->te;
+    if (map_type != TE_MAP_MASK && !index) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible", (int)map_type);
+        return NULL;
+    }
+    if (num_out_tokens < (index ? 0 : 1)) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s", (long long)num_out_tokens,
+                 index ? "0 means all copies" : "a mask map does not say how many copies there are: tokens * topk is a bound");
+        return NULL;
+    }
+    inp = te__moe_tokens(inp, "te_moe_permute");
+    routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
+    if (!routing_map) return NULL;
+    te__frame_begin(te);
+    if (index) {
+        te_op_moe_index_map_args args = TE_ZERO;
+        int64_t all = te__numel(routing_map);
+        map = te__empty_1d(te, TE_I32, all);
+        args.experts = routing_map;
+        args.row_id_map = map;
+        args.num_out_tokens = num_out_tokens;
+        if (!num_out_tokens) num_out_tokens = all;
+        if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
+    } else
+        map = te__moe_mask_map(routing_map, NULL);
+    if (map) y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL, num_out_tokens);
+    made[0] = y;
+    made[1] = y ? map : NULL;
+    te__frame_end(te, made, 2);
+    if (row_id_map) *row_id_map = made[1];
+    return y;
+}
+
+/* Both functions with probabilities of a mask map; padding by offsets, or NULL. */
+static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
+                                    te_tensor **row_id_map) {
+    te_tensor *made[3] = {NULL, NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
+    if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
+    if (!te__same_shape(probs, routing_map)) {
+        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name, te__shape_text(probs, a), te__shape_text(routing_map, b));
+        return NULL;
+    }
+    probs = te_tensor_contiguous(probs);
+    if (!probs) return NULL;
+    te__frame_begin(te);
+    map = te__moe_mask_map(routing_map, NULL);
+    if (map) made[0] = te__permute(name, inp, map, 0, pad_offsets, probs, &made[1], rows);
+    made[2] = made[0] ? map : NULL;
+    te__frame_end(te, made, made[0] ? 3 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    if (row_id_map) *row_id_map = made[2];
+    return made[0];
+}
+
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map) {
+    if (permuted_probs) *permuted_probs = NULL;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    if (num_out_tokens < 1) {
+        te__fail(inp->te, TE_ERR_INVALID, "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound", (long long)num_out_tokens);
+        return NULL;
+    }
+    return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs, row_id_map);
+}
+
+/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL with an error. */
+static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align, te_tensor **offsets) {
+    te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
+    te_tensor *plain = NULL;
+    te_op_moe_splits_args args = TE_ZERO;
+    int64_t at;
+    if (!padded || (offsets && !made)) return NULL;
+    if (!sizes && n > TE_MOE_HOST_SPLITS) { /* piece by piece to the device, then as those that are there */
+        plain = te__empty_1d(te, TE_I64, n);
+        if (!plain) return NULL;
+    }
+    for (at = 0; !sizes && at < n; at += TE_MOE_HOST_SPLITS) {
+        int64_t count = te__min(TE_MOE_HOST_SPLITS, n - at);
+        memcpy(args.values, values + at, (size_t)count * sizeof(int64_t));
+        if (!plain) break;
+        args.padded = te__alias_1d(plain, at * (int64_t)sizeof(int64_t), TE_I64, count);
+        if (!args.padded || te_op_moe_splits(te, &args) != TE_OK) return NULL;
+    }
+    args.sizes = sizes ? sizes : plain;
+    args.padded = padded;
+    args.offsets = made;
+    args.align = align;
+    if (offsets) *offsets = made;
+    return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
+}
+
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made) {
+    static const char name[] = "te_moe_permute_and_pad_with_probs";
+    te_moe_padded none;
+    te_tensor *y;
+    te_ctx *te;
+    if (!made) made = &none;
+    memset(made, 0, sizeof(*made));
+    if (!inp) return NULL;
+    te = inp->te;
+    if (align_size < 1 || num_out_tokens < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; at least 1 and 0 are needed", name, (long long)align_size, (long long)num_out_tokens);
+        return NULL;
+    }
+    if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
+    if (!num_out_tokens && te->capture) {
+        te__refuse_capture(te, "te_moe_permute_and_pad_with_probs without num_out_tokens", "give a bound of the padded sizes' sum: tokens * topk + experts * (align_size - 1)");
+        return NULL;
+    }
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    if (!tokens_per_expert) return NULL;
+    made->target_tokens_per_expert = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &made->pad_offsets);
+    if (!made->target_tokens_per_expert) return NULL;
+    if (!num_out_tokens) {
+        int64_t n = te__numel(tokens_per_expert), i;
+        size_t bytes = (size_t)(n + 1) * sizeof(int64_t);
+        int64_t *host = (int64_t *)te__alloc_zero(te, bytes);
+        if (!host) return NULL;
+        if (te_tensor_to_host(made->target_tokens_per_expert, host) != TE_OK) num_out_tokens = -1;
+        for (i = 0; i < n && num_out_tokens >= 0; i++) num_out_tokens += host[i];
+        te__free(te, host, bytes);
+        if (num_out_tokens < 0) return NULL;
+    }
+    y = te__permute_probs(name, inp, probs, routing_map, made->pad_offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    if (!y) memset(made, 0, sizeof(*made));
+    return y;
+}
+
+/* ---- unpermute ---- */
+
+typedef struct te__unpermute_state {
+    int64_t topk, rows;
+    te_dtype dtype;
+    int probs_ndim;
+    int64_t probs_shape[2];
+    te_dtype probs_dtype;
+} te__unpermute_state;
+
+/* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
+static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__unpermute_state *s = (const te__unpermute_state *)state;
+    te_op_moe_unpermute_bwd_args args = TE_ZERO;
+    te_op_moe_permute_args plain = TE_ZERO;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    if (!g) return te_error_code(te);
+    if (needs[0]) dx[0] = te__empty_2d(te, s->dtype, s->rows, te__cols(g));
+    if (needs[0] && !dx[0]) return te_error_code(te);
+    if (!saved[2]) {
+        plain.x = g;
+        plain.row_id_map = saved[0];
+        plain.pad_offsets = saved[1];
+        plain.topk = s->topk;
+        plain.y = dx[0];
+        return dx[0] ? te_op_moe_permute(te, &plain) : TE_OK;
+    }
+    if (needs[1]) dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, s->probs_shape);
+    if (needs[1] && !dx[1]) return te_error_code(te);
+    args.dy = g;
+    args.x = needs[1] ? saved[3] : NULL;
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.merging_probs = saved[2];
+    args.dx = dx[0];
+    args.dprobs = dx[1];
+    args.topk = s->topk;
+    return te_op_moe_unpermute_bwd(te, &args);
+}
+
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc) {
+    te_moe_unpermute_desc zero = TE_ZERO;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    te__unpermute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[4], *y, *probs, *offsets;
+    te_ctx *te;
+    int64_t tokens;
+    char text[TE__SHAPE_TEXT];
+    if (!desc) desc = &zero;
+    inp = inp ? te__moe_tokens(inp, "te_moe_unpermute") : NULL;
+    if (!inp || !te__operand(inp, row_id_map, false, "te_moe_unpermute") || !te__operand(inp, desc->merging_probs, true, "te_moe_unpermute") ||
+        !te__operand(inp, desc->pad_offsets, true, "te_moe_unpermute"))
+        return NULL;
+    te = inp->te;
+    probs = desc->merging_probs;
+    offsets = desc->pad_offsets;
+    if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2)) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed", te__shape_text(probs, text));
+        return NULL;
+    }
+    if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which one it is)", te__shape_text(row_id_map, text));
+        return NULL;
+    }
+    if (probs) probs = te_tensor_contiguous(probs);
+    row_id_map = te_tensor_contiguous(row_id_map);
+    if (offsets) offsets = te_tensor_contiguous(offsets);
+    if (!row_id_map || (desc->merging_probs && !probs) || (desc->pad_offsets && !offsets)) return NULL;
+    if (desc->map_type == TE_MAP_INDEX) state.topk = probs ? te__max(1, probs->shape[1]) : 1;
+    tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
+    state.rows = te__rows(inp);
+    state.dtype = inp->dtype;
+    if (probs) {
+        state.probs_ndim = probs->ndim;
+        memcpy(state.probs_shape, probs->shape, sizeof(state.probs_shape));
+        state.probs_dtype = probs->dtype;
+    }
+    y = te__empty_2d(te, inp->dtype, tokens, te__cols(inp));
+    if (!y) return NULL;
+    args.x = inp;
+    args.row_id_map = row_id_map;
+    args.pad_offsets = offsets;
+    args.merging_probs = probs;
+    args.y = y;
+    args.topk = state.topk;
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = row_id_map;
+    saved[1] = offsets;
+    saved[2] = probs;
+    saved[3] = te__wants_grad(probs) ? inp : NULL;
+    return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state, sizeof(state), in, 2, saved, 4);
+}
+
+/* ---- chunks ---- */
+
+/* The map of an index map with topk 1: chunks sorted, or padding put between them. */
+static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index, const te_tensor *offsets, int64_t tokens) {
+    te_op_moe_chunk_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_1d(te, TE_I32, tokens);
+    args.sizes = sizes;
+    args.sorted_index = sorted_index;
+    args.offsets = offsets;
+    args.row_id_map = map;
+    return map && te_op_moe_chunk_map(te, &args) == TE_OK ? map : NULL;
+}
+
+static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *sizes, te_tensor *order, te_tensor **permuted_probs) {
+    te_tensor *made[2] = {NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
+    if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
+    if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name, te__shape_text(inp, a), te__shape_text(probs, b));
+        return NULL;
+    }
+    sizes = te_tensor_contiguous(sizes);
+    order = te_tensor_contiguous(order);
+    if (probs) probs = te_tensor_contiguous(probs);
+    if (!sizes || !order || (permuted_probs && !probs)) return NULL;
+    te__frame_begin(te);
+    map = te__chunk_map(te, sizes, order, NULL, inp->shape[0]);
+    if (map) made[0] = te__permute(name, inp, map, 1, NULL, probs, &made[1], inp->shape[0]);
+    te__frame_end(te, made, made[0] ? 2 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    return made[0];
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index) {
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index", inp, NULL, split_sizes, sorted_index, NULL) : NULL;
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs) {
+    te_tensor *unwanted;
+    if (permuted_probs) *permuted_probs = NULL;
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index_with_probs", inp, probs, split_sizes, sorted_index, permuted_probs ? permuted_probs : &unwanted) : NULL;
+}
+
+/* ---- router ---- */
+
+typedef struct te__router_state {
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax, all_scores;
+    float scaling_factor;
+} te__router_state;
+
+/* saved: logits, the choice as bytes. */
+static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__router_state *s = (const te__router_state *)state;
+    te_op_moe_router_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.logits = saved[0];
+    args.routing_map = saved[1];
+    args.dprobs = te_tensor_contiguous(dy[0]);
+    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.topk = s->topk;
+    args.score_function = s->score_function;
+    args.use_pre_softmax = s->use_pre_softmax;
+    args.scaling_factor = s->scaling_factor;
+    args.all_scores = s->all_scores;
+    return args.dprobs && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
+}
+
+static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_topk_desc *d, bool all_scores, te_tensor **routing_map) {
+    te_op_moe_router_fwd_args args = TE_ZERO;
+    te__router_state state = TE_ZERO;
+    te_tensor *saved[2], *made[2] = {NULL, NULL}, *bytes, *bits = NULL;
+    te_ctx *te;
+    int64_t shape[TE_MAX_DIMS];
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__need_float(logits, name) || !te__operand(logits, d->expert_bias, true, name) || !te__operand(logits, d->topk_indices, true, name)) return NULL;
+    te = logits->te;
+    if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8) {
+        te__fail(te, TE_ERR_INVALID, "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name, (int)d->routing_map_format);
+        return NULL;
+    }
+    logits = te_tensor_contiguous(logits);
+    if (!logits) return NULL;
+    te__frame_begin(te);
+    memcpy(shape, logits->shape, sizeof(shape));
+    if (logits->ndim > 0) shape[logits->ndim - 1] = te__div_up(te__cols(logits), 8);
+    if (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8) bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
+    bytes = te__empty_like(logits, TE_U8); /* the backward pass reads it, too */
+    made[0] = te__empty_like(logits, all_scores ? TE_F32 : logits->dtype);
+    args.logits = logits;
+    args.expert_bias = d->expert_bias;
+    args.probs = made[0];
+    args.routing_map = bytes;
+    args.routing_bits = bits;
+    args.topk_indices = d->topk_indices;
+    args.topk = state.topk = d->topk;
+    args.score_function = state.score_function = d->score_function;
+    args.use_pre_softmax = state.use_pre_softmax = d->use_pre_softmax;
+    args.num_groups = d->num_groups;
+    args.group_topk = d->group_topk;
+    args.scaling_factor = state.scaling_factor = d->scaling_factor;
+    args.all_scores = state.all_scores = all_scores;
+    saved[0] = logits;
+    saved[1] = all_scores ? NULL : bytes;
+    if (!bytes || (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8 && !bits) || !made[0] || te_op_moe_router_fwd(te, &args) != TE_OK)
+        made[0] = NULL;
+    else
+        made[0] = te__record(name, made[0], te__router_backward, &state, sizeof(state), &logits, 1, saved, 2);
+    made[1] = !made[0] || !routing_map ? NULL : bits ? bits : bytes;
+    te__frame_end(te, made, 2);
+    if (routing_map) *routing_map = made[1];
+    return made[0];
+}
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map) {
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__has_desc(logits->te, desc, "te_fused_topk_with_score_function")) return NULL;
+    return te__route("te_fused_topk_with_score_function", logits, desc, false, routing_map);
+}
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map) {
+    te_fused_topk_desc desc = TE_ZERO;
+    desc.topk = topk;
+    desc.score_function = score_function;
+    desc.routing_map_format = routing_map_format;
+    return te__route("te_fused_compute_score_for_moe_aux_loss", logits, &desc, true, routing_map);
+}
+
+/* ---- auxiliary loss ---- */
+
+typedef struct te__aux_loss_state {
+    te_fused_moe_aux_loss_desc desc;
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__aux_loss_state;
+
+/* saved: tokens_per_expert, the number of tokens on the device. */
+static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__aux_loss_state *s = (const te__aux_loss_state *)state;
+    te_op_moe_aux_loss_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.dloss = dy[0];
+    args.tokens_per_expert = saved[0];
+    args.total_device = saved[1];
+    args.dprobs = dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+    args.total_num_tokens = s->desc.total_num_tokens;
+    args.num_experts = s->desc.num_experts;
+    args.topk = s->desc.topk;
+    args.coeff = s->desc.coeff;
+    return dx[0] ? te_op_moe_aux_loss_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc) {
+    static const char name[] = "te_fused_moe_aux_loss";
+    te_op_moe_aux_loss_fwd_args args = TE_ZERO;
+    te__aux_loss_state state = TE_ZERO;
+    te_tensor *saved[2], *loss;
+    te_ctx *te;
+    if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) || !te__operand(probs, tokens_per_expert, false, name) ||
+        !te__operand(probs, desc->total_num_tokens_tensor, true, name))
+        return NULL;
+    te = probs->te;
+    probs = te_tensor_contiguous(probs);
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    loss = probs && tokens_per_expert ? te__empty_1d(te, probs->dtype, 1) : NULL;
+    if (!loss) return NULL;
+    state.desc = *desc;
+    state.dtype = probs->dtype;
+    state.ndim = probs->ndim;
+    memcpy(state.shape, probs->shape, sizeof(state.shape));
+    args.probs = probs;
+    args.tokens_per_expert = saved[0] = tokens_per_expert;
+    args.total_device = saved[1] = desc->total_num_tokens_tensor;
+    args.loss = loss;
+    args.total_num_tokens = desc->total_num_tokens;
+    args.num_experts = desc->num_experts;
+    args.topk = desc->topk;
+    args.coeff = desc->coeff;
+    return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
+}
+
 /* ==== nn/capped.c =============================================================================================== */
 
 /* nn/capped.c: x that becomes cap * tanh(x / cap), and attention whose scores do (Gemma 2): differentiable functions like those of nn/functions.c. */
@@ -44870,6 +47974,9 @@ typedef struct te__linear_call {
     bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
+    int group;                      /* of a node with many weights: this one's input is 1 + group */
+    te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
@@ -44885,7 +47992,14 @@ typedef struct te__linear_state {
     int ndim;
     int64_t shape[TE_MAX_DIMS]; /* of x */
     te_dtype x_dtype, weight_dtype, bias_dtype;
+    int group;
 } te__linear_state;
+
+/* What a node of one product keeps; saved: references. */
+typedef struct te__linear_made {
+    te__linear_state state;
+    te_tensor *saved[3];
+} te__linear_made;
 
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
@@ -44934,6 +48048,7 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
+/* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
@@ -44956,7 +48071,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -44976,7 +48091,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         te__wgrad g;
         g.dy = dyq;
         g.x = x;
-        g.weight = te->playing->inputs[1];
+        g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
         g.columns = s->shape[s->ndim - 1];
@@ -45106,7 +48221,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (!x->quantized) x = te_tensor_contiguous(x);
     memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
     if (x) shape[x->ndim - 1] = weight->shape[0];
-    y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
+    y = !x ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
@@ -45166,6 +48281,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
+    state.group = c->group;
+    if (c->made) {
+        int i;
+        c->made->state = state;
+        for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
+        return te__frame_return(te, y);
+    }
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 
@@ -45753,7 +48875,7 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_CALL, TE__DESCS };
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
@@ -45766,6 +48888,7 @@ static const te__options te__all_options[TE__DESCS] = {
       TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, gemm, gemm_group),
       TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, gemm, gemm_group), TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -45797,12 +48920,13 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 }
 
 /* The outputs as a list, for code that treats all of them alike. */
-enum { TE__OUTPUTS = 4 };
+enum { TE__OUTPUTS = 5 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
     list[1] = y->bias;
     list[2] = y->ln_out;
     list[3] = y->max_logit;
+    list[4] = y->m_splits;
 }
 static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     te_outputs y;
@@ -45810,6 +48934,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     y.bias = list[1];
     y.ln_out = list[2];
     y.max_logit = list[3];
+    y.m_splits = list[4];
     return y;
 }
 
@@ -45845,7 +48970,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 5 };
+enum { TE__FORWARD_TENSORS = 6 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -45860,11 +48985,12 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[2] = &c->args.key;
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
+    list[5] = &c->args.m_splits_tensor;
     return list[i];
 }
 
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit"};
+    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits"};
     te__module_call *c = (te__module_call *)user, call = *c;
     te_tensor *made[TE__OUTPUTS];
     te_result result;
@@ -46526,11 +49652,11 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     call.outputs.out = args->input; /* the result without children */
     te__frame_begin(m->te);
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit) {
+        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
             const te_module *before = m->children[i - 1];
             result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
                               "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : "max_logit", m->children[i]->name);
+                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
             break;
         }
         call.input = call.outputs.out;
@@ -46608,6 +49734,759 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     te__destroy_orphans(children, n);
     te_module_destroy(m);
     return NULL;
+}
+
+/* ==== nn/grouped.c ============================================================================================== */
+
+/* nn/grouped.c: GroupedLinear, Fp8Padding, Fp8Unpadding: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product
+ * and the module tree; must not know what chooses the groups.
+ *
+ * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
+ * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
+
+typedef struct te__grouped_module {
+    te_grouped_linear_desc desc;
+    te__scaling *scaling;
+    te__weight_cache *caches; /* [num_gemms] */
+} te__grouped_module;
+
+/* One call: the module's parameters and what it was given. */
+typedef struct te__grouped_call {
+    te_module *m;
+    te__grouped_module *s;
+    te__quant_call quant;
+    te_microbatch microbatch;
+    te_tensor *x, *y; /* x [M, in], contiguous, without history; y [M, out] */
+    te_tensor **weights, **biases; /* [num_gemms]; biases NULL: none are added */
+    const int64_t *splits;         /* of the host, or NULL */
+    te_tensor *sizes;              /* on the device */
+} te__grouped_call;
+
+static void te__release_all(te_tensor *const *x, int n) {
+    int i;
+    for (i = 0; i < n; i++) te_tensor_release(x[i]);
+}
+
+/* Rows first .. first + rows - 1 of a matrix, without history. */
+static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
+    return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
+}
+/* The rows behind the last group are 0. */
+static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
+    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
+}
+
+/* ---- groups one by one ---- */
+
+/* A node's state; `each` and then the sizes follow it. */
+typedef struct te__each_state {
+    int n;
+    bool biases;
+    int64_t rows, in, used; /* of x; used: rows that belong to groups */
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype;
+} te__each_state;
+static size_t te__each_bytes(int n) { return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t)); }
+static te__linear_state *te__each_product(const te__each_state *s) { return (te__linear_state *)(void *)((char *)(uintptr_t)s + sizeof(te__each_state)); }
+static int64_t *te__each_sizes(const te__each_state *s) { return (int64_t *)(void *)(te__each_product(s) + s->n); }
+
+static void te__each_release(te_ctx *te, void *state) {
+    te__each_state *s = (te__each_state *)state;
+    int i;
+    for (i = 0; i < s->n; i++) te__linear_release(te, te__each_product(s) + i);
+}
+static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__each_state *s = (const te__each_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    te_result result = g ? TE_OK : te_error_code(te);
+    int64_t at = 0;
+    int i;
+    if (result == TE_OK && needs[0]) {
+        dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
+    }
+    for (i = 0; i < s->n && result == TE_OK; i++) {
+        int64_t rows = te__each_sizes(s)[i];
+        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)), *made[4] = {NULL, NULL, NULL, NULL};
+        bool wanted[4] = {false, false, false, false};
+        wanted[0] = needs[0];
+        wanted[1] = needs[1 + i];
+        wanted[2] = s->biases && needs[1 + s->n + i];
+        if (needs[0]) made[0] = te__alias_2d(dx[0], at * s->in * te__dtype_size(s->dtype), s->dtype, rows, s->in);
+        if (!part || (needs[0] && !made[0])) return te_error_code(te);
+        result = te__linear_backward(te, te__each_product(s) + i, saved + 3 * i, &part, made, wanted);
+        dx[1 + i] = made[1];
+        if (s->biases) dx[1 + s->n + i] = made[2];
+        at += rows;
+    }
+    return result;
+}
+
+static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    int n = c->s->desc.num_gemms, i, made = 0;
+    size_t made_bytes = (size_t)n * sizeof(te__linear_made), state_bytes = te__each_bytes(n), list_bytes = (size_t)(5 * n + 1) * sizeof(te_tensor *);
+    te__linear_made *all = (te__linear_made *)te__alloc_zero(te, made_bytes);
+    te__each_state *state = (te__each_state *)te__alloc_zero(te, state_bytes);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, list_bytes), **in = list, **saved = list ? list + 2 * n + 1 : NULL;
+    te_result result = all && state && list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int64_t at = 0;
+    if (result == TE_OK) {
+        state->n = n;
+        state->biases = c->biases != NULL;
+        state->rows = te__rows(c->x);
+        state->in = te__cols(c->x);
+        state->ndim = input->ndim;
+        memcpy(state->shape, input->shape, sizeof(state->shape));
+        state->dtype = c->x->dtype;
+        in[0] = input;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__linear_call call = TE_ZERO;
+        call.quant = &c->quant;
+        call.gemm = call.group = i;
+        call.cache = &c->s->caches[i];
+        call.microbatch = c->microbatch;
+        call.fuse_wgrad = c->s->desc.gemm.fuse_wgrad_accumulation;
+        call.delays = c->s->desc.gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        call.save_original_input = c->s->desc.save_original_input;
+        call.x = te__rows_of(c->x, at, c->splits[i]);
+        call.out = te__rows_of(c->y, at, c->splits[i]);
+        call.weight = in[1 + i] = c->weights[i];
+        if (c->biases) call.bias = in[1 + n + i] = c->biases[i];
+        call.made = &all[i];
+        if (!call.x || !call.out) result = te_error_code(te);
+        if (result != TE_OK) break;
+        call.x->requires_grad = input->requires_grad; /* a part without a history of its own */
+        if (!te__linear(&call)) {
+            result = te_error_code(te);
+            break;
+        }
+        te__each_product(state)[i] = all[i].state;
+        memcpy(saved + 3 * i, all[i].saved, sizeof(all[i].saved));
+        te__each_sizes(state)[i] = c->splits[i];
+        at += c->splits[i];
+        made++;
+    }
+    if (result == TE_OK) {
+        state->used = at;
+        result = te__zero_rows_from(te, c->y, at);
+    }
+    if (result == TE_OK) { /* from here on the node, or its record, releases the state */
+        if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in, 1 + n + (c->biases ? n : 0), saved, 3 * n)) result = te_error_code(te);
+    } else
+        for (i = 0; i < made; i++) te__linear_release(te, &all[i].state);
+    for (i = 0; i < made; i++) te__release_all(all[i].saved, 3);
+    te__free(te, all, made_bytes);
+    te__free(te, state, state_bytes);
+    te__free(te, list, list_bytes);
+    return result;
+}
+
+/* ---- all groups at once ---- */
+
+/* n matrices [rows, cols] as one [n * rows, cols]: where they lie behind each other it is there already. */
+static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
+    int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]), bytes = rows * cols * te__dtype_size(x[0]->dtype);
+    te_tensor *all;
+    int i;
+    for (i = 0; i < n && x[i]->buffer == x[0]->buffer && x[i]->dtype == x[0]->dtype && x[i]->offset == x[0]->offset + i * bytes && te__is_contiguous(x[i]); i++) {}
+    if (i == n) return te__alias_2d(x[0], 0, x[0]->dtype, n * rows, cols);
+    all = te__empty_2d(te, x[0]->dtype, n * rows, cols);
+    for (i = 0; i < n && all; i++) {
+        te_tensor *place = te__alias_2d(all, i * bytes, all->dtype, rows, cols), *from = te__as_matrix(x[i]);
+        if (!place || !from || te_tensor_copy(place, from) != TE_OK) return NULL;
+    }
+    return all;
+}
+
+/* Do kernels read a's copy together with that of every weight? With one scale a tensor they do. */
+static bool te__groups_meet(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (!a->quantized || !w[i]->quantized || !(te__copy_of(a, a_which)->cls->facts & TE__TENSOR_SCALED) || !te__copies_meet(te__copy_of(a, a_which), te__copy_of(w[i], w_which)))
+            return false;
+    return true;
+}
+/* D rows of g = A rows of g times w[g], or its transpose: the copies as they are, or decoded. */
+static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed, te_op_grouped_gemm_args *g) {
+    int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
+    size_t bytes = 2 * (size_t)n * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **scale = list ? list + n : NULL;
+    bool native = te__groups_meet(a, TE_ROWWISE, w, n, which);
+    te_result result = list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        list[i] = native ? te__copy_of(w[i], which)->data : te__plain_factor(w[i], which, g->d->dtype);
+        if (native) scale[i] = te__copy_of(w[i], which)->scale;
+        if (!list[i]) result = te_error_code(te);
+    }
+    if (result == TE_OK) {
+        g->a = native ? te__copy_of(a, TE_ROWWISE)->data : te__plain_factor(a, TE_ROWWISE, g->d->dtype);
+        g->b = te__stack(te, list, n);
+        if (native) g->scale_a = te__copy_of(a, TE_ROWWISE)->scale;
+        if (native) g->scale_b = te__stack(te, scale, n);
+        g->b_transposed = w_transposed || native; /* column-wise codes lie transposed */
+        result = g->a && g->b && (!native || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    }
+    te__frame_end(te, NULL, 0);
+    te__free(te, list, bytes);
+    return result;
+}
+/* D[g] = dy^T x over the rows of g. */
+static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
+    bool native = te__groups_meet(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE);
+    te_result result;
+    te__frame_begin(te);
+    if (native) {
+        g->a = te__copy_of(dy, TE_COLUMNWISE)->data;
+        g->b = te__copy_of(x, TE_COLUMNWISE)->data;
+        g->scale_a = te__copy_of(dy, TE_COLUMNWISE)->scale;
+        g->scale_b = te__copy_of(x, TE_COLUMNWISE)->scale;
+    } else {
+        te_dtype dtype = dy->dtype;
+        g->a = te__plain_factor(dy, TE_COLUMNWISE, dtype);
+        g->b = te__plain_factor(x, TE_COLUMNWISE, dtype);
+    }
+    g->along_k = true;
+    g->a_transposed = !native;
+    g->b_transposed = native;
+    result = g->a && g->b ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* Sizes of a call as a product's fields. */
+static te_op_grouped_gemm_args te__grouped_gemm_of(const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
+    te_op_grouped_gemm_args g = TE_ZERO;
+    g.sizes = sizes;
+    g.groups = n;
+    g.d = d;
+    g.m = rows;
+    g.n = cols;
+    g.k = inner;
+    g.split_accumulator = split;
+    return g;
+}
+
+typedef struct te__all_state {
+    int n;
+    bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
+    int quantize_x; /* the copy that is made of saved[0]; 0: it is what the product takes */
+    int64_t rows, in, out;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype, weight_dtype, bias_dtype;
+    te__scaling *delays; /* a reference, or NULL */
+    te__quant_call quant;
+} te__all_state;
+static void te__all_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__all_state *)state)->quant);
+    te__scaling_release(((te__all_state *)state)->delays);
+}
+
+/* The gradients of all weights: what they take, with references of its own once they are deferred. `vars` follow. */
+typedef struct te__all_wgrad {
+    te_tensor *dy, *x, *sizes;
+    int64_t out, in, rows;
+    int n;
+    te_dtype dtype;
+    bool fused, overwrite, split;
+    uint64_t saved_at;
+} te__all_wgrad;
+static te__var **te__wgrad_vars(const te__all_wgrad *g) { return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad)); }
+
+/* Adds into the main_grads, or gives the gradients in dw[]. */
+static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
+    te__var **vars = te__wgrad_vars(g);
+    te_dtype dtype = g->dtype;
+    te_tensor *all;
+    te_op_grouped_gemm_args gemm;
+    te_result result;
+    int i, fused = 0;
+    for (i = 0; i < g->n; i++)
+        if (g->fused && vars[i] && vars[i]->main_grad) {
+            dtype = vars[i]->main_grad->dtype;
+            fused++;
+        }
+    all = te__empty_2d(te, fused == g->n ? dtype : g->dtype, g->n * g->out, g->in);
+    if (!all) return te_error_code(te);
+    gemm = te__grouped_gemm_of(g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
+    result = te__grouped_k_product(te, g->dy, g->x, &gemm);
+    for (i = 0; i < g->n && result == TE_OK; i++) {
+        te_tensor *part = te__rows_of(all, i * g->out, g->out), *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
+        te_op_axpby_args add = TE_ZERO;
+        if (!part) return te_error_code(te);
+        if (!main_grad) {
+            dw[i] = part;
+            continue;
+        }
+        add.x = part;
+        add.y = g->overwrite ? NULL : main_grad;
+        add.out = main_grad;
+        add.alpha = add.beta = 1.0f;
+        result = te_op_axpby(te, &add);
+    }
+    return result;
+}
+static void te__all_wgrad_release(te_ctx *te, void *state) {
+    te__all_wgrad *g = (te__all_wgrad *)state;
+    int i;
+    te_tensor_release(g->dy);
+    te_tensor_release(g->x);
+    te_tensor_release(g->sizes);
+    for (i = 0; i < g->n; i++)
+        if (te__wgrad_vars(g)[i]) te__var_release(te, te__wgrad_vars(g)[i]);
+}
+static te_result te__all_wgrad_run(te_ctx *te, void *state) {
+    const te__all_wgrad *g = (const te__all_wgrad *)state;
+    size_t bytes = (size_t)g->n * sizeof(te_tensor *);
+    te_tensor **dw;
+    te_result result;
+    int i;
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at) || te__written_since(g->sizes, g->saved_at))
+        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a GroupedLinear was written after te_backward, and the weights' gradients need it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at) ? "input" : te__written_since(g->dy, g->saved_at) ? "output's gradient" : "m_splits_tensor");
+    dw = (te_tensor **)te__alloc_zero(te, bytes);
+    if (!dw) return TE_ERR_OUT_OF_MEMORY;
+    result = te__all_wgrad_product(te, g, dw);
+    for (i = 0; i < g->n && result == TE_OK; i++)
+        if (dw[i] && te__wgrad_vars(g)[i]) result = te__var_add_grad(te, te__wgrad_vars(g)[i], dw[i]);
+    te__free(te, dw, bytes);
+    return result;
+}
+
+static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_tensor *dy, te_tensor *x, te_tensor *sizes, te_tensor **dx) {
+    size_t bytes = sizeof(te__all_wgrad) + (size_t)s->n * sizeof(te__var *);
+    te__all_wgrad *g = (te__all_wgrad *)te__alloc_zero(te, bytes);
+    te_result result;
+    bool later = s->delays && s->delays->module;
+    int i;
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->dy = dy;
+    g->x = x;
+    g->sizes = sizes;
+    g->out = s->out;
+    g->in = s->in;
+    g->rows = s->rows;
+    g->n = s->n;
+    g->dtype = s->weight_dtype;
+    g->fused = s->fuse_wgrad;
+    g->overwrite = s->overwrite_main_grad;
+    g->split = s->split_wgrad;
+    g->saved_at = te->writes;
+    for (i = 0; i < s->n; i++) {
+        te__wgrad_vars(g)[i] = te->playing->inputs[1 + i];
+        later = later && te->playing->inputs[1 + i] && te->playing->inputs[1 + i]->leaf;
+    }
+    if (later) {
+        te_tensor_retain(dy);
+        te_tensor_retain(x);
+        te_tensor_retain(sizes);
+        te__note_saved(dy);
+        te__note_saved(x);
+        te__note_saved(sizes);
+        for (i = 0; i < s->n; i++) te__wgrad_vars(g)[i]->refs++;
+        result = te__defer(te, s->delays, te__all_wgrad_run, te__all_wgrad_release, g, bytes);
+    } else
+        result = te__all_wgrad_product(te, g, dx + 1);
+    te__free(te, g, bytes);
+    return result;
+}
+
+/* saved: x, sizes, weights. */
+static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__all_state *s = (const te__all_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0];
+    bool weights = false, biases = false;
+    te_result result = TE_OK;
+    int i;
+    if (g) g = te__alias_2d(g, 0, g->dtype, s->rows, s->out);
+    if (!g) return te_error_code(te);
+    for (i = 0; i < s->n; i++) {
+        weights = weights || needs[1 + i];
+        biases = biases || (s->biases && needs[1 + s->n + i]);
+    }
+    gq = g;
+    if (s->quantize_grad && (needs[0] || weights)) {
+        te__quant_spec spec = te__slot_spec(&s->quant, true, 0, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0));
+        gq = te__quantize_operand(g, &spec);
+        if (!gq) return te_error_code(te);
+        te__inspect(s->quant.scaling, 0, TE_TENSOR_GRAD_OUTPUT, g, gq);
+    }
+    if (biases) {
+        te_op_grouped_column_sum_args sum = TE_ZERO;
+        te_tensor *all = te__empty_2d(te, s->bias_dtype, s->n, s->out);
+        sum.x = g;
+        sum.sizes = saved[1];
+        sum.out = all;
+        result = all ? te_op_grouped_column_sum(te, &sum) : te_error_code(te);
+        for (i = 0; i < s->n && result == TE_OK; i++) {
+            dx[1 + s->n + i] = te__alias_1d(all, i * s->out * te__dtype_size(s->bias_dtype), s->bias_dtype, s->out);
+            if (!dx[1 + s->n + i]) result = te_error_code(te);
+        }
+    }
+    if (needs[0] && result == TE_OK) {
+        te_tensor *d;
+        dx[0] = te_tensor_zeros(te, s->dtype, s->ndim, s->shape);
+        d = dx[0] ? te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in) : NULL;
+        if (d) {
+            te_op_grouped_gemm_args gemm = te__grouped_gemm_of(saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
+            result = te__grouped_rows_product(te, gq, saved + 2, s->n, false, &gemm);
+        } else
+            result = te_error_code(te);
+    }
+    if (weights && result == TE_OK && s->quantize_x) {
+        te__quant_spec spec = te__slot_spec(&s->quant, false, 0, TE__SLOT_INPUT, s->quantize_x);
+        x = te__quantize_operand(x, &spec);
+        if (!x) return te_error_code(te);
+    }
+    return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
+}
+
+/* The weight of one product, quantized or not, as the recipe has it. */
+static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage) {
+    te__linear_call call = TE_ZERO;
+    call.quant = &c->quant;
+    call.gemm = i;
+    call.cache = &c->s->caches[i];
+    call.microbatch = c->microbatch;
+    call.weight = c->weights[i];
+    return te__quantized_weight(&call, usage);
+}
+
+/* in, and saved: room for all; te__grouped_all frees it. */
+static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    const te_recipe *recipe = c->quant.enabled ? &c->quant.recipe : NULL;
+    te_op_grouped_gemm_args gemm;
+    te_tensor *xq = c->x;
+    te_result result = TE_OK;
+    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
+    int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    in[0] = input;
+    for (i = 0; i < n; i++) {
+        in[1 + i] = c->weights[i];
+        if (c->biases) in[1 + n + i] = c->biases[i];
+        wants_weight = wants_weight || te__wants_grad(c->weights[i]);
+    }
+    if (recipe) {
+        bool again = d->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
+        te__quant_spec spec = te__slot_spec(&c->quant, false, 0, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0));
+        if (d->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
+            return te__fail(te, TE_ERR_INVALID, "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave the "
+                            "option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        if (again && wants_weight && spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
+        xq = te__quantize_operand(c->x, &spec);
+        if (!xq) return te_error_code(te);
+        if (xq != c->x) te__inspect(c->quant.scaling, 0, TE_TENSOR_INPUT, c->x, xq);
+        state->split_dgrad = block || te__switch(recipe->split_dgrad, true);
+        state->split_wgrad = block || te__switch(recipe->split_wgrad, true);
+        state->quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) result = te_error_code(te);
+    }
+    gemm = te__grouped_gemm_of(c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
+    if (result == TE_OK && c->biases) {
+        gemm.bias = te__stack(te, c->biases, n);
+        if (!gemm.bias) result = te_error_code(te);
+    }
+    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group */
+    if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) return te_error_code(te);
+        saved[2 + i] = !wants_x ? NULL : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep) : w[i];
+        if (saved[2 + i] && x->var && x->var->leaf) saved[2 + i]->is_weight = true;
+    }
+    if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) xq = c->x;
+    saved[0] = !wants_weight ? NULL : state->quantize_x ? c->x : xq->quantized ? te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE) : xq;
+    saved[1] = c->sizes;
+    return result;
+}
+
+static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    int n = d->num_gemms;
+    size_t bytes = (size_t)(4 * n + 3) * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **saved, **w;
+    te__all_state state = TE_ZERO;
+    te_result result;
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    saved = list + 2 * n + 1;
+    w = saved + n + 2;
+    result = te__grouped_all_with(c, input, &state, list, saved, w);
+    if (result == TE_OK) {
+        state.n = n;
+        state.biases = c->biases != NULL;
+        state.fuse_wgrad = d->gemm.fuse_wgrad_accumulation;
+        state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
+        state.rows = te__rows(c->x);
+        state.in = d->in_features;
+        state.out = d->out_features;
+        state.ndim = input->ndim;
+        memcpy(state.shape, input->shape, sizeof(state.shape));
+        state.dtype = c->x->dtype;
+        state.weight_dtype = c->weights[0]->dtype;
+        state.bias_dtype = c->biases ? c->biases[0]->dtype : TE_DTYPE_NONE;
+        state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        if (state.delays) state.delays->refs++;
+        if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(&c->quant);
+        if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list, 1 + n + (c->biases ? n : 0), saved, n + 2)) result = te_error_code(te);
+    }
+    te__free(te, list, bytes);
+    return result;
+}
+
+/* ---- the module ---- */
+
+/* What each group adds, as one tensor [n, out], for return_bias. */
+static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    int i, n = *(const int *)state;
+    (void)saved, (void)needs;
+    for (i = 0; g && i < n; i++) {
+        dx[i] = te__alias_1d(g, i * te__cols(g) * te__dtype_size(g->dtype), g->dtype, te__cols(g));
+        if (!dx[i]) return te_error_code(te);
+    }
+    return g ? TE_OK : te_error_code(te);
+}
+
+/* The sizes of a call, as the device has them, and whether those of the host fit. */
+static te_result te__call_splits(te_module *m, const te_forward_args *args, int n, int64_t rows, te_tensor **sizes) {
+    te_ctx *te = m->te;
+    int64_t sum = 0;
+    int i;
+    *sizes = args->m_splits_tensor;
+    if (!args->m_splits == !args->m_splits_tensor)
+        return te__fail(te, TE_ERR_INVALID, "%s: m_splits and m_splits_tensor are %s; one of them says how many rows each of the %d groups has", m->cls->name,
+                        args->m_splits ? "both given" : "NULL", n);
+    if (args->m_splits_tensor) {
+        const te_tensor *x = args->m_splits_tensor;
+        char text[TE__SHAPE_TEXT];
+        if (!te__same_ctx(x, te, m->cls->name)) return te_error_code(te);
+        if (te__numel(x) != n || (x->dtype != TE_I32 && x->dtype != TE_I64) || !te__is_contiguous(x) || !x->buffer)
+            return te__fail(te, TE_ERR_SHAPE, "%s: m_splits_tensor is %s %s; contiguous i32 or i64 [%d] is needed", m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), n);
+        return TE_OK;
+    }
+    for (i = 0; i < n; i++) {
+        if (args->m_splits[i] < 0 || args->m_splits[i] > rows - sum)
+            return te__fail(te, TE_ERR_INVALID, "%s: m_splits[%d] is %lld, and %lld of %lld rows are left for it", m->cls->name, i, (long long)args->m_splits[i],
+                            (long long)(rows - sum), (long long)rows);
+        sum += args->m_splits[i];
+    }
+    return TE_OK;
+}
+
+static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    te_tensor *input = args->input;
+    char text[TE__SHAPE_TEXT], name[32];
+    int64_t shape[TE_MAX_DIMS];
+    bool one_by_one;
+    te_result result;
+    int i;
+    if (!te__need_float(input, "GroupedLinear")) return te_error_code(te);
+    if (input->ndim < 1 || te__cols(input) != d->in_features)
+        return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
+    result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
+    for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        c->weights[i] = te_module_parameter(c->m, name);
+        if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
+        if (c->weights[i]->dtype != input->dtype)
+            result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                              te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+    }
+    if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
+    if (result != TE_OK) return result;
+    c->splits = args->m_splits;
+    c->microbatch = args->is_first_microbatch;
+    one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
+    if (d->gemm.return_bias && c->biases) {
+        te_tensor *all = te__stack(te, c->biases, d->num_gemms);
+        args->outputs.bias = all ? te__record("grouped_bias", all, te__stacked_backward, &d->num_gemms, sizeof(d->num_gemms), c->biases, d->num_gemms, NULL, 0) : NULL;
+        if (!args->outputs.bias) return te_error_code(te);
+        c->biases = NULL;
+    }
+    input = te_tensor_contiguous(input);
+    c->x = input ? te__alias_2d(input, 0, input->dtype, te__rows(input), d->in_features) : NULL;
+    if (!c->x) return te_error_code(te);
+    c->y = te__empty_2d(te, input->dtype, te__rows(input), d->out_features);
+    if (c->splits && !one_by_one) c->sizes = te__moe_splits(te, NULL, c->splits, d->num_gemms, 1, NULL);
+    if (!c->y || (!one_by_one && !c->sizes)) return te_error_code(te);
+    result = one_by_one ? te__grouped_each(c, input) : te__grouped_all(c, input);
+    if (result != TE_OK || input->ndim == 2) return result == TE_OK ? te__output(c->m, args, c->y) : result;
+    memcpy(shape, input->shape, sizeof(shape));
+    shape[input->ndim - 1] = d->out_features;
+    return te__output(c->m, args, te_tensor_view(c->y, input->ndim, shape));
+}
+static te_result te__grouped_forward(te_module *m, te_forward_args *args) {
+    te__grouped_call call = TE_ZERO;
+    size_t bytes;
+    te_result result;
+    call.m = m;
+    call.s = (te__grouped_module *)m->state;
+    bytes = 2 * (size_t)call.s->desc.num_gemms * sizeof(te_tensor *);
+    call.weights = (te_tensor **)te__alloc_zero(m->te, bytes);
+    if (!call.weights) return TE_ERR_OUT_OF_MEMORY;
+    call.biases = call.s->desc.gemm.no_bias ? NULL : call.weights + call.s->desc.num_gemms;
+    result = te__grouped_run(&call, args);
+    te__free(m->te, call.weights, bytes);
+    return result;
+}
+static void te__grouped_destroy(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    int i;
+    for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
+    if (s->caches) te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
+    te__scaling_leave(s->scaling);
+}
+static te_result te__grouped_reset(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    te_result result = TE_OK;
+    char name[32];
+    int i;
+    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        result = te__init_weight(te_module_parameter(m, name), &s->desc.gemm.init);
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
+    }
+    return result;
+}
+static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward, te__grouped_destroy, te__grouped_reset};
+
+/* NAME0, NAME1 ...: parts of one stack, or, on no device, shapes alone. cols 0: vectors. */
+static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
+    te_tensor *all = NULL;
+    char name[32];
+    int i;
+    if (!dtype) dtype = TE_BF16;
+    te__frame_begin(m->te);
+    if (!m->meta) all = te__empty_2d(m->te, dtype, n * rows, cols ? cols : 1);
+    for (i = 0; i < n; i++) {
+        int before = m->num_entries;
+        int64_t offset = i * rows * (cols ? cols : 1) * te__dtype_size(dtype);
+        snprintf(name, sizeof(name), "%s%d", prefix, i);
+        if (m->meta)
+            te__add_weight(m, name, dtype, rows, cols);
+        else if (all)
+            te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
+        if (cols && m->num_entries > before) m->entries[before].product_weight = true;
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+
+static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
+    if (n >= 1 && n <= TE_MAX_GEMMS) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
+    return false;
+}
+
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+    te_module *m;
+    te__grouped_module *s;
+    if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
+        !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_grouped_linear_create", TE__DESC_GROUPED_LINEAR, desc))
+        return NULL;
+    m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
+    if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
+    s = (te__grouped_module *)m->state;
+    s->desc = *desc;
+    s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
+    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
+    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    s->scaling = te__scaling_create(te, m, desc->num_gemms);
+    return te__module_built(m);
+}
+
+/* ---- Fp8Padding, Fp8Unpadding ---- */
+
+typedef struct te__padding_module {
+    te_fp8_padding_desc desc;
+} te__padding_module;
+
+static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
+    const te__autocast *cast = te__autocast_now(te);
+    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
+    return s->desc.align_size;
+}
+/* The gradient of rows that were moved back. */
+static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    desc.map_type = TE_MAP_INDEX;
+    return te_moe_unpermute(x, map, &desc);
+}
+
+static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad) {
+    te__padding_module *s = (te__padding_module *)m->state;
+    te_ctx *te = m->te;
+    int n = s->desc.num_gemms, i;
+    int64_t align, rows, before = 0, after = 0;
+    te_tensor *x, *sizes, *padded, *offsets = NULL, *map;
+    te_result result;
+    x = te__moe_tokens(args->input, m->cls->name);
+    if (!x) return te_error_code(te);
+    align = te__padding_align(s, te);
+    rows = te__rows(x);
+    result = te__call_splits(m, args, n, rows, &sizes);
+    if (result != TE_OK) return result;
+    for (i = 0; args->m_splits && i < n; i++) {
+        before += args->m_splits[i];
+        after += te__round_up(args->m_splits[i], align);
+        if (!unpad && args->padded_m_splits) args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
+    }
+    if (args->m_splits && rows != (unpad ? after : before))
+        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
+    if (!args->m_splits) { /* room for any sizes */
+        before = rows;
+        after = rows + n * (align - 1);
+    }
+    padded = te__moe_splits(te, sizes, args->m_splits, n, align, &offsets);
+    if (!padded) return te_error_code(te);
+    if (!sizes) sizes = te__moe_splits(te, NULL, args->m_splits, n, 1, NULL);
+    map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
+    if (!map) return te_error_code(te);
+    if (!unpad) args->outputs.m_splits = padded;
+    return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
+}
+static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
+static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
+static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL, NULL};
+
+static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
+    if (desc->align_size < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+        return NULL;
+    }
+    m = te_module_create(te, cls, desc->name ? desc->name : name);
+    if (!m) return NULL;
+    ((te__padding_module *)m->state)->desc = *desc;
+    return te__module_built(m);
+}
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__pad_class, "te_fp8_padding_create", "fp8_padding");
+}
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__unpad_class, "te_fp8_unpadding_create", "fp8_unpadding");
 }
 
 /* ==== nn/transformer.c ========================================================================================== */
@@ -47072,7 +50951,7 @@ static void te__top_experts(const float *logits, int n, int chosen, int *expert,
     for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
 }
 
-static te_result te__route_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
     const int64_t tokens = te__rows(saved[0]);
     const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
@@ -47109,7 +50988,7 @@ typedef struct te__routes {
 } te__routes;
 
 /* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
-static te_tensor *te__route(te_tensor *logits, int chosen, te__routes *r) {
+static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
     te_ctx *te = logits->te;
     const int n = (int)te__cols(logits);
     const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
@@ -47135,7 +51014,7 @@ static te_tensor *te__route(te_tensor *logits, int chosen, te__routes *r) {
         y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
     }
     te__free(te, value, bytes);
-    return te__record("route", y, te__route_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
+    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
 }
 
 /* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
@@ -47190,7 +51069,7 @@ static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     r.token = (int32_t *)(r.start + s->experts + 1);
     r.share = r.token + rows;
     r.row = r.share + rows;
-    share = te__route(gate.input, s->chosen, &r);
+    share = te__route_tokens(gate.input, s->chosen, &r);
     if (share) y = te__run_experts(m, x, &r, args);
     if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
     if (y) {
@@ -47570,7 +51449,7 @@ typedef struct te__opt_class {
     const char *create; /* the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* what changes from step to step beside the learning rate; NULL: nothing */
+    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* two numbers that change from step to step, beside the learning rate; NULL: none do */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
 } te__opt_class;
 
@@ -47597,7 +51476,7 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: what the flags are in a file; NULL: they do not count */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -47630,7 +51509,7 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     result = te_op_amax(value->te, &most);
     return result == TE_OK ? te_op_store_state(value->te, &store) : result;
 }
-/* f32 `out` becomes what the state stands for. */
+/* f32 `out` becomes the state without its scale. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
     te_op_axpby_args scale = TE_ZERO;
@@ -47739,7 +51618,7 @@ static te_result te__opt_requantize(te_optimizer *opt) {
     }
     return result;
 }
-/* The tensors that the operation's entry of a parameter names: what it steps, and the master beside it, if there is one. */
+/* The tensors in the operation's entry of a parameter: the one that it steps, and the master beside it, if there is one. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;
@@ -47748,7 +51627,7 @@ static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
 
 /* ==== train/optimizer.c ========================================================================================= */
 
-/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
  * the module tree; must not know any optimizer's arithmetic, or files. */
 
 /* ---- making one ---- */
@@ -47879,8 +51758,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
 
 /* ---- stepping ---- */
 
-/* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
- * parameter took no part in this step. */
+/* The gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the main gradient, if there is one; the gradient that the tape
+ * brought (from other uses of the weight) is added to it here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;

@@ -1,7 +1,8 @@
 #!/bin/sh
-# A short training run whose losses are checked, and the same run interrupted and resumed: run_short.sh build/train_gpt
+# A short training run whose losses are checked, the same run interrupted and resumed, and a mixture of experts: run_short.sh build/train_gpt build/moe
 # The last line is `N passed, M failed, K skipped`.
 train=$1
+moe=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 passed=0 failed=0
@@ -62,6 +63,14 @@ status=$?
 result "it resumes after an interruption at step ${interrupted:-none}" $status "exit $status: $(tail -3 "$folder/halved.log")"
 cmp "$folder/whole/loss.csv" "$folder/halved/loss.csv" >"$folder/cmp.log" 2>&1
 result "to the same losses" $? "$(cat "$folder/cmp.log")"
+
+# A mixture of experts, recorded as a graph: from 2.0 at its beginning to 0.2 where this was written, with room for sums in another order.
+"$moe" 100 </dev/null >"$folder/moe.log" 2>&1
+result "a mixture of experts runs to its end" $? "$(tail -3 "$folder/moe.log")"
+last=$(tail -1 "$folder/moe.log")
+message=$(echo "$last" | awk '!($1 == "step" && $2 == 99 && $4 < 0.5) { print "the loss of step 99 is not below 0.5"; exit 1 }')
+result "and learns" $? "$message: $last"
+echo "      $last"
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]

@@ -106,6 +106,28 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* A routing mask of two experts for each token. */
+static inline te_tensor *call_mask(te_ctx *te, int64_t tokens, int64_t experts) {
+    const int64_t shape[2] = {tokens, experts};
+    uint8_t *host = (uint8_t *)calloc((size_t)(tokens * experts), 1);
+    te_tensor *x;
+    int64_t t;
+    if (!host) return NULL;
+    for (t = 0; t < tokens; t++) host[t * experts + t * 7 % experts] = host[t * experts + (t * 11 + 3) % experts] = 1;
+    x = te_tensor_from_host(te, TE_U8, 2, shape, host);
+    free(host);
+    return x;
+}
+static inline te_tensor *call_mask_map(te_ctx *te, int64_t tokens, int64_t experts) {
+    const int64_t shape[2] = {tokens, 2 * experts + 1};
+    te_op_moe_mask_map_args a;
+    memset(&a, 0, sizeof a);
+    a.routing_map = call_mask(te, tokens, experts);
+    a.row_id_map = te_tensor_empty(te, TE_I32, 2, shape);
+    te_op_moe_mask_map(te, &a);
+    return a.row_id_map;
+}
+
 /* Bytes from low to low + range - 1: codes and scales of formats that no f32 is rounded to. */
 static inline te_tensor *call_bytes(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols, int low, int range) {
     size_t n = (size_t)(rows * cols), i;
@@ -830,18 +852,107 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.act_bwd.activation = TE_SWIGLU;
         c->args.act_bwd.glu_interleave_size = 33;
         break;
-        CALL(80, SOFTCAP, "capped numbers")
+        CALL(80, MOE_SPLITS, "sizes of groups, padded")
+        c->args.moe_splits.sizes = call_ids(te, 70, 100);
+        c->args.moe_splits.padded = call_out(c, te, TE_I64, 1, (const int64_t[]){70});
+        c->args.moe_splits.offsets = call_out(c, te, TE_I32, 1, (const int64_t[]){70});
+        c->args.moe_splits.align = 16;
+        c->tolerance = 0;
+        break;
+        CALL(81, MOE_MASK_MAP, "map of a routing mask")
+        c->args.moe_mask_map.routing_map = call_mask(te, M, 40);
+        c->args.moe_mask_map.row_id_map = call_out(c, te, TE_I32, 2, (const int64_t[]){M, 81});
+        c->args.moe_mask_map.tokens_per_expert = call_out(c, te, TE_I64, 1, (const int64_t[]){40});
+        c->tolerance = 0;
+        break;
+        CALL(82, MOE_INDEX_MAP, "map of routing indices")
+        c->args.moe_index_map.experts = call_ids(te, 2 * M, 100);
+        c->args.moe_index_map.row_id_map = call_out(c, te, TE_I32, 1, (const int64_t[]){2 * M});
+        c->args.moe_index_map.num_out_tokens = 200;
+        c->tolerance = 0;
+        break;
+        CALL(83, MOE_CHUNK_MAP, "map of sorted chunks")
+        c->args.moe_chunk_map.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){50, 0, 13, 60});
+        c->args.moe_chunk_map.sorted_index = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){2, 3, 1, 0});
+        c->args.moe_chunk_map.row_id_map = call_out(c, te, TE_I32, 1, vm);
+        c->tolerance = 0;
+        break;
+        CALL(84, MOE_PERMUTE, "permute tokens and probabilities")
+        c->args.moe_permute.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.moe_permute.row_id_map = call_mask_map(te, M, 40);
+        c->args.moe_permute.probs = call_normal(te, TE_F32, 2, (const int64_t[]){M, 40}, 2);
+        c->args.moe_permute.y = call_out(c, te, dtype, 2, (const int64_t[]){2 * M, N});
+        c->args.moe_permute.permuted_probs = call_out(c, te, TE_F32, 1, (const int64_t[]){2 * M});
+        c->tolerance = 0;
+        break;
+        CALL(85, MOE_UNPERMUTE, "unpermute with merging probabilities")
+        c->args.moe_unpermute.x = call_normal(te, dtype, 2, (const int64_t[]){2 * M, N}, 1);
+        c->args.moe_unpermute.row_id_map = call_mask_map(te, M, 40);
+        c->args.moe_unpermute.merging_probs = call_normal(te, TE_F32, 2, (const int64_t[]){M, 40}, 2);
+        c->args.moe_unpermute.y = call_out(c, te, dtype, 2, mn);
+        break;
+        CALL(86, MOE_UNPERMUTE_BWD, "unpermute backward")
+        c->args.moe_unpermute_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.moe_unpermute_bwd.x = call_normal(te, dtype, 2, (const int64_t[]){2 * M, N}, 2);
+        c->args.moe_unpermute_bwd.row_id_map = call_mask_map(te, M, 40);
+        c->args.moe_unpermute_bwd.merging_probs = call_normal(te, TE_F32, 2, (const int64_t[]){M, 40}, 3);
+        c->args.moe_unpermute_bwd.dx = call_out(c, te, dtype, 2, (const int64_t[]){2 * M, N});
+        c->args.moe_unpermute_bwd.dprobs = call_out(c, te, TE_F32, 2, (const int64_t[]){M, 40});
+        break;
+        CALL(87, MOE_ROUTER_FWD, "router: eight of 264 experts, in four of eight groups")
+        c->args.moe_router_fwd.logits = call_normal(te, TE_F32, 2, mn, 1);
+        c->args.moe_router_fwd.expert_bias = call_normal(te, TE_F32, 1, vn, 2);
+        c->args.moe_router_fwd.probs = call_out(c, te, TE_F32, 2, mn);
+        c->args.moe_router_fwd.routing_map = call_out(c, te, TE_U8, 2, mn);
+        c->args.moe_router_fwd.topk = 8;
+        c->args.moe_router_fwd.num_groups = 8;
+        c->args.moe_router_fwd.group_topk = 4;
+        c->args.moe_router_fwd.score_function = TE_SCORE_SIGMOID;
+        c->tolerance = 1e-5;
+        break;
+        CALL(88, MOE_ROUTER_BWD, "router backward, all scores")
+        c->args.moe_router_bwd.logits = call_normal(te, dtype, 2, mn, 1);
+        c->args.moe_router_bwd.dprobs = call_normal(te, TE_F32, 2, mn, 2);
+        c->args.moe_router_bwd.dlogits = call_out(c, te, dtype, 2, mn);
+        c->args.moe_router_bwd.topk = 2;
+        c->args.moe_router_bwd.all_scores = true;
+        break;
+        CALL(89, MOE_AUX_LOSS_FWD, "auxiliary loss")
+        c->args.moe_aux_loss_fwd.probs = call_normal(te, dtype, 2, mn, 1);
+        c->args.moe_aux_loss_fwd.tokens_per_expert = call_ids(te, N, 9);
+        c->args.moe_aux_loss_fwd.loss = call_out(c, te, TE_F32, 1, one);
+        c->args.moe_aux_loss_fwd.total_num_tokens = M;
+        c->args.moe_aux_loss_fwd.num_experts = 264;
+        c->args.moe_aux_loss_fwd.topk = 2;
+        c->args.moe_aux_loss_fwd.coeff = 1;
+        c->tolerance = 1e-4; /* a sum of values of either sign */
+        break;
+        CALL(90, MOE_AUX_LOSS_BWD, "auxiliary loss backward")
+        c->args.moe_aux_loss_bwd.dloss = te_tensor_full(te, TE_F32, 1, one, 0.5);
+        c->args.moe_aux_loss_bwd.tokens_per_expert = call_ids(te, N, 9);
+        c->args.moe_aux_loss_bwd.dprobs = call_out(c, te, dtype, 2, mn);
+        c->args.moe_aux_loss_bwd.total_num_tokens = M;
+        c->args.moe_aux_loss_bwd.num_experts = 264;
+        c->args.moe_aux_loss_bwd.topk = 2;
+        c->args.moe_aux_loss_bwd.coeff = 1;
+        break;
+        CALL(91, GROUPED_COLUMN_SUM, "column sums of groups")
+        c->args.grouped_column_sum.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.grouped_column_sum.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){50, 0, 77});
+        c->args.grouped_column_sum.out = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
+        break;
+        CALL(92, SOFTCAP, "capped numbers")
         c->args.softcap.x = call_normal(te, dtype, 2, mn, 1);
         c->args.softcap.y = call_out(c, te, dtype, 2, mn);
         c->args.softcap.cap = 0.7f;
         break;
-        CALL(81, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
+        CALL(93, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
         c->args.capped_softmax_fwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.capped_softmax_fwd.y = call_out(c, te, dtype, 2, mn);
         c->args.capped_softmax_fwd.scale = 3;
         c->args.capped_softmax_fwd.cap = 2;
         break;
-        CALL(82, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
+        CALL(94, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
         c->args.capped_softmax_bwd.x = call_normal(te, dtype, 2, mn, 1);
         c->args.capped_softmax_bwd.dy = call_normal(te, dtype, 2, mn, 2);
         c->args.capped_softmax_bwd.dx = call_out(c, te, dtype, 2, mn);

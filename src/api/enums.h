@@ -104,3 +104,10 @@ typedef enum te_attn_bias {
     TE_ATTN_BIAS_POST_SCALE = 2, /* scale * q k + B */
     TE_ATTN_BIAS_ALIBI = 3       /* minus the distance times the head's slope */
 } te_attn_bias;
+
+/* How a router turns logits into scores. */
+typedef enum te_score_function {
+    TE_SCORE_SOFTMAX = 0,     /* over all experts, or over the chosen ones */
+    TE_SCORE_SIGMOID = 1,     /* 1 / (1 + exp(-x)) */
+    TE_SCORE_SQRTSOFTPLUS = 2 /* sqrt(log(1 + exp(x))) */
+} te_score_function;

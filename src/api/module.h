@@ -9,6 +9,7 @@ typedef struct te_outputs {
     te_tensor *bias;      /* with return_bias: not added to out yet */
     te_tensor *ln_out;    /* with return_layernorm_output */
     te_tensor *max_logit; /* with return_max_logit */
+    te_tensor *m_splits;  /* Fp8Padding's, i64 [num_gemms]: the padded sizes */
 } te_outputs;
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
@@ -26,6 +27,9 @@ typedef struct te_forward_args {
     const te_rotary_desc *rotary_key;  /* not yet: rotates keys; NULL => as queries */
     te_attention_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
+    const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
+    te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
+    int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */

@@ -76,11 +76,23 @@
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)                 \
+    X(moe_splits, MOE_SPLITS, moe)                     \
+    X(moe_mask_map, MOE_MASK_MAP, moe)                 \
+    X(moe_index_map, MOE_INDEX_MAP, moe)               \
+    X(moe_chunk_map, MOE_CHUNK_MAP, moe)               \
+    X(moe_permute, MOE_PERMUTE, moe)                   \
+    X(moe_unpermute, MOE_UNPERMUTE, moe)               \
+    X(moe_unpermute_bwd, MOE_UNPERMUTE_BWD, moe)       \
+    X(moe_router_fwd, MOE_ROUTER_FWD, moe)             \
+    X(moe_router_bwd, MOE_ROUTER_BWD, moe)             \
+    X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
+    X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
+    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)     \
     X(softcap, SOFTCAP, softcap)                       \
     X(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, softcap) \
     X(capped_softmax_bwd, CAPPED_SOFTMAX_BWD, softcap)
 
-/* The operations: TE_OP_COPY ..., in the order of TE_OP_LIST. */
+/* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
 typedef enum te_op {
     TE_OP_NONE = 0, /* none: refused */
 #define TE_OP_ID(lower, UPPER, family) TE_OP_##UPPER,

@@ -145,7 +145,7 @@ TE_API bool te_grad_enabled(const te_ctx *te) { return te && te->tape.no_grad ==
 /* Will a function of x have to be recorded? */
 static bool te__wants_grad(const te_tensor *x) { return x && x->requires_grad && x->te->tape.no_grad == 0; }
 
-enum { TE__MAX_NODE_TENSORS = 64 };
+enum { TE__MAX_NODE_TENSORS = 1040 }; /* weights and biases of a GroupedLinear with TE_MAX_GEMMS groups, and more */
 static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor *const *tensors, int count) {
     int i;
     for (i = 0; i < count; i++) {

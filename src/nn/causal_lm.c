@@ -196,7 +196,7 @@ static void te__top_experts(const float *logits, int n, int chosen, int *expert,
     for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
 }
 
-static te_result te__route_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
     const int64_t tokens = te__rows(saved[0]);
     const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
@@ -233,7 +233,7 @@ typedef struct te__routes {
 } te__routes;
 
 /* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
-static te_tensor *te__route(te_tensor *logits, int chosen, te__routes *r) {
+static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
     te_ctx *te = logits->te;
     const int n = (int)te__cols(logits);
     const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
@@ -259,7 +259,7 @@ static te_tensor *te__route(te_tensor *logits, int chosen, te__routes *r) {
         y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
     }
     te__free(te, value, bytes);
-    return te__record("route", y, te__route_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
+    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
 }
 
 /* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
@@ -314,7 +314,7 @@ static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     r.token = (int32_t *)(r.start + s->experts + 1);
     r.share = r.token + rows;
     r.row = r.share + rows;
-    share = te__route(gate.input, s->chosen, &r);
+    share = te__route_tokens(gate.input, s->chosen, &r);
     if (share) y = te__run_experts(m, x, &r, args);
     if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
     if (y) {

@@ -8,12 +8,13 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 }
 
 /* The outputs as a list, for code that treats all of them alike. */
-enum { TE__OUTPUTS = 4 };
+enum { TE__OUTPUTS = 5 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
     list[1] = y->bias;
     list[2] = y->ln_out;
     list[3] = y->max_logit;
+    list[4] = y->m_splits;
 }
 static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     te_outputs y;
@@ -21,6 +22,7 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     y.bias = list[1];
     y.ln_out = list[2];
     y.max_logit = list[3];
+    y.m_splits = list[4];
     return y;
 }
 
@@ -56,7 +58,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 5 };
+enum { TE__FORWARD_TENSORS = 6 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -71,11 +73,12 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[2] = &c->args.key;
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
+    list[5] = &c->args.m_splits_tensor;
     return list[i];
 }
 
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit"};
+    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits"};
     te__module_call *c = (te__module_call *)user, call = *c;
     te_tensor *made[TE__OUTPUTS];
     te_result result;

@@ -574,7 +574,7 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* Losses and lse of rows; of columns that ranks share by what each of them finds. */
+/* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same list of parts. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
     te_ctx *te = rows->te;
     te_op_cross_entropy_merge_args merge = TE_ZERO;

@@ -29,6 +29,9 @@ typedef struct te__linear_call {
     bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
+    int group;                      /* of a node with many weights: this one's input is 1 + group */
+    te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
@@ -44,7 +47,14 @@ typedef struct te__linear_state {
     int ndim;
     int64_t shape[TE_MAX_DIMS]; /* of x */
     te_dtype x_dtype, weight_dtype, bias_dtype;
+    int group;
 } te__linear_state;
+
+/* What a node of one product keeps; saved: references. */
+typedef struct te__linear_made {
+    te__linear_state state;
+    te_tensor *saved[3];
+} te__linear_made;
 
 static void te__linear_release(te_ctx *te, void *state) {
     (void)te;
@@ -93,6 +103,7 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
+/* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
@@ -115,7 +126,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     }
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -135,7 +146,7 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         te__wgrad g;
         g.dy = dyq;
         g.x = x;
-        g.weight = te->playing->inputs[1];
+        g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
         g.columns = s->shape[s->ndim - 1];
@@ -265,7 +276,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     if (!x->quantized) x = te_tensor_contiguous(x);
     memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
     if (x) shape[x->ndim - 1] = weight->shape[0];
-    y = x ? te_tensor_empty(te, x->dtype, x->ndim, shape) : NULL;
+    y = !x ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     if (!y) return te__frame_return(te, NULL);
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
@@ -325,6 +336,13 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
+    state.group = c->group;
+    if (c->made) {
+        int i;
+        c->made->state = state;
+        for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
+        return te__frame_return(te, y);
+    }
     return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
 }
 

@@ -1,4 +1,4 @@
-/* train/optimizer.c: what all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
  * the module tree; must not know any optimizer's arithmetic, or files. */
 
 /* ---- making one ---- */
@@ -129,8 +129,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
 
 /* ---- stepping ---- */
 
-/* A main gradient is where weight-gradient GEMMs add; what came in by the tape (other uses of the same weight) is moved there. NULL: the
- * parameter took no part in this step. */
+/* The gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the main gradient, if there is one; the gradient that the tape
+ * brought (from other uses of the weight) is added to it here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;

@@ -31,7 +31,7 @@ typedef struct te__opt_class {
     const char *create; /* the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* what changes from step to step beside the learning rate; NULL: nothing */
+    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* two numbers that change from step to step, beside the learning rate; NULL: none do */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
 } te__opt_class;
 
@@ -58,7 +58,7 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: what the flags are in a file; NULL: they do not count */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -91,7 +91,7 @@ static te_result te__opt_store(te__opt_state *s, const te_tensor *value) {
     result = te_op_amax(value->te, &most);
     return result == TE_OK ? te_op_store_state(value->te, &store) : result;
 }
-/* f32 `out` becomes what the state stands for. */
+/* f32 `out` becomes the state without its scale. */
 static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     te_op_fp8_dequantize_args decode = TE_ZERO;
     te_op_axpby_args scale = TE_ZERO;
@@ -200,7 +200,7 @@ static te_result te__opt_requantize(te_optimizer *opt) {
     }
     return result;
 }
-/* The tensors that the operation's entry of a parameter names: what it steps, and the master beside it, if there is one. */
+/* The tensors in the operation's entry of a parameter: the one that it steps, and the master beside it, if there is one. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

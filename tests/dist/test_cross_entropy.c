@@ -16,7 +16,7 @@ static void make_case(float *logits, int32_t *target) {
     for (int k = 0; k < VOCAB; k += 2) logits[3 * VOCAB + k] = -INFINITY;
     logits[3 * VOCAB + target[3]] = 1;
 }
-/* What a rank finds: its losses, and the gradients of its columns. */
+/* Leaves behind the losses of a rank, and the gradients of its columns. */
 static void rank_loss(rank_state *s) {
     const loss_case *c = (const loss_case *)s->arg;
     float all[ROWS * VOCAB], upstream[ROWS];

@@ -236,6 +236,47 @@ static void call_functions_again(te_ctx *te, void *arg) {
 }
 TE_TEST(starved_functions) { starve(call_functions_again, NULL, 1, false); }
 
+/* A mixture of experts, its groups one by one and all at once. */
+static void call_experts(te_ctx *te) {
+    enum { TOKENS = 6, EXPERTS = 3, WIDTH = 8 };
+    const uint8_t host_mask[TOKENS * EXPERTS] = {1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 1, 0, 1, 0, 1, 0, 0};
+    const int64_t splits[EXPERTS] = {3, 3, 2}, order[EXPERTS] = {2, 0, 1};
+    te_recipe recipe = te_recipe_current_scaling();
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_F32, SHAPE(TOKENS, WIDTH), 0, 1), true);
+    te_tensor *mask = te_tensor_from_host(te, TE_U8, SHAPE(TOKENS, EXPERTS), host_mask), *sizes = te_tensor_from_host(te, TE_I64, SHAPE(EXPERTS), splits), *balance, *map, *moved;
+    te_grouped_linear_desc d = {.num_gemms = EXPERTS, .in_features = WIDTH, .out_features = WIDTH, .gemm.params_dtype = TE_F32};
+    te_fp8_padding_desc align = {.num_gemms = EXPERTS};
+    te_module *m[4] = {te_grouped_linear_create(te, &d), NULL, te_fp8_padding_create(te, &align), te_fp8_unpadding_create(te, &align)};
+    d.gemm.delay_wgrad_compute = true;
+    m[1] = te_grouped_linear_create(te, &d);
+    te_tensor *probs = te_fused_topk_with_score_function(te_tensor_narrow(x, 1, 0, EXPERTS), &(te_fused_topk_desc){.topk = 2}, NULL);
+    te_tensor *y = te_moe_permute_with_probs(x, probs, mask, 8, &moved, &map);
+    te_forward_args args[4] = {{.m_splits = splits}, {.m_splits_tensor = sizes}, {.m_splits = splits}, {.m_splits = splits}};
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe});
+    for (int i = 0; i < 4; i++) {
+        args[i].input = y;
+        y = te_forward_with(m[i], &args[i]);
+    }
+    te_autocast_end(te);
+    balance = te_fused_moe_aux_loss(probs, sizes, &(te_fused_moe_aux_loss_desc){.total_num_tokens = TOKENS, .num_experts = EXPERTS, .topk = 2, .coeff = 1});
+    y = te_moe_unpermute(te_moe_sort_chunks_by_index(y, sizes, te_tensor_from_host(te, TE_I64, SHAPE(EXPERTS), order)), map, &(te_moe_unpermute_desc){.merging_probs = probs});
+    te_backward(te_add(te_add(te_sum_all(y), te_sum_all(moved)), balance));
+    te_backward_dw(m[1]);
+    for (int i = 0; i < 4; i++) te_module_destroy(m[i]);
+}
+static void call_experts_again(te_ctx *te, void *arg) {
+    (void)arg;
+    for (bool again = true; again;) {
+        te_scope_begin(te);
+        call_experts(te);
+        te_scope_end(te);
+        CHECK(te_grad_enabled(te));
+        CHECK_EQ_INT(te_memory_get_stats(te).allocated, 0);
+        again = failed(te);
+    }
+}
+TE_TEST(starved_experts) { starve(call_experts_again, NULL, 1, false); }
+
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
 typedef struct checkpoint {

@@ -275,6 +275,27 @@ static bool add_more(te_ctx *te, call *c, int way) {
         te_tensor_fill((te_tensor *)c->args.multi_scale.in[0], INFINITY); /* for found_inf to be written */
         c->args.multi_scale.found_inf = one_out;
         return way == 0;
+    case TE_OP_MOE_CHUNK_MAP:
+        c->args.moe_chunk_map.sorted_index = NULL;
+        c->args.moe_chunk_map.offsets = te_tensor_from_host(te, TE_I64, SHAPE(4), (const int64_t[]){0, 14, 14, 17});
+        return way == 0;
+    case TE_OP_MOE_PERMUTE: c->args.moe_permute.pad_offsets = zeros(te, TE_I64, 40, 0); return way == 0;
+    case TE_OP_MOE_UNPERMUTE:
+        c->args.moe_unpermute.pad_offsets = zeros(te, TE_I64, 40, 0);
+        c->args.moe_unpermute.permuted_probs = te_tensor_full(te, TE_F32, SHAPE(2 * M), 0.5);
+        c->args.moe_unpermute.probs = zeros(te, TE_F32, M, 40);
+        return way == 0;
+    case TE_OP_MOE_UNPERMUTE_BWD: c->args.moe_unpermute_bwd.pad_offsets = zeros(te, TE_I64, 40, 0); return way == 0;
+    case TE_OP_MOE_ROUTER_FWD:
+        c->args.moe_router_fwd.routing_bits = zeros(te, TE_U8, M, N / 8);
+        c->args.moe_router_fwd.topk_indices = zeros(te, TE_I64, M, 8);
+        return way == 0;
+    case TE_OP_MOE_ROUTER_BWD:
+        c->args.moe_router_bwd.routing_map = call_mask(te, M, N);
+        c->args.moe_router_bwd.all_scores = false;
+        return way == 0;
+    case TE_OP_MOE_AUX_LOSS_FWD: c->args.moe_aux_loss_fwd.total_device = te_tensor_full(te, TE_I64, SHAPE(1), 7); return way == 0;
+    case TE_OP_MOE_AUX_LOSS_BWD: c->args.moe_aux_loss_bwd.total_device = te_tensor_full(te, TE_I64, SHAPE(1), 7); return way == 0;
     case TE_OP_SOFTCAP: c->args.softcap.dy = mn; return way == 0;
     default: return false;
     }

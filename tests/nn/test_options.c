@@ -15,6 +15,7 @@ typedef union any_desc {
     te_dot_product_attention_desc dpa;
     te_multihead_attention_desc mha;
     te_transformer_layer_desc layer;
+    te_grouped_linear_desc grouped;
     te_forward_args call;
 } any_desc;
 static any_desc desc_of(int kind) {
@@ -28,6 +29,7 @@ static any_desc desc_of(int kind) {
     case TE__DESC_DPA: d.dpa.attention.num_attention_heads = 2, d.dpa.attention.kv_channels = 8; break;
     case TE__DESC_MHA: d.mha.hidden_size = 16, d.mha.attention.num_attention_heads = 2; break;
     case TE__DESC_LAYER: d.layer.hidden_size = d.layer.ffn_hidden_size = 16, d.layer.attention.num_attention_heads = 2; break;
+    case TE__DESC_GROUPED_LINEAR: d.grouped.in_features = d.grouped.out_features = 16, d.grouped.num_gemms = 1; break;
     default: break;
     }
     return d;
@@ -40,12 +42,13 @@ static te_module *create(te_ctx *te, int kind, const any_desc *d) {
     case TE__DESC_LAYERNORM_MLP: return te_layernorm_mlp_create(te, &d->layernorm_mlp);
     case TE__DESC_DPA: return te_dot_product_attention_create(te, &d->dpa);
     case TE__DESC_MHA: return te_multihead_attention_create(te, &d->mha);
+    case TE__DESC_GROUPED_LINEAR: return te_grouped_linear_create(te, &d->grouped);
     default: return te_transformer_layer_create(te, &d->layer);
     }
 }
 static size_t size_of(int kind) {
     static const size_t sizes[TE__DESCS] = {sizeof(te_linear_desc), sizeof(te_norm_desc), sizeof(te_layernorm_linear_desc), sizeof(te_layernorm_mlp_desc),
-                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_forward_args)};
+                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_grouped_linear_desc), sizeof(te_forward_args)};
     return sizes[kind];
 }
 /* Sets field f of group `place` to something, though never to the value that says the same as zero. */
@@ -90,6 +93,7 @@ TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {
     const te__options *options = &te__all_options[TE__DESC_CALL];
     for (int kind = 0; kind < TE__DESC_CALL; kind++) {
         any_desc d = desc_of(kind);
+        const int64_t splits[] = {2};
         te_module *m = create(te, kind, &d), *inside = te_sequential_create(te, (te_module *[]){create(te, kind, &d)}, 1);
         te_tensor *x = kind == TE__DESC_DPA ? te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8)) : te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 16));
         for (const te__option_place *p = options->places; p < options->places + 5 && p->group; p++)
@@ -98,6 +102,7 @@ TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {
                     any_desc call = desc_of(TE__DESC_CALL);
                     char name[128];
                     call.call.input = call.call.key = call.call.value = x;
+                    if (kind == TE__DESC_GROUPED_LINEAR) call.call.m_splits = splits;
                     test_case("desc %d%s", kind, k ? " in a Sequential" : "");
                     CHECK(te_forward_with(k ? inside : m, &call.call) != NULL);
                     CHECK_OK(te);

@@ -398,3 +398,23 @@ TE_TEST_DEVICES(complaints) {
     te_op_cross_entropy_merge(te, &merge);
     CHECK_ERROR(te, TE_ERR_INVALID, "vocab_size 0");
 }
+
+/* The gradient over the logits: where these are a leaf, its gradient still has memory of its own. */
+TE_TEST_DEVICES(cross_entropy_inplace_backward_of_a_leaf) {
+    const float *x = test_normal(4 * 8, 3);
+    const int64_t ids[] = {1, 7, 0, 3};
+    te_tensor *leaf[2], *target = test_i32(te, SHAPE(4), ids);
+    for (int k = 0; k < 2; k++) {
+        te_cross_entropy_desc desc = {.inplace_backward = k == 1};
+        leaf[k] = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(4, 8), x), true);
+        te_backward(te_cross_entropy(leaf[k], target, &desc));
+    }
+    REQUIRE_OK(te);
+    const float *want = test_copy(test_read(te_tensor_grad(leaf[0])), 32);
+    CHECK_TENSOR(te_tensor_grad(leaf[1]), want, 0, 0);
+    CHECK_TENSOR(leaf[0], x, 0, 0);
+    CHECK_TENSOR(leaf[1], want, 0, 0);
+    te_tensor_fill(te_tensor_grad(leaf[1]), 5);
+    CHECK_TENSOR(leaf[1], want, 0, 0);
+    CHECK_OK(te);
+}

@@ -172,7 +172,7 @@ static te_tensor *scale_for(te_ctx *te, te_dtype dtype) {
     const float start = 0.5f;
     return dtype == TE_F16 || dtype == TE_F8E4M3 ? test_guarded_with(te, TE_F32, SHAPE(1), &start) : NULL;
 }
-/* What the elements of a state stand for. */
+/* The elements of a state times its scale. */
 static double *unscaled(te_tensor *x, te_tensor *scale) {
     int64_t n = te_tensor_numel(x);
     const float *stored = test_read(x);
@@ -194,7 +194,7 @@ static void check_state(const char *name, te_tensor *x, te_tensor *scale, const 
         CHECK_MSG(fabs(got[i] - want[i]) <= (step + 4e-6) * fabs(want[i]) + (scale ? least * factor : 0) + 1e-6 * fmax(most, 0.1), "%s[%d] is %g; %g is right", name, (int)i, got[i], want[i]);
 }
 
-/* Each step from what the last one stored, for no rounding of a state is forgotten by the next. */
+/* The reference takes each step from the states that the step before has stored: their rounding is part of the next step. */
 TE_TEST_DEVICES(adam_states_of_16_and_8_bits) {
     static const te_dtype moments[] = {TE_F32, TE_BF16, TE_F16, TE_F8E4M3}, masters[] = {TE_DTYPE_NONE, TE_F32, TE_F16};
     static const int64_t sizes[] = {1, 7, 4096, 9001, 0};

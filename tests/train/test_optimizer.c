@@ -5,7 +5,7 @@
 static void destroy_module(void *m) { te_module_destroy((te_module *)m); }
 static void destroy_optimizer(void *opt) { te_optimizer_destroy((te_optimizer *)opt); }
 
-/* Every kind of state at least once; each of these in f32 masters' place what its desc says. */
+/* Every format of every state at least once. */
 enum { ADAMS = 9, KINDS = ADAMS + 4 };
 static te_optimizer *make_kind(te_ctx *te, te_module *m, int kind) {
     static const te_fused_adam_desc adams[ADAMS] = {

@@ -36,7 +36,7 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Of the states of one entry: their scales before the step, and the factors of what will be stored. */
+/* Of the states of one entry: their scales before the step, and the multipliers of the new numbers before they are rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;

@@ -1,6 +1,6 @@
 /* ops/softmax/op.c: the front door of softmax: defaults and checks. Knows tensors; must not know which backend runs. */
 
-/* What stands in place of a masked score. */
+/* The value that replaces a masked score. */
 #define TE__SOFTMAX_MASKED (-10000.0f)
 
 static te_result te__check_softmax_fwd(te_ctx *te, te_op_softmax_fwd_args *a) {

@@ -1,0 +1,750 @@
+/* nn/grouped.c: GroupedLinear, Fp8Padding, Fp8Unpadding: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product
+ * and the module tree; must not know what chooses the groups.
+ *
+ * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
+ * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
+
+typedef struct te__grouped_module {
+    te_grouped_linear_desc desc;
+    te__scaling *scaling;
+    te__weight_cache *caches; /* [num_gemms] */
+} te__grouped_module;
+
+/* One call: the module's parameters and what it was given. */
+typedef struct te__grouped_call {
+    te_module *m;
+    te__grouped_module *s;
+    te__quant_call quant;
+    te_microbatch microbatch;
+    te_tensor *x, *y; /* x [M, in], contiguous, without history; y [M, out] */
+    te_tensor **weights, **biases; /* [num_gemms]; biases NULL: none are added */
+    const int64_t *splits;         /* of the host, or NULL */
+    te_tensor *sizes;              /* on the device */
+} te__grouped_call;
+
+static void te__release_all(te_tensor *const *x, int n) {
+    int i;
+    for (i = 0; i < n; i++) te_tensor_release(x[i]);
+}
+
+/* Rows first .. first + rows - 1 of a matrix, without history. */
+static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
+    return te__alias_2d(x, first * te__cols(x) * te__dtype_size(x->dtype), x->dtype, rows, te__cols(x));
+}
+/* The rows behind the last group are 0. */
+static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
+    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
+}
+
+/* ---- groups one by one ---- */
+
+/* A node's state; `each` and then the sizes follow it. */
+typedef struct te__each_state {
+    int n;
+    bool biases;
+    int64_t rows, in, used; /* of x; used: rows that belong to groups */
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype;
+} te__each_state;
+static size_t te__each_bytes(int n) { return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t)); }
+static te__linear_state *te__each_product(const te__each_state *s) { return (te__linear_state *)(void *)((char *)(uintptr_t)s + sizeof(te__each_state)); }
+static int64_t *te__each_sizes(const te__each_state *s) { return (int64_t *)(void *)(te__each_product(s) + s->n); }
+
+static void te__each_release(te_ctx *te, void *state) {
+    te__each_state *s = (te__each_state *)state;
+    int i;
+    for (i = 0; i < s->n; i++) te__linear_release(te, te__each_product(s) + i);
+}
+static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__each_state *s = (const te__each_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    te_result result = g ? TE_OK : te_error_code(te);
+    int64_t at = 0;
+    int i;
+    if (result == TE_OK && needs[0]) {
+        dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
+    }
+    for (i = 0; i < s->n && result == TE_OK; i++) {
+        int64_t rows = te__each_sizes(s)[i];
+        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)), *made[4] = {NULL, NULL, NULL, NULL};
+        bool wanted[4] = {false, false, false, false};
+        wanted[0] = needs[0];
+        wanted[1] = needs[1 + i];
+        wanted[2] = s->biases && needs[1 + s->n + i];
+        if (needs[0]) made[0] = te__alias_2d(dx[0], at * s->in * te__dtype_size(s->dtype), s->dtype, rows, s->in);
+        if (!part || (needs[0] && !made[0])) return te_error_code(te);
+        result = te__linear_backward(te, te__each_product(s) + i, saved + 3 * i, &part, made, wanted);
+        dx[1 + i] = made[1];
+        if (s->biases) dx[1 + s->n + i] = made[2];
+        at += rows;
+    }
+    return result;
+}
+
+static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    int n = c->s->desc.num_gemms, i, made = 0;
+    size_t made_bytes = (size_t)n * sizeof(te__linear_made), state_bytes = te__each_bytes(n), list_bytes = (size_t)(5 * n + 1) * sizeof(te_tensor *);
+    te__linear_made *all = (te__linear_made *)te__alloc_zero(te, made_bytes);
+    te__each_state *state = (te__each_state *)te__alloc_zero(te, state_bytes);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, list_bytes), **in = list, **saved = list ? list + 2 * n + 1 : NULL;
+    te_result result = all && state && list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    int64_t at = 0;
+    if (result == TE_OK) {
+        state->n = n;
+        state->biases = c->biases != NULL;
+        state->rows = te__rows(c->x);
+        state->in = te__cols(c->x);
+        state->ndim = input->ndim;
+        memcpy(state->shape, input->shape, sizeof(state->shape));
+        state->dtype = c->x->dtype;
+        in[0] = input;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__linear_call call = TE_ZERO;
+        call.quant = &c->quant;
+        call.gemm = call.group = i;
+        call.cache = &c->s->caches[i];
+        call.microbatch = c->microbatch;
+        call.fuse_wgrad = c->s->desc.gemm.fuse_wgrad_accumulation;
+        call.delays = c->s->desc.gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        call.save_original_input = c->s->desc.save_original_input;
+        call.x = te__rows_of(c->x, at, c->splits[i]);
+        call.out = te__rows_of(c->y, at, c->splits[i]);
+        call.weight = in[1 + i] = c->weights[i];
+        if (c->biases) call.bias = in[1 + n + i] = c->biases[i];
+        call.made = &all[i];
+        if (!call.x || !call.out) result = te_error_code(te);
+        if (result != TE_OK) break;
+        call.x->requires_grad = input->requires_grad; /* a part without a history of its own */
+        if (!te__linear(&call)) {
+            result = te_error_code(te);
+            break;
+        }
+        te__each_product(state)[i] = all[i].state;
+        memcpy(saved + 3 * i, all[i].saved, sizeof(all[i].saved));
+        te__each_sizes(state)[i] = c->splits[i];
+        at += c->splits[i];
+        made++;
+    }
+    if (result == TE_OK) {
+        state->used = at;
+        result = te__zero_rows_from(te, c->y, at);
+    }
+    if (result == TE_OK) { /* from here on the node, or its record, releases the state */
+        if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in, 1 + n + (c->biases ? n : 0), saved, 3 * n)) result = te_error_code(te);
+    } else
+        for (i = 0; i < made; i++) te__linear_release(te, &all[i].state);
+    for (i = 0; i < made; i++) te__release_all(all[i].saved, 3);
+    te__free(te, all, made_bytes);
+    te__free(te, state, state_bytes);
+    te__free(te, list, list_bytes);
+    return result;
+}
+
+/* ---- all groups at once ---- */
+
+/* n matrices [rows, cols] as one [n * rows, cols]: where they lie behind each other it is there already. */
+static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
+    int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]), bytes = rows * cols * te__dtype_size(x[0]->dtype);
+    te_tensor *all;
+    int i;
+    for (i = 0; i < n && x[i]->buffer == x[0]->buffer && x[i]->dtype == x[0]->dtype && x[i]->offset == x[0]->offset + i * bytes && te__is_contiguous(x[i]); i++) {}
+    if (i == n) return te__alias_2d(x[0], 0, x[0]->dtype, n * rows, cols);
+    all = te__empty_2d(te, x[0]->dtype, n * rows, cols);
+    for (i = 0; i < n && all; i++) {
+        te_tensor *place = te__alias_2d(all, i * bytes, all->dtype, rows, cols), *from = te__as_matrix(x[i]);
+        if (!place || !from || te_tensor_copy(place, from) != TE_OK) return NULL;
+    }
+    return all;
+}
+
+/* Do kernels read a's copy together with that of every weight? With one scale a tensor they do. */
+static bool te__groups_meet(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (!a->quantized || !w[i]->quantized || !(te__copy_of(a, a_which)->cls->facts & TE__TENSOR_SCALED) || !te__copies_meet(te__copy_of(a, a_which), te__copy_of(w[i], w_which)))
+            return false;
+    return true;
+}
+/* D rows of g = A rows of g times w[g], or its transpose: the copies as they are, or decoded. */
+static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed, te_op_grouped_gemm_args *g) {
+    int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
+    size_t bytes = 2 * (size_t)n * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **scale = list ? list + n : NULL;
+    bool native = te__groups_meet(a, TE_ROWWISE, w, n, which);
+    te_result result = list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        list[i] = native ? te__copy_of(w[i], which)->data : te__plain_factor(w[i], which, g->d->dtype);
+        if (native) scale[i] = te__copy_of(w[i], which)->scale;
+        if (!list[i]) result = te_error_code(te);
+    }
+    if (result == TE_OK) {
+        g->a = native ? te__copy_of(a, TE_ROWWISE)->data : te__plain_factor(a, TE_ROWWISE, g->d->dtype);
+        g->b = te__stack(te, list, n);
+        if (native) g->scale_a = te__copy_of(a, TE_ROWWISE)->scale;
+        if (native) g->scale_b = te__stack(te, scale, n);
+        g->b_transposed = w_transposed || native; /* column-wise codes lie transposed */
+        result = g->a && g->b && (!native || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    }
+    te__frame_end(te, NULL, 0);
+    te__free(te, list, bytes);
+    return result;
+}
+/* D[g] = dy^T x over the rows of g. */
+static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
+    bool native = te__groups_meet(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE);
+    te_result result;
+    te__frame_begin(te);
+    if (native) {
+        g->a = te__copy_of(dy, TE_COLUMNWISE)->data;
+        g->b = te__copy_of(x, TE_COLUMNWISE)->data;
+        g->scale_a = te__copy_of(dy, TE_COLUMNWISE)->scale;
+        g->scale_b = te__copy_of(x, TE_COLUMNWISE)->scale;
+    } else {
+        te_dtype dtype = dy->dtype;
+        g->a = te__plain_factor(dy, TE_COLUMNWISE, dtype);
+        g->b = te__plain_factor(x, TE_COLUMNWISE, dtype);
+    }
+    g->along_k = true;
+    g->a_transposed = !native;
+    g->b_transposed = native;
+    result = g->a && g->b ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* Sizes of a call as a product's fields. */
+static te_op_grouped_gemm_args te__grouped_gemm_of(const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
+    te_op_grouped_gemm_args g = TE_ZERO;
+    g.sizes = sizes;
+    g.groups = n;
+    g.d = d;
+    g.m = rows;
+    g.n = cols;
+    g.k = inner;
+    g.split_accumulator = split;
+    return g;
+}
+
+typedef struct te__all_state {
+    int n;
+    bool biases, quantize_grad, fuse_wgrad, overwrite_main_grad, split_dgrad, split_wgrad;
+    int quantize_x; /* the copy that is made of saved[0]; 0: it is what the product takes */
+    int64_t rows, in, out;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_dtype dtype, weight_dtype, bias_dtype;
+    te__scaling *delays; /* a reference, or NULL */
+    te__quant_call quant;
+} te__all_state;
+static void te__all_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__all_state *)state)->quant);
+    te__scaling_release(((te__all_state *)state)->delays);
+}
+
+/* The gradients of all weights: what they take, with references of its own once they are deferred. `vars` follow. */
+typedef struct te__all_wgrad {
+    te_tensor *dy, *x, *sizes;
+    int64_t out, in, rows;
+    int n;
+    te_dtype dtype;
+    bool fused, overwrite, split;
+    uint64_t saved_at;
+} te__all_wgrad;
+static te__var **te__wgrad_vars(const te__all_wgrad *g) { return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad)); }
+
+/* Adds into the main_grads, or gives the gradients in dw[]. */
+static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
+    te__var **vars = te__wgrad_vars(g);
+    te_dtype dtype = g->dtype;
+    te_tensor *all;
+    te_op_grouped_gemm_args gemm;
+    te_result result;
+    int i, fused = 0;
+    for (i = 0; i < g->n; i++)
+        if (g->fused && vars[i] && vars[i]->main_grad) {
+            dtype = vars[i]->main_grad->dtype;
+            fused++;
+        }
+    all = te__empty_2d(te, fused == g->n ? dtype : g->dtype, g->n * g->out, g->in);
+    if (!all) return te_error_code(te);
+    gemm = te__grouped_gemm_of(g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
+    result = te__grouped_k_product(te, g->dy, g->x, &gemm);
+    for (i = 0; i < g->n && result == TE_OK; i++) {
+        te_tensor *part = te__rows_of(all, i * g->out, g->out), *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
+        te_op_axpby_args add = TE_ZERO;
+        if (!part) return te_error_code(te);
+        if (!main_grad) {
+            dw[i] = part;
+            continue;
+        }
+        add.x = part;
+        add.y = g->overwrite ? NULL : main_grad;
+        add.out = main_grad;
+        add.alpha = add.beta = 1.0f;
+        result = te_op_axpby(te, &add);
+    }
+    return result;
+}
+static void te__all_wgrad_release(te_ctx *te, void *state) {
+    te__all_wgrad *g = (te__all_wgrad *)state;
+    int i;
+    te_tensor_release(g->dy);
+    te_tensor_release(g->x);
+    te_tensor_release(g->sizes);
+    for (i = 0; i < g->n; i++)
+        if (te__wgrad_vars(g)[i]) te__var_release(te, te__wgrad_vars(g)[i]);
+}
+static te_result te__all_wgrad_run(te_ctx *te, void *state) {
+    const te__all_wgrad *g = (const te__all_wgrad *)state;
+    size_t bytes = (size_t)g->n * sizeof(te_tensor *);
+    te_tensor **dw;
+    te_result result;
+    int i;
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at) || te__written_since(g->sizes, g->saved_at))
+        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a GroupedLinear was written after te_backward, and the weights' gradients need it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at) ? "input" : te__written_since(g->dy, g->saved_at) ? "output's gradient" : "m_splits_tensor");
+    dw = (te_tensor **)te__alloc_zero(te, bytes);
+    if (!dw) return TE_ERR_OUT_OF_MEMORY;
+    result = te__all_wgrad_product(te, g, dw);
+    for (i = 0; i < g->n && result == TE_OK; i++)
+        if (dw[i] && te__wgrad_vars(g)[i]) result = te__var_add_grad(te, te__wgrad_vars(g)[i], dw[i]);
+    te__free(te, dw, bytes);
+    return result;
+}
+
+static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_tensor *dy, te_tensor *x, te_tensor *sizes, te_tensor **dx) {
+    size_t bytes = sizeof(te__all_wgrad) + (size_t)s->n * sizeof(te__var *);
+    te__all_wgrad *g = (te__all_wgrad *)te__alloc_zero(te, bytes);
+    te_result result;
+    bool later = s->delays && s->delays->module;
+    int i;
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->dy = dy;
+    g->x = x;
+    g->sizes = sizes;
+    g->out = s->out;
+    g->in = s->in;
+    g->rows = s->rows;
+    g->n = s->n;
+    g->dtype = s->weight_dtype;
+    g->fused = s->fuse_wgrad;
+    g->overwrite = s->overwrite_main_grad;
+    g->split = s->split_wgrad;
+    g->saved_at = te->writes;
+    for (i = 0; i < s->n; i++) {
+        te__wgrad_vars(g)[i] = te->playing->inputs[1 + i];
+        later = later && te->playing->inputs[1 + i] && te->playing->inputs[1 + i]->leaf;
+    }
+    if (later) {
+        te_tensor_retain(dy);
+        te_tensor_retain(x);
+        te_tensor_retain(sizes);
+        te__note_saved(dy);
+        te__note_saved(x);
+        te__note_saved(sizes);
+        for (i = 0; i < s->n; i++) te__wgrad_vars(g)[i]->refs++;
+        result = te__defer(te, s->delays, te__all_wgrad_run, te__all_wgrad_release, g, bytes);
+    } else
+        result = te__all_wgrad_product(te, g, dx + 1);
+    te__free(te, g, bytes);
+    return result;
+}
+
+/* saved: x, sizes, weights. */
+static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__all_state *s = (const te__all_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0];
+    bool weights = false, biases = false;
+    te_result result = TE_OK;
+    int i;
+    if (g) g = te__alias_2d(g, 0, g->dtype, s->rows, s->out);
+    if (!g) return te_error_code(te);
+    for (i = 0; i < s->n; i++) {
+        weights = weights || needs[1 + i];
+        biases = biases || (s->biases && needs[1 + s->n + i]);
+    }
+    gq = g;
+    if (s->quantize_grad && (needs[0] || weights)) {
+        te__quant_spec spec = te__slot_spec(&s->quant, true, 0, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0));
+        gq = te__quantize_operand(g, &spec);
+        if (!gq) return te_error_code(te);
+        te__inspect(s->quant.scaling, 0, TE_TENSOR_GRAD_OUTPUT, g, gq);
+    }
+    if (biases) {
+        te_op_grouped_column_sum_args sum = TE_ZERO;
+        te_tensor *all = te__empty_2d(te, s->bias_dtype, s->n, s->out);
+        sum.x = g;
+        sum.sizes = saved[1];
+        sum.out = all;
+        result = all ? te_op_grouped_column_sum(te, &sum) : te_error_code(te);
+        for (i = 0; i < s->n && result == TE_OK; i++) {
+            dx[1 + s->n + i] = te__alias_1d(all, i * s->out * te__dtype_size(s->bias_dtype), s->bias_dtype, s->out);
+            if (!dx[1 + s->n + i]) result = te_error_code(te);
+        }
+    }
+    if (needs[0] && result == TE_OK) {
+        te_tensor *d;
+        dx[0] = te_tensor_zeros(te, s->dtype, s->ndim, s->shape);
+        d = dx[0] ? te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in) : NULL;
+        if (d) {
+            te_op_grouped_gemm_args gemm = te__grouped_gemm_of(saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
+            result = te__grouped_rows_product(te, gq, saved + 2, s->n, false, &gemm);
+        } else
+            result = te_error_code(te);
+    }
+    if (weights && result == TE_OK && s->quantize_x) {
+        te__quant_spec spec = te__slot_spec(&s->quant, false, 0, TE__SLOT_INPUT, s->quantize_x);
+        x = te__quantize_operand(x, &spec);
+        if (!x) return te_error_code(te);
+    }
+    return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
+}
+
+/* The weight of one product, quantized or not, as the recipe has it. */
+static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage) {
+    te__linear_call call = TE_ZERO;
+    call.quant = &c->quant;
+    call.gemm = i;
+    call.cache = &c->s->caches[i];
+    call.microbatch = c->microbatch;
+    call.weight = c->weights[i];
+    return te__quantized_weight(&call, usage);
+}
+
+/* in, and saved: room for all; te__grouped_all frees it. */
+static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    const te_recipe *recipe = c->quant.enabled ? &c->quant.recipe : NULL;
+    te_op_grouped_gemm_args gemm;
+    te_tensor *xq = c->x;
+    te_result result = TE_OK;
+    bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
+    int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    in[0] = input;
+    for (i = 0; i < n; i++) {
+        in[1 + i] = c->weights[i];
+        if (c->biases) in[1 + n + i] = c->biases[i];
+        wants_weight = wants_weight || te__wants_grad(c->weights[i]);
+    }
+    if (recipe) {
+        bool again = d->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
+        te__quant_spec spec = te__slot_spec(&c->quant, false, 0, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0));
+        if (d->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
+            return te__fail(te, TE_ERR_INVALID, "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave the "
+                            "option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        if (again && wants_weight && spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
+        xq = te__quantize_operand(c->x, &spec);
+        if (!xq) return te_error_code(te);
+        if (xq != c->x) te__inspect(c->quant.scaling, 0, TE_TENSOR_INPUT, c->x, xq);
+        state->split_dgrad = block || te__switch(recipe->split_dgrad, true);
+        state->split_wgrad = block || te__switch(recipe->split_wgrad, true);
+        state->quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
+    }
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) result = te_error_code(te);
+    }
+    gemm = te__grouped_gemm_of(c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
+    if (result == TE_OK && c->biases) {
+        gemm.bias = te__stack(te, c->biases, n);
+        if (!gemm.bias) result = te_error_code(te);
+    }
+    if (result == TE_OK) result = te_tensor_fill(c->y, 0.0); /* rows behind the last group */
+    if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *x = c->weights[i];
+        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (!w[i]) return te_error_code(te);
+        saved[2 + i] = !wants_x ? NULL : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep) : w[i];
+        if (saved[2 + i] && x->var && x->var->leaf) saved[2 + i]->is_weight = true;
+    }
+    if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) xq = c->x;
+    saved[0] = !wants_weight ? NULL : state->quantize_x ? c->x : xq->quantized ? te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE) : xq;
+    saved[1] = c->sizes;
+    return result;
+}
+
+static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    int n = d->num_gemms;
+    size_t bytes = (size_t)(4 * n + 3) * sizeof(te_tensor *);
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **saved, **w;
+    te__all_state state = TE_ZERO;
+    te_result result;
+    if (!list) return TE_ERR_OUT_OF_MEMORY;
+    saved = list + 2 * n + 1;
+    w = saved + n + 2;
+    result = te__grouped_all_with(c, input, &state, list, saved, w);
+    if (result == TE_OK) {
+        state.n = n;
+        state.biases = c->biases != NULL;
+        state.fuse_wgrad = d->gemm.fuse_wgrad_accumulation;
+        state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;
+        state.rows = te__rows(c->x);
+        state.in = d->in_features;
+        state.out = d->out_features;
+        state.ndim = input->ndim;
+        memcpy(state.shape, input->shape, sizeof(state.shape));
+        state.dtype = c->x->dtype;
+        state.weight_dtype = c->weights[0]->dtype;
+        state.bias_dtype = c->biases ? c->biases[0]->dtype : TE_DTYPE_NONE;
+        state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;
+        if (state.delays) state.delays->refs++;
+        if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(&c->quant);
+        if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list, 1 + n + (c->biases ? n : 0), saved, n + 2)) result = te_error_code(te);
+    }
+    te__free(te, list, bytes);
+    return result;
+}
+
+/* ---- the module ---- */
+
+/* What each group adds, as one tensor [n, out], for return_bias. */
+static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    int i, n = *(const int *)state;
+    (void)saved, (void)needs;
+    for (i = 0; g && i < n; i++) {
+        dx[i] = te__alias_1d(g, i * te__cols(g) * te__dtype_size(g->dtype), g->dtype, te__cols(g));
+        if (!dx[i]) return te_error_code(te);
+    }
+    return g ? TE_OK : te_error_code(te);
+}
+
+/* The sizes of a call, as the device has them, and whether those of the host fit. */
+static te_result te__call_splits(te_module *m, const te_forward_args *args, int n, int64_t rows, te_tensor **sizes) {
+    te_ctx *te = m->te;
+    int64_t sum = 0;
+    int i;
+    *sizes = args->m_splits_tensor;
+    if (!args->m_splits == !args->m_splits_tensor)
+        return te__fail(te, TE_ERR_INVALID, "%s: m_splits and m_splits_tensor are %s; one of them says how many rows each of the %d groups has", m->cls->name,
+                        args->m_splits ? "both given" : "NULL", n);
+    if (args->m_splits_tensor) {
+        const te_tensor *x = args->m_splits_tensor;
+        char text[TE__SHAPE_TEXT];
+        if (!te__same_ctx(x, te, m->cls->name)) return te_error_code(te);
+        if (te__numel(x) != n || (x->dtype != TE_I32 && x->dtype != TE_I64) || !te__is_contiguous(x) || !x->buffer)
+            return te__fail(te, TE_ERR_SHAPE, "%s: m_splits_tensor is %s %s; contiguous i32 or i64 [%d] is needed", m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), n);
+        return TE_OK;
+    }
+    for (i = 0; i < n; i++) {
+        if (args->m_splits[i] < 0 || args->m_splits[i] > rows - sum)
+            return te__fail(te, TE_ERR_INVALID, "%s: m_splits[%d] is %lld, and %lld of %lld rows are left for it", m->cls->name, i, (long long)args->m_splits[i],
+                            (long long)(rows - sum), (long long)rows);
+        sum += args->m_splits[i];
+    }
+    return TE_OK;
+}
+
+static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
+    te_ctx *te = c->m->te;
+    const te_grouped_linear_desc *d = &c->s->desc;
+    te_tensor *input = args->input;
+    char text[TE__SHAPE_TEXT], name[32];
+    int64_t shape[TE_MAX_DIMS];
+    bool one_by_one;
+    te_result result;
+    int i;
+    if (!te__need_float(input, "GroupedLinear")) return te_error_code(te);
+    if (input->ndim < 1 || te__cols(input) != d->in_features)
+        return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
+    result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
+    for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        c->weights[i] = te_module_parameter(c->m, name);
+        if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
+        if (c->weights[i]->dtype != input->dtype)
+            result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                              te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+    }
+    if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
+    if (result != TE_OK) return result;
+    c->splits = args->m_splits;
+    c->microbatch = args->is_first_microbatch;
+    one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
+    if (d->gemm.return_bias && c->biases) {
+        te_tensor *all = te__stack(te, c->biases, d->num_gemms);
+        args->outputs.bias = all ? te__record("grouped_bias", all, te__stacked_backward, &d->num_gemms, sizeof(d->num_gemms), c->biases, d->num_gemms, NULL, 0) : NULL;
+        if (!args->outputs.bias) return te_error_code(te);
+        c->biases = NULL;
+    }
+    input = te_tensor_contiguous(input);
+    c->x = input ? te__alias_2d(input, 0, input->dtype, te__rows(input), d->in_features) : NULL;
+    if (!c->x) return te_error_code(te);
+    c->y = te__empty_2d(te, input->dtype, te__rows(input), d->out_features);
+    if (c->splits && !one_by_one) c->sizes = te__moe_splits(te, NULL, c->splits, d->num_gemms, 1, NULL);
+    if (!c->y || (!one_by_one && !c->sizes)) return te_error_code(te);
+    result = one_by_one ? te__grouped_each(c, input) : te__grouped_all(c, input);
+    if (result != TE_OK || input->ndim == 2) return result == TE_OK ? te__output(c->m, args, c->y) : result;
+    memcpy(shape, input->shape, sizeof(shape));
+    shape[input->ndim - 1] = d->out_features;
+    return te__output(c->m, args, te_tensor_view(c->y, input->ndim, shape));
+}
+static te_result te__grouped_forward(te_module *m, te_forward_args *args) {
+    te__grouped_call call = TE_ZERO;
+    size_t bytes;
+    te_result result;
+    call.m = m;
+    call.s = (te__grouped_module *)m->state;
+    bytes = 2 * (size_t)call.s->desc.num_gemms * sizeof(te_tensor *);
+    call.weights = (te_tensor **)te__alloc_zero(m->te, bytes);
+    if (!call.weights) return TE_ERR_OUT_OF_MEMORY;
+    call.biases = call.s->desc.gemm.no_bias ? NULL : call.weights + call.s->desc.num_gemms;
+    result = te__grouped_run(&call, args);
+    te__free(m->te, call.weights, bytes);
+    return result;
+}
+static void te__grouped_destroy(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    int i;
+    for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
+    if (s->caches) te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
+    te__scaling_leave(s->scaling);
+}
+static te_result te__grouped_reset(te_module *m) {
+    te__grouped_module *s = (te__grouped_module *)m->state;
+    te_result result = TE_OK;
+    char name[32];
+    int i;
+    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+        snprintf(name, sizeof(name), "weight%d", i);
+        result = te__init_weight(te_module_parameter(m, name), &s->desc.gemm.init);
+        snprintf(name, sizeof(name), "bias%d", i);
+        if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
+    }
+    return result;
+}
+static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward, te__grouped_destroy, te__grouped_reset};
+
+/* NAME0, NAME1 ...: parts of one stack, or, on no device, shapes alone. cols 0: vectors. */
+static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
+    te_tensor *all = NULL;
+    char name[32];
+    int i;
+    if (!dtype) dtype = TE_BF16;
+    te__frame_begin(m->te);
+    if (!m->meta) all = te__empty_2d(m->te, dtype, n * rows, cols ? cols : 1);
+    for (i = 0; i < n; i++) {
+        int before = m->num_entries;
+        int64_t offset = i * rows * (cols ? cols : 1) * te__dtype_size(dtype);
+        snprintf(name, sizeof(name), "%s%d", prefix, i);
+        if (m->meta)
+            te__add_weight(m, name, dtype, rows, cols);
+        else if (all)
+            te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
+        if (cols && m->num_entries > before) m->entries[before].product_weight = true;
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+
+static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
+    if (n >= 1 && n <= TE_MAX_GEMMS) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
+    return false;
+}
+
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+    te_module *m;
+    te__grouped_module *s;
+    if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
+        !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_grouped_linear_create", TE__DESC_GROUPED_LINEAR, desc))
+        return NULL;
+    m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
+    if (!m) return NULL;
+    te__params_on(m, desc->gemm.device);
+    s = (te__grouped_module *)m->state;
+    s->desc = *desc;
+    s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
+    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
+    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    s->scaling = te__scaling_create(te, m, desc->num_gemms);
+    return te__module_built(m);
+}
+
+/* ---- Fp8Padding, Fp8Unpadding ---- */
+
+typedef struct te__padding_module {
+    te_fp8_padding_desc desc;
+} te__padding_module;
+
+static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
+    const te__autocast *cast = te__autocast_now(te);
+    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
+    return s->desc.align_size;
+}
+/* The gradient of rows that were moved back. */
+static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    desc.map_type = TE_MAP_INDEX;
+    return te_moe_unpermute(x, map, &desc);
+}
+
+static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad) {
+    te__padding_module *s = (te__padding_module *)m->state;
+    te_ctx *te = m->te;
+    int n = s->desc.num_gemms, i;
+    int64_t align, rows, before = 0, after = 0;
+    te_tensor *x, *sizes, *padded, *offsets = NULL, *map;
+    te_result result;
+    x = te__moe_tokens(args->input, m->cls->name);
+    if (!x) return te_error_code(te);
+    align = te__padding_align(s, te);
+    rows = te__rows(x);
+    result = te__call_splits(m, args, n, rows, &sizes);
+    if (result != TE_OK) return result;
+    for (i = 0; args->m_splits && i < n; i++) {
+        before += args->m_splits[i];
+        after += te__round_up(args->m_splits[i], align);
+        if (!unpad && args->padded_m_splits) args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
+    }
+    if (args->m_splits && rows != (unpad ? after : before))
+        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
+    if (!args->m_splits) { /* room for any sizes */
+        before = rows;
+        after = rows + n * (align - 1);
+    }
+    padded = te__moe_splits(te, sizes, args->m_splits, n, align, &offsets);
+    if (!padded) return te_error_code(te);
+    if (!sizes) sizes = te__moe_splits(te, NULL, args->m_splits, n, 1, NULL);
+    map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
+    if (!map) return te_error_code(te);
+    if (!unpad) args->outputs.m_splits = padded;
+    return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
+}
+static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
+static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
+static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL, NULL};
+
+static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
+    if (desc->align_size < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+        return NULL;
+    }
+    m = te_module_create(te, cls, desc->name ? desc->name : name);
+    if (!m) return NULL;
+    ((te__padding_module *)m->state)->desc = *desc;
+    return te__module_built(m);
+}
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__pad_class, "te_fp8_padding_create", "fp8_padding");
+}
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__unpad_class, "te_fp8_unpadding_create", "fp8_unpadding");
+}

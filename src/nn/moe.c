@@ -1,0 +1,534 @@
+/* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw operations; must not know modules. */
+
+/* Records two outputs, of which either may get no gradient. */
+static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
+                           int num_inputs, te_tensor *const *saved, int num_saved) {
+    te_node_desc node = TE_ZERO;
+    te_tensor *outputs[2];
+    outputs[0] = y;
+    outputs[1] = z;
+    node.name = name;
+    node.inputs = inputs;
+    node.num_inputs = num_inputs;
+    node.outputs = outputs;
+    node.num_outputs = z ? 2 : 1;
+    node.saved = saved;
+    node.num_saved = num_saved;
+    node.state = state;
+    node.state_size = state_size;
+    node.backward = backward;
+    return te_record(y->te, &node) == TE_OK;
+}
+
+/* ---- permute ---- */
+
+typedef struct te__permute_state {
+    int64_t topk; /* 0: a mask map */
+    int64_t tokens, copies, h, rows;
+    te_dtype dtype, probs_dtype;
+    int probs_ndim;
+} te__permute_state;
+
+/* saved: row_id_map, pad_offsets; inputs: x, probs. */
+static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__permute_state *s = (const te__permute_state *)state;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    bool move = needs[0] && dy[0];
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.topk = s->topk;
+    args.x = move ? te_tensor_contiguous(dy[0]) : te__empty_2d(te, s->dtype, s->rows, 0); /* probabilities alone */
+    args.y = te__empty_2d(te, s->dtype, s->tokens, move ? s->h : 0);
+    if (!args.x || !args.y) return te_error_code(te);
+    if (move) dx[0] = args.y;
+    if (needs[1] && dy[1]) {
+        int64_t shape[2];
+        shape[0] = s->tokens;
+        shape[1] = s->copies;
+        args.permuted_probs = te_tensor_contiguous(dy[1]);
+        dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, shape);
+        args.probs = dx[1] ? te__alias_2d(dx[1], 0, s->probs_dtype, s->tokens, s->copies) : NULL;
+        if (!args.permuted_probs || !args.probs) return te_error_code(te);
+    }
+    return te_op_moe_unpermute(te, &args);
+}
+
+/* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
+static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets, te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
+    te_op_moe_permute_args args = TE_ZERO;
+    te__permute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[2], *y, *moved = NULL;
+    te_ctx *te = inp->te;
+    state.topk = topk;
+    state.tokens = te__rows(inp);
+    state.copies = topk ? topk : te__cols(map) / 2;
+    state.h = te__cols(inp);
+    state.rows = rows;
+    state.dtype = inp->dtype;
+    y = te__empty_2d(te, inp->dtype, rows, state.h);
+    if (probs) moved = te__empty_1d(te, probs->dtype, rows);
+    if (!y || (probs && !moved)) return NULL;
+    args.x = inp;
+    args.row_id_map = map;
+    args.pad_offsets = pad_offsets;
+    args.probs = probs && probs->ndim == 1 ? te__alias_2d(probs, 0, probs->dtype, te__numel(probs), 1) : probs;
+    args.y = y;
+    args.permuted_probs = moved;
+    args.topk = topk;
+    if ((probs && !args.probs) || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (probs) {
+        state.probs_dtype = probs->dtype;
+        state.probs_ndim = probs->ndim;
+        *permuted_probs = moved;
+    }
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = map;
+    saved[1] = pad_offsets;
+    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
+}
+
+/* A float matrix of tokens, contiguous, or NULL. */
+static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) {
+    char text[TE__SHAPE_TEXT];
+    if (!te__need_float(inp, name)) return NULL;
+    if (inp->ndim != 2) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name, te__shape_text(inp, text));
+        return NULL;
+    }
+    return te_tensor_contiguous(inp);
+}
+/* A routing map with one row for each token, contiguous, or NULL. */
+static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!te__operand(inp, routing, false, name)) return NULL;
+    if (routing->ndim != 2 || routing->shape[0] != inp->shape[0]) {
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name, te__shape_text(inp, a), te__shape_text(routing, b));
+        return NULL;
+    }
+    return te_tensor_contiguous(routing);
+}
+static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_expert) {
+    te_op_moe_mask_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_2d(routing->te, TE_I32, routing->shape[0], 2 * routing->shape[1] + 1);
+    args.routing_map = routing;
+    args.row_id_map = map;
+    args.tokens_per_expert = tokens_per_expert;
+    return map && te_op_moe_mask_map(routing->te, &args) == TE_OK ? map : NULL;
+}
+
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map) {
+    te_tensor *map, *y = NULL, *made[2];
+    te_ctx *te;
+    bool index = map_type == TE_MAP_INDEX;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    te = inp->te;
+    if (map_type != TE_MAP_MASK && !index) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible", (int)map_type);
+        return NULL;
+    }
+    if (num_out_tokens < (index ? 0 : 1)) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s", (long long)num_out_tokens,
+                 index ? "0 means all copies" : "a mask map does not say how many copies there are: tokens * topk is a bound");
+        return NULL;
+    }
+    inp = te__moe_tokens(inp, "te_moe_permute");
+    routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
+    if (!routing_map) return NULL;
+    te__frame_begin(te);
+    if (index) {
+        te_op_moe_index_map_args args = TE_ZERO;
+        int64_t all = te__numel(routing_map);
+        map = te__empty_1d(te, TE_I32, all);
+        args.experts = routing_map;
+        args.row_id_map = map;
+        args.num_out_tokens = num_out_tokens;
+        if (!num_out_tokens) num_out_tokens = all;
+        if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
+    } else
+        map = te__moe_mask_map(routing_map, NULL);
+    if (map) y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL, num_out_tokens);
+    made[0] = y;
+    made[1] = y ? map : NULL;
+    te__frame_end(te, made, 2);
+    if (row_id_map) *row_id_map = made[1];
+    return y;
+}
+
+/* Both functions with probabilities of a mask map; padding by offsets, or NULL. */
+static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
+                                    te_tensor **row_id_map) {
+    te_tensor *made[3] = {NULL, NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
+    if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
+    if (!te__same_shape(probs, routing_map)) {
+        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name, te__shape_text(probs, a), te__shape_text(routing_map, b));
+        return NULL;
+    }
+    probs = te_tensor_contiguous(probs);
+    if (!probs) return NULL;
+    te__frame_begin(te);
+    map = te__moe_mask_map(routing_map, NULL);
+    if (map) made[0] = te__permute(name, inp, map, 0, pad_offsets, probs, &made[1], rows);
+    made[2] = made[0] ? map : NULL;
+    te__frame_end(te, made, made[0] ? 3 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    if (row_id_map) *row_id_map = made[2];
+    return made[0];
+}
+
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+                                            te_tensor **row_id_map) {
+    if (permuted_probs) *permuted_probs = NULL;
+    if (row_id_map) *row_id_map = NULL;
+    if (!inp) return NULL;
+    if (num_out_tokens < 1) {
+        te__fail(inp->te, TE_ERR_INVALID, "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound", (long long)num_out_tokens);
+        return NULL;
+    }
+    return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs, row_id_map);
+}
+
+/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL with an error. */
+static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align, te_tensor **offsets) {
+    te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
+    te_tensor *plain = NULL;
+    te_op_moe_splits_args args = TE_ZERO;
+    int64_t at;
+    if (!padded || (offsets && !made)) return NULL;
+    if (!sizes && n > TE_MOE_HOST_SPLITS) { /* piece by piece to the device, then as those that are there */
+        plain = te__empty_1d(te, TE_I64, n);
+        if (!plain) return NULL;
+    }
+    for (at = 0; !sizes && at < n; at += TE_MOE_HOST_SPLITS) {
+        int64_t count = te__min(TE_MOE_HOST_SPLITS, n - at);
+        memcpy(args.values, values + at, (size_t)count * sizeof(int64_t));
+        if (!plain) break;
+        args.padded = te__alias_1d(plain, at * (int64_t)sizeof(int64_t), TE_I64, count);
+        if (!args.padded || te_op_moe_splits(te, &args) != TE_OK) return NULL;
+    }
+    args.sizes = sizes ? sizes : plain;
+    args.padded = padded;
+    args.offsets = made;
+    args.align = align;
+    if (offsets) *offsets = made;
+    return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
+}
+
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+                                                    int64_t num_out_tokens, te_moe_padded *made) {
+    static const char name[] = "te_moe_permute_and_pad_with_probs";
+    te_moe_padded none;
+    te_tensor *y;
+    te_ctx *te;
+    if (!made) made = &none;
+    memset(made, 0, sizeof(*made));
+    if (!inp) return NULL;
+    te = inp->te;
+    if (align_size < 1 || num_out_tokens < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; at least 1 and 0 are needed", name, (long long)align_size, (long long)num_out_tokens);
+        return NULL;
+    }
+    if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
+    if (!num_out_tokens && te->capture) {
+        te__refuse_capture(te, "te_moe_permute_and_pad_with_probs without num_out_tokens", "give a bound of the padded sizes' sum: tokens * topk + experts * (align_size - 1)");
+        return NULL;
+    }
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    if (!tokens_per_expert) return NULL;
+    made->target_tokens_per_expert = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &made->pad_offsets);
+    if (!made->target_tokens_per_expert) return NULL;
+    if (!num_out_tokens) {
+        int64_t n = te__numel(tokens_per_expert), i;
+        size_t bytes = (size_t)(n + 1) * sizeof(int64_t);
+        int64_t *host = (int64_t *)te__alloc_zero(te, bytes);
+        if (!host) return NULL;
+        if (te_tensor_to_host(made->target_tokens_per_expert, host) != TE_OK) num_out_tokens = -1;
+        for (i = 0; i < n && num_out_tokens >= 0; i++) num_out_tokens += host[i];
+        te__free(te, host, bytes);
+        if (num_out_tokens < 0) return NULL;
+    }
+    y = te__permute_probs(name, inp, probs, routing_map, made->pad_offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    if (!y) memset(made, 0, sizeof(*made));
+    return y;
+}
+
+/* ---- unpermute ---- */
+
+typedef struct te__unpermute_state {
+    int64_t topk, rows;
+    te_dtype dtype;
+    int probs_ndim;
+    int64_t probs_shape[2];
+    te_dtype probs_dtype;
+} te__unpermute_state;
+
+/* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
+static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__unpermute_state *s = (const te__unpermute_state *)state;
+    te_op_moe_unpermute_bwd_args args = TE_ZERO;
+    te_op_moe_permute_args plain = TE_ZERO;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    if (!g) return te_error_code(te);
+    if (needs[0]) dx[0] = te__empty_2d(te, s->dtype, s->rows, te__cols(g));
+    if (needs[0] && !dx[0]) return te_error_code(te);
+    if (!saved[2]) {
+        plain.x = g;
+        plain.row_id_map = saved[0];
+        plain.pad_offsets = saved[1];
+        plain.topk = s->topk;
+        plain.y = dx[0];
+        return dx[0] ? te_op_moe_permute(te, &plain) : TE_OK;
+    }
+    if (needs[1]) dx[1] = te_tensor_empty(te, s->probs_dtype, s->probs_ndim, s->probs_shape);
+    if (needs[1] && !dx[1]) return te_error_code(te);
+    args.dy = g;
+    args.x = needs[1] ? saved[3] : NULL;
+    args.row_id_map = saved[0];
+    args.pad_offsets = saved[1];
+    args.merging_probs = saved[2];
+    args.dx = dx[0];
+    args.dprobs = dx[1];
+    args.topk = s->topk;
+    return te_op_moe_unpermute_bwd(te, &args);
+}
+
+TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc *desc) {
+    te_moe_unpermute_desc zero = TE_ZERO;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    te__unpermute_state state = TE_ZERO;
+    te_tensor *in[2], *saved[4], *y, *probs, *offsets;
+    te_ctx *te;
+    int64_t tokens;
+    char text[TE__SHAPE_TEXT];
+    if (!desc) desc = &zero;
+    inp = inp ? te__moe_tokens(inp, "te_moe_unpermute") : NULL;
+    if (!inp || !te__operand(inp, row_id_map, false, "te_moe_unpermute") || !te__operand(inp, desc->merging_probs, true, "te_moe_unpermute") ||
+        !te__operand(inp, desc->pad_offsets, true, "te_moe_unpermute"))
+        return NULL;
+    te = inp->te;
+    probs = desc->merging_probs;
+    offsets = desc->pad_offsets;
+    if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2)) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed", te__shape_text(probs, text));
+        return NULL;
+    }
+    if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2) {
+        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which one it is)", te__shape_text(row_id_map, text));
+        return NULL;
+    }
+    if (probs) probs = te_tensor_contiguous(probs);
+    row_id_map = te_tensor_contiguous(row_id_map);
+    if (offsets) offsets = te_tensor_contiguous(offsets);
+    if (!row_id_map || (desc->merging_probs && !probs) || (desc->pad_offsets && !offsets)) return NULL;
+    if (desc->map_type == TE_MAP_INDEX) state.topk = probs ? te__max(1, probs->shape[1]) : 1;
+    tokens = state.topk ? te__numel(row_id_map) / state.topk : row_id_map->shape[0];
+    state.rows = te__rows(inp);
+    state.dtype = inp->dtype;
+    if (probs) {
+        state.probs_ndim = probs->ndim;
+        memcpy(state.probs_shape, probs->shape, sizeof(state.probs_shape));
+        state.probs_dtype = probs->dtype;
+    }
+    y = te__empty_2d(te, inp->dtype, tokens, te__cols(inp));
+    if (!y) return NULL;
+    args.x = inp;
+    args.row_id_map = row_id_map;
+    args.pad_offsets = offsets;
+    args.merging_probs = probs;
+    args.y = y;
+    args.topk = state.topk;
+    in[0] = inp;
+    in[1] = probs;
+    saved[0] = row_id_map;
+    saved[1] = offsets;
+    saved[2] = probs;
+    saved[3] = te__wants_grad(probs) ? inp : NULL;
+    return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state, sizeof(state), in, 2, saved, 4);
+}
+
+/* ---- chunks ---- */
+
+/* The map of an index map with topk 1: chunks sorted, or padding put between them. */
+static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index, const te_tensor *offsets, int64_t tokens) {
+    te_op_moe_chunk_map_args args = TE_ZERO;
+    te_tensor *map = te__empty_1d(te, TE_I32, tokens);
+    args.sizes = sizes;
+    args.sorted_index = sorted_index;
+    args.offsets = offsets;
+    args.row_id_map = map;
+    return map && te_op_moe_chunk_map(te, &args) == TE_OK ? map : NULL;
+}
+
+static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *sizes, te_tensor *order, te_tensor **permuted_probs) {
+    te_tensor *made[2] = {NULL, NULL}, *map;
+    te_ctx *te = inp->te;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    inp = te__moe_tokens(inp, name);
+    if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
+    if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
+    if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name, te__shape_text(inp, a), te__shape_text(probs, b));
+        return NULL;
+    }
+    sizes = te_tensor_contiguous(sizes);
+    order = te_tensor_contiguous(order);
+    if (probs) probs = te_tensor_contiguous(probs);
+    if (!sizes || !order || (permuted_probs && !probs)) return NULL;
+    te__frame_begin(te);
+    map = te__chunk_map(te, sizes, order, NULL, inp->shape[0]);
+    if (map) made[0] = te__permute(name, inp, map, 1, NULL, probs, &made[1], inp->shape[0]);
+    te__frame_end(te, made, made[0] ? 2 : 0);
+    if (permuted_probs) *permuted_probs = made[0] ? made[1] : NULL;
+    return made[0];
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index) {
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index", inp, NULL, split_sizes, sorted_index, NULL) : NULL;
+}
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs) {
+    te_tensor *unwanted;
+    if (permuted_probs) *permuted_probs = NULL;
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index_with_probs", inp, probs, split_sizes, sorted_index, permuted_probs ? permuted_probs : &unwanted) : NULL;
+}
+
+/* ---- router ---- */
+
+typedef struct te__router_state {
+    int topk;
+    te_score_function score_function;
+    bool use_pre_softmax, all_scores;
+    float scaling_factor;
+} te__router_state;
+
+/* saved: logits, the choice as bytes. */
+static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__router_state *s = (const te__router_state *)state;
+    te_op_moe_router_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.logits = saved[0];
+    args.routing_map = saved[1];
+    args.dprobs = te_tensor_contiguous(dy[0]);
+    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.topk = s->topk;
+    args.score_function = s->score_function;
+    args.use_pre_softmax = s->use_pre_softmax;
+    args.scaling_factor = s->scaling_factor;
+    args.all_scores = s->all_scores;
+    return args.dprobs && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
+}
+
+static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_topk_desc *d, bool all_scores, te_tensor **routing_map) {
+    te_op_moe_router_fwd_args args = TE_ZERO;
+    te__router_state state = TE_ZERO;
+    te_tensor *saved[2], *made[2] = {NULL, NULL}, *bytes, *bits = NULL;
+    te_ctx *te;
+    int64_t shape[TE_MAX_DIMS];
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__need_float(logits, name) || !te__operand(logits, d->expert_bias, true, name) || !te__operand(logits, d->topk_indices, true, name)) return NULL;
+    te = logits->te;
+    if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8) {
+        te__fail(te, TE_ERR_INVALID, "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name, (int)d->routing_map_format);
+        return NULL;
+    }
+    logits = te_tensor_contiguous(logits);
+    if (!logits) return NULL;
+    te__frame_begin(te);
+    memcpy(shape, logits->shape, sizeof(shape));
+    if (logits->ndim > 0) shape[logits->ndim - 1] = te__div_up(te__cols(logits), 8);
+    if (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8) bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
+    bytes = te__empty_like(logits, TE_U8); /* the backward pass reads it, too */
+    made[0] = te__empty_like(logits, all_scores ? TE_F32 : logits->dtype);
+    args.logits = logits;
+    args.expert_bias = d->expert_bias;
+    args.probs = made[0];
+    args.routing_map = bytes;
+    args.routing_bits = bits;
+    args.topk_indices = d->topk_indices;
+    args.topk = state.topk = d->topk;
+    args.score_function = state.score_function = d->score_function;
+    args.use_pre_softmax = state.use_pre_softmax = d->use_pre_softmax;
+    args.num_groups = d->num_groups;
+    args.group_topk = d->group_topk;
+    args.scaling_factor = state.scaling_factor = d->scaling_factor;
+    args.all_scores = state.all_scores = all_scores;
+    saved[0] = logits;
+    saved[1] = all_scores ? NULL : bytes;
+    if (!bytes || (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8 && !bits) || !made[0] || te_op_moe_router_fwd(te, &args) != TE_OK)
+        made[0] = NULL;
+    else
+        made[0] = te__record(name, made[0], te__router_backward, &state, sizeof(state), &logits, 1, saved, 2);
+    made[1] = !made[0] || !routing_map ? NULL : bits ? bits : bytes;
+    te__frame_end(te, made, 2);
+    if (routing_map) *routing_map = made[1];
+    return made[0];
+}
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map) {
+    if (routing_map) *routing_map = NULL;
+    if (!logits || !te__has_desc(logits->te, desc, "te_fused_topk_with_score_function")) return NULL;
+    return te__route("te_fused_topk_with_score_function", logits, desc, false, routing_map);
+}
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+                                                          te_tensor **routing_map) {
+    te_fused_topk_desc desc = TE_ZERO;
+    desc.topk = topk;
+    desc.score_function = score_function;
+    desc.routing_map_format = routing_map_format;
+    return te__route("te_fused_compute_score_for_moe_aux_loss", logits, &desc, true, routing_map);
+}
+
+/* ---- auxiliary loss ---- */
+
+typedef struct te__aux_loss_state {
+    te_fused_moe_aux_loss_desc desc;
+    te_dtype dtype;
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te__aux_loss_state;
+
+/* saved: tokens_per_expert, the number of tokens on the device. */
+static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__aux_loss_state *s = (const te__aux_loss_state *)state;
+    te_op_moe_aux_loss_bwd_args args = TE_ZERO;
+    (void)needs;
+    args.dloss = dy[0];
+    args.tokens_per_expert = saved[0];
+    args.total_device = saved[1];
+    args.dprobs = dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
+    args.total_num_tokens = s->desc.total_num_tokens;
+    args.num_experts = s->desc.num_experts;
+    args.topk = s->desc.topk;
+    args.coeff = s->desc.coeff;
+    return dx[0] ? te_op_moe_aux_loss_bwd(te, &args) : te_error_code(te);
+}
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc) {
+    static const char name[] = "te_fused_moe_aux_loss";
+    te_op_moe_aux_loss_fwd_args args = TE_ZERO;
+    te__aux_loss_state state = TE_ZERO;
+    te_tensor *saved[2], *loss;
+    te_ctx *te;
+    if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) || !te__operand(probs, tokens_per_expert, false, name) ||
+        !te__operand(probs, desc->total_num_tokens_tensor, true, name))
+        return NULL;
+    te = probs->te;
+    probs = te_tensor_contiguous(probs);
+    tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
+    loss = probs && tokens_per_expert ? te__empty_1d(te, probs->dtype, 1) : NULL;
+    if (!loss) return NULL;
+    state.desc = *desc;
+    state.dtype = probs->dtype;
+    state.ndim = probs->ndim;
+    memcpy(state.shape, probs->shape, sizeof(state.shape));
+    args.probs = probs;
+    args.tokens_per_expert = saved[0] = tokens_per_expert;
+    args.total_device = saved[1] = desc->total_num_tokens_tensor;
+    args.loss = loss;
+    args.total_num_tokens = desc->total_num_tokens;
+    args.num_experts = desc->num_experts;
+    args.topk = desc->topk;
+    args.coeff = desc->coeff;
+    return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
+}

@@ -1,0 +1,355 @@
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they compute. */
+
+/* ---- maps ---- */
+
+static te_result te__cuda_plan_moe_splits(te__plan *p, const te_op_moe_splits_args *a) {
+    te__launch *l;
+    te__moe_splits_kargs *k;
+    int64_t i;
+    if (te__numel(a->padded) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_splits");
+    k = TE__KARGS(p, l, te__moe_splits_kargs);
+    k->sizes = te__data(a->sizes);
+    k->padded = te__data(a->padded);
+    k->offsets = te__data(a->offsets);
+    k->n = te__numel(a->padded);
+    k->align = a->align;
+    k->sizes_dt = a->sizes ? a->sizes->dtype : TE_DTYPE_NONE;
+    k->padded_dt = a->padded->dtype;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    for (i = 0; !a->sizes && i < k->n; i++) k->values[i] = a->values[i];
+    te__launch_size(l, 1, 1, 1, 32, 0);
+    te__plan_why(p, "one warp");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_map_args *a) {
+    static const char *const kernels[3] = {"moe_count", "moe_scan", "moe_rows"};
+    te__moe_map_kargs k = TE_ZERO;
+    int i;
+    k.tokens = te__rows(a->routing_map);
+    k.experts = te__cols(a->routing_map);
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map does not depend on it */
+    k.chunks = te__div_up(k.tokens, k.chunk);
+    k.routing = te__data(a->routing_map);
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts_out = te__data(a->tokens_per_expert);
+    k.routing_dt = a->routing_map->dtype;
+    k.counts_dt = a->tokens_per_expert ? a->tokens_per_expert->dtype : TE_DTYPE_NONE;
+    k.counts = (int *)te__plan_workspace(p, te__max(1, k.experts * k.chunks) * 4);
+    k.rows = (int *)te__plan_workspace(p, te__max(1, k.experts * k.tokens) * 4);
+    for (i = 0; i < 3; i++) {
+        te__launch *l;
+        if (i != 1 && k.chunks == 0) continue;
+        if (i == 1 && k.experts == 0) continue;
+        l = te__plan_launch(p, "moe", kernels[i]);
+        te__launch_size(l, i == 1 ? 1 : k.chunks, 1, 1, i == 1 ? 1024 : 256, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = k;
+    }
+    te__plan_why(p, "tokens of each expert are counted by chunks, then numbered");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_map_args *a) {
+    te__moe_sort_kargs k = TE_ZERO;
+    te__moe_map_kargs scan = TE_ZERO;
+    int *between[2];
+    int pass;
+    k.items = te__numel(a->experts);
+    if (k.items == 0) return TE_OK;
+    k.topk = te__cols(a->experts);
+    k.tokens = te__rows(a->experts);
+    k.chunks = te__div_up(k.items, TE__MOE_SORT_CHUNK);
+    k.kept = a->num_out_tokens;
+    k.experts = te__data(a->experts);
+    k.experts_dt = a->experts->dtype;
+    k.map = (int *)te__data(a->row_id_map);
+    k.counts = (int *)te__plan_workspace(p, TE__MOE_SORT_BUCKETS * k.chunks * 4);
+    between[0] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    between[1] = (int *)te__plan_workspace(p, 2 * k.items * 4);
+    scan.counts = k.counts;
+    scan.experts = TE__MOE_SORT_BUCKETS;
+    scan.chunks = k.chunks;
+    for (pass = 0; pass < 4; pass++) {
+        te__launch *l = te__plan_launch(p, "moe", "moe_sort_count");
+        k.shift = 8 * pass;
+        k.from = pass ? between[(pass - 1) % 2] : NULL;
+        k.to = pass < 3 ? between[pass % 2] : NULL;
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+        l = te__plan_launch(p, "moe", "moe_scan");
+        te__launch_size(l, 1, 1, 1, 1024, 0);
+        *TE__KARGS(p, l, te__moe_map_kargs) = scan;
+        l = te__plan_launch(p, "moe", "moe_sort");
+        te__launch_size(l, k.chunks, 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sort_kargs) = k;
+    }
+    te__plan_why(p, "a stable sort, eight bits of the key a pass");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_map_args *a) {
+    te__launch *l;
+    te__moe_chunk_map_kargs *k;
+    if (te__numel(a->row_id_map) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_chunk_map");
+    k = TE__KARGS(p, l, te__moe_chunk_map_kargs);
+    k->sizes = te__data(a->sizes);
+    k->sorted_index = te__data(a->sorted_index);
+    k->offsets = te__data(a->offsets);
+    k->map = (int *)te__data(a->row_id_map);
+    k->n = te__numel(a->sizes);
+    k->tokens = te__numel(a->row_id_map);
+    k->sizes_dt = a->sizes->dtype;
+    k->sorted_dt = a->sorted_index ? a->sorted_index->dtype : TE_DTYPE_NONE;
+    k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    te__launch_size(l, te__div_up(k->tokens, 256), 1, 1, 256, 0);
+    te__plan_why(p, "one thread a row");
+    return TE_OK;
+}
+
+/* ---- permute ---- */
+
+/* Plans what finds the copy of each row; the rest of k is filled in already, but for the map's sizes. */
+static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets) {
+    te__moe_map m;
+    te__launch *l;
+    te__fill_kargs *fill;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k->tokens = m.tokens;
+    k->copies = te__max(1, m.copies);
+    k->experts = (int)m.experts;
+    k->map = (const int *)te__data(row_id_map);
+    k->pad_offsets = te__data(pad_offsets);
+    k->offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k->source = (int *)te__plan_workspace(p, k->rows * 4);
+    l = te__plan_launch(p, "math", "fill");
+    fill = TE__KARGS(p, l, te__fill_kargs);
+    fill->dst = k->source;
+    fill->bytes = k->rows * 4;
+    fill->unit = 4;
+    fill->vector = 1;
+    fill->pattern = ~(unsigned long long)0;
+    te__launch_size(l, te__div_up(fill->bytes, 16384), 1, 1, 256, 0);
+    if (k->tokens * m.copies == 0) return;
+    l = te__plan_launch(p, "moe", "moe_invert");
+    te__launch_size(l, te__div_up(k->tokens * k->copies, 256), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+}
+static void te__plan_moe_gather(te__plan *p, const te__moe_rows_kargs *k) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_gather");
+    te__launch_size(l, te__div_up(k->rows, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_rows_kargs) = *k;
+    te__plan_why(p, "the map turned round, then one warp a row");
+}
+
+static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_args *a) {
+    te__moe_rows_kargs k = TE_ZERO;
+    int64_t bytes = te__cols(a->y) * te__dtype_size(a->y->dtype);
+    uintptr_t all = (uintptr_t)te__data(a->x) | (uintptr_t)te__data(a->y) | (uintptr_t)bytes | 16u;
+    k.rows = te__rows(a->y);
+    if (k.rows == 0) return TE_OK;
+    k.x = te__data(a->x);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.zeroes = a->probs && a->topk == 0;
+    for (k.unit = 1; k.unit < 16 && all % (uintptr_t)(2 * k.unit) == 0;) k.unit *= 2;
+    k.h = bytes / k.unit;
+    te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+    te__plan_moe_gather(p, &k);
+    return TE_OK;
+}
+
+/* The map, and what both sums over it share. */
+static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, const te_tensor *x) {
+    te__moe_sum_kargs k = TE_ZERO;
+    te__moe_map m;
+    te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);
+    k.tokens = m.tokens;
+    k.copies = m.copies;
+    k.experts = (int)m.experts;
+    k.map = (const int *)te__data(row_id_map);
+    k.pad_offsets = te__data(pad_offsets);
+    k.offsets_dt = pad_offsets ? pad_offsets->dtype : TE_DTYPE_NONE;
+    k.x = te__data(x);
+    k.rows = te__rows(x);
+    k.h = te__cols(x);
+    k.x_dt = x->dtype;
+    return k;
+}
+
+static te_result te__cuda_plan_moe_unpermute(te__plan *p, const te_op_moe_unpermute_args *a) {
+    te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+    te__launch *l;
+    if (k.tokens == 0) return TE_OK;
+    k.merging_probs = te__data(a->merging_probs);
+    k.permuted_probs = te__data(a->permuted_probs);
+    k.y = te__data(a->y);
+    k.probs = te__data(a->probs);
+    k.y_dt = a->y->dtype;
+    k.merging_dt = a->merging_probs ? a->merging_probs->dtype : TE_DTYPE_NONE;
+    k.permuted_dt = a->permuted_probs ? a->permuted_probs->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->y, k.h);
+    l = te__plan_launch(p, "moe", "moe_unpermute");
+    te__launch_option(l, "X_DT", k.x_dt);
+    te__launch_option(l, "Y_DT", k.y_dt);
+    te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    te__plan_why(p, "one warp a token");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_moe_unpermute_bwd(te__plan *p, const te_op_moe_unpermute_bwd_args *a) {
+    if (a->dprobs && te__numel(a->dprobs) > 0) {
+        te__moe_sum_kargs k = te__moe_sum_of(p, a->row_id_map, a->topk, a->pad_offsets, a->x);
+        te__launch *l = te__plan_launch(p, "moe", "moe_dot");
+        k.dy = te__data(a->dy);
+        k.dy_dt = a->dy->dtype;
+        k.probs = te__data(a->dprobs);
+        k.probs_dt = a->dprobs->dtype;
+        k.vector = te__math_aligned_rows(a->x, k.h) && te__math_aligned_rows(a->dy, k.h);
+        te__launch_size(l, te__div_up(k.tokens, 8), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__moe_sum_kargs) = k;
+    }
+    if (a->dx && te__numel(a->dx) > 0) {
+        te__moe_rows_kargs k = TE_ZERO;
+        k.rows = te__rows(a->dx);
+        k.h = te__cols(a->dx);
+        k.x = te__data(a->dy);
+        k.y = te__data(a->dx);
+        k.probs = te__data(a->merging_probs);
+        k.x_dt = a->dy->dtype;
+        k.y_dt = a->dx->dtype;
+        k.probs_dt = a->merging_probs->dtype;
+        te__plan_moe_source(p, &k, a->row_id_map, a->topk, a->pad_offsets);
+        te__plan_moe_gather(p, &k);
+    }
+    return TE_OK;
+}
+
+/* ---- router ---- */
+
+/* As many warps a block as shared memory of 48 KiB has room for, at most 8. */
+static void te__plan_moe_router(te__plan *p, const char *kernel, const te__moe_router_kargs *k, int64_t bytes_a_warp) {
+    te__launch *l = te__plan_launch(p, "moe", kernel);
+    int64_t warps = te__max(1, te__min(8, 48 * 1024 / bytes_a_warp));
+    te__launch_size(l, te__div_up(k->tokens, warps), 1, 1, (int)(32 * warps), (int)(warps * bytes_a_warp));
+    *TE__KARGS(p, l, te__moe_router_kargs) = *k;
+    te__plan_why(p, "one warp a token, its scores in shared memory");
+}
+
+static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_router_fwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.bias = te__data(a->expert_bias);
+    k.probs = te__data(a->probs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.bits = (unsigned char *)te__data(a->routing_bits);
+    k.indices = te__data(a->topk_indices);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.groups = a->num_groups;
+    k.group_topk = a->group_topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.probs_dt = a->probs->dtype;
+    k.indices_dt = a->topk_indices ? a->topk_indices->dtype : TE_DTYPE_NONE;
+    te__plan_moe_router(p, "moe_router_fwd", &k, 9 * (int64_t)k.experts + 5 * (int64_t)k.groups);
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_router_bwd_args *a) {
+    te__moe_router_kargs k = TE_ZERO;
+    k.tokens = te__rows(a->logits);
+    if (k.tokens == 0) return TE_OK;
+    k.logits = te__data(a->logits);
+    k.probs = te__data(a->dlogits);
+    k.dprobs = te__data(a->dprobs);
+    k.map = (unsigned char *)te__data(a->routing_map);
+    k.scaling = a->scaling_factor;
+    k.experts = (int)te__cols(a->logits);
+    k.topk = a->topk;
+    k.score = a->score_function;
+    k.pre_softmax = a->use_pre_softmax;
+    k.all_scores = a->all_scores;
+    k.logits_dt = a->logits->dtype;
+    k.probs_dt = a->dlogits->dtype;
+    k.dprobs_dt = a->dprobs->dtype;
+    te__plan_moe_router(p, "moe_router_bwd", &k, 4 * (int64_t)k.experts);
+    return TE_OK;
+}
+
+/* ---- auxiliary loss, sums ---- */
+
+static te_result te__cuda_plan_moe_aux_loss_fwd(te__plan *p, const te_op_moe_aux_loss_fwd_args *a) {
+    te__launch *l = te__plan_launch(p, "moe", "moe_loss_fwd");
+    te__moe_loss_kargs k = TE_ZERO;
+    int64_t blocks;
+    k.rows = te__rows(a->probs);
+    k.cols = te__cols(a->probs);
+    k.probs = te__data(a->probs);
+    k.counts = te__data(a->tokens_per_expert);
+    k.total = (const long long *)te__data(a->total_device);
+    k.total_host = (float)a->total_num_tokens;
+    k.factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k.out = te__data(a->loss);
+    k.probs_dt = a->probs->dtype;
+    k.counts_dt = a->tokens_per_expert->dtype;
+    k.out_dt = a->loss->dtype;
+    k.chunk = te__max(32, te__div_up(k.rows, 512));
+    blocks = te__max(1, te__div_up(k.rows, k.chunk));
+    k.partial = (float *)te__plan_workspace(p, blocks * 4);
+    k.counter = te__plan_counter(p);
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__moe_loss_kargs) = k;
+    te__plan_why(p, "partial sums of chunks of rows, added up by the block that ends last");
+    return TE_OK;
+}
+static te_result te__cuda_plan_moe_aux_loss_bwd(te__plan *p, const te_op_moe_aux_loss_bwd_args *a) {
+    te__launch *l;
+    te__moe_loss_kargs *k;
+    if (te__numel(a->dprobs) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "moe_loss_bwd");
+    k = TE__KARGS(p, l, te__moe_loss_kargs);
+    k->rows = te__rows(a->dprobs);
+    k->cols = te__cols(a->dprobs);
+    k->counts = te__data(a->tokens_per_expert);
+    k->total = (const long long *)te__data(a->total_device);
+    k->dloss = te__data(a->dloss);
+    k->out = te__data(a->dprobs);
+    k->total_host = (float)a->total_num_tokens;
+    k->factor = te__moe_loss_factor(a->coeff, a->num_experts, a->topk);
+    k->counts_dt = a->tokens_per_expert->dtype;
+    k->dloss_dt = a->dloss->dtype;
+    k->out_dt = a->dprobs->dtype;
+    te__launch_size(l, te__div_up(te__numel(a->dprobs), 1024), 1, 1, 256, 0);
+    te__plan_why(p, "one value a column, written to all rows");
+    return TE_OK;
+}
+static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_grouped_column_sum_args *a) {
+    te__launch *l;
+    te__grouped_column_sum_kargs *k;
+    if (te__numel(a->out) == 0) return TE_OK;
+    l = te__plan_launch(p, "moe", "grouped_column_sum");
+    k = TE__KARGS(p, l, te__grouped_column_sum_kargs);
+    k->x = te__data(a->x);
+    k->sizes = te__data(a->sizes);
+    k->out = te__data(a->out);
+    k->m = te__rows(a->x);
+    k->n = te__cols(a->x);
+    k->groups = te__numel(a->sizes);
+    k->x_dt = a->x->dtype;
+    k->sizes_dt = a->sizes->dtype;
+    k->out_dt = a->out->dtype;
+    te__launch_size(l, k->groups * te__div_up(k->n, 32), 1, 1, 256, 0);
+    te__plan_why(p, "a block for 32 columns of a group");
+    return TE_OK;
+}

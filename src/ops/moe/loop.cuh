@@ -1,0 +1,34 @@
+// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.
+//
+// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that
+// it never meets.
+#pragma once
+#include "device/base.cuh"
+#include "ops/moe/kargs.h"
+#ifdef TE_SMALL
+#define TE_LOOP _Pragma("unroll 1")
+#define TE_LOOP4 _Pragma("unroll 1")
+#define TE_WIDE(vector) 0
+#else
+#define TE_LOOP
+#define TE_LOOP4 _Pragma("unroll 4")
+#define TE_WIDE(vector) (vector)
+#endif
+
+// te_load and te_store for f32, f16 and bf16; te_get for i32 and i64, too.
+#ifdef TE_SMALL
+static __device__ __noinline__ float te_get(const void *p, te_i64 i, int dt) {
+    if (dt == TE_F32) return ((const float *)p)[i];
+    if (dt == TE_BF16) return te_bf16_to_f32(((const te_u16 *)p)[i]);
+    if (dt == TE_F16) return te_f16_to_f32(((const te_u16 *)p)[i]);
+    return (float)te_load_index(p, i, dt);
+}
+static __device__ __noinline__ void te_put(void *p, te_i64 i, int dt, float f) {
+    if (dt == TE_F32) ((float *)p)[i] = f;
+    else if (dt == TE_BF16) ((te_u16 *)p)[i] = te_f32_to_bf16(f);
+    else ((te_u16 *)p)[i] = te_f32_to_f16(f);
+}
+#else
+TE_DEV float te_get(const void *p, te_i64 i, int dt) { return te_load(p, i, dt); }
+TE_DEV void te_put(void *p, te_i64 i, int dt, float f) { te_store(p, i, dt, f); }
+#endif

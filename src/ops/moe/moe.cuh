@@ -1,0 +1,26 @@
+// ops/moe/moe.cuh: where the copies of a token stand, by either form of map.
+#pragma once
+#include "device/vector.cuh"
+#include "ops/moe/loop.cuh"
+
+// How many copies token t may have.
+TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts) {
+    if (!experts) return copies;
+    int n = map[t * (2 * experts + 1) + 2 * experts];
+    return n < 0 ? 0 : n < experts ? n : experts;
+}
+// The row of copy i of token t, or -1; and its place among the probabilities.
+TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i, te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {
+    te_i64 row;
+    if (!experts) {
+        *place = i;
+        row = map[i * tokens + t];
+    } else {
+        const int *at = map + t * (2 * experts + 1);
+        *place = at[experts + i];
+        row = at[i];
+        if (*place < 0 || *place >= experts) return -1;
+        if (row >= 0 && pad_offsets) row += te_load_index(pad_offsets, *place, offsets_dt);
+    }
+    return row >= 0 && row < rows ? row : -1;
+}

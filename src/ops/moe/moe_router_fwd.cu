@@ -1,0 +1,119 @@
+// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their probabilities; te_op_moe_router_fwd has the formulas.
+//
+// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts that are left is taken topk times:
+// each lane looks among its own, then the warp compares; of equal keys the lower expert wins.
+//
+// Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared, for each warp: 9 bytes an
+// expert, 5 a group.
+//
+// te:baseline
+#include "ops/moe/router.cuh"
+
+// The one of two experts that is taken first; index -1: none.
+TE_DEV bool te_expert_before(float key, int index, float other_key, int other) {
+    if (index < 0 || other < 0) return index >= 0;
+    return key > other_key || (!(other_key > key) && index < other);
+}
+// The best expert of key[0 .. n-1] that is not marked.
+TE_DEV_CALL int te_expert_best(const float *key, const te_u8 *taken, int n) {
+    int lane = threadIdx.x & 31, best = -1;
+    float top = 0.0f;
+    TE_LOOP
+    for (int e = lane; e < n; e += 32)
+        if (!taken[e] && te_expert_before(key[e], e, top, best)) top = key[e], best = e;
+#pragma unroll
+    for (int d = 16; d; d >>= 1) {
+        float other_key = __shfl_xor_sync(0xffffffffu, top, d);
+        int other = __shfl_xor_sync(0xffffffffu, best, d);
+        if (te_expert_before(other_key, other, top, best)) top = other_key, best = other;
+    }
+    return best;
+}
+// Marks the `count` best; returns the sum of their keys. indices: where they are left, from `at` on, or NULL.
+TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int count, void *indices, int dt, te_i64 at) {
+    int lane = threadIdx.x & 31;
+    float sum = 0.0f;
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) taken[e] = 0;
+    __syncwarp();
+    TE_LOOP
+    for (int i = 0; i < count; i++) {
+        int best = te_expert_best(key, taken, n);
+        sum += key[best];
+        if (lane == 0) taken[best] = 1;
+        if (lane == 0 && indices) {
+            if (dt == TE_I64) ((te_i64 *)indices)[at + i] = best;
+            else ((int *)indices)[at + i] = best;
+        }
+        __syncwarp();
+    }
+    return sum;
+}
+
+extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_router_kargs a) {
+    te_follow();
+    extern __shared__ __align__(16) float shared[];
+    int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5, n = a.experts;
+    float *score = shared + warp * (2 * n + a.groups), *key = score + n, *worth = key + n;
+    te_u8 *taken = (te_u8 *)(shared + warps * (2 * n + a.groups)) + warp * (n + a.groups), *open = taken + n;
+    te_i64 t = (te_i64)blockIdx.x * warps + warp;
+    bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores;
+    float sum = 0.0f;
+    if (t >= a.tokens) return;
+
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) {
+        float x = te_get(a.logits, t * n + e, a.logits_dt);
+        score[e] = softmax ? x : te_expert_score(a.score, x);
+        sum += score[e];
+    }
+    if (softmax && over_all) te_expert_softmax(score, nullptr, n, score);
+    if (!softmax && a.all_scores) {
+        sum = te_warp_sum(sum) + 1e-20f;
+        TE_LOOP
+        for (int e = lane; e < n; e += 32) score[e] = score[e] / sum;
+    }
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) {
+        float k = score[e] + (a.bias ? te_get(a.bias, e, a.bias_dt) : 0.0f);
+        key[e] = k == k ? k : -TE_INF;
+    }
+    __syncwarp();
+    if (a.group_topk) {
+        int size = n / a.groups, best = a.topk / a.group_topk < size ? a.topk / a.group_topk : size;
+        TE_LOOP
+        for (int g = 0; g < a.groups; g++) {
+            float w = te_expert_choose(key + g * size, taken, size, best, nullptr, 0, 0);
+            if (lane == 0) worth[g] = w;
+        }
+        __syncwarp();
+        te_expert_choose(worth, open, a.groups, a.group_topk, nullptr, 0, 0);
+        TE_LOOP
+        for (int e = lane; e < n; e += 32)
+            if (!open[e / size]) key[e] = -TE_INF;
+        __syncwarp();
+    }
+    te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);
+    if (softmax && !over_all) te_expert_softmax(score, taken, n, score);
+    sum = 0.0f;
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) sum += taken[e] ? score[e] : 0.0f;
+    sum = te_warp_sum(sum) + 1e-20f;
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) {
+        float v = score[e];
+        if (!a.all_scores) {
+            if (!softmax && a.topk > 1) v = v / sum;
+            v = taken[e] ? v * a.scaling : 0.0f;
+        }
+        te_put(a.probs, t * n + e, a.probs_dt, v);
+        if (a.map) a.map[t * n + e] = taken[e];
+    }
+    TE_LOOP
+    for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {
+        int bits = 0;
+        TE_LOOP
+        for (int e = byte * 8; e < byte * 8 + 8 && e < n; e++) bits |= taken[e] << e % 8;
+        a.bits[t * ((n + 7) / 8) + byte] = (te_u8)bits;
+    }
+}

@@ -1,0 +1,15 @@
+// ops/moe/moe_sort_count.cu: counts[b][c]: items of chunk c whose key has the eight bits b. The first of three kernels of a pass of a stable sort.
+//
+// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.
+//
+// te:baseline
+#include "ops/moe/sort.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) te_moe_sort_count(const __grid_constant__ te__moe_sort_kargs a) {
+    te_follow();
+    __shared__ te_u8 bits[TE__MOE_SORT_CHUNK];
+    int n = te_moe_sort_bits(a, bits), count = 0;
+    TE_LOOP
+    for (int i = 0; i < n; i++) count += bits[i] == threadIdx.x;
+    a.counts[threadIdx.x * a.chunks + blockIdx.x] = count;
+}

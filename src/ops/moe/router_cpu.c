@@ -1,0 +1,145 @@
+/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In f32, sums in double. */
+
+static float te__score_of(te_score_function f, float x) {
+    if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
+    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+/* d score / dx, given the score. */
+static float te__score_slope(te_score_function f, float x, float score) {
+    if (f == TE_SCORE_SIGMOID) return score * (1.0f - score);
+    return (x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x))) / (2.0f * score + 1e-20f);
+}
+/* Softmax over those that `map` marks, or over all; 0 elsewhere. */
+static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float *y) {
+    float top = -INFINITY;
+    double sum = 0.0;
+    int64_t e;
+    for (e = 0; e < n; e++)
+        if (!map || map[e]) top = x[e] > top ? x[e] : top;
+    for (e = 0; e < n; e++) {
+        y[e] = map && !map[e] ? 0.0f : expf(x[e] - top);
+        sum += (double)y[e];
+    }
+    for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
+}
+
+/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest. taken: room for n. */
+static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
+    int64_t e;
+    int i;
+    memset(taken, 0, (size_t)n);
+    for (i = 0; i < count; i++) {
+        int64_t best = -1;
+        for (e = 0; e < n; e++)
+            if (!taken[e] && (best < 0 || key[e] > key[best])) best = e;
+        taken[best] = 1;
+        which[i] = (int32_t)best;
+    }
+}
+
+/* Memory for one token's experts. */
+typedef struct te__router_room {
+    float score[TE_MOE_MAX_EXPERTS], key[TE_MOE_MAX_EXPERTS], group[TE_MOE_MAX_EXPERTS], x[TE_MOE_MAX_EXPERTS];
+    uint8_t map[TE_MOE_MAX_EXPERTS], taken[TE_MOE_MAX_EXPERTS];
+    int32_t which[TE_MOE_MAX_EXPERTS];
+} te__router_room;
+
+/* Only the experts of the best groups stay: the others' keys become the smallest. */
+static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
+    int64_t size = experts / a->num_groups, e;
+    int best = a->topk / a->group_topk, g, i;
+    for (g = 0; g < a->num_groups; g++) {
+        m->group[g] = 0.0f;
+        te__choose(m->key + g * size, size, (int)te__min(best, size), m->taken, m->which);
+        for (i = 0; i < te__min(best, size); i++) m->group[g] += m->key[g * size + m->which[i]];
+    }
+    te__choose(m->group, a->num_groups, a->group_topk, m->taken, m->which);
+    for (e = 0; e < experts; e++)
+        if (!m->taken[e / size]) m->key[e] = -INFINITY;
+}
+
+static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    double sum = 0.0;
+    int i;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    if (softmax && over_all) te__softmax_of(m->x, NULL, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        if (!softmax)
+            m->score[e] = te__score_of(a->score_function, m->x[e]);
+        else if (!over_all)
+            m->score[e] = m->x[e];
+        sum += (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        if (a->all_scores && !softmax) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->key[e] = m->score[e];
+        if (a->expert_bias) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (te__is_nan_bits(m->key[e])) m->key[e] = -INFINITY;
+    }
+    if (a->group_topk) te__keep_groups(a, m, experts);
+    te__choose(m->key, experts, a->topk, m->map, m->which);
+    if (softmax && !over_all) te__softmax_of(m->x, m->map, experts, m->score);
+    for (e = 0, sum = 0.0; e < experts; e++) sum += m->map[e] ? (double)m->score[e] : 0.0;
+    for (e = 0; e < experts && !a->all_scores; e++) {
+        if (!m->map[e]) m->score[e] = 0.0f;
+        if (!softmax && a->topk > 1 && m->map[e]) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
+        m->score[e] *= a->scaling_factor;
+    }
+    te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
+    if (a->routing_map) memcpy((uint8_t *)te__data(a->routing_map) + t * experts, m->map, (size_t)experts);
+    if (a->routing_bits) {
+        uint8_t *bits = (uint8_t *)te__data(a->routing_bits) + t * te__div_up(experts, 8);
+        memset(bits, 0, (size_t)te__div_up(experts, 8));
+        for (e = 0; e < experts; e++) bits[e / 8] = (uint8_t)(bits[e / 8] | m->map[e] << e % 8);
+    }
+    for (i = 0; i < a->topk && a->topk_indices; i++) te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
+}
+
+static void te__router_fwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token((const te_op_moe_router_fwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_fwd(te_ctx *te, const te_op_moe_router_fwd_args *a) {
+    te_op_moe_router_fwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_fwd_tokens, &args);
+    return TE_OK;
+}
+
+static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_room *m, int64_t t) {
+    int64_t experts = te__cols(a->logits), e;
+    const uint8_t *map = a->all_scores ? NULL : (const uint8_t *)te__data(a->routing_map) + t * experts;
+    bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    bool normalised = !softmax && (a->all_scores || a->topk > 1);
+    double sum = 1e-20, dot = 0.0;
+    te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
+    te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
+    if (softmax) te__softmax_of(m->x, over_all ? NULL : map, experts, m->score);
+    for (e = 0; e < experts; e++) {
+        m->group[e] = map && !map[e] ? 0.0f : m->group[e] * a->scaling_factor;
+        if (!softmax) m->score[e] = te__score_of(a->score_function, m->x[e]);
+        if (!map || map[e]) sum += (double)m->score[e];
+        if (!map || map[e]) dot += (double)m->group[e] * (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        bool chosen = !map || map[e];
+        double g = (double)m->group[e];
+        if (softmax)
+            m->key[e] = (float)((double)m->score[e] * (g - dot));
+        else
+            m->key[e] = !chosen ? 0.0f : (float)(normalised ? g / sum - dot / (sum * sum) : g) * te__score_slope(a->score_function, m->x[e], m->score[e]);
+    }
+    te__store_row(te__data(a->dlogits), a->dlogits->dtype, t * experts, experts, m->key);
+}
+static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
+    te__router_room room;
+    int64_t t;
+    for (t = begin; t < end; t++) te__route_token_bwd((const te_op_moe_router_bwd_args *)user, &room, t);
+}
+static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
+    te_op_moe_router_bwd_args args = *a;
+    te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
+    return TE_OK;
+}

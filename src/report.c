@@ -8,8 +8,7 @@ TE_API te_result te_warmup_begin(te_ctx *te) {
     if (te__refuse_hook(te, "te_warmup_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_warmup_begin", "warm up before te_graph_begin");
     te->warming = true;
-    te->warm_seed = te->seed;
-    te->warm_offset = te->rng_offset;
+    te->warm_rng = te__rng_now(te);
     return TE_OK;
 }
 
@@ -19,8 +18,7 @@ TE_API te_result te_warmup_end(te_ctx *te) {
     if (!te->warming) return te__fail(te, TE_ERR_STATE, "te_warmup_end without te_warmup_begin");
     if (te__refuse_hook(te, "te_warmup_end") != TE_OK) return TE_ERR_STATE;
     te->warming = false;
-    te->seed = te->warm_seed;
-    te->rng_offset = te->warm_offset;
+    te__rng_back(te, te->warm_rng);
     for (i = 0; i < te->num_warm_vars; i++) {
         te_tensor_release(te->warm_vars[i]->grad);
         te->warm_vars[i]->grad = NULL;

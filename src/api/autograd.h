@@ -65,10 +65,13 @@ typedef struct te_checkpoint_desc {
     int num_inputs;           /* 0 to TE_MAX_CHECKPOINT_INPUTS */
     te_tensor **outputs;      /* [num_outputs], written: what fn has made, in the innermost scope; NULLs on failure */
     int num_outputs;          /* 1 to TE_MAX_CHECKPOINT_OUTPUTS */
+    bool distribute_saved_activations; /* each rank of tp_group keeps its part of the first input, which is the same on all of them, and te_backward gathers it: plain, and of a
+                                        * number of elements that the ranks divide */
+    te_group *tp_group;       /* with distribute_saved_activations: the ranks that call this alike (borrowed until te_backward) */
 } te_checkpoint_desc;
 /* Activation checkpointing: fn runs without a record, so that the activations inside are freed at once; when te_backward reaches it, fn runs again
  * from its inputs, recorded, and that record is played. Losses and gradients have the bits that they have without it: the second run sees the
- * first's random state, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
+ * first's random states, named ones too, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
  * disabled fn simply runs. Modules: te_module_set_checkpoint.
  *
  * te_backward gives TE_ERR_STATE if fn made other outputs than the first time, called other modules, or a parameter was written in between.

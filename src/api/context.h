@@ -118,3 +118,21 @@ TE_API void te_seed(te_ctx *te, uint64_t seed);
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset);
 /* Sets the random state to what te_rng_get has read. TE_ERR_STATE inside a graph's capture. */
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset);
+
+/* Named random states beside the context's, for what must not draw the same numbers on all ranks (weights, dropout of shared heads): the modules' option rng_tracker_name.
+ * Functions that run again (te_checkpoint) and graphs see them as they see the context's; te_model_save does not write them. TransformerEngine: CudaRNGStatesTracker.
+ *
+ * te_rng_tracker_add makes the state (seed, 0) under `name` (copied, at most 63 characters); they live as long as the context. TE_ERR_INVALID for a name or a seed that another has,
+ * or one too many. */
+#define TE_MAX_RNG_TRACKERS 16 /* the most named random states of a context */
+TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed);
+/* From te_rng_fork_begin to te_rng_fork_end that state is the context's: te_rng_get, te_seed and all that draws use it, and it goes on from there the next time. Nests. A graph's
+ * capture and its launches stand outside of such regions, or hold whole ones. */
+TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name);
+TE_API te_result te_rng_fork_end(te_ctx *te);
+/* Reads a named state; either pointer may be NULL. */
+TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed, uint64_t *offset);
+/* Sets a named state to what te_rng_tracker_get has read. TE_ERR_STATE inside a graph's capture. */
+TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset);
+TE_API int te_rng_num_trackers(const te_ctx *te);                     /* how many there are */
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index); /* in the order of adding (borrowed); NULL outside */

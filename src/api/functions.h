@@ -26,6 +26,8 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
+/* residual + x / (1 - p), or with probability p residual alone: one draw for each index of x's first dimension (stochastic depth). residual may be NULL. */
+TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 /* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 

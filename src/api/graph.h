@@ -44,3 +44,18 @@ TE_API te_result te_graph_launch(te_graph *graph);
 /* Frees the graph, and its memory as far as no tensor holds it. Syncs. NULL is fine. te_ctx_destroy leaves a graph of the context as a shell that
  * still needs this call and allows no other. */
 TE_API void te_graph_destroy(te_graph *graph);
+
+/* Options of te_make_graphed_callables. */
+typedef struct te_graphed_desc {
+    int num_warmup_iters;             /* passes before the capture, which compile kernels and make states; they leave no trace; 0 => 3 */
+    const te_autocast_desc *autocast; /* the region around each forward pass (borrowed for the call); NULL => none */
+} te_graphed_desc;
+/* Captures each module's forward pass and its backward pass as two graphs, on copies of its sample's tensors; from then on te_forward of a module in training runs these, between whatever
+ * else the program does: it copies the call's tensors to where the graphs read them, and the tape plays the second graph. The bits are those without. Calls have the shapes,
+ * formats and options of the sample, and are outside of autocast regions or in ones like desc's, which the graphs hold. Input gradients are made where the sample's
+ * tensors require them. In evaluation, without gradients, inside te_checkpoint and other captures the module runs as usual. One call's activations are kept: its
+ * te_backward comes before the next te_forward. On failure no module is graphed. TE_ERR_STATE while a forward pass waits for its te_backward; TE_ERR_UNSUPPORTED for a module of more
+ * than 57 parameters, or one that draws random numbers and runs again (te_module_set_checkpoint). Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
+TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc);
+/* Takes the graphs away; the module runs as usual. te_module_destroy does it, too. NULL is fine. */
+TE_API void te_graphed_reset(te_module *m);

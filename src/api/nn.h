@@ -13,7 +13,7 @@ typedef struct te_linear_desc {
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm; /* of the product */
     te_parallel_options parallel; /* parallel_mode is the product's */
-    te_parameters_split parameters_split; /* not yet */
+    te_parameters_split parameters_split; /* the weight in several parameters */
     bool save_original_input; /* the backward pass quantizes the input again in place of keeping a quantized copy; refused under delayed scaling */
     const char *name; /* copied; NULL => "linear" */
 } te_linear_desc;
@@ -42,9 +42,9 @@ typedef struct te_layernorm_linear_desc {
     te_norm_options norm; /* of the norm in front */
     te_gemm_options gemm; /* of the product */
     te_parallel_options parallel; /* parallel_mode: column alone */
-    te_parameters_split parameters_split; /* not yet */
+    te_parameters_split parameters_split; /* the weight in several parameters */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
+    bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
     const char *name; /* copied; NULL => "layernorm_linear" */
 } te_layernorm_linear_desc;
 /* A norm and the product behind it, which quantizes what the norm makes. */
@@ -62,8 +62,8 @@ typedef struct te_layernorm_mlp_desc {
     te_parallel_options parallel; /* set_parallel_mode is the two products' */
     te_init output_layer_init;    /* of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
-    bool return_layernorm_output_gathered; /* not yet: of all ranks, with sequence_parallel */
-    bool checkpoint;              /* not yet: norm, first product and activation run again in the backward pass (te_module_set_checkpoint: all of it) */
+    bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
+    bool checkpoint;              /* norm, first product and activation run again in the backward pass, and none of their results is kept: te_module_set_checkpoint */
     const char *name; /* copied; NULL => "layernorm_mlp" */
 } te_layernorm_mlp_desc;
 /* A norm, two products and the activation between them. */
@@ -79,7 +79,8 @@ typedef struct te_dot_product_attention_desc {
 /* The attention core, without parameters. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv; core_attention; proj. Outputs: out[, bias][, ln_out].
+/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or query_layer, and key_value; core_attention; proj;
+ * with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -101,7 +102,7 @@ typedef enum te_layer_type {
     TE_LAYER_DECODER = 1  /* and cross attention with the encoder's output */
 } te_layer_type;
 
-/* A transformer's layer: attention and MLP, each with norm, dropout and residual. Children: self_attention, layernorm_mlp[, layernorm].
+/* A transformer's layer: attention and MLP, each with norm, dropout and residual. Children: self_attention[, inter_attention], layernorm_mlp[, layernorm].
  * Source: transformer_engine.pytorch.TransformerLayer. */
 typedef struct te_transformer_layer_desc {
     int64_t hidden_size, ffn_hidden_size; /* last sizes of x and y, and inside the MLP */
@@ -112,19 +113,34 @@ typedef struct te_transformer_layer_desc {
     te_init output_layer_init; /* of the second projection of each half */
     te_activation activation;  /* 0 => GELU */
     te_activation_params activation_params; /* its numbers */
-    te_layer_type layer_type;  /* not yet: a decoder, with cross attention */
-    te_attn_mask enc_dec_attn_mask_type; /* not yet: of cross attention; 0 => none */
-    te_window enc_dec_window;  /* not yet: of cross attention */
+    te_layer_type layer_type;  /* a decoder has cross attention with encoder_output */
+    te_attn_mask enc_dec_attn_mask_type; /* of cross attention; 0 => none */
+    te_window enc_dec_window;  /* of cross attention */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: of cross attention; 0 => as of bottom_right_diagonal */
     float hidden_dropout;      /* 0 => none (TransformerEngine's own default is 0.1) */
-    float drop_path_rate;      /* not yet: probability that a sample skips a half of the layer; 0 => none */
+    float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the MLP (te_drop_path); 0 => none */
     bool apply_residual_connection_post_layernorm; /* residuals begin at the norms' outputs */
     bool output_layernorm;     /* the norm stands at the end of the layer in place of the attention's front */
     bool parallel_attention_mlp; /* both halves see the input, and their outputs are added */
     const char *name; /* copied; NULL => "layer" */
 } te_transformer_layer_desc;
-/* One layer of an encoder or of a decoder without cross attention. */
+/* One layer of an encoder or of a decoder. */
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc);
+
+/* Gives a group of ranks to m and to all modules below whose work is to be shared by as many (tp_size). Those that were created without one get their first values now, from the
+ * random state as it is (with TE_PARAMS_META: at te_module_reset_parameters). The group is borrowed for the modules' lifetime. TE_ERR_INVALID for a group of another
+ * size or context. Source: transformer_engine.pytorch, set_tensor_parallel_group. */
+TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
+/* Is the gradient of this parameter one rank's part, to be added up over the tensor-parallel ranks by the caller (te_all_reduce of te_tensor_grad) before te_optimizer_step?
+ * So it is of norms and of biases by row under sequence_parallel, and of norms of heads under tensor parallelism. Source: the attribute sequence_parallel of parameters. */
+TE_API bool te_tensor_sequence_parallel(const te_tensor *x);
+/* Sets that attribute. Returns x. */
+TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on);
+
+/* In enabled autocast regions m and all modules below quantize by `recipe` (copied) in place of the region's, or, with `off`, not at all; the nearest such call above a module counts.
+ * NULL without `off` takes it away. Not between a forward pass and its backward pass. TE_ERR_INVALID for both, or a recipe whose options exclude each other.
+ * Source: the features DisableQuantizationLayer and PerTensorScaling of TransformerEngine's debug tool. */
+TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off);
 
 /* The weight gradients that te_backward left to this call in m's modules (delay_wgrad_compute), in the order in which it met them: bit for bit those
  * without the delay, where a weight has no other use in between. Between te_backward and te_optimizer_step, which warns where gradients still wait; a

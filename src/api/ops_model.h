@@ -365,19 +365,22 @@ typedef struct te_op_capped_softmax_bwd_args {
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
 /* y = residual + keep(x + bias) / (1 - p): bias [N], residual [.., N] optional. Element i is kept when the Philox uniform of
- * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. */
+ * (seed, offset) and rng at i is >= p; p = 0 draws nothing. Evaluated in f32, rounded once. y may be x or residual. run > 1: that many elements in a row are kept or
+ * not together, element i by the uniform at i / run. */
 typedef struct te_op_dropout_add_fwd_args {
     const te_tensor *x, *bias, *residual;
     te_tensor *y;
     float p;
+    int64_t run; /* 0 => 1 */
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_fwd_args;
-/* dx = keep(dy) / (1 - p), with the forward's p, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
+/* dx = keep(dy) / (1 - p), with the forward's p, run, seed, offset and rng; dx may be dy. (The gradient of residual is dy, that of bias the column sum of dx.) */
 typedef struct te_op_dropout_add_bwd_args {
     const te_tensor *dy;
     te_tensor *dx;
     float p;
+    int64_t run; /* 0 => 1 */
     uint64_t seed, offset;
     const te_tensor *rng;
 } te_op_dropout_add_bwd_args;

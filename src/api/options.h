@@ -2,7 +2,7 @@
  * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
  *
  * These options of TransformerEngine have no field:
- *   get_rng_state_tracker    a context has one random state (te_rng_get); rng_tracker_name is the field for several
+ *   get_rng_state_tracker    a context has its random states itself (te_rng_tracker_add); rng_tracker_name names one
  *   ub_overlap_*, ub_bulk_*, ub_name  userbuffers need memory that GPUs of several processes share: products and collectives follow each other on the stream
  *   cp_stream                a context has one stream for what it computes, and adds its own
  *   cp_global_ranks          te_send and te_recv take ranks of the group
@@ -30,11 +30,12 @@ typedef enum te_params_device {
     TE_PARAMS_META = 1     /* nowhere: shapes and names alone, until te_module_reset_parameters (device="meta") */
 } te_params_device;
 
-/* A weight, and its bias, as several parameters. */
+/* A weight, and its bias, as several parameters, each with first values of its own. They lie row after row in one tensor, which the product reads; another tensor may be put
+ * in the place of one (te_module_add_parameter): then every call copies them together. Not with fuse_wgrad_accumulation, nor stored quantized. */
 typedef struct te_parameters_split {
-    const char *const *names; /* [count]: the parameters are NAMEweight and NAMEbias */
-    const int64_t *sizes;     /* [count] rows of each; NULL => equal ones */
-    int count;                /* 0 => one parameter */
+    const char *const *names; /* [count], read by the create function: the parameters are NAME_weight and NAME_bias ("query" and "query_" give query_weight) */
+    const int64_t *sizes;     /* [count] rows of each, of all ranks; NULL => equal ones */
+    int count;                /* 0 => one parameter; at most 64 */
 } te_parameters_split;
 
 /* Of every module with weights that multiply. */
@@ -44,7 +45,7 @@ typedef struct te_gemm_options {
     te_init init;     /* of the weights; biases start at 0 */
     te_dtype params_dtype;        /* of parameters: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;      /* of parameters; 0 => the context's */
-    const char *rng_tracker_name; /* not yet: the random state that weights begin from; NULL => the context's */
+    const char *rng_tracker_name; /* the random state that weights begin from (te_rng_tracker_add); NULL => the context's */
     bool fuse_wgrad_accumulation; /* weight gradients are added into te_tensor_main_grad(weight) by the product that makes them */
     bool delay_wgrad_compute;     /* te_backward leaves weight gradients to te_backward_dw */
 } te_gemm_options;
@@ -90,14 +91,28 @@ typedef enum te_cp_comm {
     TE_CP_A2A = 2,        /* heads for pieces of the sequence */
     TE_CP_A2A_P2P = 3     /* heads within cp_group, a ring over cp_p2p_group */
 } te_cp_comm;
-/* Of every module whose work ranks can share: not yet. */
+/* Of every module whose work ranks can share.
+ *
+ * Sizes in a desc are those of the whole; each rank's parameters are its shard. First values are the slices of what one rank alone would draw from the same random state: seed all ranks
+ * alike. What the ranks exchange:
+ *
+ *     parallel_mode  sequence_parallel  forward                              backward
+ *     column         off                nothing                              the input's gradient is added up
+ *     column         on                 the input is gathered                it is gathered again, and the input's gradient added up and scattered
+ *     row            off                the output is added up               nothing
+ *     row            on                 it is added up and scattered         the output's gradient is gathered
+ *
+ * Gathering and scattering go along the first dimension. Under a recipe codes are gathered, of one scale a tensor (the amax is the group's; delayed scaling reduces it over
+ * amax_group, which must hold all these ranks, or over tp_group without one) or of blocks where the rows and columns of each rank fill them (128 x 128; MXFP8 32, NVFP4 16);
+ * else plain numbers are, and quantized where they arrive. A bias by row is added after the sum. Gradients of parameters that say te_tensor_sequence_parallel are this
+ * rank's part: te_all_reduce them before the optimizer. */
 typedef struct te_parallel_options {
-    te_group *tp_group;              /* not yet: the ranks that share each layer (borrowed); NULL => none */
-    int tp_size;                     /* how many they are, where the group comes later; 0 => 1; more than 1: not yet */
-    te_parallel_mode parallel_mode;  /* not yet: Linear, LayerNormLinear (column alone): how the product is divided */
-    bool set_parallel_mode;          /* not yet: LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row */
-    bool sequence_parallel;          /* not yet: between these the ranks share the first dimension; norms: their gradients are to be added up */
-    te_symmetric_ar symmetric_ar_type; /* not yet: the all-reduce behind a product divided by row */
+    te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
+    int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
+    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
+    bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
+    te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
     te_group *cp_group;              /* not yet: attention: the ranks that share each sequence (borrowed); NULL => none */
     te_group *cp_p2p_group;          /* not yet: with TE_CP_A2A_P2P */
     te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */
@@ -122,6 +137,7 @@ typedef struct te_attention_options {
     int num_gqa_groups;         /* heads of keys and values, which divide those; 0 => num_attention_heads */
     int64_t kv_channels;        /* size of a head; 0 => hidden_size / num_attention_heads */
     float attention_dropout;    /* probability; 0 => none (TransformerEngine's TransformerLayer has 0.1) */
+    const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size */
@@ -129,12 +145,12 @@ typedef struct te_attention_options {
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* not yet: 0 => vanilla */
     bool return_max_logit;      /* not yet: the largest score of each head is the output `max_logit` */
-    te_attention_type attention_type; /* not yet: cross attention */
+    te_attention_type attention_type; /* MultiheadAttention: cross attention */
     bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)] */
-    bool no_fuse_qkv_params;    /* not yet: query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default) */
-    te_qk_norm qk_norm_type;    /* not yet: 0 => none */
-    float qk_norm_eps;          /* not yet: 0 => 1e-6 */
-    bool qk_norm_before_rope;   /* not yet: the norm stands before the rotation */
+    bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default): then not interleaved */
+    te_qk_norm qk_norm_type;    /* modules q_norm and k_norm; 0 => none; TE_QK_NORM_L2: not yet */
+    float qk_norm_eps;          /* 0 => 1e-6 */
+    bool qk_norm_before_rope;   /* the norms stand before the rotation */
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
@@ -162,10 +178,10 @@ typedef struct te_attention_call {
     int qkv_interleave_dim;          /* not yet: where the 3 or 2 stands, -3 or -2; 0 => -3 */
 } te_attention_call;
 
-/* The same of a decoder's cross attention, where it differs: not yet. */
+/* The same of a decoder's cross attention, where it differs. */
 typedef struct te_cross_attention_call {
     te_tensor *enc_dec_attn_mask;            /* not yet */
-    te_attn_mask enc_dec_attn_mask_type;     /* not yet: 0 => the module's own */
-    te_window enc_dec_window;                /* not yet: not on => the module's own */
+    te_attn_mask enc_dec_attn_mask_type;     /* 0 => the module's own */
+    te_window enc_dec_window;                /* not on => the module's own */
     te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
 } te_cross_attention_call;

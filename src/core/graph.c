@@ -24,6 +24,12 @@ static te__graph_part *te__graph_add_part(te_graph *g, void *owner, size_t bytes
     p->bytes = bytes;
     return p;
 }
+/* Does the graph step an optimizer? */
+static bool te__graph_steps(const te_graph *g) {
+    int i;
+    for (i = 0; i < g->num_parts && g->parts[i].random; i++) {}
+    return i < g->num_parts;
+}
 /* `n` words of the state for numbers that a part fills before each launch; -1 when there are no more. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
@@ -106,6 +112,7 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
+    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside te_rng_fork_begin(\"%s\"); begin and end the region inside the capture", te->rng.tracker[te->rng.fork - 1].name);
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
         return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region inside the capture");
@@ -116,6 +123,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     const int64_t bytes = 8 * TE__GRAPH_WORDS;
     te_graph *g;
     te_result result;
+    int i;
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
@@ -126,6 +134,7 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     g->host_allocator = te->host_allocator;
     g->id = ++te->captures;
     g->rng_begin = te->rng_offset;
+    for (i = 0; i < te->rng.num_trackers; i++) g->tracker_begin[i] = te->rng.tracker[i].offset;
     g->num_words = TE__GRAPH_RNG_WORDS;
     g->launches = te->jit_stats.launches;
     g->arena = te__arena_create(te);
@@ -169,6 +178,7 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     }
     if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
     if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (te->rng.fork) te__fail(te, TE_ERR_STATE, "te_graph_end: inside te_rng_fork_begin(\"%s\"); te_rng_fork_end belongs to the capture", te->rng.tracker[te->rng.fork - 1].name);
     if (te__num_deferred(te) > 0)
         te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
     if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
@@ -217,8 +227,9 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* its kernels are compiled already */
+    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region", te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (g->num_parts == 0 && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
+    if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);
@@ -226,7 +237,7 @@ TE_API te_result te_graph_launch(te_graph *g) {
         te__step_fails(te);
         return result;
     }
-    if (g->num_parts > 0) te__step_ends(te);
+    if (te__graph_steps(g)) te__step_ends(te);
     te->rng_offset += g->rng_used;
     te->jit_stats.launches += g->launches;
     g->arena->launches++;

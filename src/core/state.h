@@ -183,6 +183,7 @@ struct te_tensor {
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
+    bool sequence_parallel; /* its gradient is one rank's part (te_tensor_sequence_parallel) */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -346,6 +347,7 @@ typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory, the graph's */
     size_t bytes;
+    bool random; /* a random state; else a step of an optimizer */
     te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: undoes the counting that it did */
@@ -369,6 +371,7 @@ struct te_graph {
     int num_words;
     bool draws; /* its operations use random numbers */
     uint64_t rng_begin, rng_used;
+    uint64_t tracker_begin[TE_MAX_RNG_TRACKERS]; /* the same of named states */
     te__graph_part *parts;
     int num_parts, cap_parts;
     te__var **vars; /* leaves that got a gradient in the capture */
@@ -393,6 +396,22 @@ typedef struct te__quantized_init { /* te_quantized_model_init_begin */
 } te__quantized_init;
 
 /* ---- the context ---- */
+
+/* A named random state. */
+typedef struct te__rng_tracker {
+    char name[64];
+    uint64_t seed, offset, first_seed;
+} te__rng_tracker;
+enum { TE__MAX_FORKS = 32 }; /* open regions of te_rng_fork_begin */
+/* All random states: for a call that puts them back if it fails, and for a function that runs again. Regions of te_rng_fork_begin name trackers by number. */
+typedef struct te__rng_state {
+    uint64_t seed, offset;         /* te->seed and te->rng_offset, in a copy */
+    uint64_t own_seed, own_offset; /* the context's, while another is in force */
+    te__rng_tracker tracker[TE_MAX_RNG_TRACKERS];
+    int num_trackers;
+    int fork; /* the one in force, from 1; 0: the context's */
+    int outer_fork[TE__MAX_FORKS], num_forks; /* what was in force before each open region */
+} te__rng_state;
 
 /* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output next (te__amax_take). The cast leaves 0
  * there, so the word needs neither an allocation nor a launch that clears it. */
@@ -434,7 +453,8 @@ struct te_ctx {
     struct te__deferred *deferred; /* core/deferred.c: the first of a list */
     te__path *path;    /* module_path, for nodes; NULL until one is recorded */
     uint64_t writes;   /* counts every write to any buffer: a clock */
-    uint64_t seed, rng_offset;
+    uint64_t seed, rng_offset; /* the random state in force */
+    te__rng_state rng; /* the named ones, and which is in force */
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast;
     te__quantized_init quantized_init[TE__MAX_AUTOCAST];
@@ -452,7 +472,7 @@ struct te_ctx {
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
-    uint64_t warm_seed, warm_offset; /* the random state to go back to */
+    te__rng_state warm_rng; /* to go back to */
     te__var **warm_vars;             /* leaves that got a gradient meanwhile */
     int num_warm_vars, cap_warm_vars;
     te_jit_stats jit_stats;

@@ -58,11 +58,11 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 6 };
+enum { TE__FORWARD_TENSORS = 7 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
-    te_rotary_desc rotary; /* where args.rotary points, if the call has one */
+    te_rotary_desc rotary, rotary_key; /* where those of args point, if the call has them */
     int num_outputs;       /* of the last run */
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
@@ -73,7 +73,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[2] = &c->args.key;
     list[3] = &c->args.value;
     list[4] = &c->rotary.start_positions;
-    list[5] = &c->args.m_splits_tensor;
+    list[5] = &c->rotary_key.start_positions;
+    list[6] = &c->args.m_splits_tensor;
     return list[i];
 }
 
@@ -87,6 +88,7 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) *te__call_tensor(&call, i) = inputs[at++];
     if (c->args.rotary) call.args.rotary = &call.rotary;
+    if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
     result = te__module_run(c->m, &call.args);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
@@ -109,6 +111,7 @@ static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args
     call.m = m;
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
+    if (args->rotary_key) call.rotary_key = *args->rotary_key;
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) in[d.num_inputs++] = *te__call_tensor(&call, i);
     d.fn = te__module_call_run;
@@ -128,6 +131,12 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
     if (m) m->checkpoint = on;
 }
 
+/* Can this call be its graphs'? Elsewhere the module runs as usual. */
+static bool te__runs_graphs(const te_module *m) {
+    const te_ctx *te = m->te;
+    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te->replaying && !te->recording;
+}
+
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
@@ -137,7 +146,10 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te = m->te;
     random = te__rng_now(te);
     if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+    if (te__runs_graphs(m))
+        result = m->run_graphs(m, args);
+    else
+        result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));

@@ -450,6 +450,7 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 
 typedef struct te__dropout_state {
     float p;
+    int64_t run;
     uint64_t seed, offset; /* with the random state in saved[0], if there is one */
     te_dtype bias_dtype;
 } te__dropout_state;
@@ -463,6 +464,7 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
         args.dy = g;
         args.dx = kept = te__empty_like(g, g->dtype);
         args.p = s->p;
+        args.run = s->run;
         args.seed = s->seed;
         args.offset = s->offset;
         args.rng = saved[0];
@@ -474,7 +476,8 @@ static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 
-TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
+/* `run`: elements that are kept or dropped together. */
+static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p, int64_t run) {
     te_op_dropout_add_fwd_args args = TE_ZERO;
     te__dropout_state state;
     te__rng_state before;
@@ -491,7 +494,8 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     residual = te_tensor_contiguous(residual);
     y = x ? te__empty_like(x, x->dtype) : NULL;
     if (!y) return NULL;
-    state.p = p;
+    state.p = args.p = p;
+    state.run = args.run = run;
     before = te__rng_now(te);
     if (p > 0.0f) draw = te__rng_draw(te, 1);
     state.seed = draw.seed;
@@ -501,7 +505,6 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     args.bias = bias;
     args.residual = residual;
     args.y = y;
-    args.p = p;
     args.seed = state.seed;
     args.offset = state.offset;
     args.rng = draw.rng;
@@ -513,7 +516,12 @@ TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *
     if (!y) te__rng_back(te, before);
     return y;
 }
+TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) { return te__bias_dropout_add(x, bias, residual, p, 1); }
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
+TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p) {
+    int64_t paths = x && x->ndim ? x->shape[0] : 1;
+    return te__bias_dropout_add(x, NULL, residual, p, x && paths ? te__max(te__numel(x) / paths, 1) : 1);
+}
 
 /* ---- embedding ---- */
 

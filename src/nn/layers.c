@@ -1,148 +1,6 @@
 /* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
  * know attention. */
 
-/* ---- parameters ----
- *
- * Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
-
-/* The first values of a plain weight. */
-static te_result te__init_fill(te_tensor *x, const te_init *init) {
-    te_op_random_args args = TE_ZERO;
-    te__draw draw;
-    te_result result;
-    if (init->init_method) {
-        x->te->tape.no_grad++;
-        result = init->init_method(init->user, x);
-        x->te->tape.no_grad--;
-        if (result == TE_OK) result = te_error_code(x->te);
-        /* the first error stays: this one shows if the function recorded none */
-        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
-    }
-    args.dst = x;
-    args.kind = TE_RANDOM_NORMAL;
-    args.b = init->std > 0.0f ? init->std : 0.023f;
-    draw = te__rng_draw(x->te, 1);
-    args.seed = draw.seed;
-    args.offset = draw.offset;
-    args.rng = draw.rng;
-    return te_op_random(x->te, &args);
-}
-static te_result te__init_weight(te_tensor *x, const te_init *init) {
-    te_tensor *plain;
-    te_result result;
-    if (!x) return TE_ERR_STATE;
-    if (init->no_init) return TE_OK;
-    te__frame_begin(x->te);
-    plain = x->quantized ? te__empty_like(x, x->dtype) : x;
-    result = plain ? te__init_fill(plain, init) : te_error_code(x->te);
-    if (result == TE_OK && x->quantized) result = te__primary_start(x, plain);
-    te__frame_end(x->te, NULL, 0);
-    return result;
-}
-
-/* Uninitialised; reset_parameters fills it. cols 0: a vector. */
-static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    int64_t shape[2];
-    shape[0] = rows;
-    shape[1] = cols;
-    if (!dtype) dtype = TE_BF16;
-    te__frame_begin(m->te);
-    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
-    te__frame_end(m->te, NULL, 0);
-}
-/* The `device` of a desc, for the parameters that are added from here on. */
-static void te__params_on(te_module *m, te_params_device device) {
-    m->meta = device == TE_PARAMS_META;
-    if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
-}
-
-/* The weight of a product. */
-static void te__add_product_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
-    int before = m->num_entries;
-    te__add_weight(m, name, dtype, rows, cols);
-    if (m->num_entries > before) m->entries[before].product_weight = true;
-}
-
-/* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
-static te_result te__quantize_weights(te_module *m) {
-    char path[sizeof(m->te->module_path)];
-    te_result result = TE_OK;
-    int i, gemm = 0;
-    if (!te__quantizes_weights(m->te)) return TE_OK;
-    te__making_path(m, path, sizeof(path));
-    te__frame_begin(m->te);
-    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
-        te_tensor *y;
-        if (!m->entries[i].product_weight) continue;
-        if (m->entries[i].tensor->quantized) { /* by an earlier call that failed after it */
-            gemm++;
-            continue;
-        }
-        y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
-        result = y ? TE_OK : te_error_code(m->te);
-        if (y) te_module_add_parameter(m, m->entries[i].name, y);
-    }
-    te__frame_end(m->te, NULL, 0);
-    return result;
-}
-
-/* First values, for a module whose parameters have none. */
-static te_result te__start_parameters(te_module *m) {
-    te_result result = m->te->error_code;
-    if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
-    if (result == TE_OK) result = te__quantize_weights(m);
-    return result == TE_OK ? m->te->error_code : result;
-}
-
-/* Ends the making of a module; on any failure destroys it and returns NULL. */
-static te_module *te__module_built(te_module *m) {
-    if (!m) return NULL;
-    if (m->te->error_code == TE_OK && (m->meta || te__start_parameters(m) == TE_OK)) {
-        m->maker = NULL;
-        m->built_in = true;
-        return m;
-    }
-    te__rng_back(m->te, m->rng);
-    te_module_destroy(m);
-    return NULL;
-}
-
-static te_result te__reset_tree(te_module *m) {
-    te_result result = TE_OK;
-    int i;
-    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
-        te_tensor *x = m->entries[i].tensor;
-        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
-        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
-    }
-    if (result == TE_OK && m->meta) result = te__start_parameters(m);
-    else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
-    if (result == TE_OK) m->meta = false;
-    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
-    return result;
-}
-TE_API te_result te_module_reset_parameters(te_module *m) {
-    te__rng_state random;
-    te_ctx *te;
-    te_result result;
-    bool entered;
-    if (!m) return TE_ERR_STATE;
-    te = m->te;
-    if (te->error_code != TE_OK) return te->error_code;
-    if (te->capture) return te__refuse_capture(te, "te_module_reset_parameters", "give parameters their values before te_graph_begin");
-    result = te__device_enter(te, &entered);
-    if (result != TE_OK) return result;
-    random = te__rng_now(te);
-    result = te__reset_tree(m);
-    if (result == TE_OK) result = te->error_code;
-    if (result != TE_OK) {
-        te__fail(te, result, "te_module_reset_parameters: the function of a class returned %s", te_result_name(result)); /* shows if the class recorded no error of its own */
-        te__rng_back(te, random);
-    }
-    te__device_leave(te, entered);
-    return result;
-}
-
 /* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
@@ -159,26 +17,58 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 
 /* ---- scaling state of a module ---- */
 
-/* Fills *call: how the autocast region in force quantizes. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
+TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off) {
+    te_recipe *copy = NULL;
+    if (!m) return TE_ERR_STATE;
+    if (recipe && off) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_recipe: a recipe (%s) and off; give one of them", te_recipe_name(recipe->kind));
+    if (recipe && te__recipe_check(m->te, recipe) != TE_OK) return te_error_code(m->te);
+    if (recipe) {
+        copy = (te_recipe *)te__alloc(m->te, sizeof(te_recipe));
+        if (!copy) return TE_ERR_OUT_OF_MEMORY;
+        *copy = *recipe;
+    }
+    te__free(m->te, m->recipe, sizeof(*m->recipe));
+    m->recipe = copy;
+    m->recipe_off = off;
+    return TE_OK;
+}
+/* The region of autocast as m sees it: by the nearest of te_module_set_recipe. False: there is none, or it is off. */
+static bool te__autocast_of(const te_module *m, te__autocast *cast) {
+    const te__autocast *now = te__autocast_now(m->te);
+    if (!now || !(now->enabled || now->calibrating)) return false;
+    *cast = *now;
+    while (m && !m->recipe && !m->recipe_off) m = m->parent;
+    if (m && m->recipe) cast->recipe = *m->recipe;
+    return !(m && m->recipe_off);
+}
+
+/* Fills *call: how the autocast region in force quantizes, as m sees it. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
  * them as such. */
 static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-    const te__autocast *cast = te__autocast_now(m->te);
-    te_result result = TE_OK;
+    te__autocast cast;
+    te_result result = te__parallel_ready(m);
     bool warming;
     int i, length;
     memset(call, 0, sizeof(*call));
-    if (!cast || !(cast->enabled || cast->calibrating)) return TE_OK;
+    if (result != TE_OK) return result;
+    if (!te__autocast_of(m, &cast)) return TE_OK;
     s->module_type = m->cls->name;
     call->scaling = s;
-    call->recipe = cast->recipe;
-    call->group = cast->amax_group;
-    call->enabled = cast->enabled;
-    call->calibrating = cast->calibrating;
+    call->recipe = cast.recipe;
+    call->group = cast.amax_group;
+    call->enabled = cast.enabled;
+    call->calibrating = cast.calibrating;
     call->forward = &s->forward;
     if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
     if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
-    length = te__history_length(&cast->recipe);
+    if (m->parallel.size > 1) {
+        if (!call->group) call->group = m->parallel.group; /* codes of all ranks meet in one product */
+        if (m->parallel.sequence && call->recipe.delayed.no_reduce_amax)
+            return te__fail(m->te, TE_ERR_INVALID, "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that they exchange need one scale; "
+                            "leave no_reduce_amax off", m->cls->name, m->parallel.size);
+    }
+    length = te__history_length(&cast.recipe);
     if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
@@ -210,19 +100,21 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
 static bool te__fuses(const te__quant_call *q) {
     return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
 }
-/* The spec of such an output, the input of product `gemm`; NULL where the product quantizes its input itself. */
-static const te__quant_spec *te__fused_spec(const te__quant_call *q, int gemm, const te_tensor *weight, te__quant_spec *spec) {
-    if (!te__fuses(q)) return NULL;
-    *spec = te__slot_spec(q, false, gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) ? TE_COLUMNWISE : 0));
+/* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are gathered are transposed where they arrive. */
+static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
+    bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
+    if (!te__fuses(c->quant)) return NULL;
+    *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
     return spec;
 }
 
 /* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
-static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te__weight_cache *cache, const te_forward_args *args, const te_gemm_options *o,
-                                        te__scaling *scaling) {
+static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode, te__weight_cache *cache, const te_forward_args *args,
+                                        const te_gemm_options *o, te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
     c.quant = q;
     c.gemm = gemm;
+    c.parallel = te__parallel_as(m, mode);
     c.cache = cache;
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;
@@ -230,28 +122,40 @@ static te__linear_call te__linear_call_of(const te__quant_call *q, int gemm, te_
     return c;
 }
 
+/* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
+static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
+    bool behind = c->parallel.mode == TE_PARALLEL_ROW;
+    te_tensor *y;
+    c->bias = returned || behind ? NULL : bias;
+    y = te__linear(c);
+    return y && behind && !returned && bias ? te_bias_dropout_add(y, bias, NULL, 0.0f) : y;
+}
+
+static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
+/* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
+static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
+
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
     te_linear_desc desc;
+    te__sharding sharding;
+    te__product_params params;
     te__scaling *scaling;
     te__weight_cache cache;
 } te__linear_module;
 
-static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
-
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_tensor *bias = te__product_bias(m, &s->params);
     te__quant_call quant;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.x = args->input;
-    call.weight = te_module_parameter(m, "weight");
-    call.bias = s->desc.gemm.return_bias ? NULL : bias;
+    call.weight = te__product_weight(m, &s->params);
     call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear(&call));
+    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
@@ -262,14 +166,12 @@ static void te__linear_destroy(te_module *m) {
 }
 static te_result te__linear_reset(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
-    te_result result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
-    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    return result;
+    return te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding);
 }
 static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward, te__linear_destroy, te__linear_reset};
 
-TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
+/* `sharding`: the blocks of rows that ranks share one by one, or NULL. */
+static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
@@ -278,14 +180,19 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) {
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
     s = (te__linear_module *)m->state;
     s->desc = *desc;
-    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
+    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+        if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
+    }
     return te__module_built(m);
 }
+TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { return te__linear_create(te, desc, NULL); }
 
 /* ---- LayerNorm, RMSNorm ---- */
 
@@ -305,6 +212,10 @@ static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, 
     n->eps = eps;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
+    if (m->parallel.sequence) { /* each rank has other rows */
+        te_tensor_set_sequence_parallel(te_module_parameter(m, weight), true);
+        if (!rms) te_tensor_set_sequence_parallel(te_module_parameter(m, bias), true);
+    }
 }
 static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     te_result result = te_tensor_fill(te_module_parameter(m, n->weight), n->zero_centered ? 0.0 : 1.0);
@@ -336,6 +247,15 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
+/* What a module returns of its norm, which is the input of `c`: this rank's rows, or those of all ranks. These are gathered once, for the caller and for the product. */
+static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
+    if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
+        c->x = te__gather_rows(&c->parallel, c->x);
+        c->parallel.mode = TE_PARALLEL_NONE; /* and its gradients meet the caller's before they are added up */
+    }
+    return c->x;
+}
+
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
@@ -352,6 +272,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
+    m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
     te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
@@ -362,6 +283,8 @@ TE_API te_module *te_rmsnorm_create(te_ctx *te, const te_norm_desc *desc) { retu
 
 typedef struct te__layernorm_linear_module {
     te_layernorm_linear_desc desc;
+    te__sharding sharding;
+    te__product_params params;
     te__norm_params norm;
     te__scaling *scaling;
     te__weight_cache cache;
@@ -369,18 +292,18 @@ typedef struct te__layernorm_linear_module {
 
 static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
+    te_tensor *bias = te__product_bias(m, &s->params), *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(&quant, 0, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
-    call.weight = te_module_parameter(m, "weight");
-    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, 0, call.weight, &spec), &quant, 0);
-    call.bias = s->desc.gemm.return_bias ? NULL : bias;
-    result = te__output(m, args, te__linear(&call));
+    call.weight = te__product_weight(m, &s->params);
+    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    ln_out = te__norm_returned(&call, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = call.x;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
 static void te__layernorm_linear_destroy(te_module *m) {
@@ -390,132 +313,41 @@ static void te__layernorm_linear_destroy(te_module *m) {
 }
 static te_result te__layernorm_linear_reset(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
-    te_tensor *bias = te__bias_of(m, "bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "weight"), &s->desc.gemm.init);
-    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
-    return result;
+    return result == TE_OK ? te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding) : result;
 }
 static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module), te__layernorm_linear_forward,
                                                            te__layernorm_linear_destroy, te__layernorm_linear_reset};
 
-TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
+/* As te__linear_create. */
+static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc, const te__sharding *sharding) {
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
         !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
         !te__options_ok(te, "te_layernorm_linear_create", TE__DESC_LAYERNORM_LINEAR, desc))
         return NULL;
+    if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use TE_PARALLEL_COLUMN (%d)", (int)TE_PARALLEL_ROW,
+                 (int)TE_PARALLEL_COLUMN);
+        return NULL;
+    }
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
     s = (te__layernorm_linear_module *)m->state;
     s->desc = *desc;
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                  desc->gemm.params_dtype, desc->in_features);
-    te__add_product_weight(m, "weight", desc->gemm.params_dtype, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_weight(m, "bias", desc->gemm.params_dtype, desc->out_features, 0);
+    if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
+    if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->in_features);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+    }
     return te__module_built(m);
 }
-
-/* ---- LayerNormMLP ---- */
-
-typedef struct te__layernorm_mlp_module {
-    te_layernorm_mlp_desc desc;
-    te__norm_params norm;
-    te__scaling *scaling;
-    te__weight_cache fc1, fc2;
-} te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
-
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z;
-    te__quant_call quant;
-    te__quant_spec spec;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call fc1 = te__linear_call_of(&quant, TE__FC1, &s->fc1, args, &s->desc.gemm, s->scaling);
-    te__linear_call fc2 = te__linear_call_of(&quant, TE__FC2, &s->fc2, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    fc1.weight = te_module_parameter(m, "fc1_weight");
-    fc2.weight = te_module_parameter(m, "fc2_weight");
-    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
-    fc2.bias = s->desc.gemm.return_bias ? NULL : fc2_bias;
-    fc1.bias_grad_elsewhere = true;
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&quant, TE__FC1, fc1.weight, &spec), &quant, TE__FC1);
-    z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
-        fc2.gelu_of = z;
-        fc2.gelu_bias = fc1.bias;
-        m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
-        m->te->tape.no_grad--;
-    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
-        te__act_grad grad = TE_ZERO;
-        grad.bias = fc1.bias;
-        grad.gemm = TE__FC1;
-        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
-        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&quant, TE__FC2, fc2.weight, &spec), &grad, &quant, TE__FC2);
-    }
-    result = te__output(m, args, te__linear(&fc2));
-    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = fc1.x;
-    return result;
-}
-static void te__layernorm_mlp_destroy(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__weight_cache_close(&s->fc1);
-    te__weight_cache_close(&s->fc2);
-    te__scaling_leave(s->scaling);
-}
-static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
-    te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init);
-    if (result == TE_OK) result = te__init_weight(te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init);
-    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
-    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
-    return result;
-}
-static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
-                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
-
-TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
-    te_module *m;
-    te__layernorm_mlp_module *s;
-    int64_t fc1_rows;
-    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
-        return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
-        return NULL;
-    }
-    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
-        return NULL;
-    }
-    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
-    if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    s = (te__layernorm_mlp_module *)m->state;
-    s->desc = *desc;
-    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
-    fc1_rows = desc->ffn_hidden_size * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-    te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                  desc->gemm.params_dtype, desc->hidden_size);
-    te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
-    if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
-    te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, desc->ffn_hidden_size);
-    if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
-    s->scaling = te__scaling_create(te, m, 2);
-    return te__module_built(m);
-}
+TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) { return te__layernorm_linear_create(te, desc, NULL); }
 
 /* ---- Embedding ---- */
 
@@ -523,7 +355,7 @@ static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    return te__init_weight(te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init);
+    return te__init_weight(m, te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init, TE_PARALLEL_NONE, NULL);
 }
 static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
 

@@ -1,5 +1,5 @@
-/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products: the function that every GEMM module calls. Knows
- * quantizers and the scaling state; must not know the module tree. */
+/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around them: the function that every GEMM module
+ * calls. Knows quantizers and the scaling state; must not know the module tree. */
 
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
@@ -22,12 +22,14 @@ typedef struct te__linear_call {
     te_tensor *x, *weight, *bias; /* x [.., K] plain or quantized, weight [N, K], bias [N] or NULL */
     const te__quant_call *quant;  /* NULL: high precision whatever the autocast */
     int gemm;                     /* of quant->scaling */
+    te__parallel parallel;        /* the ranks that share the product; by row: without a bias */
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
     te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
+    bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
     int group;                      /* of a node with many weights: this one's input is 1 + group */
     te_tensor *out;                 /* where y goes; NULL: to a new tensor */
@@ -41,11 +43,12 @@ typedef struct te__linear_state {
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
     bool split_dgrad, split_wgrad;
+    te__parallel parallel;
     te__scaling *delays; /* a reference, or NULL */
     te__quant_call quant;
     int gemm;
     int ndim;
-    int64_t shape[TE_MAX_DIMS]; /* of x */
+    int64_t shape[TE_MAX_DIMS]; /* of x, on this rank */
     te_dtype x_dtype, weight_dtype, bias_dtype;
     int group;
 } te__linear_state;
@@ -64,6 +67,14 @@ static void te__linear_release(te_ctx *te, void *state) {
 
 /* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
+
+/* How a slot of a product is quantized. What is gathered before the product has one scale on all ranks that share it. */
+static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm, int slot, int usage) {
+    te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
+    bool gathered = backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
+    if (gathered && spec.cls->form == TE__FORM_CODES && !spec.row_scaled) spec.group = p->group;
+    return spec;
+}
 
 /* dW = dy^T x: its operands and options; a deferred one holds references. */
 typedef struct te__wgrad {
@@ -103,30 +114,51 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
+/* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has it. */
+static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db, const bool *needs) {
+    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
+    te_tensor *dyq = dy, *shard = NULL;
+    if (s->quantize_grad && !dy->quantized && used) { /* a quantized one comes from the activation behind */
+        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
+                                               (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
+            *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!*db) return NULL;
+        }
+        dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
+        if (dyq && (shard || !gathers)) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
+    } else if (gathers && used)
+        dyq = te__gather_any(s->parallel.group, dy, (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+    if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
+    return needs[2] && !*db ? NULL : dyq;
+}
+
+/* The input as the weight gradient takes it, whole. */
+static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
+    bool gathers = te__gathers(&s->parallel, TE_PARALLEL_COLUMN);
+    if (s->quantize_x) {
+        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
+        return gathers ? te__quantize_gathered(s->parallel.group, x, &spec, NULL) : te__quantize_operand(x, &spec);
+    }
+    if (!gathers) return x;
+    return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
+}
+
 /* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
-    te_tensor *x = saved[0], *w = saved[1], *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    const te__parallel *p = &s->parallel;
+    te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
     te_result result = TE_OK;
     if (!dy) return te_error_code(te);
-    dyq = dy;
-    if (s->quantize_grad && !dy->quantized && (needs[0] || needs[1])) { /* a quantized one comes from the activation behind */
-        te__quant_spec spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
-        if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
-            dx[2] = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
-            if (!dx[2]) return te_error_code(te);
-        }
-        dyq = te__quantize_operand(dy, &spec);
-        if (!dyq) return te_error_code(te);
-        te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, dyq);
-    }
-    if (needs[2] && !dx[2]) { /* from the gradient before it is quantized, as TransformerEngine does */
-        dx[2] = te__bias_grad(dy, s->bias_dtype);
-        if (!dx[2]) return te_error_code(te);
-    }
+    dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
+    if (!dyq) return te_error_code(te);
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
-        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, s->shape);
+        int64_t shape[TE_MAX_DIMS];
+        memcpy(shape, s->shape, sizeof(shape));
+        if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -135,17 +167,14 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3] && !dx[3]) return te_error_code(te);
         }
         dx[0] = gemm.d;
-        result = gemm.d ? te__product(te, dyq, false, w, false, &gemm) : te_error_code(te);
-    }
-    if (needs[1] && result == TE_OK && s->quantize_x) {
-        te__quant_spec spec = te__slot_spec(&s->quant, false, s->gemm, TE__SLOT_INPUT, s->quantize_x);
-        x = te__quantize_operand(x, &spec);
-        if (!x) return te_error_code(te);
+        result = gemm.d ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
     }
     if (needs[1] && result == TE_OK) {
         te__wgrad g;
         g.dy = dyq;
-        g.x = x;
+        g.x = te__linear_saved_input(s, saved[0]);
+        if (!g.x) return te_error_code(te);
         g.weight = te->playing->inputs[1 + s->group];
         g.dtype = s->weight_dtype;
         g.rows = te__cols(dy);
@@ -155,10 +184,10 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
         if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* te_backward_dw could not reach it */
-        te_tensor_retain(dyq);
-        te_tensor_retain(x);
-        te__note_saved(dyq);
-        te__note_saved(x);
+        te_tensor_retain(g.dy);
+        te_tensor_retain(g.x);
+        te__note_saved(g.dy);
+        te__note_saved(g.x);
         g.weight->refs++;
         result = te__defer(te, s->delays, te__wgrad_run, te__wgrad_release, &g, sizeof(g));
     }
@@ -235,68 +264,110 @@ static te_result te__calibrate(const te__linear_call *c) {
     return result;
 }
 
-/* y = x W^T + b. */
+/* Do the operands fit? Says what does not. */
+static bool te__linear_fits(const te__linear_call *c) {
+    const te_tensor *x = c->x, *weight = c->weight, *bias = c->bias;
+    const te__quant_call *quant = c->quant;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_ctx *te;
+    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return false;
+    if (!x->quantized && !te__need_float(x, "linear")) return false;
+    te = x->te;
+    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
+                 te__shape_text(x, a), te__shape_text(weight, b));
+        return false;
+    }
+    if (c->parallel.size > 1 && x->ndim < 2) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed", te__shape_text(x, a), c->parallel.size);
+        return false;
+    }
+    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
+        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
+        return false;
+    }
+    if (x->dtype != weight->dtype) {
+        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
+                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
+        return false;
+    }
+    if (quant && quant->enabled && x->quantized) {
+        bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED; /* where it arrives */
+        if (!x->quantized->row.data || (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
+            te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                     x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass, which makes the copy s->quantize_x of it. */
+static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s, te_tensor **kept) {
+    const te__quant_call *quant = c->quant;
+    bool gathers = te__gathers(&c->parallel, TE_PARALLEL_COLUMN), saves = te__wants_grad(c->weight);
+    bool again = c->save_original_input && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION;
+    te__quant_spec spec;
+    te_tensor *xq;
+    *kept = x;
+    if (x->quantized) return gathers ? te__gather_any(c->parallel.group, x, TE_ROWWISE) : x;
+    spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (saves && !again ? keep : 0));
+    if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
+        te__fail(x->te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
+                 "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        return NULL;
+    }
+    if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank has no codes of its own */
+    if (again && saves && spec.cls->form != TE__FORM_PLAIN && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION) s->quantize_x = keep;
+    if (!gathers) {
+        xq = te__quantize_operand(x, &spec);
+        if (!again) *kept = xq;
+    } else {
+        te_tensor *shard = NULL;
+        if (te__codes_gather(&spec, x)) {
+            if (spec.cls->facts & TE__TENSOR_SCALED) spec.usage = TE_ROWWISE;
+            shard = te__quantize_operand(x, &spec);
+            xq = shard ? te__gather_quantized(c->parallel.group, shard, TE_ROWWISE) : te__gather(c->parallel.group, NULL);
+        } else {
+            spec.usage = TE_ROWWISE;
+            xq = te__quantize_gathered(c->parallel.group, x, &spec, NULL);
+        }
+        if (shard && !again) *kept = shard;
+        if (xq && shard) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, shard);
+    }
+    if (!gathers && xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
+    return xq;
+}
+
+/* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
     te_op_gemm_args gemm = TE_ZERO;
     te_tensor *x = c->x, *weight = c->weight, *bias = c->bias, *w = weight;
-    te_tensor *in[4], *saved[3], *y, *xq;
+    te_tensor *in[4], *saved[3], *y, *xq, *kept;
     const te__quant_call *quant = c->quant;
+    const te__parallel *p = &c->parallel;
     const te_recipe *recipe;
     te_ctx *te;
     bool quantized, block;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!x || !te__operand(x, weight, false, "te_linear") || !te__operand(x, bias, true, "te_linear")) return NULL;
-    if (!x->quantized && !te__need_float(x, "linear")) return NULL;
+    te_result result;
+    if (!te__linear_fits(c)) return NULL;
     te = x->te;
-    if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
-                 te__shape_text(x, a), te__shape_text(weight, b));
-        return NULL;
-    }
-    if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
-        return NULL;
-    }
-    if (x->dtype != weight->dtype) {
-        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
-                 te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
-        return NULL;
-    }
     quantized = quant && quant->enabled;
     recipe = quantized ? &quant->recipe : NULL;
-    if (quantized && x->quantized && (!x->quantized->row.data || (te__wants_grad(weight) && !recipe->backward_override && !x->quantized->col.data))) {
-        te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                 x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
-        return NULL;
-    }
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
-    memcpy(shape, x ? x->shape : weight->shape, sizeof(shape));
-    if (x) shape[x->ndim - 1] = weight->shape[0];
-    y = !x ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
-    if (!y) return te__frame_return(te, NULL);
+    if (!x) return te__frame_return(te, NULL);
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
     in[3] = c->gelu_of ? c->gelu_bias : NULL;
-    xq = x;
+    kept = x;
     if (quantized) {
         keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* the copy that the backward pass reads */
-        if (!x->quantized) {
-            bool again = c->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
-            te__quant_spec spec = te__slot_spec(quant, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(weight) && !again ? keep : 0));
-            if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
-                te__fail(te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
-                         "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
-                return te__frame_return(te, NULL);
-            }
-            if (again && te__wants_grad(weight) && spec.cls->form != TE__FORM_PLAIN) state.quantize_x = keep;
-            xq = te__quantize_operand(x, &spec);
-            if (xq && xq != x) te__inspect(quant->scaling, c->gemm, TE_TENSOR_INPUT, x, xq);
-        }
+        xq = te__linear_input(c, x, keep, &state, &kept);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         block = recipe->kind == TE_RECIPE_BLOCK; /* its products have no fast accumulation */
         gemm.split_accumulator = block || te__switch(recipe->split_fprop, false);
@@ -305,20 +376,27 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
         if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
-        if (x->quantized) xq = te__quant_value(x, x->dtype);
+        if (x->quantized) kept = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
+        xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
     }
-    if (!xq || !w) return te__frame_return(te, NULL);
-    gemm.d = y;
+    result = xq && w ? TE_OK : te_error_code(te);
+    memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
+    shape[x->ndim - 1] = weight->shape[0];
+    if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
     gemm.bias = bias;
-    if (te__product(te, xq, false, w, true, &gemm) != TE_OK) return te__frame_return(te, NULL);
+    if (result == TE_OK && !y) result = te_error_code(te);
+    if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
+    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result); /* each rank knows its own inputs' share */
+    if (result != TE_OK) return te__frame_return(te, NULL);
     if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* saves the operands from before quantization */
-        xq = x->quantized ? te__quant_value(x, x->dtype) : x;
+        kept = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
-        if (!xq || !w) return te__frame_return(te, NULL);
+        if (!kept || !w) return te__frame_return(te, NULL);
     }
-    saved[0] = !te__wants_grad(weight) ? NULL : state.quantize_x ? x : xq;
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE); /* the forward product alone reads the other copy */
+    saved[0] = te__wants_grad(weight) ? kept : NULL;
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;
@@ -326,6 +404,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.gelu = c->gelu_of != NULL;
     state.gelu_bias_dtype = in[3] ? in[3]->dtype : TE_DTYPE_NONE;
     state.fuse_wgrad = c->fuse_wgrad;
+    state.parallel = *p;
     state.delays = c->delays;
     if (state.delays) state.delays->refs++;
     state.overwrite_main_grad = c->microbatch == TE_MICROBATCH_FIRST;

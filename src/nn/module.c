@@ -7,8 +7,11 @@ typedef struct te__entry {
     bool product_weight; /* te_quantized_model_init stores it quantized */
 } te__entry;
 
+typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
+    void (*ungraph)(te_module *m); /* with `graphed`: frees it; runs it */
+    te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
     te_module *parent;
@@ -19,7 +22,13 @@ struct te_module {
     int num_entries, cap_entries;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
-    bool meta;       /* its parameters have no memory yet */
+    bool meta;       /* its parameters have no memory yet: */
+    bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
+    te__parallel parallel; /* the ranks that share its work */
+    struct te__graphed *graphed; /* nn/graphed.c, or NULL */
+    te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
+    bool recipe_off;
+    const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -86,6 +95,7 @@ TE_API void te_module_destroy(te_module *m) {
             }
     m->parent = NULL;
     if (m->holds > 0) return; /* te__module_unhold destroys it */
+    if (m->graphed) m->ungraph(m);
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -97,6 +107,7 @@ TE_API void te_module_destroy(te_module *m) {
     }
     te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
     te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
+    te__free(te, m->recipe, sizeof(*m->recipe));
     te__free(te, m->state, m->cls->state_size);
     te__free_string(te, m->name);
     te__free(te, m, sizeof(*m));

@@ -9,30 +9,20 @@ typedef struct te__option_group {
 
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 
-#define TE__TYPE te_gemm_options
-static const te__field te__gemm_later[] = {TE__LATER(rng_tracker_name)};
-#undef TE__TYPE
 #define TE__TYPE te_parallel_options
-static const te__field te__parallel_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
-                                               TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type), TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
+static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
+#undef TE__TYPE
+/* GroupedLinear's work is not shared yet. */
+#define TE__TYPE te_parallel_options
+static const te__field te__shared_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
+                                             TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_options
-static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit), TE__LATER(attention_type),
-                                                TE__LATER(no_fuse_qkv_params), TE__LATER(qk_norm_type), TE__LATER(qk_norm_eps), TE__LATER(qk_norm_before_rope)};
+static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
-#define TE__TYPE te_parameters_split
-static const te__field te__split_later[] = {TE__LATER(names), TE__LATER(sizes), TE__LATER(count)};
-#undef TE__TYPE
-#define TE__TYPE te_layernorm_linear_desc
-static const te__field te__layernorm_linear_later[] = {TE__LATER(return_layernorm_output_gathered)};
-#undef TE__TYPE
-#define TE__TYPE te_layernorm_mlp_desc
-static const te__field te__layernorm_mlp_later[] = {TE__LATER(return_layernorm_output_gathered), TE__LATER(checkpoint),
-                                                    TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
-#undef TE__TYPE
+static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(layer_type), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_transformer_layer_desc, enc_dec_window, te_window, on, 0),
-                                            TE__LATER(enc_dec_bottom_right_diagonal), TE__LATER(drop_path_rate),
+static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal),
                                             TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
@@ -42,18 +32,16 @@ static const te__field te__attention_call_later[] = {
     TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_cross_attention_call
-static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_attn_mask_type), TE__FIELD_IN(te_cross_attention_call, enc_dec_window, te_window, on, 0),
-                                                 TE__LATER(enc_dec_bottom_right_diagonal)};
+static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
 #define TE__TYPE te_forward_args
-static const te__field te__call_later[] = {TE__LATER(rotary_key), TE__LATER(fp8_output), TE__LATER(fp8_grad)};
+static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
 #undef TE__TYPE
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__gemm_group = TE__GROUP("gemm.", te__gemm_later), te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
-                              te__attention_group = TE__GROUP("attention.", te__attention_later), te__split_group = TE__GROUP("parameters_split.", te__split_later),
-                              te__layernorm_linear_own = TE__GROUP("", te__layernorm_linear_later),
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
+                              te__attention_group = TE__GROUP("attention.", te__attention_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
@@ -71,17 +59,14 @@ typedef struct te__options {
 enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
-    {{TE__IN(te_linear_desc, gemm, gemm_group), TE__IN(te_linear_desc, parallel, parallel_group), TE__IN(te_linear_desc, parameters_split, split_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_linear_desc, gemm, gemm_group), TE__IN(te_layernorm_linear_desc, parallel, parallel_group),
-      TE__IN(te_layernorm_linear_desc, parameters_split, split_group), {&te__layernorm_linear_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, gemm, gemm_group), TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, gemm, gemm_group),
-      TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, gemm, gemm_group),
-      TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_grouped_linear_desc, gemm, gemm_group), TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN

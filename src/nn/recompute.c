@@ -7,6 +7,9 @@ typedef struct te__checkpoint_state {
     size_t user_size; /* of our copy; 0: the caller's */
     te_module *module; /* held, or NULL */
     te__snapshot *snapshot;
+    te_group *group; /* NULL: this rank keeps its inputs itself; else saved[0] is its part of the first one, */
+    int whole_ndim;
+    int64_t whole[TE_MAX_DIMS]; /* of this shape */
     int num_inputs, num_outputs; /* num_outputs 0: the first run of a module, which sets it */
     te_dtype dtype[TE_MAX_CHECKPOINT_OUTPUTS];
     int ndim[TE_MAX_CHECKPOINT_OUTPUTS];
@@ -54,7 +57,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
-        in[i] = te_tensor_detach(saved[i]);
+        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole_ndim, s->whole) : te_tensor_detach(saved[i]);
         if (saved[i] && !in[i]) result = te_error_code(te);
         if (in[i]) in[i]->requires_grad = false;
         if (!in[i] || !needs[i]) continue;
@@ -79,11 +82,18 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
+/* This rank's part of x, in memory of its own: the rest of x goes. */
+static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
+    int64_t n = te__numel(x), own = n / te_group_size(group);
+    te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n), *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
+    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own))) : NULL;
+}
+
 /* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets *num_outputs; or NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS];
+    te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *saved[TE_MAX_CHECKPOINT_INPUTS];
     te_result result;
     int i;
     s.fn = d->fn;
@@ -92,7 +102,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.num_outputs = d->num_outputs;
     if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* no backward pass will run it again */
     te__frame_begin(te);
-    s.snapshot = te__snapshot_begin(te);
+    s.snapshot = te__snapshot_begin(te, m);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
     if (s.snapshot) te__snapshot_end(te, s.snapshot);
     if (m) s.num_outputs = *num_outputs;
@@ -118,9 +128,18 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
         te__checkpoint_release(te, &s);
         return result;
     }
-    for (i = 0; i < s.num_inputs; i++) in[i] = d->inputs[i];
+    for (i = 0; i < s.num_inputs; i++) in[i] = saved[i] = d->inputs[i];
+    te__frame_begin(te);
+    if (d->distribute_saved_activations && te_group_size(d->tp_group) > 1) {
+        s.group = d->tp_group;
+        s.whole_ndim = in[0]->ndim;
+        memcpy(s.whole, in[0]->shape, sizeof(s.whole));
+        saved[0] = te__checkpoint_part(in[0], s.group);
+        if (!saved[0]) result = te_error_code(te);
+    }
     node.name = "checkpoint";
-    node.inputs = node.saved = in;
+    node.inputs = in;
+    node.saved = saved;
     node.num_inputs = node.num_saved = s.num_inputs;
     node.outputs = d->outputs;
     node.num_outputs = s.num_outputs;
@@ -128,7 +147,12 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     node.state_size = sizeof(s);
     node.backward = te__checkpoint_backward;
     node.release = te__checkpoint_release;
-    return te__record_always(te, &node, true);
+    if (result == TE_OK)
+        result = te__record_always(te, &node, true);
+    else
+        te__checkpoint_release(te, &s);
+    te__frame_end(te, NULL, 0);
+    return result;
 }
 
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
@@ -145,6 +169,15 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     for (i = 0; i < d->num_inputs; i++) {
         if (!d->inputs[i]) return TE_ERR_STATE;
         if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;
+    }
+    if (d->distribute_saved_activations) {
+        const te_tensor *x = d->num_inputs ? d->inputs[0] : NULL;
+        char text[TE__SHAPE_TEXT];
+        if (!d->tp_group || !x || x->quantized || te__numel(x) % te_group_size(d->tp_group))
+            return te__fail(te, TE_ERR_INVALID, "te_checkpoint: distribute_saved_activations with tp_group %s of %d ranks and a first input %s%s; a group is needed, and a plain tensor "
+                            "whose elements its ranks divide", d->tp_group ? "given," : "NULL,", te_group_size(d->tp_group), x ? te__shape_text(x, text) : "that is not there",
+                            x && x->quantized ? ", quantized" : "");
+        if (d->tp_group->te != te) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: tp_group is of another context; each rank takes the group that it joined");
     }
     result = te__checkpoint_run(te, d, NULL, NULL);
     if (result != TE_OK)

@@ -7,6 +7,8 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->is_first_microbatch = from->is_first_microbatch;
     to->rotary = from->rotary;
     to->kv_cache = from->kv_cache;
+    to->rotary_key = from->rotary_key;
+    to->encoder_output = from->encoder_output;
     to->user = from->user;
 }
 
@@ -26,9 +28,9 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
 
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te_dot_product_attention_desc *)m->state)->attention;
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups), shape[3];
     te_attention_desc a = TE_ZERO;
     te_tensor *y;
-    int64_t shape[3];
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
@@ -39,23 +41,28 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         return result;
     }
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
-    if (args->input->ndim != 4 || args->input->shape[2] != o->num_attention_heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 ||
-        args->key->shape[2] != o->num_gqa_groups)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %d, %lld] and [.., .., %d, %lld] are needed",
-                        te__shape_text(args->input, t), te__shape_text(args->key, u), o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups,
-                        (long long)o->kv_channels);
+    if (args->input->ndim != 4 || args->input->shape[2] != heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 || args->key->shape[2] != groups)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %lld, %lld] and [.., .., %lld, %lld] are needed",
+                        te__shape_text(args->input, t), te__shape_text(args->key, u), (long long)heads, (long long)o->kv_channels, (long long)groups, (long long)o->kv_channels);
     a.format = o->qkv_format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : o->attn_mask_type;
     a.window = args->attention.window.on ? args->attention.window : o->window;
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
+    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
     y = te_attention(args->input, args->key, args->value, &a);
+    te__fork_end(m);
     if (!y) return te_error_code(m->te);
     shape[0] = y->shape[0];
     shape[1] = y->shape[1];
     shape[2] = y->shape[2] * y->shape[3];
     return te__output(m, args, te_tensor_view(y, 3, shape));
 }
+/* Ranks share the heads of attention, whole groups of them. */
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+}
+
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
 
 /* Masks that te_attention has and modules do not yet: their calls have no lengths. */
@@ -83,25 +90,90 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
     ((te_dot_product_attention_desc *)m->state)->attention = o;
     m->checkpoint = o.checkpoint_core_attention;
+    te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
+    te__rng_open(m, o.rng_tracker_name);
     return te__module_built(m);
 }
 
 /* ---- MultiheadAttention ---- */
 
-/* The state is the desc, with defaults filled in. */
-static te_result te__mha_forward(te_module *m, te_forward_args *args) {
+/* x [.., heads * d] as [.., .., heads, d]. */
+static te_tensor *te__as_heads(te_tensor *x, int64_t heads, int64_t d) {
+    int64_t shape[4];
+    x = te_tensor_contiguous(x);
+    if (!x) return NULL;
+    shape[0] = x->shape[0];
+    shape[1] = x->shape[1];
+    shape[2] = heads;
+    shape[3] = d;
+    return te_tensor_view(x, 4, shape);
+}
+/* A projection that is a child of m. */
+static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args, te_outputs *outputs) {
+    te_forward_args call = TE_ZERO;
+    te_tensor *y;
+    te__hand_on(&call, args);
+    call.input = x;
+    y = te__run_child(m, name, &call);
+    *outputs = call.outputs;
+    return y;
+}
+
+/* Queries, keys and values of a call, projected; rotated too if `rotary`. */
+static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, te_tensor *parts[3], te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     const te_attention_options *o = &d->attention;
-    te_forward_args in = TE_ZERO, core = TE_ZERO, proj = TE_ZERO;
-    te_tensor *parts[3];
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
+    bool interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params;
+    te_outputs first, kv;
+    te_tensor *y;
+    int i;
+    if (o->attention_type == TE_ATTENTION_SELF) {
+        y = te__project(m, d->input_layernorm ? "layernorm_qkv" : "qkv", args->input, args, &first);
+        *ln_out = first.ln_out;
+        return y && te__split_qkv(y, (int)heads, (int)groups, o->kv_channels, interleaved, o->qkv_format, rotary, parts);
+    }
+    y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
+    *ln_out = first.ln_out;
+    parts[0] = te__as_heads(y, heads, o->kv_channels);
+    y = te__project(m, "key_value", args->encoder_output, args, &kv);
+    y = interleaved ? te__as_heads(y, groups, 2 * o->kv_channels) : te__as_heads(y, 2 * groups, o->kv_channels);
+    for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
+        int dim = interleaved ? 3 : 2;
+        int64_t half = y ? y->shape[dim] / 2 : 0;
+        parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
+        if (rotary && i == 1) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary, o->qkv_format);
+    }
+    if (rotary) parts[0] = te_apply_rotary_pos_emb(parts[0], rotary, o->qkv_format);
+    return parts[0] && parts[1] && parts[2];
+}
+
+/* The state is the desc, with defaults filled in. */
+static te_result te__mha_forward(te_module *m, te_forward_args *args) {
+    static const char *const norms[2] = {"q_norm", "k_norm"};
+    const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
+    const te_attention_options *o = &d->attention;
+    const te_rotary_desc *rotary[2];
+    te_forward_args core = TE_ZERO, proj = TE_ZERO;
+    te_tensor *parts[3], *ln_out = NULL;
     char text[TE__SHAPE_TEXT];
+    bool apart; /* the projections' rows are not rotated where they are split */
+    int i;
     if (args->input->ndim != 3)
         return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; [s, b, h] or [b, s, h] is needed", te__shape_text(args->input, text));
-    te__hand_on(&in, args);
-    in.input = args->input;
-    if (!te__run_child(m, d->input_layernorm ? "layernorm_qkv" : "qkv", &in)) return te_error_code(m->te);
-    if (!te__split_qkv(in.outputs.out, o->num_attention_heads, o->num_gqa_groups, o->kv_channels, !o->no_qkv_weight_interleaved, o->qkv_format, args->rotary, parts))
-        return te_error_code(m->te);
+    if (o->attention_type == TE_ATTENTION_CROSS && (!args->encoder_output || args->encoder_output->ndim != 3))
+        return te__fail(m->te, args->encoder_output ? TE_ERR_SHAPE : TE_ERR_INVALID, "MultiheadAttention: encoder_output is %s; cross attention takes keys and values from it: "
+                        "[s_kv, b, h] or [b, s_kv, h] is needed", args->encoder_output ? te__shape_text(args->encoder_output, text) : "NULL");
+    rotary[0] = args->rotary;
+    rotary[1] = args->rotary_key ? args->rotary_key : args->rotary;
+    apart = rotary[0] != rotary[1] || (o->qk_norm_type && o->qk_norm_before_rope);
+    if (!te__mha_parts(m, args, apart ? NULL : rotary[0], parts, &ln_out)) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    for (i = 0; i < 2; i++) {
+        te_outputs normed;
+        if (o->qk_norm_type && o->qk_norm_before_rope) parts[i] = te__project(m, norms[i], parts[i], args, &normed);
+        if (apart && rotary[i]) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary[i], o->qkv_format);
+        if (o->qk_norm_type && !o->qk_norm_before_rope) parts[i] = te__project(m, norms[i], parts[i], args, &normed);
+    }
     te__hand_on(&core, args);
     core.input = parts[0];
     core.key = parts[1];
@@ -110,7 +182,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     proj.input = te__run_child(m, "core_attention", &core);
     te__run_child(m, "proj", &proj);
     args->outputs = proj.outputs;
-    args->outputs.ln_out = in.outputs.ln_out;
+    args->outputs.ln_out = ln_out;
     return te__output(m, args, proj.outputs.out);
 }
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
@@ -129,63 +201,147 @@ static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_at
     return false;
 }
 
+/* The options of a child of m: nothing that m does not share is shared by it. */
+static te_parallel_options te__child_parallel(const te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te_parallel_options p = *o;
+    p.parallel_mode = mode;
+    if (m->parallel.size < 2) {
+        p.tp_group = NULL;
+        p.tp_size = 0;
+        p.sequence_parallel = false;
+    }
+    return p;
+}
+static te_module *te__mha_built(te_module *m, te_module *outer) {
+    m->te->making = outer;
+    return te__module_built(m);
+}
+
+/* A projection of m, with the norm in front where `norm` says so. `blocks`: the rows of queries, keys and values that it has, each 0 for none. Not interleaved, each of the three
+ * is shared by itself, so that each rank's heads are those that follow its number; not fused, each is a parameter of its own. */
+static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm, const int64_t blocks[3]) {
+    static const char *const parts[3] = {"query", "key", "value"};
+    const char *names[3];
+    int64_t sizes[3];
+    te_layernorm_linear_desc l = TE_ZERO;
+    te__sharding sharding = TE_ZERO;
+    int i, n = 0;
+    for (i = 0; i < 3; i++) {
+        if (!blocks[i]) continue;
+        names[n] = parts[i];
+        sizes[n] = sharding.block[n] = blocks[i];
+        n++;
+    }
+    if (d->attention.no_qkv_weight_interleaved) sharding.num_blocks = n;
+    l.name = name;
+    l.in_features = d->hidden_size;
+    for (i = 0; i < n; i++) l.out_features += sizes[i];
+    l.norm = d->norm;
+    l.gemm = d->gemm;
+    l.gemm.return_bias = false;
+    l.parallel = te__child_parallel(m, &d->parallel, d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
+    l.return_layernorm_output = d->return_layernorm_output;
+    if (d->attention.no_fuse_qkv_params) {
+        l.parameters_split.names = names;
+        l.parameters_split.sizes = sizes;
+        l.parameters_split.count = n;
+        sharding.num_blocks = 0; /* each parameter is one block */
+    }
+    if (norm)
+        te__adopt(m, name, te__layernorm_linear_create(m->te, &l, &sharding));
+    else {
+        te_linear_desc plain = TE_ZERO;
+        plain.name = name;
+        plain.in_features = l.in_features;
+        plain.out_features = l.out_features;
+        plain.gemm = l.gemm;
+        plain.parallel = l.parallel;
+        plain.parameters_split = l.parameters_split;
+        te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
+    }
+}
+/* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
+static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
+    static const char *const names[2] = {"q_norm", "k_norm"};
+    te_norm_desc n = TE_ZERO;
+    int i;
+    n.hidden_size = d->attention.kv_channels;
+    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.params_dtype = d->gemm.params_dtype;
+    n.device = d->gemm.device;
+    n.parallel.sequence_parallel = m->parallel.size > 1;
+    for (i = 0; i < 2; i++) {
+        n.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n) : te_layernorm_create(m->te, &n));
+    }
+}
+/* Choices that no other place checks; false with the error recorded. */
+static bool te__mha_choices_ok(te_ctx *te, const te_attention_options *o) {
+    if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 || o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF (0) and TE_ATTENTION_CROSS (1), "
+                 "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible", (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
+        return false;
+    }
+    if (o->qk_norm_type == TE_QK_NORM_L2) te__fail(te, TE_ERR_UNSUPPORTED, "te_multihead_attention_create: attention.qk_norm_type TE_QK_NORM_L2 is not there yet; leave it zero");
+    return o->qk_norm_type != TE_QK_NORM_L2;
+}
+
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
     te_multihead_attention_desc d;
     te_dot_product_attention_desc core = TE_ZERO;
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
-    int64_t qkv_rows;
+    int64_t blocks[3];
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create") || !te__options_ok(te, "te_multihead_attention_create", TE__DESC_MHA, desc)) return NULL;
     d = *desc;
-    if (!te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
+    if (!te__mha_choices_ok(te, &d.attention) || !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
     if (!m) return NULL;
     *(te_multihead_attention_desc *)m->state = d;
     outer = te->making;
     te->making = m;
-    qkv_rows = (d.attention.num_attention_heads + 2 * (int64_t)d.attention.num_gqa_groups) * d.attention.kv_channels;
-    if (d.input_layernorm) {
-        te_layernorm_linear_desc l = TE_ZERO;
-        l.name = "layernorm_qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.norm = d.norm;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        l.return_layernorm_output = d.return_layernorm_output;
-        te__adopt(m, l.name, te_layernorm_linear_create(te, &l));
-    } else {
-        te_linear_desc l = TE_ZERO;
-        l.name = "qkv";
-        l.in_features = d.hidden_size;
-        l.out_features = qkv_rows;
-        l.gemm = d.gemm;
-        l.parallel = d.parallel;
-        l.gemm.return_bias = false;
-        te__adopt(m, l.name, te_linear_create(te, &l));
+    if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE, &d.attention)) return te__mha_built(m, outer);
+    blocks[0] = d.attention.num_attention_heads * d.attention.kv_channels;
+    blocks[1] = blocks[2] = d.attention.num_gqa_groups * d.attention.kv_channels;
+    if (d.attention.attention_type == TE_ATTENTION_SELF)
+        te__add_projection(m, &d, d.input_layernorm ? "layernorm_qkv" : "qkv", d.input_layernorm, blocks);
+    else {
+        int64_t keys[3];
+        memcpy(keys, blocks, sizeof(keys));
+        blocks[1] = blocks[2] = keys[0] = 0;
+        te__add_projection(m, &d, d.input_layernorm ? "layernorm_query" : "query_layer", d.input_layernorm, blocks);
+        te__add_projection(m, &d, "key_value", false, keys);
     }
+    if (d.attention.qk_norm_type) te__add_qk_norms(m, &d);
     core.name = "core_attention";
     core.attention = d.attention;
-    core.parallel = d.parallel;
+    if (!core.attention.rng_tracker_name) core.attention.rng_tracker_name = d.gemm.rng_tracker_name;
+    core.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
     te__adopt(m, core.name, te_dot_product_attention_create(te, &core));
     proj.name = "proj";
     proj.in_features = d.attention.num_attention_heads * d.attention.kv_channels;
     proj.out_features = d.hidden_size;
     proj.gemm = d.gemm;
-    proj.parallel = d.parallel;
+    proj.parallel = te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
-    te->making = outer;
-    return te__module_built(m);
+    return te__mha_built(m, outer);
 }
 
 /* ---- TransformerLayer ---- */
 
+/* residual + dropout(y + bias), each index of the first dimension with probability `path` without the second. */
+static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *residual, float path) {
+    const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
+    bool training = te_module_is_training(m);
+    float p = training ? d->hidden_dropout : 0.0f;
+    if (!training || path == 0.0f) return te_bias_dropout_add(y->out, y->bias, residual, p);
+    return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
+}
+
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
-    float p = te_module_is_training(m) ? d->hidden_dropout : 0.0f;
-    te_forward_args attention = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
+    te_forward_args attention = TE_ZERO, cross = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
     te_tensor *x = args->input, *h, *out;
     te__hand_on(&attention, args);
     attention.input = x;
@@ -194,12 +350,22 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     if (d->parallel_attention_mlp) { /* both branches see the input; one residual */
         mlp.input = x;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
-        out = te_bias_dropout_add(te_add(attention.outputs.out, mlp.outputs.out), NULL, x, p);
+        mlp.outputs.out = te_add(attention.outputs.out, mlp.outputs.out);
+        mlp.outputs.bias = NULL;
+        out = te__residual(m, &mlp.outputs, x, d->drop_path_rate);
     } else { /* a residual begins at the norm's output if the norm returns it, else at the norm's input */
-        h = te_bias_dropout_add(attention.outputs.out, attention.outputs.bias, attention.outputs.ln_out ? attention.outputs.ln_out : x, p);
+        h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x, d->drop_path_rate);
+        if (d->layer_type == TE_LAYER_DECODER) {
+            te__hand_on(&cross, args);
+            cross.input = h;
+            cross.attention.attn_mask_type = args->cross.enc_dec_attn_mask_type;
+            cross.attention.window = args->cross.enc_dec_window;
+            if (!te__run_child(m, "inter_attention", &cross)) return te_error_code(m->te);
+            h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f); /* TransformerEngine drops no path here */
+        }
         mlp.input = h;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
-        out = te_bias_dropout_add(mlp.outputs.out, mlp.outputs.bias, mlp.outputs.ln_out ? mlp.outputs.ln_out : h, p);
+        out = te__residual(m, &mlp.outputs, mlp.outputs.ln_out ? mlp.outputs.ln_out : h, d->drop_path_rate);
     }
     if (d->output_layernorm) {
         norm.input = out;
@@ -209,6 +375,28 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
 
+/* Choices that no child checks; false with the error recorded. */
+static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
+    bool decoder = d->layer_type == TE_LAYER_DECODER;
+    if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER || !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and TE_LAYER_DECODER (1), and probabilities below 1 are possible",
+                 (int)d->layer_type, (double)d->drop_path_rate);
+        return false;
+    }
+    if (d->attention.attention_type != TE_ATTENTION_SELF) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross attention beside it with layer_type TE_LAYER_DECODER: "
+                 "leave it 0", (int)d->attention.attention_type);
+        return false;
+    }
+    if ((decoder && d->parallel_attention_mlp) || (!decoder && (d->enc_dec_attn_mask_type || d->enc_dec_window.on))) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
+                 decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
+                         : "enc_dec_attn_mask_type or enc_dec_window; those are a decoder's: leave them zero, or take TE_LAYER_DECODER (1)");
+        return false;
+    }
+    return true;
+}
+
 TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc *desc) {
     te_transformer_layer_desc d;
     te_multihead_attention_desc a = TE_ZERO;
@@ -216,11 +404,12 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_module *m, *outer;
     if (!te || !te__has_desc(te, desc, "te_transformer_layer_create") || !te__options_ok(te, "te_transformer_layer_create", TE__DESC_LAYER, desc)) return NULL;
     d = *desc;
-    if (!te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
+    if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
     if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
     *(te_transformer_layer_desc *)m->state = d;
+    te__parallel_open(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     outer = te->making;
     te->making = m;
     a.name = "self_attention";
@@ -233,6 +422,15 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     a.input_layernorm = !d.output_layernorm;
     a.return_layernorm_output = d.apply_residual_connection_post_layernorm && !d.output_layernorm;
     te__adopt(m, a.name, te_multihead_attention_create(te, &a));
+    if (d.layer_type == TE_LAYER_DECODER) {
+        a.name = "inter_attention";
+        a.attention.attention_type = TE_ATTENTION_CROSS;
+        a.attention.attn_mask_type = d.enc_dec_attn_mask_type ? d.enc_dec_attn_mask_type : TE_MASK_NONE;
+        a.attention.window = d.enc_dec_window;
+        a.input_layernorm = true;
+        a.return_layernorm_output = d.apply_residual_connection_post_layernorm;
+        te__adopt(m, a.name, te_multihead_attention_create(te, &a));
+    }
     p.name = "layernorm_mlp";
     p.hidden_size = d.hidden_size;
     p.ffn_hidden_size = d.ffn_hidden_size;
@@ -250,7 +448,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         n.norm = d.norm;
         n.params_dtype = d.gemm.params_dtype;
         n.device = d.gemm.device;
-        n.parallel = d.parallel;
+        n.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
         n.name = "layernorm";
         te__adopt(m, n.name, d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }

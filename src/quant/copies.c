@@ -202,6 +202,20 @@ static bool te__column_follows(const te_tensor *x) {
            !row->rht && !row->swizzled && (!row->amax || te__numel(row->amax) == 1);
 }
 
+/* The spec by which a copy of this layout is opened. */
+static te__quant_spec te__copy_spec(const te__quant_copy *c) {
+    te__quant_spec spec;
+    memset(&spec, 0, sizeof(spec));
+    spec.cls = c->cls;
+    spec.dtype = c->data->dtype;
+    spec.two_dimensional = c->two_dimensional;
+    spec.rht = c->rht;
+    spec.no_random_sign_mask = c->no_random_sign_mask;
+    spec.e4m3_max_256 = c->e4m3_max_256;
+    spec.swizzled = c->swizzled;
+    return spec;
+}
+
 /* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
@@ -226,13 +240,7 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     } else {
         te_op_transpose_args turn = TE_ZERO;
         if (is_new) {
-            te__quant_spec spec;
-            memset(&spec, 0, sizeof(spec));
-            spec.cls = row->cls;
-            spec.dtype = row->data->dtype;
-            spec.two_dimensional = row->two_dimensional;
-            spec.no_random_sign_mask = row->no_random_sign_mask;
-            spec.e4m3_max_256 = row->e4m3_max_256;
+            te__quant_spec spec = te__copy_spec(row);
             result = te__copy_open(te, col, &spec, TE_COLUMNWISE, x->dtype, m, n, false);
             if (result == TE_OK) te__copies_share(q);
         }

@@ -117,5 +117,5 @@ static const te__quant_class te__quant_nvfp4 = {
     TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
     "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
-    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor
+    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}
 };

@@ -67,7 +67,7 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
         kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
         TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
         NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__tensor_fill, te__tensor_decode, NULL /* turn_scales */,  \
-        te__tensor_factor                                                                                                           \
+        te__tensor_factor, 1, {0, 0} /* both copies have one scale */                                                               \
     }
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);

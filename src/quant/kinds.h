@@ -42,6 +42,9 @@ struct te__quant_class {
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
     /* The factor of a whole tensor, for inspection, from its amax or (without TE__TENSOR_AMAX) its scale. NULL: it has none. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
+    /* Shards of a tensor's first dimension travel between ranks as codes and scales where their rows and columns are multiples of this; 0: never. */
+    int64_t shard_tile;
+    int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the column-wise one */
 };
 
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }

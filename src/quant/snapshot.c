@@ -9,7 +9,8 @@ typedef struct te__snapshot_scales {
 
 typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
-    uint64_t seed, rng_offset;
+    const te_module *module; /* whose forward this is, or NULL */
+    te__rng_state rng;
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls */
@@ -47,11 +48,11 @@ static void te__snapshot_note_leaf(te_ctx *te, te_tensor *x) {
 }
 
 /* The first run begins: it records nothing on the tape. */
-static te__snapshot *te__snapshot_begin(te_ctx *te) {
+static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     te__snapshot *s = (te__snapshot *)te__alloc_zero(te, sizeof(te__snapshot));
     if (!s) return NULL;
-    s->seed = te->seed;
-    s->rng_offset = te->rng_offset;
+    s->module = module;
+    s->rng = te__rng_now(te);
     s->num_autocast = te->num_autocast;
     s->autocast = (te__autocast *)te__alloc(te, (size_t)te->num_autocast * sizeof(te__autocast));
     if (!s->autocast) {
@@ -124,7 +125,7 @@ static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_c
 /* The state that te__snapshot_replay changes and te__snapshot_replayed restores. */
 typedef struct te__replay {
     te__snapshot *outer;
-    uint64_t seed, rng_offset;
+    te__rng_state rng;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast, no_grad;
 } te__replay;
@@ -139,13 +140,11 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
                             "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)", s->params[i]->name ? s->params[i]->name : "without a name",
                             te_dtype_name(s->params[i]->dtype), te__shape_text(s->params[i], shape));
     r->outer = te->replaying;
-    r->seed = te->seed;
-    r->rng_offset = te->rng_offset;
+    r->rng = te__rng_now(te);
     memcpy(r->autocast, te->autocast, sizeof(r->autocast));
     r->num_autocast = te->num_autocast;
     r->no_grad = te->tape.no_grad;
-    te->seed = s->seed;
-    te->rng_offset = s->rng_offset;
+    te__rng_back(te, s->rng);
     memcpy(te->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
     te->num_autocast = s->num_autocast;
     te->replaying = s;
@@ -160,7 +159,6 @@ static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay 
     te->replaying = r->outer;
     memcpy(te->autocast, r->autocast, sizeof(r->autocast));
     te->num_autocast = r->num_autocast;
-    te->seed = r->seed;
-    te->rng_offset = r->rng_offset;
+    te__rng_back(te, r->rng);
     for (i = 0; i < s->num_scales; i++) te__slots_close(te, &s->scales[i].slots);
 }

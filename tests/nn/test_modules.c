@@ -347,3 +347,47 @@ TE_TEST(dropout_is_off_in_evaluation) {
     CHECK_OK(te);
     te_module_destroy(m);
 }
+
+/* ---- a recipe of a subtree's own ---- */
+
+static float *under(te_ctx *te, te_module *m, te_tensor *x, const te_recipe *r) {
+    te_autocast_desc cast = {.recipe = r};
+    if (r) te_autocast_begin(te, &cast);
+    te_tensor *y = te_forward(m, x);
+    if (r) te_autocast_end(te);
+    te_backward_from(y, x);
+    CHECK_OK(te);
+    float *both = test_floats(2 * te_tensor_numel(x));
+    te_tensor_to_f32(y, both);
+    te_tensor_to_f32(te_tensor_grad(x), both + te_tensor_numel(x));
+    te_tensor_zero_grad(x);
+    te_module_zero_grad(m);
+    return both;
+}
+TE_TEST_DEVICES(recipes_of_subtrees) {
+    enum { N = 32 * 64 };
+    te_recipe mxfp8 = te_recipe_mxfp8(), current = te_recipe_current_scaling(), bad = te_recipe_current_scaling();
+    te_linear_desc d = {.in_features = 64, .out_features = 64};
+    te_module *one = te_linear_create(te, &d), *two = te_linear_create(te, &d), *m = te_sequential_create(te, (te_module *[]){one, two}, 2);
+    te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(32, 64), test_normal(N, 1)), true);
+    float *plain = under(te, m, x, NULL), *all_mxfp8 = under(te, m, x, &mxfp8), *all_current = under(te, m, x, &current);
+    CHECK(memcmp(plain, all_mxfp8, 2 * N * 4) && memcmp(all_mxfp8, all_current, 2 * N * 4));
+    CHECK(te_module_set_recipe(m, &mxfp8, false) == TE_OK);
+    CHECK_BYTES("another recipe", under(te, m, x, &current), all_mxfp8, 2 * N * 4);
+    CHECK_BYTES("outside of autocast", under(te, m, x, NULL), plain, 2 * N * 4);
+    CHECK(te_module_set_recipe(m, NULL, true) == TE_OK);
+    CHECK_BYTES("off", under(te, m, x, &current), plain, 2 * N * 4);
+    CHECK(te_module_set_recipe(one, &current, false) == TE_OK && te_module_set_recipe(two, &current, false) == TE_OK);
+    CHECK_BYTES("the nearest counts", under(te, m, x, &mxfp8), all_current, 2 * N * 4);
+    CHECK(te_module_set_recipe(two, NULL, false) == TE_OK);
+    float *mixed = under(te, m, x, &mxfp8);
+    CHECK(memcmp(mixed, all_current, 2 * N * 4) && memcmp(mixed, plain, 2 * N * 4));
+    te_module_set_recipe(one, NULL, false), te_module_set_recipe(m, NULL, false);
+    CHECK_BYTES("taken away", under(te, m, x, &current), all_current, 2 * N * 4);
+    te_module_set_recipe(m, &current, true);
+    CHECK_ERROR(te, TE_ERR_INVALID, "a recipe (current) and off");
+    bad.amax_epsilon = -1;
+    te_module_set_recipe(m, &bad, false);
+    CHECK_ERROR(te, TE_ERR_INVALID, "amax_epsilon -1");
+    te_module_destroy(m);
+}

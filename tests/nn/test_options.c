@@ -85,7 +85,7 @@ TE_TEST(options_not_yet_are_refused_by_every_desc) {
                 te_module_destroy(m);
             }
     }
-    CHECK(fields > 100);
+    CHECK(fields > 0);
 }
 
 TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {

@@ -14,10 +14,11 @@ typedef struct te__dropout_job {
 static void te__dropout_keep(const te__dropout_job *job, int64_t first, int64_t count, float *v) {
     const te_op_dropout_add_fwd_args *a = job->a;
     uint32_t words[4];
-    int64_t k;
+    int64_t k, drawn = -1;
     for (k = 0; k < count; k++) {
-        int64_t i = first + k;
-        if (k == 0 || i % 4 == 0) te__philox(job->seed, job->offset, (uint64_t)i / 4, words);
+        int64_t i = (first + k) / a->run;
+        if (i / 4 != drawn) te__philox(job->seed, job->offset, (uint64_t)i / 4, words);
+        drawn = i / 4;
         v[k] = te__uniform01(words[i % 4]) >= a->p ? v[k] * job->keep_scale : 0.0f;
     }
 }

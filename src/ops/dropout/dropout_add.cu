@@ -2,7 +2,8 @@
 //
 //   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)
 //
-//   u(i) is word i % 4 of Philox block i / 4, so a thread has whole blocks of four elements:
+//   u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, but where elements are kept or not in runs (drop path). So a thread has whole blocks of four
+//   elements, or (option rows) eight elements of one run:
 //
 //       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |
 //
@@ -11,7 +12,7 @@
 // Benchmark: "residual add" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned to 16 bytes, count
-// a multiple of 8, and n too if there is a bias. Without: anything.
+// a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.
 //
 // te:baseline
 // te:row X_DT=3 W_DT=3
@@ -43,8 +44,17 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
     if (a.residual) te_load8(a.residual, i, X_DT, t);
     if (a.p > 0.0f) {
         te_u32 words[8];
-        te__philox(seed, offset, (te_u64)i / 4, words);
-        te__philox(seed, offset, (te_u64)i / 4 + 1, words + 4);
+        if (a.run == 1) {
+            te__philox(seed, offset, (te_u64)i / 4, words);
+            te__philox(seed, offset, (te_u64)i / 4 + 1, words + 4);
+        } else {
+            te_u64 r = (te_u64)i / (te_u64)a.run;
+            te_u32 w[4];
+            te__philox(seed, offset, r / 4, w);
+            te_u32 one = r % 4 == 0 ? w[0] : r % 4 == 1 ? w[1] : r % 4 == 2 ? w[2] : w[3];
+#pragma unroll
+            for (int j = 0; j < 8; j++) words[j] = one;
+        }
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = te_dropout_keep(a, v[j], words[j]);
     }
@@ -59,14 +69,16 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
         te_i64 first = (te_i64)blockIdx.x * 2048 + half * 1024 + threadIdx.x * 4;
         if (first >= a.count) return;
         te_u32 words[4];
-        if (a.p > 0.0f) te__philox(seed, offset, (te_u64)first / 4, words);
+        if (a.p > 0.0f && a.run == 1) te__philox(seed, offset, (te_u64)first / 4, words);
 #pragma unroll 1
         for (int j = 0; j < 4; j++) {
             te_i64 i = first + j;
             if (i >= a.count) break;
             float v = te_load(a.x, i, a.x_dt);
             if (a.bias) v += te_load(a.bias, i % a.n, a.bias_dt);
-            if (a.p > 0.0f) v = te_dropout_keep(a, v, words[j]);
+            te_u64 r = (te_u64)(i / a.run); /* of a run longer than 1, each element draws its block anew: the simple way */
+            if (a.p > 0.0f && a.run > 1) te__philox(seed, offset, r / 4, words);
+            if (a.p > 0.0f) v = te_dropout_keep(a, v, words[r % 4]);
             if (a.residual) v = __fadd_rn(te_load(a.residual, i, a.residual_dt), v);
             te_store(a.y, i, a.y_dt, v);
         }

@@ -7,6 +7,7 @@ typedef struct te__dropout_add_kargs {
     const void *residual; /* like x, or NULL */
     void *y;
     long long count, n; /* elements; size of a row */
+    long long run; /* elements that are kept or not together */
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
     float p, keep_scale; /* keep_scale = 1 / (1 - p) */

@@ -1,0 +1,112 @@
+/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
+
+
+typedef struct te__layernorm_mlp_module {
+    te_layernorm_mlp_desc desc;
+    te__norm_params norm;
+    te__sharding fc1_sharding; /* of a gated activation: both halves are divided */
+    te__scaling *scaling;
+    te__weight_cache fc1, fc2;
+} te__layernorm_mlp_module;
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
+
+static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
+    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
+}
+
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
+    if (result != TE_OK) return result;
+    fc1.weight = te_module_parameter(m, "fc1_weight");
+    fc2.weight = te_module_parameter(m, "fc2_weight");
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
+    fc1.bias_grad_elsewhere = true;
+    fc2.record_alone = te__runs_again(m);
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    z = te__linear(&fc1);
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
+        fc2.gelu_of = z;
+        fc2.gelu_bias = fc1.bias;
+        m->te->tape.no_grad++;
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+        te__act_grad grad = TE_ZERO;
+        grad.bias = fc1.bias;
+        grad.gemm = TE__FC1;
+        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
+        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
+    }
+    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
+    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
+    return result;
+}
+static void te__layernorm_mlp_destroy(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__weight_cache_close(&s->fc1);
+    te__weight_cache_close(&s->fc2);
+    te__scaling_leave(s->scaling);
+}
+static te_result te__layernorm_mlp_reset(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
+    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
+    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
+                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+
+TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    te_module *m;
+    te__layernorm_mlp_module *s;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
+        return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+        return NULL;
+    }
+    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    if (!m) return NULL;
+    s = (te__layernorm_mlp_module *)m->state;
+    s->desc = *desc;
+    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
+    m->checkpoint = desc->checkpoint;
+    s->scaling = te__scaling_create(te, m, 2);
+    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
+        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+        if (fc1_rows != ffn) {
+            s->fc1_sharding.num_blocks = 2;
+            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
+        }
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->hidden_size);
+        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
+        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
+        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
+    }
+    return te__module_built(m);
+}

@@ -1,0 +1,74 @@
+/* nn/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a call as GroupedLinear takes them; must not know
+ * products. */
+
+typedef struct te__padding_module {
+    te_fp8_padding_desc desc;
+} te__padding_module;
+
+static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
+    const te__autocast *cast = te__autocast_now(te);
+    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
+    return s->desc.align_size;
+}
+/* The gradient of rows that were moved back. */
+static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    desc.map_type = TE_MAP_INDEX;
+    return te_moe_unpermute(x, map, &desc);
+}
+
+static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad) {
+    te__padding_module *s = (te__padding_module *)m->state;
+    te_ctx *te = m->te;
+    int n = s->desc.num_gemms, i;
+    int64_t align, rows, before = 0, after = 0;
+    te_tensor *x, *sizes, *padded, *offsets = NULL, *map;
+    te_result result;
+    x = te__moe_tokens(args->input, m->cls->name);
+    if (!x) return te_error_code(te);
+    align = te__padding_align(s, te);
+    rows = te__rows(x);
+    result = te__call_splits(m, args, n, rows, &sizes);
+    if (result != TE_OK) return result;
+    for (i = 0; args->m_splits && i < n; i++) {
+        before += args->m_splits[i];
+        after += te__round_up(args->m_splits[i], align);
+        if (!unpad && args->padded_m_splits) args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
+    }
+    if (args->m_splits && rows != (unpad ? after : before))
+        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
+    if (!args->m_splits) { /* room for any sizes */
+        before = rows;
+        after = rows + n * (align - 1);
+    }
+    padded = te__moe_splits(te, sizes, args->m_splits, n, align, &offsets);
+    if (!padded) return te_error_code(te);
+    if (!sizes) sizes = te__moe_splits(te, NULL, args->m_splits, n, 1, NULL);
+    map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
+    if (!map) return te_error_code(te);
+    if (!unpad) args->outputs.m_splits = padded;
+    return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
+}
+static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
+static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
+static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL, NULL};
+
+static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
+    if (desc->align_size < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+        return NULL;
+    }
+    m = te_module_create(te, cls, desc->name ? desc->name : name);
+    if (!m) return NULL;
+    ((te__padding_module *)m->state)->desc = *desc;
+    return te__module_built(m);
+}
+TE_API te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__pad_class, "te_fp8_padding_create", "fp8_padding");
+}
+TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc *desc) {
+    return te__padding_create(te, desc, &te__unpad_class, "te_fp8_unpadding_create", "fp8_unpadding");
+}

@@ -1,0 +1,175 @@
+/* nn/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first dimension become the whole, quantized ones
+ * as codes and scales. Knows groups and quantized copies; must not know modules. */
+
+typedef struct te__parallel {
+    te_group *group; /* borrowed; NULL with a size above 1: it comes later */
+    int size;        /* 0 or 1: nothing is shared */
+    te_parallel_mode mode;
+    bool sequence;   /* between the products each rank has some of the first dimension */
+} te__parallel;
+
+static bool te__shares(const te__parallel *p, te_parallel_mode mode) { return p->size > 1 && p->mode == mode; }
+/* Is what this product reads gathered: its input (column), or the gradient of its output (row)? */
+static bool te__gathers(const te__parallel *p, te_parallel_mode mode) { return te__shares(p, mode) && p->sequence; }
+
+/* ---- shards of the first dimension ---- */
+
+static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t shape[TE_MAX_DIMS]) {
+    memcpy(shape, x->shape, sizeof(x->shape));
+    shape[0] *= te_group_size(group);
+}
+/* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not make its own. */
+static te_tensor *te__gather(te_group *group, const te_tensor *x) {
+    int64_t shape[TE_MAX_DIMS];
+    te_tensor *y;
+    if (!x) {
+        te__refuse(group, TE__ALL_GATHER, te_error_code(group->te));
+        return NULL;
+    }
+    te__whole_shape(group, x, shape);
+    y = te_tensor_empty(x->te, x->dtype, x->ndim, shape);
+    if (!y) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    return y ? te__checked(y, te_all_gather(group, x, y)) : NULL;
+}
+
+/* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it. `result`: did it come about? */
+static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
+    te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
+    te_tensor *part = *y;
+    int64_t shape[TE_MAX_DIMS];
+    char text[TE__SHAPE_TEXT];
+    if (result != TE_OK) return te__refuse(p->group, kind, result);
+    if (!p->sequence) return te_all_reduce(p->group, part, TE_REDUCE_SUM);
+    if (part->shape[0] % p->size)
+        return te__refuse(p->group, kind, te__fail(part->te, TE_ERR_SHAPE, "sequence_parallel: the result of a product is %s, and %d ranks share its first dimension; "
+                                                   "pad it to a multiple of them", te__shape_text(part, text), p->size));
+    memcpy(shape, part->shape, sizeof(shape));
+    shape[0] /= p->size;
+    *y = te_tensor_empty(part->te, part->dtype, part->ndim, shape);
+    return *y ? te_reduce_scatter(p->group, part, *y) : te__refuse(p->group, kind, te_error_code(part->te));
+}
+
+/* ---- quantized shards ---- */
+
+/* Would x, quantized by `spec` on each rank, be what its whole is quantized to? One scale a tensor is the group's, by its amaxes; blocks must not reach into the
+ * next rank's rows. */
+static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
+    int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
+    return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 && te__cols(x) % tile == 0;
+}
+/* The same of the copy that a quantized tensor has. */
+static bool te__copy_gathers(const te_tensor *x) {
+    const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    te__quant_spec spec;
+    if (x->quantized->cls->form != TE__FORM_CODES || !c->data) return false;
+    spec = te__copy_spec(c);
+    spec.row_scaled = c->amax && te__numel(c->amax) != 1;
+    return te__codes_gather(&spec, x);
+}
+
+/* The ranks' `part`, a matrix, one behind the other along dimension `dim` of `whole`: `used` rows or columns of each, the rest is padding. Counts bytes. */
+static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
+    te_ctx *te = part->te;
+    int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
+    te_tensor *stage, *from, *to;
+    te_result result = TE_OK;
+    int i;
+    shape[0] = te_group_size(group);
+    shape[1] = part->shape[0];
+    shape[2] = (int64_t)te__row_bytes(part->dtype, part->shape[1]);
+    if (dim == 1) used = (int64_t)te__row_bytes(part->dtype, used);
+    from = te__alias_2d(part, 0, TE_U8, shape[1], shape[2]);
+    if (dim == 0 && used == shape[1]) /* nothing lies between them */
+        to = stage = te__alias_as(whole, 0, TE_U8, 3, shape);
+    else {
+        to = te__alias_2d(whole, 0, TE_U8, whole->shape[0], to_row);
+        stage = te_tensor_empty(te, TE_U8, 3, shape);
+    }
+    if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    result = te_all_gather(group, from, stage);
+    for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
+        result = te_tensor_copy(te_tensor_narrow(to, dim, i * used, used), te_tensor_narrow(te__alias_2d(stage, i * shape[1] * shape[2], TE_U8, shape[1], shape[2]), dim, 0, used));
+    te__touch(whole);
+    return result;
+}
+
+static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor *y, int which) {
+    const te__quant_copy *from = te__copy_of(x, which);
+    te__quant_copy *to = te__copy_of(y, which);
+    bool columnwise = which == TE_COLUMNWISE;
+    int64_t m = te__rows(x);
+    te_result result = te__gather_matrix(group, from->data, to->data, columnwise && from->cls->facts & TE__TRANSPOSED, m);
+    if (result == TE_OK && !(from->cls->facts & TE__TENSOR_SCALED))
+        result = te__gather_matrix(group, from->scale, to->scale, from->cls->shard_scales[columnwise], columnwise ? m / from->cls->shard_tile : m);
+    return result;
+}
+/* A factor of the whole tensor: the group agreed on it. */
+static void te__share_factor(te_tensor **to, te_tensor *from) {
+    if (!*to) return;
+    te_tensor_release(*to);
+    *to = te_tensor_retain(from);
+}
+
+/* The whole of a quantized shard that says yes to te__copy_gathers, with the copies of `usage`. Of one scale a tensor the row-wise codes travel, and are transposed
+ * where they arrive. */
+static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
+    const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
+    bool turned = first->cls->facts & TE__TENSOR_SCALED;
+    int made = turned ? TE_ROWWISE : usage, which;
+    te__quant_spec spec = te__copy_spec(first);
+    te_result result = TE_OK;
+    int64_t shape[TE_MAX_DIMS];
+    te_tensor *y;
+    te__whole_shape(group, x, shape);
+    spec.rht = x->quantized->col.data && x->quantized->col.rht;
+    te__frame_begin(x->te);
+    y = te__quant_empty(x->te, x->dtype, x->ndim, shape, &spec, made, te__rows(x) % 128 != 0); /* padding is zero */
+    if (!y) result = te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++) {
+        if (!(made & which)) continue;
+        result = te__gather_copy(group, x, y, which);
+        te__share_factor(&te__copy_of(y, which)->amax, te__copy_of(x, which)->amax);
+        if (turned) te__share_factor(&te__copy_of(y, which)->scale, te__copy_of(x, which)->scale);
+    }
+    if (result == TE_OK && usage & ~made) result = te__quant_add_columnwise(y);
+    if (result == TE_OK && made & ~usage) te__copy_release(te__copy_of(y, TE_ROWWISE));
+    return te__frame_return(x->te, result == TE_OK ? y : NULL);
+}
+/* A shard in whatever form: what cannot travel as codes is decoded first. */
+static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
+    if (!x || !x->quantized) return te__gather(group, x);
+    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__quant_value(x, x->dtype));
+}
+
+/* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized here. `shard`, if not NULL, gets the shard's
+ * codes in the first case, and NULL in the second. */
+static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
+    te__quant_spec own = *spec;
+    te_tensor *codes;
+    if (shard) *shard = NULL;
+    if (!te__codes_gather(spec, x)) {
+        x = te__gather(group, x);
+        own.group = NULL;
+        return x && spec->cls->form != TE__FORM_PLAIN ? te__quantize(x, &own) : x;
+    }
+    if (spec->cls->facts & TE__TENSOR_SCALED) own.usage = TE_ROWWISE;
+    codes = te__quantize(x, &own);
+    if (shard) *shard = codes;
+    if (!codes) te__refuse(group, TE__ALL_GATHER, te_error_code(x->te));
+    return codes ? te__gather_quantized(group, codes, spec->usage) : NULL;
+}
+
+/* ---- as a function ---- */
+
+static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__parallel *p = (const te__parallel *)state;
+    (void)saved, (void)needs;
+    dx[0] = te_tensor_contiguous(dy[0]);
+    return te__reduce_parts(p, &dx[0], dx[0] ? TE_OK : te_error_code(te));
+}
+/* The ranks' x, one behind the other; the gradients that the ranks have for this rank's are added up. */
+static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
+    if (!x || !te__need_float(x, "sequence_parallel")) return NULL;
+    x = te_tensor_contiguous(x);
+    return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
+}

@@ -1,0 +1,434 @@
+/* nn/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored quantized. Knows modules; must not know what
+ * any class computes. */
+
+/* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
+
+/* The random state that a module's option names; false with the error recorded. */
+static bool te__rng_open(te_module *m, const char *name) {
+    const te__rng_tracker *t = name ? te__rng_tracker_find(m->te, name, m->cls->name) : NULL;
+    m->rng_tracker = t ? t->name : NULL;
+    return !name || t;
+}
+static te_result te__fork_begin(te_module *m) { return m->rng_tracker ? te_rng_fork_begin(m->te, m->rng_tracker) : TE_OK; }
+static void te__fork_end(te_module *m) {
+    if (m->rng_tracker) te_rng_fork_end(m->te);
+}
+
+/* The first values of a plain weight. */
+static te_result te__init_fill(te_tensor *x, const te_init *init) {
+    te_op_random_args args = TE_ZERO;
+    te__draw draw;
+    te_result result;
+    if (init->init_method) {
+        x->te->tape.no_grad++;
+        result = init->init_method(init->user, x);
+        x->te->tape.no_grad--;
+        if (result == TE_OK) result = te_error_code(x->te);
+        /* the first error stays: this one shows if the function recorded none */
+        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
+    }
+    args.dst = x;
+    args.kind = TE_RANDOM_NORMAL;
+    args.b = init->std > 0.0f ? init->std : 0.023f;
+    draw = te__rng_draw(x->te, 1);
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
+    return te_op_random(x->te, &args);
+}
+
+/* How a weight is divided among ranks: all by rows or all by columns, and by rows in up to three blocks of which each rank has a piece (queries, keys, values). */
+typedef struct te__sharding {
+    int num_blocks;   /* 0: one */
+    int64_t block[3]; /* rows of the whole */
+} te__sharding;
+
+/* This rank's shard of `whole`. */
+static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parallel *p, const te__sharding *sharding) {
+    int64_t rank = te_group_rank(p->group), from = 0, to = 0;
+    te_result result = TE_OK;
+    int i, blocks = sharding->num_blocks ? sharding->num_blocks : 1;
+    if (p->mode == TE_PARALLEL_ROW) return te_tensor_copy(x, te_tensor_narrow(whole, 1, rank * x->shape[1], x->shape[1]));
+    for (i = 0; i < blocks && result == TE_OK; i++) {
+        int64_t rows = sharding->num_blocks ? sharding->block[i] : whole->shape[0], own = rows / p->size;
+        result = te_tensor_copy(te_tensor_narrow(x, 0, to, own), te_tensor_narrow(whole, 0, from + rank * own, own));
+        from += rows;
+        to += own;
+    }
+    return result;
+}
+/* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the slices of what one rank would have, and the
+ * random states of the ranks stay the same. */
+static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+    te__parallel p = m->parallel;
+    te__sharding one = TE_ZERO;
+    te_tensor *plain, *whole;
+    te_result result;
+    int64_t shape[2];
+    if (!x) return TE_ERR_STATE;
+    if (init->no_init) return TE_OK;
+    p.mode = p.size > 1 ? mode : TE_PARALLEL_NONE;
+    if (p.mode && !p.group)
+        return te__fail(m->te, TE_ERR_STATE, "%s: its weights are shared by %d ranks (tp_size), and which of them this is, is not known; call te_set_tensor_parallel_group", m->name, p.size);
+    te__frame_begin(x->te);
+    plain = whole = x->quantized ? te__empty_like(x, x->dtype) : x;
+    if (p.mode && plain) {
+        shape[0] = x->shape[0] * (p.mode == TE_PARALLEL_COLUMN ? p.size : 1);
+        shape[1] = x->shape[1] * (p.mode == TE_PARALLEL_ROW ? p.size : 1);
+        whole = te_tensor_empty(x->te, x->dtype, 2, shape);
+        if (whole && x->name) te_tensor_set_name(whole, x->name);
+    }
+    result = plain && whole ? te__fork_begin(m) : te_error_code(x->te);
+    if (result == TE_OK) {
+        result = te__init_fill(whole, init);
+        te__fork_end(m);
+    }
+    if (result == TE_OK && whole != plain) {
+        x->te->tape.no_grad++;
+        result = te__take_shard(plain, whole, &p, sharding ? sharding : &one);
+        x->te->tape.no_grad--;
+    }
+    if (result == TE_OK && x->quantized) result = te__primary_start(x, plain);
+    te__frame_end(x->te, NULL, 0);
+    return result;
+}
+
+/* Uninitialised; reset_parameters fills it. cols 0: a vector. */
+static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    if (!dtype) dtype = TE_BF16;
+    te__frame_begin(m->te);
+    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
+    te__frame_end(m->te, NULL, 0);
+}
+/* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known which ones they are. */
+static void te__params_on(te_module *m, te_params_device device) {
+    m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
+    m->meta = device == TE_PARAMS_META || m->awaits_group;
+    if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
+}
+
+/* The weight of a product. */
+static void te__add_product_weight(te_module *m, const char *name, te_dtype dtype, int64_t rows, int64_t cols) {
+    int before = m->num_entries;
+    te__add_weight(m, name, dtype, rows, cols);
+    if (m->num_entries > before) m->entries[before].product_weight = true;
+}
+
+/* Inside te_quantized_model_init: puts quantized tensors in the place of the weights of products. */
+static te_result te__quantize_weights(te_module *m) {
+    char path[sizeof(m->te->module_path)];
+    te_result result = TE_OK;
+    int i, gemm = 0;
+    if (!te__quantizes_weights(m->te)) return TE_OK;
+    te__making_path(m, path, sizeof(path));
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *y;
+        if (!m->entries[i].product_weight) continue;
+        if (m->entries[i].tensor->quantized) { /* by an earlier call that failed after it */
+            gemm++;
+            continue;
+        }
+        y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
+        result = y ? TE_OK : te_error_code(m->te);
+        if (y) te_module_add_parameter(m, m->entries[i].name, y);
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+
+/* First values, for a module whose parameters have none. */
+static te_result te__start_parameters(te_module *m) {
+    te_result result = m->te->error_code;
+    if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) result = te__quantize_weights(m);
+    return result == TE_OK ? m->te->error_code : result;
+}
+
+/* Ends the making of a module; on any failure destroys it and returns NULL. */
+static te_module *te__module_built(te_module *m) {
+    if (!m) return NULL;
+    if (m->te->error_code == TE_OK && (m->meta || te__start_parameters(m) == TE_OK)) {
+        m->maker = NULL;
+        m->built_in = true;
+        return m;
+    }
+    te__rng_back(m->te, m->rng);
+    te_module_destroy(m);
+    return NULL;
+}
+
+/* First values for the parameters of m itself, with their memory if they have none. */
+static te_result te__reset_own(te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
+        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
+    }
+    if (result == TE_OK && m->meta) result = te__start_parameters(m);
+    else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) m->meta = m->awaits_group = false;
+    return result;
+}
+static te_result te__reset_tree(te_module *m) {
+    te_result result = te__reset_own(m);
+    int i;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__reset_tree(m->children[i]);
+    return result;
+}
+/* Runs `reset` on m: parameters get values, on the device, and the random state is what it was where that fails. */
+static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), const char *who) {
+    te_ctx *te = m->te;
+    te__rng_state random;
+    te_result result;
+    bool entered;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, who, "give parameters their values before te_graph_begin");
+    result = te__device_enter(te, &entered);
+    if (result != TE_OK) return result;
+    random = te__rng_now(te);
+    result = reset(m);
+    if (result == TE_OK) result = te->error_code;
+    if (result != TE_OK) {
+        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result)); /* shows if the class recorded no error of its own */
+        te__rng_back(te, random);
+    }
+    te__device_leave(te, entered);
+    return result;
+}
+TE_API te_result te_module_reset_parameters(te_module *m) { return m ? te__reset_by(m, te__reset_tree, "te_module_reset_parameters") : TE_ERR_STATE; }
+
+/* ---- tensor parallelism ---- */
+
+static te_result te__group_joined(te_module *m) {
+    te_result result = m->awaits_group ? te__reset_own(m) : TE_OK;
+    int i;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
+    return result;
+}
+/* Gives the group to all modules below m whose work as many ranks share; `check`: says which one is shared by another number of them. */
+static te_result te__group_set(te_module *m, te_group *group, bool check) {
+    te_result result = TE_OK;
+    char path[256];
+    int i;
+    if (m->parallel.size > 1 && check && m->parallel.size != te_group_size(group))
+        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; they must be equal",
+                        te_module_path(m, path, sizeof(path)), m->parallel.size, te_group_size(group));
+    if (m->parallel.size > 1 && !check) m->parallel.group = group;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_set(m->children[i], group, check);
+    return result;
+}
+TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group) {
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (group && group->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: the group is of another context (%s) than the module (%s); each rank takes the group that it joined",
+                        group->te->device_name, m->te->device_name);
+    result = te__group_set(m, group, true);
+    if (result == TE_OK) result = te__group_set(m, group, false);
+    return result == TE_OK ? te__reset_by(m, te__group_joined, "te_set_tensor_parallel_group") : result;
+}
+
+TE_API bool te_tensor_sequence_parallel(const te_tensor *x) { return x && x->sequence_parallel; }
+TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
+    if (x) x->sequence_parallel = on;
+    return x;
+}
+
+/* Reads the options of a desc into m; false with the error recorded. `mode`: TE_PARALLEL_NONE keeps nothing but the group, for a class that shares nothing. */
+static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
+    te__parallel *p = &m->parallel;
+    te_ctx *te = m->te;
+    int size = o->tp_group ? te_group_size(o->tp_group) : o->tp_size;
+    if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size)) {
+        te__fail(te, TE_ERR_INVALID, "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the number of ranks", m->cls->name, o->tp_size,
+                 te_group_size(o->tp_group), te_group_size(o->tp_group) == 1 ? "" : "s");
+        return false;
+    }
+    if (o->tp_group && o->tp_group->te != te) {
+        te__fail(te, TE_ERR_INVALID, "%s: tp_group is of another context (%s) than the module (%s); each rank takes the group that it joined", m->cls->name,
+                 o->tp_group->te->device_name, te->device_name);
+        return false;
+    }
+    if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 || o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
+        te__fail(te, TE_ERR_INVALID, "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and TE_SYMMETRIC_AR_NONE to "
+                 "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible", m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
+        return false;
+    }
+    p->mode = mode;
+    if (mode == TE_PARALLEL_NONE || size < 2) return true;
+    p->group = o->tp_group;
+    p->size = size;
+    p->sequence = o->sequence_parallel;
+    return true;
+}
+/* A size that the ranks share. */
+static bool te__divides(te_module *m, const char *name, int64_t size) {
+    if (m->parallel.size < 2 || size % m->parallel.size == 0) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name, (long long)size, m->parallel.size);
+    return false;
+}
+static int64_t te__per_rank(const te_module *m, int64_t size) { return m->parallel.size > 1 ? size / m->parallel.size : size; }
+/* The work of a call can be shared: the group has come. */
+static te_result te__parallel_ready(const te_module *m) {
+    if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
+    return te__fail(m->te, TE_ERR_STATE, "%s: %d ranks share its work (tp_size) and it has no group; call te_set_tensor_parallel_group, or create it with tp_group",
+                    m->cls->name, m->parallel.size);
+}
+/* m's parallelism as that of a product. */
+static te__parallel te__parallel_as(const te_module *m, te_parallel_mode mode) {
+    te__parallel p = m->parallel;
+    p.mode = mode;
+    return p;
+}
+/* ---- the weight and the bias of a product, each in one parameter or in several ---- */
+
+typedef struct te__product_params {
+    int count;           /* parameters of each */
+    int weights, biases; /* the first ones among the module's entries; biases -1: none */
+} te__product_params;
+
+/* Views of one tensor, row after row, so that te__join finds the whole where they lie. */
+static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind, te_dtype dtype, int64_t cols) {
+    int64_t shape[2], at = 0;
+    te_tensor *whole = NULL;
+    int i, ndim = cols ? 2 : 1;
+    shape[0] = 0;
+    shape[1] = cols;
+    for (i = 0; i < split->count; i++) shape[0] += rows[i];
+    te__frame_begin(m->te);
+    if (!m->meta) whole = te_tensor_empty(m->te, dtype, ndim, shape);
+    for (i = 0; i < split->count; i++) {
+        size_t n = strlen(split->names[i]);
+        char name[256];
+        while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" are query_weight */
+        snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
+        shape[0] = rows[i];
+        te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : whole ? te__alias_as(whole, at, dtype, ndim, shape) : NULL);
+        at += rows[i] * (cols ? cols : 1) * te__dtype_size(dtype);
+    }
+    te__frame_end(m->te, NULL, 0);
+}
+/* The rows that each parameter has on this rank; false with the error recorded. */
+static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out, int64_t *rows) {
+    int64_t sum = 0;
+    int i, k;
+    if (!split->names || (!split->sizes && out % split->count)) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the parts are not equal", m->cls->name,
+                 split->names ? "given" : "NULL", split->count, (long long)out);
+        return false;
+    }
+    for (i = 0; i < split->count; i++) {
+        const char *name = split->names[i];
+        rows[i] = split->sizes ? split->sizes[i] : out / split->count;
+        for (k = 0; k < i && name && strcmp(split->names[k], name) != 0; k++) {}
+        if (!name || !name[0] || k < i || rows[i] < 1 || rows[i] > out - sum) {
+            te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; each part needs a name of its own, and "
+                     "all rows together are out_features", m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
+            return false;
+        }
+        sum += rows[i];
+        if (mode == TE_PARALLEL_COLUMN && !te__divides(m, name, rows[i])) return false;
+        if (mode == TE_PARALLEL_COLUMN) rows[i] = te__per_rank(m, rows[i]);
+    }
+    if (sum == out) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal", m->cls->name, (long long)sum, (long long)out);
+    return false;
+}
+
+/* Makes them; `out` and `in` are those of the whole. */
+static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode, const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
+    te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
+    int64_t rows[TE__MAX_NODE_TENSORS], own = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, out) : out;
+    p->count = split->count > 1 ? split->count : 1;
+    p->weights = m->num_entries;
+    p->biases = -1;
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? in : out)) return;
+    if (mode == TE_PARALLEL_ROW) in = te__per_rank(m, in);
+    if (split->count < 0 || split->count > TE__MAX_NODE_TENSORS) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d; 0 (one parameter) to %d are possible", m->cls->name, split->count, TE__MAX_NODE_TENSORS);
+        return;
+    }
+    if (p->count > 1 && (o->fuse_wgrad_accumulation || te__quantizes_weights(m->te))) {
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d %s; one product reads all parts as one matrix: leave one of the two out", m->cls->name, split->count,
+                 o->fuse_wgrad_accumulation ? "and fuse_wgrad_accumulation" : "inside te_quantized_model_init_begin");
+        return;
+    }
+    if (split->count == 0) {
+        te__add_product_weight(m, "weight", dtype, own, in);
+        if (!o->no_bias) te__add_weight(m, "bias", dtype, own, 0);
+    } else if (te__split_rows(m, split, mode, out, rows)) {
+        te__add_parts(m, split, rows, "weight", dtype, in);
+        if (split->count == 1 && m->num_entries > p->weights) m->entries[p->weights].product_weight = true;
+        if (!o->no_bias) te__add_parts(m, split, rows, "bias", dtype, 0);
+    }
+    if (!o->no_bias) p->biases = p->weights + p->count;
+}
+
+typedef struct te__join_state {
+    int count;
+    int64_t rows[TE__MAX_NODE_TENSORS];
+} te__join_state;
+static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__join_state *s = (const te__join_state *)state;
+    int64_t at = 0;
+    int i;
+    (void)saved;
+    for (i = 0; i < s->count; at += s->rows[i++])
+        if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
+    return TE_OK;
+}
+/* The rows of the parameters from entry `at` on as one tensor: an alias where they lie one behind the other, as they were made; else a copy. */
+static te_tensor *te__join(te_module *m, int at, int count) {
+    te__join_state state = TE_ZERO;
+    te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;
+    int64_t shape[TE_MAX_DIMS], next = first->offset, rows = 0;
+    bool together = first->buffer != NULL;
+    int i;
+    if (count == 1) return first;
+    state.count = count;
+    for (i = 0; i < count; i++) {
+        te_tensor *x = part[i] = m->entries[at + i].tensor;
+        if (x->quantized || x->ndim != first->ndim || x->ndim < 1 || x->dtype != first->dtype || (x->ndim == 2 && x->shape[1] != first->shape[1])) {
+            char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+            te__fail(m->te, TE_ERR_SHAPE, "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one format and one number of columns",
+                     m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype), te__shape_text(x, a), m->entries[at].name,
+                     te_dtype_name(first->dtype), te__shape_text(first, b));
+            return NULL;
+        }
+        together = together && x->buffer == first->buffer && x->offset == next && te__is_contiguous(x);
+        next += te__numel(x) * te__dtype_size(x->dtype);
+        rows += state.rows[i] = x->shape[0];
+    }
+    memcpy(shape, first->shape, sizeof(shape));
+    shape[0] = rows;
+    y = together ? te__alias_as(first, 0, first->dtype, first->ndim, shape) : te_tensor_empty(m->te, first->dtype, first->ndim, shape);
+    m->te->tape.no_grad++;
+    for (i = 0, rows = 0; i < count && y && !together; rows += state.rows[i++])
+        if (te_tensor_copy(te_tensor_narrow(y, 0, rows, state.rows[i]), part[i]) != TE_OK) y = NULL;
+    m->te->tape.no_grad--;
+    return te__record("join", y, te__join_backward, &state, sizeof(state), part, count, NULL, 0);
+}
+static te_tensor *te__product_weight(te_module *m, const te__product_params *p) { return te__join(m, p->weights, p->count); }
+static te_tensor *te__product_bias(te_module *m, const te__product_params *p) { return p->biases < 0 ? NULL : te__join(m, p->biases, p->count); }
+
+/* First values: each part draws its own. */
+static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < p->count && result == TE_OK; i++) result = te__init_weight(m, m->entries[p->weights + i].tensor, init, mode, sharding);
+    for (i = 0; i < p->count && p->biases >= 0 && result == TE_OK; i++) result = te_tensor_fill(m->entries[p->biases + i].tensor, 0.0);
+    return result;
+}
+
+/* A bias that is added behind a product divided by row: under sequence parallelism each rank adds it to other rows. */
+static void te__product_tag_bias(te_module *m, const te__product_params *p) {
+    int i;
+    for (i = 0; m->parallel.sequence && p->biases >= 0 && i < p->count && p->biases + i < m->num_entries; i++)
+        te_tensor_set_sequence_parallel(m->entries[p->biases + i].tensor, true);
+}

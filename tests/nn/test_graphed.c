@@ -1,0 +1,171 @@
+/* te_make_graphed_callables: modules whose two passes are graphs, against the same ones as usual, step by step and to the bit. */
+#include "../te_test.h"
+
+enum { SEQ = 6, BATCHES = 2, WIDTH = 32, N = SEQ * BATCHES * WIDTH, STEPS = 4 };
+
+typedef struct run_case {
+    const char *name;
+    te_recipe (*recipe)(void);
+    bool decoder, main_grad, checkpoint, microbatches;
+} run_case;
+
+static bool give_main_grads(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    if (kind == TE_ENTRY_PARAMETER && te_tensor_ndim(x) == 2) te_tensor_set_main_grad(x, te_tensor_zeros(te_tensor_ctx(x), TE_F32, 2, te_tensor_shape(x)));
+    return true;
+}
+static bool append(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    float **at = (float **)user;
+    (void)m, (void)path, (void)kind;
+    te_tensor_to_f32(x, *at);
+    *at += te_tensor_numel(x);
+    return true;
+}
+static bool count(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)m, (void)path, (void)kind;
+    *(int64_t *)user += te_tensor_numel(x);
+    return true;
+}
+
+/* Outputs and input gradients of all steps, then everything that the model keeps. */
+static float *train(te_ctx *te, const run_case *c, bool graphed, int64_t *n) {
+    te_transformer_layer_desc d = {.hidden_size = WIDTH, .ffn_hidden_size = 48, .attention.num_attention_heads = 4, .attention.attention_dropout = 0.1f, .hidden_dropout = 0.1f,
+                                   .gemm.rng_tracker_name = "model", .gemm.fuse_wgrad_accumulation = c->main_grad};
+    te_linear_desc last = {.in_features = WIDTH, .out_features = WIDTH};
+    te_recipe recipe = c->recipe ? c->recipe() : te_recipe_current_scaling();
+    te_autocast_desc cast = {.recipe = &recipe, .not_enabled = !c->recipe};
+    te_rotary_desc rotary = {0};
+    uint64_t offset;
+    if (recipe.kind == TE_RECIPE_DELAYED) recipe.delayed.amax_history_len = 3;
+    if (c->checkpoint) d.attention.attention_dropout = d.hidden_dropout = 0; /* refused with random numbers */
+    d.layer_type = c->decoder ? TE_LAYER_DECODER : TE_LAYER_ENCODER;
+    te_scope_begin(te);
+    te_seed(te, 21);
+    if (te_rng_num_trackers(te) == 0) te_rng_tracker_add(te, "model", 5);
+    te_rng_tracker_set(te, "model", 5, 0);
+    te_module *layer = te_transformer_layer_create(te, &d), *linear = te_linear_create(te, &last);
+    te_module *m = te_module_create(te, te_module_get_class(linear), "both"); /* a tree for the optimizer: it is never run */
+    te_module_add_child(m, "layer", layer), te_module_add_child(m, "linear", linear);
+    te_module_set_checkpoint(layer, c->checkpoint);
+    if (c->main_grad) te_module_visit_tensors(layer, give_main_grads, NULL);
+    te_optimizer *opt = te_fused_adam_create(te, m, NULL);
+    te_tensor *x0 = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(SEQ, BATCHES, WIDTH)), true);
+    te_forward_args sample = {.input = x0, .rotary = &rotary};
+    if (c->decoder) sample.encoder_output = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(SEQ + 1, BATCHES, WIDTH)), true);
+    te_graphed_desc g = {.autocast = &cast};
+    if (graphed) CHECK(te_make_graphed_callables(te, &layer, &sample, 1, &g) == TE_OK);
+    CHECK_OK(te);
+    int64_t keep = 0;
+    float *all = test_floats(STEPS * 2 * (2 * N + N) + 40000), *at = all;
+    for (int step = 0; step < STEPS; step++) {
+        for (int k = 0; k <= (int)c->microbatches; k++) {
+            te_scope_begin(te);
+            te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(SEQ, BATCHES, WIDTH), test_normal(N, 10 + (uint64_t)step * 2 + (uint64_t)k)), true);
+            te_forward_args args = {.input = te_scale(x, 0.5f), .rotary = &rotary};
+            if (c->decoder) args.encoder_output = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(SEQ + 1, BATCHES, WIDTH), 0, 1), true);
+            te_autocast_begin(te, &cast);
+            te_tensor *y = te_forward(linear, te_forward_with(layer, &args));
+            te_autocast_end(te);
+            te_backward_from(y, x);
+            CHECK_OK(te);
+            te_tensor_to_f32(y, at), at += N;
+            te_tensor_to_f32(te_tensor_grad(x), at), at += N;
+            te_scope_end(te);
+        }
+        te_optimizer_step(opt);
+    }
+    te_module_visit_tensors(m, count, &keep);
+    CHECK(at - all + keep + 2 < STEPS * 2 * 3 * N + 40000);
+    te_module_visit_tensors(m, append, &at);
+    te_rng_get(te, NULL, &offset), *at++ = (float)offset;
+    te_rng_tracker_get(te, "model", NULL, &offset), *at++ = (float)offset;
+    CHECK_OK(te);
+    *n = at - all;
+    te_optimizer_destroy(opt);
+    te_module_destroy(m);
+    te_scope_end(te);
+    return all;
+}
+
+TE_TEST_DEVICES(graphed_modules_train_alike) {
+    static const run_case cases[] = {{.name = "none"}, {.name = "delayed", .recipe = te_recipe_delayed_scaling, .microbatches = true}, {.name = "current", .recipe = te_recipe_current_scaling, .decoder = true},
+                                     {.name = "mxfp8, main_grad", .recipe = te_recipe_mxfp8, .main_grad = true, .microbatches = true}, {.name = "nvfp4", .recipe = te_recipe_nvfp4},
+                                     {.name = "run again", .recipe = te_recipe_delayed_scaling, .checkpoint = true}};
+    for (int i = 0; i < COUNT(cases); i++) {
+        int64_t n, m;
+        test_case("%s", cases[i].name);
+        float *want = train(te, &cases[i], false, &n), *got = train(te, &cases[i], true, &m);
+        CHECK_EQ_INT(n, m);
+        CHECK_BYTES("training", got, want, n * 4);
+    }
+}
+
+TE_TEST_DEVICES(graphed_modules_that_draw_again) {
+    te_transformer_layer_desc d = {.hidden_size = WIDTH, .ffn_hidden_size = 48, .attention.num_attention_heads = 4};
+    te_rng_tracker_add(te, "model", 5);
+    for (int k = 0; k < 2; k++) {
+        d.attention.attention_dropout = k ? 0.1f : 0, d.hidden_dropout = k ? 0 : 0.1f;
+        d.gemm.rng_tracker_name = "model";
+        te_module *m = te_transformer_layer_create(te, &d);
+        te_forward_args sample = {.input = te_tensor_set_requires_grad(te_tensor_zeros(te, TE_BF16, SHAPE(SEQ, BATCHES, WIDTH)), true)};
+        te_module_set_checkpoint(m, true);
+        CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_ERR_UNSUPPORTED);
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "draws random numbers again");
+        te_module_set_checkpoint(m, false); /* and it runs as usual */
+        CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_OK);
+        CHECK_OK(te);
+        te_module_destroy(m);
+    }
+}
+
+TE_TEST_DEVICES(graphed_modules_and_their_limits) {
+    te_layernorm_mlp_desc d = {.hidden_size = WIDTH, .ffn_hidden_size = 48, .gemm.return_bias = true, .return_layernorm_output = true};
+    te_module *m = te_layernorm_mlp_create(te, &d);
+    te_forward_args sample = {.input = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(8, WIDTH), test_normal(8 * WIDTH, 1)), true)}, call = sample;
+    CHECK(te_forward_with(m, &call));
+    te_tensor *out = call.outputs.out;
+    CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "waits for its te_backward");
+    te_backward_from(out, sample.input);
+    REQUIRE_OK(te);
+    te_tensor_zero_grad(sample.input);
+    te_tensor *grad = te_tensor_grad(te_module_parameter(m, "fc1_weight"));
+    CHECK(grad != NULL);
+    float *before = test_read(grad);
+    CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_OK);
+    CHECK_BYTES("gradients of before stay", test_read(te_tensor_grad(te_module_parameter(m, "fc1_weight"))), before, 48 * WIDTH * 4);
+    CHECK(te_make_graphed_callables(te, &m, &sample, 1, NULL) == TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "is graphed already");
+    call = sample;
+    CHECK(te_forward_with(m, &call) && call.outputs.bias == te_module_parameter(m, "fc2_bias") && call.outputs.ln_out);
+    CHECK_BYTES("output", test_read(call.outputs.out), test_read(out), 8 * WIDTH * 4);
+    te_tensor *first = call.outputs.out;
+    CHECK(te_forward_with(m, &call));
+    CHECK(te_backward_from(first, sample.input) == TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "run forward 1 times since");
+    CHECK(te_backward_from(call.outputs.out, sample.input) == TE_OK);
+    CHECK_OK(te);
+    call.input = te_tensor_zeros(te, TE_BF16, SHAPE(9, WIDTH));
+    CHECK(!te_forward_with(m, &call));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "bf16 [9, 32] and was bf16 [8, 32]");
+    call = sample;
+    te_module_train(m, false); /* as usual */
+    CHECK(te_forward_with(m, &call));
+    te_module_train(m, true);
+    te_no_grad_begin(te);
+    call.input = te_tensor_zeros(te, TE_BF16, SHAPE(9, WIDTH));
+    CHECK(te_forward_with(m, &call));
+    te_no_grad_end(te);
+    CHECK(te_forward(m, sample.input));
+    te_tensor *w = te_module_parameter(m, "fc1_weight");
+    te_tensor *y = te_forward(m, sample.input);
+    te_tensor_fill(w, 0.5);
+    CHECK(te_backward_from(y, sample.input) == TE_ERR_STATE); /* the graph would read the new weight */
+    te_clear_error(te);
+    te_graphed_reset(m);
+    call = sample;
+    call.input = test_tensor(te, TE_BF16, SHAPE(3, WIDTH), test_normal(3 * WIDTH, 1));
+    CHECK(te_forward_with(m, &call));
+    CHECK_OK(te);
+    te_module_destroy(m);
+}

@@ -55,6 +55,7 @@ help:
 	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
 	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
+	@echo 'make test-models  examples/llama.c against transformers (pip, torch)    (ARGS="llama mixtral" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
 	@echo 'make clean       removes build/'
@@ -123,7 +124,7 @@ $(BUILD)/moe: examples/moe.c te.h
 	$(COMPILE_TEST) $< -o $@ $(LDLIBS)
 
 # With the development build's implementation, which tests need as well.
-$(BUILD)/train_gpt: examples/train_gpt.c $(BUILD)/te.o
+$(BUILD)/train_gpt $(BUILD)/llama: $(BUILD)/%: examples/%.c $(BUILD)/te.o
 	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
 	$(call COMPILE_AS,-I$(BUILD)/dev -DTE_IMPLEMENTATION_DONE $(CFLAGS) $(SANITIZE)) $< $(BUILD)/te.o -o $@ $(LDLIBS)
 
@@ -183,6 +184,20 @@ $(BUILD)/golden: tools/golden/requirements.txt
 
 golden: $(BUILD)/golden
 	PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/golden/golden.py tests/golden
+
+# The example against transformers: small random models of each family. TORCH_INDEX: torch for the CPU alone is a twentieth of the default's size; where the
+# index cannot be reached, pip takes the default.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+$(BUILD)/models/venv: tools/models/requirements.txt
+	@mkdir -p $(@D)
+	$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install -qq --retries 0 --index-url $(TORCH_INDEX) "$$(grep '^torch==' $<)" 2>/dev/null || echo '  $(TORCH_INDEX) cannot be had: torch with CUDA'
+	$@/bin/python -m pip install -qq -r $<
+	@touch $@
+
+test-models: $(BUILD)/models/venv $(BUILD)/llama
+	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
+.PHONY: test-models
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
 

@@ -359,6 +359,7 @@ typedef struct te_module te_module;       /* a node of a model's tree: api/modul
 typedef struct te_optimizer te_optimizer; /* an optimizer and its states: te_fused_adam_create */
 typedef struct te_quantizer te_quantizer; /* how tensors are quantized: te_quantizer_create */
 typedef struct te_group te_group;         /* this rank's place among ranks that compute together: te_group_create, te_thread_group_create */
+typedef struct te_kv_cache te_kv_cache;   /* keys and values of earlier positions: te_kv_cache_create */
 typedef struct te_graph te_graph;         /* a captured sequence of calls: te_graph_end */
 
 /* ==== api/context.h ============================================================================================= */
@@ -397,6 +398,7 @@ typedef struct te_ctx_desc {
     te_log_level log_level;         /* 0 => $TE_LOG (1 .. 4), else TE_LOG_WARN */
     int cpu_threads;                /* 0 => $TE_THREADS, else the processors of the machine (64 at most) */
     uint64_t seed;                  /* of the random state; 0 => 1234 */
+    bool exact_f32;                 /* CUDA: f32 operands of products keep all their bits, at the speed of plain arithmetic; false => they are rounded to TF32 */
     bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its own */
 } te_ctx_desc;
 
@@ -800,7 +802,10 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(moe_router_bwd, MOE_ROUTER_BWD, moe)             \
     X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
     X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
-    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)
+    X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)     \
+    X(softcap, SOFTCAP, softcap)                       \
+    X(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, softcap) \
+    X(capped_softmax_bwd, CAPPED_SOFTMAX_BWD, softcap)
 
 /* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
 typedef enum te_op {
@@ -1317,7 +1322,7 @@ typedef struct te_op_grouped_column_sum_args {
 /* D [m, n] = epilogue(alpha * scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        a: [m, lda], or with a_transposed [k, lda];  op(A) is m x k
  *   B        b: [k, ldb], or with b_transposed [n, ldb], the layout of a weight;  op(B) is k x n
- *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
+ *   formats  f32 (as TF32 on tensor cores; exact on the CPU, and with exact_f32 of the context), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
  *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands are K-major (A not transposed, B transposed), except that the
  *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not transposed).
  *   D        d: f32, f16 or bf16 [m, ldd]
@@ -1476,12 +1481,22 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
+/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
+ * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
+ * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
+typedef struct te_llama3_scaling {
+    float factor;                             /* 0 => frequencies stay; else the other three are needed */
+    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
+    int64_t original_max_position_embeddings; /* positive */
+} te_llama3_scaling;
+
 /* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
  *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
  *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
  *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
  *   position_offset  added to every position, at most 2^53 in magnitude
  *   start_positions  optional i32 [b], added to each sequence's positions
+ *   llama3      changes base^(-2i / rotary_dim)
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
@@ -1491,6 +1506,7 @@ typedef struct te_op_rope_args {
     int rotary_dim;
     bool interleaved;
     float position_scale; /* multiplies the position; 0 => 1 */
+    te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
     bool backward;
@@ -1500,7 +1516,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, position_offset and start_positions are those of te_op_rope. */
+ * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -1512,11 +1528,12 @@ typedef struct te_op_qkv_rope_args {
     int rotary_dim;
     bool interleaved;
     float position_scale;
+    te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
 } te_op_qkv_rope_args;
 /* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, position_offset and start_positions are the forward's. */
+ * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -1528,6 +1545,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int rotary_dim;
     bool interleaved;
     float position_scale;
+    te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
 } te_op_qkv_rope_bwd_args;
@@ -1630,6 +1648,36 @@ typedef struct te_op_softmax_bwd_args {
     te_tensor *dx;
     float scale; /* 0 => 1 */
 } te_op_softmax_bwd_args;
+
+/* ---- softcap ------------------------------------------------------------------------------------------------- */
+
+/* y = cap * tanh(x / cap); with dy, of x's shape, the gradient: y = dy * (1 - tanh(x / cap)^2). y may be x or dy. cap is positive. */
+typedef struct te_op_softcap_args {
+    const te_tensor *x, *dy;
+    te_tensor *y;
+    float cap;
+} te_op_softcap_args;
+
+/* y = softmax of s over the keys that a query sees, 0 elsewhere (all of a row that sees none); s = cap * tanh(scale * x / cap), or scale * x without a cap.
+ *   x, y    [.., s_q, s_kv]: products of queries and keys
+ *   mask, window  as in te_op_attn_fwd */
+typedef struct te_op_capped_softmax_fwd_args {
+    const te_tensor *x;
+    te_tensor *y;
+    float scale;       /* 0 => 1 */
+    float cap;         /* 0 => none */
+    te_attn_mask mask; /* 0 => causal */
+    te_window window;
+} te_op_capped_softmax_fwd_args;
+/* dx from dy and the x of the forward, whose results are computed again: all [.., s_q, s_kv]. scale, cap, mask and window are the forward's. */
+typedef struct te_op_capped_softmax_bwd_args {
+    const te_tensor *x, *dy;
+    te_tensor *dx;
+    float scale;
+    float cap;
+    te_attn_mask mask;
+    te_window window;
+} te_op_capped_softmax_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 
@@ -2561,6 +2609,11 @@ TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 /* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 
+/* cap * tanh(x / cap), of any shape: what Gemma 2 does to its logits. cap positive. */
+TE_API te_tensor *te_softcap(te_tensor *x, float cap);
+/* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
+TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -2568,6 +2621,7 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
+    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
 } te_rotary_desc;
@@ -2675,6 +2729,7 @@ typedef struct te_forward_args {
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
+    te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */
 } te_forward_args;
@@ -3274,6 +3329,106 @@ typedef struct te_safetensors_item {
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);
 
+/* ==== api/models.h ============================================================================================== */
+
+/* api/models.h: models that exist: language models of the Llama kind, and the folders that they are published in.
+ *
+ * A model's parameters have the names that its files have ("model.layers.0.self_attn.q_proj.weight"), so te_module_visit_tensors, optimizers and
+ * checkpoints speak of them by these. Hidden states are [b, s, hidden], ids [b, s]. */
+
+/* How a layer rotates queries and keys. */
+typedef struct te_lm_rotary {
+    float base;                     /* 0 => 10000 */
+    float linear_factor;            /* positions are divided by it; 0 => not */
+    te_llama3_scaling llama3;       /* 0 => not */
+} te_lm_rotary;
+
+/* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
+ *
+ *     model.embed_tokens                 Embedding
+ *     model.layers.N                     DecoderLayer
+ *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
+ *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm (RMSNorm)], sdpa (SDPA)
+ *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
+ *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down)
+ *     model.norm                         RMSNorm
+ *     lm_head                            Linear, unless the embedding's table is used for it
+ *
+ * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary stay in high precision, and are
+ * not stored quantized either. Zero-initialised. */
+typedef struct te_causal_lm_desc {
+    int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the MLP (of each expert) */
+    int num_hidden_layers;       /* at least 1 */
+    int num_attention_heads, num_key_value_heads;        /* the second divides the first; 0 => as many */
+    int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
+    te_activation activation;    /* of the MLP, gated; 0 => TE_SWIGLU */
+    float rms_norm_eps;          /* 0 => 1e-5 */
+    bool zero_centered_gamma;    /* norms multiply by 1 + weight */
+    bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's products */
+    bool qk_norm;                /* an RMSNorm of each head of queries and keys, before the rotation */
+    bool feedforward_norms;      /* norms behind the attention and on both sides of the MLP: residuals are added to what is normalised */
+    bool tie_word_embeddings;    /* no lm_head: the embedding's table */
+    float embedding_scale;       /* factor of the embedding's rows, rounded to their format; 0 => 1 */
+    float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
+    float attn_logit_softcapping, final_logit_softcapping; /* x becomes cap * tanh(x / cap), of scores and of logits; 0 => not */
+    float attention_dropout;     /* probability, in training; 0 => none */
+    int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
+    const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
+    te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
+    int num_local_experts, num_experts_per_tok; /* experts of each layer, and how many of them a token goes to, by the softmax of these; 0 => none */
+    te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
+    te_params_device device;     /* of parameters; 0 => the context's */
+    te_init init;                /* of weights */
+    const char *name;            /* copied; NULL => "causal_lm" */
+} te_causal_lm_desc;
+/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller.
+ * The layers with experts wait for the device to see which tokens go where. */
+TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
+
+/* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets
+ * the query in args->input [b, s, H, d], args->key and args->value [b, s_kv, G, d], rotated and with the cache's part in front, and makes args->outputs.out
+ * [b, s, H, d]; args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there. The rest is this desc, which
+ * te_module_state gives. */
+typedef struct te_sdpa_desc {
+    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
+    te_attn_mask mask;    /* where a call gives none; 0 => causal */
+    te_window window;     /* on top of the mask */
+    float softmax_scale;  /* 0 => 1 / sqrt(d) */
+    float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask; 0 => not */
+    te_tensor *sinks;     /* f32 [H]: exp of each is added to the denominator of its head's softmax (borrowed, differentiable); NULL => none. Not with softcap */
+    float dropout_p;      /* in training; 0 => none */
+    const char *name;     /* copied; NULL => "sdpa" */
+} te_sdpa_desc;
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks or dropout_p. */
+TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
+
+/* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward
+ * with args->kv_cache takes its ids as those that follow on the cached ones, and adds their keys and values: recording must be off (te_no_grad_begin), and the
+ * length then is within max_length (TE_ERR_INVALID). Owned by the caller: te_kv_cache_destroy. */
+TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
+/* Releases it. NULL is fine. */
+TE_API void te_kv_cache_destroy(te_kv_cache *c);
+/* The number of positions that it holds. */
+TE_API int64_t te_kv_cache_length(const te_kv_cache *c);
+/* Forgets all positions from `length` on: 0 starts anew. TE_ERR_INVALID for more than there are. */
+TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
+
+/* Options of te_hf_open; zero-initialised. */
+typedef struct te_hf_desc {
+    te_dtype params_dtype; /* f32, f16 or bf16, which the file's formats are converted to; 0 => that of the embedding in the file */
+} te_hf_desc;
+/* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards that model.safetensors.index.json lists. Its model_type is one of
+ * llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text. The model is one of te_causal_lm_create; inside te_quantized_model_init_begin its projections are stored
+ * quantized. desc may be NULL. Owned by the caller: te_module_destroy. It allocates and syncs.
+ *
+ * Nothing in the folder is trusted. NULL, and the message names the file, the key or tensor, and both values: TE_ERR_IO for what cannot be read, TE_ERR_FORMAT for damage and for files that
+ * contradict each other (a tensor that is missing, or too many, or not where the index says), TE_ERR_SHAPE for shapes that are not those of config.json, TE_ERR_UNSUPPORTED for a model that
+ * te.h would compute wrongly. */
+TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
+/* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. TE_ERR_INVALID for a
+ * model that te_hf_open has not made; else as te_safetensors_write. Syncs. */
+TE_API te_result te_hf_save(te_module *model, const char *folder);
+
 /* ==== api/report.h ============================================================================================== */
 
 /* api/report.h: warm-up, explanations of calls, the report on machine and context. */
@@ -3355,6 +3510,9 @@ static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_paddin
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
 static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc &desc) { return te_make_graphed_callables(te, modules, sample_args, n, &desc); }
+static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
+static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
+static inline te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc &desc) { return te_hf_open(te, folder, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -6242,6 +6400,7 @@ struct te_ctx {
     int cpu_threads;
     bool debug_sync; /* $TE_DEBUG_SYNC */
     bool no_cubin_cache;
+    bool exact_f32;
     te__pool pool;
     te_tensor **live; /* tensors that scopes will release */
     int num_live, cap_live;
@@ -20808,7 +20967,113 @@ static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_147[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_147[] = { /* ops/softcap/capped_softmax.cu */
+    "// ops/softcap/capped_softmax.cu: softmax of capped scores over the keys that each row sees, and its gradient.",
+    "//",
+    "//   s = cap tanh(scale x / cap), or scale x;   y_j = exp(s_j - max s) / sum, 0 for keys that the row does not see",
+    "//   with dy: y_j = p_j (dy_j - sum_k p_k dy_k) ds_j / dx_j, p as above, computed anew",
+    "//",
+    "//   one row:  | 0 .. 0 | first ... end | 0 .. 0 |      three passes over the middle: maximum, sums, results",
+    "//",
+    "// Launch: block of 32 .. 256 threads, any grid: blocks step through the rows. Any formats.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/softcap/kargs.h\"",
+    "",
+    "// The capped score of element i; *slope: its derivative.",
+    "TE_DEV_CALL float te_capped_score(const te__capped_softmax_kargs &a, te_i64 i, float *slope) {",
+    "    float x = a.scale * te_load(a.x, i, a.x_dt), t = a.cap > 0.0f ? tanhf(__fdiv_rn(x, a.cap)) : 0.0f;",
+    "    *slope = a.scale * (1.0f - t * t);",
+    "    return a.cap > 0.0f ? a.cap * t : x;",
+    "}",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_capped_softmax(const __grid_constant__ te__capped_softmax_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float scratch[32];",
+    "    for (te_i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {",
+    "        const te_i64 start = row * a.s_kv;",
+    "        float most = -TE_INF, sum = 0.0f, mean = 0.0f, slope;",
+    "        te_i64 first, end;",
+    "        te__capped_keys(&a, row, &first, &end);",
+    "        for (te_i64 j = first + threadIdx.x; j < end; j += blockDim.x) most = fmaxf(most, te_capped_score(a, start + j, &slope));",
+    "        most = te_block_max(most, scratch);",
+    "        for (te_i64 j = first + threadIdx.x; j < end; j += blockDim.x) {",
+    "            float e = expf(te_capped_score(a, start + j, &slope) - most);",
+    "            sum += e;",
+    "            if (a.dy) mean += e * te_load(a.dy, start + j, a.dy_dt);",
+    "        }",
+    "        sum = te_block_sum(sum, scratch);",
+    "        mean = __fdiv_rn(te_block_sum(mean, scratch), sum);",
+    "        for (te_i64 j = threadIdx.x; j < a.s_kv; j += blockDim.x) {",
+    "            float y = 0.0f;",
+    "            if (j >= first && j < end) {",
+    "                y = __fdiv_rn(expf(te_capped_score(a, start + j, &slope) - most), sum);",
+    "                if (a.dy) y *= (te_load(a.dy, start + j, a.dy_dt) - mean) * slope;",
+    "            }",
+    "            te_store(a.y, start + j, a.y_dt, y);",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_148[] = { /* ops/softcap/kargs.h */
+    "/* ops/softcap/kargs.h: arguments of the kernels of capped scores, and which keys a row of scores sees. Read by both compilers. */",
+    "#ifndef TE__SOFTCAP_KARGS_H",
+    "#define TE__SOFTCAP_KARGS_H",
+    "",
+    "typedef struct te__softcap_kargs {",
+    "    const void *x, *dy; /* dy NULL: forward */",
+    "    void *y;",
+    "    long long count;",
+    "    float cap;",
+    "    int x_dt, dy_dt, y_dt;",
+    "} te__softcap_kargs;",
+    "",
+    "typedef struct te__capped_softmax_kargs {",
+    "    const void *x, *dy; /* dy NULL: forward */",
+    "    void *y;",
+    "    long long rows, s_q, s_kv;",
+    "    long long delta;       /* row i stands at key i + delta */",
+    "    long long left, right; /* keys that it sees before and behind that one */",
+    "    float scale, cap;      /* cap 0: none */",
+    "    int x_dt, dy_dt, y_dt;",
+    "} te__capped_softmax_kargs;",
+    "",
+    "#ifdef __CUDACC_RTC__",
+    "#define TE__SOFTCAP_BOTH __device__ __forceinline__",
+    "#else",
+    "#define TE__SOFTCAP_BOTH static inline",
+    "#endif",
+    "",
+    "/* The keys of a row: from *first up to, not including, *end. */",
+    "TE__SOFTCAP_BOTH void te__capped_keys(const te__capped_softmax_kargs *a, long long row, long long *first, long long *end) {",
+    "    const long long at = row % a->s_q + a->delta;",
+    "    *first = at > a->left ? at - a->left : 0;",
+    "    *end = at < a->s_kv - 1 - a->right ? at + a->right + 1 : a->s_kv;",
+    "}",
+    "",
+    "#endif /* TE__SOFTCAP_KARGS_H */",
+};
+static const char *const te__source_149[] = { /* ops/softcap/softcap.cu */
+    "// ops/softcap/softcap.cu: capped numbers, and their gradient.",
+    "//",
+    "//   y = cap tanh(x / cap);     with dy: y = dy (1 - tanh(x / cap)^2)",
+    "//",
+    "// Launch: block of 256 threads, any grid: threads step through the elements. Any formats.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/softcap/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_softcap(const __grid_constant__ te__softcap_kargs a) {",
+    "    te_follow();",
+    "    for (te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x; i < a.count; i += (te_i64)gridDim.x * 256) {",
+    "        float t = tanhf(__fdiv_rn(te_load(a.x, i, a.x_dt), a.cap));",
+    "        te_store(a.y, i, a.y_dt, a.dy ? te_load(a.dy, i, a.dy_dt) * (1.0f - t * t) : a.cap * t);",
+    "    }",
+    "}",
+};
+static const char *const te__source_150[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -20831,7 +21096,7 @@ static const char *const te__source_147[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_148[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_151[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -20884,7 +21149,7 @@ static const char *const te__source_148[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_149[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_152[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -20966,7 +21231,7 @@ static const char *const te__source_149[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_150[] = { /* ops/stats/kargs.h */
+static const char *const te__source_153[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -20988,7 +21253,7 @@ static const char *const te__source_150[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_151[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_154[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -21066,7 +21331,7 @@ static const char *const te__source_151[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_152[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_155[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -21258,12 +21523,15 @@ static const te__source te__sources[] = {
     {"ops/shard/shard_cast.cu", te__source_144, 126},
     {"ops/shard/shard_cast_transposed.cu", te__source_145, 72},
     {"ops/shard/shard_scales.cu", te__source_146, 52},
-    {"ops/softmax/kargs.h", te__source_147, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_148, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_149, 80},
-    {"ops/stats/kargs.h", te__source_150, 20},
-    {"ops/stats/quant_error.cu", te__source_151, 76},
-    {"ops/stats/quant_error_final.cu", te__source_152, 42},
+    {"ops/softcap/capped_softmax.cu", te__source_147, 47},
+    {"ops/softcap/kargs.h", te__source_148, 36},
+    {"ops/softcap/softcap.cu", te__source_149, 17},
+    {"ops/softmax/kargs.h", te__source_150, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_151, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_152, 80},
+    {"ops/stats/kargs.h", te__source_153, 20},
+    {"ops/stats/quant_error.cu", te__source_154, 76},
+    {"ops/stats/quant_error_final.cu", te__source_155, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -28094,6 +28362,10 @@ enum {
 #define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softcap(T, L)                                                                                                                 \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_capped_softmax_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_capped_softmax_bwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(dy, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
         T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
@@ -33498,6 +33770,9 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
+/* Tensor cores would round f32 operands to TF32. */
+static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) { return q->a.dtype == TE_F32 && p->te->exact_f32; }
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -33506,7 +33781,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, te__gemm_num_tiles(q, 64, 64), 1, 1, 256, 0);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
-    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros" : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
+    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros" : te__gemm_is_exact(p, q) ? "exact_f32: plain f32 arithmetic, no tensor cores" : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
     return TE_OK;
 }
 
@@ -33812,7 +34087,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
-    if (a->k == 0) return te__gemm_plan_naive(p, &q);
+    if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
@@ -33832,7 +34107,7 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gem
     q.a = te__gemm_side_of(a->a, !a->a_transposed);
     q.b = te__gemm_side_of(a->b, a->b_transposed);
     if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
-    if (a->k == 0 || p->baseline) return te__gemm_plan_naive(p, &q);
+    if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
 }
 
@@ -35104,7 +35379,7 @@ typedef struct te__rope_kargs {
 
 /* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, int64_t offset, const te_tensor *start) {
+                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
     te_result r = te__want_format(te, op, format);
     if (r != TE_OK) return r;
     if (*base == 0.0f) *base = 10000.0f;
@@ -35118,6 +35393,11 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
     if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
         return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
+    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
+                                    llama3->original_max_position_embeddings > 0))
+        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
+                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
+                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
     return te__want_numel(te, op, "start_positions", start, b);
 }
 
@@ -35127,7 +35407,7 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
     if (r != TE_OK) return r;
     return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                                 &a->position_scale, a->position_offset, a->start_positions);
+                                 &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
 }
 
 /* The two argument structs differ in const alone. */
@@ -35147,6 +35427,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.rotary_dim = a->rotary_dim;
     f.interleaved = a->interleaved;
     f.position_scale = a->position_scale;
+    f.llama3 = a->llama3;
     f.position_offset = a->position_offset;
     f.start_positions = a->start_positions;
     return f;
@@ -35178,8 +35459,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale, a->position_offset,
-                                 a->start_positions);
+    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
+                                 &a->llama3, a->position_offset, a->start_positions);
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -35208,9 +35489,19 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
+/* Angle from one position to the next of a pair of channels whose frequency is f. */
+static double te__rope_llama3(const te_llama3_scaling *s, double f) {
+    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
+    double share;
+    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
+    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
+    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
+    return (1 - share) * f / (double)s->factor + share * f;
+}
+
 /* Sizes from x, a tensor of heads; angles from the rest. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, int64_t position_offset, const te_tensor *start) {
+                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
@@ -35222,12 +35513,12 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     k->position_scale = position_scale;
     k->offset = position_offset;
     k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)pow((double)base, -2.0 * i / rotary_dim);
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
     k->packed = te__rope_view_of(a->x, a->format);
     k->q = te__rope_view_of(a->y, a->format);
     k->direction = a->backward ? -1.0f : 1.0f;
@@ -35235,8 +35526,8 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale, a->position_offset,
-                      a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
+                      &a->llama3, a->position_offset, a->start_positions);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);
@@ -39601,6 +39892,249 @@ static te_result te__cuda_plan_grouped_column_sum(te__plan *p, const te_op_group
     return TE_OK;
 }
 
+/* ==== ops/softcap/kargs.h ======================================================================================= */
+
+/* ops/softcap/kargs.h: arguments of the kernels of capped scores, and which keys a row of scores sees. Read by both compilers. */
+#ifndef TE__SOFTCAP_KARGS_H
+#define TE__SOFTCAP_KARGS_H
+
+typedef struct te__softcap_kargs {
+    const void *x, *dy; /* dy NULL: forward */
+    void *y;
+    long long count;
+    float cap;
+    int x_dt, dy_dt, y_dt;
+} te__softcap_kargs;
+
+typedef struct te__capped_softmax_kargs {
+    const void *x, *dy; /* dy NULL: forward */
+    void *y;
+    long long rows, s_q, s_kv;
+    long long delta;       /* row i stands at key i + delta */
+    long long left, right; /* keys that it sees before and behind that one */
+    float scale, cap;      /* cap 0: none */
+    int x_dt, dy_dt, y_dt;
+} te__capped_softmax_kargs;
+
+#ifdef __CUDACC_RTC__
+#define TE__SOFTCAP_BOTH __device__ __forceinline__
+#else
+#define TE__SOFTCAP_BOTH static inline
+#endif
+
+/* The keys of a row: from *first up to, not including, *end. */
+TE__SOFTCAP_BOTH void te__capped_keys(const te__capped_softmax_kargs *a, long long row, long long *first, long long *end) {
+    const long long at = row % a->s_q + a->delta;
+    *first = at > a->left ? at - a->left : 0;
+    *end = at < a->s_kv - 1 - a->right ? at + a->right + 1 : a->s_kv;
+}
+
+#endif /* TE__SOFTCAP_KARGS_H */
+
+/* ==== ops/softcap/op.c ========================================================================================== */
+
+/* ops/softcap/op.c: the front door of capped numbers and of the softmax of capped scores: checks, and the description that both backends work from. Knows tensors; must not
+ * know which backend runs. */
+
+static te_result te__want_cap(te_ctx *te, const char *op, float cap, bool zero) {
+    if ((cap > 0.0f || (zero && cap == 0.0f)) && cap <= FLT_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: cap is %g; it is positive%s", op, (double)cap, zero ? ", or 0 for none" : "");
+}
+
+static te_result te__check_softcap(te_ctx *te, te_op_softcap_args *a) {
+    te_result r = te__want_cap(te, "softcap", a->cap, false);
+    if (r == TE_OK) r = te__want_like(te, "softcap", "dy", a->dy, "x", a->x);
+    return r == TE_OK ? te__want_like(te, "softcap", "y", a->y, "x", a->x) : r;
+}
+
+static te_result te__capped_softmax_check(te_ctx *te, const char *op, const te_tensor *x, float *scale, float cap, te_attn_mask *mask, const te_window *w) {
+    char text[TE__SHAPE_TEXT];
+    if (*scale == 0.0f) *scale = 1.0f;
+    if (!*mask) *mask = TE_MASK_CAUSAL;
+    if (x->ndim < 2) return te__fail(te, TE_ERR_SHAPE, "%s: x is %s; [.., queries, keys] is needed", op, te__shape_text(x, text));
+    if ((int)*mask < TE_MASK_NONE || *mask > TE_MASK_CAUSAL_BOTTOM_RIGHT)
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; TE_MASK_NONE (1) to TE_MASK_CAUSAL_BOTTOM_RIGHT (3) are possible", op, (int)*mask);
+    if (w->on && (w->left < -1 || w->right < -1))
+        return te__fail(te, TE_ERR_INVALID, "%s: window is %lld, %lld; -1 is the least", op, (long long)w->left, (long long)w->right);
+    return te__want_cap(te, op, cap, true);
+}
+static te_result te__check_capped_softmax_fwd(te_ctx *te, te_op_capped_softmax_fwd_args *a) {
+    te_result r = te__capped_softmax_check(te, "capped_softmax_fwd", a->x, &a->scale, a->cap, &a->mask, &a->window);
+    return r == TE_OK ? te__want_same(te, "capped_softmax_fwd", "y", a->y, "x", a->x) : r;
+}
+static te_result te__check_capped_softmax_bwd(te_ctx *te, te_op_capped_softmax_bwd_args *a) {
+    te_result r = te__capped_softmax_check(te, "capped_softmax_bwd", a->x, &a->scale, a->cap, &a->mask, &a->window);
+    if (r == TE_OK) r = te__want_same(te, "capped_softmax_bwd", "dy", a->dy, "x", a->x);
+    return r == TE_OK ? te__want_same(te, "capped_softmax_bwd", "dx", a->dx, "x", a->x) : r;
+}
+
+/* ---- the description ---- */
+
+static te__softcap_kargs te__softcap_problem(const te_op_softcap_args *a) {
+    te__softcap_kargs k = TE_ZERO;
+    k.x = te__data(a->x);
+    k.dy = te__data(a->dy);
+    k.y = te__data(a->y);
+    k.count = te__numel(a->x);
+    k.cap = a->cap;
+    k.x_dt = (int)a->x->dtype;
+    k.dy_dt = a->dy ? (int)a->dy->dtype : 0;
+    k.y_dt = (int)a->y->dtype;
+    return k;
+}
+
+static te__capped_softmax_kargs te__capped_softmax_problem(const te_tensor *x, const te_tensor *dy, const te_tensor *y, float scale, float cap, te_attn_mask mask, te_window w) {
+    te__capped_softmax_kargs k = TE_ZERO;
+    k.x = te__data(x);
+    k.dy = te__data(dy);
+    k.y = te__data(y);
+    k.rows = te__rows(x);
+    k.s_q = x->shape[x->ndim - 2];
+    k.s_kv = te__cols(x);
+    k.delta = mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? k.s_kv - k.s_q : 0;
+    k.left = w.on && w.left >= 0 ? w.left : k.s_kv + k.s_q;
+    k.right = w.on && w.right >= 0 ? w.right : k.s_kv + k.s_q;
+    if (mask != TE_MASK_NONE) k.right = 0;
+    k.scale = scale;
+    k.cap = cap;
+    k.x_dt = (int)x->dtype;
+    k.dy_dt = dy ? (int)dy->dtype : 0;
+    k.y_dt = (int)y->dtype;
+    return k;
+}
+static te__capped_softmax_kargs te__capped_softmax_forward(const te_op_capped_softmax_fwd_args *a) {
+    return te__capped_softmax_problem(a->x, NULL, a->y, a->scale, a->cap, a->mask, a->window);
+}
+static te__capped_softmax_kargs te__capped_softmax_backward(const te_op_capped_softmax_bwd_args *a) {
+    return te__capped_softmax_problem(a->x, a->dy, a->dx, a->scale, a->cap, a->mask, a->window);
+}
+
+/* ==== ops/softcap/cpu.c ========================================================================================= */
+
+/* ops/softcap/cpu.c: capped numbers, and the softmax of capped scores, the reference. Knows rows of numbers; must not know CUDA. */
+
+enum { TE__SOFTCAP_RUN = 512 };
+
+static void te__softcap_runs(void *user, int64_t begin, int64_t end) {
+    const te__softcap_kargs *a = (const te__softcap_kargs *)user;
+    float x[TE__SOFTCAP_RUN], dy[TE__SOFTCAP_RUN];
+    int64_t run, i;
+    for (run = begin; run < end; run++) {
+        const int64_t at = run * TE__SOFTCAP_RUN, n = te__min(TE__SOFTCAP_RUN, a->count - at);
+        te__load_row(a->x, (te_dtype)a->x_dt, at, n, x);
+        if (a->dy) te__load_row(a->dy, (te_dtype)a->dy_dt, at, n, dy);
+        for (i = 0; i < n; i++) {
+            const float t = tanhf(x[i] / a->cap);
+            x[i] = a->dy ? dy[i] * (1.0f - t * t) : a->cap * t;
+        }
+        te__store_row(a->y, (te_dtype)a->y_dt, at, n, x);
+    }
+}
+static te_result te__cpu_softcap(te_ctx *te, const te_op_softcap_args *args) {
+    te__softcap_kargs a = te__softcap_problem(args);
+    te__parallel_for(te, te__div_up(a.count, TE__SOFTCAP_RUN), 4, te__softcap_runs, &a);
+    return TE_OK;
+}
+
+/* Scores of a run of one row, capped: score[i], and with `slope` their derivatives by x. */
+static void te__capped_scores(const te__capped_softmax_kargs *a, int64_t at, int64_t n, float *score, float *slope) {
+    int64_t i;
+    te__load_row(a->x, (te_dtype)a->x_dt, at, n, score);
+    for (i = 0; i < n; i++) {
+        const float t = a->cap > 0.0f ? tanhf(a->scale * score[i] / a->cap) : 0.0f;
+        score[i] = a->cap > 0.0f ? a->cap * t : a->scale * score[i];
+        if (slope) slope[i] = a->scale * (1.0f - t * t);
+    }
+}
+
+static void te__capped_zeros(const te__capped_softmax_kargs *a, int64_t at, int64_t end) {
+    float zeros[TE__SOFTCAP_RUN] = TE_ZERO;
+    for (; at < end; at += TE__SOFTCAP_RUN) te__store_row(a->y, (te_dtype)a->y_dt, at, te__min(TE__SOFTCAP_RUN, end - at), zeros);
+}
+
+static void te__capped_row(const te__capped_softmax_kargs *a, int64_t row) {
+    float score[TE__SOFTCAP_RUN], slope[TE__SOFTCAP_RUN], dy[TE__SOFTCAP_RUN], most = -INFINITY;
+    const int64_t start = row * a->s_kv;
+    double sum = 0, mean = 0;
+    long long first, end;
+    int64_t at, i;
+    te__capped_keys(a, row, &first, &end);
+    if (end < first) end = first;
+    te__capped_zeros(a, start, start + te__min(first, a->s_kv));
+    te__capped_zeros(a, start + end, start + a->s_kv);
+    for (at = first; at < end; at += TE__SOFTCAP_RUN) {
+        const int64_t n = te__min(TE__SOFTCAP_RUN, end - at);
+        te__capped_scores(a, start + at, n, score, NULL);
+        for (i = 0; i < n; i++) most = score[i] > most || score[i] != score[i] ? score[i] : most;
+    }
+    for (at = first; at < end; at += TE__SOFTCAP_RUN) {
+        const int64_t n = te__min(TE__SOFTCAP_RUN, end - at);
+        te__capped_scores(a, start + at, n, score, NULL);
+        if (a->dy) te__load_row(a->dy, (te_dtype)a->dy_dt, start + at, n, dy);
+        for (i = 0; i < n; i++) {
+            const double e = (double)expf(score[i] - most);
+            sum += e;
+            if (a->dy) mean += e * (double)dy[i];
+        }
+    }
+    for (at = first; at < end; at += TE__SOFTCAP_RUN) {
+        const int64_t n = te__min(TE__SOFTCAP_RUN, end - at);
+        te__capped_scores(a, start + at, n, score, slope);
+        if (a->dy) te__load_row(a->dy, (te_dtype)a->dy_dt, start + at, n, dy);
+        for (i = 0; i < n; i++) {
+            const float p = expf(score[i] - most) / (float)sum;
+            score[i] = a->dy ? p * (dy[i] - (float)(mean / sum)) * slope[i] : p;
+        }
+        te__store_row(a->y, (te_dtype)a->y_dt, start + at, n, score);
+    }
+}
+static void te__capped_rows(void *user, int64_t begin, int64_t end) {
+    for (; begin < end; begin++) te__capped_row((const te__capped_softmax_kargs *)user, begin);
+}
+static te_result te__cpu_capped_softmax_fwd(te_ctx *te, const te_op_capped_softmax_fwd_args *args) {
+    te__capped_softmax_kargs a = te__capped_softmax_forward(args);
+    te__parallel_for(te, a.s_kv ? a.rows : 0, 8, te__capped_rows, &a);
+    return TE_OK;
+}
+static te_result te__cpu_capped_softmax_bwd(te_ctx *te, const te_op_capped_softmax_bwd_args *args) {
+    te__capped_softmax_kargs a = te__capped_softmax_backward(args);
+    te__parallel_for(te, a.s_kv ? a.rows : 0, 8, te__capped_rows, &a);
+    return TE_OK;
+}
+
+/* ==== ops/softcap/cuda.c ======================================================================================== */
+
+/* ops/softcap/cuda.c: the kernels of capped numbers and scores, and how they are launched. Knows plans; must not know the driver. */
+
+static te_result te__cuda_plan_softcap(te__plan *p, const te_op_softcap_args *args) {
+    te__softcap_kargs a = te__softcap_problem(args);
+    te__launch *l;
+    if (a.count == 0) return TE_OK;
+    l = te__plan_launch(p, "softcap", "softcap");
+    *TE__KARGS(p, l, te__softcap_kargs) = a;
+    te__launch_size(l, te__min(te__div_up(a.count, 1024), 1 << 20), 1, 1, 256, 0);
+    te__plan_why(p, "general: one element at a time");
+    return TE_OK;
+}
+
+static te_result te__capped_softmax_plan(te__plan *p, const te__capped_softmax_kargs *a) {
+    te__launch *l;
+    if (a->rows == 0 || a->s_kv == 0) return TE_OK;
+    l = te__plan_launch(p, "softcap", "capped_softmax");
+    *TE__KARGS(p, l, te__capped_softmax_kargs) = *a;
+    te__launch_size(l, te__min(a->rows, 1 << 20), 1, 1, a->s_kv > 128 ? 256 : 32, 0);
+    te__plan_why(p, "general: a block for each row, which it reads three times");
+    return TE_OK;
+}
+static te_result te__cuda_plan_capped_softmax_fwd(te__plan *p, const te_op_capped_softmax_fwd_args *args) {
+    te__capped_softmax_kargs a = te__capped_softmax_forward(args);
+    return te__capped_softmax_plan(p, &a);
+}
+static te_result te__cuda_plan_capped_softmax_bwd(te__plan *p, const te_op_capped_softmax_bwd_args *args) {
+    te__capped_softmax_kargs a = te__capped_softmax_backward(args);
+    return te__capped_softmax_plan(p, &a);
+}
+
 /* ==== ops/record.c ============================================================================================== */
 
 /* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args; must not know what
@@ -40431,6 +40965,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (te->cpu_threads <= 0) te->cpu_threads = te__cpu_count();
     if (te->cpu_threads > TE__MAX_THREADS) te->cpu_threads = TE__MAX_THREADS;
     te->no_cubin_cache = desc->no_cubin_cache;
+    te->exact_f32 = desc->exact_f32;
     te->seed = desc->seed ? desc->seed : 1234;
     te->writes = 1;
     te->tape.segment = &te->tape.root;
@@ -46119,6 +46654,82 @@ TE_API te_tensor *te_mean_all(te_tensor *x) {
     return te__sum(x, te__floats_divide(1.0, (double)te__numel(x)), "te_mean_all");
 }
 
+/* ---- concatenation ---- */
+
+typedef struct te__concat_state {
+    int dim;
+    int64_t size[1]; /* as many as there are inputs */
+} te__concat_state;
+static size_t te__concat_bytes(int n) { return sizeof(te__concat_state) + (size_t)n * sizeof(int64_t); }
+
+static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__concat_state *s = (const te__concat_state *)state;
+    int64_t at = 0;
+    int i;
+    (void)saved;
+    for (i = 0; at < dy[0]->shape[s->dim]; at += s->size[i++]) {
+        if (!needs[i]) continue;
+        dx[i] = te_tensor_contiguous(te_tensor_narrow(dy[0], s->dim, at, s->size[i]));
+        if (!dx[i]) return te_error_code(te);
+    }
+    for (; s->size[i] == 0; i++) { /* empty ones at the end */
+        if (needs[i]) dx[i] = te_tensor_narrow(dy[0], s->dim, at, 0);
+        if (needs[i] && !dx[i]) return te_error_code(te);
+    }
+    return TE_OK;
+}
+
+static bool te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    bool same = x->ndim == y->ndim;
+    int i;
+    for (i = 0; same && i < x->ndim; i++) same = i == dim || x->shape[i] == y->shape[i];
+    if (same && x->dtype == y->dtype) return true;
+    te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE, "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike", te_dtype_name(x->dtype),
+             te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
+    return false;
+}
+
+static te_tensor *te__concat_copy(te_tensor *const *x, int n, te__concat_state *s) {
+    te_tensor *y;
+    int64_t shape[TE_MAX_DIMS], at = 0;
+    int i;
+    memcpy(shape, x[0]->shape, sizeof(shape));
+    for (i = 0; i < n; i++) at += s->size[i] = x[i]->shape[s->dim];
+    shape[s->dim] = at;
+    y = te_tensor_empty(x[0]->te, x[0]->dtype, x[0]->ndim, shape);
+    for (i = 0, at = 0; i < n && y; at += s->size[i++])
+        if (s->size[i] > 0) y = te__checked(y, te_tensor_copy(te_tensor_narrow(y, s->dim, at, s->size[i]), x[i]));
+    return y;
+}
+
+TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
+    te__concat_state *s;
+    te_tensor *y = NULL;
+    te_ctx *te;
+    int i;
+    if (!x || n < 1 || !x[0]) return NULL;
+    te = x[0]->te;
+    for (i = 0; i < n; i++)
+        if (!te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
+    if (dim < 0) dim += x[0]->ndim;
+    if (dim < 0 || dim >= x[0]->ndim) {
+        te__fail(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d", dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);
+        return NULL;
+    }
+    for (i = 1; i < n; i++)
+        if (!te__concat_fits(x[0], x[i], dim)) return NULL;
+    s = (te__concat_state *)te__alloc_zero(te, te__concat_bytes(n));
+    if (!s) return NULL;
+    s->dim = dim;
+    s->size[n] = -1; /* ends the list for the backward pass */
+    te__frame_begin(te);
+    y = te__concat_copy(x, n, s);
+    y = te__frame_return(te, te__record("concat", y, te__concat_backward, s, te__concat_bytes(n), x, n, NULL, 0));
+    te__free(te, s, te__concat_bytes(n));
+    return y;
+}
+
 /* ---- norms ---- */
 
 typedef struct te__norm_state {
@@ -46649,6 +47260,7 @@ static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format form
     a.base = d->base;
     a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     a.interleaved = d->interleaved;
+    a.llama3 = d->llama3;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
@@ -46725,6 +47337,7 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.rotary_dim = f->rotary_dim;
     args.interleaved = f->interleaved;
     args.position_scale = f->position_scale;
+    args.llama3 = f->llama3;
     args.position_offset = f->position_offset;
     args.start_positions = saved[0];
     return te_op_qkv_rope_bwd(te, &args);
@@ -46764,6 +47377,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
         args.rotary_dim = r.rotary_dim;
         args.interleaved = r.interleaved;
         args.position_scale = r.position_scale;
+        args.llama3 = r.llama3;
         args.position_offset = r.position_offset;
         args.start_positions = r.start_positions;
     }
@@ -47607,6 +48221,169 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
     args.topk = desc->topk;
     args.coeff = desc->coeff;
     return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
+}
+
+/* ==== nn/capped.c =============================================================================================== */
+
+/* nn/capped.c: x that becomes cap * tanh(x / cap), and attention whose scores do (Gemma 2): differentiable functions like those of nn/functions.c. */
+
+/* ---- capped numbers ---- */
+
+static te_tensor *te__softcap(te_tensor *x, te_tensor *dy, float cap) {
+    te_op_softcap_args args = TE_ZERO;
+    args.x = x;
+    args.dy = dy;
+    args.y = te__empty_like(x, x->dtype);
+    args.cap = cap;
+    return args.y ? te__checked(args.y, te_op_softcap(x->te, &args)) : NULL;
+}
+static te_result te__softcap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    (void)needs;
+    dx[0] = g ? te__softcap(saved[0], g, *(const float *)state) : NULL;
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+TE_API te_tensor *te_softcap(te_tensor *x, float cap) {
+    if (!x || !te__need_float(x, "te_softcap")) return NULL;
+    x = te_tensor_contiguous(x);
+    return x ? te__record("softcap", te__softcap(x, NULL, cap), te__softcap_backward, &cap, sizeof(cap), &x, 1, &x, 1) : NULL;
+}
+
+/* ---- attention whose scores are capped ----
+ *
+ * Head by head, with the scores of one in memory: te_op_attn_fwd has no cap. The backward pass computes them again. */
+
+typedef struct te__capped_state {
+    float scale, cap;
+    te_attn_mask mask;
+    te_window window;
+} te__capped_state;
+
+/* Matrix i of x [b, n, s, d]. */
+static te_tensor *te__head(const te_tensor *x, int64_t i) {
+    const int64_t rows = x->shape[2], cols = x->shape[3];
+    return te__alias_2d(x, i * rows * cols * te__dtype_size(x->dtype), x->dtype, rows, cols);
+}
+
+/* d = op(a) op(b), or added to it. */
+static te_result te__head_product(te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_tensor *d, bool accumulate) {
+    te_op_gemm_args g = TE_ZERO;
+    if (!a || !b || !d) return TE_ERR_STATE;
+    g.a = a;
+    g.b = b;
+    g.d = d;
+    g.m = d->shape[0];
+    g.n = d->shape[1];
+    g.k = a->shape[a_transposed ? 0 : 1];
+    g.a_transposed = a_transposed;
+    g.b_transposed = b_transposed;
+    g.accumulate = accumulate;
+    return te_op_gemm(d->te, &g);
+}
+
+static te_result te__capped_softmax(const te__capped_state *s, te_tensor *x, te_tensor *y) {
+    te_op_capped_softmax_fwd_args a = TE_ZERO;
+    a.x = x;
+    a.y = y;
+    a.scale = s->scale;
+    a.cap = s->cap;
+    a.mask = s->mask;
+    a.window = s->window;
+    return te_op_capped_softmax_fwd(x->te, &a);
+}
+
+static te_result te__capped_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__capped_state *s = (const te__capped_state *)state;
+    te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *d_o = te_tensor_contiguous(dy[0]);
+    const int64_t heads = q->shape[0] * q->shape[1], per_group = q->shape[1] / k->shape[1], s_q = q->shape[2], s_kv = k->shape[2];
+    /* The sums over the heads of a group are rounded once. */
+    te_tensor *scores = te__empty_2d(te, TE_F32, s_q, s_kv), *dp = te__empty_2d(te, TE_F32, s_q, s_kv), *p = te__empty_2d(te, q->dtype, s_q, s_kv);
+    te_tensor *dq = te__empty_like(q, q->dtype), *dk = te_tensor_zeros(te, TE_F32, 4, k->shape), *dv = te_tensor_zeros(te, TE_F32, 4, v->shape);
+    te_op_capped_softmax_bwd_args back = TE_ZERO;
+    te_result result = scores && dp && p && dq && dk && dv && d_o ? TE_OK : te_error_code(te);
+    int64_t h;
+    (void)needs;
+    back.x = scores;
+    back.dy = dp;
+    back.dx = p;
+    back.scale = s->scale;
+    back.cap = s->cap;
+    back.mask = s->mask;
+    back.window = s->window;
+    for (h = 0; h < heads && result == TE_OK; h++) {
+        te_tensor *qh = te__head(q, h), *kh = te__head(k, h / per_group), *d_oh = te__head(d_o, h);
+        result = te__head_product(qh, false, kh, true, scores, false);
+        if (result == TE_OK) result = te__capped_softmax(s, scores, p);
+        if (result == TE_OK) result = te__head_product(p, true, d_oh, false, te__head(dv, h / per_group), true);
+        if (result == TE_OK) result = te__head_product(d_oh, false, te__head(v, h / per_group), true, dp, false);
+        if (result == TE_OK) result = te_op_capped_softmax_bwd(te, &back);
+        if (result == TE_OK) result = te__head_product(p, false, kh, false, te__head(dq, h), false);
+        if (result == TE_OK) result = te__head_product(p, true, qh, false, te__head(dk, h / per_group), true);
+    }
+    if (result != TE_OK) return result;
+    dx[0] = dq;
+    dx[1] = te_tensor_cast(dk, k->dtype);
+    dx[2] = te_tensor_cast(dv, v->dtype);
+    return dx[1] && dx[2] ? TE_OK : te_error_code(te);
+}
+
+/* q [b, H, s_q, d], k and v [b, G, s_kv, d] -> [b, H, s_q, dv]. */
+static te_tensor *te__capped_heads(te_tensor *q, te_tensor *k, te_tensor *v, const te__capped_state *s) {
+    te_ctx *te = q->te;
+    const int64_t heads = q->shape[0] * q->shape[1], per_group = q->shape[1] / k->shape[1], shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
+    te_tensor *scores, *p, *o, *in[3];
+    te_result result;
+    int64_t h;
+    in[0] = q;
+    in[1] = k;
+    in[2] = v;
+    te__frame_begin(te);
+    scores = te__empty_2d(te, TE_F32, q->shape[2], k->shape[2]);
+    p = te__empty_2d(te, q->dtype, q->shape[2], k->shape[2]);
+    o = te_tensor_empty(te, q->dtype, 4, shape);
+    result = scores && p && o ? TE_OK : te_error_code(te);
+    for (h = 0; h < heads && result == TE_OK; h++) {
+        result = te__head_product(te__head(q, h), false, te__head(k, h / per_group), true, scores, false);
+        if (result == TE_OK) result = te__capped_softmax(s, scores, p);
+        if (result == TE_OK) result = te__head_product(p, false, te__head(v, h / per_group), false, te__head(o, h), false);
+    }
+    if (result != TE_OK) o = NULL;
+    return te__frame_return(te, te__record("capped_attention", o, te__capped_backward, s, sizeof(*s), in, 3, in, 3));
+}
+
+/* [s, b, n, d] or [b, s, n, d] to [b, n, s, d], or back. */
+static te_tensor *te__heads_first(te_tensor *x, te_qkv_format format) {
+    if (format == TE_SBHD) x = te_tensor_transpose(x, 0, 1);
+    return te_tensor_contiguous(te_tensor_transpose(x, 1, 2));
+}
+static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
+    x = te_tensor_transpose(x, 1, 2);
+    return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
+}
+
+/* te_attention with scores x that become cap * tanh(x / cap). */
+static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v, float cap, const te_attention_desc *desc) {
+    te__capped_state state = TE_ZERO;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
+    const int s = desc->format == TE_BSHD ? 1 : 0;
+    if (!te__operand(q, k, false, "attention") || !te__operand(q, v, false, "attention") || !te__need_float(q, "attention")) return NULL;
+    fits = fits && k->shape[2] > 0 && q->shape[2] % k->shape[2] == 0 && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[s] == v->shape[s] &&
+           q->shape[1 - s] == k->shape[1 - s] && k->shape[1 - s] == v->shape[1 - s] && q->dtype == k->dtype && k->dtype == v->dtype;
+    if (!fits) {
+        te__fail(q->te, TE_ERR_SHAPE, "attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, of one format, and the heads of k and v divide q's",
+                 te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
+        return NULL;
+    }
+    state.cap = cap;
+    state.scale = desc->softmax_scale != 0.0f ? desc->softmax_scale : te__floats_divide(1.0, sqrt((double)q->shape[3]));
+    state.mask = desc->mask;
+    state.window = desc->window;
+    q = te__heads_first(q, desc->format);
+    k = te__heads_first(k, desc->format);
+    v = te__heads_first(v, desc->format);
+    if (!q || !k || !v) return NULL;
+    return te__heads_back(te__capped_heads(q, k, v, &state), desc->format);
 }
 
 /* ==== nn/linear.c =============================================================================================== */
@@ -50998,6 +51775,7 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->cross = from->cross;
     to->is_first_microbatch = from->is_first_microbatch;
     to->rotary = from->rotary;
+    to->kv_cache = from->kv_cache;
     to->rotary_key = from->rotary_key;
     to->encoder_output = from->encoder_output;
     to->user = from->user;
@@ -51445,6 +52223,669 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     }
     te->making = outer;
     return te__module_built(m);
+}
+
+/* ==== nn/causal_lm.c ============================================================================================ */
+
+/* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must not know files. */
+
+enum { TE__MAX_CHOSEN = 64 }; /* experts of a token */
+
+/* ---- a cache of keys and values ---- */
+
+typedef struct te__kv_layer {
+    te_tensor *k, *v; /* [b, max_length, G, d] */
+} te__kv_layer;
+struct te_kv_cache {
+    te_ctx *te;
+    te__kv_layer *layers;
+    int num_layers;
+    int64_t length, max_length, batch;
+    te__closable closable;
+};
+
+static void te__kv_cache_close(void *owner) { te_kv_cache_destroy((te_kv_cache *)owner); }
+
+TE_API void te_kv_cache_destroy(te_kv_cache *c) {
+    int i;
+    if (!c) return;
+    te__closable_remove(&c->closable);
+    for (i = 0; i < c->num_layers; i++) {
+        te_tensor_release(c->layers[i].k);
+        te_tensor_release(c->layers[i].v);
+    }
+    te__free(c->te, c->layers, (size_t)c->num_layers * sizeof(te__kv_layer));
+    te__free(c->te, c, sizeof(*c));
+}
+TE_API int64_t te_kv_cache_length(const te_kv_cache *c) { return c ? c->length : 0; }
+TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
+    if (!c) return TE_ERR_STATE;
+    if (length < 0 || length > c->length)
+        return te__fail(c->te, TE_ERR_INVALID, "te_kv_cache_truncate: %lld positions are to stay of the %lld that there are", (long long)length, (long long)c->length);
+    c->length = length;
+    return TE_OK;
+}
+
+/* Adds a layer's new keys and values, and gives all that there are then. */
+static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
+    te__kv_layer *l = &c->layers[layer];
+    const int64_t added = (*k)->shape[1];
+    te_result result = te_tensor_copy(te_tensor_narrow(l->k, 1, c->length, added), *k);
+    if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(l->v, 1, c->length, added), *v);
+    *k = te_tensor_narrow(l->k, 1, 0, c->length + added);
+    *v = te_tensor_narrow(l->v, 1, 0, c->length + added);
+    return result == TE_OK && !(*k && *v) ? te_error_code(c->te) : result;
+}
+
+/* ---- products that stay in high precision ---- */
+
+/* Runs a child outside of autocast. */
+static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args *args) {
+    te_autocast_desc off = TE_ZERO;
+    te_tensor *y;
+    off.not_enabled = true;
+    if (!te__autocast_now(m->te)) return te__run_child(m, name, args);
+    if (te_autocast_begin(m->te, &off) != TE_OK) return NULL;
+    y = te__run_child(m, name, args);
+    return te_autocast_end(m->te) == TE_OK ? y : NULL;
+}
+
+/* ---- SDPA ---- */
+
+static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
+    const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
+    te_attention_desc a = TE_ZERO;
+    a.format = s->format;
+    a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : s->mask;
+    a.window = args->attention.window.on ? args->attention.window : s->window;
+    a.softmax_scale = s->softmax_scale;
+    a.dropout_p = te_module_is_training(m) ? s->dropout_p : 0.0f;
+    if (s->sinks) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
+    a.extras.softmax_offset = s->sinks;
+    if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
+    if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
+    return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
+}
+static const te_module_class te__sdpa_class = {"SDPA", sizeof(te_sdpa_desc), te__sdpa_forward, NULL, NULL};
+
+TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_sdpa_create")) return NULL;
+    if (!(desc->softcap >= 0.0f && desc->softcap <= FLT_MAX)) {
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: softcap is %g; a positive number, or 0 for none, is needed", (double)desc->softcap);
+        return NULL;
+    }
+    if (desc->softcap != 0.0f && (desc->sinks || desc->dropout_p > 0.0f)) {
+        te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
+        return NULL;
+    }
+    m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
+    if (!m) return NULL;
+    *(te_sdpa_desc *)m->state = *desc;
+    ((te_sdpa_desc *)m->state)->name = NULL; /* the module has a copy */
+    return te__module_built(m);
+}
+
+/* ---- DecoderAttention ---- */
+
+typedef struct te__decoder_attention {
+    int layer, heads, groups;
+    int64_t head_dim;
+    bool norm; /* of each head */
+    te_rotary_desc rotary;
+} te__decoder_attention;
+
+/* A projection of `x` as heads [b, s, n, d]; normalised and rotated if they are queries or keys. */
+static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm, int n, const te_rotary_desc *rotary) {
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    te_forward_args in = TE_ZERO;
+    te_tensor *y;
+    int64_t shape[4];
+    te__hand_on(&in, args);
+    in.input = args->input;
+    y = te__run_child(m, proj, &in);
+    shape[0] = args->input->shape[0];
+    shape[1] = args->input->shape[1];
+    shape[2] = n;
+    shape[3] = s->head_dim;
+    y = te_tensor_view(y, 4, shape);
+    if (y && norm && s->norm) {
+        in.input = y;
+        y = te__run_child(m, norm, &in);
+    }
+    return y && rotary ? te_apply_rotary_pos_emb(y, rotary, TE_BSHD) : y;
+}
+
+static te_result te__decoder_attention_forward(te_module *m, te_forward_args *args) {
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    te_kv_cache *cache = args->kv_cache;
+    te_forward_args core = TE_ZERO, out = TE_ZERO;
+    te_rotary_desc rotary = s->rotary;
+    te_tensor *y;
+    int64_t shape[3];
+    char text[TE__SHAPE_TEXT];
+    if (args->input->ndim != 3) return te__fail(m->te, TE_ERR_SHAPE, "DecoderAttention: the input is %s; [b, s, hidden] is needed", te__shape_text(args->input, text));
+    if (cache) rotary.position_offset = cache->length;
+    te__hand_on(&core, args);
+    core.input = te__project_heads(m, args, "q_proj", "q_norm", s->heads, &rotary);
+    core.key = te__project_heads(m, args, "k_proj", "k_norm", s->groups, &rotary);
+    core.value = te__project_heads(m, args, "v_proj", NULL, s->groups, NULL);
+    if (!core.input || !core.key || !core.value) return te_error_code(m->te);
+    if (cache && te__kv_cache_extend(cache, s->layer, &core.key, &core.value) != TE_OK) return te_error_code(m->te);
+    core.attention.attn_mask_type = cache && cache->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
+    y = te__run_child(m, "sdpa", &core);
+    shape[0] = args->input->shape[0];
+    shape[1] = args->input->shape[1];
+    shape[2] = -1;
+    te__hand_on(&out, args);
+    out.input = te_tensor_view(te_tensor_contiguous(y), 3, shape);
+    return te__output(m, args, te__run_child(m, "o_proj", &out));
+}
+static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention), te__decoder_attention_forward, NULL, NULL};
+
+/* ---- DecoderMLP, and an expert, which is one with other names ---- */
+
+typedef struct te__decoder_mlp {
+    const char *gate, *up, *down; /* names of the children */
+    te_activation activation;     /* gated: one kernel for activation and product */
+} te__decoder_mlp;
+
+static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
+    const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
+    te_forward_args in = TE_ZERO;
+    te_tensor *parts[2];
+    te__hand_on(&in, args);
+    in.input = args->input;
+    parts[0] = te__run_child(m, s->gate, &in);
+    parts[1] = te__run_child(m, s->up, &in);
+    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
+    return te__output(m, args, te__run_child(m, s->down, &in));
+}
+static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
+
+/* ---- SparseMoe: experts ---- */
+
+typedef struct te__sparse_moe {
+    int experts, chosen; /* of each token */
+} te__sparse_moe;
+
+/* The `chosen` largest of n logits, the first of equal ones first, and their softmax among themselves. */
+static void te__top_experts(const float *logits, int n, int chosen, int *expert, float *share) {
+    double sum = 0;
+    int i, j;
+    for (j = 0; j < chosen; j++) {
+        expert[j] = -1;
+        for (i = 0; i < n; i++) {
+            int k;
+            for (k = 0; k < j && expert[k] != i; k++) {}
+            if (k == j && (expert[j] < 0 || logits[i] > logits[expert[j]])) expert[j] = i;
+        }
+    }
+    for (j = 0; j < chosen; j++) sum += exp((double)logits[expert[j]] - (double)logits[expert[0]]);
+    for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
+}
+
+static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
+    const int64_t tokens = te__rows(saved[0]);
+    const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
+    float *logits = (float *)te__alloc(te, bytes), *dlogits = logits + tokens * n, *dshare = dlogits + tokens * n, *share = dshare + tokens * chosen;
+    int expert[TE__MAX_CHOSEN];
+    te_result result;
+    int64_t t;
+    int j;
+    (void)needs;
+    if (!logits) return TE_ERR_OUT_OF_MEMORY;
+    memset(dlogits, 0, (size_t)tokens * (size_t)n * sizeof(float));
+    result = te_tensor_to_f32(saved[0], logits);
+    if (result == TE_OK) result = te_tensor_to_f32(dy[0], dshare);
+    for (t = 0; t < tokens && result == TE_OK; t++) {
+        double mean = 0;
+        te__top_experts(logits + t * n, n, chosen, expert, share);
+        for (j = 0; j < chosen; j++) mean += (double)share[j] * (double)dshare[t * chosen + j];
+        for (j = 0; j < chosen; j++) dlogits[t * n + expert[j]] = (float)((double)share[j] * ((double)dshare[t * chosen + j] - mean));
+    }
+    if (result == TE_OK) {
+        dx[0] = te_tensor_from_f32(te, saved[0]->dtype, saved[0]->ndim, saved[0]->shape, dlogits);
+        if (!dx[0]) result = te_error_code(te);
+    }
+    te__free(te, logits, bytes);
+    return result;
+}
+
+/* The tokens of each expert, in the order of experts. */
+typedef struct te__routes {
+    int64_t *start; /* [experts + 1] of the rows of each expert among tokens * chosen */
+    int32_t *token; /* [tokens * chosen] of each row */
+    int32_t *share; /* [tokens * chosen]: which of the shares belongs to each row */
+    int32_t *row;   /* [chosen, tokens]: where each token's outputs are */
+} te__routes;
+
+/* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
+static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
+    te_ctx *te = logits->te;
+    const int n = (int)te__cols(logits);
+    const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
+    const size_t bytes = (size_t)tokens * ((size_t)(n + chosen) * sizeof(float) + (size_t)chosen * sizeof(int));
+    float *value = (float *)te__alloc(te, bytes), *share = value + tokens * n;
+    int *expert = (int *)(share + tokens * chosen);
+    te_tensor *y = NULL;
+    int64_t i, at = 0;
+    int e;
+    if (!value) return NULL;
+    if (te_tensor_to_f32(logits, value) == TE_OK) {
+        for (i = 0; i < tokens; i++) te__top_experts(value + i * n, n, chosen, expert + i * chosen, share + i * chosen);
+        for (e = 0; e < n; e++) {
+            r->start[e] = at;
+            for (i = 0; i < tokens * chosen; i++) {
+                if (expert[i] != e) continue;
+                r->token[at] = (int32_t)(i / chosen);
+                r->share[at] = (int32_t)i;
+                r->row[i % chosen * tokens + i / chosen] = (int32_t)at++;
+            }
+        }
+        r->start[n] = at;
+        y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
+    }
+    te__free(te, value, bytes);
+    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
+}
+
+/* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
+static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factor) {
+    const int64_t shape[2] = {x->shape[1], 1};
+    te_tensor *parts[2];
+    parts[0] = te_linear(factor, te_tensor_full(x->te, x->dtype, 2, shape, 1.0), NULL);
+    parts[1] = x;
+    return te_activate(te_concat(parts, 2, -1), TE_REGLU, NULL);
+}
+
+static te_tensor *te__ids(te_ctx *te, const int32_t *ids, int64_t n) { return te_tensor_from_host(te, TE_I32, 1, &n, ids); }
+
+/* The outputs of all experts, one row for each token and expert of it, behind each other. */
+static te_tensor *te__run_experts(te_module *m, te_tensor *x, const te__routes *r, const te_forward_args *args) {
+    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
+    te_module *experts = te_module_find(m, "experts");
+    te_tensor **y = (te_tensor **)te__alloc_zero(m->te, (size_t)s->experts * sizeof(te_tensor *)), *all;
+    int e, n = 0;
+    if (!y) return NULL;
+    for (e = 0; e < s->experts; e++) {
+        te_forward_args in = TE_ZERO;
+        /* In training an expert without tokens runs on none of them: its gradient is 0 and not missing, so its optimizer's states go on, as in transformers. */
+        if (r->start[e] == r->start[e + 1] && !te_module_is_training(m)) continue;
+        te__hand_on(&in, args);
+        in.input = te_embedding_lookup(x, te__ids(m->te, r->token + r->start[e], r->start[e + 1] - r->start[e]));
+        y[n] = te_forward_with(te_module_child(experts, e), &in);
+        if (!y[n++]) break;
+    }
+    all = e == s->experts ? te_concat(y, n, 0) : NULL;
+    te__free(m->te, y, (size_t)s->experts * sizeof(te_tensor *));
+    return all;
+}
+
+static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
+    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
+    te_ctx *te = m->te;
+    const int64_t tokens = te__rows(args->input), rows = tokens * s->chosen, shape[2] = {tokens, te__cols(args->input)};
+    const size_t bytes = (size_t)(s->experts + 1) * sizeof(int64_t) + (size_t)(3 * rows) * sizeof(int32_t);
+    te_forward_args gate = TE_ZERO;
+    te__routes r;
+    te_tensor *x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape), *share, *y = NULL;
+    int j;
+    if (rows > INT32_MAX) return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible", (long long)tokens, s->chosen);
+    if (tokens == 0) return te__output(m, args, args->input);
+    te__hand_on(&gate, args);
+    gate.input = x;
+    gate.input = te__run_plain(m, "gate", &gate);
+    if (!gate.input) return te_error_code(te);
+    r.start = (int64_t *)te__alloc(te, bytes);
+    if (!r.start) return TE_ERR_OUT_OF_MEMORY;
+    r.token = (int32_t *)(r.start + s->experts + 1);
+    r.share = r.token + rows;
+    r.row = r.share + rows;
+    share = te__route_tokens(gate.input, s->chosen, &r);
+    if (share) y = te__run_experts(m, x, &r, args);
+    if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
+    if (y) {
+        te_tensor *all = y;
+        y = te_embedding_lookup(all, te__ids(te, r.row, tokens));
+        for (j = 1; j < s->chosen; j++) y = te_add(y, te_embedding_lookup(all, te__ids(te, r.row + j * tokens, tokens)));
+    }
+    te__free(te, r.start, bytes);
+    return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
+}
+static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL, NULL};
+
+/* ---- DecoderLayer ---- */
+
+static te_tensor *te__run_on(te_module *m, const char *name, te_tensor *x, const te_forward_args *args) {
+    te_forward_args in = TE_ZERO;
+    te__hand_on(&in, args);
+    in.input = x;
+    return x ? te__run_child(m, name, &in) : NULL;
+}
+
+static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) {
+    const bool feedforward_norms = te_module_find(m, "pre_feedforward_layernorm") != NULL;
+    const char *mlp = te_module_find(m, "mlp") ? "mlp" : "block_sparse_moe";
+    te_tensor *x = args->input, *y = te__run_on(m, "self_attn", te__run_on(m, "input_layernorm", x, args), args);
+    if (feedforward_norms) y = te__run_on(m, "post_attention_layernorm", y, args);
+    x = te_add(x, y);
+    y = te__run_on(m, mlp, te__run_on(m, feedforward_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", x, args), args);
+    if (feedforward_norms) y = te__run_on(m, "post_feedforward_layernorm", y, args);
+    return te__output(m, args, te_add(x, y));
+}
+static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
+
+/* Modules that are called one by one. */
+static te_result te__list_forward(te_module *m, te_forward_args *args) {
+    (void)args;
+    return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
+}
+static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
+
+/* ---- DecoderModel, CausalLM ---- */
+
+typedef struct te__causal_lm {
+    te_causal_lm_desc desc; /* defaults filled in; without its pointers */
+    char *config;           /* the text of config.json, where it came from a folder; or NULL */
+} te__causal_lm;
+
+/* ids [b, s] -> normalised hidden states [b, s, hidden]. */
+static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) {
+    const float *scale = (const float *)m->state;
+    te_module *layers = te_module_find(m, "layers");
+    te_tensor *x = te__run_on(m, "embed_tokens", args->input, args);
+    int i;
+    if (x && *scale != 0.0f) x = te_scale(x, *scale);
+    for (i = 0; i < te_module_num_children(layers) && x; i++) {
+        te_forward_args in = TE_ZERO;
+        te__hand_on(&in, args);
+        in.input = x;
+        x = te_forward_with(te_module_child(layers, i), &in);
+        if (x) te__frame_sweep(m->te, &x, 1); /* the layers' outputs before live as long as the tape needs them */
+    }
+    return te__output(m, args, te__run_on(m, "norm", x, args));
+}
+static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL, NULL};
+
+static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_tensor *ids) {
+    const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
+    const int64_t *shape = c->layers[0].k->shape;
+    char text[TE__SHAPE_TEXT];
+    if (c->te != m->te || c->num_layers != d->num_hidden_layers || shape[2] != d->num_key_value_heads || shape[3] != d->head_dim)
+        return te__fail(m->te, TE_ERR_INVALID, "CausalLM: kv_cache has %d layers of %lld heads of %lld%s, the model %d of %d of %lld; te_kv_cache_create makes one for a model", c->num_layers,
+                        (long long)shape[2], (long long)shape[3], c->te != m->te ? " in another context" : "", d->num_hidden_layers, d->num_key_value_heads, (long long)d->head_dim);
+    if (te_grad_enabled(m->te)) return te__fail(m->te, TE_ERR_STATE, "CausalLM: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (ids->shape[0] != c->batch || ids->shape[1] > c->max_length - c->length)
+        return te__fail(m->te, TE_ERR_INVALID, "CausalLM: the ids are %s, and kv_cache has room for %lld sequences of %lld, of which %lld are there", te__shape_text(ids, text),
+                        (long long)c->batch, (long long)c->max_length, (long long)c->length);
+    return TE_OK;
+}
+
+static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
+    const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
+    te_forward_args in = TE_ZERO;
+    te_tensor *x;
+    te_result result = TE_OK;
+    char text[TE__SHAPE_TEXT];
+    if (args->input->ndim != 2) return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed", te__shape_text(args->input, text));
+    if (args->kv_cache) result = te__kv_cache_fits(m, args->kv_cache, args->input);
+    if (result != TE_OK) return result;
+    te__hand_on(&in, args);
+    in.input = args->input;
+    x = te__run_child(m, "model", &in);
+    if (!x) return te_error_code(m->te);
+    in.input = x;
+    x = d->tie_word_embeddings ? te_linear(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), NULL) : te__run_plain(m, "lm_head", &in);
+    if (x && d->final_logit_softcapping != 0.0f) x = te_softcap(x, d->final_logit_softcapping);
+    if (x && args->kv_cache) args->kv_cache->length += args->input->shape[1];
+    return te__output(m, args, x);
+}
+static void te__causal_lm_destroy(te_module *m) { te__free_string(m->te, ((te__causal_lm *)m->state)->config); }
+static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward, te__causal_lm_destroy, NULL};
+
+TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {
+    const te_causal_lm_desc *d;
+    te_kv_cache *c;
+    te_ctx *te;
+    int64_t shape[4];
+    int i;
+    if (!model) return NULL;
+    te = model->te;
+    d = &((const te__causal_lm *)model->state)->desc;
+    if (model->cls != &te__causal_lm_class || batch < 1 || max_length < 1) {
+        te__fail(te, TE_ERR_INVALID, "te_kv_cache_create: a %s, %lld sequences of %lld; a CausalLM, and at least one of one, are needed", model->cls->name, (long long)batch,
+                 (long long)max_length);
+        return NULL;
+    }
+    c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
+    if (!c) return NULL;
+    c->te = te;
+    c->batch = batch;
+    c->max_length = max_length;
+    te__closable_add(te, &c->closable, "cache", te__kv_cache_close, c);
+    c->layers = (te__kv_layer *)te__alloc_zero(te, (size_t)d->num_hidden_layers * sizeof(te__kv_layer));
+    if (c->layers) c->num_layers = d->num_hidden_layers;
+    shape[0] = batch;
+    shape[1] = max_length;
+    shape[2] = d->num_key_value_heads;
+    shape[3] = d->head_dim;
+    te__frame_begin(te);
+    for (i = 0; i < c->num_layers; i++) {
+        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
+        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
+        if (!c->layers[i].k || !c->layers[i].v) break;
+    }
+    te__frame_end(te, NULL, 0);
+    if (c->layers && i == c->num_layers) return c;
+    te_kv_cache_destroy(c);
+    return NULL;
+}
+
+/* ---- making ---- */
+
+static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out, bool bias) {
+    te_linear_desc l = TE_ZERO;
+    l.name = name;
+    l.in_features = in;
+    l.out_features = out;
+    l.gemm.no_bias = !bias;
+    l.gemm.params_dtype = d->params_dtype;
+    l.gemm.device = d->device;
+    l.gemm.init = d->init;
+    te__adopt(parent, name, te_linear_create(parent->te, &l));
+}
+/* One whose weight is not stored quantized. */
+static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
+    te_quantized_model_init_desc off = TE_ZERO;
+    te_module *m;
+    off.not_enabled = true;
+    if (te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
+    te__add_linear(parent, d, name, in, out, false);
+    te_quantized_model_init_end(parent->te);
+    m = te_module_find(parent, name);
+    if (m) m->entries[0].product_weight = false; /* nor where its memory comes later */
+}
+static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t size) {
+    te_norm_desc n = TE_ZERO;
+    n.name = name;
+    n.hidden_size = size;
+    n.norm.eps = d->rms_norm_eps;
+    n.norm.zero_centered_gamma = d->zero_centered_gamma;
+    n.params_dtype = d->params_dtype;
+    n.device = d->device;
+    te__adopt(parent, name, te_rmsnorm_create(parent->te, &n));
+}
+
+/* A module of this room whose children follow: they are made between these two. */
+static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
+    te_module *m = te_module_create(te, cls, name);
+    *outer = te->making;
+    if (m) te->making = m;
+    return m;
+}
+static te_module *te__close_part(te_module *m, te_module *outer) {
+    m->te->making = outer;
+    return te__module_built(m);
+}
+
+static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_desc *d, int layer, bool slides) {
+    const te_lm_rotary *r = slides ? &d->sliding_rotary : &d->rotary;
+    const int64_t channels = d->num_attention_heads * d->head_dim, kv_channels = d->num_key_value_heads * d->head_dim;
+    te_sdpa_desc core = TE_ZERO;
+    te_module *outer, *m = te__open_part(te, &te__decoder_attention_class, "self_attn", &outer);
+    te__decoder_attention *s;
+    if (!m) return NULL;
+    s = (te__decoder_attention *)m->state;
+    s->layer = layer;
+    s->heads = d->num_attention_heads;
+    s->groups = d->num_key_value_heads;
+    s->head_dim = d->head_dim;
+    s->norm = d->qk_norm;
+    s->rotary.base = r->base;
+    s->rotary.llama3 = r->llama3;
+    s->rotary.seq_len_interpolation_factor = r->linear_factor;
+    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
+    te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
+    te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
+    te__add_linear(m, d, "o_proj", channels, d->hidden_size, d->o_bias);
+    if (d->qk_norm) {
+        te__add_norm(m, d, "q_norm", d->head_dim);
+        te__add_norm(m, d, "k_norm", d->head_dim);
+    }
+    core.format = TE_BSHD;
+    core.mask = TE_MASK_CAUSAL;
+    core.window.on = slides;
+    core.window.left = d->sliding_window - 1;
+    core.softmax_scale = d->softmax_scale;
+    core.softcap = d->attn_logit_softcapping;
+    core.dropout_p = d->attention_dropout;
+    te__adopt(m, "sdpa", te_sdpa_create(te, &core));
+    return te__close_part(m, outer);
+}
+
+static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d, const char *name, const char *gate, const char *up, const char *down) {
+    te_module *outer, *m = te__open_part(te, &te__decoder_mlp_class, name, &outer);
+    te__decoder_mlp *s;
+    if (!m) return NULL;
+    s = (te__decoder_mlp *)m->state;
+    s->gate = gate;
+    s->up = up;
+    s->down = down;
+    s->activation = d->activation;
+    te__add_linear(m, d, gate, d->hidden_size, d->intermediate_size, d->mlp_bias);
+    te__add_linear(m, d, up, d->hidden_size, d->intermediate_size, d->mlp_bias);
+    te__add_linear(m, d, down, d->intermediate_size, d->hidden_size, d->mlp_bias);
+    return te__close_part(m, outer);
+}
+
+static te_module *te__sparse_moe_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te_module *outer, *m = te__open_part(te, &te__sparse_moe_class, "block_sparse_moe", &outer), *list;
+    te__sparse_moe *s;
+    int i;
+    if (!m) return NULL;
+    s = (te__sparse_moe *)m->state;
+    s->experts = d->num_local_experts;
+    s->chosen = d->num_experts_per_tok;
+    te__add_plain_linear(m, d, "gate", d->hidden_size, d->num_local_experts);
+    list = te_module_create(te, &te__list_class, "experts");
+    te__adopt(m, "experts", list);
+    for (i = 0; i < d->num_local_experts && te_error_code(te) == TE_OK; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%d", i);
+        te__adopt(list, name, te__decoder_mlp_create(te, d, name, "w1", "w3", "w2"));
+    }
+    return te__close_part(m, outer);
+}
+
+static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *d, int layer, const char *name) {
+    const bool slides = d->sliding_window > 0 && (!d->sliding_layers || d->sliding_layers[layer]);
+    te_module *outer, *m = te__open_part(te, &te__decoder_layer_class, name, &outer);
+    if (!m) return NULL;
+    te__add_norm(m, d, "input_layernorm", d->hidden_size);
+    te__adopt(m, "self_attn", te__decoder_attention_create(te, d, layer, slides));
+    te__add_norm(m, d, "post_attention_layernorm", d->hidden_size);
+    if (d->feedforward_norms) {
+        te__add_norm(m, d, "pre_feedforward_layernorm", d->hidden_size);
+        te__add_norm(m, d, "post_feedforward_layernorm", d->hidden_size);
+    }
+    if (d->num_local_experts) te__adopt(m, "block_sparse_moe", te__sparse_moe_create(te, d));
+    else te__adopt(m, "mlp", te__decoder_mlp_create(te, d, "mlp", "gate_proj", "up_proj", "down_proj"));
+    return te__close_part(m, outer);
+}
+
+/* A factor as a tensor of that format holds it. */
+static float te__rounded_to(float x, te_dtype dtype) {
+    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
+}
+
+static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te_embedding_desc table = TE_ZERO;
+    te_module *outer, *m = te__open_part(te, &te__decoder_model_class, "model", &outer), *list;
+    int i;
+    if (!m) return NULL;
+    *(float *)m->state = te__rounded_to(d->embedding_scale, d->params_dtype);
+    table.num_embeddings = d->vocab_size;
+    table.embedding_dim = d->hidden_size;
+    table.params_dtype = d->params_dtype;
+    table.device = d->device;
+    table.init = d->init;
+    te__adopt(m, "embed_tokens", te_embedding_create(te, &table));
+    list = te_module_create(te, &te__list_class, "layers");
+    te__adopt(m, "layers", list);
+    for (i = 0; i < d->num_hidden_layers && te_error_code(te) == TE_OK; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%d", i);
+        te__adopt(list, name, te__decoder_layer_create(te, d, i, name));
+    }
+    te__add_norm(m, d, "norm", d->hidden_size);
+    return te__close_part(m, outer);
+}
+
+/* Fills the defaults; false with the error recorded where sizes do not fit. */
+static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
+    const char *const who = "te_causal_lm_create";
+    if (!d->num_key_value_heads) d->num_key_value_heads = d->num_attention_heads;
+    if (!d->head_dim && d->num_attention_heads > 0 && d->hidden_size % d->num_attention_heads == 0) d->head_dim = d->hidden_size / d->num_attention_heads;
+    if (!d->activation) d->activation = TE_SWIGLU;
+    if (!d->params_dtype) d->params_dtype = TE_BF16;
+    if (d->num_hidden_layers < 1 || d->num_attention_heads < 1 || d->num_key_value_heads < 1 || d->num_attention_heads % d->num_key_value_heads || d->head_dim < 1 ||
+        d->head_dim > TE__MAX_LAYER_SIZE / d->num_attention_heads) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d layers, hidden_size %lld, %d heads of %lld channels, %d of keys and values; there is at least one of each, the heads divide the hidden size (or head_dim is "
+                 "given), and those of keys and values divide the heads", who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
+                 d->num_key_value_heads);
+        return false;
+    }
+    if (!te_activation_is_gated(d->activation)) {
+        te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who, (int)d->activation, (int)TE_SWIGLU);
+        return false;
+    }
+    if (d->num_local_experts < 0 || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts || d->num_experts_per_tok > TE__MAX_CHOSEN) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token; one at least, all at most, and not more than %d are possible", who, d->num_experts_per_tok, d->num_local_experts,
+                 (int)TE__MAX_CHOSEN);
+        return false;
+    }
+    return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) && te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
+}
+
+TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc) {
+    te_causal_lm_desc d;
+    te_module *m, *outer;
+    te__causal_lm *s;
+    if (!te || !te__has_desc(te, desc, "te_causal_lm_create")) return NULL;
+    d = *desc;
+    if (!te__causal_lm_ok(te, &d)) return NULL;
+    m = te__open_part(te, &te__causal_lm_class, d.name ? d.name : "causal_lm", &outer);
+    if (!m) return NULL;
+    te__adopt(m, "model", te__decoder_model_create(te, &d));
+    if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
+    s = (te__causal_lm *)m->state;
+    s->desc = d;
+    s->desc.sliding_layers = NULL;
+    s->desc.name = NULL;
+    return te__close_part(m, outer);
 }
 
 /* ==== train/states.c ============================================================================================ */
@@ -52413,7 +53854,8 @@ enum { TE__JSON_MAX_NESTING = 32 };
 
 typedef struct te__json {
     te_ctx *te;
-    const char *path; /* for messages */
+    const char *path; /* for messages, as this: */
+    const char *part; /* of the file: "the header", "the text" */
     char *begin, *at, *end; /* *end is 0; strings are unescaped in place: they only get shorter */
     bool failed;
 } te__json;
@@ -52426,7 +53868,7 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    te__fail(j->te, TE_ERR_FORMAT, "%s: byte %lld of the header: %s", j->path, (long long)(j->at - j->begin), text);
+    te__fail(j->te, TE_ERR_FORMAT, "%s: byte %lld of %s: %s", j->path, (long long)(j->at - j->begin), j->part, text);
     return false;
 }
 
@@ -52531,7 +53973,7 @@ static const char *te__json_string(te__json *j) {
             c = te__json_escape(j);
             if (!j->failed) out = te__utf8_put(out, c);
         } else if ((unsigned char)*j->at < 0x20) {
-            te__json_fail(j, j->at == j->end ? "the header ends within a string" : "a control character within a string");
+            te__json_fail(j, "%s", j->at == j->end ? "it ends within a string" : "a control character within a string");
         } else {
             int n = te__utf8_length(j->at);
             if (n == 0) te__json_fail(j, "text that is not UTF-8");
@@ -52587,15 +54029,33 @@ static void te__json_skip_number(te__json *j) {
         te__json_digits(j);
     }
 }
-static void te__json_skip_word(te__json *j) {
-    static const char *const words[3] = {"true", "false", "null"};
+/* Which of the three words comes next: 0, 1, 2 as in the list, -1 none. It is taken. */
+static int te__json_word(te__json *j) {
+    static const char *const words[3] = {"false", "true", "null"};
     int i;
+    if (j->failed) return -1;
+    te__json_space(j);
     for (i = 0; i < 3; i++)
         if (strncmp(j->at, words[i], strlen(words[i])) == 0) {
             j->at += strlen(words[i]);
-            return;
+            return i;
         }
-    te__json_fail(j, "a value is missing");
+    return -1;
+}
+static void te__json_skip_word(te__json *j) {
+    if (te__json_word(j) < 0) te__json_fail(j, "a value is missing");
+}
+/* A number that an f64 holds. */
+static double te__json_number(te__json *j) {
+    const char *start;
+    double value = 0;
+    if (j->failed) return 0;
+    te__json_space(j);
+    start = j->at;
+    te__json_skip_number(j);
+    if (j->failed) return 0;
+    if (te__read_number(start, (size_t)(j->at - start), &value) == 0 || value - value != 0) te__json_fail(j, "a number that is too large");
+    return j->failed ? 0 : value;
 }
 /* Skips a value. */
 static void te__json_skip(te__json *j, int depth) {
@@ -52847,6 +54307,7 @@ static bool te__st_parse_header(te_safetensors *f) {
     memset(&j, 0, sizeof(j));
     j.te = f->te;
     j.path = f->path;
+    j.part = "the header";
     j.begin = j.at = f->header;
     j.end = f->header + f->header_size;
     if (*j.at != '{') return te__st_fail(f, TE_ERR_FORMAT, "the header does not begin with '{': this is not a safetensors file");
@@ -53188,6 +54649,746 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     if (result == TE_OK) result = te__st_write(te, path, sorted, num_items, &header);
     te__text_free(&header);
     te__free(te, sorted, (size_t)num_items * sizeof(*sorted));
+    return result;
+}
+
+/* ==== io/hf_config.c ============================================================================================ */
+
+/* io/hf_config.c: config.json of Hugging Face transformers as a te_causal_lm_desc. Knows the keys of each model_type, those of older files included; must not know
+ * weights.
+ *
+ * A key that changes what a model computes is either read or refused: a model that opens computes what transformers computes. */
+
+enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
+
+/* Families, and what they have in common with each other. */
+typedef struct te__hf_family {
+    const char *model_type;
+    double rms_norm_eps, rope_theta; /* defaults of transformers */
+    int64_t head_dim;                /* 0 => hidden_size / num_attention_heads */
+    bool gemma;                      /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
+    bool qkv_bias, qk_norm, feedforward_norms, softcaps, experts;
+} te__hf_family;
+static const te__hf_family te__hf_families[] = {
+    {"llama", 1e-6, 10000, 0, false, false, false, false, false, false},
+    {"mistral", 1e-6, 10000, 0, false, false, false, false, false, false},
+    {"mixtral", 1e-5, 1000000, 0, false, false, false, false, false, true},
+    {"qwen2", 1e-6, 10000, 0, false, true, false, false, false, false},
+    {"qwen3", 1e-6, 10000, 128, false, false, true, false, false, false},
+    {"gemma", 1e-6, 10000, 256, true, false, false, false, false, false},
+    {"gemma2", 1e-6, 10000, 256, true, false, false, true, true, false},
+    {"gemma3_text", 1e-6, 1000000, 256, true, false, true, true, true, false}};
+
+/* The scaling of rotary frequencies, and with it their base: "rope_parameters", or the older "rope_scaling". */
+typedef struct te__hf_rope {
+    char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
+    double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor;
+    int64_t original;
+} te__hf_rope;
+
+/* The keys as they are in the file; NAN and -1 where they are missing or null. */
+typedef struct te__hf_config {
+    te__json j;
+    char *model_type, *hidden_act, *hidden_activation;
+    int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok;
+    double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping, attention_dropout, partial_rotary_factor;
+    double router_jitter_noise;
+    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention; /* 0, 1 */
+    te__hf_rope scaling, full, sliding; /* of all layers, or by the kind of layer */
+    bool *slides; /* [num_slides]: "layer_types" */
+    int num_slides, cap_slides;
+    bool quantized; /* "quantization_config" */
+} te__hf_config;
+
+typedef enum te__hf_kind {
+    TE__HF_COUNT,
+    TE__HF_NUMBER,
+    TE__HF_CAP, /* a number; null is 0, and does not mean the default */
+    TE__HF_BOOL,
+    TE__HF_STRING
+} te__hf_kind;
+typedef struct te__hf_key {
+    const char *name;
+    te__hf_kind kind;
+    size_t offset;
+} te__hf_key;
+
+#define TE__HF_KEY(kind, name) {#name, kind, offsetof(te__hf_config, name)}
+static const te__hf_key te__hf_keys[] = {
+    TE__HF_KEY(TE__HF_STRING, model_type),          TE__HF_KEY(TE__HF_STRING, hidden_act),           TE__HF_KEY(TE__HF_STRING, hidden_activation),
+    TE__HF_KEY(TE__HF_COUNT, vocab_size),           TE__HF_KEY(TE__HF_COUNT, hidden_size),           TE__HF_KEY(TE__HF_COUNT, intermediate_size),
+    TE__HF_KEY(TE__HF_COUNT, num_hidden_layers),    TE__HF_KEY(TE__HF_COUNT, num_attention_heads),   TE__HF_KEY(TE__HF_COUNT, num_key_value_heads),
+    TE__HF_KEY(TE__HF_COUNT, head_dim),             TE__HF_KEY(TE__HF_COUNT, sliding_window),        TE__HF_KEY(TE__HF_COUNT, max_window_layers),
+    TE__HF_KEY(TE__HF_COUNT, sliding_window_pattern), TE__HF_KEY(TE__HF_COUNT, num_local_experts),   TE__HF_KEY(TE__HF_COUNT, num_experts_per_tok),
+    {"_sliding_window_pattern", TE__HF_COUNT, offsetof(te__hf_config, sliding_window_pattern)},
+    TE__HF_KEY(TE__HF_NUMBER, rms_norm_eps),        TE__HF_KEY(TE__HF_NUMBER, rope_theta),           TE__HF_KEY(TE__HF_NUMBER, rope_local_base_freq),
+    TE__HF_KEY(TE__HF_NUMBER, query_pre_attn_scalar), TE__HF_KEY(TE__HF_CAP, attn_logit_softcapping), TE__HF_KEY(TE__HF_CAP, final_logit_softcapping),
+    TE__HF_KEY(TE__HF_NUMBER, attention_dropout),   TE__HF_KEY(TE__HF_NUMBER, partial_rotary_factor), TE__HF_KEY(TE__HF_NUMBER, router_jitter_noise),
+    TE__HF_KEY(TE__HF_BOOL, tie_word_embeddings),   TE__HF_KEY(TE__HF_BOOL, attention_bias),         TE__HF_KEY(TE__HF_BOOL, mlp_bias),
+    TE__HF_KEY(TE__HF_BOOL, use_sliding_window),    TE__HF_KEY(TE__HF_BOOL, use_bidirectional_attention)};
+#undef TE__HF_KEY
+#define TE__HF_KEY(kind, name, field) {name, kind, offsetof(te__hf_rope, field)}
+static const te__hf_key te__hf_rope_keys[] = {
+    TE__HF_KEY(TE__HF_STRING, "rope_type", type),       TE__HF_KEY(TE__HF_STRING, "type", older_type),
+    TE__HF_KEY(TE__HF_NUMBER, "rope_theta", theta),     TE__HF_KEY(TE__HF_NUMBER, "factor", factor),
+    TE__HF_KEY(TE__HF_NUMBER, "low_freq_factor", low_freq_factor), TE__HF_KEY(TE__HF_NUMBER, "high_freq_factor", high_freq_factor),
+    TE__HF_KEY(TE__HF_NUMBER, "partial_rotary_factor", partial_rotary_factor),
+    TE__HF_KEY(TE__HF_COUNT, "original_max_position_embeddings", original)};
+#undef TE__HF_KEY
+
+/* All missing. */
+static void te__hf_clear(void *s, const te__hf_key *keys, int num_keys) {
+    int i;
+    for (i = 0; i < num_keys; i++) {
+        char *at = (char *)s + keys[i].offset;
+        if (keys[i].kind == TE__HF_NUMBER || keys[i].kind == TE__HF_CAP) *(double *)(void *)at = (double)NAN;
+        else if (keys[i].kind == TE__HF_STRING) *(char **)(void *)at = NULL;
+        else *(int64_t *)(void *)at = -1;
+    }
+}
+static bool te__hf_missing(const char *at, te__hf_kind kind) {
+    if (kind == TE__HF_NUMBER || kind == TE__HF_CAP) return isnan(*(const double *)(const void *)at);
+    if (kind == TE__HF_STRING) return !*(char *const *)(const void *)at;
+    return *(const int64_t *)(const void *)at < 0;
+}
+
+/* The value of a known key into its field, or true without doing anything if the key is none of these. */
+static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_keys, const char *name, bool *known) {
+    int i;
+    for (i = 0; i < num_keys && strcmp(keys[i].name, name) != 0; i++) {}
+    *known = i < num_keys;
+    if (!*known) return true;
+    {
+        char *at = (char *)s + keys[i].offset;
+        int word = te__json_word(j);
+        if (j->failed) return false;
+        if (!te__hf_missing(at, keys[i].kind)) return te__json_fail(j, "\"%.60s\" is given twice", name);
+        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = 0;
+        if (word == 2) return true;
+        if (word >= 0 && keys[i].kind != TE__HF_BOOL) return te__json_fail(j, "\"%.60s\" is %s", name, word ? "true" : "false");
+        if (keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = (int64_t)te__json_uint(j);
+        else if (keys[i].kind == TE__HF_NUMBER || keys[i].kind == TE__HF_CAP) *(double *)(void *)at = te__json_number(j);
+        else if (keys[i].kind == TE__HF_STRING) *(char **)(void *)at = (char *)te__json_string(j);
+        else if (word < 0) return te__json_fail(j, "\"%.60s\" is neither true nor false", name);
+        else *(int64_t *)(void *)at = word;
+    }
+    return !j->failed;
+}
+
+/* An object of numbers, or with `by_kind` one such object for each kind of layer. */
+static bool te__hf_parse_rope(te__hf_config *c, te__hf_rope *rope, bool by_kind) {
+    te__json *j = &c->j;
+    bool more, known;
+    if (te__json_word(j) == 2) return true;
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (by_kind && strcmp(name, "full_attention") == 0) known = te__hf_parse_rope(c, &c->full, false);
+        else if (by_kind && strcmp(name, "sliding_attention") == 0) known = te__hf_parse_rope(c, &c->sliding, false);
+        else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+    }
+    return !j->failed;
+}
+
+static bool te__hf_parse_layer_types(te__hf_config *c) {
+    te__json *j = &c->j;
+    bool more;
+    if (te__json_word(j) == 2) return true;
+    if (c->num_slides) return te__json_fail(j, "\"layer_types\" is given twice");
+    for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
+        const char *type = te__json_string(j);
+        if (j->failed) return false;
+        if (strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0) {
+            te__fail(j->te, TE_ERR_UNSUPPORTED, "%s: layer_types[%d] is \"%.60s\"; full_attention and sliding_attention are possible", j->path, c->num_slides, type);
+            return false;
+        }
+        if (c->num_slides == TE__HF_MAX_LAYERS) return te__json_fail(j, "\"layer_types\" has more than %d entries", (int)TE__HF_MAX_LAYERS);
+        if (!te__grow(j->te, (void **)&c->slides, &c->cap_slides, c->num_slides, sizeof(bool))) return false;
+        c->slides[c->num_slides++] = type[0] == 's';
+    }
+    return !j->failed;
+}
+
+static void te__hf_config_close(te__hf_config *c) { te__free(c->j.te, c->slides, (size_t)c->cap_slides * sizeof(bool)); }
+
+/* Reads `text`, which is changed: strings are unescaped in it. */
+static bool te__hf_config_parse(te__hf_config *c, te_ctx *te, const char *path, char *text, size_t n) {
+    te__json *j = &c->j;
+    bool more, known;
+    memset(c, 0, sizeof(*c));
+    j->te = te;
+    j->path = path;
+    j->part = "the text";
+    j->begin = j->at = text;
+    j->end = text + n;
+    te__hf_clear(c, te__hf_keys, TE__COUNT(te__hf_keys));
+    te__hf_clear(&c->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "rope_parameters") == 0 || strcmp(name, "rope_scaling") == 0) known = te__hf_parse_rope(c, &c->scaling, true);
+        else if (strcmp(name, "layer_types") == 0) known = te__hf_parse_layer_types(c);
+        else if (!te__hf_take(j, c, te__hf_keys, TE__COUNT(te__hf_keys), name, &known)) return false;
+        else if (!known && strcmp(name, "quantization_config") == 0) c->quantized = te__json_word(j) != 2;
+        if (!known && !(strcmp(name, "quantization_config") == 0 && !c->quantized)) te__json_skip(j, 0);
+        if (j->failed || te->error_code != TE_OK) return false;
+    }
+    if (j->failed) return false;
+    te__json_space(j);
+    return j->at == j->end ? true : te__json_fail(j, "something follows the end");
+}
+
+/* ---- what the keys mean ---- */
+
+TE_PRINTF(3, 4) static bool te__hf_refuse(te__hf_config *c, te_result code, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    te__fail(c->j.te, code, "%s: %s", c->j.path, text);
+    return false;
+}
+
+/* A whole number from `least` on that an int holds. */
+static bool te__hf_count(te__hf_config *c, const char *name, int64_t value, int64_t least) {
+    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is missing", name);
+    if (value >= least && value <= INT_MAX) return true;
+    return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %lld; %lld to %d are possible", name, (long long)value, (long long)least, INT_MAX);
+}
+/* A positive number that an f32 holds, or `missing` where there is none. */
+static bool te__hf_positive(te__hf_config *c, const char *name, double value, double missing, float *to) {
+    *to = (float)(isnan(value) ? missing : value);
+    if (isnan(value) || (*to > 0.0f && *to <= FLT_MAX)) return true;
+    return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %g; a positive number is needed", name, value);
+}
+
+static bool te__hf_cap(te__hf_config *c, const char *name, double value, double missing, float *to) {
+    if ((isnan(value) ? missing : value) != 0) return te__hf_positive(c, name, value, missing, to);
+    *to = 0.0f;
+    return true;
+}
+
+static bool te__hf_rope_given(const te__hf_rope *r) { return r->type || !isnan(r->theta); }
+static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
+    const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
+    if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
+    if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
+    if (strcmp(type, "default") == 0) return true;
+    if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
+    if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
+    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
+    if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
+        return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
+    to->llama3.original_max_position_embeddings = r->original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
+           te__hf_count(c, "original_max_position_embeddings", r->original, 1);
+}
+
+static bool te__hf_activation(te__hf_config *c, te_activation *to) {
+    static const struct {
+        const char *name;
+        te_activation gated;
+    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}};
+    const char *name = c->hidden_activation ? c->hidden_activation : c->hidden_act;
+    int i;
+    if (!name) return true; /* the family's */
+    for (i = 0; i < TE__COUNT(all); i++)
+        if (strcmp(name, all[i].name) == 0) {
+            *to = all[i].gated;
+            return true;
+        }
+    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh and relu are there", c->hidden_activation ? "hidden_activation" : "hidden_act", name);
+}
+
+/* Which layers have a window: "layer_types", or what older files say in its place. The list is the config's, which outlives the desc. */
+static bool te__hf_windows(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const bool qwen = te__starts_with(f->model_type, "qwen"), gemma2 = strcmp(f->model_type, "gemma2") == 0, gemma3 = strcmp(f->model_type, "gemma3_text") == 0;
+    int i;
+    if (c->num_slides && c->num_slides != d->num_hidden_layers)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has %d entries and num_hidden_layers is %d", c->num_slides, d->num_hidden_layers);
+    if (gemma3 && !c->num_slides && c->sliding_window_pattern < 1) c->sliding_window_pattern = 6;
+    while (c->num_slides < d->num_hidden_layers) {
+        bool slides = c->sliding_window > 0 && strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
+        i = c->num_slides;
+        if (qwen) slides = slides && c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
+        if (gemma2) slides = slides && i % 2 == 0;
+        if (gemma3) slides = slides && (i + 1) % c->sliding_window_pattern != 0;
+        if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
+        c->slides[c->num_slides++] = slides;
+    }
+    for (i = 0; i < c->num_slides && !c->slides[i]; i++) {}
+    if (i == c->num_slides) return true;
+    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false; /* layer i has one */
+    d->sliding_window = c->sliding_window;
+    d->sliding_layers = c->slides;
+    return true;
+}
+
+static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    if (!f->experts) return true;
+    if (!te__hf_count(c, "num_local_experts", c->num_local_experts, 1) || !te__hf_count(c, "num_experts_per_tok", c->num_experts_per_tok, 1)) return false;
+    if (c->num_experts_per_tok > c->num_local_experts)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "num_experts_per_tok is %lld and num_local_experts %lld", (long long)c->num_experts_per_tok, (long long)c->num_local_experts);
+    if (c->router_jitter_noise > 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "router_jitter_noise is %g; only 0 is there", c->router_jitter_noise);
+    d->num_local_experts = (int)c->num_local_experts;
+    d->num_experts_per_tok = (int)c->num_experts_per_tok;
+    return true;
+}
+
+/* The model that the keys describe. */
+static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
+    const te__hf_family *f = te__hf_families, *end = f + TE__COUNT(te__hf_families);
+    const char *type = c->model_type;
+    const te__hf_rope *full;
+    float scalar;
+    memset(d, 0, sizeof(*d));
+    if (!type) return te__hf_refuse(c, TE_ERR_FORMAT, "model_type is missing");
+    while (f < end && strcmp(f->model_type, type) != 0) f++;
+    if (f == end)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "model_type is \"%.60s\"; llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2 and gemma3_text are there", type);
+    if (c->quantized) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a quantization_config; dequantize the model in transformers and save it again");
+    if (c->use_bidirectional_attention == 1) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "use_bidirectional_attention is true; only causal models are there");
+    if (!isnan(c->partial_rotary_factor) && c->partial_rotary_factor != 1)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", c->partial_rotary_factor);
+    if (!te__hf_count(c, "vocab_size", c->vocab_size, 1) || !te__hf_count(c, "hidden_size", c->hidden_size, 1) || !te__hf_count(c, "intermediate_size", c->intermediate_size, 1) ||
+        !te__hf_count(c, "num_hidden_layers", c->num_hidden_layers, 1) || !te__hf_count(c, "num_attention_heads", c->num_attention_heads, 1))
+        return false;
+    if (c->num_hidden_layers > TE__HF_MAX_LAYERS)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "num_hidden_layers is %lld; %d at most are possible", (long long)c->num_hidden_layers, (int)TE__HF_MAX_LAYERS);
+    if (c->num_key_value_heads < 0 && strcmp(type, "llama") == 0) c->num_key_value_heads = c->num_attention_heads;
+    if (!te__hf_count(c, "num_key_value_heads", c->num_key_value_heads, 1)) return false;
+    if (c->num_attention_heads % c->num_key_value_heads)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "num_attention_heads is %lld and num_key_value_heads %lld, which must divide it", (long long)c->num_attention_heads, (long long)c->num_key_value_heads);
+    if (c->head_dim < 0) c->head_dim = f->head_dim;
+    if (c->head_dim <= 0 && c->hidden_size % c->num_attention_heads)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "hidden_size is %lld and num_attention_heads %lld, which must divide it where head_dim is not given", (long long)c->hidden_size,
+                             (long long)c->num_attention_heads);
+    if (c->head_dim <= 0) c->head_dim = c->hidden_size / c->num_attention_heads;
+    if (!te__hf_count(c, "head_dim", c->head_dim, 1)) return false;
+    d->vocab_size = c->vocab_size;
+    d->hidden_size = c->hidden_size;
+    d->intermediate_size = c->intermediate_size;
+    d->num_hidden_layers = (int)c->num_hidden_layers;
+    d->num_attention_heads = (int)c->num_attention_heads;
+    d->num_key_value_heads = (int)c->num_key_value_heads;
+    d->head_dim = c->head_dim;
+    d->activation = f->gemma ? TE_GEGLU : TE_SWIGLU;
+    d->zero_centered_gamma = f->gemma;
+    d->feedforward_norms = f->feedforward_norms;
+    d->qk_norm = f->qk_norm;
+    d->qkv_bias = f->qkv_bias || (c->attention_bias == 1 && strcmp(type, "mistral") != 0 && strcmp(type, "mixtral") != 0);
+    d->o_bias = !f->qkv_bias && d->qkv_bias;
+    d->mlp_bias = c->mlp_bias == 1 && strcmp(type, "llama") == 0;
+    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? f->gemma : c->tie_word_embeddings == 1;
+    d->embedding_scale = f->gemma ? (float)sqrt((double)d->hidden_size) : 0.0f;
+    full = te__hf_rope_given(&c->full) ? &c->full : &c->scaling;
+    if (!te__hf_activation(c, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
+        !te__hf_experts(c, f, d) || !te__hf_rotary(c, full, isnan(c->rope_theta) ? f->rope_theta : c->rope_theta, &d->rotary))
+        return false;
+    d->sliding_rotary = d->rotary;
+    if (strcmp(type, "gemma3_text") == 0 || te__hf_rope_given(&c->sliding)) { /* Gemma 3: windowed layers turn faster, and are not scaled */
+        memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary));
+        if (!te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary)) return false;
+    }
+    if (f->softcaps) {
+        if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
+        d->softmax_scale = 1.0f / sqrtf(scalar);
+        if (!te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, strcmp(type, "gemma2") == 0 ? 50 : 0, &d->attn_logit_softcapping) ||
+            !te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, strcmp(type, "gemma2") == 0 ? 30 : 0, &d->final_logit_softcapping))
+            return false;
+    }
+    if (isnan(c->attention_dropout)) return true;
+    if (!(c->attention_dropout >= 0 && c->attention_dropout < 1)) return te__hf_refuse(c, TE_ERR_FORMAT, "attention_dropout is %g; 0 to 1 are possible", c->attention_dropout);
+    d->attention_dropout = (float)c->attention_dropout;
+    return true;
+}
+
+/* ==== io/hf.c =================================================================================================== */
+
+/* io/hf.c: folders of Hugging Face transformers: opening and writing. Knows config.json by io/hf_config.c and weights by io/safetensors.c; must not know what a model
+ * computes.
+ *
+ * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken for what the files have. */
+
+enum { TE__HF_MAX_SHARDS = 10000 };
+
+typedef struct te__hf_shard {
+    char *name; /* of the file, in the folder */
+    te_safetensors *file;
+} te__hf_shard;
+
+/* A line of model.safetensors.index.json. */
+typedef struct te__hf_place {
+    const char *tensor, *shard; /* point into the text */
+} te__hf_place;
+
+typedef struct te__hf_folder {
+    te_ctx *te;
+    const char *path;
+    te__text config, config_path, index, index_path; /* config: parsed in place */
+    char *config_text;                               /* config.json as it was */
+    te__hf_config c;
+    te__hf_shard *shards;
+    int num_shards, cap_shards;
+    te__hf_place *places;
+    int num_places, cap_places;
+} te__hf_folder;
+
+static bool te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
+    t->memory = &te->host_allocator;
+    te__text_clear(t);
+    te__text_printf(t, "%s%s%s", folder, folder[0] && te__is_slash(folder[strlen(folder) - 1]) ? "" : "/", name);
+    if (t->oom) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s", te__no_memory_text);
+    return !t->oom;
+}
+
+static void te__hf_folder_close(te__hf_folder *f) {
+    int i;
+    te__hf_config_close(&f->c);
+    for (i = 0; i < f->num_shards; i++) {
+        te_safetensors_close(f->shards[i].file);
+        te__free_string(f->te, f->shards[i].name);
+    }
+    te__free(f->te, f->shards, (size_t)f->cap_shards * sizeof(te__hf_shard));
+    te__free(f->te, f->places, (size_t)f->cap_places * sizeof(te__hf_place));
+    te__free_string(f->te, f->config_text);
+    te__text_free(&f->config);
+    te__text_free(&f->config_path);
+    te__text_free(&f->index);
+    te__text_free(&f->index_path);
+}
+
+/* A whole text file of the folder. */
+static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
+    te__text why = TE_ZERO;
+    bool fine;
+    if (!te__hf_join(path, f->te, f->path, name)) return false;
+    into->memory = &f->te->host_allocator;
+    fine = te__file_read(path->s, limit, into, &why);
+    if (!fine) te__fail(f->te, into->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(&why));
+    te__text_free(&why);
+    if (!fine || strlen(te__text_str(into)) == into->n) return fine;
+    te__fail(f->te, TE_ERR_FORMAT, "%s: byte %lld is 0; a text is expected", path->s, (long long)strlen(into->s));
+    return false;
+}
+
+/* ---- the weights' files ---- */
+
+static int te__hf_open_shard(te__hf_folder *f, const char *name) {
+    te__text path = TE_ZERO;
+    te__hf_shard *s;
+    if (!te__grow(f->te, (void **)&f->shards, &f->cap_shards, f->num_shards, sizeof(te__hf_shard))) return -1;
+    s = &f->shards[f->num_shards];
+    s->name = te__copy_string(f->te, name);
+    if (!s->name) return -1;
+    s->file = te__hf_join(&path, f->te, f->path, name) ? te_safetensors_open(f->te, path.s) : NULL;
+    te__text_free(&path);
+    if (s->file) return f->num_shards++;
+    te__free_string(f->te, s->name);
+    return -1;
+}
+
+/* A name of a file in the folder itself. */
+static bool te__hf_is_plain_name(const char *name) {
+    const char *p;
+    for (p = name; *p; p++)
+        if (te__is_slash(*p) || *p == ':') return false;
+    return name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+static int te__hf_by_tensor(const void *a, const void *b) { return strcmp(((const te__hf_place *)a)->tensor, ((const te__hf_place *)b)->tensor); }
+
+static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
+    bool more;
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        te__hf_place *p;
+        if (!te__grow(f->te, (void **)&f->places, &f->cap_places, f->num_places, sizeof(te__hf_place))) return false;
+        p = &f->places[f->num_places];
+        p->tensor = te__json_string(j);
+        te__json_expect(j, ':');
+        p->shard = te__json_string(j);
+        if (j->failed) return false;
+        if (!te__hf_is_plain_name(p->shard)) {
+            te__fail(f->te, TE_ERR_FORMAT, "%s: weight_map says that tensor " TE__ST_NAME " is in \"%.120s\"; the name of a file in the same folder is needed", j->path, p->tensor, p->shard);
+            return false;
+        }
+        f->num_places++;
+    }
+    return !j->failed;
+}
+
+static bool te__hf_parse_index(te__hf_folder *f) {
+    te__json j;
+    bool more;
+    int i, maps = 0;
+    memset(&j, 0, sizeof(j));
+    j.te = f->te;
+    j.path = f->index_path.s;
+    j.part = "the text";
+    j.begin = j.at = f->index.s;
+    j.end = f->index.s + f->index.n;
+    for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
+        const char *name = te__json_string(&j);
+        if (!te__json_expect(&j, ':')) return false;
+        if (strcmp(name, "weight_map") != 0) te__json_skip(&j, 0);
+        else if (maps++) return te__json_fail(&j, "\"weight_map\" is given twice");
+        else if (!te__hf_parse_weight_map(f, &j)) return false;
+    }
+    if (j.failed) return false;
+    te__json_space(&j);
+    if (j.at != j.end) return te__json_fail(&j, "something follows the end");
+    if (!f->num_places) return te__json_fail(&j, "weight_map is %s", maps ? "empty" : "missing");
+    qsort(f->places, (size_t)f->num_places, sizeof(te__hf_place), te__hf_by_tensor);
+    for (i = 1; i < f->num_places; i++)
+        if (strcmp(f->places[i - 1].tensor, f->places[i].tensor) == 0) return te__json_fail(&j, "weight_map has tensor " TE__ST_NAME " twice", f->places[i].tensor);
+    return true;
+}
+
+/* Opens each shard once, and sees that the index and the shards speak of the same tensors. */
+static bool te__hf_open_shards(te__hf_folder *f) {
+    int i, k;
+    for (i = 0; i < f->num_places; i++) {
+        for (k = 0; k < f->num_shards && strcmp(f->shards[k].name, f->places[i].shard) != 0; k++) {}
+        if (k == TE__HF_MAX_SHARDS) {
+            te__fail(f->te, TE_ERR_FORMAT, "%s: more than %d files", f->index_path.s, (int)TE__HF_MAX_SHARDS);
+            return false;
+        }
+        if (k == f->num_shards && te__hf_open_shard(f, f->places[i].shard) < 0) return false;
+        if (te_safetensors_find(f->shards[k].file, f->places[i].tensor)) continue;
+        te__fail(f->te, TE_ERR_FORMAT, "%s says that tensor " TE__ST_NAME " is in %s, which has no tensor of that name", f->index_path.s, f->places[i].tensor, f->places[i].shard);
+        return false;
+    }
+    for (k = 0; k < f->num_shards; k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
+            const te__hf_place *p;
+            te__hf_place key;
+            key.tensor = te_safetensors_at(f->shards[k].file, i)->name;
+            key.shard = NULL;
+            p = (const te__hf_place *)bsearch(&key, f->places, (size_t)f->num_places, sizeof(key), te__hf_by_tensor);
+            if (p && strcmp(p->shard, f->shards[k].name) == 0) continue;
+            te__fail(f->te, TE_ERR_FORMAT, "%s has tensor " TE__ST_NAME ", which by %s is in %s", f->shards[k].name, key.tensor, f->index_path.s, p ? p->shard : "no file");
+            return false;
+        }
+    return true;
+}
+
+static const te_safetensors_entry *te__hf_find(te__hf_folder *f, const char *name, int *shard) {
+    const te_safetensors_entry *e = NULL;
+    for (*shard = 0; *shard < f->num_shards; ++*shard) {
+        e = te_safetensors_find(f->shards[*shard].file, name);
+        if (e) break;
+    }
+    return e;
+}
+
+static bool te__hf_open_weights(te__hf_folder *f) {
+    te__text single = TE_ZERO;
+    const bool fine = te__hf_join(&single, f->te, f->path, "model.safetensors") && te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
+    const bool there = fine && te__file_exists(single.s);
+    te__text_free(&single);
+    if (!fine) return false;
+    if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
+    return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) && te__hf_parse_index(f) && te__hf_open_shards(f);
+}
+
+/* ---- names and shapes ---- */
+
+static int64_t te__hf_num_tensors(const te__hf_folder *f) {
+    int64_t n = 0;
+    int k;
+    for (k = 0; k < f->num_shards; k++) n += te_safetensors_count(f->shards[k].file);
+    return n;
+}
+
+/* Modules cost memory, too: there are not more layers and experts than the files have tensors. */
+static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
+    const int64_t have = te__hf_num_tensors(f), need = (int64_t)d->num_hidden_layers * te__max(d->num_local_experts, 1);
+    if (need <= have) return true;
+    if (d->num_local_experts)
+        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers,
+                 d->num_local_experts, (long long)have);
+    else te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers, (long long)have);
+    return false;
+}
+
+/* A tensor that the model does without. */
+static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
+    return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) || te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
+}
+
+typedef struct te__hf_walk {
+    te__hf_folder *f;
+    int64_t seen; /* parameters that are in the files */
+} te__hf_walk;
+
+static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_walk *w = (te__hf_walk *)user;
+    te__hf_folder *f = w->f;
+    const te_safetensors_entry *e;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int shard;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    e = te__hf_find(f, path, &shard);
+    if (!e) {
+        te__fail(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs", f->num_places ? f->index_path.s : f->shards[0].file->path, path, f->c.model_type, f->config_path.s);
+        return false;
+    }
+    if (e->ndim != x->ndim || memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) != 0) {
+        te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s", path, te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__shape_text(x, b));
+        return false;
+    }
+    if (!te__is_float(e->dtype)) {
+        te__st_fail(f->shards[shard].file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", path,
+                    te_dtype_name(e->dtype));
+        return false;
+    }
+    w->seen++;
+    return true;
+}
+
+/* Every parameter is in the files, and the files have nothing else. */
+static bool te__hf_check(te__hf_folder *f, te_module *m, const te_causal_lm_desc *d) {
+    te__hf_walk w;
+    int i, k;
+    w.f = f;
+    w.seen = 0;
+    if (!te_module_visit_tensors(m, te__hf_compare, &w)) return false;
+    for (k = 0; k < f->num_shards && w.seen < te__hf_num_tensors(f); k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
+            const char *name = te_safetensors_at(f->shards[k].file, i)->name, *dot = strrchr(name, '.');
+            char path[512];
+            size_t n = dot ? (size_t)(dot - name) : 0;
+            te_module *owner = NULL;
+            if (n < sizeof(path)) {
+                memcpy(path, name, n);
+                path[n] = 0;
+                owner = te_module_find(m, path);
+            }
+            if ((owner && te_module_parameter(owner, dot ? dot + 1 : name)) || te__hf_is_spare(d, name)) continue;
+            te__st_fail(f->shards[k].file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has no place in the %s of %s (%d layers%s)", name, f->c.model_type, f->config_path.s, d->num_hidden_layers,
+                        d->tie_word_embeddings ? ", tied embeddings" : "");
+            return false;
+        }
+    return true;
+}
+
+static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_folder *f = (te__hf_folder *)user;
+    const te_safetensors_entry *e;
+    te_result result;
+    int shard;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    e = te__hf_find(f, path, &shard);
+    if (!x->quantized && e->dtype == x->dtype) return te_safetensors_read_into(f->shards[shard].file, path, x) == TE_OK;
+    te__frame_begin(f->te);
+    {
+        te_tensor *value = te_tensor_cast(te_safetensors_read(f->shards[shard].file, path), x->dtype);
+        result = !value ? te_error_code(f->te) : x->quantized ? te__primary_start(x, value) : te_tensor_copy(x, value);
+    }
+    te__frame_end(f->te, NULL, 0);
+    return result == TE_OK;
+}
+
+static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
+    te_causal_lm_desc d;
+    const te_safetensors_entry *table;
+    te_module *m;
+    int shard;
+    if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
+    f->config_text = te__copy_string(f->te, f->config.s);
+    if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) || !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) ||
+        !te__hf_sizes_are_there(f, &d))
+        return NULL;
+    table = te__hf_find(f, "model.embed_tokens.weight", &shard);
+    d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */
+    d.device = TE_PARAMS_META;
+    d.init.no_init = true;
+    m = te_causal_lm_create(f->te, &d);
+    if (!m) return NULL;
+    if (te__hf_check(f, m, &d) && te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
+        ((te__causal_lm *)m->state)->config = f->config_text;
+        f->config_text = NULL;
+        return m;
+    }
+    te_module_destroy(m);
+    return NULL;
+}
+
+TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc) {
+    te__hf_folder f;
+    te_module *m;
+    if (!te || te->error_code != TE_OK) return NULL;
+    if (!folder || (desc && desc->params_dtype && !te__is_float(desc->params_dtype))) {
+        te__fail(te, folder ? TE_ERR_DTYPE : TE_ERR_INVALID, "te_hf_open: %s%s", folder ? "params_dtype is " : "folder is NULL",
+                 folder ? te_dtype_name(desc->params_dtype) : "");
+        return NULL;
+    }
+    memset(&f, 0, sizeof(f));
+    f.te = te;
+    f.path = folder;
+    f.c.j.te = te;
+    m = te__hf_build(&f, desc);
+    te__hf_folder_close(&f);
+    return m;
+}
+
+/* ---- writing ---- */
+
+typedef struct te__hf_list {
+    te_ctx *te;
+    te_safetensors_item *items;
+    int n, cap;
+} te__hf_list;
+
+static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_list *l = (te__hf_list *)user;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    if (!te__grow(l->te, (void **)&l->items, &l->cap, l->n, sizeof(te_safetensors_item))) return false;
+    l->items[l->n].name = te__copy_string(l->te, path);
+    if (!l->items[l->n].name) return false;
+    l->items[l->n++].tensor = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x;
+    return l->items[l->n - 1].tensor != NULL;
+}
+
+TE_API te_result te_hf_save(te_module *model, const char *folder) {
+    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
+    const te__causal_lm *s;
+    te__hf_list l = TE_ZERO;
+    te__text path = TE_ZERO, why = TE_ZERO;
+    te_result result;
+    te_ctx *te;
+    int i;
+    if (!model) return TE_ERR_STATE;
+    te = model->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    s = (const te__causal_lm *)model->state;
+    if (model->cls != &te__causal_lm_class || !s->config || !folder)
+        return te__fail(te, TE_ERR_INVALID, "te_hf_save: %s", folder ? "the model was not made by te_hf_open, and has no config.json" : "folder is NULL");
+    l.te = te;
+    te__frame_begin(te);
+    te_no_grad_begin(te);
+    result = te_module_visit_tensors(model, te__hf_list_add, &l) ? TE_OK : te_error_code(te);
+    if (result == TE_OK && !te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors")) result = te_safetensors_write(te, path.s, l.items, l.n, format, 1);
+    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") && !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
+        result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK) result = te->error_code;
+    te_no_grad_end(te);
+    te__frame_end(te, NULL, 0);
+    for (i = 0; i < l.n; i++) te__free_string(te, (char *)l.items[i].name);
+    te__free(te, l.items, (size_t)l.cap * sizeof(te_safetensors_item));
+    te__text_free(&path);
+    te__text_free(&why);
     return result;
 }
 

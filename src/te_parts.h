@@ -29,6 +29,7 @@
 #include "api/train.h"
 #include "api/graph.h"
 #include "api/io.h"
+#include "api/models.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -150,6 +151,10 @@
 #include "ops/moe/cpu.c"
 #include "ops/moe/router_cpu.c"
 #include "ops/moe/cuda.c"
+#include "ops/softcap/kargs.h"
+#include "ops/softcap/op.c"
+#include "ops/softcap/cpu.c"
+#include "ops/softcap/cuda.c"
 #include "ops/record.c"
 #include "ops/table.c"
 #include "core/deferred.c"
@@ -191,6 +196,7 @@
 #include "nn/attention.c"
 #include "nn/parallel.c"
 #include "nn/moe.c"
+#include "nn/capped.c"
 #include "nn/linear.c"
 #include "nn/module.c"
 #include "nn/recompute.c"
@@ -203,6 +209,7 @@
 #include "nn/grouped.c"
 #include "nn/padding.c"
 #include "nn/transformer.c"
+#include "nn/causal_lm.c"
 #include "train/states.c"
 #include "train/optimizer.c"
 #include "train/adam.c"
@@ -210,6 +217,8 @@
 #include "train/multi_tensor.c"
 #include "io/json.c"
 #include "io/safetensors.c"
+#include "io/hf_config.c"
+#include "io/hf.c"
 #include "train/checkpoint.c"
 #include "report.c"
 

@@ -941,6 +941,24 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.grouped_column_sum.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){50, 0, 77});
         c->args.grouped_column_sum.out = call_out(c, te, dtype, 2, (const int64_t[]){3, N});
         break;
+        CALL(92, SOFTCAP, "capped numbers")
+        c->args.softcap.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.softcap.y = call_out(c, te, dtype, 2, mn);
+        c->args.softcap.cap = 0.7f;
+        break;
+        CALL(93, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
+        c->args.capped_softmax_fwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.capped_softmax_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.capped_softmax_fwd.scale = 3;
+        c->args.capped_softmax_fwd.cap = 2;
+        break;
+        CALL(94, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
+        c->args.capped_softmax_bwd.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.capped_softmax_bwd.dy = call_normal(te, dtype, 2, mn, 2);
+        c->args.capped_softmax_bwd.dx = call_out(c, te, dtype, 2, mn);
+        c->args.capped_softmax_bwd.scale = 3;
+        c->args.capped_softmax_bwd.cap = 2;
+        break;
     default: return false;
     }
 #undef CALL

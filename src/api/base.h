@@ -76,4 +76,5 @@ typedef struct te_module te_module;       /* a node of a model's tree: api/modul
 typedef struct te_optimizer te_optimizer; /* an optimizer and its states: te_fused_adam_create */
 typedef struct te_quantizer te_quantizer; /* how tensors are quantized: te_quantizer_create */
 typedef struct te_group te_group;         /* this rank's place among ranks that compute together: te_group_create, te_thread_group_create */
+typedef struct te_kv_cache te_kv_cache;   /* keys and values of earlier positions: te_kv_cache_create */
 typedef struct te_graph te_graph;         /* a captured sequence of calls: te_graph_end */

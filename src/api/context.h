@@ -32,6 +32,7 @@ typedef struct te_ctx_desc {
     te_log_level log_level;         /* 0 => $TE_LOG (1 .. 4), else TE_LOG_WARN */
     int cpu_threads;                /* 0 => $TE_THREADS, else the processors of the machine (64 at most) */
     uint64_t seed;                  /* of the random state; 0 => 1234 */
+    bool exact_f32;                 /* CUDA: f32 operands of products keep all their bits, at the speed of plain arithmetic; false => they are rounded to TF32 */
     bool no_cubin_cache;            /* no folder of compiled kernels is read or written: each process compiles its own */
 } te_ctx_desc;
 

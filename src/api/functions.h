@@ -31,6 +31,11 @@ TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 /* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 
+/* cap * tanh(x / cap), of any shape: what Gemma 2 does to its logits. cap positive. */
+TE_API te_tensor *te_softcap(te_tensor *x, float cap);
+/* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
+TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -38,6 +43,7 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
+    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
 } te_rotary_desc;

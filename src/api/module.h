@@ -32,6 +32,7 @@ typedef struct te_forward_args {
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
     te_microbatch is_first_microbatch; /* 0 => not given */
+    te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */
 } te_forward_args;

@@ -5,7 +5,7 @@
 /* D [m, n] = epilogue(alpha * scale_a * scale_b * op(A) op(B) + bias) + (accumulate ? D : 0), accumulated in f32.
  *   A        a: [m, lda], or with a_transposed [k, lda];  op(A) is m x k
  *   B        b: [k, ldb], or with b_transposed [n, ldb], the layout of a weight;  op(B) is k x n
- *   formats  f32 (as TF32 on tensor cores, exact on the CPU), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
+ *   formats  f32 (as TF32 on tensor cores; exact on the CPU, and with exact_f32 of the context), f16, bf16, alike for A and B; e4m3/e5m2 in any mix but
  *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands are K-major (A not transposed, B transposed), except that the
  *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not transposed).
  *   D        d: f32, f16 or bf16 [m, ldd]
@@ -164,12 +164,22 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
+/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
+ * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
+ * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
+typedef struct te_llama3_scaling {
+    float factor;                             /* 0 => frequencies stay; else the other three are needed */
+    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
+    int64_t original_max_position_embeddings; /* positive */
+} te_llama3_scaling;
+
 /* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
  *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
  *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
  *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
  *   position_offset  added to every position, at most 2^53 in magnitude
  *   start_positions  optional i32 [b], added to each sequence's positions
+ *   llama3      changes base^(-2i / rotary_dim)
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
@@ -179,6 +189,7 @@ typedef struct te_op_rope_args {
     int rotary_dim;
     bool interleaved;
     float position_scale; /* multiplies the position; 0 => 1 */
+    te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
     bool backward;
@@ -188,7 +199,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, position_offset and start_positions are those of te_op_rope. */
+ * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -200,11 +211,12 @@ typedef struct te_op_qkv_rope_args {
     int rotary_dim;
     bool interleaved;
     float position_scale;
+    te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
 } te_op_qkv_rope_args;
 /* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, position_offset and start_positions are the forward's. */
+ * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -216,6 +228,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int rotary_dim;
     bool interleaved;
     float position_scale;
+    te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
 } te_op_qkv_rope_bwd_args;
@@ -318,6 +331,36 @@ typedef struct te_op_softmax_bwd_args {
     te_tensor *dx;
     float scale; /* 0 => 1 */
 } te_op_softmax_bwd_args;
+
+/* ---- softcap ------------------------------------------------------------------------------------------------- */
+
+/* y = cap * tanh(x / cap); with dy, of x's shape, the gradient: y = dy * (1 - tanh(x / cap)^2). y may be x or dy. cap is positive. */
+typedef struct te_op_softcap_args {
+    const te_tensor *x, *dy;
+    te_tensor *y;
+    float cap;
+} te_op_softcap_args;
+
+/* y = softmax of s over the keys that a query sees, 0 elsewhere (all of a row that sees none); s = cap * tanh(scale * x / cap), or scale * x without a cap.
+ *   x, y    [.., s_q, s_kv]: products of queries and keys
+ *   mask, window  as in te_op_attn_fwd */
+typedef struct te_op_capped_softmax_fwd_args {
+    const te_tensor *x;
+    te_tensor *y;
+    float scale;       /* 0 => 1 */
+    float cap;         /* 0 => none */
+    te_attn_mask mask; /* 0 => causal */
+    te_window window;
+} te_op_capped_softmax_fwd_args;
+/* dx from dy and the x of the forward, whose results are computed again: all [.., s_q, s_kv]. scale, cap, mask and window are the forward's. */
+typedef struct te_op_capped_softmax_bwd_args {
+    const te_tensor *x, *dy;
+    te_tensor *dx;
+    float scale;
+    float cap;
+    te_attn_mask mask;
+    te_window window;
+} te_op_capped_softmax_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 

@@ -104,6 +104,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (te->cpu_threads <= 0) te->cpu_threads = te__cpu_count();
     if (te->cpu_threads > TE__MAX_THREADS) te->cpu_threads = TE__MAX_THREADS;
     te->no_cubin_cache = desc->no_cubin_cache;
+    te->exact_f32 = desc->exact_f32;
     te->seed = desc->seed ? desc->seed : 1234;
     te->writes = 1;
     te->tape.segment = &te->tape.root;

@@ -442,6 +442,7 @@ struct te_ctx {
     int cpu_threads;
     bool debug_sync; /* $TE_DEBUG_SYNC */
     bool no_cubin_cache;
+    bool exact_f32;
     te__pool pool;
     te_tensor **live; /* tensors that scopes will release */
     int num_live, cap_live;

@@ -7,7 +7,8 @@ enum { TE__JSON_MAX_NESTING = 32 };
 
 typedef struct te__json {
     te_ctx *te;
-    const char *path; /* for messages */
+    const char *path; /* for messages, as this: */
+    const char *part; /* of the file: "the header", "the text" */
     char *begin, *at, *end; /* *end is 0; strings are unescaped in place: they only get shorter */
     bool failed;
 } te__json;
@@ -20,7 +21,7 @@ TE_PRINTF(2, 3) static bool te__json_fail(te__json *j, const char *format, ...) 
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    te__fail(j->te, TE_ERR_FORMAT, "%s: byte %lld of the header: %s", j->path, (long long)(j->at - j->begin), text);
+    te__fail(j->te, TE_ERR_FORMAT, "%s: byte %lld of %s: %s", j->path, (long long)(j->at - j->begin), j->part, text);
     return false;
 }
 
@@ -125,7 +126,7 @@ static const char *te__json_string(te__json *j) {
             c = te__json_escape(j);
             if (!j->failed) out = te__utf8_put(out, c);
         } else if ((unsigned char)*j->at < 0x20) {
-            te__json_fail(j, j->at == j->end ? "the header ends within a string" : "a control character within a string");
+            te__json_fail(j, "%s", j->at == j->end ? "it ends within a string" : "a control character within a string");
         } else {
             int n = te__utf8_length(j->at);
             if (n == 0) te__json_fail(j, "text that is not UTF-8");
@@ -181,15 +182,33 @@ static void te__json_skip_number(te__json *j) {
         te__json_digits(j);
     }
 }
-static void te__json_skip_word(te__json *j) {
-    static const char *const words[3] = {"true", "false", "null"};
+/* Which of the three words comes next: 0, 1, 2 as in the list, -1 none. It is taken. */
+static int te__json_word(te__json *j) {
+    static const char *const words[3] = {"false", "true", "null"};
     int i;
+    if (j->failed) return -1;
+    te__json_space(j);
     for (i = 0; i < 3; i++)
         if (strncmp(j->at, words[i], strlen(words[i])) == 0) {
             j->at += strlen(words[i]);
-            return;
+            return i;
         }
-    te__json_fail(j, "a value is missing");
+    return -1;
+}
+static void te__json_skip_word(te__json *j) {
+    if (te__json_word(j) < 0) te__json_fail(j, "a value is missing");
+}
+/* A number that an f64 holds. */
+static double te__json_number(te__json *j) {
+    const char *start;
+    double value = 0;
+    if (j->failed) return 0;
+    te__json_space(j);
+    start = j->at;
+    te__json_skip_number(j);
+    if (j->failed) return 0;
+    if (te__read_number(start, (size_t)(j->at - start), &value) == 0 || value - value != 0) te__json_fail(j, "a number that is too large");
+    return j->failed ? 0 : value;
 }
 /* Skips a value. */
 static void te__json_skip(te__json *j, int depth) {

@@ -198,6 +198,7 @@ static bool te__st_parse_header(te_safetensors *f) {
     memset(&j, 0, sizeof(j));
     j.te = f->te;
     j.path = f->path;
+    j.part = "the header";
     j.begin = j.at = f->header;
     j.end = f->header + f->header_size;
     if (*j.at != '{') return te__st_fail(f, TE_ERR_FORMAT, "the header does not begin with '{': this is not a safetensors file");

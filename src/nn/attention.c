@@ -9,6 +9,7 @@ static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format form
     a.base = d->base;
     a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     a.interleaved = d->interleaved;
+    a.llama3 = d->llama3;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
@@ -85,6 +86,7 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.rotary_dim = f->rotary_dim;
     args.interleaved = f->interleaved;
     args.position_scale = f->position_scale;
+    args.llama3 = f->llama3;
     args.position_offset = f->position_offset;
     args.start_positions = saved[0];
     return te_op_qkv_rope_bwd(te, &args);
@@ -124,6 +126,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
         args.rotary_dim = r.rotary_dim;
         args.interleaved = r.interleaved;
         args.position_scale = r.position_scale;
+        args.llama3 = r.llama3;
         args.position_offset = r.position_offset;
         args.start_positions = r.start_positions;
     }

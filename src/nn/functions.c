@@ -143,6 +143,82 @@ TE_API te_tensor *te_mean_all(te_tensor *x) {
     return te__sum(x, te__floats_divide(1.0, (double)te__numel(x)), "te_mean_all");
 }
 
+/* ---- concatenation ---- */
+
+typedef struct te__concat_state {
+    int dim;
+    int64_t size[1]; /* as many as there are inputs */
+} te__concat_state;
+static size_t te__concat_bytes(int n) { return sizeof(te__concat_state) + (size_t)n * sizeof(int64_t); }
+
+static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__concat_state *s = (const te__concat_state *)state;
+    int64_t at = 0;
+    int i;
+    (void)saved;
+    for (i = 0; at < dy[0]->shape[s->dim]; at += s->size[i++]) {
+        if (!needs[i]) continue;
+        dx[i] = te_tensor_contiguous(te_tensor_narrow(dy[0], s->dim, at, s->size[i]));
+        if (!dx[i]) return te_error_code(te);
+    }
+    for (; s->size[i] == 0; i++) { /* empty ones at the end */
+        if (needs[i]) dx[i] = te_tensor_narrow(dy[0], s->dim, at, 0);
+        if (needs[i] && !dx[i]) return te_error_code(te);
+    }
+    return TE_OK;
+}
+
+static bool te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    bool same = x->ndim == y->ndim;
+    int i;
+    for (i = 0; same && i < x->ndim; i++) same = i == dim || x->shape[i] == y->shape[i];
+    if (same && x->dtype == y->dtype) return true;
+    te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE, "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike", te_dtype_name(x->dtype),
+             te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
+    return false;
+}
+
+static te_tensor *te__concat_copy(te_tensor *const *x, int n, te__concat_state *s) {
+    te_tensor *y;
+    int64_t shape[TE_MAX_DIMS], at = 0;
+    int i;
+    memcpy(shape, x[0]->shape, sizeof(shape));
+    for (i = 0; i < n; i++) at += s->size[i] = x[i]->shape[s->dim];
+    shape[s->dim] = at;
+    y = te_tensor_empty(x[0]->te, x[0]->dtype, x[0]->ndim, shape);
+    for (i = 0, at = 0; i < n && y; at += s->size[i++])
+        if (s->size[i] > 0) y = te__checked(y, te_tensor_copy(te_tensor_narrow(y, s->dim, at, s->size[i]), x[i]));
+    return y;
+}
+
+TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
+    te__concat_state *s;
+    te_tensor *y = NULL;
+    te_ctx *te;
+    int i;
+    if (!x || n < 1 || !x[0]) return NULL;
+    te = x[0]->te;
+    for (i = 0; i < n; i++)
+        if (!te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
+    if (dim < 0) dim += x[0]->ndim;
+    if (dim < 0 || dim >= x[0]->ndim) {
+        te__fail(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d", dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);
+        return NULL;
+    }
+    for (i = 1; i < n; i++)
+        if (!te__concat_fits(x[0], x[i], dim)) return NULL;
+    s = (te__concat_state *)te__alloc_zero(te, te__concat_bytes(n));
+    if (!s) return NULL;
+    s->dim = dim;
+    s->size[n] = -1; /* ends the list for the backward pass */
+    te__frame_begin(te);
+    y = te__concat_copy(x, n, s);
+    y = te__frame_return(te, te__record("concat", y, te__concat_backward, s, te__concat_bytes(n), x, n, NULL, 0));
+    te__free(te, s, te__concat_bytes(n));
+    return y;
+}
+
 /* ---- norms ---- */
 
 typedef struct te__norm_state {

@@ -6,6 +6,7 @@ static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
     to->cross = from->cross;
     to->is_first_microbatch = from->is_first_microbatch;
     to->rotary = from->rotary;
+    to->kv_cache = from->kv_cache;
     to->rotary_key = from->rotary_key;
     to->encoder_output = from->encoder_output;
     to->user = from->user;

@@ -161,6 +161,10 @@ enum {
 #define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softcap(T, L)                                                                                                                 \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_capped_softmax_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_capped_softmax_bwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(dy, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
         T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)

@@ -36,6 +36,20 @@ TE_TEST(explain_any_device_without_a_gpu) {
     CHECK_ERROR(te, TE_ERR_INVALID, "toaster");
 }
 
+TE_TEST(exact_f32_leaves_tensor_cores) {
+    for (int exact = 0; exact < 2; exact++)
+        for (int k = 0; k < 2; k++) {
+            te_ctx *te = test_context_with(&(te_ctx_desc){.device = "cpu", .exact_f32 = exact, .log = test__log});
+            te_dtype dtype = k ? TE_BF16 : TE_F32;
+            te_op_gemm_args g = {.a = te_tensor_zeros(te, dtype, SHAPE(256, 256)), .b = te_tensor_zeros(te, dtype, SHAPE(256, 256)), .d = te_tensor_zeros(te, dtype, SHAPE(256, 256)),
+                                 .m = 256, .n = 256, .k = 256, .b_transposed = true};
+            te_explanation e;
+            test_case("exact_f32 %d, %s", exact, te_dtype_name(dtype));
+            CHECK_EQ_INT(te_explain(te, TE_OP_GEMM, &g, "sm_90", &e), TE_OK);
+            CHECK_MSG((strstr(e.why, "exact_f32") != NULL) == (exact && !k), "%s", e.why);
+        }
+}
+
 TE_TEST(described_tensors_do_not_run) {
     te_ctx *te = test_context("cpu");
     te_op_fill_args f = {0};

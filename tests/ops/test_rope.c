@@ -6,21 +6,33 @@ typedef struct rope_case {
     int rotary_dim;                 /* 0: d */
     te_dtype dtype;
     te_qkv_format format;
-    bool interleaved, interleaved_groups, no_rope, backward, has_start;
+    bool interleaved, interleaved_groups, no_rope, backward, has_start, llama3;
     float base, position_scale;
     int64_t offset, pad; /* pad: channels between the heads of x and y, or of q, k and v */
 } rope_case;
 
 static void name_case(const rope_case *c) {
-    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
+    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s%s scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
               c->format == TE_BSHD ? "bshd" : "sbhd", (long long)c->s, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->d,
               c->rotary_dim, c->interleaved ? " interleaved" : "", c->interleaved_groups ? " interleaved_groups" : "", c->no_rope ? " no_rope" : "",
-              c->backward ? " backward" : "", (double)c->position_scale, (long long)c->offset, (long long)c->pad);
+              c->backward ? " backward" : "", c->llama3 ? " llama3" : "", (double)c->position_scale, (long long)c->offset, (long long)c->pad);
 }
 
 static int64_t starts[] = {7, 0, 1000, 3};
 
 /* ---- float64 ---- */
+
+/* Most frequencies of these tests lie below or above the interpolated ones, and some between. */
+static const te_llama3_scaling llama3 = {8, 1, 4, 64};
+
+/* By wavelengths, as transformers writes it down. */
+static double scaled_frequency(double frequency) {
+    double wavelength = 2 * acos(-1) / frequency, longest = 64 / 1.0, shortest = 64 / 4.0;
+    if (wavelength < shortest) return frequency;
+    if (wavelength > longest) return frequency / 8;
+    double smooth = (64 / wavelength - 1) / (4 - 1);
+    return (1 - smooth) * frequency / 8 + smooth * frequency;
+}
 
 /* One head at position t of sequence b. The angle is what the documentation says: a product of f32 numbers; all else is exact. */
 static void reference_head(const rope_case *c, const float *x, int64_t t, int64_t b, float *y) {
@@ -29,7 +41,8 @@ static void reference_head(const rope_case *c, const float *x, int64_t t, int64_
     memcpy(y, x, (size_t)c->d * 4);
     if (c->no_rope) return;
     for (int i = 0; i < half; i++) {
-        float frequency = (float)pow(c->base != 0 ? c->base : 10000, -2.0 * i / dim), angle = position * frequency;
+        double turn = pow(c->base != 0 ? c->base : 10000, -2.0 * i / dim);
+        float frequency = (float)(c->llama3 ? scaled_frequency(turn) : turn), angle = position * frequency;
         double cosine = cos((double)angle), sine = c->backward ? -sin((double)angle) : sin((double)angle);
         int u = c->interleaved ? 2 * i : i, v = c->interleaved ? 2 * i + 1 : i + half;
         y[u] = (float)(x[u] * cosine - x[v] * sine);
@@ -86,6 +99,7 @@ static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
     a.rotary_dim = c->rotary_dim;
     a.interleaved = c->interleaved;
     a.position_scale = c->position_scale;
+    if (c->llama3) a.llama3 = llama3;
     a.position_offset = c->offset;
     a.start_positions = start_tensor(te, c);
     a.backward = c->backward;
@@ -131,6 +145,7 @@ TE_TEST_DEVICES(rope) {
                 c.format = k & 2 ? TE_BSHD : TE_SBHD;
                 c.backward = i % 2;
                 c.has_start = k == 1 && c.b;
+                c.llama3 = k == 2;
                 c.pad = i % 3 == 0 ? 8 : i % 3 == 1 ? 3 : 0;
                 c.base = k == 3 ? 500000.0f : 0;
                 check_rope(te, c);
@@ -205,6 +220,7 @@ static qkv run_qkv(te_ctx *te, const rope_case *c, const qkv *in) {
     r.rotary_dim = a.rotary_dim = c->rotary_dim;
     r.interleaved = a.interleaved = c->interleaved;
     r.position_scale = a.position_scale = c->position_scale;
+    if (c->llama3) r.llama3 = a.llama3 = llama3;
     r.position_offset = a.position_offset = c->offset;
     r.start_positions = a.start_positions = start_tensor(te, c);
     if (c->backward)
@@ -293,6 +309,7 @@ TE_TEST_DEVICES(qkv_rope) {
                 c.format = k & 8 ? TE_BSHD : TE_SBHD;
                 c.no_rope = (i + k) % 5 == 4;
                 c.has_start = k % 3 == 1;
+                c.llama3 = k % 5 == 2;
                 c.pad = k % 3 == 2 ? 8 : 0;
                 c.offset = k;
                 check_qkv(te, c);
@@ -319,6 +336,10 @@ TE_TEST_DEVICES(rope_refuses) {
     CHECK_ERROR(te, TE_ERR_STATE, "x is NULL");
     a = good, a.base = -1, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "base is -1");
+    a = good, a.llama3 = (te_llama3_scaling){8, 4, 4, 64}, te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "low_freq_factor 4, high_freq_factor 4");
+    a = good, a.llama3.factor = 8, te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "llama3.factor 8");
 
     q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64));
     q.q = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 4, 8));

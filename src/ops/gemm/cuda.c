@@ -210,6 +210,9 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
     return te__plan_column_sum(p, sums, TE_F32, rows, a->n, a->bias_gradient, false) == TE_OK;
 }
 
+/* Tensor cores would round f32 operands to TF32. */
+static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) { return q->a.dtype == TE_F32 && p->te->exact_f32; }
+
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
@@ -218,7 +221,7 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, te__gemm_num_tiles(q, 64, 64), 1, 1, 256, 0);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
-    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros" : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
+    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros" : te__gemm_is_exact(p, q) ? "exact_f32: plain f32 arithmetic, no tensor cores" : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
     return TE_OK;
 }
 
@@ -524,7 +527,7 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     }
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
-    if (a->k == 0) return te__gemm_plan_naive(p, &q);
+    if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
@@ -544,6 +547,6 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gem
     q.a = te__gemm_side_of(a->a, !a->a_transposed);
     q.b = te__gemm_side_of(a->b, a->b_transposed);
     if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
-    if (a->k == 0 || p->baseline) return te__gemm_plan_naive(p, &q);
+    if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
 }

@@ -6,7 +6,7 @@
 
 /* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, int64_t offset, const te_tensor *start) {
+                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
     te_result r = te__want_format(te, op, format);
     if (r != TE_OK) return r;
     if (*base == 0.0f) *base = 10000.0f;
@@ -20,6 +20,11 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
     if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
         return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
+    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
+                                    llama3->original_max_position_embeddings > 0))
+        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
+                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
+                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
     return te__want_numel(te, op, "start_positions", start, b);
 }
 
@@ -29,7 +34,7 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
     if (r != TE_OK) return r;
     return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                                 &a->position_scale, a->position_offset, a->start_positions);
+                                 &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
 }
 
 /* The two argument structs differ in const alone. */
@@ -49,6 +54,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.rotary_dim = a->rotary_dim;
     f.interleaved = a->interleaved;
     f.position_scale = a->position_scale;
+    f.llama3 = a->llama3;
     f.position_offset = a->position_offset;
     f.start_positions = a->start_positions;
     return f;
@@ -80,8 +86,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale, a->position_offset,
-                                 a->start_positions);
+    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
+                                 &a->llama3, a->position_offset, a->start_positions);
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -110,9 +116,19 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
+/* Angle from one position to the next of a pair of channels whose frequency is f. */
+static double te__rope_llama3(const te_llama3_scaling *s, double f) {
+    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
+    double share;
+    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
+    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
+    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
+    return (1 - share) * f / (double)s->factor + share * f;
+}
+
 /* Sizes from x, a tensor of heads; angles from the rest. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, int64_t position_offset, const te_tensor *start) {
+                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
@@ -124,12 +140,12 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     k->position_scale = position_scale;
     k->offset = position_offset;
     k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)pow((double)base, -2.0 * i / rotary_dim);
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
     k->packed = te__rope_view_of(a->x, a->format);
     k->q = te__rope_view_of(a->y, a->format);
     k->direction = a->backward ? -1.0f : 1.0f;
@@ -137,8 +153,8 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale, a->position_offset,
-                      a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
+                      &a->llama3, a->position_offset, a->start_positions);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);

@@ -1,0 +1,302 @@
+/* llama.c: models that exist: opens a folder of Hugging Face transformers, and computes with it, continues sequences, or trains it further.
+ *
+ *     ./llama FOLDER --ids FILE                          the loss of sequences; FILE has one of decimal ids in each line
+ *     ./llama FOLDER --ids FILE --generate 20            continues each greedily, by so many ids
+ *     ./llama FOLDER --train FILE --steps 100 --out NEW  trains, and writes a folder that transformers opens; --help lists the options
+ *
+ * Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 1 to 3 (text). Ids come from the tokenizer of the model, which is the caller's. */
+#define _POSIX_C_SOURCE 200809L
+#define TE_IMPLEMENTATION
+#include "te.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static te_ctx *te;
+#define die(...) (fprintf(stderr, "llama: " __VA_ARGS__), fputc('\n', stderr), exit(1))
+#define check() (te_ok(te) ? (void)0 : die("%s", te_error(te))) /* the first error stays */
+
+/* ---- options ---- */
+
+static struct {
+    const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out;
+    int generate, steps;
+    double lr;
+    bool exact, no_cache, checkpoint, quantized_weights, resume;
+} opt = {.steps = 100, .lr = 1e-5};
+
+typedef enum kind { FLAG, COUNT, NUMBER, TEXT } kind;
+static const struct option {
+    const char *name;
+    kind kind;
+    void *to;
+    const char *help;
+} options[] = {
+    {"--ids", TEXT, &opt.ids, "file of sequences: decimal ids, one sequence in each line"},
+    {"--logits", TEXT, &opt.logits, "safetensors file for the logits of each: logits.0, logits.1 ... f32 [s, V]"},
+    {"--grads", TEXT, &opt.grads, "safetensors file for the gradient of the loss by each parameter, f32"},
+    {"--generate", COUNT, &opt.generate, "continue each sequence by so many ids, the most likely ones, and print them"},
+    {"--no-cache", FLAG, &opt.no_cache, "compute all positions anew for each of them"},
+    {"--train", TEXT, &opt.train, "file of sequences to train on, one a step, in turn"},
+    {"--steps", COUNT, &opt.steps, "training steps (100)"},
+    {"--lr", NUMBER, &opt.lr, "learning rate (1e-5)"},
+    {"--out", TEXT, &opt.out, "folder for the trained model"},
+    {"--checkpoint", FLAG, &opt.checkpoint, "layers run again in the backward pass: less memory"},
+    {"--quantized-weights", FLAG, &opt.quantized_weights, "projections are stored as the recipe quantizes them"},
+    {"--resume", FLAG, &opt.resume, "go on from what --out has"},
+    {"--dtype", TEXT, &opt.dtype, "f32 or bf16, of parameters and activations (that of the file)"},
+    {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
+    {"--exact", FLAG, &opt.exact, "on a GPU, products of f32 without rounding to TF32: slow"},
+    {"--device", TEXT, &opt.device, "cpu, cuda:0 ... (the first GPU, or else the CPU)"},
+};
+enum { NUM_OPTIONS = sizeof options / sizeof *options };
+
+static void help(void) {
+    printf("llama FOLDER --ids FILE | --train FILE --out FOLDER\n");
+    for (int i = 0; i < NUM_OPTIONS; i++) printf("  %-20s %s\n", options[i].name, options[i].help);
+    exit(0);
+}
+static void read_options(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        const char *value = argv[i + 1];
+        char *end = NULL;
+        int k = 0;
+        if (!strcmp(argv[i], "--help")) help();
+        while (k < NUM_OPTIONS && strcmp(options[k].name, argv[i])) k++;
+        if (k == NUM_OPTIONS && (argv[i][0] == '-' || opt.folder)) die("%s: what is that? --help lists the options", argv[i]);
+        if (k == NUM_OPTIONS) opt.folder = argv[i];
+        else if (options[k].kind == FLAG) *(bool *)options[k].to = true;
+        else if (!value) die("%s needs a value", argv[i]);
+        else if (options[k].kind == TEXT) *(const char **)options[k].to = argv[++i];
+        else {
+            double x = strtod(argv[++i], &end);
+            if (end == value || *end || !(x >= 0 && x < 1e9)) die("%s %s: a number is needed", argv[i - 1], value);
+            if (options[k].kind == COUNT) *(int *)options[k].to = (int)x;
+            else *(double *)options[k].to = x;
+        }
+    }
+    if (!opt.folder || !opt.ids == !opt.train) die("a FOLDER and either --ids or --train are needed; --help lists the options");
+    if (opt.train && !opt.out) die("--train needs --out, the folder for the trained model");
+}
+
+/* ---- sequences ---- */
+
+typedef struct sequence {
+    int32_t *ids; /* room for those that are generated */
+    int n;
+} sequence;
+typedef struct sequences {
+    sequence *all;
+    int count;
+    double targets; /* ids that have one before them */
+} sequences;
+
+static sequences read_sequences(const char *path, int64_t vocabulary) {
+    sequences s = {0};
+    char *line = NULL, *end;
+    size_t room = 0;
+    FILE *f = fopen(path, "r");
+    if (!f) die("cannot read %s: %s", path, strerror(errno));
+    for (int number = 1; getline(&line, &room, f) >= 0; number++) {
+        sequence q = {.ids = malloc((strlen(line) / 2 + 2 + (size_t)opt.generate) * sizeof *q.ids)};
+        for (char *p = line; *(p += strspn(p, " \t\r\n,")); p = end) {
+            long id = strtol(p, &end, 10);
+            if (end == p || id < 0 || id >= vocabulary) die("%s, line %d: \"%.20s\" is not an id of the model: 0 to %lld", path, number, p, (long long)vocabulary - 1);
+            q.ids[q.n++] = (int32_t)id;
+        }
+        if (q.n == 0) {
+            free(q.ids);
+            continue;
+        }
+        if (s.count % 64 == 0) s.all = realloc(s.all, (size_t)(s.count + 64) * sizeof *s.all);
+        s.all[s.count++] = q;
+        s.targets += q.n - 1;
+    }
+    free(line);
+    fclose(f);
+    if (s.count == 0) die("%s has no sequence", path);
+    return s;
+}
+static void free_sequences(sequences *s) {
+    for (int i = 0; i < s->count; i++) free(s->all[i].ids);
+    free(s->all);
+}
+
+/* ---- the model ---- */
+
+static te_module *model;
+static te_recipe recipe; /* its kind is TE_RECIPE_NONE in high precision */
+
+static te_recipe recipe_named(const char *name) {
+    static te_recipe (*const recipes[])(void) = {NULL, te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
+    te_recipe none = {0};
+    int kind = 0, count = sizeof recipes / sizeof *recipes;
+    while (name && kind < count && strcmp(te_recipe_name((te_recipe_kind)kind), name)) kind++;
+    if (kind == count) die("--recipe %s: there are none, delayed, current, block, mxfp8 and nvfp4", name);
+    return recipes[kind] ? recipes[kind]() : none;
+}
+static bool checkpoint_layers(void *user, te_module *m) {
+    (void)user;
+    if (!strcmp(te_module_get_class(m)->name, "DecoderLayer")) te_module_set_checkpoint(m, true);
+    return true;
+}
+static void open_model(void) {
+    te_hf_desc desc = {0};
+    for (int dtype = TE_F32; opt.dtype && dtype <= TE_BF16; dtype++)
+        if (!strcmp(te_dtype_name((te_dtype)dtype), opt.dtype)) desc.params_dtype = (te_dtype)dtype;
+    if (opt.dtype && !desc.params_dtype) die("--dtype %s: there are f32, f16 and bf16", opt.dtype);
+    recipe = recipe_named(opt.recipe);
+    if (opt.quantized_weights && !recipe.kind) die("--quantized-weights needs --recipe");
+    if (opt.quantized_weights) te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe, .preserve_high_precision_init_val = opt.train != NULL});
+    model = te_hf_open(te, opt.folder, &desc);
+    if (opt.quantized_weights) te_quantized_model_init_end(te);
+    check();
+    te_module_train(model, opt.train != NULL);
+    if (opt.checkpoint) te_module_visit(model, checkpoint_layers, NULL);
+}
+static int64_t vocabulary_of_model(void) { return te_tensor_shape(te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"))[0]; }
+
+/* Logits [1, n, V] of n ids that follow on those of the cache, if there is one. */
+static te_tensor *logits_of(const int32_t *ids, int n, te_kv_cache *cache) {
+    te_forward_args args = {.input = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, n}, ids), .kv_cache = cache};
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = recipe.kind ? &recipe : NULL, .not_enabled = !recipe.kind});
+    te_tensor *logits = te_forward_with(model, &args);
+    te_autocast_end(te);
+    return logits;
+}
+/* The mean over the ids of a sequence but the first one. */
+static te_tensor *loss_of(te_tensor *logits, const sequence *s) {
+    te_tensor *targets = te_tensor_from_host(te, TE_I32, 2, (int64_t[]){1, s->n - 1}, s->ids + 1);
+    return te_cross_entropy(te_tensor_narrow(logits, 1, 0, s->n - 1), targets, NULL);
+}
+
+/* ---- loss, logits, gradients ---- */
+
+typedef struct list {
+    te_safetensors_item *items;
+    int n;
+} list;
+static void add_to_list(list *l, const char *name, te_tensor *x) {
+    if (l->n % 256 == 0) l->items = realloc(l->items, (size_t)(l->n + 256) * sizeof *l->items);
+    l->items[l->n++] = (te_safetensors_item){strdup(name), te_tensor_retain(x)};
+}
+static void write_list(list *l, const char *path) {
+    te_safetensors_write(te, path, l->items, l->n, NULL, 0);
+    check();
+    for (int i = 0; i < l->n; i++) {
+        free((char *)l->items[i].name);
+        te_tensor_release((te_tensor *)l->items[i].tensor);
+    }
+    free(l->items);
+}
+static bool add_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_tensor *grad = te_tensor_grad(x);
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    /* An expert that no token went to has none. */
+    add_to_list(user, path, grad ? te_tensor_cast(grad, TE_F32) : te_tensor_zeros(te, TE_F32, te_tensor_ndim(x), te_tensor_shape(x)));
+    return true;
+}
+static void evaluate(sequences *s) {
+    list logits = {0}, grads = {0};
+    double sum = 0;
+    if (!opt.grads) te_no_grad_begin(te);
+    for (int i = 0; i < s->count; i++) {
+        char name[32];
+        sequence *q = &s->all[i];
+        te_scope_begin(te);
+        te_tensor *y = logits_of(q->ids, q->n, NULL);
+        if (q->n > 1) {
+            te_tensor *loss = te_scale(loss_of(y, q), (float)((q->n - 1) / s->targets));
+            sum += te_tensor_item(loss);
+            if (opt.grads) te_backward(loss);
+        }
+        snprintf(name, sizeof name, "logits.%d", i);
+        if (opt.logits) add_to_list(&logits, name, te_tensor_cast(te_tensor_view(te_tensor_detach(y), 2, (int64_t[]){q->n, -1}), TE_F32));
+        te_scope_end(te);
+        check();
+    }
+    if (!opt.grads) te_no_grad_end(te);
+    printf("loss %.9g\n", sum);
+    te_scope_begin(te);
+    if (opt.grads) te_module_visit_tensors(model, add_grad, &grads), write_list(&grads, opt.grads);
+    if (opt.logits) write_list(&logits, opt.logits);
+    te_scope_end(te);
+}
+
+/* ---- continuing sequences ---- */
+
+static int32_t most_likely(te_tensor *logits, float *row) {
+    const int64_t *shape = te_tensor_shape(logits);
+    int32_t best = 0;
+    te_tensor_to_f32(te_tensor_narrow(logits, 1, shape[1] - 1, 1), row);
+    for (int32_t i = 1; i < shape[2]; i++)
+        if (row[i] > row[best]) best = i;
+    return best;
+}
+static void generate(sequence *s, float *row) {
+    te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, 1, s->n + opt.generate);
+    for (int i = 0, seen = 0; i < opt.generate; i++) {
+        te_scope_begin(te);
+        te_tensor *logits = logits_of(s->ids + seen, s->n - seen, cache);
+        check();
+        s->ids[s->n] = most_likely(logits, row);
+        if (cache) seen = s->n;
+        printf("%s%d", i ? " " : "", (int)s->ids[s->n++]);
+        te_scope_end(te);
+    }
+    printf("\n");
+    te_kv_cache_destroy(cache);
+}
+
+/* ---- training ---- */
+
+static void train(sequences *s) {
+    char state[4096]; /* optimizer, scales and exact weights beside the model, for --resume */
+    te_optimizer *adam = te_fused_adam_create(te, model, &(te_fused_adam_desc){.lr = (float)opt.lr});
+    snprintf(state, sizeof state, "%s/training.safetensors", opt.out);
+    if (opt.resume) te_model_load(te, state, model, adam);
+    te_optimizer_set_lr(adam, (float)opt.lr);
+    check();
+    for (int step = (int)te_optimizer_steps(adam); step < opt.steps; step++) {
+        const sequence *q = &s->all[step % s->count];
+        if (q->n < 2) die("%s: sequence %d has one id; there is nothing to predict", opt.train, step % s->count);
+        te_scope_begin(te);
+        te_tensor *loss = loss_of(logits_of(q->ids, q->n, NULL), q);
+        te_backward(loss);
+        te_optimizer_step(adam);
+        printf("step %d loss %.9g\n", step + 1, te_tensor_item(loss));
+        te_scope_end(te);
+        check();
+    }
+    te_hf_save(model, opt.out);
+    te_model_save(te, state, model, adam, NULL, 0);
+    check();
+    te_optimizer_destroy(adam);
+}
+
+int main(int argc, char **argv) {
+    read_options(argc, argv);
+    te = te_ctx_create(&(te_ctx_desc){.device = opt.device, .exact_f32 = opt.exact});
+    check();
+    open_model();
+    sequences s = read_sequences(opt.train ? opt.train : opt.ids, vocabulary_of_model());
+    if (opt.train) {
+        train(&s);
+    } else if (opt.generate) {
+        float *row = malloc((size_t)vocabulary_of_model() * sizeof *row);
+        te_no_grad_begin(te);
+        for (int i = 0; i < s.count; i++) generate(&s.all[i], row);
+        te_no_grad_end(te);
+        free(row);
+    } else {
+        evaluate(&s);
+    }
+    free_sequences(&s);
+    te_module_destroy(model);
+    te_ctx_destroy(te);
+    return 0;
+}

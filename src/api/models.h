@@ -1,0 +1,97 @@
+/* api/models.h: models that exist: language models of the Llama kind, and the folders that they are published in.
+ *
+ * A model's parameters have the names that its files have ("model.layers.0.self_attn.q_proj.weight"), so te_module_visit_tensors, optimizers and
+ * checkpoints speak of them by these. Hidden states are [b, s, hidden], ids [b, s]. */
+
+/* How a layer rotates queries and keys. */
+typedef struct te_lm_rotary {
+    float base;                     /* 0 => 10000 */
+    float linear_factor;            /* positions are divided by it; 0 => not */
+    te_llama3_scaling llama3;       /* 0 => not */
+} te_lm_rotary;
+
+/* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
+ *
+ *     model.embed_tokens                 Embedding
+ *     model.layers.N                     DecoderLayer
+ *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
+ *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm (RMSNorm)], sdpa (SDPA)
+ *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
+ *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down)
+ *     model.norm                         RMSNorm
+ *     lm_head                            Linear, unless the embedding's table is used for it
+ *
+ * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary stay in high precision, and are
+ * not stored quantized either. Zero-initialised. */
+typedef struct te_causal_lm_desc {
+    int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the MLP (of each expert) */
+    int num_hidden_layers;       /* at least 1 */
+    int num_attention_heads, num_key_value_heads;        /* the second divides the first; 0 => as many */
+    int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
+    te_activation activation;    /* of the MLP, gated; 0 => TE_SWIGLU */
+    float rms_norm_eps;          /* 0 => 1e-5 */
+    bool zero_centered_gamma;    /* norms multiply by 1 + weight */
+    bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's products */
+    bool qk_norm;                /* an RMSNorm of each head of queries and keys, before the rotation */
+    bool feedforward_norms;      /* norms behind the attention and on both sides of the MLP: residuals are added to what is normalised */
+    bool tie_word_embeddings;    /* no lm_head: the embedding's table */
+    float embedding_scale;       /* factor of the embedding's rows, rounded to their format; 0 => 1 */
+    float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
+    float attn_logit_softcapping, final_logit_softcapping; /* x becomes cap * tanh(x / cap), of scores and of logits; 0 => not */
+    float attention_dropout;     /* probability, in training; 0 => none */
+    int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
+    const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
+    te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
+    int num_local_experts, num_experts_per_tok; /* experts of each layer, and how many of them a token goes to, by the softmax of these; 0 => none */
+    te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
+    te_params_device device;     /* of parameters; 0 => the context's */
+    te_init init;                /* of weights */
+    const char *name;            /* copied; NULL => "causal_lm" */
+} te_causal_lm_desc;
+/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller.
+ * The layers with experts wait for the device to see which tokens go where. */
+TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
+
+/* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets
+ * the query in args->input [b, s, H, d], args->key and args->value [b, s_kv, G, d], rotated and with the cache's part in front, and makes args->outputs.out
+ * [b, s, H, d]; args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there. The rest is this desc, which
+ * te_module_state gives. */
+typedef struct te_sdpa_desc {
+    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
+    te_attn_mask mask;    /* where a call gives none; 0 => causal */
+    te_window window;     /* on top of the mask */
+    float softmax_scale;  /* 0 => 1 / sqrt(d) */
+    float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask; 0 => not */
+    te_tensor *sinks;     /* f32 [H]: exp of each is added to the denominator of its head's softmax (borrowed, differentiable); NULL => none. Not with softcap */
+    float dropout_p;      /* in training; 0 => none */
+    const char *name;     /* copied; NULL => "sdpa" */
+} te_sdpa_desc;
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks or dropout_p. */
+TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
+
+/* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward
+ * with args->kv_cache takes its ids as those that follow on the cached ones, and adds their keys and values: recording must be off (te_no_grad_begin), and the
+ * length then is within max_length (TE_ERR_INVALID). Owned by the caller: te_kv_cache_destroy. */
+TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
+/* Releases it. NULL is fine. */
+TE_API void te_kv_cache_destroy(te_kv_cache *c);
+/* The number of positions that it holds. */
+TE_API int64_t te_kv_cache_length(const te_kv_cache *c);
+/* Forgets all positions from `length` on: 0 starts anew. TE_ERR_INVALID for more than there are. */
+TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
+
+/* Options of te_hf_open; zero-initialised. */
+typedef struct te_hf_desc {
+    te_dtype params_dtype; /* f32, f16 or bf16, which the file's formats are converted to; 0 => that of the embedding in the file */
+} te_hf_desc;
+/* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards that model.safetensors.index.json lists. Its model_type is one of
+ * llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text. The model is one of te_causal_lm_create; inside te_quantized_model_init_begin its projections are stored
+ * quantized. desc may be NULL. Owned by the caller: te_module_destroy. It allocates and syncs.
+ *
+ * Nothing in the folder is trusted. NULL, and the message names the file, the key or tensor, and both values: TE_ERR_IO for what cannot be read, TE_ERR_FORMAT for damage and for files that
+ * contradict each other (a tensor that is missing, or too many, or not where the index says), TE_ERR_SHAPE for shapes that are not those of config.json, TE_ERR_UNSUPPORTED for a model that
+ * te.h would compute wrongly. */
+TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
+/* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. TE_ERR_INVALID for a
+ * model that te_hf_open has not made; else as te_safetensors_write. Syncs. */
+TE_API te_result te_hf_save(te_module *model, const char *folder);

@@ -1,0 +1,379 @@
+/* io/hf.c: folders of Hugging Face transformers: opening and writing. Knows config.json by io/hf_config.c and weights by io/safetensors.c; must not know what a model
+ * computes.
+ *
+ * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken for what the files have. */
+
+enum { TE__HF_MAX_SHARDS = 10000 };
+
+typedef struct te__hf_shard {
+    char *name; /* of the file, in the folder */
+    te_safetensors *file;
+} te__hf_shard;
+
+/* A line of model.safetensors.index.json. */
+typedef struct te__hf_place {
+    const char *tensor, *shard; /* point into the text */
+} te__hf_place;
+
+typedef struct te__hf_folder {
+    te_ctx *te;
+    const char *path;
+    te__text config, config_path, index, index_path; /* config: parsed in place */
+    char *config_text;                               /* config.json as it was */
+    te__hf_config c;
+    te__hf_shard *shards;
+    int num_shards, cap_shards;
+    te__hf_place *places;
+    int num_places, cap_places;
+} te__hf_folder;
+
+static bool te__hf_join(te__text *t, te_ctx *te, const char *folder, const char *name) {
+    t->memory = &te->host_allocator;
+    te__text_clear(t);
+    te__text_printf(t, "%s%s%s", folder, folder[0] && te__is_slash(folder[strlen(folder) - 1]) ? "" : "/", name);
+    if (t->oom) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s", te__no_memory_text);
+    return !t->oom;
+}
+
+static void te__hf_folder_close(te__hf_folder *f) {
+    int i;
+    te__hf_config_close(&f->c);
+    for (i = 0; i < f->num_shards; i++) {
+        te_safetensors_close(f->shards[i].file);
+        te__free_string(f->te, f->shards[i].name);
+    }
+    te__free(f->te, f->shards, (size_t)f->cap_shards * sizeof(te__hf_shard));
+    te__free(f->te, f->places, (size_t)f->cap_places * sizeof(te__hf_place));
+    te__free_string(f->te, f->config_text);
+    te__text_free(&f->config);
+    te__text_free(&f->config_path);
+    te__text_free(&f->index);
+    te__text_free(&f->index_path);
+}
+
+/* A whole text file of the folder. */
+static bool te__hf_read_text(te__hf_folder *f, const char *name, size_t limit, te__text *path, te__text *into) {
+    te__text why = TE_ZERO;
+    bool fine;
+    if (!te__hf_join(path, f->te, f->path, name)) return false;
+    into->memory = &f->te->host_allocator;
+    fine = te__file_read(path->s, limit, into, &why);
+    if (!fine) te__fail(f->te, into->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(&why));
+    te__text_free(&why);
+    if (!fine || strlen(te__text_str(into)) == into->n) return fine;
+    te__fail(f->te, TE_ERR_FORMAT, "%s: byte %lld is 0; a text is expected", path->s, (long long)strlen(into->s));
+    return false;
+}
+
+/* ---- the weights' files ---- */
+
+static int te__hf_open_shard(te__hf_folder *f, const char *name) {
+    te__text path = TE_ZERO;
+    te__hf_shard *s;
+    if (!te__grow(f->te, (void **)&f->shards, &f->cap_shards, f->num_shards, sizeof(te__hf_shard))) return -1;
+    s = &f->shards[f->num_shards];
+    s->name = te__copy_string(f->te, name);
+    if (!s->name) return -1;
+    s->file = te__hf_join(&path, f->te, f->path, name) ? te_safetensors_open(f->te, path.s) : NULL;
+    te__text_free(&path);
+    if (s->file) return f->num_shards++;
+    te__free_string(f->te, s->name);
+    return -1;
+}
+
+/* A name of a file in the folder itself. */
+static bool te__hf_is_plain_name(const char *name) {
+    const char *p;
+    for (p = name; *p; p++)
+        if (te__is_slash(*p) || *p == ':') return false;
+    return name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+static int te__hf_by_tensor(const void *a, const void *b) { return strcmp(((const te__hf_place *)a)->tensor, ((const te__hf_place *)b)->tensor); }
+
+static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
+    bool more;
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        te__hf_place *p;
+        if (!te__grow(f->te, (void **)&f->places, &f->cap_places, f->num_places, sizeof(te__hf_place))) return false;
+        p = &f->places[f->num_places];
+        p->tensor = te__json_string(j);
+        te__json_expect(j, ':');
+        p->shard = te__json_string(j);
+        if (j->failed) return false;
+        if (!te__hf_is_plain_name(p->shard)) {
+            te__fail(f->te, TE_ERR_FORMAT, "%s: weight_map says that tensor " TE__ST_NAME " is in \"%.120s\"; the name of a file in the same folder is needed", j->path, p->tensor, p->shard);
+            return false;
+        }
+        f->num_places++;
+    }
+    return !j->failed;
+}
+
+static bool te__hf_parse_index(te__hf_folder *f) {
+    te__json j;
+    bool more;
+    int i, maps = 0;
+    memset(&j, 0, sizeof(j));
+    j.te = f->te;
+    j.path = f->index_path.s;
+    j.part = "the text";
+    j.begin = j.at = f->index.s;
+    j.end = f->index.s + f->index.n;
+    for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
+        const char *name = te__json_string(&j);
+        if (!te__json_expect(&j, ':')) return false;
+        if (strcmp(name, "weight_map") != 0) te__json_skip(&j, 0);
+        else if (maps++) return te__json_fail(&j, "\"weight_map\" is given twice");
+        else if (!te__hf_parse_weight_map(f, &j)) return false;
+    }
+    if (j.failed) return false;
+    te__json_space(&j);
+    if (j.at != j.end) return te__json_fail(&j, "something follows the end");
+    if (!f->num_places) return te__json_fail(&j, "weight_map is %s", maps ? "empty" : "missing");
+    qsort(f->places, (size_t)f->num_places, sizeof(te__hf_place), te__hf_by_tensor);
+    for (i = 1; i < f->num_places; i++)
+        if (strcmp(f->places[i - 1].tensor, f->places[i].tensor) == 0) return te__json_fail(&j, "weight_map has tensor " TE__ST_NAME " twice", f->places[i].tensor);
+    return true;
+}
+
+/* Opens each shard once, and sees that the index and the shards speak of the same tensors. */
+static bool te__hf_open_shards(te__hf_folder *f) {
+    int i, k;
+    for (i = 0; i < f->num_places; i++) {
+        for (k = 0; k < f->num_shards && strcmp(f->shards[k].name, f->places[i].shard) != 0; k++) {}
+        if (k == TE__HF_MAX_SHARDS) {
+            te__fail(f->te, TE_ERR_FORMAT, "%s: more than %d files", f->index_path.s, (int)TE__HF_MAX_SHARDS);
+            return false;
+        }
+        if (k == f->num_shards && te__hf_open_shard(f, f->places[i].shard) < 0) return false;
+        if (te_safetensors_find(f->shards[k].file, f->places[i].tensor)) continue;
+        te__fail(f->te, TE_ERR_FORMAT, "%s says that tensor " TE__ST_NAME " is in %s, which has no tensor of that name", f->index_path.s, f->places[i].tensor, f->places[i].shard);
+        return false;
+    }
+    for (k = 0; k < f->num_shards; k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
+            const te__hf_place *p;
+            te__hf_place key;
+            key.tensor = te_safetensors_at(f->shards[k].file, i)->name;
+            key.shard = NULL;
+            p = (const te__hf_place *)bsearch(&key, f->places, (size_t)f->num_places, sizeof(key), te__hf_by_tensor);
+            if (p && strcmp(p->shard, f->shards[k].name) == 0) continue;
+            te__fail(f->te, TE_ERR_FORMAT, "%s has tensor " TE__ST_NAME ", which by %s is in %s", f->shards[k].name, key.tensor, f->index_path.s, p ? p->shard : "no file");
+            return false;
+        }
+    return true;
+}
+
+static const te_safetensors_entry *te__hf_find(te__hf_folder *f, const char *name, int *shard) {
+    const te_safetensors_entry *e = NULL;
+    for (*shard = 0; *shard < f->num_shards; ++*shard) {
+        e = te_safetensors_find(f->shards[*shard].file, name);
+        if (e) break;
+    }
+    return e;
+}
+
+static bool te__hf_open_weights(te__hf_folder *f) {
+    te__text single = TE_ZERO;
+    const bool fine = te__hf_join(&single, f->te, f->path, "model.safetensors") && te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
+    const bool there = fine && te__file_exists(single.s);
+    te__text_free(&single);
+    if (!fine) return false;
+    if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
+    return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) && te__hf_parse_index(f) && te__hf_open_shards(f);
+}
+
+/* ---- names and shapes ---- */
+
+static int64_t te__hf_num_tensors(const te__hf_folder *f) {
+    int64_t n = 0;
+    int k;
+    for (k = 0; k < f->num_shards; k++) n += te_safetensors_count(f->shards[k].file);
+    return n;
+}
+
+/* Modules cost memory, too: there are not more layers and experts than the files have tensors. */
+static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d) {
+    const int64_t have = te__hf_num_tensors(f), need = (int64_t)d->num_hidden_layers * te__max(d->num_local_experts, 1);
+    if (need <= have) return true;
+    if (d->num_local_experts)
+        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers,
+                 d->num_local_experts, (long long)have);
+    else te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers, (long long)have);
+    return false;
+}
+
+/* A tensor that the model does without. */
+static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
+    return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) || te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
+}
+
+typedef struct te__hf_walk {
+    te__hf_folder *f;
+    int64_t seen; /* parameters that are in the files */
+} te__hf_walk;
+
+static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_walk *w = (te__hf_walk *)user;
+    te__hf_folder *f = w->f;
+    const te_safetensors_entry *e;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int shard;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    e = te__hf_find(f, path, &shard);
+    if (!e) {
+        te__fail(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs", f->num_places ? f->index_path.s : f->shards[0].file->path, path, f->c.model_type, f->config_path.s);
+        return false;
+    }
+    if (e->ndim != x->ndim || memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) != 0) {
+        te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s", path, te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__shape_text(x, b));
+        return false;
+    }
+    if (!te__is_float(e->dtype)) {
+        te__st_fail(f->shards[shard].file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", path,
+                    te_dtype_name(e->dtype));
+        return false;
+    }
+    w->seen++;
+    return true;
+}
+
+/* Every parameter is in the files, and the files have nothing else. */
+static bool te__hf_check(te__hf_folder *f, te_module *m, const te_causal_lm_desc *d) {
+    te__hf_walk w;
+    int i, k;
+    w.f = f;
+    w.seen = 0;
+    if (!te_module_visit_tensors(m, te__hf_compare, &w)) return false;
+    for (k = 0; k < f->num_shards && w.seen < te__hf_num_tensors(f); k++)
+        for (i = 0; i < te_safetensors_count(f->shards[k].file); i++) {
+            const char *name = te_safetensors_at(f->shards[k].file, i)->name, *dot = strrchr(name, '.');
+            char path[512];
+            size_t n = dot ? (size_t)(dot - name) : 0;
+            te_module *owner = NULL;
+            if (n < sizeof(path)) {
+                memcpy(path, name, n);
+                path[n] = 0;
+                owner = te_module_find(m, path);
+            }
+            if ((owner && te_module_parameter(owner, dot ? dot + 1 : name)) || te__hf_is_spare(d, name)) continue;
+            te__st_fail(f->shards[k].file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has no place in the %s of %s (%d layers%s)", name, f->c.model_type, f->config_path.s, d->num_hidden_layers,
+                        d->tie_word_embeddings ? ", tied embeddings" : "");
+            return false;
+        }
+    return true;
+}
+
+static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_folder *f = (te__hf_folder *)user;
+    const te_safetensors_entry *e;
+    te_result result;
+    int shard;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    e = te__hf_find(f, path, &shard);
+    if (!x->quantized && e->dtype == x->dtype) return te_safetensors_read_into(f->shards[shard].file, path, x) == TE_OK;
+    te__frame_begin(f->te);
+    {
+        te_tensor *value = te_tensor_cast(te_safetensors_read(f->shards[shard].file, path), x->dtype);
+        result = !value ? te_error_code(f->te) : x->quantized ? te__primary_start(x, value) : te_tensor_copy(x, value);
+    }
+    te__frame_end(f->te, NULL, 0);
+    return result == TE_OK;
+}
+
+static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
+    te_causal_lm_desc d;
+    const te_safetensors_entry *table;
+    te_module *m;
+    int shard;
+    if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
+    f->config_text = te__copy_string(f->te, f->config.s);
+    if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) || !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) ||
+        !te__hf_sizes_are_there(f, &d))
+        return NULL;
+    table = te__hf_find(f, "model.embed_tokens.weight", &shard);
+    d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */
+    d.device = TE_PARAMS_META;
+    d.init.no_init = true;
+    m = te_causal_lm_create(f->te, &d);
+    if (!m) return NULL;
+    if (te__hf_check(f, m, &d) && te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
+        ((te__causal_lm *)m->state)->config = f->config_text;
+        f->config_text = NULL;
+        return m;
+    }
+    te_module_destroy(m);
+    return NULL;
+}
+
+TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc) {
+    te__hf_folder f;
+    te_module *m;
+    if (!te || te->error_code != TE_OK) return NULL;
+    if (!folder || (desc && desc->params_dtype && !te__is_float(desc->params_dtype))) {
+        te__fail(te, folder ? TE_ERR_DTYPE : TE_ERR_INVALID, "te_hf_open: %s%s", folder ? "params_dtype is " : "folder is NULL",
+                 folder ? te_dtype_name(desc->params_dtype) : "");
+        return NULL;
+    }
+    memset(&f, 0, sizeof(f));
+    f.te = te;
+    f.path = folder;
+    f.c.j.te = te;
+    m = te__hf_build(&f, desc);
+    te__hf_folder_close(&f);
+    return m;
+}
+
+/* ---- writing ---- */
+
+typedef struct te__hf_list {
+    te_ctx *te;
+    te_safetensors_item *items;
+    int n, cap;
+} te__hf_list;
+
+static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__hf_list *l = (te__hf_list *)user;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    if (!te__grow(l->te, (void **)&l->items, &l->cap, l->n, sizeof(te_safetensors_item))) return false;
+    l->items[l->n].name = te__copy_string(l->te, path);
+    if (!l->items[l->n].name) return false;
+    l->items[l->n++].tensor = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x;
+    return l->items[l->n - 1].tensor != NULL;
+}
+
+TE_API te_result te_hf_save(te_module *model, const char *folder) {
+    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
+    const te__causal_lm *s;
+    te__hf_list l = TE_ZERO;
+    te__text path = TE_ZERO, why = TE_ZERO;
+    te_result result;
+    te_ctx *te;
+    int i;
+    if (!model) return TE_ERR_STATE;
+    te = model->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    s = (const te__causal_lm *)model->state;
+    if (model->cls != &te__causal_lm_class || !s->config || !folder)
+        return te__fail(te, TE_ERR_INVALID, "te_hf_save: %s", folder ? "the model was not made by te_hf_open, and has no config.json" : "folder is NULL");
+    l.te = te;
+    te__frame_begin(te);
+    te_no_grad_begin(te);
+    result = te_module_visit_tensors(model, te__hf_list_add, &l) ? TE_OK : te_error_code(te);
+    if (result == TE_OK && !te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors")) result = te_safetensors_write(te, path.s, l.items, l.n, format, 1);
+    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") && !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
+        result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+    if (result == TE_OK) result = te->error_code;
+    te_no_grad_end(te);
+    te__frame_end(te, NULL, 0);
+    for (i = 0; i < l.n; i++) te__free_string(te, (char *)l.items[i].name);
+    te__free(te, l.items, (size_t)l.cap * sizeof(te_safetensors_item));
+    te__text_free(&path);
+    te__text_free(&why);
+    return result;
+}

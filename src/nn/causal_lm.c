@@ -1,0 +1,660 @@
+/* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must not know files. */
+
+enum { TE__MAX_CHOSEN = 64 }; /* experts of a token */
+
+/* ---- a cache of keys and values ---- */
+
+typedef struct te__kv_layer {
+    te_tensor *k, *v; /* [b, max_length, G, d] */
+} te__kv_layer;
+struct te_kv_cache {
+    te_ctx *te;
+    te__kv_layer *layers;
+    int num_layers;
+    int64_t length, max_length, batch;
+    te__closable closable;
+};
+
+static void te__kv_cache_close(void *owner) { te_kv_cache_destroy((te_kv_cache *)owner); }
+
+TE_API void te_kv_cache_destroy(te_kv_cache *c) {
+    int i;
+    if (!c) return;
+    te__closable_remove(&c->closable);
+    for (i = 0; i < c->num_layers; i++) {
+        te_tensor_release(c->layers[i].k);
+        te_tensor_release(c->layers[i].v);
+    }
+    te__free(c->te, c->layers, (size_t)c->num_layers * sizeof(te__kv_layer));
+    te__free(c->te, c, sizeof(*c));
+}
+TE_API int64_t te_kv_cache_length(const te_kv_cache *c) { return c ? c->length : 0; }
+TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
+    if (!c) return TE_ERR_STATE;
+    if (length < 0 || length > c->length)
+        return te__fail(c->te, TE_ERR_INVALID, "te_kv_cache_truncate: %lld positions are to stay of the %lld that there are", (long long)length, (long long)c->length);
+    c->length = length;
+    return TE_OK;
+}
+
+/* Adds a layer's new keys and values, and gives all that there are then. */
+static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
+    te__kv_layer *l = &c->layers[layer];
+    const int64_t added = (*k)->shape[1];
+    te_result result = te_tensor_copy(te_tensor_narrow(l->k, 1, c->length, added), *k);
+    if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(l->v, 1, c->length, added), *v);
+    *k = te_tensor_narrow(l->k, 1, 0, c->length + added);
+    *v = te_tensor_narrow(l->v, 1, 0, c->length + added);
+    return result == TE_OK && !(*k && *v) ? te_error_code(c->te) : result;
+}
+
+/* ---- products that stay in high precision ---- */
+
+/* Runs a child outside of autocast. */
+static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args *args) {
+    te_autocast_desc off = TE_ZERO;
+    te_tensor *y;
+    off.not_enabled = true;
+    if (!te__autocast_now(m->te)) return te__run_child(m, name, args);
+    if (te_autocast_begin(m->te, &off) != TE_OK) return NULL;
+    y = te__run_child(m, name, args);
+    return te_autocast_end(m->te) == TE_OK ? y : NULL;
+}
+
+/* ---- SDPA ---- */
+
+static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
+    const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
+    te_attention_desc a = TE_ZERO;
+    a.format = s->format;
+    a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : s->mask;
+    a.window = args->attention.window.on ? args->attention.window : s->window;
+    a.softmax_scale = s->softmax_scale;
+    a.dropout_p = te_module_is_training(m) ? s->dropout_p : 0.0f;
+    if (s->sinks) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
+    a.extras.softmax_offset = s->sinks;
+    if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
+    if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
+    return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
+}
+static const te_module_class te__sdpa_class = {"SDPA", sizeof(te_sdpa_desc), te__sdpa_forward, NULL, NULL};
+
+TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_sdpa_create")) return NULL;
+    if (!(desc->softcap >= 0.0f && desc->softcap <= FLT_MAX)) {
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: softcap is %g; a positive number, or 0 for none, is needed", (double)desc->softcap);
+        return NULL;
+    }
+    if (desc->softcap != 0.0f && (desc->sinks || desc->dropout_p > 0.0f)) {
+        te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
+        return NULL;
+    }
+    m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
+    if (!m) return NULL;
+    *(te_sdpa_desc *)m->state = *desc;
+    ((te_sdpa_desc *)m->state)->name = NULL; /* the module has a copy */
+    return te__module_built(m);
+}
+
+/* ---- DecoderAttention ---- */
+
+typedef struct te__decoder_attention {
+    int layer, heads, groups;
+    int64_t head_dim;
+    bool norm; /* of each head */
+    te_rotary_desc rotary;
+} te__decoder_attention;
+
+/* A projection of `x` as heads [b, s, n, d]; normalised and rotated if they are queries or keys. */
+static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm, int n, const te_rotary_desc *rotary) {
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    te_forward_args in = TE_ZERO;
+    te_tensor *y;
+    int64_t shape[4];
+    te__hand_on(&in, args);
+    in.input = args->input;
+    y = te__run_child(m, proj, &in);
+    shape[0] = args->input->shape[0];
+    shape[1] = args->input->shape[1];
+    shape[2] = n;
+    shape[3] = s->head_dim;
+    y = te_tensor_view(y, 4, shape);
+    if (y && norm && s->norm) {
+        in.input = y;
+        y = te__run_child(m, norm, &in);
+    }
+    return y && rotary ? te_apply_rotary_pos_emb(y, rotary, TE_BSHD) : y;
+}
+
+static te_result te__decoder_attention_forward(te_module *m, te_forward_args *args) {
+    const te__decoder_attention *s = (const te__decoder_attention *)m->state;
+    te_kv_cache *cache = args->kv_cache;
+    te_forward_args core = TE_ZERO, out = TE_ZERO;
+    te_rotary_desc rotary = s->rotary;
+    te_tensor *y;
+    int64_t shape[3];
+    char text[TE__SHAPE_TEXT];
+    if (args->input->ndim != 3) return te__fail(m->te, TE_ERR_SHAPE, "DecoderAttention: the input is %s; [b, s, hidden] is needed", te__shape_text(args->input, text));
+    if (cache) rotary.position_offset = cache->length;
+    te__hand_on(&core, args);
+    core.input = te__project_heads(m, args, "q_proj", "q_norm", s->heads, &rotary);
+    core.key = te__project_heads(m, args, "k_proj", "k_norm", s->groups, &rotary);
+    core.value = te__project_heads(m, args, "v_proj", NULL, s->groups, NULL);
+    if (!core.input || !core.key || !core.value) return te_error_code(m->te);
+    if (cache && te__kv_cache_extend(cache, s->layer, &core.key, &core.value) != TE_OK) return te_error_code(m->te);
+    core.attention.attn_mask_type = cache && cache->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
+    y = te__run_child(m, "sdpa", &core);
+    shape[0] = args->input->shape[0];
+    shape[1] = args->input->shape[1];
+    shape[2] = -1;
+    te__hand_on(&out, args);
+    out.input = te_tensor_view(te_tensor_contiguous(y), 3, shape);
+    return te__output(m, args, te__run_child(m, "o_proj", &out));
+}
+static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention), te__decoder_attention_forward, NULL, NULL};
+
+/* ---- DecoderMLP, and an expert, which is one with other names ---- */
+
+typedef struct te__decoder_mlp {
+    const char *gate, *up, *down; /* names of the children */
+    te_activation activation;     /* gated: one kernel for activation and product */
+} te__decoder_mlp;
+
+static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
+    const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
+    te_forward_args in = TE_ZERO;
+    te_tensor *parts[2];
+    te__hand_on(&in, args);
+    in.input = args->input;
+    parts[0] = te__run_child(m, s->gate, &in);
+    parts[1] = te__run_child(m, s->up, &in);
+    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
+    return te__output(m, args, te__run_child(m, s->down, &in));
+}
+static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
+
+/* ---- SparseMoe: experts ---- */
+
+typedef struct te__sparse_moe {
+    int experts, chosen; /* of each token */
+} te__sparse_moe;
+
+/* The `chosen` largest of n logits, the first of equal ones first, and their softmax among themselves. */
+static void te__top_experts(const float *logits, int n, int chosen, int *expert, float *share) {
+    double sum = 0;
+    int i, j;
+    for (j = 0; j < chosen; j++) {
+        expert[j] = -1;
+        for (i = 0; i < n; i++) {
+            int k;
+            for (k = 0; k < j && expert[k] != i; k++) {}
+            if (k == j && (expert[j] < 0 || logits[i] > logits[expert[j]])) expert[j] = i;
+        }
+    }
+    for (j = 0; j < chosen; j++) sum += exp((double)logits[expert[j]] - (double)logits[expert[0]]);
+    for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
+}
+
+static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
+    const int64_t tokens = te__rows(saved[0]);
+    const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
+    float *logits = (float *)te__alloc(te, bytes), *dlogits = logits + tokens * n, *dshare = dlogits + tokens * n, *share = dshare + tokens * chosen;
+    int expert[TE__MAX_CHOSEN];
+    te_result result;
+    int64_t t;
+    int j;
+    (void)needs;
+    if (!logits) return TE_ERR_OUT_OF_MEMORY;
+    memset(dlogits, 0, (size_t)tokens * (size_t)n * sizeof(float));
+    result = te_tensor_to_f32(saved[0], logits);
+    if (result == TE_OK) result = te_tensor_to_f32(dy[0], dshare);
+    for (t = 0; t < tokens && result == TE_OK; t++) {
+        double mean = 0;
+        te__top_experts(logits + t * n, n, chosen, expert, share);
+        for (j = 0; j < chosen; j++) mean += (double)share[j] * (double)dshare[t * chosen + j];
+        for (j = 0; j < chosen; j++) dlogits[t * n + expert[j]] = (float)((double)share[j] * ((double)dshare[t * chosen + j] - mean));
+    }
+    if (result == TE_OK) {
+        dx[0] = te_tensor_from_f32(te, saved[0]->dtype, saved[0]->ndim, saved[0]->shape, dlogits);
+        if (!dx[0]) result = te_error_code(te);
+    }
+    te__free(te, logits, bytes);
+    return result;
+}
+
+/* The tokens of each expert, in the order of experts. */
+typedef struct te__routes {
+    int64_t *start; /* [experts + 1] of the rows of each expert among tokens * chosen */
+    int32_t *token; /* [tokens * chosen] of each row */
+    int32_t *share; /* [tokens * chosen]: which of the shares belongs to each row */
+    int32_t *row;   /* [chosen, tokens]: where each token's outputs are */
+} te__routes;
+
+/* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
+static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
+    te_ctx *te = logits->te;
+    const int n = (int)te__cols(logits);
+    const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
+    const size_t bytes = (size_t)tokens * ((size_t)(n + chosen) * sizeof(float) + (size_t)chosen * sizeof(int));
+    float *value = (float *)te__alloc(te, bytes), *share = value + tokens * n;
+    int *expert = (int *)(share + tokens * chosen);
+    te_tensor *y = NULL;
+    int64_t i, at = 0;
+    int e;
+    if (!value) return NULL;
+    if (te_tensor_to_f32(logits, value) == TE_OK) {
+        for (i = 0; i < tokens; i++) te__top_experts(value + i * n, n, chosen, expert + i * chosen, share + i * chosen);
+        for (e = 0; e < n; e++) {
+            r->start[e] = at;
+            for (i = 0; i < tokens * chosen; i++) {
+                if (expert[i] != e) continue;
+                r->token[at] = (int32_t)(i / chosen);
+                r->share[at] = (int32_t)i;
+                r->row[i % chosen * tokens + i / chosen] = (int32_t)at++;
+            }
+        }
+        r->start[n] = at;
+        y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
+    }
+    te__free(te, value, bytes);
+    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
+}
+
+/* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
+static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factor) {
+    const int64_t shape[2] = {x->shape[1], 1};
+    te_tensor *parts[2];
+    parts[0] = te_linear(factor, te_tensor_full(x->te, x->dtype, 2, shape, 1.0), NULL);
+    parts[1] = x;
+    return te_activate(te_concat(parts, 2, -1), TE_REGLU, NULL);
+}
+
+static te_tensor *te__ids(te_ctx *te, const int32_t *ids, int64_t n) { return te_tensor_from_host(te, TE_I32, 1, &n, ids); }
+
+/* The outputs of all experts, one row for each token and expert of it, behind each other. */
+static te_tensor *te__run_experts(te_module *m, te_tensor *x, const te__routes *r, const te_forward_args *args) {
+    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
+    te_module *experts = te_module_find(m, "experts");
+    te_tensor **y = (te_tensor **)te__alloc_zero(m->te, (size_t)s->experts * sizeof(te_tensor *)), *all;
+    int e, n = 0;
+    if (!y) return NULL;
+    for (e = 0; e < s->experts; e++) {
+        te_forward_args in = TE_ZERO;
+        /* In training an expert without tokens runs on none of them: its gradient is 0 and not missing, so its optimizer's states go on, as in transformers. */
+        if (r->start[e] == r->start[e + 1] && !te_module_is_training(m)) continue;
+        te__hand_on(&in, args);
+        in.input = te_embedding_lookup(x, te__ids(m->te, r->token + r->start[e], r->start[e + 1] - r->start[e]));
+        y[n] = te_forward_with(te_module_child(experts, e), &in);
+        if (!y[n++]) break;
+    }
+    all = e == s->experts ? te_concat(y, n, 0) : NULL;
+    te__free(m->te, y, (size_t)s->experts * sizeof(te_tensor *));
+    return all;
+}
+
+static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
+    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
+    te_ctx *te = m->te;
+    const int64_t tokens = te__rows(args->input), rows = tokens * s->chosen, shape[2] = {tokens, te__cols(args->input)};
+    const size_t bytes = (size_t)(s->experts + 1) * sizeof(int64_t) + (size_t)(3 * rows) * sizeof(int32_t);
+    te_forward_args gate = TE_ZERO;
+    te__routes r;
+    te_tensor *x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape), *share, *y = NULL;
+    int j;
+    if (rows > INT32_MAX) return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible", (long long)tokens, s->chosen);
+    if (tokens == 0) return te__output(m, args, args->input);
+    te__hand_on(&gate, args);
+    gate.input = x;
+    gate.input = te__run_plain(m, "gate", &gate);
+    if (!gate.input) return te_error_code(te);
+    r.start = (int64_t *)te__alloc(te, bytes);
+    if (!r.start) return TE_ERR_OUT_OF_MEMORY;
+    r.token = (int32_t *)(r.start + s->experts + 1);
+    r.share = r.token + rows;
+    r.row = r.share + rows;
+    share = te__route_tokens(gate.input, s->chosen, &r);
+    if (share) y = te__run_experts(m, x, &r, args);
+    if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
+    if (y) {
+        te_tensor *all = y;
+        y = te_embedding_lookup(all, te__ids(te, r.row, tokens));
+        for (j = 1; j < s->chosen; j++) y = te_add(y, te_embedding_lookup(all, te__ids(te, r.row + j * tokens, tokens)));
+    }
+    te__free(te, r.start, bytes);
+    return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
+}
+static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL, NULL};
+
+/* ---- DecoderLayer ---- */
+
+static te_tensor *te__run_on(te_module *m, const char *name, te_tensor *x, const te_forward_args *args) {
+    te_forward_args in = TE_ZERO;
+    te__hand_on(&in, args);
+    in.input = x;
+    return x ? te__run_child(m, name, &in) : NULL;
+}
+
+static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) {
+    const bool feedforward_norms = te_module_find(m, "pre_feedforward_layernorm") != NULL;
+    const char *mlp = te_module_find(m, "mlp") ? "mlp" : "block_sparse_moe";
+    te_tensor *x = args->input, *y = te__run_on(m, "self_attn", te__run_on(m, "input_layernorm", x, args), args);
+    if (feedforward_norms) y = te__run_on(m, "post_attention_layernorm", y, args);
+    x = te_add(x, y);
+    y = te__run_on(m, mlp, te__run_on(m, feedforward_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", x, args), args);
+    if (feedforward_norms) y = te__run_on(m, "post_feedforward_layernorm", y, args);
+    return te__output(m, args, te_add(x, y));
+}
+static const te_module_class te__decoder_layer_class = {"DecoderLayer", 0, te__decoder_layer_forward, NULL, NULL};
+
+/* Modules that are called one by one. */
+static te_result te__list_forward(te_module *m, te_forward_args *args) {
+    (void)args;
+    return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
+}
+static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
+
+/* ---- DecoderModel, CausalLM ---- */
+
+typedef struct te__causal_lm {
+    te_causal_lm_desc desc; /* defaults filled in; without its pointers */
+    char *config;           /* the text of config.json, where it came from a folder; or NULL */
+} te__causal_lm;
+
+/* ids [b, s] -> normalised hidden states [b, s, hidden]. */
+static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) {
+    const float *scale = (const float *)m->state;
+    te_module *layers = te_module_find(m, "layers");
+    te_tensor *x = te__run_on(m, "embed_tokens", args->input, args);
+    int i;
+    if (x && *scale != 0.0f) x = te_scale(x, *scale);
+    for (i = 0; i < te_module_num_children(layers) && x; i++) {
+        te_forward_args in = TE_ZERO;
+        te__hand_on(&in, args);
+        in.input = x;
+        x = te_forward_with(te_module_child(layers, i), &in);
+        if (x) te__frame_sweep(m->te, &x, 1); /* the layers' outputs before live as long as the tape needs them */
+    }
+    return te__output(m, args, te__run_on(m, "norm", x, args));
+}
+static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL, NULL};
+
+static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_tensor *ids) {
+    const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
+    const int64_t *shape = c->layers[0].k->shape;
+    char text[TE__SHAPE_TEXT];
+    if (c->te != m->te || c->num_layers != d->num_hidden_layers || shape[2] != d->num_key_value_heads || shape[3] != d->head_dim)
+        return te__fail(m->te, TE_ERR_INVALID, "CausalLM: kv_cache has %d layers of %lld heads of %lld%s, the model %d of %d of %lld; te_kv_cache_create makes one for a model", c->num_layers,
+                        (long long)shape[2], (long long)shape[3], c->te != m->te ? " in another context" : "", d->num_hidden_layers, d->num_key_value_heads, (long long)d->head_dim);
+    if (te_grad_enabled(m->te)) return te__fail(m->te, TE_ERR_STATE, "CausalLM: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (ids->shape[0] != c->batch || ids->shape[1] > c->max_length - c->length)
+        return te__fail(m->te, TE_ERR_INVALID, "CausalLM: the ids are %s, and kv_cache has room for %lld sequences of %lld, of which %lld are there", te__shape_text(ids, text),
+                        (long long)c->batch, (long long)c->max_length, (long long)c->length);
+    return TE_OK;
+}
+
+static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
+    const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
+    te_forward_args in = TE_ZERO;
+    te_tensor *x;
+    te_result result = TE_OK;
+    char text[TE__SHAPE_TEXT];
+    if (args->input->ndim != 2) return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed", te__shape_text(args->input, text));
+    if (args->kv_cache) result = te__kv_cache_fits(m, args->kv_cache, args->input);
+    if (result != TE_OK) return result;
+    te__hand_on(&in, args);
+    in.input = args->input;
+    x = te__run_child(m, "model", &in);
+    if (!x) return te_error_code(m->te);
+    in.input = x;
+    x = d->tie_word_embeddings ? te_linear(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), NULL) : te__run_plain(m, "lm_head", &in);
+    if (x && d->final_logit_softcapping != 0.0f) x = te_softcap(x, d->final_logit_softcapping);
+    if (x && args->kv_cache) args->kv_cache->length += args->input->shape[1];
+    return te__output(m, args, x);
+}
+static void te__causal_lm_destroy(te_module *m) { te__free_string(m->te, ((te__causal_lm *)m->state)->config); }
+static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward, te__causal_lm_destroy, NULL};
+
+TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {
+    const te_causal_lm_desc *d;
+    te_kv_cache *c;
+    te_ctx *te;
+    int64_t shape[4];
+    int i;
+    if (!model) return NULL;
+    te = model->te;
+    d = &((const te__causal_lm *)model->state)->desc;
+    if (model->cls != &te__causal_lm_class || batch < 1 || max_length < 1) {
+        te__fail(te, TE_ERR_INVALID, "te_kv_cache_create: a %s, %lld sequences of %lld; a CausalLM, and at least one of one, are needed", model->cls->name, (long long)batch,
+                 (long long)max_length);
+        return NULL;
+    }
+    c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
+    if (!c) return NULL;
+    c->te = te;
+    c->batch = batch;
+    c->max_length = max_length;
+    te__closable_add(te, &c->closable, "cache", te__kv_cache_close, c);
+    c->layers = (te__kv_layer *)te__alloc_zero(te, (size_t)d->num_hidden_layers * sizeof(te__kv_layer));
+    if (c->layers) c->num_layers = d->num_hidden_layers;
+    shape[0] = batch;
+    shape[1] = max_length;
+    shape[2] = d->num_key_value_heads;
+    shape[3] = d->head_dim;
+    te__frame_begin(te);
+    for (i = 0; i < c->num_layers; i++) {
+        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
+        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
+        if (!c->layers[i].k || !c->layers[i].v) break;
+    }
+    te__frame_end(te, NULL, 0);
+    if (c->layers && i == c->num_layers) return c;
+    te_kv_cache_destroy(c);
+    return NULL;
+}
+
+/* ---- making ---- */
+
+static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out, bool bias) {
+    te_linear_desc l = TE_ZERO;
+    l.name = name;
+    l.in_features = in;
+    l.out_features = out;
+    l.gemm.no_bias = !bias;
+    l.gemm.params_dtype = d->params_dtype;
+    l.gemm.device = d->device;
+    l.gemm.init = d->init;
+    te__adopt(parent, name, te_linear_create(parent->te, &l));
+}
+/* One whose weight is not stored quantized. */
+static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
+    te_quantized_model_init_desc off = TE_ZERO;
+    te_module *m;
+    off.not_enabled = true;
+    if (te_quantized_model_init_begin(parent->te, &off) != TE_OK) return;
+    te__add_linear(parent, d, name, in, out, false);
+    te_quantized_model_init_end(parent->te);
+    m = te_module_find(parent, name);
+    if (m) m->entries[0].product_weight = false; /* nor where its memory comes later */
+}
+static void te__add_norm(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t size) {
+    te_norm_desc n = TE_ZERO;
+    n.name = name;
+    n.hidden_size = size;
+    n.norm.eps = d->rms_norm_eps;
+    n.norm.zero_centered_gamma = d->zero_centered_gamma;
+    n.params_dtype = d->params_dtype;
+    n.device = d->device;
+    te__adopt(parent, name, te_rmsnorm_create(parent->te, &n));
+}
+
+/* A module of this room whose children follow: they are made between these two. */
+static te_module *te__open_part(te_ctx *te, const te_module_class *cls, const char *name, te_module **outer) {
+    te_module *m = te_module_create(te, cls, name);
+    *outer = te->making;
+    if (m) te->making = m;
+    return m;
+}
+static te_module *te__close_part(te_module *m, te_module *outer) {
+    m->te->making = outer;
+    return te__module_built(m);
+}
+
+static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_desc *d, int layer, bool slides) {
+    const te_lm_rotary *r = slides ? &d->sliding_rotary : &d->rotary;
+    const int64_t channels = d->num_attention_heads * d->head_dim, kv_channels = d->num_key_value_heads * d->head_dim;
+    te_sdpa_desc core = TE_ZERO;
+    te_module *outer, *m = te__open_part(te, &te__decoder_attention_class, "self_attn", &outer);
+    te__decoder_attention *s;
+    if (!m) return NULL;
+    s = (te__decoder_attention *)m->state;
+    s->layer = layer;
+    s->heads = d->num_attention_heads;
+    s->groups = d->num_key_value_heads;
+    s->head_dim = d->head_dim;
+    s->norm = d->qk_norm;
+    s->rotary.base = r->base;
+    s->rotary.llama3 = r->llama3;
+    s->rotary.seq_len_interpolation_factor = r->linear_factor;
+    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
+    te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
+    te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
+    te__add_linear(m, d, "o_proj", channels, d->hidden_size, d->o_bias);
+    if (d->qk_norm) {
+        te__add_norm(m, d, "q_norm", d->head_dim);
+        te__add_norm(m, d, "k_norm", d->head_dim);
+    }
+    core.format = TE_BSHD;
+    core.mask = TE_MASK_CAUSAL;
+    core.window.on = slides;
+    core.window.left = d->sliding_window - 1;
+    core.softmax_scale = d->softmax_scale;
+    core.softcap = d->attn_logit_softcapping;
+    core.dropout_p = d->attention_dropout;
+    te__adopt(m, "sdpa", te_sdpa_create(te, &core));
+    return te__close_part(m, outer);
+}
+
+static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d, const char *name, const char *gate, const char *up, const char *down) {
+    te_module *outer, *m = te__open_part(te, &te__decoder_mlp_class, name, &outer);
+    te__decoder_mlp *s;
+    if (!m) return NULL;
+    s = (te__decoder_mlp *)m->state;
+    s->gate = gate;
+    s->up = up;
+    s->down = down;
+    s->activation = d->activation;
+    te__add_linear(m, d, gate, d->hidden_size, d->intermediate_size, d->mlp_bias);
+    te__add_linear(m, d, up, d->hidden_size, d->intermediate_size, d->mlp_bias);
+    te__add_linear(m, d, down, d->intermediate_size, d->hidden_size, d->mlp_bias);
+    return te__close_part(m, outer);
+}
+
+static te_module *te__sparse_moe_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te_module *outer, *m = te__open_part(te, &te__sparse_moe_class, "block_sparse_moe", &outer), *list;
+    te__sparse_moe *s;
+    int i;
+    if (!m) return NULL;
+    s = (te__sparse_moe *)m->state;
+    s->experts = d->num_local_experts;
+    s->chosen = d->num_experts_per_tok;
+    te__add_plain_linear(m, d, "gate", d->hidden_size, d->num_local_experts);
+    list = te_module_create(te, &te__list_class, "experts");
+    te__adopt(m, "experts", list);
+    for (i = 0; i < d->num_local_experts && te_error_code(te) == TE_OK; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%d", i);
+        te__adopt(list, name, te__decoder_mlp_create(te, d, name, "w1", "w3", "w2"));
+    }
+    return te__close_part(m, outer);
+}
+
+static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *d, int layer, const char *name) {
+    const bool slides = d->sliding_window > 0 && (!d->sliding_layers || d->sliding_layers[layer]);
+    te_module *outer, *m = te__open_part(te, &te__decoder_layer_class, name, &outer);
+    if (!m) return NULL;
+    te__add_norm(m, d, "input_layernorm", d->hidden_size);
+    te__adopt(m, "self_attn", te__decoder_attention_create(te, d, layer, slides));
+    te__add_norm(m, d, "post_attention_layernorm", d->hidden_size);
+    if (d->feedforward_norms) {
+        te__add_norm(m, d, "pre_feedforward_layernorm", d->hidden_size);
+        te__add_norm(m, d, "post_feedforward_layernorm", d->hidden_size);
+    }
+    if (d->num_local_experts) te__adopt(m, "block_sparse_moe", te__sparse_moe_create(te, d));
+    else te__adopt(m, "mlp", te__decoder_mlp_create(te, d, "mlp", "gate_proj", "up_proj", "down_proj"));
+    return te__close_part(m, outer);
+}
+
+/* A factor as a tensor of that format holds it. */
+static float te__rounded_to(float x, te_dtype dtype) {
+    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
+}
+
+static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *d) {
+    te_embedding_desc table = TE_ZERO;
+    te_module *outer, *m = te__open_part(te, &te__decoder_model_class, "model", &outer), *list;
+    int i;
+    if (!m) return NULL;
+    *(float *)m->state = te__rounded_to(d->embedding_scale, d->params_dtype);
+    table.num_embeddings = d->vocab_size;
+    table.embedding_dim = d->hidden_size;
+    table.params_dtype = d->params_dtype;
+    table.device = d->device;
+    table.init = d->init;
+    te__adopt(m, "embed_tokens", te_embedding_create(te, &table));
+    list = te_module_create(te, &te__list_class, "layers");
+    te__adopt(m, "layers", list);
+    for (i = 0; i < d->num_hidden_layers && te_error_code(te) == TE_OK; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%d", i);
+        te__adopt(list, name, te__decoder_layer_create(te, d, i, name));
+    }
+    te__add_norm(m, d, "norm", d->hidden_size);
+    return te__close_part(m, outer);
+}
+
+/* Fills the defaults; false with the error recorded where sizes do not fit. */
+static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
+    const char *const who = "te_causal_lm_create";
+    if (!d->num_key_value_heads) d->num_key_value_heads = d->num_attention_heads;
+    if (!d->head_dim && d->num_attention_heads > 0 && d->hidden_size % d->num_attention_heads == 0) d->head_dim = d->hidden_size / d->num_attention_heads;
+    if (!d->activation) d->activation = TE_SWIGLU;
+    if (!d->params_dtype) d->params_dtype = TE_BF16;
+    if (d->num_hidden_layers < 1 || d->num_attention_heads < 1 || d->num_key_value_heads < 1 || d->num_attention_heads % d->num_key_value_heads || d->head_dim < 1 ||
+        d->head_dim > TE__MAX_LAYER_SIZE / d->num_attention_heads) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d layers, hidden_size %lld, %d heads of %lld channels, %d of keys and values; there is at least one of each, the heads divide the hidden size (or head_dim is "
+                 "given), and those of keys and values divide the heads", who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
+                 d->num_key_value_heads);
+        return false;
+    }
+    if (!te_activation_is_gated(d->activation)) {
+        te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who, (int)d->activation, (int)TE_SWIGLU);
+        return false;
+    }
+    if (d->num_local_experts < 0 || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts || d->num_experts_per_tok > TE__MAX_CHOSEN) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token; one at least, all at most, and not more than %d are possible", who, d->num_experts_per_tok, d->num_local_experts,
+                 (int)TE__MAX_CHOSEN);
+        return false;
+    }
+    return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) && te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
+}
+
+TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc) {
+    te_causal_lm_desc d;
+    te_module *m, *outer;
+    te__causal_lm *s;
+    if (!te || !te__has_desc(te, desc, "te_causal_lm_create")) return NULL;
+    d = *desc;
+    if (!te__causal_lm_ok(te, &d)) return NULL;
+    m = te__open_part(te, &te__causal_lm_class, d.name ? d.name : "causal_lm", &outer);
+    if (!m) return NULL;
+    te__adopt(m, "model", te__decoder_model_create(te, &d));
+    if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
+    s = (te__causal_lm *)m->state;
+    s->desc = d;
+    s->desc.sliding_layers = NULL;
+    s->desc.name = NULL;
+    return te__close_part(m, outer);
+}

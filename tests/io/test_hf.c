@@ -1,0 +1,503 @@
+/* test_hf.c: folders of transformers, written here: a model computes what its formula says in f64, is written as it was read, and whatever contradicts itself is refused by name.
+ * tools/models compares with transformers itself. */
+#define _POSIX_C_SOURCE 200809L
+#include "../faults/purse.h"
+
+#include <sys/stat.h>
+
+enum { V = 11, D = 8, F = 12, LAYERS = 2, HEADS = 4, GROUPS = 2, HEAD = 4, S = 7 };
+
+static const char config[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"vocab_size\": 11, \"hidden_size\": 8, \"intermediate_size\": 12, \"num_hidden_layers\": 2,\n"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 4, \"rms_norm_eps\": 1e-05, \"rope_theta\": 500.0, \"hidden_act\": \"silu\",\n"
+    " \"tie_word_embeddings\": false, \"attention_bias\": false, \"rope_scaling\": null, \"bos_token_id\": [1, 2], \"torch_dtype\": \"float32\", \"use_cache\": true}\n";
+
+/* ---- the folder ---- */
+
+typedef struct weight {
+    char name[80];
+    int rows, cols; /* cols 0: a vector */
+    float *values;
+} weight;
+static weight weights[32];
+static int num_weights;
+
+static void add_weight(const char *name, int rows, int cols) {
+    weight *w = &weights[num_weights];
+    snprintf(w->name, sizeof w->name, "%s", name);
+    w->rows = rows;
+    w->cols = cols;
+    w->values = test_normal(rows * (cols ? cols : 1), 100 + (uint64_t)num_weights++);
+    for (int i = 0; i < rows * (cols ? cols : 1); i++) w->values[i] = cols ? 0.4f * w->values[i] : 1 + 0.2f * w->values[i];
+}
+static const float *weight_of(int layer, const char *name) {
+    char path[80];
+    if (layer < 0) snprintf(path, sizeof path, "%s.weight", name);
+    else snprintf(path, sizeof path, "model.layers.%d.%s.weight", layer, name);
+    for (int i = 0; i < num_weights; i++)
+        if (!strcmp(weights[i].name, path)) return weights[i].values;
+    test_fail(__FILE__, __LINE__, "no weight %s", path);
+    return weights[0].values;
+}
+static void make_weights(void) {
+    static const struct {
+        const char *name;
+        int rows, cols;
+    } parts[] = {{"input_layernorm", D, 0}, {"self_attn.q_proj", HEADS * HEAD, D}, {"self_attn.k_proj", GROUPS * HEAD, D}, {"self_attn.v_proj", GROUPS * HEAD, D},
+                 {"self_attn.o_proj", D, HEADS * HEAD}, {"post_attention_layernorm", D, 0}, {"mlp.gate_proj", F, D}, {"mlp.up_proj", F, D}, {"mlp.down_proj", D, F}};
+    num_weights = 0;
+    add_weight("model.embed_tokens.weight", V, D);
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int i = 0; i < COUNT(parts); i++) {
+            char name[80];
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, parts[i].name);
+            add_weight(name, parts[i].rows, parts[i].cols);
+        }
+    add_weight("model.norm.weight", D, 0);
+    add_weight("lm_head.weight", V, D);
+}
+
+static const char *in_folder(const char *folder, const char *name) {
+    char *path = (char *)test_alloc(512);
+    snprintf(path, 512, "%s/%s", test_path(folder), name);
+    return path;
+}
+static void spit(const char *path, const void *bytes, size_t n) {
+    FILE *f = fopen(path, "wb");
+    REQUIRE(f);
+    CHECK(fwrite(bytes, 1, n, f) == n);
+    fclose(f);
+}
+static void spit_text(const char *path, const char *text) { spit(path, text, strlen(text)); }
+
+/* Weights begin .. end - 1 into a file of the folder; `skip` is left out (-1: none). */
+static void write_shard(te_ctx *te, const char *path, int begin, int end, int skip) {
+    te_safetensors_item items[32];
+    int n = 0;
+    te_scope_begin(te);
+    for (int i = begin; i < end; i++) {
+        const weight *w = &weights[i];
+        const int64_t shape[2] = {w->rows, w->cols};
+        if (i != skip) items[n++] = (te_safetensors_item){w->name, te_tensor_from_f32(te, TE_F32, w->cols ? 2 : 1, shape, w->values)};
+    }
+    te_safetensors_write(te, path, items, n, NULL, 0);
+    te_scope_end(te);
+    REQUIRE_OK(te);
+}
+/* A folder that is whole: the cases damage it. */
+static void make_folder(te_ctx *te, const char *folder) {
+    make_weights();
+    REQUIRE(mkdir(test_path(folder), 0700) == 0);
+    spit_text(in_folder(folder, "config.json"), config);
+    write_shard(te, in_folder(folder, "model.safetensors"), 0, num_weights, -1);
+}
+
+/* ---- the formula, in f64 ---- */
+
+static void norm(const double *x, const float *w, double *y) {
+    double sum = 0;
+    for (int i = 0; i < D; i++) sum += x[i] * x[i];
+    for (int i = 0; i < D; i++) y[i] = x[i] / sqrt(sum / D + 1e-5) * (double)w[i];
+}
+static void product(const double *x, const float *w, int rows, int cols, double *y) {
+    for (int r = 0; r < rows; r++) {
+        y[r] = 0;
+        for (int c = 0; c < cols; c++) y[r] += (double)w[r * cols + c] * x[c];
+    }
+}
+static void rotate(double *head, int t) {
+    for (int i = 0; i < HEAD / 2; i++) {
+        double angle = t * pow(500, -2.0 * i / HEAD), u = head[i], v = head[i + HEAD / 2];
+        head[i] = u * cos(angle) - v * sin(angle);
+        head[i + HEAD / 2] = v * cos(angle) + u * sin(angle);
+    }
+}
+static void expected(const int32_t *ids, int n, float *logits) {
+    static double x[S][D], h[D], q[S][HEADS * HEAD], k[S][GROUPS * HEAD], v[S][GROUPS * HEAD], o[HEADS * HEAD], gate[F], up[F], y[D], out[V];
+    for (int t = 0; t < n; t++)
+        for (int i = 0; i < D; i++) x[t][i] = (double)weight_of(-1, "model.embed_tokens")[ids[t] * D + i];
+    for (int l = 0; l < LAYERS; l++) {
+        for (int t = 0; t < n; t++) {
+            norm(x[t], weight_of(l, "input_layernorm"), h);
+            product(h, weight_of(l, "self_attn.q_proj"), HEADS * HEAD, D, q[t]);
+            product(h, weight_of(l, "self_attn.k_proj"), GROUPS * HEAD, D, k[t]);
+            product(h, weight_of(l, "self_attn.v_proj"), GROUPS * HEAD, D, v[t]);
+            for (int i = 0; i < HEADS; i++) rotate(q[t] + i * HEAD, t);
+            for (int i = 0; i < GROUPS; i++) rotate(k[t] + i * HEAD, t);
+        }
+        for (int t = 0; t < n; t++) {
+            for (int i = 0; i < HEADS; i++) {
+                double p[S], sum = 0;
+                const int g = i / (HEADS / GROUPS) * HEAD;
+                for (int j = 0; j <= t; j++) {
+                    double score = 0;
+                    for (int c = 0; c < HEAD; c++) score += q[t][i * HEAD + c] * k[j][g + c];
+                    sum += p[j] = exp(score / sqrt(HEAD));
+                }
+                for (int c = 0; c < HEAD; c++) {
+                    o[i * HEAD + c] = 0;
+                    for (int j = 0; j <= t; j++) o[i * HEAD + c] += p[j] / sum * v[j][g + c];
+                }
+            }
+            product(o, weight_of(l, "self_attn.o_proj"), D, HEADS * HEAD, y);
+            for (int i = 0; i < D; i++) x[t][i] += y[i];
+            norm(x[t], weight_of(l, "post_attention_layernorm"), h);
+            product(h, weight_of(l, "mlp.gate_proj"), F, D, gate);
+            product(h, weight_of(l, "mlp.up_proj"), F, D, up);
+            for (int i = 0; i < F; i++) gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+            product(gate, weight_of(l, "mlp.down_proj"), D, F, y);
+            for (int i = 0; i < D; i++) x[t][i] += y[i];
+        }
+    }
+    for (int t = 0; t < n; t++) {
+        norm(x[t], weight_of(-1, "model.norm"), h);
+        product(h, weight_of(-1, "lm_head"), V, D, out);
+        for (int i = 0; i < V; i++) logits[t * V + i] = (float)out[i];
+    }
+}
+
+static const int32_t ids[S] = {3, 1, 10, 0, 7, 7, 2};
+static te_tensor *run(te_module *m, int first, int n, te_kv_cache *cache) {
+    te_forward_args args = {.input = te_tensor_from_host(te_module_ctx(m), TE_I32, SHAPE(1, n), ids + first), .kv_cache = cache};
+    return te_forward_with(m, &args);
+}
+
+/* ---- models that open ---- */
+
+TE_TEST_DEVICES(hf_computes) {
+    te_ctx *cpu = test_cpu_beside(te);
+    float *want = test_floats(S * V);
+    make_folder(cpu ? cpu : te, "llama");
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    REQUIRE_OK(te);
+    expected(ids, S, want);
+    /* f32 sums of 12 numbers at most; on CUDA products of f32 have 10 bits of mantissa (TF32). */
+    CHECK_ERROR_BELOW("logits", test_read(run(m, 0, S, NULL)), want, S * V, te_ctx_is_cuda(te) ? 5e-3 : 1e-6);
+    CHECK(te_tensor_dtype(te_module_parameter(te_module_find(m, "model.layers.1.self_attn.q_proj"), "weight")) == TE_F32);
+    CHECK(te_module_find(m, "model.layers.1.self_attn.sdpa") && !te_module_find(m, "model.layers.2"));
+    te_module_destroy(m);
+    m = te_hf_open(te, test_path("llama"), &(te_hf_desc){.params_dtype = TE_BF16});
+    CHECK_ERROR_BELOW("logits in bf16", test_read(run(m, 0, S, NULL)), want, S * V, 3e-2); /* 8 bits, some twenty roundings */
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* In pieces of any size, and after a step back: the logits that the whole has. */
+TE_TEST_DEVICES(hf_cache) {
+    te_ctx *cpu = test_cpu_beside(te);
+    float *want = test_floats(S * V);
+    make_folder(cpu ? cpu : te, "llama");
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    REQUIRE_OK(te);
+    expected(ids, S, want);
+    te_kv_cache *c = te_kv_cache_create(m, 1, S);
+    te_no_grad_begin(te);
+    for (int piece = 1; piece <= 4; piece++) {
+        te_kv_cache_truncate(c, 0);
+        for (int at = 0; at < S; at += piece) {
+            int n = at + piece <= S ? piece : S - at;
+            CHECK_ERROR_BELOW("logits", test_read(run(m, at, n, c)), want + at * V, n * V, te_ctx_is_cuda(te) ? 5e-3 : 1e-6);
+            CHECK_EQ_INT(te_kv_cache_length(c), at + n);
+        }
+    }
+    CHECK_EQ_INT(te_kv_cache_truncate(c, 2), TE_OK);
+    CHECK_ERROR_BELOW("logits after a step back", test_read(run(m, 2, 3, c)), want + 2 * V, 3 * V, te_ctx_is_cuda(te) ? 5e-3 : 1e-6);
+    CHECK_OK(te);
+    CHECK_EQ_INT(te_kv_cache_truncate(c, 6), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "6 positions are to stay of the 5 that there are");
+    CHECK(run(m, 0, 3, c) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "the ids are [1, 3], and kv_cache has room for 1 sequences of 7, of which 5 are there");
+    te_no_grad_end(te);
+    CHECK(run(m, 0, 1, c) == NULL);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_no_grad_begin");
+    CHECK(te_kv_cache_create(te_module_find(m, "lm_head"), 1, 4) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "a Linear");
+    te_kv_cache_destroy(c);
+    te_module_destroy(m);
+}
+
+/* Another attention in the place of sdpa: it sees what an attention needs. */
+static int times_seen;
+static te_result seen_attention(te_module *self, te_forward_args *args) {
+    const te_sdpa_desc *d = (const te_sdpa_desc *)te_module_state(self);
+    const te_attention_desc a = {.format = d->format, .mask = args->attention.attn_mask_type, .window = d->window, .softmax_scale = d->softmax_scale};
+    times_seen++;
+    CHECK(d->format == TE_BSHD && d->softcap == 0 && !d->window.on);
+    CHECK(te_tensor_shape(args->input)[2] == HEADS && te_tensor_shape(args->key)[2] == GROUPS && te_tensor_shape(args->value)[3] == HEAD);
+    args->outputs.out = te_attention(args->input, args->key, args->value, &a);
+    return te_error_code(te_module_ctx(self));
+}
+static bool replace_attention(void *user, te_module *m) {
+    (void)user;
+    if (!strcmp(te_module_get_class(m)->name, "SDPA")) te_module_set_forward(m, seen_attention);
+    return true;
+}
+TE_TEST(hf_attention_is_replaced) {
+    te_ctx *te = test_context("cpu");
+    make_folder(te, "llama");
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    REQUIRE_OK(te);
+    float *before = test_copy(test_read(run(m, 0, S, NULL)), S * V);
+    times_seen = 0;
+    te_module_visit(m, replace_attention, NULL);
+    CHECK_BYTES("logits", test_read(run(m, 0, S, NULL)), before, S * V * 4);
+    CHECK_EQ_INT(times_seen, LAYERS);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* Written as it was read; from shards as from one file; quantized weights decoded. */
+TE_TEST(hf_save) {
+    te_ctx *te = test_context("cpu");
+    te_recipe recipe = te_recipe_block_scaling();
+    size_t n;
+    make_folder(te, "llama");
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    CHECK_EQ_INT(te_hf_save(m, in_folder("llama", "new/folder")), TE_OK);
+    REQUIRE_OK(te);
+    uint8_t *text = test_read_file(in_folder("llama", "new/folder/config.json"), &n);
+    CHECK(text && n == strlen(config) && !memcmp(text, config, n));
+    te_safetensors *f = te_safetensors_open(te, in_folder("llama", "new/folder/model.safetensors"));
+    REQUIRE(f);
+    CHECK_EQ_INT(te_safetensors_count(f), num_weights);
+    for (int i = 0; i < num_weights; i++) CHECK_BYTES(weights[i].name, test_read(te_safetensors_read(f, weights[i].name)), weights[i].values, 4 * (size_t)weights[i].rows);
+    CHECK(te_safetensors_metadata(f, "format") && !strcmp(te_safetensors_metadata(f, "format"), "pt"));
+    te_safetensors_close(f);
+    te_module_destroy(m);
+
+    te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe});
+    m = te_hf_open(te, test_path("llama"), NULL);
+    te_quantized_model_init_end(te);
+    REQUIRE_OK(te);
+    CHECK(te_tensor_is_quantized(te_module_parameter(te_module_find(m, "model.layers.0.mlp.up_proj"), "weight")));
+    CHECK(!te_tensor_is_quantized(te_module_parameter(te_module_find(m, "lm_head"), "weight")));
+    CHECK_EQ_INT(te_hf_save(m, test_path("decoded")), TE_OK);
+    f = te_safetensors_open(te, in_folder("decoded", "model.safetensors"));
+    te_tensor *up = te_safetensors_read(f, "model.layers.0.mlp.up_proj.weight");
+    CHECK_ERROR_BELOW("decoded", test_read(up), weight_of(0, "mlp.up_proj"), F * D, 4e-2); /* e4m3 has 4 bits */
+    te_safetensors_close(f);
+    te_module_destroy(m);
+
+    te_linear_desc linear = {.in_features = 2, .out_features = 2};
+    m = te_linear_create(te, &linear);
+    CHECK_EQ_INT(te_hf_save(m, test_path("x")), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "not made by te_hf_open");
+    te_module_destroy(m);
+    m = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = 4, .hidden_size = 4, .intermediate_size = 4, .num_hidden_layers = 1, .num_attention_heads = 1});
+    CHECK_EQ_INT(te_hf_save(m, test_path("x")), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "has no config.json");
+    te_module_destroy(m);
+}
+
+static void write_index(const char *folder, const char *map) {
+    char *text = (char *)test_alloc(8192);
+    snprintf(text, 8192, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {%s}}", map);
+    spit_text(in_folder(folder, "model.safetensors.index.json"), text);
+}
+/* The tensors 0 .. split - 1 in a.safetensors, the others in b.safetensors. */
+static char *map_of(int split, const char *first) {
+    char *map = (char *)test_alloc(4096);
+    for (int i = 0; i < num_weights; i++) snprintf(map + strlen(map), 4096 - strlen(map), "%s\"%s\": \"%s\"", i ? ", " : "", weights[i].name, i < split ? first : "b.safetensors");
+    return map;
+}
+TE_TEST(hf_shards) {
+    te_ctx *te = test_context("cpu");
+    float *want = test_floats(S * V);
+    make_folder(te, "llama");
+    remove(in_folder("llama", "model.safetensors"));
+    write_shard(te, in_folder("llama", "a.safetensors"), 0, 9, -1);
+    write_shard(te, in_folder("llama", "b.safetensors"), 9, num_weights, -1);
+    write_index("llama", map_of(9, "a.safetensors"));
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    REQUIRE_OK(te);
+    expected(ids, S, want);
+    CHECK_ERROR_BELOW("logits", test_read(run(m, 0, S, NULL)), want, S * V, 1e-6);
+    te_module_destroy(m);
+    write_index("llama", map_of(10, "a.safetensors"));
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "is in a.safetensors, which has no tensor of that name");
+    write_index("llama", strstr(map_of(9, "a.safetensors"), ",") + 1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "a.safetensors has tensor \"model.embed_tokens.weight\"");
+    write_index("llama", map_of(9, "../llama/a.safetensors"));
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "is in \"../llama/a.safetensors\"; the name of a file in the same folder is needed");
+    write_index("llama", map_of(9, "c.safetensors"));
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_IO, "c.safetensors");
+    write_index("llama", "");
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "weight_map is empty");
+    write_index("llama", "\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"");
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "weight_map has tensor \"a\" twice");
+}
+
+/* ---- folders that do not open ---- */
+
+/* `config` with the first `from` replaced; NULL: as it is. */
+static void edit_config(const char *folder, const char *from, const char *to) {
+    char *text = (char *)test_alloc(sizeof config + 512);
+    const char *at = strstr(config, from);
+    REQUIRE(at);
+    snprintf(text, sizeof config + 512, "%.*s%s%s", (int)(at - config), config, to, at + strlen(from));
+    spit_text(in_folder(folder, "config.json"), text);
+}
+TE_TEST(hf_refuses_configs) {
+    static const struct {
+        const char *from, *to;
+        te_result code;
+        const char *says;
+    } cases[] = {
+        {"\"llama\"", "\"gpt2\"", TE_ERR_UNSUPPORTED, "model_type is \"gpt2\"; llama, mistral"},
+        {"\"model_type\": \"llama\", ", "", TE_ERR_FORMAT, "model_type is missing"},
+        {"\"hidden_size\": 8", "\"hidden_size\": 16", TE_ERR_SHAPE, "tensor \"model.embed_tokens.weight\" is [11, 8], and by "},
+        {"\"hidden_size\": 8", "\"hidden_size\": null", TE_ERR_FORMAT, "hidden_size is missing"},
+        {"\"hidden_size\": 8", "\"hidden_size\": 0", TE_ERR_FORMAT, "hidden_size is 0; 1 to 2147483647 are possible"},
+        {"\"hidden_size\": 8", "\"hidden_size\": 8.5", TE_ERR_FORMAT, "a number that is not whole"},
+        {"\"hidden_size\": 8", "\"hidden_size\": -8", TE_ERR_FORMAT, "a whole number is missing"},
+        {"\"hidden_size\": 8", "\"hidden_size\": 99999999999999999999", TE_ERR_FORMAT, "63 bits"},
+        {"\"hidden_size\": 8", "\"hidden_size\": 4294967296", TE_ERR_FORMAT, "hidden_size is 4294967296"},
+        {"\"hidden_size\": 8", "\"hidden_size\": \"8\"", TE_ERR_FORMAT, "a whole number is missing"},
+        {"\"hidden_size\": 8", "\"hidden_size\": true", TE_ERR_FORMAT, "\"hidden_size\" is true"},
+        {"\"hidden_size\": 8", "\"hidden_size\": 8, \"hidden_size\": 8", TE_ERR_FORMAT, "\"hidden_size\" is given twice"},
+        {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", TE_ERR_FORMAT, "has no tensor \"model.layers.2.input_layernorm.weight\""},
+        {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", TE_ERR_FORMAT, "tensor \"model.layers.1."},
+        {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 90000", TE_ERR_FORMAT, "num_hidden_layers is 90000, and the weights' files have 21 tensors"},
+        {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000", TE_ERR_FORMAT, "100000 at most"},
+        {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", TE_ERR_FORMAT, "num_attention_heads is 4 and num_key_value_heads 3"},
+        {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", TE_ERR_SHAPE, "model.layers.0.self_attn.k_proj.weight\" is [8, 8], and by "},
+        {"\"head_dim\": 4", "\"head_dim\": 2147483647", TE_ERR_SHAPE, "it is [8589934588, 8]"},
+        {"\"head_dim\": 4, ", "", TE_ERR_SHAPE, "q_proj.weight\" is [16, 8], and by "},
+        {"\"silu\"", "\"gelu\"", TE_ERR_UNSUPPORTED, "hidden_act is \"gelu\"; silu"},
+        {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1", TE_ERR_FORMAT, "rms_norm_eps is -1"},
+        {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e999", TE_ERR_FORMAT, "a number that is too large"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}", TE_ERR_UNSUPPORTED, "rope_type is \"yarn\"; default, linear and llama3"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"linear\"}", TE_ERR_FORMAT, "factor is missing"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 1}", TE_ERR_FORMAT, "the larger one"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": [1]", TE_ERR_FORMAT, "'{' is missing"},
+        {"\"rope_scaling\": null", "\"partial_rotary_factor\": 0.5", TE_ERR_UNSUPPORTED, "partial_rotary_factor is 0.5"},
+        {"\"rope_scaling\": null", "\"quantization_config\": {\"bits\": 4}", TE_ERR_UNSUPPORTED, "quantization_config"},
+        {"\"rope_scaling\": null", "\"use_bidirectional_attention\": true", TE_ERR_UNSUPPORTED, "only causal models"},
+        {"\"rope_scaling\": null", "\"layer_types\": [\"full_attention\"]", TE_ERR_FORMAT, "layer_types has 1 entries and num_hidden_layers is 2"},
+        {"\"rope_scaling\": null", "\"layer_types\": [\"full_attention\", \"sliding_attention\"]", TE_ERR_FORMAT, "sliding_window is missing"},
+        {"\"rope_scaling\": null", "\"layer_types\": [\"linear_attention\", \"full_attention\"]", TE_ERR_UNSUPPORTED, "layer_types[0] is \"linear_attention\""},
+        {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 1", TE_ERR_FORMAT, "neither true nor false"},
+        {"\"attention_bias\": false", "\"attention_bias\": true", TE_ERR_FORMAT, "has no tensor \"model.layers.0.self_attn.q_proj.bias\""},
+        {"\"llama\"", "\"qwen3\"", TE_ERR_FORMAT, "has no tensor \"model.layers.0.self_attn.q_norm.weight\", which a qwen3 of"},
+        {"\"llama\"", "\"mixtral\"", TE_ERR_FORMAT, "num_local_experts is missing"},
+        {"true}", "true", TE_ERR_FORMAT, "is missing"},
+        {"true}", "true} x", TE_ERR_FORMAT, "something follows the end"},
+    };
+    te_ctx *te = test_context("cpu");
+    make_folder(te, "llama");
+    for (int i = 0; i < COUNT(cases); i++) {
+        test_case("%s becomes %s", cases[i].from, cases[i].to);
+        edit_config("llama", cases[i].from, cases[i].to);
+        CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+        CHECK_STR(strstr(te_error(te), "llama") ? "names the file" : te_error(te), "names the file");
+        CHECK_ERROR(te, cases[i].code, cases[i].says);
+    }
+    /* Brackets without end. */
+    char *deep = (char *)test_alloc(100001);
+    memset(deep, '[', 100000);
+    edit_config("llama", "null", deep);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    te_clear_error(te);
+    memcpy(deep, "{\"a\":", 5);
+    spit_text(in_folder("llama", "config.json"), deep);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "brackets within each other");
+    spit(in_folder("llama", "config.json"), "{}\0{}", 5);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "byte 2 is 0");
+}
+
+TE_TEST(hf_refuses_weights) {
+    te_ctx *te = test_context("cpu");
+    make_folder(te, "llama");
+    const char *file = in_folder("llama", "model.safetensors");
+    CHECK(te_hf_open(te, NULL, NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "folder is NULL");
+    CHECK(te_hf_open(te, test_path("nowhere"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_IO, "nowhere/config.json");
+    CHECK(te_hf_open(te, test_path("llama"), &(te_hf_desc){.params_dtype = TE_I32}) == NULL);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "params_dtype is i32");
+    write_shard(te, file, 0, num_weights, 4);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "model.safetensors has no tensor \"model.layers.0.self_attn.v_proj.weight\", which a llama of");
+    add_weight("model.layers.0.self_attn.q_proj.bias", 16, 0);
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"model.layers.0.self_attn.q_proj.bias\" has no place in the llama of");
+    /* What old files have beside weights is left alone; a tied model has no use for lm_head. */
+    snprintf(weights[num_weights - 1].name, 80, "model.layers.0.self_attn.rotary_emb.inv_freq");
+    write_shard(te, file, 0, num_weights, -1);
+    edit_config("llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    CHECK_OK(te);
+    CHECK(m && !te_module_find(m, "lm_head"));
+    te_module_destroy(m);
+    remove(file);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_IO, "model.safetensors");
+}
+
+/* Whatever three changed bytes of config.json do: the model opens, or there is an error; nothing else. */
+TE_TEST(hf_survives_damage) {
+    enum { ROUNDS = 600 };
+    te_ctx *te = test_context("cpu");
+    const int n = (int)strlen(config);
+    int64_t *at = test_integers(3 * ROUNDS, 1, 0, n), *value = test_integers(3 * ROUNDS, 2, 0, 256);
+    static const char tokens[] = "{}[]\",:\\0129u-.enft";
+    char *copy = (char *)test_alloc(sizeof config);
+    int opened = 0;
+    make_folder(te, "llama");
+    for (int i = 0; i < ROUNDS; i += test_every(5)) {
+        memcpy(copy, config, sizeof config);
+        for (int k = 3 * i; k < 3 * i + 1 + i % 3; k++) copy[at[k]] = (char)(i % 2 ? value[k] : tokens[value[k] % (int)(sizeof tokens - 1)]);
+        spit(in_folder("llama", "config.json"), copy, (size_t)n);
+        test_case("%s", copy);
+        te_module *m = te_hf_open(te, test_path("llama"), NULL);
+        CHECK((m == NULL) == !te_ok(te));
+        opened += m != NULL;
+        te_module_destroy(m);
+        te_clear_error(te);
+    }
+    CHECK_MSG(opened > ROUNDS / 50 / test_every(5), "%d of %d opened: every change was fatal", opened, ROUNDS);
+}
+
+/* Every request for memory in turn is refused: opening, running with a cache, writing. Nothing is lost, the folder that is written is whole or is not there, and the context goes on. */
+TE_TEST(hf_memory_runs_out) {
+    purse *host = new_purse();
+    te_ctx_desc desc = purse_desc(host, NULL);
+    make_folder(test_context("cpu"), "llama");
+    te_ctx *te = test_context_with(&desc);
+    bool whole = false;
+    for (int64_t n = 1; !whole; n += test_every(7)) {
+        test_case("request %lld", (long long)n);
+        te_module *m = NULL;
+        te_kv_cache *c = NULL;
+        te_scope_begin(te);
+        te_no_grad_begin(te);
+        host->calls = host->refused = 0;
+        host->fail_at = n;
+        m = te_hf_open(te, test_path("llama"), &(te_hf_desc){.params_dtype = TE_BF16});
+        c = te_kv_cache_create(m, 1, S);
+        te_tensor *y = run(m, 0, S, c);
+        te_result saved = te_hf_save(m, test_path("written"));
+        host->fail_at = 0;
+        whole = host->refused == 0;
+        CHECK(te_ok(te) == (m && c && y && saved == TE_OK) && (te_ok(te) || !whole)); /* the pool gives back what it keeps, and asks once more */
+        if (!te_ok(te)) CHECK_EQ_INT(te_error_code(te), TE_ERR_OUT_OF_MEMORY);
+        te_no_grad_end(te);
+        te_scope_end(te);
+        te_kv_cache_destroy(c);
+        te_module_destroy(m);
+        te_clear_error(te);
+        REQUIRE(n < 100000);
+    }
+    te_module *m = te_hf_open(te, test_path("written"), NULL);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}

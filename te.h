@@ -49956,7 +49956,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     if (result == TE_OK) te_module_visit_tensors(m, te__graphed_tensor, &kept);
     if (kept.too_many)
         result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has more than %d parameters or %d buffers; graph its children one by one", m->name,
-                          TE__MAX_NODE_TENSORS - TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
+                          (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
     for (i = 0; i < n && result == TE_OK; i++) {

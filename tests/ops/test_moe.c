@@ -153,6 +153,20 @@ TE_TEST_DEVICES(moe_splits_and_chunks) {
 }
 
 /* Rows there and back, with and without probabilities and padding, to the bit: rows are moved, or sums of few numbers rounded once. */
+/* a b + c, rounded once; MinGW's fmaf rounds twice. The product is exact in double. Their sum is rounded to odd, so that rounding it to float sees on which
+ * side of a tie it lies. */
+static float fused(float a, float b, float c) {
+    const double p = (double)a * (double)b, s = p + (double)c, t = s - p, error = (p - (s - t)) + ((double)c - t);
+    double odd = s;
+    uint64_t bits;
+    memcpy(&bits, &s, sizeof bits);
+    if (error != 0 && isfinite(s) && !(bits & 1)) {
+        bits += (error > 0) == (s > 0) ? 1 : UINT64_MAX;
+        memcpy(&odd, &bits, sizeof bits);
+    }
+    return (float)odd;
+}
+
 typedef struct permute_case {
     int64_t tokens, experts, topk, empty, h, align, dropped;
     te_dtype x, probs;
@@ -209,7 +223,7 @@ static void run_permute(te_ctx *te, const permute_case *c) {
             if (r < 0 || r >= rows) continue;
             back[t * experts + e] = gp[r];
             for (int64_t i = 0; i < h; i++) {
-                sum[t * h + i] = fmaf(g[r * h + i], p[t * experts + e], sum[t * h + i]);
+                sum[t * h + i] = fused(g[r * h + i], p[t * experts + e], sum[t * h + i]);
                 d += (double)dy[t * h + i] * (double)g[r * h + i];
                 dx[r * h + i] = dy[t * h + i] * p[t * experts + e];
             }

@@ -55324,6 +55324,16 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     return result == TE_OK;
 }
 
+/* The model that the configuration describes; an error names the file, as those of a module's forward name the module. */
+static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
+    char before[sizeof(f->te->module_path)];
+    te_module *m;
+    memcpy(before, f->te->module_path, sizeof(before));
+    snprintf(f->te->module_path, sizeof(before), "%.250s", f->config_path.s);
+    m = te_causal_lm_create(f->te, d);
+    memcpy(f->te->module_path, before, sizeof(before));
+    return m;
+}
 static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     te_causal_lm_desc d;
     const te_safetensors_entry *table;
@@ -55338,7 +55348,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */
     d.device = TE_PARAMS_META;
     d.init.no_init = true;
-    m = te_causal_lm_create(f->te, &d);
+    m = te__hf_create(f, &d);
     if (!m) return NULL;
     if (te__hf_check(f, m, &d) && te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
         ((te__causal_lm *)m->state)->config = f->config_text;

@@ -1290,7 +1290,7 @@ typedef struct te_op_moe_router_bwd_args {
 } te_op_moe_router_bwd_args;
 
 /* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum of column e of probs [T, C]), in f32.
- * C is a multiple of num_experts: sequences side by side. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
+ * C is num_experts for each of one or more sequences. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
 typedef struct te_op_moe_aux_loss_fwd_args {
     const te_tensor *probs, *tokens_per_expert, *total_device;
     te_tensor *loss;
@@ -1792,7 +1792,8 @@ typedef struct te_sgd_tensor {
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
  *   d = grad * grad_scale
  *   d += weight_decay * p                               unless wd_after_momentum
- *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   b = momentum * b + (1 - dampening) * d              momentum not 0; b is the tensor `momentum`
+ *   d = b; with nesterov d = d + momentum * b           momentum not 0
  *   d += weight_decay * p                               wd_after_momentum
  *   p -= lr * d
  * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */
@@ -2261,7 +2262,7 @@ typedef struct te_custom_recipe {
  * than `kind` is refused if it is set. Source: transformer_engine.common.recipe. */
 typedef struct te_recipe {
     te_recipe_kind kind;                    /* needed */
-    te_format format;                       /* all but NVFP4: formats of the codes (custom: of slots with the module's own scale); 0 => the recipe's own */
+    te_format format;                       /* of the codes; 0 => the recipe's own. NVFP4 has one format; a custom recipe uses it for slots of delayed scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
     /* Partial sums of the forward, input-gradient and weight-gradient products are promoted to full f32 regularly. 0 => off in the forward product, on in those of
      * gradients; block scaling: always on. */
@@ -2482,7 +2483,7 @@ typedef enum te_cp_comm {
 /* Of every module whose work ranks can share.
  *
  * Sizes in a desc are those of the whole; each rank's parameters are its shard. First values are the slices of what one rank alone would draw from the same random state: seed all ranks
- * alike. What the ranks exchange:
+ * alike. The exchanges between ranks:
  *
  *     parallel_mode  sequence_parallel  forward                              backward
  *     column         off                nothing                              the input's gradient is added up
@@ -2886,7 +2887,7 @@ typedef struct te_layernorm_mlp_desc {
     te_activation_params activation_params; /* its numbers */
     te_norm_options norm;
     te_gemm_options gemm;         /* init: of fc1 */
-    te_parallel_options parallel; /* set_parallel_mode is the two products' */
+    te_parallel_options parallel; /* set_parallel_mode: fc1 by column, fc2 by row */
     te_init output_layer_init;    /* of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */
@@ -3023,7 +3024,7 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
  * whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
 TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
                                             te_tensor **row_id_map);
-/* What te_moe_permute_and_pad_with_probs makes; all borrowed from the innermost scope. */
+/* The other results of te_moe_permute_and_pad_with_probs; all belong to the innermost scope. */
 typedef struct te_moe_padded {
     te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
     te_tensor *row_id_map;               /* for te_moe_unpermute, with: */
@@ -3084,7 +3085,7 @@ typedef struct te_fused_moe_aux_loss_desc {
     float coeff;                        /* of the loss */
 } te_fused_moe_aux_loss_desc;
 /* coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the sum of their probs [T, E], in the format of probs, [1].
- * tokens_per_expert: i32, i64 or float [E]. Columns may be a multiple of num_experts: sequences side by side.
+ * tokens_per_expert: i32, i64 or float [E]. For a loss of several sequences, probs and tokens_per_expert may have num_experts columns for each.
  * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
 TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
 
@@ -3248,7 +3249,7 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
  *
  * Refused inside, with the remedy in the message: waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item ...); copying
  * from host memory; creating modules, optimizers and quantizers, or state that they create in their first run: run the step once before;
- * TE_MICROBATCH_LATER whose FIRST is outside. After an error inside there is no graph: te_graph_end frees everything and returns NULL.
+ * a forward call with TE_MICROBATCH_LATER whose TE_MICROBATCH_FIRST came before the capture. After an error inside there is no graph: te_graph_end frees everything and returns NULL.
  *
  * On CUDA, during a capture no thread may use the legacy default stream of the same CUcontext: the driver then ends the capture, and
  * te_graph_end says so.
@@ -20537,7 +20538,7 @@ static const char *const te__source_141[] = { /* ops/shard/kargs.h */
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
     "",
-    "/* The sizes of tiles for which a block covers several; all others: one block a tile. */",
+    "/* The kernel has a form of its own for tiles of these sizes, in which a thread block covers several tiles; of any other size it covers one. */",
     "enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };",
     "",
     "typedef struct te__shard_amax_kargs {",
@@ -21627,10 +21628,10 @@ static const te__baseline te__baselines[] = {
     {"optim/sgd", "072a8f5189b5f29602e82338e20fc5ac", 3265272},
     {"optim/store_state", "49b0a7e2a1a940904db9e86619ceeeea", 3284638},
     {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3295284},
-    {"shard/shard_amax", "26342d96190af796c246fcbe4ffe04ce", 3402712},
-    {"shard/shard_cast", "90f5df77f439184ff05d829323c3e7b1", 3471700},
-    {"shard/shard_cast_transposed", "23edb0eb92adc64775afed38503a6303", 3527281},
-    {"shard/shard_scales", "51b365c8590d769ab16be873e2c5f74b", 3606508},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3402712},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3471700},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3527281},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3606508},
     {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3618016},
     {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3640743},
     {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3653484},
@@ -31106,7 +31107,7 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_d
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
 
-/* The sizes of tiles for which a block covers several; all others: one block a tile. */
+/* The kernel has a form of its own for tiles of these sizes, in which a thread block covers several tiles; of any other size it covers one. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -48469,7 +48470,7 @@ typedef struct te__linear_state {
     int group;
 } te__linear_state;
 
-/* What a node of one product keeps; saved: references. */
+/* The state and the saved tensors (references) of a product's node. */
 typedef struct te__linear_made {
     te__linear_state state;
     te_tensor *saved[3];
@@ -48484,7 +48485,7 @@ static void te__linear_release(te_ctx *te, void *state) {
 /* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
 
-/* How a slot of a product is quantized. What is gathered before the product has one scale on all ranks that share it. */
+/* How a slot of a product is quantized. An operand that is gathered before the product has one scale on all ranks that share it. */
 static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm, int slot, int usage) {
     te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
     bool gathered = backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
@@ -49824,7 +49825,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
 
 /* ---- making ---- */
 
-/* What a warm-up changes, and what it was. */
+/* The tensors that a warm-up changes, and copies of their values before it. */
 typedef struct te__graphed_kept {
     te__graphed *g;
     te_tensor *buffer[TE__MAX_NODE_TENSORS * 2], *value[TE__MAX_NODE_TENSORS * 2];
@@ -50698,7 +50699,7 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* What a module returns of its norm, which is the input of `c`: this rank's rows, or those of all ranks. These are gathered once, for the caller and for the product. */
+/* The output `ln_out`, from the norm's output, which is the input of `c`: this rank's rows, or those of all ranks. They are gathered once, for the caller and the product. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);
@@ -51547,7 +51548,7 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
 
 /* ---- the module ---- */
 
-/* What each group adds, as one tensor [n, out], for return_bias. */
+/* The biases of all groups as one tensor [n, out], the output `bias` of return_bias. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
     int i, n = *(const int *)state;

@@ -77,7 +77,7 @@ static void inspect_write_csv(const inspection *in, FILE *f) {
                 (double)s->cosine, (double)s->snr_db);
     }
 }
-/* What a run that is resumed after `last` steps has measured so far; later points will be measured anew. */
+/* The measurements of a run that is resumed after `last` steps; later ones will be made anew. */
 static void inspect_read_csv(inspection *in, FILE *f, int last) {
     char line[600], module[200], operand[8];
     int gemm;
@@ -96,7 +96,7 @@ static void inspect_read_csv(inspection *in, FILE *f, int last) {
 enum { INSPECT_LEFT = 200, INSPECT_TOP = 98, INSPECT_PANEL = 280, INSPECT_GAP = 24, INSPECT_BAR = 208 };
 enum { INSPECT_LEVELS = 32, INSPECT_NONE = INSPECT_LEVELS, INSPECT_NAN }; /* colors of a panel: of its scale, and two apart */
 
-/* What begins with row i: 2 a layer, 1 a product, 0 neither. */
+/* Row i is the first of: 2 a layer, 1 a product, 0 neither. */
 static int inspect_begins(const inspection *in, int i) {
     const inspect_slot *s = &in->slots[i];
     size_t n = strcspn(s->module, "."); /* the layer is what a path begins with */

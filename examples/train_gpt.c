@@ -53,7 +53,7 @@ static struct {
     bool help, resume, inspect, graph, recompute;
 } opt;
 
-/* What follows --name in argv, which loses both; else the default. */
+/* The word behind --name in argv, which loses both; else the default. */
 static const char *word(char **argv, const char *name, const char *value, const char *help) {
     char flag[32] = "--";
     for (char *p = strcat(flag, name); *p; p++) *p = *p == '_' ? '-' : *p;

@@ -74,7 +74,7 @@ bool test_close(const char *file, int line, const char *name, const float *got, 
 bool test_error_below(const char *file, int line, const char *name, const float *got, const float *want, int64_t n, double limit);
 bool test_bytes_equal(const char *file, int line, const char *name, const void *got, const void *want, size_t n);
 void test_log(void *user, int level, const char *message);
-/* What the contexts of this test have logged. */
+/* The log of this test's contexts. */
 const char *test_log_text(void);
 
 #ifdef __cplusplus
@@ -360,7 +360,7 @@ static TE_MAYBE_UNUSED void *test_read_bytes(const te_tensor *x) {
     else if (bytes) te_tensor_to_host(x, host);
     return host;
 }
-/* What `values` become when they are rounded to `dtype`, as f32: the input that a reference should start from. */
+/* `values` rounded to `dtype`, as f32: the input of a reference. */
 static TE_MAYBE_UNUSED float *test_rounded(te_dtype dtype, const float *values, int64_t n) {
     te_ctx_desc d = {0};
     d.device = "cpu";

@@ -25,7 +25,7 @@
  *
  * Refused inside, with the remedy in the message: waiting and reading back (te_synchronize, te_tensor_to_host, te_tensor_item ...); copying
  * from host memory; creating modules, optimizers and quantizers, or state that they create in their first run: run the step once before;
- * TE_MICROBATCH_LATER whose FIRST is outside. After an error inside there is no graph: te_graph_end frees everything and returns NULL.
+ * a forward call with TE_MICROBATCH_LATER whose TE_MICROBATCH_FIRST came before the capture. After an error inside there is no graph: te_graph_end frees everything and returns NULL.
  *
  * On CUDA, during a capture no thread may use the legacy default stream of the same CUcontext: the driver then ends the capture, and
  * te_graph_end says so.

@@ -24,7 +24,7 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
  * whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
 TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
                                             te_tensor **row_id_map);
-/* What te_moe_permute_and_pad_with_probs makes; all borrowed from the innermost scope. */
+/* The other results of te_moe_permute_and_pad_with_probs; all belong to the innermost scope. */
 typedef struct te_moe_padded {
     te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
     te_tensor *row_id_map;               /* for te_moe_unpermute, with: */
@@ -85,7 +85,7 @@ typedef struct te_fused_moe_aux_loss_desc {
     float coeff;                        /* of the loss */
 } te_fused_moe_aux_loss_desc;
 /* coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the sum of their probs [T, E], in the format of probs, [1].
- * tokens_per_expert: i32, i64 or float [E]. Columns may be a multiple of num_experts: sequences side by side.
+ * tokens_per_expert: i32, i64 or float [E]. For a loss of several sequences, probs and tokens_per_expert may have num_experts columns for each.
  * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
 TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
 

@@ -59,7 +59,7 @@ typedef struct te_layernorm_mlp_desc {
     te_activation_params activation_params; /* its numbers */
     te_norm_options norm;
     te_gemm_options gemm;         /* init: of fc1 */
-    te_parallel_options parallel; /* set_parallel_mode is the two products' */
+    te_parallel_options parallel; /* set_parallel_mode: fc1 by column, fc2 by row */
     te_init output_layer_init;    /* of fc2 */
     bool return_layernorm_output; /* the norm's output is the output `ln_out` */
     bool return_layernorm_output_gathered; /* of all ranks, with sequence_parallel; its gradient is added up over them */

@@ -475,7 +475,8 @@ typedef struct te_sgd_tensor {
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
  *   d = grad * grad_scale
  *   d += weight_decay * p                               unless wd_after_momentum
- *   b = momentum * b + (1 - dampening) * d; d = b       momentum not 0; b is the tensor `momentum`; nesterov: d += momentum * b in place of d = b
+ *   b = momentum * b + (1 - dampening) * d              momentum not 0; b is the tensor `momentum`
+ *   d = b; with nesterov d = d + momentum * b           momentum not 0
  *   d += weight_decay * p                               wd_after_momentum
  *   p -= lr * d
  * grad_scale, found_inf, lr_device: as in te_op_adam. One call changes all parameters, or none. */

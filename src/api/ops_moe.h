@@ -114,7 +114,7 @@ typedef struct te_op_moe_router_bwd_args {
 } te_op_moe_router_bwd_args;
 
 /* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum of column e of probs [T, C]), in f32.
- * C is a multiple of num_experts: sequences side by side. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
+ * C is num_experts for each of one or more sequences. tokens_per_expert: i32, i64 or float [C]. total is total_num_tokens, or total_device, i64 [1]. */
 typedef struct te_op_moe_aux_loss_fwd_args {
     const te_tensor *probs, *tokens_per_expert, *total_device;
     te_tensor *loss;

@@ -94,7 +94,7 @@ typedef enum te_cp_comm {
 /* Of every module whose work ranks can share.
  *
  * Sizes in a desc are those of the whole; each rank's parameters are its shard. First values are the slices of what one rank alone would draw from the same random state: seed all ranks
- * alike. What the ranks exchange:
+ * alike. The exchanges between ranks:
  *
  *     parallel_mode  sequence_parallel  forward                              backward
  *     column         off                nothing                              the input's gradient is added up

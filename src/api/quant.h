@@ -244,7 +244,7 @@ typedef struct te_custom_recipe {
  * than `kind` is refused if it is set. Source: transformer_engine.common.recipe. */
 typedef struct te_recipe {
     te_recipe_kind kind;                    /* needed */
-    te_format format;                       /* all but NVFP4: formats of the codes (custom: of slots with the module's own scale); 0 => the recipe's own */
+    te_format format;                       /* of the codes; 0 => the recipe's own. NVFP4 has one format; a custom recipe uses it for slots of delayed scaling */
     te_backward_override backward_override; /* 0 => quantized operands */
     /* Partial sums of the forward, input-gradient and weight-gradient products are promoted to full f32 regularly. 0 => off in the forward product, on in those of
      * gradients; block scaling: always on. */

@@ -133,7 +133,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
 
 /* ---- making ---- */
 
-/* What a warm-up changes, and what it was. */
+/* The tensors that a warm-up changes, and copies of their values before it. */
 typedef struct te__graphed_kept {
     te__graphed *g;
     te_tensor *buffer[TE__MAX_NODE_TENSORS * 2], *value[TE__MAX_NODE_TENSORS * 2];

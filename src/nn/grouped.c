@@ -509,7 +509,7 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
 
 /* ---- the module ---- */
 
-/* What each group adds, as one tensor [n, out], for return_bias. */
+/* The biases of all groups as one tensor [n, out], the output `bias` of return_bias. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
     int i, n = *(const int *)state;

@@ -247,7 +247,7 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* What a module returns of its norm, which is the input of `c`: this rank's rows, or those of all ranks. These are gathered once, for the caller and for the product. */
+/* The output `ln_out`, from the norm's output, which is the input of `c`: this rank's rows, or those of all ranks. They are gathered once, for the caller and the product. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);

@@ -53,7 +53,7 @@ typedef struct te__linear_state {
     int group;
 } te__linear_state;
 
-/* What a node of one product keeps; saved: references. */
+/* The state and the saved tensors (references) of a product's node. */
 typedef struct te__linear_made {
     te__linear_state state;
     te_tensor *saved[3];
@@ -68,7 +68,7 @@ static void te__linear_release(te_ctx *te, void *state) {
 /* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
 static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
 
-/* How a slot of a product is quantized. What is gathered before the product has one scale on all ranks that share it. */
+/* How a slot of a product is quantized. An operand that is gathered before the product has one scale on all ranks that share it. */
 static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm, int slot, int usage) {
     te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
     bool gathered = backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Bytes of one literal, and of all that stand side by side and become one. */
+/* Bytes of one literal, and of adjacent ones, which become one. */
 enum { LONGEST = 16380, LONGEST_JOINED = 65535 };
 
 typedef struct text {
@@ -35,7 +35,7 @@ static int skip_blank(text *t) {
     return 0;
 }
 
-/* What stands between two quotes, an escape as one. */
+/* The number of characters between two quotes, an escape as one. */
 static long quoted(text *t, char quote) {
     long n = 0;
     next(t);

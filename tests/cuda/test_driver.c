@@ -303,7 +303,7 @@ TE_TEST(driver_without_kernels) {
     te_ctx_destroy(te);
 }
 
-/* What the driver does not take is no error as long as it can be made anew; here it cannot. */
+/* A cubin that the driver refuses is no error as long as the kernel can be compiled anew; here it cannot. */
 TE_TEST(driver_refuses_a_cubin) {
     install_driver();
     te_ctx *te = open_gpu(NULL, NULL);

@@ -7,7 +7,7 @@
 
 enum { MAX_RANKS = 8 };
 
-/* What one thread of a test is given and leaves behind: checks are made when all have ended, since the runner knows one thread. */
+/* The input and the results of one thread of a test: checks are made when all have ended, since the runner knows one thread. */
 typedef struct rank_state {
     void (*fn)(struct rank_state *s);
     const void *arg;

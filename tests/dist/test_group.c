@@ -615,7 +615,7 @@ TE_TEST_DEVICES(no_group) {
     te_thread_hub_destroy(hub);
 }
 
-/* What a user's functions were called with, and what they answer. */
+/* The arguments of calls to a user's functions, and their answers. */
 typedef struct custom {
     int calls[6];
     te_result answer;

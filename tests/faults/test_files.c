@@ -1,5 +1,5 @@
-/* tests/faults/test_files.c: files from an enemy: how much memory they can take, and what a damaged checkpoint does to a model. What each kind
- * of damage is called is in tests/io. */
+/* tests/faults/test_files.c: files from an enemy: how much memory they can take, and what a damaged checkpoint does to a model. tests/io has the message
+ * for each kind of damage. */
 #define _GNU_SOURCE
 #include "model.h"
 #include "purse.h"

@@ -31,7 +31,7 @@ TE_TEST(full_device) {
     CHECK_OK(te);
 }
 
-/* What the pool keeps is given back before anybody is refused. */
+/* The pool gives its free blocks back before a request is refused. */
 TE_TEST(full_device_with_a_full_pool) {
     purse *device = new_purse();
     te_ctx_desc desc = purse_desc(NULL, device);
@@ -286,7 +286,7 @@ typedef struct checkpoint {
     uint64_t hash;  /* of the model in it */
 } checkpoint;
 
-/* What fails has changed nothing, and works the next time. */
+/* A load that fails has changed nothing, and succeeds the next time. */
 static void load(te_ctx *te, void *arg) {
     const checkpoint *c = (const checkpoint *)arg;
     char text[16];

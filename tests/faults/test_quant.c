@@ -568,7 +568,7 @@ TE_TEST_DEVICES(weights_of_another_recipe) {
 
 /* ---- custom recipes ------------------------------------------------------------------------------------------------- */
 
-/* What a factory answers, by slot: input, weight, gradient. */
+/* The answers of a factory, by slot: input, weight, gradient. */
 typedef struct answers {
     te_quantizer_desc slot[3];
     te_result result;

@@ -430,7 +430,7 @@ TE_TEST(hf_refuses_weights) {
     write_shard(te, file, 0, num_weights, -1);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"model.layers.0.self_attn.q_proj.bias\" has no place in the llama of");
-    /* What old files have beside weights is left alone; a tied model has no use for lm_head. */
+    /* Buffers that old files have beside weights are ignored; a tied model has no use for lm_head. */
     snprintf(weights[num_weights - 1].name, 80, "model.layers.0.self_attn.rotary_emb.inv_freq");
     write_shard(te, file, 0, num_weights, -1);
     edit_config("llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");

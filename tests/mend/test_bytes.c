@@ -235,7 +235,7 @@ static pair overlapping(te_tensor *x, int way) {
     default: return (pair){t, te_tensor_transpose(te_tensor_view(x, 2, square), 0, 1)};
     }
 }
-/* What the whole of x should be afterwards: the same through memory apart. */
+/* The expected bytes of x: those of the same copy through memory of its own. */
 static const float *wanted(te_ctx *te, te_dtype dtype, int way) {
     te_tensor *x = counted(te, dtype);
     pair p = overlapping(x, way);

@@ -265,7 +265,7 @@ TE_TEST_DEVICES(p14_without_an_optimizer_a_step_is_a_region) {
     te_module_destroy(m);
 }
 
-/* What a checkpoint has brought stays, also if an error follows. */
+/* Scales that were loaded from a file stay, also if an error follows. */
 TE_TEST_DEVICES(p14_a_checkpoint_ends_the_step) {
     te_module *m = small_linear(te);
     te_optimizer *adam = te_fused_adam_create(te, m, NULL);

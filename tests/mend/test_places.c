@@ -1,5 +1,5 @@
 /* tests/mend/test_places.c: other machines, other compilers' flags, and what other libraries of the process have set: windows.h, 32 bits, flushing of
- * subnormals, rounding modes. What a compiler refuses is for tests/build/matrix.sh. */
+ * subnormals, rounding modes. tests/build/matrix.sh has the refusals of compilers. */
 #include "../dist/ranks.h"
 #include "base/common.h"
 #include "base/numbers.h"

@@ -177,7 +177,7 @@ TE_TEST(p19_only_regular_files) {
     const char *pipe_path = test_path("pipe"), *device = test_path("device"), *folder = test_dir(), *link = test_path("link");
     struct stat st;
     alarm(20); /* a pipe that is opened waits for its other end */
-    /* A device of the test's own: root could replace those of the system, should this fail. Who cannot make one cannot replace one either. */
+    /* A device of the test's own: root could replace those of the system, should this fail. A user who cannot make one cannot replace one either. */
     if (mknod(device, S_IFCHR | 0600, makedev(1, 3)) != 0) device = getuid() ? "/dev/null" : pipe_path;
     CHECK(mkfifo(pipe_path, 0600) == 0 && symlink(device, link) == 0);
     struct {

@@ -139,7 +139,7 @@ TE_TEST_DEVICES(graph_takes_up_written_parameters) {
     CHECK_OK(te);
 }
 
-/* What a graph uses, by itself: a random state and bias corrections from tensors do what the same numbers in args do. */
+/* The means of a graph, without one: a random state and bias corrections from tensors do the same as these numbers in args. */
 TE_TEST_DEVICES(graph_numbers_from_tensors) {
     enum { N = 64 };
     const int64_t state[2] = {99, 40}, off = 3;

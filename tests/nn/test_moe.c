@@ -319,7 +319,7 @@ TE_TEST_DEVICES(grouped_linear_gradients) {
     te_module_destroy(m);
 }
 
-/* Options change no bit: weight gradients later or into main_grad, microbatches, save_original_input, a bias that is returned, weights apart. */
+/* No option changes a bit of the result: delay_wgrad_compute, main_grad, microbatches, save_original_input, return_bias, weights that share no memory. */
 TE_TEST_DEVICES(grouped_linear_options) {
     for (int i = 0; i < 12; i++) {
         te_recipe recipe = te_recipe_current_scaling();

@@ -286,7 +286,7 @@ TE_TEST_DEVICES(block_dequantize_shapes) {
     check_dequantize(te, &large, TE_BF16, true);
 }
 
-/* What goes through both copies comes back within half a step of its block's largest. */
+/* Each copy decodes to within half a step of its block's largest. */
 TE_TEST_DEVICES(block_round_trip) {
     for (int v = 0; v < 4; v++) {
         block_case c = {TE_F32, TE_F8E4M3, 150, 300, 304, 160, v % 2 != 0, v / 2 != 0, false, 0};

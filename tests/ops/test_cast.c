@@ -1,5 +1,5 @@
 /* The cast operations: codes against tables worked out by hand, scales and histories against TransformerEngine's rules written down again,
- * and every shape with poisoned outputs between guard bands. What a test expects here is expected of every device: byte for byte. */
+ * and every shape with poisoned outputs between guard bands. Every device must give the bytes that a test expects. */
 #include "formats.h"
 
 static const te_dtype formats[] = {TE_F8E4M3, TE_F8E5M2}, floats[] = {TE_F32, TE_BF16, TE_F16};

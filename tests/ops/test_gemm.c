@@ -64,7 +64,7 @@ static operand plain_operand(te_ctx *te, te_dtype dtype, int64_t lines, int64_t 
 
 static int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-/* What a code stands for, by the definition of its format. */
+/* The value of a code, by the definition of its format. */
 static double code_value(te_dtype dtype, int code) {
     int mantissa = dtype == TE_F4E2M1 ? 1 : dtype == TE_F8E4M3 ? 3 : 2, bias = dtype == TE_F4E2M1 ? 1 : dtype == TE_F8E4M3 ? 7 : 15;
     int sign = dtype == TE_F4E2M1 ? 8 : 128, e = (code & (sign - 1)) >> mantissa, f = code & ((1 << mantissa) - 1);
@@ -145,9 +145,9 @@ static double dgelu(double x) {
     return 0.5 * x * (1.0 - t * t) * 0.7978845608 * (1.0 + 3 * 0.044715 * x * x) + 0.5 * (1.0 + t);
 }
 
-/* What rounding to D costs, relative to the result: half a unit in the last place, and a little for the f32 before it. */
+/* The error of rounding to D, relative to the result: half a unit in the last place, and a little for the f32 before it. */
 static double output_error(te_dtype d) { return d == TE_F32 ? 1e-6 : d == TE_BF16 ? 4.1e-3 : 5.2e-4; }
-/* What the sums cost, relative to sum |a b|: rounding of f32 additions; on the GPU TF32 operands (each off by 2^-11 at most, so products
+/* The error of the sums, relative to sum |a b|: rounding of f32 additions; on the GPU TF32 operands (each off by 2^-11 at most, so products
  * by 2^-10; in a short sum they need not cancel) and the 14 bits or so that Hopper's fp8 tensor cores keep between additions. */
 static double sum_error(const gemm_case *c, bool cuda) {
     if (c->scaling_a == TE_SCALING_MXFP8 || c->scaling_a == TE_SCALING_NVFP4) return 3e-6; /* bf16 operands, exact */
@@ -342,7 +342,7 @@ TE_TEST_DEVICES(gemm_few) {
     for (wide.n = 9000; wide.n <= 14000; wide.n += 5000) run_case(te, &wide); /* the second one is gemm_hopper's */
 }
 
-/* A few lines by many that stand side by side in memory, either way round: ends within what a lane and a block take, each length of k around a warp's
+/* Products with one short dimension and an MN-major long operand (gemv_mn), either operand short: ends within what a lane and a block take, each length of k around a warp's
  * turns and of splits, rows that start anywhere. Lengths are 13, so that each meets all choices, which go round in 2, 3, 5 and 7. The CPU has one way for
  * all products, and takes every eleventh. */
 TE_TEST_DEVICES(gemm_few_down) {
@@ -632,7 +632,7 @@ TE_TEST_DEVICES(gemm_scaled_few) {
                     c.swizzled = c.scaling_a >= TE_SCALING_MXFP8 && turn / 3 & 1;
                     run_case(te, &c);
                 }
-    for (turn = 0; turn < 12; turn++) { /* many that stand side by side: MXFP8's alone may */
+    for (turn = 0; turn < 12; turn++) { /* an MN-major long operand, which of the codes MXFP8's alone may have */
         int64_t k = lengths[turn % COUNT(lengths)], few = 1 + turn % 8;
         gemm_case c = turn & 1 ? scaled_case(few, 150, k, 3, turn) : scaled_case(150, few, k, 3, turn);
         c.a_transposed = !(turn & 1), c.b_transposed = false;

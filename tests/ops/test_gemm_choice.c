@@ -1,5 +1,5 @@
 /* tests/ops/test_gemm_choice.c: every tile, cluster and split that gemm could choose for a product, forced in turn, against the one that it does choose,
- * which test_gemm.c checks. What a choice may change is the order of sums. */
+ * which test_gemm.c checks. A choice may change the order of sums, and nothing else. */
 #define TE_STATIC
 #define TE__TUNE
 #define TE_IMPLEMENTATION

@@ -1,5 +1,5 @@
 /* test_grouped.c: products by groups: both kinds, every format, uneven and empty groups and rows that belong to none, against float64; which
- * kernel is chosen, and complaints. What no group owns is NaN before, in operands, and must stay as it was, in results. */
+ * kernel is chosen, and complaints. Rows of no group are NaN in operands, and must stay as they were in results. */
 #include "../te_test.h"
 
 typedef struct grouped_case {

@@ -57,7 +57,7 @@ static double *row_of(const ce_case *c, const ce_data *d, int64_t row) {
     for (int64_t i = 0; i < c->v; i++) x[i] = d->x[row * c->v + i];
     return x;
 }
-/* What dloss becomes on its way to a row. */
+/* The factor of a row's gradient. */
 static double upstream(const ce_case *c, const ce_data *d, int64_t row) {
     double count = c->count ? (double)(d->counted > 0 ? d->counted : 1) : 1;
     return d->dloss[c->one_dloss ? 0 : row] * (c->scale != 0 ? (double)c->scale : 1) / count;

@@ -1,5 +1,5 @@
-/* MXFP8: codes, scales and padding against the formulas written down in plain loops, and the GPU against the CPU. What a test expects here
- * is expected of every device: byte for byte. */
+/* MXFP8: codes, scales and padding against the formulas written down in plain loops, and the GPU against the CPU. Every device must give
+ * the bytes that a test expects. */
 #include "formats.h"
 
 /* ---- the formulas ---- */

@@ -13,7 +13,7 @@ static void name_case(const norm_case *c) {
               c->accumulate ? " accumulate" : "");
 }
 
-/* What the operation starts from, as f32 arrays of values that the formats hold exactly. */
+/* The operands, as f32 arrays of values that the formats hold exactly. */
 typedef struct norm_data {
     float *x, *gamma, *beta, *dy, *add, *old_dgamma, *old_dbeta;
 } norm_data;

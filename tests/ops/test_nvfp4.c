@@ -1,5 +1,5 @@
 /* NVFP4: codes, block scales and amaxes against the formulas written down again in plain loops over one element at a time; every option, odd
- * shapes, odd values, poisoned outputs between guard bands. What a test expects here is expected of every device: byte for byte. */
+ * shapes, odd values, poisoned outputs between guard bands. Every device must give the bytes that a test expects. */
 #include "formats.h"
 #include "base/numbers.h"
 #include "base/philox.h"
@@ -142,7 +142,7 @@ static bool any_nan(const float *x, int64_t n) {
         if (isnan(x[i])) return true;
     return false;
 }
-/* What the column-wise copy quantizes: [n, round_up(m, 16)]. */
+/* The matrix that the column-wise copy quantizes: [n, round_up(m, 16)]. */
 static float *turned(const float *x, int64_t m, int64_t n, const options *o) {
     int64_t padded = round_up(m, 16);
     float *t = test_floats(n * padded);

@@ -1,5 +1,5 @@
 /* Quantizing by slices: however a matrix is cut, the slices together give the bytes of its whole quantization, which is written here as plain
- * loops from the formulas of api/ops_quant.h. What a test expects here is expected of every device: byte for byte. */
+ * loops from the formulas of api/ops_quant.h. Every device must give the bytes that a test expects. */
 #include "formats.h"
 
 /* ---- the formats, from their definitions ---- */

@@ -3,7 +3,7 @@
 
 static const te_dtype floats[] = {TE_F32, TE_BF16, TE_F16};
 
-/* What quant_error of x, y and limit (or NULL) must be. */
+/* The expected result of quant_error for x, y and limit (or NULL). */
 static void check_error(te_ctx *te, te_dtype dtype, const float *values, const float *y, const float *limit, int64_t n, bool shifted) {
     const float *x = test_rounded(dtype, values, n);
     int64_t want[6] = {n, 0, 0, 0, 0, 0};

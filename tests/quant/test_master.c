@@ -16,7 +16,7 @@ static const int64_t shapes[KINDS][SHAPES][2] = {
 static te_dtype dtype_of(int w) { return w % 5 == 3 ? TE_F16 : w % 4 == 1 ? TE_F32 : TE_BF16; }
 static bool is_hybrid(int kind) { return kind >= 12; }
 
-/* What a rank hands in, and what it reads of others. */
+/* The tensors that a rank hands in, and those of others that it reads. */
 typedef struct run_desc {
     int size; /* ranks */
     bool shards, manual;
@@ -232,7 +232,7 @@ static void open_weights(rank_state *s, const run_desc *run, rank_weights *mine)
         }
 }
 
-/* What the call has written of this rank's: nothing but the codes of its slice, scales on every rank. */
+/* The call has written the codes of this rank's slice, the scales on every rank, and nothing else. */
 static void check_own(rank_state *s, run_desc *run, rank_weights *mine) {
     for (int w = 0; w < WEIGHTS; w++)
         for (int k = 0; k < 2; k++) {

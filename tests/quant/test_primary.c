@@ -29,7 +29,7 @@ static te_tensor *from_eighths(void *user, te_tensor *data, te_tensor *scale, in
 }
 static const te_custom_quantizer eighths = {"eighths", NULL, to_eighths, from_eighths, NULL}, broken = {"broken", "not NULL", to_eighths, from_eighths, NULL};
 
-/* What the factory does about weights; the other operands are quantized by their own amaxes. */
+/* The factory's quantizer of weights; the other operands are quantized by their own amaxes. */
 typedef enum factory_mode { HYBRID_WEIGHTS, OWN_WEIGHTS, PLAIN_WEIGHTS, FAILS_AT_FC2, BREAKS_HALFWAY } factory_mode;
 static te_quantizer_desc hybrid_row, hybrid_col;
 static void weight_desc(factory_mode mode, te_quantizer_desc *d) {

@@ -43,7 +43,7 @@ TE_TEST_DEVICES(quantizer_nan_and_infinity) {
     te_quantizer_destroy(q);
 }
 
-/* What TransformerEngine's update does to one slot, written down again. */
+/* TransformerEngine's update of one slot, written down again. */
 typedef struct slot {
     float history[8], scale;
     int length;

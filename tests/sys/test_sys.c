@@ -167,7 +167,7 @@ TE_TEST(library_search) {
     te__text_free(&tried);
 }
 
-/* What pip leaves in a virtual environment. Only this part of the search is run: the others would open what this machine has. */
+/* A virtual environment as pip leaves it. Only this part of the search is run: the others would open what this machine has. */
 TE_TEST(library_search_in_python) {
     if (!have_compiler()) SKIP("no C compiler to make libraries with");
     te__dir_make(test_path("venv/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib"), NULL);

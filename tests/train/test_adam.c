@@ -149,7 +149,7 @@ TE_TEST_DEVICES(adam_masters) {
     }
 }
 
-/* What the user writes into a parameter is where the next step starts from, not an old master. */
+/* The next step starts from the value that the user has written into a parameter, not from an old master. */
 TE_TEST_DEVICES(adam_master_follows_a_written_parameter) {
     te_module *m = make_bag(te, TE_BF16);
     te_optimizer *opt = make_adam(te, m, &(te_fused_adam_desc){.lr = 0.25f});

@@ -2,7 +2,7 @@
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
 
-/* The sizes of tiles for which a block covers several; all others: one block a tile. */
+/* The kernel has a form of its own for tiles of these sizes, in which a thread block covers several tiles; of any other size it covers one. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {

@@ -5,10 +5,10 @@
  * These arguments of TransformerEngine have none here:
  *   max_token_num     sizes a workspace; the pool's grows by itself
  *   probs of moe_unpermute   the old name of merging_probs
- *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
  *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
  *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
- * Quantized inputs are not there yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
+ * Quantized inputs are not implemented yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {

@@ -33,7 +33,10 @@ static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
 }
 /* The rows behind the last group are 0. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
-    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    te_tensor *rest;
+    if (!x) return te_error_code(te);
+    if (first >= te__rows(x) || te__cols(x) == 0) return TE_OK;
+    rest = te__rows_of(x, first, te__rows(x) - first);
     return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
 }
 

@@ -80,7 +80,7 @@ static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s)
             const te__field *f = &p->group->fields[i];
             const char *in = (const char *)s + p->offset;
             if (!te__field_is_set(in, f) || (f->mark && memcmp(in + f->offset, &f->mark, f->size) == 0)) continue;
-            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not there yet; leave it zero", who, p->group->name, f->name);
+            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, p->group->name, f->name);
             return false;
         }
     return true;

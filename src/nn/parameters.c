@@ -23,7 +23,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         x->te->tape.no_grad++;
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
-        if (result == TE_OK) result = te_error_code(x->te);
+        if (result == TE_OK) result = x->te->error_code;
         /* the first error stays: this one shows if the function recorded none */
         return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }

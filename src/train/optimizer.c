@@ -74,6 +74,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_tensor_release(opt->started);
     te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
     te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
+    te__free(te, opt->flags, (size_t)opt->num_params);
     te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
     te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
     te__free(te, opt, sizeof(*opt));
@@ -113,7 +114,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
     if (ok && keep_started) {
         const int64_t n = opt->num_params;
         opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
-        ok = opt->started != NULL;
+        opt->flags = (uint8_t *)te__alloc_zero(te, (size_t)n);
+        ok = opt->started && opt->flags;
     }
     if (ok) {
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
@@ -280,25 +282,6 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
 }
 
-/* The parameters of this step have taken part in one. */
-static te_result te__opt_note_started(te_optimizer *opt) {
-    bool news = false;
-    uint8_t *flags;
-    te_result result;
-    int i;
-    for (i = 0; i < opt->num_params; i++) {
-        news = news || (opt->params[i].listed && !opt->params[i].started);
-        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
-    }
-    if (!news || !opt->started) return TE_OK;
-    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-    if (!flags) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
-    result = te_tensor_copy_from_host(opt->started, flags);
-    te__free(opt->te, flags, (size_t)opt->num_params);
-    return result;
-}
-
 static te_result te__opt_step_once(te_optimizer *opt) {
     te_ctx *te = opt->te;
     te__opt_steps *captured = NULL;
@@ -340,8 +323,9 @@ static te_result te__opt_step_once(te_optimizer *opt) {
     }
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
+    for (i = 0; i < opt->num_params; i++) opt->params[i].started = opt->params[i].started || opt->params[i].listed;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
-    return te__opt_note_started(opt);
+    return TE_OK;
 }
 TE_API te_result te_optimizer_step(te_optimizer *opt) {
     te__rng_state before;
@@ -448,6 +432,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
+    if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true; /* the next step goes on from this momentum */
     return result;
 }
 
@@ -466,23 +451,25 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
+/* Called before the states are saved: the flags `started` as a tensor. */
+static te_result te__optimizer_note_started(te_optimizer *opt) {
+    int i;
+    if (!opt || !opt->started) return TE_OK;
+    for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
+    return te_tensor_copy_from_host(opt->started, opt->flags);
+}
 /* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
-    uint8_t *flags = NULL;
-    te_result result = TE_OK;
+    te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;
+    if (result != TE_OK) return result;
     opt->steps = steps;
     opt->options.lr = lr;
-    if (opt->started) {
-        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
-    }
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
         p->behind = false;
-        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
+        p->started = opt->flags ? opt->flags[i] != 0 : steps > 0;
     }
-    te__free(opt->te, flags, (size_t)opt->num_params);
-    return result;
+    return TE_OK;
 }

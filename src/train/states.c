@@ -58,7 +58,8 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step reads them */
+    uint8_t *flags;          /* [num_params], with `started`: the same on the host, on their way to a file or from it */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };

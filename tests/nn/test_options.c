@@ -54,7 +54,7 @@ static size_t size_of(int kind) {
 /* Sets field f of group `place` to something, though never to the value that says the same as zero. */
 static const char *set_field(any_desc *d, const te__option_place *place, const te__field *f, char name[128]) {
     memset((unsigned char *)d + place->offset + f->offset, f->mark + 1, 1);
-    snprintf(name, 128, "%s%s is not there yet", place->group->name, f->name);
+    snprintf(name, 128, "%s%s is not implemented yet", place->group->name, f->name);
     return name;
 }
 

@@ -415,7 +415,9 @@ TE_TEST(driver_queue_ends_before_an_answer) {
         case 0: CHECK(!te_ok(te)); break;
         case 1: CHECK(strstr(te_error(te), "kernel math/fill BAD=1 does not compile") != NULL); break;
         case 2: CHECK_EQ_INT(te_error_code(te), TE_ERR_COMPILE); break;
-        default: te_clear_error(te), CHECK(!te->cuda->queue && te->error_code == TE_OK);
+        default:
+            te_clear_error(te);
+            CHECK(!te->cuda->queue && te->error_code == TE_OK);
         }
         te_clear_error(te);
         CHECK_OK(te);

@@ -93,12 +93,14 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
  * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
  * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Ranks share the products by parallel_mode, and the module exchanges nothing, as TransformerEngine's: whoever moves the rows between ranks does. By column each rank has its
+ * columns of the output, and its summand of the input's gradient; by row its summand of the output, whose bias the caller adds behind the sum (no_bias, or return_bias).
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm;              /* of the products */
-    te_parallel_options parallel;      /* not yet */
+    te_parallel_options parallel;      /* parallel_mode is that of each product */
     bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;

@@ -5,7 +5,7 @@
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
 typedef struct te__grouped_module {
-    te_grouped_linear_desc desc;
+    te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -624,7 +624,7 @@ static te_result te__grouped_reset(te_module *m) {
     int i;
     for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
-        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
+        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, s->desc.parallel.parallel_mode, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
         if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
     }
@@ -659,6 +659,30 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return false;
 }
 
+/* The sizes of this rank's shards, in place of those of the whole; false with the error recorded. */
+static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
+    const te_parallel_mode mode = d->parallel.parallel_mode;
+    if (!te__parallel_open(m, &d->parallel, mode)) return false;
+    if (mode == TE_PARALLEL_ROW && m->parallel.size > 1 && !d->gemm.no_bias && !d->gemm.return_bias) {
+        te__fail(m->te, TE_ERR_INVALID, "te_grouped_linear_create: parallel_mode %d (by row) over %d ranks, and a bias: each rank has a summand of the output, and the bias belongs behind the "
+                 "sum; set no_bias, or return_bias and add it there", (int)mode, m->parallel.size);
+        return false;
+    }
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? d->in_features : d->out_features)) return false;
+    if (mode == TE_PARALLEL_COLUMN) d->out_features = te__per_rank(m, d->out_features);
+    if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
+    return true;
+}
+/* A bias by row is added where, under sequence parallelism, each rank has other rows. */
+static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
+    char name[32];
+    int i;
+    for (i = 0; m->parallel.sequence && d->parallel.parallel_mode == TE_PARALLEL_ROW && !d->gemm.no_bias && i < d->num_gemms; i++) {
+        snprintf(name, sizeof(name), "bias%d", i);
+        te_tensor_set_sequence_parallel(te_module_parameter(m, name), true);
+    }
+}
+
 TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
     te_module *m;
     te__grouped_module *s;
@@ -668,13 +692,16 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
         return NULL;
     m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
-    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    if (te__grouped_share(m, &s->desc)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
+        if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
+        te__grouped_tag_biases(m, &s->desc);
+    }
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }

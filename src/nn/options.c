@@ -27,17 +27,13 @@ static const te__field te__attention_call_later[] = {
 #define TE__TYPE te_cross_attention_call
 static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
-#define TE__TYPE te_forward_args
-static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
-#undef TE__TYPE
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later),
                               te__layer_own = TE__GROUP("", te__layer_later),
-                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
-                              te__call_own = TE__GROUP("", te__call_later);
+                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later);
 #undef TE__GROUP
 
 /* Where a desc, or the args of a call, embeds groups. */
@@ -60,7 +56,7 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
     {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
+    {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
 

@@ -17,6 +17,7 @@ typedef struct shared {
     bool decoder, gathered, split, checkpoint, delay;
     int64_t interleave; /* blocks of fc1's halves */
     bool on_device;     /* sizes of groups */
+    bool codes;         /* fp8_output and fp8_grad */
     bool exact;       /* nothing is added up in another order before the results that `exact_of` names */
     double tolerance; /* of all others: relative, in the root of the mean square */
 } shared;
@@ -248,8 +249,10 @@ static void steps(rank_state *s) {
         for (int i = 0; i < 2; i++) {
             if (grouped && c->on_device) args[i].m_splits_tensor = sizes;
             else if (grouped) args[i].m_splits = splits;
+            args[i].fp8_output = args[i].fp8_grad = c->codes;
             te_autocast_begin(te, &cast);
             te_forward_with(i ? own : whole, &args[i]);
+            args[i].outputs.out = te_dequantize(args[i].outputs.out, TE_DTYPE_NONE);
             te_autocast_end(te);
             if (c->gathered) { /* whoever uses what the norm made gives it a gradient, too */
                 te_tensor *both[2] = {args[i].outputs.out, args[i].outputs.ln_out}, *grads[2] = {i ? mine_dy : dy, g};
@@ -360,6 +363,7 @@ TE_TEST(parallel_with_other_options) {
     static const shared list[] = {{.name = "a norm's output gathered", .kind = NORM_COLUMN, .gathered = true, .sequence = true}, {.name = "two parameters", .kind = COLUMN, .split = true},
                                   {.name = "two parameters by row", .kind = ROW, .split = true, .sequence = true},
                                   {.name = "weight gradients later", .kind = COLUMN, .delay = true, .sequence = true},
+                                  {.name = "quantized results", .kind = COLUMN, .codes = true}, {.name = "quantized results by row", .kind = ROW, .codes = true, .sequence = true},
                                   {.name = "MLP run again", .kind = MLP, .checkpoint = true, .sequence = true}, {.name = "gated MLP run again", .kind = MLP, .activation = TE_SWIGLU, .checkpoint = true},
                                   {.name = "halves that alternate", .kind = MLP, .activation = TE_SWIGLU, .interleave = 16, .sequence = true}};
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)

@@ -111,7 +111,7 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
 /* Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
 typedef struct te_fp8_padding_desc {
     int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
-    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => 32 under MXFP8, 128 under NVFP4, else 16, by the recipe of the first call */
+    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => by the recipe in force: 32 under MXFP8, 128 under NVFP4 and custom ones, else 16 */
     const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
 } te_fp8_padding_desc;
 /* Rows of zeros behind each group of the input's rows. The call says in m_splits (the result has the sum of the padded sizes, which args->padded_m_splits

@@ -421,6 +421,18 @@ static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage
     return te__quantized_weight(&call, usage);
 }
 
+/* Calibration of delayed scaling: the input is measured as one, as it would be quantized. */
+static te_result te__grouped_calibrate(const te__grouped_call *c) {
+    te_result result = TE_OK;
+    int i;
+    for (i = -1; i < c->s->desc.num_gemms && result == TE_OK; i++) {
+        const te_tensor *x = i < 0 ? c->x : c->weights[i];
+        te__quant_spec spec = te__slot_spec(&c->quant, false, i < 0 ? 0 : i, i < 0 ? TE__SLOT_INPUT : TE__SLOT_WEIGHT, TE_ROWWISE);
+        if (x->buffer && spec.amax) result = te__amax_into(x, spec.amax);
+    }
+    return result;
+}
+
 /* in, and saved: room for all; te__grouped_all frees it. */
 static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;
@@ -431,6 +443,8 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_result result = TE_OK;
     bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
     int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    if (c->quant.calibrating && !c->quant.enabled && c->quant.recipe.kind == TE_RECIPE_DELAYED) result = te__grouped_calibrate(c);
+    if (result != TE_OK) return result;
     in[0] = input;
     for (i = 0; i < n; i++) {
         in[1 + i] = c->weights[i];

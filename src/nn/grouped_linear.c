@@ -137,6 +137,7 @@ static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, in
             te__add_weight(m, name, dtype, rows, cols);
         else if (all)
             te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
+        if (m->num_entries > before) m->entries[before].stacked = true;
         if (cols && m->num_entries > before) m->entries[before].product_weight = true;
     }
     te__frame_end(m->te, NULL, 0);

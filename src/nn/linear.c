@@ -126,6 +126,7 @@ static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, 
                                                (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!*db && gathers) te__refuse(s->parallel.group, TE__ALL_GATHER, te_error_code(te));
             if (!*db) return NULL;
         }
         dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
@@ -156,6 +157,15 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
     return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
 }
 
+/* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`: the gradient of y is whole, or never was in parts. */
+static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
+    const te__parallel *p = &s->parallel;
+    te_result result = te_error_code(te);
+    if (!gathered && te__gathers(p, TE_PARALLEL_ROW)) return te__refuse(p->group, TE__ALL_GATHER, result);
+    if (te__shares(p, TE_PARALLEL_COLUMN) && (needs[0] || needs[3])) return te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+    return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
+}
+
 /* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
@@ -164,11 +174,11 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     te__quant_spec grad_spec = TE_ZERO; /* of dx */
     bool quantizes;
     te_result result = TE_OK;
-    if (!dy) return te_error_code(te);
+    if (!dy) return te__linear_gives_up(te, s, needs, !(needs[0] || needs[1] || needs[3]));
     if (s->fp8_grad) grad_spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_INPUT, TE_ROWWISE | TE_COLUMNWISE);
     quantizes = s->fp8_grad && grad_spec.cls->form != TE__FORM_PLAIN;
     dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
-    if (!dyq) return te_error_code(te);
+    if (!dyq) return te__linear_gives_up(te, s, needs, true);
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
         int64_t shape[TE_MAX_DIMS];
@@ -180,10 +190,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             gemm.epilogue = TE_EPILOGUE_DGELU;
             gemm.aux = saved[2];
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
-            if (needs[3] && !dx[3]) return te_error_code(te);
         }
         dx[0] = gemm.d;
-        result = gemm.d ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
@@ -359,6 +368,12 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
+/* A forward pass that ends before its first exchange: the other ranks are told. */
+static void te__linear_misses(const te__parallel *p, te_result result) {
+    if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
+    else if (te__shares(p, TE_PARALLEL_ROW)) te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+}
+
 /* A product's node: the gradient of y may be quantized, by the activation behind or by fp8_grad. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in, te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;
@@ -397,7 +412,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
     recipe = quantized ? &quant->recipe : NULL;
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
-    if (!x) return te__frame_return(te, NULL);
+    if (!x) {
+        te__linear_misses(p, te_error_code(te));
+        return te__frame_return(te, NULL);
+    }
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
@@ -413,7 +431,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
-        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
+        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) {
+            te__linear_misses(p, te_error_code(te));
+            return te__frame_return(te, NULL);
+        }
         if (x->quantized) kept = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
         xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;

@@ -5,6 +5,7 @@ typedef struct te__entry {
     te_tensor *tensor;
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init stores it quantized */
+    bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one tensor */
 } te__entry;
 
 typedef struct te__graphed te__graphed;

@@ -471,6 +471,50 @@ static void refusals(rank_state *s) {
 }
 TE_TEST(parallel_refusals) { run_ranks(2, refusals, NULL); }
 
+/* ---- want of memory ---- */
+/* One rank runs out of memory on its way through a step: nobody waits for it, and all have failed, or none. */
+typedef struct starving {
+    shared_kind kind;
+    bool sequence, quantized;
+    int request;
+} starving;
+static void starve_step(rank_state *s) {
+    const starving *arg = (const starving *)s->arg;
+    te_ctx *te = s->te;
+    te_recipe recipe = te_recipe_current_scaling();
+    te_linear_desc d = {.in_features = 32, .out_features = 32, .parallel.tp_group = s->group, .parallel.sequence_parallel = arg->sequence};
+    d.parallel.parallel_mode = arg->kind == ROW ? TE_PARALLEL_ROW : TE_PARALLEL_COLUMN;
+    te_seed(te, 5);
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(16, arg->kind == ROW ? 16 : 32), 0, 1), true);
+    EXPECT(s, te_ok(te) && te_barrier(s->group) == TE_OK);
+    te_memory_trim(te);
+    if (s->rank == 1) s->fail_at = s->requests + arg->request;
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = !arg->quantized});
+    te_tensor *y = te_forward(m, x);
+    te_autocast_end(te);
+    if (y) te_backward(te_sum_all(y));
+    s->fail_at = 0;
+    s->failed = !te_ok(te);
+    if (strstr(te_error(te), "rank 1 failed")) s->left[s->num_left++] = NULL; /* told by the rank itself, and not by its end */
+    te_clear_error(te);
+    te_module_destroy(m);
+}
+TE_TEST(parallel_with_a_rank_that_starves) {
+    for (int k = 0; k < 8; k++) {
+        int refusals = 0, told = 0;
+        for (int n = 1; n < 400; n += test_every(3)) {
+            starving arg = {k & 1 ? ROW : COLUMN, k & 2, k & 4, n};
+            rank_state *all = run_ranks(2, starve_step, &arg);
+            test_case("%s%s%s, request %d", k & 1 ? "row" : "column", k & 2 ? ", sequence" : "", k & 4 ? ", quantized" : "", n);
+            refusals += all[1].failed;
+            told += all[0].num_left;
+            if (!all[1].failed && n > 200) break;
+        }
+        CHECK_MSG(refusals > 10 / test_every(3) && told > 0, "%d refusals, of which the rank itself told %d", refusals, told);
+    }
+}
+
 /* ---- parameters of one matrix, without ranks ---- */
 
 TE_TEST(parallel_split_parameters_alone) {

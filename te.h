@@ -413,7 +413,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
- * while the calls go on: te_ok waits for those, so that its answer holds for every call before it. */
+ * while the calls go on: te_ok waits for those, so that its answer holds for every call before it; so do te_error and te_error_code. */
 TE_API bool te_ok(const te_ctx *te);
 /* The text of the first error: the call, both values, the module's path, the remedy. "" if there is none. Borrowed, valid until
  * te_clear_error. */
@@ -791,6 +791,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)                 \
+    X(step_numbers, STEP_NUMBERS, optim)               \
+    X(update_scale, UPDATE_SCALE, optim)               \
     X(moe_splits, MOE_SPLITS, moe)                     \
     X(moe_mask_map, MOE_MASK_MAP, moe)                 \
     X(moe_index_map, MOE_INDEX_MAP, moe)               \
@@ -1749,6 +1751,10 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
+/* The numbers of Adam that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_adam_numbers {
+    float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
+} te_adam_numbers;
 /* One parameter of te_op_adam. All but the scales have one number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
@@ -1760,12 +1766,15 @@ typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
     te_tensor *m_scale, *v_scale, *master_scale;
+    bool own_numbers;        /* it has numbers of its own, in place of those of the args */
+    te_adam_numbers numbers; /* these. Entries with the same ones stand best together: each run of them takes a launch */
+    int place;               /* of its learning rate in lr_device, and of its pair in bias_correction */
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * if it is not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
- * step and no_bias_correction. One call changes all parameters, or none. */
+ * if it is not 0 nothing is changed. lr_device: optional f32 [P], replaces lr; bias_correction: optional f32 [P, 2], 1/bc1 and 1/bc2, replaces
+ * step and no_bias_correction; P is one more than the largest `place`. One call changes all parameters, or none. */
 typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;             /* [num_tensors] */
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
@@ -1782,12 +1791,19 @@ typedef struct te_op_store_state_args {
     te_tensor *state, *scale;
 } te_op_store_state_args;
 
+/* The numbers of SGD that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_sgd_numbers {
+    float lr, weight_decay; /* as those of te_op_sgd_args */
+} te_sgd_numbers;
 /* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
  * param = round(master). All have one number of elements. */
 typedef struct te_sgd_tensor {
     const te_tensor *grad;
     te_tensor *param, *momentum, *master;
-    bool first; /* the momentum becomes the gradient: dampening does not count */
+    bool first;             /* the momentum becomes the gradient: dampening does not count */
+    bool own_numbers;       /* it has numbers of its own, in place of those of the args */
+    te_sgd_numbers numbers; /* these */
+    int place;              /* of its learning rate in lr_device */
 } te_sgd_tensor;
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
  *   d = grad * grad_scale
@@ -1827,6 +1843,27 @@ typedef struct te_op_multi_scale_args {
     const te_tensor *scale_device;
     te_tensor *found_inf;
 } te_op_multi_scale_args;
+
+/* The numbers of a step that may have been preceded by skipped ones, on the device. skipped f32 [1] is how many were: the call adds the last step's flag to it, found_inf f32 [1]
+ * (optional; NULL: it was added before), where `count` is set, and clears the flag. bias_correction f32 [P, 2], from betas f32 [P, 2], is 1 / (1 - beta^n) for n = step - skipped, or 1
+ * if no_bias_correction; both are optional together. step_device: optional f32 [1], replaces step. */
+typedef struct te_op_step_numbers_args {
+    te_tensor *found_inf, *skipped;
+    bool count;
+    int64_t step; /* 1 for the first, skipped ones among them */
+    const te_tensor *step_device;
+    const te_tensor *betas;
+    te_tensor *bias_correction;
+    bool no_bias_correction;
+} te_op_step_numbers_args;
+
+/* The scale of a loss after a step, as torch.amp.GradScaler has it. found_inf f32 [1] not 0: scale f32 [1] *= backoff_factor, and growth_tracker f32 [1] = 0; else growth_tracker grows
+ * by 1, and at growth_interval it becomes 0 and scale *= growth_factor, where that is finite. inv_scale f32 [1] = 1 / scale, and found_inf = 0. */
+typedef struct te_op_update_scale_args {
+    te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
+    float growth_factor, backoff_factor; /* read as they are: no defaults */
+    int growth_interval;
+} te_op_update_scale_args;
 
 /* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
@@ -2457,7 +2494,7 @@ typedef struct te_norm_options {
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
-    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size; 0 => one half behind the other; of te_activate: in modules not yet */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a rank's share); in modules: rows of fc1; 0 => one half behind the other */
 } te_activation_params;
 
 /* How a product is divided among ranks. */
@@ -2498,7 +2535,7 @@ typedef enum te_cp_comm {
 typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
     int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    te_parallel_mode parallel_mode;  /* Linear, GroupedLinear, LayerNormLinear (column alone): how the product is divided */
     bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
     bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
     te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
@@ -2986,9 +3023,51 @@ typedef struct te_embedding_desc {
 /* An Embedding module. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
+/* Modules of one function, for te_sequential_create. None but Bias has parameters. Owned by the caller, or by the parent it is given to; NULL on an error.
+ * Source: transformer_engine.pytorch.ops. */
+typedef struct te_activation_desc {
+    te_activation activation;               /* 0 => GELU; a gated one halves the last size */
+    te_activation_params activation_params; /* its numbers */
+    const char *name;                       /* copied; NULL => "activation" */
+} te_activation_desc;
+/* te_activate. */
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc);
+typedef struct te_bias_desc {
+    int64_t size;            /* last size of x; at least 1 */
+    te_dtype params_dtype;   /* of the bias; 0 => bf16 */
+    te_params_device device; /* of the bias; 0 => the context's */
+    const char *name;        /* copied; NULL => "bias" */
+} te_bias_desc;
+/* x + bias. Parameter: bias [size], 0 at first. */
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc);
+typedef struct te_constant_scale_desc {
+    float scale;      /* the factor, as it is: 0 is 0 */
+    const char *name; /* copied; NULL => "constant_scale" */
+} te_constant_scale_desc;
+/* scale * x. */
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc);
+typedef struct te_dropout_desc {
+    float p;          /* probability of zeroing an element, 0 <= p < 1 */
+    const char *name; /* copied; NULL => "dropout" */
+} te_dropout_desc;
+/* te_dropout while the module trains (te_module_train); x otherwise. */
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc);
+/* x. name: copied; NULL => "identity". */
+TE_API te_module *te_identity_create(te_ctx *te, const char *name);
+typedef struct te_l2normalization_desc {
+    float eps;        /* added to the sum of squares; 0 => 1e-6 */
+    const char *name; /* copied; NULL => "l2normalization" */
+} te_l2normalization_desc;
+/* x / sqrt(sum of squares + eps) of each row. */
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc);
+
 /* A module that runs `n` modules in order, each on the first output of the one before; the last one's outputs are its own. n 0: the input comes back.
  * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read
  * "0.weight", "1.self_attention.proj.bias"; te_module_add_child appends more.
+ *
+ * Neighbours run as one where TransformerEngine fuses them: a norm or an Activation in front of a Linear leaves quantized what that multiplies (delayed and current
+ * scaling), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP do, bit for bit. A child with a
+ * forward of its own, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint, te_make_graphed_callables) stays by itself.
  *
  * The call takes the children: the container owns them, and they are destroyed if it cannot be made, so they may be created in the list itself.
  * Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in
@@ -3005,10 +3084,10 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
  * These arguments of TransformerEngine have none here:
  *   max_token_num     sizes a workspace; the pool's grows by itself
  *   probs of moe_unpermute   the old name of merging_probs
- *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
  *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
  *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
- * Quantized inputs are not there yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
+ * Quantized inputs are not implemented yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {
@@ -3093,12 +3172,14 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
  * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
  * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Ranks share the products by parallel_mode, and the module exchanges nothing, as TransformerEngine's: whoever moves the rows between ranks does. By column each rank has its
+ * columns of the output, and its summand of the input's gradient; by row its summand of the output, whose bias the caller adds behind the sum (no_bias, or return_bias).
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm;              /* of the products */
-    te_parallel_options parallel;      /* not yet */
+    te_parallel_options parallel;      /* parallel_mode is that of each product */
     bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
@@ -3123,6 +3204,19 @@ TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc 
 
 /* api/train.h: optimizers and checkpoints. */
 
+/* Parameters of an optimizer with numbers of their own, named by a pattern or by a list. Each belongs to the first group that has it, and those of no group keep the numbers of the
+ * optimizer's desc. Source: torch.optim, param_groups. */
+typedef struct te_param_group {
+    const char *pattern;        /* of paths below the optimizer's module, as in files: * stands for any characters, ? for one ("*.bias"); NULL => params */
+    te_tensor *const *params;   /* [num_params] the very tensors (te_module_parameter); NULL => pattern */
+    int num_params;             /* how many */
+    float lr;                   /* 0 => the optimizer's, te_optimizer_set_lr included; te_optimizer_set_group_lr */
+    float weight_decay;         /* 0 => the optimizer's */
+    bool no_weight_decay;       /* none, in place of the optimizer's */
+    float beta1, beta2, eps;    /* of Adam; 0 => the optimizer's */
+} te_param_group;
+#define TE_MAX_PARAM_GROUPS 64 /* the most groups of an optimizer */
+
 /* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get master weights. Its states are "exp_avg", "exp_avg_sq" and "master_param".
  * States in f16 and e4m3, masters in f16 among them, have one scale each, which every step chooses anew (te_op_adam). te_graph takes every optimizer, so
  * `capturable` has no field.
@@ -3144,6 +3238,8 @@ typedef struct te_fused_adam_desc {
     bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+    const te_param_group *groups; /* [num_groups] parameters with numbers of their own; read by the create function */
+    int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_adam_desc;
 /* An optimizer of every parameter of `m` that requires a gradient; desc may be NULL. Owned by the caller: te_optimizer_destroy, before the context.
  * Retains the parameters. Allocates the states. TE_ERR_STATE inside a graph's capture. */
@@ -3163,6 +3259,8 @@ typedef struct te_fused_sgd_desc {
     bool no_master_weights;   /* 16-bit parameters, and their momentum, are stepped in their own format; refused for weights that are stored quantized */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+    const te_param_group *groups; /* [num_groups] parameters with numbers of their own; read by the create function */
+    int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_sgd_desc;
 /* The same as te_fused_adam_create, but desc is needed. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
@@ -3175,14 +3273,63 @@ TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Forgets the gradients of the optimizer's parameters. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, those of launched graphs included. */
+/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* The learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
-/* How many steps have been made; 0 for NULL. */
+/* Gives group `group` of the desc (from 0; -1: the parameters of no group) a learning rate of its own, likewise. TE_ERR_INVALID for a group that is not there. */
+TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
+/* The learning rate of that group. */
+TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group);
+/* How many groups the desc had; 0 for NULL. */
+TE_API int te_optimizer_num_groups(const te_optimizer *opt);
+/* How many steps have been made; 0 for NULL. After a step by te_grad_scaler_step it syncs, and leaves out those that were skipped. */
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 /* The norm of all gradients of the last step, before clipping, f32 [1] (borrowed); NULL without clipping or before the first step. */
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
+
+/* A scale of the loss, for gradients in f16 whose small numbers would vanish: it falls where a gradient is not finite, and that step is skipped, and grows after
+ * growth_interval steps without one. All of it stays on the device, and te_graph takes it after one step outside. Where TransformerEngine's FusedAdam is told `capturable`:
+ *
+ *     te_backward(te_grad_scaler_scale(scaler, loss));
+ *     te_grad_scaler_step(scaler, opt);
+ *     te_grad_scaler_update(scaler);
+ *
+ * Source: torch.amp.GradScaler. */
+typedef struct te_grad_scaler te_grad_scaler;
+/* Its numbers. */
+typedef struct te_grad_scaler_desc {
+    float init_scale;      /* 0 => 65536 */
+    float growth_factor;   /* above 1; 0 => 2 */
+    float backoff_factor;  /* between 0 and 1; 0 => 0.5 */
+    int growth_interval;   /* 0 => 2000 */
+    bool not_enabled;      /* losses stay as they are, and steps are te_optimizer_step's */
+} te_grad_scaler_desc;
+/* A scaler; desc may be NULL. Owned by the caller: te_grad_scaler_destroy, before the context. TE_ERR_STATE inside a graph's capture. */
+TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc *desc);
+/* Releases it. NULL is fine. */
+TE_API void te_grad_scaler_destroy(te_grad_scaler *s);
+/* The loss times the scale, recorded. NULL with an error. */
+TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss);
+/* Divides the gradients of opt by the scale, in place, for whoever looks at them or clips them before te_grad_scaler_step (whose own max_grad_norm needs no such call). At most once
+ * before each step (TE_ERR_STATE); TE_ERR_DTYPE for gradients in f16. */
+TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt);
+/* te_optimizer_step on gradients divided by the scale; where one of them is not finite nothing changes (but gradients are forgotten), and the step counts in no bias correction. Does not sync,
+ * except before the first step of an SGD with dampening. */
+TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt);
+/* The scale of the next loss, after the steps of all optimizers. */
+TE_API te_result te_grad_scaler_update(te_grad_scaler *s);
+/* The scale, f32 [1] on the device (borrowed); NULL for NULL. */
+TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s);
+/* The numbers that change, for a file (te_metadata). */
+typedef struct te_grad_scaler_state {
+    float scale;        /* in force */
+    int growth_tracker; /* steps without an overflow since the scale last changed */
+} te_grad_scaler_state;
+/* Reads them. Syncs. */
+TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
+/* Sets them; TE_ERR_INVALID for a scale that is not above 0. */
+TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
 /* A state of a parameter (the very tensor: te_module_parameter) by its name, as a new f32 tensor of its shape in the innermost scope: without its scale; a
  * master of remainders as the whole master. Syncs for the latter. NULL with TE_ERR_INVALID if there is none of the name. */
@@ -3210,7 +3357,8 @@ typedef struct te_metadata {
 /* Writes a model as one safetensors file: every parameter and buffer of `m` by path, the optimizer's states ("optimizer/<path>.exp_avg" ...), the
  * scaling state of delayed recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy
  * ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a temporary file beside it, synced and renamed (see te_safetensors_write): a failure
- * leaves the previous file whole. Syncs. m and opt may be NULL. Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
+ * leaves the previous file whole. Syncs. m and opt may be NULL. The optimizer's learning rates, those of groups included, go
+ * with it; a te_grad_scaler's state does not (te_grad_scaler_get_state). Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte
@@ -3502,6 +3650,11 @@ static inline te_module *te_dot_product_attention_create(te_ctx *te, const te_do
 static inline te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc &desc) { return te_multihead_attention_create(te, &desc); }
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
+static inline te_module *te_activation_create(te_ctx *te, const te_activation_desc &desc) { return te_activation_create(te, &desc); }
+static inline te_module *te_bias_create(te_ctx *te, const te_bias_desc &desc) { return te_bias_create(te, &desc); }
+static inline te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc &desc) { return te_constant_scale_create(te, &desc); }
+static inline te_module *te_dropout_create(te_ctx *te, const te_dropout_desc &desc) { return te_dropout_create(te, &desc); }
+static inline te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc &desc) { return te_l2normalization_create(te, &desc); }
 static inline te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc &desc) { return te_moe_unpermute(inp, row_id_map, &desc); }
 static inline te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc &desc, te_tensor **routing_map) { return te_fused_topk_with_score_function(logits, &desc, routing_map); }
 static inline te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc &desc) { return te_fused_moe_aux_loss(probs, tokens_per_expert, &desc); }
@@ -3510,6 +3663,7 @@ static inline te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_
 static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_unpadding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
+static inline te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc &desc) { return te_grad_scaler_create(te, &desc); }
 static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc &desc) { return te_make_graphed_callables(te, modules, sample_args, n, &desc); }
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
 static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
@@ -5331,6 +5485,19 @@ typedef struct te__file_out {
     bool failed;        /* once true it stays: only the result of te__file_out_commit needs a check */
 } te__file_out;
 
+#ifndef _WIN32
+/* A second descriptor, or -1. Like all others here, programs that the process starts do not inherit it. */
+static inline int te__fd_copy(int fd) {
+#ifdef F_DUPFD_CLOEXEC
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+#else
+    int copy = dup(fd);
+    if (copy >= 0) fcntl(copy, F_SETFD, FD_CLOEXEC);
+    return copy;
+#endif
+}
+#endif
+
 /* Closes and removes the temporary file. Harmless after a commit, a failed begin, or twice. */
 static inline void te__file_out_abort(te__file_out *f) {
     if (f->fd != TE__NO_FD) {
@@ -5466,7 +5633,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
-        int locked = dup(f->fd); /* the file keeps its lock until it has its name */
+        int locked = te__fd_copy(f->fd); /* the file keeps its lock until it has its name */
         if (close(f->fd) != 0 && errno != EINTR && done) done = te__file_out_fail(f, "close");
         f->fd = TE__NO_FD;
         if (done && rename(f->temp.s, f->path.s) != 0) done = te__file_out_fail(f, "replace");
@@ -6562,9 +6729,9 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: the answer waits for it. */
+/* A kernel that is still being compiled may fail: an answer about errors waits for it. After an error there is nothing to wait for: the first one stays. */
 static void te__settle(const te_ctx *te) {
-    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+    if (te && te->error_code == TE_OK && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
 TE_API bool te_ok(const te_ctx *te) {
     te__settle(te);
@@ -6572,10 +6739,15 @@ TE_API bool te_ok(const te_ctx *te) {
 }
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
+    te__settle(te);
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
+/* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
+TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
+    te__settle(te);
+    return te ? te->error_code : TE_ERR_STATE;
+}
 static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
@@ -6583,6 +6755,7 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
+    if (te->device && te->device->settle) te->device->settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
@@ -19960,6 +20133,20 @@ static const char *const te__source_130[] = { /* ops/optim/arithmetic.h */
     "    return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));",
     "}",
     "",
+    "/* The scale of a loss after a step; it grows where the larger one is a number. */",
+    "TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth, float backoff, float interval) {",
+    "    if (*found_inf != 0.0f) {",
+    "        *scale *= backoff;",
+    "        *tracker = 0.0f;",
+    "    } else if (*tracker + 1.0f >= interval) {",
+    "        if (*scale * growth <= TE__F32_MAX) *scale *= growth;",
+    "        *tracker = 0.0f;",
+    "    } else",
+    "        *tracker += 1.0f;",
+    "    *inv_scale = te__rcp_f32(*scale);",
+    "    *found_inf = 0.0f;",
+    "}",
+    "",
     "/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */",
     "TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {",
     "    return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);",
@@ -19981,7 +20168,7 @@ static const char *const te__source_131[] = { /* ops/optim/kargs.h */
     "",
     "/* The numbers of a step of Adam. */",
     "typedef struct te__adam_numbers {",
-    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias: of this launch's place */",
     "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
     "    float lr, beta1, beta2, eps, weight_decay;",
     "    float unbias1, unbias2; /* 1 / (1 - beta^step) */",
@@ -20086,6 +20273,21 @@ static const char *const te__source_131[] = { /* ops/optim/kargs.h */
     "    float scale;",
     "    int tensors;",
     "} te__multi_scale_kargs;",
+    "",
+    "/* step_numbers: one block, a thread for each of 2 * places numbers. */",
+    "typedef struct te__step_numbers_kargs {",
+    "    float *found_inf, *skipped;       /* [1]; the first: or NULL */",
+    "    const float *step_device, *betas; /* [1], [2 * places]; or NULL */",
+    "    float *bias_correction;           /* [2 * places], or NULL */",
+    "    double step;",
+    "    int places, count, no_bias_correction;",
+    "} te__step_numbers_kargs;",
+    "",
+    "/* update_scale: one thread. */",
+    "typedef struct te__update_scale_kargs {",
+    "    float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */",
+    "    float growth_factor, backoff_factor, growth_interval;",
+    "} te__update_scale_kargs;",
 };
 static const char *const te__source_132[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
@@ -20291,7 +20493,37 @@ static const char *const te__source_137[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_138[] = { /* ops/optim/step_numbers.cu */
+    "// ops/optim/step_numbers.cu: counts the last step if it was skipped, and the bias corrections of the next one.",
+    "//",
+    "//   skipped += count ? found_inf : 0      found_inf = 0",
+    "//   bias_correction[i] = 1 / (1 - betas[i]^n)                    n = step - skipped, at least 1",
+    "//",
+    "// Launch: one block of 256, whose threads share the numbers.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_step_numbers(const __grid_constant__ te__step_numbers_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float before;",
+    "    if (threadIdx.x == 0) {",
+    "        before = *a.skipped;",
+    "        if (a.found_inf) {",
+    "            if (a.count && *a.found_inf != 0.0f) *a.skipped = before += 1.0f;",
+    "            *a.found_inf = 0.0f;",
+    "        }",
+    "    }",
+    "    __syncthreads();",
+    "    if (!a.bias_correction) return;",
+    "    double n = (a.step_device ? (double)*a.step_device : a.step) - (double)before;",
+    "    if (n < 1.0) n = 1.0;",
+    "    for (int i = threadIdx.x; i < 2 * a.places; i += 256)",
+    "        a.bias_correction[i] = a.no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)a.betas[i], n)));",
+    "}",
+};
+static const char *const te__source_139[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -20311,7 +20543,22 @@ static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_139[] = { /* ops/rope/kargs.h */
+static const char *const te__source_140[] = { /* ops/optim/update_scale.cu */
+    "// ops/optim/update_scale.cu: the scale of a loss after a step: less after an overflow, more after growth_interval steps without one.",
+    "//",
+    "// Launch: one thread.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/arithmetic.h\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void te_update_scale(const __grid_constant__ te__update_scale_kargs a) {",
+    "    te_follow();",
+    "    te__scale_after(a.scale, a.inv_scale, a.growth_tracker, a.found_inf, a.growth_factor, a.backoff_factor, a.growth_interval);",
+    "}",
+};
+static const char *const te__source_141[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -20346,7 +20593,7 @@ static const char *const te__source_139[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_140[] = { /* ops/rope/rope.cu */
+static const char *const te__source_142[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -20533,7 +20780,7 @@ static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_141[] = { /* ops/shard/kargs.h */
+static const char *const te__source_143[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -20580,7 +20827,7 @@ static const char *const te__source_141[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_144[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -20597,7 +20844,7 @@ static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_145[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -20712,7 +20959,7 @@ static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_146[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -20840,7 +21087,7 @@ static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_147[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -20914,7 +21161,7 @@ static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_148[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -20968,7 +21215,7 @@ static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_147[] = { /* ops/softcap/capped_softmax.cu */
+static const char *const te__source_149[] = { /* ops/softcap/capped_softmax.cu */
     "// ops/softcap/capped_softmax.cu: softmax of capped scores over the keys that each row sees, and its gradient.",
     "//",
     "//   s = cap tanh(scale x / cap), or scale x;   y_j = exp(s_j - max s) / sum, 0 for keys that the row does not see",
@@ -21017,7 +21264,7 @@ static const char *const te__source_147[] = { /* ops/softcap/capped_softmax.cu *
     "    }",
     "}",
 };
-static const char *const te__source_148[] = { /* ops/softcap/kargs.h */
+static const char *const te__source_150[] = { /* ops/softcap/kargs.h */
     "/* ops/softcap/kargs.h: arguments of the kernels of capped scores, and which keys a row of scores sees. Read by both compilers. */",
     "#ifndef TE__SOFTCAP_KARGS_H",
     "#define TE__SOFTCAP_KARGS_H",
@@ -21055,7 +21302,7 @@ static const char *const te__source_148[] = { /* ops/softcap/kargs.h */
     "",
     "#endif /* TE__SOFTCAP_KARGS_H */",
 };
-static const char *const te__source_149[] = { /* ops/softcap/softcap.cu */
+static const char *const te__source_151[] = { /* ops/softcap/softcap.cu */
     "// ops/softcap/softcap.cu: capped numbers, and their gradient.",
     "//",
     "//   y = cap tanh(x / cap);     with dy: y = dy (1 - tanh(x / cap)^2)",
@@ -21074,7 +21321,7 @@ static const char *const te__source_149[] = { /* ops/softcap/softcap.cu */
     "    }",
     "}",
 };
-static const char *const te__source_150[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_152[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -21097,7 +21344,7 @@ static const char *const te__source_150[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_151[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_153[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -21150,7 +21397,7 @@ static const char *const te__source_151[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_152[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_154[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -21232,7 +21479,7 @@ static const char *const te__source_152[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_153[] = { /* ops/stats/kargs.h */
+static const char *const te__source_155[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -21254,7 +21501,7 @@ static const char *const te__source_153[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_154[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_156[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -21332,7 +21579,7 @@ static const char *const te__source_154[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_155[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_157[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -21507,32 +21754,34 @@ static const te__source te__sources[] = {
     {"ops/optim/adam_amax.cu", te__source_127, 28},
     {"ops/optim/adam_scales.cu", te__source_128, 26},
     {"ops/optim/adam_states.cu", te__source_129, 33},
-    {"ops/optim/arithmetic.h", te__source_130, 30},
-    {"ops/optim/kargs.h", te__source_131, 112},
+    {"ops/optim/arithmetic.h", te__source_130, 44},
+    {"ops/optim/kargs.h", te__source_131, 127},
     {"ops/optim/l2norm_final.cu", te__source_132, 24},
     {"ops/optim/l2norm_partial.cu", te__source_133, 51},
     {"ops/optim/l2norm_tensor.cu", te__source_134, 17},
     {"ops/optim/multi.cuh", te__source_135, 14},
     {"ops/optim/multi_scale.cu", te__source_136, 47},
     {"ops/optim/sgd.cu", te__source_137, 39},
-    {"ops/optim/store_state.cu", te__source_138, 18},
-    {"ops/rope/kargs.h", te__source_139, 33},
-    {"ops/rope/rope.cu", te__source_140, 185},
-    {"ops/shard/kargs.h", te__source_141, 45},
-    {"ops/shard/shard.cuh", te__source_142, 15},
-    {"ops/shard/shard_amax.cu", te__source_143, 113},
-    {"ops/shard/shard_cast.cu", te__source_144, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_145, 72},
-    {"ops/shard/shard_scales.cu", te__source_146, 52},
-    {"ops/softcap/capped_softmax.cu", te__source_147, 47},
-    {"ops/softcap/kargs.h", te__source_148, 36},
-    {"ops/softcap/softcap.cu", te__source_149, 17},
-    {"ops/softmax/kargs.h", te__source_150, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_151, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_152, 80},
-    {"ops/stats/kargs.h", te__source_153, 20},
-    {"ops/stats/quant_error.cu", te__source_154, 76},
-    {"ops/stats/quant_error_final.cu", te__source_155, 42},
+    {"ops/optim/step_numbers.cu", te__source_138, 28},
+    {"ops/optim/store_state.cu", te__source_139, 18},
+    {"ops/optim/update_scale.cu", te__source_140, 13},
+    {"ops/rope/kargs.h", te__source_141, 33},
+    {"ops/rope/rope.cu", te__source_142, 185},
+    {"ops/shard/kargs.h", te__source_143, 45},
+    {"ops/shard/shard.cuh", te__source_144, 15},
+    {"ops/shard/shard_amax.cu", te__source_145, 113},
+    {"ops/shard/shard_cast.cu", te__source_146, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_147, 72},
+    {"ops/shard/shard_scales.cu", te__source_148, 52},
+    {"ops/softcap/capped_softmax.cu", te__source_149, 47},
+    {"ops/softcap/kargs.h", te__source_150, 36},
+    {"ops/softcap/softcap.cu", te__source_151, 17},
+    {"ops/softmax/kargs.h", te__source_152, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_153, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_154, 80},
+    {"ops/stats/kargs.h", te__source_155, 20},
+    {"ops/stats/quant_error.cu", te__source_156, 76},
+    {"ops/stats/quant_error_final.cu", te__source_157, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -21544,7 +21793,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 92, te__num_baseline_lines = 4012, te__baseline_packed_bytes = 481375, te__baseline_bytes = 3739966 };
+enum { te__num_baselines = 94, te__num_baseline_lines = 4039, te__baseline_packed_bytes = 484616, te__baseline_bytes = 3753782 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -21617,30 +21866,32 @@ static const te__baseline te__baselines[] = {
     {"nvfp4/nvfp4_amax_zero", "71f24568a68e510909cbbdffe7dfbe9f", 2547605},
     {"nvfp4/nvfp4_dequantize", "161eed5eb3dceb02328ec72f0980c471", 2549014},
     {"nvfp4/nvfp4_quantize", "7fc4c9224cef8cf9473205861a94a26b", 2628239},
-    {"optim/adam", "27a0a1c769e47424405ec3011d961735", 3097305},
-    {"optim/adam_amax", "d8d772a59624b1a67e4a2a7bc67cb31a", 3141162},
-    {"optim/adam_scales", "75c63ffce077ef9616c4adcb0c5a530b", 3165567},
-    {"optim/adam_states", "dd2a080ea8a3396f8e3c7655427db64f", 3171642},
-    {"optim/l2norm_final", "e77e9c754dbd0310d80f95dff382daf4", 3190081},
-    {"optim/l2norm_partial", "a4a18c02859a8509d7be9459a816d047", 3195798},
-    {"optim/l2norm_tensor", "92971b3b8eb870f2ff0fbc1f744459fc", 3220811},
-    {"optim/multi_scale", "27253b2be163f25c4df7a59590be0711", 3223994},
-    {"optim/sgd", "072a8f5189b5f29602e82338e20fc5ac", 3265272},
-    {"optim/store_state", "49b0a7e2a1a940904db9e86619ceeeea", 3284638},
-    {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3295284},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3402712},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3471700},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3527281},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3606508},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3618016},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3640743},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3653484},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3666918},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3689657},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3727524},
+    {"optim/adam", "355b9ee1b3180c8b899fa10382d2ade0", 3097305},
+    {"optim/adam_amax", "d599b739595d1e942cc4ef14516a16d7", 3141162},
+    {"optim/adam_scales", "06d8168d3372dda2727bb6af243ae124", 3165567},
+    {"optim/adam_states", "0a22b97171a7aabe071011565d369564", 3171642},
+    {"optim/l2norm_final", "ca9a40d0db3b2455b0288f03e1124a9d", 3190081},
+    {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3195798},
+    {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3220811},
+    {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3223994},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3265272},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3284638},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3296974},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3307620},
+    {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3309100},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3416528},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3485516},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3541097},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3620324},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3631832},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3654559},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3667300},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3680734},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3703473},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3741340},
 };
 static const char *const te__baseline_lines[] = {
-    "zM]v,m25&N<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "wvOciTmI_K<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25164,494 +25415,521 @@ static const char *const te__baseline_lines[] = {
     "*BJ<vl;e]$vJDSY=8>y+G%_0eA8#@N4+oF=Z4U&<10M^E+X)HN,3bo=q^c)lfs>sone7P>ETX[$0-(DgqWWha1vs;51qYzd2ngP$0S]GO4i6yy5f708lo$ucg9aZ!Fzt_74=#Nf2M:IK5g!XPx9tT1",
     "-THwp<&*qE$KC^Fph5(J*9tETIbFD>0UvKLu;7#v0mc+4H8B7M77qot4g-q74,W]I3Jb=A2<YHchu-bejEpP_1fvum0yqE^G5@u:A8t0I6c4Wfq7*L-GByAPp2ZRm9,.T,Hvktm03QQ002;y=FBLU5",
     "039&=1w.bMIHdIj5-uzC2p.SBq7(;F2<gEh4,X*m1P<Z66fbcxIRFI2m>ZEcly(mU$=#z>G>;r-pCSfE4+oFr2p%!wp$Y&U1pSZ>3AV#S1yBu>@3MB^4FaDd2YL=1.@<sb0htsB--aM<ANAk^3,$X<",
-    "4+5(u374;^4><Ti0]J,/0,EIo0I:pZ5o2ODF/S)m+JFHMG*t%9e,A5N4<a8mJP#g/0T0#zo#[LeGOq#-mIme8fB>F0)dmj<qv.:kF-WjTy9*Cwsp&iqBCQDz9jxg*4.BO:uL.hffB>F0;g.YGvgtez",
-    "ElviZ4G%$9A1pEV4G(y@/[yfL/mH*HUmqbY.>,<T!Rb5;A72mV1o7H[0S>6a1rPoQ=4fp>4-sA)4+>fZJP$8V4:Z=k4,(MnJP$TkA1pEe4]vw-JP$6s0S@T_6Au_O/[yf0Uk<7J/[ye_U/Ond@@Um3",
-    "4-k>V5BdlE+JFHCq6iNJ+WtrjBnIfz1rHR::q!pUut=*>03JC2966^xT=]4^hXD<d+*$:+84mXk4+B6A>u66)5bC@x1h(Y[4.fbO1>s)y3/Fbv1[D!EVh7r#1Q#_tfC&I24+Xi[aSP<F4,oF0a]rCf",
-    "mjMqK(8xOtsnZAqt1KS_G<G#m9^O]nyKoN#gue$BH2<DO@Mn1Z3zL=64+qV=1]J7Br[X*qH2<C[xYkJvz5yQtGPu461;Mgfr2YjD2K&4RH7z(Sl--u+&%Fx]JEqbC4<.b$1@ksD5f3SfSq_AU)CK]t",
-    "4[=;xkpUl3GvMU[2fOJg4.L-L4;CXK0uJH)0tf$14+X/UIR;k7rvVQb*N+Pf.nUb!(3BDpHUJL,tP:9f-P;g)1dP%N4+Q+0B;Ye63/ay=3LgbD00!s%aSrt60^l^A.T;n6Fdqyt.-DjFp3MdiKk&#0",
-    "2/WOITn<cG3YYbC4-JOd2Lixq1I)t%20-%7khcjB7]fL[4,wC-IuApT(!BvdVPb4$!IDh<fB>E4+QI;gV]8R.a&%v5GH,BcUuOTqJy9S%AbU2X,vtmXwEsr[:x2_nfZ@7kEZpG^AvrAnm:3W-->n9$",
-    "EdI4+0Hmc_AvY]Q&J>T%>Zk5DPXL1W7$G.-;y*,8Gr&I_IV]4bTMsGr=9w;9Z*XM*0SgZgxKs^#Ob)M94;k2NCoupIUHrgo4uSy:[Q:-IY!0RZ58DOF.i@OI5]aiGy9U4H#[mx$=9BzLnOhGiNe;ZY",
-    "5)WsGTMs3p0S>hoz,$g$53LD^.i@OI6XgjH2.%!997PV^S@RQy4/srw4]UO64-c3h4-aW/4-WSt7[6K%7gi7C1kA=,0S=+K1rPiO#:cJ!4,:Qq4+*4N4..$rERYfp5t3RDElwXKG5@-Ep_7AdC9;q!",
-    "HQ*8t817jQ7*,D%.yj9GR^cII.Ko8w4,&Km5AO%r-:Q6Crdk4*2oD3FS>2&jmYFFp5-!pR)-bRo#i7FiA09G,*,1V#H!^Yb4&%yC4uOpY0G0F]1^6ca89rn<HHVu&9_d_Xsf7UojK3)bqXG@JTL#VD",
-    "IRx::DhC,GGp;zH0Sn,oOa[uSV+&ylvaW0j!VeDxP9Fs=Odks]+1q0dyIc.h,HJ-Be,8wr[[-/biXjj!F$OsfijxHb.FphH0j_ic1_7,b2opDyrwswl/MoP9zR)cKcpm=Z/tU0&-[pxEj0OXl.4X+e",
-    "QU>xX0G#L&1<DS%2Z%oh%a-xS2LTQr1vB(O4+FLX4+XR[07o1xh@I-=l^@;:w@;3Oirfkgt;)V<2[Y,/0S=Vg(:e&cj139<iVPnRIi/A$9]khNo>Y)J-z]VDz%3IoI1ZFj2/:VV4%xPR1%.O!3*G;+",
-    "GafnM0R)18KnUUi2e-Ch0WT0YGvWaNCJzL18aU(u1-F$.1nIL14VMlK@>f,6H9CO:1=m,/4+XQCQ9d=[H0c2V*8%^P9]];t0uI!=X#^=w2M-Bs;Q0H%0T;o(R^3Wt$nY#4H;QGy0bK%vsAdBx4vp9Y",
-    "2.xn=0S=Yzf;E#)wg:>]9]Sg+u;,03/oAL6gbfb*0t$,c5(AsP5)Ukr</F3n0<8>U4,$_=0S%D#1sE_RMh-g19tyO)1>F$OG97fYqbU.Hk,,^R2m.GsB;ut_j>@-9BQY>G3JRv84FZbx3.j]R88,h.",
-    "1da7K0kN0_0&g5NKL9ucs-ff*pz^8jK<&270RqYb4B;3d6g9<9ZwrM21M[5<3y7>R0S2Ky4#oihU-*ozXb$Go6A___0-:WI!2t(288!d@6B08#9]Jiz1CWh24IKl.0TMO.4WjWO1O1T$1Bap;0-Q/X",
-    "4+YuK0S:;gJU2Hm!UaDCH#afF1qaixL:_q*$OQ:C6FGzE6(cY+)B>Eus09MV[T_9v2oDDPz6lQlsh:L!5$f8+0SU+.1gU[U1ib;Zw%r8^3&r_b4+XFEKLelv2#7@rKn^pLRy8-]IW,Rfo&f[10xUT&",
-    "fbt9zEjj:s1:&$)20jS2&qNBPrfeQMwG$OJ;9)-o4Ku*[6%Mcp7Bm1K2QWGh7t3!C5]G7S1+D@E!vYTW6$sgZm-nl14+F<l1p%>9Y7YS33JGa105_zo$=-TMZ6h))MGml00@3J51CE6P05StQ4)$9Q",
-    "0:oS+I5+CAO9PdS8xIAXx-qZG9]1iN1E]_$2/oCCPzsTy3.l[10*n:>2nq4@0Sk/K6awpmT:>fI1rH3Z>yI05I,COm!UY_Tn*$D:wM+uQ0^lbPR06ya2b2K@w#P99@wR_e,mF#$!NxHU0HaJ6HMCU/",
-    "HaR#sEKUK;zG((&37;k,6gZ^%gaI5k<dOFL>f8Jl(M1C9I36.CUI6fb4FgjFCkd8w4+6):UIU*A4,LqsfdLNjiwzDh4,&lHV+y>[1FCEQ2rmmbFrwHC9y6$%Yz3>GCJzR+6)iL]r5FT*ylVmcuxt+u",
-    "uNNFLm%um%uK=znGypFLGBE1>88MUs4%LVP2F1l%5,a(jXbPPjGBz;W.p&ltj!O/PqZ1S<r:#=Chm5WP4,m@$3.P_WGAl8qh$#bn2&haBdlE4K9]])74,32B3J%eE1C[[-vYo:L4t63pH/F;.6*qPY",
-    "-TQrR4+*)S2QD);zqeKloR<.E9]1W)1VIusx10qILI(T+4,VRjN)DMg1YI38m-wV[6E&X-4-q*P1*P2x966W*2EQ02H#U4f0yZl$m9IV%IGPX,2eS]i%$=Mf;g0Ye1PQh$2aeWk4*[eiDl#/K0!InQ",
-    "i)9Z2,lz/)kL5Wp1v56,bqD9MIu8Q*-%o)u10Mr7iUJ/RGKm5MfrV/a*q^NO35)>i0yZ%/jshAt00+B/hXDp74vqo>gV.Fc1vU8KJp*+Q3+e$3eIEulj:rK9sMAjgsX7Uw=JEVK;AJvkFg1y-O9aJ_",
-    "Q4XX92KN-Qngb6F=wdrW<QH=39]Jh<jsgz<F9@bF2MvW62$0M+2EY3)4x#S[1GyS5HZyt-5[bxh4+FL:2CwR41K0r%45IZF3)1<yATunDaSO6v1MT^W2Z,m40S:MV0GYK34&!D8@Q$YMIWGn<H0cop",
-    "o#GfD11sII4Fc@884GtKI5SrVhlooKm.kd&UI_NW2nXzy69n!D4+Wzg4*@V]4.Do6V*[[248P6]2a4)B1kC7G4+oLlMG2Q+4;N.+MGO4fV+4_D2j2z-*U^C-F*r8U<eKr+1R6EkodyDn)iw,*a[):S",
-    "$=[Puzreu(4yz3pFpN$fGVSM716mINumcYjm)m0wumcSI/RE^U)qe,sk]>$j&<2yBq/RV.m)m0tlgNz$1Mw#x12TihaRDSBI5M%<V,E^KgoptnG%x<U2Y^:b4-k$6aTzqQ7#/wNEd@R4Y#ua]B;N_r",
-    "4-X.i1+M&R2fi2%gDwPs/mZ^GG>-ou0*ato11b)LE(Y)CI0fyE6$$d^Odkv_hAurcI4^SN.RBjeIfgC;q>3R-0S+GnIjb![05_@:v:y(ZqX@SGEdY81->eO&-*l-d0W_qKEfO[D0s-pC@>ya)9]gm:",
-    "I0UEkj[yw#tPKHe7Br@21%T_p1wH[C1kLOe4w5SYd.4k<Ej2Yh0(:6@F[LdA5(kF;3hyoxHkASc91g+(7dQY4r7aRSI]BMD3=<Zb0-K=D9XAB!t!W%KA2:BNHLw9JIWVU!1+T[$6f^aaRUZQ_vJM(K",
-    ">ACU:(/#JBH17f)IIaf-@tq3p9]bhc,wGcGInthc4Yy7V;Vx50qlPB[Ob,=tECj8HU.X.c3CJurIWsl<2ty0t1q9=JTLw1[qX7ulnWX=;$^9vr1HT3etT6yk1(X3PG&$Ai2M)Wp8wT394L/t)G&syG",
-    "1//YOKFll*sDMKb$%.epH#+7B9x%m102duO&MX7AtY8lR2;3S[4,L*NKLs:6G5@^c*#,]9%q$11*h3E#$^BQ8H#q.^G&eZ>3*rGE05P/=0zMBE%PbC24$Le8qay>7ixCGa49zSAqqai>&)5]TjRObd",
-    "0^lhuEI&LnIXD0Z&$*/m4-jlW2bs<l4-aZTEHyO9EH48!G[,Ck-pM#nFEBVb$1DU:6EXk<$1Dee0^lhpEDg./Yz8tP7&gf)4+g5QW*Ia92-nLQn2.-S2oB6F4DytF3bgQCGchtUiX0v/mKFuc*Mb2b",
-    "12E)=F%KPv>+tmEyn>KAGN0NxBr,VP7zF(s4+feR9]bk@8xIM;8wi5&V++w40D2DyjoS+eWH_Z3F[6QI3zZxL)Q%z^GdPtT4z[,k1E3!R<sJ@0=OXY&./Q(HG$017pbh_T9]Sp*u>6L=6FC4ZG&@69",
-    "2Cf1O-2[H>fCU2Ht>/;a$3X)3J[&a80Rw-t4.pL_F9]g-03$Rt03J2Z3I*H8G7I=94$A/!(Lw[cxgZY,yN5m#HGnA<Fyx2/48sWkiRcjt;$1yOlmY,90mlIk1:C!F4xbPdG^J5uw-2hKvkeb1fJY)U",
-    "IRG0lxIq*+&XQdp2Q]1sKMXfAG5@<b+8z%T!mtAvHUJ6S0su)57W5Phq^g5[2[!T+C=s=cUk5/7k;L-^Hr=K[H8(X5p8)_xn@Z(i4Wi%-1UdmG8#b_U1oF8e0z(Lf0xCH/ic.u_p)e&dFzz)fGdGbo",
-    "038J,4+o,<0Rgg)BM%INLN5n1IfOzVJv0Ch5&h0y3WP!^H8%hN1qF>&LJD0U12(l4FAh05gF,I<GdTbP>2E]mL/POc6(c!0I1d$oLL)Oa051kJHUKXGH8lVNJr5$a6&y9;3Jcu;2-Q&*46>vnywIot",
-    "4c[CKh]pdi1TcU;FF,Xl0243(A003NBQP-J4-Z%.EIBy.E-%=:1nCPCH/7I(H_v8*G&xfSw,pZx@Go/l-]UK1i@@8h7%-UJ4,w_zfB=[j5(;J6hXD;.6$=oefB>!]Fgza&GypFLH8/nqF_),e4x2h7",
-    "HZ%YeHRZ5t4egBw6E:&<A0[*DKq56X01jLNjRg,u$3QOxH821pG&%4G4-H:b3d^7Z4mij>F9J6,0526cH2;#Mxl-_8A22t>KraM0IRGO#Fy[#m8.+wkH!Oxh4+Y3TB[;]$jRhYBF[3*V9KAj,3=O#w",
-    "KtBgHIWPb(0X8!L3gM$/4+6GF6gbcYF9.X+#y]wK$z/^,xv94SFEltZ#y]wI!6F0fX%7jE0zU#aGBb>:8#U<Z2HVal1]tsv#y]v)0v@o6>xK;Lbq=ZGKraU^Gyp9&Hvj_!<*xHz4*@<v6EXlF1vZ+I",
-    "NCLa_Xai0U7sfydpvZ:,4+63Q9]Jir2(keW0[B5M4KX:!Kr._fGt*xVdJht:&t4A%#y^c40538!H2<Sbz1Il:&+#%37sWs)F*X1%2Qe^LKLj_9ImAE%wG$1*KovPw4+z9S1pB2nEHN.m2=cZNKrb3J",
-    "IRGv.H2;siF$N$H0hB!r[qJT3=>eFL!<X^0VZ/ZS[[4RkqhANdAu_5PGu2<W.keIYHi!cqIK)6N1u,@O26zt;#6T!CHUKXeH8lVa1jG7&7&ib90.Z%uH821H)h7w[%qI>E#6S$g/3=Q+#6S^-:/z#e",
-    "F_dLr8xEoi4,%NaUJk,Q4+=,$hyf1QgTVm_s46cKF)#oQ>W/;z00+G&1k7p.r7Q#1CJzIa#wrgHor!.^3i$yOHvk;p00z7S0uT/eyFw2JqXZ8Ppa%/F7zA/388o3R88oluZwlSITLP7]90bRk5)T8Q",
-    "ECC<BGLZ^vGawDsw<m_f2h/J77#[_W)G8AzsyYgvECFsG3=.,FKLa=5FaQG@4+)(t4.yL^9]]^C0b327EC3M#Pagp;pDYgx%mEWJi2)A@o,89ZH>3DvIF7vo4)$mjGpVUj0jUrT@ECNI5d#M/0x_hk",
-    "EC%V5CLaSh<c#oIIj$NB/#PW^9]SSFi*OV-qecRr.R%XS*6-!Z(76=49^3:34i2d-JvTEn:25CwGc=D*Gd3(F222A,13L)CzXJ_gpwAov+0jA;i6kO9HI*h4G3xyb9W^_B6f.A^ZVQgZ2qQH$vX:7M",
-    "IbRP0fes9SKMa@fV,Dr%Ocgoai)#yqF9X(^3.7ls%],.4hF1/12ZaR:0i=#%2mCEAH!--O1eerk2!$jETnUFsGB@0e%:o].Hc$k.oI(h)2Lmz!Ko1AUbOXTy46H5(yxU0%qV#7PIG!vF%as%doY#l^",
-    "2E8sTH!uJLqw!S$2oDL/V+73oB<O8n1%UKk1JqUyj;e,G#t#n(.cX_T4(A91PXvMx3fqJM1ceX,w+0Um+N_c2Sp;Mu4TZdJ2Z>mE4$HPn4qghB)QABN-i3Tqz%_xivjGR]g[%P<HuFvc.%/p5FsKI)",
-    "2F@&9KLs_5HRtpP1I1+;FpKU22e0Nu8#9<l2Lsxr3kA%B1P/qX0Rpq>3so[QMmac):H@V1+7uKxudNUlH.1Dgx9nLCgVPEjLPq.6S]0:K00w=xmf.cDIXy8mK[E8s6b;NG/J8n%0o^9=ia]F+GBY$o",
-    "H8^;MuzLf+<C*Sx3Cx@Z1HJnw2FDx+-qd]l@kx7J12-oOG&eZx1qPo62[-!p&bdwx7O&m^88QF^-[ghZ]0oIU0]dm_1Onone*r8Ei>#7rFl,3jcnY+zBn79tHUUTu:kR,036k&:1+e#42f6bi4(bgS",
-    "E%L^a3DOQ5H.#HC0x$@Tg)IYy0SHq7=wCWVoFop0=i;kfH8h;7Y6tuQ4,LuLQwibi76$FBOa&V(GA!iT0S=bUj]K>42>.f0gAE10g<=$Hou_-90jlf)1DFZ^hyetI5eK=A0Rp!CIUX_f=#TT%*cJk=",
-    "mkbVu=(G/VT>y[s5Cp%CIu7)P2Lyw#1P/zEngI!dQU:b+4t)clz,.#WlE(rGt$>#v$/xsq*jEGB6bR)M3hD&>&IBGd[D%Pq:I4q[3IxcHtpN@Nv%4n=p]Cmvy#WQF4+hc3J@NogG2zt)46v[T6Eo84",
-    "1Rn!4;j8:Xna*Yf*9Qja7B2/fGVTE$GrR@^q2MqYG^*/h0vrRmCK<xfd-k#wH326N0>/nX0&=b)Im7^JH_/0u04X-#leR<3a<1M_fMo:QqDcg.,!u!@6$RS<0=&Oe/LZ@$hnPG9xI>-F.>H4KL-@6z",
-    "H!L&TDF/.[hyg4$EVZx_1-#lG&P5Lc.V6BT5Hes1vkD6D<+uo[yQ-zg4+Nnj3aJzVqXGuUX9K1%4z33R.v$95,W3AsOAiN%#[mX^ArAzws3HXL)d31u0x]*h0S=2G0nW^72QLALj1_oG4+!<ALk.@K",
-    "Qw5s14i3B&5G:q/3J0J310yyx-1d8G2-UP16%l5$l:wk+GeSl/GBHL%HQdr2DMT<eidq3L1-;<l2Zx:_4d/8R4&kB]3*E5=1I48b0tXo<hw^jhqxydfm):*&gyIGWiW31q0rJdFeL+GtFgHa+r4xT2",
-    "GdDv*K];T,mRc]_L=AKO6dwXYIRx[E1rG!3oLUh=0S=T=4BF664czqs4+J;61KQ9]4,dPWS@-z60s<BO1@c.ALohfvHAOVw6),t8M9JnG4+2*SsO.p>y#f+Kt+W&m3F+-05i]e_2!p-51N,a;8#1B3",
-    "1p:,51-[B2hKNK38wZ.%92Pj2u;Gmr2MKZk1p*!p;zs*DywVj8/:,G&FAVDi0=]V-:-(m]1PRuKDhXr:((9W60b2oL4-HkFS@-z:Drj/aP#iXr3oi#VH>9Ue$go2X1H!%(9yrI=6$8SmLmvP+cnhUb",
-    "5-U*=6E^wn4DdArjdKA[1126af)51y0US8)6+Z^cVPcAc4hsAT4$O:N3AG#t-im,v[Rs+:zdi^L;G6OS=co7d;G6Lsw=t7fhlmaj2$LuXtz0TOIjJHpH#4)O2o0+wD:yLq#yk#W9[<GSo&g28f&mWD",
-    "r4]XW*J^-,@Dq06uy6#HltvE+j;82Op0qXyo!M0n0/IVx&g6Cv1exRl4+M.RT<L^A#6/AE>+ty7#6bj!-_EbE#*]qPUlR@v&9DS3Ff#M;odE)+TMq/(H4g=.,(e3Ikosc]R38W[01eY%4B=:c3FV;f",
-    "2A6;^0S:&=GXv&M4Z$D[!uxRykCj-hoK6ov,oZyN9ym1s0g%l@4^ZVT0S/wKM+5#_4+,:w5D#zpzDEJ1&@A$;&jK$BEinKRHvkIy#25mwRu6a30w0$FHUI.lRS!PB!ACzJI5jl60w0M1H2;]k1R=su",
-    "xdI.RGLi^(ATqiFAD00%=8=wz039)s3Lkec03VkDG5@a-5FI&=3NLpwH_/4(0Wbg_GC8[v4;dC#FCR2F056FFGC2Sb4b_P8h_FXu!fg)>;$uu(0Wp),U/IejmVf_oH_.QW1>I->4+W_mp8*0R4,JXi",
-    "1PuJPLIP6[37Xl80S=h-,XaHN4&;z46_c*R4u&rPqD&70,vJ*DGws;04+7,rK;76]5yt=9B[Mp[+5@)%0]bj24+yLS4bB<4r^SeV0W>/w9].x59^zMD9]JZ39^YOE+5@:s#aIs,v,O.-42A4o4+5RF",
-    "CIeIt5yt<<IRFn7)#>dctOE^ux%Hg=4d&DY4xrXU4/KC#odE^A4&;z42F3n/8#4e7tOFkeH2<zDHOkZk9]kk510M%900&GTB]4kb1P81G4.p6(odFKe3l5_>K<TU#=>:9,R^S^/YXZL=4+oz43j_zP",
-    "0Sp)om-wp2)m[$a-[=lJejj<.r6mgK0SCze38f><GBEs14y7dn:x&^[w)rgvOCJF.sR9<:Z4U(BwiXWrR1Y4<);Naa.ro4]4yChS1:Q[#Q5ZG/9]1C=B@,fRHUKXlGByA&mH[y^03tCox&j.Elp8O0",
-    "GBf^$mH[y[00fBz9W#>0FLyFB&-lQq0Wkm)FaRGuF>ar0Au>oFAC:>yrX;aUIkEu[K)5d,ATa.hmH[w1=8=zxgAon5FCTX;056vTFgMQv5-g!1xGx@fF#s/<0WdYt0unR-4;nmsA0RORABq7m[wxm+",
-    "*A<:4ligV#4Kb!A4/]DIUJadN9]tm@8xEEv4,Jv)UIV!j4+x;g4,cW39S/B::s]zaWe);+9uCac0S=+9:s]v;4,Llw4:FPKUJ9KI4+WT@V*(/&3&P;A4w36#1ELNO2&<AS65zvQ4*^WpVh.L!]EvKH",
-    "*jFC]Hmm_.lR*x)]EvKI1*@)P35lN>2TTsf0S=;*[-UBDtOFA;qX@cPtOFi201k^(tN[+J10M,B01pV;BL@#-1LXk;o*xa>nG7ERGpqw21Tp[(w+Ic#/zkvuGOPm+2$;DeOb,Lc0S=z*<;!]vS>szg",
-    "R^ToR10M^Ary:mf>(21pT<MMY10NAF03JA]B;5.A9]bn2xd[&hsIUPG[Kf$=G&VE.3+3/U4Y70&2CsAr>qc)q3cOqo0rg%YGdPt[A0asRPY(f,i$4)9Qw[F4uK<yb2J,$f1B+1)0ftco%ux:syuJ;(",
-    "d/ACFcM_ys4%wLj4+3<pBMx*1*u;@66;6>k1H)kt5kVgaGyo40f&mW,xSdK55kVgaHUJ+HHUJ+8Hvk>HHvkU<kk/-]EX@B_=>HyxA_G@VT=]EC[ss!SaRi=F4H7Uk8a1^T3.rvs2oC1dA>D5R1Ohk:",
-    ")@JlQ:]O^;ULOHAK<v9r8Z#UcHysi+030!v0RSEbqTnzNRT4A+9x]2z2CZ<g3;BhEK<u[.T=czY5-z;aFaRF]H.ke(1u*_wf$9YgwT^<cIXIR91PmVmI6)FO02(zM5-+]cHTGT)1C[]F1_LE/Gyonn",
-    "02MR.1PmTIK::.s0gv/W3ffr@FdY&$03QQ2mH@tp01j0WH2<CS1Qs&<01N;Z4*<]EGXNShmH@7D13wQ0*aRO2G;oDb:DLSnmH@IX1Op5mGC:BJiwzhu$N_nQl@j%D01pJ%1P/rBcn8*%FAloSbrv$%",
-    "1ON-HYYzcI5-FiAHI<MqGXMiW4+Pi*9]AT22mh5X9yFE#7c:A7Gyn=$WCN.JKMVMleIqt8g1@eCGZzvy02;-]5jg,VGBE%WHC!7r01@9+D:O3_5-XuDHvj<$4w]h24fcU#3fA#FI5RXg:jNb-Gyn+s",
-    "$p,@G*$f[CH0%Q&G;aS-&Hn<k<d>=hGdTbgHq-6VULrIwUj(j]1r3,10-]ji4+iZ65,_U)GM51uG5@bj,vkc.mjMHm3kqHlG#v$)hZr9NIF]t)H_.4U5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*",
-    "7c]@o4wnHR1__v92Q%FX2A2T.z5xMj4*[0^9W#my04owRUj(KJ4+56_9]ttH4ih/E3J#Y67&8C=uKEuT074Tq-td)ymjMzqUlTU@2<eC80Uri200WB*9xwnHFqZ)#F)VBk073+en/cwUmjM;w:kmHz",
-    "Gcq/p0Uri30248-3l8837dMvy6gcUc5e@BG;1_K.HkSbdm#7IBIQI$-mjMO24i2Oc4+r,O2$um7H2<2ma0APX6AY<c2qHK&7aKPK1KH#X8ZZ]kIWYhmGXN4a02;*[5-p(_j](C&FoFylG8Y4x3.-_U",
-    "1@h$-r&j@k9SpPK0R,<(JO$9If&mW%<t=;<2IjIo4ZS4-=@Zs@A@bz;odFKj#A*ZPnqCOCnmZ2+.)[r5EAP7$0]gH;mC#/Z!-2=b;V]./vUmffZVv-vnP3AV9_U#>wFW6RGyo3+%t8+cR1K_t4S<B3",
-    "4+X%8U-vgA4+WKvUJl-+UJsoCwcuJmd<D0D:!Jb$!vqh-0rRJ5B@Y<o4^bLn8#e$Cp8;zgABF)p03XKzHqiwih5.GJA44:hpDhLdooEHlk8TeJ>mB,JGC9@FD,RIM4i2f&ECip60S1c/2rv%,+cOUn",
-    "rI/(7AoG)H4Vai<4-S-3X%8#vf<BXPs[t4=L/P9//UNXd%kEweAFBZly6#:N8mj:W:NpDHFAU(MJOq=aCkeZ%I]#J^4-,/cavnG6SQIkCm>!c*!!sQ<is:c.%jPf)<)i:^0243(1m3C;D:XP$4Uhu=",
-    "oTdf@A@b!E792CL&qoBO-U);4<QDEr4BHkjIW#od77C[V2h9Nq+7/WxxatoF+7.@FHV+BL<MR9<;h*^*<>!EmrdbaJR1Xx&;>LiDk/iUD2RPam4wUeJ51s+q7B7VXGB=M)#sM^m0566CHZt@BAFTl^",
-    "+7:T@0X8rIAIAYTs_jJO0W].GO*J:#785f79]ti27dQY95X%l91T<+fE-2U&4/eZkUJoCH6b]P5UJn+86b_!C@(6(ps[szO@(6(gs[s!yq5EDBBdY,zH2<zPGXNen+7/H8p^9K/=VWg=4.*>b4S:b9",
-    "0R+3kZ2[=3CJCjpQV8na0TC<809hU]suKc(#9j[e$=im69]A0@kVO+Q06#,BH94&80VFsuluiqWn*jupn-!+M:-VqY0S=M6@(6#plWqu=#sLhK.wqMemybpO5e^WR0S&ABULOfLfxZC,*QG24auYLc",
-    "2,QXiTnd,$0Rw<P9V0L^PXwYF3QrR=;z.5eH.#/I1VIOu$pHkg-.f.;KLo4+1GbH72Z#X+nd][0IXUqJ6*k.x0RX&p2>*m;1SSs)n(P4ryz37S2ji;O1egH]Jp[a^0S@Qx:-VrH((zsjtCR*G0Wht&",
-    "R]T%eR_s=49]Sq6Q7-TLHJt1LKLj:8FaQAT90EfR7n]$:3HihU9^>W_:-W/1I5z+>HaIr@4!8v$065GD0zMBCoa>M(Q4EvT2n*l<Cp!u&44&)(1-wBm4+7T%36cme12a0B11_%.HlFMO2gkKo9_d:9",
-    ":-VVjkct5x6f:Ia0Rx&S2ulRHnr04_:-VVv$3@DEHk#^KGdD0WQvnAIuAu@7po41(jMXCn:Z.][x9kA[Qx5_fBo4FCtN[esgF65S3,q5(2G<i-00.R0YYztCx(=AV0SBkO6%5h/4+Zh99s];s0S(IQ",
-    "0Rl^EGt_tjB[]CL0TeR#)lCjuA4M;A:j4uofsio[bQCq62OkwVcM8S30S=w6tO7nWI4^SKg8w/X6w2!X1mms(4niL(Gs=1$1YI39nF0e]1HR^A4-q&OBQh^n8#w;6>LWK$IeG%<rUDNZr]AJ74K^dr",
-    "0V6jtkp_Y0pXWXezPkhluI>6GBo6^R#RL=LvDpC+2(-;_1d).)4*-f&Kn9EiA2T;-;Ew@w)22rPbq</W0uKZFs[$,BHIM/h@:O&B%!GIZ=9dgVILzun1<q]+9]Shh-6MYA0Sfs84,C)i0R)bM2<eC+",
-    "10Mr7sOAD0GsXc9((3=RiL5ydx_F#m$qogg-Uf.Uk*op>1:Fl8IRFLU-#Uio0UrT500hm8Y!3>hs[$>oH8y(:7OMGP4!sZqzPp.N2,3g^4:A0!0t5NB8w8ET4.8jdwd(-BH/4u&0+A0N2RO6q0R)]d",
-    "7Y;lg0;QH&=0>1vHB%1.u.HQ:hqG,vHaRxk2;em(Z3DB)0S>DWs[#)IlE6a=<%vsM0yX3>Eip0x0m:c-uCu^c4@Z]I0U0v)@*RG(uciS6@OhZ.-]:^&>r(DNl:@Bdk24CU86N[Pvg,i]Y7Y=!:j4Pa",
-    "+7$%n%:fS=>=SdB1J#IO0QFG=A@b(!10FX31L6^TGcb$+4@H]K0SwdTUMVs+&hB#q@_<!sH#hQ49]Jbo[3j0,hUs1oyXyfD3,8Z6A_HAt2*9Zd4EUmE4+O0O4,fhQ88VVNA_7)b2OkAAy6XWS12(mg",
-    "IS&<wi)0SG:j6G9F)-c86EOf2G5[Y0F#talH!w8,4yXqnIMxpa!^_ig5,_Eq:j4)typC@V+]Yj!Hn6H@4+Xl;0U9*iCIXu01>r45Z49f7Z2^w/Gm@584+4qo0SB-$i_%nLIXA,U0RS2ZA>tDCCNwfI",
-    "GXM>.;b[Cyqv@.yucZ.X2k@3w6E;)H0uKc6:j48n9]SS40VOgpA@cg<0Rrc]5f2LV:j48G4-#;]1;0O^4,56[0R@Z=YXE!)wJQpu=$rp&<2M0Hl$Zhqhx%3n@vDIGwV<6U$O[FKmkAFBiOhcv(7Xi.",
-    "@R,l^@_3zVhygUK!2t^g(>-#*p#lWy!znKYIWxx#4+qT3e+@R846)9C4+Wb1Cl3Tv4.57mV*,N+0#XkFzyDef0;PA74XW=74a&S=0+TNfKcn;ZFB:s200Q*u5D%3Bg@5EsHk-oQ3gVVy0:3X0b)$__",
-    "FOUH;ImxsE3E:hOH:%Ps0;RQEcF+PZmjO6901,C-4;N3;WCFe!4.NY$AC&.&g@5EsHmSZB4;NBPS>9J;4.Nb%AD00(=8=I1(GU%i3Lkee!UrFh0W.&-GpjNVk>sPpFaRHy0WtsrjS_+$yT)V#>7V:u",
-    "xdI/F0Wkm%4AvG3<_3bI!=esN0lXy,2#lv<DKs=!9xo0sIg^p[29TK_9^YH+@*ROA.c;$k;u[w]bPomojb8#I3[;*h.c;$;3M.R<IS&xZ>Bjtc.c;$%E4/hM4&MO[rz-N;.c;$;5G%a&IS)1Dj$[JE",
-    "8w2(l4+yLS4Xj/boP/K/0XD1y9].%79^zSF9ykCG7KP7$4y*$o12F&&m[0;^g.l6-4+g9Q9]ti22TTtG#[mu30t;xNUj+5ZJq*];4+XycS===v0aX]<03QJ]tOFkjFaRG1FaQT+4+G<=4T&HOx%plS",
-    "fyyffyhaZK,vJ*1Hvkwn03QW4tOE^T&6YI:Ob,Lc0S(sz4b^Nx8#$_45-XuH2sHp74K.M;48h<A1LYMD2&<Ay5I8mf4u>d+1I[K72B=LU1.(Hw3m6XX1OuUgVFw^@I[E.*f0e/k3g@g@$N:q_F%mbM",
-    "1rG!9w>gI-DGvtnw>gs)e+/LFV,E$%e,8&#4#]HF(CuCtH-=VGH8oNn12&K*06Y#+7&rh7yT<Y!wgeA7]Gi,kAL@Ib1F]g,mI06=BQ@doHVmD(5ifQ(Hm(=jlL0n000zeBSPqQ7EkAcQH#E/!AD00$",
-    "024B.HV-3A&PpF3Gr0mEmH[%5CL/a6$PN!ck>rzY=8>E40Wkm)FaQRkFa#M7ccL&amH[.603]gztq_hG&-lQKHvk@(0XF_/HUJMgqA&yY5)UA@0uPD,/q(Qo*A=cgHkHBw2]f/4lpq_901S^FZ3)<z",
-    "BnbNWSPuuG8xH6B1r6/Ye,8o5f/3So/8,4=R1XrOi)0T2vLFtehye@Z(SHp7nREld4i5v(9uD8D6b$i-WDf%H(-fp.4,v,!4*,,P4+g%,e-G9Z3#.bYFaRG1FaQpkLk-PSWE;dB4/J9[GY4c31LXl9",
-    "0XYB]H_/32IjjRO12s4R4!Qjo1N;]z2V4&Z[3[O-m;[qel+zv$6x6$a1FQoIstOMUg^G^2BM$*p2(^-$gZEzpuM7>f.$x$35jW)l4+GD(Uk,=Q4W>z(9]1M210Mu501dYY4Y9U/9]kn610NAI03J2_",
-    "4,_>*e+#Sw1IYm&2r[e#9x;z9g]UAQtOFkjGXNh4GXMu.4+NzpF9kF:03QQ1:_JSGG^3JWiJ&]WUX[WDGBhwZya69JFqOgqF9.R+00G@&1&sp>1heC(0Rbl-j]4fD!T^R9#LE&BFs,%*4+Pqh0_]Az",
-    "!T]<vh6W6dwgCtImLnZ9=3<Xt;1csmsH6!7#;K^L9^fnV!T])v%NH6s91/Gj5,]WCH.kei/fp1#RT3^&4*$Rb7Bc><3;BeDK>W3Y02(zM1f,J(0v#U%GnN4#1u>5x#/93DG;oDsGynt)9]1T)1FQlI",
-    "T<g7Q1+#)74+E9_9]ki31FQlbFaQ,W00ayjIY9uU3j%ozmBIl69TGMG9]JX(0TVO-4pkC001ddf0R,@o69XRtEe@/f5-Fh@mBIl79Roif12L8X9]ko55,.QBG5[Ac01pP0!T]/;u=b5-13e,+HXRQH",
-    ";gaq[4+2#ZH2<Co1s5:<1nYtx4*<]EGXM-g!T]yu13wQ0;gbwPH.kesFaRDj02ed:4wb;I2K(p+3Bk4j28YUI3H.&F2hquZ0UI.I5-g!EI7JaOTny@.F(NoJ7aKGH5-gz_MG,In2lA&63f_b2;g]R/",
-    "ssboEHtPc>Gc*7vH87RJ0WSwIHS7Z[Gc=DN(UZ9W2k-6D)Cvjv1q+$M0TeWa[Rac#2o0A30/tF/4+iW51ihRF4weBHG5]3%IV<@r0YMWt/;e-$0RkNWcmc/_4+E9_9ytI5I1<LL3J$IZ7de&zAvP:)",
-    "4+oeADKj(x1&r<H2HFV<mH[sYIWPbp3p3gY6FA)r5iDyD0YM)DIfe@byYM-$q6rTJmH[6HF#sbsIj-&1mH@(t03k3eYYzdI0TeZ*0^hbF0TnUAodypBmH[6IG5@Zr9x#:x7BB!6GV>,Y4weBEF[J]w",
-    "kHP=0UJ=2v0UrZ403QZ30248&3l7/]7dMsx1LlJc4*<]GH:Cp(j/^*2xQ8Jh12dKZ9]bf3FAFv]<Cp++=9:G,!T],txke1VxUK-rH!:FslnMkc8#e$S131]V5,]W9GXMjJ3mY_75-p)J208Ew2j_h9",
-    "1d2Z&0yLF(4+7usV*^WdWCtP+:vS&zI4t]A5DT,kR^Q-^3/aZ>hz]+Z#*zUK4XmpHFF,jmt*Ze8[>tZ5fdUHS-&c).j2#_aGR]l(1T!)K4y[lO!pnaT1=k>94+m5Z[bvn@]7-&1Ifudl4$8<Y54Qq@",
-    "!T_;U0X8!+06&ERHZw8x0w1dZGKrF50oe624_7BU0w2Z!IMD;!h5.4,01lOx91X$3P6N0E4xJANu%$f:ko8Il9]fhz69;<B4-YB70S=m<gK7kWF%J)g4+,wIbPosQpJ4;(3bB(V1[V#H9Szpce,9Gp",
-    "/xGi>7&8D55$EV:2Rja[0S=;Unq&>ns[t4@03RAO03J2_4+iAWe-GFb4.oAq7&!nR8aDtQIjR*BF>#byjs=*$r#%k;s^&wG015QWk=v74o2&s2iIryv))o!OSpbI_3iiSQ4)lKw,vJJcvJD2Rt8ElD",
-    "fUa2u@oRM$I5koY#RCoE=lS_$*#QD#4w$Aq5HtV>,pniy3c0op4<Afp3c.k#2Zve*gQi&<1vT^-0RS5x12d/=4VwoI(^!da1cq7.2vi:dHvkwm03RSX=^+!SkA@F)w*oZv!T_;V0X8u,>Yp6K0Wmc7",
-    "0w1jbGRPM%h5.1$+yWoR0Wr^94_7Am9WP8UIrYK-A_7^q9]kr6H#0Of01pt$4j%+Iju$TiH#q.g0ji!Q4,^2Te,9$K6d5vo4,wDV0S7w]1FHcIvr!Gp=lTp=Gphj<G(-a7GOGa]Gyo42rnr9(BdY,z",
-    "Hvk>RH2<C+&)ESSGqR#S1pU8l38a8Y4/44)0U9%#hfoBH[X@Qr#qVJb=TGiK>P+xk1T&P]WG<-vH1om%B[MRIm.u07GxNd$5-y/HH_.ti-=2$[4+rzY0S=U]-%oqs0S6)r=TGiLpyvY[Hu%6!01*!J",
-    "!T^DW,)s*F=TGiJvGouIauPXh3A0BCTnhWc0_0Wz&/;dpPz0w,3Q!a=<]36n2#)A;1w#kM!_>#F+d2t<0tVLd1sFNn0U9*+!T])Ls_HtEroChlaHPs22>*m;1SSsy>QC,LC;5(o>QC,>1_M/,053f>",
-    "HvkVF)3bjAlmia[pMeVnp8Z$_UoQkSF_@IMFAOs/051bIGynqba[<yT8^@Bh0dxV_wk-16>QC,WHI%Re0%[Kk$HW6JG%x<HZVx2K!_+_Oq=T4O,_/Z,3M&lu!T]+_,6aO6CJK!M2jl^E13H/mA3!z7",
-    "!_+sE$O11LG%;4,10ypy[[jyf$HW6HGd2J(1T!<N6g9/ZUk=9O!_+yHl7JZx1INSz3BsdE3A5^a9]ke<!T^!!HS58D4XyQT2I99q4EDkS2#D@U9^zS5!T^4R0R<BX4,L@*9]tq@!T_NZIl!(10!-(b",
-    ")dL;5G<Zf$4+vWWz=(%hTn]RTt=)+B;VbS+bOnj.6b_482bb1zFAX(0>QC,>0W:u.051+SHNdU]1wjJ9t=*E24/TW^0]Z;Tz=(%VAQLve2<e_W0und;E-cp*1Jef-GK.Mh9_v;C!T_Q0IWqtS;(8^b",
-    "1c#nL8Z]Hlul>m+lLik0+2eH-H/55*4+*NS10ysw@_eRLyU0v0Gd42z!T]z_VFsGMJ@V]y0t2^d4v>N:95-[x1*<(D2P6xivjGEA9]JY=!T]-8=hhrWH8l6a0WTUfGXMj]E)N964.8OW>rd@T#=5Lf",
-    ";+YIXIQPN.G&MChtN]Y%H21-*J2N#g04Fpx00$/z0ha*@i.wals-&bAjuj4j4-b@;WDfVj0V+8$052_zH2;yI1qGPNG9MK&<$Lfw(9tsmAuTm9$@1y.W*af;;gI.DwE+(I!T]$Q4+r.c0R>6B84SJa",
-    "2Pri*>rd@$88.Kh4*]-CMg!/nWCtP,0>8Idq2fpfsNp-$H!+L:4@KJh0S)tmYYOo00]U_PAq2&gI2$za<(BZ#1P!m_UOxpjH8uCb0S9*v6!*dbDK-.wFB&&C03I[nbq$7yWF9iK0^l(wj!7gpH-e%f",
-    "VfVrT42qj,7d7.m0]tbRSuX@LIpR(L8xI4DAP#@u0^Ah-e*^WwMh<iOJRULt02:RDnmrEt0RpB64+O0O4,fhQ88iR])u9-/1=2/M02:bj@T,7%bq$n]WF9v6!T^Em>v.>f![Uqq4+Z)GFB3I401l@J",
-    "E-caN4*@eWJP#W8!T]<ZhjR-#nSTPO1P/)J!T^pL@QZcu*-5rXn))FM9swLL3=qCU!T^:QIkOcH1.1hx02%<!3CO>#0vaD4H^^E-1a2P(IrqW/KM6E9H2;!a9]kqA0TeYN4-ilk0Kp9p3irYR10W9=",
-    "(E$/NJ0A)+>rd@Iz+3_576>dL3X9tV0<(o#kIMxPjVS>%EDsX#&.7bcutf@+:2Ctvz()h]-sYNJGypFKI5e-00]K5O2R99]7zLc,X#thC5DSrx1P8a.H6^MTl>;uDhY.p=4Frt>4.>m!F90;(la2%f",
-    "eF*F+4to+Z03Sg#j2[mJ=Be<hz!3nfUk;:>3aJVo4mXP*F9JC-0526eGyowvH2<AmA22qHA1;$sH_.92.5:;HmjWa/Ho6WE28$m9(JcV;G7kjT$pbGOG&h+YFAgy:&CLTXGB=MShX)<5InK/k88!3.",
-    "4+5F>4giu.0$:jW!OH=!Ne;uu%:w]z1>!qGG7kmn0RnXo1l)@d43:)o6*Z&-2P6*xq$dTv+g/X]:H!^MF#rsF02mJi]J4N<IpM+y0%HlP0S=Gjo.9Yy(L572yWbHGnKC3fHLw8:3Y#JhumJ:w0S=SS",
-    "0Ub3k1ebpYBo6<p9v/)d<[I%rwK6U:HF=&Q*Y]!IHUJL.fgdR[HUJSdwK)$7k=&BrjS:!l9]PX7Ap*M:4+YtePYKQ+28-d#9x:q%1dyR(0#FYG.1PoYGY-Sn0y@QxnI8s$;q44VIhh[:ulxfK0m,8g",
-    "3DA>p0S@T_n+6Xd@JV.KAUB1A2roi3GOwlq4/RL(1[pU14,dQceh7oi5Cpi;I0;1tH46U05FZXS:mMHvIRFI]36,)v4;TtiA0amYA0apZAA2+a4xXC.3c]7kA_h@e%4q^2G9Lst=9K>$uEzrmgN73T",
-    ",S!It8U=Zz1rD!;1Ovzk2HG16=Ck*f6m.X^2sG6jH90aju:lFTB;JE/4+xJv1IYm#H2<Sg03QT400LhR56J,=6*Z&G0]dAN0$_pT]2zbnhbsut1^!,[[5m8wIIkZLl:q;qbpmJ)1B:$m4*.K!5eL5d",
-    "2Lrv,0tRveq0B4-;]^sm1+$6,KMgc7FaQq&>wZp42A%tU7%:0^*G2(M9_C9P=#cy==nMQtvx):C1U01r3%EujG&tuW6*V=wqX7u+mstsrKLHvSHPs*kufqceKLV5i0z;VF0UrP_xf3rZI61S51TQ,]",
-    "F#rz_;CxU+:>r2^0uJm&6)W7!Mhaga1TpMI9^6@8=aBA/9]AY*MFz2r6b_K!=aB8N0XPp8vx):GG&BGxG&BGU-sFl.:>q^T4-1W04p9#5MFh0FBLV#:1^hBgMFy$d2<KZ*4wai_4*_2&0:mW@KkP*X",
-    ":(56I8]*_])6Pc=7wknHH2m^f9]SZ22gjVJ0UtFp:>q=)Km$>.:>rEH0^lkViUb6X[s#><1RobQ[@3P66u6pd41=_HwdOzr&D;DcJ[UFt9]tu69^hGD9]ki30)Qw7HxB<y9]ozkSu8X+fG7aPM*<Hb",
-    "7BK%OE-lm(1Nqn#4/L$JF90+&]0e<]4+sAz2JN;BFF@Xo]0f::G:b.NGXMbXNe:(7B<-OS4,Wq)Dm5[Zwgd&IBM%jlwge(IG5@)j4/R$j1O#0UlC^f@UIP3E4-YLq2%pJ44+j4yG&DFidJhGhvIH+3",
-    "H#Pq!FAX#:051nIIRGC5G<pf30+>1,2P6*yn4u2<@a_^YF*TJY4:j.$1R=*x]0e=SMGpz-0TnimkOK;177WuR2E:O@2P6+B]0f;CH_.zo01n]79]JP_Ckgnh1P/k5=hgje00LhR1OF!wIkl([15FPX",
-    "]0f8cq)871>W27R12ixRtMEb&>!R)jFAoa-Ck3Wg0r2Mw4+47*f<BS;/6)XqHh;G<IRGy(HZTAL;T2Cm(K8P(fhZI,l%6C4!w3%q>z(el4+()NE-KX%0#hFdG/V4u@tC-#@y&XfopTR8fhZp#H_/3Z",
-    "H_/qwFf#xRfG7=#1sFE_4BD*:BQP<6B<,_zJqzGu9]bXiC.kB.8i6PiIRGC$H_/3ZH_/3ZH_/r20WdNE5-3;t0,@>.1c4]3C.DLP1ROYlC/<sV9]$,AFAp:_030[_9XJ39g+2jx41p*B;_gbS6M,lk",
-    "H_.tl03QfA051.THUJzr03Qc900oJ:Sq*>G01*Om1cWFDv;mV%uMY-Jf-]fV<dFOPM/u02IkZItr]A.P1T+1Xel9dM:;Z_3Cl35tB[Vtkv/1KxFq!fL2)V*C0KnHO4,%8L4,Vl4H8eOdMGq0d<&gF>",
-    "2ndM0G8!>!z%m1y;kos[qY;tywQ32Sf;ETP>X7mv+ZYD-8V9r;0/BMA0<e^:&ME*u1:C/A4+hH1CNBjwG>WcThj9$-scH-]aRl*@AOo,g960g-0jD4iQy4S/4,2*@1)qup266*!4+XKOY6@yQ1S2pu",
-    "(*gxg48Z[iv-r3^&ME[!2i[I9H8bY%0[_D3tN[wD0u1uMNDHQ]DgiJ8;gJMxm2n(701@7L0]*ZXkrDzQEHpB!Sp$Yk1N]Eh0iyo90VFvyur;0>(.2SNp$h[@0.i)P[pJP(PZKe74+F&TNeH6+JqKzJ",
-    "6wC1g4r30:<dG_tGC4K;2:h[X2hIZqhnq43@m!Dm2%zZ20WSnOFo)y/1DT[h0K-t$8O!kl2Hx,j2aB=a4z&Rf2g_sT1;2.+L;1vn%kcv$FfafwKrk@<2LIT&0WSnJEX(l&FDWoF06!x%G&Icd10FP,",
-    "xdRQ2:V6wDsiGYp2sO[_0_0Zg*9Qg7s0t4T&+!8aya5M$0d5DX2m+@B3zokaA_@UM5e/e.hXDeIlr[[^<dE>D:jVQj4$.)g0!.q,(eVQWFb;bJ0],+N(eVQwF#tafGcq:,KMgc9Inwb12bjcN4$]/h",
-    "A2BfiKN2)DH2<Sj%eiF>1JdyW1(oBp0S;UwBQ!Gr8#&eR0]S]80zeCe5F]1,<GcI>3J)RD<dF(+egnlS1&pi+8ZpU3Dl#.C<dE=$g%$t<0gnO+Fah+G77qcRTmmc(h_NVOo5vCZhY^8j3kZU5J_cEn",
-    "jPC.KAv7[G(D4I5A_P_E02nlzg8:4C0uKby<dE-:0uH.f2e7>b3-3oD0UQIRK]C@uFo*-IJO$bE6%NM&1j@2x0<CU+383Fe2&e)D:q8G8(eVQ>G%+@-0SvPR1K.G#u&5aay#fya*<,]2:gq2Gu:un<",
-    "Y8o^t<dF3Z!/C[I:8nfz7%v(!EYk4.0!AD#((wa7E-KMX00g800/e*E50C,U<dG.FFf-%=p#d_7GXO6uFf[,L.Euvk2L,tU2f7ao)A0iY@:>,Vk@n.zAB+Mt)A0iay8,_]ArG4Y)A0ivG1ih45-n#L",
-    "9]bbg<dE%G3F!m=z>SYvC)4o*0&oi0<B-_OA2Tu2<dE+m@DO<v0:+OJ4.6I-0^lm(8$VPtIWmaw13wHiGcW)$Gcz&(4Twe$3Y<>b1hXO!1N0IJy$BxwHH*Dp9^O]o;*jzYs6!0:*%^3l%uOyeIq#ix",
-    "1D@ek2pu:a6EOe)fwu$/9TPGD8#2um3WvUk0XQ)=GT8wgH](bcG&eIWtR<Vx0]/6zEg3V#h6fC_@cMkf3NHpWEZ=7$4*^q]Q3Rsg1P;de-sGo%GXM#Ll:,Ba1qR595eDlA2OJCa,2oCdu;ZeBtsn:P",
-    "2oB;gUI0uAkKRTCw3Ivtk=&DG.T41(yIv1B:NW#e4.NIvRu3WZ);=.aG5[AdfHMyl=)e48vyws%-RO![!n.xS7co1(CJ45OqyY_,yaOK_Gyo4$fb#>(ST;!;2bTi>v<Qk990QzE2KD3u4*xR+iJmwg",
-    "12N].F9bI;,7g+B#@a4C[)Pe*TY#wn42W9;k,[wnyX6E9bPp5Z>kIlZI]sa>NC4R*4+82V4pSI503Ql7pD,&pHUJbj.s1ma0SH>QpD+;J0249GTm[iU2Tum394.LApD,9P030=^1.i-j1IM&x2Z#X/",
-    "0j6#iHn4Xe8Z>%#1)er9I5sowS@MiA0St/zehlE+APk%0Ed#GE4+893F9bF,051$MH2=-XGdVK/0:;lCLk^G6S>Gb.W)Bq3-[q^:IWPbK2<eMBS^y/LG5@WT4,<QK4p9u@6b$*DN(U.o:[.ncAPuyB",
-    "42!C64+8ALbOPid4;OEy2hWmb4-jtl0td2]W*,.c:sl,=FaR$FFgXAP.Emy4H]ts;Ff&sQ:sk*3(V9mC.RT9BO(QuhgDVdMrUV^oHJhLT3I3iv3BOSXOAh!<0i6O8Thmnz*I5Is)dB(dR0R6j1RXM&",
-    "5d<l#5dh6b4.=<H9]14@1APdsIu3ghGXNh!HP/^m1TX*urNto+8<>)8ki];d4mmc_SuX,NG5[]XH!^bdH>!qOLLV;S):$tDH#YzSn%i0r7;uJE,@[f[GnN7b;-sR6c:_c<4Yl3@F9b3(yjd:>H#7hT",
-    "*0Mhz1UG:P4APzf2E51+2P6*K1>k]%5dhs%4+GR!19uNJzMugB+5,oy%pea7:-Vr0s#@2JIqU%ij06WH4+r0X4G#poSp#zq8la#7FA6s<mkI<:ye.a)2;wO00S6^wniB%>Fb.<k0SEOk1h4<Q8<qu4",
-    "BR4a!0UrY_030&>7csq[0S6^wumJ*^CJzg/-[pVd7as#PdJX9p4cz8>9]SeKSt&C$0532%GXMkG[saTH3m+=tx:*d]h<Als1pdwh1Li0X2)bDgx@6/#Q6C5^xLE^D:oX4UI].C2Cl5Z1om:wh/e0x+",
-    "8.HObj1;b!HnLS83p2P@44kiS48;*40h^^g[=vOYwH*%:xPbu&Uk;^4CI@*%b00b]]M&.GScK2I0RXcC51IkDSu!#-EanIg3%6M$F)*itI_q5p90U2DN&>4p2Qu.kKM6B9GXM)+6;Fg)2-1HQ0f]oz",
-    "y-%bPm.10GzF7lu9W:7Y6*T^K2[iy85HJ88Gyoq7HUKXQH#oyt1Rx0D1]B!x>XIdIH8B7SyFL:&oB.C6zY@TWlqU@AnGYQ^mN5q9O%EBAF%dB_4+4G.1KY1M4;U7G9_3tL8#e$JG5@pegaQV@Iv)!#",
-    "k^(d0[]W*(10M$Z#RvzG0uL6y3J1G=Q4c)SEgv8@(/9JiIWvwiFLW]E01n0m4-GFw2#UoL4;MU7A0RRSA5k%iqy@URiZLiSG5@RmZUU;d2a3^H4y+0kFqaJv1I(,h9_wA>F(o%J;YLGRFo,b)fX>G&",
-    "3WqTt1vrM%ZU,U<hcPEMFaQgZPXG^PhcOMOp:7@tG:0)MGBDIp0:PCj18oT93kX_ahcO_HHvJ6_HctfH2;]dXGo$d60S.:T2.-COHt&l92R[a=0U9&Cy:1<;H],rCBru0DKR!7zG5@+,*1T:SH_.Nt",
-    "Fcvq_SP0Y@4+4iV4+ZI;0xu3THHR<T1T[DSA^ut$1@isBF$d3!VGj]8F#]9YFlrA6hA^QVGXMi>4,.wl4p9z.F$9LcCjy>476&T]hA[;^cm:k_3W<=.,_%56I+p@4JU29jF$dS;q5%&Zg)tN^l)gs_",
-    "3xzQYGz=6;F9S0*00+LTi2)xlG/(t)QxiA.4+4cT4*]xHD+0Cw9yz@x6E*,31n/yA9_U,,F%vgR3beQd2TKnDg)tQ_kA@s$gfSyEG/&%jgfT8PG5@/bCjc7[C4(=!0>(s91A7O8F%EeI+zt-wfiVvS",
-    ":A(ddH#eC99_(64E)z5W4,VFp13fk[F#rPYy9EyofH4I<0-aVA4niL(G/MP#T=%,-0s_$Gu+ah!7nTAE-GB&C4+elSBs4d99]SmnF)su)GypFRIX3>!I5Gea1;%&E46FwoH,Iq<0rRUH2F_IUKM6E9",
-    "HkdCTG&g@T0muOcvBpXd3+w;80/]j;9X0cr4hE;BQwJmuB!Dp/8#n+T2]1Dq2A7xt2KWgFfH4Or4*,)BF9.R;fH5R8IRGCTIRGO#FaQq(!^$yxG>U_(w3Gt^Cl3ICF)TGV01mv00RoSuE)N5H4dWLL",
-    "#<:Dp1,yy<8Z,bOF*pD/Gc,5/FEBGRf,xpFGXO6LG&cYr2s8jKD:eWEQ3r:)Q4a435-.5NH,-Yv<X&oPJux!.EFU2>01qL$u2&y<IQ/XR/-#X$+XWam01L%V1cK^>0Qz+T5FZpdx[3h<U/J6:CJC]E",
-    "N)J8P.3JB0&iM,-Au)yo51RqIvH/94hcXWegE0vI*cBWyqZ]Ry&v=qJ4+(/Y9]])73tbg-01pa,F&r^h1UDZKF<rG!ave0!0Tnd:9].)89^qAA9W($B3WG5p3=D*3G5@jI.9,gKJOlM*47^@0Bs4PR",
-    "R^Tc3VF[2389B4!P7KPWX#]YbZw7(SKMw^9xIhE7:j4G#FCPsuxXJ]##m@[[tjGl)3OH#gH8*E312i(bg9Q&+&#hMggfbOm[>zeVH)4=K6dw&=zR(O0C[YgQvjz>-Sr2Ho&.qbagaQt]6%Qd[53_uc",
-    "&.qb5=9c>Ls;ZD%EKLTX4G%z7A1g8T4G(yp&.qbW.pLgEULPPWgANZFme33jA6=gT1d@AU4-iEd4_7Vi&.p[t2oDFm@wt2u0gnm_81(-XKM*rCH;5!sJT=2q04>B*:.^*uG%.#%b>uHi2fWow47B$=",
-    "5HtV])&U9cGYQD#SPugFu;7zTLkg>kGYI/Y4+g#a4/XY<:m;r#G>/@a2$&fN:Eluh&V=S9*)ss-r5Oo@(-Eq.K;R08F9J3/>qQ(xjMj.)0doxZLj#8=1h0Vt39v&1*R*#A&aVj$z;xA6$bJp[=fLlf",
-    "94(mMWE42891kF$hmHXbG7:U/4+NS]95jJL0+=![2g@vI4-G./69UFH45sfa1F-hXg@f)$9hI:QJ2W=f<4=@)G&%2P4+Nb89]$/B4)p[G>TF3z,7X&jEU^>21+Irw4+id&r2z/z(TM:M2%.s[2-/5l",
-    "2#;KS4,w6aEDr[o*m48aJr5<R&I^I>gMex-2[bV5j]dLpl1_:n<)s@wF*CN=N(X^QGam:m@Ed=h;BhcNKOX/&zeEVd&oTnmH4Br]bO=JkQx6o4:>Z2WoQnYhQyw#c1p%VrRt_HL29N:*hXD<,khH4,",
-    "9AT3BQV/#C3-mh]F9b3(m7,Jzi2scN2*Leb47_Fc5-:4a9]Jk!<L2.*NgO%)0TVd<0:/=#w]4_X0s.%t!$1HR2kILMxby@CwUb-3+0rr&h5ZI5I4orY[XGk/0^R_u8w:sd1N*/W4jTddn>3S7uoVvq",
-    "/b-k/84k*YC/7*@0TVO-1h4KJ44#Nm34+:T4/(Q03:Y&24vmZ(1Ho]*7xbD89]bS_369<k3aJJJ)XFjm)y/K^4+Xl70u(W_-^HY)$8Qfg@=sqzt=ErPjo/dm:z@Kuu:lVRj-[s+xegB+l*4)h&jktk",
-    "XD.:rGP1%_9&Ppc4,WYQ4[($IFb=P#*F,N#GBubW4:[J:4F#]S4+Y,i69DUX4+X9S4+)y35f1+hF99+v#RLcUQx6%C$>o!Yiu5lJS&!Zg4^X=g9]kP]9]Jc40))D53:yW#e,9Fu1P6fdSq>&31(GTY",
-    "oU-^WINJyxML7TuYQ*Uc4^aPS4+q]np8+ohEi/Oe9^>eH1+P-N1)mK9Y7ZIO2p<4V<]ZCn&-c[s2p.M9%at.*!7vUR9^zW_1O_sFY99bJnFI&-Di1_62p<4V!Im)^&-c_v2pKWx6$$q94lf2RHN=xU",
-    "6E*+<p0>;P1S_bi1OuRG4-tSHA8.7QAJG9d01pJx6#-;i3J(UF1RoSP001x#1K#UV1FJg%YY#<;2oG>979Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aOspJbEaW(d)F(1bPH[b[j=&$z7",
-    "p;e3[(L4zAxe*Tn,)av7x%+$%658CJ0S2BW37Rhl,LL@)xg@nT&UFt3o+U2=Gcy1W3+p5e/lpX7sJ-OXzdZ@v&H</YWe>%J244/GpgtZlmj49@p3@0mf#4Aj72S.z1o8n704NVS6Aufy1PT0u0]S+]",
-    "W(&,SWd+Gb4+Oo%eGe1E;RpOau[I9=P!Aul)LsLXI1dDe@(qBLv<Hy/)LsqbnO*]AG7mtZ<Ldlf;3kqi50L<uM+en71-zF(4eXg,4]st4V-<O0)dCMf.LzSuu%ZMG=qF1[c:DTeAD#g/)&deY01rR:",
-    "nO+Yf>WENFNxuRQLh]^!6*#[FFK-z9zycqh0XY8z5-*@JHL409bv6JmodGm302DN>!_qVf3Lkbj)&d@%0Wtss)ej#(IjRZ]AgT0e4[rZi4//JC4u,%31k@p94X3z]0S>pp:0S:nvF%+C52fi]4/u0l",
-    "T<N[::0Sbv+5ry]*#Qp^rRiP]5SX/N4:YCeUIXGo0JuUA2%rNDlmZVArRiP(%]s6gpaTzDrRiQj0y8%,01o^&Y!4Ns:0S:H@ieUbGo]TX2&Ku20S=P90]FxpQwg7x5Dum3UII^M3FX#E9]$%824W50",
-    "0S=+U<ty$/paTJ,tppDi*#QTl9^fciiv.Hx4,mlt4$%Gr4+WCxUKlw53!noMHUJ+8HUJ+3HlQK_Uk;GG10M,D03Q!G03QN1+qqc_F.1@dQUT<!3%-7K0S,L@/GzDh>fHTq9tgF/K=[2wPXkvJGrlGa",
-    "!&w9w3-j.Gr&j_9M,Kjw8Uv!xa1P(y5)m=0QV$:KPags>016^<8Z+om95w(8x#(UW1UBhU4+8Ij3/a[.:Yf1&/^!]k030[_0;-W5$L5Ox4+G081.,>I0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*",
-    "3WRYVI5>K1A8.9j%0&+#zk<;Bp8+-B;N1LN;oTfjF*EN=FF!Fg<J^CcHJHh!0Uyu,Ft.J*AT[z&FBLH^=G@2pF*fv1FK[(E#[;hH0Wr8fA0RdMPcIcQGxtv_KQTA:PakqN=ya1k56^VP2p/Fe>)jkt",
-    "F*Es3FKaP4@cE%#HZ#WrAJ73a-s>rgHu>I57BMsXPai)y055PhHJbz.(E&8#2oE6pPcIcQGyG34YcenZA8]H]79Y>8HR1:lApB1+6)@jYPcJ>*F#tbsF)%Wm1RvG@HvUfwuE.=(H_&uu>pq,44+Vix",
-    "4+FI0Jr5DJj,LSsf/_(1cn8DZKMB$$4,WUwTLPDX0S=YaB<YaRB=).@Py/%Wt11r#gHS3lFaQa&hEWd!gHR5T@T>&Z[0[_p4/06CFIq4,01m(e3WiVw.-Oh>2E58+4+EFMIS&!s<;H,Fh)<p)Q6B&_",
-    "02ep>3W,nz+T$QE12-B@P%bw%02nxzD,QySP#,@x-6)!FHUK^J0WvW(i%/snF_d0x-zb[JHUKZ40WvYSO$34E1]Bx#MK5.YIM<Oop8+<k5-*@5KjuX*AT_L[0w0;JIgwBXi@,/qHoRI7Z=8l^o&hqx",
-    "O$3OXG95R*S]4=d06(7rGBPsP0unO,4!_M3cQ,TG0w13NGyoDc01rRHS^!0sG[FKNZ8ZQ7FwGkdnotCs8V;VdP#!n[4,;yjUkZ_30:uyy1&7[v0wWIqQx@J-3z.*;Q6C65@AiQH-J98N0XUgZ4&Q+a",
-    "4B_^f3z.*=,2opKG1&nZHUJL:nNSZ2x&KK9N)H0T0S=Im7dHS4nNS1u<+A)i:WyRqBM$&m7dZeQ0XLun9].@C9^qbJ4+5D@9610B.b+/z0XdmaF9R]+01fMG4CS7m0S=Y5P#+L7-RGHznNSZAk)EFc",
-    "3z.+NGBt4z1i4cJBM$&m7c_G60hv$>1ijNr15zIlHs1jc0hv$=%)AB+vG86CnNS4X0Us7I*#Q;g03QZ6paTyP[>tK80GUt=1=1ty0U0:^3!(!OGXNh5GXNh1GqxfIVGjYL10M,A01pV.Rt94a1D#M0",
-    "0Gs^b0R<!u5euNl$N:(WPyz,UHl0ubl]l!HfHW<xIWe7337Dob37t:],,!;(3pJfk0O>el3+GQ1GynvsqI(VUQ2+/I/ubK^GAtz<8aL<r4+Q)2UKcX^4+hnr0Uri3!Kz*l0-_iF*@EOn&+JPFg<F.Z",
-    "z_Vp#i&GB!xj>!TPYA!9iUBV=I56/_44u(l9]kb.PY(&&k7h3(GBWc]FHABr053f-Fu1h]A0RleF(1+aH^p;0ATcoYPcIcRG5[]:GBf^@a4]49p9CM#0XeOX0UsbR>fIbsGBN,!Yce$eKSePxImrYM",
-    "Y^]>x4^aze4.PwZFBLK^053r<Hu0YUA8-]91Rv1:G3E#lA<iRBFBLK^@%f/xGB*G^a4]76$pjzK0W#(Y4.YxT0WTFYGW^04KQcG_KX5TIHJt.x(*fA10S>SmPcIfSG5[ZIIRHO!F)/sE1Rv4;H0B5o",
-    "Ac0UX6*4jaFF,Re055PgGMxk-*#R]yP$)Gr,y[l,>ih8QB<YDbs7;VQ4/]yNUkst$0tb;ZK;:$24$a-[4uw!J1_xOyB<YgnB<YCNpaBHB&-.u[3#FT78Zw7aC=/nK4+Dr$9W;+9gs,:(4.e4B0R-I0",
-    "4>k:)4#)%wickag$Q_aDHNm828Z@h0R^QE%4VU:]4+M/+4+vBr0XYB]H_.TfP$D)ti&hT/nxFv/nl%jN>g)VJoS*;8KsNv%AUEJeFP-H4H.C_jHK<D/4d6u]cQ=nqo&hyE00fKt0^kLtA9pwaFP[N6",
-    "G1vkUG5@,h-6)!GH_/r60X8y[Pz0#j0]CTZ4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2GP1,9^YMG4BVGx1[WUzGW,/7F*yjAPz9O5",
-    "4i5&khF^6C3[;%$j9&]xPy$mA39>I84++DaItOGA1LXl90W]-=Gyo2rPy&+kK<S(,0T;y>4+fu54+,7kEC)-v1IGa$0XP5[Hvk(rtOEq&$pa4vtOE^MoB]j*03QK2tOFkjGyoqFGyons01p)N&7T1d",
-    "iA=sAGC1bgWgR#G4fKp(4+X1G4+@!4qX7p<4+F-m4+3^;GXMy$PzUJSumKMU;AT/v!dDINjb9!!01pX@,eeyNEdU2(4+G<=9]1Q27&ZV7wNL@@;Qahk,vJmn01pATPy.vC5yt<!1GrEfH2;$c/3WOP",
-    "3#.bYFaRG2FaRF^Fy.l$Vh-hV10M,703Q%B01pJ$paC8=p82Bz2.WCU6F2^L2RFJ.3b&p;1mK+%2degV9x%l=1XmL]XA0HYKnJ@3Q4b5cP%j5FGXM.xjA9ACzKa14yHElCg%k/V9_&[eP#*y[02nm<",
-    "9]kr6F9bI=03QK200*p_0R+#0We*s)ib4t6,YyRXiBKjmHt[MiK[YbHP#8A/9]$!79]ku7FCH=705455F#r#8u7L>4(*ZWUP#+*Q0526YF#s.:Gcy1$a5Xod1Rv1:IPpFYA+(;YFBLN^055DaG@&zS",
-    "a5Xu^1Rv1:Iq=OZA,13aFBLN^053o<HN8+TZ#FTV1TWD6G%)4^4.Wdq0WTFZF#s/YGd8>YFK[+9$pjzK0WszX4.Wjs0WTFZF#s.:GdI0ZFK[+Bodh4!0W#(Y4.NlzFBLN^055DaH_/qjHaE!xAJPFc",
-    ".>HfUy,+U^Gcf/kKREzDa56A5odh4)0W@f(C=9er7dHS1oQq@,2E9,W(vBSlN*<6,ha;y/YzMti2K[&s3W_2n4(Y@)4z,XD9]kzgB<YgnB<M)&0Rz)16FAgV4+XtY3zGC)I5#t0RSyBZPzr#E1>mq@",
-    "HOcb.4/24)FIzP,01n6m3B6DRkD$Z:F9ta]y,+U&IXTD#9]1Q27&ZV81ierX2vi:dIRF;q01CZO6*I^>8xI1#P(J@NFg5<fH_.d/&!7PxKsf*(A2]R&odGj2FaRSnFoQV>i$))IIRHPM0W&Z%03$On",
-    "**=^8MlW]cIM<Oop8+%g1BE[iKZ@_$AUQd_0w0]LHN8*,veh&K)tPD!aKZu_p8+.51rj&J4GoR.WgmAi056[bFgVu&5-*@4iuPq6cQ61io&hm1*a9LkF#r!ghxTP3ATR(QZZWW34:8=w4+6bV0)jvf",
-    "5WY]!12>N/0.uR3)Sv+l=QUD4%xDh.vGxW6BM$*p7&8D1zEA:F4+)0*qX7:I&h-q/WDf)70UrT102nj;3%*bU-[hKRG2a0gHUJL+zEA=H4,v,!9]JZ34+3^;HvkI0Pz1iKj[y$>)%9rtBMwyoqE@oE",
-    "4*[$L9].@C9^zhK4+6eW2+L_+6$UvB=QUD6h-k1Dl1(21G*1[Z01pPfP!9;D&=@xD4+F-m9]1G_7&8C_zEB6qm9YU21FQoABM$*p7&QP70lrW#2sAJNF9$R*00(3b1LXl90XF_@HUJC0Pz2)v9_Uv,",
-    "0T;&[4-ikAX%5E$4+Hj_0UrS^00Gz(2O.ls0^;j;9]$)99^PF:A]C,czEBSYuc8M7R1Xln2puw/f&&7TaSsT,%:oLe>8Sv3=!W/5:g=351UH]*ZVa)fN)G;q5dgk-2[8el5C)dGYYO0p5eNR#0^4w7",
-    "6)HA3O%gCh1KY6.4owm/QX4Q$5-FiBH2<Mf009Rd1_p9#ngJ3t02wj:0k.3m:E0L*22C3:00K5EH91WZGXMb]9]k#18#4eBHUJwo00V&o1G.eE4+c&fGyoDe00!m)1:xfc1c/^i4+@AtkO3Pltcx!O",
-    ".,7$C1;]3J4ByZg1n[:R4,THq5daVmJAl#-46V[P4ZOAm4,u@:Hy/GR00!uf3/a#=)k70FwZj4ohk+Ic+l)0I1_lvOP7eY(2hi0u4,U,MDh]_H4+P1n69c:14hJh4I/KY[&4;,k*^n<5qJSI&xd[uP",
-    "2m//c(a]Rl0iOvQH8K)000q&x6b>&X9]1T317Zq:2n4>S90TLE1rG/81[*d20yir*IZhHc01,6+4+rlF8aDtUH821hHckLX1-3XV4+roG8#qo9F#sDg00f>o4FOIM2k[9TIZgxE3m!0_3.iyu7!L-W",
-    "2<9Ck3k8q&3mZ4@2;*K87z_&1CKNHg*b4$u1m1,W3AP0d)sZg*u(28+Ju,>49^h5$2<K^RHwneN1p*,tV_hzRFgJe$pau=92MURkxd8/>[Rj=T=t;g[xalzu2(kK70-3!UX9:Cp1l@vY0nP*p#F!<r",
-    ")6=6WkC(Io4+HcO2$+IP4+iuR3%Lg(GchqA1u=syE-Td&1QjbcHlhg.IZYo5F!T[CH8M:SH2<nk046sq<dzIVHBB2c01@F-8!!L<WCOkWP!9%88#DkDH_X-#4Z8_l>Ye-Uf(RQm00y+t6b[x41=b=E",
-    "4+c&fHUI-N3mq^m3j(bZ4fGKR<7aL;0S5)bq9+TkLJjGG4g&s%3/cie2p.kK030!bxHk!ryafUw4@9y,2&CJA0S=S*5d>[L3eUAs1+3N#4+Xgq28rY]4=-9ID/[(j2<=8>47Jc_1ed/-2$1iw0S=Vr",
-    "/oJp^(+LUTi4Fm=A>sy23XcjWG&cYZ$.IIm,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.D:yL23JB=O9]tnR2OBs^1g*OT3r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$",
-    "1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tPgDJPyhd1;H%t0R),390a/N1@Ce[3+t:Q1oPe;FFZ6b[0T1)GBW<#1vfPS6gR1_7!PCo2>iQ$e-)^n[0S_HHvj[^%[C7N!wDogGx@V*Rs0DUGyn(U",
-    ")m[wctwRReutE,),**oD2<TOv1se]s&X0Ws[^BhB0S:65F(WfHv4sa81UUBY0Sc9Z76Q8O9v(Err2>/q>FxYP@;47WsiXoA0[bBg!u0]!F)-uS7^3f@293<@4+GrOHV+AfBQFIwGB6JW$$;r9[4E0X",
-    "zXk=)3yr,40gt*54+7nROb,RFm3#uc+!hVK=a28j*#,[]<a-;&a_C,;EH&%@9_mv@0t%KG0G^ZS[)ZVGGMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD91mnpC4+1(8HUJ+2GXN4Y03QN402Vjl6%INQ",
-    "GXNg_IRFwk039=]2aC<I9]ABs5-*@4g#rh*%:<L%0uJ9F0GCP+0y+[l00h4R4$PJW1Ez<#4+7coOb&(p0uLY6<k]d9[PbH4u=^WeEVB4v2pR]B*jf%61C1F28V/L85d<7d4+p#QOaZR_49:9y2^/QF",
-    "4PykNz+Vg)2k=&#4jKZj1>4nHl:rW%=)d;Rj0X-%=Gprqgi@[R5DxMJ2$[DW4++^62rmONH:IOp1BqV*rL,_+1JMc(0sM>G1f828A0[,72;=yG1(4Wh1)8K!4&]x[0-B-Bvx5/;s@q:k5s.le1[<Ev",
-    "0p7fL4(S6A3EjMS1JI_d4+4(fLkGzb44t[T0R+Xe6bsntLJrQm1rH0-%3BV]7aTXp1>-Kxco[YrA6Ga44+yg,2BbO)odyLB4Ew];F9.O/lBNj&<dXa6-6;(/2L.cpV,E(y&9;ys@tJ^A1J-II3jeNe",
-    "28G,!4YIyP6EpGy9]So22M&D)ytsh<4+HPqQVD=LS^r#,AqlyeiUBS$HUJ5_u_aV/GBoLs3k2u7OA5P/0TMF+9]bdl<l*+248zw_1Vs^xf<Kd1=V:uZ1Nr4f3GmsK0WLH!AqcRmi_$E827M0//B8H#",
-    "#<hxD3*&;e6gKh02n+K89]Jhwr+o>i3:z;s5CcjAtQ,#@/<1YtKm$k%;GO&wxegBuw3ZSMQvs>91&xvm2p.dd$O8(ltXU5OjmZNI():dR>Jv]NH#Rtg2nv.:q5%Z73IoFm2881m3&k7[DTbR>EHg04",
-    "v_&Vf1ab;W2nM63WCod%qX7%p[0tW_&Jzf^r(g$k3ACFJ4z@wE1eoLo4WN^A1,B6oOXiGJ14]AV126_40S<JiR0N<k2;d/B3,7)U6F0pI1dzuC39qRZ0NzIk,XAVDF<OUf3p8L9HuE3]U.&vX0Q=P,",
-    "-[pv^1Bo:RDIWwk[tE@ZD+.tdFAXy^fWZ$9==-Wy&:-.i.xwLwGH(gvz6S/y0SlMw5eJ(A0kugUGmi!ZP!AQj.@E.>G3x_n1NPnyEHyBf2NN/n6%P<a2QLOPG<Az,H2;&%x&j2FI1dDclL,dQ!hRev",
-    ";%+WqF*ZX3<,8m[HZz]G7&ZV81jgN02J<H.4jK.j,/kbV6*Dt7pa%)f)J>h[>(m<PF*m[j88(0i95uHm7&jjrGyoMe01cv=LISVR90_X>4+gE>Mk+Hf!$l6wrw..nIlKiA8nP)LJTtPnMh[Vn.O_7P",
-    "h$#.,0myj@wv,DGBetI$3,#*_7%j364vfW/0V6jo,_.lD3I=@&1@h/3xOfNPrc4SK4+gvn2Awep.gfw&%rg%Kpb84s5g9py4h@>#7B4O]IMxvyG>Klp6FICQ1#/Gh2LKxeh=tx&[HQ];pW+4ys=Vq@",
-    "cnJOo9[<C%/Tj6pw8jGu2KC%:A4<X53NIBhIRFZ&/X3[!,&X=n0uGxL3WKs74uO>4C=s^895nzGH2;zf7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXEW@2+0IwMb",
-    "nga^p3L@Wu*&z/Di3%;_GBW<hG5@^Z03Q,E03.dw.@4pD2!8=R)CdnRi3%Gx02wsK2>FD4#1sVAjz9#&6byibLKQN!ECY!O4+4ys4+z&C4xhAD1,OhZKLs*1Hi,%kO_w/,7BGnl8#n+GGXMj]6bOhH",
-    "2KhS)i3%Gz04X:z03A7-JP3&j3&s:EGC2Sb3Zb/;0Ur!Bi3$$_n5r,fff=Jv=8*h9q6!_xHNWA)0UsbVvZP2KhXF9%tN[,kq6#H4IRFN_say/66bbes3Hq5*3CRc$GL$6@1i2pwK=rowB;G;>1)0ML",
-    "4U@<aF3brkH8cPNrv;uRhX)!nl:r.x%LxOH3Igmf4)kyW(8vY[fdLNy$O#0*3m*kDttAgkj_*WtGRFxFtFH(Hq9g=Yv:ywArUVY]9UVBvo*x,FtR5UT00SQaXB-<k2;Wp+6Et29:X!inIv)%(#]bYQ",
-    "H8Ri:FK#tA052dlF]G+8wgEW+7dHSHHlhU%rnpi9$F:Ip-r.p4uI*wKGMMB,4DJXYFF61lIlF*#6D+s]19J]q1>Z>WLliaA1@O[A1Va/u!VeDe2nwaM0^jrCT;FXQLICGU4+ZiFA4<dx2p.+Xpe>vT",
-    ">HqK60tVxhRttb94x^6nl.zesIW,:+%Pb1MlXV+2=9Un2H2<PcUJnI<iV@0UHk+AT9_(C3CLeG%q]i]hA&l1#54QoK5*9T82/-Cc.jrLQffWn!2nLIZHU-7FH4L:SFD=GW04p[$<(2X<4ihzV4z30S",
-    ">x;i!-SmhAB;Y#gMF-/32<diI7&Vas9[<D+2op5@9yb63[uU2Q<(3:$I5hwpH2<MYp#cQt5el=:4viZP)TT2zGcYoQ5*#o910Mos4CN6cH#q.kGF_4AG4co:4LJZG8#n+DaDvEDA0RjK2oJXb.q-P%",
-    "012W69_3w82m]#V1iS.d._T1eI5YAH969ETa]E#/1al6q1>OhP1O(&^44xz-Gcc(J1m719<(2OD5eJ0.4)O:TGDaRW<(2U+2<gy12p.+Vr!E*b.Piv-q!I/89uC9-894F;95(.NIRG3t02ny[95VnD",
-    "GXMl$4+WOs4.8LTr!F5GHvk@RH[/m7A2&4sAGZNA02eU-2-l]>%9d[j)x$6=1_)OUwOI(8i9,(rpc)B.1@FQiKLpE,4i94V>6@pPvU_,z=*j&d1DM7*2hEHV4+oW;5(B91HV*<WDjx.plh6YX126#H",
-    "1@g%L5(A>54grs92P>Xd/*1ESSPu,kuP>HG3B(5jgmw:N!UrD)GyoDa01xE<mYxy=xxN$)n4S=]=9:ILhNxX11_:ed1P/qmT;*,B1N]lr;67zP!lw<ir/_*:2aR9<sLdG%WecDW7&5Iv9]1DK6A0ZO",
-    "3xHn,%_%f&=I#tUF_RQx6EVz<0^acV2=B2M.&6Og82^d=G8qW[pCt*]VF19P0SJWw3%ZE_6F2us2sIBVxAIH^h@J5^&jbsUdIBR3ka,31p%Dx0h7]$YEDsBhzf/s^nRy560UA4ubRP:c0337K<GCAX",
-    "HMMUA*uP-9HMVa6cn-Z=6%M5u0<<k==o]t]Ij5s[8aL1GD,5sE3K25x1Ou(&0So5kG6tl]Ru2^9Z4<!/-[*%zt@@>E(&wZB3Bc>Z6EunHiUAGyj0y(Jt@@DX2c6]F2Bwx41G_2b4yEb;1lzt!3F9OQ",
-    "pN0Vezc3F7,[Cg_gx4](gdPRaylMm[2#6j6!X*XzmyQ7s2G!Rv43q&AH_.ni01I*g@R5D/i2tww1=6ZhcL$RJ88deU>W/PY3%&mY4yRiLng/H=EY!UQ2!$R12np+I2!!th1:La=00#x&xdjg7%n^kf",
-    "jsXt>uKp4S*3irW4aVvP4,2BXC.USM3k!w@7BT._jpcnW1vNSDeh1>11PZTR2mS#H<P02MIX3Tp0_!bYhPweD12gXNZ3+5P4!F6G0Rz<91nhJV1M/,R3hQ(a8^K>8IN*Q*1cOo!HSqxt39xbp!tXc=",
-    "r3eR:$wLgnTnU:.1:wpP2OkdxuW^C&<4her$=,]S0uNKm$XgDnA_IuPbLh%jZxA=$H#THsnWz#ED=w1J-R+8&Tpuhk01rl$-R+8PiUAMR0iEFr4:GO,58MTu.eUKy8Jh+Vyat,&oB.CR@vwmUvab:k",
-    "Fi[UQ)DjP5u&)viBI=$i8>nSg4.KR:t>hIjoB.CR;FkPFt*-UfEKLTS4G%a_4:ai;4]b^r5)UAs4G%fdtppBU4:,^S1P)#g.pig%5)T/q1rLS<faIJ31+EAW1HhD32>pyWid!EPHt;tmE-%*X!VC>u",
-    "kZBIt9xnhmFr.fOF9]m@02wo<0SW)w4,WIiRSwqy4,^E)TQ3PUIQ7L.9]bo60p:#w8kV4ZEjBm+2l9&!0U[3swBC6Q+yM-!lSl@[dK)l91Erh+4+TXp3OP2,l;M*;F%Jfg0SM-!xB(9j@mY2p3o_E&",
-    "w=I)S*8UL[Fu11#CowXWsR0Hb43((;8g/Z_y8#7-0^h+qR0M[64uy-p1*)k80>3+a4)%uv4+!J]4$uP#=v%Zs0;0iMAqCFlLJ0h,0Sla42eiLL4#)x)IRFm>sgPX+q@5<^(>[#V1p^oO3y+/*4,oB$",
-    "0R+cE4+D;>95wl/1P0ohF$@/EEUj)DGpo,E2bQix95#Rs2$BT>xdR;L0024;TSFQ&)Rvb44*[x+cLHSrv>/lWu0#pnV,Et9*K!5*m/zBIm(0xp7&exF2$6_t4S*023y]Jg4,c%;(E$$z.kSid$iNN[",
-    "4aU466gBg;0uK/4p#%iNc0UL#F*e,+891.+ND6NR;f3*A7&wf&0vt1z;,2#:-R*#H4+5461.sLQ4+piBT;gU)1rGrID,]$60[=-Y4+E9k0^kZWL-_vp1(U#e3bGsri1MBR4*,OWLjpPk@UVb*3J$@(",
-    "U.JFW6a/Gs4+7u=44<JUh/;_21:eeI46W_b3(Sue4l)Aq:lhCgxw@<k[D(IkFt<t@3b3C<J_A_kxdaZ;<sR,qT<Iuj4S..k4fg[!H#s/Z2rmmUG>_z34*_kK0SNn+NCh4X$ngmbngR:5ib4t6=.M!t",
-    "0W^-rzn/jw12-E^$@b]7.rEJDjsDI7CO9]i2oC!r3G2Zu4,4wp4+G&M4+yc[5e/Nj!2t$:@40o/Tn;]A6Ago%Q3[Dq4zHRM4xODC3YCg(2K$[w4vPa6G5@T&0jG>%0S=>%kVX#y(8:%6l*m-WI7$xi",
-    "g9Z,=u&xUY-/(r$:be0R3pk:YeFXlXMGn-x0))#98#KWU7dY_IEGsxQ0dX2Q,G:nfocg8#95Jo:6$>kM4!0&PI5)u0B;Zfm1Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k4428F0WSbIIPwn%",
-    "h0sF=9s!AU2Gf)@4x$AqH8^BeI59Rk>::L<>v2LvgA)d/[TB@S3..i$AOhZW3@>*kx/[.+*aa=JH#CjC9V.C35d(q4B@Y-K7ZErB2Zf$C4,n:oV++%>3.saSc<6RS0vb7k!vYTVbqdAGRt;&]ZVtt]",
-    "3:!DW0TMO.1ggah4%Wp^4wNPVi,Ir-kU]6T.6![J>XG^,TLK-pp7(VXE!T.x1Aq>-pdKSNHL>a]1O4;12)D)r2cV^-1GNea>VO1GF2ENnF*nHmTLaS-1aA)U4hNG23&HeY1mrpo2/S3s4-PY$&jAII",
-    "Z3cM-fEWs=8UqI<GBTwG1%ldJ1CJpGN)3.Jc:]L$1k.bm4;p=tNe;00fD[iQ,@PnYNimEr4/V7l1r588OAiBq2M,0+la_P:7%/oL4+N&]rvVu-00U18-fPoQ+17drl<SBeAq_BOHw1zj3f!hv4$lz)",
-    "$Cx7yi(v+@<;H,D!2upQs^2tXznonRfB>Dj.@EwSGrXry4ARG&0Url2/qoP>IX68HsM[X@$NCQs1N6)v4,w1Fn*j.;2B6;g9]AB:3&XDy1l=iX4C]-w1o#37tfgHD(gF=ju^%*G:#0!+t*12)1(yi^",
-    "!y5&o(M._dBL&[$5eXR&3Fedq2cO7Q3i=0I4Kq0@vF]VwFowMh4+NOk3-]sqH#4-FFfUv!H2<9xF$K)l0Uk8Qs1F]nINC^N[sP=xI1J4NFAFv,gVqZPrv(M)gnt+=@t1!53&#ly@kV*;-Z>d<@:S0E",
-    ".Kkuy2mSF84v<7K6EuOE0S=p_0Vy:),]ZCx#*+gH,q^qC;/1!FX$+2xHwL4+L.H#(2xJS2(*>AhF9.R-j*X51F9tO-rY]o8GBu+-4:]b8P71(y0>K+j3+V(3*>2ZWwMzzz0]Mf>4HiQt6f(7=1qPD;",
-    "4(*5<4D96=7&E1C45[/J1<qt#0.e;.4#f6H1HyL;0=*Z54,(V+rvV7=2Ly)v2p/&p&R+o.55feK[U8quhp,zHH2<Cz1s5_@4Vdy_6E^$*7&3t&4Xfk=2FbJz2c+,-4<JP33ojlrF!+W@4-#XcH4jmS",
-    "N)ESZ4/;nGqyY/U-RG2m@3x*GGw**1hPhi9G3%l>4y,B!<a-Db5&e_A2*8vJ2$1v>3#cX&FwZ0h[sab<[uK(x3m*eF01pMU+&&Kl<*NJR:jVbX;G>8v]F!@E-*S:(AMP#y=#TOk0uKS^1[XL04+G5C",
-    "W(4yo95RjpA1O2ZFAoFN2O_5%@YH(f4G#;E,fs<WfMo<U,$MdT3*gKM0G)OOvgij1jtv9s)lUb3q!SNBk.>:W3bO.c0s0RJ/I%EO.%mTD<W%/T(z=i-.0/5)cL$B03Jszw1o^J@G/c&P*WC=Wlp6<e",
-    "ECRf53ZnT82JG<T2D$8H4gAvr1Gno03DmG)14RwY2NO3%95nz1&pHG0KLW,o4,/W>1Om*a0t3C%Lk=e&35N(3ErDYWtpfl*4gO9AjPME[1T)gXQz0<m$r/rxWB;2Z+2l]S+WSf:G&P]KBQ!Ug0S/oy",
-    "7Bv6@lCn;;ya5TG0R,Fl79RvP<6)=i1KchhG]eytpdAj,2<e6+vvmfhzfudH0wOgrVgiB55(YyF-$[-orUC/z-ZY69-]:GbF&>jl#R36B2VD)FwUPk;%LE%Rx&-fH<i7Sh:!.+>1B@YNHp!;24,/L[",
-    "1%xsW0>UU.49@Lj2+=er7c$xb3c9,p1eca44+rD,0_-[>1xX$@Y6p-)I1dK+iDLwnyGsuFKtByKF)>tJ8Zqaq3kiYV3/a$W0S/--3kB;tNDl>sf*ubN=!jrL:B.2Q3*ku*1+t4[4yBl$0TwXmNd:Np",
-    "V+*m@Qyw=K3#80b3G+Y!pcxM_#Mc4:i$o7K]JMQw;#fdsH8P.E1-K(*4+Z>#0uKeZfUW<!#EWAKwDD691-mSE4+BvT9+^UZ0R<KNj[ysxnM;;r&/d]&3E/2c4+65[Vjn--03RJO0083<50L<sVg^9_",
-    "2KD3/4Wa&OA9pbTKS;n&IM)IXLyf3o5jg,3p8jedb^-]])fo;,0oVcrq;uPAKQ@KdV-:+k!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13NGJ=#YGXNbovI,w^INApvp8+%g5-Xu0=Mw&FcQY[90w13NHUI.I",
-    "kOm(/F<o)44.W$.ACUn!01pX>7Y=pH3kA[TRSz(p([uy5:j)1D*_beH0ho.r1F,QJ4,Lin0^nKu.(mNpl!]5#1cIgm0wWDm4+<#(n*jn*4+(&#0^l]i.EH<+G;(R<0R@V04,;q]4,l2*n*jq,4,LTq",
-    "4/$ADn*j:f7Y>xD(gFe>4pRr^s5K7+n2lo^2[r&92Q_l(Vh-k^0UkI20L:l,AP%4d0rs:i4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%0GLV!APb,a5-*@L2sr:AIRF60TLxbb0iXjP2[,=B4mbc00ho.r",
-    "4-1XAp8*b>13wlyEHT*u7c_GM1_Z<o9^YPH4*[5sV,FLB,kSjmrxpTn4+W;G2:_My3$!B)n2lotQ4a_&lVdLsG%()*4xNQx4+XH(HX1Mh4)@bnyCM$+>$U)F@pY*CHvzO!39l&(<!d)ei_$M!>cjWW",
-    "<&=Ra.q8hWB;F>F77qiIw-&G=tNoq.4+i!D4+QQi42p]T4!-2p2hxjU8Z$[JI9)Uk1KG5h0S:_!3k&ban*k2Zi(;Nyvnek)H8TJS@ZyUlv4H_wjm9Jo0gvhk1omz(1UEP60^Q.f3j5bK4+iCnV,EvS",
-    "4.Crin*ju%@w.<mHMJ/mH2<5V%9[ZX1B3De4;xlxA0RZ77cZUxH#oH=6F2yV2Mx6-A9pkWAD-m<,6jN*iv]w0DIa$.03V+LII.)Jp=pX+KeZ>zAT$6ko&h*B03]py!2&OEH8sKlAD-m.g9Q=c[_@=t",
-    "3Lkek03V+LHUJVg01mY&A9pnXFP[N8IM<OMy!QkTKeZ>zAvM7QACUn$01pg_7as-V)9VBe474Z<G:YGw0S3m]vjGnXv;v<k01pg<,.tsfQ4a_UC;5;q01r8Z,.tsf:gr+,64;O[5rf_G0RmDF4YVi=",
-    "G/kro0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFaFiKqbw6$UsCw_S*1,_k=KG28(Iguzn:Tn@4N0^lwfC.jar1IGa$0W.&<GXNhjG@Q(v4e-8V0S/Xc0^m*-:0$;D4&;z4A,;LT0TeRh",
-    "0UsAJ,vJmn03QZ6tOE^Y#V8LqnAN8N2eiz/0S=f0>yi9O$]4Q7jAH[+4++aC9^qSG9]19rkO2bQ/NJQr&M=qN:Jki=@_nXOrjP*,3+whb4-O^+Q__q=4x9oAodzEQHKUpV6)<MG3l9m5omL5>pS/MN",
-    "MFc]u.ehj6i(drM[B-[N:u:>Q0uKkLc;RUq0u8D1GzZRu7Xv#9ws#K@pO9^3kpvSn[ADi@VQ$/qR1!J)R^UARxK9R$$qybfthX%*oy8juE5mUwBsnw0aTGGbaSsafqZ]aKs0IYxlMf8.qZ1Dcx%,U)",
-    "4.O9CPYr:H6D/>>u:uag(Fz[_Eco_k4<Q:)CNekx3cIHn1kwr*3AGFl82JPbAov6mF<.mph0HMz49Efnoa>b.TF3$yGyono00HiUngI>6[Nn/-0.QuOCd9u>43Gi>l%z,xT9N@6FaR$FF*^^<0^o5X",
-    "1QIf44*B3t9WuoP4+Zh<2M/102PQE#05489H:L;JGBf^$4:C0X1e&NF4>cW57cu^IGvEdv2[Ou=10PT_s0j^0<h%;:Im!YC*>06vT9=kHF!Bo<05t#t%^fsj&:$a6F[%j$/azd9T9N@6Gyoq4HG[bX",
-    "4<t!Y2Is!M0Su^MFAFm;00*Vt0S[V[2Lc<fjHEUnPBf]sEHgF$9^qK$5Cg8[JRev&nF1#[Hkbk*05IPM4+<drZVynY2<RI9FE0/<G06e_niU=eGsyxLG5[>%HUKXNG&86PFH1Bt00q(aat_Sa1^8W-",
-    "kpdqCGN%bIOEfe91C#V64T*sZEHpO71P/$B:k1E9v-r1105488IHn0KG&les4m5<k2JNXy4>TN37cc,GG_EUt2sP04FfULwF[TL(%G4$w5H,IZ1C*F;4>TE5CpR]90v@Y[03Qc6rU<<gH8lVR)_U][",
-    "4>T1[2e%6gt-Prs4ZV38HS8)5z<T#kmBVTe1,,I3FA6d/rltW7Fb<KpD+$uUI0^r<FaY)o1Dvq]4$+Yj1iI.P0S4XVIS%y91PQjd0s*ZA4cW*64UG7E0/*vw!P6HBdITdHGwkpJ4&J8$0XrWBHioVN",
-    "4+hud6$k(9I0^x/Nd:_@I1dM^!l;ld3A</A4vqQ=2aN#.f&(81H2%=KKMXQ3GJq<-GXM>RrvVQYfdL,=G4+NB1+:dn2$7Xk2)9/c6oB%t0S;;z9]$q$rvVM1zO(<ai:FZ$Fsm&Nr_wD[wM@ELlLZN<",
-    "mn[m%0^R_trvVQEuIFP7@]g>o4+6c#0Twf&=[D]51BL+yu-l==k;mFpfB=y^0NPs*2&^ac4,JmkIUfft%HmG]:o*Sz#K##VH8;[K<!]p%H$(vZB<Z_$m<)%-54i!KsR0Gmja:>Z&k>QHIuF+ap[W59",
-    "H2<bh01pn43;Be902Va0t_Cz^(xej)2+sO-4+PTC(E$j>4G$aUsR0r(03Qx9-tU!&.q!eDVFk]R7Y<z^7BGptj[y$<&I%>tIRFjToEZTe1gX]_2,yM-2!reu04)y-<tA5ZD::)_1./x[0UxpfFs!Np",
-    "9WwwMG5[>yGPd&v2eyyA0Sy0:r2z]!0s<)[25/7#xBOKMy2B6ww+jxLg_kC5,R^Ymr85KvCp!vT9]AgZ9[<Ror2@992%DclC=0!y4+HB*4au4+0R1BjqM.4WQ#Uv^3Oo,3Qy%_@02(#@7cl;]-k8o>",
-    "15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+>]+Qw_!aFaQ<c02nj;4+EbA9[<A^8#n+JH2;v;LkBz$15+L]01Uw7qX7o>0SB)^4,5OKQw_!ZHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ4",
-    "03QK401Jnb6$Vo%FgXAZ1D=vg0W_pG3yqiq1ycveN)HLt)29IrQwxyY6&E-C7&ibP12X=*0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtVH2=OGH#)672GFx03;3Fa9S,e@4-C:U9W($IGXNbj024L$",
-    "Gyy3M9v3$N9WekFIRFm.#n/xA9vwFT7cu^HHUJke03A4Z7dVyy9WVeFHXaM@0SkwmM,3eoG5@&X0tlW19W;+JH_.T]%Qz0Sm-wii.uM*Kl<SAnq(/>_=35>8GK[he8ZnpgrU3-Z353%E4%qAz2c)S1",
-    "9x;FT1@-fg9]R!^1(Kiw1/y+;0Lu=$8QZ)D88h_mGY1t2xCsoXy&VC]0^89A69ds15BLES4(YrB9yaQ[0SdiI4^YbtA@b(br5z8:0,2:94wt1JFG<2x;YsdF@U4*ZG;:BxFBdd2t>2SLFa)QvJ@0Wk",
-    "4.eogEi=U&0>2Sp4.gi]0ueO-ABh1p030,q1s>p004>E$zn2[kB8_+dF_=],4ABS-#Q@4:F_y+*3fnpZkjNSj2J8wiCpI=^1qOh/F%L1m1up;NF#s.hH!/VQz:K=B5B_wa1rCa!9xp:UH<*cOH_/pr",
-    "H#xrr9]k%73Lh#t00Z2R3Lh_yzXcBi$L$:,BRTyF1B[#.AO8V1zXdKaG1H.jA4D.#3M;<)$N:PP#w,sb!v!A*G4B-0Dlvo$1f26sFEKDP#]0<dGKUKW[^T<)hzkafzgQoD0y4@5Ei*O%FGMpp030:]",
-    "0G0n8A0#!*1uq6PF#r!Ljur-6oXP.oGC9lzF9I]+01qOP76$A76)%7SGC0fy9yXT;4<H(1EHW>20T4H)s23k3GtC7b2R4^tA1gKhBQ,YqeGf9t1s;,9nF]jip%w.1uw)-A0yND99ypl@4<IRG9[<7s",
-    "8xS[)za^3fG0z1b2RWPz4/Jq[2a&a7A2Kn]1s;,BoC=-lu<(mW,j4wf;g8/^4v7T.paKsDi3I==3cd:l@f48qGKtAH37gJ04Z[U@I5#-kG&nKu8xCF@G=+&!ULPto)g^bo[iFd8GWrTH1Try]z%L&m",
-    "FslUyzW/lV4^b#t3OzD2G:HW,D:F6v3J&Wl9^6/8J_A=mm.0qoA1XMQ1q1794:R8tF9R](jxjGIG&7h51B]s44^k*T6)rM0/hQ4Oi_%(@=(#LHGBz=E1urKyGXMwFkY=7w-0i7>Hvj>a:jV!YxiJzo",
-    "odFMl0=kZQI5Ge)jR80>]0=#CGB^Y7A162f2%P2wA2Kn;1s;,BkqaLrIRGL!F@WSqfC9!bJ_J:ku$L;!j[!J@EH4H#F>a50C=Int2mJYy0S>]HF&>josjn->A2E_*1g@<E<va09fC9;^Ei*CzFOUH.",
-    "Glwi62Q#P=A1gBe6f;;xA2Kt[1up>LG5@,Gs1=d90]30[0^p<#%mp4bmkTeE0W_-:EH4K$Hkk>>D:eWFx%W-VCpGmO2_H0KnF]jgtri2ru;GUB0^p<#%:=DfnF^wI0XQ:.EH4K$IGhU_D:wi#I5sRs",
-    "A2K!11q!nk2H#H)B%BKqIFZl;AGrcFhb%t<G%z:,KN_bKIRFm:>HYQ;zyl56xMl=hn;)NltB3*x<#6-w*T^-G4,K)10uF+M0^lk(1[yStAp>Vf1RD.umA456&aX!g4E>889[<4A[w<a7f>4xxlJyP@",
-    "J&&X_A5bx.yiG5R0V=/*kOB]J0s7@-AB+Jp@2r7o[ncp;z5&6O0uRRl>SI.*i_-!q53K;Hn@$470XE.Q561zGlywh@0r:(CtpWexY9EaOIg1e/#sM&l5f6;5h7/DIoRoD3uIWY!kjWYcv7I&pg&7Xo",
-    "%=U=jiZ2fRxCsQp-tLN29[<QIAC@uG4(GE86gQO>46(ui2#6UA*^qCJ05USh/K:EPxWTvq4,U$krU4F(mjMN@$9N9^>KFk(B<Y>homLI$#:xQ;0L.PJ2/Dfl0Sdvb0]fuqNDkF;5H%DJN7ud*4:0eE",
-    "77xV(o%^No9ngqm2(z1G4+7i15(6S112L0+4,3n>0^e0<i:M4A1_AK$1OdVd4vf$O6fK$00uKPC!_qWo;4J^51:uZ53C#%)Fq;=F2kHS25aYPN0R#1z1@iU8zyk(a9]btOumcYg.pB:jt,qB48!:_d",
-    "F)w8]FrvQ>F9J6:jS2-$iDVDu1J-HX4+x@)WCzCu3*ev<4-7^2JPXMX41lr(4.o4(1[wqL1]JGJqxFsf1(2Ts4.)3(l:r68-7AV;)&U.YF#rV0h*1v-)d3PW013&_1OwU691j+NrAP+C0S@&9;=YiG",
-    "H2=0vG<t;oi>:8Nj>MA75M;zrV@XAE*NK4v4:n&8v$6vZQfD7GF#r!n$+80vDU]=a)dAG90^nm90uRLn>KJZ44Xc=_4/bhy54#5b+B**/h6fJ^=]AvGJ6sPyp%V[di;ag[Eus()8.w*J4/imDtO/pB",
-    "0^m$n2<eRYvjYz]SO(J#4;]!NK.yw8cg;c[4;l(j9$jf4EG<qd4-bUK0^m/@599:vl7RsaC9ee!=auHpfdLKqvjYzUxd-ylgtP+/E)O1$v-![<G%/2X4lOk<xH3NgH90h![^dkyGvVO^F9k9*w*e0e",
-    "fta8H4,Y=O3gX#FKLs!@EI1DVqB#k%&R7bDJqM9R4#N:Y4KgfSX93NIAq!I)GqB+Y2v7hZ1DJIU*1-78(uZaP=m>@w!2t/0(QyvFMguty0<*wd5XS)x+RD8F1g>p038AY_4+DeX1Rnx7#McA=&-cGc",
-    "uJQp7GmVq80S4T*Sp/a04agn/f$%yF=(zk-qLgF_VGiHi0S=z[0uK(ggB1<AvDFR>0<VW>4:kY_5>S%+,T<B^SqjaNUJ6tX1.CpX4Id7B9^qFk0uB4J0]/(Ndjbd#Bc/lkw7*dX]Ktt@tKy:p4.uYU",
-    "H!<wp%:f9-rDO!pup$oD0Sbl(4w/IV4,<;a9]].Oo(K-02>F$S03QZ2z/s.<95pOAh>wSR4J]T.wF3=w1ONyh066Hh0^3P@8Zhd#11:Q)014Ve4+HY.1rG.Vl2i[0kD:z$;b-Is%.l*f2.FD40SV!N",
-    "qyY_Mw6g-PgQHOoJnZfT3(K=u0S=Z0;gcLeF*X1n9V;_31@hz5/Pv<@hY^ApwA2MJZ!/$s@Z*sUGUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ<2e34:0ni1@mIr1Rn,1",
-    "03Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn#&vQ94wGdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00!s9PcI5IJFDsi4<K+.A8-])",
-    "!Nvg(+X3weF9$I(,s%Mp1&[X*4,_h*1>r-4PA:[IJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LQu=HxCN6:IDx*<CXlZ-Eg&T+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G",
-    "4-srFA8#.D1Rv4;G4cow#rXmVg:DDxjaCKZ;*b19wCGe11m5RV4,v(Vp8*T!B<[3K49h]f7KEOy0Rgm!0^lr1B<Yd;B<C.WZVKZo2XPAT<(md]Wf(D,b>K<Tbq<^Jngb[<GXM@J$BzduSTr[P4!i=z",
-    "GJwnq6g2YvAs+<ff]mm;1vNOrwKxuGCo(hu4+QOwArAym4.7Kes[tc1H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT056-YH97r738=:)v#AOlHKyYNA9gkXFIP4(-sOsq<^gz_uLT^A.Lv;-cR1q$",
-    "AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs4]lHW2S2I,F*Y<s1wVW;EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<2dxW)F7N:IXlZ0Wmi)%mNP!.QE;WHqVX;9^P7C4/K#bs[szi.>8Z3.B)3t",
-    "BM%Ru(*q9K/K:!IHvk>EHvkVc%*v])1+=Lv6WIX]6U<r10Ur/8n&]/$F3ifS0SclQ4+Vs$3j!kyQx6Nw%BukbxET)#paTzD%*v])F9S0-052soH_/3HGmys%4:Zims[t^II5cq&2-a(f95;>ApP,)s",
-    "4+HO@Q6C9403Qc600v;Y0=b2205t#;Gyn>a=a2Fk0Us7I*#Q;e03QZ4paUNeGyoko01p!JhC2(O0]UbW9]$s>10Mr2iX#SJ4*[S99].!69]to424WuyI,I<&4+,do84n5BR0BXAGUB.a0SK1c8xH,S",
-    "S>A2_8V;N9@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIG;(z0TMC*9].%-9XX3s2kp-a9]SOpR2n$]9]tns:]P%pGw)Lb,=vaT3e-0COfoRlQv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,xi-",
-    "p8*TjQv%E>4++EI8VKf)d/C)TQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^JmAEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uHAKn5r,BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt",
-    "03VzIHUKZ-0x:Y(Qx5Q,0_a:nQwZ:+0^lq=Qx5]9[X@EI!;_*g4*/f88VIkVQx1$K0uT/e]DjYL1_Bp=4,CI09]ShwQy&X704g#t02ea/9yb6F5sRpw0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/",
-    "0-R+:4,(.0p8*dAuE7HjF_O&w0S52511]$MIN;(c;9KxYue;>d-ZrX=H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,4]K@wW)G;X-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcP",
-    "H8srwAF2U2nFSI!039,r;gt,tGy4Y*ssa8@BRDYCS@OX[4]t,;10SjZG2-RfG5[YxHr<&!O*Zb%0^p<UQx6c-r/I_26XH@3Gt-M=0SD3d7!L<,P!0ba4,nI*p8+okF*d;b9^PAD4:r<Mp8*B78V;rP",
-    "0T(n)4+i2:4,WXS2oE#Ur/I^@i@f$o2%rNDqD:DB)2E*S1GyOw2%rNG4uFg>4;5GQp8+ofGc<1e2Mv!/4-9g-p8*d7-GB04K*q/e2.gZ:4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1HZXZ4+Gf&4.N;K",
-    "0]QbIQpU&w2*toV4+x+G4+V<P24D[Xp#vWYG5[Y9G5@+)*!(-NuEb:z44d=;9^PLCzylpK(dSbIxcE8:)W[(Vf]dgh2C_d$42zl_4+>ENN**!eQzSDoRs;1b2)zLx2[YtV6f-5(37g[#9W:/r2DsdO",
-    "2-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_CqJ35bGX4+7p(3M3yDG_QDUwU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(f@QJq)di2;;zJNe:U;Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi",
-    "0uM&!Q!j5ZFp1,@0S>SUq)H#F0WtK90UsbR/u-mXGyoq4H2<zTH2<DkhwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/0ym374+*-bJ0Ax&;Nc8UGyn+v>F5kVIPp=n/g(yi8_q3$",
-    "X*mD[zh)2J0sjadIRFIY6awQ-4+iO$2M,VRq&5i1(@p]AGyhWxBp)3xi3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^z/jtEt+aIy1C7gq0SViibr;D391f8i9]ty^1s;/801Dr%2;(:^WDf2Q1C1F3i]SSl",
-    "z@>JHGcz(83jFs02p]Kpy95so*3d,[1:*$]1JDHzKD4i)0S>Ui&Im8u0W&bJ3NA4,00ohE9]t#$1s<bPt>lX!v3d=zy-TV$A4fE-3LkMb,2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sIJ)2RUs",
-    "+><4MIIt)iIPWG3=WI](rm0o]JOjeuw*e0Z.[b]Pz>d0F,UR];1*+2z9_wB23NJo2FaQsj0<79qvZ;>Hv#J3I<QW4;1/Cgxy!^N9gunw0YzzFa0^R$y2DO<d0B-V1/:!YJk2;.x=QjdM.R^jgu>zuf",
-    "*j5Gd=aKwG>4QOKIWcD%HJyt*4*^U$3D(>g3iQSU2O.wA@soKBS_&m;#[:wzssRVW=@@+32m0v-9]AA[4,.j0p8*d9-8qU=R38C102np=3!V7@1f7!;9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIj!(!",
-    "FQx%7H]16a=qyx9<tBzb4]lKkYcE(bFo#SJM(3PoE-%*RnFkMe@n(7qsR1$L0tAu:A3rzVnFk*rH>QSbr_xwNRy8s)Gt2<na5Xi^0w1aYGnoYvGyokq,U/UgIr]46ssS]s1kIib4*!@4A9pe10w1aY",
-    "Hvkei03Saxikb%:ATrDXADjU/01plB7Y@^sRv!Z_$*KVe&D.mk;92lPA@6t72L!g=0uKn3ng.U8iJ&]iF#rzemIogRH2<C/i&760mCXYVkO3GnIScSs1.4u<7vBLGG*1rlRt2sa4,v,!9y9.C6zYUm",
-    "4/^)-2MzdyS06t$z;^yVEui:T4yNY=9]JG]4#,:$tN2zA1=!kK5ZLHL4/TL)RtADs39#^74+N]O0wWDo4$b&h4(OH#4+,.OF%J,n%xn)T>V@v0D^:5z4bz,F4.d%jZ3j#a#[mx$i<K@-4/-+!Z4S=2",
-    "A38LQ%54W=4+*#G0^l#@uND>E._AB)lqdn09S*8h35&ha0S=e>[k-JSuZ)iY4y%m-6f]TH31S[Ik5;l!G*$#/4+!zjJ^(J0HIG*X+mU,7GC_LOw,*kNS1%MaHvld(IRGytF))x.KM*o8FaR%0G&lei",
-    "HN5l+4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ*q[Xr[gFulQ4ZPc1>h;g1>[H44,XKKS1&-^FaQ@g03I_^1+MNmADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;:o",
-    "g(D9NjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO>0VJU.6FEH%]j9_w0P2#owX9_v_(OD^IWGq407,2pj<2>FVF.5e3t",
-    "u*$dr2/DSqKL.4]Hn0RA8a4n3:XsWHMl$48A8t0.766k,58VNb2<eI>76bL*FAlZ10UtLw,Bbn8,Gu/U8H5QxZ!$1203YK4GS=fnGB5xbHUI[a@M;1m1v%GL4+Mm)Mh>F[/2i*UR0x-oNgg!,6E+(n",
-    "IV/zl1&>i;KL#:1G=,[L4)@Svud4wBx+f0[*Hk7pG5@dy:tzRF4%bu*-Ja1=ED86iJP#+/R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S&X.Ru2T%R1XML9]1Q27&ZV4*HjZY!2urwGS=fN",
-    ">:ch&#<kj81G2cR0S@dg&TJnaHUK^S0Wvo/*Hi]etOg5,,8uorxd-z,mPa3]0XF_/Hvk;s:CS8_cQ!QR0uQPIx:q7NFyjIbKk;3N4--a%R]E7x52*pyR3$hu%mOcPH8srw52=w1Sp<CpZ5/k/3Lkbi",
-    "057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#gPLt0ATZ1VADjU-01plB7Y[1eR38I303J912:z^P46Tl<0S>hb]EvKG#=[_>4%bu.DDnTS0S9Cb.pB:N.B+cb6*9:h4-SA77&K1_*Hi>r8V;c2",
-    "0S=GzR1Y8S>O1a4+@>j34+yLS4+2#fHvkU-ww,Mc2!mJ-5Zi<P4;M@:t=pqgE32fS0S<_E4,&^Xt=op64,WGL4:ri*t=o(c;E;/8i/b#7H_.e2$l.O59^6p@q<V#058^ND4;D//t=ot8[!kAS,vJL4",
-    "$l.O54,%-UP!BlB-jRG$fawGe1;SUe0wWI%z9SCis[s!wp8Ze-WDD$>B<[XG<gED5.OLrhHmRvK43(%g4+xZ_H3BahFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe",
-    "2[Huy#2gO*--JGkGdCd*36!K-4;w5H10N>e<6k_Yf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hkm*qmX2t=#OT:e!0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L^GqHy%000_j+Q",
-    "FFZ9c#sd#hm(fxWmjT8D9_(E32M*m32:%ZQ>]gjp<!en!FdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%JU1]I,7rRp0QF(Ds2IK&1YYBrI]0^p<11]KUq",
-    "n,K%2$P*6%yX7JYAs-+8#sd#giV7c;0Xg9mA1=VS5fd/8%o83n%mW!UAs-+6%mWWnq=DC4nE]dCA1gDS5d=TR4Gzcy88-yhIOG%pUJp=o10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnr",
-    "GXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdmvawSSf5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmp",
-    "IL!kuD:5-o5d+@B77ptaDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GUSLQ0tXKO)A0lb)uI(HGBE%dI3W)::lXrE4=hYlAD96$01qnBEC7!c4+Nd26(^(.As-w0",
-    ";GyrD4=hYiAD96(03R.mr4a.-j4B:C%:xP[4:.A=0$vYM%:y5p0X6=+DcmUruAM*+0otn,2>X+S;GyrD4=hYiAD96,>&N>8,6-.D#[(,lFx$i)2Iz,63yt$00xu1%@qlvmzV=Za3bfz=4+gM;I]lKU",
-    "B=E1$ham@N6fhtQoVrd1]Miyv4pbI603QK402VU.7&8D5lL7AT(*Y;nFuq*]qRa:n3c1W:9]1AKwiX2AuO],x/J00=3c[oV51j$[;$ZGmH0A=!0y4I_E(YfW8#W*jH$fIR02ws=1;i7R1tA.cVF5uE",
-    "EQALS+X49Q(*X[=q6G<4<s]Mx<udV070kD@0S3PJN(F$#W)A^8i6-g8;uG#m1K@7[0TMVv9^P2@%:pk9H8qX2PY(yq$OZ&]9]bqmgmn@*ArAqys;q<q!1G!U2!Xg>5H@944EMG&0yY4IV+_jUR]M&l",
-    "We$@915=(My3aQgFxhJdZwKJ@2NX1r0^lbExgG-44.G8X0tb%MW(Q9P%8:yI%:)CFr33<u-%pBCpMVh!&Bz@D=5+Q_HcJ8A1=<:dH/pz+2$Y654ynuo4+x^<R1XQW3J1S<4,4PcWDhp4<6!Pb>NfpJ",
-    "<#]a)jj;44s-L16l7JEdJP!iY;z#aF4$qM_6f&2a8V-wZ0SM=JW(]nw2LnC>v5[&I0r#d89_ohg.5mKR[%!(l4,vE72=lxL0uJ$#0V*:rC/VNx#RU%Dvr+>$kvs.;4+Y2W9v/,f01Dg&244:b@M=65",
-    "4Z,jS4-iU]1Rn!3u9Z-_G^gca2Phu[I@je/HrJIW2$1Lo1gV7r4+=C2s[t.uF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8.n714YY-/0%sICi_$ihjSCLV0SA/.2KbA53]j_32<ePF<E!xu0S58#9tS^R",
-    "gaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1=$8!3]kI]4FK>H4+EbA4&#QZ0SvIzd.Tm2W(/UcR]FsxH[Jpt2[fMrFAp*=",
-    "03J2B5eL,Y2MN8T1qO,;2(9#H4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG$u=&SJ!0S3(V9tT1Tq5^h*69JpgIu8P(0]mgNN*<Y2q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+f=KOAj5N",
-    "0^lhOseJ[e0Urr6p92C12BZ7I0SsFY1Bn9%)A5%92P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus4@@D>EU>YMh]%;A$!s]Ft(HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Vq#_/:_rTQKN&-bUg",
-    "@W=:C3!wu6[R0E9jVBKRp#u_)03QlD01pqU1]I/5>@U,O=qfi<HlYI(Hvj[S5Dy2eg,-J0p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7.H<Wtg0S7@1q5^cJ1p&G!4+6vy6*/Jo4+>Hu9^hGD",
-    "9]JT12FjOv4Zn*S0bByvl<t#OmHY/E9XO%@9]ASD3kCH2eGdu41>r2/I1dA&0^m8_[_iO-0Stxz9tGvHvjGm,[s#fN:<5!hq5_8*03QlD01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+O)",
-    "H:Lp(3Bd*hl:r2e5DZ%n1Bn9-gO#cQ46=GE2H^.@0Ky=.0E7z&[Ht[j3abVm4:bTE1T>E#]JWW3i_]Gu4,+=59]bw91^>[jFpUE*3Nta-4j&3NtOgS[mH@g_@ws]!sR$1Y,h&;yGW(^L4XXwV*7H=a",
-    ";J)zO%^O5vFrxz$HUJ+AIRFn2tOg$hHt,AsoD:YKj%Wn>flCOWpJxvSfu#_39WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5YkA<!(r2@0rfS3UXLky+=1IPvvG4!Y:4yFSYG35de3dsf=4:kZF1U3K#",
-    "t%C-&<azT%!iP%^ILibN2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTIz/$6M(*X#/h#v+-38)]k@O!)N%ZM!x0-mHNHUJ+AIRFn2&ITU<Hvknk00@>E2.w6fBRMjt0^lqy1@i#sAR9CQ1m@vc",
-    "s[s!R&IS@XmH@h1+U@3K1Cav/;u3[D2Q3Vc0]U4Q1GcRv4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:4+*#iGdM6TE)N5c0]/ZT4,2A/9]PdmHy$&%1>@:%1>-mm",
-    "4gr.&M,Kw10]k@RP9F+6r_;lVxCS2tH_.wm030*@0HOs4m)/Sb2#2x_4-@oj9]]=/5,$ljGN/Or2L>hks[svL4&VtMF=3HVyDSLRj_<p@45$MmHZ0[L3(7VH,5&+K0S=k$1]JVN03J910y>oJ1>[6*",
-    "2-TIO0R(_i1@h>%1@i#.ARhxYni3Q:s[s!R&-]m*AO=PO4Gmikr_<7[hz$guEC>_<9]lDT(uofSr]);kF#4Lp0R[C50-+<p48Z_ekqHF$5)T2H)(8hFF9j>!qPPJRH-vLj8#S;)0^l+-IR<4=2+E2K",
-    "47_Z50R>h,0VNK.:L38[84C8+1Ombs1MRI,3e@CX&5BhDe,BgDITJAP8y>;])-T0IGtwywZv(kG111i.t9t]50]WXU3*P]+HUl3G<r4Hi(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2*",
-    "**OX+9_(H;IUG3v4Xx@t9]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(Er6vy63j]sL.U$Vx>rL)ZHK#TY8/eactO=9eI1Su77&QP0&aVgzlAKxvz90q8i%Jg(+&V2ZFaQqu0Rr4Q",
-    "4&_Pd2*cS*A2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gm-NMCcHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIs%vh2%y+XA2c<HIvh3t0%sI7rU4HM>7f5_00sQVI15@36x/!k",
-    "(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T!&k4pvHr3eo++&UaK00aFv1gQZJ3cv-vIRFm;gZn!V7_DE1Gc%_L9]l4X1E18A0Ri0+9]AO<0]v*XdJhVs0^l>u1]I/303QM^",
-    "+&T!8>.#Wfnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu6X]I]#](s[sq#It7a$1->#q3abVm4:ABAG5@WQ4+7je2/(_B0TVT/6CX4&+&UaK00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj",
-    "&-bVAItM@up#ufVlw..jIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaCA)/D2VHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G2HZLaLJXn.1H%RzINUk_[vQS50uKtq1]JVI03I=[0y><=",
-    "+&T$_]9^Amv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Q,;.+H(E$zIItP:0Z3dGT1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.",
-    "7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlGxC[q=)/DomHZj_f9^76A8xIPIK;CqE2CnR<0Sj9X6Wlrj(E$zIIt--w2nX@gCm#hl+&UyVHn-&F3OS.#4,c#c9]Se.3;BnE+&T#7",
-    "=qK(=HKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2Ev6)A2l)DIvzLx0lV^K1gilL3d#l^H!Lm:1EvEH8r(W4H!%PP",
-    "MGUAQ1+3411Kc>er_;J!1Rn^Hr_;lV&ITU<HUJ+5HrzS>:jwy%<eLm^HrzTKIRFA=1fCEN3aUW>spJd/*<qbnTMq+_0_a:jItMKbkOKp>1[=WmIt92N1.wKx3b+Oz4:kZEHUI)U4+Gpf2!+-^0R+$#",
-    "A2l)DIvhCw1F/5<s[s!RxCRBc=9:IJkOL1I+&U-YF#rZd44)t)I5MaM4BR:f-35RP0UruEr_;lVxCS2tHvk>2H[3b]s_!lpK]eJ!I5ylm9]Ac51/P^24+oS%1G4/E11^E)sRIuh,8v[ZHUI^j45.SH",
-    "(FPnc,8u![9]h.F4+>x+9^hPG9yb62I^ZlkIswH_2l]eDFDE%M,8u^FI1dVo9^fzxK:)ut11^E)xUUBf8s0i6IWYhSMIQk/yb^e/1Rn<E#@hQ-G:MOU1y%]3+aLsw(r=uo.%9tMg9Q%*qU-1OO*S-6",
-    ":-wh3s_!&l#+eBsH!L9!.=!he1S2sp<u&e06sYV32a4:K0S=Pn)Mx@D9]JMT2Ok.YsO$t8GrZ-[2-l3L0S=a/s^^$r4-zt$0S>&as^^&fM+dS24,fF@1OdkZ4-Aq11O[3k1_%_P1P:eW0S>:*wM>;/",
-    "0So!*ArEEetOySS!n@-Is,YVX/mUxBKm)$7Bo6!Q1PI3k4+D_p8vx@!4+i)T4+xkOFAF#]kcl(=[Y;)mu.HZ@$CGIfA)Wyr3pW4*fm[l(0]f1s%mEJ[@]1QQG&3:$k4*&62<eVG=coB$2Bx+I9^>YF",
-    "9XIub8V:TLTOR-8>WE8ZI5+;Tzj>Y/i_$c7@=[q;BR1-k2Ol0d030=^429bm9]Jak/La7EH]IkFo9kB(1or>C1%Z$W95yl!3C<&W2gb_60zD4>(ijB0/m!r1(!-j>4,DV00s@GE4+7U<4+f]K4+Y<o",
-    "ejf,kG9Ljj@cDXu1P$Vy0t+A;3N=Y,4#DGP47,_j3GUTu5i_vu,[/PtIRFF7X%8RY/m#$ZD:MKD<2nXcHnh+O2!I0)zPk($7x/qu4/lyB5(L/_26!I>I<7fT3)InP3d*EX4*_U<I0lI1UJnM+q!bSa",
-    "v&c[n0G0v<l,Fer*6BV6;uVBF4+G/d3.#]8r_w,>+)W3r;*b1/)A;Ek;SOGBGc4YU4FQ5R4+VkkWDdcJK:.YtfTmmz0rQ]hFHSQt&jARm#A6Av-_E3Css]4qrrVhT0Cx&p0+06!4,W6xL/OV4hj.SK",
-    "yvqa+5$4QX4v19-jSC8*&ld:T,Ukl<ZVv;Z=a/n78aTHC4vPx_[O%183b%qC0=lYO5Pb!#+Gqi$BMO@a0:%LkFygdj2D*$L0H&Q*4,Db_1<=HC0=/tHkGTmC48-K/HY_ae4aEU3G&VQ<2:Z]n3&jBq",
-    ".zN7S3.j5+ZVv:k,%bhS;mh[$5g!*g/+k2h>uN1Soq,7jiUa>SED41[2gbVx3$)E:38Vi495nMf4A$nv0SbT&05/B0)IJX8tZoUE)Mx;>4++^72n(VS2zU.&hm#rw,nDlKu-&K]=oT$nGV,1Q2A/8%",
-    "4v;t_0nU>W4f&%C2)Dxo2=]CRC.eZuUJ9h=H_=wx2<nFeBMROR4*r<N1%#tz4+Q7DH_]F-xTq!rjfoTwAMec^59a^%mR1grpaB7m84lp-1Oe$74x@dL48.f4,_k5suOAN+zqkSp@r/&y]0oXv/A2y*",
-    "2Jx]89ykCG56z8T94p1da0U7f88WK#N)HD6&l:@!(<G1L4i5!=(hUNg5F0W84+!23FA6v=#_%gd/o^9U:I;==u]F0y)xBH>jEEWv<tPeE0q;at2I0a70*q7+-oUPbIV:fmcmi>]0Gk#F#H3aZ*>.5)",
-    "v4k5R11qbxC.KX31N8w5#/me4tgCYl.eVH1q!13a.pu.[O#!N13$nlz4Zpz,9x^..3kaPCGdM9UiREn%3!vy73H,Ep1:R-4AJL,E0S&66UInVEAO;ZP84I1iYX.t^B=)f6zYPr6vJ;+NxPhMm95(LE",
-    "6b>++We)]x8V.=:B>%d2#IzIvHV*2h6E6oeHtVJn1M$EK2ZsU,%A=7gn#w<[*$NK:+sGgf7r4io0S=KGvjz#A9S-n-$p-0Zh!+c<1s*iS[74uzylWjX%=wmnP!9$3;;4X&y2%L.HvkIZuo([FIs^Ft",
-    "3g[9C;^DZQ1piPE7kV%)I5m43EdUPgF$S2cYYvq;1/+HB3d-x&Gs*^9;PCSzlYI/z7Yf-^106Wfwgv.33JvhP3.]o_l:q>R(FhL)-s=xP0_.7;1P:+Q2p.MD02Va:7dQX_nWY#41]JDH-Rqi.GXO6m",
-    "H8/nO*%c1r2oN*;1KQ6c4+P/^9]kl40zMKl01p/82m=uQ2<g!,2m#dS2<etV22D9MD:U*44,N0eYzxt[8xI7x2Mnew4*-az2;YEP1-f5MA3is<2L@9MT;FA947djvIRGp)H2<ShlO7y0xCb0L03QuC",
-    "01olikpV9xFfzIa9]ki37B&DGF@N(y$DA533M(.45FbG;yayj8GyoDf01mVNVFZDWA@b+-2OkGA02eZouLchnpb!J,&.PJvz6T!;F_0[8G3JL24/lh39^PGF5-FiEGQ!US1%aqs6EeUDA3!z$Cowpc",
-    "B<W^TW(u#n1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCdFaR7j-1:jr-Q.7s:/qvcGQtNR1_32uKLgAO4-6q91=wVA4=YAf9_3eG0P2$h4/ck513;^w",
-    ",7pJ])R>Sf2GG(995(GV4%aO%H!]xq1As6ON_+#C1EpO8gULG%y*&o)h(Rv=G&lejC9$=^0=Rd%39dB:)SN#9xsCx33a_FDHZ[:Z1o8m_8V<z]0SNlZ!T^!(G>NlMn/t@I4+OZ5AP3Kw0^IHFAP*d;",
-    "FAoCxV+8U38__DD9]1OjBnW^7Z4U;eB:_Mi4,3SR8xI,R*aiiU.>!,Ahx.4gG5[Pj01pSmCoc&&Gqj!r2jW2v*4PFO)DjN&5)Tl[*#ZiN3LgM9>^B&u*0_xF2g_s]3ay7/44V^L;i_#1G6kIP9^VU*",
-    "4*]*ZB=q,84)WJkF9.g]pauxVf;p2c2m[4Z4+yRQB<2Zg0Zj-y@dkjFGXixSGMzF49t4QIOACfY6FD[lBpNmy3Hs#*4Y@+,0SNcPa[(;0&Snja&lVmw/Q9EQVGFJS3CjT,Hvkea00JcoiQG#c0X63[",
-    "7&ZVZFgoK31iH6)2gDKxh3=RmYYwvN2nzWD4+#7R4+*]B88QGNH8^teGtq^B0ooJ_*945EJPgM,0a*%;vLhBO,me7&a^LOz2<eU#Hy-);024C+4zo80mDv*;3>0aD1DFvHAm/v,&lUur<KYZuFos72",
-    "zZ<SAIE6.I@KfpXJP!^YI2AF6mwXQji;]R0Q48Dx0qqM0w&@6CfU.G^:Kp.e4cg6K1+cOX4z9up8#CBX4$1,!lxq;./Y9#H1>h>[ZVwCCkRT0^k3s=TRv!v6)[r0o9t]^g3=mk[AP)lQ#X][#xf;4q",
-    "G^<zG2)B]T06zye4@0gS8DwK&aByX0$BbVPU&P_BZxAp!He<n3rTdrx4/,2>-lu;GFJKQw%d8X+B8_wM)d9]]6c0AC0uPl2vHO;,4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f3ItP_F-W)H3j!26g1",
-    "4.7Le4+!qO1rIP$2CxkeL]Gp&F=LWjU)j6@9]SSHzY@BQ<d6%QVh.+!4i6g3yaf+9g98kmWDe*o0-zHa&;OBU1c<yV1KZ3X4$Y^u11thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.",
-    "i_)$e1rI%eyafO=4.7ov1rIy(y9EzY;7Ia39uFg$5Dy84(i0CdQV%$v5)Toc(i0CkS]2bn01sETtP_FV5(/fB2M-m70S@g<5)T-8(i0CPVh.bI(i0Ck/K_LH,xC74Ef2-5qO24TO]laYJEg1;59tA(",
-    "tP_He0rAlj4(QJX3WrPq#*$zUi2:/+6AvQd(GxE=W-5H,6AwSs(GxEZbu,P-6Awt-J>8:E-e/ozQcL@z0Sq*2YhiL[b9nXnU/LGt2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)G",
-    "Thjs@a9xT52%XUd27+D;GlAeB2lN_fH_.EW(uM&Hhg$-B0tMU=1TH=qI51s:-t3y1EsLfD4/ukc4:$SYVG8<ZYydd_7X=/,8!R>Ai:3huos)SF1)FRS4#.j+0S;,tG7kyx#[vh5QXO<TUm!C=:5nKb",
-    "IYDO+51N_D3HLMy.)#!1%dH0yH/2%NZ8bJCLqSEtVNf$eI50,))(-OJzswGQAVn^ZH90gf0B-dNK]wi1L-w!jEe[aC%nk$_3Z@oX$D[@ih!G3=oN<@+0ueY=0qbKg2[Sm>kJkYQ&9)v2[R0M@Vh-$F",
-    "mm2@kYYz$j;>dklh$9aRiUI<*2JCqW-$smp;za:Gxzi[,Lqasrd/CN4V,EqtISmsXE$!MN4(_e,]2PZc$0q@&R0)Wj6$Xw22Kmhv4W!Zz9^hS5h!q$y+Y1YvxRL/5Ed#e!4.N-p+W@n;1/>F]E-L/,",
-    "a0@P84*@v!5C>]e0S:/t1n#[;4,e/l9].$k@>/&nvkMOeqs9#jCl3&(#tjcc.(Ak19yQTN88y-J4+Y+,U<r.dG_JdO4c@F]1Lpla4/KX;)&V_TGchd10s/z@loAgFw1-dj2@x0YxrhN3HUI<i6f_xR",
-    "0tbzrI1Z^bWCE@+4*^ej6Du@e!t)Lf2fLwBJ1sXffB=[Vl;fX(jGk@;gZ2druGd^+.iTAC!NdX&0k7%<4x6xF1fJI;051f@0S:D22m.=b2,wX52GVl@w228TD:J=92=2Gx+W@>RC._:x0uL-#p9(uQ",
-    "Uo;/@V+gnZ0Sn*U1Pr6GU/IM=yL^G<,K>xw@T,9gu-,Wo1$P,b.pdWq;YRUD.pT%80RWY12[-9nngR:vomm6mxC-x9&.X_kDgjghnN$v#7Xs$R8XPo.q#OgkVh-an2(9874$ox,!z&J_#AXM-BM$.!",
-    "Hw<*D0S5P=91/M,0=eE:1j;@h4)bLP)Ak$:0p)fECJfq^BOePeqr;FmHRPHY1c[[z2JQnZH#(Qy0TnFT0]ugnP!<IS0sw*v4[;+386N-MG#oMj0u^<@4-hmz4=y)p4-,$*0^bcA7Yeq=0S1P<2MfZe",
-    "0SnHXPYS^>0S%*^0uI2W91N<P)&UO%.Ajj@9xT1X0S;>1A7C)UoE$#>F)%ZW$N:lRqE8PE=wSy,v-*zI90&f(0Rv$kK&Faf4#S8V5jI,]*AEIW4+4kY3KBCi4u-PG4wMxSFQv-u7df2/EHN;X[0Ruk",
-    "R1Y77xQGD,SQ.0VTM-)=9]t*yoE#q)IRFln0uM6O%R&ab0S]JDoE#qoIRFtk03YT9IRFI7:qHL+=8E/MHLl:r0WT0aF#MGPIxR6Y!v>_RP#!k7.P!&>oe3H-@4b[EHUJNA>0bhCA2B!i6ECa*Gd21X",
-    "9XROl0uF_J2J@P61vWpO128Nw$KYZJkt!25(2x/i[VWKThzS<o>#OxIhh+@=:<<^Rhyf1:/$K*@IQBIMu,6nHJv8.-A0IXMH6ObHF#rwT[yh$eq9X(Rj[=cN0TTzm3miDR;,K_&8y=HW01pC=)n*2g",
-    "3.qBe-.gSC0LmK*!>*TGQ@YJn2fE,(2Z%2Pt=yAZs<]Xh548i=wNVE5&S3#z35(7F1(hrh0M>ap09=:vmxuuhF#vWBtnXb9S-!kFHZ#:NA0#r!8w%h(4(9.1[Obn-:d,;E2ZW+eFLpOL$Qv(mGBf^$",
-    "1U4[+2>ZE(01eYR57Yzoml+1[gHsO($QuiZjwS&sF9kF;jR6Oq=-Q7]9]JU#1qABn6#$Y04-ateV,FLj(mF2*G&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8;+q=rHZcGTwe5BnG>1)11enkP43VB.",
-    "4et#E+vr#i1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF0V5xFH1Q2Dax*XhF9I](00yhzV,Ms5<eKytmTeCR<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6nTRt5q>@dgiM]5]c@pGoI;Fx^75$x2",
-    "4#vP_02c,5h,eDSB<ZC@&@.+[jA9DtDlIlL01sra&/nsbGT^ZStpPOXDjyRw02;x:y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[n7CF6/>&:E$sP[_[Owl.%D5Q^>XiH:Dla^VF#s:=0WvWF4%*IA4+O$k",
-    "F9k3)mslh-H^>%.sH58f3FWC14+7eoVhR@p)rANPou=>i05&<6O%ylt!2u4dnQsq1g5nzwBBI)j0S@_][yhrLr(zEyyaW#-#p(>SkOMCVH8JN=C=tFxE*^Lr00N-/4+GE.2lFQj&-KtU3NiYU3l9LK",
-    "hXM%YOB=%4QUbOS488AO46g734wuUs4d0MqA6>@R&t;JG12AJ<Z_$)+Gd5v0W-Dvr*#QqRQ3a%O4/7m/MzXO14-zO857hyyu:lV*s[#+L2FlOb0S;gy4,JLhT<Niz4:6]-4@lP*T<N3f2<f2Iu:lVo",
-    "Uk^C!%Fo#W4eALG3d+yf0S>rk28]65JyIVjG2aajcfRcg4.<()4/IA=W)52qHp.W00S-Ra[RGO,*#Qlq1rL/7%Fo#W4!H-q3aRj24/YO#Ft@#A5][8<4:D69DKY:LcdgwO4/T6-4;2w#4-bmN0S>Hp",
-    "4-kXH0S>Bo56T3^&)ESD;gS6$2g/Xc0S(%l0Ro,_4+N_wX9gew@3Vmx[qvjw9yZ4<4*[pEngI=l(U^1YgaHo^xTS6nOvle:4&dAs4!RLLH7r^a0S=j<%Yp#[)<%.3oveZZ4+-CdUJnt#pb8HShR;kL",
-    "4,u%nQVfCH6%MJb3J(axO$qYQW(%hp0<$Dm4,:RS2CbSA4yOVQrp[pkr2@J#p9%)7l4/;(+AIU1*bfN8ssRr^,GBxUN_8V>4<bHX4:>jQ1PP:41+%Mb2mSpE1[x13qOJiS3N=_B0SJcri_$PwwQCHa",
-    "uoe&O0ivz^1lZgc00s[Ou8BDdkAoEo*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhjr(g4R,egJA5l2V2<gH9-8O.j,UtfeUmp,OgRub*1k+p^a5Kq]4i8a)(q0FtR^UP^0^nIj",
-    ".rNPW%jFdh1K,ya4,Dx46b#Fj5d*>$3WX5=-Y0:DA8$B:5g*Y3F#rbZq$m!A5g#Wr01pJnhZPCS*b<h:4hGo79S(*OAMF7&01z^A2j0-d4,D3c6&g9%0s>kc4,thCAD00$03I=[1zisig%KVx@EvtU",
-    "4:E/k8!@YGG0K>_2#SsvA8.9B@Gf%.Au<!a9uFSl4KH:zHslQ,1u>5+28.yL*4kqaUe3W51f6FD,I!8-5He(DGiEhr)y[bjEL9H8V,GA[4<S[r4.CyG57hzHV,GX00uRLn;#+1*7ujPELBR>T4BcZ7",
-    "F-WjUy9*Cv.zo*ctqBht:0/KeV,Lj%&cPNB1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.phz(c<G+-1rPlPkH:ir8<&h*36W$EFHa9O*b)yBnPd+(S061h01tPeWDhR9",
-    "0S@X06Au@vWDg,.4-igw4.TR/$pp=977qjR1P^ZNwPXXL2oD0eWD6t(y.@sakx_y5;4NNhGBAq_4YS)93#ywM4,cudhyfWiqyY_L[o<BO05vSp0S=bJg02Ayg*p!jpRr[Eiw6zU5dzfEW(sr,!ekEx",
-    "zqpD49x;y[-qwy:W(cd:7atTe:CP7fpuiIk5Y4[:1Mb8G9]$$Cv-z+n!In@E3+&Jr4*_Ot3k5n40OElu1Hg+a4mJeBz6/O(3%@d84UA;DuOA*Qjc5wMv4-T+#*6]Eg^np/u95<_2GGI@0fZ9>$4;Io",
-    "/8up844so40!0e:p%)CU-R*t00(B2PkFs$OQ]7<IA4)Qk5)UfETn]Z:<KO&^lH,U04=@g+4;ED,R15Nx9smUj$&L_W;AcHs12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@28-M(4C6ot",
-    "%193e+=BR3zf1(:/XwtX!R:Gl2dnF14a;R94+pEXhyfo3H2<9R6Av!Vgi#2tqY)1Y+tdLsCNnb4gi#BFO$5yDEguFfh1en/6*1V.0S/G;4;4J+Q6F+J03QP^00xBD91r9J)d:d5-tUPd)By:OVGiN>",
-    "0S;2r!_q1&nFI$p4dT*%7cAG40uMd::[Jg<%3&[,0W_qs6Az&Qi*g=90XW>Q4,tdS0Ra-N/cphF$#onwFb.QY0uOM+oVEcUQ8B-ydkC>cgaHpA(gP1L:t@4/#2Fqk02wy-hyflp01Ca*9Snl9Hx9(x",
-    "P!5f)XbR:K2,O,71/Jc33DX)0q;[BFXZmOpW&nRMVP-@9WHK,S4pk30@e+Va4@%vk4vPT_i30j)4zB>a#Raq3Zx31eXb#l]4,EQf4:3[;HoFTCWBO.hBdrM!KKf@5V,L&-@e+O82<fgyXbw&f1o_(X",
-    "K_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.plMTbq=Y)1rPlP=OAKB8<&h*3HoRcFHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X06AwE2XbxWwJNjr2U/Pp)@e+OC1P>1+@e+[zW&jsv051]aFpP&%",
-    "FAp=_jS)UFGBwZW0uKSL[_R9@GXH2F3uXX605mZy)&UO&mA+[RiaHMpo].L<)y<wO1**Dd2y>n=]7afsIo+8N4*+Har^qR81MQ1c3Ayrb4,/;p4+MnbnE;+R;r1L#HZ%YZmnaUoXa/FH5d_QR9u9*c",
-    "4!r:mx<Zp#<7[$02%1+1=8O42[,gy5t:7FAzF03SG%/6q0v$8^7dZe9&-A7px];ML*ftLp+0bSmCpo[+n*k34!JGyQ&a.ci2KIs*0tXK0ubBY>x#t282+pG#Ej2s)%LWKq49mk94&;$WZEwt*R0x^+",
-    "4F/,ga068fZ6i4:nz-lI1g*K30R%S-Xc9RY4+P]22P>Eqp#/@7v<8z/.6RE$fdmDV0t42%1@7S-LI#lQ0u9Zn4G%4@1q@[wfB=@v%:xeC*ai#2@5F%YpbHNQvIP$+%g_zv4(!cQ1k$Ds0(BfYjK_BD",
-    "vz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1=wes0S6BQ;57SAIei9%xeE:Fs_Qg;<8wem$KQ(q3zpLX2k+nl4-/Sm4+gt^9S-QW-vEd_rU<SnGQ5#g38!HNjFoO3IF]zijQtD)kAn-wIA-$B&GrH%HaTbx",
-    "s;,Y(k=%:usbvU*UJLhg0OLCcy6*xHaFwG#4.PN(d:/>UkR1-zkEwDCvC[$%7qR)P0R*1_0tXKOuE@4p@.fmP3DM7D3dlkwG&7s80z)/2Lo^Sa7Yo.n0tN4uHUi()4Gxm%0]6x#Hr<mYWelw2iU9&H",
-    "2c7E:1^8T(EG5h55ewJ>57GjJ,2xv@FrBgj39(/nGyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9B[4Ml0v9&K0v.Rb1(3&g0U,^0.lh1xCpF&!4#ol^GdQoX0t2;;1rG>/>W_aUGynpV3._Jl",
-    "3.Zy>84j^!4+Qv^bs0CsUkdCE9]tqG@fwgK)D8vvsBRuP)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj00pt#TLR$%4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk;7j*Fq=c>cMjr$),3:1XGcy1Rww5ac",
-    "kp:Rk4FI.f2lDd=AK(Hx,3/eX12zB[FyX<r9^hI$4Ic$C01>]&9W]MX0^li9t@Q94f+GpZ4G$yT[2LCHdJf/z4_qr#g##%xU-NVw4+i6/m-n(q01z])4x)ww0wE6s)1;[-ULH7ym-(mY(s_aA)uJCE",
-    "Gb]$y54;y0A1,D93aY7-0ScDe6(1fn=O[r!sopyeB:RQ_4dtFx4*-9mS>Q)VZ4U&HhXVm24.,MI0S@RSjZz/21u_6;0]%Jj7zl#CL-*VwIr6<X0T15,:lhzVH0l<&7zd#19^gCd5DtvOivb<BHUJ+$",
-    "IRGCCHvlh1H8OG=1vmg7LNx#n3YPE!A3!(&9].!63x(c!1J1N]1auAC/pPz1+@MKFA)l[QF9]X*01E!]5CNh,4+gvc9^fknmK*=h4=h>:2%d%%35<Rz4/l:AR1YVPp-8]YIM)*djIIR>1J<G)ArExd",
-    "6CZFm01ptDyo&)3.O9_60S5knRu2i+6CF7K0>6^EIq5nE!A1+TMGptz.WUUx5)GFK3xbyu9]bXmx3K[QA@9imI1dNQ/L8/HH/9ET!Msxi*(DCunH:zZE,W^X00q0mDh_jy/n)QC0<F.o1=xXY4*scB",
-    "9&Wyt4G#;Bxd9BaNd^$HTLh-/4LJncsZtBZ6bR]-7Y6svdJdH41q1O+4+EHo6B[.=Srj:_1Ol1;4;NK[4.MyO4.fMT5+8-EHqtaN6*V@^G!BgDY6ilB0t(&IfdLK7(HIXDr$Yw$+d2%XLkpgb8XpF2",
-    "%8v=U)dmZNpA]MWG%V<V916BbAJPIdoi#6BGBvau88n2D4jDCo[t>PnI<1LoLpAOQA5$_[4.7WLLkfb/tN[,nfe8-S>Um#5=a2kEwAEA;GXNSnx(6QyHJC#jGXM+t#2yW]/vp5fH=UAu1UWXu4g-!h",
-    "9]tqU4jVK81n;6GobC^H1u(/85-6cDHvkK#;1ljbm*<oqtdSQFaIC]j0WTmpFvJcYh5.ML9]])71k%;g0tN^+h!rX[GUCV]FAOp:f*uHguN4GS6D!NIAPa([0uR#y%;%%3IRGazF#rhYfOHQ6;wDu:",
-    ";$_h-aFgw!0UseZu*ne*AkOezA8t9#4Hz:39WnqIGQ]rnIW_k04!(8>mWLM)0;)oA9^70kZ5eHyy9o_+t=NWRGyo3-x:5tXeGd%Nu:mh#G&TSOn4BbGUuAM_Z*t-]3U3WCW<RuqHNo[44/GX(lBNL.",
-    "D>Rd])Abh*Ifeob,ER*gVh=(k/D@sU8uSSd3G;+A4/qjxrVS54Rv#/e[0$Fyj@kN1HRu8!U0)v]Er][f8KCwT4.TO..OJ/(5f2,s1rLP;;!gfSuLutWi],r<Bmt5N4-t[!U:=<S<vk2^H8;od&-cI+",
-    "IF=nC4,3YU0Sc)B1Ma_Q6Eohw3kv>8ZVuA[4yNK40[8>C/U=WRFxZ4<0@vtB1d_k-;cZVu:E8kY91jJLs09wL0S:a6a]@goVGFnc4-r7!8xFPk1qazQ1f-SP4uM1fH3jIvL/4W%3l50IKnCs10S=P1",
-    "$!rQG2G7I,2fxk%4+yxtMG4=/3x@7t@o-ne2.*E:4+HwP0S=M<&KCol-6n(y>z<2bmhNW@90-(vQV$B.lmQLwnI9xJH/YA4F*VftRs[0+3/6zZ5i@O6ZyyLVndKJ%/pYEhk7=h.9SUU.G#d&[88QG0",
-    "90A-V1J#!t4*Qf_1&pFmDl9P:1+nNVF9R$wlJN@$fR+=x3!lCV36]9z3i;Se2[$$8mRkj(4,5OS2Md_$0SK]HuK=DHfmsC5mQW7[fD#@GIQL5r1Hh>o9_d:NmUB2QF*&RU4+Zh%QU.][1q%C!6b#+7",
-    "oB.155-y/7F#rz(sNfI@rWXkCyb%tP)=7%vlRyswo!S/.1-f:E88ZM4-[gba0uIWig#ifP/N1mSjs*#l#Ssq$:xfbgkdX^s;ne$X0mcIuFf$Jh[LBv+HP@wO3BmLc1j3OG1Mt_*3dcte292:s0ik6M",
-    "vl9.Lsk[*nA%eFX4.O[s2QNxEGSnImDuIY04+pBe5f1_h!_qWi-kFq9!>6QM0f)Z.36;]-2dAkT3b2p>4+O07qX7/o$_gt@[b&x&76b0bMFl4h1K9Zy2JN0u6K1>@4.D2TEHN;75(Ji#0S@T*v]$e+",
-    "sjDF$(g8EB1up]JG0Ni)4+pRXJTfyY,=(Ek@[>mk(Xt_C519o7$2uA]eI7Lc3fQ]v1^YB*odq8*GXNVm00q2_1RroRodqA$0W.&_0yh930XYB(@o-qWD,N9n0@uY,9^hR41qJr9TnzH,4i5-Q1p$5r",
-    "Dh_#q1s=Rm01c$rBLI*W0;e3H4[)CaAJPFe04>2!,_%H$HsS*h1j&eL4+y&j1EbtM1^p>$4&=<x:AfuzIm=_a5iFc.9^zkC3KcNj).>DU0UkF13(4hd1^hH*o&g=&HQNOZoVG+0EV_:Za5UQmAJYLg",
-    "03QH3024C+9]1K0F9.U+00Z$M1^qN,y#xu[1p&%v1/H.aFAy-;+XVq85kM_rp8+2TGus6Vo&g=PGXNhgHroXqGuzM(6D*n]A8.9:1s_D<HvlgHGc=DcFaRF[HUJ+8Hvkehoy8vpEDr[_1Pa:)894mN",
-    "BOeko+XWLd02(#@9]$/B3!VWV1vvm8EjQZ*9yIQ(5Ch<@A8.C;1s_D<H_/m*F#sbtHvk>3H;[*02I(6Hg0pG[EDr[_1Pj[*0:Gj.1GWnv5-Xt:zL7y1F@oes35y&Ho&gUAuM!>FINJpcj,w6^ESM1/",
-    "a5vipAJYLj03J60BR4bv4+FLX4+*Cn5-:aIEe0$E<Q(!x&)-tjhNBWVGB7vS1O,>R*JTV!4vqm20>Bcf2QvqNE(W0E2L/Ai91j4U-]B!xy*:[G>/IpD05t#;Gyp#fH988V!X66wY75%mVGjndoKi0Y",
-    "H!-aB9^GB<E,p1RkpTzUN)HUQvL7E1GP/^w1H8Ty27M0zk/73m(BWJQ;C<>2,.cc$szVPr+]&#L*Dwz!P7c<v7c_GHIE:a05jFr12h#Qs4+Mbr5H2.>004z@1t1Ru:bFb^0#FYY[>$<O:aG>L1lH6H",
-    "F90wzP6*vJ4*Irl4]S!Zi2*N4GBm3T4<0^A5HE<WEG4R/i2*N4GB(r#4<1%C2QP_OEG4g>i2*O30Wvt%0sz@=4]KGni2*N4GC95i4<33U4+OpfFKsn7zXC6t0W&cD1O:O&3Ju@Wc<KEW,47q10W#DA",
-    "5i.Y^0PBMuA9gU,0w13NGyoDc,4Y)=F=-ov4.Nt,ACdtz01pcE7B2)gG1SHp9^PCa)C:.b;S=m#($anp2*K10954V65$%R:F9.L+054TAGynwM0Ur@E*#Qp@;S=mzQV$Hl0S@3ohHwYA[$vjbpaUE;",
-    "01oYja1NjY9].,99^G4C4:]3Ia00Eqa1RpM0S=<IhHxJbExf:V4:awDa0l1;#sLoqpaTyLlavu30XCom9].<B9^qYI9]1T3F90]&00@##5DwtA6#^Nwa1RpM0RyK05C&Nf2A_5E5u5uE4v.L;1/ogf",
-    "7%_6[paTyl>@Gl<I5krZ*tHc8G5EZ27C6IY3gy!t4&tK=1muVZ2.%i35P*;B4+5ZtTm[hhAP*0mDGrqZ4rCuAIg]kga0,:zIRng@DGvp+!yEvDRt%Ke90k)y1;%x44ExYd9]tm-)YJhE!=Bl5H85c#",
-    "EG3(q8ys,,vjY;^xs6Ca1_<Y<*3/vhq:_u_kMBwc*S1-+y9EQe<D_QEVh-bZ0s@F$0*WXSGM6M9HDm$Inn;m/4uahU1([.H3tS:JIRFm(f))e4fe[Xg%;__<GB&jX1Eu8!9yaTp91T($bH/]c0aG6Y",
-    "F]Vux5I9!=+o:iF;bas*[sIT/x*jexHzEqT(.dJTG(.HrH!wvUGS12m9[<I)tq%Yd12F:4yATHD0Sn2kOarZ=BOe7h:-*3mH94<KIvh6oxI+xHu=J14/Tr[[j$sc3p9CKRGI$;MId%/dcm_^2zyTXG",
-    "u:^)2iwy(UXbz/$1BR6$4#<!v]2Pi_zQH91&X55GnU5(8)Wih<&)yOPyDkE.G!F_6zeNs=2M+=N5-p)1nzS1hG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ=Xn%OH2;sN2L@7B9_U^=0wOIn",
-    ",VPo#<(Bd*;I#KJ(hUzHS@Prh%;^K#/]BXYm.$fO2LzYz1rGs=.QxlA4+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z",
-    "%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4Wx<8x^GE8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,466JY1C5Rm4xH)>J_A-fkp%.Pi4@6)$Oj8k4+OgrF90wz",
-    "00sK>RTenO2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1iX>$0zC/!qXG,O5d@0$9v/lY$>FhoH2<B-2OrY@GrSQ8<$kt33bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<Re",
-    "GB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2E)b=2dDubAUcQw3^Xf1-!6ss(i-yTS@Pxc5e<z8Armvhs0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.",
-    "8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=004o!P!7!p0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZQF>*95R6g4-H//JTW-m046Xw00,p^4.*hA1oML+1kv[a2.@(fAUQgR0t[mX)6,1_j;EhnAX*Os",
-    "zY!ZT00ifVHy-EzzY#t$IXD0eQx5_o2QLCRIRFEm;pg+>2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#04>8&000#NF$2iW8wchA3(N,tgrFV]2InX*4:2*n5iiyOF*yJcG5@&_$]Vyr:/q9RzYzfX",
-    "-XMyGzY#A5H8%hkGXNheH_.b&4EG@!F!6[S3(*D,7QYby@C];72>FG603RhW002)1+K3$(H.Jc0AT&CN0t[mU$cYCH;ez=0AX*OtzY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@bTpdJSE2<eF(",
-    "2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$Q25e4GN93KTa;kqnHGC4WF5d*)O9uEYL3Lhab&j&9CHZcGPjSdei$SMv]42SF+6g18U966Sja1R%_5ga(UG&V6gH2;;X5f3BG2LZKK1/olo",
-    "4Vb[N0S>RA0t[jVw3QzU/#Lx=AXyIryAc_Q01@3)F9kR:04>K*01HzO1iKM012-7Q5i]f6G5@+*rUw/;$Oj!W00#dN9]$./2PZN!!zvpy030&>0VM_+DhZhtD:5;32LrJ479RyS$OkVDI5)cyKh=-.",
-    "IW+(hGyn*-GzPDn5Dy8qGy.uXLJv2)5ibQcH_.zk052:uFaQow3hW6aH#q.+I62P,4-Z,,EH=Xl2>@r/00,a=4.YRd1B3TZ2kq%@7&njx4,&W$Br7uU>Dl_3*a8$SpW,MF7ux_/)++*56EN%v4)YQY",
-    "ga-24S@je,1;v>M1iA+uIPg0TxCH/)u>>N0yaq1:H#5El1I2.t1ha^L1n(6L*9#jr:W;e_la(9^o(Tl/kpeFcH#gV]4+NkSF9S9:00XST8wS@59]SY&KL*$f9]JT17BK)0L-^h]2huJZG5[Ph00AWj",
-    "(k/]lkP!^^@veaQ:WgF>7%krNbSo.^01BXh2;<Hj0uKV^eGAU^5DMv<0v#_2=rZm,>yhyf(hLt>gqi_%1v32m1O:3yG7shh*[U7^jOEe+4u$_)qy!%pFxQd,4+Vh*1E_rTHF=uwKLo;h6%Qr([[av4",
-    "0=Olj2BzuK0Ua/R1,;TM6nP&8GROo2sihqa$OI1z<]h416;hK[$OIoiG5[Dd01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1f94a4R,]U0^mC*1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhzGXNMf01k2/",
-    "Ksf*p3&-d7Kr^IP3CIKva]>4:1lf^i9]bmd9_C*s1Rn,801,F.46mg<1oRsLA@d9Y1Rn<A01q.P(;1S!2*;BuavwlB01peu1TR1^F:;.K$OH)2u<DHDQy&sEWCs7_KL**483;@[1+_Zv1S^5(Q2=yj",
-    "3bz3R;3NV>Pztt]TntVHhItE21Em%YOdlRO00gG0DGp699yT!m1mN8i3[3@$(jzYlH#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R!&mIu8I$A0Ie_10MxB052amFijXZhyxDLEdZS<",
-    "4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuuA304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0RxWp7!LqUA0IXV1cIFc4ox2)H_/38Hi!cQ",
-    "VlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R)J<Z4OKyA2k3IHi!cbO&/dO03Qc6hyxNZ01@L/2Iz4FqUjb6pt^PETOS2Cp<.>2t]tNdE)NUu*-Wpy>6rj-zXTmLso<3:2F/p^4.V$V",
-    "0t3-y5Dy[0sXq<29xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR6gB>@(E](i;K&R;ILhg:0S=]3vJV;E<%9!9qN7[_/#&^[5[^ma0BR2ci:40(.fmQ>2D1bL%H[$N*Mlw^2s1Pf0qCQ2",
-    "2gkg295>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP9X0;5ufBc[0,<kU4+&2%1vD>d!&M62#XkqvbPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYmtUHzGAQ7XySF",
-    "9_;HP0^lkXqjUnR3;CmkO&:Wl03SFw053T)G5[YDHUJ0ozyl8nP9Fw1+65mUI7^ZnGyoqrH_/p.IWhnb0<[=b0r>zcAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6Gyoqs",
-    "H_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+H!<8RID!T*C=9kt4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]d",
-    "O%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOTf(9QsH_/p:I5bTUIf4csIXM6i3W=:MvXTM:koyw:%q9-Bj:Z8G2&0TZ0K0%b4*o6/5ZwA636+-54*V@31Tr2SH_.R#",
-    "E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)NSI5-gz@@z[YO:GW3$tppDX/-j_^Di0mlhXM]Zl_x@%-@.pLFy84I9]19s/&%7l2QfH4(XLl70WvVJ0a8UXb9HUs/L,)WI^tVLpJWkRo^P3LJ]6@%01poT",
-    "/O6&+eGdrR0uKYWfd&q&fd_tx!w;GGiVqJ7U.]hThyen*[^m4ds:/ceyUGy=u%[axH@2-F1iS+Rv4a5/WE/<34xIG[3yA:&a]0C$rI@W.6$Q,cSOFCbjNcRr6%jH38ZrP8GXM>*il>%0H@6o**56hR",
-    ":-eRv-u^3SGAr.)9soHE#gGRC@JiG2mXjw5#N!4DgTQ4DtEg^dg3b*K+zKBaXr!lj3l]:+GnJMD4+zh:5DVA:3Hk#LA=:IqssjoY5i$T8G5@<X01Nm72J6L%0S=ShmuwEH1^,r))wl,.(t:phjROVK",
-    "ng.8NnQRM:0]Po7Hd7xxHIf4f/$[/6wd4yA3$TYs4*^QB7z4P^CJzdw4,W:Iz6u=Tx!yuAGBP-D2La=@4-,oNAO>3PMg-1Y0sy!K10NG).ohEJ2komN0,v9C4mmFnD/]19BQ=jp5i&3U2Kqq-=7C#k",
-    "HC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y6l)EEzIC9]]/90NKJX3>uw%03Ql701nU4fdLAU:S>dq2L!eV0@i]503HE[1RFCQ7&HJIH2<ek02;-]7&rhPIq3rkvjH0]@lBKThm,*ghniLci_]mw",
-    "@yd4x0f7+.HUS$CMA3tEF9$L-01plD$>fgy-VcB$%K@(*2nqNI1Jwu*3Hk=VH_.2+j&&I<rw9)SfCC[nE4qU%9[<P+1]JbLrUx$-G&h+D4m%$vHUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3JysK.joWT",
-    "M/dor01Vun3m*zIM,nms9Wnp@,vkKD&1;;^M*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-shEw;FRy+5g]4:;FSn+9T+kIDmO6z7Bm13[s.X19S-KF=BW1c0UkENtRe/3v#]jUJ>pw9AOVn[Ob,Eo",
-    "1]J4E00/uD7Bheb4m%$vHUJ+RG/K&aIrN+(5-pGv95CbqC=anEy8[mirUVf*LM$-h03Q^J01@3)95MhO7BK(.gaRBe;*%UvI5]QhI5+;tGyobm01oK]5,r-e8#m>#2OAqT.pl:D4C4g[8xI2WjRy&:",
-    "0Uk2p1q7LiY7RUIv5Qs<BHINYA_:4@A0RX_4-jh<38_)70S(3l9_L+O0JZHq4g3Qi7BfCQGAlCt1RoYL03I,[wP7C;H<XE7H:dJY3>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tW",
-    "Hvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]AO,<nZzE=d/7pKoB$l1eZ7q,690m;L,d/KoBzk0*W[exsL;[+ouK(2]y7t03QN2-qGGs.6sV%1ras:1R=yu(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsU",
-    "HUQio1FF_@3Z$h53hsa*9x$>r0S=*]ydp0UGBDT3WDT$N1q/UzArI_Zg!)tixQ>u2aSuGJoF5L$rVS4UtfB,D4#J!t2uBU[W(4Fa0ZI/6<]gn-<G%cFj[P7X95Da=1qhWb4-[;BA>R%@I1dN3q68lm",
-    "G5@+-mI4pH0n)r8F9I.*00z-xA@j#Pj0y=r,)j#C>naRNlraOheGc*16b^p3I^WQK0@a5/4(SLJHl&9<0M+Rn0.[tj9]h,v5dtF&K;uh891jR02DIID9cH^ZCqE52G%V=o4++x&3d-Wo1/9f(G1r0$",
-    "9]AQXF)/nZ)&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST00[P5s1SSfB2<*B+gFz1h(7Xl;#L/Ar4ulK_(Qp6,4+FzH4+8x)1kjEG4vY&2.AHkzjtd2eIR&@sgaIx!T=]Me7X$WN2p9zLIS&Ps1q99n",
-    "9]JO12bcv93wZ$^4.3F4I1dVg0SEa74,A6/FCa89fdT.I4,AF=2igV;3xfdxBM%=h0SC1Q44^vl88<8,7c:9]**OA7EjL[r2m0qn4AC4MGnYyZ+y;,e0^I5%2o9=*1[N<%1P&w.FeU.p2n:Vw2oDN=",
-    "0Ryrx2)+m^3NSK:0Twf*1P+M,1jCnQ0VE9E9^f>T0STcAFA6X.i2(!90^dnz,qQ-aF(nP&<COeNivbchIt0Nm4+<I@5-/;t4+10wtAHC3G$jq*zZDM-ivcJxFzX5*2[FPJ1;-B_1Bsty1<W114u-.p",
-    "0rnCf7Btoh9]tkj3J8YY!T^Ekxd#V]uqF-40zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nU.Za1R8=1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0",
-    "C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3gw.j3D.<w1fGmg9_CnHg#iP>uLlnTF9GlBXAcmbQ3bR=4$<l)z2qkd.;I6v*OCbj4Dp+O",
-    "0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top3Nqd*<dGF.>r1@h*W6*Ky,86PAwT:.t54P6EBy#)eYA0#vY0muanT;4!c1mp034+Z.$1POxkRSu-L4,2gy38Uo#12+TZLJtVYQ3dq3",
-    "1P/#[+aeDljsXFm1P/+50S=U:VGk&D0k#AWAaoxnH_.071P:r]A_7-@4,2.q3Cx5D2AW]",
+    "4+5(u374;^4<IrMPhekZZggdGz2F5/VPj)-a;jP30Xc7X3XW]L1ttaWY!4AF2e*p:9]AkZTdxCjWpH0=b!^p0a;!K_3;&a8:GJ__G^;Y1Guwea1]$KWa_x!hv1]>p%(QU.Rsx9R1q,PGibXbJWoB/3",
+    "Wr]!oF*7VE4*@:02F;8o3x^)*9]bV8tSui1G5[Y5E7psI0S=hbhAjcF1rH5_[[[@D/mQT4jRFL+2M&[N1fg:e283J:2eQ/#4!f!b156JH-LuSI15OVJ:h%HziNquhi_.GVc<[Hn4+=GU4#fcu$:akF",
+    "i^eW)AL9Za2sQEp4,1<xX#:DD4+p]I3y[GD4+m%pW)70T1rI5x=E;j[!hppA9]$s<uT:8S:H2_J9Wzn[gSAc%B8P!34+om%!2t&2;/^wzkKa24#[vMF2;HB10c0!liU.!1w2LhS*a,!XU-&h#IttSQ",
+    "4*,j+6b^mN1P+)11K]Dy0-U%Qa[v;p$b^35A>;):4+Opf0w!lLWHUxaFaZPMT;0t_[00vIBmzAeGt!=]3gMwT1*ymy4(Xf$2&LjS2+_yq.-6h[1-:+F9].[Y4+Pqif&m4jlL!wB<775V4v&Kh0-ZTo",
+    "4,3a+4+pT@Ne![lmH@Kh</Fg6pR))Ud$.k&(i8=W4H0>_0q2GRA_b#L0]48zPX_;#4+QSd2MyTc1q.9_4*dcT0.pgc1ifbtmIVWZ3l9=%0U-]gy#W9(9(_To1OdjG5)d]nmkkQb,XaFh%VG^#@J([/",
+    "pY1RSh!6pq9Sgy:2ndypJOEP,-%g&0EF^QMj4%*0;3f.>,H8wYqR1CMI50SvS>S:=1P(3&z>]ehq6ZK%01qm^z5*L&03Q!#,>u4LW&j*!*Q5du3$q_)1n;9O3ygRM<&OF$SPucbdjyiWN)H*PzfT>&",
+    "Gv<:*F*E1[3Fh4q4au4T4+_KN.pcp022cea0TBqa,#!Vt4,Xxy5f2sKf,eZ$1R=at02Vg*VFdRJ5-Oo2Hq-9kMF0,Z+X<Hl.U]RZ&I^VWnbQ=y,,jpz+iDL0!rUMO<[tP+<!$_$+6NA_Y5@3Pk/!H(",
+    ";Y&tB:yQQs@T@>5EW_0Cy5]B8v7j#r*Z_nSmZt&-&@u5df,;o8dH_P<00ahs4++bjR15C[5-PzW3DfQ=2&D#UFl0tXMmU<U1^>1NYzBN0HvkeiX%7=w3;eZ$xCI[qH]<J42bBX2<),_[00.%py#WIG",
+    "odgdB.f%yq+3*1gh7lkwGUE=$HvkNl0t3SW9]Jf53fc+,[[-=OZ_*TX4,Rl23OR2N4xR@XF#swpIOYNb>v&&B=p*w/uNoUPi31KIFAgy@hT[qk4XET&4Zp)l1(XXFX3@A,fddYP6bqRL7dNi_1A+(+",
+    ":KGp$c!CHHhrlE&Gcke)4+MZ52DPyc3qb*/:nH&CuoVQ&j#dcB2nO*46;<E$1P/]#2rmjVI*]kbV-C<!1T8W(@33,N2$KX1@UV7%f&:he1P.F14+!3@9SrIS2(1SW$<wh_jsp&_rzZ)I;n(.Q2&0aE",
+    "1uYJw1P-Xk0oxM^+64#2g+&gCBLkA[tN[//+u9<>0yd7ZbPoWsrvVQR!KwiY:8t<7GNS]*F^9@x9]]+&4+Ezy2-&w6A@6KM0GJOOFaZtX3JxO/1+EecI^XDK4*]6t5,p>)1/>n81;vm_uLKFa,wXpB",
+    "6D$7/1Tza!9]1Ho0%k7.G&@N52M+PhPY#>T5-Bi14yD/z4-QHV2L!$e4,E6T3/amG9S-VEph*uVk^MBOkt@0$mjMlwp9Bui&Ib*uD=4*pI6mSR0p6uO4,BvY9$hyt4J$D/FBCCd-ukbCHhrcA9^az#",
+    "3k]_-4x>-V4)vE%1E0SG4+ZDVPXU1,3*-LBybd@uGc=DY6[,=wef]y)E6)K2&&)_,tR4f6AUHKFEv:K+3x.Ta0TnjT9tq6$5(oJ1t=pM,)(aOi-0grO[SpW64hz8w5HiCG29&F:0Urc;kHi50K>D]R",
+    "-L#Ni1MJfU4,StL4VwZF6t5fyF%Gzx0Rg&]F#x6Y7!LXy6fJ,m3CIElI0/*BAq&tK5-E@,00.7R3ju5g>!u5JBn=eN!T^473j)K;4+RwvGXMsnoel*U1Mn6I1@i1&A^cTk4I_#bLIG;8>bvq;5-gAu",
+    "0p^.iLI4QO1>R[Y2<a0]3(ElqBpWM=2L_Gn>8JA:75e_1L<,7*L=3onK^0h@H9<@(0V3<^Fh(=,MmIz.LqSGGGJ=pKumS-Y4D/EaGe+%3GeR-jK[qutI5.HwMgRjq2ebkfG)4xE7XaG9B(DlXL@5@4",
+    "K^ADEHAVvE0v@c3M(+wULpL!)H!;LiK[YoxLI4pr03QK306[h_G&uub3Nk@DF)&6GIhrjG0Y<b@IRP&VL@IDP6EVyi0-tRZ2S=5%9s@#U20s@!fdm1F1@Rk4bQn1G1OvSR0@Wu)@UDa(bsjN/1>(U=",
+    "(Jm,LH315Z0v@Z3A@7Y$4,tw66EbiC2LiA<4U7g3%<hv:DE]NgLPIn*K[P@@Ffc+nMK;kK5jJZJtN[qU1Rnu5HWxFk2M)IaE-2c/0]4@L3j6=KQwWv@9^Y9I9[=.spc=kVF)=eJ4WkSKkpl:%3/ah5",
+    "1ralq0s;])1lTYR-[y[lq5/z;0v@%B02DXZ0s.<#1SSLb1rso@A@b*688xi]9]SkU0]bKw3a0<WHl>g%G!iuc0/EPY1tk+Ug$M$G0S=mH9]tyw1>B@!G@Iy0(*+L,xCIUyA_ZKr3sVv>9TGSI9]$*#",
+    "0S=LI1m*z>8xu2v0v]px,T<7;BPlB_-KD2lo]yp@HX9DKvJWsaH!>[_0u1XS2I;X&1_Pr)9x5;;zyS-84i3x/,v:oDGDS2pMny(JGdV<&4h9SwHlGC>3OJe)2]o&&0T(kN8#%QB0_QYk$qtZ1H$g%^",
+    "IYl!.[LCT@0h.s9;kfVw2Mh887&Gk(3,SX9JP!%,0^mDY2;A:X,zg5>ya5E>I^Y@*CjhsC3ILp@5)T5Rj41)b&;P)LHZ.+.1>]-f4,kPX9]]-]GZ[FbGYz!_7%^b!3#Skbv.VK*1>Q;e4+gRd0%H!#",
+    "2O/#w&jchnFdYu;1p<s91Bp<#;LPxQ4E7<d[TvxH&oB/Hm;SVaF*Tim9d0s0I5I[:@2+%a5-tlDy9*BvlpPW[hyw/39SwRKL!1Ex.5Le6/;5PlLI52xf&vjRN)HqL1]_Et/mrl0,WT5jIWjmwMl(i3",
+    "K[7EjMaCFFH9.s0gUJwYB]^9rLPSQ!7+=y-F+<d0u96S[gP-x%B*qy303^66K@/2nIX6Q%IYmM<F#vEfK@/2vFfp(77e6INHZ[f/U=O-FF*ZZplrB#vLN@H1#uyVZ0T42[qZ1Dm#uyGr6+!(LPYW.I",
+    "K@^<YGXM>)sT&tV#^=+AF,QZS2n=)[4zN2944xVjH:nv8h6xSN87;h3lmQCt9wRa=C/VCvA>GMa9:=98%;t$Mqc[!ZLj-f20s$lgQ3bgV6;+=%8!]9@&kZ:,Gct+g1>X<sPzu$_0^J)o0SV!H1MB7v",
+    "UjjBVGcrQY>yrFHj7uL5FpL@%F]soOq&y!9H<Hgz=o/YIQ2[=*/ja6vfUGV8zX4wYH#9gfFaQdg1s<GH,wYoPEdU3Q1rsvKFaw.#4,oJK88g=63ic<mqVGB!Gp;8n0T/@CL/OU$tpN(f-sFl>/tv;m",
+    "HJ3LAmjMEW2NruAF90<uld2340EX)U9]kmL4#X,3r!5-WvK9=65eBOR2c!@Qu-LmY8akv)9]ASBKo1JdJq)x!4.E2A4+PIx4-/EH6$$nP2el_!@3Dm*uObNIkrfy=yGjnlph*Lv0S[f2x&#8qVgky/",
+    "1>0q/ZxLf+HZf#lk,LEb4:eT.[xlCOT<Odf$vqDqivbVT0nN!h4:GR-50(a%yMX^<8r2354b#az4:3[;HM.KBWZB6*4.fAz4-]deJr5sa53dQDyMX^<8tw<X3F65-4/qjxp$!i_Rv#/e>YDtt:&ZP2",
+    "HRu8!U0)v]E#;jn8S%+I4.BC,.=,X-fdLO0r3DZE2co,y0S>9z2oDPS$vqD*PY*QM5)Tr9$_>M<S05^g01tSE$_>M*ya5kAu<es&jLJO=AYTs^kIFp[A7Br&1gpD&0S>7S1P^TLth.2$1):NK1d88D",
+    "3nT@ZwFVCq[mV)YijhhjIRG9x0312k$6g,*EQbLOmAzX9v:6Wf4,W%C4X3+f4,lH3E(GSq2M-6Vy9W!%]HT0Y8wM2,H(_]YNdQp:mEj2hBM$^XxN,_T0S=$K[c[MMp>l-/7l5fe4cW5=1gk6@2sF!)",
+    "1s<ABgPd=:2CSd_6*T^4DXE;a4,3QhB<YMvp9dcYG^ppC7&QP74d^K;3%&s#12X8I2no;m4UbO>tDOi2fcF9sIV27LoeU2.*0KW+OX#,-4=jFN4;6IXJp^Mx4)uQzasKv=0UuE>kj4WC:&Yn(AdLeL",
+    "JkGTP4w2mh1tK2:E%W.12KS1n0S>2_jR6dl(OwGKXad9&4+FrY1rG&_*#[2.ys@/p1g!fdA1g5bssRR.,f]A4#[:<$m&H2:i7+1wF>otX2F]Sq4;m!(2ng_C4qOhsJqpLwbq=Mmrw9/:O#^R+1O@D5",
+    "2EdmJ4-cLQEDsU;jXMuEnWhB-$I+Gn4+#Iw1Pdh#:/O:eQ4bKDvH/d,6CE+hu@UjF4%,t0[SglY>7M*RLJflh4,ZZ+1^!uI4+Qp!fdLN(FfR/-Ho>wx8Z=%V4%Gw:Q4Z]_1%l)U4.m+-0uLFuqe:2S",
+    "9y6pS1*HZ9/7Bd3wWLlD3$T+195T3E1^qG&.x39=.gEb;<[Ixoval@yvlb5rt+N3cGnS;W0hehCoY+kc>5lP_2/c@S2Z-j(jl2U7B)Fmh4zU6R!kTms4a:>g4*]ae7B$r[7j3ZRbOpy21)UiS!vPNj",
+    "t&Ic-c<C)o2BjtgC/I=fR1XX00]])&4$T1t&cG%Nrwk7dpREKB2Kdto5-y,54,AY23XdiaL7c3w0YG75Y,PFrO#yWd!N$V<-A3<UVRCd]X).qcX.ugduRc*AJs=8FoXZ9fEUfED0ORl#0r.<j5iHcr",
+    "6d=e*>k.Y@GTPe+5iIthW&oU#U;Ddwjk*:9s=c2_!dn3P-_611Eash95HpBNAvrA8%v/vC;%xbTa&K=D009dR4^f3_BTNqWUk=W2A15&Y4>),EZ4QC_5B&l3tZfda0uS2,!O+M74,%6G54#4p(8vJ_",
+    "6Y_ZS4B/)EC@k@3oDvUb&t;xLqX7:k=sH;TS@V!Wh0w;W4,<4H4+yko4-)1ft7Z/[O%E,J9^jhzW)B$m3/bHPW)B!v4-Y7L4-NMs.OIaCuK=DdoCOd32fnkf0S=.j2oDMDWe+As4/j)p4,wjB4/qj_",
+    "Br*UGcbTqV4.)k!4:jNt4-Z#(4-WSt8Ledx7grDb1l!KY0S=+i1rP5B(ay*L3xrYvmk197[80lP2#$p+FA>K_;ZP>@61]PY0UsVR@ou_-GdD8,5f0n7P!9R[1ptlU9u4T(0UkB_hCm+^IH[F^0Rn@p",
+    "Dg_ng4xv*9#mPDZ:9Q*a85/XEm4*Qe*oI98!j)tTVG636Z3<B.4+Tyi1u-w;3o+5hWDbL94+PcrO9FoZ8V-K41@W0LArLJw200Fb[[-fupcM^RuK=zhF#o3s6E^:L4gto_6Au8kye.NG9[<J!MGpnz",
+    "0u8.R1>P1LOboPM2V)Nal++Ui/k[y]h(8CzgAV@)0S+GpGxR>Y1GWPX1++5&M-tAHrU;VxS@MY7Z5%Cv$O[go+&do$GvT<d4+XcsI]#D)4GH)53;C3VoxM9B1_Rvbdkf_yO9a!bE)y]04%^S@;zI9A",
+    "(V_3;[hn3^,T;+P9y#Cv1p4bh2-u.-ufCcAFAz5_-sF3A4+L</IOG8ZxZpYj-hzf)mktc@zF-jiI)McR=uKiv1*;TpJ_uTq/:Y)O0s%fB3N>dQ4$P@*1h1.I4.()1Yz_A07&7W&3;&4:+$]nAr>FQ$",
+    "T:]<)X9Fn;g_S91.Cv^i4+hEZTMq)Z2m(AG1U8SI4hY@V6$Yj74G#JO3WCrR1Cyx^4/jq>Oaev%%Jpgw5[TUb4T#]e7%]L74p#sk3iMn8gzqvPbgPdl6ETUc90CXe,,RX!AqIxri2),qF=UQbo[kOz",
+    "g5nJZu:u)3]4#&k-Wz/QgbD(095g/wI0T^XL--xJI1E7(GJpXB$=r^b4J0x(zK;JVg#rWXi4O_anS^ucp*[^A0RUhD.A!Mt,oO+RFjNAo0u8]d2RIov009#cGdv#yIX44[@8Ew51I7UoHUJHp,68]=",
+    "[R0F4jUWP<l>n1b(Yyi.zy&,vH!#8lKLs_8F_kK2%bZ0Y1_JG52[jWr@>mR9Ff,Hx4WN>-0/(%U0:lUp2J<-44+Ei#JP#4##:D[%$RPxw;L,2,0^G=I4,38L1P/wL-6MYQ0SJgj2]y0GoL4nCIXN[C",
+    "0iFQ=vjQwRF!.dK6D:Lbc<5f^R[&21kpTy.yBQ3rj]_RY5fWRI4.8LPxaJlPunHD503Qc1Iu93.dk+$bv0n)72QL9QIm*aY2hr@A0Sa9Y1HhFA0jiN^4*/c<3283;I5EJs1rjxFBQh*S4zN)I;gbA6",
+    "#PtCHG6Ome>FE4E#9SjdH[zR21C99@4+WH>JPx)W0X+@@pvVpg=Z=b_3W.:o2I&O;j1_Y03F+ek3xvEC0=[#p0+Ox.4,BQ@0xmK,oC5*E1s*q:0^hs.O#-9J4*[<L0/y9ilmQ8<voZwx3/a]3m[$q8",
+    "vN8>.qf8bxv[ef:IXF2iP65cOY6fWumxBltIG&G%0US5+1PQp_PY%+(Mgs3R9x_Wo0O-%u15*Jf3EqAW0:86g1D=:G4ZxCu0S<W+4Gu34612%/3ce)+<=/6TF90]&JP3mG0^h_wZ3U#/Cl3a,6)iL]",
+    "r5FVJr)&ZAoNW&buNNFLkE^TcuK=znGypFLGBE1>88MUs4$bre2EDOc5,ahHX$qYkGBz;W.p&ltj!O:yjuaFvpP5w+]M#u]4,mua4Fr8XGAl8i=eF:-2&haBdlE4K9]])74,2!)3l6z-1C[[-s)<t>",
+    "4t63pH/F;.6*qPY-TQrR4+*i02re<<x1(1Kl!Jr-9]1W)1VIusuZRW;LI(T+4,V4yN)DMg1YI38m-wV[6E&X-4-q*P1)a$W966W*2EQ02H#U4f0yZl$jhjCcIGPX,2eS]i#EK3E;g0Ye1PQh$2Zq9J",
+    "4*[eiDl#/K0!InI>hk.P)]3tfhtWDe2s1V_gnI.TyE,2TGu+,&F9S3-iUJ/RGKm5M@S5E8(2P3]35)>i0yZ%/jshAt00*/4hXDp74vqo>@<:cr1vT)<J>B>R3+e$3eIEulhO@0(pubQFsX7Uo,(;R1",
+    ".ikcJFg1aiOa#4vQVygA2KN-Qngb6F;7&Y5//FyI9]Jh*@T@FFF9@C-2n_f72#B_h2Dj%f4w:5s1GyS5HZyt-5@naG4+FL:2B+3!1K0r%3!32-42bLjATunDaSO6v1Lfy52Y^O!0S:MV0Fj[z4&!D8",
+    "<z6E@IWGn<H0copmChL,11qSN0s@fs8Vh$LI5SrV]MN/<m.kd&UJ3ik2;ykX6a;,E4+Wzg4*@V]4.DP#WCO5347a)t2ZGi*1jN)/4+n]JMhTZ,4;NngMho/EWCW8E2j2z-&%O=jF*r8M,3]np1R6Ec",
+    "i3b9M!8Z(oa[):S$=[Pux2(be4yz3pFpN$fGUd^%16mINumcYjkH/&VumcVB(:;:#mM#a-[wWHyye$t<obPE3kH/&Si;ogb1Mw#x12X%vasebCI5MfnWDg7D<Q48-G%x<U2l&rq4-kd#av3zR7#/wN",
+    "Ed@2zZ5^j^B;N_r4-X.i1*Yh02fi2%gDwR4(*+*[G=_RT0)mWN11b)LE(Yh*IR)kU6$$FtO&.(0hAurcI4^SN.RBjeIfgC;oSU8j0S+GnIjb![05_@:v:y(Rj]vN]EdY81+S(5d+Wjss0W_qKEfO[D",
+    "0s-pC=T2Hf9]gOlIRu_JkO2(um.]DL7Br@21=C!&1wH[C1jX1D4w5SYd.4k<Ej2Yh0(:6@F[LdA5(kF;3hyoxHkASc91g+(7dQY4r7aRSI]BMD3=<Zb0-K=D9XABsnQ9z1A2:BNHLw9JIWVU!1*fwb",
+    "6g2voRv!a0vJM(K>ACU(zceE<H17f)IIaf-=4=*O9]bhU%L=X]Im(KB4Yy7V.&0+woAM>BOb,=tECi+WU.X.c3CJurIWsl<2ty0t1q9r;Tn0A]qX7udg[A/v$^9vr1HT3etT6yk1(X3PG&#,G2oAHO",
+    "90t-(4nG$*G&syG1//YOKFll*pzK2q!S,M&H#+7B9x%m102duO&MX72m]+h82;3S[4,L*NKLs:6G5@^c*#,]9%q$0=#6%Ai$^BQ8H#q.^G&eZ>3*rGE05P/=0zMBE%PbC24$Le8qay=_>Ynsx49zSA",
+    "o1#Pq$HW#2jRObd0^lhuEI&LnIXD0Z$EBtL4-jlW2a&sK4-aZTEHyO9EH48!G[,Ck+0niMFEBVb$1DU:6EXk<$1Dee0^lhpEDgnkZ3Z$Q7&gf)4+f%^XBjjA2-nLQko,sh2oB6F4C-V.3as2+GchtU",
+    "iX0v/mKFuU!,D^I12Ek8F%KR7.75Y,sDuF;GMC0WBr,VP7zF(s4+feR9]bk@8xIM;8wmQ@WDC(50D2Dyg_tpDWH_Z3F@MmX3zZxL%/#iDGdPtT4%<2&1E3!R:HH!F:wyFd,Nrl/G$03wz5)Rl9]Spz",
+    "og)Hx6FC4ZG&@692Cf1O-2[H,:-(eWnhp-H$3X)3J[&a80Rw-t4.pL_F9]g-03$Rt03J2Z3I)<%GYk2A4$A/!(Lw[Ur6CUqv,3U=HGnA<Fx:P448sWkfz%QS/DSe]lmY,90mlIk1/Oc.4xbPdG^J5u",
+    "w-2hCpAHW(fJY)UIRG0lxIq*+#[OL&2Q]1sKMXfAG5@<b+8z%Tx][;UHUJ6S0su)57W5PhoW),s2[!T+C=s=cUk5/7iPmruHr=K[H8(X5p8)_phiC#P4Vugj1UdmG8#b_U1nQ+D0z(Lf0xCH/ic.u;",
+    "jWH!KFzz)fGdGbo038J,4+o,<0RgJ^BM%INLN5n1IfOzVJv0Ch5%s!X3WP!^H8%hN1qFtcLke9V12(l4FAh05gF,I<GdTbP;af#LL/POc6(c!0I1d$oLL)Oa051kJHUKXGH8lVNJr5$a6&y9;3Jcu;",
+    "2,chg46>vnw7jVS4c[CKfV=KH1TcU;FF,Xl0243(A003NBQP-J4-Z%.EIBy.E-%=:1nCPCH/7I(H_v8*G&xfSw,pZx<$mu!-]UK1gUL/G7%-UJ4,wz;fB=[j5(:>#hyf0/6$].CfB>!]Fgza&GypFL",
+    "H8/nqF_08t4x2h7HZ%YeHQk(S4dwX.6E:&<A0[*DKq56X01jLNjRg,u$3QOxH821pG&%4G4-H:b3d^7Z4mij>F9J6,0526cH2;#ErBn>/A22t>KraM0IRGO#Fy[#m8.+wkH!Oxh4+Y3TB[;]u@2@-Y",
+    "F[3*V9KAj,3=O#wKtBgHIWPb(0X8!L3fYfl4+6GF6gbcY9].(dy8#5NwPp>qv6Z+1FEltZ#y]wAts;[MX%7jE0zU#aGBb>:8#U<Z2GhDK1]tsv#y]v)0v@o6<8lu>bq=ZGKraU^Gyp9&Hvj_s,XaDg",
+    "4*@<v6EXlF1vZlXNCLCuX#,9V7sfydn6!ui4+63Q9]Jir2(keW0[B5M4KX:!Kr._fGt*xVdJht(yI&6k#y^c40538!H2<SbwZjSm$K5jz7sWs)F*X1%2Qe^LKLj_9ImAE%wG$1*KovPw4+z9S1oM$M",
+    "EHN.m2=cZNKrb3JIRGv.H2;siF$N$H0hB!r>1k9z;S&@>yQy#wW5hrRj4u_AqhANdAu_5PGu2<W+@&_7Hi!cqIK)6N1u,@O26zt;#6T!CHUKXgH8lVZzY@12n[6KgFt7tHH821H)h7w.xF@/@#6S$Y",
+    "(qtMp#6S^-:/z#eF_dLr8xEoi4,$_8Uk.@R4+=lai2)AJ<4*2Ms46cKF)#oQ>W/;z00+G&1k7p.r7Q#1CJzISvMUb^mGyuD3i$yOHvk;p00z7S0uT/eyFw2JqXZ8Ppa%/F7zA/388o3R88oNSa0/C;",
+    "Tmp<t9R$CJ6AuHRECC<BGLZ^vGawDkqfP@M2h/J77#[_W)G8AzsyYgvECFsG3=.,FKLa=5FaQG@4+)(t4.yL^9]]^C0b327EC3M#Pagp;pDYgx%mEWJi2)A@o,89ZH>3DvIEJYN4)$mjGoh7I0jUrT",
+    "@ECNI5d#M/0x_hkEC%8KCLaSh/.5U;Ij$NB-QNFD9]SS7>iz+AqecRj&;gT9&fEh8$fXw!9^3oy4,Tm.JvTEn:25CwGc=D*Gd3(F222A,13L)4s[[@Nn7bVU(Y,;ni6kO9HI*h4G2,bA9W^_B6f.A^",
+    "ZVQI72>rQ%s)G-@IbRP0fes9SKMauDWDeccO%*xT>iGD:FD5ZFxGV[ghyw)U<:dRO2ZaR:0i5ec2mCEAH!--O1dqUJ2!$jETnUFsGB@0e%:o].Hc$k%h(idn2Lmz!Ko1AUbOXTy46H5(w8u&cn&4-^",
+    "IG!vF!+[kCl*5Su2E8sTH!uJLo849b2oDL/V+6$MCJpHo1=C^z1JqUyhP(p/#t#n*,1V&i4(A96qtYq]-J=z9!B+$7lM<dOt%nB/-[FC5HT]b/2Z6O-4#T2M4qgh3z/-74-i3Tqz%_xivjGR/<vH$F",
+    "HuFvc,S-XKFsKI)2FC3OKLs_5HQ(R^1I1+;FoW6y2dC0T8#9rJ2m[iQ3.bpR1P/qX0RpSp3[=5RMmacy)&vQx#uXGer.oBKH.1Dguh;1+@<RbyLPqoLS]0:K00w=xj;FI,IXy8mK[D*Q6%IWH,rZUc",
+    "0o9,pia]F+GBY$oH8^;EoO^bh+zkOe3h[y!1Cy2v4+4>f0R!<j3U329Lq#+.IP3).2RO6x0uwg;4-H7&1sO5@2-%>;f$J#::-nYm!Fd6%o+be,41:N89x!YO,FOPDoFxUHr#Ase4(km72MNCA0tKk!",
+    "R]m1*BM#_f7A<+uJPFbc8#j,]4+1a/gz+r[h5,mu0PMX=3!Eel[<+$F1vNC4:uU%60S=tq#Z(E]*%t/omrVs5EHW(Q*#Qp+srv:Ax(Ow2V^lI=xABMp0+o_s4*_M@0Rxx[1Bd]xgb<dV;EwO//sF%V",
+    "mf,=iki,@Ps)G#.[<=DfHeDtQrw]0U@8p2l<&=R>n*]RBpPB&)f:H+S0uFrxn5/FSG:WqW38n1>0:Q_K2iR8w*Axil6bkAE0L^y+HvESH1nLA1[t5)Z@:g:F1gobg4Vj!f0/)qRpbrMgvOf+T7BShu",
+    "2Mnm31@[*N)&(B^GwvP>1(CXE1/j^#/<u=rGcxW09y7cL2bs(.8Z>C)0RkKYxh5JjwR@[(0yP0A4+7,y0]Ij&1v$h56F2^KHvlO&G:f7^9&*%L2!Le,(vC>5rpq,8+Z6<d0s@VY2.HbIHvfY;0/PsE",
+    "1Lg..%]rreI5#Xa+bIWy)QJHsH7u:17zM=T3(iFk1LQ:lMi4S!39]]c/iVzDZnKud0S=SBBMPY$0-2*5$7c$l@_nKsEDOzm0]M$x4+o0J0S1I24+N,@BLwi(0SZ;FG6D4g4*UcG#._-,F9Cq_76oVz",
+    "2/3/Z4j2Ga1(Ku:4!jf/EXT*a0Rz9q0t4U=02_P469p9o@N[%,LPj].F,Af))V:^)L<>yv@vL[Oo(2d1i6[,.pdAj@jus2moeBfJkqrU]8!ONL0Rro&DhrRwbprg&2MCH20YCxjxKDjSLN+irMMR]&",
+    "e-+e9Lqb7AFp7d(Ff&9l/baTF0zx;i:+/N.1LKHW5k:(I1vw1TyiX0JfdUT%IS&KUyiX4gvxi$0F^nf+[:/vtcYZ<KI5-&$G_g95IW$DU(i[&0R])X/0S&zZ5.-b*6%PsF*:w:#01pWJsSyM7*bEyo",
+    "nW>c;$^.JXDGUDdL.JiMlkXfBIFFqO2+0QtasdSb9uDTE4*]5k77pnJ1Ntuv:jeVj0SoK^1+WAO&haV.WC>aGoB-t>0b&mptoB+IG5[)Qa:,B^Hj)c32QxRyBLl#kL/OYHsudnMzs42/x]T#A06BOI",
+    "rBM.zumTe]hYAevH3N,v0Z#)a9x[Rt1p5ITIPMic2y]g$g6.9q[0I)j>*x0I90%Ex1>1pD3Wuvd39#7<1is)K3b5G=1KFck4,5bE4i5-EC.v@wDmgi+A^%*GtB;r]t0XHpFzvEE4rCtyHOHO,1,OC%",
+    "4#.%g38/$t4esS;1nZn^1df154+n.0WdoL/Hwcx*Ru2NVcM8VPcMk,S&-t(yguGr40hF*t4DaM*3zx7$1cA:R4*]Y>S@S]n4,Lhf1uHNz:*1aO0-O9I1k=PT2KLKh4-P5$WDZmx2rB:$(>jqQ#a[[C",
+    "jzb2I;TG-nw8Jz5/1vX4APu>batw!oS=^I,4;oteNG_2ZH2;vKxknFwzs:--m8eJq[$LLY;CuZ@Z^F,_0i3)>4]vZ4FA6O&01@I.3i7ZS0.cyOchCYKmjN_a1NBu8KDDh#KOi>YG@RvFi2*eL3GW0V",
+    "Gc:sZA3!pa3LhXcx&j^U0W]Xj5-FiDF>H/&cQ61SmjN-W1HBL(Ig$!5cQiNvAC:>y03$LvyAlsRk>s-$G&cY*i2*V:01pk-77l:RBLl*14,n;TU:=Z7i=5;K2CssF0U9=^3Wx:*.P8r6qOza;0wWI%",
+    "fyV>5=rAxoQx6G^#ft$C3DL;U2V<TA0S=>r=.)l)F94!U4+7r,9^P3*#sv/o+]<z<R1Xoy0WT#pI/03I3#.bKiy99ItOE>s8x5b^WFG,EtOFkjG5[YDG5[X_HUJ+EIH1M>4eYU54-riCo&gN_*Iy3-",
+    "m7ymCR1Xoy0UkL34-0PTUk9uM4.xbSo&gQszy%JN!bA<#v*Dfr2V<Te.pCc7Gyn*R1@fR1X%88.-hq5w!oUR]1_aS!9]tu62TUI&I+MT!2do1RBfa6C0S;d$4xG]L4/2Cjo&g9_4)23(0:2:,2bSdw",
+    "1eD4F3:XcV0tu>ZUk/&N1>RN4AA2yRB;[:Q2gv_mr6nXXF#Jpor6mL7>ah9h.t>$G9]1F]0vIxF4+Phu7Y>tf4.5t9UjmQO83Ixcou6O<,c1fs7&ZVO0Wzi_FF!Ii052ahHUKY[0WmcIA_7>&0vt7z",
+    "8!vV-GypG>0WmWG1c;P5Gn5,IcQP[20w0$FF#r,U03SXvlp7x*GPwdDmH[xPB>c36vH/f3xGx>dF#s/;0Wdl91QRfW5e:L6A9pbTFP8x<H>rkRHUJK]FCTX;056vTFg4Hu5-Oo0Ke#U+ATa.RiUBbG",
+    "EDsFV77quD$yy%@F[ULCFp1Y+4V>_j2Qs1;4wfVj4T-xZ1Gy3p2%-Mg51E7:4:*a^Uj%;.4+G8_4$Rj94,$#jUjtMR4aWfwGKtq-3Y@oO1(1(q0wWI#y3Pd,iPv8Pq7DxTtOE^c*so*[0ny)M4-HTL",
+    "tpN>$S04j5tOE[[K<P6#tpN@OtOE^Tfr^moOb*8Z4,_@dtpN+H0_0i(2<eRY10FO04ut8g0S:GK9].)84+!5Q2V<Te.pB+z9^Urk4IcqBtOFkeG5[X]GEW#Z03QZ2tOE^SnJNcN4+F-m4,d%RWC+;;",
+    "2+rJC4+yLS9^O>4A@JE9LIa:(4+*RT9^zJC9yq2Y0*6_41va0h3J(ORumKDF#sM<mHZ%YW,P^D5v2+gxuXGFVq/Nwpyj%]f=.E+_IF(QzAvpI:4*@nzKM=fc4d$S*0RnOc:gqBBi%]_&hEW8^Q4a_U",
+    "st=u*4!x:)6ES)Y*>i.k0(Jo,4s,>4u:/nlbPhoS!(k5*K>3V,01py=0S=kWiAxU/K>3V.03Q)H03Qf903Q%H01pR.!zdUm%_S=Mg02A_GBWL59]Jf31@4,v1ecHw5,:CxHLk4.2ZDqN4&J_c0=*>t",
+    "0yquM;,2y,UI>SJ9]1N&5-p)EGaM2(9TGJF95I#w03HUK%rOpC5-OoFGL@@bt#Skm9]1Q(5-DVG8aW&iI2[r&03QQ4mH[6HF#rVl)dmi&@w/BMIF.nf3;BhFK<v9r8Z[geIUN%.>FfMImH[6IG5@@Z",
+    "03I[]6*K;<3;4Z>0g7n:hu^sE+F24X9TGMG9]JX(0TVL,4pkC001ns$7Bc>.3-^Bo0YMTo02(uv0RtTaKMw<h1Rn,8mH@Ce!wn9W0S4Fv0^LH9K;afc4Hz/W0tS]WFcLNZ4+Pi*4+Hdg2hM:o4zjv,",
+    "7Bbib01N;Z4*<]EGXNSjmH@qo00Tb[1lR-00yY2#>kl1TG;oDuGyoAa01K-R1EQBe3,E$]BQ@Pms[]V^7ZNo98#e$EIRGj$F#r,ZTpKe05-OoSG&2>xH2<no00LYNnymp1;(Jj:&fPsYGc+_p10=&x",
+    "00[B52m[[54Ic+I:-oP&lzRll:jek#3NHXNIRFzj)Cvk,A_Y_x1g3!o4VVD^qqqnU2JHh9F*qJFmjM>u00ZyK1rGt20Rxl=3SJR39R,l[7#[-TmjNC)00TG<Hvk;vum:19mjMwl01p8]BQ,ab3ksJ3",
+    "5-6c6G_EdfmjNFJIRGCAGu-UWmjM920Re0e0ha+CGl_oVD,ttb1f_fO0+#>F2Q-/06FIXA4wnHKGXMjo.@546LK8IN4H@0+0TMJ[6E=$>4+ED09]kc11B(nEFaQ@ZmjNL$ENl+]LIi]]Fd8]R0T(sv",
+    "4;hDlGB%e19]kf26EUs^4&VtFH.tkvIN=p84nhRv>6,=_mjMHhlnNI(>X,Y]0R>1Z4x]td2lomHmjMwq01KLM1H.;e45FP0A_,b[8#e$0(a-MTFc%=<F#sDg01@9+8#VwEHvkKd3nDNuf(#on7Xz6L",
+    "38S6]4*^GZSOS6>471;<1n7/E1.00z0S=T6paBmC,kv<Uy(I(fjt2)K4*]rT0S;WuYXjbfUkI&+JP!/rlnxXt/cg3]1rIlkykHqO)BOw:GtEK+[/Oan2Ok76mT:_vjwlZj,Ju5y$mU,U2EWJ@4+vBb",
+    "1D1+z2viRRxb$EEmJ.&Jjr(2:*5+RiodK/PTR(g&GcxO.0tLea55<uOlW8R<HvkWR=#U6/01ux5+yWnl0XG02#[o9c1s[e1HUJ+(G:nTb1=0.*1-+bs4+ii24Ja^:&bTZO5X%k<p^j2xpNjzoiwy@c",
+    "4*/UU4,/h)We*>h]7i@7gk/vG:-GvFE8=_C4.oAq7&Jr/7uVBU4/cmkUk<Lv0S:a,Uk<6q0R,we3ga&f*pNL0jO8c=vz9yvwFM6xso!%RH]SUtGP-CC4+O(A9XW#4Cj@UNF%0q+6E=<8FaQMBmK7=C",
+    "I8qIe0]S(j2L_b#0oxWFGpD-q1fR>(3F>R60S=q<7B4w8G^-ylrveAf0SVd@6gIHd5C>=82f-QE3BKHB4&d4o4TRo+0S=SGSq^tM4,_<NUk;R]#w[NQINBBtjNE>$51s+q7B7VXGB=M)#sM^m0566C",
+    "HZt@BAFTl^+7:T@0X8rIAIAYTs_jJO0W].GO*J:#785f79]ti27dQY95X%l91T<+fE-2U&4/eBIUk<LI6b]0!Uk;>96b_!4/U)#Ws[szG/U)#Ns[s!ynde=*BdY,zH2<zPGXNen+7/H8nWa1l:%xNp",
+    "4.*>b4fwFO0R*$IZUN!zCkUONQwhJR1Q9JB09hU]suKeHuU@)K$=im69]A0-[6!Nn06#,BH94&80VFsuluiqWn*juhhad&3:-VqY0S=L^/U)xO]85AG#sLhC(MTILkNZXd5e^WR0S%+)UmpoMfxZC,",
+    "&yg(!auYLc2,QXiTnd,$0R#E]9V0L^PXwYF3QrR=/BE,DH.#/I1VIOu$pHkY&bI*vKLo4+1FrdM2Z#X+nd][0IXUqJ6*k.x0RX&p2>*m;1SSs)n(P4rwAT.12iuq]1egH]Jp[a^0S@Qx:-VrH%H3ZI",
+    "qksn/0WhVcSOuoDSQ]259]Sq6Q7-TLHJt1LKLj:8FaQAT90EfR7n]$:3HihU9^>W_:-W/1I5z+>HaIr@4!8v$065GD0zMBCoa>M(Q4EX12<Bu=Cp!u&44&)(1,*.L4+7T%36cme12a0B11_%.HlFMO",
+    "2fv]N9_d:9:-VVb[E7h]6f:Ia0Rx&S2ulR9hG!0%:-VVnvqv8@Hk#^KGdD0WQvnAI>N)U5nD1)]gux=M:Z.][x9kA[Qx5_fBo3:*tpNnl;:hhp3+#(e2G8(200.R0YYzt4rVt6C0SBL[77Wq:4+ZI&",
+    "9]P0t0S(IQ0Rl^EGt_tjB[]CL0TeRt!A/fbA4M;A:j4uo@TH:rbQCq62OkwVcM8S30S=w6tO7nWI4^SK@szCm6w2!X1mms(4niL(Gs=1$1YI39nF0e]1Gdx)4-q&OBQh^n9ytI5(+4CnIeG%<rUDNZ",
+    "r]AJ74K^dr0V6jtkp_Y0m(xEDwx.OKrrK,/Bo6^Ju:^/2vDpC+2(-;_1d0A^4*-I[Kn9EiA2T;-;Ew@w%aTX^bq</W0uKZFs[$,BHIM/h@:O&B#PE0o=9dgVIK.XM1;$xh9]ShZ%s_T;0Sfs84,C)i",
+    "0R)Eb2<eC+10Mr7sOAD0GsXc9((3=RftWfCvXgiL$qogY%>I*Bk*op>1:Fl8IRFLM&R7eV0UrT500hPNY!3>hs[$>oH8y(:7NX<^4!sZqwx=r[2+FJu4:A0!0t4^)90Y_25FZsewd(-BH/4u&0+A0N",
+    "2RO6q0R)xs7Y;lg0;QH&:ZK(UHB%1.u.HQ:]DJ9-HaRxk2;eOdZUeK*0S>DWs[#)IimXHp:E_Y@0yX3>Eip0x0m:c-rk^$B4@Z]I0U0vy/X4Ceo2LN-<w+Gk-]:^&>r(DNl:@BV@!for86N[Pvg,i]",
+    "Y7Y=!:j4PS#ufzU%:fS=>=SdB1I>ed0QFG=A@b(!10FX31L6^TGcb$+4@H]K0SwF1Unw#,#<ciP@_<!sH#hQ49]Jbg/qL[q[;uO%yXyfD3+KB$A_HAt2)LCC4DgO-4+O0O4,fhQ88VVNA_7)b2OkAA",
+    "y6XWS12(PvIS&<o>hb&d:j6G9F)-c86EOf2G5[Y0F#talH!w8,4yXqnIMxpayXQPF5,_Eq:j4)twEA!k)VzQJ5jLonY7Ygv(g7MY+$I8&(+38i/57q5>,z6l6f/>R0S=L+:-VU-=Nay6135Rs:Hz:6",
+    "1tJRF)C46mFw:+F4+rJP5Dug20RpFy6AuUQ:j4us#H]7k1n^zt13<1IF]Pq7GB6;!7q0-V,:4D_3iRs%10W9<(E$bAr&$jR>3Hrz*r-p(d.V5F3Yy=$5,jJH6%Le@0tNr&R]ES24+O1=4+zK$3bX.r",
+    "0yvS/Fb<Onz+VjU+FuOw/;5Q(0W>.<0Su>WWD2gK0tDf&DlY_(Gsg/L2gJ630UrT200>.l4+WCwC/Ucw4.4)KWCDW,0#XkFx9eLE0:a,%4Wis%4Z=5p0+TNfKbzr8FB:s200QjS5f7CCg@5EsHj_Q_",
+    "3fh8X0:3X0b)$__FOUH;ImxsE3E:hOH/<2R0;RQEcF+PZmjO6901,C-4;M&6WCFe!4.NY$AC&.&g@5EsHleB*4;M,]TLaS<4.Nb%AD00(=8=H=y%7zP3Lkee!UrFh0W.&-GpjNVk>sPpFaRHy0Wtsr",
+    "jS_+$v$ACa>7V:uxdI/F0Wkm%4AvG3:XUH;yR(Y[0lXy,2!xYoDKs=!9xo0sIg^p[28e]v9^YH!/X4J;,1/kz/J>fCbPomg@CkGf3[;*h,1/l63M.3nIu8)S-yMpJ,1/k@E41J@4&MO[rz-N;,1/l6",
+    "5G%CcIuAA6@eXvb8w2(l4+yLS4Xj/bl.-340XD1y9].%79^zSF9ykCG7X7+>0S:GK9]JJ^4wz5>wDDgDTn@4U10M%500&GD1IGak*8&UC<m_b(wLT2kDh_y/:01IL4*=veGyop_GOPn12@_U32QUB!",
+    "WDf)70S$:D46)=33i,7x2fRiP0=b220XF_@Hvk>6HLL:.3B@go2TTtG#[mu30u9aOUmH2B0^;d/9]$!79^P8-BMiCCTLa^44+yLSFAz9301p3zZ3E6G4+fyB2L-FL5epa&;*s#x;O>KZ8#;*[4^X/y",
+    "0Sf2/2gm=l),e([n*]R8:7!r**(nbO:Z4!]$$t#j.YW&8$$t+AR1V314anJF8aI$8A_iKq9]Ja!CICDRQ5ZM;470Oj0/5JXJ</>%4.F*ZO9Qek50(LtCL/aBqBabbq!KT7H#V*rFOvZ>H2;->)L9OM",
+    "sxCiwHa9fT0w0$FGXN7Zt_L)p[kcmYATzlFAC:>!kR_HGF_],NK#_d%A<c+umjN*V5,.P-qA&y*4]k$4FO_r[IRGU!IIR&IHqZhecQ*hZmjO2b5-g!2I,)QG>7V:uxdIQ00q89c4c8VQ9X6H10SP@2",
+    "1C$=gHvkNXvu+8]*d++=.XH__p&Jh0.pv7F(>aq,roo[B4+,wWG#:_y00(3b1LXk;vLFoFy;>A:>Jwr/zzz/s%=nWdmlX^=>hcUhGR+.j36>*w2TTtG#[nM!HUJnk02;,^0^;O*9]tf14w=#=-rL@6",
+    "H2<DOmb)]uWDf)70UrT502nv@9[<S511]$LH_.c</<.j>=j@-D4+i@z4,uFu4*@t79^g7Fr+<(itOE+F3J(SSq,+8s4*=vOwjd1q-$Q+(4++G.G!F=zrbGv14+G<=9]1K07&HJM0X3@x9]SZ29]1G_",
+    "7&cEI1_jY#9^zSF9yS0E6uX_*0Sl^H1IYm&2r[e#9]SU]A>rm*0jvWb2[Qm62QvT%WDf+TB@*auH_/35H0*FEHZ-.00fCG;4>/kR0Wvf&H<pEKHZYaK0WSzLG5@VIVg,!<4+N[vr_v=dACCk%mBIlN",
+    "GQ77F6ELNs2M+]/k=:wwmBIlByYdDMj.x[<=<1cFGU_w-2ITPu4WN(-2EMx]10N3tmBIl8zPA>^IUEu.9TG7B9ygW&2-Z.U4pkB@01p4a0Twd/1PmVlH$fsXH_..o90Z*I2Lc<*12dKZ9]bZ11iq&j",
+    "9yFE#6*K;<3;BhFK;AG-3tbU89R-iIArAwV0Uri400XQ79xwnEFaQJ$9XUY&qYDCg43)wG0v!<I03QQ2mH@tq01j0WH2<8@xB&#][1XEo0xb=#K<u]n3zfnF104fD9]JL#0Uri601>]&9x;zIG5@+,",
+    "mBIlA&z&6!90NTfIW@:+1nva=2M+:O5-Xu0;gbYy00iUi9uEOQ5-Fh[mBIl69RoiP1nvbN1_,,g5,.QBGyoSg01lPH0S5Eb2MNKp0S5oIWeN1=3kS)yfdLyd7ZNrA8#qM_G+Yehi!vfOG8Y:(01@F-",
+    "3@G$z00,)m5DMQB2kr>A<u_tSIX3G9Dl-;yCp9pY!T_P>Fg5H0EHgC#1j+xo0SE933)Bh-@vnV@!2uLB[pbh,-Rp;v0Rpq_1@h@80]TW99x]2z7BT/aGdV144*<]FH]YxsmH@4C0C)k&5)T8G0UkL3",
+    "12>[mk>ry42NyY(0U.UlYYzvQ1^QT%00o5GI]kYb4weBg201VQ9^6;u2<=Qo3/u4A4*<]R0Xc:Y1hd:b1fmHK1C[]F1u+04H#x5g4weBIGXNnlENc$]mH@wsr2@I,!T^XAx@>u51C[]F1_LExRUR-w",
+    "0TwU,6*B9C5Du0B6EUR&3y-D90$vg>mH[6FHUJ+6GXN7Ys0$9,2=Tk(0R!Ie4i5oA6gQ-.4vxYB1+eoW9]JR%0Urf4051zRH^DD*IP(n,jluy1yQN1AwWO_BA_!M<3zP_3E*m!h9]Jhq3KB5<8#4d[",
+    "hYK4v01@I.9]k$>3J2&44+M%o9]AO$cMk&B+hhaK[$vLt4(oI-12@/6l<SZ8pjZyG=9&CH]ML$C&$5#N4,KrV0WUx_GOeot1NPix2Y_>#+s.>oHH-k^1_SfQ4+EBvF%Jg#;QI!001pGS0^lsO4*h2h",
+    "fa@4=AUTJ=0S:_ofB>G-0*Ar<Kg9tyGcf/=g#k7*G4%o-s[t_B[$T-o-WH100o(!_#sN6d1uupHGB=MZje[KxxvozGxC9QJ4+p4@J@ITBO9:wZowO7O;E;/Oh=zq*3-*tF1cNaT4^^j2/Am=D2i%Kd",
+    "1w9I:]0M.&9]1Dy4GB3965rHn4n!C-01px0)M=Ji4yyqV6r6<,4.oAq7&ZVO8Z,bO12zC30XP5[Hvk>aH_.(q03RAR03JE26%sL*5Dtz837V5W4+E.e9x(t3;6[Kw4,A[E0S.wIXb9F84aivlhaL*[",
+    "!T^ESe+^OO4uqZ#2BMd46gBvnS>S&S11mT+QVqoe4cg#s4bj-F0%8u3l06VK01MW*Ee[H<q7M&5$QKH=tq2E)S>k@)S]0=9=^+!F8y=ERs2UBM2Mx:fWDf*^S@P;R9]1Q27&ZVOAUE_G0S$,pWFNNz",
+    "H1)y(KgIzzF*NrPFNOgzH1z<:tpPH_7cYhZF*4i&AIAYP(FG5N0ht[yOfWh1!T^-NHUJ+6HUKv:G&KMZ5X%l91U8NrF9J6;01pA8iY5-fg[=/A4.fh^88Uqj5zpBH2Rjb_s[swOQ4Pc3Z66_us[t4=",
+    "L;0S5s[tM_01p(Nq.[erBdY,zHvk>RH2<C+&)ESSGpde11of+K37qUn4/44)0U9%t=H2nW/]vMYz1w0A=TGiK>P+xk1T&1sWiJ[wH1om%B[MSrgA5,-GxNd$5-y/HH_.ti+RTjs4+rzY0S=U/&TRmZ",
+    "0S6)r=TGiLpyvY[Ht;)Z01*!J!T^DO%WV$[=TGiJso<a;auPXh3A0BCTnhWc0_0WrycrZWPz0w,3Q!a=:VT-M2!>-n1w#kM!_>#F+d2t<0tU]B1[gWo0U9*+!T])Dml>o@o_dOKaGbUy2>*m;1SSsy",
+    ">QC,LC;5(o>QC,>1_M/,053f>HvkVF%b$P&1C#:_0GI6x1(xYq3STb,G%;4,11^6SF#s.EH8cPM;sEb]4-%Kv0ReOY)uJvB6ZXOZ5H*yr0]IIf2*..&E-KLz0&Wi=$HW61G<O+c3*ZDNI];fd>QC,L",
+    "gUKcarzQ%G0](:,9]Jm;10O&&$HW5;G[=!k8#FP-!_,KUIR63.7[]l]EHgF$F9b6+02DR7s$dT[$HW5=HHz#R4+F/.0]_m1N(rmjCLabd>QC,T--SnKP7S5uZ3fz,KMeN50SJKGNgok2>QC,Rp#cT=",
+    "*ANZT0Url5>QC,!F*(4l0]HG0($xbW4K$s;0S=dU1Hi5W4qOjLz=(%XqS:DT4s,:9+!YTPcL$Hcb1w^wIrhQ.KLIo_GypFSG&R7k0]h]:z=(%hLJumyt=)*J4#2Jh0w5DMz6lQ,mjV(v04>E*00Ywp",
+    "6*7ahPahgF>QC,#4LLIa1;Jd04+Q=,K=iqM1*hse2$Kd60<2TQ6*rQ*PY(&It=*<9HT(e&2(z;JFEchW>QC,Ij$sCpsy@12kOBj>6Ap-q4-(j-0tKtC0]z7vptAu3QXc__>QC,L-owOx2[knL!T_QD",
+    "G&2AL#x4&8#19@1IrqW/48F@M1n&zU2RQe>0W:u/H:;34A2j#E0Xs7>F#sntH2;/E4*[0^41.MI4yvvL1CA9Adk+^w<njD7!T_BdF#s.wG&KMMg#@tWwKE;TG4bvL0m![H1tBdpFv.<GzGfRS;(PE%",
+    "y0rlg>rd@KQx6CC!T],ciy92I*9a*!HTS[+FBvy501pAe$43L-m1PGa4+7-g44KYJ2cXS8BsVdP0S[sK!T^BI;@sP1;gInLfg%LGfH<m9:D_$hl:@l=)L%aZH8nN&!T];&4-1&p0Vy=x052LhHUJ(o",
+    ",*pZC=JE;^v-z+dzxqieH#dv[4@KJh0StnNYZo:2;gIw/>*pLnGCAT,02:bk+1LXg0WoX><)QL6$wv-[$_>)3000[ciH1H7@vC%@2M+]T0uK,R0U0y=1.j2b4+Zza0RS5h1Ns3DjCBo+[A3.B>rd@W",
+    "2/CWD3A<gX0S=WG0WT9ZHvkT(2QD<+*AD=z$UP4l>rd@.HZfgP3-xI=F9.R<>rd@iHu:QM1KCp*G;L_b3LXI*FAO$0>rd@qGdZ&r4+Y4.0RS2TA>:UB0RkEy9yj-G0R(Oz2RZk@0Y3:eH#GnQK>3P+",
+    "uK=S>A@cm>0RX@b4+[6f0Rtcp9MJ(1GCLm%H^^E-0l,@Xj^[1:1PY7W0]MCr4TrY]4vi<f0f-OQ1nIm888xs)3zF4v0<bWY1M%Vm9^YACF9tX;uj2y(o*xG[4Y3#nl+J1ajiM0;k&Xlhug5kfH#L.h",
+    "8#9Ly0.#SSjRp<U:K,ouHZzls1Ot5t:;sa/5-6cEK[SjX4+HZY1i7pd0IXjR6;O@#3Lg$PiytonIWqt+6*)8jAvrYw4niL/Hj5uG1UWbW1ijB%4-q&OBsVs;4i5&49]O<X0QWKv1lP#^FB_*CnH;>.",
+    "F*41_11&N*00)N$9]Aef%:x,V=ac+Ck:w8nl2Za-4+O!:0]QA9G=</60Ko.auHrKf1;m9-bq<s8>zw)0iv$%lqyz=f4*[en1+_Xt4+,i49^6)64153:4+ZzZ1]2!st>lKU3911P0KbYr1*W][6E;HU",
+    "5)PR%Bsn#(0S=kBA@Y+t1cU((1hN4gH82F1e+MKF0RJ8z3=VeL1O_M,E-TiJ4+hWUe-GCa4+Mc9DKa(y5jC]r4+)Y24vP5>4uKy7)];=&yB7^y(fdyc&L0Mg[sbN]-SdCfjbj2(4+P=b2eUH[-12:j",
+    "8abIC2Km@w9]t*=9]W)b0^lbgj^i&UfW,k1J*kHW4.Yf32Ol6e[p]/ZLNqe3rU4Hs[O]<DHvkV0v*LdU@;nDUu)sM9t/2XQ>N<=g4m9f<9^hVI1r!O5o.0vfh6EoWHvk>YH_/4eGyo2sn*j:KvIHVE",
+    "Eb+E#1IjWV1UK=s6Ed#H0^T7]69CoX3.4Sj:WBpnuZaW$$O#788w&F#3R)C(03Qf6)f+WAGB:dS3AQBz[_@]vk39p)0UR[]6gB@K1U3KyUk;w,0Us4Lqs#*YxB:!U4*:r:1e5bC2+--DIXe70Bs4g$",
+    "9^blP0P/MLXb%I6=8*h6v$PTiw&n,^z0;8*as!#TEd%d;1rG(YiUdCmG%+v$4+HPqVh-wD/YJS601DSe0ZbniCBO9p4(Z=34+=u21Rn%7r2z^LMk6#h/OGm^Hx8o#2.C%Y36MVl8W%OyAOo+%0]!3:",
+    "lmP,n3BLg!05rK1FDE!Tvx):SJ2=1@4-19uWC!d-1IPjn:>rtT)VD>pUmpZ9:>s07H2(Ah0Z]>UH]#]QsreKS9sTqJ0CWL34-8bD1S2#w04Ovx01M&)4*_2&0zMBE:>rYy4(vq)tfwRa[V4@34D3Y)",
+    "p_wmh*8:iXhieZ3:>q_=B<aLBMFr!#NDmwAMFq:cNDmk6MIAK!=aCFRGyn&@h=PS[H8bo*0K7m0QwZ!u2Z93+1ha]+1cvGe4vqvL7d8I$0^m9ihHDIjCj>n1K;B9eZVo-eHUJ+7H2<zEGyoq4GXMgB",
+    "C.iwW0H7ZRp@cnUG&g@K0L4cFfCd&Y]0gatGXMke#1#)I/](RAG&KJw1APw%]0f3JqhK#VGdce!9]bgvM,Vdr0PRT+8]WnyIRFn1]0gOnF>N]f1*anq6>U0DA_iAq4nhwqlC^f[T<I4A1Or]I[00vg",
+    "j4KG2wLT99]0gswI5v6<1)Q/3FC8_E]0gdEG%x<!2QfJS9]AO&<l*nss[scj4+4-l5Cr,^F9]U.l>n20<U-XYI5Phy1Dr(.3F,kAHja/33%3:w(.KJH=HT:T4.@R79_(FT7C8V8-TInRGXEzD>=bpE",
+    "0h8cK5HJ7&Uk;NSClEQUln;>/4-TL<2$>&d4+QSz3;BnDFbSjFLk[:A0Ld:83jZesrdI*z(+m#+dk%tR4W,h59]bmmC:c2bFEBPR00iapVgu1L4/-fz6f^&AB;7]-4+QuS0eTM!fhaCCGynoq9]$yo",
+    "C.XG@NDliW2&9R04;Te:A0apZA0apZFMTjG01bdB4&4P9HvkOMnGGW>GSwv$Fw[K<-A9=KF<Y!tU/JFBC/)pVA3Zn#A0apZA0apZFPZ<@G5@@WxH]%(Ko10gC-%t^zt[vEIDse:H_/3AH_/pXG&cYo",
+    "H_.]u011UY0d<;5C--dCI1dwnC:%Hd6gU7M2si*Q4:UFa95;>U2RHx)fv8#yfhYhG0&)a]C.nAB4*[.a2Al3Z3jgr_4!^n*1Ts0aMFgMK6dwdL=<4vcG&Sre2I(gbu*3xwIq0Ae9]JI%<&gF5t^>6*",
+    "!z&LGi/hw:-RQ7@I50&I5yA2U2:S:KfT%MXGPkTV1C!b.2:Xr@0<0ys36.>!1C93s1l,3N2KX8Wv:=hnnoa@N5(__M06zuPt7#7g!nY;c1vNCVDh@Kn4CR$-42N+9:Hi/DumK!6<&N&,AP!R)Gyo3=",
+    "wkidmiUbC718ollsgr98zUBlYFgDWy1y2mY0SL4L7ckB$1VIPhPAWAs/J5jnPz9>33aSDO:Z;f$o]!8FFaqua7c!M@9610IGbIBE4+oJF0v[]iGOJkwhD!te8xH^R:bwCYIWw:^4+PUA4YiF714[z2",
+    "0uJ<k2Ln$NF:;.Cyxd9%n&:>UY7Z34<dFNH4$JWaKLav3HUJ3pooffq0]x(wGXwIT9^fta)W!iX1UWE/.O2hdkU#*#Z4VjC<dF0l<B#-epEM4&0S=bu<dE]r1Oh^KKsd]s11c_u053o/G5@km#JK<4",
+    "1T,wm<dGa<Ffjl:BQ!KL%.%&rG<Q8u4TaW!8#AGf9v/ub&+!8jF<;hj1-vyL4+hWi0^8wW2YUf,2dW4Hr_;a*s_I9WFp3ckn)HVO0[[Ou4AJoe1itG813C@T<dE,)8#2,H0]YP*:*xarQx4Jb10FE]",
+    "KMpf8Hvm5kG&4EU<dF2tuwD+*<dF.*F#tajG%>=+6gk7CW)B0:<dE[o&$R&#%;KkjGXNVo)$juYnP:t)3xyCQGB)ro4$KM.A/2:!9W-Ie#VQ4am.bv&$wMkKG]/$>1eEa:00#k&0tqky;0=:!0iRp_",
+    "EDng=0]Cg[1>Or<4uuN[f=R,GG&GFw13w@&GBeQe13w^&GBE%cG<F9_0)+w(1kv#W0-vKHyaxxUs#**1k@4hJ1EoPcGcquU1OPk*(cTsg#[vY)2M+;u),nm0%Ss5S0tM;s4.FI,12Z%+H:&[*vjqd,",
+    "0R>]k1>!+Y4*/2iKndd3FblB)6ESKUHPZ0]2g$FX0R!QeO$Hb*8Zs/:<dE,z95B,H13xY>FgXAOqyhr5++q)q0n+gUJ2Wsf06(DtG%zy&FDo!L00rBZNCF21xdR8f4,C@s0]fJ(6$p]O0YM*(0yNX[",
+    "0]vVS0O/tQn*r1D0_-_U[uB_6#s(h+GSl$@02:ME1Om993/b#M<dE-I3fS,i32+^XG1Kt>0o:(h2zvs)@w$Nv)A0ij1%VqsR5Lj-i0^hH3=Ow<05UT(G5@yRMh=>3=acd8A@b)f5(&Ks9[<FjsbC)s",
+    "G1Tt=1kIF04E4nu1%tRwE-TvliFE=;HUJ16I2-o(004ov1PvV%G5[Mg%<qp&sfhtNF*!2X0UbB&rv)<OGc2qo46y;Uii.88GrjT$46=1;3eyTN1_x3$#0L)n*rHMdqTB/zH[Id=EHN>x34<gb1Be9%",
+    "!1fUa:jwuM3,#Rr5-n039x]-U2kr.C+wooiObUm^M*=&XJqMBk4-SPz2*#&h4:#&I16dCstCv:_A;d.pA0ILR7c+n^4-S;=4/1bsLJs*n4+QHNKNmGIJHI9fuJoh.4;VmCA0RXU4=qhf1s>-8x&sH7",
+    "0]T<!1.M/*oKgn$.N=,/GX-T)IUfTt/PfS-H#glc9yPw/OauOg0ux(+sR0a#TL+1*E(N:g1P*i$6WQZ@4D_w)w2;=w*&@1E:LU(Q7&ZVO3NxQDD:ya)6gcG=2*d#hTne8s5,]W1G0R*9(Le@J2BsV;",
+    "IWeCw7%:1GHvk32=d]$qpl1h&0S=JDZWcDMcOM!w:ske#HZM3fGwoUqsQ3X4g64k/*v26Ylg/&!uPzS):[:4bHZuS(3<]kSKLRs3GXMg]KmtP#9PC-ImW=i*6wc!UGBY>a000RO2JBid05&oJ0zMBD",
+    ":[.:[4CE9H<rg;ZD+^ye1%x0Cw0-bOmTwON.gIlA.RK3[:sklL[$:vu&Eo.Gs)A/97&GfyEHN+uF9k3-00rBYXAd[)S]l(tQx5A]4+F@DNCV=]4)skVIV=)K4+EwI9^>j3paBW;iarUyQ3p#7>)r0z",
+    "0uo!(RSwr#1FY2o0r*q]@q/_:GMNzslKT+/%]-I.*I6F[FaQI62(3B^dlEAMA3,(OSsw&200f.^A@ctBe*^oJO)m_PHr81$0yi/MFBLa401@LQ0uDkSFg4a$F9SC:00WZ8TMrnP0tna3bRIL70tD]M",
+    "6gPPT(Nqn!,UKfMGBdncFA6s>00+*VKpzA*fd:rIo&g55v/Ij+4%!9.>4yG1,BJ$&)K:#[4:Z1<0RY+q2c).m4,4!84+E,OEH*jp0R<Z%2P6*%*X#@s1iV/Ta^OGzpaCxmH!>zB1)Qia2K<-Kq<V!<",
+    "CkvVr0@xErq<V!<=)Ljm0S>CyfdL_oGq3;412F&@GXNJcy@TXHCkwCv0,q)i3$)>@1d.mY12uXL/<$*u(tjTWHM;0UGc=D&FgG&*1KIur1GNhuEH/7X4Ak>U0S=TJ&IAMIC/Up>Sq[2=0RmAU2r#%/",
+    "1n$/_4)8k(#D=#kK7<%_4.g=8MGqU29]MdPAAL5mRUZp8xLFL8n[N!of&_GbGz0e2Is&yF4,_k80S8]X7t.yO#oTlsIxzR,2<hEOy1M^YvjPvA0k:H)GBqsb2oDRlStKzqpYJ-wH:Ml]<rp]W93KZV",
+    "<:f3zGdME.3tbg-01pV-,U0!MPY%6V0[<r/4,URr19BZS&jA%R03Qi803Q%A039:[9].,9FA6s^!&w9%2-c<DH[bUJI5Rad01LZ56E&Ox4+Osx6*!b94daCn9XOUT2IWl-8I&-*F*XkZeh&lFn//nR",
+    "k^)3;Hvk(q02VR-2$+Nd2E#fZ3ow!_4*Tj00yhI62J*292ao_^7QYGyv+Yq2Jk%[8AUV<5FHt!&jxjHEGB=MZ#s&@,jxh*/u<etGxC0*@G5[Y<G19LF4@GTiC=#]z0H]&PtO=H-(*X[w3KTGx4G#m%",
+    "tOOq#IEXPNH!$U,R_]5kF$MU#IS&elF&>mu[/IJpA@6ExCpItu3zAO&5e]nj4WEr_9]$yuF)1/I)KLPtfhq%S2-_b1TndLVA_rVt4HGs@1l$P.PZTqo+:@+hhcO844,+/-ivkBf2CM,ZGqtI29]1S*",
+    "9UmkxhcQ1sIWaN,4+hStZyGoN37[]*H@Z7P)Ef=1hcOQY:7xQK4l=^^F)su)H_/CoG@t268ip]k$M.0m5r#1XFcUCp4+n,ZE-%y*18xr!hA]FN4u&xV[-DVfm-4q7D+,1&29.aP(*p[M0](#(9]Jm.",
+    "11_%@G/(t,&(fm,4-zIs6f/yfNDm8zF$**dg)uJ!Gc=DQwwQ>mA22k9F$7Z+H_.d.g)t8SzWXZzwgDbFz9kbj01pJ@*nb^vHia/0H%bb$xCIAG4*@WS6*GtOaSntrBQ,RI7zTtfE-TX$5I83Q8xJLe",
+    "F%JUkzy$+)2ZAvUc;8<J4;ux24+ZJK1tK:$nE<XgH0mxBGyo3[)]3N1HZU-&0@9v74,J4Z1wjI)wE+%7A1O3]F$7&5HkSeeUIMVu0uL9K0twiNjsXt>fH5RAH+dffIDj!P1T[1OFAX>203$du01pM<",
+    ",+v6O2OT$nF%JRjmmCJh&JsTfG&eSwFCR2FfH48c0S2kEOAia]0S=MciUA!p:xB-npyX5sBo8EjF&@T=03QiCk>rZwm-na(2;u_N2PY2zlM=opGB])SBr,Vw9_wCTBRDVs4+OjA4IDJE0SL5]0]zG$",
+    "0Dv(pH8%hbyovz/hmkK21A7hQ7Y)A3e,8z@iUArl03R>p05&r-H_/p&Gc$rQCN(nvF9.X<03Qf604*yv00L15]D-k5;+Fq)SROZq9]!2XelI-SGW[$cAvgdJA+nlSAALCeEDqq*3/Z1@7&ib5#ZCnJ",
+    "*D;V5bpj9[6gj$z0S90Y7sMtBsl!VTJ.rcU4.g3p3;Cseh6E3r0lTsR1ex.P4+;@Z2/_Mm95SOE0m!;00_@+tgE1cpGXM)+6;Fg)3WG5mGXMlP9^h8uF#_cPG]vGQH2<z8H2<zFFaRAi01pa,F&>*v",
+    "02(p;2K:%[4x:B+=.<mS*h;fdGUZnf1ejq7kO&z$tIkgh!jWnOgu!qI@MN+42CSq(1GVb@1<]u:4KldO1q[8rVg-.o1s<7HX(/<_XD.UZGP[EX4>U[VSOA1F6/e3=4.I*UiT<NI4P&-v4G$.$4(GE5",
+    "4/Py;Xs)_s4:*JZ4!so*Az/<+38uUa4-k]b4+)_Y4G%0$2B8fPKvf;rG4:4)c$T_k4:aWh9$j7=AT5Iq4-hZU4G$k)59I@kybTW,qy,O#2!=_30j:xS2eju93L=oJ3J)0U:uNs@Gc,4;pawiPG&le*",
+    "H8./KFAOv:[*@wLs[seJ!AuOS.3SKK01nmx3GXurz]dI>0[XEA4*=38q[/i1@#/u[wdW8kGB)ca9^hIF#bOAU83=IeQwzrNR]wfN0Ns%q34p&G38p_:hC43-HaPF2Fb9Ofiva.14EI9/hbsiHfdUDz",
+    "Lj/#Dcm_Fs3J$o2QUu6-4fNnN0#qC/kjiBgIIJ8GAeZxw0S+.^GJX#Pnok<wfkOh2j^!-P;Gq0cneP)KH8aft9]SV^@_wc-G!GDsoeVoPI4tL@8Y470;@97KodO:SIRFmz1PJcRT;=eV9]A1(sR#w8",
+    "=HdK8/KrMu2-04i0S=eGLJtVr(p;CLxnd6y#rG<=29v_d1JykbCiS@v4,ot7YA*:iFy#9P4%+<t7dY^4F99(#m7<p-@r9,g2rKz.4+iAVL.2t@06D)z2)(-A0<gJPi<$XUtCUm=6ouGC2aAY]0RmGV",
+    "Gl2yHn$1<ZtON(zkOvP5v5g2EVT$Hc5H/nQ[h9.X1Tr&;j#UPL:y7_kx#;aEwBHpHIgm&n13B8.S>7g.969-[6FC3=#^W:/cLePM0w<c=KmZp9:Kh5T=aTX1]6B-szB3NZhzBM(EM)@zJqxY>4AkNr",
+    "3-qHF=Q-UG8v*o(TMq)T6%PvEjT8eJ4#M#$426_f6Epw:r@jA0mh<5y@o&<oF6O<t7&8D4h4:o,!Ep_4;1l[/1uy=!hRb3KsRjhhwlfLMxvv2a1,gv>6fv*Q5(DnDa1S_2wrUNf/;o2p%oGIUi&y^$",
+    "0S=R<uLc6S4i6fPuX>W^1qu3RFA>I0s-*cbZSCa[4*3HQaEt0O4.LfWMK4J*HJBg]InKfk1+WAU1/i0L0PA,T1+D^S36hZ#4*v@.0WvJb1PAw14-hHI3/chm-4lwahsq8Qf0qOw1^y*]12+Hy[H1RU",
+    "8wI>84,%II2l(4s4wnQ4k^3.7pBE1^+Xx:-IRFo8ywwg5f7%ES2iE.c0WStEGs6TQ6Epw;uTu[NpA7.P4-k7BA8]42gfbt[0W-eO9]keQfiwoeFb*3Z5jB]v2DgT59[<C&1PAyk4<KMvA8]3cf,)b>",
+    "0W[qR4+hPLk=un0p9l[I#RMM[HUI:cqdzYMEH%ai1E6RR8s7*Xa5VrQ(E&984+PQ@0r^Jm4+fe99_3tL05A=&*4I)4t2+W_4<Te!4[;ANAJG9e-0O+Z76khPF9t0)#snV^H_.qe$R,[)#smk*CJ!2+",
+    "&.r1OHSUr!AIAYV-0O)%A>.6%d.W0HJqYWi5)T63Y7Yak/Y0.n(#W3y2A(AenlA>4umTCWB;-HMb@J%fB@*duGXM><:m&@]/yU]Az5x!uJqp_-0vR^E5H<E9Uk-RvKOQoc[[-$@zh4UZ%MuS2)%j,x",
+    "<&OM3C/WUl4,2=j3H*Zt1C63*3&iwg1.6Ja1huh#4,:oDdk+G!HV*.&4.D$&Ujvmm4+Q>>WDcL8E)1!>Uk%)aUjn)=4;vmRUJoJUgr)%xkpb&R2h^(Qz2Yqm.b>@kc/+aIA4xRT0uMsl*./H,q67^;",
+    "g.lVN=X6n9o&h%20una:4;pyUUk<Vg/41_=zXA>J:gHq:IKKifZ#6Z*0w10MIR69=IRG6sstO,.HUKZ30W:fG6g08K0S:APA9gs>0w10MG5@bB4.A1[stOMvq2Ou[ZvR-iFR_jBhQI:=)OHUIpQMlh",
+    "4/A10Uk<*,*.KG1oz,6tEvMOD4:>IHUjmuh0S=+[0S=;N)n5+_kfCG@G<aF71L8vfxIzyIpaTq)0uK+J)n5S3L/Op]0^ooA)n7jXGdC_*4)x4!4-7u&Uk;xR>B#(Voz,6mowbVr4+EeB0wW7k373Eo",
+    "4xQCs0#OeM,NH#92sQu)Vh!H@4,%f-p8*b>0]BC_1P:P30SBTV4+8s(1p@tK5WxWs(Eb7s1&Y-Q7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG9]ASgrCJa%SPtY-0p.h.xxaP_1k.qz9VNK7",
+    "3j_m&69^!ZLLNBxPXkvJGrlGa!&w9w3-j.Gr&kXF<%#(^n^@Ar1Ea]kAvQAqQV$:KPags>016^<8Z+om95w(8vD9B51UBhU4+7@y3/a[%)^H]l/^!]k030[_0;-W5ztW5W4+G081.3GX0Sg_MIOtCo",
+    "Hvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.NViLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]F1wWk3e&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)",
+    "H_3E.ayIPJrvVSp0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,",
+    ")&VyDPYb5BUl/$4PY3UuumKMRflv.vtj]6V5v^=40SAIm3D0-3yURcc(j=ZL<4H+Amw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs39Ir=4+4Ww4v>i+1I6eN1]bh8g,]bAFgO4Xzyu10Pz2qxJ@V/8",
+    "wqy;jkF7cn5!Bva4+Mx%4+l[n0672@H_.QXPz2J;Auj>rHi^R#H#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.wf#n7sHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%S",
+    "odG$KP!uxwqzM7MS@Tl+0w10MGQLd&fQU04H<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5)9>yklLi9C5Dx]a$$0@J4**jaGXM*j",
+    "Py$gO2simm4,wd-UmpQDnNSYb;FtOq<m_v:Pz2op9_Lp$0T(s=4+fb_4+*jBN(M:_0:J;f0dyBP01KH/1MS@:4+Y^+WC9^(08.w=03QK2paUNXIRGCJIRFm/nNS/#01MpkUmpQEnNTkSGB*GX:ue0&",
+    "il6^x2ANPF5HjHe9yys%4,tuqpaBb+P$DulaSsH!QvxFo08.w/01p9_P!9yPze<vB9^qU*0S=J0P!7zz1@Mg(UkjN_1l.827BSfY7dQYP1_#Ar4,xj.Uk;D8P!9#_i/Y7+IRFcy0^;X-9]$u59]SYD",
+    "A>id(0iy#S2[Zr;2-5c%V,EwJP!9l-:WcvdjNTFpn6t;N4xLZ^1[*e/Pyv,f2mk9dF9JC+olpsok_0aNPzKla5FZOQolpRQu;Y+3PZTr&1fY(54f0U[2oC5=IyN#aB>A3$/^!*;=WI+.GXM>-)t:.$",
+    "1_R#pUk;JT1P9rl0Sw33Ob7k!5(:D=K;aLc4)di#4!%zaw^=@YFFrUh<lOnuy.Z-&F!N6j3DWy!FCH:7=G@2KGBN,!Juxt>p$Z/$IIuAv(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7",
+    "ATak&FBLK^055AYH2=.FF)%sF1P=S_>Yn>&.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a.>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.",
+    "7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3Wnov1F$6z1mu)Y0U[4DnfG4]q1=%pit]AV.]Pir%0do:P%j2HGt4Cq4w)qn1c[&l1iH@#2XqUahh@cwhfpXv",
+    "T_!YQh)=9h01W(=xd9I%j,UYq@2i1GiBJy61PY2!1MajR9]twLkY=e,00vhMs51;Z.zEj3jZhB/R38C302nv@3y<GEHaUw[4+NT=0S/lq4Bg[j4+ET>0Utm&03RSX-6*Q.0W_+0P!lz%yaf&5MIU!K",
+    "056=aH8^tTi_Iu)-6)#IH_/r70X8w%0unL+4;o_VA0RjYFP-H5GLldPsM,So#99w.!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3T<Nwd8xID>reGfq",
+    "H_.XPgJuR79]1D>6&Nu&2$xU/k*p672Ced70wWAn4axXl3z.*;Qx6HUpaBmFyNNpoWDf)70UrT102nj;4xLZ^ir+#H7vBLGHUJL:pHL48)y=#kOb,Lc0UrT402ns>8#t=31mnpA4+yLS4+5M57&!nR",
+    "0XM7z9].%79^zSF9ytIH6zjR50S.[xF9b3-,o$1dH_.ao>+JkNt56RL.:-gV2TTtG#[mxlco-JP2(M5F-K#864+!MMW)8wv4d;k=9y0(B35CjK9]]o12V<Te.pCc7Hvkwm01mZK0>xdt4-SA77&rhA",
+    "0k/:CR1Xoy0S=PXP#rY<1Le]R2O.ls0^;O*9]$l29]SPwA>rm*0jvWb2[8a45HSD@1lOPe9yylfqyY%vk^;xG03Qc8x/-$Qib4d_i4>N--&&b^#X1C66FFxJ&Bj3ov+Gh13%XD*2QxDO4D.M63AU.;",
+    "0S:!R0rv3^3ML-LF^zS80X6=>H2<z5HUKXKH#q.w0XF_#te=n]$LwVf7>at13DU]h4+V)(CNMVfDlb7bGQCh3Hvk>9H2<z5HvlglGcf/!O*1h74]1mM3Lnz^HoZ>EAT.Cl6*DmaFF,Rh055PgH/hI>",
+    "(E&K]J@W+ZpaCxxGcf/!Y%;=yP%m&bImrYc(E&N^J@W+bpaCxxGcf/!Kr/PHP%m#bF@Wc2(E&6t.>HfVxS#.q6*DmaFKjb5y,+W3HZ#ctAJG9Z.>HfVx^X6s6*DmaFF,Rly,+W3HZ@3DAJPFb.>HfU",
+    "y,+U]Gcf/!Y%<3jFK[+D$pjzL0W-.Z4.NlzFBUT_03Sa&06%atFfyG4AJ>pjy,+AJFaQ<f00<,#We*0uPz/iY9R=At0Wyaq7%=,Iy,)@Icn/AJn;nxau@&+5P%j2IILsvv4w)ql#GnBK(.u@-)Km@z",
+    "y,*8=-9WR3GhI_/0liQPfQSYLEEqM(=8pVhy,+V(H8KDW$OH+!Py_mJ#Q@q[IXS&hF9kU[$OIn&Hvkwm01pJcP!9,H9]1W47&rh5y,*c1!P6WM0/,Z>05UK(02nv@4+GDj0Utm)03RPY06(1pGcYg!",
+    "BQr3AISq;OA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz0*MH3H3rYY%Y30w13NHiHEcH=dDMh2mx(cQ61ip8+s9*8&nb01krUW*:Jj056=aF),KyA_7)l4;q9m",
+    "W*-Ch03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S<bvW&>M.4+XLI1>C1w0aX];01LiQ0#gqO[=q0s4++NMDhFf>1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT",
+    "3cgSTwwI6r4+YKPY62q-RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISlKQW(A0H4+D^,9]AN>7%_742EI<a3Guu;2TTtG#[nM!GyoVg013WO2f%<[0S=PL0]Fxt0aX]=01pAaP%j8HFaR$HG%x<M",
+    "WDf)70UrT302np=3%*bU-[hKRG2a0gH_.eBru1nJ#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+O8G2Ln>O5WNT-GM$100+n$O2)<k%3Y+2>6Ep1P3/87f4j%+Jm#c3Ksgp]%>s0;d",
+    "zIX[S0iF-Bj,+e_*z*ww[;Y:qO9T^vHaJZZFh&E<oevI85-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90uXa84m>c8!@X>HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd1w@4]rdP8&1-5-p(>",
+    ".=l!b-]2tP%oPs@)Yp*#8!e:wF9zkj1rG(_s$vY+ycq/OqZ$tmmbnrD5Dz/^y$^qgzBmoMwgnFnrM<=HJu(0W-QI=<3(CPn6F9ZQ0u2A@76-S#H6I2v.K0gW0yziB!8Q*L#KJ2M)dLR%!IcyPv&9bw",
+    "D-YYu1p_$ODg)803/5j.90R!t3!n%C7X,.<C/UUj2=%#s5,]V-$)yzzpa_xVH_.4-3Wf*,x8<xK.Fy432kZtLHUI)QD:gY!5-p)5H2<C:;+F;/03tOo02;+/07nJ4gBcG8<Ch3<P7*Ny8#4d]m,,C:",
+    "P7eq12=%;11K0_5Fr=Fzg<hRo2J#6DkirZFhvN(zH^VMx(X$y0kJ_2[F^B1E0#XFl<eK*K1r5#pF9fKa8y@I_iwPeOFpLQd,nBRh#k&OpArE7W2>i5ze*_Zg4*mxUf&aMy1&[p*4+!k2LkO>dG7ku-",
+    "/2HTr90z9!x(Ec,!xRC]1PZ)>C.e:G6%L1kwE+(U=brV.;n<5>=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwKwdPR]22C3<024R+u:^pg",
+    "3kLTP4+nw:8#Mq1ti2Tu)(Zvmiy03FP8&7/1BeS9G1dzLtrHFO5eVnSf&l:s1,gzX3$8*9-q49r>VWx6J.kXq4m1E9G5Vu836Z/70wE7z&j.*d$ASS51lth/,XRLdp-85-!VM1vxe*3]&<:NJ<)0XB",
+    "G4u%&GXM-&yln)Jt3wEg+p+,.1-W%84!Pe63EA^y0kt9rf&mJT3MVu,01d&rK:=(b0MjK3G!,,G8xG160x^yj00ik94+hE,E-cX#1QjbdFvAK6:Kh*iGQtNNI8Fquy9EnQ2.sak2QtM98#zuBGM=p@",
+    "P6X=54,3i;D:g7r6EmS63r+_>8!rYjH%.(/0uwZ%9t%zg;i()#GC58gG5[X]HKQH])^TEO$@S;Ml%oLzk).63y5.H8j]L0lm;8x0$[[a2G%),LFAp*=051hMH2<Shp@aNLWBdssH#2@92[il(E-2U&",
+    "1G_954+O&rBsnws2oF[K2=cg02in134BeST2Gg8F4v</u4*UrX(NP5(4+qBkeFgs!2b^:9ppG&lGc:V.2Ok7D>U,@+jqVl#vfCdXG[mI;1k_bT4+!&_8Uv^M0uKWFAq&Fw0xmHz01p>+wnqkqx.n5H",
+    ")W0>m356ps1voM/4+O#OS@Pdz0@$KI2O.lNy#oP.rVtMT)$L3V1*U.00.>2%4ZidO0*ToM4,V+rO&4.)IWsIZ:-fMdE$RXamKXq=AqMvI85/U38WS>k5eyvy:.teM9RP+J4+2*cHKP*@0y+fa$psGr",
+    "IubSj9]AJ_5-6cE0yqE@H[lfyIubJg9]Ac55-y/IH2;:T&jlX:Fgg,B01kx$2e!/x1iu0f,yZ-%N)G^$5-gz;zXA<,mIMQy=$ZUJ(cMiBh5Z5#AI-rO4,xd:Tnw/xBrz.i.YEXK2ie414jKcE83P&)",
+    "%c2qljV^)ev))YsuL2Ctu:^cB0b_th1e&a13:XILhYt)I38jlh9xast4wT>D3h0an4wv6e4c>om0+tXC<&X8vqa6.k+Pw%b12Q+Ak6r>bUj&>;GY.pN3J(GF@7Z:Ohan#(G:r)f.roEs#ApSQkWdcg",
+    "st5w40S&9_5(M4w2<es7rFaG$53&K)sCf;Q0^l$,sCg7E:8B44/+g!V$q<[drMdwGy@B[d(A7f<&btK.3(K^#4#*cAH=:GEzNdK=HW(jQH_.d>vnK]mItrZz1q^<Iuq!VJF*lN;2:]g04x@LR0;P*l",
+    ".I!Xf2D@bq0R[5g5f1_,<:_k[ns5gF$1Dx1szwtt<&g]PIQs>.eFwCpf&mW$/g3nD@S<BcH!:j!v4x8PE,=L$3Ade9FBLL0-rt5(,/.6oyN&<8GXNh2Gy2;B30(^k!&n4G6EuQl4+@tYMGph.(MJjB",
+    "#g+jsG%z6usF#fa2Ob7^4,MXuSOv!01@i9XkO_ww<xurU=8p>NIM.VY3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4$!3!4,Bk/6An@Ws]f[#[tE_n3,rhX3Z]G=4+D+K0^aaPL.sKjVmLQ8ID@lajpU-N",
+    "1hfhR!wLrc&KL[D91kh^hFUB$Fu]a80#gKX3!VrDo04S)k=Z9r3()8d7c]Zj2)2@92XqOnhY$[_f;foe.OU6xfgJ>65f4k/>*4T+4j2P42gv_r,S]@lp<]6voeB%*st=,5y$S<7#[_(el<]csM+n[<",
+    "E-ccM10M<CU/%j.AP8Uz>!9v9Mg,#m4PXO>H3TUi1ULQ*2E8i=&_@5kGdcLI5Do4BRS3@>4f<bhBQ,K>3FE#82E>pjkJl0hn*jl^Nggwg1>e+L6]mA0Br@GV1rG!6$@33xFqa1tGLIDx5t#/s1_N38",
+    "2OBj21hTpU1fw>)1cj3c2E;v=95Lq1LL)IYLj&;IF99])p9dH/01pJd$yf&KgbfZF4</jNT]X5wGd7;H3B]xq4#MO]F90z&!U7pKfCn5kw.j1k9_;9Q6*K<1nu.dLr<b8s>%RO#rOihwGcdzN4#krY",
+    "9]k$R1rHjsDIYvDs,-H[QG(D70m.]!4_7BAc<3>B3/bo&iyaH;*Ao_mvJMV^v6TTMH!R/-4#Wxu;(GH,1mUE42iTHL3KtIsyb1/LF$v>b0szc24+WqK3f2)BIfD)j/*br=E-KmS5gat8#&#1qtRV$+",
+    "4*3TF8wP,vTM6@(L/K.g1>@3hX9su)[s.ocG;3F&6gjlU0^lr6$a5b[GQA2f6*4&h3Zc>/2mQ)e1EB&An,mKBogEJOfix&LG#;x>02DO.0@V9Oy$TvJ051hMGXNh9HvlghGd83OFK#q6052djH2<!d",
+    "IRFLo2<eaR3J#zuB[3]!,VXq-83&pJ42cROG%VR64+Dt@FFZ0c02;v<6EgrG5-6cJHZ]rD0%,>-0+G^R4/-%d8#e$MG[y,Z05QZA1kd>F1jG_!@0qj$GPEoMi3$$>goF;X*BuU*pjHL2>%1&MGBq^d",
+    "3J*/j6dx8ai3%Gy01@6*1I82xh!+O/I]+#j8#w;eI57YnIh-HQi3$tG6euz]01pb8p>Tz33=a)f4+oHzF$-kj6g2Y#4+EkKA8$3c&BFm7AT+9wNgsy+Fx[*H4-,QjB[Dex2Dg/644xDT>96,Lg-NR1",
+    "2oN%qB<YC,9]%DkGOHy6zY+zR!w3zO9uF;e2@V),00XB64+)0[8Z(sv95c%a1C9y-:<W@Wa01ZC1>yxw4*.vs1jGv-1v9NB4<[399_Cmk2<I:R2m>)d1*4!K3xK8s4(/TtIKGM;891yS95w(09]C6>",
+    "IL8SD&/V6hUJmM)0RuW83=T>GFB&y6&/W6iH8%h+AT/;r2>LorIRF.o02nr+1rDC1Qv%1f2Lsva7Y(M>V,+%x&>fLF2p/yw03129:_s;:xCH^q4zC6Tz2,y]HPQwQ;+64#6f(jO4)O:JrLzML#>e4M",
+    "-JZTr/SdF*<(3SGH1P,<7CE3U4CLZ,0,6E>+kjUKfF^-591V/yHYYhX9^deb3by^s8#D6/BRDkx6Ej[91=x9B9^PB:g.T&THs:ZEa5kL0QV$@7!w;U*0ihBWH2;>qZVueJW&(i_3,JgBgY@BA+1)k>",
+    "wIweuH#Pt(HZ.^G1o#dUHFFNG1>bZwL.Hdx47DW%u8Kwn]F#JZ<(36-kpdq8H1Y<&H2<wr00aIO4<:e0FBUj802;&@5,>0w1mzJ5wIvRX8x72oG&wUcGK3NwFaQG]0%r[65hFJ>024A=9]bY-2p.hO",
+    "03RDT01t5bvr,/*H^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@,uH6=u=]L/4z30RgNy>O.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#9yIa<1M&$EOY#UG7B[CZ7&qh*2$zr(1<-_e",
+    "!_z*O<(3I=02w&]95(.MIRG3p024C+1YQpXj;54r4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#rhR1@5K0a0kt/F)s!-F[hzg2$S>g4+NkZ355m/*3v)(!^$&mV(j7%4+XM(1*>pb59I<pvN-FE>!AEY",
+    "jf<impxHMM1A-0a204;=0^lf*0Nn,,,LVq@o8k@vk7<<j4;5tn69!lh46:Us2Pp^^2Lpt54@RXx9]kl45-Fh_.pYk269/)X6%CMz6AAMT4+Z[[ULOWG[Fej]1H<el:0]<>CJyABc:^tW5D1</L/Ojz",
+    "U.07J8V6+ypbr/>twA3FGQkrF,5(2pUkA,t4,NBR9[<4I;*kJt%#i_P%a[ojEW=/@0Sg%b7alSh2/$953E5!)z<Y&Mg#in;i3Jlk>elsf4/AtRO$UIc4+75w3zT[SBMy*x1;i0v3*>.<0op7N3x^&!",
+    "4Aq5t2kQYEJB)N63o,y4bJ5%=E,W:*Zw1h+Vh/U8Zvc1:(S#Nbr5Xa,8UpP46%RR]k9Zn4$J#6muh9w,GVKHdt:OU,,qAA#oVHgF7L9EbG3;>63+$R07%-e#3..c]7ZWsr)[6lR>:2k$!.rZZSqGKT",
+    "Fb1B27X!Pu1P,O<0]e8mO9]s737:@m0lzR02,nRx2K:S=3WOd7$*5^tCJ2Zg0:UK)<@H_74+hP[F$]Oe6F2^8HvkKA0@b!g2Y_Cb0R[Lb2X>aP0U0xQ1<[2_C/0#+1P,TL1eymYFf7!)1>*=700-<]",
+    "Y6yhy1O;Td5C8@S-JF13+>)1GIF11i2Bzv02hP0B0S(6L1rH0Fr6_oO,3$wc2=KN[4298tF9kI<;tTa3:-ww0T;hUF3h-g^A_@nieghf<>42y@9]JSy,EIl@QVy@CkO2eME(Gj!4+HAiI11^<4-%11",
+    "7C7L50R)3m4:j/t4+*ex2fEui4y6bOj.rM#!dwZPNCnxp69*p-2Cs4t5$CEg0m/jin*tA0!;auusUk9CVRPWNTyGFLGB,A4WRa8-4/Yp,h2aVhM>eB)F#r!nmEj5x9*O^E)d8L13J)<>0uS5-l+c]4",
+    "4-h-V54-AF(47Gf8T$qg4XT;H4/>-/G^ICgWT/^H4.hRi4-#(l3J)M+53UJ>(47Gf8SM!V38kA84/havoDB_+RSz@j9^jk,n,dQppA8Q/(X9jyUJp3YtppBU59I@(n,dQiqy,O#2:8#P0R=rI4+FS:",
+    "RtX_q.n_)16gIfD3obb](XI=+sQhUT*&Z(dI53:=W,kdhHUJqjs[sl3#t-tcu_rV(0S=;3&]EJGH8^0DRv!g700HJh4-qe)eJ/qvH_.K-iUA)4Hmu5e4cq];>Wwu+!+IMqLj$Fp0S=U5FA6y^&6NiZ",
+    ">Aw6zjsXbX.hcP45BjeJFAFnY<uO4=0;z6Z6);D@1Sc=vm8k&+9^JbL0UCAW!<L0nh64>h$W-V^d/CBh69uZN1OnWnF%I=J0uKn^0S;du2.*AY0RqT94j_1@&>f9PssRg^TL,MGMGnXU7C8V92ci63",
+    "1e_Qt1/C_*i3J0t6$=)o4G$3Qhyeu0K<S6v0vt8<sRRbnhcXOo4/k-28Z)cU3I_pwMI1JO4hWJ31,SzrIsgDV5;ezWG]YmS0S:L<Hvyz]28fL]47L[u,(wE_jKgyU;SvK&0FSuN0T;!xe+Y=86Age6",
+    "4,1IOTMrMU!qNc@2ISNV4uQH14,LMkArv+9xdIOm-,Lft!gfChEHO6S0U0/@g,Hr-1nu])9_d^[x&j.Cj<uFi<8JpsAP)kT2;fUeUk;YZfL-gT[RIyI[VNqPKmzxsW)B0E+XD[Vz(oS.0R<Y!dJ3@^",
+    "2Y^w60S=HD>d=0Y1o[RJiwX]9sbK^Pl<$b]dJh8N2MnMR3V@%C4+Yn<V+=I+d.(;-77j83:DL(#7rDCv4D]Ci9Wb^M0t%:$Nj<;)Gr0r_&E1j#1zirL9S!(]T<CjGHa9sq&j:FIF*L2&EDr(tvjGV6",
+    "f/LA)3&@-a44MK9s@f$&(&1nMHUTvpIKQ6(F9SC:gtim_#;ciI1cmC)0VX&%:j)0^BMIZJEe[Lg#1I4FA@b]u$r25ev%&!e@s5G-/v)q@h7/9=h*AoPPY$Ps6b>Y%848W]ZU*y,Mh/Su6fyt,WC5S_",
+    "wE+(mzWhcH0m!xu35:K:7&uA^<Ph=q3-4MU4ce]a4(hrA9^GC2,3$Zdd/AwT0[pfO8#KWU7dY_IEGsxQ0dX2Q)$.Vul-)/a95JQl77LtN4!0&eI5#YiQw7V91Rn/CgbFM-F^eW,guep:J@Ukm1R;/L",
+    "1(#C^$OH&k43D*.0WSbIIPwn%[kud89s!AU2Frjr4x$AqH8^BeI59Rk<PH2o<6T2UgA)d&/<.;93..KaAp+iX3@>*crcw*p*aa=JH#CK*9xFL45d,.ICMz[L7ZErB2mOgR4,nq%V++fp4F[L1dJXaT",
+    "0vb7k!vYTVbqc+.R^IptZw]et4I4MX0TMO.1fsDG4$iSu4wNPVgYGa2kU]6L&td<0>XG^,TLK-pmg9C6E!T.x1Aq>-pdKSNHL>a]1O4;12)D)r2bhyj1GNea;%o&/F2ENnF*m=KTm#b.1aA)U4hNG2",
+    "3%TH71mrpo2.iP*4-PB>&jAIIZ3cM-fEWs=8UqI<GBTwG1=UHY1CJpGN)3m;dIOU%1k.bm4;psRN)I8=:/X]n*TqU7NimEr4/V7l1r4+NOAiBq2M,0!]Ca$D7%/oL4+Ngsr_w%.00U18+4NWf(ZYKQ",
+    "l<SBeAq^.dHw1zj3e/KU4$lz)zl0.Xi(v+-,d>&>!2upQs^2tXw^<U0fB>Db(h;s9GqjUX49c=d0Url2/qoP>IX68HpvNErzvd7R1MIjU4,vz-oB-]<2AIrF9]AB:3%i:X1l5L64C9nV1o#37q:)],",
+    "(gF=bolg$].CRhhrIR)f1(yi^!y5&gy,o@KBL&va5(ya(3Fedq2bZ)_3i=0I4Kq0@soOCVF#f0w4+N0I4FO#rH#4l-F)v&#H2<9xF$K)l0Uk8Iln<=UINC^N[sPsVISkDOFAFv,%i#+Nrv(My<P8OG",
+    "=4Sg#3&#ly@kV*;-Z>d<=Os%-+s.bX2ld;&4v3)=6EuOE0S=p_0Vy:)*Vz=W#*+gH*2PW+;/1!FX$*$/HwK%gMFi-)2xJS2(*>AhF9.R-hWU-GF9tO-rY]o8GBu+-4:]C%PYJ+y1Ng)Y3+V(3(STG5",
+    "wMzzz0]MHp4i,Zu6f(7=1qPD;4(0S74CK)p7&E1C458o<1;$Wa0.e;.4!q(:1HyL;0=0vK4,(7gr_wG>2Ly)v2p/&p&R+o.55feC/=+mb]C._WH2<Cz1s5_@4Upbv6E^$*7&3t&4Xfk=2Em[Y2c+,-",
+    "4<JP33ojlrF!1tA4-#ArH4jmSN)ESZ4/;QVqyY/U-RG2m@3x*GGw**1[,j(OG2<Oq4y,B!/,D>A5%qy)2*8vJ2,w-S3#cX&FwZ0h[sab*:J]#e3m*eF01pMM$UhGS<*NJR:jVbP*%u4U:$d:@+WQv]",
+    "AMP#y=#TOk0uKS^1[XL04+F%*X9V*p95RjpA1O2ZFAoFN2O_5%@YH(f4G#;6%5V.5:^3Uj%R_ZA3*gKM0G)OOvgij1jtv9k!B7X1(hLtoiNLu53bO.c0s0RJ,r6>],SkBS<W%/T(z=i-.0/5)cL$B0",
+    "3Jszw1o^J@G/c&P&&dx5lp6<eECRf53Yz5&2ISs22C:*:4gAvr1Gno03Cx=f14RwY2NO3%95nz1&pHG0KLW,o4,/W>1Om*a0t2.bL/Kn(35N(3ErDYWtpfl*4gO9AjPME[1T)I5R3S1n$r/rxWB;2Z",
+    "(a/#1(&tMmG&P]KBQ!Ug0S/oy7Bv6@ik;vnya5TG0R+;J7as&Q/fAxH1KchhG]eytpdAj,2<e6!pLPbGt5XY^0wOgrVgmWJ69z*G-$[-orUC/r%_B1(&kqCIF&>jl#R36B2VD)7p>2gv%LE%Rx&-f9",
+    ",7*OG*Qo&y1B@YNHp!;24,/L[1%xsW0=g7k49@Lj2+=er7c$xb3c9,p1doC!4+rD,0_-[>1xX$@Y6pmeIS&T#=.xB$r%Vp[KtByKF)>tJ8Zqaq3kmtj4G#.X0S/--3kBr+NDl>k;j8:k;B-X>:B.2Q",
+    "3*ku*1*,RB4xNOb0TwXmNd:0&V+*OqR312L3!J!A3G+Y!pcxM_#Mc4:i$o7K]JMQw/C)KRH8P.E1,b4_4+Z>#0uKeR;5+V0y!T<Ztld,(1,$oT4+BvT9+A780R[fbkO2#qg,r-QycG=l3E0$B4+5&r",
+    "V-;[.03RJO0083<50L<sVg^9_2JO%l4Vmg]A9pbTKS;n&IM)IXLxq%N5jg,3mg-LCb^-]])fo;,0oVcroP^5)KQ>]sV-:+k!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13NGJ=#YGXNbovI,w^INApvp8+%g",
+    "5-Xu0:+umUcQY[90w13NHUI.IkOm(/G5XkJ4.W$.ACUn!01pX>7Y=pH3kAv1Ru3;izjXt,:j)1D*_beH0g(A)1E^2<4,Lin0^nKm(VPJWjP>-=1cIgm0wWDm4+<ddoB-w+4+(&#0^l]a&!>.pG:>4o",
+    "0R@V04,;q]4,k#foB-z-4,LTq4/#++oB-_g7Y>xD(gFe>4pRr:lr]3pkojXD2[r&92Q_l(Vh-k^0UkI20L:l,AP%4d0q&qH4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%0GLV!APb,a5-*@L2sr:AIRF60",
+    "TLxbb0iXjP2[,=B4mbc00g(A)4-18(paBk@13wlyEHT*u7c_GM1_Z<o9^YPH4*@(*V,FMk$(#WSrxpTn4+W;G2:_My3$!B)kojW+Q4a_w]6;x<G%()*4wdm/4+W=dHySVi4)@bnyCM$+>$U)F=0zn+",
+    "HvzO!39l&(:B&nDi_$Ms.2MSD<&=Ra.q8hWB;Fs-7Y>rBqahCxqv<Xk4+i!D4+QQi41)Ji4!-2p2g:(j8Z$[JI9)Uk1JR(G0S:_!3k&D8oB.BS>hSz^vnek)H8TJS@ZyUlv4H_wg]a0N0gvhk1omz(",
+    "1UEP60^Q.f3iHD=4+h/$V,EvS4.CTGoB-%w/Mo.THMJ/mH2<5NwwwVE1B3De4;xlxA0RZ77cZUxH#oH=6F2yV2Mx6-A9pkWAD-m<,6jN*iv]w0DIa$.03V+LII.)Jp=pX+KeZ>zAT$6ko&h*B03]py",
+    "!2&OEH8sKlAD-m.g9Q=c[_@=t3Lkek03V+LHUJVg01mY&A9pnXFP[N8IM<OMy!QkTKeZ>zAvM7QACUn$01pg_7as-V)9VBe474Z<G/j=V0S3Osv-hwYv;v<k01piR%A5fLQ4a_UC;5;q01r9+%A5fL",
+    "-;@pi64;O[5&O!V0RmDF4YVi=H2TV%0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFa7=[4:[6$UsCulQpG,_k=KG28(I[H#.5Tn@4N0^lwfC.jar1IGa$0W.&<GXNhjG>ciU4d^+40S/Xc",
+    "0^m*$)nf,>4&;z4A,2^20TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lqkin.[2ducl0S=f0>yi9O$]4P_>+tZ84++aC9^qSG9]19rkO2bI(,[N*xiSdh;F]f;@_nXOrjP*,3*+KA4-TJ_RRQz>4x9oAodzEQ",
+    "HKUpV6)<MG3l9l]iB^1qi<pI4MFc]u+/+P$i(drE/yn<4:u:>Q0uKkLc;RUq0u7.wH3!D-7Xv#9ws#K@m-7%IkpvSn[ADi@VQ$p(R1!J)R^UAJq),O@v/AOLq<ykgm9ZQTE5mUwBsnw0aTGGbaSsaX",
+    "j_xW1s0IYp[]=l3j^#9JvFDBf4.N**P!0L:6D/>>u:uag(Fz[_Eb!zJ4<Q:)CNekx3bT>M1kwr*3AGFl82JPbAov6mF<.mp[kJj;49Efnoa>b.TF3$yGyono00HLjngI>6[Nn/-0.QuOCcLXq43Gi>",
+    "jF3qWT9N@6FaR$FF*^^<0^o5X1QIf44)M%S9WuoP4+Zh<2M/102PQE#05489H:L;JGBf^$4:C0X1d<_.4>cW57cu^IGvEdv2[Ou=10PT_s0j]<,7g-vIm!YB(SQ-UT9=kHF!Bo<05t#t%^fsj&:$a6",
+    "F[%j$,,3J(T9N@6Gyoq4HG[bX4<t!Y2H&c@0Su^MFAFm;00*Vt0S[V[2Lc<fgpfBMPBf]sEHgF$9^qK$5Cf*rJs(&(nF1#[Hkbk*05IPM4+<FPZx2wZ2<Q=&FfR,/G06f4rs53@S-+zxG5[>%HUKXN",
+    "G&86PFH1Bt00qh8a^Qbb1^8W-kpdqCGN%bIOEfe91B:7$4T*sZEHpO71P/$B:k1E9v-r1105488IHn0KG&les4m5<k2IZAX4>TN37cc,GG_EUt2sOyzF)vUxF[TL(!oVjV5H,IZ1B@<n4>TE5CpR]9",
+    "0v@Y[03Qc6rU<<gH8lVR&Xv#s4>T1[2e%6gt-Prs4ZV38HS8)KGt!__1dXq24+XWJIWGz>G=VBj4loY>oGS=+tvL#WzcB#z3j:>70S;Li5d=Z-#sLP=&=iwE%mfLxxB:yK1P$590S$!Yd-+_62D!f&",
+    "33:!08Z+$h0uJ7%0RcN71vZAR0S=Yx&/v:x*f]P<x/IDQ)j1Cbr:;324+*oy7Y:Ey4hM]=34#M32Q:D+4;hetFfxEF6f*!0*[1-y6<dXC0x]W52nDRSR]tuLRS36N4-1*>umKL,Q6C5_/cfS-n5wk>",
+    "1%s1P5iqMQ4yXYK;V(N&1Cs:>qk^FA#[&%1-iv%*0jASr4fEQZ0S=Mb#Q>#Gn&GMe4+Dk)2e9P/3yIlR2!H>sB::u64+x_85)TcA#5x^bEyB)F0P8mo3%s)$BsDlg4)Njw6*oix[3Q/K%Y,undJnk)",
+    "pQ!,>&G^sm@nnSWf-tb=1EHw>5-Xu9Gyo3[kqjRIGXNGet(rCu3(Alb4+zHQcMk-0ywU*($qf%1/BWV=F#sP9G2#pwIpq)mz+nZ((HIWS3KlSdsE@2.1I@L3H#q.e&WIWT90Z^ldkEPA4+#6$762=]",
+    "4C#bxE,N]c2L-H!sR19d0Whqp0Ua[[8!@YcF*3IE2M4bEya5dN]D=#7i_.6h2nKKu53lG^46;5g0k-bdk<3a:4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS1)dLMSmgR1X8]M,9P,D**i;44REA2U9mV",
+    "I]<7x15+OWGXNSk02eU-3fZAl4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n83l_fK:8ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM-<(4+wd@2h#7Mh=;_lvEB/88,k3@2iR)",
+    "Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFd)[S=jNC<;ty4+EbAF99>%Qwxol0]iqD$Vv]h%)h7s4pR$/$rcwlQW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>vjPWG7&QPd0XI6WJqF01Aq*ZC",
+    "IUNq/>zxB>9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90lmZ!2Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>]he!.>7BT/0i_.Or106L07B_P4v9_!6w3q<1g3&S>G;ftp]Bpxy1nRjn6*7#n",
+    "3:q.y,KPNsAqj,j0uIpF6$hlL0Uj_%+y)XXkRJpg4+WB,0tL[P8UV@:4-kCM1[pK%gER*f2)GFhps5^K%L59dk@x2c84vgY6AtOT0UkE$ya5WmNe>RWnIjJalaU;]&H]B.9uAL<9xqBWIqkdw4*CNh",
+    "1_iz$0WTLcGOh&.[V)Wdo.9qY0S>Xc1uZl,00P]k6b_NMp#lf*=$ib+0o0)a95jvvA5k:@E-cc<gB^kejs+Ys$DslY(FhI20Ur/C#i0TU+d2b;v:Oiw:.TX<HaETn2KcEm4:7(4F9A0(052dnG5@j+",
+    ">@CrR[[g,Q4uXsyFGDytz6BjP052mqIll!T208r,A1XNj1Kf^bA2Bz,1rGzi*&ZJwIsFO)goqv/[[c3;1uii$%Z<Q0L=1ygEHN>30RWt@Ee]8Z1s<18;,d==F<y=Ql-2G+F)%a71t_EyhYJS(6AvPY",
+    "3kHX)Ss#D@GRp,mGd2J(L=C%495w&]jq4sCBsI(hF9tL*01qmT76zz<%K-xUIm@tw0yH)N4.eEl2IJ^$FMt9vILrkeHkS(zMV1yUGBC&i5I3Hb7#^1v%:=F=Hkk>>D:eWlH8%Qv4:HXK9]Jd-3lAfq",
+    "76y/.Wgmb7G]dGbIGGC%MWq%W05aqo5I2OYCm$p+&jlX@Ih+d*DXkU.iJ<d4GBM8u9]Jj<3lAf)76$ankO2;w0rDFTi3I]n0uKg:1p#Raz6%EWY99qMfweaYle#z!!v%UcH#smgI5F/V4qhHKs]5sJ",
+    "A1XD_CIr-!r2!8z@U)/uGBJ&-Fdrc:s]5zO:$L$7fCBmoJu)*ii3Kk!Gd21O4(lr)3o@&dGBY/r1q3<EDma)01M6xJGv5>212Qy<F)t%DGnfSfgrOA/fdbzZE-2RWz%4I_0W_/FD;bJ<HZsTsFDEuL",
+    "00+$cXAd*r3NAJ@00Qdk1P:#*F%mVM0S]!!-0i4@G5[^)0XQ<ND/!B!IFSn.CpZ8IoaO@[GBL:o9]Jj&3m+so03tXsodFMk0:&[uGcY%(gDoGA0XT-&F9tI)lnXB;Gcf/M=yQQR4:Ha%9]SX<n/Kz7",
+    "F>a4guLA.[t==N&0;P$0Gco@#kO4C<hb$ilGpH6HD:DETGs/D+GBeBtF9I]&01qUn76P3E0KDb[4^b#91s*k*3onrYH8>VXF9$O/nF^8)HUI-$.4+$aHT4;>P7ec>3lAZ!76Zev2Lh!74^b#A1s*t/",
+    "3onxaI5USVF9$O;oC>Z,H_/v;HY@RTGBwWy3bPgl,%k%DoC=_-k.bSpxdJqYEI$P>FgO4]8#FLE01pH9a0uMM0^a/tX9cN-MjJD$hyn%i-]B/Ow8Q^q4Y7y.4uXRN4+Pf+8Z;a]1K2DC8xIPVw+RKt",
+    "n<A4_[rmwR05P%ZF9yr*b@Ua(-SUczhmbiRP%)sWPA@lBD/>Gg0uROk=3rA:i_%wE0uOxk!D.h>0l^66561!S!D.hT0r:(CtpW9iYafgOHsAse#[q;ab@OjJ@2r8E0r$-oAB>PyixD5j0Wgda4_>wb",
+    "6b^/WfOZF>)kg^5wHpVii8lj.84l999R/X>FAn[.2;WC83l9Y!067mIj@DsE/d%eEH.cL,vBCieh#3pft4l8cGBU:J0uLatt+<dY4#J100S/9q0R=hFc<G5c>7npp4-s[oR^JB=%K-An#L5#0/i,(D",
+    "3c-,d1oy*94%KxKH53m/&#Ds,Fz59a55)tO/rj).$n.0gtA^I[0<JD!10o*,F>V4]3(LL(4loRhs0.$lFw2t!0m2FnjL,rUEt$=(4*-da0S=e]ixm$A+4wvO%;S<Mll5c/:H!ZB+oZq&1NE2&4,$*O",
+    "0]r>j1vtB_0^m4A0S@B&tCj&9G5eP;FJ(6[nyV8p0yj8_3I&>:WDn&7&hi!y2%Gg^2gd_q*o+qs6@uG!3&[@+fU*P+BdHPw8UyhL9]^2^-g10Yke:k$C7i340R>3tNe:j(0Us+d00hGHQ4b2$0TMR/",
+    "3CY$31JS!34-J[4Ne03J4<sxnS04a104FjupaKSizhVJ_)(;LWWi:TpWnwtb=;;BoHeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)!U>JIKntC]51E2ahyy9V_gJP##;2M,MOvI7r0Tn]8<",
+    "6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OJjXfdLOCuLTeE2l4)a0S)/H0^lha2oDK>v-z(.4.3)S11^LYF=+,@Ej2Q<",
+    "GCu$[IW&[&6(0#R-o%1>1u@>Z0S=oLgP[Qr4;qtJ+Qmsf1u!uzI1d4$ISHw[Sqg;d2a!b%!x29XGAvtX0mbqm3sV]1u-B*;PyiqUm_[/#tri8!=JW9]dkVk70SSS.at=&l133/<**p&r#[mt^w!Q%b",
+    "rpg)#nU>/#1B2iM9]AYT*8_I50UkE4<&OMsh5xew2GpWj1fc-9$Q^Xt+dB:QD,Rf&fMpJ04&U4X4,eb]4,T#G6%P&h-0>N0)dL;7HUJM2b@G!J0S=yZ3dQ>h3RDjT$<&5f9^asT5HZaH4g0bK2%e=V",
+    "0tgQyrUMMDt5OEX<D2#0&ZGekBwRT+GF@#V0SLa4Wdz5ZBM#O93Wf&@nZpSW6a54q3N*T&2oCiL9^zeJ9]khG=BX<LH7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1thf&k1IX2%0SVef4+HY.1rG.N",
+    "[!]YNkD:z$.-D_R%.l*f2-Q/!0SVdcqyY_Mw6g-P@-Jl%JnZfT3&WtT0S=Z0;gcLeF*X1n9V;_31@hy](/Y.r=AZm/wA2MJZ!/$k._koBGUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld",
+    "1p!SD6@KeTZ;EGz4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn#wo/,0dGdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>",
+    "1RoJK00!T&P%jEJJFDsi4<K+.A8-]yt-Ycm+X3weF9$I(,s%Mp1/oTP4,_h*1>rnJPA:[IJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LQY8HxCN6:IDx*<CXlZ*!emi+yOB02p%-6",
+    "1BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmVg:DDp@Bnww;*b19tkhKx1lH444,vikp8*T!B<[3K49h]f7W]2:0Rgm!0^lr1B<Yd;B<Cn4Zwlip2XPAT<(md]Wf(D,b>Kr1",
+    "b@K7Kngb[<GXM@J$BzduSTr[P4!i=zGJwnq6g2ATA]D1gf]mm;1vNOjp*ap]Co(hu4+Q1.ArAym4.6[CtN]l2H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT056-YH97r738=:)v#AOlHKyYNA9gkX",
+    "FIP4(-sOsq:W*gvuLT^A.Lv;-cR1q$AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs4]lHW2S2I,F*Y<s1wVW;EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<2FVXAgGO:IXlZ0Wmi)%mNP!.QE;W",
+    "HqVX;9^P7C4/Kd9tN[+j.>8Z3+x%++BM%Ru(*q9K/K:!IHvk>EHvkVc#I_#f1+=Lv6WIX]6U4Tx0Ur/8n&]/$F2uI10SclQ4+Vs$3j!kyQx6NowyXgIxET)#paTzD#I_#fF9S0-052soH_/3HGmys%",
+    "4:ZKKtN^7JI5cq&2,miE95;>AmyDnR4+H0qQXdI503Qc600v;Y0=b2205t#;Gyn>a=a2Fk0Us7I*#Q;e03QZ4paUNeGyoko01p!B<-eKl0]UbW9]$s>10Mr2iX#SJ4*[S99].!69]to424WuyI,I<&",
+    "4,VDc5DyE8vjQD5+NG,j2#&@b4)u#$1L30=4,C@#2n0U^dj;$udmjKdyN3h:/_5pDIKNZ@KOYG/m!>)$5-6cE2[b>+Ig3-W.,1<X1TczJ8aV(T2Qt-zUmqSb;=6Wd$><>,)Kf1=GBDLs1cfUf0y5Q8",
+    "3M3yIG1XHq3pO[h!_,80Hr7)Q5$=Jz0Snes0;aKB3A<Z22-TgB4,nQ.FF,Lk02em=9]$$qQy)w:053N(IE*.Tq5(D6Q!l9jGdTbsodGr2QxD$)*-5b50oqd=,U2n,Qy,iGHQZAl,U2n.Qy.6yHQrMn",
+    ",U2oNADjU-03Y50HUJ-U0X6>1,vTxOADjU-059SKF),g#4)C7;7dGHi2/Jr:4+h[.4+8P&MGqFcrK]xD0M<V<2&axz4vZ!O5Dy3Uja458F!Ci248J8G1UBGP9^6<9Dl#wt7c&4JHvkV2gOs2F4/3PL",
+    "FIh1,01mwb88>imGcz>h-XMxq-ZqL+ov.]z64[fW0S=VP!2/I5xs#v)2Jg57F9S9:-ZqLm&I1mos8]l+Q!hU;HUKXmH8%1.AE=N@-Zq]wGLAnDgGmo^[!kyP0XG0BH#E:b4!b@ObivqX52=v.0uwfg",
+    "SPwtQ-]C8R%mN:&0XE<NB[w(B0xxhiHO&GassT5d1rj&>9Ws#a2OoDc@v(uI0sc<UI55:(4&Dk6c%sY$AF2T[-[p-g03Sa#,U/U0Htx-;4^alP4,n0hpaBmP-!>VZ%afo12g&0Z4+z3g4gVYu5X+OG",
+    "0WS$LHo[OJ4K<G]Hp@Qs0R=<i4-I,07c<,]2I5l:4*0ML4:QY;paBSj#S[++paTq]O%Dvqlb@>uxfu<#paTyM@1dpqI;I!w0WSnIG_eI[4UbU]70HvJ0S=M$h.Fb@#:fK*-j^yt1E2!^BM%$K$O8gV",
+    "4+,4h2On58#:fK$x1_^K1K9x&AjZf815yuC#:fK*y[tSB2%rNG1&kvGU/IPI10M,803Qu901pGu/sg9dux1Yoli=w)4LPR3106HT(=Lhp.U0z;v;2;FmIDl@xMmLJQv*W^3c1ot9x:xnBr@Hr1ZEEi",
+    "y#XHyGvregGeQpuo8t<^H04tUu*iJ_.5LUX0R+aw1rIphQ!fxUHUKXlGd2Jp6*K;]fbL/s0=U-!Bp($t,ct:/m-(xp&I1P@4&hT1H2<D7/bZx:H_.RdQv/:E2eIru46TX<38d-u4,e#1KR@4%IRF8i",
+    "S>h-84(3w;]B(qF207+a9_m;N2,/.k4<TxwFK-n0fzPu64.O^@OCPHNG4zZ9A0RO3Qy&[N03QZ503RMT01rQh:jxi(0yl]52lE0C2l@4M1u_/r4-$)J9]kr6A4)a/4;no-2Oo>BH-Y0K39[%s9]tz/",
+    "Qy&vF00[KrTOS2D<ly!jyJim;[RkgvIRFH]W)Ix_[]FvA00iU]0=;2(2I,au4,f5,HweJLYaaqL]5FMiA004:2>FVB01dZ,1P=fB1Rvc2H[>/Q9]AGB<)rfApmq,fg]_wN3Dbvm7&+z_4v@xl2R5Mv",
+    "9]Sc33g4=/2&:O!4(.*EjTr/k):jR[!UQxkGcp.q[PzI^AOo>y1P:0*yhaZN-[=@@&-.@Ztec>%4.V(>2rt]LGcc]SE,=Cz1(A0j2RDrc9_3sO3I<!bdk+G/RS6=;M:MSpA8]F=1TWnIG&8RX9]1K0",
+    "Br,4n36,,64vY#P1UP^Z0])TGssRnur4tx9uqYci;.NZC%47]ml_(_g1G:z(0S=Y]9S-V$pf;WQ1p-OTs;!f28aR*&FFrLe01ub_(pCwwssRYIssRY,>ZANY(=d;$/]%_Jzyl3z3-eGG4Axc#t%iI6",
+    "Zw@a$1Pi;TI^Z%&l<./.C/U*;C:^A@Rt56(1P/)9-Z,R)F/rYzmG;Xk0ohgw&dF=G=u>^RA@d6^/;5QLIRFmF1PH#W0SCI>r_wZL@soKB0x$p%6ZxE/0S=S/Ru2eN9]1Q27&ZV4o%sU.mH!tX1T;*w",
+    "2Oj^6Q3/m34+7-<FF!dl03RSZrQByPrU5WF.yHplif9h$gqi=lcc.fQFIX^#hfEJf,,u@_IW=On2M:7qya*qu0WsqO1d.3JKR4c)2Ol6e%mN:%0W#%QH8L;X%mOcPH8srwAF2T^nFSIw03A5q3Lkel",
+    "@v)JY0W]-w&7KMl]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)WoB/oh4,M@Y4/LtW9]JMTssRYa$R!Hw%mW7=3zV7%1h(M.4+xZ+2M+:)j6EAM01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA",
+    ",vJmjPY&@[1+E$o5yt<<Gyo42->z1wFu.J$4e-.+A3rs_od*vsnB,RursoGA126y%$XpGh.W_-@[#FkV(9^c=DzxNR27*<!u.@[D1grxBBMns!#pG8G/#_c$3G1RV4,kX6Z4WB$.W_.X[IzZk%ZNP:",
+    "BL1_*2TTsf0S=-[rmO)EFM>si4$uo9Iy8i_ZU.x!3AgG44+;:s7Z)++HX34,C-=up4ysiNgQ;O14+z/mz5xoS>:Tb&tBnB=G,MA6VjeS(S0gkuRs;1b2.f=%F9]d;k5:iL[d*oVLI:%i7!HqDFBCL4",
+    "04>5*052plFpyV25Hc]=053_4H_.wjyz_kW0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal%][Ye2)4%zGm1*Xjg3B!gD4,k,7FF@gi02ns>9yI>3rrJ3lnE=PES0AAPH2=/V0W:%.03V$J",
+    "H2<#q0yO]1$pJM0AK(Ht03Sy+00)<yBM%CVq5&TpH1!A%afnwB,2wIp9]t**q5&TUG=GR]6*Y*P2=2Q>K<S9lR]t[w2<gm1=#LDnHicI&+5t8+01pGM<&=UB9SOg52*K]:KL.A_HPuTW8Z@h2gy/gT",
+    "8Z=_QFK-$8umm670Xd2Z9]kt#RU0=[wz&Za/iW*@2Q<4.umm3(HUJ3Xf*c/4GUQbsZZ>H$0Fy@$,2sdV4+Y#71MSQ(4z-)eA2&GNR0YV%h5,*5gb6/yGB7XzAL9Ws*HkDnFaQ@f00xTX!2uryIoDJV",
+    "1pJpr4,;;hR](ft2#;fC9yI>HHX9-2ED#R@hptOM1_N1:t0oT)>$3Xms[sVMCl3qPR3.hu00gMlW(Q#o*HjDGr&k6n3GbCX4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ4z-TR4Xemk4+Pg#",
+    "4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2+8$5#&ns,&#^4;xknZ66-t06(SyGB,8XR0g1]1@C17I]0VI2oH9aM.1#IHvkeh03J5sx<]9aHZ.b@52=vWS0Xqt-[p#q:AGzX9J!TP1N1/-sR7qiB[(t6",
+    "0xxhiHO&GKssZp:1m)9i9X8$yA9gnYFRB4JGvWdgGyonr,U/UgIpYE!ssS]s1H,%qA3rerg:D^pFw6oUoB/if4,M@Y4/UGG9]Jc49ykC9[-m!TrTVV[4.+a8tpN;b)Sm$k*HjNE:Fccl2V<TA0S>VD",
+    "[I3BOGRYbb7vBLGG*1rKR0XaY4,v,!4*/Ix4.F[<uK<>uuDAgY2&<AS0#z6[01pDLiEa,FgIEs@)A3RdJiyJb0Urh[qmZEi4*LTS62Q%@0RmJH4)X*LHo(oV0SCnG0^lv-jA.P:01ptr&94C-3oD(F",
+    "p#cvM-/KqDJHXAa0Ry7yQ4bT^0S=;w&94Cu5^<i)4:,WhuK<&r/:!i2,<j,ABM%L^BM#/P0S>sb/^@t@3*;C/BRMwH&.6[X.OLrhHldX=42>gF4+xBuHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg",
+    "03Ql404gy!051zMHvk(o01,3*3CyDe2[HuqupJKo+Lj]JGdCd*35.]j4;w5H10N>e/e.%7f7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hh^BXLX2t=#OT6!<0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4",
+    "w*w!S0W!,2A1F1E2L]<OI37910_j+QFFZ9c#sd#hkG)e5mjT8D9_(E32M*m32:%ZQ>]gjp:B(UZFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%JU1]I,7",
+    "oz<%_F(Ds2IK&1YYBrI]0^p<11]KUqn,K$>v/k2kv(Y07As-+8#sd#giV7c;0Xg9mA1=VS5fd/0xD*_U%mW!UAs-+6%mWWnoRd<!nE]dCA1gDS5d=TR4Gzcy88-yhIOG%pUJp=o10R;HGXNhgHJ^k2",
+    "G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdms,091f5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi",
+    "5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d+t)7Y=$bDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GTihf0tXKO)A0lb&5jl:GBE%dI3W)::lXrE4=hYl",
+    "AD96$01qnBEC7!c4+NEx7AP;/As-w0;GyrD4=hYiAD96(03R.mr4a.$>$nSZ%:xP[4:.A=0$vYM%:y5p0X6=+DcmUrrinoh0n(Qi2>X+S;GyrD4=hYiAD96,>&N>8,6-.D#[(,lFw;Lf2H=8L3x(ew",
+    "0xu1v/GOrTw&KG93bfz=4+g06I]k[2CKfCF<*xOj6fhtQl%@Jx>u,fU4pbI603QK402VU.7&8D5lL6,1)B!0oFuq*]qRa:n3bD9m9]1ACq89])n.x(e,rQ&p3c[oV51j$.+SCCTH0A=!0y3>uF9zoX",
+    "8#W*jH$fIR02ws=1:yTg1tA.cVF5uEEQALS+X3*^)Bz5>q6G;[,IxIe<udV06_v:r0S30;O9l9=XAc71=(O@N+J=xT1K6*s0TMVv9^P2@%:pk9H8q8xP!9*r$OZ&]9]bqe<O2Y7ArAqqmeT.XxZhh3",
+    "2:GL95H@944DX=d0yY4IV+_jUR]MgJW)74A15=(Mvb#7FFxhJdZwKJ@2NX1r0^lb6r5=(+4.G8X0tbe>X9rIQ%8:yI%:)CFr33<m&TS6=pMVh!#k3y,=5+Q_HcJ8A1=<:dH.#ch2#oSK4ynuo4+xz7",
+    "R1XQW3J1S<4,41AWe+x]+tdLI>NfpJ:DOHfg@H*!s-L16+KUnbJP!iQ+PeV[4#)jE6f%#88xE(a0SMr;XAOwx2LnC>sr>mX0qeFC9_ohY&sPG0:Td#S4,vE72=lxL0uJ$#0V*:rC/VNx#RU%5pHl:b",
+    "[X7RE4+X#4A0G@g01Dg&244:b<vJ,#4Z,jS4-iU]1Rn!3rh!rvG^gca2Phu[I@je/HqU@52$1Lo1gV7r4+<-xtN]]vF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8-y)x4YY-/0%sICi_$ihjSCLV0SA/.",
+    "2JrWK3]j_32<eP7+#dtb0S4*Z9]u7SgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1=$8!3]kI]4FK>H4+EbA4%>mo0Su>X",
+    "eFuWyXAGFBSOg#yH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2&Ld:4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG$m-U5Fh0S3h39]uAUq5^h*69JREI^ZY)0]mH@OCJh3q5^=P!3G^z",
+    "GXO6DGcno>1=s[s2&1nE4+fr<Ob-EO0^lhGm3[<L0Urr6p92C12Ak);0SsFY1Bn9%%iWj(2P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus4-.!uAB>YMh]%;A$!s]Ft(HUJ+2IgA4oH2<C=",
+    "s]F)7EG@cMi_]Vivmp,%o#r0[&-bUY.[t+=3!wu6[R0E1@6mwop#u_)03QlD01pqU1]I/5>@U,O;1)PoHlYI(Hvj[S5Dy2W<lOvNp#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7.H;iWF0S7@1",
+    "q5^cJ1p&G!4+6vy6*/Jo4+>Hu9^hGD9]JT12Ev1U4Y&6h0bBynffWx5mHY/E9XO%@9]ASD3kB<xeh&%51>q#kIS&J(0^mAY:K>Bq0Sx@:9]hf:v-hv-[s#fF*e(wOq5_8*03QlD01pqu1]I/6;hGz9",
+    "F=v!e[tXGj1Rn)B!3G_4IRGC5IG+O)H:Lp(3Bd*hl:r2e5DZ%n1Bn9-@+%zf46=GE2HAor0Ky=.0E7z&=p]!I3abVm4:bTE1T>E#>rxCzi_]Gu4,+=59]bw91^>[jFpUE*3Nta-4j&3NtOgS[mH@g_",
+    "@ws]!sR$1Y*6$w:GV>x>4XXwV&fix9;J)zGxl11cFrxz$HUJ+AIRFn2tOg$hHt,AsoD:YC@e+39;Mn!li)ar9$*:Y19WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Yhw:i]r2@23:zDxtLky+=1IPvv",
+    "G3/Bm4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%y7NmDILibN2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTIxbz.b(*X#&=dAOA38)]k<x4m[!^Ki/0-mHNHUJ+AIRFn2&ITU<Hvknk00@>E",
+    "2.w6fBRMjt0^lqy1@i#sAR9CQ1m@vcs[s!R&IS@XmH@h1(%L)=1Cav//J1#S2Q3Vc0]U4Q1Fo4U4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:4+*#iGdM6TE)N5c",
+    "0]/ZT4,1.49]PFKI36:&1>@:%1>-mm4grncNDl(20]kt_Pag>7r_;lVxCS2tH_.wm030*@0HOs4kIG9A2+zF]4-@oj9]]=/5,$ljGN/Or2L>JItN[&M4&VtMF=3HVyDSLJ@yU5I45$MmHZ0[L3(7VH",
+    ",5&+K0S=k$1]JVN03J910y>oJ1>[6*2,e>]0R(_i1@h>%1@i#.ARhxYni3Q:s[s!R&-]m*AO=PO4Gmikr_<7[hz$guEC_Mn9]lDT(uofSpWAvJF!F^O0R[C50-+<p48Z_ekqHF$5)T2H)(8hFF9j>!",
+    "qPPJRH,)^I8#S;)0^l+-IR<4=2+E2K47BB#0R>h,0VNK%)*%4!84C8+1Ombs1Lc@i3e@CX#r9PSe,BgDITJAP8y>;])-T0IGtwywZv(kG111i%mwW<,0]WXU3*P]+HUl3G<r4Hi(If+xGYi,@2!S-Y",
+    "zr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4W,vS9]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(6ktYt-3j]sL.U$Vx>rL)ZHK#TY8/eactO=9eI1Su77&QP0&aVgz",
+    "iileUz90q0>eu[5+&V2ZFaQqu0Rr4Q4&_Pd2)o5gA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gm*vm=BHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIs%vh2$-l6A2c<HIvh3t",
+    "0%sI7rU4HM>7fvGEG@3[0^ERZ6x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T!w@%4Aer3eo++&UaK00aFv1gQZJ3cv-vIRFm;@[q0k7_DE1Gc%x=AO/DY1DC*)0Ri0+",
+    "9]AO<0]vj5dk+et0^l>u1]I/303QM^+&T!0.beSMnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu69sJP5(etN[z$It7a$1->#q3abVm4:ABAG5@WQ4+7je2.>y*0TVT/6CX4&+&UaK",
+    "00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj&-bVAItM@up#ufNfMo*QIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaC2!b/^CHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G2HZLaLJXn.1H%Rz",
+    "INUk_[vQS50uKtq1]JVI03I=[0y><=+&T$;:wy6Tv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Q*QFo:(E$zIItPovZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTK",
+    "Hvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlGxC[sS!AmbSHZj_f9^76A8xIPIK;CqE2Bz4o0Sj9X6Wlrj(E$zIIt--w2nXuEC;5qm+&UyV",
+    "Hn-&F3OS.#4,c#c9]Se.3;BnE+&T!_-F]#xHKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2D.S^A2l)DIvzLx0lV^K",
+    "1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1*E%x0R!AR4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]oAC@FH8$Kj96102Xat<R4+=S51gYc.1._=v3]kKakpmYt+&Tv:43Gl<xCR>C+&Trg9]g]:",
+    "4+=*j9^hMF9yS01I^ZcgItcy2ngImR6dyG)+&UaN00Xf.1gilL3b+OZxAP4T1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQfIv)Z#00qpxRu2c1",
+    "K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwQ;-d<m.CG2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpzNI/mAF$=-(:IKJZ.95jLZdj(br",
+    ":&GDkhrV$Qgwcfo0D^b&1ETB%FHJTyqwE9)ua>SW0mhjLA_!4[59R^/:-xk*F!87X4,^_E1P6lHmH@g_z@$t(A]C<W$p-<AH:m6c88fufCJ5NqmH@h3fR@8m9S.9kgaHpNiI*4vyGIAI0S=!G:jVME",
+    "0S=@M:jVZ@9]kt;:jV!Q<c]Dor/d-.l:rO!)gljN/d1@11G/a/1)>^[59kAd).FZdn.WnW:jVhL1rGz9suTd=J@V/;4,W[K6E6!mHHh=z0R2r5E3oSX1-77k4.Vib9^71C1A$x$umc3-g3SRBAN%SA",
+    "FEleT=!rT&&j^9+/HMF)B;hLp1RoPJ03A2&<fr=5kX#/CIPT>OC=$F(0:63:0gM3-74x^dA0syE/;5PkH_.>s01W,c86N[SfaeDv05]7D0+ZKR4+QrC4+Vjc2=/-u4++MAUkARpYyv$G0n!)*yXXfG",
+    "0;Mzr0S=q[uL1(yEDr+LWDf;Y0S=V((]-cbGcq3mF#1mjkOU3lodOFW9]];PO%A!wW(:23APMHdYY[X)3g74l5-*>=%4rWD,[/P_1S:QE1G$V78#c7i2MB,z4,4SSLk]n=r):@@#k3Lx*$)PI9]t.q",
+    "wFC:yy/V%-kW&u.;T9%BfY4tL2Fj2X4+pEXQ4au;0t$<7W)9BPKL>UXmjMq0.J$^fq^[0j8#UZb2d;h]4<t^ATL$IqaVs+[,ii$Yf-A5X@PgL+x%EK,MFsegT<L_4j6p9:GcnHr2&AxN398Q.1GTCL",
+    "4.4S!ngIZJ3S0t<>X,aV/fp)10-cnL4+6Z)1P:IZl<kt#RR<g/3YxnZ2,w_S4+Cxw1ord>00.g5w*n4^3kCe[4G#*h;i_W)CJzvO1*FDl0j47goCN_L0S>;Rpk<ZL>#FVAiB^H[-sFKru;Yg:Cj=hV",
+    "2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0DuezkBDy%1f.JP3EbL03A7O(7dYU*WDD/eK;j]I2;dG,0F5jOg+T]#y9W!bxoHWb[[kE]=EwR9(!_J=fD8aP2D,pM4&In/35:vL0uT/g+P(,2q7evq",
+    "4+#JM8U<y&cnGlP2MFx+Kpryko&g4):IV*xsSE+efM*T)qYMbQ!vqN(1Mw&Zwv1m2oYy%3qF<OS0/FXy,VYA8oD&87j%E)8,:5kO1q!f_Cj*7@6b_Qgxgrne0hWSS4v(M#0gV]B-OYbc/<.=1zB_,Y",
+    "Bo5#K2Jo984,:z*0uJ)dUIG6o4+7qZUJnN8onIa^01pqv@CS].y]8fw@VJW_qTfpo2J=cd0,nE13ziNK1%c8H0,X:WG5@+.,VHAbI5Ni[1:Mvg4+@oG2c4Zj7B$VOT;&Ns8UWKL3!&_#4%Z0,wN;U*",
+    "R1Vq6G%@6XC8c,*a^NNU76@nMR^RsL9tNrK8y=EJqoOGUiA<9b0SmsXaSf!GbPn8z9S)/r4z^e61h!29s$C1JtQ8Hv!44iW$/M4Codz:FF)V<6ZVwBX)E)@+pm>z^W)C09j;e)OqK-n$tcer@@LP,c",
+    "m8)z9=3o.8ESSFy49^hw4;(c)p8*=-/C_CO!<(2^1-H8)!kH!]HY_iL6#+I5va%B]2Q)UbvJ(UGzzGM30u0Ke0uGY4LIBwc4+GP*ArBX<vzq^A0sgZF37j1d47$k&1)B613!()cG@#3Z7&W]W9Wl)x",
+    "5-9N=2*Z#.4+i6:6AIa!8V/z)1cn>7/n<C#;xq0*]4.JXdN3>GHG3K<01oak29TF*4wXFx(Vlt/%LorM$>NAPV+G#,eGJMM3fZj#9XQao1>SL14e+^R3bMqO0Rh.22oDD02n5sv8#JT<4.+FU9]ko5",
+    "7Bv7DH_.Bakr<I89].>&2p:Q*052moH_-]I6%OJE5HtV,(z>%N1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4d/3L3(1^w4+OUd45lj&0Hodt1pE&LyQ(<LJ_y^r2A@r[1mPPD",
+    "xCa.H04y[$02DWq9vm[b2OK#79^P7C4(Y-<0WTylGP(yJ1_UK>HUJqhoDd1Wh#M_oD:0oAA3,s=2OlLg01@L/4y)=81o@.Q4+Omj9]tl37c!Ht1@ijY5CiDY2<g/d2OknKzXuR8/7$XrEWigJ4LAT2",
+    "GXNek!p[N)@IB7^GQbBPKsEp-F*uba4%;h(3a@5b9W^PM0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSKH_.kb00N6Y4+-JbFF@Xo03ReU030=p7X*&s0R)@b7as&N!UrD)FaQES1I!5z6<U)_",
+    "=_<&=P[Icv6fyt+:XQNwE5io=K=@sLFbjsjngI>6(9#MVHtjSH*DWqLGV3%0fG@hAqRKe_rCkF1v=)-IJqG3UK@#I>H_.zUsiPYL)!%Ljt_CkFh(H6mjsXt^urDJvHPJf+<&N^L4:j@v2/cYV0UrxA",
+    "uP+0eF#$vm1hD!b2hW%T3&8mx4-,s64+8pQ1nKG:0FquG0XBgo2:F;A4+r<r0nIoM3$*;e4-k0k1>h7i4G#zZ._bQM030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,9[<G<*ai#Er5g>i",
+    "!@(RwrSo76n,v4<9SrC)1(e$$4dyZr0m0uU8gl:+:cdtq2sb&P1>,>GUk:011I1Dg2&L-L3xyv6O$dnQT<I,-0(BfRoiYL*1c0ba3x,7#IW>>$8a5pX@sD<.v4fNW2/A>R0WJv6W(]b97alg^GXec!",
+    "3$6hP%K-oW01>]&0woK9$V;vrHRm%JHUKIxI=zlivZHwi#1aUF;+FKM4zlV93i$yK2:b=R3BEKLG5[epIRFnc$<3@z+7u7h1cZ<2497PCSqh4tBo,[*uLT5i4#/Ge4++RO9_LzL6Egq_vo[Cb.P#qZ",
+    "IpsG4m/O-k/Qjw;76h2wR39oZhDQXy93Kxjg+_qXm3aj@4,dyU6*2#UeGdwYxDWtQ3iAR6<77,h%%^tm:Ky_:90DH/(z#y+u(A#guEGf$GuTfK$=s6QYZ5o,ehHxl1)tw.4,3%zAPtTCLIR#v9]]$f",
+    "[2%^x4K*JOHO%^V4+7w=L.#z&94j.5(vMyUul=taKL.AtU&78BWMg4)aAjn>>+JoTyw6#05HLA5WHL6L/a_TyFIW!Y#03v8U/K!.xD*c^jsXwV0hYKF4:qy>50wU_/a_Ty9<qvC43WJB4:VN]Im!zU",
+    "V^rc_4.<+<4-,bq6b_b253UKg/a_Ty9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1Tnn76Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKU)3>lH#g$$IECN#x/mDg:1rMkJoxBAP",
+    "B7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+)0S6Av-[4:+F=4,uZy6Aw9BA22ci4>E%T6b]]l3Z.S04:7+14;+794-aqU6AvU^4-$Lj6AwA(0^pK9",
+    "69Ty[55<xOw,gUevJ($G;Y9&U/:g@q6c4Qd<zE0w/+6ZThfD#![$LM<0qM_b4.h2x6E8YuGuzP.4;on/6E6:SGtJQx4<liU10Ms_<L(ZQOZ/h%3=Z$NVRC14c.tq34=wmo[1Xpnd::&k01pS<CJxjz",
+    "FAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0a@O6=(=c)d500xA.hXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH^TD43iGFJ067E_1&4.mEH=fbrU3.&]9KAun@[pb!1j*-",
+    "4$>V<4+,$c0tbmw9d(UgFf&Fmtf:>qL1zySl818%>cRBsvJ;x-tp=b]lKNq7H8wLtK^Eu0P%^d_Fh/Uu4,X![%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,mi14g;;yrfUVqqz4X&5exQ+a]zf25ja/<",
+    ":tinoGdR,w*8vB@q8]$V0]TC74uNq684mKY6$-w[4g3Nh3qy(m1PTW1c;sfU5iz#I6acZmDLg]$G]+qx0nB3$0mC=B6CEw(#v%=yI^ZOi3),>N0-W>6fQS]bjsphqxfczj(heUFH]+Ek7%]%m3zVdj",
+    "0S+w#w=k1zz5m+*2xkS,oER/NUEFXBg9#4,ji3+*+lm1Wzi0&JsYeeF/qMivGs<<J0SL1T4+W#f4GSj=5U0is4<2F8*#RCk(MK6I(nk*k)]Fu]3OF:;f*TFr0S=P,/[*lAy64vcKL#<_EX4u:LkW^-",
+    "4+O09Y%d8dG>R$J0Tng;1x6G!rhx(ng=D:2qRM3guP>e*+;5k6HDAK:4i5*jjZ!,-H#C3&2.nvy8#IK9a0i3,1q,IbUku!:UI<X&0uKSN:IV*!oL_f&!zchR1jhjms@3Z][2mC[%:f3]a]E/B2@eiz",
+    "zLp6TGnLx@5,cbSrMChPEUcdjJ2hW4h[9wDxBmeP,@oTYo1I]_0M<5]4+Y(/0R#F04.D%0nE;fN89L.z7c/d,1PtW=2f>gWm1+q%1(lit3*L!Z1K>v]3y-tW2BInfQ_[Y(4wx4L,mx1TG/Y#E1HWPp",
+    "]7!<P&KeHSWdy<34y3SW2f!l>0..:>.&FUc;_ol5IW+:@S@P%uumKM9We3aR9S-HJb>OO4(uX7-3oxU=0UR_lh8YBjr3wb>11mQ/m)!vsEZPGGn(.H-b;O2Df(j3Di@p6/05dckG5@V/1T+sBlPnKY",
+    "vmFl[uD^Bg,:4W0w#xwqhQ9]3!l(fY#)nV^!rcK4qoD#0xR4zTqubX34+Y!skpUhoy_6.x,4q[SFuRByKLRl<GmFRp2keee4,M;U8xOPt.*gkD[:uRaVIDx9>F<jZ=coR1TLsq,3NH</hu#VjGcpc>",
+    "&jAjU6%Q]+w;h[:od+y2G3WdV2+C9sAN,;.0R:nZGtOHPH&q@8Isb.p9_U>Q4wM29GR(I>2D.;da)O8*9]bu85jg,K.=wqZ1i[xu4+rx72=/,1%*FvP5IHdXl:s=^F*L&m7dcQKHn,#x2c;]^8Z!A4",
+    "FF@am03RVW(8YQmA2.0EFRTGGHTn^BIOy-K4u:WN:)Ra#Hb0#MFf1=;%wq>VDib!)kP-64EC@i]2=cf<9tZ35WexV&HU-yD0S=e=gku*t>B99i-uIe^H1-(gA2s(iAG,lD01npbJ^YKzfQ^:s[Eq>y",
+    "Eddh-zY82VyYCYS-Ts.WHvkU-ios>Fk>,o53*xp84$2z_v)_jDQ>j[M2eQme2Z%2Pt=yAZqROEG548i+p-89#x;%xg35(7F1(hrh0M6DO09=:ngNXqOF#vWBq^yH(S-!kFHZ#:NA0#r!8w%h(4(9.1",
+    "[Obn--/Du-2mFmtFLpOL$Qv(mGBf^$1U4[+2>ZE(01eYR57YzggBk]s;=6#5$QuiR@X&J<F9kF;jR6Oi-a33#9]JU#1q9-L77mgF4+>V^WDgUczB;^oG&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8",
+    ";+q=rHZcGTt/V<MG>1)11enkP42g.k4et#E)6@iH1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF0V5xFH1Q2Dax*XhF9I](00yJXWDn#6<eKylf=H88<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6",
+    "k<PbKoTMKFiM]5]c@pGoI;Fx^74;Zy4!*2v02c+]=k<ppB<ZC-yio)C>hJg<DlIlL01srSycQoIGT^ZStpPOXDjyRw02;x:y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[kfc@$/>&:6wI2<%=x0Sk!lW7u",
+    ">XiH:Dla^VF#s:=0WvWF4$@>)4+O$kF9k3)mslh-H^>%.ppV/E3FWC14+7GMV+t4q)rANPm6KyH05&<6O%ylt!2u4Vg:Vl(@pp_.BAUjI0S@_/:OKm>lVcAfyaW#-#p(>SkOMCVH8JN=C=tFxE*^Lr",
+    "00N-/4+GE.2lFQj$Lla33NiYU3l9LKhXM%YOB=%4QUbOS47J,]46g734v)7R4cGi(A6>@JyJrE]12AJ<Z_$)+Gd5v0W-DXP+5rzSQ3a%O4/7m/MzXO14-zO857hyyu:lV*s[#+L2Ex1A0S;gy4,Ngv",
+    "UJor!4:6]-4@l1fUJoCg2<f2Iu:lVoUk^C!!n<i54eALG3c]bE0S>rk28]65JyIVjG2aajcfRcg4.<()4/MW7XAWBrHp08w0S-Ra[RG0h+5rur1rL/7!n<i54!H-q3ZdLy4/YO#Ft@#A5]7+o4:D69",
+    "DKY:LclGEM4/T6-4;2w#4-bmN0S>Hp4-kXH0S>Bo56T3:yV;N>;gS6$2g1AB0S(%l0Ro,_4+NyUXa*nx@3Vmx>1_QV9yZ4<4*[Q,n*k2ey>x]FgaHo^u#s-MOuxHm4yfoA4!RLLH7r^a0S=j*w^Sx!",
+    ")<%.3m6(G84+,.BUk;$$pb8HS[.=*a4,ufLQw+)G6%MJb3J(axO$q9^XA7qq0<$Dm4,:RS2CbSA4yOVQp1NWJr2@J#p9%(_[%RU5+AIU1*bfN8ssRr^,GBxUN_8V>4<bHX4:>jQ1PP:41*;_A2mSpE",
+    "1[x13qOJiS3N=_B0SNx(jR6Ypp//D9oEH!50ivz^1klJB00s[Oru8@skAoEo*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhh39M!R+qI<A5l2V2<gH1%v1*Q,UtfeUmp,OgRub*",
+    "1k+p^a5Kq]4i8cIy.Z2ZR^UP^0^nH/<f8milkpV_1K,ya4,Dx46b#Fj5d*>$3WX5=-Y0:DA8$B:5g*Y3F#rbRkSPv;5g#Wr01pJnhZPCS*b<h:4hGP$9u9=PAMF7&01z^A2iCnC4,D3c6&g9%0s>kc",
+    "4,thCAD00$03I=[1zisig%KVx@EvtU4:E/k8!@YGG0K>_2!i;-A8.93.%IzsAu[^o9^gbm4KH:zHslQ,1u>5+28.yL&c.X9UaE&11f6FD)r3/j5He(DGiEhr&ANIIEL9H8V,GA[4<S[r4.CyG57hzH",
+    "V,GX00uRLn/DB(g7ujPELBR>T4BcZ7F-WjUy9*Cv.zo*ctqBht:0/KeV,Lj%mdzFq1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.phbddJh>.1rPlPhqHPQ8<&h*36W$E",
+    "FHa9O*b)yBnPd+(S061h01tPeWDhR90S@X06Au@vWDg,.4-igw4.TR/$pn>o77qjR1P^ZNwPXXL2oD0eWD6t(y.@sS[ZbDS.co4GGBAq_4!*z>9^76u:lY4.j_<x70S=oP-]DJQH7wBq4+oy=t=o:#",
+    "Iu8k#on@@y2MyB=0;fQ-3Um#=WDf.mq:BL>G5@VL=Ainb2&2as9_3j-x)/nYz!MJ-&A$T!;!*Ki2sN*;0^mCsf:I9).h&RU0rQ9p1v(D=+U+R/xc4d!HUz<H3.z)wzlRGAjAjk5A091<XbQNUhye@7",
+    "i_.gYy#xcUk=_P1(83G:gcA(MPY(:.@-Y+)mH!+9MGEna7!0oA3Ib-Wbq>s.o=lUUuFV!7N,_lX4/Tc34<r*PQx8=(&xrvKRo;-+JIKOS3+n$K00j!kjuH#x#ZeyvG5@h7hzkw!3J&FH3Gy^%Wq@[8",
+    "CNeev46R@S9^naMfXe[^gXClk.3I.:NDl>olywQeOa$H2dk+P.*:MjCqt[_%%hm)B2cw[g0Urf501em=4/%:/Q3$T15f2I5)B!IhGcv[SQ451j1jO1d9]kP>!y>LRG1$^r4v+#5I.SROA964N9]JJ^",
+    "2K:Su599-Y2;omI3/P%P0SS&>4&nU)4!fhp0R+vN1P3>[+P-4mEZ36)4;XnQRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE0TTk:lpzVpbsRJ:4wIz.4[*GQw*enfF^LM:2&#sK0S>S30^n9kXBafZ",
+    "86GkK88,Nc0UkC03bno,4Emio4!p,v4uzR%3g!;9)fx[4)EW-7(-5k+oD:gd@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2Ln1*=qy4>W$X4%G$=4EksfF-WjUy9*Cv@e+X$tqBi4",
+    "@e+Vg56lVrXbbKM4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1nvHH4-rNf5B&%0[&f!.y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m24qp#D@e+Vd56^eq",
+    "XbbWL4^b[zXde(^02gKeFA>K_g!57>4:dN85k4]9HP7e*4*[j;9Um1k]7afzW&l3@G%+mJ0S=X=s%i*]Iu8n#hGzrS&JPa,qNZpFbPpK+XdeVQ,I)-&0A:WI>XH0F.<ZzwvEFbG6R2np1pLjK0S>GR",
+    "XfF-nGyo2lC/R)32BE7F1z7.e4uc=My#WroXb%nN%7y>5npX$%[tN[Eqy,11%pD58ST8FyF=^m29W($JIRFmN[sjuMhh>xWHV+liyk[RLIk&u/0S=PgoCXWVpQ!,@;(Q1@2M*wyngIp5/K:E1#*Z5.",
+    "H9Pyu1>)XV!:.>*.pL=gZ=VaH2%Dn_2HMJT162!cBRMRZxdaacrKOkw1UC$55-++U1ms<>EC_3a1rDE^Ee[3bT<LVp1O/1/1J/3*3iZ%K29WCl4b7.y4/u3-46(3*0SK;n0^j[N1@E378xH<V3l9pi",
+    "1rI92yqp0J.hfD/(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJ>0LcN2M+@6rw$T1eFlWN3k_0w8xJDq(NqV&%ZvdFmeT.T<8ALt9QR<m2D9!R4+Q7V9t@rP2>FqIwEa[Gr(p$zfo_l+",
+    "mjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0tb]pW(b2@3,<yX.2whs;*b2SjgLVOAmzM$A4xfo9S.vqm2(TR(*h3[spYHz1fK-02M++Q$qNPZh93>J$,83-$U,GFGn/mhLpCu(G__q:3)kTS1;Pe[",
+    "0=imR4wC2t0VNhT,UJC[45ZJC0Rk/uo$C+/CpR/KCCld#3)lq<(gK9t0v^N<ow5Q6v0xT6]BVC/]I7gvIW+;R1P/p@0_k1>0u=ll20b1$>yR8>F*NxC7dFHK9ylTeh>iSBArB.v,vS:eHQxdb#sViZ",
+    "IIpk*1GeP>4++/z0v@o500NT;3h3Gl1&5j%4zmsq1n@J.88=jW3hWIZ2Q#kbaUM0)4h8d+Zyq>+4g/sU9]AMf4j%]O03QJ_03QW203QP_02(#@1*yqg0=tG/J)DjY4=!rg4KIfQF*Vf/FBLN^02;:#",
+    "z6u1KmMj5A9]SPn4KD[XGXM&%f,D1(1@gc_0JjeZ=79KH,_u>>4IjY+HUJnf-lm0a4:a8k9]bS_5,.QAHJOS74+HbA5e(YyBMHe34.ps+91fLw4&Z(div[$B11U6L[L/_#2HTRE0TDC+5HtV]qJ[$k",
+    "ArA!0ksAtL9yo@X0]w2$dk+K6jvyg3EF%vOyodoGE<l7.qLq_a3YOayA09O8hE)ck$_+Gw@,TGz,HKHY0F%aB1,j=N4+M_h0]6lqCI5&44;M=DQXj1aGL44/2awAd2:Pi,0Xq*l:Z*(Z58ndo7#_qI",
+    ":KF;c2bk9&4-GCO4ur0Z0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,[mFU*#,MiubPdzgAR08(sAmr$mzz_D2[JGM3jXsD0ir$+2D9rR4+Wrt9RVT>QP&d)o@w>&jPDH(EW(-q",
+    "4/09/Qy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,k-3i_$ei1J-^Y2KMY$4++-39XS93.q#G*/[g3%Mhmn:4+q)MQVjSK4VMTDf]nB;1u=^ivH/Am3*ECh4+qQV1Rn,Bn;nb/s8j[nB<WGn9t=cEEI2s-",
+    "1+%a#4*-#@5e@@b(<hTr>30uG>LWs0ZoZZc4,DeD0SvN929:&81gAp[IRw*[Qwzov2(kDV2JgCi4wU8v1My4@1DJ-s8#d@#6gjN_0,6C2Jkc^[Af,bOBCzEWABF)o(ljp:H8-=T4usTe1-T-;3,k9E",
+    "4aB>^4,^>E2Jy!@4XHy1*aQHI5f28+j]&df1@CCs6*e>AEaAW%3bsfe(gHJ@H7[N/HMATVG/z[288v]Z5+4CN(*++xHSP!:Q#1e%9>)!k3i@UO0S>O62<fsq*K,B*0uKnR!BrSD02(:E2OkDCm>r-h",
+    "01NQ29^Tb6TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<Dm7^;hzjaFvJcLG5[Vo01KbkhXDqc/mi9.krxkeq>3g<FCaKD#10:Z0XP633Nru%%EKoD1>]GY6)H3@+O!^q3=Fr.9teT26$DcgE5n[43xcBp",
+    "57Pq84If<P04Fjr00@jhbPodNglPum#BvXCi@k+9A0aoe$q=4A#<t:XZaK[j7&8DJG5[Dd#S1PuHiQfgzIF>jhZhe5$EqbC3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-Vh$UfPWpZ+F",
+    "a=j5&Zw)YJWiU83!SxppDN+uSrU4HtS@TQ@=%oC0h5@/VZx17453:p8!4VG[=a&3M=Ys<GElvie4G%$9A1pEa4G(yZ>7<K]/mH*HUmqbYi4G4Lp!OFJAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD5.+Z>ue",
+    "0g;(28tA%V9^hU@n-..kI5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfgGv2/o3ipX@4$^b+rs5X<>yr8,U:=xE(C^&k=aT$DlT8lg%VP,X,vR*_4+W2;1rDwO4yuK83+S$53%CIf8ke:l4z:9O2iY>Pq>PtZ",
+    "fkXf@1:mej49;684uG*i2JOrN4+D>3Z3,m<&%=/-zs:-.2(YL]3E:(GheHhd#sUur.fldt1NycB4+7/R7Xy:bL.qY05f2QG+Gq]O2&kn_4+@Cs0S)AZAS5.7o&zf^HO%K%1oHR[3%pMeGr8+.9]$v.",
+    ".re>xAPBtsY8W:i3S]-B8wyPsG5@u30o,_6&4V2d=MGLmgpN@wEHN1csnjbk11vF-<eBokmK6=RpS^wTj/:%Z@bjSdH#OgaTm>*I3-VDK3!0Mw2&tE>0S<%,Sp:*^Q4a/y5+4aT>e&20xR!4p7&W4T",
+    "bT^.BIjjc[1;kaK2EmL43j2r<4Aq_V0SjCbH_.nc01pGG-1CR=7YOjY5e]yNa0ZY6Ko0>)+7^N6yTNc7GXM;a0SJr&4#JX#0SMpc77n>O1qqVH5f269=imFxkqrm#M,DOp#se5IGY._<%nukf*ZL3%",
+    "!SoRX!jTOF/*4&n$43tag@GzMp/A!U6AwSByb%u^@l1[UAmq#kFG<Hv)EW-e@ST$U2dcag4+FBq0S=VPz8F6NH8fp=zX1uBL/Oj>l=Y7MkOU6]q^@+e4$QVX1;lN&4$T$//CeixCl3SI@4I,;icu40",
+    "y:1U5lm#p;G0hSLmXZMvJ([3m4.VtKA]KKLGp+;M12Hkm-]_u9umwCaGb@7(A@J7<M*>*7Bo7an1q8/B8a90%H2<0Gr$z/U4+fnDA1*Th8#e$2ypjYTa59]*AJYLe03QN303QK4015iW0]qM&odp8x",
+    "&Ke&NH/YFr;w(x;=6L%[2%iN3eg,NJ2A:5VEi;cPoWvvmkQV_PgjEl4p9LS%0W].FGBe,.BRMwW0^lkj=l1+Wy9EQA$UX)v1zry2KM3KeE)zM!!buS.oNpfyIrj.@FxA3I3ZDTUHvkL4(QO7R4+Wk9",
+    "A1*c91r3y.MH4K$93OBr+XWxf0X6>10672;GXNg^H2=ONGcf/I<gW8*4+gyi3EKq$%4h^4*.LRYF)@Z(0VWYZFAARl9]$ws1q+<59]bc2A1yZ91syZn&.+zUnj-<<HQNOr(g8OBF90(&0243(9]AT2",
+    "9]$)95-v8xAO.WC2E7Cd+XWdo=t2/&5-NNc6EgrBHUJ+8IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RCE-KO!BRDqz9]AYF0^lr28wUEGYX&S22E7Ce+XVu+jyeOj3m+0S00g%EK=ifi0S=g>",
+    "91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3Hvl6yGyo3+wgV3dryLSFlEN+qECle61q-W=a1Mr^5-!t2H@fFOSq]4>3@!1-0S=M*@dtSz2Y<aHpyLMx>O_4m0G-Cp1n#Ln4+Ze:a326Q02ed:",
+    "KMOTF3Z1SW3i)aa(#v8G2B;TrF9bI+$u1uZIFv3fH8ha[2iZyw46L3Y9^qIKz.C3>z7qz04*,$Y4,Ux9T;=#ga0/Ij9RR9B4:-V=3.B3M4.^9z*aR0f02(,q)(-Uj01pS!>7D#Qfc6kBHZTAHg:;lW",
+    "4+P;)O%DQ44-J:>a1H9N7Y>v1)C;_GFf&dF,82sJqHqs&osWtEFG;_rs]yc9yQUB;iUBMoqK^FJFG;_t)B+Df(dP#*ivcVpr-myOFP-H1IMo6G+HntbtdEKTFG;_wz5)+J>0.mqz5*]8H8sBiFPi^_",
+    "F#QAtx7G:@*uHuXc*)%lAD-m,)B+JR01p7-;-am=FxCPep8+%g5-fftA3rgMpK%W$zycqV0W]-*3iK8)1U50$#t]P4Ho;:k4:jfTa0SY_e,8,3)C;Rj01px6<=CK*Ff-%!RWLLF1l.825-55U4,w>=",
+    "a05_g48Z[pH0APe2d;U64+x+G95(.C.;;V2paUNXHUJ+CHUJMf.;;U:rK)ic64;O[6y<<89^g]GtaT4G.;;U@&*-Yi4+x+G4,J!)5g!3IpaUNXH_/3IH_/33H_/pII4^SR/K2s0-I$P3p1pAo64;O*",
+    "rvDHISq^!F0^m0K@w$M0Ne:0j<=Bb300*E04/3/baVI!6Qx4d*6%R1*sBsoJ!(]HHzaI]bqYnh+hzAJlR1XmN[5^r;nDJZ%$mAgp51c6ul:rW9A0s)G0S0gijl((v#E2:n1*<+e0D<KwjK:@X(;.p4",
+    ",69P0yiXqoGLpd60S:#cRwp$uVIwRhlZYG_aP+eS6f;2-NIwQRGcnG.9S,cC83TvgO9#)QTL@,a8adRo8Xp5P=8921lMDo>wH!M#G&N)a#D+/&WDbJe1qGR74+_r(G&ukc@+=n&y<3%9iOml>GBP%@",
+    "0]TYy1s*n]l=G3E8gss<Edf&:1Tn9y0^wb<1k-r#4&^lq1pWdC.fb1kG&dp&vA,xE12jZ6GB+;q95T+z4.7(FnXL_16$3E:&ASi/.pB%9nN0(wk]ZAmIqU=54:dWci#r<P<^xuz;VK44@qEVo299A5",
+    "1fK*S12T9YOgVN9zjy^J/fMFRGqD8]IExJf*Juu.c;14[A>E%>7of#z4DG562F[QH1(EwH3)I8_1kc>Q1G>E)vNR71ud7B5kOvO_QxZ1,4U(W77BTY)3)EW%.8^(yYYm900RZzl4fF[g05AYAB[Dex",
+    "1nbu*5j6k+j0Xm%0UsAShyo%lHQo*$H1Y@q/h,L-=wJFvB3cgs!Oag0qt!tKo]p=[x(5W8;*$J5hR>@gQx6342>7&22E(fX7B^(.9]Jc47B_PO12>N[H2<Ao0.[SiH1Y[6HZ%Yq0W$y:GXNJd02(&[",
+    "6Ep9;4.7]L<(ByS0^jjw1CEmo4$KDvSsx)d&Ica^IRGLpG;<e+Dl=On4p9z:o*Wi302(%[1P-9s9]SeY2P@l+051VDGXNhYG5@S8ItPgA4+@9j5f34S0uIRs1FHxLyAcl^S@4D,8Uu^v5e^T[4;Z$6",
+    "GLZ!X)QJ<yGROxDQx62Y5ibBRGXMqh.yICr$p-;-H_.zo03QQ602Vd;9]Jf52WJ:Etk4eu93D5x2L!bLK:]Gq=@im[yb%P_j2]BbHOdDqGc=DXuLmE_0W,W22kG3(0SdAO6EPPb2[F780PxZb4:!CK",
+    "F9b9-04FgqhYlYsHtq/yQ48(_B[DYvD:FCI1@imy5iBq.046au00,a=4.+yk6EeE$0S3dy69/dPA0Rr20t[mX+0IM_puQXrAX*Osx)BZa*CG/$!:9^&1_t18E,*C!4pa[F2:]h73G)dH+r]MFIr9k*",
+    "1kni/Fd@oVFaQ/e=9dgWIRF.j02;v<9]17[7cl<BFaQg=5fU-0F9k9)051.RGXMbjr%;[g2Lf3iAT,YhF9tO*00)f<A1*b]2M$pm1Z_sy92>!%1rHX!5j,(DGyo.rIRFRc5f3HK2L$WyAOz9(0SN8@",
+    "FCaNOhXM:=1.Suq3Wm8H4.K3(0:2R(F#rVL=fw->IKL4,F*!H<3[wvS%m*(5I5>]VmfBkess]qgHUJhe%m*I:F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.);xf^/P0Sn9r1N<604+iHbFAp&:zY#Ci",
+    "0WmoM5i$S@x3(q]GVB%)3BM5l=36UEH<=@t1vNJS7c&4KD:wiSQ4IGY7%/Jd91GC_4-H<:0QqAL<d+ORG5[YXF#rHh2h#K%7&ns!FCa8Jhyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l",
+    "01Q+Q1oH>W12O-u,-5sy=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:bzYzu6v:hJ:Iqob!3=F,6zYznsg&z+DjtU.kFwX^s1_xGO2aOI7EXXPjQ4Igr927Lp2OK$$f=iQQy%8KZ",
+    "xHL8_IW+(W.Pi<e%m)FrRt3,WA@OtNu:lVtgaQm/1gwD]3gG)34.K0&0/p3#G5@@X051hNGypC*Gyn<z4+OgrF9SC.01,3*7BT/21f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>",
+    "$Oi+k=A-ZkH=:Js4mdZv5kJ,eGC4H:5-On=wloH:oDdHQwlo5vf.q5CyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#D:ymN1@imy5iB.];FlA0H_.IW5f35l2;P7$PzUAJau>#]1@iUr5hN/z:EcZf2G[^/",
+    "Etk$I4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg9XRki4!8vX[+ufh6^$#71UECj1>QnBK;JMzC.N_n4A%/AH[$y&1B,zj4xR^F=N]8C4mUU03l9XK6E6ccH_.5rt[eu_3m*hC:puqA3m*eC",
+    "02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F83*z</9_dpx,gPT0GXM&pfC&k<wE>.U:U]5&@w$B0o&p=(s=F#p0r&(1)6xtNVT76k9]bb^@ve83!!r,&1JRZr287Ym0S.,%1f&EX7BJV60uKd&",
+    "1p^!H5jA/X)IS8n&J>.O@TqeA=8(e4R]cNd(*YeYcLlyf4,]PH1_SM51EG,_4afu!4Dy)^4-6S13djT:Kr#RrG5@*8A3!+(4,3cyFF,Rfa]y<.4s#611O%0&APsi^:H@lI$OIn+GXMg:69n.Z1@DV+",
+    "1D!ArD98jK3Nrv7Kr-XsGXM=9A3!+(4,3cyFF,Uga]y<.4s#301O(ZW5FZ6LcOMlw$OIn,GyoAe01T&*LIm>10U[45$OIn.Gyo4W&%ZzpatO!,4sstrIRFm^$OJDyH8FD!3&-cr*Rc/;m[T7TG,L+%",
+    ")j$T:j_NKQ90j$/3j[0/1W=FxOA5CE1MHR+3[VQLf;W(w1%@PGOarAB4on[&IRFHnmMRWSFCI2A00iLO6bwxUgT5p$3O6/T7BYwf6EgrG1ULW<HXs8m4+n;;8#4eCHsKi#P#+#P;*Rkm(:o6UOdlUO",
+    "hyx!5IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5CO0zx9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliwcnpXG1EX9HP#+#N;*Rjj=%xHT",
+    "OdlUM00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD1T>E/IdTIm4+n;;8!!MOI5+;fP#+#M;*RmWt8NZVA0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1fuB[4xqaO1X_[kH.]P!3a%#s@YsO(/fzhJ",
+    "sP+pJGrt5KG=ybR4+hQC0S>Uhp8=BXx)2W@x0OH,3LY-DF)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIix;%6vZ1vtXhv-hwmhq4bFG4b[m3Yw2y2e6.T4,$=o0RU.b0*j=(0=E_d",
+    "4+gUY0;OtB4$to[9]$uv4*^qhbqBwwcN[oS02U7lPagp=03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2dAok4+5FYMGpy2F9kF(wXaqR*0Deb*K@jGPag*_03QM^03Ql803Qc903QM_",
+    "03Ql9tOXwiGEWTUz&Ii@HWveg8y>4trvncJt&epAs]+6:IZYoqGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+7GGUIF/W4.O0]A2_Gs1ur/;G))gV[sk[NH8M:P8vX;j",
+    "3[4*fGX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_PxFF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*DbFDNoF01izbIWzztI5+;/IWaN,",
+    "4:=JcA2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=QIf4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01d#g=0n8:33XaAB4+q^(0RXe;J@Vma",
+    "4,nMm9]<JO8V:v^9]STU9XJ3A[4Ng*A09RU4*V>[F(3_6E)NGk9XKBf@z[X)9^+eI2:UJ%G_wV>3atbW3*gcr4k@_F*oOiRgMn8bH[$yl9x%qk8xH^8)Ug3S2QfH4$(mR%0WvVJ0a8UXb9HUs/L,)W",
+    "I^tVDi)9g8mWp)>J]6@%01poL(-)!peGdrR0uKYWfd&q&fd_tx!w;GGiVqJ7U.]J1i2(w+[^m4ds:/ceyUGy=sFNH9,MAADwx/5jip(1cBo3VQ1@CM+0&<cu3Z.C:2o(jy)maOA4*R7W0aO%b01J(+",
+    "8xI4Ds0SN2(/,Oo%U2HU0tA!J96dHNE9i>L067fBkOu>ujAI3k]0fB/-]2,)t7Z.PlyMD$&J7FP3LhS5oRfJA7as*Pm6ih!2+z3;3)lh,@U4L2o*N9es2c[%s2dtG6%jK43,]*D.FSeX4+Ob@Z4Rjh",
+    "E,=IKxCaT!;sW<]0]nEX2M4/>Z3_YB13DZwQy)Dwk=:3giyjNL.O:fAsPjk.0oTnK1F*m+4+=CZ4+faN3LZAG%0n+QGC0Kt0p$%39HH1D2E)Ba9[;;q<*4#3#ft$BItTgg6dwXHo$MPA5I7$rHUKXX",
+    "GB5xJ@auTj,)^B8U4[1n2a(eR963J$HUvF9G%GYe88ZMM3O4[AGn(ct88SZ_3N,)#(XKEIKp8Or9]])7E,<;Jog*1FKnuCU8z(n2yP>K>H!_d/Gyoel02np=8#e$LH_/0w/:rI^0UIsyk0S;%lmQL<",
+    "g-xWN0^hnuAq5%%fe[Nf0UHlQ$;tS82QoDP4,N3j3JR*tEd.!h0t3ki3HS&D)d&v:@Un#=00OT1br_;H2oDH/10gpnvhOVq0jc=M9^zUB2QL-hH..>yJ0B)C03RJVp9mB,01,Ao3Y+:11/O.#3DNZm",
+    "4oL[)%<hGgEj2a(4BVXy9]])=5-6cCG5@VJ1PH=qZ4U^Z0+j+QG&n_AmRt#;&I%6*Mj]-lMI1B$DmN>R1OVC+4Ys@,A_raets4s+7%_7VH!%PfGyo3%2pKjV4+7ZV90]Aq9yYm[BL<4PvH/Y_2hP]b",
+    "0m-@J4*@G%9]kx82s.AZGk=vTJ0B)C03RDPfCdyf;1&=1Htzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ5-6cBG5[YIF#rOD0vs=!1uqpiIYJ=hH_.>p02ns>4Cw>A2:Hev2OAqT.pl:D4C4g[8xI2W",
+    "jRy&:0Uk2p1q6^xY7RUIsrOb7BHINYA_:4@A0RX_4-jh<38Bi%0S(3l9_L+O0Ik>P4g3Qi7BfCQGAlCt1RoYL03I,.p.*8vH<XE7H/o[73>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOG",
+    "AB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]AO#,DCu--3p3WKoB$l1eZ7q,690e*+mZtKoBzk0*W[exsL;[+ouK(2]y7t03QN2+1g]R.6sV%1rjyH$r^.f(FF;_7B&D5Iu$qo4%G!CH833y1/j<$",
+    "v-hsUHUQio1ERzr3Z$h53g+w_9x$>r0S=,Wrz0-AGBD4yWeu.O1q/7;ArI_Z[N+=xxQ>u2aSuGBh#(HjrVS4UtfB,D4!VdS2uBU[W(4Fa0ZI/6<]gn-<G%cFhUp.695Da=1qhWb4-[p)BLsorIS&W4",
+    "q68lmG5@+-mI4pH0m@T&F9I.*00zmVBM--Qj0y=j%WMw=;^#7[lraOheGc*16b^p3I^WQK0@a5/4(SLJHk]W70L]4M0.[tj9]h,v5dtF&K;uI%9S-a12CT>,9cHx7C>fE3G%V=o4++x&3d-Wo1/9f(",
+    "G1r0$9]AQXF)/nZ)&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST00@a(R1SSfB2<*B!;;Dd&(7Xl;yuF;Q4ulK_(Qp6,4+FzH4+8x)1kjEG4vY&6i;+7@2,pJyv+f%bTfi9^T=]Me7X]iP4z1!F4+WD2",
+    "1kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/42A*++6E5@g8/_^4.Lg92ek(bpvVsyH/P6*Gyn(LIRZy5H(eeF=3zBR(HtBzmr4%Y2LPD=3&g>+4y)J(7BHU#4kQyWCIW:B41<Ow",
+    "4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,yMtx[Bn-di4,km_384uu3NST=0Rzwj4kQTP(+d$XB<N#22M,X70TMSl1i:&53X1=^IgAPq0we]ViyIL%B<N!c6%P,K0Vpvr:k1zUF_SxF;57X]fs1AZ:4k9)",
+    "hTjwc>7Wc!G^a0q2Qk$O2:![#0S=Yb2M2.jCk@J1Jr5hy2LpKzBH0QKdjTX5A%Fo7HromSOaLSgA%y@CHr)yUOb-U73IjO_,wFenISZ%+4*^x[2a_yR4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mj",
+    "Ipzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/9XI9*2%.;3E#;X+GB=MV,HJ*H&+-e)miSN_6*B*Y0RzRa2M+/,0q53e4,lSF1++sB(pw0%&;pGy:-n$hk>itC",
+    ":4$#-Vh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*9n&K>4VCT:+#94+C8lGy1L:A0#tf0rmwAT;O#H1p,]kBs2g4$OR7rT:znw2mxIW2CBpy3Hshv4y6na3#^gj,2<K//b[@B0LW1Y",
+    "wKNY5@<]d%B8_w8p9BvHlK_F^i(wBabOE*m4.K]OC=!HC%:)l1bRsb>bq</,VhPNI2nL#A",
 };
 
 
@@ -26212,7 +26490,7 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
 }
 
 /* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
-static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -28211,7 +28489,7 @@ static te_result te__want_heads(te_ctx *te, const char *op, const char *name, co
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
     return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: format is %d%s; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format,
-                    format == TE_THD ? " (TE_THD), which is not there yet" : "");
+                    format == TE_THD ? " (TE_THD), which is not implemented yet" : "");
 }
 
 /* A random state, or NULL. */
@@ -28428,6 +28706,11 @@ enum {
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_step_numbers(T, L)                                                                                                            \
+    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT) T(skipped, TE__INOUT | TE__AS_F32) T(step_device, TE__IN | TE__AS_F32 | TE__OPT)            \
+        T(betas, TE__IN | TE__AS_F32 | TE__NEED(a->bias_correction)) T(bias_correction, TE__OUT | TE__AS_F32 | TE__NEED(a->betas))
+#define TE__ARGS_update_scale(T, L)                                                                                                            \
+    T(scale, TE__INOUT | TE__AS_F32) T(inv_scale, TE__OUT | TE__AS_F32) T(growth_tracker, TE__INOUT | TE__AS_F32) T(found_inf, TE__INOUT | TE__AS_F32)
 #define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_mask_map(T, L) \
     T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
@@ -37840,6 +38123,20 @@ TE__BOTH float te__state_scale(float amax, int e4m3) {
     return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
 }
 
+/* The scale of a loss after a step; it grows where the larger one is a number. */
+TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth, float backoff, float interval) {
+    if (*found_inf != 0.0f) {
+        *scale *= backoff;
+        *tracker = 0.0f;
+    } else if (*tracker + 1.0f >= interval) {
+        if (*scale * growth <= TE__F32_MAX) *scale *= growth;
+        *tracker = 0.0f;
+    } else
+        *tracker += 1.0f;
+    *inv_scale = te__rcp_f32(*scale);
+    *found_inf = 0.0f;
+}
+
 /* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
@@ -37862,7 +38159,7 @@ TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainde
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias: of this launch's place */
     const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
     float lr, beta1, beta2, eps, weight_decay;
     float unbias1, unbias2; /* 1 / (1 - beta^step) */
@@ -37968,6 +38265,21 @@ typedef struct te__multi_scale_kargs {
     int tensors;
 } te__multi_scale_kargs;
 
+/* step_numbers: one block, a thread for each of 2 * places numbers. */
+typedef struct te__step_numbers_kargs {
+    float *found_inf, *skipped;       /* [1]; the first: or NULL */
+    const float *step_device, *betas; /* [1], [2 * places]; or NULL */
+    float *bias_correction;           /* [2 * places], or NULL */
+    double step;
+    int places, count, no_bias_correction;
+} te__step_numbers_kargs;
+
+/* update_scale: one thread. */
+typedef struct te__update_scale_kargs {
+    float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */
+    float growth_factor, backoff_factor, growth_interval;
+} te__update_scale_kargs;
+
 /* ==== ops/optim/op.c ============================================================================================ */
 
 /* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
@@ -38006,8 +38318,39 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
+/* An entry's numbers: its own, or those of the args. */
+static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
+    te_adam_numbers n;
+    if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
+    n.lr = a->lr;
+    n.beta1 = a->beta1;
+    n.beta2 = a->beta2;
+    n.eps = a->eps;
+    n.weight_decay = a->weight_decay;
+    return n;
+}
+static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
+    te_sgd_numbers n;
+    if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
+    n.lr = a->lr;
+    n.weight_decay = a->weight_decay;
+    return n;
+}
+/* A learning rate for each place, where they come from the device. `most`: the largest place. */
+static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
+    if (place < 0) return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
+    *most = te__max(*most, place);
+    return TE_OK;
+}
+static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
+    if (n->beta1 >= 0.0f && n->beta1 < 1.0f && n->beta2 >= 0.0f && n->beta2 < 1.0f && n->eps >= 0.0f) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)n->beta1, (double)n->beta2, (double)n->eps);
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
+    te_adam_numbers usual;
+    int64_t places = 0;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_adam_tensor *t = &a->tensors[i];
@@ -38018,15 +38361,20 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         if (result == TE_OK) result = te__optim_check_scale(te, "m", i, t->m, t->m_scale);
         if (result == TE_OK) result = te__optim_check_scale(te, "v", i, t->v, t->v_scale);
         if (result == TE_OK) result = te__optim_check_scale(te, "master", i, t->master, t->master_scale);
+        if (result == TE_OK) result = te__optim_check_places(te, "adam", t->place, i, &places);
+        if (result == TE_OK && t->own_numbers) result = te__adam_check_numbers(te, &t->numbers);
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, places + 1);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2 * (places + 1));
+    usual.lr = a->lr;
+    usual.beta1 = a->beta1;
+    usual.beta2 = a->beta2;
+    usual.eps = a->eps;
+    usual.weight_decay = a->weight_decay;
+    if (result == TE_OK) result = te__adam_check_numbers(te, &usual);
     if (result != TE_OK) return result;
-    if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
-        return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
-                        (double)a->beta2, (double)a->eps);
     if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
         return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
@@ -38050,18 +38398,20 @@ static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
 
 static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
     te_result result = TE_OK;
+    int64_t places = 0;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_sgd_tensor *t = &a->tensors[i];
         result = te__optim_check_like(te, "sgd", "grad", i, t->grad, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "momentum", i, t->momentum, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_places(te, "sgd", t->place, i, &places);
         if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
             result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
     }
     if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, places + 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
         return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
@@ -38088,6 +38438,28 @@ static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "multi_scale", "found_inf", a->found_inf, 1);
     for (i = 0; i < a->num_tensors && result == TE_OK; i++)
         result = te__optim_check_like(te, "multi_scale", "out", i, a->out[i], "in", a->in[i]);
+    return result;
+}
+
+static te_result te__check_step_numbers(te_ctx *te, te_op_step_numbers_args *a) {
+    te_result result = te__want_numel(te, "step_numbers", "found_inf", a->found_inf, 1);
+    char text[TE__SHAPE_TEXT];
+    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "skipped", a->skipped, 1);
+    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "step_device", a->step_device, 1);
+    if (result == TE_OK && a->betas && te__numel(a->betas) % 2)
+        result = te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed", te__shape_text(a->betas, text));
+    if (result == TE_OK && a->betas) result = te__want_numel(te, "step_numbers", "bias_correction", a->bias_correction, te__numel(a->betas));
+    if (result == TE_OK && !a->step_device && a->step < 1) result = te__fail(te, TE_ERR_INVALID, "step_numbers: step is %lld; the first one is 1", (long long)a->step);
+    return result;
+}
+static te_result te__check_update_scale(te_ctx *te, te_op_update_scale_args *a) {
+    te_result result = te__want_numel(te, "update_scale", "scale", a->scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "inv_scale", a->inv_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "growth_tracker", a->growth_tracker, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "found_inf", a->found_inf, 1);
+    if (result == TE_OK && !(a->growth_factor > 0.0f && a->backoff_factor > 0.0f && a->growth_interval > 0))
+        result = te__fail(te, TE_ERR_INVALID, "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed", (double)a->growth_factor,
+                          (double)a->backoff_factor, a->growth_interval);
     return result;
 }
 
@@ -38141,14 +38513,30 @@ typedef struct te__adam_job {
     te__pieces pieces;
     te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
     float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
-    float grad_scale, lr, unbias1, unbias2;
+    float grad_scale;
 } te__adam_job;
 
 static const te_tensor *te__adam_entry(const void *list, int t) { return ((const te_adam_tensor *)list)[t].param; }
 
-static void te__adam_row(const te__adam_job *j, float decay, const float *g, float *p, float *m, float *v, int64_t n) {
-    float beta1 = j->a->beta1, beta2 = j->a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = j->a->eps;
-    float grad_scale = j->grad_scale, lr = j->lr, unbias1 = j->unbias1, unbias2 = j->unbias2;
+/* An entry's numbers in a step. */
+typedef struct te__adam_step {
+    te_adam_numbers is;
+    float unbias1, unbias2;
+} te__adam_step;
+static te__adam_step te__adam_step_of(const te_op_adam_args *a, int entry) {
+    int place = a->tensors[entry].place;
+    te__adam_step s;
+    s.is = te__adam_numbers_of(a, entry);
+    if (a->lr_device) s.is.lr = ((const float *)te__data(a->lr_device))[place];
+    if (entry >= a->num_tensors - a->num_undecayed) s.is.weight_decay = 0.0f;
+    s.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place] : te__adam_unbias(a->no_bias_correction, s.is.beta1, a->step);
+    s.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place + 1] : te__adam_unbias(a->no_bias_correction, s.is.beta2, a->step);
+    return s;
+}
+
+static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const float *g, float *p, float *m, float *v, int64_t n) {
+    float beta1 = s->is.beta1, beta2 = s->is.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = s->is.eps, decay = s->is.weight_decay;
+    float grad_scale = j->grad_scale, lr = s->is.lr, unbias1 = s->unbias1, unbias2 = s->unbias2;
     float decay_gradient = j->a->no_adam_w_mode ? decay : 0.0f, decay_step = j->a->no_adam_w_mode ? 0.0f : decay;
     int64_t i;
     for (i = 0; i < n; i++) {
@@ -38204,14 +38592,14 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         int64_t at, stop;
         int entry = te__piece_tensor(&j->pieces, piece, &at);
         const te_adam_tensor *t = &j->a->tensors[entry];
-        float decay = entry < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        te__adam_step step = te__adam_step_of(j->a, entry);
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             float *x[TE__STATES];
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             for (k = 0; k < TE__STATES; k++) x[k] = te__adam_load(j, entry, k, at, n, row[k]);
-            te__adam_row(j, decay, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
+            te__adam_row(j, &step, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
             for (k = 0; k < TE__STATES; k++) {
                 if (!j->amax)
                     te__adam_store(j, entry, k, at, n, x[k]);
@@ -38266,9 +38654,6 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
-    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
-    j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-    j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
     if (scales) result = te__adam_measure(te, &j);
@@ -38301,12 +38686,12 @@ static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a
 typedef struct te__sgd_job {
     const te_op_sgd_args *a;
     te__pieces pieces;
-    float grad_scale, lr;
+    float grad_scale;
 } te__sgd_job;
 
 static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
 
-static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+static void te__sgd_row(const te__sgd_job *j, float lr, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
     const te_op_sgd_args *a = j->a;
     float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
     int64_t i;
@@ -38318,7 +38703,7 @@ static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const flo
             d = a->nesterov ? d + a->momentum * b[i] : b[i];
         }
         if (after != 0.0f) d += after * p[i];
-        p[i] -= j->lr * d;
+        p[i] -= lr * d;
     }
 }
 static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
@@ -38330,14 +38715,16 @@ static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
         int place = te__piece_tensor(&j->pieces, piece, &at);
         const te_sgd_tensor *t = &j->a->tensors[place];
         const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
-        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        te_sgd_numbers numbers = te__sgd_numbers_of(j->a, place);
+        if (place >= j->a->num_tensors - j->a->num_undecayed) numbers.weight_decay = 0.0f;
+        if (j->a->lr_device) numbers.lr = ((const float *)te__data(j->a->lr_device))[t->place];
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             te__load_row(te__data(from), from->dtype, at, n, p);
             if (momentum) te__load_row(te__data(momentum), momentum->dtype, at, n, b);
-            te__sgd_row(j, decay, t->first, g, p, b, n);
+            te__sgd_row(j, numbers.lr, numbers.weight_decay, t->first, g, p, b, n);
             if (momentum) te__store_row(te__data(momentum), momentum->dtype, at, n, b);
             if (t->master) te__store_row(te__data(t->master), TE_F32, at, n, p);
             te__store_row(te__data(t->param), t->param->dtype, at, n, p);
@@ -38349,7 +38736,6 @@ static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
-    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
@@ -38475,6 +38861,26 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
     return TE_OK;
 }
 
+/* ---- loss scaling ---- */
+
+static te_result te__cpu_step_numbers(te_ctx *te, const te_op_step_numbers_args *a) {
+    float *skipped = (float *)te__data(a->skipped), *found = (float *)te__data(a->found_inf), *out = (float *)te__data(a->bias_correction);
+    const float *betas = (const float *)te__data(a->betas);
+    int64_t i, n;
+    (void)te;
+    if (found && a->count && *found != 0.0f) *skipped += 1.0f;
+    if (found) *found = 0.0f;
+    n = te__max(1, (a->step_device ? (int64_t)*(const float *)te__data(a->step_device) : a->step) - (int64_t)*skipped);
+    for (i = 0; betas && i < te__numel(a->betas); i++) out[i] = te__adam_unbias(a->no_bias_correction, betas[i], n);
+    return TE_OK;
+}
+static te_result te__cpu_update_scale(te_ctx *te, const te_op_update_scale_args *a) {
+    (void)te;
+    te__scale_after((float *)te__data(a->scale), (float *)te__data(a->inv_scale), (float *)te__data(a->growth_tracker), (float *)te__data(a->found_inf), a->growth_factor,
+                    a->backoff_factor, (float)a->growth_interval);
+    return TE_OK;
+}
+
 /* ==== ops/optim/cuda.c ========================================================================================== */
 
 /* ops/optim/cuda.c: plans of the multi-tensor operations: lists cut into as many launches as their tables need. Knows the kernels' contracts;
@@ -38489,18 +38895,27 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, bool decayed) {
+/* The numbers of a launch are those of all its entries: does entry i begin another one? */
+static bool te__adam_turns(const te_op_adam_args *a, int i) {
+    const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
+    if (i == 0) return false;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
+}
+static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, int i) {
+    te_adam_numbers n = te__adam_numbers_of(a, i);
+    const float *lr = (const float *)te__data(a->lr_device), *unbias = (const float *)te__data(a->bias_correction);
     k->grad_scale = (const float *)te__data(a->grad_scale);
     k->found_inf = (const float *)te__data(a->found_inf);
-    k->lr_device = (const float *)te__data(a->lr_device);
-    k->lr = a->lr;
-    k->beta1 = a->beta1;
-    k->beta2 = a->beta2;
-    k->eps = a->eps;
-    k->weight_decay = decayed ? a->weight_decay : 0.0f;
-    k->unbias = (const float *)te__data(a->bias_correction);
-    k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-    k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
+    k->lr_device = lr ? lr + a->tensors[i].place : NULL;
+    k->lr = n.lr;
+    k->beta1 = n.beta1;
+    k->beta2 = n.beta2;
+    k->eps = n.eps;
+    k->weight_decay = i < a->num_tensors - a->num_undecayed ? n.weight_decay : 0.0f;
+    k->unbias = unbias ? unbias + 2 * a->tensors[i].place : NULL;
+    k->unbias1 = te__adam_unbias(a->no_bias_correction, n.beta1, a->step);
+    k->unbias2 = te__adam_unbias(a->no_bias_correction, n.beta2, a->step);
     k->l2_mode = a->no_adam_w_mode;
 }
 
@@ -38514,13 +38929,13 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
         const te_adam_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
-        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (te__adam_turns(a, i)) k = NULL;
         if (n == 0 || te__adam_has_formats(t)) continue;
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
             chunks = 0;
-            te__adam_fill_numbers(&k->numbers, a, i < a->num_tensors - a->num_undecayed);
+            te__adam_fill_numbers(&k->numbers, a, i);
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
@@ -38571,7 +38986,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
     for (i = 0; i <= a->num_tensors; i++) {
         const te_adam_tensor *t = i < a->num_tensors ? &a->tensors[i] : NULL;
         int64_t n = t ? te__numel(t->param) : 0, more = te__div_up(n, TE__ADAM_STATES_CHUNK);
-        if (!t || i == a->num_tensors - a->num_undecayed || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
+        if (!t || te__adam_turns(a, i) || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
             te__adam_states_launch(p, &k, chunks, scales);
             if (amax) {
                 amax += chunks * TE__STATES;
@@ -38581,7 +38996,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
             chunks = 0;
         }
         if (n == 0 || !te__adam_has_formats(t)) continue;
-        te__adam_fill_numbers(&k.numbers, a, i < a->num_tensors - a->num_undecayed);
+        te__adam_fill_numbers(&k.numbers, a, i);
         k.amax = amax;
         k.factor = factor;
         at = k.tensors++;
@@ -38622,6 +39037,12 @@ static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_
     return TE_OK;
 }
 
+static bool te__sgd_turns(const te_op_sgd_args *a, int i) {
+    const te_sgd_tensor *t = &a->tensors[i], *before = t - 1;
+    if (i == 0) return false;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
+}
 static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
     te__launch *l = NULL;
     te__sgd_kargs *k = NULL;
@@ -38631,7 +39052,7 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         const te_sgd_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__SGD_CHUNK);
         int at;
-        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (te__sgd_turns(a, i)) k = NULL;
         if (n == 0) continue;
         if (!k || k->tensors == TE__SGD_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "sgd");
@@ -38639,11 +39060,11 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
             chunks = 0;
             k->grad_scale = (const float *)te__data(a->grad_scale);
             k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = (const float *)te__data(a->lr_device);
-            k->lr = a->lr;
+            k->lr_device = a->lr_device ? (const float *)te__data(a->lr_device) + t->place : NULL;
+            k->lr = te__sgd_numbers_of(a, i).lr;
             k->momentum_factor = a->momentum;
             k->dampening = a->dampening;
-            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? te__sgd_numbers_of(a, i).weight_decay : 0.0f;
             k->nesterov = a->nesterov;
             k->wd_after_momentum = a->wd_after_momentum;
         }
@@ -38662,6 +39083,37 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
     te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_step_numbers(te__plan *p, const te_op_step_numbers_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "step_numbers");
+    te__step_numbers_kargs *k = TE__KARGS(p, l, te__step_numbers_kargs);
+    k->found_inf = (float *)te__data(a->found_inf);
+    k->skipped = (float *)te__data(a->skipped);
+    k->step_device = (const float *)te__data(a->step_device);
+    k->betas = (const float *)te__data(a->betas);
+    k->bias_correction = (float *)te__data(a->bias_correction);
+    k->step = (double)a->step;
+    k->places = a->betas ? (int)(te__numel(a->betas) / 2) : 0;
+    k->count = a->count;
+    k->no_bias_correction = a->no_bias_correction;
+    te__launch_size(l, 1, 1, 1, 256, 0);
+    te__plan_why(p, "one block");
+    return TE_OK;
+}
+static te_result te__cuda_plan_update_scale(te__plan *p, const te_op_update_scale_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "update_scale");
+    te__update_scale_kargs *k = TE__KARGS(p, l, te__update_scale_kargs);
+    k->scale = (float *)te__data(a->scale);
+    k->inv_scale = (float *)te__data(a->inv_scale);
+    k->growth_tracker = (float *)te__data(a->growth_tracker);
+    k->found_inf = (float *)te__data(a->found_inf);
+    k->growth_factor = a->growth_factor;
+    k->backoff_factor = a->backoff_factor;
+    k->growth_interval = (float)a->growth_interval;
+    te__launch_size(l, 1, 1, 1, 1, 0);
+    te__plan_why(p, "one thread");
     return TE_OK;
 }
 
@@ -38932,7 +39384,7 @@ static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row
         if (pad_offsets) return te__fail(te, TE_ERR_INVALID, "%s: pad_offsets belong to a mask map, and topk %lld says that this is an index map", op, (long long)topk);
         m->tokens = te__numel(row_id_map) / topk;
         m->copies = topk;
-        return TE_OK;
+        return te__moe_want_countable(te, op, "row_id_map", row_id_map);
     }
     if (te__cols(row_id_map) % 2 == 0)
         return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s; a mask map is [T, 2E + 1] (an index map comes with topk)", op, te__shape_text(row_id_map, text));
@@ -45834,6 +46286,7 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
     int64_t shape[2];
     te_tensor *amaxes;
+    te_result result;
     if (!e || e->scaling != scaling)
         return te__fail(te, TE_ERR_STATE, "te_checkpoint: the second run calls another module than the first: call %d of those that keep scales is of a %s, it was %s%s; a "
                         "checkpointed function must do the same each time", s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
@@ -45845,9 +46298,9 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     if (!te__slots_open(te, &e->slots, scaling->forward.n)) return TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     amaxes = te_tensor_zeros(te, TE_F32, 2, shape);
-    if (amaxes) te__slots_set(&e->slots, e->scale, amaxes);
+    result = amaxes ? te__slots_set(&e->slots, e->scale, amaxes) : te_error_code(te);
     te__frame_end(te, NULL, 0);
-    return te_error_code(te);
+    return result;
 }
 
 /* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it reads. */
@@ -46119,17 +46572,18 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
 /* Is the preserved value that of the codes as they are now? */
 static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
 
-/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
-static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL: where it is 1, codes stay as they are (those of a custom kind, or plain
+ * ones, are made again). */
+static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    return te_quantize_into(weight->quantized->quantizer, value, weight, weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
 /* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
-    te_result result = te__primary_assign(weight, value);
+    te_result result = te__primary_assign(weight, value, NULL);
     if (result != TE_OK || !q->init_value || weight->te->warming) return result;
     result = te_tensor_to_host(value, q->init_value);
     if (result == TE_OK) q->init_version = te__quant_version(weight);
@@ -46924,6 +47378,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.activation = s->activation;
         again.limit = s->params.limit;
         again.alpha = s->params.alpha;
+        again.glu_interleave_size = s->params.glu_interleave_size;
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }
@@ -47246,9 +47701,9 @@ static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool c
     te_tensor *y;
     if (!x || !te__operand(x, mask, true, function) || !te__need_float(x, function)) return NULL;
     x = te_tensor_contiguous(x);
-    if (mask) mask = te_tensor_contiguous(mask);
+    if (mask && !(mask = te_tensor_contiguous(mask))) return NULL;
     y = x ? te__empty_like(x, x->dtype) : NULL;
-    if (!y || te_error_code(x->te) != TE_OK) return NULL;
+    if (!y) return NULL;
     args.x = x;
     args.mask = mask;
     args.y = y;
@@ -49414,18 +49869,11 @@ typedef struct te__option_group {
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
-/* GroupedLinear's work is not shared yet. */
-#define TE__TYPE te_parallel_options
-static const te__field te__shared_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
-                                             TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type)};
-#undef TE__TYPE
 #define TE__TYPE te_attention_options
 static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
-static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal),
-                                            TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
+static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {
@@ -49442,9 +49890,9 @@ static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later),
-                              te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
+                              te__layer_own = TE__GROUP("", te__layer_later),
                               te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
                               te__call_own = TE__GROUP("", te__call_later);
 #undef TE__GROUP
@@ -49464,11 +49912,11 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -49482,7 +49930,7 @@ static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s)
             const te__field *f = &p->group->fields[i];
             const char *in = (const char *)s + p->offset;
             if (!te__field_is_set(in, f) || (f->mark && memcmp(in + f->offset, &f->mark, f->size) == 0)) continue;
-            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not there yet; leave it zero", who, p->group->name, f->name);
+            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, p->group->name, f->name);
             return false;
         }
     return true;
@@ -49519,7 +49967,8 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
 }
 
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run(te_module *m, te_forward_args *args) {
+/* forward: in place of the class's own; NULL: that. */
+static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
@@ -49532,7 +49981,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
@@ -49546,6 +49995,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = path;
     return result;
 }
+static te_result te__module_run(te_module *m, te_forward_args *args) { return te__module_run_as(m, args, NULL, NULL); }
 
 /* ---- checkpoints ---- */
 
@@ -50038,7 +50488,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         x->te->tape.no_grad++;
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
-        if (result == TE_OK) result = te_error_code(x->te);
+        if (result == TE_OK) result = x->te->error_code;
         /* the first error stays: this one shows if the function recorded none */
         return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }
@@ -50450,7 +50900,7 @@ static void te__product_tag_bias(te_module *m, const te__product_params *p) {
 
 /* ==== nn/layers.c =============================================================================================== */
 
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
  * know attention. */
 
 /* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
@@ -50597,19 +51047,28 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+/* What a Linear does in front of its product, but for call->x, and behind it. */
+static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__product_bias(m, &s->params);
-    te__quant_call quant;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    call.x = args->input;
-    call.weight = te__product_weight(m, &s->params);
-    call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
+    te_result result = te__scaling_prepare(m, s->scaling, quant);
+    *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
+    call->save_original_input = s->desc.save_original_input;
+    return result;
+}
+static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_call *call, te_tensor *bias) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_result result = te__output(m, args, te__linear_biased(call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
+}
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te__quant_call quant;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    call.x = args->input;
+    return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
@@ -50824,12 +51283,322 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     return te__module_built(m);
 }
 
+/* ==== nn/mlp.c ================================================================================================== */
+
+/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
+
+typedef struct te__layernorm_mlp_module {
+    te_layernorm_mlp_desc desc;
+    te__norm_params norm;
+    te__sharding fc1_sharding; /* of a gated activation: both halves are divided, unless they alternate */
+    te__scaling *scaling;
+    te__weight_cache fc1, fc2;
+} te__layernorm_mlp_module;
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
+
+static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
+    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
+}
+
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    bool alternate = s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
+    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
+    if (result != TE_OK) return result;
+    fc1.weight = te_module_parameter(m, "fc1_weight");
+    fc2.weight = te_module_parameter(m, "fc2_weight");
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
+    fc1.bias_grad_elsewhere = !alternate;
+    fc2.record_alone = te__runs_again(m);
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    z = te__linear(&fc1);
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
+        fc2.gelu_of = z;
+        fc2.gelu_bias = fc1.bias;
+        m->te->tape.no_grad++;
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else if (alternate) {
+        fc2.x = te__activate(z, s->desc.activation, &s->desc.activation_params, NULL, NULL);
+    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+        te__act_grad grad = TE_ZERO;
+        grad.bias = fc1.bias;
+        grad.gemm = TE__FC1;
+        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
+        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
+    }
+    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
+    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
+    return result;
+}
+static void te__layernorm_mlp_destroy(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__weight_cache_close(&s->fc1);
+    te__weight_cache_close(&s->fc2);
+    te__scaling_leave(s->scaling);
+}
+static te_result te__layernorm_mlp_reset(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
+    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
+    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
+                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+
+static bool te__interleave_ok(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    int64_t size = desc->activation_params.glu_interleave_size;
+    if (size == 0 || (size > 0 && te_activation_is_gated(desc->activation))) return true;
+    te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size above 0 are needed, or 0", (long long)size,
+             (int)desc->activation);
+    return false;
+}
+
+TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    te_module *m;
+    te__layernorm_mlp_module *s;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
+        return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+        return NULL;
+    }
+    if (!te__interleave_ok(te, desc)) return NULL;
+    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    if (!m) return NULL;
+    s = (te__layernorm_mlp_module *)m->state;
+    s->desc = *desc;
+    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
+    m->checkpoint = desc->checkpoint;
+    s->scaling = te__scaling_create(te, m, 2);
+    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
+        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+        int64_t interleave = desc->activation_params.glu_interleave_size;
+        if (interleave && ffn % interleave)
+            te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld and ffn_hidden_size %lld, of which each of %d ranks has %lld; it must divide that",
+                     (long long)interleave, (long long)desc->ffn_hidden_size, m->parallel.size > 1 ? m->parallel.size : 1, (long long)ffn);
+        if (fc1_rows != ffn && !interleave) {
+            s->fc1_sharding.num_blocks = 2;
+            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
+        }
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->hidden_size);
+        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
+        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
+        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
+    }
+    return te__module_built(m);
+}
+
+/* ==== nn/sequential.c =========================================================================================== */
+
+/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one. Knows the layers; must not know attention. */
+
+/* ---- modules of one function ---- */
+
+static te_result te__activation_forward(te_module *m, te_forward_args *args) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__output(m, args, te_activate(args->input, d->activation, &d->activation_params));
+}
+static const te_module_class te__activation_class = {"Activation", sizeof(te_activation_desc), te__activation_forward, NULL, NULL};
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    m = te_module_create(te, &te__activation_class, desc->name ? desc->name : "activation");
+    if (!m) return NULL;
+    *(te_activation_desc *)m->state = *desc;
+    if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
+    return te__module_built(m);
+}
+
+static te_result te__bias_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_bias_dropout_add(args->input, te_module_parameter(m, "bias"), NULL, 0.0f));
+}
+static te_result te__bias_reset(te_module *m) { return te_tensor_fill(te_module_parameter(m, "bias"), 0.0); }
+static const te_module_class te__bias_class = {"Bias", sizeof(te_bias_desc), te__bias_forward, NULL, te__bias_reset};
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_bias_create") || !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__bias_class, desc->name ? desc->name : "bias");
+    if (!m) return NULL;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "bias", desc->params_dtype, desc->size, 0);
+    return te__module_built(m);
+}
+
+static te_result te__scale_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_scale(args->input, ((const te_constant_scale_desc *)m->state)->scale)); }
+static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward, NULL, NULL};
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
+    m = te_module_create(te, &te__scale_class, desc->name ? desc->name : "constant_scale");
+    if (!m) return NULL;
+    *(te_constant_scale_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
+    float p = te_module_is_training(m) ? ((const te_dropout_desc *)m->state)->p : 0.0f;
+    return te__output(m, args, p != 0.0f ? te_dropout(args->input, p) : args->input);
+}
+static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
+    if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed", (double)desc->p);
+        return NULL;
+    }
+    m = te_module_create(te, &te__dropout_class, desc->name ? desc->name : "dropout");
+    if (!m) return NULL;
+    *(te_dropout_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
+static const te_module_class te__identity_class = {"Identity", 0, te__identity_forward, NULL, NULL};
+TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te_module_create(te, &te__identity_class, name ? name : "identity")) : NULL; }
+
+static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_l2_normalization(args->input, ((const te_l2normalization_desc *)m->state)->eps));
+}
+static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward, NULL, NULL};
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
+    m = te_module_create(te, &te__l2_class, desc->name ? desc->name : "l2normalization");
+    if (!m) return NULL;
+    *(te_l2normalization_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+/* ---- chains ---- */
+
+/* May m run as a part of its parent's chain? Not where anything has been put between it and its class's forward. */
+static bool te__chains(const te_module *m) { return !m->own_forward && !m->checkpoint && !te__runs_graphs(m); }
+static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_class || m->cls == &te__rmsnorm_class; }
+static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
+static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
+
+/* What a child leaves to the one behind it, as LayerNormMLP's parts do. */
+typedef struct te__chain {
+    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
+    bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
+    bool made;             /* the three below are those of a Linear; an activation comes next */
+    te__quant_call quant;
+    te__act_grad grad;
+    te_tensor *z;          /* its output */
+} te__chain;
+
+/* y = activation(x), for the product `gemm` of q if spec is given. */
+static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__activate_for(x, d->activation, &d->activation_params, spec, chain->made ? &chain->grad : NULL, q, 0);
+}
+
+/* A Linear with the norm or the activation in front of it. */
+static te_result te__chain_linear(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user, before = *chain;
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params), *x = args->input;
+    const te_module *front = before.front;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    const te__quant_spec *fused = NULL;
+    chain->made = false;
+    if (result != TE_OK) return result;
+    if (!call.save_original_input) fused = te__fused_spec(&call, &spec);
+    if (front && te__is_norm(front)) {
+        call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
+    } else if (front && before.made && before.z == x && ((const te_activation_desc *)front->state)->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
+        call.gelu_of = x; /* this product's node computes GELU's gradient as well */
+        call.gelu_bias = before.grad.bias;
+        m->te->tape.no_grad++;
+        call.x = te__activate(x, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else
+        call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
+    call.bias_grad_elsewhere = chain->leaves_bias;
+    result = te__linear_end(m, args, &call, bias);
+    if (result != TE_OK || !chain->leaves_bias) return result;
+    memset(&chain->grad, 0, sizeof(chain->grad));
+    chain->grad.bias = call.bias;
+    chain->grad.usage = (te__wants_grad(call.x) ? TE_ROWWISE : 0) | (te__wants_grad(call.weight) ? TE_COLUMNWISE : 0);
+    chain->quant = quant;
+    if (chain->grad.usage && te__fuses(&quant)) chain->grad.quant = &chain->quant;
+    chain->z = args->outputs.out;
+    chain->made = true;
+    return result;
+}
+/* An activation that no Linear follows. */
+static te_result te__chain_activation(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user;
+    te_tensor *y = te__chain_activate(chain, m, args->input, NULL, NULL);
+    chain->made = false;
+    return te__output(m, args, y);
+}
+
+/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
+static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    return te__is_activation(act) && te__chains(act) && ((const te_activation_desc *)act->state)->activation_params.glu_interleave_size == 0 && !d->gemm.return_bias &&
+           d->parallel.parallel_mode != TE_PARALLEL_ROW && ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
+}
+
+/* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
+static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
+    te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    const bool chains = te__chains(c);
+    te_result result;
+    chain->front = NULL;
+    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_grad) {
+        chain->front = c;
+        c = next;
+        next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    }
+    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
+    if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
+    result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    chain->made = false;
+    return result;
+}
+
 /* ---- Sequential ---- */
 
 /* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
+    te__chain chain = TE_ZERO;
     te_result result = TE_OK;
     int i;
     memset(&call.outputs, 0, sizeof(call.outputs));
@@ -50844,7 +51613,7 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
             break;
         }
         call.input = call.outputs.out;
-        if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+        result = te__sequential_child(m, &i, &call, &chain);
         te__outputs_list(&call.outputs, made);
         te__frame_sweep(m->te, made, TE__OUTPUTS);
     }
@@ -50920,131 +51689,16 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     return NULL;
 }
 
-/* ==== nn/mlp.c ================================================================================================== */
-
-/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
-
-
-typedef struct te__layernorm_mlp_module {
-    te_layernorm_mlp_desc desc;
-    te__norm_params norm;
-    te__sharding fc1_sharding; /* of a gated activation: both halves are divided */
-    te__scaling *scaling;
-    te__weight_cache fc1, fc2;
-} te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
-
-static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
-    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
-}
-
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
-    te__quant_call quant;
-    te__quant_spec spec;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
-    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    fc1.weight = te_module_parameter(m, "fc1_weight");
-    fc2.weight = te_module_parameter(m, "fc2_weight");
-    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
-    fc1.bias_grad_elsewhere = true;
-    fc2.record_alone = te__runs_again(m);
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
-    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
-    z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
-        fc2.gelu_of = z;
-        fc2.gelu_bias = fc1.bias;
-        m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
-        m->te->tape.no_grad--;
-    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
-        te__act_grad grad = TE_ZERO;
-        grad.bias = fc1.bias;
-        grad.gemm = TE__FC1;
-        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
-        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
-    }
-    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
-    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
-    return result;
-}
-static void te__layernorm_mlp_destroy(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__weight_cache_close(&s->fc1);
-    te__weight_cache_close(&s->fc2);
-    te__scaling_leave(s->scaling);
-}
-static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
-    te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
-    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
-    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
-    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
-    return result;
-}
-static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
-                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
-
-TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
-    te_module *m;
-    te__layernorm_mlp_module *s;
-    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
-        return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
-        return NULL;
-    }
-    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
-        return NULL;
-    }
-    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
-    if (!m) return NULL;
-    s = (te__layernorm_mlp_module *)m->state;
-    s->desc = *desc;
-    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
-    m->checkpoint = desc->checkpoint;
-    s->scaling = te__scaling_create(te, m, 2);
-    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
-        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-        if (fc1_rows != ffn) {
-            s->fc1_sharding.num_blocks = 2;
-            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
-        }
-        te__params_on(m, desc->gemm.device);
-        te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                      desc->gemm.params_dtype, desc->hidden_size);
-        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
-        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
-        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
-        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
-        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
-    }
-    return te__module_built(m);
-}
-
 /* ==== nn/grouped.c ============================================================================================== */
 
-/* nn/grouped.c: GroupedLinear: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product and the module tree; must not
- * know what chooses the groups.
+/* nn/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product, and GroupedLinear's state; must not know its
+ * parameters, or what chooses the groups.
  *
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
 typedef struct te__grouped_module {
-    te_grouped_linear_desc desc;
+    te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -51072,7 +51726,10 @@ static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
 }
 /* The rows behind the last group are 0. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
-    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    te_tensor *rest;
+    if (!x) return te_error_code(te);
+    if (first >= te__rows(x) || te__cols(x) == 0) return TE_OK;
+    rest = te__rows_of(x, first, te__rows(x) - first);
     return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
 }
 
@@ -51546,7 +52203,10 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
     return result;
 }
 
-/* ---- the module ---- */
+/* ==== nn/grouped_linear.c ======================================================================================= */
+
+/* nn/grouped_linear.c: GroupedLinear: its parameters, one stack of each kind, and its calls. Knows the products of groups (nn/grouped.c) and the module tree; must not know what
+ * chooses the groups. */
 
 /* The biases of all groups as one tensor [n, out], the output `bias` of return_bias. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -51660,7 +52320,7 @@ static te_result te__grouped_reset(te_module *m) {
     int i;
     for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
-        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
+        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, s->desc.parallel.parallel_mode, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
         if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
     }
@@ -51695,6 +52355,30 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return false;
 }
 
+/* The sizes of this rank's shards, in place of those of the whole; false with the error recorded. */
+static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
+    const te_parallel_mode mode = d->parallel.parallel_mode;
+    if (!te__parallel_open(m, &d->parallel, mode)) return false;
+    if (mode == TE_PARALLEL_ROW && m->parallel.size > 1 && !d->gemm.no_bias && !d->gemm.return_bias) {
+        te__fail(m->te, TE_ERR_INVALID, "te_grouped_linear_create: parallel_mode %d (by row) over %d ranks, and a bias: each rank has a summand of the output, and the bias belongs behind the "
+                 "sum; set no_bias, or return_bias and add it there", (int)mode, m->parallel.size);
+        return false;
+    }
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? d->in_features : d->out_features)) return false;
+    if (mode == TE_PARALLEL_COLUMN) d->out_features = te__per_rank(m, d->out_features);
+    if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
+    return true;
+}
+/* A bias by row is added where, under sequence parallelism, each rank has other rows. */
+static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
+    char name[32];
+    int i;
+    for (i = 0; m->parallel.sequence && d->parallel.parallel_mode == TE_PARALLEL_ROW && !d->gemm.no_bias && i < d->num_gemms; i++) {
+        snprintf(name, sizeof(name), "bias%d", i);
+        te_tensor_set_sequence_parallel(te_module_parameter(m, name), true);
+    }
+}
+
 TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
     te_module *m;
     te__grouped_module *s;
@@ -51704,13 +52388,16 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
         return NULL;
     m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
-    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    if (te__grouped_share(m, &s->desc)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
+        if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
+        te__grouped_tag_biases(m, &s->desc);
+    }
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }
@@ -52935,6 +53622,7 @@ typedef struct te__opt_param {
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* the parameter's version was still `version` when that step began */
     bool started;     /* has taken part in a step */
+    int group;        /* whose numbers it has */
     te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
     te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
 } te__opt_param;
@@ -52942,15 +53630,23 @@ typedef struct te__opt_param {
 /* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
 typedef struct te__opt_step {
     int count, num_undecayed;
-    const te_tensor *lr, *numbers; /* f32 [1] and [2], or NULL */
+    const te_tensor *lr, *numbers; /* f32 [groups] and [groups, 2], or NULL */
+    const te_tensor *number;       /* f32 [1]: which step it is, skipped ones counted; or NULL */
+    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL */
 } te__opt_step;
+
+/* Of a step under loss scaling. */
+typedef struct te__opt_scaling {
+    const te_tensor *inv_scale; /* f32 [1]; NULL: gradients are unscaled already, and looked at */
+    te_tensor *any_inf;         /* f32 [1]: not 0 once a step has met an overflow */
+} te__opt_scaling;
 
 /* One kind of optimizer. */
 typedef struct te__opt_class {
     const char *create; /* the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* two numbers that change from step to step, beside the learning rate; NULL: none do */
+    bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
 } te__opt_class;
 
@@ -52958,14 +53654,32 @@ typedef struct te__opt_class {
 typedef struct te__opt_options {
     float lr, max_grad_norm;
     bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
-    bool decays; /* there is weight decay */
+    bool no_bias_correction;
     te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
 } te__opt_options;
+
+/* Numbers of some of the parameters. Group 0 has those of the desc. */
+typedef struct te__opt_group {
+    float lr; /* where own_lr; else the options' */
+    bool own_lr;
+    float beta1, beta2, eps, weight_decay;
+} te__opt_group;
+
+/* Of an optimizer that has been stepped under loss scaling. */
+typedef struct te__opt_skips {
+    te_tensor *found, *skipped; /* f32 [1]: did the last step meet an overflow (1)? How many before it did */
+    te_tensor *betas;           /* f32 [groups, 2], or NULL */
+    bool pending;               /* `found` is that of a step that was made, and `skipped` lacks it */
+    bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
+} te__opt_skips;
 
 struct te_optimizer {
     te_ctx *te;
     const te__opt_class *cls;
     te__opt_options options; /* lr is the one in force */
+    te__opt_group *groups;   /* [num_groups] */
+    int num_groups;
+    te__opt_skips skips;
     union {
         te_fused_adam_desc adam;
         te_fused_sgd_desc sgd;
@@ -52977,7 +53691,8 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step reads them */
+    uint8_t *flags;          /* [num_params], with `started`: the same on the host, on their way to a file or from it */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -53079,7 +53794,7 @@ static bool te__opt_shares_value(const te_tensor *param) {
 
 /* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
  * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
-static te_result te__opt_prepare_values(te_optimizer *opt) {
+static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
     int64_t most = 0;
@@ -53102,11 +53817,12 @@ static te_result te__opt_prepare_values(te_optimizer *opt) {
             if (room->buffer) room->buffer->refs++;
         }
         if (!p->stepped || !p->value) return te_error_code(te);
+        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te); /* what a skipped step leaves */
     }
     return TE_OK;
 }
-/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
-static te_result te__opt_requantize(te_optimizer *opt) {
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. found_inf: the step was skipped where it is 1, and codes stay; or NULL. */
+static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
@@ -53114,7 +53830,7 @@ static te_result te__opt_requantize(te_optimizer *opt) {
         if (!p->listed || !p->param->quantized) continue;
         te__frame_begin(opt->te);
         if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
-        if (result == TE_OK) result = te__primary_assign(p->param, p->value);
+        if (result == TE_OK) result = te__primary_assign(p->param, p->value, found_inf);
         te__frame_end(opt->te, NULL, 0);
     }
     return result;
@@ -53125,6 +53841,161 @@ static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;
     return p->param->quantized && !p->state[TE__OPT_MASTER].scale ? &none : &p->state[TE__OPT_MASTER];
 }
+
+/* ==== train/groups.c ============================================================================================ */
+
+/* train/groups.c: parameter groups of an optimizer: which parameters have numbers of their own, and these. Knows train/states.c; must not know what a step does. */
+
+/* Does `text` match `pattern`, in which * stands for any characters, and ? for one? */
+static bool te__matches(const char *pattern, const char *text) {
+    const char *star = NULL, *from = NULL; /* behind the last star, and where its characters end for now */
+    while (*text) {
+        if (*pattern == '*') {
+            star = ++pattern;
+            from = text;
+        } else if (*pattern == '?' || *pattern == *text) {
+            pattern++;
+            text++;
+        } else if (star) {
+            pattern = star;
+            text = ++from;
+        } else
+            return false;
+    }
+    while (*pattern == '*') pattern++;
+    return *pattern == 0;
+}
+
+static bool te__group_takes(const te_param_group *g, const te_tensor *param, const char *path) {
+    int i;
+    if (g->pattern) return te__matches(g->pattern, path);
+    for (i = 0; i < g->num_params; i++)
+        if (g->params[i] == param) return true;
+    return false;
+}
+
+/* Refuses values out of range; NaN is in no range. */
+static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
+    if (value >= 0.0f && value < below) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
+    return false;
+}
+static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_param_group *g, int index) {
+    char name[48];
+    if (!g->pattern == !g->params || (g->params && g->num_params < 1)) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has pattern %s%.100s%s and %s of %d; a pattern of paths, or a list of parameters, says which ones are of the group", cls->create, index,
+                 g->pattern ? "\"" : "", g->pattern ? g->pattern : "NULL", g->pattern ? "\"" : "", g->params ? "params" : "no params", g->num_params);
+        return false;
+    }
+    if (g->weight_decay != 0.0f && g->no_weight_decay) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has weight_decay %g and no_weight_decay; leave one of them out", cls->create, index, (double)g->weight_decay);
+        return false;
+    }
+    if (!cls->has_betas && (g->beta1 != 0.0f || g->beta2 != 0.0f || g->eps != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has beta1 %g, beta2 %g, eps %g, which Adam alone reads; leave them 0", cls->create, index, (double)g->beta1, (double)g->beta2,
+                 (double)g->eps);
+        return false;
+    }
+#define TE__GROUP_IN_RANGE(field, below) (snprintf(name, sizeof(name), "groups[%d]." #field, index), te__opt_in_range(te, cls->create, name, g->field, below))
+    return TE__GROUP_IN_RANGE(lr, FLT_MAX) && TE__GROUP_IN_RANGE(weight_decay, FLT_MAX) && TE__GROUP_IN_RANGE(beta1, 1.0f) && TE__GROUP_IN_RANGE(beta2, 1.0f) &&
+           TE__GROUP_IN_RANGE(eps, FLT_MAX);
+#undef TE__GROUP_IN_RANGE
+}
+
+/* The groups of a desc, behind group 0, which has the desc's own numbers: `usual`. */
+static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
+    te_ctx *te = opt->te;
+    int i;
+    if (n < 0 || n > TE_MAX_PARAM_GROUPS || (n > 0 && !groups)) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups is %s and num_groups %d; 0 to %d are possible", opt->cls->create, groups ? "given" : "NULL", n, (int)TE_MAX_PARAM_GROUPS);
+        return false;
+    }
+    opt->groups = (te__opt_group *)te__alloc_zero(te, (size_t)(n + 1) * sizeof(te__opt_group));
+    if (!opt->groups) return false;
+    opt->num_groups = n + 1;
+    opt->groups[0] = *usual;
+    for (i = 0; i < n; i++) {
+        const te_param_group *g = &groups[i];
+        te__opt_group *own = &opt->groups[i + 1];
+        if (!te__param_group_ok(te, opt->cls, g, i)) return false;
+        own->lr = g->lr;
+        own->own_lr = g->lr != 0.0f;
+        own->beta1 = g->beta1 != 0.0f ? g->beta1 : usual->beta1;
+        own->beta2 = g->beta2 != 0.0f ? g->beta2 : usual->beta2;
+        own->eps = g->eps != 0.0f ? g->eps : usual->eps;
+        own->weight_decay = g->no_weight_decay ? 0.0f : g->weight_decay != 0.0f ? g->weight_decay : usual->weight_decay;
+    }
+    return true;
+}
+/* Each parameter goes to the first group that has it; a group without any is a mistake. */
+static bool te__groups_share(te_optimizer *opt, const te_param_group *groups) {
+    int g, i, k;
+    for (g = 1; g < opt->num_groups; g++) {
+        const te_param_group *from = &groups[g - 1];
+        int named = 0, took = 0;
+        for (i = 0; i < opt->num_params; i++) {
+            te__opt_param *p = &opt->params[i];
+            if (!te__group_takes(from, p->param, p->path)) continue;
+            named++;
+            if (p->group != 0) continue;
+            p->group = g;
+            took++;
+        }
+        for (k = 0; from->params && k < from->num_params; k++)
+            for (i = 0; i <= opt->num_params; i++) {
+                if (i < opt->num_params && opt->params[i].param != from->params[k]) continue;
+                if (i < opt->num_params) break;
+                te__fail(opt->te, TE_ERR_INVALID, "%s: groups[%d].params[%d] is %s; a parameter of the module that requires a gradient is needed", opt->cls->create, g - 1, k,
+                         from->params[k] ? "none of its parameters" : "NULL");
+                return false;
+            }
+        if (took > 0) continue;
+        te__fail(opt->te, TE_ERR_INVALID, "%s: groups[%d] (%s%.100s%s) has no parameter%s; a group takes those that no group before it has taken", opt->cls->create, g - 1,
+                 from->pattern ? "\"" : "", from->pattern ? from->pattern : "a list", from->pattern ? "\"" : "", named ? " of its own" : "");
+        return false;
+    }
+    return true;
+}
+
+static float te__group_lr(const te_optimizer *opt, int g) { return opt->groups[g].own_lr ? opt->groups[g].lr : opt->options.lr; }
+static bool te__opt_decays(const te_optimizer *opt) {
+    int g;
+    for (g = 0; g < opt->num_groups; g++)
+        if (opt->groups[g].weight_decay > 0.0f) return true;
+    return false;
+}
+
+/* The numbers that change from step to step, as a graph keeps them: [groups] learning rates, [groups, 2] bias corrections, and the step's own number. */
+static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
+static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
+    int g;
+    for (g = 0; g < opt->num_groups; g++) {
+        const te__opt_group *from = &opt->groups[g];
+        float *pair = out + opt->num_groups + 2 * g;
+        out[g] = te__group_lr(opt, g);
+        pair[0] = opt->cls->has_betas ? te__adam_unbias(opt->options.no_bias_correction, from->beta1, step) : 1.0f;
+        pair[1] = opt->cls->has_betas ? te__adam_unbias(opt->options.no_bias_correction, from->beta2, step) : 1.0f;
+    }
+    out[3 * opt->num_groups] = (float)step;
+}
+
+/* group -1: the desc's own. */
+static te__opt_group *te__param_group_at(const te_optimizer *opt, int group, const char *function) {
+    if (opt && group >= -1 && group + 1 < opt->num_groups) return &opt->groups[group + 1];
+    if (opt) te__fail(opt->te, TE_ERR_INVALID, "%s: group %d of %d; they count from 0", function, group, opt->num_groups - 1);
+    return NULL;
+}
+TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr) {
+    te__opt_group *g = te__param_group_at(opt, group, "te_optimizer_set_group_lr");
+    if (!g || !te__opt_in_range(opt->te, "te_optimizer_set_group_lr", "lr", lr, FLT_MAX)) return;
+    if (group < 0) opt->options.lr = lr;
+    else g->lr = lr;
+    g->own_lr = group >= 0;
+}
+TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group) {
+    return te__param_group_at(opt, group, "te_optimizer_group_lr") ? te__group_lr(opt, group + 1) : 0.0f;
+}
+TE_API int te_optimizer_num_groups(const te_optimizer *opt) { return opt ? opt->num_groups - 1 : 0; }
 
 /* ==== train/optimizer.c ========================================================================================= */
 
@@ -53176,13 +54047,6 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     return !master || te__opt_take_master(p) == TE_OK;
 }
 
-/* Refuses values out of range; NaN is in no range. */
-static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
-    if (value >= 0.0f && value < below) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
-    return false;
-}
-
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_ctx *te;
     int i, k;
@@ -53202,12 +54066,24 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
     te_tensor_release(opt->started);
+    te_tensor_release(opt->skips.found);
+    te_tensor_release(opt->skips.skipped);
+    te_tensor_release(opt->skips.betas);
+    te__free(te, opt->groups, (size_t)opt->num_groups * sizeof(te__opt_group));
     te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
     te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
+    te__free(te, opt->flags, (size_t)opt->num_params);
     te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
     te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
     te__free(te, opt, sizeof(*opt));
 }
+
+/* Groups of a desc, and the numbers of parameters in none of them. */
+typedef struct te__opt_groups {
+    const te_param_group *groups;
+    int num_groups;
+    te__opt_group usual;
+} te__opt_groups;
 
 /* An optimizer of a kind without parameters yet; NULL with an error. */
 static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
@@ -53230,11 +54106,11 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     return opt;
 }
 /* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
-static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_started) {
+static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
     te__frame_begin(te);
-    ok = te_module_visit_tensors(m, te__opt_add, opt);
+    ok = te__groups_open(opt, groups->groups, groups->num_groups, &groups->usual) && te_module_visit_tensors(m, te__opt_add, opt) && te__groups_share(opt, groups->groups);
     if (ok && opt->options.max_grad_norm > 0.0f) {
         opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
@@ -53243,7 +54119,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
     if (ok && keep_started) {
         const int64_t n = opt->num_params;
         opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
-        ok = opt->started != NULL;
+        opt->flags = (uint8_t *)te__alloc_zero(te, (size_t)n);
+        ok = opt->started && opt->flags;
     }
     if (ok) {
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
@@ -53308,14 +54185,15 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
 }
 
-/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
-static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+/* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
+static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
         bool stale;
+        if (p->group != group) continue;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
         result = te__opt_grad(opt, p->param, &grad);
         if (result != TE_OK) return result;
@@ -53341,12 +54219,20 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
     return TE_OK;
 }
 
+/* Group by group: each has its numbers once. */
+static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+    te_result result = TE_OK;
+    int g;
+    for (g = 0; g < opt->num_groups && result == TE_OK; g++) result = te__opt_collect_group(opt, g, matrices, all, n);
+    return result;
+}
+
 /* A graph's record of the steps that it holds. */
-enum { TE__OPT_WORDS = 2 /* of the graph's state: lr, and the two numbers of the kind */ };
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / (int)TE__OPT_WORDS]; /* of each step */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: where te__opt_numbers, two words at least, begin in the graph's state */
     bool clipped; /* before the capture */
+    bool scaled;  /* its last step is under loss scaling */
 } te__opt_steps;
 /* Behind it: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
@@ -53363,11 +54249,11 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
     }
     for (i = 0; i < s->steps; i++) {
-        float numbers[2 * TE__OPT_WORDS] = TE_ZERO;
-        numbers[0] = opt->options.lr;
-        if (opt->cls->numbers) opt->cls->numbers(opt, opt->steps + 1 + i, numbers + 1);
-        memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
+        float numbers[3 * (TE_MAX_PARAM_GROUPS + 1) + 1];
+        te__opt_numbers(opt, opt->steps + 1 + i, numbers);
+        memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
+    if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0); /* the launch would count it */
     return result;
 }
 static void te__opt_after(te_graph *g, void *owner, void *data) {
@@ -53380,6 +54266,7 @@ static void te__opt_after(te_graph *g, void *owner, void *data) {
         if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
+    opt->skips.pending = s->scaled;
 }
 static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
@@ -53393,7 +54280,7 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
-    int word = te__graph_take_words(g, TE__OPT_WORDS);
+    const int groups = opt->num_groups, word = te__graph_take_words(g, (te__opt_numbers_count(opt) + 1) / 2);
     if (word < 0) return te_error_code(opt->te);
     if (!part) {
         part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
@@ -53405,38 +54292,124 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     }
     *steps = (te__opt_steps *)part->data;
     (*steps)->word[(*steps)->steps] = (short)word;
-    step->lr = te__graph_view(g, TE_F32, 8 * word, 1);
-    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4, 2);
-    return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
+    step->lr = te__graph_view(g, TE_F32, 8 * word, groups);
+    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4 * groups, 2 * groups);
+    step->number = te__graph_view(g, TE_F32, 8 * word + 12 * groups, 1);
+    return step->lr && step->numbers && step->number ? TE_OK : te_error_code(opt->te);
 }
 
-/* The parameters of this step have taken part in one. */
-static te_result te__opt_note_started(te_optimizer *opt) {
-    bool news = false;
-    uint8_t *flags;
-    te_result result;
-    int i;
-    for (i = 0; i < opt->num_params; i++) {
-        news = news || (opt->params[i].listed && !opt->params[i].started);
-        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+/* ---- loss scaling ----
+ *
+ * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next one counts it in `skipped`, before its own gradients are looked at: so a step that
+ * fails after its flag was set has counted nothing, and is done again from there. */
+
+/* The numbers on the device, in the first step under loss scaling. */
+static te_result te__skips_open(te_optimizer *opt) {
+    te__opt_skips *s = &opt->skips;
+    te_ctx *te = opt->te;
+    const int64_t one = 1, shape[2] = {opt->num_groups, 2};
+    float betas[2 * (TE_MAX_PARAM_GROUPS + 1)];
+    te_tensor *found, *skipped, *pairs = NULL;
+    bool warming = te->warming;
+    int g;
+    if (s->found) return TE_OK;
+    if (te->capture) return te__refuse_capture(te, "the first step of an optimizer under loss scaling", "make it before te_graph_begin");
+    for (g = 0; g < opt->num_groups; g++) {
+        betas[2 * g] = opt->groups[g].beta1;
+        betas[2 * g + 1] = opt->groups[g].beta2;
     }
-    if (!news || !opt->started) return TE_OK;
-    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-    if (!flags) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
-    result = te_tensor_copy_from_host(opt->started, flags);
-    te__free(opt->te, flags, (size_t)opt->num_params);
+    te__frame_begin(te);
+    te->warming = false; /* these outlive a warm-up */
+    found = te_tensor_zeros(te, TE_F32, 1, &one);
+    skipped = te_tensor_zeros(te, TE_F32, 1, &one);
+    if (opt->cls->has_betas) pairs = te_tensor_from_f32(te, TE_F32, 2, shape, betas);
+    te->warming = warming;
+    if (found && skipped && (pairs || !opt->cls->has_betas)) {
+        s->found = te_tensor_retain(found);
+        s->skipped = te_tensor_retain(skipped);
+        s->betas = te_tensor_retain(pairs);
+    }
+    te__frame_end(te, NULL, 0);
+    return s->found ? TE_OK : te_error_code(te);
+}
+/* Counts the last step, if that is still to be done, and clears its flag; gives the bias corrections of this one. */
+static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
+    te__opt_skips *s = &opt->skips;
+    te_op_step_numbers_args args = TE_ZERO;
+    te_result result;
+    args.found_inf = again ? NULL : s->found;
+    args.skipped = s->skipped;
+    args.count = s->pending || opt->te->capture;
+    args.step = opt->steps + 1;
+    args.step_device = step ? step->number : NULL;
+    args.no_bias_correction = opt->options.no_bias_correction;
+    if (step && s->betas) {
+        args.betas = s->betas;
+        args.bias_correction = te__empty_2d(opt->te, TE_F32, opt->num_groups, 2);
+        if (!args.bias_correction) return te_error_code(opt->te);
+        step->numbers = args.bias_correction;
+    }
+    result = te_op_step_numbers(opt->te, &args);
+    if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
+    return result;
+}
+/* The norm of the gradients, where it clips or tells of an overflow, and the factor of all gradients. */
+static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
+    const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
+    te_ctx *te = opt->te;
+    te_op_l2norm_args norm = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
+    te_result result = TE_OK;
+    step->grad_scale = opt->clip ? opt->clip : inv_scale;
+    if (scaling) step->found_inf = opt->skips.found;
+    if (opt->clip || inv_scale) {
+        norm.tensors = opt->grads;
+        norm.num_tensors = step->count;
+        norm.norm = opt->norm ? opt->norm : te__empty_1d(te, TE_F32, 1);
+        norm.clip = opt->clip;
+        norm.max_norm = opt->options.max_grad_norm;
+        norm.inv_scale = inv_scale;
+        norm.found_inf = inv_scale ? opt->skips.found : NULL;
+        result = norm.norm ? te_op_l2norm(te, &norm) : te_error_code(te);
+    }
+    if (result == TE_OK && opt->clip && inv_scale) {
+        args.x = opt->clip;
+        args.alpha = 1.0f;
+        args.alpha_device = inv_scale;
+        args.out = te__empty_1d(te, TE_F32, 1);
+        step->grad_scale = args.out;
+        result = args.out ? te_op_axpby(te, &args) : te_error_code(te);
+    }
+    if (result == TE_OK && scaling) {
+        args.x = args.out = scaling->any_inf;
+        args.y = opt->skips.found;
+        args.alpha = args.beta = 1.0f;
+        args.alpha_device = NULL;
+        result = te_op_axpby(te, &args);
+    }
     return result;
 }
 
-static te_result te__opt_step_once(te_optimizer *opt) {
+/* Was the step skipped? Asked where the answer is needed at once: whether these parameters have taken part in one counts in their next step. Waits for the device. */
+static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
+    bool asks = false;
+    float found = 0.0f;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && opt->started && !opt->te->warming; i++) asks = asks || (opt->params[i].listed && !opt->params[i].started);
+    if (asks) result = te_tensor_to_host(opt->skips.found, &found);
+    *skipped = found != 0.0f;
+    return result;
+}
+
+static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *scaling) {
     te_ctx *te = opt->te;
     te__opt_steps *captured = NULL;
     te__opt_step step = TE_ZERO;
     te_result result;
-    bool split;
+    bool split, skipped = false;
     int i, n = 0, decayed;
-    split = opt->options.decay_matrices_only && opt->options.decays;
+    split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
         opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
@@ -53446,34 +54419,33 @@ static te_result te__opt_step_once(te_optimizer *opt) {
     if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
     step.count = n;
     step.num_undecayed = n - decayed;
-    if (opt->clip && n > 0 && result == TE_OK) {
-        te_op_l2norm_args norm = TE_ZERO;
-        norm.tensors = opt->grads;
-        norm.num_tensors = n;
-        norm.norm = opt->norm;
-        norm.clip = opt->clip;
-        norm.max_norm = opt->options.max_grad_norm;
-        result = te_op_l2norm(te, &norm);
-    }
+    if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
-    if (result == TE_OK) result = te__opt_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
+    if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
+    if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
+    if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
+    if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL); /* the last allocation: no step is left half done for want of memory */
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
-    if (result == TE_OK) result = te__opt_requantize(opt);
+    if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
      * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    opt->skips.unscaled = false;
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     if (captured) {
         captured->steps++;
+        captured->scaled = scaling != NULL;
         for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
+    if (!captured) opt->skips.pending = scaling != NULL;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
+    for (i = 0; i < opt->num_params && !skipped; i++) opt->params[i].started = opt->params[i].started || opt->params[i].listed;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
-    return te__opt_note_started(opt);
+    return TE_OK;
 }
-TE_API te_result te_optimizer_step(te_optimizer *opt) {
+static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *scaling) {
     te__rng_state before;
     te_ctx *te;
     te_result result;
@@ -53486,7 +54458,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);
-        result = te__opt_step_once(opt);
+        result = te__opt_step_once(opt, scaling);
         te__frame_end(te, NULL, 0);
         te__device_leave(te, entered);
     }
@@ -53499,6 +54471,8 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     return result;
 }
 
+TE_API te_result te_optimizer_step(te_optimizer *opt) { return te__opt_step_with(opt, NULL); }
+
 /* ---- looking and setting ---- */
 
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
@@ -53508,7 +54482,14 @@ TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
     if (opt) opt->options.lr = lr;
 }
 TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
-TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
+TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
+    float skipped = 0.0f, last = 0.0f;
+    if (!opt) return 0;
+    if (!opt->skips.found || opt->te->capture || opt->te->error_code != TE_OK) return opt->steps;
+    te_tensor_to_host(opt->skips.skipped, &skipped);
+    if (opt->skips.pending) te_tensor_to_host(opt->skips.found, &last);
+    return opt->steps - (int64_t)skipped - (last != 0.0f);
+}
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
@@ -53578,6 +54559,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
+    if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true; /* the next step goes on from this momentum */
     return result;
 }
 
@@ -53596,25 +54578,30 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
+/* Called before the states are saved: the flags `started` as a tensor. */
+static te_result te__optimizer_note_started(te_optimizer *opt) {
+    int i;
+    if (!opt || !opt->started) return TE_OK;
+    for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
+    return te_tensor_copy_from_host(opt->started, opt->flags);
+}
 /* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
-    uint8_t *flags = NULL;
-    te_result result = TE_OK;
+    te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;
+    if (result != TE_OK) return result;
+    if (opt->skips.found) result = te_tensor_fill(opt->skips.skipped, 0.0);
+    if (result != TE_OK) return result;
+    opt->skips.pending = opt->skips.unscaled = false;
     opt->steps = steps;
     opt->options.lr = lr;
-    if (opt->started) {
-        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
-    }
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
         p->behind = false;
-        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
+        p->started = opt->flags ? opt->flags[i] != 0 : steps > 0;
     }
-    te__free(opt->te, flags, (size_t)opt->num_params);
-    return result;
+    return TE_OK;
 }
 
 /* ==== train/adam.c ============================================================================================== */
@@ -53637,6 +54624,13 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
         list[i].v_scale = p->state[TE__OPT_SECOND].scale;
         list[i].master = master->x;
         list[i].master_scale = master->scale;
+        list[i].own_numbers = p->group > 0;
+        list[i].place = p->group;
+        list[i].numbers.lr = te__group_lr(opt, p->group);
+        list[i].numbers.beta1 = opt->groups[p->group].beta1;
+        list[i].numbers.beta2 = opt->groups[p->group].beta2;
+        list[i].numbers.eps = opt->groups[p->group].eps;
+        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -53649,17 +54643,13 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     args.step = opt->steps + 1;
     args.no_adam_w_mode = d->no_adam_w_mode;
     args.no_bias_correction = d->no_bias_correction;
-    args.grad_scale = opt->clip;
+    args.grad_scale = step->grad_scale;
+    args.found_inf = step->found_inf;
     args.lr_device = step->lr;
     args.bias_correction = step->numbers;
     return te_op_adam(opt->te, &args);
 }
-static void te__adam_numbers_of(const te_optimizer *opt, int64_t step, float out[2]) {
-    const te_fused_adam_desc *d = &opt->desc.adam;
-    out[0] = te__adam_unbias(d->no_bias_correction, d->beta1, step);
-    out[1] = te__adam_unbias(d->no_bias_correction, d->beta2, step);
-}
-static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, te__adam_numbers_of, NULL};
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL};
 
 /* The format of a state: zero is f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
@@ -53682,6 +54672,7 @@ static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
     te_fused_adam_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
+    te__opt_groups groups = TE_ZERO;
     te_optimizer *opt;
     if (!te || !m) return NULL;
     if (desc) d = *desc;
@@ -53694,7 +54685,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
-    options.decays = d.weight_decay > 0.0f;
+    options.no_bias_correction = d.no_bias_correction;
     options.use_decoupled_grad = d.use_decoupled_grad;
     options.store_param_remainders = d.store_param_remainders;
     options.zero_grads = d.no_set_grad_none;
@@ -53704,7 +54695,13 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     opt = te__opt_create(te, m, &te__adam_class, &options, sizeof(te_adam_tensor));
     if (!opt) return NULL;
     opt->desc.adam = d;
-    return te__opt_fill(opt, m, false);
+    groups.groups = d.groups;
+    groups.num_groups = d.num_groups;
+    groups.usual.beta1 = d.beta1;
+    groups.usual.beta2 = d.beta2;
+    groups.usual.eps = d.eps;
+    groups.usual.weight_decay = d.weight_decay;
+    return te__opt_fill(opt, m, &groups, false);
 }
 
 /* ==== train/sgd.c =============================================================================================== */
@@ -53726,6 +54723,10 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
         list[i].momentum = p->state[TE__OPT_FIRST].x;
         list[i].master = te__opt_entry_master(p)->x;
         list[i].first = te__sgd_first_counts(d) && !p->started;
+        list[i].own_numbers = p->group > 0;
+        list[i].place = p->group;
+        list[i].numbers.lr = te__group_lr(opt, p->group);
+        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -53736,7 +54737,8 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
     args.weight_decay = d->weight_decay;
     args.nesterov = d->nesterov;
     args.wd_after_momentum = d->wd_after_momentum;
-    args.grad_scale = opt->clip;
+    args.grad_scale = step->grad_scale;
+    args.found_inf = step->found_inf;
     args.lr_device = step->lr;
     return te_op_sgd(opt->te, &args);
 }
@@ -53744,8 +54746,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
     if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
     return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
 }
-static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture};
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture}; /* no momentum */
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture}; /* no momentum */
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;
@@ -53766,6 +54768,7 @@ static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
     te_fused_sgd_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
+    te__opt_groups groups = TE_ZERO;
     te_optimizer *opt;
     if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
     d = *desc;
@@ -53774,12 +54777,14 @@ TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fuse
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
-    options.decays = d.weight_decay > 0.0f;
     options.zero_grads = d.no_set_grad_none;
     opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
     if (!opt) return NULL;
     opt->desc.sgd = d;
-    return te__opt_fill(opt, m, te__sgd_first_counts(&d));
+    groups.groups = d.groups;
+    groups.num_groups = d.num_groups;
+    groups.usual.weight_decay = d.weight_decay;
+    return te__opt_fill(opt, m, &groups, te__sgd_first_counts(&d));
 }
 
 /* ==== train/multi_tensor.c ====================================================================================== */
@@ -53868,6 +54873,173 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
     te__free(l.te, l.grads, (size_t)l.cap * sizeof(te_tensor *));
     return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
+}
+
+/* ==== train/scaler.c ============================================================================================ */
+
+/* train/scaler.c: a scale of the loss that follows the gradients' range, as torch.amp.GradScaler. Knows optimizers' steps; must not know their arithmetic. */
+
+struct te_grad_scaler {
+    te_ctx *te;
+    te_grad_scaler_desc desc; /* defaults filled in */
+    te_tensor *scale, *inv_scale, *growth_tracker; /* f32 [1] */
+    te_tensor *any_inf; /* f32 [1]: how many steps since the last update have met an overflow */
+};
+
+static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
+    if (d->init_scale > 0.0f && d->init_scale <= FLT_MAX && d->growth_factor > 1.0f && d->growth_factor <= FLT_MAX && d->backoff_factor > 0.0f && d->backoff_factor < 1.0f &&
+        d->growth_interval > 0)
+        return true;
+    te__fail(te, TE_ERR_INVALID, "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale above 0, a growth above 1, a backoff between 0 and 1 and "
+             "an interval of at least 1 are needed, or 0 for the defaults", (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
+    return false;
+}
+
+TE_API void te_grad_scaler_destroy(te_grad_scaler *s) {
+    if (!s) return;
+    te_tensor_release(s->scale);
+    te_tensor_release(s->inv_scale);
+    te_tensor_release(s->growth_tracker);
+    te_tensor_release(s->any_inf);
+    te__free(s->te, s, sizeof(*s));
+}
+TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc *desc) {
+    te_grad_scaler_desc d = TE_ZERO;
+    te_grad_scaler *s;
+    const int64_t one = 1;
+    if (!te) return NULL;
+    if (desc) d = *desc;
+    if (d.init_scale == 0.0f) d.init_scale = 65536.0f;
+    if (d.growth_factor == 0.0f) d.growth_factor = 2.0f;
+    if (d.backoff_factor == 0.0f) d.backoff_factor = 0.5f;
+    if (d.growth_interval == 0) d.growth_interval = 2000;
+    if (!te__scaler_desc_ok(te, &d)) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_grad_scaler_create", "make it before te_graph_begin");
+        return NULL;
+    }
+    s = (te_grad_scaler *)te__alloc_zero(te, sizeof(te_grad_scaler));
+    if (!s) return NULL;
+    s->te = te;
+    s->desc = d;
+    te__frame_begin(te);
+    s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, &one, (double)d.init_scale));
+    s->inv_scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, &one, 1.0 / (double)d.init_scale));
+    s->growth_tracker = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &one));
+    s->any_inf = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &one));
+    te__frame_end(te, NULL, 0);
+    if (s->scale && s->inv_scale && s->growth_tracker && s->any_inf) return s;
+    te_grad_scaler_destroy(s);
+    return NULL;
+}
+
+/* x times the scale: a loss, and its gradient in the backward pass. */
+static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
+    te_op_axpby_args args = TE_ZERO;
+    args.x = x;
+    args.alpha = 1.0f;
+    args.alpha_device = scale;
+    args.out = te__empty_like(x, x->dtype);
+    return args.out ? te__checked(args.out, te_op_axpby(x->te, &args)) : NULL;
+}
+static te_result te__scaled_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    (void)state, (void)needs;
+    dx[0] = g ? te__times(g, saved[0]) : NULL;
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss) {
+    if (!s || !loss || !te__same_ctx(loss, s->te, "te_grad_scaler_scale") || !te__need_float(loss, "te_grad_scaler_scale")) return NULL;
+    if (s->desc.not_enabled) return loss;
+    loss = te_tensor_contiguous(loss);
+    return loss ? te__record("scaled_loss", te__times(loss, s->scale), te__scaled_loss_backward, NULL, 0, &loss, 1, &s->scale, 1) : NULL;
+}
+
+/* s and opt can work together. */
+static te_result te__scaler_ready(const te_grad_scaler *s, const te_optimizer *opt, const char *function) {
+    if (!s || !opt) return TE_ERR_STATE;
+    if (s->te->error_code != TE_OK) return s->te->error_code;
+    if (s->te == opt->te) return TE_OK;
+    return te__fail(s->te, TE_ERR_INVALID, "%s: the optimizer belongs to another context (%s) than the scaler (%s)", function, opt->te->device_name, s->te->device_name);
+}
+
+static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
+    te_op_multi_scale_args args = TE_ZERO;
+    te_result result = te__skips_open(opt);
+    int n = 0, i;
+    if (result == TE_OK) result = te__skips_count(opt, NULL, false);
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te_tensor *grad;
+        result = te__opt_grad(opt, opt->params[i].param, &grad);
+        if (result != TE_OK || !grad) continue;
+        if (grad->dtype == TE_F16)
+            return te__fail(s->te, TE_ERR_DTYPE, "te_grad_scaler_unscale: the gradient of %s is f16, in which it may vanish without the scale; te_grad_scaler_step unscales inside of the step: "
+                            "leave this call out, or train parameters in f32", opt->params[i].path);
+        opt->grads[n++] = grad;
+    }
+    args.in = opt->grads;
+    args.out = (te_tensor *const *)opt->grads;
+    args.num_tensors = n;
+    args.scale = 1.0f;
+    args.scale_device = s->inv_scale;
+    args.found_inf = opt->skips.found;
+    return result == TE_OK ? te_op_multi_scale(s->te, &args) : result;
+}
+TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
+    te_result result = te__scaler_ready(s, opt, "te_grad_scaler_unscale");
+    bool entered;
+    if (result != TE_OK || s->desc.not_enabled) return result;
+    if (opt->skips.unscaled)
+        return te__fail(s->te, TE_ERR_STATE, "te_grad_scaler_unscale: this optimizer's gradients are unscaled already; call it once between te_backward and te_grad_scaler_step");
+    result = te__device_enter(s->te, &entered);
+    if (result != TE_OK) return result;
+    te__frame_begin(s->te);
+    result = te__scaler_unscale(s, opt);
+    te__frame_end(s->te, NULL, 0);
+    te__device_leave(s->te, entered);
+    opt->skips.unscaled = result == TE_OK;
+    return result;
+}
+TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
+    te_result result = te__scaler_ready(s, opt, "te_grad_scaler_step");
+    te__opt_scaling scaling;
+    if (result != TE_OK) return result;
+    scaling.inv_scale = opt->skips.unscaled ? NULL : s->inv_scale;
+    scaling.any_inf = s->any_inf;
+    return te__opt_step_with(opt, s->desc.not_enabled ? NULL : &scaling);
+}
+TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
+    te_op_update_scale_args args = TE_ZERO;
+    if (!s) return TE_ERR_STATE;
+    if (s->desc.not_enabled) return s->te->error_code;
+    args.scale = s->scale;
+    args.inv_scale = s->inv_scale;
+    args.growth_tracker = s->growth_tracker;
+    args.found_inf = s->any_inf;
+    args.growth_factor = s->desc.growth_factor;
+    args.backoff_factor = s->desc.backoff_factor;
+    args.growth_interval = s->desc.growth_interval;
+    return te_op_update_scale(s->te, &args);
+}
+
+TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s) { return s ? s->scale : NULL; }
+TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s) {
+    te_grad_scaler_state state = TE_ZERO;
+    float tracker = 0.0f;
+    if (!s || te_tensor_to_host(s->scale, &state.scale) != TE_OK || te_tensor_to_host(s->growth_tracker, &tracker) != TE_OK) return state;
+    state.growth_tracker = (int)tracker;
+    return state;
+}
+TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state) {
+    te_result result;
+    if (!s) return TE_ERR_STATE;
+    if (!(state.scale > 0.0f && state.scale <= FLT_MAX) || state.growth_tracker < 0)
+        return te__fail(s->te, TE_ERR_INVALID, "te_grad_scaler_set_state: scale %g and growth_tracker %d; a scale above 0 and a tracker of at least 0 are needed", (double)state.scale,
+                        state.growth_tracker);
+    result = te_tensor_fill(s->scale, (double)state.scale);
+    if (result == TE_OK) result = te_tensor_fill(s->inv_scale, 1.0 / (double)state.scale);
+    if (result == TE_OK) result = te_tensor_fill(s->growth_tracker, (double)state.growth_tracker);
+    return result;
 }
 
 /* ==== io/json.c ================================================================================================= */
@@ -55439,6 +56611,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
  *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
+ *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one of its own
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
  * names of its own: modules keep it as buffers. */
@@ -55530,20 +56703,24 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
-    te__text lr = TE_ZERO;
+    te__text lr[TE_MAX_PARAM_GROUPS + 1];
+    char key[TE_MAX_PARAM_GROUPS + 1][16];
+    const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
     char steps[24], seed[24], offset[24];
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
     if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
+    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) memset(&lr[i], 0, sizeof(lr[i]));
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
+    if (result == TE_OK) result = te__optimizer_note_started(opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
             result = te__fail(te, TE_ERR_INVALID, "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
                               metadata[i].key, te__ckpt_prefix);
-    if (result == TE_OK) all = (te_metadata *)te__alloc(te, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    if (result == TE_OK) all = (te_metadata *)te__alloc(te, all_bytes);
     if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
     if (result == TE_OK) {
         if (num_metadata) memcpy(all, metadata, (size_t)num_metadata * sizeof(te_metadata));
@@ -55555,13 +56732,17 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     }
     if (result == TE_OK && opt) {
         snprintf(steps, sizeof(steps), "%lld", (long long)te_optimizer_steps(opt));
-        te__text_number(&lr, (double)te_optimizer_lr(opt));
         te__ckpt_put(all, &n, "te.steps", steps);
-        te__ckpt_put(all, &n, "te.lr", te__text_str(&lr));
+        for (i = 0; i < opt->num_groups; i++) {
+            if (i > 0 && !opt->groups[i].own_lr) continue;
+            snprintf(key[i], sizeof(key[i]), i ? "te.lr.%d" : "te.lr", i - 1);
+            te__text_number(&lr[i], (double)te__group_lr(opt, i));
+            te__ckpt_put(all, &n, key[i], te__text_str(&lr[i]));
+        }
     }
     if (result == TE_OK) result = te_safetensors_write(te, path, c.items, c.num_items, all, n);
-    te__text_free(&lr);
-    te__free(te, all, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) te__text_free(&lr[i]);
+    te__free(te, all, all_bytes);
     te__ckpt_close(&c);
     return result;
 }
@@ -55583,7 +56764,8 @@ typedef struct te__ckpt_plan {
     te_tensor **value; /* [have.num_values], read; of the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
-    double lr;
+    double lr[TE_MAX_PARAM_GROUPS + 1];
+    bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* of groups: the file has one */
 } te__ckpt_plan;
 
 /* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be NULL. */
@@ -55669,9 +56851,13 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     }
     if (!te__ckpt_number(f, "te.seed", &p->has_rng, &p->seed, NULL)) return TE_ERR_FORMAT;
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
-    if (opt && (!te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL) || !te__ckpt_number(f, "te.lr", NULL, NULL, &p->lr))) return TE_ERR_FORMAT;
-    if (opt && !(p->steps < (uint64_t)INT64_MAX && p->lr >= 0.0 && p->lr <= (double)FLT_MAX)) {
-        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer has such values", (unsigned long long)p->steps, p->lr);
+    if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
+    for (i = 0; opt && i < opt->num_groups; i++) {
+        char key[16];
+        snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
+        if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
+        if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"%s\" %g: no optimizer has such values", (unsigned long long)p->steps, key, p->lr[i]);
         return TE_ERR_FORMAT;
     }
     if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
@@ -55703,8 +56889,13 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
-    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
     if (result != TE_OK) return result;
+    for (i = 1; opt && i < opt->num_groups; i++) {
+        if (!p->has_lr[i]) continue;
+        opt->groups[i].lr = (float)p->lr[i];
+        opt->groups[i].own_lr = true;
+    }
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;
 }

@@ -167,6 +167,7 @@ typedef struct te_activation_desc {
 } te_activation_desc;
 /* te_activate. */
 TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc);
+/* A bias without a product. */
 typedef struct te_bias_desc {
     int64_t size;            /* last size of x; at least 1 */
     te_dtype params_dtype;   /* of the bias; 0 => bf16 */
@@ -175,12 +176,14 @@ typedef struct te_bias_desc {
 } te_bias_desc;
 /* x + bias. Parameter: bias [size], 0 at first. */
 TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc);
+/* A factor. */
 typedef struct te_constant_scale_desc {
     float scale;      /* the factor, as it is: 0 is 0 */
     const char *name; /* copied; NULL => "constant_scale" */
 } te_constant_scale_desc;
 /* scale * x. */
 TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc);
+/* A dropout. */
 typedef struct te_dropout_desc {
     float p;          /* probability of zeroing an element, 0 <= p < 1 */
     const char *name; /* copied; NULL => "dropout" */
@@ -189,6 +192,7 @@ typedef struct te_dropout_desc {
 TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc);
 /* x. name: copied; NULL => "identity". */
 TE_API te_module *te_identity_create(te_ctx *te, const char *name);
+/* A normalization of rows without parameters. */
 typedef struct te_l2normalization_desc {
     float eps;        /* added to the sum of squares; 0 => 1e-6 */
     const char *name; /* copied; NULL => "l2normalization" */

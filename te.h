@@ -777,6 +777,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
     X(attn_fwd, ATTN_FWD, attn)                        \
     X(attn_bwd, ATTN_BWD, attn)                        \
+    X(cu_seqlens, CU_SEQLENS, kv)                      \
+    X(copy_to_kv_cache, COPY_TO_KV_CACHE, kv)          \
     X(softmax_fwd, SOFTMAX_FWD, softmax)               \
     X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \
@@ -1496,6 +1498,7 @@ typedef struct te_llama3_scaling {
  *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
  *   position_offset  added to every position, at most 2^53 in magnitude
  *   start_positions  optional i32 [b], added to each sequence's positions
+ *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
  *   llama3      changes base^(-2i / rotary_dim)
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
@@ -1509,6 +1512,7 @@ typedef struct te_op_rope_args {
     te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
+    const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
 
@@ -1628,6 +1632,29 @@ typedef struct te_op_attn_bwd_args {
     te_attn_extras extras; /* as in the forward pass */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
+
+/* ---- kv ------------------------------------------------------------------------------------------------------ */
+
+/* cu_seqlens i32 [b + 1] from a padding mask, u8 [b, .., s] (1 => padding, behind a sequence's tokens): 0, and behind each sequence the number of tokens so far. */
+typedef struct te_op_cu_seqlens_args {
+    const te_tensor *mask;
+    te_tensor *cu_seqlens;
+} te_op_cu_seqlens_args;
+
+/* Keys and values of new tokens into a cache, beside those that are there.
+ *   k, v      [s, b, G, d], or by `format` [b, s, G, d] or [tokens, G, d]; channels adjacent; v may have another head size
+ *   k_cache, v_cache   [b, s, G, d]; with page_table [pages, page_size, G, d]; channels adjacent; in any of the float formats, rounded to nearest even
+ *   cu_seqlens         i32 [b + 1]: sequence b has cu[b + 1] - cu[b] new tokens, its first rows of k; with TE_THD those from cu[b] on
+ *   start_positions    i32 [b]: the place of the first of them in the cache
+ *   page_table         optional i32 [b, n]: token i of sequence b is row i % page_size of page page_table[b, i / page_size]
+ * Tokens beyond the cache are dropped (on the CPU, refused). */
+typedef struct te_op_copy_to_kv_cache_args {
+    const te_tensor *k, *v;
+    te_tensor *k_cache, *v_cache;
+    te_qkv_format format;
+    const te_tensor *cu_seqlens, *start_positions;
+    const te_tensor *page_table;
+} te_op_copy_to_kv_cache_args;
 
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 
@@ -3931,6 +3958,26 @@ TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
+}
+
+#endif
+
+/* ==== base/sequences.h ========================================================================================== */
+
+/* base/sequences.h: which of the sequences that lie behind each other a row belongs to. Read by the host and by kernels: knows starts alone. */
+#ifndef TE__SEQUENCES_H
+#define TE__SEQUENCES_H
+
+/* The last of n sequences that begins at or before `row`, by starts[0 .. n - 1]; 0 for a row before all. Whatever the starts are, the result is one of the n: no one has
+ * checked them on a GPU. */
+TE__BOTH int te__sequence_of(const int *starts, int n, long long row) {
+    int first = 0, last = n - 1;
+    while (first < last) {
+        const int middle = first + (last - first + 1) / 2;
+        if (starts[middle] <= row) first = middle;
+        else last = middle - 1;
+    }
+    return first;
 }
 
 #endif
@@ -8669,7 +8716,26 @@ static const char *const te__source_3[] = { /* base/scaling.h */
     "",
     "#endif",
 };
-static const char *const te__source_4[] = { /* device/base.cuh */
+static const char *const te__source_4[] = { /* base/sequences.h */
+    "/* base/sequences.h: which of the sequences that lie behind each other a row belongs to. Read by the host and by kernels: knows starts alone. */",
+    "#ifndef TE__SEQUENCES_H",
+    "#define TE__SEQUENCES_H",
+    "",
+    "/* The last of n sequences that begins at or before `row`, by starts[0 .. n - 1]; 0 for a row before all. Whatever the starts are, the result is one of the n: no one has",
+    " * checked them on a GPU. */",
+    "TE__BOTH int te__sequence_of(const int *starts, int n, long long row) {",
+    "    int first = 0, last = n - 1;",
+    "    while (first < last) {",
+    "        const int middle = first + (last - first + 1) / 2;",
+    "        if (starts[middle] <= row) first = middle;",
+    "        else last = middle - 1;",
+    "    }",
+    "    return first;",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_5[] = { /* device/base.cuh */
     "// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no operation.",
     "//",
     "// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the",
@@ -8877,7 +8943,7 @@ static const char *const te__source_4[] = { /* device/base.cuh */
     "TE_DEV te_i64 te_div_up(te_i64 a, te_i64 b) { return (a + b - 1) / b; }",
     "TE_DEV float te_sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }",
 };
-static const char *const te__source_5[] = { /* device/hopper.cuh */
+static const char *const te__source_6[] = { /* device/hopper.cuh */
     "// device/hopper.cuh: features of sm_90a alone: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.",
     "#pragma once",
     "#include \"device/mma.cuh\"",
@@ -9079,7 +9145,7 @@ static const char *const te__source_5[] = { /* device/hopper.cuh */
     "                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \\",
     "                 : \"l\"(a), \"l\"(b), \"r\"((int)(keep)))",
 };
-static const char *const te__source_6[] = { /* device/mma.cuh */
+static const char *const te__source_7[] = { /* device/mma.cuh */
     "// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.",
     "//",
     "// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a \"word\" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):",
@@ -9197,7 +9263,7 @@ static const char *const te__source_6[] = { /* device/mma.cuh */
     "#define TE_HAS_FP8_MMA 0",
     "#endif",
 };
-static const char *const te__source_7[] = { /* device/transpose.cuh */
+static const char *const te__source_8[] = { /* device/transpose.cuh */
     "// device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not know what they mean.",
     "//",
     "// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so",
@@ -9297,7 +9363,7 @@ static const char *const te__source_7[] = { /* device/transpose.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_8[] = { /* device/vector.cuh */
+static const char *const te__source_9[] = { /* device/vector.cuh */
     "// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them in their own format.",
     "// Knows formats and where an array ends; must not know the operation.",
     "//",
@@ -9486,7 +9552,7 @@ static const char *const te__source_8[] = { /* device/vector.cuh */
     "    return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));",
     "}",
 };
-static const char *const te__source_9[] = { /* ops/act/act.cuh */
+static const char *const te__source_10[] = { /* ops/act/act.cuh */
     "// ops/act/act.cuh: the activations and their derivatives, for one element. Knows formulas; nothing of memory.",
     "//",
     "//   plain   y = f(x)                    dx = dy f'(x)",
@@ -9589,7 +9655,7 @@ static const char *const te__source_9[] = { /* ops/act/act.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
+static const char *const te__source_11[] = { /* ops/act/act_bwd.cu */
     "// ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.",
     "//",
     "//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|",
@@ -9693,7 +9759,7 @@ static const char *const te__source_10[] = { /* ops/act/act_bwd.cu */
     "    if (a.amax) te_act_amax(a.amax, seen, largest, a.dx_dt);",
     "}",
 };
-static const char *const te__source_11[] = { /* ops/act/act_bwd_tile.cu */
+static const char *const te__source_12[] = { /* ops/act/act_bwd_tile.cu */
     "// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and sums of its columns",
     "// (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.",
     "//",
@@ -9821,7 +9887,7 @@ static const char *const te__source_11[] = { /* ops/act/act_bwd_tile.cu */
     "    if (a.amax) te_act_amax(a.amax, seen, largest, DX_DT);",
     "}",
 };
-static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
+static const char *const te__source_13[] = { /* ops/act/act_fwd.cu */
     "// ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.",
     "//",
     "//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|",
@@ -9921,7 +9987,7 @@ static const char *const te__source_12[] = { /* ops/act/act_fwd.cu */
     "    if (a.amax) te_act_amax(a.amax, seen, largest, a.y_dt);",
     "}",
 };
-static const char *const te__source_13[] = { /* ops/act/act_fwd_tile.cu */
+static const char *const te__source_14[] = { /* ops/act/act_fwd_tile.cu */
     "// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed from one read of x.",
     "// Formulas: act.cuh; tiles: act_tile.cuh.",
     "//",
@@ -9986,7 +10052,7 @@ static const char *const te__source_13[] = { /* ops/act/act_fwd_tile.cu */
     "    if (a.amax) te_act_amax(a.amax, seen, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_14[] = { /* ops/act/act_tile.cuh */
+static const char *const te__source_15[] = { /* ops/act/act_tile.cuh */
     "// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows, their transpose, sums of columns.",
     "// Knows positions of elements; must not know the activation.",
     "//",
@@ -10062,7 +10128,7 @@ static const char *const te__source_14[] = { /* ops/act/act_tile.cuh */
     "    if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);",
     "}",
 };
-static const char *const te__source_15[] = { /* ops/act/kargs.h */
+static const char *const te__source_16[] = { /* ops/act/kargs.h */
     "/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */",
@@ -10109,7 +10175,7 @@ static const char *const te__source_15[] = { /* ops/act/kargs.h */
     "    int vector_col; /* rows of col start at multiples of 16 bytes */",
     "} te__act_bwd_kargs;",
 };
-static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
+static const char *const te__source_17[] = { /* ops/attn/attn.cuh */
     "// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), scores, and dropout. Knows no tiles.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -10275,7 +10341,7 @@ static const char *const te__source_16[] = { /* ops/attn/attn.cuh */
     "    return keep;",
     "}",
 };
-static const char *const te__source_17[] = { /* ops/attn/attn_bwd_bias.cu */
+static const char *const te__source_18[] = { /* ops/attn/attn_bwd_bias.cu */
     "// ops/attn/attn_bwd_bias.cu: dB = c dS, summed over what B repeats, for any formats, sizes and strides, in f32. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).",
     "//",
     "// The tiles are those of general.cuh: a block owns 16 rows and 32 keys of dB, and goes through the sequences, heads and rows that share them, in",
@@ -10346,7 +10412,7 @@ static const char *const te__source_17[] = { /* ops/attn/attn_bwd_bias.cu */
     "    }",
     "}",
 };
-static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv.cu */
+static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dkv.cu */
     "// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,",
     "// in f32.",
     "//",
@@ -10419,7 +10485,7 @@ static const char *const te__source_18[] = { /* ops/attn/attn_bwd_dkv.cu */
     "    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, a.keep_scale);",
     "}",
 };
-static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
+static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores",
     "// of sm_80 and later (mma.sync).",
     "//",
@@ -10621,7 +10687,7 @@ static const char *const te__source_19[] = { /* ops/attn/attn_bwd_dkv_mma.cu */
     "    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(dv_view, at.b, at.h, 2), 2 * a.dv.s, first, te_of::kv_end(seq), a.d_v);",
     "}",
 };
-static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq.cu */
+static const char *const te__source_21[] = { /* ops/attn/attn_bwd_dq.cu */
     "// ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the",
@@ -10685,7 +10751,7 @@ static const char *const te__source_20[] = { /* ops/attn/attn_bwd_dq.cu */
     "    te_attn_put(te_of::queries(a.dq, seq), at.b, at.h, first, q_end, a.d, acc, a.scale);",
     "}",
 };
-static const char *const te__source_21[] = { /* ops/attn/attn_bwd_dq_mma.cu */
+static const char *const te__source_22[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "// ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).",
     "//",
     "//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by",
@@ -10830,7 +10896,7 @@ static const char *const te__source_21[] = { /* ops/attn/attn_bwd_dq_mma.cu */
     "    te_put<DT, D, M>(q, dq, scale, te_attn_head(dq_view, at.b, at.h, 2), 2 * a.dq.s, first, te_of::q_end(seq), a.d);",
     "}",
 };
-static const char *const te__source_22[] = { /* ops/attn/attn_bwd_sink.cu */
+static const char *const te__source_23[] = { /* ops/attn/attn_bwd_sink.cu */
     "// ops/attn/attn_bwd_sink.cu: the gradient of the softmax's offset: d_offset[h] = - sum over sequences and rows of e^(offset - lse) * delta, in f32, from the",
     "// lse2 and delta of attn_delta.cu. A row's probability of the offset has no value behind it, so its dP is 0 and its dS is -p delta.",
     "//",
@@ -10853,7 +10919,7 @@ static const char *const te__source_22[] = { /* ops/attn/attn_bwd_sink.cu */
     "    if (threadIdx.x == 0) a.x.dsink[h] = -sum;",
     "}",
 };
-static const char *const te__source_23[] = { /* ops/attn/attn_clear.cu */
+static const char *const te__source_24[] = { /* ops/attn/attn_clear.cu */
     "// ops/attn/attn_clear.cu: before the other kernels of a call: zeros in the rows of packed tensors that belong to no sequence, and -inf in their lse and in",
     "// max_logit, which the forward kernels raise. A warp a row: first those of o (backward: dq), then those of dk and dv.",
     "//",
@@ -10894,7 +10960,7 @@ static const char *const te__source_23[] = { /* ops/attn/attn_clear.cu */
     "    }",
     "}",
 };
-static const char *const te__source_24[] = { /* ops/attn/attn_delta.cu */
+static const char *const te__source_25[] = { /* ops/attn/attn_delta.cu */
     "// ops/attn/attn_delta.cu: per query row, a term that the backward kernels read, one warp a row:",
     "//   delta = sum over channels of dO * O   (= sum over keys of P * dP, with or without dropout)",
     "//   lse2  = lse * log2(e), so that P = 2^(scale2 * s - lse2); +inf for rows that see no key, whose P is then 0 everywhere.",
@@ -10932,7 +10998,7 @@ static const char *const te__source_24[] = { /* ops/attn/attn_delta.cu */
     "    }",
     "}",
 };
-static const char *const te__source_25[] = { /* ops/attn/attn_fwd.cu */
+static const char *const te__source_26[] = { /* ops/attn/attn_fwd.cu */
     "// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.",
     "//",
     "// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been",
@@ -11008,7 +11074,7 @@ static const char *const te__source_25[] = { /* ops/attn/attn_fwd.cu */
     "    te_attn_put(te_of::queries(a.o, seq), at.b, at.h, first, q_end, a.d_v, acc, 1.0f);",
     "}",
 };
-static const char *const te__source_26[] = { /* ops/attn/attn_fwd_mma.cu */
+static const char *const te__source_27[] = { /* ops/attn/attn_fwd_mma.cu */
     "// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), by the",
     "// method of FlashAttention-2 (Dao, 2023).",
     "//",
@@ -11211,7 +11277,7 @@ static const char *const te__source_26[] = { /* ops/attn/attn_fwd_mma.cu */
     "    te_put<DT, D, M>(q, o, inverse, te_attn_head(o_view, at.b, at.h, 2), 2 * a.o.s, first, te_of::q_end(seq), a.d_v);",
     "}",
 };
-static const char *const te__source_27[] = { /* ops/attn/fragments.cuh */
+static const char *const te__source_28[] = { /* ops/attn/fragments.cuh */
     "// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.",
     "//",
     "// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in",
@@ -11446,7 +11512,7 @@ static const char *const te__source_27[] = { /* ops/attn/fragments.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_28[] = { /* ops/attn/general.cuh */
+static const char *const te__source_29[] = { /* ops/attn/general.cuh */
     "// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.",
     "//",
     "// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a",
@@ -11527,7 +11593,7 @@ static const char *const te__source_28[] = { /* ops/attn/general.cuh */
     "            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);",
     "}",
 };
-static const char *const te__source_29[] = { /* ops/attn/kargs.h */
+static const char *const te__source_30[] = { /* ops/attn/kargs.h */
     "/* ops/attn/kargs.h: arguments of the attention kernels. Read by both compilers. */",
     "#ifndef TE__ATTN_KARGS_H",
     "#define TE__ATTN_KARGS_H",
@@ -11600,7 +11666,7 @@ static const char *const te__source_29[] = { /* ops/attn/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_30[] = { /* ops/attn/sequence.h */
+static const char *const te__source_31[] = { /* ops/attn/sequence.h */
     "/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, and ALiBi's slopes. Read by the host and by kernels: knows the arguments",
     " * (kargs.h), no tensors and no tiles. */",
     "#ifndef TE__ATTN_SEQUENCE_H",
@@ -11676,7 +11742,7 @@ static const char *const te__source_30[] = { /* ops/attn/sequence.h */
     "",
     "#endif",
 };
-static const char *const te__source_31[] = { /* ops/block/block.cuh */
+static const char *const te__source_32[] = { /* ops/block/block.cuh */
     "// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.",
     "#pragma once",
     "#include \"device/vector.cuh\"",
@@ -11698,7 +11764,7 @@ static const char *const te__source_31[] = { /* ops/block/block.cuh */
     "    return make_uint2(w[0], w[1]);",
     "}",
 };
-static const char *const te__source_32[] = { /* ops/block/block_dequantize.cu */
+static const char *const te__source_33[] = { /* ops/block/block_dequantize.cu */
     "// ops/block/block_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the row-wise copy, q [m, ld].",
     "//",
     "//   1-D blocks   element (i, j) has scale_inv[j / 128][i]",
@@ -11762,7 +11828,7 @@ static const char *const te__source_32[] = { /* ops/block/block_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_33[] = { /* ops/block/block_dequantize_col.cu */
+static const char *const te__source_34[] = { /* ops/block/block_dequantize_col.cu */
     "// ops/block/block_dequantize_col.cu: y [m, n] = f32(q) * scale_inv, rounded once more to y's format; the column-wise copy, q [n, ld].",
     "//",
     "//   1-D blocks   element (i, j) of y has scale_inv[i / 128][j]",
@@ -11844,7 +11910,7 @@ static const char *const te__source_33[] = { /* ops/block/block_dequantize_col.c
     "    }",
     "}",
 };
-static const char *const te__source_34[] = { /* ops/block/block_quantize.cu */
+static const char *const te__source_35[] = { /* ops/block/block_quantize.cu */
     "// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or",
     "// for each 128 x 128: scales and both copies from one read of x.",
     "//",
@@ -12037,7 +12103,7 @@ static const char *const te__source_34[] = { /* ops/block/block_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_35[] = { /* ops/block/kargs.h */
+static const char *const te__source_36[] = { /* ops/block/kargs.h */
     "/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* A thread block does one tile of 128 rows and 128 columns. */",
@@ -12070,7 +12136,7 @@ static const char *const te__source_35[] = { /* ops/block/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__block_dequantize_kargs;",
 };
-static const char *const te__source_36[] = { /* ops/cast/amax.cu */
+static const char *const te__source_37[] = { /* ops/cast/amax.cu */
     "// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last",
     "// makes amax of them.",
     "//",
@@ -12139,7 +12205,7 @@ static const char *const te__source_36[] = { /* ops/cast/amax.cu */
     "    if (threadIdx.x == 0 && (!a.keep || largest > *a.amax)) *a.amax = largest;",
     "}",
 };
-static const char *const te__source_37[] = { /* ops/cast/delayed_gather.cu */
+static const char *const te__source_38[] = { /* ops/cast/delayed_gather.cu */
     "// ops/cast/delayed_gather.cu: amaxes = row 0 of every history of the table, concatenated.",
     "//",
     "// Launch: block 256, grid: slots of the table / 256 up: one slot a thread.",
@@ -12155,7 +12221,7 @@ static const char *const te__source_37[] = { /* ops/cast/delayed_gather.cu */
     "    a.amaxes[slot] = a.history[state][slot - a.first[state]];",
     "}",
 };
-static const char *const te__source_38[] = { /* ops/cast/delayed_update.cu */
+static const char *const te__source_39[] = { /* ops/cast/delayed_update.cu */
     "// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot",
     "// in cpu.c.",
     "//",
@@ -12198,7 +12264,7 @@ static const char *const te__source_38[] = { /* ops/cast/delayed_update.cu */
     "    }",
     "}",
 };
-static const char *const te__source_39[] = { /* ops/cast/fp8_dequantize.cu */
+static const char *const te__source_40[] = { /* ops/cast/fp8_dequantize.cu */
     "// ops/cast/fp8_dequantize.cu: y [m, n] = f32(q) * scale_inv, rounded once; q [m, ld].",
     "//",
     "// Benchmark: \"dequantize e4m3\" in tests/bench/h200.csv.",
@@ -12262,7 +12328,7 @@ static const char *const te__source_39[] = { /* ops/cast/fp8_dequantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_40[] = { /* ops/cast/fp8_quantize.cu */
+static const char *const te__source_41[] = { /* ops/cast/fp8_quantize.cu */
     "// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -12473,7 +12539,7 @@ static const char *const te__source_40[] = { /* ops/cast/fp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_41[] = { /* ops/cast/kargs.h */
+static const char *const te__source_42[] = { /* ops/cast/kargs.h */
     "/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000",
     " * bytes each. */",
     "",
@@ -12558,7 +12624,7 @@ static const char *const te__source_41[] = { /* ops/cast/kargs.h */
     "    int pad;",
     "} te__transpose_nibbles_kargs;",
 };
-static const char *const te__source_42[] = { /* ops/cast/list.cuh */
+static const char *const te__source_43[] = { /* ops/cast/list.cuh */
     "// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use of the slot.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -12575,7 +12641,7 @@ static const char *const te__source_42[] = { /* ops/cast/list.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_43[] = { /* ops/cast/scale_from_amax.cu */
+static const char *const te__source_44[] = { /* ops/cast/scale_from_amax.cu */
     "// ops/cast/scale_from_amax.cu: scale = fp8_max / max(amax, epsilon), with TransformerEngine's corners (base/scaling.h).",
     "//",
     "// Launch: block 256, grid: n / 256 up.",
@@ -12593,7 +12659,7 @@ static const char *const te__source_43[] = { /* ops/cast/scale_from_amax.cu */
     "    if (a.scale_inv) a.scale_inv[i] = __frcp_rn(scale);",
     "}",
 };
-static const char *const te__source_44[] = { /* ops/cast/transpose_nibbles.cu */
+static const char *const te__source_45[] = { /* ops/cast/transpose_nibbles.cu */
     "// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in",
     "// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.",
     "//",
@@ -12659,7 +12725,7 @@ static const char *const te__source_44[] = { /* ops/cast/transpose_nibbles.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store(tile[i], a.dst, a.ldd, (te_i64)tile_m * 128, first_col + 64 * i, a.n, 1, a.vector_dst);",
     "}",
 };
-static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
+static const char *const te__source_46[] = { /* ops/dropout/dropout_add.cu */
     "// ops/dropout/dropout_add.cu: bias, dropout and residual in one pass; without bias and residual also the backward.",
     "//",
     "//   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)",
@@ -12748,7 +12814,7 @@ static const char *const te__source_45[] = { /* ops/dropout/dropout_add.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_46[] = { /* ops/dropout/kargs.h */
+static const char *const te__source_47[] = { /* ops/dropout/kargs.h */
     "/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */",
@@ -12765,7 +12831,7 @@ static const char *const te__source_46[] = { /* ops/dropout/kargs.h */
     "    int x_dt, bias_dt, residual_dt, y_dt;",
     "} te__dropout_add_kargs;",
 };
-static const char *const te__source_47[] = { /* ops/gemm/decode.cuh */
+static const char *const te__source_48[] = { /* ops/gemm/decode.cuh */
     "// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits, an E4M3 scale too, and bf16 has 8",
     "// and f32's exponents; only bits below 2^-133 are lost.",
     "#pragma once",
@@ -12806,7 +12872,7 @@ static const char *const te__source_47[] = { /* ops/gemm/decode.cuh */
     "    return te_decode_times(te_decode_times(two, 0x7e807e80u), scale);",
     "}",
 };
-static const char *const te__source_48[] = { /* ops/gemm/epilogue.cuh */
+static const char *const te__source_49[] = { /* ops/gemm/epilogue.cuh */
     "// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.",
     "//",
     "//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)",
@@ -13066,7 +13132,7 @@ static const char *const te__source_48[] = { /* ops/gemm/epilogue.cuh */
     "    tm = band * 8 + (at - tn * rows);",
     "}",
 };
-static const char *const te__source_49[] = { /* ops/gemm/epilogue_store.cuh */
+static const char *const te__source_50[] = { /* ops/gemm/epilogue_store.cuh */
     "// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.",
     "//",
     "//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D",
@@ -13447,7 +13513,7 @@ static const char *const te__source_49[] = { /* ops/gemm/epilogue_store.cuh */
     "    }",
     "};",
 };
-static const char *const te__source_50[] = { /* ops/gemm/gemm_align.cu */
+static const char *const te__source_51[] = { /* ops/gemm/gemm_align.cu */
     "// ops/gemm/gemm_align.cu: operands whose rows have any alignment, copied to rows at multiples of 16 bytes, for TMA. Moves bytes; knows no format.",
     "//",
     "//   from  ... | x x x x | x x x x | x x . .      A thread writes 16 bytes: two aligned words of 16 that hold them, shifted. The word",
@@ -13477,7 +13543,7 @@ static const char *const te__source_50[] = { /* ops/gemm/gemm_align.cu */
     "    }",
     "}",
 };
-static const char *const te__source_51[] = { /* ops/gemm/gemm_decode.cu */
+static const char *const te__source_52[] = { /* ops/gemm/gemm_decode.cu */
     "// ops/gemm/gemm_decode.cu: MXFP8 and NVFP4 codes times their scales as bf16, for tensor cores that read neither. Exact: see decode.cuh.",
     "//",
     "//   codes  | 16 | 16 | .. |     A thread decodes 16 neighbours of a row at a time: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they",
@@ -13538,7 +13604,7 @@ static const char *const te__source_51[] = { /* ops/gemm/gemm_decode.cu */
     "    }",
     "}",
 };
-static const char *const te__source_52[] = { /* ops/gemm/gemm_groups.cu */
+static const char *const te__source_53[] = { /* ops/gemm/gemm_groups.cu */
     "// ops/gemm/gemm_groups.cu: before gemm_hopper by groups: sizes, which only the device knows, to where each group lies, which tiles it has, and",
     "// tensor maps that end where it ends: TMA reads zeros beyond, and writes nothing there, and tiles need no special case.",
     "//",
@@ -13572,7 +13638,7 @@ static const char *const te__source_52[] = { /* ops/gemm/gemm_groups.cu */
     "    te_tma_map_release();",
     "}",
 };
-static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
+static const char *const te__source_54[] = { /* ops/gemm/gemm_hopper.cu */
     "// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.",
     "//",
     "//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B (128",
@@ -14264,7 +14330,7 @@ static const char *const te__source_53[] = { /* ops/gemm/gemm_hopper.cu */
     "    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then",
     "}",
 };
-static const char *const te__source_54[] = { /* ops/gemm/gemm_mma.cu */
+static const char *const te__source_55[] = { /* ops/gemm/gemm_mma.cu */
     "// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.",
     "//",
     "//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16",
@@ -14652,7 +14718,7 @@ static const char *const te__source_54[] = { /* ops/gemm/gemm_mma.cu */
     "    }",
     "}",
 };
-static const char *const te__source_55[] = { /* ops/gemm/gemm_naive.cu */
+static const char *const te__source_56[] = { /* ops/gemm/gemm_naive.cu */
     "// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and te_op_grouped_gemm's, by plain f32 FMAs: every format, layout, size",
     "// and alignment. The oracle of the tensor-core kernels, and the fallback where those cannot run.",
     "//",
@@ -14730,7 +14796,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_naive.cu */
     "        }",
     "}",
 };
-static const char *const te__source_56[] = { /* ops/gemm/gemm_reduce.cu */
+static const char *const te__source_57[] = { /* ops/gemm/gemm_reduce.cu */
     "// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.",
     "// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.",
     "//",
@@ -14761,7 +14827,7 @@ static const char *const te__source_56[] = { /* ops/gemm/gemm_reduce.cu */
     "    }",
     "}",
 };
-static const char *const te__source_57[] = { /* ops/gemm/gemv_k.cu */
+static const char *const te__source_58[] = { /* ops/gemm/gemv_k.cu */
     "// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of",
     "// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.",
     "//",
@@ -14984,7 +15050,7 @@ static const char *const te__source_57[] = { /* ops/gemm/gemv_k.cu */
     "    te_gemm_finish(a, te_gemm_scale(a), SHORT_A ? other : first + line, SHORT_A ? first + line : other, all);",
     "}",
 };
-static const char *const te__source_58[] = { /* ops/gemm/gemv_mn.cu */
+static const char *const te__source_59[] = { /* ops/gemm/gemv_mn.cu */
     "// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of",
     "// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.",
     "//",
@@ -15115,7 +15181,7 @@ static const char *const te__source_58[] = { /* ops/gemm/gemv_mn.cu */
     "    }",
     "}",
 };
-static const char *const te__source_59[] = { /* ops/gemm/groups.cuh */
+static const char *const te__source_60[] = { /* ops/gemm/groups.cuh */
     "// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as",
     "// the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups are added up in five steps.",
     "#pragma once",
@@ -15203,7 +15269,7 @@ static const char *const te__source_59[] = { /* ops/gemm/groups.cuh */
     "    return false;",
     "}",
 };
-static const char *const te__source_60[] = { /* ops/gemm/kargs.h */
+static const char *const te__source_61[] = { /* ops/gemm/kargs.h */
     "/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* Products by groups: rows of A and D, or values of k, of one group after another; B, or D, of all of them. */",
@@ -15321,7 +15387,7 @@ static const char *const te__source_60[] = { /* ops/gemm/kargs.h */
     "    unsigned long long pad[2];      /* to a multiple of 64, so that both compilers see one size */",
     "} te__gemm_hopper_kargs;",
 };
-static const char *const te__source_61[] = { /* ops/gemm/shift.cuh */
+static const char *const te__source_62[] = { /* ops/gemm/shift.cuh */
     "// ops/gemm/shift.cuh: sixteen bytes that lie anywhere, out of the aligned ones that hold them.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -15364,7 +15430,123 @@ static const char *const te__source_61[] = { /* ops/gemm/shift.cuh */
     "    return make_uint4(w[0], w[1], w[2], w[3]);",
     "}",
 };
-static const char *const te__source_62[] = { /* ops/loss/cross_entropy_bwd.cu */
+static const char *const te__source_63[] = { /* ops/kv/copy_to_kv_cache.cu */
+    "// ops/kv/copy_to_kv_cache.cu: keys and values of new tokens go to their places in a cache, plain or in pages (te__kv_place).",
+    "//",
+    "// Launch: grid (tokens or fewer, 2: keys and values), block of 128 threads, which step through the heads and channels of a token. Any formats.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"base/sequences.h\"",
+    "#include \"ops/kv/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(128) te_copy_to_kv_cache(const __grid_constant__ te__kv_copy_kargs a) {",
+    "    te_follow();",
+    "    const te__kv_side &s = a.side[blockIdx.y];",
+    "    for (te_i64 at = blockIdx.x; at < a.tokens; at += gridDim.x) {",
+    "        te_i64 t, page, row;",
+    "        int b;",
+    "        if (!te__kv_place(&a, at, &b, &t, &page, &row)) continue;",
+    "        for (int i = threadIdx.x; i < a.heads * s.d; i += 128) {",
+    "            const int h = i / s.d, c = i - h * s.d;",
+    "            te_store(s.cache, page * s.page + row * s.row + h * s.head + c, s.cache_dt, te_load(s.x, t * s.x_s + b * s.x_b + h * s.x_h + c, s.x_dt));",
+    "        }",
+    "    }",
+    "}",
+};
+static const char *const te__source_64[] = { /* ops/kv/cu_seqlens.cu */
+    "// ops/kv/cu_seqlens.cu: the tokens of each sequence that a mask leaves, added up: where each sequence begins.",
+    "//",
+    "//   cu[0] = 0,  cu[b + 1] = cu[b] + number of zeros in mask[b, 0 .. length - 1]",
+    "//",
+    "// A warp counts a sequence. The counts are then added up 1024 at a time, by each thread for its own one; batches are that small.",
+    "//",
+    "// Launch: one block of 1024 threads.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"base/sequences.h\"",
+    "#include \"ops/kv/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(TE__CU_SEQLENS_THREADS) te_cu_seqlens(const __grid_constant__ te__cu_seqlens_kargs a) {",
+    "    te_follow();",
+    "    __shared__ int counts[TE__CU_SEQLENS_THREADS];",
+    "    const int warp = threadIdx.x / TE_WARP, lane = threadIdx.x % TE_WARP, warps = TE__CU_SEQLENS_THREADS / TE_WARP;",
+    "    int before = 0; // tokens of the sequences before this round's",
+    "    if (threadIdx.x == 0) a.cu[0] = 0;",
+    "    for (te_i64 first = 0; first < a.sequences; first += TE__CU_SEQLENS_THREADS) {",
+    "        const int n = (int)(a.sequences - first < TE__CU_SEQLENS_THREADS ? a.sequences - first : TE__CU_SEQLENS_THREADS);",
+    "        for (int b = warp; b < n; b += warps) {",
+    "            int count = 0;",
+    "            for (te_i64 i = lane; i < a.length; i += TE_WARP) count += a.mask[(first + b) * a.length + i] == 0;",
+    "            count = __reduce_add_sync(0xffffffffu, count);",
+    "            if (lane == 0) counts[b] = count;",
+    "        }",
+    "        __syncthreads();",
+    "        int sum = before;",
+    "        for (int b = 0; b < n; b++) {",
+    "            sum += counts[b];",
+    "            if (b == (int)threadIdx.x) a.cu[first + b + 1] = sum;",
+    "        }",
+    "        before = sum;",
+    "        __syncthreads();",
+    "    }",
+    "}",
+};
+static const char *const te__source_65[] = { /* ops/kv/kargs.h */
+    "/* ops/kv/kargs.h: arguments of the kernels of sequences' lengths and of caches of keys and values. Read by both compilers. */",
+    "#ifndef TE__KV_KARGS_H",
+    "#define TE__KV_KARGS_H",
+    "",
+    "#define TE__CU_SEQLENS_THREADS 1024",
+    "",
+    "typedef struct te__cu_seqlens_kargs {",
+    "    const unsigned char *mask; /* [sequences, length]: 0 => a token */",
+    "    int *cu;                   /* [sequences + 1] */",
+    "    long long sequences, length;",
+    "} te__cu_seqlens_kargs;",
+    "",
+    "/* Keys or values: channels are adjacent. */",
+    "typedef struct te__kv_side {",
+    "    const void *x;",
+    "    void *cache;               /* [pages, page_size, heads, d] */",
+    "    long long x_s, x_b, x_h;   /* elements of x from one token, sequence, head to the next */",
+    "    long long page, row, head; /* elements of the cache from one page, row, head to the next */",
+    "    int d, x_dt, cache_dt;",
+    "} te__kv_side;",
+    "",
+    "typedef struct te__kv_copy_kargs {",
+    "    te__kv_side side[2];   /* keys, values */",
+    "    const int *cu;         /* [sequences + 1] */",
+    "    const int *start;      /* [sequences] */",
+    "    const int *table;      /* [sequences, pages_of_each], or NULL: page b is sequence b's */",
+    "    long long tokens;      /* rows of x, of all sequences */",
+    "    int sequences, heads, packed, batch_first; /* packed: cu says which sequence a row belongs to */",
+    "    long long rows_of_each;                    /* rows of x of each sequence, unless packed */",
+    "    int page_size, pages, pages_of_each;",
+    "} te__kv_copy_kargs;",
+    "",
+    "/* Where row `at` of x goes: false for padding, and for a row that the cache has no place for. *b, *t: its sequence, and its place along x's dimension of tokens. */",
+    "TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page, long long *row) {",
+    "    long long i, to;",
+    "    if (a->packed) {",
+    "        *b = te__sequence_of(a->cu, a->sequences, at);",
+    "        *t = at;",
+    "        i = at - a->cu[*b];",
+    "    } else {",
+    "        *b = (int)(a->batch_first ? at / a->rows_of_each : at % a->sequences);",
+    "        *t = i = a->batch_first ? at % a->rows_of_each : at / a->sequences;",
+    "    }",
+    "    to = i + a->start[*b];",
+    "    if (i < 0 || i >= (long long)a->cu[*b + 1] - a->cu[*b] || to < 0 || to >= (long long)a->page_size * a->pages_of_each) return false;",
+    "    *page = a->table ? a->table[(long long)*b * a->pages_of_each + to / a->page_size] : *b;",
+    "    *row = to % a->page_size;",
+    "    return *page >= 0 && *page < a->pages;",
+    "}",
+    "",
+    "#endif",
+};
+static const char *const te__source_66[] = { /* ops/loss/cross_entropy_bwd.cu */
     "// ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.",
     "//",
     "//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count",
@@ -15424,7 +15606,7 @@ static const char *const te__source_62[] = { /* ops/loss/cross_entropy_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_63[] = { /* ops/loss/cross_entropy_count.cu */
+static const char *const te__source_67[] = { /* ops/loss/cross_entropy_count.cu */
     "// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.",
     "//",
     "// Launch: one block of 1024 threads.",
@@ -15447,7 +15629,7 @@ static const char *const te__source_63[] = { /* ops/loss/cross_entropy_count.cu 
     "    }",
     "}",
 };
-static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
+static const char *const te__source_68[] = { /* ops/loss/cross_entropy_fwd.cu */
     "// ops/loss/cross_entropy_fwd.cu: cross entropy of one row of logits for each target, and the row's log-sum-exp.",
     "//",
     "//   m = max x,  s = sum exp(x - m),  lse = m + ln s",
@@ -15532,7 +15714,7 @@ static const char *const te__source_64[] = { /* ops/loss/cross_entropy_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_65[] = { /* ops/loss/cross_entropy_merge.cu */
+static const char *const te__source_69[] = { /* ops/loss/cross_entropy_merge.cu */
     "// ops/loss/cross_entropy_merge.cu: the loss of each row from the parts of the ranks that share its columns, in rank order.",
     "//",
     "//   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r",
@@ -15560,7 +15742,7 @@ static const char *const te__source_65[] = { /* ops/loss/cross_entropy_merge.cu 
     "    a.loss[row] = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab) >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;",
     "}",
 };
-static const char *const te__source_66[] = { /* ops/loss/kargs.h */
+static const char *const te__source_70[] = { /* ops/loss/kargs.h */
     "/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */",
@@ -15615,7 +15797,7 @@ static const char *const te__source_66[] = { /* ops/loss/kargs.h */
     "    int x_dt, target_dt, dx_dt;",
     "} te__mse_kargs;",
 };
-static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
+static const char *const te__source_71[] = { /* ops/loss/loss.cuh */
     "// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its sums.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -15653,7 +15835,7 @@ static const char *const te__source_67[] = { /* ops/loss/loss.cuh */
     "    return s;",
     "}",
 };
-static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
+static const char *const te__source_72[] = { /* ops/loss/mse_bwd.cu */
     "// ops/loss/mse_bwd.cu: dx = (x - target) * (2 dloss / count).",
     "//",
     "// Benchmark: \"mean squared error backward\" in tests/bench/h200.csv.",
@@ -15687,7 +15869,7 @@ static const char *const te__source_68[] = { /* ops/loss/mse_bwd.cu */
     "#endif",
     "}",
 };
-static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
+static const char *const te__source_73[] = { /* ops/loss/mse_fwd.cu */
     "// ops/loss/mse_fwd.cu: partial sums of (x - target)^2.",
     "//",
     "//   block b of B sums elements b * 2048 .. b * 2048 + 2047, then B * 2048 further on, and so forth; B depends on the count alone",
@@ -15729,7 +15911,7 @@ static const char *const te__source_69[] = { /* ops/loss/mse_fwd.cu */
     "    if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
+static const char *const te__source_74[] = { /* ops/loss/mse_sum.cu */
     "// ops/loss/mse_sum.cu: loss = the partial sums of mse_fwd, added in fixed order, over the count. Of nothing: 0.",
     "//",
     "// Launch: one block of 1024 threads, parts <= 1024.",
@@ -15745,7 +15927,7 @@ static const char *const te__source_70[] = { /* ops/loss/mse_sum.cu */
     "    if (threadIdx.x == 0) *a.loss = a.count ? sum / (float)a.count : 0.0f;",
     "}",
 };
-static const char *const te__source_71[] = { /* ops/math/axpby.cu */
+static const char *const te__source_75[] = { /* ops/math/axpby.cu */
     "// ops/math/axpby.cu: out = alpha * x + beta * y in f32, each product rounded by itself, so that the bits are the CPU's.",
     "//",
     "// Benchmark: \"sum of two\" in tests/bench/h200.csv.",
@@ -15789,7 +15971,7 @@ static const char *const te__source_71[] = { /* ops/math/axpby.cu */
     "    }",
     "}",
 };
-static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
+static const char *const te__source_76[] = { /* ops/math/column_sum.cu */
     "// ops/math/column_sum.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n].",
     "//",
     "//            256 columns: lane l has columns 8l .. 8l+7",
@@ -15911,7 +16093,7 @@ static const char *const te__source_72[] = { /* ops/math/column_sum.cu */
     "    }",
     "}",
 };
-static const char *const te__source_73[] = { /* ops/math/column_sum_short.cu */
+static const char *const te__source_77[] = { /* ops/math/column_sum_short.cu */
     "// ops/math/column_sum_short.cu: out [n] = (accumulate ? out : 0) + the sums over the rows of x [m, n], f32, for at most some thousand rows: the partial",
     "// sums that gemm_hopper and act_bwd_tile leave.",
     "//",
@@ -15951,7 +16133,7 @@ static const char *const te__source_73[] = { /* ops/math/column_sum_short.cu */
     "    te_store(a.out, col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_74[] = { /* ops/math/copy.cu */
+static const char *const te__source_78[] = { /* ops/math/copy.cu */
     "// ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.",
     "//",
     "// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and",
@@ -16078,7 +16260,7 @@ static const char *const te__source_74[] = { /* ops/math/copy.cu */
     "        if (first + k * 256 < a.items) te_convert(a, from[k], to[k]);",
     "}",
 };
-static const char *const te__source_75[] = { /* ops/math/embedding_bwd.cu */
+static const char *const te__source_79[] = { /* ops/math/embedding_bwd.cu */
     "// ops/math/embedding_bwd.cu: dtable [vocab, h] = (accumulate ? dtable : 0) + for each id the rows of dy at its tokens, added in f32 in the",
     "// order of the tokens. embedding_sort has made the lists.",
     "//",
@@ -16160,7 +16342,7 @@ static const char *const te__source_75[] = { /* ops/math/embedding_bwd.cu */
     "    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);",
     "}",
 };
-static const char *const te__source_76[] = { /* ops/math/embedding_fwd.cu */
+static const char *const te__source_80[] = { /* ops/math/embedding_fwd.cu */
     "// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.",
     "//",
     "// Benchmark: \"embedding forward\" in tests/bench/h200.csv.",
@@ -16195,7 +16377,7 @@ static const char *const te__source_76[] = { /* ops/math/embedding_fwd.cu */
     "        te_store(a.y, token * a.h + col, Y_DT, known ? te_load(a.table, id * a.h + col, TABLE_DT) : 0.0f);",
     "}",
 };
-static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
+static const char *const te__source_81[] = { /* ops/math/embedding_sort.cu */
     "// ops/math/embedding_sort.cu: the tokens of each id, in order: a counting sort that is stable and needs no atomics between blocks.",
     "//",
     "//   block b     owns the `bucket` ids from b * bucket on, and reads all ids, some of them twice",
@@ -16299,7 +16481,7 @@ static const char *const te__source_77[] = { /* ops/math/embedding_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_78[] = { /* ops/math/fill.cu */
+static const char *const te__source_82[] = { /* ops/math/fill.cu */
     "// ops/math/fill.cu: every element of a contiguous array gets the same bits.",
     "//",
     "// Benchmark: \"fill\" in tests/bench/h200.csv.",
@@ -16325,7 +16507,7 @@ static const char *const te__source_78[] = { /* ops/math/fill.cu */
     "    }",
     "}",
 };
-static const char *const te__source_79[] = { /* ops/math/kargs.h */
+static const char *const te__source_83[] = { /* ops/math/kargs.h */
     "/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours",
@@ -16442,7 +16624,7 @@ static const char *const te__source_79[] = { /* ops/math/kargs.h */
     "} te__embedding_bwd_kargs;",
     "#define TE__EMBEDDING_BUCKET 256",
 };
-static const char *const te__source_80[] = { /* ops/math/random.cu */
+static const char *const te__source_84[] = { /* ops/math/random.cu */
     "// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.",
     "//",
     "// Benchmark: \"normal random\" in tests/bench/h200.csv.",
@@ -16482,7 +16664,7 @@ static const char *const te__source_80[] = { /* ops/math/random.cu */
     "        if (block * 4 + k < a.n) te_store(a.dst, block * 4 + k, DT, v[k]);",
     "}",
 };
-static const char *const te__source_81[] = { /* ops/math/sum.cu */
+static const char *const te__source_85[] = { /* ops/math/sum.cu */
     "// ops/math/sum.cu: partial sums of an array, one a block.",
     "//",
     "//   block b      elements [b * 16384, (b + 1) * 16384)",
@@ -16526,7 +16708,7 @@ static const char *const te__source_81[] = { /* ops/math/sum.cu */
     "    else a.partial[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_82[] = { /* ops/math/sum_final.cu */
+static const char *const te__source_86[] = { /* ops/math/sum_final.cu */
     "// ops/math/sum_final.cu: out = scale * the sum of the partial sums, in the order of their index.",
     "//",
     "// Launch: one block of 1024.",
@@ -16544,7 +16726,7 @@ static const char *const te__source_82[] = { /* ops/math/sum_final.cu */
     "    if (threadIdx.x == 0) *a.out = sum * a.scale;",
     "}",
 };
-static const char *const te__source_83[] = { /* ops/math/transpose.cu */
+static const char *const te__source_87[] = { /* ops/math/transpose.cu */
     "// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.",
     "//",
     "//            64 columns (tx: 8 each)",
@@ -16659,7 +16841,7 @@ static const char *const te__source_83[] = { /* ops/math/transpose.cu */
     "    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);",
     "}",
 };
-static const char *const te__source_84[] = { /* ops/moe/grouped_column_sum.cu */
+static const char *const te__source_88[] = { /* ops/moe/grouped_column_sum.cu */
     "// ops/moe/grouped_column_sum.cu: out [groups, n] = the sums of the columns of each group's rows of x [m, n].",
     "//",
     "// A block has 32 columns of one group; its 8 warps take the rows in turn, and their sums are added in order.",
@@ -16694,7 +16876,7 @@ static const char *const te__source_84[] = { /* ops/moe/grouped_column_sum.cu */
     "    te_put(a.out, group * a.n + col, a.out_dt, sum);",
     "}",
 };
-static const char *const te__source_85[] = { /* ops/moe/kargs.h */
+static const char *const te__source_89[] = { /* ops/moe/kargs.h */
     "/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */",
@@ -16804,7 +16986,7 @@ static const char *const te__source_85[] = { /* ops/moe/kargs.h */
     "    int x_dt, sizes_dt, out_dt;",
     "} te__grouped_column_sum_kargs;",
 };
-static const char *const te__source_86[] = { /* ops/moe/loop.cuh */
+static const char *const te__source_90[] = { /* ops/moe/loop.cuh */
     "// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.",
     "//",
     "// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that",
@@ -16840,7 +17022,7 @@ static const char *const te__source_86[] = { /* ops/moe/loop.cuh */
     "TE_DEV void te_put(void *p, te_i64 i, int dt, float f) { te_store(p, i, dt, f); }",
     "#endif",
 };
-static const char *const te__source_87[] = { /* ops/moe/moe.cuh */
+static const char *const te__source_91[] = { /* ops/moe/moe.cuh */
     "// ops/moe/moe.cuh: where the copies of a token stand, by either form of map.",
     "#pragma once",
     "#include \"device/vector.cuh\"",
@@ -16868,7 +17050,7 @@ static const char *const te__source_87[] = { /* ops/moe/moe.cuh */
     "    return row >= 0 && row < rows ? row : -1;",
     "}",
 };
-static const char *const te__source_88[] = { /* ops/moe/moe_chunk_map.cu */
+static const char *const te__source_92[] = { /* ops/moe/moe_chunk_map.cu */
     "// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them.",
     "//",
     "// Launch: block 256, a thread a token; grid: tokens / 256 up.",
@@ -16909,7 +17091,7 @@ static const char *const te__source_88[] = { /* ops/moe/moe_chunk_map.cu */
     "    a.map[t] = (int)to;",
     "}",
 };
-static const char *const te__source_89[] = { /* ops/moe/moe_count.cu */
+static const char *const te__source_93[] = { /* ops/moe/moe_count.cu */
     "// ops/moe/moe_count.cu: counts[e][c]: tokens of chunk c that are routed to expert e. The first of three kernels that make a mask map.",
     "//",
     "// Launch: block 256, a thread an expert; grid: chunks of tokens.",
@@ -16932,7 +17114,7 @@ static const char *const te__source_89[] = { /* ops/moe/moe_count.cu */
     "    }",
     "}",
 };
-static const char *const te__source_90[] = { /* ops/moe/moe_dot.cu */
+static const char *const te__source_94[] = { /* ops/moe/moe_dot.cu */
     "// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are copies of one token; 0 where there is none.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -16969,7 +17151,7 @@ static const char *const te__source_90[] = { /* ops/moe/moe_dot.cu */
     "    }",
     "}",
 };
-static const char *const te__source_91[] = { /* ops/moe/moe_gather.cu */
+static const char *const te__source_95[] = { /* ops/moe/moe_gather.cu */
     "// ops/moe/moe_gather.cu: y [rows, h] = the rows of x [tokens, h] that moe_invert has found for them, 0 where there is none. As they are, in units of",
     "// `unit` bytes; or, with unit 0, times the copy's probability.",
     "//",
@@ -17006,7 +17188,7 @@ static const char *const te__source_91[] = { /* ops/moe/moe_gather.cu */
     "    }",
     "}",
 };
-static const char *const te__source_92[] = { /* ops/moe/moe_invert.cu */
+static const char *const te__source_96[] = { /* ops/moe/moe_invert.cu */
     "// ops/moe/moe_invert.cu: source[row] = the copy that a map sends to this row, token * copies + place. Rows that nothing comes to keep the -1 that they had.",
     "//",
     "// Launch: block 256, a thread a token and copy; grid: tokens * copies / 256 up.",
@@ -17022,7 +17204,7 @@ static const char *const te__source_92[] = { /* ops/moe/moe_invert.cu */
     "    if (row >= 0) atomicMax(a.source + row, (int)(t * a.copies + place)); // of two copies that a wrong map sends here, the same one wins each time",
     "}",
 };
-static const char *const te__source_93[] = { /* ops/moe/moe_loss_bwd.cu */
+static const char *const te__source_97[] = { /* ops/moe/moe_loss_bwd.cu */
     "// ops/moe/moe_loss_bwd.cu: dprobs [rows, cols] = coefficient * counts [cols] * dloss; coefficient = factor / total^2.",
     "//",
     "// Launch: block 256; grid: rows * cols / 1024 up.",
@@ -17039,7 +17221,7 @@ static const char *const te__source_93[] = { /* ops/moe/moe_loss_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_94[] = { /* ops/moe/moe_loss_fwd.cu */
+static const char *const te__source_98[] = { /* ops/moe/moe_loss_fwd.cu */
     "// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols]; coefficient = factor / total^2.",
     "//",
     "// Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.",
@@ -17072,7 +17254,7 @@ static const char *const te__source_94[] = { /* ops/moe/moe_loss_fwd.cu */
     "    if (threadIdx.x == 0) te_put(a.out, 0, a.out_dt, sum * __fdiv_rn(__fdiv_rn(a.factor, total), total));",
     "}",
 };
-static const char *const te__source_95[] = { /* ops/moe/moe_router_bwd.cu */
+static const char *const te__source_99[] = { /* ops/moe/moe_router_bwd.cu */
     "// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed again. te_op_moe_router_bwd.",
     "//",
     "//   softmax         dx = y (g - sum g y), over all experts or over the chosen ones; g is 0 where an expert was not chosen",
@@ -17117,7 +17299,7 @@ static const char *const te__source_95[] = { /* ops/moe/moe_router_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_96[] = { /* ops/moe/moe_router_fwd.cu */
+static const char *const te__source_100[] = { /* ops/moe/moe_router_fwd.cu */
     "// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their probabilities; te_op_moe_router_fwd has the formulas.",
     "//",
     "// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts that are left is taken topk times:",
@@ -17238,7 +17420,7 @@ static const char *const te__source_96[] = { /* ops/moe/moe_router_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_97[] = { /* ops/moe/moe_rows.cu */
+static const char *const te__source_101[] = { /* ops/moe/moe_rows.cu */
     "// ops/moe/moe_rows.cu: the rows of a mask map, from where each expert's tokens of each chunk begin.",
     "//",
     "//   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to",
@@ -17283,7 +17465,7 @@ static const char *const te__source_97[] = { /* ops/moe/moe_rows.cu */
     "    }",
     "}",
 };
-static const char *const te__source_98[] = { /* ops/moe/moe_scan.cu */
+static const char *const te__source_102[] = { /* ops/moe/moe_scan.cu */
     "// ops/moe/moe_scan.cu: counts [buckets, chunks] become the sums of all counts before each one; the totals of the buckets are left in counts_out.",
     "//",
     "// Launch: one block of 1024 threads, each of which takes TE__MOE_SCAN counts at a time.",
@@ -17335,7 +17517,7 @@ static const char *const te__source_98[] = { /* ops/moe/moe_scan.cu */
     "    }",
     "}",
 };
-static const char *const te__source_99[] = { /* ops/moe/moe_sort.cu */
+static const char *const te__source_103[] = { /* ops/moe/moe_sort.cu */
     "// ops/moe/moe_sort.cu: moves items to where their bucket begins in their chunk, in their order. The last pass writes the map in place of the items.",
     "//",
     "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
@@ -17360,7 +17542,7 @@ static const char *const te__source_99[] = { /* ops/moe/moe_sort.cu */
     "    }",
     "}",
 };
-static const char *const te__source_100[] = { /* ops/moe/moe_sort_count.cu */
+static const char *const te__source_104[] = { /* ops/moe/moe_sort_count.cu */
     "// ops/moe/moe_sort_count.cu: counts[b][c]: items of chunk c whose key has the eight bits b. The first of three kernels of a pass of a stable sort.",
     "//",
     "// Launch: block 256, a thread a bucket; grid: chunks of TE__MOE_SORT_CHUNK items.",
@@ -17377,7 +17559,7 @@ static const char *const te__source_100[] = { /* ops/moe/moe_sort_count.cu */
     "    a.counts[threadIdx.x * a.chunks + blockIdx.x] = count;",
     "}",
 };
-static const char *const te__source_101[] = { /* ops/moe/moe_splits.cu */
+static const char *const te__source_105[] = { /* ops/moe/moe_splits.cu */
     "// ops/moe/moe_splits.cu: padded[i] = sizes[i] rounded up to multiples of align; offsets[i] = the padding before group i.",
     "//",
     "// Launch: one block of 32 threads, which take the groups 32 at a time.",
@@ -17414,7 +17596,7 @@ static const char *const te__source_101[] = { /* ops/moe/moe_splits.cu */
     "    }",
     "}",
 };
-static const char *const te__source_102[] = { /* ops/moe/moe_unpermute.cu */
+static const char *const te__source_106[] = { /* ops/moe/moe_unpermute.cu */
     "// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its probability, in the order of the map.",
     "//",
     "// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.",
@@ -17471,7 +17653,7 @@ static const char *const te__source_102[] = { /* ops/moe/moe_unpermute.cu */
     "    }",
     "}",
 };
-static const char *const te__source_103[] = { /* ops/moe/router.cuh */
+static const char *const te__source_107[] = { /* ops/moe/router.cuh */
     "// ops/moe/router.cuh: scores of experts, by a warp.",
     "#pragma once",
     "#include \"ops/moe/loop.cuh\"",
@@ -17504,7 +17686,7 @@ static const char *const te__source_103[] = { /* ops/moe/router.cuh */
     "    for (int e = lane; e < n; e += 32) y[e] = y[e] / sum;",
     "}",
 };
-static const char *const te__source_104[] = { /* ops/moe/sort.cuh */
+static const char *const te__source_108[] = { /* ops/moe/sort.cuh */
     "// ops/moe/sort.cuh: the items of one pass of the sort.",
     "#pragma once",
     "#include \"ops/moe/loop.cuh\"",
@@ -17521,7 +17703,7 @@ static const char *const te__source_104[] = { /* ops/moe/sort.cuh */
     "    return n;",
     "}",
 };
-static const char *const te__source_105[] = { /* ops/mxfp8/kargs.h */
+static const char *const te__source_109[] = { /* ops/mxfp8/kargs.h */
     "/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* The tile of a block. */",
@@ -17553,7 +17735,7 @@ static const char *const te__source_105[] = { /* ops/mxfp8/kargs.h */
     "    int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */",
     "} te__mxfp8_dequantize_kargs;",
 };
-static const char *const te__source_106[] = { /* ops/mxfp8/mxfp8.cuh */
+static const char *const te__source_110[] = { /* ops/mxfp8/mxfp8.cuh */
     "// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know",
     "// formats.",
     "//",
@@ -17597,7 +17779,7 @@ static const char *const te__source_106[] = { /* ops/mxfp8/mxfp8.cuh */
     "    return columnwise ? group * lines + line : line * groups + group;",
     "}",
 };
-static const char *const te__source_107[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
+static const char *const te__source_111[] = { /* ops/mxfp8/mxfp8_dequantize.cu */
     "// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.",
     "//",
     "// mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.",
@@ -17674,7 +17856,7 @@ static const char *const te__source_107[] = { /* ops/mxfp8/mxfp8_dequantize.cu *
     "    }",
     "}",
 };
-static const char *const te__source_108[] = { /* ops/mxfp8/mxfp8_quantize.cu */
+static const char *const te__source_112[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:",
     "//   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))",
     "//",
@@ -17844,7 +18026,7 @@ static const char *const te__source_108[] = { /* ops/mxfp8/mxfp8_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_109[] = { /* ops/norm/kargs.h */
+static const char *const te__source_113[] = { /* ops/norm/kargs.h */
     "/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = (x - mean) * rstd * gamma' + beta over m rows of n. */",
@@ -17910,7 +18092,7 @@ static const char *const te__source_109[] = { /* ops/norm/kargs.h */
     "    int x_dt, dy_dt, y_dt;",
     "} te__l2normalize_kargs;",
 };
-static const char *const te__source_110[] = { /* ops/norm/l2normalize.cu */
+static const char *const te__source_114[] = { /* ops/norm/l2normalize.cu */
     "// ops/norm/l2normalize.cu: L2 normalization of rows, forward and (dy given) backward.",
     "//",
     "//   rnorm = 1 / sqrt(sum x^2 + eps),  y = x * rnorm",
@@ -17945,7 +18127,7 @@ static const char *const te__source_110[] = { /* ops/norm/l2normalize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_111[] = { /* ops/norm/norm_amax.cu */
+static const char *const te__source_115[] = { /* ops/norm/norm_amax.cu */
     "// ops/norm/norm_amax.cu: y_amax of norm_fwd: the largest |y| of all its blocks, rounded as y was, which keeps the order. `amax` is 0 again",
     "// then, for the next kernel.",
     "//",
@@ -17965,7 +18147,7 @@ static const char *const te__source_111[] = { /* ops/norm/norm_amax.cu */
     "    *a.amax = 0.0f;",
     "}",
 };
-static const char *const te__source_112[] = { /* ops/norm/norm_bwd.cu */
+static const char *const te__source_116[] = { /* ops/norm/norm_bwd.cu */
     "// ops/norm/norm_bwd.cu: LayerNorm and RMSNorm, backward.",
     "//",
     "//   xhat = (x - mean) * rstd,  g = dy * gamma'",
@@ -18282,7 +18464,7 @@ static const char *const te__source_112[] = { /* ops/norm/norm_bwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_113[] = { /* ops/norm/norm_bwd_sum.cu */
+static const char *const te__source_117[] = { /* ops/norm/norm_bwd_sum.cu */
     "// ops/norm/norm_bwd_sum.cu: dgamma and dbeta, where norm_bwd did not finish them itself: norm_parts.cuh's sums, rounded once.",
     "//",
     "// Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts = 0) is a sum of 0.",
@@ -18296,7 +18478,7 @@ static const char *const te__source_113[] = { /* ops/norm/norm_bwd_sum.cu */
     "    te_norm_add_parts<1>(a, blockIdx.y, blockIdx.x, sums);",
     "}",
 };
-static const char *const te__source_114[] = { /* ops/norm/norm_fwd.cu */
+static const char *const te__source_118[] = { /* ops/norm/norm_fwd.cu */
     "// ops/norm/norm_fwd.cu: LayerNorm and RMSNorm, forward, into a float format or FP8.",
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
@@ -18414,7 +18596,7 @@ static const char *const te__source_114[] = { /* ops/norm/norm_fwd.cu */
     "",
     "#endif",
 };
-static const char *const te__source_115[] = { /* ops/norm/norm_fwd_queue.cu */
+static const char *const te__source_119[] = { /* ops/norm/norm_fwd_queue.cu */
     "// ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.",
     "//",
     "//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:",
@@ -18550,7 +18732,7 @@ static const char *const te__source_115[] = { /* ops/norm/norm_fwd_queue.cu */
     "    if (AMAX) te_norm_finish(a, largest, Y_DT);",
     "}",
 };
-static const char *const te__source_116[] = { /* ops/norm/norm_parts.cuh */
+static const char *const te__source_120[] = { /* ops/norm/norm_parts.cuh */
     "// ops/norm/norm_parts.cuh: dgamma and dbeta from the rows of norm_bwd's partial sums, in one order for every kernel that adds them. Knows te__norm_bwd_sum_kargs.",
     "//",
     "//   a unit is 32 V neighbouring columns, V a lane; share w of 16 adds rows w, w + 16, w + 32 .., and the shares are added in the order of w",
@@ -18600,7 +18782,7 @@ static const char *const te__source_116[] = { /* ops/norm/norm_parts.cuh */
     "    __syncthreads();",
     "}",
 };
-static const char *const te__source_117[] = { /* ops/norm/norm_row.cuh */
+static const char *const te__source_121[] = { /* ops/norm/norm_row.cuh */
     "// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows",
     "// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:",
     "//",
@@ -18708,7 +18890,7 @@ static const char *const te__source_117[] = { /* ops/norm/norm_row.cuh */
     "}",
     "#endif",
 };
-static const char *const te__source_118[] = { /* ops/nvfp4/arithmetic.h */
+static const char *const te__source_122[] = { /* ops/nvfp4/arithmetic.h */
     "/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:",
     " * knows base/, and not where the elements lie. */",
     "#ifndef TE__NVFP4_ARITHMETIC_H",
@@ -18857,7 +19039,7 @@ static const char *const te__source_118[] = { /* ops/nvfp4/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_119[] = { /* ops/nvfp4/kargs.h */
+static const char *const te__source_123[] = { /* ops/nvfp4/kargs.h */
     "/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "typedef struct te__nvfp4_amax_kargs {",
@@ -18924,7 +19106,7 @@ static const char *const te__source_119[] = { /* ops/nvfp4/kargs.h */
     "    int vector_y; /* rows of y start at multiples of 16 bytes */",
     "} te__nvfp4_dequantize_kargs;",
 };
-static const char *const te__source_120[] = { /* ops/nvfp4/nvfp4.cuh */
+static const char *const te__source_124[] = { /* ops/nvfp4/nvfp4.cuh */
     "// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -19151,7 +19333,7 @@ static const char *const te__source_120[] = { /* ops/nvfp4/nvfp4.cuh */
     "    }",
     "}",
 };
-static const char *const te__source_121[] = { /* ops/nvfp4/nvfp4_amax.cu */
+static const char *const te__source_125[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where",
     "// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.",
     "//",
@@ -19257,7 +19439,7 @@ static const char *const te__source_121[] = { /* ops/nvfp4/nvfp4_amax.cu */
     "    if (one_col && (!a.keep || of_col > *a.col)) *a.col = of_col;",
     "}",
 };
-static const char *const te__source_122[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
+static const char *const te__source_126[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.",
     "//",
     "// Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.",
@@ -19274,7 +19456,7 @@ static const char *const te__source_122[] = { /* ops/nvfp4/nvfp4_amax_zero.cu */
     "    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;",
     "}",
 };
-static const char *const te__source_123[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
+static const char *const te__source_127[] = { /* ops/nvfp4/nvfp4_dequantize.cu */
     "// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.",
     "//",
     "//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first",
@@ -19401,7 +19583,7 @@ static const char *const te__source_123[] = { /* ops/nvfp4/nvfp4_dequantize.cu *
     "    }",
     "}",
 };
-static const char *const te__source_124[] = { /* ops/nvfp4/nvfp4_quantize.cu */
+static const char *const te__source_128[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.",
     "//",
     "//              128 columns (64 of f32)",
@@ -19737,7 +19919,7 @@ static const char *const te__source_124[] = { /* ops/nvfp4/nvfp4_quantize.cu */
     "    }",
     "}",
 };
-static const char *const te__source_125[] = { /* ops/optim/adam.cu */
+static const char *const te__source_129[] = { /* ops/optim/adam.cu */
     "// ops/optim/adam.cu: one Adam or AdamW step over many tensors of mixed formats.",
     "//",
     "//   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)",
@@ -19807,7 +19989,7 @@ static const char *const te__source_125[] = { /* ops/optim/adam.cu */
     "    }",
     "}",
 };
-static const char *const te__source_126[] = { /* ops/optim/adam.cuh */
+static const char *const te__source_130[] = { /* ops/optim/adam.cuh */
     "// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know",
     "// how the elements are shared among threads.",
     "#pragma once",
@@ -19848,7 +20030,7 @@ static const char *const te__source_126[] = { /* ops/optim/adam.cuh */
     "    step(te_load(a.grad[t], i, a.grad_dt[t]), x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V]);",
     "}",
 };
-static const char *const te__source_127[] = { /* ops/optim/adam_amax.cu */
+static const char *const te__source_131[] = { /* ops/optim/adam_amax.cu */
     "// ops/optim/adam_amax.cu: the largest magnitude of each state of many tensors as they will be after the step, chunk by chunk; NaN left out. Writes no state.",
     "//",
     "// Launch: block 256, grid: chunks of 4096 elements. found_inf != 0: nothing is written.",
@@ -19878,7 +20060,7 @@ static const char *const te__source_127[] = { /* ops/optim/adam_amax.cu */
     "    }",
     "}",
 };
-static const char *const te__source_128[] = { /* ops/optim/adam_scales.cu */
+static const char *const te__source_132[] = { /* ops/optim/adam_scales.cu */
     "// ops/optim/adam_scales.cu: the new scales of a tensor's states from its chunks' amaxes. adam_states reads the states by their old scales and stores them by",
     "// multipliers of the new ones: both go to the workspace.",
     "//",
@@ -19906,7 +20088,7 @@ static const char *const te__source_128[] = { /* ops/optim/adam_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_129[] = { /* ops/optim/adam_states.cu */
+static const char *const te__source_133[] = { /* ops/optim/adam_states.cu */
     "// ops/optim/adam_states.cu: one Adam or AdamW step (adam.cu) over many tensors whose states are not all in f32: 16 bits, FP8, remainders of masters.",
     "//",
     "// A state with a scale is measured before it is stored (adam_amax, adam_scales): the step is computed twice, and no f32 copy of a state exists.",
@@ -19941,7 +20123,7 @@ static const char *const te__source_129[] = { /* ops/optim/adam_states.cu */
     "    }",
     "}",
 };
-static const char *const te__source_130[] = { /* ops/optim/arithmetic.h */
+static const char *const te__source_134[] = { /* ops/optim/arithmetic.h */
     "/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and",
     " * not where the elements lie. */",
     "#ifndef TE__OPTIM_ARITHMETIC_H",
@@ -19973,7 +20155,7 @@ static const char *const te__source_130[] = { /* ops/optim/arithmetic.h */
     "",
     "#endif",
 };
-static const char *const te__source_131[] = { /* ops/optim/kargs.h */
+static const char *const te__source_135[] = { /* ops/optim/kargs.h */
     "/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':",
     " * plain structs alone, at most 4,000 bytes each.",
     " *",
@@ -20087,7 +20269,7 @@ static const char *const te__source_131[] = { /* ops/optim/kargs.h */
     "    int tensors;",
     "} te__multi_scale_kargs;",
 };
-static const char *const te__source_132[] = { /* ops/optim/l2norm_final.cu */
+static const char *const te__source_136[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
     "//",
     "// Launch: one block of 1024.",
@@ -20113,7 +20295,7 @@ static const char *const te__source_132[] = { /* ops/optim/l2norm_final.cu */
     "    if (a.clip) *a.clip = clip > 1.0f ? 1.0f : clip; // a comparison, for fminf would lose a NaN",
     "}",
 };
-static const char *const te__source_133[] = { /* ops/optim/l2norm_partial.cu */
+static const char *const te__source_137[] = { /* ops/optim/l2norm_partial.cu */
     "// ops/optim/l2norm_partial.cu: the sum of squares of each chunk of 65,536 elements of many tensors.",
     "//",
     "//   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order",
@@ -20166,7 +20348,7 @@ static const char *const te__source_133[] = { /* ops/optim/l2norm_partial.cu */
     "    if (a.last && blockIdx.x == gridDim.x - 1) a.first_chunk[a.tensor + a.tensors] = a.chunk + gridDim.x;",
     "}",
 };
-static const char *const te__source_134[] = { /* ops/optim/l2norm_tensor.cu */
+static const char *const te__source_138[] = { /* ops/optim/l2norm_tensor.cu */
     "// ops/optim/l2norm_tensor.cu: the sum of squares of each tensor from its chunks', in their order.",
     "//",
     "// Launch: block 256, grid: tensors.",
@@ -20185,7 +20367,7 @@ static const char *const te__source_134[] = { /* ops/optim/l2norm_tensor.cu */
     "    if (threadIdx.x == 0) a.tensor_sum[blockIdx.x] = sum;",
     "}",
 };
-static const char *const te__source_135[] = { /* ops/optim/multi.cuh */
+static const char *const te__source_139[] = { /* ops/optim/multi.cuh */
     "// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.",
     "#pragma once",
     "#include \"device/base.cuh\"",
@@ -20201,7 +20383,7 @@ static const char *const te__source_135[] = { /* ops/optim/multi.cuh */
     "    return low;",
     "}",
 };
-static const char *const te__source_136[] = { /* ops/optim/multi_scale.cu */
+static const char *const te__source_140[] = { /* ops/optim/multi_scale.cu */
     "// ops/optim/multi_scale.cu: out = in * scale over many tensors; found_inf = 1 if any input is not finite.",
     "//",
     "// Benchmark: \"64 tensors scaled\" in tests/bench/h200.csv.",
@@ -20250,7 +20432,7 @@ static const char *const te__source_136[] = { /* ops/optim/multi_scale.cu */
     "    if (!finite && a.found_inf) *a.found_inf = 1.0f; // all writers write the same value",
     "}",
 };
-static const char *const te__source_137[] = { /* ops/optim/sgd.cu */
+static const char *const te__source_141[] = { /* ops/optim/sgd.cu */
     "// ops/optim/sgd.cu: one step of stochastic gradient descent over many tensors of mixed formats.",
     "//",
     "//   d  = grad * grad_scale                         + weight_decay * p unless wd_after_momentum",
@@ -20291,7 +20473,7 @@ static const char *const te__source_137[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_142[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -20311,7 +20493,7 @@ static const char *const te__source_138[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_139[] = { /* ops/rope/kargs.h */
+static const char *const te__source_143[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -20329,9 +20511,11 @@ static const char *const te__source_139[] = { /* ops/rope/kargs.h */
     "/* One tensor of heads (te_rope: `packed` is x and `q` is y) or a packed projection on one side, q, k and v on the other. */",
     "typedef struct te__rope_kargs {",
     "    te__rope_view packed, q, k, v;",
-    "    const int *start;        /* [batch], may be NULL */",
+    "    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */",
+    "    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */",
     "    long long offset;        /* added to every position */",
     "    float position_scale;",
+    "    int sequences;           /* with `cu` */",
     "    int batch, seq, batch_first; /* tokens are numbered in the order of memory */",
     "    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */",
     "    int grouped;             /* packed heads come as groups of (heads / groups of q, k, v), else all q, all k, all v */",
@@ -20344,9 +20528,19 @@ static const char *const te__source_139[] = { /* ops/rope/kargs.h */
     "    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */",
     "} te__rope_kargs;",
     "",
+    "/* The position of token t of sequence b. */",
+    "TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {",
+    "    long long at = t;",
+    "    if (a->cu) {",
+    "        b = te__sequence_of(a->cu, a->sequences, t);",
+    "        at -= a->cu[b];",
+    "    }",
+    "    return at + a->offset + (a->start ? a->start[b] : 0);",
+    "}",
+    "",
     "#endif",
 };
-static const char *const te__source_140[] = { /* ops/rope/rope.cu */
+static const char *const te__source_144[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -20366,6 +20560,7 @@ static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "// te:row X_DT=2 X_VECTOR=1",
     "// te:row X_DT=3 X_VECTOR=1",
     "#include \"device/vector.cuh\"",
+    "#include \"base/sequences.h\"",
     "#include \"ops/rope/kargs.h\"",
     "",
     "#ifdef X_DT",
@@ -20512,7 +20707,7 @@ static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "        const int token = i / a.half, pair = i - token * a.half;",
     "        int t, b;",
     "        tokens.locate(token, t, b);",
-    "        const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;",
+    "        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
     "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
@@ -20533,7 +20728,7 @@ static const char *const te__source_140[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_141[] = { /* ops/shard/kargs.h */
+static const char *const te__source_145[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -20580,7 +20775,7 @@ static const char *const te__source_141[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_146[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -20597,7 +20792,7 @@ static const char *const te__source_142[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_147[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -20712,7 +20907,7 @@ static const char *const te__source_143[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_148[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -20840,7 +21035,7 @@ static const char *const te__source_144[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_149[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -20914,7 +21109,7 @@ static const char *const te__source_145[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_150[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -20968,7 +21163,7 @@ static const char *const te__source_146[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_147[] = { /* ops/softcap/capped_softmax.cu */
+static const char *const te__source_151[] = { /* ops/softcap/capped_softmax.cu */
     "// ops/softcap/capped_softmax.cu: softmax of capped scores over the keys that each row sees, and its gradient.",
     "//",
     "//   s = cap tanh(scale x / cap), or scale x;   y_j = exp(s_j - max s) / sum, 0 for keys that the row does not see",
@@ -21017,7 +21212,7 @@ static const char *const te__source_147[] = { /* ops/softcap/capped_softmax.cu *
     "    }",
     "}",
 };
-static const char *const te__source_148[] = { /* ops/softcap/kargs.h */
+static const char *const te__source_152[] = { /* ops/softcap/kargs.h */
     "/* ops/softcap/kargs.h: arguments of the kernels of capped scores, and which keys a row of scores sees. Read by both compilers. */",
     "#ifndef TE__SOFTCAP_KARGS_H",
     "#define TE__SOFTCAP_KARGS_H",
@@ -21055,7 +21250,7 @@ static const char *const te__source_148[] = { /* ops/softcap/kargs.h */
     "",
     "#endif /* TE__SOFTCAP_KARGS_H */",
 };
-static const char *const te__source_149[] = { /* ops/softcap/softcap.cu */
+static const char *const te__source_153[] = { /* ops/softcap/softcap.cu */
     "// ops/softcap/softcap.cu: capped numbers, and their gradient.",
     "//",
     "//   y = cap tanh(x / cap);     with dy: y = dy (1 - tanh(x / cap)^2)",
@@ -21074,7 +21269,7 @@ static const char *const te__source_149[] = { /* ops/softcap/softcap.cu */
     "    }",
     "}",
 };
-static const char *const te__source_150[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_154[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -21097,7 +21292,7 @@ static const char *const te__source_150[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_151[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_155[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -21150,7 +21345,7 @@ static const char *const te__source_151[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_152[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_156[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -21232,7 +21427,7 @@ static const char *const te__source_152[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_153[] = { /* ops/stats/kargs.h */
+static const char *const te__source_157[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -21254,7 +21449,7 @@ static const char *const te__source_153[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_154[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_158[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -21332,7 +21527,7 @@ static const char *const te__source_154[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_155[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_159[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -21381,158 +21576,162 @@ static const te__source te__sources[] = {
     {"base/numbers.h", te__source_1, 150},
     {"base/philox.h", te__source_2, 116},
     {"base/scaling.h", te__source_3, 85},
-    {"device/base.cuh", te__source_4, 206},
-    {"device/hopper.cuh", te__source_5, 200},
-    {"device/mma.cuh", te__source_6, 116},
-    {"device/transpose.cuh", te__source_7, 98},
-    {"device/vector.cuh", te__source_8, 187},
-    {"ops/act/act.cuh", te__source_9, 101},
-    {"ops/act/act_bwd.cu", te__source_10, 102},
-    {"ops/act/act_bwd_tile.cu", te__source_11, 126},
-    {"ops/act/act_fwd.cu", te__source_12, 98},
-    {"ops/act/act_fwd_tile.cu", te__source_13, 63},
-    {"ops/act/act_tile.cuh", te__source_14, 74},
-    {"ops/act/kargs.h", te__source_15, 45},
-    {"ops/attn/attn.cuh", te__source_16, 164},
-    {"ops/attn/attn_bwd_bias.cu", te__source_17, 69},
-    {"ops/attn/attn_bwd_dkv.cu", te__source_18, 71},
-    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_19, 200},
-    {"ops/attn/attn_bwd_dq.cu", te__source_20, 62},
-    {"ops/attn/attn_bwd_dq_mma.cu", te__source_21, 143},
-    {"ops/attn/attn_bwd_sink.cu", te__source_22, 21},
-    {"ops/attn/attn_clear.cu", te__source_23, 39},
-    {"ops/attn/attn_delta.cu", te__source_24, 36},
-    {"ops/attn/attn_fwd.cu", te__source_25, 74},
-    {"ops/attn/attn_fwd_mma.cu", te__source_26, 201},
-    {"ops/attn/fragments.cuh", te__source_27, 233},
-    {"ops/attn/general.cuh", te__source_28, 79},
-    {"ops/attn/kargs.h", te__source_29, 71},
-    {"ops/attn/sequence.h", te__source_30, 74},
-    {"ops/block/block.cuh", te__source_31, 20},
-    {"ops/block/block_dequantize.cu", te__source_32, 62},
-    {"ops/block/block_dequantize_col.cu", te__source_33, 80},
-    {"ops/block/block_quantize.cu", te__source_34, 191},
-    {"ops/block/kargs.h", te__source_35, 31},
-    {"ops/cast/amax.cu", te__source_36, 67},
-    {"ops/cast/delayed_gather.cu", te__source_37, 14},
-    {"ops/cast/delayed_update.cu", te__source_38, 41},
-    {"ops/cast/fp8_dequantize.cu", te__source_39, 62},
-    {"ops/cast/fp8_quantize.cu", te__source_40, 209},
-    {"ops/cast/kargs.h", te__source_41, 83},
-    {"ops/cast/list.cuh", te__source_42, 15},
-    {"ops/cast/scale_from_amax.cu", te__source_43, 16},
-    {"ops/cast/transpose_nibbles.cu", te__source_44, 64},
-    {"ops/dropout/dropout_add.cu", te__source_45, 87},
-    {"ops/dropout/kargs.h", te__source_46, 15},
-    {"ops/gemm/decode.cuh", te__source_47, 39},
-    {"ops/gemm/epilogue.cuh", te__source_48, 258},
-    {"ops/gemm/epilogue_store.cuh", te__source_49, 379},
-    {"ops/gemm/gemm_align.cu", te__source_50, 28},
-    {"ops/gemm/gemm_decode.cu", te__source_51, 59},
-    {"ops/gemm/gemm_groups.cu", te__source_52, 32},
-    {"ops/gemm/gemm_hopper.cu", te__source_53, 690},
-    {"ops/gemm/gemm_mma.cu", te__source_54, 386},
-    {"ops/gemm/gemm_naive.cu", te__source_55, 76},
-    {"ops/gemm/gemm_reduce.cu", te__source_56, 29},
-    {"ops/gemm/gemv_k.cu", te__source_57, 221},
-    {"ops/gemm/gemv_mn.cu", te__source_58, 129},
-    {"ops/gemm/groups.cuh", te__source_59, 86},
-    {"ops/gemm/kargs.h", te__source_60, 116},
-    {"ops/gemm/shift.cuh", te__source_61, 41},
-    {"ops/loss/cross_entropy_bwd.cu", te__source_62, 58},
-    {"ops/loss/cross_entropy_count.cu", te__source_63, 21},
-    {"ops/loss/cross_entropy_fwd.cu", te__source_64, 83},
-    {"ops/loss/cross_entropy_merge.cu", te__source_65, 26},
-    {"ops/loss/kargs.h", te__source_66, 53},
-    {"ops/loss/loss.cuh", te__source_67, 36},
-    {"ops/loss/mse_bwd.cu", te__source_68, 32},
-    {"ops/loss/mse_fwd.cu", te__source_69, 40},
-    {"ops/loss/mse_sum.cu", te__source_70, 14},
-    {"ops/math/axpby.cu", te__source_71, 42},
-    {"ops/math/column_sum.cu", te__source_72, 120},
-    {"ops/math/column_sum_short.cu", te__source_73, 38},
-    {"ops/math/copy.cu", te__source_74, 125},
-    {"ops/math/embedding_bwd.cu", te__source_75, 80},
-    {"ops/math/embedding_fwd.cu", te__source_76, 33},
-    {"ops/math/embedding_sort.cu", te__source_77, 102},
-    {"ops/math/fill.cu", te__source_78, 24},
-    {"ops/math/kargs.h", te__source_79, 115},
-    {"ops/math/random.cu", te__source_80, 38},
-    {"ops/math/sum.cu", te__source_81, 42},
-    {"ops/math/sum_final.cu", te__source_82, 16},
-    {"ops/math/transpose.cu", te__source_83, 113},
-    {"ops/moe/grouped_column_sum.cu", te__source_84, 33},
-    {"ops/moe/kargs.h", te__source_85, 108},
-    {"ops/moe/loop.cuh", te__source_86, 34},
-    {"ops/moe/moe.cuh", te__source_87, 26},
-    {"ops/moe/moe_chunk_map.cu", te__source_88, 39},
-    {"ops/moe/moe_count.cu", te__source_89, 21},
-    {"ops/moe/moe_dot.cu", te__source_90, 35},
-    {"ops/moe/moe_gather.cu", te__source_91, 35},
-    {"ops/moe/moe_invert.cu", te__source_92, 14},
-    {"ops/moe/moe_loss_bwd.cu", te__source_93, 15},
-    {"ops/moe/moe_loss_fwd.cu", te__source_94, 31},
-    {"ops/moe/moe_router_bwd.cu", te__source_95, 43},
-    {"ops/moe/moe_router_fwd.cu", te__source_96, 119},
-    {"ops/moe/moe_rows.cu", te__source_97, 43},
-    {"ops/moe/moe_scan.cu", te__source_98, 50},
-    {"ops/moe/moe_sort.cu", te__source_99, 23},
-    {"ops/moe/moe_sort_count.cu", te__source_100, 15},
-    {"ops/moe/moe_splits.cu", te__source_101, 35},
-    {"ops/moe/moe_unpermute.cu", te__source_102, 55},
-    {"ops/moe/router.cuh", te__source_103, 31},
-    {"ops/moe/sort.cuh", te__source_104, 15},
-    {"ops/mxfp8/kargs.h", te__source_105, 30},
-    {"ops/mxfp8/mxfp8.cuh", te__source_106, 42},
-    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_107, 75},
-    {"ops/mxfp8/mxfp8_quantize.cu", te__source_108, 168},
-    {"ops/norm/kargs.h", te__source_109, 64},
-    {"ops/norm/l2normalize.cu", te__source_110, 33},
-    {"ops/norm/norm_amax.cu", te__source_111, 18},
-    {"ops/norm/norm_bwd.cu", te__source_112, 315},
-    {"ops/norm/norm_bwd_sum.cu", te__source_113, 12},
-    {"ops/norm/norm_fwd.cu", te__source_114, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_115, 134},
-    {"ops/norm/norm_parts.cuh", te__source_116, 48},
-    {"ops/norm/norm_row.cuh", te__source_117, 106},
-    {"ops/nvfp4/arithmetic.h", te__source_118, 147},
-    {"ops/nvfp4/kargs.h", te__source_119, 65},
-    {"ops/nvfp4/nvfp4.cuh", te__source_120, 225},
-    {"ops/nvfp4/nvfp4_amax.cu", te__source_121, 104},
-    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_122, 15},
-    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_123, 125},
-    {"ops/nvfp4/nvfp4_quantize.cu", te__source_124, 334},
-    {"ops/optim/adam.cu", te__source_125, 68},
-    {"ops/optim/adam.cuh", te__source_126, 39},
-    {"ops/optim/adam_amax.cu", te__source_127, 28},
-    {"ops/optim/adam_scales.cu", te__source_128, 26},
-    {"ops/optim/adam_states.cu", te__source_129, 33},
-    {"ops/optim/arithmetic.h", te__source_130, 30},
-    {"ops/optim/kargs.h", te__source_131, 112},
-    {"ops/optim/l2norm_final.cu", te__source_132, 24},
-    {"ops/optim/l2norm_partial.cu", te__source_133, 51},
-    {"ops/optim/l2norm_tensor.cu", te__source_134, 17},
-    {"ops/optim/multi.cuh", te__source_135, 14},
-    {"ops/optim/multi_scale.cu", te__source_136, 47},
-    {"ops/optim/sgd.cu", te__source_137, 39},
-    {"ops/optim/store_state.cu", te__source_138, 18},
-    {"ops/rope/kargs.h", te__source_139, 33},
-    {"ops/rope/rope.cu", te__source_140, 185},
-    {"ops/shard/kargs.h", te__source_141, 45},
-    {"ops/shard/shard.cuh", te__source_142, 15},
-    {"ops/shard/shard_amax.cu", te__source_143, 113},
-    {"ops/shard/shard_cast.cu", te__source_144, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_145, 72},
-    {"ops/shard/shard_scales.cu", te__source_146, 52},
-    {"ops/softcap/capped_softmax.cu", te__source_147, 47},
-    {"ops/softcap/kargs.h", te__source_148, 36},
-    {"ops/softcap/softcap.cu", te__source_149, 17},
-    {"ops/softmax/kargs.h", te__source_150, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_151, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_152, 80},
-    {"ops/stats/kargs.h", te__source_153, 20},
-    {"ops/stats/quant_error.cu", te__source_154, 76},
-    {"ops/stats/quant_error_final.cu", te__source_155, 42},
+    {"base/sequences.h", te__source_4, 17},
+    {"device/base.cuh", te__source_5, 206},
+    {"device/hopper.cuh", te__source_6, 200},
+    {"device/mma.cuh", te__source_7, 116},
+    {"device/transpose.cuh", te__source_8, 98},
+    {"device/vector.cuh", te__source_9, 187},
+    {"ops/act/act.cuh", te__source_10, 101},
+    {"ops/act/act_bwd.cu", te__source_11, 102},
+    {"ops/act/act_bwd_tile.cu", te__source_12, 126},
+    {"ops/act/act_fwd.cu", te__source_13, 98},
+    {"ops/act/act_fwd_tile.cu", te__source_14, 63},
+    {"ops/act/act_tile.cuh", te__source_15, 74},
+    {"ops/act/kargs.h", te__source_16, 45},
+    {"ops/attn/attn.cuh", te__source_17, 164},
+    {"ops/attn/attn_bwd_bias.cu", te__source_18, 69},
+    {"ops/attn/attn_bwd_dkv.cu", te__source_19, 71},
+    {"ops/attn/attn_bwd_dkv_mma.cu", te__source_20, 200},
+    {"ops/attn/attn_bwd_dq.cu", te__source_21, 62},
+    {"ops/attn/attn_bwd_dq_mma.cu", te__source_22, 143},
+    {"ops/attn/attn_bwd_sink.cu", te__source_23, 21},
+    {"ops/attn/attn_clear.cu", te__source_24, 39},
+    {"ops/attn/attn_delta.cu", te__source_25, 36},
+    {"ops/attn/attn_fwd.cu", te__source_26, 74},
+    {"ops/attn/attn_fwd_mma.cu", te__source_27, 201},
+    {"ops/attn/fragments.cuh", te__source_28, 233},
+    {"ops/attn/general.cuh", te__source_29, 79},
+    {"ops/attn/kargs.h", te__source_30, 71},
+    {"ops/attn/sequence.h", te__source_31, 74},
+    {"ops/block/block.cuh", te__source_32, 20},
+    {"ops/block/block_dequantize.cu", te__source_33, 62},
+    {"ops/block/block_dequantize_col.cu", te__source_34, 80},
+    {"ops/block/block_quantize.cu", te__source_35, 191},
+    {"ops/block/kargs.h", te__source_36, 31},
+    {"ops/cast/amax.cu", te__source_37, 67},
+    {"ops/cast/delayed_gather.cu", te__source_38, 14},
+    {"ops/cast/delayed_update.cu", te__source_39, 41},
+    {"ops/cast/fp8_dequantize.cu", te__source_40, 62},
+    {"ops/cast/fp8_quantize.cu", te__source_41, 209},
+    {"ops/cast/kargs.h", te__source_42, 83},
+    {"ops/cast/list.cuh", te__source_43, 15},
+    {"ops/cast/scale_from_amax.cu", te__source_44, 16},
+    {"ops/cast/transpose_nibbles.cu", te__source_45, 64},
+    {"ops/dropout/dropout_add.cu", te__source_46, 87},
+    {"ops/dropout/kargs.h", te__source_47, 15},
+    {"ops/gemm/decode.cuh", te__source_48, 39},
+    {"ops/gemm/epilogue.cuh", te__source_49, 258},
+    {"ops/gemm/epilogue_store.cuh", te__source_50, 379},
+    {"ops/gemm/gemm_align.cu", te__source_51, 28},
+    {"ops/gemm/gemm_decode.cu", te__source_52, 59},
+    {"ops/gemm/gemm_groups.cu", te__source_53, 32},
+    {"ops/gemm/gemm_hopper.cu", te__source_54, 690},
+    {"ops/gemm/gemm_mma.cu", te__source_55, 386},
+    {"ops/gemm/gemm_naive.cu", te__source_56, 76},
+    {"ops/gemm/gemm_reduce.cu", te__source_57, 29},
+    {"ops/gemm/gemv_k.cu", te__source_58, 221},
+    {"ops/gemm/gemv_mn.cu", te__source_59, 129},
+    {"ops/gemm/groups.cuh", te__source_60, 86},
+    {"ops/gemm/kargs.h", te__source_61, 116},
+    {"ops/gemm/shift.cuh", te__source_62, 41},
+    {"ops/kv/copy_to_kv_cache.cu", te__source_63, 22},
+    {"ops/kv/cu_seqlens.cu", te__source_64, 37},
+    {"ops/kv/kargs.h", te__source_65, 51},
+    {"ops/loss/cross_entropy_bwd.cu", te__source_66, 58},
+    {"ops/loss/cross_entropy_count.cu", te__source_67, 21},
+    {"ops/loss/cross_entropy_fwd.cu", te__source_68, 83},
+    {"ops/loss/cross_entropy_merge.cu", te__source_69, 26},
+    {"ops/loss/kargs.h", te__source_70, 53},
+    {"ops/loss/loss.cuh", te__source_71, 36},
+    {"ops/loss/mse_bwd.cu", te__source_72, 32},
+    {"ops/loss/mse_fwd.cu", te__source_73, 40},
+    {"ops/loss/mse_sum.cu", te__source_74, 14},
+    {"ops/math/axpby.cu", te__source_75, 42},
+    {"ops/math/column_sum.cu", te__source_76, 120},
+    {"ops/math/column_sum_short.cu", te__source_77, 38},
+    {"ops/math/copy.cu", te__source_78, 125},
+    {"ops/math/embedding_bwd.cu", te__source_79, 80},
+    {"ops/math/embedding_fwd.cu", te__source_80, 33},
+    {"ops/math/embedding_sort.cu", te__source_81, 102},
+    {"ops/math/fill.cu", te__source_82, 24},
+    {"ops/math/kargs.h", te__source_83, 115},
+    {"ops/math/random.cu", te__source_84, 38},
+    {"ops/math/sum.cu", te__source_85, 42},
+    {"ops/math/sum_final.cu", te__source_86, 16},
+    {"ops/math/transpose.cu", te__source_87, 113},
+    {"ops/moe/grouped_column_sum.cu", te__source_88, 33},
+    {"ops/moe/kargs.h", te__source_89, 108},
+    {"ops/moe/loop.cuh", te__source_90, 34},
+    {"ops/moe/moe.cuh", te__source_91, 26},
+    {"ops/moe/moe_chunk_map.cu", te__source_92, 39},
+    {"ops/moe/moe_count.cu", te__source_93, 21},
+    {"ops/moe/moe_dot.cu", te__source_94, 35},
+    {"ops/moe/moe_gather.cu", te__source_95, 35},
+    {"ops/moe/moe_invert.cu", te__source_96, 14},
+    {"ops/moe/moe_loss_bwd.cu", te__source_97, 15},
+    {"ops/moe/moe_loss_fwd.cu", te__source_98, 31},
+    {"ops/moe/moe_router_bwd.cu", te__source_99, 43},
+    {"ops/moe/moe_router_fwd.cu", te__source_100, 119},
+    {"ops/moe/moe_rows.cu", te__source_101, 43},
+    {"ops/moe/moe_scan.cu", te__source_102, 50},
+    {"ops/moe/moe_sort.cu", te__source_103, 23},
+    {"ops/moe/moe_sort_count.cu", te__source_104, 15},
+    {"ops/moe/moe_splits.cu", te__source_105, 35},
+    {"ops/moe/moe_unpermute.cu", te__source_106, 55},
+    {"ops/moe/router.cuh", te__source_107, 31},
+    {"ops/moe/sort.cuh", te__source_108, 15},
+    {"ops/mxfp8/kargs.h", te__source_109, 30},
+    {"ops/mxfp8/mxfp8.cuh", te__source_110, 42},
+    {"ops/mxfp8/mxfp8_dequantize.cu", te__source_111, 75},
+    {"ops/mxfp8/mxfp8_quantize.cu", te__source_112, 168},
+    {"ops/norm/kargs.h", te__source_113, 64},
+    {"ops/norm/l2normalize.cu", te__source_114, 33},
+    {"ops/norm/norm_amax.cu", te__source_115, 18},
+    {"ops/norm/norm_bwd.cu", te__source_116, 315},
+    {"ops/norm/norm_bwd_sum.cu", te__source_117, 12},
+    {"ops/norm/norm_fwd.cu", te__source_118, 116},
+    {"ops/norm/norm_fwd_queue.cu", te__source_119, 134},
+    {"ops/norm/norm_parts.cuh", te__source_120, 48},
+    {"ops/norm/norm_row.cuh", te__source_121, 106},
+    {"ops/nvfp4/arithmetic.h", te__source_122, 147},
+    {"ops/nvfp4/kargs.h", te__source_123, 65},
+    {"ops/nvfp4/nvfp4.cuh", te__source_124, 225},
+    {"ops/nvfp4/nvfp4_amax.cu", te__source_125, 104},
+    {"ops/nvfp4/nvfp4_amax_zero.cu", te__source_126, 15},
+    {"ops/nvfp4/nvfp4_dequantize.cu", te__source_127, 125},
+    {"ops/nvfp4/nvfp4_quantize.cu", te__source_128, 334},
+    {"ops/optim/adam.cu", te__source_129, 68},
+    {"ops/optim/adam.cuh", te__source_130, 39},
+    {"ops/optim/adam_amax.cu", te__source_131, 28},
+    {"ops/optim/adam_scales.cu", te__source_132, 26},
+    {"ops/optim/adam_states.cu", te__source_133, 33},
+    {"ops/optim/arithmetic.h", te__source_134, 30},
+    {"ops/optim/kargs.h", te__source_135, 112},
+    {"ops/optim/l2norm_final.cu", te__source_136, 24},
+    {"ops/optim/l2norm_partial.cu", te__source_137, 51},
+    {"ops/optim/l2norm_tensor.cu", te__source_138, 17},
+    {"ops/optim/multi.cuh", te__source_139, 14},
+    {"ops/optim/multi_scale.cu", te__source_140, 47},
+    {"ops/optim/sgd.cu", te__source_141, 39},
+    {"ops/optim/store_state.cu", te__source_142, 18},
+    {"ops/rope/kargs.h", te__source_143, 45},
+    {"ops/rope/rope.cu", te__source_144, 186},
+    {"ops/shard/kargs.h", te__source_145, 45},
+    {"ops/shard/shard.cuh", te__source_146, 15},
+    {"ops/shard/shard_amax.cu", te__source_147, 113},
+    {"ops/shard/shard_cast.cu", te__source_148, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_149, 72},
+    {"ops/shard/shard_scales.cu", te__source_150, 52},
+    {"ops/softcap/capped_softmax.cu", te__source_151, 47},
+    {"ops/softcap/kargs.h", te__source_152, 36},
+    {"ops/softcap/softcap.cu", te__source_153, 17},
+    {"ops/softmax/kargs.h", te__source_154, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_155, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_156, 80},
+    {"ops/stats/kargs.h", te__source_157, 20},
+    {"ops/stats/quant_error.cu", te__source_158, 76},
+    {"ops/stats/quant_error_final.cu", te__source_159, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -28361,7 +28560,7 @@ enum {
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
         T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
@@ -28382,6 +28581,11 @@ enum {
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
         T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
+#define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
+#define TE__ARGS_copy_to_kv_cache(T, L)                                                                                                        \
+    T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
+        T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
+        T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \
@@ -35379,9 +35583,11 @@ typedef struct te__rope_view {
 /* One tensor of heads (te_rope: `packed` is x and `q` is y) or a packed projection on one side, q, k and v on the other. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
-    const int *start;        /* [batch], may be NULL */
+    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
+    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
     long long offset;        /* added to every position */
     float position_scale;
+    int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
     int grouped;             /* packed heads come as groups of (heads / groups of q, k, v), else all q, all k, all v */
@@ -35393,6 +35599,16 @@ typedef struct te__rope_kargs {
     int vector;              /* everything allows eight channels at a time */
     float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
 } te__rope_kargs;
+
+/* The position of token t of sequence b. */
+TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
+    long long at = t;
+    if (a->cu) {
+        b = te__sequence_of(a->cu, a->sequences, t);
+        at -= a->cu[b];
+    }
+    return at + a->offset + (a->start ? a->start[b] : 0);
+}
 
 #endif
 
@@ -35428,13 +35644,26 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
     return te__want_numel(te, op, "start_positions", start, b);
 }
 
+static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
+    char text[TE__SHAPE_TEXT];
+    if (!packed) return te__want_heads(te, "rope", name, x);
+    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "rope: %s is %s; [tokens, heads, d] is needed with TE_THD", name, te__shape_text(x, text));
+    return te__want_channels(te, "rope", name, x);
+}
 static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
-    te_result r = te__want_heads(te, "rope", "x", a->x);
-    if (r == TE_OK) r = te__want_heads(te, "rope", "y", a->y);
+    const bool packed = a->format == TE_THD;
+    te_result r = te__rope_want_heads(te, "x", a->x, packed);
+    if (r == TE_OK) r = te__rope_want_heads(te, "y", a->y, packed);
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
+    if (r == TE_OK && packed != (a->cu_seqlens != NULL))
+        r = te__fail(te, TE_ERR_INVALID, "rope: format is %d and cu_seqlens %s; sequences in one tensor (TE_THD, 2) have their starts there, and other formats none", (int)a->format,
+                     a->cu_seqlens ? "given" : "NULL");
+    if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
+        r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
+                     (long long)a->x->shape[0]);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                                 &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
+                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
 }
 
 /* The two argument structs differ in const alone. */
@@ -35510,8 +35739,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     te__rope_view v = TE_ZERO;
     v.p = te__data(x);
     v.s = x->stride[format == TE_BSHD ? 1 : 0];
-    v.b = x->stride[format == TE_BSHD ? 0 : 1];
-    v.h = x->stride[2];
+    v.b = format == TE_THD ? 0 : x->stride[format == TE_BSHD ? 0 : 1];
+    v.h = x->stride[x->ndim - 2];
     v.dt = (int)x->dtype;
     return v;
 }
@@ -35532,9 +35761,9 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
-    k->batch = (int)x->shape[k->batch_first ? 0 : 1];
-    k->heads = (int)x->shape[2];
-    k->d = (int)x->shape[3];
+    k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
+    k->heads = (int)x->shape[x->ndim - 2];
+    k->d = (int)x->shape[x->ndim - 1];
     k->half = rotary_dim / 2;
     k->interleaved = interleaved;
     k->position_scale = position_scale;
@@ -35546,6 +35775,10 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    if (a->cu_seqlens) {
+        k->cu = (const int *)te__data(a->cu_seqlens);
+        k->sequences = (int)te__numel(a->cu_seqlens) - 1;
+    }
     k->packed = te__rope_view_of(a->x, a->format);
     k->q = te__rope_view_of(a->y, a->format);
     k->direction = a->backward ? -1.0f : 1.0f;
@@ -35608,7 +35841,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     int i, head;
     for (token = begin; token < end; token++) {
         const int64_t b = a->batch_first ? token / a->seq : token % a->batch, t = a->batch_first ? token % a->seq : token / a->batch;
-        const float position = (float)(t + a->offset + (a->start ? a->start[b] : 0)) * a->position_scale;
+        const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
             cosine[i] = cosf(angle);
@@ -36982,6 +37215,255 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
     te__plan_why(p, te__attn_why_general);
     r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v));
     return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v)) : r;
+}
+
+/* ==== ops/kv/kargs.h ============================================================================================ */
+
+/* ops/kv/kargs.h: arguments of the kernels of sequences' lengths and of caches of keys and values. Read by both compilers. */
+#ifndef TE__KV_KARGS_H
+#define TE__KV_KARGS_H
+
+#define TE__CU_SEQLENS_THREADS 1024
+
+typedef struct te__cu_seqlens_kargs {
+    const unsigned char *mask; /* [sequences, length]: 0 => a token */
+    int *cu;                   /* [sequences + 1] */
+    long long sequences, length;
+} te__cu_seqlens_kargs;
+
+/* Keys or values: channels are adjacent. */
+typedef struct te__kv_side {
+    const void *x;
+    void *cache;               /* [pages, page_size, heads, d] */
+    long long x_s, x_b, x_h;   /* elements of x from one token, sequence, head to the next */
+    long long page, row, head; /* elements of the cache from one page, row, head to the next */
+    int d, x_dt, cache_dt;
+} te__kv_side;
+
+typedef struct te__kv_copy_kargs {
+    te__kv_side side[2];   /* keys, values */
+    const int *cu;         /* [sequences + 1] */
+    const int *start;      /* [sequences] */
+    const int *table;      /* [sequences, pages_of_each], or NULL: page b is sequence b's */
+    long long tokens;      /* rows of x, of all sequences */
+    int sequences, heads, packed, batch_first; /* packed: cu says which sequence a row belongs to */
+    long long rows_of_each;                    /* rows of x of each sequence, unless packed */
+    int page_size, pages, pages_of_each;
+} te__kv_copy_kargs;
+
+/* Where row `at` of x goes: false for padding, and for a row that the cache has no place for. *b, *t: its sequence, and its place along x's dimension of tokens. */
+TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page, long long *row) {
+    long long i, to;
+    if (a->packed) {
+        *b = te__sequence_of(a->cu, a->sequences, at);
+        *t = at;
+        i = at - a->cu[*b];
+    } else {
+        *b = (int)(a->batch_first ? at / a->rows_of_each : at % a->sequences);
+        *t = i = a->batch_first ? at % a->rows_of_each : at / a->sequences;
+    }
+    to = i + a->start[*b];
+    if (i < 0 || i >= (long long)a->cu[*b + 1] - a->cu[*b] || to < 0 || to >= (long long)a->page_size * a->pages_of_each) return false;
+    *page = a->table ? a->table[(long long)*b * a->pages_of_each + to / a->page_size] : *b;
+    *row = to % a->page_size;
+    return *page >= 0 && *page < a->pages;
+}
+
+#endif
+
+/* ==== ops/kv/op.c =============================================================================================== */
+
+/* ops/kv/op.c: the front door of sequences' lengths and of caches of keys and values: checks, and the description that both backends work from. Knows tensors; must not
+ * know which backend runs. */
+
+static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
+    char text[TE__SHAPE_TEXT];
+    if (a->mask->ndim < 1 || te__numel(a->mask) > INT32_MAX)
+        return te__fail(te, TE_ERR_SHAPE, "cu_seqlens: mask is %s; [b, .., s] of at most 2^31 - 1 elements is needed", te__shape_text(a->mask, text));
+    return te__want_numel(te, "cu_seqlens", "cu_seqlens", a->cu_seqlens, a->mask->shape[0] + 1);
+}
+
+/* x is what is copied into `cache`: their heads agree, and the cache is four-dimensional. */
+static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor *x, const char *cache_name, const te_tensor *cache, te_qkv_format format) {
+    const char *const op = "copy_to_kv_cache";
+    const bool packed = format == TE_THD;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    te_result r;
+    if (x->ndim != (packed ? 3 : 4))
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %s is needed", op, name, te__shape_text(x, a), packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
+    r = te__want_channels(te, op, name, x);
+    if (r == TE_OK) r = te__want_heads(te, op, cache_name, cache);
+    if (r == TE_OK && (x->shape[x->ndim - 2] != cache->shape[2] || x->shape[x->ndim - 1] != cache->shape[3]))
+        r = te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; their last two sizes, heads and channels, must be equal", op, name, te__shape_text(x, a), cache_name,
+                     te__shape_text(cache, b));
+    return r;
+}
+
+static te_result te__check_copy_to_kv_cache(te_ctx *te, te_op_copy_to_kv_cache_args *a) {
+    const char *const op = "copy_to_kv_cache";
+    const int dims = a->format == TE_THD ? 1 : 2;
+    const int64_t b = te__numel(a->cu_seqlens) - 1;
+    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
+    te_result r;
+    if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
+    r = te__kv_want_side(te, "k", a->k, "k_cache", a->k_cache, a->format);
+    if (r == TE_OK) r = te__kv_want_side(te, "v", a->v, "v_cache", a->v_cache, a->format);
+    if (r != TE_OK) return r;
+    if (memcmp(a->k->shape, a->v->shape, (size_t)(dims + 1) * sizeof(int64_t)) != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: k is %s and v is %s; all but the head sizes must be equal", op, te__shape_text(a->k, x), te__shape_text(a->v, y));
+    if (memcmp(a->k_cache->shape, a->v_cache->shape, 3 * sizeof(int64_t)) != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s and v_cache is %s; all but the head sizes must be equal", op, te__shape_text(a->k_cache, x),
+                        te__shape_text(a->v_cache, y));
+    if (b < 0) return te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s; [b + 1] is needed", op, te__shape_text(a->cu_seqlens, x));
+    if (dims == 2 && a->k->shape[a->format == TE_BSHD ? 0 : 1] != b)
+        return te__fail(te, TE_ERR_SHAPE, "%s: k is %s and cu_seqlens has %lld sequences; it has one more number than there are sequences in k", op, te__shape_text(a->k, x), (long long)b);
+    r = te__want_numel(te, op, "start_positions", a->start_positions, b);
+    if (r == TE_OK && a->page_table && (a->page_table->ndim != 2 || a->page_table->shape[0] != b))
+        r = te__fail(te, TE_ERR_SHAPE, "%s: page_table is %s; [%lld, pages of each sequence] is needed", op, te__shape_text(a->page_table, x), (long long)b);
+    if (r == TE_OK && !a->page_table && a->k_cache->shape[0] < b)
+        r = te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s; without page_table the first size is at least that of the sequences, %lld", op, te__shape_text(a->k_cache, x), (long long)b);
+    return r;
+}
+
+/* ---- the description ---- */
+
+static te__cu_seqlens_kargs te__cu_seqlens_problem(const te_op_cu_seqlens_args *args) {
+    te__cu_seqlens_kargs k = TE_ZERO;
+    k.mask = (const unsigned char *)te__data(args->mask);
+    k.cu = (int *)te__data(args->cu_seqlens);
+    k.sequences = args->mask->shape[0];
+    k.length = k.sequences ? te__numel(args->mask) / k.sequences : 0;
+    return k;
+}
+
+static te__kv_side te__kv_side_of(const te_tensor *x, te_tensor *cache, te_qkv_format format) {
+    te__kv_side s = TE_ZERO;
+    s.x = te__data(x);
+    s.cache = te__data(cache);
+    s.x_s = x->stride[format == TE_BSHD ? 1 : 0];
+    s.x_b = format == TE_THD ? 0 : x->stride[format == TE_BSHD ? 0 : 1];
+    s.x_h = x->stride[x->ndim - 2];
+    s.page = cache->stride[0];
+    s.row = cache->stride[1];
+    s.head = cache->stride[2];
+    s.d = (int)cache->shape[3];
+    s.x_dt = (int)x->dtype;
+    s.cache_dt = (int)cache->dtype;
+    return s;
+}
+
+static te__kv_copy_kargs te__kv_copy_problem(const te_op_copy_to_kv_cache_args *a) {
+    te__kv_copy_kargs k = TE_ZERO;
+    k.side[0] = te__kv_side_of(a->k, a->k_cache, a->format);
+    k.side[1] = te__kv_side_of(a->v, a->v_cache, a->format);
+    k.cu = (const int *)te__data(a->cu_seqlens);
+    k.start = (const int *)te__data(a->start_positions);
+    k.table = (const int *)te__data(a->page_table);
+    k.sequences = (int)te__numel(a->cu_seqlens) - 1;
+    k.heads = (int)a->k_cache->shape[2];
+    k.packed = a->format == TE_THD;
+    k.batch_first = a->format == TE_BSHD;
+    k.rows_of_each = k.packed ? 0 : a->k->shape[k.batch_first ? 1 : 0];
+    k.tokens = k.packed ? a->k->shape[0] : k.rows_of_each * k.sequences;
+    if (k.sequences == 0) k.tokens = 0;
+    k.pages = (int)a->k_cache->shape[0];
+    k.page_size = (int)a->k_cache->shape[1];
+    k.pages_of_each = a->page_table ? (int)a->page_table->shape[1] : 1;
+    if (k.page_size == 0) k.tokens = 0;
+    return k;
+}
+
+/* ==== ops/kv/cpu.c ============================================================================================== */
+
+/* ops/kv/cpu.c: sequences' lengths and caches of keys and values on the CPU. Knows number formats only through cpu/rows.c. */
+
+static te_result te__cpu_cu_seqlens(te_ctx *te, const te_op_cu_seqlens_args *args) {
+    const te__cu_seqlens_kargs a = te__cu_seqlens_problem(args);
+    int64_t b, i;
+    int sum = 0;
+    (void)te;
+    for (b = 0; b < a.sequences; b++) {
+        a.cu[b] = sum;
+        for (i = 0; i < a.length; i++) sum += a.mask[b * a.length + i] == 0;
+    }
+    a.cu[a.sequences] = sum;
+    return TE_OK;
+}
+
+enum { TE__KV_RUN = 256 }; /* channels that are converted at a time */
+
+static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
+    const te__kv_copy_kargs *a = (const te__kv_copy_kargs *)user;
+    float x[TE__KV_RUN];
+    for (; begin < end; begin++) {
+        long long t, page, row;
+        int b, h, c, i;
+        if (!te__kv_place(a, begin, &b, &t, &page, &row)) continue;
+        for (i = 0; i < 2; i++) {
+            const te__kv_side *s = &a->side[i];
+            for (h = 0; h < a->heads; h++)
+                for (c = 0; c < s->d; c += TE__KV_RUN) {
+                    const int64_t n = te__min(s->d - c, TE__KV_RUN);
+                    te__load_row(s->x, (te_dtype)s->x_dt, t * s->x_s + b * s->x_b + h * s->x_h + c, n, x);
+                    te__store_row(s->cache, (te_dtype)s->cache_dt, page * s->page + row * s->row + h * s->head + c, n, x);
+                }
+        }
+    }
+}
+
+/* Here the numbers can be read, so those that no cache has room for are refused before anything is written. */
+static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
+    const long long room = (long long)a->page_size * a->pages_of_each;
+    long long page;
+    int b, i;
+    for (b = 0; b < a->sequences; b++) {
+        const long long n = (long long)a->cu[b + 1] - a->cu[b];
+        const bool beyond = a->packed && (a->cu[b] < 0 || a->cu[b + 1] > a->tokens);
+        if (n < 0 || beyond)
+            return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: cu_seqlens[%d] is %d and [%d] is %d, of %lld tokens; starts must not descend, nor be beyond the tokens", b, a->cu[b],
+                            b + 1, a->cu[b + 1], a->tokens);
+        if (!a->packed && n > a->rows_of_each)
+            return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: by cu_seqlens sequence %d has %lld tokens, and k has %lld for each", b, n, a->rows_of_each);
+        if (n > 0 && (a->start[b] < 0 || a->start[b] + n > room))
+            return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b, n, a->start[b], room);
+        for (i = 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size; i++) {
+            page = a->table[(long long)b * a->pages_of_each + i];
+            if (page < 0 || page >= a->pages)
+                return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: page_table[%d, %d] is %lld; there are %d pages", b, i, page, a->pages);
+        }
+    }
+    return TE_OK;
+}
+
+static te_result te__cpu_copy_to_kv_cache(te_ctx *te, const te_op_copy_to_kv_cache_args *args) {
+    te__kv_copy_kargs a = te__kv_copy_problem(args);
+    te_result result = a.tokens ? te__kv_check_places(te, &a) : TE_OK;
+    if (result == TE_OK) te__parallel_for(te, a.tokens, 16, te__kv_copy_rows, &a);
+    return result;
+}
+
+/* ==== ops/kv/cuda.c ============================================================================================= */
+
+/* ops/kv/cuda.c: sequences' lengths and caches of keys and values: which kernels, and how they are launched. Knows plans; must not know the driver. */
+
+static te_result te__cuda_plan_cu_seqlens(te__plan *p, const te_op_cu_seqlens_args *args) {
+    te__launch *l = te__plan_launch(p, "kv", "cu_seqlens");
+    *TE__KARGS(p, l, te__cu_seqlens_kargs) = te__cu_seqlens_problem(args);
+    te__launch_size(l, 1, 1, 1, TE__CU_SEQLENS_THREADS, 0);
+    te__plan_why(p, "general: one block counts all sequences, and adds them up");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to_kv_cache_args *args) {
+    te__kv_copy_kargs a = te__kv_copy_problem(args);
+    te__launch *l;
+    if (a.tokens * a.heads == 0) return TE_OK;
+    l = te__plan_launch(p, "kv", "copy_to_kv_cache");
+    *TE__KARGS(p, l, te__kv_copy_kargs) = a;
+    te__launch_size(l, te__min(a.tokens, 1 << 20), 2, 1, 128, 0);
+    te__plan_why(p, "general: a block for each token");
+    return TE_OK;
 }
 
 /* ==== ops/softmax/kargs.h ======================================================================================= */

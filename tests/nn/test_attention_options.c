@@ -426,7 +426,8 @@ TE_TEST_DEVICES(attention_options_finite_differences_of_multihead_attention) {
         u.m = make_mha(te, u.c);
         REQUIRE_OK(te);
         te_tensor *x = u.c->format == TE_THD ? leaf(te, TE_F32, SHAPE(tokens, WIDE), 1) : leaf(te, TE_F32, SHAPE(S, B, WIDE), 1);
-        te_tensor *in[] = {x, te_module_parameter(te_module_find(u.m, u.c->cross ? "query_layer" : "qkv"), "weight"), u.c->cross ? leaf(te, TE_F32, SHAPE(kv_lengths[0] + kv_lengths[1], WIDE), 2) : NULL};
+        te_tensor *in[] = {x, te_module_parameter(te_module_find(u.m, u.c->cross ? "query_layer" : "qkv"), "weight"),
+                           u.c->cross ? leaf(te, TE_F32, SHAPE(kv_lengths[0] + kv_lengths[1], WIDE), 2) : NULL};
         test_check_gradients(te, of_mha, u.c->cross ? 3 : 2, in, &u, 2e-2, 2e-3);
         te_module_destroy(u.m);
     }

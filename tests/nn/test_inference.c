@@ -14,9 +14,11 @@ typedef struct setup {
     bool learned_bias, decoder;
 } setup;
 
-/* Sequences' tokens, and the steps in which they come: the new tokens of each, 0 for a sequence that is not there. 1 ends after step 3, 3 begins in 4, 4 after 0 has ended. */
+/* Sequences' tokens, and the steps in which they come: the new tokens of each, 0 for a sequence that is not there. Sequence 1 ends after step 3, 3 begins in 4, 4 when 0 has
+ * ended. */
 static const int64_t length[SEQUENCES] = {12, 6, 17, 9, 5};
-static const int64_t steps[STEPS][SEQUENCES] = {{5, 3, 0, 0, 0}, {1, 1, 7, 0, 0}, {1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}, {3, 0, 1, 4, 0}, {1, 0, 4, 1, 0}, {0, 0, 1, 1, 2}, {0, 0, 1, 2, 1}, {0, 0, 1, 1, 2}};
+static const int64_t steps[STEPS][SEQUENCES] = {{5, 3, 0, 0, 0}, {1, 1, 7, 0, 0}, {1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}, {3, 0, 1, 4, 0},
+                                                {1, 0, 4, 1, 0}, {0, 0, 1, 1, 2}, {0, 0, 1, 2, 1}, {0, 0, 1, 1, 2}};
 
 static te_module *make_layers(te_ctx *te, const setup *c) {
     te_module *layers[LAYERS];

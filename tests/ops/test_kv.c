@@ -69,7 +69,9 @@ TE_TEST_DEVICES(kv_copies_go_to_their_places) {
 /* Heads of a packed tensor, and a cache whose rows lie further apart. */
 TE_TEST_DEVICES(kv_copies_of_strided_heads) {
     te_tensor *qkv = test_tensor(te, TE_F32, SHAPE(2, 1, 3 * G, D), test_normal(2 * 3 * G * D, 1)), *wide = te_tensor_zeros(te, TE_F32, SHAPE(1, 4, 2 * G, D));
-    te_op_copy_to_kv_cache_args a = {.k = te_tensor_narrow(qkv, 2, G, G), .v = te_tensor_narrow(qkv, 2, 2 * G, G), .k_cache = te_tensor_narrow(wide, 2, 0, G), .v_cache = te_tensor_narrow(wide, 2, G, G)};
+    te_op_copy_to_kv_cache_args a = {.k = te_tensor_narrow(qkv, 2, G, G), .v = te_tensor_narrow(qkv, 2, 2 * G, G)};
+    a.k_cache = te_tensor_narrow(wide, 2, 0, G);
+    a.v_cache = te_tensor_narrow(wide, 2, G, G);
     a.cu_seqlens = test_i32(te, SHAPE(2), (const int64_t[]){0, 2});
     a.start_positions = test_i32(te, SHAPE(1), (const int64_t[]){1});
     te_op_copy_to_kv_cache(te, &a);

@@ -3087,11 +3087,11 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 /* Pages that no sequence has (without is_paged: room for so many sequences); 0 for NULL. */
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c);
 
-/* The cache of one layer during a step, as te_attention takes it; tensors are borrowed until the next step. */
+/* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors are those of the step until the next one begins. */
 typedef struct te_inference_step {
-    te_tensor *k, *v;           /* pages of keys and values, with those of this call */
-    te_tensor *start_positions; /* i32 [b]: tokens before the step, for te_rotary_desc */
-    te_attn_extras extras;      /* cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q and _kv, page_table */
+    te_tensor *k, *v;           /* pages of keys and values, with those of this call (borrowed from the cache) */
+    te_tensor *start_positions; /* i32 [b]: tokens before the step, for te_rotary_desc; this one and those of extras belong to the innermost scope */
+    te_attn_extras extras;      /* cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
 } te_inference_step;
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */
@@ -37405,6 +37405,8 @@ static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor 
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %s is needed", op, name, te__shape_text(x, a), packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
     r = te__want_channels(te, op, name, x);
     if (r == TE_OK) r = te__want_heads(te, op, cache_name, cache);
+    if (r == TE_OK && cache->shape[2] * cache->shape[3] > 1 << 28)
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^28 channels of all heads are possible", op, cache_name, te__shape_text(cache, b));
     if (r == TE_OK && (x->shape[x->ndim - 2] != cache->shape[2] || x->shape[x->ndim - 1] != cache->shape[3]))
         r = te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; their last two sizes, heads and channels, must be equal", op, name, te__shape_text(x, a), cache_name,
                      te__shape_text(cache, b));
@@ -50023,6 +50025,11 @@ static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_ml
 static const te__field te__layer_later[] = {TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {TE__LATER(score_mod)};
+/* SDPA reads masks without padding and windows alone. */
+static const te__field te__sdpa_call_later[] = {
+    TE__LATER(bottom_right_diagonal), TE__LATER(attention_mask), TE__LATER(attention_mask_q), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
+    TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
+    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_forward_args
 static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
@@ -50032,7 +50039,8 @@ static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
-                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__call_own = TE__GROUP("", te__call_later);
+                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later),
+                              te__sdpa_call_group = TE__GROUP("attention.", te__sdpa_call_later), te__call_own = TE__GROUP("", te__call_later);
 #undef TE__GROUP
 
 /* Where a desc, or the args of a call, embeds groups. */
@@ -50044,7 +50052,8 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESC_SDPA_CALL,
+       TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
@@ -50055,7 +50064,8 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
     {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_forward_args, attention, attention_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
+    {{TE__IN(te_forward_args, attention, attention_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_forward_args, attention, sdpa_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
 
@@ -52477,14 +52487,14 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
 /* Fills the defaults; false with the error recorded. */
 static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
-    const int64_t most = INT32_MAX; /* lengths and pages are i32 on the device */
+    const int64_t most = 1 << 26; /* tokens, and pages: lists of them fit where addresses have 32 bits */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
     if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 || d->head_dim_v < 1 || d->max_ctx_len < 1 ||
         d->max_sequence_length > most / d->max_batch_size) {
         te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and "
-                 "the product of the first two below 2^31", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
+                 "the product of the first two at most 2^26", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
                  (long long)d->max_ctx_len);
         return false;
     }
@@ -52497,7 +52507,7 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
         return false;
     }
     if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 || d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is positive and below 2^31, or 0 for "
+        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is at most 2^26, or 0 for "
                  "enough", who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
         return false;
     }
@@ -53594,6 +53604,7 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
 static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
     te_attention_desc a = TE_ZERO;
+    if (!te__options_ok(m->te, "SDPA", TE__DESC_SDPA_CALL, args)) return TE_ERR_UNSUPPORTED;
     a.format = s->format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : s->mask;
     a.window = args->attention.window.on ? args->attention.window : s->window;

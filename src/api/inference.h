@@ -49,11 +49,11 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 /* Pages that no sequence has (without is_paged: room for so many sequences); 0 for NULL. */
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c);
 
-/* The cache of one layer during a step, as te_attention takes it; tensors are borrowed until the next step. */
+/* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors are those of the step until the next one begins. */
 typedef struct te_inference_step {
-    te_tensor *k, *v;           /* pages of keys and values, with those of this call */
-    te_tensor *start_positions; /* i32 [b]: tokens before the step, for te_rotary_desc */
-    te_attn_extras extras;      /* cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q and _kv, page_table */
+    te_tensor *k, *v;           /* pages of keys and values, with those of this call (borrowed from the cache) */
+    te_tensor *start_positions; /* i32 [b]: tokens before the step, for te_rotary_desc; this one and those of extras belong to the innermost scope */
+    te_attn_extras extras;      /* cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
 } te_inference_step;
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */

@@ -78,14 +78,14 @@ TE_API void te_inference_params_destroy(te_inference_params *c) {
 /* Fills the defaults; false with the error recorded. */
 static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     const char *const who = "te_inference_params_create";
-    const int64_t most = INT32_MAX; /* lengths and pages are i32 on the device */
+    const int64_t most = 1 << 26; /* tokens, and pages: lists of them fit where addresses have 32 bits */
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
     if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 || d->head_dim_v < 1 || d->max_ctx_len < 1 ||
         d->max_sequence_length > most / d->max_batch_size) {
         te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and "
-                 "the product of the first two below 2^31", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
+                 "the product of the first two at most 2^26", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
                  (long long)d->max_ctx_len);
         return false;
     }
@@ -98,7 +98,7 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
         return false;
     }
     if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 || d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is positive and below 2^31, or 0 for "
+        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is at most 2^26, or 0 for "
                  "enough", who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
         return false;
     }

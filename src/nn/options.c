@@ -21,6 +21,11 @@ static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_ml
 static const te__field te__layer_later[] = {TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {TE__LATER(score_mod)};
+/* SDPA reads masks without padding and windows alone. */
+static const te__field te__sdpa_call_later[] = {
+    TE__LATER(bottom_right_diagonal), TE__LATER(attention_mask), TE__LATER(attention_mask_q), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
+    TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
+    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_forward_args
 static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
@@ -30,7 +35,8 @@ static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
                               te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
-                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__call_own = TE__GROUP("", te__call_later);
+                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later),
+                              te__sdpa_call_group = TE__GROUP("attention.", te__sdpa_call_later), te__call_own = TE__GROUP("", te__call_later);
 #undef TE__GROUP
 
 /* Where a desc, or the args of a call, embeds groups. */
@@ -42,7 +48,8 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESC_SDPA_CALL,
+       TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
@@ -53,7 +60,8 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
     {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_forward_args, attention, attention_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
+    {{TE__IN(te_forward_args, attention, attention_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_forward_args, attention, sdpa_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
 

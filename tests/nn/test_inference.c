@@ -1,6 +1,6 @@
 /* Caches of keys and values: layers that decode step by step, sequences of different lengths that begin and end while others go on, in all formats, plain and in pages, against whole
  * sequences at once; a cache that is full; refusals. */
-#include "../te_test.h"
+#include "../dist/ranks.h"
 
 enum { H = 4, G = 2, D = 8, WIDE = 32, LAYERS = 2, MOST = 24, SEQUENCES = 5, STEPS = 9 };
 
@@ -231,6 +231,41 @@ TE_TEST_DEVICES(inference_in_a_graph) {
     }
 }
 
+/* Ranks that share the heads have caches of their own ones. */
+static void decode_shared(rank_state *s) {
+    te_ctx *te = s->te;
+    const te_rotary_desc rotary = {.base = 50};
+    float *got[2];
+    te_no_grad_begin(te);
+    for (int run = 0; run < 2; run++) { /* the whole, and with the others */
+        te_transformer_layer_desc d = {.hidden_size = WIDE, .ffn_hidden_size = WIDE, .attention.num_attention_heads = H, .attention.num_gqa_groups = 4, .gemm.params_dtype = TE_F32};
+        te_inference_params_desc room = {.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = run ? 4 / s->size : 4, .head_dim_k = D, .dtype = TE_F32, .is_paged = true, .page_size = 2};
+        if (run) d.parallel.tp_group = s->group, d.parallel.set_parallel_mode = true;
+        te_seed(te, 4);
+        te_module *m = te_transformer_layer_create(te, &d);
+        te_inference_params *cache = te_inference_params_create(te, &room);
+        got[run] = (float *)malloc(4 * 2 * WIDE * sizeof(float));
+        for (int step = 0; step < 3; step++) { /* two tokens, then one by one */
+            const int64_t n = step ? 1 : 2, ids[2] = {5, 6}, lens[2] = {n, n};
+            float x[2 * 2 * WIDE];
+            for (int i = 0; i < n * 2 * WIDE; i++) x[i] = (float)((i * 29 + step * 13) % 64 - 32) / 32;
+            te_inference_params_pre_step(cache, ids, lens, 2);
+            te_forward_args args = {.input = te_tensor_from_host(te, TE_F32, SHAPE(n, 2, WIDE), x), .rotary = &rotary, .attention.inference_params = cache};
+            te_tensor *y = te_forward_with(m, &args);
+            if (y) te_tensor_to_f32(y, got[run] + (step ? step + 1 : 0) * 2 * WIDE);
+        }
+        EXPECT(s, te_ok(te));
+        te_inference_params_destroy(cache);
+        te_module_destroy(m);
+    }
+    for (int i = 0; i < 4 * 2 * WIDE; i++) EXPECT(s, fabs((double)got[0][i] - (double)got[1][i]) <= 1e-5 * (1 + fabs((double)got[0][i]))); /* f32 sums in the order of ranks */
+    free(got[0]), free(got[1]);
+    te_no_grad_end(te);
+}
+TE_TEST(inference_on_ranks) {
+    for (int size = 2; size <= 4; size *= 2) run_ranks(size, decode_shared, NULL);
+}
+
 TE_TEST(inference_refusals) {
     te_ctx *te = test_context("cpu");
     static const struct {
@@ -238,7 +273,7 @@ TE_TEST(inference_refusals) {
         te_result code;
         const char *says;
     } descs[] = {{{.max_batch_size = 0, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4}, TE_ERR_INVALID, "max_batch_size 0, max_sequence_length 8"},
-                 {{.max_batch_size = 1 << 20, .max_sequence_length = 1 << 20, .num_heads_kv = 1, .head_dim_k = 4}, TE_ERR_INVALID, "the product of the first two below 2^31"},
+                 {{.max_batch_size = 1 << 20, .max_sequence_length = 1 << 20, .num_heads_kv = 1, .head_dim_k = 4}, TE_ERR_INVALID, "the product of the first two at most 2^26"},
                  {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .dtype = TE_I32}, TE_ERR_DTYPE, "dtype i32; f32, f16 and bf16 are possible"},
                  {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .page_size = 4}, TE_ERR_INVALID, "page_size 4 and total_num_pages 0 without is_paged"},
                  {{.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 1, .head_dim_k = 4, .is_paged = true, .page_size = 3}, TE_ERR_INVALID, "page_size 3, max_sequence_length 8"}};

@@ -48,7 +48,8 @@ static te_module *create(te_ctx *te, int kind, const any_desc *d) {
 }
 static size_t size_of(int kind) {
     static const size_t sizes[TE__DESCS] = {sizeof(te_linear_desc), sizeof(te_norm_desc), sizeof(te_layernorm_linear_desc), sizeof(te_layernorm_mlp_desc),
-                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_grouped_linear_desc), sizeof(te_forward_args)};
+                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_grouped_linear_desc), sizeof(te_forward_args),
+                                            sizeof(te_forward_args)};
     return sizes[kind];
 }
 /* Sets field f of group `place` to something, though never to the value that says the same as zero. */
@@ -113,6 +114,26 @@ TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {
         te_module_destroy(m);
         te_module_destroy(inside);
     }
+}
+
+/* The core of a language model reads fewer options of a call than DotProductAttention, and says so. */
+TE_TEST(options_of_a_call_that_sdpa_does_not_read) {
+    te_ctx *te = test_context("cpu");
+    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.mask = TE_MASK_CAUSAL});
+    te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8));
+    const te__option_place *p = &te__all_options[TE__DESC_SDPA_CALL].places[0];
+    CHECK(p->group->num_fields > 10);
+    for (int i = 0; i < p->group->num_fields; i++) {
+        any_desc call = desc_of(TE__DESC_CALL);
+        char name[128];
+        call.call.input = call.call.key = call.call.value = x;
+        CHECK(te_forward_with(m, &call.call) != NULL);
+        CHECK_OK(te);
+        set_field(&call, p, &p->group->fields[i], name);
+        CHECK(!te_forward_with(m, &call.call));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, name);
+    }
+    te_module_destroy(m);
 }
 
 TE_TEST(options_masks_and_formats_beyond_the_list) {

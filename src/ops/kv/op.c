@@ -18,6 +18,8 @@ static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor 
         return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %s is needed", op, name, te__shape_text(x, a), packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
     r = te__want_channels(te, op, name, x);
     if (r == TE_OK) r = te__want_heads(te, op, cache_name, cache);
+    if (r == TE_OK && cache->shape[2] * cache->shape[3] > 1 << 28)
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^28 channels of all heads are possible", op, cache_name, te__shape_text(cache, b));
     if (r == TE_OK && (x->shape[x->ndim - 2] != cache->shape[2] || x->shape[x->ndim - 1] != cache->shape[3]))
         r = te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; their last two sizes, heads and channels, must be equal", op, name, te__shape_text(x, a), cache_name,
                      te__shape_text(cache, b));

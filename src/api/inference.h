@@ -37,8 +37,8 @@ TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_
  * begins a sequence; those that it has and the list lacks have ended, and leave their room to the others of this very call.
  *
  * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call
- * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass with as many
- * sequences finds those of its step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
+ * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass of as many
+ * sequences or more, with as many tokens of each or more, serves this step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
 TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n);
 /* Forgets all sequences; the memory of layers stays. */
 TE_API te_result te_inference_params_reset(te_inference_params *c);
@@ -49,11 +49,13 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 /* Pages that no sequence has (without is_paged: room for so many sequences); 0 for NULL. */
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c);
 
+/* i32 [b]: the tokens of each sequence before the step: where its new ones are rotated to (te_rotary_desc.start_positions). In the innermost scope; NULL on an error. */
+TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c);
+
 /* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors are those of the step until the next one begins. */
 typedef struct te_inference_step {
     te_tensor *k, *v;           /* pages of keys and values, with those of this call (borrowed from the cache) */
-    te_tensor *start_positions; /* i32 [b]: tokens before the step, for te_rotary_desc; this one and those of extras belong to the innermost scope */
-    te_attn_extras extras;      /* cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
+    te_attn_extras extras;      /* in tensors of the innermost scope: cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
 } te_inference_step;
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */

@@ -9,6 +9,7 @@
  *   layer_number             te_module_path names a module; te.h does not scale by the number (NVTE_APPLY_QK_LAYER_SCALING)
  *   seq_length, micro_batch_size  warm TorchScript up; te_warmup takes a shape
  *   qkv_format of InferenceParams  each module knows its own
+ *   custom_cache_manager     attention of the program's own (te_module_set_forward) keeps keys and values as it likes
  *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
  *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
  *   hidden_size as a tuple   te_tensor_view joins the sizes
@@ -179,7 +180,8 @@ typedef struct te_attention_call {
     te_tensor *core_attention_bias;  /* B [b or 1, H or 1, s_q or 1, s_kv], of this rank's heads; differentiable */
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
-    te_inference_params *inference_params; /* the cache of the step's sequences (borrowed): self attention alone, inside te_no_grad_begin; causal masks become padding_causal_bottom_right */
+    te_inference_params *inference_params; /* the cache of the step's sequences (borrowed): self attention alone, inside te_no_grad_begin. Lengths are the
+                                            * cache's, and those of the call are not read; causal masks become padding_causal_bottom_right, and none becomes padding */
     te_score_mod *score_mod;         /* not yet */
     te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
     int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */

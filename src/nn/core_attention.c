@@ -169,9 +169,8 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask with padding (%d to %d)", (int)a->mask,
                         (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
     if (c->inference_params) a->mask = te__cached_mask(a->mask);
-    if (c->inference_params && (c->cu_seqlens_q || c->cu_seqlens_kv || !te__attn_pads(a->mask)))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with %s; the cache knows the lengths of its sequences, and takes masks 1 to 6",
-                        te__attn_pads(a->mask) ? "cu_seqlens" : "attn_mask_type 7 (TE_MASK_ARBITRARY)");
+    if (c->inference_params && !te__attn_pads(a->mask))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache takes the masks before it (1 to 6)", (int)a->mask);
     if (!te__attn_pads(a->mask) && (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)", (int)a->mask, (int)TE_MASK_PADDING,
                         (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);

@@ -2,7 +2,7 @@
  * what any class computes.
  *
  * A cache without pages is one whose pages hold whole sequences: there is one way to find a key. Lists that a step replaces are kept twice, so that a step that is refused changes
- * nothing. All numbers that kernels read lie in one tensor, at places that no step moves: a graph that was captured with as many sequences finds those of its step. */
+ * nothing. All numbers that kernels read lie in one tensor, at places that no step moves: a graph that was captured with as many sequences, or more, finds those of its step. */
 
 typedef struct te__cached_sequence {
     int64_t id, before, length; /* tokens before the step, and with it */
@@ -212,6 +212,12 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
         memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
         memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
     }
+    for (i = n; i < c->desc.max_batch_size; i++) { /* a graph with more sequences finds that these have no tokens */
+        cu_q[i + 1] = cu_q[n];
+        cu_kv[i + 1] = cu_kv[n];
+        start[i] = 0;
+        memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
+    }
     c->next.num_sequences = n;
     c->next.num_free -= taken;
     memmove(c->next.free, c->next.free + taken, (size_t)c->next.num_free * sizeof(int32_t));
@@ -284,8 +290,8 @@ static te_tensor *te__cached_list(te_inference_params *c, int list, int64_t rows
     const int64_t byte = te__cached_at(c, list) * (int64_t)sizeof(int32_t);
     return cols ? te__alias_2d(c->device, byte, TE_I32, rows, cols) : te__alias_1d(c->device, byte, TE_I32, rows);
 }
-/* i32 [b] tokens before the step, and i32 [b + 1] where the step's begin. */
-static te_tensor *te__inference_starts(te_inference_params *c) { return te__cached_list(c, 2, c->now.num_sequences, 0); }
+TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) { return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL; }
+/* i32 [b + 1]: where each sequence's tokens of the step begin. */
 static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
 
 /* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
@@ -315,6 +321,7 @@ static te_result te__inference_fits(const te_inference_params *c, const char *na
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step) {
     te_op_copy_to_kv_cache_args a = TE_ZERO;
     te__cached_layer *l;
+    te_tensor *before;
     te_result result;
     int64_t n;
     if (!c || !k || !v) return c && c->te->error_code != TE_OK ? c->te->error_code : TE_ERR_STATE;
@@ -325,20 +332,20 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     if (result != TE_OK) return result;
     n = c->now.num_sequences;
     l = te__cached_layer_of(c, layer);
+    before = te_inference_params_get_seqlens_pre_step(c);
     memset(step, 0, sizeof(*step));
-    step->start_positions = te__inference_starts(c);
     step->extras.cu_seqlens_q = te__inference_cu_seqlens(c);
     step->extras.cu_seqlens_kv = te__cached_list(c, 1, n + 1, 0);
     step->extras.page_table = te__cached_list(c, 3, n, c->pages_of_each);
     if (format == TE_THD) step->extras.max_seqlen_q = c->longest;
-    if (!l || !step->start_positions || !step->extras.cu_seqlens_q || !step->extras.cu_seqlens_kv || !step->extras.page_table) return te_error_code(c->te);
+    if (!l || !before || !step->extras.cu_seqlens_q || !step->extras.cu_seqlens_kv || !step->extras.page_table) return te_error_code(c->te);
     a.k = k;
     a.v = v;
     a.k_cache = step->k = l->k;
     a.v_cache = step->v = l->v;
     a.format = format;
     a.cu_seqlens = step->extras.cu_seqlens_q;
-    a.start_positions = step->start_positions;
+    a.start_positions = before;
     a.page_table = step->extras.page_table;
     return te_op_copy_to_kv_cache(c->te, &a);
 }

@@ -96,7 +96,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (c->inference_params) {
         if (given->start_positions)
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
-        own->start_positions = te__inference_starts(c->inference_params);
+        own->start_positions = te_inference_params_get_seqlens_pre_step(c->inference_params);
         if (!own->start_positions) return te_error_code(m->te);
     }
     if (o->qkv_format != TE_THD) return TE_OK;
@@ -373,7 +373,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             cross.attention = calls[1];
             if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
                 rotary = *args->rotary;
-                rotary.start_positions = te__inference_starts(args->attention.inference_params);
+                rotary.start_positions = te_inference_params_get_seqlens_pre_step(args->attention.inference_params);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
                 cross.rotary = &rotary;
             }

@@ -8,7 +8,7 @@
  *   cp_global_ranks          te_send and te_recv take ranks of the group
  *   layer_number             te_module_path names a module; te.h does not scale by the number (NVTE_APPLY_QK_LAYER_SCALING)
  *   seq_length, micro_batch_size  warm TorchScript up; te_warmup takes a shape
- *   qkv_format of InferenceParams  each module knows its own
+ *   qkv_format of InferenceParams and of a forward call  each module has one
  *   custom_cache_manager     attention of the program's own (te_module_set_forward) keeps keys and values as it likes
  *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
  *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`

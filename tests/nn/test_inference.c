@@ -239,6 +239,75 @@ TE_TEST_DEVICES(inference_in_a_graph) {
     }
 }
 
+/* The cores by themselves: heads of values that are larger, and attention of the program's own, which adds to the cache itself. */
+typedef struct own_attention {
+    te_inference_params *cache;
+    int calls;
+} own_attention;
+static te_result attend(te_module *m, te_forward_args *args) {
+    own_attention *own = (own_attention *)args->user;
+    te_inference_step step;
+    te_attention_desc a = {.format = TE_SBHD, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT};
+    te_result result = te_inference_params_step(own->cache, m, args->key, args->value, TE_SBHD, &step);
+    if (result != TE_OK) return result;
+    own->calls++;
+    a.extras = step.extras;
+    te_tensor *y = te_attention(args->input, step.k, step.v, &a);
+    if (!y) return te_error_code(te_module_ctx(m));
+    const int64_t *s = te_tensor_shape(y);
+    args->outputs.out = te_tensor_view(y, 3, (const int64_t[]){s[0], s[1], s[2] * s[3]});
+    return TE_OK;
+}
+TE_TEST_DEVICES(inference_of_the_cores) {
+    enum { DV = 12, TOKENS = 9 };
+    te_inference_params_desc room = {.max_batch_size = 1, .max_sequence_length = TOKENS, .num_heads_kv = G, .head_dim_k = D, .head_dim_v = DV, .dtype = TE_F32, .max_ctx_len = 4};
+    te_dot_product_attention_desc d = {.attention.num_attention_heads = H, .attention.num_gqa_groups = G, .attention.kv_channels = D};
+    te_module *m = te_dot_product_attention_create(te, &d);
+    te_inference_params *cache = te_inference_params_create(te, &room);
+    te_tensor *part[3];
+    for (int i = 0; i < 3; i++) {
+        const int64_t heads = i ? G : H, channels = i == 2 ? DV : D;
+        part[i] = test_tensor(te, TE_F32, SHAPE(TOKENS, 1, heads, channels), test_normal(TOKENS * heads * channels, 1 + (uint64_t)i));
+    }
+    REQUIRE_OK(te);
+    te_no_grad_begin(te);
+    float *want = test_read(te_attention(part[0], part[1], part[2], NULL)), got[TOKENS * H * DV];
+    for (int64_t at = 0, n = 4; at < TOKENS; at += n, n = at == 4 ? 3 : 2) { /* 4, 3 and 2 tokens */
+        te_inference_params_pre_step(cache, (const int64_t[]){-7}, &n, 1);
+        CHECK(test_read(te_inference_params_get_seqlens_pre_step(cache))[0] == (float)at);
+        te_forward_args args = {.input = te_tensor_narrow(part[0], 0, at, n), .key = te_tensor_narrow(part[1], 0, at, n), .value = te_tensor_narrow(part[2], 0, at, n)};
+        args.attention.inference_params = cache;
+        memcpy(got + at * H * DV, test_read(te_forward_with(m, &args)), (size_t)(n * H * DV) * sizeof(float));
+        REQUIRE_OK(te);
+    }
+    CHECK_CLOSE("out", got, want, TOKENS * H * DV, 1e-5, 1e-6); /* one softmax in f32, its keys in other tiles */
+    te_inference_params_destroy(cache);
+    te_module_destroy(m);
+
+    te_multihead_attention_desc a = {.hidden_size = WIDE, .attention.num_attention_heads = H, .attention.num_gqa_groups = G, .gemm.params_dtype = TE_F32};
+    const te_rotary_desc rotary = {.base = 50};
+    float *x = test_normal(TOKENS * WIDE, 5), *out[2];
+    m = te_multihead_attention_create(te, &a);
+    room.head_dim_v = 0;
+    for (int run = 0; run < 2; run++) { /* the module's core, and one of the program's */
+        own_attention own = {te_inference_params_create(te, &room), 0};
+        out[run] = test_floats(TOKENS * WIDE);
+        if (run) te_module_set_forward(te_module_find(m, "core_attention"), attend);
+        for (int64_t at = 0, n = 3; at < TOKENS; at += n) {
+            te_forward_args args = {.input = test_tensor(te, TE_F32, SHAPE(n, 1, WIDE), x + at * WIDE), .rotary = &rotary, .user = &own};
+            te_inference_params_pre_step(own.cache, (const int64_t[]){1}, &n, 1);
+            args.attention.inference_params = own.cache;
+            memcpy(out[run] + at * WIDE, test_read(te_forward_with(m, &args)), (size_t)(n * WIDE) * sizeof(float));
+            REQUIRE_OK(te);
+        }
+        CHECK_EQ_INT(own.calls, run ? 3 : 0);
+        te_inference_params_destroy(own.cache);
+    }
+    CHECK_BYTES("out", out[1], out[0], TOKENS * WIDE * sizeof(float));
+    te_no_grad_end(te);
+    te_module_destroy(m);
+}
+
 /* Ranks that share the heads have caches of their own ones. */
 static void decode_shared(rank_state *s) {
     te_ctx *te = s->te;

@@ -2424,7 +2424,8 @@ TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *mod
  *   cp_global_ranks          te_send and te_recv take ranks of the group
  *   layer_number             te_module_path names a module; te.h does not scale by the number (NVTE_APPLY_QK_LAYER_SCALING)
  *   seq_length, micro_batch_size  warm TorchScript up; te_warmup takes a shape
- *   qkv_format of InferenceParams  each module knows its own
+ *   qkv_format of InferenceParams and of a forward call  each module has one
+ *   custom_cache_manager     attention of the program's own (te_module_set_forward) keeps keys and values as it likes
  *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
  *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
  *   hidden_size as a tuple   te_tensor_view joins the sizes
@@ -2595,7 +2596,8 @@ typedef struct te_attention_call {
     te_tensor *core_attention_bias;  /* B [b or 1, H or 1, s_q or 1, s_kv], of this rank's heads; differentiable */
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
-    te_inference_params *inference_params; /* the cache of the step's sequences (borrowed): self attention alone, inside te_no_grad_begin; causal masks become padding_causal_bottom_right */
+    te_inference_params *inference_params; /* the cache of the step's sequences (borrowed): self attention alone, inside te_no_grad_begin. Lengths are the
+                                            * cache's, and those of the call are not read; causal masks become padding_causal_bottom_right, and none becomes padding */
     te_score_mod *score_mod;         /* not yet */
     te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
     int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */
@@ -3075,8 +3077,8 @@ TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_
  * begins a sequence; those that it has and the list lacks have ended, and leave their room to the others of this very call.
  *
  * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call
- * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass with as many
- * sequences finds those of its step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
+ * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass of as many
+ * sequences or more, with as many tokens of each or more, serves this step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
 TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n);
 /* Forgets all sequences; the memory of layers stays. */
 TE_API te_result te_inference_params_reset(te_inference_params *c);
@@ -3087,11 +3089,13 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 /* Pages that no sequence has (without is_paged: room for so many sequences); 0 for NULL. */
 TE_API int64_t te_inference_params_free_pages(const te_inference_params *c);
 
+/* i32 [b]: the tokens of each sequence before the step: where its new ones are rotated to (te_rotary_desc.start_positions). In the innermost scope; NULL on an error. */
+TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c);
+
 /* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors are those of the step until the next one begins. */
 typedef struct te_inference_step {
     te_tensor *k, *v;           /* pages of keys and values, with those of this call (borrowed from the cache) */
-    te_tensor *start_positions; /* i32 [b]: tokens before the step, for te_rotary_desc; this one and those of extras belong to the innermost scope */
-    te_attn_extras extras;      /* cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
+    te_attn_extras extras;      /* in tensors of the innermost scope: cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
 } te_inference_step;
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */
@@ -52411,7 +52415,7 @@ TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc 
  * what any class computes.
  *
  * A cache without pages is one whose pages hold whole sequences: there is one way to find a key. Lists that a step replaces are kept twice, so that a step that is refused changes
- * nothing. All numbers that kernels read lie in one tensor, at places that no step moves: a graph that was captured with as many sequences finds those of its step. */
+ * nothing. All numbers that kernels read lie in one tensor, at places that no step moves: a graph that was captured with as many sequences, or more, finds those of its step. */
 
 typedef struct te__cached_sequence {
     int64_t id, before, length; /* tokens before the step, and with it */
@@ -52621,6 +52625,12 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
         memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
         memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
     }
+    for (i = n; i < c->desc.max_batch_size; i++) { /* a graph with more sequences finds that these have no tokens */
+        cu_q[i + 1] = cu_q[n];
+        cu_kv[i + 1] = cu_kv[n];
+        start[i] = 0;
+        memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
+    }
     c->next.num_sequences = n;
     c->next.num_free -= taken;
     memmove(c->next.free, c->next.free + taken, (size_t)c->next.num_free * sizeof(int32_t));
@@ -52693,8 +52703,8 @@ static te_tensor *te__cached_list(te_inference_params *c, int list, int64_t rows
     const int64_t byte = te__cached_at(c, list) * (int64_t)sizeof(int32_t);
     return cols ? te__alias_2d(c->device, byte, TE_I32, rows, cols) : te__alias_1d(c->device, byte, TE_I32, rows);
 }
-/* i32 [b] tokens before the step, and i32 [b + 1] where the step's begin. */
-static te_tensor *te__inference_starts(te_inference_params *c) { return te__cached_list(c, 2, c->now.num_sequences, 0); }
+TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) { return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL; }
+/* i32 [b + 1]: where each sequence's tokens of the step begin. */
 static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
 
 /* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
@@ -52724,6 +52734,7 @@ static te_result te__inference_fits(const te_inference_params *c, const char *na
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step) {
     te_op_copy_to_kv_cache_args a = TE_ZERO;
     te__cached_layer *l;
+    te_tensor *before;
     te_result result;
     int64_t n;
     if (!c || !k || !v) return c && c->te->error_code != TE_OK ? c->te->error_code : TE_ERR_STATE;
@@ -52734,20 +52745,20 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     if (result != TE_OK) return result;
     n = c->now.num_sequences;
     l = te__cached_layer_of(c, layer);
+    before = te_inference_params_get_seqlens_pre_step(c);
     memset(step, 0, sizeof(*step));
-    step->start_positions = te__inference_starts(c);
     step->extras.cu_seqlens_q = te__inference_cu_seqlens(c);
     step->extras.cu_seqlens_kv = te__cached_list(c, 1, n + 1, 0);
     step->extras.page_table = te__cached_list(c, 3, n, c->pages_of_each);
     if (format == TE_THD) step->extras.max_seqlen_q = c->longest;
-    if (!l || !step->start_positions || !step->extras.cu_seqlens_q || !step->extras.cu_seqlens_kv || !step->extras.page_table) return te_error_code(c->te);
+    if (!l || !before || !step->extras.cu_seqlens_q || !step->extras.cu_seqlens_kv || !step->extras.page_table) return te_error_code(c->te);
     a.k = k;
     a.v = v;
     a.k_cache = step->k = l->k;
     a.v_cache = step->v = l->v;
     a.format = format;
     a.cu_seqlens = step->extras.cu_seqlens_q;
-    a.start_positions = step->start_positions;
+    a.start_positions = before;
     a.page_table = step->extras.page_table;
     return te_op_copy_to_kv_cache(c->te, &a);
 }
@@ -52925,9 +52936,8 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask with padding (%d to %d)", (int)a->mask,
                         (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
     if (c->inference_params) a->mask = te__cached_mask(a->mask);
-    if (c->inference_params && (c->cu_seqlens_q || c->cu_seqlens_kv || !te__attn_pads(a->mask)))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with %s; the cache knows the lengths of its sequences, and takes masks 1 to 6",
-                        te__attn_pads(a->mask) ? "cu_seqlens" : "attn_mask_type 7 (TE_MASK_ARBITRARY)");
+    if (c->inference_params && !te__attn_pads(a->mask))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache takes the masks before it (1 to 6)", (int)a->mask);
     if (!te__attn_pads(a->mask) && (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)", (int)a->mask, (int)TE_MASK_PADDING,
                         (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
@@ -53155,7 +53165,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (c->inference_params) {
         if (given->start_positions)
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
-        own->start_positions = te__inference_starts(c->inference_params);
+        own->start_positions = te_inference_params_get_seqlens_pre_step(c->inference_params);
         if (!own->start_positions) return te_error_code(m->te);
     }
     if (o->qkv_format != TE_THD) return TE_OK;
@@ -53432,7 +53442,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             cross.attention = calls[1];
             if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
                 rotary = *args->rotary;
-                rotary.start_positions = te__inference_starts(args->attention.inference_params);
+                rotary.start_positions = te_inference_params_get_seqlens_pre_step(args->attention.inference_params);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
                 cross.rotary = &rotary;
             }

@@ -2558,8 +2558,7 @@ typedef struct te_attention_options {
     const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
-    te_window window;           /* window_size: under causal masks (left, 0), under others both bounds or none. As in TransformerEngine, (left, right) is (left, 0) for the first, and
-                                 * (-1, 0) none for the others */
+    te_window window;           /* window_size: (left, 0) under causal masks, both bounds or none under others; (left, right) is (left, 0) for the first, (-1, 0) none for the others */
     te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
@@ -2585,8 +2584,7 @@ typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
-    te_tensor *attention_mask;       /* u8, 1 => masked: [b, 1, 1, s] for padding, of the keys and, unless attention_mask_q is given, of the queries; any that broadcasts to
-                                      * [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
+    te_tensor *attention_mask;       /* u8, 1 => masked: padding [b, 1, 1, s], of queries too unless attention_mask_q is given; TE_MASK_ARBITRARY: all that broadcasts to [b, H, s_q, s_kv] */
     te_tensor *attention_mask_q;     /* padding of the queries, [b, 1, 1, s_q]; cross attention needs it beside attention_mask */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* with TE_THD: the same in memory, where sequences have padding between them */
@@ -2596,8 +2594,7 @@ typedef struct te_attention_call {
     te_tensor *core_attention_bias;  /* B [b or 1, H or 1, s_q or 1, s_kv], of this rank's heads; differentiable */
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
-    te_inference_params *inference_params; /* the cache of the step's sequences (borrowed): self attention alone, inside te_no_grad_begin. Lengths are the
-                                            * cache's, and those of the call are not read; causal masks become padding_causal_bottom_right, and none becomes padding */
+    te_inference_params *inference_params; /* the cache (borrowed): self attention alone, inside te_no_grad_begin; the lengths are its own, and causal masks padding_causal_bottom_right */
     te_score_mod *score_mod;         /* not yet */
     te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
     int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */
@@ -3100,6 +3097,8 @@ typedef struct te_inference_step {
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step);
+/* The keys and values of a layer's sequences in one piece, copied: *k [b, max_sequence_length, heads, d], *v likewise, in the innermost scope. Rows from a sequence's length on hold anything. */
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v);
 
 /* ==== api/moe.h ================================================================================================= */
 
@@ -52761,6 +52760,36 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     a.start_positions = before;
     a.page_table = step->extras.page_table;
     return te_op_copy_to_kv_cache(c->te, &a);
+}
+
+/* Every page of each sequence, behind each other. */
+static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
+    const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
+    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;
+    int64_t shape[4];
+    shape[0] = c->num_pages;
+    shape[1] = c->page_size * heads * d;
+    rows = te_embedding_lookup(te_tensor_view(pages, 2, shape), table);
+    shape[0] = n;
+    shape[1] = c->desc.max_sequence_length;
+    shape[2] = heads;
+    shape[3] = d;
+    return rows ? te_tensor_view(rows, 4, shape) : NULL;
+}
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v) {
+    te__cached_layer *l;
+    if (k) *k = NULL;
+    if (v) *v = NULL;
+    if (!c || !layer) return TE_ERR_STATE;
+    if (c->te->error_code != TE_OK) return c->te->error_code;
+    if (!k || !v) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_convert_paged_to_nonpaged: %s is NULL; the keys and the values go to tensors of the caller's", k ? "v" : "k");
+    l = te__cached_layer_of(c, layer);
+    if (!l) return te_error_code(c->te);
+    *k = te__cached_whole(c, l->k);
+    *v = te__cached_whole(c, l->v);
+    if (*k && *v) return TE_OK;
+    *k = *v = NULL;
+    return te_error_code(c->te);
 }
 
 /* ==== nn/core_attention.c ======================================================================================= */

@@ -60,3 +60,5 @@ typedef struct te_inference_step {
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */
 TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step);
+/* The keys and values of a layer's sequences in one piece, copied: *k [b, max_sequence_length, heads, d], *v likewise, in the innermost scope. Rows from a sequence's length on hold anything. */
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v);

@@ -142,8 +142,7 @@ typedef struct te_attention_options {
     const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
-    te_window window;           /* window_size: under causal masks (left, 0), under others both bounds or none. As in TransformerEngine, (left, right) is (left, 0) for the first, and
-                                 * (-1, 0) none for the others */
+    te_window window;           /* window_size: (left, 0) under causal masks, both bounds or none under others; (left, right) is (left, 0) for the first, (-1, 0) none for the others */
     te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
@@ -169,8 +168,7 @@ typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
-    te_tensor *attention_mask;       /* u8, 1 => masked: [b, 1, 1, s] for padding, of the keys and, unless attention_mask_q is given, of the queries; any that broadcasts to
-                                      * [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
+    te_tensor *attention_mask;       /* u8, 1 => masked: padding [b, 1, 1, s], of queries too unless attention_mask_q is given; TE_MASK_ARBITRARY: all that broadcasts to [b, H, s_q, s_kv] */
     te_tensor *attention_mask_q;     /* padding of the queries, [b, 1, 1, s_q]; cross attention needs it beside attention_mask */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* with TE_THD: the same in memory, where sequences have padding between them */
@@ -180,8 +178,7 @@ typedef struct te_attention_call {
     te_tensor *core_attention_bias;  /* B [b or 1, H or 1, s_q or 1, s_kv], of this rank's heads; differentiable */
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
-    te_inference_params *inference_params; /* the cache of the step's sequences (borrowed): self attention alone, inside te_no_grad_begin. Lengths are the
-                                            * cache's, and those of the call are not read; causal masks become padding_causal_bottom_right, and none becomes padding */
+    te_inference_params *inference_params; /* the cache (borrowed): self attention alone, inside te_no_grad_begin; the lengths are its own, and causal masks padding_causal_bottom_right */
     te_score_mod *score_mod;         /* not yet */
     te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
     int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */

@@ -349,3 +349,33 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     a.page_table = step->extras.page_table;
     return te_op_copy_to_kv_cache(c->te, &a);
 }
+
+/* Every page of each sequence, behind each other. */
+static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
+    const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
+    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;
+    int64_t shape[4];
+    shape[0] = c->num_pages;
+    shape[1] = c->page_size * heads * d;
+    rows = te_embedding_lookup(te_tensor_view(pages, 2, shape), table);
+    shape[0] = n;
+    shape[1] = c->desc.max_sequence_length;
+    shape[2] = heads;
+    shape[3] = d;
+    return rows ? te_tensor_view(rows, 4, shape) : NULL;
+}
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v) {
+    te__cached_layer *l;
+    if (k) *k = NULL;
+    if (v) *v = NULL;
+    if (!c || !layer) return TE_ERR_STATE;
+    if (c->te->error_code != TE_OK) return c->te->error_code;
+    if (!k || !v) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_convert_paged_to_nonpaged: %s is NULL; the keys and the values go to tensors of the caller's", k ? "v" : "k");
+    l = te__cached_layer_of(c, layer);
+    if (!l) return te_error_code(c->te);
+    *k = te__cached_whole(c, l->k);
+    *v = te__cached_whole(c, l->v);
+    if (*k && *v) return TE_OK;
+    *k = *v = NULL;
+    return te_error_code(c->te);
+}

@@ -93,7 +93,7 @@ static inputs make_inputs(te_ctx *te, const acase *c, te_dtype dtype) {
     if (c->given == BY_CU) {
         a->cu_seqlens_q = starts(te, q_lengths, 0);
         if (c->cross) a->cu_seqlens_kv = starts(te, kv_lengths, 0);
-        if (c->padded) a->cu_seqlens_q_padded = starts(te, q_lengths, 2), a->cu_seqlens_kv_padded = starts(te, lengths_of(c, true), 2);
+        if (c->padded) a->cu_seqlens_q_padded = starts(te, q_lengths, 2), a->cu_seqlens_kv_padded = starts(te, lengths_of(c, true), 2), a->pad_between_seqs = TE_ON;
         if (c->format == TE_THD) a->max_seqlen_q = S, a->max_seqlen_kv = longest(c, true);
     }
     if (c->given >= BY_MASK) a->attention_mask = padding(te, lengths_of(c, true), longest(c, true));
@@ -238,6 +238,23 @@ TE_TEST(attention_options_windows) {
         CHECK_BYTES("out", got, want, S * B * H * D * sizeof(float));
         te_module_destroy(m);
     }
+}
+
+/* Without padding between sequences, as the caller says, its starts are not read. */
+TE_TEST_DEVICES(attention_options_without_pad_between_seqs) {
+    te_dot_product_attention_desc d = {.attention.num_attention_heads = H, .attention.kv_channels = D, .attention.qkv_format = TE_THD, .attention.attn_mask_type = TE_MASK_PADDING};
+    te_module *m = te_dot_product_attention_create(te, &d);
+    te_tensor *x = leaf(te, TE_F32, SHAPE(14, H, D), 1);
+    te_forward_args args = {.input = x, .key = x, .value = x, .attention.cu_seqlens_q = starts(te, q_lengths, 0), .attention.cu_seqlens_q_padded = starts(te, q_lengths, 2)};
+    te_attention_desc want = {.format = TE_THD, .mask = TE_MASK_PADDING, .extras.cu_seqlens_q = args.attention.cu_seqlens_q, .extras.cu_seqlens_kv = args.attention.cu_seqlens_q};
+    for (int i = 0; i < 2; i++) { /* not, and by default, which is yes */
+        args.attention.pad_between_seqs = i ? TE_DEFAULT : TE_OFF;
+        if (i) want.extras.cu_seqlens_q_padded = want.extras.cu_seqlens_kv_padded = args.attention.cu_seqlens_q_padded;
+        float *got = test_read(te_forward_with(m, &args)), *hand = test_read(te_attention(x, x, x, &want));
+        REQUIRE_OK(te);
+        CHECK_BYTES("out", got, hand, 14 * H * D * sizeof(float));
+    }
+    te_module_destroy(m);
 }
 
 /* ---- finite differences ---- */

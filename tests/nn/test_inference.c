@@ -308,6 +308,46 @@ TE_TEST_DEVICES(inference_of_the_cores) {
     te_module_destroy(m);
 }
 
+/* A layer's pages in one piece: the keys and values that went in, in their order. */
+TE_TEST_DEVICES(inference_convert_paged_to_nonpaged) {
+    for (int dtype = TE_F32; dtype <= TE_BF16; dtype++) {
+        te_inference_params_desc room = {.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = G, .head_dim_k = D, .head_dim_v = 3, .dtype = (te_dtype)dtype, .is_paged = true, .page_size = 2};
+        te_dot_product_attention_desc d = {.attention.num_attention_heads = G, .attention.kv_channels = D};
+        te_module *m = te_dot_product_attention_create(te, &d);
+        te_inference_params *cache = te_inference_params_create(te, &room);
+        float *kept[2] = {test_floats(2 * 8 * G * D), test_floats(2 * 8 * G * 3)};
+        const int64_t lens[2] = {3, 2};
+        te_inference_step step;
+        te_tensor *whole[2];
+        for (int i = 0; i < 2; i++) { /* pages of both take turns */
+            te_tensor *new[2];
+            te_inference_params_pre_step(cache, (const int64_t[]){5, 6}, lens, 2);
+            for (int p = 0; p < 2; p++) {
+                const int64_t channels = p ? 3 : D, row = G * channels;
+                float *x = test_rounded((te_dtype)dtype, test_normal(2 * 3 * row, (uint64_t)(7 + 2 * i + p)), 2 * 3 * row);
+                new[p] = test_tensor(te, (te_dtype)dtype, SHAPE(2, 3, G, channels), x);
+                for (int b = 0; b < 2; b++)
+                    for (int64_t t = 0; t < lens[b]; t++) memcpy(kept[p] + (b * 8 + i * lens[b] + t) * row, x + (b * 3 + t) * row, (size_t)row * sizeof(float));
+            }
+            te_no_grad_begin(te);
+            te_inference_params_step(cache, m, new[0], new[1], TE_BSHD, &step);
+            te_no_grad_end(te);
+        }
+        te_inference_params_convert_paged_to_nonpaged(cache, m, &whole[0], &whole[1]);
+        REQUIRE_OK(te);
+        for (int p = 0; p < 2; p++) {
+            const int64_t row = G * (p ? 3 : D);
+            float *got = test_read(whole[p]);
+            CHECK_EQ_INT(te_tensor_shape(whole[p])[1], 8);
+            for (int b = 0; b < 2; b++) CHECK_BYTES(p ? "v" : "k", got + b * 8 * row, kept[p] + b * 8 * row, (size_t)(2 * lens[b] * row) * sizeof(float));
+        }
+        CHECK(te_inference_params_convert_paged_to_nonpaged(cache, m, &whole[0], NULL) == TE_ERR_INVALID);
+        CHECK_ERROR(te, TE_ERR_INVALID, "v is NULL");
+        te_module_destroy(m);
+        te_inference_params_destroy(cache);
+    }
+}
+
 /* Ranks that share the heads have caches of their own ones. */
 static void decode_shared(rank_state *s) {
     te_ctx *te = s->te;

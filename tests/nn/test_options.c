@@ -136,7 +136,7 @@ TE_TEST(options_of_a_call_that_sdpa_does_not_read) {
     te_module_destroy(m);
 }
 
-TE_TEST(options_masks_and_formats_beyond_the_list) {
+TE_TEST(options_refused_masks_formats_and_ranks_of_a_context) {
     te_ctx *te = test_context("cpu");
     te_multihead_attention_desc d = {.hidden_size = 16, .attention.num_attention_heads = 2, .attention.qkv_format = (te_qkv_format)9};
     CHECK(!te_multihead_attention_create(te, &d));

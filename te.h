@@ -1483,35 +1483,31 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
-/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
- * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
- * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
-typedef struct te_llama3_scaling {
-    float factor;                             /* 0 => frequencies stay; else the other three are needed */
-    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
-    int64_t original_max_position_embeddings; /* positive */
-} te_llama3_scaling;
+/* The angles of a rotary embedding (Su et al. 2021): pair i of channels of a token at position t turns by (t * position_scale) * inv_freq[i], in f32. */
+typedef struct te_rope_angles {
+    float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
+    const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
+    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
+    bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
+    float position_scale;  /* 0 => 1 */
+    float attention_factor; /* multiplies cosine and sine; 0 => 1 */
+    int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
+    const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
+    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
+    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
+                            * Source: TransformerEngine, fused_rope */
+} te_rope_angles;
 
-/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
- *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
- *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
- *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
- *   position_offset  added to every position, at most 2^53 in magnitude
- *   start_positions  optional i32 [b], added to each sequence's positions
- *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
- *   llama3      changes base^(-2i / rotary_dim)
+/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
+ *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   angles      how far each pair turns
+ *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
-    float base; /* 0 => 10000 */
-    int rotary_dim;
-    bool interleaved;
-    float position_scale; /* multiplies the position; 0 => 1 */
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
     const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
@@ -1520,7 +1516,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
+ *   angles    of q and k */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -1528,16 +1524,10 @@ typedef struct te_op_qkv_rope_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
+ * forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -1545,13 +1535,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
@@ -2648,6 +2632,33 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on. Fields that a type does not name are not looked at.
+ * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
+typedef enum te_rope_type {
+    TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
+    TE_ROPE_LINEAR,      /* divided by `factor` */
+    TE_ROPE_DYNAMIC,     /* sequences beyond original_max_position_embeddings have a larger base: times (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_LLAMA3,      /* with w the positions of a full turn: as they are where w < original / high_freq_factor, divided by `factor` where w > original / low_freq_factor,
+                          * between these interpolated, linearly in 1 / w */
+    TE_ROPE_YARN,        /* as they are for pairs that turn beta_fast times within the original context or more often, divided by `factor` for those that turn beta_slow times
+                          * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
+} te_rope_type;
+typedef struct te_rope_scaling {
+    te_rope_type type;                        /* 0 => frequencies stay as they are */
+    float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
+    int64_t original_max_position_embeddings; /* all but LINEAR: positive */
+    float low_freq_factor, high_freq_factor;  /* LLAMA3: positive, the second the larger one */
+    float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
+    float mscale, mscale_all_dim;             /* YARN: both given => attention_factor is m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, or 1 for a factor up to 1; 0 => not */
+    bool no_truncate;                         /* YARN: pairs between which frequencies are interpolated need not be whole numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1), LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1 for a factor up to 1 */
+    const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever frequencies are made, so modules need them for as long as they live */
+} te_rope_scaling;
+/* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
+ * is out of its range. */
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -2655,11 +2666,13 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
+    te_rope_scaling scaling;                    /* of frequencies, for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+    te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
+    int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
-    int64_t max_seqlen;                         /* the longest sequence, which the interpolation looks at; 0 => the size of x there, modules: the call's max_seqlen */
+    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
@@ -3439,8 +3452,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    float linear_factor;            /* positions are divided by it; 0 => not */
-    te_llama3_scaling llama3;       /* 0 => not */
+    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
 /* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
@@ -20587,8 +20599,12 @@ static const char *const te__source_143[] = { /* ops/rope/kargs.h */
     "    te__rope_view packed, q, k, v;",
     "    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */",
     "    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */",
+    "    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */",
+    "    int positions_dt;        /* te_dtype */",
+    "    int positions_step;      /* from one sequence to the next; 0: they have the same ones */",
     "    long long offset;        /* added to every position */",
-    "    float position_scale;",
+    "    float position_scale, attention_factor; /* of cosine and sine */",
+    "    int cp_size, cp_rank;    /* cp_size 1: whole sequences */",
     "    int sequences;           /* with `cu` */",
     "    int batch, seq, batch_first; /* tokens are numbered in the order of memory */",
     "    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */",
@@ -20599,17 +20615,26 @@ static const char *const te__source_143[] = { /* ops/rope/kargs.h */
     "    float direction;         /* 1, or -1 for the transposed rotation */",
     "    int tokens;              /* of a block */",
     "    int vector;              /* everything allows eight channels at a time */",
-    "    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */",
+    "    float inv_freq[TE__ROPE_MAX_HALF];",
     "} te__rope_kargs;",
     "",
+    "/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */",
+    "TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {",
+    "    const long long half = length / 2;",
+    "    if (a->cp_size == 1) return t;",
+    "    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;",
+    "}",
     "/* The position of token t of sequence b. */",
     "TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {",
-    "    long long at = t;",
+    "    const long long at = a->positions_step * (long long)b + t;",
+    "    long long place = t, length = a->seq;",
     "    if (a->cu) {",
-    "        b = te__sequence_of(a->cu, a->sequences, t);",
-    "        at -= a->cu[b];",
+    "        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);",
+    "        place -= a->cu[b] / a->cp_size;",
+    "        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;",
     "    }",
-    "    return at + a->offset + (a->start ? a->start[b] : 0);",
+    "    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];",
+    "    return place + a->offset + (a->start ? a->start[b] : 0);",
     "}",
     "",
     "#endif",
@@ -20619,7 +20644,7 @@ static const char *const te__source_144[] = { /* ops/rope/rope.cu */
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
     "//",
-    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever",
+    "// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever",
     "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of",
     "// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in",
     "// vectors, or 1.",
@@ -20784,7 +20809,7 @@ static const char *const te__source_144[] = { /* ops/rope/rope.cu */
     "        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
-    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words",
     "    }",
     "    __syncthreads();",
     "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight",
@@ -21789,7 +21814,7 @@ static const te__source te__sources[] = {
     {"ops/optim/multi_scale.cu", te__source_140, 47},
     {"ops/optim/sgd.cu", te__source_141, 39},
     {"ops/optim/store_state.cu", te__source_142, 18},
-    {"ops/rope/kargs.h", te__source_143, 45},
+    {"ops/rope/kargs.h", te__source_143, 58},
     {"ops/rope/rope.cu", te__source_144, 186},
     {"ops/shard/kargs.h", te__source_145, 45},
     {"ops/shard/shard.cuh", te__source_146, 15},
@@ -21817,7 +21842,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 94, te__num_baseline_lines = 4045, te__baseline_packed_bytes = 485374, te__baseline_bytes = 3766567 };
+enum { te__num_baselines = 94, te__num_baseline_lines = 4053, te__baseline_packed_bytes = 486280, te__baseline_bytes = 3769359 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -21902,20 +21927,20 @@ static const te__baseline te__baselines[] = {
     {"optim/multi_scale", "27253b2be163f25c4df7a59590be0711", 3248497},
     {"optim/sgd", "072a8f5189b5f29602e82338e20fc5ac", 3289775},
     {"optim/store_state", "49b0a7e2a1a940904db9e86619ceeeea", 3309141},
-    {"rope/rope", "72784f939241af6ab621430e4506063c", 3319787},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3429313},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3498301},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3553882},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3633109},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3644617},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3667344},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3680085},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3693519},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3716258},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3754125},
+    {"rope/rope", "3164a122d4629331c5c438f281893069", 3319787},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3432105},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3501093},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3556674},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3635901},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3647409},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3670136},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3682877},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3696311},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3719050},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3756917},
 };
 static const char *const te__baseline_lines[] = {
-    "r^E>iK=Acy<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "kBH>0lbP08<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25477,489 +25502,497 @@ static const char *const te__baseline_lines[] = {
     "4,n>%ItYm[9^F;&#s:zT%;1xY<W/,U<(B)H4!u1Jm,TcH7UjkV0:Ekm%).i)K<SFyw+Rmz%#]z-5znnU4<1Y1zX3pDVr*r:l1%^C0S.tg!_x)Ab!1>3bYE#QZ*XZ^X8*%IaUeY)dp0#J=vfzCH!Sx1",
     "f&l<5-tvrl+_E<-IV^H^7!Wez;*]bq[.UQQq<@aWH!PLT6#%mL8UXrF0D]^!Avi4Vu_!f;z&[_5EZ*Q,4/MKZ3qo:laAg1i3l9&tR1YIe4zE,XKU5zlF#r!-[J;Auf&mZx0sO#h4yFPR+XaB6$pH<%",
     "lLimF2KJ,L0S=/N1@iCGTMsBn4/tP$4@+v44.(^k4.,D,Yz]rvtqH@V$pH<&.p_c6:[.=TMGoUy4/>y+Er^lwb.tW6821bh7]2//7*,D$zgiC$RuAL=gNLvI4,%XO5BvxHhOhw,6SN2q38Y#NCPoh]",
-    "kP-6Ol3EWfP9G#P01tPe!d;$0vjGn=-1UlQ;pY5QRu38FSq_Ri5Bvn0qR9ad60@*m;+1[g$pH(dS=^2[4+EcC104vKnJF(4IX3myIu8:3-KTtR9x[U2NiP61IR6nIGmHHO9[<F#wM7-/Cjp/tKLBJr",
-    "HOjX-9_Us>/!O9T.hVHrqXG@Gya*yVEGYtpIt3X3Issn^._#zm,Zu+ZC<V6N)dmW.4,P_Eq<P3%L/!Lo4+f8>P6mSk4+xF.N(8,xMh>Nu0/mtx0S=,PxLXdn[#p+MpIHR*izOa;ZyyOU-J/sw1o1l$",
-    "0=iUr2*lZL4(Y,.10n*,0S/Mo5(vvJ2&AG!5iAZL0X6R^0wM**Fc_f0&-td>&_6EYF%JW!,wGZ#$H)O62[WM10S;&X6$6q^3gfPZ0SNTvgaHo>)X>Q*2fW-W4F1,35IHagxc)f]xC[vSkUS3pi:!PF",
-    "&Ad4a,_k3R4ugda1/!]G2-u.-gw2Ej9^zgf(mF2&G&ph$jHH(V1meX+1:mSU4+4YmWd<8/29K:y4UoB14+x94mjN9&%L4,9[zm_m9]]>u0uKQ5;P&v+0]l+O2M,+c.7f>q0T;pdRtqHrf_jT$+P1y[",
-    "4(aF&2+grL9yrF/0]%bsCJv[d1p@432EGUsHvj<i0>DDJ3dBYQphE(oL.zY:4/l3rO9PdzL-]OvYYxQ.7dV[SD+rwH6$3K;BLLzX4zo@NI1bsP1q0%@9t;,CL.GmCB=@9@qA3HepCbVW0jJ_;3x)*(",
-    "jIb2^qMK;1R]dxe39bPHb[jRt*Ao#p7zDY7F$T<TYzedh1Gco00RjKyHw!/@HaC9(hYkzW0RXgK3C-lnlg/9e2LTQWk-qUMIoUl9#Q>pFGA/PJp41ZpR0FlL9u2>(2RI770Tnoz1Ov7L4mS^w01lM@",
-    "5-bxWIVBFJ+=+!x-)WUn@L!Mb-jkqS50TIT1nL0:!R[p+GS7w$A2Kob1p]i#3%t3n0Rp>Y5C(>KS3Wp5Fwh4SHkg+T9]ba+v-@jnHuSh$4,xR0#sLP60SCtBCIr+235DGS4+<m_0^AQ#NDZEW0uKb-",
-    "xjhKUq)@RU#b,4*Ha9g70iFRPI5sB<x1J3HIs;W83$O(Q!Q<o^Lm4)XfdUJ@5d)045f(I&KMR^f5&#;nBni>$4)O[Ejr/eOf&2.T1vM)&=8B6w4:aKYNDmW>#a.4/6&W<C3J$X!4zCsm$+&9=:6Q%,",
-    "1l5tP0S;7-0iM]u26+z!&D[q9CIc/Cmjnj8LJti(43t9w+JQI=0>9vXI5jZjMF0saC2,AIKLt26IrO9q4+6FV4UO751GWb*12Z[A32gu-11^1c>yG#u1tT-t>W^av;g1YRHPiS39x[LgDL6L$4i63F",
-    "4i3+uR0yex0tvNB0/=OlqzVO-lr-#u+awPUnXOg:ITJAe4*/dw7B%lx3pO^4IV;=Bm991hX$jhw2QoM[Hv9t]H1y8]2:bU/4*@]ZMHM!U1spWd1QR$<0VfO5a^NTGqnQB#HXj8!-MoTbrw9)Qwmc6K",
-    ">uXR&@6UFVp*R2tFAF#<,Pj8rGs5p>1(fMI4+gguJ_T2nx)uVl7y,!TYYz-u7#uRvz&Hl40Ur!B051nJFzW#sF>Z!y0yB<v1O$TB1O%L_Y7Cvt1>SsL9W;a$CJztf[]p6N1OJ%;4qO7D0uKsV4,2y2",
-    "3J%D519SuD<_-67bOntL9_Cus3ZNMRyAclxv7ZMY0W!C<RtmL]6CVLNKm]bp&3g>)6*T^44$>KB4v[znT<IN716_t2<d=(Ym-wmX=//+Am-wcu2=2GYG&w6Wo2EDq7pRL#49VXu3i.R]0-_^XfY%5H",
-    ")pQQzA^TU9Ed->L8aL(o0S;av6*jK#2>FbIva(7eF))$:4+!nOE,wQ%Fo=-m8ZrO>(BVV^[@5Bw35)>i0yZ)<jshDuF9iSJI]q&e4a9T.qNX]#TQLs:+ztbE4,4u641FI5IfcjpDl$1O1N#907X_8<",
-    "hY$kF-t_=EUJnGiv=*s+GVa%G4+*0M4zK]O)g_>oHZ#PC3l1*-r#c2B4*[]P1nBJt0/D^t4u%v4tYkhoH8=;;5rD[X4tFIuG2F!o0G]a92:!$=4%u,H&g+E%1*L:H1+1oy0S=L(+XM<x9S*!*3Aw2a",
-    "1z85owFLkT4+6Ro1C]p5zlT8%!_z1:6b]zIS=^dW0b_Y]Tn+q(bOX=L95Rmz3EbCe4+Vh0eh&lh(*>S8uij$/yg&;-**XZdk0^#5i2)A/*^z2!qhJp[#--^w-uiz#,YN#K6$Jd[A>LVKDK$9B&IAOv",
-    "1R65w=*93jfjbTK.OBo5YzBBA0y;HK4!-c,Gnh=f0Q9$h16mINumcYkquXN+umc@9006NB2&0oJ4@Hx>X$>-:V+z)Xj[yYiq7M%Sv6XQVEgTNJ3lAi[+hY$4rQtayH8ZmV4*3BBrvwiL+yxH^@2j9B",
-    "Gte#t)aWZ7InX5!4B9Ur1_Hl#7&3JpHP$W=G2<_#4+N5dWC=9BIu6$=2Zo4d9ypKD2tNolH89yO0;w@*3G.dB4cRUeEhGbp,xUtVEeP7<S@QbM[7en[Ee3B9Gyp6(Gtegk$bvTx@7HyL/r95Y0pN@j",
-    "2OkB)/P;1h+&Tea4YMo+:CHF,9^BoG6f_QOOakO[4&o_Td;GbC04y[$J>0x]2sJtNEd_+;hXD%e1QIrt0uwYG4Z-B;IWPbzIWPbcH#,8P4h%U1Z33YJ4-;oIkIyI#A2:BOF]Yv,0lST;0R)HAya5D[",
-    "$xR-wG5@5J9^6>m5DT]56En.<Rueal10FZY2O_2$q)#6OHm3LrF9JC-ybli)@q>L5oh.,N4-Gy*1e1ke2U,sape,3WkQE0*4gUoIzX$,I2nII^qX7WN2m&V!p=6R!Itk(h2R[O/Sph<_[e<r&q%8%K",
-    "xeXLE[JdKO#.MR8B:)^,CJzdxEdg&CGNvsr1U52,EH5<RF[mvM1G21O4Y^NW4*[zwFCaHIt1T,tHWLHAa_^gT@_x00@56GGoe:WYt1SU011/8_t1S*X8!=BrF9bO,t1U7#HaGx2G&VQ<9]kneiUKbg",
-    "I5w--KLj&1I7SI;04M@6H#a*9CJL<C0hZ4S1,9i(9]1Ij1PMP4=&0[4m:v&Rt^O+:zG6QbH8e4,EiyGTIO+@>3OTAR3p5xusVxCN9]AR_EeF5VrU4%;GN:&CQxi4,2&gRwmje#_sVxCF4+ZB0FBmy7",
-    "sx1!&(a;MtIRFX5D+uD_Y##tKtt]^lon[Kq<mvP5%Um8grWYhFGV-g=4+Eg7HV+,5@C]v;m4yKfy!1K)*$NA]ttk$w7XzUq4-QKz35fN34*:1&O9QB.Cl3j!+zSb0IWjafzk+59r5z+NGv>e=ogfbB",
-    "2:_Gi*_.+AojMKB5fU,pI_Oz[2fhAwF9$X;;6X4ytoTO+mX.gUm-nGK4f&G<1L,#dz6uShLkF(@EGsn50Rw-t4.yS09].,9BQ@O=0uIRV5CPVj77oe*8ZrP5v>uAq0v@!0)@&h6Hl!yRH2-YL3c;8j",
-    ":lXm>77maV2Z$CFIET7B4Wg3+4$me9*P&JqMTA2H,rNoxG/xI_]H2Y42Q<f=Lq7_RF*5)H->+t:72UA]7&ZV2+yVee4-knc0OB47R^Ts16)yufG3>7.pBe.E9VIg^H4dKv2&(f)4TeJ^Gc)@e3c(rx",
-    "PX:lV2-wR$G&zPt1&iB)0TnRf6)H0_-S_TK1SJm+heIzCGcW)zH#0fl6%P@C&]VIRLoXmTHvl__I5>]T7#[:Rj)eja,4!1ZH-6+4CIK!F6=KI)It>;JF9kO,03$Ir04Omw00bT%1U2SY9_m[/6+Z(t",
-    "I5$NJZ2%>&FBmq7vI7X(6$9n>YzC61at[u+(Ow;>Fx;q1RWdl*6$Y^XkO40mI5OH5GC4OnHy-Wx+7$_l8#me&KLt5AHiAO_m9@%*H!;7SLnAUYQwZ7:29*O31cE_k2A,O)0UsDJ*cA=Er=kT,2%8fK",
-    "gSTrB1JxA;!KP=+2QWMz3=V[Q2Q<eV95IE30uJLlBR4kyF9S6-k3s_91^@Q#Gmk.9$-ey]Tpva.k3ug5G&ukiG;ony7WY32]1KX6F=<to0ysASFBLdA051bLIRGy(IWPb%IWhnPUJ=5z0uLCcL.s+:",
-    "IvhBd0tSm)6ft@rGc/AuFAXy=051nHG5[+!GXM=)79RsPn)qr2+yoB=.fBs+HI^!j0UrlBjzTXnIW+(Wwyi^2t7[Jli_:IbHZwJj0vk0i2F2oV1]trR0tSehRv!g5[h_etbq=YjLN5n1HUKU*Hvj[f",
-    "xJU*g4&=<r>::L.UJQ-x2i+VKTTTxfjzSYR01pGm<=_KuIWGw61Ps7K1M)Zz4UR$,E!@In0M-iD67JAm4tD[M,!B8s0S>:aLIL6(1.#@/FElnYj6wvwgcAbA9v/rcib6jGIW[nfLIc.n4T(Y[IW$!d",
-    "2#7)h,-6OVIW;aQ7&M1MFB&#703QuEsKJ2&9]ASkJ@94qE(D_HItl2-Cl6zXLMS&j*u4V]-v<#<ln(*I1qr9!2<=KvAssP;LN5g[FaQR44,](&C=b0%FB&#D01nR+3#GAa9x$*24+w+8Ckcq]MGs(y",
-    "LJX4VV+zHtasrPU9]t,4kAndK8xFAx4,)3UUJisp4+!9tIt%Q:z5x#Q0Rou=4,(lb4)p-TG5@dj<-4s/Iq:ye1G1424+GPpHxCi%#eo3]>5lFT2<eXB!zT[1w:l2cEH4r-Gyo2q2L!zs3#tVl88=<<",
-    "3Ci4W8aSxDTLX^;5(Dw!5)T8.ECC;[s0-.cObnp8O%yaB3WF-NtL731c:=[Ag&hjcECFsG3=:g!KL.HAFaSRZIWjfOEDt2f0UrrC03$Iszyb:$5-(]10U!:_EDg*74$mw.3=>6^&MYG^IOG%/GTFWZ",
-    "4)!Gm!k_5m(hm)caRT@_0]zexGBNlp2DqIjF9bL+wA*hF0.pJA6*r_G1Rn%3hK+C(IM+uE[kj$nl9:qr[u&PxjOGFevydVU;eYQxgn;,ehAuoeG&G1VKL$56HHt0)--T3UBnC>Y7ZNf6D:E#!<dE.7",
-    "F9>G53/agY(Hsytk)-L+(.B6utrG.O$^^xBHqS)=bpo0J2%)]K2dni(1MS&l4+5D#4(>Tc45jg74)W>vG&wdoy)OxICpS5zcLkrIIs>aYGVU%5vD-%00kMHc2ktH]HZsRB1h0!^4+7I937K_Xor6_&",
-    "1_yO.IqM1t=alen0zeN2oOc6-4Gh>M3GDe+3F@7;D:ypn2;1yZ[X@iz*B1w)!WIt&jTQxjn,&h-:H,DknL8f<GqS/19]SX&7aTLOsV5Hwq<8jL)a4ulvIqdDRu2dI/K:7-8XGyZ,8%x^5f1]Rt]$v[",
-    "Ha9si90^-P4gu]w76j@x3d-ux,YyRf#fo;bUkBjy0tt[;0c-Nfke:z!mE$K53Yy4k4+Q#v0R*]=5)TBlm$Cs4wJ-bnsQCg0@FsbJhF1:<w3Q77,>-in0+E[m1N(Xo%m<yk-bRX4mLoJXGce2&4*][s",
-    "0=xTLG<@>>0S:34g8:&eqyaAgGdhVG1/Zq81f5V0xUmWf;a0Xi11%2(oCXgGlI#@^Hi!Zr0yY32BR2pQGvvEb369nX9]Jj;#Z3hIvpX*UI5+yL0R,DC0p(#20H%*T1IG_zj)eguH#e[i4+j0d2QLCQ",
-    "Hq!Gg45q3&4!Va20V)BuLJf/T0yH/@EbtB-W^CeM0U,jw.>A;WGDbN#q4EO:$:J0gH$)Ey%/B3fnA,[/LPn5=S]0:K00n-.IXf=jIWj#lGeI(m))Wps2K)J04*_ML5Q-%JLozcoLp3/DjP!g1*7yto",
-    "JqnJW6cIUG28$yH>W1$;kEjW60yjfNG&eZV1qPOjIu8KUfGQU=01i0^oKXYX.=%=J8akl<3B/z94ePlCCNwOu<e2vFgSP.!m;jSlnzsZBn2Z($ovRc8NeYY.5-<!w3-C@]1(/0b4buA^0i*sR13Ete",
-    "Eip3g@3)R3u-C5=FbJQM0Rx5s2vY_IlU4/X2=^)IJs$)!lEF>1oC>ZiILy#fBr!RO2L*/=1sg0lEdAjD4+qMZ1>@7IC2nKW0R>[)Rsy!L2<AvY0S1l<1gP6Y2)ejh2ha,uk%9-h0:Q)y1NaL9fX<aF",
-    "pZz8xHeDtQvla!-oktGh5(9_a6%Piuq5&TQHvbD8IDG/Kas[RRCMqj7zSv6vsfjrnG^j6Pl%Ep/&ld^b!v+A(1Rgf45(DZ44uT5-pn,4!IUfWvgbM]!idYAr$Vvro2FHT60S+A&G5XyG49U0!1Ft+U",
-    "1S_VbQ4a*$6a:by1O]@;0Pq731<8eL05rV=2fLJ442gj&1OJ,/0,ym6iUa<]1n@ts4*]&y0w50q,r^.X3bd:@4#ff)HRihk9CGGj29n!r2.ICEy,p0gjv<ry0vk7p::LQe;>&gC0/P:L1n39>>Qqxb",
-    "yqIPO!7u;f5-z(wH!QuJ4+f$<3(iar1msKuX9MhC2hL0gNE:dA=1^fQwFCs7K=@#sMFCC^HOm;fum/RD77Cl<6#^0H4+o[s0S5Cc4+P7wA>a<y0S:x@6au:f4*:lH0JSg!F9oeh1!xZlk%UAJ7ywfR",
-    "wZIMzs1y(=>l=n&x@YHHHZ.ZB11JTs5(X6!W]f@+pky-bMmaJuMnX0B+8rrGF[F^O051fp4*)g/rUMOvy&Mkwsuc>Pxd[W[tqcMO0/WYViN*vAffWSo.(&ZtkrM$y0oD;IK](e#H$>CO6Mr8wH$y<^",
-    "LolwMS^,$2GK-zt9]A%,1dosf4+Dp#S@kJ84+S]4>SjAh@27J71UU^>>SjAj57(nw6fwI30-1[$4tIV,FgQ3hMKtFXFgY]t.;b5_0#=yd=#KjN0un-Wyc7/!h4yq2Gyo3:pT,aam,P!8GQGwH0:%ap",
-    "292r60R.Zew_HJWIJ3D22+9WuasdSc9t=.:0nOYc2$_!Ta2z%41p;#&3+)93umlP6jVcLb4BM&50Ryv<Bo7wQl3D>k1rFUIEHgHf3oi#VH][9].hVl*1K!3I9ysIT6$9R_LmoMJ46My^6f_tI0of!R",
-    "HM/]m#3T]q9_3t0Zw__<+Xoyt<fAM=bYWtqiVh0:2oC6!S@O>U0kQ)DzjF<*tH(YQG5@/VE(+B34g-_vX%7sekPZ&yE(WhG2#5*@$*d.VH8[]$2o6[Q,iay:r;[:G3)xl-*;0u9]5gtKyZ2oQ-NxKm",
-    "vrY#2x=M-d,)av9;U<V$sGK1Py5Ut0kva-zsAmrc<z$mR4+gcL0S/CZ0Su9VatpqLDg:tM8V::EoLLWF6AulYv-,G0qdW$x$Vm;cgqdCs2AbSr4+iwYfdLvg01Z;GZyzT!#LNT.:J%b5I8qMP%2)!v",
-    "0S&P+4a47F4EO4C0[T/BKl[l;A09ZE=jHChxmOQ_0o:LB1(=&7[]X&4k&6%!G5@-5md8f]lrax<&jK$BEinKRHvk.rf@Je(cQQ550w0$FHUI.DTn]3l$wx06I5GeO#1RjP0l5MS(d@8yG%S=14;vO%",
-    "A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Kbl#37>cR0@jACdtu00Qbm1G=FrK9UMA9x*onKZyZ1IXM6i4AvGO1_KTlngI>Fi[4)k1C!vU0S=>Zk7Npn1>I->4+z^KULH6A4d(D(3)Ji^0aFhN",
-    "iN!S!5SH3G4/kwqV,1Wd9]Snavt^MR01p77@eP2q0RvPI4aWfwD_kGK3#.bKiy99ItOFh_01lA)V,BnX9].x54=620V,BnXF9R;+01m+%4x-*F4+X3P4,eCcG7mDi+g/Kc7cU1eH:;8/p6vt/4Y/E0",
-    "1CbdI2&<Ay4KO$W4:@EoUIUmF4+N]O4.oqSUIJ7PQ<Gn+3iT2%2rx6O10M<BrXmiw+g/0u6b^ik10M%800(3oI;=W,IEhUU1)iJ.1fbFn3:XcV0t^qnUJQe]XanNH3J,+/r6mcqCmJ(]&7J@S$Fm&]",
-    "0;1(k/vEH[,:xhV6wTaT4+Ewp4+K-X6!iCF3Z=9lx&Iap!n.Drz5yQ&G[<8g42OhZ1D-h6KfB:cFCRHJyb_[#0XQ]LB;R/$w*d-*sAB=1Ru6T/7(b5zH#jo<3dBzf(Ect0(>0UB&-lQq0Wkm+Fx=@(",
-    "JTf%c2M,_+0w0e7Fs3C1p,cnG4i7()3NIfxIRGz_0XI4G1QR!d5ga&<3J,IzfnEcoSPz#0&jJLuUJa58FLyXK&-lQq0W]--Gyo4exGw]t5)UA@0uPD,[wxm+*A<:5rIBb44yGjxlIB.j7at2Vv*!c[",
-    "lIB.nv/9#kgo.+lBMemvp7&!8mF8FiQx6G*r!o%@v$kFj0n<A.4-ApXfdLM(PXeOZH4fha4u*XU(C^Ul0*Q/h15=(Y#[mxjl=>ok&+lFXtOE+23/aj!kaGef4,N9.1PrE^LjqF]39>v+9]$)92V<<;",
-    "I)df]8!,S5+gAdy3l84>4,cENfdL,[F[^e05jUAC4*[*K9S-.,seu6qtOEz>;N.*6tOE]:eGSUvULOH8tOFkjH2<zGH2<z2HUJL,yaX6GIUfNytOFkeG5@+(@vVv@03QZ7tOFkrG5[Vq01p%6o@C<g",
-    "+*$[s<K+BAtOFknFsC96-q>z#>*)MNtOFkhF#rc,4+N$qF9kL:04>H:)O,_,qlYdZJu/j&0SPV(mv966eFK]a4.hbQ4*-c-KLgk7dk+A([ICH8<lqB!>-U[h;CCB7y>!Z33D3q44tx&S#&-7jdJe0g",
-    "0S=Lp0V57[2J6iO4,]9@K;Lw@4,r8h2s8i:5@qB>3d=NR4,r8h2sQv85jFrH2sZ#95jOx22:aLpKMFH8HMo,j2jx<+k/G0Y;fC%#!ix.L1C.9EHkwrg)2s_/Ff.x9:d6cUsLUWLGcq[/I3hSX01b+a",
-    "5d;)>2$5eO0X9JrHvk$l91/Gj5-XuFF>r,UVg.XlC/OK-GyonlmH@ILas&(;0XIPsGTU7mIUEu/9TG4A9]Jd*0Urf200g!21rF(#5hXb]mH@9]9]1T)5-p)EH5;K,9TPQ.Uk;M80Uri401@9+9y9.I",
-    "Gynt)9yvh($!@Ju1R6K-SrRZE5-g!I12vWb0#*+JRT4D,4%h<1GXMY#0c#HdK<u]n3,x#d9RoiP1lR-01_rxe1fAdv4weB1*aQO%9Wp<%&65onGROi3(w#37HUJL.*aQy)lX(Y.o,YpW)=!##*aQF!",
-    "0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx700*.4FCH]O0T(m;5i]e@!(.aSthWaW;RhdbF)]k$GyoDd00>oq2GNFODl#$@1H70,8#G)5=5H@ZTm,c1LmN0n0$dK%7!AgRWD4G=KsYlrHtPc>G&BGN-NKMi",
-    "BrgXwHS7Z(G>!jIfrteM<d>=hGdTbgHq-6kG#nx[Fkc1Yodph.0Te6i5eiiZr35ZCGM51uG5@as/mZY]mjMHm3kqHlG#v%Zj_E[VIF]t)IRFDV5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*7Bt,n",
-    "4wnHh1_f1L9]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<eC80S=bZ4ih/E3J#Y67&8C=-(@zhLI;8q1PtiUumKV<UlTU@2<eC80Uri300WB*9xwnHFqZ)#F)VBk073,7qc0jcmjM;w:kmHzGcq/p",
-    "0Uri40248-3l8837dMvy6gZuu5e@BGppy*:ml6V=2nGCr1s;,5mjMO24i2Oc4+r,O2$um7H2<2-a0CC86ASsmY7[lzghCrQ7XmISIWYhtIWiX-GyoDc02(&[1Hp!88!(RxA^^!*8#4eBGyn.GK@u8s",
-    "/YA44;/B6Gi(mj)0Jj(hq5LNg1K;#31)RG*4wv2%1Bb:82O.osqyYkX4u-^o0g@PC%IAXt4+x&+3.jC=F#@n-H>O-x0D1;@0SV;pBsDVVe-))fuyGFqjO8*97n71;4pbipD*y+_BL<[2F-ou(na3*w",
-    ".:3Pa#^W/j3B)1_o&n5;YCn7[Gcuv80tLea55xiK/vo4^h5,+S0rdhOsR1-&*k1$8jR6ma0o(!_#sN6d1uupHG&lecMTVkD0XGJytUCd@lp+r7<(cpA4,X6N*Io>D#BL7,x%5dFF=dfdFb<OtGY,zU",
-    "0S&-4Uk<O$t!NFpw1EK+53#Li2rdr-x,$--Hw^UHULPYks[skO5FZ*hs[s!Ko,,Xd00YhRUI!u%BC7!aracEy4-iZg43<$/1IsQAxq:>cmj49<sJA,@l.7hb9OwIT9yozn6f*9YL/Ok8o(2x_76Fzm",
-    "4DuEeHUJYh00g.B1^io)QVq,k1F@g82O.vJ77qy4iH89QxQ:MZ9^GC#7B50HG^-y=GBAt-2f$ed=NeE,tpB3[1;i1r4+Ef<I1dx$=.EDIzgZ6lR1W6n0S(<VZVv[:-w&EuINBB&IpYN%o&h)779WNI",
-    "GL#N4#sM/li4iY@0W&o90w1jbGTIgohXJb@AIAYR03U>[GXO75GCA576EOfE2RHy1HvkU^%MK3*xwS1n05&,^+7/H3yR]J36!fiu0S>XC6eu]_L/PC)v1tzjyR]J36q1r-4.oAq7&ibP8Z@hOHvkV5",
-    "@2SuHA*%s6GB7Xz4,vP;Xa>qF1KJiIH_-[%M+xeRgaHp7+7.]R3$l__1:_.ZDL6RWyHW><.pB[b9spS%1To*A1P,+/5-8a+0xaX0MFq#l0WUo>HS.ae-(QI0/PMI7znWJRHOBJ+4$uJ)2AP>H0U9&>",
-    "2v,5Zi5CW^:-VhDy&V7%F99qtQy4b<9]$z6!_p.d3RD$1gT5CCz7>_v3bOM75jjmHHaJfNi7=UK6E;<Y0xmf+=Nj)rp85eIF*Kev2!H]utN[bS=fCvC0SlIi0uwQ#.OUZx%k/=qGwF_Q03HJ,4,UMx",
-    "0va_j&uR[l<&N=zmIV(uwDSQTGL;J[f%skw>^&2m*L<ElxAOr%0W:)/03QQ1jRy]p),D3G#yJlUxAOr3CIc/H6u0vM4mun%((VBt1U9$x0Wvl/GXOX;HZuSO9uEf7nt/fy88f)=0Y3yZI5]cMZvZF*",
-    "FbKp01=Chq1SSKT$r/E02*vP33jP8IkOU5c1V2]cH#NHR0V6jtzqJn=7B-%@0RlG;GXNhIG@jNv0,;272ulOqw=$Ck=8o>-#U^#!10Oawy7K@uHa9U,0S63;ssjr7gf9lE=lbnL9yF5(AvG*h4+et-",
-    "3C24L)1!j[4b@n)1c&^Q00.R0YYzs$!w(6e0SBwFgaHlG0S=cJ<SXtxut=Q,<&N)(1D6jU7CHH^0uEaM<FWibTrWj6IqLEOKLau_HUI-wx.wBU&-bjBC/xOk1((MG4toXhRUSF8:[tTS(j5-C:hb[v",
-    "K;2zJFb+Z/FF5M*0X-M<FaQD]6ELC,4-z-P6FC4IHvk8;)(-dldJ!>l;Ew!J$M69!3=y_,<&P0<H.1Sq1h5MWpk5X:y7LMLBo6]>&IAO-1TP3QHq@O_6gQIu9]$(]j]U$qGu@w74&t,]1jvnU4+<Y1",
-    "0*vz%4zizS3NQeIPz_d:0u7s#sR0909]JP0=Fb9j,Qo<p1eXm1kO2z$0^l,E<&N.Q@2i0Ej@BVq12Tv20vR*L0S.^a0S1DBISrYxcLBr]1*@!TF#r!1,S@O$:7ro+#Pn>j=28MfCl3La0TM6(4+P:8",
-    "2A$d$9yWUq6wm5j4t6v+G&k<8A22f3<&OVy%x(jNf&wozIXKqx0TnjrtOx.2*+vfs*75-A2sSx204+2$/E5WrHB$%fuT2h*3K29_477^91/gg*0TeZx$N:)-)$#!k1C<;p0D(=jA@YT74+QngI^NAF",
-    "0S[r/<&OBz:]PGPi:3hq!4L!Z@VRrf1rFe^0vk5P&><C9kTVYj*YW@ecMlWT<&N:;0s=^O0P$N77^<dx4+f&>UL7(34zvRvH2<Pf02DZk0S[r=<&OH#;OqA#<BswW)gvzjH8rqK02:bj#2=lw(*+IQ",
-    ";>LY*<Bsv,(E$#iJT5Xc!ps2.@vC%@2M+]T0uK)Q0Vy&!03$d!#^=L-->;9:12)3Q7Y@Kl=Ii>+<&OMB*3vr%:*#R+Tn>pH0,Yrf6Z!!Ts0Rh<i*O3G1qF^tNDmU[<&Ot%>:pi6>wRfWHp_AK4+WLe",
-    "0V=_zioyXRGBx)E5-x,n8aRy%0vr^GyYc^Jvhx7_gU%8GA^.6oF^I!q02&A)2ZFLDKMyi8Fz^pt4$ScZ0)*8P4+oj=0TVXh%<Pj/nezbxg]HG22Co4WI3f/iuK<y.jxrAko$_.$AP*bS0U]axJ0A,.",
-    "p7Q]^GN6P<38e^OvFs^XuHXb2H^:#S3YP9Y038C20S=Sz=FAL0G;=zq1UNY^%L=Y4HqrH795%SAL/TDqg2DkQGB(Ex8ad4g5-FiF1_JDA4+Eg7C/VCu>FfKD9]$V]4,fA4UIh4D1iuIajtdU^g2Dj-",
-    "#w!m2Q5ZA-47G;@0Z.P:%8_&eAT]ImlmRw3g2Dj;fy,D8%8_&ecQyb&j[!C]H_.Ra5)R6e0UviZ06&)jHa0fU0unU.A3ikcuu3l/I5fEe50n9d!T]/e&[!@(I5Lt7A0RTi0w0$FH1h,!GXNbik>sPp",
-    "FaRHy0Wtssy$_Hak>s.(H#h(vmH[vTBQ,g<5)VK7x/J4(H<N_Yi2*e=01ph,7A!J2m*iXs+42Do2!OC/DKs=!9xo0tH.TYQ1vD_:,X[+bfrNA#GUA&71[V(k*OO!#H2<0p1>I9x4+YzUS===v0aX]@",
-    "01K780RmGG37X8I0S=+wtaJ]nfSdsj6ZDE,4VAnB2Gh1P4&MO[tQiCEieCp<4+X0O4,;0)bRICr0S=<Pkz<.30]fRO4+yLS4b2,3wf.fo0Wqut9].x59]tl32V<Te.pCc7H2<ei01V8!S=]PV4+E;N",
-    "4(Hzm4C($^4+g7-MGp$2,Z/+M4+F-m4Z&dw(T8pY,Lpmv*eVYN@I/w;BM$*p7&!nQH:;8:3gp_54+@VlIR]7P0y;oG4+8Zd2ssSpigW[m77qig0^g-A4e.P99]kb210M%900&GD1IGa$0W.&<GXNVj",
-    "tOF7/03Qf503QuAks^Q4igW]z6%Prl10NAI.pB/l$S(q>A@b.<fCC1sw:%6O4VVH9)cj)]Ii&od0S]xd!T^2C0SCwd36CZsH87+C4+reR0WShJGyo3.pN4;^894wC1CS-U1XK;n:,^Q^!lGCXzN]$9",
-    "mn$CuG*JoV1s;%9kR_rbH8ub*A2l@rFO_r@H2<.tG<::P[u;iLH8cP(mH[*_024Hc1s*enw,FzAGSC7amjN*V6ELne4;g^IA0ail0w0zEFpwr9GdZ#W4;v.YA0RXUFO_r>Ir9V)GlCHfqA(wKGypG@",
-    "0W&wx0unX/4x%t0cQgPmmjN;1&-k,P01rQ+FdrZ=03V70Gw3Z34A&MfCO0wc!T^F5v65s8v/9#k-lE)5BMns!;bU4#p&Ks.G&2An5j5T,9]JeCAP(Ay0S&:EWFG)H%=nW_/f7b9*bWX)3Cd_<0-:CB",
-    "15=(Y#[mxmlpq#300$KaIR)*-L.*e<4+ZVNVFDu$0aXZ=APlPeVggeS36]kA4+,,29tUI(1LXl90W.&<GXNg]G=>(IGd2JM&.hU%PZ%@,4+ZeMH4h5DpE(Ci4+F-m9]1Q27&ZVKH:;8>G<^U*2&<AS",
-    "0,OREH_/33Hmn052[iy85j6lG0yqE->lE%uqn:Ra0Whos9]ST04Yvpb>kv=xTn@4U0^m0HDhbMa24fD&dkvfEY#%N&!j(r3&.h.o<XP<ZDZ,UU2V<Tfr6n%_GByAo06Cgp6*9SHA6>,/!T_ZgGBL6N",
-    "4:#.:0WS$MG5[tvF#sO_HlnF80hIy]g9Plt0Y4ZtGco@ZGK!TC6EV8[1P/u6n*$s-;7[&D&W[EM.+cF_kopKZGB@6i0yq*i01oxg5*9T6ya5CZ8#X^)+1:=Wm$(5EHysi&03J7%0S1Q2B<Y2r5,.P@",
-    "*1,W5GXMk(9[<K&A_84s8Z[gQubc,09UlWTmH[6HGXMn9#1]ekmH@zs00ayl0XRVetO5&N5jh.NzKbCb1C[]F1_dQztO6b]02MF*1PmQHK:)&e0(lJV!T]yu5-g!I12vWb6Ey%1RT4D,4Uf421pJv3",
-    "10Mn[3>%8fp$@n.y8-6p13w/FF>r,z1_vc=FaRDh02eX.4+iYQ0S4l>90;o)Jt8;a9S-QV1px-S0#y..01oa27cl;;>KO^50YMTo01WKH0RkNZKMw<%1s;@DmH@ql03I[]7c:A4;7[&ChVljrn7080",
-    "vY9#;Fx]HSA^^),8#MqDHvk$rMFfzp92zkfA_,Vu8#MqDHvkMp5itM[1K]<1s1+JG-Hv=CIXCMADl-;yCp9tb!T_P>FgEN1EHgC#1e4sl0SE933)Bh-@vnW]!2uLBkcJ2Y-Rp+t0R)V[0S=Z30]dyW",
-    "1@d@17BT/4Ge7@(4nY$)/;e-$0RkNpIN/B%0yvfdE-%p&12>[mk>ry42NyY(0U.UlYYzvQ1^QT%00o!$ItSVb4weBQ1_C913p3gY6FA)r5iDyD0YM)DIfe@b#@!t_q6rTJmH[6HG5[ktIj-&1mH@(t",
-    "03k3eYYzdI0TeZ*0^kiH0TnULrUnlKmH[6IGXMis9x#:x7BB!6GX9>s4weBEF[J]w/E4C2UJ=2v0UrZ403QZ40248&3l7/]7dMsx1M!Rw4*<]GH:Cp(.,!34!-m2#12dKZ9]bi4FAFv]<Cp++=9:H.",
-    "!T],&!bU1LGUf:)H!_L,H2<Me02;:^9]Jkr3KB8=8#Dj]hYK4w00Xe83;BwC<Cpa$3LZM.cLUNs3Z91n2E5je0TeaKh)5qBGUUPm4*,zK5(Al)WCkJ+1G97tvb0D9<SSZ5z;(e^4T,D)FF,jnimU+)",
-    ">SbAFFfiUi1I$1#1_D<2Xbj;sGzLly<FEQ6f=824>tF:,2vi:dGyoVg03RSU.iY>BxrBiMAGZQA.iY>j#sM^l0563BHZcG%tpPSL06&HSHZVEd0w2Z!IMD;!h5-^*01r*%!T^R9051kMH_/R!F#rz>",
-    "%MK3($G%A;H8+b52rv%,:<yD%fT3g$A*PvN4D+C54-ZGIU/J(Bi)0TXs[t4:eGeG8-A#&mi-H9rAFBZlfQw@g8LI&g0;58e0@K53480T+GXN7c01qhS!T^yL+<UZ4wjK%O!T^DXe,9Jn!T]#26$Y<C",
-    "ZUgjx43YRX4+X![YyizA2O.vx+ZG)-00EO&2+jEq4,MVE4j)4<*%lcyiv$U@Sp(+bIWGn=Ipe]s9]JXur8*B2:h*vD4+OSZ4+K-X6sL<24.O=h0SuRnWG^Y<F*)PH0WZb<H8^t-g#k4/01nZwp8*e>",
-    "0o(!_h5.4FAIAYP(FGrc0WknCO*lE(785Z59]t!89yS0D%MJ&a4G#p>7A@e801qp+m^CzhgA<*[m^CzYgA<,dnwVq[BdY,kw,6s1H:&]30yzL3GiL+vm^Cbc4.f4p3gX%W4,viD0S7w[*%l87/GZ(5",
-    "lId3uDA=VZvd=-t6E*XUX%RT,>hAnM-lcqFG;$$:9]SUzy9*y0IpM+q7Bi2ge-,6L-lcp_m62a8I4sw!5fL*.9].wx!T^yLpi_3Sl4J)W3*o[67dX[P8#bi+3IGu/0W2>67&!nR3O3/w0R[K^0]jyu",
-    "Gi<IOIm7@9lePl=wy$jgfdT]j1fUrTPzBqervV80&T#^o2*_(HA_Q6]HwQrmuK=l0+5sCm.iY>WI5hwzGBf^:GB7m&03HM-4+@YM0Re9h5#+)FFF7(Wp!ow20mPaq3W(xt4xWXe0Rz(20^mnO!T_P-",
-    "GBW<V1n^i=4&d%70V=*LFgfJH0RbihE)Nvs!T^CC960#P10Mu905UZ)GXOp[GBW<Hkli-A1K.H48a3p;0WSnHF,8pJ0t7G#!_+MOwgU-<%:w_(2B94a[sIS(1P+4)KUg(0HTcT]A_8AQ0v[VN>[#$W",
-    "%E1=f7%<2b%L6PiH2=OHF*E/Nl%BBx4:#n(0W:u-F-fo#>[#$f.*hIkHnN,$9]JYy!T]wO4+et-37^O5g19_a2s]+]FdY*y03Q)C.iY>9p#cTs/yDCx0UroB.iY>SFaQEg1fJ6aA0[[C!T^!yFaR$@",
-    "F*yJuF*yJZbOg)[9_U/w2jt#zFAX(0.iY>z0W:x-051+SHr<9F1wjJc>X7;:4/UaF0]Z;T,S,0nUIT:T0^mUQ0und;E-cp*0a*aGO$2%$8ad:@0Y42fFfrxA0R*]:84m/Yr$HMvFcvoY+ztjL4+EO;",
-    "3IxXl9].>+!T^:SG5rA#2#L[5FElqW.,!33#MBG^i3JY]kOBp_z9I[d0vs[@1/qX:2P6*z.,!3U133T%hW[x)2[kk_/E4CV8#e$JH_.dT10N4G/E4CQGug<r1k4u;2.E_8B[ehv9_U;P25/lU/E4CN",
-    "IRFPI4*[0^4d%iD4!N^h0<_gK4toz2*<]Qhb=>npa0A,]4/v@x0R-Ek0]ngCGA^eRGUmbo1o5MA0-CuZ2.E_86Eu.gHxC5t6dp3:!T]zP4+,YN0T4Gl4!qeuIWsji/E4Cl88.Kh4*^WXMh&%%WDS+[",
-    "0]Iysq%-AQ2nei;ZXaYY#rFd!HZ$,98#l5b0[Wr<2ls&$4!=Yn0EPw]Gq3Lh4+iGK0S9*v6z0MKDK-.wFBvyB01pAz,bM]t@C^e8v-z+ds+UP5H#dv[4@JrQ0S%b/V-MBrHxe/c7cl;^xyl$11Kox;",
-    "4-ah(V,CmXJRULt02:bUqCF0*0v@r7wdrgR4*CHpH8^txG&uGL4+iGK0RS5h1o[CV0Wkm/FaRDg/E4CF2,<=K3EirW0S=WG0Us7L/E4CD-iqaIHS7,o:g7BS8s<;Q5H<KC+X4#k)CwO7G3LSn88)(t",
-    "5d*)iE(D#HX8>3,3LXI*FAOy@/E4CaGdYy:10Mr0x4[7b8U!K,x4[7d8Xq1u/E4C4Ob,am-sZYpG&V8j!T^!zG;l_w02%^$4-Zfj0k!5G4+@eO0Rtcp8><v+(1BSW3pLW:0]A;01EdxRodgKq=#cUz",
-    "@4]oI(*+L9DGvp$p#vT=02wvIKrA=i=^7%TxatER4m1ES1_<tP:H@9>9]t!N0NNe_qRFZO0+QrM4vZZG-t(GuHNW8jJ_1[q00QX=A4WLa9wIh101k8#G/T:n7B.8j3gZbM3=&=z0IzBe+a3YDk8KYP",
-    "+a3i$0<:CB4niL(G^]5oT<Lgh16_q0wR#U4mjWa/HuMb,2HPGaGcbA&1+*C,95;42KMgT6GW8xFGq[!n2fzj&0yL^C0]_1V2,l!:1^O)H.!uiG$s7Yo4:X9:11:o+&mIoy0Rz4P9]JY)0UI[A9W6FB",
-    "&mIo]+@(<Mvh,CC3F,kK3pD<;d.uxv0^HAF8aMz1#]a4eEDGp=8U_j(5;fyn0g2QD0.ty)umKMnh]_iGwy[AU12;&Y1P(9+$$keU4*.-@FAFj;iPQrIiZU)UG.pvf(W@&_4$mG1xB_^=)B>I[-n!9U",
-    "&mIH*uNVTLEe[5q(gP0xwSff:4(A:lF#rbiF9X:Z4+x[w0]W7.0]u<S3dUv)/N/+8I8z7xj!+Jr3K2P44*]Zg5ec_5#Q>gJ-,dx+A*!eb4-+!m4g.*&4;;R+4/S_d1[=m44)O&UGXM.Bp,&Vs#0CSR",
-    "6$@id3LgVBxgQ8p4,dH;1r!O!x-+m)h6EoWHvk>YH_/4eF#rzRngI!c+5sXtHnbxXIpG5yH^eMr<HYV[4D=-z5ILwf0U86kkPHpjkpu%i2%.a-lCe+.S@:8v4+Qtm0]PGvk>80M2nC281yc>Mkv$SJ",
-    "KpQ#90V6Xo051tMFaRG9H2<nq051wNF#rUq:Ie!Q5,<K8hYJan4H@7t8Umz80sS5i1C-:)9RX+$1EBVK4dA-508j.nyHy,Ay=-h2n%X!6wt*NA2ECF5FAX>100g]ZI1ZQ(9]1T37&ZV4.VG(VIW*e8",
-    "1OdW92U,sby=-hk12i;I0Sm/O1dQP!B[euV4x.4Gxtv)Iy=-h6v9]-OP6><508j-#0SbuWe-qKxMgS!NgwQMo!$uo6,24Lo9t0*24Z^tOh$9aXy=-hkIW[/^4#C4G4T]Yw9]1ANMlT*WIRFZo,)#uk",
-    "A>/n.26ztv#YQg.GdQV.0t)r)HxCrWMh,e0GQ_z81Tz2:G>j=%00]7mMgp&l9S-NG0S>9*Mn42IGc,mCZvZF*FbVXO1>-GQ1hw^p1k_-s4bRE^4!7!K44N1Mvn3Bz#YPAJ&qp5=ImJc;:a.xO3OB><",
-    "3p5)v#YO;+eh&k=k=^;60xvT(HN[2(.tPJF2*pMRmje$3y=-hU1_rZL3lA9O@_wdZw3BKK$0s5-FaRz$FzEaP4wsW=9]tf#9^YACF9k6-00H+$2xt!ilkN^&psG+FHJ;WUg*g*4,clbXFvKVy1vQ=X",
-    "A4fC*9]bf30<4it&-bt[ttJyW01pquC<%ssHvlgcGB=M&GC2SPxg@%U#3(NWGco@J+/(C$7@90Wfzmw:2E,=dG&neV4:Roi0]50A4,La8DKa$x3xNm=1Md6,88;*&4+8h0P8BtRjBXDEqVYllNe;u@",
-    "C-[XP2HA[F4+ZK00(Bn)GVB2wH2;:[v_UL@4.N%R19cA;!zeEYH!^bNuTBobC<42GssRnn@_w5byr2OCUk;PsC-+E215FPa!zd#+G/u:k12nP$9XT)!!zc^nzyt!k4,XE=@_wp)wGkf!IfobyzGMT-",
-    "u4)G&4*]p]6f^tfA22k-C/<iY._IY9V,H8gC..<>!Vw.@Fsw%^2skmtC<%msHvj=u2<eRxC.CAr4*^JyJqV$ua^PbmC;6p:03RSY06%:*I5+;g3&bc6p@:aH>^&BrpVu)1y7<E;tMEx51u;^a2Vf5x",
-    "#V8Xw03SU#03RVZ03RSY003$angPWqCOItNsss,N#V7=))jST<lr9iC)65V88XpHa[3bsLG&eQ;1X:IHCNBjyFaQSRtON]jC--@eHV+fUC<VKH03$at051tQGRXlS2[Ql#S@5hn9]])70X7ZAC-$,x",
-    "as.o)2lyus0f#sRxY#NhIH_yq4$;-,1vK;WGdVXh/=qaR$QvI8HN(hH4)E7*0@oluth=5ep!ow1krWg-BmlD)9^hVEw+[_n:A;gNHUI^t8aVB_I]JdsG6+HkUIp5w1]JDA]AKr6$e/L_1J%I.0LL_C",
-    "i3.l=9y0jqR]NN90G&4q[e^w!nAjEx[[t2=m&1Dlqa*.-1kiI0+V%q!Hktte:/PR;lPm,J[u2YHgiH;wgb=.VH8tHI4%u/ItEqqi4D_A_HZt=Z95T@-0=Obj4pSI801pfMD+R=QJPUFeGq,FATnoCj",
-    "0unIO0tQbD!2t!d0s>Al4!X4h2aqKyH8aN_08j:#ED6D!3.lP62&p9(GLS4U9XU18@2#XGH#TVwyYdPI<3cuT2Q<MKoqz!k1jjrpEHbDC9]bo-3(wyW2K565BN[S](*qv^IrW2l35ll>0m9:92OJB*",
-    "t^+0LJ@XOm@2z/E4+77I0]Li,0K#w]3=bQI4.NMp13xP.GdBPU/9*-!4i5=n@2#,)G%+=,Jv1:l00+hc2,5/[GySG30++fl4+V.%0]:Oha^ODo@2!g,lf*(AF@cvoE-Kr;O9t4oKraO@IhXkZEipC#",
-    "9]ket1s*n*1OUPg4+@o56EpxGGXMza.y@<)3.qi,2s+=eKL9l@G5Pod1:*,EG1cNF28xie0Sc7$1O)xz6%-gpzd#QMo9[6%0y!^E1q.4.KMmR41rG/R>yY*p!fF5q4+FIU4+[VI0]KiD0z<A@Isf.r",
-    "DljnsFE%hU01btV2m!ED4+Q@C11_8sG5]j!G&M8-4*^@;CIh9&ZU,U<=06Hs1_!2C0]dg=6adk31D/Ef4+enw0^8wW2YU*E@2z-&*$)b$.p:1T)rtWPf%yY31UNYW0J%-AIu3#P0]WXG41xIr1TYSn",
-    "<B-@>4uSatE,=FOIUfZu=O$Z3[Q(_iIfD5E2&RtA0R=<X1sfkPHiG#BKN2)CH2;zW0t3[BKMsQV0^(Ot%n^ZM2)MaF9]19f@2!L(01Vg>Brr9TH4cFxKNd1HEQ0w12kZh2egmxxBV8.@3.^[&BQZ39",
-    "@2!8Yi2)Qhw,gHZ5f1^=@2z*E7Y=nOF)^kOIS&Gb3k^S<KL<%20=SP@A%OV.KO!;QFaQ%Y*:whw2M+_+@2zx^0uH.f2BFuf0W2[xgY*LifV*KTGC8kh01*N-0=LFm#[vY)2OkA9#R3yK03J91FCaKM",
-    "fcXOe&L#rO0t)gU1l$4!%l[z.y#fyaqM1M+2QYy712Q/.G,<0*fcXOyG#Uf4yG#ZcFB&o]fcXOgMjSAJ@2#-LGdVc@1*8H3.hu]Lj[$)B13NQ0Gyp%L0W&!:052-rHUI=zyGH=C1,SzUx(=J1@2z&R",
-    "!4wFR69GXVi_/,(@2z-K0sxXf51Rpi@2!m.pQ02JHpT@Y1u^s70[]Nd/:!6a!wU_5fcXOga0,R=0][=+GBJSp0]KSKYX=G+.ccy69)S4+4+OUj0M[T7RJHd5KMXT7F#tR:Gcy1U@K^5MjxP<ghMfTe",
-    ")!AwX]11vx)XZNW4mE)H0]2Q647k/k2,UYBDmOH=t#k*F;*sq[9XK2lHUJzpmXHAmsKgQg,w>DB0UbA(w*:$z1J%MU43q-1zOF49Gx3!N4CaYZ3bqO>1vV>@(*=:#RSn_<5d)l:1P;Z!/:aS-GXM$u",
-    "n*#&u1P1h(5eCi&2OJBQ.N*:klnEX(kRS)q2o8=xUI0uByX[69F>$eb7d1JXIS9D,P!B!!oJ]iPndw6d-.$1TMZLoh36Jf$0S>0fIS(h>p+XMDLk]Sb7#[=T.&hE(0Np;c)]gfgH@hD>Sq_w+0^oN-",
-    "-0PaBHo5^>mjeieX$RfgEfO,S$Zih.wmJbG0xk_&sNDn_1UHj45H.h_lF]YcIfYOzH#37@1/8m&6f^ck4s-I&/%]1J88ZM2<M-I%g#iG(BM$/2BMws,HUJ+AGu1UKI5PkeIC2W+u:%NP3elzo1c:P%",
-    "1IA+o$Xy3d28kRA#JiCJ1VIS#:-fw]GSxK)!rxi^n[);/0S=PKr_wl)2oWr:#3l<,=aK>%CJznhVLuQvIXJ7R0Y5r3GBM>14#1/q1L3/F2O.wOtEd4#0Wvr//3x&5+2;8-H=Wo[m;94l.zWFP0xk__",
-    ".zWsw9_CmHr_xB0IEv6v00]A[VF0#b9]JJp0UsGM.zYVrGB@3u4C4X,MFYFBI0q&O.zWJ_;l^a,AP(nc486H,4!X],0shz=4>M<31d+F99_(5^VInXwHxC%gp#/c:BL>.amj<2yVF4<y>yZp=IOJgh",
-    "y&MBm2-=Z0mje#uVFI/R9W%65BRDmNI3EKsxda_*HSMPX2ao+f1m/J$4VD290-ll]2K.:;9]JMaU.9l2Ee]NRvBd!]1TZ+zU<t_6Hvl3qGyo2C6Eo<y9_U<x35&aq0S=w)U<rnVGypFZI5hwvI5q$d",
-    "LLV;U&]ohFI5>]Vq[(0p7nTAD,t//GF>r/aoGAl&FB:=A;xz7C4mh<86EM4GF9SF:yapUM:-<e+(/[IgH/xxF1iuY01T-C%)g^XX4/SKy4*Q4!Eig3z4(tIR0ynr]8#mlt2deyU2P6*%xsVMX2[Y&c",
-    "4-!qf0WS(TIMN9mILVR+7%[M;0R]<z0kv^lzu*K90/8fUptdw08aTFKGdMXc#CZ.@umK!100=(<0tP1zr&0jZR^TxX:H,A77as#OdJUHt1IW8:2O.vvwO]Ixh[FL7FtuO+sYV6*OD]10HMC#=!09If",
-    "Zx08wU-wpV4+yki9XYdL0Z]>bH;m+8Iam(:)gK6<@Ew6GwA2d=BAVSq4.F9l1pv+z4^Gj$9^6;GU/5J9ZUo_:2*wr(l+7&.6!wS#2VV_smM00ouO]-afU#T-BHPJCA0ab=1Rs+DGO/I;+dKfKPY(&P",
-    "U.Ag^Is)#>It/7G6E=u9016KW:]Q;!GdM8,3tbd,01pI-hXn;(G7h(30*Si;4,U9s19BZU&jA%T03Qf9051;XH_.]s03QlC03QlAy.h]&2-c<DH;xKXI5RXk01M$hBQ!aj0S=O;4/([ZGObhss)aWV",
-    "*)ax,P7fK=F%dB_4+4G.1Ledr4;Wc^9_3tL8#e$JG5@qtiUJ1dIv)!#)iDn8jtc<e10M$I)d&ZW0uL6y3I_MKRu4RvE*_H[mM$+*IXBTUFLW]E01n0m4-Ile2c;Tb4:zoG16L0qxC0+iHTkm!4@IzQ",
-    "3b2k70I7chtO=0ym.]sGtO=u3mkkdCp0orX8aT<>6*thi1s*WYlK^:hw:b]A$^tYKq5^hfk8TGd3(7GA<e2g9W(/Qa4+QUz1sFF]9]].eF)KMZ03$g$Z3yEG2wV!vF$3M5G6REf2DYjj2_Py4&mcWH",
-    "G&jmI3CZ.H8#0uy83<*>P8l/MD/axT$^ti,046pv02;*kVgMclCJzqEF)tA^F#s.&H8KDX7Tfb^4$3hfAvgdoHZcGX0:hL(1Gw*P4$3hv4:dIa0VV<34-0EV4mt;qECTIe4+Y9GBQ,YwE-Tm*0j^g4",
-    "4+G!.9_v[tF)su)IYtR<04M<50J2pFCJV]j0nc&-!S7HGj+6xnqX,SkH37@cM,NrWF#=^mG68fC8.3C%GBY(fHy-/.$uTT7HvlgMH8ubuHZx!!H!-aEBQ@Zt2+1)Amje$3$uTW9HUJ]zG5@+*.o*mF",
-    "7dFW-1i:g7H-*a<OAg2:0Jw1j<_i;LImj=rm8KB>p9&8q+qwY*mM-!kA4N6AF)sr+GQ/;gs_rH$0S=_,2(H#X4,S<@12#4:GXM#R;LQ9@!!Z*!p<WP84niL(Hp4LlT=%<:0s_$G>o4$28.qkSIRG9v",
-    "00fc-1)0qS9_v-jF+U74F)-u#G&nQ:F9SI.wgwEAoC5_Rqe%xO4*]n5BR4ky9]Sk93Ilf!HN!CkxULNX&H<h!:-VSJt_;8@6$vm2!RW-S2P6+3!!ZMM4-sTUFA6y]%n2+pGLtYDIKwdqCl3L@F&-Sp",
-    "2DL=MFt7n18a2Z)BRMtz4+Nn4Z5%YP0SJuQ0S6^!0K+i>%am=q3-B<&4+8p@G!GT]%54sb0wgjr03R>n#4!Zr5(2gwA4fCAF$!/3r4t>rGsQ742Q)MQE,N+w1C9v_2mgK%GCBcu4*4Vj(@f:<,6sz[",
-    "z%3skHUJ+WHvlhuHZTAm3<gPk4VTbu1j]nh!4;9tD*(y[4-1&20S90Y8pbgrF*Ak)A3ZVvA0apZA0RmZFPi_1ImR&&H_/pRGdTbV<7)zEFg5H51c$*h5G<K12/=_92[SnW3tbg-03QiA>b)3mH=wmq",
-    "Hy-i$#xVnO9XQVc6*&MO2[@_C5H.iDH_/pSF)#oh3N*$s1Rx0D1^>3QI[Xa.!jS.C;D>!^G3!>l1D-]DkO&z$.;:Dp[IzKW&fsqb>vI@P2Ij_:0ray12-rn#9^GE*z6CBfGx5no0:6]64+;21H8*E3",
-    "12r]Gk>8W0fxcG&$1)XUu!0XDH)6x16dw&=<Zby&C[YfX#0C#4Sr2IF-0zBqgaQuI6%Qd[53_v3-0zBL=9c>L+_5okEKLTX4G%z7A1g8T4G(zG-0zBm.pLgEULPPWgANZF$lweQA6=gT1jOJB4-iEd",
-    "4_7W9-0yt,2oDGDix3JU0gnm_7=aYFKM*rCH[Y,ZJT=2q04>B*:.^*uG%:ikb>uHi2kzxd4CaSH5HtV])&U8GGzj]iSPsHD0F4C;0YeJj;lTC/Ko17*ix4X=HtQuH4:acKVF-KR2%Gd$4+zV+eIYS4",
-    ":4rfH+C:_T$%AS;0y8!=smLz^=@(pf0CNh)Lj!9DlE8/o88iPv0Pg]:*#Qp%$J@778v.kvu7xxLR2(hJ;qn1/tQ,#<h^Vw+4l)uleh&oQPaHJRLIaS*TptcI&Ac)W+KNyTGtB@H1=I*o0e^(<9ml_7",
-    "J2W=fq0./xflwa;Ig,=59]$:^0uJ:AF9I.v,!^x]jVKPE7X[##R1XH%.E8,zi1^F@2sO1r4+xd>TnNG4VGj^in/B6o&FFFi:OBu8uip$05VeqMF9]d,o^dU0l%r1urgH,K%MlKw83(k0G(QO]IWoLU",
-    "E-uxN3XzC/4![KguSy8xzjX@5SqAY$4,_)rLkIlpi_#_u9y5Uj0o3tU4y*(QkOBgS0S=WFgRKD=VZ<445jM3>3(u]u9]SYUvQ!4_&W@_I=Nn5%;t:K*Ig;Ef1C)VU1Drh=Ir-$-IRFC35)O<c1nmL:",
-    "C/1v;02c<98yGOD1O(<!TnLNfG7h(m2PQZyWdr:=3$6nUj)xoz[sIHul:rVL0j[iC4+5]i4+<#G69X9z[FNvS)xrT2GynwQ[u:O;m[JL^:R^HqpyUh_GXM>1oErm#at[^#s]+6nFaQa>;>mn51>XxN",
-    "G6^w&umKMRiIoBbtEnag!.zyRIj!4i4d0Cn4ZrXc1f8%_0I:lN1meF20/W(k8phLl1J4Bsy/X5IH!]eXR__JriVzO<0^pV-jxi4)yyrwONisE.ARj(A=M+yvu/7(6nzIZq1uZeI1P/+!wGj=g3<,sP",
-    "EX4!]i&PI8!rBWDJ,mc44>U$P4G([p1Rn,103QQ400OqkZVej*%=;pGmjnm0fLach1O.[R3(mt94:-QhA4NF-4[G,L4G(]X2oDFx-h+I81^!tg1RoJJ00+C(P!9#44FYNp8QKURaWSN+F(1$YGusFs",
-    "1_L7mGX^vh4jUg4HJJnk<v3Sc05q8d2ly%vMcfD.aWV6zF(1$YG_EapG3XTusDuwM1^!zk1RoPN00hv,J^(3-HO2%3=IQ)a,v^RYH2<#c0W]-*1kx1&v,t@S2ATvP6gL0:Fb<Ne[80m]I]6GDM&Jk!",
-    "aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-tI>3m.VcsJAg6#[oCs2o3cj3Bs[=2jYeU2&Kvq4+8XR4+HGReh(7Ete=n_o+SyIF9)o+0tvY#36bA*4+WkjF9tI+01pi7BpfoM[7VCl",
-    "0S:/C3h&qg88_GSHfIK34$iPX9x^y>1@5#QUJA4D5f2rQo<WH]0S=Eu4:^VM3%LXqH2;+j+KT^T[+MM2$wm(Z<Q[BG6ZQRi4+60=4+2mRAL8U*1C/,r1i6c34w_<.4CCZp4VJ220/hB^K+^L-4.NUT",
-    "WFL>MGV4bN)i;$BhAj/As$LIxvWsLNNi<]04;:mxV*]&H1@ejGUJrP!i)0>30XEhG5-p)3Kd!1;4.e]GWDiNd0uMr<i)0lzzXC6BH8sEjAD#g;[[#[>039@]3LkYg056:ZG%x<nG%)^kHvk@YIMxCm",
-    "o&hod1Jw=7KRK!j4.OrwY7cJzSr0F/8xEE50]eA]4,JrrkpT^V*ZE!#FXR1P4,eP*UJotd[ap>:*ZE!q,2opGG1&nR6xaD)4,m<5V,Gaf@CbF!Ljbr!4+x+G43q*757+r#0L;<X37@WHTG#nrKLRs1",
-    "FaQp(<oWzj*ZE!#53HLz4:Q-KUIzHiVIK%KnUQ52HUJ6Hq!13*@CbB14+)p&NFN9@00v;W,vJL3kHMe-4xj<7m9YU27TEz8H_.d--/Ba]QV$Tp0S/6u0^lnn@Cb;_01Kc45-g!I2sQv812&)[244:W",
-    "paUNXHvk>GHvkOR:jDGHO8[67.Wd3V1PiC;umKJ]1eBiy3,;bDG9C!$(;K3M>fG:;6f;di48vIj84LYS4X0NFu^2QDp&A3!-BXF+;h+9)]56Vh/uaO4Gyn/D9_v]0PaHM;3+wn=9]Sh(PY(j2k>,.K",
-    "u)3fD4e3u4Hvk+s00Ph[39z.^0S=PqDg^a,VgU-uKse^67dHSO2sP.X9]k!9FCH-7:Q56f2MUC7A2:McPakkK<7hHVAn^t!FP[N6H0<6hAns2u6)@jKPcJ>)HSkX#aW#RNr_x0)0Wh_dA0RdIPcIcQ",
-    "GxJX@YcV$TPcLvaImZMa&-c:HJ]7<8>D;SrF*Em1FF!Fi>)i_lHr/+U0T0jt-s>rgHuz636)@jUPcLgRIQma7a5gi;1Ru^/GvWvzAU66:FBUN_@%fP_IRGzkHZ>]BAJG9c-s>5Q@%f.wF*E#6FKaR]",
-    "03UHSixwZz0X5.X4.P(cFBLH^[ZB7HGBE%<a4]44oCF@%0XF>m3*gvZ7&re.2jGCQ0S=U%P!9v.=F0p[p5CAV2ZB%u&v*y*;:@CBB<Yg%-9CNhfdLN&xFrt=g(Vy^f/_l.1gk0!1%ps3F)#oL.(5$o",
-    "0)tQvv)c*,]BMg<ArB[oP%m0AH_.d71PX:w1ee%74+ieqV,Ew#(K!zhj)Pwh1c*/%2T:mYIRFOdFb(R1WfU=2wFVCZicl=$HUJnnmn#nficlXwHsD1cA2t9#odGg2G:cFpGBLwB4dO)_b_XSno&hp3",
-    "w<n1Cm<pnT.V7!cHaOS.AD-m<01@O:4;pHbFCaEK!2%zf0XdOS2EFWM5jMP94[yQ(AD#g+zD)$WtTG)pzFHr4Hvm7M0WvZ&*8&nV01m)fFLyUH*a9D)0W.&,H2<Dk!dfpNH#ETlA8j/N4/_Le4w>H]",
-    "oEi<gnNS@$01p$5m0t:z1>H$p4+Zhv1p*<v08.w-01KH/0#P3bH_CBt5t7MX9]1U,P!5rj3JjE%UkjN_1l.827BSfY7d8M72ANO_3G0ta21*YC!2u5ebQd/O3z.*=/!yjo2:Z%,95;>2;UY[zUk;GG",
-    "10M,F03Q%J01pD0P#ie@3zn5%9]1X-P%i=AHvkRmYz)rspaBmCnNS^PGT[UsIhjxo5&G;*0SlQ:A_H2@4+ObW0wWIqQx@P/4*[7>4+QVyN&@]K5H[Zd4*[7>4y_&T4C8/b3z.*=,2opKG1&nZH_/38",
-    "HlPC!5wL+<4*-1=4+Y<wpaB=.01Ki65-FiF2r_d51T(fG24N2YqXQoaGyo3:+*Sr,4+EW09yqwii_$A4f)Wdfm&ySSolpV:8#bL#0hK^rxsWt30y#0APzlPmG6]hf29cT&9^6[]Pym_[MhoXp6f=(;",
-    "+Om5M</*W;4(LxhHZm+F9_w95PY(pGgI=aj01pP$p8+2RGV[7#4+5+N2iczi41xVi2e*+D3i9$m28&Y-t-#>TzE22<;27:^J_%M(PYloDULOW9=G=:6jG$&O9x=iXPcKX]G5[].F),<I2>GOhurVLf",
-    "0XOtdFCZ_6=,nJqGBN,!KQc4@KX5THH/hI>(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[VN[5f6Xn2oE6nPcIcRG5[]<GB)v>0UvNNodh4z0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%",
-    "2oE9mp8+owGBW*7FF!Ik06%asF*Th857PnIr_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^053o<FaR%bH8Pz9AK3vlflw$lGT$T$z/v,Guq6)!p1Do]A@dXrn>n9;r,^my#Fs$].]PjQ",
-    ";m,TPP%j2HGt4Cq4w)qn1c[&l1c/%#2y>nw=TY/O:2;<hRSyG*P#rY<4DJ580S>XMpaBH/0S[Y/P!7lh3W@tzsM#JL2Q_AwW*RjB23HQKGY!d!Uk;P0P!9,H9]1W47&rh6kWeBvIg3=g1e%^$4w=L#",
-    "mxx_v1Dv1%A3!$%A0Rj2MK7KKH8+w>1mw8_4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP[N6G1vkUG5@,h-6)!GH_/r60X8y[Pz1N%909_y4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]-w<reiyvI,w^",
-    "H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-/1_@eX1@iICPz/@01>l/&0W$m*7%<2rmrw/E&.+m./aygsBMemygPmUsnNR[#4+*lM0S=iFtvUx^4+G<=9]1K07&HJ5olpYAgF+7%,vJml01pPAP!9/<",
-    "=DGBU4+F-m9]1T37&ibMIJxT>0(Bn.HLL:.0,OREIRGC4H:;962[Zs75i]fEIRFn7+;^BT4v9<K1Tr]7:17/>01c*[Uk;SVP!9=$%%uSbOb,Lc0S=Lr7&8C^uTTfktFi$P2%hO:4#HOrp@KqJGXNh6",
-    "GK[ze4+>8TWCvsq1LXl90XF_@HUJK>Py(d:Zx0vW0T;&[4*]DO15=(Y#[mxmxKJH600W/*UI!uztOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkMr$)y1Znzu0%H_/39H<Z*.:8;QsyzBx8",
-    "+/h1=FvU6qR^(pB3Ww@J2knni4,2]bF9.U-01oAu6(lz<)/mz)Pyw)(6bdFE8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01c8xd4-bm1LJ5rTE)NBXP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ij",
-    "FHJKs01tBDkqRHv0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=",
-    "1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkCEn@I9My,*B.pB)BD9]1ClBp5Ml2fa@R",
-    "[df,wyuU&Yo7OQ7/b#QB1_]+m4,T0n4aA<U1JfxJIMh<R1,(!U#DrZqH#1#T4*]VU3ihW41^qpg$<2jZC%sTFTQxEO4#)%vy,)/B<5KQx201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@3cXMj",
-    "GyC<&4!uwUvdRb#08tq<xhoF:y,*)OIg3UgA2]R&o&hs3Fxv0]1k$Mk4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zh0X4l)1mxv30*9(.4[*W)AD-m:g9Q:d#0;F.",
-    "hGrjkFaR%_0Wdh%0ung<4!nkDA9pYSFP-H0FxUbjF)-uSKe:ixA0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4yCwd1I%a,1=cOL0wWIrRTwh:3%*bSQx6I6%B2Ah34n$w2V<Te.pCc7",
-    "H2<ei01LiQ1mgi87ct)f7&ZV80lrWJR1Xoy0UrZ401pCq7&ib4zEA]G@-Y+,1&4,e0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec645heb1&DGF1CmW20yIw-G5@+,zEBSdtKmKeOb,Lc0UrT0",
-    "02ng:3BFJV=5TpE4+E;N0wWIrRTwn<4*]YVF9.X+01pY5#03Xr4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p^9m^w5j0S=QApaCBNG5@VC6bB*-tOF7=03Qf903QuE/OP_gIlfR21dg6015=(Xy$BsL",
-    "$+@prm2nRUzRdy()rK4sGp33R3!MH99]Ski&u$Fkw<MDN:/6LIcnL89o)8Ae$ZHCcm/Onr)B>4j1QjYaI872TMgxt)4h_HcGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2Al5_4+c#eG5@WL",
-    "D:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]V<x7!L+c8#DkCHvk9b0tA%#0]dJ86b^l-yOIGLE#8]i2BX9U4+WpkVGNPs7zCoo84nK7,4Ov04;42q4,DVpHx1*x1rHJ5-x@[XG5@jepbQTSgyus8zs,vQ",
-    "47rgO2aTOI9]km;f/:;uIR^E_H4hH[.]+//0^llIxf28J/;(@g89KQI1OJ#R1Nf[33)GMt1Gxzcpa/sO1cTxy4*[PE8#OW#F#rXF$@lTu2>FGC00UwQh6n@liX8)ry#)=k:-<Y)00K8FHaSibHvkbe",
-    "01pT62=u#5A_i4o8#Yb/M+Nbx7!L:V2=%.05,]W9GXMn9o(%y@4+rrH8#zt@*b5#or3;nYs2C3h<(Byd.>iVEhYTAx<(Bow*cc4S]0WbM<aPKyQUs8e4GFdd4TqvH1meLOA3ZXQ2>FwIj0p=w+BXU8",
-    "!UX_$4@Yl8A^^]91fT[E[s#-4-.=C<iINi!2&T.K2.rJU4+!ImQv#zL2WJVo2n3Jl69LWy3ihZc28HDm4*2G=0S=Q85eUkXOAiM05evBoA_P[D9]bY/5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuD",
-    "GXN$xEb#_*1_p9=GXN4c02;p:0%Qa4ict:+O&c<,6E_u[1r56k2KNvT2Z9J2H2;.Y-S:(m3k9vP7!L+c8#Vv_hzlJt)(Zly6Aknc2%<Ef0RaaExby<Iu0jo)k@4l^m.$g+&j/q5Gyohiw8%FJxWfek",
-    "ArD_B2ng4vg8:f&+YtobAqs)UQ3c,S3/ajl5eB:TGY;eq5i2n.=a%mWSPuw_j*bBc@M$FO4+Z<A6%M212;:*$4gs]y2Z8]#j]wL/HvkR$,#@J_1pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)",
-    "I55Ks2.jUj2QtD38#qn@)WQV]P6+E89]tnU3L8026EdG33r+-/8xIT05,T.=P7=bs9t%zg;Hex!GB,[PxB;S2q8.xQ2.[s%1_NHL8!@YN0X3r<29U)(4$2Y*&,kMO1k1<B1j;Zs437pHG[uSo6f*pb",
-    "2M-[>2@:*aGXO6IH#GnhH@_M*4@ciZA_!RC9].)42@(^:00Z=iHV*[D2>!i)@UnqI[0SH]014IajR6h(2;L8A4$AL$4*UrX(NP5(4+nsteFgs!2b^:9+Ojb+Gc,Am1s;<C;6(69,R^fWG&C$U#H9lS",
-    "j)!3n2(7_z1F56^4+8rk3&QmRE,=6x4-X[nMh3s$Lk]Ov.Teipg(EKoI5IE_1pAR%4*V;wzLYKpA>^eDBoQ_k$@20$kCIFe1:mK80@BY.48HUN1Geo14,TUKOc!$(IWsIZ:-fMdE$RXamKXq=AqKFR",
-    "85/U38WS>k5eyvy:.teM9RP+J4+2*cHKP*@0y+eW(FG3zIubSj9]AJ_5-6cE0yqE@H[lfyIubJg9]Ac55-y/IH2;:))&(B]Fgg,B01kx$2i;:K1iu0f,yZ-%N)G^$5-gz;zXA<mmjna*;E;/2i,JuK",
-    "h5Z5#ABTcX4,u]_Tnw/xBrz/Hh++sD2b1Yq4jKcE83P&)g_t&DjV^)e;Sf4KuL2C*xdjPJ0b_th1k^)93:XHatPTts3E!>p9xast4$g%$88w&z4$*=64VaZv0+tXC<&X9U#_cp[&CCcd12Q+)vt0m0",
-    "2dbn74+GH(4*[-8F9gr4ARi>)jR=;l7z6&zMGpn[[Rjj8Uja7@.&zQv+/qP+5yHuL1[<Ev0g%mj4(S6A36ITq1A<6#4+6mMLkGzb42Frj0R-EL6bp*>LJsEW5f2N6+glFE7aTXp1>/1eco[YrA6Ga4",
-    "4+yg,2BbO)odyLB46W5FF9.O/)V2u#<dXau<J0g52L+w:V,E(bow)%8tbh:<1BjPg3bDU$2Dj@h4dl*66EpGy9]So22M&D);^LK<4+Ej;QVFx2S^r#,Aqn[CivceTF*X1%6*4rNp$i0/%S#HojsX%g",
-    "03QW2w1HI#T<3Z,R]G[9G/gOh3Z;8s4+E;AMhV%emjNy@Fd+!q[,FT^9tM364VbrA1)1Xp4,1u*3KKS$EgLlR0UrZ6k+=*d[0ti_i4X%y0.0VlBk2$jEkFZE3+)gNipmZT4Cba14pRfG2;_;%e*]h5",
-    "I5rC4yjc$epveObgpEW9sFq;VH#Vfy0t/I%fB=)w3IoFm2DbAT3&k7[DY&ayEHg0s#B:5v1ab;W2nN,*WCnubqyY.yvj@V7&Jzgmw>pc!2%>5p4#mfH1(e1J9]kh6wg;YPn4MGuOAZ(VFbBy24ws!&",
-    "6ETbt1)T_Dq0bKl[:TUuIp[M9-kgz7,bV/DA1*dAfCC:3G+,1q=B<Rd3iuNM[6+,h0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2i(GLx$q*VyeAq^+kQ6n@nZwZ2i5eCHp3(5Nt2b%!>wMiZ@j]K%$4-AY6",
-    "5hOD):je)3sP7IOHMOb:1%kT+4,uIMF9tF+n+F:-01C6*1]I/3oCE@$2NN<,b>^5LK>f9XLj&;IF99])p9dH/01pKC;N.h+sSFMp4<-4:Tt5[vGd7;H3IF6y4*ZBmF90z&!U7pKfCn5kw.j1k9_;9Q",
-    "6*K<0)UHAU:zW4%>%RO#,].E&GcdzN4*$0g9]k$R1rHjsDIYvD.jF/4QM_jF0fU(,4_7BAc<6TH2M-6YuN(@f[1O,_vJMXQl$HS>H!R/-4#Wxu=5O-$1e;it2a:l-3KtIsyb1/LF$v>b0szc24+WqK",
-    "3f2)BIfD)jqV5(iE-KmS5gat&:U9%2tRV$+4*3TH8zeS3oCplN3KKX06EFZCF#rLS3I+@gmE-iy)v/2K4+rF%2>H)@y$UZCGC2SW+xK(>x9;X2p#mQaIe<VV4zs2+C=s^895nzGH2;zf7!17%8ZiJb",
-    "1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pA4xd;4:@Q73J(p:vK#@[I]S.g5(uIN95jgv1<fo]4+Dt@FFZ0c02;v<6EgrG5-6cJHZ]rD0%,>-0-]pg4/-%d8#e$MG[y,Z05QZA1c[$O6f<@t4C_Ga1+**!",
-    "i3$$>zNilf*BuVg#8n0AoGw2FGBq^d3J*/j6dx8ai3%Gy01@6*1I82xh!+O/I]+#j8#w;eI57YnIh-HQi3$tG6euz]01pa=g>i*z3=a)f4+qM+Fbjbi6g2Y#4+EkKA8$3NvBUu%AT-E(NFRp*Fx[*H",
-    "4-,QjB[Dex2JyLE44xDT>96+as!]Eb2oN%qB<YC,9]%D#GCI[00,Y,al;Dxz9uF;e2@V),00XB64+)0[8Z(sv95c%a1C9y-:<W@Wa01WM1>yxw4*.vs1jGv-1v9NB4<[399_Cmk2<KP<as#3y0/WYY",
-    "v-K.#4(/TtIQXs_891yS95w(09]C6>IL8SD&/V6hUJmM)0RuW83=T>GFB&y6&/W6iH8%h+AT/;r2>LorIRF.o02nr+1rFHAQUdtH2LqFj7Y*S3VihvV=g-_o2p/yw0312(kaQC)xCH^q4zC6T>liUm",
-    "HPQwQ;+64#6f(jO4)O:JrLzMLfRbGVn&3hJ/SdF*<(3SGH1P,<7CE3U470!p0,6E>m8Dh,fF^-591X>*H77YW9^deb3h.+K8#D6/BRDkx6Ej[91,F>K9^PCmsazi$Hs:ZEa5mQ9Q4b,$/MN9J0ihBW",
-    "H2;>qZVr_,WdeZ^3h<XB:!/9<lY%x3wIweuH#Pt(HZ.^G1o#dUHFFNG1>Y=(L.Hdx47DW%/&nTsv/]-W<(2OtEeC^G4*:EA6Ey%HHvj]v77t7E2rm[mH2<nm01>_v0R,g[3biE-jT-Syw/+32FfxP=",
-    "954U>9]C6#.q-z[IRFzfULOT9<(3RdIRGCUH_.fDwAfJ^AUE-]54Qp35f;K638Dob6gTn+1N9yRyaWyAI4:>aGx7)/IhdSt1hF9ma^KTs5-W/s1mqD6o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs",
-    "2m]s74<:e09_L*KE*LlD5eU(/5(f4j4w#(<3GxUWHvkzq030=^7&!nOGXN7a00dqS1.3FZ9^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl;@-RXr(rf&*>k>it6-l)@9&6z>F1fUuTg$4>d>df*voemFT",
-    "riTv;1+shv.%K-D.pavrI0yfn6AuT+uo45:[WcE+f+@-dIg@):4+Ag&,3AVq))E8Nh7SRcY6mP2I,1rJ23QXa;7uJvDG9=^1B7,DV![U:1_dQ;GXM]e1IVrt2kXuh4a%+(3G)pP1,Q6f9]kv<m-;>4",
-    "#9a#MWCQ&s4xYhy1N65K2,&tn4+o841KQmg2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]h05QSu0_0aKkpm5=rwJ7,o70W_3mE>x9x<pSudpQv*.k:[p#cbm0Slvw1rs-,NeDF$DCvSt2fE4*0;z_s",
-    "lzIXq4v/[Tqp^eTo]hE;+AI$X!Ov6,kE(eG:j4<&jC3ChG5[QNi,9aIEH$,n1&YvN4:h)L0C*0IsTB=T8UorH0-Zo84:[ShcNjN-]0<o<>yrL%;F0j<-sFbo>A&.6+Ex!1jcpV$yp;MUroR=@FfiDQ",
-    "7YgIviUA/qER7lrf,naCz83-n2+#E]2G-720RrF#4yEb;1dY#13F9OQpN0Vezc3F7k<7bNw&yYmgdPQh&1wWD28bR3Z__bD1J.Dl9^qj6oCF4[p$Y>;0SxvY0-_882l39b0R[Lb2X>aP0U0xQ1<[2_",
-    "C._=51rG,QiVy&*,3bP+3kZcC00-<]Y6yz(1O./64*_^Qle_Bi.pv<$IF11i2H/hp2fv@s0S%S%1rH0.$tVTWfeZ>V2=KN[48Qe#F9kI<;tT>Fh6xI.T;hUF3h-g^A_@nieghf</GMFc9]JR:f=G</",
-    "QVyYskpTnNE(Gj!4+EtBHwx/;4-%117C7L50R)3m4:j/t4+*ex2lW3q4y6bO$k[=,!dwZPNClJI5(gg,2Cs4t5uwj80m/jin*tA0[n%R$sUk9CVRM;:TW/6KGB,A4WXre@4/Yp,xA6)OM>eB)F#r!n",
-    "$MFge9*O^E)dA1(3J)<>0uS5-g]wal4-h-V54-A0w4MPE8T$qg4dlNP4/>-/G^ICgWa7UP4.hRi4-%mS3J)M+53ULMvz@GD8SM!V3E#gG4/havoDB_+RSz@j9^jlizY,51pA8Q/(X9jyUJp3YtppBU",
-    "59I[ezY,4>qy,O#2.fw)0R=rI4+HX_RS6:po][@A6gHx[3obb]i>-7a-,F_@*&Z(dI55>iW,kdhHUJqjs[skI:kkg4):RJI0S=;z=jj]pH8@i%RUZX600HJh4-sj<d<VLO00*R-4gn$$1m=B^4cq];",
-    "u%t)>!+IMqLj$Fp0S=U5FA6y^m7NC->Aw6zjsXbI$hrX!5BjeJFAFnYtH<Ii0*H;i6);D@1Sc=vm8k&+9^JbL0UCAHr<a9Mh64@G:[JAXd/9hs1O/+81Ok<GFb;*I0uKn^0S;du3EiE=0S=u6!jAz6",
-    "[Hg&9oLdLx&qNN$0v0&[4+q.zT;E$2MFrDj2#Ey)r4.Xot>%+l;T7&c$3YJRkOCYv@Kbg3jI1#XY!580ZW/SB-0g!GzC-[0fDQ.f1qHbS4+Z+Z3IanKG@-4S0S=J(n]A>b0klRA=S(q0,(wE_#=,Vc",
-    "@]Je]0Dzp&0T;!xe+a[x6Age64,3NXS@Q1Arqclq)KCZC1@hhr4i63Z%pe8cw1EK+5aOW(1j2Sd2rMx+,2oXm--BdqZv=w7Qy&-OjJg6GGsyoD1)/f=1t1RsmI(!bqF)aOgMkVM=shk/0R1Z!FhBya",
-    "%ViG(mD:XjmgPhO:j4GD(0K_790&2ipaBm6wwyx(It2O#4vPv7=vz%e;YR=Lqk0bl-0Fw#5(:JQHxC7o+hPpg]9cDmpB4<:0)x#74-Q(+0t_L0Hytpyy8-U0uSh-JH8Z&c4!*&Y0R:$Sq#X=isay=B",
-    "12#7_IL@.#3o$h3[VNXv@m+HDt*1x<9t)V]3JjV83*;$Y35.qd0X6]O95^z90WSkLH<;_v1%UPx4)(4%1L/qf2I_k8@y&aR(ku<Poaqk(-UW(R.Lwa*g>pwt2DFI_1L#_1-i;l2wXIPKiBAsUsuK:+",
-    "tr!Z&nr-TIu0-,u0_9g.0b_J;,L;S>75Jb/4*@PP3.$:9RSyRGtak$-4,4YH3k[UhHxBB$0UrxE)S,O<u(3rB)e,@:+YB2t!3@HU<>H-QI5h!r8aR)b5eS9Kr_w/;,,-FsoLLUHCM@HO=4^!]%Z_&f",
-    "2RDQYEI2W@0R<D/0]Y(^-a3DA0Ye3sQx3/k2w4n(nWF(O05:<D4+pp4Lkb/NiFF2rr8f;u1t_Q+<pCvaHaV)L4hO09RS1I.2H%Ys4fzZS;A0Iw,gFF11cS:>3&Pn2F9tU:zs(&hIV/$av(qIjH8_d%",
-    "H_.H;t_L)4n37@)g_$vC(aw1d<%RE7IfKIj4)t[k>u5tsjL&Wk>sR;#H=BiCHUI;N)eH@Z):96YCIP*YFbt3N2<<:Ds0bb[l3M_E4bX:n6)o3>0Rw-#3ZNboHR>%R4+F1-3kbKy1P9W$P6M;H45)(@",
-    "4/%tLD/]0vj$8xN76fk&<eT)*1Pk+oVFctl4+x[8RSy=Y*3bb3k!/Qf27nj^s_Q6bDKavp1>iY0TLX>F2TBdW/6M5;Fa*/A0S@Z[sYwqZjgb<&A(84yA4xHcE)OcRumuh6pGyw]fd:x,zT/ny9_dz7",
-    "Ee@_by[Q2iF#rQk3zL_x0*mK*3Y8H9(-*G,kv9Z>8VZiLRu0b*0QsmR4vS$1.bq!h0:J;uIjas21M#d_41fU+&,M@;1vBoqPYk/4odF*QFz72U3=>MF4%+J.0[My%4+Ey%9^f].ot*&+PzKWQO&.a.",
-    "PYd.G69kW]PYj*8L.IN(2-Q]>2+[%$(ZNm+0iC*03g5Ri4+WPA1H&5y)!]JF[UZgC=brXe4+-8]1qadCRSNoeKMgZEEaU$$6EL[V3/ag#/L@W]A2&1R]1d9HEj0iQ>%Q[[)&U+g>>z,r1vuJD5B:s/",
-    "!Z,^g1uqLWEVbqf38w@GnU#MSGOYd$4,3Z$3%-TV0=wE.2CckZ36/9=4+pP-5)Q(^6%#apngI>CjR7e&I+6Yr1ICjB36Sbd2JbBe:^d.YoHqx_qz44)5eQ<pu!sf-NG^L7G;ns;0WStMGo_*u12Q$E",
-    "Jr6mm*G:w+cmn2=0t<K@3X7#v3AIZGivt3b%;%bqCKNLJs#6A&0^h[/9t<uL8W/OBa17go6a^U65CX820uJ>uNCU!m4+4_/HxClL%c%hf<&=Qjgb5!pFwS2A8V]w*#f:2k3%S4:6Ey%1@2@m/01e85",
-    "X9UT.2N*JeAr1QL1>t^Y4hN+00S@s-s0%M1GBB!>OAj0Lo-43qhDr[%Xb&&l*QEgq!r/rNG5HKEGc)gh3Ao8y7%@o*Iu5KV1ka5I4,v1XWeD/53kbr57z;N,6EM#t2mS-G%Z;Tb#]s]/HvkU:/IlNX",
-    "1<avZr]Sd-hyE4]z0bG,0k)b34.GI:0QCX[+yV_):joD%01pHH/Vk/+DI7A60Us$d[4Wm!)dv(biIxZm@wb5am+x-5==j!*y6,_)2M)@X#[mSJ.tzcR3/XS[2nVyY6AwiCqq+eKvjh(T@VR/0]2GTM",
-    "mI<O%!yyIIy8#a4DgfYj2leg:4WcUq@aBghf&vSP;hXf(8wkZL0/#bu)QJrSo@X0B:,/O5[L/yhx9bE6hQVM1MGedc1(.=i3@GUcIs<@Q0:&y26Pf4)0;eiY1MlNQ4wwT8hX<rdfnyG:0[^k>[!SD$",
-    ".irXe1T%!vQz0<m$r/rxWB;2Zi^g;qjEqYvG&P]KBQ!Ug0S/oy7Bv6@#KKSvya5TG0R)YS7as&Q*rUDy1KchhG]eytpdAj,2<e5<#B_PP&r%DX0wOgrVgj;,5(YyF-$[-orUC.)</*/;=9^:rF&>jl",
-    "#R36B2VD(<g>HpU%LE%Rx&-c&fieiXng$O9wzLotHp!;24,/L[1%xsW0,3cC49@Lj2!pl<7c$xb3jV+d1j(i+4+rD,0_-[>1xX$@Y6rrnI1dJ<nqvgL:je(=KtByKF)>tJ8Znu;3kkFC3/a$W0S/p]",
-    "3k9B>NDl=zlO7Keri*k3:B.2Q3*ku%.eOs-2#)BV0TwXmNd<4WV+,TzQyw=K3)b9I3G+Y!pcxM_#Mc4:i$o7K]JMQwpxaX#HJQi/1<n;o4+Z>#0uKeC(60dw>M2l1/7CfX1<<a@4+BvT9)h2p0R@@>",
-    "kpT.QsZ0pY-1mu]36l9!4+7,!Vjn--03RJO0083<50L<sVg^9_2B,BD4bzTmA9pbTKS;n&IM)IXL%+CV5jg,3(2i:#b^-]])fo;,0oVcr)_Qz;KQ<e#V-:+k!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13N",
-    "GJ=#YGXNbovI,w^INApvp8+%g5-Xu0rIrydcQY[90w13NHUI-rt>B^JF]>;+4.W$.ACUn!01pX>7Y=UR3k8GrRSz%F.8%b9nh6gIi@WYf0m>]Y1LA/h4,Lin0^nKXwVeS5#+qgi1cIgm0wWDm4+;=[",
-    "odE(,4+(&#0^l>H&OaYCGk_;70R@V04,;q]4,o#eodE+.4,LTq4/(+*odF8h7Y>xD(gFe>4pRr5xit;2%AI2$2[r&92Q_l(Vh-k^0UkI20L:l,AP%4d0jR])4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%",
-    "0GLV!APb,a5-*@L2sr:AIRF60TLxbb0iXjP2[,=B4mbc00m>]Y4-0n(paBk@13wlyEHT*u7c_GM1_Z<o9^YPH4*],ZV,FMVt(=f1rxpTn9]$yxq+/foG>)fO%AI2aQ4a^.q+:4,G%()*4$qZe4+Y^m",
-    "HX1Mh4)@bnyCM$+>$U)FtlT#aHvzO!39l&(qwY!$i_$!k00<zS0]m-RK<S6@u$ut=W)B0##_/;9l+B.44+i!D4+QQi47[6A4!-2p2ZWqs8Z$[JI9)Uk1Hy!x0S/9&3JchnodFL2n>_];vnek)H8TJS",
-    "@ZyIhv4H_!)0zk>H#g@51omz(1UEP60^Q.f3a#ii4+fW.V,EvS4.GTFodE:WixM9MHMJ/mH2<6pnVkU,1B3De4;xlxA0RZ77cZUxH#oH=1pbHy4YesBcQgPWp8+@CCIpO)1@f3-A9pkWAD-m<vLpnx",
-    "#0w8UwJ9GUGypH20XQ/NB[(#^0xxhiHNpZPp8+(31rs&<A@P+%A9pwaAD-m:01@I.4z(#CcQpVnp8+=H*a8E*>XH0/wJ9GVHNgTOkpVdX4,AeM9]kzn:jV!Bv;vcV=RAr%2ep.94+yj.95nzB4Dha.",
-    "0RmAE3A8954K)A[Iqt5V0Ro)+Vh.A80S=)EuAKn>QV$KZC/WF2uAKn<*KY!G4+OL*0wWIqQx@b=9]1R<10M,C03Q%G03JC23bfg&0S6TZI1cHYV+7y.9^>X$0Ry(tQwLlR2BiZJ2)QT+Ob,Lc0UrT0",
-    "02ng:A22lP@C.*(s+]E2m4O2fDC+rQ2V<TA0S>Ukx_TyaGUEXs7ct)f7&rhQ1_#k%4,UmB4:y6OsR0L>oWlVR2.P]&4,Cp84e6X;15*zP%P1cZHUJ+1F=,S[0*&]:1G(NY2.!S144V7@4+=G@0S=nE",
-    "hd2)xxT#bD=aKu=0tlT39]AR>ngJCsn7maF470z_0S=hpyN:]]iYgU2*t[79I0TvZ1@F$O0/oha2d8,k.j(:P+k!O*fRq-lI]-UT4,;U#Zw@;J6Epl^FBD-Jj+j&uIr&!)7thE_2D#Y^9x_p;EeX%n",
-    "8xJePaW5n^GsJNeGQx2W3Z/9h1n8&+1dpT,4573W4,16Lj[y%L[:o1cvzQYtF*C6O4%68R9]SC>i4hM*mjWg,H_.Rmw-2S]3J(dj3/bIj1P:ti1QRiZa16KHF%JyL0tJQb1@k<u0v9v<9yI=_*VCH-",
-    "4+i]:0^leP0uLtk&rb^H0tUvkNDo;)0v9j.F9k6:o]gj-OTz:bGG,2]<lGENGQ]W1:,h%[T8[<NF*X1%PBu5D2@n,+051.RH2;(6xE&8#nF1Fw03I[o1]JDB%AErrP&cRv4xEB79^PLm0tJhu5f56J",
-    "2Ny8%3m*VA00PZS4+PL4A4<T+2;m*@dk.QY0v9v<9]kppxdabM#RLY:j/%v7stGR(Gc*7PrQZP$T9F3/9Rt3!HXlwjstGJJHUJ+GGl&oa-PgBnSUH&jCpk8l0v@Y[,v$o_!]!enP=k$G$iXi!5HvB#",
-    "0s<*9A6YZW0v0j/E-cp*F9$R-s0lAiG&2ANgNSnvS<Q,bI5;349]SU]2@<@DGyns]geDv[rwJ<HHUJL;vGWQKS+oKcGypG7H8@dTEHpR(9^YBz5C)&RNe<]/0v9j.9yHws9]$#qhA^TtH8G]M4gBOL",
-    "9^qRa9s]:x2oG762PZc+$pRk$FaRG1HKqwKOEonB2EX_x0S[S@0tdGX3)IaB4,LI^88z%G9W&CR0R+d:Y7YhP!Z.GqGBl:90S+(=0,P%egwi+)zT+;e>6q^;u:lT)q7ek6xyJzpkM%hY=vnbawzvWT",
-    "tpp9($N:$$h.pOQ9]rT]7YTX.BN[X8<B$9rrvU*w9]bmst=p4QiS,o+%I*gWz^@s(=!Yds2bhwp0S=i7/<t&ZiVg:j0SSTw9]ttB-]<OzGB7fLEEF:U4%w#x4-6s[9]AFe@+WuG+g1p^rBn#FR^U2F",
-    "!Lb1j+)*D0G3TcN4T+An0R>FcQ4uh!Ee<yw2dBnO4+E103EihH3daKs#l<)s4*^r!V,4iKodF*LHk9%Q28+e30S=O)0SB..0t:>aRtSIr0wn.2TMr1[#Ssq-!00(22QB:aPXOyT4,59!86,70Lk[uc",
-    "0u;tz0Q<BnIEAS)19^g+0iUS:1&5wp3$))70)jdZ*8@!c0TML-7c:A54v@EW05bp.H0QoG4,15_6AuW0i+2wMyP(qn2+0i(8]JA25,]WD4l&[k8ad;.0l-Aefc6&,&I%PU->DV4131nKCpS3&4T!B7",
-    "0UQL]/6VR(0uKna[1pH#4,BKJYA!1]/m!P4qN)KOvH:uxssSA[02;v<E,=CO<dgK.,<O40/-NjV3ycB+ng]AP4,e=#Rt)UZ5COLf4uaLk0S(:n0t/,x1P3QO3R<onI&vQXIfSJH3snfsuR$m/IaCh/",
-    ":qiayswx2eBMj8BDhE;HI6DeF4+B#l05bp<HUJkf01A@FQx5^E9[<D_44AwF2U8d^03QQ203QH102(p;6*B+>ni&rYin:z[QyMS-7c:AEGyo3+p93ENGyoeo02MU/0l,5CJP!j;9y0(8skEg52KfO8",
-    "uSO3Gt+@VUQyDh=2:AgRF-gD[H2<z0Hvkzm00[X37%%@I12+I40XYB*xuO*YQz$Sw01pG711]wJF-feTm-(h.2gphf3B9AK0S-3O!tE6oI8qol03QQ001pAZ1@3<67dcWGHUJ+3H2<C*yapRJqq71B",
-    "Qy4V:F9A0;tvv:U#2=eF7C9XbpPdgDF&!N/02VU.9WnqDHTN>DDGeSMHvk.m02Vm>4*_b+4+kC[Hvkth039[^7cc,FICvL0mH[0w02ekM3,AF8xvWPG9TqYG4U7T=o&y_.02Vj=3+vlB4z!p82fXz$",
-    "9yFB=1G%(E4+Ny%G6lDUN,8ojfWfE%1tAH9(*h2P[S*hJsR14>zuX2AERY@rArA$TpaKPoyBPq:5DyvKyapLF:C>4b6$rQq4BE[d0m^ml,L;^0(HRf-0TT^Cya66I:bwC8y,5#$*S#VS1I<J=56%M1",
-    "wH*%0wH+<;Gdb.N0S<[D9]km,!T_QAG%_IQ4*f6$*^==xjsXuMo&>y5HUI+1[s#[t)S&>qH2<!p0W.&[G:!!yQ8fTAHZk$19S.Uo1spNQp#lui2o1#n9^qFcp#loqIs<:.2oDDA3NI%%H<*c1vd%FN",
-    "F^;*a0XH!KFCaHE00ybty#WvZ0lozeys#cGLpV3S1sym5FC#ZOzXcx#IsFPBDmefI@tAx3F_0:51Nr;OA0s*a3Io2Z9UuPzHopZfF)<X+FdsxQ[]YQIGROe[*48W!Bf]wB2r/&!A1X0_3k1%CO)oJp",
-    "GsgufF*1h:2LBTeB8UqH!OvJ9fC4hh1uZi+053![Hvk+q007629v:t%%mpt7G%)^VDvlNgne58^A2K/21up>LHUJMIk@<M;j^]Y00x_$v1s*n+3lBw:7A!I>$N:-H*ti!TBs0wg9]ty:3m+:s03$Uv",
-    "@h5:F%:=F/H./3$BcT/s%D@kFfC4nl1s*t/3lBx579RjI.Qot,zRxBfBr(qg9]t*[3lAx+76,$[V-;dx&jlX;Ih+d*B(W9**6Sr7;g2RR8xDyD0,yp928jg$X$rmz2Ks6r1v0zYHVMt%Hx0uDdN;-Z",
-    "Ff/$Z;-8$Y9yF=31YRF1HPt2r#m%Mx4:I^+F9b3%$IveyAuy[22B*)q0S]xz@U*WVGc.>:FDo,O@U(!_D.2Cp06sD=H.$$kJ0B@Im.0ptY7aBt6)yuaG:$PZBQ!IZ1p_gt6c2#[,xV%0HJRlsFN==,",
-    "IQ1((1_N7:$OSJaHZuSRhM[K.GvEp;Ha7qQ:gxm#Be=jWHJt$ufdb$PEjTg&FO2_:Gyf]u2QoO33m+#q00=As1RpXn$ps$+Igtw/Bsl-gI5C]84^b#3F+MXeH[z!(ACCbzhb%7!GclA4FDNrH00,sC",
-    "l:rYj&M>YZGuyu@A0IK43k0tN0@aZ[4^b#81uZi&056aMGc$)Q9]tq279T4!02DLIejhS3%mpt3G%=4WB&ZewodW:8.=vCa0;Y*,HJ1x7kpVS0hb%7#Gd7tEA1gKh1O4v@A15[S8wpMi1DOjCBCQqz",
-    "q]Z45r2@Lu0;h:-IGGDClL0t0hb%7#GdP;JA1gQjF*r6XMjtXY&jkvz76#u:4.wumA_,dj0Ux-nG:0rd1vD<;06!ZvFgXAZ1NLwT+@t13k-!HS.Eup*GpmRK1;adr2*8,d0S=tahyo6Rg98r)*9ICi",
-    "jUfZrECd<53W1v#1%SXu4,EbM0UrP[:y9r5g>Cv/GQ</s4;V%OI3G]k+RRNai_%b!/#T-r#sRGNWgm.IG5G/ye6Qwd5557xmI4pQ0jTC>4_zl%0uQYLudHexi_%->0uRRlzoc_!i_-!q53K:Q<<gNA",
-    "0Xd5iAI1SNj1dox0frP06V9Y[2jKZe3c^eM2ji>a1BDq5jNTjro2nKM1LclY0+3<51s;!84.E:ueh&4!2=2S#84R()0SJg03yaW7F90$!#=(YLAfb@E0S=wd:!$$<jh6uh.kxr)1gM)710<d[j-:Y:",
-    "(w58t4*:q]5(wDFmjMdFtpfzH/tvILbr3Za4<Zg55)Uw-nidbm1J8=!4->M-WC,P^V,Et2&k>S74+N9HIS&iVz5<.03Wx;j1_)S:%aa5F!U>(I&-k<Kna/>b0HwqM4+x&H6b^WHojeK62<f#MnPdm*",
-    "0S=$&h@]8==>T>=5[tkC23j8lIJ:X]4,(^84:y*NmjN3wwY)JeWj8R;&k@:JH#m(71/X2k59I<hmlh8Q)tO@m#[_.Lu<(-%*ql5I$q):HvIGw!sS*Yn1MvnQ3OTZkmjMNkp8*dgjgOZB1<rJo4-0n@",
-    "A1g5c1pJs$4+>,*5-p(]$.>n]i[Km&7P7TS2EqXkN#Xxi9[<D_Co(jk0tUU_VFAGU4u243H8o:pVmOJKfdLOTUk.af0^oPXA2%<o4<Swd0^m-c0T0yy)UpE)J,Gr8#RaIFfdLJxngI>hrUnnY2C(Zp",
-    "4.&[N4,ECP0^ne_4;v+44@Yk70^m_t5Dy!cvjYz,Z4ayop]b,ICin:t2&^UM4:wo>(+v+pU/Kj-AP-xVvjY!5h65g5X&):tzYY%/.Ff+_Drpbo1f8RS0S>gw1rPKGtD^Jd4f(SJ4+FUf4+(=[0^d>=",
-    "9*;vGKM*uAGU4F]JvA_m04>N+051tSGXO6IGBmdV4,4w&p#cvMKo1I(:PSBYFflAR4*[Y%3FF:a3Whxgkwp%^5kCzwEL&#*]CS*OQyMd[-Rgs%03ZXHbq$r+4F!alW&@wl3ctYt3A=EO4!uSLIS&Ha",
-    "JP#1Z0S&[NzX1f@;imTwyHgJXgWv/o0yo6h1Ow0k9yYG:0S@0w-.Nz.j:lO9p#crZ9s#p^I^P.K4-a*:WDa2t,@oKY58MI]4(F2.4,Mnx4i5s/10N4I01py&4zJz-4,Z)i]Daw9R1XEo@T@9f4tpOE",
-    "G0g%E@;3QF*vfkX2oEEs0^STRQ3kQ_4hWR8r2!8lTsb!_UBS%(2:7*R1cAXK4%Pt*h6fJAxeE=y[RA%$G&uKG3A<D!4,r)#1_T%O8$TR1EH[X;11^9NGKaMT4#)%m2p.4A/(Gb0Bp(>u:a+tcF*g7S",
-    "+C&cn=6mu:2jHSq4+<W:0^G$)69u_NMGpwimZbp+%Fv]&4,B,k0]T]QQ4c)q;gb09gsuS(2I/kvF9k6+03RJIrN0Ib0L/F.0+W_$4:h#Z1ut(iU%QGrA0RU1;gbxIINKc$I*pzL1<i(A9>[W0FBU5<",
-    "o[t9wsUr=w&gumLO%D_D2oG/RhdK[1<^ve2f1m=(1^y*]2Q[ba1s;@7padTYGXM>re/iC$JEiIc38h-fH!])BA8t1Q4<$rJ1@mJi2p.PG*6IZx1_beA9^zSF2IRs[FA6g])anHf8SDrjZaDxS+W]KK",
-    "9]t+D:IEMLG<t]<5j6k;nbuD)3N$-b:IDx):.AxlF_O0<0T0=&;FcUiF)@li1rG(mhYt<Fx4#Ak<tsaD3N.>2:IDxO;g$<mG5r,E+W]T62rmaQGq:sm9]ks^1RohUiS,8n==,Rb3bpD54<U3=4[(y6",
-    "Iv;BtF!2Z-H2;#J1TO]HH>rqg892f92OkDGgzp6sIcg6Y%NieVFrx$;(g88<2oA-h0tba]2,43A1;2An4+!S;R1XA<>*4%OuHK*l3+E*iFaQk8LJt/0;XCd.w1)!=2IwUZ4Yef.,TiI_.0^sZ$&Uvq",
-    "G&ukmF>;A*@08_J4uF_iC=9nu4.=Tt2QOGOHvkU21Sc[x03.Cmq:dsV1_@J311]+NIP^Fh4rwPcGyo3,pPwNQ1W=wj*<UeDBQZBm9]Shd;E)VFHctq[D.1+h&FumoKr[d!A2a]jS2a2PMGruavt]R3",
-    "nF.[:rsD!1b_XSnS2i);0uMl:vt]RY1s*r!;E)WnIO75zssS;q5-OoGKRNF00v[kb%mN:r0W.&&rO=iucdqIOKdJ#SHZ>;AKYTVUCA-be4&nkIssT3uKYchXCCKUr4&wq3SfdaRLzlj04]dh+2S1zv",
-    "F*h*G0uKx17as*S.dzK]4K)A[DYcrd0S;CI2M,37p/$yo4,cW!0^k2e0v@!C03QuE01q[>nymo=wHgl,*#Qp]wVJH_9^q2;/:iWfwVJH_3ZfSu2sWLN2M(aO5f2Nsnymo;xET)#paTzDwVJH_F9S0-",
-    "052soH_/3HGqBM<4:Yx!tpPGKI5cq&2$9/%95;>Ai145R4+EjJQ6C9403Qc600v;Y0=b2205t#;Gyn>a=a2Fk0Us7I*#Q;e03QZ4paUNeGyoko01pzQmpcof0]UbW9]$s>10Mr2iX#SJ4*[S99].!6",
-    "9]to424WuyI,I<&4+)x/84n5BR0BXAGRujq0SL(J8xF6qS>7NN8V;NT@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIEad<0TMC*9].%-9XX3s2cO>y9]SOpR2n$]9]tmz[azm)Gw)Lb;$Heo3e-0C",
-    "OfoRlQv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,wzipaBckQv%E>4+,>_8VH!7d/C)TQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^JmAEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uH",
-    "AKn5r,BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0]<E,3kdL^0^lq=Qx5[at>%+rtck4w4*,zW8VKRCQx1$K0uT/ev9eSj1_Bp=4,CI09]ShwQy&X704g#t02ea/",
-    "9yb6F5%l+.0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0<u>u4,(4vpaBmBuE7HjF[._V0S52511]$MIN;(c;9KxY-mlVK-ZrX=H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,",
-    "4]MzdW)G;X-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcPH8srwAF2U2nFSI!039,r;gt,tGy4Y*ssa8@BRDYCS@OX[4]t,;10SjZG2-RfG5[YxHr<&!O*Zb%0^p<UQx6cn>n,j^6XH@3Graep0SAMK",
-    "84n1-P!0ba4,mZfpaCxlF*d;b9^PAD4:r8>paBK88V;rP0T(n)4+i2:4,WXS2oE#7>n,j;z3CGV2%rNDqD:DBy!W611GyOw2%rNG4z]7x4;4W^paCxgGc<1e2Mv!/4-8xipaBm8lC5>SK*q/e2%FhE",
-    "4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1M$gG4+Gf&4.N;K0]QbIQpU&w2/_xC4+x+G4+V<P24D[Xp#vWYG5[Y9G5@+)ij6%5-M8Rg49$gF9^PLCzylpKgZNVg:WDiEhS;ztf]dgh2ISmj485u%4+@@4",
-    "N**!eQzSDoRs;1b2)zLx2[YtV6f-5(3GV6)9W:/r2I^m52-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_CqJ3A&PE4+7p(3M3yDG_QDUwU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(hz7Jq)di2;=eg",
-    "N)Hd<Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi0uM&!Q!j5ZF!Hjr0S>RbwMrkW0WtK90UsbR/u-mXGyoq4H2<zTH2<DkhwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/",
-    "0ym374+,pyJRb)(;Nc8UGyn*$hg%-6IPp=nnc!s)8_q3$X*mD[zh)2J0sjadIRFIY6awQ-4+iO$2M,UYwKfR).7yuQGyhWxBp)3xi3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^<]G6@,=6tf1HapX0SS$)",
-    "br;D391f8i9]ty^1s;/801Dr%2;*u$WDf2Q1C1F3z4^%Sz@>JHGcz(83jFs02p]Kpy95soh_Y&K1:*$]1JDHzKAr!f0S>Ui&Im8u0W&bJ3NA4,00ohE9]t#$1s<bPt>lW*!g:z=y-TV$A4fE-3LkMb",
-    ",2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sH[qpJZ8j:,^V)^#s:IPWG3rSD<6*tu2#JOit+xd9Ib.[b]P=29a[,UR];1=.-w9_wB23NJo2FaQsj0<79qvZ;>Hv#J3IqMQ_F1/Cgx;u]wXgunw0",
-    "YzzFa0^R$y2Is1K0B-V1/:!Y*pF0l:rMeXk.R^jgu>zA&xT*mN&xsEX*j51D2MK2yHP4$o4*^U$3Az3a3iQSU2O.wA@soKBS_&m;#[:wzssRV9#i-/g2m0v-9]AA[4,<Kup#cvB-8qU=R38C102np=",
-    "3!V7@1ka,v9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIp2V1FQx%7H]16armtrX+US^A4]m_*Y%f;cFo#SJMwzW/E-%*RnFkMe@n(7qsR1$L0tAu:A3rzVnFk*rH>QSbr_xwNRy8s)Gt2<na5Xi^0w1aY",
-    "GnoYvGyokq,U/UgIr]46ssS]s1Mb/a9x(rz2OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2:.LP3hc^S2O.lUng-_7-Q]i@l$r+*0/uw08!,S5/#_c@2[ix<28&V-6P3*a",
-    "4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4,^l0R^V12od*r7l_*4:HNc$*4/vJ&R^QA.2Ok4401n7p4c&,W4+Z[K4,ks=Lk^wMh*t)JR]&B41rG$Q0]FxrRSy4%R^Scw2M,CdpAHWYz1(aM",
-    "DyWH94/c9XZ4HI3JP#tc+HD6+4#xox6ZDC#0S>-[+HDTd3m,Z(zS;aEWDg0q:H@l7yT29^G3GWJVw5NWmmLnORSEQr(*X]%%FVw43gXw00S:E-0TeW34+&x(GmlpzG&EKOW)BFX,##x1G&PS@1&yM6",
-    "9x>4)qsSKyk5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqDBsDqr0uKU=R]+H>8#a(v9]1N17&QPN05$+02[Zr^Hvk7[3D^;o46mX]0Z]VO(CQBpF#sPBFpyU,K[hY]7&ibOH2;*x;++iD0XUFXAE5y;",
-    "06(e$G&nH-ADsa-03Y81H2<#U0W].0,_u%OA4fF+2hx/z4+<Q.0UsMQ=#_7fh*uBY0rm(V2RV;U0Uri5r34/pHHe!D6gK,o4+Mo*2$Ay%4<dU(0UvNSg-y@y0X8%M4+F092L,kr3BPm*@-$CB2RAG/",
-    ")k>_5H2;=[j5[A1G^TKlZ#FZq1Rvc2If<A%1_%hW8#tMox&a8GgGxUKH7qu-1RokU00=9;8y@k8.W(PTHrf=dlSmKU0gMR@1:6.@r]_ZiwYUKvH#pr;1%mE[0S>632]sT#Ffafg-[h>)R46hq02np=",
-    "2K&gu0Urf9*HjM#w!B6U6Pou[3D-Bv<7p[N2+)oY4,cx85CN9@B<YIxCJzqyB<M5u0R*^y4+z&(1)Gp%3aa,H2VoA=R11:KRt78ysk%H5C)ZRjS_f5M4#xxsw5tIE:o)<ZFdqgq*HkYAH#7hawW]RQ",
-    ".;L1u1lLp#2vi:dHvkwm01MYt6F9*E9]JPiR1Wx%0S),-Ru2Q4h=>$,K#SjOA0IXVKc)dPH#OH(2B5443%l()0miuq4]bMEAF2U201@I.9yXibY%g_.G_)sfssXxJA_,PP0uMi.,)s*Y=SM>8=g$1)",
-    "0oPO]I5EruFK[(A%:oaq0q]J>pZIMZHr<&!b_gYossT7N-sO#h03JBr3Lkel-[qS50W]-v!<LF@KQOhbZ66:o%mN:r0X6=+4el2YD%VsW12+I3H_.Kuv.;iG,mn1/CD>ld0S&LXpaBloR1YZH&#nOn",
-    "WDey44.XFpumKe=$r/wA,vJmjPY%_q1+E$o5yt<!0M^FxAJ<jP0SLvCxd9IdtOE^MRTwt>4+7]]Z4U=8SPu^5mQoKqv9YiL9]kLw=q_O@@vVUWv9YiL0#pwU=8=nzv9YiL2gL0I4+y/mXdO5J4,m1j",
-    "umK+nD_]M@0S=!2y$BCGv9YiL1Kf=L4,;,34,_PnumKMe+Ky2VII*#;0R([Q1P/w7.YxjS4,LK^4(6);4/K/%Q3hlSo_]VnIi!Lh3zOspA0jr^xit*OxHS(5#.(:CFB&iaFA6d>04p*#03QoB02;#>",
-    "9^6/88!,SM3NQdFF*pD(3o$nU8#MqCGyn.AqXY:u1g>N>4*,.AA^KRBArA<0v]A5Ar=EvvC=MnrQ4fFEFArF/!_+im/K_To03I=[895-zJT%4w4=qPUQ4eOu0^o5B)2jgw1j>:wF#sJg04X#vAs-(3",
-    "%L5,#G>.z=AD00#%L5,MHIWAfu-Vu#ImQDRGa)ZLH892l4=qkDQV*8>#seQ4H.1Sp,4F/:4+H+w3kRd>U/A/FF#sP6Fs_3BH_/3DH!mAC03Qo902;v<8!,S3tPl&[5FZOTFB:)h9^6@A8#4eO4l/wE",
-    "0-2[W05[kA8yPVnA3He21]MoRk-(%Pf5ZkKD:.7H1gxqJ4#oo+Ga(-5HpT,FQHly5m-pKA6dx^!oDmZ+./hh.Gt2@SH6b57G]U4JQr5Rq519e37#^M$o)H7ru;,$E$O9QSArCm<6arokQOE,ym-o_Y",
-    "A1yVY5gRf99^6)6D:6Bg5FZOT!Vnua03QoAFB:xe9^6,78!(d)47wu:kPr(m9^6^B8#DkP3o@&4F#rd-6AudY9v(U57biG1Aul[NFyt2:Y&hh:QxAW^1]KUoq7ehcx(yyT$O9QSAs-+A$O8[jjtU/@",
-    "0XG02Fgc;U5-v:=9yQGa895-zJT^b(4=oOIAD00*%:yqhGBKkO1Ci1e4(k*tIWZv*JnIx6QaOhvAD96#$O8@/)F^<Vpfd,f5f9n[p)(FI8!@Y73!x(#FaQ)XmYF322M++#<dO5kvlT8fF#s7jArCm_",
-    "7Xn<nQOE@#m-o[X4/T]t0FM.91kbh/C=0Z0A2:4Y6arokQOE,ym-p5aA1=nh5d<T,Djqk<0^3GzIPw$%UJp=t10R;HHUJMP+$jd&tw0X^jJy:IArCn16arokQOE,ym-pKXIu9G&DGv9;11mW&jny6o",
-    "nwUBZzk;qFFAbK-*Z_Nq#:4:%wBQ5^2I7@G2BW4W7Av,wAqZv=Fdz%g%1#F8#hC#PR2Db<9]1W47Bc@CGXM[h0oT6O0Vy*uzFh[Q%m<z(:)d4;G4#e32l37j4([ax4+>Gh0^q@6-l9,Y7c^Ms9]AJy",
-    "&MpS$1RFLW5jQ_/Hvkzm00o.%M+G4qIbi@o6)c1Y58DCZzSRK=z<h_TkinS&2Jxi;4-8hCxB&+6hf4*r)MgI;mzpO9uK$Js4+F@Qs[s,;Lmv$<o6Q0*3N.yq#7>;g&d3G;e-),mhLv:>I3W)Kp8C<P",
-    "3,W>o4+yi!Vh^dE0^QFhG6FULgkud<09OQ;rDYD30RvPI1;/B96EN9p2X6/9>y,g-kOL0=*U26ODGwj&vH^Od.7Nj:2g-EF3e5xqkEH^30W71ehyeuj;kf%d*d7D&/Ls7&O99*l00$a3(S#,l#+Ek<",
-    "smucp2,cxg4+*mh2fus]3z6q!4;LK=)d2=+=AHQDeG0$9WeTdP0S3g75&^FA0/:Sx0S=v/qB-_Z$*UR-r:Fr4n%rg$i0B6cJ>qBWY7YUaw,X-3VZ!rP0/tfH0%[Ktv)u>9H<gB3<sa=5Gb]>%8.WKa",
-    "4&$[B1ihg/2O.vz@Tias4Kx4:+y(]-4+g8zI^Z)P<COeWsel9<12W*HQ4^/Rzyk*-9]Jn[0vR=MjS&ct/mrF,g#r%:jlQh@F9$I+=a^(*9yaKP0y-K0Ea.5L4+pW+0uLL.uv!hYh5@a,6gi9m5jTws",
-    "4$T1vl:r8,oO%pf2k8k92cdx.1JD5mqk$g:K;-Ne1Mmd@kaZ6NgaZ=d03QlD03QxG00QUQ1@C%80KZEN;Vtn,>N)OEGWZA&1=3]r4-,EYD/[zt1MUd_rU4%bGM)nxIRFKe,ysZJ4u/f<<n-VMp92oe",
-    ")_f*w-=ce:yn]-9(#/,[AQd-:0v@!9p93!sGBW<kHMbE5)ZYgQy@%*OiVO(fgl7*1@:p[G9ijst0y6*.HvkU>zy:onFf1+)1EK:A-lBkB1pI[@1JMBn[)Hb0LJOh-1Dq29&EGl;0,=&2=0P@G3OS+!",
-    "4,dfx9]1D^F90(!+7Jc(fCvbquLutY*u6=+9iIaa1K+uQ1*QQX2[NAp0tW>+%fkT,TMq+;0]&gpnE;kZ42c5-uk-5m0xUK5kpcyx0S=kR1]JVI03QT100NE[4AF=g1Mk@p37E]X4+X0RA00LT9]Ady",
-    "0_9p;4+=UWBQh*54+4w:2&32>4+z(a9]O..2HA/q2SE#/0]EU51L2(_4+5bB6gB@K3ON7]52=+q0W]o&0]/(AN*p$!0_0p<1B;(42i^!W4-,Nb9]JPg4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/3:P.]",
-    "#+d-JLJXn.0l<>Ux+o6.#1R!a-Q]i]!v,G<Gyoq1Gyn$tr+W;Yn-8LI0*j=-4+<q12Ok]cq5_fSHMR/[rj33N3Bv[k+NC%T1EK:D6t#_Z1JMBtw_rqM&Vsc84%z+(0qp!O4+5eC6gB@K3ON7]55xu=",
-    "0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0_9x/0S=hm1>hM;1dR]3TMq+;0^kxus[sth)D8xdrzZfyA@bwB3ka=fbq<,w1]JVK03QT300yz;9t;_F1NsjWH_/37IjaUQ95FDB11^0QG1(3u3N<;,",
-    "1ntNV4+HxT2!N:w4,Al$9^qIFxIYc61@CLUR]D,a1Jd0^9]AC/0_9s<9]^1D4,c#c9]Sh/3.I1L4Bnn,1hA4z2,2<,4+gWf5+5BgqyrxUGyoJes[s!Ru;7/2mH@g_lMoH(CI@Wm9^cAh2.=]A0S7^2",
-    "rUL@W1@-u*xhD:$0_Iml0uKtw1]JVL03QT400pgs2MX^)1>..*OA]QD1P/zv1]J.V03QN302Dc=0S=kw1@[[[1eg#ETMVWH4+Qd.9]O];2/tgA21N-]AP1^BN&);tEe@=y0_9s<9]^1D4,d@-9]Si5",
-    "6*mA0:/>96$ddsRGN/O&2F;Z#9j+i7GynwWHUz5y4+>o(6FHUv4+V>:I^Zbq0];jDnE;ka43Gl<xCR60y(bQk0_IpQ0uKtf1]JVM03J600y>n@1>zE11fCHJ,3Jc>xCS2@G:@)y0y6*.HvkU>xCS#g",
-    "Ff1+)1CRp.oFESi)SVv#lIS,cGq;r[y37U#!k#Jt$AU,;0-mH8#=X*O3OT3)4,dEo9]Sl66*vGKGynji1qaFQN)HIR!V(W1r_<AgHkA<D2[.yS0]EyI]E[e84O.T22>7+r4FtO=2#25>2Sp6110yyp",
-    ".su8pHU,<u1,t.d3eW_04:$lGH_.1W1.(cyz#ua,Ff).<1cCYn4+hW%4-[fE9]JX,5);J70S=k$1@[%t0R*lP4O.SV10FJn4FsMn2)Lpj2So_plnfFz039&n:casA=$7y1gaQn_0t1l/1ojdS0h!ha",
-    "2PrQFEi$6G0TegC-y<cUv6ll64AeOalH&ygkl9lVrOBBA1-,/,B<XfWAOP;g3ij3n0:T&rpT1KH)j0>NnpFya4=!1S6EN@@A2d1EIV3YP(kTmX2!<9Y4(>[q292Uz1A@.A9]bl89^V$=2LsV01D7)k",
-    "*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFjc@#T:7IoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%HGQA5FHH8EZ2+y<94%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF",
-    "00>:n2n<umS>Qr!1%RAN4+,2lEi=Cy4*3BB+&T[B*9Hjn/^I3oG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nUkzN*guYItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A).m-nik@VJp7",
-    "HrzTKHUI)/6f_v*4+[1Z5-y.>uGlyWTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2:+i-1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+OP_JP#P$IwvzT+Q1(MLJtGd",
-    "pOgUs,4P!GG</6r@L%iv3ZerK55Wc:0Wts]0y5k:2*rqj0R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR3*0&m[@WfwvaqcI3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T!^$iM*-HLDXJ",
-    "G%;&d9]1N12I>>m4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1=lFB0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYpIs&je2/eAiA2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$eBItM^w",
-    "q5^iN1[*lsItBh81:ph<3d05-4:JHBGXMfR4+7je3A:Mh0R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<84-7Kh9]O;/4cs_h#pP@VlNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_",
-    "G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5+/:Z/EIovuGImiMJ3abVm4:SNCGynoS4+Gpf1HPAc2ejr&FEutX+&Ui%IHwyA3Wz^i<Gb>IysZHXTMrZ5Is;%G4cs_m!G[P3q_j+a",
-    "1v%V06*,ZW4j&3RqXQ2QtOg$hHSi1[12x.>2++iw0TVT(10OXu+&V7@I5fu>9]];G1]v2sE)N5w0^mA3Is;)H2i!UbLky+=A_!7G91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFaHl^jHrG2A*H",
-    "H_-_P[0#)F0S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_O2,+u$#Iu57.1:yuB3OT3)4,d@-9]Sf49]bntIs)ql2.rF=A2l^IIvhCw0%!!D5DyBfK;Li$Sp]!j84Ozw1Caw4HrzS_EewzY1Goks1Tow;",
-    "7Bq:C4i5=r1]JVL03J2_0y><>+&Tz^kCOoe&/emvG2A*FIRFE(KLo1*4+=*j1%_;#4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFKQ",
-    ".5dp>ltBZs[RIOr4+E(K4-tM%C=$9%2Sp620]U>p95UTH1:PS8/mHN4(FPw6Hvk;t00KJ;2HiRV#Zw2YpL[PTIWgTj43#(!3X2_P3avo=zcvFe4+FTb2M,$FIw(0Y00%@60)z4l1.C[-2srqM85^gb",
-    "pL+#X38m_H1i]8P4Zih+0RV#q4+Em;1TRfCG=6YU1;jsU4*]xR2>iQvArIyQrtAbGF)-C[0S=]a:-x1utEMgw1N!7:10o*,G06uX8aJry1R68$>9XzW2LoUa2fDi#038n,k%R#cEyKGP0J^#AvH/ed",
-    "<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFyX_b2bBQ^tNI^iW#>C24+HefI0f9X8xQCMyZS%><V>Ju@]AV.#[_^q#GV<f.US7u>zw:Vm/iAxI5onVGywfg4/b;i1O<q[X%8Wu0UrxD00V(s3a]qN*5/It",
-    "4.GyL1TQo*F]MFZ1kVW%37_^/3;&Apwgev&G5[Snr.NKHq>tZg063>NUnn:<00O=y4*@q-4-8K6V-:>n:gfj@9ykCTHvkN@:lhycHh][@9[<M!LjukFR^TdD0S=U%kO:;%G7kxWrCta4+,m]o4*^8@",
-    "1iR/54+6WBxd9Ih,:(7!,7F6R*JKX[r_wZJlK6ff2s1Jt0WkVc2#=E_-++BuARh@fx/jxA=JNU^s_,u0u;@V5J>>IH2NF2]1IlR+AK&N)F9a(z00W@D85/gV&.6-B0^j5s3/bEo%xn)VzQqy**$)PI",
-    "9]t.qwFC/:-%5r[v[DZNg7=&vy7XQT286W_4+rJgP!9l:0t&]GWe$k;J>py/m-nz1>S*_ymBFe38#UZb2d;h]4<rfJTLzzzaVRq=wu/o1:,8HC1i+154+81)4+XNeTn>/Iu]O]QGcnHr2-S6V3FPw[",
-    "1GTCL4.3)Jn*jiK3S0t<>X,aVq3J[q0=pZ-4+Xr,1P:9I,CPccRR<g/3e;[h2,w_S4+Cxw1ord>00.g5w*n4^3kBq>tN[,S:5;4+-3f]ceFfg;XaS^p3Y,N3#sLpAgp6(k<AnNq3==.[-sFKru;Yg:",
-    "Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez$*gV.1m5pX36^pp3A7O(7dV:aV+*P6KnI.H2;dG,0F5jOg+T]#y9W#A,DnA-[[kE]=EwQ>w#ESpfD8aP2K3^U4w$@e3C84T0uT/g+P(,2",
-    "q7evq4+)i+9s[Ib3Dtwq0SKm.Kpryko&g4):IV*xsSE*trDhHJqYMbQ!vqN(1Mw&Z<UUJBugMJ@05bIO3:z!&)fo/3s_QEivt.tinawx:1q$l8CIi2j6b_Pv,XRa;0nnya4v(M#0gV]B-OYbc/<.=x",
-    "-yVn*Bo5#K2CBdx4,:z*0uHS6T:.]n4+5C2T<MDM!d<OY01prUon0I&>tbC&@VJW_+/ELG2Cd*50<&k93ziNK1;tib0,X:WG5@+.,VHAbI5Ni[1(*384+@oG2iL(r7B#cO4hp@Q8VaMU9S-Ga#ybY#",
-    "!UqD3R1TBwGcq]WC8c,*a^NNU76]sVRt^4-9R^l+8y=EJ,Nq-ciA<9b0Soxga1GwOa^JiR91f%q4z^e61h!29s$CBL%v%co/Sv.k$/M4Codz:FF)X]FZ4V35>#FwZ#drnYW)B_>=3VYd+>GK-+@1qJ",
-    "v(>04&(CWHtoJ1xES]s(42i/O4;&=PpaC2.pxqP:(_<Nm1-H8)[JkXu+K&$ftMCL4oVOD%2Q)UFw,W:LzzGG10uHy05Dv@RK:*nb4+D+aAP*Ozmz)6)0sgZF37j1d47$k&1/N<q3!()cH1::17&W]W",
-    "2H64%k8ckKgqfEC4+FZ%2<y8[3X[PZ4&gckh8+s%5(nYKi2(%vP!AV+FfBMWdm1eO4(:4r%DZb0p:6]<5)10#5DzoT2m]e71(:9L49XV<*[uT]IMB8R1MLb8<Vg8sIWmU@0oc(94+i201k;i;G=7L%",
-    "CE*Ak1_mW[H2<bl00qmn7y.;#2[>:hA3!qzFC#TL007w)4&n$9GynsP-3E$N-s>rGGynoV5-6b^7UBp4f#L^dOyURu)aVHh5%mU5IW#LY<&=wMq1S8+gTosS1h)qarYjEsq^_Yx[0[_7&N&^GH<F7]",
-    "*_VQ2-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)B2G1iKG2DS(fB)SJ51_UK>HUJqhoDd25tQs#0D:0oAA3,s=2OlLg01@L/4&[$x1hbwZ4+Omj9]tl37c!Ht1@ijY5CiDY2<g/d2OknKzXuR8(83N6",
-    "EWigJ4LAT2GXNek!p[N)v$$LnGQbBPKsEp-F*uba4wb/X3a@5b9W^PM0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSKH_.kb00N6Y4+-JbFF@Xo03ReU03QK1-1:h@=bi8HwgwLb!UrD)FaQES",
-    "1I!5z6<U)_ukj@iP[Icv6fyt+:XQNwE5io=K=@sLFbnsin*k37(9#MVHtjSH*DWqLGV3%0fG@hA,0nC7rCkEc=$@xeJqDkdK@#I>H_.zU.Hs5TkA!Xst_CjUtv:=_jsXt^urDJvHPJf+<&N^L4:j@v",
-    "2-,T/0UrxAuP+0eF#$vm1nQn32hW%T3-LZP4-,s64+8pQ1f!1_1ODd[4uK:Hv%YN)2l*ud%[UJW>MsaO8Q0hb1=DI,4+pu6IT.nl95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F05$m7",
-    "1@CMF8V;8kfjJ7>mtYK/6$9/a4Cpci&i<]@.^wcf@,3JLa[vyc/v6NWH#wjN2/]g,4&Vp>#ZnIl,-X8:g&zS-2*Qe84yiK&bsRFCG6Eh1y39)phD8%OHUcCXHXRDa%nb_Yq67%3([lkX2+n2/zTXxe",
-    "Hs:.][b38P0SU>i95(.GFaQE23%l$_9]1MzGZ-1iDlj>Z3Iy!Ocn8E12!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw4:N.9DFNCP57z[_wLA:RHvw4+#KI#MEZ(mL1al6=oe2*K$TuGrH2<Pc01mS=",
-    "2gm6X9^GF/Hv=av4.P3=2+tM,(tuPSDlmpe1iu=_4:*NK4Xe6%1w0QA$2b)+xu.*&1i.tX2If8r=8yB@@(6dis00k=9Rund0v@:G,d+;kw<ePM!U,EQ*iR110uGdG5-y05384lB*<JHn3yPs24#%HD",
-    "0>&6#4+<B(AOIc:H6IK$hM=!20,DxC3AD)<D:O8Wv]R^4q96c22R9F2[PG!OV>]S@Wn^rBUl3pR=H==XFgZ44GB%FOngI>lSPtRD1rIM=4<UjG6b_Yf0T0yyfV_tCHnIW>l;Iy2ngI>U*ai->k,Y=E",
-    "G*u5d$>o!-gS@b0Cb.a<9FM&e4.lv]t>i8jngI>U<d*zI;z[yLFi[4u4G%.FA22bA4i8@1yagWwG49V34:.7x9$jJ&Ci<N#8q2%]4:*GZ44q=S/qv)Mat6:P4I2cBEe@[Y,5;JCxm=P+0#gs<0i;VI",
-    "52yj1yaf*-fdvnQ0+zf554i!4yagOH030-ld/HEPh@a;4J%PLh05/aF@nv<WJM+5*4=r&A1ppooBbpEo3Ao^D4:D2<IG+*=5zyij4:;*NFfsrSSLnPH4*C)brJe=5F_0#1LHiO97/Ysw4.up>8-s).",
-    "4:[)p4[YBP0/X:<#sbv56c0>Z6AwGryc7<V0noe<53K:C-u8+&&jkvHOab>!U/N7>o8l7:B9!72FFIy3jp7pzKZfEHFAsGy]KSr4NZmdI9]Mz:U;EaV[GtI2G-3:Na%XdRr-1;<Q*-LW6Ax#6A7L:7",
-    "4+r5U4%9R+4:LH>6E6cdKAM-T4>nFt4+O&F1rJ,(0v_W)iUJ6o(FF#AUJx>0<E@_D91%DG2EO8k0St#*0;+_l+!X[aKW#WLU4@NaA4<HZrUMTxzbX$mtMXwAt-^oyIRqC4!K)iAH#Uo/0R>*ac<G7f",
-    "Y!43m)sO)WjI%Ni3Gl^P2Z:T0b&X#jGe(Yt4lX%CXAcj]t8xkVGzXWr6bs9(2N5=So;&e<HZwy(MZ#fFGebBqMyl#34.4w=4u2p-FgP>iG%)_g5kWygIYmSO4%#gb5U9,#1Rx5gYX,,p2M)Io3b3tm",
-    "3D=P/I9LJeV/oCaIK$uA0SEua9t!-f1D-]IfpG[K0MKg:39x@+3x$_<4,1L[1PTW1c;sfU5iy]16aeevC>F.#G]+qx0nB3$0mC=B6CEv]:md&BI^ZOi3zXO/0-W>6x_vrjjspg(,WCmw(+(dGH:Q_t",
-    "2%ZQBmAVZ9UJfk,w=k1zuH)PR2xkS1!51zxUEFXBg9#4,w5JdU+lm1Wzi0%Y&PERp/qMivGrP-!0SL1T4+W#f4GSj=5U0is4<1u8*#RCk(MK6I(nk*kkh)+m3OF:6ry3340S=P1jy(<4tIOB[KL#<_",
-    "EX4u:LkW^-4+Q3yY%d8dH0jBR0Tng;1x6G!rhx(nzpgkA,0oxouP>e*kEIVQHD9KNZx09Uu_9oMH#C3&2.nvy8#KPIZwG>+1q.NkUJRDfT;oO%0uKSN:IV+Zz+VK//O+L!1jhjms@3Z][2mC[%:f3]",
-    "a]MQ,nE<L!zLp6TGnLx@5,cbSrMChPEUcdjEHz)q*NOoMxBmeP,@oTY)xls70Fcam4+Y(/0R#F04.DJgngIoO89L.z7c/d,1PtW=2f>gWm1+q%1(lit3z)811K>v]3y-tW2BInfQ_[Y(4wx4LnARE@",
-    "G@qAM1HWPp]7!<^<),@#Wdy<34&Kye2f!l>0..:>.&FUcskIyuIW+:@S@P%uumKM9We0>a9S-HJb>OO4jI1Lc3oxU=0UR^!s_7^[r3wb>11mQ/m)!vsEZPGG)Rj-cb;O2Df(j3D#r>!]05dckG5@V/",
-    "1T+sBlPnKYvmFl[uD^Bgnavjpw#xwqhQ9]3!l(fYfUHjn!rcK4qoD#0=0XWbl)u-k4+WOck=vqpy_6.x,4q[SF!ih)KLRl<GmFRp2d1,64,KZ]8V]GspVAx$[:uRaVIDx(nqm(1m:Ll>TLsq,3NH</",
-    "hu#VjGcpc>&jAjU6%Q^h+d:yPod+y2G3WdV2+C9sAGXMd0R:nZGtOHPH&q@8Ik_JH9_U>Q4wM29GKSnj2D.;da/fe<9]bu85jg,K.=wqZ1pE6$4+rx72=/+,u*U%^5IHdXl:s=^F*L&m7dcQ50I-yE",
-    "0SBd:2=uo>6CyM/01t1c-uS9+F*o<WFRTGGHTn^BIOy-K4u:WNrGOm-Hb0#MFf1>n<L_v&Dj>y7sR14@[VWKThzS<o>#OwPm^L#H[WS&ihyf1:nyF$JIQBIM-=!0^Jv8.-A0IXMH6ObHF#rvak3J5%",
-    "vLgfhj[=cN0TTwl3k]ox4-V4w8y=HW01pDh.z<zw3.qBtIo0>J4*.#/3hm;*4=xQy90%.1O9zNA1+D<Q4wJ5-0S_nUjmA+1so!A%VF@/Q0R<#T4*,b!8_]Mig[X)D3NZk74&MJ/4>U];CpI(HEgvK<",
-    "$QugaJr3sq3jFH>1DxSQ4+plgPcL:iILI3:axydkF9bF)h6y1xIRFjQIuFzXr:GeQp>Ee(2*;@;yPhTiD/!5!IgJ4a(1lk41s;,6lLZ8v>!R(:0^mL1:]+lT+2T4c2[bi<1s;@AgaZ#Pavuda03Ss&",
-    "051hGF:<b3Ht!8D2[thR3+MfI7c[KN0R))P0Sv:gVh!&N1daJv4+QTG9[<N24>fXGCp0zyA450*95bbj0RmAk12Q!54FMw@b_Nz_FLE.5051YGGXMtN<M90-1Mv+8j-C!82/NU#Gch[IKNmQ(L.zJ,",
-    "4%grU4+FDB3d<);1/h$O1c],>2YD]6GdjyY4-8PjQ4aXfX#f@mnwe+[%OwvWt:I7uw47oJ/qfEXG5@,@-<^k<ATr<TAFTm2/qeu*GXNVhsJjIp(E:B*Dj!8N00LS9egWJF4WRl51j<)(3F#=YrrI74",
-    "2(JED2mHtx4EF_P/qfKhGBE%z;Ex]]01k^bQV#=eST6%GHJ4Zhl96cuTml-g=F]ssw9f(#m/6jV1l5HI3(vP/F90;/:P,]k=T7cQ,KlR6Jhbu_4.v<TkO2/*q:nxefVg50F8q5B8p(@[0S1:@9]tk#",
-    "RVX((>bwj/H_.2nQ4a&q5eM<p3xSX<9]]%0k>!(2q/y0s.x3nhzET3V5e)DDUJS1A0uIUB8V!,5VIN*N;B8Yq*aI+QVQ:I%5i:SnHD)xkpW6WsF-NAiat]n34<R/F0S>C80T0yytFZwOE_=3$tp:B7",
-    "+W@*I1@iFl;p+TpP7g7s3lC(a;p+Tboe2*dh>L]/8($B@3A3Nu0S)R24+=uN+W@+LN(PM$4;R*JDKXy,4]l%p1@j5.0S>s(>+^1U4:q%(+W@(+5B&tQpW6Wqp#/]:2(zEt0S:tc4+@6WUJolv4/^hA",
-    "4,(0MUJo)-A1N[b4]m>_6%Q)70S@Kj6Au[aumKMpTMrrHumKMnTo1]wv!B^m4ekUF/m)c(+W@&Qn*joz2oD6>,)9CO0[ICKDdxkT0UkETF%JQd@.np[!/al23xoj/6za8Z4<_*rXAY9:6%M))J2fm<",
-    "ya5jiy4!*Q0<iE_2G6[L0S=hS&R!1<z<Q2b4ey<60S=([%_A^r:lF=EtqKna#7zmL-bse@8Uom$3J(-tMFji0a1N&e4w1/%0Rp814&9#$2Hv7,8Z6o<1I4Kj2*RoX4<2F61@kT3[tXXDx)2XJrqu)q",
-    "q*4XtyK4vi[R-*f4/JLq0UruA%Bukgxy6nF3aQ3x4Aa0C59]S/t=ov!;H2$B4+G$tISYuC6$-q@1JG9w2&Jw81^hJj0j9129]tr59^hSH9]bl5A22xpDm69$4;Dk$Y!6n=*-5^-ILiqSJ:_FI2J+qr",
-    "3gKTL5Hy3a0S=SzTpw=V$&U=XQL=G*2dP&N9MA&_Gnw@k4-KCP6%PZ2rw]Ven_)U<r20Yw!)OYH5d+_w1_wmWID@/&(E%]42A#Di4ulaOCo/#K1gn<83E-yR2dxeUiq#zsh7lj>0W.&*G#dwy-u-SO",
-    "xtbLkIoJXM%K-A&g%KZ<0W$y]GXMo$4,kbB9x;fI16U6,h7lVw02ndSoKOh7o)[l+HO+_I0UseUwy>/$9=(x!b_QHS4Ic$E01pO;Aq.G;V,H;[(iQ^rX9SO>QhyLKWM(sFHD,t3c<HdA4$Wf=EL[&q",
-    "(PIxEivbVS0o7v.Gp>-.#RZ>/c<G!aV,G:W3l9w4V,GP:4:r3C4@bzH4.oG!4-.,Z4.Ta<#R,7Y77qjN2<eSIV,F/x4)tRXK_=6vG4_A*b=T)xA*2lt7/dIDAzu#]g/7yPUk_L3!@FEa8l;pf[RhF.",
-    "c<G/C2oDL7WDhS,4:i_l4,uJU4:ngHEiwQPccEktF1!H@KCu%I7=!3rAzu#^tz,@&U/PUzfYKHZ1M&n9[0FsU1EL5I0/Z,hBn7/:4yB;^4,%fRaV-@1ixCaw:lX[$s_Qgv+r);g88oB-4,5U[2QL6M",
-    "EYSfE2anRP0SbjW4++u1Wde%>4bu;.hT&!kbPd8^4+ZhaiUA%n00G.m6Afkv,Rl/06f:LO7X,M45)Tl_zXJpA!_@D*HLtV,4-AyKQ4b5A-TI19=N0%tIu8Jpk]>i7n.<<A1j4/y2yhF(hYJmiW(^>&",
-    "9xaV%3i82+0Sv_B0uF>^1Ou*-1P/z#!VCd_6AZ=s4,A:xkpT;PqZ]T73ahdg46fk[0%rns4;V%caSv0N(iR=]GLjMxD#Bb3Nyvax4>3tUhyf2(,vSRig6C8Vq<*4I1q$Q#91EW6P#*&>00qy83k_uL",
-    "4&@VG<,@1-fXe]UGByAVtziKl599,Y%K,+xh,3@oKnKc54+f68bP2yq1ef<F4+Zo6a1RIF@(h2t)&vg+,Nc9i9]bi44cHS8E@XI$2-+wl4+,1U0WT&qGXIoO3xiDr[[Af/1^wMeA]Dko*wg>IkOB@n",
-    ":Zws5axefN12F&ww&xrV.O9>S2Fl>L4b[[E365b7-r#&)tcS([1kITQ2RRLt.9,(@*OLMdJ+A#!4=qluFO_r[G0qbYp#h6:AC:>),U1I1gUtZ^69SpJAPLEJ95gTvlcfR/aINgO0UuE<<ris0.f;/L",
-    "4.OP54:0Rz7&OEg9x;zKHu#7E9yS09<8TT[w8A$I>Ulj%zrAP*.@4+g8V;238V;E68VRq)AP-ByXcJ^te/uQYVKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uPi1gX)a]4-.A74,EQf4:3[;HoFTC",
-    "WBO.hBdrM!J=E,4V,Kwf:gkOE4-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1gE2Q4-rNf5B&$Fqje7(y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m2",
-    "4qp#C@e+Vd53vN5:5Tyo8^bAX@3I2cjR6Is2oDhYXcuMxFA>K_zL!!j4:dN85k4]9HP7e*4*^ng9Um1k]7afzW&l3@G%+mJ0S=Yp&S;mWIu8oas%8V#&JPa,+[$MNbPpK+XdeVQ;6DCK0A:WI>XH0E",
-    "pPW.):w.6(6R2np1c/z10S>GRXfF-nGyo2lC/R)32At-*1z7.e4uc=My#WroXb%mc;^Y&fnpX$%[tN[Eqy,1x<Ei)hST8FyF=^m29W($JIRFmN[sju@t7Qb(HV+kx-btEvIjEqW0S=PgoCXWGgQ<@r",
-    "sFNE42M)xmn*jy6/K:E1fV3JdH9Pyu1>)XV[nHo<.pL=gZ_m)P2%Dn_29)n@162!cA_@IG2Lp>oDh.p71UC$55-++U1ms<>EC_3a1rFK7EDr>aT<LVp1O/1/1J/3*3a]A,29WCl4b7.y4/u3-4C_Z<",
-    "0SK;n0^j[N1@G6w8xH<V3l9pi1rI8-pq&8<p59Re(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJuk/p/2M+@6rw$T1eFlWN3k[jP8V<3&>EQJ:;_4HomeT.T<8ALt9QR<m2JMm=4+Np^",
-    "9SriO2>FqI;x9o(r(p%YrEVQKmjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0te2yWe9=>3,<yX.2whs;*b2S$Fo2WAfMrUA4xfo9S.wPxpE7!(*h3[n#rvJ1fK-02M++Q$qNOos_!&tgWzHc$U,GF",
-    "Gn/mhLpCu(G]tKw3)kTS1),,l0=imR4wC2t0VNhT,UJC[4BqpK0Rk/pgboM0Tmz/)5eKyB5ewJ>57GjJ,2xv>FrBgj0/g0k7z(nKCIv;pIW+;R1P/p@0_k1>0u=ll20b1$>yR8>F*NxC7dFHK9ylTe",
-    "!q-_JArB.v,vS:eHQxdb#sViZIIpk*1GeP>4++/z0v@o500NT;3h3Gl1-M<.4zmsq1gfod88=jW3hWIZ2Q%o3aUM0)4h5_bZXP+*4g/sU9]AMf4j%]O03QJ_03QW203QP_02(#@1:<_o0=tG/J)DjY",
-    "4=!rg4KIfQF*Vf/FBLN^02;:#z6u1=x+;)j9]SPn4KD[XGXM(crYi%H1@gc_0JjeZ=79KH,_u>>4IjY+HUJnf-lm0a4:a8k9]bS_5,.QAHJOS74+FNZ5e$<*BMHe34.nC>91fLw4&Z(div[$B11mIN",
-    "[L:09I5zFc2;y^>,vKWGGclru0]6lq1+C!^3SJ&KhnNEfhvRw/1BbI8Au^u=4,dSE0Us@A01Dmol:rK#kP-srG=MLl2HWmC4.!4B0^Yq2R1W_n:RJW#jBXDEkcR=SArB<0hyf2gfu2$ytpzfThXV)7",
-    ";,&TQ&O@w>4:>dIivbVc0>zwbQ8elp3m6B]@yUS$jSvpL(u)Bf3N@:AKsf*(2[!-QMKv-V9]br7A3@+%4+<s:0v]v)03Qi601LP7c:[pOb>8;[jrkuMG:*+;4.XUNR4)lKFaQev=AG@]J@V/%k01[P",
-    "+NK,.A@em56A0qN772[+4G%2*zElq.z>C&v4:-Eo1dOf)4+GZ]0U,^@*ApLbH_.e2%FK%a599-ZoB-,_kyZ_0*ApE%00QL<7CGrU2Ej%Pv>%gGll4&y>!1452n+j@8XpBQ;uN4g1tJTV*f.Xd%jX0i",
-    "1_-2S2lLER1/%GIhpHV6wJt0-IRFLi)G7^Eh3OFvSpw5d4+Y)!5e_4rR32@/mJJUK-.*6_vPlNd,dhBxLk&3ujk-0@#uNyf[TB^gs@,Wi2I-Sk0S=P:loJg0j^sI*tpoy=0S@RUG!G!9Lk^Xc;Ghh@",
-    "0XEV!FBLU6(KHUe>,Y2if&vPU.ADJU[=1x86sJQ5tL!/qsY46Uof-noZOV<e4%G$/gQpcXH8d/n.s1sONFUMyGo3XrUNSYb92qo(kPZo%loKxjI6Bh:A44>n2p:_401qCfu0smzo_[88AAt!EEvWo*",
-    "1<r.B2.GKf7&8DGIl2cQ1_r&N95Vn5s;[D1:G)b795/%bF9bO<#0_;hZyyIU#10!Y00i(83Dx%!4+X:y5-6cDHvkLS[DuJrm*<oql9;9]aFvsz0WTmpFvJcYh5.ML9^F@90IyjEgw@Dik<FE6GL+dL",
-    "FAOp:f*uV2wiN-T1q1!UAPa([0uR#y%;%%3IRGazF#rgfk#r9Nps8pEpy>cBaQwWZ0UseZs:KlxAb=2hA8t9#4Hz:39WnqIGQ]rnIW_k04!(8>yq6ab0)fvY9^70kZ5eHyy9o_+t=NWRGyo3-x:5tX",
-    "eGd%Nu:mh#G&TSO%B&.]UuAM_Z*t-]3U3WCW<RuqHS:iS4/GX(lBNL.D>Rd]g<zapIfeob,ER*gVh=(k/D@sU8uSSd38jV<4/qjxrVS54Rv#/e[0$Fyz/jwPHRu8!U0)v]Er][f8PbLr4.TO..OJ/(",
-    "5f2,s1rLP;;!gfSuLutWz5g5wBmt5N4-rH1U:=<Sqre]MH8;od&-cI+IF=nC4,3YU0Sc)B1Ma_Q6Eohw3ktEWZVuA[4%qS+0[8>C/U=WRFp8CG0@vtB1d_k-pYUP@:E8kY91jJLs09wL0S<G-a]<!/",
-    "VGFnc4-s.h8xFPk1qazQ1i88s4uM1fH3gc[L/4W%3l6%_KnCs10S=Pp*/!0W2G7I,2fxk%4+!eaMG4=/3x@7t@o-ne2%gME4+HwP0S=M,h#dpX<Iwfu-YJS($o=*z90/mcQV$B.lmQK%svjgaH/YA3",
-    "F*VEi0]n@Y6brmh5i]3Ta32UWs@VED/pYF8pK2I49SUU.G#d&[88QG090A-V1Ba*>4y_nN1,@OTDl9P:1:=WCE,W#U<eBy_jR7AEJD.J>3CQIg3i;Se2[$#Fr&]S_4,5OS2Md_$0SKD/umKLPl34@n",
-    "r4.hbfD#@GIQL5r1M.3V9_d:.rgJzgF*&RU4+W$4QU.][1q$,#9t>5Vo&gJ75-y/7F#rz(sNfI@rWXkCyb%t:/5Gecqd*S/>/!=w1<+^@88ZM4-[gba0uKDPg#ieW:_#*hjs*#l#Ssq$otaV&kdX^s",
-    ";ne$X0mcIuFf$Je#<@1EiRW($%7YdJ!jTOFqUv@F$43tazrjWUp/A!U6AwSByb%u^w8t9[Amq#kFG<Hv)EW-evzQ;d2&%jh4*voV0iDVp2,2F40S.<10ST5w4+q(_8VazG1P/t2!KDEXhTAy:qmF3_",
-    "%<zZo*hK[/4+Gfw5eA:HP!ndoZVw,n1uQW!%<PEbk=v7r)Wl&ABJaVY0T0pvt>3dxF)>-H4,W=h1w1k[E0NqG46XV@0)xXN4,c6I1jjlWHhms701ArCMFuJl2Au=TE-9fdHvk2=k=_/cGMxn.(*ZO9",
-    "9]AW39]1W43HrtZ1^hGo1p/k:86OWfo&=P[!(0sV:kbbHp9KMa1^YB*p9LQ+Gyo0O/pz7,7XtpMR1a[U1s_D<H2=L$GvEUwIX2/04+Q&]X%7gy1q0RWJq9cVUJm6y2%F9/6FL3nND(ZYZyymk>X,s,",
-    "kLO4Vp8*_:01Nx]Yz8Y21)c#PE-ZW)4bH]y6D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Cc+XVs2Xa$A,T@v$ZG1_.JCJ[g[3ZDTV2s7IS3!VWV1v3C2EjHT)9W&d]4ihYzBOh/z",
-    "+XWxe0XG0I05dfJ6EFZD0yY322sZ![H>z1[1^qN,y#xx]1sOQ5*&@nkGus6dGXNSk03QfB01KW09]bu8A1ycA1s*i+tPlg<1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ2DHO!1^qN,y#x!^1p<N2",
-    "IRmx^9^+bH1n[9j8Zn-%4+)DL3!VWF2CotyE-!o,4UVG<6D*h!A8.F<1s_G=IRG9v03$av01pGU0^lzO91/Oq.^C&+1n@dq3xV)&4u+!/I5IFd*8_Mw4%cN2N)C.z4+58-T;aD.fG!E.@WOTHs22[M",
-    "-]Bz&&OQ$Xs+Djb05t#;Gyp#fH988[(jE%/Y730-VGjo4tWqxoH!-aB9^GB<E,p1RkpTzUN)HU;!XF.IGVJ7d5iN>!R0e$y0Fl,Y4ubMr3!Z=+3X!TD0IEX]INa0:0<pAPCr%F71Q#=@8aRyB4,qy1",
-    "4+qlr5Dx<=>7E-MFaQ9Bbp-:_1f0lB4+2mR7O-YF4b8n54+PfK3<,pMGfoKIG!Dg,6%TdSvxxyON,[L73lBrPrVuZR0W2llvxxyON,[Ro0uMvc/Lau_0W2lqvxxyOo&hpA)dB$8aSwFnvxxyON,[aV",
-    "0uMv/)ei)]0xxYfHNOHcn*lR0[R9QK)(Q/h.9QEw$/wehp8+z]0ueI+4*-E%9v=lv)&d@&0W.&,HQf:)KQX]/a1S8B0w0nAH2<C==cF7!HZj!35g!dU!PE:7HJ>Jo1%%=%4+z233:+[34,uc2a4!fj",
-    "GypGEFf-%J,2opGG1&nR5ucZE15ytR!2u66pO.h4/#FI%2%rNTHvkTwmv9cC10M,C03QrC01r8zmv92#&TtPB*#Qp^pO.hS4/wJ[bPqJ2mv9Hb%*X)@2%rNG4U;1+9]1O;10M,E03Q%I03QK3051SI",
-    "FaQYV@VbDylobNl-cyQU*#QHl[^2XQ4+fwE4,uRD5Dt(<4+V*ra2PTG2cQEFC#ubGCpa^z4aJld4:79Ea27bjWeS(%9uDH84+P]h2MFv@4,m4UJ@V!Ym0Sgai6IXUoGA[K0S-szBRP^,25.>-/Q#uZ",
-    "tSJu#..lGhf:sR1:l>8sM+KdNA@GqJP9Fy[gQV604)xSkCp9o(BP/D&tQ#C_=s<sLGwYp5KL$86F=J>H4%VX;1Hu1F2Z>g82)hLVlQ$0wxr2@Z0=JD$iYO8;mn0iCWC8xFNdjaJg53oLnPU$NTp_0%",
-    "00fb/H43j(9x[o]4*]4-6%Mrn1Eu8!9yXn:91T($bNJ6J0aG6YF]Vux5I9!=jk+cdpXVn8[sIS[%N[N;HzEq>.0l=jG(.HrH!wvUGS12m9[<I)tq%Yd12F:4yATHD0So)ROatGxBOe7h:-*3mH96w1",
-    "Ivh5v$wLg_!5Ry+>f!uCj$sc3p9CKRGI$;MId%/dcm_DG!T^pIu:^)2iwy(UXbz/$1GuFj4#<!v]2Pi_<X-j(&X55WHNe4T3yc90IlTr0yDkE.G!F_u&qWT92M+=N5-p)1%)^cOG4lxv)LRDQb>&-P",
-    "4Tz^$0P[Kx=a&pTFaR$lGC2SQrTixmH2;sN2L@7B9_U^=0wOIn,VPo#<(Bc;[wE3a(hUzHS@Prh%;^LS@9K7om.$fO2LzYz1rGth=c)LQ4+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9",
-    "<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4Yew8x^GE8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z",
-    "5f36,4BU(w1C5Rm4xH)>J_A-fkp%.$kQE*:$Oj8k4+OgrF90wz00pdyRu(wP2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1n#3j0zC/!qXG,O5d<L39v/lY$>FhoH2<B-2OrY@GrSQ8+Q7:J",
-    "3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fb<02dDubAUcQw3^Xe8=Ggca-u[YjS@Pxc5e/[WArmvhs0.$lHM.cmFf[,U",
-    "R1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=006VhP!7!p0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZH/2895R6g4-H//JTW-m046Xw",
-    "00,p^4.*hA1f@T91kv[a2.@(fAUQgR0t[mXh2%[Nz^*@UAX*OszY!ZT00fztHy-EzzY#t$IXD0eQx5_o2QLCRIRFFD[#pjA2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#04>8&000#NF$4PD8wchA",
-    "3(N,twy+)#2InX*4:2*n5iiyOF*yJcG5@(n+9eY*:/q9RzYzee<-whXzY#A5H8%hkGXNheH_.b&4EG@!Fr%3q3(*D,7QYby@C];72>FG603RhW002)1jF^x6H.Jc0AT&CN0t[mU$cYCH;ez=0AX*Ot",
-    "zY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@bZ@4$HA2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$W45fd<b[u2)c;kqnHGC4WF5d,n59uEYL3Lhab&j&9CHZcGPjSdei$SMv]",
-    "47vOp6g18U9689Qa1R%_5ga(UG&V6gH2;;X5f3BG2LZKK1&Ns/4S]rd0S>RA0t[jV/A]DBnxGsHAXyIryAc_Q01@3)F9kR:04>K*01HzO1iKM012-7Q5i]f6G5@+*rUw/;$Oj!W00#dN9]$./2PZN!",
-    "!zvpy030&>0VM_+DhZhtD:5;32LrDA79RyS$OkVDI5)cyKh=-.IW+(hGyn*-GzPDn5Dy8qGy:bELJv2)5ibQcH_.zk052:uFaQow3hW6aH#q.+I62P,4-Z,,EH=Xl2>@r/00,a=4.YRd1GR<x2cP.J",
-    "7&njx4,&W$Br7tbhfNO#*a8$S(efw[7ux_/)++*56EN%v4)YQYga-24S@je,1;v>M1iA+uIPg0TxCH:X!72]Gyaq1:H#5El1E[eR1m&721n(6L*9#jroS,ZN#ibk$o(Tl/kpeFcH#gV]4+NkSF9S9:",
-    "00Z9A8wS@59]SY&KL*$f9]JT17BK)0L-^h]2huJZG5[Ph00AWj(k/]lkP!^^@veaQoSbAI7%h-4bt<]_01BXh2;<Hj0uKV^eGAU^5DMv<0v#^$#HRrP>yhyf(hLt>gqi_%1v32m1O;*fG7shhi<P2M",
-    "=]aIh4u$_)qy!%pFxQd,4+Vh*1E_rTHF=uwKLqO46%Qr([[av40*]s*29LSa0Ua/R1,;TM6nP&8GROo2+qE4H$OI1z<]h416;hK[$OIoiG5[Dd01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1kcDH4R,]U",
-    "0^mC*1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhzGXNMf01k2/Ksf*p3&-d7Kr^IP3CIKva]>4:1lf^i9]bmd9_C*s1Rn,801,F.4B<pw1oRsLA@d9Y1Rn<A01q-W.UbB>2*;BuavwlB01peu1TR1^",
-    "F:;.K$OH)2u<DHDQy&vFWCAJy/FJcUatOX01+_Zv1S^5(Q2=yj3bz3Ru%]8zPzva#TntVHhItE21Em%YOdlRO00h[&DGp699yT!mCp0-n0^Ht$5-V:e9]]=57BYwf6EgrG1ULW<HXs8m4+n;;8#4eC",
-    "HsKi#P#+#P;*Rk%[TL4bOdlUOhyx!5IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5CO0zx9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliw",
-    "cnpXG1EX9HP#+#N;*S7x-GhQ%OdlUM00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD1T>E/IdTIm4+n;;8!!MOI5+;fP#+#M;*Rn5&utD&A0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1oiM14xqaO",
-    "1X_[kH@ACS3a%#s@YsO(q3Tu+sP+pJGrt5KG=ybR4+hQC0S>Uhp8=BXx)2W@<wq.>3LY-DF)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIixsQx,11vs.0wE+(nhq4bFG5V^S3e:Y)",
-    "2b!fC4,$=o0RU.b0*j=(0+zU54+gUY0;OtB4vCa59]$uv4*[CAbO,s&b[sfR02U7lPagp=03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2jR]s4+7KhL/Op1F9kF(<6%NZkk&s3*K@jG",
-    "Pag*_03QM^03Ql803Qc903QM_03Ql9tOXwiGEWSj.u<WVHWvh$<E-ExrvncJ/d*MIs]+6:IZYoqGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+4y)T:.%V4.O0]A2_Gs",
-    "1ur/;G))gV[sk[NH8M:P8vX;j3[4*fGX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_PxFF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*Db",
-    "FDNoF01izbIWzztI5+;/IWaN,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=QIf4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01e_!I",
-    "0n8:33691A4+zzqKmh&R6%PI@4,k%v9]=_&Bo6#89]STU9XJ3A[4Ng*A09RU4*V>[F(3_6E)NGk9XKBf@z[X)9^+eI2:UJ%G<FH33atbW3!3*J4k@_F*oOiRy@<$jH.XMT9Wapk86N:L>>wkFKL-=5",
-    "K7+qkF99+zuK@j-Gjnxq,[%Vt9y.[/ny>RMThOj>4n7]RGyo3[vG=bW/zR]e+X4:*wt)r;tbqs%ro#[l+/:qm31AH9iHQLM,TxyG1FFjc1,r<,4C1#N9XEvAIt07^0.nVu6l5F-Bo3VQ1@CM+0&<cu",
-    "3Z.C:2NeeY=B4gY4E5g:3KbDD02(p;5i.Y^1B$2z8#mK52Z,/i4(tL2o6[K@E26O-067fBkOu=,v0;;tqbCW(-]2+^&^9zYxNr<E&J7FP3LhM3*0*:IUk;bisE@2.2+z3;3)lh)@U4Ik0A:NI0^2%p",
-    "G5[Jf01,0)3,]*Doz[r_4+Qh4Y!0agE,=IKxCaS<lXVM;0]nEX2M6@3YzvPA13DZwQy)Dwk=:2vupJAv.O:fA-+IGd0qxZo1FFpw4+=CZ4+faN3LZA/;m[mzGC0Kt0p$%39NYXL2L0hi1nQRp0JsDL",
-    "9^[Gjj3f=SpS&Rg(XVw5IWG>=F*qM1HUKXXGB5xJ@auSygl[f2U4[1n2a(eR963J$HUvF9G%GYe88ZMM3O4[AGt@PL88SZ_3N,)#i>.R*Kp8Or9]])74uRo-0Sd$VY6OJ@1hxnQq>7(R9s!308#5gk",
-    "Gyoel02np=8#e$LH_/0w/:rI^0UIr:v;2$GlmQL7s#XJx0^jrMAq5%%fe[Nf0UHlQgOqeH2QoDP4,N3j3JRUH7X-YL0t3ki3HS&D)d&v:@Un#=00QWqbr_;H2oDH/10gpn;2]1Y066Xj9^zUB2QL-h",
-    "H..>yJ0B)C03RJVp9mB,01,Ao3Y+:11/O.#3DNZm4oL<=&J+.eM/dor01Vun3m*zIM,nms9Wnp@,vkK#,E0pEM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-shEw;FRy+5g]4:;FSn+9T+kIDmO6z",
-    "7Bm13[s.X19S-JMgd7RD0UkE.ydnndg0le)J>m=XAOXU!Ob,Eo1]J4E00/uD7Bheb4m%$vHUJ+RG/K&aIi[=65-pGv95CbqC=anEy8[mirUVf*LM$-h03Q^J01@3)95MhO7BK(.gaRBe;*%UvI5]Qh",
-    "I5+;tGyobm01oK]5,r-e8#m>#2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q92PY7RUI.C]6wBHINYA_:4@A0RX_4-jh<36ieN0S(3l9_L+O0O$QX4g3Qi7BfCQGAlCt1RoYL03I-k#bF-7H<XE7H@#(w",
-    "3>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]APafn)=cgeMOPKoB$l1eZ7q,68_t[zMN6KoBzk0*W[exsL;[+ouK(2]y7t03QN2lmBA=",
-    ".6sV%1ras:1R=yu(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1Kj8z3Z$h53ZRi89x$>r0S=+l%pxxkGBAnRWDT$N1q,p0ArI_Zwu)5)xQ>u2aSuG*tRD@@rVS4UtfB,D4)m,a2uBU[W(MRc",
-    "4+OW*kO2.xF%L7qjUgW#F#rJt2$d^l9sbNB1iOVf4+pfO1RoVL01pS20uR0cgv^x=0x:uM27^2W599,k3JS*WYYzvhtsf4QF$1<K4z$<64,3:g4yzvm<uUY1/;D@x)]Ws4hx!^:wGs[/1;Peh0wWAT",
-    "2:6E@4+tU#/IwMHX72JQKMgrFEb2TD3DW<z%Kr!j(*YDQ*MbTk0yQ8pF*Y=U0R$!/1T+8.G^,]KCLaVd01,3Z0R$!/1Tp[utKDq@CJKQG6E&xlK<QNo1>JY*2MVhM4ulK_(Qp6,4+FzH4+8x)1kjEG",
-    "4vY&2m6Cf0jtd2eIR)zZgaIx!T=]Me7X$WN2p9zLIS&Ps1q99n9]JO12bcv93wZ$^4.3F4I1dVg0SEa74,A6/FCa89fdT.I4,AF=2igV;3xfdxBM%=h0SC1Q44^vl88<8,7c:9]**OA7EjL[r2dwx.",
-    "4AC4MGnYyZ+y;,e0^I5%2o9=*1[N<%1P&w.FeU.p2n:Vw2oDN=0Ryrx2)+m^3NSK:0Twf*1P+M,1ofw70VE9E9^f>T0STcAFA6X.i2(!90^dnz,qQ-aF(nP&<COeNivbchIt0Nm4+<I@5-/;t4+10w",
-    ",H-m*G$jm+0Ur,F04Omq:k1zUF_SxF;57X]yRT&hqpENY$/;(K>7Wc!G^a0q2Qk$O2*L870S=Yb2M4=sCJrA0Jr5hy2LpKzBH0QKdjTX5A%Fo7HromSOaLSgA%y@CHr)yUOb-U73IjO_,wFenISZ%+",
-    "4*^x[2hH7Z4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/9XI9*2%.;3E#;X+GB=MVm#-])iI*q<(40=o6*B*Y",
-    "0RzRa2M+/,0ipY64,lSF1++sB(pw1c=d]@A:-n$hk>itCqpW<cVh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*Bs:Kp!MBT:+#94+C8lGn2O&A0#tf0rmwAT;O#H1p,]kBs2g4$OR7r",
-    "T:znw2m)OX1=e0r3ABS&4y6na3#^gsqvZkvHv[ED4+zLn1<yNB4+p-MA@c:t0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3%6nk%!CLAnqd",
+    "kP-6Ol3EWfP9G#P01tPe!d;$0vjGn=-1UlQ;pY5QRu38FSq_Ri5Bvn0qR9ad60@*m;+1[g$pH(dS=^2[4+EcC104yZh.6>nF!k0t4,)*_!_q[3GJ<GjJ_KEt[^B%3%1.6N%I-DL$hVgP0iYQ=WIQ$M",
+    "%;B;SHZbVuh5,Ss,_t7s0uHoW1pe112G@4O2N;wV*hvoq]5g;=&Vy(OVGZQzf&mJ@4,W,S9]kc<9].ytl]&A=Tn>./Tn5eOw*e0XqW/XAy=0]aEinc-4vLcn0@$,n4*[.M9]kaoya)rgmo<=/>+.]O",
+    "zR)cKcn.^KfCmoa0uIdq6EdTV3/Hg22V)Naoahn-:+)*_.;sOm-sXE&0S+GpIP=dd1GWPX1++5(yz&YNr>loj@]%P9%@p!H;%xUz0Nbtv9].$*&H)bvztcJix[M77uG5489^qUB(K,Mo4+3r*G;MXX",
+    "1mBGz4cO_z2.^q[+yNXq02MOrwFnMy1Iq7T4&VU-@;;4R-sFTds5mbWGCAS>045IuatiCnYX-QPDg)@8YYF+-R]hs2GyGEyfdvvd01pQJ(K.diH#zA66gJth6(0&P*a93ha08whA2Bwi;Q0!2r0r@C",
+    "j-%Zdxak/$12-FY/;n.T@F]cVjo1SQm&Q3C2Qus9b@Ju!2m(AlGb/LL!aV^G0tU3M1O<x@0S):BDL62[@T+xxgdPtplJZLeMiDEAp/%El;Vbe.z]6h<2+T$fR[$Oew7docnTRzVbhD!/CNVIno)7>4",
+    "D:yWO1R*&!PXw#*L:o8G,ys2U7d5d08aK,V5-.4=<lgVA4L.,l1HAA-0<BkI3>%hx00Zdn6%65t1r#-Lqi+j=0s[2^8ac%4CKfrNJ@TnK0hdYuz5)*B)DsdgR05hT4Z#5iI2kqo0a6k(JRbryHw3lW",
+    "77ZN]H#P$$1+y_,wvsXg=0<[C&V:da1T)#t0Sv$e0#O>>!UaDCH#s)M1qXwVRv!j7$OQ:C6gkb.Kod9A10FTH2NXAknmr![IQzZ[F9J6--4lvnp>-^428[s+(bOdby#ooh,31Q]#rp#f1+Vl!0,ymO",
+    "1T:wc0^9uuZxb,=/nEA&H4g!v0U]jyCmc0=<(d6yItAT68!(-*6gSfHNC7DtIKP1c4z&[myzFBDzp4cf3fQJ;2]NR)4F.3Z9]tfx4-RaC4,$_YUInfL0:c6h>7wrdyA%%s@iKM%0;4Ta1BKl(4&Dk0",
+    "X)gdXG04gU5-bijHY@OBuu%k-SPqVb0twchiUAJ(Tn><oTma&x5dzo)0*v4R4+WgMI^WxV0X+@@sN4+*=Z=e8Pz.S^1qt8NB=fvI>W/xy&/dutr;:$h4KT0XV/gi^oC5,dnm7)d0^le8wM,4MiVXw3",
+    "2;-F[GWh^o[H-R-=zSAQ58kX+1342l03J4z3KliARSY&KGb_O5K;i9GpO*&%vb>-JIWsr$1PQ;RP7d19MFQ>Q9x_Wo0F]3U15*Jf3zl-a0;;wF0Rc821u_@C2M+584+i<;4,&lHV+-Pk1>O=30>fIi",
+    "4m/2ohXW3&,)jZH>$3bpwG^/zHaEBx0k0PVo@pCM46hd)GMB(O6*sQ]9^F^AF9$L(:j4/tlmZU^*sV]mzMf4yF*qx%$_,bQG&AJ_7Br4a4u+!:1gXd=EIBgZ[0t8e%l@^neLXcRF[Owp1AGXmOb&Yz",
+    "Gyoq8GXM><yWa[9(Rl/x0RzyiEDm,OFq[D&6*qPW-TQz2%_cNxxt]9vH#WbwRt%rBIUfNzKm]b@1UU1OcNIB84,MLiN)BEHoc.*am-wS@6gZy;4-z:QBRDLJ1q+x02-Qv:6fk<cGnya]0IwwzIGPX,",
+    "2eS]i%$=Mf;g0Ye1PqDS2o*P%B<Uz>Dl#/K0!In%k$4XR,lz/%*Mb^Z#/.xc2)nXM1(N__37L>D0UrZ2iUJ/SGKm5M:g-C*g^rJI35)=,+[@u%[mMKGFC-iN#RLT,4b5^[hsGoXwCw:81hecF19cAz",
+    ":H!RW9]t#%$N;%cIV^<2*8vCe5Dx.E*F=#2rcnc44+O)sJOTBgQ3Fm71f&HI1h4<UIE4Wp132/I0uKW(7&OxM0S=MQ0R+bh0k8oMt@r8fWIj1GGI]dZiO6ve0<ffFIPCsO1K0rpogxnmkOc.aTrM*#",
+    "-p:F_1L=q[1%#-w4($K30RpZP4%w9/1*(cC1KDja1vxnB5eAC9Lk]Ppunhv.@8f,BBse!$9]bI;4HPSZ[X,3nrUwM;%Q*w;2M+]HwRjH$.I<HYAEVx51O6%vftd:f&e$*rud/rR4+hqj1PPa54;N.+",
+    "MGO4fV+4_D2j2!2CGFot0JH<Oz0L#!m-;suvS0==1@UF96EeCb26!I/I.+wls]=/7j7^ah(AazfS@PrQ0^mCK+hY!^0^AkkMFXG%0_,X10ST8+4=*UsX%3g$V+N=T0kg3t0@vtB2hP^n0RbEirV9<y",
+    "vD-%DGLrQ-2%oM+7B[m44*3BCod*vDtO5<W@2j9CG5swC-MHso0FxyT42Lft1_JJP39.zqGlMP!jR@*jG&VMY6AAUaMGk_63FquO4YvV52sJe^hAsj/9]SgrE.Xi1F*5)J,QN)a2LTQb0jn(mARhoU",
+    "v:y(ZqX@SGEdY8GCEWH%4dRh5E-u%.EeFElRRh@=CpkGE2GsCG6E:T;aSr#2Cj@,#Gy)$B.0^(2pSlepG%RZ$0x+j71ewnvJvA_kJ>39n2[xrI4%7rHIWn#&6E:9s0_@&)0VgstI]^N4CO0gO10Mo1",
+    ";JNYf=DYk=Hv[YM6b])_COI@WIj[j7G=Z=Er0gmcG;uNh0S=PGEeVaFDF)f-F(WoO;*bk,t>Kw_kc&G8#]aCT5FZ6G+;HVuuJ.7gn9F.$k+_<VOb,[uEDfZdW,kaeI,PtOFz_Aj2tx]B1O&i@6(ut.",
+    "Hx8o#3X$oi0UK<4)eQ)lA[scu1prV6*[%W!pu0Q<*<J2Xzy^4e-w_Q/G0ZFi(+Ced%q$NE.-Q#.1UUc#$N_/m&ny%+qs9=nUkLM_77UH;UJm_W31^]@F*D9AGB!0VLk^6uEC,0]RUZ:I$^BQ9F)#oC",
+    "2;xq73*rF^0mYF90zMBE%PbC24$Le8xb6^JrKAxDD+]pm2Iam74+5W.W(leX9]Ae.8361*4;N8*2aWPW9_e2yEC/SlRUZmB$t(*r3GT=v0Y4uCGsi3j[merzFflpDECf:%GXMz3EC+%E4+F;795vs]",
+    "1qL!78ac<.4w.)O1jhGY2O.dJDhREVYy!^OY!0av2*LphwD4RNF^cEs0Uk7#79/e);ZFEV1KIdC4-6-=V+<zjIS&ex)@.ZQxx>=d=cyb<Fg2PM4#OJ/g7ISu(HQ>w4+xFh3khTyGK2A43c#,o2A1!U",
+    "0V6gul=hO(,cbM/2KMxk0S4EUObg^OJ0_]YAP1rSb^s^sG;TF+0(cWN04y=*m-nZ=0u10G5,<54iunW$$3X]L0W2#t&H)2^2oEI70Urr903$ar01p7q3I)W(4,5Hx4a)%z(Lx3PgdYzA;I[SDM/CZs",
+    "yRZWc!wCTBjxq@E&rk@J0stKX#[mwx1@5iQYzB^51)1Oq0/F3nkFyOAFMvk]<5xphHMl>ptJ5;u2sJslK@#tBHvj>e!)p%^!mtAvHUJ6S0su)58T1qY+CT.Z4+=;L38CH#2SEzDK<vFtB@@NN4W9u5",
+    "g^gKZCko#:0U8!JmIfR,x.LcH(k%i*2!-YGIXa3[1kT(xB[wzhH7YYVkv0Gw1tkvxqLcvzC;5.ngF,I[GdYApA3Zhz4,fs$UJc8zB<Nw%DFU(u4ydL:42.3f3b:S<0S=s;LO%mII5>]U;U,ExMGqQ-",
+    "LJ8ilMGq8&LNYiwHUIz#4+XjvF90.)xfKFE4,&Z*4p0l^3Jc)@2-#5.47U[r!0xXB4,MkyaUTRQghDSrFf[,(Ff^*,P7fD=LIjsk133:1ghC8934^rdK<NmM1m>3;@,_4CFg3ju1XB]=00>Mm28II.",
+    "1cX8#1u&7>O&/IAyA/,+;!]!t3z.L=Ip>@>0x@H135ca:9]tfz9^F^AF9tO<00<ym4+F5rYX,orNf9%X!4;kvJ]r>Z$It=GB[/UuGBY;g01jLNpBE20%]HZn0HatB0(28H<&>LkICl!tEguav&OkOZ",
+    "F)-uM!TC846wW[sGyRus4niL(G]oT,T=%,/0s_$XH]Yrv8JGe9-XVe8K<QG90+.XGGJGEdII24j9K/2=4Kp-&KraV2FaR$CHZuSlIsS+O4y*.hG4G=P4+ZXc2ZF0N2/mM)4&(VIA2m76KomLBJ==(P",
+    "1dIX%<fQyQjshDsFDyAT%]H&F!bbw4[5AulKMw@Igg=sz4-sxtF9$g=051YIHvj-UB;co5)F^h&r8W_/UJnG#KoBtbX#,9V8qGi:IW:g/9]AS90UbFn1kFGOBM$.y0Ur%B%]Ie8GXM>(%A=;&61LA;",
+    "4+PCX8ZZDaF*!8/1J_Ra1.lnD9_LpqKsPWqFaR$IHZ^l12rx4.02ndEnn;w-9t2kp2hBhfGoXPpEH*Tf3:Y^gKrb3NHUJ+DH[!p60UkA,Jr4>:,+^/nI5_*[A7ePpKqxmhlDq:9xFiuY00Pt-0JH<O",
+    "pacb-=jI7+%]Jf]FgGy(26zt;%]IwPGXO6dIWhna!V;SMuWTO!Ft7t1Hvj;bEC-N]CJ$oq!)Xl6/3=Q+%]IhHH@yB:2Q]$/4+6aX6%Q7pzg@Z^@8gdm00X<_4)fE40S;VTFA>F101o*98ZrPQH#qGF",
+    "9]1D3ECTrf4+GzXIS&!3#DM>[@2iC*03I*=6*0a90uT/e#zHR/H!^bZq6Z%WIIJu$896ZkCpa>!Cpa+x2Jf*p1FQKG4+g9(1mUg[J_/iq-3<)#DFh$_-3<$a4+Z+CcLH^4F#rt2X&(qPsw<I&9]tw6",
+    "EI$Z2IW(y(4.*R_9].!60>8LfsVo2y02u)w4y!B/3(Nr$F#sP6FsdvRGsD9c3!%kc4uWYDH2<(qIj#=5g:M4eBm)O80x_hwECRNL69daG4+Da09^zOwatV%(A@YYh1;>^*4xt(qH;YS99]SRxjBph/",
+    "!<vYD4:33O!WIs#0RfBx42<.V12Aj>o^ma21Hj7@3AXUV0UrY_j>Sh!1=j=o32z;)FrES#HIM,gp^qnZIKKi4>4f<1)tW=uHZ%WlF9.d;02DU8unz^L2g8es0S4KhQwq/UV+x2d0GE-s37aM&IXIUy",
+    "1A8tuGum;#Fku3Q0SkaG1K@j!0*bK=4+ZkTz5xyDL/3O,V,Ec5OeHxu-xGwuCpa_Ua0S8f3j@b-IFm38yW3+9g+&uG00M,SFb;c71lX4j4+7c&2%kj-:o,3JI5sj+5-;7B2)zjdG6Fyk2i]r9!UGGk",
+    "MF3.4!2t<wi)Sl1I.X4<qXHE,z%U#)j_N8JEe50<4)O6D1CKWnGR!v)<MZ+pnL#T!HqjIlHpc/0!Vd!]4zbb#Br@0m9vU#(0]n,USPuia=/^=nGsYPX,^NFN1vZ9(P7A!]91/2a1G_us4,KfHFAmaL",
+    "1C$2^f<cbqRs,i]38kwA3g.Bb=qn_llYav01qrYLH#jvm916C!E)+P#4-;f1!_qBB/=>se;u&Q>Uk;HI>Xh:&+b0hKn1Kin1JJ)Z4-J%>cnG^MCjqDf4ujqf3-Qi3H8PF;0uB!f]G5V%I5daD6$,IE",
+    "0=N8HgkcM]-$sgFp5dqg4+8%8Ed$o=A@cd^#j=ng)&m8n%[dB_G7hnZ0S<aMDK]L0xdjH<!EXed;*kq/aR[s7Edf0aaRl<,3WNg#wvrnNfYAdE-MjWwqXHiXG5X&O4%iw4:fxOM4+AnE3pUHA1s;<D",
+    "z<@WX,i.m9)B6G/IX4*w;0*Ft9]knB0]n&*1k<^K0G6Q*3&g/]4+gFAe-X]GKN2_k1sgcs2NNyxs1=VR0S+GoIO7K$W7=dS4+zz<1qF@r8V%<yFa(9GR4)TGFgXmC4,MgxYzDNQJqely1kTSC4+rA&",
+    "4GF#5VFru/2#K9K9^PI]0uKbWnP:->*%lQtyrV4)<B.FHnmY^N<n[b32=BMf7%vVrHj4xb:W2gXzEuOLm<=8Gl3WD0pfd@JITthK3l8st0^lz$Gz9qy8#s$!1hDfh6*cn%4+MY%2JrS.2iO4*1F<ev",
+    "0je>s@]WHEnFs<B9XZS>4+q(yzyS[j,oH!/m9cLQ[f7e*G>;jF6)^zr20Ilrh24$-4,3ZgZwaI$JvK8pm9+r>h8Y4(49NW(1hBXS2/!eCjk@$%#Dx]g1_Qt,2Ok4BzyF*83BQ=-4bB+[-rK,zH>NUE",
+    "0rEKqx*87vu:le^;d/X#GBQRvIKKP;3Fhn+6FAz]1[gV#$N:uJ[#g#S.q9D^My,<u9]S/F1PTtz,K>x,G(9mhK[BS@6b;NGn1osn0guNJia]F+GBY$oH8^;8jl%&EF#r)YJqoL,6cITg2JkKjlY]2U",
+    "tg-DT0XIWMG&jQ.3A4Gk0S<tsDjx.n01pO^%3c_Z014*,3C=P;4&^WBCNM1K[Wlsjg556($/d<8ya5M$0d5AiNfa<an+yw$9uhh691EDaNd:dBR^ArmBLc[zNdr1R0WC2yjf4&yH>z)11272noB-!d",
+    "0SHq7tmI7#%[C6dkX9^:Fsa*X4uT3F5H[<EQv[mU2<TWLO##jC8w[Q70S=c2p#^,62>.f0yA%cDvMmDEx(Ny6[s9M_P6g1QX(lr@gz*FirxYGD$/^5R5-GbEtbPEG9S*-TCn7doCJV>R6ELKH4yg;V",
+    "y5v+31;M-q1g7;66*hhe,L*=rxlIJh:jDU=G6L1ZNeJH>2%ON10Rxf(2QUJ]n=zt,jur&$1P/kI8U(8U6%PWa8V%5&Is&^@1%<65pu7]g9TqX0/mraqzy%aG,ojNM12dj64+YcUW(n/iIs/6Q4+8rB",
+    "Lj-*54!-Kkw7w1,IIxRV5-7bE/N/2hmM#Dh0yPAUA@Yq#0=$N61vAA0BQz^eKn]z=DK]HV#sMC3k8KE/rVItmhbI#,s[snO1qIv!3hb_G1E]6T4!q6]F9bL.:Iek%*i@^F$>=PbkURjT)JOsv5-mNf",
+    "3.ek$HQo_ridYVySOP[CGpT@i1V[-sAUSSjX8-cb(/@gPyc7nc0v0%sivbO:2L,aT1@53J6#^CK4+qBC0S59X4+QMGA>c7I0S;/c6atbA4*diH!Ne8>FBmP*!$uDXvW@R!7ywfR*2)eJuM@k0n3)O(",
+    "+l_YyHZ.rH11JTw5(X6!X78r_pky-bMmaJuMnW_1.sB(RF_yu(0xtx_/<]#ZuqO;p#_cowwG]1O#0dwxfiMEK5(/qM1Gw:648>@d0sapNl<kKV@U;Qs5@95JHZV6uM6eToA2T-YLP0];&!^23Gek11",
+    "#1tO>LOBGmngtI7sIOWPMgb26ISiNMP7Rre0uKZ=4+EFuP7e;Gty%,,+y(<uo&=qfenT)gI5kBy:lH9LG(;8=8xI0k3FZF*4ZQ*qLh8m84+*A#brCcG4+y^^5CgdX3k&7i5dy[r3G+P[VgLXe3h4v=",
+    ",y-OEp#%uZ2MKZk1p=)l!3qL!3aQXc32+VU1p;#&3+)94#2N>0I0.A8sI.rd0[(js7V(<_9^zMD4Ace>EwlOt4yhw7Gd9W#F9$O:s5Aq,!$S@Pw$T(GIJ<l;1Gc;G9[<Rc9W0OW0SB+kiUA!rlFtbT",
+    "i4Ge$qWTC9qUHx2II0#u33Op%[*(;1*&GO@+8G%)8Y46;00V:TehPrnJ>)IS4+Qwi5(/q+4+E9uRSygJnhp-L>&NZfGY5n>3b]n^GB:5S2o8odFAX:^[KBpQ4wJZT1JTr20++ND4,C4@1R687m]X+1",
+    "xNrshmm;1cfZt:T.;$p4zUEa8z$FaVg.&5BF@v:]2maz+4*IkN4![8kgR/w+p34LS.#i7MxTjeUUlR@vm9+#ZF*S.Nas&4h6gR>04%rD01LB$%4-8oUV+_XUZyzT!)zAb9o)scBIZ>V-jpAt!0E63R",
+    "471=04u.ED0Rg=Y4;pV0Ngo]J>0(Mgh-I*x0kPo$3aR@L5,[:,459xQ4]su#lL0;;I5s)Y0xt.IF#rP2Bn-7wlK^#VYY%tO0w0$FHvkeg01rOM#z[XQI5-)A0w0M1HUJ6l1R=#yxdI.QGm-7_AUHF+",
+    "0w0$FHS+@#Gyokkk>sPpF#sQz0W$yt([vp$k>s.(H#q.wmjN*V6EM3H4;dC#FCaHK03V3_FaQq;))o%+>Z$PXfB>E/-OJir*5i<=1[WU.GUwz395U*MpaBBp4G#sF%tZnt4*=vdGXM.1:tO*;4++nY",
+    "L:_z>00(3b1LXk;+,420>g*eFI:0Iq1m_Gw9XJ3Dz25[60:SHH15=(Y#[nM$HUJIi7!8c#UK/:90_0cf8V;Ap10N1Djo$.x0XM7z9].!69^zPE9]Ac5FAg&;>1**<0Wqut9]SM^9]15/7%_7K1_9Ax",
+    "9]tf12TTtG#[nM:H0R$01o!j_3XB&o2R1mY10Mx8.d+QxVhXGS1CbdI2&<AS3Gk-l2V<Te.pB+z9^JS:UJU)LL.5)/4y*$Lz7@Jzli36ZTn@1T0^m6Z.X#:)01p(j[bLKP0_0jTTn@AW0^lne*8_S*",
+    "4*[$L9].)89^qPF9yGs#E&]#F4+YLh2IQJN3m6Xqyao!TnR5))nJEITY7cv*B;[:Q2gv_mr6nXaG0sp9r6mHLE)N8YoRk3%6#uA!0S=PFB<YBt4.D<QV+OB*N,qO6HKrvG1LEsr8#w;DrX;:wH8%h+",
+    "A2l^sFO_r@HUJ>tHM#-FHjKLvA9gjw7%!FqG&BGcG^vPuG;W@JcQrH60w0$FG5@^Xv]tZDlp8M_H8QyZAC:>zrX;dZFv$)NK#_d[ATR(QmH[yH1QRpHUk$h_A9pkWFP8x@IL@tD@(X_aFCTX>056vT",
+    "Gd9oy5-Xu1Ke#U+AT$6UiUBkJEDsIW77qu!,ewOCrX:$D=8I59v/9#ksH9l^BMem!4f6eC1Gy3p2%-Mg50vjh4:]JvV*]hr4+G8_4&*/&67v0H15=(U#[myA=8I59oeVDrGdZjS4)Veb4,NADV*[cN",
+    "4+*RT4,VfW4;FVxV*$&aN)H390^ja]4,)eIV**qU4w)(sGV/Xn3aSb(2s1UT0^kmN4(G=h4y*$&2s1VS9^zR(BM$+BpG6NAo#.W-tOFkeGXM>,w8U%&Tn@4U0^lw9DhEst1IGakg9Z(b:0StsTL[=o",
+    "N)HIE0^l;TA@HXOVFTA)4+*RT9]tl32V<PVB;R>P4+W+r4*[CP0R*I62ea!Z2+p(t3d=bi4CGKB1vTSP29t]i4$=cF0<iL4IRGyqF*)=54uqaR0/t$42B(Js3ck).2lmbo0(Kt)ID^CHtk(e#39iu(",
+    "4tx%@(RULudJe_]0S.Nq!gmgI2Fln24-6F[K;C]:4,r8h2s8i:5@qB>3aYS54,r8h2sQv85jFrH2sZ#95H]o12ZHJ+7%ZAs2K(u_0U]Roqh1dLfb[>jsB-0.R0PtF4Jj^/!odj$*RvBkGcz>h0yqQ8",
+    "a2>z=a1^7uaRdwx0zncnc=Wqy5jPzoI5>]vHI<MYVg!!33Jz5wI5+;uHkJV-Fg5<L3;BhEK<v6q8Z#UcI2[A50vs=>1E&HH29=O5GXNek00x6^1PmVmI6)IJj$aBK5jh.M(ftJ.12:id9]bo6A_!fV",
+    "3ie(C#a-!L0R#*SdI4Jmi-<irT:=Lle*lYc4+E9_0#*+IRRoIYAP(3B7Bm0/3-^Bo0YMTsc=WsC0RtTpH2<C-*aRO2IhFwuG&l_^1Qs&<0^LMmGC:kD02(uv0TMC*1FQlL*aQdo0S-9K!P*BNGL@@c",
+    "*aQT,y&De!K;9%v1P9&&1MR#A2&Sno4+E9_9]kc15-Qmt!s2xnGS_zG3/6Zrd.NnBy#W]8wPgn3kYp.]G8Ymw02;*[5jX%UGcW)H<T5H(G+Yuj04p=z7ZNl88#Vv^Tn<b$4T9ocDKt8aU;;:(:jNq<",
+    "H_.6S=#/roxeX5o:-n%0[JjwZ8W%Y63LG-+1-OY94yF2i5,;v9HUJ$pm-nJ^9]kh*0^;ej9yXT&7d8MBFqilQ4*[0^6E*7#3YP%@UjyR=9]JO%0Uri400XB83XN$3Gzgag1DmE24*[0^1eFU4mjM$p",
+    "/4c1q2<aP56Epx0=bH:eH[A&cmjNL$ENl+]LM/5niVOfN5-I/^rU;%NmjNFJH2<MbI1Yi>83gm.3IvM@0c-NemjMzp02(#@5-Oo4F#HJ*1D6302e%Fb,w7Tx02nlv0U.RkY!3iJ6EvF+3bO$Mi2;<2",
+    "w,=rtmjNFJHvkhgt>u#A0T;j/Au/p%4MG5fW&$D>FqZ)mHUJkg>X,Y]0Uri903Qc2>X,D:0R!of3k%P11C+%R4D-SjA_@e[8#VwEHvk$roC*:!$>gtmG8Ymv02;&@5-g!EH_.nkf(#ll03tCm7YVyT",
+    "4&C#31En7a&HN1q(R_KB:P9aFGcek,0S=V(#XSz0#0CS0;p>BX4y_[O4+YcwIs^4h2Ih+a4++^u3/^J$wjl!r4:yP7Ulln31GDd52.UhNnjIeoG4f[*2Fr>I4$Wo>%I[te1fTR44+m5a1D=0+35JhP",
+    "4+W[#ECBoi4Tqv$2U,]0nE;,-0jKj;KYS^QGTpTT2Ezmo!_vMyUjfXnSPz8(=#Tp:q+So60o(#Fh5-^*03XHyH>,(zh5-^)01rimvMm8O2Bob#7&f/JYzxY#$=i+_!j/IK5X%k<y5cMZijM&Ziwy=Z",
+    "4Gym@3Zc+$2Nf7HIS(MD@C1K[@d$warukY2I^Zb=0UrT202nm<A0svZ7&ibP8Z@hP12+I40XYB]H_/3aIRF697Y9)f8LI&w06ERsNDm2<kUIe7A>Kh;7&QP79HWMF9y#b(1N!A04+iSfhyf0g(iH<_",
+    "@7jLf785rB6E=;>zvUhmHUJL:!-WqlGyo3*+ZGMgw;>e^Aqt$T0Ur!E+ZG/]G^-ynmyd22Ij30$smzN34!@jM1*Mo[4+FgM0S>tLjAS1KD=w2<,Hc/p1%vG<9]t(v77o#jWDlMJ+7/&uGKmoe!vr72",
+    "0W*maKZXG^IWzSF497]jp8;zgABF)j03XKzFwq4cg#j/CFHJZ&+7/Tq03Qc902ep>4,m<=9]Skr7A@e701qqcgJcgMgcJ>igJcgDgcJ]R0.QXA4+Gj39XS92nqUd6#77S&+7:G=F]FPKBQ,a#[Q&^%",
+    "js=>bmH@6DNdX/JSq^q;*A5Q:m7X:dGB>UsET5xA6*k<bY9Bo[p8o*_%TNoJtRw@%-%WftG6S9e0S=Pr7!BJ64Vi:wDl]Hv)&U6c-Q/Z(HO1fo01*z=vjGj3>+B3dGThDq4+H%7IukN&4+F2Q1Pg;t",
+    "O#v;f!.-h%PXy)!3Qq&9@yxF#F*3K90tmL/Mkp_i$*lnisQEer+;>KAhye%4&H)9NtpNh8&wd5<v-qu>[[a9V1tt#$jQ-<%oct&c1i>R7F9S3%i_j)vvQiH@i_j)+2K<bA88!e4ou:v50>2<n1)$nj",
+    "8Zuum12QtHQ9lefHa3m>0Y3ycGBE%E::L6=4-zdB0RVIXI3E),iT;oshMp(=G8r+A!2%270UrP[%m<KK4.nAj0v$5A-]B^i1SdNRD,MkR0RgcH2.@er3XKB;.O3fAI+>C;Ju[HO0tfTbSRWWRivIxz",
+    ",TOu#6f^tc0Rx&S2TKIlxd9G>[[aZx,w+QsiopUiH#0F)0VfQgv-zv-z5)h=scirV2gryQ3GM]S1vkaj0Slj<VFsMyaR3Me/CV!/o7n-Y2o*SM4+hfB4,26I1(ExQ0S(dt4+rJ5MF7e=4YvLP0!-+f",
+    "1s=3ew*CPG)Vu,;TrWR2H<5x(1at%Nz9.fK1fvWe7c>SW=<fcB9^P0L[sBJ$G&42-FAg*>guem:K;1M:4nhwwguenVG&BGLAOx)XKMxw00wXpt02;=_2ZW0d6fk,K!TJFY7rLG:FAX:[oBjbKGB^Y3",
+    "9]Jh=1[XFk3iPTm2P6*x*VqIFm,crL2:6x;0GUq%@_e:aIER@C9]kmq@vDIm;7jj6)I$#okOB^n01m_eW*j(:0tJA_1O>Aw&h7yMQXd2[zWqTIIrslC9]SSmjt_Qo0Sfs84,2_f0R,2IN)H6*wFVyp",
+    "Fq,)S7&FEJ4+7TX4+ZA73/XOR2F1NSKM6N6FtGy.1l.b>%-*&ajK)U@mjNFEG5@ebz5)*m:%Ia%12!<:dkwu14dL)!9]Sa=[s9KA=/bp-0^n8v[s9#;z;WGOC5gK-4-7#O0RxwxC.BoX9]Jkb4+GcS",
+    "0S=eA[sApCG__/A6E#y02bul:6EuOu5F9eNy9</y.t+pF#[nN0GnxJY4-1_1fdLNWGY.&axH^2E:pKr&oc-j_kn&y!)^jIfj^,:(tpNeE1rF,I0ueWkod*i086O2SoBja<cMlVs[s9E30wggutjhrp",
+    "8lC.D9x_i=4fOI^9]JSA10FX395^el0S[xK[s9*.@-h;+tc9Wh0hI#)n+=[J</X969]JS20v@b_02na.4+OxyI_p]r4uI@D9]JStpk<N52M+]T0uK)Q0Vy*z03tLo>6HvYHKG0i9]Jdoi!_1v<[WN4",
+    "4x]174+y%yI]/=Tg8:f(@T-K!Gd2JYs0SYdG;J%z1/i+q4,%#R0VXpw01NGdfdK/j1TO>LHS*E[88pVJ0]U_aFb0i*ZVRy>1GSA11n:R.9]JQ0Br!7cn+>iYG<-rg02&A)2Y]dLKMgW9G47=$4vGB%",
+    "0!%LlH8a,!0TVat$Q^-]*8Twj#QjJQ2Co4WIU)^juK<!5>(l&2+Wr9pAP*eT0R#RA9].zs[s9HWnmhuhWe2q<3Y3Ts5,j$$6A6Z=0tn3m1*gO_9]JP,C;5thmY9D(1UWZ1%L=Sh01T4*UJSPA79WZM",
+    "G=<b<DKa.53mG:6A_QD42>FVD#]sYw>p:t(DZ%;*9]S8<4-8@tUI;5JA_!Ko4+Gz,VFHYvN)Ay8=8=j]wsZoMFAqPJh)XXVG%=4Ifr/_,l:vpE0TVZyuN)1s<(:;qH=Q<84$lG)kO9fG0Se&_3zD[4",
+    "0;RQEcF+PZmH[z200Z*#1P;s<-a_#384n/20w0qBIE9/60+pFZ0@MRYKavVBATu;(0w0$FH^eD%HUJznk>s.(Gc&:mAD00&024H-G7gdoA9pbTAD00$024C15)VI-3LhXa03V3_G5@+<))oq%u^BB2",
+    "+dD4@HZcC$0U0f!(:(y5eGd+l9^fnJphF)HHvf%u4/l2TUkURD1G(%M4+YoLk=urE3[;%ogkKK/&(][>2[@_C4LJZ0D(r+@4Zgbp2F#U:0S;_*4&Pi3>k::##[mOW4,Llw4/ad-Ukj@Q6EyZ34+yLS",
+    "9y9.B+k#[ctOFkjH2<zCH2<DS=MYg!tOFkeG5@(pC/Ts[WDf.b0^l>_#vTtV)q,RTtOF7,03Qf201bfz4%:oc46FkWFQ;u!4/nS7WDcwYF9R>+01nuI5)SQxWDf.b0^l@G!dee2)q,RLtOE+*6AuNh",
+    "sAK[o4,Jtc4Byg40#gqO)8sQB2r&Q$WDfA00Ro:Y9]bbt+6n^nx&jOs4VVH7gT,wQi>j.!iUF0v0U0xoSPIC0GB+;Ym;]FzIhDcz02_hkyd<6Fe+:DAWDf.&e,8&#4#]HC>rh%r-NU1SHaIp;9ygFC",
+    "03Qzz)Bj<*o55%TfWQzBKmHpJ9P6fA1F]g,k=zt/0>y;-qBacv8!vS*Hvm7C0X8@[03$Xz;t&2/HvStgcQ7=30w0$FGyoGbt_L)o[u;hKFf>RWAC&.!kR_%WIWou&4;vO%A0RRSAD00#=8=wx039)s",
+    "3Lkec03VhCFaRPrIkEu;qA&uuI^diy0xy:VI5+;jHvkVhqA&yY5)UA@0uPD,/q(Qo*A=cqIhDcz4+H4RMh=znhJgVYG5@m:6$po!Sq^rD8v,K>0aX]<03I<,8y=Wa+n-0_2[r%+WDf)70UrT200=/m",
+    "4%xkE4-sRijR6C:jbsO04+YRD4++JNC.jar1IGa$0XYB&lpqPO$V3k%!j+8y450Xc0S:UpL/P##m5l)gWDf(fAOJiLkO2tI8V:lDW)B*]m5l)dk%nXkTn@1T0^lzX[vHQR4+F-m9]1K027;9*%Ed+x",
+    "CBl@B0StxpfB>DGmu3$s!j+8y2V<TA0S=]i<>+#jtOFkeH2<wp00D(]2V4&ZtOFkrH2<wt01CaHWCs,oIT.tmz9.NXpIHwGtOFkeGp8a4Vh-hV10M,A03Qc500(3ar6mDdF9kO>r6nH&H]%g1Hiyk;",
+    "0;N,G4>/kR0Wvf-GrR#GHZhgL0WS$MGXMm(-WGku4+QOq3jx!UDi4nYmBIlNGR40S6EVN;2Ok4B[stcbHkHBwA_P=F8a3C03kZ[q9UVBnzySv1.wg#UwgCiyswM*-5iDyD0YMTs02(tK5-q+ZH2<ni",
+    "mH@8i0RmPJ0aX$,03I<y0TnU-1Pl)X*8v2*$OZ^/5-z;aFaRF]H.ke(1vdZ$r>C1*]G)tjGXMk(9]1T)5-p)DH5:)tqz3[W9]JR%0Uri901@9+9y9.IGynt)9]1W*1FQlM0hPi51*hj69]Jj,0Urf9",
+    "0245*0v.2@7cc,4Ff9)OK<vB43zfnF1051I03QN1mH@quVh&XW$.@bW;gbVy00Rsk0y04oG5@#f!T]yu1FQlc12L8X9x(s[6Cyb]I36-V0SE2[17#lpGC/_Y0t;-)1f]$85-Ywk12:id9]kf25-Qmt",
+    ";gbYy03QM]mBIl7=SB%f!L]W1H83]98aV(HG54+o8#5OYH2<noMFY:G1@0(nG&wOBD:*X&5-Xt[MFgXyIu8TN6BsuD8a9/^0Vpsr:jNq;H_.8%@5=.j!T^El:-o.[IhY0lz=4KS<CpmQ2;>fJD:O8e",
+    "!T]za6E<)p43>^]wY_ul2J8a=[0JU4mH@(w03QZ3lfnT6jD@-iT<o_21-Kz14+E9_9]kl41fZ^64weBIGXNnlENc%3m.9@u*n0&2fjbvC+6fMp0Urf5051zTH@)mTR]D9r1@h(R2Oj^5h71I)gF6JG",
+    "2<eC70Uri7024E:3J$_w7dMsx1F+8#4*<[_nFR[60R*;A7!xq^2<eC70Urf7024Rb2>7=67c@auAu%j#4*@]]6E&p+3y-D90$v1[fCmo)mH[6IH_.4x9x-[y7BK)7GU<LU4weA_s0-^l1hkhJ7c%e)",
+    "4weBQ1__v93o,Bt6FBn;4UNJ92Eg.N4Dq^%A_,P<8#4eBGyoem03QQ4*$NUc02;v<5-FiBH2<Me7as-V<Cpa$3J(N]KMw.tz%UO2*Y9it/9pv$A@a>xF9SF%;Ys_M[hU1y71,Os0TVJd6Ey%23*P+:",
+    "0fW0m4;wM^0St)zV-V5u$f5xRnY14t1vAcQ9]Jax(,-pFv4vz01GEDV2viNACj+pBWCtP,5[JS84n+x>A]JN@IfudlKg9tyHZlM&hXFP/=#TmZMGv0/+yWnk0WbhB#sM@s(FHGs0W_/Q4*-XVOAWKt",
+    "P6N0E4xJAM=vWs<(ts@r9]eubXb0=B4-YB70S=oLm1+coF%J)g4,UtOV*>p@GBd:u2rvnUGzJ$9(/iSIkz<^NuKH-XL:M*z4,u_VX$LzG0-:TIqgV_ykz=kuII95(<em&xH:&[-1F.t5G5@#zkz=kr",
+    "GQF+/4xaLC4-iZg9]1Dil34.m5Dtz83HjQS0S=PK6&=7F3GAyq4,A[E0S=18X9%nT4aivlogWJJ!T^ESe+^OO9]1M;!T])tv:62J@VR%K=F%8,Gg1wK0^R5EWFG/F(b)kFg@8:x+NV4T:V^j74,3i[",
+    "FGDRd$QKzjzyt^0S>Hb[5ibQaHub=*9]JbLq%RK:==#,[1cq7.2UHHle*:zwWCtP,8TG-e2U,c21]PQqH^%2+KgIzzG&T1TFNOg$HT41;tpPL07cYhZG&9<+AIAYQ(FGrd0Wts]OEC4q0TeRC/sX>:",
+    "G4-X$Cpa]#4,m<=9]Sp$7cT,aFaQq)l&W.P0q@gajp73jAkWzW4vg$.4-i//4*@](C/V2@>kaNpBdY,zHvk>RH2<wr01p)C.!lcks[sJz6$eod8LI&w0yNLr0S&]bXawZCJPDGHNe:.M!T]>(3h&>q",
+    "1E0(pA_iFVoL&y]!T]=9(gPm=GnDswFB&&D=TGiHi>I]r>%9Db=TGiGpR8#eIl[Cp6g9v9jR6k>=TGiS2DkKp0U9&>2Uh<vItS*U0V+2zmiQI@5f1ah0S/ewfB>E*=TGiXHdF.26F6,j131J13,-dw",
+    "6EW,V5F]M.Py;9)3Q!a=v*[BTG0(dJ1w#kr0TVO%l:@fe0wOCgMhTkD0_$B:!T^:WF#shnGXOj;FgXAfFeVQR>QC,#2[17L0qjH%2f5b+A3QSv4-0vwY6@j610Ml702M8ekXZ=^F9bC,xz>>P4K=]W",
+    "9]Jc40@7AHLk^Fe*8:tZI4/^6IJwsY6gL1L2sZ#P1T@^N9_3tL4p9sC!T^551SdNRD,8C+0R+XD2;y0Q3XKB;.O2<@xz>>9KsW#*H!-Wp9_&_c*8;LqIsXC/7@fL2EH*a)F9kL:024Tu0S@F2*8;Ir",
+    "GgA)(xz>=.rL1oV:(*@@12p!+0RdAF1/ZIB3YW(R2BV%n00/xWGB6zzIRGCKIrhQ.3!wo8)uj#%(g7a@Huk_+Eip6z0!.S$)de3WHuk_+1gW@04qP8bF!sU$F9a]*03$Fqod*vZl)nQ6g2Hbv4l>CW",
+    "fdmmXtmH8aT:zO(4-1#o0TVU,)ISbFA1O2T!T](b9W]K(16_6A1@imG#Q>MYhCL4k@GEv9H8nPR9_w9I!T_/GF)%sz!T^R7051bEHS@7y/fD95;yC+5Bo34Y7A/vBJ^(G4H^^E-1+]Mk9]twj<B.Gl",
+    "pTh$VmcauOF;A0MkOCh9HkGCX9X8-:0R@lN1P3G!1NXuK7&rh9iH8tB2@e/<>@(4%8!.Kj88,k6#sMD:GWfy)8Z(lPCIs*c9]t,3!T_fjI5+;w7dHR_a2z!F!T^dJ00$/z0ha*-+P6Rt3zoqH4+6ob",
+    "Ee[po@(qCSk<W)@HTc2,A22uoBsDmY@2qr.+ZYcM>@(4K/f,6PAs+<f%MS&+,#Q*LtpWng5)Syn0RvMH2l&DP1c#GZ3d5la2H_n_1)[GX4-kKp1P:IaoN5f>GXi)Ep!E(2[)[_oF=mBZVfexU43GU]",
+    "2/dyn0Rxd02BV(<0kZ@TmB9l6wX!7)$N2*f1=B@N2X>w:>@(4MsRAQ0HmCv*8RCHi4-J2*Y7Vpm8#LIeJq4oBJPE_&Jr7_[!T^7Y[$mHBzXJm47XpkI9]bVuP9Fm@)^]Q@7xb5E9cZk!J^odZ00Ffc",
+    "4+XcINea$_CJzOz0uK)Q0Vy=&03tav>6HvYH_7K.9]JYsg9Hy0j)i0o0[FrKEjc#-1d131/9+sS1vvTvFBLdA01dZ.WDcdUR08_oCJz(%!T]:HlLQD.4C2y#9]$n@!T^jJm),*d.mNC3[Fhl8Hy#2U",
+    "9^F._!T^:RGpzmt4+Y7/0RS2TA@QvG0Y4,(H8uFc0Y3*cH8%i12[kY>00Th^1o,U(02%^$4-Zfj0rjaI4+[9g0Rtcp9MJ(1F*=;o[p]x4F[9p$0SToF3YLHb1M0vQ4);(k4%dYP4)6vK1mc8e8a3gS",
+    "4,2f]0]klAZUBsdAP)^Y=#d-kIX9yA0]K8P2R9C^7zXm,5d,VGZVUL44kI^.:-(jtDFMf04#G;$I5Ld^4.zdz0Nh_<0EVFi1APbWDGqxgH#q.wKsAjYBQZCi,UAMH5-dFw9_C)v3aJVo4mXS+F9I].",
+    "0526aFaQIbhHnl+A22eEA1yUB00UkUHK<q^4-q&O1<aLe1_iNx6*t!b4+W5&1OR#u8,.]+FAFp.ryl_=7Yn)I0]$o(4*^4;2;F8iW(On:0Q3d[,uFrZU/IYg(;SDD4:XtH0]1W,2kXr_4+ZK00(Bn)",
+    "H0%KzH0d2AGBl(F2P6*&nTZT92[Jb70UrxA01SK&2)3_X5j37A4%F2N0Hk#XBo4RD0]D[,JOW/21Ki.L0i<a$6I)FW7nk4z2%;2a9]JbB0UbCn1ekvZBo6<p9xn]xHkjZ800jcekpvEU4+gcFY8g2I",
+    "4+Mc9DK-.wATl,p4+)Y24uzl+4uKy7oy0i.yB7^y:8b(@0kio80OJr2nI9H5yAdx4H8rl>0]UJ-4d4$0BOEiCA0jn5Qy&I2nI8nq0RVRm$5aWK,<yS7J&C]S4.W;e3m+gc>::4ALp0![0S>womj(*z",
+    "T<MZDsA;57u#0U4;hym9B;SJ9MGMiPG7kph-sFL.4,e^f1r!P8qJ-quJ%$7yAvXXYAvgdZdoutIpPK-*<!JCvGv*<>IRG9pf^R5dt>Tq_C:u6_C-,tv5,/JC)PxHTqMQU8HNEQ+4Ai;&3R)C(01pI<",
+    "hkFAr6)_[=3AQB&vFb+-1pMs*0zex%$pIrbFaR$JH!uJn4:SN9IRGyTH!%PcHvk;vfIS40=d$(.1^,u:[W/vg;Vk<0l:q/90cZ_c:.%6<tv&[=jR+GqzSIH-as./HHUQrp4+f=41TPIYH2<z3GwCW0",
+    "k;ckev+ZLF*hT;N9_ULEhy($Q2nSjZ3Z]U]9]SYHp9BlJMgps)1OVoE1vd>(0RhdYYyu]/rlSM>8V0UD08R/11OQM3lmP.Tc;XFB4*]IoA15/WodhpCGBp4X6tR>R2kk@y$N_/n.A;$sH_.63k7=GX",
+    "jG6/qXfFddIPFCRi,b^i9Wth!1R=pyI1d!2odhy8H#GnN2;y-(3*rF^0qsQsJ@WV>MGjF8;L@H[&J>uzA[[dAMFgVKPY&mZ77e+rfB>Ey;L@8>B<aLCMItjehfxn4rkw-LGd4F58K#[C9WwwQ12X=x",
+    "k)LNjFf/$c;L@Dr6F2^50qsQ^1T;_+Xb$(iSq3s67&z-P1P:G9qJRMngeMa<00M;a4n7z-03Qc903Q!D03QZ600Mw02R9D=fG8C.;vgPZG/L^v;5HvpG5-qo05_xKA_rMC2OlOf]0gd5HZcGiG_$#3",
+    "4toR82p:T(]0f:/HH/3DjKUNT8G(ud2#mx%4,fw*F9J6-0526cHUI-lu3HX5A22xoCocpzFaQM6voa4CmjVati+vvlGXEzeGBJ7]1Tw26FC92D]0gdEH8ub*2sbtWF9I>$011/aKMI^11O.5n@a^,^",
+    "n^xRl14$1x]0feT.^n@!H2)>B)%R@:1ndDDGovLHGo%CuBo83^Cj)g48viFR2s1JOF9I>)007KI2P6*w#uNawxCR4X4+Q<w0JbXwO%EFXCloV-0S=SS0Ub9m4gV(@Gx!w(pJ5LQ]0e_fR[<NLDGvjC",
+    "4yqLbtC%MTA@b.CC:b*VFEKMS04Fjs@C1.=F<Y#1GB*Gp2[M[T9].vmC<%ywH_/pQF*yJeIISHI1p6ZsIP;h*J%K16Au.3TAu.3jeK#<y4,bGS88n=;3yh^(1nUq0yA%Qt3*lrB2LFfz2Vf5ufhY-@",
+    "%smf1h6EoWHvk>YH_/4,0WpCn0OKSDxRz%R27xFB!^K-RFfoWw5HRJG5d$0#356&h3NQc*T<@fz4+n/R1.9Ic2ZtyHHy-i%h$sVc968Sc6Ecb<016KY&jBA0Gyohq051wMF#rLT0S%2P01*Oo4Ui^/",
+    "05mbX4.s@/ofH_2<@MBq%ts#tG[8k9GBBp>HVTqk1$izvG59A1=(PLa4g%_f3Zpg:F=z/-4xk7HjQV:H+5r;e[-viaHmQXK4bzGb1o=XX9^hUzw+[_mumKY=(:DfBE-2CLVg%CdUI#^H0Hn4L4+rSb",
+    "8WlGr4,L(Ud.BEx1P/l70]rG81+L*/2007Z:s:rJH!OvQ1P/qM0TeR-9].#[k9,HlmN5:j0wFRi+5!&:+yfFf+:U$+ixL2j6#]wO3yJar1Bv1s3-f:_9]kOk<&gEx+%gX6#Rdh80^wXJhXf7a]1Bdo",
+    "EFKHn*D<3.,MSPB@wa/b(0dat-I$bAm@p7&G>th.7A(*KJ2=Em>bvkK2;A*WnuRwH1mja51vT=De+RO42Nf7JvH/X*E+-fM:rEOk:Q;[^F99qtQy4b<4,4Qf6f_Vd266*!4+Eh-3$k<HIW-iU0tHVD",
+    "!2t)g0u1Q*1Om8T2ly=4IWqtU;1lsi:Z<)BuXPBQDke2Bmn1I<IXUiz1P,AV0d57C1P!7V6EXk_0n@Nndkvz:kpTjgk2DD0:n0B6gbM]Nhdu%Matqc46E/.m4+F0nFBCO0h/&9(1_f3tt!<spYy+HX",
+    "1D-+B(6TN9&Q^QPtP%*Jrhowj)DaH@%7z3PG^s0K%)/fA915f70]N7xAP+anh6DhC2M(g>0]d72!2t^vnqLn00^mp_h6E%uG1ERD5i!b!1Ot^CG6u(xY7Yj/h6Dm99]$tah6Df^49bQC2eShRzyk%E",
+    "o(c_V&BC1l2%5(_2,[o+xC0*yGpvRLF9kU<04q5*02MK-:Tm+C10O0gtcC-&.=ltZJqX$e4w1BO28jd<1jGgp1(_lB0qv0,4+Jw00=aC*7&M3h44YyEg,abV;z%.*$14iBDGvjTxn31C$L0kO0<BxG",
+    "88(vy4v&mg6f$NX2]34hDrj/FH_=E#2<CTF0*Dm:2LZV79uE;%h6Dum+-.NH+zt,[-r$v1,c$g_KMpw$7t5W10SxfW4Hq@;0t).u7zcF,iKTT94)6jA,eU%!uMiH>[%sEUtbzd;GM;gB3Dr[o!x#;>",
+    ";*kq.ui-GtWdi:O969[K3llZk0Tegi0uKd)0vk7^bPmt6ZU)YqiU9,i3/ae2jtc>OwLc80EDY$68wO;$j=+ab<Zm87#9ki>G/U,x)B*=F!ioU=:j(#I8#+x0$5/lCH8eT*gaif8@d%LrGxvl96EwU5",
+    "1o*%$2&0TL48-l$1kDW,Ht1VF9X2pF>k-u!Fw2Sq4+5CT0RbT&4K(+J1SB*x*NOuVKlg+L4%<S>0UtIv>k-uvzoiHOq8.+f>k-v5DKIwxKOr.XFaQq_@KfLR/K%.k*+LGPlMVxv@UeDx!U!J;Gxvl9",
+    "4VkBI4Een+1B8YH8ZpA%1r#^okp&0Y#Z3pB7!3D:1O%Ls1p>(@>k-ujO&c/zgaiaI4vqW+2vZLCgaj<zGnmOO4*,Lta1P/L4,fn8R]tl,a]N##1sfkPIQN7EKN2)EGXMeT0tCmP1rGOw1U)e>HvkI1",
+    "Uq1mhFgf:x1QIj/3,/WlGw1CY9[=+Rg)$Eo>k-uo:-esb0<$J=6J5::8Z)$36f;Z!KL*eQ5-*xE6gU73%=3uWZw]*54+7*2A_H4b1Rn%5g$o3e$SDe@-8q0QYabyo=n;UIA_QER02nmh8v^&@F9kC)",
+    ";*Rk01@Pfm5-DmX8#A)x1p*usH-R/38#ssr0rx)zwc[2J#[vY)2OkAA#R3yI03J2_KOZ;YHS_l80Mr/+%K[9m0TMX;1b@I:y#fyax354gHZ.o52GmvqY8x_3gaiZT9027U3G[:n0g>t^9@u9+0HYWR",
+    "f:HsvdJir1gaieo0s**050C,$gakS;F)[!G=M4PY0rZ3fFD)<K00EXs2IkZh475!cH:lUc0SUu^5ekwM0O&[$i_[t81O_eT0E[=gn*sEM1U<k]HUK[bG%+v$02:ME1Ol]F5f3Z$gaiS--bjj5:IE+]",
+    "Fgf&u1Ocz%W(Ru%<ZDh#RP/,d4+gj!KT$I]HmQRIKMXT7IRG*.G%x<Sr&$jUuICaPF]Yg<2ahud<dytAo#S604LS6J1O)u)2<3GXKL<],O)EJzfy8tQ!Lo@09XK2VfjJJkoB-=j%r6<@fffkOl0N[q",
+    "85lCz0Ua_@%:<91Q3Lb6N(@3=2&Ba/88g;c2Mo,hQ3[6(F9tR&<%[!60g9qB1(W>,4:kSu0RYb%3jOr_3Wfy(i3SGRun@8I2nQSs]L*^3HsuKq1:qnPHBb)qt6nTDC82_z0q@aVk=&DGgGLD7(OM5Z",
+    ";yOB8ATo<+4i6!,/wu%sG5[AdpGFTCltvFL[kBaDutN>7k0KugH:fZkFuVf=m9/9JJ,h/SA20w9Q;9d[0Uua4x&sH70^7S+0tDEyB<#3J(rym^lt%y>0tgQT@uGMP1v9mh0UrQ2/4J%djXVLOo=THU",
+    "r*0H8]Bw:]r)__(4+iVEZW/iN3yVkw-&A]tBn>S.4x1(p@;PKk3Y0%9HaP$zH!y7ofg%W83Y0$+Hn$TKIZp)79STn)G%_n!4aBqo38/OK8#bH11prV5tN[weYz>R*1PT13OivmxFe<_QZWJ@CTOT.v",
+    "jBXCe,xvdh%x(uF3XE.q0WmoM9yyC[0:83u4+HUPFAXs:i*7FhFfjlE/2HSg4-zba0CWPh77r7PZZb1DH_:EfGdVZ>F90]/00KS>6pL-SQ4Wi45-MdF00.[L3M&hXZUwj;2F3:pi_]Sa10MuBnF9]!",
+    ";e+o(*63v)7&D4)2f6HJ9^>W(ZUpKh0!s.$BMypg1K1h</<^0.if$t<F-fVNZU/$@4vKCAm;I68VFlH!N*<C@rGNz/6EVB90SJt[jsY1s,ed+#4*@Q>2JDksEip6pY!oxcjv)s6wFNCRGno+roSYB/",
+    "FCQi_>G_WzF)#oFeGdxuYy>R@XAeR9wFL$2)K(655-dFw9_w8@Y9li,01pm.v-jRfG%=4J.AXg94fbpWK;2aR1@a]WDK++N1YHh^ZvtKe(l8GjmI4I9#RncXmI4H%Arv)v4+Q/40zU&YGdc8XKMgW5",
+    "G2CnesXsphH#9ba2MqFR2H1rx1]$yhY6$a!Zyy9R,IM>XcMmk)vjG9mH3pcBKo1M,0UrW4,fS#6HS7Te+WH6wBo7DjrVSqnGw1-y8aKeR0WS(PIG73riXsdC2[](;Gpzv(uWJISF%HDD0SBrv1h4<g",
+    "8aUi+1pW#y12r(P0UJ301e5Gv3$OtP/4%F@5+4gN)%F4elNTQYGu[[tq!0tQ;rjGm4+Pt6DL6F%FEBJY024E).=ck:3m+=r+H4Gg=PT^81Te<C0:/Um2,.8NIoWIhQ6C66(6t2v>N+Akbq.ps0N+ak",
+    "*9i]j(r6zcGuUh&ATt0zeKR&R(r6zGGuUhmz3y!aoz(:br/&Xuk=DFSv.43o*pvYWUk<7BYyyl60D(vkJ%t1xAvXXYAvgdJn*rFA0TVZx6CVsQ*K89p>B[:AyI:J9@GP6_93KZWh,*IyGdVE-3tbg-",
+    "03Qf6h,(3;NDkL*0gm^C4,VIC19BZT&jA%S03Qf8051;YH_.]r03QlB03QlA*K7nJ2-c<9Gm2yZM/u98Ip:rC038CH0UrY_[]z4lIHg.wnkEgGF$S7W4-hs)0-)>81AZR;HuE(PJ(DpX6gL1HHvkth",
+    "92PW>F$VZL9^6&(F%Fic3j#L,9]n!/2nUb;4-a4+2e#&%0S@UbEgv8,054HFIg&9ibTT*q4#<<&7LqXs.Lp)sH_kR.R^Ub#0^oPwun7,fjxi@TFt:gNoavzf5jB9X4i5#d3KTe+4G#nGzXTr]G:kDN",
+    "H#3f,3LgP5j4/a=/mif4i!l!cf%$C!+F%DF3yU!*GC7^c954VLFaQIb=/$@W4+<JhD:yU&BRDl^2.8k3TnURY0ML8>fesTiPz20R3Q!X:R_RtS.pBjl3AX0^4304a&r]]N3EBZ40W.R*A0-r3F)u$h",
+    "G5@+&vd2da>L>hJ4zQuV0S/Ba9]J9krv)zqGBA!YFAXy@06zgUHZ^kPi!K2]4-+m#0CNHN1@iR9F#]9YFlq&jF%Itp9y!M%18xr$jWG=U4vjGZtSAGC[%[8;3XL%Z-T[IzGzy9X2jBxA13H%jFFZIh",
+    "j4/lHqKW]<88;hE2da_Z0S>3AF)TAS051YFHUI%&5-OoGFfxoW1XB]:00<jR2Z93*j4/Z00UbBQB;Yr/35qHPOCJ>8j4/g*qd*xoj42084*@rZ1gfC^E-%uaF%&k77zT;mE-cv,6FI#GA0-q_F)si(",
+    "IEgU:dk+bTF(WuP,wqEzh%pj4.ii0DbOV3]9_Uxo2-s9p9^YE!F)so)F#s.WH!/VrH!^bZLLV;RhA^S$H#PtR,;w<X7nTAD/ksnK1u^*)G&40dc=;EghA^S$H!uJ%4Kp+V1*xY=9]JS]1@PMZ0S2<6",
+    "2;rz(0fsRJ#JvYE12Hw8F9UZEHHI+*xGw[ubPo&c0S=M:#Q>_P:!]].*ToG7Bo7[jF#_fC8ip^13pF*83LH4rFBdk3F$X6P0Fx6h2sb!^F%:tsnQ[*s-l%+3>zDjMp3i&<uy+;XhA[=x4u&y0Gd48.",
+    "4&t2w1GNwj0DBJ.=[s6W1cxyxIXM6;F*P-,0jdH7u+&i:Ff<oU7dGW)F9bC-#18:>4+w^cEh[zv0#P3bGl(%FH#t^yHHjYy[n]bcJcBI[BJ7.,A0af2n]dF8G/nW43<eB+4gRui3(QUh,q/PXH96uI",
+    "4-A2<0S90Y8-LO!H_/3#H,,csAu]9UAv6FVnE=71F$9X)As,Gji7=v503A306*vGN2[,=B5HtWCH_/3CH_/37GXNhIHvk.t02Md<9].<B9^qJD9XJ3V3OE2C3=M:7GXOsWGc,Eq4HPhgs!]O1BosNr",
+    "PY(prTM3Z^88yv>PYvYDX#:nB2I^@)4+hTOKnwNEKtBvJHZzaa1q[dM0R@2,3LgqJX(/<_XD.UcIm)R84>WEcR[)DL6/ay04.I*UtGN=(4P)5$3/b$#4uRSR4/Py;Xwdcy4:*JZ4!#u+Az/<+3CQ*g",
+    "4-k]b4++Hf3/b;#2B8fPKvf;rG4:4)c)0cq4:aWh9$j7=AT5Iq4-irb3/bb(59I@@>6!dhqy,O#2&nc90j:xS2iBnw3L=oJ3J(_LrfNSBGc,5H#s)k#G&le*H8./KFAOv:pwM-+s[ser@%4VYok0*Z",
+    "01nmx3Gg!r-)+/gusHyY1rGs33dV#q2:d>_2G=kwD:63gB>9to&i@Qum:CFzic/2/v(9^WF*MPfK<5:c3x->B>dgE-k/@![,Mfqd0dooXLj!9D@qhX588fj%0Pg]:*#Qp%uks858v.kvmYXyJR2(g@",
+    "gk/-stQ,#<<a&HP4Kf190uKj*%AWxYf.pqb$rA>VrxOnryQvc*H8aft9]SU@kOT;%Y7Z5!*9$u]I4p>j83M&B9]k%4:JA;WIh>Iy=#llzg.T8YE*^Cc%g8JR$gNZl2EX_H0SEAoS]12Cqe2e][fu1*",
+    "sq.kE5$CZi4+gdVas$:q4.;uO3/a=UrfM$.G%$v;2oC(XPZv1y7cT)ZGth%e2b@8PF9$0*,rfNZ28N1613wx$z(fqP,_j[RNDHm@bO>DPQx6oUl0*mOfsFwKmqreO1pw$v4y*(QkOBgS0S=V;nXLgF",
+    "VXUB25H/nRkh%mP1T(M5R0i4Pj[ykVqh1WwnH3W@s!0z6[FYh,v0<DR0TMX;1F_%nzIO!e0strt;fp-y7YFJa3C6tv1kbr#2/n+d4xgh3CO9l*1E)0$t=*AAoE!@O0t1!j3l19rmcm*O0.aYi3W3NI",
+    "0vQhEt0)Py6$tRAhXDl1lpGAWu2Kn[fMO3Wi24i]GXM=!vKs<)aSs/c!3,Y,FaQatg./Y+1>$o&G6b:Q6AuKZrUnMy@CSF;<c]DxmGNl^$D.4lr,l:+g_nF=u:lVRroI6JxegB+uIYLM&jksAXfF_s",
+    "GR)[#9&L^H5DxhR4[)udF%KZ5[X[QGGBubWA3itRoMH!.iBt^P$qX+AEitYH4+*r(5f1+hF99+v#RLcVQx6%c<Cy$-q;#^fS*e5$4^X=g9]kP]9]Jc40,oS*4I2c>ArBIl1P7XyS@L:41(GTYw%HaB",
+    "INJyxML7TuYTl0y4^aPS4+pRJpaCxiEi/Oe9^zSF2czpy4+WnM0%[K#+6W(UF=s/4AJ73a+Xx:9G3C262Ei_68y=uhnFI#ez,k@/G;<ek>$m)Y+z20WG26T@AJ73b,3S:m/oJZ&nh!4qEj7gi9^>kJ",
+    "1i0NkF9a+##smZ3Tn@%G2p<1Y03Xo,H2<wp00Ykh6)pW#4xb(m6q*D8Fb<Oxkx_PzI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-sUY3;Fedkj*h4#[oCs2o3cj3983;",
+    "2Y@nJ2#w$o4+7w74+GTPeh(6:!k>=Qo+Sm>ymSVH!_zMqB;.ZTbq<ueB@*duGXM>=:m(llGK,Q,2I19p4+hGrWhpZ>We>%J244/g#y%c0u%!kHxcOcRn^!k(75B4e1o8n704NVS6Aufy1Qs->1/[e7",
+    "0So4;Wd+Gb4+Pkze,9JglY0*Wu[I9=P!Au.@d$N,I1dD&p/1uh+AR#r@d$r<!36<kG7mtzmR/7bz5b:F50L<uM+en71:c,44Tiv84]tlPWFJX1)dCMf[gY$=:4gFgj/)]Ic$J^KAD#g/)&deY01rQw",
+    "z+Mj@kfCG@NxuRQLX4qg6*#[FFK-z9zycqg0XY8z1m15QHL409bv6JmodGm300ioD9yh8AA9gs>0w10MG5@bB4.A1[stOMv!.uRjZvR-iFR_jBr^YB>)pidJ>;;jf4/BHnUk<+KlU<%GzmH!JEy.H!",
+    "4:rG#Uj*F&9^+Ry0S=;vk6#ZEvfE/1G[28u1L8vfxIzyIpaTq)0uK+rk6!<IL/Op]0^ooik6#^IGpoS@4)E#%4-8.UUk;wIu[#elzmH!A-N)Qs2&KUV4u>gO3Awru4!<6I0#OeM]NKZF2sQu)Vh!H@",
+    "4,)s*paBY;0]nKZ0S=^00T(y@4*^nW1OrkJ5WxWs,h_7Y1+0%:7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG9]AS;,&qhbSPtY-0p.h;kASfO4m][/[sas6PY=O52+!$39ys;-16LF;z9tOA",
+    "Sp*pm3-j.NG2Y]:4w$zZ1HATd4*7!.5i.W$4.G1H9]AN03M3yIGw4qoHUJCLj$a/HHtA0f0*R-$4,uHqpaBi(PZKu)95;>1&;yO+%#8sL1IsD^:Z)P=3m,r</ua0n03Qf7/^#X9IRGynF*E8.6EO!0",
+    "gmE7<IO]Uza5dNPMGqj=sY5TH0X8)4PY)pOPcIcQGw)9;KQT4%PaknL:8>[&AJ73Xw:^:rHS$j[6)@jOPcLgRHuO&_a5Xu[1Ru^/F^OY,AT[.+FBLH^>fIcBF*o:6A96Ou%%^km&-jBIA0RgPPcIcQ",
+    "Gx.+1YcV+bPcLvbGsgrU&-c[z2p/Fe@cE$wF*Ey5A3r$&FK[+Bn*.,x0W[(W4.P$bFBLH^[7)^yGB5xiaW-z.AJG9d-s>5Q[7)]xF*E&7FF!Id06%asFfyD3AJzdj[!a>Y;p>!,]4#;Vmazd31%Xfx",
+    "1I_#)4,tm+paBPhPzld;2i/803DPAG4w3d,0+)dS4+gj-4,ADR95-ec19JqcDh_yNP%1Gn013=kQ4a!xP!5_%3Ipe&5C$O+CxuWiS^,=O4![HohEN3m;L7]$*6;Ew1F@2h4,xj5Uk;O@P!9)D9[<Q3",
+    "7dQY4iBJUei6JioH#Uk-E-lv+7&w.J4+4r%A3!$XMIRqF06(1pGBGrZP$M!i!#NG&MIUxH056=aGBLMJ1eLBZ9ya7fFLyRL*a9D)0XP5:IRFno/0z>cHaWopADaO/kx&Muf<Tpmyjl,$!U7+j0W!W#",
+    "1fs$+9XGyOA9gnYKc4]IGBVc!5-Fh^z*-YNH#67*AD-m.01@C,4;n>MFCaHG!2%y@H2<DV%=MDyPz0PB4,c789ykCG6ZNWJ3X/u@#Sjk#p<ew;BM$&m7c&40nNR[z9]$,3Ob,$I,d,O8IGIom@KJmD",
+    "[HtFJnNS4X0Us7I*#Q;e01pP4P!9:yrAh@$4+6mf4*>%+HvkKnPy<e-1rG&-v^6J!4**jaIRGC4H/qL>2[@_C5IF!30+_/8IRFd(s$U,gIhjx]12Q)N4eM+SwuGSp4+fb_9^qI(1Rgn/P!AE^gP[Qn",
+    "nNT7!HE]CFxl-lo4**jaH2<C*nNSY]*ZE2VQXddD,vJK+nNSXu!3zw>mR^2*Pz2op9_Lp$0T(y@9]ks[0^m0HmtPM6nNSY^$c3Q+894w8q5_2$03Qf503QT1wju=$4*[bC9].%74+z[/24fEcolqV)",
+    "pxulC1+JJ93,PSV0S/u]0tOp4olpUlLI.IyG%o<.F@ZBevdl6Golpk(uMi&#HJwlZ,q,[S/T8(g00hFwdkykY00.7_PdYX,EF_WrH]b9g1eKXz7c&442GySd9]khp&]VJ$tON(yp8*W%l1vAmrxFU.",
+    "h(QL6Qx28jK<Pr82/sxB0WUr[F!4>exA$Hj1_Bta4+,;OW,lHxGV<O>OfoV6FFi3Z(%T6iAULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr$pjB.",
+    ">OTHUf941eAo))(6*4jaFF@Uk<t*,7a50;(AJG9Z.>HfV=Pd4P6*4mWPcLgSHvm6yF)/gA1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd.>HfU",
+    "flx0MGBN,!Kr/7=FK[(7odh4*0X2b8C=a(QBnqgVZv(I-4+MtKP5_khD7&#/2Zc^x,FOGAtw9RrB<X9/LJoycF9tR.%q0&FnI#VdiJ$/l#Ha<cbPK/1Wg0SvP$)TFRSyG*P#rY<4Aqpn0S>XMpaBH/",
+    "0S[Y/P!7lh3W@tzknbKJ2Q^NuW*RjB23HQKGYzqyUk;P0P!9,H9]1W47&rh6kWdshzRU#/1CUS,nl%jnonH;FoS*;8KsNv%AUEJeFP-H4H.C_yH8[LE4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP-H5",
+    "F#rVGqX!Q=-6)!GH_/r60X8y[Pz0a#909_y4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2Go<W9^YN=Pz;6HWd-@;0W$m*7%<2rmrw.:",
+    ".>,<A&#YhqBMemy:#]/9nNR[#4+*lM0S=g/>XG!I4+G<=9]1K07&HJ5olpX,nL,a2,vJml01pPAP!9:R@UD3]4+F-m9]1T37&ibLIIIH%vFHU42&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7#IvCR",
+    "4v9<K1Tr[)]79IG01b]>Uk;SVP!9=e-,vuxOb,Lc0S=Lr7&8C^uTTfM!Lk7l2![V.4#HOriL>rHGXM>:r,Wr63M_K!WDf)70UrT302np=4z*AMjFfN:7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0hmBtc",
+    "A@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)*PsC&Iq%,30SJQ4F%vid9]t$OP%AY#03$Fr-dTUvg#!,7Is[h^IcEy*fI$b.rBV+Ix//3&Gcy1V&94.CH![[v4!ckR+kyiMCLbFyyigwjHUJnk",
+    "03QZ6051eLIRGC4Hvk8$paBHwrezNp(Xc@Z=n</D1&L55FgEcjFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua:%C&AJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(W",
+    "FK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;",
+    "Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m02em=2)40h4+gzZ4D7TW21*]RGKVA:F:D9DPzL:Y4+=B!LJouMF%HkR4j%;M%q0&FnI#RxpaBEZDFmU;2M,0kPz$V<T[t&0T_!YOy,*6Sq6P*m",
+    "7&XcB0S>m/P%m3GG5@+91PQ%R1mK0n0WStQIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.X$+6NIbQV#>CziJRN01Z(YIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0TVETISq;OA9gtaKb,+HFfsrm",
+    "Gcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz22TGy;CxY7cP20w13NHiHEcH=dDMr.@UVcQ61ip8+s9*8&nb01l*>W*:Jj056=aF),KyA_7)l4;m%tW*-Ch03U8Kuw4%=,Wv^By,)&z",
+    "Ko1bUP#*(001pDPM+elP0S/AMWdqD-4+Z1DY62q.0aX];01LiQ0#gqO*WjfA4+,d,DhFf>1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSTkCBl94+Za/Y62q-RRN+@",
+    "2VxHatOFkjIRGCKIRFm/zEB9uYX/nwIS&H9&t;v:kOu;1at[Je7%_742EI<a39*m]2TTtG#[nM!GyoVg01LiQ1G]Sp4+XK12LdAx0aX]=01pAaP%j8HFaQq-v5*G@WDf)70UrT302np=3%*bU-[hKR",
+    "G2a0gH_.eB$gXJ)#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HV<><Ds,Qx6IFnMw^[=]K<fWDLK;0]J$C4+y<=0t&sH91^B+pbQIylnx&RH<W3*49m;*4w,<y0KRw$F#(.s2C&]13i>/P2ZqxF",
+    "3QGhPDmFMx5,:&s>16v#O%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-Tq8g&7Y9O&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkr)Uy_522L9=01@I.88ZL@=t1&5xdaait.jPJ8!g7M",
+    "F9wa!1rG&:.zWo<>80>-,Wd,LxbqPJ5Dz./>zw:P$M@o0hRFpF5y$v9A3QPu2hGU=4,4%3Lj.SeivbLwrxpkGvNazDG/,Q;4+1#[:iabh4(9wS4%Gt:1mn*W1J(Zy2P+vmxdj8_t]]lb.qHeErW=yg",
+    "2<9YI0_ZAA>a>elp9vc=G7:QW1;%4w4xkAi0XP5yVhV,@1lgb+1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&**^WJK2k-3SI8G8V02;y=1i7:g0ZtDG<d+C>P6OBr9x$a02B*Fl",
+    "4+ioHD:X1q6EnK%0^JvA2/nb246&6b6fxNT3j$IE>=S-GwgnCEw/V;B*BT!=GK&cx4/[@g4+VhmHvyg,0wE7$j0qwzH,7^61@hrQ3)/X)0R,@.6AuWE.3b41k1@Jk%b,&NqZ]ik3AzXb>x%$A&IAhH",
+    "z9$Cl@V.b^[IvlO1N0FHvZzZB2J[gNxd$RMF).$nG4v5GH8cPO6)QJ3q6rc;O&.y[=bspHGEEXS02;y=CO0hc2p.MDO&c/+5-g!EFaQE%1J]HY4+c#eGynsX&KMmxy9)-Q5Dy1^2pcs32F_[s4%Q0/",
+    "mBttk22L9@00W2%9WmAm0.9Ab=brV(yMqA%2L-=7Ckw7Z4TGo,0+>B04;WKa9^YAC95I_UHwmN81p*,tV9y8$zr2G14+Ps01l^PE:Dy5S#[3Kq1,TIhqlz:SRPqrVG1amK0n1nq2/^9o0SMvLvjGnV",
+    ".c._%i_0!(@:zfGwIT.C0Sb/>Cp0$z4deAd0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL6)QL^!wLxM8y=QU!Ur2TP5:ML(rOD%2.sak2QtM98#zuBGM=p@P6X=54,3i;D:g7r6EmS63r+_>",
+    "8!rYjH%.(/0uwZ%9t%zg;i()#GC58gG5[X]HKQH]>^V,S$@S-#(gg-<i4O&j<dyl$1[yTQiUS4Lp9c:,[0T1)GBW<#1vfPS6gR@#7!PCo2>iQ$e-)^n[0S_HHvj]O=EM9z!wDogGx@V*Rs0DUGyn-@",
+    "g=mFY[0Re#9S*XEcn.st4bf2r8xIHQwS5Ku5eJ.C4#LPWGBY$ej]CqDIQH%V3a>XZ0<Rfs9yG.J0]fS*VGjtE*%.;/qyi5D@ymU$=#U$2F#r!3:+nVfr^RS)1NQkg4+(@MF9kR.Fb<Rdr&.pDEdrqB",
+    "1>vSvj/cjf0XI3_r%VqB:#d_$1IM^q8Z*B10tNfJ1P:01luZ]N7dbO5HS7W(87/Ap3YHiEpCJaAt[EFLoEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1(8F#sO]Hvkeg03QM_01@3)9]AZ47B^G)4muJu",
+    "03QN501@L/9W;+4o#6!=0x&ufIRFlY0td+71q8nW4&NUDmr4%-Iu.tm/:,YN[6h;cx&sda=OsEyh5Z5#AMck.4,uA]Tnw/xBrz.=o;,]Z2mAh74jKcE83P&);c5OrjV^)e)tF5IuL2DA#03dU0b_th",
+    "1ia:73:XHC!VU^;3CG1n9xast4z@-!88w&z4!N044S/gt0+tXC<&X96,5d@I;&AnA12Q+i$z1;M2aD*70S=Pw3J(F6v<Zm/!5]+dG:r)f.roF3[$_xe%1-B!@gaA<*9Z:HsS*RkoqZ1xs=51891pSq",
+    ">_LjD/:rc5>u>a1:dsXU0-q&U2gwl(;w,2/1mD-c3,XUc4))Fk4,4(=TMoz.95/@Y2-kv(88#RnS2zF.2(u:!q&f.n1>ccamFp<m2r)OT%n2Mg<5lrPfU5@vg=Xkm29&e80R<zn5f20KtXvA2)o%u$",
+    "f,DWp.V6!R<&g]PIQs>.eFxW:g8:f%iGx!Ko3mOjH!:j!-QosNFAOm<0526XG/sMb1cBj83cHR05-FiF1v8wNRS8@T,ThYtMH4iFWe*CCf.+GllZ-0R!M_RQE-KM92*Q,20S6uieGd(Q%_u#P.;RR$",
+    "3b4Es0;!Hy=8p>NIQh+e3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4)Wg)4,C$[5)M,Vs]f]CxC-m$3,!nY3dqt_4+D.L0^bq/L.o;qVkkE<q]=cn@;Y@p1hfhR!wLqTi5LsT91kg/!C5RbFyq:E0#gKX",
+    "3!VrDz070.:i47p464Tn7c]Zj2,wYF2XqLc+X4/),E[<&rU;zYyBr0#5f4j%vs4314j2P42gv_r]FTpB*R2HwoeB$y.qs1#y$TaK/rak)&lUjQM+n[<E-ccM10M<CU//p/AP!&#uJZ*HIO75hU-_LY",
+    "1SuZ@H_tF,y(.dPb^tPxIhyAW4Uf822+$!7oQqN-H8O7r:YEV-#Q>VkkrD<+0Rgp19y5-y1yBza(u<)$GcoH04+D=e4/gn:mj<Fvj^-FQnFlWhGBle98#Mq0*SH4)IS&Dx1OuE06EmcC42Xw9BQZ8Z",
+    "1M)5^0X8$A2N*U04+P+YSO$&13/SF(OZmxMKNB,EHlPO#$jJr@.eo.>05Lbh0vR<d2OKrGCm1&$95etGGyn_^#6kke>Z$iMF%JgEhes+iFvCR,/gkiv206S14-r#5A3QV6,$oBnq:2pz:#iveh5=WV",
+    "4bZv=4.pdU91D+.6BsSB4i4R>mH[L-EZ>tV#0mwl%R&zXgWq<u@pirU7Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANUfgcmO=G&t4_95l#)b@v;QAp_-[@3D8))d:Wg2n<Rl6F2^9FaRDg00EQ/2ZaF,",
+    "0FlrH6E(UB9]k$tu;Y@Ly$UZCGC2SW!-N(ZpM>Whp#lz<6bhZ#91fejGblGS9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D03Urh00r]24,29S4xlO^F)ZDf4*-(j2bu#6i3%e$",
+    "EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-s>qF7FNq2pHvkzl#t9z)F_k%E<w7k$#1ssgszMbqv<8RO3J(INz7Gi39S*tLRRy1<2R[WeH8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0D",
+    "IRGg*F#sJooID7L3Jb-*C=9(!4+@:[mjNFPG:Hli2eQyG3xOIGH1h)w1ELBaZ#9s]!_q[5G]b9KABO/j,K+r*9HI&(GC2SS+0R<Io)ii8A>.hhQVGcj5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6J",
+    "Dm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0=s8Y2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O47.-A1EM4XxdRTHl#Brm;j0RC-KUypIIJEVHUI,30%sgJ#]Z;@69w9e2<eI3.pduLGsg)p8Z]P]6EAKx",
+    "HvlgnH8HLUAGQHG02em=7&f8:4#3@00)<8-1N):G4ak#Y6*97lLk#W+A1=ro968mdbQ3JN1p[*quLcC)phOfk(gqCg2n0hEGQtlI<(2p0vjYz3r(Fbs>Cf&XNe:0@2p:x[<dzIlIiM_Kx9J1]ngRy:",
+    "x:gH,Ck_>:9XZAI2p2UU4$CYG*tvBZGxG/]I5hwhGhPn@pRf@i4K^sETpt<Y/O!O-Hoo:z4.V,g4,dBip%NA_015VP4+Dqo1RFT.2nMCEHU-_aHVm_TFD=GW04p[$<(2X<4ihzV4z30Sk)/cg-SmhA",
+    "B;ZvLMFg^M9yRg=0p%;Rg#ix$<(2;(03J601O65dOY#UW7C1Ek8#Mp^%&G(g.q,.CB<T<n4erb[IWsUagc1uM1;8[<0%r[65hFJ>00X5J4+o(A2p.hO<(3RrH_.fDobFK[AUE-]54Qp35f;K638Dob",
+    "6gTn+1N9yRyaWyAI4:>aGx7)/Ie<Zr1hF9ma^KTs1MZ0g1mqD6o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs2m]s74<:e09_L*KE*LlD5eT@-5(V^i4#WZ(IPwS>Hvkzq030=^7&!nOGXN7a00dqS",
+    "1+az;9^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl<BFro!3GCG+b1)Ay!4+hEGSqQbSLk]R;8VQ943-2vc1m&]14@Pm-4,W-hd.D&$JrCsrvg]kq/du$I2d_Bw1HzLx4+DZK5IHgr7M[ir0=#uq4*%-C",
+    "1HGIN0gq^2EDt(<:/Fi84,C^RFb63K#0LX^b@N602OkDB01@6*59I<^#1aS7.P-6E#1aYf4G#sN&Rrh[H_p6c4+F$q3h876[U#2E*LVZm%;^8[%tH;cjbH/9=BD(a3!o1eGOa,$0W!f82-CnGfL[mA",
+    "SPu:JU/IB52mzv!0RqR6ObznX2L*%ajsXi902dxI83:ogB;-MKI5aUViZu%ImLCJjyA2DN@%Vui(U;sKqTmh!&jbsUdIBR3ka,1*$Po*MtrY:.EDsB*.x_v!zj+7i0UA4ubRP:c0337kmMktTHMMUA",
+    "=5tO.HMVa6cn.Tv6%M5u0<<k=j.ppJIl-+y8aL=bEDXu>3K25x1Ou(&0SkbPGX^o!Ru2^9Z4<!2t7[96)fX5rqs=uP3EGnv1n.v@0S%I_3I=rW7Xn!aw_H>az@Pa%,LM1:rRoC&>2fzk.0J[6h5,S-",
+    "Fb<d%hd2hF[W1!K9tG:,Y6K.,h#msMB;Zg.j[y$@<BJ>glmQbs01@I.3vvR<#t8<6.gx(->$CK-2a=FAGj]2]0Rbor@TqnD2Irs.0Is>Z2CfSTg&qJ13F_SL+Pw(@%iskAm5T)*0XgLcBQiLh0^lqR",
+    "(qsbtM,I57Xb6,94vP_MEtc;h3yj!T41kAx3-vh[9]bw;eh2<n1q!cS2mS#H<P02MIX3Tp0_!a-;7RUV12c%2ZVCEQ4vC+U0Rz<91nhJV1B[e73hQ(a8^K>8IN*Q*1cOo!HSqxt39xbp+;6:Fr3eSG",
+    ";;Vj2TnU:.1=e(42OkdxuW^C&iRCZ:$=,]S0uNK/;pqG2A_IuPbAs>(ZxA=$H#THsv(6F=D=w1jhYJr!Tpuhk01rm5hYJrLiUAMR0k;+:4:GO,58MUq$([iZ8Jh+VyawyZo&gUT@vwmU%+(SPFi[UQ",
+    ")DjP5%GDANBI=$i8]Q^$4.KR:t>k7Eo&gUT;FkPF$JG)KEKLTS4G%a_4:ai;4]c<W5)UAs4G%fdtppBU4:,^S1P)#g.pjai5)T/q1rLS<(aD]x1+EAW1KPS(2>pxFv0EP$Hj2*+E-%*x/nM]ZwrLL8",
+    "9xnhmFutv3F9]m@02wo<0STFb5Dty(RSwqy4,_74TrUYVIFIaA9]bo60p:#w8nDKEEjBm+2aK@_0U[3s&V+gm+yM,jx/07ZdK)l91Erh+4+TXp3OP3Qs0R,AF%Jfg0SLF/x&aRl@mY2p3o_Dn,ct>(",
+    "<T3wIFu11#CowXWsR0Hb43((;8g-$By#WP/0^i!.RRo574xh3U1*)k80[,1F4)%uv4+!J]4$uP$#k0u)4,L<Rj[yk$ssRg^TL-eNL/MOT7C8V92g9_q1is%z1/C_*i3J0t6$@1v3/a>Phyeu0K<S6v",
+    "0vt8<sRRb^!7&VM4/k-28Z*W93J0*%L:xAN4hWJ31,SzrIsgDV5;ezWG=PBQ0S=Jhv3CMx0klRA+tfq^,(wE_uKjWakG_ZU0O+yL0T;!xe+a9v6Age64,2Y.TMrNYyVC&/2LAdA4&vqx4,MerAO*(C",
+    "fdLN;-,Lft!gfChEHO6S0U0:Tzeoyi1lzS!9_d^[x&j.Cu$2,8iHHjYAP)kT2;gl4Uk;Y*x;Kl[xdsma[VNqPKmwWJWe);D+XD[%@a^Zj0R=q*c;z,]2ie!40S=G4vO<wo1o[RJiwX]h.6s5V&lCis",
+    "dJh8N2MnMR3Zkwz4+Z(_VhqQXd.*8a77j83$/eAJ7rDCv43<4p9Wb^M0t(8,NIo((Gr0r_rq@1J1zirL9SxelTn+aFHa9sq&j:FIF*MJUEDr(tvjGT]y+[uQ@h*G$ngR:VutEv+n>vMp1gPZ)3-gp0",
+    "9]Je0<Dl_,ixm$9,s8[#CO9]i2oC!r35Dn=4,16.4+G&M4+zVH5)JLF!vO^IpAZA+Tn<:/6AhiiQ3[Dq4#_h14!6S;3a>wk29;A@4vPa8G5@Y4[R%G;F*4w@Mh=k%<C*p9;o]&4-/*;WArA^6)C&##",
+    "/r.1Px&a:xIJ_!g1enJ_4%HF<p79JDG[FrQIP!WdD:yX)aT+,Htq^.A,:3l@F_=@53!GUFw.aw(H@;>j1.Q[F9]t#t3M<D/x&Z^*zXJq54&he:A=^4Mms1YN1PECS/&qvyF90>.<(%^^>CpFD0f^@6",
+    ";YcJ(q6H_6IPr5jF*Z4fnGplK1qIRBBnr;L4y_063DoN#0=W2COa%7c3JaCl1uq6SG=gVoD:*C;1Dok3D:XS65jX$@pTsr_5P+y,3+:$u2f5=V4e]H>8aac*0uJ;c3g7Tn4fN!04&UGm8#loL5-gz;",
+    "#On+W<at0!lqLbCs4xnULIaD6VgSzf1P+p00v,*xopu#1*NOoHfDj6x9wRk1vRe,Wmz)a,x5fkqy3I^lwF(T7nHUc)z!xhqH[zsR1Jf1+Zw_Pe2a=N_+nQkn.T;)si;_$^7vt:E0R<q526+a67z(Qz",
+    "0]yO[iVFjb0RxXA2TBd8[CNYDFa*/A0S@Zvzex@v=@-aLA;f^EA4xHcE)OdAuLTX&wM!2Jfd:x,rumow9_dz7Ee[0u(y0L%F#rQk3-V8E0@vTO3Y8H9(-*Glr#A$G8VdHzRu0b*0O7tP4vS$1%$Q#f",
+    "0:J;uIjas21KGk]41fU+w_P@W1vA#oPYk22odF*QFz72U3=>MF4#I&T0=y(#4+D.#9^f]nvz,A7PzJh&P9Fj/PYd1E69o6bPYi]6L.IN(2*%4<2+[%$xz]n)0fo:^3dhYg4+WPA1H&5yz4uKD[UZhV",
+    "i4qAJ4+,a#1qZqARSNoeKMgZEEX$QK6EM%m2M+]Y[R[zJA2&13l@$>]Ej0iQ>%Q[[)&U+g-LZ-p1vuJD5B:u8*EkH#1uqLWES:xd38w@GfvbNQGL)1K4,3Z$3((te0=wE.29;rX3H=v;4+oc+5)P@[",
+    "6%#apngI>CjR7e&I[A]p1ICjB3Hbj>2JbBe:^d;BvNs03-6w!J5eH,p=SuTMNG^L7H2sH/0WStMGo_*u12Q$EJr6mO;M<27cmn2=0t<K@3iG-C3AIZGivt4u-tdu.CKNKx#s&tH0^h9-9t;(z8yGXC",
+    "a16tm6a]fk5dyH30uJ7sNCU!m4+8wTHxCk]-i&,#<&=Q$jtL(zFwS2A8V]w*t)n3i3!&B.6Ey%1@2@m/01dL3XA;Jx92hczAq_:=1>tBW4hN+00S@smz6&oNGBA:<OAi_]v=5V/hDr[%Xb&&N;WF+/",
+    "!r/rNG5HKEGc)gh383Fw7%>#(Iu5KV1d5b64,uEVWeD233ka&37z;N,6EM#t2mS-Gv!oUZ#]s]/HvkU:&VoM/1<avZr]Sd-;_<k@rRBH*0k4]]4.GI:0QCX[+yV_):joD%01pG=[bmI7DI7A60Us$d",
+    "[4Wm!)dwRqIQl9G@wb5a]AcT3,KJ#(qJ/_O2M)8V#[mR@@z$#$EG://1BU!h2b-.h4<Ba*x&aEa1P/lF4+wyjI1B%,MH4u_AqCRA0S<CT1nJHu1JnWyqALXYJQXy80t<kj4+oSR2*oS[yl)D-pA80v",
+    "nK%a1l4TA2(*gsx:jVkz);fog4a=4.H$<yZ00qxF1M)ut#wrgJndk%p%%%bZ*ZD&Zm-(ui2o)@XV,BqY06z@:P82ld(+D2_GwkP6Au/;[8V#Rh01OE8ict-pp,U.:HK7S3G&h;84x2m[H2;*y*ia0,",
+    "0STS_1ofU59]SePxxN7d+%6q7%@gR=9S+b54*_Jnbq2uYQVX5^A_i8$0,Ns/215zrW)mx:0t0^EQVrsX4+GjU9]SPP0s%q;T<CJ.lmP;F1RF5A1q,#8G6_SpssRp+b>BTD2OkqQmO^,EG7kcQ%McF%",
+    "&q5BdR^9$BHwv4:2oyH4yeAI>.M#s>F#rWg9yw]Us/YW529mI21h3&s4*5Vo4Kgt;#XuS[fzk=Jn^iJy3-6*Kyu1qqhPFr#2J)yL4,$<[bO,6m0S=n]Ne:0gv11PQ[ht9AFz87I$gyJ!%YalKIBE-N",
+    "<:2/(Kmni@4:rWt0s<Of4:kYS0t.,oQz.nvp#/ros8J6E[nr8y1&HRa0S;^/V++ogR1XE,v11PdQ4b#Kw4DJ3*Tj(l3,iSZ2)6bV4o;aCj#Li.%!p$jKrsLx9Wej=-^j2(0qJ4^&K(AiixmyKq,!5[",
+    "F#tbFF*7*V0uMu[&SM0a)Cdlzp%EW-HP@]#o&hv400h3jS06t%=rvGVAU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_2OpmSGyoDc01l0-5ifT$FxUbgp8+,i1EjA8A3rgilVcAd",
+    "!2%zV0XF_,35*vGfYu8I:x)(oFu3@21FFJw4+@>@3l9OZvtt9wml+QY#rXpdH0[cr0R=tGW)B6O,w6UE4O0&a:dKt_0#OeMfTjZv5QWL90S@3j%AElP,x;1S*#Qp>/E]J@15ytS!2u60.-tA>3fC78",
+    "1&q/H0wWGn2ZYZx4+OHaV-:1N03Qc700v;Y0=b21H_-]69tI!]paTJy>XQ6Y*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAOvtthwy=5g$4xj<+",
+    "7C9>2*#Q;d03QZ3paUNcIRFm.va<3k6V^6:0Sc!U0&yP*H1fG)9^6>JBMh:$V*=nS3G%sPFAy[=,vJJ[t6vWV%K0@LFaQqtC.4184+Quq6EKwWHx4%ev[4DKDGZB*OAd;y7c:9^k%9vSva:,C1J]](",
+    "0cH-auH7IH68z$z0S=ZD0S=T3Dh#BtP!7KV4+reAV-VC>CpcX+4+E-2n*k2FhYt(DuAKo6/doiCKC:w/I5jf:3Hmr0II)2P1gGpI4*]uv2L$$RF9bI;/mQMB2MU$@HV+2:v11PdQ4b&4ublw]x^g#u",
+    "1U0oO95nz8*[>@e4+Dep1P;&c86O^tlNT;Z0XI0cDHAuo<&*mHDIa$.03V+LINc<$hrSCAwJ9HWGypH30XQ.)0unO,4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.",
+    "HvkT@DIa$/03V+LIKMUpqnHK[KauhT4.W$.ACUn$01pg_7as-V)9VBe474Z<G_2]T0S1<9wE+(Zv;v<k01ph.#GL=GQ4a_UC;5;q01r9V#GL=Ggpp$p64;O[5!A$-0RmDF4YVi=G^FYL0RY!-0&x!n",
+    "v;u_24**jaIRGC4H/qL>2[r&95H.iFIRFZr<2LR;6$UsC(XwL%,_k=KG28(Ip662sTn@4N0^lwfC.jar1IGa$0W.&<GXNhjG^4b>4Z*-j0S/Xc0^m+Dk7Ea94&;z4A&/0h0TeRh0UsAJ,vJmn03QZ6",
+    "tOE^Y#V8Lq:AI,>2Zgf30S=f0>yi9O$]4QXvSR_N4++aC9^qSG9]19rkO2bqjTr,:=f3t2kP[4/@_nXOrjP*,3x%CH4-P<nQ__q=4x9oAodzEQHKUpV6)/F(RSyiC)zkqG39QkN0R%$.[/-]+i(drm",
+    "qIMfJ:u:>Q0uKkLc;RUq0u95MH3#Ua7Xv#9ws#K@xwdZ(kpvSn[ADi@VQ%)VR1!J)R^UAr,cJUh;++d>#<#Imx9b^ZE5mUwBsnw0aTGGbaSsZO$[Yl&s0IZ0xepA9$@cO<;BI>94.P2;PYs)[6D/>>",
+    "u:ua@.O&^IERvrQ4<Q:)CNekx3f0XS1kwr*3AGFl82JPbAov6mF<.mppYkye49Efn*z5)mTF3$yGyono00F/0n*k37[Nn/-0.QuOCf;-w43Gi>uF6OcT9N@6FaR$FF*^^<0^o5X1QIf44wHvZ9WuoP",
+    "4+WWp2oGA12PQE#05489H:L;JGBf^$4:C0X1hmc>4>cW57cu^IGvEdv2[Ou=10PT_s0j[)m<gj.Im!YB=STiaT9=kHF!Bo<05t#t%^fsj&:$a6F[%j$fxUYVT9N@6Gyoq4HG[bX4<t!Y2Dqfa0Su^M",
+    "FAFm;00*Vt0S[V[2Lc<frph)SPBf]sEHgF$9^qK$5Ci]g2>INFnF1#[Hkbk*05IPM4+=V/Zx2wZ2<SB.FE0/<G06e_niU=eGsyxLG5[>%HUKXNG&86PFH1Bt00rxva^Qbb1^8W-kpdqCGN%bIOEfe9",
+    "6Ew@K2MnhPEHpL%4+p[i3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lchtNq6S(pMBFaRDj,3A[BHR>u&FHkixrU;z;@X(O@HNPGMuD):(S(OJTH#W%v9[;^>9]tw22@<@EH2;-ukI;^SS&-$.w+jo=*$58^",
+    "y;Gfm:;$2I(xL$bujy(J1/rX(FA6d/rltW7Fb<KpD+%o9I0_luFaY)o1Dvq]4(qoO1dGqd0S5PqIu7*A1PQjd0s*ZA4cW*64W=!a0/*vw+xZs:dITdHGwkpJ4&J8$0XrWBHioVN4+imy76+M/ISQ!s",
+    "Nd;<GIS&VbsH*@F3Dy4/4yT]F2aN#.f&(81G;<7gKMXQ3GJq<-GXM>RrvVQYfdL,=G3bzf1.vtS2&/nP2)9/c6w%kQ0S;;z9]$q$rvVM]qqYGBrOi.hFsm&Nr_wC$+)WPylLZOIy)6pI0^QR(sR0iG",
+    "$c.zT%+#F$4!y+z2:hl8F9S3,h5,k#.pK+.lUE3U0Rkle+FK6<#<i7O4XFM(9]tYuh)<9QHxCQm;HMFBI71Hc-sO-nL-(CH4:-].G6Q,KxdET40R@@_T;;G@5(0uc57z=ssR0r,02ed:4,SzG9[<7]",
+    "7BtV)H4h8y$@cO//%9BG1f#ao0SL(r4-$vG0TM9)9^Y3%3:rD*5COnp1;Y.y4$cY[Fv<@!9]Jhf3MV%;01fcM837yw!_A*(*#Zv-ost#+Ee[NfziKWkIp>xkp^496AF/=3tf_PWGXN7Z00,Fv4)#6.",
+    "[:ujp(D]kT3ycB+ng]AP4,e6zRt(hX5COLf4(jU10S(:n0t/,x1P3QO3R<onI&vQXIfSJH3snfU#X%<BIaCh/:qiaaz$yU!BMiL9DhE;HI6DeF4+B#l05bp<HUJkf01ErtQx5^E9[<D_44AwF2U8d^",
+    "03QQ203QH102(p;6*B+>ni&rY=3PKaQyMS-7c:AEGyo3+p93ENGyoeo02MU/0l,5CJP!j;9y0(8k-.h32KfO8uSO3GmCsWSQyDh=2:AgRF-gD[H2<z0Hvkzm00[X37%%@I12+I40XYB*p]^+WQz$Sw",
+    "01pG711]wJF-feTm-(h.2gphf38lHI0S-3Os)H66I8qol03QQ001pAZ1@3<67dcWGHUJ+3H2<C*yapRJqq71BQy4V:F9A0;tvv;n*&qxa7C9XbhqDhBF&!N/02VU.9WnqDHTN>DDGeSMHvk.m02Vm>",
+    "4*^o)4+kC[Hvkth039[^7cc,FICvL0mH[0w02ekM3,AF8p_6QE9TqYG4U7T=o&y_.02Vj=3)As94z!p82c(NK9yFB=1EI/C4+M.#G6kQSN,8oj/+:wK1tAH9(*h3ik@)J^sR11=<!SRj[2dfFArA$T",
+    "paKQ*&/_-B5DyvKyapLFkiIhq6$rQq48r3b0m^ml#mo^^(HRf-0TT^Cya66I:bwC8y,5#$ztbWQ1GUQ;56%L!%N,7^%N-LDGdb.N0S<[D9]km,!T_QBG%_IQ4wgY7HY]P%jsXuMo&>y5HUI+tvlI==",
+    ")S&>qH2<!p0W.&[G:!!yQ8fTAHZj;_9S.Uo1spNQp#lui2o1#n9^qFcp#loqIs:Vc3J(VC3NI%%H<*c1n&dGLF^;*a0XH!KFCaHE00xory#WvZ0lozeq[bdELpV3S1sym5FC#ZOzXcx#IsFPBDmefH",
+    ">sJ(8F*m-j4+G(o9v:q)[R$H]r>:7%[[g/RE,=9f$S<y7G5,oIF*3*j0KV)j4.o]@9]$q-6(1<wgbM>/nN2S,Ff+#mDKRpK3kLra4.d*Q2C3y(AAkZf%LOenHUKX_GdBPnHUI#xr5+z7HOvJs1_f4M",
+    "4/Rop27!Xi0Ut6s%mpt3G&TSaB9aycg[2lRfC4f&%mp4cmkSR;mKH2BFvtNAH=9ypA0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#2C_*.AAkZh%:=DfnF]j=r4^CmGUOW&H:Tw#A0#o)1s;^F",
+    "oC=-rtriEX+hZRxG0z1b138/v4.xY@1ipbLAMOD,<*56@1p/S_4+e.=0ci<p3kLdX9]ba>;/^gw=fwK]1$sC)IWROhG4C4/ULG[71q5CnDmB$61g+zy0S>]z3NHjQF]Xz;A0aTS1qP4hwgC<,0[RL)",
+    "GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0o,+Y^Fh0=b!bGBttwEH8@!H8^MvKL#:3GROrlCpI$x2ky3K4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJ",
+    "I5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgMD*EFX=nIEO4R1_V__3oj<$F#re6,.1ImGR@p[1T(]cEFT[+lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb",
+    "%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00YyVPah[W=&1IJ4+EJC4.W4.1K7p_0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u024U$y$2sMHO_bKvla&5PY)!V",
+    "3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4f).;1.S!j8#Akj0tJe/2neXI#Q>fuv4[c/f@bDO1lI,[G:stx*enDa4+>1;2;glYM,L4B@_e:TG1H>k2JNVJ5Hi%:3J*Q0$_YfTF_Z>aFN==z",
+    "FzAp155<tMjb.N/0WtXk4^7G+2<k#j!IlCK#[rQ1X%CD6@2r8E0hhvRAB+Ju,_tcF0jIik4_zl%0uQYLnTTs2jR84^5g*0<FpLoojsb/g4,:Y!bqC0gM+&O%8VAe6HUotj4)pUJ1%k0J4yDWq1nTt*",
+    "4+S3pIS(JOtbPuU#]acSl=G1N!T]>_84L5^N,qF1GREfu4.L!Bx&aRkn^MhS4vm)q1.dVu4+N006ays:8ur6h4Z5t%0S=G;gcAtB+;N3g!L0)Xnf=!))pZax6c0!7.Pr^siLe$A#RIpZG!Gr:u4D+!",
+    "!D9_s>2d!*A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2FnjL,rUEt$=(4*-da0S=d.#uN>)@;5R.%;S<MwXb9c:H!ZBw4T8M1NE2&4,$*O0]r>j1vtB_0^m4A0S@C+q;Z93F@d#eFJ(6[yyX%v0yj8_",
+    "3I)BdWDn&7<T;XO2)(al2gd_q@o.Oy6_MAQ3&[@+fU*P+BdHPw8UyhL9]^2]qn7_%ke:k$CH1720R@KJNe:j(0Us+d00iW&Q4b2$0TMR/3CY$31M_G94-GrsNCv>I4<t;DS04a104FjupaKS=@C$R5",
+    "kPm+lWi:TpWnwt,uYmy%HeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)zLv4H=%tC]51E2ahyy9StnJP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;",
+    "2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OGGefdLOCuLTeE2a_yh0S)/H0^lha2oDK>v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=n([h.L54;qtJ[QpQl1u!uz",
+    "I1d4$ISI<3SPF(c2a!b%!x29XGAvtX0q3kC3sV]1u-B*;PyiqUm_[:C/M<F)t!4xCdkVk70STk@aSpvk133/<**p&t#[mn4p$P/Ygc/FE(NhltgWv/o0yo6h1Ow0k9yYG:0S@0Y>>P5A>S[(np#crZ",
+    "9s!$[I^P.K4-Z].WDa2t,@oKY58MI]4$r9,4,L!v4i5s/10N4I01py&4zJz-4,Z)i/eAx7R1XEo@T@9f4tpOEG0g%E@;3QFz_FlV2oEEs0^RgPQ3jcd4+#9nr2!8lTsb!_UBS%(2-j;P1nJfy4%Pt*",
+    "h6fI)%L<+=[R9sSyPgOR=$8ylH_/38GTN-hKO8kIH-A.ZFAXg+hqVI=$OHfg9[<P$v-ztx9_v-_v-!>NHvkFRL/OY.;gbAA$hcGw3Xh<#3x]Oe1)>vT4+yucr2z<D/A[7,479TY1D(lH4;OJd1q+-,",
+    "t=p4Q:FxzD1u,<N9__:DzXlHgw2d$V@:hfWHMG.PFK-tnqo6t-ATs3c1s>y6+Z>)&jh+Mr=8ybZ;d^CH7ArEIj]T-*BM%AA:IDH!4-7mT4[y.(Iu9@Nqy@UvpadTVEdU.^HK*zY9]kg<1Rn@A01oqi",
+    "FA6d[rRoI.rCT32GVTZ-ZZ@lAO27FA4^a>k9]t$q:IEMLGt2^Z5i]e:%,BvZ3Nt&<:IDxO:.AxjIRGEq0XG022RW>k1s;@9padTgH2;-I:@yNWG&@&61rJ5+2p<1Usi(*R58DCl2rmaQG2ZG04+W[6",
+    "4,XW#zXk<@vraDxH9Oqu1rHhS2p;^T[S>bE0XgpoF9$I*x9SBS1_#Gu9_n1==#/gmsW%S>wdw=AM(>v=aQd<4AKU:j<dzF<00V=tF9t0)&jcSCIKlM;9]k#u;*$S$Y7ZLA8Xs:kqXZw)0WtCj4#oKb",
+    "2!(D3wDJlC.nICx2+odG4+Qv)RSyxC=q:I;/Oq*[01V4Q4-IyfuK<wHhXW4//p>#gwIvM2lWz*+D,Q+9j]V9.IRF;jn05u/fOZcKfSLm+GBW<VCdZElFIY4-01mtaCo(etBrP.Iq#>:%ID(f0F9kI;",
+    "+^k(_X(uu;01pI*wIL4#Q4b!$nympNF*i:i1UAj:0v@Z2PYA-+9]APZ;E)V>GyoqTGypGGH97r74;y;GW&@D:2=^<2-[qRcHUKYIHZkG;4;v8@W&=JU9yjCd0v_rc-[qS50W$y+GyoqzIqvNOA0Ro*",
+    "0w0>KGyn_y(FYHAuIdLrssS,JHJJrJd=Rj4yXprH-sPJ40XG0YeK-&7$m$0U-[p#<qYw[6]I/m.cGc.!Kb!$EH!#cs4,4cM9]bn]p$#7mH2<DOov=I]4#wsO4+j0VYXTz/524co4%z1d9]./A9^PDE",
+    "4:g=ztpNqK8V;iM0S=.Mu&n>f5G]VN0uL=ou&n>Kq8A;sHl2>M4yND:4,1[JtpNkL84n4d0^ooAu&n>v12Z<PFC[ZL03Q!CnCC(dG<Y/m0Wvc.G-t3I@S5leH_.Uqg@oit1BuE^9].)89]tu624W8a",
+    ",vJ*0H2<bh01M:w0tDRw9_Lp$0T(s=9]km>10N7H039[^4,$*5I^4x#1H%Cy2r[4p9]JOqBL,g&0iXjP2[Qm62QvT$Vjl<QoW24N3cCCW4++=+13(/zv!AR12(W/14wuGS1B2cg4,C^$2n0U^dj;$u",
+    "dmjKdyN3h:/_5pDIKNZ@KOYG/<Sm&!1g7Z-4+%jXIg3-WhxT6]1TczJ8aV(T2Qv4PUmqSb;=6Wxj2jOM)Kf1=GBDLs1cfUf0y5Q83M3yIG1XHq3pO[h!_,80Hr7)Q5y$MH0Snes0;aKB3EhSp2!OYI",
+    "4,nQ.FF,Lk02em=9]$$qQy)w:053N(IE*.Tq5(D6Q!l9jGdTbsodGr2QxD$)*-5b50oqd=,U2n,Qy,iGHQZAl,U2n.Qy.6yHQrMn,U2oNADjU-03Y50HUJ-U0X6>1,vTxOADjU-059SKF),g#4)C7;",
+    "7dGHi2/Jr:4+h[.4+4[.MGqE_pREB80Ql+^2+7D(4vZ!O5Dy2L$W$K&F!Ci248J8G1UBGP9^6<9Dl#wt7c&4JHvkV2+:N0D4/3PLFIh1,01mwb88>imGcz>h-XMxq-ZqL+zv;s(60(h.0S=VP!2/I5",
+    "l8vDO2Jg57F9S9:-ZqLm&I1m_-#UsgQ!hU;HUKXmH8%1.AE=N@-Zq]wGLAnDgGmo^[!kyP0XG0BH#E:b4!b@ObmNj]52=v.0uwfgSPwtQ-]C8R%mN:&0XE<NB[w(B0xxhiHO&GassT5d1rj&>9Ws#a",
+    "2OoDc@v(uI0sc<UI55:(4&Dk6c%sY$AF2T[-[p-g03Sa#,U/U0Htx-;4^alP4,lq^p#cvQ-!>VZq:Z5g2kV=_4+z3g4gVYu5TuQv0WS$LHo[OJ4K<G]Hl&TA0R=<i4-I,07c<,]2I5l:4*0ML4:P2V",
+    "p#cb@[^T<gpaTq]O%DvDjiCVpxfu<#paTyMnzA$xI-4%E0WSnIG_eI[4UbU]6[3xy0S=ND!gmiq#:fK*gYP:J1E2!^BM%$K$O8gV4+,4h2On58#:fK$+22tQ1K9x&AjZf815yuC#:fK*,[w0H2%rNG",
+    "1&kvGU/IPI10M,803Qu901pH5qCEx3:SYfMwVPTW4LPR3106H#jZ>8Fo-wQe;jZ]-mIDt4%.=RnrNAN&3fqiJ9x:xnBr@Hr1ZEEiy#XHyGvregGeQpu@ScDQH04tU(t::m.5LUX0R+aw1rIphQ!fxU",
+    "HUKXlGd2Jp6*K;]qNrjI0=U-!Bp($t,ct:/m-(xp&I1P@4&hT1H2<D7/bZx:H_.RdQv/:E2h*lK46TX<3C5&K4,e#1KR@4%IRF8iS>h-84(3w;]B(qF207+a9_m;N2,/.k4<TxwFK-n0+Q>s44.Luj",
+    "N*^8MG4zZ9A0RO3Qy&[N03QZ503RMT01rQh:jxi(0yl]52lE0C2l@4M1u_/r4-$)J9]kr6A4)a/4;no-2Oo>BH-Y0K3DlxI9]tz/Qy&vF00<;yTOS2D<lyza>GJ$n[RkgvIRFH]W)Ix_[]FvA00iU]",
+    "0=;2(2I,au4,b#aHVESRY99hK]5FMiA004:2>FVB01dZ,1P=fB1Rvc2H[>/Q9]AGjtQQ5x+I0=Dr^2UT3H8Bs7&+z_4v@xl2R5Mv9]Sc33g4=/2+fIQ4(.*EjTr/&lno8Q!UQxkGcp.q[PzI^AOo>y",
+    "1P:1I>C*f@-[=@@&-.@Zg>WZL4.V(>2rt]LGcc]SE,=Cz1(A0j2RDrc9_3sO3I=@idJh7.RS6=;M:MSpA8]F=1TWnIG&8RX9]1K0Br,4n36,,64vY#P1UP^Z0]&[us[sx6,x3%&uqX>c<eT<&g/7uD",
+    "&sG6E1Cz$N0S=Y]9S-WD+BOc^1p-OT/c@H]8aR*&FFrLe01ub_(pCwwssRYIssRX!vK9[o(=d<DqecmYzyl3z3-eGG4Axc#&%k:CZw@a$1Pk7=I^Z$v&/n5kC/U*;C:^A@Rt56(1P/(0oK,0_F/rYz",
+    "x3N4A0ohgw<Plm%=u>^RA@d6^/;5QLIRFmF1R65kRt44X4,W.1Ru2S:=+OL6(w3nC4+P*/4+vBr0XF_@HUJBq@2z(1z6u@%G@*Pz9]1H@3C^JM0>9dOKRGf0A0Ro$mS,/f0Wde=RtAp6XAZ*tngI@Y",
+    "$(;L3STZn&Ob.qZ!)GozHPe[_4]w[#2p>2dG2-RRk>aC=H[O[CA0Ri(0w1UWGUZkToAV0,[Pi9WaLocAssS=Z1rjs:9XQ;!A9p$X2Op[dH2;$d+5#Rh]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)W",
+    "oB/oh4,M@Y4/LtW9]JMTssRY+f+Y&.%mW7=3zV7%1h(M.4+xZ+2M+;H#ylG>01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA,vJmjPY&@[1+E$o5yt<<Gyo42gsWE%Fu.J$4U(%<A3rs_od*vs",
+    "x^H^KrsoGA126y%$XpG<o:vbA[#FkV<[U9gD%PG;27*<!u.@[D1grxBBMns!/bl#%/#_c$360$@4,lpDY!51spH_knp73oA;ZP][BB1bX2TTsf0S=/0pREB8FQo8o4$uo9Iy9#6Z3koz3AgG44+=8z",
+    "78fz*HX34,C-=up4ysiN+<jL_4+yg3zX1x$;T@TutBnB=G,MA6VjeS(S0gkuRs;1b2#fVTF9]d;k5:itw]gEkLI-c97Y:hCFBCL404>5*052plFpyV25Hc]=053_4H_/IyIrjn&0+3e.Bp(]#kXIi8",
+    "HUJnk03QH003Qi702Vg<2WSb[pal$.xJdy_4%zGm1*Xjg38/uC0S=$6S1&-^FaQ@g03I_^1:nC7ADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;:;t0NBzjiLb@8#MI<4[;ZB",
+    "58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO>>AJU.6FEH%]j9_w0P2&SSt9_v_(OD^IWGq407,2pj<2>FVF.5e3tfv_y(2#J]WKL.4]Hn0RA",
+    "8a4n3guNRdMl$48A8t0.766k,58VNb2<eI>76XrmFb/i20UtLw,BbnYgN6YQ8H5QxZ!$1203YK4GS=fnGB5xbHUI]W,ogPN1v%GL4+NglMh>E$jaLcRR0y$,N**,-6E+(nIV/zl1*zytKL#:1G=,[L",
+    "4)@Svud4wBx+f0[*Hj4KzzhV+k!A-B4%bu*@r%dvED4d&JP#+/R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S(Q9R^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&-DJ[U1B0Hf0S@d)",
+    "=lTp/HUK^S0Wvo/*Hi]etOg6CgF6Anxd-z,mPa3]0XF_/Hvk;sgY]4LcQ!QR0uQPIx:q7NFyjIbKa2Hj4-.UiR]E7x52*pyR3$hu%mOcPH8srw52=w1Sp.iUZXGt:3Lkbi057TmI5Xk@5-OoFINk_$",
+    "cRAw%AF2U000YCk1]L5#oxp7$ATZ1VADjU-01plB7Y[1eR38I303J912(ix&4F2/50S>g:.*oq<m(HL84%bu.FT&,n0S=PB!wwH2wDzz86*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y7&+=>)%t*E&H",
+    "4+yLS4+2#fHvkU-(8FyH2!mJ-5cR844;LO2umK+iEBuL_0S<_E4,%QjumJ*84,WGL4:p-[umK0e;E;/8rN(F,H_.e2na8jJ9^6q;iJ^1y58^ND4;CI1umJ.aq)@tO,vJL4na8jJ4,&$pQ4cto$FKne",
+    "fawGe1%di!0wWI%z9SCis[s!wxT8<9WDADGB<[V_m::(2.OLrhHp9-_46n[L4+yT#H3BahFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o,$X0tDOcJqpq14hbO,",
+    "39iap4;w5H10N>eiTF>uf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hs*h3+X2t=#OO<%X0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L>n/Hy%000_j+QFFZ9c#sd#hvG,CBmjT8D",
+    "9_(E32M*m32:%ZQfYS:Hi,chgFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%JU1]I,7zmOamF(Ds2IK&1YYBrI]0^p<11]KUqn,K%S;h>9I)r%tuAs-+8",
+    "#sd#giV7c;0Xg9mA1=VS5fd/Y<)I62%mW!UAs-+6%mWWnzRgn)nE]dCA1gDS5d*dL6CN;h0_t3V4:-r$0$vYM$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb",
+    "5DPCK3pM_7Gyoq9GXNVg00+7g4+@^j9y#O^Cpa^BFFZ9c.QE<oILy_m4^Zo6A1gPa5fU,T10FX388-yxJUGY$4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p$&J7Oh",
+    "6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f*v.B;1Qz0MqdV2JgrfE-2Cy88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%Pcr%oQjxFd,i^GVK%sUJp=o10R;HH2<zk",
+    "H:D8,[IV(<H>ZbIArCn66arokQOyG%m-p8b4/LO!2FSxe4*_Si6$v2=IPDYyUJp=o10R;HIrusc8[H@m>s0V(IWYC/9tMK0It!.n9]A88[<:UE2#;&v0SdI:1P/zvtUCsayd<SZo_.DWW)v>W3%1^+",
+    "2GHA;0S-6aH_/33IRF+j02ng:50e4E)YSngGcdkg2BORe4+>)rWgh@C+^suf[naNA0DzZh4+>Gh0^q@6$.)-W7c^Ms9]AJa.Sqv11RFLW5jQ_/Hvkzm00o1#M+G4qIbi@o6)c1Y58DCB)YSnFz<h_T",
+    ">]^-L2Jxi;4-7uAxB&*(ol6Cp:ShlD]F0(nmX(JA4+F8Os[s,;Lmv$<o6Q0*3N.yS+D[J$&d3G;e-),m;y7YYI3W)KhLF;&3),1m4+xvyVh^dE0^PSfG6FULgkud<09OQqyJZfP0RvPI1/RI76EN9p",
+    "2X6/9>y,g-kOL0=zuz7MDGwj&vH^OF@DO/C2g-EF3e5xqkEH^30W6EchyeuLge(o@;j8g3/Ls7&O99*l00$a3xtb-juB.l:smucp2);&e4+*mh2fus]3-FzH4:=F.)d2[zqX7+zl3fa;*JTZr!V3_K",
+    "9s)cM0-SZv0S=x8w:lIuvB4S+r:Fr4g7Rh!i0B6cJ>pOUY7YUC%<ZFPVXBE&0-8mF0%[Ktv)u>9H<gB3<sa=5Gb]>%8.WKa4*uE:1f[n-2O.vz-glaA4Kx4:+y(]-4+fLxI^Z)P<COeWsel9<12V]F",
+    "Q4^/Rzyk*-9y-=>1K[Td4+8ND6*h+V5DyCV)2#t72Qf7C3j[$PHt2/]IyN[g/&1n<2eH!v4-!z:S@D-<0s;0gIg9^jH-oGp%:f6M0S1z;dJJ0!/;M/9iI*P(&-bUEmmdc_3WNg#<C5:pbq<lB0_9s<",
+    "9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.>y@XL>u&B#9G(L!F)#oF;g.2<0Urr6o&yp&00oNG3k+KhhYbMnXAc9P0^iz8s[stk@g[kZnP&[T.5vVA6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w",
+    "3.$<XXAcJZt=p4nq5_fSGXNAf01pYk1_WG:EG@cNq5^,!zXcBj.eMJ<(E$eLn-!:43!(!9oD%@H=*Rp%q5^om$x0szIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDCp(<PH:p92pA$IpEQrU4%bGM<ti",
+    "2L],u!vPFi4+Dt.2c*^T0S7D$i30>%=an2jEH(C#0tKQ04+=UW9^hDC9]SW10*)38xu0zVt)<!^n9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)i]!x_2*02o1JD5m!Jr/pK;]V+0sR95$+IU9",
+    "0,*yGHUJ+AIRFn2ss.kcH2A&)2#&)>3Go:Ox4RJs$Dm6O2ga*U4-,Nb9]JPg4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/3;4W2=[W95@jHO.@E:%)+7J%[#1R!a-Q]i]!v,G<Gyoq1Gyn$Vy;YJWu=9kd",
+    "1KPb24+<q12Ok]cq5_fSHMR/[j,!4L3Bv[k!n,&R1EK:D6rH6X1JMBtpQRrKwwSd64%z+(0o0N%4+5eC6gB@K3ON7]55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0]mX@5Dy8#1>hM;1dR]3",
+    "TMq+;0^j-ss[stKjt:Uw[^2GeA@bwB3ka6dbq<,w1]JVK03QT300x//9t;_F1lWcV6fn*Q4vYf/b[@xtjRP+VGcnl;9]];B1@[<x0S=QF4+wy%2oDVSsUHwBmCip6s]E^3nO6htF$22uN*<9+qXQH+",
+    "03QlD01pqW1]I^A<C*Z,6b#0+Xaw7b5eT^)XAcIO%Mu;QF[A;<0yF:/HLC#+3b6(gH.kep1CtO9/OzcKtRD@g0];dSnE;kw45kAE$OaNIj;X6!rUMl*.pK[1$p#+^HUJ+4HUI=!g9i%m:-;$Wg%JeV",
+    "+7Ax_$>5@DG5[X^Hvkkls[s!R$>5iS00fv23]kDQ0^lk+t[(%>0SMf#9]lDUs2_TE>(^ogt^PD&r_;!:03QlD01pq&1]I^B02Ma;3G5jN,@.k^6Edg+4+hQ#4-@)@8#Dj^/QaeZ0S=k!1>Zf^5f26Q",
+    "lspdukpl;7:X@utEewzY1GokQ(9.UlkOLJm&jJq$xCS2&Hvk;t00KJ&xCRG_5ConP3f%>^2Dk.v9W--w9]AJ_6gL153AhF@I4_;O4+D;@2%I1f3%s)*1N!]p9y7QG3cAb&2dcCx0k4/y4+5wI1+Mu[",
+    "9]^3B0^l>l1]I^C02Md<95es@q6G)Bgi8+yq1X^+9jF5z3O1DzF9]p<r_;8A2Is@B0S#LY-0YcvhYbX_EC^zl9]uJYr_<N5Eaf5#$_Fbv9]gPt4+>u*9^hSH9ykC3I]a^N3cw%&vGfQCn9:g)1_SkF",
+    "4-[fE9]JX,5);J70S=k$1@[%t0R*lP4O.SV10FJn4FsMn2%xwh2Sp0VlME6y039&PfW!d:=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0Tef.>&=&qv6ll64AeOalH&yg@0i5,jo+C81-,/,B<Wq-",
+    "Apr0h3ij3n0:T&rhtyLF)j0>5;+prn4=!1S6EN@@A2d1EIV3YP(kTaT4CSm54%X3o2KBdG1A@.A9]bl89^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFjE",
+    "kvty-IoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%HGQA5FHH8EZ2)D_74%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n;*kS>Qr!1;aI#4+,2lEi=Cy4*3BB+&T[B*9HjP]4JV-G2A*B",
+    "H2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nYIwOB*%ZItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-ng7[z<M,HrzTKHUI)/6f_v*4+[1Z5-y.>htLfRTMrc6Is;%G2HZLaLJXe+5-p)F",
+    "HrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2.Np+1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+Nc]JP#P$IwvzT!qy)KLJtGFwUhw;,4P!GG</6r-mdjt3ZerK55Wc:0Wts]0y5k:2(6xh0R)-6A2c<H",
+    "Ivh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR3*0&m/8ZfEn#QdG3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T!x,oOD9HLDXJG%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1;0M9",
+    "0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYpIs&je2,=HgA2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$zIIu4YL2nF]%5gRz%ItBh81:ph<3d05-4:JHBGXMfR4+7je38STf0R*%Z4:a65",
+    "95(.0XB0H40S=kp1>X=44+D<84-A=^9]O;/4cs_ht<_[TlNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5,&i4%u",
+    "1l&3mImiMJ3abVm4:SNCGynoS4+7je1Jari3C>C<A2l)DIv)!,ryCCnh(QDJE(ZV6tpN*L4,;!v1JMBu+&T/whX<CZ@6nL*IovuVIX1Wf9]^360^l>Z1]I^9<C+XVHQYJ>!>yB5)SnL<H8$KjFA6v@",
+    "#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2HdMlA2l)DIvzLx0g09o1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1-+J%1Kc>er_;J!",
+    "1Rn^Hr_;lV&ITU<HUJ+3HrzT0u*DA(GpGX^H8$Kj96102Xat<R4+=S51k/x11<o-L3]kKakpmYt+&Tv:43Gl<xCR>C+&Trg9]g]:4+=*j9^hMF9yS01I^ZcgItbaD5d>c>A2l)DIvhCw1F/5<s[s!R",
+    "xCRtC,#,rnkOL1I+&U-YF#rZd44)t)I5MaM4BR:f-35RP0UruEr_;lVxCS2tHvk>2H[3b]s_!lpK]eJ!I5ylm9]Ac51<8D&4+oS%1G4/E11^E)sRIuh,8v[ZHUI^j45.SIo_aEC,8u![9]h.F4+>x+",
+    "9^hPG9yb62I^ZchItZ$r5fe4k5g#Wp,8u^FI1dVo9^fzxK:)ut11^E)xUUBf8s0i6IWYhSMIQk/yb^e/1Rn<E-GG#9G=4e91y&j[.<g99GdBPYk.k]_12-0F:-x^OHZ,H@1O;I29uEP/nF%5[EFll(",
+    "1E%Z*BQY<Xr_wZasO$t3Gn2e74+G,*Xagc212M<59_w8P:-xJ!)[G>qt>K5P4+o-r7XTd(8.B(o4/t.F7XZ6Q2eJVV5Af:*0mlIk74Yi:23j8mHt>2N4-%3T4/_BwO$U>$3zLu[4@t@92oD3;-y4Aw",
+    "#_Tmm1EY[Z1BIj!4*Tl>2*(8v1FW.g0OURo2KWyT2$&Nu3ph2ZuQUMtO%E%u:jVYixoHm^o&g=VHvj[HTnexQ1it*u0S>Ph:I5$]GclI7O$5&g4+)5y8w<1]rnUqh6EXlDH-/3u4vfoN9[<Ozp.gIC",
+    "H_.2>dJh4N0S=>G=kW]*HtOjIA09XW95(.ApMe/412%x;2Oj@8/R*RukysA]>W/(DfshFtHZl(h/(/79-PPt%Jr4oW7zDfM2M+;Hsks3U4BxK-0=KYR0<q[<2B,lK1=SJD9]$ut9]17:PY93%4dR=w",
+    "3m>i_HM&g:+lgij)xjSLi2Q01G(HO7/m!!x00YWt4.Fy;2QLIGGynsM(,]8!w9p3#fCCP@y9=H(lHzO+EZ=D=1lbP-cpnEk)3pQ(;)PU3.jPVH0guBt2BL_z4+iYY6b^c<;obZ=mI4Z[[bdgDk3R:$",
+    ";U(<%1LWHb2:sTo0UI=kO$V--0uM:-pIZipr*SJYEc<_e0fIFT1)Gy)4%<Fm0YwFx%v/uvjmJPQPBSsj0SLzGV+qWO8w0hf2M,;iz;%U8cM4nrkM[^:4vGIn4+6,ocn.^.%LES*fb(1qh*bxT3ktmT",
+    "7YNwi2M+=o4+Qq_3IGTiIJW[0iwgzJ#jF7j3el(;0=lYO5Pb#4fN24yBMO@a0:%LkF#OtO2Gp@00Kmgm4,Db_1<=HC0=/tHkGTmC48-K/HY_ae4aEU3G&VQ<2:Z]n3&jBq.zN7S3.j_nZVv:-g,-3o",
+    "ls=fy5g!*gg8E]%k%K@8oq,7jiUa>SED41[2gbVx3(oUs38Vi495nMf45!S,0SbT&05/BQ@aTYT([2f>@e*>W4++^72n(VS2zU.([jDAYq+bcWnb83Vj-^x,GV,1Q2A/8%4v;t_0qDAB4f&%C2)Dxo",
+    "2=]CRC.fTZUJAaEIRK(y2<nFeBMROR4w%6j1)j,e4+MeZH_]F-(#]FWr:>(bABprK59a_6yjBj6paB7m84lp-1Oe$74!!t048.f4,_k4b)*lZOzqkSpl!-ye]0oXvfWuu628,BU9ykCG59hO894p@I",
+    "a0U7f88XC_OAiK:>8S7g@AQ3x4i5#r(hUNg5F0W84+!23FA6v=#_%g%jvWsQ:I;>J*FP</H8,XC5ekdJ9S-GC+&c#0!UqD3R1W)tGy.]Z1<,b04*-7M2-Rz84)ekt2Ft1&9]J4J+$aQzO#^4,3*hB&",
+    "4aU)P4*tR%4x]tcw&ex[woL)5T<L2rTMFm:OCB/G*$W7r1_WJ<ETfBV4,2^E9toD)cm:[O4.Dk4(E$y>$X*4+&:#hy:/>Kw!wm+MjV2r[puY>a<z<j(L5b&^0US1n=ArxdsAUfY!5R+a(.LP_EZ*7>",
+    "0X7bV%<Z#NG&Y6J69e(U2;vJ)49cVe4z%z/0NDx-1NH784-P88oB.C3[.8)NoE-Agy2%Fxysj4uq6Ho>,l9nuHN0yE*#ZiWZx06Su9pE11G:ox5jOw]@>:r>-W@9[9SZ0Y2g%uq0R-b04-OkcEjTrM",
+    "8Z7@0;lA]l(Q6K&ZUc@J3&QOX4:QUL1MOo4fVzDQ$@/aRtpgo6(6$Bx;FtR:y9>8fGKUBO*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>1+&W,0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Z:(BM$@P",
+    "2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan2M,O2;Q9F[*c%T7w+9TSD,Qsq,U$T!4+Y)iIUhbZxCaKo++76W8w]Jy7&!neG&KMeH.KP5GPnmEIRGCGH2<VclG+Xiwg;X,x(6QyGXNGg",
+    "02wiy5DDSJ8ZQbfF@W.^K[31sA0-#Z5-y/3&81/lo3tVi1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^qFW2LiFk9v:>;zy^@.H_.ne03I=J&jJOT&Ri2Rzy^[dHUK9vIF%(1[nlm*ue$[uHMX][6*Rmf",
+    "4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU9]1Pt7Xq:M5Ce.A4,W*w2OkD700KV)%n1(>fDZ+ihbIqE!UrD]G5@STlL8Mb!v>OF9xdH43*Wh$0S=Yy(h3]l;KBS8",
+    "EiN^Q:ofy=Fb>(=ggFDHT:>o&I^W@)28XXfF90++02U;7,5LV,nQjTLH3[y*KLfdr0S=kWFC#WJ(K@h40S6inHS+,o%df,%9^6>EF9Vw_0Ync3(zGB4&zJ)X-.F$R9IG!60[UYFxS9;Cl3pJHHi0Av",
+    "o78O&2l*ud%[UJW,nSbM8Q0hb1.U3Q4+o*4IT.nl95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F05$m71@F@t8V;8MmpKZ<tzZnB6$9/a4Cpciwv@]a.^wcf.C!KJa[vyE[#7psH#wjN",
+    "2j8e)4+7u>2GOlF3:pJ(3R3^12&$l64yiK&bsRFCG6Eh1qT)*nhD8%OHUcCXHXRB2.pvG0zs_=(k;C=*E(p$M4W[)L9yaGQ0sUbMt=o.l0US2_5,.P)B<3g1OdkO;/Q9[K04gv#-]c@S,FOGY5(tIw",
+    "2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;kttkQ86c5(_rpr7G$2S343ar:87A)Sc1q5:r$ejrf3CK4e7Bv79GXM=/HwUl(6CVsY.u;PE5f32eHwe!b1iF;_A1W^0M+Cnd9^hT%M,7wEcm+HU563ta",
+    "F@:PD4+Ol34+iEw3iAR6k&#_o%%^tm:Ky_:90DH/=z&X6GPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1-Lqb4,4]PAPujzLIR#v9]]$:wjcl/4K*JOHSV;@4+4VhLkXPU8!I$4=vPWa(YPQ0KL.AtU*w1y",
+    "WMg4)aAjoSvR<Ei,icXn5HLA5WHL7P-F.vsFIW!Y#03v8U/K#+(i9IOjsXwV0qD[c4:qy>50wUj-hF&t9<qvC43WJB4:VN]Im!zUV^rc_4.<+<4-/T:6b_b253UK3-hF&t9@Oke2/2TE4/>-%uniAH",
+    "SsySli4G56*^MfG1Tog,6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKU>3]JN/g(aOECN#x/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl",
+    "4;FX>1rJi^y9EFq4.nio4+)>76Av-[4:+F=4,vTd6Aw9BA22ci4>DCA6b]]l3Z.S04:7+14;+794-bk96AvU^4-%FO6AwA(0^pK969Ty[55<w#(i9I(vJ($GztR*B/:fRX6c4Qdi^(@@/+6ZThfD$B",
+    "xL=-70fYDx4.h[c6E8YuGxhfq4;phr6E6:SGw1gc4<liU10MtXs$d_fOZ/h%3=Z$NVRC14c#oiA4=wmo[1Xpnd::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0a",
+    "n^#6/=c)d500yS@h5,zRTLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH.O5B3YFq)067E_1*yRsEH=fbrU3/Fxp<x,n@[pb.Li(C4)n+^4+,$c0tbmw9d(UgATvgTwkR$+L1zySw83%,>cRCp%oGdD",
+    "tp=b]w6tMuH8wLtK^Eu0P%^d_Fh,JqC/VX[%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,osz4g;;yrfUYrqz4YS5DJ*XatYW15ja/<:tinoGdQdD*Z_LU+#U,30]TC74uNq9835304+)r,VGHf9BM%FT",
+    "0t5-M;0E=]V,Yck,V=^R*AqNLLNw5P4*];$4*]nD4HF$Lhk+sv;:i3vI1BvkCjzEa38KOk295&-lk=r1-L-8s4:yjl6$qXP2bH/F0bUL*1GiQWAeQ-u0SIRW=wt+HG+o;q41)-=ivbI*&JGU0XatDl",
+    "Mh>3<C;5$kqv6-A2(t;h1*66d3nvc[r=XErL$:>c0UkBcM-SHJM,K(_&tNYKI5hXX8V%n84+DUtJr609-n)E@1_V^%#R39D36v5K1kSB&F9]I)(cg#x6*d3@MiexrfdU7o#5fMbgk/J+Fb<IgnQkjJ",
+    "Uyht>4+qu9Q9CU+G/KpJ:Xiu>G=WIF2ZQzn3&[Om4F2a@2*Jbx4*[;02M)E;Uj(<QCjc)5#[mwi<(2R>9thaY0S3^<1<5w$0UI-EmI)LymD:RlEGP<5w*n6/te*,jHD9ppiUA0:[[ai%+yo50*I*9,",
+    ">_CsI1:LOy1Ns3EAA!x90R;v%I=>fxGwrzq4CMm[!T]u4Y6&.6m6@$zfW%n;-J6D5kI)JRqACGY0hv;]m/=+o::3.2qskluzhVymYY4^P8V/881j8#1#>DDVz#]U/v=NapjsXUd%N!CpH3HvS4+P4v",
+    "0S<zJ2ko344*^(N1]]&j!6P3FFr&l)95w#H7zBx:3I==2D:piq,2oLW+5,l:t56no:H+]Q3J,Culo^rZGc+7B00I=SG!Ge*EDuw&9S.C;zyl3]-^-6H%K,+4zXuD#r_wP-!A^ap,2n^wp#l!t$[Y-*",
+    ")Yt(Z1vr]B6Arz<0S;>1A7C)u!W/&WF)%ZW$N:kA$xjarj@]u8v-&9e90&f(0Rv$kK)]qK4&AOA5jI,]*AEIW4+4kY3KBCi4u-PG4wMxSFTe3Z7df2/EHN;X[0RukR1Y7X,iQGOSQ.0VTM-)=9]t+1",
+    "!W.tLIRFln0uM6o<j;c:0S]Jd!W.t3IRFtk03YT9IRFIXkwp&&=8E/MHUGuO0WT0aF#MGPIxR6Y!v>_RP!9l<#-gGcrJV=HGWioCG&TSaZ-$vDFCQ=C@4ca!0W&rF6CF6[<B$8pCI*d@9R)T&odYl]",
+    "FyV$[2$3ohHi4rM9y0wb2$hHl7&G@D2aT:^4VaTQ1<njj4+w(4Vi!2^H3!Q56dye>>B9>LHTN]iy8$r(4fv!!4x,2,1N<Hz0xba(2fqsp#MBcQG2t5<1UCQ/0.8OH29gX1Um7[p@3esJ$[PyZ@V$XR",
+    "<Q<t@)P>t4h%W@M0uK)R!/eEXwFC9rQ3jFqVF6(Yi>QTBl@Ibc<Q<t.T;p-Hhye-Q0Co.:m0k_7$Qvg%Gu160Br;bw3gA5s/K%@*:jwjmyc7/yp2$xxb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)B^&c",
+    "83u@^Qx6Ep8w-bfCIKri1vEL00SCC7R[-ed12mHb1cZ(j0Fna>80mpz4,:)oIxh([HH8Hq1_r5O4/r*Z1vmg7MKb=]1u,#mA3rwl4KE2cF#rqClXn+1tjPfcn9u.XtHfdr;+pa;j#&/@;+qUSH_.e;",
+    ";hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2E_SC599-!4F:kSZ4U>X4LCC_I:.j4IJ86wv>%fr,_tZ/vqcKCt^>L@,W_*rz5<q&F99.-%RUbkm&8#H-O1!n7X=Z=XbQ>E4.MEI",
+    "Py;K<VhZRgEjBU$4@j-r6(1ln-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeEE,c]]eDg^/49uEkXlvoFalN1d12M*[eFFrCc059zUGBE%S=z:2:1j1M=1u!+2SO)2V4,NT.,2o_v",
+    "H;+;J4ww%L7zEXY2n)B(VlMzTI>ganH^k-(4#mH34;LWR91kS!&5![PPmHBL3+T-a4/((B4-rzeivb3gTptH9/T#=,IrlCf1vmf#p,_S5&/CjoCkyGNFdqsr@jQI]0HlWk2.1x&mNW*&=A8Nym0t]5",
+    "<B$98<fr:JwqYM$IMnrK0oVgDV>]RrZxJ&#VKrtno3+_k4:3=%q-d^=Sr10Cu:lVohXD@O0jseA4/$;$53L59wc7y:(FP9.pM+iyElv+Hrwb2cjf7qgADsyg9Eh.24-x.(#tECX+W@&g2<eXJwc7y;",
+    "DM]*74G%q1A1N[44G(v];FJ7fxB(9,oQ@J:TMssywc7y:TMzvNo3+_k4WR@Ol;a/)+W@)>2oDOwmR/7lOAj!(5)TrwmR/7sQy(cZ01tP=gBA^exB(A3jS_+T:97G09a]3:---b=8(a=[1e:+n0S)d1",
+    "59kM*wc7y/+M59ao(K-F#@R]gAOiUb4/K*so&g:.$1x89>:i0d4y(7D0Skly4-0eNZVyc1=/A(Hf)).C5j!.3Tf6^e3Zn6X0Rq,+4+gi/f&mW+mE:Lz5x^4d4,MC^zX1-s!sAj5n^HS%sjUhR2*gbZ",
+    "jQ3=:ry2s,pb8HYv>%Hhtq_5V0u8]QVFINC4&9#$2FAE*8Z6o<1IY6z2*RoX4<2F61@kT3[tXXDx)2XJrqu)qq*4XV(Q60&[R-*f4/JLq0UruA%Bukgq1%oD3X$Av47/7A58(l#t=p0%&.F>l$](-F",
+    "si>qT*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhr/e=QR/Mv^A5l2V2<gHZhExXf,UtfeUmp,OgRub*1k+p(aD)C04=s5.4+p7N4-->_4:N&@77rEWixv+A.AKEi4,A5)6%34!",
+    "Lj%KT3WX5=-Y0:DA8$B:5g*Y3F#raI%P0.n5g#Wr01pJ:trZHw>EHY&gb*J9G/:o$;Ey3Z5HuSH@1cwQ4DhcN8adbk0;Ppp5rq*SmjN:X9y0(1T<Mh25gsx5a]2ipGKLWwG5@sKmlO!3v/];7HMO6G",
+    "0UseUp2r:!9=(x!b_QHS4Ic$E01pO;Aq;..WDj2G/N1H/X9V^YQhyLKWM(sFHD:Shc<HdA4$Wf=EL[&q(PIxEivbVS0o7v.Gp>-.#RZ7-c<G!aV,G:W3l9w4V,GP:4:r3C4@bzH4.oG!4-.,Z4.Ta<",
+    "#R/%/77qjN2<eSIV,F/x4)tRXK_=6vG4_A*b=T)xA*2lt7/dIDAzu#]g/7yPUk_L3tL/FY8l;pf[RgS,c<G/C2oDL7WDhS,4:i_l4,uJU4:ngHEiwQPccEktF1!H@KCu%I7=!3rAzu#^tz,@&U/PUz",
+    "/-sy:1M&n9[0FsU1EL5I0/Z,hBn7/:4vn^[4,$sPaV-@1ixCaYffx(K!5R+>!@g<e88oB-4,5U[2QL6MEYSfE2lwZ%0SbjW4+*)_Wde%>4bu;.;)GL1bPd8^4+YuYiUA%n00G&I6b)tw#eo.f6f/YM",
+    "7X,,D6Auv0zXJpA!_@D*HLtV,4-9.IQ4b4,>ZJTV=N0%tIu8K+rzr!t(,96f1j4/y2yhF(hYJmiW(^>&9xaV%3fk9)0Sv_B0uF>^1Ou*-1P/z#!VCd_6AZ=s4,A3vkpT;1xf^vT3X[ke46fk[0%rns",
+    "4;U=aaSu__/oTMJGLjMxD#Bb3NwAhv4>2&+i2)B),vSRi:ikp,jJh5G1q#fm6AOlbQ6B:@00qy83k_uL4&@VG<,@1-fXe]UGByAVtziKl599,Y%K,+Zo<5N-KnKc54+i$mbP2yq1pkeD4+YzkaSsQ<",
+    "kz).Z)&vg+#oCAg9]bi44cHS8F6gRJ2-Q6!4+,1U0WT&qGUuvM3xiDr/9DfU1^vZcA]Dko*wg>IkOB@n(!Wt3axefN12F&wp8XsT.O9>S2Fl>L4b[[E365b7-r#&)l%2)>1kITQ2RRM/>.k2G*OLMd",
+    "J(iPI4=qluFO_r[G0qbYp#h6:AC:>),U1I1gUtZ^69R$HAPLEJ95gTvlcfR/aFv3%0UuE<*@Is^%)o:J4.OP54:0Rz7&OEg9x;zKHu#7E9yS09*Z3U>oY*%G,hojLr>*Q(.@4+g8V;238V;E68VR(w",
+    "6c1.mXcJ^te/uQYVKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uPi1:-H@b4-.A74,EQf4:3[;HoFTCWBO.hBdrM!J=E,4V,Kwf(*KPC4-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc",
+    "4:]g14qp%D1dq9O4-rNf5B&#;xpfa4y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m24qp#C@e+Vd53vOO[*3>,8^bAX@3Ly=jR6Is2oDhYXcuMxFA>K_rma#h4:dN85k4]9HP7e*",
+    "4*]!e9Um1k]7afzW&l3@G%+mJ0S=YR.Y<;sIu8oCz,9y0&JPa,#NcNLbPpK+XdeVQjmi,Z0A:WI>XH0Ehq6/&)0l7%6R2np1n^*f0S>GRXfF&lGyo2lC/UX-Xa$LC1z7.e4uc=My#WroXb%mEg<yqL",
+    "npX$%[tN[Eqy,1Zh8+sNST8FyF=^m29W($JIRFmN[sjuu!DR&4HV+l=>GTX=IgqxU0S=PgoCXY=nW>N/kf]F22M(-kn*jy6/K:E1/*b!>H9Pyu1>)XV.:;p:.pL=gZ]1:N2%Dn_2K.C=162!cA_@IG",
+    "2Ltr5Dh.p71UC$55-++U1ms<>EC_3a1rEX5EDr>aT<LVp1O/1/1J/3*3YUvR29WCl4b7.y4/u3-4Abg:0SK;n0^j[N1@FJu8xH<V3l9pi1rI8mww(bEhV)Sc(xwgqbsRa2$OH+qmIN&]J3a&68UsWR",
+    "1F-(h*s_1@sI3hJmx<pU2M+@6rw$T1eFlWN3k@wN8V<3gj8q5Vg=U3UmeT.T<8ALt9QR<m2Gyt;4+PNj5e)LC2>FqI*0)p%r(p%AyKWsgmjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0tdFwWe9=>",
+    "3,<yX.2whs;*b2SugO3UAcyySA4xfo9S.w1&vFZ_(*h3[g5RwH1fK-02M++Q$qNOQ!5$9<:,Ay=$U,GFGn/mhLpCu(G@8Ru3)kTS1&O=j0=imR4wC2t0VNhT,UJC[491Cz0Rk/pgboUkm/Of$r!EpX",
+    "Y75u^57GjJ,2xv@FrBgj39(/nGyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9B[4Ml0v9&K0v.Rb1*+]L0U,^0.lh1xCpF&!4#ol^GdQoX0t2;;1rG>/>W_aUGynpV3._Jl3.asw84j^!4+N6K",
+    "bs0CsUkdCE9]tqgpm82G)D8ue&u$($)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj00ql_Tms.&4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk;7j*FzR)WHMjr$),3:1XGcy1R(7Y/Hkp:Rk4FI.f2lDd=",
+    "AK(Hx,3/eX12zB[FyX<r9^hI$4Ic$C01>]&9W]MX0^liGt@Q9Us3Qr.4G$ytq8tvDdJf/z4_qr#g##,zU-NVwE-u&r$q5J8j=F>/05dV7h64g24+QPY8VX(:IER/62JiTK4+HPWA0aa/BM%R^hyfoi",
+    "W&jGsik1NxI/TTL9yE/;R0hL<JP#!Mh64<%#8eLewSZd%+<fv]1dxXV0U,^1]A+w(Jn6GiAFTy4jfVpVvV]E4oa96SI^bUG.%.Ci,va9xA5k:w7z,E&x[)9c7L5/Nrs#>S9]]<AA3!+(9]./AFGV#n",
+    "avuda03Sj%01pb5<B$w]H_/3BGXM*pgn9$$+I9qV4fT#78Z@FeW)C5@)l<GDGB5xN[>>w4qCO7:)ukX01-V<:0U[4k*AobypcDy/;+p(u.kVCTC#c6#9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5VGQn",
+    "0T1K<)]:$bn5R]@3D*,HIRFCX5EeP.ItIZ-3$#TK2m6Xr4EPcamk0_0suLdtG1i:30R.up]Lr&r2g_OK9]kv<LkHX9Qw7-24)4Dm47DySI5>]X)#<q>0JP[44p[/zO%DZ=q#>QO&[Q67zLpIS4C1)_",
+    "46-cExAa:Cr$Y<n1oh8S3&s/(gOeB!29l450S3[.jsXt;:d[miHtAUuIjsZ&ngI>y(KHVs>^X3%A/c0mABF)o(ljp:H8-=T4yKN42Eu[<3itSd0S)H&7!MSuLk5$AI^NEr2iODviV+V6%8v=U)dma4",
+    "<)I=SG%SPr916BbAJPIdoi#6BGBvau88n2D4hgomcP[^rI<1LoLpAOQA5$_[4.3%hLkiQht=p4pfe8-Skdku+=a2kE&ihmtGXNSnx(6QyHJC#jGXM*c:mCi!j$0obH=UAu1UWXu4g-!h9]tqU4jVK8",
+    "1n;6H[)@h31-h:#G5[Vo01m-DhXDkIk>7[&#[&-/[ive:FCaKD#10:Z0XP633Nru&kLq=/yTuy@.nj=.[O%tw4l*.Eni&So4FppYE9KZA3xcBp57Pq84If<P04Fjr00<GobPocEzi0,C]8Wm+.kF)7",
+    "A0an[o<oyt/$2j]ZaK[j7&8DJG5[Dd#S1PuHiQfgzIF>,trrgh:Et9I3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-%!X#l]WpZ+Fa=j5&Zw)YJWiU83+nX2.DN+uSrU4HtS@TRLn,_u[",
+    "h5@/VZx17453:p8!4VG[=a&3Mjhq+[Elvie4G%$9A1pEa4G(yzoEQ%=/mH*HUmqbYi4G4Lx]]pfAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD6Ml=qKt0g;(28jAH@9^hT,)*n4JI5=hO0UrQ3mW_7u3&xTG",
+    "3aJ4D;!gfgGv2/o3Yo,i4$^b+z/#+E>yr8,U:=xE<_UbA=aT$DlT8kXhGPin,vR*_4+W2;1rDwO4$QxE3ySGs3%CIf8oBTr4z:9O2iY>O;;4>ifkXf@1%l=949;684x-No2JOrN4+FCAYzid;&%=/-",
+    "zs:-.2,4z33E:(GheHhd#sUurhT/sJ1NycB4+8)67X!71L.of67Y>@ulxPkd2+H454+@Cs0S$)0A0#$6o&zf^HSVET1oHR[3%pMeGux$b9].$Fix:gKT;XI-7&ib4WfC+S3QZX<016xd+.F7/y&Mje",
+    "yI/*T$WbaRF&PERjw:!KF>Q5N2:6Ww9^7F5z6%Mk@yC4UNiPXEHG#cb1)&cM@:+QKnv($tf]0QS4wk4[1nRs[4+ek]9].@3OAiCu&_6>XHN;DgI4v.btOp+mGurqT6EdI!2tW+3nVta)ToO0[5,]V]",
+    "1E^B,45k+d<VpTYto&_VvAIAG0=pxh4+Y)(Zy7TH4dVd>i_.hi%!L66@GIy0x[d@2lEo1Z1%.Ct4v:)z2ku7:G6Jsu5ePF63&!6E3,SDK3dqb91j3OG1B!rn3dcte2B+6X0ik6Mvl9.Lsk[*nA)MVC",
+    "4.O[s2QNxEGSnImDx0n$4+yHf5f1+X4*@YX9]*dzjsXsbzX1uBL/OkS&l(D>kOU6][nn)c4([+d1&gF.4$T$/i0(xNCl3SJ@4I+(#ZVJwy:1U5lm#p;G0hSLmXZMvJ,pgs4.gssqX7<n0j:ov12Hkm",
+    "-]_u9umwCaGb[P/Aq.s^M*[2EBM%Rm1q8/B8a90%H2<0o-Y9[24+fnDA1*Th8#e$2ypjYTa59]*AJYLe03QN303QK4015iW0]qM&odp7oi5eddH/YFrkl9/e=6L%[2%iN3eg,NJ2A:5VEi;cPzWyTs",
+    "kQV_xzElrzp9LS%0W].FGBe,.BRMwW0^lk>u4xYly9EQif.6W-1zry2KL_=5EfYEA[74ZjoNpfyIrj.@F!%gO3ZDTUHvkLci)[ug4+Wk9A1*c91r4=@L/!B#93OBr+XWxf0X6>10672;GXNg^H2=ON",
+    "Gcf/I<gW8*4+gyi3)/+(uLUA8EU)nw4,nf00VWYZFAARl9]$ws1q+<59]bc2A1yZ91syZn&.+zUnj-<<HQNOr(g8OBF90(&0243(9]AT29]$)95-wQ&9]kNB2E7Cd+XWdomhU4U5-NNc6EgrBHUJ+8",
+    "IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RCE-KO!BRDqz9]AYF0^lr28wQ,&Y6dJ12E7Ce+XVvJ$T.VH3m+0S00h[#K=ifi0S=g>91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3Hvl6y",
+    "Gyo3+wgV3dryLSFwEQgwECle61q.nga4a@Fb_rLHH@fFOSq]4>3@!1-0S=NIv]R<;2Y<aK&X5<ct/kh0o#O@tkmNoO1(K>99[<D_7c:Ar3pF]lzvvzc@DzRFg./l]%ED4F1UE6sE*^gylrAncG;4)Z",
+    "*,8%#&e$Ix5i,:Jco8l0,c$yC4*,$Y4,V:wT;:Yna0:aq9000A4:-V=3.B3M4.^9z*aR0f02(,q)(-Uj01pS!>7D#Qfc6kBHZTAHg:;lW4+MnXOb,H34-Gl1a1Hy=7Y>v1)C;_GFf&dF,82rA,ER+d",
+    "zsZRKFG;_rs]yc9yQUB;iUBMo#L0-PFG;_t)B+Df(dP#*ivcVp$-pWUFP-H1IMo6G+Hntb&dG<ZFG;_wz5)+J>0.mqz5*]8H8sBiFPi^_F#QAtx7G:@@uKSdc*)%lAD-m,)B+JR01p6#svaM9FxCPe",
+    "p8+%g5-fftA3rgu*:DdazycqV0W]-*3iK8)1U50$#t]P4Ho;:k4:gCaa0Tr6eh&!2)C;Rj01pv]t#B>0Ff-%!RWLLF1l.825-55U4,tp0a05_g48Z[pG:5Hl2hgNt4+x+G95(.Chpli9paUNXHUJ+C",
+    "HUJMfhplh]$K,Gi64;O[6o-*F9^g]o/5!A.hpli2sN%:04+x+G4,J!)5g!3IpaUNXH_/3IH_/33H_/pII4^SR/K2s0>_jM;!1r(u64;O*rvDHISq^!F0^m0K@w$M0Ne:0>tZ*1I00*E04.VA[a1N#m",
+    "4*-[O6%R0y.8T%<!(]Hp@5q49qYnh+hzAJlR1XlEw:^R7x_p6T:YgDF51c6ul:rW9A0s)G0S0giul+d#/E5lt1.mOk0D<Kwu7Mo](;.n@m;8]7>f8)NGV8h40S;[jRVOttVIwRhwZa/5aP+eS6f<Ja",
+    "NIwQRGcoY@91gy<83U/6O9%1XS>r!Z0h2cm3!#_h0Rr6#0*WXSGM6M9HDm$iz)1pR4uahU1([.H3tS:JIRFl$mKFoOfe[Xg%;__<GB&jX1cZ+j4u!,V4N<9&-N:g.Qy&B]udD+QI9CMq&n6Cs[U,$e",
+    "0tbfS9xgODA>_*>Cm#beL=U!uFhv]P&dLuT05+Me4*(SdF#=rI5C,J]3**yF1INrG9]bw/1uqXZIm*R495$5SLk!K/8Vj6>RSyP=VGjhK1Rn!3cppqTb@8IH1+C%20S&997!x:)4FlI@4yAbmpt_Us",
+    "$pH)hI1dfj/OqTtkO37nsMlo+i_$3:*AfG^E&[SN4,3)dMGlY$4+B#YHvkQ=+8Y)z=9c*oTL$BH3fF55h=YYp=EwUm2>FD3052snIRFHWk]+=1004[!2B!fZ7dnUnA^uxE4jwe^2;U9hC.*k=4G$t(",
+    "4*.c.4,CbRK;I(d3/X-n1efmx4*[r(9Sc(r1o8.UFaQR>s[s^><(CXUHvkqm03QQ502Va:4nzXA2=KW+2@e<.03QJ^02ea/7cu^EHvkhe<4ycq1vl_u3%:&n%m)LGlMN2c2Lf3iAvn$l9].@CA^utT",
+    "1Rp9h%m)rp4yxE27BT/DHmd[.y%8S,HOU7oFgO4&0WvcHA0-vX0M$ANi0Tgt+:8+qA%y^C$p,>g2no9p4.cF&#G)DljgAoxoazrgGBGld1q0L98y+&q2MbdV1iKM005CHE1(cvx7C6ZV9]Jf57C8VP",
+    "133T]HUJ+3H_.G[7&5HT4*;t/H=_PC*116fJqh)r0t:tm1o>4u9]bka2Q4!,01mGQAJYLdyb%Y&*2<73vIP;[7as[Ryb%EK(hLtbyb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjlo",
+    "F*X1P-1Lfc<Cg$#y6OQ2%f/H2r_w^!I*0,cV+H$&ObWvI8xJ5>4+6Ro4VRK46Enl83;BwHyAduhH2<A&4)X_B<nH$@2<BiC0Twy)2<eF(2=KIS9]JG]7B^+/9]So77cu^FG5[X]F#s1a02nX-3%wB%",
+    "G5[]HGBW<#4:B>V0Gr^a4$TJwSsx%Y&j&9CH821NjSe3!HO_hQQ6B>t=[=ZqGJypT7QPWYF*!5.CNMbw2jvkDCC&!_jjA97(f0ue;gK9%IXZ=]3^XfD@ArI>=BWH!S@Pxh5gRc81c9$N9]SnR5k4>F",
+    "H_.V&4+G2xF9J9<00X#@TL!8J9]Sf47BS2R9]JJ^6*vGd12r%JCNwqxDl]3#E-Ka&02Kl-1J^0]2j&3>%m)LW#vTs>/O@^=F)>apFV+DuIRFtd01esjB<-6277q!(5de;r6Aw4P5ibQbHvkti03Rzj",
+    "01i.M>aYcDi;19D(FP9]zYzfWV,4[M9]1A]A0-sW08a.:t[oURlLjv!G&+a=3^XVwi3bhs=$iaoS@P!i5gRc86Ega@3;BtCzY#t$IWYhXR1XC62>FM800V);9tQIX4+PN(7Bce*9]JM_7C8VP1Tg:;",
+    "FaQhfEFS;g02ea/C=I.V0]_zo1=n(D9]bw;EI$k_IXS,(1KGbG4+M<1A0aT$2QLOTF#rdR4i7BIDh=Q$p=>XFG]mScIk3EN4-Q</95^c%HZeIh00,m]4.pP60ku[I<vb5b:7^v(4.LjB3^OV%yB@XI",
+    "wj2*2Sq^oc5gRf96f&j56%Pfw5iU4101HzO1iKM012-7Q1F;)32FM2w1f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+i:l+=hH=:Js4mdZv5kJ,eGC4H:5-On=wloH:oDdHQ",
+    "wlo66yh0B*yAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#D:ymN1@imy5iB.];FlA0H_.IW5f35l2;L#,PzQ&Qau>#]1@iUr5hN/zi/9mm2G[^/ExCv(4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg",
+    "9XRki4!8vXpw^u76^$#71UECj1>R%yK;KdPC.N_n4A%/AH,xq.1FgFp4xR^F=N]8C4mUU03l9XK6E6ccH_.62/o.#u3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F83xu*[",
+    "9_dq8m_]=FGXM&pfC&k<wE>.U:U]5&@w$B0o&p=(gW9J70r&(1)6xtNVT76k9]bb^@ve8b[W1=c1M]/x2Hnck0S.,%1f&EX7BJV60uKd&1p^!H5jA/X)ISqAlt2$9@TqeA=8)wBRtERZ)BznZcLlyf",
+    "4,]PH1_SM51H-Q54afu!4Dy)^4-6S13djT:Kr#RrG5@*8A3!+(4,3cyFF,Rfa]y<.4s#611O&I.9^RZ]:H@lI$OIn+GXMg:69n.Z1@DV+1D!ArD98jK3Nrv7Kr-XsGXM=9A3!+(4,3cyFF,Uga]y<.",
+    "4s#301O(ZW5FZ6LcOMlw$OIn,GyoAe01U_;K;L+00U[45$OIn.Gyo4W<%cXvatO!,4sstrIRFm^$OJDyH8FD!3&-cr*Rc/;m[T7UG,LuQ0p@sR1ab(z90j$/3j[0/1W=FxOA5CE1DL%o3[VQtyj%/U",
+    "1%@PGOarAB4on[&IRFH^&;yd0FCI2A00fng6%0)VrT8N+3O6/T7BYwf6EgrG1ULW<HXs8m4+n;;8#4eCHsKi#P#+#P;*RkY[1=@aOdlUOhyx!5IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5CO0zx",
+    "9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliwcnpXG1EX9HP#+#N;*Rkyh8Yh4OdlUM00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD1T>E/",
+    "IdTIm4+n;;8!!MOI5+;fP#+#M;*Rm&.!ug3A0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1j>st4xqaO1X_[kH<mJQ3a%#s@YsO(iGWuQsP+pJGrt5KG=ybR4+hQC0S>Uhp8=BXx)2W@+0Q/<3LY-D",
+    "F)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIixkd!+g1vs0^wE+(nhq4bFG2+5Q3cSf&2ZFmA4,$=o0RU.b0*j=(0[+cj4+gUY0;OtB4)Lij9]$uv4*@P8bO+($b[sfR02U7lPagp=",
+    "03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2g&4q4+6V^MGpy2F9kF(*XdOX@0GCh*K@jGPag*_03QM^03Ql803Qc903QM_03Ql9tOXwiGEWSL@!=yrHWviYtP_F%rvncJ&&hNH.H8va",
+    "A59,QGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+8YNT:.%V4.O0]A2_Gs1ur/;G))gV[sk[NH8M:P8vX;j3[4*fGX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_Px",
+    "FF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*DbFDNoF01izbIWzztI5+;/IWaN,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=Q",
+    "If4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01j+Uj0n8:33691A4+y/oKmgUIJ@Vma4,odC9]=C$Bo6#89]STU9XJ3A[4Ng*A09RU4*V>[F(3_6",
+    "E)NGk9XKBf@z[X)9^+eI2:UJ%G/rO13atbW3xbUy4k@_F*oOiRrMp%hH_gU*9WeNh8Xo_M-LWlDKL-=5KI>z1F99+zuK@j-Gjnxq,[%Vt9y.[/g2rSKTe!q<4n7]RGyo3[nT[a./zR]e+X4:*wt)r;",
+    "tbqs%ro#[l+/:qm31AG+pNRni#g!xv1FFjc1,r<,49d+L9XIUoIt07^0.nVu6l5F-Bo3VQ1@CM+0&<cu3Z.C:2NeeA*A)R349MRU3KbDD02(p;5i.Y^1B$2z8#mK52JnSf4(tL1hlLqEHZm)U#_uJV",
+    "48<QK1e3:N1+cj%3B/.D37zI-4#m!J4T8/M3)_7H9B97Hcne.,2%Wx/0S=ezxeyE30txy94k7;%0jdKE6%jH38ZrP8GXM+t0]tfci2)A-+r4ZKsRk^FG^X8V3GAqK3ylK:)0zhd,M;%Lj[=fb95z!Q",
+    "JvEX834+EQ3$=464,3kzNDl%1-1_mhsud3kr4J7Vn7#<gHq(SdFETPX#Rmc94G$c[k]74/>eKQjmjVE]1Op!vWd5Nf4+n;RAp*I<bq+Z%5Gye>A0svZFA*[<00#O&28=0,E-U>+>W/iy(*ztjKLIub",
+    "Jv/lkG(Q.L03QlB03I[Epe,3PKOYJ-008soFAP8#F#sP5GXM>h>JIKktB@91g$D$,2m*^88vq=whXfll9T+qK8#MqJHUJwp02nv@9y#d)2(tkjEtJY42Zxja4WYnR1B;R:wxJ-f8UcY33pN284<B#!",
+    "bT0/oH2<C[<X87b;8+1b*vkR_$p[Jf2m[p!4+-7R6F2]<(6n>KFsBF)2!I12H!J&.6(0aN;gk$bG=PhH7Bn^R2o5>RCN/-c9XOu]6gB@6Hb4rS@U;frvj+*$=$G>@2DuvrsR#i>Ej2a(4BVXy9]])=",
+    "5-6cCG5@VJ1PJBxY!3/Y0+j+QG&n_AmRt#;&I%6*Mj]-lMI1B$DmN>R1R6Q*2LhxKAvQSe2OBmW7%_7VH!%PfGyo3%2pKjV4+8p@90]Aq9yZ(3A>ml$vjGi02k;;10jkAJ4*@G%9]kx82s.AZGk=vT",
+    "J0B)C03RDPfCdyfj:97oHtzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ5-6cBG5[YIF#rOD0vs=!1uqpiIYJ=hH_.>p02(&[4(SCFE!zznH]GTh8yhv[1qT^p-[=vB4+8Uz2MMhK9x_wt1hcPd4m/3U",
+    "u_rWv+XWvYIGY6<AT%^)8Oj9,@oqit4aNl<6F2]>j-9n1J]7k[06j7*GW,M]7BK)GFvr>r9_L*d1rRsEm[ANq4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M",
+    "4+e]@1:*t[H9-Q&G@5#y1kRc#4+%gJGynvbI1Ak(1n@qZ4+%gJGXMgLI1agw1q0is1@i295i$TD0yg@UWCG)04w(fJHU9)6H8Rl!3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dtP[vQgYr3MO!",
+    "ry&mjtI!t<5^)ECFAy:;<$O=]uk[5BnW,TU;gXBoRRg$:0S.8wJjKEv4$Gzu4+gBF1P:0^!XF4n4fJLP.SGvYpXHDN4)8G#GpM5:9_;0N0R-$=Ee[:$-vxj2n:h_$w4wwb6*2%12bKa4z5(pwA^.0l",
+    "H_.Fg,Xag/1B;m=u7zw52a&<c4wNwiw]x%y*c1-7)H<EV9]G_D2M*_76E;oBKmhNL9Rjry4j%:Qf)N5E3>%FsogEJdA>mTbbsc8bh$ue]IW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe",
+    "01,6W0R$!/1Tz2-Gu[CNCLaVc00NWqZ3HF;fe8_ekE%fq(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3kUtDdk2mS1&KKY(vO7!E-U=r1=X8R>FD)T1n<Zz1(O8;&IBI/GFJzf1rG_(0V59[",
+    "egilU3WEU$@2@OQg8;rfG%$ez0XPo_h5@rL1@i8=0RbZqAcFx1wFeBK$PXDeodg#&00,GQ0!J,3T=.LNjz]pA92>&3N)Fry0GR=]#KQ-.tJnq:FrNetBoi.u0)+;+gZBsz3W5OxvM&g^2rmjSGKm2e",
+    "Go/I$i2(%Ny/4I-4BQ>N5QzZ=p$RVvFg1w*1JDBwBnaNq3lT9T4c>nv4,kt15-r-o!7vXBivbcjj0z6]Bn8E$8xb<m42uCD4:bTNF),=29].wS76t655CfydWd)1Ca1M&!6an<U9_Ly$3LghC)d_oy",
+    "h<b%v2Dt]Zq^C/59]AoO8@K8>c<HAl3J!Y#Bo85g0S@9Y3II$1Bo85l0S@9a3II$GBHjuEIS$>n1DQDss00rI-]K;^=KcIY$>5@LHslHbs&<l/9yb67q6HQ:tOO2!A1gWL3Mer,051tLFaR$IGBE%z",
+    "D:5.wC=9ktFA6d.i2)x7H0BB_EiyF#C=9twFA6d;ivb,s.>ZX+Ne;aN3Meu,01E%aNeS>+C.M5&P#+aC]Aheq#jghs0xtoHk!TMPo:2v_Lk@kg2,k@z2.7Yp4%d.i4,AXKega],37Yl-4+Xae4,N7e",
+    "99:ldt=ov%1@h($0^l=Z0ni2y16&m[-:kcCBr-tAqy@TIT<=Fh!WkbVGhG4p1r1#V<Vx_BT=^Sg00GDa4+C8Qp=yjyT<MBO+5@!lnN]*=3/a#f9]<!70s^V#.w6e#$WaCKw*(Idrhy]5B8_w8p9BvH",
+    "lK_F^i(wBabOE*m4.K]OC=!HC%:)l1bRsb>bq</,VhPNI2nL#A",
 };
 
 
@@ -28667,12 +28700,14 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
@@ -35695,8 +35730,12 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
     const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
+    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
+    int positions_dt;        /* te_dtype */
+    int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     long long offset;        /* added to every position */
-    float position_scale;
+    float position_scale, attention_factor; /* of cosine and sine */
+    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
     int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
@@ -35707,17 +35746,26 @@ typedef struct te__rope_kargs {
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
-    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
+    float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
+/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
+TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
+    const long long half = length / 2;
+    if (a->cp_size == 1) return t;
+    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
+}
 /* The position of token t of sequence b. */
 TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
-    long long at = t;
+    const long long at = a->positions_step * (long long)b + t;
+    long long place = t, length = a->seq;
     if (a->cu) {
-        b = te__sequence_of(a->cu, a->sequences, t);
-        at -= a->cu[b];
+        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
+        place -= a->cu[b] / a->cp_size;
+        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
     }
-    return at + a->offset + (a->start ? a->start[b] : 0);
+    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
+    return place + a->offset + (a->start ? a->start[b] : 0);
 }
 
 #endif
@@ -35730,28 +35778,33 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
-    te_result r = te__want_format(te, op, format);
-    if (r != TE_OK) return r;
-    if (*base == 0.0f) *base = 10000.0f;
-    if (*position_scale == 0.0f) *position_scale = 1.0f;
-    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
-    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
-    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
+/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
+    const int64_t positions = a->positions ? te__numel(a->positions) : 0;
+    if (a->base == 0.0f) a->base = 10000.0f;
+    if (a->position_scale == 0.0f) a->position_scale = 1.0f;
+    if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
+    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
+    if (a->cp_size == 0) a->cp_size = 1;
+    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
                         (long long)d);
-    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
-    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
-                                    llama3->original_max_position_embeddings > 0))
-        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
-                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
-                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
-    return te__want_numel(te, op, "start_positions", start, b);
+    if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+    if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
+        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
+    if (a->cp_size > 1 && a->positions)
+        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
+    if (a->cp_size > 1 && !packed && s % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
+                        (long long)s, a->cp_size);
+    if (a->positions && positions != s && (packed || positions != s * b))
+        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
+                        op, (long long)positions, (long long)s, (long long)b);
+    return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
 static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
@@ -35771,9 +35824,10 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
         r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
                      (long long)a->x->shape[0]);
+    if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
-                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
+                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
 }
 
 /* The two argument structs differ in const alone. */
@@ -35789,13 +35843,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.head_dim = a->head_dim;
     f.interleaved_groups = a->interleaved_groups;
     f.no_rope = a->no_rope;
-    f.base = a->base;
-    f.rotary_dim = a->rotary_dim;
-    f.interleaved = a->interleaved;
-    f.position_scale = a->position_scale;
-    f.llama3 = a->llama3;
-    f.position_offset = a->position_offset;
-    f.start_positions = a->start_positions;
+    f.angles = a->angles;
     return f;
 }
 
@@ -35825,8 +35873,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
-                                 &a->llama3, a->position_offset, a->start_positions);
+    r = te__want_format(te, op, a->format);
+    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -35837,9 +35885,7 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) 
     te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
-    a->base = f.base;
-    a->rotary_dim = f.rotary_dim;
-    a->position_scale = f.position_scale;
+    a->angles = f.angles;
     return TE_OK;
 }
 
@@ -35855,36 +35901,33 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Angle from one position to the next of a pair of channels whose frequency is f. */
-static double te__rope_llama3(const te_llama3_scaling *s, double f) {
-    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
-    double share;
-    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
-    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
-    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
-    return (1 - share) * f / (double)s->factor + share * f;
-}
-
-/* Sizes from x, a tensor of heads; angles from the rest. */
-static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
+/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
     k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
     k->heads = (int)x->shape[x->ndim - 2];
     k->d = (int)x->shape[x->ndim - 1];
-    k->half = rotary_dim / 2;
-    k->interleaved = interleaved;
-    k->position_scale = position_scale;
-    k->offset = position_offset;
-    k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
+    k->cp_size = 1;
+    if (!a) return;
+    k->half = a->rotary_dim / 2;
+    k->interleaved = a->interleaved;
+    k->position_scale = a->position_scale;
+    k->attention_factor = a->attention_factor;
+    k->offset = a->position_offset;
+    k->start = (const int *)te__data(a->start_positions);
+    k->positions = te__data(a->positions);
+    if (a->positions) k->positions_dt = (int)a->positions->dtype;
+    k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
+    k->cp_size = a->cp_size;
+    k->cp_rank = a->cp_rank;
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, &a->angles);
     if (a->cu_seqlens) {
         k->cu = (const int *)te__data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
@@ -35896,8 +35939,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
-                      &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);
@@ -35954,8 +35996,8 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
         const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle);
-            sine[i] = sinf(angle) * a->direction;
+            cosine[i] = cosf(angle) * a->attention_factor;
+            sine[i] = sinf(angle) * a->attention_factor * a->direction;
         }
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);
@@ -47872,27 +47914,102 @@ TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float sc
 
 /* ---- rope ---- */
 
-static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_op_rope_args a = TE_ZERO;
+#define TE__TURN (2 * 3.14159265358979323846)
+
+/* The factor of cosine and sine that YaRN derives from how far it stretches. */
+static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
+/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
+static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
+
+static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
+    const double original = (double)s->original_max_position_embeddings;
+    int i;
+    if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
+    if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
+    if (s->type != TE_ROPE_LINEAR && original <= 0)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
+    if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
+                        (double)s->high_freq_factor);
+    if (s->type == TE_ROPE_DYNAMIC && dim < 4)
+        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
+    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+    if (s->type != TE_ROPE_LONGROPE) return TE_OK;
+    if (!s->short_factor || !s->long_factor)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
+    for (i = 0; i < dim / 2; i++)
+        if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
+            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
+    return TE_OK;
+}
+
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
+    te_rope_scaling s = TE_ZERO;
+    double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
+    te__floats floats;
+    int i;
+    if (scaling) s = *scaling;
+    factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
+    if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
+    floats = te__floats_begin();
+    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
+    if (s.type == TE_ROPE_YARN) {
+        low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
+        high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
+        low = fmax(s.no_truncate ? low : floor(low), 0.0);
+        high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
+        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
+        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
+    }
+    if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
+    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
+    for (i = 0; i < dim / 2; i++) {
+        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
+        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
+        if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
+        if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
+        inv_freq[i] = (float)f;
+    }
+    *attention_factor = (float)attention;
+    te__floats_end(&floats);
+    return TE_OK;
+}
+
+/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+typedef struct te__rope_state {
+    te_op_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__rope_state;
+
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
+static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
-    a.format = format;
-    a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
-    a.interleaved = d->interleaved;
-    a.llama3 = d->llama3;
-    a.position_offset = d->position_offset;
-    a.start_positions = d->start_positions;
-    a.cu_seqlens = d->cu_seqlens;
     if (d->max_seqlen > 0) length = d->max_seqlen;
+    a->base = d->base;
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->interleaved = d->interleaved;
+    a->position_offset = d->position_offset;
+    a->start_positions = d->start_positions;
+    a->positions = d->positions;
+    a->cp_size = d->cp_size;
+    a->cp_rank = d->cp_rank;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    return a;
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
+    a->inv_freq = inv_freq;
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
 }
+/* Bytes of a state that ends with frequencies of these angles. */
+static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
@@ -47900,19 +48017,22 @@ static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_op_rope_args args = *(const te_op_rope_args *)state;
+    const te__rope_state *s = (const te__rope_state *)state;
+    te_op_rope_args args = s->args;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
-    args.start_positions = saved[0];
-    args.cu_seqlens = saved[1];
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
+    args.cu_seqlens = saved[2];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_op_rope_args args;
-    te_tensor *saved[2];
+    te__rope_state s = TE_ZERO;
+    te_tensor *saved[3];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -47922,17 +48042,24 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    args = te__rope_args(desc, format, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0]);
+    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
+    s.args.format = format;
     saved[0] = desc->start_positions;
-    saved[1] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 2);
+    saved[1] = desc->positions;
+    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
 
+typedef struct te__qkv_state { /* as te__rope_state */
+    te_op_qkv_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__qkv_state;
+
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
@@ -47957,22 +48084,20 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.head_dim = f->head_dim;
     args.interleaved_groups = f->interleaved_groups;
     args.no_rope = f->no_rope;
-    args.base = f->base;
-    args.rotary_dim = f->rotary_dim;
-    args.interleaved = f->interleaved;
-    args.position_scale = f->position_scale;
-    args.llama3 = f->llama3;
-    args.position_offset = f->position_offset;
-    args.start_positions = saved[0];
+    args.angles = f->angles;
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
+    te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[1];
+    te_tensor *saved[2];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -47995,27 +48120,20 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
-    if (rotary) {
-        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
-        args.base = r.base;
-        args.rotary_dim = r.rotary_dim;
-        args.interleaved = r.interleaved;
-        args.position_scale = r.position_scale;
-        args.llama3 = r.llama3;
-        args.position_offset = r.position_offset;
-        args.start_positions = r.start_positions;
-    }
+    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
+    saved[1] = rotary ? rotary->positions : NULL;
+    state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
     node.num_inputs = 1;
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 1;
-    node.state = &args;
-    node.state_size = sizeof(args);
+    node.num_saved = 2;
+    node.state = &state;
+    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
     node.backward = te__qkv_backward;
     return te_record(qkv->te, &node) == TE_OK;
 }
@@ -50134,7 +50252,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 21 };
+enum { TE__FORWARD_TENSORS = 23 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -50166,6 +50284,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[18] = &c->args.cross.enc_dec_attn_mask_q;
     list[19] = &c->rotary.cu_seqlens;
     list[20] = &c->rotary_key.cu_seqlens;
+    list[21] = &c->rotary.positions;
+    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 
@@ -54038,9 +54158,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.llama3 = r->llama3;
-    s->rotary.seq_len_interpolation_factor = r->linear_factor;
-    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    s->rotary.scaling = r->scaling;
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -56176,12 +56294,13 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "default") == 0) return true;
     if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
     if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
+    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
+    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->llama3.original_max_position_embeddings = r->original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
+    to->scaling.original_max_position_embeddings = r->original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
            te__hf_count(c, "original_max_position_embeddings", r->original, 1);
 }
 

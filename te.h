@@ -2541,7 +2541,8 @@ typedef struct te_attention_options {
     const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
-    te_window window;           /* window_size: under causal masks (left, 0), under others both bounds or none. As in TransformerEngine, (left, right) is (left, 0) for the first, and (-1, 0) none for the others */
+    te_window window;           /* window_size: under causal masks (left, 0), under others both bounds or none. As in TransformerEngine, (left, right) is (left, 0) for the first, and
+                                 * (-1, 0) none for the others */
     te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
@@ -2567,7 +2568,8 @@ typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
-    te_tensor *attention_mask;       /* u8, 1 => masked: [b, 1, 1, s] for padding, of the keys and, unless attention_mask_q is given, of the queries; any that broadcasts to [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
+    te_tensor *attention_mask;       /* u8, 1 => masked: [b, 1, 1, s] for padding, of the keys and, unless attention_mask_q is given, of the queries; any that broadcasts to
+                                      * [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
     te_tensor *attention_mask_q;     /* padding of the queries, [b, 1, 1, s_q]; cross attention needs it beside attention_mask */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* with TE_THD: the same in memory, where sequences have padding between them */
@@ -2632,7 +2634,7 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
-/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on. Fields that a type does not name are not looked at.
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
  * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
 typedef enum te_rope_type {
     TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
@@ -2644,6 +2646,7 @@ typedef enum te_rope_type {
                           * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
     TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
 } te_rope_type;
+/* A schedule and its numbers; fields that its type does not name are not looked at. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay as they are */
     float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
@@ -2956,8 +2959,8 @@ typedef struct te_dot_product_attention_desc {
 /* The attention core. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Attention with its projections, of x [s, b, h], [b, s, h], or packed [tokens, h]. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or query_layer, and key_value; core_attention; proj;
- * with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out][, max_logit].
+/* Attention with its projections, of x [s, b, h], [b, s, h], or packed [tokens, h]. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or
+ * query_layer, and key_value; core_attention; proj; with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out][, max_logit].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -3083,11 +3086,11 @@ TE_API void te_inference_params_destroy(te_inference_params *c);
 /* Gives every DotProductAttention at m and below its memory now. */
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m);
 /* Begins a step with the sequences seq_ids[0 .. n - 1], of which each has step_lens[i] new tokens, at least 1. Those that the cache has go on where they stand; a number that is new
- * begins a sequence; those that it has and the list lacks have ended, and leave their room to the others of this very call. Queues copies, and waits for nothing.
+ * begins a sequence; those that it has and the list lacks have ended, and leave their room to the others of this very call.
  *
- * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call again
- * with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one
- * token whatever its length there. */
+ * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call
+ * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass with as many
+ * sequences finds those of its step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
 TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n);
 /* Forgets all sequences; the memory of layers stays. */
 TE_API te_result te_inference_params_reset(te_inference_params *c);
@@ -3391,7 +3394,7 @@ typedef struct te_graphed_desc {
  * formats and options of the sample, and are outside of autocast regions or in ones like desc's, which the graphs hold. Input gradients are made where the sample's
  * tensors require them. In evaluation, without gradients, inside te_checkpoint and other captures the module runs as usual. One call's activations are kept: its
  * te_backward comes before the next te_forward. On failure no module is graphed. TE_ERR_STATE while a forward pass waits for its te_backward; TE_ERR_UNSUPPORTED for a module of more
- * than 57 parameters, or one that draws random numbers and runs again (te_module_set_checkpoint). Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
+ * than 1,000 parameters, or one that draws random numbers and runs again (te_module_set_checkpoint). Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
 TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc);
 /* Takes the graphs away; the module runs as usual. te_module_destroy does it, too. NULL is fine. */
 TE_API void te_graphed_reset(te_module *m);
@@ -52601,8 +52604,8 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
     if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 || d->head_dim_v < 1 || d->max_ctx_len < 1 ||
         d->max_sequence_length > most / d->max_batch_size) {
-        te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and the product of "
-                 "the first two below 2^31", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
+        te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and "
+                 "the product of the first two below 2^31", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
                  (long long)d->max_ctx_len);
         return false;
     }
@@ -52615,8 +52618,8 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
         return false;
     }
     if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 || d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is positive and below 2^31, or 0 for enough", who,
-                 (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
+        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is positive and below 2^31, or 0 for "
+                 "enough", who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
         return false;
     }
     return true;
@@ -52699,8 +52702,8 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
             c->now.sequences[at].num_pages = -s->num_pages;
         }
         if (s->length > c->desc.max_sequence_length)
-            return te__fail(c->te, TE_ERR_STATE, "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room for %lld of each (max_sequence_length): end it, or make a "
-                            "larger cache", who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i], (long long)c->desc.max_sequence_length);
+            return te__fail(c->te, TE_ERR_STATE, "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room for %lld of each (max_sequence_length): end it, or make "
+                            "a larger cache", who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i], (long long)c->desc.max_sequence_length);
         needed += te__div_up(s->length, c->page_size) - s->num_pages;
     }
     /* pages of those that have ended go behind the free ones */
@@ -52709,8 +52712,8 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
     for (i = 0; i < c->now.num_sequences; i++)
         for (k = 0; k < c->now.sequences[i].num_pages; k++) c->next.free[c->next.num_free++] = c->now.pages[i * c->pages_of_each + k];
     if (needed > c->next.num_free)
-        return te__fail(c->te, TE_ERR_STATE, "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free (total_num_pages %lld): leave out the sequences that can wait, whose "
-                        "tokens are then lost, or make a larger cache", who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free, (long long)c->num_pages);
+        return te__fail(c->te, TE_ERR_STATE, "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free (total_num_pages %lld): end some, which may begin anew "
+                        "later, or make a larger cache", who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free, (long long)c->num_pages);
     return TE_OK;
 }
 
@@ -52743,8 +52746,8 @@ TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int6
     if (n < 0 || (n > 0 && (!seq_ids || !step_lens)))
         return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_pre_step: %lld sequences%s", (long long)n, n > 0 ? ", and seq_ids or step_lens is NULL" : "; 0 or more are possible");
     if (n > c->desc.max_batch_size)
-        return te__fail(c->te, TE_ERR_STATE, "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld (max_batch_size): leave out those that can wait, or make a larger cache",
-                        (long long)n, (long long)c->desc.max_batch_size);
+        return te__fail(c->te, TE_ERR_STATE, "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld (max_batch_size): leave out those that can wait, or "
+                        "make a larger cache", (long long)n, (long long)c->desc.max_batch_size);
     result = te__step_sequences(c, seq_ids, step_lens, n);
     for (i = 0; i < c->now.num_sequences; i++) c->now.sequences[i].num_pages = te__max(c->now.sequences[i].num_pages, -c->now.sequences[i].num_pages);
     if (result != TE_OK) return result;
@@ -52820,8 +52823,9 @@ static te_result te__inference_fits(const te_inference_params *c, const char *na
     const int64_t n = c->now.num_sequences;
     char text[TE__SHAPE_TEXT];
     if (x->ndim != ndim || x->shape[ndim - 2] != c->desc.num_heads_kv || x->shape[ndim - 1] != channels || x->dtype != c->desc.dtype)
-        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name, te_dtype_name(x->dtype),
-                        te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels, te_dtype_name(c->desc.dtype), format == TE_THD ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
+        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name,
+                        te_dtype_name(x->dtype), te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels, te_dtype_name(c->desc.dtype),
+                        format == TE_THD ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
     if (format == TE_THD ? x->shape[0] < c->tokens : x->shape[format == TE_BSHD ? 0 : 1] != n || x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
         return te__fail(c->te, TE_ERR_SHAPE, "%s: %s is %s; the step has %lld sequences, of at most %lld new tokens and %lld in all", who, name, te__shape_text(x, text), (long long)n,
                         (long long)c->longest, (long long)c->tokens);
@@ -52926,8 +52930,8 @@ static te_result te__dpa_shapes(te_module *m, te_tensor *const part[3]) {
     const int ndim = o->qkv_format == TE_THD ? 3 : 4;
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (part[0]->ndim == ndim && part[0]->shape[ndim - 2] == heads && part[0]->shape[ndim - 1] == o->kv_channels && part[1]->ndim == ndim && part[1]->shape[ndim - 2] == groups) return TE_OK;
-    return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed", te__shape_text(part[0], t), te__shape_text(part[1], u), rows,
-                    heads, (long long)o->kv_channels, rows, groups, (long long)o->kv_channels);
+    return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed", te__shape_text(part[0], t),
+                    te__shape_text(part[1], u), rows, heads, (long long)o->kv_channels, rows, groups, (long long)o->kv_channels);
 }
 
 /* ---- masks and lengths ---- */
@@ -52953,6 +52957,7 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const te_qkv_format format = o->qkv_format;
     const bool cross = o->attention_type == TE_ATTENTION_CROSS;
+    const int seq = format == TE_BSHD ? 1 : 0;
     x->cu_seqlens_q = c->cu_seqlens_q;
     x->cu_seqlens_kv = c->cu_seqlens_kv ? c->cu_seqlens_kv : cross ? NULL : c->cu_seqlens_q;
     if (!x->cu_seqlens_q || !x->cu_seqlens_kv) {
@@ -52961,9 +52966,9 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
             return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s NULL under a padding mask; give both%s", missing,
                             format == TE_THD ? "" : cross ? ", or attention_mask_q and attention_mask, in place of them" : ", or attention_mask in place of them");
         x->cu_seqlens_kv = te__lengths_of_mask("attention_mask", c->attention_mask, part[1], format);
-        x->cu_seqlens_q = c->attention_mask_q || part[0]->shape[format == TE_BSHD] != part[1]->shape[format == TE_BSHD]
-                              ? te__lengths_of_mask(c->attention_mask_q ? "attention_mask_q" : "attention_mask", c->attention_mask_q ? c->attention_mask_q : c->attention_mask, part[0], format)
-                              : x->cu_seqlens_kv;
+        if (c->attention_mask_q) x->cu_seqlens_q = te__lengths_of_mask("attention_mask_q", c->attention_mask_q, part[0], format);
+        else if (part[0]->shape[seq] != part[1]->shape[seq]) x->cu_seqlens_q = te__lengths_of_mask("attention_mask", c->attention_mask, part[0], format);
+        else x->cu_seqlens_q = x->cu_seqlens_kv;
         if (!x->cu_seqlens_q || !x->cu_seqlens_kv) return te_error_code(m->te);
     }
     if (c->pad_between_seqs == TE_ON && !c->cu_seqlens_q_padded)
@@ -52983,8 +52988,8 @@ static te_result te__dpa_window(te_module *m, te_window w, te_attn_mask mask, te
     *out = w;
     if (!w.on) return TE_OK;
     if (w.left < -1 || w.right < -1 || (causal ? w.left == -1 && w.right > 0 : (w.left == -1) != (w.right == -1) && !(w.left == -1 && w.right == 0)))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) is possible, under others both are numbers of keys or "
-                        "both -1, for no bound", (long long)w.left, (long long)w.right, (int)mask);
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) is possible, under others both are numbers of "
+                        "keys or both -1, for no bound", (long long)w.left, (long long)w.right, (int)mask);
     if (causal) out->right = 0;
     else if (w.left == -1) out->right = -1;
     return TE_OK;
@@ -53109,7 +53114,8 @@ static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__
 static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
     const char *const who = "te_dot_product_attention_create";
     if (o->num_attention_heads < 1 || o->num_gqa_groups < 1 || o->num_attention_heads % o->num_gqa_groups || o->kv_channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads", who, o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups);
+        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads", who, o->num_attention_heads,
+                 (long long)o->kv_channels, o->num_gqa_groups);
         return false;
     }
     if ((int)o->attn_mask_type < 0 || o->attn_mask_type > TE_MASK_ARBITRARY || (int)o->qkv_format < 0 || o->qkv_format > TE_THD) {
@@ -53270,9 +53276,9 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     else if (cross && which) own->cu_seqlens = c->cu_seqlens_kv_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_kv_padded : c->cu_seqlens_kv;
     else own->cu_seqlens = c->cu_seqlens_q_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_q_padded : c->cu_seqlens_q;
     if (own->cu_seqlens) return TE_OK;
-    return te_error_code(m->te) != TE_OK ? te_error_code(m->te)
-                                         : te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at each sequence's start",
-                                                    cross && which ? "kv" : "q");
+    if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
+    return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at each sequence's start",
+                    cross && which ? "kv" : "q");
 }
 
 /* The tensors of a call have the dimensions of the format, and a cache goes with self attention. */

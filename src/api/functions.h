@@ -36,7 +36,7 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
-/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on. Fields that a type does not name are not looked at.
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
  * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
 typedef enum te_rope_type {
     TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
@@ -48,6 +48,7 @@ typedef enum te_rope_type {
                           * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
     TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
 } te_rope_type;
+/* A schedule and its numbers; fields that its type does not name are not looked at. */
 typedef struct te_rope_scaling {
     te_rope_type type;                        /* 0 => frequencies stay as they are */
     float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */

@@ -34,11 +34,11 @@ TE_API void te_inference_params_destroy(te_inference_params *c);
 /* Gives every DotProductAttention at m and below its memory now. */
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m);
 /* Begins a step with the sequences seq_ids[0 .. n - 1], of which each has step_lens[i] new tokens, at least 1. Those that the cache has go on where they stand; a number that is new
- * begins a sequence; those that it has and the list lacks have ended, and leave their room to the others of this very call. Queues copies, and waits for nothing.
+ * begins a sequence; those that it has and the list lacks have ended, and leave their room to the others of this very call.
  *
- * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call again
- * with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one
- * token whatever its length there. */
+ * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call
+ * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass with as many
+ * sequences finds those of its step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
 TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n);
 /* Forgets all sequences; the memory of layers stays. */
 TE_API te_result te_inference_params_reset(te_inference_params *c);

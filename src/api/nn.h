@@ -80,8 +80,8 @@ typedef struct te_dot_product_attention_desc {
 /* The attention core. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Attention with its projections, of x [s, b, h], [b, s, h], or packed [tokens, h]. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or query_layer, and key_value; core_attention; proj;
- * with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out][, max_logit].
+/* Attention with its projections, of x [s, b, h], [b, s, h], or packed [tokens, h]. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or
+ * query_layer, and key_value; core_attention; proj; with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out][, max_logit].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */

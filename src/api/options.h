@@ -141,7 +141,8 @@ typedef struct te_attention_options {
     const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
-    te_window window;           /* window_size: under causal masks (left, 0), under others both bounds or none. As in TransformerEngine, (left, right) is (left, 0) for the first, and (-1, 0) none for the others */
+    te_window window;           /* window_size: under causal masks (left, 0), under others both bounds or none. As in TransformerEngine, (left, right) is (left, 0) for the first, and
+                                 * (-1, 0) none for the others */
     te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
@@ -167,7 +168,8 @@ typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
     te_switch bottom_right_diagonal; /* 0 => the module's own */
-    te_tensor *attention_mask;       /* u8, 1 => masked: [b, 1, 1, s] for padding, of the keys and, unless attention_mask_q is given, of the queries; any that broadcasts to [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
+    te_tensor *attention_mask;       /* u8, 1 => masked: [b, 1, 1, s] for padding, of the keys and, unless attention_mask_q is given, of the queries; any that broadcasts to
+                                      * [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
     te_tensor *attention_mask_q;     /* padding of the queries, [b, 1, 1, s_q]; cross attention needs it beside attention_mask */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
     te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* with TE_THD: the same in memory, where sequences have padding between them */

@@ -63,8 +63,8 @@ static te_result te__dpa_shapes(te_module *m, te_tensor *const part[3]) {
     const int ndim = o->qkv_format == TE_THD ? 3 : 4;
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
     if (part[0]->ndim == ndim && part[0]->shape[ndim - 2] == heads && part[0]->shape[ndim - 1] == o->kv_channels && part[1]->ndim == ndim && part[1]->shape[ndim - 2] == groups) return TE_OK;
-    return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed", te__shape_text(part[0], t), te__shape_text(part[1], u), rows,
-                    heads, (long long)o->kv_channels, rows, groups, (long long)o->kv_channels);
+    return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed", te__shape_text(part[0], t),
+                    te__shape_text(part[1], u), rows, heads, (long long)o->kv_channels, rows, groups, (long long)o->kv_channels);
 }
 
 /* ---- masks and lengths ---- */
@@ -90,6 +90,7 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const te_qkv_format format = o->qkv_format;
     const bool cross = o->attention_type == TE_ATTENTION_CROSS;
+    const int seq = format == TE_BSHD ? 1 : 0;
     x->cu_seqlens_q = c->cu_seqlens_q;
     x->cu_seqlens_kv = c->cu_seqlens_kv ? c->cu_seqlens_kv : cross ? NULL : c->cu_seqlens_q;
     if (!x->cu_seqlens_q || !x->cu_seqlens_kv) {
@@ -98,9 +99,9 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
             return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s NULL under a padding mask; give both%s", missing,
                             format == TE_THD ? "" : cross ? ", or attention_mask_q and attention_mask, in place of them" : ", or attention_mask in place of them");
         x->cu_seqlens_kv = te__lengths_of_mask("attention_mask", c->attention_mask, part[1], format);
-        x->cu_seqlens_q = c->attention_mask_q || part[0]->shape[format == TE_BSHD] != part[1]->shape[format == TE_BSHD]
-                              ? te__lengths_of_mask(c->attention_mask_q ? "attention_mask_q" : "attention_mask", c->attention_mask_q ? c->attention_mask_q : c->attention_mask, part[0], format)
-                              : x->cu_seqlens_kv;
+        if (c->attention_mask_q) x->cu_seqlens_q = te__lengths_of_mask("attention_mask_q", c->attention_mask_q, part[0], format);
+        else if (part[0]->shape[seq] != part[1]->shape[seq]) x->cu_seqlens_q = te__lengths_of_mask("attention_mask", c->attention_mask, part[0], format);
+        else x->cu_seqlens_q = x->cu_seqlens_kv;
         if (!x->cu_seqlens_q || !x->cu_seqlens_kv) return te_error_code(m->te);
     }
     if (c->pad_between_seqs == TE_ON && !c->cu_seqlens_q_padded)
@@ -120,8 +121,8 @@ static te_result te__dpa_window(te_module *m, te_window w, te_attn_mask mask, te
     *out = w;
     if (!w.on) return TE_OK;
     if (w.left < -1 || w.right < -1 || (causal ? w.left == -1 && w.right > 0 : (w.left == -1) != (w.right == -1) && !(w.left == -1 && w.right == 0)))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) is possible, under others both are numbers of keys or "
-                        "both -1, for no bound", (long long)w.left, (long long)w.right, (int)mask);
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) is possible, under others both are numbers of "
+                        "keys or both -1, for no bound", (long long)w.left, (long long)w.right, (int)mask);
     if (causal) out->right = 0;
     else if (w.left == -1) out->right = -1;
     return TE_OK;
@@ -246,7 +247,8 @@ static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__
 static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
     const char *const who = "te_dot_product_attention_create";
     if (o->num_attention_heads < 1 || o->num_gqa_groups < 1 || o->num_attention_heads % o->num_gqa_groups || o->kv_channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads", who, o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups);
+        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads", who, o->num_attention_heads,
+                 (long long)o->kv_channels, o->num_gqa_groups);
         return false;
     }
     if ((int)o->attn_mask_type < 0 || o->attn_mask_type > TE_MASK_ARBITRARY || (int)o->qkv_format < 0 || o->qkv_format > TE_THD) {

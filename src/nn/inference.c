@@ -84,8 +84,8 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
     if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 || d->head_dim_v < 1 || d->max_ctx_len < 1 ||
         d->max_sequence_length > most / d->max_batch_size) {
-        te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and the product of "
-                 "the first two below 2^31", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
+        te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and "
+                 "the product of the first two below 2^31", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
                  (long long)d->max_ctx_len);
         return false;
     }
@@ -98,8 +98,8 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
         return false;
     }
     if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 || d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is positive and below 2^31, or 0 for enough", who,
-                 (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
+        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is positive and below 2^31, or 0 for "
+                 "enough", who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
         return false;
     }
     return true;
@@ -182,8 +182,8 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
             c->now.sequences[at].num_pages = -s->num_pages;
         }
         if (s->length > c->desc.max_sequence_length)
-            return te__fail(c->te, TE_ERR_STATE, "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room for %lld of each (max_sequence_length): end it, or make a "
-                            "larger cache", who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i], (long long)c->desc.max_sequence_length);
+            return te__fail(c->te, TE_ERR_STATE, "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room for %lld of each (max_sequence_length): end it, or make "
+                            "a larger cache", who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i], (long long)c->desc.max_sequence_length);
         needed += te__div_up(s->length, c->page_size) - s->num_pages;
     }
     /* pages of those that have ended go behind the free ones */
@@ -192,8 +192,8 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
     for (i = 0; i < c->now.num_sequences; i++)
         for (k = 0; k < c->now.sequences[i].num_pages; k++) c->next.free[c->next.num_free++] = c->now.pages[i * c->pages_of_each + k];
     if (needed > c->next.num_free)
-        return te__fail(c->te, TE_ERR_STATE, "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free (total_num_pages %lld): leave out the sequences that can wait, whose "
-                        "tokens are then lost, or make a larger cache", who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free, (long long)c->num_pages);
+        return te__fail(c->te, TE_ERR_STATE, "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free (total_num_pages %lld): end some, which may begin anew "
+                        "later, or make a larger cache", who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free, (long long)c->num_pages);
     return TE_OK;
 }
 
@@ -226,8 +226,8 @@ TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int6
     if (n < 0 || (n > 0 && (!seq_ids || !step_lens)))
         return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_pre_step: %lld sequences%s", (long long)n, n > 0 ? ", and seq_ids or step_lens is NULL" : "; 0 or more are possible");
     if (n > c->desc.max_batch_size)
-        return te__fail(c->te, TE_ERR_STATE, "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld (max_batch_size): leave out those that can wait, or make a larger cache",
-                        (long long)n, (long long)c->desc.max_batch_size);
+        return te__fail(c->te, TE_ERR_STATE, "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld (max_batch_size): leave out those that can wait, or "
+                        "make a larger cache", (long long)n, (long long)c->desc.max_batch_size);
     result = te__step_sequences(c, seq_ids, step_lens, n);
     for (i = 0; i < c->now.num_sequences; i++) c->now.sequences[i].num_pages = te__max(c->now.sequences[i].num_pages, -c->now.sequences[i].num_pages);
     if (result != TE_OK) return result;
@@ -303,8 +303,9 @@ static te_result te__inference_fits(const te_inference_params *c, const char *na
     const int64_t n = c->now.num_sequences;
     char text[TE__SHAPE_TEXT];
     if (x->ndim != ndim || x->shape[ndim - 2] != c->desc.num_heads_kv || x->shape[ndim - 1] != channels || x->dtype != c->desc.dtype)
-        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name, te_dtype_name(x->dtype),
-                        te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels, te_dtype_name(c->desc.dtype), format == TE_THD ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
+        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name,
+                        te_dtype_name(x->dtype), te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels, te_dtype_name(c->desc.dtype),
+                        format == TE_THD ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
     if (format == TE_THD ? x->shape[0] < c->tokens : x->shape[format == TE_BSHD ? 0 : 1] != n || x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
         return te__fail(c->te, TE_ERR_SHAPE, "%s: %s is %s; the step has %lld sequences, of at most %lld new tokens and %lld in all", who, name, te__shape_text(x, text), (long long)n,
                         (long long)c->longest, (long long)c->tokens);

@@ -106,9 +106,9 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     else if (cross && which) own->cu_seqlens = c->cu_seqlens_kv_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_kv_padded : c->cu_seqlens_kv;
     else own->cu_seqlens = c->cu_seqlens_q_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_q_padded : c->cu_seqlens_q;
     if (own->cu_seqlens) return TE_OK;
-    return te_error_code(m->te) != TE_OK ? te_error_code(m->te)
-                                         : te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at each sequence's start",
-                                                    cross && which ? "kv" : "q");
+    if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
+    return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at each sequence's start",
+                    cross && which ? "kv" : "q");
 }
 
 /* The tensors of a call have the dimensions of the format, and a cache goes with self attention. */

@@ -115,22 +115,21 @@ TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {
     }
 }
 
-TE_TEST(options_masks_and_formats_not_yet) {
+TE_TEST(options_masks_and_formats_beyond_the_list) {
     te_ctx *te = test_context("cpu");
-    for (int i = TE_MASK_PADDING; i <= TE_MASK_ARBITRARY; i++) {
-        te_dot_product_attention_desc d = {.attention.num_attention_heads = 2, .attention.kv_channels = 8, .attention.attn_mask_type = (te_attn_mask)i};
-        te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8));
-        CHECK(!te_dot_product_attention_create(te, &d));
-        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "which is not there yet");
-        CHECK(!te_attention(x, x, x, &(te_attention_desc){.mask = (te_attn_mask)i}));
-        CHECK_ERROR(te, TE_ERR_STATE, i == TE_MASK_ARBITRARY ? "extras.attention_mask is NULL" : "extras.cu_seqlens_q is NULL");
-    }
-    te_multihead_attention_desc d = {.hidden_size = 16, .attention.num_attention_heads = 2, .attention.qkv_format = TE_THD};
-    CHECK(!te_multihead_attention_create(te, &d));
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "attention.qkv_format 2, which is not there yet");
-    d.attention.qkv_format = (te_qkv_format)9;
+    te_multihead_attention_desc d = {.hidden_size = 16, .attention.num_attention_heads = 2, .attention.qkv_format = (te_qkv_format)9};
     CHECK(!te_multihead_attention_create(te, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "attention.qkv_format 9");
+    d.attention.qkv_format = TE_SBHD, d.attention.attn_mask_type = (te_attn_mask)8;
+    CHECK(!te_multihead_attention_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "attention.attn_mask_type 8");
+    for (int kind = TE__DESC_DPA; kind <= TE__DESC_LAYER; kind++) { /* a context's ranks are a later matter, in all three */
+        any_desc a = desc_of(kind);
+        te_parallel_options *p = kind == TE__DESC_DPA ? &a.dpa.parallel : kind == TE__DESC_MHA ? &a.mha.parallel : &a.layer.parallel;
+        p->cp_comm_type = TE_CP_ALL_GATHER;
+        CHECK(!create(te, kind, &a));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "parallel.cp_comm_type is not there yet; leave it zero");
+    }
 }
 
 /* ---- save_original_input ---- */

@@ -379,10 +379,10 @@ TE_TEST_DEVICES(rope_of_packed_sequences) {
         const bool has_start = n / 6 % 2, backward = n / 12;
         float *x = test_normal(TOKENS * HEADS * d, 4), *got;
         test_case("%s d=%lld%s%s", te_dtype_name(dtype), (long long)d, has_start ? " start" : "", backward ? " backward" : "");
-        te_op_rope_args a = {.x = test_tensor(te, dtype, SHAPE(TOKENS, HEADS, d), x), .y = test_guarded(te, dtype, SHAPE(TOKENS, HEADS, d)), .format = TE_THD, .base = 300,
-                             .position_offset = 2, .position_scale = 0.5f, .backward = backward};
+        te_op_rope_args a = {.x = test_tensor(te, dtype, SHAPE(TOKENS, HEADS, d), x), .y = test_guarded(te, dtype, SHAPE(TOKENS, HEADS, d)), .format = TE_THD, .angles.base = 300,
+                             .angles.position_offset = 2, .angles.position_scale = 0.5f, .backward = backward};
         a.cu_seqlens = test_i32(te, SHAPE(SEQUENCES + 1), at);
-        if (has_start) a.start_positions = test_i32(te, SHAPE(SEQUENCES), starts);
+        if (has_start) a.angles.start_positions = test_i32(te, SHAPE(SEQUENCES), starts);
         te_op_rope(te, &a);
         REQUIRE_OK(te);
         got = test_read(a.y);
@@ -393,7 +393,7 @@ TE_TEST_DEVICES(rope_of_packed_sequences) {
             one.format = TE_SBHD, one.cu_seqlens = NULL;
             one.x = test_tensor(te, dtype, SHAPE(rows, 1, HEADS, d), x + at[b] * HEADS * d);
             one.y = te_tensor_empty(te, dtype, SHAPE(rows, 1, HEADS, d));
-            if (has_start) one.start_positions = test_i32(te, SHAPE(1), starts + b);
+            if (has_start) one.angles.start_positions = test_i32(te, SHAPE(1), starts + b);
             te_op_rope(te, &one);
             REQUIRE_OK(te);
             CHECK_BYTES("y", got + at[b] * HEADS * d, test_read(one.y), (size_t)(rows * HEADS * d) * sizeof(float));

@@ -1485,35 +1485,31 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
-/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
- * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
- * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
-typedef struct te_llama3_scaling {
-    float factor;                             /* 0 => frequencies stay; else the other three are needed */
-    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
-    int64_t original_max_position_embeddings; /* positive */
-} te_llama3_scaling;
+/* The angles of a rotary embedding (Su et al. 2021): pair i of channels of a token at position t turns by (t * position_scale) * inv_freq[i], in f32. */
+typedef struct te_rope_angles {
+    float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
+    const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
+    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
+    bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
+    float position_scale;  /* 0 => 1 */
+    float attention_factor; /* multiplies cosine and sine; 0 => 1 */
+    int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
+    const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
+    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
+    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
+                            * Source: TransformerEngine, fused_rope */
+} te_rope_angles;
 
-/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
- *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
- *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
- *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
- *   position_offset  added to every position, at most 2^53 in magnitude
- *   start_positions  optional i32 [b], added to each sequence's positions
- *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
- *   llama3      changes base^(-2i / rotary_dim)
+/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
+ *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   angles      how far each pair turns
+ *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
-    float base; /* 0 => 10000 */
-    int rotary_dim;
-    bool interleaved;
-    float position_scale; /* multiplies the position; 0 => 1 */
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
     const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
@@ -1522,7 +1518,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
+ *   angles    of q and k */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -1530,16 +1526,10 @@ typedef struct te_op_qkv_rope_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
+ * forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -1547,13 +1537,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
@@ -2686,6 +2670,34 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
+ * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
+typedef enum te_rope_type {
+    TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
+    TE_ROPE_LINEAR,      /* divided by `factor` */
+    TE_ROPE_DYNAMIC,     /* sequences beyond original_max_position_embeddings have a larger base: times (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_LLAMA3,      /* with w the positions of a full turn: as they are where w < original / high_freq_factor, divided by `factor` where w > original / low_freq_factor,
+                          * between these interpolated, linearly in 1 / w */
+    TE_ROPE_YARN,        /* as they are for pairs that turn beta_fast times within the original context or more often, divided by `factor` for those that turn beta_slow times
+                          * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
+} te_rope_type;
+/* A schedule and its numbers; fields that its type does not name are not looked at. */
+typedef struct te_rope_scaling {
+    te_rope_type type;                        /* 0 => frequencies stay as they are */
+    float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
+    int64_t original_max_position_embeddings; /* all but LINEAR: positive */
+    float low_freq_factor, high_freq_factor;  /* LLAMA3: positive, the second the larger one */
+    float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
+    float mscale, mscale_all_dim;             /* YARN: both given => attention_factor is m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, or 1 for a factor up to 1; 0 => not */
+    bool no_truncate;                         /* YARN: pairs between which frequencies are interpolated need not be whole numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1), LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1 for a factor up to 1 */
+    const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever frequencies are made, so modules need them for as long as they live */
+} te_rope_scaling;
+/* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
+ * is out of its range. */
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -2693,11 +2705,13 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
+    te_rope_scaling scaling;                    /* of frequencies, for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+    te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
+    int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
-    int64_t max_seqlen;                         /* the longest sequence, which the interpolation looks at; 0 => the size of x there, modules: the call's max_seqlen */
+    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
@@ -3598,8 +3612,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    float linear_factor;            /* positions are divided by it; 0 => not */
-    te_llama3_scaling llama3;       /* 0 => not */
+    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
 /* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
@@ -20846,8 +20859,12 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    te__rope_view packed, q, k, v;",
     "    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */",
     "    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */",
+    "    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */",
+    "    int positions_dt;        /* te_dtype */",
+    "    int positions_step;      /* from one sequence to the next; 0: they have the same ones */",
     "    long long offset;        /* added to every position */",
-    "    float position_scale;",
+    "    float position_scale, attention_factor; /* of cosine and sine */",
+    "    int cp_size, cp_rank;    /* cp_size 1: whole sequences */",
     "    int sequences;           /* with `cu` */",
     "    int batch, seq, batch_first; /* tokens are numbered in the order of memory */",
     "    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */",
@@ -20858,17 +20875,26 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    float direction;         /* 1, or -1 for the transposed rotation */",
     "    int tokens;              /* of a block */",
     "    int vector;              /* everything allows eight channels at a time */",
-    "    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */",
+    "    float inv_freq[TE__ROPE_MAX_HALF];",
     "} te__rope_kargs;",
     "",
+    "/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */",
+    "TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {",
+    "    const long long half = length / 2;",
+    "    if (a->cp_size == 1) return t;",
+    "    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;",
+    "}",
     "/* The position of token t of sequence b. */",
     "TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {",
-    "    long long at = t;",
+    "    const long long at = a->positions_step * (long long)b + t;",
+    "    long long place = t, length = a->seq;",
     "    if (a->cu) {",
-    "        b = te__sequence_of(a->cu, a->sequences, t);",
-    "        at -= a->cu[b];",
+    "        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);",
+    "        place -= a->cu[b] / a->cp_size;",
+    "        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;",
     "    }",
-    "    return at + a->offset + (a->start ? a->start[b] : 0);",
+    "    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];",
+    "    return place + a->offset + (a->start ? a->start[b] : 0);",
     "}",
     "",
     "#endif",
@@ -20878,7 +20904,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
     "//",
-    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever",
+    "// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever",
     "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of",
     "// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in",
     "// vectors, or 1.",
@@ -21043,7 +21069,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
-    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words",
     "    }",
     "    __syncthreads();",
     "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight",
@@ -22050,7 +22076,7 @@ static const te__source te__sources[] = {
     {"ops/optim/step_numbers.cu", te__source_142, 28},
     {"ops/optim/store_state.cu", te__source_143, 18},
     {"ops/optim/update_scale.cu", te__source_144, 13},
-    {"ops/rope/kargs.h", te__source_145, 45},
+    {"ops/rope/kargs.h", te__source_145, 58},
     {"ops/rope/rope.cu", te__source_146, 186},
     {"ops/shard/kargs.h", te__source_147, 45},
     {"ops/shard/shard.cuh", te__source_148, 15},
@@ -22078,7 +22104,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 96, te__num_baseline_lines = 4071, te__baseline_packed_bytes = 488506, te__baseline_bytes = 3780068 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4079, te__baseline_packed_bytes = 489413, te__baseline_bytes = 3782860 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -22165,20 +22191,20 @@ static const te__baseline te__baselines[] = {
     {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3308826},
     {"optim/store_state", "4279a23682c48682c081006324201591", 3321162},
     {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3331808},
-    {"rope/rope", "72784f939241af6ab621430e4506063c", 3333288},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3442814},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3511802},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3567383},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3646610},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3658118},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3680845},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3693586},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3707020},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3729759},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3767626},
+    {"rope/rope", "3164a122d4629331c5c438f281893069", 3333288},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3445606},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3514594},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3570175},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3649402},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3660910},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3683637},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3696378},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3709812},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3732551},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3770418},
 };
 static const char *const te__baseline_lines[] = {
-    ".lE)^ttn!F<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "%..*[0lhyz<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25766,489 +25792,497 @@ static const char *const te__baseline_lines[] = {
     "1>y^)1&zD]4.xvv0S:VO1c#V(4,JsXFb<I00_R&aFc)q0-&cVa76qLd3&Q_q1oD:z33(2w0S2We11JrH,Bb;;.=u>d0uIdq1ktwv4-g[dI]J$(4+g!>3KBQ^5f2QE1qzQQ4;&peumM0^Vr*sp@%M9L",
     "4!wiL0pMeGWMOi2UuiOLaA[v/ysbWQAUz-=HZ;4.wJRYvEVJc.0Rg;s5D>ey%M:9wEWCml5Hg;H2oWs1pJo8zj$k1,EYi0Y0Po,%0K!@Uzu>4nI4rB1SP(OaOCdQdo61^dDYM,SLUM0#WdH#S4,bG_",
     "4.k$t>g<b@R39fX01sWcs%-K^0T2BFxvFgrrUDP!1,*=R0S=+B1@oRivyI9D4,<kS4,DaE4/70wEu0b$XU^F2C8GfkCAq3;4q6Yb34x8u0S=/92<eRgW)B/i4y$GlFij6Fi60MjnPv]d>Y4mhkY*1U",
-    "Ru345W)Bxu599:E<UQ>75^XAO[0F,5umKMfv.MFg:^3xoMh@5I5)TpDWe+V*A0#pW4]m;HUk<d,0S@6c5)T,*We*ru4-igx4-NPt@_/sF$=j1&v-@0E2hEGh0Skmu0+$F61N:0_9SGBcDlZZ>HnPAw",
-    "4,&b@#Q@54GQYw_F90(*[^CQD$mRzh05#H[Mjbim*#RE>HHV/*9_UsC(uV-8p@tnoqXG@<r3oT9EGYtpIt3X3Issn^._#!O$2bdDC<V6_z6T1p4,P_E-fO=JL/!Lo4+hMWPX:bl4+zTQO9cAuMh>Nu",
-    "5i]5t4,&JYTn>f.TMq-0WCXAEB>4fm9].v;shI%-<jDL!oVqRufx_YOrmQ*xA>B;*4$jXL2+J)9-fqBPEDj$5HSa9_A>c^U87.bl1O.q;ZwZ7k4+G,J3m!MWv-rRqGnl#p4wcOo1KM5+pqPgN2(izF",
-    "0S=(8yE>0T4+3xuyTEr4IWPwG/Q.3y3.$RRJP!iMm3-+<raBAY0R^S-!0rtNmC#HG-sFQ2wuJ#75jg$3J1+(>IC2chjhF!hpRYv)osv5b0:Ig32Gm=!%$83L&7xHg2*[t90UbBX0]KAuNC7;[3O3jR",
-    "4*--&Y6F%71;r#(4-,+_X%2(]7&4.@3nc@.l4k:#puYhQrqT<vikmqeIKIOK2iwah4&-dj13;c4z6caI00Kw;qNr=O#6]>6Ljs[h3AscMEbrP(1Jaj80>2Ho4#f%/IN8H22->zW12X]50OA@Cvrh&%",
-    "4wj7u2cM)L2(MfOgpej3bgPUi1M7$+0S5u(%<qrV1p:*L76IRcYXesX#[&tj0Rwg$HG-tu5jPkF>U]z(H#0s2tndK/tO5bN&NvG]BQ@gG0f!C;)ByneX$j5&1JJh]00#jM3eK<n7CG5H4#fcyHZm;T",
-    "EZe-l0#pO;n-#9q0S7n/y#W.CnFIs20uDD3IRFlo0unWH5jiCe.HfK61E2631Gb+Z0,l-C4,bjF0tD&,2L9J38#0XW4IeTw>XPuo1q/D2umJ,3pb,Ydv[*hkH!#o#6gJg:4Ic$E*PR9*12(auT<Mkh",
-    "gU0_]jR6OP&;f<a0^JzB4+<Lt1PZ3yNe!0m0uKb5qdo]Rj#34RuV=(mHa9g70iFRPI5sB<=oI<uIs;W83$O(Q[:<ebLm4)P;E(wI5d+Dg5*9R(KMUB>6960oBni>$4)O[E%H/T#zU2!)1vM)&ujZct",
-    "4:X.UNe:guu3rwq6&W<C3J$X!4zCsmhN5f:rhpC)1d[u$0S/9S0o%eA26+z!ipK_6CIc/Cmjnj8LJti(43t9wm+LqW0>9vXI5jZjMF0saC2,AIKLt26IkAon4+6FV4a&ni1GWb*12Z[A32gu-11^1U",
-    ".N=xb1tT-t>W^ah%mE(=HOu4z9x[LgDL6L$4i66G4i1cqRR=K/0tvNB0/=OlqzVPm[WS:q#3c>8)]OWTITJAe4*/dw7B%lx3pO^4IV;=B(w8:]X$hBs2r<V]Hv9t]G>kn>2)N,,4*^A.Min,V1spWd",
-    "1QR$<0VfNYe,8r4jG6%fHXj8!ox/zYrw9)Qwmc6Kw8vx#@6UG7ia7uXFAF#<n!*eoGym9X1.^$v4+gguJ_T2nx)uVl7y*UPY!3[v7#uQ:syPO)0Ur!B051nJFzW#sF>Z!y0yE6A1q6.PCj[A-YYf@9",
-    "2Lt#M9W/4yCl3#y/;w*21H6L.4qO7D0uKsV4,4.e3l6Y#19StV+=>),bOntL9_Cus3ZNMRyAclx;uZB.0W$QUR]<j>6CVLNKm]bpm4=WiLKQUt4,Sv;N)C^Y1YHi90s_$XIPnS(7nlMFkl$]^GMEAd",
-    "m.bd!d=9-LGT4tf4-SV1NeqU@E(*5ZS=^&Q4ZXk#5-PnS0puboGBqs(!XX+r,R1%g&jl4W:(_k(2siJWOCvEbk=&D1s-4h612!--0v[SO00WK7MF+dyI1dSo0zU#aGB^O@8#gZ%GM_[71]tlP0t4TV",
-    "I^uwk4+Y!_19cAz:H!RW9]t,8vjQqIIV^VG0RR=UBMpZT0*A_K6I)&a>jwMZ1r-)<!EFx,qXiDI0Rz/0F9$X/f$]FuF94<H1]tsvvH/98*9Zd5r2,Cy6b7thJ_%ZvdJhr3v2qS_B[(seuL/O41rG;j",
-    "t^YJQaSe-rh5,fQ;KcJKkB.Ql0:i@w3#A.nyj/.Qk@4t_28y2s01Y1mJB,an2J@Vm4+XT90v.50/34<zAOU0skz5VA<pJ:xAsjM_3JICPYYzpzsecaxti1-hAMD3u1H3:C(ZV]j=7tteIf(%e29_Nu",
-    "38P:SK7*NO2-vt7smLn==acUK6a(eo0R,WkX9uOB0s.xqrr$XOx$8R]Et@D+G6!rA1i$IS0S:.n7c,bn4*-:De*-.%0I&lO7U0BW4zL3rHvj-!1PI[#DGy/o:^d>)#AFJS<s9xnsf,X02JZfG5iJ^J",
-    "y9*B>@ov<p3*yQ-CN(p&0^lBC0-dEI1:6M:4fz2sH#5*K1(DJ$9y!n<4,DEb9]kd+7#K2j9yQi36fvNTGY.sM:SPJxi#rb2E(gQ$W*#@qx(PoBH8n8VE&>[_90[.1BMsRu6D/eI#:f=9#w@e!(OVA^",
-    "(&bGJ@Yi<-5i]fSI5W=E1BL824*4wu($O&j2LYY-69*p!fYCAm>[BQ@VGXk=1g5t+0v@*wEfh4=</OBca^MGw0em7gH_/g(H9i73F9.a@=(>Vx2ZsR):I4!tl:!qq91X$&COI$wDLF6z5-r:nqz()<",
-    "18oAK0uLQG1kAW84Iel)HZiaP4*_f0tN[eXyS)Jf%(6^&1TnnhJ]7D,(GUx>G7_e2@BoD*jsqSy$p.4dIHXS:1vca13oimWGrSKE6t^_D37stfOb,=FEd.c+U.X.c37[.*Igk]xLk.500KW(Tp9lsw",
-    "4x.48#]Q!=4c>w(1Ud/g1qVL<tXTm:3%c)M38XCr&!P;#Gr6W*1B0C_2>*m;1SSs(rY!+)88W6VF9bF+g)A:NG%/>x4+HO&VGZ@heGdVvDK8*5HmfZwGd2;gy:lM^GW,J@H_AR/.c1Ot534N!CIc/H",
-    "6ss)@IvX*,C<%y#Fsm&xG&VQ<J_TEs03QZ4#@Xd)88]kqEk6V=H8<5IZvZF*FgG>l3MLA!EdkTG3kCDeO&.X;g9Hgb4fPuVu7V#ARjw<s[HJ3,8Z]UAtSvG%GdSuE9]^3DEekXlHmNNEKOX@$s4WNl",
-    "zNY_nFfynu1XB]:00=ip2bTj60I4kjHxC8p1TPplF[&*O29COY7&!n5!Yc<$(rq6AGp#KQuZL#^joV!Y;X+DUIi;pREi$jN3/ad[k_a;:,[NEkr2mBh4f)+W1KA1,=>D6Qsuu&HBM%p.7YW7Qd/CJs",
-    "*,QiFkSGrc/EV#NWH_Z4H2mvk3#A.,Ff,:d0,YcZ/;MWL0hYB60,ZVzvdRJi,a8jGAP4&AcP]GvHL0CM1L<&N1k;XG4wwM^B<Bd*0t4wc1HK9kszV2>0W2#t&H)2^2oEI70UrrA03$Xr!vYS4+7Sbj",
-    "gcl8mwE>yt0S:f828se72@iKGJ@*-iCmA&N=#TgQ2;FaE0QMFRkQE1r78E$dqdX0o[[s%sCIys:R^V#mLj-;_4-(avLj%056E6ofID]t#3=y;]00N)eXb%.Dodg&*014az07(xS/oJ9s9tKwr3FZ]q",
-    "12,^4APS!v1f;A%Gcz:_p8*Kx+(@]FLnkvc[2B>u8URlQhC:MADl0TOhC:C&#Df79Fya*]GdJNC038G+4,SVzFA>5>053N)Ip7r!61^,!4v0f9AT:7tJvBHv009=u1T^[70uJ339^zc*LjfiME)Nxm",
-    "Lk:C(h(j+0H!%PsF*X1wF*X1M9v/iX/2ssXHQW>H12s4]MG0*HCj&1SHi4c52,+0@qUCJ[&yRBt4)eNS9[<1j881_bINB8k;_#!KFB&*9+7&W6H#s*S3NYFg3p5)y+7&+qIX5.fLj%&EATKvEFoHuP",
-    "GBi=N+7$+s0^lj(Lk]YqgRlV_7%.os4,w;Bf&mDd69_YdY!3s_6$$:2Y99wMJRb^+051nMH_.>m[qO._.2xfaHvlgKH8zhz1c(MNCOI:YLIj4gT<G9yMlz2/F9b9:02DNq4G$LgKMMaY9^Y2(LN5Y1",
-    "HvlgcI5+;/12[PVFEBYU04+H(00UkUGnoPp7=g%CypuZ]IG6$ki(3:idml42jzTXDGc*7%2QV<KD:gF#4y>g+12)&-YXsZ@4+)@,R24PTpsE2M2RV*HFEKea00-AyMgyyB4+)F[KLR#0HI4!sH7=E&",
-    "%y9,I4vqo>#e,KL1vR:iKLd3S8jeCQ2QxMRE-cs+1J.EQ1]tsTKLWM:4g+2cjzS0B91_kk4-zj@6E=<41BKjq9]Jir2.ik3z(WJ>I1deuLKH3C7Y>i]Cl3-.x;c@/0nErS1I>=tFpfe2-vEHyjVLcP",
-    "HZzPu1o@a_0:vI52RDjBKLj_8Fo[9_*b<zjLL)geRSyV/LIa%kF)TSXp9_l<he9tJHZlMo4L9Ygf&m@>HP/22zojn(-rKcUrLZUuV_0X0H#X3z1P.aP2B,cH0m20d.i,jUHs&E6F=57g1u!rG26zt;",
-    "he9YdIRGyjHaGwd&l3ycnr$91umcYWz=f.-#n(m-V245s&(UNGf]zpxj_X8bIkx$O0RS5gu;r6pqpDvHghCGpo&Gutsja=O4)y=8nFkLN*(wh80U9#/Ln1Ia/m#GFGu12t=lJ]Tkc:DF5vH$#0Sfj3",
-    "0M7[z3ec/54)35l4$v$w5,:CX4x9%By%,Cs1s<qV&<2gu#&8,q.)vH$&6=VguFDe,1J5i0Ap<uk1-I/V,J(tuG$0CtD+%b&69-(%HUfnm3eGG6ZXXOd%@86$IW-f.KM6T9HOwpzB*>6E2[,=FF*m:h",
-    "3mp.T$U=^j4$mwN%mEJ1EI$l6GBM69BQ,eW6d5wnsss,9B;kYAcLCB54UBOD@8)#$F9I;#>$&tXh9<rsI56;Va1R3Rph=@towNlX1Tn+*a1/P#M*w0CA>&id3IP5Z4,.sa0]<Z:A@Ru.0]UY8X%2/i",
-    "JU28nh%P;[H#9YhE&,pFIRYdGOaT@XG5[.yEUVoF0)jXPuLBPR:be_eInIs-3DYD5&XyDey0kSdG&avg19bwL0SKYK0SD-bMgywDWe).GKMt#uDh%S.WDc*<O*A.+IlV6laVIx9rFR9_i8^,w9Ww4N",
-    "3+^[Z4*_A#M+fdME-cg9Fa+%MX%7O=Bng:!2iojc9]ks15-=M%2/oU7G6Fyk2Ap:Th7AnacnPWFR]%)wW,B-4/m@O62K>@CH@f-j-Hwu81&tO3!GsqM)z$+Aqk^vj1T(6x1Rn%5mKPi];vf^E1:uHs",
-    "3z5$q1F[GJr&bRK=3wwh[2CiM<y0v;-t:x5wU[XjZ#FkMFdPY@pAP^5[1yc3H44iI3EnOb4TAJ]2VV!+,_$PeTLEkj0;mjA2,3>b4+>><Y!3wbfB=*d%<Yp/<qn@d4yfY,2+[5W2Kjsk((hLf3,SI9",
-    "1)RSa4+4:!0R#Jb4$KG+,O6MS1(qW-Gcz#E5)T2+0s@T84:aGcv-hv^i,Z9eH:3eC05dv;83mHeO9Y)z4)vM_3aYZo0Rt<$1e=vB3D4CR6E/tf9]AT2A0sya6*HlwQVGky2>FMF*se]lx1BsM05_@L",
-    "ssRMsD*<$U4*/u%JOjrO4332XBR4m&4G#vos0c3tH#U#mE)3(7I^Z2o2LUPpwn7bq*aI[-H!ScD9cG)o0RbTb[m%$hGBQRvIGNrA35LuS6gNZ.2Z@QV4%Ng9AwovY=I9JSK:!7R8aX:KGdVInF*89j",
-    "#/jK_JqEbrS@PuQrV)xkH$yTrG($Bx2Fcxh1C!zn0X+)Kh!q3o:Ix46r[Vzv%#jLj1UExPG&eY;jSe3NGs*e>6*mA5IS!<r76a1K1qUG,I,vpyfyoCA.D_=AG%W7g3.:b-w*dl^CJzjfqXi1p=%e!%",
-    "lobF-3XBvIIouKpwwOu.)$UgfkL4o)-O8R)IzIs]F*2*-4jeV<$@1oD2%nPy1BL+zQwQw)Rt4M%9WuE+9]SYcs!#^/3m*>TiMmuIF*%6@1&0s;8!R]1[ow%*2Zw.N38V/nZe!B[1(2y%0@r*)3yXjP",
-    "296B@.,]n<>n^([&.g.0:j)15[-diF>zMEPxCaj0.]iUHT>y[&76prkNDkr:1IF$Z4+glR0UrW3[]g*AeFCv=1:)u:Dl0bo!At;:<-Mqb*9rsCh!g]Q7YoI#2LR3l9yY5I1L>10f(ruO:Tm%$9]SUl",
-    "3kBx$SO;v)O9gKRgzU8e4jmRTx5ozzvG)Z7uRJdVEHlAT4+Ps31iqdH29O5-<B.G8;*ShGG@$B0@2AN5#>B5r]C.2.paBhv1OOQXt=QXJ0m%&lAP)nZ%(MXt<s&Fc#R3=M/DPtLa=>+N&%]s9/NkjP",
-    "P7L];A>Uw58#l()9SHu]WCULVxJwTN/m,U_uxA1JfoBK7Fab6aI2tQAEc%5I2BJU.&P)#k.V*u+1MFW1&P)hM8*a+m!_qWk;kNh)n,vD60t1MhCkMzC4%;Xn3+RXg0,psB2c=#e2J.Tq1c-g/1&iJR",
-    "4!;-50/oha0R032wJ,xO1+7U1Xb%X=;L,b308.6:sSggQ6c#MrjK2W@+RXw3-u8ZX1+WqY6$O-j0)RqBIWjRuLN&C+9y_,bIi,UG1gZ^JHU*[w4Zo%x4!M*T3$:#P1D%%*0tW)Q0^Fw&1q*/[1gX!S",
-    "0SJ*30YL%Q5@95JHZV6uM645kA2T-YLP0];:xWw_Gek1TqZJ.lLOBG;h6WD.#Ex4LMgb26ISjMHPYu9[0uKZ=4+FEpPY(_2jaw8ky8-5/(+3WBenT)gI5kBy/M=wHG(<7.91j9l35.aP4ZQ*qLWZUl",
-    "4++BGbrCcG4+z]=5d+lT3:q;^g$4q_1@h>xlF0!D8wd3C92Pk6q6i4e2MKZk1p=)o!3qJ2#wG^w90>n7HS7ff.N*uq1qHAK39t7m31keIlgR,C<ctwZ7LEK@0+a-_,61S9Hj<i42QxSBDFdORL/OX,",
-    "uoWISpv)Eno18/*Id^^]ws-gYr6d8>BpfxnJOjie5-,3fHtTN:1c$[4960e6KL_VTV&n4-3jGKUrT$tD;HvKK0]CEt4+H41KNB(l5Hc.bk:3vk;zCzT4B+>/4&*KduPg]N3JZpoC<eKNjg]/xSOJ=!",
-    "Dh^kKuK=3$Rt;#B1n/lq4+Qw&UJ0GeVhXcP2DYSe1+&R(4+W^&4FctbA>(@&Rt^Lm3i**^4+pNmrvVQJwVweFj)egX&gpUs@]K(N.J21u0icFj4>=^x4V9n-7ciqd2IsL#4+X)3Uk;V;#bXZ!v8-jt",
-    "8aMzAR0MAyCo[ab1qtdDA_@rx4wAH40/<wau@vyR$zKe#)N/y*R1ZJ6vq&EvIMv,*0mPzM4_YTX)&T[X3.v)T9Wu@J5D>u^4[p/2NCK2G4]vZ4FA6O&01@I.9X7w^5HEK!HP8YdmjN_a1Jhg&K9[pd",
-    "FB::A00YDk4_YS^0txQ_GB7kOm0%A*k>sOnGP(jEmjN[M1QIg.9Wjy$A9pYSAD00#00X<c9y!tU5Fd9q&-lQl0Wbgp:O%v&5)VF,3NIcpHvm700XI2001ph,79R#NrK6hx4,d%4U/IV($)=Di73KJ3",
-    "3Wx:*.P8r9nY3RXH_.Z!+FuKi),nN84++MuHV+Wf!#WQv.:O/xj4B<lIE9=O9ykCG0N:+e4#xolR1Xcu0S>z3.75l00]bj24+yLS9x(t8&EsSatOFkjG5@,v.:O/ytOG9tFgXAY!5j]X.75v7tOE^Z",
-    "kn/JRGWEn;3XB&o2QW9R0^hti1rH7N#9srE84n1o11^9QH_.eh=_7HTm/zBMtOE^t=_7HSR1Z@2#9s:a5,$iaGpqw23p1u74)w%e1NsyX39JJj2Q&Z&WE;uuClfe[O%Dazg$e^SyATW*4VVH9*_DKA",
-    "z<ljbpR5ZHg#o1[3AHC0GsU)>0R)7d9uES<VFKt<4+ET,Ee[lm#$OKurX:#qR1Xxf-baP;B;R[97Y>fVU-<4Y9^YCXzy%D%;O+3*RS!S,%1SREIX1i#FO:l^HKrv5v9@DY3Y3y$0@gW5b-KAyj[!G0",
-    "GXM(2PYaFcF9OqB4]mW4AD00!02DCYTQ58=G^s3ZA,Mt[j[z[IB;X_O1IZ2#KavVBA2:MxFO_r^Ir9V)H,ixzIFbqvbM5M01Eg3FmjTZL1h,xdk>s.(I5p4$AD00&01@9+4;4In1NIURAh@k$iUIyC",
-    "4,D594+!G/Xb%piB<EBcSq2v$3p1.J1qaX1Sqiie4+X*Va[;m>RSMhSWDe5LSpriJ3Biyv4,)X7Uk;G0mL3lkt)PMd4zf/I,<,Ny,vJJWeGHA,Uk;Jt=/JcB4,v,!4*,/Q4,]_qUjwWI3Y@oO1%:)=",
-    "0wWI%:d*xY.Ap:5Qx6I6mNOp+Hvk7<9_V0M(FGeZ01n$%0.jAY,vJK_*qed<9]bY210NALnJNzf:XaT26z,CO0SK%E2ddXt4+pFR4&r;chs]Ff0W>/w9].)89^zVG9]JZ34+6Xd7&kc]0XVD!9]ST0",
-    "4+8rG7&!nR1_-q&9^zMD9ytIH6QGEK0SVk%2jAIP4+yLS9^O>4A@G72WdrzI4+*RT9]ti22V<TfrX;:0HZ^k*H#=jP6*l1TE+0KI)TjXoE(<1%1Nwafn>Ukg;oST<-@_1Yl,7I;0QKdu0R,>.7CHEH",
-    "4+W[yF9Q05M,K=%un,P:4wbNY6ES)YtDpf70(Jo,4s,>NxdaasbPhoT<NW+hK>3V,01py=0S=j<k4p_@K>3V.03Q)H03Qf903Q)I01pWJ*a1HZGd4B2lK^>iR0Yn!4Fc@;0RjK;4G#mA2N=b+RRoZh",
-    "4iYdl8a1c04G876Au2O6IRQ8#I5>]f$Mq2eg.lAfUmpQBK<v9r8Z#UcHysi+039)w0RUnJ><5_bRT4A+9x]2z2F!8.3;BhEK<u]CT=czY5-z;aFaRF]H.ke(1u>64H#s-CrhyVAIXIR91PmVmI6)FO",
-    "02(zM5-+]cHI82o1C[]F1_UK:Gyonn02MR.1PmTIK:*2b0sRCTH^Y8$FdY&$03QQ2mH@4*4*=vYH2<CS1Qs&<01N;Z4*<]EGXM+qcmo[+KMw<h1Rn,9mH@CX$qf#c0S4Fv0^LH9K;aKb4Hz/W0tSzV",
-    "FcLNZ4+Pi*4+E2V2gipn4y(X+7Bbib01N;Z4*<]EGXNSjmH@qo00Tb[1lR-00yh8$<P[xSG;oDuGyoAa01Lxp6E=9f2ny]aGBz.X7aKGH5-gz@#$=VM<MJ17G8Y5+fkhiMTm,MnL.;L5<zg[cI7I;n",
-    "4%8S8gYIMso0UO0Gc,2q11dB$00f/M76BwL2Q<Y910FQ9dj$FO1qbm8F90(+024OU3K/vUA_Y_x5-6cCF>,^Y-JyeC2JHh9F*qJFmjM>u00X1c1rGt20Rxl=3SJR39R,Q@7#[-TmjNC*00TG<Hvk;v",
-    "um:19mjMwl01p8]BQ,ab3ksJ35-6c5G_EdfmjN#ZG%x<k2Q%FX2A2T.z5xMj4*[0^9W#my04owRUj(KJ4+ED04+pjm6FIXA4wnHKGXMjh:.]k/2kPSm45hiT0TMJ[6E=$>4+ED09]kf21B(nEFaQ@Z",
-    "mjNL$ENl+]LInMcFd8]R0T(sv4;hDlGB%e19]ki36EUs^4&VtFH.tkvINFR74nhRo[0$115(1(K1<!C%9]JR&0R>1Z4x]td2lomHmjMwq01L8k1HAqd3%0Cl6g8XfLK@;20xl[!F#sYtG8Y:(01@C,",
-    "8aDs_[>kfSFpmo&FfkV!GXN4a0147TE-l-oeiAnCE)C4]U-tPEw,=TA.tPsW-AIa5*@z)W)W-J8$(aWSA@Gjf0Rnjr!=:s;l5Goz(S!jH2-0sL2G,y*0]gH=h[9k1dI!z[3Fbm1H8SXb9]SS5aSsE<",
-    "&NB^e(EDT#R38T@00+z;2Nf7GR1XB!uq*<J%:)F-5)MTP#3B!#0g3c#KYS^QGNG#i1-Ydn!_v$#TLQR,0S]/%=#UKM0W]f&U.1sJ0S]<&+yWoQ0XWeGFNOg$H_.et!-4A*HwNXEJOTOrA@YqC4Fa.d",
-    "4,2ZnUk!$;Zx03b,AWfRiwy@c4+Hcw4$im%4gK;94.PQAX$]+Cf&mW;;v@l;E)N5@GY.AQ4ZhxAA0s%c0SUJd9_w8S0S=P7GaWbp1OK512O.w5s[sI^JqJ+>8LI&d)2llJ%PtP_:pTMAnHC4,pgaoE",
-    "(nAj%q_&uSIDuIcGOK]>4+yEr1@hTX0hTQc<)i:]024O/1ooH*D:gDx4a</qs,Xu5A@aUY4+xX.hXDxn>k[r-3=:_sFG4gl+7:A;FpLBTz*z:c>G1p]/%fJ!ruSnH1Koo-4,/x>Uk;PoSq^$P4(8>p",
-    "4V&;94+ezHEguRv+7/l(-[>j[0XNzfABF)klnyV(0W&m,5if/TGc<%AAFTm0+7/Io0jnGz#[n][ABF)l05454IocKzF#sP2H_.$n01pkz4i5+Ro,RKCHaR)k77qjXo,Pj*v6q4Y4.dvVC=.Al4-Yo3",
-    "Y7YbWo,Pj*&,,K#BdY,zHvk>RH2<wr01p(k:0b[as[uGNFfafQ5%jWY2Rjb_+7/!,006T@38(ag0S>J876=9:vXlY=p>w%(I5;Q4QwjC41Q9JB09hXdG1rR)4z(:3GB>UsETDo$1-<t$FFiLk=GXWh",
-    "d/1dhEE6[TgIE+b#@6IV&-bty)@Nlp8Z,b1R[[U:7Y3_C0So)49sm(90W2>67&ibP2sEn10RUkNR24YDrx*yn76<Dlvhx8EIZY%sI8OwLF$zx-HpjaHE-%yujRFUr@T,&>G<dmGfC2,o0R#QrGY5zP",
-    "3zmrjA_7<Z1Q$8W=#U6+rur8E9s;#14!pJk8a9@;YYvg^0R<qQ1@jy2=8p;*m3$4p-a;2+,T;yFeGeeF=8r5rG&wN.9]JUv2M(gZF9PtdIu8%G=8o/S11/8_xAOrGIvg>6;g1YJHn-NuGB!3d05_/>",
-    "GXMl04+fBgf&m[HGr02sKLj*5IYtR<04M@62*d*gwY(1mCIi:98vt.#g4#t2[sIS(1P+4)KUX$4HM-WwBR4Vpo)8^vHoEfx0yh#f03Q@Jy7K@7,kw.qO9PsrSq[4M0Rp(MC.6HdA2v6,=8qt9H!)KI",
-    "2MpD.0^8h8F9zn>ZU6@#G;NG+H7rvP27;6&#ybj,jf4RWl9yiu#OFHz2o*SM4+i]K5DB3H2k4oF0S(dt4+pr_p8)@[Ne$^q0Rl]^mk%EnIr+2#4qE[5Bo6=xFGV#u:hb]U0x_r/00i*Z2M,U:0SkjD",
-    "5-7MBm&XAPdj-@T9XajQSphOH4LLUI<&N<w0+rw_4niL.IO>5NJv1-d00JNrFro](8.zqTIRG0s00-HI5EM0f5i,W<0S=>&<BuFjH#5,k0VFjykp_Y1unP-IUKTd<+zSUJ4+6Zp1q8+f4+q<Zq5%fy",
-    "mPi5jMh=zD@3D_.Gu@w74&t,]1cmo*4+<Y10;FJJ4)2I(3NQeIPz_d:0u9*xsR0909]JPz+(H#Nn#:Om1eXm1kO2z$0^l,E<&N.Q@2i0E%iBL612Tv20vR*L0S.^a0S3S7IStmCcmc!^1*@!TF#r!1",
-    "n&Juzri<](f!/QgudWscCl3La0TM6(4+P:82HL]I9yWUq6pYkg4t6v+G&k<8A22f3<&OVy%x(jNf&wozIXKqx0Tni,mI(pg!bcAW*75-A2sSx204+2$qpT$oHB$$xnNALm3K29_4Dt151(S^&0TeZx",
-    "$N:)-)$#!k1Jd>l0D(=jA@YT74+OHcJPoJG0S[r/<&OCb)n5+$=ris-!4Lzr.PZVK1rFe^0vk4hx._/6@ZEs&*YW@ecMlWT<&N:;0s=^O0P$N77^<dx4+h@WUmY;44zvRvH2<Pf02DZk0S[r=<&OId",
-    ");W$f<Bsvoza%dOH8rqK02:bj#2=lozXlDP*.TCm<Bsv,(E$#iJT5Xc!ps2.@vC%@2M+]T0uK)Q0Vy&!03$d!#^=L-->;9:12+G$7!MS&,Cqvn<&OMBle]0!sM2x(Tn>pH0,Yrf6Z!!Ts0RhA=:7Nb",
-    "1qIC8Ne:d]<&Ot%wfk<jwAp.THi+pH4+WLe0V=_zioyXRGBx)E5-x,n8aRy%0vr^GyYc^Jvhx7_z>$]tA^.6oF^I!q02&1%3envJKMyi8Fs+7q4$ScZ0:Qo$4+oj=0TVWzw,XNrnezbx!kH5f2Co4W",
-    "I3f/iuK<zn>c9L&o$_.$AP*bS0U]axJ0A,.p7Q]^GTrS.38e^O;$s--rpyHyH;!JP3e(p.038C20S=R>,9H^$G;=zq1UNY^%L=Y4Hjdw495(fmMGuMrg2DkQGB(Ex8ad4g5-FiF1_JDA4+GtjDGwK:",
-    "-9m]<9]$V]4,c#0Uj+DE1iuIajtdU^g2Dj-#w!m2Q5ZA-4D#>;0Z.P:%8_&eAT]ImlmRw3g2Dj;zO,2l%8_&ecQyb&j[!C]H_.Ra5)R6e0UviZ06&)jHa0fU0unU.A3ijunoBPrI5fEe50n9d!T]:G",
-    "xmhnjI5Lt7A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(H#h(vmH[vTBQ,g<5)VJPq)Q(kH<N_Yi2*e=01ph,7A!J2)XiN8+42Do2)&tSDKs=!9xo0tH.TYQ1vE0p$0!dFzU>1xGUA&7",
-    "1[V(kl:KBHH2<0p1>I9x4+WU*S===v0aX]@01K780RmGG3D:ov0S=,Ym30pRfSdsj6S4GP4VAnB29TgM4&MO[tQiBW=j@-D4+X0O4,.r$bsjLs0S=;h@(z8O0]fRO4+yLS4b2,3=5.V40Wqut9].x5",
-    "9]tl32V<Te.pCc7H2<ei01SzwTLOYW4+E;N4&TcL45sK@4+iM)MGp$#$2td04+F-m4Z&dwj@3_.nw:@s*eVYNwuE5.BM$*p7&!nQH:;8:3Zce24+<_hItOGQ0y;oG4+8Zd2ssR*=mGG*77qig0^g-A",
-    "4Xx&69]kb210M%900&GD1IGa$0W.&<GXNVjtOF7/03Qf503QuAks^PM=mGH]6%Prl10NAI.pB.%vM:UwA@b.<fCC2Upgjy24VVH9k:+F>IpO7=0S]xd!T^2C0SCwd36CZsH87+C4+reR0WShJGyo3.",
-    ",0y(>894wC1CS-U1XK;nsOMw@]BG1-@-]rmmn$CuG*JoV1s;%9kR_rbH8ub*A2l@rFO_r@H2<.tG<::P[u;iLH8cP(mH[*_024Hc1s*fPpb[T.GSC7amjN*V6ELne4;g^IA0ail0w0zEFpwr9GdZ#W",
-    "4;v.YA0RXUFO_r>Ir9V)GlCHfqA(wKGypG@0W&wx0unX/4x%t0cQgPmmjN;1&-k,P01rQ+FdrZ=03V70Gw3Z34A&MfCO0wc!T^F5;)zj4v/9#ko_dF2BMns!s/sayp&Ks.G&2An5j5T,9]JeCAP(Ay",
-    "0S*5AWFG)H%=nW_q=V*6*bWX)3Cd_<0>Wso15=(Y#[mxmlpq#300$KaIR&b)MGBn=4+W_JVge%%0aXZ=APnc=V**nT3De3n4+*c^9]vR)1LXl90W.&<GXNg]G=>(IGd2JM&.hU%PZ%@,4+X8IHV+E:",
-    "h&l&M4+F-m9]1Q27&ZVKH:;8>G<^U*2&<AS0,OREH_/33Hmn052[iy85j6lG0yqE->lE%u-D:G:0Whos9]ST04YvpbwCrRDTn@4U0^m0HDhbMa24fD&dkxsqZ67W(]Nch_&.h.o<XP<ZDgXXQ2V<Tf",
-    "r6n%_GByAo06Cgp6*9SHA6>,/!T_ZgGBL6N4:#.:0WS$MG5[tvF#sO_Hs6vl0hIy]g9Plt0Y4ZtGco@ZGROW86EU*r1rG%7n*$s-;7[&D#@=[b.+cF_&Ep9/GB@6i0yq*i01mRc6Bac7ya5CZ8#X^)",
-    "jl:5Gm$(5EHysi&03J7%0S3deCJzBs5,.P@*1,W5GXMk(9[<K&A_84s8Z[geI2[r-03QQ0mH[6HGXMmRt[5IPmH@zs00ayl0XRVetO5&N5jh.N@^83X1C[]F1_dQztO6b]02MF*1PmQHK:)&e0(lJV",
-    "!T]yu5-g!I12vWb6Ey%1RT4D,4Uf421i6D010Mn[3>%9HiVzIpy8-6p13w/FF>r,z1_vc=FaRDh02eX.4+iYQ0S2F:9SIx*Jt8;a9S-QV1px-S0#y..01oa27cl;;v,KVi0YMTo01WKH0RkNZKMw<%",
-    "1s;@DmH@ql03I[]7c:A4;7[&C[<n))n7080;^9rUFx]HSA^^),8#MqDHvk$rMFh:49U3tgA_,Vu8#MqDHvkMp5itM[1K]<1s1+JG-Hv=CIXCMADl-;yCp9tb!T_P>FgEN1EHgC#1klC10SE933)Bh-",
-    "@vnW]!2uIA,v.*i-Rp+t0R)V[0S=Z30]TW99x]2z7BT/4Ge7@(4nY$)/;e-$0RkNpIN/B%0yvfdE-%p&12>[mk>ry42NyY(0U.UlYYzvQ1^QT%00q;HI]tec4weBQ1_C913p3gY6FA)r5iDyD0YM)D",
-    "Ife@bgX22[q6rTJmH[6HG5[ktIj-&1mH@(t03k3eYYzdI0RyoM3Ahaf,ryq:Hunh+1C[]F1_UKyRUR-w0TwU,6*9Yu5Du0B6EUR&3+BQB0$v0Crw1PcHkJV&1_dQ<F[ld-+6fmomH@8.>6@pLK<:No",
-    "0^kcF0R<2iAs+)XmH[6HH2=OQHaGAJ6FBn;4&/fC1&gdlDmOCb2>iQ$7aKJI5-g!EH_/35IoS#lG5[Mi00V_$8#e$0;UD=21_Bjn2j_hOI>7r+(mot9.iY>WG%x<JhVn/s8#3g/0S=GpvJ(T/[$vIs",
-    "4+FDw4DX#u1g(c]3H=jV4,JW]0WUx_Gm5MM470&)DKIeJLIcb]F9tC(;Pv>2=E3uZ4e%liqwH,D1+/=w4+vBr0W.&<GXNhTG__ho4fgGU0Ux&lG33GlFUA2jF#s/x0X8uJFRcMKFaSS:0X8r:+yWoQ",
-    "0XWeGFNOgyH_.e#.iY>HG5[]IHaGw$G%)^V56cb<1%#+dCp9-V4G1s_0PHgl61]FL4.X^%VGOW^We*tRf;*FUg7st%BC7!yF;]mh=_q^wE6DU<4.D,m4!!hb4-iZg4+4d#N&:9PF$^#F6Egr4H2<DN",
-    ".iY>SGntDq0Ja>p.iY>Cq.-;+.iY>0.@o9*[%!-Ge+.syHV*_,yKMl;B;lr81KSoIIRF8ZSO]*a5DyKSs1F^QGT9axGm8WXw=-+D%Q@OxH96zL0UrZ3$c[S;6Q]#S0S=SWSq^tM4-19^WDg+Y!T^7>",
-    "=.*!%0x:z@!T_SF0W_/QFNFa$IRFlhnV.m/p8;zgABF)k03XKzG0>Ddg#j<DFHJZ(*%lKq03Qc803J2_4$BS)m..mE*%mG^IRFnU=MPd#AA/MQ/z(Pq7K0QIE7yT#4.oAq3AYd*8aJx^9]Ac59W!SG",
-    "t%79,A@c:_0Se-U0^m0s*#QST4%rqD2&2M13D4444/C9d3,7qJ0TVT>>Gu9_rr^^>1L48^6g1R=I3ENu&!h]/8ad&<0TwgNkAMLmL=9#R0R+.eUo1E*l$H>=Gf5u>G2y^i9y6d+1B;7*2O.mM!T^dJ",
-    ")kzyR-o^Pc5ibEOFjE*g03QlA-lcq0>x^S0auYLc9]JkW0Sc400]E1xZUKP-1W*K=846GZn2V;Z2)4L#1Vadg-z%MhG[@pxK;bh<8a3Jh8#&_[0U]gx03]Xs06H/,H2;q^1SSs(.iY=_Zx0dV!T_Qi",
-    "GBBX]0^la#genTf%WV$Z;w]n!($xbGA:>gVF90$#01pJM&vXu**eU<lFAp#].iY=_CIc/H6y(AI4mun,>[#$y1ULXPH8L[*J_c8k00GU$I1dBh0UsJQ.iY>j1Try34CDd;FbTv12cEVA3E#_F0dWSQ",
-    "9SZ&e2ap5_g9JZVH8VB%%L5@YIpP8z8!,6G0]SSv87_+yIQYv0EHO0zF9I.%00+=BvH/e>.iY>oH8U]&4*_eg0^P=.F%:rNg%KYEHRQqp0aFhKg9QnoRR+JIKL7]kF)^b66EOfE5i#V#0Slo41)$P%",
-    "4blN02sq<z0Uj=>0!-*,(*qwSH[@+r9]SM^FGevr03$Iu01k8n%nTnFH+Ki2$a60ZH96$M0Y3pWHZlM&4m391>X7n%0=Rom4nhwq,S,0oT<Ky%0]Q.Igy91Z8.zqSH_/m,HUI%x0JTj7dLJ4&.iY>z",
-    "4KXk/.,!33>R1O$1l=EA8#OQ%Hn+wP1]$yy*WC*Q#[;e.IOW0tBQ,Jo0S=eqx/k,MH!$VG0R(^*4Fib.4+<Y11=K5V3y/aFG5@h7s0arn4+G@G0UrZ700qP7DnAJ]G&knL0UsMT02Vj=4%P!74:ab&",
-    "0U9%wv.U:v7Y>*L!T^[UGyoqLH_.E495&[[0T(#[2PY2!mjMmt!T^DswF3g$,UAMM4,^U4WDRx#oWyYh+XD]R/E4C4>uB&nnY%MDG%zye!T])Xjd22@7!L=M!T^RB&g3@@1nd+ZGUmbo0#gqO/E4CG",
-    "H#@pc!aq4PH8tkK0WTRhFaQq$mdi&C=7dp6mGlDwcn+jA0hI=[:G*CRWH80]11L5#<B]w,vLFKbq5^uC:lF=awF3Z#1[*W4;*k78/E4C7cMlZi!T_8ZFaR$ZH#Ptd0hGu@4ea7%9yhcD4,4mjN+dTo",
-    "i_$c^/E4CD)!^3rG^$*2G5[Ab01NiB84m,R<H!6]h_#7rgwZ@7G5@P<4zY]r4y*zn1_u_1Z4VCm0Vy:(03tLv>6H9J/E4C08xI8f0UrS]02nX-9x:*=0S=e5,aQGLl#c,q1=NLW7BuF.0S%s!YaTW1",
-    "4*[poJr5e<!T^IAX$RW=3a!2i9].w$!T^jJ<ADA<[FW_S+W%(&$rcJ80UR$3H8tkK0VFdyl/K5112DJ20RS2VA>up<0RkEy9yaE^0R&7B2+ZOGKMpiDG3LSn9]bg(!_p-r1R<U<uK<w>&mIp7/E4C3",
-    "AP*bS0RxTeSsx2E(&7UFn>vT=76>dL2-cPs1gGN^4eGxJ4$LVJ1+Ae29yS0OHN!wGIWe,O5eB&G10N1F051kOIri!U0..3oHxB=X9tPjCs[sPf%^5T69RuPJA0[/w-Q:A]HaP$S/;x!7INKf_HZ/ea",
-    "bP>ay2OkzT#2gCa2>FnM+a3U_Y7W_T0r_iC4,MNM1wjJY)&mYgA1O539t2$u=dJLX5-wJa4-q&OBsVtn4G#v^9waj@dJhG(86O,s/Nvx@F*7pt9v(BemIMdD1]I<6tJDJts^cy5igpGm2g1&74+F=<",
-    "14$1wh]_ivIWf-34(b5]z5yQtHS7T!Hn$xuHZ[*44*-2_a0u>+Ru2j40UrxB01SKzh]_iMssS1^00hSg2:C1urS2LAmo=exUk;F=)B=&tHUzK%4-zTo0]oP%LLUP+xq^1>Fa*hd2P6*w%=oicGBt>R",
-    "0]tsRE-BTG4-GG.fdLNB9tF4q2aD7L4-7xlR^Rk^1G]]S0,!Aq2At9Z4*]7,1rHAA9vd+L2J]lj*%uE8qtpWf<umX;t@7:vW)0=aA_iTu2fFxB4xI@SIa&>=@.W66=_J=k4;WtC2M,_llm@zS&an:z",
-    "$r2Ajt4R+kt<#EVHvkUu1sF2@42X+R6fwjG1ELiR=x>L212nlG2vQFZxgP^,34=3Q4;TtiA0amYA0apZAA2zX4%;am34z)HA_@m+BNI8[10FZ;2Ltdo0VoWyfKd/Rs5b!@1NZq14+Ged1PZFd1@N,d",
-    "Q3>fVbpQ>p>s->ZF9ebW1kVTsh#dt^4+N1t5-8y/ImrPdGcW)z2[SMN9^hJE8#w;k3NtYPA_!5y3LO$KZvlr336%[RG^[=iq(/e$9uEVR0RSBVXb%J3,+B$$rw0H_1(:B)95TI.1OwN<IRo;R7!L,$",
-    "k>0aeIW>.U@Jg!tm/7NTH_.(n01M.sFB&-C+P;$/!a)aG4+>1K1TO.LHKhRy#YP0l$]5B,I5!TX0SNYmS@EFD1P8IV1OQG8y=-h2kC90NL:M/^0S&@O03@vzxh)36Mk+Qp0015YCJzn6MgfQ-4,vhR",
-    "1TQ%<IRFm+tSAk_(qtb2F_vqN9yd7v3f9PO2,qSCvlRw,4*]tSFAg&^sfhv#veq_c6vajkIvg==Mjr$,02DOtk6,@=48/wQ;DZWF1K.G.8pTFG1T!,.MhR_KC.8DF;0=Rd#YP13-4K7=*cuJb$=j1a",
-    "(>[:q7y@2-4=>oR2fVpR9_e2sMhB-!S]18G#YPJ:8#Kj60porT1HF.21Hl3:Gc+_DMgrw115*gaMhBMz4+OoE1Rn,9%HIqR80Gu^4-1nIY7ECGA_!GqE-lgf@_wcu[AwQuFg>m+GypFJF*pDL>eTh5",
-    "4+7BF5e40oQ64p)M*<X86EfaXA0[xwC;5qipGO^<Gyoq3Gynq94FJ#q4-!r^6FC4655y/h0x_xMFBLL404*[(00X%t4/^>iF9b6(00WuxAP*R^NeI5XJ@V/OC=R%UIC:8/;EC@&=$@yZ!zd[,H2<2N",
-    "2oD49@_w*@l;M+3w2My>HNW+44+P)ZLjy;.G[YzX.O:Ft>Dv53:Hz]E9]JP%0U9*@2mGCJ2P6+5!zcrF4-sTLF9$a:00OU04#OxYH#4dM4bA)m1Bs<g0RvwT1j8r*r!oUg4-sTLBR4dJ0UrZ2vH/^A",
-    "Fb%=f4UNDA0/y3o4$S,m6EU;B9]Jju7!JN.1BsYx2O.vv#3&Rri2<%mG[h(rH15wh1CnD8N5v/#a00:+9]$n4M/uCCF_uk=05mrM0-vfP2*oG=pcD<Ql9fIP,j8$,J-f*/AvgdZAUFU&eKR-X01peq",
-    "C/T9<YYX>=1O(i@G6VPGH4f.6N*<I/#V7^04-sZN6FC4MJvaa#AvgdZAUFU3Y7d$L#V95<Ea0jH4+O.11,QRG4wU[b5IK-x5ds.;2RZyEKL]88HUI/#3-ZT81vfAN2IQ-+48.q>vYs_&6U8ViH!%Ps",
-    "H!/V(2[$sy0Urr700UYK$pIe.GXMcL4aFz@5dv^q%mD^ZCl3LKI0f_/D-hYd@2!BpM-@;/=+q!^H!]rT4+F::9]bjlvQQ4K!EXZdJq78d5Cx$50^hcC6geaSvlkx=IJuz=4+iPM1QIp;2TvL^s-E2z",
-    "o_knlLI++2yZi.p2[F9vd.TV!G7kgQ!2]%uHV%mk2VEXAwbWPy>h0_:HwwD&3k21[7YY9Z7B$qYd->B,0V)L0a^C.]0_9uz0Rik28!;kC1GnfD1LN&X4+Vq_F9kI.,5(Cwat,K@fdLHlD.;KG=l%(9",
-    "(kBAlo&*k47&!nB3-Qbtg19[kav3wXYzSNny0rolFw+7CPYb_T1+)SJzZMR.wE>o>B@P&D$0Pty29qoa[)G(&)=Z4@B=NS_EH527HPQJ4GB!6hX%6>;3k0m5N,qaBF^R0-0S=SnJS!]Rs0AMdH$n<H",
-    "$q<$i0]p^+GL6#%9]$;J;R*KwkQM:]%wh)]3-vfg0Es:iF0^ar2VV_Y&xQj6$9e$5a32gbmpTt1wD])+D/[,S012anW&#cm3bgqHKL]82Hvl_^F*g7Q#sdh@106HEkSqe!qcIN!iuVHu<u>qV8J772",
-    "88OhULmDxiv--0RI.HFxm7GB<1u-37@2#I6HUJ+6G2jIrHkJec!VV7#:H!lp03I=[2&K.n0jdlKY99zX-RHVbH8C-y>yYyw2Ocq!%q9lM@LO[Cl/TDzy2^.6G@*,n4+q%TGA[x,F!u!umz>Wjq3Hz/",
-    "2mkm32$rmC00$2PwE+(b]M&v^s]Nx=A3!.(>ya01F#s.(Ff#xP[r3m_uu_5N]M&whDKIhsKO!>WGyo3)rsgLD-.0ZBA@7pZ9v/oafcXOi]H2gj(Q*TxgaZ!,fcXOoya5M$3W50p2ByOh3YyUg1d>jt",
-    "0S$rq11](PIRF5-P69d(f%yXi@VS0&@2z$n4w:)+2vZJ$@2#L7Guk-H1u(FJZwUPX9^YQ!@2z=!>sjtWwhsjxA1=k7@2#,=G%+-*0>Xw*k;/nbg82gxF]M@_4t<yrqCg)3F<pI65-On]*cBu&HIp;C",
-    "fgwK<GBhlL@2z:+0t]iwtqdbwETaqx-YuShG/TX74Z;[56gRgN3ilBY1AzGh1,2Is.>s^1Gb^j]0),0/iKjpZx&Z:,3lAZH@2#-9GcYg!6ExX%29F011%UYj0-vKHyaxu^z=VZ(F*1Yn0]vdMVk$B<",
-    "uVnxc0yP5NLJr3Q1j@2:1vAA06FC4LH_/poI5_j%0]3q<0;Psl<*f1-0tSfbA>u(!4*/hSK>3S&fcXP5IWRP895sOX0_9nG1Mj3w1[g0IGAw^k0]G@IFo5]3KQ1#lIRFKu0s=6:5f6>6fcXPEGdVN:",
-    "KcN9LIWqt+D/-.y1;i+n0tW<T0]&Yf41oCq1c9p+2$B-4K>83)G/TX72D.>Pl0Ofd0f6^f8!>CA6%sba1]J17fcXOe8wu$I0:,Qi4._=60]Iagh4/#ra33,-fcXOg-,>o^djp_LG7lbr@2!CGw+#T,",
-    "AP,cv>X9r+Gcz#&Ju<:i01UR63l5Gi4+w=x0Rxi5YX]/.4*,$2U:=/OfcFCcsRRu5zdi>(p&/;aH1(Es2axXs00.p891^JG95$Aa0SM),69C=42)qFuH.,5t04oEMtS$>c0]<(.E*UfFfd_wv=HB/6",
-    "3NHmVEa1Nf0/QKTpqml[oSFm/HlOJMEHN>x3HzG=1M36=v4au<&Ibn=3zp-o5-l]x9x[+12hj))%:G=gObhtdM-S4fEiV<^Ih#2M>25wtJ+p:R4.OdkL.=sya^P!OtPlyz*17/;7pyrCC!C8z4#h(c",
-    "1kM-A1vaAl5)S__KnRn9R^VMWJOo(^A,n;*QQXW4A6PcJ0]u7=2!&]^n#C::GUu=x4+FM30UiP>4+E&(1Rn%9lQj<F01lGU0u(ugP%bw!gJK1b(JmA-gJKSJ4+f/<fdLsa01NPH2i^DN0K6j)0;i[1",
-    "Qy4Y;9]]+oH7htX01@NI3g)o@2wV!$rUeAW(jf!JV+F@v2Tulx90@G;k=uxk2/VL!D:yRMH3$F5TLGJN2Z#X/1FNV36EX,9EbXl)45jo07BVIe4d@J%5HmSAtEd4#Ix[jc/3x%_jTZx+rEdo!4:hZ(",
-    "0Y3pUI5g&A4+ECbYaBPjR05bH4,n-H0VV/24-AHM4muwdGODNnBQrS1xlsTK4dr0_wqhRxFyH]n88YQzKLj#3GDZyJ0sut/>;kHfCJ5zW0@k[71jQf</Vc7_qHhkm&jbOx!XXb:.Y5HPpl2T&G_[6,",
-    "Fflg]7]Wpr0Qn-aO9Yn(4&,40ECcuhA2T<QVFJAz15*g(VF#B34&,41wgDY8v[fTGHHJ7J12MS,9^>k0rvV4d/0F6a:M9ME0S=M;+6<M]gIga1G0.QH/,Mt1DD#<e0WSnFIM84(Mld%3A^^,n4s-VU",
-    ":I)wiIClxiq:lj)4$xpP0ys1PFBLd703kRw01iSQFgMU(F9bL>00ZH&VGkFU0tlPlbRIF50tK8Y19:kSIWg]10Ur)HwqO%5yJjx_I5xZn95;I+9X8W79]AYsz6^Jw4KD-VIgGz219uN9pkfaDhyg7y",
-    "H2<Cm0UrW4xL>MM++7Ff.!^ci4+r,74Ic;J/m8HKtfv7l3OG2<2=/@V[s$N>u%@hACl3L&a]OTP1P/nXU.KWuH6I![wqP;jIV[9=4+F3P95Vn2uj&E<Cl04l0Ml0w3$N+]1i%*@12lRKmly+urEdo!",
-    "4*]7c28Qy(0S>::U-wE@1=P/bO*l2QU.CcrC.1Q^2ee/SwO$Vhv]t<MvtR*H9].;IU/ul54*/C42-$-&4;gj]3/bmL#zhYw&fEn6&J+)QtXv,pGqPX^&7N,r.4Op]775X]E)Nv-hye#*4-Gdu3H>KT",
-    "4;ew@T<NCdvqc[vGlc[nlL0cZU.lhh0H#k539(/VgS.NetGGK1.T;[J@5OQV4+rdCKM6B9F#ro)6m.X(1d4]R2Cy-;w>pN=y9EypxL=Zv9X8Ja6*mAM2sZ#P5H_mg9X0;T3OE2C3O2o91Rx0D1]B!F",
-    "h6Ok;G&ukZ-XWfYIh+9x1C9;b0XZ>QR08MjHx1b>28&J)8P>opF*XkZeh&kpt^>ok)iECwHvk(q02VR-2:gly2I)E.3oz9&4zKtN0yhI60[uG)!dx#FIWWHp2f<5o4;LGHA0RoFE,z6zH>.UKbTT*q",
-    "4#ox#7SS-W-@BlfH:@34R^Ub#10PW^!M>F%Va+iL;e@M=seb_j3IUda4,W-b3KTe(4G#mJv-,d,ILk2/H>*8S9x%;60S3*WIu8oUF%Gn%0]UMIZU,U<$^t1+3k0%e44,EY1n,Xp7&lWN3N*;wD:*m,",
-    "BRM&32-&S0TnfrD1Dc031A^k]=OGD2PXy$+Aw4,XH>9-yhTlmWGSQeC2$Pmi88gr-EIBvIF%mfdCN;qv8#Ucx03HM-4,U#PFA+B^053N+G5@,2nB8s-$^t^yH_/m,F#rz&fc@!M>1JC:$^ukwH8lVM",
-    "CIc/H6v[CUItb$]0>]ZB1.ElaH8%h*H8%hO:&+Vv1K.H48Z*i.F9bC;MhR_KC-_75vQ,Br3(7G8&vFI+*ijCSlm!W+2o1>L0g1Or4=>!A0+hKk0dx,/kdOs3Gc@Fk9_dynF)TGV051hKHUJ>vGhiP#",
-    "G08C>HZ<ZS$uS3)0^lkrF)cPW03$gv01pJA/nWqiHpwvr!6+Fwk17XC4#+70xN!sWtO6c6$T0%aj^ii(3J)gRx&Z=0FAiECMK#4SF9SF,#4!S=9RSP$4-OU=:%Tt>4wjq)Ha0Oc013v[Ko1ndF%vf4",
-    ";2G[pLLVtM!!ZP19XOZ*16_66q5^=bmI4zw03J601d-_<nau;s8Zg5#KMXQ4F#s]&I5Yq+135Fc1@L**0]tkUN(Uql0mCsPH#Yzu1UIe.19uNK!!ZQ)mkt8X0uKr70S1PcJqxcD2@_x%(Z&G:Bo7]L",
-    "F#_fC8pAO!3OO_*2@n)(lQ0)J!!ZXZ4*]n59ytI8wMG-$umK+$HN!C<IW>.f1l[9q95k:22#nbQ2PY2z!!ZSj[%-Qp@H/w+0/I)T4-8kwZVrh8Br,ApA2Bw:F$Coj0/60,M:EAS3UC6Y6CVgO#W61j",
-    "G&BG%D:eWFjtLJ3]9%lNIstVK@6L0-X#(^eC/WfrEgvB=03RSX055ztFaRG6E5$Jl)VXd1%TEl!76P&:0Llgr6!(z.2Vf5x#xWx;Glm2oJu(0vAvgdZAUOapn*lXB#xW5%051tMIRFT(#^+FvHS7ok",
-    "#Hut9Eea0=>b)FAGdTbYT<@fz9].<2FDo,Q#xVsq9^Y3bF#_cPIL@qUIRGCCIRGCJHUJzr051wLFaRG4G[!LmAPC;FF9J9=[0#,dkpT;s@T,R&:sSv1o;-1*2pKt]+)oU,pK1h)%5Vm:&n*uIqq0E(",
-    "=s<p8o[n4^3=]Lw1ui!-uCqh^zmx;J3TY@dH)k&cH8rA/1rJ%ir&s[TG8JU):kl9]Vt]bm9^Q!z$>)/FQ4X2J1@jG(4@@*z4G%bk0uIs<4.TU:v.aQc4G$Uf2<eUG$>)/JO$MP24;tBPD:3#B4]t8r",
-    "4G%Qs0v/snA0RD*4i6cH$>)/6UJvC2fyxaJ8Keadh6w%14FRqQ4+pFD5DFs!j]vYM.N0bo5HmD4,:;QeHZ(W<E-Tpo5HAcgG4,Q&39A7ItItdfqwzryGyo3P0SSaO2)Eu<4#GJAjRg+<LkgSNGziK,",
-    "4+gCD5Gyh=:m;r#G=5jE2$&fN*xgeP2#BJ7Au%+j<IeaNMI1JU;P<-)Gd4Kpu@ma+kBtEUa]*=o18WA)sfhs<Gyg&W;*atb0S=L%#ti@*0%Q&A;lb_a94&[_WfVB991kGHz:onBG7:U/4+Py$95m2E",
-    "0*9Rx2fF(c4-GO96CyP-%:fSu@Gf/*HvkV6gsTiYG&n5Yycz.5P#*;4&%O=I2sxbs4)p[t0x:M#Hw2#dC/Q.&1)YIa4+fOYrvV4W-#waFHMK$y2,4tP2:!,m4,veDEe[5Y(sKjqJr5<A$PEt/=7(2n",
-    "2[bU4j0q0Wj8F!qa[[!r5)Pyp2l44NKM5-2GQ3MJI5d0-&hdK/zy$%XN(i8,b>:K/2Ju7:6#V5x2f5Xa0RmGVGl2yHk/s@etON&)p$88M.DCc@VS)5h5jM3>3(u]u9]SXmoK*&[xR3z]u/idJtL+sN",
-    "Ig;Ef1JUYQ1Drh=Ir-$-IRFC35)O<c1nmL:C/1v;02c<98yGOD1O%jwT;oj@GY.cl2PQZyWdr:=3$6nU%kUfv[sIHul:rVL0qd1p4+5]i4+>;s6ayI!x&J5()xrT2Gynvi/o^1.f:R0c(>#,U,OUXc",
-    "GXM>!g&YHfat[_dlnoyRFaQbt*kTH)1>Z-zGYR[Ku:lVSiIoBb/#nP[!.zyRIqJk^4V;E34gA:<1lpNc0I:lN1meF20/W(k8iT!i1J4Bsy/X5IH!@8TSRQTU=AHaC0^pV5>%RP4@Orl#NisE.ARj(A",
-    "u.&9B;c7uj*PIP61uZeI1P/*@pAruL3<,sPEX4!]i&PI8]HBLqJ=Af04>W<#4iA5q1Rn,103QQ400Q%_Zw(s+%=;pGmjnmz/_<n#1O.[R3yZB64:-QhA4NF-4[EdH4iA6Y2oDE<%b<@-1^!tg1RoJJ",
-    "00-QKQ4a-54FYNp8QKURaWUbNG9S.ZGusFs1_IyiGzP&i4jUg4HJJnku9RyZ05q8d2ly%vMcfD.aWSxvG9S.ZG_Eaf2K&=L0RZ!>2oDCu1RoPN00fP(KQ9C.HO2%3=IQ)a,v^RYH2<#c0W]-*1kx1&",
-    "o45,P2ATvP6gL0:Fb<OG.x&HyI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-q,:3;Fed.)AVj#[oCs2o3cj3ICdW2jYeU2-#F64+8XR4+E*Ne,9FXmZ1R#o+SyIF9)o+",
-    "0tvY#3C>rN4+WkjF9tI+01pi7Bpfo^.xB&P0S:/C3h&qg88_GSHfIK34vU&U9x^y>1@3VMUkdQq5)T#3hiC,y0S=Eu4:^VM3%LXqH2;*##Ebz8yMkr_$wm(Zt<;it6SC)f4+60=4+2mRAD>,&1C/,r",
-    "1ore_4w_<.44^;m4bzif0/hB^K#/NQ4.PjPWFL>MGV4bN)i;#T<GTA7lV1-b<APCJNi<]04;<!CWCO:I1@gwsUk@Zd=kg5N0XEhG5-p)3KkJiU4.hCCWDiNd0uMsr=kfw[zXC6BH8sEjAD#g;[[#[>",
-    "039@]3LkYg056:ZG%x<nG%)^kHvk@YIMxCmo&hod1Jw=7KRK!j4.MNCY7cJzSr0F/8xEE50]eA]4,L)nkpT^Vl-d9yFQDgM4,b=%Uk<#w/Uxvsl-d9n,2opGG1&nR6qMs%4,kj1WDhfx.6j8ko(vBN",
-    "paTq)0uK+A.6i*HL/Op]0^oo1.6l1lGdC_*4(!<(4-7T,Uk;xIggg&3l-d9pwYXv*2sYOGWgIpD3672t4wU0x0#OeM)X+&E2sQu)Vh!H@4,;F)p#ct[0]1q/0S=^00T(y@4*^x51p@tK5WxWsjGO^x",
-    "1%cyV7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG4A.)d1IkMPSPtY-0p.h.u+4T41cky09VP0.3j_L,69^ZeLLNBxPXkvJGrlGa!&w9w3-j.Gr&kN-iVX+T+5#T_IhxlKAvQAqQV$:KPags>",
-    "016^<8Z+om95w(8sN!EA1UBhU4+7r%3/a]QqoDx^/^!]k030[_0;-W5;VpYT4+G081-74c0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.N4nLoc5JHZ.)]4.PPOFBLH^",
-    ";<up3F*Wc[A8]Flf_f%;&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayFWvsR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-",
-    "KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYa#GUl/$4PY0dqu:lVSflv.vquo9a5!/V10SAIm3D0-3ve@fh(j=ZL/E+.Fmw=Ef",
-    "2Dl[-422_eH,b.Da]Ej<4+VozDlsqs38H[f4+4Ww4y(rt1HASS1]bh8g,]bAFgO4Xzyu10Pz2P$J@V._#AFWxhPyfs5zFjf4+Mx%4+l[n0672#/P(VY;PU^)tF-CX1By=CH#PtmIF_CA0*X)[KsMk,",
-    "A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.w:VYvHHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uw%wFv:dS@Tl+0w10MGQLd&>mwjpH<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$j",
-    "p8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5%Kl#plLi9C5Dx]M,30.84**jaGXM*jPy$gO2simm4,wC<UmpQDnNSXi[t67y]6dE4Pz2op9_Lp$0T(s=4+fb_4+*IGN(M:_0:J;f",
-    "0dyBP01KH/1n7zd4+yxlc=o(Z1FHUC244:WpaUNXIRGCJIRFm/nNS/#01MOpUmpQEnNTkSGB*GX:ud_**r5Rr2ANPF5HjHe9yys%4,vQ5p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9yG%^WDP9^qU*",
-    "0S=J0P!6S+3/E*=UkjN_1l.827BSfY7dQYP1_#Ar4,xI=Uk;D8P!9#2*@Wa$IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!q,u#Eu)gX]Iu#(:KK4xLZ^1[*e/Pyv,f2ln]iF9JC+",
-    "olpsfpfd<bPzKI^5g!XRolpR;!3hiJPZTr&1ectA4f0U[2oC5=IyN#aB>A3$/^!*;:g,.=GXM>-)t:.$1_RauUk;JT1P9rl0Svz8Ob7J(5(/,^K;aLc4(hW)4!%za$.:SjFFrUh<lOnl%U:S@F!N6j",
-    "3CW3PFCH:7=G@2KGBN,!Juxuiu;im@IIuAv(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=S:g%S=c.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$",
-    "2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a.>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3jOeJ",
-    "1F$6z1lyud0U[4DkcD6yHm8aM2Z4b;3g#sayx2kxg,]aBHZ#m64,T0n4+M#z0R+XvE(mlF1oOlP1L.^cT_!YQh)=9h01T;/x&aR&j,UYq@2i1GiBJy61PY2!1LeXW9]twCo<W]000vhMs51;Q=Is1H",
-    "jZhB/R38C302nv@3y<F*@iKk.1e%^$4w=L#)bU:r1Dv1%A3!$%A0Rj2MK7KKH8+w>1mw8_4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP[N6G1vkUG5@,h-6)!GH_/r60X8y[Pz3bI9Rb8z4[*W)AD-m-",
-    "g9Q:a039[53Lkei+6Nz:0W]-w<reiyvI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-/1_@eX1@iICPz/@01>l/&0W$m*7%<2rmrw.Wx(=Qqq._/pBMemyz/mK8nNR[#4+*lM0S=hXmpcb!4+G<=",
-    "9]1K07&HJ5olpXS;LrS1,vJml01pPAP!9:r+$[%84+F-m9]1T37&ibMIQG-X0(Bn.HLL:.0,OREIRGC4H:;962[Zs75i]fEIRFn7nTMhQ4v9<K1Tr])(q.hv01e^YU/IbWP!9<]wx$6GOb,Lc0S=Lr",
-    "7&8C^uTTe$m9qg42-0(T4#HOr,iKfwGXNh6GK[ze4+[L(Wd_#r1LXl90XF_@HUJK>Py*rSa1R&X0T;&[4*]DO15=(Y#[mxmxKJH600Z3MUk4%!tOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs",
-    "0UkNTvZetD*Pt:JH_/39H<Z*.rkFwpyzBx8necZWFvU6qR^(pB3dGbw2deo^4,2]bF9.U-01l#q79/+=)/mz)Pyy^#6bdFE8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01it!Z4-ZF]LkY:)FAoKY",
-    "P$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tB5[R$t@0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9",
-    "FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xa",
-    "HvkBWg/P-1y,*Cnh#m$;9]1ClBp5Ml2fa@R[df,v@KUt.*uOFky,+U(H#p2C4,T0n4aA<U1JfxJIMh<R1,(!Uf$m*6H#1#T4*]VU3ihW41^qpg$<2jZC%sTFTQxEO4#)%vy,).T*_S4c201ysP%i_J",
-    "ImiSb0XF_@HUJL.y,*JbR38C302nv@3cXMjGq_X#4!uwUvdRb#08tq<xhoF:y,*)OIg3UgA2]R&o&hs3Fxv0]1k$Mk4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zg",
-    "0X4l)1%[&y0:qPR4[*W)AD-m:g9Q:d#0;Gn;@9u&FaR%_0Wdh%0ung<4*Bn9A9pYSFP-H0FxUbjF)-uSKlbltA0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4&tF=1I%a,1,O%I0wWIr",
-    "RTwh:3%*bSQx6HOw59.M3BB(s2V<Te.pCc7H2<ei01LiQ1mgi87ct)f7&ZV80lrWJR1Xoy0UrZ401pCq7&ib4zEA]<.dFdn1-p/a0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec64C0];1&DGF",
-    "1CmW20yIw-G5@+,zEBSd/*m9>Ob,Lc0UrT002ng:3BFJVugr^B4+E;N0wWIrRTwn<4*]YVF9.X+01pY5#03Xr4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p]Rf<%)O0S=QApaCBNG5@VC6bB*-tOF7=",
-    "03Qf903QuE/OP_gIlfR21j_md15=(Xy$BsL$+@prm2nRUzRdy(lJFc8GoJPg3)$xm9]Sj!xo,<hp,T;#)e,/[cnL89o)89wvTO:=ff5IV)B>4j1QjYaI872TMgz*L4,QQdGEy5bO%gKz8#MqDHvj.#",
-    "9]ko]44MHFGyoYg00Flg2H4mc4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Tjt84m>d8#DkCHvk9b0tA%#0]fWk6%Pu6rIP>0Et@cf2BX9U4+Y$_Vhqm883f.48V;SQ#^WY$4;6G55Dc8m",
-    "I1S=y1rHIN%s3xCG5@k9g$)l2!Ouhl[I,k%4EFjK2g,&v9]knq:rW2;IS0SbHV+QF&;=qr0^lkaqZ9+G(+:wL89KQI1H6JO1Nf[33z7O91Gxzcpa/sO1i-HE4*[PE8#OW#F#rX;vlR^Y2>FGC00UwQ",
-    "h6n>%=c<3/y#)=k:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+L5t84m_W2=%.05,]W9GXMkX0ueJ#4+rrH8#zt@*b5#or3;oAkr<vL<(ByV(hLQ-=9&yXH:L_(%Yp]69S7pU1tKvqQUuM6",
-    "4hgme4aAEu1fQ!LA3ZXQ2>FwIj0p>Y!#D^,!UX_$4@Yl8A^^]91fT[E[s#,M%)0:u#@>Zw2--Ux2&dyR4+x.2Qv#zL2WJVo2n5X06amfz3bT;Z2Exu24z.v:0S=Q85eSF-OAiM05evBoA_P[D9]bY/",
-    "5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QZM=idB6O&c<,6E_u[1r56k2KNvT2Z9J2H2;-q%M^jR3kB+#84m>d8#Vv_hzlJt)(Zly6Aknc2-Yu@0RaaExby<I",
-    "u0jpi@wjw<hYb%s&j/q5Gyohi<v%4wxWfekArD_B2ndvrgaHo(+YtobAqu[)QU%u14G#sm5eE3(G!Inr5i2n.=a%mWSPuxy>l=Mwwy3lL4+Xj677pw02;<^H4*]6z2Z8]#j]wL/HvkQ]$w2]#1pw0^",
-    "3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn@)WQV]P6+E89]tnU3L8026EdG33r+-/8xIT05,T.=P7=bs9t%zg;Hex!GB,[PxB;S2q8.xQ2.[s%1_NHL8!@YN0X3r<2F.QL",
-    "4$2Y*jN+sL1c.X81c!;p437pHG[uSo6f*pb2M-[>2@:*aGXM>-/C3#a%1Htt4@ciZA_!RC9].)42@(^:00XkeHxC5E2>!i)@UnqI[0SH]011,WjsXq)2;L8A4u[!z4*UrX(NP5(4+p)8eg*##2b^:9",
-    "mz**(Gc,Am1s;<C;6(69,R^fWG&C$U#H9lS%kW>j2.ogF1F56^4+8rk3&QmRE,=6x4-aA2M+W<IL/OYY%[LDTg(EKoI5IE_1i1TJ4*V;w@_5BlA@0rpB;7tP4G#j$@%Di7osWG2tJW6@zVreEw(SHD",
-    "4&UcZ7jqXmGb^ai0v[PI:H,Ru7yzFk2JL]w8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DTIs^T*1rGu@5-g!I0y6*vj>M5$0y,8q-S_,#5-FiF0yzK<H_.]r00*+x1s;)1Iubbm4ut[,,P8pHzXA=5",
-    "9[@t14+1(8HUI:>0uHs81Oxl+0^leo:rD/Y[Q;gk#OqBD5$o.-46z]3F)X3,Vh9/s(9&BD8Uu]P0_!v(uo47_FAoQ*:@ei$0u0/>1qn+5WDR2kk,A>E7zW[$4,6U!oS8,*EtLTdi]-cTHJAYoj>pki",
-    ")&5fgmJkl]0tkq)9S-f3%m=.7GB/c+UI0V_s,y,F1JMc(0qch>1dNp,A0[,72;*sF1G_3I4+Z!A2m^6K0XGez[SpL=feH=1]FU/n91pSq&9,;C/:rc6%(i(HE#S2e4!he12gwl(!^7ZU1hlLb3&,O>",
-    "4x@c%4,3M;Tn<+/95/@Y2(@6&88#RnS2zF.2(u:!q&f.n1>cca:b<&42r)O*wg_]71rD0pM*>.S1/@.a4+iOmx&a00/<AbD#eiK3;x/7E=wlg4p^0m9Gx7r-1UUN#4t)o#;Slai1K!qC3GjwnE-lkE",
-    "3ANIU0WS.OHUKXbGBlHo3.TD+ObWY:0TMF+9]be.:QxC[46<N!1Vs^xf<Kd1-;+eD1L)sJ36>(X0WLH!Aqbb_q5%gU27M0/)u31fnd1fz3*Dd!6E:GE8#MC)9]Jhfp;(Vd3/E&s4g*R8tQ,#@/<1Yt",
-    "Km$k%;GO&fvkwmpqmUC0Qvs>91,Fh22p.cF$pZ;VrdkgJpveOb!S+N5.=N(RH#Vfy0t;WIfdK<x3IoFm2J>q)3&k7[DfN>EEHf_-u5])a1ab;W2nLd%Wd==;r2z]zvj@V7&Jzf&p.xGf2%>5p4uY]E",
-    "1(e1J9]kh6wg;YP)rM6AOAZ(VFbBy24%CKK6ETbt1)T_D,nbA1[:TUuIp[M9o^(84,bV/DA1*dAfCC:3G+,1q=B<Rd3iuNM[6+,h0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq3Kx)2TIjaCTIAr0^_QX<4o",
-    "ZwbHe5eCHp3x;$q2b%!>wMiZ@j]K%$4-8225+pM*:je)3./77#HLaEm1%kT+4,uIMF9tF+n+F:-01C6*1]I/3oCE@$2NN<,b@0IxLL)IYLj&;IF99])p9dH/01pJU*H[Lfl;<IW4</IST]X5wGd7;H",
-    "3B1lv4!QD2F90z&!U7pKfCn5kw.j1k9_;9Q6*K<0k(fgR:zW4%>%RO#oZCk#GcdzN4!ofd9]k$R1rHjsDIYvDp]eL1QMBL.0l.PP4_7BAc<6TH2M-5qnH:w[.r5e!vJMWi[+0nFH!R/-4#Wxu=5O-$",
-    "1lY292hX5Q3KtIsyb1/LF$v>b0szc24+WqK3f2)BIfD)j,@5u^E-KmS5gas_)OHg&tRV$+4*3TH8zeS3oCplN3KKX06EFZCF#rLS3I+@g(#-YElADYH4+rF%2>H)@y$UZCGC2SWnBjE;=w;Mfp#mQa",
-    "Ie<VV4)BjOC=s^895nzGH2;zf7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXEVAqm0IwMbnga^p3I+102M+=<3NJh]GXNVh024C+9^+SEBsMkX5CUlke*&w[0^n5W",
-    "3L7=788pTT9[<4L6a:bIK<:CS2Mp@Z2nDn(1BnU@0[f8/2,h7Bj-:Y(r,m-,1u@@<i3$%*#uOhGFo>BqH_.ne00YJp2#6O3@8x<T3L7_9DL63z9XXsl2#E:[#uO+rIRFm]$L=N>9^F_!3J(W]q%jMD",
-    "8Wc410^lhD3LkGZ.(kC,A0RZLo/G2v0WjUH0S>Fa3MDc*00yq3T<0QS3HBlh:623l$p[cKlqC,YxgQ8YEHXOP69Szp1eFF2lpYT*%n2$rGynsq1@i2@2O2Y#0UR=S2;LG>0>,pj=l$:t(*>5D0S=Gk",
-    "2;WFo9]be5B<axG9v:Al#]aFOqjLkIBm%hu4)EuU0S<jR9XPd=AQ;EU9vn6R10Mos95^^b1ke)@G+qwsmjMGh9^F]c2@;HoGSCw*ZZ$UmFCaBBt>dHu0XYB[Hvkwmq6H3:vQq-1!v>P.>!kYG/VKKz",
-    "hu%XB;g$;*IRG3vs@>*jEVu-&a^KWt1hn),6gAQY4DSd8LliQ;4,WDO3Z/6H4!!$b1lP$!0Ov=$1<Z>VOEmEa9_L:FE)2842m+b[2GWjK3xFpMq#O,[/[6<hH6ISkEDEiSb[jME2qQQ(024D>4vek/",
-    "1oRRQ4D$#d8#d/AA8.C4%2E#<@>K:%w*jFN7Bv6^>HGW,$7TY76$.eP2kWQ>1.:m<47DXME-lv+D:gLp2n6=J6E$,Vt>B3/>(TNZ5e&5<1*Moq1hg0)HS!1n.t+z/0S=H32op5@9yb63[uU2Q<(3:$",
-    "I5hwpH2<MYp#cQt5el=:4viZP!/N,dGcYoQ5*#o910Mos4CN6cH#q.kGF_4AG4co:4LJZG8#n+DaPh%XA0RjK2oJXb.q-P%012W69_3w82m]#V1iS.d._T1eI5YAH968m6bOf-:1al6q1>P$j3Iya4",
-    "44xz-Gcc(J1m719<(2OD5eJ0.4)O:TGDaRW<(2U+2<gy12p.+Vr!E*b.Pivto)ZT49uAnD2;>ED95(.NIRG3t02ny[95VnDGXMl$4+VwV5FZUUr!F5GHvk@RH[/m7A2&4sAGZNA02eU-2-l]=xsY%Q",
-    "gpvsl2A-242#SM54+NkZ355m/&EP,-n#vjvV&m@+4+XM(1)^dg59I<gz&QuJh7/D6gqjlrm*+PR1A-0a204;=0^lf*0Nn,,)V_u0lJE^!k7<<j4;5Ss69!lh45>Ix2Pp^^2Lpt54@RXx9]kl45-Fh_",
-    ".pYJ769/fc6%B@&6AAMT4+Zt1ULOWGo0tR,1H<el:0]<>CJx)Gc:^Sb5D1o>L/OjzU-_%O8V6+ypbr/>twA3FGQkrF,5(2pUkA,t4,NBR9[<4I;*kJt%#i_PtfvVTEZDq[0Sg%b7alSh2.(]A3E5!)",
-    "z<Y&Mg#inriUkul>elsf4/JYXO$Ec/VgtXi1PhdU0V52iYzDj/0K]3.*Y=z%3-wuO49t=y2kQYEJB)N63o,y4bI9r^E,W:*Zw1G:Vh/U8Zvc1:$dVQgr5Xa,8Uo[p77sa/op/_GzUV9tzW4.ZGVKHd",
-    "t:OU,)!#D)lf+jK7L9EbG5P*$3*)F57%/Li3..C27X,wkjR71jf,nZUs2BoS2#nt>29wl_0RrF#4yEb;1j<Ke3F9OQpN0Vezc3F7&f7Q!=UyO2gdPRJwrd0;28bR3Z__bD1J.Dl9^qj6oCF4[p$Y>;",
-    "0SxvY0-A*&2d/oY0R[Lb2X>aP0U0xQ1<[2_C._=51rG+i=bi25,3bP+3kZcC00-<]Y6yz(1O;2i5CR7R(4_0^.pv<$IF11i2A%j52mFc80S%S%1rH06vnd73;F.Ws2=KN[4E)^HF9kI<;tT>Fh6xI.",
-    "T;hUF3h-g^A_@nieghf<qrklZ9]JSp:uw49QV!nokpTnNE(Gj!4+G)nI11^<4-%117C7L50R)3m4:j/t4+*ex2eIin4y6bOg_LP)!dwZPNCnWu69*p-2Cs4t5#G2l0m/jin*tA0y24xzsUk9CVRP5S",
-    "TyGFLGB,A4WQd[<4/Yp,xA6)OM>eB)F#r!n$MFge9*O^E)dA1(3J)<>0uS5-!kwQ14-h-V54-Azou2=<8T$qg4WX$M4/>-/G^ICgWS=,M4.hRi4-%mS3J)M+53UKeou2=<8SM!V37n^D4/havoDB_+",
-    "RSz@j9^jk!sS=(%pA8Q/(X9jyUJp3YtppBU59I@wsS=(wqy,O#2&SE%0R=rI4+F1@RtX_q+k[*n6gKL>3obb]gTD.9pNeV<*&Z(dI53leXD.miHUJqjs[sk>)DRBhzg7-[0S=:>,dryUH8]wIRv!g7",
-    "00HJh4-qD.eJ/qvH_.K-iUA)4Hlx=j4cq];;TtwX!+IMqLj$Fp0S=U5FA6y^m7NC->Aw6zjsXaavbzBf5BjeJFAFnY/&<7^0:$>e6);D@1Sc=vm8k&+9^JbL0UC9Zk,h-1h64>Y):Q.Cd/9hs1O/+8",
-    "1On5sF%I=J0uKn^0S;du37Ut:0S=tOtdIc+[Hg&9oLdK<xkV1h0v0&[4+ofvUIde_Mg@Mk2#Ey)r4.Xgnhg&S;T7&c$3YJRkOCYv@Kbg3$(1q-Y!580ZW/SB-0gzYs6@w$fDQ.f1qHbS4+Z+Z3IanK",
-    "H2Tk(0S/>]Hvyz]2LGBi47L[u,(wE_gVA#Z@]Je]0KJ9K0T;!xe+Ynt6b*n74,5a,TMrA-kJJGU)KCZC1@e_z3/a*pwjl+Zo@L^n5aOW(1j2Sd2rMx+,2oXmpOZ,nZv;Q3R38[PjJg6GGll6A1)/f=",
-    "1t1RsmI(#Di(n52gMkVMv6(=,0R1Z!FhBzCv^O+jmD:Xj)6PW#:j4FVx>Sz,90#tep#cv7=MynLIt2O#4vPv7vA1Cbs,qPIqk0bl-0Fw#5(<W$I1dHR#A6Jc:3j:ji5Cts0)x#74-Q(+0u1YcI2]yz",
-    "y8-TInMpn^H8Z&c4*RN.0R:$Sq#X>Kl3fk/12#7_IL@.#3o$gL/PVBa@m+HD:X1nV9t)V]3JjV83!#KV3CZtZ0X6]O95^z90WSkLH_YgB1,-)D4zrj!1L/qf2I_k8@y&b3yDbk3+0qaL-UW(Rpw])&",
-    "!hpm92J!L@1L#_1o]F=_<]IExiBArmloSq(ml+C#gl@7wmqreY0_9g.0b_Kq#.u]v6^5=,4*_kd4G4q6Ru2ZZmUsgp4,2Zw3k^h[I1cK%0Ur!F(CrKZ.a@d*5(2Kr4I4DU4Hr1>dMqnAH34xNILv>(",
-    "2*R>e0UR,$=cD,8Sq@<*JUBNjkW&TAj]3kFH,ri,I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSq!_@qyaAgH#qVS2lUBA3LXK8bq2zYI1Zu(DK$9pb2u;JIiisd2j.-Y2!j&>oc9.F@3woEzaawNbPP,c",
-    "z>d_e!r28c1_)YPwjL@vED-0nye2C(ITsN)00-D!HxCfi@(q3JvkeE9<D2=^>yQU=gTn$2=:qrg#8(Z-xNi:cwhbFM!2uFB00h**4GzV:R1TCT0s8we43G5*6D,822p%nxTLK-pjq!FBE!T.x1Aq>-",
-    "pdJ)8:YfJ/1Fwb)2)D)r2almo1GNea.;I*>F2ENnF*mpPTm#b.1aA)U4hNG23$X5C1mrpo2-hrW4-Q$/(E$aKZ3cM-fEWs=8UqI<GBTwG1<Y5d1CJpGN)7(cdIOU%1k.bm4;pRWN)I8*@V.c#&eKXC",
-    "NimEr4/S=-1r4f+Ob,Kr2M,1N%$Wfn7%/oL4+PAnssR^:00U18(1KY4$k2NVl<SBeAq^kiHw1zj3d=8Z4$lz)wvr;ci(v+#:]YN8!2upQs^2tXu9jX5fB>DS-1VANGpnIc4ETVa0Url2/qoP>IX68H",
-    "m(;Hww)7AW1LMXZ4,xT(o&gF>29MfK9]AB:3$m#c1k99B4BDba1o#37o1b0;(gF=St4]LB+M@kmoS@,k1(yi^!y5&X%T5aYBL&Uf5(ya(3Hp/-2adv43i=0I4Kq0@py<FaFtE7]4+O%_4FO#rH#4K<",
-    "F)v&#H2<9xF$K)l0Uk89q7WYiINC^N[sPRaISkDOFAFv,[qYM4rv(Mp[(l%UoUIQJ3&#lyzM/:M-Z>d<:ZM)<(%fec2kh$,4*#we6EuOE0S=p_0Vy:)&gT[b#*+gH&C=Z:;/1!FX$$:<I0w$82L$O6",
-    "2xJSehz1ErF9.R-(%X-$F9tO-rY]o8GBu+-4:[++PYJ+y1FF:w3+V(3$c]J4w*;C%1G$+G7DFZ!GPsmf29pC0+/3qr+us@)Go=40nC/t:-<S^cu#=H0v+zg*!gmh:(Tz9[68W=M0SNL31cZbMA2Be>",
-    "UjZ5q!UTf%ArA^osT:nE01o*D7c:A3hwNtr$,V_]GJzot@s)S-=RN#Gr0<X@Me;W%FCH:5/YUKP8;lHs4=f6n4!39zFPg!o0Sm(61Q[[-3<kG.;]%vPvRoK3+MGKMtSSW0jRp<9;2l#$<^vt0it7st",
-    "s3sFI&m-%>1O]xs77E7-9]Jc44+W#vKMw@+9S*1K1O_+C7Yq8hxd8#Tng$Oa;k)iJ0tDOw4*^_27dQY91G_[<1oJ5zGL8WsDKq:p4+GT)6f^vJ2nhQP4,C^Ua1OHiWd!%wL-(j5i2ug[1lZ0k0kRAZ",
-    "tBVK+#NrGOM7NE*0SdDO4*_iQ2,WB_3)7Yg6F9:m1/70#4&y2S-CBc0;g]Z^D+KyH6*PhZ3xV1X2b3EK#Vi86Zwk!y4F/onI0mTZWexn(0t2>^1PQ_cVFN@C%m)RSg9[8r1.yJI<-;H@Di0Hx/mY^H",
-    "rUC/3%]s5E0]]!+6)k_d4y=+KKMnp)6g1;,3LgYB!Mju-GBn8/4WDEH3.$[HQ4PuUOB*zr&kiFrH/6+tn:,dZ00n@pQ4G8R37!E2%JLT.1T_e7zX1c:E*&(<Fa<9-4$uh;0miL%29:!^3!VZZH8ElW",
-    "<WK,YLkZ$$6Dy>y1J&D74f5X)1KKek1Te([0YV2]4a4q_0Rzhf8!)-B3X1D82)ddE4+Qg>5fL@Ys00ramO^,EG7kdQo)HYsLJtUowhI;B+5rmwzz76^kSGra.M#s>F#rWg9yw]U]ByKk2Iqrh1ikA8",
-    "4*5Vo4Kgt;#XuS[nY-<LtJ)0<3-6*Ko2Lr^+lfgJ2FLs!4,(>>bO,6m0S=n]NeiKcWDf],(VzhqFz87IorPozpwv>zIBE,%##9OOKmni@4:rWt0s<Of4:kYS0t;-5R2nsz$Or]n[80^D[nr8y1:L!<",
-    "0S:c-WDBF_R1XESg/7x[Q4b!!h<JrjteBDk3yzab2#d,U4o;Zs-#3a-q1.C1KrsLx9Wej=-^j2(0qJ4^&K(Bi,W3gy>,h]@F#tbFF*7*V0uMv[p/1#@01l1#Yaezo007k)51s+o0tAzjSRX$&$<=m-",
-    "AU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_2OpmSGyoDc01o2+5ifT$FxUbgp8+,i1E#J9A3rhi/3<=b!2%zV0XF_,35*vG,<pq6z_5F6FOAK01gx3_4+<Le3l9N<hhzhv:lqIX",
-    "#rXpdG[T-q0S1GFXAcB]rUL:a4O0&azn,1^0#OeMfTjZv57)OqA2c()o^K[(,x;1S*#Qp>yPlo>15ytS!2u60x^Kf=3fC781&q/H0wWGn2ic,F4+MvYWFHAO03Qc700v;Y0=b21H_-]69tI!]paTKr",
-    "t^71_*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01p9&hhz=FlHQ:K4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.hlgYj6RVe/0Sc!U0&yP*G[/o(9^6>J",
-    "BMgU!WCKwT3CE3OFAy[=,vJJc]6dOUpUpQKFaQqtC.4184+Quq6ENw-I1V/fv[4DKDGcD(OAd;y7c:9^k%9vShlfHB1LT:U0Rd(Y1B0.44,(O_p#cvD>5lwB;kWuVgi#K=0S=bkg/88tNhdg6G!Fy+",
-    ";VAA(jim]-m4coD4!nhA4;eRgFE^+b015gy6*#eh0];Wa2rf4>/mP^yZZ8BkH]PTly$1=F(KinU)P,aZ15pnju7jQd1dsI+9]SeEDI7Hb46cKo0S=O%<&pe+(itBhG;N!Eo&h&FwJ8Mthz1R[DIa$.",
-    "03V+LINc<$jEx2kwJ9HWGyor-0XVWG1hvEq4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[",
-    "4,B*<4:Pcso&g87mJ1IEv;v<k01phUn4SRwQ4a_UC;5;q01r8.n4SRw+2msn64;O[5viD,0RmDF4YVi=G=m)K0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFar!m0rW6$UsCriNq$,_k=K",
-    "G28(I=SV;ATn@4N0^lwfC.jar1IGa$0W.&<GXNhjG=gWZ4VILi0S/Xc0^m*t.6[S84&;z4A:=Z_0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8LqzK*H=2ik;i0S=f0>yi9O$]4P:hGYX%4++aC9^qSG9]19r",
-    "kO2b9-TZ$/$1(>$[tXP8@_nXOrjP*,3)/8F4-S=4RRQz>4x9oAodzEQHKUpV6)<GMRu2sDsMP<v34x@M0S1aH6*!fq8U-86nfC;<:u:>Q0uKkLc;RUq0u7k#H3z,<7Xv#9ws#K@j*4&&kpvSn[ADi@",
-    "VQ$NTRT4S*R^UAAvQP%G#Sk7co3SnljK3TYE5mUwBsnw0aTGGbaSsaOogD.]s0Jc9EQgQ_4Bnj,4,3JxkO2/MyR/XZ<PQO9F*C6O4%68R9]SDt<(_Y4mjWg,H_.Q&p&A6z3J(dj3/bIj1P:ti1QRiZ",
-    "a18XtG7k*M0tJQb1@k<u0v9v<9yI=_l)an*4+i]:0^leP0uLs$xljy[0tSPgNe=0*0v9j.F9k6:o]gj-OTz:bGG,3w+D[)1GQ]W1:,h%[T8[<NF*X1%PBu5D2@n,+051.RH2;&Oq8.,gnF1Fw03I[o",
-    "1]JDB%AErrP&cRv4%zE39^PLm0tLv95)WFK2Ny8%3m*VA00PZS4+PL4A4<T+2;o^Xd/FZZ0v9v<9]kppxdabM#RLY8>@m<SstGR(Gc*7PrQZP$T9F3/9RvHFHy/(kstGJJHUJ+GGl&oagN6>vSUH&j",
-    "Cpk8l0v@Y[,v$o_fZ1-kP=k$Gg[v;x3=Xyx0teXg4G&q#0v0j/E-cp*F9$R-s0lAiG&2AN!0_erS<Q,bI5;349]SU]2@<@DGynsF;j[=HrwJ<HHUJL;vGWQKS+oKcGypG7H8@dTEHpR(9^YBz5C+>%",
-    "N)K6:0v9j.9yHws9]$$S;/de:H8G]M4Y]%I9^qRa9s]:x2oG762PZc+$pRk$FaRG1HKqwKOEonB2K;gD0S[S@0tdGX3)IaB4,LI^88z%G9W&CR0R)7,YYzpitT@>VGBl:90S+(=0,P%e!MiyM@=+%>",
-    ">6q^;u:lUiixLFjqR0UT%,%W.=vnbawzvWTtpp9($N:%e<q7Zk9]o]=7zug/BN[X8<B$9rrvU*w9]bmst=p4Q#<,eO%I*gW[l@iLvEw,p2i5zl0S=hP(,#i6>6@S)0SSTw9]tt3&ksKgGB7fLEEF:U",
-    "4%w#x4-6s[9]AGG.bDOC#a9S@k5ve>R^U1XtFi$O+)*D0G3TcN4aWDj0R[S;QV^q#Ee<yw2js6#4+E1037U_E3daKsg0HFp4*[LwWDTLHo&g=MHk9%Q2FR]g0S=O)0SB..0t.lWR]tRs0wn.2TMr1E",
-    "uM!Up[n0uf2Q9hWPyp*U4,2!w8YDG1Lk[uc0u;tz0Q<BnIKq,M19^g+0iUS:1-mG53,QPk0)jdZ*8@!c0TML-7c:A54v@EW05bp-H2Jv_9^73Zo)ixVz4Uhv1o(-60SL(r4-$vG0TM9)9^Y3%3:rD*",
-    "5COnp1,-)G4$cY[FrU:I9]Jhf3MV%;01d=K8UY*xn9zF&*#Zv-=5qr)Ee[Ofl4_w2Ip>xk>KT]lAF/=3tf_PWGXNVh04=_y+wlem+[nHG45iJd0Sk,*0,6X0a1Rcq>Ern3sYC+v1P/hezQ>R$,R^Ym",
-    "r85KvCp!vT9]AgZ9[<Ror2@992#T3PC=0!y4+HB*4Y,sm0R1Bjk((.AQ#Uv^3Oo,3Qy%_@02(#@7cl;](63Yv15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+>VlR1Q,bFaQ<c02nj;4+EbA",
-    "9[<A^8#n+JH2;v;LkBz$15+L]01W1xrU3<]0SB)^4,4v]R1Q,aHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK401Nhu76wx&FgXAZ1D=vg0W_pG3yqiq1ycveN)HM8jH&;+Qw#sr78f[D7&ibP",
-    "12X=*0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtVH2=OGH#)672EVN#3;3Fa9S,aJ4-C:U9W($IGXNbj024L$Gyy3M9v3$N9WekFIRG9ppR*VjF&,T=02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>.",
-    "l^HU87BT/0i_.Or106L07B_P4sKq%Bw3q<1@Q9/fG;ftp>MJ!%1mVXs1<!GoDl##:s-L15Aqj,j0uIOK6$hlL0Uj_G+y)XXkRJpg4+WB,0tLsU8UV@:4-kCM1[pKy)Cva@2)GFhm$x1P%L59UpcDhq",
-    "84vgY6AtOT0UkE$ya5WmNe>RNry_yoik^@2&H[*=9u9>]9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)WUtUn8m0S>Xc1uZl,00PMV2M,;9p#le;h7J#j0o0)a95jvvA5k:@E-cc)ksc2sjs+Ys$DslY",
-    "(FhI20Ur/C#i0TU+d2dA#Rv^u:.TX<HaETn2Jg2r4:7(4F9A0(052dnG5@kV#l8U#[[g,Q4*8iMFGDytz6BjP052mqIll!T208r,A1XNj1p4j<4:7+54+FO69v:q)[R#v7l=!4e0XDw[E,=8^oG_9n",
-    "G5,oIF*3*j0F%Hi4.o]@9]$q-6(1<wgbM>V;M*K+Ff+#mDKRpK3kLra4.d*Q2L8BNAAkZf%LOenHUKX_GdBPnHUI#G@5qr6HOvJs1_f4M4/Rop2G,Tg0Ut6s%mpt3G&TSaB9ayc+V_bPfC4f&%mp4c",
-    "mkSR;mKH2BFvtNAH.h9oA0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#28XI-AAkZh%:=DfnF]j=r4^CmGUOW&H_Y9JA0#o)1s;^FoC=-rtriD:uVf!GG0z1b138/v4.xY@1e4V!AMOD,<*56@",
-    "1p/S_4+e.=0ci<p3kLdX9]bb>!Z!(u$T$td1$sC)IWROhG4C4/ULG[71q5CnDmB$61cJAx0S>]z3NHjQF<(A:A0aTS1qS4^w*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(",
-    ",xV(dGBl1cFC#QFm.0p,t@!e_0=b!bGBwuDEia4#H8^MvKL#:3GROrlCpI$x2g8bJ4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf",
-    "0S]xz#xXuKFgKr(Egz2oIEO4R1_V__3oj<$F#rdmvz7r5GR@p[1T&baEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;",
-    "IEO4R2QxOA3m+:s00aH+3Lhsm=&1IJ4+EJC4.fA/0=zti0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4bHM:",
-    "1)!Bi8#Akj0tKa>ItcxN#sLovv4[c/f@bDO1lI,[G:stx*enDa4+>4783nzmNDmDC@_e:TF[t/22EzPy5Hh=+4,Y-5ojD&+F>*SZFN==zFzAp155<uM-AS6-0WtXk4^9#-Y7f2v!IlCK#[uQfY7dM7",
-    "@2r8E0qm7)AB+Ju,_tcF0sM@24_zl%0uQYL;%Qi0jR84^5g*0<FpLoojsb/g4,./yb>bo_M+*PK8wa45Hv<$k4#_$I1K5)n4+En3RRWM:4+S3pIS(I&fPW74y9pFGl=G1N!T]>_84Jj[OD>O2GREfu",
-    "4.O$9x&aRk<YJXQ4vm)q1)-%t4+Q0e6$2#;8q1eg4Ud4$0S=GX*b<kqu$Tb_!L0)X;$JpO)pZax6c0znxDyXB,h&qp#RH7;G!GrWf<KJzm1GYB%D58)A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2Fn",
-    "jL,rUEt$=(4*-da0S=e.nH3KO(1tw-%;S<Mii2eb:H!ZBiSoe#1NE2&4,$*O0]r>j1vtB_0^m4A0S@CR>;H12G4iD[FJ(6[k+_Bu0yj8_3I&pbWe;:8#ef$N2$F+k2gd_q&zctx6>tiP3&[@+fU*P+",
-    "BdHPw8UyhL9]^3]>Ll(#ke:k$CCd1h0R=zyNe:j(0Us+d00g-$QV$B%0TMR/19^7L5(29M4-Js9Ne03J4<sWsS04a104FjupaKT=%whq!.>_@mWi:TpWnwtSgMtAMHeU]2vI7rNXCF5)01rmVvI7q(",
-    "l:rac0o1Ys4;Vd855)!Lgn]JLtC]51E2ahyy9VvlJP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7",
-    ".OJG@f&mXDuLTeE2k4A_0S)/H0^lha2oDK>v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=nO(V>tl4;qtJ(bGvk1u!uzI1d4$ISHW1Sqg;d2a!b%!x29XGAvtX0la@B3sV]1u-B*;",
-    "PyiqUm_[/6*bN22foB8sdkVk70SWlZat=&l133/<**p&r#[mt1gunp/o!A,)kfl<)1B2iM9]AYT*8_I50UkE4<&OMsv&=*t2FtKo1fc-9$Q^Xk/[pVeD,Rfvj%5yE4&U4X4,eb]4,TaL6%P%o<eU6H",
-    ")dL;7HUJM2b@G!J0S=yZ3cQM63RDjT$<&5f9^asT5HZaH4g0bK2$i&a0tgQyrUMM4xl#uCfDZ@Ko2CH]BwRT+GF@#V0SL99Wdy#eBM#O93Wf&@!;>C&6a54)4:UOURtdYs2<erf9]kh7fgC:=H7qxX",
-    "wF55/Ei#9,0^jXp00.udIOwzk3M3C1,pCIR1NNe!0SVef4+HY.1rG.Ej8zW@kD:z$+](2W>t!/b2#kQH0SSk;rU4HOw6g-P<]-o+JnZfT3,Rr)0S=Z0;gcLeF*X1n9V;_31@hy.-V/S,wHXgJwA2MJ",
-    "Z!/%@=Ew]OGUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ:I4&4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL0",
-    "1s;@8%mg11Gyn#ntWPfrGdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00!2,P%jEJJFDsi4<K+.A8-^L@p5wf+X3weF9$I(,s%Mp1&Nan4,_h*1>rK&PcI5JJKX984-k(VA8#<J6(8FHIqwKB",
-    "2Qf3Z:IEMLHlhR[88;ab2LQ7DHxCN6:IDx*<CXlZ&xbo7+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmUg:DGa&k6.P;*b19qvBN$1kK<94,xCfp#cl$B<[3K",
-    "49h]f7OK_-0Rgm!0^lr1B<Yd;B<CM9Zwlip4+Y7O2Prf-02nctb>KQ6b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi_cxA]D1gf]mm;1vNOauQ;8BCo(hu4+PwZA@b*n4.458tpOu3H%^h_HqGq.",
-    "9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWsK+K$H1CW=t9W]!o0v_oZ054ZIG2#LbK-fKc1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u",
-    "0w1aYHvm6.I4mW]:IV+v0uNZD5D!Dtr)Lj#)#;X7oB/U6Fw6oE3*-9c1vccC4Id3P01qkhgRTJ%#=whP2GWXb0wWI(q0.8n+2-Zu2[!-A4L1M^HS&Y50R=/h4,;q]4,<i(t=pqqEt/=94/(b9t=o;7",
-    "7as=Vosb6(n4/O83,W@m0Ry,h4+);H4>fkrt=qFtGdKV*B[Mhx9^hF>x.d_%<@J7cGBY;daSsU2#CIGx01L(0p#cvA,knk(2[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME",
-    "9X0;D65xP53!no7!vP,%GN1z/12T#u244:WpaUNXGXNh4GXMr+9]^60z5)*phwcy$3y8A.9WsdXtN[px)f=7&nOg(cu=SHz/lTc)KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[==@tN[@,03Qi7K=,^Z",
-    "R0rJ2U:=i9ic^go03Qc3%-sMo9y9M#1n$ud4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6fGz<Y&P):8t=Ee[E<+8YSfihU0d):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%w",
-    "sR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4koB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92W#[0j*1qyrBI-8PC*zpe^q7U^Y:0S=Gpz8eUhoKy_s",
-    "CIS!,2kx6y9]kb-B<Yb0B>9Mf-8Pz9Gyp0xFaQ<b03J604,v89p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+50FH4hSp-h>N!1+KvZ4:9N9p#cW(xC1W(HaOu=4(!eY4xYAH4&hTTKQ%T0FCaBG",
-    "<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!&=@[kKM!/c/4TJ80pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0uQPI]4--<iW40&knRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cE",
-    "KQ@V9A5Avy&I1pB-ZqL_@[1Dg4,;[34:S4Tp#cZL<fi-Y!cYzW91jrr-GqF82[AUpP#+C801r0#-GqEpwi*u:*#Q;cO%Dd*Qx6XKum^$@@QV@e2ZNsl9]$s>0^P<_4,EO:p#cNA84n1c0^l;iz6^pL",
-    "@QV@eF9b6*,[1!gk5La5>u!!c4+77Ycn;6v$O8!2!aNTHpaTLU4-#kF0]HSG3EbcZA6PWT$O8kevr,QO*#QqA#:fK$QV&wb$O8zpx-zgEpaTyDj3WkM4*[VA9].x59^O^94+F:cJq4Y.W)BRC;=+)X",
-    "Ii]n=9W%h-R0XH.I][;XA@60+0^P;YW)9>3149oAu-5D@G2:GtGcr_LW)BFx0Urr7.Wm$gLJtY.:I<w-.x:Wy)>n,$Qw!b!1jfS!4:-aaFAz31052aiHUJ+LGyn.r@(h6Q,ct%B9_Cs,Qw>D40^74K",
-    "0]z1w-ZqYe01p@FodXy+01D(&1KutNsQNt&t%;Z/oA=o(59CunKr^cx00Ep<2c!ZH/2Ha!kqI9LIp$Lz88iS0+MWUrM&;s5Z!s[hoV5WDAl#lyAFBZ]=o#);ATa1t9_(3P9]ko5A09OT4;l.N2Oow4",
-    "H-F.A=8ybC@br,KGNc3#8]qUZ1_vd6N-UuwKe+1$AB>Sxi$V>xsrEb[2R7]f9^>eH2.z^$9]bt=QwY][W)B.v2p;%V00h5g58VO(2p%_A1mqL_.4z9,:6Ql%59FRV2)E5=9]AM_Qwk&:9WaRr9]kf2",
-    "4Yz=:4[+QBAKd[r.fj220x>;E7zLcJb@Jym#Df6]%9VB)Ip!P/ksBWeHlYO[1T>E(,:eA-qTOW.;hXTu83g*[R^H]z1T,<.G8zi^>W/kX1G2jW4,Uo3Mh=w!1rGzz1rI*j/%WD,A*Id-FWdn$Fs/$N",
-    "F*5)Kk#@:lH-n^!6gI932E(g+4+6ba2>zp!G>49BaW&lpFWmt&Gp@CC0W].5GB5xMm9q&Bj0ztFIDxtY2cC>r0S$(:6A9L&3L7^<CJN%%WDS+0R[/Z&/$X0!4+iEP4+gKUHxAwf0%irg]4JVkIFJf2",
-    "J_c1=510bdRtd7I0SL3I0SMoP7Y>x_Rt&56MhS$#0^X5o[I3HH):a0jlzaeh4uk0g3$uwl4,Dd;77pYn4,T-;4+OZX0SM2D4,VK;0Nn/(XBst(g*=@e*-Wa-[tXKB#sdc-4/4KR2OnBF01n3l2);QT",
-    "2k5S.0S=cI/;5PIFaQq]r]O[r4+P*/4+vBr0XF_@HUJBq@2z%ujTj#UG@*Pz9]1H@3C^JM0>9dOKRGf0A0RoL:Sr&e0Wde=RtDpkXbzXsn*k4Zp7CriSTZn&Ob.rZmS@;HHPe[_4]w[#2p>2dG2-RR",
-    "k>aC=H[O[CA0Ri(0w1UWGUZk=GBGpE0xxhiHO&GassS=Z1rjs:9XQ;!A9p$X2Op[dH2;$d+5#Rh]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)WoB/oh4,M@Y4/LtW9]JMTssRYR)+Gw-%mW7=3zV7%",
-    "1h(M.4+xZ+2M+<HnLQgZ01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA,vJmjPY&@[1+E$o5yt<<Gyo42+5T4#Fu.J$4d;z:A3rs_od*vskMdUzrsoGA126y%$XpGY<:dT9[#FkV$Kpf^Dy#BW",
-    "27*<!u.@[D1grxBBMns!yz*BL/#_c$39>FK4,oprZ4WBt<:dTl=TTcp!j;S@BK5-/2TTsf0S=.g=Q[37FZsi64$uo9IyC#kZU.x!3AgG44+[9G7Z)++HX34,C-=up4ysiNvG&se4+w]1zyS)M!I1$D",
-    "tBnB=G,MA6VjeS(S0gkuRs;1b2-j&+F9]d;k5:iCi+mn3LI:cn7!HqDFBCL404>5*052plFpyV25Hc]=053_4H_/IyIrjn&0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal%.i%J1e4,C,i",
-    "4,+u^9^qB*S1&-^FaQ@g03I_^1*@85ADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;:X]053yjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^",
-    ">VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO=ZpJU.6FEH%]j9_w0P2:bOr9_v_(OD^IWGq407,2pj<2>FVF.5e3t)@PnN2-S=UKL.4]Hn0RA8a4n3*=nF@Ml$48A8t0.766k,58VNb2<eI>76atkFb/i2",
-    "0UtLw,Bbm;*M.QP8H5QxZ!$1203YK4GS=fnGB5xbHUI[/vcmx%1v%GL4+Qh2M,LO%-8zLPR0OQWJr4,bjt_zIs+14@)8,^*2CF6y4)@Svud4wBx+f0=*Hi@A@DF=K>YVhQ4%bu*&$U+uED7eLJr5>:",
-    "R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S%(oR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&wbfS,1K9Dd0S@dP$Za1VHUK^S0Wvo/*Hi]etOg7C)-j=lxd-z,mPa3]0XF_/Hvk;s",
-    "*vM<!cQ!QR0uQPIx:q7NFyjIbKj6r14-,+gSOfGy52*pyR3$hu%mOcPH8srw52=w1Sp;kSZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#<[;[KATZ1VADjU-01plB7Y[1eR38I3",
-    "03J912%<wO4AaN40S>gWxvv2Y;4h9n4%bu.D3@gf0S9Cb.pB:NiOR776*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y7Nu(1IMg8aDw4+yLS4+2#fHvkU-rI&6G2!mJ-5X%2j4;OOgu:l>jE79Ge0S<_E",
-    "4,)R0u:k=94,WGL4:s.au:l9f;E;/8@k84RH_.e2;wYXy9^6qX,J$=x58^ND4;FIfu:k[>>)!lN,vJL4;wYXy4,%L7Q4cuony_/[fawGe1/h@I0wWI%z9SCis[s!wjrUOoWDDDuCKNg0:mUo0.OLrh",
-    "HkhL^41^UK4+w*zHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o.VQIV]to6*)6AHz5xRgPvRuK&Qk5A1E[4%Tf/2*e;%Qv%_@r1m=/1H2<wn02w(UA3QY1",
-    "0^oRF-!+Q0#sd#a:b$H04+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.GGRp%WC=eA:2JOr=9y!JX7&9R+JT),J0^oP$%To@R0mcI#8#j:$4&4wNG:j1j@[<,g0V>E$8!,SM3ox$@8#n+T3pXztH2<zA",
-    "Gyoei02;s;46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5d,VM6b^HD.Qy3:As-(9#0DQ_Hj&B$4^Zi4A1gVV5d=HN4GzWw88aatJT^Gy4=fH/AD96,-S;V)F@N,1FgdFO9y81X88smvJT%M$4=oq%R1cW^",
-    "t[5LHGoBFx*Rc&AF_]cMHz5x/.P,v44=hYiAD96%03R(ipb-A_03Qo604p*%lMo*ZIKmJcHUJ+BH7=<803Qo702;rq5DdB>43H2DFCPmw02;#>9^6/88!,R^x)Toy=&TEM.QFG6H6brNH8A8CA8a>G",
-    "t5gqv#s(iNH/+:(#JUY0H=:7SHz6N9ILHGJQjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d+S.7Y=$bDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud",
-    "4,26q8ZZD9GSh,40tXKO)A0lbpRQ6ZGBE%tFgPI(IO@VzUJp=o1]OIKG5@,M(JTXx6#^h^H4MG076:69I5O/N0$vYM$O9jk0W].0FE=zT1kr[o9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF&UFK<S1@",
-    "uoej+4:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*RAz8;nHfjbNQ::mOz4b!vP0SM%-#Q>Sm,_.l>pMX3D-EyI2EAxON2xb&8APbAMPX;v0ngI;^7B_PO0XYB@GXNMf01uM=l&IDLDKjv:T;V4e2oDOV",
-    "#%3Ndv9K2h<y,wq;&Sjy3c[oV51j#;sMY^&H0A=!0y3qzF9zoX8#W*jH$fIR02ws=1/xv51tA.cVF5uEEQALS+X0<a)&UN[q6G<gs+s@;<udV074q/70S2w[O9k(^XAc6<gD3=,/!XFh1BU&p0TMVv",
-    "9^P2@%:pk9H8uRLP!9*r$OZ&]9]bqV[&f:LArArD.J18QukBk82/K9E5H@944Cb&i0yY4IV+_jUR]MFOW)74A15=(MsmVAKFxhJdZwKJ@2NX1r0^la]vmXN_4.G8X0teH;76(rU%8:yI%:)CFr34/V",
-    "EZ_)i0R*wwEDgNE9]Q8]2=%&@0o(/v2O2ky;j[I:fH)4R%mWVylZ#ak39]]ZzkCl1&d>BKJk>Yy0SCSF5DTb%3jC=O3aY6A28=5%0z3^>@lr1C4,USII^]d8l=YJHr_wGq#b*tO/m!Hn2cU_.4*[LW",
-    "6CW92]J+vs@1fxDY7Y=!,3b[ty8-gJk=w3+EGQ2flf;xN.FyV1@ieaVA@b.&/pP:qGyn;R1>oab2I#sx4,LWa2M,ykfCL@[GM$f76g1Yr0]zJ[13L5q88*a;5eSgz1>Y=v0uKtxr:+4n2Qf7C3j[$P",
-    "Ht2/]IyN[g/&1n<2eH!v4-zG.TMe[=0s;0gIg9^jH-oGp%:f6M0S4!Vdkk9#/;M/9,s&F%&-bVE:K>L]3WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.>y@XL>u&B#9G(L!",
-    "F)#oF;g.2<0Urr6o&yp&00q&/A@Dv&hYbMnXAc9P0^hG6tN[$4&V2[<:^L#*w=#%q6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.#X/XAcJZt=p4nq5_fSGXNAf01pYk1_WG:EG@cNq5^,!zXcBj",
-    "x$hqX(E$d#;-i(33!(!9oD%>x$vY1Mq5^o5ol74IIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDC8r%VqWp92pAoTGjPrU4%bGM<ti2L[Qs!_qOj4+Dt.2l/X+0S7D$i30>%=an2jEH(C#0tKQ04+=UW",
-    "9^hDC9]SW10*)38j@M8-<7fRvn9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)-K3me2$b]61JD5mmh:M7K;]V+0sR95o@)z80,*yGHUJ+AIRFn2ss.kcH2A&)2-,JZ95$f;6E=;<j1Uh8oBvM>",
-    "9H9dr12WYP6gjB<4+=aY1hxbOj1UZ44$KK31vl-t7dPLpngItw459,8!36/jC/UX^5fwS%0uKtq1]JVJ03QQ100y_[d/0LJ8Ub7au$2@L3YGi=A00TN10Mo4whIO0>I;iu!v+SIk2wzmq5^=U=7tPE",
-    "(E$wf>#Xv^;6m.7+5QIsspc*Z0,=&HHUJ+AIRFn2#0DP$HSP:9H8G741pW-P!UP@$IKc)V9XS9W0yv)o6gQ:-4++5r1(g8/jSvi54+Dt.4yn$p0Sw2_4hGPWC-,AD4*,M.2.xSG4+=UW9^hJE9]Sc3",
-    "2JX<y42%N.@VSL003QW8s]GI]F))n,FA6g-*$y8HHLL_%;Z=)g1N#pMfT-)%49)!;5HjkaKn.$_3&rhM1MM*bkH.;N0x+Wk6gB@K3ON7]53B]s1UB#t1Dq5Ln^^%y;fXjzkC]u:2K&GgA008I10Mo3",
-    "02DQ/0S=kX1@[@y0S=O[5Dn)h2mb#b4y6MKs/1m02SW=]0]Uqg5-5bVC/R9r6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(2(f@o6FAER4+hExA009P9]AW36gjH>4+>c#6F2]>m/FwG45kAQ1h0Z11JeNr",
-    "v4S85MG2<N2k6U70lI/N4+5wI6gB@K3ON7]56%W31UCQ@HvkFj83;qplmQbmr_;lM&IS)1t[<vU00ieY1gilL3eE,,IhFwr1.B].4+D>[2$a5:0S7G%kOKp>1>Pz1C/QSV6*A8P4+=*j9^hPG9yb62",
-    "I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf01pYc1_WJ;EG@cNkOK&uAP).Xhadyb(KsG6xCRQk%mxSlhbsYu:>@s+r_;Iq%^*Z+Ij92.54Z*&1ULW[H_.>p005!]2Zq:74+w$I5)U1y10M/Dl<c!r",
-    "I5MaM0tW@Xn63d0TMpm^9x-av1iLH.#EBpWMGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]:<ATu*CGm,)Xf%*my2G9l%9l-.U12viw6g8=:4+>u*6Ec.o1g-PbTMnoL9x[jx1fDDi=<]>^",
-    "MGA+M3/%Z^9WbEO!_q5M2;DBw0t_;d1Ca:;>7V:PnbrsgDK7-rGNQNv6gT]KK=rx(mje$B)Hw:0-[=oG!c+]6vYG(^$0PwI4zA/O0Pq.K>SOUf!WaYGr&J2nIS9OjRtkR)Q@I:WF!387G&$BeBr@M8",
-    "DGP51hKCFetEGGf%8OkCgCq(c1vUd84e=Bs1JNV[mop34IS7F<4!=w!05/am*f^2&GmVu84%i6.pV.cw0NFVTDIXg+**P3J01cewJRb%***Px>GBesa3gQL=U/Ik]IS&Gz6$PK<0Uro5y$cjIg#,<:",
-    "jGreC)(Zq$0pvmt1=2)K6g8(d4-!8f46F(S!Z-1wIv6zo2+pqv41tzg1,:8!y<g8-3EVm<G%x<T@2hmlIu7O61>,j#OCK_b+&UOF01ly/0v@%6uni+OEG@cNuni9r+&Tl$0S(+b4BnRr2hZ6[8#UZI",
-    "2Ero*w*emtIfMfr4mbcCF]8*7I3ENt+&Tf60SSxx4j(i&+&UaK00L(eG=PO$3icBcH_.Cf!8r;C4-0)w1JMBn+&TwB44(rMHvk(p+&TrAAO+q69].&[11^FTGXM>q69PLA0=B+XyopQ&+ocE(G_7BI",
-    "HUI.tI0UHy4+>8r6FC461oHGe4-b7!Co;mbsvrhJ4+D:hl:q>W5g!6Hq5^rDpL,7qq5^=P!3G^zG5[X^GTb<[g7Sd<1ey=aG&bBi95w&_X9TPZ4+<.<GdVCUE)N5r0^ZPN1G<nW+&T@s-XDZMnXUl_",
-    "+&Tq]AO*+*4+=UW9^hAB9x;y]I^ZZfItZJx!2uIBs^mnIG2A*I0X6=z:V=&v3Wq=6IWa6Q4+D$;4,;!v1JD5m+&TwA3!wuAxsGK5+&T@S0]mDM9]^340^l>X1^>6MFrfn.1T)+=0.b#:uh2=$G&bBi",
-    "9]AYk4hGNq0S=kT1]u:oE)N5p$=#D++&Tl%0S4SU2SN-<0]Ubb8#vrL1=yoe-Q]i]!v,G<GXNel00KJ;0=B+Y@1pYV1hf.nG_7BIHvj<:6f_&-4+>Hu1dSID1CS6870$CD1JMBu+&Tw:&u#[j76YOK",
-    "3*0&epd$ph0UruEq5^=P#0DP$H0^%=1T<;>0F*un!UQigH8$Kj95(.1oIC@k0S=kn1@[*<1dR]3TMq+;0_R*iItMHai30/a0Urc8+&UFG$N_/vs]FtrGyonn00KJ;1Kc>T@+#<[<y]-yH8wHaIv)!,",
-    "ryCCnh(QDJE(X,4t=o=M4,;!v1JMBu+&T/whX<DZ%qSlPIovuGIgynP9]^360^l>Z1]I^9<C+XVHQYJ_jjo*m6E&m*A2l^IIxh,1G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+Pvg",
-    "B[VSQ0uKtw1]JVK03I_^0y><[+&To-J>fP:OCL2c+&UgO00D_p4FszJ4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO)MrfB=&CIu57.1:yuB3OT3)4,d@-9]Sf49]bntIs)ql2.rF=A2l^IIvhCw0%!!D",
-    "5DyBfK;JCyS>Q__8Vp+x1Caw4HrzS_EewzY1Goks1Tow;7Bq:C4i5=r1]JVL03J2_0y><>+&T!x>:%zy&/emvG2A*FIRFE(KLo1*4+=*j1%_;#4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s",
-    "3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFL2%vKKvltBZs[RIOr4+E(K4-tM%C=$9%2Sp620]U>p95UTH1:PS8/mHN4(FPw6Hvk;t00KJ;2HiRV#Zw3Ah.z>7IWgTj43#(!3X2_P3avo=",
-    "zcvFe4+FTb2M,$FIw(0Y00%@60)z4l1.C[-2spLz85^hDh.pWB3F6fu1pdo$4g21O0RV#q4+Em;1TRfCG=6YU1*WAR4*]xR2>iQvArIyQrtAbGF)-C[0S=]a:-x1u/#MWC1Gmm-10o*,G06uX8aJry",
-    "1R67]-3fdB2LoUa2lu2H038n,k%R#cEr6vM0J^#AvH/ed<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFrKeY2bBQ^/-I-^W#>C24+F8bIR%,U91rLN>_StXt*Ipr@]AV.#[_^q&bkx-.US7u>zw:Vm/iAx",
-    "I5q!*H30oh4/b;i1O:K<Y7Zfv0UrxD00V(s3a]qNlhDoq4.GyL1TQo*G3$v/1kVW%3El1+3;&Apwgev&G5[Sn.o>BD-htO[0669JUnn:<00O=y4*@q-4-AXiWFI3o:gfj@9ykCTHvkOu)EOTGHh][@",
-    "9[<M!LjsEBSPumE0S=U%kO:;%G7ky8j$a40#%uyT4*^8@1iR/54+8l7xd9Ih,:(7!,7F6R*JKX[r_wZJ&*6U@2s1Jt0WkVc2#=E_-++BuARh@fx/jwS,DV7@l=>X$u;@V5J>>IH2NF2]1IlR+AK&N)",
-    "F9a(z00Zls6B[.P&.6-B0^l(/*+UNt/e2DQEWX7O1lbP-cpnEk)3pQ(!=:z2xt:!G0fP7q2KU@x4+i]86%PlZ!ch+ZmI4Zc(Pj;C.39(K!I/RM1NPet2,2#n0UI=kO$V--0uM:T=IHbo@f(=TEVhdc",
-    "2dLj14+Q/8T<M23=A82<pIr]D-+jD(PBSsj0SKGEWC<]&8w0hf2M,;1l$,$ocM4nrkM[^:4&Ks54+5Qmc<F^,%LES-*rgK/h*bxT3ks3R7zo(j2M+=o4+Qq_3IGTiIJW[0iwgyznXLg23a0!W0=lYO",
-    "5Pb!k)M)[xBMO@a0:%LkGr[$41n:6=KMXl6HR1sU>OS=9.0k^.xd[&p#Q@EVEV:H_#Q@rgHaGwX@>Kmq#Q>cFU-uy&28Nbz4+NXpPYKiLKMAxE9_U=+&14Ja).FlIfe8hQ1OSaJ357ui#/8d#qsM6p",
-    "qyGXNH1j$P[GZ1G3V-j%HwLlJKMvKVZwZ6WX#x,r3EI903!)JScn/BEfgb_-UkQ<!(E$kKf.YcK<^2.(p6Uk.kf[s,y=d!M@J)U7x5ESp9Ru+w2CbT33$Muy9[<7+<C+L(tiKu#/&Tb3=PFZ61lG1W",
-    "0R-,Dq9+5lg%uAU,p3*j/K+n7R^PP$0RfE^4&dqp0qGbHlFU2]#Uu[k0S4!(AP*D2xB;F8++G3yC/UYFmR/7A-HzIAH_.e1yoX*KE403G1=NydGMVj54+iSV90HZiOAD3@4+ZMd4Fa7I8!@Y72-L1Z",
-    "3OF*y9]hFn9S-iX3.s2^Ko&K#!ww4jfg1qRCkvSTP7c/z1GQEHj8qQL*EBLYEG4CQ0&</ln,&POo:vaYmL3M6[u:>yE1Iw/1c=,p=#KdDxp57frF0I[mK>eH5DvEG1>ZWE0jgaNyS7[kywOY=GRfHs",
-    "2%QEqI58_v,fj-IkK!H):#lhP,ewOU>uJ6[4Vj!<1:Tty2JpWc3yisJ2I/4;94wx]4Ge*/6%Rq)x^gCaHkip34)xI#4+X&*4!Nf$1KN)d1*@A@4&/fUF9$R:.,!vK<xTcMhXM]>jSvor#6kes3J(Ly",
-    "!XXbA,hiC^4*_wO1>>)U4,C4/2L+LW7z;5W9yGJ]Nf.S^YX-c<3Xg9O3BiJx0S=Y1xDyJ[su_XAIs^Ft3g[9Co_;/j1piPE7kV%)I5m43EdUPgF$agGY!0Dr1CJ65:fsO%Gs*^9;PCSijeZQu7Yf-^",
-    "106Wfwgv.33JvhP3<AA/hX;@K(FhL)-s=xP0_.7;1P:+Q2p.MD02Va:7dQX_h<Tk(1]JDH-Rqi.GXO6mH8/nO*%c1r2oN*;1IfuG4+P/^9]kl40zMKl01p/82m=uQ2<g!,2m#dS2<etV22D9MD:U*4",
-    "4,MYHZ41Dx91jGy2Mnew4*-az2;YEP1+ut0A3is<2L>g_UIgJA47djvIRGp)H2<ShlO7y0xCb0L03QuC02MKl=nC@l2oEH:2OkDA02Vd;88Ms;3AUCSFA6I$oe&:EF^w#KB[TpMH_.c!@C.g[ha(RJ",
-    "y$2r$G5[AcldlF37oZRW/+FrdP@(Er5-4CA5HZlg4i7BA2OkYM01@6*9x^qu0tN7)T<y0E2OmH,04Fgxl>d>+s%HwXy9FIJwzmTnG@u4X+B7UMHo=xV4:kZCH_/3cIRGC9F#s1g02;:^5itM)i$4zu",
-    "[thoeGdTbsBrpIU0XE.l1ON080.=XU4+O#o9]kZ00zU)H2<e&34+ZSnCl64.2OktN008Qf0uL+02LnMKE![8+w2hnr4+hZE3LG^/G!EA,E-lmkGy[Mz4<#NXIRm9#0;YLg4!u1F+/4.c05muN7A2su",
-    "8v<MjZV9e63B#5=1G$a;4+=j=BQ@bBI]T9p2O1AG=8pB-gT(.K3pB4U1Di1cL/Oa_h#;2hm-(#9hanFft1k^%@eOv(>#FfO/MoNqBna<QZVw0fB:_Mi4,4jw6%QHL*aijo.>!,A>VhU!G5[Pj01pSm",
-    "Coc&&Gqj!r2jW2v*4PFO)DjN&5)Tl[*#ZiN3LgM9>^B&u#j>g=2fFJy3Y:vq44V^L;i_#1G6jq2APwd+4*]ICCK>@94&l*OF9.g]pauxE[9g[:2m[4Z4+xz3CJTih0Zj/1=IZ.9GXixSGMzF49t8Kb",
-    "ObdoZ6FD[lBpNmy3dYP043VM)2.E(W0WJv6W(_H:7alg^GXec!3$6hP%K-oW01>]&0woLh)l44&HRm%JHUKIxI=zlisj+zn#1aUF;+FKM4zlV93i$yK2:b=R3BEKLG5[epIRFncz/0]O+7u7h1pA&n",
-    "497PCSqg!yBo,[*uLT5i4#/Ge4++RO9_LzL6Egq_vo[Bi=%EZqIpsG4m/O-k/Qjw;76gy#R39oZhDQXy93Kxjg+_qOqj;294,dyU6*2aZeGde[=b!W.J>>:!2Ik_n1.a<f4C)-N:Kp.e4avt^6f(C/",
-    "4z9up8#CBX4$1,!lxq;./Y9#H1>hSwZx0K[iXje!i9,VGloAgL#fl*S9t]^g3=l@wArAuAzeEY_vK%WkG]8P>2&Rl706zye4>_;58f0T(aByX0wuWF3U$fm/ZxAp!He<n3%e0#T4/,2>-lu;GFJKQw",
-    "#mE#7B8_wM)d9%J6c0AC0uPl2*R,1f4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f3C$P=DFW)H3j/Cqpu4.7Le4+!qO1rIP$2CxkeL]Gp&F=LWjU)j6@9]SS(&l3+g<d6%QVh.+!4i6g3yaf+9g98km",
-    "WDe*o0-zHa&;OBU1c<yV1IorB4!omY11thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.i_)$e1rI%eyafO=4.7ov1rIy(y9EzY;7Ia39uFg$5Dy8s-u8,tQV%$v5)Tp3-u8,!S]2bn",
-    "01sEN$P=Cx5(/fB2M-m70S@g<5)T,F-^Z@gVh.aP-^Z@#/K_LH,xC74Ef2-5oX8XpO]laYJD.oD59tAz$P=E)0i)s*4(QJX3WrPqwTxj8i2.A96AvPk-u9^AW-2cA6AwRz-u9]qbu.6r6Awt-J>8:E",
-    "(EeZ[QcL@z0Sq*2YhiL[b9m(QVGmPu2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)GThjs@a9xT52%XUd27+D;Gw]6V2lN_fH_.Fw%ZC9Bhg$-B0tMU=1TH=qI51s:-t3y1EsLfD",
-    "4/ukc4:#!BVhZZDZ2&n07X]*594t3Bi:3hujE#B=1)FRS4!FOO0S;KWGY.*y#[vh5QXO<TUobO9G2Xcq9zkah4_dm;3HLMy,<+6N%dH0yH-IU1Z8bJCLqSEtVNf$eI50,%(.l!fsLc+4AVn^ZH90gf",
-    "0B-dNK]wi1L-w!jEe[Z/%;./03Z@oY$D[@iw,5=LmU9W%0ueY=0qbKg2[Sl/$/Lx1ys#e%[R0D<Vh(]E1sM*c!xakK0S)[D9^7c<0t5-M;0E=]V,Ydv(,Z)x%>%%XLNw5P4*];$4*]nD4HF$L+](it",
-    ";:i3vI18<*7y>nL39=>L295&-qskWzjnfVv4:z8L76>gQ2bH/F0bUL*1GiQWAnVNC0SIRWgsm7ZG+o;q3xf#[0ko$O2iuAP4!:vw,M2:%59lZ#2[ZV#*#QW%3l9aO#tjQ64,luu4G%+$(AohWHPJ=I",
-    "HPS_91.j*jFA6v@%#a%m,vJK-)%QIQDd<D:0Y3&aF)YOb0z(Ou5)TBUfo(4dEi]UHi2)Th00l,AG=T+92mF=g4w/]x0.SO+0gt5*D:Yx=;[5zWs+&;fEjKiP0SM^q2=%!_mv9Gz>5^,>(O(SHyIu&v",
-    "!_zciuj&U5imG4)jnOCoF9gQ[4yy790[k8b*v$b3(sKpFhMEBzGrpDy6f:3E0TL@I3#GRL4/k*o3M<5Wg_5vf2)F+M3*X!X43ev14*./zeh&rRtpNl20S>P6pql[&cNse61Q#:yxdaU50]&wZ0F@P9",
-    "I0coO0t;lbS>9y;3k#3X3I;Jo0aO8*R1TOI0<c4895ncy9Rt5&4*zQioZK1;&t(L]D,N5!X9vI]4+69]4CRgi2Iig^5-,*j,&zj<%CG;r=JNFZ<Es2U.#q,p49S%w9^6&^!_q-N)07zmiKPk#;gJ]_",
-    "I+xu66)f5V29f>z7Io;Z0D/k+af0X;9[<8n95Mg@76dd88IvpzQ;nfp9In6v95A=o3bxAu28O/^3&N,Y3%!+43c^q14Wpp_4zHda4AH3B0S=V!xsw4NEWN@44&4+VU<);l9X]pwFf)tD0SDupP!A2@",
-    "%=MH21KhhE2mZ;e17RLOm4sssvVt2CHd>VP4+.]20*BrT5-HOmhR*:Globyzl*L0AIh>YAF)@/,2;)wm4.GZfi2(&z8Z*vY5jRyI2RZhY9Um7t01lJ>4:H5WLk7D64]4gH9Ulcb01,I/ALau&00g+<",
-    "MGpt=[Rtd3)S1WuFAzB^[FMPZEip912NyX]4*:0%tpNw6oe3H-@4cZeG&TSqAvMR,dLJJ*@4ca!0W&rF6CF6[<B$8pCI-f=9R)T&odYl]Ft*xb2$3owHZZ9H9y0wb2$hHl7&G@D2jYQd4ejPO1<njj",
-    "4+z(iV-4B_H3zEm6dye>>B9>LHTN]iy8$r(4$b&JD@su;n.NALj[=cN0TTwl3k]ox4-V4w8y=HW01pCz&u0db3.qBtIo0>J4$2z_.;s[>Q=n*R2dUaj2Z%2Pt=yAZ(3hhD548izuTlo)$YKFu35(7F",
-    "1(hrh0LA1T09=:ek%.8cF#vWBo9SK-S-!kFHZ#:NA0#r!8w%h(4(9.1[Obn-*_&x<2lJayFLpOL$Qv(mGBf^$1U4[+2>ZE(01eYR57YzXks1cx[ZkJJ$QujzhbI9mF9kF;jR6OZ;=gi<9]JU#1q77j",
-    "77daE4,3B4WDgUT%sVd$G&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8;+q=rHZcGTq__@RG>1)11enkP41kzp4et#E%HmlM1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF0V5xFH1Q2Dax*Xh",
-    "F9I](00x<cWDn#6<eKyckZunM<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6h/Mc)ld:NKiM]5]c@pGoI;Fx^73@N%4z-:!02c+.f<uoNB<ZC#%25OHg.^fnDlIlL01sr=%oZOYGT^ZStpPOXDjyRw02;x:",
-    "y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[hq6^*/>&/]!ygX>:*rVpxw0Az>XiH:Dla^VF#s:=0WvWF4#_(.4+O$kF9R;&mskeR@e=@M0viVNMjAJ;&jJpZ4+.Cr)rANPjG.#M05&<6O%ylt!2u4MlW,3>",
-    "<!K2=B*USR0S@_%>&y80p.<p&[Cf@;hW3jA2A5nP2QlYWC=tFxE*^Lr00N-/4+GE.2lFQjzWFd83NiYU3l9LKhXM%YOB=%4QUbOS46Ny246g734u,@W4bF-UA6>@A$!7uB12AJ<Z_$)+Gd5v0W-F1K",
-    "+yM>UQ3a%O4/7m/MzXO14-zO857hyyu:lV*s[#+L2Jnd70S;gy4,NF!UJor!4:6]-4@kxkUJoCg2<f2Iu:lVoUk^C!<QB.24eALG3h-:B0S>rk28]65JyIVjG2aajcfRcg4.<()4/M5CXAWBrHt:kt",
-    "0S-Ra[RHrc+yM/t1rL/7<QB.24!H-q3Yh9%4/YO#Ft@#A5[Bwt4:D69DKY:Lcc/Lk4/T6-4;2w#4-bmN0S>Hp4-kXH0S>Bo56T4ah^-1U;gS6$2k;m80S(%l0Ro,_4+NXZXa*nx@3VmxqphC,9yZ4<",
-    "4*][OoB.Aii.])qgaHo^r/M:ROt#5r4%+w;4!RLLH7r^a0S=lI#Df6:)<%.3jHZJD4+,kGUk;$$pb8HStcbt;4,uEQQw-m]6%MJb3J(axO$p)3XA7qq0<$Dm4,_XT1h^Me4yOVR&a#660-K_E,Jc2u",
-    "n_ZB3EZQss#i.Yo!m0reL*0M]4<#r[4G%^U5Dz(_)dUHoQU#)/YzO@Q3kDhwDWa]c9]];fs[si1u8#o./C5oF%d8g.:-a-#0R)2C7yt$j1D%693y72z3fTe!&[q!#rLF,6D,V]ermg@W2Q&a54:$lH",
-    "1vUU5FgXA!H8ubbJN)!)4>1!DR3A]]%LxxXqS[mj=4.sv-a;vRG/s4L4+PU(A8.3tj^8w^<5=5YsaFpi&-t)M-ei$p7R7,U4+Dj#5DyHSkQEH!.3j>(XbOc91K_slHXm-]gb=Rn0Wkmu+MX#6gb=Pn",
-    "GXM>+tC$rD*smD^tqumqz8(&S5g+XVGyn&:r5X.fgb=4q+;5mx*a8B^0S=&[5g(TUGXNel00mtS5QPyQG5K/;SPwFW5gRf97%@8AQ3$k(86R*pit_j5A0aaHnja4y-](u%H8$i89]bZ14+e^O48>!B",
-    "4>/[>8w8za1k93Ce,JWcW-13rX2i&P4/hy.&0@NNT<OalV,FvT0T0yy)ngAcuL2Ln1:MJb4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!8543CP>R4+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq",
-    "[bLUyqzw,kfn*OMUk<0CWDg)-59I@a!FmrGr3DZD2mZi%4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J]@,4+i6<&ph32eo7aq6iNHxnv6<1,)br-)>!c",
-    "65E+>Eiy2R5f1Rs7at2ahx@@_gq.G/qyY_L[o<BO05vSp0S=bvyRZQYg*p!jj-m$<iw6zU5dy/;X9[!-!ekExuCj[(9x;y[+x,&>W(d[S7#]cflgk(cxP/lA5Y4[:1Mb8G9]$$Cv-z+nu#i#<3zp3o",
-    "4*_Ot3k5n40MYv;1FwZE4mJeBz6/O(3%@d84UA;DuOA*Qjc5w5tB3&%#*6]Eg^np/u95<_2GGI@0fZ9>$4;Io*2Izl42+E(0!0d/o)@^Rz3L+dgS@w7JfBMsQ[deeA4)Qk5)UfETn]Zw:QfI=f!&D#",
-    "4=@g+4;DlmRSV&b9[:dkpx>+_+tX1W12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@2Kw/24C6ot%193e%c6A&zf1(w-d:7Su-+0P2b$$$4a;R94+omAi2)x4H2<9R6Av!E[!s]yhY/46",
-    "+tdLsCNna-[!t5qO$58:E*^Og=wA;96*1V.0S/G;4;3rlQXg>K03QP^00#5W9S@IK)d:d5-tUPd)By:OVGiN>0S<W##sLJ)nFI$p4bjYh7cAG40uMdw/2Z>-%3&[,0W_qs6Az&Qi*g=90XW>Q4,tdS",
-    "0Ra-N)^kQ=$#onwFb.QY0uONN)wls4Q8BLbd.dbGg#iyB(gP1L:t@4/#2Fqk02wy-hyflp01B+k9t@oTI1aPbQ4aj3X$s_L2,O,71/Jc33DX)0;5@mYXZmOpW&nRMVP-@9WHK,S4pk30@e+Va4@%vk",
-    "4vPT_i30j)4zB>alm<@ljsXuG)dmj;@e+X=QV%w^3lC%ZXb&T-2<gH@Xbxi!tqG=ojsXuG;g.Ym@e+VL4+Q#X4;$KREiv_E4]V!z4.V!t4;6m24qp#B@e+Vc59I[pjCKzir3DZD2jYx&4-#G*4+-8c",
-    "4/+y,HP[jl5&CEkHdh^lG5@-E@e+X:ya5kBu<etE@e+Vc4;6m24qy+l1k%!u0S>DU1P^QK&C,qm1):NK5c+5rW&ke]I57KwQ!fuSHjNQJGBP#K/mHM@ocSFe6*B*59^8vxKL9i>EY.,J286h32#Pun",
-    "3XPO!1J%wC4+WXDXb5x.82<M/1Uc,n5f1/n1gG^]4+PwWRS2l-a1RrxXb%L%!JGjP9PVf<4mLCZ4wonnxo8HQ/MV*10Ui#6Ar8F(4!UR$4c=#:0SKB@2lD.51pcH22b]g+3cgq@D:N_W/:i/z02es@",
-    "4$uAt3aOQ51lTqY70AkGA168GiJk!u1HqgI3,s)&0S4v#8v+Loft8#A1,a(^4+!]58!a>E@=yFhS@78S84l$FDs6AOl_o9vqYVbp*l@0<3vD7fEQkjK$%HEn%mV_B3^>NL84m:HUk5A*><M.3maZ)i",
-    "1:-/_<PPyclmY]Rx&[jD,a@hE:jDkUsSOV-u:^mMzJUP.ugwDv*VqON+[haa]DX#G3bF+cD)EV)0S;:8QUubb4gz%;IgH2z3A2>2Ej2qn1Kt>_L/OY88wS]34GgHQ4F&AoPyq)I1MH=@5-/Vagt,e1",
-    "k*FIFBHrIr2e#Ra0SlJX0SE8k0uLPbVh-wY[2dPj,rODx<^:zN4Kk_XRSBnI1=bR_9XOW*1dRO*1CN6Y8#reV2hH[ZB[n%]4yx1(4w3/_i/$/-gI)[wa[%Kz2fFV94[(H;K<T9<%6%V6IglL:EB:N$",
-    "3$fDz4-R.6t=ov^1p)=T0Itak1;rR=4++4<V+zPZB[VaeuL46hF+((#))x!c-Q]HTkT(L_)(sAl/mP-I7B/1l2xS2=3yjKR1/Efk2fJJYrsxp]wCE8F*aZ*L0)*WHA5k!!vH^UQU/^m_jRX$/%mEfT",
-    "H3I(x4+D.>7&xW=6:R>pJsvdp0xu-oH2DG,HpBuRI3flAz.2:64.zK<0v[(e,vSQC0w*&#udo6Gw&ev63D<<m9]bf30+S31/,LbgxvCltvkngg/azOEH=pBH:.u3WGo]!#9yQbs1;r,29y!zw1K/zl",
-    "0yESO9]$,A9]1G_9]bc29]JM_8a4n0px0ai-Q]jmoQ<9.Q]5_eFNXm!HPsF-6*Dma8#nB^3Ivm+ECEIz1TftVF9$O,01Bm$ECZ1S4&4m=w+[#M=9vu_0y*6cAHf4Q02nag!wMe[G_Ep!1uy=,FaRAj",
-    "nTi7s1GcXb4AJ^^3CRr)Bh2.34wZTi-C:H>1<wgjD:PsH(+Vy)Htop;2d(1Z0WSbEF@]Y80U,]st:F]3ULH7ym-(mH%zF.5#GD@<Gb]$y54;y0A1,D93Yy,Q0Scaw5+5Ek-*;benAkiIB:RQ_4b+%b",
-    "4*,hPTLrQ9ZVv:IhXVm24.,MI0S@RBhf=P]1u_6;0]&y^83=&WMFBexIpMgB0T15,:lhzVH0l<&7zdB#AP*Le5Dxphi_%1CHUJ+$IRGCCHvlh1H8OG=1vmg7LNx#n3YPE!A3!(&9].!63,s4]1HG.y",
-    "1au9@-vgC[%eH3=A&#k4F9]X*01E!]5CNh,4+g6FAP)tXkR1Uc4=h>:2-##Q35<Rz4/lN-RSzfqno^PSIM)*djIIR>1J<G)ArExd6CZFm01ps[wu^J^.O9_60S4[*Ru2i+6CF7K0>6^EIq5nE!A1+T",
-    "MGpti,ck(s5)GFK3,f[,9]bY1<UsC0A@8=PIS&WR/L8/HH/9ETu(nhM*(DCdlO7DUE,W^X00pYPD,QsL/<AZD0<F.o1:N/$4(+2/9&Wyt4G#;Bxd9BaNd^C>Tm+[:4LJnLqf,mU6bR#p7!L-L-)ekS",
-    "rkRfc4+G+q6Abo@6BIeE1Ol1;4;NK[4.MyO4.fPc5+8-EHqtaN6*V@^G!FaWYX!oB0t/-x7!CH#84nbvLk8&8I^NEr2iODviV+V6%8v=U)dmZLrxi9eG%VQ89SXKcAJPIdoi#6BGBvau88n2D4hfl*",
-    "6E6WcI<1LoLpAOQA5$_[4.6%^L.*:guK=Dqfe8-S.:hk)=a2kEqt8>sGXNSnx(6QyHJC#jGXM+cz8;*y-#(gaH=UAu1UWXu4g-!h9]tqU4jVK81n;6H)%Ow)1-h:#G5[Vo01KAphXDqc/mi9lnHLXm",
-    "()=.VFCaKD#10:Z0XP633=M/#uUQ4bza9yZ=AQ:[(ZV1v3=Fr.9t[7s6#<DM1G/ms3xcBp57Pq84If<P04Fjr00@ImbPodEl4%Cr(sB/Qxu&E6A0aoY#Ssr6z3N=cZaK[j7&8DJG5[Dd#S1PuHiQfg",
-    "zIF>^mlqELzPKeH3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-MmL*]dWpZ+Fa=j5&Zw)YJWiU83=Mx1:DN+uSrU4HtS@TQ2h8Pbyh5@/VZx17453:p8!4VG[=a&3MrG=*^Elvie4G%$9",
-    "A1pEa4G(z0h8Pbu/mH*HUmqbYi4G4L(uNohAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD7M/p73r0g;(28sEra9^hU,sUSTyI5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfgGv2/o3htM04$^b+*zy+w>yr8,U:=xE",
-    "$Np*p=aT$DlT8lX*.%Rl,vR*_4+W2;1rDwO4xy8D4BxzB3#m#E8Og:R4z:9O2iY>Pxw-b$fkXf@1/qSo49;684);x62JOrN4+Dq8Z3,m<&%=/-zs:-.2&cA23E:(GheHhd#sUur+qFgy1NycB4+5O:",
-    "9RrHmL.r,@M,L2z/x7cc2%oc44+@Cs0S()eAS5.7o&zc]HOu(^1;hzp3%pMeGqCw=9]$w5=%nr:APBRGYZx_j3S]-B8wyPsG5@u30o,_6#E_5i:W*Or@.qfKEHN1cpyDeoEHRSt3.&s*0UrxHpS^wT",
-    "h0h)e@bjSdH#OFfTm>*I3-VDK3!0Mw2,oDX0S<c;Sp<5)6%Pi05+4aT>e&20ucU7u7&V!YbT^.BIjjc[1:oOP2EmL43a@-041;[S0SjCbH_.nc01pGG-1CR=7YOjY5e]XSa0Z5rK<S48=HUE6vd;fC",
-    "GXM;a0SJr&4!NL)0SM03b@H9Z1qqVH5f260f:REVkqrm#M,DOp#se5IGY.:K,v.lE&_OUMgBAqBkqrai(]8KUM,K,4sz(8#We&3w4;n5A5f34(vm6f_.je-zN-opq8V<S)fg%qGs/N=n[[jyI+Or<C",
-    "kA#l>4u@)136;]-2hpV)3b2p>4+PSxrU4Ga#5x7w>h^Bz76aYEMg/Di1K9Zy2HcoY6K1>@4.D2TEHN;75(Ji#0S@Tqu3@<&tgEB^57Ggy1up]JG0Ni)4+pRXJTfyY&cz^O:f/WOz=o(:519o7$2uA]",
-    "eI7Lc3dglZ1^YB*odq8*GXNVm00q2_1RroRodqA$0W.&_0yh930XYB(@o-qWD,N9n0,fI)9^hR41qJ1,T<3Q-4i5-Q1p$5rDh_#q1s=Rm01cDUBmj=X0/tq@4[)CaAJPFe04>2!,_%H$HsS*h1h]4_",
-    "4+y&j1CrK01^p>$4&=<x*taedIl9nE5iFc.9^zkC3KcNS&@AoP0UkF13%K8H1^hH*o&g=&HQNOZi;Br#EV_:Za5UQmAJYLg03QH3024C+9]1K0F9.U+00Z$M1^qN,y#xu[1p&%v1-XcEFAy-;+XVq8",
-    "5kM_rp8+2TGus6Vo&g=PGXNhgHroXqGuzM(6D*n]A8.9:1s_D<HvlgHGc=DcFaRF[HUJ+8HvkehjK3fTEDr[_1Pa:)893]0Bp(tp+XWLd02(#@9]$/B3!VWV1vvm8EjQZ*9yIQ(5Ch<@A8.C;1s_D<",
-    "H_/m*F#sbtHvk>3H;[*02I(6H<vLhGEDr[_1Pj[*0.WAp1GWnv5-Xt:t&2h$F@oes35y&Ho&gUAuM!>FINJpcj,w6^ESM1/a5vipAJYLj03J60BR4bv4+FLX4+*Cn5-/*@E(R.F<Q(!xzS(dNhNBWV",
-    "GB7vS1O,>R*JTV!4vqm20<R3J2QvqNE(xxN83X#L7Y;1[2L$D^KMw@x[%[@vH2<bh06z-gItrA$9^4+u3(47H4+fu:Q!fNJG083-3=.f7E-Tff0SDPi4,BKMARiGjsm=&3Ey%J^27M0zk/73mzuR34",
-    "+v-!%>0TB*szVPr+]&#L*Dwz!P7c<v7c_GHIE:a05jFr12h#Qs4+Mbr5H2.>004z@1t1Ru*]ALz0#FYY;dxz2&Ak=71lH6HF90wzP6*vJ4#kue4]SBCiUBW5GBm3T4<0^A5HE<WEG3zpiUBW5GB(r#",
-    "4<1%C2QP_OEG3;uiUBX40Wvt%0sz@=4]JoQiUBW5GC95i4<33U4+OpfFKsn7zXC6t0W&cD1O:O&3JuT9dJlNX,47q10W#DA5i.Y^0NVW;A9gU,0w13NGyoDc,4Y)=G5xG<4.Nt,ACdtz01pcE7B2)g",
-    "G1SHp9^PCa)C:.b+..Wf!OVXT2*K10954V65!@<rF9.L+054TAGynwM0Ur@E*#Qp@+..WdQV$Hl0S@3XfN/+.>+.]WpaUE;01n)MaSosZ9].,99^G4C4:[a@aRQvUaSsyN0S=<1fN:uWEvve94:a6:",
-    "aR:di$pH<tpaTyLlavu30XCom9].<B9^qYI9]1T3F90]&00@##5Dv]h6#]vZaSsyN0RyK05C&Nf2A_5E5u5uE4v.L;1-&7J7%_6[paTyl/eBVtI5krZ#gr8fG3T_%7C6IY3e;RX4&tK=1muVZ2.%i3",
-    "5bugV4+4+:Tm@<KArB9nDGrqZ4rCuAIg]kga0,OcIs;0wDh_ys$[hfLRu2Z9-T-9q:mm&5%1.8$GQf<30S:ahRtdP.9V09y#h4r%aP+eS6f:xYNk0ZSGcoRs9^b;c83X;4O9#fVTL@,a0h2cm3,-@f",
-    "0Rr6#0*WXSGM6M9HDm$1lu80*4uahU1([.H3tS:JIRFICoi+,uR38B[iOmlm05YlH90L1d45!_54)+8O&ge@LF-gD]F]Vux5I9!=%A+R=+]Vcl[sITvv:z<sHzEqC%>tuOG(.HrH!wvUGS12m9[<I)",
-    "tq%Yd12F:4yATHD0SmaNO#>=uBp(Gi:-*3mH94P]I_+FYvP2A<tr,jP-8hO:j$sc3p9CKRGI$;MId%/dcm[&C!vPyJu:^)2iwy(UXbz/$1NDv_0_,$)m(ywt;Wzn0&X55WHTKOK3yc90IlTr0yDkE.",
-    "G!F^/xke6.2M+=N5-p)1o3k7iG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ-=in2H2;sN2L@7B9_U^=0wOIn,VPo#<(Bdq/O>vE(hUzHS@Prh%;^Kk.3R+Tm.$fO2LzYz1uii-<(Bx54+QcF",
-    "9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4W!<92PPF8aAs04!sc[1U1PAEHF3#",
-    "F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,4Al4.1C5Rm4xH)>J_A-fkp%.$kQE*:$Oj8k4+OgrF90wz00rsuRu(wP2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1gnig0zC/!",
-    "qXG,O5d>YfA0GuZ$>FhoH2<B-2OrY@GrSQ8m#WMG3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fb<02dDubAUcQw4)F-h",
-    "GBslf@wb5uS@Pxc5e<9+A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=008i[Q4Y,q0$Cp*G]vYw1_o7M",
-    "2aOINE-Y[w4pAQjZH0#&95R6g4-H//JTW-m046Xw00,p^4.*hA1mgW51kv[a2.@(fAUQgR0t[mX!p%+!xXBz3AX*OszY!ZT00h:8I375Y1q7jy9S+O_3[wvS%m*(5I5>]Vjp$njss]qgHUJhe%m*I:",
-    "F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.*f$s7mf0Sn9r1M@>54+iHbFAp&:zY#Ci0WmoM5i$S@uEZu2GVB%)3BM5l:DxXJH<=@t1vNJS7c&4KD:wiSQ4IGY7%,cK9ShM04-H<:0QqAL<d+ORG5[YX",
-    "F#rHh2dTv/7&ns!FCa8Jhyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l01Q+Q1oH>W12O-u;fDi4=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:dzY!BL&-An+1<0>A",
-    "3=F,6zYznjlOGQRjtU.kFwX^s1_xGO2aOI7EXXPjQ4F!<927Lp2OK$tkZ^(ey%8KZxHL8_IW+(W.Pi<e%m)FrRt3g>BMrX!vH/eugaQrA2L$1]ObNRY4.K0&0/p3#G5@@X051hNGypC*Gyn<z4+Ogr",
-    "F9SC.01,3*7BT/21f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+i@xYMsH=:Js4mdZv5kJ,eGC4H:5-On=wloH:oDdHQwlo5mkV6kQyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#",
-    "D:ymN1@imy5iB.];FlA0H_.IW5f35l2;O%*PzT)Oau>#]1@iUr5hN/z-P6ck2G[^/EsoqN4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg9XRki4!8vX=[Oim6^$#71UECj1>P+E69l4!DFp8o",
-    "4A%/AH@$3T1DS-,4xR^F=N]8C4mUU03l9XK6E6ccH_.6oz8nVF3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F83)zKb9_dpo:_$+EGXM&pfC&k<wE>.U:U]5&@w$B0o&p=(",
-    "*sZ7m0r&(1)6xtNVT76k9]bb^@ve7>(K8R@1IVNw2C]-j0S.,%1f&EX7BJV60uKd&1p/uG4xEW92jKY_A0-[Y[[av40;eCN2F#+:0Ua/R1,;TM6nP&8GROo2$LA=y$OI1z<]h416;hK[$OIoiG5[Dd",
-    "01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1dOsE4R,]U0^mC*1RgU017rij<,hv@1P8vs9S.nT1Rn^B03Sdz02ng:4sstrIRFm^$OJDyG%.4t$OH_=3&-cn*=:],1vYmd6*.TR9]kl45jX%0o^WSl=cw*p",
-    "4/Bh49]$x64:HEhKn@*U$OH_<A3!+(4,3cyFF,Xha^Nv11PIr$5D1u49^>fW0xALK%<71_2),Nzwa5zuEDr/x0Od-xw*dp_kS@2S3Z-,-3[C^xc;(Pfr4]lMA09aX1eK&J4oxo^HZcGvG&!6D3%Mf>",
-    "G]m$r3N^y[GKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R#8>7!LqUA0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuu",
-    "A304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0TVaipa%]2A0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R-EBZVpTzA2k3I",
-    "Hi!cbO&/dO03Qc6hyxNZ01@L/2Iz4F>3#!Bpt^PETOS2Ckb)!%t]tNdE)NUd(=n3t>6rj-zXTmLso<3:2F/p^4.V$V0t3-y5Dy@)qd*S]9xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR",
-    "6gB>@(E](R/Q]$,IPjvj0S=]3vJV;Ex0XZ,k)2%!--.SI5[^ma0BR2ci:40()1hAv2D1bL%H[$N#[DiI2s1Pf0oR:%2e!6%95>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP",
-    "9X0;5p16Mx0+8B84+&2%1vD>My-cg%zd#4qbPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYm47I3hJR7XySF9_;HP0^lkGopl1M3;CmkO&:Wl03SFw053T)G5[YDHUJ0ozyl8nP9Fw1+65mU",
-    "I7^ZnGyoqrH_/p.IWhnb0;ChF0r>zcAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+",
-    "H!<8RID!T*C=9kt4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOT",
-    "f(9QsH_/p:I5bTUIf4csIXM6i3W=:MvXTM:oUs)F%q9-Cj:Z8G2j2Jr0R7w*4*o6/5X.x*3CF)04*V@31Tr2SH_.R#E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)NSI5-gz@@z[YO*zQ-gtppDX*We)z",
-    "Di0mlhXM^zj#nNxl#Ci4F!.9O4*]8IvjIN@F*rWJs8^xnGBB;JQbjX!b#3403lAPU5jEGDWf5DAm_[;59]bf34,W3(Apq!o4+z</4+FM/1@e!&2n(je5DMIi4,W^o45jml0Ro!oBo70s%K@.v$@K6O",
-    "qZ]g=xDyWOw-Kt(+#3lb4xIG[3yA:&a]0C$rI@W-6$bzF7z/t1t+pEhR1[>a3%]V=4+Dy*2OBrjGzZ1mR^Sm_1)I]u9V>3O9[<QF#gGRC/$c_%g=ef)#N!4D=0[UXnxb(Hg3b*K+zKBYXp=CN3ttZi",
-    "<[y4N4+zh:5DVA:4Eh5Or:@3f:9@vP[.s;&G8GXs01Nm72HL,h0S=SQk!/pC1^=]HG^X8V2*Lby3ylK:)0zhdvXgBKj[=fb95z!QJvEX83C7KK3$=464,21xNe/.,)ffY+%<hv@r4J7Vn7#<gHmKM@",
-    "FETPX#Rmc94G$cc.[.[U%SRsoEyRKx1n1L:0S,C@->nn60x[408xIgTA0svZFA*[<00#O&2I1[*E-U>+>W/iy(*ztjKLIubJv/lkG(Q.L03QlB03I@u=eq@OKOYJ-0079mFbqH$F#sP5GXO3zE7Yqa",
-    "88tu):(d)2H#6.B8!I.69T+qK8#MqJHUJwp02nv@9y#d)2(tkjE$N*j2Zxja4fc_)1B;R:i^fJ]8UcY33pN284<AKIbT0/oH2<C[<X87bowOGO*vkR_$p[Jf2m[p!4+-7R6F2]<rHFPJFsBF)2!I12",
-    "H!G;AEe@;PiX0yiG=PhH7Bn^R2o5>RCN/-c9XOu]6gB@6Hb4rS@U;frvj+*$=$HG22b#>l5j00FH8ubY+;<*>3NuF%G5[Si00G]w2)f5<4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/0NN4>",
-    "/*/4.HaN+:8w(v6G5[(!F#r^c01o_L88#gc0*de)3Ah0sHn6562C3]@0S!I^#pWRa@[x<E0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68tmLw83;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph",
-    "03Q^H00M*p95C+%FBLdBLLxXg030*@7&ib6/:,o6tJfO@8yhv[1qT^p-[=vB4+8Uz2MMhK9x_wt1c,xc4m/2-g-x(E+XWvYIGY6<AT%^)8Oj9,&zH:s4aNl<7B_O=q_]-h@_x2rGd;[sD:D299_LnH",
-    "9x$A*VjmVax&-t7mh4dsJ@aHbwgmy^tPc+(vIRdQFfui<1pt@^4-8ru4muwqGyo4DjSCYu03bIuJr4k,iwpyu6b^ZB1O;*)5j8-[0yK-3WCWw@Cl3ig5HtV-mpBXEA>T;fMGpx-5HkP*iZ_9rj]BtU",
-    "rv;uRKoK$k9]AVe/wt%pU/EoD5-gYO8xk>n1q&S(HUJJf6*vG6)deFpFdYvC*98f*0S&M/0Nft_nbIH%q<<N5,TEOOFtdmO4,)jXBQFp#Fvh^V4X=bD3,0>O5AFo:=Hl<5j[y#G4;LQdAP&o:4G#va",
-    "q67_Pv6dhRM,B952IMLa1oXI(0S<pn4:SGtAs,wu009LEl@Rh)yS5>)@0hCm2ehID9_CkH4+oY45557xwj(bBF*pDQz>KF@.O7Tf3WM2f4+rL!AP$r.1Gjw+wAmC73)DLfs_,aKqz4Y=2opAwfk6QO",
-    ".sAaG5)K_)/YkOeBMd.Z<beuH2qFff*L59ctK29*4LLL[:O2n#(*X*_[]E)s0TeOUf(jo3H6SrDHZ]4(1STH<GyoAa+5rS69]SW15i[Na1STH<G5@YT#%/=A3V[g]HRSz44$!-;0@r_+3abPTgbWMO",
-    "Z_z4l1H(HH0[t^v(2fEQj0+37gSi0+*aHLQ[u:foz!<H09]ijt1<:DG,]@y]1(O8;&IBI/GFJzf1rG_(0V59[egilU3WEU$@2@OQg8;rfG%$ez0XPo_h5@rL1@i8=0RbZqAcFx1wFeBK$PXDeodg#&",
-    "00,GQ0!J,3T=.MN-YbY892>&3N)Fry0GR=]#KQ-.tJnq:FrNetBoi.u0)+;+gZBsz3W5OxvM&g^2rmjSGKm2eGo/I$i2($%k!ArT4BQ>N5QzZ=p$RVvFg1w*1JDBwBnaNq3lT9T4c>nv4,kt15-r-o",
-    "!7vXBivbcjj0z6]Bn73M8xb<m42uCD4:bTNF),=29].wS76t655Ciy>W(DAraSqAf6an<U9_Ly$3LghC)d_py+n<mt2Dt]Z@Kc!k9]AoO8@K8>c<HAl3J!Y#Bo85g0S@9Y3II$1Bo85l0S@9a3II$G",
-    "BHjuEIS$>n1DQDss00rI-]K;e$8iq;$>5@LHslHbs&<l/9yb67q6HQ:tOO2!A1gWL3Mer,051tLFaR$IGBE%zD:5.wC=9ktFA6d.i2)x7H0BB_EiyF#C=9twFA6d;ivb,s.>ZX+Ne;aN3Meu,01DKY",
-    "N(sh*DFls%Q6CjD]Aheq#jghs0xtpH.Y*5No:2v_Lk@kg2&_:H2.7Yp4%d.i4,DXye*$6-37Yl-4+Xae4,N7e99:ldt=ov%1@h($0^l=Z0ni2y16&m[x1B*BBr-tAqy@TIT<=Evw-3NKGhG4p1r1#V",
-    "<Vx_BT=^Sg00GDa4+C8Qp=yjxT<MD>)Eo)%:[bq;3/a#f9[^A14+NRB91j4.Q3$m(4,Bo.91kLn0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3%6nk%!CLAnqd",
+    "Ru345W)Bxu599:E<UQ>75^XAO[0F,5umKMfv.MFg:^3xoMh@5I5)TpDWe+V*A0#pW4]m;HUk<d,0S@6c5)T,*We*ru4-igx4-NPt@_/sF$=j1&v-@0E2hEGh0Skmu0+$F61N:0_9SPy>cOMckvcNkJ",
+    "61mF70UsVRzrspBGdMW=5e^fVP#rXa5&+ZvBMs/-0UkA[w+Js7HZY_qhXDcQ%mW3Z0uG=51iQf^29&jL2N;vn!b%SV$6=*Yi]uF#VGW>vg8:S[4,W,S9]kc<9].zV[zMLgXb%Ma(*gzfmQN1;,[/Mn",
+    "@tu.WEinc-4#)fj0.pRk4*[.M9]kbQr3nM[fHwk+-$[y3@;)Rxcn.^[/;4zu0uIdq6EfiR3/Fhh2V)Na+0hdP$fauw(DDHT-sXE&0S+GpIP=dd1GWPX1++5(@P&N!pS/VIxZ4v6%@p!HtH^!w0GOBs",
+    "9].$zx&jXc[Jc8^>w<^3:%4=l9^qU-x-p;S4+3r*G]$:-1f2IF4VBew2)17b+yNXq02MN,p9v0d1BcmQ4&VU-xTFaO-sFSvk_uFBGCAS>045Iuatf%jYzC3MD+8v5Yzel*SO+#3GsIsGfdvvd01pPb",
+    "yE[HNH#zA66gHNd79R:Q*a93ha08whA2BxK)<&U%-nr*p%a%O=>0k$I12-GA(hUOV:^mrk4u!,72Gp,Q9]tn1&36w1wg:>]J_JyamaIMkxB:;8mjwm$-Q]f%0x38!qPYPB&g_u#EYI6a0!9%l#ENVW",
+    "6RL-;4gIyh0SL<S4p#sk2/rV8*6^qRbnuKSCNVJPhY.l(D:yWO1R*&!PXy<MMH<GZ$sz%97d5d08aK,V5-.4=<lgVA4L.,l1NqrQ0*^2F3>%hx00X7j77O.cBr,LFjc=Nv0s[2^8aaX0Cl)!OJ@TnK",
+    "0hdYuz5))Tz7!HLR05hT4Z#5iI2kqo0a6k(JRbryHw5y+7Y!W^H#P$$95Azs0tM01BNRA@;*..PGts-P48R2fQ5,eG1wREhIX1)v2f+AN9]kta1qn42If^wT6F1ZY9yPiL6gR>zJ]6@*xTp#*0yj0>",
+    "Fb<&lgU0_]jR6Oaz9s=>0^G=I4,35K1P/x5,9Q4M0Urc3m5_Grl#*_0Fs-%I6*)Bz0iFROIW-F7HND#n5G=>d,98&Io(2:*kK9QCDH/Gp;E((969oCyWB_k/1@i6AkZuV)1EviIunHdsFggzxlY0*l",
+    "&8^Yt(qaO@0uJ=S0fD6z4+Fr41rGt+3IoE%GY-Mg3283;Gckp.1rjxFBQ@8W4zN)Kmsk$O=#KW!h:HOZ[#*]N#9RQMkP,se0]JE10uKe*qdX3>9]1iN1LegI2/oCD15ga+iv]gty(Sqq:Ei+n$+-B-",
+    ",-lWh9^O>.$7C)tI,COn!h.-un*$F5+n!Ag;(+/-y$J_]5-FM$1i6.)1+m#D4,cD@R]7c[H2<wqlL[6!v[ei;Co;Qg0zn693EY4P1Mj91JUKHr<dOF]-7.-hyG8/.I36.CUI5aBLjzL*Ckx(w4+4#h",
+    "ngIbe9]bbv!UzuQ2M,4OI^Z_1#$*b.B<-N06#^KeYYsdJg7X6o/E!UX[oy7L2DKGFG&VQ56#/go0=9C54,Bst95U3YITbgr0Ur!B051nJFzW#sF>Z!i1C=Ii1p9]hJTW*c:9ajDHZ(Kk2NpDrOAf._",
+    "6a;n6E,X1Ro#qV:5Qymw1bsa.D:35nDFb[6s7wxf5-OoG3Nru;3-4(j4!Ly%mH@8emMso-5,=+r9_C!t2-mq6:$X,83HFExE-ly(pjQmsoH@!;IY0$L9]SnC[C5:OLJtj:=hyq11/-5&4wwQ0UKBW/",
+    "3lAHZ0wXvqiv.gq0tlOz4HPhZ5Hp$^4*-(v6F8a:4+pal42g&i2JQg^pNs+rg17]*mn9CQA^TU9EdoagtNVBl0,KT!0+j3/0)wnM4+!]1O9hhx4++,#g8;4[G:QTr8#0Lk1E.z#2EwLm4+)F[1(_)t",
+    "47#*E3oj%%HpK)6BMgoL0:rN+1gzNt4+QYl76Ww-3+e$3eIExmhO@1IGC3>1GuHtJ<(:RKsli48ppa4nUJnF,o-;Awi&6tl4+NwI4+O9Q6F7wd9]Jh*@T@FFFBmk+-sOr:vH/9g2;4MH4z3giwPZdy",
+    "G%]V*62@G]4+7R87C5QsN(0yd0i7Zb43Gr],CQm+ES^Yd0RyJv76rkQ2o9-_vjGCG5)PLCA>eF3Cj-4SF9kU@/<ACUr9/+[sFeZ&o8vkQcO*DBS04o]rVSJ-zUD*;%8v*HthG7/;gtM9,ky061E9SJ",
+    "4.F#iWCQ*x4Zea51B/2j2.)4.0S=Ywf&_eeU/KW:tVRpD#bgAN5(eJ^0h/8JjkyE=po0zznV]v(r.@F2i3SaVa]G1B1qOH<0y;!Z4yz3pH-hgmGL6E016mINumcYj)Wl:CumcLM;;nTk0]Ofbi2(>h",
+    "PY+b#:^d]v#AF7kUjgu%Cj#=Z4+o3Fg8/_;4yFqaCho*!95T.]ISAaBMiw@,0^lBC1DyvC1gruN4fz2sI5GV#1)aZb4*,)T4,AJd9]keW7zwfk9y5b31dRzl0yH)<ffEU@rbZ5gE(xU8I^Nu1KL]B7",
+    "Hij+&J]6<&hAuw=IWaQ-1e(bb00#jM4*[z!0U#d$G>)TM(_JrWtt]k06D678Ne!R,E,pAWtStxs%T<#08z(tA9]n/yMH4pIrE(6m=d](4fi(gj3*##jHQb[PAv7#&9]AC=Ed.uMB0V)SG(G^+9]..4",
+    "Ee>NKDmgN)C/)i70s]Zk!T_2TGCK.DekM08jsqV8GVLq@=4u:E9XA80*%c15@zARxHaV_X95kmb1:w_z6*SY9vjGnSr!5J^i7Ez@(/sDAIPU<-H;9X2G]luo2FD2tmJlBWF@0m34(s3]4b@,L3eKV@",
+    "089<T#Vifshi5McH9DPq88EGt3.yICwFCtH<D(L9F*gpQ0SeC2rvV#njK2-DnIalE!vz3P2GN/W3EiYU3YP6=1i%Lc;aMD88Zpc)0<DZ&Jj=T)2BNWj9]So70:^an0naQHHsG%l3SS7YjTa2c+FuU-",
+    "2;/N_1u,+uEHXAVEJF>&%q$1R)K(u8HOee9H8C&%00[<mEDPcR4*@Pv1>C^06w53QQ4Y*30rl4t1mcYn2P+HBEC!-e2oD0:foBP,2Ok1C;im2/KMy;3EC.TlL;0MA%Pa;<sa78fH>0puGzqJ,cmY2j",
+    "0yD/f2D,LHFEBAV$1DU:6Egq=$1Dee0^lhpEF3kQwFU+.9_wEyEDqM7WCVlZU.V/y-VKB_[cHk>;Q9OI6$rus3h_)p6*2a!i2)uomKG!^GODW#4+ECsHxCuV-baWdxjGLD(7%cS4)(1=4)hx<4lp&E",
+    "77oK32*2873(*+:PY(#n#0&[!88X1yT;+k^4hGZMk=v(&GnE>-z[gSm8V0l8k=u&k[!9y=#5=ZAGav@v/65dyH#E;iBLa96Gyp6!JD33mt=y3-ArdfZ0:]P74aY$TuK>G8G]mA7fCvvH%K-w/H2<.w",
+    "FaQq#&k6-Bt@H0Pd/1M14$(pdyzU.l0>@aXm@5r$IkTJu48sWkrT8)ltGQ7LlmY,90:/RkxdsY[[%i)20tL=^0s=,g3Cx<h4/-d62CTDJ8#TB/1n9gqF9.a@xIr%rIX3>TtF3Gg6^p<R7&ZV2+yVee",
+    "4-l0n0NOwXR^TuhK;&Z+3.p69x.L[,03]RtH4UEu0:Y&/0w)UJIsqCMH.kt*Il4gu@MWLxLkNZfDmgleQv[2_HzhYU;lmeiH.2__9R(#10,^<w1t/d3GlN1e2QxW<LLWUg01pqkxL*y3nkEgJ<F<ba",
+    "1rFtpL/4Ht2nzN6paBmJghD;9I5-<_0-+-u0!0rRghC0MnMMy3ghDbnI5q$P2<eIj6)ylaHMtc6Jr5GO6%J4f/;V+s1PI!k1Pr$o2mRNu0S=tI(Q+RIFoZ%cKQJ@>GcYwb]4t7VghB+DPy-y+3xq,p",
+    "HVK460znRhLImds1Gx4NA22n&6$DcgIRFT_6$XX>4+Mll9]bVZ#!ep;FuN5G5v#9)0SlQx6glV)9]AGB6$!.TY99wMJRb^+051kLH_.KdK<S7%uxtkXmP!#b(5e::[XQf!IPUKRA0-=NKr%BpHvkS;",
+    "0,qNTI;X<;bO57R4+3,(GV%u:6*zYa(k&kiHO<dbGchp$3I5>b4-0Qo6EnJjZVo_pDKySN1YI3AnF0e]6F2Dz4-h#O0O39cj6n]0KmwQy6f%4t1URZY4--ikFAXy=%]I=)HZTA$0yZ,M8#(s$0uHPO",
+    "6)_)iR1XF2cn80fI0&$]Ck_+FCm%IA%]H^6(mnxo4+M+;1o0OS0*(S3H7>hVGtEE>+N($c,[m(0qdyM;@]Usjbq=ZNKraV5GypFGHa7qOktGHr4AdzDsE-/jTV4+Y%]H+=@Dp@A4-sxtBRMsN0UrW2",
+    "vH/^AF9gj%1]tswvH:3rGtEFEEi(WQ0f&wn4,)gZUk;P$KpHRrFEKea00Wf97zK*I5FZvX%]JIWH!uJ%2sSnVKL[[0GXNMdfrLs0v:pUk4+qUa6f<oGGb^bVk>-F)%]I>2I5q$u4L6=uf&m=iojnf/",
+    "+sK0fBRDyU0Uu*H%]IwOHj1bO47el>GynqB900Th37@Z8+ud0lGR-6g1u!/-00wvu6wN:/I5Pk*8aXlm4#E/)oSAJO12C@y9X9]0:;[ZAuqO[.uB_beiO=&kH>bpJH8.HC9]twfKo0@:.@xeY-HX_;",
+    "j=jEVH2;#:J@S+GgaHoCKra$DGyo3y0U9y<BR4qh2Oj^4uq*/k0S=P5;l^(-/B.JO3i$yOHvk;m02ML51OgBb2gX7#5-rpd4x$Gi0ywNJFBv&804F#!04F#x00yj=Hv[P66AuQgECimI6FxaMG2ki!",
+    "hbaUg2jD6J7!L)vk$3@k6EOe@#AzQ0GpZ_CX&(nQsw>VUIXN>@EDt5g0Urr700QMS4XG:u5dawhAP%c64,3oz5,]WD3oxoI6f/OW7Yp95Uk,w46Ey%KGdZph4TWz4+av/AF9I;#)GPw;;h=ycE)N5O",
+    "YabCZ*K!HV>aY9Y0R=h/cn+Z&6*s7^1s;/4&h:B/IJ:L@FAp&[vaA-ltpNdy0t^629]JIK1:1<V4+H(Q7YXy(!_q@!G0W4$0R)k$d.kzK0x+He88wgr4w.S07C65G3bNr229ktEEjBa%a4!fpGyoJf",
+    "@k4;1P6vSXiU9>eiBt,V+GGldF#y#23.-Yi6FI;^1>OI8HZ$6D6EI,[h5,wJE(4vqH3G+)5f25gs/omZ:O:6e+GGy7)lDTiIN_q_aVI!6iEst^+6)979XOLP4EV%k4uwS%G5@X:[xA-gF$9%;4,W#@",
+    "0SKQ(2J1IJ1_<h[P!c(.X9&Fs12O>Y4+q]M0:T3evPA%71-GId]MX@oI6AQl0iyyHH=49)H-)+vyDbK!AP%nE90QLx5-Dv-4)A6Kl!HPmI5yD_6E;:J0KyLgC/RK.10*vntR5OL+5,in;pO_4>TF$0",
+    "1Fh</4xHa39]bnU:P@#!&m9snZUeKm1P/^6iZBk+S>6_=3W8;[l_x1<3AUep8ad^N0.niW4wHWZ:IDg_0XH^@HXI7@pDz;R#19/a>QU^PrPCu14XgEd2VV_XwBZN=rNt,<0<dmW4+D*.I^aAH=:>&R",
+    "!6+[RGCPXm0t<:sBsDUQ0Rj#W3cRBTD:yX7tQHEfJp$c$4uoL_=UGup58KMA0S=MZ-VuJ[+anJa=RBc31/a%v.hD8rm<*Erh5,)i8!0z9@Jx5^nyYXGl,mRzIdKT+$^Ryt4sitZG75wP1M_YE2:84N",
+    "4xPe$1)_BV2QjzF4G!2E1E.TL0S=N*9^70K.=:,GIsK0b2b/dg4a;=PBRMx22JC+Y8y=NVu:%F/0tD174*/7O4hw-+Y!3$N+JFHYEb_7SIim#^IN@to1F(@800#jM9]Abz2MnMD2GNRf4+Msz1rG#=",
+    ";*SAx!jx4n12ix:43,ZKp8RYE<rFJLng#<mxfKrwpWO^#@ov,ei_$J7hC3e(IPC%t1oDDu2d%:w6*BpZE)4Jk4)%jQ4aVAO4(]ySGlCc]4mCE51OkB]2:kp41Lc7.3e5Xl1oVkC3W>,wGvx_o/kEg#",
+    "3C^bH@3f62i(dro+%6S0=8*hAfCC1t-9LjT0S=Q2h&utQGXl8RZ4H;S17-mL%q$NFmW#mw4+op6O$ySQa1QnJ0^;c_1]JnMjtd4m6*R)ej[y%0gWYfmq$52xGdGpB0Rx5=0!$2r/NtsH/:Z7!T;Wde",
+    "N(6!L79R#O*Rlv712>EWodF5>gF6k*83&%;MjbbZm.R##IS0BL4*-.N5-=(&0#!0HMmadP/mZI)))f-tm%s,YIg,c$3a02.4)V;mAwov#[aPOcK:!2>4v5FD0T47jF*89j.H-2cJqFe7S@Putun_+w",
+    "H$yTrG($BxAu^-C1DmG:5j8yu/#mu!-nfWf0:tbA1L:OzFgHU*#Q7T!1gfG14+rLi0_0p<4ml47(6e6^H2;]c0SSwZCl1^I1tu=oqvtppGrz>#3Bkt%3cLXadjW0+wn,E**=_tfjUEy;<f,@)qDlqu",
+    "oLCI5;-@;*j!FYMKLIT.GRo^=95--B4+Ag/=>&3%h5,mu0O@$63(YnT[P]WcHZbPIYz_479^qUF#8d:/zX^bIzfJ*)*&Ga/:-Vr4r-7&(stF^,W4jaupPViNlcWj:tBL[#qD^:kifSe=IQ,lN2d5Ms",
+    "Glt2/0TMGB1gw4lj_x#D<FyZRT>y]3AQLd8eh#S(1=3NW4+ZBq4+P@iWfeAl37Vfx0J%*B!q)/@tug]Vtx5:r9thdFi_$3Z0tYYxfQ48dHjWkq:-w,1s2T+4/oSwGs2UB8i8^(l0R<I02Hm9.4jmRT",
+    "*wF>I>x/SGHk+(g9]JR.F%Jch%4Z3xxH])d0uKVW/tKmWBo4m=1o5X28#wLsRT45B1LqzKfq*Xn5dt*;jUo/J4+7!:9]beT0wXjm@9Kb+0x35)hsFUOa*u5Y*N+Vait#5CFslIywgm--0t%=@6a%2H",
+    "1rGVQ4/)5bGwKKgvBFjXoU[)aGmtz0-/M<%8WJ]yf(,=37B$@z4vJU_pjZM%7BlARcmzlZiy%2^WoG_n1k*JN;WGk4qyiQ/kc$Bau;Gr>KMRSI0]KK24+qBC0S59X4+N:CBL%GJ0S<4k0]Jr=4*diH",
+    "[-d^XFBmP2tw#;C<ApIw7ywfRle7-GuM@$6]CYZ21N+wk1LzY2C.U].1r,Ig,2#9<MmaJuMnW_!&K=EQF*(MK0]bWC8V7)yC/KAS9S+)>775m=3J3V/Faos>3aL-7>1aksg2a0P[tpP169R>h3-<_=",
+    "eL+GtFgHa+uoHhDGdDv*K];T%l3Oq[L=A2E6(0gZIRx#H1@h+^m]GD:0S=T=4Ajg]4dIgl4+J;61Juk.4,d7MTNE+70s@Zd1@c.ALohfvHAOV*6),t8M8o174+2*St&0K-y#f+Kr;3;d3FGN;5i]e_",
+    "2:rPc1NG.(3!/ml0:%aj=F0<0000[b/:!4aBLu091qjLq3334i10D&%3IcEn/DAG;a1HDQ0=]V-;F9zJ8VJKU31kiBoyh;L[(BD/u7+D55i$S>)CLnR<Z$##sUs[iHp&Yx2QxRQGz0mpL/OY/x)mNc",
+    ">]>H!=QJ<^06BOaERXR42kf+q0UbBbxC#e^4jVY%-]UJm&j/hisun*9bYWt.[tgP+90/sY8W^elBQ!7o1HjaO3cb5O3Fhe!1hupi3g+n#1Jce@4,2(_4,W]VIsl+E2ZTEcxnV9cH[zfP4u&,=4LCHp",
+    "tgitM(4lSvj/os^)SVR%46;fg8Z+[NUIXu-aRs<7Bo7C<$Ylef+a(D5&sGh.B<C4BVIKuC+@C!>yUbn/<^LC[zyS&So&=h*w*::@bq<jckXjF46AulIp#::1HOIMg1NRdYH=W8>*$EE/pM)0/74+3)",
+    "4O9egA15/,yafrK6(Th@QV#:l%W4k*z[F.=<XB8f!>bid0lr^mKc^!tA00TdzFq/]Zx4w9vEcy./H(C)F!E-%,sl()c)s+L0Y7*+HaX7%F9]I%00Pb/4377c0Ro6;4]mW4AD00)01@F-4;cykN.Sbt",
+    "I5oKfABh1r0158]A_rR,0v]s!k>s-%I5WBeAD00&=8=w!039,t3Lked03VkDGXMkAbR95_3NLpzIRGD*0Wkm*FuM[DK9UMAAU8MwABh1l01pk-77nuE9Rsw00S=zI(qIge&65EJ7at8W,>QjdGN.vN",
+    "0RrR/4+Yh/Mgk)b0aX>:01W/rVgXYR35<wf9].<B2V<Te.pB,cW)1A%UoJH]z$y-^q/R4@H_.Z@%LNYt[;uXvR1Xoy0UrZ401fCE4av)28#t=36Ece$4+yLS9^Y5w%LN]+H:;962[Qm65i.ZE0yzLL",
+    "4l=.B$=[.*F[^e01TX*^0WeP(G5[Y2FsuU_2QUB!Ob,Lc0Ur)D,=&FAwB8R2j2ABlHaM&U9]bm[fer==3akSIkr<vNtOE^Tt&uqgWDf)70S%rX4A0A747!#<1DF*KtOEkR77qlA#RUgk4+X3P4,<6h",
+    "UmiFB4-1m[WDBeV6ExCX4+yLS4+XQs1qWge0jvWb2[iy85H$cEH2mu:0<;%*1.ptYp<cmP7!Lxx1@6VWbPSS%Dgv!)4]^C03h4m[$pHzaB>uU5&QK1eB;6r-4+O^Cl:rYFypn.e4+Ewp4+K-XAL,I$",
+    "2JGreF9S3+rX:#ppVed/IRFl(B@,fUHvlgmH8%h+mH[+203tLsx&j;G$)ph.b_VHpFO_r@GyoGc*kc>ulp8O1H8aoxAD00#0248=U/Kc&8!sR/GPwdDmH[!QB>lL2$qo,dk>sOnFaRHx0Wk9f6EntN",
+    "4Y)5KcQgPmmjN;4&jJJcVGg)2A9pkWFP8x@HqZhRH2<DkxGx>dGyorp0W.zA4,MBA4+r>jXAcdgB<Z&M/VS@B5Dx]AjamXD3[;*eujga_xe=Zuq8kqn(bz)]Ij@qr1HcXs1I@@^.UkJ+ujga_R1Xcu",
+    "0S>[,/VS>.3<,-WIjjQ;udEFZ4X<[91ELNO39JJT4&NgWJFn+t0f:l84+E;N4#=<960hfE0#pwUnJN!5ujgb6stPX%Gc_LO4(S[Yq>S,etOG9yGd2Jp5i[Q,4*]c3Mh>O+(O(X%10Mu401pN6t!)Qf",
+    "4+g9Q4+xnm2TTtG#[mt41@W&7UkH#^2$qRU4+yLS4,Tgy41l=_1J>*,39JJj2QmN$WDTYz1olo31*Rnr0h+<B1f*OC<YE-:&a;pv%c/nk.WL>4HRDhQ(DYmm(sU03)<_9x052giIrUEt!G^Ns@==mo",
+    "r,uOw@;p-Ov$zogb[>&bgi!-m*8vX+:$(sQd/B)wcoQ*t4#%tk4t4_:cMfz0!o&m*6;6>k1NvbP5kVgaGyo40f&mW,/b1]n5kVgaHUJ+HHUJ+8Hvk>HHvkU<ztbofESgsaxYND;A_P]gUJnF,=#Kd0",
+    "a[.-/1dsR)DKI(zstO2[ofJAVGd4K>I0MRX9x&u=6)<Lv1Pl)XK<u<^8aEsfHyt84IRG6smH>^>1k0fd4pkyJH_.]smH[O&HUI.+9]1Q(5-g!DGaM2)9RsWa95Da@rveWKmH@qo03I:@27@123;BeE",
+    "K;U*i1>_SzIUN%:t6v@jH.ke(1vda9H#j&7>Fe+TUImr@1Plv$0b2yf@wa;R0(b&[0E/)B1C[[,Ru2GG1jo<K4%h<1Gynh$0c#HdK<vB48aI[!1051I01pJ%1Rn,DmH@qpI1bnZ7Bc>;3;BkAK<u>m",
+    "8Z(vw5-6b,tO5;$1PAy54pjyI!w4QSmH@LY1O)h]91j6O1EtIj2i=k%s,>4C.B_8B1C[]F1_C8.G&m0b%XStr*aQI#3,G9Y2A.@.0T;m0Wd<%5WGgZ.7ZNl88#VwDH_/a$FaQIsjy<YSToN;=D:X6_",
+    "5-OoCHUI)#4!sx+zsp^KG&+o6C=aza11dB)00W)h2n55T4i5+H0^lbYrxF4h7dY>:95X<%[)z>.-=Tf2Fkccj039@$0Rdwl1_Tmf5-Zs-HkSbxHUJYakK>dp0ha+2HR^rsmjMG@1LFuE12UHZ9]ki3",
+    "1E&ZcGnWAb=2Z1RNC9jQ0ha*-l;w@&0TVLjXb0U14wnHFGyo3t4Ic+L,3bVn0U.FgY!3iJEj2fa3-,(.GhYOz2<eC80Uri601@7e4!*<21hC8t1d9v,Y!3mK0TMF+8a4nDGyoGY[0R:OmjMq4w+-i^",
+    "2>7=67&MmwAvG*)4*)>FG<A]zvjGB$0tSMi84m,O0Uri8024K;3l5h77%:1LGAwKjLI8wj0wNkPmjMzs02ea%3J#Y69]kx89]tk>3I_;_1E%=53(s%=(XJE:u*gp$IW!j/HUJVg02(/*3KB5N3M()&",
+    "7ZNi78#MqDHUJwq01@QZ3:q-2A_7,,3A-fKn%#K/r5=[1.>,tZeFpN/M/u03Fxs-L4+WL4J@RC[2Lr=[Uk4%%t*@+P1(4/D1cGV;/8FLj376Ro6f4^HA>D_vH=j>f6*&L[<Yr7n/y(H_9UlfU<<EeQ",
+    "i1l9%&1MaU*.TL;+^#%s2UHIO+u2>U!^w1R1;Imk0Q:>D#EV^CS[N_z0S^%5.lI]7d<D0D,L(P+!vqh+0oBG^0g0Gd4^^5s0u8N:Uk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<JY9E&(;N-+8xZHuRuv",
+    "3x]/*0SS;-mjMqD%MK3r%Pj.oj[yja4F@h>4zDl<,nnlF6&Nx(4.O-.TMgIaUk;%E-#&th4+E.K9]1N17&QPNBQ=jSHvk>RH2<z2Hvk>2IRF;q03RYb007Sy2T:0hs[tPXIf^zc4++%yI[<V(1HBX&",
+    "H2<DB-O^!DIp]mex6d692B*D/0S;c*76kg<F%0q+6E=<8Hvk3v&L0-x01pO$>,+]A01pD&77dc2NCBuJ3Y<9]9^G9!79T,0+7/Ad>,+;Dr&$K(wTuA[zwrSD-(/rj1HAD84/I<TWFG@8R1XxI>GAwQ",
+    "z^77v2RPam4vzL<51s+q79V[wi4g]F1Ruo#Gl:yDh5.J<GxY)t$4U:M0o(!_h5.1EAIAYO(FGrc0WbhBO*lB(785W49]t%97dQY95X%l91UK3iE-Tp+4/bqcWDg&N6b>f]WDgdE6c5M(:*HS!1KJiH",
+    "IRF8gU.v81NDn947ArC>t/.76H8,#Q0RoNs1@OGj0RqTL0UiKZ4+F<+4,Wy,hc=-3I3EHm+:AyQHk##YA3Zgm[[afiPz%$QB;SJ.YXIpo1D*c;4+G2;4ci3@*6m_^G&,Qx0SNHn0V*_%#oz$]5f0h2",
+    "0S(jPUmpfC+]B>H1G(Wl6EbZN1E,k.3&D&]0WSf7hBO0D1m*+=PXp/XBRx4WGPjrl2/m8BC=0w5tpN$--yVMGhcpL:0SCy/0R<+:0Rri@e+Bup0t^4*0RSEaCJzRT[[acv.tYyY!IT0o12iy-[[aHB",
+    "QV%;f[[asMx#wRQHUJ8hlLrq1p<&!n,NRTKGG8wPGBT,AKMXfEHjV!QKLj=2F#rJU90EfR8-kz]0CWL39^>Z([[aERhbaLv88MB)0t;_+9[<4T2mwA1BaXoW9WwRI2n*l<Cp!u&4vhZ+0kH<Os=moq",
+    "jRObd10MrAngbs>Gmyao2e7.Z9_d<<[[aV<.wqYBG:HEJ1DYrYO9a<t0S./$0SKAN5f3+t!2&ZkGci*ECk*Jn0^9)]0tUpAZU6@eh4L2(;gbwOH=tQf3*3rg2HDGU00-!5oKFp#*#ZCv6*y^T29LK8",
+    "3!wo8&g6&z4blM*2cn%u0LnfMw*CPEO$5_iA0-%l[s9EkyaEnfFF!Xow*CPGbOWuZDGqc5qYNJxG.OKH<Qnc.4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11nJ[I4-q&OBQ@Mr8#w;6",
+    "!SoOmFnR#N@T,9Y>lGer4LCBJ[sAL0IFSb*132:r7d9[ov6M0gBo6@4#03S=,*=uQwSWr%nNI@!0S=cBkYX.eG&F>#0S>eXz5)Z(Lk]m(0uVU:4uX;s95]2y1=BlG1]$s5;g0W)9]SS@/0YPmF^7SE",
+    "1TmQS5Cf0>3i$&M3%dRR1eEkj4+P(#2Ok44n)w14GsXcA0+Y/U1*4!14ypkLf_P(]2[$n;u:%hT,3twg(iRgjvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQzp4wj<1T:,k0S4:dYXjs14/]zr0RyML",
+    "Sp&Sm5HA%qFrWSb1JsBq1Cb9O13AeL1J_RE4+xz80WCB%p]&LxHB%1.nf;J2G@>7795VH!4F!SEE(7;,0UsDMnf;I^6uR>*0S<Fd4+xf@JPG*JJP%/.[s9fm+g^IPq5/bt6$b6C0RgiG4(h%F5jV;*",
+    "2nwbd9]bg.[s9Mf4,/gJ0R*W6Br!Iu%K-A:o&EtHGTe3zvD[xD12eP(9yb6SIJnFK4@ZPI0T(j+kpT>q;xFz!l:,2q4i5$LO#mAo12e1w9]1A]7%:131pTHw8Z@h8z1BP*12dkAX9A@N4+O0O4,WbP",
+    "DKj+yA_Z4f2OkABq5c6M12<3*H4hZ8>.-cqqy7O82/^Nw3A<9D0S=WG0WT9XHUJK&2Ok48&yacrlhASx5_cnDCNnhv3##pb0RyK5F9k9+=3nkrG[&g]1CNR=2FmJg3$Y[v=7aq^<BRTF12X>5F*2^)",
+    "4.7>H,oqsT8U,Q:&*ua@4Kg(@tB@sQiTwcrOfLsDGuHkA6E_/@9^frC[s94j/SdF+uK=S^A@cj=0Rp+/M,K>w[s99Z4--]^1O5je2[POM0R<7DJp!j;2em5,(eV!wEVG[!35Kfz2+acp.gGa$12Xa@",
+    "9]JRhpbi54wmc66%L<*#vjz-$.X-T)(H9;z0W>.<0Vy&!#]s%Z03tIs%;Td[G[*^M1GJqq4/MiSUmpZ3R1X#Y.X-G!5F$4*QV#:1lwtzOhf5Ao3G)OEw4ikYlP;cH((y]#95gZj0lxDr50wFhoB.Oz",
+    "*q9v+<7oa[XE*.xTMo]x50C,Lv-hj;5)03tTLQ_54]dQ3FO_r<IRFFd,vtjmy31h#z8Mc7xdI/P0XT)60Rqy3NCNO64;mI$FCa5Dx&j^U0XOpm5-g!FG;EH0cQZ4:2OpOKH2<Pdt1/Ff3Lked03VkD",
+    "GXN7ZyAlsSk>sOnFaRHk0Wts&4AvG3+;q)T/)=oP3N]qQ+5s6Y,n:2lo>!AvlphZU#)(894mP_=bPp@/;OzG/1>Soh7!L)My=[d_BMemyfbL%p0*t[l9].@C9^PJG4/SndUk$#y0S1ZxjR6kd0S<0:",
+    "4z%uH4#xolR1Xcu0S>z1;q3V60_0j%8V;Ap10FO04w&p<4y*$o2[iy84K)A[EwJol4y*$o1Tp[(=C%9g:]>rGtOE^Zny;/aE0XMF3#.bYFaRG2FaQmK1P++&WDKkW4/;1$G!HDW:]>qC11]$HH_.cn",
+    ":JkpB:]>rGtOE^ZtE=iOE0XMF1FQoI-1dr8:yc#wBM%LcBMh9pMgmh036Rb,9]$o32V<TLoB-x#Djx+hox^;Sow</H7!8-L3c#*z4#:GF4_hYm!T^jGk5_%Ge/-[PGngtL204]&0RS8i1H2=-$$t#C",
+    ";qm,I$$t+AR1V313bd;l4V^s.GB!9iQXV&uCIBA_50L3(4%n(@0//mb4;q4J4-,kFTm!N#50U]pCIagM1EMwz[u;iKFgE^[l:s(6HUJ]wIjigu9X9;OFLy9C&-lQq0W.&-Gp-rdKK:goATTt!0w0wD",
+    "Gms@THaRlL4i7+*3LhXc03VkDGV/ryF#sJgk>sPpFaRHx0Wbg^I61Nb3ZgIqxH^Ja&-l/)0XR4S5-p)3I,)QG>7V:uxdIQ00q89c4c8VQCpneE0S=PEv>^sHlJJ2688QF]ycGz.f;5v)p&J4t4*=ve",
+    "Gyonlp&K6wHkgTJ9].,92V<Te.pCc7HUJ2+AP$zNX%8Cz[*3>x>V#24Tn@1%C/UsO>$UWV4+F-m9]1W42$UcR;6E^-CI9^70Sw*YfdLNfu]*Fl]Ne_u24oKdvLFCF4v+x]%=D81fM*XH]Ne_u1J3Vc",
+    "2V4&YtOE^T;dKl[Ob,Lc0UrT100x5w3x^=q4.,NpjR6e8,hlxQy;]#ADgXYB0S9Cb.pB:C;c0F;4y*$o1T>F2H2;vHb>ZM!2CM<g5j6lFIRFa!hh+y92RRutyr;M%#E4oC2&<Ai1T&[12VxHatOFkj",
+    "Gyoq5Gyn%/4y7dlTQ3DSIi)2Z12=n&7dFJUYyyY59^ixY!T_ZgHZ!_dA2u.S!T_P[GBW<K=U5:/b@J!q<(Tfw[VETS1eL,86EcFS5CiAg2QLFOH_t160XCJw0U]RnG#WLO;F$Id>8lEKzQ6$npwCAR",
+    "j.x[/y=]*c9^z5T4*<]EHvk$l91/Gj5-XuDF>r,XkpTi$4*=vYGyonlmH@zq00aykH$eo3=BoM.xB(J49TG4A9]Jd*0Urf700iW/7!Loy0Twd/1PmVmI6)FO02(zM5-+]bH2<z2GnN4#1_:o&zRCv.",
+    "mH@zs00ayl0XabftO5<KmBIl9.j<<,138uf9]bu86ELg,9xwnGFaQ!TEe@/f5-u7ZmBIl79S5!12M(42F9ta.01@Af4(.gOG5@Y%9]AH#5-6b@mBIl69RsWa9]JL#0Uj[@0uv%RIXE6NmH@Lu1p[Rt",
+    "0Wv@Z:zD<$mH@Bog$M#29]Jd*0Uri301@Af4(.gPF#sO]F>ppr1F)hU3&FMlGBq$a7a2JK1nQbQD/[+[5-XuDH$;,Xkp_JzF*G;b7b@h401@C,3Pl9qjXMtm$@cqj02(%x!T_5SG3x=/GdKVQ;BXH/",
+    "xxxVt2kZkbGdY+B0:GyN2k-6Dz6lBY1uHZ(l);c5UK2Lq2n;421GT-Z4+iW51N-acHkJVwHUJ+6Gn2vr1j+9Y3SAO3UIqT;4,W&D0Uri50248i3J#V57c&4MFf3_i2bcy6%fWmEyX!j>INAvgmH[6H",
+    "H2=OQI5*k^0#=gjm.JC6t>L3hGlmQV:g+oNq6rTJmH[6IHUI:dlm@yP2p2b&0R!#05)T1E1DOR1vH/A2iy0Fz>X!UJmH[6HHvkhi+6f*s02eft0U.FgYYzdI0TeZ*0^hYE0TeO9od+KSFqQ!y1_:o%",
+    "RUR:x0TwX-6*8vT6AqRE1gH!N90c)z85c6^3J#V59]k!99^6+;3KKZ.4GoRL0S36:2Mn&JG9oxJ7aKDG5-OoCHUJ+3H@xjjFaR4e01@6*8#MqDHWwcTIPeMw/n4,6ia!qn&8aaD0+iWp1EYdv2O.vZ",
+    "bT0!qEUKmv2D*km4-7Wg!T^R9HWM@f4,1:-4*]fWMh@%(s[stf.zyN#oU);.1lFA(9]becXdeSM%Dfp56z/Y14+FFV4+vBZpeF.E;qmld4,$vM0S,k8ogyE%0y&4m0YAk7Ha0Q.FNXm(HuVAw$wd#J",
+    "0o(!_g#j/CFUA2iInf0#g#k4/01p7*s!R:/zE1.V1P+^K2C/j&4v*;C2>FT<v1teG0^mL8tN[,Tw*P7bgE0:eg%1vd<;!&TCNeX[4G1s=hcpHk4bw3Vy!&Ji66<n;4n!C:01pxC.7x*x4+5(J4x;BN",
+    "n)>rQBRH!83Gomg8aJx^4+F6;9Wnq6/K5qGATqtK0S;:SZ4Vi%0UrS^mi$/)mk.t)1>@#rlmQO]s^&wG012s-J@W6/tN[+Vk!T340S(Am0G%HS>QC,U=nVTC0UrT1>QC,Kfu0%!sN<g<;A%2wIWtlX",
+    "fddTx@eYvhG]]^s4Z;+M1ecLL38(Os0S=nx7cWCCGRPMhG[6K2hgt-p%MvdIG&c3Z0UrZ4@He6S6SDkd4+Mr.4+m5Z#eW0mpk)Ul4-l5s0S8(Mmj)lV0yp),0YAn8HZ(Q&5if/TG&S@CAFTm1$QLh$",
+    "0W:q*0w2c#GSLMeh5.4FA4<Rx!T^UAfzmx62Ql<+0Vg-$01pt$4j%+Lju$TiF)#oR1.[js4*_Ef3XS3e4.OIk0S;L4Z4Vi=6b^K;+bIte;BIa@4.oAq7&ibP8Z@hOHvkV5rO#_,BC7!a.rN1^4-iZg",
+    "9]APb*#QlJ/V/6;q&*4G>el:O=^+!NcM9*^0]VT(8X@3>(S/>Q=TGiK/+Xlp1T)d#doLO[H^k:)1jx2B0QfHtL,WD@1KgEr9XbD.E)+HV/#Bvo2lK)K4+iwzfdLvc00&n9g*pf3paCj3Fw<^]01*!J",
+    "!T^D[(SZRE3iHAN6gE<=auYah9]JhV0Soru0_0Z**byW,F-D^U0t!$RHSp3D7ctMf0R/+@.pC2j@IQ6.g90KeFh&WQ%:x/Y>QC,pIWYhwFf#x/GB7y+6)+]b3,,bRF9]R)00Hbo4+pu]10Osy01p(E",
+    "[b_xi*8;8@IRF(c&G^ghUoQkTG@ZIUFAX*>03QQ400QoF0z(fRxz>=[HaIU7H8[D_0_9v=9]$)9F9bC+03Q<L01i.L>QC,R,_/Z,3M&lu!T](/feHuJGzyIa2jl]^1i9A(A3!(&A_!L^0v[VPxz>>D",
+    "HaY(S4-Z/E11vT,051hLHUJYimjMqrxz>>CI5SfZ1G(1&3gVS-2&lks9]JV<!T]wO4+YiN0^79@2nOJXKL7]kF)^b66FC4M5jpn40Slo41(J=s4blN02sZY<0WC2!00K/DGt_tjCN^oM0R,lvL/IdZ",
+    "Mlklm0WSnFHvl6rHk^6#8kD_S1i!0rFAg&_@hf%yHR-VV3]#/3Ob,.H!T^RCy1qaTLLVtJ>QC,KT=%).0s_$G@vwmfjl^=7.;lTY2Kj*mG&MCgdLJ4$>QC,>4KXk]>rd@aFaR$DF*WoC4ClZB2CJ11",
+    "2P6)Z1[N*O=gb=LIXCyh0R[5(Js$<((eMKgET6*z4wk>K5-1iT3y/aI0ydSV1RXZu!2t#2fdmI64+HnY0T;&[4#w_hKM5,^Irzc:FB:s702wy@3&sH,4:I>]0U9&U>a+4J3m*qL>@(4+H8;l@9_U.O",
+    "25/lS>@(4fH_.GH4*[0^1ec*f4,1yT0^lfJkS,4uo#kW;1CjLu8#VaC0Ut0p03.aykof@v,NYFW6Zpab0-I5J1tA[:ILi+O>[cjRGOYpv%<Pjy!T]$Q4+r;d0R+VSSqgxQ3kIH)Z3W+$AP*Vdfdmf^",
+    ".b@Vt.^(6#3*Fui2)p(<6fuke4@KMi0SwIMWC*Xsu:k[,6$Yc91Oc,J4wb.J0rHzB49EEc4+Z$b0S9*v6Zpab1gQceF*c]I4-kWt1P:OQfNKu40_.7zls*ODxjhMj>B[>>>@(4U.mY4up^zwH/<$Zw",
+    "7as*M.4zv_HItAU4-Qh4YaM9mpFb<yG5@U!8V;2Zgh_pF<g<%itpX1Y@T-36Hvl3zGxi4@1vmJ<0UrZ3,h%@W6wB=p4+8kY0WCQ.00fE[1*3#_9]bu20WTFeH_.aw;PLz(nN.S0=Ck^y>@(4O<sk7y",
+    "R1BZIejf,h>@(4hHkaN51EJ6[2f2Y,8aEyS93KoY>@(4rG&8LJ0^lns!2tjo0wN8@!2v%cG&ME&!T_/AG&MH:KM6H3HUI,b4+Qw>0[]KXA@cj=0Rgg-9S-il!T]#y4--]^5,_du4E=l@6*1t)jR6Uz",
+    "3JR8h1Oun47Y;+m5)Rje0^k*84+Nj;XBsu0[]=hS,_$E5wr:E*:L3pe.n-qD201sP>5%W+9]t!Mu=0xg$@S*pq-Ctg@wk-HH0%WgmMH.pV,CVhBRDdR1@j0b9st_74*,Ut1Ot5s;I[j:A_!hzA3!yY",
+    "A0sh0pxy%xb@mw50Us4Pb>%Hq9^YK+A1;wlIRGyeH821J+3#,,LLV;Pj2]sEGynr$5-dsF0S>9N0tNCB9]kmx9_C#(0S=U@odf@S4-zJ[1TPCTFsB_=+7^DC,_$JT2M+:@stO61)NLOEG<9!N0h[4V",
+    "0$:jW=Sna;Ne;ua,_#^U3J0jSKMw@!0RnX&12pUb8#L)1Br,Il1P3G!2,flpF9]X::H!^MGyn[I4+yTE2N5)$CJvFm3IL:a2P6)+%:xCl.vkNO>pl5Onlb:GstE&44-Po.0];*lNgo3;vH/^9Fa(%;",
+    "2P6*w[_j+5Ha3[x0[[gA%aH=QdJhKjf<:K$01pI#A1O9403b3p01pY00uI876ApnN1KO/R1G=Uw1;j2+4*]3J1OVd<4w)YoHoFlo2sJgX,_$7>FAd,i10x(WnI9rGIa417G;=a+%mDy*4aZao*2uyE",
+    "4;V@IKo22,#]$4JG4Oy1A44;YqX7:p;^G-l:Rk=FrIKqEH0]>l1;_]8uq6b$=+gMgi!%/f.Kh7ZUk;xK9]aT%qKt+C4;TtiA0amYA0apZAA2(Z4xgI/3Gv$l6Eo%@5-*@KF<l_01Fi<WHz*r6g(v[g",
+    "KN2t+1;7hZ4x*d[8a4XV6AY21Q3>fVbpQ>p%.y[yFBLJd0SUGx2/3EJ4+Q+^0Rli9ImrPdH!uJ%2[$kR9^hGD8#w;k3O6wT6E=<JIe.L@(A>2o(FQIuI[i8oGOCFX4wV4>9RX+$1MChSG>5@csrd*K",
+    "HonvX2yz6Fur_nT9S-VkodhopH#Gns1T*O:4$jp>4)E4w3fM*gOdl5]vWNr$j0gu:4+=H81Rn%5x^O9Kxkdu3r33)xcm+2OqX7Ymk!/De3Z]n30U8FbJ=)S$[saI^1e5=++Ia>w0S=JW6CWotrkw-Y",
+    "J2Eu<4-1eHY6tB>0:^an0==7R9XJ33g!yU<7:t;(31^]=H#qG<1.37EA00BLodhB:IXDj#rkw-bG&eN:00[<^MGN8q4*_5(0zMBE;L@hz4(&w+fVdV3r6L>N;L@FNyHF0K<)iyDmVp5e0qsQs#3c>u",
+    ";L[IpIEPUW9HyNFA_QBO4-iMN1RXN_9]JQ01.r>QKQJ=nH0;zMQxiA.4*_5(9]Sc2iD;eBr&.Ow9_e06hXfB3pNxS44TL8XIRFBNMh,q0IRGCAH_/3HGyoq4HUI*EC.iwW0e_nKHmm$G8#I6<2dR/X",
+    "7BT,PF90](03tRs)dwFYGXEzp1U4^M8Z>dR0uFlv&.GzvF#jhX1T_CD1j(xv4-g@q0tm=iJ@WH7CocjwH2=OaH#PtR,IrVrLLV;V]0gd5I4^SNj,4]P7ncGDsP%mx2QvRBBr,929]SV1BrhE^Gyf+q",
+    "4K+3ZF9.g>051YFF#rkB#Xt(3!_>L,1o^h]1/#Ml0Ru<7HUB3QIOZ@Q2Q:dD1(M,!4+QK18#ALN6*Hs+2P6+5]0e</4-ud@F9.U,051YFH2;t2MF%7g0LBymtfU76Uk;QTCjho915FPa]0fhPgaHo(",
+    "vH/^8Fb)4F95eV80,s;I3jZesr&j=V;kNugdk(4.0>cG#2O.vzfG8O/0535!GXN(tGWl8@FfoBBCNehw9].y/M-[3:fhaEoG&le+2r)ST6F99M4+Q%o6FBq.4;Te:A0aXTA0aXTFMT&M01pp.C:b/K",
+    "3k!=/1O)340J[>d5DVdC4+j5-1P5Rb7l9^VueLr9J%$7yAvXXYAvgdZngKC=C--Om1<,<D4+eoK27ul,EHE*MP!KSd/mrBE4+(@R9]]x43tbg-01pR-C.TUuXa]QV1veiKGKeSxavV9&0TVKcC-$o%",
+    "3C[r=5HtWBIRGyTGBE%Fl:rTnC-$,xbPbRwF90+#yALEYIh>.5Hu8i74$Ma%1T;<!Br,7L**6N3TLpP8H!/7p1<$KmqYeV:EDEDG5-2X11P,7G1.B)l4%z>^INyZ>8aAng1Pze%4+OTIa32pilc5j_",
+    "1+W1VG^AW*PcAYr*.u8b*Ix%m4*/nx5Dy2Xx*HWYBo7UW=Lzz=,_.l/<&g7%4+ZPWU.Nr0mDOH6I5#YXh6E1,ssR)-03Qi6,S_V5gMcy)tO6l2EZPDO3fuz[H.]c+35yZ[j^,!z6$=:,0]Um(9SE&T",
+    "3X#z#4zB]N+!qe6+6M:LvNQqbMJ+Zko#@$kH!L0tn87m;E1IMg3HuER@nh^)EuEhl1(,^NFf>8Y0v0UL0XsQ0G50P4:j;pA0j8V-4vkg:*gFpdw.8C#bq5s_G>nB.+Ab$FH]tFrFzQzT5ibEOFjE*e",
+    "01pe@E)+DKK;ZUIZ4U#XKMS&TGdVRd)B*)h48Z[hwE>(2>yhvDUI+LtD:*X&2keFf3a6EC2CsDpmntSTFqb4R4LLdPh6E0w76EPrmjn%:785c64*^E#0ecPKvyuS.()ct8o7E/[qV5X;zwkZ*@Em/=",
+    "1rs)o0^lhQ8ZQ(zGKhx+F9tL)iI-B.vup#LY6G5L3yqvF0;t.mr.M_4,j9I+1/JA>2Fiv688p^i0g0>21[;_b/K^(-fguk!%7z30fd:wv:-nYz*TMk][DWW)>X7>i%7z3aG%;dY9^zLih6DrCtTP6L",
+    "@f3jb%7z32Cm#qh%7z309t>Hc1P8MN2*3jc*M]!a5[j&z0SMQyKnUAh2Dk$s3=S_T1TO>SH2=C)HUJed:C.rnt=*$@GpvRL3+4g;j6De22oBDjZw8434+O*p4+Ykk69KCG91jFD4+5Lgd:Ax[0SudB",
+    "1cgf,F[@9U0LLo]xG4>.$)aBsG:@HH4+4+DWEnP,1P-vgRTMI29].]fb^DFcv=W6Ju;h;G2Lgx[0S5u_*&h!QtcC-xv&MK21KbV]0,om=2i[Zw%Rde]4-P4sfdLGywhk9I<d66D;idGk2*!;f4,W7G",
+    "3EpD[,Ix&$ljv:=wU&bc95UO:SP9ir0K*s$5AOpWIPA(!17!mL1[=uLs]*u0+5r;d,vSQ:g8__jsdNsEoo<z.g=K]L<(d3Hp!f:[j,NmbsVoeo@5Oji4vyvn0.Ft31H<h*4K#rw4%7k&!mEn@0P6;@",
+    "Y#TaF2*+4I0yQ)>>k-umjO1S*5-OON1QRs80R*+GE(qZDG7QBE4+PB(6E=5uKOHtOHur/C6EMq)0^le2$N:Q%9^P73gajlsG^np)4;p*W1P+*-vH:4BIQN7E47ZU90HPib1owmlFDWoL06!r#H!uJX",
+    "6^FRa3FiR^&%#3s@-Q3&mCg]Z==XG]4Kw$I1P#@ZZw$7lE(3&y0_#=H,31gmijf5emak3+n,_oDgaibfkp%,f4)/rv0!.q,>k-ulFb.9U0],+N>k-v4F*DV&E)M[^jd2d*2<emr*H[R[pL7MU7X/$1",
+    "FF5yv1V0iqGcy1I/mG<Cpal-1gakb;GB*GUzh6HAHZVE&gai=a01NjO7c,:S8Xo[,s>!xn7Wae%2kZh3egc(<Clg)H3:q@ERunV&%]Hgw1QIy-9_3wM49yt;if.0b6%PXB3;ec$<B]+OGldHT(6K5C",
+    "/E+wC,fJHrG4zB4KO!;XIRF;m,Wvmj0xtzKGVcKcwgwFT9^+Uj6B[$K.OKp86E^*L0UJ1o1OfLy1<g/n4#xrn%Lg9;G[piFHvk;s06!l&H8u2v1OU>,1Iq#os[s,<00e*)2fYFh0Q8taEjBdg2nN(v",
+    "18N&H=n;Th.[SX!90_M.1Obv-4.7V[1OTHL3W8DrxOxvQ=n;TjqyhoBL/TVw=n;UDG%+#&0@q;lp8<oQ1TQTyF#rLUNd^]76%4dZ7&qm:!_qF>;,2<-69DK)4_zozgaih/0sxFT51Rq:gake<G&TS_",
+    "1vD@*000[a/:!7tk@fOq=n;Tf@=shy1nLDZGcY-ygaiTX%4Y]A1Fgqm4=-Go1P/zd8$VGqIX0.,1V0QjGdTb.Gc+&&3#VBR5VM*G8!>zV8wZaw2/NFH0ou%99^PM5f&:J)(+Uc$u]Nm:)J@ioHomQO",
+    "3jUjm0UbCT1A#dXx][(BnYJ(+Ie@@kiu=wSw-32R*#R9h[:/pdgHZ#pr%Mc%3kcz=E*Ue/m.SAsic$)P3oiyXEa_b84*]!EGX:D+TMsq-=#K6S8w&mP0Sbl%1BnI(mzoj/p9lvW3-*u[5-o,t4+Y=M",
+    "5-af@vXx&fEG6FUM*-9A2a*C07lTF!oV!_OJ*$:ZA0RTxr4J7w<X/),A2I+JGoMBe7nDX1E4rXg3$Q_E1dk#g1UINK9x%KE3DTZq4;VmCA0IFP4=!)$oB.zLHo5^@mjeow>yPo#oF)/8y1Z@:1C&Pq",
+    "9s&pt1oGqu9]beDk=vt8H]AyplJ@6T,,mGz0H.ygGral^1gCBebPooop:G-F01Jyq2I6r5jU)^8Bo3P.4!E9g4+<k&D:gX*BR4Q<2!SF9Tndyw6E;RK6FE,/&m9U+BQ!F&bPdF@0STzK0UI@(z6AhK",
+    "1*@!I#cU1y&IAd$jZIG)Ffc1Lif$A%s#>m9FpO:vhRGQN!nJP)A>]OdF99(*03JDuZUX$9Zw_]UYA+2jGmCC70x&TE0>IZ!Lk^B=ZUA%wv/$E&i*7PAIXD162QxW1051SIH_.1Z4,]@T4p9z=ZW1%Z",
+    "1po*qI];fci*5zDAO=+.3XB5:-sYN9I++6xJ;,@a2b0of9_d)/ZU=;&W*,wVif#nzBLYha/>3w@ZUfjF0>hnKH-Qf^F):pJif#vj0^hIA1DGQXlwk#umP-Q4Ii,LF9^>XVvjGUnq:lj=INoFiOAi5q",
+    "W(KMKS^id%>G^b0g!mx>@n3fuGc%bH0.ftE0WTjWHTG-T05LEC1APw)>G]:&)o2ev@;UoHslHbZb@mw50UsJS,)bW:F#rz=fwTcVHZ(E,0,)>Z4,NKg1wjIsy#<]KA1O8VYy<2nj&A_91JW/L8.qkD",
+    "xv:ZyHkJYeq#+bFc<G5r<&Z2tGc!5#YCjD!F)@e11F1hh12-4>f(H!pY6g]:ECwVF<<fdM:_9]gGu<N[19uNJ,m;J#&ou>s=*]2@:-WGFH[NV4IW>D71/8jT2P6*%uaFKO2[Y&c9_w8nvjHy(G&q.F",
+    "1&SgI[s^oVEHkYE46kbfsWA<3vjGRHF$Ayy9_wB=Yy]!aF9S6&umKx600hw0U..GT2j*)Aq7okqFxB._1d]sZ12f(j4WtkQ=w(]&A@b,HY$,T30532!IRFzgsOA9zwhJFDG^:$ozTBSy9]SPS4+6&m",
+    "4+z;99XZ),0Z]>aIMB5P1GAPk0Cf(N9[^G/1J;,-J.<0&Av4%)A0RUTKYcScG^34v3p3bk4f<w=3Z2yj0>2T62F_R.0JH@V6WEji2VV_w*K7ie3jl#g4;TqhA0amYA0apZ51RqllmQbrniC%kG1qJp",
+    "G4;$Tg[5H-F^Ca_0_[X*Gl*+H2[Sn[01I6ebpRg,G:B=ftVj-mYyr#SE)NdZYy)x_HO_PRHUJ+8HUKXWI5+;uH2<z9Hvk>BHrH$fAPC;F8Z(My0Y<(fH96-$0RSBWoB.yLG5,x8130Bz0GcKZmoWyK",
+    "P7fKCF#<Vg4+DN50XFkB4;UAH9_3tL8#e$KG8@5(lQ9PPIv)!#lQ9m[jtl^f0UrSe1BKWL2ao_^7[3Y!=Us]D4;Wi[A0RLQFHt!-k^)rIGB=MZ$p#M/k^(IM):jWV[SgCK4.NV$4=pe63J+k8F(<<K",
+    "w])lM(xL$oHNBV*4+XCZ6gZj.4+HSO1RokSj4:rQGs^z%9]16oF$0b01rG-[F%Jd4-%)%iU.V/#i!mrNIiGMGFaRDf00Y>HZU.lw3X3r,I5YqwI5lku.>rj235ziR(0l<c4ihv@1k6tgP!ls(7%.W0",
+    "0R/+]w&wv1jxhtzR02i@+5sN[GxHrEB@^ULFF!Ui01pB0ut*KFgn.DL;TWtv4vsM&11*WC1up]KFpe/V4Kp;XKLIl_HUI*PE&)Oh9E_vma[:1T4,t(q127XXY6Xok4(]jWImaRcZVwfWF%D4.jWGeN",
+    "C.DglaR)03jWGq@9tPnw3W<=.,_%56I+p@4JUB9pF$T1Zivb<QH-gd[/lqBP4-YLwEHgF$F9I>*00CeUGyoqkGK;>.Qxi4,2#hfYf&&hWF#>rV9XG<!1+#1kiYf+69_Lr.F$KSjK=ZlSDF-gr0gN#O",
+    "s,XieIWdbd6gG.(28%H+HaGwiIlTrSB@^IHF90]/i7=9v4+)7eBRDtT4i7+xF%mfB!vPL,1Aqk]7cz7Ro^ED,4mE^@F9J6)0526cG5[erGXM<kA22kAF)su+HUI-hp;eP(mI4T*,ESWSGKMiUGc@4N",
+    "9]SmtF)su+FaR$NGc*7N/8#Sw12g-v4EMtU2CCr,2P6*xhA[/asR%CvF*Tkq19uNKhA[)UF9V@.4,4!84+7)G0Ub5#sRIU,uMP(!4.3dw19J^/hA^S,H8qk795_i57dD152PY2zlM=opH#mkd6*u*Q",
+    "a^OKg#Q>EQ3J(O=xP1+.cNaH;F$X6OhA^!bHZ/ea-++8lwGa-gdk++[mu;RPhcPKRIRGy)H8ubNssaS.y-2@AG:9/5Hsxk71T[6p4*>^)2#7H)D:eWEQ6C61h%q8JIanSwi605N#6J%>gDnptsfR@%",
+    "AvDT>dmnu;gDoEnD_K<,yPR$d%uWTH!bc,DIpP)%72ur#2Vf5yi7=v603SU!h6EoWGXNhUGyor&0Wyg(1joW69^YB$F%vfc9XJ3LH_/3BH_/3IGyokq03QlC03QW203Q@M03A306*vGN2[,=B5HkQB",
+    "H_/3CH_/3EGXNbk06zmWG&.)E6fnS(Qw-Yc6gk6B4+PR%36TgHHHz]24WYGa1I#A]r[P//28+l+3$nIBKMXQ9Gmq5-49DjI1,.>Y9]]:TDK$4]F9SC<%BckpS*E:M0E-peWYvKXAU9&<q7<$vW0l]y",
+    "4/7O%f!YQSDp;O@jo/LrID@TYz7,E4VGpzkh2RYj8S<Db34!1Z4/havp$!i^RUa!c>6,ks>1>H,H01&wU0xp@ErSjZ8SUQ.4.B9+.pk-94G$Tl1rLS<./+hft>TkYlZz1wBLR-J4-agjYd-V(G&je>",
+    "20S)2H_/m+H]!8E3=Xy>xpxVx0SA,iObm-MLJ%]n4%Pt)<G^UX=jQwDIRK3X4*=38gYGm4[6G%]l#3B7GB)ca9^hH(:0$>&83<4hQx6F6w]*coG:(Qs43S3*hIs(<KMw,V$1n$)rHugra]!rE18WAi",
+    "zli^EGqFPe;*atb0S=M_+YJF50%Q%,gf#+G94+tdWfVB991kF=)[p<WG6Kf^4+p/qpaBemLjv!z6bGV>6b^_ok@y8^GtB@X1Tv+N1P,:06b^&WzzjPyI4s7^8Un:C9]k$M)DIsBIh>Iy=#lmb;p+Js",
+    "E*^CckI)DOg>l(i2K;fu0SB%4S]12Cqe2e]y7pZN/G.Zr5u^;f4+iq*a]6_r4.=*!4G$37k83XpG%)>52<biUP!_Az7cT)ZGq1<A2igBLF9$0*,rfNZ2E+4213wx$z(fqP,_j[RNDJ!XbqI:MR1Xy7",
+    "@$Pw!:x^=fmqreO1p(+w4y*(R=tJ_N3Cptx9AW8+R1h[E43N469]SY(u_i0=&X55Jn2lcylY.r$IjTty1G#@(1hHZa@T,I,00XjZ4!(B-;E(NO4XWo+02c<98wtj^0R)VrT;nw=GY-pj2PQZyWdo,*",
+    "3$6nUvxXfD[sIHi&.qY60n<8n4+5]i4+>4q6apCzp>M5Kv/s/gkca=UhW-E3=>No#+38[rF2&-w7&8D4.eMA/$Z,!B%c:0<1uy=!.;dn%sRjqD+A[;1#S[+&r/]u5o8w*u<9>Z,Invr[4TOyi4dm]:",
+    "1j4Ua0I:lN1g5;L0/W(k8tc+_1J4BsfoLxhH!>LRSRQT6i4hL<0^pWOjWQ1)-pRmzNisE.ARj(An1*8q)$&vhzp<Q41uZeI1P/,Ev/R:g3<,sPEX4!]>)@xV/h+MoJ:i2f4>W5z4iA5q1Rn,103QQ4",
+    "00P=]Zw(s+%=;pGmjnmb]5==01O.[R3,iJk4:-QhA4NF-4[DqF4iA6Y2oDGB-GqF81^!tg1RoJJ00,dIQ4a-54FYNp8QKURaWToLG9S.ZGusFs1_H.gGzP&i4jUg4HJJnkma1zX05q8d2ly%vMcfD.",
+    "aWR-tG9S.ZG_Eaf2IK0J0RY:<2oDCu1RoPN00i_MKQ9C.HO2%3,&>wG,v^RYH2<#c0W]-_H2;$80_Ia(R1TjW4,^dN05A=&wfj-7t2+W_4<Te!4[;ANAJG9e-0O+Z76khPF9t0)#snV^H_.qe$R,[)",
+    "#smk*CJ!2b=b8+yHO-m%AIAYV-0O)%A>;cPd.TGs1PIE:5)T64Y7YaE#(xhI/&PXt3!Wtfn5K0Ggv0=_xg@m.,gXZKo+U2=Gcy1W4C=Ex05Zt;Oa@96b@J)Jlx8V2IAstvX9iym=RGW1GO(ov3iaY&",
+    "3fS)w4-8eXXaw:B4*)0+Iuj2Ixdaw900o!Yi_$Rym^UpbMh=mk&OHwkn*DnZ0.ks=0#FYhhvZ)al[gOs,il/o[/+T]h_!<lk,,H5x,t(y@2SuHA=PX10S^P<:qiIGI0c,BE)Bz^Uk@ZKie(:3G^QtR",
+    "Lc0BA1L/hV4$G,u4]vjwWgngaHr4>XHvkVm)2Uw%BF&0r4<tiQ4;<X@WfeHT0xxehHNXNNodG!i1O(o19W]-7A9XeWFP#B2FaQMVa_;OU3Lkbj)&d@%0Wtss)ej#(IjRZ]Ab=Bx4[rZi4//JC4yW^4",
+    "1l4vA4Yh^o0S>qr>+Jk%i2Ys.5B&IF4/slMUJo]:>+JFw0Ur@E*#Qp^[P.rF5bwlf4:SDuUkJ*y3/asP0^PY@4,fqKUjWTS4+);H4>f=AUmpZBtHA[h<ah5&75w-L4,e6rJP$Mc>+JK[&SDP-rNIRb",
+    "#DhKw>M-IF[P.r2Q4a_c/1Ct2HUI@.4c@F]612df0Scf41/X4X4-I,07dQY90pEoL15ytV!2u55g#,<-:G)q5IRFcw0^;g:9]$%89]Ja=A>iX%0iXjP2[!-A4:tfG0yVP9S@aZ.4&+h+.=%]s.8^@O",
+    ";bit!CDPmr2aEUt2#nK09ys;-16LF;z9tOASp*pi[Z9;2R^0Xf4F[[[0v@i8g6$I>HZuQG4.G1H9]AN03M3yIGw4qoHUJBd>+K9cHtA0f0:+UI4,wV5p#cr)PZKu)95;>1&;yPkwT/M_1IsD^r.7v:",
+    "3m,r</ua0n03Qf7/^#X9IRGynF*E8.6EO!0gmE7<IO]UjJ(<ZnAUOaJAeNIvFP[N6H0<6hAns2u6)@jKPcJ>)HSkX#aW$rxsR19*0Wh_dA0RdIPcIcQGxJX@YcV$TPcLvaImZMa&-c:HJ]7<8>D;Sr",
+    "F*Em1FF!Fi>)i_lHiEXP0T0jt-s>rgHuz636)@jUPcLgRIQma7a5gi;1Ru^/GvWvzAU66:FBUN_@%fP_IRGzkHZ>]BAJG9c-s>5Q@%f.wF*E#6FKaR]03UHSixwZz0X5.X4.P(cFBLH^[ZB7HGBE%<",
+    "a4]44oCF@%0XF>m3x(KU7&re.2ZeyL0S=U%P!9u(=F9v]!@,0)2ZB%u&v*x#;;4ICB<YhH,&>KhfdLN&xFrt=g(Vy^f/_l.1gk0!1%ps3F)#oLik4Cj0)tQvlidpgq:K:-ArB[oP%m0AH_.d71PX:w",
+    "1iaTi4+fLkWDf)G&=iwhvw_m@1c*/%2T:mYIRF.p01Amv1hMlWF9SC/icl=$HUJnnmn#nficlXwHsD1cA2t9#odGg2G:cFpGBLwB4dO)_b_XSno&hp3w<n1nmoXkT.V7!cHaOS.AD-m<01@O:4;pHb",
+    "FCaEK!2%zh0XdOS6f%->2;4xX4[yQ(AD#g+zD)$*t1^%pzFHr4Hvm7M0WvZ&*8&nV01m)fFLyUH*a9D)0W.&,H2<Dk!dfpNH#ETlA8j/N4/_Le4w>H]oEi<gnNS@$01p$glwb-z1>H$p4+Y,sc:*I3",
+    "08.w-01KH/0#P3bH_CBt5x2,+9]1U,P!92v3k.oHU.-X01l.827BSfY7d8M72ANO_36PIV21*YC!2u5ebQd/O3z.*<zlsG91-L$V0wWIqQx@b=9]1R<10M,F03Q%J01pD0P#ie@3%itH9]1X-P%i=A",
+    "HvkRmYz*@5p#cvDnNS^PGT[UsIhjxo5ufd$0SlQ:A_H2@4+ObW0wWIqQx@P/4*[7>4+NCsO9N6L5H[Zd4*[7>4vno042XbW3z.*=,2opKG1&nZH_/38HlPC!5!HZT4*-1=4+Vwqp#d2/01Ki65-FiF",
+    "2r_d51T(fG24N2YqXQoaGyo3:+*Sr,4+EW09yr_@jR6JgffEa=mdgPSolpV:8#bL#0hK^r,j6je0y#0APzmp_GYOqg2DX>I9^6[]PypW81PkX+6f=(;]FL@x</*W;4(LxhHZm+F9_w95PY(prf;yXj",
+    "01pP$p8+2RGMKtw4+5+N2iczi45s@[2i%Yo3YYRh28&Y-(#b*&zE23T:x/-^J_%M(PYm;nUmpfA=G=:6v7cuz9x=iXPcKX]G5[].F)+%.3LhXiurVLf0XOtdFCZ_6=,nJqGBN,!KQc4@KX5THH/hI>",
+    "(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[WoW5)Xgo2oE6nPcIcRG5[]<GB)v>0UvNNodh4z0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%2oE9mp8+owGBW*7FF!Ik06%asF*Th857PnI",
+    "r_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^053o<FaR%bH8Pz9AK3vlflw$lGT$T$.%Vzruq6)!!;-fYA@d9]nqUWoPzl]52kDkV3g#sar0zlvg,]aBHZ#m64,T0n4+M#z0R+UT2M2Tu",
+    "[HkUeGKWwoIbBr@1Bg%=H2<5f[.-AVB95Q]1o-6ETZvE($OH.CPy<^>A0G!bn6zgaH2;,z4yZE;;ucLy1dUJ+2vi:dIRF;q01J:%1md0y4+NT=0S/lq47@V64+ET>0Utm&03RSX-6*Q.0W_+0P!l!r",
+    "unZ00MIU!K056=aH8^tiHj>LK-6)#IH_/r60X8uJ1lpqq4;o_VA0RjYFP-H5GLldP+^.4l#99w.!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3T<Nwd",
+    "8xIE5l;5LTIFnEev!@YT7asvK[1q56IS7]f1<O,g4+e_uVFDuzRSl;]U.-X00#gqOvY,JE35NFs2V<Te.pCc7H2<ei01ll[0>lQ74-SA77&ZV82A<z539]YG2TTtG#[nM!H_.(o02;=00]c;;1rG;U",
+    "0^le60vI=^9]1S410M,A03Q)F03JC24,]o&q5%$xO)ms8IKAj*9XJ3D%bZ[j1*/dG3j52Z0S8PE1IGam0(clR00=&82llG70S=en/w/SWR^IFUU:,974+,S$WgiMH00(3b1LXl90XF_@HUJK>Py)&Q",
+    "a1R&X0T;&[4*]DO15=(Y#[mxmxKJH600YGKUk4%!tOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkN5$ff^ZzqT;HH_/39H<Z+OH8^tyFgM]L1c!wK4#heIR^(pB3asiu2a/Cd4,2]bF9.U-",
+    "01k;o79/+=)/mz)PyyS50^3V]8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01g4N;4-YS@LkY3&FAoKYP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tA&lM5fy0XDr*A0RaVFBLN^053o<",
+    "GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa",
+    "1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkCpnr06My,*CPo*o8D9]1ClBp5Ml2fa@R[df,v-l4u,z]^Giy,+U(H#p2C4,T0n4aA<U",
+    "1Jfx4q0$Er1,(!U:4RQ4H#1#T4*]VU3a+9C1^qpg$<2jZC%sTFTQxEO4#)%vy,).5<5TWy201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@4Ex##5i(K>1h^bd5HbJ>Q5iV7D,Qy>P#,@!i$)(G",
+    "IRHPN0W&Z#+VBArFoQV>i$))IIRHPM0W&Z%03$On**=^8MlW]cIM<Oop8+%g1BE[iKZ@_$AUQd_0w0>KHN8*-;zjyCtf=^caKZu_p8+.51rj&J4GrXlXCHSk056[bFgVu&5-*@4-e^<(cQ61io&hm1",
+    "*a9LkF#r!g,i2o$ATR(QZZWW34:8=w4+6bV0)jvf5WY]!12>N/0.uR3)Sv+l%C^]%%xDh.ps8yDBM$*p7&8D1zEA:F4+)gYrU4HLrG+a8WDf)70UrT102nj;3%*bU-[hKRG2a0gHUJL+zEA=H4,v,!",
+    "9]JZ34+3^;HvkI0Pz22SkpT][tc7a/BMwyoqE@oE4*[$L9].@C9^zhK4+6eW2+L_+6$m*G0[ggU4zZ921G[n$0#6t+01pPfP!9:QkOv1$4+F-m9]1G_7&8C_zEA_/;+gzGv5*G:BM$*p7&QP70lrW#",
+    "2sAJN4+*i52M1&i1LXl90XF_@HUJC0Pz2)v9_Uv,0T;&[4-h7+Y7WN%4+Hj_0UrS^00Gz(2O.ls0^;j;9]$)99^PF:A@JMT0RmGG3AKYu4+*lJB;e:+zs3Usm2nRUzRdy(@h=@6Glq,^3&H&k9]Sk[",
+    "&TkBew<VJz:k.IIcnL89o)8A<$7_9:ml6kt(*p@i1QjYaI872TMgy]J4,QQdGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2Egta4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Swr",
+    "84m>d8#DkCHvkzk00i[31p&DP4+@qKlK_qogPSl0jnD,T1-ox@47T7I1jol34,WO*5&-koI<jS44+4bZI0%Nx1rHH_-y52XG5@n7$psG!spUij.jjl#4Bn6z2eO.t9]knSflv.uIR_fZHV+P;.]>@:",
+    "0^lkCxfBDE/;<1h89KQI1EiQM1I5$_3-B-71Gxzcpa/sO1gPOC4*[PE8#OW#F#rXq$rTQu2>FGC00UwQh6n>fiXH:;#[_^u:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+KIr84m_W2=%.0",
+    "5,]W9GXMkX0ueJ#4+rrH8#zt@*b5#or3;n,rx>0h<(C+7FisOQy6OWD0-UWE==FGx9S4QY1tKvqQUtZ44hgme4XmLs1c$*JA3ZXQ2>FwIj0q0_z1cVco*M!o4@Yl8A^^]91fT[E[s#+^-/2I=u8]ZE",
+    "2+Pbv2#<(P4+w_gR05+M2WJVo2n4j^6amfz3Y(^X2CC#04xQ$.0S=Q85eV-*Ob,V15evBoA_P[D9]bY/5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QY^ic$[,",
+    "O&c<,5-ubg9XGoR2KNvT2Z9J2H2;-S-S_.n3kA^z84m>d8#Vv_hzlJt)(Zly6Aknc2*-#=0RaaEnX)Jgu0jpKkq,j;oDB_:&j/q5Gyohi*_d5uqs]2aArD_B2nhV8gaHo(+YtobAqu9&QU$)_4G#sm",
+    "5eDG%G!Inr5gakqvIPOlSPuxajgJ8cp1!mJ4+f$577f#d3JJKG4*]6z2Z8]#j]wL/HvkQw,$4Q01pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU",
+    "#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tO3.Jq*ec1hdiw27&Vr1&[Fv437pHG[uSo1/pVk4;O$[FAp*=01pPv#W(/UNdh4cWBdssH#2@9",
+    "2[il(E-2U&1Df484+O&rBsnws2oF[K2=cg03Ht7i0S)[K1B)FF<9uaG[0R,wQ3V;h2c<5W1=*ETodFL2u@)6.G&zq29]Sn];g0wykrx7y[_sPS#iauTvxZ>12,3nD1F56^4+8rk3&QmRE,=6x4-ZN0",
+    "M+W5GL/OYA.2Mfpg(EKoI5IE_1fY:y4*V;wpydV!A>]VZ0]KG/4G#jekxdT-g[6H0lk67;zVreG@;:<V4#)jX7jqXmGb^ai0v[PI:H,Ru7yzFk2Gy4u8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DT",
+    "IubDe9]AW35-g!I0y6*v>WunJ0y,8q-S_,#5-FiF0yzK<H_.]r00*7n1s;)1Iubbm4ut[,$lnD7zXA=59[@t14+1(CHvZ@a35MoG41_G=4+5^(P7a0r0uLXofldz*(^Z0Nu=^WeEQyF;2pR[t/vxjN",
+    "1C1F28V-()5(JGe4+oNhP64k14EDqY2^/QF4PylP&tMD_2Fa<r3:pc9uSOm%l:rX(gftm7m-ny.f/&&+lvDzi5DxMJ2/K,o4+,w$2rmONH_g]*07M7K(To8P1JMc(0n;o<1oWyQA0[,72;=yG1;T5z",
+    "4e>&31Bm2!1/ZIG4T>T!1oxH,4,x0ccm=B_vH@Wsc<F6V4+=x*c<!.k%MT95.p:AK5e%z[ya5E9!W9dz@9lu&&IJz(s<hx*$QK+p$OZ>V%Xt]#7#_+S01pVWCkCWC3Y@W84GhxMD/!E!H:^JF960aD",
+    "1P6et2nE9RWDf;:oVo!8(f.(,1Fe/>3f8@G2Hfi@4T-W16EpGy9]So22M&D)l!Jr-4+F-RQwi9dTP@--Aqk!6i_%nUF*X1%6*4sYq6@GS%1jEojsX%g03QW2*;;9FT<0G%SOi5AG/gOh3d,w64+GHk",
+    "M+yF<m-o*[Fd+#4[h]Q^9tM364ZXHl7%^DT2oDPFr4.6t3JdcA9]JhHw])xz3/D>q4g*R8tQ,#@/<1YtKm$k%;GO&H$qx;.i:4C^Qvs>91)ro02p.de$O8(6yjl+fj:!WJsf.Mk&6Q&)H#Vfy0t:jG",
+    "fdK<x3IoFm2HWx&3&k7[Dc!1CEHf_m#B_Bw1ab;W2nPDKWd*0.r2!18#]RfR&Jzfgw>yi#2%>5p4(i5s1;i:.4fmuS1,B6oOTC-@14]AV126_40S:&JRRq>q1qGc73&ze66F0pI6FKNJ35K_B0NzIk",
+    ",XAVDF<OUf3p8LAHuE43U.R)91r#[r0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2[&/3vGqgDveAr0B]QX<4oZwaS@5(dQq3,0.72b%!>wMiZ@j]K%$4-7F05+pM*:je)3&F&8<H87V46Ecq#4,uIMF9tF+",
+    "n+F:-00q_$2Ld;[0h]N>oCgy#q-;F&<IoUoHbVpQE,wK#GoJ;,HUJL.o$Xi#g[ut;8V=ghvt2(EGcz@z2Mox@1@VNzNG][^H=KrLHh:2lHMb@iHy.1[02MR.4f(A<0*2uo3HUJ&288iPDl-&[MGmC5",
+    "5FZ9Pyaf*$vMC/tGl]JZ4=f/.4FRZ>Di4MM$axLOrVI^wjjtUG%/-4.EwT-[nv]CTBsVPJ1P-Us1;[v$4+Ox,c;Y+)O$rwe2D^OeoiPdIumS+gGY.uz3JTT[899Rv4ae-lFD=7V))5:uh3a+>IjkWB",
+    "a^N0j1;bfY1e=#Ay9yIH0243(9x(s@lnMuh0S=F;&-%1Tx(FWzIoPoY4<.oYFBLL501ANjbqCz-SOcK_4x1DT+QA(T*rhZmH#8p[H2<Sf00QwC47__(F#s.GH!^bq3=xET8Z$Pe3NLOnGypFkGc=Do",
+    "eK@OH=9c>Nq6!Y6DkU*2nt_7juNeoL0^P1<BQz^8ArAwI3NJh]GXNVh024C+9^+SEBsMkX5CUlke*&uR2<fxc3L7=788pTT9[<4L6a/oGK;KAU4A+xG6*9Ce1BnU@0=>F-2,h7B>QO=MpQr_v1u@@<",
+    "i3$%*#uOhGFo>BqH_.ne00YJp2#6O3@8x<T3L7_9DL63z9XXsl2#E:[#uO+rIRFm]uY[NZ9^F_!3J(YGxiJfY8Wc410^lhD3LkGZ&9KD*A0RY]v@HU>0WjUH0S>Fa3MDc*00x%1T<0QS3HBlh(Wz4j",
+    "$p[cKlqC,YxgQ8YEHXOP69Szp1eFF2lpYT*%n2$rGynsq1@i2@2O2Y#0UR=S2;LG>0>,pj=l$:--]2$T0S=Gk2;WFo9]be5B<axG9v:Al#]aGhxN@%dBm%hu4%q#S0S<jR9XOq;AQ;EU9vn6R10Mos",
+    "95^^b1ke)&+KLGe1(4+g9^F]c2@;HoGSCw*ZZ$UmFCaBBt>dHu0XYB[Hvkwmq6H59$5R4<w+REdju-Jv[bLm^<AE;p;g$;*IRG3vl8]*1EVu-&a^KWt1e^UR6gAQY4DSd8LliQ;4,WDO3Z/6H4yBP=",
+    "1i#,y0Ov=$1<Z>VOEmEa9_L:FE)2Kn1Ol1<2D+qI3xFpMq#PYN#q]gmH6ISkEDDvQb[jME2qQQ(024D>4+Y$r6CVvW<_B,O8#d/AA8.DN,%.^D.K>;#w*jFN7Bv6_>HGXYhwTI#IPnMu-+QuDxPdne",
+    "wIweuH#Pt(HZ.^G1o#dUHFFNG1>aKIMFimy47DW%jjl!nv/]-W<(2OtEeC^G4*:EA6Ey%HHvj]v77t7E2rm[mH2<nm00Ydb1O(*_3biE-jT-TCwlq02FfxP=3m*mLum/KX4CN6cH#q.Ur4.hcp#2CR",
+    "4LR^%9_(FT4[+JnQXe2U<(2&N0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl/Rn[))RAp_-[t>B0[i39^X5e%LrBr@Cn1>a+14)O:AyAcP40S<vA6f#C0H1Y<o<(B,1<(3RmH:WNbH[/lr>OlZO",
+    ">8tzz0vR_+2pl&6894wPHvkwp030&>6Egq/UJnKB;+>miH:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab02nZ$1uHT,nI8q3:In^9hQ(S4<]Z*q1fUuTg$4>;>CN%J-2IBN%Z3mS1+shviiJK8.pb_4IR_Vi",
+    "6b^dNuM,3R[5KB+f+@R:G7lEpuMh&=<d*yR)e[5yg%AOcY6mP2I/]Hu23QXak,sqqDG9=^1B7,DV![U:1_dQ;GXM]e1MRI72awJc4ezZJ3G)pP1:Lt=9]kx5mjn+3#9a#MWCQ&s4#U8C1DUrF2:!K1",
+    "4+o841OMC>2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]Q[O$+/qLKjug!)Vk=3(;fz]xNa3mE>x9x<pS)UPH9*.m-]F)WHT3a<^51Hq:b3)SRL4/Ij.P6ey.Vgugg1PhdU0V52iYzDj/0K]3.zl[zL",
+    "3+B#M4790w2kQYEJB)N63o,y4bFhFdE,W:*Zw0T.Vh/U8Zvc1:u&5Rer5Xa,8Uo9n77sc8vUnOdrv5Ap$<dBoGVKHdt:OU,z4bE&@@K3y7L9EbG2xVK3(LM37%.Yg3.-P07X+,ijR6gkvkC=Hz8C=o",
+    "2lVtX2K^WM1KqF$4yEb;1hURc3F9OQpN0Vezc3F7w(&Ry+vYP0gdPQ@%xeTD2#6j6!X*WW/a2yp2CU_X43q&AH_.ni01I*g&Bh4>md:*Q1=6ZhcL$RJ88deU>W/PY3-F*94+f,)5diD44+gFa2!$R1",
+    "2np+I3)-O21k2zB1C<&f9]1Y#1]u:!odXXB:bqqE[YMV.jA-mz1P+T66fM))cMHkESPZ<Jd.*@V1Rn)C;tTaVs]5.LT;hUF3h-g^A_@nieghf<i@KmX9]JSRfo^//QVzz5k=uwOE(Gj!4+F[lI11^<",
+    "4-%117C7L50R)3m4:j/t4+*ex2bupl4y6bO;bt*N!dwZPNCmjs69*p-2Cs4t5ys9j0m/jin*tA0qS#yxsUk9CVROIQTyGFLGB,A4Wbn5W4/Yp,pN9(%M>eB)F#r!nuZIf[9*O^E)d9DM3lB1@0uS5-",
+    "s.WQ_4-h-V54-Abv!4ME8T$qg4T,,K4/>-/G^ICgWQV=K4.hRi4-$x)3lAV,53UKGv!4ME8SM!V3535B4/havoDB_+RSz@j9^jkczY@B2pA8Q/(X9jyUJp3YtppBU59I[<z7r1>qy,O#2#&L#0R=rI",
+    "4+EE=RtX_q!.t+l6gJY<3obb]:(mVnhoEW:*&Z(dI57K@XD.miHUJqjs[skt:JSdf)m9GI0S=<D=IR>pH8[,GRv!g700HJh4-t-SeJ/qvH_.K-iUA)4HjD0h4cq];)uTxV!+IMqLj$Fp0S=U5FA6y^",
+    "=[599>Aw6zjsXbt$GZU!5BjeJFAFnY(8p8[0.De[6);D@1Sc=vm8k&+9^JbL0UCAsroI6Mh64@r:s17Xd/A[36a^iO1OmIqF%I=J0uKn^0S;du34)!.0S=t0!jJ(7[Hg&9oLdKr&qWT%0v0&[4+nst",
+    "UIhEdMg@Mk2#Ey)r4.XIuni9o;T7&c$3YJRkOCYv@Kbg3v8yr+Y!580ZW/Si=$G[/y+s=0fDQ.f1qHbS9y$O3Iuct$8Z>eNnE;*X-ROMtbq3b,3JkUv3EyK60>)_-1.a<x4*-c@&-b^WmVXH7nG>9x",
+    "5DyFI;OP8Ix_0;s4+j4F3J#m#3/a*R%pnDXw1NQ,5aOW(1j2Sd2rMx+,2oXmhp9-lZv:d1R38[PjJg6GGwuEo1&N3Y1t1RsmI(!/p.oXOjHF%%hq(q10R1Z!FhBy.%4QD(mD:XjyW_Xz:j4Go&w2[7",
+    "90!)cp#cv7+nYoJIt2O#4vPv7nayDZlDQQGqk0bl-0Fw#5(;j!I1dH3+G7la]9lIhpBD^;0;FG64-Q(+0u0laI2]yzy8-S>uSq=KH8Z&c4&%U,0R:$Sq#X=[s9g:B12#7_IL@.#3o$f][VWdw@m+HD",
+    "(xyod1=R:v44MK9iJC(Rv4vp)HUy_U2Mhf31Rn!8.JlAirS%mL1e;v#0VX&%:j)0^BMHLMEe[L9/nw.pA@b]N;Gg:Dmc#)D*<zJX/v)qlsuT=[tWpYzPY#Bv6b]&P84B!_ZwAt:Mh/Su7BT./&-1H7",
+    "6)@fMphph<-<k^g:(=Ef2A@_W10fF!lHdysxzace:be0R3=/%h4FlwS4%HF<mfZ_,G[FrQIP!WdD:yX)aT++Zml6o7$*BPxF<%a23!GUFw.bI]H!P4,1.Q[F9]t#t3M<D/x&Z^*zXJq54&he:A=^4M",
+    "ms1YN1PECSrI<4vF90>.<(%_x,$V);0f^@6s,!p$q6H_6IPr5jF*Z5Hf)WF^1qF@7B;[0M4y_0636a$y0=W2COa%7c3JaCl1uq6SG__/4D:*C;1K83gD:XS65jX$@+=shc5WSIP3+2fT2mXZ*4e]H>",
+    "8aac*0uJ;c3Y=+k4YAH]4%f=L8#loL5-gz;yw;p5t.>WxlqLb.kueI8LIcS2VgSzf1P+p00v,+ZhIbV$*NOoHfDj6x9wRk1vRe,Wmz)a,x5fkq>qI.1wF(T)f*B7kz!xhqH/mAO1Jf1+Zw_Pe2a=N_",
+    "n1o=k.T;)s$e_sb7ogVB0R<q526+a67z(Qz0]yO[iVFjb0RxXA2TBd*.$42;Fa*/A0S@aXs7enZvXB)IA;f^EA4xHcE)OdAuLTW_pG*$^fd:x,.KmeC9_dz7Ee@_/ys7_iF#rQk3%HnB0.h+L3Y8H9",
+    "(-*F%kvIf@8Va+vR^Rk+0G>BM4vS$1iGpAc0:J;uIjas21D32>41fU+=z[,S1v8VkPz:Ofo&g=RFz72U3=>MF4*%*P0,lNy4+G2GAP*7QoSp#+PzLw!P9Fj/PYasA6a/)YPz/JjMFjW)2!pj/2+[%$",
+    ">P]dM0m8Xb3WT:d4+WPA1H&5y@ru9q[UZgn=AZUe4+,a#1qb%mRtoxfKMgZEEQtRx6EM%m2M+]Q/;wv0A2&0L]1mFIEj0iQ>%Q[[)&U+gowyJm1vuJD5B:tQ!8r@g1uqLWEais@3a14lF*1Sw0SJV[",
+    "4,X5+2<8$IaRT914+he=UJ1JLXAcL]ffEkr#1.1Yftmpi42/OPH9EHa76ZnU0]_Y1P6qES1;*@I.(oJL@pHEE/<AEH4D,DP2^mypGBmpJkO40SH8Z9!F9R])qdgBf&(//_z.2]a:kJF&1PZXER0FpK",
+    "3nT,fuMZYOCKNKx#s&tH0^jNP9^L6w8yGXCa14Ni6$Q%h5dyH30uGyoNdv,n4+6QPI1dux%Blef<&=Q$jtL(zFwS2A8V]w*:Wm<^3*NsR6Ey%1@2@m/01fYfXcISy92hczAq_:=1>s-44+o>10S@sm",
+    "z6&oNGBD4UOb-8Go-D9rhDr[%Xb&%f*QNmr!r/rNG5HKEGc)gh3EjwC7%[<KI^WTW1jqe24,wR*W(eB43kdRn3/60x6EM#t2mS-G<QoJ/#]s]/HvkU:i]juS1<avZr]Sd-to-@Y-;B7N0k4]]4.GI:",
+    "0QCX[+yV_):joD%01pGB/Vt@,DI7A60Us$d[4Wm!)dwRqIQl9G@wb5ayzX!gnviA$,]j:K2M+L*$N:bv.SjWgEG://1H.J]2dwxE4<94%y8#Nb1P/lF4+y:fI19X(MiV&0AqCRA0S<CT1g5wr1JnWy",
+    "qALXYJQXy80t<Ny4+oSR2*oS[yl)D$iw*]Ef-k3][ACUN(*gsx:jVj>z+nSL4a=4.H$<yZ00qxF1M)ut#wrgJndk%p%%%bZl-cDWm-(ui2o)@XV,BqY06z@:P82ld(+D2_GpW&3Au/;[8V#Rh01ODQ",
+    "=id75i%c6dg5;e)G&h;84x2m[H2;+a!BGsn0STS_1hR,29]Sf1qQ3zH+%6q7%@gR=9S+b54*[-jb>V=.QwyE_A_i8$0<&CS215zrW)mx:0t3DAQVrVm4+GjU9]SPP0s%q;T<9-*l:r0G1RF5A1q.;k",
+    "GYO5ms[sy,b>BTD2OkqQmO^,EG7kd2v/I*h&q5BdR^7W7I0_D;2oyH%r6:-v.M#s>F#rWg9yw]U/cYLi2G5yf1nkO84*5Vo4Kgt;#XuS[fzk=Jlkg1:3-6*Kyu1qq!/FhH2CtGI4,(6YbqDFn0S=n]",
+    "Ne/_yn@92N/b!,/Fz87Ig>_pxi0V@xIBE-_+f)hjKmni@4:rWt0s<Of4:kYS0t;03R4Fwwp#/q)l2Q)=[nr8y1-x*:0S/p+WDARdRSyN5n@93IQ4b!co^K[(l&+Ei3,iSZ2/m>+4o;ZU>*4%9iSlC_",
+    "KrsLx9Wej=-^j2(0qJ4^&K(BK=c4-GjcgxxF#tbFF*7*V0uMvvw@2sE)CdmbiV@1oHP@]#o&hv400jG^SRX$&v5[mSAU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_2OpmSGyoDc",
+    "01nEP5,)c%FxUbgp8+,i1EjA8A3rhK[9>Lx!2%zV0XF_,35*vGfYu8IsP$G4F!kbf1Lv!C4+@>@3l9PBoMZ!sff=4D#rXpdG=(>o0R@)sXAcFP,w6UE4O0&ar;j2[0#OeMfTjZv5W/#m0S@2#w4MP4",
+    ",x;1S*#Qp>qqLp<15ytS!2u60qO>g;3fC781&q/H0wWGn2f;=D4+QU/WFHAO03Qc700v;Y0=b21H_-]69tI!]paTJy>XQ6Y*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB03JC20LEJe",
+    "Uk;GG10M,E03QxG01pB0oMaCa@tzXy4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.<0;=06O*l-0Sc!U0&yP*G>Rv%9^6>JBMk4HWCKwT39qAMFAy[=,vJKvlwc19hvPRIFaQqtC.4184+Quq6EM,+I1V/f",
+    "v[4DKDGbQ%OAd;y7c:9^k%9vS<0:yp1J]](0cH-a:&77u61mKw0S=ZD0S=T3Dh%P8Q4YTW4+p86WEwL@CpcX+4+H0eoB.B8=A8LCm!1I*q;/;9KC:w/I5jf:3Hmr0II)2P1mx8v4*]uv2L$$RF9bI;",
+    "/mQMB2MW=XHxCB9n@93IQ4b%MnVtaz>lgrA1U0oO95nz8mYJRb4+Dep1P;&c86O^tlNT;Z0XI0cDHAuo<&*mHDIa$.03V+LINc<$hrSCAwJ9HWGypH30XQ.)0unO,4;ndjA0RXUFP-H7GXNzxG[FKd",
+    "a5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/03V+LIKMUpqnHK[KauhT4.W$.ACUn$01pg_7as-V)9VBe474Z<G;/cQ0S45lwgC;av;v<k01ph6uATt@Q4a_UC;5;q01r8nuATt@!TMtl",
+    "64;O[5s]K*0RmDF4YVi=G;1:I0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFaT*s1[s6$UsCj+]r!,_k=KG28(I+t5<8Tn@4N0^lwfC.jar1IGa$0W.&<GXNhjG:@dX4gRT_0S/Xc0^m*V",
+    "@C]uU4&;z4A.Vg]0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8LqrlhI;2f_^g0S=f0>yi9O$]4PpoMZ!24++aC9^qSG9]19rkO2a+>Zb7-,7*OKlMW1-@_nXOrjP*,3&Msu4-S62RRQz>4x9oAodzEQHKUpV",
+    "6);TKRu2r/zSRK>3F*3!0R%$.yRCT(i(dq&jCUI^:u:>Q0uKkLc;RUq0u6wIHV37X7y_-Aws#K@>MdPLkpvSn[ADi@VQ#aRRT4S*R^UBT$4__D+YlZygU2oj=wb-/E5mUwBsnw0aTGGbaSsa0vmFGi",
+    "s0Jc9EbpZd492q*4,2WvkO2/MqsmYX*q0P7F*C6O4&&qs9]SDVh!PJ*mjWg,H_.Qgw-BY^3J(dj3/bIj1P:ti1QRiZa17krG7k*M0tMLY1@k<u0v9v<9yI=_[L,8O4+i]:0^leP0uLse&rl4I0tV^]",
+    "Ne=0*0v9j.F9k6:o]gj-OTz:bGG,3Y<J^5w#RLxpnS^<sT8[<NF*X1%PBu5D2@n,+051.RH2;(hw-m5#nF1Fw03I[o1]JDB%AErrP&cRv4#9yi9^PLm0tK+75)WFK2Ny8%3m*VA00PZS4+PL4A4<T+",
+    "2;oBVd/FZZ0v9v<9]kppxdabM#RLZRjlls7stGR(Gc*7PrQZP$T9F3/9RuUDHy/(kstGJJHUJ+GGl&oa]G=0#SUH&jCpk8l0v@Y[,v$o_/.aV1P=k$G;Z7ZE3=Xyx0tdi]4i8z$0v0j/E-cp*F9$R-",
+    "s0lAiG&2ANsE2e9S<Q,bI5;349]SU]2@<@DGyoGc%&G;rrwJ<HHUJL;!Tt&lS+oKcGypG7H8@dTEHpR(9^YBz5C+7#N)K6:0v9j.9yHws9]$$4g)%QtH8G]M4WZ-G9^qRa9s^#Aat_RR2PZc+$pRk$",
+    "FaRG1HKqwKOEonB2ITnB0S[S@0tdGX3)R=O4,LI^88z%G9W&CR0R,&QYYzpK!Z]MrGBl:90S+(=0,P%esnIzK.Ki&<>6q^;u:lUKp%MhhxX1wpwDdX,=vnbawzvWTtpp9($N:%GhkXLQ9]oA;7zug/",
+    "BN[X8<B$9rrvU*w9]bmst=p4QuJjfM*8DjN./sjJnfW-n2fdN30S=h1/<$-4j1LEm0SSTw9]ts$.qtm$GB7fLEEF:U4%w#x4-6s[9]AF<@hEqA+gAwaq*VyFR^U19!Lk7k+)*D0G3TcN4X%y10R@f/",
+    "QV^q#Ee<yw2h7Dz4+E1034*6C3daKs:cpx64*@YuWDSYFo&gTM#Q>NXrUx$rG&Y6,2e9P/3+Vh-2!H>sB::u64+w+B5)TdK/Q.w-Eur#I0P8mo3!B#(BsDlg4)Njw6*oix[3Q/Ks-DyqdJnk)pQ!,>",
+    "tesv9+1;WZf-tb=1EHw>5-Xu9Gyo3[kqjRIGXNDd-m-Qz3pc5:6b^fcig*tM-Gfh12+0i(8]JA25,]WD4l&[k8ad;.0l-AerS%vN&I%PUhwB#_131nKCpS3&4Xvyi0UQK;/6eX)0uKn.@xXE#4,Ckt",
+    "Yc4A^/m!Pfp[oHOvH:uxssSA[0249*2iXG,>C5yw%LfdN.EH<&i_.6h2nKKu4vvgh3zEM;0@mk90H<T*0S(:n0t/,x1P3QO3R<onI&vQXIfSJH3sng6u0kj/IaCh/:qiZssw)8fBMkYlD+g0II6DeF",
+    "4+B#l05bp<HUJkf01CLpR1X7F9[<D_44AwF2U8d^03QQ203QH102(p;6*B+>ni&rYuenqXQyMS-7c:AEGyo3+p93ENGyoeo02MU/0l,5CJP!j;9y0(8&a.Wg2KfO8uSO3G(zsL(QyDh=2:AgRF-gD[",
+    "H2<z0Hvkzm00[X37%%@I12+I40XYB*,k^x,Qz$Sw01pG711]wJF-feTm-(h.2gphf3F4xv0S-3O/j-]2I8qol03QQ001pAZ1@3<67dcWGHUJ+3H2<C*yapRJqq71BQy4V:F9A0;tvv:(!yybF7C9Xb",
+    "(_%GsF&!N/02VU.9WnqDHTN>DDGeSMHvk.m02Vm>9x-c:7#A<f9X9]MG5[Sm02eR,9XNOwIF.n&FaQ<e9t,dR3*M>p4ILIT01b/+2%ZBSH2<Yk01J<YIS#a#0teyrG9EOQ5d+;[NDl.b,7=K-gG(wh",
+    "F[Qw%0R.rmgwp_JulyAUq=SWNG4b361N.EnHX#oMlAr.wueurl%McG4+q;!DGtH+o2Nejo2<L.t9s$b(3WBy21JM^]>yH3R:AV3RHtM>q3cX1WfBd[74+HYF9uLj^<U$Kd;zA2+N-5g>ya5jS10M!7",
+    "n8E/s7&J1j1rC,$AvP;23yuK_BAx[-G&TSNyPXve9<L/%2Z<[x4_YTPp#mH.js+i4H2=L)F>xzu4.e2Q95KhC0u0dz4aET-5HZD^0t(wY1F4h:4+iWCFDEuPz6A!;%@y)$z6CD.H!%P&AU84q2F^_Q",
+    "0T2HHz6B29uOBZ%I5)lp9XJ3lBR4s^1s;@E[R$r[IRFE+vnU<iH<=iB1D=dJA0s*a3KKV[)C&*)0lx(.F)=yLF&[)R[]YQIGROe[@>(NEBf]wB2r/&!A1X0_3k36mPA<SqGsgufF*1h:2LBTeB8UqH",
+    "/FV9kfC4hh1uZi+053![Hvk+q008WcA0H$&%mpt7G%)^VDvlNgzU#_ZA2K/21up>LHUJMIk@<NSju$V00x_$v1s*n+3lBw:7A!I>$N:-H[kIq&Bs0wg9]ty:3m+:s03$Uv@h5:F%:=F/H./3$BcT/s",
+    "<4saqfC4nl1s*t/3lBx579RjI.Qot,.IX1=Br(qg9]t*[3lAx+76.6WWFImy&jlX;Ih+d*B(W9*@]2hi;g2RR8xDyD0,yp928jg$X$rmz2Ks6r1v22+Hwp6HI1R%EdN;-ZFf/$Z;-8$Y9yF=31YRF1",
+    "HPt2r:ddDB4:I^+F9b3%;9VVCAuy[22F%X40S]xz@U*WVGc.>:FDo,O@U(!_D.2Cp06sD=H.$$kJ0B@Im.0ptY7aBt6)yuaG:$PZBQ!IZ1q0*66%T-],xV%0HNNC6FN==,IQ1((1_N7:$OSJaHZuSR",
+    "tDtBPGvEp;Ha7qQ:gxm#Be=jWHJt$ufdb$PEjTg&FO2_:Gyf]u2QoO33m+#q00=As1RpXn$ps$+Igtw/Bsl-gI5C]84^b#3F+MXeH-1P!ACCbzhb%7!GclA4FDNrH00)Z6mH@hk&M>YZGl0J:A0IK4",
+    "3k0tN0@aZ[4^b#81uZi&056aMGc$)Q9]tq279T4!02DLIejhS3%mpt3G%=4WB&ZewodW:8.=vCa0;Y*,HJ1x7kpVS0hb%7#Gd7tEA1gKh1CWPMA15[S8wpMi1DOjCA*_hz*v1C^r2@Lu0;h:-IGGDC",
+    "lL0t0hb%7#GdP;JA1gQj6FBs^2Olyu&jkvz76#u:4.wumA_,dj0Ux-nG:0rd1vD<;06!ZvFgXAZ1NLwT+@t13w#a7%h=s_$GpmRK1&X)@2.4Z;0S=tahyo6Rg98r)*9ICijUfZrECd<53cbn+1*N^8",
+    "4,EbM0UrP[kd810s*,mQGSuD*4;X6yIUi6l]I1D.i_%b!/#T-r#sSgxW*:]JG5G/ye5Ak$5557xmI4pQ0nO!V4_zl%0uQYL)T;VBi_%->0uRRl.fC:Ei_-!q53K:#<oOKA0Xd5iAI1SNj1dox0frP0",
+    "6Z4_X2Zi^Z3g>4x2Z*gV1BDq5vE3a7znU,(rOXKg:h%i@1s;!84.GH7e,4kw2=2S#84R()0SJg03$V[iF90$!#=(YLAjXip0S=w;:Zkz<jh6uhiPw1#1kIWi10<d[v#nPR>m#_74*-X;6A1mqm-nmG",
+    "tpfzs/SdFLbr3Za4<a)f6Av)PnHLYm1N4hE4-@nNWeAF=WDf$e&JzP79]JLyeh&,Fz5<.03Wx;j1_)S:%aa5F!U>(I&-k<Kna/>b0HwqM4+z7r6%PftoIMH62<f#xm^Lj*0S=%Ihr$5==>T>=5[tkC",
+    "23j8lIJ:X]4,(^84:!Axm-oCx+Pg9<Wj8SS&J!-JH#m(71=Sp^59I<@mKP5Q@j^,0#[_.wuon*%[hK@t$q):HvIGw!sS*Yn1MvnQ3OUz]m-nWlp8*dgvW^Pm1(<(j4-0n@A1g5c1fiHx4+>,*5-p(;",
+    "dIRYa0-:TJ7T2=%2EqXkNrwMd9[<D_Co(jk0tVvZVgaE14^TD4H8o:pVmPjuf&mXUUk.af0^oPXA2%<o4<Swd0^m-c0T0yy)UpE)J,Gr8#Rbipf&mSyngI>hrUnnY2G#034.&[N4,ECP0^ne_4;v+4",
+    "4@Yk70^m_t5Dy!cvjYz,Z4ayop]b,ICin:t2&^UM4:wo>(+v+pU/Kj-AP-xVvjY!5h65g5X&):tzYY%/.Ff+_Drpbo1j3;%0S>gw1rPKG(4v9;4f(SJ4+FUf4+(=[0^d>=9*;vGKM*uAGU4F]JvA_m",
+    "04>N+051tSGXO6IGBmdV4,1dyq5%&NKo1JJ/^A8YFflAR4*[Y%35ecV3Whxgkwp%^5kCzwEL&#*q;RHJQyMd[-Rgs%03ZXHbq%f276qx7X9M(m3ctYt3E.#z4!uSLIS&HaJP#7b0Skqp2;T^i8VUHi",
+    "R1X7#,_/B6H=kQj1JD5-Hm:pk4:OzMwE+gR###iS0S(9/0oeaL4fQJz82O@R4q*/8+yM=[+yV_[jFT1*4U:lt4+7N#9^hMF4,$3@uigO.4>OMNpkE494+Y8k0u3Jydmj)n%:oVkvI7YH$$SC@4.n@n",
+    "42#cF2H^.u2)VJQ0S>cxIX5z0!OZ_(owa2IrobZ()&UBJ2M(yq3l9>h1P/;lo(K-02>F$S03QZ2mzNwr95pOAh>wSR4J]T.wF3=w1ONyh066Hh0^3P$8OGiZ4+Gw_p#cfnL/OY.;gbAAg@!mt3Xh<#",
+    "3&iRa1:fyP4+!*;rU41:&!zzn479TY1KP4u4;OJd1q.1OuK=DR:FxzD1u,<N9__:DzXlHg<%AtR<X8qvHMG.PFK-tn-E6jQATs3c1s>y6+Z>)&jh+Mr=8ybZ;d^CH7ArEIj]T-*BM%AA:IDH!4-7mT",
+    "4[wf#I^b4Oqy@UvpadTVEdU.^HK*zY9]kg<1Rn@A01oqiFA6d[rRoI.rCT32GVTZ-ZZ@lAO27FA4^a>k9]t$q:IEMLGt2^Z5i]e:iNa4W3Nt&<:IDxO:.AxjIRGEq0XG022RW>k1s;@9padTgH2;->",
+    ")le<AG&@&61rJ5+2p<1U/8(w&58DCl2rmaQG2ZG04+Zh44,XW#zXk<Dolh;cH9Oqu1rHhS2p;^T[S>bE0XgpoF9$I*x9SBS1_#Gu9_n1==#/f&lQ.6wwdw=AM(>v=aJQX1AKU:j<dzF<00V=tF9t0)",
+    "&jcSCIKlM;9]k#u;*$S$Y7ZLA8Xs:kqXZw)0WtCj4#oKb2!(D3wDJlC.nICx2#fet4+ORMRSyx.,Jt-s/Oq*[01V4Q4-GT@uK<wHhXW4//p>#gwIvLK[cj56D,Q+9j]V9.IRF;jn05u7:UIwffSLm+",
+    "GBW<VCdZElFIY4-01mtaCo(etBrP.>jUyihID(f0F9kI;nZ,E[X(uu;01pJjo+1wfQ4b#egRTK1F*i:i1UAj:0v@Z2PYA-+9]APZ;E)V>GyoqTGypGGH97r74;wiCX9MM;2=^<2-[qRcHUKYIHZkG;",
+    "4;xMXX9KSV9yjCd0v_rc-[qS50W$y+GyoqzIqvNOA0Ro*0w0>KGyn_y(FYHAuIdLrssS,JHJJrJd=Rj4yXprH-sPJ40XG0YeK-&7$m$0U-[p#<qYw[6yuD@+cGc.!Kb!$EH!#cs4,4cM9]bn]p$#7m",
+    "H2<DO+L=8a4#wsO4+grRYyu+:524co4%z1d9]./A9^PDE4:j7Et=ozL8V;iM0S=.^nXUmJ5G]VN0uL>QnXUl^q8A;sHl2>M4yND:4,49vt=otM84n4d0^oo,nXUmZ12Z<PFC[ZL03Q!C)zCu=G^<W2",
+    "0Wvc.G-t3Iw%T>bH_.T+<1X$;1IDvb9].)89]tu624W8a,vJ*0H2<bh01M:w0tDRw9_Lp$0T(s=9]km>10N7H039[^4,&]hJPV)$1H%Cy2r[4p9]JOqBL,g&0iXjP2[Qm62QvT$Vjl@RoW24N4)22z",
+    "4,1I10v$5&h=+w#;dlv3)UR6uz[eX84AlAv1V0FS23,Vu9[<MIhXe%aQXdC6zf/T29].>EiLC(yrs)X^2]*n:i&O[1,(VjEFp5+fIRGCAGPL](A09LBQv]T_8xIQ9Q!h+1Fx688g)1KdGSyQGBp(>v",
+    ")l)AEHaD@w10NYS):97/gw_+^3)WKt%q.TIn(!M4y@X&$5Y]&KKruJ_7dHSO2sPJJA51p<FE/tcj5!_o0X5fCFR1^DIRGD:0X5iD58ndWQxC@i+EX9i0yW!HADjU,+*2Rk0yW)JAIJeU,cujm0yY32",
+    "oB/ifAKn5s03XN!HUJ-r0yY32oB/ifFX93*FyB)S<Sg)0HsDhT<T3C]2H-Z.0;:=[4-Imgt=p4KwbUC3hO$%+j3xpQ4+qw.RUZa0<+A)pza.]8HsDhq3p4-KGB5xaGXNep01pwF>n@p_C*V=rSur:O",
+    "4!r_!H[nw/Gd4NlJr4%qQx5]C(/@tg<Ajbq4+XBl0^nCJ>Mrg/<3-dm12#C^Qx5FT0^h7FSPtP+FF!Rl052dlHu69psR1$JQzJJrjz0_9Ne>4aP#:xRHvlL%G])Z[yFU+fp![bKssZBy6E/xh4;oD@",
+    "2M-040w1XXHsMnxH#f@zFK[(A%:oaq0sl^0i/Y!7GLY=EA9pkR2M;+N[!k,0Fx6TP,U.(RqRayyssS.M0unL+A3rwU3Li_2;#/<bf8kRP5aaft0S=/6Qx7xY>Mrg:sD_O42*OYe[_Qkx-r5[cF9]U/",
+    "!cZR#HUJMc-r5[c1,2Rw7TEz8G))f%-!>U^>=/2MGvW530SAMh1s<19paTq]O%Dv/>Mrg,xfu<#paTyM*PAsDI=p)A0WSnIG_eI[4UbU]72o!u0S=MVtauMV#:fK*z^P$w1E2!^BM%$K$O8gV4+,4h",
+    "2On58#:fK$mdR2N1K9x&AjZf815yuC#:fK*oX]WE2%rNG1&kvGU/IPI10M,803Qu901pGNj6Ma0)MgJ1<@PI,4LPR3106G[>f!Rsh&&3b*dhypmIDll+,45tQv*W^3Yhjw9x:xnBr@Hr1ZEEiy#XHy",
+    "GvregGeQpu@ScDQH04tUkL,O2.5LUX0R+aw1rIphQ!fxUHUKXlGd2Jp6*K;],-rYv0=U-!Bp($t,ct:/m-(xp&I1P@4&hT1H2<D7/bZx:H_.RdQv/:E2au3H46TX<34<MH4,e#1KR@4%IRF8iS>h-8",
+    "4(3w;]B(qF207+a9_m;N2,/.k4<TxwFK-n0m$J114.N*^OCPHNG4zZ9A0RO3Qy&[N03QZ503RMT01rQh:jxi(0yl]52lE0C2l@4M1u_/r4-$)J9]kr6A4)a/4;no-2Oo>BH-Y0K36YFF9]tz/Qy&vF",
+    "00@5DTptBE<ly!C,)0XR[RkgvIRFH]W)Ix_[]FvA00iU]0=;2(2I,au4,d;/Hwd5OYaaqL]5FMiA004:2>FVB01dZ,1P=fB1Rvc2H[>/Q9]AF#mKX(u#C8t<.l2J)39>qp7&+z_4v@xl2R5Mv9]Sc3",
+    "3g4=/2#WJ%4(.*EjTr/&lno8Q!UQxkGcp.q[PzI^AOo>y1P:0a-6<Jx-[=@@&-.@Z!v3QH4.V(>2rt]LGcc]SE,=Cz1(A0j2RDrc9_3sO3I;medk+G/RS6=;M:MSpA8]F=1TWnIG&8RX9]1K0Br,4n",
+    "36,,64vY#P1UP^Z0]$nqtN[(_%M%zluqX>c<eT=g;qm)9xK[x<1JJL!0S=Y]9S-VV#5WG!1p-OTq;Jn>8aR*&FFrLe01ub_(pCwwssRYIssRYcn,:oS(=d;VjYkQDzyl3z3-eGG4Axc#jH,M9Zw@a$",
+    "1Phy/JP!/YxfTxOC/U*;C:^A@Rt56(1P/(zg-ps!F/rYz=qM=n0ohgwt;g]J=u>^RA@d6^/;5QLIRFmF1R65kRt44X4,W.1Ru2Tp,b4/*kAR[94+P*/4+vBr0XF_@HUJBq@2z(1z6u@%G@*Pz9]1H@",
+    "3C^JM0>9dOKRGf0A0Rn]fM>qK0Wde=RtC$iXb%79n*k4ZhKFr0STZn&Ob.rBtY]JdHPe[_4]w[#2p>2dG2-RRk>aC=H[O[CA0Ri(0w1UWGUZkToAV0,x!)fTaLocAssS=Z1rjs:9XQ;!A9p$X2Op[d",
+    "H2;$d+5#Rh]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)WoB/oh4,M@Y4/LtW9]JMTssRY3:;I29%mW7=3zV7%1h(M.4+xZ+2M+;=uRR+v01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA,vJmj",
+    "PY&@[1+E$o5yt<<Gyo42!IW4JFu.J$4bPNVA3rs_od*vs>lH-xrsoGA126y%$XpGAh*%E/[#FkVulPg[DwBv.27*<!u.@[D1grxBBMns!q/-A!/#_c$3ChMY4,n$pZ4WBVh*%FR+u3dns-oT=BHh>-",
+    "2TTsf0S=.IiLL.-FX7p44$uo9IyB;iZU.x!3AgG44+@ME7Z)++HX34,C-=up4ysiNnT*r[4+!tfzyS(^*O37ZtBnB=G,MA6VjeS(S0gkuRs;1b2*^.)F9]d;k5:h.p;n<PLI/pl7!HqDFBCL404>5*",
+    "052plFpyV25Hc]=053_4H_/IyIrjn&0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal%np,KT!4%zGm1*Xjg3FWDp0S=$6S1&-^FaQ@g03I_^1:nC7ADIC,kXIj^0W].WssS@OF#sQ(0W].0",
+    ",vTuNAISkV03YB2H2<z+H2;;qlq3%djiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO<l6JwFFGEH%]j9_w0P2-+,99_v_(",
+    "OD^IWGq407,2pj<2>FVF.5e3tzL_oL2*!d,KL.4]Hn0RA8a4n3!KNG=Ml$48A8t0.766k,58VNb2<eI>76Z)iFb/i20UtLw,Bbmq;S/sl8H5QxZ!$1203YK4GS=fnGB5xbHUI[o$io321v%GL4+Pu0",
+    "M,LOf>E!nlR0!>(N**,-6E+(nIV/zl1;JI9KL#:1G=,[L4)@Svud4wBx+f0[*Hj4KzzhV3@(>7W4%bu*x64,sED6rJJr5>:R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S$@mR^Tc&R1XML",
+    "9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&o$FT*1Hgx@0S@d1,fbTrHUK^S0Wvo/*Hi]etOg6.:=lL*xd-z,mPa3]0XF_/Hvk;sz^[=ycQ!QR0uQPIx:q7NFyjIbKgix_4-+^eSOfGy52*pyR3$hu%mOcP",
+    "H8srw52=w1Sp:xQZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#+No]IATZ1VADjU-01plB7Y[1eR38I303J912(ix&47/U20S>hp&aVLt)VHAl4%bu.FaOT30S=PB!wwH2<!zol",
+    "6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y8g#jybh:XEtu4+yLS4+2#fHvkU-jje7E2!mJ-5VDn14;Nbeu:l>jE4lNc0S<_E4,(d^u:k=94,WGL4:s1Yu:l9f;E;/8--(5PH_.e2*08Yw9^6q9=P&L[",
+    "58^ND4;EVdu:k[tj#3X3,vJL4*08Yw4,)=4QV%%Ru(1IIfawGe1,]2G0wWI%z9SCis[s!w==8&mWDCQsCKNfzfguZ%.OLrhHh[S[4D7cy4+!hGHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql4",
+    "04gy!051zMHvk(o01,3*3CyDe3o.7-EZ6cC3eo2d2>X*&:$6,BK&Qk5A1E@%-ZhHO*e;%Qv%_@r1m=/1H2<wn02w(UA3QY10^oQ;>),sM#sd#a($cH^4+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.G",
+    "GRp%WC=eA:2G!y;9y!JX7&9R+JT),J0^oQ^-8PEm0mcI#8#j:$4&4wNG:j1j.Np-e0V>E$8!,SM3ox$@8#n+T3pXztH2<zAGyoei02;s;46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5d+iK6b^IW@5YNB",
+    "As-(9#0DQ_Hj&B$4^Zi4A1gVV5d+!U6b^KC=&.%(A3Qe30^oM(3LlsOIpGu=FEN^EA^_3t10FNX0_s]TA3QY70^oRBwp0(90j;MyD:I%E1I=(S9x/!R88-yhIOG%pUJp=o10R;HGXNhgHJ^k2G5[Y7",
+    "F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdmiNRD4f5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi5fV47",
+    "10FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d(.M4G!xRDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GP[=20tXKO)A0lbhs07XGBE%tFgPI(IO@VzUJp=o1]OIK",
+    "G5@,M(JTXx6#]u[H4LS^76:69I5O/N0$vYM$O9jk0W].0FE=zT1i73m9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF%hDK<S1u#uf/74:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*Q,)E<<FmpcpOf*/Af",
+    "4ZF$N0SL=+#Q>Sm,_.l>hn74B$fYJ0E8CVL2xb&8APe)!PX:*^ngI;^7B_PO0XYB@GXNMf01uM=[JquzDKjv:T;V4e2oDO7+,4sEF@32^1iHT[4*.P<X%7m*qyrC_0fxTT0T(pp1Rnx2jm]Fy/L8!z",
+    "AQ3k_7B:JHH2;*@pGXBE964bDK<^[72M=l-hQ8JT4#1)X3bnwR0S57.1P:M3hPeR,m4[3P*VAVY0/$>h1/IeA0S=Q2lB<v]I71%]Gn:r.FA6m=.ik)82hPX>1b,g]H:-F(6F4Cc0mJ#!0SlLdTn@A;",
+    "$72vSx&sW(#xnvo0EA,/SO8Z9z<%mllmP/&4+W9mI1<10YX<%!-P;j/G:@)i0sP1x11S$5:aqd[yV<29PY2480Se6o1CONy9]0@LtBC-wneHqNq^U$/=5+Q_HcJ8A1=<:dH^,/k2.w$N4ynuo4+#69",
+    "RSyZX3J1S<4,2-DWe+*MzSaQ.v!ekG$opLi.iKVPmBI<WG#&yx4+7%7y#WsnrlC6&GVZDy4yULA2*2BB4T$Im13m]cp/%ETh20Y$8DZ!0R]4RTZ_]%%5wqP188=EE4)Kx!Dl-r74-z!k1rGk&4g^($",
+    "JqIEW1)lyN9^P4B3fu+-Uk;V*&=!+f!SDwU8L5B,9]JOlrBW0$*1!V;C:^cW0t4XZ1@h)93Kcen>Ye-Xvc0YWF9$I+=a^(*9yaKP0y-K0Ea.5L4+pW+0uLMPuUieYh5@a,6gi9m5jTws4$T1vl:r9N",
+    "n]lmf2k8k92gZOP1JD5m$bcXRK;-Ne1Mmd@kaZ6NgaZ=d03QlD03QxG00QUQ1@C%80KZEN;Vtn,>N)OEGWZA&1=3]r4-,EYD/[zt1MUd_rU4%bGM)nxIRFKU)e8(-4u/f<<n-VMp92o<)vN&whva.+",
+    "-eu!k>sm!XAQd-:0v@!9p93!sGBW<kHMbE5)ZYgQy@%*OiVO&ZglG:2@:p[G9ijst0y6*.HvkU>zy:onFf1+)1EK:A-lBkB1fhi:1JMBnqlF*@LJOh-1Dq29=4:cS0,=&2m$OSB3OS+!4,dfx9]1D^",
+    "F90(!+7Jc(fCvbquLutY[k%*M9iIaa1BAJL1*QQX2[NAp0tW@M%ESQ,TMq+;0](*2ngIta42c5-uk-5m0xUK5kpcyx0S=kR1]JVI03QT100NE[4EBg>1L^@V37E]X4+X0RA00LT9]Ady0_9p;4+=UW",
+    "BQh*54+4w:2*^qV4+#8-AOp]/2L6d42SE#/0]EU51BRU>4+5bB6gB@K3ON7]52=+q0W]o&0];8kO9^BA1h/_p2ZV^D4+n#lP!AlT10Mr2)eaOnsR0iPtp)>P1O$u>3]kJ&2>FSF;hGC@vfr!$4f:G^",
+    "1Nn6V(%KLY0:lv&IpG2i3d05-4:SND12g_zp[INemYW&;Tm#y<5f2KL[0AQ$IHCg]0yVY=1.Q.o4++Bt2LGfv4+EkD4-0#tAOq0:4BU.&1<nQn0S;*z2LX^%E)N2t0_9s<9]^1D4,do!9]1M)3<$Y:",
+    "jSvL:4GF:o9]btU1]J.c03QN4p92NG,w+Q8!3G7D0R)W<3]kKai31Li.g5V.u#OJ_:-Dh[!Xgg.gbN7MyLJx:s]FtrH2<z3H2;.I/pPJ:0]eNH5fm@a2M&w>0(Ku9FpUE*3Nta-4j&3NtOgS[mH@g_",
+    "@ws]!sR$1YwUZzaGSas]4XXwVt%Fzt;J)!Q+)Ez.Frxz$HUJ+AIRFn2tOg$hHt,AsoD:X$o<oTzhY.+(u4oSi.JJ,%9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Y/9M50r2@0(&zb/TLky+=1IPvv",
+    "G0V6p4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%&xH[L+1d[e2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTImzW:^(*X#Xm::p438)]k(BVq_qL;lZ0-mHNHUJ+AIRFn2&ITU<Hvknk0150F",
+    "2%N_20TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&ISazj^Z;AvHm-[1Cav/[L@8N2Q3Vc0]U4Q1C6_X4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:4+*#iGdM6TE)N5c",
+    "0]/ZT4,5I6AOpAOI36:&1@4[&1>$SzD*=0*Ne/;30]o2iPag>7r_;lVxCS2tH_.wm030*@0HOs4;(Itt2.hVz4-@oj9]]=/5,$ljGN/Or2L@0Bt=o_O4&VtMF=3HVyDSK,pCAWC45$MmHZ0[L3(7VH",
+    ",5&+K0S=k$1]JVN03J910y>oJ1@5C+0.rW62$.3j9]khe1@i#.ARhxYni3Q:s[s!R&-^DSmH@B/5Di,nr_<7[hz$guEC^79AO^SX$de2bH2<tji0Z<v1<#F6s)Paz!2$!32;X[M4*[9h2nQ)I1uZh7",
+    "xB(P5.l#XZHL-fi4,C[f3X.am1hv:y49duw0R>h,0VNKW@XK/D84C8+1Ombs1H@:l3e@CX;e7f/e,BgDITJAP8y>;])-T0IGtwysZw%$E5e^2Pd.L;iT;2z83LgbF10N0Xg$D!CBm.W,3)ndbfi(@l",
+    "y$Ap]4;oyB9^zQ+l;M*k2;U;n2M++*ISMHs8#viH9610Dg!;/n207U]FAXv;+Bpj11>odc2,,Oh0,Y5FpXdP^2r]736g7ne4+!+MCl1yN1X/-)LJtM=zyTCBr#258o(l^D3IxJ94cs_yH2;>CuLun3",
+    "t6K%WAO)qHOAiU$IxRFX01o*90=B+d..]xXn(0d)G%;&d7&QP6p>&383NWw<BR4EA4+F3b4,;!v1JD5t+&T:2mk0-9;<Jps+&TurBLuer9]^2y10N1J02;u>CjmGg1Tow;0+-_=>vcF/G&bBi95w&_",
+    "XB0H10S=lH6B0N81&7cL3tJBq+&Tl%0S4SU2SN-/0^;j;8#dfJ1(+ZO,U1&9G<k/64:2.U4)PNMI^ZZfItZknOa.Ge2oE&eIvh3t1N^GzsR0iPzy/dJ01pJ(iaie)+&U*SGylIJ20[,5>nwsj0o<TF",
+    "0yLrn2A-Kh4+=3K4,dfx9]1A]9]AJmItc2Af&m1Y5g#,*+&UaK00L(OtP2kcok24:Ff1+)1D=v8s]EwR0SnwZ4x[%x2,mN!0SnwZ1&bgB$N_/vs]FtrG5[Vj00KJ;0=B+XgUG/F6E&+7A2c!CIvh3t",
+    "0%rvC1P/->K[GiqEG@cNi_]o7+&Tl$0S4SU2SE#/0]lX=Wdhtf4xs^Dw*emtIiUj&52=+)12Zt810Mu4+&TiVI]!HNOCK_g+&UiuH@NXX&,wum3athsGAu3+1D(nP4-0)w1JMBu+&T@FjR*zzkr5j:",
+    "+&TsR9]hq84+>Hu9^hDC9y0&^I^ZZfItk#8f&m1y6c04qIvh6u0%sI7sR0iP!v+M67Y>rF5Dyi$$shyK0S(+b2kPW*29p*8q5^)uItHL41h<eo3OS+!4,do!9]1J(3;BqE+&Tc1J>*7EFElka+&UaL",
+    "00W#n1f_HG3c&=wGynvR5DZ%n1Bn9@HrzS_EDVVQ1kU#j4+Pvg6*.TP4+=UW9^hGD9y9-_I^ZZfIs;+05ed$>4.9u#+&Ui%IHwyA3Wz^i<Gb>tyRHEXTMrZ5Is;%G4cs_m!G[P3$:Jy.1v%V0Bsn&;",
+    "0UruEqXQ2QtOg$hHSi1[12x.>1H-n_3DlntA2l^IIxh,1G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+PvgB[VSQ0uKtw1]JVK03I_^0y><[+&To-J>ebUOdmBd+&UgO00D@X5d=CN",
+    "4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO(ZpfB=&CIu57.1:yuB3OT3)4,d@-9]Sf49]JbrItZ^E4,+$^10OXu+&UaN00L+Po)8ZTszC&hxmpFVml>OP4+D>[7dG5F2Q3Vc0]U4Q95LKF1,Kst&jJq$",
+    "xCS2&HUJ(r00KJ;1Kc>Y*>#mr&/emvG2A*FIRFE(KLo1*4+=*j6gl5N4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFK#-#Lm>ltBZs",
+    "[RIOr4+E(K4-tM%C=$9%2Sp620]cI>4Gi5n1:PS8/mHN4(FPw6Hvk;t00KJ;1Km0Zs+]!NHPjIwCo$bR43#(!3X2_P3avo=zcvFe4+FTb2M,$FIw(0Y00%@M0Xn/B1.C[-2soXG8XPp:o>qyX8ZqVg",
+    "2qH5#01eK%7%u^iGNSARFHJTyqwE9)j/LWZ0mhjLA_!4[59R^/:-xk*F!87X4-HBG1QavSr7sTypX6x+A]C<W$p-<AH:m6c8Z(pjCIGGn17Hsa,;]t89S.9kgaHpN/(,pHyGIAI0S=!G:jVME0S=@M",
+    ":jVZ@9]kt;:jV!Q<c]DohQ&;;l:rOT@63Tx/d1@11DVV<1%a=_59kBn@9TAPq!AAL:jVhL1rGzZ&/dgVJ@V/;4,W[K6E6!mHRqT$0R2r5E3oSX1)ig74.Vib9^71C1A$x$umc49..0:QAN%SAFEleT",
+    ")1OWR&j^9+#e=ITB;hLp1RoPJ03A2Xl=YJpv]JwmIL(S+C=$F(0:63:0gM3-71G=gA0syE/;5PkH_.>s01Vvf86N[SfaeDv05]7D0@mG-4+QrC4+Vjc2=/-u4+*8DUk9DsYyv$G0n!)*yXXfG0=pLm",
+    "0S=q[uL1(yEDr+LWDf;Y0S=VY>kSM.Gcq3mF#1mjkOU3lodOFW9]];PO%9mzW(..6APL3gYY[X)3g74l5-*>=%4rWD,[/P_1S:QE1Jkk,8#c7i2MB,z4,3EVLk]nj%WV%V,@Wxc*$)PI9]t.qwFC:R",
+    "-b-n:v[MfO%&a*E,^7G&2IRIC4+o0aQ4au;0t)NqW)7]SKL@BQnE;+2.l77gy1/Ue8#UZb2d;h]4<s(tTn5CDaw[>]@]/F]f-A5X*!*P.n3+NWMFrQjT<L^uut6>QGcnHr2!qsQ35oL;1GTCL4.59t",
+    "oB-rL3S0t<>X,aV#==-40):^(4+6Z)1P:IzyAuwGRR<g/3i-j@2,w_S4+Cxw1ord>00.g5w*n4^3k8X.tpN@Tj*/b%-3f]ceFcN+X#u7q3Y,N3#sLp7xx[7$k(;d;[j66H4B@O/>OS=9.0k^.xd[&p",
+    "#Q@EVEV:H_#Q@rgHaGwX@>Kmq#Q>cFU-uy&2JWkG4+MknPYJvJKMAxE9_U=k.75lY:>G:efe8hQ1OSaJ357ui#/8d#i@[7nqyGXNH1j$P.h92E3V-j%HwKyHKMuXTZwc$-X#x,r3EI903!)JScn/A:",
+    "mmdS9UkUnx(g6s]m>Z&g<^2.(p6Uk.kf[s,rKD#K@J)U7x5ESp9Ru+w29:a13j6vw0HR.C5CXR&3f:P6(83c1+p/a41is8U0R-+/xF,Xjn,vcq#<!+h/K/MlR^PP$0RfE^4&dqp0qGbH@r$kb#Uu[k",
+    "0S3:%AP*D2xB;E*<;HV]C/UX;tX:ZW$iZJ8H_.e1q<7+IE1cAE1=NydGJ%6k4+hfT90L8_OAD3@4+Xu>4Fa7I8!@Y72-L1Z3OF*y9]gSl9S-iX3.vzcKraL^H:LRz0MjQ6fRaxR*9il)RsxJv4!G;!",
+    "0.t-.>3[!A0Gk#Fo3vLBu&f:ih;E:311o_YDFlg41N8w5ozHO%gS&JNyR01!q!13a.pu.[O#!N14x@Lm3Z&-u9x^..3kaPCGdM9U-Ph;^3,]XP3Dd,R1:R-4AK&rO0S$q&Uj<dm6b0DT8Vu6I4F/Kn",
+    "CLAoFzYPrO#1#)g#;YYw95#U86%O6!6b^W#8V-eoCM7m3*2Wb9HV(]#6E6oeHqF/*1M$EK2ZsU,%A=7g<!3KE*$NK:ve+RH7si&I0S=KGvjz#A9S-n-$p-1bmlzA81s*h-j7k>aylV#80t%0B4+*K5",
+    "m-nz4[ml_!xWF0;-W@9[9SZ0Y2ZqCn0R-b04-OkcEjTrM8Z7@0;lA^Nx<,/iZUc@J3&QOX4:QUL1MOo4y@z2%$@/aRtpgo6(6$Bx;FtR:y9>8fGKUBO*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>",
+    "1<N:P0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Xh#Bo74Q2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan2M,O#)</)<!W.6,w+9TSD,Qsq,U$T!4+WaeIv+kaxCaLQ#a-yA8w]Jy7&!ne",
+    "G&KMeH.KP5GPnmEIRGCGH2<VclG+Xiwg;X,x(6QyGXNGg02wiy5DA[F8!rkgF@W.^K[31sA0-#Z5-y/3ijQLi*qtK^1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^qFW2LkS_A0I3<zy^@.H_.ne03I=J",
+    "&jJP5w>Ou5zy^[dHUK9vIF%(1y1,@&ue$[uHMX][6*Rmf4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU9]1Pt7Xq:M5Ce.A4,W*w2OkD700KV)%n1(>fDZ,K<Fx#Y",
+    "!UrD]G5@STlL8Mb!v>OF9xdH43!I_z0S=Yy(h3]l;KBS8EiN^Q:ofy=Fb>(B;l^XcT:[$JJPy4*2E::@F90++02U:P#_T8)gKr70H3>S%Km)ms0S=kWFC#WJ(K@h40S6inHS+,oh;&I!9^6>EF9Vw_",
+    "0Ync3kDeh1&zJ)XpPeBO9IG!60[UYFxS9;Cl3pJHHi0Av*u8EK2l*ud%[UJW&ZHF&8Q0hb1.U3Q4+q]gIvFwm95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F05$m71@Dmp8xIGffjSC/",
+    "mthQ:6$9/a4Cpci=Zp.W.^wcfpo1qGa[vy:/T.KWH#wjN2b>[%4+G!@1),P,3:pJ(3R3^12.M4j4yiK&bsRFCG6Eh1,=)x3hD8%OHUcCXHXRB2.pvGzsL%lj&eC)NE(p$M4W8i>9yaGQ0sUbMt=o.l",
+    "0US2_5,.P)B<5u]OdkO;/Q9[K04gv#-]c>k$9V>D5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q:$mns3-6c5(_.Fq[t$2S343hBWl7A)Sc1q5:r$ejrf3CK4e7Bv79GXM=/HwX8M6dw#Z.u;PE",
+    "5f32eHwe!b1o!>@A1W^0M+Cnd9^hT%M,9,qc;CQV563taG2W(q4+Ol34+iEw3iAR6&iY:k%%^tm:Ky_:90DH/vE5%3GPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1=$9;4,2oLAr0)FLjs-w9]]$8pdkPr",
+    "4K*JOHLIW<4+6i[L.!l*94j.5v9n$Xj,nv]KL.AtU!n3EWMg4)aAjnkoL_<NoAX(35HLA5WHL6h%9[ZXFIW!Y#03v8U/K#E,V>fajsXwV0kGZ>4:qy>50wVL%9[ZX9<qvC43WJB4:VN]Im!zUV^rc_",
+    "4.<+<4--VV6b_b253UK$%9[ZX9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1Tog,6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKUvfLpKq@6)LECN#x/mDg:1rMkJoxBAPB7p<D",
+    "gaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+)>76Av-[4:+F=4,vTd6Aw9BA22ci4>BDp6b]]l3Z.S04:7+14;+794-bk96AvU^4-%FO6AwA(0^pK969Ty[",
+    "55<w7,V>f>vJ($Ghu#zq/:dS/6c4Qdi^(@@/+6ZThfD#TqG1n,0fYDx4.h[c6E8YuGxhfq4;phr6E6:SGw1gc4<liU10Msplwl!KOZ/h%3=Z$NVRC14c+81n4=wmo[1Xpnd::&k01pS<CJxjzFAp-_",
+    ")DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0a*zX]+=c)d500!gXhXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH>,873ewAM067E_1;H+8EH=fbrU3/;qIwSnn@[pbpw*E94zaQ@",
+    "4+,$c0tbmw9d(UgFf&Fm#;KWVL1zyS<v3tP>cRB@*c1!Ptp=b]<ttCAH8wLtK^Eu0P%^d_Fh.YmC/VX[%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,osz4g;;yrfUYrqz4YS5DL],a]zf25ja/<:tino",
+    "GdSqp*#QTn#vcm(0]TC74uNq684iru6$-w[4g3Nh3qy(m1PTW1c;sfU5i!u]6adoK6FfsgG]+qx0nB3$0mC=B6CEwY:LL#BI^ZOi3zm^=0-W>6nywZGjspgZ-1:.x(heUFH,;)Q2%ZQBmAVZ9UJfk,",
+    "w=k1z)8gF$2xkTC!Wb;zUEFXCg9!>Z0Sm3p4i3L)1jWrq4,e/l9].$y%Gm)3vkMOeqs9#jCl3&(#tjcc=X1wB9yQTN88y-J4+XWkVJ@]eG>.B04c@F]1HFwt4/K:f*#SQWGchd10s/z@loAgFi.fOL",
+    "2@w_=$%z3KHUI<i6f_xR0te)+ISzsDWdg4,4*[lwZ!0xl%Y];c2a:T-J1sXffB=[Vl;fX(.E;N9gZ2drh38)kyU]>.!NdX&0k7%<4)VWX1oh<9051f@0S:D22m.=b2,wX52GVl[tDKqv8#BI=2=2Gx",
+    "+W@>RC._:x0uL-#p9(BBU+vb50SLGM0Sn*U1PuDXVGjVc%YF]9,K>xw@T,9gzP6hI1$P,b.pdWq;YRUD.pT%80RWY12[-9nngR:Gty%,%xC-x9&.X_kDgjghnN$v#7XrQ28yqy;vmFD!Vh-an2!!$)",
+    "4$ox,!z&Jh)Mp34BM$.!Hw<*D0S3-r9TGV-0=eE:1j;@h4)bLPs)im90p)fECJeEwBp(Yfqr;FmHM=/A1c[[z2JQnZH#(Qy0TnFT0]xn&Q5JRT0sw*v4[><K8Xo[NG#oMj0u^<@4-hmz4=y)p4-,$*",
+    "0_]29EDE-E0S1P<2MfZe0Sl$8Pzu7@0S%*^0uGn79Spg;*#RE_IGTtP4!y$x4&4+VU<)4j9X]pwFf)tD0SC*nP!A2u-_NjO1H[oC2mZ;e17RLO[h4D9nwT3AHd>VP4+.]20*BrT5-HOmhR*:Globyz",
+    "[MthoIh>YAF)@/,2;)wmA09dA[0RkE8Z*vY5jRyI2RYuW9Um7t01lJ>4:GIULk7D64]3tF9Ulcb01,I/ALau&00f^:MGpt=[Rtd3ysyXsFAzB^[FMPZEip912NyX]4*/D#tpNw6oe3H-@4cZeG&TSq",
+    "AvLe*dLJJ*@4ca!0W&rF6CF6[<B$8pCI,s;9R)T&odYl]FrM&Z2$3ohHi4rM9y0wb2$hHl7&G@D2g-Xb4b^WM1<njj4+y@gV-4B_H3yQ36(2n@>B9>LHTN]iy8$r(4z,RyD@suqu>Ochj[=cN0TTzm",
+    "3k._66Bse!8y=HW01pD@.Yxww3.qBtIo0>J4$2z_&4v[ZQ;2;P2a)hh2Z%2Pt=yAZxUHiB548ib#Zm=&,eLh=35(7F1(hrh0Im8R09=:Gr,/ayF#vWBga2L+S-!kFHZ#:NA0#r!8w%h(4(9.1[Obn-",
+    "kGvEQ2ivhwFLpOL$Qv(mGBf^$1U4[+2>ZE(01eYR57Yz9ry2&vlT-4_$QujbohJb+F9kF;jR6PsgjfLu9]JU#1qA&077daE4,2O2WDgVm-X5x0G&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8;+q=r",
+    "HZcGTjQw[PG>1)11enkP4Ct+64et#EviMmK1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF0V5xFH1Q2Dax*XhF9I](00x5aWDn#6<eKyErfv<i<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6<Ru]N",
+    "@=O&yiM]5]c@pGoI;Fx^71XU#4xP]y02c+nm^v=jB<ZCd-86qFn>_*,DlIlL01srs-uaquGT^ZStpPOXDjyRw02;x:y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[<5fgO/>&/w*&h!G)BRWng>9Hv>XiH:",
+    "Dla^VF#s:=0WvWF4zb/,4+O$kF9k3)mskerfe#I_=4$R[FgLW%0uGoD3K#=[g$N7uwqq[.HahA^6gTt10S.zxa1T7$<f-5%tGAH:4=PRCKMSR]V,GI-dk,4!i-MvVms^qQG3Qk%H#zq%9]br70,-e4",
+    "1JDr%=Ct>Yk1,z#G5V4V4*-Zx0tn;x36;Yl#@6yhl:c80uJ8g5;%Ep,wxD7kUO188X93s)Fk<kG0B-d9HeoepG^xZp0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#0uQYQ*q+/04$%e/4czTs4/qj)",
+    "F[cX-WXkPc4.DTg4-+ZG0S>Br55<@Dp4.Tq:In^D*q+/04/G9pjSUYyQXeTX,wh9UzU:ANCb$6)DcSdD4qFd4*q+/04qFfX1lXS30S%!A50wbmp4.Trxd-ymfPh_QD<zYBxDpQ%;*Cp7GE*NZG5@-E",
+    "kB/4)D!2g-I*k(#80oM94-<.%8RD/34-x$$$=>V++yM:l1P]y3*q+/04ceOl0,gvD1cTpb1]S0Y2<ffY!/C[jHpej!0k!&=0S<S(oB.1j0S=;9wQmnhp5JH/!j2XWx)D1yEL*$*4+@Jfg8:58Y!3$X",
+    "yMqA>3DV794,vqi3J(pGp1/VQ5&z6n4C9Oz4ymmQ4+z9f3CZAR3#S;a*q[mz6SPGJ)vXZ<rveTA,C>cz0^kDv3I:CsYZ<%tECYqzDG0).0S@mnfCdjrqy7yKN4gLXIi^SF38Yd5io0wF[rw9D8V<O/",
+    "t=pqkHOi]22-Rhx0SeB/Yz(u)7Z2e9qOJiA+0Y0GwX@Y=45>IV3fTe!&[q!#rLF,6D,V]ermg@W2Q&a54:$lH1vUU5FgXA!H8ubbJLHOO4>5ZrR3A]]%LxxXittnh=4.sv-a;vRG/s4L4+PU(4[(G2",
+    "4G&WE<(%_8R^UP^0^nIFmlh8dt(O)L1fc810S=p.rWFjy@9lN4XbOc91K_slHXm-]gb=Rn0Wkmu!n7$4gb=PnGXM>+--j@5]KC#%:Vyy.05paXAMF7&00*MG8V;185g0M<tP_2=0s>kc4,thCAD00$",
+    "03I=[1zisig%KVx@EvtU4:E/k8!@Y1gO;NtoS+#Wa5eIXh5-WTGTX2p4.6$UFLpIH.P9GMG5@+,j3ErI:SPaIiK@m_oo58Js8fFsGGt_mW-JH4,g*x#RSwN#4/h_]M$uyrABzDG)dAIG4:PX.55)z/",
+    ",Fgof*.%ku!3z%z,D3]iQV%w^3lC%EV,F*(2<f3UV,F!;55).v=A,-S;g.YF<na7qP7d[B4;$KREiv_E4]V,x4.V!t4-X/D4.TO.7/:gHAYTvV1nAa!4-rNf5B&$@)>M-cy$BBpkz<^qPY*TN5)ToX",
+    "WDho1A1yKf4]kzt4/%g@4;eLI4-ZOr4.TO.8LeawAz%-51hDfK4+HW95BvwUWCNlI4+6Pl3nT<,WDd%qQx6iuuW_IiFpCim*ya^:3pnqQ7!K=R9]<!Z4,5U[2QL6MEYSfE2ei;!0SbjW4+,]bW&(/@",
+    "4bu;.tKeq^bPd8^4+WOUivb/o00G&I6b)twz3mtu6f=ta7zD@E6Auv0zXJpA!_@D*HLtV,4-7fEQV$FM-usGB=N0%tIu8K3ktzeY(,96f1j4/y2yhF(hYJmiW(^>&9xaV%3YWo%0Sv_B0uF>^1Ou*-",
+    "1P/z#!VCd_6AZ=s4,CHAk=v0#q8$Q73X8ND4*-crBnE<M3/ce;OAk^X=A-aUGLjMxD#Bb3N$vkr4>4[&i2)B),vSRir[+^)$)g>t1q#fm6AQ!XQ6B:@00qy83k_uL4&@VG<,@1-fXe]UGByAVtziKl",
+    "599,Y%K,,Bhh+<oKnKc54+gWibqT*r1ibfq4+WV0aSsQA@(q8u)&vg+g2agd9]bi44cHS8E_S)G2-Q6!4+,1U0WT&qGNhDJ3xiDrqy8/*1^xm;BOetp*wg>IkOB@nkEv20axefN12F&w+vXh).O9>S",
+    "2Fl>L4b[[E365b7-r#&)(T2wX1kITQ2RRM7-(r$@*OLMdJ/6SE4=qluFO_r[G0qbYp#h6:AC:>),U1I1gUtZ^69T<tAqmNK95gTvlcfR/aMJ6z0UuE<mWh1@iK:MG4.OP54:0Rz7&OEg9x;zKHu#7E",
+    "9yS09l-R!;*^*sto9j=y.h*GL.@4+g8V;238V;E68VR(w6c1.mXcJ^te/uQYVKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uPi1sOgRY4-.A74,EQf4:3[;HoFTCWBO.hBdrM!J=E,4V,KwfkLiv9",
+    "4-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1k9p#4-rNf5B&$qqIM4(y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m24qp#C@e+Vd53vNg/#Bvo8^bAX",
+    "@3JS/jsXRt2oDhYXcuMxFA>K_.Caq]4:dN85k4]9HP7e*4*@Ua9v:Al]7afzW&l3@G%+mJ0S=Z3&1wjWIu8o.sb:S#&JPa,fy!tIbPpK+XdeVQjmi,Z0A:WI>XH0F#G6$Jkb,d!6R2np1g+Pc0S>GR",
+    "XfF&lGyo2lC/UX-Xa$LC1z7.e4uc=My#WroXb%m:;uG#fnpX$%[tN[Eqy,0r<Er/iST8FyF=^m29W($JIRFmN[sjt/t7Zh)HV+lB-AbBvInAG*0S=PgoCXZsf_x<q&5]4f2M+0_oB-*7/K:E1-I$hq",
+    "H9Pyu1>)XV,PIWm.pL=gZ/.VK2%Dn_2D$EW162!cA_@IG2LrL1D,Fy81UC$55-++U1ms<>EC_3a1rGkhEe[3bT<LVp1O/1/1J/3*3e<yN29WCl4b7.y4/u3-43N^-0SK;n0^j[N1@EXA8xH<V3l9pi",
+    "1rI9OpPm5<!@)H<(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJ)bmgQ2M+@6rw$T1eFlWN3k_>b8xJDJ=-8F*;_DNpmeT.T<8ALt9QR<m29lB.4+PNj5e)LC2>FqIlc7^!r(p%,q-DNK",
+    "mjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0tfTBW(b2@3,<yX.2whs;*b2S;6N<*AjIH(A4xfo9S.w!xN[4!(*h3[zsRlu1fK-02M++Q$qNP2svi#tsNZ7:$U,GFGn/mhLpCu(H2&)s3)kTS1-(Z_",
+    "0=imR4wC2t0VNhT,UJ9@0W^Ns,(v-4q#O#7m/Oe]kuMTCY75u^57GjJ,2xv@FrBgj39(/nGyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9B[4Ml0v9&K0v.Rb1;Sdy0U,^0.lh1xCpF&!4#ol^",
+    "GdQoX0t2;;1rG>/>W_aUGynpV3._Jl3.aUU8V.7#4+PJwb[RLtUkdCE9]tpyigF$@)D8vGxNjag)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj00oHcTms.&4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk",
+    ";7j*F@;)LuMjr$),3:1XGcy1RjixLEkp:Rk4FI.f2lDd=AK(Hx,3/eX12zB[FyX<r9^hI$4Ic$C01>]&9W]MX0^liGt@Q8mk]YVq4G$x.j2#Y<dJf/z4_qr#g##,zU-NVwE-u&r$q5IQ>^_FA05dV7",
+    "h64g24+Q168wy;;IER/62CU+H4+E=SAR#j:BM%R^hyfoiW&jF-=p*h@I/TTL9yH3TRR)0WJP#!Mh64;^u2l_J=66UznT&4>1dxXV0U,^1]A+w(Jf<vfAFTy4jfVpVs>>[J+08@(I^bU<&Wr&M,va9x",
+    "A5k:w7z,E&>xd0Y7L5/N.I#)(9]]<AA3!+(9]./AFGV#navuda03Sj%01pb5<B$w]H_/3BGXM+R;Ro:H#CHUA4YK$k8Z<)aXAdFvzEv*;GB5xN[>>w4qCO7:l8+$]1=/ZT0U[4k*AobypcDy/;+p(u",
+    "p^tiQC*@nH9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5bw*30T1K<)]:$b)sR-Y3D*,HIRFCX5EeP.ItIZ-3$#TK2e]Z74EPcamk0_0suLdtF>VV00R.upyw=Do2g_OK9]kv<LkF15R0Y[34y:sj47DyS",
+    "I5>]XlGG_;0JP[44p[/zO%DasjUx@#xm6x+zLpIS4C1)_46-cE=xa$pr$Y<n1hTnP3&s/(%bpky2G9710S1n*j[y$<r<K@fHtAUuIjsZ&ngI>y(KHVswZvZ!A/c0mABF)o(ljp:H8-=T4&(Q02Eu[<",
+    "3XPr=4c>A!4,^>E2GHv^4XHy1*aQHI5f28+j]&df1@EgX6E,z8EWqR)3bsfe(gHJ@H7[N/HMATVG/z[23G.+MF9A3<(*++xHSP!:Q#1e%9;Pvn3Xq.!0S>O62<fsJ@*Q[K0uKm>.y9Cn02(:E2OkDC",
+    "m>r-h01MC59^SN9TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmCCj1vz9#10ZN03J604*vUx0R)AT1p^wY0^pVzlB5AIAUH6<4j+aAH_/3CGXMt6(]7@#[sIZ)<)8QU*dQ+sGBf9f8V1b@1XB]$qQW5y",
+    "f^-Wt(*n&6A6>[CCo(Yr2)_eZ4+6!gX$HmUau0B!yrcmiAveK;Y7Zc#fL]YOIn50iGXNbj02ngG3obb^gbWV8b>^qs7Y>oa&LtlUHqC7rZJoOb4-@)k0v9v<4+XkX1G[]:4AZdzFI>Y;00Zx.C1GD:",
+    "a&m8S-*AP#4KQY9FgP[an,_u%QVx/)0S>x$4@^V17!Nsy0uJ484.lj=vkB(G5f2*l2<eU4oEQ%+P6nn84;$KREHV5I4]u4Y7!Nh*0v/soA0aJ;4i6c+oEQ%wUk_I2;ZFWb8:Iygg$VA!5e2UZ4+P</",
+    "9SbA<k>rzR$KGKd4:,ubAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9)_#.2(*X[=h!>I+1q]n49].t8lxqU;1rG$1O%BBGV+iTr0s$Nk1&=o&4z2+XiK%o9$I<a8sY(wSvD>REwfO^H*)#+1",
+    "Kpr!JL-y7fztBYt&dduA,>$>[;aToW1Mk:v3MB=5!_zGu&H)bykIY61-Tj8vLk#,H0uKno%SI0a@nCZN0[@;E1M/<g2!!7k4,D/7Xbv0*hsje93f+>e4a2D*BsMpm11m8#tBY6!=7sr3yiXA@n2&KE",
+    "2[W=c7y,mx2H*r3HvkG[5-PkMO&Kx(3LF94dIPMd9S+i<VFlx[QYtJl83l-/D/sWClJN@(>:BP[3p._>3kmJy9t!$NF9]m>zNTCSp$@lDum/m8lK^]7@mq5H(_(*Pr:0R427nSD2[@vl4+EFFZyy*n",
+    "fu;jgEipN)2OkJC+V_a]GN1zpKn&^Gp8*S85-y/7F#rz(sNfI@rWXkCyb%uR.!^b:qCpP/orzQr1)Ak:88ZM4-[gba0uG>Jh5,n+:vj&hjs*#l#Ssq$!kAMIkdX^s;ne$X0.QlN2r__0#<@1EuI6wG",
+    "$jlT3!jTOF$LV+q$43ta.iJM(p/A!U6AwSByb%u^l*t;qAmq#kFG<Hv)EW-e*q0&;2&%jh4*voV0m8[32/]$f0S.<10ST5w4+pus8w#+H1P/tdz<@BXtJ*pR$c.>a%<za2*G2=/4+Gix5eCGrQ4;mp",
+    "ZVw,n1uQW!%<PEbk=v7r@NLulB9y>T0T0pvt>3dxF)>-H4,W=h1w1k[E4JGr4AS[W0-s]y4,c6I1jjlWHhms701B>mMg^Sm2Au=TE-9fdHvk2=k=_/cGMxn.(*ZO99]AW39]1W43HrtZ1^hGo1p.Zj",
+    "8Xpfgo&=QX!d(pV:kbbHp9KMa1^YB*p9LQ+Gyo0z/Oh4,7XqWGRS$5V1s_D<H2=L$GvEUwIX2/04+Nl;Y7Ypz1q1r)J>alWUJm6y2*AxQ6FH*hNf9iZZyymk>X,s,wB]>)p8*_:01Ke;Z3Zh31)c#P",
+    "E-ZW)4fDlC6D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Ce+XVuz1tKvlukjZT5ZeU,CJ[g[3ZDTV2s7IS3!VWV1v3C2EjHT)9W&d]4ihYzBOh/z+XWxe0XG0I05dfJ6EFZD0yY32",
+    "2sZ![H^upX1^qN,y#xx]1sOQg*d!kkGus6dGXNSk03QfB01KW09]bu8A1ycA1s*i+tPlg<1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ2HC/E1^qN,y#x!^1p/3[Is:)_9^+bH1eKve8Zn-%4+)DL",
+    "3!VWF2CotyE-!o,4UVG<6D*h!A8.F<1s_G=IRG9v03$av01pGU0^lzO91/P4.t>#+1n@dq3#RXIEH=uLI5IFd*8_Mw4%cN2N)C.z4+6ZNUI#M/fG!D=oEZbH+Y/6*-]B!I%]8zX&y-Z/05t#;Gyp#f",
+    "H989X(H[!/Y74RNVh-v_tWz%pH!-aB9^GB<E,p1RkpTzUN)HT+!XO>JGLhtY5iPLDRR(.z0Fl,Y4yW-53&VhM3f.,<0IEX]INa0:0<pAPCr%F71Q#=@8aRyB4,qy14+qlr5Dx<=>7E-MFaQ9Bbp-:_",
+    "1i[Bm4+2mR7S(^q4g1s/4+PfK3<,pMGfoKIG!D>ma1V9,vWfvON,[L73lBrPrVuZR0W2kfvx)&PN,[Ro0uMvc/Lau_0W2kkvx)&Po&hpA)dB$8aSwEhvx)&PN,[aV0uMv/)ei)]0xxYfHNOHcn*lR0",
+    "[R9QK)(Q/@-(8Bw$/wehp8+z]0ueI+4*.fGA0Kuw)&d@&0W.&,HQf:)KQZOPaStHC0w0nAH2<C==cF7!HZj!35g!dU!PE:7HN/*21*zhH4+z233:+[34,v$caW4okGypGEFf-%J,2opGG1&nR5yX_p",
+    "15ytR!2u66#FlXfjgDpy2%rNTHvkUAmT;ZC10M,C03QrC01r9DmT:^v&T$VC*#Qp^#FlX%4/t0:bq>SemT;E/%gF%@2%rNG4U;1+9]1O;10M,E03Q%I03QK3051SIFaQYV@VbEI.rV>[-BgNU*#QHl",
+    "[^2XQ4+fwE4,uRD5Dt(<4+XB4aTqcH2cQEFA.xWl4yFqa0JEwU4/_TnaTYkkWeU9G9^eQ94+P]h2MFv@4,nU&KMw,-lwAd.h$0UUoGA[K0S-szBRP^,25.@O._jqTtSS!$ir=gpf:sX(h4&o/!hs>U",
+    "(%;<Y2QsLm*8vWi)K&;g<f[-9C9SR-9B^lr0_9lmok:3iI5RQUqaO_2#Tf(U[!0h0##-!x1p$*c4,4LckO2bS2;B_J5-B)08#QDBqpC=*WDbJe1qGR74+_r(G&ukcqm_u^y<3%9iOml>GBP%@0]bPR",
+    "6%M>,84XezbDhsE0aG6YF]Vux5I9!=vbiS;#O5dj[sITX$[#K;HzEp..0u_kG(.HrH!wvUGS12m9[<I)tq%Yd12F:4yATHD0SlnLO#>6sBp(Gi:-*3mH93c@I_+FA$V3c:!x-.N>EirCj$sc3p9CKR",
+    "GI$;MId%/dcm;Xp!vPJeq!.%8iwy(UXbz/$1Kp$]0_,$)]LAHA;Wzn0&X55WHQwVI3yc8+y4Ml]yDkE.G!F^o&qfZA2M+=N5-p)1gUK8gG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ%KIo0",
+    "H2;sN2L@7B9_U^=0wOIn,VPo#<(BdS[U[0a(hUzHS@Prh%;^KM@9TDpm.$fO2LzYz1uii-<(Bx54+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-",
+    "9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4aaW92PPF8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,47@pT1C5Rm4xH)>J_A-fkp%.G",
+    "!yFzm$Oj8k4+OgrF90wz00q&BR_9(Q2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1e2pe0zC/!qXG,O5d=ldA0GuZ$>FhoH2<B-2OrY@GrSQ8]G&%u3bF+gF&7=RF^x7_<X@zqH<p!q1T-1P",
+    "CowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fu112dDubAUcQw4)F-hGBslf@wb5uS@Pxc5e;M)A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnX",
+    "A]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=007v>Q4Y,q0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZS9-L95R6g4-H//JTW-m046Xw00,p^4.*hA1j:=k1kv[a2.@(fAUQgR",
+    "0t[mXs=d,ypx+!1AX*OszY!ZT00h36I375Y1q6ww9S+O_3[wvS%m*(5I5>]V>5E80ss]qgHUJhe%m*I:F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.*Ew,pEG0Sn9r1KY134+iHbFAp&:zY#Ci0WmoM",
+    "5i$S@mf9v0GVB%)3BM5lkLeQ+H<=@t1vNJS7c&4KD:wiSQ4IGY7%+pI9ShM04-H<:0QqAL<d+ORG5[YXF#rHh2a($-7&ns!FCa8Jhyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l01Q+Q",
+    "1oH>W12O-uzOWw#=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:bzYzuW+8rMSIqob!3=F,6zYznLsUHsnjtU.kFwX^s1_xGO2aOI7EXXPjQ4E::927Lp2OK%/rEw1zy%8KZxHL8_",
+    "IW+(W.Pi<e%m)FrRt2t<BMqjHvjGnvgaQrA2L#E@ObNRY4.K0&0/p3#G5[1ZrNb2u1,lV0I5YqYQx62Y5ibKbH2;##j28yT2M+]M2NpBP2OTp22LBNs2sr8oCo(g@DjPEZ95Vm@B;rSQ37HiuGBU=q",
+    "1E$v-9]bqa2QLmdH<gu()&Vj(H2<Mc00>1-2CtkD4+*w30)VDN4:!9JF9kL<02Va:FDx/J01i.K:.J>[IRGm,InM;U7@YKFH#6,CCO9]%2jCG8A;*nR+J-dF#QAa.H-<Jo61Wj0D:BH2P7emy0u(Lw",
+    "<hJ^%+X4XAD*[#%Fzg8q=AZk(2M,il5itM,:lP0Lx(6LN<H,B-1pwW=D,RXC1^>9RGrk4@oRUHWikc]];,dN!3mZ4VpDhD[n.WmO2;X.z0xu3XH@ogg1fUZy12#AS1K!je2G]Q91T*VD2G]Q912g_<",
+    "F#rxk0;I)L(k:e=030#=0VN00E)2]&5e^pK1P/;rn@IvuEwzGnD/RYq3ZQ<q3A(ic4+83a3(orx3hAB#9WcPdr_v@=1OwC33/d(1ngbsNGW@1l1&8M]59R^_x*rCbwABF)h5,bm1RoYK*OCGc1%U+u",
+    "sR]B+pDG8)j_*W,Ir-wq5Ay/Fu_!DPxYYq2Fn0yMLk]:r9]khW1Ou/ADh.d44,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHuR#_/,N1nL71703i0GXMi*1FDEK4afusrq:,0",
+    "D98jK3Nrv7Kr-XsGXM=9A3!+(4,3cyFF,Uga]y<.4s#301O(ZW5FZ6LcOMlw$OIn,GyoAe01Sq-LIm>10U[45$OIn.Gyo4WuH!%satO!,4sstrIRFm^$OJDyH8FD!3&-cr*Rc/;m[T7UG,LuQ0p@sR",
+    "1ab(z90j$/3j[0/1W=FxOA5CE1J$N43[VP.rd.q91%@PGOarAB4on[&IRFIxxhf7#FCI2A00fng6%0)V-=8DO3O6/T7BYwf6EgrG1ULW<HXs8m4+n;;8#4eCHsKi#P#+#P;*RkY[1=@aOdlUOhyx!5",
+    "IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5CO0zx9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliwcnpXG1EX9HP#+#N;*Rkyh8Yh4OdlUM",
+    "00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD1T>E/IdTIm4+n;;8!!MOI5+;fP#+#M;*Rng&TbA&A0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1j>st4xqaO1X_[kH_5z%3a%#s@YsO(#>3lMsP+pJ",
+    "Grt5KG=ybR4+hQC0S>Uhp8=BXx)2W@mbpL/3LY-DF)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIix&HXzc1vuEawgC;ohq4bFF@ukN3i+_K2g/484,$=o0RU.b0*j=(0/u>g4+gUY",
+    "0;OtB4z80g9]$uv4*]ckbqAizcN[oS02U7lPagp=03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2Zqjn4+8k>MGpy2F9kF(l+#uUwbeie*K@jGPag*_03QM^03Ql803Qc903QM_03Ql9",
+    "tOXwiGEWS].TxTVHWviYtP_F%rvncJjI(tE.H8vaA59,QGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+62JUIF/W4.O0]A2_Gs1ur/;G))gV[sk[NH8M:P8vX;j3[4*f",
+    "GX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_PxFF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*DbFDNoF01izbIWzztI5+;/IWaN,4:=Jc",
+    "A2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=QIf4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01j+Uj0n8:33XaAB4+q^(0RWPaKMwvb4,m78",
+    "APKM48V:v^9]STU9XJ3A[4Ng*A09RU4*V>[F(3_6E)NGk9XKBf@z[X)9^+eI2:UJ%G[A&e3atbW3%_Xu4k@_F*oOiR-,ps]H_gU*9x&kP8xH^Ux3d912QfH4sJ:V)0WvVJ0a8UXb9HUs/L,)WI^tU%",
+    "uVoQi=[sUdJ]6@%01pn.>aOl2eGdrR0uKYWfd&q&fd_tx!w;GGiVqJ7U.[3kiU9(G]0E9ss:/ceyUGy=!nqs.,MAAD(9IhOr1BdHBo3VQ1@CM+0&<cu3Z.C:2NeeA*A)wT4wcLs0aO%b01Kzn8xI4D",
+    "s0SN2(/,OH;=h1&0tAPJ89g:KE61/O067fBkOu>Nuww/7q9>T(-]2,Z&t;vSxN!^F&J7FP3LhM3@;h%tUk;b[r-z_.2+z3;3)lh,@U4J+#TyLK&Km_i&Knvs6%jK43,]*D!qtia4+NN^Z4RjhF90z#",
+    ")wl,-sgiaJjROVKng.7(scj370]Po7Hd7xxHIf4fuH$wKwd4yA3x^6U4*_t)7z2c/6%Puf4,W:Iz6u=TknTe,GBP-D2La=@4-+B^AqJx1M-@z!te6^G&*>T+4mt.5;,U-bF^IQ&4,hyXBQ=jp5i&3U",
+    "2Kqq-$%Ak%HC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y9rgE*UaE9]]/90I.;93>uw%03Ql704=_ryul+GH9!l_/=H0EGu6l&D:pM87&HJIH2<ek02;-]7&rhPIq3rkvjH0](X%55hm,*g,l.mu",
+    "i_]nyiXsIX0f7+.HUS$CM5vQ:F9$L-01plD$>fhX$@l0H%K@(*2nqNI1Jwu*3Hk=VH_.2To=^_9rw9)SfCC[nEBlod4*]oV93K%hrUx$-G&h+D4m%$vHUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3I]CB",
+    "xf/zk2mwbeH8ubY+;<*>3NuF%G5[Si00G]w2%>C:4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/0NN4>(Bm5,HaM^.8w(v6G5[(!F#r^c01o_L88#gc0@i3&3Ah0sHkiC429bia0S!I^t=6SY",
+    ".NX=C0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68VtRxaP;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph03Q^H00M*p95C+%FBLdBLLxXg030*@7&ib6/:,o6lkFP=8yhv[1qT^p-[=vB4+8Uz",
+    "2MMhK9x_wt1n@(=4m/2mn=zAa+XWvYIGY6<AT%^)8Oj9,x2;;q4aNl<6F2]>j-9n1J]7k[06j7*GW,M]7BK)GFoeZo9_L*d1rRs:fl:<U4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH",
+    "3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&H1mLE1dD>y4+%gJGynvbI1Ak(1g,r/4+%gJGXMgLI1agw1q0is1@i295i$TD0yen*WCG)04w(fKHQw(V5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP",
+    "4X@!.+#dsh/pYKDr3MPckRlHNtI!t<65PupFAy:;uGnP>uk[5B)[,I*;gZP3Rs*.;0S.8wJc6ts4$Gzu4+gBF1P:0GtRM(S4fJLP.SGvY+]H2!4)8G#Gv$mT9_;0N0R-$=Ee[/]%p(NgggOrgw4wwb",
+    "6*2%12bKa4z5%JsBQF9mH_.Ey$RiKr1B;m=:+Wn12hOY<4wNwiw]x%y*c1-7)H<EV9]G_D2M*_76E=#nK:+9b9Rjry4j%:Qf)N5E3>%Fki5;FKA>j^;bsc7t<+dzIIW#QlJP!%e0Se0h2nEvt6fxI/",
+    "3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00Pk5ZUiO<fe8_e%#%V6(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k#u[xd8_+0]U*J91:f/86I691=X8T>FE3eh#U>ElLZ9M",
+    "1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tY9)NDR:&95a>n4%@O,nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOP",
+    "f&l^vF9=N^FA6X+i2)Wfr34O%0R).,W&tD&+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1&y*B5i^(Xivb<GH2=3vFzX5*2[FPJ1;-B_1K>S=1.0v!4vOCt",
+    "0rnCf7Btoh9]tkj3JB)$paBmCxd#W_zb6hK0zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nX@qaSsH>1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0",
+    "C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3cRjL39gnY1ofLy9_CnHg#iP>uLlnTF9F8,Xb%vcQ3bR=4$<l)l/LVF.;I6v*OCbj49Kg0",
+    "0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top2(vq2vuGF.>r1@h*W6*Jnx86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+g_Q90^QiR^Q5N4,2gy0Nn%+1cAvM4*.wf2(:g1",
+    "43+B_4.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
 };
 
 
@@ -28956,12 +28990,14 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
@@ -35989,8 +36025,12 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
     const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
+    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
+    int positions_dt;        /* te_dtype */
+    int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     long long offset;        /* added to every position */
-    float position_scale;
+    float position_scale, attention_factor; /* of cosine and sine */
+    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
     int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
@@ -36001,17 +36041,26 @@ typedef struct te__rope_kargs {
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
-    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
+    float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
+/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
+TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
+    const long long half = length / 2;
+    if (a->cp_size == 1) return t;
+    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
+}
 /* The position of token t of sequence b. */
 TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
-    long long at = t;
+    const long long at = a->positions_step * (long long)b + t;
+    long long place = t, length = a->seq;
     if (a->cu) {
-        b = te__sequence_of(a->cu, a->sequences, t);
-        at -= a->cu[b];
+        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
+        place -= a->cu[b] / a->cp_size;
+        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
     }
-    return at + a->offset + (a->start ? a->start[b] : 0);
+    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
+    return place + a->offset + (a->start ? a->start[b] : 0);
 }
 
 #endif
@@ -36024,28 +36073,33 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
-    te_result r = te__want_format(te, op, format);
-    if (r != TE_OK) return r;
-    if (*base == 0.0f) *base = 10000.0f;
-    if (*position_scale == 0.0f) *position_scale = 1.0f;
-    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
-    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
-    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
+/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
+    const int64_t positions = a->positions ? te__numel(a->positions) : 0;
+    if (a->base == 0.0f) a->base = 10000.0f;
+    if (a->position_scale == 0.0f) a->position_scale = 1.0f;
+    if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
+    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
+    if (a->cp_size == 0) a->cp_size = 1;
+    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
                         (long long)d);
-    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
-    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
-                                    llama3->original_max_position_embeddings > 0))
-        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
-                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
-                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
-    return te__want_numel(te, op, "start_positions", start, b);
+    if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+    if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
+        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
+    if (a->cp_size > 1 && a->positions)
+        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
+    if (a->cp_size > 1 && !packed && s % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
+                        (long long)s, a->cp_size);
+    if (a->positions && positions != s && (packed || positions != s * b))
+        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
+                        op, (long long)positions, (long long)s, (long long)b);
+    return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
 static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
@@ -36065,9 +36119,10 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
         r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
                      (long long)a->x->shape[0]);
+    if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
-                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
+                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
 }
 
 /* The two argument structs differ in const alone. */
@@ -36083,13 +36138,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.head_dim = a->head_dim;
     f.interleaved_groups = a->interleaved_groups;
     f.no_rope = a->no_rope;
-    f.base = a->base;
-    f.rotary_dim = a->rotary_dim;
-    f.interleaved = a->interleaved;
-    f.position_scale = a->position_scale;
-    f.llama3 = a->llama3;
-    f.position_offset = a->position_offset;
-    f.start_positions = a->start_positions;
+    f.angles = a->angles;
     return f;
 }
 
@@ -36119,8 +36168,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
-                                 &a->llama3, a->position_offset, a->start_positions);
+    r = te__want_format(te, op, a->format);
+    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -36131,9 +36180,7 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) 
     te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
-    a->base = f.base;
-    a->rotary_dim = f.rotary_dim;
-    a->position_scale = f.position_scale;
+    a->angles = f.angles;
     return TE_OK;
 }
 
@@ -36149,36 +36196,33 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Angle from one position to the next of a pair of channels whose frequency is f. */
-static double te__rope_llama3(const te_llama3_scaling *s, double f) {
-    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
-    double share;
-    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
-    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
-    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
-    return (1 - share) * f / (double)s->factor + share * f;
-}
-
-/* Sizes from x, a tensor of heads; angles from the rest. */
-static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
+/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
     k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
     k->heads = (int)x->shape[x->ndim - 2];
     k->d = (int)x->shape[x->ndim - 1];
-    k->half = rotary_dim / 2;
-    k->interleaved = interleaved;
-    k->position_scale = position_scale;
-    k->offset = position_offset;
-    k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
+    k->cp_size = 1;
+    if (!a) return;
+    k->half = a->rotary_dim / 2;
+    k->interleaved = a->interleaved;
+    k->position_scale = a->position_scale;
+    k->attention_factor = a->attention_factor;
+    k->offset = a->position_offset;
+    k->start = (const int *)te__data(a->start_positions);
+    k->positions = te__data(a->positions);
+    if (a->positions) k->positions_dt = (int)a->positions->dtype;
+    k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
+    k->cp_size = a->cp_size;
+    k->cp_rank = a->cp_rank;
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, &a->angles);
     if (a->cu_seqlens) {
         k->cu = (const int *)te__data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
@@ -36190,8 +36234,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
-                      &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);
@@ -36248,8 +36291,8 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
         const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle);
-            sine[i] = sinf(angle) * a->direction;
+            cosine[i] = cosf(angle) * a->attention_factor;
+            sine[i] = sinf(angle) * a->attention_factor * a->direction;
         }
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);
@@ -48375,27 +48418,102 @@ TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float sc
 
 /* ---- rope ---- */
 
-static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_op_rope_args a = TE_ZERO;
+#define TE__TURN (2 * 3.14159265358979323846)
+
+/* The factor of cosine and sine that YaRN derives from how far it stretches. */
+static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
+/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
+static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
+
+static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
+    const double original = (double)s->original_max_position_embeddings;
+    int i;
+    if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
+    if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
+    if (s->type != TE_ROPE_LINEAR && original <= 0)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
+    if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
+                        (double)s->high_freq_factor);
+    if (s->type == TE_ROPE_DYNAMIC && dim < 4)
+        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
+    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+    if (s->type != TE_ROPE_LONGROPE) return TE_OK;
+    if (!s->short_factor || !s->long_factor)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
+    for (i = 0; i < dim / 2; i++)
+        if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
+            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
+    return TE_OK;
+}
+
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
+    te_rope_scaling s = TE_ZERO;
+    double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
+    te__floats floats;
+    int i;
+    if (scaling) s = *scaling;
+    factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
+    if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
+    floats = te__floats_begin();
+    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
+    if (s.type == TE_ROPE_YARN) {
+        low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
+        high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
+        low = fmax(s.no_truncate ? low : floor(low), 0.0);
+        high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
+        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
+        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
+    }
+    if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
+    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
+    for (i = 0; i < dim / 2; i++) {
+        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
+        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
+        if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
+        if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
+        inv_freq[i] = (float)f;
+    }
+    *attention_factor = (float)attention;
+    te__floats_end(&floats);
+    return TE_OK;
+}
+
+/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+typedef struct te__rope_state {
+    te_op_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__rope_state;
+
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
+static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
-    a.format = format;
-    a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
-    a.interleaved = d->interleaved;
-    a.llama3 = d->llama3;
-    a.position_offset = d->position_offset;
-    a.start_positions = d->start_positions;
-    a.cu_seqlens = d->cu_seqlens;
     if (d->max_seqlen > 0) length = d->max_seqlen;
+    a->base = d->base;
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->interleaved = d->interleaved;
+    a->position_offset = d->position_offset;
+    a->start_positions = d->start_positions;
+    a->positions = d->positions;
+    a->cp_size = d->cp_size;
+    a->cp_rank = d->cp_rank;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    return a;
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
+    a->inv_freq = inv_freq;
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
 }
+/* Bytes of a state that ends with frequencies of these angles. */
+static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
@@ -48403,19 +48521,22 @@ static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_op_rope_args args = *(const te_op_rope_args *)state;
+    const te__rope_state *s = (const te__rope_state *)state;
+    te_op_rope_args args = s->args;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
-    args.start_positions = saved[0];
-    args.cu_seqlens = saved[1];
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
+    args.cu_seqlens = saved[2];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_op_rope_args args;
-    te_tensor *saved[2];
+    te__rope_state s = TE_ZERO;
+    te_tensor *saved[3];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -48425,17 +48546,24 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    args = te__rope_args(desc, format, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0]);
+    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
+    s.args.format = format;
     saved[0] = desc->start_positions;
-    saved[1] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 2);
+    saved[1] = desc->positions;
+    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
 
+typedef struct te__qkv_state { /* as te__rope_state */
+    te_op_qkv_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__qkv_state;
+
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
@@ -48460,22 +48588,20 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.head_dim = f->head_dim;
     args.interleaved_groups = f->interleaved_groups;
     args.no_rope = f->no_rope;
-    args.base = f->base;
-    args.rotary_dim = f->rotary_dim;
-    args.interleaved = f->interleaved;
-    args.position_scale = f->position_scale;
-    args.llama3 = f->llama3;
-    args.position_offset = f->position_offset;
-    args.start_positions = saved[0];
+    args.angles = f->angles;
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
+    te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[1];
+    te_tensor *saved[2];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -48498,27 +48624,20 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
-    if (rotary) {
-        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
-        args.base = r.base;
-        args.rotary_dim = r.rotary_dim;
-        args.interleaved = r.interleaved;
-        args.position_scale = r.position_scale;
-        args.llama3 = r.llama3;
-        args.position_offset = r.position_offset;
-        args.start_positions = r.start_positions;
-    }
+    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
+    saved[1] = rotary ? rotary->positions : NULL;
+    state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
     node.num_inputs = 1;
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 1;
-    node.state = &args;
-    node.state_size = sizeof(args);
+    node.num_saved = 2;
+    node.state = &state;
+    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
     node.backward = te__qkv_backward;
     return te_record(qkv->te, &node) == TE_OK;
 }
@@ -50709,7 +50828,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 21 };
+enum { TE__FORWARD_TENSORS = 23 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -50741,6 +50860,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[18] = &c->args.cross.enc_dec_attn_mask_q;
     list[19] = &c->rotary.cu_seqlens;
     list[20] = &c->rotary_key.cu_seqlens;
+    list[21] = &c->rotary.positions;
+    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 
@@ -54957,9 +55078,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.llama3 = r->llama3;
-    s->rotary.seq_len_interpolation_factor = r->linear_factor;
-    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    s->rotary.scaling = r->scaling;
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -57580,12 +57699,13 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "default") == 0) return true;
     if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
     if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
+    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
+    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->llama3.original_max_position_embeddings = r->original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
+    to->scaling.original_max_position_embeddings = r->original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
            te__hf_count(c, "original_max_position_embeddings", r->original, 1);
 }
 

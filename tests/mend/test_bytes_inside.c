@@ -302,6 +302,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
     case TE_OP_MOE_AUX_LOSS_FWD: c->args.moe_aux_loss_fwd.total_device = te_tensor_full(te, TE_I64, SHAPE(1), 7); return way == 0;
     case TE_OP_MOE_AUX_LOSS_BWD: c->args.moe_aux_loss_bwd.total_device = te_tensor_full(te, TE_I64, SHAPE(1), 7); return way == 0;
     case TE_OP_SOFTCAP: c->args.softcap.dy = mn; return way == 0;
+    case TE_OP_STEP_NUMBERS: c->args.step_numbers.step_device = one; return way == 0;
     default: return false;
     }
 }

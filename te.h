@@ -413,7 +413,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
- * while the calls go on: te_ok waits for those, so that its answer holds for every call before it. */
+ * while the calls go on: te_ok waits for those, so that its answer holds for every call before it; so do te_error and te_error_code. */
 TE_API bool te_ok(const te_ctx *te);
 /* The text of the first error: the call, both values, the module's path, the remedy. "" if there is none. Borrowed, valid until
  * te_clear_error. */
@@ -793,6 +793,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te);
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)                 \
+    X(step_numbers, STEP_NUMBERS, optim)               \
+    X(update_scale, UPDATE_SCALE, optim)               \
     X(moe_splits, MOE_SPLITS, moe)                     \
     X(moe_mask_map, MOE_MASK_MAP, moe)                 \
     X(moe_index_map, MOE_INDEX_MAP, moe)               \
@@ -1776,6 +1778,10 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
+/* The numbers of Adam that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_adam_numbers {
+    float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
+} te_adam_numbers;
 /* One parameter of te_op_adam. All but the scales have one number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
@@ -1787,12 +1793,15 @@ typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
     te_tensor *m_scale, *v_scale, *master_scale;
+    bool own_numbers;        /* it has numbers of its own, in place of those of the args */
+    te_adam_numbers numbers; /* these. Entries with the same ones stand best together: each run of them takes a launch */
+    int place;               /* of its learning rate in lr_device, and of its pair in bias_correction */
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * if it is not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
- * step and no_bias_correction. One call changes all parameters, or none. */
+ * if it is not 0 nothing is changed. lr_device: optional f32 [P], replaces lr; bias_correction: optional f32 [P, 2], 1/bc1 and 1/bc2, replaces
+ * step and no_bias_correction; P is one more than the largest `place`. One call changes all parameters, or none. */
 typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;             /* [num_tensors] */
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
@@ -1809,12 +1818,19 @@ typedef struct te_op_store_state_args {
     te_tensor *state, *scale;
 } te_op_store_state_args;
 
+/* The numbers of SGD that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_sgd_numbers {
+    float lr, weight_decay; /* as those of te_op_sgd_args */
+} te_sgd_numbers;
 /* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
  * param = round(master). All have one number of elements. */
 typedef struct te_sgd_tensor {
     const te_tensor *grad;
     te_tensor *param, *momentum, *master;
-    bool first; /* the momentum becomes the gradient: dampening does not count */
+    bool first;             /* the momentum becomes the gradient: dampening does not count */
+    bool own_numbers;       /* it has numbers of its own, in place of those of the args */
+    te_sgd_numbers numbers; /* these */
+    int place;              /* of its learning rate in lr_device */
 } te_sgd_tensor;
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
  *   d = grad * grad_scale
@@ -1854,6 +1870,27 @@ typedef struct te_op_multi_scale_args {
     const te_tensor *scale_device;
     te_tensor *found_inf;
 } te_op_multi_scale_args;
+
+/* The numbers of a step that may have been preceded by skipped ones, on the device. skipped f32 [1] is how many were: the call adds the last step's flag to it, found_inf f32 [1]
+ * (optional; NULL: it was added before), where `count` is set, and clears the flag. bias_correction f32 [P, 2], from betas f32 [P, 2], is 1 / (1 - beta^n) for n = step - skipped, or 1
+ * if no_bias_correction; both are optional together. step_device: optional f32 [1], replaces step. */
+typedef struct te_op_step_numbers_args {
+    te_tensor *found_inf, *skipped;
+    bool count;
+    int64_t step; /* 1 for the first, skipped ones among them */
+    const te_tensor *step_device;
+    const te_tensor *betas;
+    te_tensor *bias_correction;
+    bool no_bias_correction;
+} te_op_step_numbers_args;
+
+/* The scale of a loss after a step, as torch.amp.GradScaler has it. found_inf f32 [1] not 0: scale f32 [1] *= backoff_factor, and growth_tracker f32 [1] = 0; else growth_tracker grows
+ * by 1, and at growth_interval it becomes 0 and scale *= growth_factor, where that is finite. inv_scale f32 [1] = 1 / scale, and found_inf = 0. */
+typedef struct te_op_update_scale_args {
+    te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
+    float growth_factor, backoff_factor; /* read as they are: no defaults */
+    int growth_interval;
+} te_op_update_scale_args;
 
 /* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
@@ -2229,9 +2266,9 @@ typedef enum te_nvfp4_4over6 {
 typedef enum te_tensor_type {
     TE_TENSOR_INPUT = 0,       /* x */
     TE_TENSOR_WEIGHT = 1,      /* W */
-    TE_TENSOR_OUTPUT = 2,      /* y; modules do not quantize it */
+    TE_TENSOR_OUTPUT = 2,      /* y, with fp8_output */
     TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
-    TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x; modules do not quantize it */
+    TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x, with fp8_grad */
 } te_tensor_type;
 /* A slot of a module's product: for a custom recipe's factory, and for statistics. */
 typedef struct te_quantizer_role {
@@ -2486,7 +2523,7 @@ typedef struct te_norm_options {
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
-    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size; 0 => one half behind the other; of te_activate: in modules not yet */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a rank's share); in modules: rows of fc1; 0 => one half behind the other */
 } te_activation_params;
 
 /* How a product is divided among ranks. */
@@ -2527,7 +2564,7 @@ typedef enum te_cp_comm {
 typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
     int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    te_parallel_mode parallel_mode;  /* Linear, GroupedLinear, LayerNormLinear (column alone): how the product is divided */
     bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
     bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
     te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
@@ -2726,6 +2763,7 @@ typedef struct te_node_desc {
     te_backward_fn backward;   /* needed */
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
+    bool takes_quantized;     /* gradients of outputs that come quantized (fp8_grad) stay so; false => they are decoded first */
 } te_node_desc;
 /* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
@@ -2764,7 +2802,8 @@ typedef struct te_forward_args {
     const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
     te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
-    bool fp8_output, fp8_grad;         /* not yet: Linear, LayerNormLinear, DotProductAttention: `out`, and the input's gradient, are quantized */
+    bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
+                                        * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded */
     te_microbatch is_first_microbatch; /* 0 => not given */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
@@ -3023,9 +3062,55 @@ typedef struct te_embedding_desc {
 /* An Embedding module. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
+/* Modules of one function, for te_sequential_create. None but Bias has parameters. Owned by the caller, or by the parent it is given to; NULL on an error.
+ * Source: transformer_engine.pytorch.ops. */
+typedef struct te_activation_desc {
+    te_activation activation;               /* 0 => GELU; a gated one halves the last size */
+    te_activation_params activation_params; /* its numbers */
+    const char *name;                       /* copied; NULL => "activation" */
+} te_activation_desc;
+/* te_activate. */
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc);
+/* A bias without a product. */
+typedef struct te_bias_desc {
+    int64_t size;            /* last size of x; at least 1 */
+    te_dtype params_dtype;   /* of the bias; 0 => bf16 */
+    te_params_device device; /* of the bias; 0 => the context's */
+    const char *name;        /* copied; NULL => "bias" */
+} te_bias_desc;
+/* x + bias. Parameter: bias [size], 0 at first. */
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc);
+/* A factor. */
+typedef struct te_constant_scale_desc {
+    float scale;      /* the factor, as it is: 0 is 0 */
+    const char *name; /* copied; NULL => "constant_scale" */
+} te_constant_scale_desc;
+/* scale * x. */
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc);
+/* A dropout. */
+typedef struct te_dropout_desc {
+    float p;          /* probability of zeroing an element, 0 <= p < 1 */
+    const char *name; /* copied; NULL => "dropout" */
+} te_dropout_desc;
+/* te_dropout while the module trains (te_module_train); x otherwise. */
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc);
+/* x. name: copied; NULL => "identity". */
+TE_API te_module *te_identity_create(te_ctx *te, const char *name);
+/* A normalization of rows without parameters. */
+typedef struct te_l2normalization_desc {
+    float eps;        /* added to the sum of squares; 0 => 1e-6 */
+    const char *name; /* copied; NULL => "l2normalization" */
+} te_l2normalization_desc;
+/* x / sqrt(sum of squares + eps) of each row. */
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc);
+
 /* A module that runs `n` modules in order, each on the first output of the one before; the last one's outputs are its own. n 0: the input comes back.
  * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read
  * "0.weight", "1.self_attention.proj.bias"; te_module_add_child appends more.
+ *
+ * Neighbours run as one where TransformerEngine fuses them: a norm or an Activation in front of a Linear leaves quantized what that multiplies (delayed and current
+ * scaling), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP do, bit for bit. A child with a
+ * forward of its own, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint, te_make_graphed_callables) stays by itself.
  *
  * The call takes the children: the container owns them, and they are destroyed if it cannot be made, so they may be created in the list itself.
  * Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in
@@ -3109,10 +3194,10 @@ TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_para
  * These arguments of TransformerEngine have none here:
  *   max_token_num     sizes a workspace; the pool's grows by itself
  *   probs of moe_unpermute   the old name of merging_probs
- *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
  *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
  *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
- * Quantized inputs are not there yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
+ * Quantized inputs are not implemented yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {
@@ -3197,12 +3282,14 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
  * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
  * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Ranks share the products by parallel_mode, and the module exchanges nothing, as TransformerEngine's: whoever moves the rows between ranks does. By column each rank has its
+ * columns of the output, and its summand of the input's gradient; by row its summand of the output, whose bias the caller adds behind the sum (no_bias, or return_bias).
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm;              /* of the products */
-    te_parallel_options parallel;      /* not yet */
+    te_parallel_options parallel;      /* parallel_mode is that of each product */
     bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
@@ -3213,7 +3300,7 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
 /* Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
 typedef struct te_fp8_padding_desc {
     int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
-    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => 32 under MXFP8, 128 under NVFP4, else 16, by the recipe of the first call */
+    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => by the recipe in force: 32 under MXFP8, 128 under NVFP4 and custom ones, else 16 */
     const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
 } te_fp8_padding_desc;
 /* Rows of zeros behind each group of the input's rows. The call says in m_splits (the result has the sum of the padded sizes, which args->padded_m_splits
@@ -3226,6 +3313,19 @@ TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc 
 /* ==== api/train.h =============================================================================================== */
 
 /* api/train.h: optimizers and checkpoints. */
+
+/* Parameters of an optimizer with numbers of their own, named by a pattern or by a list. Each belongs to the first group that has it, and those of no group keep the numbers of the
+ * optimizer's desc. Source: torch.optim, param_groups. */
+typedef struct te_param_group {
+    const char *pattern;        /* of paths below the optimizer's module, as in files: * stands for any characters, ? for one ("*.bias"); NULL => params */
+    te_tensor *const *params;   /* [num_params] the very tensors (te_module_parameter); NULL => pattern */
+    int num_params;             /* how many */
+    float lr;                   /* 0 => the optimizer's, te_optimizer_set_lr included; te_optimizer_set_group_lr */
+    float weight_decay;         /* 0 => the optimizer's */
+    bool no_weight_decay;       /* none, in place of the optimizer's */
+    float beta1, beta2, eps;    /* of Adam; 0 => the optimizer's */
+} te_param_group;
+#define TE_MAX_PARAM_GROUPS 64 /* the most groups of an optimizer */
 
 /* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get master weights. Its states are "exp_avg", "exp_avg_sq" and "master_param".
  * States in f16 and e4m3, masters in f16 among them, have one scale each, which every step chooses anew (te_op_adam). te_graph takes every optimizer, so
@@ -3248,6 +3348,8 @@ typedef struct te_fused_adam_desc {
     bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+    const te_param_group *groups; /* [num_groups] parameters with numbers of their own; read by the create function */
+    int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_adam_desc;
 /* An optimizer of every parameter of `m` that requires a gradient; desc may be NULL. Owned by the caller: te_optimizer_destroy, before the context.
  * Retains the parameters. Allocates the states. TE_ERR_STATE inside a graph's capture. */
@@ -3267,6 +3369,8 @@ typedef struct te_fused_sgd_desc {
     bool no_master_weights;   /* 16-bit parameters, and their momentum, are stepped in their own format; refused for weights that are stored quantized */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+    const te_param_group *groups; /* [num_groups] parameters with numbers of their own; read by the create function */
+    int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_sgd_desc;
 /* The same as te_fused_adam_create, but desc is needed. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
@@ -3279,14 +3383,63 @@ TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Forgets the gradients of the optimizer's parameters. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, those of launched graphs included. */
+/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* The learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
-/* How many steps have been made; 0 for NULL. */
+/* Gives group `group` of the desc (from 0; -1: the parameters of no group) a learning rate of its own, likewise. TE_ERR_INVALID for a group that is not there. */
+TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
+/* The learning rate of that group. */
+TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group);
+/* How many groups the desc had; 0 for NULL. */
+TE_API int te_optimizer_num_groups(const te_optimizer *opt);
+/* How many steps have been made; 0 for NULL. After a step by te_grad_scaler_step it syncs, and leaves out those that were skipped. */
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 /* The norm of all gradients of the last step, before clipping, f32 [1] (borrowed); NULL without clipping or before the first step. */
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
+
+/* A scale of the loss, for gradients in f16 whose small numbers would vanish: it falls where a gradient is not finite, and that step is skipped, and grows after
+ * growth_interval steps without one. All of it stays on the device, and te_graph takes it after one step outside. Where TransformerEngine's FusedAdam is told `capturable`:
+ *
+ *     te_backward(te_grad_scaler_scale(scaler, loss));
+ *     te_grad_scaler_step(scaler, opt);
+ *     te_grad_scaler_update(scaler);
+ *
+ * Source: torch.amp.GradScaler. */
+typedef struct te_grad_scaler te_grad_scaler;
+/* Its numbers. */
+typedef struct te_grad_scaler_desc {
+    float init_scale;      /* 0 => 65536 */
+    float growth_factor;   /* above 1; 0 => 2 */
+    float backoff_factor;  /* between 0 and 1; 0 => 0.5 */
+    int growth_interval;   /* 0 => 2000 */
+    bool not_enabled;      /* losses stay as they are, and steps are te_optimizer_step's */
+} te_grad_scaler_desc;
+/* A scaler; desc may be NULL. Owned by the caller: te_grad_scaler_destroy, before the context. TE_ERR_STATE inside a graph's capture. */
+TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc *desc);
+/* Releases it. NULL is fine. */
+TE_API void te_grad_scaler_destroy(te_grad_scaler *s);
+/* The loss times the scale, recorded. NULL with an error. */
+TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss);
+/* Divides the gradients of opt by the scale, in place, for whoever looks at them or clips them before te_grad_scaler_step (whose own max_grad_norm needs no such call). At most once
+ * before each step (TE_ERR_STATE); TE_ERR_DTYPE for gradients in f16. */
+TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt);
+/* te_optimizer_step on gradients divided by the scale; where one of them is not finite nothing changes (but gradients are forgotten), and the step counts in no bias correction. Does not sync,
+ * except before the first step of an SGD with dampening. */
+TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt);
+/* The scale of the next loss, after the steps of all optimizers. */
+TE_API te_result te_grad_scaler_update(te_grad_scaler *s);
+/* The scale, f32 [1] on the device (borrowed); NULL for NULL. */
+TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s);
+/* The numbers that change, for a file (te_metadata). */
+typedef struct te_grad_scaler_state {
+    float scale;        /* in force */
+    int growth_tracker; /* steps without an overflow since the scale last changed */
+} te_grad_scaler_state;
+/* Reads them. Syncs. */
+TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
+/* Sets them; TE_ERR_INVALID for a scale that is not above 0. */
+TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
 /* A state of a parameter (the very tensor: te_module_parameter) by its name, as a new f32 tensor of its shape in the innermost scope: without its scale; a
  * master of remainders as the whole master. Syncs for the latter. NULL with TE_ERR_INVALID if there is none of the name. */
@@ -3314,7 +3467,8 @@ typedef struct te_metadata {
 /* Writes a model as one safetensors file: every parameter and buffer of `m` by path, the optimizer's states ("optimizer/<path>.exp_avg" ...), the
  * scaling state of delayed recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy
  * ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a temporary file beside it, synced and renamed (see te_safetensors_write): a failure
- * leaves the previous file whole. Syncs. m and opt may be NULL. Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
+ * leaves the previous file whole. Syncs. m and opt may be NULL. The optimizer's learning rates, those of groups included, go
+ * with it; a te_grad_scaler's state does not (te_grad_scaler_get_state). Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte
@@ -3606,6 +3760,11 @@ static inline te_module *te_dot_product_attention_create(te_ctx *te, const te_do
 static inline te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc &desc) { return te_multihead_attention_create(te, &desc); }
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
+static inline te_module *te_activation_create(te_ctx *te, const te_activation_desc &desc) { return te_activation_create(te, &desc); }
+static inline te_module *te_bias_create(te_ctx *te, const te_bias_desc &desc) { return te_bias_create(te, &desc); }
+static inline te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc &desc) { return te_constant_scale_create(te, &desc); }
+static inline te_module *te_dropout_create(te_ctx *te, const te_dropout_desc &desc) { return te_dropout_create(te, &desc); }
+static inline te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc &desc) { return te_l2normalization_create(te, &desc); }
 static inline te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc &desc) { return te_inference_params_create(te, &desc); }
 static inline te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc &desc) { return te_moe_unpermute(inp, row_id_map, &desc); }
 static inline te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc &desc, te_tensor **routing_map) { return te_fused_topk_with_score_function(logits, &desc, routing_map); }
@@ -3615,6 +3774,7 @@ static inline te_module *te_fp8_padding_create(te_ctx *te, const te_fp8_padding_
 static inline te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc &desc) { return te_fp8_unpadding_create(te, &desc); }
 static inline te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc &desc) { return te_fused_adam_create(te, m, &desc); }
 static inline te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc &desc) { return te_fused_sgd_create(te, m, &desc); }
+static inline te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc &desc) { return te_grad_scaler_create(te, &desc); }
 static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc &desc) { return te_make_graphed_callables(te, modules, sample_args, n, &desc); }
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
 static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
@@ -5456,6 +5616,19 @@ typedef struct te__file_out {
     bool failed;        /* once true it stays: only the result of te__file_out_commit needs a check */
 } te__file_out;
 
+#ifndef _WIN32
+/* A second descriptor, or -1. Like all others here, programs that the process starts do not inherit it. */
+static inline int te__fd_copy(int fd) {
+#ifdef F_DUPFD_CLOEXEC
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+#else
+    int copy = dup(fd);
+    if (copy >= 0) fcntl(copy, F_SETFD, FD_CLOEXEC);
+    return copy;
+#endif
+}
+#endif
+
 /* Closes and removes the temporary file. Harmless after a commit, a failed begin, or twice. */
 static inline void te__file_out_abort(te__file_out *f) {
     if (f->fd != TE__NO_FD) {
@@ -5591,7 +5764,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
-        int locked = dup(f->fd); /* the file keeps its lock until it has its name */
+        int locked = te__fd_copy(f->fd); /* the file keeps its lock until it has its name */
         if (close(f->fd) != 0 && errno != EINTR && done) done = te__file_out_fail(f, "close");
         f->fd = TE__NO_FD;
         if (done && rename(f->temp.s, f->path.s) != 0) done = te__file_out_fail(f, "replace");
@@ -6390,6 +6563,7 @@ typedef struct te__node {
     void *state;
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
+    bool takes_quantized; /* gradients that come quantized stay so; for other nodes they are decoded */
     te_saved_tensors_hooks hooks; /* with packed: */
     void **packed;                /* [num_saved] handles in place of tensors, NULL where a tensor stayed; or NULL: no hooks */
     te__packed_as *packed_as;
@@ -6687,9 +6861,9 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: the answer waits for it. */
+/* A kernel that is still being compiled may fail: an answer about errors waits for it. After an error there is nothing to wait for: the first one stays. */
 static void te__settle(const te_ctx *te) {
-    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+    if (te && te->error_code == TE_OK && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
 TE_API bool te_ok(const te_ctx *te) {
     te__settle(te);
@@ -6697,10 +6871,15 @@ TE_API bool te_ok(const te_ctx *te) {
 }
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
+    te__settle(te);
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) { return te ? te->error_code : TE_ERR_STATE; }
+/* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
+TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
+    te__settle(te);
+    return te ? te->error_code : TE_ERR_STATE;
+}
 static void te__forget_error(te_ctx *te) {
     free(te->error);
     te->error = NULL;
@@ -6708,6 +6887,7 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
+    if (te->device && te->device->settle) te->device->settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
@@ -20221,6 +20401,20 @@ static const char *const te__source_134[] = { /* ops/optim/arithmetic.h */
     "    return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));",
     "}",
     "",
+    "/* The scale of a loss after a step; it grows where the larger one is a number. */",
+    "TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth, float backoff, float interval) {",
+    "    if (*found_inf != 0.0f) {",
+    "        *scale *= backoff;",
+    "        *tracker = 0.0f;",
+    "    } else if (*tracker + 1.0f >= interval) {",
+    "        if (*scale * growth <= TE__F32_MAX) *scale *= growth;",
+    "        *tracker = 0.0f;",
+    "    } else",
+    "        *tracker += 1.0f;",
+    "    *inv_scale = te__rcp_f32(*scale);",
+    "    *found_inf = 0.0f;",
+    "}",
+    "",
     "/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */",
     "TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {",
     "    return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);",
@@ -20242,7 +20436,7 @@ static const char *const te__source_135[] = { /* ops/optim/kargs.h */
     "",
     "/* The numbers of a step of Adam. */",
     "typedef struct te__adam_numbers {",
-    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */",
+    "    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias: of this launch's place */",
     "    const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */",
     "    float lr, beta1, beta2, eps, weight_decay;",
     "    float unbias1, unbias2; /* 1 / (1 - beta^step) */",
@@ -20347,6 +20541,21 @@ static const char *const te__source_135[] = { /* ops/optim/kargs.h */
     "    float scale;",
     "    int tensors;",
     "} te__multi_scale_kargs;",
+    "",
+    "/* step_numbers: one block, a thread for each of 2 * places numbers. */",
+    "typedef struct te__step_numbers_kargs {",
+    "    float *found_inf, *skipped;       /* [1]; the first: or NULL */",
+    "    const float *step_device, *betas; /* [1], [2 * places]; or NULL */",
+    "    float *bias_correction;           /* [2 * places], or NULL */",
+    "    double step;",
+    "    int places, count, no_bias_correction;",
+    "} te__step_numbers_kargs;",
+    "",
+    "/* update_scale: one thread. */",
+    "typedef struct te__update_scale_kargs {",
+    "    float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */",
+    "    float growth_factor, backoff_factor, growth_interval;",
+    "} te__update_scale_kargs;",
 };
 static const char *const te__source_136[] = { /* ops/optim/l2norm_final.cu */
     "// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.",
@@ -20552,7 +20761,37 @@ static const char *const te__source_141[] = { /* ops/optim/sgd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_142[] = { /* ops/optim/store_state.cu */
+static const char *const te__source_142[] = { /* ops/optim/step_numbers.cu */
+    "// ops/optim/step_numbers.cu: counts the last step if it was skipped, and the bias corrections of the next one.",
+    "//",
+    "//   skipped += count ? found_inf : 0      found_inf = 0",
+    "//   bias_correction[i] = 1 / (1 - betas[i]^n)                    n = step - skipped, at least 1",
+    "//",
+    "// Launch: one block of 256, whose threads share the numbers.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void __launch_bounds__(256) te_step_numbers(const __grid_constant__ te__step_numbers_kargs a) {",
+    "    te_follow();",
+    "    __shared__ float before;",
+    "    if (threadIdx.x == 0) {",
+    "        before = *a.skipped;",
+    "        if (a.found_inf) {",
+    "            if (a.count && *a.found_inf != 0.0f) *a.skipped = before += 1.0f;",
+    "            *a.found_inf = 0.0f;",
+    "        }",
+    "    }",
+    "    __syncthreads();",
+    "    if (!a.bias_correction) return;",
+    "    double n = (a.step_device ? (double)*a.step_device : a.step) - (double)before;",
+    "    if (n < 1.0) n = 1.0;",
+    "    for (int i = threadIdx.x; i < 2 * a.places; i += 256)",
+    "        a.bias_correction[i] = a.no_bias_correction ? 1.0f : (float)(1.0 / (1.0 - pow((double)a.betas[i], n)));",
+    "}",
+};
+static const char *const te__source_143[] = { /* ops/optim/store_state.cu */
     "// ops/optim/store_state.cu: an optimizer's state in f16 or FP8, and its scale, from f32 and its amax.",
     "//",
     "// Launch: block 256, grid: 4096 elements a block. Any alignment.",
@@ -20572,7 +20811,22 @@ static const char *const te__source_142[] = { /* ops/optim/store_state.cu */
     "    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale = te__state_scale(*a.amax, e4m3);",
     "}",
 };
-static const char *const te__source_143[] = { /* ops/rope/kargs.h */
+static const char *const te__source_144[] = { /* ops/optim/update_scale.cu */
+    "// ops/optim/update_scale.cu: the scale of a loss after a step: less after an overflow, more after growth_interval steps without one.",
+    "//",
+    "// Launch: one thread.",
+    "//",
+    "// te:baseline",
+    "#include \"device/base.cuh\"",
+    "#include \"ops/optim/arithmetic.h\"",
+    "#include \"ops/optim/kargs.h\"",
+    "",
+    "extern \"C\" __global__ void te_update_scale(const __grid_constant__ te__update_scale_kargs a) {",
+    "    te_follow();",
+    "    te__scale_after(a.scale, a.inv_scale, a.growth_tracker, a.found_inf, a.growth_factor, a.backoff_factor, a.growth_interval);",
+    "}",
+};
+static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "/* ops/rope/kargs.h: arguments of the rotary kernel. Read by both compilers. */",
     "#ifndef TE__ROPE_KARGS_H",
     "#define TE__ROPE_KARGS_H",
@@ -20619,7 +20873,7 @@ static const char *const te__source_143[] = { /* ops/rope/kargs.h */
     "",
     "#endif",
 };
-static const char *const te__source_144[] = { /* ops/rope/rope.cu */
+static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.",
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
@@ -20807,7 +21061,7 @@ static const char *const te__source_144[] = { /* ops/rope/rope.cu */
     "    else te_rope_units<1>(a, table);",
     "}",
 };
-static const char *const te__source_145[] = { /* ops/shard/kargs.h */
+static const char *const te__source_147[] = { /* ops/shard/kargs.h */
     "/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.",
     " *",
     " * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */",
@@ -20854,7 +21108,7 @@ static const char *const te__source_145[] = { /* ops/shard/kargs.h */
     "    long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */",
     "} te__shard_cast_kargs;",
 };
-static const char *const te__source_146[] = { /* ops/shard/shard.cuh */
+static const char *const te__source_148[] = { /* ops/shard/shard.cuh */
     "// ops/shard/shard.cuh: eight neighbours of the matrix that the slice may hold in part. Knows positions of x's elements; must not know the",
     "// cast.",
     "#pragma once",
@@ -20871,7 +21125,7 @@ static const char *const te__source_146[] = { /* ops/shard/shard.cuh */
     "    for (int k = 0; k < 8; k++) v[k] = k < columns_left && i + k >= 0 && i + k < n ? te_load(x, i + k, dt) : 0.0f;",
     "}",
 };
-static const char *const te__source_147[] = { /* ops/shard/shard_amax.cu */
+static const char *const te__source_149[] = { /* ops/shard/shard_amax.cu */
     "// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.",
     "//",
     "//            256 columns (tx: 8 each)",
@@ -20986,7 +21240,7 @@ static const char *const te__source_147[] = { /* ops/shard/shard_amax.cu */
     "    if (tile_m < a.tiles_m && tile_n < a.tiles_n) a.amax[tile_m * a.tiles_n + tile_n] = all;",
     "}",
 };
-static const char *const te__source_148[] = { /* ops/shard/shard_cast.cu */
+static const char *const te__source_150[] = { /* ops/shard/shard_cast.cu */
     "// ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.",
     "//",
     "// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no",
@@ -21114,7 +21368,7 @@ static const char *const te__source_148[] = { /* ops/shard/shard_cast.cu */
     "    }",
     "}",
 };
-static const char *const te__source_149[] = { /* ops/shard/shard_cast_transposed.cu */
+static const char *const te__source_151[] = { /* ops/shard/shard_cast_transposed.cu */
     "// ops/shard/shard_cast_transposed.cu: codes of a slice into the transposed copy [columns, ld] of a matrix with one scale.",
     "//",
     "//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)",
@@ -21188,7 +21442,7 @@ static const char *const te__source_149[] = { /* ops/shard/shard_cast_transposed
     "    }",
     "}",
 };
-static const char *const te__source_150[] = { /* ops/shard/shard_scales.cu */
+static const char *const te__source_152[] = { /* ops/shard/shard_scales.cu */
     "// ops/shard/shard_scales.cu: the scales of a whole matrix from its amaxes by tile, padding included.",
     "//",
     "// A thread writes four neighbours of row_scale, or, after those, of col_scale, codes with one store.",
@@ -21242,7 +21496,7 @@ static const char *const te__source_150[] = { /* ops/shard/shard_scales.cu */
     "    }",
     "}",
 };
-static const char *const te__source_151[] = { /* ops/softcap/capped_softmax.cu */
+static const char *const te__source_153[] = { /* ops/softcap/capped_softmax.cu */
     "// ops/softcap/capped_softmax.cu: softmax of capped scores over the keys that each row sees, and its gradient.",
     "//",
     "//   s = cap tanh(scale x / cap), or scale x;   y_j = exp(s_j - max s) / sum, 0 for keys that the row does not see",
@@ -21291,7 +21545,7 @@ static const char *const te__source_151[] = { /* ops/softcap/capped_softmax.cu *
     "    }",
     "}",
 };
-static const char *const te__source_152[] = { /* ops/softcap/kargs.h */
+static const char *const te__source_154[] = { /* ops/softcap/kargs.h */
     "/* ops/softcap/kargs.h: arguments of the kernels of capped scores, and which keys a row of scores sees. Read by both compilers. */",
     "#ifndef TE__SOFTCAP_KARGS_H",
     "#define TE__SOFTCAP_KARGS_H",
@@ -21329,7 +21583,7 @@ static const char *const te__source_152[] = { /* ops/softcap/kargs.h */
     "",
     "#endif /* TE__SOFTCAP_KARGS_H */",
 };
-static const char *const te__source_153[] = { /* ops/softcap/softcap.cu */
+static const char *const te__source_155[] = { /* ops/softcap/softcap.cu */
     "// ops/softcap/softcap.cu: capped numbers, and their gradient.",
     "//",
     "//   y = cap tanh(x / cap);     with dy: y = dy (1 - tanh(x / cap)^2)",
@@ -21348,7 +21602,7 @@ static const char *const te__source_153[] = { /* ops/softcap/softcap.cu */
     "    }",
     "}",
 };
-static const char *const te__source_154[] = { /* ops/softmax/kargs.h */
+static const char *const te__source_156[] = { /* ops/softmax/kargs.h */
     "/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "/* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */",
@@ -21371,7 +21625,7 @@ static const char *const te__source_154[] = { /* ops/softmax/kargs.h */
     "    int dy_dt, y_dt, dx_dt;",
     "} te__softmax_bwd_kargs;",
 };
-static const char *const te__source_155[] = { /* ops/softmax/softmax_bwd.cu */
+static const char *const te__source_157[] = { /* ops/softmax/softmax_bwd.cu */
     "// ops/softmax/softmax_bwd.cu: dx = scale * (y * dy - y * sum(y * dy)) of each row; in place if dx is dy.",
     "//",
     "// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: all three of that format,",
@@ -21424,7 +21678,7 @@ static const char *const te__source_155[] = { /* ops/softmax/softmax_bwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_156[] = { /* ops/softmax/softmax_fwd.cu */
+static const char *const te__source_158[] = { /* ops/softmax/softmax_fwd.cu */
     "// ops/softmax/softmax_fwd.cu: y = softmax(scale * x) of each row, with a mask or a causal one.",
     "//",
     "//   m = max of the scores,  y = exp(score - m) / sum exp(score - m)",
@@ -21506,7 +21760,7 @@ static const char *const te__source_156[] = { /* ops/softmax/softmax_fwd.cu */
     "    }",
     "}",
 };
-static const char *const te__source_157[] = { /* ops/stats/kargs.h */
+static const char *const te__source_159[] = { /* ops/stats/kargs.h */
     "/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */",
     "",
     "enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };",
@@ -21528,7 +21782,7 @@ static const char *const te__source_157[] = { /* ops/stats/kargs.h */
     "    int vector; /* x, y and limit are aligned to 16 bytes */",
     "} te__quant_error_kargs;",
 };
-static const char *const te__source_158[] = { /* ops/stats/quant_error.cu */
+static const char *const te__source_160[] = { /* ops/stats/quant_error.cu */
     "// ops/stats/quant_error.cu: counts and sums of the errors of a quantization, one partial result a block.",
     "//",
     "//   block b      elements [b * 8192, (b + 1) * 8192)",
@@ -21606,7 +21860,7 @@ static const char *const te__source_158[] = { /* ops/stats/quant_error.cu */
     "    a.partial[blockIdx.x] = p;",
     "}",
 };
-static const char *const te__source_159[] = { /* ops/stats/quant_error_final.cu */
+static const char *const te__source_161[] = { /* ops/stats/quant_error_final.cu */
     "// ops/stats/quant_error_final.cu: the blocks' partial results to one, in the order of their index; sums in double.",
     "//",
     "// Launch: one block of 256, also where there are no partial results.",
@@ -21785,32 +22039,34 @@ static const te__source te__sources[] = {
     {"ops/optim/adam_amax.cu", te__source_131, 28},
     {"ops/optim/adam_scales.cu", te__source_132, 26},
     {"ops/optim/adam_states.cu", te__source_133, 33},
-    {"ops/optim/arithmetic.h", te__source_134, 30},
-    {"ops/optim/kargs.h", te__source_135, 112},
+    {"ops/optim/arithmetic.h", te__source_134, 44},
+    {"ops/optim/kargs.h", te__source_135, 127},
     {"ops/optim/l2norm_final.cu", te__source_136, 24},
     {"ops/optim/l2norm_partial.cu", te__source_137, 51},
     {"ops/optim/l2norm_tensor.cu", te__source_138, 17},
     {"ops/optim/multi.cuh", te__source_139, 14},
     {"ops/optim/multi_scale.cu", te__source_140, 47},
     {"ops/optim/sgd.cu", te__source_141, 39},
-    {"ops/optim/store_state.cu", te__source_142, 18},
-    {"ops/rope/kargs.h", te__source_143, 45},
-    {"ops/rope/rope.cu", te__source_144, 186},
-    {"ops/shard/kargs.h", te__source_145, 45},
-    {"ops/shard/shard.cuh", te__source_146, 15},
-    {"ops/shard/shard_amax.cu", te__source_147, 113},
-    {"ops/shard/shard_cast.cu", te__source_148, 126},
-    {"ops/shard/shard_cast_transposed.cu", te__source_149, 72},
-    {"ops/shard/shard_scales.cu", te__source_150, 52},
-    {"ops/softcap/capped_softmax.cu", te__source_151, 47},
-    {"ops/softcap/kargs.h", te__source_152, 36},
-    {"ops/softcap/softcap.cu", te__source_153, 17},
-    {"ops/softmax/kargs.h", te__source_154, 21},
-    {"ops/softmax/softmax_bwd.cu", te__source_155, 51},
-    {"ops/softmax/softmax_fwd.cu", te__source_156, 80},
-    {"ops/stats/kargs.h", te__source_157, 20},
-    {"ops/stats/quant_error.cu", te__source_158, 76},
-    {"ops/stats/quant_error_final.cu", te__source_159, 42},
+    {"ops/optim/step_numbers.cu", te__source_142, 28},
+    {"ops/optim/store_state.cu", te__source_143, 18},
+    {"ops/optim/update_scale.cu", te__source_144, 13},
+    {"ops/rope/kargs.h", te__source_145, 45},
+    {"ops/rope/rope.cu", te__source_146, 186},
+    {"ops/shard/kargs.h", te__source_147, 45},
+    {"ops/shard/shard.cuh", te__source_148, 15},
+    {"ops/shard/shard_amax.cu", te__source_149, 113},
+    {"ops/shard/shard_cast.cu", te__source_150, 126},
+    {"ops/shard/shard_cast_transposed.cu", te__source_151, 72},
+    {"ops/shard/shard_scales.cu", te__source_152, 52},
+    {"ops/softcap/capped_softmax.cu", te__source_153, 47},
+    {"ops/softcap/kargs.h", te__source_154, 36},
+    {"ops/softcap/softcap.cu", te__source_155, 17},
+    {"ops/softmax/kargs.h", te__source_156, 21},
+    {"ops/softmax/softmax_bwd.cu", te__source_157, 51},
+    {"ops/softmax/softmax_fwd.cu", te__source_158, 80},
+    {"ops/stats/kargs.h", te__source_159, 20},
+    {"ops/stats/quant_error.cu", te__source_160, 76},
+    {"ops/stats/quant_error_final.cu", te__source_161, 42},
 };
 
 /* PTX of the kernels marked te:baseline: one packed text, since kernels have much in common. */
@@ -21822,7 +22078,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 94, te__num_baseline_lines = 4045, te__baseline_packed_bytes = 485374, te__baseline_bytes = 3766567 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4072, te__baseline_packed_bytes = 488601, te__baseline_bytes = 3780383 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -21897,30 +22153,32 @@ static const te__baseline te__baselines[] = {
     {"nvfp4/nvfp4_amax_zero", "71f24568a68e510909cbbdffe7dfbe9f", 2572108},
     {"nvfp4/nvfp4_dequantize", "161eed5eb3dceb02328ec72f0980c471", 2573517},
     {"nvfp4/nvfp4_quantize", "7fc4c9224cef8cf9473205861a94a26b", 2652742},
-    {"optim/adam", "27a0a1c769e47424405ec3011d961735", 3121808},
-    {"optim/adam_amax", "d8d772a59624b1a67e4a2a7bc67cb31a", 3165665},
-    {"optim/adam_scales", "75c63ffce077ef9616c4adcb0c5a530b", 3190070},
-    {"optim/adam_states", "dd2a080ea8a3396f8e3c7655427db64f", 3196145},
-    {"optim/l2norm_final", "e77e9c754dbd0310d80f95dff382daf4", 3214584},
-    {"optim/l2norm_partial", "a4a18c02859a8509d7be9459a816d047", 3220301},
-    {"optim/l2norm_tensor", "92971b3b8eb870f2ff0fbc1f744459fc", 3245314},
-    {"optim/multi_scale", "27253b2be163f25c4df7a59590be0711", 3248497},
-    {"optim/sgd", "072a8f5189b5f29602e82338e20fc5ac", 3289775},
-    {"optim/store_state", "49b0a7e2a1a940904db9e86619ceeeea", 3309141},
-    {"rope/rope", "72784f939241af6ab621430e4506063c", 3319787},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3429313},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3498301},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3553882},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3633109},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3644617},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3667344},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3680085},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3693519},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3716258},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3754125},
+    {"optim/adam", "355b9ee1b3180c8b899fa10382d2ade0", 3121808},
+    {"optim/adam_amax", "d599b739595d1e942cc4ef14516a16d7", 3165665},
+    {"optim/adam_scales", "06d8168d3372dda2727bb6af243ae124", 3190070},
+    {"optim/adam_states", "0a22b97171a7aabe071011565d369564", 3196145},
+    {"optim/l2norm_final", "ca9a40d0db3b2455b0288f03e1124a9d", 3214584},
+    {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3220301},
+    {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3245314},
+    {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3248497},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3289775},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3309141},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3321477},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3332123},
+    {"rope/rope", "72784f939241af6ab621430e4506063c", 3333603},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3443129},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3512117},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3567698},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3646925},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3658433},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3681160},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3693901},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3707335},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3730074},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3767941},
 };
 static const char *const te__baseline_lines[] = {
-    "r^E>iK=Acy<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "pWfyHWmV>n<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25474,497 +25732,524 @@ static const char *const te__baseline_lines[] = {
     "qX8T-*BKo(00l%2sl=Eg;(YLH2RJp;842l;2<gH84G&ZE1TP-nGN:6JZ!,W72ao,24+P8u9^P6y2;=8P2<eCL*#ZQClnxG/;FketqQM0Msu_WW@ez:nIJCV52cXXg2-Qav4[;;b4.P-#50L;s7zf9L",
     "1]L8$;U4cxQ_1pX4^5>U9^6;L;F9kh7X[z)1@h>u,USYzLIi//3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1E%:84+!fD3&+.94qOO>,wF(jj4TfXqZA(kH_.+k019LuZZ<M753d2D6fX<jHUI[m",
     "#S#x5q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.r1b;7H-Up29]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00hLCK<989cMk-010M^EwFv-9A>hhe2an>k9x:vf3IH7h[g4s_w!/dOPz[&)2n6:H0,qxX",
-    "dJk_s7!Sb#nG=<&tOO4q>238#>4@l[0-;tom$3m4UgX&W0+.2.n&kxmu:x,qV@4TjWMli8f&mXSRR+#_4/Y=[N1Ew84.3sF57q&l/[yfIuL2L22LG9Y0S>A01@iFR/[yfHQV%t]3lC(e/[yf2tqBhu",
-    "tm!,tA7c,%351%00S>AP2<eUf/[yfDP6nY34;$KREHU:D4]u!jJP$SK0v/soA0aK_4i6c</[ye_Uk_O4i.*J_4-iHe5B:*;nt^lj8odY)3d,p@4/+y,G^sak642:94:ngHEHVHOc,HAW4/%g@4;VFH",
-    "4-kF)JP#mW4-tU-JP#jW53:Z7nt^lj8S(<V@UjSpf&m4h2oD6:[zwZX2I$lU4-0PoNe.euNgO!.9ytIUIjHAd9[;.e0S<KdS>QNj4)+fa13(S-+F^n7:b)%lw&ey7BDLEF2HL6&46.$p6%jXL2im0s",
-    "7dGX92::Gx1,aO93+4e25bm6F2%_>R0S>0<$U6.G(+C8sEFTCoo3R8R4KdTZa1R88zXugH01qkoy$25qlb0nA2hG0*9]tt2-yf5N01pkg)/3M#0UrZ0xV[Gk/PnMU[sj*P@<9D/EjTQc/MoLiy$cUJ",
-    "rqTirOSsnt4=sLO4/IXS4,ur)1>A[SafQ_B0UuE>-N/1byXhzoAdLeLJD$^74&nR)2mehE1-d*-2L9/&0S>40j]&Xs<LdbgloAm(01pDJ6AuO8>y!LIjM51Y1pJyM1+Lc&4+>%;9]bf32Iu[84)o:&",
-    "4,n>%ItYm[9^F;&#s:zT%;1xY<W/,U<(B)H4!u1Jm,TcH7UjkV0:Ekm%).i)K<SFyw+Rmz%#]z-5znnU4<1Y1zX3pDVr*r:l1%^C0S.tg!_x)Ab!1>3bYE#QZ*XZ^X8*%IaUeY)dp0#J=vfzCH!Sx1",
-    "f&l<5-tvrl+_E<-IV^H^7!Wez;*]bq[.UQQq<@aWH!PLT6#%mL8UXrF0D]^!Avi4Vu_!f;z&[_5EZ*Q,4/MKZ3qo:laAg1i3l9&tR1YIe4zE,XKU5zlF#r!-[J;Auf&mZx0sO#h4yFPR+XaB6$pH<%",
-    "lLimF2KJ,L0S=/N1@iCGTMsBn4/tP$4@+v44.(^k4.,D,Yz]rvtqH@V$pH<&.p_c6:[.=TMGoUy4/>y+Er^lwb.tW6821bh7]2//7*,D$zgiC$RuAL=gNLvI4,%XO5BvxHhOhw,6SN2q38Y#NCPoh]",
-    "kP-6Ol3EWfP9G#P01tPe!d;$0vjGn=-1UlQ;pY5QRu38FSq_Ri5Bvn0qR9ad60@*m;+1[g$pH(dS=^2[4+EcC104vKnJF(4IX3myIu8:3-KTtR9x[U2NiP61IR6nIGmHHO9[<F#wM7-/Cjp/tKLBJr",
-    "HOjX-9_Us>/!O9T.hVHrqXG@Gya*yVEGYtpIt3X3Issn^._#zm,Zu+ZC<V6N)dmW.4,P_Eq<P3%L/!Lo4+f8>P6mSk4+xF.N(8,xMh>Nu0/mtx0S=,PxLXdn[#p+MpIHR*izOa;ZyyOU-J/sw1o1l$",
-    "0=iUr2*lZL4(Y,.10n*,0S/Mo5(vvJ2&AG!5iAZL0X6R^0wM**Fc_f0&-td>&_6EYF%JW!,wGZ#$H)O62[WM10S;&X6$6q^3gfPZ0SNTvgaHo>)X>Q*2fW-W4F1,35IHagxc)f]xC[vSkUS3pi:!PF",
-    "&Ad4a,_k3R4ugda1/!]G2-u.-gw2Ej9^zgf(mF2&G&ph$jHH(V1meX+1:mSU4+4YmWd<8/29K:y4UoB14+x94mjN9&%L4,9[zm_m9]]>u0uKQ5;P&v+0]l+O2M,+c.7f>q0T;pdRtqHrf_jT$+P1y[",
-    "4(aF&2+grL9yrF/0]%bsCJv[d1p@432EGUsHvj<i0>DDJ3dBYQphE(oL.zY:4/l3rO9PdzL-]OvYYxQ.7dV[SD+rwH6$3K;BLLzX4zo@NI1bsP1q0%@9t;,CL.GmCB=@9@qA3HepCbVW0jJ_;3x)*(",
-    "jIb2^qMK;1R]dxe39bPHb[jRt*Ao#p7zDY7F$T<TYzedh1Gco00RjKyHw!/@HaC9(hYkzW0RXgK3C-lnlg/9e2LTQWk-qUMIoUl9#Q>pFGA/PJp41ZpR0FlL9u2>(2RI770Tnoz1Ov7L4mS^w01lM@",
-    "5-bxWIVBFJ+=+!x-)WUn@L!Mb-jkqS50TIT1nL0:!R[p+GS7w$A2Kob1p]i#3%t3n0Rp>Y5C(>KS3Wp5Fwh4SHkg+T9]ba+v-@jnHuSh$4,xR0#sLP60SCtBCIr+235DGS4+<m_0^AQ#NDZEW0uKb-",
-    "xjhKUq)@RU#b,4*Ha9g70iFRPI5sB<x1J3HIs;W83$O(Q!Q<o^Lm4)XfdUJ@5d)045f(I&KMR^f5&#;nBni>$4)O[Ejr/eOf&2.T1vM)&=8B6w4:aKYNDmW>#a.4/6&W<C3J$X!4zCsm$+&9=:6Q%,",
-    "1l5tP0S;7-0iM]u26+z!&D[q9CIc/Cmjnj8LJti(43t9w+JQI=0>9vXI5jZjMF0saC2,AIKLt26IrO9q4+6FV4UO751GWb*12Z[A32gu-11^1c>yG#u1tT-t>W^av;g1YRHPiS39x[LgDL6L$4i63F",
-    "4i3+uR0yex0tvNB0/=OlqzVO-lr-#u+awPUnXOg:ITJAe4*/dw7B%lx3pO^4IV;=Bm991hX$jhw2QoM[Hv9t]H1y8]2:bU/4*@]ZMHM!U1spWd1QR$<0VfO5a^NTGqnQB#HXj8!-MoTbrw9)Qwmc6K",
-    ">uXR&@6UFVp*R2tFAF#<,Pj8rGs5p>1(fMI4+gguJ_T2nx)uVl7y,!TYYz-u7#uRvz&Hl40Ur!B051nJFzW#sF>Z!y0yB<v1O$TB1O%L_Y7Cvt1>SsL9W;a$CJztf[]p6N1OJ%;4qO7D0uKsV4,2y2",
-    "3J%D519SuD<_-67bOntL9_Cus3ZNMRyAclxv7ZMY0W!C<RtmL]6CVLNKm]bp&3g>)6*T^44$>KB4v[znT<IN716_t2<d=(Ym-wmX=//+Am-wcu2=2GYG&w6Wo2EDq7pRL#49VXu3i.R]0-_^XfY%5H",
-    ")pQQzA^TU9Ed->L8aL(o0S;av6*jK#2>FbIva(7eF))$:4+!nOE,wQ%Fo=-m8ZrO>(BVV^[@5Bw35)>i0yZ)<jshDuF9iSJI]q&e4a9T.qNX]#TQLs:+ztbE4,4u641FI5IfcjpDl$1O1N#907X_8<",
-    "hY$kF-t_=EUJnGiv=*s+GVa%G4+*0M4zK]O)g_>oHZ#PC3l1*-r#c2B4*[]P1nBJt0/D^t4u%v4tYkhoH8=;;5rD[X4tFIuG2F!o0G]a92:!$=4%u,H&g+E%1*L:H1+1oy0S=L(+XM<x9S*!*3Aw2a",
-    "1z85owFLkT4+6Ro1C]p5zlT8%!_z1:6b]zIS=^dW0b_Y]Tn+q(bOX=L95Rmz3EbCe4+Vh0eh&lh(*>S8uij$/yg&;-**XZdk0^#5i2)A/*^z2!qhJp[#--^w-uiz#,YN#K6$Jd[A>LVKDK$9B&IAOv",
-    "1R65w=*93jfjbTK.OBo5YzBBA0y;HK4!-c,Gnh=f0Q9$h16mINumcYkquXN+umc@9006NB2&0oJ4@Hx>X$>-:V+z)Xj[yYiq7M%Sv6XQVEgTNJ3lAi[+hY$4rQtayH8ZmV4*3BBrvwiL+yxH^@2j9B",
-    "Gte#t)aWZ7InX5!4B9Ur1_Hl#7&3JpHP$W=G2<_#4+N5dWC=9BIu6$=2Zo4d9ypKD2tNolH89yO0;w@*3G.dB4cRUeEhGbp,xUtVEeP7<S@QbM[7en[Ee3B9Gyp6(Gtegk$bvTx@7HyL/r95Y0pN@j",
-    "2OkB)/P;1h+&Tea4YMo+:CHF,9^BoG6f_QOOakO[4&o_Td;GbC04y[$J>0x]2sJtNEd_+;hXD%e1QIrt0uwYG4Z-B;IWPbzIWPbcH#,8P4h%U1Z33YJ4-;oIkIyI#A2:BOF]Yv,0lST;0R)HAya5D[",
-    "$xR-wG5@5J9^6>m5DT]56En.<Rueal10FZY2O_2$q)#6OHm3LrF9JC-ybli)@q>L5oh.,N4-Gy*1e1ke2U,sape,3WkQE0*4gUoIzX$,I2nII^qX7WN2m&V!p=6R!Itk(h2R[O/Sph<_[e<r&q%8%K",
-    "xeXLE[JdKO#.MR8B:)^,CJzdxEdg&CGNvsr1U52,EH5<RF[mvM1G21O4Y^NW4*[zwFCaHIt1T,tHWLHAa_^gT@_x00@56GGoe:WYt1SU011/8_t1S*X8!=BrF9bO,t1U7#HaGx2G&VQ<9]kneiUKbg",
-    "I5w--KLj&1I7SI;04M@6H#a*9CJL<C0hZ4S1,9i(9]1Ij1PMP4=&0[4m:v&Rt^O+:zG6QbH8e4,EiyGTIO+@>3OTAR3p5xusVxCN9]AR_EeF5VrU4%;GN:&CQxi4,2&gRwmje#_sVxCF4+ZB0FBmy7",
-    "sx1!&(a;MtIRFX5D+uD_Y##tKtt]^lon[Kq<mvP5%Um8grWYhFGV-g=4+Eg7HV+,5@C]v;m4yKfy!1K)*$NA]ttk$w7XzUq4-QKz35fN34*:1&O9QB.Cl3j!+zSb0IWjafzk+59r5z+NGv>e=ogfbB",
-    "2:_Gi*_.+AojMKB5fU,pI_Oz[2fhAwF9$X;;6X4ytoTO+mX.gUm-nGK4f&G<1L,#dz6uShLkF(@EGsn50Rw-t4.yS09].,9BQ@O=0uIRV5CPVj77oe*8ZrP5v>uAq0v@!0)@&h6Hl!yRH2-YL3c;8j",
-    ":lXm>77maV2Z$CFIET7B4Wg3+4$me9*P&JqMTA2H,rNoxG/xI_]H2Y42Q<f=Lq7_RF*5)H->+t:72UA]7&ZV2+yVee4-knc0OB47R^Ts16)yufG3>7.pBe.E9VIg^H4dKv2&(f)4TeJ^Gc)@e3c(rx",
-    "PX:lV2-wR$G&zPt1&iB)0TnRf6)H0_-S_TK1SJm+heIzCGcW)zH#0fl6%P@C&]VIRLoXmTHvl__I5>]T7#[:Rj)eja,4!1ZH-6+4CIK!F6=KI)It>;JF9kO,03$Ir04Omw00bT%1U2SY9_m[/6+Z(t",
-    "I5$NJZ2%>&FBmq7vI7X(6$9n>YzC61at[u+(Ow;>Fx;q1RWdl*6$Y^XkO40mI5OH5GC4OnHy-Wx+7$_l8#me&KLt5AHiAO_m9@%*H!;7SLnAUYQwZ7:29*O31cE_k2A,O)0UsDJ*cA=Er=kT,2%8fK",
-    "gSTrB1JxA;!KP=+2QWMz3=V[Q2Q<eV95IE30uJLlBR4kyF9S6-k3s_91^@Q#Gmk.9$-ey]Tpva.k3ug5G&ukiG;ony7WY32]1KX6F=<to0ysASFBLdA051bLIRGy(IWPb%IWhnPUJ=5z0uLCcL.s+:",
-    "IvhBd0tSm)6ft@rGc/AuFAXy=051nHG5[+!GXM=)79RsPn)qr2+yoB=.fBs+HI^!j0UrlBjzTXnIW+(Wwyi^2t7[Jli_:IbHZwJj0vk0i2F2oV1]trR0tSehRv!g5[h_etbq=YjLN5n1HUKU*Hvj[f",
-    "xJU*g4&=<r>::L.UJQ-x2i+VKTTTxfjzSYR01pGm<=_KuIWGw61Ps7K1M)Zz4UR$,E!@In0M-iD67JAm4tD[M,!B8s0S>:aLIL6(1.#@/FElnYj6wvwgcAbA9v/rcib6jGIW[nfLIc.n4T(Y[IW$!d",
-    "2#7)h,-6OVIW;aQ7&M1MFB&#703QuEsKJ2&9]ASkJ@94qE(D_HItl2-Cl6zXLMS&j*u4V]-v<#<ln(*I1qr9!2<=KvAssP;LN5g[FaQR44,](&C=b0%FB&#D01nR+3#GAa9x$*24+w+8Ckcq]MGs(y",
-    "LJX4VV+zHtasrPU9]t,4kAndK8xFAx4,)3UUJisp4+!9tIt%Q:z5x#Q0Rou=4,(lb4)p-TG5@dj<-4s/Iq:ye1G1424+GPpHxCi%#eo3]>5lFT2<eXB!zT[1w:l2cEH4r-Gyo2q2L!zs3#tVl88=<<",
-    "3Ci4W8aSxDTLX^;5(Dw!5)T8.ECC;[s0-.cObnp8O%yaB3WF-NtL731c:=[Ag&hjcECFsG3=:g!KL.HAFaSRZIWjfOEDt2f0UrrC03$Iszyb:$5-(]10U!:_EDg*74$mw.3=>6^&MYG^IOG%/GTFWZ",
-    "4)!Gm!k_5m(hm)caRT@_0]zexGBNlp2DqIjF9bL+wA*hF0.pJA6*r_G1Rn%3hK+C(IM+uE[kj$nl9:qr[u&PxjOGFevydVU;eYQxgn;,ehAuoeG&G1VKL$56HHt0)--T3UBnC>Y7ZNf6D:E#!<dE.7",
-    "F9>G53/agY(Hsytk)-L+(.B6utrG.O$^^xBHqS)=bpo0J2%)]K2dni(1MS&l4+5D#4(>Tc45jg74)W>vG&wdoy)OxICpS5zcLkrIIs>aYGVU%5vD-%00kMHc2ktH]HZsRB1h0!^4+7I937K_Xor6_&",
-    "1_yO.IqM1t=alen0zeN2oOc6-4Gh>M3GDe+3F@7;D:ypn2;1yZ[X@iz*B1w)!WIt&jTQxjn,&h-:H,DknL8f<GqS/19]SX&7aTLOsV5Hwq<8jL)a4ulvIqdDRu2dI/K:7-8XGyZ,8%x^5f1]Rt]$v[",
-    "Ha9si90^-P4gu]w76j@x3d-ux,YyRf#fo;bUkBjy0tt[;0c-Nfke:z!mE$K53Yy4k4+Q#v0R*]=5)TBlm$Cs4wJ-bnsQCg0@FsbJhF1:<w3Q77,>-in0+E[m1N(Xo%m<yk-bRX4mLoJXGce2&4*][s",
-    "0=xTLG<@>>0S:34g8:&eqyaAgGdhVG1/Zq81f5V0xUmWf;a0Xi11%2(oCXgGlI#@^Hi!Zr0yY32BR2pQGvvEb369nX9]Jj;#Z3hIvpX*UI5+yL0R,DC0p(#20H%*T1IG_zj)eguH#e[i4+j0d2QLCQ",
-    "Hq!Gg45q3&4!Va20V)BuLJf/T0yH/@EbtB-W^CeM0U,jw.>A;WGDbN#q4EO:$:J0gH$)Ey%/B3fnA,[/LPn5=S]0:K00n-.IXf=jIWj#lGeI(m))Wps2K)J04*_ML5Q-%JLozcoLp3/DjP!g1*7yto",
-    "JqnJW6cIUG28$yH>W1$;kEjW60yjfNG&eZV1qPOjIu8KUfGQU=01i0^oKXYX.=%=J8akl<3B/z94ePlCCNwOu<e2vFgSP.!m;jSlnzsZBn2Z($ovRc8NeYY.5-<!w3-C@]1(/0b4buA^0i*sR13Ete",
-    "Eip3g@3)R3u-C5=FbJQM0Rx5s2vY_IlU4/X2=^)IJs$)!lEF>1oC>ZiILy#fBr!RO2L*/=1sg0lEdAjD4+qMZ1>@7IC2nKW0R>[)Rsy!L2<AvY0S1l<1gP6Y2)ejh2ha,uk%9-h0:Q)y1NaL9fX<aF",
-    "pZz8xHeDtQvla!-oktGh5(9_a6%Piuq5&TQHvbD8IDG/Kas[RRCMqj7zSv6vsfjrnG^j6Pl%Ep/&ld^b!v+A(1Rgf45(DZ44uT5-pn,4!IUfWvgbM]!idYAr$Vvro2FHT60S+A&G5XyG49U0!1Ft+U",
-    "1S_VbQ4a*$6a:by1O]@;0Pq731<8eL05rV=2fLJ442gj&1OJ,/0,ym6iUa<]1n@ts4*]&y0w50q,r^.X3bd:@4#ff)HRihk9CGGj29n!r2.ICEy,p0gjv<ry0vk7p::LQe;>&gC0/P:L1n39>>Qqxb",
-    "yqIPO!7u;f5-z(wH!QuJ4+f$<3(iar1msKuX9MhC2hL0gNE:dA=1^fQwFCs7K=@#sMFCC^HOm;fum/RD77Cl<6#^0H4+o[s0S5Cc4+P7wA>a<y0S:x@6au:f4*:lH0JSg!F9oeh1!xZlk%UAJ7ywfR",
-    "wZIMzs1y(=>l=n&x@YHHHZ.ZB11JTs5(X6!W]f@+pky-bMmaJuMnX0B+8rrGF[F^O051fp4*)g/rUMOvy&Mkwsuc>Pxd[W[tqcMO0/WYViN*vAffWSo.(&ZtkrM$y0oD;IK](e#H$>CO6Mr8wH$y<^",
-    "LolwMS^,$2GK-zt9]A%,1dosf4+Dp#S@kJ84+S]4>SjAh@27J71UU^>>SjAj57(nw6fwI30-1[$4tIV,FgQ3hMKtFXFgY]t.;b5_0#=yd=#KjN0un-Wyc7/!h4yq2Gyo3:pT,aam,P!8GQGwH0:%ap",
-    "292r60R.Zew_HJWIJ3D22+9WuasdSc9t=.:0nOYc2$_!Ta2z%41p;#&3+)93umlP6jVcLb4BM&50Ryv<Bo7wQl3D>k1rFUIEHgHf3oi#VH][9].hVl*1K!3I9ysIT6$9R_LmoMJ46My^6f_tI0of!R",
-    "HM/]m#3T]q9_3t0Zw__<+Xoyt<fAM=bYWtqiVh0:2oC6!S@O>U0kQ)DzjF<*tH(YQG5@/VE(+B34g-_vX%7sekPZ&yE(WhG2#5*@$*d.VH8[]$2o6[Q,iay:r;[:G3)xl-*;0u9]5gtKyZ2oQ-NxKm",
-    "vrY#2x=M-d,)av9;U<V$sGK1Py5Ut0kva-zsAmrc<z$mR4+gcL0S/CZ0Su9VatpqLDg:tM8V::EoLLWF6AulYv-,G0qdW$x$Vm;cgqdCs2AbSr4+iwYfdLvg01Z;GZyzT!#LNT.:J%b5I8qMP%2)!v",
-    "0S&P+4a47F4EO4C0[T/BKl[l;A09ZE=jHChxmOQ_0o:LB1(=&7[]X&4k&6%!G5@-5md8f]lrax<&jK$BEinKRHvk.rf@Je(cQQ550w0$FHUI.DTn]3l$wx06I5GeO#1RjP0l5MS(d@8yG%S=14;vO%",
-    "A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Kbl#37>cR0@jACdtu00Qbm1G=FrK9UMA9x*onKZyZ1IXM6i4AvGO1_KTlngI>Fi[4)k1C!vU0S=>Zk7Npn1>I->4+z^KULH6A4d(D(3)Ji^0aFhN",
-    "iN!S!5SH3G4/kwqV,1Wd9]Snavt^MR01p77@eP2q0RvPI4aWfwD_kGK3#.bKiy99ItOFh_01lA)V,BnX9].x54=620V,BnXF9R;+01m+%4x-*F4+X3P4,eCcG7mDi+g/Kc7cU1eH:;8/p6vt/4Y/E0",
-    "1CbdI2&<Ay4KO$W4:@EoUIUmF4+N]O4.oqSUIJ7PQ<Gn+3iT2%2rx6O10M<BrXmiw+g/0u6b^ik10M%800(3oI;=W,IEhUU1)iJ.1fbFn3:XcV0t^qnUJQe]XanNH3J,+/r6mcqCmJ(]&7J@S$Fm&]",
-    "0;1(k/vEH[,:xhV6wTaT4+Ewp4+K-X6!iCF3Z=9lx&Iap!n.Drz5yQ&G[<8g42OhZ1D-h6KfB:cFCRHJyb_[#0XQ]LB;R/$w*d-*sAB=1Ru6T/7(b5zH#jo<3dBzf(Ect0(>0UB&-lQq0Wkm+Fx=@(",
-    "JTf%c2M,_+0w0e7Fs3C1p,cnG4i7()3NIfxIRGz_0XI4G1QR!d5ga&<3J,IzfnEcoSPz#0&jJLuUJa58FLyXK&-lQq0W]--Gyo4exGw]t5)UA@0uPD,[wxm+*A<:5rIBb44yGjxlIB.j7at2Vv*!c[",
-    "lIB.nv/9#kgo.+lBMemvp7&!8mF8FiQx6G*r!o%@v$kFj0n<A.4-ApXfdLM(PXeOZH4fha4u*XU(C^Ul0*Q/h15=(Y#[mxjl=>ok&+lFXtOE+23/aj!kaGef4,N9.1PrE^LjqF]39>v+9]$)92V<<;",
-    "I)df]8!,S5+gAdy3l84>4,cENfdL,[F[^e05jUAC4*[*K9S-.,seu6qtOEz>;N.*6tOE]:eGSUvULOH8tOFkjH2<zGH2<z2HUJL,yaX6GIUfNytOFkeG5@+(@vVv@03QZ7tOFkrG5[Vq01p%6o@C<g",
-    "+*$[s<K+BAtOFknFsC96-q>z#>*)MNtOFkhF#rc,4+N$qF9kL:04>H:)O,_,qlYdZJu/j&0SPV(mv966eFK]a4.hbQ4*-c-KLgk7dk+A([ICH8<lqB!>-U[h;CCB7y>!Z33D3q44tx&S#&-7jdJe0g",
-    "0S=Lp0V57[2J6iO4,]9@K;Lw@4,r8h2s8i:5@qB>3d=NR4,r8h2sQv85jFrH2sZ#95jOx22:aLpKMFH8HMo,j2jx<+k/G0Y;fC%#!ix.L1C.9EHkwrg)2s_/Ff.x9:d6cUsLUWLGcq[/I3hSX01b+a",
-    "5d;)>2$5eO0X9JrHvk$l91/Gj5-XuFF>r,UVg.XlC/OK-GyonlmH@ILas&(;0XIPsGTU7mIUEu/9TG4A9]Jd*0Urf200g!21rF(#5hXb]mH@9]9]1T)5-p)EH5;K,9TPQ.Uk;M80Uri401@9+9y9.I",
-    "Gynt)9yvh($!@Ju1R6K-SrRZE5-g!I12vWb0#*+JRT4D,4%h<1GXMY#0c#HdK<u]n3,x#d9RoiP1lR-01_rxe1fAdv4weB1*aQO%9Wp<%&65onGROi3(w#37HUJL.*aQy)lX(Y.o,YpW)=!##*aQF!",
-    "0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx700*.4FCH]O0T(m;5i]e@!(.aSthWaW;RhdbF)]k$GyoDd00>oq2GNFODl#$@1H70,8#G)5=5H@ZTm,c1LmN0n0$dK%7!AgRWD4G=KsYlrHtPc>G&BGN-NKMi",
-    "BrgXwHS7Z(G>!jIfrteM<d>=hGdTbgHq-6kG#nx[Fkc1Yodph.0Te6i5eiiZr35ZCGM51uG5@as/mZY]mjMHm3kqHlG#v%Zj_E[VIF]t)IRFDV5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*7Bt,n",
-    "4wnHh1_f1L9]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<eC80S=bZ4ih/E3J#Y67&8C=-(@zhLI;8q1PtiUumKV<UlTU@2<eC80Uri300WB*9xwnHFqZ)#F)VBk073,7qc0jcmjM;w:kmHzGcq/p",
-    "0Uri40248-3l8837dMvy6gZuu5e@BGppy*:ml6V=2nGCr1s;,5mjMO24i2Oc4+r,O2$um7H2<2-a0CC86ASsmY7[lzghCrQ7XmISIWYhtIWiX-GyoDc02(&[1Hp!88!(RxA^^!*8#4eBGyn.GK@u8s",
-    "/YA44;/B6Gi(mj)0Jj(hq5LNg1K;#31)RG*4wv2%1Bb:82O.osqyYkX4u-^o0g@PC%IAXt4+x&+3.jC=F#@n-H>O-x0D1;@0SV;pBsDVVe-))fuyGFqjO8*97n71;4pbipD*y+_BL<[2F-ou(na3*w",
-    ".:3Pa#^W/j3B)1_o&n5;YCn7[Gcuv80tLea55xiK/vo4^h5,+S0rdhOsR1-&*k1$8jR6ma0o(!_#sN6d1uupHG&lecMTVkD0XGJytUCd@lp+r7<(cpA4,X6N*Io>D#BL7,x%5dFF=dfdFb<OtGY,zU",
-    "0S&-4Uk<O$t!NFpw1EK+53#Li2rdr-x,$--Hw^UHULPYks[skO5FZ*hs[s!Ko,,Xd00YhRUI!u%BC7!aracEy4-iZg43<$/1IsQAxq:>cmj49<sJA,@l.7hb9OwIT9yozn6f*9YL/Ok8o(2x_76Fzm",
-    "4DuEeHUJYh00g.B1^io)QVq,k1F@g82O.vJ77qy4iH89QxQ:MZ9^GC#7B50HG^-y=GBAt-2f$ed=NeE,tpB3[1;i1r4+Ef<I1dx$=.EDIzgZ6lR1W6n0S(<VZVv[:-w&EuINBB&IpYN%o&h)779WNI",
-    "GL#N4#sM/li4iY@0W&o90w1jbGTIgohXJb@AIAYR03U>[GXO75GCA576EOfE2RHy1HvkU^%MK3*xwS1n05&,^+7/H3yR]J36!fiu0S>XC6eu]_L/PC)v1tzjyR]J36q1r-4.oAq7&ibP8Z@hOHvkV5",
-    "@2SuHA*%s6GB7Xz4,vP;Xa>qF1KJiIH_-[%M+xeRgaHp7+7.]R3$l__1:_.ZDL6RWyHW><.pB[b9spS%1To*A1P,+/5-8a+0xaX0MFq#l0WUo>HS.ae-(QI0/PMI7znWJRHOBJ+4$uJ)2AP>H0U9&>",
-    "2v,5Zi5CW^:-VhDy&V7%F99qtQy4b<9]$z6!_p.d3RD$1gT5CCz7>_v3bOM75jjmHHaJfNi7=UK6E;<Y0xmf+=Nj)rp85eIF*Kev2!H]utN[bS=fCvC0SlIi0uwQ#.OUZx%k/=qGwF_Q03HJ,4,UMx",
-    "0va_j&uR[l<&N=zmIV(uwDSQTGL;J[f%skw>^&2m*L<ElxAOr%0W:)/03QQ1jRy]p),D3G#yJlUxAOr3CIc/H6u0vM4mun%((VBt1U9$x0Wvl/GXOX;HZuSO9uEf7nt/fy88f)=0Y3yZI5]cMZvZF*",
-    "FbKp01=Chq1SSKT$r/E02*vP33jP8IkOU5c1V2]cH#NHR0V6jtzqJn=7B-%@0RlG;GXNhIG@jNv0,;272ulOqw=$Ck=8o>-#U^#!10Oawy7K@uHa9U,0S63;ssjr7gf9lE=lbnL9yF5(AvG*h4+et-",
-    "3C24L)1!j[4b@n)1c&^Q00.R0YYzs$!w(6e0SBwFgaHlG0S=cJ<SXtxut=Q,<&N)(1D6jU7CHH^0uEaM<FWibTrWj6IqLEOKLau_HUI-wx.wBU&-bjBC/xOk1((MG4toXhRUSF8:[tTS(j5-C:hb[v",
-    "K;2zJFb+Z/FF5M*0X-M<FaQD]6ELC,4-z-P6FC4IHvk8;)(-dldJ!>l;Ew!J$M69!3=y_,<&P0<H.1Sq1h5MWpk5X:y7LMLBo6]>&IAO-1TP3QHq@O_6gQIu9]$(]j]U$qGu@w74&t,]1jvnU4+<Y1",
-    "0*vz%4zizS3NQeIPz_d:0u7s#sR0909]JP0=Fb9j,Qo<p1eXm1kO2z$0^l,E<&N.Q@2i0Ej@BVq12Tv20vR*L0S.^a0S1DBISrYxcLBr]1*@!TF#r!1,S@O$:7ro+#Pn>j=28MfCl3La0TM6(4+P:8",
-    "2A$d$9yWUq6wm5j4t6v+G&k<8A22f3<&OVy%x(jNf&wozIXKqx0TnjrtOx.2*+vfs*75-A2sSx204+2$/E5WrHB$%fuT2h*3K29_477^91/gg*0TeZx$N:)-)$#!k1C<;p0D(=jA@YT74+QngI^NAF",
-    "0S[r/<&OBz:]PGPi:3hq!4L!Z@VRrf1rFe^0vk5P&><C9kTVYj*YW@ecMlWT<&N:;0s=^O0P$N77^<dx4+f&>UL7(34zvRvH2<Pf02DZk0S[r=<&OH#;OqA#<BswW)gvzjH8rqK02:bj#2=lw(*+IQ",
-    ";>LY*<Bsv,(E$#iJT5Xc!ps2.@vC%@2M+]T0uK)Q0Vy&!03$d!#^=L-->;9:12)3Q7Y@Kl=Ii>+<&OMB*3vr%:*#R+Tn>pH0,Yrf6Z!!Ts0Rh<i*O3G1qF^tNDmU[<&Ot%>:pi6>wRfWHp_AK4+WLe",
-    "0V=_zioyXRGBx)E5-x,n8aRy%0vr^GyYc^Jvhx7_gU%8GA^.6oF^I!q02&A)2ZFLDKMyi8Fz^pt4$ScZ0)*8P4+oj=0TVXh%<Pj/nezbxg]HG22Co4WI3f/iuK<y.jxrAko$_.$AP*bS0U]axJ0A,.",
-    "p7Q]^GN6P<38e^OvFs^XuHXb2H^:#S3YP9Y038C20S=Sz=FAL0G;=zq1UNY^%L=Y4HqrH795%SAL/TDqg2DkQGB(Ex8ad4g5-FiF1_JDA4+Eg7C/VCu>FfKD9]$V]4,fA4UIh4D1iuIajtdU^g2Dj-",
-    "#w!m2Q5ZA-47G;@0Z.P:%8_&eAT]ImlmRw3g2Dj;fy,D8%8_&ecQyb&j[!C]H_.Ra5)R6e0UviZ06&)jHa0fU0unU.A3ikcuu3l/I5fEe50n9d!T]/e&[!@(I5Lt7A0RTi0w0$FH1h,!GXNbik>sPp",
-    "FaRHy0Wtssy$_Hak>s.(H#h(vmH[vTBQ,g<5)VK7x/J4(H<N_Yi2*e=01ph,7A!J2m*iXs+42Do2!OC/DKs=!9xo0tH.TYQ1vD_:,X[+bfrNA#GUA&71[V(k*OO!#H2<0p1>I9x4+YzUS===v0aX]@",
-    "01K780RmGG37X8I0S=+wtaJ]nfSdsj6ZDE,4VAnB2Gh1P4&MO[tQiCEieCp<4+X0O4,;0)bRICr0S=<Pkz<.30]fRO4+yLS4b2,3wf.fo0Wqut9].x59]tl32V<Te.pCc7H2<ei01V8!S=]PV4+E;N",
-    "4(Hzm4C($^4+g7-MGp$2,Z/+M4+F-m4Z&dw(T8pY,Lpmv*eVYN@I/w;BM$*p7&!nQH:;8:3gp_54+@VlIR]7P0y;oG4+8Zd2ssSpigW[m77qig0^g-A4e.P99]kb210M%900&GD1IGa$0W.&<GXNVj",
-    "tOF7/03Qf503QuAks^Q4igW]z6%Prl10NAI.pB/l$S(q>A@b.<fCC1sw:%6O4VVH9)cj)]Ii&od0S]xd!T^2C0SCwd36CZsH87+C4+reR0WShJGyo3.pN4;^894wC1CS-U1XK;n:,^Q^!lGCXzN]$9",
-    "mn$CuG*JoV1s;%9kR_rbH8ub*A2l@rFO_r@H2<.tG<::P[u;iLH8cP(mH[*_024Hc1s*enw,FzAGSC7amjN*V6ELne4;g^IA0ail0w0zEFpwr9GdZ#W4;v.YA0RXUFO_r>Ir9V)GlCHfqA(wKGypG@",
-    "0W&wx0unX/4x%t0cQgPmmjN;1&-k,P01rQ+FdrZ=03V70Gw3Z34A&MfCO0wc!T^F5v65s8v/9#k-lE)5BMns!;bU4#p&Ks.G&2An5j5T,9]JeCAP(Ay0S&:EWFG)H%=nW_/f7b9*bWX)3Cd_<0-:CB",
-    "15=(Y#[mxmlpq#300$KaIR)*-L.*e<4+ZVNVFDu$0aXZ=APlPeVggeS36]kA4+,,29tUI(1LXl90W.&<GXNg]G=>(IGd2JM&.hU%PZ%@,4+ZeMH4h5DpE(Ci4+F-m9]1Q27&ZVKH:;8>G<^U*2&<AS",
-    "0,OREH_/33Hmn052[iy85j6lG0yqE->lE%uqn:Ra0Whos9]ST04Yvpb>kv=xTn@4U0^m0HDhbMa24fD&dkvfEY#%N&!j(r3&.h.o<XP<ZDZ,UU2V<Tfr6n%_GByAo06Cgp6*9SHA6>,/!T_ZgGBL6N",
-    "4:#.:0WS$MG5[tvF#sO_HlnF80hIy]g9Plt0Y4ZtGco@ZGK!TC6EV8[1P/u6n*$s-;7[&D&W[EM.+cF_kopKZGB@6i0yq*i01oxg5*9T6ya5CZ8#X^)+1:=Wm$(5EHysi&03J7%0S1Q2B<Y2r5,.P@",
-    "*1,W5GXMk(9[<K&A_84s8Z[gQubc,09UlWTmH[6HGXMn9#1]ekmH@zs00ayl0XRVetO5&N5jh.NzKbCb1C[]F1_dQztO6b]02MF*1PmQHK:)&e0(lJV!T]yu5-g!I12vWb6Ey%1RT4D,4Uf421pJv3",
-    "10Mn[3>%8fp$@n.y8-6p13w/FF>r,z1_vc=FaRDh02eX.4+iYQ0S4l>90;o)Jt8;a9S-QV1px-S0#y..01oa27cl;;>KO^50YMTo01WKH0RkNZKMw<%1s;@DmH@ql03I[]7c:A4;7[&ChVljrn7080",
-    "vY9#;Fx]HSA^^),8#MqDHvk$rMFfzp92zkfA_,Vu8#MqDHvkMp5itM[1K]<1s1+JG-Hv=CIXCMADl-;yCp9tb!T_P>FgEN1EHgC#1e4sl0SE933)Bh-@vnW]!2uLBkcJ2Y-Rp+t0R)V[0S=Z30]dyW",
-    "1@d@17BT/4Ge7@(4nY$)/;e-$0RkNpIN/B%0yvfdE-%p&12>[mk>ry42NyY(0U.UlYYzvQ1^QT%00o!$ItSVb4weBQ1_C913p3gY6FA)r5iDyD0YM)DIfe@b#@!t_q6rTJmH[6HG5[ktIj-&1mH@(t",
-    "03k3eYYzdI0TeZ*0^kiH0TnULrUnlKmH[6IGXMis9x#:x7BB!6GX9>s4weBEF[J]w/E4C2UJ=2v0UrZ403QZ40248&3l7/]7dMsx1M!Rw4*<]GH:Cp(.,!34!-m2#12dKZ9]bi4FAFv]<Cp++=9:H.",
-    "!T],&!bU1LGUf:)H!_L,H2<Me02;:^9]Jkr3KB8=8#Dj]hYK4w00Xe83;BwC<Cpa$3LZM.cLUNs3Z91n2E5je0TeaKh)5qBGUUPm4*,zK5(Al)WCkJ+1G97tvb0D9<SSZ5z;(e^4T,D)FF,jnimU+)",
-    ">SbAFFfiUi1I$1#1_D<2Xbj;sGzLly<FEQ6f=824>tF:,2vi:dGyoVg03RSU.iY>BxrBiMAGZQA.iY>j#sM^l0563BHZcG%tpPSL06&HSHZVEd0w2Z!IMD;!h5-^*01r*%!T^R9051kMH_/R!F#rz>",
-    "%MK3($G%A;H8+b52rv%,:<yD%fT3g$A*PvN4D+C54-ZGIU/J(Bi)0TXs[t4:eGeG8-A#&mi-H9rAFBZlfQw@g8LI&g0;58e0@K53480T+GXN7c01qhS!T^yL+<UZ4wjK%O!T^DXe,9Jn!T]#26$Y<C",
-    "ZUgjx43YRX4+X![YyizA2O.vx+ZG)-00EO&2+jEq4,MVE4j)4<*%lcyiv$U@Sp(+bIWGn=Ipe]s9]JXur8*B2:h*vD4+OSZ4+K-X6sL<24.O=h0SuRnWG^Y<F*)PH0WZb<H8^t-g#k4/01nZwp8*e>",
-    "0o(!_h5.4FAIAYP(FGrc0WknCO*lE(785Z59]t!89yS0D%MJ&a4G#p>7A@e801qp+m^CzhgA<*[m^CzYgA<,dnwVq[BdY,kw,6s1H:&]30yzL3GiL+vm^Cbc4.f4p3gX%W4,viD0S7w[*%l87/GZ(5",
-    "lId3uDA=VZvd=-t6E*XUX%RT,>hAnM-lcqFG;$$:9]SUzy9*y0IpM+q7Bi2ge-,6L-lcp_m62a8I4sw!5fL*.9].wx!T^yLpi_3Sl4J)W3*o[67dX[P8#bi+3IGu/0W2>67&!nR3O3/w0R[K^0]jyu",
-    "Gi<IOIm7@9lePl=wy$jgfdT]j1fUrTPzBqervV80&T#^o2*_(HA_Q6]HwQrmuK=l0+5sCm.iY>WI5hwzGBf^:GB7m&03HM-4+@YM0Re9h5#+)FFF7(Wp!ow20mPaq3W(xt4xWXe0Rz(20^mnO!T_P-",
-    "GBW<V1n^i=4&d%70V=*LFgfJH0RbihE)Nvs!T^CC960#P10Mu905UZ)GXOp[GBW<Hkli-A1K.H48a3p;0WSnHF,8pJ0t7G#!_+MOwgU-<%:w_(2B94a[sIS(1P+4)KUg(0HTcT]A_8AQ0v[VN>[#$W",
-    "%E1=f7%<2b%L6PiH2=OHF*E/Nl%BBx4:#n(0W:u-F-fo#>[#$f.*hIkHnN,$9]JYy!T]wO4+et-37^O5g19_a2s]+]FdY*y03Q)C.iY>9p#cTs/yDCx0UroB.iY>SFaQEg1fJ6aA0[[C!T^!yFaR$@",
-    "F*yJuF*yJZbOg)[9_U/w2jt#zFAX(0.iY>z0W:x-051+SHr<9F1wjJc>X7;:4/UaF0]Z;T,S,0nUIT:T0^mUQ0und;E-cp*0a*aGO$2%$8ad:@0Y42fFfrxA0R*]:84m/Yr$HMvFcvoY+ztjL4+EO;",
-    "3IxXl9].>+!T^:SG5rA#2#L[5FElqW.,!33#MBG^i3JY]kOBp_z9I[d0vs[@1/qX:2P6*z.,!3U133T%hW[x)2[kk_/E4CV8#e$JH_.dT10N4G/E4CQGug<r1k4u;2.E_8B[ehv9_U;P25/lU/E4CN",
-    "IRFPI4*[0^4d%iD4!N^h0<_gK4toz2*<]Qhb=>npa0A,]4/v@x0R-Ek0]ngCGA^eRGUmbo1o5MA0-CuZ2.E_86Eu.gHxC5t6dp3:!T]zP4+,YN0T4Gl4!qeuIWsji/E4Cl88.Kh4*^WXMh&%%WDS+[",
-    "0]Iysq%-AQ2nei;ZXaYY#rFd!HZ$,98#l5b0[Wr<2ls&$4!=Yn0EPw]Gq3Lh4+iGK0S9*v6z0MKDK-.wFBvyB01pAz,bM]t@C^e8v-z+ds+UP5H#dv[4@JrQ0S%b/V-MBrHxe/c7cl;^xyl$11Kox;",
-    "4-ah(V,CmXJRULt02:bUqCF0*0v@r7wdrgR4*CHpH8^txG&uGL4+iGK0RS5h1o[CV0Wkm/FaRDg/E4CF2,<=K3EirW0S=WG0Us7L/E4CD-iqaIHS7,o:g7BS8s<;Q5H<KC+X4#k)CwO7G3LSn88)(t",
-    "5d*)iE(D#HX8>3,3LXI*FAOy@/E4CaGdYy:10Mr0x4[7b8U!K,x4[7d8Xq1u/E4C4Ob,am-sZYpG&V8j!T^!zG;l_w02%^$4-Zfj0k!5G4+@eO0Rtcp8><v+(1BSW3pLW:0]A;01EdxRodgKq=#cUz",
-    "@4]oI(*+L9DGvp$p#vT=02wvIKrA=i=^7%TxatER4m1ES1_<tP:H@9>9]t!N0NNe_qRFZO0+QrM4vZZG-t(GuHNW8jJ_1[q00QX=A4WLa9wIh101k8#G/T:n7B.8j3gZbM3=&=z0IzBe+a3YDk8KYP",
-    "+a3i$0<:CB4niL(G^]5oT<Lgh16_q0wR#U4mjWa/HuMb,2HPGaGcbA&1+*C,95;42KMgT6GW8xFGq[!n2fzj&0yL^C0]_1V2,l!:1^O)H.!uiG$s7Yo4:X9:11:o+&mIoy0Rz4P9]JY)0UI[A9W6FB",
-    "&mIo]+@(<Mvh,CC3F,kK3pD<;d.uxv0^HAF8aMz1#]a4eEDGp=8U_j(5;fyn0g2QD0.ty)umKMnh]_iGwy[AU12;&Y1P(9+$$keU4*.-@FAFj;iPQrIiZU)UG.pvf(W@&_4$mG1xB_^=)B>I[-n!9U",
-    "&mIH*uNVTLEe[5q(gP0xwSff:4(A:lF#rbiF9X:Z4+x[w0]W7.0]u<S3dUv)/N/+8I8z7xj!+Jr3K2P44*]Zg5ec_5#Q>gJ-,dx+A*!eb4-+!m4g.*&4;;R+4/S_d1[=m44)O&UGXM.Bp,&Vs#0CSR",
-    "6$@id3LgVBxgQ8p4,dH;1r!O!x-+m)h6EoWHvk>YH_/4eF#rzRngI!c+5sXtHnbxXIpG5yH^eMr<HYV[4D=-z5ILwf0U86kkPHpjkpu%i2%.a-lCe+.S@:8v4+Qtm0]PGvk>80M2nC281yc>Mkv$SJ",
-    "KpQ#90V6Xo051tMFaRG9H2<nq051wNF#rUq:Ie!Q5,<K8hYJan4H@7t8Umz80sS5i1C-:)9RX+$1EBVK4dA-508j.nyHy,Ay=-h2n%X!6wt*NA2ECF5FAX>100g]ZI1ZQ(9]1T37&ZV4.VG(VIW*e8",
-    "1OdW92U,sby=-hk12i;I0Sm/O1dQP!B[euV4x.4Gxtv)Iy=-h6v9]-OP6><508j-#0SbuWe-qKxMgS!NgwQMo!$uo6,24Lo9t0*24Z^tOh$9aXy=-hkIW[/^4#C4G4T]Yw9]1ANMlT*WIRFZo,)#uk",
-    "A>/n.26ztv#YQg.GdQV.0t)r)HxCrWMh,e0GQ_z81Tz2:G>j=%00]7mMgp&l9S-NG0S>9*Mn42IGc,mCZvZF*FbVXO1>-GQ1hw^p1k_-s4bRE^4!7!K44N1Mvn3Bz#YPAJ&qp5=ImJc;:a.xO3OB><",
-    "3p5)v#YO;+eh&k=k=^;60xvT(HN[2(.tPJF2*pMRmje$3y=-hU1_rZL3lA9O@_wdZw3BKK$0s5-FaRz$FzEaP4wsW=9]tf#9^YACF9k6-00H+$2xt!ilkN^&psG+FHJ;WUg*g*4,clbXFvKVy1vQ=X",
-    "A4fC*9]bf30<4it&-bt[ttJyW01pquC<%ssHvlgcGB=M&GC2SPxg@%U#3(NWGco@J+/(C$7@90Wfzmw:2E,=dG&neV4:Roi0]50A4,La8DKa$x3xNm=1Md6,88;*&4+8h0P8BtRjBXDEqVYllNe;u@",
-    "C-[XP2HA[F4+ZK00(Bn)GVB2wH2;:[v_UL@4.N%R19cA;!zeEYH!^bNuTBobC<42GssRnn@_w5byr2OCUk;PsC-+E215FPa!zd#+G/u:k12nP$9XT)!!zc^nzyt!k4,XE=@_wp)wGkf!IfobyzGMT-",
-    "u4)G&4*]p]6f^tfA22k-C/<iY._IY9V,H8gC..<>!Vw.@Fsw%^2skmtC<%msHvj=u2<eRxC.CAr4*^JyJqV$ua^PbmC;6p:03RSY06%:*I5+;g3&bc6p@:aH>^&BrpVu)1y7<E;tMEx51u;^a2Vf5x",
-    "#V8Xw03SU#03RVZ03RSY003$angPWqCOItNsss,N#V7=))jST<lr9iC)65V88XpHa[3bsLG&eQ;1X:IHCNBjyFaQSRtON]jC--@eHV+fUC<VKH03$at051tQGRXlS2[Ql#S@5hn9]])70X7ZAC-$,x",
-    "as.o)2lyus0f#sRxY#NhIH_yq4$;-,1vK;WGdVXh/=qaR$QvI8HN(hH4)E7*0@oluth=5ep!ow1krWg-BmlD)9^hVEw+[_n:A;gNHUI^t8aVB_I]JdsG6+HkUIp5w1]JDA]AKr6$e/L_1J%I.0LL_C",
-    "i3.l=9y0jqR]NN90G&4q[e^w!nAjEx[[t2=m&1Dlqa*.-1kiI0+V%q!Hktte:/PR;lPm,J[u2YHgiH;wgb=.VH8tHI4%u/ItEqqi4D_A_HZt=Z95T@-0=Obj4pSI801pfMD+R=QJPUFeGq,FATnoCj",
-    "0unIO0tQbD!2t!d0s>Al4!X4h2aqKyH8aN_08j:#ED6D!3.lP62&p9(GLS4U9XU18@2#XGH#TVwyYdPI<3cuT2Q<MKoqz!k1jjrpEHbDC9]bo-3(wyW2K565BN[S](*qv^IrW2l35ll>0m9:92OJB*",
-    "t^+0LJ@XOm@2z/E4+77I0]Li,0K#w]3=bQI4.NMp13xP.GdBPU/9*-!4i5=n@2#,)G%+=,Jv1:l00+hc2,5/[GySG30++fl4+V.%0]:Oha^ODo@2!g,lf*(AF@cvoE-Kr;O9t4oKraO@IhXkZEipC#",
-    "9]ket1s*n*1OUPg4+@o56EpxGGXMza.y@<)3.qi,2s+=eKL9l@G5Pod1:*,EG1cNF28xie0Sc7$1O)xz6%-gpzd#QMo9[6%0y!^E1q.4.KMmR41rG/R>yY*p!fF5q4+FIU4+[VI0]KiD0z<A@Isf.r",
-    "DljnsFE%hU01btV2m!ED4+Q@C11_8sG5]j!G&M8-4*^@;CIh9&ZU,U<=06Hs1_!2C0]dg=6adk31D/Ef4+enw0^8wW2YU*E@2z-&*$)b$.p:1T)rtWPf%yY31UNYW0J%-AIu3#P0]WXG41xIr1TYSn",
-    "<B-@>4uSatE,=FOIUfZu=O$Z3[Q(_iIfD5E2&RtA0R=<X1sfkPHiG#BKN2)CH2;zW0t3[BKMsQV0^(Ot%n^ZM2)MaF9]19f@2!L(01Vg>Brr9TH4cFxKNd1HEQ0w12kZh2egmxxBV8.@3.^[&BQZ39",
-    "@2!8Yi2)Qhw,gHZ5f1^=@2z*E7Y=nOF)^kOIS&Gb3k^S<KL<%20=SP@A%OV.KO!;QFaQ%Y*:whw2M+_+@2zx^0uH.f2BFuf0W2[xgY*LifV*KTGC8kh01*N-0=LFm#[vY)2OkA9#R3yK03J91FCaKM",
-    "fcXOe&L#rO0t)gU1l$4!%l[z.y#fyaqM1M+2QYy712Q/.G,<0*fcXOyG#Uf4yG#ZcFB&o]fcXOgMjSAJ@2#-LGdVc@1*8H3.hu]Lj[$)B13NQ0Gyp%L0W&!:052-rHUI=zyGH=C1,SzUx(=J1@2z&R",
-    "!4wFR69GXVi_/,(@2z-K0sxXf51Rpi@2!m.pQ02JHpT@Y1u^s70[]Nd/:!6a!wU_5fcXOga0,R=0][=+GBJSp0]KSKYX=G+.ccy69)S4+4+OUj0M[T7RJHd5KMXT7F#tR:Gcy1U@K^5MjxP<ghMfTe",
-    ")!AwX]11vx)XZNW4mE)H0]2Q647k/k2,UYBDmOH=t#k*F;*sq[9XK2lHUJzpmXHAmsKgQg,w>DB0UbA(w*:$z1J%MU43q-1zOF49Gx3!N4CaYZ3bqO>1vV>@(*=:#RSn_<5d)l:1P;Z!/:aS-GXM$u",
-    "n*#&u1P1h(5eCi&2OJBQ.N*:klnEX(kRS)q2o8=xUI0uByX[69F>$eb7d1JXIS9D,P!B!!oJ]iPndw6d-.$1TMZLoh36Jf$0S>0fIS(h>p+XMDLk]Sb7#[=T.&hE(0Np;c)]gfgH@hD>Sq_w+0^oN-",
-    "-0PaBHo5^>mjeieX$RfgEfO,S$Zih.wmJbG0xk_&sNDn_1UHj45H.h_lF]YcIfYOzH#37@1/8m&6f^ck4s-I&/%]1J88ZM2<M-I%g#iG(BM$/2BMws,HUJ+AGu1UKI5PkeIC2W+u:%NP3elzo1c:P%",
-    "1IA+o$Xy3d28kRA#JiCJ1VIS#:-fw]GSxK)!rxi^n[);/0S=PKr_wl)2oWr:#3l<,=aK>%CJznhVLuQvIXJ7R0Y5r3GBM>14#1/q1L3/F2O.wOtEd4#0Wvr//3x&5+2;8-H=Wo[m;94l.zWFP0xk__",
-    ".zWsw9_CmHr_xB0IEv6v00]A[VF0#b9]JJp0UsGM.zYVrGB@3u4C4X,MFYFBI0q&O.zWJ_;l^a,AP(nc486H,4!X],0shz=4>M<31d+F99_(5^VInXwHxC%gp#/c:BL>.amj<2yVF4<y>yZp=IOJgh",
-    "y&MBm2-=Z0mje#uVFI/R9W%65BRDmNI3EKsxda_*HSMPX2ao+f1m/J$4VD290-ll]2K.:;9]JMaU.9l2Ee]NRvBd!]1TZ+zU<t_6Hvl3qGyo2C6Eo<y9_U<x35&aq0S=w)U<rnVGypFZI5hwvI5q$d",
-    "LLV;U&]ohFI5>]Vq[(0p7nTAD,t//GF>r/aoGAl&FB:=A;xz7C4mh<86EM4GF9SF:yapUM:-<e+(/[IgH/xxF1iuY01T-C%)g^XX4/SKy4*Q4!Eig3z4(tIR0ynr]8#mlt2deyU2P6*%xsVMX2[Y&c",
-    "4-!qf0WS(TIMN9mILVR+7%[M;0R]<z0kv^lzu*K90/8fUptdw08aTFKGdMXc#CZ.@umK!100=(<0tP1zr&0jZR^TxX:H,A77as#OdJUHt1IW8:2O.vvwO]Ixh[FL7FtuO+sYV6*OD]10HMC#=!09If",
-    "Zx08wU-wpV4+yki9XYdL0Z]>bH;m+8Iam(:)gK6<@Ew6GwA2d=BAVSq4.F9l1pv+z4^Gj$9^6;GU/5J9ZUo_:2*wr(l+7&.6!wS#2VV_smM00ouO]-afU#T-BHPJCA0ab=1Rs+DGO/I;+dKfKPY(&P",
-    "U.Ag^Is)#>It/7G6E=u9016KW:]Q;!GdM8,3tbd,01pI-hXn;(G7h(30*Si;4,U9s19BZU&jA%T03Qf9051;XH_.]s03QlC03QlAy.h]&2-c<DH;xKXI5RXk01M$hBQ!aj0S=O;4/([ZGObhss)aWV",
-    "*)ax,P7fK=F%dB_4+4G.1Ledr4;Wc^9_3tL8#e$JG5@qtiUJ1dIv)!#)iDn8jtc<e10M$I)d&ZW0uL6y3I_MKRu4RvE*_H[mM$+*IXBTUFLW]E01n0m4-Ile2c;Tb4:zoG16L0qxC0+iHTkm!4@IzQ",
-    "3b2k70I7chtO=0ym.]sGtO=u3mkkdCp0orX8aT<>6*thi1s*WYlK^:hw:b]A$^tYKq5^hfk8TGd3(7GA<e2g9W(/Qa4+QUz1sFF]9]].eF)KMZ03$g$Z3yEG2wV!vF$3M5G6REf2DYjj2_Py4&mcWH",
-    "G&jmI3CZ.H8#0uy83<*>P8l/MD/axT$^ti,046pv02;*kVgMclCJzqEF)tA^F#s.&H8KDX7Tfb^4$3hfAvgdoHZcGX0:hL(1Gw*P4$3hv4:dIa0VV<34-0EV4mt;qECTIe4+Y9GBQ,YwE-Tm*0j^g4",
-    "4+G!.9_v[tF)su)IYtR<04M<50J2pFCJV]j0nc&-!S7HGj+6xnqX,SkH37@cM,NrWF#=^mG68fC8.3C%GBY(fHy-/.$uTT7HvlgMH8ubuHZx!!H!-aEBQ@Zt2+1)Amje$3$uTW9HUJ]zG5@+*.o*mF",
-    "7dFW-1i:g7H-*a<OAg2:0Jw1j<_i;LImj=rm8KB>p9&8q+qwY*mM-!kA4N6AF)sr+GQ/;gs_rH$0S=_,2(H#X4,S<@12#4:GXM#R;LQ9@!!Z*!p<WP84niL(Hp4LlT=%<:0s_$G>o4$28.qkSIRG9v",
-    "00fc-1)0qS9_v-jF+U74F)-u#G&nQ:F9SI.wgwEAoC5_Rqe%xO4*]n5BR4ky9]Sk93Ilf!HN!CkxULNX&H<h!:-VSJt_;8@6$vm2!RW-S2P6+3!!ZMM4-sTUFA6y]%n2+pGLtYDIKwdqCl3L@F&-Sp",
-    "2DL=MFt7n18a2Z)BRMtz4+Nn4Z5%YP0SJuQ0S6^!0K+i>%am=q3-B<&4+8p@G!GT]%54sb0wgjr03R>n#4!Zr5(2gwA4fCAF$!/3r4t>rGsQ742Q)MQE,N+w1C9v_2mgK%GCBcu4*4Vj(@f:<,6sz[",
-    "z%3skHUJ+WHvlhuHZTAm3<gPk4VTbu1j]nh!4;9tD*(y[4-1&20S90Y8pbgrF*Ak)A3ZVvA0apZA0RmZFPi_1ImR&&H_/pRGdTbV<7)zEFg5H51c$*h5G<K12/=_92[SnW3tbg-03QiA>b)3mH=wmq",
-    "Hy-i$#xVnO9XQVc6*&MO2[@_C5H.iDH_/pSF)#oh3N*$s1Rx0D1^>3QI[Xa.!jS.C;D>!^G3!>l1D-]DkO&z$.;:Dp[IzKW&fsqb>vI@P2Ij_:0ray12-rn#9^GE*z6CBfGx5no0:6]64+;21H8*E3",
-    "12r]Gk>8W0fxcG&$1)XUu!0XDH)6x16dw&=<Zby&C[YfX#0C#4Sr2IF-0zBqgaQuI6%Qd[53_v3-0zBL=9c>L+_5okEKLTX4G%z7A1g8T4G(zG-0zBm.pLgEULPPWgANZF$lweQA6=gT1jOJB4-iEd",
-    "4_7W9-0yt,2oDGDix3JU0gnm_7=aYFKM*rCH[Y,ZJT=2q04>B*:.^*uG%:ikb>uHi2kzxd4CaSH5HtV])&U8GGzj]iSPsHD0F4C;0YeJj;lTC/Ko17*ix4X=HtQuH4:acKVF-KR2%Gd$4+zV+eIYS4",
-    ":4rfH+C:_T$%AS;0y8!=smLz^=@(pf0CNh)Lj!9DlE8/o88iPv0Pg]:*#Qp%$J@778v.kvu7xxLR2(hJ;qn1/tQ,#<h^Vw+4l)uleh&oQPaHJRLIaS*TptcI&Ac)W+KNyTGtB@H1=I*o0e^(<9ml_7",
-    "J2W=fq0./xflwa;Ig,=59]$:^0uJ:AF9I.v,!^x]jVKPE7X[##R1XH%.E8,zi1^F@2sO1r4+xd>TnNG4VGj^in/B6o&FFFi:OBu8uip$05VeqMF9]d,o^dU0l%r1urgH,K%MlKw83(k0G(QO]IWoLU",
-    "E-uxN3XzC/4![KguSy8xzjX@5SqAY$4,_)rLkIlpi_#_u9y5Uj0o3tU4y*(QkOBgS0S=WFgRKD=VZ<445jM3>3(u]u9]SYUvQ!4_&W@_I=Nn5%;t:K*Ig;Ef1C)VU1Drh=Ir-$-IRFC35)O<c1nmL:",
-    "C/1v;02c<98yGOD1O(<!TnLNfG7h(m2PQZyWdr:=3$6nUj)xoz[sIHul:rVL0j[iC4+5]i4+<#G69X9z[FNvS)xrT2GynwQ[u:O;m[JL^:R^HqpyUh_GXM>1oErm#at[^#s]+6nFaQa>;>mn51>XxN",
-    "G6^w&umKMRiIoBbtEnag!.zyRIj!4i4d0Cn4ZrXc1f8%_0I:lN1meF20/W(k8phLl1J4Bsy/X5IH!]eXR__JriVzO<0^pV-jxi4)yyrwONisE.ARj(A=M+yvu/7(6nzIZq1uZeI1P/+!wGj=g3<,sP",
-    "EX4!]i&PI8!rBWDJ,mc44>U$P4G([p1Rn,103QQ400OqkZVej*%=;pGmjnm0fLach1O.[R3(mt94:-QhA4NF-4[G,L4G(]X2oDFx-h+I81^!tg1RoJJ00+C(P!9#44FYNp8QKURaWSN+F(1$YGusFs",
-    "1_L7mGX^vh4jUg4HJJnk<v3Sc05q8d2ly%vMcfD.aWV6zF(1$YG_EapG3XTusDuwM1^!zk1RoPN00hv,J^(3-HO2%3=IQ)a,v^RYH2<#c0W]-*1kx1&v,t@S2ATvP6gL0:Fb<Ne[80m]I]6GDM&Jk!",
-    "aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-tI>3m.VcsJAg6#[oCs2o3cj3Bs[=2jYeU2&Kvq4+8XR4+HGReh(7Ete=n_o+SyIF9)o+0tvY#36bA*4+WkjF9tI+01pi7BpfoM[7VCl",
-    "0S:/C3h&qg88_GSHfIK34$iPX9x^y>1@5#QUJA4D5f2rQo<WH]0S=Eu4:^VM3%LXqH2;+j+KT^T[+MM2$wm(Z<Q[BG6ZQRi4+60=4+2mRAL8U*1C/,r1i6c34w_<.4CCZp4VJ220/hB^K+^L-4.NUT",
-    "WFL>MGV4bN)i;$BhAj/As$LIxvWsLNNi<]04;:mxV*]&H1@ejGUJrP!i)0>30XEhG5-p)3Kd!1;4.e]GWDiNd0uMr<i)0lzzXC6BH8sEjAD#g;[[#[>039@]3LkYg056:ZG%x<nG%)^kHvk@YIMxCm",
-    "o&hod1Jw=7KRK!j4.OrwY7cJzSr0F/8xEE50]eA]4,JrrkpT^V*ZE!#FXR1P4,eP*UJotd[ap>:*ZE!q,2opGG1&nR6xaD)4,m<5V,Gaf@CbF!Ljbr!4+x+G43q*757+r#0L;<X37@WHTG#nrKLRs1",
-    "FaQp(<oWzj*ZE!#53HLz4:Q-KUIzHiVIK%KnUQ52HUJ6Hq!13*@CbB14+)p&NFN9@00v;W,vJL3kHMe-4xj<7m9YU27TEz8H_.d--/Ba]QV$Tp0S/6u0^lnn@Cb;_01Kc45-g!I2sQv812&)[244:W",
-    "paUNXHvk>GHvkOR:jDGHO8[67.Wd3V1PiC;umKJ]1eBiy3,;bDG9C!$(;K3M>fG:;6f;di48vIj84LYS4X0NFu^2QDp&A3!-BXF+;h+9)]56Vh/uaO4Gyn/D9_v]0PaHM;3+wn=9]Sh(PY(j2k>,.K",
-    "u)3fD4e3u4Hvk+s00Ph[39z.^0S=PqDg^a,VgU-uKse^67dHSO2sP.X9]k!9FCH-7:Q56f2MUC7A2:McPakkK<7hHVAn^t!FP[N6H0<6hAns2u6)@jKPcJ>)HSkX#aW#RNr_x0)0Wh_dA0RdIPcIcQ",
-    "GxJX@YcV$TPcLvaImZMa&-c:HJ]7<8>D;SrF*Em1FF!Fi>)i_lHr/+U0T0jt-s>rgHuz636)@jUPcLgRIQma7a5gi;1Ru^/GvWvzAU66:FBUN_@%fP_IRGzkHZ>]BAJG9c-s>5Q@%f.wF*E#6FKaR]",
-    "03UHSixwZz0X5.X4.P(cFBLH^[ZB7HGBE%<a4]44oCF@%0XF>m3*gvZ7&re.2jGCQ0S=U%P!9v.=F0p[p5CAV2ZB%u&v*y*;:@CBB<Yg%-9CNhfdLN&xFrt=g(Vy^f/_l.1gk0!1%ps3F)#oL.(5$o",
-    "0)tQvv)c*,]BMg<ArB[oP%m0AH_.d71PX:w1ee%74+ieqV,Ew#(K!zhj)Pwh1c*/%2T:mYIRFOdFb(R1WfU=2wFVCZicl=$HUJnnmn#nficlXwHsD1cA2t9#odGg2G:cFpGBLwB4dO)_b_XSno&hp3",
-    "w<n1Cm<pnT.V7!cHaOS.AD-m<01@O:4;pHbFCaEK!2%zf0XdOS2EFWM5jMP94[yQ(AD#g+zD)$WtTG)pzFHr4Hvm7M0WvZ&*8&nV01m)fFLyUH*a9D)0W.&,H2<Dk!dfpNH#ETlA8j/N4/_Le4w>H]",
-    "oEi<gnNS@$01p$5m0t:z1>H$p4+Zhv1p*<v08.w-01KH/0#P3bH_CBt5t7MX9]1U,P!5rj3JjE%UkjN_1l.827BSfY7d8M72ANO_3G0ta21*YC!2u5ebQd/O3z.*=/!yjo2:Z%,95;>2;UY[zUk;GG",
-    "10M,F03Q%J01pD0P#ie@3zn5%9]1X-P%i=AHvkRmYz)rspaBmCnNS^PGT[UsIhjxo5&G;*0SlQ:A_H2@4+ObW0wWIqQx@P/4*[7>4+QVyN&@]K5H[Zd4*[7>4y_&T4C8/b3z.*=,2opKG1&nZH_/38",
-    "HlPC!5wL+<4*-1=4+Y<wpaB=.01Ki65-FiF2r_d51T(fG24N2YqXQoaGyo3:+*Sr,4+EW09yqwii_$A4f)Wdfm&ySSolpV:8#bL#0hK^rxsWt30y#0APzlPmG6]hf29cT&9^6[]Pym_[MhoXp6f=(;",
-    "+Om5M</*W;4(LxhHZm+F9_w95PY(pGgI=aj01pP$p8+2RGV[7#4+5+N2iczi41xVi2e*+D3i9$m28&Y-t-#>TzE22<;27:^J_%M(PYloDULOW9=G=:6jG$&O9x=iXPcKX]G5[].F),<I2>GOhurVLf",
-    "0XOtdFCZ_6=,nJqGBN,!KQc4@KX5THH/hI>(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[VN[5f6Xn2oE6nPcIcRG5[]<GB)v>0UvNNodh4z0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%",
-    "2oE9mp8+owGBW*7FF!Ik06%asF*Th857PnIr_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^053o<FaR%bH8Pz9AK3vlflw$lGT$T$z/v,Guq6)!p1Do]A@dXrn>n9;r,^my#Fs$].]PjQ",
-    ";m,TPP%j2HGt4Cq4w)qn1c[&l1c/%#2y>nw=TY/O:2;<hRSyG*P#rY<4DJ580S>XMpaBH/0S[Y/P!7lh3W@tzsM#JL2Q_AwW*RjB23HQKGY!d!Uk;P0P!9,H9]1W47&rh6kWeBvIg3=g1e%^$4w=L#",
-    "mxx_v1Dv1%A3!$%A0Rj2MK7KKH8+w>1mw8_4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP[N6G1vkUG5@,h-6)!GH_/r60X8y[Pz1N%909_y4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]-w<reiyvI,w^",
-    "H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-/1_@eX1@iICPz/@01>l/&0W$m*7%<2rmrw/E&.+m./aygsBMemygPmUsnNR[#4+*lM0S=iFtvUx^4+G<=9]1K07&HJ5olpYAgF+7%,vJml01pPAP!9/<",
-    "=DGBU4+F-m9]1T37&ibMIJxT>0(Bn.HLL:.0,OREIRGC4H:;962[Zs75i]fEIRFn7+;^BT4v9<K1Tr]7:17/>01c*[Uk;SVP!9=$%%uSbOb,Lc0S=Lr7&8C^uTTfktFi$P2%hO:4#HOrp@KqJGXNh6",
-    "GK[ze4+>8TWCvsq1LXl90XF_@HUJK>Py(d:Zx0vW0T;&[4*]DO15=(Y#[mxmxKJH600W/*UI!uztOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkMr$)y1Znzu0%H_/39H<Z*.:8;QsyzBx8",
-    "+/h1=FvU6qR^(pB3Ww@J2knni4,2]bF9.U-01oAu6(lz<)/mz)Pyw)(6bdFE8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01c8xd4-bm1LJ5rTE)NBXP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ij",
-    "FHJKs01tBDkqRHv0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=",
-    "1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkCEn@I9My,*B.pB)BD9]1ClBp5Ml2fa@R",
-    "[df,wyuU&Yo7OQ7/b#QB1_]+m4,T0n4aA<U1JfxJIMh<R1,(!U#DrZqH#1#T4*]VU3ihW41^qpg$<2jZC%sTFTQxEO4#)%vy,)/B<5KQx201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@3cXMj",
-    "GyC<&4!uwUvdRb#08tq<xhoF:y,*)OIg3UgA2]R&o&hs3Fxv0]1k$Mk4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zh0X4l)1mxv30*9(.4[*W)AD-m:g9Q:d#0;F.",
-    "hGrjkFaR%_0Wdh%0ung<4!nkDA9pYSFP-H0FxUbjF)-uSKe:ixA0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4yCwd1I%a,1=cOL0wWIrRTwh:3%*bSQx6I6%B2Ah34n$w2V<Te.pCc7",
-    "H2<ei01LiQ1mgi87ct)f7&ZV80lrWJR1Xoy0UrZ401pCq7&ib4zEA]G@-Y+,1&4,e0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec645heb1&DGF1CmW20yIw-G5@+,zEBSdtKmKeOb,Lc0UrT0",
-    "02ng:3BFJV=5TpE4+E;N0wWIrRTwn<4*]YVF9.X+01pY5#03Xr4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p^9m^w5j0S=QApaCBNG5@VC6bB*-tOF7=03Qf903QuE/OP_gIlfR21dg6015=(Xy$BsL",
-    "$+@prm2nRUzRdy()rK4sGp33R3!MH99]Ski&u$Fkw<MDN:/6LIcnL89o)8Ae$ZHCcm/Onr)B>4j1QjYaI872TMgxt)4h_HcGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2Al5_4+c#eG5@WL",
-    "D:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]V<x7!L+c8#DkCHvk9b0tA%#0]dJ86b^l-yOIGLE#8]i2BX9U4+WpkVGNPs7zCoo84nK7,4Ov04;42q4,DVpHx1*x1rHJ5-x@[XG5@jepbQTSgyus8zs,vQ",
-    "47rgO2aTOI9]km;f/:;uIR^E_H4hH[.]+//0^llIxf28J/;(@g89KQI1OJ#R1Nf[33)GMt1Gxzcpa/sO1cTxy4*[PE8#OW#F#rXF$@lTu2>FGC00UwQh6n@liX8)ry#)=k:-<Y)00K8FHaSibHvkbe",
-    "01pT62=u#5A_i4o8#Yb/M+Nbx7!L:V2=%.05,]W9GXMn9o(%y@4+rrH8#zt@*b5#or3;nYs2C3h<(Byd.>iVEhYTAx<(Bow*cc4S]0WbM<aPKyQUs8e4GFdd4TqvH1meLOA3ZXQ2>FwIj0p=w+BXU8",
-    "!UX_$4@Yl8A^^]91fT[E[s#-4-.=C<iINi!2&T.K2.rJU4+!ImQv#zL2WJVo2n3Jl69LWy3ihZc28HDm4*2G=0S=Q85eUkXOAiM05evBoA_P[D9]bY/5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuD",
-    "GXN$xEb#_*1_p9=GXN4c02;p:0%Qa4ict:+O&c<,6E_u[1r56k2KNvT2Z9J2H2;.Y-S:(m3k9vP7!L+c8#Vv_hzlJt)(Zly6Aknc2%<Ef0RaaExby<Iu0jo)k@4l^m.$g+&j/q5Gyohiw8%FJxWfek",
-    "ArD_B2ng4vg8:f&+YtobAqs)UQ3c,S3/ajl5eB:TGY;eq5i2n.=a%mWSPuw_j*bBc@M$FO4+Z<A6%M212;:*$4gs]y2Z8]#j]wL/HvkR$,#@J_1pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)",
-    "I55Ks2.jUj2QtD38#qn@)WQV]P6+E89]tnU3L8026EdG33r+-/8xIT05,T.=P7=bs9t%zg;Hex!GB,[PxB;S2q8.xQ2.[s%1_NHL8!@YN0X3r<29U)(4$2Y*&,kMO1k1<B1j;Zs437pHG[uSo6f*pb",
-    "2M-[>2@:*aGXO6IH#GnhH@_M*4@ciZA_!RC9].)42@(^:00Z=iHV*[D2>!i)@UnqI[0SH]014IajR6h(2;L8A4$AL$4*UrX(NP5(4+nsteFgs!2b^:9+Ojb+Gc,Am1s;<C;6(69,R^fWG&C$U#H9lS",
-    "j)!3n2(7_z1F56^4+8rk3&QmRE,=6x4-X[nMh3s$Lk]Ov.Teipg(EKoI5IE_1pAR%4*V;wzLYKpA>^eDBoQ_k$@20$kCIFe1:mK80@BY.48HUN1Geo14,TUKOc!$(IWsIZ:-fMdE$RXamKXq=AqKFR",
-    "85/U38WS>k5eyvy:.teM9RP+J4+2*cHKP*@0y+eW(FG3zIubSj9]AJ_5-6cE0yqE@H[lfyIubJg9]Ac55-y/IH2;:))&(B]Fgg,B01kx$2i;:K1iu0f,yZ-%N)G^$5-gz;zXA<mmjna*;E;/2i,JuK",
-    "h5Z5#ABTcX4,u]_Tnw/xBrz/Hh++sD2b1Yq4jKcE83P&)g_t&DjV^)e;Sf4KuL2C*xdjPJ0b_th1k^)93:XHatPTts3E!>p9xast4$g%$88w&z4$*=64VaZv0+tXC<&X9U#_cp[&CCcd12Q+)vt0m0",
-    "2dbn74+GH(4*[-8F9gr4ARi>)jR=;l7z6&zMGpn[[Rjj8Uja7@.&zQv+/qP+5yHuL1[<Ev0g%mj4(S6A36ITq1A<6#4+6mMLkGzb42Frj0R-EL6bp*>LJsEW5f2N6+glFE7aTXp1>/1eco[YrA6Ga4",
-    "4+yg,2BbO)odyLB46W5FF9.O/)V2u#<dXau<J0g52L+w:V,E(bow)%8tbh:<1BjPg3bDU$2Dj@h4dl*66EpGy9]So22M&D);^LK<4+Ej;QVFx2S^r#,Aqn[CivceTF*X1%6*4rNp$i0/%S#HojsX%g",
-    "03QW2w1HI#T<3Z,R]G[9G/gOh3Z;8s4+E;AMhV%emjNy@Fd+!q[,FT^9tM364VbrA1)1Xp4,1u*3KKS$EgLlR0UrZ6k+=*d[0ti_i4X%y0.0VlBk2$jEkFZE3+)gNipmZT4Cba14pRfG2;_;%e*]h5",
-    "I5rC4yjc$epveObgpEW9sFq;VH#Vfy0t/I%fB=)w3IoFm2DbAT3&k7[DY&ayEHg0s#B:5v1ab;W2nN,*WCnubqyY.yvj@V7&Jzgmw>pc!2%>5p4#mfH1(e1J9]kh6wg;YPn4MGuOAZ(VFbBy24ws!&",
-    "6ETbt1)T_Dq0bKl[:TUuIp[M9-kgz7,bV/DA1*dAfCC:3G+,1q=B<Rd3iuNM[6+,h0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2i(GLx$q*VyeAq^+kQ6n@nZwZ2i5eCHp3(5Nt2b%!>wMiZ@j]K%$4-AY6",
-    "5hOD):je)3sP7IOHMOb:1%kT+4,uIMF9tF+n+F:-01C6*1]I/3oCE@$2NN<,b>^5LK>f9XLj&;IF99])p9dH/01pKC;N.h+sSFMp4<-4:Tt5[vGd7;H3IF6y4*ZBmF90z&!U7pKfCn5kw.j1k9_;9Q",
-    "6*K<0)UHAU:zW4%>%RO#,].E&GcdzN4*$0g9]k$R1rHjsDIYvD.jF/4QM_jF0fU(,4_7BAc<6TH2M-6YuN(@f[1O,_vJMXQl$HS>H!R/-4#Wxu=5O-$1e;it2a:l-3KtIsyb1/LF$v>b0szc24+WqK",
-    "3f2)BIfD)jqV5(iE-KmS5gat&:U9%2tRV$+4*3TH8zeS3oCplN3KKX06EFZCF#rLS3I+@gmE-iy)v/2K4+rF%2>H)@y$UZCGC2SW+xK(>x9;X2p#mQaIe<VV4zs2+C=s^895nzGH2;zf7!17%8ZiJb",
-    "1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pA4xd;4:@Q73J(p:vK#@[I]S.g5(uIN95jgv1<fo]4+Dt@FFZ0c02;v<6EgrG5-6cJHZ]rD0%,>-0-]pg4/-%d8#e$MG[y,Z05QZA1c[$O6f<@t4C_Ga1+**!",
-    "i3$$>zNilf*BuVg#8n0AoGw2FGBq^d3J*/j6dx8ai3%Gy01@6*1I82xh!+O/I]+#j8#w;eI57YnIh-HQi3$tG6euz]01pa=g>i*z3=a)f4+qM+Fbjbi6g2Y#4+EkKA8$3NvBUu%AT-E(NFRp*Fx[*H",
-    "4-,QjB[Dex2JyLE44xDT>96+as!]Eb2oN%qB<YC,9]%D#GCI[00,Y,al;Dxz9uF;e2@V),00XB64+)0[8Z(sv95c%a1C9y-:<W@Wa01WM1>yxw4*.vs1jGv-1v9NB4<[399_Cmk2<KP<as#3y0/WYY",
-    "v-K.#4(/TtIQXs_891yS95w(09]C6>IL8SD&/V6hUJmM)0RuW83=T>GFB&y6&/W6iH8%h+AT/;r2>LorIRF.o02nr+1rFHAQUdtH2LqFj7Y*S3VihvV=g-_o2p/yw0312(kaQC)xCH^q4zC6T>liUm",
-    "HPQwQ;+64#6f(jO4)O:JrLzMLfRbGVn&3hJ/SdF*<(3SGH1P,<7CE3U470!p0,6E>m8Dh,fF^-591X>*H77YW9^deb3h.+K8#D6/BRDkx6Ej[91,F>K9^PCmsazi$Hs:ZEa5mQ9Q4b,$/MN9J0ihBW",
-    "H2;>qZVr_,WdeZ^3h<XB:!/9<lY%x3wIweuH#Pt(HZ.^G1o#dUHFFNG1>Y=(L.Hdx47DW%/&nTsv/]-W<(2OtEeC^G4*:EA6Ey%HHvj]v77t7E2rm[mH2<nm01>_v0R,g[3biE-jT-Syw/+32FfxP=",
-    "954U>9]C6#.q-z[IRFzfULOT9<(3RdIRGCUH_.fDwAfJ^AUE-]54Qp35f;K638Dob6gTn+1N9yRyaWyAI4:>aGx7)/IhdSt1hF9ma^KTs5-W/s1mqD6o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs",
-    "2m]s74<:e09_L*KE*LlD5eU(/5(f4j4w#(<3GxUWHvkzq030=^7&!nOGXN7a00dqS1.3FZ9^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl;@-RXr(rf&*>k>it6-l)@9&6z>F1fUuTg$4>d>df*voemFT",
-    "riTv;1+shv.%K-D.pavrI0yfn6AuT+uo45:[WcE+f+@-dIg@):4+Ag&,3AVq))E8Nh7SRcY6mP2I,1rJ23QXa;7uJvDG9=^1B7,DV![U:1_dQ;GXM]e1IVrt2kXuh4a%+(3G)pP1,Q6f9]kv<m-;>4",
-    "#9a#MWCQ&s4xYhy1N65K2,&tn4+o841KQmg2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]h05QSu0_0aKkpm5=rwJ7,o70W_3mE>x9x<pSudpQv*.k:[p#cbm0Slvw1rs-,NeDF$DCvSt2fE4*0;z_s",
-    "lzIXq4v/[Tqp^eTo]hE;+AI$X!Ov6,kE(eG:j4<&jC3ChG5[QNi,9aIEH$,n1&YvN4:h)L0C*0IsTB=T8UorH0-Zo84:[ShcNjN-]0<o<>yrL%;F0j<-sFbo>A&.6+Ex!1jcpV$yp;MUroR=@FfiDQ",
-    "7YgIviUA/qER7lrf,naCz83-n2+#E]2G-720RrF#4yEb;1dY#13F9OQpN0Vezc3F7k<7bNw&yYmgdPQh&1wWD28bR3Z__bD1J.Dl9^qj6oCF4[p$Y>;0SxvY0-_882l39b0R[Lb2X>aP0U0xQ1<[2_",
-    "C._=51rG,QiVy&*,3bP+3kZcC00-<]Y6yz(1O./64*_^Qle_Bi.pv<$IF11i2H/hp2fv@s0S%S%1rH0.$tVTWfeZ>V2=KN[48Qe#F9kI<;tT>Fh6xI.T;hUF3h-g^A_@nieghf</GMFc9]JR:f=G</",
-    "QVyYskpTnNE(Gj!4+EtBHwx/;4-%117C7L50R)3m4:j/t4+*ex2lW3q4y6bO$k[=,!dwZPNClJI5(gg,2Cs4t5uwj80m/jin*tA0[n%R$sUk9CVRM;:TW/6KGB,A4WXre@4/Yp,xA6)OM>eB)F#r!n",
-    "$MFge9*O^E)dA1(3J)<>0uS5-g]wal4-h-V54-A0w4MPE8T$qg4dlNP4/>-/G^ICgWa7UP4.hRi4-%mS3J)M+53ULMvz@GD8SM!V3E#gG4/havoDB_+RSz@j9^jlizY,51pA8Q/(X9jyUJp3YtppBU",
-    "59I[ezY,4>qy,O#2.fw)0R=rI4+HX_RS6:po][@A6gHx[3obb]i>-7a-,F_@*&Z(dI55>iW,kdhHUJqjs[skI:kkg4):RJI0S=;z=jj]pH8@i%RUZX600HJh4-sj<d<VLO00*R-4gn$$1m=B^4cq];",
-    "u%t)>!+IMqLj$Fp0S=U5FA6y^m7NC->Aw6zjsXbI$hrX!5BjeJFAFnYtH<Ii0*H;i6);D@1Sc=vm8k&+9^JbL0UCAHr<a9Mh64@G:[JAXd/9hs1O/+81Ok<GFb;*I0uKn^0S;du3EiE=0S=u6!jAz6",
-    "[Hg&9oLdLx&qNN$0v0&[4+q.zT;E$2MFrDj2#Ey)r4.Xot>%+l;T7&c$3YJRkOCYv@Kbg3jI1#XY!580ZW/SB-0g!GzC-[0fDQ.f1qHbS4+Z+Z3IanKG@-4S0S=J(n]A>b0klRA=S(q0,(wE_#=,Vc",
-    "@]Je]0Dzp&0T;!xe+a[x6Age64,3NXS@Q1Arqclq)KCZC1@hhr4i63Z%pe8cw1EK+5aOW(1j2Sd2rMx+,2oXm--BdqZv=w7Qy&-OjJg6GGsyoD1)/f=1t1RsmI(!bqF)aOgMkVM=shk/0R1Z!FhBya",
-    "%ViG(mD:XjmgPhO:j4GD(0K_790&2ipaBm6wwyx(It2O#4vPv7=vz%e;YR=Lqk0bl-0Fw#5(:JQHxC7o+hPpg]9cDmpB4<:0)x#74-Q(+0t_L0Hytpyy8-U0uSh-JH8Z&c4!*&Y0R:$Sq#X=isay=B",
-    "12#7_IL@.#3o$h3[VNXv@m+HDt*1x<9t)V]3JjV83*;$Y35.qd0X6]O95^z90WSkLH<;_v1%UPx4)(4%1L/qf2I_k8@y&aR(ku<Poaqk(-UW(R.Lwa*g>pwt2DFI_1L#_1-i;l2wXIPKiBAsUsuK:+",
-    "tr!Z&nr-TIu0-,u0_9g.0b_J;,L;S>75Jb/4*@PP3.$:9RSyRGtak$-4,4YH3k[UhHxBB$0UrxE)S,O<u(3rB)e,@:+YB2t!3@HU<>H-QI5h!r8aR)b5eS9Kr_w/;,,-FsoLLUHCM@HO=4^!]%Z_&f",
-    "2RDQYEI2W@0R<D/0]Y(^-a3DA0Ye3sQx3/k2w4n(nWF(O05:<D4+pp4Lkb/NiFF2rr8f;u1t_Q+<pCvaHaV)L4hO09RS1I.2H%Ys4fzZS;A0Iw,gFF11cS:>3&Pn2F9tU:zs(&hIV/$av(qIjH8_d%",
-    "H_.H;t_L)4n37@)g_$vC(aw1d<%RE7IfKIj4)t[k>u5tsjL&Wk>sR;#H=BiCHUI;N)eH@Z):96YCIP*YFbt3N2<<:Ds0bb[l3M_E4bX:n6)o3>0Rw-#3ZNboHR>%R4+F1-3kbKy1P9W$P6M;H45)(@",
-    "4/%tLD/]0vj$8xN76fk&<eT)*1Pk+oVFctl4+x[8RSy=Y*3bb3k!/Qf27nj^s_Q6bDKavp1>iY0TLX>F2TBdW/6M5;Fa*/A0S@Z[sYwqZjgb<&A(84yA4xHcE)OcRumuh6pGyw]fd:x,zT/ny9_dz7",
-    "Ee@_by[Q2iF#rQk3zL_x0*mK*3Y8H9(-*G,kv9Z>8VZiLRu0b*0QsmR4vS$1.bq!h0:J;uIjas21M#d_41fU+&,M@;1vBoqPYk/4odF*QFz72U3=>MF4%+J.0[My%4+Ey%9^f].ot*&+PzKWQO&.a.",
-    "PYd.G69kW]PYj*8L.IN(2-Q]>2+[%$(ZNm+0iC*03g5Ri4+WPA1H&5y)!]JF[UZgC=brXe4+-8]1qadCRSNoeKMgZEEaU$$6EL[V3/ag#/L@W]A2&1R]1d9HEj0iQ>%Q[[)&U+g>>z,r1vuJD5B:s/",
-    "!Z,^g1uqLWEVbqf38w@GnU#MSGOYd$4,3Z$3%-TV0=wE.2CckZ36/9=4+pP-5)Q(^6%#apngI>CjR7e&I+6Yr1ICjB36Sbd2JbBe:^d.YoHqx_qz44)5eQ<pu!sf-NG^L7G;ns;0WStMGo_*u12Q$E",
-    "Jr6mm*G:w+cmn2=0t<K@3X7#v3AIZGivt3b%;%bqCKNLJs#6A&0^h[/9t<uL8W/OBa17go6a^U65CX820uJ>uNCU!m4+4_/HxClL%c%hf<&=Qjgb5!pFwS2A8V]w*#f:2k3%S4:6Ey%1@2@m/01e85",
-    "X9UT.2N*JeAr1QL1>t^Y4hN+00S@s-s0%M1GBB!>OAj0Lo-43qhDr[%Xb&&l*QEgq!r/rNG5HKEGc)gh3Ao8y7%@o*Iu5KV1ka5I4,v1XWeD/53kbr57z;N,6EM#t2mS-G%Z;Tb#]s]/HvkU:/IlNX",
-    "1<avZr]Sd-hyE4]z0bG,0k)b34.GI:0QCX[+yV_):joD%01pHH/Vk/+DI7A60Us$d[4Wm!)dv(biIxZm@wb5am+x-5==j!*y6,_)2M)@X#[mSJ.tzcR3/XS[2nVyY6AwiCqq+eKvjh(T@VR/0]2GTM",
-    "mI<O%!yyIIy8#a4DgfYj2leg:4WcUq@aBghf&vSP;hXf(8wkZL0/#bu)QJrSo@X0B:,/O5[L/yhx9bE6hQVM1MGedc1(.=i3@GUcIs<@Q0:&y26Pf4)0;eiY1MlNQ4wwT8hX<rdfnyG:0[^k>[!SD$",
-    ".irXe1T%!vQz0<m$r/rxWB;2Zi^g;qjEqYvG&P]KBQ!Ug0S/oy7Bv6@#KKSvya5TG0R)YS7as&Q*rUDy1KchhG]eytpdAj,2<e5<#B_PP&r%DX0wOgrVgj;,5(YyF-$[-orUC.)</*/;=9^:rF&>jl",
-    "#R36B2VD(<g>HpU%LE%Rx&-c&fieiXng$O9wzLotHp!;24,/L[1%xsW0,3cC49@Lj2!pl<7c$xb3jV+d1j(i+4+rD,0_-[>1xX$@Y6rrnI1dJ<nqvgL:je(=KtByKF)>tJ8Znu;3kkFC3/a$W0S/p]",
-    "3k9B>NDl=zlO7Keri*k3:B.2Q3*ku%.eOs-2#)BV0TwXmNd<4WV+,TzQyw=K3)b9I3G+Y!pcxM_#Mc4:i$o7K]JMQwpxaX#HJQi/1<n;o4+Z>#0uKeC(60dw>M2l1/7CfX1<<a@4+BvT9)h2p0R@@>",
-    "kpT.QsZ0pY-1mu]36l9!4+7,!Vjn--03RJO0083<50L<sVg^9_2B,BD4bzTmA9pbTKS;n&IM)IXL%+CV5jg,3(2i:#b^-]])fo;,0oVcr)_Qz;KQ<e#V-:+k!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13N",
-    "GJ=#YGXNbovI,w^INApvp8+%g5-Xu0rIrydcQY[90w13NHUI-rt>B^JF]>;+4.W$.ACUn!01pX>7Y=UR3k8GrRSz%F.8%b9nh6gIi@WYf0m>]Y1LA/h4,Lin0^nKXwVeS5#+qgi1cIgm0wWDm4+;=[",
-    "odE(,4+(&#0^l>H&OaYCGk_;70R@V04,;q]4,o#eodE+.4,LTq4/(+*odF8h7Y>xD(gFe>4pRr5xit;2%AI2$2[r&92Q_l(Vh-k^0UkI20L:l,AP%4d0jR])4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%",
-    "0GLV!APb,a5-*@L2sr:AIRF60TLxbb0iXjP2[,=B4mbc00m>]Y4-0n(paBk@13wlyEHT*u7c_GM1_Z<o9^YPH4*],ZV,FMVt(=f1rxpTn9]$yxq+/foG>)fO%AI2aQ4a^.q+:4,G%()*4$qZe4+Y^m",
-    "HX1Mh4)@bnyCM$+>$U)FtlT#aHvzO!39l&(qwY!$i_$!k00<zS0]m-RK<S6@u$ut=W)B0##_/;9l+B.44+i!D4+QQi47[6A4!-2p2ZWqs8Z$[JI9)Uk1Hy!x0S/9&3JchnodFL2n>_];vnek)H8TJS",
-    "@ZyIhv4H_!)0zk>H#g@51omz(1UEP60^Q.f3a#ii4+fW.V,EvS4.GTFodE:WixM9MHMJ/mH2<6pnVkU,1B3De4;xlxA0RZ77cZUxH#oH=1pbHy4YesBcQgPWp8+@CCIpO)1@f3-A9pkWAD-m<vLpnx",
-    "#0w8UwJ9GUGypH20XQ/NB[(#^0xxhiHNpZPp8+(31rs&<A@P+%A9pwaAD-m:01@I.4z(#CcQpVnp8+=H*a8E*>XH0/wJ9GVHNgTOkpVdX4,AeM9]kzn:jV!Bv;vcV=RAr%2ep.94+yj.95nzB4Dha.",
-    "0RmAE3A8954K)A[Iqt5V0Ro)+Vh.A80S=)EuAKn>QV$KZC/WF2uAKn<*KY!G4+OL*0wWIqQx@b=9]1R<10M,C03Q%G03JC23bfg&0S6TZI1cHYV+7y.9^>X$0Ry(tQwLlR2BiZJ2)QT+Ob,Lc0UrT0",
-    "02ng:A22lP@C.*(s+]E2m4O2fDC+rQ2V<TA0S>Ukx_TyaGUEXs7ct)f7&rhQ1_#k%4,UmB4:y6OsR0L>oWlVR2.P]&4,Cp84e6X;15*zP%P1cZHUJ+1F=,S[0*&]:1G(NY2.!S144V7@4+=G@0S=nE",
-    "hd2)xxT#bD=aKu=0tlT39]AR>ngJCsn7maF470z_0S=hpyN:]]iYgU2*t[79I0TvZ1@F$O0/oha2d8,k.j(:P+k!O*fRq-lI]-UT4,;U#Zw@;J6Epl^FBD-Jj+j&uIr&!)7thE_2D#Y^9x_p;EeX%n",
-    "8xJePaW5n^GsJNeGQx2W3Z/9h1n8&+1dpT,4573W4,16Lj[y%L[:o1cvzQYtF*C6O4%68R9]SC>i4hM*mjWg,H_.Rmw-2S]3J(dj3/bIj1P:ti1QRiZa16KHF%JyL0tJQb1@k<u0v9v<9yI=_*VCH-",
-    "4+i]:0^leP0uLtk&rb^H0tUvkNDo;)0v9j.F9k6:o]gj-OTz:bGG,2]<lGENGQ]W1:,h%[T8[<NF*X1%PBu5D2@n,+051.RH2;(6xE&8#nF1Fw03I[o1]JDB%AErrP&cRv4xEB79^PLm0tJhu5f56J",
-    "2Ny8%3m*VA00PZS4+PL4A4<T+2;m*@dk.QY0v9v<9]kppxdabM#RLY:j/%v7stGR(Gc*7PrQZP$T9F3/9Rt3!HXlwjstGJJHUJ+GGl&oa-PgBnSUH&jCpk8l0v@Y[,v$o_!]!enP=k$G$iXi!5HvB#",
-    "0s<*9A6YZW0v0j/E-cp*F9$R-s0lAiG&2ANgNSnvS<Q,bI5;349]SU]2@<@DGyns]geDv[rwJ<HHUJL;vGWQKS+oKcGypG7H8@dTEHpR(9^YBz5C)&RNe<]/0v9j.9yHws9]$#qhA^TtH8G]M4gBOL",
-    "9^qRa9s]:x2oG762PZc+$pRk$FaRG1HKqwKOEonB2EX_x0S[S@0tdGX3)IaB4,LI^88z%G9W&CR0R+d:Y7YhP!Z.GqGBl:90S+(=0,P%egwi+)zT+;e>6q^;u:lT)q7ek6xyJzpkM%hY=vnbawzvWT",
-    "tpp9($N:$$h.pOQ9]rT]7YTX.BN[X8<B$9rrvU*w9]bmst=p4QiS,o+%I*gWz^@s(=!Yds2bhwp0S=i7/<t&ZiVg:j0SSTw9]ttB-]<OzGB7fLEEF:U4%w#x4-6s[9]AFe@+WuG+g1p^rBn#FR^U2F",
-    "!Lb1j+)*D0G3TcN4T+An0R>FcQ4uh!Ee<yw2dBnO4+E103EihH3daKs#l<)s4*^r!V,4iKodF*LHk9%Q28+e30S=O)0SB..0t:>aRtSIr0wn.2TMr1[#Ssq-!00(22QB:aPXOyT4,59!86,70Lk[uc",
-    "0u;tz0Q<BnIEAS)19^g+0iUS:1&5wp3$))70)jdZ*8@!c0TML-7c:A54v@EW05bp.H0QoG4,15_6AuW0i+2wMyP(qn2+0i(8]JA25,]WD4l&[k8ad;.0l-Aefc6&,&I%PU->DV4131nKCpS3&4T!B7",
-    "0UQL]/6VR(0uKna[1pH#4,BKJYA!1]/m!P4qN)KOvH:uxssSA[02;v<E,=CO<dgK.,<O40/-NjV3ycB+ng]AP4,e=#Rt)UZ5COLf4uaLk0S(:n0t/,x1P3QO3R<onI&vQXIfSJH3snfsuR$m/IaCh/",
-    ":qiayswx2eBMj8BDhE;HI6DeF4+B#l05bp<HUJkf01A@FQx5^E9[<D_44AwF2U8d^03QQ203QH102(p;6*B+>ni&rYin:z[QyMS-7c:AEGyo3+p93ENGyoeo02MU/0l,5CJP!j;9y0(8skEg52KfO8",
-    "uSO3Gt+@VUQyDh=2:AgRF-gD[H2<z0Hvkzm00[X37%%@I12+I40XYB*xuO*YQz$Sw01pG711]wJF-feTm-(h.2gphf3B9AK0S-3O!tE6oI8qol03QQ001pAZ1@3<67dcWGHUJ+3H2<C*yapRJqq71B",
-    "Qy4V:F9A0;tvv:U#2=eF7C9XbpPdgDF&!N/02VU.9WnqDHTN>DDGeSMHvk.m02Vm>4*_b+4+kC[Hvkth039[^7cc,FICvL0mH[0w02ekM3,AF8xvWPG9TqYG4U7T=o&y_.02Vj=3+vlB4z!p82fXz$",
-    "9yFB=1G%(E4+Ny%G6lDUN,8ojfWfE%1tAH9(*h2P[S*hJsR14>zuX2AERY@rArA$TpaKPoyBPq:5DyvKyapLF:C>4b6$rQq4BE[d0m^ml,L;^0(HRf-0TT^Cya66I:bwC8y,5#$*S#VS1I<J=56%M1",
-    "wH*%0wH+<;Gdb.N0S<[D9]km,!T_QAG%_IQ4*f6$*^==xjsXuMo&>y5HUI+1[s#[t)S&>qH2<!p0W.&[G:!!yQ8fTAHZk$19S.Uo1spNQp#lui2o1#n9^qFcp#loqIs<:.2oDDA3NI%%H<*c1vd%FN",
-    "F^;*a0XH!KFCaHE00ybty#WvZ0lozeys#cGLpV3S1sym5FC#ZOzXcx#IsFPBDmefI@tAx3F_0:51Nr;OA0s*a3Io2Z9UuPzHopZfF)<X+FdsxQ[]YQIGROe[*48W!Bf]wB2r/&!A1X0_3k1%CO)oJp",
-    "GsgufF*1h:2LBTeB8UqH!OvJ9fC4hh1uZi+053![Hvk+q007629v:t%%mpt7G%)^VDvlNgne58^A2K/21up>LHUJMIk@<M;j^]Y00x_$v1s*n+3lBw:7A!I>$N:-H*ti!TBs0wg9]ty:3m+:s03$Uv",
-    "@h5:F%:=F/H./3$BcT/s%D@kFfC4nl1s*t/3lBx579RjI.Qot,zRxBfBr(qg9]t*[3lAx+76,$[V-;dx&jlX;Ih+d*B(W9**6Sr7;g2RR8xDyD0,yp928jg$X$rmz2Ks6r1v0zYHVMt%Hx0uDdN;-Z",
-    "Ff/$Z;-8$Y9yF=31YRF1HPt2r#m%Mx4:I^+F9b3%$IveyAuy[22B*)q0S]xz@U*WVGc.>:FDo,O@U(!_D.2Cp06sD=H.$$kJ0B@Im.0ptY7aBt6)yuaG:$PZBQ!IZ1p_gt6c2#[,xV%0HJRlsFN==,",
-    "IQ1((1_N7:$OSJaHZuSRhM[K.GvEp;Ha7qQ:gxm#Be=jWHJt$ufdb$PEjTg&FO2_:Gyf]u2QoO33m+#q00=As1RpXn$ps$+Igtw/Bsl-gI5C]84^b#3F+MXeH[z!(ACCbzhb%7!GclA4FDNrH00,sC",
-    "l:rYj&M>YZGuyu@A0IK43k0tN0@aZ[4^b#81uZi&056aMGc$)Q9]tq279T4!02DLIejhS3%mpt3G%=4WB&ZewodW:8.=vCa0;Y*,HJ1x7kpVS0hb%7#Gd7tEA1gKh1O4v@A15[S8wpMi1DOjCBCQqz",
-    "q]Z45r2@Lu0;h:-IGGDClL0t0hb%7#GdP;JA1gQjF*r6XMjtXY&jkvz76#u:4.wumA_,dj0Ux-nG:0rd1vD<;06!ZvFgXAZ1NLwT+@t13k-!HS.Eup*GpmRK1;adr2*8,d0S=tahyo6Rg98r)*9ICi",
-    "jUfZrECd<53W1v#1%SXu4,EbM0UrP[:y9r5g>Cv/GQ</s4;V%OI3G]k+RRNai_%b!/#T-r#sRGNWgm.IG5G/ye6Qwd5557xmI4pQ0jTC>4_zl%0uQYLudHexi_%->0uRRlzoc_!i_-!q53K:Q<<gNA",
-    "0Xd5iAI1SNj1dox0frP06V9Y[2jKZe3c^eM2ji>a1BDq5jNTjro2nKM1LclY0+3<51s;!84.E:ueh&4!2=2S#84R()0SJg03yaW7F90$!#=(YLAfb@E0S=wd:!$$<jh6uh.kxr)1gM)710<d[j-:Y:",
-    "(w58t4*:q]5(wDFmjMdFtpfzH/tvILbr3Za4<Zg55)Uw-nidbm1J8=!4->M-WC,P^V,Et2&k>S74+N9HIS&iVz5<.03Wx;j1_)S:%aa5F!U>(I&-k<Kna/>b0HwqM4+x&H6b^WHojeK62<f#MnPdm*",
-    "0S=$&h@]8==>T>=5[tkC23j8lIJ:X]4,(^84:y*NmjN3wwY)JeWj8R;&k@:JH#m(71/X2k59I<hmlh8Q)tO@m#[_.Lu<(-%*ql5I$q):HvIGw!sS*Yn1MvnQ3OTZkmjMNkp8*dgjgOZB1<rJo4-0n@",
-    "A1g5c1pJs$4+>,*5-p(]$.>n]i[Km&7P7TS2EqXkN#Xxi9[<D_Co(jk0tUU_VFAGU4u243H8o:pVmOJKfdLOTUk.af0^oPXA2%<o4<Swd0^m-c0T0yy)UpE)J,Gr8#RaIFfdLJxngI>hrUnnY2C(Zp",
-    "4.&[N4,ECP0^ne_4;v+44@Yk70^m_t5Dy!cvjYz,Z4ayop]b,ICin:t2&^UM4:wo>(+v+pU/Kj-AP-xVvjY!5h65g5X&):tzYY%/.Ff+_Drpbo1f8RS0S>gw1rPKGtD^Jd4f(SJ4+FUf4+(=[0^d>=",
-    "9*;vGKM*uAGU4F]JvA_m04>N+051tSGXO6IGBmdV4,4w&p#cvMKo1I(:PSBYFflAR4*[Y%3FF:a3Whxgkwp%^5kCzwEL&#*]CS*OQyMd[-Rgs%03ZXHbq$r+4F!alW&@wl3ctYt3A=EO4!uSLIS&Ha",
-    "JP#1Z0S&[NzX1f@;imTwyHgJXgWv/o0yo6h1Ow0k9yYG:0S@0w-.Nz.j:lO9p#crZ9s#p^I^P.K4-a*:WDa2t,@oKY58MI]4(F2.4,Mnx4i5s/10N4I01py&4zJz-4,Z)i]Daw9R1XEo@T@9f4tpOE",
-    "G0g%E@;3QF*vfkX2oEEs0^STRQ3kQ_4hWR8r2!8lTsb!_UBS%(2:7*R1cAXK4%Pt*h6fJAxeE=y[RA%$G&uKG3A<D!4,r)#1_T%O8$TR1EH[X;11^9NGKaMT4#)%m2p.4A/(Gb0Bp(>u:a+tcF*g7S",
-    "+C&cn=6mu:2jHSq4+<W:0^G$)69u_NMGpwimZbp+%Fv]&4,B,k0]T]QQ4c)q;gb09gsuS(2I/kvF9k6+03RJIrN0Ib0L/F.0+W_$4:h#Z1ut(iU%QGrA0RU1;gbxIINKc$I*pzL1<i(A9>[W0FBU5<",
-    "o[t9wsUr=w&gumLO%D_D2oG/RhdK[1<^ve2f1m=(1^y*]2Q[ba1s;@7padTYGXM>re/iC$JEiIc38h-fH!])BA8t1Q4<$rJ1@mJi2p.PG*6IZx1_beA9^zSF2IRs[FA6g])anHf8SDrjZaDxS+W]KK",
-    "9]t+D:IEMLG<t]<5j6k;nbuD)3N$-b:IDx):.AxlF_O0<0T0=&;FcUiF)@li1rG(mhYt<Fx4#Ak<tsaD3N.>2:IDxO;g$<mG5r,E+W]T62rmaQGq:sm9]ks^1RohUiS,8n==,Rb3bpD54<U3=4[(y6",
-    "Iv;BtF!2Z-H2;#J1TO]HH>rqg892f92OkDGgzp6sIcg6Y%NieVFrx$;(g88<2oA-h0tba]2,43A1;2An4+!S;R1XA<>*4%OuHK*l3+E*iFaQk8LJt/0;XCd.w1)!=2IwUZ4Yef.,TiI_.0^sZ$&Uvq",
-    "G&ukmF>;A*@08_J4uF_iC=9nu4.=Tt2QOGOHvkU21Sc[x03.Cmq:dsV1_@J311]+NIP^Fh4rwPcGyo3,pPwNQ1W=wj*<UeDBQZBm9]Shd;E)VFHctq[D.1+h&FumoKr[d!A2a]jS2a2PMGruavt]R3",
-    "nF.[:rsD!1b_XSnS2i);0uMl:vt]RY1s*r!;E)WnIO75zssS;q5-OoGKRNF00v[kb%mN:r0W.&&rO=iucdqIOKdJ#SHZ>;AKYTVUCA-be4&nkIssT3uKYchXCCKUr4&wq3SfdaRLzlj04]dh+2S1zv",
-    "F*h*G0uKx17as*S.dzK]4K)A[DYcrd0S;CI2M,37p/$yo4,cW!0^k2e0v@!C03QuE01q[>nymo=wHgl,*#Qp]wVJH_9^q2;/:iWfwVJH_3ZfSu2sWLN2M(aO5f2Nsnymo;xET)#paTzDwVJH_F9S0-",
-    "052soH_/3HGqBM<4:Yx!tpPGKI5cq&2$9/%95;>Ai145R4+EjJQ6C9403Qc600v;Y0=b2205t#;Gyn>a=a2Fk0Us7I*#Q;e03QZ4paUNeGyoko01pzQmpcof0]UbW9]$s>10Mr2iX#SJ4*[S99].!6",
-    "9]to424WuyI,I<&4+)x/84n5BR0BXAGRujq0SL(J8xF6qS>7NN8V;NT@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIEad<0TMC*9].%-9XX3s2cO>y9]SOpR2n$]9]tmz[azm)Gw)Lb;$Heo3e-0C",
-    "OfoRlQv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,wzipaBckQv%E>4+,>_8VH!7d/C)TQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^JmAEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uH",
-    "AKn5r,BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0]<E,3kdL^0^lq=Qx5[at>%+rtck4w4*,zW8VKRCQx1$K0uT/ev9eSj1_Bp=4,CI09]ShwQy&X704g#t02ea/",
-    "9yb6F5%l+.0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0<u>u4,(4vpaBmBuE7HjF[._V0S52511]$MIN;(c;9KxY-mlVK-ZrX=H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,",
-    "4]MzdW)G;X-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcPH8srwAF2U2nFSI!039,r;gt,tGy4Y*ssa8@BRDYCS@OX[4]t,;10SjZG2-RfG5[YxHr<&!O*Zb%0^p<UQx6cn>n,j^6XH@3Graep0SAMK",
-    "84n1-P!0ba4,mZfpaCxlF*d;b9^PAD4:r8>paBK88V;rP0T(n)4+i2:4,WXS2oE#7>n,j;z3CGV2%rNDqD:DBy!W611GyOw2%rNG4z]7x4;4W^paCxgGc<1e2Mv!/4-8xipaBm8lC5>SK*q/e2%FhE",
-    "4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1M$gG4+Gf&4.N;K0]QbIQpU&w2/_xC4+x+G4+V<P24D[Xp#vWYG5[Y9G5@+)ij6%5-M8Rg49$gF9^PLCzylpKgZNVg:WDiEhS;ztf]dgh2ISmj485u%4+@@4",
-    "N**!eQzSDoRs;1b2)zLx2[YtV6f-5(3GV6)9W:/r2I^m52-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_CqJ3A&PE4+7p(3M3yDG_QDUwU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(hz7Jq)di2;=eg",
-    "N)Hd<Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi0uM&!Q!j5ZF!Hjr0S>RbwMrkW0WtK90UsbR/u-mXGyoq4H2<zTH2<DkhwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/",
-    "0ym374+,pyJRb)(;Nc8UGyn*$hg%-6IPp=nnc!s)8_q3$X*mD[zh)2J0sjadIRFIY6awQ-4+iO$2M,UYwKfR).7yuQGyhWxBp)3xi3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^<]G6@,=6tf1HapX0SS$)",
-    "br;D391f8i9]ty^1s;/801Dr%2;*u$WDf2Q1C1F3z4^%Sz@>JHGcz(83jFs02p]Kpy95soh_Y&K1:*$]1JDHzKAr!f0S>Ui&Im8u0W&bJ3NA4,00ohE9]t#$1s<bPt>lW*!g:z=y-TV$A4fE-3LkMb",
-    ",2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sH[qpJZ8j:,^V)^#s:IPWG3rSD<6*tu2#JOit+xd9Ib.[b]P=29a[,UR];1=.-w9_wB23NJo2FaQsj0<79qvZ;>Hv#J3IqMQ_F1/Cgx;u]wXgunw0",
-    "YzzFa0^R$y2Is1K0B-V1/:!Y*pF0l:rMeXk.R^jgu>zA&xT*mN&xsEX*j51D2MK2yHP4$o4*^U$3Az3a3iQSU2O.wA@soKBS_&m;#[:wzssRV9#i-/g2m0v-9]AA[4,<Kup#cvB-8qU=R38C102np=",
-    "3!V7@1ka,v9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIp2V1FQx%7H]16armtrX+US^A4]m_*Y%f;cFo#SJMwzW/E-%*RnFkMe@n(7qsR1$L0tAu:A3rzVnFk*rH>QSbr_xwNRy8s)Gt2<na5Xi^0w1aY",
-    "GnoYvGyokq,U/UgIr]46ssS]s1Mb/a9x(rz2OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2:.LP3hc^S2O.lUng-_7-Q]i@l$r+*0/uw08!,S5/#_c@2[ix<28&V-6P3*a",
-    "4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4,^l0R^V12od*r7l_*4:HNc$*4/vJ&R^QA.2Ok4401n7p4c&,W4+Z[K4,ks=Lk^wMh*t)JR]&B41rG$Q0]FxrRSy4%R^Scw2M,CdpAHWYz1(aM",
-    "DyWH94/c9XZ4HI3JP#tc+HD6+4#xox6ZDC#0S>-[+HDTd3m,Z(zS;aEWDg0q:H@l7yT29^G3GWJVw5NWmmLnORSEQr(*X]%%FVw43gXw00S:E-0TeW34+&x(GmlpzG&EKOW)BFX,##x1G&PS@1&yM6",
-    "9x>4)qsSKyk5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqDBsDqr0uKU=R]+H>8#a(v9]1N17&QPN05$+02[Zr^Hvk7[3D^;o46mX]0Z]VO(CQBpF#sPBFpyU,K[hY]7&ibOH2;*x;++iD0XUFXAE5y;",
-    "06(e$G&nH-ADsa-03Y81H2<#U0W].0,_u%OA4fF+2hx/z4+<Q.0UsMQ=#_7fh*uBY0rm(V2RV;U0Uri5r34/pHHe!D6gK,o4+Mo*2$Ay%4<dU(0UvNSg-y@y0X8%M4+F092L,kr3BPm*@-$CB2RAG/",
-    ")k>_5H2;=[j5[A1G^TKlZ#FZq1Rvc2If<A%1_%hW8#tMox&a8GgGxUKH7qu-1RokU00=9;8y@k8.W(PTHrf=dlSmKU0gMR@1:6.@r]_ZiwYUKvH#pr;1%mE[0S>632]sT#Ffafg-[h>)R46hq02np=",
-    "2K&gu0Urf9*HjM#w!B6U6Pou[3D-Bv<7p[N2+)oY4,cx85CN9@B<YIxCJzqyB<M5u0R*^y4+z&(1)Gp%3aa,H2VoA=R11:KRt78ysk%H5C)ZRjS_f5M4#xxsw5tIE:o)<ZFdqgq*HkYAH#7hawW]RQ",
-    ".;L1u1lLp#2vi:dHvkwm01MYt6F9*E9]JPiR1Wx%0S),-Ru2Q4h=>$,K#SjOA0IXVKc)dPH#OH(2B5443%l()0miuq4]bMEAF2U201@I.9yXibY%g_.G_)sfssXxJA_,PP0uMi.,)s*Y=SM>8=g$1)",
-    "0oPO]I5EruFK[(A%:oaq0q]J>pZIMZHr<&!b_gYossT7N-sO#h03JBr3Lkel-[qS50W]-v!<LF@KQOhbZ66:o%mN:r0X6=+4el2YD%VsW12+I3H_.Kuv.;iG,mn1/CD>ld0S&LXpaBloR1YZH&#nOn",
-    "WDey44.XFpumKe=$r/wA,vJmjPY%_q1+E$o5yt<!0M^FxAJ<jP0SLvCxd9IdtOE^MRTwt>4+7]]Z4U=8SPu^5mQoKqv9YiL9]kLw=q_O@@vVUWv9YiL0#pwU=8=nzv9YiL2gL0I4+y/mXdO5J4,m1j",
-    "umK+nD_]M@0S=!2y$BCGv9YiL1Kf=L4,;,34,_PnumKMe+Ky2VII*#;0R([Q1P/w7.YxjS4,LK^4(6);4/K/%Q3hlSo_]VnIi!Lh3zOspA0jr^xit*OxHS(5#.(:CFB&iaFA6d>04p*#03QoB02;#>",
-    "9^6/88!,SM3NQdFF*pD(3o$nU8#MqCGyn.AqXY:u1g>N>4*,.AA^KRBArA<0v]A5Ar=EvvC=MnrQ4fFEFArF/!_+im/K_To03I=[895-zJT%4w4=qPUQ4eOu0^o5B)2jgw1j>:wF#sJg04X#vAs-(3",
-    "%L5,#G>.z=AD00#%L5,MHIWAfu-Vu#ImQDRGa)ZLH892l4=qkDQV*8>#seQ4H.1Sp,4F/:4+H+w3kRd>U/A/FF#sP6Fs_3BH_/3DH!mAC03Qo902;v<8!,S3tPl&[5FZOTFB:)h9^6@A8#4eO4l/wE",
-    "0-2[W05[kA8yPVnA3He21]MoRk-(%Pf5ZkKD:.7H1gxqJ4#oo+Ga(-5HpT,FQHly5m-pKA6dx^!oDmZ+./hh.Gt2@SH6b57G]U4JQr5Rq519e37#^M$o)H7ru;,$E$O9QSArCm<6arokQOE,ym-o_Y",
-    "A1yVY5gRf99^6)6D:6Bg5FZOT!Vnua03QoAFB:xe9^6,78!(d)47wu:kPr(m9^6^B8#DkP3o@&4F#rd-6AudY9v(U57biG1Aul[NFyt2:Y&hh:QxAW^1]KUoq7ehcx(yyT$O9QSAs-+A$O8[jjtU/@",
-    "0XG02Fgc;U5-v:=9yQGa895-zJT^b(4=oOIAD00*%:yqhGBKkO1Ci1e4(k*tIWZv*JnIx6QaOhvAD96#$O8@/)F^<Vpfd,f5f9n[p)(FI8!@Y73!x(#FaQ)XmYF322M++#<dO5kvlT8fF#s7jArCm_",
-    "7Xn<nQOE@#m-o[X4/T]t0FM.91kbh/C=0Z0A2:4Y6arokQOE,ym-p5aA1=nh5d<T,Djqk<0^3GzIPw$%UJp=t10R;HHUJMP+$jd&tw0X^jJy:IArCn16arokQOE,ym-pKXIu9G&DGv9;11mW&jny6o",
-    "nwUBZzk;qFFAbK-*Z_Nq#:4:%wBQ5^2I7@G2BW4W7Av,wAqZv=Fdz%g%1#F8#hC#PR2Db<9]1W47Bc@CGXM[h0oT6O0Vy*uzFh[Q%m<z(:)d4;G4#e32l37j4([ax4+>Gh0^q@6-l9,Y7c^Ms9]AJy",
-    "&MpS$1RFLW5jQ_/Hvkzm00o.%M+G4qIbi@o6)c1Y58DCZzSRK=z<h_TkinS&2Jxi;4-8hCxB&+6hf4*r)MgI;mzpO9uK$Js4+F@Qs[s,;Lmv$<o6Q0*3N.yq#7>;g&d3G;e-),mhLv:>I3W)Kp8C<P",
-    "3,W>o4+yi!Vh^dE0^QFhG6FULgkud<09OQ;rDYD30RvPI1;/B96EN9p2X6/9>y,g-kOL0=*U26ODGwj&vH^Od.7Nj:2g-EF3e5xqkEH^30W71ehyeuj;kf%d*d7D&/Ls7&O99*l00$a3(S#,l#+Ek<",
-    "smucp2,cxg4+*mh2fus]3z6q!4;LK=)d2=+=AHQDeG0$9WeTdP0S3g75&^FA0/:Sx0S=v/qB-_Z$*UR-r:Fr4n%rg$i0B6cJ>qBWY7YUaw,X-3VZ!rP0/tfH0%[Ktv)u>9H<gB3<sa=5Gb]>%8.WKa",
-    "4&$[B1ihg/2O.vz@Tias4Kx4:+y(]-4+g8zI^Z)P<COeWsel9<12W*HQ4^/Rzyk*-9]Jn[0vR=MjS&ct/mrF,g#r%:jlQh@F9$I+=a^(*9yaKP0y-K0Ea.5L4+pW+0uLL.uv!hYh5@a,6gi9m5jTws",
-    "4$T1vl:r8,oO%pf2k8k92cdx.1JD5mqk$g:K;-Ne1Mmd@kaZ6NgaZ=d03QlD03QxG00QUQ1@C%80KZEN;Vtn,>N)OEGWZA&1=3]r4-,EYD/[zt1MUd_rU4%bGM)nxIRFKe,ysZJ4u/f<<n-VMp92oe",
-    ")_f*w-=ce:yn]-9(#/,[AQd-:0v@!9p93!sGBW<kHMbE5)ZYgQy@%*OiVO(fgl7*1@:p[G9ijst0y6*.HvkU>zy:onFf1+)1EK:A-lBkB1pI[@1JMBn[)Hb0LJOh-1Dq29&EGl;0,=&2=0P@G3OS+!",
-    "4,dfx9]1D^F90(!+7Jc(fCvbquLutY*u6=+9iIaa1K+uQ1*QQX2[NAp0tW>+%fkT,TMq+;0]&gpnE;kZ42c5-uk-5m0xUK5kpcyx0S=kR1]JVI03QT100NE[4AF=g1Mk@p37E]X4+X0RA00LT9]Ady",
-    "0_9p;4+=UWBQh*54+4w:2&32>4+z(a9]O..2HA/q2SE#/0]EU51L2(_4+5bB6gB@K3ON7]52=+q0W]o&0]/(AN*p$!0_0p<1B;(42i^!W4-,Nb9]JPg4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/3:P.]",
-    "#+d-JLJXn.0l<>Ux+o6.#1R!a-Q]i]!v,G<Gyoq1Gyn$tr+W;Yn-8LI0*j=-4+<q12Ok]cq5_fSHMR/[rj33N3Bv[k+NC%T1EK:D6t#_Z1JMBtw_rqM&Vsc84%z+(0qp!O4+5eC6gB@K3ON7]55xu=",
-    "0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0_9x/0S=hm1>hM;1dR]3TMq+;0^kxus[sth)D8xdrzZfyA@bwB3ka=fbq<,w1]JVK03QT300yz;9t;_F1NsjWH_/37IjaUQ95FDB11^0QG1(3u3N<;,",
-    "1ntNV4+HxT2!N:w4,Al$9^qIFxIYc61@CLUR]D,a1Jd0^9]AC/0_9s<9]^1D4,c#c9]Sh/3.I1L4Bnn,1hA4z2,2<,4+gWf5+5BgqyrxUGyoJes[s!Ru;7/2mH@g_lMoH(CI@Wm9^cAh2.=]A0S7^2",
-    "rUL@W1@-u*xhD:$0_Iml0uKtw1]JVL03QT400pgs2MX^)1>..*OA]QD1P/zv1]J.V03QN302Dc=0S=kw1@[[[1eg#ETMVWH4+Qd.9]O];2/tgA21N-]AP1^BN&);tEe@=y0_9s<9]^1D4,d@-9]Si5",
-    "6*mA0:/>96$ddsRGN/O&2F;Z#9j+i7GynwWHUz5y4+>o(6FHUv4+V>:I^Zbq0];jDnE;ka43Gl<xCR60y(bQk0_IpQ0uKtf1]JVM03J600y>n@1>zE11fCHJ,3Jc>xCS2@G:@)y0y6*.HvkU>xCS#g",
-    "Ff1+)1CRp.oFESi)SVv#lIS,cGq;r[y37U#!k#Jt$AU,;0-mH8#=X*O3OT3)4,dEo9]Sl66*vGKGynji1qaFQN)HIR!V(W1r_<AgHkA<D2[.yS0]EyI]E[e84O.T22>7+r4FtO=2#25>2Sp6110yyp",
-    ".su8pHU,<u1,t.d3eW_04:$lGH_.1W1.(cyz#ua,Ff).<1cCYn4+hW%4-[fE9]JX,5);J70S=k$1@[%t0R*lP4O.SV10FJn4FsMn2)Lpj2So_plnfFz039&n:casA=$7y1gaQn_0t1l/1ojdS0h!ha",
-    "2PrQFEi$6G0TegC-y<cUv6ll64AeOalH&ygkl9lVrOBBA1-,/,B<XfWAOP;g3ij3n0:T&rpT1KH)j0>NnpFya4=!1S6EN@@A2d1EIV3YP(kTmX2!<9Y4(>[q292Uz1A@.A9]bl89^V$=2LsV01D7)k",
-    "*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFjc@#T:7IoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%HGQA5FHH8EZ2+y<94%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF",
-    "00>:n2n<umS>Qr!1%RAN4+,2lEi=Cy4*3BB+&T[B*9Hjn/^I3oG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nUkzN*guYItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A).m-nik@VJp7",
-    "HrzTKHUI)/6f_v*4+[1Z5-y.>uGlyWTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2:+i-1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+OP_JP#P$IwvzT+Q1(MLJtGd",
-    "pOgUs,4P!GG</6r@L%iv3ZerK55Wc:0Wts]0y5k:2*rqj0R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR3*0&m[@WfwvaqcI3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T!^$iM*-HLDXJ",
-    "G%;&d9]1N12I>>m4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1=lFB0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYpIs&je2/eAiA2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$eBItM^w",
-    "q5^iN1[*lsItBh81:ph<3d05-4:JHBGXMfR4+7je3A:Mh0R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<84-7Kh9]O;/4cs_h#pP@VlNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_",
-    "G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5+/:Z/EIovuGImiMJ3abVm4:SNCGynoS4+Gpf1HPAc2ejr&FEutX+&Ui%IHwyA3Wz^i<Gb>IysZHXTMrZ5Is;%G4cs_m!G[P3q_j+a",
-    "1v%V06*,ZW4j&3RqXQ2QtOg$hHSi1[12x.>2++iw0TVT(10OXu+&V7@I5fu>9]];G1]v2sE)N5w0^mA3Is;)H2i!UbLky+=A_!7G91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFaHl^jHrG2A*H",
-    "H_-_P[0#)F0S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_O2,+u$#Iu57.1:yuB3OT3)4,d@-9]Sf49]bntIs)ql2.rF=A2l^IIvhCw0%!!D5DyBfK;Li$Sp]!j84Ozw1Caw4HrzS_EewzY1Goks1Tow;",
-    "7Bq:C4i5=r1]JVL03J2_0y><>+&Tz^kCOoe&/emvG2A*FIRFE(KLo1*4+=*j1%_;#4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFKQ",
-    ".5dp>ltBZs[RIOr4+E(K4-tM%C=$9%2Sp620]U>p95UTH1:PS8/mHN4(FPw6Hvk;t00KJ;2HiRV#Zw2YpL[PTIWgTj43#(!3X2_P3avo=zcvFe4+FTb2M,$FIw(0Y00%@60)z4l1.C[-2srqM85^gb",
-    "pL+#X38m_H1i]8P4Zih+0RV#q4+Em;1TRfCG=6YU1;jsU4*]xR2>iQvArIyQrtAbGF)-C[0S=]a:-x1utEMgw1N!7:10o*,G06uX8aJry1R68$>9XzW2LoUa2fDi#038n,k%R#cEyKGP0J^#AvH/ed",
-    "<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFyX_b2bBQ^tNI^iW#>C24+HefI0f9X8xQCMyZS%><V>Ju@]AV.#[_^q#GV<f.US7u>zw:Vm/iAxI5onVGywfg4/b;i1O<q[X%8Wu0UrxD00V(s3a]qN*5/It",
-    "4.GyL1TQo*F]MFZ1kVW%37_^/3;&Apwgev&G5[Snr.NKHq>tZg063>NUnn:<00O=y4*@q-4-8K6V-:>n:gfj@9ykCTHvkN@:lhycHh][@9[<M!LjukFR^TdD0S=U%kO:;%G7kxWrCta4+,m]o4*^8@",
-    "1iR/54+6WBxd9Ih,:(7!,7F6R*JKX[r_wZJlK6ff2s1Jt0WkVc2#=E_-++BuARh@fx/jxA=JNU^s_,u0u;@V5J>>IH2NF2]1IlR+AK&N)F9a(z00W@D85/gV&.6-B0^j5s3/bEo%xn)VzQqy**$)PI",
-    "9]t.qwFC/:-%5r[v[DZNg7=&vy7XQT286W_4+rJgP!9l:0t&]GWe$k;J>py/m-nz1>S*_ymBFe38#UZb2d;h]4<rfJTLzzzaVRq=wu/o1:,8HC1i+154+81)4+XNeTn>/Iu]O]QGcnHr2-S6V3FPw[",
-    "1GTCL4.3)Jn*jiK3S0t<>X,aVq3J[q0=pZ-4+Xr,1P:9I,CPccRR<g/3e;[h2,w_S4+Cxw1ord>00.g5w*n4^3kBq>tN[,S:5;4+-3f]ceFfg;XaS^p3Y,N3#sLpAgp6(k<AnNq3==.[-sFKru;Yg:",
-    "Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez$*gV.1m5pX36^pp3A7O(7dV:aV+*P6KnI.H2;dG,0F5jOg+T]#y9W#A,DnA-[[kE]=EwQ>w#ESpfD8aP2K3^U4w$@e3C84T0uT/g+P(,2",
-    "q7evq4+)i+9s[Ib3Dtwq0SKm.Kpryko&g4):IV*xsSE*trDhHJqYMbQ!vqN(1Mw&Z<UUJBugMJ@05bIO3:z!&)fo/3s_QEivt.tinawx:1q$l8CIi2j6b_Pv,XRa;0nnya4v(M#0gV]B-OYbc/<.=x",
-    "-yVn*Bo5#K2CBdx4,:z*0uHS6T:.]n4+5C2T<MDM!d<OY01prUon0I&>tbC&@VJW_+/ELG2Cd*50<&k93ziNK1;tib0,X:WG5@+.,VHAbI5Ni[1(*384+@oG2iL(r7B#cO4hp@Q8VaMU9S-Ga#ybY#",
-    "!UqD3R1TBwGcq]WC8c,*a^NNU76]sVRt^4-9R^l+8y=EJ,Nq-ciA<9b0Soxga1GwOa^JiR91f%q4z^e61h!29s$CBL%v%co/Sv.k$/M4Codz:FF)X]FZ4V35>#FwZ#drnYW)B_>=3VYd+>GK-+@1qJ",
-    "v(>04&(CWHtoJ1xES]s(42i/O4;&=PpaC2.pxqP:(_<Nm1-H8)[JkXu+K&$ftMCL4oVOD%2Q)UFw,W:LzzGG10uHy05Dv@RK:*nb4+D+aAP*Ozmz)6)0sgZF37j1d47$k&1/N<q3!()cH1::17&W]W",
-    "2H64%k8ckKgqfEC4+FZ%2<y8[3X[PZ4&gckh8+s%5(nYKi2(%vP!AV+FfBMWdm1eO4(:4r%DZb0p:6]<5)10#5DzoT2m]e71(:9L49XV<*[uT]IMB8R1MLb8<Vg8sIWmU@0oc(94+i201k;i;G=7L%",
-    "CE*Ak1_mW[H2<bl00qmn7y.;#2[>:hA3!qzFC#TL007w)4&n$9GynsP-3E$N-s>rGGynoV5-6b^7UBp4f#L^dOyURu)aVHh5%mU5IW#LY<&=wMq1S8+gTosS1h)qarYjEsq^_Yx[0[_7&N&^GH<F7]",
-    "*_VQ2-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)B2G1iKG2DS(fB)SJ51_UK>HUJqhoDd25tQs#0D:0oAA3,s=2OlLg01@L/4&[$x1hbwZ4+Omj9]tl37c!Ht1@ijY5CiDY2<g/d2OknKzXuR8(83N6",
-    "EWigJ4LAT2GXNek!p[N)v$$LnGQbBPKsEp-F*uba4wb/X3a@5b9W^PM0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSKH_.kb00N6Y4+-JbFF@Xo03ReU03QK1-1:h@=bi8HwgwLb!UrD)FaQES",
-    "1I!5z6<U)_ukj@iP[Icv6fyt+:XQNwE5io=K=@sLFbnsin*k37(9#MVHtjSH*DWqLGV3%0fG@hA,0nC7rCkEc=$@xeJqDkdK@#I>H_.zU.Hs5TkA!Xst_CjUtv:=_jsXt^urDJvHPJf+<&N^L4:j@v",
-    "2-,T/0UrxAuP+0eF#$vm1nQn32hW%T3-LZP4-,s64+8pQ1f!1_1ODd[4uK:Hv%YN)2l*ud%[UJW>MsaO8Q0hb1=DI,4+pu6IT.nl95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F05$m7",
-    "1@CMF8V;8kfjJ7>mtYK/6$9/a4Cpci&i<]@.^wcf@,3JLa[vyc/v6NWH#wjN2/]g,4&Vp>#ZnIl,-X8:g&zS-2*Qe84yiK&bsRFCG6Eh1y39)phD8%OHUcCXHXRDa%nb_Yq67%3([lkX2+n2/zTXxe",
-    "Hs:.][b38P0SU>i95(.GFaQE23%l$_9]1MzGZ-1iDlj>Z3Iy!Ocn8E12!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw4:N.9DFNCP57z[_wLA:RHvw4+#KI#MEZ(mL1al6=oe2*K$TuGrH2<Pc01mS=",
-    "2gm6X9^GF/Hv=av4.P3=2+tM,(tuPSDlmpe1iu=_4:*NK4Xe6%1w0QA$2b)+xu.*&1i.tX2If8r=8yB@@(6dis00k=9Rund0v@:G,d+;kw<ePM!U,EQ*iR110uGdG5-y05384lB*<JHn3yPs24#%HD",
-    "0>&6#4+<B(AOIc:H6IK$hM=!20,DxC3AD)<D:O8Wv]R^4q96c22R9F2[PG!OV>]S@Wn^rBUl3pR=H==XFgZ44GB%FOngI>lSPtRD1rIM=4<UjG6b_Yf0T0yyfV_tCHnIW>l;Iy2ngI>U*ai->k,Y=E",
-    "G*u5d$>o!-gS@b0Cb.a<9FM&e4.lv]t>i8jngI>U<d*zI;z[yLFi[4u4G%.FA22bA4i8@1yagWwG49V34:.7x9$jJ&Ci<N#8q2%]4:*GZ44q=S/qv)Mat6:P4I2cBEe@[Y,5;JCxm=P+0#gs<0i;VI",
-    "52yj1yaf*-fdvnQ0+zf554i!4yagOH030-ld/HEPh@a;4J%PLh05/aF@nv<WJM+5*4=r&A1ppooBbpEo3Ao^D4:D2<IG+*=5zyij4:;*NFfsrSSLnPH4*C)brJe=5F_0#1LHiO97/Ysw4.up>8-s).",
-    "4:[)p4[YBP0/X:<#sbv56c0>Z6AwGryc7<V0noe<53K:C-u8+&&jkvHOab>!U/N7>o8l7:B9!72FFIy3jp7pzKZfEHFAsGy]KSr4NZmdI9]Mz:U;EaV[GtI2G-3:Na%XdRr-1;<Q*-LW6Ax#6A7L:7",
-    "4+r5U4%9R+4:LH>6E6cdKAM-T4>nFt4+O&F1rJ,(0v_W)iUJ6o(FF#AUJx>0<E@_D91%DG2EO8k0St#*0;+_l+!X[aKW#WLU4@NaA4<HZrUMTxzbX$mtMXwAt-^oyIRqC4!K)iAH#Uo/0R>*ac<G7f",
-    "Y!43m)sO)WjI%Ni3Gl^P2Z:T0b&X#jGe(Yt4lX%CXAcj]t8xkVGzXWr6bs9(2N5=So;&e<HZwy(MZ#fFGebBqMyl#34.4w=4u2p-FgP>iG%)_g5kWygIYmSO4%#gb5U9,#1Rx5gYX,,p2M)Io3b3tm",
-    "3D=P/I9LJeV/oCaIK$uA0SEua9t!-f1D-]IfpG[K0MKg:39x@+3x$_<4,1L[1PTW1c;sfU5iy]16aeevC>F.#G]+qx0nB3$0mC=B6CEv]:md&BI^ZOi3zXO/0-W>6x_vrjjspg(,WCmw(+(dGH:Q_t",
-    "2%ZQBmAVZ9UJfk,w=k1zuH)PR2xkS1!51zxUEFXBg9#4,w5JdU+lm1Wzi0%Y&PERp/qMivGrP-!0SL1T4+W#f4GSj=5U0is4<1u8*#RCk(MK6I(nk*kkh)+m3OF:6ry3340S=P1jy(<4tIOB[KL#<_",
-    "EX4u:LkW^-4+Q3yY%d8dH0jBR0Tng;1x6G!rhx(nzpgkA,0oxouP>e*kEIVQHD9KNZx09Uu_9oMH#C3&2.nvy8#KPIZwG>+1q.NkUJRDfT;oO%0uKSN:IV+Zz+VK//O+L!1jhjms@3Z][2mC[%:f3]",
-    "a]MQ,nE<L!zLp6TGnLx@5,cbSrMChPEUcdjEHz)q*NOoMxBmeP,@oTY)xls70Fcam4+Y(/0R#F04.DJgngIoO89L.z7c/d,1PtW=2f>gWm1+q%1(lit3z)811K>v]3y-tW2BInfQ_[Y(4wx4LnARE@",
-    "G@qAM1HWPp]7!<^<),@#Wdy<34&Kye2f!l>0..:>.&FUcskIyuIW+:@S@P%uumKM9We0>a9S-HJb>OO4jI1Lc3oxU=0UR^!s_7^[r3wb>11mQ/m)!vsEZPGG)Rj-cb;O2Df(j3D#r>!]05dckG5@V/",
-    "1T+sBlPnKYvmFl[uD^Bgnavjpw#xwqhQ9]3!l(fYfUHjn!rcK4qoD#0=0XWbl)u-k4+WOck=vqpy_6.x,4q[SF!ih)KLRl<GmFRp2d1,64,KZ]8V]GspVAx$[:uRaVIDx(nqm(1m:Ll>TLsq,3NH</",
-    "hu#VjGcpc>&jAjU6%Q^h+d:yPod+y2G3WdV2+C9sAGXMd0R:nZGtOHPH&q@8Ik_JH9_U>Q4wM29GKSnj2D.;da/fe<9]bu85jg,K.=wqZ1pE6$4+rx72=/+,u*U%^5IHdXl:s=^F*L&m7dcQ50I-yE",
-    "0SBd:2=uo>6CyM/01t1c-uS9+F*o<WFRTGGHTn^BIOy-K4u:WNrGOm-Hb0#MFf1>n<L_v&Dj>y7sR14@[VWKThzS<o>#OwPm^L#H[WS&ihyf1:nyF$JIQBIM-=!0^Jv8.-A0IXMH6ObHF#rvak3J5%",
-    "vLgfhj[=cN0TTwl3k]ox4-V4w8y=HW01pDh.z<zw3.qBtIo0>J4*.#/3hm;*4=xQy90%.1O9zNA1+D<Q4wJ5-0S_nUjmA+1so!A%VF@/Q0R<#T4*,b!8_]Mig[X)D3NZk74&MJ/4>U];CpI(HEgvK<",
-    "$QugaJr3sq3jFH>1DxSQ4+plgPcL:iILI3:axydkF9bF)h6y1xIRFjQIuFzXr:GeQp>Ee(2*;@;yPhTiD/!5!IgJ4a(1lk41s;,6lLZ8v>!R(:0^mL1:]+lT+2T4c2[bi<1s;@AgaZ#Pavuda03Ss&",
-    "051hGF:<b3Ht!8D2[thR3+MfI7c[KN0R))P0Sv:gVh!&N1daJv4+QTG9[<N24>fXGCp0zyA450*95bbj0RmAk12Q!54FMw@b_Nz_FLE.5051YGGXMtN<M90-1Mv+8j-C!82/NU#Gch[IKNmQ(L.zJ,",
-    "4%grU4+FDB3d<);1/h$O1c],>2YD]6GdjyY4-8PjQ4aXfX#f@mnwe+[%OwvWt:I7uw47oJ/qfEXG5@,@-<^k<ATr<TAFTm2/qeu*GXNVhsJjIp(E:B*Dj!8N00LS9egWJF4WRl51j<)(3F#=YrrI74",
-    "2(JED2mHtx4EF_P/qfKhGBE%z;Ex]]01k^bQV#=eST6%GHJ4Zhl96cuTml-g=F]ssw9f(#m/6jV1l5HI3(vP/F90;/:P,]k=T7cQ,KlR6Jhbu_4.v<TkO2/*q:nxefVg50F8q5B8p(@[0S1:@9]tk#",
-    "RVX((>bwj/H_.2nQ4a&q5eM<p3xSX<9]]%0k>!(2q/y0s.x3nhzET3V5e)DDUJS1A0uIUB8V!,5VIN*N;B8Yq*aI+QVQ:I%5i:SnHD)xkpW6WsF-NAiat]n34<R/F0S>C80T0yytFZwOE_=3$tp:B7",
-    "+W@*I1@iFl;p+TpP7g7s3lC(a;p+Tboe2*dh>L]/8($B@3A3Nu0S)R24+=uN+W@+LN(PM$4;R*JDKXy,4]l%p1@j5.0S>s(>+^1U4:q%(+W@(+5B&tQpW6Wqp#/]:2(zEt0S:tc4+@6WUJolv4/^hA",
-    "4,(0MUJo)-A1N[b4]m>_6%Q)70S@Kj6Au[aumKMpTMrrHumKMnTo1]wv!B^m4ekUF/m)c(+W@&Qn*joz2oD6>,)9CO0[ICKDdxkT0UkETF%JQd@.np[!/al23xoj/6za8Z4<_*rXAY9:6%M))J2fm<",
-    "ya5jiy4!*Q0<iE_2G6[L0S=hS&R!1<z<Q2b4ey<60S=([%_A^r:lF=EtqKna#7zmL-bse@8Uom$3J(-tMFji0a1N&e4w1/%0Rp814&9#$2Hv7,8Z6o<1I4Kj2*RoX4<2F61@kT3[tXXDx)2XJrqu)q",
-    "q*4XtyK4vi[R-*f4/JLq0UruA%Bukgxy6nF3aQ3x4Aa0C59]S/t=ov!;H2$B4+G$tISYuC6$-q@1JG9w2&Jw81^hJj0j9129]tr59^hSH9]bl5A22xpDm69$4;Dk$Y!6n=*-5^-ILiqSJ:_FI2J+qr",
-    "3gKTL5Hy3a0S=SzTpw=V$&U=XQL=G*2dP&N9MA&_Gnw@k4-KCP6%PZ2rw]Ven_)U<r20Yw!)OYH5d+_w1_wmWID@/&(E%]42A#Di4ulaOCo/#K1gn<83E-yR2dxeUiq#zsh7lj>0W.&*G#dwy-u-SO",
-    "xtbLkIoJXM%K-A&g%KZ<0W$y]GXMo$4,kbB9x;fI16U6,h7lVw02ndSoKOh7o)[l+HO+_I0UseUwy>/$9=(x!b_QHS4Ic$E01pO;Aq.G;V,H;[(iQ^rX9SO>QhyLKWM(sFHD,t3c<HdA4$Wf=EL[&q",
-    "(PIxEivbVS0o7v.Gp>-.#RZ>/c<G!aV,G:W3l9w4V,GP:4:r3C4@bzH4.oG!4-.,Z4.Ta<#R,7Y77qjN2<eSIV,F/x4)tRXK_=6vG4_A*b=T)xA*2lt7/dIDAzu#]g/7yPUk_L3!@FEa8l;pf[RhF.",
-    "c<G/C2oDL7WDhS,4:i_l4,uJU4:ngHEiwQPccEktF1!H@KCu%I7=!3rAzu#^tz,@&U/PUzfYKHZ1M&n9[0FsU1EL5I0/Z,hBn7/:4yB;^4,%fRaV-@1ixCaw:lX[$s_Qgv+r);g88oB-4,5U[2QL6M",
-    "EYSfE2anRP0SbjW4++u1Wde%>4bu;.hT&!kbPd8^4+ZhaiUA%n00G.m6Afkv,Rl/06f:LO7X,M45)Tl_zXJpA!_@D*HLtV,4-AyKQ4b5A-TI19=N0%tIu8Jpk]>i7n.<<A1j4/y2yhF(hYJmiW(^>&",
-    "9xaV%3i82+0Sv_B0uF>^1Ou*-1P/z#!VCd_6AZ=s4,A:xkpT;PqZ]T73ahdg46fk[0%rns4;V%caSv0N(iR=]GLjMxD#Bb3Nyvax4>3tUhyf2(,vSRig6C8Vq<*4I1q$Q#91EW6P#*&>00qy83k_uL",
-    "4&@VG<,@1-fXe]UGByAVtziKl599,Y%K,+xh,3@oKnKc54+f68bP2yq1ef<F4+Zo6a1RIF@(h2t)&vg+,Nc9i9]bi44cHS8E@XI$2-+wl4+,1U0WT&qGXIoO3xiDr[[Af/1^wMeA]Dko*wg>IkOB@n",
-    ":Zws5axefN12F&ww&xrV.O9>S2Fl>L4b[[E365b7-r#&)tcS([1kITQ2RRLt.9,(@*OLMdJ+A#!4=qluFO_r[G0qbYp#h6:AC:>),U1I1gUtZ^69SpJAPLEJ95gTvlcfR/aINgO0UuE<<ris0.f;/L",
-    "4.OP54:0Rz7&OEg9x;zKHu#7E9yS09<8TT[w8A$I>Ulj%zrAP*.@4+g8V;238V;E68VRq)AP-ByXcJ^te/uQYVKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uPi1gX)a]4-.A74,EQf4:3[;HoFTC",
-    "WBO.hBdrM!J=E,4V,Kwf:gkOE4-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1gE2Q4-rNf5B&$Fqje7(y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m2",
-    "4qp#C@e+Vd53vN5:5Tyo8^bAX@3I2cjR6Is2oDhYXcuMxFA>K_zL!!j4:dN85k4]9HP7e*4*^ng9Um1k]7afzW&l3@G%+mJ0S=Yp&S;mWIu8oas%8V#&JPa,+[$MNbPpK+XdeVQ;6DCK0A:WI>XH0E",
-    "pPW.):w.6(6R2np1c/z10S>GRXfF-nGyo2lC/R)32At-*1z7.e4uc=My#WroXb%mc;^Y&fnpX$%[tN[Eqy,1x<Ei)hST8FyF=^m29W($JIRFmN[sju@t7Qb(HV+kx-btEvIjEqW0S=PgoCXWGgQ<@r",
-    "sFNE42M)xmn*jy6/K:E1fV3JdH9Pyu1>)XV[nHo<.pL=gZ_m)P2%Dn_29)n@162!cA_@IG2Lp>oDh.p71UC$55-++U1ms<>EC_3a1rFK7EDr>aT<LVp1O/1/1J/3*3a]A,29WCl4b7.y4/u3-4C_Z<",
-    "0SK;n0^j[N1@G6w8xH<V3l9pi1rI8-pq&8<p59Re(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJuk/p/2M+@6rw$T1eFlWN3k[jP8V<3&>EQJ:;_4HomeT.T<8ALt9QR<m2JMm=4+Np^",
-    "9SriO2>FqI;x9o(r(p%YrEVQKmjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0te2yWe9=>3,<yX.2whs;*b2S$Fo2WAfMrUA4xfo9S.wPxpE7!(*h3[n#rvJ1fK-02M++Q$qNOos_!&tgWzHc$U,GF",
-    "Gn/mhLpCu(G]tKw3)kTS1),,l0=imR4wC2t0VNhT,UJC[4BqpK0Rk/pgboM0Tmz/)5eKyB5ewJ>57GjJ,2xv>FrBgj0/g0k7z(nKCIv;pIW+;R1P/p@0_k1>0u=ll20b1$>yR8>F*NxC7dFHK9ylTe",
-    "!q-_JArB.v,vS:eHQxdb#sViZIIpk*1GeP>4++/z0v@o500NT;3h3Gl1-M<.4zmsq1gfod88=jW3hWIZ2Q%o3aUM0)4h5_bZXP+*4g/sU9]AMf4j%]O03QJ_03QW203QP_02(#@1:<_o0=tG/J)DjY",
-    "4=!rg4KIfQF*Vf/FBLN^02;:#z6u1=x+;)j9]SPn4KD[XGXM(crYi%H1@gc_0JjeZ=79KH,_u>>4IjY+HUJnf-lm0a4:a8k9]bS_5,.QAHJOS74+FNZ5e$<*BMHe34.nC>91fLw4&Z(div[$B11mIN",
-    "[L:09I5zFc2;y^>,vKWGGclru0]6lq1+C!^3SJ&KhnNEfhvRw/1BbI8Au^u=4,dSE0Us@A01Dmol:rK#kP-srG=MLl2HWmC4.!4B0^Yq2R1W_n:RJW#jBXDEkcR=SArB<0hyf2gfu2$ytpzfThXV)7",
-    ";,&TQ&O@w>4:>dIivbVc0>zwbQ8elp3m6B]@yUS$jSvpL(u)Bf3N@:AKsf*(2[!-QMKv-V9]br7A3@+%4+<s:0v]v)03Qi601LP7c:[pOb>8;[jrkuMG:*+;4.XUNR4)lKFaQev=AG@]J@V/%k01[P",
-    "+NK,.A@em56A0qN772[+4G%2*zElq.z>C&v4:-Eo1dOf)4+GZ]0U,^@*ApLbH_.e2%FK%a599-ZoB-,_kyZ_0*ApE%00QL<7CGrU2Ej%Pv>%gGll4&y>!1452n+j@8XpBQ;uN4g1tJTV*f.Xd%jX0i",
-    "1_-2S2lLER1/%GIhpHV6wJt0-IRFLi)G7^Eh3OFvSpw5d4+Y)!5e_4rR32@/mJJUK-.*6_vPlNd,dhBxLk&3ujk-0@#uNyf[TB^gs@,Wi2I-Sk0S=P:loJg0j^sI*tpoy=0S@RUG!G!9Lk^Xc;Ghh@",
-    "0XEV!FBLU6(KHUe>,Y2if&vPU.ADJU[=1x86sJQ5tL!/qsY46Uof-noZOV<e4%G$/gQpcXH8d/n.s1sONFUMyGo3XrUNSYb92qo(kPZo%loKxjI6Bh:A44>n2p:_401qCfu0smzo_[88AAt!EEvWo*",
-    "1<r.B2.GKf7&8DGIl2cQ1_r&N95Vn5s;[D1:G)b795/%bF9bO<#0_;hZyyIU#10!Y00i(83Dx%!4+X:y5-6cDHvkLS[DuJrm*<oql9;9]aFvsz0WTmpFvJcYh5.ML9^F@90IyjEgw@Dik<FE6GL+dL",
-    "FAOp:f*uV2wiN-T1q1!UAPa([0uR#y%;%%3IRGazF#rgfk#r9Nps8pEpy>cBaQwWZ0UseZs:KlxAb=2hA8t9#4Hz:39WnqIGQ]rnIW_k04!(8>yq6ab0)fvY9^70kZ5eHyy9o_+t=NWRGyo3-x:5tX",
-    "eGd%Nu:mh#G&TSO%B&.]UuAM_Z*t-]3U3WCW<RuqHS:iS4/GX(lBNL.D>Rd]g<zapIfeob,ER*gVh=(k/D@sU8uSSd38jV<4/qjxrVS54Rv#/e[0$Fyz/jwPHRu8!U0)v]Er][f8PbLr4.TO..OJ/(",
-    "5f2,s1rLP;;!gfSuLutWz5g5wBmt5N4-rH1U:=<Sqre]MH8;od&-cI+IF=nC4,3YU0Sc)B1Ma_Q6Eohw3ktEWZVuA[4%qS+0[8>C/U=WRFp8CG0@vtB1d_k-pYUP@:E8kY91jJLs09wL0S<G-a]<!/",
-    "VGFnc4-s.h8xFPk1qazQ1i88s4uM1fH3gc[L/4W%3l6%_KnCs10S=Pp*/!0W2G7I,2fxk%4+!eaMG4=/3x@7t@o-ne2%gME4+HwP0S=M,h#dpX<Iwfu-YJS($o=*z90/mcQV$B.lmQK%svjgaH/YA3",
-    "F*VEi0]n@Y6brmh5i]3Ta32UWs@VED/pYF8pK2I49SUU.G#d&[88QG090A-V1Ba*>4y_nN1,@OTDl9P:1:=WCE,W#U<eBy_jR7AEJD.J>3CQIg3i;Se2[$#Fr&]S_4,5OS2Md_$0SKD/umKLPl34@n",
-    "r4.hbfD#@GIQL5r1M.3V9_d:.rgJzgF*&RU4+W$4QU.][1q$,#9t>5Vo&gJ75-y/7F#rz(sNfI@rWXkCyb%t:/5Gecqd*S/>/!=w1<+^@88ZM4-[gba0uKDPg#ieW:_#*hjs*#l#Ssq$otaV&kdX^s",
-    ";ne$X0mcIuFf$Je#<@1EiRW($%7YdJ!jTOFqUv@F$43tazrjWUp/A!U6AwSByb%u^w8t9[Amq#kFG<Hv)EW-evzQ;d2&%jh4*voV0iDVp2,2F40S.<10ST5w4+q(_8VazG1P/t2!KDEXhTAy:qmF3_",
-    "%<zZo*hK[/4+Gfw5eA:HP!ndoZVw,n1uQW!%<PEbk=v7r)Wl&ABJaVY0T0pvt>3dxF)>-H4,W=h1w1k[E0NqG46XV@0)xXN4,c6I1jjlWHhms701ArCMFuJl2Au=TE-9fdHvk2=k=_/cGMxn.(*ZO9",
-    "9]AW39]1W43HrtZ1^hGo1p/k:86OWfo&=P[!(0sV:kbbHp9KMa1^YB*p9LQ+Gyo0O/pz7,7XtpMR1a[U1s_D<H2=L$GvEUwIX2/04+Q&]X%7gy1q0RWJq9cVUJm6y2%F9/6FL3nND(ZYZyymk>X,s,",
-    "kLO4Vp8*_:01Nx]Yz8Y21)c#PE-ZW)4bH]y6D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Cc+XVs2Xa$A,T@v$ZG1_.JCJ[g[3ZDTV2s7IS3!VWV1v3C2EjHT)9W&d]4ihYzBOh/z",
-    "+XWxe0XG0I05dfJ6EFZD0yY322sZ![H>z1[1^qN,y#xx]1sOQ5*&@nkGus6dGXNSk03QfB01KW09]bu8A1ycA1s*i+tPlg<1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ2DHO!1^qN,y#x!^1p<N2",
-    "IRmx^9^+bH1n[9j8Zn-%4+)DL3!VWF2CotyE-!o,4UVG<6D*h!A8.F<1s_G=IRG9v03$av01pGU0^lzO91/Oq.^C&+1n@dq3xV)&4u+!/I5IFd*8_Mw4%cN2N)C.z4+58-T;aD.fG!E.@WOTHs22[M",
-    "-]Bz&&OQ$Xs+Djb05t#;Gyp#fH988[(jE%/Y730-VGjo4tWqxoH!-aB9^GB<E,p1RkpTzUN)HU;!XF.IGVJ7d5iN>!R0e$y0Fl,Y4ubMr3!Z=+3X!TD0IEX]INa0:0<pAPCr%F71Q#=@8aRyB4,qy1",
-    "4+qlr5Dx<=>7E-MFaQ9Bbp-:_1f0lB4+2mR7O-YF4b8n54+PfK3<,pMGfoKIG!Dg,6%TdSvxxyON,[L73lBrPrVuZR0W2llvxxyON,[Ro0uMvc/Lau_0W2lqvxxyOo&hpA)dB$8aSwFnvxxyON,[aV",
-    "0uMv/)ei)]0xxYfHNOHcn*lR0[R9QK)(Q/h.9QEw$/wehp8+z]0ueI+4*-E%9v=lv)&d@&0W.&,HQf:)KQX]/a1S8B0w0nAH2<C==cF7!HZj!35g!dU!PE:7HJ>Jo1%%=%4+z233:+[34,uc2a4!fj",
-    "GypGEFf-%J,2opGG1&nR5ucZE15ytR!2u66pO.h4/#FI%2%rNTHvkTwmv9cC10M,C03QrC01r8zmv92#&TtPB*#Qp^pO.hS4/wJ[bPqJ2mv9Hb%*X)@2%rNG4U;1+9]1O;10M,E03Q%I03QK3051SI",
-    "FaQYV@VbDylobNl-cyQU*#QHl[^2XQ4+fwE4,uRD5Dt(<4+V*ra2PTG2cQEFC#ubGCpa^z4aJld4:79Ea27bjWeS(%9uDH84+P]h2MFv@4,m4UJ@V!Ym0Sgai6IXUoGA[K0S-szBRP^,25.>-/Q#uZ",
-    "tSJu#..lGhf:sR1:l>8sM+KdNA@GqJP9Fy[gQV604)xSkCp9o(BP/D&tQ#C_=s<sLGwYp5KL$86F=J>H4%VX;1Hu1F2Z>g82)hLVlQ$0wxr2@Z0=JD$iYO8;mn0iCWC8xFNdjaJg53oLnPU$NTp_0%",
-    "00fb/H43j(9x[o]4*]4-6%Mrn1Eu8!9yXn:91T($bNJ6J0aG6YF]Vux5I9!=jk+cdpXVn8[sIS[%N[N;HzEq>.0l=jG(.HrH!wvUGS12m9[<I)tq%Yd12F:4yATHD0So)ROatGxBOe7h:-*3mH96w1",
-    "Ivh5v$wLg_!5Ry+>f!uCj$sc3p9CKRGI$;MId%/dcm_DG!T^pIu:^)2iwy(UXbz/$1GuFj4#<!v]2Pi_<X-j(&X55WHNe4T3yc90IlTr0yDkE.G!F_u&qWT92M+=N5-p)1%)^cOG4lxv)LRDQb>&-P",
-    "4Tz^$0P[Kx=a&pTFaR$lGC2SQrTixmH2;sN2L@7B9_U^=0wOIn,VPo#<(Bc;[wE3a(hUzHS@Prh%;^LS@9K7om.$fO2LzYz1rGth=c)LQ4+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9",
-    "<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4Yew8x^GE8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z",
-    "5f36,4BU(w1C5Rm4xH)>J_A-fkp%.$kQE*:$Oj8k4+OgrF90wz00pdyRu(wP2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1n#3j0zC/!qXG,O5d<L39v/lY$>FhoH2<B-2OrY@GrSQ8+Q7:J",
-    "3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fb<02dDubAUcQw3^Xe8=Ggca-u[YjS@Pxc5e/[WArmvhs0.$lHM.cmFf[,U",
-    "R1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=006VhP!7!p0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZH/2895R6g4-H//JTW-m046Xw",
-    "00,p^4.*hA1f@T91kv[a2.@(fAUQgR0t[mXh2%[Nz^*@UAX*OszY!ZT00fztHy-EzzY#t$IXD0eQx5_o2QLCRIRFFD[#pjA2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#04>8&000#NF$4PD8wchA",
-    "3(N,twy+)#2InX*4:2*n5iiyOF*yJcG5@(n+9eY*:/q9RzYzee<-whXzY#A5H8%hkGXNheH_.b&4EG@!Fr%3q3(*D,7QYby@C];72>FG603RhW002)1jF^x6H.Jc0AT&CN0t[mU$cYCH;ez=0AX*Ot",
-    "zY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@bZ@4$HA2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$W45fd<b[u2)c;kqnHGC4WF5d,n59uEYL3Lhab&j&9CHZcGPjSdei$SMv]",
-    "47vOp6g18U9689Qa1R%_5ga(UG&V6gH2;;X5f3BG2LZKK1&Ns/4S]rd0S>RA0t[jV/A]DBnxGsHAXyIryAc_Q01@3)F9kR:04>K*01HzO1iKM012-7Q5i]f6G5@+*rUw/;$Oj!W00#dN9]$./2PZN!",
-    "!zvpy030&>0VM_+DhZhtD:5;32LrDA79RyS$OkVDI5)cyKh=-.IW+(hGyn*-GzPDn5Dy8qGy:bELJv2)5ibQcH_.zk052:uFaQow3hW6aH#q.+I62P,4-Z,,EH=Xl2>@r/00,a=4.YRd1GR<x2cP.J",
-    "7&njx4,&W$Br7tbhfNO#*a8$S(efw[7ux_/)++*56EN%v4)YQYga-24S@je,1;v>M1iA+uIPg0TxCH:X!72]Gyaq1:H#5El1E[eR1m&721n(6L*9#jroS,ZN#ibk$o(Tl/kpeFcH#gV]4+NkSF9S9:",
-    "00Z9A8wS@59]SY&KL*$f9]JT17BK)0L-^h]2huJZG5[Ph00AWj(k/]lkP!^^@veaQoSbAI7%h-4bt<]_01BXh2;<Hj0uKV^eGAU^5DMv<0v#^$#HRrP>yhyf(hLt>gqi_%1v32m1O;*fG7shhi<P2M",
-    "=]aIh4u$_)qy!%pFxQd,4+Vh*1E_rTHF=uwKLqO46%Qr([[av40*]s*29LSa0Ua/R1,;TM6nP&8GROo2+qE4H$OI1z<]h416;hK[$OIoiG5[Dd01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1kcDH4R,]U",
-    "0^mC*1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhzGXNMf01k2/Ksf*p3&-d7Kr^IP3CIKva]>4:1lf^i9]bmd9_C*s1Rn,801,F.4B<pw1oRsLA@d9Y1Rn<A01q-W.UbB>2*;BuavwlB01peu1TR1^",
-    "F:;.K$OH)2u<DHDQy&vFWCAJy/FJcUatOX01+_Zv1S^5(Q2=yj3bz3Ru%]8zPzva#TntVHhItE21Em%YOdlRO00h[&DGp699yT!mCp0-n0^Ht$5-V:e9]]=57BYwf6EgrG1ULW<HXs8m4+n;;8#4eC",
-    "HsKi#P#+#P;*Rk%[TL4bOdlUOhyx!5IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5CO0zx9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliw",
-    "cnpXG1EX9HP#+#N;*S7x-GhQ%OdlUM00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD1T>E/IdTIm4+n;;8!!MOI5+;fP#+#M;*Rn5&utD&A0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1oiM14xqaO",
-    "1X_[kH@ACS3a%#s@YsO(q3Tu+sP+pJGrt5KG=ybR4+hQC0S>Uhp8=BXx)2W@<wq.>3LY-DF)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIixsQx,11vs.0wE+(nhq4bFG5V^S3e:Y)",
-    "2b!fC4,$=o0RU.b0*j=(0+zU54+gUY0;OtB4vCa59]$uv4*[CAbO,s&b[sfR02U7lPagp=03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2jR]s4+7KhL/Op1F9kF(<6%NZkk&s3*K@jG",
-    "Pag*_03QM^03Ql803Qc903QM_03Ql9tOXwiGEWSj.u<WVHWvh$<E-ExrvncJ/d*MIs]+6:IZYoqGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+4y)T:.%V4.O0]A2_Gs",
-    "1ur/;G))gV[sk[NH8M:P8vX;j3[4*fGX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_PxFF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*Db",
-    "FDNoF01izbIWzztI5+;/IWaN,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=QIf4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01e_!I",
-    "0n8:33691A4+zzqKmh&R6%PI@4,k%v9]=_&Bo6#89]STU9XJ3A[4Ng*A09RU4*V>[F(3_6E)NGk9XKBf@z[X)9^+eI2:UJ%G<FH33atbW3!3*J4k@_F*oOiRy@<$jH.XMT9Wapk86N:L>>wkFKL-=5",
-    "K7+qkF99+zuK@j-Gjnxq,[%Vt9y.[/ny>RMThOj>4n7]RGyo3[vG=bW/zR]e+X4:*wt)r;tbqs%ro#[l+/:qm31AH9iHQLM,TxyG1FFjc1,r<,4C1#N9XEvAIt07^0.nVu6l5F-Bo3VQ1@CM+0&<cu",
-    "3Z.C:2NeeY=B4gY4E5g:3KbDD02(p;5i.Y^1B$2z8#mK52Z,/i4(tL2o6[K@E26O-067fBkOu=,v0;;tqbCW(-]2+^&^9zYxNr<E&J7FP3LhM3*0*:IUk;bisE@2.2+z3;3)lh)@U4Ik0A:NI0^2%p",
-    "G5[Jf01,0)3,]*Doz[r_4+Qh4Y!0agE,=IKxCaS<lXVM;0]nEX2M6@3YzvPA13DZwQy)Dwk=:2vupJAv.O:fA-+IGd0qxZo1FFpw4+=CZ4+faN3LZA/;m[mzGC0Kt0p$%39NYXL2L0hi1nQRp0JsDL",
-    "9^[Gjj3f=SpS&Rg(XVw5IWG>=F*qM1HUKXXGB5xJ@auSygl[f2U4[1n2a(eR963J$HUvF9G%GYe88ZMM3O4[AGt@PL88SZ_3N,)#i>.R*Kp8Or9]])74uRo-0Sd$VY6OJ@1hxnQq>7(R9s!308#5gk",
-    "Gyoel02np=8#e$LH_/0w/:rI^0UIr:v;2$GlmQL7s#XJx0^jrMAq5%%fe[Nf0UHlQgOqeH2QoDP4,N3j3JRUH7X-YL0t3ki3HS&D)d&v:@Un#=00QWqbr_;H2oDH/10gpn;2]1Y066Xj9^zUB2QL-h",
-    "H..>yJ0B)C03RJVp9mB,01,Ao3Y+:11/O.#3DNZm4oL<=&J+.eM/dor01Vun3m*zIM,nms9Wnp@,vkK#,E0pEM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-shEw;FRy+5g]4:;FSn+9T+kIDmO6z",
-    "7Bm13[s.X19S-JMgd7RD0UkE.ydnndg0le)J>m=XAOXU!Ob,Eo1]J4E00/uD7Bheb4m%$vHUJ+RG/K&aIi[=65-pGv95CbqC=anEy8[mirUVf*LM$-h03Q^J01@3)95MhO7BK(.gaRBe;*%UvI5]Qh",
-    "I5+;tGyobm01oK]5,r-e8#m>#2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q92PY7RUI.C]6wBHINYA_:4@A0RX_4-jh<36ieN0S(3l9_L+O0O$QX4g3Qi7BfCQGAlCt1RoYL03I-k#bF-7H<XE7H@#(w",
-    "3>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]APafn)=cgeMOPKoB$l1eZ7q,68_t[zMN6KoBzk0*W[exsL;[+ouK(2]y7t03QN2lmBA=",
-    ".6sV%1ras:1R=yu(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1Kj8z3Z$h53ZRi89x$>r0S=+l%pxxkGBAnRWDT$N1q,p0ArI_Zwu)5)xQ>u2aSuG*tRD@@rVS4UtfB,D4)m,a2uBU[W(MRc",
-    "4+OW*kO2.xF%L7qjUgW#F#rJt2$d^l9sbNB1iOVf4+pfO1RoVL01pS20uR0cgv^x=0x:uM27^2W599,k3JS*WYYzvhtsf4QF$1<K4z$<64,3:g4yzvm<uUY1/;D@x)]Ws4hx!^:wGs[/1;Peh0wWAT",
-    "2:6E@4+tU#/IwMHX72JQKMgrFEb2TD3DW<z%Kr!j(*YDQ*MbTk0yQ8pF*Y=U0R$!/1T+8.G^,]KCLaVd01,3Z0R$!/1Tp[utKDq@CJKQG6E&xlK<QNo1>JY*2MVhM4ulK_(Qp6,4+FzH4+8x)1kjEG",
-    "4vY&2m6Cf0jtd2eIR)zZgaIx!T=]Me7X$WN2p9zLIS&Ps1q99n9]JO12bcv93wZ$^4.3F4I1dVg0SEa74,A6/FCa89fdT.I4,AF=2igV;3xfdxBM%=h0SC1Q44^vl88<8,7c:9]**OA7EjL[r2dwx.",
-    "4AC4MGnYyZ+y;,e0^I5%2o9=*1[N<%1P&w.FeU.p2n:Vw2oDN=0Ryrx2)+m^3NSK:0Twf*1P+M,1ofw70VE9E9^f>T0STcAFA6X.i2(!90^dnz,qQ-aF(nP&<COeNivbchIt0Nm4+<I@5-/;t4+10w",
-    ",H-m*G$jm+0Ur,F04Omq:k1zUF_SxF;57X]yRT&hqpENY$/;(K>7Wc!G^a0q2Qk$O2*L870S=Yb2M4=sCJrA0Jr5hy2LpKzBH0QKdjTX5A%Fo7HromSOaLSgA%y@CHr)yUOb-U73IjO_,wFenISZ%+",
-    "4*^x[2hH7Z4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/9XI9*2%.;3E#;X+GB=MVm#-])iI*q<(40=o6*B*Y",
-    "0RzRa2M+/,0ipY64,lSF1++sB(pw1c=d]@A:-n$hk>itCqpW<cVh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*Bs:Kp!MBT:+#94+C8lGn2O&A0#tf0rmwAT;O#H1p,]kBs2g4$OR7r",
-    "T:znw2m)OX1=e0r3ABS&4y6na3#^gsqvZkvHv[ED4+zLn1<yNB4+p-MA@c:t0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3%6nk%!CLAnqd",
+    "dJk_s7!Sb#nG=<&tOO4q>238#>4@l[0-;tom$3m4MXkP1U](r&bY*hA,__^(V@Fu4hLx8AId69gj%=PGCI#.o4,qW_w_GNE0z1ZAuLE:ta9;h9ZDM6](X.8(B<Z3x=8+3.+I^80+krj;Bmtju9Au2K",
+    "Y!3#=v_dAe0*K<V3#kE$MK)q(W=Zz3id-J^Gb]>%0h3$;&HW1thpYx41u(O$EguLn03Qh^jmw1r4+*x0Edj3u4,JU>1@VX:0^ly^0tB)L4wG&Kp:q!ggj=2;veg9+yQ&5QOb,a)&@^QqP7es@=#TQn",
+    "#3T,k0tMiC7Bg,S3Z@BT#Q>e..O2wc=$8Cj-[qQDHSz,w3!H:$1Hd&82f[fEkii8H2WSdr4wAqH4/JegJP#82zs3O[2r[0pRSyWDx@Y88Gg1VDwN4Krhk,2*2hpU%0S4pmHV+7o,#Y^y0sxu@0_-:=",
+    "WGnNE2oDOhi!B7$2;dW^0hFFP3ey4)0E;::4+@l74wwN0-Qj-xrWXZs02Bepg$w[93Gvtu1ik>SCTB2YGe$,*0R!P(14#h.1@hxv0zDct(x3qf-h[POsmK^*:6@%wrQ$XS(p3cI#X%1R$CFtf203dF",
+    "1f14d2-t&&4,4.sNe:Q:g9,wsm>@o=$7Bx&u,,@x/#ZEJ2aNJd4,TKR2pD=_4gk=/2Hg!2dk>KVh5-fped>^N+p]vxjs*>[;#_Ae*y9BY+,DB@0uKVQzX$^qXAYJH1B43;6TSf.D:A(S052YW&c>4+",
+    "#+ecjHiMT93d@Oi2F^Z34+8n40Rf,wFbRkd0h%2P!L]qpm5n;AQw@#4BRMQ30K]+i5HswU9[^Bn5CEdc7d]*JIG9/m[qO@1E&[-00R=H55HbJ[D#X458)g6:4@$!fMjK@T9A;*_0uKwbArA!b6b^oG",
+    "cn0zT4C+@90la$zlDJ9>8K%Ea9_3j=1ST-v/mZJo,4PARngI>BQ32%y0Tl*N1s(wr2(-fm3Azst9jg%!72bj@2,=fAEja)dHuzx#>X@p.01,CS3m8QJ4$s:P2khiT37gIg1i+ev0S<1XC.EJS4*.g4",
+    "AOrG]3k:n#5eM1>4!LRpO$(9SBnIuhSqAHn1>^BCBsna=Vh+0J0uHgDFA3NI5iyph0tnDf4f/vJ1)>QY&-kGi27wO/%brvV;*bAuAP))C;kxzV25K-5Mn*.BoC5]g0gG$_d/WPQ5-$oO6s,&*F*djb",
+    "9]AY+yCVmc0^b*S5H$b<A>/>#0[NW-4+Z3<Ne9[R0SSf;AT2WE5E;fC43+@]!vY<zH_.RT3IqQI4+L,k;,maZa32aeZx0Th2p2H@DlItX0tEN!atrj91@e+p8#IXn4k9lOF*k.e3J(pa.Wdd4!$^2[",
+    "3l(P44FQ1z4u%v9nFkj)uK<#s2oCBPA0Bvu2o8t9Br7v9f(Q/-fE)(3u;@DC0jKLI0QayJ1kH]C2*;Nq<dOon%#8#O4ao:E3Nt#91OQ>gFp:l.GBx/I0Bi@81PuBH1d)OS43z[9+Y/86,me@D:Iev^",
+    "2M):kEe;(Y4z#By36Jhd3o8i3.9@J$4x]JQ#Q>1=6As!12gQX&4u_TI$*isc5I5V^Bp(7cj.IwP0J5h64,Ubq0Sf7;0U9!+1Qs#2rUD,dGvyBhr!5HM76c*,i3$Li4-wH64dMz8BM$]x5(>&H!v>xm",
+    "wHy*Hr3wYwyB7uP3.9qN3B2D70_@^8[]p2(3sD_dG&2HbF9$R@ouUU0<y.=Uogxx4k1Y.R+5@>5sQL#4z6lQu=SBHT2ALfX28N(X4.;c.4<!]N4#^4R4V0e*4$sa94XP>nF*7(m-uitlr9BS^umK)j",
+    "H!lq.F*Yw0F.s&pG&44RrUf4keUu9g!xs*t!2u5Smrw(rzXJ_i/gm(6fglUy8vwixIW#jh01p+a6B2#;4i78O0S3:=N(,zW1C1a!H7qTyun,Hq!;=(!Hqagk%/Quoudc8G6)n_a7c.^r1k;Qz2ks6F",
+    "!3q#E!wLq/:aYPH1bvUh0RTZDGcn,N6%PaK(*+L:j^r^:0uL0g90xHDxR;O^x]J_irS%vN@WqB2fEfwM0tPq.li(o:&/(Ri<DczB4zCLVYzO!l9yufpy!68X3yli@!>W<^6%aE32BMt_1sDVH76/9p",
+    "2>zybFa@^I7cxQtYy.Z$1tAhO;*RelC:ufm2+alq.lYGmj[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G",
+    "13(9_0v0qz28]a0+QB5R3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3e",
+    "IQ0Yry#WI8L/5<>5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00KfoG&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24",
+    "We1/eFElYRqznzC3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%",
+    "4+=*i4jUpgH&P2z5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:C51EDD_P0T(tK4z#ilFfunXo%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/",
+    "3Yq_IGa(x^wE+Vb4+hB&kV7[;LPI%4GeZ2#A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV4&uB41mZgm=[=)Zw^J@)oT(BI0,^s50mINGJUBKq;eGQ(<+S@vfh!*hG<mmWIG[5PwFww8",
+    ";gk5]5Dl_m4$cMx#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZoq,*0GD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**",
+    "6a5AzG%V,>4+7p7,vT)<I6+1-Mngd]F*8NR7(g[aL@8$i5N[.zMKVG^M#dOmLpL!*MMbWX5CDUq4i6-882.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngfuk[x[B^O(i#u#8VHbXHsL*0^vPbWe*K^N.H",
+    "6EOi0GPt7;4-9834oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<aEjg3[3hW*uGB79)7wRGdMGqdx77NV@1mdGO4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRb",
+    "iRA>ajPy>n)y<M8>1FOk-d%q:.>/#1HZn6ZLeKaG4+M,$9^X_#8x%3JGXbPL9].;OO9J$bEDlitKnUmP1rC6$E&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF&kNIvg[u",
+    "m.$0J1Mfr+0+p/+3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhq(,3/aT;:j57IG,eLODh8)58!)mK4cZX_s[-q55eTs28Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^<]>h4>5/sDDFgWj6EUwM2-z]y",
+    "7&=O34#l8J1EB#AU6i=60;1+l%Ebl%-bLzQV@4TjWMixPf&mXTRR#Vu4/Y=[N6N@P4.3sF57q(A$vqD-uL2L22Cw:p0S>A01@iF:$vqD,QV%t]3lC)3$vqDutqBhu+[rx-A7c,%3AFlx0S>AP2<eV4",
+    "$vqD(P6nY34;$KREHU:D4]wazJr6bL0v/soA0aK_4i6de$vqDrUk_O4yZV9w4-iHe5B:+d@ho!u8odY)3i@/C4/+y,G^sak5@fA*4:ngHEHVHOc!tV74/%g@4;VFH4-hTgJr5vX4-qikJr5sX53:Zt",
+    "@ho!u8S(<V@Ul4Pf&m4h2oD5@,$<H32AH)54-1_&N)C#VN*p,/9ytIUIoQWu9[;.e0S/YDTLrWk4)+fa13(R<yJHU!nw_BM/EVmOBjvjX3-([y0R]fe6%jXL1/vXdQ3jRa2::Gx1;jkQ3+4e25T5-W",
+    "2,D!10S=_]sXPtYvk3&NEFTCo%aH[i3o(P7aSsNppaB&%01qjto(K-M!^lc*2mPN19]tto!aW!<01pl5wn>@W0UrZ0/$-4((M/7HPY$b[2nK,n0uebR4gZ^C4;EVf0^o5+w+9bV@VkL0<R2.P<Lmq^",
+    "e,ClBwvz!LQ8SRn0])ELDGwlx0^njTwF3=3,2(+89]bM*@#A/#%BcYl7/eue43yDc3fX7=#1jt#z<!Ba1(4YX4+Olj3J(OV@z0SMF#oCn2AAG)4y4Bf4,l8dI]zv]9^F:,rw9hltp=W3ps5H5<(B)H",
+    "4!u1J$JKQY7L^(65j9N%[G$X0K<SGNmkJLU[Pipk5&w,l4:p-m1q1$&m-nz6]IGvoB<65m4#ZIp5S+3B4%!nPG0Cwm4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,-:dyl4+k(W4KX&tBOe+x&jAkA",
+    "1P)OS;FR*d.OdHUhK_Xd8MvcL4s[+gq$UNW1>S1SHx9L/P7e#PlLs6!xLgJ,46fx%4,Vw50S<ww0tK;LE&#I<4+pKY0U0xvrUe0)X$qX!O%C.^1Xu]2#Rdn70]kw]0^mv)q5%%E0tCXEbPo-7%P.cC",
+    "zXKLE)i4)ru-p]G#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Z/:#zYpVPb4$x&BQ7bq<H2#R1<Bb!1>3bYE#QZ*XZ^X7[f;aUeY)",
+    "dp0#J;6)f+H!SYwg8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG",
+    "4yFPR+XeWK$=j1&lLimF2JVl>0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqHu3$=j1(.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=@]>[:4,%XO5Bvx9<_[C9",
+    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<j:,WK60@*m;+1vE$=i;6QUaF.4+H#B104vCg(<!+IX3OWI^Z^[%*6p89y0pGN,qF2IR6nIGlS=]9[<Ft",
+    "p++4!/,B^u05!s+JRcV<-M9i!0=FoJ38MlIsi+AeI4mgwhB=fq06GC*4(2/pt-#qHS12noiNOa7xDO6Q0,TFQ4nz]$01pO,mQMzQ0S=d-.x2#$<J0>7cM&u6Qx6jEq+AZM:RS&3/VS!x>az:EZyyOU",
+    "*sGZV1o1l$0<u7Q2)xB>4&kmk10n*,0S.^M69_&K2%L=Z5iAZL0X6R^0wM**Fc_e<yaWZqyl)AFF%JWs%L=VizqA4$2[V]w0uIp676aN]3fr280SN5Tg#ix[%)L7RCJzE]4EDlz5IHagu.AMtxC[vK",
+    "[5%f/gP45.#i%+9,_k3R4*T#81./w/2-u.-[J4by9^zgXzB;^lG&ph$gpim41lqAh1/y534+8t!W(L$.28WqX4Tz-x4+w*zm-oI(%L4,1:PP@T9]]>u0uKP]*/hrp0]lj[2oD>V&uI:X0T;o)Vhbe%",
+    "@jlq>(xSfs4&l<d2*sT>9yq;k1P7MRCk_&C1>MD42EGUsHvj<i0=O/<3dBYQphE(oL.zY:4/k$POaqOYMFO9UY!1Z/7dVv0EC^R/0s^JvBLLzX4zo@NI1bT]1>#/v9]*5p1iz9d9dzc7Dg&mABmoBj",
+    "pU<Qxh6MtIoE8C=hid_<2FC*lt=osf8#TSd6cINV1hMilD:pMf1g!7<0jvT6>s^:CKqEFce*uRM3)BGs[Amf!0RxM/8_>Ia4ho61Q5HGbJr2bI5-ig^F)WtA6arKOt)3qZ!2t(23cUdpIGF;kwgL>^",
+    "5jg,3l:!nqauGQt4xY%c0R!6d8Uyj69]GB&CJzsZyaEL30S39+CL1!x<(mv[G4^,nhXo6;rLX^4w4)IQ]F&2<I5#lR2NX7tgAE<AGLoPM9]Jb*q+JgY/!M4t28[s+zS1WG)B>9iUJnY4/L8Dj,boFX",
+    ";E()3)ulcN!H@k_#j$8LI5sym4*[M5BRDoE4X/t013Cl71PibQ1i8:w0z(,#hV23i!4U(5q!Jc1kv]KQ*%JU910)I4KMwK/1BK@<2:Is/KLs<>GV17@0S@3T/^8Y0hp^G[!W9@c[R$4V9S*M+2f;Il",
+    "3*mwe4+PEqtpN=/e*u/o6$W>=1-xn,0VV<33YP:1yFw2QIt,LU0n+U>4+7-^GB@Cb.V64pD.yEvSw96hG&$=$4G#jg0u6/6I]H<[F9S0.MG0*HCj&1EjN^3e,UTBxF!uri*_]eS3=mK,0v.Ae1SvQ+",
+    "[SFTf.PHwUja3Js>5umDN&:zT2c!xGjDR):v&SV550RNy1342h01p7(OcpioRSPyaH90I!0*#tC25AY:g9tJ:H8%VM95n2=1qk!wPY(f&zD5,@jRhPu(F7AXQvoLnnST!ggO8d40X826IoQPr4yOnY",
+    "2DUs867R@m3Hc/io[c#G2rmFQFgzGDr5O#+76pveIu8c77CtmGH<X%Au=0is(QFS4u=1dO%B(pCuK=znGypFLGBE1>88MUs9]ALnwFLzFzy$/9n@-b^xd#LI6CE>[.tGmh,0KYmTLbrn1@b:TpaKsH",
+    "Sq^<U%L<*$bpvz*,@/nR4s,:L4j&aYcM6_x0/p3p3aN>,9]1D2qgM*8[SzMnIY0$L0+ojW4nh;*01pnz>DT+sI0Rh]nF0e]6FBh,4-PpM2+QGb9x]8$1(*pGGki2TD:9RkIS&@0>el)F%PtD:-93H#",
+    "5e<jl2<*6M4*^#NDl#/K1i_R2H[Ip^4$lP<Hm2JO9]$+9o/YP!Fp:ff2.53SF9S9(i2<%QG5@a^%]!;H-5ZKni_:IbHZnMl0vk6k6*Ah:4hAC(jsgRkk_.MwF%JdY4g+,$3+e$3eIExo[j&lpGC3=+",
+    "@vCwK1]toJ5CX!=6BAor0[3]iqXiW*/EH3d38MuLumJ.rCNBpzGraT*4le+wItC*T0kQ!E-MoWQ&7^ekh7.-<WIi^GIC:8e>>J_jcO=J6)UgTxp9K#H>OLDv*:MfV*M.QFo$xmWq:>&T4+8$i1q,De",
+    "4!m6nv6T)5Sq8.S1==8o1UtviMh33*L/OeDl:#0x:gZbnqaXof29aD1=z(EB(IFf%j]vIY!)p%(>=W:p1Lwa74.Dz:WCOfF42-D)2(9^m6FG;i4+hb!MhT,^4;ez]X9(gK1;0*r2J[92!W0AL,vI/i",
+    "pJxZ9p#lOX3gO[71N7^X94(uD05S(@4+Q$>!vPMz4Hq+*P7eU/qkjWh4*-+O4-GupWDc+c9yb60u:/U4]0xe)sPAbFo5y4d&hw7^1muno4+g1$auF:Y4!a8vB(/w64,1[mIwmzUvjYzK0RpE44+Y!:",
+    "4,NSNE-lpKE(OfgEFL+_B<YbRFCPXmniv/]bsja/E)+4>jx!GgitS>xosK&W*DeSC=JX46hrJ0u2sJe<*)9Ucnj8u1f+G#tE)y*z1A)sH4#q7A($iZH7mesm4f,txZxJ*AEI2dJCj,FlHxBtN1C7)%",
+    "0tW%u@4a_p1,sKS0kg.E0bvcZECk@XIRYOGxGfYkll4pj.Z^+.D*/2WH8/n)G&Mc_I4/k>IrS]D5(kF;3hD$BHkASsG#m^W0VX*x04X=z01@Jl0-CQMIRkA1p#l#bHw1=fDGeVuH8wG<0S=JQ@K$p1",
+    "]Gm8d1c$Xw9]SS;.vt$=G]:.Xw/xqm#QRngH-w^yH=_PhGdQGA9]bm=.O;qXIWxQu4-1pneF:c[089<Soh._5<n8p94+);x899&<2SW^21pvPY0G]j3Hx8o#0LKUdCk:hQ4g<+0-spmk0.2j9L.[xt",
+    "U.srx1&XB(6f=XwTm!zJFbO399t0*23Z=XqZy7SCEiVK%GKDNJHZ(D)Ee@[#m]+dE$bAn1t0=xaH#Vy+D:F6]1HE$^12X&r9yj;J0H28x4,cy;0VV<34,_5[4muk#z$h-SIWVg&GBh;g06sJ^H_/38",
+    "G[*J.FBv#CtSvtTGc@Cy32y):128u;I];QWt^OwMy9))b(M/x#G/l=QKMnO80qKMv4==%$1,GhWKN:YOF[_[zH8VKs4Ic>Qsx1pN7&fUb0Y4uCHK-8Ix51]YA22egEd)_&HUJ2yEeDqa4*-nx0XGi;",
+    "/L9bpIWej&4+hD+eHb]a3BoG_+SF]y05h#E4C-wz3dr4E2B=1P9yz8LBrP)Pv.wden3XpV9h&822j78)0S&a=I]JDY3$U3g4yqRep(76$suu^:-d_DO./adHppz&M38Bag31m4kG&HyFW(%bqBrr4Q",
+    "F#;;+4(SO2Apz014g#Gz4zkJu0=U0pG$04H:US:(HZ]m*L.6McNCb]8IS!Zs0VNECj[*bfHv>&34XQ&2uK>G8G]mA7fCvvH%K-w/HUJ]wF_b55z^yi7&W0BahqVF.$=j0vL.Wii9].eY=ga>dq$e3P",
+    ">w<n>!U+QF7XbDa4v,ZGh!zw$]D@+)n*Re1&n5,WjaLsvghK;<$PXMeghK/Ot@jc<H8>MrKMXf9GXMhG,DnRL)tv+wHUJ6S0su)58R!)N-vNQ94+,WKF9SC*;H_%D8U&:sB[MTM4xa%CqTfjkhC;Sa",
+    "GyEC_!5RQh28Kfj-wmdNIfg;8gU5pb6)<rzDl.3X6#yLsB<YgVLoX6DFaR$%GdbWD4,)vhUk,:vFCaBH06jH0IRF6]9]Sdq<d6Ir6(12dh(iG-0WJ:^h(iuK4TwW81vfDOBQZ7rC=0qw1Rfs*HRe]z",
+    "88zG$KLa&5H$<3-04D/47&d[P1PIy[1KsCs28xn%4,T%qUmpN4,5D/cGC0_52C9=i0WTUjGTId_IX5[s9]]zq6$:-QH@*0H1vxi1f.pt1q989fGBAQeBQi8o2,+0^l:,k1f.q4mmWHqa9_dy$6%P<g",
+    "vw[H#n,d88qHGTX)fEZ3l4:6ZFgza&GypFLH8/nqG5zoY4&yr@H#Yz-12r_^LIj8gFD5xNk3s_&v]SEdA4W2dLN5d_IRF$imJJUU>dg2%E*^mtk3ug3I5z+.6*xEmF9SF=0532(FaRw%G5@Z!5-K>s",
+    "4-ZIJ2/]pc95]Q)28&x1F;$__G:$;q4Kp+VF9$F(04p[#01mAd9]Ja$.ZA<n1P/+=k5m-kj,#pp9]t*(LN75nH2;:$nMMPvYYz#G0zU#aGc^F=8#ONmz0Pq4BMy!N27rcF9]bk>jz0r+4-qd>F9$O/",
+    "04>E+00WVvNd>Yh.v#,OfDZ#+430tv,5e8JP7fQ7LK8Ot4+Fs7c=;BgF9>,c48TJJ<-DC,jzSbI,4>o4)+Y^V/Dc4HcL9gXFayp34/]2G0pcA6$B!s4G&VDgLIkw%69UB=9]t#zLO%pKHZX^o1K1M[",
+    "i9#beG*u4:h(ZI@>%SRwHJ/O=G:1Yj8a6Tj9^PF4t%3m@0yWn<4Em/p1f2Ui3E-9Q4@YWyC=t6HsRRz.BnIMu5COsk37=Rd6E<^[9WjSOF9k3#00wvu6o*16H8^t-8a6lp4$l([ot.qSFt7s-2:Y!l",
+    "34q#04@7Ev42slb3cZ;h0*<LW2RZTkg8/[/4zUXl65gy]4unDv2,tu,3*<iA0S<*70+]O764<#a=#K]([6iuzIp>x-05jDr0@zMS1Ivy$4,w(9f&mKl0RYbl4+<K_C/RNlI^Xq+FA=[@01li71icsw",
+    "ss$ezH>$8z!pLwMIH0Ip1Bjjz1L<5Z4+GCE0U,mZ3.beV449/(6f>>TgDVN6(h_/H12zJM9SY7Y0d5^*IL$0S2RSt@06z&iGBwOB4.yL^9].<BBQZC;0t+1yILJc*AP&zg4a<,!&n!O,IWjTMEF(2I",
+    ".P-e)(W(Rv>9X>ojCTRj4,JfQ0[J@x2QLCLG59P7u!$!x1UN9P$8Zk.siR62H/VQv9]SS^>-3>B*GB+i4I&7Ng$e,v8V;hM(gO&q[2_qI,U9:t:^d[$E.86hG:9%g1_)V[iY<@#mpK9;2224L5-6cQ",
+    "Gc2p!1OmD*2+xcS4+N#X9S^K*kp_IWBm[]:6a<9QH7ztY&qV@u0,6B@p^qkJqv1va.-7(W0+_M!/9Vf9o!w*(:eo#)IW[<HF9_rcH#wzu1(%FF1RNbQ;k);d$7BxysqIGx;k+AiGRH6kr^t;O0<EZ3",
+    "nRf<3;=hoNHc%2d:k0>-2Lmz!Ko16,cLRnE4B2/I.mFch-<)N^I6CMF0cZyOL:V[N7YCcJ7Y>xE76tr.7Y=0d0]nlNJRbxzs-&ed1T&Tw95bnvC/UgkiE]6g(H#S>2mq&64+rwo0^T8c8#%1WJObho",
+    "4+8L,DGP5lH#smI3E,g*0p.P[1nV=l%LfVGE)Na8>IL+h2iV[P36NU:Y!3p6iw6je&nOQHlC*3O1p0sh1hLQ)4+X4)vjGmM-[piL;g9q+d.Tv4R^TxUfer/N!59w$k(&Vn@+5$[2o9LdWDf.FBQ!HJ",
+    "Fw7DU0nP#f-dc),ny]D14xf&M0T(x.0WSbEI*Azt&CW[%olp+2oeK)(w8[YkEe@_o1@i2^*cTHvhyou1HUJ+ZHvkng+=13rhQbLS138niP6YCwJTCw=H_Ojp1lubC.zWv1p8Grl#^N#Ug#jZsH;R#4",
+    "2KA_4F9J6.%HJ*wo]ZcfvhxQ4Dgm^a4TIPNG&nab<D3ejo4o,6Ap*G42vssNMmac[,UJE3&J@3lL/OkV-93rl#]t4sMu>%W9]S/F1%DbjJ1[djGCeUfK[A2D6%IWH=W]C(0qUp@ia]F+GBY$oH8^/=",
+    "-C%zm.P8Bm3Wkdn1EK8,4+5v+0RxAW3U35ALq#+.IOC5F9]tqZ@T@X.01i10-Pe&)($WP7AsRZN0tvj!2Myz-1tv5ssoe],tM9h_0+/Qb43eV,3Xu2_1(lZ,07(jr6cRby5)1K_N(GSdR^ISNBLSQ0",
+    "BLg^/0WC2y/H(6;HK<%G1271mlK^&U0SHqEr_g(3+zA_rxji2QGm5QH2%HNa5IDrVR3tGui3bIT5Ct17I4u3)0S=blg9izu2>.f0(*Xs@t5*W9oC*tzfC2@N4FsUaMF>H>TL-h!0EzAh4+6Qc3Iq5H",
+    "0[FTI4wvaCA_szn3$qpl#)(J[-t_Ua<f8mSxS]0c0yh5(95[Ufv2q2S/>e[HHnzk^0ipFd8Z>4m1B[Cl1J4%/fUgGt&IBGds^ck11P+1/0+[V=0XZK8GK32Sq4rn<n6yg-Zw9_awE+$t7BTY42Moca",
+    "1>Q4/F9a+z!BGzc+Y])8o&=Sw2LSK@4+ZZ59[<DH2M4o&SPX&fD+B+V0Ro<>4T/N+83gEnSPuco4FVt!1J/&80Sc=@I^XJH88zm+0UUDXVg@!GYzXHY1HDcRwE7]h+yWanf!G^gx!Ys^Ujn#G4+Q84",
+    "1<5wE0kni;2f-7>HWD^*D:p2)h!6&%Knu/H4+P[)17@#5UkA/i2uK<lh2F#g4+QQh3WuH*2BZQ5!/EPy$Q2ITnF9-xhywzj1rG.M&jAMWD,Q(2oFfH@,T<B3i30+/0uKQF1OT,#11],wNd-&R2#N4S",
+    "4j2Ga1+A.P4yY6sESZnL0R!620t4a@11JTs5(O0nl+yx$LPj].F,Af)<5UZHL<>y_g98Mr4*)g/rUMQ7s2vXUmKF/^r3wSsnGFI50/WYVfwBb)ffWSg(VhVakrM$y0oD;IK](e#H$>CO6Mr8wH$y<^",
+    "LolX>TQD.3GJ_cS9]A%,1c&;u4+H-<TM.S94+S]4;!,;Gz/-A61UU^>;!,;I56>QV6fwI30,Dwb4tIV,FgQ3hMKtFXFgY]t,P#,v0#=x)fdUP=0un-Os1*+h[o!:HGyo3:m$DH9kKqg&GPSY:0:%ap",
+    "28ET$0R.ZeulF1lIIE/y2+9WuasdSc9t=.:0maBB2$_!Ta2z%41p;#&3+)93umlO^@6:xy4AYg#0RyXnB<Y(J[#pW*1rFUIEHgHf3oi#VH][9]+<wSg1J.$;9yr>176aCvL:<VK45Ybu6f_tI0of!R",
+    "HM/]m#3T]q9_3t0Zw__*#]Rua<fAM=bYWti>6@dD2oB(YTMq3V0kQ)DzjF<*qq9E_G5@/VE(*,y4+E*UY7Y#X[0.J^E(WhG2#5*@!I&s4H8[wa2<Y5R*7Yh5pQNt/3)xl-*;0u1:sJp1v*TU_*w11L",
+    "vrY!>rf_)C%WDq:.%JCbpok&^vdvZwkva-rlxPnJ:B6T04+gcL0S/CZ0St,katpTaDg:U>8xH_7h*^R[6AulQpamB&qdW$pv@P-J[DfZ*29n5Q4+iY6f&m&h01Z;GZyzT!ytoAk:J%b5I8qMHwpjwc",
+    "0S&P+4ZF).4DZ%+0[T/BKl8OnA09Z6-8>9xq*xD$0o:LB1(=&7[]X&4iT4l<G5@-5j.ZMtlrax<&jK$BEinKRHvk.r@s<%dcQQ550w0$FHUI.DTn]3dwMZ@-I5GeO#1RjP0l5MS$/L/XG%S=14;vO%",
+    "A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_KbjQ0:9cR0@jACdtu00Qbm1G=FrK9UMA9x*onKZyZ1IXM6i4AvGO1_K5Jn*k3GgUVnJ1B/Y30S=>R@(z4-1>I->4+zw<UmiFB4c=:e3(VLu0aFhN",
+    "fw49Z5RS$/4/kYOWDSfe9]SnSpJyI801p6_/41^X0RvPI4aWfwD^v<=3#.bKiy99ItOFh_01k,eWDcwY9].x54=5!vWDcwYF9R;+01m+%4w_j.4+X3P4,d/rG7mDa$6pGJ7cU1eH:;8/me_al4Y0:w",
+    "1CbdI2&<Ay4KO$W4:>:MUjvvG4+N]O4.oS0UjkGQQ;SQh3iT2%2rx6O10M<BrXmio$6o[b6b^ik10M%800(3oI;=W,IEhUU1(t[k1em<M3:XcV0t^SLUkv,CX#;7:3lD>:r6mcqCmJ(/xt[;9zn:lt",
+    "0;1(k/vEH[*P1O46vfD24+Ewp4+K-X6zt..3Z=9lvFjHOx_E>Qz5yQ&G[3+F4FB(71D-h6KeNqBFCRHJyb_[#0XQ]LB;RoaxB&[!lw..(Ru6T/7(b5zH#jo<3dBzf$m%Zw(>0UB&-lQq0Wkm+Fx=@(",
+    "JTf%c2M,_+0w0e7Fs3C1p,cnG4i7()3NIfxIRGz_0XI4G1QR!d5ga&<3J,Ir;Op;.SPz#0&jJLuUJa58FLyXK&-lQq0W]--Gyo4exGw]t5)UA@0uPD,[wxm+*A<:5o&9JJ4yGjxiqcsI7at2VtJ4Js",
+    "iqcsMv/9#k[PlAJBMemvmg8g&jnY[HQx6IJk_0qytD-[I0n3-k4-AR5f&mV)PXe07HV)qb4u*XU$lPBK0)hBw15=(Y#[mxjl=>ok$J.[6tOE+23/ajs[Br=$4,M+j1q>_uL->O^396Yh9]$)92V<<;",
+    "I[MKC8!,S5+gAdy3l84>4,b/@f&m@]F[^e05jUAC4*[i<9uE]$m4X2XtOEz,*-o$-tOE]:eGS6TUmpQ9tOFkjH2<zGH2<z2HUJL,yaX6GIUfNytOFkeG5@+(@vVv@03QZ7tOFkrG5[Vq01p$^ih/.N",
+    "+*$[k+*l6;tOFknFsC96+2Lga>*)MNtOFkhF#rc,4+N$qF9kL:04>H:)O,_,oAWLoJu/j&0SPV(mv966eFK]a4.hbQ4*-G2KLgL$d/CJy/&/C/<lqB!>-U[h.kc;%wT4Fz3CFS!4tx&KvUn3QdJe0g",
+    "0S=Lp0V57[2IIK]4,]9@K;Lw@4,r8h2s8i:5@qB>3d5004,r8h2sQv85jFrH2sZ#95jOx22:aLpKMFH8HMo,j2jx<+iNg&7;fC%#y7vta1C.9EHkwrg%a[%lFf.x9-.XJ3ptvC>Gcq[/I3hSX01blp",
+    "5d;)>2$5eO0X9JrHvk$l91/Gj5-XuFF>r,UVg.9JDGpT.GyonlmH@ILas&(;0XIPsGTU7mIUEu/9TG4A9]Jd*0Urf200gbx1@gqa5+yk^mH@9]9]1T)5-p)EH5;K,9TPQ.Uk;M80Uri401@9+9y9.I",
+    "Gynt)9yvh($!@Ju1R6K-SrRZE5-g!I12vWb0#*+JRT4D,4%h<1GXMY#0c#HdK<u]n3,x#d9RoiP1lR-01_rxe1eMGU4weB1*aQO%9Wp<%#s3W$GROi3%84)%HUJL.*aQy)lX(Y%iZBl5!gdxi*aQF!",
+    "0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx700*mzFdj6P0T(m;5i]e@!(.aSq<xH5;RhdbF)]k$GyoDd00>oq2FdbdDl#$@1GI!i8#G)5:diz8Tm,DwL:o9o0$dK%7!AJgWD3<oK[zusHtPc>G&BGN*vl3H",
+    "BrgXwHS7Z(G>!jI@SS$><d>=hGdTbgHq-6kG#nx[Fkc1Qi3Sds0Te6i5eiiZr35ZCGM51uG5@ak)CCU#mjMHm3kqHlG#v%R@xqYsIF]t)IRFDV5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*7Bt,n",
+    "4wnHh1_f1L9]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<eC80S=bZ4ih/E3J#Y67&8C=+U=hwLI:*O1q]T3u:le=UlTU@2<eC80Uri300WB*9xwnHFqZ)#F)VBk073+_k1!fJmjM;w:kmHzGcq/p",
+    "0Uri40248-3l8837dMvy6gZWS5)MKHnEwq5ml6V=2nF/)1s;,5mjMO24i2Oc4+r,O2$um7H2<2-a0B-%6btdLYZNus<Io6n7XmISIWYhtIWiX-GyoDc02(&[1G(_N8!(RxA^^!*8#4eBGyn.GK@u8s",
+    "/YA44;/B68>h0_60Jj(hndm4F1K;#31(c=g4v)$c1OKrN2O.osqyYkX4*tz%0g@PC!qbES4+xgg4F,]pG6Mw.H=anW0D1;@0SV;pBsDVVe-))fuyGFqgwZn(7mNO64pbipD*y+_BL<[2F-ou(k+UoV",
+    ",OU69#^W/j3B)1_o&m)6YCn7[Gcuv80tLea55xiC)LR0$h5,+S0rdhOsR1-w#9#x/jR6ma0o(!_#sN6d1uupHG&lecMgEOS0XGJqm=/ZrfFlm%,VFk;4,X6F!(R/,ux^3qvEWJ.F=dfdFb<OtGY,zU",
+    "0S&nJUk<OunQ0BOpn;Gp52/^H2rdr-x,$--Hx2pVUmqhls[skO5FZ*hs[s!Ko,,Xd00YI_Uk4%&BC7!aracEy4-iZg434fl1IsQAvF.zrj>U:oprbqrjMYOA9N*@29yozn6f)+6MGpt1iU$t%76Fzm",
+    "4DuEeHUJYh00gm)2P,x*QVq,k1F7I&2O.vJ77qx[=<jlnu/.4o9^GC#7B50HG^-y=GBAt-2f$ed:,b]1r0b*s1:yN)4+EHnIS&)v-a;8_zgZ6lR1W6n0S(skZVv[(&MhAbINBB&IpYN%o&h)779WNI",
+    "GL#N4#sM/li4iY@0W&o90w1jbGTIgohXJb@AIAYR03U>[GXO75GCA576EOfE2RHy1HvkU^%MK3*v7s(M05&,^+7/H3v!N_z6zrLT0S>XC6eu]_L/PCyooWvQv!N_z6pH;24.oAq7&ibP8Z@hOHvkV5",
+    "<ata:A*%s6GB7Xz4,v1mX$LzG1KJiIH_-[%M+xHggaHp7+7.]R3$l__1:Bo8C=$INr&9=>u:/t.9spS%1Toi(1rD>:5-8a+0xa8vMg>-m0WUo>HS.ae-(QH<(._D.w^x00HOBJ+4$uJ)29bt:0U9&>",
+    "2v,5R=%n,L:-Vh5sU83kF99qtQy4b<9]$z6!_p.d3RD$1@:7ZRz7>_v3bOM75jjmHHaJfNi7=UK6E;<Y0xmf+=Nj)rp85eIF*Kev2!H]utN[bK-4/q=0SlIi0uwQt&.7Ve%k/=qGvWLf03HJ,4,UMx",
+    "0va_byK4<S<&N=rf(8#bwDSQTGL;J[@Qu*.>^&2m*L<ElxAOr%0W:)/03QQ1jRy]h!Y/^/vN[hBxAOr3CIc/H6u0vM4mun%((VBt1U9$x0Wvl/GXOX;HZuSO9uEe_hJpbf88f)=0Y3yZI5]cMZvZF*",
+    "FbKp01<OKP1SSKLwHp9&2)*1z3jP8IkOU5c1V2]cH#NHR0V6jtx1kUp7B-%@0RlG;GXNhIG@jNv0,2#%2ulOiqgf8R=8o>$u>yxh10Oawy7K@uHa9U,0S64#wF3(A<Gl0T-BEj29yF5(AvG*h4+et-",
+    "3C24L%a4Qs4b7Qf1pnzf00.R0YYzsuuMi2L0SBX-g#iuH0S=cB+<Apeut=Q,<&N)(1D6jU7CHH^0uEaM<FWibTrWj6IqLEOKLau_HUI-orbZ7B&-bjBC/xOk1((MG4toXhRUJ8_*jWKGFAX>1:hb[v",
+    "K;2a;F%Ci:FF5M*0X-M<FaQD]6ELC,4-z-P6FC4IHvk8)!VnZSdJ!>l;Ew!J$M69!3=y_,<&P0<H.1Sq1h5MWpk5X:vfm2>Bo6],x&-Kr1P/$7,J$=oqM1km>eKu^;E42FDKp*l0S<A[0tCSMZVw8O",
+    "0s<5J6%MM4X9>R;f/_>Pv-qy2fT[rlQXc_[qu)XmIMvP%4+NJD1CRj.@2!CO<A3fy&G@Wj1cu%^9]JOn;*bV!#sLnA,_k5u:=TjQoOl7m6$PvT6)=x07S,em3*nAp1H9mG1;sRC2PY2!mjMzm01pJ:",
+    "5(bsV7#/oz4-07NUk,LOI5ao#0Ut0j*75,oHq34VgMtDtG&wld<&Oe#-Ft*knZ,vB2iEcdKL]ECH2=I%G_TWy5-ao;/9=9qj]veqS@4iCW(CfW#Q>vGo5%qV8rAXv4+D+*VE^.o2O.ulG!F#rw:%A^",
+    "$pH=x*zy4ji@ZWdxA&$20l=Rh<a7N!$OR7Iv-rG8y^U:P/lnAd1/sQc2X>w:*zy4csR9DK0]4.@4-b0.0S=Y6*k2to01mVR9yI>HHUJbji_$c^,0^epi@icZ:F<yr%)ult1vNFWP5:JZ1H:Q:l)nZI",
+    "*4tkT:+k=trqKZopgb,zG[VdQ4*LNDrUwrMtpX1Y@T-32Hvl6zIL8+c1:*7n9]JbJv/]Q*;B8Dw.;-a!2+qDd2jkRo09+3G0Ro*R4,<(U4yXqO.<az3v->r+,boJ./kfs:Gw^Uz3,8,_5jMl;6AuNI",
+    "(*Y]qGK#>hA_H4i1QIvn1R6Mv3.4Y$F^v_s4zlwB0[giW0U]F1GBLNF0stBXA>_#n1V0ZlGBD>fdJfF,0RsHM6AuTO=8ph!*truA2AT5#0[xp44+gIR6gVOe7>R[Wj@^hW37zu+10W9<(E%bhH#-8,",
+    "IiB+Y6*8FcO9@b43aQvE0-bFb88@0SQwomSJ=&p8jR6k;%iljA1T:i=KLj[AGs>Df4mQc*UmP_Dl]:JV0fNE,DKa+43mQ4i2<*2=9]keU3l9UBl>;Jw-o<HoR38W[01pr5-$H-#Tm,)e1C9$10D[5+",
+    "0:&#30Z]w.01U14TLDlHK+2K.A0RdWFO&f@H,f;e2KlyG4a$,MA9pqYKaT,6HaGwZ-SvtYk=vugHUK^D0X8,=&-k,Q03SXy-hak=AUHI+0uPh[g2Dj;tGrn+KsYjz3LhXcx&j^U0W]Xj5-FiDF>H/&",
+    "cQ61SmjN-W1HBL(Ig$!5cQ,fyAC:>y03$UyyAlsS=QKE5A2+!IFNpy)IRFm_))p):IFHa:2,)%h4+!]1XDKu>s_#=7F*lSSF9kF*g32fl5c%(P8ZzRW0R]Tj0;+;s8Z@h4=9BOX4i5#:;=*&Q4*=ve",
+    "HvkKjya57J4+)aEq5%&Qx]nqj0f3wV4,<S6Uk#PK0S3#WG!EYZ4Xhah/k[L*Tn@1S0^m6wn[=&A#[mx%;EPd5tOEr08V;Ap0^ag=4Xx=59]19^10M,803Qc300(3b1LXl90W]-=Gyn]5rdtAnKo0]_",
+    "0^kKI1@OfqUk;VO=F.E]o60%]Ob,Lc0S&/n3d!;s1/XKN4A;3U1<VSq0wWIrRTwz[9yhE54+@AKIu8ol$T]mP9]AhDA@b%fAP6^O,S%>;gBA^1tOE[!BMs:2WFH1FtOFkhH2;/p4+F-m9]1G_7&8DH",
+    "G=>&:GXNh5GXNhAGm#;..<R&_.rNPJtOFkrH01#f+>W$Psv,[s!GHq:q<z6y7!8-L49w>c9XXunq5%(o;7[&G/m7@F0SS*LA_i6i0uKl5!T_P/HZ%Ya2AA<I0U0:^4+D<U4+K-XALHp[2D*+^4z@#=",
+    "1D7iw0W;tw.pm!BIglnVKQ%T0FCR5F056sSG&KMtG&G>%4E@H0b_Q8rFO_r@GXN7bi3J@r[h]=dcQVidAD00!0245,HV-1j8y>JxxdI/S0WgpzA_QL%0S@c-FdrZ=056sSGdc4F6ElJl4Wcj_cQgPm",
+    "mjN;3&jJ!Q01l!sA9pkWFP8x@HP8YQGyo4jqA(vIGyorp0W->/4,D59FD5rJ;7[&LGO7M#3bYUp1/*@&0wWDo4&^ja4xt+>2sASQ9^zU(BOe1dvLFuHhye]@]70HkIL#gp1mCM,0N4%/PYKFu4+5g+",
+    "V*=wV5yt<!1C$=ZH_.F_2ss7ivPBA/3/ak6t6_Bp4*=vOnjj3K/VJm:4+)OVG!F=t-vWZO4+G<=9]1G_7&8DL05q%vE-BX&0;,Q&0Z$k-01pM]r#24;wu;FkOb,Lc0UrT302np=8#k-26Evd.4+yLS",
+    "4+5M57&rhQ0XD1y9].)89^zVG9]AZ44)/!v4V#K;9]16]10Mu301dYY1Mlu+2V4&ZtOE^bm;[a%dj;]-%6koy)omXxGrECD4$uo7Iq/K<4/K8VNC#vO1f;Y^1u@^O9[<R-UllUBWglKO;7[&uG%>)/",
+    "0S@Cq!T_P[GBN,rHZcGn1U8zLF#(kV4^%2k!T_/RG&3:)6EcE.5EC)7/mif1;wbP_IPAg!2gdsb2j#W>42b3lIx-vjIRZEmH2<Cnyb_5Q[/5MM3:!8.2hqw0441e85-q+ZF#sMnmH@I,v;dP$RT3^&",
+    "4%Wc]7Bc><3;BeDK>W3Y02(zM1gD4y0v#U%GnN4#1v3By$*:q6G;oDsGynt)9]1T)1FQlIT<g7Q1,ADg4+E9_9]kl41FQlbFaQ,W00ayjIY9uzc:-M1;7[&89TGMG9]JX(0TVR.4pkC001c110R-4g",
+    "6ayauEet=h>:2$;-kyC<9Roif12L8X9]kr65,.QBG5[Ac01pQ2!T]/>rX2]!13e,+HXRQH;gaq[4+2#ZH2<Co1s5:<1n&194*<]EGXM.i!T]yu13wQ0;gbwPIF.ntFaRDj02ed:4(!4K2L9a#3z)Y7",
+    "1geEQ8!+9s0U]In7aKJI5-p)EIYk7BnjIQ37a^+>02;&@5-p)0MG,Lo4+G&738)nsIN+,SC=.Ll11d8#04Fsu;7[&r2QW7511vK&00fK3y8#FA3JcT.3Ht:L<WBBTG:GyD1K]h<mjMKfzX1-h:-nU(",
+    "2p%$)0Twa.5i:vldJaJoH]YxsmH@4C6FA@r9]Aa*0WLW(00TG=H.Ahtt>K%6mH[C)ENc%3m.A_@GynyU.U0r22<aM49]kc19^6;u2<=Qo3/u4A4*<]R0Xc:Y1is^v1fmHK1C[]F1u>65H#x5g4weBI",
+    "GXNnlENc$]mH@wsr2@J.!T^XA#gYdP1C[]F1_UKyRUR-w0TwU,6*BgW5Du0B6EUR&3+BQB0$vg>mH[6FHUJ+6GyoGZs0$9,2=Tk(0R!py4i5oA6gQ-.4&^lD1,twq9]JR%0Urf5051zRH^DD*IP(n,",
+    ".iY>3#-!*yH!]i4A_!P=8#MqDHUJwq03QQ6*$NUe02;#>1BVM6Hvj[ul;<*TFz=Zo/n5V:/63>qJ[&RR!T^-QFaQL:=hh5YGUUPm4*,a<69bWfWd.S,1G97ts,Q=(/!tF#xQ9Lu4T,D)FF,jnimU+)",
+    ";!#:.FfiUi1I$1#1_D<2Xbjr*GzLly<FEP^;rjeR<4gui2vi:dGyoVg03RSU.iY>BvG9QbAGZQA.iY>j#sM^l0563BHZcG%tpPSL06&HSHZVEd0w2Z!IMD;!h5-^*01r*%!T^R9051kMH_/R!F#rz>",
+    "%MK3(zp6;nH8+b52rv%,:<yD%>:5%>A)bX[4C[.#4-Y;:VGk;4>hb(us[t4:eGeG0%xe!TgZE;)AFBZl@1WKE8LI&g0:G+D0>V&z480T+GXN7c01qhS!T^yL)QvF!wjK%O!T^DXe,9Jn!T]#26$Yq*",
+    "Zv*sy42k464+XcrZ2,+B2O.vx+ZG)-00EO&2*u;P4,M6,4.AD=*%lcyiv$U@Sp(k9Ixhw>Ipe]s9]JXmkvk6)-=Bb,4+OSZ4+K-X6rcEH4.O=h0Su4$WG^Y<F*)PH0WZb<H8^t-g#k4/01nBUpaBn@",
+    "0o(!_h5.4FAIAYP(FGrc0WknCO*lE(785Z59]t!89yS0D%MJ&a4G#p>7A@e801qp!gk/vOgA<*.gk/vFgA<,dl7wXsBdY,kw,6s1H:&]30yzL3GiL+ngk/XJ4.f4p3gX%W4,viD0S7w[*%l87,o!l#",
+    "iq%*TDA=VZs/KrS6E*AjX%RT#.6-j3-lcqFG:;fm9]SUrrwkt&IpM+q7Bh#EfB>#wGU37j1daV)EI2IBm/X_)NgoL<-lcqPGoVxh#[OgnA@9Wd0T(#cNgFnt.>iE3F99qtQy4h>9]]>%!T]-M[[sbb",
+    "6Ekfe13AP23X@<20j@=F0f7PpPz0bE3Qz=pji:.#<w##ZLkPg+NFp-d$TtT-2Co4cHQE6iIpo3tA_,bwB[DPsIx-Xd0015YCJzea!T]wq4,w;T0WUc+FrfJZ4*]S^DhhzkZ4Q;4paBEY)dLS9.iY>j",
+    "05UTG4+QAZbPm]sDgi4m4/>38!T]v$11/8_.iY>CIvhCo%L5+,H_/y/GBW<=H8L[*0f<-s4+G!.9_w2^!T_P;GBHLB.N=dR3B&=jp0)!C,=_L7aR#9s3jP8IkOU5c1V30cGd1]j10pdw-sPHVF!-*<",
+    "1H!EtFBma6>[#$.F*N@$0x:iI2aJlc0S@Ci!T_fjGci*S0r.,U4BeSA6*j7f5g!9J.iY=_Qx67%1qq-42Ku8v00/xWGB6zzF#sPCG33Gl3!wo8+thOn(g7a@IOM>s9xwm@O$46P10N.g.iY>T1TX+E",
+    "Mlm<6BQZGu4s,-^3;COacL&>cb1w^wIpo3tKLIp0G5[]QG&bG$0]h]:,S,0yLJun4>X7l74&C.y16_7!-R6pFmjV(v04>E*00CJ5wM>(i9_wF2!T_/GF)%UZ!T])a%=D8@n3F-qH82)7=2iScBo70U",
+    "-0pxD1Rn@F.,!3YH8K4G4+w$1O)oSzFy+Dl1iZiv1BnF:3XlQ;w5lTukOCYs00qye2nQq&1LeX29]Ji61=((PKM6H7H]D]t9_(CS7B_P7)&n08H0Htq8Z*(h2;Wd+4+!SM0VOpw03R1P00wXzHs,.s",
+    "7dZe2Cl3La0S)HD0S:vf0]MIK0^gu+6w&r%4R!+8#&HAN0^n0c!T]*L+XDsEy)!Q_Ff!)C0R,ufaRQ>m4+!SM0TVQd/Qs^p:/Yg[/E4C2Qx6H]!T^IBJPx$QKRGisHRi$rFBvy501pAt%][Kb@D6[1",
+    "=aBET4x^=zl;Vu/@)(g(Fva%+C=j;j1RFQ9AOiZL0])Qz6%N0(0]15w8#Ax(0^lq_!T];&4-1FY0Vy=x052IgHUJL+&&o#)r[!cGH;#u^3!-NcBsVvV0S[s3!T^AC.YXB%**6k002eU-3$eBt4+GWm",
+    "Iu97b/41^P(:)$C000[f;2bMTtO6efHLcZc4,WbPDK$9&A_ZPm2M,43!T]sq4+Q!F9]17[7%%@HG3LSn4+zrWJqgv8j[y$>@T,vnH0Htq4cU@x9yRO>0pig-4-tpe0T4E62ipP)/)emf2[Gov0U0)@",
+    ">7MZOnJ)yDf<lEA7788#94@ztHRi$rBr@db=aCFQFt</002%^$2e,ii0vaD4Hs,.s1WXSI%-Ez,4m36_/E4CV1vHh!0RS2VA@cj=0RgSj9uErU!T]#y4-#;]1IX/J9^6]o-sXJjU.0HU2%Q87,^M6o",
+    "-=i3):c0jK%qb5At)T,RHUJql!$2%KG3^/j2Ds@29^YACF9tX[>UZ!yv:yjI4*/R82AZ]20RoE9NDho01L6/LCN-m]0X[J[IRFCb4If50+a4k]H2<BD5-TDa9_L&m917zJ9^G9!9ssXu4%-39wEJxj",
+    "4ci>CK;2#.0^etTDKy(21YHjFAOl>!H;;[X8kYhjH#YPQ4+h&FBr@C24+XRt9_;L596t:)Gcxra9y7R:1P8zd9]AP1)B>2t5(v+Xb>OX2[m=a;1IZi%Ne;uL)B@R#G0z;j:H!130UrZ3:-W4#w-e4u",
+    "HP0Ro0MxB-2&&*#4+,i49^6@A415ZR)B>8u0U9=^1jh*o@78;H<EQh^HWFK34*@kP0]K%(1h4<Q8-H_c1+JY!9]JeJg9HvR1j&8^Bo6<19xn;rHHp*%28uE+Gc.Y+7Ri<=0S;a]1,JtTi>@,T71>gA",
+    "4$mF_>L_>3pe+vuoYDgi0kwez4,V%Z8!,R]=e+S17Y>)d)B=+YrUM494+>R+4d)&rH8<iT>4,f>oeB[,S@PuXoDvDJ$i<K/J/%[44.VwI2M,*Hv/0Nx5)VSFNe;Qm@34*^01om67&8D2!-MfBF_kM_",
+    "q7<6T.qIDJG@SxLQV$Qg9]aT%zNS78J%$7yAvXXYAvgdZdochG+nNChf!YBgIX1K,6FK1n9yjv@1MoKiC/Bd=Q4l$(Hvt+0viuAW1K5!S3aY_f42qpm3R)C(01pKB&jSN51d-=/&j.yG9R*Vl1d%,w",
+    "GC&(S$pIrXFaR$JGcW)j4:bTAIRGyTGcf/Jq1Fis9TG5a0f!3,l;<s++ZqC,M*-mF4+E6^0388n4+EIudJWj82LMn7)2CJ(GQE,n1Cqu$1Fr2D4+g!G1TPIaHUI:)qd5+k4.7+I02np=3*.&G8aXuD",
+    "zXSooK;hn73cZp9F9S3+r2z^YMg)Y,A]*9AHx8o#2(gG,4ZV=C2eG#V08R>Nk=^;FlSu+Z7&pHG4Z^tNB;0@qEe69zDmFI&03HM-4,Lac0f,]H5xtTGFF7>j01mmYC/G(uWFG,B#YQh4H#q.bk-@rf",
+    "*dhtD6$W;<0mViy4l>8Zi2<4k*f.Xq#YPS_95Tg59]SW16f_)lU-qgW#YO>B>#F/e,_kUB#YR5>Gcz.s32y):1275ffCmW0Mg*.nEd.Qk8V%3N0S:R$WDJ<Z0.$F#RmDaJ>q#]R7&*m82jZYw9]]]c",
+    "Mhi3:G[r=%.9,hVy=-h2!2&NcG&RLW0>7+JQwYUI2bTj61ig]39]kpr-tUTM.<=H/6s,Sh496!TH!uJ$H!$e<0^hY:Y99wMJ]7M/051hGH_.0nM+j&S0*l%a1(/pm9yOmw0)-sfGTu<jCNRV(9]bj=",
+    "M-^Kt03QW300Pnt0MG#s8;7c2IRFn2#3(NUGB*G(6*4#gEiyR(1Gyy+FvKV;1T!)K1Jv_(4-Z#d2:HD^4+g]2G&DFkdJi+_@_v[:5f2T+C<C=E01JT#4+HM^0_t4!2M+<8jZYOd@uA/R1e)DL14$1w",
+    "!zcmd3kK2nO%Da;0RnX&12XIZ8Z@h1x1ezcBo83NC.Ap58p9]r2RAbS0.TUE!zd=:GpYd%&HMuc#HgVG178mW!zci!G6PKy8p9]fH#CF+9]JV90UbFo4Z]o6jlcu_ybli!%/@lrF]@pN138Bn4!&dq",
+    "#F^ddA@bz;C/<h>0v]9m#3&RrsnR$Dl4B1;#V87J0:Tj/2r#TiF9.j:#V9WTG&cYOsR.7V#V7,y6b^K,mp%xYl5@I^#V8*kH_/3YH_:F/GdMT=4,3R74w-Z=3-5my1ee1y1G42c4x@*k9]bYRC.kB.",
+    "8pS9RIRGC$H_/3ZH_/3YH_-@<51IkRC;+[9-Hm<.1jQ%;=T9n1&wwuwIm<=a0vaC&Is7I+2sAe_00deK[3b62H!uJO.g5e;#V7#npf;W>#V9K@F#sbsG5[]LH![fq9].!616mBp0Uru800A^)#V7y_",
+    "0&)b*0SEXe4*@cb1+c=@8aS!:0^j$h9]bh=Ml(4#GU*//1IQa61vR>0P!8zBZvyi<1*E7D1)%u<4v@cTIV1qH7atEe=rH]D2I-[B5-gz>PZ_JosyqYPtTPBg2VMoc[01KhG579#2f&On4+GV_1OUf2",
+    "4v7l_T=/&.):s7hU-v#r3ia[^1dzlR3I78YHIJ@+1EVAXDg<AT4chht6gHXx0qheSF>SC.=6C</p72Z$1%weV1vNF<9^d^a4WpHT0SxskCpI$la2ztyCj#A@1P)UeIRFm^@zr-#x-+bW88f$R2wV%g",
+    "wE>]>(*g!h3&8-ev-qRZ77n>#0tb*KDm635BmhtblPn3jhz$nTatNs.7c!76FC95G(fI:1Ha9kD4zu111m_biF9$U,=NE204+O>ND/ado1s;<BLJP-s5eD<G1]u3Wjne^k2s!QVd.lV*76H1;Vh0/x",
+    "xtcQoi9Qc5wD])EUk;J$h64h^dH^+39^F_;Iu9VU@2#-IF*7#+3EqZg0uB!fwD])+2sAM>06jD<Hvk950];Ut9W(WkECP;FF%Jcb>X7y5taJ].miYr2F=jN68Zn)-1THi:uS*8do.T1KF*%p[11&K&",
+    "03QZ1,_^EwmIMI84i5>I0TVO-9y0(4-L%.IstgBe9]$>(1U_:ZF)[i00]ny-9x/>%CI*81u:lH[=#la.%<!0i>=Lq.2b0;^F9JC*>XP[mpFj.v/:,o5]M&w4(XML%2M+>a0S=lQ>yYo_2LePNKso:T",
+    "11c_v053Q&GXM+y>Xq*7Qx63H>yaE_Ffsr;A_ZEL01pA,/qCf6v_LF<3+kO79]ksn@2z&H#T5Y2as!<(0^lp(@2z_P0S9[uf%yXl-l&UNn$Zaa&B2QS4T1RsF9bL>006m80y++X@2z#@4,A3%0]YP*",
+    "neYP$Qx1Xo11:Q$+BqKuFzbYG2:k&c4mpDP0]/h>%mD;q4+R;=FE)bt13wZpF*N@J/mG/G<-;rO@2!I#:9@XPeh9FoKpz1yg82gyGyn]P6(le.lQj-3AwL!^G%SMo0])E=41NQx3;p4EqYMh+N+U5e",
+    "fcXOr!ifPCH<6fD>Yn=RfcXOjwigcO3=6h<EIAJXg$oVDsXzz10Rr9&4.Ug013w^&FfafUG^(0qj]UG0fcXOgsR9nX2L>qLssSu9GK2I32Kc68Dl$2*WdIQZH3Hp24#xrn%Lg9;GsOZEIRG9w052do",
+    "Ie>=C0L_<;%K[4W9]YV22E*$j2fYFh0GfqC9]tgi@2#XJFf;i$HGug86f>zGs-5l@7%v(!EP(j_0!AD#fcXPIE-Bhf00pE10=Fw&503$W@2#yMIWz!2p#d[FGXO6uFg5<Mq=C#%2L,tU2f7aofcXOi",
+    "ysZ<ok@n.zAB+MtfcXOky8,^@KM$J$fcXO(F>(<N5-n#L9]bai@2zqO3F!m=fv*e;CxH0>0&oh2>yY,WA2Kn3@2zx,s%!=)1Kjp94.3N]0^lkZ4FK054=*^H13wHiGcf/;Gcz*)4Dp%=4vsGm2!<:j",
+    "1I<*22mdS&0L,[x9^YEu>X7Z>1PrjkJ>yaDAu2aCu$grSknaQl2pu:a6E*,GHkOb92%xYN0N)V=ya63In70K0D+A50E)0]d2)3Fo88hjD2n=o!Q3]#SF9kL%-J*g_xK$0;oe_3>ngkCvpXmWCF*5)O",
+    "@.nv-:jVbug%SqN2L_JrmgE5vHk1h,GLRq#(FhKQfnNYj3$xir88MeFFBdgAn:h%u.53Si;ubqgAd%HX3),Y^4<I<F5DACbx&aRttT>)S*NsCC#X^DS&KMsBHr<Ra4*/aj2+o984:#951X&LuyaNwW",
+    "+[>6dST;!;2A2Z^g/q)X$1V_wqO<,h1GYK/9s([81E^2u9]Sj(H4ruc4wBLW6gh/ZE-loSVg.>6E)+C>Vh(f.2H/!]0U0v<3,D;O,h^^Gydw>+%>9y]7&ZVO3NzI-D:yR%5-$<S/CK0=Tnf:q1q6WA",
+    "Ap=!=1-]]oPX:t@3B0G00R%w=<$3RCI5O2W2fE8!0h<FOhyf1+tEd4JG6)eYsIVstrSt;AGA0iV/wUw)GdVb@r_yAZGcqyeVGg*E7X#U+ZwDd]HLIurKLIj0H0EIs1JToK95/&M0+/EX5anS3CIT)G",
+    "73E.LIv*7:s-B@YGdP00Q2+<I.zWD^VjlxA,_k=QGUZ@E1Tr@:MhxQu07V0[ojC>42.2e[t/c*S#UKvnWel_YZw]W81OfKMArDyOVFZbzXCE6h.Y6K(F*gqw%b=7T@6CBQ1eXU6.Y56U1NZ]UGdSd7",
+    "0/*mqQwZc;2bTj5.Y5A_0Ua_6RU.exhBzMsF^VaE6E*Fp0SAZaKm=]GDh,wa4+5Xv4F:duTOR[4&]n0k,7XI(uARmKF9a]+&]oh[FgE^qFf-%TbQ3e@3m+FacL[=1j[y%3&]ohDI5Yq+6*x5jAviVw",
+    "4niL/H>%@&1UNYW1Dv&C4-PjK2,e>q9x-[z1)M1Zc@q9]G47@U9^YOSU/uLAW,kLcHoOKLH]z!,Hq$j90ymh!4FtapF9b9:$H6B9cMmF[Vh-O/0WB_!01oT[9]AYHU:i5wT;eA*a0et02eJGO9].$)",
+    "0S>CjrvWbtI5=S;95^)L2N*H1rvU_h4*]7v1-5]_4+6Ge1(:2W9_wBeU=6&5EW_*a1F!)cGXMy$:H,EQ4yRH8(=n4*uj&E:z!x6>G.pq^7z4nkZwDd]0kvQT!Surc4/^Z00I5a/@b#fOI5o6j1h__G",
+    "0&foov]s;WUJnSgU:!NLU-$Ad2[*D^6FFE90M#D]o#k[7KCHkD4.eGuMGqg&+ywy66c2r<TptTFvS1B^p:G7=N(jal35:Ze4-1!<0S8]X7M3RoxSJ:sKKPtn4.ggGMIRwEg#-gy0Wz=*2,@dWrcVzE",
+    "v0wzgzB:Zux-qTyIukbe8vqIq2kc%y2[Sk@01I6dbpQ>piiZUTurdy^U-:G]1rH9mU-^a-HqQYSHvk>9HvlgXH#h(tHUJ+AH_/3CHoag3APC;F9yhaw1voP>IRFdcJ]i;aoB.C5jt;&ZIWnzO0-2IZ",
+    "4cRdUi%t(2*D(.:HV*/R4+Gt:GY:u0F&@8+02;-]7BT.@[E7kw/[g;=Fx4:*:iP/-Hv/CA-lT+9kOB@DzX^KZzE/,Cmo6V5IhHOjQ8>o!F)ws7H_.dD1@ig]F$bOZLJv2rasyWnAh,h@Q8mH81@lD)",
+    "F$$:q69B1y0-_!F(S#2V1*[4bIF^6%1D:/59_wBzF%:t=xdk3D&XWNKh<(0W3d%7Kw4wt8@1)/KA@8kf1Mv$4vStjQXAcDLj]CVvQy&U6$^uZBH_/F#Ic*5z3.z8b$^t1gi8BL(a0afH90=YZpSvMF",
+    "IW#xQF$uxpNgFbZn-Hntm@<oq&;>uCH>9-*IRGX$G5[Mj,C>V91SSs,$^ukyH!%P&H#IT.4-ItkZVt*ZA0apZE-ca$4+6V<KLfDaZVt*ZFAp=^00AZgE)NvSF%CKi.17O0VGjk$F(WlM04>B*00E^Z",
+    "8xI5E0UsJO$^uklH91BJZvZF)FaWYu2PO-3F#*qV1,aW%4vv%s38M%N$_6JRxkwLH$uR/YyE6fF4-zq:1u@//IX52]Fv&42H8%h+1vNGRA_rK%A2%>[F(WoLQwYg12bTj61j#WiHZ^kwIWhnb1l-Nk",
+    "9_U-sF$BRV88;qA2TKmfDFC/^1M-i>9y!P[0*#Uq0,p*GCfm9J1C^oiS]3F.#W61fI5NaB0-;SW%mEJ.bqJ/yKMxL-oC7vCF*5)Of!RP06vHtSHkt2;0S,bRDK=6_1YI3Cm-wV[0[5Z/4-z*O6FC4L",
+    "Hvj_Z2L+kU1s<tP!!bV$GBGg#GBh]e051bMGqwf[mYf3y!jDP=Bo6><F(WrO03QT5t>lNp4:iLv1hAS80;q-t3G4v]!J0h>uN4U^3Axn90S6/x9:XyMa^OHBF)s/=HOvVtF*1@d7dXQ)2PY2!!!aH;",
+    "00y-26fm#:9_w2oF(WxP01pJ1/58D@umK2+*#QS94*.h41-c/F4,5H@0S=N5g*6Wq<wRRbi2<@tG5[YjHpDRm.q@t68Xre9#W4zS0-Lll2s6boF9$R.04=&w00WK*4+sB#5i&Xfbq<I;0n/#$u*oP7",
+    "J,[s/AvORXAU6Ond=Ruu9^FwSF%6HrZUoCu48axxvMT>^1@ibXkpTx>4-scXBQZ0E1Rp&z03RVZ03RSZ056*XH95vH5jX%Z2[SnW2.OQbD/-.e2n7GEG!QKc4+!<!F9]a>01I6ebpRg-H^<]qGdIRD",
+    "1veiKF_%>iaveC&0Tnp>9].@C9^qSG95;>k3NbJM9]].aF$5q8-07,OI6C]d1-UX54D9*/6*22r4+EZJ36KaGIo-k*4D>LD1jfv82Jg@/4+h;^K:>r$0tnfVTptWMi<pUeH#6zAL-^B*1rG[oDK$4]",
+    "F9S6,qLKv.S=2400LL-FWT<=BAU9&Wj^-#cW9ZBc4/7O%nZyPUDp;O@-LHsVID@TY(iIOOVGpzk*vt(N8S<Db3DnFD4/havp$!i^RUa!c>6,ks$jl87H01&wU0xp@ErSjZ8Nkd94.B9+.pjLU4G$Tl",
+    "1rLS<xXcX!t>TkY/JyZ=BLR-J4-Y=OYCjM&G&kR[20S)2H_/m+H]!8E3=XyYrgsUe0SD&MObp)hK<c.m4%Pt)gfs_9-8>mBIRK3X4*=38*4i@(%0LeW/l2jRGB)ca9^hI%)nW*k83:c$Qx6Ekq.$eW",
+    "G_x0/3fe=+Ho<-]KLRs0IH9yK2knuK0RVFf#zO-Z28yhS0U0y<LICdq1la)(0:8)&0UH8j4W[ul0#qC/!rEmNIIJ8GAb@V/0S+.^GJX#P,A=1e&>V*jpA,l6[Syxs%l[K1H8aft4+Z&z1Q.5^4-8.y",
+    "3>CP9ESbL/0)bE-204ns4.86QodOQ=1TO+HEZ-W,+4(3ApBDw#gH-a(&(Eg-2Y^=T9]$$ILJtUy.6Q[3$zl%;>lGSH2F28K1L[2wCa22[4,l:VYA*:iFqVu74vddb2BvcY<3#=Tq!]aS:<+>KD:*W^",
+    "OD-Gxd.u#5dk(+>0k293+pBg9#90RML/P0V/tKwf*Np)JQyw#c1p:>7R^QQM2aKTy4+,O)2pnO&>EQlywNeYut==+hGryiy2I-zx0SN2)UJT_%6%#p/O%DT%;OFqzJsdgu0TVd<0:/=#jd%p<0s.%t",
+    "*gyam2kILbFsTFt,-Z4ggU:S#]Ck3RI4orY[XGk/0^O@q91H#e1KyPZ4jTccm]G75uoVvqk)9L,84mP-DGb%Z0TVO-1lj5w49J9239Qy)4/$L[4Hz:34!4LL1B7x97oL]59]bS_3Ao#03aJJJ[:C#2",
+    "wu!L-4+V*p0tBO#Cj@Tr0uMQ*$7&7N@3w!W+!O;roLB&[0S=S;zXk%i4i6f:zk37E1qr/qFA>I0+@d:IZJ+iK4*3HQaJ_954.NMDMK4J*HJBhDJ_!*_Vh5.,R1T7#4KD:PF]Gs-3B-ii4*v@.0WvJb",
+    "1P6-$4-i]_3/ciD<GuWqx!Mj7f0qOw1^y*]12+HyuC[Lt8wAZE4,%II2deB=4wnQ4k^3.vuNMzE+Xx:-IRFo8;&S=,f7%ES2fxjs0WStEGs6TQ5i]e;v%ygh1)mK9Y7ZIO2p<4VoRu-k&-c[s2p.M9",
+    "==r6N!7vUR9^zW_1P1ArYaakKnFI&-Di1_62p<4V:yk1b&-c_v2oDCf*OLJN=REaG2E>y)6E*+<$g<8$1S_bi1OxM24-tSHA8.7QAJG9d01pJx6#/W]3l9dG1RoSP001x#1BmES1FJg%YY#<;2oG>9",
+    "79Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aO)8GsraW$Z$G9SkQH[b[j=&$znoqPx4h64zlwh]8l=lA;S.g$Mc61$k80S2BW37RhlthfRRxg@mS%XSY1o+U2=Gcy1W4C=EuGMng31C9X:",
+    "zdZ@;*a8>iWe>%J244/woIf5i#f^CF$j<I2tK1R_6=Dvw1o8n704NVS6Aufy1Qs->1;t9(0SoqoW(CPc4+QA=e,9Jw:3a>Xu[I9=P!Av4&]d;UI1dD]>hb&5<dOOp&]eLXmR]z8G7mt<:]PHbulHmh",
+    "kpVL6M+en71<H1L4VIQ)4]uBgWFJX1)dCMfjp^3r$BhOKo]az=c%^DbAD#g/)&deY01rQ/mR^Ddp!Z^CNxuRQLY((x6*#[FFK-z9zycqh0XY8z5-*@JHL409bv6JmodGm303tLo03J60A9gs>0w10M",
+    "G5@bB4.A1[stOMv)9@8!ZvR-iFR_jBmGA/u)OHUIi1d*G4/B&&Uk<+a:0S:H&*fhaE!pW>4:r%@Uj*F&9^+Ry0S=;..zEjF!m(rzG]%N.1L8vfxIzyIpaTq)0uK+*.zE2JL/Op]0^ooy.zGJnGdC_*",
+    "4yWC14-9blUk;wYhdd86&*fhR<Va6j2sV,ZWgIpD3CWNV4$tLZ0#OeMkJCvX2sQu)Vh!H@4,.#2p#ct[0]1q/0S=^00T(y@4*^x51p@tK5WxWsjGO^x1,#[77&!n7paT*%03Qf803QQ3pdtoe4*[S9",
+    "9]./A9^hPG4A.)d1IkMPSPtY-0p.h.:(6!%1cky09VP0.3k1Tl6A0hGLLNBxPXkvJGrlGa!&w9w3-j.Gr&kN3jSUCW+5#T_In_([AvQAqQV$:KPags>016^<8Z+om95w(8.K$l,1UBhU4+5F_3/a[g",
+    "rlA21/^!]k030[_0;-W5sG=Pm4+G081=R$v0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.PCPLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]GLgsA^=&-c-FJ]7<8</q<n",
+    "F*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayHeXsR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgS",
+    "FaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYc+<Ul/$4PY2lSu:lVSflv.v,rqhC5thoK0SAIm3D0-3;b]:J(j=ZLq0C$Ymw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3EhHH",
+    "4+4Ww4y(rt1NZn41]bh8g,]bAFgO4Xzyu10Py_-^J@V/w#$*oz!M!:U5r*$y4+Mx%4+l[n0672#/P(W8;@0G+tF-CX1By=CH#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1",
+    "F^F.wrGzmaHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uw%wFv:dS@Tl+0w10MGQLd&vY0a+H<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK",
+    "1e>WV51CLNH_.e5g<IrSlLi9C5Dx]M,30.84**jaGXM*jPy$gO2simm4,tyBUmpQDnNSXi[t66;f;x^oPz2op9_Lp$0T(s=4+fb_4+,P<N(M:_0:J;f0dyBP01KH/1n7zd4+!(Nc=o(Z1Lc5V244:W",
+    "paUNXIRGCJIRFm/nNS/#01J+RU:=ZFnNTkSGB*GX:ue0h+Mxjt2ANPF5HjHe9yys%4,xX&p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9y:&r1VR9^qU*0S=J0P!6S+3/G<sUkjN_1l.827BSfY7dQYP",
+    "1_#Ar4,u&CUk;D8P!9#z+o1s&IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!q2vyA^,zU_qWfrHBd4xLZ^1[*e/Pyv,f2eJG#F9JC+olptFqB9AdPzH&H5g!XRolpR;!3hiJPZTr&",
+    "1k#:,4f0U[2oC5=IyN#aB>A3$/^!*;rSD%CGXM>-)t:.$1_TiWUk;JT1P9rl0Sx)*Ob4(15(;>xK;aLc4yCq24!%zagxHJ$FFrUh<lOoL&0ik]F!N6j351MiFCH:7=G@2KGBN,!Juxuiu;im@IIuAv",
+    "(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=S6h!PKf.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a",
+    ".>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3b=xc1F$6z1eT:w0U[4D%ZFeaHm8aM2fTwq3g#sa",
+    ">u4@Zg,]aBHZ#m64,T0n4+M#z0R(@;E(mlF1oOlP1L.^cT_!YQh)=9h01V_ox&aR&j,UYq@2i1GiBJy61PY2!1E9qp9]tw,pl2F200vhMs51<0=.NJJjZhB/R38C302nv@3y<GEHaUw[4+NT=0S/lq",
+    "43G3*4+ET>0Utm&03RSX-6*Q.0W_+0Pz2.-2MypwA9pwaFP-H4IRFzjlROUKMIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28P%%N+s4S@To,0w13NGlK-ZGyoknvI,w^HrfXtp8+)h1o4Ro4zda#",
+    "cQ=nap8+/j1K]%JKRL1rA0RmZ4[n8B4:8=w9]kyyt>BYdlTZxS%mxM*9]1D>6&Nu&2$xU/!<Lg.2H%2V0wWAn4f^[,3z.*;Qx6HUpaBmF;U>3VWDf)70UrT102nj;4xLZ^yzfE^7vBLGHUJL:pHL48",
+    "hu.v+Ob,Lc0UrT402ns>95^Jp9RhV92sNw&4+5M57&!nR0XM7z9].%79^zSF9ytIH6x4_L0S.[xF9b3-kkw@#H_.ZviC>,^t56RL&bX!l2TTtG#[mxlco-JP2(M5F$(OSM4+xgkW)8wv4Vj8y9y0(R",
+    "2[Meh1@i6i+GPi14+G<=9]1Q27&ZV7wNL>>:TnMi,vJmn01pATPy.vC5yt<!1GrEfH2;#b.6j3N3#.bYFaRG2FaRF^Fy.l$Vh-hV10M,703Q%B01pJ$paC8=]Fot72$G[R6F2^L2RFJ.2jQAR2fXY8",
+    "2h[R+9x%l=1XmL]XA1w-K;mjgQV$EdP%j8GGXM>Vg%%>;GS*HGyHEkBf)xrT9_&[eP#*y[02nm<9]kr6F9bI=03QK200*p_0R-K[We*tPhC:O2+b.6ViBKjmHt[MiK[YbHP#8A/9]$!79]ku7FCH=7",
+    "05455F#r#8*!:D0(*ZWUP#+*Q0526YF#s.:Gcy1$a5Xod1Rv1:IPpFYA+(;YFBLN^055DaG@&zSa5Xu^1Rv1:Iq=OZA,13aFBLN^053o<HN8+TZ#FTV1TWD6G%)4^4.Wdq0WTFZF#s/YGd8>YFK[+9",
+    "$pjzK0WszX4.Wjs0WTFZF#s.:GdI0ZFK[+Bodh4!0W#(Y4.NlzFBLN^055DaH_/qjHaE!xAJPFc.>HfUy,+U^Gcf/kKREzDa56A5odh4)0W@f(C=9er7dHS1#)oDP2E9,W[E8k1N*<6,ha;y/YzMti",
+    "2K[&s3AC$24wJ$%4!uw:1_)j&B<YgnB<M)&0Rz)16FAgV4+XtY3%u^MI5#t0RSyBZPzv==1>mq@HOcb.4/24)FIzP,01n6m3B6DR<Y^@#F9ta]y,+U&IXTD#9]1Q27&ZV81ierX2vi:dIRF;q01CZO",
+    "6*KeW91guu0.y[o4**daIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0R+-i0^YEtA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz2o3H3I*YYY%Y30w13NHiHEcH=dDM",
+    "xAJBmcQ61ip8+s9*8&nb01mYBW*:Jj056=aF),KyA_7)l4;nT-W*-Ch03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S/v[W&>M.4+Zm-YXTz/0aX];01LiQ0#gqO/eDK+4+-43DhFf>1LXl9",
+    "0W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSTpXZSQ4+a16Y62q-RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISieoW(A0H4+D^,9]AN>7%_742EI<a38T$F2TTtG#[nM!",
+    "GyoVg013WO2kOp=0S=PL0]Fxt0aX]=01pAaP%j8HFaQq-m&64JWDf)70UrT302np=3%*bU-[hKRG2a0gH_.eB*o0_h#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+MsaB;D9s5WNT-",
+    "GRe9G0+n$O2)<k%3eEBy6EmLn3/5R%4j%+J$,8e1+oMYksn@+#zIX[S0iF-Bz>e<%ii8pegwz8HO9T^vHaJZZFh&D_t@81P5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90rry84m>c8!@X>",
+    "HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd2Ni5U+DP8&1-5-p(@.=lwi@2z&9+!YTBy[D4>8!gs[Fb1Q.1rG(6yJ8H9%=3umv:Fc%$jK4@5Dz,4&JYaO&NvO<y#)=u*UmT^Ju(0Wl8g,x3-fYU1h/@2",
+    "0SvMI76*liHXjBwmF@au0yziz(KZhb>R/d3)dLR%=Q9C6..$/dD-YYu1q1hlD+Bnf1q-ml90R!t3!n%C7X.swC/UUj2=%#s5,]V-@;VDgpa_xVH_.4-3Wf*,:GmB1ioFF72kZtLHUI)QD:gY!5-p)5",
+    "H2<C:;+F;/03tOo02;+/07nJslNk:O<Ch3<P7*Ny8#4d]$%+mEP7eq12=%;11K0_5Fr=Fzx0D$V2J#6D!qN,[x$>JgH^VMxgTxsO!Rsd!G3e9@0#XEsf([9@1r7g/Fa+AI8y@I_iwPeOFpLQdkj6L(",
+    ";7[=CArE7W2>i5ze*_Zg4*mxV:dw0X1cCk&4+x&QLkQyKG7kvb>EQ3*90z9!x(Eb=)D![E1PbnyC.gt]6%O#ywgC;V=brWc[!0%A=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#",
+    "8#4eVH!Sf89]ko]8#4eBHUJwi00LwK/k@$#22C3<024Q&xdjco3kLTP4+nw:8#Mq1,pv&b)(ZutoEZ,WP8&7/1BeS9G1dzLtrHFO5eS,*gaH8u1,SGC3$8*9ll_3<sDup.J.kXq4m1E9F]4#W3An/r",
+    "0wE7z&j.+5l7s-d1lth/,XRM4u_G%r(hUy.xe*4l-4^]Z<)0XBG4u%m%UBNxhx(2I2/S@40S=WA.Q5L/;+FQuh7SR;A>sy23XcjWG&cYZ=UFa2,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.",
+    "D:yL23JB=O9]tnR2OBs^1k^O:3r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tMc9Jr2qe1-=y10R+Rf9R$LS91M:J8Z=a.0_9j+",
+    "j0X/q[0T1)GBW<V2BESz0Ln/MArE8x2>iQ$e-)^n[0S_HHvj]e$u]!K!wDogGx@V*Rs0DUGyn.B+l_PZ[0Re#9S*]Vcn.st4bf2r8xIHgi+%.F5eJ.C4$>@7GBY$ej]CqEIPA9r4BhVpPBb(uG[mI;",
+    "1cvir4+y2N8Uv^M0uKWFAq&Fw0xmHz01p@Z#zzLX%0v$XhR@.-356ps1voM/4+Qi5S@Pdz0/9rJ2O.ik$t4jtxwa4w0*C%g4+YqfeFEm#7Yx4i0t2;_1P:0H:P-7O7dbO5HS7W(87/Ap3YHiEpCJaQ",
+    "gc/(%oEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1&>iqQoR0y+[l03QM_01@3)9]AZ47B^G)4muJu03QN501@L/9W;+4vepG30x&ufIRFlY0temH1q8nW4&NUDmr4%-IubSj1iu0fwU,0_@]Se[0)y=N",
+    "4u$-!4.G-SO%D-K<mvhCAtW&<,1K4y8V8HjTMilnjTr+P4*jwc1dT5b2j%Wf0j_lK+>;n>O95mJV+72+U.;/roR]*@8VT2%MjkDd0S;CTGZ[6Q0S;LUO%0HNR05U]4)OvB!;PU=3C+w1F9R]+&!1iZ",
+    "L.g#*1@h+#3J(FMiZBGnmmwb^G:r)e.ro9<xke8K>x%V1[$Bw%4c,3]1do9V4,vYxcm=B_vH=&:c<F6V4+<95c<!.1xDO7y+Xe=85e)wHy8#66t@!S[/0gtN)DjO1[l-7l$QK+p$OZ@Tw]N-h7#_+S",
+    "01pVWCkCWC3Y@W84Gg8hD/!E!H@KNX0PzJ5)!at[%LfIO-$#m7q/_u#1*Gf]4+DUMT;(nIa0ai_EDhYcMiVpg10Mu9@v(qv2j^mD0S=P2*-5ItiCZo/G9d^<)QkZy3=6tUFBLL0lZ=^nk+)0/yN&<8",
+    "GXNh2Gpy^Z30(_B(=v#W6EuQl4+<:wMGpg@-ztS5m6!o8G%z6u((0lC2Ob7^4,Jr@SOuBm1@i9^pb8T.mn]DK=8p>NIEkcw3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4uZB14,DRt6An@Ws]f]SjtmGN",
+    "3x_,A3fQPx4+Egd0^cH6L.pdQV..N=q]=cni-RH*1hfhR!wLqj,xv$U91kh5ms%>[F!Qi/0#gKX3!VrD&7x%n@pu-Q3yZS]7c]Zj2.W3:2XqLc+X4/_vvviP#t0t.GOo4/4<-1VRRc:77y_c]$pH;J",
+    "iB%IZj1dK$3JaOL5Cs0n2opKzGYQ$H7XaQz2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxIjX%74WE!!2+$!7tl;54H8O7r@tcD4#Q>V!/Mo2,0Rgp19y5-y1yBza",
+    "-=Gn[GcoH04+Egv4-(eEmJ9@gy8[mqnFlWhGBle98#Mq5v)l$B0WzEf1DppFGo*G5nB77nF*ZX3<,8m[HZz]G7&ZV81n^8d2A!1+4jK.jiJ)CS6*Dt7pa%)^&@%EZ=hYlMF*m[j88(0i95uHm7&jjr",
+    "GyoMe01V8ULj&uY2MPEw4+huWM/CQg!$l7FqYxhkIlKiA8nP)LJTu(2M,Nf7-0*!$genh)0myj@<]On:BjB4I3!mr[7%j364())K0V6jo,_.lD3I>7x1@h.2wRs1MqfH7I4+gvn2Awep.gfw&%rg%K",
+    "pb84s5g9py4h<:x7cVX^IMxvyG^zX56FICQ1#/Gh2Lc,-HaMIJ47&-wH_.qc03I->0h9=@4GoRZ5(dqki_$b=.eLc^OESF*FBLL501DINbqBB8SOcK_9^GEwu;Y=Vk_AncG#;x>02DO.0@V9Oy$TvJ",
+    "051hMGXNh9HvlghGd83OFK#q6052djH2<!dIRFLo2<eaR3J#zuB[3^R;hgR383&pJ42cQ><_8(71BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-tIh)tFNq2pHvkzl#t9z)F_k%Efr_*DGw25l:&=%T",
+    "v<8RO3J(Idln<Bl9S+H@Rt4gSFFyq@H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+;>umjNFPG:Hli2g0T;3xOIGH1h)w1ELBaZ#AHu#Q@56G_A#@ABO/j",
+    ",K+r*9HI&(GC2SS:7@u=o)ii8A>/6HQwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;*S12Y_;(0LTdh#0wt.Gp![LOphKP6*9*O49lf+1EM4X",
+    "xdRTX:Wl#n;j0RC<R^eQIIJEVHUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4$!ny0[FuR1B;3;4cO=p6*9u$Lk#W+A1=ro969CubQ3JN1p[*quLcC_",
+    ">Cypl(gqCg2n0hEGQtlI<(2p0vjYzJ[apl,%tHX<Ne:0@2p:x[<dzIlIiM_Kv%m,fngRxmkyi>VCk_>:4ZiC(Cpk4A4$CYG/#O;AGxG/]I5hwhGhPmit=ow^5)TaX2p/0Z/O!O-HqOja4.WYG5D&Kj",
+    "p%NA_00[PO4vxxZ0)Z6<<dyX&s0js&;lugyB@+:FHUKL&H1Y<p>zn[>a^KTs1flyx1mO@3wIv1Mnnnb)7#/n92m$3S2ZaF,0P+YEH2<wr00aIO4<:e0FBUj802;&@5,>0w1mzJ5wIvRX8x8)VG&wUc",
+    "GK3NwFaQG]0%r[65hFJ>024A=9]bY-2p.hO03RDT01t4i#8Mw1H^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@kce_yu=]L/4z30RrqT)o.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#",
+    "9yIa<1M&$EOY#UG7B[CZ7&qh*2+5!m2KF8fn4Jj-<(3I=02w&]95(.MIRG3p024C+1YQpXz^yfY4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#rhR1>]>%a0,Ny2<eL<v04blg+vbopc)B.1@CMeKm>%P",
+    "4,aCV=A8UNvU_-I<jVaa1H!=N2lt2+4+p/T69dxeHxC1XDjx.plh6YX126#H1@dzH69dii4*@#A2P>XdlEM/PSPu-3t1$-D3B(5jgmw:N!UrD)GyoDa01xE<z;u=W.GK]M!kQBa=9:ILu%uoe1_-3S",
+    "1P/qmT;*,B1N]lrmaTaM;4u9^(V]2T2aR9<(#aYJWecDW7&5Iv9]1DK6A0ZO3xHn,%_%f&=I#tUF_RQx6EVz<0^ZUF2=B1pzmEY682^d=G8qV@oF)m@VF19P0SJWw3![n!6F2us2sIBV-qFZbvbGNb",
+    "&jbsUdIBR3ka,20o)Qa]gBAhWEDsC0yHyN>mU-*40UA4ubRP:c0336J;JO/VHMMUAg1ll6HMVa6cn*V/77nEv0<<k=o[JU>InkeZ7&rOqEDpZ,1rajs1Ou(&0Sl1gGX_DaR^U7AZ4<!Ifouz&s_8wC",
+    ":Z1$=:gg8*]D^xq94&$[2KA_K0$B*h-V/fy)[p<L-06w*:H@FYyGse.Bnh8^0Rg@,4+x3gI0mlMGYW(r1=c*b1SSTE9szIynE;aVp$Q)lJDZ#Y2CAV71e=g3>8tPG.P8Vuy0ZZV>$CK-2a=FAGj]2]",
+    "0Rborrho+x2KV+50IJ-y2CfSTg&qJ13F_SIitq#lhprF-2Lg+zc<E>UA_HCR0S=Y)@V$AYjL!iLmGT7,3(U1C1.UOW3x)]6G5@#:-eIa#H978n7B+;n3a;!U[s9W@elH;9Ht&7]8VBCOy#XHsGnnpf",
+    "3HnkFne_wY1J*7C:_s$Uoa#6V:vRtr<H,Yb-D7,HgHjJQ<c]DBuyP0N:p2dk2nWE$L/3@Q37bd,i=mfO9^fnvat[%iyD.UE1P7Y^4=#ETTn;!sGGk$LlE++c5IHh8He>VOq!SM,R1UZC3J*tIA1pBd",
+    "4<SrF3J)HN0T0yy&+!TmGOhv,+y(ugp8*dUn+6ZO2K%3%0S>7b1@iF_s^m0^Q4ciK5)WkBs^m0*:kkhb]M3bBAYu/$3Gttw0S>7N2<eU=s^m0>O$M9]4:(m1H0d7;cGRmA4.Mfn4:[4T1P)#gIMJ-H",
+    "4qgxC1ktM#4-iEd4_7WgpPvB*t>TkU:X23mBL]j-TptuR:ck5!IW:d74G!9jY7W=RF90]&&Vy$!2[$$X88fQ=38_i*4xPeQ4%Yz:6uaPDF9]g@pTbrj1vdZz/0gt^z;=+A0X8<Q2(pR+9]Shu+IkJ#",
+    "0Su=+Ne9Dv8!$ryrJMl]1w^6kIX0D<2M+cz4+f3>2*.R$0S=!QuLLg(Ghd=$R1X4x@w]r^xTgdsF*22<0R]rom8k(5b.LB$0R<Hw4#n721crPLv,boAs-LA5j.hij>J-xw2-:0[&-tq8iOK-F4dAYj",
+    "0SNr60Sla42j06y4#)x)IRFm>(_MpO&b3Ab(>[#V1p^oO3%QyN4,oB$0R+cE4+D;>95wl/1O]kdG7M^FEUj)DGo-@O2f(UD95#Rs2$BT>xdRUc@o0PRLmD),(wPAc,^N=Eq-&;moi+<%7YW_E4+6f=",
+    "a]QeC1rGrDhtL5SHkN+_yM@1EfDjK0y4qV03yqT00S;qq2j2z@v&sw)4e+/j1/gT_0S=%3p#%iNc0UL#F*e,+893UNNeXWS:x)z$7&wf&0vt2I:k.W><(KkY4+5461=A6%4+n#R3J2>)LJt7>D,]$6",
+    "0-#uV4+E9k0^hVSMFQ&q1,,m>3bGsr:8+sw4*-%+L-=Yl@UVb*3J&bKVFl%,6$GPt4+7u=44<JUvV/Gf1&POF4A.*;3,*f>4l)9R%;S;]xw@<kri3=hFt<t@3fh^VJ_A_kxdaZjt&[,-T<Iuj4XTx0",
+    "4fg[!H#s/Z2rmmUG_ekg4*_kK0SKj&Nd+DYnB<u#ngR:lhC:O2<;Zfr0W^-rzn/jw12-Fe#uNqk-S_..nmGgMhzSPk2oC!r36-Jr4,1sl5Ch:N4+z@Y5)J)/!_q7Z=$,K,Tn=cm6b,GJQVNMr4%wCz",
+    "4#$^p3crSL2Bn%t4vPa6G5@T&0f</B0S=@Mj7JXv@o-]izQk4!2J)DA10fF!s:%xujK4Sz:be0R3=:s33.KnR4%HF<uEz^.G[FrQIP!WdD:yX)aT+*:gc1n,wW$FdG1vAM3!GUFw.bI]H!P4,1.Q[F",
+    "9]t#t3M<D/x&Z^*zXJq54&he:A=^4Mms1YN1PECS>/KbZF90>.<(%_E%tQ(v0f^@6[g5_gq6H_6IPr5hF*Z4(kq,x.-8qBO69(7$7!COh3FN=c0=W2COa%M3QVYV>1uq6SG@G1PD:*C;1FOF#D:XS6",
+    "5jX$@ubMXx5Rm;33-nYV2g$m64e]H>8aac*0uJ;c3h%_O4TQUI4)3,N8#loL5-gz;)WHo7fWlM@lqLbS[xA%W=$8O!#Ha@!Es]RT9u3Izb@:qxiU9+F5DK6k6gBFe2M+>Uh6<O[#smk,qfZ013Jjp[",
+    "7!NMM7b@J0=7:o<(,s784)G2LlLQOv<L:exIu8h&j#dvB=TN:q1(9tAc;N(O3ac6e2PrZ#r3MA8);5RRAqPqgxzc(AlQ0C+tN[,[q;Jk!A%*/E4.U)xN*>rvj4lr.v#.pX.%:)Y1Azw*1,8$b0UsDJ",
+    "=eqnrhpDOo88H9<PYa8MSptL8dkU2i1JfZ5/lwSXf*J_jqgM[k5diU&Bo2#V2Hfsn4+6mf9yzNH4+H6#UJQT%4#(mW9]be!qfiX9gPs8&2QcU:FAO.1Jr2=:AOi9B5Dx:M$si9Atcjih3Qz[h+)f>;",
+    "Fi#8Zs^ux:mrx9qr9^kz0tnWjUI<]x4#^,g4*@[;QVQ3jHV*^t2;N6$1.lP)3jHGmh_N;l84n5ilm!RL#8wLWcs_s<IV[@jF%vMbxeX5l!qW@>T=_0y,s:;hTrD*K4frty%+:)OH1MPl9]bttN)P<5",
+    "hpssc%:=$DHZ1+]3ks(NBQY]8[[aZ3:JASJ#]aC*q6h,vRu2ZHs9p(-,)9d8r]uFCy0I1$G/Z7[4,Aa_DK$EY:J]gWlLHBe)/mcREd^gp3%H0l2hOAi1nCh7WDBr^1>;+n2r<K[,jD$/1_oILFE0Z!",
+    "HKRQbIikZ)3BY&*s;@h&/:!UckyHt>O9qPr0*tv17DFZ!GV>*H29pC0mxUh-mf[-2Go=40)9<4po!t/vu#=H0;(#;j!gmh:jF31F612Cf0SNL31cZbMA2Be>UjZ5q!UVnfArA]&tQ,;H01o*D7c:A3",
+    "!tQ4T$,V_]GJzot@s)S-=RN#Gr0<X@Me;W%FCH:5qJvBi8]-cU4=f6n4!39zFV(^Q0Sm(61Q[[-3<kG.;]%ufwOkl6m7hBftSSW0jRp<9r-/s^<^vt0it7sts3sFI&m-%>1O_(U77E7-9]Jc44+Y,X",
+    "KMw@+9S*1K1P1<.7Ynt!xd8#Tng$Oa;k)iJ0tDOw4*^_27dQY91NPHr1oJ5zGL8WsDKq:p4+GT)6f^vJ2nhQP4,Ajna1QPKWdyR<L-(j5!,2:F1e4J%0kRAZtBVK+#NrGOMDmZj0SdDO4*_iQ2$1VI",
+    "3)7Yg6F9:m1/70#4&y2S-CBc0;g]Z^D+KyH6*PhZ3xV1X2b3EK#Vi86Zwk!y4F-C)I0obBWexn(0t2>^1PT7EVFN@C%m)RSg9[8r1.yJI<-;H@Di0Hx/mY^HrUC/!&qNNG0]]!+6)k_d4y=+KKMnp)",
+    "6g1;,3LgYB[Jm5mGBn8/4WDEH3.!haQ4NInODZ%qp$Q[2H/6+tn:,dZ00q3RQ4G8R37!E2h4mL71U1l)zX1c:E*&(<Fa<9-4$uh;0fDe_2GF^x3!VZZH8ElWtHl!rLkZ$$6Dy>y1CZWQ4f5X)1KKek",
+    "1Te([0YV2]4gT.y0Rzhf8!)-B3dQX*2)ddE4+O5D5fL@Ys00ramO^,EG7kcgp%DzvLJtUowhI;B+5rmwzz77vk]+,c.M#s>F#rWg9yw]Ux]2B%2BL-!1ikA84*5Vo4Kgt;#XuS[nY-<LtJ)0<3-6*K",
+    "o2Lr^mW)Xc27:.[4,%gDbO,6m0S=n]NekSEWDf]2)Sv+tFz87I*oR_b+tySbIBE-d$W#gQKmni@4:rWt0s<Of4:kYS0t/YOR2nsz$Or^N[!tGF[nr8y1(:]B0S<kmWDDNyR1XF2hhz<^Q4b#aik.,l",
+    "/bDlM3(1vD2*%764o;Y+.x_#:+^:j!KrsLx9Wej=-^j2(0qJ4^&K(Ay-S_+b@fDF]F#tbFF*7*V0uMvCq+^5^01n9dYaezo007k)51s+o0tC*LSRX$&g#Ke6AU44QACUnu015vDB[VX<0xxhiHNpZP",
+    "p8+z11rjp/9XGNHA9py_2OpmSGyoDc01lmk5,)c%FxUbgp8+,i1E#J9A3rgy:0/Ke!2%zV0XF_,35*vG,<pq6@[7m(FUZez1gx3_4+<Le3l9OpiDU!X;HLaZ#rXpdH2t8S0S3N;XAcB]rUL:a4O0&a",
+    "@k.Zx0#OeMfTjZv50bh,A2c)gpq:E*,x;1S*#Qp>>Mn_t15ytS!2u60=@M:s3fC781&q/H0wWGn2b85Y4+O%AWFHAO03Qc700v;Y0=b21H_-]69tI!]paTJ*u@3T2*#Q;h03QZ7paUNeHvk>2IRGv.",
+    "F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAeiDVBH&ETN[4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.!ii)L6Xuzo0Sc!U0&yP*G/h+19^6>JBMiccWCKwT34)MhFAy[=,vJKCfnW_:",
+    "+Rrx[FaQqtC.4184+Quq6ELL6I1V/fv[4DKDGZz1OAd;y7c:9^k%9vS!iho-1D_9n0Rd(Y1HQ8%4,$-Ip#cvD>5lwB;kWtlhfxl[0S=cKhh!QvNhdg6G!Fy1<S6b+jim]-(1e^/4)/#,4;eRgFE^+b",
+    "015gy6*#eh0];Wa2rf4>/mP^yZZ8BkH]PTly$1<V)He;XkBDRs15pnj:4lyF1j>dk9]SeEDI7Hb4C#fQ0S=O%<&pe+(itBhG;N!Eo&h&FwJ8Mthz1R[DIa$.03V+LINc<$jEx2kwJ9HWGyor-0XVWG",
+    "1hvEq4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[4,B*<4:RkUo&g87mJ1IEv;v<k01pi4",
+    "nw]jyQ4a_UC;5;q01r9lnw]jyl-:j)64;O[5#*Yl0RmDF4YVi=G_/3[0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFZ*#i[@Z6$UsC-fQ1e,_k=KG28(IuDw(TTn@4N0^lwfC.jar1IGa$",
+    "0W.&<GXNhjG_(rB4bhgK0S/Xc0^m+T.zokA4&;z4A)ltI0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq@H,ps2bGA#0S=f0>yi9O$]4Qnh,3p(4++aC9^qSG9]19rkO2aP.QW68$^$L([tXP8@_nXOrjP*,",
+    "3zhRY4-QeNRRQz>4x9oAodzEQHKUpV6)/#fRu2rTtJMJy3B0F^0S1aH6*$nS8U-86nfC;<:u:>Q0uKkLc;RUq0u9sdH3#>r7Xv#9ws#K@$&7FgkpvSn[ADi@VQz+mRT4S*R^UA*v@>^I#Sk7c*0U^N",
+    "$H5#AE5mUwBsnw0aTGGbaSsZepdAG0s0IXwkPr,+pcD<a[I,w*4.PooPz]eu6fH3@u:ua$*$N*7ETZ)h4<Q:)CNekx3gx331kwr*3AGFl82JPbAov6mF<.mpugEeF49Efnh3y6pTF3$yGyono00Gax",
+    "oB.C8[Nn/-0.QuOChogX43Gi>zMx4DT9N@6FaR$FF*^^<0^o5X1QIf44x@-q9^P0a1O<B)2M/102PQE#05489H:L;JGBf^$4:C0X1jM8s4>cW57cu^IGvEdv2[Ou=10PT_s0j[_;k=t/Im!YBgOL&s",
+    "T9=kHF!Bo<05t#t%^fsj&:$a6F[%j$k&^E6T9N@6Gyoq4HG[bX4<t!Y2FUur0Su^MFAFm;00*Vt0S[V[2Lc<fwxBm3PBf]sEHgF$9^qK$5ChoYJs(&(nF1#[Hkbk*05IPM4+=[6Zx2wZ2<SxlFfR,/",
+    "G06f4*zyezS-+zxG5[>%HUKXNG&86PFH1Bt00sN/a^Qbb1^8W-kpdqCGN%bIOEfe91HJGj95ts2EHpL%4+pXH3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lcm!;V&S(pMBFaRDj,3A[BHTv,^FHkixrU;!7",
+    "&;g<dHNPGM)0+qnS(OJTH#W%v9[;^>9]tw22@<@EH2;--..S8TS&-$.w+jo<%;J+,y;Gfm:;$2I(xL$bzrSk>1;R3gFA6d/rltW7Fb<KpD+&C)ISRJVF#z<p1Dvq]4*QJ_1e:ME0S1TRIu7*A1PQjd",
+    "0s*ZA4cW*64Yu<r0/*vw:(3YodITdHGwkpJ4&J8$0XrWBHioVN4+eqZ76-1i2MV_#N(JoYIS&Vr[-L5G3FXxn4!8CW2aN#.f&(81G=o!HKMXQ3GJq<-GXM>RrvVQYfdL,=G5F;w1:VP32)mJ02)9/c",
+    "6ydG10S;;z9]$q$rvVLt@nCZDwWCrIFsm&Nr_wC@vQ7=JlLZOYlP(I!0^Q:fssRrH*yCgk+=U@d9]AU%<&=Wkv8(]P1BL+yu-l==yXjX5fB=y^0NPs*2,dL<4,L4_Iv)ou=xjYa:o*Sz;!y@+H8;[K",
+    "<!]p%H$(vZB<a0LlrsZ*54i!KsR0H5iCzn/%M$[EIuF+ap[W59H2<bh01pn43;Be902MT^ycZt^H_gR!4+!^7cMk,!jMM/L$qf%1/BWV=F#sP9G2#pwIpq)mz+naW-TR6i3KcNg*B2iHIL,.uH#q.e",
+    "fSDQr90b$SdkEPA4+yR3762=]44ai^E,N]c2L,W;s[tRf0Whqp0Ua[[8!@YcF*4in1>zhRz5xv2&!+(ki_.6h2nKKu58;P$4CKEN0k-bd@oPEm4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS3nKLMSmg",
+    "R1X8]M,B6qD**i;49uM;2U9mVI]<7x15+OWGXNSk02eU-3X8H,4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n7Arc<478ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM-spr!!=",
+    "@2h#7Mh=;6rBn@688,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFc:jur+^C<;ty4+EbAF99>%Qwxol0]iqD$Vv]hwU4R+4pR%d*%lW#QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>",
+    "vjPWG7&QPd0XI6WJqG%(Aq*ZCIUNp[i4Ybs9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90q<ih2Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>4m@DvB7BT/0i_.Or106L07B_P4.HtD-w3q<1",
+    "wBa%yG;ftpv7kr_1f0q.1+VZ*Dl#$ntf:J7Aqj,j0uF,d6$hlL0Uj_G+y)XXkRJpg4+WB,0tJGn8UV@:4-kCM1[pKy)Cva@2)GFh(zzZ1%L5A4q7(zs84vgY6AtOT0UkE$ya5WmNe>R]sUr=q#i1S#",
+    "&H^<s9uC2w9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)X4u0IQo0S>Xc1uZl,00PMV2M,;9p#le;h7J#j0o0)a95jvvA5k:@E-cdglO7Kujs+Ys$DslY(FhI20Ur/C#i0TU+d2dA#Rv^u:.TX<HaETn",
+    "2CBL-4:7(4F9A0(052dnG5@jl$i4v&[[g,Q4z!#fFGDytz6BjP052mqIll!T208r,A1XNj1p4j<4:7+54+HV(9v:q)[R#uNm:wVh0XDw[E,=9vo,rRpG5,oIF*3*j0M5cK4.o]@9]$q-6(1<wgbM@5",
+    ";<cc-Ff+#mDKRpK3kLra4.d*Q2D!UgAAkZf%LOenHUKX_GdBPnHUI#:@yL,8HOvJs1_f4M4/Rop29emz0Ut6s%mpt3G&TSaB9aycmHQSifC4f&%mp4cmkSR;mKH2BFvtNAH>)UQA0#u)1s;^CnF^8)",
+    "HUJ]vHu@,JGR*^a12:rq4.n%#2EwdmAAkZh%:=DfnF]j=r4^CmGUOW&H<3ScA0#o)1s;^FoC=-rtriEnv1A@IG0z1b138/v4.xY@1kTqcAMOD,<*56@1p/S_4+e.=0ci<p3kLdX9]bbA#WxAX$_X.f",
+    "1$sC)IWROhG4C4/ULG[71q5CnDmB$61iiVZ0S>]z3NHjQF_7VpA0aTS1qPqHw*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0p2u<w)20=b!bGBuIW",
+    "Eia4#H8^MvKL#:3GROrlCpI$x2mXv@4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgMzhEgz2oIEO4R1_V__3oj<$",
+    "F#reMwUz,7GR@p[1T)jCEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00aH+3Lhsm=&1IJ4+EJC",
+    "4.fA/0,U/#0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4T,g91:2WK8#Akj0tMitItaLg#sLovv4[c/f@bDO",
+    "1lI,[G:stx*enDa4+[B)83p*ONDmDC@_e:TG2[9#2L1ka5Hh=+4,Y,LpgA8.G19nBFN==zFzAp155<tc.7OX:0WtXk4^7Q6Y7f2v!IlCK#[r.yY7dM7@2r8E0jHR2AB+Ju,_tcF0k<EL4_zl%0uQYL",
+    "sorZJjR84^5g*0<FpLoojsb/g4,:]ab>dwyM+&-d8wcB&Hv<$k4ur^b1Cy2)4+Gu$RRWM:4+S3pIS(Jef@1P6y9pFGl=G1N!T]>_84H8FOD>O2GREfu4.MQSx&aRktJkOj4vm)q1:D1V4+Nlx6$2#;",
+    "8itxz4a$Pe0S=H7+7k%SvX^u1!L0)Xsnkgh)pZax6c0y%yAuyEnT8h+#RJFqG!Gs6gk/cbmt+qDg^W02A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2FnjL,rUEt$=(4*-da0S=e4oD_lRi,]o6%;S<M",
+    "#f4/D:H!ZB#Pq/d1NE2&4,$*O0]r>j1vtB_0^m4A0S@Bh@.DS5F]DXFFJ(6[%)1jW0yj8_3I)xDWe;:8fP)tg2+f6M2gd_qik%k=70@%13&[@+fU*P+BdHPw8UyhL9]^3D@Ii9&ke:k$C58K!0R@*a",
+    "Ne:j(0Us+d00i@eQV$B%0TMR/19^7L5(29M4-HGSNe03J4<ueUS04a104FjupaKT9&td>%.>_@mWi:TpWnwsihJpbPHeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)zbhk=kOtC]51E2ahy",
+    "y9TJ&JP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OG$Ef&mXDuLTeE2cwUI0S)/H0^lha2oDK>",
+    "v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=n^)1m.n4;qtJjMhm%1u!uzI1d4$ISJd!Sqg;d2a!b%!x29XGAvtX0r!F-3sV]1u-B*;PyiqUm_[/6*bN2zgJ%QudkVk70SU9sat=&l",
+    "133/<**p&r#[mtyhQI*;*xDKi%coQi1B2iM9]AYT*8_I50UkE4<&OMs;#[IV28Od*1fc-9$Q^W!:=lwhD,RgVkYx=G4&U4X4,eb]4,Vh]6%P%o<eU6H)dL;7HUJM2b@G!J0S=yZ3ipg(3RDjT$<&5f",
+    "9^asT5HZaH4g0bK2++2C0tgQyrUMM#yHW/EfDZ>ao_8j0BwRT+GF@#V0SNG+Wd!,GBM#O93Wf&@!;>C&6a54)4:UOURtdYs2<erf9]kh&gB(8@H7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1,pCIR",
+    "1F<x[0SVef4+HY.1rG..j#Uo]kD:z$m)8=pvf4%u2*,k=0SUsqrU4HOw6g-Pt)Eg4JnZfT3#[.20S=Z0;gcLeF*X1n9V;_31@hzl.1hk;gcA/nwA2MJZ!/%B>BtORGUV.BA5/Ko9S/H.o&*K+0uLVT",
+    ";gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ[hPg4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn$Nu1>xtGdtAk1rHhQ2p;@a",
+    "03X@[Hvk>8Ij!mi9]km>1RoJK00xo5P%jEJJFDsi4<K+.A8-]b[m20i+X3weF9$I(,s%Mp1&Nan4,_h*1>tSgPcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LSE/HxCN6:IDx*",
+    "<CXlZii$fQ+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmUg:DGa&k6.P;*b19,sDve1c:BS4,uxyp#cl$B<[3K49h]f7UkKm0Rgm!0^lr1B<Yd;B<ET+Zwlip",
+    "4+Y7O2Prf-02nctb>MX(b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi]0=A]D1gf]mm;1vNPAu[jQDCo(hu4+NKsA@b*n4.6C*tpOu3H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWs",
+    "K!/^a1CW=t9W]!o0v_oZ054ZIG2#LbK%Adv1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!C,s%H-&",
+    ")#;X7oB/U6Fw6oE3*-9c1vccC4Id3P01qjxhOPk)#=whP291qu0wWI(q0.8n+2-Zu2[!-A4L1M^HLZrO0R=/h4,;q]4,:71t=pqqEt/=94/$_St=o;77as=Vosb6(n4/O83$2E(0Ry,h4+);H4>d8-",
+    "t=qFtGdKV*B[Mhx9^hFAy+aQ)t%j^vGBY;daSsTI$9Eh!01JTJp#cvAnV;c12[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D5^SiO3!no7!vP,%GN1z/12T#u244:W",
+    "paUNXGXNh4GXMr+9]^60z5)*phwcy$3y8A.9Wul9tN[qX*BlO_oLd8vv:Oi$/lTc)KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[;fEtN[@,03Qi7K=,^ZR0o&LU:=i9ic^go03Qc3hv[D*9y9M#1n$ud",
+    "4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6f:!l3_R):8t=Ee[Fp+#3jxjeQRg):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4k",
+    "oB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92W#[0j*1qyrBI-8PC*zpe^q7Nqs90S=F(!5awKo:UHuCIS!,2dSP>9]kb-B<Yb0B>9Mf-8Pz9Gyp0x",
+    "FaQ<b03J604,xF+p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+77;H4hTP.Dmf$1+KvZ4:6+Sp#cW(xC1W(HaOu=4(!eY4%xU=4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!",
+    "&=@[kKM!:C/w^bA0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+zH_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_w&S4z4,;[34:Ppm",
+    "p#cZ@=BE5a!cYzW91jq*.DmgB2[AUpP#+C801q_>.Dmfswi*u:*#Q;cO%Dd*Qx6XKum^$@wBw,x2([G]4+x+G45CdB47B5+0Ry/i4+x+G4,U4z4G%iB.DmgB1T!;:-0FzlQ4bZe.Dmf$0*aY.4;xDq",
+    "0]/AFJP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]V)@QV#:!0S>R;$O8jX4=qa+0]<WDJP!z.0^lm=BL,j(0igpQ2[Hg54Ke<=1A>TI1/zr54,CceS]1HLroaOoGyCII1:*EO3jV]*3xbvd4BW>O4&>q/",
+    "Lk]k--!7Se.5MIvGFAj-4+y-h9].$$Qxr2o4+,w,3:@G(QwHMLeF)/I3*G;)#/@[.INnn)5H:adFCQ_D03Q@J012^GVh-k]Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy5<[5/e.",
+    "iU]qU@brNE.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF),;$wE+(xm!V4=s[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMl",
+    "xa$WWjRH4]LJtY#>&gs6Htka%6Epw>rt<1L1vv3j2$9TY4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>HpP<Gh=3Q7<0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VG3tUC1/p_44+FQy",
+    "g8:PJn06RB.[S/<8y=QYp#:iVH2<0VtO*F+,(;Q&4g,xD1hwW<4Zy+#G&3>Y8VdaP0SF)ivbzKi4uH)<4+Y^]4+GEz4;dOaqX7:grOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/[-hit0/,oUBp*jK",
+    "tqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+*=jIN4TiQ83D%;v8#wPK3Z2>z4bY@m0XzevoVo!I2Id>P2I[ak4&DU.W(D>wOCK6IkP0t8H821Vm-%yP39>mI2(zjI2%3l&4+Ya!4CeVp",
+    "3537[4QvbiuLBI$RtDded-o6>gXshd;u$GR44tMH4&*2g4zVZ;1h^dJ2+xTR4%k)z,3JM08a2m.Jr4odRtdTO4GQ$e0]z1xC-I6JA6hv84#xxtzN!HSqp>+14+r]@2Ok1301p%5;4bb.1mIQ/2vi:d",
+    "Hvkwm01KV<0]dv97#[:Qy>p9e0W;tw&n=!F.yJ30IWhnrAUW6UXD>A!FgN8=2A,Q^4$[.[0S]ZC=K36zGBAfs4<QxhXf8Q5)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A",
+    "%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SNclB;]1!0]z1tl$r+ww&4N_2$Y%!4+68CJsU9q4(OH#9].)84+e@-",
+    "4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p(DfmjbPz;^yTqJdZ+KQ+Le2M-aE=j8k1/La7HFaQq7Tn*LqR^TgLRu2$<.wOrE/JZzvf:#N!<&ykBtOEig4OI=J=j8k(mIn>BvY!qQ",
+    "5Vgo[4/SMbR^U+$#%:M$m=^]7u*Pl&Ob*8Z4,<S5tpN@&w8m^<&.h>rG@7ZW2V<Tkx9S5A3bU&h7cu5G8e)>v0hb*Ps#OW:>]pLo2*SC*0Sel_kpT[;jR6!iWDf_q9y5.uBQ!Kt1ZEEio6A2h2[bj2",
+    "R]SQRd:%4F2b-7Q4v$wa6f@#gE-Bg*FC-NAkXJttGBGd!FH1By03.az>W^.BkXH&M9_(B1S04d302nm<9[<H09].%77B:I_XbIS$1q@Q,N&!(14AANi6EOfE5HOHeFF@gi02ns>9yI>3tM3mVnE=PE",
+    "S0AAPH2=/V0W:%.03V$JH2<#q0yO]1$pJM0AK(Ht03Sy+00+u^Bo7LWq5&TpH1!A%afnwB,2wIp9]t**q5&TUG=GR]6*Y*P2=2Q>K<S9lR]t[w2<gm1=#LDnHicI&+5t8+01pGM<&=UB9SOg52/o6u",
+    "KL.A_HPuTW8Z@h2w)i>A8Z=_QFK-$8umm670Xd2Z9]kt#RU0=whPwd:neR$J2Q<4.umm3(HUJ2elN/vLGUQbsZZ>H$0Fy@$,2sdV4+Y#71E1Y64z-)eA2&GNR0aCkh5,*5gb6/yGB7XzAL9Ws*HkDn",
+    "FaQ@f00#54!vP,!IoDJV1g<w<4,/B(R](ft1n0*+4+zkX5DyQkln;/q/>U=bt0oT)>$3Xms[sVMCl3hMR0Wg#WeTeI4+mim*HjCNxK[/&38AJv4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ",
+    "4z-TR4c*vR4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2+w*H-e%lk_0u4;u&.Z66-t06(SyGB,8XR0g1]1@D&.I]0VI2oH9aM.1#IHvkeh03J4z%WW<rHZ.b@52=vWS0Xqt-[p#qo6Btv9P6c6",
+    "1N1/-sR7qiB[(t60xxhiHO&GKssZp:1efG)9X8$yA9gnYFRB4JGvWdgGyonr,U/UgIpYE!ssS]s1H,%qA3rdymTn&)Fw6oUoB/if4,M@Y4/UGG9]Jc49ykC9qO/YSj:<qC4.*pMuK=9Gq<e*0*HjNE",
+    "(z_w#2V<TA0S>U:%&@F#GRYbb7vBLGG*1rKR0XaY4,v,!4*/Ix4.FC6u:lCZ[.#4U2&<AS0#z6[01pD,nQjjVgIEs@g<RKLJgJ;r0Urh[jNqaH4*LTS5_,cB0RmJH4)X*LHmRMl0SCnG0^lwboM]06",
+    "01ptUov[HQ3oC^-q5%&N-/KqDJE<(q0Rz.fQ4bT^0S=;Zov[HA64Lrn4:+lvu:k_t/:!i2k.e%YBM%L^BM#/P0S>t2@B4UB3znKDBRMwH&.6[X.OLrhHq)gx48No[4+y<bHUcjiFaR$KGC2S%GB*Gp",
+    "3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe2[Htx!5t3(jHe;hGdCd*3BI6Q4;w5H10N>ena)xVf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hy5&+2X2t=#OQpZ80S=Sr0^;R+9WekY",
+    "G%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L@CmI37910_j+QFFZ9c#sd#h!Oc;,mjT8D9_(E32M*m32:%ZQ[;iKwo7!OxFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk",
+    "03QxAyb%JU1]I,7&*mH%F(Ds2IK&1YYBrI]0^p<11]KUqn,K)8stpdt0_s;RA3Qe30^oM(3LlsOIpGu=FEN^E6ENM#6dp6o0_s]TA3QY70^oQpqf@%:0j;MyD:I%E1J]()9x/!R88-yhIOG%pUJp=o",
+    "10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdm+=tj(f5rwMD:tGM1H@%w9yiDX88-yxJUGY$",
+    "4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p%z84Pb6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f%y5CISZ!0MqdV2LGNGE-2Cy",
+    "88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%Pc*q82DIFd,i^GVK%sUJp=o10R;HH2<zkH:D8,jEO5AH>ZbIArCn66arokQOyG%m-p8b4/LO!2H2TF4*@Uz76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(",
+    "IWUF69]n;yI^5k(9]A88j.(qW2%oaW0SdI:1P/z.f-.MBk]q@>u7e=7W)v>W3&yrj2H:%p0S-6aH_/33IRF+j02ng:50e4Us<4H1Gcdkg2BORe4+@VRW*#x<vKI&O&JYgn.pU22!lVNaodMaZ)&UnZ",
+    ".=&%CGT=!]2ImADHXso.K=8Xv88rX^lZ-3OAsjhj0YMckga-4X0okh70S:=T1qz6*ngIs!r34QZt<F462I%uk1**Vj4+4*dC.UhLhXD<*!T+lP5-#L24Ktg_0xt;RHMg)(4+qZ31>XZ^1vmbHb@v,u",
+    "4*[0u)By]X;=>QDtF&VfHo5_0p]djrHUNZU4OjqI1e1]w4wL^[R1XE<%QzD,*/q,H2jKVz6f^;n4*^1$9]I[5AL>CK2e[8;2TupekpT+L1Otzy1Rnt@o0y3K1nk,<4fn(!1M/qy8#YS-+y(##8aK)C",
+    "CJ4TQI1Z@I0^lw!ja3f@vkC[ld/CqW(@64lkgL@K2fgzU3#fexx2.Lhs-L16jGPhzJP!i3s/WaZ4*88c6f(h/8xE(a0SJ/FXAOwx2LnC>+l=^v0iDMa9_oh_,&X:&@fmbi4,vE72=lxL0uJ$#0V*:r",
+    "C/VNx#RU%IwGITejXeh.4+Zh+A0G@g01Dg&244:bqrE&24Z,jS4-iU]1Rn!3*pX5cG^gca2Phu[I@je/HpGn)2$1Lo1gV7r4+<2.t=qFxF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8=4<e4YY-/0%sIC",
+    "i_$ihjSCLV0SA/.2BL>23]j_32<eOE;H:cs0S24x9]u7SgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1&qrg3]kI]4FK>H",
+    "4+EbA4#dK&0SwyEeFwDfXAH@<SOg#yH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2,omu4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG%D<gD/x0S5N*9]uAUq5^h*69L7@I^ZY)0]n^z",
+    "OCJh3q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+hYwOb-EO0^lh&rG5pb0Urr6p92C1286f70SsFY1Bn9%w5=%^2P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus5b=/$+1+7Jnt%;A$!s]Ft(",
+    "HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Up#32s]&,Nb!&-bU_>8$j93!wu6[R0Epi6[:Op#u_)03QlD01pqU1]I/5>@U,Oo]#J/HlYI(Hvj[S5Dy2]flv.]p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>",
+    "H]@7.H/44V0S7@1q5^cJ1p&G!4+6vy6*/Jo4+>Hu9^hGD9]JT12K1AB4e5s(0bBxuk@)gMmHY/E9XO%@9]ASD3k9C^eh&%51>siRIS&J(0^m9f@yT>*0SvGE9]gwlwE+&.[s#f%/q;Weq5_8*03QlD",
+    "01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+O)H:Lp(3Bd*hl:r2e5DZ%n1Bn9-.j]^E49C.C28)v<0Ky=.0E7z&rl<ug3abVm4:bTE1T>E#sns70i_]Gu4,+=59]bw91^>[jFpUE*3Nta-",
+    "4j&3NtOf+>$PW(#@ws]!sR$1Yh/3pvGNq(I4XXwVfbdrX;J)z&$x9ysFrxz$HUJ+AIRFn2tOg$hHt,AsoD:Y!ifII:[!0kTn@jRP@<j+(9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Yxq/@Lr2@1%",
+    "yP5$9Lky+=1IPvvF@lI-4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%;1M^bILibN2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTI:VzNz(*X$Vgdhe*38)]kqs_hK=<J@D0-mHNHUJ+AIRFn2",
+    "&ITU<Hvknk0150F2/BC%0TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&IS@XmH@h1gzG#H1Cav/&%l^i2Q3Vc0]U4Q1K>DB4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:",
+    "4+*#iGdM6TE)N5c0]/ZT4,3qRAOnijI36:&1@4[&1>!!]D*;amNDl(20]ma%Pag>7r_;lVxCS2tH_.wm030*@0HOs4!P,j;2!YNL4-@oj9]]=/5,$ljGN/Or2L]>/t=o_O4&VtMF=3HVyDSL*iy#L<",
+    "45$MmHZ0[L3(7VH,5&+K0S=k$1]JVN03J910y>oJ1@EI,GczzVk=%&Q@UVdM&-^13!5]+4HJTC:HLC#+3eW^.GL@@Zt@H4d4yXejGKdWXo,7Ekjvxm@3Wt-o5-XuFFx%F]0R[C50-+<p48Z_ekqHF$",
+    "5)T2H)(8hFF9j>!qPPJRH<D6_8#S;)0^l+-ISP[F1q6u2R1BT9ngIpJBmpH3:E.B,<EHpB)&v5/7z3B8R0@EO2/]6o3V#n%)j1O]<f#mBIo3HOGc(dD3vUR9hYSwpr+fy5j$H$TBnlq]HUl3G<r4Hi",
+    "(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4cF&99]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(up(hU33j]sL.U$Vx>rL)ZHK#TY8/eactO=9e",
+    "I1Su77&QP0&aVgzyqH<Bz90qohf5C$+&V2ZFaQqu0Rr4Q4&_Pd2.>ENA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gmirh-ZHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIsupg",
+    "35)s-A2c<HIvh3t0%sI7rU4HM>7f5_00pMRISX446x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T#Ni%bREr3eo++&UaK00aFv1gQZJ3cv-vIRFm;t<k>+7_DE1Gc(ex",
+    "AO/DY1Imk)0Ri0+9]AO<0]xP,dk+et0^l>u1]I/303QM^+&T!o=nn2cnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu7:ZJP4]st=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2,dX0",
+    "0TVT/6CX4&+&UitHUI]dh7J!3he0zrF)S>*1B;R;6Wlrj&-bVAItM@up#uf.kYxhgIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaCq(n^vSHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G",
+    "2HZLaLJXn.1H%RzINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%f@+)%jv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>QiMAjE(E$zIItRVcZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:",
+    "ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlcgLnt5(n_KjHZj_f9^76A8xIPIK;CqE29Kz&0Sj9X6Wlrj(E$zIIt--w",
+    "2nU;cC;5qm+&UFGk(CY_3OS.#4,c#c9]Se.3;BnE+&T!zu$/)DHKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2JC<M",
+    "A2l)DIvzLx0gC($1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1/h/e0R!AR4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]:i7*GH8$Kj96102Xat<R4+=S51mmSz1%red3]kKakpmYt+&Tv:43Gl<",
+    "xCS2tG2A*9G:MH44+=*j9^hMF9yS01I^ZcgItYRLlK^+K6dyG)+&UaN00Xf.1gilL3b+OZhWiZ.1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQf",
+    "Iv)Z#00sWeRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwOAreJ:]DG2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpD8gYpao$=-(:",
+    "IPmis95l0wd.9kso!B7+xz2G7w&8=V0D^b&1ETB%FHJTyqwE9)-in%D0mhjLA_!4[59R^/:-xk*F!87X4-HBG1Qau)k^nSf=3Z7mA]C<W$p-<AH:m6c8Z+kNCIGGn17HsavZojT9S.9kgaHpNyQdfc",
+    "yGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]Do*]AOsl:rN*.[^Se/d1@11MIjt1/O7!59kB4/0OAKt0fNm:jVhL1rGzxx)cE9J@V/;4,W[K6E6!mHM)g00R2r5E3oSX1<Vt+4.Vib9^71C1A$x$",
+    "umc3n(#@/7AN%SAFEleTri<Mm&j^9+nDHA7B;hLp1RoPJ03A1.f*TH-p.EvTIH31mC=$F(0:63:0gM3-6[X5#A0syE/;5PkH_.>s01U6!86N[SfaeDv05]7D0:$T84+QrC4+Vjc2=/-u4+-2;UkC8W",
+    "Yyv$G0n!)*yXXfG0.,>Q0S=q[uL1(yEDr+LWDf;Y0S=U/.bNLsGcq3mF#1mjkOU3lodOFW9]];PO%ChdW(;(*APIr74iPjy3g74l5-*>=%4rWD,[/P_1S:QE1M8d.8#c7i2MB,z4,1mqLk]n0xNQ$C",
+    "zQqy**$)PI9]t.qwFC;P&1eerpi:V4g7=&vvfy722K/BE4+q@EQ4au;0t&v.W)6VnKL=jlnE;+2>S*_yjjgKz8#UZb2d;h]4<v#;TLzc;aVRq=wu/o1.KY]+1i1NK4+81)4+W_CT<L^Bok1=7GcnHr",
+    "2,d)43EbZs1GTCL4.3h;oB-rL3S0t<>X,aVnbk!P0<#Cj4+6Z)1P:J0r4tT>RR<g/3e3wG2,w_S4+Cxw1ord>00.g5w*n4^3kBSptpN@T-r.-0-3f]ceFfImX#u7q3Y,N3#sLpA[P%7I<AnNq3==.[",
+    "-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez!I*Ck1lHS636ASO3A7O(7dVp8WDB9$K;j]I2;dG,0F5jOg+T]#y9W#2$!Q6r[[kE]=EwQ,qQ;OWfD8aP2JFy34v;vD3BJ&2",
+    "0uT/g+P(,2q7evq4+)Kg9]NRc3C,@(0SKOjK=@*lo&g4):IV*xsSE,5kY=3_qYMbQ!vqN(1Mw&Z/$u_*ugMJ@05bIO3:z!w!5R+etP/&UpJopPk,0em1q$M%Cj+-I6%QYo$]4Wv0mzb94v(M#0gV]B",
+    "-OYbc/<.=p&O8joBo5#K2BNGW4,:z*0uH3#UIG6o4+4-xUJnMFu3sKF01prMiC!El<4#=d@VJW_)bC3V2Bpj#0;=M(3ziNK1;tib0,X:WG5@+.,VHAbI5Ni[1&@$&4+@oG2hXiQ7B#cO4hpt^8vxTM",
+    "3)B8i4%Z0,wN;U*R1S-UG%@6XC8c,*a^NNU76]U3R^O/j9tPWh93KNK)v>rBiA<9b0SoZEaShg]bPkT09S)/r4z^e61h!29s$CBDxLgYN(<Y*R$/M4Codz:FF)Xv-ZVwB^.Q<s8v3UjFW)B_,,q8UK",
+    ")Sh1j,kB5ztHK%!$GdC:q_j(WES]s(41uo]4;&r]p#dB/n8>6m>0bd$1-H8)=r.ET+K&$ftMCL4.iZm#2Q)V2!V;4WzzGG10uHy05Dvt_LIBwc4+Dk8ArBXsgPj2n0sgZF37j1d47$k&1.ZsP3!()c",
+    "H17CG7&W]W2H64%k8ckN[DhbR4+fRE6AFv18V/z)1cn>7/n<CnuZjT#]4.JXdN3>GHG3K<01oak2g0Xp4xw%Xj^i-&-Sdiq$>NAPV+D]qehkVN3fZj#9XQao1>SL14e+^RC=.5R2m#p92oDD02n5sv",
+    "8#JT<4.+FU9]ko57Bv7DH_.C1p&0<O9].>&2p:Q*052moH_-]I6%OJE5HtV,gv/xl1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4VlAj3-V7d4+OUd45lj&0Hodt1pE&L;YcT2",
+    "J_y^r2GO!!1mPPDxCa.H04y[$02DWq9vm[b2OK#79^P7C6*12CeFnA&4.xz/9]ki37B&DGF@N(y<t7Mg3M(.45FbG;yayj8GyoDf01n-zVg##,BM$>.2OkGA02eZouLchnpb!J,&.PJvz6T!;F_0[8",
+    "G0;&e4/lh39^PGF5-FiEGQ!US1*<c86EeUDA3!z$CowpcB<T>PX9^-o1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCdFaRF@HsBWn]MU.7w6+Eh1i^X&",
+    "1_32uKLgAO4-6q91*hF74=YAf9_3eG0P2$h4/ck513;^w,7pL9kDLJy2GG(995(GV4%aO%H!]xq1As6OO4Qmp1EpO8%k:csy*&n(g+ea;G&lejCEK$b0*CN!39dB:[+K@mxsCx33a_FDHZ[:Z1o8m_",
+    "8V<z]0SMcL#Q@4+G>NlMn/t@I4+P;hAqUTx0^JwrArBm<FAoCxV+5P_9RvR75)OeR2&.^Y4+r<r0nIoM3+9d$4-k0k1>k)$4G#yg>c.9d030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,",
+    "9[<G<*ai!Lwi=!z>3b$d*MngUn,v4<9SrC)1-*.j4dyZr0rT%B8gl:+oYYn;2sb&P1>.x]Uk:011I1Dg2,o[23xyv6O$fU7T<I,-0(BfRoiYL*1hTkH3x,7#IW>>$8a5pY#:<:2k)i]$p^%wiE(p$M",
+    "4Ytb[9yaGQ0sUbMt=o.l0US2_5,.P)B<46IOdkO;/Q9[K04gv#-]c@ivv_)=5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;!gDL=q6c5(_wxK,;$2S343cRi)7A)Sc1q5:r$ejrf3CK4e7Bv79",
+    "GXM=/HwTaP6CVsY.u;PE5f32eHwe!b1j>7GA1W^0M+Cnd9^hT%M,8K.c;CQV563taF]m>.4+OyU5(efz3iAR6q32%(%%^tm:Ky_:90DH/gvwtOGPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1._(s4,0_g",
+    "Ar8NbLjvoR5)TT1jUfOY4K*JOHU5kt4+4>HL.y]594j.5grHss-f=5yKL.AtU,aG<WMg4)aAjoih+q(3;%!E&5HLA5WHL5^x0;YEFIW!Y#03v8U/K#c$P=DEjsXwV0m#S[4:qy>50wUzx0;YE9<qvC",
+    "43WJB4:VN]Im!zUV^rc_4.<+<4-.IX6b_b253UKJx0;YE9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1TpT.6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKUg_/ff>oZF_ECN#x",
+    "/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+*&96Av-[4:+F=4,wGf6Aw9BA22ci4>C0r6b]]l3Z.S04:7+14;+794-X-s6AvU^",
+    "4-zf*6AwA(0^pK969Ty[55<wV$P=DvvJ($GpU4ys/:eF;6c4Qdqv8>]/+6ZThfD$Rj$sdp0h[6z4.eM^6E8YuGmYXC4;l+D6E6:SGymZe4<liU10Ms6fngz1OZ/h%3=Z$NVRC14c%SxR4=wmo[1Xpn",
+    "d::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0atK1.6=c)d500y;shXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH:2KS3Z/Mh067E_1,X]TEH=fbrU3/V",
+    "k9rRUn@[pb=TCk-4uqdG4+,$c0tbmw9d(UgFf&Fm,nkVXL1zyS#Fujk>cRCJ!W0Y3tp=b]#EN2VH8wLtK^Eu0P%^d_Fh,)*C/VW^%;=JcMKCxuIW#c.ZxKO3K[,W401nzM4,lx$4g;;yrfUYrqz4YS",
+    "5DKW7a]zf25ja/<:tinoGdR1-*#QUlvL6cl0]TC74uNq684jew6$-w[4g3Nh3qy(m1PTW1c;sfU5i#h_6aeGTDLg]$G]+qx0nB3$0mC=B6CEv/*CGz<I^ZOi3yj1l0-W>6vX_YIjspgx$@/id(+(dG",
+    "H/czS2%ZQBmAVZ9UJfk,w=k1zrqA602xkR=tr#veUEFXBg9#4,w5JdU+lm1Wzi0%Qx.;NW/qMivGqbnZ0SL1T4+W#f4GSj=5U0is4<1V%+5sLl(MK6I(nk*kh=ApL3OF/^lN$^+0S=O=@aKURqqo<s",
+    "KL#<_EX4u:LkW^-4+P$WZ7&HeG_u.00Tng;1x6G!rhx(nx0*Q))Y<eNuP>e*kEIVQHD8]cZx09Mol,k3H#C3&2.nvy8#K0:a0i3,1q-_IUkr^EUI<X&0uKSN:IV+RtY8Gl(.lHh1jhjms@3Z][2mC[",
+    "%:f3]a]Qm0ngJU#zLp6TGnLx@5,cbSrMChPEUcdjEHz)i!-1k3xBmeP,@oTY&8/Y%0EoDL4+Y(/0R#F04.C@En*jxP89L.z7c/d,1PtW=2f>gWm1+q%1(lit3y>*x1K>v]3y-tW2BInfQ_[Y(4wx4L",
+    "kir@rG>#,@1HWPp]7!<:,Wm;iWdy<34%WbD2f!l>0..:>.&FUcp@jfTIW+:@S@P%uumKM9We5H89S-HJb>OO4gqS2B3oxU=0UR^sml*>!r3wb>11mQ/m)!vsEZPGG%z-rBb;O2Df(j3Dz3Lht05dck",
+    "G5@V/1T+sBlPnKYvmFl[uD^Bgk+_QOw#xwqhQ9]3!l(fY>;J)$!rcK4qoD#0:YyDAjH^rJ4+W0AlK_zqy_6.x,4q[SFzuKfKLRl<GmFRp2cDl$4,KBs8xOPtm%beb[:uRaVIDxxhGP!xgc^hyTLsq,",
+    "3NH</hu#VjGcpc>&jAjU6%Q^Z$3qu6od+y2G3WdV2+C9sAFi_C0R:nZGtOHPH&q@8IkA@:9_U>Q4wM29GXBRy2D.;da.rHo9]bu85jg,K.=wqZ1oP)b4+rx72=/+#oX7z$5IHdXl:s=^F*L&m7dcQ5",
+    "0H_a-0SBd:2=uo>6E8tDHUJ+XHG.Z9A0IdQ6ECa*Gd21X9XROl0uF_J2A%931vWpO128Nw<!Vqwkt!iJFsT6=GW[$Fm52!#Gx#0[orGo$sOdHZ=N0Zt2$Gd!7dZAc2deWFA3ZeoH6I<^>cb580Wkm$",
+    "i2FV(W=J-bBm;^90]G4p69&Hv4Y$A#7%]^+9]Si54+6Z/X9kiC2VWXF)%gkz$[P#i<DvYIfae>t.lIaLh%W@M0uK(0nxg:=wF8B+QU--RVgX;Zi>QTBl@Ibcfae>mT;qY;i2([R0Co/6:s^98$Qvg%",
+    "Gu160Br;bw3gA5s/K%@*:jwjr%]s6euAWdYb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)B_TC8U_qwR1XNq8w.0FCjl!j1vEL00SCzOR[-ed12mHb1eD]!4w3=83i-P$4,;VOJ1+;]HH8Hq1_r5O4/r*Z",
+    "1vmg7MKb=]1u,#mA3rwl4KE2cF#rqS:30@2tjPfcn9u.XyP9JS;+pZn.yj8];+qUSH_.e;;hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2G!hT599-!4F,mjZVw3Y4LCC_I:.j4",
+    "IJ86wv>%fr,_tZ/vqcKSgfs/tv:ybCz5<q&F99.-%RUbkr.zg<<VsgO7X=^qX$s3F4.Mz<Q3I<qV+!ahEjBU$4@kZR79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeEUv[wn_",
+    "Dg_a#9^fto:R1Q#v:FWe2M*[eFFrCc059zUGBE%Sgv(P81j1M=128q0SO$vyX#iXT8wT<68aK4h0uGoD3K#=[g$N7Bqhl@sHahA^6gTt10S;uba1T7J,W(4k[,cor4=N!;J@4DxV,GI-dk,4H>/=Ds",
+    "ms^qQG3Qk%H#zq%9]br70,-e41JDr%=Ct@W@!F90G5V4V4*-Zx0tn;x95cRB0/5wh/j&e#uJ8g5!N(g7iH%](UO42,X93s)Fk<kG0B-d9HeoepG=:l-0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#",
+    "0uQYQtBc$L4$%e/4X<f:4/qj)F[cX-WS!bx4.DTg4-+ZG0S>Br55<>ri@)SX:In^DtBc$L4/G9pjSUYyQXeTX,wh9UzU:ANCb$6)DXipY4qFd4tBc$L4qFfX1gneO0S%!A50wb3i@)SYxd-ym)9hXk",
+    "D<zYBxDpQ%!R%fSGE*NZG5@-Er^,5RD!2g-I*k(#80oM94-<.%8RD/34-x$$$=<&6+yM:l1P]y3tBc$L4ceOl0,gvD1lG%F1]S0Y2<fgWub%,PHpej!0f=>E0S:#3oB.1j0S=<7p:GdN<yloq+V_X;",
+    "x)D1yEL*$*4+=r!g8:58Y!3#.sDl9y38lJU4,vqi3J(qEiogL65z<I+4Ey#K4ymmQ4+z9f37pMm3#S;a*q[mz6tqPI=QLhQrveU%wSxfyr2@J#p9%)nj%yk$+AIUbsSpUlssRr^,GBxUN_8V>4<bHX",
+    "4:>jQ1PP:41:L7;2mSpE1[x13qOJiS3N=_B0SK]Nj[ypyvTO[;tQQaL0ivz^1cKQZ00s[O*o8U=h;Ery*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhxA$xhR:[RwA5l2V2<gHp",
+    "+*Ahg,UtfeUmp,OgRub*1k+p^a5Kq]4i8bP&R++qR^UP^0^nIdfff%I#eo(N1BIs$4,A@,6%3r>Lj%KT3WX5=-Y0:DA8$B:5g*Y3F#raYp(zf85g#Wr01pJKm/y@wuNeoe4hDk39u9=PAMF7&01z^A",
+    "2Z+ua4,C1Q6&g9%0s>kc4,thCAD00$03I=[1zisig%KVx@EvtU4:E/k8!@YGG0KQh2(*eBA8.9r=<RZ+Au>I/9^gbm4KH:zHslQ,1u>5+28.yLfY)RXUfh/(1f6FDhm^)*5He(DGiEhr]H=s_EL9H8",
+    "V,GA[4<S[r4.CyG57hzHV,GX00uRLnn96z&7ujPELBR>T4BcZ7F-WjUy9*Cv.zo*ctqBht:0/KeV,Lj%$lVqX1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.pjIKdJh>.",
+    "1rPlPxx-!78<&h*36W$EFHa9O*b)yBnPd+(S061h01tPeWDhR90S@X06Au@vWDg,.4-igw4.TR/$ppyV77qjR1P^ZNwPXXL2oD0eWD6t(y.@rZj#Cd3mYi^eGBAq_4)D+y9^75#[1*.tpC1XN0S=oP",
+    "-]DJQH7wBq4+n;7umK8%Iu8lSt!4s;2MyB=0[+Zr3Um#=WDf/Dw2J[AG5@VF[Sysl2,VjZ9_3i>%NPW:g%S<C&A$T!;!*Ki2sN*;0^mDJl2Q)_mdzLs0rQ9p1v(D=jQ%MD:W3:1HUz<H3.z)wzlRGA",
+    "jAjk5A091<XbS4Bhye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(/[$C3dI$B!KXMGB*y7!LsW::_z)y$laLpGyx<-N2D.N,_lX4/Tc34<to6Qx8>W,,!VaRo;-+JNnX93!IQ200j!$-vEZ;)/;h/G5@h7",
+    "hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^we(_R.3I.:NDl=vrF99vOazbQdk+Qc:2VJS)#qak%hm)B2i35N0Urf501em=4/(tCQV8RR5f2I5)B!IhGcxypQVWAk1orAK9]kP1)FU4iG1$^r",
+    "4v+#5I=va5A964N9]JJ^2CmZ@599-Y2;omI3/P%P0SS&>4&nU)4y5zO0R+vN1P3>[jL&^-EZ36)4;U*oRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE0TTj]r6CE)bsRJ:4wIz.4[)W^xB(wgG3oVu",
+    "2-7#10S>S30^n9kXBafZ86GkK88,Nc0UkC03g=xq46Lp/4(@@c4!5ak3g!;9)fx[4)EW-7(-5k.vLO#/@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2L02K&[H0S>G21@iDSXb&+@",
+    "4:r3C4@cdh4.oG!4;X&54r33k3F6g@0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.piIPb@Kh*1rPlPosV@88<&h*3HoRcFHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X0",
+    "6AwE2XbxWwI[Ii1U/Ohbjn$3-4-%6X5BUd()s6uLq6iNV@e+ws051]aFt&qJFAp=_jS)UFGBwZW0uKS#@yC$<GXH2F3uXX605mZy)&UO&zq)D&iaHMp$d+dV)y<wO1/O^=2y>n=]7afsIqb0!4*+Ha",
+    "r^qR81eb>a2-/T:4,/;p4+Mb3oB.CU;r1L#HZ%YZmnaUoXa/0-5CvHQ9u9*c4!r:mx<Zp#ncIc]2%1+1=8O42[,gy5*W4WnzF03SG%/6q0v$8^7dZe9&-A7p.d.dy*ftLpgUx3jCpn-uo&gU7!JGyQ",
+    "ukWe:2B7_N0tXJfmz)6wx#t282:72HEj2s)%LWKq4E4Vm4&;$WZEyCMRS27,4F,(caRXHgZ6Y^/hzA3Nhbs,t0]Yk/Xc9RY4+P]22P>Eqp#/@nuq>V,.6RE$fdmDV0t42%1@4O)Lk5uR0u9Zn4G%4@",
+    "1q]cBfdL4w%:xeC*ai#i=&1ZVpbHNQvIP$+tc-!k4wlMN1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1*hOp0S6BQ;57SAIei9%xeE/Es2dL/nc@Fj<!O063zpLX2k+nl4-/Sm4+iD>",
+    "9S-PV,yRI]rU<SnGUkm[38!HNwvlfgIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%;DrDh0&UJLhg0OLCcy6*xHaKE2H4.MJ#eIH3VkR1-zxutUpvC[$%7m_HE0R*1_0tXKOuE@4prI#NM3H!<q",
+    "3dlkwG&7s80z)/2Lo^Aw7Yo.n0tK0qHv,;*4Gxm%0]6x#Hr<mYWenEeiva:I0)!3+yIcdN/n)6B/n)Ip1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.",
+    "!_z_TA>cm@cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)D@su_Wn4i5yPnRXdB#a[_S4Ic+H-P!DIHPj9TrKN8kIn)jV-4B[kGt:;r2si*A0W.&_1v3C212O->HUI>N*.1qQ",
+    "0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1kR/@0Y)DLFx;F/2QxDO3gD6_1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%iUSV/wyzNkjQ/AE$qf%9hxr=1m3j@_eh,TU",
+    "=o0W^G++GF3NAP[;a2uT/-Yu5F90(!qJ[$jArA$u-S:s99yo@X0]x)jdk+Kuo**GJEF%vOyodoGE<l7.)!:!=3Z9S:A09NFmsJMS+B=:/@,TGzkDFBw0L9i<1;:244+M_h0]6lqCI5&44;OvaQy-Ab",
+    "GL44/2g2JK2&^qA0Xq*loV$zx58ndo7#_qI:KF;c2g:Il4-GCO4z]9G0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,uiAP8>=<[bbPa[&AR07/xn_a[$*WZ>2[JGM3jXsD0ir$+",
+    "2Ic!84+YYa9RVT>QP&d)-/:jRjPDH(EcB[X4/1:tQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,mq*i_$ei1J-^Y2B@g34++-39XS93.q#G*/[g3%Mhmn:4+o3kQVjSK4VMTD=MV=61u=FGvjGJn3y-J(",
+    "4+qQV1Rn,Bn;ncdxKst%B<X]U9t=cEEI2s-1;9ji4*,Sf5e@@b(<hTr,S!a.sHRmOZoZZc4,DeD0SvN92FJ//1gAp[IRu5KQwzov2-+zt4+f&-hXDrRn_wnx1LBku4EB!@6gjN_0,6C2Jkc^[Af,bO",
+    "BC+ifABF)o(ljp:H8-=T4z^cL1-T-;3#Et[4ff3$4,^>E2BX+J4XHy1*aQHI5f28+j]&df1@C6y6*e>AER)e43bsfe(gHJ@H7[N/HMATVG/z[237M1/F9A3<(*++xHSP!:Q#1e%9,f*+3ge2e0S>O6",
+    "2<frx/yL@10uKn<(N!2T02(:E2OkDCm>r-h01KkQ9^VH-TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmBu>Yw_U#10ZN03J603(<F<0S1<o1q70r7Y^fa]DypfAUH6<4j+aAH_/3EGXMauSq1#T9tn_2",
+    "5gIa##UL*XGBbi64F9$j0r_]4=[yccf^-Wt(*n&6A6>[CCo(Yr2$KDD4+5B#X$F]pau0CysH6cOAvdbU5f32v:]P&kIn50iGXNbj02ngG3obb^gbWV8b>_3i7Y>pYx+NbAHqC7rZJoOb4-@)k0v9v<",
+    "4+XkX1G[]:4AZdzFI>Y;00Y99C1GD:a&m8S-*AP#4KQY9FgP[yg%^ShQVx/)0S>x$4@>vk7!Nsy0uJ484.lj=vkB(G5f2*l2<eUSh8PbmP6nn84;$KREHV5I4]u;a7!Nh*0v/soA0aJ;4i6d9h8Pba",
+    "Uk_I2;ZFWb8:Iygg$VA!5e2UZ4+ORA9SbA<k>rzRn#*Ay4:+5wAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9shV#N(*X]H<)rX51q]n49].smfolTv1rG$1O%9jbV+iTr0s$Nk1&=o&4z2+X",
+    "+;8],n!jQTxB(9u$-KQGwfO^H*)#-Xx)Tn8L-y7flD$O;&dduAvcW+H;aToW1H#2=3MB=5!_zGu&H)by-.!c$-Tj8vLk#,H0uKn5xJC_H@nCZN0<w5%1I64#2%gPH4,CNSXbv0*+O.--3f+>e4VIQ5",
+    "BsMpm11d2!%lQKZ:4g*vyiXA@:,%sY2s5hn7XauW2/0q(7&jdXWfC+S3QZX<016xd+.F85lN^DFkzob4o:D3,F&PEh.SQ-LF>Q5N2:6Ww9^7F5z6%M!(H-u/NiPXEHIb8C1)&cM@:+QKnv($tlIO7j",
+    "4yOKD1nZ;04+ek]9].@3OAiC-rf(k<HPn)HI4v.btOpMTo8nUj!Hfk8:eC+#zVDs=3tSR701@0(4+E&+5Dcal2/KfS4!qKE2EmU(4+8M<Qx660(Qp]v01e[,2#f*>=rD6V2#MHs4!Vv736jMT4+WKl",
+    "Qx1<k4F_Q/4l)780_jzf4,3ZM2MdAIa0.$U76ihP4Fj6icnZfy4+gibM**Q>4zm*vKdHPC4.W3x91kGm%m*(<I5N_44/SsKA@b]vyb%un0uKR]wjc._hK_Ubhra-[mP8K+(WM&,u#f^_1dXkx0S=Ag",
+    "It82hX%5X61DM1[1t$*!*!d9#mzz,&X1#6;ACv>wF)>=&1eTHk4;WDVVh.wct)u^D(gCgoF9R>#%Ht0Y2e1V=GBYcQ$RZ4,/0=hit]Si+nFR#LIvO=89yI>8g1ANoDh_#o1s=Um02;-]1,z03A8.0A",
+    "1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8o!/TC4:z6#1)#584D#y=4+x(H0e%K54+ftFA1yQh4bIdg0FV__>LNl*aGwPq(g8I9E-2LV10y*$-sXx==Mq-,2)hLX&DcH$ECpT-.v$3Mx,Jtr>0mZZESzs2",
+    "5jpn;6)/a:NeZ6.9yb6B=Wkj.D,Q*p0Us>k+XW5AvPBatyBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6v[pnsW5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZ",
+    "ESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@LH!5[@K4+gyi3fl!4IHtuU9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-DuWJS<4+gyi",
+    "3)/+(:Yh3SwhJE-H2;(YjY1kRp8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qImFT_1^p=dj]B>)+i(tsqY=kWFgMo(1z8T)WeiFVjsXt:kBeRhGY5b!39g12",
+    "1Nx[J4xQr%1faS.4+WxuaUTFR02ed:KMOTF3eUbD3i)aagxq2e2HKcYF9bI+$u1uZIFv3fH8ha[2iZyw4BoCF9^zO,(0LIpgSAx#eGdSU)(-N),CYZo;QjZ,mK=^9Lk_FI)C:aGFb=kA4%h<2H2<ko",
+    "jMfhkHUJL;()JJ!1c3GsE-cX#0EKl0AP)qTv@r5JP!ATU;r-swy%!Gz*3/9y05CI72-DRe#gr8fb.dxQ0WV52G=+_>L%XIBFNy&yCDfma0WV52Hq,(SL(%64FN*-zCE1=f0WY2bGC0)&0NQa6bl#te",
+    "0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4T[ft4]vJl4.DZaGSmVQGXM>&m4F@_b^,fgAD-m.01@Fb5+6S;xUX:!Aix42k=waU4+@@aF9bF*)W#7X4K_5l3/cJzgK,7;&VLUG!PE:KFaQq@",
+    "mxFOH2rx7NFI6x!00i9u9^+Ry0S=(EgK+_/4,CNp4:Xs9aR/b_We*6T0_]L14wr**4xj<c2[r&93=o7[IhTWR0<u264,(k[4,^V!aUTyY/Dc+eG;#-M2e@P&0S=eE0^l.8lo1_RHlPC=2[,=B5I6uI",
+    "0XP6J05_uJ2.G]>4$YJm0;=HI4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(frD@vG5@ml0^m&nxp5_rHB$^6loby#qPcMvIKyQMkI)]u-,e1).cJ3d:[JgBs*OJn0;L711=V.M4,cFv4wV58WFI3rlmP_C",
+    "3cu4j1NN9I4+Y)79RPw:48GSL1/B]bmF=,8rOi(t2QvGQ*8vXgz*Z+UFkvGsCB:K/9B^lr0_9mkiAg=OI5RPT(H#z+uNecm:q@fLvs(ze1p$*c4,2vHj[ySR2;B_J5-B)08#QDB>LfQlWDbJe1qGR7",
+    "4+_r(G&ukSiJ&$LuT&l_iOmlIw1X86wF3jC.pmx#)ukB;QW]scyDb4z9]SS4tOF1<R]JKoCk_g:C.Oij2bQ,VE-KhH3ggcx9]JT*H8M9aMI18D$@2m=Hkqvt02Ko.0;oS+2IT.<=Qlb(*P.jJ1v%=m",
+    "FAp>2+M7EZHl(#g44.tT3#[W+4+f554+NhC9]JOYA51xR4ZnB:y]/:w8#A#56F7;v1J@H[rFjFeks.:d4-RwaY7FhF3.l1S0Tng&%=C^g0TMaA1>Qe-0.ts<3*oy)4v+=A15*+/01d:j92PP22<BL)",
+    "2IF/L*J^,ksR01.It^y*9[;^>FC[WL00f/rC/oRP0E@C)rvV/qI*0,yEj8W>9yIa=1exk63G_tp4.cF*0Kv<.4Atd91fG^,4!Q:fm+u7+0l45D3sVmS<(CU/00zUW0Tws%2>FMD02Vj=9]Jf57Bv74",
+    "L-]%57Bun+D:gI$9]1D^7c&4CG5[Jk024Fszz,h.H^VM!zXJ^-2Lq0i4Gzo)0$Cp+IL,$j2[@_FEi[._A1X7.2M$pVx_;1+G5[Jjs[[>c5g!CK$p.VjH_/pJGBW<lB[Bd2)j9@/:JJLsj1dnZg#r%A",
+    "2Lr1J3A+&wB3ca8>!.L=ju8%/:JL6LF*1.>1N)E>9x^)W3sVmSyAdw[Ff#xJr1n,8ILQYe12>N[IRGC6IRF+m03QQ500(CnGOW,K0URDT$p,^Hk3s<H3H74>3%n5oiJc!G1vSbCEi*L$4zC9v(*ZNQ",
+    "5eL$&%mE6r1rsqB9].wM5diSg3/cQF5ibNZHUK9vF=3KxEH:=54p9s42>,T&04p-$(FP9_xe+WdF#skpHUJ0U5f3Hs2<=89:H!AH#^fyr0Usbbhyn_>1&iNI3ewIT4.K3(0/f]mr]2RRGsCD19]kqM",
+    "5iT$>01i]R=9ca)VF_jI3)[v47CG];4+PN(7BC>o126y.H^eS^1UUc_G5[Mg03QJ[02eU-7%%>^y%7:J051hHGXO6SGBW<GtGH1P%;AQmA0RZ(2QLOSFaQUQ4j(Qx&j$@s9]UcMhaDU-fdvm1z7aez",
+    "IWzz!FgXAR.q-1h&IbgYfFT6Y>W/m*11^&sI);%bV+H,sP71im91kE@4+6gt8!,R@k%c%P1USDDJ_25s01Q(P1I!060ysGU1IX%I2C4<i1U3K@G0X/a12F&.H_/pLH821sG&TS#G&TS(G&KMK6#>8:",
+    "=2r.r.=c/L2LrC09^foSC<&8&F_1Qn)&Vg&01+](4e7/v6Ef<-4+*_!0HoeN4:!LNF9kI:02ea/A1gQj4p9vEA[a26g&hmg1@ig$5disP4e.#d0Wts]B[2X1PX_mB9vC-11^@8qI*0,cV*.#D2Mz7<",
+    "4G$n%4+Fmu8!,SAGWxm.9]bYL5k4>FF#rry4+QfG9]JM_1MT<12J-CI1kni/GV/)=12O-:IRGC7F#s1Z01NFb9]1D^7c&4TGdSP>3%;N)G0*,J4+ZWlKMXQCIlmDD:6IT31da+HAu!JeF9tR,00)f<",
+    "4/l(k4p9uT/o^O<&IcShz:-wf7rhZ2IJh)6F*!8/2jmeCBg>W<wN;dzg(D65@;3KKAcO)8Vg%liAPSO.9S.N@4+6Up8!@YAG5[]HI5Yq*I5YqYQx62Y5ibKbH2<Jb02VR-4+N$M7Bk2P9Www1[^CSu",
+    "IO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5uKN^r1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:(_;6EH<gup1vWSU7Bv7bEHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:]",
+    "=H2wu/5iP^kOmJDxDg_PGMn:F4+hu*6fMc#DGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70I-nq4-8!yF9bI-z6JxRu<eN[hA9N=6%5x48#k1UEd#xg9S)ue1oM#sFAg>1*b5H;",
+    "pc5]xHaGwS*1jAD*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,1rtWgi$Vi0=ePD:DEJpnwSpy0roi0>uGW&ifDw:7D@]Fq5#T0Ri[_1JlwB4@GCw10Mx4[QCq2+S4,+",
+    ".=zML9]rB9)d3EM0R*H39_Lmzk=&C^fdvDp3K2DW3)DXZ:eUqwCHemW5Ay.to:vBkrPTo)Fn0yMLk]:r9]khW1OwBd9u3F<4,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHt(",
+    "v:*+41nL71703i11v3Bwz!L/V#0CqfHv=q84/Bh49]])7A3!qz7&8D4avwlB01peu1TR1]F:;vX1P*fx$OHu0lMo*THg>KtImiSb1_dQ:H_.XUp+W<o8v!B<D98jK2s8i:GJ()Q4sr-[1P*c=Ksf*p",
+    "3&-d7Ks7OQ4,3cy2,mR;2$)kJ6EtK3Dgoxr5Cn1vz8nR$$O[B44+K#F.x2[-0RyO$FAPu$-F4VoP6dW^3rqv077k1w9ytI6(55O5O)nlcF#sntIh+Fvxg!!Z&J!OBHc%EahyxQd03QT601,AI11t[*",
+    "hyxol024Oh84ge%9yad*1NZ$H4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSg",
+    "N(3wpQ3QAlhyw$oTn.nl9yIR(6F1.X2M$ahA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1hTts4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3$_",
+    "<D:iBy8[GU9]bqdgd>=CCjt5[4,1*rR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.YHLKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^G()J0Ar&tEIL94-F[A4-wM=",
+    "m>!Q9pIryyuo<2%j<JPIY7YX7rVj#+q+bsPvjhUl.=m3ZfG,_iGc*qYlAv@5<wj&!I8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUJ0Nx>/J:%iKi]2_RHtG%)ACRtkv1",
+    "KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[442V3A_iM>1B4qN95$x]4+P(zbpoplA0IhQA2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(gpytX@Ed=*",
+    "$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+",
+    "G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINK",
+    "k=%&ru<wQ#CJzdZ#sLop,uM9k[oEA^[w<y;hW8%[$G-j5[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)5<mLD21P/;6-_<;z4-]Qt0uHs2R_]Q%j2a#/>]qE;0q_/.",
+    "0Y3*ZI6nKTST6xGFs^hpMKg1CZQth$4.0)aHIkfV5nITbbq+os1vCH-4yoiJ0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl-Pr>C0<dpz4+E-p0tLIu5e(X+90uLE6AtLN8wtGJ8wn&1ob;6=i2(w0",
+    "0_HFTnF0qD2LJOI3wjQ%wi=Ld6lMSmzr7m]1B$2z8#mK52Y^pH4(tL2o6[K@E1I1j067fBkOu=#onr-Sk0/Sm-]2+:yk,v7q-U-@&J7FP3LhM3&ZBt;Uk;bal#u^s2+z3;3)lh,@U4K9uNw=MxEluk",
+    "xEmTW6%jK43,]*DmBNYv4+QIzZ4RjhF90z#)wl,-[Qh+djROVKng.8%m2C<-0]Po7Hd7xxHIf4flAIn3wd4yA3)+K84*_7f7z3)!6b^le4,W:Iz6u=T.Jv.nGBP-D2La=@4-.6zAqMr$M-@z!#DW]I",
+    "qSlK64mt.o;,U-bG0*%P4,hyXBQ=jp5i&3U2Kqq-obYchHC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y84LEg3RD9]]/90E53U3>uw%03Ql704=_rkFFybH9!mN(-Fu<Gwre)D:pM87&HJIH2<ek",
+    "02;-]7&rhPIq3rkvjH0]q<W@Qhm,*gv6fc<i_]nF>aOxu0f7+.HUS$CMEn1AF9$L-01plD$>fgdv/-/^%K@(*2nqNI1Jwu*3Hk=VH_.3Rigp./rw9)SfCC[nE9Czz4*^bX93K%hrUx$-G&h+D4m%$v",
+    "HUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3JysJn$8pvG)FBpHUJFVoeLidGe-6K039*>0pA1&=_r4y3P%E!0xL8)M*)=x38l=o4+usgIXFceGyp0$EaC(J+7b/u%=M-%ILW-m3mq6T04g=z02VX/4*m!k",
+    "HXRQFitro:xB(tE:!:3J.nFTp4L%2e/=+98/Nk>JfCe81H_.Jc9_Lu!1@azPCN/-c8#I6h6gi%mBoa370UR*o11L2t*^DS]38n,QG(s#fHUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etJ",
+    "HvkOj1rG;T*Bb[L8#Uzx2OA9I1qT^s0@rXr39SJhGT[XT!,Z/OJP6x]R^UiF1s<>fn*]:rG&T.z$=[9En#^.X#swc1H_-]O/[ybm10NPMK0PukGW,M]7BK)GFxRnS9_L*d1rRsU;okXr4^k%-1p(@.",
+    "4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&G[)=<1m5r@4+%gJGynvbI1Ak(1c2&A4+%gJGXMgLI1agw1q0is1@i295i$TD0yc_5WCG)04w(fKHTKyX",
+    "5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dtf)F29=r3MO=[UIJOvxor;60f)-FAy:;fyHGFuk[5BssAAl;gXy(RRg$:0S.8wJk=*W4$Gzu4+gBF1P:1Em::v84fJLP.SGvYue*<^4)8G#",
+    "Gr0L79_;0N0R-$=Ee[:@xFZC!<i@9%w4wwb6*2%12bKa4z5)EWBQF9mH_.Fwv;CAX1B;m=zT0dM2celD4wNwiw]x$<*%S[8)H<EV9]G_D2M*_76E<C+K:+[d9Rjry4j%:Qf)N5E3>%F+=BoTeA>m=s",
+    "bsc8r,Y7o^IW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00N@QZUiO<fe8_epMXLR(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k&pxxd8_+",
+    "0]Vv$8xmW.86I691=X8T>FE3$<*58YlLZ9M1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tWi4NDR:&95a>n4%@O,",
+    "nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOPf&l^vF9=N^FA6X+i2)Wfr34O%0R,)nW&tD&+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1*M!D5i^(Xivb<G",
+    "H2=3vFzX5*2[FPJ1;-B_1GAfE1)G*^4$0pX0rnCf7Btoh9]tkj3JAI0paBmCxd#WdtS1g10zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nWT.aSsH>",
+    "1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3Xhvg34wzt1jvX[9_CnHg#iP>uLlnTF9Dh7",
+    "Xb%vcQ3bR=4$<l)/in#=.;I6v*OCbj44asL0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top3%pFtlaGF.>r1@h*W6*H5!86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+h,S",
+    "90[!NRt^[M4,2gy0Nn%+1evoO4*.wf2(:g146W514.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
 };
 
 
@@ -26525,7 +26810,7 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
 }
 
 /* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
-static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -28524,7 +28809,7 @@ static te_result te__want_heads(te_ctx *te, const char *op, const char *name, co
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
     return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: format is %d%s; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format,
-                    format == TE_THD ? " (TE_THD), which is not there yet" : "");
+                    format == TE_THD ? " (TE_THD), which is not implemented yet" : "");
 }
 
 /* A random state, or NULL. */
@@ -28746,6 +29031,11 @@ enum {
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_step_numbers(T, L)                                                                                                            \
+    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT) T(skipped, TE__INOUT | TE__AS_F32) T(step_device, TE__IN | TE__AS_F32 | TE__OPT)            \
+        T(betas, TE__IN | TE__AS_F32 | TE__NEED(a->bias_correction)) T(bias_correction, TE__OUT | TE__AS_F32 | TE__NEED(a->betas))
+#define TE__ARGS_update_scale(T, L)                                                                                                            \
+    T(scale, TE__INOUT | TE__AS_F32) T(inv_scale, TE__OUT | TE__AS_F32) T(growth_tracker, TE__INOUT | TE__AS_F32) T(found_inf, TE__INOUT | TE__AS_F32)
 #define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_mask_map(T, L) \
     T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
@@ -38439,6 +38729,20 @@ TE__BOTH float te__state_scale(float amax, int e4m3) {
     return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
 }
 
+/* The scale of a loss after a step; it grows where the larger one is a number. */
+TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth, float backoff, float interval) {
+    if (*found_inf != 0.0f) {
+        *scale *= backoff;
+        *tracker = 0.0f;
+    } else if (*tracker + 1.0f >= interval) {
+        if (*scale * growth <= TE__F32_MAX) *scale *= growth;
+        *tracker = 0.0f;
+    } else
+        *tracker += 1.0f;
+    *inv_scale = te__rcp_f32(*scale);
+    *found_inf = 0.0f;
+}
+
 /* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
@@ -38461,7 +38765,7 @@ TE__BOTH void te__split_master(float master, uint16_t *param, uint16_t *remainde
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias: of this launch's place */
     const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
     float lr, beta1, beta2, eps, weight_decay;
     float unbias1, unbias2; /* 1 / (1 - beta^step) */
@@ -38567,6 +38871,21 @@ typedef struct te__multi_scale_kargs {
     int tensors;
 } te__multi_scale_kargs;
 
+/* step_numbers: one block, a thread for each of 2 * places numbers. */
+typedef struct te__step_numbers_kargs {
+    float *found_inf, *skipped;       /* [1]; the first: or NULL */
+    const float *step_device, *betas; /* [1], [2 * places]; or NULL */
+    float *bias_correction;           /* [2 * places], or NULL */
+    double step;
+    int places, count, no_bias_correction;
+} te__step_numbers_kargs;
+
+/* update_scale: one thread. */
+typedef struct te__update_scale_kargs {
+    float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */
+    float growth_factor, backoff_factor, growth_interval;
+} te__update_scale_kargs;
+
 /* ==== ops/optim/op.c ============================================================================================ */
 
 /* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
@@ -38605,8 +38924,39 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
+/* An entry's numbers: its own, or those of the args. */
+static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
+    te_adam_numbers n;
+    if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
+    n.lr = a->lr;
+    n.beta1 = a->beta1;
+    n.beta2 = a->beta2;
+    n.eps = a->eps;
+    n.weight_decay = a->weight_decay;
+    return n;
+}
+static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
+    te_sgd_numbers n;
+    if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
+    n.lr = a->lr;
+    n.weight_decay = a->weight_decay;
+    return n;
+}
+/* A learning rate for each place, where they come from the device. `most`: the largest place. */
+static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
+    if (place < 0) return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
+    *most = te__max(*most, place);
+    return TE_OK;
+}
+static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
+    if (n->beta1 >= 0.0f && n->beta1 < 1.0f && n->beta2 >= 0.0f && n->beta2 < 1.0f && n->eps >= 0.0f) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)n->beta1, (double)n->beta2, (double)n->eps);
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
+    te_adam_numbers usual;
+    int64_t places = 0;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_adam_tensor *t = &a->tensors[i];
@@ -38617,15 +38967,20 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         if (result == TE_OK) result = te__optim_check_scale(te, "m", i, t->m, t->m_scale);
         if (result == TE_OK) result = te__optim_check_scale(te, "v", i, t->v, t->v_scale);
         if (result == TE_OK) result = te__optim_check_scale(te, "master", i, t->master, t->master_scale);
+        if (result == TE_OK) result = te__optim_check_places(te, "adam", t->place, i, &places);
+        if (result == TE_OK && t->own_numbers) result = te__adam_check_numbers(te, &t->numbers);
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, places + 1);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2 * (places + 1));
+    usual.lr = a->lr;
+    usual.beta1 = a->beta1;
+    usual.beta2 = a->beta2;
+    usual.eps = a->eps;
+    usual.weight_decay = a->weight_decay;
+    if (result == TE_OK) result = te__adam_check_numbers(te, &usual);
     if (result != TE_OK) return result;
-    if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
-        return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
-                        (double)a->beta2, (double)a->eps);
     if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
         return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
@@ -38649,18 +39004,20 @@ static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
 
 static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
     te_result result = TE_OK;
+    int64_t places = 0;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_sgd_tensor *t = &a->tensors[i];
         result = te__optim_check_like(te, "sgd", "grad", i, t->grad, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "momentum", i, t->momentum, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_places(te, "sgd", t->place, i, &places);
         if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
             result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
     }
     if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, places + 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
         return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
@@ -38687,6 +39044,28 @@ static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "multi_scale", "found_inf", a->found_inf, 1);
     for (i = 0; i < a->num_tensors && result == TE_OK; i++)
         result = te__optim_check_like(te, "multi_scale", "out", i, a->out[i], "in", a->in[i]);
+    return result;
+}
+
+static te_result te__check_step_numbers(te_ctx *te, te_op_step_numbers_args *a) {
+    te_result result = te__want_numel(te, "step_numbers", "found_inf", a->found_inf, 1);
+    char text[TE__SHAPE_TEXT];
+    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "skipped", a->skipped, 1);
+    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "step_device", a->step_device, 1);
+    if (result == TE_OK && a->betas && te__numel(a->betas) % 2)
+        result = te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed", te__shape_text(a->betas, text));
+    if (result == TE_OK && a->betas) result = te__want_numel(te, "step_numbers", "bias_correction", a->bias_correction, te__numel(a->betas));
+    if (result == TE_OK && !a->step_device && a->step < 1) result = te__fail(te, TE_ERR_INVALID, "step_numbers: step is %lld; the first one is 1", (long long)a->step);
+    return result;
+}
+static te_result te__check_update_scale(te_ctx *te, te_op_update_scale_args *a) {
+    te_result result = te__want_numel(te, "update_scale", "scale", a->scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "inv_scale", a->inv_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "growth_tracker", a->growth_tracker, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "found_inf", a->found_inf, 1);
+    if (result == TE_OK && !(a->growth_factor > 0.0f && a->backoff_factor > 0.0f && a->growth_interval > 0))
+        result = te__fail(te, TE_ERR_INVALID, "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed", (double)a->growth_factor,
+                          (double)a->backoff_factor, a->growth_interval);
     return result;
 }
 
@@ -38740,14 +39119,30 @@ typedef struct te__adam_job {
     te__pieces pieces;
     te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
     float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
-    float grad_scale, lr, unbias1, unbias2;
+    float grad_scale;
 } te__adam_job;
 
 static const te_tensor *te__adam_entry(const void *list, int t) { return ((const te_adam_tensor *)list)[t].param; }
 
-static void te__adam_row(const te__adam_job *j, float decay, const float *g, float *p, float *m, float *v, int64_t n) {
-    float beta1 = j->a->beta1, beta2 = j->a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = j->a->eps;
-    float grad_scale = j->grad_scale, lr = j->lr, unbias1 = j->unbias1, unbias2 = j->unbias2;
+/* An entry's numbers in a step. */
+typedef struct te__adam_step {
+    te_adam_numbers is;
+    float unbias1, unbias2;
+} te__adam_step;
+static te__adam_step te__adam_step_of(const te_op_adam_args *a, int entry) {
+    int place = a->tensors[entry].place;
+    te__adam_step s;
+    s.is = te__adam_numbers_of(a, entry);
+    if (a->lr_device) s.is.lr = ((const float *)te__data(a->lr_device))[place];
+    if (entry >= a->num_tensors - a->num_undecayed) s.is.weight_decay = 0.0f;
+    s.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place] : te__adam_unbias(a->no_bias_correction, s.is.beta1, a->step);
+    s.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place + 1] : te__adam_unbias(a->no_bias_correction, s.is.beta2, a->step);
+    return s;
+}
+
+static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const float *g, float *p, float *m, float *v, int64_t n) {
+    float beta1 = s->is.beta1, beta2 = s->is.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = s->is.eps, decay = s->is.weight_decay;
+    float grad_scale = j->grad_scale, lr = s->is.lr, unbias1 = s->unbias1, unbias2 = s->unbias2;
     float decay_gradient = j->a->no_adam_w_mode ? decay : 0.0f, decay_step = j->a->no_adam_w_mode ? 0.0f : decay;
     int64_t i;
     for (i = 0; i < n; i++) {
@@ -38803,14 +39198,14 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         int64_t at, stop;
         int entry = te__piece_tensor(&j->pieces, piece, &at);
         const te_adam_tensor *t = &j->a->tensors[entry];
-        float decay = entry < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        te__adam_step step = te__adam_step_of(j->a, entry);
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             float *x[TE__STATES];
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             for (k = 0; k < TE__STATES; k++) x[k] = te__adam_load(j, entry, k, at, n, row[k]);
-            te__adam_row(j, decay, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
+            te__adam_row(j, &step, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
             for (k = 0; k < TE__STATES; k++) {
                 if (!j->amax)
                     te__adam_store(j, entry, k, at, n, x[k]);
@@ -38865,9 +39260,6 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
-    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
-    j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-    j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
     if (scales) result = te__adam_measure(te, &j);
@@ -38900,12 +39292,12 @@ static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a
 typedef struct te__sgd_job {
     const te_op_sgd_args *a;
     te__pieces pieces;
-    float grad_scale, lr;
+    float grad_scale;
 } te__sgd_job;
 
 static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
 
-static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+static void te__sgd_row(const te__sgd_job *j, float lr, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
     const te_op_sgd_args *a = j->a;
     float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
     int64_t i;
@@ -38917,7 +39309,7 @@ static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const flo
             d = a->nesterov ? d + a->momentum * b[i] : b[i];
         }
         if (after != 0.0f) d += after * p[i];
-        p[i] -= j->lr * d;
+        p[i] -= lr * d;
     }
 }
 static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
@@ -38929,14 +39321,16 @@ static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
         int place = te__piece_tensor(&j->pieces, piece, &at);
         const te_sgd_tensor *t = &j->a->tensors[place];
         const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
-        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        te_sgd_numbers numbers = te__sgd_numbers_of(j->a, place);
+        if (place >= j->a->num_tensors - j->a->num_undecayed) numbers.weight_decay = 0.0f;
+        if (j->a->lr_device) numbers.lr = ((const float *)te__data(j->a->lr_device))[t->place];
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             te__load_row(te__data(from), from->dtype, at, n, p);
             if (momentum) te__load_row(te__data(momentum), momentum->dtype, at, n, b);
-            te__sgd_row(j, decay, t->first, g, p, b, n);
+            te__sgd_row(j, numbers.lr, numbers.weight_decay, t->first, g, p, b, n);
             if (momentum) te__store_row(te__data(momentum), momentum->dtype, at, n, b);
             if (t->master) te__store_row(te__data(t->master), TE_F32, at, n, p);
             te__store_row(te__data(t->param), t->param->dtype, at, n, p);
@@ -38948,7 +39342,6 @@ static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
-    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
@@ -39074,6 +39467,26 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
     return TE_OK;
 }
 
+/* ---- loss scaling ---- */
+
+static te_result te__cpu_step_numbers(te_ctx *te, const te_op_step_numbers_args *a) {
+    float *skipped = (float *)te__data(a->skipped), *found = (float *)te__data(a->found_inf), *out = (float *)te__data(a->bias_correction);
+    const float *betas = (const float *)te__data(a->betas);
+    int64_t i, n;
+    (void)te;
+    if (found && a->count && *found != 0.0f) *skipped += 1.0f;
+    if (found) *found = 0.0f;
+    n = te__max(1, (a->step_device ? (int64_t)*(const float *)te__data(a->step_device) : a->step) - (int64_t)*skipped);
+    for (i = 0; betas && i < te__numel(a->betas); i++) out[i] = te__adam_unbias(a->no_bias_correction, betas[i], n);
+    return TE_OK;
+}
+static te_result te__cpu_update_scale(te_ctx *te, const te_op_update_scale_args *a) {
+    (void)te;
+    te__scale_after((float *)te__data(a->scale), (float *)te__data(a->inv_scale), (float *)te__data(a->growth_tracker), (float *)te__data(a->found_inf), a->growth_factor,
+                    a->backoff_factor, (float)a->growth_interval);
+    return TE_OK;
+}
+
 /* ==== ops/optim/cuda.c ========================================================================================== */
 
 /* ops/optim/cuda.c: plans of the multi-tensor operations: lists cut into as many launches as their tables need. Knows the kernels' contracts;
@@ -39088,18 +39501,27 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, bool decayed) {
+/* The numbers of a launch are those of all its entries: does entry i begin another one? */
+static bool te__adam_turns(const te_op_adam_args *a, int i) {
+    const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
+    if (i == 0) return false;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
+}
+static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, int i) {
+    te_adam_numbers n = te__adam_numbers_of(a, i);
+    const float *lr = (const float *)te__data(a->lr_device), *unbias = (const float *)te__data(a->bias_correction);
     k->grad_scale = (const float *)te__data(a->grad_scale);
     k->found_inf = (const float *)te__data(a->found_inf);
-    k->lr_device = (const float *)te__data(a->lr_device);
-    k->lr = a->lr;
-    k->beta1 = a->beta1;
-    k->beta2 = a->beta2;
-    k->eps = a->eps;
-    k->weight_decay = decayed ? a->weight_decay : 0.0f;
-    k->unbias = (const float *)te__data(a->bias_correction);
-    k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-    k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
+    k->lr_device = lr ? lr + a->tensors[i].place : NULL;
+    k->lr = n.lr;
+    k->beta1 = n.beta1;
+    k->beta2 = n.beta2;
+    k->eps = n.eps;
+    k->weight_decay = i < a->num_tensors - a->num_undecayed ? n.weight_decay : 0.0f;
+    k->unbias = unbias ? unbias + 2 * a->tensors[i].place : NULL;
+    k->unbias1 = te__adam_unbias(a->no_bias_correction, n.beta1, a->step);
+    k->unbias2 = te__adam_unbias(a->no_bias_correction, n.beta2, a->step);
     k->l2_mode = a->no_adam_w_mode;
 }
 
@@ -39113,13 +39535,13 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
         const te_adam_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
-        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (te__adam_turns(a, i)) k = NULL;
         if (n == 0 || te__adam_has_formats(t)) continue;
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
             chunks = 0;
-            te__adam_fill_numbers(&k->numbers, a, i < a->num_tensors - a->num_undecayed);
+            te__adam_fill_numbers(&k->numbers, a, i);
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
@@ -39170,7 +39592,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
     for (i = 0; i <= a->num_tensors; i++) {
         const te_adam_tensor *t = i < a->num_tensors ? &a->tensors[i] : NULL;
         int64_t n = t ? te__numel(t->param) : 0, more = te__div_up(n, TE__ADAM_STATES_CHUNK);
-        if (!t || i == a->num_tensors - a->num_undecayed || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
+        if (!t || te__adam_turns(a, i) || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
             te__adam_states_launch(p, &k, chunks, scales);
             if (amax) {
                 amax += chunks * TE__STATES;
@@ -39180,7 +39602,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
             chunks = 0;
         }
         if (n == 0 || !te__adam_has_formats(t)) continue;
-        te__adam_fill_numbers(&k.numbers, a, i < a->num_tensors - a->num_undecayed);
+        te__adam_fill_numbers(&k.numbers, a, i);
         k.amax = amax;
         k.factor = factor;
         at = k.tensors++;
@@ -39221,6 +39643,12 @@ static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_
     return TE_OK;
 }
 
+static bool te__sgd_turns(const te_op_sgd_args *a, int i) {
+    const te_sgd_tensor *t = &a->tensors[i], *before = t - 1;
+    if (i == 0) return false;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
+}
 static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
     te__launch *l = NULL;
     te__sgd_kargs *k = NULL;
@@ -39230,7 +39658,7 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         const te_sgd_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__SGD_CHUNK);
         int at;
-        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (te__sgd_turns(a, i)) k = NULL;
         if (n == 0) continue;
         if (!k || k->tensors == TE__SGD_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "sgd");
@@ -39238,11 +39666,11 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
             chunks = 0;
             k->grad_scale = (const float *)te__data(a->grad_scale);
             k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = (const float *)te__data(a->lr_device);
-            k->lr = a->lr;
+            k->lr_device = a->lr_device ? (const float *)te__data(a->lr_device) + t->place : NULL;
+            k->lr = te__sgd_numbers_of(a, i).lr;
             k->momentum_factor = a->momentum;
             k->dampening = a->dampening;
-            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? te__sgd_numbers_of(a, i).weight_decay : 0.0f;
             k->nesterov = a->nesterov;
             k->wd_after_momentum = a->wd_after_momentum;
         }
@@ -39261,6 +39689,37 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
     te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_step_numbers(te__plan *p, const te_op_step_numbers_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "step_numbers");
+    te__step_numbers_kargs *k = TE__KARGS(p, l, te__step_numbers_kargs);
+    k->found_inf = (float *)te__data(a->found_inf);
+    k->skipped = (float *)te__data(a->skipped);
+    k->step_device = (const float *)te__data(a->step_device);
+    k->betas = (const float *)te__data(a->betas);
+    k->bias_correction = (float *)te__data(a->bias_correction);
+    k->step = (double)a->step;
+    k->places = a->betas ? (int)(te__numel(a->betas) / 2) : 0;
+    k->count = a->count;
+    k->no_bias_correction = a->no_bias_correction;
+    te__launch_size(l, 1, 1, 1, 256, 0);
+    te__plan_why(p, "one block");
+    return TE_OK;
+}
+static te_result te__cuda_plan_update_scale(te__plan *p, const te_op_update_scale_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "update_scale");
+    te__update_scale_kargs *k = TE__KARGS(p, l, te__update_scale_kargs);
+    k->scale = (float *)te__data(a->scale);
+    k->inv_scale = (float *)te__data(a->inv_scale);
+    k->growth_tracker = (float *)te__data(a->growth_tracker);
+    k->found_inf = (float *)te__data(a->found_inf);
+    k->growth_factor = a->growth_factor;
+    k->backoff_factor = a->backoff_factor;
+    k->growth_interval = (float)a->growth_interval;
+    te__launch_size(l, 1, 1, 1, 1, 0);
+    te__plan_why(p, "one thread");
     return TE_OK;
 }
 
@@ -39531,7 +39990,7 @@ static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row
         if (pad_offsets) return te__fail(te, TE_ERR_INVALID, "%s: pad_offsets belong to a mask map, and topk %lld says that this is an index map", op, (long long)topk);
         m->tokens = te__numel(row_id_map) / topk;
         m->copies = topk;
-        return TE_OK;
+        return te__moe_want_countable(te, op, "row_id_map", row_id_map);
     }
     if (te__cols(row_id_map) % 2 == 0)
         return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s; a mask map is [T, 2E + 1] (an index map comes with topk)", op, te__shape_text(row_id_map, text));
@@ -41887,6 +42346,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
         te__free(te, node->packed, (size_t)node->num_saved * sizeof(void *));
         te__free(te, node->packed_as, (size_t)node->num_saved * sizeof(te__packed_as));
         node->packed = NULL;
+        node->packed_as = NULL;
         return TE_ERR_OUT_OF_MEMORY;
     }
     for (i = 0; i < node->num_saved; i++) {
@@ -42456,6 +42916,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
+    node->takes_quantized = desc->takes_quantized;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
     node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
@@ -42542,6 +43003,14 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
         }
         return TE_OK;
     }
+    if (v->grad->quantized) { /* sums are plain */
+        sum = te_dequantize(v->grad, v->grad->dtype);
+        if (!sum) return te_error_code(te);
+        te_tensor_release(v->grad);
+        v->grad = te__kept_gradient(sum);
+        if (!v->grad) return te_error_code(te);
+    }
+    if (grad->quantized && !(grad = te_dequantize(grad, grad->dtype))) return te_error_code(te);
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
@@ -42677,6 +43146,17 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
         }
 }
 
+/* Decodes quantized gradients for a node that does not take them. They are the frame's. */
+static te_result te__decode_gradients(te_ctx *te, const te__node *node, te_tensor **grads) {
+    int i;
+    for (i = 0; i < node->num_outputs && !node->takes_quantized; i++) {
+        if (!grads[i] || !grads[i]->quantized) continue;
+        grads[i] = te_dequantize(grads[i], grads[i]->dtype);
+        if (!grads[i]) return te_error_code(te);
+    }
+    return TE_OK;
+}
+
 /* Plays one node whose outputs have gradients. */
 static te_result te__node_play(te_ctx *te, te__node *node) {
     te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
@@ -42697,6 +43177,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         te__segment_begin(te, &own);
         te->playing = node;
         result = te__saved_unpack(te, node);
+        if (result == TE_OK) result = te__decode_gradients(te, node, grad_outputs);
         if (result == TE_OK) result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
         te->playing = outer;
         if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
@@ -45356,6 +45837,19 @@ static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) 
     return te__record_unary(name, x, y, &none, te__same_backward);
 }
 
+/* The same of codes that a module made of x: gradients pass as they come, quantized ones too. */
+static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
+    te_node_desc node = TE_ZERO;
+    node.name = "quantize";
+    node.inputs = &x;
+    node.num_inputs = 1;
+    node.outputs = &y;
+    node.num_outputs = 1;
+    node.backward = te__same_backward;
+    node.takes_quantized = true;
+    return te_record(x->te, &node) == TE_OK ? y : NULL;
+}
+
 /* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
@@ -45823,9 +46317,9 @@ typedef struct te__custom_slots {
     void *user;
     te_format format; /* of the codes of slots with the module's scale */
     bool any_own_scale;
-    te__custom_slot slot[1]; /* 3 for each product: input, weight, gradient of the output; they end this allocation */
+    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS for each product; they end this allocation */
 } te__custom_slots;
-enum { TE__CUSTOM_SLOTS = 3 };
+enum { TE__CUSTOM_SLOTS = 5 }; /* in the order of te_tensor_type */
 
 /* The last measurement of one slot by inspection. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */
@@ -46128,12 +46622,12 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         role.module_type = module_type;
         role.name = te->module_path;
         role.gemm = i / TE__CUSTOM_SLOTS;
-        role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
+        role.tensor_type = (te_tensor_type)slot;
         result = te__recipe_ask(te, r, &role, &desc);
         if (result != TE_OK) break;
         cls = te__quant_class_of(desc.kind);
         if (cls && cls->facts & TE__SCALE_GIVEN && !desc.delayed.scale) {
-            te_dtype dtype = te__recipe_dtype(r, slot == 2);
+            te_dtype dtype = te__recipe_dtype(r, slot >= (int)TE_TENSOR_GRAD_OUTPUT);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
                 result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
                                   "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
@@ -46314,7 +46808,7 @@ static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int 
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
     if (q->recipe.kind == TE_RECIPE_CUSTOM) {
-        custom = &te__custom_slots_of(q->scaling, &q->recipe)->slot[gemm * TE__CUSTOM_SLOTS + (backward ? 2 : slot)];
+        custom = &te__custom_slots_of(q->scaling, &q->recipe)->slot[gemm * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + slot];
         spec = custom->spec;
     } else
         spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
@@ -46433,6 +46927,7 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
     int64_t shape[2];
     te_tensor *amaxes;
+    te_result result;
     if (!e || e->scaling != scaling)
         return te__fail(te, TE_ERR_STATE, "te_checkpoint: the second run calls another module than the first: call %d of those that keep scales is of a %s, it was %s%s; a "
                         "checkpointed function must do the same each time", s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
@@ -46444,9 +46939,9 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     if (!te__slots_open(te, &e->slots, scaling->forward.n)) return TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     amaxes = te_tensor_zeros(te, TE_F32, 2, shape);
-    if (amaxes) te__slots_set(&e->slots, e->scale, amaxes);
+    result = amaxes ? te__slots_set(&e->slots, e->scale, amaxes) : te_error_code(te);
     te__frame_end(te, NULL, 0);
-    return te_error_code(te);
+    return result;
 }
 
 /* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it reads. */
@@ -46718,17 +47213,18 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
 /* Is the preserved value that of the codes as they are now? */
 static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
 
-/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
-static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL: where it is 1, codes stay as they are (those of a custom kind, or plain
+ * ones, are made again). */
+static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    return te_quantize_into(weight->quantized->quantizer, value, weight, weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
 /* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
-    te_result result = te__primary_assign(weight, value);
+    te_result result = te__primary_assign(weight, value, NULL);
     if (result != TE_OK || !q->init_value || weight->te->warming) return result;
     result = te_tensor_to_host(value, q->init_value);
     if (result == TE_OK) q->init_version = te__quant_version(weight);
@@ -47523,6 +48019,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.activation = s->activation;
         again.limit = s->params.limit;
         again.alpha = s->params.alpha;
+        again.glu_interleave_size = s->params.glu_interleave_size;
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }
@@ -47845,9 +48342,9 @@ static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool c
     te_tensor *y;
     if (!x || !te__operand(x, mask, true, function) || !te__need_float(x, function)) return NULL;
     x = te_tensor_contiguous(x);
-    if (mask) mask = te_tensor_contiguous(mask);
+    if (mask && !(mask = te_tensor_contiguous(mask))) return NULL;
     y = x ? te__empty_like(x, x->dtype) : NULL;
-    if (!y || te_error_code(x->te) != TE_OK) return NULL;
+    if (!y) return NULL;
     args.x = x;
     args.mask = mask;
     args.y = y;
@@ -48540,18 +49037,29 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
 }
 
+/* The sum of i64 numbers, on the host; negative with an error. Waits for the device. */
+static int64_t te__moe_sum(const te_tensor *x) {
+    int64_t n = te__numel(x), sum = 0, i;
+    size_t bytes = (size_t)n * sizeof(int64_t);
+    int64_t *host = (int64_t *)te__alloc(x->te, bytes);
+    if (!host || te_tensor_to_host(x, host) != TE_OK) sum = -1;
+    for (i = 0; i < n && sum >= 0; i++) sum += host[i];
+    te__free(x->te, host, bytes);
+    return sum;
+}
+
 TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made) {
     static const char name[] = "te_moe_permute_and_pad_with_probs";
     te_moe_padded none;
-    te_tensor *y;
+    te_tensor *y, *padded, *offsets = NULL;
     te_ctx *te;
     if (!made) made = &none;
     memset(made, 0, sizeof(*made));
     if (!inp) return NULL;
     te = inp->te;
-    if (align_size < 1 || num_out_tokens < 0) {
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; at least 1 and 0 are needed", name, (long long)align_size, (long long)num_out_tokens);
+    if (align_size < 1 || align_size > INT32_MAX || num_out_tokens < 0) { /* rows stand in maps as i32 */
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name, (long long)align_size, (long long)num_out_tokens);
         return NULL;
     }
     if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
@@ -48561,20 +49069,12 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     }
     tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
     if (!tokens_per_expert) return NULL;
-    made->target_tokens_per_expert = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &made->pad_offsets);
-    if (!made->target_tokens_per_expert) return NULL;
-    if (!num_out_tokens) {
-        int64_t n = te__numel(tokens_per_expert), i;
-        size_t bytes = (size_t)(n + 1) * sizeof(int64_t);
-        int64_t *host = (int64_t *)te__alloc_zero(te, bytes);
-        if (!host) return NULL;
-        if (te_tensor_to_host(made->target_tokens_per_expert, host) != TE_OK) num_out_tokens = -1;
-        for (i = 0; i < n && num_out_tokens >= 0; i++) num_out_tokens += host[i];
-        te__free(te, host, bytes);
-        if (num_out_tokens < 0) return NULL;
-    }
-    y = te__permute_probs(name, inp, probs, routing_map, made->pad_offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
-    if (!y) memset(made, 0, sizeof(*made));
+    padded = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &offsets);
+    if (padded && !num_out_tokens) num_out_tokens = te__moe_sum(padded);
+    if (!padded || num_out_tokens < 0) return NULL;
+    y = te__permute_probs(name, inp, probs, routing_map, offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    made->target_tokens_per_expert = y ? padded : NULL;
+    made->pad_offsets = y ? offsets : NULL;
     return y;
 }
 
@@ -49049,16 +49549,19 @@ typedef struct te__linear_call {
     bool fuse_wgrad;
     te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
+    bool fp8_output, fp8_grad; /* where quant is enabled: te__linear_quantized quantizes y, and the backward pass the gradient of x */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
     int group;                      /* of a node with many weights: this one's input is 1 + group */
     te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    te_dtype y_dtype;               /* of that; 0: x's */
     struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
+    bool fp8_grad;      /* the gradient of x is quantized */
     int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's operand */
     bool gelu;          /* the first gradient is that of GELU's input, saved[2] */
     te_dtype gelu_bias_dtype;
@@ -49144,15 +49647,25 @@ static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, 
                                                (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!*db && gathers) te__refuse(s->parallel.group, TE__ALL_GATHER, te_error_code(te));
             if (!*db) return NULL;
         }
         dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
         if (dyq && (shard || !gathers)) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
     } else if (gathers && used)
         dyq = te__gather_any(s->parallel.group, dy, (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+    if (needs[2] && dy->quantized && !(dy = te__quant_value(dy, dy->dtype))) return NULL;
     if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
     return needs[2] && !*db ? NULL : dyq;
 }
+
+/* x as `spec` has it, nominally of `dtype`. */
+static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_spec *spec) {
+    te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
+    return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
+}
+/* A result that is to be quantized by `spec`: the kernel of a product multiplies its f32 sums by a given scale, and others read them rounded. */
+static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) { return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype; }
 
 /* The input as the weight gradient takes it, whole. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
@@ -49165,31 +49678,47 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
     return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
 }
 
+/* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`: the gradient of y is whole, or never was in parts. */
+static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
+    const te__parallel *p = &s->parallel;
+    te_result result = te_error_code(te);
+    if (!gathered && te__gathers(p, TE_PARALLEL_ROW)) return te__refuse(p->group, TE__ALL_GATHER, result);
+    if (te__shares(p, TE_PARALLEL_COLUMN) && (needs[0] || needs[3])) return te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+    return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
+}
+
 /* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
     te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    te__quant_spec grad_spec = TE_ZERO; /* of dx */
+    bool quantizes;
     te_result result = TE_OK;
-    if (!dy) return te_error_code(te);
+    if (!dy) return te__linear_gives_up(te, s, needs, !(needs[0] || needs[1] || needs[3]));
+    if (s->fp8_grad) grad_spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_INPUT, TE_ROWWISE | TE_COLUMNWISE);
+    quantizes = s->fp8_grad && grad_spec.cls->form != TE__FORM_PLAIN;
     dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
-    if (!dyq) return te_error_code(te);
+    if (!dyq) return te__linear_gives_up(te, s, needs, true);
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
         int64_t shape[TE_MAX_DIMS];
         memcpy(shape, s->shape, sizeof(shape));
         if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
-        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
             gemm.aux = saved[2];
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
-            if (needs[3] && !dx[3]) return te_error_code(te);
         }
         dx[0] = gemm.d;
-        result = gemm.d ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
+        if (result == TE_OK && quantizes) {
+            dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
+            if (!dx[0]) return te_error_code(te);
+        }
     }
     if (needs[1] && result == TE_OK) {
         te__wgrad g;
@@ -49360,6 +49889,30 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
+/* A forward pass that ends before its first exchange: the other ranks are told. */
+static void te__linear_misses(const te__parallel *p, te_result result) {
+    if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
+    else if (te__shares(p, TE_PARALLEL_ROW)) te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+}
+
+/* A product's node: the gradient of y may be quantized, by the activation behind or by fp8_grad. */
+static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in, te_tensor *const *saved) {
+    te_node_desc node = TE_ZERO;
+    node.name = "linear";
+    node.inputs = in;
+    node.num_inputs = 4;
+    node.outputs = &y;
+    node.num_outputs = 1;
+    node.saved = saved;
+    node.num_saved = 3;
+    node.state = state;
+    node.state_size = sizeof(*state);
+    node.backward = te__linear_backward;
+    node.release = te__linear_release;
+    node.takes_quantized = true;
+    return te_record(y->te, &node) == TE_OK ? y : NULL;
+}
+
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
@@ -49380,7 +49933,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
     recipe = quantized ? &quant->recipe : NULL;
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
-    if (!x) return te__frame_return(te, NULL);
+    if (!x) {
+        te__linear_misses(p, te_error_code(te));
+        return te__frame_return(te, NULL);
+    }
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
@@ -49396,7 +49952,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
-        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
+        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) {
+            te__linear_misses(p, te_error_code(te));
+            return te__frame_return(te, NULL);
+        }
         if (x->quantized) kept = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
         xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
@@ -49405,7 +49964,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
@@ -49435,6 +49994,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
+    state.fp8_grad = c->fp8_grad && state.quantize_grad;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
     state.group = c->group;
     if (c->made) {
@@ -49443,7 +50003,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
         for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
         return te__frame_return(te, y);
     }
-    return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
+    return te__frame_return(te, te__linear_record(y, &state, in, saved));
 }
 
 TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias) {
@@ -49464,6 +50024,7 @@ typedef struct te__entry {
     te_tensor *tensor;
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init stores it quantized */
+    bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one tensor */
 } te__entry;
 
 typedef struct te__graphed te__graphed;
@@ -49489,6 +50050,7 @@ struct te_module {
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool takes_packed; /* a call may have qkv_layer in place of an input */
+    bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -50019,13 +50581,6 @@ typedef struct te__option_group {
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
-/* GroupedLinear's work is not shared yet. */
-#define TE__TYPE te_parallel_options
-static const te__field te__shared_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
-                                             TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type)};
-#undef TE__TYPE
-static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
-static const te__field te__layer_later[] = {TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {TE__LATER(score_mod)};
 /* SDPA reads masks without padding and windows alone. */
@@ -50034,16 +50589,11 @@ static const te__field te__sdpa_call_later[] = {
     TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
     TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
-#define TE__TYPE te_forward_args
-static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
-#undef TE__TYPE
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
-                              te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
-                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later),
-                              te__sdpa_call_group = TE__GROUP("attention.", te__sdpa_call_later), te__call_own = TE__GROUP("", te__call_later);
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__attention_call_group = TE__GROUP("attention.", te__attention_call_later),
+                              te__sdpa_call_group = TE__GROUP("attention.", te__sdpa_call_later);
 #undef TE__GROUP
 
 /* Where a desc, or the args of a call, embeds groups. */
@@ -50062,12 +50612,12 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_forward_args, attention, attention_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_transformer_layer_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_forward_args, attention, attention_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_forward_args, attention, sdpa_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -50081,7 +50631,7 @@ static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s)
             const te__field *f = &p->group->fields[i];
             const char *in = (const char *)s + p->offset;
             if (!te__field_is_set(in, f) || (f->mark && memcmp(in + f->offset, &f->mark, f->size) == 0)) continue;
-            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not there yet; leave it zero", who, p->group->name, f->name);
+            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, p->group->name, f->name);
             return false;
         }
     return true;
@@ -50117,21 +50667,31 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
+/* Does m read fp8_output and fp8_grad, if the call sets them? */
+static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
+    bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
+    if (!output && !grad) return true;
+    te__fail(m->te, TE_ERR_UNSUPPORTED, "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: leave it false", m->cls->name,
+             output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
+    return false;
+}
+
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run(te_module *m, te_forward_args *args) {
+/* forward: in place of the class's own; NULL: that. */
+static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && !te__options_ok(te, m->cls->name, TE__DESC_CALL, args)) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
@@ -50145,6 +50705,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = path;
     return result;
 }
+static te_result te__module_run(te_module *m, te_forward_args *args) { return te__module_run_as(m, args, NULL, NULL); }
 
 /* ---- checkpoints ---- */
 
@@ -50477,6 +51038,7 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
 /* Static copies of the sample's tensors. */
 static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sample) {
     int i;
+    if (sample->fp8_output) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: the sample has fp8_output; graphs copy plain outputs: leave it false");
     g->call.args = *sample;
     if (sample->rotary) g->call.rotary = *sample->rotary;
     if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;
@@ -50654,7 +51216,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         x->te->tape.no_grad++;
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
-        if (result == TE_OK) result = te_error_code(x->te);
+        if (result == TE_OK) result = x->te->error_code;
         /* the first error stays: this one shows if the function recorded none */
         return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }
@@ -50792,15 +51354,43 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
+/* How many entries from `first` on get one block of memory, and its bytes: stacked ones of one kind. */
+static int te__stack_of(const te_module *m, int first, size_t *bytes) {
+    const te_tensor *x = m->entries[first].tensor;
+    int i;
+    *bytes = 0;
+    for (i = first; i < m->num_entries; i++) {
+        const te_tensor *y = m->entries[i].tensor;
+        if (i > first && !(m->entries[first].stacked && m->entries[i].stacked && y->dtype == x->dtype && y->ndim == x->ndim && !y->buffer && !y->quantized)) break;
+        *bytes += te__shape_bytes(y->dtype, y->ndim, y->shape);
+    }
+    return i - first;
+}
+static te_result te__give_memory(te_module *m) {
+    te_result result = TE_OK;
+    int i, k, n;
+    for (i = 0; i < m->num_entries && result == TE_OK; i += n) {
+        te__buffer *b;
+        size_t bytes, at = 0;
+        n = 1;
+        if (m->entries[i].tensor->buffer || m->entries[i].tensor->quantized) continue;
+        n = te__stack_of(m, i, &bytes);
+        b = te__buffer_create(m->te, bytes);
+        if (!b) result = te_error_code(m->te);
+        for (k = i; b && k < i + n; k++) {
+            te_tensor *x = m->entries[k].tensor;
+            x->buffer = b;
+            x->offset = (int64_t)at;
+            if (k > i) b->refs++;
+            at += te__shape_bytes(x->dtype, x->ndim, x->shape);
+        }
+    }
+    return result;
+}
+
 /* First values for the parameters of m itself, with their memory if they have none. */
 static te_result te__reset_own(te_module *m) {
-    te_result result = TE_OK;
-    int i;
-    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
-        te_tensor *x = m->entries[i].tensor;
-        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
-        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
-    }
+    te_result result = m->meta ? te__give_memory(m) : TE_OK;
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
     else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
     if (result == TE_OK) m->meta = m->awaits_group = false;
@@ -50928,7 +51518,7 @@ typedef struct te__product_params {
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind, te_dtype dtype, int64_t cols) {
     int64_t shape[2], at = 0;
     te_tensor *whole = NULL;
-    int i, ndim = cols ? 2 : 1;
+    int i, before, ndim = cols ? 2 : 1;
     shape[0] = 0;
     shape[1] = cols;
     for (i = 0; i < split->count; i++) shape[0] += rows[i];
@@ -50940,7 +51530,9 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
         while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" are query_weight */
         snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
         shape[0] = rows[i];
+        before = m->num_entries;
         te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : whole ? te__alias_as(whole, at, dtype, ndim, shape) : NULL);
+        if (m->num_entries > before) m->entries[before].stacked = true;
         at += rows[i] * (cols ? cols : 1) * te__dtype_size(dtype);
     }
     te__frame_end(m->te, NULL, 0);
@@ -51066,7 +51658,7 @@ static void te__product_tag_bias(te_module *m, const te__product_params *p) {
 
 /* ==== nn/layers.c =============================================================================================== */
 
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
  * know attention. */
 
 /* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
@@ -51187,16 +51779,31 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;
     c.delays = o->delay_wgrad_compute ? scaling : NULL;
+    c.fp8_output = args->fp8_output;
+    c.fp8_grad = args->fp8_grad;
     return c;
+}
+
+/* y as the recipe in force quantizes an output, for products behind; y itself where it is not quantized. Gradients pass. */
+static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
+    te_tensor *q;
+    te__frame_begin(y->te);
+    q = te__quantize_as(y, c->weight->dtype, spec);
+    return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
 /* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
-    bool behind = c->parallel.mode == TE_PARALLEL_ROW;
+    bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
+    te__quant_spec spec = TE_ZERO;
     te_tensor *y;
+    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te_grad_enabled(c->weight->te) ? TE_COLUMNWISE : 0));
+    quantizes = quantizes && spec.cls->form != TE__FORM_PLAIN;
+    if (quantizes && !behind) c->y_dtype = te__result_dtype(&spec, c->weight->dtype);
     c->bias = returned || behind ? NULL : bias;
     y = te__linear(c);
-    return y && behind && !returned && bias ? te_bias_dropout_add(y, bias, NULL, 0.0f) : y;
+    if (y && behind && !returned && bias) y = te_bias_dropout_add(y, bias, NULL, 0.0f);
+    return y && quantizes ? te__linear_quantized(c, y, &spec) : y;
 }
 
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
@@ -51213,19 +51820,28 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+/* What a Linear does in front of its product, but for call->x, and behind it. */
+static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__product_bias(m, &s->params);
-    te__quant_call quant;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    call.x = args->input;
-    call.weight = te__product_weight(m, &s->params);
-    call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
+    te_result result = te__scaling_prepare(m, s->scaling, quant);
+    *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
+    call->save_original_input = s->desc.save_original_input;
+    return result;
+}
+static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_call *call, te_tensor *bias) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_result result = te__output(m, args, te__linear_biased(call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
+}
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te__quant_call quant;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    call.x = args->input;
+    return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
@@ -51249,6 +51865,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
+    m->has_fp8_output = m->has_fp8_grad = true;
     s->desc = *desc;
     if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
@@ -51403,6 +52020,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
+    m->has_fp8_output = m->has_fp8_grad = true;
     s->desc = *desc;
     if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
@@ -51440,12 +52058,322 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     return te__module_built(m);
 }
 
+/* ==== nn/mlp.c ================================================================================================== */
+
+/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
+
+typedef struct te__layernorm_mlp_module {
+    te_layernorm_mlp_desc desc;
+    te__norm_params norm;
+    te__sharding fc1_sharding; /* of a gated activation: both halves are divided, unless they alternate */
+    te__scaling *scaling;
+    te__weight_cache fc1, fc2;
+} te__layernorm_mlp_module;
+enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
+
+static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
+    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
+}
+
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    bool alternate = s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
+    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
+    if (result != TE_OK) return result;
+    fc1.weight = te_module_parameter(m, "fc1_weight");
+    fc2.weight = te_module_parameter(m, "fc2_weight");
+    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
+    fc1.bias_grad_elsewhere = !alternate;
+    fc2.record_alone = te__runs_again(m);
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
+    z = te__linear(&fc1);
+    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
+        fc2.gelu_of = z;
+        fc2.gelu_bias = fc1.bias;
+        m->te->tape.no_grad++;
+        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else if (alternate) {
+        fc2.x = te__activate(z, s->desc.activation, &s->desc.activation_params, NULL, NULL);
+    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
+        te__act_grad grad = TE_ZERO;
+        grad.bias = fc1.bias;
+        grad.gemm = TE__FC1;
+        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
+        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
+    }
+    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
+    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
+    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
+    return result;
+}
+static void te__layernorm_mlp_destroy(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te__weight_cache_close(&s->fc1);
+    te__weight_cache_close(&s->fc2);
+    te__scaling_leave(s->scaling);
+}
+static te_result te__layernorm_mlp_reset(te_module *m) {
+    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
+    te_result result = te__norm_reset(m, &s->norm);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
+    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
+    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
+    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
+    return result;
+}
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
+                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+
+static bool te__interleave_ok(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    int64_t size = desc->activation_params.glu_interleave_size;
+    if (size == 0 || (size > 0 && te_activation_is_gated(desc->activation))) return true;
+    te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size above 0 are needed, or 0", (long long)size,
+             (int)desc->activation);
+    return false;
+}
+
+TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    te_module *m;
+    te__layernorm_mlp_module *s;
+    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
+        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
+        return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+        return NULL;
+    }
+    if (!te__interleave_ok(te, desc)) return NULL;
+    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    if (!m) return NULL;
+    s = (te__layernorm_mlp_module *)m->state;
+    s->desc = *desc;
+    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
+    m->checkpoint = desc->checkpoint;
+    s->scaling = te__scaling_create(te, m, 2);
+    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
+        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+        int64_t interleave = desc->activation_params.glu_interleave_size;
+        if (interleave && ffn % interleave)
+            te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld and ffn_hidden_size %lld, of which each of %d ranks has %lld; it must divide that",
+                     (long long)interleave, (long long)desc->ffn_hidden_size, m->parallel.size > 1 ? m->parallel.size : 1, (long long)ffn);
+        if (fc1_rows != ffn && !interleave) {
+            s->fc1_sharding.num_blocks = 2;
+            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
+        }
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
+                      desc->gemm.params_dtype, desc->hidden_size);
+        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
+        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
+        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
+        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
+    }
+    return te__module_built(m);
+}
+
+/* ==== nn/sequential.c =========================================================================================== */
+
+/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one. Knows the layers; must not know attention. */
+
+/* ---- modules of one function ---- */
+
+static te_result te__activation_forward(te_module *m, te_forward_args *args) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__output(m, args, te_activate(args->input, d->activation, &d->activation_params));
+}
+static const te_module_class te__activation_class = {"Activation", sizeof(te_activation_desc), te__activation_forward, NULL, NULL};
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    m = te_module_create(te, &te__activation_class, desc->name ? desc->name : "activation");
+    if (!m) return NULL;
+    *(te_activation_desc *)m->state = *desc;
+    if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
+    return te__module_built(m);
+}
+
+static te_result te__bias_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_bias_dropout_add(args->input, te_module_parameter(m, "bias"), NULL, 0.0f));
+}
+static te_result te__bias_reset(te_module *m) { return te_tensor_fill(te_module_parameter(m, "bias"), 0.0); }
+static const te_module_class te__bias_class = {"Bias", sizeof(te_bias_desc), te__bias_forward, NULL, te__bias_reset};
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_bias_create") || !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__bias_class, desc->name ? desc->name : "bias");
+    if (!m) return NULL;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "bias", desc->params_dtype, desc->size, 0);
+    return te__module_built(m);
+}
+
+static te_result te__scale_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_scale(args->input, ((const te_constant_scale_desc *)m->state)->scale)); }
+static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward, NULL, NULL};
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
+    m = te_module_create(te, &te__scale_class, desc->name ? desc->name : "constant_scale");
+    if (!m) return NULL;
+    *(te_constant_scale_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
+    float p = te_module_is_training(m) ? ((const te_dropout_desc *)m->state)->p : 0.0f;
+    return te__output(m, args, p != 0.0f ? te_dropout(args->input, p) : args->input);
+}
+static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
+    if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed", (double)desc->p);
+        return NULL;
+    }
+    m = te_module_create(te, &te__dropout_class, desc->name ? desc->name : "dropout");
+    if (!m) return NULL;
+    *(te_dropout_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
+static const te_module_class te__identity_class = {"Identity", 0, te__identity_forward, NULL, NULL};
+TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te_module_create(te, &te__identity_class, name ? name : "identity")) : NULL; }
+
+static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_l2_normalization(args->input, ((const te_l2normalization_desc *)m->state)->eps));
+}
+static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward, NULL, NULL};
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
+    m = te_module_create(te, &te__l2_class, desc->name ? desc->name : "l2normalization");
+    if (!m) return NULL;
+    *(te_l2normalization_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+/* ---- chains ---- */
+
+/* May m run as a part of its parent's chain? Not where anything has been put between it and its class's forward. */
+static bool te__chains(const te_module *m) { return !m->own_forward && !m->checkpoint && !te__runs_graphs(m); }
+static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_class || m->cls == &te__rmsnorm_class; }
+static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
+static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
+
+/* What a child leaves to the one behind it, as LayerNormMLP's parts do. */
+typedef struct te__chain {
+    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
+    bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
+    bool made;             /* the three below are those of a Linear; an activation comes next */
+    te__quant_call quant;
+    te__act_grad grad;
+    te_tensor *z;          /* its output */
+} te__chain;
+
+/* y = activation(x), for the product `gemm` of q if spec is given. */
+static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__activate_for(x, d->activation, &d->activation_params, spec, chain->made ? &chain->grad : NULL, q, 0);
+}
+
+/* A Linear with the norm or the activation in front of it. */
+static te_result te__chain_linear(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user, before = *chain;
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params), *x = args->input;
+    const te_module *front = before.front;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    const te__quant_spec *fused = NULL;
+    chain->made = false;
+    if (result != TE_OK) return result;
+    if (!call.save_original_input) fused = te__fused_spec(&call, &spec);
+    if (front && te__is_norm(front)) {
+        call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
+    } else if (front && before.made && before.z == x && ((const te_activation_desc *)front->state)->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
+        call.gelu_of = x; /* this product's node computes GELU's gradient as well */
+        call.gelu_bias = before.grad.bias;
+        m->te->tape.no_grad++;
+        call.x = te__activate(x, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else
+        call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
+    call.bias_grad_elsewhere = chain->leaves_bias;
+    result = te__linear_end(m, args, &call, bias);
+    if (result != TE_OK || !chain->leaves_bias) return result;
+    memset(&chain->grad, 0, sizeof(chain->grad));
+    chain->grad.bias = call.bias;
+    chain->grad.usage = (te__wants_grad(call.x) ? TE_ROWWISE : 0) | (te__wants_grad(call.weight) ? TE_COLUMNWISE : 0);
+    chain->quant = quant;
+    if (chain->grad.usage && te__fuses(&quant)) chain->grad.quant = &chain->quant;
+    chain->z = args->outputs.out;
+    chain->made = true;
+    return result;
+}
+/* An activation that no Linear follows. */
+static te_result te__chain_activation(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user;
+    te_tensor *y = te__chain_activate(chain, m, args->input, NULL, NULL);
+    chain->made = false;
+    return te__output(m, args, y);
+}
+
+/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
+static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    return te__is_activation(act) && te__chains(act) && ((const te_activation_desc *)act->state)->activation_params.glu_interleave_size == 0 && !d->gemm.return_bias &&
+           d->parallel.parallel_mode != TE_PARALLEL_ROW && ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
+}
+
+/* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
+static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
+    te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    const bool chains = te__chains(c);
+    te_result result;
+    chain->front = NULL;
+    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+        chain->front = c;
+        c = next;
+        next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    }
+    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
+    if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
+    result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    chain->made = false;
+    return result;
+}
+
 /* ---- Sequential ---- */
 
 /* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
+    te__chain chain = TE_ZERO;
     te_result result = TE_OK;
     int i;
     memset(&call.outputs, 0, sizeof(call.outputs));
@@ -51460,7 +52388,7 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
             break;
         }
         call.input = call.outputs.out;
-        if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+        result = te__sequential_child(m, &i, &call, &chain);
         te__outputs_list(&call.outputs, made);
         te__frame_sweep(m->te, made, TE__OUTPUTS);
     }
@@ -51522,6 +52450,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     char name[16];
     int i;
     if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
     for (i = 0; m && i < n; i++) {
         snprintf(name, sizeof(name), "%d", i);
         if (!te_module_add_child(m, name, children[i])) break;
@@ -51536,131 +52465,16 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     return NULL;
 }
 
-/* ==== nn/mlp.c ================================================================================================== */
-
-/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
-
-
-typedef struct te__layernorm_mlp_module {
-    te_layernorm_mlp_desc desc;
-    te__norm_params norm;
-    te__sharding fc1_sharding; /* of a gated activation: both halves are divided */
-    te__scaling *scaling;
-    te__weight_cache fc1, fc2;
-} te__layernorm_mlp_module;
-enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
-
-static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
-    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
-}
-
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
-    te__quant_call quant;
-    te__quant_spec spec;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
-    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    fc1.weight = te_module_parameter(m, "fc1_weight");
-    fc2.weight = te_module_parameter(m, "fc2_weight");
-    fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
-    fc1.bias_grad_elsewhere = true;
-    fc2.record_alone = te__runs_again(m);
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
-    ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
-    z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
-        fc2.gelu_of = z;
-        fc2.gelu_bias = fc1.bias;
-        m->te->tape.no_grad++;
-        fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
-        m->te->tape.no_grad--;
-    } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
-        te__act_grad grad = TE_ZERO;
-        grad.bias = fc1.bias;
-        grad.gemm = TE__FC1;
-        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
-        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
-    }
-    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
-    if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
-    if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
-    return result;
-}
-static void te__layernorm_mlp_destroy(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te__weight_cache_close(&s->fc1);
-    te__weight_cache_close(&s->fc2);
-    te__scaling_leave(s->scaling);
-}
-static te_result te__layernorm_mlp_reset(te_module *m) {
-    te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
-    te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
-    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
-    if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
-    if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
-    return result;
-}
-static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
-                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
-
-TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
-    te_module *m;
-    te__layernorm_mlp_module *s;
-    if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
-        return NULL;
-    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
-        return NULL;
-    }
-    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
-        return NULL;
-    }
-    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
-    if (!m) return NULL;
-    s = (te__layernorm_mlp_module *)m->state;
-    s->desc = *desc;
-    if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
-    m->checkpoint = desc->checkpoint;
-    s->scaling = te__scaling_create(te, m, 2);
-    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
-        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-        if (fc1_rows != ffn) {
-            s->fc1_sharding.num_blocks = 2;
-            s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
-        }
-        te__params_on(m, desc->gemm.device);
-        te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                      desc->gemm.params_dtype, desc->hidden_size);
-        te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
-        if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
-        te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);
-        if (!desc->gemm.no_bias) te__add_weight(m, "fc2_bias", desc->gemm.params_dtype, desc->hidden_size, 0);
-        if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
-    }
-    return te__module_built(m);
-}
-
 /* ==== nn/grouped.c ============================================================================================== */
 
-/* nn/grouped.c: GroupedLinear: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product and the module tree; must not
- * know what chooses the groups.
+/* nn/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product, and GroupedLinear's state; must not know its
+ * parameters, or what chooses the groups.
  *
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
 typedef struct te__grouped_module {
-    te_grouped_linear_desc desc;
+    te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -51688,7 +52502,10 @@ static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
 }
 /* The rows behind the last group are 0. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
-    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    te_tensor *rest;
+    if (!x) return te_error_code(te);
+    if (first >= te__rows(x) || te__cols(x) == 0) return TE_OK;
+    rest = te__rows_of(x, first, te__rows(x) - first);
     return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
 }
 
@@ -52073,6 +52890,18 @@ static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage
     return te__quantized_weight(&call, usage);
 }
 
+/* Calibration of delayed scaling: the input is measured as one, as it would be quantized. */
+static te_result te__grouped_calibrate(const te__grouped_call *c) {
+    te_result result = TE_OK;
+    int i;
+    for (i = -1; i < c->s->desc.num_gemms && result == TE_OK; i++) {
+        const te_tensor *x = i < 0 ? c->x : c->weights[i];
+        te__quant_spec spec = te__slot_spec(&c->quant, false, i < 0 ? 0 : i, i < 0 ? TE__SLOT_INPUT : TE__SLOT_WEIGHT, TE_ROWWISE);
+        if (x->buffer && spec.amax) result = te__amax_into(x, spec.amax);
+    }
+    return result;
+}
+
 /* in, and saved: room for all; te__grouped_all frees it. */
 static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;
@@ -52083,6 +52912,8 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_result result = TE_OK;
     bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
     int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    if (c->quant.calibrating && !c->quant.enabled && c->quant.recipe.kind == TE_RECIPE_DELAYED) result = te__grouped_calibrate(c);
+    if (result != TE_OK) return result;
     in[0] = input;
     for (i = 0; i < n; i++) {
         in[1 + i] = c->weights[i];
@@ -52162,7 +52993,10 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
     return result;
 }
 
-/* ---- the module ---- */
+/* ==== nn/grouped_linear.c ======================================================================================= */
+
+/* nn/grouped_linear.c: GroupedLinear: its parameters, one stack of each kind, and its calls. Knows the products of groups (nn/grouped.c) and the module tree; must not know what
+ * chooses the groups. */
 
 /* The biases of all groups as one tensor [n, out], the output `bias` of return_bias. */
 static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -52276,7 +53110,7 @@ static te_result te__grouped_reset(te_module *m) {
     int i;
     for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
-        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
+        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, s->desc.parallel.parallel_mode, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
         if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
     }
@@ -52300,6 +53134,7 @@ static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, in
             te__add_weight(m, name, dtype, rows, cols);
         else if (all)
             te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
+        if (m->num_entries > before) m->entries[before].stacked = true;
         if (cols && m->num_entries > before) m->entries[before].product_weight = true;
     }
     te__frame_end(m->te, NULL, 0);
@@ -52311,6 +53146,30 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return false;
 }
 
+/* The sizes of this rank's shards, in place of those of the whole; false with the error recorded. */
+static bool te__grouped_share(te_module *m, te_grouped_linear_desc *d) {
+    const te_parallel_mode mode = d->parallel.parallel_mode;
+    if (!te__parallel_open(m, &d->parallel, mode)) return false;
+    if (mode == TE_PARALLEL_ROW && m->parallel.size > 1 && !d->gemm.no_bias && !d->gemm.return_bias) {
+        te__fail(m->te, TE_ERR_INVALID, "te_grouped_linear_create: parallel_mode %d (by row) over %d ranks, and a bias: each rank has a summand of the output, and the bias belongs behind the "
+                 "sum; set no_bias, or return_bias and add it there", (int)mode, m->parallel.size);
+        return false;
+    }
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? d->in_features : d->out_features)) return false;
+    if (mode == TE_PARALLEL_COLUMN) d->out_features = te__per_rank(m, d->out_features);
+    if (mode == TE_PARALLEL_ROW) d->in_features = te__per_rank(m, d->in_features);
+    return true;
+}
+/* A bias by row is added where, under sequence parallelism, each rank has other rows. */
+static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d) {
+    char name[32];
+    int i;
+    for (i = 0; m->parallel.sequence && d->parallel.parallel_mode == TE_PARALLEL_ROW && !d->gemm.no_bias && i < d->num_gemms; i++) {
+        snprintf(name, sizeof(name), "bias%d", i);
+        te_tensor_set_sequence_parallel(te_module_parameter(m, name), true);
+    }
+}
+
 TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
     te_module *m;
     te__grouped_module *s;
@@ -52320,13 +53179,16 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
         return NULL;
     m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
     if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
-    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    if (te__grouped_share(m, &s->desc)) {
+        te__params_on(m, desc->gemm.device);
+        te__rng_open(m, desc->gemm.rng_tracker_name);
+        te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
+        if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
+        te__grouped_tag_biases(m, &s->desc);
+    }
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }
@@ -52340,10 +53202,13 @@ typedef struct te__padding_module {
     te_fp8_padding_desc desc;
 } te__padding_module;
 
-static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
-    const te__autocast *cast = te__autocast_now(te);
-    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
-    return s->desc.align_size;
+/* That of the desc, or of the recipe in force for m: asked at each call, since a first call outside of autocast says nothing about later ones. */
+static int64_t te__padding_align(const te_module *m) {
+    const te__padding_module *s = (const te__padding_module *)m->state;
+    te__autocast cast;
+    if (s->desc.align_size > 0) return s->desc.align_size;
+    if (!te__autocast_of(m, &cast)) return 16;
+    return cast.recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast.recipe.kind == TE_RECIPE_NVFP4 || cast.recipe.kind == TE_RECIPE_CUSTOM ? 128 : 16;
 }
 /* The gradient of rows that were moved back. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
@@ -52361,7 +53226,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     te_result result;
     x = te__moe_tokens(args->input, m->cls->name);
     if (!x) return te_error_code(te);
-    align = te__padding_align(s, te);
+    align = te__padding_align(m);
     rows = te__rows(x);
     result = te__call_splits(m, args, n, rows, &sizes);
     if (result != TE_OK) return result;
@@ -52392,8 +53257,8 @@ static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__paddi
 static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
-    if (desc->align_size < 0) {
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+    if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* rows stand in maps as i32 */
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible", who, (long long)desc->align_size);
         return NULL;
     }
     m = te_module_create(te, cls, desc->name ? desc->name : name);
@@ -53337,26 +54202,20 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
         te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
     }
 }
-static te_result te__l2norm_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_l2_normalization(args->input, *(const float *)m->state)); }
-static const te_module_class te__l2norm_class = {"L2Normalization", sizeof(float), te__l2norm_forward, NULL, NULL};
-static te_module *te__l2norm_create(te_ctx *te, const te_norm_desc *desc) {
-    te_module *m = te_module_create(te, &te__l2norm_class, desc->name);
-    if (m) *(float *)m->state = desc->norm.eps;
-    return te__module_built(m);
-}
 /* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
+    te_l2normalization_desc l2 = TE_ZERO;
     int i;
     n.hidden_size = d->attention.kv_channels;
-    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.norm.eps = l2.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
     n.params_dtype = d->gemm.params_dtype;
     n.device = d->gemm.device;
     n.parallel.sequence_parallel = m->parallel.size > 1;
     for (i = 0; i < 2; i++) {
-        n.name = names[i];
-        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te__l2norm_create(m->te, &n)
+        n.name = l2.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te_l2normalization_create(m->te, &l2)
                              : d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n)
                                                                                : te_layernorm_create(m->te, &n));
     }
@@ -54257,6 +55116,7 @@ typedef struct te__opt_param {
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* the parameter's version was still `version` when that step began */
     bool started;     /* has taken part in a step */
+    int group;        /* whose numbers it has */
     te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
     te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
 } te__opt_param;
@@ -54264,15 +55124,23 @@ typedef struct te__opt_param {
 /* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
 typedef struct te__opt_step {
     int count, num_undecayed;
-    const te_tensor *lr, *numbers; /* f32 [1] and [2], or NULL */
+    const te_tensor *lr, *numbers; /* f32 [groups] and [groups, 2], or NULL */
+    const te_tensor *number;       /* f32 [1]: which step it is, skipped ones counted; or NULL */
+    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL */
 } te__opt_step;
+
+/* Of a step under loss scaling. */
+typedef struct te__opt_scaling {
+    const te_tensor *inv_scale; /* f32 [1]; NULL: gradients are unscaled already, and looked at */
+    te_tensor *any_inf;         /* f32 [1]: not 0 once a step has met an overflow */
+} te__opt_scaling;
 
 /* One kind of optimizer. */
 typedef struct te__opt_class {
     const char *create; /* the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* two numbers that change from step to step, beside the learning rate; NULL: none do */
+    bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
 } te__opt_class;
 
@@ -54280,14 +55148,32 @@ typedef struct te__opt_class {
 typedef struct te__opt_options {
     float lr, max_grad_norm;
     bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
-    bool decays; /* there is weight decay */
+    bool no_bias_correction;
     te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
 } te__opt_options;
+
+/* Numbers of some of the parameters. Group 0 has those of the desc. */
+typedef struct te__opt_group {
+    float lr; /* where own_lr; else the options' */
+    bool own_lr;
+    float beta1, beta2, eps, weight_decay;
+} te__opt_group;
+
+/* Of an optimizer that has been stepped under loss scaling. */
+typedef struct te__opt_skips {
+    te_tensor *found, *skipped; /* f32 [1]: did the last step meet an overflow (1)? How many before it did */
+    te_tensor *betas;           /* f32 [groups, 2], or NULL */
+    bool pending;               /* `found` is that of a step that was made, and `skipped` lacks it */
+    bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
+} te__opt_skips;
 
 struct te_optimizer {
     te_ctx *te;
     const te__opt_class *cls;
     te__opt_options options; /* lr is the one in force */
+    te__opt_group *groups;   /* [num_groups] */
+    int num_groups;
+    te__opt_skips skips;
     union {
         te_fused_adam_desc adam;
         te_fused_sgd_desc sgd;
@@ -54299,7 +55185,8 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step reads them */
+    uint8_t *flags;          /* [num_params], with `started`: the same on the host, on their way to a file or from it */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -54401,7 +55288,7 @@ static bool te__opt_shares_value(const te_tensor *param) {
 
 /* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
  * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
-static te_result te__opt_prepare_values(te_optimizer *opt) {
+static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
     int64_t most = 0;
@@ -54424,11 +55311,12 @@ static te_result te__opt_prepare_values(te_optimizer *opt) {
             if (room->buffer) room->buffer->refs++;
         }
         if (!p->stepped || !p->value) return te_error_code(te);
+        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te); /* what a skipped step leaves */
     }
     return TE_OK;
 }
-/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
-static te_result te__opt_requantize(te_optimizer *opt) {
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. found_inf: the step was skipped where it is 1, and codes stay; or NULL. */
+static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
@@ -54436,7 +55324,7 @@ static te_result te__opt_requantize(te_optimizer *opt) {
         if (!p->listed || !p->param->quantized) continue;
         te__frame_begin(opt->te);
         if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
-        if (result == TE_OK) result = te__primary_assign(p->param, p->value);
+        if (result == TE_OK) result = te__primary_assign(p->param, p->value, found_inf);
         te__frame_end(opt->te, NULL, 0);
     }
     return result;
@@ -54447,6 +55335,161 @@ static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;
     return p->param->quantized && !p->state[TE__OPT_MASTER].scale ? &none : &p->state[TE__OPT_MASTER];
 }
+
+/* ==== train/groups.c ============================================================================================ */
+
+/* train/groups.c: parameter groups of an optimizer: which parameters have numbers of their own, and these. Knows train/states.c; must not know what a step does. */
+
+/* Does `text` match `pattern`, in which * stands for any characters, and ? for one? */
+static bool te__matches(const char *pattern, const char *text) {
+    const char *star = NULL, *from = NULL; /* behind the last star, and where its characters end for now */
+    while (*text) {
+        if (*pattern == '*') {
+            star = ++pattern;
+            from = text;
+        } else if (*pattern == '?' || *pattern == *text) {
+            pattern++;
+            text++;
+        } else if (star) {
+            pattern = star;
+            text = ++from;
+        } else
+            return false;
+    }
+    while (*pattern == '*') pattern++;
+    return *pattern == 0;
+}
+
+static bool te__group_takes(const te_param_group *g, const te_tensor *param, const char *path) {
+    int i;
+    if (g->pattern) return te__matches(g->pattern, path);
+    for (i = 0; i < g->num_params; i++)
+        if (g->params[i] == param) return true;
+    return false;
+}
+
+/* Refuses values out of range; NaN is in no range. */
+static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
+    if (value >= 0.0f && value < below) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
+    return false;
+}
+static bool te__param_group_ok(te_ctx *te, const te__opt_class *cls, const te_param_group *g, int index) {
+    char name[48];
+    if (!g->pattern == !g->params || (g->params && g->num_params < 1)) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has pattern %s%.100s%s and %s of %d; a pattern of paths, or a list of parameters, says which ones are of the group", cls->create, index,
+                 g->pattern ? "\"" : "", g->pattern ? g->pattern : "NULL", g->pattern ? "\"" : "", g->params ? "params" : "no params", g->num_params);
+        return false;
+    }
+    if (g->weight_decay != 0.0f && g->no_weight_decay) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has weight_decay %g and no_weight_decay; leave one of them out", cls->create, index, (double)g->weight_decay);
+        return false;
+    }
+    if (!cls->has_betas && (g->beta1 != 0.0f || g->beta2 != 0.0f || g->eps != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups[%d] has beta1 %g, beta2 %g, eps %g, which Adam alone reads; leave them 0", cls->create, index, (double)g->beta1, (double)g->beta2,
+                 (double)g->eps);
+        return false;
+    }
+#define TE__GROUP_IN_RANGE(field, below) (snprintf(name, sizeof(name), "groups[%d]." #field, index), te__opt_in_range(te, cls->create, name, g->field, below))
+    return TE__GROUP_IN_RANGE(lr, FLT_MAX) && TE__GROUP_IN_RANGE(weight_decay, FLT_MAX) && TE__GROUP_IN_RANGE(beta1, 1.0f) && TE__GROUP_IN_RANGE(beta2, 1.0f) &&
+           TE__GROUP_IN_RANGE(eps, FLT_MAX);
+#undef TE__GROUP_IN_RANGE
+}
+
+/* The groups of a desc, behind group 0, which has the desc's own numbers: `usual`. */
+static bool te__groups_open(te_optimizer *opt, const te_param_group *groups, int n, const te__opt_group *usual) {
+    te_ctx *te = opt->te;
+    int i;
+    if (n < 0 || n > TE_MAX_PARAM_GROUPS || (n > 0 && !groups)) {
+        te__fail(te, TE_ERR_INVALID, "%s: groups is %s and num_groups %d; 0 to %d are possible", opt->cls->create, groups ? "given" : "NULL", n, (int)TE_MAX_PARAM_GROUPS);
+        return false;
+    }
+    opt->groups = (te__opt_group *)te__alloc_zero(te, (size_t)(n + 1) * sizeof(te__opt_group));
+    if (!opt->groups) return false;
+    opt->num_groups = n + 1;
+    opt->groups[0] = *usual;
+    for (i = 0; i < n; i++) {
+        const te_param_group *g = &groups[i];
+        te__opt_group *own = &opt->groups[i + 1];
+        if (!te__param_group_ok(te, opt->cls, g, i)) return false;
+        own->lr = g->lr;
+        own->own_lr = g->lr != 0.0f;
+        own->beta1 = g->beta1 != 0.0f ? g->beta1 : usual->beta1;
+        own->beta2 = g->beta2 != 0.0f ? g->beta2 : usual->beta2;
+        own->eps = g->eps != 0.0f ? g->eps : usual->eps;
+        own->weight_decay = g->no_weight_decay ? 0.0f : g->weight_decay != 0.0f ? g->weight_decay : usual->weight_decay;
+    }
+    return true;
+}
+/* Each parameter goes to the first group that has it; a group without any is a mistake. */
+static bool te__groups_share(te_optimizer *opt, const te_param_group *groups) {
+    int g, i, k;
+    for (g = 1; g < opt->num_groups; g++) {
+        const te_param_group *from = &groups[g - 1];
+        int named = 0, took = 0;
+        for (i = 0; i < opt->num_params; i++) {
+            te__opt_param *p = &opt->params[i];
+            if (!te__group_takes(from, p->param, p->path)) continue;
+            named++;
+            if (p->group != 0) continue;
+            p->group = g;
+            took++;
+        }
+        for (k = 0; from->params && k < from->num_params; k++)
+            for (i = 0; i <= opt->num_params; i++) {
+                if (i < opt->num_params && opt->params[i].param != from->params[k]) continue;
+                if (i < opt->num_params) break;
+                te__fail(opt->te, TE_ERR_INVALID, "%s: groups[%d].params[%d] is %s; a parameter of the module that requires a gradient is needed", opt->cls->create, g - 1, k,
+                         from->params[k] ? "none of its parameters" : "NULL");
+                return false;
+            }
+        if (took > 0) continue;
+        te__fail(opt->te, TE_ERR_INVALID, "%s: groups[%d] (%s%.100s%s) has no parameter%s; a group takes those that no group before it has taken", opt->cls->create, g - 1,
+                 from->pattern ? "\"" : "", from->pattern ? from->pattern : "a list", from->pattern ? "\"" : "", named ? " of its own" : "");
+        return false;
+    }
+    return true;
+}
+
+static float te__group_lr(const te_optimizer *opt, int g) { return opt->groups[g].own_lr ? opt->groups[g].lr : opt->options.lr; }
+static bool te__opt_decays(const te_optimizer *opt) {
+    int g;
+    for (g = 0; g < opt->num_groups; g++)
+        if (opt->groups[g].weight_decay > 0.0f) return true;
+    return false;
+}
+
+/* The numbers that change from step to step, as a graph keeps them: [groups] learning rates, [groups, 2] bias corrections, and the step's own number. */
+static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
+static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
+    int g;
+    for (g = 0; g < opt->num_groups; g++) {
+        const te__opt_group *from = &opt->groups[g];
+        float *pair = out + opt->num_groups + 2 * g;
+        out[g] = te__group_lr(opt, g);
+        pair[0] = opt->cls->has_betas ? te__adam_unbias(opt->options.no_bias_correction, from->beta1, step) : 1.0f;
+        pair[1] = opt->cls->has_betas ? te__adam_unbias(opt->options.no_bias_correction, from->beta2, step) : 1.0f;
+    }
+    out[3 * opt->num_groups] = (float)step;
+}
+
+/* group -1: the desc's own. */
+static te__opt_group *te__param_group_at(const te_optimizer *opt, int group, const char *function) {
+    if (opt && group >= -1 && group + 1 < opt->num_groups) return &opt->groups[group + 1];
+    if (opt) te__fail(opt->te, TE_ERR_INVALID, "%s: group %d of %d; they count from 0", function, group, opt->num_groups - 1);
+    return NULL;
+}
+TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr) {
+    te__opt_group *g = te__param_group_at(opt, group, "te_optimizer_set_group_lr");
+    if (!g || !te__opt_in_range(opt->te, "te_optimizer_set_group_lr", "lr", lr, FLT_MAX)) return;
+    if (group < 0) opt->options.lr = lr;
+    else g->lr = lr;
+    g->own_lr = group >= 0;
+}
+TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group) {
+    return te__param_group_at(opt, group, "te_optimizer_group_lr") ? te__group_lr(opt, group + 1) : 0.0f;
+}
+TE_API int te_optimizer_num_groups(const te_optimizer *opt) { return opt ? opt->num_groups - 1 : 0; }
 
 /* ==== train/optimizer.c ========================================================================================= */
 
@@ -54498,13 +55541,6 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     return !master || te__opt_take_master(p) == TE_OK;
 }
 
-/* Refuses values out of range; NaN is in no range. */
-static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
-    if (value >= 0.0f && value < below) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
-    return false;
-}
-
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_ctx *te;
     int i, k;
@@ -54524,12 +55560,24 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
     te_tensor_release(opt->started);
+    te_tensor_release(opt->skips.found);
+    te_tensor_release(opt->skips.skipped);
+    te_tensor_release(opt->skips.betas);
+    te__free(te, opt->groups, (size_t)opt->num_groups * sizeof(te__opt_group));
     te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
     te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
+    te__free(te, opt->flags, (size_t)opt->num_params);
     te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
     te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
     te__free(te, opt, sizeof(*opt));
 }
+
+/* Groups of a desc, and the numbers of parameters in none of them. */
+typedef struct te__opt_groups {
+    const te_param_group *groups;
+    int num_groups;
+    te__opt_group usual;
+} te__opt_groups;
 
 /* An optimizer of a kind without parameters yet; NULL with an error. */
 static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
@@ -54552,11 +55600,11 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     return opt;
 }
 /* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
-static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_started) {
+static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
     te__frame_begin(te);
-    ok = te_module_visit_tensors(m, te__opt_add, opt);
+    ok = te__groups_open(opt, groups->groups, groups->num_groups, &groups->usual) && te_module_visit_tensors(m, te__opt_add, opt) && te__groups_share(opt, groups->groups);
     if (ok && opt->options.max_grad_norm > 0.0f) {
         opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
@@ -54565,7 +55613,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
     if (ok && keep_started) {
         const int64_t n = opt->num_params;
         opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
-        ok = opt->started != NULL;
+        opt->flags = (uint8_t *)te__alloc_zero(te, (size_t)n);
+        ok = opt->started && opt->flags;
     }
     if (ok) {
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
@@ -54630,14 +55679,15 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
 }
 
-/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
-static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+/* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
+static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
         bool stale;
+        if (p->group != group) continue;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
         result = te__opt_grad(opt, p->param, &grad);
         if (result != TE_OK) return result;
@@ -54663,12 +55713,20 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
     return TE_OK;
 }
 
+/* Group by group: each has its numbers once. */
+static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+    te_result result = TE_OK;
+    int g;
+    for (g = 0; g < opt->num_groups && result == TE_OK; g++) result = te__opt_collect_group(opt, g, matrices, all, n);
+    return result;
+}
+
 /* A graph's record of the steps that it holds. */
-enum { TE__OPT_WORDS = 2 /* of the graph's state: lr, and the two numbers of the kind */ };
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / (int)TE__OPT_WORDS]; /* of each step */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: where te__opt_numbers, two words at least, begin in the graph's state */
     bool clipped; /* before the capture */
+    bool scaled;  /* its last step is under loss scaling */
 } te__opt_steps;
 /* Behind it: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
@@ -54685,11 +55743,11 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
     }
     for (i = 0; i < s->steps; i++) {
-        float numbers[2 * TE__OPT_WORDS] = TE_ZERO;
-        numbers[0] = opt->options.lr;
-        if (opt->cls->numbers) opt->cls->numbers(opt, opt->steps + 1 + i, numbers + 1);
-        memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
+        float numbers[3 * (TE_MAX_PARAM_GROUPS + 1) + 1];
+        te__opt_numbers(opt, opt->steps + 1 + i, numbers);
+        memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
+    if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0); /* the launch would count it */
     return result;
 }
 static void te__opt_after(te_graph *g, void *owner, void *data) {
@@ -54702,6 +55760,7 @@ static void te__opt_after(te_graph *g, void *owner, void *data) {
         if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
+    opt->skips.pending = s->scaled;
 }
 static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
@@ -54715,7 +55774,7 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
-    int word = te__graph_take_words(g, TE__OPT_WORDS);
+    const int groups = opt->num_groups, word = te__graph_take_words(g, (te__opt_numbers_count(opt) + 1) / 2);
     if (word < 0) return te_error_code(opt->te);
     if (!part) {
         part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
@@ -54727,38 +55786,124 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     }
     *steps = (te__opt_steps *)part->data;
     (*steps)->word[(*steps)->steps] = (short)word;
-    step->lr = te__graph_view(g, TE_F32, 8 * word, 1);
-    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4, 2);
-    return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
+    step->lr = te__graph_view(g, TE_F32, 8 * word, groups);
+    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4 * groups, 2 * groups);
+    step->number = te__graph_view(g, TE_F32, 8 * word + 12 * groups, 1);
+    return step->lr && step->numbers && step->number ? TE_OK : te_error_code(opt->te);
 }
 
-/* The parameters of this step have taken part in one. */
-static te_result te__opt_note_started(te_optimizer *opt) {
-    bool news = false;
-    uint8_t *flags;
-    te_result result;
-    int i;
-    for (i = 0; i < opt->num_params; i++) {
-        news = news || (opt->params[i].listed && !opt->params[i].started);
-        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+/* ---- loss scaling ----
+ *
+ * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next one counts it in `skipped`, before its own gradients are looked at: so a step that
+ * fails after its flag was set has counted nothing, and is done again from there. */
+
+/* The numbers on the device, in the first step under loss scaling. */
+static te_result te__skips_open(te_optimizer *opt) {
+    te__opt_skips *s = &opt->skips;
+    te_ctx *te = opt->te;
+    const int64_t one = 1, shape[2] = {opt->num_groups, 2};
+    float betas[2 * (TE_MAX_PARAM_GROUPS + 1)];
+    te_tensor *found, *skipped, *pairs = NULL;
+    bool warming = te->warming;
+    int g;
+    if (s->found) return TE_OK;
+    if (te->capture) return te__refuse_capture(te, "the first step of an optimizer under loss scaling", "make it before te_graph_begin");
+    for (g = 0; g < opt->num_groups; g++) {
+        betas[2 * g] = opt->groups[g].beta1;
+        betas[2 * g + 1] = opt->groups[g].beta2;
     }
-    if (!news || !opt->started) return TE_OK;
-    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-    if (!flags) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
-    result = te_tensor_copy_from_host(opt->started, flags);
-    te__free(opt->te, flags, (size_t)opt->num_params);
+    te__frame_begin(te);
+    te->warming = false; /* these outlive a warm-up */
+    found = te_tensor_zeros(te, TE_F32, 1, &one);
+    skipped = te_tensor_zeros(te, TE_F32, 1, &one);
+    if (opt->cls->has_betas) pairs = te_tensor_from_f32(te, TE_F32, 2, shape, betas);
+    te->warming = warming;
+    if (found && skipped && (pairs || !opt->cls->has_betas)) {
+        s->found = te_tensor_retain(found);
+        s->skipped = te_tensor_retain(skipped);
+        s->betas = te_tensor_retain(pairs);
+    }
+    te__frame_end(te, NULL, 0);
+    return s->found ? TE_OK : te_error_code(te);
+}
+/* Counts the last step, if that is still to be done, and clears its flag; gives the bias corrections of this one. */
+static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
+    te__opt_skips *s = &opt->skips;
+    te_op_step_numbers_args args = TE_ZERO;
+    te_result result;
+    args.found_inf = again ? NULL : s->found;
+    args.skipped = s->skipped;
+    args.count = s->pending || opt->te->capture;
+    args.step = opt->steps + 1;
+    args.step_device = step ? step->number : NULL;
+    args.no_bias_correction = opt->options.no_bias_correction;
+    if (step && s->betas) {
+        args.betas = s->betas;
+        args.bias_correction = te__empty_2d(opt->te, TE_F32, opt->num_groups, 2);
+        if (!args.bias_correction) return te_error_code(opt->te);
+        step->numbers = args.bias_correction;
+    }
+    result = te_op_step_numbers(opt->te, &args);
+    if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
+    return result;
+}
+/* The norm of the gradients, where it clips or tells of an overflow, and the factor of all gradients. */
+static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
+    const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
+    te_ctx *te = opt->te;
+    te_op_l2norm_args norm = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
+    te_result result = TE_OK;
+    step->grad_scale = opt->clip ? opt->clip : inv_scale;
+    if (scaling) step->found_inf = opt->skips.found;
+    if (opt->clip || inv_scale) {
+        norm.tensors = opt->grads;
+        norm.num_tensors = step->count;
+        norm.norm = opt->norm ? opt->norm : te__empty_1d(te, TE_F32, 1);
+        norm.clip = opt->clip;
+        norm.max_norm = opt->options.max_grad_norm;
+        norm.inv_scale = inv_scale;
+        norm.found_inf = inv_scale ? opt->skips.found : NULL;
+        result = norm.norm ? te_op_l2norm(te, &norm) : te_error_code(te);
+    }
+    if (result == TE_OK && opt->clip && inv_scale) {
+        args.x = opt->clip;
+        args.alpha = 1.0f;
+        args.alpha_device = inv_scale;
+        args.out = te__empty_1d(te, TE_F32, 1);
+        step->grad_scale = args.out;
+        result = args.out ? te_op_axpby(te, &args) : te_error_code(te);
+    }
+    if (result == TE_OK && scaling) {
+        args.x = args.out = scaling->any_inf;
+        args.y = opt->skips.found;
+        args.alpha = args.beta = 1.0f;
+        args.alpha_device = NULL;
+        result = te_op_axpby(te, &args);
+    }
     return result;
 }
 
-static te_result te__opt_step_once(te_optimizer *opt) {
+/* Was the step skipped? Asked where the answer is needed at once: whether these parameters have taken part in one counts in their next step. Waits for the device. */
+static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
+    bool asks = false;
+    float found = 0.0f;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && opt->started && !opt->te->warming; i++) asks = asks || (opt->params[i].listed && !opt->params[i].started);
+    if (asks) result = te_tensor_to_host(opt->skips.found, &found);
+    *skipped = found != 0.0f;
+    return result;
+}
+
+static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *scaling) {
     te_ctx *te = opt->te;
     te__opt_steps *captured = NULL;
     te__opt_step step = TE_ZERO;
     te_result result;
-    bool split;
+    bool split, skipped = false;
     int i, n = 0, decayed;
-    split = opt->options.decay_matrices_only && opt->options.decays;
+    split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
         opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
@@ -54768,34 +55913,33 @@ static te_result te__opt_step_once(te_optimizer *opt) {
     if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
     step.count = n;
     step.num_undecayed = n - decayed;
-    if (opt->clip && n > 0 && result == TE_OK) {
-        te_op_l2norm_args norm = TE_ZERO;
-        norm.tensors = opt->grads;
-        norm.num_tensors = n;
-        norm.norm = opt->norm;
-        norm.clip = opt->clip;
-        norm.max_norm = opt->options.max_grad_norm;
-        result = te_op_l2norm(te, &norm);
-    }
+    if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
-    if (result == TE_OK) result = te__opt_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
+    if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
+    if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
+    if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
+    if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL); /* the last allocation: no step is left half done for want of memory */
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
-    if (result == TE_OK) result = te__opt_requantize(opt);
+    if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
      * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    opt->skips.unscaled = false;
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     if (captured) {
         captured->steps++;
+        captured->scaled = scaling != NULL;
         for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
+    if (!captured) opt->skips.pending = scaling != NULL;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
+    for (i = 0; i < opt->num_params && !skipped; i++) opt->params[i].started = opt->params[i].started || opt->params[i].listed;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
-    return te__opt_note_started(opt);
+    return TE_OK;
 }
-TE_API te_result te_optimizer_step(te_optimizer *opt) {
+static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *scaling) {
     te__rng_state before;
     te_ctx *te;
     te_result result;
@@ -54808,7 +55952,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);
-        result = te__opt_step_once(opt);
+        result = te__opt_step_once(opt, scaling);
         te__frame_end(te, NULL, 0);
         te__device_leave(te, entered);
     }
@@ -54821,6 +55965,8 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     return result;
 }
 
+TE_API te_result te_optimizer_step(te_optimizer *opt) { return te__opt_step_with(opt, NULL); }
+
 /* ---- looking and setting ---- */
 
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
@@ -54830,7 +55976,14 @@ TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
     if (opt) opt->options.lr = lr;
 }
 TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
-TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
+TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
+    float skipped = 0.0f, last = 0.0f;
+    if (!opt) return 0;
+    if (!opt->skips.found || opt->te->capture || opt->te->error_code != TE_OK) return opt->steps;
+    te_tensor_to_host(opt->skips.skipped, &skipped);
+    if (opt->skips.pending) te_tensor_to_host(opt->skips.found, &last);
+    return opt->steps - (int64_t)skipped - (last != 0.0f);
+}
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
@@ -54900,6 +56053,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
+    if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true; /* the next step goes on from this momentum */
     return result;
 }
 
@@ -54918,25 +56072,30 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
+/* Called before the states are saved: the flags `started` as a tensor. */
+static te_result te__optimizer_note_started(te_optimizer *opt) {
+    int i;
+    if (!opt || !opt->started) return TE_OK;
+    for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
+    return te_tensor_copy_from_host(opt->started, opt->flags);
+}
 /* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
-    uint8_t *flags = NULL;
-    te_result result = TE_OK;
+    te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;
+    if (result != TE_OK) return result;
+    if (opt->skips.found) result = te_tensor_fill(opt->skips.skipped, 0.0);
+    if (result != TE_OK) return result;
+    opt->skips.pending = opt->skips.unscaled = false;
     opt->steps = steps;
     opt->options.lr = lr;
-    if (opt->started) {
-        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
-    }
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
         p->behind = false;
-        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
+        p->started = opt->flags ? opt->flags[i] != 0 : steps > 0;
     }
-    te__free(opt->te, flags, (size_t)opt->num_params);
-    return result;
+    return TE_OK;
 }
 
 /* ==== train/adam.c ============================================================================================== */
@@ -54959,6 +56118,13 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
         list[i].v_scale = p->state[TE__OPT_SECOND].scale;
         list[i].master = master->x;
         list[i].master_scale = master->scale;
+        list[i].own_numbers = p->group > 0;
+        list[i].place = p->group;
+        list[i].numbers.lr = te__group_lr(opt, p->group);
+        list[i].numbers.beta1 = opt->groups[p->group].beta1;
+        list[i].numbers.beta2 = opt->groups[p->group].beta2;
+        list[i].numbers.eps = opt->groups[p->group].eps;
+        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -54971,17 +56137,13 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     args.step = opt->steps + 1;
     args.no_adam_w_mode = d->no_adam_w_mode;
     args.no_bias_correction = d->no_bias_correction;
-    args.grad_scale = opt->clip;
+    args.grad_scale = step->grad_scale;
+    args.found_inf = step->found_inf;
     args.lr_device = step->lr;
     args.bias_correction = step->numbers;
     return te_op_adam(opt->te, &args);
 }
-static void te__adam_numbers_of(const te_optimizer *opt, int64_t step, float out[2]) {
-    const te_fused_adam_desc *d = &opt->desc.adam;
-    out[0] = te__adam_unbias(d->no_bias_correction, d->beta1, step);
-    out[1] = te__adam_unbias(d->no_bias_correction, d->beta2, step);
-}
-static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, te__adam_numbers_of, NULL};
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL};
 
 /* The format of a state: zero is f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
@@ -55004,6 +56166,7 @@ static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
     te_fused_adam_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
+    te__opt_groups groups = TE_ZERO;
     te_optimizer *opt;
     if (!te || !m) return NULL;
     if (desc) d = *desc;
@@ -55016,7 +56179,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
-    options.decays = d.weight_decay > 0.0f;
+    options.no_bias_correction = d.no_bias_correction;
     options.use_decoupled_grad = d.use_decoupled_grad;
     options.store_param_remainders = d.store_param_remainders;
     options.zero_grads = d.no_set_grad_none;
@@ -55026,7 +56189,13 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     opt = te__opt_create(te, m, &te__adam_class, &options, sizeof(te_adam_tensor));
     if (!opt) return NULL;
     opt->desc.adam = d;
-    return te__opt_fill(opt, m, false);
+    groups.groups = d.groups;
+    groups.num_groups = d.num_groups;
+    groups.usual.beta1 = d.beta1;
+    groups.usual.beta2 = d.beta2;
+    groups.usual.eps = d.eps;
+    groups.usual.weight_decay = d.weight_decay;
+    return te__opt_fill(opt, m, &groups, false);
 }
 
 /* ==== train/sgd.c =============================================================================================== */
@@ -55048,6 +56217,10 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
         list[i].momentum = p->state[TE__OPT_FIRST].x;
         list[i].master = te__opt_entry_master(p)->x;
         list[i].first = te__sgd_first_counts(d) && !p->started;
+        list[i].own_numbers = p->group > 0;
+        list[i].place = p->group;
+        list[i].numbers.lr = te__group_lr(opt, p->group);
+        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -55058,7 +56231,8 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
     args.weight_decay = d->weight_decay;
     args.nesterov = d->nesterov;
     args.wd_after_momentum = d->wd_after_momentum;
-    args.grad_scale = opt->clip;
+    args.grad_scale = step->grad_scale;
+    args.found_inf = step->found_inf;
     args.lr_device = step->lr;
     return te_op_sgd(opt->te, &args);
 }
@@ -55066,8 +56240,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
     if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
     return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
 }
-static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture};
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture}; /* no momentum */
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture}; /* no momentum */
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;
@@ -55088,6 +56262,7 @@ static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
     te_fused_sgd_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
+    te__opt_groups groups = TE_ZERO;
     te_optimizer *opt;
     if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
     d = *desc;
@@ -55096,12 +56271,14 @@ TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fuse
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
-    options.decays = d.weight_decay > 0.0f;
     options.zero_grads = d.no_set_grad_none;
     opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
     if (!opt) return NULL;
     opt->desc.sgd = d;
-    return te__opt_fill(opt, m, te__sgd_first_counts(&d));
+    groups.groups = d.groups;
+    groups.num_groups = d.num_groups;
+    groups.usual.weight_decay = d.weight_decay;
+    return te__opt_fill(opt, m, &groups, te__sgd_first_counts(&d));
 }
 
 /* ==== train/multi_tensor.c ====================================================================================== */
@@ -55190,6 +56367,173 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     if (result == TE_OK) result = te_op_multi_scale(l.te, &scale);
     te__free(l.te, l.grads, (size_t)l.cap * sizeof(te_tensor *));
     return te__frame_return(l.te, result == TE_OK ? norm.norm : NULL);
+}
+
+/* ==== train/scaler.c ============================================================================================ */
+
+/* train/scaler.c: a scale of the loss that follows the gradients' range, as torch.amp.GradScaler. Knows optimizers' steps; must not know their arithmetic. */
+
+struct te_grad_scaler {
+    te_ctx *te;
+    te_grad_scaler_desc desc; /* defaults filled in */
+    te_tensor *scale, *inv_scale, *growth_tracker; /* f32 [1] */
+    te_tensor *any_inf; /* f32 [1]: how many steps since the last update have met an overflow */
+};
+
+static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
+    if (d->init_scale > 0.0f && d->init_scale <= FLT_MAX && d->growth_factor > 1.0f && d->growth_factor <= FLT_MAX && d->backoff_factor > 0.0f && d->backoff_factor < 1.0f &&
+        d->growth_interval > 0)
+        return true;
+    te__fail(te, TE_ERR_INVALID, "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale above 0, a growth above 1, a backoff between 0 and 1 and "
+             "an interval of at least 1 are needed, or 0 for the defaults", (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
+    return false;
+}
+
+TE_API void te_grad_scaler_destroy(te_grad_scaler *s) {
+    if (!s) return;
+    te_tensor_release(s->scale);
+    te_tensor_release(s->inv_scale);
+    te_tensor_release(s->growth_tracker);
+    te_tensor_release(s->any_inf);
+    te__free(s->te, s, sizeof(*s));
+}
+TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc *desc) {
+    te_grad_scaler_desc d = TE_ZERO;
+    te_grad_scaler *s;
+    const int64_t one = 1;
+    if (!te) return NULL;
+    if (desc) d = *desc;
+    if (d.init_scale == 0.0f) d.init_scale = 65536.0f;
+    if (d.growth_factor == 0.0f) d.growth_factor = 2.0f;
+    if (d.backoff_factor == 0.0f) d.backoff_factor = 0.5f;
+    if (d.growth_interval == 0) d.growth_interval = 2000;
+    if (!te__scaler_desc_ok(te, &d)) return NULL;
+    if (te->capture) {
+        te__refuse_capture(te, "te_grad_scaler_create", "make it before te_graph_begin");
+        return NULL;
+    }
+    s = (te_grad_scaler *)te__alloc_zero(te, sizeof(te_grad_scaler));
+    if (!s) return NULL;
+    s->te = te;
+    s->desc = d;
+    te__frame_begin(te);
+    s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, &one, (double)d.init_scale));
+    s->inv_scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, &one, 1.0 / (double)d.init_scale));
+    s->growth_tracker = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &one));
+    s->any_inf = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &one));
+    te__frame_end(te, NULL, 0);
+    if (s->scale && s->inv_scale && s->growth_tracker && s->any_inf) return s;
+    te_grad_scaler_destroy(s);
+    return NULL;
+}
+
+/* x times the scale: a loss, and its gradient in the backward pass. */
+static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
+    te_op_axpby_args args = TE_ZERO;
+    args.x = x;
+    args.alpha = 1.0f;
+    args.alpha_device = scale;
+    args.out = te__empty_like(x, x->dtype);
+    return args.out ? te__checked(args.out, te_op_axpby(x->te, &args)) : NULL;
+}
+static te_result te__scaled_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    (void)state, (void)needs;
+    dx[0] = g ? te__times(g, saved[0]) : NULL;
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss) {
+    if (!s || !loss || !te__same_ctx(loss, s->te, "te_grad_scaler_scale") || !te__need_float(loss, "te_grad_scaler_scale")) return NULL;
+    if (s->desc.not_enabled) return loss;
+    loss = te_tensor_contiguous(loss);
+    return loss ? te__record("scaled_loss", te__times(loss, s->scale), te__scaled_loss_backward, NULL, 0, &loss, 1, &s->scale, 1) : NULL;
+}
+
+/* s and opt can work together. */
+static te_result te__scaler_ready(const te_grad_scaler *s, const te_optimizer *opt, const char *function) {
+    if (!s || !opt) return TE_ERR_STATE;
+    if (s->te->error_code != TE_OK) return s->te->error_code;
+    if (s->te == opt->te) return TE_OK;
+    return te__fail(s->te, TE_ERR_INVALID, "%s: the optimizer belongs to another context (%s) than the scaler (%s)", function, opt->te->device_name, s->te->device_name);
+}
+
+static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
+    te_op_multi_scale_args args = TE_ZERO;
+    te_result result = te__skips_open(opt);
+    int n = 0, i;
+    if (result == TE_OK) result = te__skips_count(opt, NULL, false);
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te_tensor *grad;
+        result = te__opt_grad(opt, opt->params[i].param, &grad);
+        if (result != TE_OK || !grad) continue;
+        if (grad->dtype == TE_F16)
+            return te__fail(s->te, TE_ERR_DTYPE, "te_grad_scaler_unscale: the gradient of %s is f16, in which it may vanish without the scale; te_grad_scaler_step unscales inside of the step: "
+                            "leave this call out, or train parameters in f32", opt->params[i].path);
+        opt->grads[n++] = grad;
+    }
+    args.in = opt->grads;
+    args.out = (te_tensor *const *)opt->grads;
+    args.num_tensors = n;
+    args.scale = 1.0f;
+    args.scale_device = s->inv_scale;
+    args.found_inf = opt->skips.found;
+    return result == TE_OK ? te_op_multi_scale(s->te, &args) : result;
+}
+TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
+    te_result result = te__scaler_ready(s, opt, "te_grad_scaler_unscale");
+    bool entered;
+    if (result != TE_OK || s->desc.not_enabled) return result;
+    if (opt->skips.unscaled)
+        return te__fail(s->te, TE_ERR_STATE, "te_grad_scaler_unscale: this optimizer's gradients are unscaled already; call it once between te_backward and te_grad_scaler_step");
+    result = te__device_enter(s->te, &entered);
+    if (result != TE_OK) return result;
+    te__frame_begin(s->te);
+    result = te__scaler_unscale(s, opt);
+    te__frame_end(s->te, NULL, 0);
+    te__device_leave(s->te, entered);
+    opt->skips.unscaled = result == TE_OK;
+    return result;
+}
+TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
+    te_result result = te__scaler_ready(s, opt, "te_grad_scaler_step");
+    te__opt_scaling scaling;
+    if (result != TE_OK) return result;
+    scaling.inv_scale = opt->skips.unscaled ? NULL : s->inv_scale;
+    scaling.any_inf = s->any_inf;
+    return te__opt_step_with(opt, s->desc.not_enabled ? NULL : &scaling);
+}
+TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
+    te_op_update_scale_args args = TE_ZERO;
+    if (!s) return TE_ERR_STATE;
+    if (s->desc.not_enabled) return s->te->error_code;
+    args.scale = s->scale;
+    args.inv_scale = s->inv_scale;
+    args.growth_tracker = s->growth_tracker;
+    args.found_inf = s->any_inf;
+    args.growth_factor = s->desc.growth_factor;
+    args.backoff_factor = s->desc.backoff_factor;
+    args.growth_interval = s->desc.growth_interval;
+    return te_op_update_scale(s->te, &args);
+}
+
+TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s) { return s ? s->scale : NULL; }
+TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s) {
+    te_grad_scaler_state state = TE_ZERO;
+    float tracker = 0.0f;
+    if (!s || te_tensor_to_host(s->scale, &state.scale) != TE_OK || te_tensor_to_host(s->growth_tracker, &tracker) != TE_OK) return state;
+    state.growth_tracker = (int)tracker;
+    return state;
+}
+TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state) {
+    te_result result;
+    if (!s) return TE_ERR_STATE;
+    if (!(state.scale > 0.0f && state.scale <= FLT_MAX) || state.growth_tracker < 0)
+        return te__fail(s->te, TE_ERR_INVALID, "te_grad_scaler_set_state: scale %g and growth_tracker %d; a scale above 0 and a tracker of at least 0 are needed", (double)state.scale,
+                        state.growth_tracker);
+    result = te_tensor_fill(s->scale, (double)state.scale);
+    if (result == TE_OK) result = te_tensor_fill(s->inv_scale, 1.0 / (double)state.scale);
+    if (result == TE_OK) result = te_tensor_fill(s->growth_tracker, (double)state.growth_tracker);
+    return result;
 }
 
 /* ==== io/json.c ================================================================================================= */
@@ -56761,6 +58105,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
  *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
+ *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one of its own
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
  * names of its own: modules keep it as buffers. */
@@ -56852,20 +58197,24 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
-    te__text lr = TE_ZERO;
+    te__text lr[TE_MAX_PARAM_GROUPS + 1];
+    char key[TE_MAX_PARAM_GROUPS + 1][16];
+    const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
     char steps[24], seed[24], offset[24];
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
     if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
+    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) memset(&lr[i], 0, sizeof(lr[i]));
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
+    if (result == TE_OK) result = te__optimizer_note_started(opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
             result = te__fail(te, TE_ERR_INVALID, "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
                               metadata[i].key, te__ckpt_prefix);
-    if (result == TE_OK) all = (te_metadata *)te__alloc(te, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    if (result == TE_OK) all = (te_metadata *)te__alloc(te, all_bytes);
     if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
     if (result == TE_OK) {
         if (num_metadata) memcpy(all, metadata, (size_t)num_metadata * sizeof(te_metadata));
@@ -56877,13 +58226,17 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     }
     if (result == TE_OK && opt) {
         snprintf(steps, sizeof(steps), "%lld", (long long)te_optimizer_steps(opt));
-        te__text_number(&lr, (double)te_optimizer_lr(opt));
         te__ckpt_put(all, &n, "te.steps", steps);
-        te__ckpt_put(all, &n, "te.lr", te__text_str(&lr));
+        for (i = 0; i < opt->num_groups; i++) {
+            if (i > 0 && !opt->groups[i].own_lr) continue;
+            snprintf(key[i], sizeof(key[i]), i ? "te.lr.%d" : "te.lr", i - 1);
+            te__text_number(&lr[i], (double)te__group_lr(opt, i));
+            te__ckpt_put(all, &n, key[i], te__text_str(&lr[i]));
+        }
     }
     if (result == TE_OK) result = te_safetensors_write(te, path, c.items, c.num_items, all, n);
-    te__text_free(&lr);
-    te__free(te, all, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) te__text_free(&lr[i]);
+    te__free(te, all, all_bytes);
     te__ckpt_close(&c);
     return result;
 }
@@ -56905,7 +58258,8 @@ typedef struct te__ckpt_plan {
     te_tensor **value; /* [have.num_values], read; of the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
-    double lr;
+    double lr[TE_MAX_PARAM_GROUPS + 1];
+    bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* of groups: the file has one */
 } te__ckpt_plan;
 
 /* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be NULL. */
@@ -56991,9 +58345,13 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     }
     if (!te__ckpt_number(f, "te.seed", &p->has_rng, &p->seed, NULL)) return TE_ERR_FORMAT;
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
-    if (opt && (!te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL) || !te__ckpt_number(f, "te.lr", NULL, NULL, &p->lr))) return TE_ERR_FORMAT;
-    if (opt && !(p->steps < (uint64_t)INT64_MAX && p->lr >= 0.0 && p->lr <= (double)FLT_MAX)) {
-        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer has such values", (unsigned long long)p->steps, p->lr);
+    if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
+    for (i = 0; opt && i < opt->num_groups; i++) {
+        char key[16];
+        snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
+        if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
+        if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"%s\" %g: no optimizer has such values", (unsigned long long)p->steps, key, p->lr[i]);
         return TE_ERR_FORMAT;
     }
     if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
@@ -57025,8 +58383,13 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
-    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
     if (result != TE_OK) return result;
+    for (i = 1; opt && i < opt->num_groups; i++) {
+        if (!p->has_lr[i]) continue;
+        opt->groups[i].lr = (float)p->lr[i];
+        opt->groups[i].own_lr = true;
+    }
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;
 }

@@ -1485,31 +1485,35 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
-/* The angles of a rotary embedding (Su et al. 2021): pair i of channels of a token at position t turns by (t * position_scale) * inv_freq[i], in f32. */
-typedef struct te_rope_angles {
-    float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
-    const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
-    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
-    bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
-    float position_scale;  /* 0 => 1 */
-    float attention_factor; /* multiplies cosine and sine; 0 => 1 */
-    int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
-    const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
-    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
-    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
-                            * Source: TransformerEngine, fused_rope */
-} te_rope_angles;
+/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
+ * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
+ * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
+typedef struct te_llama3_scaling {
+    float factor;                             /* 0 => frequencies stay; else the other three are needed */
+    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
+    int64_t original_max_position_embeddings; /* positive */
+} te_llama3_scaling;
 
-/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
- *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
- *   angles      how far each pair turns
- *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
+/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
+ *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
+ *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
+ *   position_offset  added to every position, at most 2^53 in magnitude
+ *   start_positions  optional i32 [b], added to each sequence's positions
+ *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
+ *   llama3      changes base^(-2i / rotary_dim)
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
-    te_rope_angles angles;
+    float base; /* 0 => 10000 */
+    int rotary_dim;
+    bool interleaved;
+    float position_scale; /* multiplies the position; 0 => 1 */
+    te_llama3_scaling llama3;
+    int64_t position_offset;
+    const te_tensor *start_positions;
     const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
@@ -1518,7 +1522,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- *   angles    of q and k */
+ * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -1526,10 +1530,16 @@ typedef struct te_op_qkv_rope_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    te_rope_angles angles;
+    float base;
+    int rotary_dim;
+    bool interleaved;
+    float position_scale;
+    te_llama3_scaling llama3;
+    int64_t position_offset;
+    const te_tensor *start_positions;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
- * forward's. */
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
+ * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -1537,7 +1547,13 @@ typedef struct te_op_qkv_rope_bwd_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    te_rope_angles angles;
+    float base;
+    int rotary_dim;
+    bool interleaved;
+    float position_scale;
+    te_llama3_scaling llama3;
+    int64_t position_offset;
+    const te_tensor *start_positions;
 } te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
@@ -2670,34 +2686,6 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
-/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
- * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
-typedef enum te_rope_type {
-    TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
-    TE_ROPE_LINEAR,      /* divided by `factor` */
-    TE_ROPE_DYNAMIC,     /* sequences beyond original_max_position_embeddings have a larger base: times (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
-    TE_ROPE_LLAMA3,      /* with w the positions of a full turn: as they are where w < original / high_freq_factor, divided by `factor` where w > original / low_freq_factor,
-                          * between these interpolated, linearly in 1 / w */
-    TE_ROPE_YARN,        /* as they are for pairs that turn beta_fast times within the original context or more often, divided by `factor` for those that turn beta_slow times
-                          * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
-    TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
-} te_rope_type;
-/* A schedule and its numbers; fields that its type does not name are not looked at. */
-typedef struct te_rope_scaling {
-    te_rope_type type;                        /* 0 => frequencies stay as they are */
-    float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
-    int64_t original_max_position_embeddings; /* all but LINEAR: positive */
-    float low_freq_factor, high_freq_factor;  /* LLAMA3: positive, the second the larger one */
-    float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
-    float mscale, mscale_all_dim;             /* YARN: both given => attention_factor is m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, or 1 for a factor up to 1; 0 => not */
-    bool no_truncate;                         /* YARN: pairs between which frequencies are interpolated need not be whole numbers */
-    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1), LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1 for a factor up to 1 */
-    const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever frequencies are made, so modules need them for as long as they live */
-} te_rope_scaling;
-/* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
- * is out of its range. */
-TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
-
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -2705,13 +2693,11 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    te_rope_scaling scaling;                    /* of frequencies, for longer contexts; 0 => as they are */
+    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
-    te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
-    int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
-    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
+    int64_t max_seqlen;                         /* the longest sequence, which the interpolation looks at; 0 => the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
@@ -2777,6 +2763,7 @@ typedef struct te_node_desc {
     te_backward_fn backward;   /* needed */
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
+    bool takes_quantized;     /* gradients of outputs that come quantized (fp8_grad) stay so; false => they are decoded first */
 } te_node_desc;
 /* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
@@ -3611,7 +3598,8 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
+    float linear_factor;            /* positions are divided by it; 0 => not */
+    te_llama3_scaling llama3;       /* 0 => not */
 } te_lm_rotary;
 
 /* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
@@ -6873,13 +6861,9 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: an answer about errors waits for it. */
+/* A kernel that is still being compiled may fail: an answer about errors waits for it. After an error there is nothing to wait for: the first one stays. */
 static void te__settle(const te_ctx *te) {
-    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
-}
-/* The same for an answer that an error has settled already: the first one stays. */
-static void te__settle_error(const te_ctx *te) {
-    if (te && te->error_code == TE_OK) te__settle(te);
+    if (te && te->error_code == TE_OK && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
 TE_API bool te_ok(const te_ctx *te) {
     te__settle(te);
@@ -6887,13 +6871,13 @@ TE_API bool te_ok(const te_ctx *te) {
 }
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
-    te__settle_error(te);
+    te__settle(te);
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
 /* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
-    te__settle_error(te);
+    te__settle(te);
     return te ? te->error_code : TE_ERR_STATE;
 }
 static void te__forget_error(te_ctx *te) {
@@ -6903,7 +6887,7 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
-    te__settle(te); /* the errors of calls before this one are forgotten, too */
+    if (te->device && te->device->settle) te->device->settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
@@ -20862,12 +20846,8 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    te__rope_view packed, q, k, v;",
     "    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */",
     "    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */",
-    "    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */",
-    "    int positions_dt;        /* te_dtype */",
-    "    int positions_step;      /* from one sequence to the next; 0: they have the same ones */",
     "    long long offset;        /* added to every position */",
-    "    float position_scale, attention_factor; /* of cosine and sine */",
-    "    int cp_size, cp_rank;    /* cp_size 1: whole sequences */",
+    "    float position_scale;",
     "    int sequences;           /* with `cu` */",
     "    int batch, seq, batch_first; /* tokens are numbered in the order of memory */",
     "    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */",
@@ -20878,26 +20858,17 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    float direction;         /* 1, or -1 for the transposed rotation */",
     "    int tokens;              /* of a block */",
     "    int vector;              /* everything allows eight channels at a time */",
-    "    float inv_freq[TE__ROPE_MAX_HALF];",
+    "    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */",
     "} te__rope_kargs;",
     "",
-    "/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */",
-    "TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {",
-    "    const long long half = length / 2;",
-    "    if (a->cp_size == 1) return t;",
-    "    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;",
-    "}",
     "/* The position of token t of sequence b. */",
     "TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {",
-    "    const long long at = a->positions_step * (long long)b + t;",
-    "    long long place = t, length = a->seq;",
+    "    long long at = t;",
     "    if (a->cu) {",
-    "        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);",
-    "        place -= a->cu[b] / a->cp_size;",
-    "        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;",
+    "        b = te__sequence_of(a->cu, a->sequences, t);",
+    "        at -= a->cu[b];",
     "    }",
-    "    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];",
-    "    return place + a->offset + (a->start ? a->start[b] : 0);",
+    "    return at + a->offset + (a->start ? a->start[b] : 0);",
     "}",
     "",
     "#endif",
@@ -20907,7 +20878,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
     "//",
-    "// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever",
+    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever",
     "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of",
     "// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in",
     "// vectors, or 1.",
@@ -21072,7 +21043,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
-    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
     "    }",
     "    __syncthreads();",
     "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight",
@@ -22079,7 +22050,7 @@ static const te__source te__sources[] = {
     {"ops/optim/step_numbers.cu", te__source_142, 28},
     {"ops/optim/store_state.cu", te__source_143, 18},
     {"ops/optim/update_scale.cu", te__source_144, 13},
-    {"ops/rope/kargs.h", te__source_145, 58},
+    {"ops/rope/kargs.h", te__source_145, 45},
     {"ops/rope/rope.cu", te__source_146, 186},
     {"ops/shard/kargs.h", te__source_147, 45},
     {"ops/shard/shard.cuh", te__source_148, 15},
@@ -22107,7 +22078,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 96, te__num_baseline_lines = 4079, te__baseline_packed_bytes = 489413, te__baseline_bytes = 3782860 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4072, te__baseline_packed_bytes = 488601, te__baseline_bytes = 3780383 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -22190,24 +22161,24 @@ static const te__baseline te__baselines[] = {
     {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3220301},
     {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3245314},
     {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3248497},
-    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3289460},
-    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3308826},
-    {"optim/store_state", "4279a23682c48682c081006324201591", 3321162},
-    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3331808},
-    {"rope/rope", "3164a122d4629331c5c438f281893069", 3333288},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3445606},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3514594},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3570175},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3649402},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3660910},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3683637},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3696378},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3709812},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3732551},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3770418},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3289775},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3309141},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3321477},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3332123},
+    {"rope/rope", "72784f939241af6ab621430e4506063c", 3333603},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3443129},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3512117},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3567698},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3646925},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3658433},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3681160},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3693901},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3707335},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3730074},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3767941},
 };
 static const char *const te__baseline_lines[] = {
-    "%..*[0lhyz<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "pWfyHWmV>n<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25695,597 +25666,590 @@ static const char *const te__baseline_lines[] = {
     "1NR:egqBJUaStMvx<@[]#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/u:4Q6C#L00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv(w9mP.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG2JaCL!0sat4Bn4M",
     "FDWb_=0)-F=au^MfSCgUu/gMWw5S6B*LRN(VP-^9W,u[ifSCgiEL9GGnF9]jT<OZpnF9]WivbVS0f3nU4:Yd/532<%nF9]5)dmj;-=zSmF-WjUy9*Cv+_)xgBdrM!9Dtbv4.Ta<#0h]z0^ll52<eR)",
     "/K&8bP6nY34;$KREiv_E4]m1q0S@6k0v/soA0jR04i6Z//K&8PUl02PfSCgi1f:NJlL&yB0^lkf2oDK:nF9]mPY*TN5)To8nF9]tS061h01tP7nF9]lya5kBu<es%fSCgiAzu#^fSCgiAz%-41b_;X",
-    "4+QcA5BLXwnF9x+2oD08SPLWufSCh76E@$801p6.mP-Nt*2usC9x]2fBrY[Fyru-lF@;!.EIBNp0S;Cc0SDcJP7U)A0:$%54+BIG1k&*V1<Me!9x#9&9]kf=PZ_2fGdAj*Z3&%^X%3[f0sy#$5dtM1",
-    "UB_AF6*Rn&0SeNcT<M@8k=:+uG@ImQG%&-aMIRJ0+MfjkcnN;z2mjEU0Sx9m0El,OFqfGF2R8<OiKPJop$,ZhFB_-2*q-Rt2mIm,2D]Y$4+w#)WC7h=4+<jn2MYB89]Snqp9KTD0RRUA4i5]1p9L/o",
-    "HZlM$HZuSP%mNPtp_V3gE83L.4BUrm2,d[[3*XsC2GZ7WATTV/-s*_1%KQNU9^CL,0Rzeb4$Axi0<@Q,qm&p9v=oY-E-Km+FAOU&Q4aDA3&<c.1,bkI2(zID4,SI>4(i$m5itNBFaQItp9BZP$N_+;",
-    ",2o9e91GWm0_Ip0[[ar!@_eRFv7rS8-[=kU/rkHRn(jviArV>51D<444w^IM19$]AZ4TH34B:@I7B;&fA]5))0]&(Qa1R*%@T+o31=k!/2A,c=4Xlkn0mA]d-J*k0uGl962OTZ<Is_UV9]$#v+6OH#",
-    "I5q@^[]o_+4,<<q4+QSSSQ]OO>XQ5:[s9&/tKI]vumcYftKI],;hOXXj70#i[]yZ7-WrN#n&trlX%7LQ:jnh34H7Y=91j5M6b^WhmpKTjk=_PO)a3:b547e63#F+c4-o>+8v3o30Sof$0S>EC4-!zp",
-    "l:rOBpi:VUHUz7ORu3UIDmgN!svQKs:lz3Z0o</Dqr;viit!2zo5qO&3B&LU0i<yt0V4:/v-qs-=a2]*;eqc]E!p<B8##gV1q[OG3l9c*9x@]XfeH*!4&Fi<GGrVvpSA)7,/hTyU.XzQ<skt-w&]t-",
-    "0,w7E0S*q.=aT#p0Uri203I->3[ei%0Ur<H051qQHvkIm.O_9a#UT#<#L5pDGSCAK%Ekx)W&pmo6AC8.>X7bU4Cw3y3iAXbG&lK+0S=VF0xu3UIRFlWW,k&gF[A.:Gyn%y3-6:PG5@^Y02;v<9]ASb",
-    "1rBo.GtLDLbq:zF5C)W<4+_ub#P$jtI3FW4FxlS=5-7qkHUJVi01@9+9W;*_<nQq,wFVyyHimN!<Skx9#]#e!jmQThGdY;6I0UEi1O;9T1s-8;MIQh)+6NB/mI4Fv@3ery0R,-w4,zpU9y0(DHGdK-",
-    "yn+V_9_3r)VFI6)R^Tu7z9j^RB[D3W0UCXi3j=l(9S.P&1@#s/9]$o38#4eKIOq!#H=T%E2AK&SIRFe(4.+:m9xwn0Rtoh70+*@_6gTgW4GZoH8#i$R-R6o>!weq)HUJD!4.y43E-ly,2UZKjmlO[r",
-    ";g]k%03Qf902;-]FEBSW@2!474.z[mE-lp)2UZLD0^(O+6EXlBG5[YvHvk>cHvk>AF#rz%wA&C4z5*W:Hr<#Z/BF;Xo(Tl9,+TmwkqZtX7Bt/oE-BJ70XY&iA0G!W,U$Q5>*DdR3Cqh48hz3Q4++Qt",
-    "5,]WCHUJVh01@AI9y9-_uM7jFpadN@AQv:d4IcqB;1/[mkr*N<dvp&8$pHksm.^HfGq494F#rtf%BKN3EjBsy1Pi_28USYj@vDIIt@r[tHvkM%4.wuiE-cv,2UZ(8m.cK=G3fyzHaGwu1U8uo4%MJt",
-    "1gXgj4BrJ02KxaXG5@!w4,:)%4q@4gHT(ewR]:ofF9kO+01pF^0Us4M.O44jEjHx;9_3qK4(b6OGXMuy4(0.72hJM].<0hM6FJWVKNT%DFwg<ZCOH5eF#rcw4;L3#6FAwx2M)0mA_iQ51gE(V4j_pe",
-    "lM602H6Io=lM62dH8cPQ#jREndvp&blnWv>GpGR$y9<+]tP:J8As#jW7c,O#E-TbC7BrL#9]1Pq3..g,A^o7#4+<nF1gW884-6>ADmgL$6gc$(4x.GVHNUe195bT<4pa[%i3ct.IRFP&4/0HS1oqks",
-    "45S4P.=cq*h6f%r.=c:+4.(5QE-Tm*2Ui+8&-uVDGT90*7dbf410NMM03Rke03Qi801NfaA]C^epuht!6),Wp10FO04+ByUCD0iT!wL<v(U^MbZVx/%3KKb.uL^,>6cach5-*@KG5[7b+zKu;IUfNU",
-    "5-Y$W1(nhU2Enpc5><zHCfo@WIsMKH9x#ak5-h;N<YV+&I3X7]+zKu;Hy[/@+zKxWI5f%u0lF6gbqvY<3x+Zbj:K3E=sNE^[l^#N0iUrU4+irxF90zzsxuTc:ue7isxvPPIWe,+0^lf4:lX![;<SL4",
-    "sWTr2FaQSK%_1<gGXdQ=4-,j76)=w_$IJx)mmm)E%xMFUGY,SXG#<B8s51[I$:0G8+TR5M%G4GQA[q^7rZf)fzX1xH@UC:73.ZkCGYTFrH#9f=4.ev74+B#l12u6UFf.+yA*^%g=2AmT15>UaF:)U>",
-    "FdhoIH3Ou=7Ym=.1E,A-4XL-q0,UZP0wM:g4G2:NllvPEi9,(svD8<<G5@+*@[5M:2P,%.;i_Tij[=/.7&WWh0^jXvBsnpSg9i<:#]j;+HUJYi03RAM051bFIHjZr1]Saz(YymM4K*=y3NHsWGXMqs",
-    "#!(Ld#]keSH#7h(H8cPQm)%PP$;yjs0yf7A9WnqPC=G-K[:T9Y>3kkaxBdnnoC7eA(E$%Sj;DoMWe:drjRX#a5D)ePjRXPY5)a1%jsy.ylm!m:Ed,-12M,PREe=hl5eul<Uk/o^9w#+3h%GEKFoZKF",
-    "H8++O251QB6$t9P9R,c<Dh^^$0[l@A<)ix&;*T6gFf*qX1OFusqlU5p3+gBY=XCjN5-HKeB>9Pc,7yWP[$2$2wK5L>)W/)][Kz5:k!BAQw_K8Gy%@cW039__0rrsy0wWI!%mM/Q7y=YFEI2sK0v0d-",
-    "3#kDcIm@kgHY_ee4,;D+4x_d4>W/l_Rtvi3g#i-e01pMjy8-cDuMZ]HC4lD#4dTNI0q)rX2Pi2sJJ2c%hOJEs!X*yH=#ugY83fE34!H404+iP!X$AGi4+oH149wvK35&N02iw9.9XOm.0Urk5tyTpY",
-    "12G7]p#ceoTmjRrWeS4/4+X[5WeKSP2g%rR0Z9nU>5%+(.l6%eBDL&D4.W[!j[zS>HJx)0D%GI=954U_jh6uwErkCc9]Sns$wUGq3(i&mm1PeJ-Z@d#HkYFZ2:d(-k%b5zH1G!>HZ,GY4+NG/4+z5S",
-    "1tl_$&:s%<EfO&R4[wrybuUpXGxFP!0SdyNt=p4#fqf4p<TzYE#Vi2Y1P;vKuSyS5)1*i*h5-/x)CV0ghV::0ghm9DY$Y)=x@Hzdq(Tdi2NN^,1@Lk^0l#blA@b(P2M+;q=aBOyi((H7j]T$oG!HzF",
-    "2M,_LuYMm/H-)G&Yd8P^r=g)usPzO7Z-l5ax&b!-8#Mq8yjBaJ2NE*;4+Xbc0wfE.6brKl6E;-M4zmXYzT*c9vFREHNe:CL2OkPK00F@n4;d[#cn=dDvj-zPGB7Xz5H[u(4[x&vAG!fJ03QoB!448I",
-    "02D9)48Vp23yud9H/za(0FDO]F#rnN9tKGoI;hEGG/]n24+p3RFA6m.00M]Z4;Kn010RL_FsKI_Vln==8:+hn4xY&Z1<itU4+ymIHwL_Q4+Wsf0uKiJ:^Lu6lX3=p>)Z5=4+Fd75f5+v9uK+!/m-MQ",
-    "H_k(GHvk>AHvk.s03]gz:;RyFg4bOOnF$j(k>ZWz2;Rv^A>_AN21yK/2>FbI00qb4YcC2lF>[Sh$5-.MnF$Xej)glPQaG6jA8RxK4xHHo4wK0P4bG+n6fvBoNDl]u2o9Gp2iZgh#IYO)#xD-Exhxqs",
-    "sn:oDw%0u$1_Z:7KLsl^GM+9E6zr8+3!yF&HUJ+1HUJ>wEF%vHp)Ld81p_cv966F>7BRI44Y]u,4D.XH9_3#FE(2K)2BIzsV+V%.9Xh,L9]t!80*nL)OAi*pF(WHE!7&dCo<oV-=]b*5l(2IStIJ=u",
-    "+2sWX&h@fmvLOYl0^8Ss2TBhBiSP=s<csu1yJrK3vRVzYVg.+X0su1(<%9n]=g0YO0/I>,0x^F80maoD27$r;D:*h&9x;y_u_sBAEbg!e4+Ejl2Q<b@EMOl9E8EKu2lv[S0S,(AoKpzAD.1;fOcF5w",
-    "5-*@51%r>V1:5&V4)w<Q1/3UwvwIbF00YIrPz_ul4z=1Un1)moGW;k.4!H-q6Zno/2,,FW!hr^60l5eS[N)u73b>arILmth[R12_xd-]D02;&@3);mXvAPc*6F9jD9^YDD4#2Qq4ZHyvGXM>;xd-ol",
-    "y9z8eIiLdrR4)iHF@xquiJ$/tgRNg1G1&>Q<8J+10X3il5-6b<t>TkV.N*[gfSd-mp#v5(02;![0S)Yz6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01c-*S>qHt4+xls2oC]G0^;O*",
-    "36V4p1;2$^H2<qnq5_E&02;s;4Y/D94-rEa9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610D;vPp/Iidp+GXNh4Gm1kQGS+Di1;2$^G5[Mnq5^oB*:nIL3xu<.8!<5,9_3hH16dCSq5^$J2Z#a/",
-    "q5_T<y#WrQ0]rbA@)C81fe#JA5C>z73fIIF1)rBG3=E7G>XaC8G%>AFp%4YQrfUK+8#MqPHUI>JrfUK+9]ktl5CZuS1f!!I4+)772hFy#0S=l%5-FiF3o,x>Gyop^GnWts@&9&ny9W-rn,C7_@#l54",
-    "+bItMq^*W,6t$CD2e$;X%&C]G9]1JC1>R^j3/ay_2;K.%5d+;AEHN[-1[OB^8#e$9<&g]lIJX8L4mSV^oZNg3y#X6D01meX2TTsx2<awI0oH=D4+)]J9]1Q27&ZVKHvked01pD$2>iHsBMzbi4&;z7",
-    "HUJ8O5(B)qeFUQe8#Mq6zY[MEH8B7SoShpF2fz_wWCw^<4x]Gg2r.6>1K#BW2TczYr2[VoGBE%T2I_J/88842yR-Pp/K/$g-s>19HV&HI0S)T=Ss5>-0]kZQ7as=R@U4*dG5[Y6F>Qr&Ff[rD8#IFg",
-    "8#DR;9_(3P9y9.4Tn@YX0]N6M4+*6M95w(As)1S#:LUc($p[08iUuDKHKhX%nxJ0@r2@T+03QJ[01@3)9].u4FA6m]lL03%GNl6:G5[Ml03RDS03I:@2V4r^f([Q2q!1f6i_%nVHaMgZD:gVX9^PLA",
-    "5F0j+2@:#dFr*MK3=y.U1l[Uw4,2Fa1:x8r4+]y]GXNh8G5@@Z01c!N3b_L04-Q2m9X9]2yO/f^H<F552JWC/88@q9xCR2+dIJYP5,_D4xCSURF#sAk00Y3m6dwXK,3bHC:H,f6,3c!WG&Pd^ConL$",
-    "1@LA&8!=ZP9_&_b1]Bc_2V4&V,3c8x051tNFr<.x<p27^hguD%8w8x=Fa,aS3;CCSr2@l:RU0y-0^;a.9x(tSIXI*P9]]!59].#(0Twye]4JJ.<hl9E7%v$&HKGF>06Fn22U@ymp#v@oGdTbaopcT0",
-    "h*^-vp#u=z01@0(9^>nK7&!nNHUI;wt>TkRp#u=&03Ql401pb10VX*%p#vK:01S%<9_wBJ10FU22U@ynp#vWXH_/pWH8Qcc2M)v&0=@#N0]x@A2oDPVrW6hE@dJIZ6CyY-03JC26FI=Y9].@CFAOs]",
-    "kpT]>@_eHS6BIbN7Y[wpi2(.44-roz4W*A0FAX=]t@I9ZGBO>xGp,OTIWsaJ4K%J0FAO-^024U&[]pZct@H(KGA17jF#r,X03Qo701@9+4*[+a2(xYv1FsMd4XlX)8#24E7z2O;9[<701s*Y!YYpCN",
-    "9^6,77B!VX4f4of3iBNkIfnrblt3LdhXD!B#sm(I1@hD/MGoMMIu8z(Z36f>4,ta@5,]V,@Qr!,g8_*Z02(p;8a4ng1_f4M9x;z9-Q.M$kT;#AZW/JB0S=WEArC3WqFV_j0Uri3*8(myIRFm<umJ.=",
-    "ZVm557BBz]u(bpW*8(2_GXNhBFaQkoz,SHE0xL8*rvVPv0tQMS3>9[WAv8Gv6*S7WCmT5FvIGm,0Urc301pA,0uKr6vIGN+LIRou4*/^L2pBjZ9[<M20]+1.IRFCL1q7t#3/SX&fB>aU!wLzU3I*<%",
-    "7YejI48RHpppk7K3Nj<Fj2RyaGbIu,01pVq>68C#03QN1u[.9PGXNh3F_bWE[[[@87!0weTME.(0,Z1pq!a]:kOmJ2q!b6k0t3qt4dN:nGyobj02;&a2>rQ$hyf0x1s*qt0S<5,7d8M6)CnpxIi_:+",
-    "3H/5R)Cmt0pr%>2&jB9;HP,;jGyo3,umK^CIjKYp*8&zb02;**uLKL%0v@r803QxD01TqDZVuN18#t![4%Y$(N)G]o0uG564D>U]0Sngx4+yRW9x;zA1+W1E2Mz8m7Bq@K4AjwL4F9(Q9]kzr0v@u6",
-    "00_b9;*R>i0vk7[0S;y!21*Xs0uK;nxnK*]0v@uC03I*=4+XFR1EhN#IoARfF#rtNr3eewuK=zhFxLVf5itN4H_/0s02(%<0S=h+0u7)a1lQ3Q13fJ;J0KV[03J2_7&QPMH_.$n005Rt4+E.72Lvkt",
-    "nClu329pg4tDp<J3MB,EEe[GM6En[+4.xxc4xj^Nw7:<f>nun<APV_!1F@%E4#]Q61(3z20S=kuf&mjU>Xh%i1P$vk7Bjv,8Z!VJHpmhKiSGyskXZvn4Tk[=-[gfH=:z-c(3v3>H:Uv)2JA%,DW#^j",
-    "3eN!>2Qk+I9yS0E1+W1Fp,Bw.4+h7pbO6013aJ4bHrN6m0WygJ14a)K*#Zat4,WyCt]1&YsR0hAI0j1(0<;x%=F#_Whkgyt0]To2GX&e$D,RRSGz$ELXA7+ZA1gBe9]]=)0Vgvytpf[>@h6QPtpgtg",
-    "Gyo3+i2(&j4uTL51+0^<7cl<22hRfo)khB!swx1OV+LOf+5#U3H2<zFGyoq8HID%&Gc;))3&+G[8#LMi9]tx79].%74+EXn2L!5w4Gzc^C=tDE4$KW1I6xjYAQ&;M9].>D4HP(*-sy<^-tU7!+H4-Q",
-    "I3)y]s39K-IVBP;n+>i%Fu=tt0igvRHvkHl>GAtF2Lg^-0+SpM5RWzt-(^WU,%tj_u>+FqR]L%[9]1L/R]lD34+<U_Co;ji1q-Q*WDJ]Q0Urc5i2)x2D*y&a4*_fH4uPQx3%&h)F9k6/%K,zI5f2Z:",
-    "LIaP4TLxbX+5#U3Hvk>HFaRG4HID%&Gcei$3-Y2L#l8U>2RPaS9]$l29yo=(4+W!yTNyI]4+YBs0,zob5S^--sf1e>Gui;l1__vP5HdIb9]]-&0TVKuI08/!@_eHv5HA5aFo=*JMh=+v0uF^]4+Z9z",
-    "U:P;64+P5rA_rby9^qRRGzzoDVj4Qo0Url3*#aLBHUJtkjsXu6votF;Fw>DTG5@*qG%p)9HlH*f13B:D1QRykNd:7i27eeeARaOR7&ibOGyoVm03QW5y$u5=0@jZ<4+,,OA^^[49]]<A5-y/K3O4@)",
-    "ZyzN%&<%;eGY.lTs2:K=o&+BOIE1t&1.k<v0PJfC:T;n^i@)$l2#2f>4-jY1#[mTQ=jQxJkDf-h+5Z(E4mpjU1Qj%*>E,mI4@17gRwQR+03Q%%>@d/VAxaMIzXA=+QV&PszXA=vfB>HI0oT6*4/AJp",
-    "50nPXzXA=s$>5V&!M>3zCPxn]gbNRQ.&[.rp#cvapuYkS6.80g36-MB4,w,D4.q1^Rt@fB]GokbHcKBNF]@d3cImzX4-JkV4/:/ARt[7TF5s0@4pa_11jxPu4,lFK5Bvwcz5)*rvIq]fvc3WjBt#D:",
-    "fD#W9oW24ND<,3DG5@-FhQ0z1Be4MwGR>hY8SuRV4-54o8s)tL4-57pu:[(=0uK/91P^QK&%FXK19NAkz&QgP2EV,mKNB%BH_/0wzP$nt$S<A^g#[fo03A4-mrf<&ES3Qdw1ou@H2;toR1X4/oCpd$",
-    "0gjR_4:z#Z1rjv;4*]ivD,][QvMLWHu+[^H3=p>X6f=)Y7&0_9oC+TeGO*SK4.hdY2.@y]N)HIN0TDCb/<$.ju+[]+BAWpeF#r!Gu+[^3GB]-h9S-Mr)&&LCdj[3g2n+4eI]PL89^gVWzyd%wI4d*p",
-    "kq8eN!<vRz+vHRO+JjULw_k9FH!^EN3cQ)X0RzvY3;4AQzydEDH8[S&0tAtb1P/@8<G1@pySxG)3=kj,mH@Wq-1Lf5zQ6(ixd8=;t8<.vyTAe-2[oI)mH[sYH8#1x0uF%t3IvqaVF@%i0S<$:1O/(Y",
-    "I^FE]r_w3u$7uk:gAX4GG[D9M03Qzl,.AppoumT_3m@5wIE4EM4+g2:2M,G6)&)5&Ha5Hi2mV6<n7b1N:Fps7xwHc!H!LO&jo^9@2r<VT2,Cp;4+e>V1rC6.mjMLt-sFA04!.1+tfndeJr4^1-RhcC",
-    "Hl;Ns3Wx]LHaRT<BM%4gyaW>9();QvA[I5M.=dlJHPo^n0UrY@<^md@$LB[KE&Izu9_&]C,UtQm[$:Qz2M&&+1P3P[12gUo4a6P:[-mT6)CwOGILHnT%m<aT3l9c]>#+F5ge;Zoh(rMf4VVE4R4)<S",
-    "Fxb))88ey5Lk]*u0pB>V.(*jy;9BoV&%>1;93KNTwVDwR2.+Sk4+emeX9%7T3dgD[9x$.l1PA/*2M(q=A6PY;)dw$9GBtta0S@c-9^g.%m-<gTHJQ5wCN;a^-R6o<]EUTO4A[j4D:E_tBmx%::clz-",
-    "qpJfC2fLF64,NF;VGg*t4j)!Gw$BI-BgKYJFRcMHF_.ZC2!fk=4%=li1-Oxb46BKJ4%qPs2IzSmE34,T2&;S_283z@mX8Ds!lNV_4:tR)IS#J61q7#E3af^D4,2!2Oasug9^fa#4)Lf3A6PVv-Rqj2",
-    "IONm=4^Y8mFAps.%%TJZ&9=!Y!axrVw1Q0x/fedD#g]tOlEV<Nn#vXe9S5<o4+Y.W5ewP@1jhPq4+7c*9[<Fu#RUcH+yf5*tDgx5$)N%X%Gm)8s!Ri.PY+YR3Lhabq6H68gVg_Cfd3_C6^1HqFp2kB",
-    "1MdR[qX@cI&I%Jb02(-^9]Sm&1Ro7F&I%>oH_.d:r:hA9.Z/zV[]EqL1ksmQ1pbv14cg<e4,2D<D/z:vHTU5K4+g/FZVvO*P!9Np1qqFo0UrY^o)8_XEdVbeH8KDXQIN6,4=@g.4vOdn0@iGf3B8+M",
-    "0<RTT4X79c,#7%IRSS=Y0uKYO*asg8H:;:S3=v7:N)F$VhXDW/4,b_Hat=gc0-S1W4,x$j1isF_0Ur<Kzu*WCF%Fx9OAi2d4+zKQ2o6LMI7JAwo&gU%(W*udAo:_)AkCSI0WW+tGW!^I3o!r$r<s[f",
-    "h-t3u1tKysy#fyf!](+T)GY.VoL3Y!,XjkTkfQ+_JT:S84.WAPJ0HdYIhz>8Gra9:1r@qkw+[oYmk%EZG/&,%G1sL54uu*4Mh=gm8V;n,)CDgYH#UVDBsety4rCukG1eImN2tI%FMKsJ*BKuTFaQR:",
-    "vIh;y*BKo)02Vd;E-2U&0jLEF*BK86rJ17v95UA#9W;+2L/Nu42;w+711];SHP-ylu9FE5J+ciCQ^YBbA2c$k86R&m01pS$@fU#c%mW>[G^[RYnA,=t1B_Mc1jdmL4&Les6fEby1p/xX4(Io09]bu1",
-    "x&-U2%m<hHrU4IemJSaf[t*w60hAaAjDZFpKrro*0uNKY%Lfm9fe[^IGyLiW0pS+_r0<n028@SV4xmB/#;%Tg3=@r6ssSHwFtG*;#[tF=C=azv1r@qlw+-jA>74vT:k12u)d:z.2+Z6H4AF<!4+NtW",
-    "9]AZ488QG0WFKxeqZALX0iqNy4Kg+W2IImK4.4cv9X9]MHvk>4GXNVi0526aHUJ$l00l%J132mO1rj&U,v^QFF@=U*r3nu>)(-OL<dOW2pcF50F*yJPiIzbOu+4W51j+*+4K%e00G^cTMh=$n-Rqfv",
-    "r/JP[9R$LT5()djLj>O@,1Z0r>YDG[BL[j9aOM_f!2y[R2dAn84.EYT2n)LTP!9sDCJC3Z0S@s-yH8+WX:N37a)RCkQDI]ab#lv+mjO9%cM6Ve4+SO#;@#hdEeE%Y0UrW8##=rgbY*Z_Zgp*9Wpb9X",
-    "1@H(+9j<=M9yHp19y6f,Jq9EJpK^_!(XMO[29dIH0agOd-ROq+0g6R7Vr6D-a%GBKJ25jXC/UUXTn3W+3k%Gt1]J15>=B,)2r:X42@kdbg#ix.@,3e3uLTbc&HM%p:E#0t35<_,vIh:6ZUmuo4+ex:",
-    "4+r.s1rC6y1>MkF2&K+Z4+Bmg2QAx[2L-Z,Bo2%M1:kuWGj0zGrd]%k0S/Dh0];Oa2<fCR0v@x9<&gYG-elxbz%:sC!Z[1oz6B2lXbNTy*S!S_Dedq)4,&q-#sMD)GUKdO4+!PAgaI8hQUu7dP7fl;",
-    "[wxm%mZHM^2B>=e4+zxUI]Ro90GbH[8!rK5E4YXV4+[B+Ed.yJ1&;3:*>%2F(*h3w(5Ms,3h4w6m-nQ&@_(7_7X<.w6akHc3-,etw$/[:z5)U!XE0.lMn*6J1L0i*NdWu;4*(.rJsLC8paBY]pE;EZ",
-    "#TpLjoB-=x,!/%+RRpTTK<SCtky#%GIcpCD-nP]Orr:oC3$)Zp4,V9T3IgkuMh=;eWDf@R+er.rj+g,l(eFzS4&.-17.-%50MZl&,3.]Y5CP]g0U]Vg:jMCwu^/q%1rG$X%;Ayg-ROraXAb/W4+8eQ",
-    "2n4,n4weN2gbNQ7z5yXCGQ9x+FCKl9#RLJ1ml6-*$dnBVklZ2$lgVNa0[No:0p#j135XB<njH&.v.L[/iaY:Q4dQDfIV:driHa^_GqIK*0HTKw0O!RQJ_%Kqm]6wG;gS1l0:HTe1):KKG5@,M#J&O:",
-    "W&j<#W_9+Z8)g6-X4j+w4,2y)4+QWO4,1TV2J!(6:R1l^yn6)KwMq[e:%31N6f<<pCNVSU1PQC#5e:.j0S=mN0p$b%6$VfR9sv-u@P<DUx(=Q:s^T.sqku06+XNylIRF+m>+bS13lcN[5jNBd7)1aM",
-    "l,UXgvEoDt-L8jIg>wi=4y1)B1KVm30EgNj1GkS047T182igY;xoQDT3)a_r2C^.Z2C$9:3HkygIV[9t4*&524)&cd3D=M.F>xzS2+&Rqzko9ZqIv+(0ssUCfe#6goKy;%0unSJ4+)s-EeNFsYA]F*",
-    "Mn*WC0]qYvi)-pb5jOx5IB5;QtqdYDHn-=J0yna@BL]fO4e^WfH2;<A3B3UVzMBLO1*xY/2d&Zq35F3MEi&T^8aDt8mI4FA0v@i701Da)1OEjN1aJWF77q;=9]^2d4,TFP7cl<TEjZ/=1ia[S3%QgA",
-    "4zC&-G:HQaA^.axH>PA(4,M>%QVoQ@Nd/S(6/u:60f7S!h7/2#2NyT50Rw=v4(b:m9(aNX4$QqID:E=I2oD5+90vNX4hum6;C2,^ysi^ll8jae$Os1U1QmOciv$l1$p]kBGdht30Am.1k>0U:HTebr",
-    "YzUJC4EhEH*8c+xl:@pk6AuWZtsM-N2nekQ4vzON4vqs3@J=Wa)ayzMD+r0.e+4ZLqy!Gd0Rh>+4%!6/ii1TCh$91zs-&VLH/x)g9]AVhu5/FovZnzL4#BDc3hAr;8Zx5.7BRM>0v@%9.qrd/EePWl",
-    "1R<KG3ILc78!!P4-tCEU4+X9g3p).O2M+.Y91..13I(6J7X]AK0.Q!Kf!z!P91]/53.NU=Q6B*@GXiEW2Q)k4p9c/M%uf!TA@&u:Ee@6^1P:SO>Xh-N2<edowhRvjnH:)X%biINCXy<.N]7uM$(I2Q",
-    "*>-Fpl*]VWsw+,0GdMot7XhQAJr4^90Ulj9FAXa(HZK%0UE&usGd6vu1s<K5lnV[R7Y;Jr0S:yAPy=(/0^lnP%TED-APeLh0K5)4G&3_,4-88t5@F#,4/c]B29(N53#/XkjUYHREG>b>5DS9Axd9b6",
-    "&:jhq=b!a3tFQqTE!GPcGvEpYnEMh3;hXsV3J<_G3I:qqumK+geUHQe06@!#F[RHH4+F8$1rH976AhaJ4,_H)2Qdz_m-nL*k^&^4<)!:K8x$:o841V&1_:@W,60Fm7ZNh;5&#GeuL^We2lyBsIV25%",
-    "=1^fOjSB+I#R3Ht5HkP./b8/$7z6MY2nG)cBqA#;1@Q+=GC_1t1NSZkArdw30RiVI8$tjG%;1Oh+zAek0Sn6k2P7LSjt2)D2/*EU,xd1+MMN,0HAFHrF+oH#LN!6Y4gn(VLNG/(Mn*S8GDAT]MKXf[",
-    "2(SVHZVdDi5i:=ZMl(V(FhMspG&ndxGe!UdKnJt^7Bof%jTZo)za*_-LqtV1MnOeGL=VbN.pLi8Hb(CXGeb8qLpL%tI6*ZxI6;psHvk>2H_:L5GBh_<UkWlpIWaIs6FHhK4*=FdI5@0;3q(eZ0TVII",
-    "8v:^z0S8D1mL3C>5C%UOHh^_Ihz1Qf4s-ke=#lXG0Rr(v4Eh8TGIbs;g$4*c1JN!hLNx&jjRGG4HzEtF6AuxJ1@[%H0S5xGJ@Icp4$Tw_1t]Xj0zyMHHbFE)LNG8wIYl/<01,B83#.VMy#yZtHZ_VC",
-    "tp=Ub0xmK+umb;]a],+c3[wb^2>FtKu=#]s2cR1,G%+!x3/N]U0+9m.qzn%P.pmKll:!2SXav]W4&wt8HKGCwoB]&TH2<Sh*8&184+JIy>XQI$vLX)zCK)xY0Urc6!vh3=1q!DD7&fK:4m1)q00OrJ",
-    "4+SL;HiZZRfB>E+OCJX]hz0=76*Ra74$^n:3b+Lh8zM9^QVUZOG#wH+03Qf9ivbS-RRrb%4jU6Qf&w2tG2Q>Uv;D1iGNr&Q3Z9t(7d9IX@L7Q!GB+^v>W^&,A>nRrF9tGw-_pw8eZT./.qi(a4BrPu",
-    "HZnytGDby4K[Gi-.qif68aAH/9]]_[5(z&FngJIxAsach0Rt8f2FVVPLpMP^Lpen/Lcz)+4*[DH2kt8Z$OjAZ0_j-y3JdZB2s[r7<&gYQ@UwJS0N*JN-/BO>-yVtyt]tKe[]Nx$rV.YV/ZPr+h]VQE",
-    "I5sr0;gk0+Cl3&TD.29ppEDUapfe4%2=cZ%1@DSU4YUak&ISX/0uKhV3Ibye%LgJYInM+nIWQd#<C5;:1Otgu3++DxKMeLG0sR_qGtV#&0+/K)H!(Hh[v2*HLO3!-Mfn5*c<j5j1iK3l4wM^dIEVuV",
-    "#vKiM8bh1@1:-i:73l[bA3=[fF<gdSFiH-,[RSp9Ea(Og0=S$j0y#1@K^Iu1LqRezGeyQ2Ks7,@MaaewZzV%TGD1W_#u#8jH!(y,Me_mk0LYyV4.yDI[[SULMnNz!IXO2&I5]Z=H!%QkGC;pgK@/4&",
-    "<)tiPMm9CZ7+=IvLoqf(qLMC8Cqg$tM#dNuF#!,V[h$*M6_,72NEJc,7EcQ:GC;s&5-Fh_0-wApL&p_%3=7Opp9l/)0uHb[4,B3f6E_;D4u%O0&lxT)Ig]kk::eXBFencf:LLS04.5)C3(X7!r/d6v",
-    ".U.6H)dB$]15pLJ4-6bHKN_VIea[U!F*7pG-sylK<lXoQ@4bEE*Z_RQdIPZJ4qpN@GBYwll/cM/1dK^@4ls,x6fv;h0i,,12[*V)0/bJU4p9L:2(0D:4#lZ10:1%Y0yi@@FfafLngt&XHQx*$4lMu&",
-    "kOdPm$uI+*84nQf1Q]2fHVXDB2IuTL95eHk3-@Ge;;ev*m8^5=#o><E2k1y5GBuYs2A2T:g$EXU94@Pieb^cA4*,Vi0Uri5W)8$E2B$3:FtQd6+7Sk-0]%rL2/(6<9_wHOOCJI;v>KCE%[:gXKo1]V",
-    "D,Q(ESPvYxn,vN61P8S#1NjFNF]Q&Br-imFI/e_=ik;XWp#cwF*]!7&$YKJI!v+B1Vs8-+Vm2[kWAOKa0S@4*1=zS,D>svqkH.X=9*Y4F)&Y[oJr6Rk0uPo3=!I@R4-s^54,J=dJr6Nb4:h]B4@iOl",
-    "Jr5$S2<f5i$2]@pV,K$h@S*eW4-t.X4+*EoJr6BT2B8fPK_=6uG4_A*c(BJk4:jll9$jA>AuZ+(4-i+[Jr5sW59S1b>.[is8Knge[s)2hf&mX2y$BBqzsEffFHa9N*b)yC#m7AlHdh^kG5@-F%f_$r",
-    "F1!H@J+TuH8PUf*4.KI-8q_).4.BF-vjmFxf&mX1<&ph12aEWE0R=H64+PKLNed(f,LeJ@6vD]$4$qEC9610UIRG3voyA<s04#;A4%)g_1+*Cs>YV&PKn;7-V,FDDn/S-a!v>x]s.[UX#JtA/1[($y",
-    "5jSE5*hv6U2HM=U03#0tuC[Uu.=c_7.N9+5nBJKI4-RIzJPn;)2;VPw9]$y%j]CqKG02&54+gBD0Tnd:4/L@O2oDR0=(7An!kq=n2Q,](Js33r4,KufN(-UL9]JP2oCpcgO%0Dv4)B<;27vbh5ji9c",
-    "#G4EcJJzxT4<.4J2M.yD5f3@Gk39tNUJmtt4[@dllK_%5GsDdT2e8K^4.L-L4;NDb0^heh0]g/.1ueMwIR=8@sR0idfsFwS+0I<H*/Pd96AuH0q6H5H)z$]O1c9&$4+Qb^B>As/]Ed87+^m-v:BIyN",
-    "5ZuB$2#GKs3=CfI2nLg<2M.5xrU(e_2<YHiy*&zy([&FP+N1_(HBAHgt@7!54+e#m3J(_-=DGY$#EUx*Hr^HJ1H+D(0S=eo%LEH03+xjP#8D3roU#E9+7lfyj-^5bb@IMU1N[*X1ojaR1VRmi0^l=Q",
-    "F9t0%01pJG#)1J42QV)UF*d:<9_v_z0S;s!4p9#62L-FB2M-5Lj[*,F[h&$;bsjUMCIzJi1FQcw4*H/=4,55:2OKiETm_!*=WsYn4&.!;4)Tox1=2Bk0J9bk2d%RK88h3X1p$]73gOjF4)y=ASO_Yn",
-    "1>y^)1&zD]4.xvv0S:VO1c#V(4,JsXFb<I00_R&aFc)q0-&cVa76qLd3&Q_q1oD:z33(2w0S2We11JrH,Bb;;.=u>d0uIdq1ktwv4-g[dI]J$(4+g!>3KBQ^5f2QE1qzQQ4;&peumM0^Vr*sp@%M9L",
-    "4!wiL0pMeGWMOi2UuiOLaA[v/ysbWQAUz-=HZ;4.wJRYvEVJc.0Rg;s5D>ey%M:9wEWCml5Hg;H2oWs1pJo8zj$k1,EYi0Y0Po,%0K!@Uzu>4nI4rB1SP(OaOCdQdo61^dDYM,SLUM0#WdH#S4,bG_",
-    "4.k$t>g<b@R39fX01sWcs%-K^0T2BFxvFgrrUDP!1,*=R0S=+B1@oRivyI9D4,<kS4,DaE4/70wEu0b$XU^F2C8GfkCAq3;4q6Yb34x8u0S=/92<eRgW)B/i4y$GlFij6Fi60MjnPv]d>Y4mhkY*1U",
-    "Ru345W)Bxu599:E<UQ>75^XAO[0F,5umKMfv.MFg:^3xoMh@5I5)TpDWe+V*A0#pW4]m;HUk<d,0S@6c5)T,*We*ru4-igx4-NPt@_/sF$=j1&v-@0E2hEGh0Skmu0+$F61N:0_9SPy>cOMckvcNkJ",
-    "61mF70UsVRzrspBGdMW=5e^fVP#rXa5&+ZvBMs/-0UkA[w+Js7HZY_qhXDcQ%mW3Z0uG=51iQf^29&jL2N;vn!b%SV$6=*Yi]uF#VGW>vg8:S[4,W,S9]kc<9].zV[zMLgXb%Ma(*gzfmQN1;,[/Mn",
-    "@tu.WEinc-4#)fj0.pRk4*[.M9]kbQr3nM[fHwk+-$[y3@;)Rxcn.^[/;4zu0uIdq6EfiR3/Fhh2V)Na+0hdP$fauw(DDHT-sXE&0S+GpIP=dd1GWPX1++5(@P&N!pS/VIxZ4v6%@p!HtH^!w0GOBs",
-    "9].$zx&jXc[Jc8^>w<^3:%4=l9^qU-x-p;S4+3r*G]$:-1f2IF4VBew2)17b+yNXq02MN,p9v0d1BcmQ4&VU-xTFaO-sFSvk_uFBGCAS>045Iuatf%jYzC3MD+8v5Yzel*SO+#3GsIsGfdvvd01pPb",
-    "yE[HNH#zA66gHNd79R:Q*a93ha08whA2BxK)<&U%-nr*p%a%O=>0k$I12-GA(hUOV:^mrk4u!,72Gp,Q9]tn1&36w1wg:>]J_JyamaIMkxB:;8mjwm$-Q]f%0x38!qPYPB&g_u#EYI6a0!9%l#ENVW",
-    "6RL-;4gIyh0SL<S4p#sk2/rV8*6^qRbnuKSCNVJPhY.l(D:yWO1R*&!PXy<MMH<GZ$sz%97d5d08aK,V5-.4=<lgVA4L.,l1NqrQ0*^2F3>%hx00X7j77O.cBr,LFjc=Nv0s[2^8aaX0Cl)!OJ@TnK",
-    "0hdYuz5))Tz7!HLR05hT4Z#5iI2kqo0a6k(JRbryHw5y+7Y!W^H#P$$95Azs0tM01BNRA@;*..PGts-P48R2fQ5,eG1wREhIX1)v2f+AN9]kta1qn42If^wT6F1ZY9yPiL6gR>zJ]6@*xTp#*0yj0>",
-    "Fb<&lgU0_]jR6Oaz9s=>0^G=I4,35K1P/x5,9Q4M0Urc3m5_Grl#*_0Fs-%I6*)Bz0iFROIW-F7HND#n5G=>d,98&Io(2:*kK9QCDH/Gp;E((969oCyWB_k/1@i6AkZuV)1EviIunHdsFggzxlY0*l",
-    "&8^Yt(qaO@0uJ=S0fD6z4+Fr41rGt+3IoE%GY-Mg3283;Gckp.1rjxFBQ@8W4zN)Kmsk$O=#KW!h:HOZ[#*]N#9RQMkP,se0]JE10uKe*qdX3>9]1iN1LegI2/oCD15ga+iv]gty(Sqq:Ei+n$+-B-",
-    ",-lWh9^O>.$7C)tI,COn!h.-un*$F5+n!Ag;(+/-y$J_]5-FM$1i6.)1+m#D4,cD@R]7c[H2<wqlL[6!v[ei;Co;Qg0zn693EY4P1Mj91JUKHr<dOF]-7.-hyG8/.I36.CUI5aBLjzL*Ckx(w4+4#h",
-    "ngIbe9]bbv!UzuQ2M,4OI^Z_1#$*b.B<-N06#^KeYYsdJg7X6o/E!UX[oy7L2DKGFG&VQ56#/go0=9C54,Bst95U3YITbgr0Ur!B051nJFzW#sF>Z!i1C=Ii1p9]hJTW*c:9ajDHZ(Kk2NpDrOAf._",
-    "6a;n6E,X1Ro#qV:5Qymw1bsa.D:35nDFb[6s7wxf5-OoG3Nru;3-4(j4!Ly%mH@8emMso-5,=+r9_C!t2-mq6:$X,83HFExE-ly(pjQmsoH@!;IY0$L9]SnC[C5:OLJtj:=hyq11/-5&4wwQ0UKBW/",
-    "3lAHZ0wXvqiv.gq0tlOz4HPhZ5Hp$^4*-(v6F8a:4+pal42g&i2JQg^pNs+rg17]*mn9CQA^TU9EdoagtNVBl0,KT!0+j3/0)wnM4+!]1O9hhx4++,#g8;4[G:QTr8#0Lk1E.z#2EwLm4+)F[1(_)t",
-    "47#*E3oj%%HpK)6BMgoL0:rN+1gzNt4+QYl76Ww-3+e$3eIExmhO@1IGC3>1GuHtJ<(:RKsli48ppa4nUJnF,o-;Awi&6tl4+NwI4+O9Q6F7wd9]Jh*@T@FFFBmk+-sOr:vH/9g2;4MH4z3giwPZdy",
-    "G%]V*62@G]4+7R87C5QsN(0yd0i7Zb43Gr],CQm+ES^Yd0RyJv76rkQ2o9-_vjGCG5)PLCA>eF3Cj-4SF9kU@/<ACUr9/+[sFeZ&o8vkQcO*DBS04o]rVSJ-zUD*;%8v*HthG7/;gtM9,ky061E9SJ",
-    "4.F#iWCQ*x4Zea51B/2j2.)4.0S=Ywf&_eeU/KW:tVRpD#bgAN5(eJ^0h/8JjkyE=po0zznV]v(r.@F2i3SaVa]G1B1qOH<0y;!Z4yz3pH-hgmGL6E016mINumcYj)Wl:CumcLM;;nTk0]Ofbi2(>h",
-    "PY+b#:^d]v#AF7kUjgu%Cj#=Z4+o3Fg8/_;4yFqaCho*!95T.]ISAaBMiw@,0^lBC1DyvC1gruN4fz2sI5GV#1)aZb4*,)T4,AJd9]keW7zwfk9y5b31dRzl0yH)<ffEU@rbZ5gE(xU8I^Nu1KL]B7",
-    "Hij+&J]6<&hAuw=IWaQ-1e(bb00#jM4*[z!0U#d$G>)TM(_JrWtt]k06D678Ne!R,E,pAWtStxs%T<#08z(tA9]n/yMH4pIrE(6m=d](4fi(gj3*##jHQb[PAv7#&9]AC=Ed.uMB0V)SG(G^+9]..4",
-    "Ee>NKDmgN)C/)i70s]Zk!T_2TGCK.DekM08jsqV8GVLq@=4u:E9XA80*%c15@zARxHaV_X95kmb1:w_z6*SY9vjGnSr!5J^i7Ez@(/sDAIPU<-H;9X2G]luo2FD2tmJlBWF@0m34(s3]4b@,L3eKV@",
-    "089<T#Vifshi5McH9DPq88EGt3.yICwFCtH<D(L9F*gpQ0SeC2rvV#njK2-DnIalE!vz3P2GN/W3EiYU3YP6=1i%Lc;aMD88Zpc)0<DZ&Jj=T)2BNWj9]So70:^an0naQHHsG%l3SS7YjTa2c+FuU-",
-    "2;/N_1u,+uEHXAVEJF>&%q$1R)K(u8HOee9H8C&%00[<mEDPcR4*@Pv1>C^06w53QQ4Y*30rl4t1mcYn2P+HBEC!-e2oD0:foBP,2Ok1C;im2/KMy;3EC.TlL;0MA%Pa;<sa78fH>0puGzqJ,cmY2j",
-    "0yD/f2D,LHFEBAV$1DU:6Egq=$1Dee0^lhpEF3kQwFU+.9_wEyEDqM7WCVlZU.V/y-VKB_[cHk>;Q9OI6$rus3h_)p6*2a!i2)uomKG!^GODW#4+ECsHxCuV-baWdxjGLD(7%cS4)(1=4)hx<4lp&E",
-    "77oK32*2873(*+:PY(#n#0&[!88X1yT;+k^4hGZMk=v(&GnE>-z[gSm8V0l8k=u&k[!9y=#5=ZAGav@v/65dyH#E;iBLa96Gyp6!JD33mt=y3-ArdfZ0:]P74aY$TuK>G8G]mA7fCvvH%K-w/H2<.w",
-    "FaQq#&k6-Bt@H0Pd/1M14$(pdyzU.l0>@aXm@5r$IkTJu48sWkrT8)ltGQ7LlmY,90:/RkxdsY[[%i)20tL=^0s=,g3Cx<h4/-d62CTDJ8#TB/1n9gqF9.a@xIr%rIX3>TtF3Gg6^p<R7&ZV2+yVee",
-    "4-l0n0NOwXR^TuhK;&Z+3.p69x.L[,03]RtH4UEu0:Y&/0w)UJIsqCMH.kt*Il4gu@MWLxLkNZfDmgleQv[2_HzhYU;lmeiH.2__9R(#10,^<w1t/d3GlN1e2QxW<LLWUg01pqkxL*y3nkEgJ<F<ba",
-    "1rFtpL/4Ht2nzN6paBmJghD;9I5-<_0-+-u0!0rRghC0MnMMy3ghDbnI5q$P2<eIj6)ylaHMtc6Jr5GO6%J4f/;V+s1PI!k1Pr$o2mRNu0S=tI(Q+RIFoZ%cKQJ@>GcYwb]4t7VghB+DPy-y+3xq,p",
-    "HVK460znRhLImds1Gx4NA22n&6$DcgIRFT_6$XX>4+Mll9]bVZ#!ep;FuN5G5v#9)0SlQx6glV)9]AGB6$!.TY99wMJRb^+051kLH_.KdK<S7%uxtkXmP!#b(5e::[XQf!IPUKRA0-=NKr%BpHvkS;",
-    "0,qNTI;X<;bO57R4+3,(GV%u:6*zYa(k&kiHO<dbGchp$3I5>b4-0Qo6EnJjZVo_pDKySN1YI3AnF0e]6F2Dz4-h#O0O39cj6n]0KmwQy6f%4t1URZY4--ikFAXy=%]I=)HZTA$0yZ,M8#(s$0uHPO",
-    "6)_)iR1XF2cn80fI0&$]Ck_+FCm%IA%]H^6(mnxo4+M+;1o0OS0*(S3H7>hVGtEE>+N($c,[m(0qdyM;@]Usjbq=ZNKraV5GypFGHa7qOktGHr4AdzDsE-/jTV4+Y%]H+=@Dp@A4-sxtBRMsN0UrW2",
-    "vH/^AF9gj%1]tswvH:3rGtEFEEi(WQ0f&wn4,)gZUk;P$KpHRrFEKea00Wf97zK*I5FZvX%]JIWH!uJ%2sSnVKL[[0GXNMdfrLs0v:pUk4+qUa6f<oGGb^bVk>-F)%]I>2I5q$u4L6=uf&m=iojnf/",
-    "+sK0fBRDyU0Uu*H%]IwOHj1bO47el>GynqB900Th37@Z8+ud0lGR-6g1u!/-00wvu6wN:/I5Pk*8aXlm4#E/)oSAJO12C@y9X9]0:;[ZAuqO[.uB_beiO=&kH>bpJH8.HC9]twfKo0@:.@xeY-HX_;",
-    "j=jEVH2;#:J@S+GgaHoCKra$DGyo3y0U9y<BR4qh2Oj^4uq*/k0S=P5;l^(-/B.JO3i$yOHvk;m02ML51OgBb2gX7#5-rpd4x$Gi0ywNJFBv&804F#!04F#x00yj=Hv[P66AuQgECimI6FxaMG2ki!",
-    "hbaUg2jD6J7!L)vk$3@k6EOe@#AzQ0GpZ_CX&(nQsw>VUIXN>@EDt5g0Urr700QMS4XG:u5dawhAP%c64,3oz5,]WD3oxoI6f/OW7Yp95Uk,w46Ey%KGdZph4TWz4+av/AF9I;#)GPw;;h=ycE)N5O",
-    "YabCZ*K!HV>aY9Y0R=h/cn+Z&6*s7^1s;/4&h:B/IJ:L@FAp&[vaA-ltpNdy0t^629]JIK1:1<V4+H(Q7YXy(!_q@!G0W4$0R)k$d.kzK0x+He88wgr4w.S07C65G3bNr229ktEEjBa%a4!fpGyoJf",
-    "@k4;1P6vSXiU9>eiBt,V+GGldF#y#23.-Yi6FI;^1>OI8HZ$6D6EI,[h5,wJE(4vqH3G+)5f25gs/omZ:O:6e+GGy7)lDTiIN_q_aVI!6iEst^+6)979XOLP4EV%k4uwS%G5@X:[xA-gF$9%;4,W#@",
-    "0SKQ(2J1IJ1_<h[P!c(.X9&Fs12O>Y4+q]M0:T3evPA%71-GId]MX@oI6AQl0iyyHH=49)H-)+vyDbK!AP%nE90QLx5-Dv-4)A6Kl!HPmI5yD_6E;:J0KyLgC/RK.10*vntR5OL+5,in;pO_4>TF$0",
-    "1Fh</4xHa39]bnU:P@#!&m9snZUeKm1P/^6iZBk+S>6_=3W8;[l_x1<3AUep8ad^N0.niW4wHWZ:IDg_0XH^@HXI7@pDz;R#19/a>QU^PrPCu14XgEd2VV_XwBZN=rNt,<0<dmW4+D*.I^aAH=:>&R",
-    "!6+[RGCPXm0t<:sBsDUQ0Rj#W3cRBTD:yX7tQHEfJp$c$4uoL_=UGup58KMA0S=MZ-VuJ[+anJa=RBc31/a%v.hD8rm<*Erh5,)i8!0z9@Jx5^nyYXGl,mRzIdKT+$^Ryt4sitZG75wP1M_YE2:84N",
-    "4xPe$1)_BV2QjzF4G!2E1E.TL0S=N*9^70K.=:,GIsK0b2b/dg4a;=PBRMx22JC+Y8y=NVu:%F/0tD174*/7O4hw-+Y!3$N+JFHYEb_7SIim#^IN@to1F(@800#jM9]Abz2MnMD2GNRf4+Msz1rG#=",
-    ";*SAx!jx4n12ix:43,ZKp8RYE<rFJLng#<mxfKrwpWO^#@ov,ei_$J7hC3e(IPC%t1oDDu2d%:w6*BpZE)4Jk4)%jQ4aVAO4(]ySGlCc]4mCE51OkB]2:kp41Lc7.3e5Xl1oVkC3W>,wGvx_o/kEg#",
-    "3C^bH@3f62i(dro+%6S0=8*hAfCC1t-9LjT0S=Q2h&utQGXl8RZ4H;S17-mL%q$NFmW#mw4+op6O$ySQa1QnJ0^;c_1]JnMjtd4m6*R)ej[y%0gWYfmq$52xGdGpB0Rx5=0!$2r/NtsH/:Z7!T;Wde",
-    "N(6!L79R#O*Rlv712>EWodF5>gF6k*83&%;MjbbZm.R##IS0BL4*-.N5-=(&0#!0HMmadP/mZI)))f-tm%s,YIg,c$3a02.4)V;mAwov#[aPOcK:!2>4v5FD0T47jF*89j.H-2cJqFe7S@Putun_+w",
-    "H$yTrG($BxAu^-C1DmG:5j8yu/#mu!-nfWf0:tbA1L:OzFgHU*#Q7T!1gfG14+rLi0_0p<4ml47(6e6^H2;]c0SSwZCl1^I1tu=oqvtppGrz>#3Bkt%3cLXadjW0+wn,E**=_tfjUEy;<f,@)qDlqu",
-    "oLCI5;-@;*j!FYMKLIT.GRo^=95--B4+Ag/=>&3%h5,mu0O@$63(YnT[P]WcHZbPIYz_479^qUF#8d:/zX^bIzfJ*)*&Ga/:-Vr4r-7&(stF^,W4jaupPViNlcWj:tBL[#qD^:kifSe=IQ,lN2d5Ms",
-    "Glt2/0TMGB1gw4lj_x#D<FyZRT>y]3AQLd8eh#S(1=3NW4+ZBq4+P@iWfeAl37Vfx0J%*B!q)/@tug]Vtx5:r9thdFi_$3Z0tYYxfQ48dHjWkq:-w,1s2T+4/oSwGs2UB8i8^(l0R<I02Hm9.4jmRT",
-    "*wF>I>x/SGHk+(g9]JR.F%Jch%4Z3xxH])d0uKVW/tKmWBo4m=1o5X28#wLsRT45B1LqzKfq*Xn5dt*;jUo/J4+7!:9]beT0wXjm@9Kb+0x35)hsFUOa*u5Y*N+Vait#5CFslIywgm--0t%=@6a%2H",
-    "1rGVQ4/)5bGwKKgvBFjXoU[)aGmtz0-/M<%8WJ]yf(,=37B$@z4vJU_pjZM%7BlARcmzlZiy%2^WoG_n1k*JN;WGk4qyiQ/kc$Bau;Gr>KMRSI0]KK24+qBC0S59X4+N:CBL%GJ0S<4k0]Jr=4*diH",
-    "[-d^XFBmP2tw#;C<ApIw7ywfRle7-GuM@$6]CYZ21N+wk1LzY2C.U].1r,Ig,2#9<MmaJuMnW_!&K=EQF*(MK0]bWC8V7)yC/KAS9S+)>775m=3J3V/Faos>3aL-7>1aksg2a0P[tpP169R>h3-<_=",
-    "eL+GtFgHa+uoHhDGdDv*K];T%l3Oq[L=A2E6(0gZIRx#H1@h+^m]GD:0S=T=4Ajg]4dIgl4+J;61Juk.4,d7MTNE+70s@Zd1@c.ALohfvHAOV*6),t8M8o174+2*St&0K-y#f+Kr;3;d3FGN;5i]e_",
-    "2:rPc1NG.(3!/ml0:%aj=F0<0000[b/:!4aBLu091qjLq3334i10D&%3IcEn/DAG;a1HDQ0=]V-;F9zJ8VJKU31kiBoyh;L[(BD/u7+D55i$S>)CLnR<Z$##sUs[iHp&Yx2QxRQGz0mpL/OY/x)mNc",
-    ">]>H!=QJ<^06BOaERXR42kf+q0UbBbxC#e^4jVY%-]UJm&j/hisun*9bYWt.[tgP+90/sY8W^elBQ!7o1HjaO3cb5O3Fhe!1hupi3g+n#1Jce@4,2(_4,W]VIsl+E2ZTEcxnV9cH[zfP4u&,=4LCHp",
-    "tgitM(4lSvj/os^)SVR%46;fg8Z+[NUIXu-aRs<7Bo7C<$Ylef+a(D5&sGh.B<C4BVIKuC+@C!>yUbn/<^LC[zyS&So&=h*w*::@bq<jckXjF46AulIp#::1HOIMg1NRdYH=W8>*$EE/pM)0/74+3)",
-    "4O9egA15/,yafrK6(Th@QV#:l%W4k*z[F.=<XB8f!>bid0lr^mKc^!tA00TdzFq/]Zx4w9vEcy./H(C)F!E-%,sl()c)s+L0Y7*+HaX7%F9]I%00Pb/4377c0Ro6;4]mW4AD00)01@F-4;cykN.Sbt",
-    "I5oKfABh1r0158]A_rR,0v]s!k>s-%I5WBeAD00&=8=w!039,t3Lked03VkDGXMkAbR95_3NLpzIRGD*0Wkm*FuM[DK9UMAAU8MwABh1l01pk-77nuE9Rsw00S=zI(qIge&65EJ7at8W,>QjdGN.vN",
-    "0RrR/4+Yh/Mgk)b0aX>:01W/rVgXYR35<wf9].<B2V<Te.pB,cW)1A%UoJH]z$y-^q/R4@H_.Z@%LNYt[;uXvR1Xoy0UrZ401fCE4av)28#t=36Ece$4+yLS9^Y5w%LN]+H:;962[Qm65i.ZE0yzLL",
-    "4l=.B$=[.*F[^e01TX*^0WeP(G5[Y2FsuU_2QUB!Ob,Lc0Ur)D,=&FAwB8R2j2ABlHaM&U9]bm[fer==3akSIkr<vNtOE^Tt&uqgWDf)70S%rX4A0A747!#<1DF*KtOEkR77qlA#RUgk4+X3P4,<6h",
-    "UmiFB4-1m[WDBeV6ExCX4+yLS4+XQs1qWge0jvWb2[iy85H$cEH2mu:0<;%*1.ptYp<cmP7!Lxx1@6VWbPSS%Dgv!)4]^C03h4m[$pHzaB>uU5&QK1eB;6r-4+O^Cl:rYFypn.e4+Ewp4+K-XAL,I$",
-    "2JGreF9S3+rX:#ppVed/IRFl(B@,fUHvlgmH8%h+mH[+203tLsx&j;G$)ph.b_VHpFO_r@GyoGc*kc>ulp8O1H8aoxAD00#0248=U/Kc&8!sR/GPwdDmH[!QB>lL2$qo,dk>sOnFaRHx0Wk9f6EntN",
-    "4Y)5KcQgPmmjN;4&jJJcVGg)2A9pkWFP8x@HqZhRH2<DkxGx>dGyorp0W.zA4,MBA4+r>jXAcdgB<Z&M/VS@B5Dx]AjamXD3[;*eujga_xe=Zuq8kqn(bz)]Ij@qr1HcXs1I@@^.UkJ+ujga_R1Xcu",
-    "0S>[,/VS>.3<,-WIjjQ;udEFZ4X<[91ELNO39JJT4&NgWJFn+t0f:l84+E;N4#=<960hfE0#pwUnJN!5ujgb6stPX%Gc_LO4(S[Yq>S,etOG9yGd2Jp5i[Q,4*]c3Mh>O+(O(X%10Mu401pN6t!)Qf",
-    "4+g9Q4+xnm2TTtG#[mt41@W&7UkH#^2$qRU4+yLS4,Tgy41l=_1J>*,39JJj2QmN$WDTYz1olo31*Rnr0h+<B1f*OC<YE-:&a;pv%c/nk.WL>4HRDhQ(DYmm(sU03)<_9x052giIrUEt!G^Ns@==mo",
-    "r,uOw@;p-Ov$zogb[>&bgi!-m*8vX+:$(sQd/B)wcoQ*t4#%tk4t4_:cMfz0!o&m*6;6>k1NvbP5kVgaGyo40f&mW,/b1]n5kVgaHUJ+HHUJ+8Hvk>HHvkU<ztbofESgsaxYND;A_P]gUJnF,=#Kd0",
-    "a[.-/1dsR)DKI(zstO2[ofJAVGd4K>I0MRX9x&u=6)<Lv1Pl)XK<u<^8aEsfHyt84IRG6smH>^>1k0fd4pkyJH_.]smH[O&HUI.+9]1Q(5-g!DGaM2)9RsWa95Da@rveWKmH@qo03I:@27@123;BeE",
-    "K;U*i1>_SzIUN%:t6v@jH.ke(1vda9H#j&7>Fe+TUImr@1Plv$0b2yf@wa;R0(b&[0E/)B1C[[,Ru2GG1jo<K4%h<1Gynh$0c#HdK<vB48aI[!1051I01pJ%1Rn,DmH@qpI1bnZ7Bc>;3;BkAK<u>m",
-    "8Z(vw5-6b,tO5;$1PAy54pjyI!w4QSmH@LY1O)h]91j6O1EtIj2i=k%s,>4C.B_8B1C[]F1_C8.G&m0b%XStr*aQI#3,G9Y2A.@.0T;m0Wd<%5WGgZ.7ZNl88#VwDH_/a$FaQIsjy<YSToN;=D:X6_",
-    "5-OoCHUI)#4!sx+zsp^KG&+o6C=aza11dB)00W)h2n55T4i5+H0^lbYrxF4h7dY>:95X<%[)z>.-=Tf2Fkccj039@$0Rdwl1_Tmf5-Zs-HkSbxHUJYakK>dp0ha+2HR^rsmjMG@1LFuE12UHZ9]ki3",
-    "1E&ZcGnWAb=2Z1RNC9jQ0ha*-l;w@&0TVLjXb0U14wnHFGyo3t4Ic+L,3bVn0U.FgY!3iJEj2fa3-,(.GhYOz2<eC80Uri601@7e4!*<21hC8t1d9v,Y!3mK0TMF+8a4nDGyoGY[0R:OmjMq4w+-i^",
-    "2>7=67&MmwAvG*)4*)>FG<A]zvjGB$0tSMi84m,O0Uri8024K;3l5h77%:1LGAwKjLI8wj0wNkPmjMzs02ea%3J#Y69]kx89]tk>3I_;_1E%=53(s%=(XJE:u*gp$IW!j/HUJVg02(/*3KB5N3M()&",
-    "7ZNi78#MqDHUJwq01@QZ3:q-2A_7,,3A-fKn%#K/r5=[1.>,tZeFpN/M/u03Fxs-L4+WL4J@RC[2Lr=[Uk4%%t*@+P1(4/D1cGV;/8FLj376Ro6f4^HA>D_vH=j>f6*&L[<Yr7n/y(H_9UlfU<<EeQ",
-    "i1l9%&1MaU*.TL;+^#%s2UHIO+u2>U!^w1R1;Imk0Q:>D#EV^CS[N_z0S^%5.lI]7d<D0D,L(P+!vqh+0oBG^0g0Gd4^^5s0u8N:Uk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<JY9E&(;N-+8xZHuRuv",
-    "3x]/*0SS;-mjMqD%MK3r%Pj.oj[yja4F@h>4zDl<,nnlF6&Nx(4.O-.TMgIaUk;%E-#&th4+E.K9]1N17&QPNBQ=jSHvk>RH2<z2Hvk>2IRF;q03RYb007Sy2T:0hs[tPXIf^zc4++%yI[<V(1HBX&",
-    "H2<DB-O^!DIp]mex6d692B*D/0S;c*76kg<F%0q+6E=<8Hvk3v&L0-x01pO$>,+]A01pD&77dc2NCBuJ3Y<9]9^G9!79T,0+7/Ad>,+;Dr&$K(wTuA[zwrSD-(/rj1HAD84/I<TWFG@8R1XxI>GAwQ",
-    "z^77v2RPam4vzL<51s+q79V[wi4g]F1Ruo#Gl:yDh5.J<GxY)t$4U:M0o(!_h5.1EAIAYO(FGrc0WbhBO*lB(785W49]t%97dQY95X%l91UK3iE-Tp+4/bqcWDg&N6b>f]WDgdE6c5M(:*HS!1KJiH",
-    "IRF8gU.v81NDn947ArC>t/.76H8,#Q0RoNs1@OGj0RqTL0UiKZ4+F<+4,Wy,hc=-3I3EHm+:AyQHk##YA3Zgm[[afiPz%$QB;SJ.YXIpo1D*c;4+G2;4ci3@*6m_^G&,Qx0SNHn0V*_%#oz$]5f0h2",
-    "0S(jPUmpfC+]B>H1G(Wl6EbZN1E,k.3&D&]0WSf7hBO0D1m*+=PXp/XBRx4WGPjrl2/m8BC=0w5tpN$--yVMGhcpL:0SCy/0R<+:0Rri@e+Bup0t^4*0RSEaCJzRT[[acv.tYyY!IT0o12iy-[[aHB",
-    "QV%;f[[asMx#wRQHUJ8hlLrq1p<&!n,NRTKGG8wPGBT,AKMXfEHjV!QKLj=2F#rJU90EfR8-kz]0CWL39^>Z([[aERhbaLv88MB)0t;_+9[<4T2mwA1BaXoW9WwRI2n*l<Cp!u&4vhZ+0kH<Os=moq",
-    "jRObd10MrAngbs>Gmyao2e7.Z9_d<<[[aV<.wqYBG:HEJ1DYrYO9a<t0S./$0SKAN5f3+t!2&ZkGci*ECk*Jn0^9)]0tUpAZU6@eh4L2(;gbwOH=tQf3*3rg2HDGU00-!5oKFp#*#ZCv6*y^T29LK8",
-    "3!wo8&g6&z4blM*2cn%u0LnfMw*CPEO$5_iA0-%l[s9EkyaEnfFF!Xow*CPGbOWuZDGqc5qYNJxG.OKH<Qnc.4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11nJ[I4-q&OBQ@Mr8#w;6",
-    "!SoOmFnR#N@T,9Y>lGer4LCBJ[sAL0IFSb*132:r7d9[ov6M0gBo6@4#03S=,*=uQwSWr%nNI@!0S=cBkYX.eG&F>#0S>eXz5)Z(Lk]m(0uVU:4uX;s95]2y1=BlG1]$s5;g0W)9]SS@/0YPmF^7SE",
-    "1TmQS5Cf0>3i$&M3%dRR1eEkj4+P(#2Ok44n)w14GsXcA0+Y/U1*4!14ypkLf_P(]2[$n;u:%hT,3twg(iRgjvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQzp4wj<1T:,k0S4:dYXjs14/]zr0RyML",
-    "Sp&Sm5HA%qFrWSb1JsBq1Cb9O13AeL1J_RE4+xz80WCB%p]&LxHB%1.nf;J2G@>7795VH!4F!SEE(7;,0UsDMnf;I^6uR>*0S<Fd4+xf@JPG*JJP%/.[s9fm+g^IPq5/bt6$b6C0RgiG4(h%F5jV;*",
-    "2nwbd9]bg.[s9Mf4,/gJ0R*W6Br!Iu%K-A:o&EtHGTe3zvD[xD12eP(9yb6SIJnFK4@ZPI0T(j+kpT>q;xFz!l:,2q4i5$LO#mAo12e1w9]1A]7%:131pTHw8Z@h8z1BP*12dkAX9A@N4+O0O4,WbP",
-    "DKj+yA_Z4f2OkABq5c6M12<3*H4hZ8>.-cqqy7O82/^Nw3A<9D0S=WG0WT9XHUJK&2Ok48&yacrlhASx5_cnDCNnhv3##pb0RyK5F9k9+=3nkrG[&g]1CNR=2FmJg3$Y[v=7aq^<BRTF12X>5F*2^)",
-    "4.7>H,oqsT8U,Q:&*ua@4Kg(@tB@sQiTwcrOfLsDGuHkA6E_/@9^frC[s94j/SdF+uK=S^A@cj=0Rp+/M,K>w[s99Z4--]^1O5je2[POM0R<7DJp!j;2em5,(eV!wEVG[!35Kfz2+acp.gGa$12Xa@",
-    "9]JRhpbi54wmc66%L<*#vjz-$.X-T)(H9;z0W>.<0Vy&!#]s%Z03tIs%;Td[G[*^M1GJqq4/MiSUmpZ3R1X#Y.X-G!5F$4*QV#:1lwtzOhf5Ao3G)OEw4ikYlP;cH((y]#95gZj0lxDr50wFhoB.Oz",
-    "*q9v+<7oa[XE*.xTMo]x50C,Lv-hj;5)03tTLQ_54]dQ3FO_r<IRFFd,vtjmy31h#z8Mc7xdI/P0XT)60Rqy3NCNO64;mI$FCa5Dx&j^U0XOpm5-g!FG;EH0cQZ4:2OpOKH2<Pdt1/Ff3Lked03VkD",
-    "GXN7ZyAlsSk>sOnFaRHk0Wts&4AvG3+;q)T/)=oP3N]qQ+5s6Y,n:2lo>!AvlphZU#)(894mP_=bPp@/;OzG/1>Soh7!L)My=[d_BMemyfbL%p0*t[l9].@C9^PJG4/SndUk$#y0S1ZxjR6kd0S<0:",
-    "4z%uH4#xolR1Xcu0S>z1;q3V60_0j%8V;Ap10FO04w&p<4y*$o2[iy84K)A[EwJol4y*$o1Tp[(=C%9g:]>rGtOE^Zny;/aE0XMF3#.bYFaRG2FaQmK1P++&WDKkW4/;1$G!HDW:]>qC11]$HH_.cn",
-    ":JkpB:]>rGtOE^ZtE=iOE0XMF1FQoI-1dr8:yc#wBM%LcBMh9pMgmh036Rb,9]$o32V<TLoB-x#Djx+hox^;Sow</H7!8-L3c#*z4#:GF4_hYm!T^jGk5_%Ge/-[PGngtL204]&0RS8i1H2=-$$t#C",
-    ";qm,I$$t+AR1V313bd;l4V^s.GB!9iQXV&uCIBA_50L3(4%n(@0//mb4;q4J4-,kFTm!N#50U]pCIagM1EMwz[u;iKFgE^[l:s(6HUJ]wIjigu9X9;OFLy9C&-lQq0W.&-Gp-rdKK:goATTt!0w0wD",
-    "Gms@THaRlL4i7+*3LhXc03VkDGV/ryF#sJgk>sPpFaRHx0Wbg^I61Nb3ZgIqxH^Ja&-l/)0XR4S5-p)3I,)QG>7V:uxdIQ00q89c4c8VQCpneE0S=PEv>^sHlJJ2688QF]ycGz.f;5v)p&J4t4*=ve",
-    "Gyonlp&K6wHkgTJ9].,92V<Te.pCc7HUJ2+AP$zNX%8Cz[*3>x>V#24Tn@1%C/UsO>$UWV4+F-m9]1W42$UcR;6E^-CI9^70Sw*YfdLNfu]*Fl]Ne_u24oKdvLFCF4v+x]%=D81fM*XH]Ne_u1J3Vc",
-    "2V4&YtOE^T;dKl[Ob,Lc0UrT100x5w3x^=q4.,NpjR6e8,hlxQy;]#ADgXYB0S9Cb.pB:C;c0F;4y*$o1T>F2H2;vHb>ZM!2CM<g5j6lFIRFa!hh+y92RRutyr;M%#E4oC2&<Ai1T&[12VxHatOFkj",
-    "Gyoq5Gyn%/4y7dlTQ3DSIi)2Z12=n&7dFJUYyyY59^ixY!T_ZgHZ!_dA2u.S!T_P[GBW<K=U5:/b@J!q<(Tfw[VETS1eL,86EcFS5CiAg2QLFOH_t160XCJw0U]RnG#WLO;F$Id>8lEKzQ6$npwCAR",
-    "j.x[/y=]*c9^z5T4*<]EHvk$l91/Gj5-XuDF>r,XkpTi$4*=vYGyonlmH@zq00aykH$eo3=BoM.xB(J49TG4A9]Jd*0Urf700iW/7!Loy0Twd/1PmVmI6)FO02(zM5-+]bH2<z2GnN4#1_:o&zRCv.",
-    "mH@zs00ayl0XabftO5<KmBIl9.j<<,138uf9]bu86ELg,9xwnGFaQ!TEe@/f5-u7ZmBIl79S5!12M(42F9ta.01@Af4(.gOG5@Y%9]AH#5-6b@mBIl69RsWa9]JL#0Uj[@0uv%RIXE6NmH@Lu1p[Rt",
-    "0Wv@Z:zD<$mH@Bog$M#29]Jd*0Uri301@Af4(.gPF#sO]F>ppr1F)hU3&FMlGBq$a7a2JK1nQbQD/[+[5-XuDH$;,Xkp_JzF*G;b7b@h401@C,3Pl9qjXMtm$@cqj02(%x!T_5SG3x=/GdKVQ;BXH/",
-    "xxxVt2kZkbGdY+B0:GyN2k-6Dz6lBY1uHZ(l);c5UK2Lq2n;421GT-Z4+iW51N-acHkJVwHUJ+6Gn2vr1j+9Y3SAO3UIqT;4,W&D0Uri50248i3J#V57c&4MFf3_i2bcy6%fWmEyX!j>INAvgmH[6H",
-    "H2=OQI5*k^0#=gjm.JC6t>L3hGlmQV:g+oNq6rTJmH[6IHUI:dlm@yP2p2b&0R!#05)T1E1DOR1vH/A2iy0Fz>X!UJmH[6HHvkhi+6f*s02eft0U.FgYYzdI0TeZ*0^hYE0TeO9od+KSFqQ!y1_:o%",
-    "RUR:x0TwX-6*8vT6AqRE1gH!N90c)z85c6^3J#V59]k!99^6+;3KKZ.4GoRL0S36:2Mn&JG9oxJ7aKDG5-OoCHUJ+3H@xjjFaR4e01@6*8#MqDHWwcTIPeMw/n4,6ia!qn&8aaD0+iWp1EYdv2O.vZ",
-    "bT0!qEUKmv2D*km4-7Wg!T^R9HWM@f4,1:-4*]fWMh@%(s[stf.zyN#oU);.1lFA(9]becXdeSM%Dfp56z/Y14+FFV4+vBZpeF.E;qmld4,$vM0S,k8ogyE%0y&4m0YAk7Ha0Q.FNXm(HuVAw$wd#J",
-    "0o(!_g#j/CFUA2iInf0#g#k4/01p7*s!R:/zE1.V1P+^K2C/j&4v*;C2>FT<v1teG0^mL8tN[,Tw*P7bgE0:eg%1vd<;!&TCNeX[4G1s=hcpHk4bw3Vy!&Ji66<n;4n!C:01pxC.7x*x4+5(J4x;BN",
-    "n)>rQBRH!83Gomg8aJx^4+F6;9Wnq6/K5qGATqtK0S;:SZ4Vi%0UrS^mi$/)mk.t)1>@#rlmQO]s^&wG012s-J@W6/tN[+Vk!T340S(Am0G%HS>QC,U=nVTC0UrT1>QC,Kfu0%!sN<g<;A%2wIWtlX",
-    "fddTx@eYvhG]]^s4Z;+M1ecLL38(Os0S=nx7cWCCGRPMhG[6K2hgt-p%MvdIG&c3Z0UrZ4@He6S6SDkd4+Mr.4+m5Z#eW0mpk)Ul4-l5s0S8(Mmj)lV0yp),0YAn8HZ(Q&5if/TG&S@CAFTm1$QLh$",
-    "0W:q*0w2c#GSLMeh5.4FA4<Rx!T^UAfzmx62Ql<+0Vg-$01pt$4j%+Lju$TiF)#oR1.[js4*_Ef3XS3e4.OIk0S;L4Z4Vi=6b^K;+bIte;BIa@4.oAq7&ibP8Z@hOHvkV5rO#_,BC7!a.rN1^4-iZg",
-    "9]APb*#QlJ/V/6;q&*4G>el:O=^+!NcM9*^0]VT(8X@3>(S/>Q=TGiK/+Xlp1T)d#doLO[H^k:)1jx2B0QfHtL,WD@1KgEr9XbD.E)+HV/#Bvo2lK)K4+iwzfdLvc00&n9g*pf3paCj3Fw<^]01*!J",
-    "!T^D[(SZRE3iHAN6gE<=auYah9]JhV0Soru0_0Z**byW,F-D^U0t!$RHSp3D7ctMf0R/+@.pC2j@IQ6.g90KeFh&WQ%:x/Y>QC,pIWYhwFf#x/GB7y+6)+]b3,,bRF9]R)00Hbo4+pu]10Osy01p(E",
-    "[b_xi*8;8@IRF(c&G^ghUoQkTG@ZIUFAX*>03QQ400QoF0z(fRxz>=[HaIU7H8[D_0_9v=9]$)9F9bC+03Q<L01i.L>QC,R,_/Z,3M&lu!T](/feHuJGzyIa2jl]^1i9A(A3!(&A_!L^0v[VPxz>>D",
-    "HaY(S4-Z/E11vT,051hLHUJYimjMqrxz>>CI5SfZ1G(1&3gVS-2&lks9]JV<!T]wO4+YiN0^79@2nOJXKL7]kF)^b66FC4M5jpn40Slo41(J=s4blN02sZY<0WC2!00K/DGt_tjCN^oM0R,lvL/IdZ",
-    "Mlklm0WSnFHvl6rHk^6#8kD_S1i!0rFAg&_@hf%yHR-VV3]#/3Ob,.H!T^RCy1qaTLLVtJ>QC,KT=%).0s_$G@vwmfjl^=7.;lTY2Kj*mG&MCgdLJ4$>QC,>4KXk]>rd@aFaR$DF*WoC4ClZB2CJ11",
-    "2P6)Z1[N*O=gb=LIXCyh0R[5(Js$<((eMKgET6*z4wk>K5-1iT3y/aI0ydSV1RXZu!2t#2fdmI64+HnY0T;&[4#w_hKM5,^Irzc:FB:s702wy@3&sH,4:I>]0U9&U>a+4J3m*qL>@(4+H8;l@9_U.O",
-    "25/lS>@(4fH_.GH4*[0^1ec*f4,1yT0^lfJkS,4uo#kW;1CjLu8#VaC0Ut0p03.aykof@v,NYFW6Zpab0-I5J1tA[:ILi+O>[cjRGOYpv%<Pjy!T]$Q4+r;d0R+VSSqgxQ3kIH)Z3W+$AP*Vdfdmf^",
-    ".b@Vt.^(6#3*Fui2)p(<6fuke4@KMi0SwIMWC*Xsu:k[,6$Yc91Oc,J4wb.J0rHzB49EEc4+Z$b0S9*v6Zpab1gQceF*c]I4-kWt1P:OQfNKu40_.7zls*ODxjhMj>B[>>>@(4U.mY4up^zwH/<$Zw",
-    "7as*M.4zv_HItAU4-Qh4YaM9mpFb<yG5@U!8V;2Zgh_pF<g<%itpX1Y@T-36Hvl3zGxi4@1vmJ<0UrZ3,h%@W6wB=p4+8kY0WCQ.00fE[1*3#_9]bu20WTFeH_.aw;PLz(nN.S0=Ck^y>@(4O<sk7y",
-    "R1BZIejf,h>@(4hHkaN51EJ6[2f2Y,8aEyS93KoY>@(4rG&8LJ0^lns!2tjo0wN8@!2v%cG&ME&!T_/AG&MH:KM6H3HUI,b4+Qw>0[]KXA@cj=0Rgg-9S-il!T]#y4--]^5,_du4E=l@6*1t)jR6Uz",
-    "3JR8h1Oun47Y;+m5)Rje0^k*84+Nj;XBsu0[]=hS,_$E5wr:E*:L3pe.n-qD201sP>5%W+9]t!Mu=0xg$@S*pq-Ctg@wk-HH0%WgmMH.pV,CVhBRDdR1@j0b9st_74*,Ut1Ot5s;I[j:A_!hzA3!yY",
-    "A0sh0pxy%xb@mw50Us4Pb>%Hq9^YK+A1;wlIRGyeH821J+3#,,LLV;Pj2]sEGynr$5-dsF0S>9N0tNCB9]kmx9_C#(0S=U@odf@S4-zJ[1TPCTFsB_=+7^DC,_$JT2M+:@stO61)NLOEG<9!N0h[4V",
-    "0$:jW=Sna;Ne;ua,_#^U3J0jSKMw@!0RnX&12pUb8#L)1Br,Il1P3G!2,flpF9]X::H!^MGyn[I4+yTE2N5)$CJvFm3IL:a2P6)+%:xCl.vkNO>pl5Onlb:GstE&44-Po.0];*lNgo3;vH/^9Fa(%;",
-    "2P6*w[_j+5Ha3[x0[[gA%aH=QdJhKjf<:K$01pI#A1O9403b3p01pY00uI876ApnN1KO/R1G=Uw1;j2+4*]3J1OVd<4w)YoHoFlo2sJgX,_$7>FAd,i10x(WnI9rGIa417G;=a+%mDy*4aZao*2uyE",
-    "4;V@IKo22,#]$4JG4Oy1A44;YqX7:p;^G-l:Rk=FrIKqEH0]>l1;_]8uq6b$=+gMgi!%/f.Kh7ZUk;xK9]aT%qKt+C4;TtiA0amYA0apZAA2(Z4xgI/3Gv$l6Eo%@5-*@KF<l_01Fi<WHz*r6g(v[g",
-    "KN2t+1;7hZ4x*d[8a4XV6AY21Q3>fVbpQ>p%.y[yFBLJd0SUGx2/3EJ4+Q+^0Rli9ImrPdH!uJ%2[$kR9^hGD8#w;k3O6wT6E=<JIe.L@(A>2o(FQIuI[i8oGOCFX4wV4>9RX+$1MChSG>5@csrd*K",
-    "HonvX2yz6Fur_nT9S-VkodhopH#Gns1T*O:4$jp>4)E4w3fM*gOdl5]vWNr$j0gu:4+=H81Rn%5x^O9Kxkdu3r33)xcm+2OqX7Ymk!/De3Z]n30U8FbJ=)S$[saI^1e5=++Ia>w0S=JW6CWotrkw-Y",
-    "J2Eu<4-1eHY6tB>0:^an0==7R9XJ33g!yU<7:t;(31^]=H#qG<1.37EA00BLodhB:IXDj#rkw-bG&eN:00[<^MGN8q4*_5(0zMBE;L@hz4(&w+fVdV3r6L>N;L@FNyHF0K<)iyDmVp5e0qsQs#3c>u",
-    ";L[IpIEPUW9HyNFA_QBO4-iMN1RXN_9]JQ01.r>QKQJ=nH0;zMQxiA.4*_5(9]Sc2iD;eBr&.Ow9_e06hXfB3pNxS44TL8XIRFBNMh,q0IRGCAH_/3HGyoq4HUI*EC.iwW0e_nKHmm$G8#I6<2dR/X",
-    "7BT,PF90](03tRs)dwFYGXEzp1U4^M8Z>dR0uFlv&.GzvF#jhX1T_CD1j(xv4-g@q0tm=iJ@WH7CocjwH2=OaH#PtR,IrVrLLV;V]0gd5I4^SNj,4]P7ncGDsP%mx2QvRBBr,929]SV1BrhE^Gyf+q",
-    "4K+3ZF9.g>051YFF#rkB#Xt(3!_>L,1o^h]1/#Ml0Ru<7HUB3QIOZ@Q2Q:dD1(M,!4+QK18#ALN6*Hs+2P6+5]0e</4-ud@F9.U,051YFH2;t2MF%7g0LBymtfU76Uk;QTCjho915FPa]0fhPgaHo(",
-    "vH/^8Fb)4F95eV80,s;I3jZesr&j=V;kNugdk(4.0>cG#2O.vzfG8O/0535!GXN(tGWl8@FfoBBCNehw9].y/M-[3:fhaEoG&le+2r)ST6F99M4+Q%o6FBq.4;Te:A0aXTA0aXTFMT&M01pp.C:b/K",
-    "3k!=/1O)340J[>d5DVdC4+j5-1P5Rb7l9^VueLr9J%$7yAvXXYAvgdZngKC=C--Om1<,<D4+eoK27ul,EHE*MP!KSd/mrBE4+(@R9]]x43tbg-01pR-C.TUuXa]QV1veiKGKeSxavV9&0TVKcC-$o%",
-    "3C[r=5HtWBIRGyTGBE%Fl:rTnC-$,xbPbRwF90+#yALEYIh>.5Hu8i74$Ma%1T;<!Br,7L**6N3TLpP8H!/7p1<$KmqYeV:EDEDG5-2X11P,7G1.B)l4%z>^INyZ>8aAng1Pze%4+OTIa32pilc5j_",
-    "1+W1VG^AW*PcAYr*.u8b*Ix%m4*/nx5Dy2Xx*HWYBo7UW=Lzz=,_.l/<&g7%4+ZPWU.Nr0mDOH6I5#YXh6E1,ssR)-03Qi6,S_V5gMcy)tO6l2EZPDO3fuz[H.]c+35yZ[j^,!z6$=:,0]Um(9SE&T",
-    "3X#z#4zB]N+!qe6+6M:LvNQqbMJ+Zko#@$kH!L0tn87m;E1IMg3HuER@nh^)EuEhl1(,^NFf>8Y0v0UL0XsQ0G50P4:j;pA0j8V-4vkg:*gFpdw.8C#bq5s_G>nB.+Ab$FH]tFrFzQzT5ibEOFjE*e",
-    "01pe@E)+DKK;ZUIZ4U#XKMS&TGdVRd)B*)h48Z[hwE>(2>yhvDUI+LtD:*X&2keFf3a6EC2CsDpmntSTFqb4R4LLdPh6E0w76EPrmjn%:785c64*^E#0ecPKvyuS.()ct8o7E/[qV5X;zwkZ*@Em/=",
-    "1rs)o0^lhQ8ZQ(zGKhx+F9tL)iI-B.vup#LY6G5L3yqvF0;t.mr.M_4,j9I+1/JA>2Fiv688p^i0g0>21[;_b/K^(-fguk!%7z30fd:wv:-nYz*TMk][DWW)>X7>i%7z3aG%;dY9^zLih6DrCtTP6L",
-    "@f3jb%7z32Cm#qh%7z309t>Hc1P8MN2*3jc*M]!a5[j&z0SMQyKnUAh2Dk$s3=S_T1TO>SH2=C)HUJed:C.rnt=*$@GpvRL3+4g;j6De22oBDjZw8434+O*p4+Ykk69KCG91jFD4+5Lgd:Ax[0SudB",
-    "1cgf,F[@9U0LLo]xG4>.$)aBsG:@HH4+4+DWEnP,1P-vgRTMI29].]fb^DFcv=W6Ju;h;G2Lgx[0S5u_*&h!QtcC-xv&MK21KbV]0,om=2i[Zw%Rde]4-P4sfdLGywhk9I<d66D;idGk2*!;f4,W7G",
-    "3EpD[,Ix&$ljv:=wU&bc95UO:SP9ir0K*s$5AOpWIPA(!17!mL1[=uLs]*u0+5r;d,vSQ:g8__jsdNsEoo<z.g=K]L<(d3Hp!f:[j,NmbsVoeo@5Oji4vyvn0.Ft31H<h*4K#rw4%7k&!mEn@0P6;@",
-    "Y#TaF2*+4I0yQ)>>k-umjO1S*5-OON1QRs80R*+GE(qZDG7QBE4+PB(6E=5uKOHtOHur/C6EMq)0^le2$N:Q%9^P73gajlsG^np)4;p*W1P+*-vH:4BIQN7E47ZU90HPib1owmlFDWoL06!r#H!uJX",
-    "6^FRa3FiR^&%#3s@-Q3&mCg]Z==XG]4Kw$I1P#@ZZw$7lE(3&y0_#=H,31gmijf5emak3+n,_oDgaibfkp%,f4)/rv0!.q,>k-ulFb.9U0],+N>k-v4F*DV&E)M[^jd2d*2<emr*H[R[pL7MU7X/$1",
-    "FF5yv1V0iqGcy1I/mG<Cpal-1gakb;GB*GUzh6HAHZVE&gai=a01NjO7c,:S8Xo[,s>!xn7Wae%2kZh3egc(<Clg)H3:q@ERunV&%]Hgw1QIy-9_3wM49yt;if.0b6%PXB3;ec$<B]+OGldHT(6K5C",
-    "/E+wC,fJHrG4zB4KO!;XIRF;m,Wvmj0xtzKGVcKcwgwFT9^+Uj6B[$K.OKp86E^*L0UJ1o1OfLy1<g/n4#xrn%Lg9;G[piFHvk;s06!l&H8u2v1OU>,1Iq#os[s,<00e*)2fYFh0Q8taEjBdg2nN(v",
-    "18N&H=n;Th.[SX!90_M.1Obv-4.7V[1OTHL3W8DrxOxvQ=n;TjqyhoBL/TVw=n;UDG%+#&0@q;lp8<oQ1TQTyF#rLUNd^]76%4dZ7&qm:!_qF>;,2<-69DK)4_zozgaih/0sxFT51Rq:gake<G&TS_",
-    "1vD@*000[a/:!7tk@fOq=n;Tf@=shy1nLDZGcY-ygaiTX%4Y]A1Fgqm4=-Go1P/zd8$VGqIX0.,1V0QjGdTb.Gc+&&3#VBR5VM*G8!>zV8wZaw2/NFH0ou%99^PM5f&:J)(+Uc$u]Nm:)J@ioHomQO",
-    "3jUjm0UbCT1A#dXx][(BnYJ(+Ie@@kiu=wSw-32R*#R9h[:/pdgHZ#pr%Mc%3kcz=E*Ue/m.SAsic$)P3oiyXEa_b84*]!EGX:D+TMsq-=#K6S8w&mP0Sbl%1BnI(mzoj/p9lvW3-*u[5-o,t4+Y=M",
-    "5-af@vXx&fEG6FUM*-9A2a*C07lTF!oV!_OJ*$:ZA0RTxr4J7w<X/),A2I+JGoMBe7nDX1E4rXg3$Q_E1dk#g1UINK9x%KE3DTZq4;VmCA0IFP4=!)$oB.zLHo5^@mjeow>yPo#oF)/8y1Z@:1C&Pq",
-    "9s&pt1oGqu9]beDk=vt8H]AyplJ@6T,,mGz0H.ygGral^1gCBebPooop:G-F01Jyq2I6r5jU)^8Bo3P.4!E9g4+<k&D:gX*BR4Q<2!SF9Tndyw6E;RK6FE,/&m9U+BQ!F&bPdF@0STzK0UI@(z6AhK",
-    "1*@!I#cU1y&IAd$jZIG)Ffc1Lif$A%s#>m9FpO:vhRGQN!nJP)A>]OdF99(*03JDuZUX$9Zw_]UYA+2jGmCC70x&TE0>IZ!Lk^B=ZUA%wv/$E&i*7PAIXD162QxW1051SIH_.1Z4,]@T4p9z=ZW1%Z",
-    "1po*qI];fci*5zDAO=+.3XB5:-sYN9I++6xJ;,@a2b0of9_d)/ZU=;&W*,wVif#nzBLYha/>3w@ZUfjF0>hnKH-Qf^F):pJif#vj0^hIA1DGQXlwk#umP-Q4Ii,LF9^>XVvjGUnq:lj=INoFiOAi5q",
-    "W(KMKS^id%>G^b0g!mx>@n3fuGc%bH0.ftE0WTjWHTG-T05LEC1APw)>G]:&)o2ev@;UoHslHbZb@mw50UsJS,)bW:F#rz=fwTcVHZ(E,0,)>Z4,NKg1wjIsy#<]KA1O8VYy<2nj&A_91JW/L8.qkD",
-    "xv:ZyHkJYeq#+bFc<G5r<&Z2tGc!5#YCjD!F)@e11F1hh12-4>f(H!pY6g]:ECwVF<<fdM:_9]gGu<N[19uNJ,m;J#&ou>s=*]2@:-WGFH[NV4IW>D71/8jT2P6*%uaFKO2[Y&c9_w8nvjHy(G&q.F",
-    "1&SgI[s^oVEHkYE46kbfsWA<3vjGRHF$Ayy9_wB=Yy]!aF9S6&umKx600hw0U..GT2j*)Aq7okqFxB._1d]sZ12f(j4WtkQ=w(]&A@b,HY$,T30532!IRFzgsOA9zwhJFDG^:$ozTBSy9]SPS4+6&m",
-    "4+z;99XZ),0Z]>aIMB5P1GAPk0Cf(N9[^G/1J;,-J.<0&Av4%)A0RUTKYcScG^34v3p3bk4f<w=3Z2yj0>2T62F_R.0JH@V6WEji2VV_w*K7ie3jl#g4;TqhA0amYA0apZ51RqllmQbrniC%kG1qJp",
-    "G4;$Tg[5H-F^Ca_0_[X*Gl*+H2[Sn[01I6ebpRg,G:B=ftVj-mYyr#SE)NdZYy)x_HO_PRHUJ+8HUKXWI5+;uH2<z9Hvk>BHrH$fAPC;F8Z(My0Y<(fH96-$0RSBWoB.yLG5,x8130Bz0GcKZmoWyK",
-    "P7fKCF#<Vg4+DN50XFkB4;UAH9_3tL8#e$KG8@5(lQ9PPIv)!#lQ9m[jtl^f0UrSe1BKWL2ao_^7[3Y!=Us]D4;Wi[A0RLQFHt!-k^)rIGB=MZ$p#M/k^(IM):jWV[SgCK4.NV$4=pe63J+k8F(<<K",
-    "w])lM(xL$oHNBV*4+XCZ6gZj.4+HSO1RokSj4:rQGs^z%9]16oF$0b01rG-[F%Jd4-%)%iU.V/#i!mrNIiGMGFaRDf00Y>HZU.lw3X3r,I5YqwI5lku.>rj235ziR(0l<c4ihv@1k6tgP!ls(7%.W0",
-    "0R/+]w&wv1jxhtzR02i@+5sN[GxHrEB@^ULFF!Ui01pB0ut*KFgn.DL;TWtv4vsM&11*WC1up]KFpe/V4Kp;XKLIl_HUI*PE&)Oh9E_vma[:1T4,t(q127XXY6Xok4(]jWImaRcZVwfWF%D4.jWGeN",
-    "C.DglaR)03jWGq@9tPnw3W<=.,_%56I+p@4JUB9pF$T1Zivb<QH-gd[/lqBP4-YLwEHgF$F9I>*00CeUGyoqkGK;>.Qxi4,2#hfYf&&hWF#>rV9XG<!1+#1kiYf+69_Lr.F$KSjK=ZlSDF-gr0gN#O",
-    "s,XieIWdbd6gG.(28%H+HaGwiIlTrSB@^IHF90]/i7=9v4+)7eBRDtT4i7+xF%mfB!vPL,1Aqk]7cz7Ro^ED,4mE^@F9J6)0526cG5[erGXM<kA22kAF)su+HUI-hp;eP(mI4T*,ESWSGKMiUGc@4N",
-    "9]SmtF)su+FaR$NGc*7N/8#Sw12g-v4EMtU2CCr,2P6*xhA[/asR%CvF*Tkq19uNKhA[)UF9V@.4,4!84+7)G0Ub5#sRIU,uMP(!4.3dw19J^/hA^S,H8qk795_i57dD152PY2zlM=opH#mkd6*u*Q",
-    "a^OKg#Q>EQ3J(O=xP1+.cNaH;F$X6OhA^!bHZ/ea-++8lwGa-gdk++[mu;RPhcPKRIRGy)H8ubNssaS.y-2@AG:9/5Hsxk71T[6p4*>^)2#7H)D:eWEQ6C61h%q8JIanSwi605N#6J%>gDnptsfR@%",
-    "AvDT>dmnu;gDoEnD_K<,yPR$d%uWTH!bc,DIpP)%72ur#2Vf5yi7=v603SU!h6EoWGXNhUGyor&0Wyg(1joW69^YB$F%vfc9XJ3LH_/3BH_/3IGyokq03QlC03QW203Q@M03A306*vGN2[,=B5HkQB",
-    "H_/3CH_/3EGXNbk06zmWG&.)E6fnS(Qw-Yc6gk6B4+PR%36TgHHHz]24WYGa1I#A]r[P//28+l+3$nIBKMXQ9Gmq5-49DjI1,.>Y9]]:TDK$4]F9SC<%BckpS*E:M0E-peWYvKXAU9&<q7<$vW0l]y",
-    "4/7O%f!YQSDp;O@jo/LrID@TYz7,E4VGpzkh2RYj8S<Db34!1Z4/havp$!i^RUa!c>6,ks>1>H,H01&wU0xp@ErSjZ8SUQ.4.B9+.pk-94G$Tl1rLS<./+hft>TkYlZz1wBLR-J4-agjYd-V(G&je>",
-    "20S)2H_/m+H]!8E3=Xy>xpxVx0SA,iObm-MLJ%]n4%Pt)<G^UX=jQwDIRK3X4*=38gYGm4[6G%]l#3B7GB)ca9^hH(:0$>&83<4hQx6F6w]*coG:(Qs43S3*hIs(<KMw,V$1n$)rHugra]!rE18WAi",
-    "zli^EGqFPe;*atb0S=M_+YJF50%Q%,gf#+G94+tdWfVB991kF=)[p<WG6Kf^4+p/qpaBemLjv!z6bGV>6b^_ok@y8^GtB@X1Tv+N1P,:06b^&WzzjPyI4s7^8Un:C9]k$M)DIsBIh>Iy=#lmb;p+Js",
-    "E*^CckI)DOg>l(i2K;fu0SB%4S]12Cqe2e]y7pZN/G.Zr5u^;f4+iq*a]6_r4.=*!4G$37k83XpG%)>52<biUP!_Az7cT)ZGq1<A2igBLF9$0*,rfNZ2E+4213wx$z(fqP,_j[RNDJ!XbqI:MR1Xy7",
-    "@$Pw!:x^=fmqreO1p(+w4y*(R=tJ_N3Cptx9AW8+R1h[E43N469]SY(u_i0=&X55Jn2lcylY.r$IjTty1G#@(1hHZa@T,I,00XjZ4!(B-;E(NO4XWo+02c<98wtj^0R)VrT;nw=GY-pj2PQZyWdo,*",
-    "3$6nUvxXfD[sIHi&.qY60n<8n4+5]i4+>4q6apCzp>M5Kv/s/gkca=UhW-E3=>No#+38[rF2&-w7&8D4.eMA/$Z,!B%c:0<1uy=!.;dn%sRjqD+A[;1#S[+&r/]u5o8w*u<9>Z,Invr[4TOyi4dm]:",
-    "1j4Ua0I:lN1g5;L0/W(k8tc+_1J4BsfoLxhH!>LRSRQT6i4hL<0^pWOjWQ1)-pRmzNisE.ARj(An1*8q)$&vhzp<Q41uZeI1P/,Ev/R:g3<,sPEX4!]>)@xV/h+MoJ:i2f4>W5z4iA5q1Rn,103QQ4",
-    "00P=]Zw(s+%=;pGmjnmb]5==01O.[R3,iJk4:-QhA4NF-4[DqF4iA6Y2oDGB-GqF81^!tg1RoJJ00,dIQ4a-54FYNp8QKURaWToLG9S.ZGusFs1_H.gGzP&i4jUg4HJJnkma1zX05q8d2ly%vMcfD.",
-    "aWR-tG9S.ZG_Eaf2IK0J0RY:<2oDCu1RoPN00i_MKQ9C.HO2%3,&>wG,v^RYH2<#c0W]-_H2;$80_Ia(R1TjW4,^dN05A=&wfj-7t2+W_4<Te!4[;ANAJG9e-0O+Z76khPF9t0)#snV^H_.qe$R,[)",
-    "#smk*CJ!2b=b8+yHO-m%AIAYV-0O)%A>;cPd.TGs1PIE:5)T64Y7YaE#(xhI/&PXt3!Wtfn5K0Ggv0=_xg@m.,gXZKo+U2=Gcy1W4C=Ex05Zt;Oa@96b@J)Jlx8V2IAstvX9iym=RGW1GO(ov3iaY&",
-    "3fS)w4-8eXXaw:B4*)0+Iuj2Ixdaw900o!Yi_$Rym^UpbMh=mk&OHwkn*DnZ0.ks=0#FYhhvZ)al[gOs,il/o[/+T]h_!<lk,,H5x,t(y@2SuHA=PX10S^P<:qiIGI0c,BE)Bz^Uk@ZKie(:3G^QtR",
-    "Lc0BA1L/hV4$G,u4]vjwWgngaHr4>XHvkVm)2Uw%BF&0r4<tiQ4;<X@WfeHT0xxehHNXNNodG!i1O(o19W]-7A9XeWFP#B2FaQMVa_;OU3Lkbj)&d@%0Wtss)ej#(IjRZ]Ab=Bx4[rZi4//JC4yW^4",
-    "1l4vA4Yh^o0S>qr>+Jk%i2Ys.5B&IF4/slMUJo]:>+JFw0Ur@E*#Qp^[P.rF5bwlf4:SDuUkJ*y3/asP0^PY@4,fqKUjWTS4+);H4>f=AUmpZBtHA[h<ah5&75w-L4,e6rJP$Mc>+JK[&SDP-rNIRb",
-    "#DhKw>M-IF[P.r2Q4a_c/1Ct2HUI@.4c@F]612df0Scf41/X4X4-I,07dQY90pEoL15ytV!2u55g#,<-:G)q5IRFcw0^;g:9]$%89]Ja=A>iX%0iXjP2[!-A4:tfG0yVP9S@aZ.4&+h+.=%]s.8^@O",
-    ";bit!CDPmr2aEUt2#nK09ys;-16LF;z9tOASp*pi[Z9;2R^0Xf4F[[[0v@i8g6$I>HZuQG4.G1H9]AN03M3yIGw4qoHUJBd>+K9cHtA0f0:+UI4,wV5p#cr)PZKu)95;>1&;yPkwT/M_1IsD^r.7v:",
-    "3m,r</ua0n03Qf7/^#X9IRGynF*E8.6EO!0gmE7<IO]UjJ(<ZnAUOaJAeNIvFP[N6H0<6hAns2u6)@jKPcJ>)HSkX#aW$rxsR19*0Wh_dA0RdIPcIcQGxJX@YcV$TPcLvaImZMa&-c:HJ]7<8>D;Sr",
-    "F*Em1FF!Fi>)i_lHiEXP0T0jt-s>rgHuz636)@jUPcLgRIQma7a5gi;1Ru^/GvWvzAU66:FBUN_@%fP_IRGzkHZ>]BAJG9c-s>5Q@%f.wF*E#6FKaR]03UHSixwZz0X5.X4.P(cFBLH^[ZB7HGBE%<",
-    "a4]44oCF@%0XF>m3x(KU7&re.2ZeyL0S=U%P!9u(=F9v]!@,0)2ZB%u&v*x#;;4ICB<YhH,&>KhfdLN&xFrt=g(Vy^f/_l.1gk0!1%ps3F)#oLik4Cj0)tQvlidpgq:K:-ArB[oP%m0AH_.d71PX:w",
-    "1iaTi4+fLkWDf)G&=iwhvw_m@1c*/%2T:mYIRF.p01Amv1hMlWF9SC/icl=$HUJnnmn#nficlXwHsD1cA2t9#odGg2G:cFpGBLwB4dO)_b_XSno&hp3w<n1nmoXkT.V7!cHaOS.AD-m<01@O:4;pHb",
-    "FCaEK!2%zh0XdOS6f%->2;4xX4[yQ(AD#g+zD)$*t1^%pzFHr4Hvm7M0WvZ&*8&nV01m)fFLyUH*a9D)0W.&,H2<Dk!dfpNH#ETlA8j/N4/_Le4w>H]oEi<gnNS@$01p$glwb-z1>H$p4+Y,sc:*I3",
-    "08.w-01KH/0#P3bH_CBt5x2,+9]1U,P!92v3k.oHU.-X01l.827BSfY7d8M72ANO_36PIV21*YC!2u5ebQd/O3z.*<zlsG91-L$V0wWIqQx@b=9]1R<10M,F03Q%J01pD0P#ie@3%itH9]1X-P%i=A",
-    "HvkRmYz*@5p#cvDnNS^PGT[UsIhjxo5ufd$0SlQ:A_H2@4+ObW0wWIqQx@P/4*[7>4+NCsO9N6L5H[Zd4*[7>4vno042XbW3z.*=,2opKG1&nZH_/38HlPC!5!HZT4*-1=4+Vwqp#d2/01Ki65-FiF",
-    "2r_d51T(fG24N2YqXQoaGyo3:+*Sr,4+EW09yr_@jR6JgffEa=mdgPSolpV:8#bL#0hK^r,j6je0y#0APzmp_GYOqg2DX>I9^6[]PypW81PkX+6f=(;]FL@x</*W;4(LxhHZm+F9_w95PY(prf;yXj",
-    "01pP$p8+2RGMKtw4+5+N2iczi45s@[2i%Yo3YYRh28&Y-(#b*&zE23T:x/-^J_%M(PYm;nUmpfA=G=:6v7cuz9x=iXPcKX]G5[].F)+%.3LhXiurVLf0XOtdFCZ_6=,nJqGBN,!KQc4@KX5THH/hI>",
-    "(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[WoW5)Xgo2oE6nPcIcRG5[]<GB)v>0UvNNodh4z0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%2oE9mp8+owGBW*7FF!Ik06%asF*Th857PnI",
-    "r_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^053o<FaR%bH8Pz9AK3vlflw$lGT$T$.%Vzruq6)!!;-fYA@d9]nqUWoPzl]52kDkV3g#sar0zlvg,]aBHZ#m64,T0n4+M#z0R+UT2M2Tu",
-    "[HkUeGKWwoIbBr@1Bg%=H2<5f[.-AVB95Q]1o-6ETZvE($OH.CPy<^>A0G!bn6zgaH2;,z4yZE;;ucLy1dUJ+2vi:dIRF;q01J:%1md0y4+NT=0S/lq47@V64+ET>0Utm&03RSX-6*Q.0W_+0P!l!r",
-    "unZ00MIU!K056=aH8^tiHj>LK-6)#IH_/r60X8uJ1lpqq4;o_VA0RjYFP-H5GLldP+^.4l#99w.!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3T<Nwd",
-    "8xIE5l;5LTIFnEev!@YT7asvK[1q56IS7]f1<O,g4+e_uVFDuzRSl;]U.-X00#gqOvY,JE35NFs2V<Te.pCc7H2<ei01ll[0>lQ74-SA77&ZV82A<z539]YG2TTtG#[nM!H_.(o02;=00]c;;1rG;U",
-    "0^le60vI=^9]1S410M,A03Q)F03JC24,]o&q5%$xO)ms8IKAj*9XJ3D%bZ[j1*/dG3j52Z0S8PE1IGam0(clR00=&82llG70S=en/w/SWR^IFUU:,974+,S$WgiMH00(3b1LXl90XF_@HUJK>Py)&Q",
-    "a1R&X0T;&[4*]DO15=(Y#[mxmxKJH600YGKUk4%!tOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkN5$ff^ZzqT;HH_/39H<Z+OH8^tyFgM]L1c!wK4#heIR^(pB3asiu2a/Cd4,2]bF9.U-",
-    "01k;o79/+=)/mz)PyyS50^3V]8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01g4N;4-YS@LkY3&FAoKYP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tA&lM5fy0XDr*A0RaVFBLN^053o<",
-    "GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa",
-    "1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkCpnr06My,*CPo*o8D9]1ClBp5Ml2fa@R[df,v-l4u,z]^Giy,+U(H#p2C4,T0n4aA<U",
-    "1Jfx4q0$Er1,(!U:4RQ4H#1#T4*]VU3a+9C1^qpg$<2jZC%sTFTQxEO4#)%vy,).5<5TWy201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@4Ex##5i(K>1h^bd5HbJ>Q5iV7D,Qy>P#,@!i$)(G",
-    "IRHPN0W&Z#+VBArFoQV>i$))IIRHPM0W&Z%03$On**=^8MlW]cIM<Oop8+%g1BE[iKZ@_$AUQd_0w0>KHN8*-;zjyCtf=^caKZu_p8+.51rj&J4GrXlXCHSk056[bFgVu&5-*@4-e^<(cQ61io&hm1",
-    "*a9LkF#r!g,i2o$ATR(QZZWW34:8=w4+6bV0)jvf5WY]!12>N/0.uR3)Sv+l%C^]%%xDh.ps8yDBM$*p7&8D1zEA:F4+)gYrU4HLrG+a8WDf)70UrT102nj;3%*bU-[hKRG2a0gHUJL+zEA=H4,v,!",
-    "9]JZ34+3^;HvkI0Pz22SkpT][tc7a/BMwyoqE@oE4*[$L9].@C9^zhK4+6eW2+L_+6$m*G0[ggU4zZ921G[n$0#6t+01pPfP!9:QkOv1$4+F-m9]1G_7&8C_zEA_/;+gzGv5*G:BM$*p7&QP70lrW#",
-    "2sAJN4+*i52M1&i1LXl90XF_@HUJC0Pz2)v9_Uv,0T;&[4-h7+Y7WN%4+Hj_0UrS^00Gz(2O.ls0^;j;9]$)99^PF:A@JMT0RmGG3AKYu4+*lJB;e:+zs3Usm2nRUzRdy(@h=@6Glq,^3&H&k9]Sk[",
-    "&TkBew<VJz:k.IIcnL89o)8A<$7_9:ml6kt(*p@i1QjYaI872TMgy]J4,QQdGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2Egta4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Swr",
-    "84m>d8#DkCHvkzk00i[31p&DP4+@qKlK_qogPSl0jnD,T1-ox@47T7I1jol34,WO*5&-koI<jS44+4bZI0%Nx1rHH_-y52XG5@n7$psG!spUij.jjl#4Bn6z2eO.t9]knSflv.uIR_fZHV+P;.]>@:",
-    "0^lkCxfBDE/;<1h89KQI1EiQM1I5$_3-B-71Gxzcpa/sO1gPOC4*[PE8#OW#F#rXq$rTQu2>FGC00UwQh6n>fiXH:;#[_^u:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+KIr84m_W2=%.0",
-    "5,]W9GXMkX0ueJ#4+rrH8#zt@*b5#or3;n,rx>0h<(C+7FisOQy6OWD0-UWE==FGx9S4QY1tKvqQUtZ44hgme4XmLs1c$*JA3ZXQ2>FwIj0q0_z1cVco*M!o4@Yl8A^^]91fT[E[s#+^-/2I=u8]ZE",
-    "2+Pbv2#<(P4+w_gR05+M2WJVo2n4j^6amfz3Y(^X2CC#04xQ$.0S=Q85eV-*Ob,V15evBoA_P[D9]bY/5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QY^ic$[,",
-    "O&c<,5-ubg9XGoR2KNvT2Z9J2H2;-S-S_.n3kA^z84m>d8#Vv_hzlJt)(Zly6Aknc2*-#=0RaaEnX)Jgu0jpKkq,j;oDB_:&j/q5Gyohi*_d5uqs]2aArD_B2nhV8gaHo(+YtobAqu9&QU$)_4G#sm",
-    "5eDG%G!Inr5gakqvIPOlSPuxajgJ8cp1!mJ4+f$577f#d3JJKG4*]6z2Z8]#j]wL/HvkQw,$4Q01pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU",
-    "#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tO3.Jq*ec1hdiw27&Vr1&[Fv437pHG[uSo1/pVk4;O$[FAp*=01pPv#W(/UNdh4cWBdssH#2@9",
-    "2[il(E-2U&1Df484+O&rBsnws2oF[K2=cg03Ht7i0S)[K1B)FF<9uaG[0R,wQ3V;h2c<5W1=*ETodFL2u@)6.G&zq29]Sn];g0wykrx7y[_sPS#iauTvxZ>12,3nD1F56^4+8rk3&QmRE,=6x4-ZN0",
-    "M+W5GL/OYA.2Mfpg(EKoI5IE_1fY:y4*V;wpydV!A>]VZ0]KG/4G#jekxdT-g[6H0lk67;zVreG@;:<V4#)jX7jqXmGb^ai0v[PI:H,Ru7yzFk2Gy4u8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DT",
-    "IubDe9]AW35-g!I0y6*v>WunJ0y,8q-S_,#5-FiF0yzK<H_.]r00*7n1s;)1Iubbm4ut[,$lnD7zXA=59[@t14+1(CHvZ@a35MoG41_G=4+5^(P7a0r0uLXofldz*(^Z0Nu=^WeEQyF;2pR[t/vxjN",
-    "1C1F28V-()5(JGe4+oNhP64k14EDqY2^/QF4PylP&tMD_2Fa<r3:pc9uSOm%l:rX(gftm7m-ny.f/&&+lvDzi5DxMJ2/K,o4+,w$2rmONH_g]*07M7K(To8P1JMc(0n;o<1oWyQA0[,72;=yG1;T5z",
-    "4e>&31Bm2!1/ZIG4T>T!1oxH,4,x0ccm=B_vH@Wsc<F6V4+=x*c<!.k%MT95.p:AK5e%z[ya5E9!W9dz@9lu&&IJz(s<hx*$QK+p$OZ>V%Xt]#7#_+S01pVWCkCWC3Y@W84GhxMD/!E!H:^JF960aD",
-    "1P6et2nE9RWDf;:oVo!8(f.(,1Fe/>3f8@G2Hfi@4T-W16EpGy9]So22M&D)l!Jr-4+F-RQwi9dTP@--Aqk!6i_%nUF*X1%6*4sYq6@GS%1jEojsX%g03QW2*;;9FT<0G%SOi5AG/gOh3d,w64+GHk",
-    "M+yF<m-o*[Fd+#4[h]Q^9tM364ZXHl7%^DT2oDPFr4.6t3JdcA9]JhHw])xz3/D>q4g*R8tQ,#@/<1YtKm$k%;GO&H$qx;.i:4C^Qvs>91)ro02p.de$O8(6yjl+fj:!WJsf.Mk&6Q&)H#Vfy0t:jG",
-    "fdK<x3IoFm2HWx&3&k7[Dc!1CEHf_m#B_Bw1ab;W2nPDKWd*0.r2!18#]RfR&Jzfgw>yi#2%>5p4(i5s1;i:.4fmuS1,B6oOTC-@14]AV126_40S:&JRRq>q1qGc73&ze66F0pI6FKNJ35K_B0NzIk",
-    ",XAVDF<OUf3p8LAHuE43U.R)91r#[r0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2[&/3vGqgDveAr0B]QX<4oZwaS@5(dQq3,0.72b%!>wMiZ@j]K%$4-7F05+pM*:je)3&F&8<H87V46Ecq#4,uIMF9tF+",
-    "n+F:-00q_$2Ld;[0h]N>oCgy#q-;F&<IoUoHbVpQE,wK#GoJ;,HUJL.o$Xi#g[ut;8V=ghvt2(EGcz@z2Mox@1@VNzNG][^H=KrLHh:2lHMb@iHy.1[02MR.4f(A<0*2uo3HUJ&288iPDl-&[MGmC5",
-    "5FZ9Pyaf*$vMC/tGl]JZ4=f/.4FRZ>Di4MM$axLOrVI^wjjtUG%/-4.EwT-[nv]CTBsVPJ1P-Us1;[v$4+Ox,c;Y+)O$rwe2D^OeoiPdIumS+gGY.uz3JTT[899Rv4ae-lFD=7V))5:uh3a+>IjkWB",
-    "a^N0j1;bfY1e=#Ay9yIH0243(9x(s@lnMuh0S=F;&-%1Tx(FWzIoPoY4<.oYFBLL501ANjbqCz-SOcK_4x1DT+QA(T*rhZmH#8p[H2<Sf00QwC47__(F#s.GH!^bq3=xET8Z$Pe3NLOnGypFkGc=Do",
-    "eK@OH=9c>Nq6!Y6DkU*2nt_7juNeoL0^P1<BQz^8ArAwI3NJh]GXNVh024C+9^+SEBsMkX5CUlke*&uR2<fxc3L7=788pTT9[<4L6a/oGK;KAU4A+xG6*9Ce1BnU@0=>F-2,h7B>QO=MpQr_v1u@@<",
-    "i3$%*#uOhGFo>BqH_.ne00YJp2#6O3@8x<T3L7_9DL63z9XXsl2#E:[#uO+rIRFm]uY[NZ9^F_!3J(YGxiJfY8Wc410^lhD3LkGZ&9KD*A0RY]v@HU>0WjUH0S>Fa3MDc*00x%1T<0QS3HBlh(Wz4j",
-    "$p[cKlqC,YxgQ8YEHXOP69Szp1eFF2lpYT*%n2$rGynsq1@i2@2O2Y#0UR=S2;LG>0>,pj=l$:--]2$T0S=Gk2;WFo9]be5B<axG9v:Al#]aGhxN@%dBm%hu4%q#S0S<jR9XOq;AQ;EU9vn6R10Mos",
-    "95^^b1ke)&+KLGe1(4+g9^F]c2@;HoGSCw*ZZ$UmFCaBBt>dHu0XYB[Hvkwmq6H59$5R4<w+REdju-Jv[bLm^<AE;p;g$;*IRG3vl8]*1EVu-&a^KWt1e^UR6gAQY4DSd8LliQ;4,WDO3Z/6H4yBP=",
-    "1i#,y0Ov=$1<Z>VOEmEa9_L:FE)2Kn1Ol1<2D+qI3xFpMq#PYN#q]gmH6ISkEDDvQb[jME2qQQ(024D>4+Y$r6CVvW<_B,O8#d/AA8.DN,%.^D.K>;#w*jFN7Bv6_>HGXYhwTI#IPnMu-+QuDxPdne",
-    "wIweuH#Pt(HZ.^G1o#dUHFFNG1>aKIMFimy47DW%jjl!nv/]-W<(2OtEeC^G4*:EA6Ey%HHvj]v77t7E2rm[mH2<nm00Ydb1O(*_3biE-jT-TCwlq02FfxP=3m*mLum/KX4CN6cH#q.Ur4.hcp#2CR",
-    "4LR^%9_(FT4[+JnQXe2U<(2&N0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl/Rn[))RAp_-[t>B0[i39^X5e%LrBr@Cn1>a+14)O:AyAcP40S<vA6f#C0H1Y<o<(B,1<(3RmH:WNbH[/lr>OlZO",
-    ">8tzz0vR_+2pl&6894wPHvkwp030&>6Egq/UJnKB;+>miH:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab02nZ$1uHT,nI8q3:In^9hQ(S4<]Z*q1fUuTg$4>;>CN%J-2IBN%Z3mS1+shviiJK8.pb_4IR_Vi",
-    "6b^dNuM,3R[5KB+f+@R:G7lEpuMh&=<d*yR)e[5yg%AOcY6mP2I/]Hu23QXak,sqqDG9=^1B7,DV![U:1_dQ;GXM]e1MRI72awJc4ezZJ3G)pP1:Lt=9]kx5mjn+3#9a#MWCQ&s4#U8C1DUrF2:!K1",
-    "4+o841OMC>2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]Q[O$+/qLKjug!)Vk=3(;fz]xNa3mE>x9x<pS)UPH9*.m-]F)WHT3a<^51Hq:b3)SRL4/Ij.P6ey.Vgugg1PhdU0V52iYzDj/0K]3.zl[zL",
-    "3+B#M4790w2kQYEJB)N63o,y4bFhFdE,W:*Zw0T.Vh/U8Zvc1:u&5Rer5Xa,8Uo9n77sc8vUnOdrv5Ap$<dBoGVKHdt:OU,z4bE&@@K3y7L9EbG2xVK3(LM37%.Yg3.-P07X+,ijR6gkvkC=Hz8C=o",
-    "2lVtX2K^WM1KqF$4yEb;1hURc3F9OQpN0Vezc3F7w(&Ry+vYP0gdPQ@%xeTD2#6j6!X*WW/a2yp2CU_X43q&AH_.ni01I*g&Bh4>md:*Q1=6ZhcL$RJ88deU>W/PY3-F*94+f,)5diD44+gFa2!$R1",
-    "2np+I3)-O21k2zB1C<&f9]1Y#1]u:!odXXB:bqqE[YMV.jA-mz1P+T66fM))cMHkESPZ<Jd.*@V1Rn)C;tTaVs]5.LT;hUF3h-g^A_@nieghf<i@KmX9]JSRfo^//QVzz5k=uwOE(Gj!4+F[lI11^<",
-    "4-%117C7L50R)3m4:j/t4+*ex2bupl4y6bO;bt*N!dwZPNCmjs69*p-2Cs4t5ys9j0m/jin*tA0qS#yxsUk9CVROIQTyGFLGB,A4Wbn5W4/Yp,pN9(%M>eB)F#r!nuZIf[9*O^E)d9DM3lB1@0uS5-",
-    "s.WQ_4-h-V54-Abv!4ME8T$qg4T,,K4/>-/G^ICgWQV=K4.hRi4-$x)3lAV,53UKGv!4ME8SM!V3535B4/havoDB_+RSz@j9^jkczY@B2pA8Q/(X9jyUJp3YtppBU59I[<z7r1>qy,O#2#&L#0R=rI",
-    "4+EE=RtX_q!.t+l6gJY<3obb]:(mVnhoEW:*&Z(dI57K@XD.miHUJqjs[skt:JSdf)m9GI0S=<D=IR>pH8[,GRv!g700HJh4-t-SeJ/qvH_.K-iUA)4HjD0h4cq];)uTxV!+IMqLj$Fp0S=U5FA6y^",
-    "=[599>Aw6zjsXbt$GZU!5BjeJFAFnY(8p8[0.De[6);D@1Sc=vm8k&+9^JbL0UCAsroI6Mh64@r:s17Xd/A[36a^iO1OmIqF%I=J0uKn^0S;du34)!.0S=t0!jJ(7[Hg&9oLdKr&qWT%0v0&[4+nst",
-    "UIhEdMg@Mk2#Ey)r4.XIuni9o;T7&c$3YJRkOCYv@Kbg3v8yr+Y!580ZW/Si=$G[/y+s=0fDQ.f1qHbS9y$O3Iuct$8Z>eNnE;*X-ROMtbq3b,3JkUv3EyK60>)_-1.a<x4*-c@&-b^WmVXH7nG>9x",
-    "5DyFI;OP8Ix_0;s4+j4F3J#m#3/a*R%pnDXw1NQ,5aOW(1j2Sd2rMx+,2oXmhp9-lZv:d1R38[PjJg6GGwuEo1&N3Y1t1RsmI(!/p.oXOjHF%%hq(q10R1Z!FhBy.%4QD(mD:XjyW_Xz:j4Go&w2[7",
-    "90!)cp#cv7+nYoJIt2O#4vPv7nayDZlDQQGqk0bl-0Fw#5(;j!I1dH3+G7la]9lIhpBD^;0;FG64-Q(+0u0laI2]yzy8-S>uSq=KH8Z&c4&%U,0R:$Sq#X=[s9g:B12#7_IL@.#3o$f][VWdw@m+HD",
-    "(xyod1=R:v44MK9iJC(Rv4vp)HUy_U2Mhf31Rn!8.JlAirS%mL1e;v#0VX&%:j)0^BMHLMEe[L9/nw.pA@b]N;Gg:Dmc#)D*<zJX/v)qlsuT=[tWpYzPY#Bv6b]&P84B!_ZwAt:Mh/Su7BT./&-1H7",
-    "6)@fMphph<-<k^g:(=Ef2A@_W10fF!lHdysxzace:be0R3=/%h4FlwS4%HF<mfZ_,G[FrQIP!WdD:yX)aT++Zml6o7$*BPxF<%a23!GUFw.bI]H!P4,1.Q[F9]t#t3M<D/x&Z^*zXJq54&he:A=^4M",
-    "ms1YN1PECSrI<4vF90>.<(%_x,$V);0f^@6s,!p$q6H_6IPr5jF*Z5Hf)WF^1qF@7B;[0M4y_0636a$y0=W2COa%7c3JaCl1uq6SG__/4D:*C;1K83gD:XS65jX$@+=shc5WSIP3+2fT2mXZ*4e]H>",
-    "8aac*0uJ;c3Y=+k4YAH]4%f=L8#loL5-gz;yw;p5t.>WxlqLb.kueI8LIcS2VgSzf1P+p00v,+ZhIbV$*NOoHfDj6x9wRk1vRe,Wmz)a,x5fkq>qI.1wF(T)f*B7kz!xhqH/mAO1Jf1+Zw_Pe2a=N_",
-    "n1o=k.T;)s$e_sb7ogVB0R<q526+a67z(Qz0]yO[iVFjb0RxXA2TBd*.$42;Fa*/A0S@aXs7enZvXB)IA;f^EA4xHcE)OdAuLTW_pG*$^fd:x,.KmeC9_dz7Ee@_/ys7_iF#rQk3%HnB0.h+L3Y8H9",
-    "(-*F%kvIf@8Va+vR^Rk+0G>BM4vS$1iGpAc0:J;uIjas21D32>41fU+=z[,S1v8VkPz:Ofo&g=RFz72U3=>MF4*%*P0,lNy4+G2GAP*7QoSp#+PzLw!P9Fj/PYasA6a/)YPz/JjMFjW)2!pj/2+[%$",
-    ">P]dM0m8Xb3WT:d4+WPA1H&5y@ru9q[UZgn=AZUe4+,a#1qb%mRtoxfKMgZEEQtRx6EM%m2M+]Q/;wv0A2&0L]1mFIEj0iQ>%Q[[)&U+gowyJm1vuJD5B:tQ!8r@g1uqLWEais@3a14lF*1Sw0SJV[",
-    "4,X5+2<8$IaRT914+he=UJ1JLXAcL]ffEkr#1.1Yftmpi42/OPH9EHa76ZnU0]_Y1P6qES1;*@I.(oJL@pHEE/<AEH4D,DP2^mypGBmpJkO40SH8Z9!F9R])qdgBf&(//_z.2]a:kJF&1PZXER0FpK",
-    "3nT,fuMZYOCKNKx#s&tH0^jNP9^L6w8yGXCa14Ni6$Q%h5dyH30uGyoNdv,n4+6QPI1dux%Blef<&=Q$jtL(zFwS2A8V]w*:Wm<^3*NsR6Ey%1@2@m/01fYfXcISy92hczAq_:=1>s-44+o>10S@sm",
-    "z6&oNGBD4UOb-8Go-D9rhDr[%Xb&%f*QNmr!r/rNG5HKEGc)gh3EjwC7%[<KI^WTW1jqe24,wR*W(eB43kdRn3/60x6EM#t2mS-G<QoJ/#]s]/HvkU:i]juS1<avZr]Sd-to-@Y-;B7N0k4]]4.GI:",
-    "0QCX[+yV_):joD%01pGB/Vt@,DI7A60Us$d[4Wm!)dwRqIQl9G@wb5ayzX!gnviA$,]j:K2M+L*$N:bv.SjWgEG://1H.J]2dwxE4<94%y8#Nb1P/lF4+y:fI19X(MiV&0AqCRA0S<CT1g5wr1JnWy",
-    "qALXYJQXy80t<Ny4+oSR2*oS[yl)D$iw*]Ef-k3][ACUN(*gsx:jVj>z+nSL4a=4.H$<yZ00qxF1M)ut#wrgJndk%p%%%bZl-cDWm-(ui2o)@XV,BqY06z@:P82ld(+D2_GpW&3Au/;[8V#Rh01ODQ",
-    "=id75i%c6dg5;e)G&h;84x2m[H2;+a!BGsn0STS_1hR,29]Sf1qQ3zH+%6q7%@gR=9S+b54*[-jb>V=.QwyE_A_i8$0<&CS215zrW)mx:0t3DAQVrVm4+GjU9]SPP0s%q;T<9-*l:r0G1RF5A1q.;k",
-    "GYO5ms[sy,b>BTD2OkqQmO^,EG7kd2v/I*h&q5BdR^7W7I0_D;2oyH%r6:-v.M#s>F#rWg9yw]U/cYLi2G5yf1nkO84*5Vo4Kgt;#XuS[fzk=Jlkg1:3-6*Kyu1qq!/FhH2CtGI4,(6YbqDFn0S=n]",
-    "Ne/_yn@92N/b!,/Fz87Ig>_pxi0V@xIBE-_+f)hjKmni@4:rWt0s<Of4:kYS0t;03R4Fwwp#/q)l2Q)=[nr8y1-x*:0S/p+WDARdRSyN5n@93IQ4b!co^K[(l&+Ei3,iSZ2/m>+4o;ZU>*4%9iSlC_",
-    "KrsLx9Wej=-^j2(0qJ4^&K(BK=c4-GjcgxxF#tbFF*7*V0uMvvw@2sE)CdmbiV@1oHP@]#o&hv400jG^SRX$&v5[mSAU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_2OpmSGyoDc",
-    "01nEP5,)c%FxUbgp8+,i1EjA8A3rhK[9>Lx!2%zV0XF_,35*vGfYu8IsP$G4F!kbf1Lv!C4+@>@3l9PBoMZ!sff=4D#rXpdG=(>o0R@)sXAcFP,w6UE4O0&ar;j2[0#OeMfTjZv5W/#m0S@2#w4MP4",
-    ",x;1S*#Qp>qqLp<15ytS!2u60qO>g;3fC781&q/H0wWGn2f;=D4+QU/WFHAO03Qc700v;Y0=b21H_-]69tI!]paTJy>XQ6Y*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB03JC20LEJe",
-    "Uk;GG10M,E03QxG01pB0oMaCa@tzXy4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.<0;=06O*l-0Sc!U0&yP*G>Rv%9^6>JBMk4HWCKwT39qAMFAy[=,vJKvlwc19hvPRIFaQqtC.4184+Quq6EM,+I1V/f",
-    "v[4DKDGbQ%OAd;y7c:9^k%9vS<0:yp1J]](0cH-a:&77u61mKw0S=ZD0S=T3Dh%P8Q4YTW4+p86WEwL@CpcX+4+H0eoB.B8=A8LCm!1I*q;/;9KC:w/I5jf:3Hmr0II)2P1mx8v4*]uv2L$$RF9bI;",
-    "/mQMB2MW=XHxCB9n@93IQ4b%MnVtaz>lgrA1U0oO95nz8mYJRb4+Dep1P;&c86O^tlNT;Z0XI0cDHAuo<&*mHDIa$.03V+LINc<$hrSCAwJ9HWGypH30XQ.)0unO,4;ndjA0RXUFP-H7GXNzxG[FKd",
-    "a5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/03V+LIKMUpqnHK[KauhT4.W$.ACUn$01pg_7as-V)9VBe474Z<G;/cQ0S45lwgC;av;v<k01ph6uATt@Q4a_UC;5;q01r8nuATt@!TMtl",
-    "64;O[5s]K*0RmDF4YVi=G;1:I0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFaT*s1[s6$UsCj+]r!,_k=KG28(I+t5<8Tn@4N0^lwfC.jar1IGa$0W.&<GXNhjG:@dX4gRT_0S/Xc0^m*V",
-    "@C]uU4&;z4A.Vg]0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8LqrlhI;2f_^g0S=f0>yi9O$]4PpoMZ!24++aC9^qSG9]19rkO2a+>Zb7-,7*OKlMW1-@_nXOrjP*,3&Msu4-S62RRQz>4x9oAodzEQHKUpV",
-    "6);TKRu2r/zSRK>3F*3!0R%$.yRCT(i(dq&jCUI^:u:>Q0uKkLc;RUq0u6wIHV37X7y_-Aws#K@>MdPLkpvSn[ADi@VQ#aRRT4S*R^UBT$4__D+YlZygU2oj=wb-/E5mUwBsnw0aTGGbaSsa0vmFGi",
-    "s0Jc9EbpZd492q*4,2WvkO2/MqsmYX*q0P7F*C6O4&&qs9]SDVh!PJ*mjWg,H_.Qgw-BY^3J(dj3/bIj1P:ti1QRiZa17krG7k*M0tMLY1@k<u0v9v<9yI=_[L,8O4+i]:0^leP0uLse&rl4I0tV^]",
-    "Ne=0*0v9j.F9k6:o]gj-OTz:bGG,3Y<J^5w#RLxpnS^<sT8[<NF*X1%PBu5D2@n,+051.RH2;(hw-m5#nF1Fw03I[o1]JDB%AErrP&cRv4#9yi9^PLm0tK+75)WFK2Ny8%3m*VA00PZS4+PL4A4<T+",
-    "2;oBVd/FZZ0v9v<9]kppxdabM#RLZRjlls7stGR(Gc*7PrQZP$T9F3/9RuUDHy/(kstGJJHUJ+GGl&oa]G=0#SUH&jCpk8l0v@Y[,v$o_/.aV1P=k$G;Z7ZE3=Xyx0tdi]4i8z$0v0j/E-cp*F9$R-",
-    "s0lAiG&2ANsE2e9S<Q,bI5;349]SU]2@<@DGyoGc%&G;rrwJ<HHUJL;!Tt&lS+oKcGypG7H8@dTEHpR(9^YBz5C+7#N)K6:0v9j.9yHws9]$$4g)%QtH8G]M4WZ-G9^qRa9s^#Aat_RR2PZc+$pRk$",
-    "FaRG1HKqwKOEonB2ITnB0S[S@0tdGX3)R=O4,LI^88z%G9W&CR0R,&QYYzpK!Z]MrGBl:90S+(=0,P%esnIzK.Ki&<>6q^;u:lUKp%MhhxX1wpwDdX,=vnbawzvWTtpp9($N:%GhkXLQ9]oA;7zug/",
-    "BN[X8<B$9rrvU*w9]bmst=p4QuJjfM*8DjN./sjJnfW-n2fdN30S=h1/<$-4j1LEm0SSTw9]ts$.qtm$GB7fLEEF:U4%w#x4-6s[9]AF<@hEqA+gAwaq*VyFR^U19!Lk7k+)*D0G3TcN4X%y10R@f/",
-    "QV^q#Ee<yw2h7Dz4+E1034*6C3daKs:cpx64*@YuWDSYFo&gTM#Q>NXrUx$rG&Y6,2e9P/3+Vh-2!H>sB::u64+w+B5)TdK/Q.w-Eur#I0P8mo3!B#(BsDlg4)Njw6*oix[3Q/Ks-DyqdJnk)pQ!,>",
-    "tesv9+1;WZf-tb=1EHw>5-Xu9Gyo3[kqjRIGXNDd-m-Qz3pc5:6b^fcig*tM-Gfh12+0i(8]JA25,]WD4l&[k8ad;.0l-AerS%vN&I%PUhwB#_131nKCpS3&4Xvyi0UQK;/6eX)0uKn.@xXE#4,Ckt",
-    "Yc4A^/m!Pfp[oHOvH:uxssSA[0249*2iXG,>C5yw%LfdN.EH<&i_.6h2nKKu4vvgh3zEM;0@mk90H<T*0S(:n0t/,x1P3QO3R<onI&vQXIfSJH3sng6u0kj/IaCh/:qiZssw)8fBMkYlD+g0II6DeF",
-    "4+B#l05bp<HUJkf01CLpR1X7F9[<D_44AwF2U8d^03QQ203QH102(p;6*B+>ni&rYuenqXQyMS-7c:AEGyo3+p93ENGyoeo02MU/0l,5CJP!j;9y0(8&a.Wg2KfO8uSO3G(zsL(QyDh=2:AgRF-gD[",
-    "H2<z0Hvkzm00[X37%%@I12+I40XYB*,k^x,Qz$Sw01pG711]wJF-feTm-(h.2gphf3F4xv0S-3O/j-]2I8qol03QQ001pAZ1@3<67dcWGHUJ+3H2<C*yapRJqq71BQy4V:F9A0;tvv:(!yybF7C9Xb",
-    "(_%GsF&!N/02VU.9WnqDHTN>DDGeSMHvk.m02Vm>9x-c:7#A<f9X9]MG5[Sm02eR,9XNOwIF.n&FaQ<e9t,dR3*M>p4ILIT01b/+2%ZBSH2<Yk01J<YIS#a#0teyrG9EOQ5d+;[NDl.b,7=K-gG(wh",
-    "F[Qw%0R.rmgwp_JulyAUq=SWNG4b361N.EnHX#oMlAr.wueurl%McG4+q;!DGtH+o2Nejo2<L.t9s$b(3WBy21JM^]>yH3R:AV3RHtM>q3cX1WfBd[74+HYF9uLj^<U$Kd;zA2+N-5g>ya5jS10M!7",
-    "n8E/s7&J1j1rC,$AvP;23yuK_BAx[-G&TSNyPXve9<L/%2Z<[x4_YTPp#mH.js+i4H2=L)F>xzu4.e2Q95KhC0u0dz4aET-5HZD^0t(wY1F4h:4+iWCFDEuPz6A!;%@y)$z6CD.H!%P&AU84q2F^_Q",
-    "0T2HHz6B29uOBZ%I5)lp9XJ3lBR4s^1s;@E[R$r[IRFE+vnU<iH<=iB1D=dJA0s*a3KKV[)C&*)0lx(.F)=yLF&[)R[]YQIGROe[@>(NEBf]wB2r/&!A1X0_3k36mPA<SqGsgufF*1h:2LBTeB8UqH",
-    "/FV9kfC4hh1uZi+053![Hvk+q008WcA0H$&%mpt7G%)^VDvlNgzU#_ZA2K/21up>LHUJMIk@<NSju$V00x_$v1s*n+3lBw:7A!I>$N:-H[kIq&Bs0wg9]ty:3m+:s03$Uv@h5:F%:=F/H./3$BcT/s",
-    "<4saqfC4nl1s*t/3lBx579RjI.Qot,.IX1=Br(qg9]t*[3lAx+76.6WWFImy&jlX;Ih+d*B(W9*@]2hi;g2RR8xDyD0,yp928jg$X$rmz2Ks6r1v22+Hwp6HI1R%EdN;-ZFf/$Z;-8$Y9yF=31YRF1",
-    "HPt2r:ddDB4:I^+F9b3%;9VVCAuy[22F%X40S]xz@U*WVGc.>:FDo,O@U(!_D.2Cp06sD=H.$$kJ0B@Im.0ptY7aBt6)yuaG:$PZBQ!IZ1q0*66%T-],xV%0HNNC6FN==,IQ1((1_N7:$OSJaHZuSR",
-    "tDtBPGvEp;Ha7qQ:gxm#Be=jWHJt$ufdb$PEjTg&FO2_:Gyf]u2QoO33m+#q00=As1RpXn$ps$+Igtw/Bsl-gI5C]84^b#3F+MXeH-1P!ACCbzhb%7!GclA4FDNrH00)Z6mH@hk&M>YZGl0J:A0IK4",
-    "3k0tN0@aZ[4^b#81uZi&056aMGc$)Q9]tq279T4!02DLIejhS3%mpt3G%=4WB&ZewodW:8.=vCa0;Y*,HJ1x7kpVS0hb%7#Gd7tEA1gKh1CWPMA15[S8wpMi1DOjCA*_hz*v1C^r2@Lu0;h:-IGGDC",
-    "lL0t0hb%7#GdP;JA1gQj6FBs^2Olyu&jkvz76#u:4.wumA_,dj0Ux-nG:0rd1vD<;06!ZvFgXAZ1NLwT+@t13w#a7%h=s_$GpmRK1&X)@2.4Z;0S=tahyo6Rg98r)*9ICijUfZrECd<53cbn+1*N^8",
-    "4,EbM0UrP[kd810s*,mQGSuD*4;X6yIUi6l]I1D.i_%b!/#T-r#sSgxW*:]JG5G/ye5Ak$5557xmI4pQ0nO!V4_zl%0uQYL)T;VBi_%->0uRRl.fC:Ei_-!q53K:#<oOKA0Xd5iAI1SNj1dox0frP0",
-    "6Z4_X2Zi^Z3g>4x2Z*gV1BDq5vE3a7znU,(rOXKg:h%i@1s;!84.GH7e,4kw2=2S#84R()0SJg03$V[iF90$!#=(YLAjXip0S=w;:Zkz<jh6uhiPw1#1kIWi10<d[v#nPR>m#_74*-X;6A1mqm-nmG",
-    "tpfzs/SdFLbr3Za4<a)f6Av)PnHLYm1N4hE4-@nNWeAF=WDf$e&JzP79]JLyeh&,Fz5<.03Wx;j1_)S:%aa5F!U>(I&-k<Kna/>b0HwqM4+z7r6%PftoIMH62<f#xm^Lj*0S=%Ihr$5==>T>=5[tkC",
-    "23j8lIJ:X]4,(^84:!Axm-oCx+Pg9<Wj8SS&J!-JH#m(71=Sp^59I<@mKP5Q@j^,0#[_.wuon*%[hK@t$q):HvIGw!sS*Yn1MvnQ3OUz]m-nWlp8*dgvW^Pm1(<(j4-0n@A1g5c1fiHx4+>,*5-p(;",
-    "dIRYa0-:TJ7T2=%2EqXkNrwMd9[<D_Co(jk0tVvZVgaE14^TD4H8o:pVmPjuf&mXUUk.af0^oPXA2%<o4<Swd0^m-c0T0yy)UpE)J,Gr8#Rbipf&mSyngI>hrUnnY2G#034.&[N4,ECP0^ne_4;v+4",
-    "4@Yk70^m_t5Dy!cvjYz,Z4ayop]b,ICin:t2&^UM4:wo>(+v+pU/Kj-AP-xVvjY!5h65g5X&):tzYY%/.Ff+_Drpbo1j3;%0S>gw1rPKG(4v9;4f(SJ4+FUf4+(=[0^d>=9*;vGKM*uAGU4F]JvA_m",
-    "04>N+051tSGXO6IGBmdV4,1dyq5%&NKo1JJ/^A8YFflAR4*[Y%35ecV3Whxgkwp%^5kCzwEL&#*q;RHJQyMd[-Rgs%03ZXHbq%f276qx7X9M(m3ctYt3E.#z4!uSLIS&HaJP#7b0Skqp2;T^i8VUHi",
-    "R1X7#,_/B6H=kQj1JD5-Hm:pk4:OzMwE+gR###iS0S(9/0oeaL4fQJz82O@R4q*/8+yM=[+yV_[jFT1*4U:lt4+7N#9^hMF4,$3@uigO.4>OMNpkE494+Y8k0u3Jydmj)n%:oVkvI7YH$$SC@4.n@n",
-    "42#cF2H^.u2)VJQ0S>cxIX5z0!OZ_(owa2IrobZ()&UBJ2M(yq3l9>h1P/;lo(K-02>F$S03QZ2mzNwr95pOAh>wSR4J]T.wF3=w1ONyh066Hh0^3P$8OGiZ4+Gw_p#cfnL/OY.;gbAAg@!mt3Xh<#",
-    "3&iRa1:fyP4+!*;rU41:&!zzn479TY1KP4u4;OJd1q.1OuK=DR:FxzD1u,<N9__:DzXlHg<%AtR<X8qvHMG.PFK-tn-E6jQATs3c1s>y6+Z>)&jh+Mr=8ybZ;d^CH7ArEIj]T-*BM%AA:IDH!4-7mT",
-    "4[wf#I^b4Oqy@UvpadTVEdU.^HK*zY9]kg<1Rn@A01oqiFA6d[rRoI.rCT32GVTZ-ZZ@lAO27FA4^a>k9]t$q:IEMLGt2^Z5i]e:iNa4W3Nt&<:IDxO:.AxjIRGEq0XG022RW>k1s;@9padTgH2;->",
-    ")le<AG&@&61rJ5+2p<1U/8(w&58DCl2rmaQG2ZG04+Zh44,XW#zXk<Dolh;cH9Oqu1rHhS2p;^T[S>bE0XgpoF9$I*x9SBS1_#Gu9_n1==#/f&lQ.6wwdw=AM(>v=aJQX1AKU:j<dzF<00V=tF9t0)",
-    "&jcSCIKlM;9]k#u;*$S$Y7ZLA8Xs:kqXZw)0WtCj4#oKb2!(D3wDJlC.nICx2#fet4+ORMRSyx.,Jt-s/Oq*[01V4Q4-GT@uK<wHhXW4//p>#gwIvLK[cj56D,Q+9j]V9.IRF;jn05u7:UIwffSLm+",
-    "GBW<VCdZElFIY4-01mtaCo(etBrP.>jUyihID(f0F9kI;nZ,E[X(uu;01pJjo+1wfQ4b#egRTK1F*i:i1UAj:0v@Z2PYA-+9]APZ;E)V>GyoqTGypGGH97r74;wiCX9MM;2=^<2-[qRcHUKYIHZkG;",
-    "4;xMXX9KSV9yjCd0v_rc-[qS50W$y+GyoqzIqvNOA0Ro*0w0>KGyn_y(FYHAuIdLrssS,JHJJrJd=Rj4yXprH-sPJ40XG0YeK-&7$m$0U-[p#<qYw[6yuD@+cGc.!Kb!$EH!#cs4,4cM9]bn]p$#7m",
-    "H2<DO+L=8a4#wsO4+grRYyu+:524co4%z1d9]./A9^PDE4:j7Et=ozL8V;iM0S=.^nXUmJ5G]VN0uL>QnXUl^q8A;sHl2>M4yND:4,49vt=otM84n4d0^oo,nXUmZ12Z<PFC[ZL03Q!C)zCu=G^<W2",
-    "0Wvc.G-t3Iw%T>bH_.T+<1X$;1IDvb9].)89]tu624W8a,vJ*0H2<bh01M:w0tDRw9_Lp$0T(s=9]km>10N7H039[^4,&]hJPV)$1H%Cy2r[4p9]JOqBL,g&0iXjP2[Qm62QvT$Vjl@RoW24N4)22z",
-    "4,1I10v$5&h=+w#;dlv3)UR6uz[eX84AlAv1V0FS23,Vu9[<MIhXe%aQXdC6zf/T29].>EiLC(yrs)X^2]*n:i&O[1,(VjEFp5+fIRGCAGPL](A09LBQv]T_8xIQ9Q!h+1Fx688g)1KdGSyQGBp(>v",
-    ")l)AEHaD@w10NYS):97/gw_+^3)WKt%q.TIn(!M4y@X&$5Y]&KKruJ_7dHSO2sPJJA51p<FE/tcj5!_o0X5fCFR1^DIRGD:0X5iD58ndWQxC@i+EX9i0yW!HADjU,+*2Rk0yW)JAIJeU,cujm0yY32",
-    "oB/ifAKn5s03XN!HUJ-r0yY32oB/ifFX93*FyB)S<Sg)0HsDhT<T3C]2H-Z.0;:=[4-Imgt=p4KwbUC3hO$%+j3xpQ4+qw.RUZa0<+A)pza.]8HsDhq3p4-KGB5xaGXNep01pwF>n@p_C*V=rSur:O",
-    "4!r_!H[nw/Gd4NlJr4%qQx5]C(/@tg<Ajbq4+XBl0^nCJ>Mrg/<3-dm12#C^Qx5FT0^h7FSPtP+FF!Rl052dlHu69psR1$JQzJJrjz0_9Ne>4aP#:xRHvlL%G])Z[yFU+fp![bKssZBy6E/xh4;oD@",
-    "2M-040w1XXHsMnxH#f@zFK[(A%:oaq0sl^0i/Y!7GLY=EA9pkR2M;+N[!k,0Fx6TP,U.(RqRayyssS.M0unL+A3rwU3Li_2;#/<bf8kRP5aaft0S=/6Qx7xY>Mrg:sD_O42*OYe[_Qkx-r5[cF9]U/",
-    "!cZR#HUJMc-r5[c1,2Rw7TEz8G))f%-!>U^>=/2MGvW530SAMh1s<19paTq]O%Dv/>Mrg,xfu<#paTyM*PAsDI=p)A0WSnIG_eI[4UbU]72o!u0S=MVtauMV#:fK*z^P$w1E2!^BM%$K$O8gV4+,4h",
-    "2On58#:fK$mdR2N1K9x&AjZf815yuC#:fK*oX]WE2%rNG1&kvGU/IPI10M,803Qu901pGNj6Ma0)MgJ1<@PI,4LPR3106G[>f!Rsh&&3b*dhypmIDll+,45tQv*W^3Yhjw9x:xnBr@Hr1ZEEiy#XHy",
-    "GvregGeQpu@ScDQH04tUkL,O2.5LUX0R+aw1rIphQ!fxUHUKXlGd2Jp6*K;],-rYv0=U-!Bp($t,ct:/m-(xp&I1P@4&hT1H2<D7/bZx:H_.RdQv/:E2au3H46TX<34<MH4,e#1KR@4%IRF8iS>h-8",
-    "4(3w;]B(qF207+a9_m;N2,/.k4<TxwFK-n0m$J114.N*^OCPHNG4zZ9A0RO3Qy&[N03QZ503RMT01rQh:jxi(0yl]52lE0C2l@4M1u_/r4-$)J9]kr6A4)a/4;no-2Oo>BH-Y0K36YFF9]tz/Qy&vF",
-    "00@5DTptBE<ly!C,)0XR[RkgvIRFH]W)Ix_[]FvA00iU]0=;2(2I,au4,d;/Hwd5OYaaqL]5FMiA004:2>FVB01dZ,1P=fB1Rvc2H[>/Q9]AF#mKX(u#C8t<.l2J)39>qp7&+z_4v@xl2R5Mv9]Sc3",
-    "3g4=/2#WJ%4(.*EjTr/&lno8Q!UQxkGcp.q[PzI^AOo>y1P:0a-6<Jx-[=@@&-.@Z!v3QH4.V(>2rt]LGcc]SE,=Cz1(A0j2RDrc9_3sO3I;medk+G/RS6=;M:MSpA8]F=1TWnIG&8RX9]1K0Br,4n",
-    "36,,64vY#P1UP^Z0]$nqtN[(_%M%zluqX>c<eT=g;qm)9xK[x<1JJL!0S=Y]9S-VV#5WG!1p-OTq;Jn>8aR*&FFrLe01ub_(pCwwssRYIssRYcn,:oS(=d;VjYkQDzyl3z3-eGG4Axc#jH,M9Zw@a$",
-    "1Phy/JP!/YxfTxOC/U*;C:^A@Rt56(1P/(zg-ps!F/rYz=qM=n0ohgwt;g]J=u>^RA@d6^/;5QLIRFmF1R65kRt44X4,W.1Ru2Tp,b4/*kAR[94+P*/4+vBr0XF_@HUJBq@2z(1z6u@%G@*Pz9]1H@",
-    "3C^JM0>9dOKRGf0A0Rn]fM>qK0Wde=RtC$iXb%79n*k4ZhKFr0STZn&Ob.rBtY]JdHPe[_4]w[#2p>2dG2-RRk>aC=H[O[CA0Ri(0w1UWGUZkToAV0,x!)fTaLocAssS=Z1rjs:9XQ;!A9p$X2Op[d",
-    "H2;$d+5#Rh]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)WoB/oh4,M@Y4/LtW9]JMTssRY3:;I29%mW7=3zV7%1h(M.4+xZ+2M+;=uRR+v01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA,vJmj",
-    "PY&@[1+E$o5yt<<Gyo42!IW4JFu.J$4bPNVA3rs_od*vs>lH-xrsoGA126y%$XpGAh*%E/[#FkVulPg[DwBv.27*<!u.@[D1grxBBMns!q/-A!/#_c$3ChMY4,n$pZ4WBVh*%FR+u3dns-oT=BHh>-",
-    "2TTsf0S=.IiLL.-FX7p44$uo9IyB;iZU.x!3AgG44+@ME7Z)++HX34,C-=up4ysiNnT*r[4+!tfzyS(^*O37ZtBnB=G,MA6VjeS(S0gkuRs;1b2*^.)F9]d;k5:h.p;n<PLI/pl7!HqDFBCL404>5*",
-    "052plFpyV25Hc]=053_4H_/IyIrjn&0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal%np,KT!4%zGm1*Xjg3FWDp0S=$6S1&-^FaQ@g03I_^1:nC7ADIC,kXIj^0W].WssS@OF#sQ(0W].0",
-    ",vTuNAISkV03YB2H2<z+H2;;qlq3%djiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO<l6JwFFGEH%]j9_w0P2-+,99_v_(",
-    "OD^IWGq407,2pj<2>FVF.5e3tzL_oL2*!d,KL.4]Hn0RA8a4n3!KNG=Ml$48A8t0.766k,58VNb2<eI>76Z)iFb/i20UtLw,Bbmq;S/sl8H5QxZ!$1203YK4GS=fnGB5xbHUI[o$io321v%GL4+Pu0",
-    "M,LOf>E!nlR0!>(N**,-6E+(nIV/zl1;JI9KL#:1G=,[L4)@Svud4wBx+f0[*Hj4KzzhV3@(>7W4%bu*x64,sED6rJJr5>:R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S$@mR^Tc&R1XML",
-    "9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&o$FT*1Hgx@0S@d1,fbTrHUK^S0Wvo/*Hi]etOg6.:=lL*xd-z,mPa3]0XF_/Hvk;sz^[=ycQ!QR0uQPIx:q7NFyjIbKgix_4-+^eSOfGy52*pyR3$hu%mOcP",
-    "H8srw52=w1Sp:xQZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#+No]IATZ1VADjU-01plB7Y[1eR38I303J912(ix&47/U20S>hp&aVLt)VHAl4%bu.FaOT30S=PB!wwH2<!zol",
-    "6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y8g#jybh:XEtu4+yLS4+2#fHvkU-jje7E2!mJ-5VDn14;Nbeu:l>jE4lNc0S<_E4,(d^u:k=94,WGL4:s1Yu:l9f;E;/8--(5PH_.e2*08Yw9^6q9=P&L[",
-    "58^ND4;EVdu:k[tj#3X3,vJL4*08Yw4,)=4QV%%Ru(1IIfawGe1,]2G0wWI%z9SCis[s!w==8&mWDCQsCKNfzfguZ%.OLrhHh[S[4D7cy4+!hGHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql4",
-    "04gy!051zMHvk(o01,3*3CyDe3o.7-EZ6cC3eo2d2>X*&:$6,BK&Qk5A1E@%-ZhHO*e;%Qv%_@r1m=/1H2<wn02w(UA3QY10^oQ;>),sM#sd#a($cH^4+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.G",
-    "GRp%WC=eA:2G!y;9y!JX7&9R+JT),J0^oQ^-8PEm0mcI#8#j:$4&4wNG:j1j.Np-e0V>E$8!,SM3ox$@8#n+T3pXztH2<zAGyoei02;s;46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5d+iK6b^IW@5YNB",
-    "As-(9#0DQ_Hj&B$4^Zi4A1gVV5d+!U6b^KC=&.%(A3Qe30^oM(3LlsOIpGu=FEN^EA^_3t10FNX0_s]TA3QY70^oRBwp0(90j;MyD:I%E1I=(S9x/!R88-yhIOG%pUJp=o10R;HGXNhgHJ^k2G5[Y7",
-    "F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdmiNRD4f5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi5fV47",
-    "10FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d(.M4G!xRDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GP[=20tXKO)A0lbhs07XGBE%tFgPI(IO@VzUJp=o1]OIK",
-    "G5@,M(JTXx6#]u[H4LS^76:69I5O/N0$vYM$O9jk0W].0FE=zT1i73m9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF%hDK<S1u#uf/74:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*Q,)E<<FmpcpOf*/Af",
-    "4ZF$N0SL=+#Q>Sm,_.l>hn74B$fYJ0E8CVL2xb&8APe)!PX:*^ngI;^7B_PO0XYB@GXNMf01uM=[JquzDKjv:T;V4e2oDO7+,4sEF@32^1iHT[4*.P<X%7m*qyrC_0fxTT0T(pp1Rnx2jm]Fy/L8!z",
-    "AQ3k_7B:JHH2;*@pGXBE964bDK<^[72M=l-hQ8JT4#1)X3bnwR0S57.1P:M3hPeR,m4[3P*VAVY0/$>h1/IeA0S=Q2lB<v]I71%]Gn:r.FA6m=.ik)82hPX>1b,g]H:-F(6F4Cc0mJ#!0SlLdTn@A;",
-    "$72vSx&sW(#xnvo0EA,/SO8Z9z<%mllmP/&4+W9mI1<10YX<%!-P;j/G:@)i0sP1x11S$5:aqd[yV<29PY2480Se6o1CONy9]0@LtBC-wneHqNq^U$/=5+Q_HcJ8A1=<:dH^,/k2.w$N4ynuo4+#69",
-    "RSyZX3J1S<4,2-DWe+*MzSaQ.v!ekG$opLi.iKVPmBI<WG#&yx4+7%7y#WsnrlC6&GVZDy4yULA2*2BB4T$Im13m]cp/%ETh20Y$8DZ!0R]4RTZ_]%%5wqP188=EE4)Kx!Dl-r74-z!k1rGk&4g^($",
-    "JqIEW1)lyN9^P4B3fu+-Uk;V*&=!+f!SDwU8L5B,9]JOlrBW0$*1!V;C:^cW0t4XZ1@h)93Kcen>Ye-Xvc0YWF9$I+=a^(*9yaKP0y-K0Ea.5L4+pW+0uLMPuUieYh5@a,6gi9m5jTws4$T1vl:r9N",
-    "n]lmf2k8k92gZOP1JD5m$bcXRK;-Ne1Mmd@kaZ6NgaZ=d03QlD03QxG00QUQ1@C%80KZEN;Vtn,>N)OEGWZA&1=3]r4-,EYD/[zt1MUd_rU4%bGM)nxIRFKU)e8(-4u/f<<n-VMp92o<)vN&whva.+",
-    "-eu!k>sm!XAQd-:0v@!9p93!sGBW<kHMbE5)ZYgQy@%*OiVO&ZglG:2@:p[G9ijst0y6*.HvkU>zy:onFf1+)1EK:A-lBkB1fhi:1JMBnqlF*@LJOh-1Dq29=4:cS0,=&2m$OSB3OS+!4,dfx9]1D^",
-    "F90(!+7Jc(fCvbquLutY[k%*M9iIaa1BAJL1*QQX2[NAp0tW@M%ESQ,TMq+;0](*2ngIta42c5-uk-5m0xUK5kpcyx0S=kR1]JVI03QT100NE[4EBg>1L^@V37E]X4+X0RA00LT9]Ady0_9p;4+=UW",
-    "BQh*54+4w:2*^qV4+#8-AOp]/2L6d42SE#/0]EU51BRU>4+5bB6gB@K3ON7]52=+q0W]o&0];8kO9^BA1h/_p2ZV^D4+n#lP!AlT10Mr2)eaOnsR0iPtp)>P1O$u>3]kJ&2>FSF;hGC@vfr!$4f:G^",
-    "1Nn6V(%KLY0:lv&IpG2i3d05-4:SND12g_zp[INemYW&;Tm#y<5f2KL[0AQ$IHCg]0yVY=1.Q.o4++Bt2LGfv4+EkD4-0#tAOq0:4BU.&1<nQn0S;*z2LX^%E)N2t0_9s<9]^1D4,do!9]1M)3<$Y:",
-    "jSvL:4GF:o9]btU1]J.c03QN4p92NG,w+Q8!3G7D0R)W<3]kKai31Li.g5V.u#OJ_:-Dh[!Xgg.gbN7MyLJx:s]FtrH2<z3H2;.I/pPJ:0]eNH5fm@a2M&w>0(Ku9FpUE*3Nta-4j&3NtOgS[mH@g_",
-    "@ws]!sR$1YwUZzaGSas]4XXwVt%Fzt;J)!Q+)Ez.Frxz$HUJ+AIRFn2tOg$hHt,AsoD:X$o<oTzhY.+(u4oSi.JJ,%9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Y/9M50r2@0(&zb/TLky+=1IPvv",
-    "G0V6p4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%&xH[L+1d[e2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTImzW:^(*X#Xm::p438)]k(BVq_qL;lZ0-mHNHUJ+AIRFn2&ITU<Hvknk0150F",
-    "2%N_20TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&ISazj^Z;AvHm-[1Cav/[L@8N2Q3Vc0]U4Q1C6_X4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:4+*#iGdM6TE)N5c",
-    "0]/ZT4,5I6AOpAOI36:&1@4[&1>$SzD*=0*Ne/;30]o2iPag>7r_;lVxCS2tH_.wm030*@0HOs4;(Itt2.hVz4-@oj9]]=/5,$ljGN/Or2L@0Bt=o_O4&VtMF=3HVyDSK,pCAWC45$MmHZ0[L3(7VH",
-    ",5&+K0S=k$1]JVN03J910y>oJ1@5C+0.rW62$.3j9]khe1@i#.ARhxYni3Q:s[s!R&-^DSmH@B/5Di,nr_<7[hz$guEC^79AO^SX$de2bH2<tji0Z<v1<#F6s)Paz!2$!32;X[M4*[9h2nQ)I1uZh7",
-    "xB(P5.l#XZHL-fi4,C[f3X.am1hv:y49duw0R>h,0VNKW@XK/D84C8+1Ombs1H@:l3e@CX;e7f/e,BgDITJAP8y>;])-T0IGtwysZw%$E5e^2Pd.L;iT;2z83LgbF10N0Xg$D!CBm.W,3)ndbfi(@l",
-    "y$Ap]4;oyB9^zQ+l;M*k2;U;n2M++*ISMHs8#viH9610Dg!;/n207U]FAXv;+Bpj11>odc2,,Oh0,Y5FpXdP^2r]736g7ne4+!+MCl1yN1X/-)LJtM=zyTCBr#258o(l^D3IxJ94cs_yH2;>CuLun3",
-    "t6K%WAO)qHOAiU$IxRFX01o*90=B+d..]xXn(0d)G%;&d7&QP6p>&383NWw<BR4EA4+F3b4,;!v1JD5t+&T:2mk0-9;<Jps+&TurBLuer9]^2y10N1J02;u>CjmGg1Tow;0+-_=>vcF/G&bBi95w&_",
-    "XB0H10S=lH6B0N81&7cL3tJBq+&Tl%0S4SU2SN-/0^;j;8#dfJ1(+ZO,U1&9G<k/64:2.U4)PNMI^ZZfItZknOa.Ge2oE&eIvh3t1N^GzsR0iPzy/dJ01pJ(iaie)+&U*SGylIJ20[,5>nwsj0o<TF",
-    "0yLrn2A-Kh4+=3K4,dfx9]1A]9]AJmItc2Af&m1Y5g#,*+&UaK00L(OtP2kcok24:Ff1+)1D=v8s]EwR0SnwZ4x[%x2,mN!0SnwZ1&bgB$N_/vs]FtrG5[Vj00KJ;0=B+XgUG/F6E&+7A2c!CIvh3t",
-    "0%rvC1P/->K[GiqEG@cNi_]o7+&Tl$0S4SU2SE#/0]lX=Wdhtf4xs^Dw*emtIiUj&52=+)12Zt810Mu4+&TiVI]!HNOCK_g+&UiuH@NXX&,wum3athsGAu3+1D(nP4-0)w1JMBu+&T@FjR*zzkr5j:",
-    "+&TsR9]hq84+>Hu9^hDC9y0&^I^ZZfItk#8f&m1y6c04qIvh6u0%sI7sR0iP!v+M67Y>rF5Dyi$$shyK0S(+b2kPW*29p*8q5^)uItHL41h<eo3OS+!4,do!9]1J(3;BqE+&Tc1J>*7EFElka+&UaL",
-    "00W#n1f_HG3c&=wGynvR5DZ%n1Bn9@HrzS_EDVVQ1kU#j4+Pvg6*.TP4+=UW9^hGD9y9-_I^ZZfIs;+05ed$>4.9u#+&Ui%IHwyA3Wz^i<Gb>tyRHEXTMrZ5Is;%G4cs_m!G[P3$:Jy.1v%V0Bsn&;",
-    "0UruEqXQ2QtOg$hHSi1[12x.>1H-n_3DlntA2l^IIxh,1G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+PvgB[VSQ0uKtw1]JVK03I_^0y><[+&To-J>ebUOdmBd+&UgO00D@X5d=CN",
-    "4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO(ZpfB=&CIu57.1:yuB3OT3)4,d@-9]Sf49]JbrItZ^E4,+$^10OXu+&UaN00L+Po)8ZTszC&hxmpFVml>OP4+D>[7dG5F2Q3Vc0]U4Q95LKF1,Kst&jJq$",
-    "xCS2&HUJ(r00KJ;1Kc>Y*>#mr&/emvG2A*FIRFE(KLo1*4+=*j6gl5N4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFK#-#Lm>ltBZs",
-    "[RIOr4+E(K4-tM%C=$9%2Sp620]cI>4Gi5n1:PS8/mHN4(FPw6Hvk;t00KJ;1Km0Zs+]!NHPjIwCo$bR43#(!3X2_P3avo=zcvFe4+FTb2M,$FIw(0Y00%@M0Xn/B1.C[-2soXG8XPp:o>qyX8ZqVg",
-    "2qH5#01eK%7%u^iGNSARFHJTyqwE9)j/LWZ0mhjLA_!4[59R^/:-xk*F!87X4-HBG1QavSr7sTypX6x+A]C<W$p-<AH:m6c8Z(pjCIGGn17Hsa,;]t89S.9kgaHpN/(,pHyGIAI0S=!G:jVME0S=@M",
-    ":jVZ@9]kt;:jV!Q<c]DohQ&;;l:rOT@63Tx/d1@11DVV<1%a=_59kBn@9TAPq!AAL:jVhL1rGzZ&/dgVJ@V/;4,W[K6E6!mHRqT$0R2r5E3oSX1)ig74.Vib9^71C1A$x$umc49..0:QAN%SAFEleT",
-    ")1OWR&j^9+#e=ITB;hLp1RoPJ03A2Xl=YJpv]JwmIL(S+C=$F(0:63:0gM3-71G=gA0syE/;5PkH_.>s01Vvf86N[SfaeDv05]7D0@mG-4+QrC4+Vjc2=/-u4+*8DUk9DsYyv$G0n!)*yXXfG0=pLm",
-    "0S=q[uL1(yEDr+LWDf;Y0S=VY>kSM.Gcq3mF#1mjkOU3lodOFW9]];PO%9mzW(..6APL3gYY[X)3g74l5-*>=%4rWD,[/P_1S:QE1Jkk,8#c7i2MB,z4,3EVLk]nj%WV%V,@Wxc*$)PI9]t.qwFC:R",
-    "-b-n:v[MfO%&a*E,^7G&2IRIC4+o0aQ4au;0t)NqW)7]SKL@BQnE;+2.l77gy1/Ue8#UZb2d;h]4<s(tTn5CDaw[>]@]/F]f-A5X*!*P.n3+NWMFrQjT<L^uut6>QGcnHr2!qsQ35oL;1GTCL4.59t",
-    "oB-rL3S0t<>X,aV#==-40):^(4+6Z)1P:IzyAuwGRR<g/3i-j@2,w_S4+Cxw1ord>00.g5w*n4^3k8X.tpN@Tj*/b%-3f]ceFcN+X#u7q3Y,N3#sLp7xx[7$k(;d;[j66H4B@O/>OS=9.0k^.xd[&p",
-    "#Q@EVEV:H_#Q@rgHaGwX@>Kmq#Q>cFU-uy&2JWkG4+MknPYJvJKMAxE9_U=k.75lY:>G:efe8hQ1OSaJ357ui#/8d#i@[7nqyGXNH1j$P.h92E3V-j%HwKyHKMuXTZwc$-X#x,r3EI903!)JScn/A:",
-    "mmdS9UkUnx(g6s]m>Z&g<^2.(p6Uk.kf[s,rKD#K@J)U7x5ESp9Ru+w29:a13j6vw0HR.C5CXR&3f:P6(83c1+p/a41is8U0R-+/xF,Xjn,vcq#<!+h/K/MlR^PP$0RfE^4&dqp0qGbH@r$kb#Uu[k",
-    "0S3:%AP*D2xB;E*<;HV]C/UX;tX:ZW$iZJ8H_.e1q<7+IE1cAE1=NydGJ%6k4+hfT90L8_OAD3@4+Xu>4Fa7I8!@Y72-L1Z3OF*y9]gSl9S-iX3.vzcKraL^H:LRz0MjQ6fRaxR*9il)RsxJv4!G;!",
-    "0.t-.>3[!A0Gk#Fo3vLBu&f:ih;E:311o_YDFlg41N8w5ozHO%gS&JNyR01!q!13a.pu.[O#!N14x@Lm3Z&-u9x^..3kaPCGdM9U-Ph;^3,]XP3Dd,R1:R-4AK&rO0S$q&Uj<dm6b0DT8Vu6I4F/Kn",
-    "CLAoFzYPrO#1#)g#;YYw95#U86%O6!6b^W#8V-eoCM7m3*2Wb9HV(]#6E6oeHqF/*1M$EK2ZsU,%A=7g<!3KE*$NK:ve+RH7si&I0S=KGvjz#A9S-n-$p-1bmlzA81s*h-j7k>aylV#80t%0B4+*K5",
-    "m-nz4[ml_!xWF0;-W@9[9SZ0Y2ZqCn0R-b04-OkcEjTrM8Z7@0;lA^Nx<,/iZUc@J3&QOX4:QUL1MOo4y@z2%$@/aRtpgo6(6$Bx;FtR:y9>8fGKUBO*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>",
-    "1<N:P0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Xh#Bo74Q2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan2M,O#)</)<!W.6,w+9TSD,Qsq,U$T!4+WaeIv+kaxCaLQ#a-yA8w]Jy7&!ne",
-    "G&KMeH.KP5GPnmEIRGCGH2<VclG+Xiwg;X,x(6QyGXNGg02wiy5DA[F8!rkgF@W.^K[31sA0-#Z5-y/3ijQLi*qtK^1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^qFW2LkS_A0I3<zy^@.H_.ne03I=J",
-    "&jJP5w>Ou5zy^[dHUK9vIF%(1y1,@&ue$[uHMX][6*Rmf4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU9]1Pt7Xq:M5Ce.A4,W*w2OkD700KV)%n1(>fDZ,K<Fx#Y",
-    "!UrD]G5@STlL8Mb!v>OF9xdH43!I_z0S=Yy(h3]l;KBS8EiN^Q:ofy=Fb>(B;l^XcT:[$JJPy4*2E::@F90++02U:P#_T8)gKr70H3>S%Km)ms0S=kWFC#WJ(K@h40S6inHS+,oh;&I!9^6>EF9Vw_",
-    "0Ync3kDeh1&zJ)XpPeBO9IG!60[UYFxS9;Cl3pJHHi0Av*u8EK2l*ud%[UJW&ZHF&8Q0hb1.U3Q4+q]gIvFwm95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F05$m71@Dmp8xIGffjSC/",
-    "mthQ:6$9/a4Cpci=Zp.W.^wcfpo1qGa[vy:/T.KWH#wjN2b>[%4+G!@1),P,3:pJ(3R3^12.M4j4yiK&bsRFCG6Eh1,=)x3hD8%OHUcCXHXRB2.pvGzsL%lj&eC)NE(p$M4W8i>9yaGQ0sUbMt=o.l",
-    "0US2_5,.P)B<5u]OdkO;/Q9[K04gv#-]c>k$9V>D5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q:$mns3-6c5(_.Fq[t$2S343hBWl7A)Sc1q5:r$ejrf3CK4e7Bv79GXM=/HwX8M6dw#Z.u;PE",
-    "5f32eHwe!b1o!>@A1W^0M+Cnd9^hT%M,9,qc;CQV563taG2W(q4+Ol34+iEw3iAR6&iY:k%%^tm:Ky_:90DH/vE5%3GPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1=$9;4,2oLAr0)FLjs-w9]]$8pdkPr",
-    "4K*JOHLIW<4+6i[L.!l*94j.5v9n$Xj,nv]KL.AtU!n3EWMg4)aAjnkoL_<NoAX(35HLA5WHL6h%9[ZXFIW!Y#03v8U/K#E,V>fajsXwV0kGZ>4:qy>50wVL%9[ZX9<qvC43WJB4:VN]Im!zUV^rc_",
-    "4.<+<4--VV6b_b253UK$%9[ZX9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1Tog,6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKUvfLpKq@6)LECN#x/mDg:1rMkJoxBAPB7p<D",
-    "gaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+)>76Av-[4:+F=4,vTd6Aw9BA22ci4>BDp6b]]l3Z.S04:7+14;+794-bk96AvU^4-%FO6AwA(0^pK969Ty[",
-    "55<w7,V>f>vJ($Ghu#zq/:dS/6c4Qdi^(@@/+6ZThfD#TqG1n,0fYDx4.h[c6E8YuGxhfq4;phr6E6:SGw1gc4<liU10Msplwl!KOZ/h%3=Z$NVRC14c+81n4=wmo[1Xpnd::&k01pS<CJxjzFAp-_",
-    ")DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0a*zX]+=c)d500!gXhXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH>,873ewAM067E_1;H+8EH=fbrU3/;qIwSnn@[pbpw*E94zaQ@",
-    "4+,$c0tbmw9d(UgFf&Fm#;KWVL1zyS<v3tP>cRB@*c1!Ptp=b]<ttCAH8wLtK^Eu0P%^d_Fh.YmC/VX[%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,osz4g;;yrfUYrqz4YS5DL],a]zf25ja/<:tino",
-    "GdSqp*#QTn#vcm(0]TC74uNq684iru6$-w[4g3Nh3qy(m1PTW1c;sfU5i!u]6adoK6FfsgG]+qx0nB3$0mC=B6CEwY:LL#BI^ZOi3zm^=0-W>6nywZGjspgZ-1:.x(heUFH,;)Q2%ZQBmAVZ9UJfk,",
-    "w=k1z)8gF$2xkTC!Wb;zUEFXCg9!>Z0Sm3p4i3L)1jWrq4,e/l9].$y%Gm)3vkMOeqs9#jCl3&(#tjcc=X1wB9yQTN88y-J4+XWkVJ@]eG>.B04c@F]1HFwt4/K:f*#SQWGchd10s/z@loAgFi.fOL",
-    "2@w_=$%z3KHUI<i6f_xR0te)+ISzsDWdg4,4*[lwZ!0xl%Y];c2a:T-J1sXffB=[Vl;fX(.E;N9gZ2drh38)kyU]>.!NdX&0k7%<4)VWX1oh<9051f@0S:D22m.=b2,wX52GVl[tDKqv8#BI=2=2Gx",
-    "+W@>RC._:x0uL-#p9(BBU+vb50SLGM0Sn*U1PuDXVGjVc%YF]9,K>xw@T,9gzP6hI1$P,b.pdWq;YRUD.pT%80RWY12[-9nngR:Gty%,%xC-x9&.X_kDgjghnN$v#7XrQ28yqy;vmFD!Vh-an2!!$)",
-    "4$ox,!z&Jh)Mp34BM$.!Hw<*D0S3-r9TGV-0=eE:1j;@h4)bLPs)im90p)fECJeEwBp(Yfqr;FmHM=/A1c[[z2JQnZH#(Qy0TnFT0]xn&Q5JRT0sw*v4[><K8Xo[NG#oMj0u^<@4-hmz4=y)p4-,$*",
-    "0_]29EDE-E0S1P<2MfZe0Sl$8Pzu7@0S%*^0uGn79Spg;*#RE_IGTtP4!y$x4&4+VU<)4j9X]pwFf)tD0SC*nP!A2u-_NjO1H[oC2mZ;e17RLO[h4D9nwT3AHd>VP4+.]20*BrT5-HOmhR*:Globyz",
-    "[MthoIh>YAF)@/,2;)wmA09dA[0RkE8Z*vY5jRyI2RYuW9Um7t01lJ>4:GIULk7D64]3tF9Ulcb01,I/ALau&00f^:MGpt=[Rtd3ysyXsFAzB^[FMPZEip912NyX]4*/D#tpNw6oe3H-@4cZeG&TSq",
-    "AvLe*dLJJ*@4ca!0W&rF6CF6[<B$8pCI,s;9R)T&odYl]FrM&Z2$3ohHi4rM9y0wb2$hHl7&G@D2g-Xb4b^WM1<njj4+y@gV-4B_H3yQ36(2n@>B9>LHTN]iy8$r(4z,RyD@suqu>Ochj[=cN0TTzm",
-    "3k._66Bse!8y=HW01pD@.Yxww3.qBtIo0>J4$2z_&4v[ZQ;2;P2a)hh2Z%2Pt=yAZxUHiB548ib#Zm=&,eLh=35(7F1(hrh0Im8R09=:Gr,/ayF#vWBga2L+S-!kFHZ#:NA0#r!8w%h(4(9.1[Obn-",
-    "kGvEQ2ivhwFLpOL$Qv(mGBf^$1U4[+2>ZE(01eYR57Yz9ry2&vlT-4_$QujbohJb+F9kF;jR6PsgjfLu9]JU#1qA&077daE4,2O2WDgVm-X5x0G&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8;+q=r",
-    "HZcGTjQw[PG>1)11enkP4Ct+64et#EviMmK1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF0V5xFH1Q2Dax*XhF9I](00x5aWDn#6<eKyErfv<i<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6<Ru]N",
-    "@=O&yiM]5]c@pGoI;Fx^71XU#4xP]y02c+nm^v=jB<ZCd-86qFn>_*,DlIlL01srs-uaquGT^ZStpPOXDjyRw02;x:y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[<5fgO/>&/w*&h!G)BRWng>9Hv>XiH:",
-    "Dla^VF#s:=0WvWF4zb/,4+O$kF9k3)mskerfe#I_=4$R[FgLW%0uGoD3K#=[g$N7uwqq[.HahA^6gTt10S.zxa1T7$<f-5%tGAH:4=PRCKMSR]V,GI-dk,4!i-MvVms^qQG3Qk%H#zq%9]br70,-e4",
-    "1JDr%=Ct>Yk1,z#G5V4V4*-Zx0tn;x36;Yl#@6yhl:c80uJ8g5;%Ep,wxD7kUO188X93s)Fk<kG0B-d9HeoepG^xZp0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#0uQYQ*q+/04$%e/4czTs4/qj)",
-    "F[cX-WXkPc4.DTg4-+ZG0S>Br55<@Dp4.Tq:In^D*q+/04/G9pjSUYyQXeTX,wh9UzU:ANCb$6)DcSdD4qFd4*q+/04qFfX1lXS30S%!A50wbmp4.Trxd-ymfPh_QD<zYBxDpQ%;*Cp7GE*NZG5@-E",
-    "kB/4)D!2g-I*k(#80oM94-<.%8RD/34-x$$$=>V++yM:l1P]y3*q+/04ceOl0,gvD1cTpb1]S0Y2<ffY!/C[jHpej!0k!&=0S<S(oB.1j0S=;9wQmnhp5JH/!j2XWx)D1yEL*$*4+@Jfg8:58Y!3$X",
-    "yMqA>3DV794,vqi3J(pGp1/VQ5&z6n4C9Oz4ymmQ4+z9f3CZAR3#S;a*q[mz6SPGJ)vXZ<rveTA,C>cz0^kDv3I:CsYZ<%tECYqzDG0).0S@mnfCdjrqy7yKN4gLXIi^SF38Yd5io0wF[rw9D8V<O/",
-    "t=pqkHOi]22-Rhx0SeB/Yz(u)7Z2e9qOJiA+0Y0GwX@Y=45>IV3fTe!&[q!#rLF,6D,V]ermg@W2Q&a54:$lH1vUU5FgXA!H8ubbJLHOO4>5ZrR3A]]%LxxXittnh=4.sv-a;vRG/s4L4+PU(4[(G2",
-    "4G&WE<(%_8R^UP^0^nIFmlh8dt(O)L1fc810S=p.rWFjy@9lN4XbOc91K_slHXm-]gb=Rn0Wkmu!n7$4gb=PnGXM>+--j@5]KC#%:Vyy.05paXAMF7&00*MG8V;185g0M<tP_2=0s>kc4,thCAD00$",
-    "03I=[1zisig%KVx@EvtU4:E/k8!@Y1gO;NtoS+#Wa5eIXh5-WTGTX2p4.6$UFLpIH.P9GMG5@+,j3ErI:SPaIiK@m_oo58Js8fFsGGt_mW-JH4,g*x#RSwN#4/h_]M$uyrABzDG)dAIG4:PX.55)z/",
-    ",Fgof*.%ku!3z%z,D3]iQV%w^3lC%EV,F*(2<f3UV,F!;55).v=A,-S;g.YF<na7qP7d[B4;$KREiv_E4]V,x4.V!t4-X/D4.TO.7/:gHAYTvV1nAa!4-rNf5B&$@)>M-cy$BBpkz<^qPY*TN5)ToX",
-    "WDho1A1yKf4]kzt4/%g@4;eLI4-ZOr4.TO.8LeawAz%-51hDfK4+HW95BvwUWCNlI4+6Pl3nT<,WDd%qQx6iuuW_IiFpCim*ya^:3pnqQ7!K=R9]<!Z4,5U[2QL6MEYSfE2ei;!0SbjW4+,]bW&(/@",
-    "4bu;.tKeq^bPd8^4+WOUivb/o00G&I6b)twz3mtu6f=ta7zD@E6Auv0zXJpA!_@D*HLtV,4-7fEQV$FM-usGB=N0%tIu8K3ktzeY(,96f1j4/y2yhF(hYJmiW(^>&9xaV%3YWo%0Sv_B0uF>^1Ou*-",
-    "1P/z#!VCd_6AZ=s4,CHAk=v0#q8$Q73X8ND4*-crBnE<M3/ce;OAk^X=A-aUGLjMxD#Bb3N$vkr4>4[&i2)B),vSRir[+^)$)g>t1q#fm6AQ!XQ6B:@00qy83k_uL4&@VG<,@1-fXe]UGByAVtziKl",
-    "599,Y%K,,Bhh+<oKnKc54+gWibqT*r1ibfq4+WV0aSsQA@(q8u)&vg+g2agd9]bi44cHS8E_S)G2-Q6!4+,1U0WT&qGNhDJ3xiDrqy8/*1^xm;BOetp*wg>IkOB@nkEv20axefN12F&w+vXh).O9>S",
-    "2Fl>L4b[[E365b7-r#&)(T2wX1kITQ2RRM7-(r$@*OLMdJ/6SE4=qluFO_r[G0qbYp#h6:AC:>),U1I1gUtZ^69T<tAqmNK95gTvlcfR/aMJ6z0UuE<mWh1@iK:MG4.OP54:0Rz7&OEg9x;zKHu#7E",
-    "9yS09l-R!;*^*sto9j=y.h*GL.@4+g8V;238V;E68VR(w6c1.mXcJ^te/uQYVKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uPi1sOgRY4-.A74,EQf4:3[;HoFTCWBO.hBdrM!J=E,4V,KwfkLiv9",
-    "4-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1k9p#4-rNf5B&$qqIM4(y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m24qp#C@e+Vd53vNg/#Bvo8^bAX",
-    "@3JS/jsXRt2oDhYXcuMxFA>K_.Caq]4:dN85k4]9HP7e*4*@Ua9v:Al]7afzW&l3@G%+mJ0S=Z3&1wjWIu8o.sb:S#&JPa,fy!tIbPpK+XdeVQjmi,Z0A:WI>XH0F#G6$Jkb,d!6R2np1g+Pc0S>GR",
-    "XfF&lGyo2lC/UX-Xa$LC1z7.e4uc=My#WroXb%m:;uG#fnpX$%[tN[Eqy,0r<Er/iST8FyF=^m29W($JIRFmN[sjt/t7Zh)HV+lB-AbBvInAG*0S=PgoCXZsf_x<q&5]4f2M+0_oB-*7/K:E1-I$hq",
-    "H9Pyu1>)XV,PIWm.pL=gZ/.VK2%Dn_2D$EW162!cA_@IG2LrL1D,Fy81UC$55-++U1ms<>EC_3a1rGkhEe[3bT<LVp1O/1/1J/3*3e<yN29WCl4b7.y4/u3-43N^-0SK;n0^j[N1@EXA8xH<V3l9pi",
-    "1rI9OpPm5<!@)H<(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJ)bmgQ2M+@6rw$T1eFlWN3k_>b8xJDJ=-8F*;_DNpmeT.T<8ALt9QR<m29lB.4+PNj5e)LC2>FqIlc7^!r(p%,q-DNK",
-    "mjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0tfTBW(b2@3,<yX.2whs;*b2S;6N<*AjIH(A4xfo9S.w!xN[4!(*h3[zsRlu1fK-02M++Q$qNP2svi#tsNZ7:$U,GFGn/mhLpCu(H2&)s3)kTS1-(Z_",
-    "0=imR4wC2t0VNhT,UJ9@0W^Ns,(v-4q#O#7m/Oe]kuMTCY75u^57GjJ,2xv@FrBgj39(/nGyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9B[4Ml0v9&K0v.Rb1;Sdy0U,^0.lh1xCpF&!4#ol^",
-    "GdQoX0t2;;1rG>/>W_aUGynpV3._Jl3.aUU8V.7#4+PJwb[RLtUkdCE9]tpyigF$@)D8vGxNjag)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj00oHcTms.&4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk",
-    ";7j*F@;)LuMjr$),3:1XGcy1RjixLEkp:Rk4FI.f2lDd=AK(Hx,3/eX12zB[FyX<r9^hI$4Ic$C01>]&9W]MX0^liGt@Q8mk]YVq4G$x.j2#Y<dJf/z4_qr#g##,zU-NVwE-u&r$q5IQ>^_FA05dV7",
-    "h64g24+Q168wy;;IER/62CU+H4+E=SAR#j:BM%R^hyfoiW&jF-=p*h@I/TTL9yH3TRR)0WJP#!Mh64;^u2l_J=66UznT&4>1dxXV0U,^1]A+w(Jf<vfAFTy4jfVpVs>>[J+08@(I^bU<&Wr&M,va9x",
-    "A5k:w7z,E&>xd0Y7L5/N.I#)(9]]<AA3!+(9]./AFGV#navuda03Sj%01pb5<B$w]H_/3BGXM+R;Ro:H#CHUA4YK$k8Z<)aXAdFvzEv*;GB5xN[>>w4qCO7:l8+$]1=/ZT0U[4k*AobypcDy/;+p(u",
-    "p^tiQC*@nH9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5bw*30T1K<)]:$b)sR-Y3D*,HIRFCX5EeP.ItIZ-3$#TK2e]Z74EPcamk0_0suLdtF>VV00R.upyw=Do2g_OK9]kv<LkF15R0Y[34y:sj47DyS",
-    "I5>]XlGG_;0JP[44p[/zO%DasjUx@#xm6x+zLpIS4C1)_46-cE=xa$pr$Y<n1hTnP3&s/(%bpky2G9710S1n*j[y$<r<K@fHtAUuIjsZ&ngI>y(KHVswZvZ!A/c0mABF)o(ljp:H8-=T4&(Q02Eu[<",
-    "3XPr=4c>A!4,^>E2GHv^4XHy1*aQHI5f28+j]&df1@EgX6E,z8EWqR)3bsfe(gHJ@H7[N/HMATVG/z[23G.+MF9A3<(*++xHSP!:Q#1e%9;Pvn3Xq.!0S>O62<fsJ@*Q[K0uKm>.y9Cn02(:E2OkDC",
-    "m>r-h01MC59^SN9TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmCCj1vz9#10ZN03J604*vUx0R)AT1p^wY0^pVzlB5AIAUH6<4j+aAH_/3CGXMt6(]7@#[sIZ)<)8QU*dQ+sGBf9f8V1b@1XB]$qQW5y",
-    "f^-Wt(*n&6A6>[CCo(Yr2)_eZ4+6!gX$HmUau0B!yrcmiAveK;Y7Zc#fL]YOIn50iGXNbj02ngG3obb^gbWV8b>^qs7Y>oa&LtlUHqC7rZJoOb4-@)k0v9v<4+XkX1G[]:4AZdzFI>Y;00Zx.C1GD:",
-    "a&m8S-*AP#4KQY9FgP[an,_u%QVx/)0S>x$4@^V17!Nsy0uJ484.lj=vkB(G5f2*l2<eU4oEQ%+P6nn84;$KREHV5I4]u4Y7!Nh*0v/soA0aJ;4i6c+oEQ%wUk_I2;ZFWb8:Iygg$VA!5e2UZ4+P</",
-    "9SbA<k>rzR$KGKd4:,ubAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9)_#.2(*X[=h!>I+1q]n49].t8lxqU;1rG$1O%BBGV+iTr0s$Nk1&=o&4z2+XiK%o9$I<a8sY(wSvD>REwfO^H*)#+1",
-    "Kpr!JL-y7fztBYt&dduA,>$>[;aToW1Mk:v3MB=5!_zGu&H)bykIY61-Tj8vLk#,H0uKno%SI0a@nCZN0[@;E1M/<g2!!7k4,D/7Xbv0*hsje93f+>e4a2D*BsMpm11m8#tBY6!=7sr3yiXA@n2&KE",
-    "2[W=c7y,mx2H*r3HvkG[5-PkMO&Kx(3LF94dIPMd9S+i<VFlx[QYtJl83l-/D/sWClJN@(>:BP[3p._>3kmJy9t!$NF9]m>zNTCSp$@lDum/m8lK^]7@mq5H(_(*Pr:0R427nSD2[@vl4+EFFZyy*n",
-    "fu;jgEipN)2OkJC+V_a]GN1zpKn&^Gp8*S85-y/7F#rz(sNfI@rWXkCyb%uR.!^b:qCpP/orzQr1)Ak:88ZM4-[gba0uG>Jh5,n+:vj&hjs*#l#Ssq$!kAMIkdX^s;ne$X0.QlN2r__0#<@1EuI6wG",
-    "$jlT3!jTOF$LV+q$43ta.iJM(p/A!U6AwSByb%u^l*t;qAmq#kFG<Hv)EW-e*q0&;2&%jh4*voV0m8[32/]$f0S.<10ST5w4+pus8w#+H1P/tdz<@BXtJ*pR$c.>a%<za2*G2=/4+Gix5eCGrQ4;mp",
-    "ZVw,n1uQW!%<PEbk=v7r@NLulB9y>T0T0pvt>3dxF)>-H4,W=h1w1k[E4JGr4AS[W0-s]y4,c6I1jjlWHhms701B>mMg^Sm2Au=TE-9fdHvk2=k=_/cGMxn.(*ZO99]AW39]1W43HrtZ1^hGo1p.Zj",
-    "8Xpfgo&=QX!d(pV:kbbHp9KMa1^YB*p9LQ+Gyo0z/Oh4,7XqWGRS$5V1s_D<H2=L$GvEUwIX2/04+Nl;Y7Ypz1q1r)J>alWUJm6y2*AxQ6FH*hNf9iZZyymk>X,s,wB]>)p8*_:01Ke;Z3Zh31)c#P",
-    "E-ZW)4fDlC6D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Ce+XVuz1tKvlukjZT5ZeU,CJ[g[3ZDTV2s7IS3!VWV1v3C2EjHT)9W&d]4ihYzBOh/z+XWxe0XG0I05dfJ6EFZD0yY32",
-    "2sZ![H^upX1^qN,y#xx]1sOQg*d!kkGus6dGXNSk03QfB01KW09]bu8A1ycA1s*i+tPlg<1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ2HC/E1^qN,y#x!^1p/3[Is:)_9^+bH1eKve8Zn-%4+)DL",
-    "3!VWF2CotyE-!o,4UVG<6D*h!A8.F<1s_G=IRG9v03$av01pGU0^lzO91/P4.t>#+1n@dq3#RXIEH=uLI5IFd*8_Mw4%cN2N)C.z4+6ZNUI#M/fG!D=oEZbH+Y/6*-]B!I%]8zX&y-Z/05t#;Gyp#f",
-    "H989X(H[!/Y74RNVh-v_tWz%pH!-aB9^GB<E,p1RkpTzUN)HT+!XO>JGLhtY5iPLDRR(.z0Fl,Y4yW-53&VhM3f.,<0IEX]INa0:0<pAPCr%F71Q#=@8aRyB4,qy14+qlr5Dx<=>7E-MFaQ9Bbp-:_",
-    "1i[Bm4+2mR7S(^q4g1s/4+PfK3<,pMGfoKIG!D>ma1V9,vWfvON,[L73lBrPrVuZR0W2kfvx)&PN,[Ro0uMvc/Lau_0W2kkvx)&Po&hpA)dB$8aSwEhvx)&PN,[aV0uMv/)ei)]0xxYfHNOHcn*lR0",
-    "[R9QK)(Q/@-(8Bw$/wehp8+z]0ueI+4*.fGA0Kuw)&d@&0W.&,HQf:)KQZOPaStHC0w0nAH2<C==cF7!HZj!35g!dU!PE:7HN/*21*zhH4+z233:+[34,v$caW4okGypGEFf-%J,2opGG1&nR5yX_p",
-    "15ytR!2u66#FlXfjgDpy2%rNTHvkUAmT;ZC10M,C03QrC01r9DmT:^v&T$VC*#Qp^#FlX%4/t0:bq>SemT;E/%gF%@2%rNG4U;1+9]1O;10M,E03Q%I03QK3051SIFaQYV@VbEI.rV>[-BgNU*#QHl",
-    "[^2XQ4+fwE4,uRD5Dt(<4+XB4aTqcH2cQEFA.xWl4yFqa0JEwU4/_TnaTYkkWeU9G9^eQ94+P]h2MFv@4,nU&KMw,-lwAd.h$0UUoGA[K0S-szBRP^,25.@O._jqTtSS!$ir=gpf:sX(h4&o/!hs>U",
-    "(%;<Y2QsLm*8vWi)K&;g<f[-9C9SR-9B^lr0_9lmok:3iI5RQUqaO_2#Tf(U[!0h0##-!x1p$*c4,4LckO2bS2;B_J5-B)08#QDBqpC=*WDbJe1qGR74+_r(G&ukcqm_u^y<3%9iOml>GBP%@0]bPR",
-    "6%M>,84XezbDhsE0aG6YF]Vux5I9!=vbiS;#O5dj[sITX$[#K;HzEp..0u_kG(.HrH!wvUGS12m9[<I)tq%Yd12F:4yATHD0SlnLO#>6sBp(Gi:-*3mH93c@I_+FA$V3c:!x-.N>EirCj$sc3p9CKR",
-    "GI$;MId%/dcm;Xp!vPJeq!.%8iwy(UXbz/$1Kp$]0_,$)]LAHA;Wzn0&X55WHQwVI3yc8+y4Ml]yDkE.G!F^o&qfZA2M+=N5-p)1gUK8gG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ%KIo0",
-    "H2;sN2L@7B9_U^=0wOIn,VPo#<(BdS[U[0a(hUzHS@Prh%;^KM@9TDpm.$fO2LzYz1uii-<(Bx54+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-",
-    "9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4aaW92PPF8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,47@pT1C5Rm4xH)>J_A-fkp%.G",
-    "!yFzm$Oj8k4+OgrF90wz00q&BR_9(Q2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1e2pe0zC/!qXG,O5d=ldA0GuZ$>FhoH2<B-2OrY@GrSQ8]G&%u3bF+gF&7=RF^x7_<X@zqH<p!q1T-1P",
-    "CowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fu112dDubAUcQw4)F-hGBslf@wb5uS@Pxc5e;M)A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnX",
-    "A]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=007v>Q4Y,q0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZS9-L95R6g4-H//JTW-m046Xw00,p^4.*hA1j:=k1kv[a2.@(fAUQgR",
-    "0t[mXs=d,ypx+!1AX*OszY!ZT00h36I375Y1q6ww9S+O_3[wvS%m*(5I5>]V>5E80ss]qgHUJhe%m*I:F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.*Ew,pEG0Sn9r1KY134+iHbFAp&:zY#Ci0WmoM",
-    "5i$S@mf9v0GVB%)3BM5lkLeQ+H<=@t1vNJS7c&4KD:wiSQ4IGY7%+pI9ShM04-H<:0QqAL<d+ORG5[YXF#rHh2a($-7&ns!FCa8Jhyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l01Q+Q",
-    "1oH>W12O-uzOWw#=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:bzYzuW+8rMSIqob!3=F,6zYznLsUHsnjtU.kFwX^s1_xGO2aOI7EXXPjQ4E::927Lp2OK%/rEw1zy%8KZxHL8_",
-    "IW+(W.Pi<e%m)FrRt2t<BMqjHvjGnvgaQrA2L#E@ObNRY4.K0&0/p3#G5[1ZrNb2u1,lV0I5YqYQx62Y5ibKbH2;##j28yT2M+]M2NpBP2OTp22LBNs2sr8oCo(g@DjPEZ95Vm@B;rSQ37HiuGBU=q",
-    "1E$v-9]bqa2QLmdH<gu()&Vj(H2<Mc00>1-2CtkD4+*w30)VDN4:!9JF9kL<02Va:FDx/J01i.K:.J>[IRGm,InM;U7@YKFH#6,CCO9]%2jCG8A;*nR+J-dF#QAa.H-<Jo61Wj0D:BH2P7emy0u(Lw",
-    "<hJ^%+X4XAD*[#%Fzg8q=AZk(2M,il5itM,:lP0Lx(6LN<H,B-1pwW=D,RXC1^>9RGrk4@oRUHWikc]];,dN!3mZ4VpDhD[n.WmO2;X.z0xu3XH@ogg1fUZy12#AS1K!je2G]Q91T*VD2G]Q912g_<",
-    "F#rxk0;I)L(k:e=030#=0VN00E)2]&5e^pK1P/;rn@IvuEwzGnD/RYq3ZQ<q3A(ic4+83a3(orx3hAB#9WcPdr_v@=1OwC33/d(1ngbsNGW@1l1&8M]59R^_x*rCbwABF)h5,bm1RoYK*OCGc1%U+u",
-    "sR]B+pDG8)j_*W,Ir-wq5Ay/Fu_!DPxYYq2Fn0yMLk]:r9]khW1Ou/ADh.d44,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHuR#_/,N1nL71703i0GXMi*1FDEK4afusrq:,0",
-    "D98jK3Nrv7Kr-XsGXM=9A3!+(4,3cyFF,Uga]y<.4s#301O(ZW5FZ6LcOMlw$OIn,GyoAe01Sq-LIm>10U[45$OIn.Gyo4WuH!%satO!,4sstrIRFm^$OJDyH8FD!3&-cr*Rc/;m[T7UG,LuQ0p@sR",
-    "1ab(z90j$/3j[0/1W=FxOA5CE1J$N43[VP.rd.q91%@PGOarAB4on[&IRFIxxhf7#FCI2A00fng6%0)V-=8DO3O6/T7BYwf6EgrG1ULW<HXs8m4+n;;8#4eCHsKi#P#+#P;*RkY[1=@aOdlUOhyx!5",
-    "IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5CO0zx9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliwcnpXG1EX9HP#+#N;*Rkyh8Yh4OdlUM",
-    "00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD1T>E/IdTIm4+n;;8!!MOI5+;fP#+#M;*Rng&TbA&A0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1j>st4xqaO1X_[kH_5z%3a%#s@YsO(#>3lMsP+pJ",
-    "Grt5KG=ybR4+hQC0S>Uhp8=BXx)2W@mbpL/3LY-DF)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIix&HXzc1vuEawgC;ohq4bFF@ukN3i+_K2g/484,$=o0RU.b0*j=(0/u>g4+gUY",
-    "0;OtB4z80g9]$uv4*]ckbqAizcN[oS02U7lPagp=03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2Zqjn4+8k>MGpy2F9kF(l+#uUwbeie*K@jGPag*_03QM^03Ql803Qc903QM_03Ql9",
-    "tOXwiGEWS].TxTVHWviYtP_F%rvncJjI(tE.H8vaA59,QGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+62JUIF/W4.O0]A2_Gs1ur/;G))gV[sk[NH8M:P8vX;j3[4*f",
-    "GX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_PxFF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*DbFDNoF01izbIWzztI5+;/IWaN,4:=Jc",
-    "A2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=QIf4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01j+Uj0n8:33XaAB4+q^(0RWPaKMwvb4,m78",
-    "APKM48V:v^9]STU9XJ3A[4Ng*A09RU4*V>[F(3_6E)NGk9XKBf@z[X)9^+eI2:UJ%G[A&e3atbW3%_Xu4k@_F*oOiR-,ps]H_gU*9x&kP8xH^Ux3d912QfH4sJ:V)0WvVJ0a8UXb9HUs/L,)WI^tU%",
-    "uVoQi=[sUdJ]6@%01pn.>aOl2eGdrR0uKYWfd&q&fd_tx!w;GGiVqJ7U.[3kiU9(G]0E9ss:/ceyUGy=!nqs.,MAAD(9IhOr1BdHBo3VQ1@CM+0&<cu3Z.C:2NeeA*A)wT4wcLs0aO%b01Kzn8xI4D",
-    "s0SN2(/,OH;=h1&0tAPJ89g:KE61/O067fBkOu>Nuww/7q9>T(-]2,Z&t;vSxN!^F&J7FP3LhM3@;h%tUk;b[r-z_.2+z3;3)lh,@U4J+#TyLK&Km_i&Knvs6%jK43,]*D!qtia4+NN^Z4RjhF90z#",
-    ")wl,-sgiaJjROVKng.7(scj370]Po7Hd7xxHIf4fuH$wKwd4yA3x^6U4*_t)7z2c/6%Puf4,W:Iz6u=TknTe,GBP-D2La=@4-+B^AqJx1M-@z!te6^G&*>T+4mt.5;,U-bF^IQ&4,hyXBQ=jp5i&3U",
-    "2Kqq-$%Ak%HC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y9rgE*UaE9]]/90I.;93>uw%03Ql704=_ryul+GH9!l_/=H0EGu6l&D:pM87&HJIH2<ek02;-]7&rhPIq3rkvjH0](X%55hm,*g,l.mu",
-    "i_]nyiXsIX0f7+.HUS$CM5vQ:F9$L-01plD$>fhX$@l0H%K@(*2nqNI1Jwu*3Hk=VH_.2To=^_9rw9)SfCC[nEBlod4*]oV93K%hrUx$-G&h+D4m%$vHUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3I]CB",
-    "xf/zk2mwbeH8ubY+;<*>3NuF%G5[Si00G]w2%>C:4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/0NN4>(Bm5,HaM^.8w(v6G5[(!F#r^c01o_L88#gc0@i3&3Ah0sHkiC429bia0S!I^t=6SY",
-    ".NX=C0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68VtRxaP;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph03Q^H00M*p95C+%FBLdBLLxXg030*@7&ib6/:,o6lkFP=8yhv[1qT^p-[=vB4+8Uz",
-    "2MMhK9x_wt1n@(=4m/2mn=zAa+XWvYIGY6<AT%^)8Oj9,x2;;q4aNl<6F2]>j-9n1J]7k[06j7*GW,M]7BK)GFoeZo9_L*d1rRs:fl:<U4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH",
-    "3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&H1mLE1dD>y4+%gJGynvbI1Ak(1g,r/4+%gJGXMgLI1agw1q0is1@i295i$TD0yen*WCG)04w(fKHQw(V5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP",
-    "4X@!.+#dsh/pYKDr3MPckRlHNtI!t<65PupFAy:;uGnP>uk[5B)[,I*;gZP3Rs*.;0S.8wJc6ts4$Gzu4+gBF1P:0GtRM(S4fJLP.SGvY+]H2!4)8G#Gv$mT9_;0N0R-$=Ee[/]%p(NgggOrgw4wwb",
-    "6*2%12bKa4z5%JsBQF9mH_.Ey$RiKr1B;m=:+Wn12hOY<4wNwiw]x%y*c1-7)H<EV9]G_D2M*_76E=#nK:+9b9Rjry4j%:Qf)N5E3>%Fki5;FKA>j^;bsc7t<+dzIIW#QlJP!%e0Se0h2nEvt6fxI/",
-    "3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00Pk5ZUiO<fe8_e%#%V6(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k#u[xd8_+0]U*J91:f/86I691=X8T>FE3eh#U>ElLZ9M",
-    "1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tY9)NDR:&95a>n4%@O,nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOP",
-    "f&l^vF9=N^FA6X+i2)Wfr34O%0R).,W&tD&+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1&y*B5i^(Xivb<GH2=3vFzX5*2[FPJ1;-B_1K>S=1.0v!4vOCt",
-    "0rnCf7Btoh9]tkj3JB)$paBmCxd#W_zb6hK0zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nX@qaSsH>1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0",
-    "C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3cRjL39gnY1ofLy9_CnHg#iP>uLlnTF9F8,Xb%vcQ3bR=4$<l)l/LVF.;I6v*OCbj49Kg0",
-    "0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top2(vq2vuGF.>r1@h*W6*Jnx86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+g_Q90^QiR^Q5N4,2gy0Nn%+1cAvM4*.wf2(:g1",
-    "43+B_4.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
+    "4+QcA5BLXwnF9x+2oD08SPLWufSCh76E@$801p6.mP-Nt*2usC9x^VhMJ>csyru-lF@;!.EIBNp0S;Cc0SDcJP7U)A0:$%54+BIG1k&*V1<Me!9x#9&9]kf=PZ_2fGdAj*Z3vx]X%2^Q1*5Aq1elO!",
+    "3$vsF1<7zt38(mE4-.8z10XFlxB)CQFvI&r9_3g$p9KVX3xGQW%7Q!@H0C<2jd_a@mze>xHwN**t=os_SqdC495O7^p9LQYFaQ!W01pU(t7HM)U/IqD*#[Xl051bLHUI-.0RRUA4i5]1p9L/oHaP$,",
+    "H!uJN%mNPtp_V3gE83L.4BUrm2,d[[3*XsC2GZ7WATTV/-s*_1%KQNU9^CL,0RqYa49ffg1%]O80.g:p4zxN3Q!X;)051$HF-Nck4GYMTIR&^/0SL391rH8@1P.!j2Lf_+IqOmbuAc,4!=i:+$/v^F",
+    "I2-Sth65Ecwf>MQ+57.y0.ob51:*$+hv+mKIhyWA1]bn!A>Jb)Hx8P;0Rwmhifs.q1PtMZNESCN1tK0g$pZ((=:7au[@vs@Tm^4;1qPm.Uk$8[KLNu63*f&90.PF60tX!^@#J/tIUfi$huQ^%FgP[=",
+    "ivJ7)HxCp2X%7VM#8;]S!1o0X:iz*1G==eO0I&lO5v$$/4(.&G$&5t+um24U;cp_M7n.e)0%-Ecpz8(%w+#]8s2mRf:J$$Jt(Q3nsgeW>9n]Fp4,dA&1@DOBArBg34-uQdl:rO#:j4iOH4huFu9X1@",
+    "zMxYN8#V-1hgJ>EHX1pR[xJjLfhh=:%<YTf,lqW$;^8cup56okBMG9k0uIQ-0S=Gs4G$I3/w/2=1FDmD4W7jh4+Ik%G@[r$9yX1Y5ev<OT<9dv0s!y50R-U)4+fqHF90zz)d&.cmO:92)d(*PIWgU+",
+    "10M)6wTA-Q4mCN[2p.M800xMoQ4Z7yKO8MKG1CYJj$aP)p#/c%2o9a1X#/>l4(=*YA1F7]2oEaswE+mo=sNCOAu$:c5[2*v4waPw3dYX>0wV:.]2>&HFE/zd01qO]3J(KQ9]JUTA22f:4.W4q1)Z8!",
+    "4+B&m0x)tfH#0dN37ZK7)zBIX.q8uqkh2RNHsuNciVy,K4+i84F9k6*01mj^CJfN3Sq]C43.C9U0]y#7#tH(rt#1xf3c85_3cc;RKLs-6G[Fo%3oSP@zzhV,#waT=IL!+iGM#]_7%ho_3:!JC6AAM2",
+    "3kTrB3mrA<!2&WlF)SeokO2ot8akZ-0;Y:rqtFNg-DZ+hlh85<y;>P>i_$le03I[:10pgkAqR[B1LFe:Qx2R=4*]@-3k:c71kAGw31A0S3hV&@rF04Q0uG;k2q8E)[Q(*>CkUMb95[rIUJ0uK3D.+S",
+    "0S/J<0wE6$kpd3=*:MjNkpdny00&kYI>m)uGXN7a*8vQrga#iaHiQ8m2s8i:0>5ce2F98=Eiy0wC<;huE,=VF5-g!5G5@ziPXnRS7Y>ubz5xQW-sy#b1Fy&o4+%0FIRFE>Zx0AE9WfmQn9djzHrM$M",
+    "9yK8uGynpR0])M20,XW_76Wn(69Cn14kr%/.@M#iAP&o]aR-Ir3+UAc2Kp,_Gda,MI]T&>p4mGB)NLL&r_w<]698%s6Apa=fEfdS2FYO!e,&nu=*jsa:jnWY4xb1Q0kj4m1_H!q4#),v>l*k(>oW99",
+    "0,p#0ArB9q2pu=99^>JA9xwn0Rtld80++ZC6gTgj4GZ/OE-ll9KLs*2Fx3GrHZTATQ4a739^zMDE-ly,2UZKjq!a;*6%QZz0[_>K>uFC*1o-C2A@8(0A22of0^N9SB:4j>H#7hTRtxz95i$T1G5[Mg",
+    "03SU#03Rhd03Qf301pD3tRxP-0t<904+r@S6f%X73mrJA3llRT5-XuGHUI%T1Kqj,9yuQY8WJ<h4+W-l1>hppP!xM^3Cq]H8hz3Q4++Qt0;q.1HZ+I.5-h;cGyonl01,DD1EsA59ycHnI2r*39]1G=",
+    "%LWLMB>b;)bPoy10R+6I4j&FPum:4201WHbrvWQ1HpLYTk;#Z^HaVOE4+X_sE-lg%3[wvzoChv8H_.G$8#.T;8!fIEAvQSa0S=eV6&p4H1DBN/4BrJ02KxaXG5@!w4,_/&4x1bg0I(GYR]:ofF9kO+",
+    "01pF^0Us4N.O44jEjHx;9_3tL4(b6OGXMuy4(0.72c8<Ykqa*qIWW%yKL#x^Fwg<GQV%B310FE]2Uia_lM53#+06$IwHP8bH6a9yv/0s-7B,U$E-TbB0XY&i9^fl9:jwtKx:gc.bPpz!3nDl($pH;#",
+    "3/^q#hz9_89y9.KF>a4_H8CI&G8zIO4*^f>3A!&LEPHhi3zZ8m1voJP4+GBx3#%j)IQ0PzqXiQ+zrX>xvmg#s4.(5QE-Ts,2Uia%i3brj01TuB4(0&>u9F8IH0A*eQV%7G2QD/;00&nZI;w]j8Zy^m",
+    "FBdsE&-uV8GyoqaIRG9t00&nJkM--31vjA011^XYGQ0yGGyo3+QV%8284kk/4+qhv2nTKtJlqNsIi0).4u%vWH#s2=IRFm*3MM!(+zKu;Hy-6E5-Y$W1(K</2Eo5p5><zHCfo@lIW;#O9ykCJG$9f/",
+    "03J2_7d6^pE-ltG7B.@pFA6v=$=iko7Xoz+$=j1Gss[;8#90m1H!(3bHvj-my9o_m)-AvjHUJYi03RAM03QM^+0$(g4BXEH2AcSd0S=t.H!lY<GXMp*$x#W@Hw4@<4-.GwEj2U%2GZY41BCMj9]AVl",
+    "HyttnA1gBe9An;$6dpIa%K,zN3lEzEyUPI&I;2xg4rLF$1C0a<lsymj1C0a$=gj:B1C9g=tCs_1vm*rFg9i<[vLg/pj1ddt,(L/oz8)tvGs7Y*GBBn:Cp9+!251QRLK,rqLN5a>Fo8q<w=a=-L/BPh",
+    "0WS(LGq*zox*Gt]KnkKn3-VYZ1)i3T0S=,G8XpBRm;sY6fL[Xl79RsGkIGyVGM(854$No]6Y@C13e83mH2<to00F*00wWI!%mM/UJOj0jEF3t<0v0d-3#kDbIm@kCrM)a46E<5O4&OKq>W/i&1q.ZZ",
+    "9S-YL.T)P#E%Ki=0Q=P.yXglFoyG]PsoVkwC.3x128n(T1)IJ%4+FpSW(1=B1kD)==Ycd!2Bhq11+dBw2g>UxhvWna#.:Xxmc:pTIM,PL9]oDQRs]UYF$nvk0SUog0gka[3WEX.1%TLP38;@Ggxhfe",
+    "NeG7d0^nc%,UAOJ<a[+tA%UNd0Ut=.*mVyokfZ>^Fxzzq$e95YEx&-v9]Sm+%tQku8!+z&F9]j=:@W=$HqxaB0>+C^.ZA,YYYy,SBQ@YNYYzm@Ko1E0;gb;<H>-ysv;BxQh6oRD&4P6/Q7bd8,jM+r",
+    "G2rBp0S>y<e,9.At#1R:SpeDu4;X=]N)J(vr$[e@0WC4q2OTlQ@X&j#I]G_c3jyyw5.n0O=EeBS2NN<*1@dx01LHUe&*_Hp46yzK6*HucVh-(A2Lpgs4;K;t4.W-@ejiddj]U%XHUI>U$sGaX>XH1b",
+    "jt3vQ0XF_^GXM;uOADU]5-Fh_1<cb.Bn!e63$q6kG[y!Fvj+tE.p&DRGzLiz39].u2[@^)>Aw7W.MntCh5<q&A9OeX5H[u(4[x&vAG!fJ03Qo9!448I02D9)4Eu,#3yud8H2<C0Vg%@+3:rDx9tKGo",
+    "I*B>MG[M*#4+p3RFA6m.00P4^4;Muz10RF]FsKJVVlpr/01q4Gy#)=0%K@.hfhZ3M<A5YWz8((++sgtE2Da_K3GcI52aEeo2UQOP>T:/]Z_h(+x&i129]]<79uhYI9]./A9X9]aH8]@h95ub!T;;5B",
+    "6E:0v37H85MFAoTz$ykw44DZZ2sZ!)g5+y23N.mA2;Byn4;LL(4.X5iJ0DUwnF$]jG5@+O+XD[H%L5IGsRR<-*QZDi2iXV;moNwEaSs6hvm7r8FfzF-88>tFehu-2Js$/#pDsTID:*WrE)Nu=m]6:/",
+    "E)p_V9]1G_A_!4^4+fzw1)#+%1BGiGIn7)aF]@K@=vz!kuKyGt6gQ$S16dCSqAm(!2ZsV3I/lfN2R8r$j06Wu4-I2P1oYNC9]$.vUIgF*0m^ge@q;uZHlhLx>+.p9+Yk/2AqA<g3bG*wN)E*G3.lc7",
+    "0vkAr0]DJh4UN$S0qaZ!t.C^qo=S,K*&z%v0@iFl0x^Nk-0FWic;074EeyBZ6CN-91nf%y1p/bhJ@V%j(g!s+F)Uyo2rHJ(5C=i]mjNFHGE68kEczS]1abtZxdIY7CJzOYa0Qn7Mh:vcO#.l=4,AuV",
+    "1AxR(4e31&wo4Avh*S]Wdk+Grurv/7vyoZ]+BOG_f(Q/*xd-Te/oJqNxd.XSHG=_m-JpqExd-]D02;&@8#$:21Dw.W9^>pZ2p.kL01o<IUk$tg88ZM63b>ai=1TWyHaMUI15>=vFfpJ54#c7X48E=l",
+    "8!>1n1i]]$4$N2u>=ojY(0mUB.N*Y[=939+p#v5(02;![0S)cG6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01e@jS>+MV0S1+$77qcU0^;O*36V4p1;2$^GXNYlq5_E&02;s;4a0*I",
+    "4-rEa9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610Dsgqh8Iidp+F#sP2F=WSOGKT=W1;2$^FaQ^j00FN71*H8h3)pT9sMJX:6f,fR0]QwP2BHHBV+V)/4x$4aH<yK4q5^s=3ASDXf@cgzyNm.]",
+    "vs((1fFK3!jVTN/2Zj0uD:O1P9y6g31<owD0x^yj03I[]1(K.20x^-4G^90fG5@dus(lX$i4X=fxw8Qe3nmgX03Qo701@9+9[<9#5C-2I1h0P&4Vw<Ss[TC$=2iSl0=i.Y4-1i_S>,!Y7BktH2oARf",
+    "1E7@+4+>^[1HZBn1jfe*95c5D7B:JJHvk(o<&g]lHn#:J4mSV^*WP:$y#X6D01meX2TTsx2<awI0g-CW4+)]J9]1Q27&ZVKHvkeb01pD$2>iHsBMzbi4&;z7Gyn:M5(D;SeFUQe8#MqMIRGCFIRFdS",
+    "pBoPcz!M5&2Z[m;qyrxaF_0!/ndk!tO%D[M11]+KF#rz+rGi/+FaQn3AOqXU2n39g0S&u04%OcQ4W)uw8Zg_Z1jx(@9]$n]10M/701pe30Vgmt@U4v<g8_bW3ojcrGWr7=Gyn%&4,lmT0@naY38e!Z",
+    "HUJIfgIWvC1PA!+c<sFXlmQP9r2@JtqF)Q80]VR]9[<Q31iXMM9].]711^0SIg.e/FfyeB8!@YJHvk>SH2<wm00&$OpoI.(4WtkoHqHw#4K>BU5Gyt]G9L[$q!24MH!:d$IHV9S3=q6b1HVKc3pJz/",
+    "1)SR-4+]y(Odks^01@9+4WtkX=o0Qr7o,p!Hvj=wc<F@LhYAk[siR*RH_.c_1@-&<5-XuH5-*>:w,g6r3b+OXnSlWx0yNzT1BdMb4+@B09^6=,0VgmpxCRS<0u0a.FB:-7xCS0D00&$T0=JE6HvlgM",
+    "GdQIK4+hVOS[X6@4y6MI>2LHshL#Ku6Qu(fHB^4WT<yE+6b[@91)q)#9]^3710M,9k=vJrl7dSCP78nn46K(B9_m:E10Mi6<hk=h4-7&U9]./A4W4ujn_PctrW*x[ok0T!KNB%CH/zR.IRG0r01@C,",
+    "9[<N21HKm<3OJzy9].v%0VX*%p#vK:02;=_9_w3Q9yS06TMreX10M)B051+TGVHkr3&axzwf7eT2Lq/F4+=,c6b,BWSsO5*0^;m<9[<K11Huy<2[!-Q3=O=A0S=QG0UI,&0]d7h4;T*12XYS=t@HkI",
+    "zXUH0IWVpe9XYkA3/a*i5Gy$@G9L[xt@IK=IWhnR/(,3G3$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw4+F0d4,Myj8#4B:7$Y^0lxq&I1s*Y!YYpCN9^6,77B!VX4Xw*y3iBNTj[=$*UIauAhXDph",
+    "9y*Q&4y*D,4x5iU4,S<X0[A/+5rYB^F#rUh;FbBm0v0j/8ZrPIHUJ+6IRG9q01n[+3FMME4v20VFsA>z1=6KkDS<S13XZ)29]kbj0xmQ-01pMQ0TMC*95_kk7BBz^:$e07hyfo4G1meg4ln//u)^B#",
+    "*8(dvIi_:**8&Dg9^GJ3JRvkW02MTaxhESqq>qSK+5sN_G5@+)-Q]In4(:b!;5>g/tOyO[0T;zQ9yI>MH_/0u00Ykp0,rt_05IzV2tWqij8+P.ju9d:EKCZtJPg1J2iucv9]]%h5,]WD3Nru>G5@+.",
+    "g82p#FaRF[HL*M&3=M:91_J164*v!XpBN16sap!v2;Cuk4(b[No]6U,2k9CI!vYgH:vasqBo-K[D-hKa8#L4jBQ,LJ0S//D9yf-p4&eb8HUJLP2@V!/rvVQM[RR%y2<ez7s9Orp0Url5*8(0i01pJP",
+    "0TMR[4Y<8RG&R/(8#S,81Pj*!9]kl49^YDD4BfSE4%Y%3IHv&)*8&Dg4*^N#4v7_Gucxd53)cc42Q:g5G5@++umKY]&3Fvg0v0m:46d>e3)cc41_vd62QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5%jxY",
+    "3)cb.2!#k9FaQq)umJ)G4aG1fG%;o#43ww[3)cc41_:p85itN4H_/0s02;,=0S;y!21*W:5(0xf13eDC+XyH&F(4i=02ng:9yS0NH2;&gDGlZJ2LdYtyDSd]lMM*wq74rQB;yb84G#(:6Eo[K4.xxc",
+    "4xj^N<4=QHvY^fBAPV_!1ML0:4#=.^%g3ex9].>11rsv&2NE=>42_!kGrm6:GXNVl$PywpIEVoWpala&4Tk[=-[geX>-wEfi.^@DH:Uv)2B.#]Dd4JL3xKQv4+qx*9yS0E1h4<E/OhinGzNmMbO601",
+    "3aJ4L[SPkzH!z6,14a)K*#Zat4,Wy,upt_asR0hAI0j1(0<;x%=F#^mihd54rWO,9o&p1dG!GK,DhjuUXBs,B0v[>etpgtlHje/(Gd8UQ3(ov_8!)W[9]bZ14+Dt,1xOBp5Dx]Cms/Mx01pSx0]KEP",
+    "4,/;20GMM2Uklm,9]to49^qME9]]:(0Vgvw+5!uL$7CBc+5#U3Gyoq7Gyo3+*w>aI.%SIo$Qmd&Hy]D]02ny[4$KW1IA9+IHmnT-D+1Bv1@h>^3.s=.Y##]YB;Q*0As,4kB;50RBQh],HV*,z1s*p5",
+    "3e)&x4f>WIkOTvkP!A8uFASZ9TMOS%1GMEA4#toH1kETP3N=)$0WS(MHje/(GcunA3xLOD3!W1%1UNK>0UrY=00u^80r:]GyrT*W@2T$@1u-6y0Rrm,4,n^%1ImV5244%:0v@u803Q%A03Ql9j[zq$",
+    "FxmnO@_e#:+5#U3HUJ+8FaRDnhY$^1,iBKlGXM>,%K-NGyA%%++5#6gQyVkd0v@r9051;SH_/3CG:,ujGMqR9PYV128#dYk9]1T314a)C+5!%T5Dx[RnqV0:01pJq0V6g!%N7q1wloUv$6=cF0v@uC",
+    "03Q%G02(un0S=+hG#fdA5GFY/gaHnoG%p)9HlH*f139bW1S2*x*.^sH0Vg:#ATBd702nm<9x;zJHvk>6G@$T3D*:Fe8xINd3//RV9]]<A5-y/K3O4@*#.:j,CD1bl$TJTDp=0b)kf8)00XV.5CIyJa",
+    "P5]s[3F:naIL6)$4+z4p6Au^IzsCUt+4flv3(BBJ3zUKuFAX>2$e-ujG_M@E2WAgnmW<=.XJh_$5NET(0uLcd4yeKc4.J$xN1eg_4,.d=57q&a!U7K[qyi6/28Y4]4,m/*4,Ndm0uLrf4/aQV4]]^P",
+    "Rt^*74-]aV0uL2f53LE%!2%Bv-]UKVo0wJ(Lk>yZ0uMGzA0aWd4G(st!2%B!;F.huo0wJ(R1Yqjm[tx[599/c!2%BungtL12l&7O4,m2l4+@zT0uLla4/I2W4,(hF0uL)pA0aXT4]u@A0uLjx0S>]H",
+    "5)T/xzyc2yR1X<Uzyc2yRS&TQmB0cI5a$FB@3H);0xtt]XW+s)0_@kWzXCrKF)^y+9y$5H0uIP94zY*<9W;+QIM]s=Cp9dV0S<nn1rap:0HRV40;M8U3OoVHlrj%D:(_VnH2<C*[Jtv[HMF%V4.+l=",
+    "1uqOXGyoJd052FaHJP6Z9^P0/*aZ(F;*Rzz0R:7A2(.wbGn(ud4-]_+1rH*d0TeL+4.+l=1tBsxyp]mg1MAoY1/V[7kktqasMI;IzwjRq9FW5TKsPumGpv*d4-lW#0t^YtR0EZUR1NZwODH!o>+JY5",
+    "o4=4Bilz)6F#5s*FB:&D@N9GO%#Q:Q45RZZ4+,]Z0v@,D*1;tm3(VpX4+PQT2LQPN2Ai&Q4+[3e0v@!A*1;tmF9tO:=uhuTyZs6T&)8uJh_ohcub%@3.i.M-f^5xT1jWf]0RM##9].)3$OQl&4*[B)",
+    "3JBPy0^l%zE-cy7[Rj=R.l>eq3ZU5qIW0CeyaNaRLj/:k69uI3ArADm10pvpCJxBs2QLURH_.Ka!_>op#nuH5ySJAC1n/Sj0&fn#9R^y9DgZqX4CCVm9]Shws0j*)2qiW,Ee0bG2dlpX6f^+hTMi,;",
+    "HK=tR9^G2*w#We/11+tl2nT^dM-$G-&O-v;F]gqX1*w5&1k(o&$)p4aCm#bd;hOsZ9tOFw0]3+t9^+mo4i3x+2A2yD2EzIy3&Vyj28xSB0R]120SHtt6EHB7)e[*r)XPH-5@F:SIs_AgSqi7n0u74C",
+    "1>vA-12piQ5f2Eb,v.u[yOd@Lo(_FwttuWc;1lsfx9SHDrad26HQLt)FH$l!f#m<YK%yTHDx-eO9^G3ry#*#VEQRC)4+Ofb3J(mE$OJ1hGo:T_7Y;PzItkvb0^luGl;4wCujpY8=ScfoRyXm[2oEEG",
+    "iB2!A0W&ej1P/(koqZ0L*%k%,<<)*^i+m1_=auvXc=xa^/;Mtt;+6BjY6j7f1PuM9Bp(kpwy,%4:AVF5r(Fu:iX-yU;u$$VkCFlp0%Q)Xs]6oeG]1x!A5J)**9Q,OoCPlrEi-Fu1O.q;It[@/4,M_x",
+    "O$=kZ0tbMaR^Rg=5(L%E76Kgyvjq.YnuHMx+5@lF[caBe+5[f^HOa:X1*YEv4*^+(2;m6h0tw350S&551Efz6Q<#oxAuyr=4=e_F0SCK*C/V621rIR9@B;++0]uiB4*][!6FC4HIRGC7IFSS&4K&UQ",
+    "Co(ty4+P;=2;FGD4fTNu0Ad7-npXt5m/g>=/mif8,jORW05mnS.OL4_[Eu!9uGdfwvxx,:jg]o)12CQtA5$#/FCjHD01r[iv.MGX,vtiE:IDL/j8zHvon8WulnM/_7z5up1fW$5%iRJG1L<ia9].;C",
+    "86ONbfSXDVnv[nD02dDr(X(.6wM7Ep%UKT*[SO5B(82*95jgtd2o5n0)@d$C0Cx@vg6IeiL/iYe2(+F74;T:nMh>tR8V;]doQeT2d=Ixr8XpTW00iQ^6#]HJ4cP<EGBUja4+Z^61rF3L1=u2=6gJ);",
+    "4,Al>0Utay/mQTS:E/5h#sN8,8W^V9;@-JZ4+OUl1L&C#9]$ys8W/Ixr2!6w8UaQR0EHS474FsrFBvyBg&HI[H2<A]A4f6P84pL^!aFZ_H8R&39^O<72KuxI4.6SU9X0;KHUKU%Hvj:s1q->14+h]y",
+    "qX8T-*BKo(00l%2sl=Eg;(YLH2RJp;842l;2<gH84G&ZE1TP-nGN:6JZ!,W72ao,24+P8u9^P6y2;=8P2<eCL*#ZQClnxG/;FketqQM0Msu_WW@ez:nIJCV52cXXg2-Qav4[;;b4.P-#50L;s7zf9L",
+    "1]L8$;U4cxQ_1pX4^5>U9^6;L;F9kh7X[z)1@h>u,USYzLIi//3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1E%:84+!fD3&+.94qOO>,wF(jj4TfXqZA(kH_.+k019LuZZ<M753d2D6fX<jHUI[m",
+    "#S#x5q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.r1b;7H-Up29]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00hLCK<989cMk-010M^EwFv-9A>hhe2an>k9x:vf3IH7h[g4s_w!/dOPz[&)2n6:H0,qxX",
+    "dJk_s7!Sb#nG=<&tOO4q>238#>4@l[0-;tom$3m4MXkP1U](r&bY*hA,__^(V@Fu4hLx8AId69gj%=PGCI#.o4,qW_w_GNE0z1ZAuLE:ta9;h9ZDM6](X.8(B<Z3x=8+3.+I^80+krj;Bmtju9Au2K",
+    "Y!3#=v_dAe0*K<V3#kE$MK)q(W=Zz3id-J^Gb]>%0h3$;&HW1thpYx41u(O$EguLn03Qh^jmw1r4+*x0Edj3u4,JU>1@VX:0^ly^0tB)L4wG&Kp:q!ggj=2;veg9+yQ&5QOb,a)&@^QqP7es@=#TQn",
+    "#3T,k0tMiC7Bg,S3Z@BT#Q>e..O2wc=$8Cj-[qQDHSz,w3!H:$1Hd&82f[fEkii8H2WSdr4wAqH4/JegJP#82zs3O[2r[0pRSyWDx@Y88Gg1VDwN4Krhk,2*2hpU%0S4pmHV+7o,#Y^y0sxu@0_-:=",
+    "WGnNE2oDOhi!B7$2;dW^0hFFP3ey4)0E;::4+@l74wwN0-Qj-xrWXZs02Bepg$w[93Gvtu1ik>SCTB2YGe$,*0R!P(14#h.1@hxv0zDct(x3qf-h[POsmK^*:6@%wrQ$XS(p3cI#X%1R$CFtf203dF",
+    "1f14d2-t&&4,4.sNe:Q:g9,wsm>@o=$7Bx&u,,@x/#ZEJ2aNJd4,TKR2pD=_4gk=/2Hg!2dk>KVh5-fped>^N+p]vxjs*>[;#_Ae*y9BY+,DB@0uKVQzX$^qXAYJH1B43;6TSf.D:A(S052YW&c>4+",
+    "#+ecjHiMT93d@Oi2F^Z34+8n40Rf,wFbRkd0h%2P!L]qpm5n;AQw@#4BRMQ30K]+i5HswU9[^Bn5CEdc7d]*JIG9/m[qO@1E&[-00R=H55HbJ[D#X458)g6:4@$!fMjK@T9A;*_0uKwbArA!b6b^oG",
+    "cn0zT4C+@90la$zlDJ9>8K%Ea9_3j=1ST-v/mZJo,4PARngI>BQ32%y0Tl*N1s(wr2(-fm3Azst9jg%!72bj@2,=fAEja)dHuzx#>X@p.01,CS3m8QJ4$s:P2khiT37gIg1i+ev0S<1XC.EJS4*.g4",
+    "AOrG]3k:n#5eM1>4!LRpO$(9SBnIuhSqAHn1>^BCBsna=Vh+0J0uHgDFA3NI5iyph0tnDf4f/vJ1)>QY&-kGi27wO/%brvV;*bAuAP))C;kxzV25K-5Mn*.BoC5]g0gG$_d/WPQ5-$oO6s,&*F*djb",
+    "9]AY+yCVmc0^b*S5H$b<A>/>#0[NW-4+Z3<Ne9[R0SSf;AT2WE5E;fC43+@]!vY<zH_.RT3IqQI4+L,k;,maZa32aeZx0Th2p2H@DlItX0tEN!atrj91@e+p8#IXn4k9lOF*k.e3J(pa.Wdd4!$^2[",
+    "3l(P44FQ1z4u%v9nFkj)uK<#s2oCBPA0Bvu2o8t9Br7v9f(Q/-fE)(3u;@DC0jKLI0QayJ1kH]C2*;Nq<dOon%#8#O4ao:E3Nt#91OQ>gFp:l.GBx/I0Bi@81PuBH1d)OS43z[9+Y/86,me@D:Iev^",
+    "2M):kEe;(Y4z#By36Jhd3o8i3.9@J$4x]JQ#Q>1=6As!12gQX&4u_TI$*isc5I5V^Bp(7cj.IwP0J5h64,Ubq0Sf7;0U9!+1Qs#2rUD,dGvyBhr!5HM76c*,i3$Li4-wH64dMz8BM$]x5(>&H!v>xm",
+    "wHy*Hr3wYwyB7uP3.9qN3B2D70_@^8[]p2(3sD_dG&2HbF9$R@ouUU0<y.=Uogxx4k1Y.R+5@>5sQL#4z6lQu=SBHT2ALfX28N(X4.;c.4<!]N4#^4R4V0e*4$sa94XP>nF*7(m-uitlr9BS^umK)j",
+    "H!lq.F*Yw0F.s&pG&44RrUf4keUu9g!xs*t!2u5Smrw(rzXJ_i/gm(6fglUy8vwixIW#jh01p+a6B2#;4i78O0S3:=N(,zW1C1a!H7qTyun,Hq!;=(!Hqagk%/Quoudc8G6)n_a7c.^r1k;Qz2ks6F",
+    "!3q#E!wLq/:aYPH1bvUh0RTZDGcn,N6%PaK(*+L:j^r^:0uL0g90xHDxR;O^x]J_irS%vN@WqB2fEfwM0tPq.li(o:&/(Ri<DczB4zCLVYzO!l9yufpy!68X3yli@!>W<^6%aE32BMt_1sDVH76/9p",
+    "2>zybFa@^I7cxQtYy.Z$1tAhO;*RelC:ufm2+alq.lYGmj[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G",
+    "13(9_0v0qz28]a0+QB5R3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3e",
+    "IQ0Yry#WI8L/5<>5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00KfoG&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24",
+    "We1/eFElYRqznzC3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%",
+    "4+=*i4jUpgH&P2z5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:C51EDD_P0T(tK4z#ilFfunXo%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/",
+    "3Yq_IGa(x^wE+Vb4+hB&kV7[;LPI%4GeZ2#A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV4&uB41mZgm=[=)Zw^J@)oT(BI0,^s50mINGJUBKq;eGQ(<+S@vfh!*hG<mmWIG[5PwFww8",
+    ";gk5]5Dl_m4$cMx#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZoq,*0GD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**",
+    "6a5AzG%V,>4+7p7,vT)<I6+1-Mngd]F*8NR7(g[aL@8$i5N[.zMKVG^M#dOmLpL!*MMbWX5CDUq4i6-882.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngfuk[x[B^O(i#u#8VHbXHsL*0^vPbWe*K^N.H",
+    "6EOi0GPt7;4-9834oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<aEjg3[3hW*uGB79)7wRGdMGqdx77NV@1mdGO4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRb",
+    "iRA>ajPy>n)y<M8>1FOk-d%q:.>/#1HZn6ZLeKaG4+M,$9^X_#8x%3JGXbPL9].;OO9J$bEDlitKnUmP1rC6$E&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF&kNIvg[u",
+    "m.$0J1Mfr+0+p/+3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhq(,3/aT;:j57IG,eLODh8)58!)mK4cZX_s[-q55eTs28Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^<]>h4>5/sDDFgWj6EUwM2-z]y",
+    "7&=O34#l8J1EB#AU6i=60;1+l%Ebl%-bLzQV@4TjWMixPf&mXTRR#Vu4/Y=[N6N@P4.3sF57q(A$vqD-uL2L22Cw:p0S>A01@iF:$vqD,QV%t]3lC)3$vqDutqBhu+[rx-A7c,%3AFlx0S>AP2<eV4",
+    "$vqD(P6nY34;$KREHU:D4]wazJr6bL0v/soA0aK_4i6de$vqDrUk_O4yZV9w4-iHe5B:+d@ho!u8odY)3i@/C4/+y,G^sak5@fA*4:ngHEHVHOc!tV74/%g@4;VFH4-hTgJr5vX4-qikJr5sX53:Zt",
+    "@ho!u8S(<V@Ul4Pf&m4h2oD5@,$<H32AH)54-1_&N)C#VN*p,/9ytIUIoQWu9[;.e0S/YDTLrWk4)+fa13(R<yJHU!nw_BM/EVmOBjvjX3-([y0R]fe6%jXL1/vXdQ3jRa2::Gx1;jkQ3+4e25T5-W",
+    "2,D!10S=_]sXPtYvk3&NEFTCo%aH[i3o(P7aSsNppaB&%01qjto(K-M!^lc*2mPN19]tto!aW!<01pl5wn>@W0UrZ0/$-4((M/7HPY$b[2nK,n0uebR4gZ^C4;EVf0^o5+w+9bV@VkL0<R2.P<Lmq^",
+    "e,ClBwvz!LQ8SRn0])ELDGwlx0^njTwF3=3,2(+89]bM*@#A/#%BcYl7/eue43yDc3fX7=#1jt#z<!Ba1(4YX4+Olj3J(OV@z0SMF#oCn2AAG)4y4Bf4,l8dI]zv]9^F:,rw9hltp=W3ps5H5<(B)H",
+    "4!u1J$JKQY7L^(65j9N%[G$X0K<SGNmkJLU[Pipk5&w,l4:p-m1q1$&m-nz6]IGvoB<65m4#ZIp5S+3B4%!nPG0Cwm4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,-:dyl4+k(W4KX&tBOe+x&jAkA",
+    "1P)OS;FR*d.OdHUhK_Xd8MvcL4s[+gq$UNW1>S1SHx9L/P7e#PlLs6!xLgJ,46fx%4,Vw50S<ww0tK;LE&#I<4+pKY0U0xvrUe0)X$qX!O%C.^1Xu]2#Rdn70]kw]0^mv)q5%%E0tCXEbPo-7%P.cC",
+    "zXKLE)i4)ru-p]G#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Z/:#zYpVPb4$x&BQ7bq<H2#R1<Bb!1>3bYE#QZ*XZ^X7[f;aUeY)",
+    "dp0#J;6)f+H!SYwg8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG",
+    "4yFPR+XeWK$=j1&lLimF2JVl>0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqHu3$=j1(.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=@]>[:4,%XO5Bvx9<_[C9",
+    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<j:,WK60@*m;+1vE$=i;6QUaF.4+H#B104vCg(<!+IX3OWI^Z^[%*6p89y0pGN,qF2IR6nIGlS=]9[<Ft",
+    "p++4!/,B^u05!s+JRcV<-M9i!0=FoJ38MlIsi+AeI4mgwhB=fq06GC*4(2/pt-#qHS12noiNOa7xDO6Q0,TFQ4nz]$01pO,mQMzQ0S=d-.x2#$<J0>7cM&u6Qx6jEq+AZM:RS&3/VS!x>az:EZyyOU",
+    "*sGZV1o1l$0<u7Q2)xB>4&kmk10n*,0S.^M69_&K2%L=Z5iAZL0X6R^0wM**Fc_e<yaWZqyl)AFF%JWs%L=VizqA4$2[V]w0uIp676aN]3fr280SN5Tg#ix[%)L7RCJzE]4EDlz5IHagu.AMtxC[vK",
+    "[5%f/gP45.#i%+9,_k3R4*T#81./w/2-u.-[J4by9^zgXzB;^lG&ph$gpim41lqAh1/y534+8t!W(L$.28WqX4Tz-x4+w*zm-oI(%L4,1:PP@T9]]>u0uKP]*/hrp0]lj[2oD>V&uI:X0T;o)Vhbe%",
+    "@jlq>(xSfs4&l<d2*sT>9yq;k1P7MRCk_&C1>MD42EGUsHvj<i0=O/<3dBYQphE(oL.zY:4/k$POaqOYMFO9UY!1Z/7dVv0EC^R/0s^JvBLLzX4zo@NI1bT]1>#/v9]*5p1iz9d9dzc7Dg&mABmoBj",
+    "pU<Qxh6MtIoE8C=hid_<2FC*lt=osf8#TSd6cINV1hMilD:pMf1g!7<0jvT6>s^:CKqEFce*uRM3)BGs[Amf!0RxM/8_>Ia4ho61Q5HGbJr2bI5-ig^F)WtA6arKOt)3qZ!2t(23cUdpIGF;kwgL>^",
+    "5jg,3l:!nqauGQt4xY%c0R!6d8Uyj69]GB&CJzsZyaEL30S39+CL1!x<(mv[G4^,nhXo6;rLX^4w4)IQ]F&2<I5#lR2NX7tgAE<AGLoPM9]Jb*q+JgY/!M4t28[s+zS1WG)B>9iUJnY4/L8Dj,boFX",
+    ";E()3)ulcN!H@k_#j$8LI5sym4*[M5BRDoE4X/t013Cl71PibQ1i8:w0z(,#hV23i!4U(5q!Jc1kv]KQ*%JU910)I4KMwK/1BK@<2:Is/KLs<>GV17@0S@3T/^8Y0hp^G[!W9@c[R$4V9S*M+2f;Il",
+    "3*mwe4+PEqtpN=/e*u/o6$W>=1-xn,0VV<33YP:1yFw2QIt,LU0n+U>4+7-^GB@Cb.V64pD.yEvSw96hG&$=$4G#jg0u6/6I]H<[F9S0.MG0*HCj&1EjN^3e,UTBxF!uri*_]eS3=mK,0v.Ae1SvQ+",
+    "[SFTf.PHwUja3Js>5umDN&:zT2c!xGjDR):v&SV550RNy1342h01p7(OcpioRSPyaH90I!0*#tC25AY:g9tJ:H8%VM95n2=1qk!wPY(f&zD5,@jRhPu(F7AXQvoLnnST!ggO8d40X826IoQPr4yOnY",
+    "2DUs867R@m3Hc/io[c#G2rmFQFgzGDr5O#+76pveIu8c77CtmGH<X%Au=0is(QFS4u=1dO%B(pCuK=znGypFLGBE1>88MUs9]ALnwFLzFzy$/9n@-b^xd#LI6CE>[.tGmh,0KYmTLbrn1@b:TpaKsH",
+    "Sq^<U%L<*$bpvz*,@/nR4s,:L4j&aYcM6_x0/p3p3aN>,9]1D2qgM*8[SzMnIY0$L0+ojW4nh;*01pnz>DT+sI0Rh]nF0e]6FBh,4-PpM2+QGb9x]8$1(*pGGki2TD:9RkIS&@0>el)F%PtD:-93H#",
+    "5e<jl2<*6M4*^#NDl#/K1i_R2H[Ip^4$lP<Hm2JO9]$+9o/YP!Fp:ff2.53SF9S9(i2<%QG5@a^%]!;H-5ZKni_:IbHZnMl0vk6k6*Ah:4hAC(jsgRkk_.MwF%JdY4g+,$3+e$3eIExo[j&lpGC3=+",
+    "@vCwK1]toJ5CX!=6BAor0[3]iqXiW*/EH3d38MuLumJ.rCNBpzGraT*4le+wItC*T0kQ!E-MoWQ&7^ekh7.-<WIi^GIC:8e>>J_jcO=J6)UgTxp9K#H>OLDv*:MfV*M.QFo$xmWq:>&T4+8$i1q,De",
+    "4!m6nv6T)5Sq8.S1==8o1UtviMh33*L/OeDl:#0x:gZbnqaXof29aD1=z(EB(IFf%j]vIY!)p%(>=W:p1Lwa74.Dz:WCOfF42-D)2(9^m6FG;i4+hb!MhT,^4;ez]X9(gK1;0*r2J[92!W0AL,vI/i",
+    "pJxZ9p#lOX3gO[71N7^X94(uD05S(@4+Q$>!vPMz4Hq+*P7eU/qkjWh4*-+O4-GupWDc+c9yb60u:/U4]0xe)sPAbFo5y4d&hw7^1muno4+g1$auF:Y4!a8vB(/w64,1[mIwmzUvjYzK0RpE44+Y!:",
+    "4,NSNE-lpKE(OfgEFL+_B<YbRFCPXmniv/]bsja/E)+4>jx!GgitS>xosK&W*DeSC=JX46hrJ0u2sJe<*)9Ucnj8u1f+G#tE)y*z1A)sH4#q7A($iZH7mesm4f,txZxJ*AEI2dJCj,FlHxBtN1C7)%",
+    "0tW%u@4a_p1,sKS0kg.E0bvcZECk@XIRYOGxGfYkll4pj.Z^+.D*/2WH8/n)G&Mc_I4/k>IrS]D5(kF;3hD$BHkASsG#m^W0VX*x04X=z01@Jl0-CQMIRkA1p#l#bHw1=fDGeVuH8wG<0S=JQ@K$p1",
+    "]Gm8d1c$Xw9]SS;.vt$=G]:.Xw/xqm#QRngH-w^yH=_PhGdQGA9]bm=.O;qXIWxQu4-1pneF:c[089<Soh._5<n8p94+);x899&<2SW^21pvPY0G]j3Hx8o#0LKUdCk:hQ4g<+0-spmk0.2j9L.[xt",
+    "U.srx1&XB(6f=XwTm!zJFbO399t0*23Z=XqZy7SCEiVK%GKDNJHZ(D)Ee@[#m]+dE$bAn1t0=xaH#Vy+D:F6]1HE$^12X&r9yj;J0H28x4,cy;0VV<34,_5[4muk#z$h-SIWVg&GBh;g06sJ^H_/38",
+    "G[*J.FBv#CtSvtTGc@Cy32y):128u;I];QWt^OwMy9))b(M/x#G/l=QKMnO80qKMv4==%$1,GhWKN:YOF[_[zH8VKs4Ic>Qsx1pN7&fUb0Y4uCHK-8Ix51]YA22egEd)_&HUJ2yEeDqa4*-nx0XGi;",
+    "/L9bpIWej&4+hD+eHb]a3BoG_+SF]y05h#E4C-wz3dr4E2B=1P9yz8LBrP)Pv.wden3XpV9h&822j78)0S&a=I]JDY3$U3g4yqRep(76$suu^:-d_DO./adHppz&M38Bag31m4kG&HyFW(%bqBrr4Q",
+    "F#;;+4(SO2Apz014g#Gz4zkJu0=U0pG$04H:US:(HZ]m*L.6McNCb]8IS!Zs0VNECj[*bfHv>&34XQ&2uK>G8G]mA7fCvvH%K-w/HUJ]wF_b55z^yi7&W0BahqVF.$=j0vL.Wii9].eY=ga>dq$e3P",
+    ">w<n>!U+QF7XbDa4v,ZGh!zw$]D@+)n*Re1&n5,WjaLsvghK;<$PXMeghK/Ot@jc<H8>MrKMXf9GXMhG,DnRL)tv+wHUJ6S0su)58R!)N-vNQ94+,WKF9SC*;H_%D8U&:sB[MTM4xa%CqTfjkhC;Sa",
+    "GyEC_!5RQh28Kfj-wmdNIfg;8gU5pb6)<rzDl.3X6#yLsB<YgVLoX6DFaR$%GdbWD4,)vhUk,:vFCaBH06jH0IRF6]9]Sdq<d6Ir6(12dh(iG-0WJ:^h(iuK4TwW81vfDOBQZ7rC=0qw1Rfs*HRe]z",
+    "88zG$KLa&5H$<3-04D/47&d[P1PIy[1KsCs28xn%4,T%qUmpN4,5D/cGC0_52C9=i0WTUjGTId_IX5[s9]]zq6$:-QH@*0H1vxi1f.pt1q989fGBAQeBQi8o2,+0^l:,k1f.q4mmWHqa9_dy$6%P<g",
+    "vw[H#n,d88qHGTX)fEZ3l4:6ZFgza&GypFLH8/nqG5zoY4&yr@H#Yz-12r_^LIj8gFD5xNk3s_&v]SEdA4W2dLN5d_IRF$imJJUU>dg2%E*^mtk3ug3I5z+.6*xEmF9SF=0532(FaRw%G5@Z!5-K>s",
+    "4-ZIJ2/]pc95]Q)28&x1F;$__G:$;q4Kp+VF9$F(04p[#01mAd9]Ja$.ZA<n1P/+=k5m-kj,#pp9]t*(LN75nH2;:$nMMPvYYz#G0zU#aGc^F=8#ONmz0Pq4BMy!N27rcF9]bk>jz0r+4-qd>F9$O/",
+    "04>E+00WVvNd>Yh.v#,OfDZ#+430tv,5e8JP7fQ7LK8Ot4+Fs7c=;BgF9>,c48TJJ<-DC,jzSbI,4>o4)+Y^V/Dc4HcL9gXFayp34/]2G0pcA6$B!s4G&VDgLIkw%69UB=9]t#zLO%pKHZX^o1K1M[",
+    "i9#beG*u4:h(ZI@>%SRwHJ/O=G:1Yj8a6Tj9^PF4t%3m@0yWn<4Em/p1f2Ui3E-9Q4@YWyC=t6HsRRz.BnIMu5COsk37=Rd6E<^[9WjSOF9k3#00wvu6o*16H8^t-8a6lp4$l([ot.qSFt7s-2:Y!l",
+    "34q#04@7Ev42slb3cZ;h0*<LW2RZTkg8/[/4zUXl65gy]4unDv2,tu,3*<iA0S<*70+]O764<#a=#K]([6iuzIp>x-05jDr0@zMS1Ivy$4,w(9f&mKl0RYbl4+<K_C/RNlI^Xq+FA=[@01li71icsw",
+    "ss$ezH>$8z!pLwMIH0Ip1Bjjz1L<5Z4+GCE0U,mZ3.beV449/(6f>>TgDVN6(h_/H12zJM9SY7Y0d5^*IL$0S2RSt@06z&iGBwOB4.yL^9].<BBQZC;0t+1yILJc*AP&zg4a<,!&n!O,IWjTMEF(2I",
+    ".P-e)(W(Rv>9X>ojCTRj4,JfQ0[J@x2QLCLG59P7u!$!x1UN9P$8Zk.siR62H/VQv9]SS^>-3>B*GB+i4I&7Ng$e,v8V;hM(gO&q[2_qI,U9:t:^d[$E.86hG:9%g1_)V[iY<@#mpK9;2224L5-6cQ",
+    "Gc2p!1OmD*2+xcS4+N#X9S^K*kp_IWBm[]:6a<9QH7ztY&qV@u0,6B@p^qkJqv1va.-7(W0+_M!/9Vf9o!w*(:eo#)IW[<HF9_rcH#wzu1(%FF1RNbQ;k);d$7BxysqIGx;k+AiGRH6kr^t;O0<EZ3",
+    "nRf<3;=hoNHc%2d:k0>-2Lmz!Ko16,cLRnE4B2/I.mFch-<)N^I6CMF0cZyOL:V[N7YCcJ7Y>xE76tr.7Y=0d0]nlNJRbxzs-&ed1T&Tw95bnvC/UgkiE]6g(H#S>2mq&64+rwo0^T8c8#%1WJObho",
+    "4+8L,DGP5lH#smI3E,g*0p.P[1nV=l%LfVGE)Na8>IL+h2iV[P36NU:Y!3p6iw6je&nOQHlC*3O1p0sh1hLQ)4+X4)vjGmM-[piL;g9q+d.Tv4R^TxUfer/N!59w$k(&Vn@+5$[2o9LdWDf.FBQ!HJ",
+    "Fw7DU0nP#f-dc),ny]D14xf&M0T(x.0WSbEI*Azt&CW[%olp+2oeK)(w8[YkEe@_o1@i2^*cTHvhyou1HUJ+ZHvkng+=13rhQbLS138niP6YCwJTCw=H_Ojp1lubC.zWv1p8Grl#^N#Ug#jZsH;R#4",
+    "2KA_4F9J6.%HJ*wo]ZcfvhxQ4Dgm^a4TIPNG&nab<D3ejo4o,6Ap*G42vssNMmac[,UJE3&J@3lL/OkV-93rl#]t4sMu>%W9]S/F1%DbjJ1[djGCeUfK[A2D6%IWH=W]C(0qUp@ia]F+GBY$oH8^/=",
+    "-C%zm.P8Bm3Wkdn1EK8,4+5v+0RxAW3U35ALq#+.IOC5F9]tqZ@T@X.01i10-Pe&)($WP7AsRZN0tvj!2Myz-1tv5ssoe],tM9h_0+/Qb43eV,3Xu2_1(lZ,07(jr6cRby5)1K_N(GSdR^ISNBLSQ0",
+    "BLg^/0WC2y/H(6;HK<%G1271mlK^&U0SHqEr_g(3+zA_rxji2QGm5QH2%HNa5IDrVR3tGui3bIT5Ct17I4u3)0S=blg9izu2>.f0(*Xs@t5*W9oC*tzfC2@N4FsUaMF>H>TL-h!0EzAh4+6Qc3Iq5H",
+    "0[FTI4wvaCA_szn3$qpl#)(J[-t_Ua<f8mSxS]0c0yh5(95[Ufv2q2S/>e[HHnzk^0ipFd8Z>4m1B[Cl1J4%/fUgGt&IBGds^ck11P+1/0+[V=0XZK8GK32Sq4rn<n6yg-Zw9_awE+$t7BTY42Moca",
+    "1>Q4/F9a+z!BGzc+Y])8o&=Sw2LSK@4+ZZ59[<DH2M4o&SPX&fD+B+V0Ro<>4T/N+83gEnSPuco4FVt!1J/&80Sc=@I^XJH88zm+0UUDXVg@!GYzXHY1HDcRwE7]h+yWanf!G^gx!Ys^Ujn#G4+Q84",
+    "1<5wE0kni;2f-7>HWD^*D:p2)h!6&%Knu/H4+P[)17@#5UkA/i2uK<lh2F#g4+QQh3WuH*2BZQ5!/EPy$Q2ITnF9-xhywzj1rG.M&jAMWD,Q(2oFfH@,T<B3i30+/0uKQF1OT,#11],wNd-&R2#N4S",
+    "4j2Ga1+A.P4yY6sESZnL0R!620t4a@11JTs5(O0nl+yx$LPj].F,Af)<5UZHL<>y_g98Mr4*)g/rUMQ7s2vXUmKF/^r3wSsnGFI50/WYVfwBb)ffWSg(VhVakrM$y0oD;IK](e#H$>CO6Mr8wH$y<^",
+    "LolX>TQD.3GJ_cS9]A%,1c&;u4+H-<TM.S94+S]4;!,;Gz/-A61UU^>;!,;I56>QV6fwI30,Dwb4tIV,FgQ3hMKtFXFgY]t,P#,v0#=x)fdUP=0un-Os1*+h[o!:HGyo3:m$DH9kKqg&GPSY:0:%ap",
+    "28ET$0R.ZeulF1lIIE/y2+9WuasdSc9t=.:0maBB2$_!Ta2z%41p;#&3+)93umlO^@6:xy4AYg#0RyXnB<Y(J[#pW*1rFUIEHgHf3oi#VH][9]+<wSg1J.$;9yr>176aCvL:<VK45Ybu6f_tI0of!R",
+    "HM/]m#3T]q9_3t0Zw__*#]Rua<fAM=bYWti>6@dD2oB(YTMq3V0kQ)DzjF<*qq9E_G5@/VE(*,y4+E*UY7Y#X[0.J^E(WhG2#5*@!I&s4H8[wa2<Y5R*7Yh5pQNt/3)xl-*;0u1:sJp1v*TU_*w11L",
+    "vrY!>rf_)C%WDq:.%JCbpok&^vdvZwkva-rlxPnJ:B6T04+gcL0S/CZ0St,katpTaDg:U>8xH_7h*^R[6AulQpamB&qdW$pv@P-J[DfZ*29n5Q4+iY6f&m&h01Z;GZyzT!ytoAk:J%b5I8qMHwpjwc",
+    "0S&P+4ZF).4DZ%+0[T/BKl8OnA09Z6-8>9xq*xD$0o:LB1(=&7[]X&4iT4l<G5@-5j.ZMtlrax<&jK$BEinKRHvk.r@s<%dcQQ550w0$FHUI.DTn]3dwMZ@-I5GeO#1RjP0l5MS$/L/XG%S=14;vO%",
+    "A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_KbjQ0:9cR0@jACdtu00Qbm1G=FrK9UMA9x*onKZyZ1IXM6i4AvGO1_K5Jn*k3GgUVnJ1B/Y30S=>R@(z4-1>I->4+zw<UmiFB4c=:e3(VLu0aFhN",
+    "fw49Z5RS$/4/kYOWDSfe9]SnSpJyI801p6_/41^X0RvPI4aWfwD^v<=3#.bKiy99ItOFh_01k,eWDcwY9].x54=5!vWDcwYF9R;+01m+%4w_j.4+X3P4,d/rG7mDa$6pGJ7cU1eH:;8/me_al4Y0:w",
+    "1CbdI2&<Ay4KO$W4:>:MUjvvG4+N]O4.oS0UjkGQQ;SQh3iT2%2rx6O10M<BrXmio$6o[b6b^ik10M%800(3oI;=W,IEhUU1(t[k1em<M3:XcV0t^SLUkv,CX#;7:3lD>:r6mcqCmJ(/xt[;9zn:lt",
+    "0;1(k/vEH[*P1O46vfD24+Ewp4+K-X6zt..3Z=9lvFjHOx_E>Qz5yQ&G[3+F4FB(71D-h6KeNqBFCRHJyb_[#0XQ]LB;RoaxB&[!lw..(Ru6T/7(b5zH#jo<3dBzf$m%Zw(>0UB&-lQq0Wkm+Fx=@(",
+    "JTf%c2M,_+0w0e7Fs3C1p,cnG4i7()3NIfxIRGz_0XI4G1QR!d5ga&<3J,Ir;Op;.SPz#0&jJLuUJa58FLyXK&-lQq0W]--Gyo4exGw]t5)UA@0uPD,[wxm+*A<:5o&9JJ4yGjxiqcsI7at2VtJ4Js",
+    "iqcsMv/9#k[PlAJBMemvmg8g&jnY[HQx6IJk_0qytD-[I0n3-k4-AR5f&mV)PXe07HV)qb4u*XU$lPBK0)hBw15=(Y#[mxjl=>ok$J.[6tOE+23/ajs[Br=$4,M+j1q>_uL->O^396Yh9]$)92V<<;",
+    "I[MKC8!,S5+gAdy3l84>4,b/@f&m@]F[^e05jUAC4*[i<9uE]$m4X2XtOEz,*-o$-tOE]:eGS6TUmpQ9tOFkjH2<zGH2<z2HUJL,yaX6GIUfNytOFkeG5@+(@vVv@03QZ7tOFkrG5[Vq01p$^ih/.N",
+    "+*$[k+*l6;tOFknFsC96+2Lga>*)MNtOFkhF#rc,4+N$qF9kL:04>H:)O,_,oAWLoJu/j&0SPV(mv966eFK]a4.hbQ4*-G2KLgL$d/CJy/&/C/<lqB!>-U[h.kc;%wT4Fz3CFS!4tx&KvUn3QdJe0g",
+    "0S=Lp0V57[2IIK]4,]9@K;Lw@4,r8h2s8i:5@qB>3d5004,r8h2sQv85jFrH2sZ#95jOx22:aLpKMFH8HMo,j2jx<+iNg&7;fC%#y7vta1C.9EHkwrg%a[%lFf.x9-.XJ3ptvC>Gcq[/I3hSX01blp",
+    "5d;)>2$5eO0X9JrHvk$l91/Gj5-XuFF>r,UVg.9JDGpT.GyonlmH@ILas&(;0XIPsGTU7mIUEu/9TG4A9]Jd*0Urf200gbx1@gqa5+yk^mH@9]9]1T)5-p)EH5;K,9TPQ.Uk;M80Uri401@9+9y9.I",
+    "Gynt)9yvh($!@Ju1R6K-SrRZE5-g!I12vWb0#*+JRT4D,4%h<1GXMY#0c#HdK<u]n3,x#d9RoiP1lR-01_rxe1eMGU4weB1*aQO%9Wp<%#s3W$GROi3%84)%HUJL.*aQy)lX(Y%iZBl5!gdxi*aQF!",
+    "0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx700*mzFdj6P0T(m;5i]e@!(.aSq<xH5;RhdbF)]k$GyoDd00>oq2FdbdDl#$@1GI!i8#G)5:diz8Tm,DwL:o9o0$dK%7!AJgWD3<oK[zusHtPc>G&BGN*vl3H",
+    "BrgXwHS7Z(G>!jI@SS$><d>=hGdTbgHq-6kG#nx[Fkc1Qi3Sds0Te6i5eiiZr35ZCGM51uG5@ak)CCU#mjMHm3kqHlG#v%R@xqYsIF]t)IRFDV5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*7Bt,n",
+    "4wnHh1_f1L9]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<eC80S=bZ4ih/E3J#Y67&8C=+U=hwLI:*O1q]T3u:le=UlTU@2<eC80Uri300WB*9xwnHFqZ)#F)VBk073+_k1!fJmjM;w:kmHzGcq/p",
+    "0Uri40248-3l8837dMvy6gZWS5)MKHnEwq5ml6V=2nF/)1s;,5mjMO24i2Oc4+r,O2$um7H2<2-a0B-%6btdLYZNus<Io6n7XmISIWYhtIWiX-GyoDc02(&[1G(_N8!(RxA^^!*8#4eBGyn.GK@u8s",
+    "/YA44;/B68>h0_60Jj(hndm4F1K;#31(c=g4v)$c1OKrN2O.osqyYkX4*tz%0g@PC!qbES4+xgg4F,]pG6Mw.H=anW0D1;@0SV;pBsDVVe-))fuyGFqgwZn(7mNO64pbipD*y+_BL<[2F-ou(k+UoV",
+    ",OU69#^W/j3B)1_o&m)6YCn7[Gcuv80tLea55xiC)LR0$h5,+S0rdhOsR1-w#9#x/jR6ma0o(!_#sN6d1uupHG&lecMgEOS0XGJqm=/ZrfFlm%,VFk;4,X6F!(R/,ux^3qvEWJ.F=dfdFb<OtGY,zU",
+    "0S&nJUk<OunQ0BOpn;Gp52/^H2rdr-x,$--Hx2pVUmqhls[skO5FZ*hs[s!Ko,,Xd00YI_Uk4%&BC7!aracEy4-iZg434fl1IsQAvF.zrj>U:oprbqrjMYOA9N*@29yozn6f)+6MGpt1iU$t%76Fzm",
+    "4DuEeHUJYh00gm)2P,x*QVq,k1F7I&2O.vJ77qx[=<jlnu/.4o9^GC#7B50HG^-y=GBAt-2f$ed:,b]1r0b*s1:yN)4+EHnIS&)v-a;8_zgZ6lR1W6n0S(skZVv[(&MhAbINBB&IpYN%o&h)779WNI",
+    "GL#N4#sM/li4iY@0W&o90w1jbGTIgohXJb@AIAYR03U>[GXO75GCA576EOfE2RHy1HvkU^%MK3*v7s(M05&,^+7/H3v!N_z6zrLT0S>XC6eu]_L/PCyooWvQv!N_z6pH;24.oAq7&ibP8Z@hOHvkV5",
+    "<ata:A*%s6GB7Xz4,v1mX$LzG1KJiIH_-[%M+xHggaHp7+7.]R3$l__1:Bo8C=$INr&9=>u:/t.9spS%1Toi(1rD>:5-8a+0xa8vMg>-m0WUo>HS.ae-(QH<(._D.w^x00HOBJ+4$uJ)29bt:0U9&>",
+    "2v,5R=%n,L:-Vh5sU83kF99qtQy4b<9]$z6!_p.d3RD$1@:7ZRz7>_v3bOM75jjmHHaJfNi7=UK6E;<Y0xmf+=Nj)rp85eIF*Kev2!H]utN[bK-4/q=0SlIi0uwQt&.7Ve%k/=qGvWLf03HJ,4,UMx",
+    "0va_byK4<S<&N=rf(8#bwDSQTGL;J[@Qu*.>^&2m*L<ElxAOr%0W:)/03QQ1jRy]h!Y/^/vN[hBxAOr3CIc/H6u0vM4mun%((VBt1U9$x0Wvl/GXOX;HZuSO9uEe_hJpbf88f)=0Y3yZI5]cMZvZF*",
+    "FbKp01<OKP1SSKLwHp9&2)*1z3jP8IkOU5c1V2]cH#NHR0V6jtx1kUp7B-%@0RlG;GXNhIG@jNv0,2#%2ulOiqgf8R=8o>$u>yxh10Oawy7K@uHa9U,0S64#wF3(A<Gl0T-BEj29yF5(AvG*h4+et-",
+    "3C24L%a4Qs4b7Qf1pnzf00.R0YYzsuuMi2L0SBX-g#iuH0S=cB+<Apeut=Q,<&N)(1D6jU7CHH^0uEaM<FWibTrWj6IqLEOKLau_HUI-orbZ7B&-bjBC/xOk1((MG4toXhRUJ8_*jWKGFAX>1:hb[v",
+    "K;2a;F%Ci:FF5M*0X-M<FaQD]6ELC,4-z-P6FC4IHvk8)!VnZSdJ!>l;Ew!J$M69!3=y_,<&P0<H.1Sq1h5MWpk5X:vfm2>Bo6],x&-Kr1P/$7,J$=oqM1km>eKu^;E42FDKp*l0S<A[0tCSMZVw8O",
+    "0s<5J6%MM4X9>R;f/_>Pv-qy2fT[rlQXc_[qu)XmIMvP%4+NJD1CRj.@2!CO<A3fy&G@Wj1cu%^9]JOn;*bV!#sLnA,_k5u:=TjQoOl7m6$PvT6)=x07S,em3*nAp1H9mG1;sRC2PY2!mjMzm01pJ:",
+    "5(bsV7#/oz4-07NUk,LOI5ao#0Ut0j*75,oHq34VgMtDtG&wld<&Oe#-Ft*knZ,vB2iEcdKL]ECH2=I%G_TWy5-ao;/9=9qj]veqS@4iCW(CfW#Q>vGo5%qV8rAXv4+D+*VE^.o2O.ulG!F#rw:%A^",
+    "$pH=x*zy4ji@ZWdxA&$20l=Rh<a7N!$OR7Iv-rG8y^U:P/lnAd1/sQc2X>w:*zy4csR9DK0]4.@4-b0.0S=Y6*k2to01mVR9yI>HHUJbji_$c^,0^epi@icZ:F<yr%)ult1vNFWP5:JZ1H:Q:l)nZI",
+    "*4tkT:+k=trqKZopgb,zG[VdQ4*LNDrUwrMtpX1Y@T-32Hvl6zIL8+c1:*7n9]JbJv/]Q*;B8Dw.;-a!2+qDd2jkRo09+3G0Ro*R4,<(U4yXqO.<az3v->r+,boJ./kfs:Gw^Uz3,8,_5jMl;6AuNI",
+    "(*Y]qGK#>hA_H4i1QIvn1R6Mv3.4Y$F^v_s4zlwB0[giW0U]F1GBLNF0stBXA>_#n1V0ZlGBD>fdJfF,0RsHM6AuTO=8ph!*truA2AT5#0[xp44+gIR6gVOe7>R[Wj@^hW37zu+10W9<(E%bhH#-8,",
+    "IiB+Y6*8FcO9@b43aQvE0-bFb88@0SQwomSJ=&p8jR6k;%iljA1T:i=KLj[AGs>Df4mQc*UmP_Dl]:JV0fNE,DKa+43mQ4i2<*2=9]keU3l9UBl>;Jw-o<HoR38W[01pr5-$H-#Tm,)e1C9$10D[5+",
+    "0:&#30Z]w.01U14TLDlHK+2K.A0RdWFO&f@H,f;e2KlyG4a$,MA9pqYKaT,6HaGwZ-SvtYk=vugHUK^D0X8,=&-k,Q03SXy-hak=AUHI+0uPh[g2Dj;tGrn+KsYjz3LhXcx&j^U0W]Xj5-FiDF>H/&",
+    "cQ61SmjN-W1HBL(Ig$!5cQ,fyAC:>y03$UyyAlsS=QKE5A2+!IFNpy)IRFm_))p):IFHa:2,)%h4+!]1XDKu>s_#=7F*lSSF9kF*g32fl5c%(P8ZzRW0R]Tj0;+;s8Z@h4=9BOX4i5#:;=*&Q4*=ve",
+    "HvkKjya57J4+)aEq5%&Qx]nqj0f3wV4,<S6Uk#PK0S3#WG!EYZ4Xhah/k[L*Tn@1S0^m6wn[=&A#[mx%;EPd5tOEr08V;Ap0^ag=4Xx=59]19^10M,803Qc300(3b1LXl90W]-=Gyn]5rdtAnKo0]_",
+    "0^kKI1@OfqUk;VO=F.E]o60%]Ob,Lc0S&/n3d!;s1/XKN4A;3U1<VSq0wWIrRTwz[9yhE54+@AKIu8ol$T]mP9]AhDA@b%fAP6^O,S%>;gBA^1tOE[!BMs:2WFH1FtOFkhH2;/p4+F-m9]1G_7&8DH",
+    "G=>&:GXNh5GXNhAGm#;..<R&_.rNPJtOFkrH01#f+>W$Psv,[s!GHq:q<z6y7!8-L49w>c9XXunq5%(o;7[&G/m7@F0SS*LA_i6i0uKl5!T_P/HZ%Ya2AA<I0U0:^4+D<U4+K-XALHp[2D*+^4z@#=",
+    "1D7iw0W;tw.pm!BIglnVKQ%T0FCR5F056sSG&KMtG&G>%4E@H0b_Q8rFO_r@GXN7bi3J@r[h]=dcQVidAD00!0245,HV-1j8y>JxxdI/S0WgpzA_QL%0S@c-FdrZ=056sSGdc4F6ElJl4Wcj_cQgPm",
+    "mjN;3&jJ!Q01l!sA9pkWFP8x@HP8YQGyo4jqA(vIGyorp0W->/4,D59FD5rJ;7[&LGO7M#3bYUp1/*@&0wWDo4&^ja4xt+>2sASQ9^zU(BOe1dvLFuHhye]@]70HkIL#gp1mCM,0N4%/PYKFu4+5g+",
+    "V*=wV5yt<!1C$=ZH_.F_2ss7ivPBA/3/ak6t6_Bp4*=vOnjj3K/VJm:4+)OVG!F=t-vWZO4+G<=9]1G_7&8DL05q%vE-BX&0;,Q&0Z$k-01pM]r#24;wu;FkOb,Lc0UrT302np=8#k-26Evd.4+yLS",
+    "4+5M57&rhQ0XD1y9].)89^zVG9]AZ44)/!v4V#K;9]16]10Mu301dYY1Mlu+2V4&ZtOE^bm;[a%dj;]-%6koy)omXxGrECD4$uo7Iq/K<4/K8VNC#vO1f;Y^1u@^O9[<R-UllUBWglKO;7[&uG%>)/",
+    "0S@Cq!T_P[GBN,rHZcGn1U8zLF#(kV4^%2k!T_/RG&3:)6EcE.5EC)7/mif1;wbP_IPAg!2gdsb2j#W>42b3lIx-vjIRZEmH2<Cnyb_5Q[/5MM3:!8.2hqw0441e85-q+ZF#sMnmH@I,v;dP$RT3^&",
+    "4%Wc]7Bc><3;BeDK>W3Y02(zM1gD4y0v#U%GnN4#1v3By$*:q6G;oDsGynt)9]1T)1FQlIT<g7Q1,ADg4+E9_9]kl41FQlbFaQ,W00ayjIY9uzc:-M1;7[&89TGMG9]JX(0TVR.4pkC001c110R-4g",
+    "6ayauEet=h>:2$;-kyC<9Roif12L8X9]kr65,.QBG5[Ac01pQ2!T]/>rX2]!13e,+HXRQH;gaq[4+2#ZH2<Co1s5:<1n&194*<]EGXM.i!T]yu13wQ0;gbwPIF.ntFaRDj02ed:4(!4K2L9a#3z)Y7",
+    "1geEQ8!+9s0U]In7aKJI5-p)EIYk7BnjIQ37a^+>02;&@5-p)0MG,Lo4+G&738)nsIN+,SC=.Ll11d8#04Fsu;7[&r2QW7511vK&00fK3y8#FA3JcT.3Ht:L<WBBTG:GyD1K]h<mjMKfzX1-h:-nU(",
+    "2p%$)0Twa.5i:vldJaJoH]YxsmH@4C6FA@r9]Aa*0WLW(00TG=H.Ahtt>K%6mH[C)ENc%3m.A_@GynyU.U0r22<aM49]kc19^6;u2<=Qo3/u4A4*<]R0Xc:Y1is^v1fmHK1C[]F1u>65H#x5g4weBI",
+    "GXNnlENc$]mH@wsr2@J.!T^XA#gYdP1C[]F1_UKyRUR-w0TwU,6*BgW5Du0B6EUR&3+BQB0$vg>mH[6FHUJ+6GyoGZs0$9,2=Tk(0R!py4i5oA6gQ-.4&^lD1,twq9]JR%0Urf5051zRH^DD*IP(n,",
+    ".iY>3#-!*yH!]i4A_!P=8#MqDHUJwq03QQ6*$NUe02;#>1BVM6Hvj[ul;<*TFz=Zo/n5V:/63>qJ[&RR!T^-QFaQL:=hh5YGUUPm4*,a<69bWfWd.S,1G97ts,Q=(/!tF#xQ9Lu4T,D)FF,jnimU+)",
+    ";!#:.FfiUi1I$1#1_D<2Xbjr*GzLly<FEP^;rjeR<4gui2vi:dGyoVg03RSU.iY>BvG9QbAGZQA.iY>j#sM^l0563BHZcG%tpPSL06&HSHZVEd0w2Z!IMD;!h5-^*01r*%!T^R9051kMH_/R!F#rz>",
+    "%MK3(zp6;nH8+b52rv%,:<yD%>:5%>A)bX[4C[.#4-Y;:VGk;4>hb(us[t4:eGeG0%xe!TgZE;)AFBZl@1WKE8LI&g0:G+D0>V&z480T+GXN7c01qhS!T^yL)QvF!wjK%O!T^DXe,9Jn!T]#26$Yq*",
+    "Zv*sy42k464+XcrZ2,+B2O.vx+ZG)-00EO&2*u;P4,M6,4.AD=*%lcyiv$U@Sp(k9Ixhw>Ipe]s9]JXmkvk6)-=Bb,4+OSZ4+K-X6rcEH4.O=h0Su4$WG^Y<F*)PH0WZb<H8^t-g#k4/01nBUpaBn@",
+    "0o(!_h5.4FAIAYP(FGrc0WknCO*lE(785Z59]t!89yS0D%MJ&a4G#p>7A@e801qp!gk/vOgA<*.gk/vFgA<,dl7wXsBdY,kw,6s1H:&]30yzL3GiL+ngk/XJ4.f4p3gX%W4,viD0S7w[*%l87,o!l#",
+    "iq%*TDA=VZs/KrS6E*AjX%RT#.6-j3-lcqFG:;fm9]SUrrwkt&IpM+q7Bh#EfB>#wGU37j1daV)EI2IBm/X_)NgoL<-lcqPGoVxh#[OgnA@9Wd0T(#cNgFnt.>iE3F99qtQy4h>9]]>%!T]-M[[sbb",
+    "6Ekfe13AP23X@<20j@=F0f7PpPz0bE3Qz=pji:.#<w##ZLkPg+NFp-d$TtT-2Co4cHQE6iIpo3tA_,bwB[DPsIx-Xd0015YCJzea!T]wq4,w;T0WUc+FrfJZ4*]S^DhhzkZ4Q;4paBEY)dLS9.iY>j",
+    "05UTG4+QAZbPm]sDgi4m4/>38!T]v$11/8_.iY>CIvhCo%L5+,H_/y/GBW<=H8L[*0f<-s4+G!.9_w2^!T_P;GBHLB.N=dR3B&=jp0)!C,=_L7aR#9s3jP8IkOU5c1V30cGd1]j10pdw-sPHVF!-*<",
+    "1H!EtFBma6>[#$.F*N@$0x:iI2aJlc0S@Ci!T_fjGci*S0r.,U4BeSA6*j7f5g!9J.iY=_Qx67%1qq-42Ku8v00/xWGB6zzF#sPCG33Gl3!wo8+thOn(g7a@IOM>s9xwm@O$46P10N.g.iY>T1TX+E",
+    "Mlm<6BQZGu4s,-^3;COacL&>cb1w^wIpo3tKLIp0G5[]QG&bG$0]h]:,S,0yLJun4>X7l74&C.y16_7!-R6pFmjV(v04>E*00CJ5wM>(i9_wF2!T_/GF)%UZ!T])a%=D8@n3F-qH82)7=2iScBo70U",
+    "-0pxD1Rn@F.,!3YH8K4G4+w$1O)oSzFy+Dl1iZiv1BnF:3XlQ;w5lTukOCYs00qye2nQq&1LeX29]Ji61=((PKM6H7H]D]t9_(CS7B_P7)&n08H0Htq8Z*(h2;Wd+4+!SM0VOpw03R1P00wXzHs,.s",
+    "7dZe2Cl3La0S)HD0S:vf0]MIK0^gu+6w&r%4R!+8#&HAN0^n0c!T]*L+XDsEy)!Q_Ff!)C0R,ufaRQ>m4+!SM0TVQd/Qs^p:/Yg[/E4C2Qx6H]!T^IBJPx$QKRGisHRi$rFBvy501pAt%][Kb@D6[1",
+    "=aBET4x^=zl;Vu/@)(g(Fva%+C=j;j1RFQ9AOiZL0])Qz6%N0(0]15w8#Ax(0^lq_!T];&4-1FY0Vy=x052IgHUJL+&&o#)r[!cGH;#u^3!-NcBsVvV0S[s3!T^AC.YXB%**6k002eU-3$eBt4+GWm",
+    "Iu97b/41^P(:)$C000[f;2bMTtO6efHLcZc4,WbPDK$9&A_ZPm2M,43!T]sq4+Q!F9]17[7%%@HG3LSn4+zrWJqgv8j[y$>@T,vnH0Htq4cU@x9yRO>0pig-4-tpe0T4E62ipP)/)emf2[Gov0U0)@",
+    ">7MZOnJ)yDf<lEA7788#94@ztHRi$rBr@db=aCFQFt</002%^$2e,ii0vaD4Hs,.s1WXSI%-Ez,4m36_/E4CV1vHh!0RS2VA@cj=0RgSj9uErU!T]#y4-#;]1IX/J9^6]o-sXJjU.0HU2%Q87,^M6o",
+    "-=i3):c0jK%qb5At)T,RHUJql!$2%KG3^/j2Ds@29^YACF9tX[>UZ!yv:yjI4*/R82AZ]20RoE9NDho01L6/LCN-m]0X[J[IRFCb4If50+a4k]H2<BD5-TDa9_L&m917zJ9^G9!9ssXu4%-39wEJxj",
+    "4ci>CK;2#.0^etTDKy(21YHjFAOl>!H;;[X8kYhjH#YPQ4+h&FBr@C24+XRt9_;L596t:)Gcxra9y7R:1P8zd9]AP1)B>2t5(v+Xb>OX2[m=a;1IZi%Ne;uL)B@R#G0z;j:H!130UrZ3:-W4#w-e4u",
+    "HP0Ro0MxB-2&&*#4+,i49^6@A415ZR)B>8u0U9=^1jh*o@78;H<EQh^HWFK34*@kP0]K%(1h4<Q8-H_c1+JY!9]JeJg9HvR1j&8^Bo6<19xn;rHHp*%28uE+Gc.Y+7Ri<=0S;a]1,JtTi>@,T71>gA",
+    "4$mF_>L_>3pe+vuoYDgi0kwez4,V%Z8!,R]=e+S17Y>)d)B=+YrUM494+>R+4d)&rH8<iT>4,f>oeB[,S@PuXoDvDJ$i<K/J/%[44.VwI2M,*Hv/0Nx5)VSFNe;Qm@34*^01om67&8D2!-MfBF_kM_",
+    "q7<6T.qIDJG@SxLQV$Qg9]aT%zNS78J%$7yAvXXYAvgdZdochG+nNChf!YBgIX1K,6FK1n9yjv@1MoKiC/Bd=Q4l$(Hvt+0viuAW1K5!S3aY_f42qpm3R)C(01pKB&jSN51d-=/&j.yG9R*Vl1d%,w",
+    "GC&(S$pIrXFaR$JGcW)j4:bTAIRGyTGcf/Jq1Fis9TG5a0f!3,l;<s++ZqC,M*-mF4+E6^0388n4+EIudJWj82LMn7)2CJ(GQE,n1Cqu$1Fr2D4+g!G1TPIaHUI:)qd5+k4.7+I02np=3*.&G8aXuD",
+    "zXSooK;hn73cZp9F9S3+r2z^YMg)Y,A]*9AHx8o#2(gG,4ZV=C2eG#V08R>Nk=^;FlSu+Z7&pHG4Z^tNB;0@qEe69zDmFI&03HM-4,Lac0f,]H5xtTGFF7>j01mmYC/G(uWFG,B#YQh4H#q.bk-@rf",
+    "*dhtD6$W;<0mViy4l>8Zi2<4k*f.Xq#YPS_95Tg59]SW16f_)lU-qgW#YO>B>#F/e,_kUB#YR5>Gcz.s32y):1275ffCmW0Mg*.nEd.Qk8V%3N0S:R$WDJ<Z0.$F#RmDaJ>q#]R7&*m82jZYw9]]]c",
+    "Mhi3:G[r=%.9,hVy=-h2!2&NcG&RLW0>7+JQwYUI2bTj61ig]39]kpr-tUTM.<=H/6s,Sh496!TH!uJ$H!$e<0^hY:Y99wMJ]7M/051hGH_.0nM+j&S0*l%a1(/pm9yOmw0)-sfGTu<jCNRV(9]bj=",
+    "M-^Kt03QW300Pnt0MG#s8;7c2IRFn2#3(NUGB*G(6*4#gEiyR(1Gyy+FvKV;1T!)K1Jv_(4-Z#d2:HD^4+g]2G&DFkdJi+_@_v[:5f2T+C<C=E01JT#4+HM^0_t4!2M+<8jZYOd@uA/R1e)DL14$1w",
+    "!zcmd3kK2nO%Da;0RnX&12XIZ8Z@h1x1ezcBo83NC.Ap58p9]r2RAbS0.TUE!zd=:GpYd%&HMuc#HgVG178mW!zci!G6PKy8p9]fH#CF+9]JV90UbFo4Z]o6jlcu_ybli!%/@lrF]@pN138Bn4!&dq",
+    "#F^ddA@bz;C/<h>0v]9m#3&RrsnR$Dl4B1;#V87J0:Tj/2r#TiF9.j:#V9WTG&cYOsR.7V#V7,y6b^K,mp%xYl5@I^#V8*kH_/3YH_:F/GdMT=4,3R74w-Z=3-5my1ee1y1G42c4x@*k9]bYRC.kB.",
+    "8pS9RIRGC$H_/3ZH_/3YH_-@<51IkRC;+[9-Hm<.1jQ%;=T9n1&wwuwIm<=a0vaC&Is7I+2sAe_00deK[3b62H!uJO.g5e;#V7#npf;W>#V9K@F#sbsG5[]LH![fq9].!616mBp0Uru800A^)#V7y_",
+    "0&)b*0SEXe4*@cb1+c=@8aS!:0^j$h9]bh=Ml(4#GU*//1IQa61vR>0P!8zBZvyi<1*E7D1)%u<4v@cTIV1qH7atEe=rH]D2I-[B5-gz>PZ_JosyqYPtTPBg2VMoc[01KhG579#2f&On4+GV_1OUf2",
+    "4v7l_T=/&.):s7hU-v#r3ia[^1dzlR3I78YHIJ@+1EVAXDg<AT4chht6gHXx0qheSF>SC.=6C</p72Z$1%weV1vNF<9^d^a4WpHT0SxskCpI$la2ztyCj#A@1P)UeIRFm^@zr-#x-+bW88f$R2wV%g",
+    "wE>]>(*g!h3&8-ev-qRZ77n>#0tb*KDm635BmhtblPn3jhz$nTatNs.7c!76FC95G(fI:1Ha9kD4zu111m_biF9$U,=NE204+O>ND/ado1s;<BLJP-s5eD<G1]u3Wjne^k2s!QVd.lV*76H1;Vh0/x",
+    "xtcQoi9Qc5wD])EUk;J$h64h^dH^+39^F_;Iu9VU@2#-IF*7#+3EqZg0uB!fwD])+2sAM>06jD<Hvk950];Ut9W(WkECP;FF%Jcb>X7y5taJ].miYr2F=jN68Zn)-1THi:uS*8do.T1KF*%p[11&K&",
+    "03QZ1,_^EwmIMI84i5>I0TVO-9y0(4-L%.IstgBe9]$>(1U_:ZF)[i00]ny-9x/>%CI*81u:lH[=#la.%<!0i>=Lq.2b0;^F9JC*>XP[mpFj.v/:,o5]M&w4(XML%2M+>a0S=lQ>yYo_2LePNKso:T",
+    "11c_v053Q&GXM+y>Xq*7Qx63H>yaE_Ffsr;A_ZEL01pA,/qCf6v_LF<3+kO79]ksn@2z&H#T5Y2as!<(0^lp(@2z_P0S9[uf%yXl-l&UNn$Zaa&B2QS4T1RsF9bL>006m80y++X@2z#@4,A3%0]YP*",
+    "neYP$Qx1Xo11:Q$+BqKuFzbYG2:k&c4mpDP0]/h>%mD;q4+R;=FE)bt13wZpF*N@J/mG/G<-;rO@2!I#:9@XPeh9FoKpz1yg82gyGyn]P6(le.lQj-3AwL!^G%SMo0])E=41NQx3;p4EqYMh+N+U5e",
+    "fcXOr!ifPCH<6fD>Yn=RfcXOjwigcO3=6h<EIAJXg$oVDsXzz10Rr9&4.Ug013w^&FfafUG^(0qj]UG0fcXOgsR9nX2L>qLssSu9GK2I32Kc68Dl$2*WdIQZH3Hp24#xrn%Lg9;GsOZEIRG9w052do",
+    "Ie>=C0L_<;%K[4W9]YV22E*$j2fYFh0GfqC9]tgi@2#XJFf;i$HGug86f>zGs-5l@7%v(!EP(j_0!AD#fcXPIE-Bhf00pE10=Fw&503$W@2#yMIWz!2p#d[FGXO6uFg5<Mq=C#%2L,tU2f7aofcXOi",
+    "ysZ<ok@n.zAB+MtfcXOky8,^@KM$J$fcXO(F>(<N5-n#L9]bai@2zqO3F!m=fv*e;CxH0>0&oh2>yY,WA2Kn3@2zx,s%!=)1Kjp94.3N]0^lkZ4FK054=*^H13wHiGcf/;Gcz*)4Dp%=4vsGm2!<:j",
+    "1I<*22mdS&0L,[x9^YEu>X7Z>1PrjkJ>yaDAu2aCu$grSknaQl2pu:a6E*,GHkOb92%xYN0N)V=ya63In70K0D+A50E)0]d2)3Fo88hjD2n=o!Q3]#SF9kL%-J*g_xK$0;oe_3>ngkCvpXmWCF*5)O",
+    "@.nv-:jVbug%SqN2L_JrmgE5vHk1h,GLRq#(FhKQfnNYj3$xir88MeFFBdgAn:h%u.53Si;ubqgAd%HX3),Y^4<I<F5DACbx&aRttT>)S*NsCC#X^DS&KMsBHr<Ra4*/aj2+o984:#951X&LuyaNwW",
+    "+[>6dST;!;2A2Z^g/q)X$1V_wqO<,h1GYK/9s([81E^2u9]Sj(H4ruc4wBLW6gh/ZE-loSVg.>6E)+C>Vh(f.2H/!]0U0v<3,D;O,h^^Gydw>+%>9y]7&ZVO3NzI-D:yR%5-$<S/CK0=Tnf:q1q6WA",
+    "Ap=!=1-]]oPX:t@3B0G00R%w=<$3RCI5O2W2fE8!0h<FOhyf1+tEd4JG6)eYsIVstrSt;AGA0iV/wUw)GdVb@r_yAZGcqyeVGg*E7X#U+ZwDd]HLIurKLIj0H0EIs1JToK95/&M0+/EX5anS3CIT)G",
+    "73E.LIv*7:s-B@YGdP00Q2+<I.zWD^VjlxA,_k=QGUZ@E1Tr@:MhxQu07V0[ojC>42.2e[t/c*S#UKvnWel_YZw]W81OfKMArDyOVFZbzXCE6h.Y6K(F*gqw%b=7T@6CBQ1eXU6.Y56U1NZ]UGdSd7",
+    "0/*mqQwZc;2bTj5.Y5A_0Ua_6RU.exhBzMsF^VaE6E*Fp0SAZaKm=]GDh,wa4+5Xv4F:duTOR[4&]n0k,7XI(uARmKF9a]+&]oh[FgE^qFf-%TbQ3e@3m+FacL[=1j[y%3&]ohDI5Yq+6*x5jAviVw",
+    "4niL/H>%@&1UNYW1Dv&C4-PjK2,e>q9x-[z1)M1Zc@q9]G47@U9^YOSU/uLAW,kLcHoOKLH]z!,Hq$j90ymh!4FtapF9b9:$H6B9cMmF[Vh-O/0WB_!01oT[9]AYHU:i5wT;eA*a0et02eJGO9].$)",
+    "0S>CjrvWbtI5=S;95^)L2N*H1rvU_h4*]7v1-5]_4+6Ge1(:2W9_wBeU=6&5EW_*a1F!)cGXMy$:H,EQ4yRH8(=n4*uj&E:z!x6>G.pq^7z4nkZwDd]0kvQT!Surc4/^Z00I5a/@b#fOI5o6j1h__G",
+    "0&foov]s;WUJnSgU:!NLU-$Ad2[*D^6FFE90M#D]o#k[7KCHkD4.eGuMGqg&+ywy66c2r<TptTFvS1B^p:G7=N(jal35:Ze4-1!<0S8]X7M3RoxSJ:sKKPtn4.ggGMIRwEg#-gy0Wz=*2,@dWrcVzE",
+    "v0wzgzB:Zux-qTyIukbe8vqIq2kc%y2[Sk@01I6dbpQ>piiZUTurdy^U-:G]1rH9mU-^a-HqQYSHvk>9HvlgXH#h(tHUJ+AH_/3CHoag3APC;F9yhaw1voP>IRFdcJ]i;aoB.C5jt;&ZIWnzO0-2IZ",
+    "4cRdUi%t(2*D(.:HV*/R4+Gt:GY:u0F&@8+02;-]7BT.@[E7kw/[g;=Fx4:*:iP/-Hv/CA-lT+9kOB@DzX^KZzE/,Cmo6V5IhHOjQ8>o!F)ws7H_.dD1@ig]F$bOZLJv2rasyWnAh,h@Q8mH81@lD)",
+    "F$$:q69B1y0-_!F(S#2V1*[4bIF^6%1D:/59_wBzF%:t=xdk3D&XWNKh<(0W3d%7Kw4wt8@1)/KA@8kf1Mv$4vStjQXAcDLj]CVvQy&U6$^uZBH_/F#Ic*5z3.z8b$^t1gi8BL(a0afH90=YZpSvMF",
+    "IW#xQF$uxpNgFbZn-Hntm@<oq&;>uCH>9-*IRGX$G5[Mj,C>V91SSs,$^ukyH!%P&H#IT.4-ItkZVt*ZA0apZE-ca$4+6V<KLfDaZVt*ZFAp=^00AZgE)NvSF%CKi.17O0VGjk$F(WlM04>B*00E^Z",
+    "8xI5E0UsJO$^uklH91BJZvZF)FaWYu2PO-3F#*qV1,aW%4vv%s38M%N$_6JRxkwLH$uR/YyE6fF4-zq:1u@//IX52]Fv&42H8%h+1vNGRA_rK%A2%>[F(WoLQwYg12bTj61j#WiHZ^kwIWhnb1l-Nk",
+    "9_U-sF$BRV88;qA2TKmfDFC/^1M-i>9y!P[0*#Uq0,p*GCfm9J1C^oiS]3F.#W61fI5NaB0-;SW%mEJ.bqJ/yKMxL-oC7vCF*5)Of!RP06vHtSHkt2;0S,bRDK=6_1YI3Cm-wV[0[5Z/4-z*O6FC4L",
+    "Hvj_Z2L+kU1s<tP!!bV$GBGg#GBh]e051bMGqwf[mYf3y!jDP=Bo6><F(WrO03QT5t>lNp4:iLv1hAS80;q-t3G4v]!J0h>uN4U^3Axn90S6/x9:XyMa^OHBF)s/=HOvVtF*1@d7dXQ)2PY2!!!aH;",
+    "00y-26fm#:9_w2oF(WxP01pJ1/58D@umK2+*#QS94*.h41-c/F4,5H@0S=N5g*6Wq<wRRbi2<@tG5[YjHpDRm.q@t68Xre9#W4zS0-Lll2s6boF9$R.04=&w00WK*4+sB#5i&Xfbq<I;0n/#$u*oP7",
+    "J,[s/AvORXAU6Ond=Ruu9^FwSF%6HrZUoCu48axxvMT>^1@ibXkpTx>4-scXBQZ0E1Rp&z03RVZ03RSZ056*XH95vH5jX%Z2[SnW2.OQbD/-.e2n7GEG!QKc4+!<!F9]a>01I6ebpRg-H^<]qGdIRD",
+    "1veiKF_%>iaveC&0Tnp>9].@C9^qSG95;>k3NbJM9]].aF$5q8-07,OI6C]d1-UX54D9*/6*22r4+EZJ36KaGIo-k*4D>LD1jfv82Jg@/4+h;^K:>r$0tnfVTptWMi<pUeH#6zAL-^B*1rG[oDK$4]",
+    "F9S6,qLKv.S=2400LL-FWT<=BAU9&Wj^-#cW9ZBc4/7O%nZyPUDp;O@-LHsVID@TY(iIOOVGpzk*vt(N8S<Db3DnFD4/havp$!i^RUa!c>6,ks$jl87H01&wU0xp@ErSjZ8Nkd94.B9+.pjLU4G$Tl",
+    "1rLS<xXcX!t>TkY/JyZ=BLR-J4-Y=OYCjM&G&kR[20S)2H_/m+H]!8E3=XyYrgsUe0SD&MObp)hK<c.m4%Pt)gfs_9-8>mBIRK3X4*=38*4i@(%0LeW/l2jRGB)ca9^hI%)nW*k83:c$Qx6Ekq.$eW",
+    "G_x0/3fe=+Ho<-]KLRs0IH9yK2knuK0RVFf#zO-Z28yhS0U0y<LICdq1la)(0:8)&0UH8j4W[ul0#qC/!rEmNIIJ8GAb@V/0S+.^GJX#P,A=1e&>V*jpA,l6[Syxs%l[K1H8aft4+Z&z1Q.5^4-8.y",
+    "3>CP9ESbL/0)bE-204ns4.86QodOQ=1TO+HEZ-W,+4(3ApBDw#gH-a(&(Eg-2Y^=T9]$$ILJtUy.6Q[3$zl%;>lGSH2F28K1L[2wCa22[4,l:VYA*:iFqVu74vddb2BvcY<3#=Tq!]aS:<+>KD:*W^",
+    "OD-Gxd.u#5dk(+>0k293+pBg9#90RML/P0V/tKwf*Np)JQyw#c1p:>7R^QQM2aKTy4+,O)2pnO&>EQlywNeYut==+hGryiy2I-zx0SN2)UJT_%6%#p/O%DT%;OFqzJsdgu0TVd<0:/=#jd%p<0s.%t",
+    "*gyam2kILbFsTFt,-Z4ggU:S#]Ck3RI4orY[XGk/0^O@q91H#e1KyPZ4jTccm]G75uoVvqk)9L,84mP-DGb%Z0TVO-1lj5w49J9239Qy)4/$L[4Hz:34!4LL1B7x97oL]59]bS_3Ao#03aJJJ[:C#2",
+    "wu!L-4+V*p0tBO#Cj@Tr0uMQ*$7&7N@3w!W+!O;roLB&[0S=S;zXk%i4i6f:zk37E1qr/qFA>I0+@d:IZJ+iK4*3HQaJ_954.NMDMK4J*HJBhDJ_!*_Vh5.,R1T7#4KD:PF]Gs-3B-ii4*v@.0WvJb",
+    "1P6-$4-i]_3/ciD<GuWqx!Mj7f0qOw1^y*]12+HyuC[Lt8wAZE4,%II2deB=4wnQ4k^3.vuNMzE+Xx:-IRFo8;&S=,f7%ES2fxjs0WStEGs6TQ5i]e;v%ygh1)mK9Y7ZIO2p<4VoRu-k&-c[s2p.M9",
+    "==r6N!7vUR9^zW_1P1ArYaakKnFI&-Di1_62p<4V:yk1b&-c_v2oDCf*OLJN=REaG2E>y)6E*+<$g<8$1S_bi1OxM24-tSHA8.7QAJG9d01pJx6#/W]3l9dG1RoSP001x#1BmES1FJg%YY#<;2oG>9",
+    "79Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aO)8GsraW$Z$G9SkQH[b[j=&$znoqPx4h64zlwh]8l=lA;S.g$Mc61$k80S2BW37RhlthfRRxg@mS%XSY1o+U2=Gcy1W4C=EuGMng31C9X:",
+    "zdZ@;*a8>iWe>%J244/woIf5i#f^CF$j<I2tK1R_6=Dvw1o8n704NVS6Aufy1Qs->1;t9(0SoqoW(CPc4+QA=e,9Jw:3a>Xu[I9=P!Av4&]d;UI1dD]>hb&5<dOOp&]eLXmR]z8G7mt<:]PHbulHmh",
+    "kpVL6M+en71<H1L4VIQ)4]uBgWFJX1)dCMfjp^3r$BhOKo]az=c%^DbAD#g/)&deY01rQ/mR^Ddp!Z^CNxuRQLY((x6*#[FFK-z9zycqh0XY8z5-*@JHL409bv6JmodGm303tLo03J60A9gs>0w10M",
+    "G5@bB4.A1[stOMv)9@8!ZvR-iFR_jBmGA/u)OHUIi1d*G4/B&&Uk<+a:0S:H&*fhaE!pW>4:r%@Uj*F&9^+Ry0S=;..zEjF!m(rzG]%N.1L8vfxIzyIpaTq)0uK+*.zE2JL/Op]0^ooy.zGJnGdC_*",
+    "4yWC14-9blUk;wYhdd86&*fhR<Va6j2sV,ZWgIpD3CWNV4$tLZ0#OeMkJCvX2sQu)Vh!H@4,.#2p#ct[0]1q/0S=^00T(y@4*^x51p@tK5WxWsjGO^x1,#[77&!n7paT*%03Qf803QQ3pdtoe4*[S9",
+    "9]./A9^hPG4A.)d1IkMPSPtY-0p.h.:(6!%1cky09VP0.3k1Tl6A0hGLLNBxPXkvJGrlGa!&w9w3-j.Gr&kN3jSUCW+5#T_In_([AvQAqQV$:KPags>016^<8Z+om95w(8.K$l,1UBhU4+5F_3/a[g",
+    "rlA21/^!]k030[_0;-W5sG=Pm4+G081=R$v0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.PCPLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]GLgsA^=&-c-FJ]7<8</q<n",
+    "F*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayHeXsR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgS",
+    "FaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYc+<Ul/$4PY2lSu:lVSflv.v,rqhC5thoK0SAIm3D0-3;b]:J(j=ZLq0C$Ymw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3EhHH",
+    "4+4Ww4y(rt1NZn41]bh8g,]bAFgO4Xzyu10Py_-^J@V/w#$*oz!M!:U5r*$y4+Mx%4+l[n0672#/P(W8;@0G+tF-CX1By=CH#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1",
+    "F^F.wrGzmaHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uw%wFv:dS@Tl+0w10MGQLd&vY0a+H<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK",
+    "1e>WV51CLNH_.e5g<IrSlLi9C5Dx]M,30.84**jaGXM*jPy$gO2simm4,tyBUmpQDnNSXi[t66;f;x^oPz2op9_Lp$0T(s=4+fb_4+,P<N(M:_0:J;f0dyBP01KH/1n7zd4+!(Nc=o(Z1Lc5V244:W",
+    "paUNXIRGCJIRFm/nNS/#01J+RU:=ZFnNTkSGB*GX:ue0h+Mxjt2ANPF5HjHe9yys%4,xX&p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9y:&r1VR9^qU*0S=J0P!6S+3/G<sUkjN_1l.827BSfY7dQYP",
+    "1_#Ar4,u&CUk;D8P!9#z+o1s&IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!q2vyA^,zU_qWfrHBd4xLZ^1[*e/Pyv,f2eJG#F9JC+olptFqB9AdPzH&H5g!XRolpR;!3hiJPZTr&",
+    "1k#:,4f0U[2oC5=IyN#aB>A3$/^!*;rSD%CGXM>-)t:.$1_TiWUk;JT1P9rl0Sx)*Ob4(15(;>xK;aLc4yCq24!%zagxHJ$FFrUh<lOoL&0ik]F!N6j351MiFCH:7=G@2KGBN,!Juxuiu;im@IIuAv",
+    "(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=S6h!PKf.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a",
+    ".>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3b=xc1F$6z1eT:w0U[4D%ZFeaHm8aM2fTwq3g#sa",
+    ">u4@Zg,]aBHZ#m64,T0n4+M#z0R(@;E(mlF1oOlP1L.^cT_!YQh)=9h01V_ox&aR&j,UYq@2i1GiBJy61PY2!1E9qp9]tw,pl2F200vhMs51<0=.NJJjZhB/R38C302nv@3y<GEHaUw[4+NT=0S/lq",
+    "43G3*4+ET>0Utm&03RSX-6*Q.0W_+0Pz2.-2MypwA9pwaFP-H4IRFzjlROUKMIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28P%%N+s4S@To,0w13NGlK-ZGyoknvI,w^HrfXtp8+)h1o4Ro4zda#",
+    "cQ=nap8+/j1K]%JKRL1rA0RmZ4[n8B4:8=w9]kyyt>BYdlTZxS%mxM*9]1D>6&Nu&2$xU/!<Lg.2H%2V0wWAn4f^[,3z.*;Qx6HUpaBmF;U>3VWDf)70UrT102nj;4xLZ^yzfE^7vBLGHUJL:pHL48",
+    "hu.v+Ob,Lc0UrT402ns>95^Jp9RhV92sNw&4+5M57&!nR0XM7z9].%79^zSF9ytIH6x4_L0S.[xF9b3-kkw@#H_.ZviC>,^t56RL&bX!l2TTtG#[mxlco-JP2(M5F$(OSM4+xgkW)8wv4Vj8y9y0(R",
+    "2[Meh1@i6i+GPi14+G<=9]1Q27&ZV7wNL>>:TnMi,vJmn01pATPy.vC5yt<!1GrEfH2;#b.6j3N3#.bYFaRG2FaRF^Fy.l$Vh-hV10M,703Q%B01pJ$paC8=]Fot72$G[R6F2^L2RFJ.2jQAR2fXY8",
+    "2h[R+9x%l=1XmL]XA1w-K;mjgQV$EdP%j8GGXM>Vg%%>;GS*HGyHEkBf)xrT9_&[eP#*y[02nm<9]kr6F9bI=03QK200*p_0R-K[We*tPhC:O2+b.6ViBKjmHt[MiK[YbHP#8A/9]$!79]ku7FCH=7",
+    "05455F#r#8*!:D0(*ZWUP#+*Q0526YF#s.:Gcy1$a5Xod1Rv1:IPpFYA+(;YFBLN^055DaG@&zSa5Xu^1Rv1:Iq=OZA,13aFBLN^053o<HN8+TZ#FTV1TWD6G%)4^4.Wdq0WTFZF#s/YGd8>YFK[+9",
+    "$pjzK0WszX4.Wjs0WTFZF#s.:GdI0ZFK[+Bodh4!0W#(Y4.NlzFBLN^055DaH_/qjHaE!xAJPFc.>HfUy,+U^Gcf/kKREzDa56A5odh4)0W@f(C=9er7dHS1#)oDP2E9,W[E8k1N*<6,ha;y/YzMti",
+    "2K[&s3AC$24wJ$%4!uw:1_)j&B<YgnB<M)&0Rz)16FAgV4+XtY3%u^MI5#t0RSyBZPzv==1>mq@HOcb.4/24)FIzP,01n6m3B6DR<Y^@#F9ta]y,+U&IXTD#9]1Q27&ZV81ierX2vi:dIRF;q01CZO",
+    "6*KeW91guu0.y[o4**daIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0R+-i0^YEtA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz2o3H3I*YYY%Y30w13NHiHEcH=dDM",
+    "xAJBmcQ61ip8+s9*8&nb01mYBW*:Jj056=aF),KyA_7)l4;nT-W*-Ch03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S/v[W&>M.4+Zm-YXTz/0aX];01LiQ0#gqO/eDK+4+-43DhFf>1LXl9",
+    "0W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSTpXZSQ4+a16Y62q-RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISieoW(A0H4+D^,9]AN>7%_742EI<a38T$F2TTtG#[nM!",
+    "GyoVg013WO2kOp=0S=PL0]Fxt0aX]=01pAaP%j8HFaQq-m&64JWDf)70UrT302np=3%*bU-[hKRG2a0gH_.eB*o0_h#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+MsaB;D9s5WNT-",
+    "GRe9G0+n$O2)<k%3eEBy6EmLn3/5R%4j%+J$,8e1+oMYksn@+#zIX[S0iF-Bz>e<%ii8pegwz8HO9T^vHaJZZFh&D_t@81P5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90rry84m>c8!@X>",
+    "HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd2Ni5U+DP8&1-5-p(@.=lwi@2z&9+!YTBy[D4>8!gs[Fb1Q.1rG(6yJ8H9%=3umv:Fc%$jK4@5Dz,4&JYaO&NvO<y#)=u*UmT^Ju(0Wl8g,x3-fYU1h/@2",
+    "0SvMI76*liHXjBwmF@au0yziz(KZhb>R/d3)dLR%=Q9C6..$/dD-YYu1q1hlD+Bnf1q-ml90R!t3!n%C7X.swC/UUj2=%#s5,]V-@;VDgpa_xVH_.4-3Wf*,:GmB1ioFF72kZtLHUI)QD:gY!5-p)5",
+    "H2<C:;+F;/03tOo02;+/07nJslNk:O<Ch3<P7*Ny8#4d]$%+mEP7eq12=%;11K0_5Fr=Fzx0D$V2J#6D!qN,[x$>JgH^VMxgTxsO!Rsd!G3e9@0#XEsf([9@1r7g/Fa+AI8y@I_iwPeOFpLQdkj6L(",
+    ";7[=CArE7W2>i5ze*_Zg4*mxV:dw0X1cCk&4+x&QLkQyKG7kvb>EQ3*90z9!x(Eb=)D![E1PbnyC.gt]6%O#ywgC;V=brWc[!0%A=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#",
+    "8#4eVH!Sf89]ko]8#4eBHUJwi00LwK/k@$#22C3<024Q&xdjco3kLTP4+nw:8#Mq1,pv&b)(ZutoEZ,WP8&7/1BeS9G1dzLtrHFO5eS,*gaH8u1,SGC3$8*9ll_3<sDup.J.kXq4m1E9F]4#W3An/r",
+    "0wE7z&j.+5l7s-d1lth/,XRM4u_G%r(hUy.xe*4l-4^]Z<)0XBG4u%m%UBNxhx(2I2/S@40S=WA.Q5L/;+FQuh7SR;A>sy23XcjWG&cYZ=UFa2,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.",
+    "D:yL23JB=O9]tnR2OBs^1k^O:3r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tMc9Jr2qe1-=y10R+Rf9R$LS91M:J8Z=a.0_9j+",
+    "j0X/q[0T1)GBW<V2BESz0Ln/MArE8x2>iQ$e-)^n[0S_HHvj]e$u]!K!wDogGx@V*Rs0DUGyn.B+l_PZ[0Re#9S*]Vcn.st4bf2r8xIHgi+%.F5eJ.C4$>@7GBY$ej]CqEIPA9r4BhVpPBb(uG[mI;",
+    "1cvir4+y2N8Uv^M0uKWFAq&Fw0xmHz01p@Z#zzLX%0v$XhR@.-356ps1voM/4+Qi5S@Pdz0/9rJ2O.ik$t4jtxwa4w0*C%g4+YqfeFEm#7Yx4i0t2;_1P:0H:P-7O7dbO5HS7W(87/Ap3YHiEpCJaQ",
+    "gc/(%oEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1&>iqQoR0y+[l03QM_01@3)9]AZ47B^G)4muJu03QN501@L/9W;+4vepG30x&ufIRFlY0temH1q8nW4&NUDmr4%-IubSj1iu0fwU,0_@]Se[0)y=N",
+    "4u$-!4.G-SO%D-K<mvhCAtW&<,1K4y8V8HjTMilnjTr+P4*jwc1dT5b2j%Wf0j_lK+>;n>O95mJV+72+U.;/roR]*@8VT2%MjkDd0S;CTGZ[6Q0S;LUO%0HNR05U]4)OvB!;PU=3C+w1F9R]+&!1iZ",
+    "L.g#*1@h+#3J(FMiZBGnmmwb^G:r)e.ro9<xke8K>x%V1[$Bw%4c,3]1do9V4,vYxcm=B_vH=&:c<F6V4+<95c<!.1xDO7y+Xe=85e)wHy8#66t@!S[/0gtN)DjO1[l-7l$QK+p$OZ@Tw]N-h7#_+S",
+    "01pVWCkCWC3Y@W84Gg8hD/!E!H@KNX0PzJ5)!at[%LfIO-$#m7q/_u#1*Gf]4+DUMT;(nIa0ai_EDhYcMiVpg10Mu9@v(qv2j^mD0S=P2*-5ItiCZo/G9d^<)QkZy3=6tUFBLL0lZ=^nk+)0/yN&<8",
+    "GXNh2Gpy^Z30(_B(=v#W6EuQl4+<:wMGpg@-ztS5m6!o8G%z6u((0lC2Ob7^4,Jr@SOuBm1@i9^pb8T.mn]DK=8p>NIEkcw3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4uZB14,DRt6An@Ws]f]SjtmGN",
+    "3x_,A3fQPx4+Egd0^cH6L.pdQV..N=q]=cni-RH*1hfhR!wLqj,xv$U91kh5ms%>[F!Qi/0#gKX3!VrD&7x%n@pu-Q3yZS]7c]Zj2.W3:2XqLc+X4/_vvviP#t0t.GOo4/4<-1VRRc:77y_c]$pH;J",
+    "iB%IZj1dK$3JaOL5Cs0n2opKzGYQ$H7XaQz2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxIjX%74WE!!2+$!7tl;54H8O7r@tcD4#Q>V!/Mo2,0Rgp19y5-y1yBza",
+    "-=Gn[GcoH04+Egv4-(eEmJ9@gy8[mqnFlWhGBle98#Mq5v)l$B0WzEf1DppFGo*G5nB77nF*ZX3<,8m[HZz]G7&ZV81n^8d2A!1+4jK.jiJ)CS6*Dt7pa%)^&@%EZ=hYlMF*m[j88(0i95uHm7&jjr",
+    "GyoMe01V8ULj&uY2MPEw4+huWM/CQg!$l7FqYxhkIlKiA8nP)LJTu(2M,Nf7-0*!$genh)0myj@<]On:BjB4I3!mr[7%j364())K0V6jo,_.lD3I>7x1@h.2wRs1MqfH7I4+gvn2Awep.gfw&%rg%K",
+    "pb84s5g9py4h<:x7cVX^IMxvyG^zX56FICQ1#/Gh2Lc,-HaMIJ47&-wH_.qc03I->0h9=@4GoRZ5(dqki_$b=.eLc^OESF*FBLL501DINbqBB8SOcK_9^GEwu;Y=Vk_AncG#;x>02DO.0@V9Oy$TvJ",
+    "051hMGXNh9HvlghGd83OFK#q6052djH2<!dIRFLo2<eaR3J#zuB[3^R;hgR383&pJ42cQ><_8(71BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-tIh)tFNq2pHvkzl#t9z)F_k%Efr_*DGw25l:&=%T",
+    "v<8RO3J(Idln<Bl9S+H@Rt4gSFFyq@H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+;>umjNFPG:Hli2g0T;3xOIGH1h)w1ELBaZ#AHu#Q@56G_A#@ABO/j",
+    ",K+r*9HI&(GC2SS:7@u=o)ii8A>/6HQwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;*S12Y_;(0LTdh#0wt.Gp![LOphKP6*9*O49lf+1EM4X",
+    "xdRTX:Wl#n;j0RC<R^eQIIJEVHUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4$!ny0[FuR1B;3;4cO=p6*9u$Lk#W+A1=ro969CubQ3JN1p[*quLcC_",
+    ">Cypl(gqCg2n0hEGQtlI<(2p0vjYzJ[apl,%tHX<Ne:0@2p:x[<dzIlIiM_Kv%m,fngRxmkyi>VCk_>:4ZiC(Cpk4A4$CYG/#O;AGxG/]I5hwhGhPmit=ow^5)TaX2p/0Z/O!O-HqOja4.WYG5D&Kj",
+    "p%NA_00[PO4vxxZ0)Z6<<dyX&s0js&;lugyB@+:FHUKL&H1Y<p>zn[>a^KTs1flyx1mO@3wIv1Mnnnb)7#/n92m$3S2ZaF,0P+YEH2<wr00aIO4<:e0FBUj802;&@5,>0w1mzJ5wIvRX8x8)VG&wUc",
+    "GK3NwFaQG]0%r[65hFJ>024A=9]bY-2p.hO03RDT01t4i#8Mw1H^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@kce_yu=]L/4z30RrqT)o.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#",
+    "9yIa<1M&$EOY#UG7B[CZ7&qh*2+5!m2KF8fn4Jj-<(3I=02w&]95(.MIRG3p024C+1YQpXz^yfY4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#rhR1>]>%a0,Ny2<eL<v04blg+vbopc)B.1@CMeKm>%P",
+    "4,aCV=A8UNvU_-I<jVaa1H!=N2lt2+4+p/T69dxeHxC1XDjx.plh6YX126#H1@dzH69dii4*@#A2P>XdlEM/PSPu-3t1$-D3B(5jgmw:N!UrD)GyoDa01xE<z;u=W.GK]M!kQBa=9:ILu%uoe1_-3S",
+    "1P/qmT;*,B1N]lrmaTaM;4u9^(V]2T2aR9<(#aYJWecDW7&5Iv9]1DK6A0ZO3xHn,%_%f&=I#tUF_RQx6EVz<0^ZUF2=B1pzmEY682^d=G8qV@oF)m@VF19P0SJWw3![n!6F2us2sIBV-qFZbvbGNb",
+    "&jbsUdIBR3ka,20o)Qa]gBAhWEDsC0yHyN>mU-*40UA4ubRP:c0336J;JO/VHMMUAg1ll6HMVa6cn*V/77nEv0<<k=o[JU>InkeZ7&rOqEDpZ,1rajs1Ou(&0Sl1gGX_DaR^U7AZ4<!Ifouz&s_8wC",
+    ":Z1$=:gg8*]D^xq94&$[2KA_K0$B*h-V/fy)[p<L-06w*:H@FYyGse.Bnh8^0Rg@,4+x3gI0mlMGYW(r1=c*b1SSTE9szIynE;aVp$Q)lJDZ#Y2CAV71e=g3>8tPG.P8Vuy0ZZV>$CK-2a=FAGj]2]",
+    "0Rborrho+x2KV+50IJ-y2CfSTg&qJ13F_SIitq#lhprF-2Lg+zc<E>UA_HCR0S=Y)@V$AYjL!iLmGT7,3(U1C1.UOW3x)]6G5@#:-eIa#H978n7B+;n3a;!U[s9W@elH;9Ht&7]8VBCOy#XHsGnnpf",
+    "3HnkFne_wY1J*7C:_s$Uoa#6V:vRtr<H,Yb-D7,HgHjJQ<c]DBuyP0N:p2dk2nWE$L/3@Q37bd,i=mfO9^fnvat[%iyD.UE1P7Y^4=#ETTn;!sGGk$LlE++c5IHh8He>VOq!SM,R1UZC3J*tIA1pBd",
+    "4<SrF3J)HN0T0yy&+!TmGOhv,+y(ugp8*dUn+6ZO2K%3%0S>7b1@iF_s^m0^Q4ciK5)WkBs^m0*:kkhb]M3bBAYu/$3Gttw0S>7N2<eU=s^m0>O$M9]4:(m1H0d7;cGRmA4.Mfn4:[4T1P)#gIMJ-H",
+    "4qgxC1ktM#4-iEd4_7WgpPvB*t>TkU:X23mBL]j-TptuR:ck5!IW:d74G!9jY7W=RF90]&&Vy$!2[$$X88fQ=38_i*4xPeQ4%Yz:6uaPDF9]g@pTbrj1vdZz/0gt^z;=+A0X8<Q2(pR+9]Shu+IkJ#",
+    "0Su=+Ne9Dv8!$ryrJMl]1w^6kIX0D<2M+cz4+f3>2*.R$0S=!QuLLg(Ghd=$R1X4x@w]r^xTgdsF*22<0R]rom8k(5b.LB$0R<Hw4#n721crPLv,boAs-LA5j.hij>J-xw2-:0[&-tq8iOK-F4dAYj",
+    "0SNr60Sla42j06y4#)x)IRFm>(_MpO&b3Ab(>[#V1p^oO3%QyN4,oB$0R+cE4+D;>95wl/1O]kdG7M^FEUj)DGo-@O2f(UD95#Rs2$BT>xdRUc@o0PRLmD),(wPAc,^N=Eq-&;moi+<%7YW_E4+6f=",
+    "a]QeC1rGrDhtL5SHkN+_yM@1EfDjK0y4qV03yqT00S;qq2j2z@v&sw)4e+/j1/gT_0S=%3p#%iNc0UL#F*e,+893UNNeXWS:x)z$7&wf&0vt2I:k.W><(KkY4+5461=A6%4+n#R3J2>)LJt7>D,]$6",
+    "0-#uV4+E9k0^hVSMFQ&q1,,m>3bGsr:8+sw4*-%+L-=Yl@UVb*3J&bKVFl%,6$GPt4+7u=44<JUvV/Gf1&POF4A.*;3,*f>4l)9R%;S;]xw@<kri3=hFt<t@3fh^VJ_A_kxdaZjt&[,-T<Iuj4XTx0",
+    "4fg[!H#s/Z2rmmUG_ekg4*_kK0SKj&Nd+DYnB<u#ngR:lhC:O2<;Zfr0W^-rzn/jw12-Fe#uNqk-S_..nmGgMhzSPk2oC!r36-Jr4,1sl5Ch:N4+z@Y5)J)/!_q7Z=$,K,Tn=cm6b,GJQVNMr4%wCz",
+    "4#$^p3crSL2Bn%t4vPa6G5@T&0f</B0S=@Mj7JXv@o-]izQk4!2J)DA10fF!s:%xujK4Sz:be0R3=:s33.KnR4%HF<uEz^.G[FrQIP!WdD:yX)aT+*:gc1n,wW$FdG1vAM3!GUFw.bI]H!P4,1.Q[F",
+    "9]t#t3M<D/x&Z^*zXJq54&he:A=^4Mms1YN1PECS>/KbZF90>.<(%_E%tQ(v0f^@6[g5_gq6H_6IPr5hF*Z4(kq,x.-8qBO69(7$7!COh3FN=c0=W2COa%M3QVYV>1uq6SG@G1PD:*C;1FOF#D:XS6",
+    "5jX$@ubMXx5Rm;33-nYV2g$m64e]H>8aac*0uJ;c3h%_O4TQUI4)3,N8#loL5-gz;)WHo7fWlM@lqLbS[xA%W=$8O!#Ha@!Es]RT9u3Izb@:qxiU9+F5DK6k6gBFe2M+>Uh6<O[#smk,qfZ013Jjp[",
+    "7!NMM7b@J0=7:o<(,s784)G2LlLQOv<L:exIu8h&j#dvB=TN:q1(9tAc;N(O3ac6e2PrZ#r3MA8);5RRAqPqgxzc(AlQ0C+tN[,[q;Jk!A%*/E4.U)xN*>rvj4lr.v#.pX.%:)Y1Azw*1,8$b0UsDJ",
+    "=eqnrhpDOo88H9<PYa8MSptL8dkU2i1JfZ5/lwSXf*J_jqgM[k5diU&Bo2#V2Hfsn4+6mf9yzNH4+H6#UJQT%4#(mW9]be!qfiX9gPs8&2QcU:FAO.1Jr2=:AOi9B5Dx:M$si9Atcjih3Qz[h+)f>;",
+    "Fi#8Zs^ux:mrx9qr9^kz0tnWjUI<]x4#^,g4*@[;QVQ3jHV*^t2;N6$1.lP)3jHGmh_N;l84n5ilm!RL#8wLWcs_s<IV[@jF%vMbxeX5l!qW@>T=_0y,s:;hTrD*K4frty%+:)OH1MPl9]bttN)P<5",
+    "hpssc%:=$DHZ1+]3ks(NBQY]8[[aZ3:JASJ#]aC*q6h,vRu2ZHs9p(-,)9d8r]uFCy0I1$G/Z7[4,Aa_DK$EY:J]gWlLHBe)/mcREd^gp3%H0l2hOAi1nCh7WDBr^1>;+n2r<K[,jD$/1_oILFE0Z!",
+    "HKRQbIikZ)3BY&*s;@h&/:!UckyHt>O9qPr0*tv17DFZ!GV>*H29pC0mxUh-mf[-2Go=40)9<4po!t/vu#=H0;(#;j!gmh:jF31F612Cf0SNL31cZbMA2Be>UjZ5q!UVnfArA]&tQ,;H01o*D7c:A3",
+    "!tQ4T$,V_]GJzot@s)S-=RN#Gr0<X@Me;W%FCH:5qJvBi8]-cU4=f6n4!39zFV(^Q0Sm(61Q[[-3<kG.;]%ufwOkl6m7hBftSSW0jRp<9r-/s^<^vt0it7sts3sFI&m-%>1O_(U77E7-9]Jc44+Y,X",
+    "KMw@+9S*1K1P1<.7Ynt!xd8#Tng$Oa;k)iJ0tDOw4*^_27dQY91NPHr1oJ5zGL8WsDKq:p4+GT)6f^vJ2nhQP4,Ajna1QPKWdyR<L-(j5!,2:F1e4J%0kRAZtBVK+#NrGOMDmZj0SdDO4*_iQ2$1VI",
+    "3)7Yg6F9:m1/70#4&y2S-CBc0;g]Z^D+KyH6*PhZ3xV1X2b3EK#Vi86Zwk!y4F-C)I0obBWexn(0t2>^1PT7EVFN@C%m)RSg9[8r1.yJI<-;H@Di0Hx/mY^HrUC/!&qNNG0]]!+6)k_d4y=+KKMnp)",
+    "6g1;,3LgYB[Jm5mGBn8/4WDEH3.!haQ4NInODZ%qp$Q[2H/6+tn:,dZ00q3RQ4G8R37!E2h4mL71U1l)zX1c:E*&(<Fa<9-4$uh;0fDe_2GF^x3!VZZH8ElWtHl!rLkZ$$6Dy>y1CZWQ4f5X)1KKek",
+    "1Te([0YV2]4gT.y0Rzhf8!)-B3dQX*2)ddE4+O5D5fL@Ys00ramO^,EG7kcgp%DzvLJtUowhI;B+5rmwzz77vk]+,c.M#s>F#rWg9yw]Ux]2B%2BL-!1ikA84*5Vo4Kgt;#XuS[nY-<LtJ)0<3-6*K",
+    "o2Lr^mW)Xc27:.[4,%gDbO,6m0S=n]NekSEWDf]2)Sv+tFz87I*oR_b+tySbIBE-d$W#gQKmni@4:rWt0s<Of4:kYS0t/YOR2nsz$Or^N[!tGF[nr8y1(:]B0S<kmWDDNyR1XF2hhz<^Q4b#aik.,l",
+    "/bDlM3(1vD2*%764o;Y+.x_#:+^:j!KrsLx9Wej=-^j2(0qJ4^&K(Ay-S_+b@fDF]F#tbFF*7*V0uMvCq+^5^01n9dYaezo007k)51s+o0tC*LSRX$&g#Ke6AU44QACUnu015vDB[VX<0xxhiHNpZP",
+    "p8+z11rjp/9XGNHA9py_2OpmSGyoDc01lmk5,)c%FxUbgp8+,i1E#J9A3rgy:0/Ke!2%zV0XF_,35*vG,<pq6@[7m(FUZez1gx3_4+<Le3l9OpiDU!X;HLaZ#rXpdH2t8S0S3N;XAcB]rUL:a4O0&a",
+    "@k.Zx0#OeMfTjZv50bh,A2c)gpq:E*,x;1S*#Qp>>Mn_t15ytS!2u60=@M:s3fC781&q/H0wWGn2b85Y4+O%AWFHAO03Qc700v;Y0=b21H_-]69tI!]paTJ*u@3T2*#Q;h03QZ7paUNeHvk>2IRGv.",
+    "F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAeiDVBH&ETN[4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.!ii)L6Xuzo0Sc!U0&yP*G/h+19^6>JBMiccWCKwT34)MhFAy[=,vJKCfnW_:",
+    "+Rrx[FaQqtC.4184+Quq6ELL6I1V/fv[4DKDGZz1OAd;y7c:9^k%9vS!iho-1D_9n0Rd(Y1HQ8%4,$-Ip#cvD>5lwB;kWtlhfxl[0S=cKhh!QvNhdg6G!Fy1<S6b+jim]-(1e^/4)/#,4;eRgFE^+b",
+    "015gy6*#eh0];Wa2rf4>/mP^yZZ8BkH]PTly$1<V)He;XkBDRs15pnj:4lyF1j>dk9]SeEDI7Hb4C#fQ0S=O%<&pe+(itBhG;N!Eo&h&FwJ8Mthz1R[DIa$.03V+LINc<$jEx2kwJ9HWGyor-0XVWG",
+    "1hvEq4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[4,B*<4:RkUo&g87mJ1IEv;v<k01pi4",
+    "nw]jyQ4a_UC;5;q01r9lnw]jyl-:j)64;O[5#*Yl0RmDF4YVi=G_/3[0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFZ*#i[@Z6$UsC-fQ1e,_k=KG28(IuDw(TTn@4N0^lwfC.jar1IGa$",
+    "0W.&<GXNhjG_(rB4bhgK0S/Xc0^m+T.zokA4&;z4A)ltI0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq@H,ps2bGA#0S=f0>yi9O$]4Qnh,3p(4++aC9^qSG9]19rkO2aP.QW68$^$L([tXP8@_nXOrjP*,",
+    "3zhRY4-QeNRRQz>4x9oAodzEQHKUpV6)/#fRu2rTtJMJy3B0F^0S1aH6*$nS8U-86nfC;<:u:>Q0uKkLc;RUq0u9sdH3#>r7Xv#9ws#K@$&7FgkpvSn[ADi@VQz+mRT4S*R^UA*v@>^I#Sk7c*0U^N",
+    "$H5#AE5mUwBsnw0aTGGbaSsZepdAG0s0IXwkPr,+pcD<a[I,w*4.PooPz]eu6fH3@u:ua$*$N*7ETZ)h4<Q:)CNekx3gx331kwr*3AGFl82JPbAov6mF<.mpugEeF49Efnh3y6pTF3$yGyono00Gax",
+    "oB.C8[Nn/-0.QuOChogX43Gi>zMx4DT9N@6FaR$FF*^^<0^o5X1QIf44x@-q9^P0a1O<B)2M/102PQE#05489H:L;JGBf^$4:C0X1jM8s4>cW57cu^IGvEdv2[Ou=10PT_s0j[_;k=t/Im!YBgOL&s",
+    "T9=kHF!Bo<05t#t%^fsj&:$a6F[%j$k&^E6T9N@6Gyoq4HG[bX4<t!Y2FUur0Su^MFAFm;00*Vt0S[V[2Lc<fwxBm3PBf]sEHgF$9^qK$5ChoYJs(&(nF1#[Hkbk*05IPM4+=[6Zx2wZ2<SxlFfR,/",
+    "G06f4*zyezS-+zxG5[>%HUKXNG&86PFH1Bt00sN/a^Qbb1^8W-kpdqCGN%bIOEfe91HJGj95ts2EHpL%4+pXH3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lcm!;V&S(pMBFaRDj,3A[BHTv,^FHkixrU;!7",
+    "&;g<dHNPGM)0+qnS(OJTH#W%v9[;^>9]tw22@<@EH2;--..S8TS&-$.w+jo<%;J+,y;Gfm:;$2I(xL$bzrSk>1;R3gFA6d/rltW7Fb<KpD+&C)ISRJVF#z<p1Dvq]4*QJ_1e:ME0S1TRIu7*A1PQjd",
+    "0s*ZA4cW*64Yu<r0/*vw:(3YodITdHGwkpJ4&J8$0XrWBHioVN4+eqZ76-1i2MV_#N(JoYIS&Vr[-L5G3FXxn4!8CW2aN#.f&(81G=o!HKMXQ3GJq<-GXM>RrvVQYfdL,=G5F;w1:VP32)mJ02)9/c",
+    "6ydG10S;;z9]$q$rvVLt@nCZDwWCrIFsm&Nr_wC@vQ7=JlLZOYlP(I!0^Q:fssRrH*yCgk+=U@d9]AU%<&=Wkv8(]P1BL+yu-l==yXjX5fB=y^0NPs*2,dL<4,L4_Iv)ou=xjYa:o*Sz;!y@+H8;[K",
+    "<!]p%H$(vZB<a0LlrsZ*54i!KsR0H5iCzn/%M$[EIuF+ap[W59H2<bh01pn43;Be902MT^ycZt^H_gR!4+!^7cMk,!jMM/L$qf%1/BWV=F#sP9G2#pwIpq)mz+naW-TR6i3KcNg*B2iHIL,.uH#q.e",
+    "fSDQr90b$SdkEPA4+yR3762=]44ai^E,N]c2L,W;s[tRf0Whqp0Ua[[8!@YcF*4in1>zhRz5xv2&!+(ki_.6h2nKKu58;P$4CKEN0k-bd@oPEm4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS3nKLMSmg",
+    "R1X8]M,B6qD**i;49uM;2U9mVI]<7x15+OWGXNSk02eU-3X8H,4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n7Arc<478ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM-spr!!=",
+    "@2h#7Mh=;6rBn@688,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFc:jur+^C<;ty4+EbAF99>%Qwxol0]iqD$Vv]hwU4R+4pR%d*%lW#QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>",
+    "vjPWG7&QPd0XI6WJqG%(Aq*ZCIUNp[i4Ybs9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90q<ih2Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>4m@DvB7BT/0i_.Or106L07B_P4.HtD-w3q<1",
+    "wBa%yG;ftpv7kr_1f0q.1+VZ*Dl#$ntf:J7Aqj,j0uF,d6$hlL0Uj_G+y)XXkRJpg4+WB,0tJGn8UV@:4-kCM1[pKy)Cva@2)GFh(zzZ1%L5A4q7(zs84vgY6AtOT0UkE$ya5WmNe>R]sUr=q#i1S#",
+    "&H^<s9uC2w9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)X4u0IQo0S>Xc1uZl,00PMV2M,;9p#le;h7J#j0o0)a95jvvA5k:@E-cdglO7Kujs+Ys$DslY(FhI20Ur/C#i0TU+d2dA#Rv^u:.TX<HaETn",
+    "2CBL-4:7(4F9A0(052dnG5@jl$i4v&[[g,Q4z!#fFGDytz6BjP052mqIll!T208r,A1XNj1p4j<4:7+54+HV(9v:q)[R#uNm:wVh0XDw[E,=9vo,rRpG5,oIF*3*j0M5cK4.o]@9]$q-6(1<wgbM@5",
+    ";<cc-Ff+#mDKRpK3kLra4.d*Q2D!UgAAkZf%LOenHUKX_GdBPnHUI#:@yL,8HOvJs1_f4M4/Rop29emz0Ut6s%mpt3G&TSaB9aycmHQSifC4f&%mp4cmkSR;mKH2BFvtNAH>)UQA0#u)1s;^CnF^8)",
+    "HUJ]vHu@,JGR*^a12:rq4.n%#2EwdmAAkZh%:=DfnF]j=r4^CmGUOW&H<3ScA0#o)1s;^FoC=-rtriEnv1A@IG0z1b138/v4.xY@1kTqcAMOD,<*56@1p/S_4+e.=0ci<p3kLdX9]bbA#WxAX$_X.f",
+    "1$sC)IWROhG4C4/ULG[71q5CnDmB$61iiVZ0S>]z3NHjQF_7VpA0aTS1qPqHw*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0p2u<w)20=b!bGBuIW",
+    "Eia4#H8^MvKL#:3GROrlCpI$x2mXv@4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgMzhEgz2oIEO4R1_V__3oj<$",
+    "F#reMwUz,7GR@p[1T)jCEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00aH+3Lhsm=&1IJ4+EJC",
+    "4.fA/0,U/#0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4T,g91:2WK8#Akj0tMitItaLg#sLovv4[c/f@bDO",
+    "1lI,[G:stx*enDa4+[B)83p*ONDmDC@_e:TG2[9#2L1ka5Hh=+4,Y,LpgA8.G19nBFN==zFzAp155<tc.7OX:0WtXk4^7Q6Y7f2v!IlCK#[r.yY7dM7@2r8E0jHR2AB+Ju,_tcF0k<EL4_zl%0uQYL",
+    "sorZJjR84^5g*0<FpLoojsb/g4,:]ab>dwyM+&-d8wcB&Hv<$k4ur^b1Cy2)4+Gu$RRWM:4+S3pIS(Jef@1P6y9pFGl=G1N!T]>_84H8FOD>O2GREfu4.MQSx&aRktJkOj4vm)q1:D1V4+Nlx6$2#;",
+    "8itxz4a$Pe0S=H7+7k%SvX^u1!L0)Xsnkgh)pZax6c0y%yAuyEnT8h+#RJFqG!Gs6gk/cbmt+qDg^W02A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2FnjL,rUEt$=(4*-da0S=e4oD_lRi,]o6%;S<M",
+    "#f4/D:H!ZB#Pq/d1NE2&4,$*O0]r>j1vtB_0^m4A0S@Bh@.DS5F]DXFFJ(6[%)1jW0yj8_3I)xDWe;:8fP)tg2+f6M2gd_qik%k=70@%13&[@+fU*P+BdHPw8UyhL9]^3D@Ii9&ke:k$C58K!0R@*a",
+    "Ne:j(0Us+d00i@eQV$B%0TMR/19^7L5(29M4-HGSNe03J4<ueUS04a104FjupaKT9&td>%.>_@mWi:TpWnwsihJpbPHeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)zbhk=kOtC]51E2ahy",
+    "y9TJ&JP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OG$Ef&mXDuLTeE2cwUI0S)/H0^lha2oDK>",
+    "v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=n^)1m.n4;qtJjMhm%1u!uzI1d4$ISJd!Sqg;d2a!b%!x29XGAvtX0r!F-3sV]1u-B*;PyiqUm_[/6*bN2zgJ%QudkVk70SU9sat=&l",
+    "133/<**p&r#[mtyhQI*;*xDKi%coQi1B2iM9]AYT*8_I50UkE4<&OMs;#[IV28Od*1fc-9$Q^W!:=lwhD,RgVkYx=G4&U4X4,eb]4,Vh]6%P%o<eU6H)dL;7HUJM2b@G!J0S=yZ3ipg(3RDjT$<&5f",
+    "9^asT5HZaH4g0bK2++2C0tgQyrUMM#yHW/EfDZ>ao_8j0BwRT+GF@#V0SNG+Wd!,GBM#O93Wf&@!;>C&6a54)4:UOURtdYs2<erf9]kh&gB(8@H7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1,pCIR",
+    "1F<x[0SVef4+HY.1rG..j#Uo]kD:z$m)8=pvf4%u2*,k=0SUsqrU4HOw6g-Pt)Eg4JnZfT3#[.20S=Z0;gcLeF*X1n9V;_31@hzl.1hk;gcA/nwA2MJZ!/%B>BtORGUV.BA5/Ko9S/H.o&*K+0uLVT",
+    ";gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ[hPg4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn$Nu1>xtGdtAk1rHhQ2p;@a",
+    "03X@[Hvk>8Ij!mi9]km>1RoJK00xo5P%jEJJFDsi4<K+.A8-]b[m20i+X3weF9$I(,s%Mp1&Nan4,_h*1>tSgPcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LSE/HxCN6:IDx*",
+    "<CXlZii$fQ+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmUg:DGa&k6.P;*b19,sDve1c:BS4,uxyp#cl$B<[3K49h]f7UkKm0Rgm!0^lr1B<Yd;B<ET+Zwlip",
+    "4+Y7O2Prf-02nctb>MX(b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi]0=A]D1gf]mm;1vNPAu[jQDCo(hu4+NKsA@b*n4.6C*tpOu3H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWs",
+    "K!/^a1CW=t9W]!o0v_oZ054ZIG2#LbK%Adv1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!C,s%H-&",
+    ")#;X7oB/U6Fw6oE3*-9c1vccC4Id3P01qjxhOPk)#=whP291qu0wWI(q0.8n+2-Zu2[!-A4L1M^HLZrO0R=/h4,;q]4,:71t=pqqEt/=94/$_St=o;77as=Vosb6(n4/O83$2E(0Ry,h4+);H4>d8-",
+    "t=qFtGdKV*B[Mhx9^hFAy+aQ)t%j^vGBY;daSsTI$9Eh!01JTJp#cvAnV;c12[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D5^SiO3!no7!vP,%GN1z/12T#u244:W",
+    "paUNXGXNh4GXMr+9]^60z5)*phwcy$3y8A.9Wul9tN[qX*BlO_oLd8vv:Oi$/lTc)KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[;fEtN[@,03Qi7K=,^ZR0o&LU:=i9ic^go03Qc3hv[D*9y9M#1n$ud",
+    "4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6f:!l3_R):8t=Ee[Fp+#3jxjeQRg):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4k",
+    "oB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92W#[0j*1qyrBI-8PC*zpe^q7Nqs90S=F(!5awKo:UHuCIS!,2dSP>9]kb-B<Yb0B>9Mf-8Pz9Gyp0x",
+    "FaQ<b03J604,xF+p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+77;H4hTP.Dmf$1+KvZ4:6+Sp#cW(xC1W(HaOu=4(!eY4%xU=4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!",
+    "&=@[kKM!:C/w^bA0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+zH_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_w&S4z4,;[34:Ppm",
+    "p#cZ@=BE5a!cYzW91jq*.DmgB2[AUpP#+C801q_>.Dmfswi*u:*#Q;cO%Dd*Qx6XKum^$@wBw,x2([G]4+x+G45CdB47B5+0Ry/i4+x+G4,U4z4G%iB.DmgB1T!;:-0FzlQ4bZe.Dmf$0*aY.4;xDq",
+    "0]/AFJP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]V)@QV#:!0S>R;$O8jX4=qa+0]<WDJP!z.0^lm=BL,j(0igpQ2[Hg54Ke<=1A>TI1/zr54,CceS]1HLroaOoGyCII1:*EO3jV]*3xbvd4BW>O4&>q/",
+    "Lk]k--!7Se.5MIvGFAj-4+y-h9].$$Qxr2o4+,w,3:@G(QwHMLeF)/I3*G;)#/@[.INnn)5H:adFCQ_D03Q@J012^GVh-k]Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy5<[5/e.",
+    "iU]qU@brNE.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF),;$wE+(xm!V4=s[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMl",
+    "xa$WWjRH4]LJtY#>&gs6Htka%6Epw>rt<1L1vv3j2$9TY4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>HpP<Gh=3Q7<0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VG3tUC1/p_44+FQy",
+    "g8:PJn06RB.[S/<8y=QYp#:iVH2<0VtO*F+,(;Q&4g,xD1hwW<4Zy+#G&3>Y8VdaP0SF)ivbzKi4uH)<4+Y^]4+GEz4;dOaqX7:grOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/[-hit0/,oUBp*jK",
+    "tqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+*=jIN4TiQ83D%;v8#wPK3Z2>z4bY@m0XzevoVo!I2Id>P2I[ak4&DU.W(D>wOCK6IkP0t8H821Vm-%yP39>mI2(zjI2%3l&4+Ya!4CeVp",
+    "3537[4QvbiuLBI$RtDded-o6>gXshd;u$GR44tMH4&*2g4zVZ;1h^dJ2+xTR4%k)z,3JM08a2m.Jr4odRtdTO4GQ$e0]z1xC-I6JA6hv84#xxtzN!HSqp>+14+r]@2Ok1301p%5;4bb.1mIQ/2vi:d",
+    "Hvkwm01KV<0]dv97#[:Qy>p9e0W;tw&n=!F.yJ30IWhnrAUW6UXD>A!FgN8=2A,Q^4$[.[0S]ZC=K36zGBAfs4<QxhXf8Q5)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A",
+    "%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SNclB;]1!0]z1tl$r+ww&4N_2$Y%!4+68CJsU9q4(OH#9].)84+e@-",
+    "4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p(DfmjbPz;^yTqJdZ+KQ+Le2M-aE=j8k1/La7HFaQq7Tn*LqR^TgLRu2$<.wOrE/JZzvf:#N!<&ykBtOEig4OI=J=j8k(mIn>BvY!qQ",
+    "5Vgo[4/SMbR^U+$#%:M$m=^]7u*Pl&Ob*8Z4,<S5tpN@&w8m^<&.h>rG@7ZW2V<Tkx9S5A3bU&h7cu5G8e)>v0hb*Ps#OW:>]pLo2*SC*0Sel_kpT[;jR6!iWDf_q9y5.uBQ!Kt1ZEEio6A2h2[bj2",
+    "R]SQRd:%4F2b-7Q4v$wa6f@#gE-Bg*FC-NAkXJttGBGd!FH1By03.az>W^.BkXH&M9_(B1S04d302nm<9[<H09].%77B:I_XbIS$1q@Q,N&!(14AANi6EOfE5HOHeFF@gi02ns>9yI>3tM3mVnE=PE",
+    "S0AAPH2=/V0W:%.03V$JH2<#q0yO]1$pJM0AK(Ht03Sy+00+u^Bo7LWq5&TpH1!A%afnwB,2wIp9]t**q5&TUG=GR]6*Y*P2=2Q>K<S9lR]t[w2<gm1=#LDnHicI&+5t8+01pGM<&=UB9SOg52/o6u",
+    "KL.A_HPuTW8Z@h2w)i>A8Z=_QFK-$8umm670Xd2Z9]kt#RU0=whPwd:neR$J2Q<4.umm3(HUJ2elN/vLGUQbsZZ>H$0Fy@$,2sdV4+Y#71E1Y64z-)eA2&GNR0aCkh5,*5gb6/yGB7XzAL9Ws*HkDn",
+    "FaQ@f00#54!vP,!IoDJV1g<w<4,/B(R](ft1n0*+4+zkX5DyQkln;/q/>U=bt0oT)>$3Xms[sVMCl3hMR0Wg#WeTeI4+mim*HjCNxK[/&38AJv4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ",
+    "4z-TR4c*vR4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2+w*H-e%lk_0u4;u&.Z66-t06(SyGB,8XR0g1]1@D&.I]0VI2oH9aM.1#IHvkeh03J4z%WW<rHZ.b@52=vWS0Xqt-[p#qo6Btv9P6c6",
+    "1N1/-sR7qiB[(t60xxhiHO&GKssZp:1efG)9X8$yA9gnYFRB4JGvWdgGyonr,U/UgIpYE!ssS]s1H,%qA3rdymTn&)Fw6oUoB/if4,M@Y4/UGG9]Jc49ykC9qO/YSj:<qC4.*pMuK=9Gq<e*0*HjNE",
+    "(z_w#2V<TA0S>U:%&@F#GRYbb7vBLGG*1rKR0XaY4,v,!4*/Ix4.FC6u:lCZ[.#4U2&<AS0#z6[01pD,nQjjVgIEs@g<RKLJgJ;r0Urh[jNqaH4*LTS5_,cB0RmJH4)X*LHmRMl0SCnG0^lwboM]06",
+    "01ptUov[HQ3oC^-q5%&N-/KqDJE<(q0Rz.fQ4bT^0S=;Zov[HA64Lrn4:+lvu:k_t/:!i2k.e%YBM%L^BM#/P0S>t2@B4UB3znKDBRMwH&.6[X.OLrhHq)gx48No[4+y<bHUcjiFaR$KGC2S%GB*Gp",
+    "3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe2[Htx!5t3(jHe;hGdCd*3BI6Q4;w5H10N>ena)xVf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hy5&+2X2t=#OQpZ80S=Sr0^;R+9WekY",
+    "G%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L@CmI37910_j+QFFZ9c#sd#h!Oc;,mjT8D9_(E32M*m32:%ZQ[;iKwo7!OxFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk",
+    "03QxAyb%JU1]I,7&*mH%F(Ds2IK&1YYBrI]0^p<11]KUqn,K)8stpdt0_s;RA3Qe30^oM(3LlsOIpGu=FEN^E6ENM#6dp6o0_s]TA3QY70^oQpqf@%:0j;MyD:I%E1J]()9x/!R88-yhIOG%pUJp=o",
+    "10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdm+=tj(f5rwMD:tGM1H@%w9yiDX88-yxJUGY$",
+    "4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p%z84Pb6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f%y5CISZ!0MqdV2LGNGE-2Cy",
+    "88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%Pc*q82DIFd,i^GVK%sUJp=o10R;HH2<zkH:D8,jEO5AH>ZbIArCn66arokQOyG%m-p8b4/LO!2H2TF4*@Uz76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(",
+    "IWUF69]n;yI^5k(9]A88j.(qW2%oaW0SdI:1P/z.f-.MBk]q@>u7e=7W)v>W3&yrj2H:%p0S-6aH_/33IRF+j02ng:50e4Us<4H1Gcdkg2BORe4+@VRW*#x<vKI&O&JYgn.pU22!lVNaodMaZ)&UnZ",
+    ".=&%CGT=!]2ImADHXso.K=8Xv88rX^lZ-3OAsjhj0YMckga-4X0okh70S:=T1qz6*ngIs!r34QZt<F462I%uk1**Vj4+4*dC.UhLhXD<*!T+lP5-#L24Ktg_0xt;RHMg)(4+qZ31>XZ^1vmbHb@v,u",
+    "4*[0u)By]X;=>QDtF&VfHo5_0p]djrHUNZU4OjqI1e1]w4wL^[R1XE<%QzD,*/q,H2jKVz6f^;n4*^1$9]I[5AL>CK2e[8;2TupekpT+L1Otzy1Rnt@o0y3K1nk,<4fn(!1M/qy8#YS-+y(##8aK)C",
+    "CJ4TQI1Z@I0^lw!ja3f@vkC[ld/CqW(@64lkgL@K2fgzU3#fexx2.Lhs-L16jGPhzJP!i3s/WaZ4*88c6f(h/8xE(a0SJ/FXAOwx2LnC>+l=^v0iDMa9_oh_,&X:&@fmbi4,vE72=lxL0uJ$#0V*:r",
+    "C/VNx#RU%IwGITejXeh.4+Zh+A0G@g01Dg&244:bqrE&24Z,jS4-iU]1Rn!3*pX5cG^gca2Phu[I@je/HpGn)2$1Lo1gV7r4+<2.t=qFxF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8=4<e4YY-/0%sIC",
+    "i_$ihjSCLV0SA/.2BL>23]j_32<eOE;H:cs0S24x9]u7SgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1&qrg3]kI]4FK>H",
+    "4+EbA4#dK&0SwyEeFwDfXAH@<SOg#yH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2,omu4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG%D<gD/x0S5N*9]uAUq5^h*69L7@I^ZY)0]n^z",
+    "OCJh3q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+hYwOb-EO0^lh&rG5pb0Urr6p92C1286f70SsFY1Bn9%w5=%^2P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus5b=/$+1+7Jnt%;A$!s]Ft(",
+    "HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Up#32s]&,Nb!&-bU_>8$j93!wu6[R0Epi6[:Op#u_)03QlD01pqU1]I/5>@U,Oo]#J/HlYI(Hvj[S5Dy2]flv.]p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>",
+    "H]@7.H/44V0S7@1q5^cJ1p&G!4+6vy6*/Jo4+>Hu9^hGD9]JT12K1AB4e5s(0bBxuk@)gMmHY/E9XO%@9]ASD3k9C^eh&%51>siRIS&J(0^m9f@yT>*0SvGE9]gwlwE+&.[s#f%/q;Weq5_8*03QlD",
+    "01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+O)H:Lp(3Bd*hl:r2e5DZ%n1Bn9-.j]^E49C.C28)v<0Ky=.0E7z&rl<ug3abVm4:bTE1T>E#sns70i_]Gu4,+=59]bw91^>[jFpUE*3Nta-",
+    "4j&3NtOf+>$PW(#@ws]!sR$1Yh/3pvGNq(I4XXwVfbdrX;J)z&$x9ysFrxz$HUJ+AIRFn2tOg$hHt,AsoD:Y!ifII:[!0kTn@jRP@<j+(9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Yxq/@Lr2@1%",
+    "yP5$9Lky+=1IPvvF@lI-4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%;1M^bILibN2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTI:VzNz(*X$Vgdhe*38)]kqs_hK=<J@D0-mHNHUJ+AIRFn2",
+    "&ITU<Hvknk0150F2/BC%0TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&IS@XmH@h1gzG#H1Cav/&%l^i2Q3Vc0]U4Q1K>DB4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:",
+    "4+*#iGdM6TE)N5c0]/ZT4,3qRAOnijI36:&1@4[&1>!!]D*;amNDl(20]ma%Pag>7r_;lVxCS2tH_.wm030*@0HOs4!P,j;2!YNL4-@oj9]]=/5,$ljGN/Or2L]>/t=o_O4&VtMF=3HVyDSL*iy#L<",
+    "45$MmHZ0[L3(7VH,5&+K0S=k$1]JVN03J910y>oJ1@EI,GczzVk=%&Q@UVdM&-^13!5]+4HJTC:HLC#+3eW^.GL@@Zt@H4d4yXejGKdWXo,7Ekjvxm@3Wt-o5-XuFFx%F]0R[C50-+<p48Z_ekqHF$",
+    "5)T2H)(8hFF9j>!qPPJRH<D6_8#S;)0^l+-ISP[F1q6u2R1BT9ngIpJBmpH3:E.B,<EHpB)&v5/7z3B8R0@EO2/]6o3V#n%)j1O]<f#mBIo3HOGc(dD3vUR9hYSwpr+fy5j$H$TBnlq]HUl3G<r4Hi",
+    "(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4cF&99]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(up(hU33j]sL.U$Vx>rL)ZHK#TY8/eactO=9e",
+    "I1Su77&QP0&aVgzyqH<Bz90qohf5C$+&V2ZFaQqu0Rr4Q4&_Pd2.>ENA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gmirh-ZHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIsupg",
+    "35)s-A2c<HIvh3t0%sI7rU4HM>7f5_00pMRISX446x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T#Ni%bREr3eo++&UaK00aFv1gQZJ3cv-vIRFm;t<k>+7_DE1Gc(ex",
+    "AO/DY1Imk)0Ri0+9]AO<0]xP,dk+et0^l>u1]I/303QM^+&T!o=nn2cnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu7:ZJP4]st=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2,dX0",
+    "0TVT/6CX4&+&UitHUI]dh7J!3he0zrF)S>*1B;R;6Wlrj&-bVAItM@up#uf.kYxhgIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaCq(n^vSHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G",
+    "2HZLaLJXn.1H%RzINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%f@+)%jv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>QiMAjE(E$zIItRVcZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:",
+    "ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlcgLnt5(n_KjHZj_f9^76A8xIPIK;CqE29Kz&0Sj9X6Wlrj(E$zIIt--w",
+    "2nU;cC;5qm+&UFGk(CY_3OS.#4,c#c9]Se.3;BnE+&T!zu$/)DHKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2JC<M",
+    "A2l)DIvzLx0gC($1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1/h/e0R!AR4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]:i7*GH8$Kj96102Xat<R4+=S51mmSz1%red3]kKakpmYt+&Tv:43Gl<",
+    "xCS2tG2A*9G:MH44+=*j9^hMF9yS01I^ZcgItYRLlK^+K6dyG)+&UaN00Xf.1gilL3b+OZhWiZ.1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQf",
+    "Iv)Z#00sWeRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwOAreJ:]DG2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpD8gYpao$=-(:",
+    "IPmis95l0wd.9kso!B7+xz2G7w&8=V0D^b&1ETB%FHJTyqwE9)-in%D0mhjLA_!4[59R^/:-xk*F!87X4-HBG1Qau)k^nSf=3Z7mA]C<W$p-<AH:m6c8Z+kNCIGGn17HsavZojT9S.9kgaHpNyQdfc",
+    "yGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]Do*]AOsl:rN*.[^Se/d1@11MIjt1/O7!59kB4/0OAKt0fNm:jVhL1rGzxx)cE9J@V/;4,W[K6E6!mHM)g00R2r5E3oSX1<Vt+4.Vib9^71C1A$x$",
+    "umc3n(#@/7AN%SAFEleTri<Mm&j^9+nDHA7B;hLp1RoPJ03A1.f*TH-p.EvTIH31mC=$F(0:63:0gM3-6[X5#A0syE/;5PkH_.>s01U6!86N[SfaeDv05]7D0:$T84+QrC4+Vjc2=/-u4+-2;UkC8W",
+    "Yyv$G0n!)*yXXfG0.,>Q0S=q[uL1(yEDr+LWDf;Y0S=U/.bNLsGcq3mF#1mjkOU3lodOFW9]];PO%ChdW(;(*APIr74iPjy3g74l5-*>=%4rWD,[/P_1S:QE1M8d.8#c7i2MB,z4,1mqLk]n0xNQ$C",
+    "zQqy**$)PI9]t.qwFC;P&1eerpi:V4g7=&vvfy722K/BE4+q@EQ4au;0t&v.W)6VnKL=jlnE;+2>S*_yjjgKz8#UZb2d;h]4<v#;TLzc;aVRq=wu/o1.KY]+1i1NK4+81)4+W_CT<L^Bok1=7GcnHr",
+    "2,d)43EbZs1GTCL4.3h;oB-rL3S0t<>X,aVnbk!P0<#Cj4+6Z)1P:J0r4tT>RR<g/3e3wG2,w_S4+Cxw1ord>00.g5w*n4^3kBSptpN@T-r.-0-3f]ceFfImX#u7q3Y,N3#sLpA[P%7I<AnNq3==.[",
+    "-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez!I*Ck1lHS636ASO3A7O(7dVp8WDB9$K;j]I2;dG,0F5jOg+T]#y9W#2$!Q6r[[kE]=EwQ,qQ;OWfD8aP2JFy34v;vD3BJ&2",
+    "0uT/g+P(,2q7evq4+)Kg9]NRc3C,@(0SKOjK=@*lo&g4):IV*xsSE,5kY=3_qYMbQ!vqN(1Mw&Z/$u_*ugMJ@05bIO3:z!w!5R+etP/&UpJopPk,0em1q$M%Cj+-I6%QYo$]4Wv0mzb94v(M#0gV]B",
+    "-OYbc/<.=p&O8joBo5#K2BNGW4,:z*0uH3#UIG6o4+4-xUJnMFu3sKF01prMiC!El<4#=d@VJW_)bC3V2Bpj#0;=M(3ziNK1;tib0,X:WG5@+.,VHAbI5Ni[1&@$&4+@oG2hXiQ7B#cO4hpt^8vxTM",
+    "3)B8i4%Z0,wN;U*R1S-UG%@6XC8c,*a^NNU76]U3R^O/j9tPWh93KNK)v>rBiA<9b0SoZEaShg]bPkT09S)/r4z^e61h!29s$CBDxLgYN(<Y*R$/M4Codz:FF)Xv-ZVwB^.Q<s8v3UjFW)B_,,q8UK",
+    ")Sh1j,kB5ztHK%!$GdC:q_j(WES]s(41uo]4;&r]p#dB/n8>6m>0bd$1-H8)=r.ET+K&$ftMCL4.iZm#2Q)V2!V;4WzzGG10uHy05Dvt_LIBwc4+Dk8ArBXsgPj2n0sgZF37j1d47$k&1.ZsP3!()c",
+    "H17CG7&W]W2H64%k8ckN[DhbR4+fRE6AFv18V/z)1cn>7/n<CnuZjT#]4.JXdN3>GHG3K<01oak2g0Xp4xw%Xj^i-&-Sdiq$>NAPV+D]qehkVN3fZj#9XQao1>SL14e+^RC=.5R2m#p92oDD02n5sv",
+    "8#JT<4.+FU9]ko57Bv7DH_.C1p&0<O9].>&2p:Q*052moH_-]I6%OJE5HtV,gv/xl1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4VlAj3-V7d4+OUd45lj&0Hodt1pE&L;YcT2",
+    "J_y^r2GO!!1mPPDxCa.H04y[$02DWq9vm[b2OK#79^P7C6*12CeFnA&4.xz/9]ki37B&DGF@N(y<t7Mg3M(.45FbG;yayj8GyoDf01n-zVg##,BM$>.2OkGA02eZouLchnpb!J,&.PJvz6T!;F_0[8",
+    "G0;&e4/lh39^PGF5-FiEGQ!US1*<c86EeUDA3!z$CowpcB<T>PX9^-o1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCdFaRF@HsBWn]MU.7w6+Eh1i^X&",
+    "1_32uKLgAO4-6q91*hF74=YAf9_3eG0P2$h4/ck513;^w,7pL9kDLJy2GG(995(GV4%aO%H!]xq1As6OO4Qmp1EpO8%k:csy*&n(g+ea;G&lejCEK$b0*CN!39dB:[+K@mxsCx33a_FDHZ[:Z1o8m_",
+    "8V<z]0SMcL#Q@4+G>NlMn/t@I4+P;hAqUTx0^JwrArBm<FAoCxV+5P_9RvR75)OeR2&.^Y4+r<r0nIoM3+9d$4-k0k1>k)$4G#yg>c.9d030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,",
+    "9[<G<*ai!Lwi=!z>3b$d*MngUn,v4<9SrC)1-*.j4dyZr0rT%B8gl:+oYYn;2sb&P1>.x]Uk:011I1Dg2,o[23xyv6O$fU7T<I,-0(BfRoiYL*1hTkH3x,7#IW>>$8a5pY#:<:2k)i]$p^%wiE(p$M",
+    "4Ytb[9yaGQ0sUbMt=o.l0US2_5,.P)B<46IOdkO;/Q9[K04gv#-]c@ivv_)=5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;!gDL=q6c5(_wxK,;$2S343cRi)7A)Sc1q5:r$ejrf3CK4e7Bv79",
+    "GXM=/HwTaP6CVsY.u;PE5f32eHwe!b1j>7GA1W^0M+Cnd9^hT%M,8K.c;CQV563taF]m>.4+OyU5(efz3iAR6q32%(%%^tm:Ky_:90DH/gvwtOGPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1._(s4,0_g",
+    "Ar8NbLjvoR5)TT1jUfOY4K*JOHU5kt4+4>HL.y]594j.5grHss-f=5yKL.AtU,aG<WMg4)aAjoih+q(3;%!E&5HLA5WHL5^x0;YEFIW!Y#03v8U/K#c$P=DEjsXwV0m#S[4:qy>50wUzx0;YE9<qvC",
+    "43WJB4:VN]Im!zUV^rc_4.<+<4-.IX6b_b253UKJx0;YE9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1TpT.6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKUg_/ff>oZF_ECN#x",
+    "/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+*&96Av-[4:+F=4,wGf6Aw9BA22ci4>C0r6b]]l3Z.S04:7+14;+794-X-s6AvU^",
+    "4-zf*6AwA(0^pK969Ty[55<wV$P=DvvJ($GpU4ys/:eF;6c4Qdqv8>]/+6ZThfD$Rj$sdp0h[6z4.eM^6E8YuGmYXC4;l+D6E6:SGymZe4<liU10Ms6fngz1OZ/h%3=Z$NVRC14c%SxR4=wmo[1Xpn",
+    "d::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0atK1.6=c)d500y;shXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH:2KS3Z/Mh067E_1,X]TEH=fbrU3/V",
+    "k9rRUn@[pb=TCk-4uqdG4+,$c0tbmw9d(UgFf&Fm,nkVXL1zyS#Fujk>cRCJ!W0Y3tp=b]#EN2VH8wLtK^Eu0P%^d_Fh,)*C/VW^%;=JcMKCxuIW#c.ZxKO3K[,W401nzM4,lx$4g;;yrfUYrqz4YS",
+    "5DKW7a]zf25ja/<:tinoGdR1-*#QUlvL6cl0]TC74uNq684jew6$-w[4g3Nh3qy(m1PTW1c;sfU5i#h_6aeGTDLg]$G]+qx0nB3$0mC=B6CEv/*CGz<I^ZOi3yj1l0-W>6vX_YIjspgx$@/id(+(dG",
+    "H/czS2%ZQBmAVZ9UJfk,w=k1zrqA602xkR=tr#veUEFXBg9#4,w5JdU+lm1Wzi0%Qx.;NW/qMivGqbnZ0SL1T4+W#f4GSj=5U0is4<1V%+5sLl(MK6I(nk*kh=ApL3OF/^lN$^+0S=O=@aKURqqo<s",
+    "KL#<_EX4u:LkW^-4+P$WZ7&HeG_u.00Tng;1x6G!rhx(nx0*Q))Y<eNuP>e*kEIVQHD8]cZx09Mol,k3H#C3&2.nvy8#K0:a0i3,1q-_IUkr^EUI<X&0uKSN:IV+RtY8Gl(.lHh1jhjms@3Z][2mC[",
+    "%:f3]a]Qm0ngJU#zLp6TGnLx@5,cbSrMChPEUcdjEHz)i!-1k3xBmeP,@oTY&8/Y%0EoDL4+Y(/0R#F04.C@En*jxP89L.z7c/d,1PtW=2f>gWm1+q%1(lit3y>*x1K>v]3y-tW2BInfQ_[Y(4wx4L",
+    "kir@rG>#,@1HWPp]7!<:,Wm;iWdy<34%WbD2f!l>0..:>.&FUcp@jfTIW+:@S@P%uumKM9We5H89S-HJb>OO4gqS2B3oxU=0UR^sml*>!r3wb>11mQ/m)!vsEZPGG%z-rBb;O2Df(j3Dz3Lht05dck",
+    "G5@V/1T+sBlPnKYvmFl[uD^Bgk+_QOw#xwqhQ9]3!l(fY>;J)$!rcK4qoD#0:YyDAjH^rJ4+W0AlK_zqy_6.x,4q[SFzuKfKLRl<GmFRp2cDl$4,KBs8xOPtm%beb[:uRaVIDxxhGP!xgc^hyTLsq,",
+    "3NH</hu#VjGcpc>&jAjU6%Q^Z$3qu6od+y2G3WdV2+C9sAFi_C0R:nZGtOHPH&q@8IkA@:9_U>Q4wM29GXBRy2D.;da.rHo9]bu85jg,K.=wqZ1oP)b4+rx72=/+#oX7z$5IHdXl:s=^F*L&m7dcQ5",
+    "0H_a-0SBd:2=uo>6E8tDHUJ+XHG.Z9A0IdQ6ECa*Gd21X9XROl0uF_J2A%931vWpO128Nw<!Vqwkt!iJFsT6=GW[$Fm52!#Gx#0[orGo$sOdHZ=N0Zt2$Gd!7dZAc2deWFA3ZeoH6I<^>cb580Wkm$",
+    "i2FV(W=J-bBm;^90]G4p69&Hv4Y$A#7%]^+9]Si54+6Z/X9kiC2VWXF)%gkz$[P#i<DvYIfae>t.lIaLh%W@M0uK(0nxg:=wF8B+QU--RVgX;Zi>QTBl@Ibcfae>mT;qY;i2([R0Co/6:s^98$Qvg%",
+    "Gu160Br;bw3gA5s/K%@*:jwjr%]s6euAWdYb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)B_TC8U_qwR1XNq8w.0FCjl!j1vEL00SCzOR[-ed12mHb1eD]!4w3=83i-P$4,;VOJ1+;]HH8Hq1_r5O4/r*Z",
+    "1vmg7MKb=]1u,#mA3rwl4KE2cF#rqS:30@2tjPfcn9u.XyP9JS;+pZn.yj8];+qUSH_.e;;hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2G!hT599-!4F,mjZVw3Y4LCC_I:.j4",
+    "IJ86wv>%fr,_tZ/vqcKSgfs/tv:ybCz5<q&F99.-%RUbkr.zg<<VsgO7X=^qX$s3F4.Mz<Q3I<qV+!ahEjBU$4@kZR79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeEUv[wn_",
+    "Dg_a#9^fto:R1Q#v:FWe2M*[eFFrCc059zUGBE%Sgv(P81j1M=128q0SO$vyX#iXT8wT<68aK4h0uGoD3K#=[g$N7Bqhl@sHahA^6gTt10S;uba1T7J,W(4k[,cor4=N!;J@4DxV,GI-dk,4H>/=Ds",
+    "ms^qQG3Qk%H#zq%9]br70,-e41JDr%=Ct@W@!F90G5V4V4*-Zx0tn;x95cRB0/5wh/j&e#uJ8g5!N(g7iH%](UO42,X93s)Fk<kG0B-d9HeoepG=:l-0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#",
+    "0uQYQtBc$L4$%e/4X<f:4/qj)F[cX-WS!bx4.DTg4-+ZG0S>Br55<>ri@)SX:In^DtBc$L4/G9pjSUYyQXeTX,wh9UzU:ANCb$6)DXipY4qFd4tBc$L4qFfX1gneO0S%!A50wb3i@)SYxd-ym)9hXk",
+    "D<zYBxDpQ%!R%fSGE*NZG5@-Er^,5RD!2g-I*k(#80oM94-<.%8RD/34-x$$$=<&6+yM:l1P]y3tBc$L4ceOl0,gvD1lG%F1]S0Y2<fgWub%,PHpej!0f=>E0S:#3oB.1j0S=<7p:GdN<yloq+V_X;",
+    "x)D1yEL*$*4+=r!g8:58Y!3#.sDl9y38lJU4,vqi3J(qEiogL65z<I+4Ey#K4ymmQ4+z9f37pMm3#S;a*q[mz6tqPI=QLhQrveU%wSxfyr2@J#p9%)nj%yk$+AIUbsSpUlssRr^,GBxUN_8V>4<bHX",
+    "4:>jQ1PP:41:L7;2mSpE1[x13qOJiS3N=_B0SK]Nj[ypyvTO[;tQQaL0ivz^1cKQZ00s[O*o8U=h;Ery*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhxA$xhR:[RwA5l2V2<gHp",
+    "+*Ahg,UtfeUmp,OgRub*1k+p^a5Kq]4i8bP&R++qR^UP^0^nIdfff%I#eo(N1BIs$4,A@,6%3r>Lj%KT3WX5=-Y0:DA8$B:5g*Y3F#raYp(zf85g#Wr01pJKm/y@wuNeoe4hDk39u9=PAMF7&01z^A",
+    "2Z+ua4,C1Q6&g9%0s>kc4,thCAD00$03I=[1zisig%KVx@EvtU4:E/k8!@YGG0KQh2(*eBA8.9r=<RZ+Au>I/9^gbm4KH:zHslQ,1u>5+28.yLfY)RXUfh/(1f6FDhm^)*5He(DGiEhr]H=s_EL9H8",
+    "V,GA[4<S[r4.CyG57hzHV,GX00uRLnn96z&7ujPELBR>T4BcZ7F-WjUy9*Cv.zo*ctqBht:0/KeV,Lj%$lVqX1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.pjIKdJh>.",
+    "1rPlPxx-!78<&h*36W$EFHa9O*b)yBnPd+(S061h01tPeWDhR90S@X06Au@vWDg,.4-igw4.TR/$ppyV77qjR1P^ZNwPXXL2oD0eWD6t(y.@rZj#Cd3mYi^eGBAq_4)D+y9^75#[1*.tpC1XN0S=oP",
+    "-]DJQH7wBq4+n;7umK8%Iu8lSt!4s;2MyB=0[+Zr3Um#=WDf/Dw2J[AG5@VF[Sysl2,VjZ9_3i>%NPW:g%S<C&A$T!;!*Ki2sN*;0^mDJl2Q)_mdzLs0rQ9p1v(D=jQ%MD:W3:1HUz<H3.z)wzlRGA",
+    "jAjk5A091<XbS4Bhye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(/[$C3dI$B!KXMGB*y7!LsW::_z)y$laLpGyx<-N2D.N,_lX4/Tc34<to6Qx8>W,,!VaRo;-+JNnX93!IQ200j!$-vEZ;)/;h/G5@h7",
+    "hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^we(_R.3I.:NDl=vrF99vOazbQdk+Qc:2VJS)#qak%hm)B2i35N0Urf501em=4/(tCQV8RR5f2I5)B!IhGcxypQVWAk1orAK9]kP1)FU4iG1$^r",
+    "4v+#5I=va5A964N9]JJ^2CmZ@599-Y2;omI3/P%P0SS&>4&nU)4y5zO0R+vN1P3>[jL&^-EZ36)4;U*oRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE0TTj]r6CE)bsRJ:4wIz.4[)W^xB(wgG3oVu",
+    "2-7#10S>S30^n9kXBafZ86GkK88,Nc0UkC03g=xq46Lp/4(@@c4!5ak3g!;9)fx[4)EW-7(-5k.vLO#/@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2L02K&[H0S>G21@iDSXb&+@",
+    "4:r3C4@cdh4.oG!4;X&54r33k3F6g@0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.piIPb@Kh*1rPlPosV@88<&h*3HoRcFHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X0",
+    "6AwE2XbxWwI[Ii1U/Ohbjn$3-4-%6X5BUd()s6uLq6iNV@e+ws051]aFt&qJFAp=_jS)UFGBwZW0uKS#@yC$<GXH2F3uXX605mZy)&UO&zq)D&iaHMp$d+dV)y<wO1/O^=2y>n=]7afsIqb0!4*+Ha",
+    "r^qR81eb>a2-/T:4,/;p4+Mb3oB.CU;r1L#HZ%YZmnaUoXa/0-5CvHQ9u9*c4!r:mx<Zp#ncIc]2%1+1=8O42[,gy5*W4WnzF03SG%/6q0v$8^7dZe9&-A7p.d.dy*ftLpgUx3jCpn-uo&gU7!JGyQ",
+    "ukWe:2B7_N0tXJfmz)6wx#t282:72HEj2s)%LWKq4E4Vm4&;$WZEyCMRS27,4F,(caRXHgZ6Y^/hzA3Nhbs,t0]Yk/Xc9RY4+P]22P>Eqp#/@nuq>V,.6RE$fdmDV0t42%1@4O)Lk5uR0u9Zn4G%4@",
+    "1q]cBfdL4w%:xeC*ai#i=&1ZVpbHNQvIP$+tc-!k4wlMN1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1*hOp0S6BQ;57SAIei9%xeE/Es2dL/nc@Fj<!O063zpLX2k+nl4-/Sm4+iD>",
+    "9S-PV,yRI]rU<SnGUkm[38!HNwvlfgIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%;DrDh0&UJLhg0OLCcy6*xHaKE2H4.MJ#eIH3VkR1-zxutUpvC[$%7m_HE0R*1_0tXKOuE@4prI#NM3H!<q",
+    "3dlkwG&7s80z)/2Lo^Aw7Yo.n0tK0qHv,;*4Gxm%0]6x#Hr<mYWenEeiva:I0)!3+yIcdN/n)6B/n)Ip1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.",
+    "!_z_TA>cm@cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)D@su_Wn4i5yPnRXdB#a[_S4Ic+H-P!DIHPj9TrKN8kIn)jV-4B[kGt:;r2si*A0W.&_1v3C212O->HUI>N*.1qQ",
+    "0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1kR/@0Y)DLFx;F/2QxDO3gD6_1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%iUSV/wyzNkjQ/AE$qf%9hxr=1m3j@_eh,TU",
+    "=o0W^G++GF3NAP[;a2uT/-Yu5F90(!qJ[$jArA$u-S:s99yo@X0]x)jdk+Kuo**GJEF%vOyodoGE<l7.)!:!=3Z9S:A09NFmsJMS+B=:/@,TGzkDFBw0L9i<1;:244+M_h0]6lqCI5&44;OvaQy-Ab",
+    "GL44/2g2JK2&^qA0Xq*loV$zx58ndo7#_qI:KF;c2g:Il4-GCO4z]9G0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,uiAP8>=<[bbPa[&AR07/xn_a[$*WZ>2[JGM3jXsD0ir$+",
+    "2Ic!84+YYa9RVT>QP&d)-/:jRjPDH(EcB[X4/1:tQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,mq*i_$ei1J-^Y2B@g34++-39XS93.q#G*/[g3%Mhmn:4+o3kQVjSK4VMTD=MV=61u=FGvjGJn3y-J(",
+    "4+qQV1Rn,Bn;ncdxKst%B<X]U9t=cEEI2s-1;9ji4*,Sf5e@@b(<hTr,S!a.sHRmOZoZZc4,DeD0SvN92FJ//1gAp[IRu5KQwzov2-+zt4+f&-hXDrRn_wnx1LBku4EB!@6gjN_0,6C2Jkc^[Af,bO",
+    "BC+ifABF)o(ljp:H8-=T4z^cL1-T-;3#Et[4ff3$4,^>E2BX+J4XHy1*aQHI5f28+j]&df1@C6y6*e>AER)e43bsfe(gHJ@H7[N/HMATVG/z[237M1/F9A3<(*++xHSP!:Q#1e%9,f*+3ge2e0S>O6",
+    "2<frx/yL@10uKn<(N!2T02(:E2OkDCm>r-h01KkQ9^VH-TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmBu>Yw_U#10ZN03J603(<F<0S1<o1q70r7Y^fa]DypfAUH6<4j+aAH_/3EGXMauSq1#T9tn_2",
+    "5gIa##UL*XGBbi64F9$j0r_]4=[yccf^-Wt(*n&6A6>[CCo(Yr2$KDD4+5B#X$F]pau0CysH6cOAvdbU5f32v:]P&kIn50iGXNbj02ngG3obb^gbWV8b>_3i7Y>pYx+NbAHqC7rZJoOb4-@)k0v9v<",
+    "4+XkX1G[]:4AZdzFI>Y;00Y99C1GD:a&m8S-*AP#4KQY9FgP[yg%^ShQVx/)0S>x$4@>vk7!Nsy0uJ484.lj=vkB(G5f2*l2<eUSh8PbmP6nn84;$KREHV5I4]u;a7!Nh*0v/soA0aJ;4i6d9h8Pba",
+    "Uk_I2;ZFWb8:Iygg$VA!5e2UZ4+ORA9SbA<k>rzRn#*Ay4:+5wAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9shV#N(*X]H<)rX51q]n49].smfolTv1rG$1O%9jbV+iTr0s$Nk1&=o&4z2+X",
+    "+;8],n!jQTxB(9u$-KQGwfO^H*)#-Xx)Tn8L-y7flD$O;&dduAvcW+H;aToW1H#2=3MB=5!_zGu&H)by-.!c$-Tj8vLk#,H0uKn5xJC_H@nCZN0<w5%1I64#2%gPH4,CNSXbv0*+O.--3f+>e4VIQ5",
+    "BsMpm11d2!%lQKZ:4g*vyiXA@:,%sY2s5hn7XauW2/0q(7&jdXWfC+S3QZX<016xd+.F85lN^DFkzob4o:D3,F&PEh.SQ-LF>Q5N2:6Ww9^7F5z6%M!(H-u/NiPXEHIb8C1)&cM@:+QKnv($tlIO7j",
+    "4yOKD1nZ;04+ek]9].@3OAiC-rf(k<HPn)HI4v.btOpMTo8nUj!Hfk8:eC+#zVDs=3tSR701@0(4+E&+5Dcal2/KfS4!qKE2EmU(4+8M<Qx660(Qp]v01e[,2#f*>=rD6V2#MHs4!Vv736jMT4+WKl",
+    "Qx1<k4F_Q/4l)780_jzf4,3ZM2MdAIa0.$U76ihP4Fj6icnZfy4+gibM**Q>4zm*vKdHPC4.W3x91kGm%m*(<I5N_44/SsKA@b]vyb%un0uKR]wjc._hK_Ubhra-[mP8K+(WM&,u#f^_1dXkx0S=Ag",
+    "It82hX%5X61DM1[1t$*!*!d9#mzz,&X1#6;ACv>wF)>=&1eTHk4;WDVVh.wct)u^D(gCgoF9R>#%Ht0Y2e1V=GBYcQ$RZ4,/0=hit]Si+nFR#LIvO=89yI>8g1ANoDh_#o1s=Um02;-]1,z03A8.0A",
+    "1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8o!/TC4:z6#1)#584D#y=4+x(H0e%K54+ftFA1yQh4bIdg0FV__>LNl*aGwPq(g8I9E-2LV10y*$-sXx==Mq-,2)hLX&DcH$ECpT-.v$3Mx,Jtr>0mZZESzs2",
+    "5jpn;6)/a:NeZ6.9yb6B=Wkj.D,Q*p0Us>k+XW5AvPBatyBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6v[pnsW5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZ",
+    "ESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@LH!5[@K4+gyi3fl!4IHtuU9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-DuWJS<4+gyi",
+    "3)/+(:Yh3SwhJE-H2;(YjY1kRp8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qImFT_1^p=dj]B>)+i(tsqY=kWFgMo(1z8T)WeiFVjsXt:kBeRhGY5b!39g12",
+    "1Nx[J4xQr%1faS.4+WxuaUTFR02ed:KMOTF3eUbD3i)aagxq2e2HKcYF9bI+$u1uZIFv3fH8ha[2iZyw4BoCF9^zO,(0LIpgSAx#eGdSU)(-N),CYZo;QjZ,mK=^9Lk_FI)C:aGFb=kA4%h<2H2<ko",
+    "jMfhkHUJL;()JJ!1c3GsE-cX#0EKl0AP)qTv@r5JP!ATU;r-swy%!Gz*3/9y05CI72-DRe#gr8fb.dxQ0WV52G=+_>L%XIBFNy&yCDfma0WV52Hq,(SL(%64FN*-zCE1=f0WY2bGC0)&0NQa6bl#te",
+    "0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4T[ft4]vJl4.DZaGSmVQGXM>&m4F@_b^,fgAD-m.01@Fb5+6S;xUX:!Aix42k=waU4+@@aF9bF*)W#7X4K_5l3/cJzgK,7;&VLUG!PE:KFaQq@",
+    "mxFOH2rx7NFI6x!00i9u9^+Ry0S=(EgK+_/4,CNp4:Xs9aR/b_We*6T0_]L14wr**4xj<c2[r&93=o7[IhTWR0<u264,(k[4,^V!aUTyY/Dc+eG;#-M2e@P&0S=eE0^l.8lo1_RHlPC=2[,=B5I6uI",
+    "0XP6J05_uJ2.G]>4$YJm0;=HI4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(frD@vG5@ml0^m&nxp5_rHB$^6loby#qPcMvIKyQMkI)]u-,e1).cJ3d:[JgBs*OJn0;L711=V.M4,cFv4wV58WFI3rlmP_C",
+    "3cu4j1NN9I4+Y)79RPw:48GSL1/B]bmF=,8rOi(t2QvGQ*8vXgz*Z+UFkvGsCB:K/9B^lr0_9mkiAg=OI5RPT(H#z+uNecm:q@fLvs(ze1p$*c4,2vHj[ySR2;B_J5-B)08#QDB>LfQlWDbJe1qGR7",
+    "4+_r(G&ukSiJ&$LuT&l_iOmlIw1X86wF3jC.pmx#)ukB;QW]scyDb4z9]SS4tOF1<R]JKoCk_g:C.Oij2bQ,VE-KhH3ggcx9]JT*H8M9aMI18D$@2m=Hkqvt02Ko.0;oS+2IT.<=Qlb(*P.jJ1v%=m",
+    "FAp>2+M7EZHl(#g44.tT3#[W+4+f554+NhC9]JOYA51xR4ZnB:y]/:w8#A#56F7;v1J@H[rFjFeks.:d4-RwaY7FhF3.l1S0Tng&%=C^g0TMaA1>Qe-0.ts<3*oy)4v+=A15*+/01d:j92PP22<BL)",
+    "2IF/L*J^,ksR01.It^y*9[;^>FC[WL00f/rC/oRP0E@C)rvV/qI*0,yEj8W>9yIa=1exk63G_tp4.cF*0Kv<.4Atd91fG^,4!Q:fm+u7+0l45D3sVmS<(CU/00zUW0Tws%2>FMD02Vj=9]Jf57Bv74",
+    "L-]%57Bun+D:gI$9]1D^7c&4CG5[Jk024Fszz,h.H^VM!zXJ^-2Lq0i4Gzo)0$Cp+IL,$j2[@_FEi[._A1X7.2M$pVx_;1+G5[Jjs[[>c5g!CK$p.VjH_/pJGBW<lB[Bd2)j9@/:JJLsj1dnZg#r%A",
+    "2Lr1J3A+&wB3ca8>!.L=ju8%/:JL6LF*1.>1N)E>9x^)W3sVmSyAdw[Ff#xJr1n,8ILQYe12>N[IRGC6IRF+m03QQ500(CnGOW,K0URDT$p,^Hk3s<H3H74>3%n5oiJc!G1vSbCEi*L$4zC9v(*ZNQ",
+    "5eL$&%mE6r1rsqB9].wM5diSg3/cQF5ibNZHUK9vF=3KxEH:=54p9s42>,T&04p-$(FP9_xe+WdF#skpHUJ0U5f3Hs2<=89:H!AH#^fyr0Usbbhyn_>1&iNI3ewIT4.K3(0/f]mr]2RRGsCD19]kqM",
+    "5iT$>01i]R=9ca)VF_jI3)[v47CG];4+PN(7BC>o126y.H^eS^1UUc_G5[Mg03QJ[02eU-7%%>^y%7:J051hHGXO6SGBW<GtGH1P%;AQmA0RZ(2QLOSFaQUQ4j(Qx&j$@s9]UcMhaDU-fdvm1z7aez",
+    "IWzz!FgXAR.q-1h&IbgYfFT6Y>W/m*11^&sI);%bV+H,sP71im91kE@4+6gt8!,R@k%c%P1USDDJ_25s01Q(P1I!060ysGU1IX%I2C4<i1U3K@G0X/a12F&.H_/pLH821sG&TS#G&TS(G&KMK6#>8:",
+    "=2r.r.=c/L2LrC09^foSC<&8&F_1Qn)&Vg&01+](4e7/v6Ef<-4+*_!0HoeN4:!LNF9kI:02ea/A1gQj4p9vEA[a26g&hmg1@ig$5disP4e.#d0Wts]B[2X1PX_mB9vC-11^@8qI*0,cV*.#D2Mz7<",
+    "4G$n%4+Fmu8!,SAGWxm.9]bYL5k4>FF#rry4+QfG9]JM_1MT<12J-CI1kni/GV/)=12O-:IRGC7F#s1Z01NFb9]1D^7c&4TGdSP>3%;N)G0*,J4+ZWlKMXQCIlmDD:6IT31da+HAu!JeF9tR,00)f<",
+    "4/l(k4p9uT/o^O<&IcShz:-wf7rhZ2IJh)6F*!8/2jmeCBg>W<wN;dzg(D65@;3KKAcO)8Vg%liAPSO.9S.N@4+6Up8!@YAG5[]HI5Yq*I5YqYQx62Y5ibKbH2<Jb02VR-4+N$M7Bk2P9Www1[^CSu",
+    "IO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5uKN^r1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:(_;6EH<gup1vWSU7Bv7bEHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:]",
+    "=H2wu/5iP^kOmJDxDg_PGMn:F4+hu*6fMc#DGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70I-nq4-8!yF9bI-z6JxRu<eN[hA9N=6%5x48#k1UEd#xg9S)ue1oM#sFAg>1*b5H;",
+    "pc5]xHaGwS*1jAD*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,1rtWgi$Vi0=ePD:DEJpnwSpy0roi0>uGW&ifDw:7D@]Fq5#T0Ri[_1JlwB4@GCw10Mx4[QCq2+S4,+",
+    ".=zML9]rB9)d3EM0R*H39_Lmzk=&C^fdvDp3K2DW3)DXZ:eUqwCHemW5Ay.to:vBkrPTo)Fn0yMLk]:r9]khW1OwBd9u3F<4,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHt(",
+    "v:*+41nL71703i11v3Bwz!L/V#0CqfHv=q84/Bh49]])7A3!qz7&8D4avwlB01peu1TR1]F:;vX1P*fx$OHu0lMo*THg>KtImiSb1_dQ:H_.XUp+W<o8v!B<D98jK2s8i:GJ()Q4sr-[1P*c=Ksf*p",
+    "3&-d7Ks7OQ4,3cy2,mR;2$)kJ6EtK3Dgoxr5Cn1vz8nR$$O[B44+K#F.x2[-0RyO$FAPu$-F4VoP6dW^3rqv077k1w9ytI6(55O5O)nlcF#sntIh+Fvxg!!Z&J!OBHc%EahyxQd03QT601,AI11t[*",
+    "hyxol024Oh84ge%9yad*1NZ$H4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSg",
+    "N(3wpQ3QAlhyw$oTn.nl9yIR(6F1.X2M$ahA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1hTts4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3$_",
+    "<D:iBy8[GU9]bqdgd>=CCjt5[4,1*rR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.YHLKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^G()J0Ar&tEIL94-F[A4-wM=",
+    "m>!Q9pIryyuo<2%j<JPIY7YX7rVj#+q+bsPvjhUl.=m3ZfG,_iGc*qYlAv@5<wj&!I8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUJ0Nx>/J:%iKi]2_RHtG%)ACRtkv1",
+    "KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[442V3A_iM>1B4qN95$x]4+P(zbpoplA0IhQA2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(gpytX@Ed=*",
+    "$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+",
+    "G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINK",
+    "k=%&ru<wQ#CJzdZ#sLop,uM9k[oEA^[w<y;hW8%[$G-j5[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)5<mLD21P/;6-_<;z4-]Qt0uHs2R_]Q%j2a#/>]qE;0q_/.",
+    "0Y3*ZI6nKTST6xGFs^hpMKg1CZQth$4.0)aHIkfV5nITbbq+os1vCH-4yoiJ0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl-Pr>C0<dpz4+E-p0tLIu5e(X+90uLE6AtLN8wtGJ8wn&1ob;6=i2(w0",
+    "0_HFTnF0qD2LJOI3wjQ%wi=Ld6lMSmzr7m]1B$2z8#mK52Y^pH4(tL2o6[K@E1I1j067fBkOu=#onr-Sk0/Sm-]2+:yk,v7q-U-@&J7FP3LhM3&ZBt;Uk;bal#u^s2+z3;3)lh,@U4K9uNw=MxEluk",
+    "xEmTW6%jK43,]*DmBNYv4+QIzZ4RjhF90z#)wl,-[Qh+djROVKng.8%m2C<-0]Po7Hd7xxHIf4flAIn3wd4yA3)+K84*_7f7z3)!6b^le4,W:Iz6u=T.Jv.nGBP-D2La=@4-.6zAqMr$M-@z!#DW]I",
+    "qSlK64mt.o;,U-bG0*%P4,hyXBQ=jp5i&3U2Kqq-obYchHC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y84LEg3RD9]]/90E53U3>uw%03Ql704=_rkFFybH9!mN(-Fu<Gwre)D:pM87&HJIH2<ek",
+    "02;-]7&rhPIq3rkvjH0]q<W@Qhm,*gv6fc<i_]nF>aOxu0f7+.HUS$CMEn1AF9$L-01plD$>fgdv/-/^%K@(*2nqNI1Jwu*3Hk=VH_.3Rigp./rw9)SfCC[nE9Czz4*^bX93K%hrUx$-G&h+D4m%$v",
+    "HUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3JysJn$8pvG)FBpHUJFVoeLidGe-6K039*>0pA1&=_r4y3P%E!0xL8)M*)=x38l=o4+usgIXFceGyp0$EaC(J+7b/u%=M-%ILW-m3mq6T04g=z02VX/4*m!k",
+    "HXRQFitro:xB(tE:!:3J.nFTp4L%2e/=+98/Nk>JfCe81H_.Jc9_Lu!1@azPCN/-c8#I6h6gi%mBoa370UR*o11L2t*^DS]38n,QG(s#fHUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etJ",
+    "HvkOj1rG;T*Bb[L8#Uzx2OA9I1qT^s0@rXr39SJhGT[XT!,Z/OJP6x]R^UiF1s<>fn*]:rG&T.z$=[9En#^.X#swc1H_-]O/[ybm10NPMK0PukGW,M]7BK)GFxRnS9_L*d1rRsU;okXr4^k%-1p(@.",
+    "4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&G[)=<1m5r@4+%gJGynvbI1Ak(1c2&A4+%gJGXMgLI1agw1q0is1@i295i$TD0yc_5WCG)04w(fKHTKyX",
+    "5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dtf)F29=r3MO=[UIJOvxor;60f)-FAy:;fyHGFuk[5BssAAl;gXy(RRg$:0S.8wJk=*W4$Gzu4+gBF1P:1Em::v84fJLP.SGvYue*<^4)8G#",
+    "Gr0L79_;0N0R-$=Ee[:@xFZC!<i@9%w4wwb6*2%12bKa4z5)EWBQF9mH_.Fwv;CAX1B;m=zT0dM2celD4wNwiw]x$<*%S[8)H<EV9]G_D2M*_76E<C+K:+[d9Rjry4j%:Qf)N5E3>%F+=BoTeA>m=s",
+    "bsc8r,Y7o^IW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00N@QZUiO<fe8_epMXLR(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k&pxxd8_+",
+    "0]Vv$8xmW.86I691=X8T>FE3$<*58YlLZ9M1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tWi4NDR:&95a>n4%@O,",
+    "nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOPf&l^vF9=N^FA6X+i2)Wfr34O%0R,)nW&tD&+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1*M!D5i^(Xivb<G",
+    "H2=3vFzX5*2[FPJ1;-B_1GAfE1)G*^4$0pX0rnCf7Btoh9]tkj3JAI0paBmCxd#WdtS1g10zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nWT.aSsH>",
+    "1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3Xhvg34wzt1jvX[9_CnHg#iP>uLlnTF9Dh7",
+    "Xb%vcQ3bR=4$<l)/in#=.;I6v*OCbj44asL0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top3%pFtlaGF.>r1@h*W6*H5!86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+h,S",
+    "90[!NRt^[M4,2gy0Nn%+1evoO4*.wf2(:g146W514.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
 };
 
 
@@ -28993,14 +28957,12 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
-#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
-    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
@@ -36028,12 +35990,8 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
     const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
-    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
-    int positions_dt;        /* te_dtype */
-    int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     long long offset;        /* added to every position */
-    float position_scale, attention_factor; /* of cosine and sine */
-    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
+    float position_scale;
     int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
@@ -36044,26 +36002,17 @@ typedef struct te__rope_kargs {
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
-    float inv_freq[TE__ROPE_MAX_HALF];
+    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
 } te__rope_kargs;
 
-/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
-TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
-    const long long half = length / 2;
-    if (a->cp_size == 1) return t;
-    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
-}
 /* The position of token t of sequence b. */
 TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
-    const long long at = a->positions_step * (long long)b + t;
-    long long place = t, length = a->seq;
+    long long at = t;
     if (a->cu) {
-        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
-        place -= a->cu[b] / a->cp_size;
-        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
+        b = te__sequence_of(a->cu, a->sequences, t);
+        at -= a->cu[b];
     }
-    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
-    return place + a->offset + (a->start ? a->start[b] : 0);
+    return at + a->offset + (a->start ? a->start[b] : 0);
 }
 
 #endif
@@ -36076,33 +36025,28 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
-    const int64_t positions = a->positions ? te__numel(a->positions) : 0;
-    if (a->base == 0.0f) a->base = 10000.0f;
-    if (a->position_scale == 0.0f) a->position_scale = 1.0f;
-    if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
-    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
-    if (a->cp_size == 0) a->cp_size = 1;
-    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
-    if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
+/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
+                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
+    te_result r = te__want_format(te, op, format);
+    if (r != TE_OK) return r;
+    if (*base == 0.0f) *base = 10000.0f;
+    if (*position_scale == 0.0f) *position_scale = 1.0f;
+    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
+    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
+    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
                         (long long)d);
-    if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
-    if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
-    if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
-        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
-    if (a->cp_size > 1 && a->positions)
-        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
-    if (a->cp_size > 1 && !packed && s % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
-                        (long long)s, a->cp_size);
-    if (a->positions && positions != s && (packed || positions != s * b))
-        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
-                        op, (long long)positions, (long long)s, (long long)b);
-    return te__want_numel(te, op, "start_positions", a->start_positions, b);
+    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
+    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
+                                    llama3->original_max_position_embeddings > 0))
+        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
+                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
+                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
+    return te__want_numel(te, op, "start_positions", start, b);
 }
 
 static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
@@ -36122,10 +36066,9 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
         r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
                      (long long)a->x->shape[0]);
-    if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
-                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
+    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
+                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
 }
 
 /* The two argument structs differ in const alone. */
@@ -36141,7 +36084,13 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.head_dim = a->head_dim;
     f.interleaved_groups = a->interleaved_groups;
     f.no_rope = a->no_rope;
-    f.angles = a->angles;
+    f.base = a->base;
+    f.rotary_dim = a->rotary_dim;
+    f.interleaved = a->interleaved;
+    f.position_scale = a->position_scale;
+    f.llama3 = a->llama3;
+    f.position_offset = a->position_offset;
+    f.start_positions = a->start_positions;
     return f;
 }
 
@@ -36171,8 +36120,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    r = te__want_format(te, op, a->format);
-    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
+    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
+                                 &a->llama3, a->position_offset, a->start_positions);
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -36183,7 +36132,9 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) 
     te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
-    a->angles = f.angles;
+    a->base = f.base;
+    a->rotary_dim = f.rotary_dim;
+    a->position_scale = f.position_scale;
     return TE_OK;
 }
 
@@ -36199,33 +36150,36 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
-static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
+/* Angle from one position to the next of a pair of channels whose frequency is f. */
+static double te__rope_llama3(const te_llama3_scaling *s, double f) {
+    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
+    double share;
+    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
+    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
+    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
+    return (1 - share) * f / (double)s->factor + share * f;
+}
+
+/* Sizes from x, a tensor of heads; angles from the rest. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
+                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
     k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
     k->heads = (int)x->shape[x->ndim - 2];
     k->d = (int)x->shape[x->ndim - 1];
-    k->cp_size = 1;
-    if (!a) return;
-    k->half = a->rotary_dim / 2;
-    k->interleaved = a->interleaved;
-    k->position_scale = a->position_scale;
-    k->attention_factor = a->attention_factor;
-    k->offset = a->position_offset;
-    k->start = (const int *)te__data(a->start_positions);
-    k->positions = te__data(a->positions);
-    if (a->positions) k->positions_dt = (int)a->positions->dtype;
-    k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
-    k->cp_size = a->cp_size;
-    k->cp_rank = a->cp_rank;
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    k->half = rotary_dim / 2;
+    k->interleaved = interleaved;
+    k->position_scale = position_scale;
+    k->offset = position_offset;
+    k->start = (const int *)te__data(start);
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, &a->angles);
+    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
     if (a->cu_seqlens) {
         k->cu = (const int *)te__data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
@@ -36237,7 +36191,8 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
+    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
+                      &a->llama3, a->position_offset, a->start_positions);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);
@@ -36294,8 +36249,8 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
         const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle) * a->attention_factor;
-            sine[i] = sinf(angle) * a->attention_factor * a->direction;
+            cosine[i] = cosf(angle);
+            sine[i] = sinf(angle) * a->direction;
         }
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);
@@ -42961,6 +42916,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
+    node->takes_quantized = desc->takes_quantized;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
     node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
@@ -43012,14 +42968,6 @@ static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool al
     return result == TE_OK ? te->error_code : result;
 }
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
-/* The same for a node that takes quantized gradients as they come. */
-static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
-    te__segment *segment = te->tape.segment;
-    int before = segment->num_nodes;
-    te_result result = te__record_always(te, desc, false);
-    if (segment->num_nodes > before) segment->nodes[before]->takes_quantized = true;
-    return result;
-}
 
 /* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
 static bool te__grad_is_alone(const te_tensor *grad) {
@@ -45898,7 +45846,8 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     node.outputs = &y;
     node.num_outputs = 1;
     node.backward = te__same_backward;
-    return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
+    node.takes_quantized = true;
+    return te_record(x->te, &node) == TE_OK ? y : NULL;
 }
 
 /* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
@@ -48427,102 +48376,27 @@ TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float sc
 
 /* ---- rope ---- */
 
-#define TE__TURN (2 * 3.14159265358979323846)
-
-/* The factor of cosine and sine that YaRN derives from how far it stretches. */
-static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
-/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
-static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
-
-static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
-    const double original = (double)s->original_max_position_embeddings;
-    int i;
-    if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
-    if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
-    if (s->type != TE_ROPE_LINEAR && original <= 0)
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
-    if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
-                        (double)s->high_freq_factor);
-    if (s->type == TE_ROPE_DYNAMIC && dim < 4)
-        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
-    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
-    if (s->type != TE_ROPE_LONGROPE) return TE_OK;
-    if (!s->short_factor || !s->long_factor)
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
-    for (i = 0; i < dim / 2; i++)
-        if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
-            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
-    return TE_OK;
-}
-
-TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
-    te_rope_scaling s = TE_ZERO;
-    double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
-    te__floats floats;
-    int i;
-    if (scaling) s = *scaling;
-    factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
-    if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
-    floats = te__floats_begin();
-    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
-    if (s.type == TE_ROPE_YARN) {
-        low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
-        high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
-        low = fmax(s.no_truncate ? low : floor(low), 0.0);
-        high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
-        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
-        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
-    }
-    if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
-    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
-    for (i = 0; i < dim / 2; i++) {
-        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
-        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
-        if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
-        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
-        if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
-        inv_freq[i] = (float)f;
-    }
-    *attention_factor = (float)attention;
-    te__floats_end(&floats);
-    return TE_OK;
-}
-
-/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
-typedef struct te__rope_state {
-    te_op_rope_args args;
-    float inv_freq[TE__ROPE_MAX_HALF];
-} te__rope_state;
-
-/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
-static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
+static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
+    te_op_rope_args a = TE_ZERO;
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
+    a.format = format;
+    a.base = d->base;
+    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a.interleaved = d->interleaved;
+    a.llama3 = d->llama3;
+    a.position_offset = d->position_offset;
+    a.start_positions = d->start_positions;
+    a.cu_seqlens = d->cu_seqlens;
     if (d->max_seqlen > 0) length = d->max_seqlen;
-    a->base = d->base;
-    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
-    a->interleaved = d->interleaved;
-    a->position_offset = d->position_offset;
-    a->start_positions = d->start_positions;
-    a->positions = d->positions;
-    a->cp_size = d->cp_size;
-    a->cp_rank = d->cp_rank;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
-    a->inv_freq = inv_freq;
-    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
+    return a;
 }
-/* Bytes of a state that ends with frequencies of these angles. */
-static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
@@ -48530,22 +48404,19 @@ static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__rope_state *s = (const te__rope_state *)state;
-    te_op_rope_args args = s->args;
+    te_op_rope_args args = *(const te_op_rope_args *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
-    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
-    args.angles.start_positions = saved[0];
-    args.angles.positions = saved[1];
-    args.cu_seqlens = saved[2];
+    args.start_positions = saved[0];
+    args.cu_seqlens = saved[1];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te__rope_state s = TE_ZERO;
-    te_tensor *saved[3];
+    te_op_rope_args args;
+    te_tensor *saved[2];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -48555,24 +48426,17 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
-    s.args.format = format;
+    if (!x) return NULL;
+    args = te__rope_args(desc, format, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0]);
     saved[0] = desc->start_positions;
-    saved[1] = desc->positions;
-    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
+    saved[1] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 2);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
 
-typedef struct te__qkv_state { /* as te__rope_state */
-    te_op_qkv_rope_args args;
-    float inv_freq[TE__ROPE_MAX_HALF];
-} te__qkv_state;
-
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__qkv_state *s = (const te__qkv_state *)state;
-    const te_op_qkv_rope_args *f = &s->args;
+    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
@@ -48597,20 +48461,22 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.head_dim = f->head_dim;
     args.interleaved_groups = f->interleaved_groups;
     args.no_rope = f->no_rope;
-    args.angles = f->angles;
-    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
-    args.angles.start_positions = saved[0];
-    args.angles.positions = saved[1];
+    args.base = f->base;
+    args.rotary_dim = f->rotary_dim;
+    args.interleaved = f->interleaved;
+    args.position_scale = f->position_scale;
+    args.llama3 = f->llama3;
+    args.position_offset = f->position_offset;
+    args.start_positions = saved[0];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
-    te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[2];
+    te_tensor *saved[1];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -48633,20 +48499,27 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
-    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
+    if (rotary) {
+        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
+        args.base = r.base;
+        args.rotary_dim = r.rotary_dim;
+        args.interleaved = r.interleaved;
+        args.position_scale = r.position_scale;
+        args.llama3 = r.llama3;
+        args.position_offset = r.position_offset;
+        args.start_positions = r.start_positions;
+    }
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
-    saved[1] = rotary ? rotary->positions : NULL;
-    state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
     node.num_inputs = 1;
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 2;
-    node.state = &state;
-    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
+    node.num_saved = 1;
+    node.state = &args;
+    node.state_size = sizeof(args);
     node.backward = te__qkv_backward;
     return te_record(qkv->te, &node) == TE_OK;
 }
@@ -50036,7 +49909,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     node.state_size = sizeof(*state);
     node.backward = te__linear_backward;
     node.release = te__linear_release;
-    return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
+    node.takes_quantized = true;
+    return te_record(y->te, &node) == TE_OK ? y : NULL;
 }
 
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
@@ -50175,8 +50049,8 @@ struct te_module {
     te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
-    bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
     bool takes_packed; /* a call may have qkv_layer in place of an input */
+    bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -50386,7 +50260,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = e->stacked = false;
+    e->product_weight = false;
     m->num_entries++;
     return tensor;
 }
@@ -50836,7 +50710,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 23 };
+enum { TE__FORWARD_TENSORS = 21 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -50868,8 +50742,6 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[18] = &c->args.cross.enc_dec_attn_mask_q;
     list[19] = &c->rotary.cu_seqlens;
     list[20] = &c->rotary_key.cu_seqlens;
-    list[21] = &c->rotary.positions;
-    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 
@@ -54330,26 +54202,20 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
         te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
     }
 }
-static te_result te__l2norm_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_l2_normalization(args->input, *(const float *)m->state)); }
-static const te_module_class te__l2norm_class = {"L2Normalization", sizeof(float), te__l2norm_forward, NULL, NULL};
-static te_module *te__l2norm_create(te_ctx *te, const te_norm_desc *desc) {
-    te_module *m = te_module_create(te, &te__l2norm_class, desc->name);
-    if (m) *(float *)m->state = desc->norm.eps;
-    return te__module_built(m);
-}
 /* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
+    te_l2normalization_desc l2 = TE_ZERO;
     int i;
     n.hidden_size = d->attention.kv_channels;
-    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.norm.eps = l2.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
     n.params_dtype = d->gemm.params_dtype;
     n.device = d->gemm.device;
     n.parallel.sequence_parallel = m->parallel.size > 1;
     for (i = 0; i < 2; i++) {
-        n.name = names[i];
-        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te__l2norm_create(m->te, &n)
+        n.name = l2.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te_l2normalization_create(m->te, &l2)
                              : d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n)
                                                                                : te_layernorm_create(m->te, &n));
     }
@@ -55086,7 +54952,9 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.scaling = r->scaling;
+    s->rotary.llama3 = r->llama3;
+    s->rotary.seq_len_interpolation_factor = r->linear_factor;
+    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -57707,13 +57575,12 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "default") == 0) return true;
     if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
     if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
-    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
+    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->scaling.original_max_position_embeddings = r->original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
+    to->llama3.original_max_position_embeddings = r->original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
            te__hf_count(c, "original_max_position_embeddings", r->original, 1);
 }
 
@@ -58331,7 +58198,7 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr[TE_MAX_PARAM_GROUPS + 1];
-    char key[TE_MAX_PARAM_GROUPS + 1][24];
+    char key[TE_MAX_PARAM_GROUPS + 1][16];
     const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
@@ -58480,7 +58347,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
     if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
     for (i = 0; opt && i < opt->num_groups; i++) {
-        char key[24];
+        char key[16];
         snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
         if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
         if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;

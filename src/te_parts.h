@@ -208,6 +208,7 @@
 #include "nn/mlp.c"
 #include "nn/grouped.c"
 #include "nn/padding.c"
+#include "nn/fp8_attention.c"
 #include "nn/transformer.c"
 #include "nn/causal_lm.c"
 #include "train/states.c"

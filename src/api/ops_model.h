@@ -273,6 +273,15 @@ typedef struct te_attn_extras {
     te_tensor *page_table;
 } te_attn_extras;
 
+/* FP8 attention: the probabilities S, and the gradients dP of the scores, are replaced by the values of FP8 codes before their products read them:
+ * x becomes f32(code) * RN(1 / scale) with the code of te_op_fp8_quantize. S is what multiplies V and dO, after dropout; dP what multiplies K and Q, and what the gradient of a
+ * bias sums up. Products of all else are in high precision: quantize q, k, v, o and their gradients outside. Zero => neither. */
+typedef struct te_attn_fp8 {
+    te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, stays as it is. dp_dtype is read by the backward pass alone */
+    te_tensor *s_scale, *dp_scale; /* f32 [1], read; in the backward pass s_scale is that of the forward pass */
+    te_tensor *s_amax, *dp_amax;  /* f32 [1], optional: max(itself, the largest magnitude of S or dP); s_amax is the forward pass's, dp_amax the backward pass's */
+} te_attn_fp8;
+
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
  *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 256; v may have another head size than q and k
@@ -292,12 +301,14 @@ typedef struct te_op_attn_fwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
     te_attn_extras extras; /* zero => none */
+    te_attn_fp8 fp8;       /* zero => high precision */
     te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
  * seed, offset, rng and extras. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
- * softmax_offset, f32 [H]. Deterministic. */
+ * softmax_offset, f32 [H]. With fp8, o may be NULL: what the other kernels take from O and dO, the sum of S times its gradient, is then summed over the keys, for O is made of
+ * other values than S. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -309,6 +320,7 @@ typedef struct te_op_attn_bwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
     te_attn_extras extras; /* as in the forward pass */
+    te_attn_fp8 fp8;       /* as in the forward pass, with dp_dtype */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 

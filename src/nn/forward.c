@@ -33,7 +33,11 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && !te__options_ok(te, m->cls->name, TE__DESC_CALL, args)) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward) {
+        te_forward_args asked = *args;
+        if (m->has_fp8_output) asked.fp8_output = false;
+        if (!te__options_ok(te, m->cls->name, TE__DESC_CALL, &asked)) return TE_ERR_UNSUPPORTED;
+    }
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;

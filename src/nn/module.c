@@ -30,6 +30,7 @@ struct te_module {
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
+    bool has_fp8_output; /* it reads fp8_output of a call */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */

@@ -26,9 +26,14 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
 
 /* ---- DotProductAttention ---- */
 
+typedef struct te__dpa {
+    te_dot_product_attention_desc desc;
+    te__scaling *scaling;
+} te__dpa;
+
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te_dot_product_attention_desc *)m->state)->attention;
-    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups), shape[3];
+    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
     te_attention_desc a = TE_ZERO;
     te_tensor *y;
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
@@ -50,20 +55,18 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
-    y = te_attention(args->input, args->key, args->value, &a);
+    y = te__core_attention(m, ((const te__dpa *)m->state)->scaling, args->input, args->key, args->value, &a, args->fp8_output);
     te__fork_end(m);
-    if (!y) return te_error_code(m->te);
-    shape[0] = y->shape[0];
-    shape[1] = y->shape[1];
-    shape[2] = y->shape[2] * y->shape[3];
-    return te__output(m, args, te_tensor_view(y, 3, shape));
+    return te__output(m, args, y);
 }
+static void te__dpa_destroy(te_module *m) { te__scaling_leave(((te__dpa *)m->state)->scaling); }
+
 /* Ranks share the heads of attention, whole groups of them. */
 static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
     return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
 }
 
-static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te_dot_product_attention_desc), te__dpa_forward, NULL, NULL};
+static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa), te__dpa_forward, te__dpa_destroy, NULL};
 
 /* Masks that te_attention has and modules do not yet: their calls have no lengths. */
 static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
@@ -88,7 +91,9 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     m = te_module_create(te, &te__dpa_class, desc->name ? desc->name : "core_attention");
     if (!m) return NULL;
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
-    ((te_dot_product_attention_desc *)m->state)->attention = o;
+    ((te__dpa *)m->state)->desc.attention = o;
+    ((te__dpa *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
+    m->has_fp8_output = true;
     m->checkpoint = o.checkpoint_core_attention;
     te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
     te__rng_open(m, o.rng_tracker_name);
@@ -179,6 +184,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     core.key = parts[1];
     core.value = parts[2];
     te__hand_on(&proj, args);
+    core.fp8_output = te__hands_fp8(te_module_find(m, "core_attention"), te_module_find(m, "proj"));
     proj.input = te__run_child(m, "core_attention", &core);
     te__run_child(m, "proj", &proj);
     args->outputs = proj.outputs;

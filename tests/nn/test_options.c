@@ -99,6 +99,7 @@ TE_TEST(options_of_a_call_not_yet_are_refused_by_every_module) {
         for (const te__option_place *p = options->places; p < options->places + 5 && p->group; p++)
             for (int i = 0; i < p->group->num_fields; i++)
                 for (int k = 0; k < 2; k++) { /* by itself, and in a container */
+                    if (kind == TE__DESC_DPA && strcmp(p->group->fields[i].name, "fp8_output") == 0) continue; /* it has this one */
                     any_desc call = desc_of(TE__DESC_CALL);
                     char name[128];
                     call.call.input = call.call.key = call.call.value = x;

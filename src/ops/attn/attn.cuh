@@ -59,6 +59,7 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static int kv_end(sequence s) { return s.s_kv; }
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
+    TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; } // of products, or of what te_adjust made of them
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
@@ -79,6 +80,7 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
+    TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; } // O is not made of P, or dP is rounded
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
     // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
@@ -104,6 +106,32 @@ typedef te_attn_of<EXTRA> te_of;
 #else
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_kargs &seq = (a)
 #endif
+
+// Rounds S, or dP, to FP8 codes and remembers the largest magnitude. Kernels of X_EXTRA = 0 have none of it.
+template <int EXTRA> struct te_attn_rounding {
+    TE_DEV te_attn_rounding(int, const float *) {}
+    TE_DEV static constexpr bool on() { return false; }
+    TE_DEV float operator()(float x) { return x; }
+    TE_DEV void publish(float *) {}
+};
+template <> struct te_attn_rounding<1> {
+    int dt;
+    float scale, inverse, top;
+    TE_DEV te_attn_rounding(int dt, const float *scale) : dt(dt), scale(dt ? *scale : 1.0f), inverse(1.0f), top(0.0f) {
+        if (dt) inverse = __frcp_rn(this->scale);
+    }
+    TE_DEV bool on() const { return dt != 0; }
+    TE_DEV float operator()(float x) {
+        if (!dt) return x;
+        top = fmaxf(top, fabsf(x));
+        return te__attn_rounded(dt, x, scale, inverse);
+    }
+    // *amax becomes the maximum of itself and of the warp's values. Bits of floats from 0 on order as integers do.
+    TE_DEV void publish(float *amax) {
+        float all = te_warp_max(top);
+        if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));
+    }
+};
 
 // The softmax's exponent beside the scores, in units of log2; -inf: none.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {

@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
+    te_attn_rounding<1> rounded(a.x.dp_dt, a.x.dp_scale);
     float acc[TE_MINE];
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) acc[r] = 0.0f;
@@ -49,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
                     float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);
                     if (x == -TE_INF) continue;
                     if (a.dropout_p > 0.0f) dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, b, h, first + r) + j) ? dp[r] * a.keep_scale : 0.0f;
-                    acc[r] += exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]);
+                    acc[r] += rounded(exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]));
                 }
             }
         }

@@ -2,7 +2,7 @@
 // in f32.
 //
 // The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that
-// every sum has one order. P and dS as in attn_bwd_dq.cu.
+// every sum has one order. P and dS as in attn_bwd_dq.cu, which FP8 attention has run before; P is rounded, too.
 //
 // Options: X_EXTRA (attn.cuh).
 //
@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     te_attn_stage(k, ld_k, te_of::keys(a.k, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d);
     te_attn_stage(v, ld_v, te_of::keys(a.v, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d_v);
 
+    te_attn_rounding<EXTRA> rounded_s(a.x.s_dt, a.x.s_scale), rounded_dp(a.x.dp_dt, a.x.dp_scale);
     const int begin = te_attn_rows_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);
     for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {
@@ -54,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             for (int r = 0; r < TE_MINE; r++) {
                 float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
                 if (a.dropout_p > 0.0f && p > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, h, i) + (first + r))) dropped = dp[r] = 0.0f;
-                s[r] = p * (dp[r] * a.keep_scale - delta);
-                dp[r] = dropped;
+                s[r] = rounded_dp(p * (dp[r] * a.keep_scale - delta));
+                dp[r] = rounded_s.on() ? rounded_s(dropped * a.keep_scale) : dropped;
             }
             *(float4 *)(weight + lane * TE_MINE) = make_float4(dp[0], dp[1], dp[2], dp[3]);
             __syncwarp();
@@ -67,5 +68,5 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
         }
     }
     te_attn_put(te_of::keys(a.dk, seq), at.b, at.h, first, kv_end, a.d, dk, a.scale);
-    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, a.keep_scale);
+    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, rounded_s.on() ? 1.0f : a.keep_scale);
 }

@@ -70,9 +70,12 @@ static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_karg
            (heads == 1 || x->h % 8 == 0);
 }
 
+/* FP8 attention: S or dP is rounded. */
+static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
+
 static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
     const int dt = a->q.dt;
-    bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
+    bool ok = !p->baseline && !te__attn_rounds(a) && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
               (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (a->x.bias.dt == TE_DTYPE_NONE || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
               te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
@@ -143,6 +146,8 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
 static const char te__attn_why_mma[] = "tensor cores: 16-bit operands in aligned rows";
 static const char te__attn_why_general[] = "general: any format, head size and stride, in f32";
 
+static const char te__attn_why_fp8[] = "general, in f32: S and dP are rounded to FP8 codes by the sums of whole rows";
+
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     const te__attn_kargs a = te__attn_problem(args);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
@@ -151,7 +156,7 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
         te__plan_why(p, te__attn_why_mma);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t));
     }
-    te__plan_why(p, te__attn_why_general);
+    te__plan_why(p, te__attn_rounds(&a) ? te__attn_why_fp8 : te__attn_why_general);
     return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0));
 }
 
@@ -173,6 +178,12 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
             te__launch_size(l, rows / 8, 1, 1, 256, 0);
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
+    }
+    if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
+        te__plan_why(p, te__attn_why_fp8);
+        r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v));
+        if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL);
+        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v)) : r;
     }
     r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL);
     if (r != TE_OK) return r;

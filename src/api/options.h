@@ -155,7 +155,6 @@ typedef struct te_attention_options {
 } te_attention_options;
 
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
-typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
 
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_attention_call {
@@ -173,7 +172,7 @@ typedef struct te_attention_call {
     te_tensor *alibi_slopes;         /* not yet: f32 [H] or [b, H]; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
     te_inference_params *inference_params; /* not yet */
-    te_score_mod *score_mod;         /* not yet */
+    const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Where the call runs again in the backward pass, its texts live until then */
     te_tensor *qkv_layer, *kv_layer; /* not yet: DotProductAttention: packed [.., 3, H, d] and [.., 2, G, d], in place of query, key and value */
     int qkv_interleave_dim;          /* not yet: where the 3 or 2 stands, -3 or -2; 0 => -3 */
 } te_attention_call;

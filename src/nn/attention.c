@@ -148,7 +148,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 /* ---- attention ---- */
 
 /* The tensors of extras, for a node to save: forth, and back. */
-enum { TE__ATTENTION_EXTRAS = 9 };
+enum { TE__ATTENTION_EXTRAS = 9 + TE_SCORE_MOD_AUX };
 static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_EXTRAS];
     int i;
@@ -161,6 +161,7 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     field[6] = &x->alibi_slopes;
     field[7] = &x->softmax_offset;
     field[8] = &x->page_table;
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[9 + i] = &x->score_mod.aux[i];
     for (i = 0; i < TE__ATTENTION_EXTRAS; i++) {
         if (back)
             *field[i] = list[i];
@@ -168,6 +169,29 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
             list[i] = *field[i];
     }
 }
+
+/* A node's own copies of the user's expressions, in one piece of memory that begins with score_mod or, without one, with mask_mod. */
+static size_t te__score_mod_bytes(const te_score_mod *m) {
+    return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) + (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
+}
+static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
+    const size_t bytes = te__score_mod_bytes(m);
+    const char **text[3];
+    char *at = bytes ? (char *)te__alloc(te, bytes) : NULL;
+    int i;
+    if (!at) return bytes == 0;
+    text[0] = &m->score_mod;
+    text[1] = &m->score_mod_bprop;
+    text[2] = &m->mask_mod;
+    for (i = 0; i < 3; i++) {
+        const size_t n = *text[i] ? strlen(*text[i]) + 1 : 0;
+        if (n) *text[i] = (const char *)memcpy(at, *text[i], n);
+        at += n;
+    }
+    return true;
+}
+static void te__score_mod_drop(te_ctx *te, te_score_mod *m) { te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m)); }
+static void te__attention_release(te_ctx *te, void *state) { te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->extras.score_mod); }
 
 /* The backward pass of `f` without its d_o, from what te__attention_save saved. Makes the gradients; check them by te__attention_made. */
 static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved, te_tensor **dx, const bool *needs) {
@@ -242,9 +266,11 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return args->o && args->lse;
 }
 
-/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o. And the inputs that have gradients. */
+/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o; and the inputs that have gradients. args gets what a node's state owns: te__attention_release. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_EXTRAS, TE__ATTENTION_INPUTS = 5 };
-static void te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
+static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
+    te_ctx *te = parts[0]->te;
+    bool wanted = false;
     int i;
     for (i = 0; i < 3; i++) in[i] = parts[i];
     in[3] = args->extras.core_attention_bias;
@@ -256,6 +282,9 @@ static void te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts
     saved[4] = args->lse;
     saved[5] = (te_tensor *)args->rng;
     te__attention_extras(&args->extras, saved + 6, false);
+    for (i = 0; i < TE__ATTENTION_INPUTS; i++) wanted = wanted || (in[i] && te__wants_grad(in[i]));
+    if (wanted && te__score_mod_check_gradient(te, "te_attention", &args->extras.score_mod) != TE_OK) return false;
+    return te__score_mod_keep(te, &args->extras.score_mod);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
@@ -272,8 +301,8 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     before = te__rng_now(te);
     te__frame_begin(te);
     if (te__attention_open(q, k, v, desc ? desc : &zero, &args) && te_op_attn_fwd(te, &args) == TE_OK) {
-        te__attention_save(&args, parts, in, saved);
-        o = te__record("attention", args.o, te__attention_backward, &args, sizeof(args), in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
+        if (te__attention_save(&args, parts, in, saved))
+            o = te__record_owning("attention", args.o, te__attention_backward, &args, sizeof(args), te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
     }
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);

@@ -129,7 +129,7 @@ typedef struct te__fp8_attention {
 } te__fp8_attention;
 
 static void te__fp8_attention_release(te_ctx *te, void *state) {
-    (void)te;
+    te__score_mod_drop(te, &((te__fp8_attention *)state)->args.extras.score_mod);
     te__quant_call_drop(&((te__fp8_attention *)state)->quant);
 }
 
@@ -214,8 +214,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
         if (y && !fp8_output) y = te__quant_value(y, y->dtype);
     } else
         te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
+    if (y && !te__attention_save(args, parts, in, saved)) y = NULL;
     if (y) {
-        te__attention_save(args, parts, in, saved);
         memcpy(saved, codes, sizeof(codes));
         if (!blocks) saved[3] = NULL;
         memset(&args->fp8, 0, sizeof(args->fp8));

@@ -29,7 +29,7 @@ static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diago
 static const te__field te__attention_call_later[] = {
     TE__LATER(bottom_right_diagonal), TE__LATER(attention_mask), TE__LATER(attention_mask_q), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
     TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
-    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
+    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_cross_attention_call
 static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};

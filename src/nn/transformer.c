@@ -54,6 +54,7 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     a.window = args->attention.window.on ? args->attention.window : o->window;
     a.softmax_scale = o->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
+    if (args->attention.score_mod) a.extras.score_mod = *args->attention.score_mod;
     if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
     y = te__core_attention(m, ((const te__dpa *)m->state)->scaling, args->input, args->key, args->value, &a, args->fp8_output);
     te__fork_end(m);

@@ -18,6 +18,7 @@ enum {
     TE__AS_U8 = 1 << TE_U8,
     TE__AS_MASK = TE__AS_U8 | TE__AS_INDEX,
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
+    TE__AS_AUX = TE__AS_FLOAT | TE__AS_MASK, /* what the user's expressions read */
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
     TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX, /* elements of whole bytes */
@@ -143,7 +144,9 @@ enum {
     T(extras.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(extras.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
         T(extras.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(extras.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
         T(extras.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(extras.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
-        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)
+        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                    \
+        T(extras.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(extras.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT)                    \
+        T(extras.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(extras.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)              \
@@ -256,7 +259,7 @@ typedef struct te__arg {
     uint32_t stride, flags;
     te__span span; /* te__args_check: of the tensor that it looks at */
 } te__arg;
-enum { TE__MAX_ARGS = 24 };
+enum { TE__MAX_ARGS = 32 };
 typedef struct te__args {
     te_op op;
     int n;

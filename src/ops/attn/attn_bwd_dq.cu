@@ -4,12 +4,13 @@
 // forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta. FP8 attention has O from rounded P, so its delta is the sum of P dP, which a
 // first pass over the keys makes and leaves for the other kernels; dS is rounded.
 //
-// Options: X_EXTRA (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
 // te:row X_EXTRA=0
+// te:row X_MOD=1|2|3
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid_constant__ te__attn_kargs a) {
@@ -40,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 
     const int begin = te_attn_keys_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    // P and the dropped dP of the warp's rows and this lane's key.
-    auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE]) {
+    // P, the dropped dP and the factor of the user's rule, of the warp's rows and this lane's key.
+    auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         __syncthreads();
         te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
         te_attn_stage(v, ld_v, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
@@ -51,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
+            factor[r] = MOD && x == -TE_INF ? 0.0f : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
             p[r] = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
             if (a.dropout_p > 0.0f && p[r] > 0.0f)
                 dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane)) ? dp[r] * a.keep_scale : 0.0f;
@@ -58,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     };
     if (te_of::in_fp8(a)) {
         for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
-            float p[TE_MINE], dp[TE_MINE];
-            weigh(j0, p, dp);
+            float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
+            weigh(j0, p, dp, factor);
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) delta[r] += p[r] * dp[r];
         }
@@ -71,10 +73,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     }
     te_attn_rounding<EXTRA> rounded(a.x.dp_dt, a.x.dp_scale);
     for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
-        float p[TE_MINE], dp[TE_MINE];
-        weigh(j0, p, dp);
+        float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
+        weigh(j0, p, dp, factor);
 #pragma unroll
-        for (int r = 0; r < TE_MINE; r++) p[r] = rounded(p[r] * (dp[r] - delta[r]));
+        for (int r = 0; r < TE_MINE; r++) p[r] = rounded(p[r] * (dp[r] - delta[r]) * factor[r]);
         *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
         __syncwarp();
         te_attn_gather(acc, weight, k, ld_k, a.d);

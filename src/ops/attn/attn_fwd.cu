@@ -4,12 +4,13 @@
 // summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf. FP8 attention
 // rounds P itself, so the keys are gone through twice: for m and l, then for P V.
 //
-// Options: X_EXTRA (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
 // te:row X_EXTRA=0
+// te:row X_MOD=1|2|3
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {

@@ -71,6 +71,7 @@ typedef struct te__attn_scratch {
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
     float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
+    float *factor;          /* [keys, BLOCK]: the derivative of the user's rule; NULL: it is 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
     double *db;             /* [BLOCK, keys]: dB of a block */
     float *top;             /* [heads]: the largest scores so far */
@@ -79,6 +80,7 @@ typedef struct te__attn_scratch {
 
 typedef struct te__attn_work {
     te__attn_kargs a;
+    const te_score_mod *mod; /* the user's rule for scores */
     int64_t keys, d, d_v; /* rounded up */
     int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
@@ -111,6 +113,7 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    if (w->mod->score_fn && !w->mod->additive) s->factor = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     if (w->table) {
         s->db = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->keys * 2 * size);
         return used;
@@ -245,6 +248,26 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
+/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, which is 0 elsewhere. */
+static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor) {
+    int64_t j, r, from, to;
+    if (!m->score_fn && !m->mask_fn) return;
+    for (j = block->begin; j < block->end; j++) {
+        if (factor) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
+        te__attn_seen_by(block, j, &from, &to);
+        for (r = from; r < to; r++) {
+            const int64_t i = block->first + r, at = j * TE__ATTN_BLOCK + r;
+            if (s[at] == -HUGE_VALF) continue; /* masked */
+            if (m->mask_fn && !m->mask_fn(m->user, block->b, block->h, i, j)) {
+                s[at] = -HUGE_VALF;
+                continue;
+            }
+            if (factor) factor[at] = m->score_bprop_fn(m->user, s[at], block->b, block->h, i, j);
+            if (m->score_fn) s[at] = m->score_fn(m->user, s[at], block->b, block->h, i, j);
+        }
+    }
+}
+
 /* The exponent that the softmax has in its denominator beside the scores; false: none. */
 static bool te__attn_sink(const te__attn_kargs *a, int64_t h, float *sink) {
     *sink = a->x.softmax == (int)TE_SOFTMAX_LEARNABLE ? a->x.sink[h] : 0.0f;
@@ -311,6 +334,7 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
     te__attn_adjust(a, block, s->s);
+    te__attn_modify(w->mod, block, s->s, NULL);
     for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
     for (j = block->begin; j < block->end; j++) {
         const float *x = s->s + j * TE__ATTN_BLOCK;
@@ -362,6 +386,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     }
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
     te__attn_adjust(a, block, s->s);
+    te__attn_modify(w->mod, block, s->s, s->factor);
     te__attn_exp_block(block, s->s, lse);
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
     te__attn_drop(a, block, s->dp);
@@ -376,6 +401,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
         for (r = 0; r < TE__ATTN_BLOCK; r++) {
             float *x = s->dp + j * TE__ATTN_BLOCK + r;
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
+            if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
     te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, s->amax);
 }
@@ -521,13 +547,14 @@ static void te__attn_clear_outputs(const te__attn_kargs *a, bool backward) {
     te__attn_clear_rows(&a->dv, x->t_kv, a->groups, a->d_v);
 }
 
-static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward) {
+static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, const te_score_mod *mod, bool backward) {
     te__attn_work w = TE_ZERO;
     const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads), sinks = (int64_t)a->batch * a->heads;
     te_result r;
     int64_t i;
     te__attn_clear_outputs(a, backward);
     w.a = *a;
+    w.mod = mod;
     w.keys = te__round_up(a->s_kv, TE__ATTN_QUAD);
     w.d = te__round_up(a->d, TE__ATTN_WIDE);
     w.d_v = te__round_up(a->d_v, TE__ATTN_WIDE);
@@ -567,16 +594,18 @@ static void te__attn_draw(te__attn_kargs *a) {
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
     te_result r = te__attn_check_lengths(te, "attn_fwd", args);
+    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_fwd", &args->extras.score_mod, false);
     if (r != TE_OK) return r;
     te__attn_draw(&a);
-    return te__attn_cpu(te, &a, false);
+    return te__attn_cpu(te, &a, &args->extras.score_mod, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const te_op_attn_fwd_args f = te__attn_forward_of(args);
     te_result r = te__attn_check_lengths(te, "attn_bwd", &f);
+    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_bwd", &args->extras.score_mod, false);
     if (r != TE_OK) return r;
     te__attn_draw(&a);
-    return te__attn_cpu(te, &a, true);
+    return te__attn_cpu(te, &a, &args->extras.score_mod, true);
 }

@@ -38,6 +38,8 @@ typedef struct te__attn_extra {
     te__attn_table dbias;
     int dbias_b, dbias_h, dbias_i; /* its sizes, each 1 or all */
     float *dsink;                  /* [heads], or NULL */
+    const void *aux[4];            /* of the user's expressions (score_mod.cuh); */
+    long long aux_n[4];            /* their elements */
     int s_dt, dp_dt;               /* te_dtype: S, and dP, are rounded to codes; 0: not */
     const float *s_scale, *dp_scale;
     float *s_amax, *dp_amax; /* or NULL */

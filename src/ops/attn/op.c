@@ -135,6 +135,8 @@ static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_f
     if (x->max_seqlen_q < 0 || x->max_seqlen_q > 1 << 28 || x->max_seqlen_kv < 0 || x->max_seqlen_kv > 1 << 28)
         return te__fail(te, TE_ERR_INVALID, "%s: extras.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
                         (long long)x->max_seqlen_kv);
+    r = te__score_mod_check(te, op, &x->score_mod);
+    if (r != TE_OK) return r;
     if (x->cu_seqlens_q && te__numel(x->cu_seqlens_q) < 1)
         return te__fail(te, TE_ERR_SHAPE, "%s: extras.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
     if (x->page_table && x->page_table->ndim != 2)
@@ -250,6 +252,8 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     a->window = f.window;
     a->softmax_scale = f.softmax_scale;
     a->extras = f.extras;
+    r = te__score_mod_check_gradient(te, op, &a->extras.score_mod);
+    if (r != TE_OK) return r;
     if (a->extras.page_table)
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (extras.page_table) are for inference and have no gradients; pass contiguous k and v", op);
     s = te__attn_sizes_of(&f);
@@ -320,6 +324,7 @@ static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__
     const te_attn_extras *in = &a->extras;
     const int64_t beyond = s->s_q + s->s_kv + 1;
     te__attn_extra x = TE_ZERO;
+    int i;
     x.causal = te__attn_is_causal(a->mask);
     x.bottom_right = in->bottom_right_diagonal == TE_ON;
     x.left = (int)te__min(a->window.left, beyond);
@@ -347,13 +352,17 @@ static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__
     x.softmax = (int)in->softmax_type;
     x.sink = (const float *)te__data(in->softmax_offset);
     x.max_logit = (float *)te__data(a->max_logit);
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
+        x.aux[i] = te__data(in->score_mod.aux[i]);
+        x.aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
+    }
     x.s_dt = (int)a->fp8.s_dtype;
     x.dp_dt = (int)a->fp8.dp_dtype;
     x.s_scale = (const float *)te__data(a->fp8.s_scale);
     x.dp_scale = (const float *)te__data(a->fp8.dp_scale);
     x.s_amax = (float *)te__data(a->fp8.s_amax);
     x.dp_amax = (float *)te__data(a->fp8.dp_amax);
-    x.on = x.s_dt || x.dp_dt || te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
+    x.on = te__has_score_mod(&in->score_mod) || x.s_dt || x.dp_dt || te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
            a->max_logit;
     return x;
 }

@@ -263,7 +263,7 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
 typedef struct te_score_mod {
     const char *score_mod, *score_mod_bprop, *mask_mod; /* CUDA; NULL => none */
     te_score_mod_fn score_fn, score_bprop_fn;           /* CPU: the same as functions; NULL => none */
-    te_mask_mod_fn mask_fn;
+    te_mask_mod_fn mask_fn;                             /* CPU: mask_mod as a function */
     void *user; /* handed to these; with the functions borrowed until the backward pass, or as long as a graph lives */
     bool additive;
     te_tensor *aux[TE_SCORE_MOD_AUX];

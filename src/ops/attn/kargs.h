@@ -4,8 +4,9 @@
 
 /* One of q, k, v, o and their gradients. Channels are adjacent. */
 typedef struct te__attn_view {
+    long long s, b, h; /* elements from one position, sequence, head to the next. First, since no kernel changes s in a copy: NVRTC 12.0 reads the first member of a
+                        * changed copy from the arguments themselves */
     void *p;           /* element [0, 0, 0, 0] */
-    long long s, b, h; /* elements from one position, sequence, head to the next */
     int dt;            /* te_dtype */
 } te__attn_view;
 

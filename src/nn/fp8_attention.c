@@ -210,7 +210,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     args->v = values[2];
     if (ready && te_op_attn_fwd(te, args) == TE_OK) {
         spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te_grad_enabled(te) ? TE_COLUMNWISE : 0));
-        y = te__quantize(te__heads_joined(te_tensor_detach(args->o)), &spec);
+        y = te__heads_joined(te_tensor_detach(args->o));
+        y = y ? te__quantize(y, &spec) : NULL;
         if (y && !fp8_output) y = te__quant_value(y, y->dtype);
     } else
         te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));

@@ -285,7 +285,8 @@ typedef struct te_score_mod {
  *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m = 1, 3 ..
  *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
  *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page page_table[b, j / page_size]. Padding
- *                    masks, forward alone */
+ *                    masks, forward alone
+ *   score_mod        the user's own rule for scores and masks */
 typedef struct te_attn_extras {
     te_switch bottom_right_diagonal;
     bool kv_bshd;

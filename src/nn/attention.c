@@ -266,7 +266,8 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return args->o && args->lse;
 }
 
-/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o; and the inputs that have gradients. args gets what a node's state owns: te__attention_release. */
+/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o; and the inputs that have gradients. args gets what a node's state
+ * owns: te__attention_release. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_EXTRAS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
     te_ctx *te = parts[0]->te;

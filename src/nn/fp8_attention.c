@@ -75,15 +75,15 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     return result;
 }
 
-/* Codes of q, k, v, or of their gradients; a v by blocks is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
-static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format format, const te__quant_call *call, bool backward, te_tensor *y[3]) {
+/* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
+static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call, bool backward, te_tensor *y[3]) {
     te__quant_spec spec = te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
     bool blocks = te__attention_by_blocks(&call->recipe), current = call->recipe.kind == TE_RECIPE_CURRENT;
     te_tensor *flat[3];
     int i;
     for (i = 0; i < 3; i++) {
         flat[i] = te_tensor_detach(x[i]);
-        if (blocks && i == 2) flat[i] = te__heads_first(flat[i], format);
+        if (blocks && i == 2) flat[i] = te__heads_first(flat[i], kv);
         flat[i] = te_tensor_contiguous(flat[i]);
         if (!flat[i]) return te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
@@ -96,11 +96,11 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format for
     return TE_OK;
 }
 /* Their values, in the format of the tensors that they were made from. */
-static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format format, const te_recipe *r, te_tensor *x[3]) {
+static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, const te_recipe *r, te_tensor *x[3]) {
     int i;
     for (i = 0; i < 3; i++) {
         x[i] = te__quant_value(y[i], y[i]->dtype);
-        if (te__attention_by_blocks(r) && i == 2) x[i] = te__heads_back(x[i], format);
+        if (te__attention_by_blocks(r) && i == 2) x[i] = te__heads_back(x[i], kv);
         if (!x[i]) return te_error_code(y[i]->te);
     }
     return TE_OK;
@@ -136,12 +136,13 @@ static void te__fp8_attention_release(te_ctx *te, void *state) {
 static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__fp8_attention *s = (const te__fp8_attention *)state;
     const te_recipe *recipe = &s->quant.recipe, inner = te__attention_inner_recipe(recipe);
+    const te_qkv_format kv = te__attn_kv_format(&s->args);
     te_tensor *list[TE__ATTENTION_SAVED], *gradient = te_tensor_contiguous(dy[0]), *codes[3];
     te__quant_spec spec = te__attention_spec(&s->quant, recipe, true, TE__SLOT_DO, TE_ROWWISE);
     te_op_attn_bwd_args args;
     te_result result;
     memcpy(list, saved, sizeof(list));
-    result = te__attention_decode(saved, s->args.format, recipe, list);
+    result = te__attention_decode(saved, kv, recipe, list);
     if (result == TE_OK && !gradient) result = te_error_code(te);
     if (result != TE_OK) return te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
     args = te__attention_gradients(&s->args, list, dx, needs);
@@ -157,19 +158,20 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
         args.fp8.dp_amax = spec.amax;
     }
     result = args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
-    result = result == TE_OK ? te__attention_quantize(dx, s->args.format, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
-    return result == TE_OK ? te__attention_decode(codes, s->args.format, recipe, dx) : result;
+    result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
+    return result == TE_OK ? te__attention_decode(codes, kv, recipe, dx) : result;
 }
 
 /* MXFP8 has whole blocks along d and, for v, along s. */
-static bool te__attention_blocks_fit(te_tensor *q, te_tensor *k, te_tensor *v, te_qkv_format format) {
-    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
-    const int s = format == TE_BSHD ? 1 : 0;
-    if (format != TE_THD && q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && q->shape[s] % 128 == 0 && k->shape[s] % 128 == 0 && q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
+static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
+    const te_tensor *q = a->q, *k = a->k, *v = a->v;
+    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
+    if (a->format != TE_THD && !a->extras.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 && k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 &&
+        q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
         return true;
     te__fail(q->te, TE_ERR_SHAPE, "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples of 128 and heads that are multiples of 32, "
-             "not packed, are needed; give the module another recipe (te_module_set_recipe)", te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c),
-             format == TE_THD ? " (TE_THD)" : "");
+             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)", te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
+             a->format == TE_THD ? " (TE_THD)" : a->extras.page_table ? " (pages)" : "");
     return false;
 }
 
@@ -188,13 +190,13 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     parts[1] = k;
     parts[2] = v;
     te__frame_begin(te);
-    ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(q, k, v, desc->format));
+    ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
     if (!ready) te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
-    if (!ready || te__attention_quantize(parts, desc->format, call, false, codes) != TE_OK) {
+    if (!ready || te__attention_quantize(parts, te__attn_kv_format(args), call, false, codes) != TE_OK) {
         te__rng_back(te, before);
         return te__frame_return(te, NULL);
     }
-    ready = te__attention_decode(codes, desc->format, &call->recipe, values) == TE_OK;
+    ready = te__attention_decode(codes, te__attn_kv_format(args), &call->recipe, values) == TE_OK;
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);

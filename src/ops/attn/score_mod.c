@@ -34,24 +34,26 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
     size_t size = 0, depth = 0, i, n;
     while (size <= TE_SCORE_MOD_CHARS && text[size]) size++;
     if (size == 0 || size > TE_SCORE_MOD_CHARS)
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%d characters; an expression of 1 to %d is needed", op, name, size ? "more than " : "", (int)te__min(size, TE_SCORE_MOD_CHARS),
-                        TE_SCORE_MOD_CHARS);
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%d characters; an expression of 1 to %d is needed", op, name, size ? "more than " : "",
+                        (int)te__min(size, TE_SCORE_MOD_CHARS), TE_SCORE_MOD_CHARS);
     for (i = 0; i < size; i += n) {
         const char c = text[i];
         n = 1;
         if (te__is_letter(c)) {
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n])) n++;
-            if (!te__score_mod_knows(m, mask, text + i, n))
-                return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has the name \"%.*s\" at character %d%s; see te_score_mod for those that it may use", op, name, (int)te__min(n, 40), text + i,
-                                (int)i + 1, strncmp(text + i, "aux", 3) == 0 ? ", and no such tensor is given" : mask && strncmp(text + i, "score", n) == 0 ? ", which a mask does not have" : "");
+            if (!te__score_mod_knows(m, mask, text + i, n)) {
+                const char *why = strncmp(text + i, "aux", 3) == 0 ? ", and no such tensor is given" : mask && n == 5 && strncmp(text + i, "score", n) == 0 ? ", which a mask does not have" : "";
+                return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has the name \"%.*s\" at character %d%s; see te_score_mod for those that it may use", op, name,
+                                (int)te__min(n, 40), text + i, (int)i + 1, why);
+            }
         } else if (te__is_digit(c) || (c == '.' && te__is_digit(text[i + 1]))) { /* a number, with its suffix */
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n]) || text[i + n] == '.' || ((text[i + n] == '-' || text[i + n] == '+') && (text[i + n - 1] | 32) == 'e')) n++;
         } else if (!strchr(marks, c) || (c == '/' && (text[i + 1] == '/' || text[i + 1] == '*'))) {
             char shown[8];
             if (c >= ' ' && c < 127) snprintf(shown, sizeof(shown), "%c", c);
             else snprintf(shown, sizeof(shown), "\\x%02x", (unsigned)(unsigned char)c);
-            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%s at character %d; names, numbers, blanks and .,+-*/%%()[]<>=!&|^~?: make an expression, without comments", op, name, shown,
-                            strchr(marks, c) ? text[i + 1] == '*' ? "*" : "/" : "", (int)i + 1);
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%s at character %d; names, numbers, blanks and .,+-*/%%()[]<>=!&|^~?: make an expression, without comments",
+                            op, name, shown, strchr(marks, c) ? text[i + 1] == '*' ? "*" : "/" : "", (int)i + 1);
         } else if (c == '(' || c == '[')
             open[depth++] = c;
         else if ((c == ')' || c == ']') && (depth == 0 || open[--depth] != (c == ')' ? '(' : '[')))
@@ -61,10 +63,11 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
 }
 
 static te_result te__score_mod_check(te_ctx *te, const char *op, const te_score_mod *m) {
+    const bool text_alone = m->score_mod_bprop && !m->score_mod;
     int i;
-    if ((m->score_mod_bprop && !m->score_mod) || (m->score_bprop_fn && !m->score_fn))
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s is given and %s is NULL; it is the derivative of that", op, m->score_mod_bprop && !m->score_mod ? "score_mod_bprop" : "score_bprop_fn",
-                        m->score_mod_bprop && !m->score_mod ? "score_mod" : "score_fn");
+    if (text_alone || (m->score_bprop_fn && !m->score_fn))
+        return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s is given and %s is NULL; it is the derivative of that", op, text_alone ? "score_mod_bprop" : "score_bprop_fn",
+                        text_alone ? "score_mod" : "score_fn");
     for (i = 0; i < 3; i++) {
         const char *name, *text = te__score_mod_text(m, i, &name);
         te_result r = text ? te__score_mod_check_text(te, op, m, name, text) : TE_OK;

@@ -54449,6 +54449,13 @@ TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *
 /* i32 [b + 1]: where each sequence's tokens of the step begin. */
 static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
 
+/* The tokens of the longest sequence. */
+static int64_t te__inference_longest(const te_inference_params *c) {
+    int64_t i, longest = 0;
+    for (i = 0; i < c->now.num_sequences; i++) longest = te__max(longest, c->now.sequences[i].length);
+    return longest;
+}
+
 /* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
 static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
     if (c->te != te) return te__fail((te_ctx *)te, TE_ERR_INVALID, "%s: inference_params is of another context; make it in that of the model", who);
@@ -55187,6 +55194,13 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
+/* Under a cache a rotation goes on where each sequence stands, unless the caller says where its tokens are, and the longest sequence is the cache's. */
+static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
+    if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
+    if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
+    return r->positions || r->start_positions;
+}
+
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -55200,8 +55214,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (c->inference_params) {
         if (given->start_positions)
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
-        own->start_positions = te_inference_params_get_seqlens_pre_step(c->inference_params);
-        if (!own->start_positions) return te_error_code(m->te);
+        if (!te__rotary_goes_on(own, c->inference_params)) return te_error_code(m->te);
     }
     if (o->qkv_format != TE_THD) return TE_OK;
     if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
@@ -55472,7 +55485,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             cross.attention = calls[1];
             if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
                 rotary = *args->rotary;
-                rotary.start_positions = te_inference_params_get_seqlens_pre_step(args->attention.inference_params);
+                if (!te__rotary_goes_on(&rotary, args->attention.inference_params)) return te_error_code(m->te);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
                 cross.rotary = &rotary;
             }

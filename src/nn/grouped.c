@@ -4,8 +4,12 @@
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
+/* The weight (kind "weight") or the bias (kind "bias") of group i, which is a parameter of another module. */
+typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
+
 typedef struct te__grouped_module {
     te_grouped_linear_desc desc;
+    te__group_parameter_fn borrow; /* NULL: weight0, weight1 ... are the module's own */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -547,6 +551,13 @@ static te_result te__call_splits(te_module *m, const te_forward_args *args, int 
     return TE_OK;
 }
 
+/* `name` receives the parameter's name. */
+static te_tensor *te__group_parameter(te_module *m, const char *kind, int i, char *name, size_t size) {
+    const te__grouped_module *s = (const te__grouped_module *)m->state;
+    snprintf(name, size, "%s%d", kind, i);
+    return s->borrow ? s->borrow(m, kind, i) : te_module_parameter(m, name);
+}
+
 static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     te_ctx *te = c->m->te;
     const te_grouped_linear_desc *d = &c->s->desc;
@@ -561,14 +572,12 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
         return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
     result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
     for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "weight%d", i);
-        c->weights[i] = te_module_parameter(c->m, name);
+        c->weights[i] = te__group_parameter(c->m, "weight", i, name, sizeof(name));
         if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
         if (c->weights[i]->dtype != input->dtype)
             result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
                               te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
-        snprintf(name, sizeof(name), "bias%d", i);
-        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+        if (c->biases) c->biases[i] = te__group_parameter(c->m, "bias", i, name, sizeof(name));
     }
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
@@ -619,7 +628,7 @@ static te_result te__grouped_reset(te_module *m) {
     te_result result = TE_OK;
     char name[32];
     int i;
-    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+    for (i = 0; !s->borrow && i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
         result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
@@ -656,7 +665,7 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return false;
 }
 
-TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *desc, te__group_parameter_fn borrow) {
     te_module *m;
     te__grouped_module *s;
     if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
@@ -669,9 +678,11 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
+    s->borrow = borrow;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
-    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    if (!borrow) te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
+    if (!borrow && !desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) { return te__grouped_create(te, desc, NULL); }

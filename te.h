@@ -3351,12 +3351,16 @@ typedef struct te_lm_rotary {
  *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
  *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm (RMSNorm)], sdpa (SDPA)
  *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
- *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down)
+ *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down), and w1, w3, w2 (GroupedLinear)
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
  * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary stay in high precision, and are
- * not stored quantized either. Zero-initialised. */
+ * not stored quantized either.
+ *
+ * Experts run together, and sizes that the gate decides stay on the device, so te_graph_begin can record such a model. Each of the three GroupedLinear multiplies the rows of
+ * all experts by the weights of the Linear of its name in each: those hold the parameters, and a forward or a recipe of their own is not asked; set it on the GroupedLinear.
+ * Zero-initialised. */
 typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the MLP (of each expert) */
     int num_hidden_layers;       /* at least 1 */
@@ -3376,14 +3380,13 @@ typedef struct te_causal_lm_desc {
     int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
     const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
     te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
-    int num_local_experts, num_experts_per_tok; /* experts of each layer, and how many of them a token goes to, by the softmax of these; 0 => none */
+    int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a token goes to, by the softmax of these; 0 => none */
     te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* of parameters; 0 => the context's */
     te_init init;                /* of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller.
- * The layers with experts wait for the device to see which tokens go where. */
+/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets
@@ -3391,7 +3394,7 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * [b, s, H, d]; args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there. The rest is this desc, which
  * te_module_state gives. */
 typedef struct te_sdpa_desc {
-    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
+    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d]. TE_THD: not with softcap */
     te_attn_mask mask;    /* where a call gives none; 0 => causal */
     te_window window;     /* on top of the mask */
     float softmax_scale;  /* 0 => 1 / sqrt(d) */
@@ -3400,7 +3403,7 @@ typedef struct te_sdpa_desc {
     float dropout_p;      /* in training; 0 => none */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks or dropout_p. */
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks, dropout_p or TE_THD. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward
@@ -51043,8 +51046,12 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
+/* The weight (kind "weight") or the bias (kind "bias") of group i, which is a parameter of another module. */
+typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
+
 typedef struct te__grouped_module {
     te_grouped_linear_desc desc;
+    te__group_parameter_fn borrow; /* NULL: weight0, weight1 ... are the module's own */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -51586,6 +51593,13 @@ static te_result te__call_splits(te_module *m, const te_forward_args *args, int 
     return TE_OK;
 }
 
+/* `name` receives the parameter's name. */
+static te_tensor *te__group_parameter(te_module *m, const char *kind, int i, char *name, size_t size) {
+    const te__grouped_module *s = (const te__grouped_module *)m->state;
+    snprintf(name, size, "%s%d", kind, i);
+    return s->borrow ? s->borrow(m, kind, i) : te_module_parameter(m, name);
+}
+
 static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     te_ctx *te = c->m->te;
     const te_grouped_linear_desc *d = &c->s->desc;
@@ -51600,14 +51614,12 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
         return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
     result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
     for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "weight%d", i);
-        c->weights[i] = te_module_parameter(c->m, name);
+        c->weights[i] = te__group_parameter(c->m, "weight", i, name, sizeof(name));
         if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
         if (c->weights[i]->dtype != input->dtype)
             result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
                               te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
-        snprintf(name, sizeof(name), "bias%d", i);
-        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+        if (c->biases) c->biases[i] = te__group_parameter(c->m, "bias", i, name, sizeof(name));
     }
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
@@ -51658,7 +51670,7 @@ static te_result te__grouped_reset(te_module *m) {
     te_result result = TE_OK;
     char name[32];
     int i;
-    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+    for (i = 0; !s->borrow && i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
         result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
@@ -51695,7 +51707,7 @@ static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
     return false;
 }
 
-TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *desc, te__group_parameter_fn borrow) {
     te_module *m;
     te__grouped_module *s;
     if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
@@ -51708,12 +51720,14 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     te__rng_open(m, desc->gemm.rng_tracker_name);
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
+    s->borrow = borrow;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
-    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
+    if (!borrow) te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
+    if (!borrow && !desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) { return te__grouped_create(te, desc, NULL); }
 
 /* ==== nn/padding.c ============================================================================================== */
 
@@ -52256,8 +52270,6 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
 
 /* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must not know files. */
 
-enum { TE__MAX_CHOSEN = 64 }; /* experts of a token */
-
 /* ---- a cache of keys and values ---- */
 
 typedef struct te__kv_layer {
@@ -52346,6 +52358,11 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
         return NULL;
     }
+    if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
+        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are possible",
+                 (int)desc->format, (double)desc->softcap);
+        return NULL;
+    }
     m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
     if (!m) return NULL;
     *(te_sdpa_desc *)m->state = *desc;
@@ -52430,155 +52447,48 @@ static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
 
-/* ---- SparseMoe: experts ---- */
+/* ---- SparseMoe: experts ----
+ *
+ * The weights are those of experts.E.w1, w3 and w2, under the names of the file. Three GroupedLinear beside them, w1, w3 and w2, multiply the rows of all experts at
+ * once, by sizes that stay on the device: no forward waits for the router's choice. */
 
 typedef struct te__sparse_moe {
     int experts, chosen; /* of each token */
+    te_activation activation;
 } te__sparse_moe;
 
-/* The `chosen` largest of n logits, the first of equal ones first, and their softmax among themselves. */
-static void te__top_experts(const float *logits, int n, int chosen, int *expert, float *share) {
-    double sum = 0;
-    int i, j;
-    for (j = 0; j < chosen; j++) {
-        expert[j] = -1;
-        for (i = 0; i < n; i++) {
-            int k;
-            for (k = 0; k < j && expert[k] != i; k++) {}
-            if (k == j && (expert[j] < 0 || logits[i] > logits[expert[j]])) expert[j] = i;
-        }
-    }
-    for (j = 0; j < chosen; j++) sum += exp((double)logits[expert[j]] - (double)logits[expert[0]]);
-    for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
-}
-
-static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
-    const int64_t tokens = te__rows(saved[0]);
-    const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
-    float *logits = (float *)te__alloc(te, bytes), *dlogits = logits + tokens * n, *dshare = dlogits + tokens * n, *share = dshare + tokens * chosen;
-    int expert[TE__MAX_CHOSEN];
-    te_result result;
-    int64_t t;
-    int j;
-    (void)needs;
-    if (!logits) return TE_ERR_OUT_OF_MEMORY;
-    memset(dlogits, 0, (size_t)tokens * (size_t)n * sizeof(float));
-    result = te_tensor_to_f32(saved[0], logits);
-    if (result == TE_OK) result = te_tensor_to_f32(dy[0], dshare);
-    for (t = 0; t < tokens && result == TE_OK; t++) {
-        double mean = 0;
-        te__top_experts(logits + t * n, n, chosen, expert, share);
-        for (j = 0; j < chosen; j++) mean += (double)share[j] * (double)dshare[t * chosen + j];
-        for (j = 0; j < chosen; j++) dlogits[t * n + expert[j]] = (float)((double)share[j] * ((double)dshare[t * chosen + j] - mean));
-    }
-    if (result == TE_OK) {
-        dx[0] = te_tensor_from_f32(te, saved[0]->dtype, saved[0]->ndim, saved[0]->shape, dlogits);
-        if (!dx[0]) result = te_error_code(te);
-    }
-    te__free(te, logits, bytes);
-    return result;
-}
-
-/* The tokens of each expert, in the order of experts. */
-typedef struct te__routes {
-    int64_t *start; /* [experts + 1] of the rows of each expert among tokens * chosen */
-    int32_t *token; /* [tokens * chosen] of each row */
-    int32_t *share; /* [tokens * chosen]: which of the shares belongs to each row */
-    int32_t *row;   /* [chosen, tokens]: where each token's outputs are */
-} te__routes;
-
-/* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
-static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
-    te_ctx *te = logits->te;
-    const int n = (int)te__cols(logits);
-    const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
-    const size_t bytes = (size_t)tokens * ((size_t)(n + chosen) * sizeof(float) + (size_t)chosen * sizeof(int));
-    float *value = (float *)te__alloc(te, bytes), *share = value + tokens * n;
-    int *expert = (int *)(share + tokens * chosen);
-    te_tensor *y = NULL;
-    int64_t i, at = 0;
-    int e;
-    if (!value) return NULL;
-    if (te_tensor_to_f32(logits, value) == TE_OK) {
-        for (i = 0; i < tokens; i++) te__top_experts(value + i * n, n, chosen, expert + i * chosen, share + i * chosen);
-        for (e = 0; e < n; e++) {
-            r->start[e] = at;
-            for (i = 0; i < tokens * chosen; i++) {
-                if (expert[i] != e) continue;
-                r->token[at] = (int32_t)(i / chosen);
-                r->share[at] = (int32_t)i;
-                r->row[i % chosen * tokens + i / chosen] = (int32_t)at++;
-            }
-        }
-        r->start[n] = at;
-        y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
-    }
-    te__free(te, value, bytes);
-    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
-}
-
-/* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
-static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factor) {
-    const int64_t shape[2] = {x->shape[1], 1};
-    te_tensor *parts[2];
-    parts[0] = te_linear(factor, te_tensor_full(x->te, x->dtype, 2, shape, 1.0), NULL);
-    parts[1] = x;
-    return te_activate(te_concat(parts, 2, -1), TE_REGLU, NULL);
-}
-
-static te_tensor *te__ids(te_ctx *te, const int32_t *ids, int64_t n) { return te_tensor_from_host(te, TE_I32, 1, &n, ids); }
-
-/* The outputs of all experts, one row for each token and expert of it, behind each other. */
-static te_tensor *te__run_experts(te_module *m, te_tensor *x, const te__routes *r, const te_forward_args *args) {
-    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
-    te_module *experts = te_module_find(m, "experts");
-    te_tensor **y = (te_tensor **)te__alloc_zero(m->te, (size_t)s->experts * sizeof(te_tensor *)), *all;
-    int e, n = 0;
-    if (!y) return NULL;
-    for (e = 0; e < s->experts; e++) {
-        te_forward_args in = TE_ZERO;
-        /* In training an expert without tokens runs on none of them: its gradient is 0 and not missing, so its optimizer's states go on, as in transformers. */
-        if (r->start[e] == r->start[e + 1] && !te_module_is_training(m)) continue;
-        te__hand_on(&in, args);
-        in.input = te_embedding_lookup(x, te__ids(m->te, r->token + r->start[e], r->start[e + 1] - r->start[e]));
-        y[n] = te_forward_with(te_module_child(experts, e), &in);
-        if (!y[n++]) break;
-    }
-    all = e == s->experts ? te_concat(y, n, 0) : NULL;
-    te__free(m->te, y, (size_t)s->experts * sizeof(te_tensor *));
-    return all;
+/* The parameter of expert i for `m`, the GroupedLinear that is named as the experts' Linears are. */
+static te_tensor *te__expert_parameter(te_module *m, const char *kind, int i) {
+    te_module *expert = te_module_child(te_module_find(te_module_parent(m), "experts"), i);
+    return te_module_parameter(te_module_find(expert, m->name), kind);
 }
 
 static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     const te__sparse_moe *s = (const te__sparse_moe *)m->state;
     te_ctx *te = m->te;
     const int64_t tokens = te__rows(args->input), rows = tokens * s->chosen, shape[2] = {tokens, te__cols(args->input)};
-    const size_t bytes = (size_t)(s->experts + 1) * sizeof(int64_t) + (size_t)(3 * rows) * sizeof(int32_t);
-    te_forward_args gate = TE_ZERO;
-    te__routes r;
-    te_tensor *x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape), *share, *y = NULL;
-    int j;
+    te_forward_args in = TE_ZERO;
+    te_fused_topk_desc choice = TE_ZERO;
+    te_moe_unpermute_desc merge = TE_ZERO;
+    te_tensor *x, *y, *routing = NULL, *counts, *map, *parts[2];
     if (rows > INT32_MAX) return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible", (long long)tokens, s->chosen);
     if (tokens == 0) return te__output(m, args, args->input);
-    te__hand_on(&gate, args);
-    gate.input = x;
-    gate.input = te__run_plain(m, "gate", &gate);
-    if (!gate.input) return te_error_code(te);
-    r.start = (int64_t *)te__alloc(te, bytes);
-    if (!r.start) return TE_ERR_OUT_OF_MEMORY;
-    r.token = (int32_t *)(r.start + s->experts + 1);
-    r.share = r.token + rows;
-    r.row = r.share + rows;
-    share = te__route_tokens(gate.input, s->chosen, &r);
-    if (share) y = te__run_experts(m, x, &r, args);
-    if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
-    if (y) {
-        te_tensor *all = y;
-        y = te_embedding_lookup(all, te__ids(te, r.row, tokens));
-        for (j = 1; j < s->chosen; j++) y = te_add(y, te_embedding_lookup(all, te__ids(te, r.row + j * tokens, tokens)));
-    }
-    te__free(te, r.start, bytes);
+    x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape);
+    te__hand_on(&in, args);
+    in.input = x;
+    y = te__run_plain(m, "gate", &in);
+    choice.topk = s->chosen;
+    /* In f32: the shares of a token's experts are not rounded, as in transformers. */
+    merge.merging_probs = y ? te_fused_topk_with_score_function(te_tensor_cast(y, TE_F32), &choice, &routing) : NULL;
+    counts = te__empty_1d(te, TE_I64, s->experts);
+    map = routing && counts ? te__moe_mask_map(routing, counts) : NULL;
+    in.input = map ? te__permute("moe_permute", x, map, 0, NULL, NULL, NULL, rows) : NULL;
+    if (!in.input) return te_error_code(te);
+    in.m_splits_tensor = counts;
+    parts[0] = te__run_child(m, "w1", &in);
+    parts[1] = te__run_child(m, "w3", &in);
+    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
+    y = te_moe_unpermute(te__run_child(m, "w2", &in), map, &merge);
     return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
 }
 static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL, NULL};
@@ -52610,6 +52520,31 @@ static te_result te__list_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
 }
 static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
+
+/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they are. Those that are stored quantized have codes
+ * of their own. */
+static te_result te__experts_reset(te_module *m) {
+    static const char *const names[] = {"w1", "w3", "w2"};
+    te_result result = TE_OK;
+    int i, part;
+    te__frame_begin(m->te);
+    for (part = 0; part < TE__COUNT(names) && !te__quantizes_weights(m->te) && result == TE_OK; part++) {
+        const te_tensor *first = te_module_parameter(te_module_find(te_module_child(m, 0), names[part]), "weight");
+        te_tensor *all;
+        if (!first || first->buffer || first->quantized) continue;
+        all = te__empty_2d(m->te, first->dtype, m->num_children * te__rows(first), te__cols(first));
+        if (!all) result = te_error_code(m->te);
+        for (i = 0; i < m->num_children && all; i++) {
+            te_tensor *x = te_module_parameter(te_module_find(m->children[i], names[part]), "weight");
+            x->buffer = all->buffer;
+            x->buffer->refs++;
+            x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
+        }
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+static const te_module_class te__experts_class = {"ModuleList", 0, te__list_forward, NULL, te__experts_reset};
 
 /* ---- DecoderModel, CausalLM ---- */
 
@@ -52808,22 +52743,41 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d,
     return te__close_part(m, outer);
 }
 
+/* The product of all experts at once, on weights that they have. */
+static void te__add_grouped(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
+    te_grouped_linear_desc g = TE_ZERO;
+    g.name = name;
+    g.num_gemms = d->num_local_experts;
+    g.in_features = in;
+    g.out_features = out;
+    g.gemm.no_bias = !d->mlp_bias;
+    g.gemm.params_dtype = d->params_dtype;
+    g.gemm.device = d->device;
+    te__adopt(parent, name, te__grouped_create(parent->te, &g, te__expert_parameter));
+}
 static te_module *te__sparse_moe_create(te_ctx *te, const te_causal_lm_desc *d) {
     te_module *outer, *m = te__open_part(te, &te__sparse_moe_class, "block_sparse_moe", &outer), *list;
+    te_causal_lm_desc later = *d;
     te__sparse_moe *s;
     int i;
     if (!m) return NULL;
     s = (te__sparse_moe *)m->state;
     s->experts = d->num_local_experts;
     s->chosen = d->num_experts_per_tok;
+    s->activation = d->activation;
     te__add_plain_linear(m, d, "gate", d->hidden_size, d->num_local_experts);
-    list = te_module_create(te, &te__list_class, "experts");
+    list = te_module_create(te, &te__experts_class, "experts");
     te__adopt(m, "experts", list);
+    later.device = TE_PARAMS_META; /* te__experts_reset gives them their memory */
     for (i = 0; i < d->num_local_experts && te_error_code(te) == TE_OK; i++) {
         char name[16];
         snprintf(name, sizeof(name), "%d", i);
-        te__adopt(list, name, te__decoder_mlp_create(te, d, name, "w1", "w3", "w2"));
+        te__adopt(list, name, te__decoder_mlp_create(te, &later, name, "w1", "w3", "w2"));
     }
+    te__add_grouped(m, d, "w1", d->hidden_size, d->intermediate_size);
+    te__add_grouped(m, d, "w3", d->hidden_size, d->intermediate_size);
+    te__add_grouped(m, d, "w2", d->intermediate_size, d->hidden_size);
+    if (te_error_code(te) == TE_OK && d->device != TE_PARAMS_META) te__reset_tree(list);
     return te__close_part(m, outer);
 }
 
@@ -52889,9 +52843,9 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
         te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who, (int)d->activation, (int)TE_SWIGLU);
         return false;
     }
-    if (d->num_local_experts < 0 || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts || d->num_experts_per_tok > TE__MAX_CHOSEN) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token; one at least, all at most, and not more than %d are possible", who, d->num_experts_per_tok, d->num_local_experts,
-                 (int)TE__MAX_CHOSEN);
+    if (d->num_local_experts < 0 || d->num_local_experts > TE_MAX_GEMMS || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all at most of up to %d are possible", who,
+                 d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
         return false;
     }
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) && te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
@@ -54688,50 +54642,67 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
 
-/* Families, and what they have in common with each other. */
+/* What families have in common with each other. */
+enum {
+    TE__HF_GEMMA = 1,    /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
+    TE__HF_QKV_BIAS = 2, /* whatever attention_bias says */
+    TE__HF_ATTENTION_BIAS = 4, /* attention_bias counts */
+    TE__HF_QK_NORM = 8,
+    TE__HF_FEEDFORWARD_NORMS = 16,
+    TE__HF_SOFTCAPS = 32,
+    TE__HF_EXPERTS = 64,
+    TE__HF_LAYER_TYPES = 128,      /* the file may say which layers have a window */
+    TE__HF_USE_SLIDING_WINDOW = 256, /* there are windows only where use_sliding_window is true */
+    TE__HF_HIDDEN_ACTIVATION = 512, /* the key hidden_activation in place of hidden_act */
+    TE__HF_KV_HEADS = 1024         /* num_key_value_heads: null means num_attention_heads */
+};
 typedef struct te__hf_family {
     const char *model_type;
-    double rms_norm_eps, rope_theta; /* defaults of transformers */
+    double rms_norm_eps, rope_theta; /* defaults of transformers, as these: */
     int64_t head_dim;                /* 0 => hidden_size / num_attention_heads */
-    bool gemma;                      /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
-    bool qkv_bias, qk_norm, feedforward_norms, softcaps, experts;
+    int64_t sliding_window;          /* 0 => none */
+    unsigned has;
 } te__hf_family;
 static const te__hf_family te__hf_families[] = {
-    {"llama", 1e-6, 10000, 0, false, false, false, false, false, false},
-    {"mistral", 1e-6, 10000, 0, false, false, false, false, false, false},
-    {"mixtral", 1e-5, 1000000, 0, false, false, false, false, false, true},
-    {"qwen2", 1e-6, 10000, 0, false, true, false, false, false, false},
-    {"qwen3", 1e-6, 10000, 128, false, false, true, false, false, false},
-    {"gemma", 1e-6, 10000, 256, true, false, false, false, false, false},
-    {"gemma2", 1e-6, 10000, 256, true, false, false, true, true, false},
-    {"gemma3_text", 1e-6, 1000000, 256, true, false, true, true, true, false}};
+    {"llama", 1e-6, 10000, 0, 0, TE__HF_ATTENTION_BIAS | TE__HF_KV_HEADS},
+    {"mistral", 1e-6, 10000, 0, 4096, 0},
+    {"mixtral", 1e-5, 1000000, 0, 0, TE__HF_EXPERTS},
+    {"qwen2", 1e-6, 10000, 0, 4096, TE__HF_QKV_BIAS | TE__HF_LAYER_TYPES | TE__HF_USE_SLIDING_WINDOW | TE__HF_KV_HEADS},
+    {"qwen3", 1e-6, 10000, 128, 4096, TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_LAYER_TYPES | TE__HF_USE_SLIDING_WINDOW | TE__HF_KV_HEADS},
+    {"gemma", 1e-6, 10000, 256, 0, TE__HF_GEMMA | TE__HF_ATTENTION_BIAS},
+    {"gemma2", 1e-6, 10000, 256, 4096, TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION},
+    {"gemma3_text", 1e-6, 1000000, 256, 4096,
+     TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION}};
 
 /* The scaling of rotary frequencies, and with it their base: "rope_parameters", or the older "rope_scaling". */
 typedef struct te__hf_rope {
+    bool given;
     char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
     double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor;
     int64_t original;
 } te__hf_rope;
 
-/* The keys as they are in the file; NAN and -1 where they are missing or null. */
+/* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of its own, which no file can contain. */
+#define TE__HF_NULL (-2)          /* of a TE__HF_COUNT */
+#define TE__HF_NULL_CAP ((double)-INFINITY) /* of a TE__HF_CAP */
 typedef struct te__hf_config {
     te__json j;
     char *model_type, *hidden_act, *hidden_activation;
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
-    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok;
+    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok, original_max_position_embeddings;
     double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping, attention_dropout, partial_rotary_factor;
     double router_jitter_noise;
-    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention; /* 0, 1 */
-    te__hf_rope scaling, full, sliding; /* of all layers, or by the kind of layer */
+    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal; /* 0, 1 */
+    te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of layer */
     bool *slides; /* [num_slides]: "layer_types" */
     int num_slides, cap_slides;
-    bool quantized; /* "quantization_config" */
+    bool quantized, per_layer; /* "quantization_config", "per_layer_config" */
 } te__hf_config;
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
     TE__HF_NUMBER,
-    TE__HF_CAP, /* a number; null is 0, and does not mean the default */
+    TE__HF_CAP, /* a number; null does not mean the default */
     TE__HF_BOOL,
     TE__HF_STRING
 } te__hf_kind;
@@ -54748,7 +54719,8 @@ static const te__hf_key te__hf_keys[] = {
     TE__HF_KEY(TE__HF_COUNT, num_hidden_layers),    TE__HF_KEY(TE__HF_COUNT, num_attention_heads),   TE__HF_KEY(TE__HF_COUNT, num_key_value_heads),
     TE__HF_KEY(TE__HF_COUNT, head_dim),             TE__HF_KEY(TE__HF_COUNT, sliding_window),        TE__HF_KEY(TE__HF_COUNT, max_window_layers),
     TE__HF_KEY(TE__HF_COUNT, sliding_window_pattern), TE__HF_KEY(TE__HF_COUNT, num_local_experts),   TE__HF_KEY(TE__HF_COUNT, num_experts_per_tok),
-    {"_sliding_window_pattern", TE__HF_COUNT, offsetof(te__hf_config, sliding_window_pattern)},
+    {"num_experts", TE__HF_COUNT, offsetof(te__hf_config, num_local_experts)}, TE__HF_KEY(TE__HF_BOOL, is_causal),
+    TE__HF_KEY(TE__HF_COUNT, original_max_position_embeddings),
     TE__HF_KEY(TE__HF_NUMBER, rms_norm_eps),        TE__HF_KEY(TE__HF_NUMBER, rope_theta),           TE__HF_KEY(TE__HF_NUMBER, rope_local_base_freq),
     TE__HF_KEY(TE__HF_NUMBER, query_pre_attn_scalar), TE__HF_KEY(TE__HF_CAP, attn_logit_softcapping), TE__HF_KEY(TE__HF_CAP, final_logit_softcapping),
     TE__HF_KEY(TE__HF_NUMBER, attention_dropout),   TE__HF_KEY(TE__HF_NUMBER, partial_rotary_factor), TE__HF_KEY(TE__HF_NUMBER, router_jitter_noise),
@@ -54777,7 +54749,7 @@ static void te__hf_clear(void *s, const te__hf_key *keys, int num_keys) {
 static bool te__hf_missing(const char *at, te__hf_kind kind) {
     if (kind == TE__HF_NUMBER || kind == TE__HF_CAP) return isnan(*(const double *)(const void *)at);
     if (kind == TE__HF_STRING) return !*(char *const *)(const void *)at;
-    return *(const int64_t *)(const void *)at < 0;
+    return *(const int64_t *)(const void *)at == -1;
 }
 
 /* The value of a known key into its field, or true without doing anything if the key is none of these. */
@@ -54791,7 +54763,8 @@ static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_ke
         int word = te__json_word(j);
         if (j->failed) return false;
         if (!te__hf_missing(at, keys[i].kind)) return te__json_fail(j, "\"%.60s\" is given twice", name);
-        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = 0;
+        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = TE__HF_NULL_CAP;
+        if (word == 2 && keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = TE__HF_NULL;
         if (word == 2) return true;
         if (word >= 0 && keys[i].kind != TE__HF_BOOL) return te__json_fail(j, "\"%.60s\" is %s", name, word ? "true" : "false");
         if (keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = (int64_t)te__json_uint(j);
@@ -54811,10 +54784,11 @@ static bool te__hf_parse_rope(te__hf_config *c, te__hf_rope *rope, bool by_kind)
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (by_kind && strcmp(name, "full_attention") == 0) known = te__hf_parse_rope(c, &c->full, false);
-        else if (by_kind && strcmp(name, "sliding_attention") == 0) known = te__hf_parse_rope(c, &c->sliding, false);
+        if (by_kind && strcmp(name, "full_attention") == 0) te__hf_parse_rope(c, &c->full, false);
+        else if (by_kind && strcmp(name, "sliding_attention") == 0) te__hf_parse_rope(c, &c->sliding, false);
         else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
         else if (!known) te__json_skip(j, 0);
+        else rope->given = true;
     }
     return !j->failed;
 }
@@ -54838,6 +54812,13 @@ static bool te__hf_parse_layer_types(te__hf_config *c) {
     return !j->failed;
 }
 
+/* Skips a value; false if it is null. */
+static bool te__hf_is_there(te__json *j) {
+    if (te__json_word(j) == 2) return false;
+    te__json_skip(j, 0);
+    return true;
+}
+
 static void te__hf_config_close(te__hf_config *c) { te__free(c->j.te, c->slides, (size_t)c->cap_slides * sizeof(bool)); }
 
 /* Reads `text`, which is changed: strings are unescaped in it. */
@@ -54852,16 +54833,19 @@ static bool te__hf_config_parse(te__hf_config *c, te_ctx *te, const char *path, 
     j->end = text + n;
     te__hf_clear(c, te__hf_keys, TE__COUNT(te__hf_keys));
     te__hf_clear(&c->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&c->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (strcmp(name, "rope_parameters") == 0 || strcmp(name, "rope_scaling") == 0) known = te__hf_parse_rope(c, &c->scaling, true);
-        else if (strcmp(name, "layer_types") == 0) known = te__hf_parse_layer_types(c);
+        if (strcmp(name, "rope_parameters") == 0) te__hf_parse_rope(c, &c->parameters, true);
+        else if (strcmp(name, "rope_scaling") == 0) te__hf_parse_rope(c, &c->scaling, false);
+        else if (strcmp(name, "layer_types") == 0) te__hf_parse_layer_types(c);
+        else if (strcmp(name, "quantization_config") == 0) c->quantized = te__hf_is_there(j);
+        else if (strcmp(name, "per_layer_config") == 0) c->per_layer = te__hf_is_there(j);
         else if (!te__hf_take(j, c, te__hf_keys, TE__COUNT(te__hf_keys), name, &known)) return false;
-        else if (!known && strcmp(name, "quantization_config") == 0) c->quantized = te__json_word(j) != 2;
-        if (!known && !(strcmp(name, "quantization_config") == 0 && !c->quantized)) te__json_skip(j, 0);
+        else if (!known) te__json_skip(j, 0);
         if (j->failed || te->error_code != TE_OK) return false;
     }
     if (j->failed) return false;
@@ -54883,7 +54867,7 @@ TE_PRINTF(3, 4) static bool te__hf_refuse(te__hf_config *c, te_result code, cons
 
 /* A whole number from `least` on that an int holds. */
 static bool te__hf_count(te__hf_config *c, const char *name, int64_t value, int64_t least) {
-    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is missing", name);
+    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %s", name, value == TE__HF_NULL ? "null" : "missing");
     if (value >= least && value <= INT_MAX) return true;
     return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %lld; %lld to %d are possible", name, (long long)value, (long long)least, INT_MAX);
 }
@@ -54895,14 +54879,13 @@ static bool te__hf_positive(te__hf_config *c, const char *name, double value, do
 }
 
 static bool te__hf_cap(te__hf_config *c, const char *name, double value, double missing, float *to) {
-    if ((isnan(value) ? missing : value) != 0) return te__hf_positive(c, name, value, missing, to);
-    *to = 0.0f;
-    return true;
+    *to = (float)missing;
+    return value == TE__HF_NULL_CAP ? *to = 0.0f, true : isnan(value) || te__hf_positive(c, name, value, missing, to);
 }
 
-static bool te__hf_rope_given(const te__hf_rope *r) { return r->type || !isnan(r->theta); }
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
+    int64_t original = c->original_max_position_embeddings; /* beside the rotation's own, it counts */
     if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
@@ -54912,54 +54895,88 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->llama3.original_max_position_embeddings = r->original;
+    if (original == -1) original = r->original;
+    to->llama3.original_max_position_embeddings = original;
     return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
            te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
-           te__hf_count(c, "original_max_position_embeddings", r->original, 1);
+           te__hf_count(c, "original_max_position_embeddings", original, 1);
 }
 
-static bool te__hf_activation(te__hf_config *c, te_activation *to) {
+/* The rotations of layers without and with a window. */
+static bool te__hf_rotaries(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const double theta = isnan(c->rope_theta) ? f->rope_theta : c->rope_theta;
+    const bool by_kind = strcmp(f->model_type, "gemma3_text") == 0, kinds = c->full.given || c->sliding.given;
+    if (c->scaling.given && (c->parameters.given || kinds))
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has rope_scaling and rope_parameters; rope_parameters alone, with what both say, is needed");
+    if (by_kind ? c->parameters.given : kinds)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_parameters are %s, and transformers reads those of a %s %s kinds of layers", by_kind ? "of all layers" : "by kinds of layers", f->model_type,
+                             by_kind ? "by" : "without");
+    if (!te__hf_rotary(c, c->full.given ? &c->full : c->scaling.given ? &c->scaling : &c->parameters, theta, &d->rotary)) return false;
+    d->sliding_rotary = d->rotary;
+    if (!by_kind) return true;
+    memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary)); /* Gemma 3: windowed layers turn faster, and are not scaled */
+    return te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary);
+}
+
+static bool te__hf_activation(te__hf_config *c, const te__hf_family *f, te_activation *to) {
     static const struct {
         const char *name;
         te_activation gated;
-    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}};
-    const char *name = c->hidden_activation ? c->hidden_activation : c->hidden_act;
+    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}, {"relu2", TE_SREGLU},
+               {"quick_gelu", TE_QGEGLU}, {"sigmoid", TE_GLU}};
+    const char *key = f->has & TE__HF_HIDDEN_ACTIVATION ? "hidden_activation" : "hidden_act";
+    const char *name = f->has & TE__HF_HIDDEN_ACTIVATION ? c->hidden_activation : c->hidden_act;
     int i;
-    if (!name) return true; /* the family's */
+    *to = f->has & TE__HF_GEMMA ? TE_GEGLU : TE_SWIGLU;
+    if (!name || (strcmp(f->model_type, "gemma") == 0 && strcmp(name, "gelu") == 0)) return true; /* the first Gemma's files say gelu, and mean the other one */
     for (i = 0; i < TE__COUNT(all); i++)
         if (strcmp(name, all[i].name) == 0) {
             *to = all[i].gated;
             return true;
         }
-    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh and relu are there", c->hidden_activation ? "hidden_activation" : "hidden_act", name);
+    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh, relu, relu2, quick_gelu and sigmoid are there", key, name);
 }
 
-/* Which layers have a window: "layer_types", or what older files say in its place. The list is the config's, which outlives the desc. */
+/* Does layer i have a window where the file does not list the layers? */
+static bool te__hf_slides(const te__hf_config *c, const te__hf_family *f, int i) {
+    if (c->sliding_window < 0) return false;
+    if (f->has & TE__HF_USE_SLIDING_WINDOW) return c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
+    if (strcmp(f->model_type, "gemma2") == 0) return i % 2 == 0;
+    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 0 ? 6 : c->sliding_window_pattern) != 0;
+    return strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
+}
+
+/* Which layers have a window. The list is the config's, which outlives the desc. */
 static bool te__hf_windows(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
-    const bool qwen = te__starts_with(f->model_type, "qwen"), gemma2 = strcmp(f->model_type, "gemma2") == 0, gemma3 = strcmp(f->model_type, "gemma3_text") == 0;
+    static const char *const names[2] = {"full_attention", "sliding_attention"};
+    const bool listed = c->num_slides > 0;
+    bool any = false;
     int i;
-    if (c->num_slides && c->num_slides != d->num_hidden_layers)
+    if (listed && c->num_slides != d->num_hidden_layers)
         return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has %d entries and num_hidden_layers is %d", c->num_slides, d->num_hidden_layers);
-    if (gemma3 && !c->num_slides && c->sliding_window_pattern < 1) c->sliding_window_pattern = 6;
-    while (c->num_slides < d->num_hidden_layers) {
-        bool slides = c->sliding_window > 0 && strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
-        i = c->num_slides;
-        if (qwen) slides = slides && c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
-        if (gemma2) slides = slides && i % 2 == 0;
-        if (gemma3) slides = slides && (i + 1) % c->sliding_window_pattern != 0;
-        if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
-        c->slides[c->num_slides++] = slides;
+    if (c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
+    if (c->sliding_window == -1 && f->sliding_window) c->sliding_window = f->sliding_window;
+    for (i = 0; i < d->num_hidden_layers; i++) {
+        const bool slides = te__hf_slides(c, f, i);
+        if (!listed) {
+            if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
+            c->slides[c->num_slides++] = slides;
+        } else if (c->slides[i] != slides && !(f->has & TE__HF_LAYER_TYPES))
+            return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "layer_types[%d] is \"%s\", and every layer of a %s with its sliding_window is \"%s\": transformers ignores layer_types there; remove them", i,
+                                 names[c->slides[i]], f->model_type, names[slides]);
+        any = any || c->slides[i];
     }
-    for (i = 0; i < c->num_slides && !c->slides[i]; i++) {}
-    if (i == c->num_slides) return true;
-    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false; /* layer i has one */
+    if (!any) return true;
+    if (f->has & TE__HF_USE_SLIDING_WINDOW && c->use_sliding_window != 1)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has sliding_attention, and use_sliding_window is not true");
+    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false;
     d->sliding_window = c->sliding_window;
     d->sliding_layers = c->slides;
     return true;
 }
 
 static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
-    if (!f->experts) return true;
+    if (!(f->has & TE__HF_EXPERTS)) return true;
     if (!te__hf_count(c, "num_local_experts", c->num_local_experts, 1) || !te__hf_count(c, "num_experts_per_tok", c->num_experts_per_tok, 1)) return false;
     if (c->num_experts_per_tok > c->num_local_experts)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_experts_per_tok is %lld and num_local_experts %lld", (long long)c->num_experts_per_tok, (long long)c->num_local_experts);
@@ -54969,19 +54986,33 @@ static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_l
     return true;
 }
 
+/* Gemma 2 and 3: a scale of their own, and caps. */
+static bool te__hf_softmax(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const bool caps_scores = strcmp(f->model_type, "gemma2") == 0;
+    float scalar;
+    if (!(f->has & TE__HF_SOFTCAPS)) return true;
+    if (!caps_scores && !isnan(c->attn_logit_softcapping) && c->attn_logit_softcapping != TE__HF_NULL_CAP)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "attn_logit_softcapping is %g, and transformers computes a %s without; null is needed", c->attn_logit_softcapping, f->model_type);
+    if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
+    d->softmax_scale = 1.0f / sqrtf(scalar);
+    return te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, caps_scores ? 50 : 0, &d->attn_logit_softcapping) &&
+           te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, caps_scores ? 30 : 0, &d->final_logit_softcapping);
+}
+
 /* The model that the keys describe. */
 static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     const te__hf_family *f = te__hf_families, *end = f + TE__COUNT(te__hf_families);
     const char *type = c->model_type;
-    const te__hf_rope *full;
-    float scalar;
+    bool computed; /* head_dim, from the others */
     memset(d, 0, sizeof(*d));
     if (!type) return te__hf_refuse(c, TE_ERR_FORMAT, "model_type is missing");
     while (f < end && strcmp(f->model_type, type) != 0) f++;
     if (f == end)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "model_type is \"%.60s\"; llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2 and gemma3_text are there", type);
     if (c->quantized) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a quantization_config; dequantize the model in transformers and save it again");
-    if (c->use_bidirectional_attention == 1) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "use_bidirectional_attention is true; only causal models are there");
+    if (c->per_layer) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a per_layer_config; only models whose layers have one configuration are there");
+    if (c->use_bidirectional_attention == 1 || c->is_causal == 0)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s; only causal models are there", c->is_causal == 0 ? "is_causal is false" : "use_bidirectional_attention is true");
     if (!isnan(c->partial_rotary_factor) && c->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", c->partial_rotary_factor);
     if (!te__hf_count(c, "vocab_size", c->vocab_size, 1) || !te__hf_count(c, "hidden_size", c->hidden_size, 1) || !te__hf_count(c, "intermediate_size", c->intermediate_size, 1) ||
@@ -54989,15 +55020,17 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
         return false;
     if (c->num_hidden_layers > TE__HF_MAX_LAYERS)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_hidden_layers is %lld; %d at most are possible", (long long)c->num_hidden_layers, (int)TE__HF_MAX_LAYERS);
-    if (c->num_key_value_heads < 0 && strcmp(type, "llama") == 0) c->num_key_value_heads = c->num_attention_heads;
+    if ((c->num_key_value_heads == TE__HF_NULL && f->has & TE__HF_KV_HEADS) || (c->num_key_value_heads == -1 && strcmp(type, "llama") == 0))
+        c->num_key_value_heads = c->num_attention_heads;
     if (!te__hf_count(c, "num_key_value_heads", c->num_key_value_heads, 1)) return false;
     if (c->num_attention_heads % c->num_key_value_heads)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_attention_heads is %lld and num_key_value_heads %lld, which must divide it", (long long)c->num_attention_heads, (long long)c->num_key_value_heads);
-    if (c->head_dim < 0) c->head_dim = f->head_dim;
-    if (c->head_dim <= 0 && c->hidden_size % c->num_attention_heads)
+    computed = (c->head_dim == -1 || c->head_dim == TE__HF_NULL) && !f->head_dim;
+    if (computed && c->hidden_size % c->num_attention_heads)
         return te__hf_refuse(c, TE_ERR_FORMAT, "hidden_size is %lld and num_attention_heads %lld, which must divide it where head_dim is not given", (long long)c->hidden_size,
                              (long long)c->num_attention_heads);
-    if (c->head_dim <= 0) c->head_dim = c->hidden_size / c->num_attention_heads;
+    if (computed) c->head_dim = c->hidden_size / c->num_attention_heads;
+    else if (c->head_dim == -1) c->head_dim = f->head_dim;
     if (!te__hf_count(c, "head_dim", c->head_dim, 1)) return false;
     d->vocab_size = c->vocab_size;
     d->hidden_size = c->hidden_size;
@@ -55006,31 +55039,18 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     d->num_attention_heads = (int)c->num_attention_heads;
     d->num_key_value_heads = (int)c->num_key_value_heads;
     d->head_dim = c->head_dim;
-    d->activation = f->gemma ? TE_GEGLU : TE_SWIGLU;
-    d->zero_centered_gamma = f->gemma;
-    d->feedforward_norms = f->feedforward_norms;
-    d->qk_norm = f->qk_norm;
-    d->qkv_bias = f->qkv_bias || (c->attention_bias == 1 && strcmp(type, "mistral") != 0 && strcmp(type, "mixtral") != 0);
-    d->o_bias = !f->qkv_bias && d->qkv_bias;
+    d->zero_centered_gamma = (f->has & TE__HF_GEMMA) != 0;
+    d->feedforward_norms = (f->has & TE__HF_FEEDFORWARD_NORMS) != 0;
+    d->qk_norm = (f->has & TE__HF_QK_NORM) != 0;
+    d->o_bias = f->has & TE__HF_ATTENTION_BIAS && c->attention_bias == 1;
+    d->qkv_bias = f->has & TE__HF_QKV_BIAS || d->o_bias;
     d->mlp_bias = c->mlp_bias == 1 && strcmp(type, "llama") == 0;
-    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? f->gemma : c->tie_word_embeddings == 1;
-    d->embedding_scale = f->gemma ? (float)sqrt((double)d->hidden_size) : 0.0f;
-    full = te__hf_rope_given(&c->full) ? &c->full : &c->scaling;
-    if (!te__hf_activation(c, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
-        !te__hf_experts(c, f, d) || !te__hf_rotary(c, full, isnan(c->rope_theta) ? f->rope_theta : c->rope_theta, &d->rotary))
+    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? d->zero_centered_gamma : c->tie_word_embeddings == 1;
+    d->embedding_scale = f->has & TE__HF_GEMMA ? (float)sqrt((double)d->hidden_size) : 0.0f;
+    if (!te__hf_activation(c, f, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
+        !te__hf_experts(c, f, d) || !te__hf_rotaries(c, f, d))
         return false;
-    d->sliding_rotary = d->rotary;
-    if (strcmp(type, "gemma3_text") == 0 || te__hf_rope_given(&c->sliding)) { /* Gemma 3: windowed layers turn faster, and are not scaled */
-        memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary));
-        if (!te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary)) return false;
-    }
-    if (f->softcaps) {
-        if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
-        d->softmax_scale = 1.0f / sqrtf(scalar);
-        if (!te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, strcmp(type, "gemma2") == 0 ? 50 : 0, &d->attn_logit_softcapping) ||
-            !te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, strcmp(type, "gemma2") == 0 ? 30 : 0, &d->final_logit_softcapping))
-            return false;
-    }
+    if (!te__hf_softmax(c, f, d)) return false;
     if (isnan(c->attention_dropout)) return true;
     if (!(c->attention_dropout >= 0 && c->attention_dropout < 1)) return te__hf_refuse(c, TE_ERR_FORMAT, "attention_dropout is %g; 0 to 1 are possible", c->attention_dropout);
     d->attention_dropout = (float)c->attention_dropout;

@@ -242,13 +242,13 @@ static bool te__hf_positive(te__hf_config *c, const char *name, double value, do
 }
 
 static bool te__hf_cap(te__hf_config *c, const char *name, double value, double missing, float *to) {
-    *to = (float)missing;
-    return value == TE__HF_NULL_CAP ? *to = 0.0f, true : isnan(value) || te__hf_positive(c, name, value, missing, to);
+    *to = isnan(value) ? (float)missing : 0.0f;
+    return isnan(value) || value == TE__HF_NULL_CAP || te__hf_positive(c, name, value, missing, to);
 }
 
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
-    int64_t original = c->original_max_position_embeddings; /* beside the rotation's own, it counts */
+    int64_t original = c->original_max_position_embeddings; /* this one counts where the rotation has one, too */
     if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
@@ -317,7 +317,7 @@ static bool te__hf_windows(te__hf_config *c, const te__hf_family *f, te_causal_l
     int i;
     if (listed && c->num_slides != d->num_hidden_layers)
         return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has %d entries and num_hidden_layers is %d", c->num_slides, d->num_hidden_layers);
-    if (c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
+    if (!listed && strcmp(f->model_type, "gemma3_text") == 0 && c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
     if (c->sliding_window == -1 && f->sliding_window) c->sliding_window = f->sliding_window;
     for (i = 0; i < d->num_hidden_layers; i++) {
         const bool slides = te__hf_slides(c, f, i);

@@ -89,8 +89,8 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         return NULL;
     }
     if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
-        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are possible",
-                 (int)desc->format, (double)desc->softcap);
+        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are "
+                 "possible", (int)desc->format, (double)desc->softcap);
         return NULL;
     }
     m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");

@@ -496,8 +496,23 @@ TE_TEST(hf_refuses_weights) {
     CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"model.layers.0.self_attn.q_proj.bias\" has no place in the llama of");
     /* Buffers that old files have beside weights are ignored; a tied model has no use for lm_head. */
     snprintf(weights[num_weights - 1].name, 80, "model.layers.0.self_attn.rotary_emb.inv_freq");
-    write_shard(te, file, 0, num_weights, -1);
     edit_config("llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    weight *table = &weights[0], *head = &weights[num_weights - 2];
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "model.safetensors: tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte 0, and by ");
+    memcpy(head->values, table->values, V * D * 4);
+    head->values[V * D - 1] = -head->values[V * D - 1]; /* one bit, in the last byte */
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "at byte 351, and by ");
+    head->values[V * D - 1] = table->values[V * D - 1];
+    head->rows = V - 1;
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"lm_head.weight\" is f32 [10, 8] and \"model.embed_tokens.weight\" f32 [11, 8], and by ");
+    head->rows = V;
+    write_shard(te, file, 0, num_weights, -1);
     te_module *m = te_hf_open(te, test_path("llama"), NULL);
     CHECK_OK(te);
     CHECK(m && !te_module_find(m, "lm_head"));

@@ -37,6 +37,8 @@ VARIANTS = [
     ("llama", dict(hidden_act="gelu"), 'hidden_act is "gelu"'),
     ("llama", dict(hidden_activation="relu"), None),
     ("llama", dict(sliding_window=5), None),
+    ("llama", dict(sliding_window_pattern=None), None),
+    ("llama", dict(tie_word_embeddings=True), 'tensor "lm_head.weight" differs from "model.embed_tokens.weight"'),
     ("llama", dict(layer_types=[FULL] * 3), None),
     ("llama", dict(layer_types=[FULL, SLIDING, FULL], sliding_window=5), 'layer_types[1] is "sliding_attention"'),
     ("llama", dict(head_dim=None), None),

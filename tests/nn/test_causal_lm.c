@@ -1,6 +1,6 @@
 /* Language models without a folder: the mixture of experts against its formula in f64, its memory, its training in graphs; what the attention core refuses. tools/models compares whole models
  * with transformers. */
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 enum { CLM_V = 12, CLM_D = 16, CLM_F = 24, CLM_E = 6, CLM_K = 2, CLM_S = 5, CLM_T = 3 * CLM_S };
 
@@ -204,6 +204,36 @@ TE_TEST_DEVICES(causal_lm_experts_in_a_graph) {
         CHECK_MSG(calls == launches, "parameters or states differ");
         CHECK(losses[0][3] < losses[0][0]);
     }
+}
+
+/* Every request for memory in turn is refused while a model with experts is made and trained for a step: an error, nothing lost, and the context goes on. */
+TE_TEST(causal_lm_memory_runs_out) {
+    purse *host = new_purse();
+    te_ctx_desc desc = purse_desc(host, NULL);
+    te_ctx *te = test_context_with(&desc);
+    te_causal_lm_desc d = clm_desc(TE_F32);
+    const int32_t text[CLM_S] = {1, 5, 2, 7, 3};
+    bool whole = false;
+    d.device = TE_PARAMS_META;
+    for (int64_t n = 1; !whole; n += test_every(7)) {
+        test_case("request %lld", (long long)n);
+        host->calls = host->refused = 0;
+        host->fail_at = n;
+        te_scope_begin(te);
+        te_module *m = te_causal_lm_create(te, &d);
+        if (m) te_module_reset_parameters(m);
+        te_tensor *ids = te_tensor_from_host(te, TE_I32, SHAPE(1, CLM_S), text), *loss = te_cross_entropy(te_forward(m, ids), ids, NULL);
+        te_result played = te_backward(loss);
+        host->fail_at = 0;
+        whole = host->refused == 0;
+        CHECK(te_ok(te) == (m && loss && played == TE_OK) && (te_ok(te) || !whole)); /* the pool gives back what it keeps, and asks once more */
+        if (!te_ok(te)) CHECK_EQ_INT(te_error_code(te), TE_ERR_OUT_OF_MEMORY);
+        te_scope_end(te);
+        te_module_destroy(m);
+        te_clear_error(te);
+        REQUIRE(n < 100000);
+    }
+    CHECK_OK(te);
 }
 
 /* ---- what is refused ---- */

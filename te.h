@@ -52362,8 +52362,8 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         return NULL;
     }
     if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
-        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are possible",
-                 (int)desc->format, (double)desc->softcap);
+        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are "
+                 "possible", (int)desc->format, (double)desc->softcap);
         return NULL;
     }
     m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
@@ -54882,13 +54882,13 @@ static bool te__hf_positive(te__hf_config *c, const char *name, double value, do
 }
 
 static bool te__hf_cap(te__hf_config *c, const char *name, double value, double missing, float *to) {
-    *to = (float)missing;
-    return value == TE__HF_NULL_CAP ? *to = 0.0f, true : isnan(value) || te__hf_positive(c, name, value, missing, to);
+    *to = isnan(value) ? (float)missing : 0.0f;
+    return isnan(value) || value == TE__HF_NULL_CAP || te__hf_positive(c, name, value, missing, to);
 }
 
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
-    int64_t original = c->original_max_position_embeddings; /* beside the rotation's own, it counts */
+    int64_t original = c->original_max_position_embeddings; /* this one counts where the rotation has one, too */
     if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
@@ -54957,7 +54957,7 @@ static bool te__hf_windows(te__hf_config *c, const te__hf_family *f, te_causal_l
     int i;
     if (listed && c->num_slides != d->num_hidden_layers)
         return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has %d entries and num_hidden_layers is %d", c->num_slides, d->num_hidden_layers);
-    if (c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
+    if (!listed && strcmp(f->model_type, "gemma3_text") == 0 && c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
     if (c->sliding_window == -1 && f->sliding_window) c->sliding_window = f->sliding_window;
     for (i = 0; i < d->num_hidden_layers; i++) {
         const bool slides = te__hf_slides(c, f, i);
@@ -55273,6 +55273,52 @@ static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
     return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) || te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
+/* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an error. */
+static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard, const te_safetensors_entry *b) {
+    enum { CHUNK = 1 << 16 };
+    char *bytes = (char *)te__alloc(f->te, 2 * (size_t)CHUNK);
+    int64_t at = bytes ? 0 : -1, end = (int64_t)a->bytes;
+    te__text why = TE_ZERO;
+    while (at >= 0 && at < end) {
+        const size_t n = (size_t)te__min(end - at, CHUNK);
+        size_t i = 0;
+        te_safetensors *files[2];
+        files[0] = f->shards[a_shard].file;
+        files[1] = f->shards[b_shard].file;
+        if (!te__file_read_at(&files[0]->file, files[0]->data_start + a->offset + (uint64_t)at, bytes, n, &why) ||
+            !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n, &why)) {
+            te__fail(f->te, TE_ERR_IO, "%s", te__text_str(&why));
+            at = -1;
+            break;
+        }
+        if (memcmp(bytes, bytes + CHUNK, n) != 0) {
+            while (bytes[i] == bytes[CHUNK + i]) i++;
+            at += (int64_t)i;
+            break;
+        }
+        at += (int64_t)n;
+    }
+    te__text_free(&why);
+    te__free(f->te, bytes, 2 * (size_t)CHUNK);
+    return at;
+}
+
+/* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that differ. */
+static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
+    int table_shard, head_shard;
+    const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard), *head = te__hf_find(f, "lm_head.weight", &head_shard);
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int64_t at;
+    if (!d->tie_word_embeddings || !head || !table) return true; /* a table that is missing is found missing later */
+    if (head->dtype != table->dtype || head->ndim != table->ndim || memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
+        return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" is %s %s and \"model.embed_tokens.weight\" %s %s, and by %s they are one (tie_word_embeddings)",
+                           te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a), te_dtype_name(table->dtype), te__dims_text(table->ndim, table->shape, b), f->config_path.s);
+    at = te__hf_first_difference(f, head_shard, head, table_shard, table);
+    if (at == (int64_t)table->bytes || at < 0) return at >= 0;
+    return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte %lld, and by %s they are one: set tie_word_embeddings to "
+                       "false, or take lm_head.weight out", (long long)at, f->config_path.s);
+}
+
 typedef struct te__hf_walk {
     te__hf_folder *f;
     int64_t seen; /* parameters that are in the files */
@@ -55366,7 +55412,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
     f->config_text = te__copy_string(f->te, f->config.s);
     if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) || !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) ||
-        !te__hf_sizes_are_there(f, &d))
+        !te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d))
         return NULL;
     table = te__hf_find(f, "model.embed_tokens.weight", &shard);
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */

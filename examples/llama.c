@@ -82,7 +82,7 @@ static void read_options(int argc, char **argv) {
     if (!opt.folder || !opt.ids == !opt.train) die("a FOLDER and either --ids or --train are needed; --help lists the options");
     if (opt.train && !opt.out) die("--train needs --out, the folder for the trained model");
     if (opt.train && (opt.logits || opt.grads || opt.generate)) die("%s is of --ids, not of --train", opt.logits ? "--logits" : opt.grads ? "--grads" : "--generate");
-    if (!opt.train && (opt.out || opt.resume || opt.checkpoint)) die("%s is of --train, not of --ids", opt.out ? "--out" : opt.resume ? "--resume" : "--checkpoint");
+    if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
     if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
     if (opt.no_cache && !opt.generate) die("--no-cache is of --generate");
 }

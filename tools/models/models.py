@@ -26,7 +26,7 @@ from configs import configs
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # the models are small, and threads that wait for each other keep a busy machine busy
 
 SEQUENCES = [[3, 17, 42, 8, 90, 1, 55, 23, 11, 64, 7, 2], [5, 9, 77], list(range(30, 54))]
 SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,

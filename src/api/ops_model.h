@@ -179,6 +179,7 @@ typedef struct te_llama3_scaling {
  *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
  *   position_offset  added to every position, at most 2^53 in magnitude
  *   start_positions  optional i32 [b], added to each sequence's positions
+ *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
  *   llama3      changes base^(-2i / rotary_dim)
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
@@ -192,6 +193,7 @@ typedef struct te_op_rope_args {
     te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
+    const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
 
@@ -311,6 +313,29 @@ typedef struct te_op_attn_bwd_args {
     te_attn_extras extras; /* as in the forward pass */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
+
+/* ---- kv ------------------------------------------------------------------------------------------------------ */
+
+/* cu_seqlens i32 [b + 1] from a padding mask, u8 [b, .., s] (1 => padding, behind a sequence's tokens): 0, and behind each sequence the number of tokens so far. */
+typedef struct te_op_cu_seqlens_args {
+    const te_tensor *mask;
+    te_tensor *cu_seqlens;
+} te_op_cu_seqlens_args;
+
+/* Keys and values of new tokens into a cache, beside those that are there.
+ *   k, v      [s, b, G, d], or by `format` [b, s, G, d] or [tokens, G, d]; channels adjacent; v may have another head size
+ *   k_cache, v_cache   [b, s, G, d]; with page_table [pages, page_size, G, d]; channels adjacent; in any of the float formats, rounded to nearest even
+ *   cu_seqlens         i32 [b + 1]: sequence b has cu[b + 1] - cu[b] new tokens, its first rows of k; with TE_THD those from cu[b] on
+ *   start_positions    i32 [b]: the place of the first of them in the cache
+ *   page_table         optional i32 [b, n]: token i of sequence b is row i % page_size of page page_table[b, i / page_size]
+ * Tokens beyond the cache are dropped (on the CPU, refused). */
+typedef struct te_op_copy_to_kv_cache_args {
+    const te_tensor *k, *v;
+    te_tensor *k_cache, *v_cache;
+    te_qkv_format format;
+    const te_tensor *cu_seqlens, *start_positions;
+    const te_tensor *page_table;
+} te_op_copy_to_kv_cache_args;
 
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 
@@ -432,6 +457,10 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
+/* The numbers of Adam that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_adam_numbers {
+    float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
+} te_adam_numbers;
 /* One parameter of te_op_adam. All but the scales have one number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
@@ -443,12 +472,15 @@ typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
     te_tensor *m_scale, *v_scale, *master_scale;
+    bool own_numbers;        /* it has numbers of its own, in place of those of the args */
+    te_adam_numbers numbers; /* these. Entries with the same ones stand best together: each run of them takes a launch */
+    int place;               /* of its learning rate in lr_device, and of its pair in bias_correction */
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * if it is not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
- * step and no_bias_correction. One call changes all parameters, or none. */
+ * if it is not 0 nothing is changed. lr_device: optional f32 [P], replaces lr; bias_correction: optional f32 [P, 2], 1/bc1 and 1/bc2, replaces
+ * step and no_bias_correction; P is one more than the largest `place`. One call changes all parameters, or none. */
 typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;             /* [num_tensors] */
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
@@ -465,12 +497,19 @@ typedef struct te_op_store_state_args {
     te_tensor *state, *scale;
 } te_op_store_state_args;
 
+/* The numbers of SGD that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_sgd_numbers {
+    float lr, weight_decay; /* as those of te_op_sgd_args */
+} te_sgd_numbers;
 /* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
  * param = round(master). All have one number of elements. */
 typedef struct te_sgd_tensor {
     const te_tensor *grad;
     te_tensor *param, *momentum, *master;
-    bool first; /* the momentum becomes the gradient: dampening does not count */
+    bool first;             /* the momentum becomes the gradient: dampening does not count */
+    bool own_numbers;       /* it has numbers of its own, in place of those of the args */
+    te_sgd_numbers numbers; /* these */
+    int place;              /* of its learning rate in lr_device */
 } te_sgd_tensor;
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
  *   d = grad * grad_scale
@@ -510,6 +549,27 @@ typedef struct te_op_multi_scale_args {
     const te_tensor *scale_device;
     te_tensor *found_inf;
 } te_op_multi_scale_args;
+
+/* The numbers of a step that may have been preceded by skipped ones, on the device. skipped f32 [1] is how many were: the call adds the last step's flag to it, found_inf f32 [1]
+ * (optional; NULL: it was added before), where `count` is set, and clears the flag. bias_correction f32 [P, 2], from betas f32 [P, 2], is 1 / (1 - beta^n) for n = step - skipped, or 1
+ * if no_bias_correction; both are optional together. step_device: optional f32 [1], replaces step. */
+typedef struct te_op_step_numbers_args {
+    te_tensor *found_inf, *skipped;
+    bool count;
+    int64_t step; /* 1 for the first, skipped ones among them */
+    const te_tensor *step_device;
+    const te_tensor *betas;
+    te_tensor *bias_correction;
+    bool no_bias_correction;
+} te_op_step_numbers_args;
+
+/* The scale of a loss after a step, as torch.amp.GradScaler has it. found_inf f32 [1] not 0: scale f32 [1] *= backoff_factor, and growth_tracker f32 [1] = 0; else growth_tracker grows
+ * by 1, and at growth_interval it becomes 0 and scale *= growth_factor, where that is finite. inv_scale f32 [1] = 1 / scale, and found_inf = 0. */
+typedef struct te_op_update_scale_args {
+    te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
+    float growth_factor, backoff_factor; /* read as they are: no defaults */
+    int growth_interval;
+} te_op_update_scale_args;
 
 /* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */

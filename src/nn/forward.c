@@ -26,21 +26,31 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
+/* Does m read fp8_output and fp8_grad, if the call sets them? */
+static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
+    bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
+    if (!output && !grad) return true;
+    te__fail(m->te, TE_ERR_UNSUPPORTED, "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: leave it false", m->cls->name,
+             output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
+    return false;
+}
+
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run(te_module *m, te_forward_args *args) {
+/* forward: in place of the class's own; NULL: that. */
+static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && !te__options_ok(te, m->cls->name, TE__DESC_CALL, args)) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
@@ -54,11 +64,12 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = path;
     return result;
 }
+static te_result te__module_run(te_module *m, te_forward_args *args) { return te__module_run_as(m, args, NULL, NULL); }
 
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 7 };
+enum { TE__FORWARD_TENSORS = 21 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -67,6 +78,7 @@ typedef struct te__module_call {
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
+    te_attention_call *a = &c->args.attention;
     te_tensor **list[TE__FORWARD_TENSORS];
     list[0] = &c->args.input;
     list[1] = &c->args.encoder_output;
@@ -75,6 +87,20 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[4] = &c->rotary.start_positions;
     list[5] = &c->rotary_key.start_positions;
     list[6] = &c->args.m_splits_tensor;
+    list[7] = &a->attention_mask;
+    list[8] = &a->attention_mask_q;
+    list[9] = &a->cu_seqlens_q;
+    list[10] = &a->cu_seqlens_kv;
+    list[11] = &a->cu_seqlens_q_padded;
+    list[12] = &a->cu_seqlens_kv_padded;
+    list[13] = &a->core_attention_bias;
+    list[14] = &a->alibi_slopes;
+    list[15] = &a->qkv_layer;
+    list[16] = &a->kv_layer;
+    list[17] = &c->args.cross.enc_dec_attn_mask;
+    list[18] = &c->args.cross.enc_dec_attn_mask_q;
+    list[19] = &c->rotary.cu_seqlens;
+    list[20] = &c->rotary_key.cu_seqlens;
     return list[i];
 }
 
@@ -141,11 +167,13 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
     te_result result;
+    te_tensor *first = args ? args->input : NULL;
     bool entered;
-    if (!m || !args || !args->input) return NULL;
+    if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
+    if (!m || !first) return NULL;
     te = m->te;
     random = te__rng_now(te);
-    if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
+    if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     if (te__runs_graphs(m))
         result = m->run_graphs(m, args);
     else

@@ -1485,35 +1485,31 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
-/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
- * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
- * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
-typedef struct te_llama3_scaling {
-    float factor;                             /* 0 => frequencies stay; else the other three are needed */
-    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
-    int64_t original_max_position_embeddings; /* positive */
-} te_llama3_scaling;
+/* The angles of a rotary embedding (Su et al. 2021): pair i of channels of a token at position t turns by (t * position_scale) * inv_freq[i], in f32. */
+typedef struct te_rope_angles {
+    float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
+    const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
+    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
+    bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
+    float position_scale;  /* 0 => 1 */
+    float attention_factor; /* multiplies cosine and sine; 0 => 1 */
+    int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
+    const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
+    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
+    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
+                            * Source: TransformerEngine, fused_rope */
+} te_rope_angles;
 
-/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
- *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
- *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
- *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
- *   position_offset  added to every position, at most 2^53 in magnitude
- *   start_positions  optional i32 [b], added to each sequence's positions
- *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
- *   llama3      changes base^(-2i / rotary_dim)
+/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
+ *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   angles      how far each pair turns
+ *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
-    float base; /* 0 => 10000 */
-    int rotary_dim;
-    bool interleaved;
-    float position_scale; /* multiplies the position; 0 => 1 */
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
     const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
@@ -1522,7 +1518,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
+ *   angles    of q and k */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -1530,16 +1526,10 @@ typedef struct te_op_qkv_rope_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
+ * forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -1547,13 +1537,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
@@ -2686,6 +2670,34 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
+ * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
+typedef enum te_rope_type {
+    TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
+    TE_ROPE_LINEAR,      /* divided by `factor` */
+    TE_ROPE_DYNAMIC,     /* sequences beyond original_max_position_embeddings have a larger base: times (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_LLAMA3,      /* with w the positions of a full turn: as they are where w < original / high_freq_factor, divided by `factor` where w > original / low_freq_factor,
+                          * between these interpolated, linearly in 1 / w */
+    TE_ROPE_YARN,        /* as they are for pairs that turn beta_fast times within the original context or more often, divided by `factor` for those that turn beta_slow times
+                          * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
+} te_rope_type;
+/* A schedule and its numbers; fields that its type does not name are not looked at. */
+typedef struct te_rope_scaling {
+    te_rope_type type;                        /* 0 => frequencies stay as they are */
+    float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
+    int64_t original_max_position_embeddings; /* all but LINEAR: positive */
+    float low_freq_factor, high_freq_factor;  /* LLAMA3: positive, the second the larger one */
+    float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
+    float mscale, mscale_all_dim;             /* YARN: both given => attention_factor is m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, or 1 for a factor up to 1; 0 => not */
+    bool no_truncate;                         /* YARN: pairs between which frequencies are interpolated need not be whole numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1), LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1 for a factor up to 1 */
+    const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever frequencies are made, so modules need them for as long as they live */
+} te_rope_scaling;
+/* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
+ * is out of its range. */
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -2693,11 +2705,13 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
+    te_rope_scaling scaling;                    /* of frequencies, for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+    te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
+    int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
-    int64_t max_seqlen;                         /* the longest sequence, which the interpolation looks at; 0 => the size of x there, modules: the call's max_seqlen */
+    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
@@ -2763,7 +2777,6 @@ typedef struct te_node_desc {
     te_backward_fn backward;   /* needed */
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
-    bool takes_quantized;     /* gradients of outputs that come quantized (fp8_grad) stay so; false => they are decoded first */
 } te_node_desc;
 /* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
@@ -3598,8 +3611,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    float linear_factor;            /* positions are divided by it; 0 => not */
-    te_llama3_scaling llama3;       /* 0 => not */
+    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
 /* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
@@ -6864,9 +6876,13 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: an answer about errors waits for it. After an error there is nothing to wait for: the first one stays. */
+/* A kernel that is still being compiled may fail: an answer about errors waits for it. */
 static void te__settle(const te_ctx *te) {
-    if (te && te->error_code == TE_OK && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+}
+/* The same for an answer that an error has settled already: the first one stays. */
+static void te__settle_error(const te_ctx *te) {
+    if (te && te->error_code == TE_OK) te__settle(te);
 }
 TE_API bool te_ok(const te_ctx *te) {
     te__settle(te);
@@ -6874,13 +6890,13 @@ TE_API bool te_ok(const te_ctx *te) {
 }
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
-    te__settle(te);
+    te__settle_error(te);
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
 /* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
-    te__settle(te);
+    te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
 }
 static void te__forget_error(te_ctx *te) {
@@ -6890,7 +6906,7 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
-    if (te->device && te->device->settle) te->device->settle(te); /* the errors of calls before this one are forgotten, too */
+    te__settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
@@ -20849,8 +20865,12 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    te__rope_view packed, q, k, v;",
     "    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */",
     "    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */",
+    "    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */",
+    "    int positions_dt;        /* te_dtype */",
+    "    int positions_step;      /* from one sequence to the next; 0: they have the same ones */",
     "    long long offset;        /* added to every position */",
-    "    float position_scale;",
+    "    float position_scale, attention_factor; /* of cosine and sine */",
+    "    int cp_size, cp_rank;    /* cp_size 1: whole sequences */",
     "    int sequences;           /* with `cu` */",
     "    int batch, seq, batch_first; /* tokens are numbered in the order of memory */",
     "    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */",
@@ -20861,17 +20881,26 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    float direction;         /* 1, or -1 for the transposed rotation */",
     "    int tokens;              /* of a block */",
     "    int vector;              /* everything allows eight channels at a time */",
-    "    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */",
+    "    float inv_freq[TE__ROPE_MAX_HALF];",
     "} te__rope_kargs;",
     "",
+    "/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */",
+    "TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {",
+    "    const long long half = length / 2;",
+    "    if (a->cp_size == 1) return t;",
+    "    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;",
+    "}",
     "/* The position of token t of sequence b. */",
     "TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {",
-    "    long long at = t;",
+    "    const long long at = a->positions_step * (long long)b + t;",
+    "    long long place = t, length = a->seq;",
     "    if (a->cu) {",
-    "        b = te__sequence_of(a->cu, a->sequences, t);",
-    "        at -= a->cu[b];",
+    "        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);",
+    "        place -= a->cu[b] / a->cp_size;",
+    "        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;",
     "    }",
-    "    return at + a->offset + (a->start ? a->start[b] : 0);",
+    "    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];",
+    "    return place + a->offset + (a->start ? a->start[b] : 0);",
     "}",
     "",
     "#endif",
@@ -20881,7 +20910,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
     "//",
-    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever",
+    "// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever",
     "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of",
     "// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in",
     "// vectors, or 1.",
@@ -21046,7 +21075,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
-    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words",
     "    }",
     "    __syncthreads();",
     "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight",
@@ -22053,7 +22082,7 @@ static const te__source te__sources[] = {
     {"ops/optim/step_numbers.cu", te__source_142, 28},
     {"ops/optim/store_state.cu", te__source_143, 18},
     {"ops/optim/update_scale.cu", te__source_144, 13},
-    {"ops/rope/kargs.h", te__source_145, 45},
+    {"ops/rope/kargs.h", te__source_145, 58},
     {"ops/rope/rope.cu", te__source_146, 186},
     {"ops/shard/kargs.h", te__source_147, 45},
     {"ops/shard/shard.cuh", te__source_148, 15},
@@ -22081,7 +22110,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 96, te__num_baseline_lines = 4071, te__baseline_packed_bytes = 488506, te__baseline_bytes = 3780068 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4072, te__baseline_packed_bytes = 488601, te__baseline_bytes = 3780383 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -22164,24 +22193,24 @@ static const te__baseline te__baselines[] = {
     {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3220301},
     {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3245314},
     {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3248497},
-    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3289460},
-    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3308826},
-    {"optim/store_state", "4279a23682c48682c081006324201591", 3321162},
-    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3331808},
-    {"rope/rope", "72784f939241af6ab621430e4506063c", 3333288},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3442814},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3511802},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3567383},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3646610},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3658118},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3680845},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3693586},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3707020},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3729759},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3767626},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3289775},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3309141},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3321477},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3332123},
+    {"rope/rope", "72784f939241af6ab621430e4506063c", 3333603},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3443129},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3512117},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3567698},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3646925},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3658433},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3681160},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3693901},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3707335},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3730074},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3767941},
 };
 static const char *const te__baseline_lines[] = {
-    ".lE)^ttn!F<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "pWfyHWmV>n<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25669,589 +25698,590 @@ static const char *const te__baseline_lines[] = {
     "1NR:egqBJUaStMvx<@[]#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/u:4Q6C#L00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv(w9mP.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG2JaCL!0sat4Bn4M",
     "FDWb_=0)-F=au^MfSCgUu/gMWw5S6B*LRN(VP-^9W,u[ifSCgiEL9GGnF9]jT<OZpnF9]WivbVS0f3nU4:Yd/532<%nF9]5)dmj;-=zSmF-WjUy9*Cv+_)xgBdrM!9Dtbv4.Ta<#0h]z0^ll52<eR)",
     "/K&8bP6nY34;$KREiv_E4]m1q0S@6k0v/soA0jR04i6Z//K&8PUl02PfSCgi1f:NJlL&yB0^lkf2oDK:nF9]mPY*TN5)To8nF9]tS061h01tP7nF9]lya5kBu<es%fSCgiAzu#^fSCgiAz%-41b_;X",
-    "4+QcA5BLXwnF9x+2oD08SPLWufSCh76E@$801p6.mP-Nt*2usC9x]2fBrY[Fyru-lF@;!.EIBNp0S;Cc0SDcJP7U)A0:$%54+BIG1k&*V1<Me!9x#9&9]kf=PZ_2fGdAj*Z3&%^X%3[f0sy#$5dtM1",
-    "UB_AF6*Rn&0SeNcT<M@8k=:+uG@ImQG%&-aMIRJ0+MfjkcnN;z2mjEU0Sx9m0El,OFqfGF2R8<OiKPJop$,ZhFB_-2*q-Rt2mIm,2D]Y$4+w#)WC7h=4+<jn2MYB89]Snqp9KTD0RRUA4i5]1p9L/o",
-    "HZlM$HZuSP%mNPtp_V3gE83L.4BUrm2,d[[3*XsC2GZ7WATTV/-s*_1%KQNU9^CL,0Rzeb4$Axi0<@Q,qm&p9v=oY-E-Km+FAOU&Q4aDA3&<c.1,bkI2(zID4,SI>4(i$m5itNBFaQItp9BZP$N_+;",
-    ",2o9e91GWm0_Ip0[[ar!@_eRFv7rS8-[=kU/rkHRn(jviArV>51D<444w^IM19$]AZ4TH34B:@I7B;&fA]5))0]&(Qa1R*%@T+o31=k!/2A,c=4Xlkn0mA]d-J*k0uGl962OTZ<Is_UV9]$#v+6OH#",
-    "I5q@^[]o_+4,<<q4+QSSSQ]OO>XQ5:[s9&/tKI]vumcYftKI],;hOXXj70#i[]yZ7-WrN#n&trlX%7LQ:jnh34H7Y=91j5M6b^WhmpKTjk=_PO)a3:b547e63#F+c4-o>+8v3o30Sof$0S>EC4-!zp",
-    "l:rOBpi:VUHUz7ORu3UIDmgN!svQKs:lz3Z0o</Dqr;viit!2zo5qO&3B&LU0i<yt0V4:/v-qs-=a2]*;eqc]E!p<B8##gV1q[OG3l9c*9x@]XfeH*!4&Fi<GGrVvpSA)7,/hTyU.XzQ<skt-w&]t-",
-    "0,w7E0S*q.=aT#p0Uri203I->3[ei%0Ur<H051qQHvkIm.O_9a#UT#<#L5pDGSCAK%Ekx)W&pmo6AC8.>X7bU4Cw3y3iAXbG&lK+0S=VF0xu3UIRFlWW,k&gF[A.:Gyn%y3-6:PG5@^Y02;v<9]ASb",
-    "1rBo.GtLDLbq:zF5C)W<4+_ub#P$jtI3FW4FxlS=5-7qkHUJVi01@9+9W;*_<nQq,wFVyyHimN!<Skx9#]#e!jmQThGdY;6I0UEi1O;9T1s-8;MIQh)+6NB/mI4Fv@3ery0R,-w4,zpU9y0(DHGdK-",
-    "yn+V_9_3r)VFI6)R^Tu7z9j^RB[D3W0UCXi3j=l(9S.P&1@#s/9]$o38#4eKIOq!#H=T%E2AK&SIRFe(4.+:m9xwn0Rtoh70+*@_6gTgW4GZoH8#i$R-R6o>!weq)HUJD!4.y43E-ly,2UZKjmlO[r",
-    ";g]k%03Qf902;-]FEBSW@2!474.z[mE-lp)2UZLD0^(O+6EXlBG5[YvHvk>cHvk>AF#rz%wA&C4z5*W:Hr<#Z/BF;Xo(Tl9,+TmwkqZtX7Bt/oE-BJ70XY&iA0G!W,U$Q5>*DdR3Cqh48hz3Q4++Qt",
-    "5,]WCHUJVh01@AI9y9-_uM7jFpadN@AQv:d4IcqB;1/[mkr*N<dvp&8$pHksm.^HfGq494F#rtf%BKN3EjBsy1Pi_28USYj@vDIIt@r[tHvkM%4.wuiE-cv,2UZ(8m.cK=G3fyzHaGwu1U8uo4%MJt",
-    "1gXgj4BrJ02KxaXG5@!w4,:)%4q@4gHT(ewR]:ofF9kO+01pF^0Us4M.O44jEjHx;9_3qK4(b6OGXMuy4(0.72hJM].<0hM6FJWVKNT%DFwg<ZCOH5eF#rcw4;L3#6FAwx2M)0mA_iQ51gE(V4j_pe",
-    "lM602H6Io=lM62dH8cPQ#jREndvp&blnWv>GpGR$y9<+]tP:J8As#jW7c,O#E-TbC7BrL#9]1Pq3..g,A^o7#4+<nF1gW884-6>ADmgL$6gc$(4x.GVHNUe195bT<4pa[%i3ct.IRFP&4/0HS1oqks",
-    "45S4P.=cq*h6f%r.=c:+4.(5QE-Tm*2Ui+8&-uVDGT90*7dbf410NMM03Rke03Qi801NfaA]C^epuht!6),Wp10FO04+ByUCD0iT!wL<v(U^MbZVx/%3KKb.uL^,>6cach5-*@KG5[7b+zKu;IUfNU",
-    "5-Y$W1(nhU2Enpc5><zHCfo@WIsMKH9x#ak5-h;N<YV+&I3X7]+zKu;Hy[/@+zKxWI5f%u0lF6gbqvY<3x+Zbj:K3E=sNE^[l^#N0iUrU4+irxF90zzsxuTc:ue7isxvPPIWe,+0^lf4:lX![;<SL4",
-    "sWTr2FaQSK%_1<gGXdQ=4-,j76)=w_$IJx)mmm)E%xMFUGY,SXG#<B8s51[I$:0G8+TR5M%G4GQA[q^7rZf)fzX1xH@UC:73.ZkCGYTFrH#9f=4.ev74+B#l12u6UFf.+yA*^%g=2AmT15>UaF:)U>",
-    "FdhoIH3Ou=7Ym=.1E,A-4XL-q0,UZP0wM:g4G2:NllvPEi9,(svD8<<G5@+*@[5M:2P,%.;i_Tij[=/.7&WWh0^jXvBsnpSg9i<:#]j;+HUJYi03RAM051bFIHjZr1]Saz(YymM4K*=y3NHsWGXMqs",
-    "#!(Ld#]keSH#7h(H8cPQm)%PP$;yjs0yf7A9WnqPC=G-K[:T9Y>3kkaxBdnnoC7eA(E$%Sj;DoMWe:drjRX#a5D)ePjRXPY5)a1%jsy.ylm!m:Ed,-12M,PREe=hl5eul<Uk/o^9w#+3h%GEKFoZKF",
-    "H8++O251QB6$t9P9R,c<Dh^^$0[l@A<)ix&;*T6gFf*qX1OFusqlU5p3+gBY=XCjN5-HKeB>9Pc,7yWP[$2$2wK5L>)W/)][Kz5:k!BAQw_K8Gy%@cW039__0rrsy0wWI!%mM/Q7y=YFEI2sK0v0d-",
-    "3#kDcIm@kgHY_ee4,;D+4x_d4>W/l_Rtvi3g#i-e01pMjy8-cDuMZ]HC4lD#4dTNI0q)rX2Pi2sJJ2c%hOJEs!X*yH=#ugY83fE34!H404+iP!X$AGi4+oH149wvK35&N02iw9.9XOm.0Urk5tyTpY",
-    "12G7]p#ceoTmjRrWeS4/4+X[5WeKSP2g%rR0Z9nU>5%+(.l6%eBDL&D4.W[!j[zS>HJx)0D%GI=954U_jh6uwErkCc9]Sns$wUGq3(i&mm1PeJ-Z@d#HkYFZ2:d(-k%b5zH1G!>HZ,GY4+NG/4+z5S",
-    "1tl_$&:s%<EfO&R4[wrybuUpXGxFP!0SdyNt=p4#fqf4p<TzYE#Vi2Y1P;vKuSyS5)1*i*h5-/x)CV0ghV::0ghm9DY$Y)=x@Hzdq(Tdi2NN^,1@Lk^0l#blA@b(P2M+;q=aBOyi((H7j]T$oG!HzF",
-    "2M,_LuYMm/H-)G&Yd8P^r=g)usPzO7Z-l5ax&b!-8#Mq8yjBaJ2NE*;4+Xbc0wfE.6brKl6E;-M4zmXYzT*c9vFREHNe:CL2OkPK00F@n4;d[#cn=dDvj-zPGB7Xz5H[u(4[x&vAG!fJ03QoB!448I",
-    "02D9)48Vp23yud9H/za(0FDO]F#rnN9tKGoI;hEGG/]n24+p3RFA6m.00M]Z4;Kn010RL_FsKI_Vln==8:+hn4xY&Z1<itU4+ymIHwL_Q4+Wsf0uKiJ:^Lu6lX3=p>)Z5=4+Fd75f5+v9uK+!/m-MQ",
-    "H_k(GHvk>AHvk.s03]gz:;RyFg4bOOnF$j(k>ZWz2;Rv^A>_AN21yK/2>FbI00qb4YcC2lF>[Sh$5-.MnF$Xej)glPQaG6jA8RxK4xHHo4wK0P4bG+n6fvBoNDl]u2o9Gp2iZgh#IYO)#xD-Exhxqs",
-    "sn:oDw%0u$1_Z:7KLsl^GM+9E6zr8+3!yF&HUJ+1HUJ>wEF%vHp)Ld81p_cv966F>7BRI44Y]u,4D.XH9_3#FE(2K)2BIzsV+V%.9Xh,L9]t!80*nL)OAi*pF(WHE!7&dCo<oV-=]b*5l(2IStIJ=u",
-    "+2sWX&h@fmvLOYl0^8Ss2TBhBiSP=s<csu1yJrK3vRVzYVg.+X0su1(<%9n]=g0YO0/I>,0x^F80maoD27$r;D:*h&9x;y_u_sBAEbg!e4+Ejl2Q<b@EMOl9E8EKu2lv[S0S,(AoKpzAD.1;fOcF5w",
-    "5-*@51%r>V1:5&V4)w<Q1/3UwvwIbF00YIrPz_ul4z=1Un1)moGW;k.4!H-q6Zno/2,,FW!hr^60l5eS[N)u73b>arILmth[R12_xd-]D02;&@3);mXvAPc*6F9jD9^YDD4#2Qq4ZHyvGXM>;xd-ol",
-    "y9z8eIiLdrR4)iHF@xquiJ$/tgRNg1G1&>Q<8J+10X3il5-6b<t>TkV.N*[gfSd-mp#v5(02;![0S)Yz6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01c-*S>qHt4+xls2oC]G0^;O*",
-    "36V4p1;2$^H2<qnq5_E&02;s;4Y/D94-rEa9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610D;vPp/Iidp+GXNh4Gm1kQGS+Di1;2$^G5[Mnq5^oB*:nIL3xu<.8!<5,9_3hH16dCSq5^$J2Z#a/",
-    "q5_T<y#WrQ0]rbA@)C81fe#JA5C>z73fIIF1)rBG3=E7G>XaC8G%>AFp%4YQrfUK+8#MqPHUI>JrfUK+9]ktl5CZuS1f!!I4+)772hFy#0S=l%5-FiF3o,x>Gyop^GnWts@&9&ny9W-rn,C7_@#l54",
-    "+bItMq^*W,6t$CD2e$;X%&C]G9]1JC1>R^j3/ay_2;K.%5d+;AEHN[-1[OB^8#e$9<&g]lIJX8L4mSV^oZNg3y#X6D01meX2TTsx2<awI0oH=D4+)]J9]1Q27&ZVKHvked01pD$2>iHsBMzbi4&;z7",
-    "HUJ8O5(B)qeFUQe8#Mq6zY[MEH8B7SoShpF2fz_wWCw^<4x]Gg2r.6>1K#BW2TczYr2[VoGBE%T2I_J/88842yR-Pp/K/$g-s>19HV&HI0S)T=Ss5>-0]kZQ7as=R@U4*dG5[Y6F>Qr&Ff[rD8#IFg",
-    "8#DR;9_(3P9y9.4Tn@YX0]N6M4+*6M95w(As)1S#:LUc($p[08iUuDKHKhX%nxJ0@r2@T+03QJ[01@3)9].u4FA6m]lL03%GNl6:G5[Ml03RDS03I:@2V4r^f([Q2q!1f6i_%nVHaMgZD:gVX9^PLA",
-    "5F0j+2@:#dFr*MK3=y.U1l[Uw4,2Fa1:x8r4+]y]GXNh8G5@@Z01c!N3b_L04-Q2m9X9]2yO/f^H<F552JWC/88@q9xCR2+dIJYP5,_D4xCSURF#sAk00Y3m6dwXK,3bHC:H,f6,3c!WG&Pd^ConL$",
-    "1@LA&8!=ZP9_&_b1]Bc_2V4&V,3c8x051tNFr<.x<p27^hguD%8w8x=Fa,aS3;CCSr2@l:RU0y-0^;a.9x(tSIXI*P9]]!59].#(0Twye]4JJ.<hl9E7%v$&HKGF>06Fn22U@ymp#v@oGdTbaopcT0",
-    "h*^-vp#u=z01@0(9^>nK7&!nNHUI;wt>TkRp#u=&03Ql401pb10VX*%p#vK:01S%<9_wBJ10FU22U@ynp#vWXH_/pWH8Qcc2M)v&0=@#N0]x@A2oDPVrW6hE@dJIZ6CyY-03JC26FI=Y9].@CFAOs]",
-    "kpT]>@_eHS6BIbN7Y[wpi2(.44-roz4W*A0FAX=]t@I9ZGBO>xGp,OTIWsaJ4K%J0FAO-^024U&[]pZct@H(KGA17jF#r,X03Qo701@9+4*[+a2(xYv1FsMd4XlX)8#24E7z2O;9[<701s*Y!YYpCN",
-    "9^6,77B!VX4f4of3iBNkIfnrblt3LdhXD!B#sm(I1@hD/MGoMMIu8z(Z36f>4,ta@5,]V,@Qr!,g8_*Z02(p;8a4ng1_f4M9x;z9-Q.M$kT;#AZW/JB0S=WEArC3WqFV_j0Uri3*8(myIRFm<umJ.=",
-    "ZVm557BBz]u(bpW*8(2_GXNhBFaQkoz,SHE0xL8*rvVPv0tQMS3>9[WAv8Gv6*S7WCmT5FvIGm,0Urc301pA,0uKr6vIGN+LIRou4*/^L2pBjZ9[<M20]+1.IRFCL1q7t#3/SX&fB>aU!wLzU3I*<%",
-    "7YejI48RHpppk7K3Nj<Fj2RyaGbIu,01pVq>68C#03QN1u[.9PGXNh3F_bWE[[[@87!0weTME.(0,Z1pq!a]:kOmJ2q!b6k0t3qt4dN:nGyobj02;&a2>rQ$hyf0x1s*qt0S<5,7d8M6)CnpxIi_:+",
-    "3H/5R)Cmt0pr%>2&jB9;HP,;jGyo3,umK^CIjKYp*8&zb02;**uLKL%0v@r803QxD01TqDZVuN18#t![4%Y$(N)G]o0uG564D>U]0Sngx4+yRW9x;zA1+W1E2Mz8m7Bq@K4AjwL4F9(Q9]kzr0v@u6",
-    "00_b9;*R>i0vk7[0S;y!21*Xs0uK;nxnK*]0v@uC03I*=4+XFR1EhN#IoARfF#rtNr3eewuK=zhFxLVf5itN4H_/0s02(%<0S=h+0u7)a1lQ3Q13fJ;J0KV[03J2_7&QPMH_.$n005Rt4+E.72Lvkt",
-    "nClu329pg4tDp<J3MB,EEe[GM6En[+4.xxc4xj^Nw7:<f>nun<APV_!1F@%E4#]Q61(3z20S=kuf&mjU>Xh%i1P$vk7Bjv,8Z!VJHpmhKiSGyskXZvn4Tk[=-[gfH=:z-c(3v3>H:Uv)2JA%,DW#^j",
-    "3eN!>2Qk+I9yS0E1+W1Fp,Bw.4+h7pbO6013aJ4bHrN6m0WygJ14a)K*#Zat4,WyCt]1&YsR0hAI0j1(0<;x%=F#_Whkgyt0]To2GX&e$D,RRSGz$ELXA7+ZA1gBe9]]=)0Vgvytpf[>@h6QPtpgtg",
-    "Gyo3+i2(&j4uTL51+0^<7cl<22hRfo)khB!swx1OV+LOf+5#U3H2<zFGyoq8HID%&Gc;))3&+G[8#LMi9]tx79].%74+EXn2L!5w4Gzc^C=tDE4$KW1I6xjYAQ&;M9].>D4HP(*-sy<^-tU7!+H4-Q",
-    "I3)y]s39K-IVBP;n+>i%Fu=tt0igvRHvkHl>GAtF2Lg^-0+SpM5RWzt-(^WU,%tj_u>+FqR]L%[9]1L/R]lD34+<U_Co;ji1q-Q*WDJ]Q0Urc5i2)x2D*y&a4*_fH4uPQx3%&h)F9k6/%K,zI5f2Z:",
-    "LIaP4TLxbX+5#U3Hvk>HFaRG4HID%&Gcei$3-Y2L#l8U>2RPaS9]$l29yo=(4+W!yTNyI]4+YBs0,zob5S^--sf1e>Gui;l1__vP5HdIb9]]-&0TVKuI08/!@_eHv5HA5aFo=*JMh=+v0uF^]4+Z9z",
-    "U:P;64+P5rA_rby9^qRRGzzoDVj4Qo0Url3*#aLBHUJtkjsXu6votF;Fw>DTG5@*qG%p)9HlH*f13B:D1QRykNd:7i27eeeARaOR7&ibOGyoVm03QW5y$u5=0@jZ<4+,,OA^^[49]]<A5-y/K3O4@)",
-    "ZyzN%&<%;eGY.lTs2:K=o&+BOIE1t&1.k<v0PJfC:T;n^i@)$l2#2f>4-jY1#[mTQ=jQxJkDf-h+5Z(E4mpjU1Qj%*>E,mI4@17gRwQR+03Q%%>@d/VAxaMIzXA=+QV&PszXA=vfB>HI0oT6*4/AJp",
-    "50nPXzXA=s$>5V&!M>3zCPxn]gbNRQ.&[.rp#cvapuYkS6.80g36-MB4,w,D4.q1^Rt@fB]GokbHcKBNF]@d3cImzX4-JkV4/:/ARt[7TF5s0@4pa_11jxPu4,lFK5Bvwcz5)*rvIq]fvc3WjBt#D:",
-    "fD#W9oW24ND<,3DG5@-FhQ0z1Be4MwGR>hY8SuRV4-54o8s)tL4-57pu:[(=0uK/91P^QK&%FXK19NAkz&QgP2EV,mKNB%BH_/0wzP$nt$S<A^g#[fo03A4-mrf<&ES3Qdw1ou@H2;toR1X4/oCpd$",
-    "0gjR_4:z#Z1rjv;4*]ivD,][QvMLWHu+[^H3=p>X6f=)Y7&0_9oC+TeGO*SK4.hdY2.@y]N)HIN0TDCb/<$.ju+[]+BAWpeF#r!Gu+[^3GB]-h9S-Mr)&&LCdj[3g2n+4eI]PL89^gVWzyd%wI4d*p",
-    "kq8eN!<vRz+vHRO+JjULw_k9FH!^EN3cQ)X0RzvY3;4AQzydEDH8[S&0tAtb1P/@8<G1@pySxG)3=kj,mH@Wq-1Lf5zQ6(ixd8=;t8<.vyTAe-2[oI)mH[sYH8#1x0uF%t3IvqaVF@%i0S<$:1O/(Y",
-    "I^FE]r_w3u$7uk:gAX4GG[D9M03Qzl,.AppoumT_3m@5wIE4EM4+g2:2M,G6)&)5&Ha5Hi2mV6<n7b1N:Fps7xwHc!H!LO&jo^9@2r<VT2,Cp;4+e>V1rC6.mjMLt-sFA04!.1+tfndeJr4^1-RhcC",
-    "Hl;Ns3Wx]LHaRT<BM%4gyaW>9();QvA[I5M.=dlJHPo^n0UrY@<^md@$LB[KE&Izu9_&]C,UtQm[$:Qz2M&&+1P3P[12gUo4a6P:[-mT6)CwOGILHnT%m<aT3l9c]>#+F5ge;Zoh(rMf4VVE4R4)<S",
-    "Fxb))88ey5Lk]*u0pB>V.(*jy;9BoV&%>1;93KNTwVDwR2.+Sk4+emeX9%7T3dgD[9x$.l1PA/*2M(q=A6PY;)dw$9GBtta0S@c-9^g.%m-<gTHJQ5wCN;a^-R6o<]EUTO4A[j4D:E_tBmx%::clz-",
-    "qpJfC2fLF64,NF;VGg*t4j)!Gw$BI-BgKYJFRcMHF_.ZC2!fk=4%=li1-Oxb46BKJ4%qPs2IzSmE34,T2&;S_283z@mX8Ds!lNV_4:tR)IS#J61q7#E3af^D4,2!2Oasug9^fa#4)Lf3A6PVv-Rqj2",
-    "IONm=4^Y8mFAps.%%TJZ&9=!Y!axrVw1Q0x/fedD#g]tOlEV<Nn#vXe9S5<o4+Y.W5ewP@1jhPq4+7c*9[<Fu#RUcH+yf5*tDgx5$)N%X%Gm)8s!Ri.PY+YR3Lhabq6H68gVg_Cfd3_C6^1HqFp2kB",
-    "1MdR[qX@cI&I%Jb02(-^9]Sm&1Ro7F&I%>oH_.d:r:hA9.Z/zV[]EqL1ksmQ1pbv14cg<e4,2D<D/z:vHTU5K4+g/FZVvO*P!9Np1qqFo0UrY^o)8_XEdVbeH8KDXQIN6,4=@g.4vOdn0@iGf3B8+M",
-    "0<RTT4X79c,#7%IRSS=Y0uKYO*asg8H:;:S3=v7:N)F$VhXDW/4,b_Hat=gc0-S1W4,x$j1isF_0Ur<Kzu*WCF%Fx9OAi2d4+zKQ2o6LMI7JAwo&gU%(W*udAo:_)AkCSI0WW+tGW!^I3o!r$r<s[f",
-    "h-t3u1tKysy#fyf!](+T)GY.VoL3Y!,XjkTkfQ+_JT:S84.WAPJ0HdYIhz>8Gra9:1r@qkw+[oYmk%EZG/&,%G1sL54uu*4Mh=gm8V;n,)CDgYH#UVDBsety4rCukG1eImN2tI%FMKsJ*BKuTFaQR:",
-    "vIh;y*BKo)02Vd;E-2U&0jLEF*BK86rJ17v95UA#9W;+2L/Nu42;w+711];SHP-ylu9FE5J+ciCQ^YBbA2c$k86R&m01pS$@fU#c%mW>[G^[RYnA,=t1B_Mc1jdmL4&Les6fEby1p/xX4(Io09]bu1",
-    "x&-U2%m<hHrU4IemJSaf[t*w60hAaAjDZFpKrro*0uNKY%Lfm9fe[^IGyLiW0pS+_r0<n028@SV4xmB/#;%Tg3=@r6ssSHwFtG*;#[tF=C=azv1r@qlw+-jA>74vT:k12u)d:z.2+Z6H4AF<!4+NtW",
-    "9]AZ488QG0WFKxeqZALX0iqNy4Kg+W2IImK4.4cv9X9]MHvk>4GXNVi0526aHUJ$l00l%J132mO1rj&U,v^QFF@=U*r3nu>)(-OL<dOW2pcF50F*yJPiIzbOu+4W51j+*+4K%e00G^cTMh=$n-Rqfv",
-    "r/JP[9R$LT5()djLj>O@,1Z0r>YDG[BL[j9aOM_f!2y[R2dAn84.EYT2n)LTP!9sDCJC3Z0S@s-yH8+WX:N37a)RCkQDI]ab#lv+mjO9%cM6Ve4+SO#;@#hdEeE%Y0UrW8##=rgbY*Z_Zgp*9Wpb9X",
-    "1@H(+9j<=M9yHp19y6f,Jq9EJpK^_!(XMO[29dIH0agOd-ROq+0g6R7Vr6D-a%GBKJ25jXC/UUXTn3W+3k%Gt1]J15>=B,)2r:X42@kdbg#ix.@,3e3uLTbc&HM%p:E#0t35<_,vIh:6ZUmuo4+ex:",
-    "4+r.s1rC6y1>MkF2&K+Z4+Bmg2QAx[2L-Z,Bo2%M1:kuWGj0zGrd]%k0S/Dh0];Oa2<fCR0v@x9<&gYG-elxbz%:sC!Z[1oz6B2lXbNTy*S!S_Dedq)4,&q-#sMD)GUKdO4+!PAgaI8hQUu7dP7fl;",
-    "[wxm%mZHM^2B>=e4+zxUI]Ro90GbH[8!rK5E4YXV4+[B+Ed.yJ1&;3:*>%2F(*h3w(5Ms,3h4w6m-nQ&@_(7_7X<.w6akHc3-,etw$/[:z5)U!XE0.lMn*6J1L0i*NdWu;4*(.rJsLC8paBY]pE;EZ",
-    "#TpLjoB-=x,!/%+RRpTTK<SCtky#%GIcpCD-nP]Orr:oC3$)Zp4,V9T3IgkuMh=;eWDf@R+er.rj+g,l(eFzS4&.-17.-%50MZl&,3.]Y5CP]g0U]Vg:jMCwu^/q%1rG$X%;Ayg-ROraXAb/W4+8eQ",
-    "2n4,n4weN2gbNQ7z5yXCGQ9x+FCKl9#RLJ1ml6-*$dnBVklZ2$lgVNa0[No:0p#j135XB<njH&.v.L[/iaY:Q4dQDfIV:driHa^_GqIK*0HTKw0O!RQJ_%Kqm]6wG;gS1l0:HTe1):KKG5@,M#J&O:",
-    "W&j<#W_9+Z8)g6-X4j+w4,2y)4+QWO4,1TV2J!(6:R1l^yn6)KwMq[e:%31N6f<<pCNVSU1PQC#5e:.j0S=mN0p$b%6$VfR9sv-u@P<DUx(=Q:s^T.sqku06+XNylIRF+m>+bS13lcN[5jNBd7)1aM",
-    "l,UXgvEoDt-L8jIg>wi=4y1)B1KVm30EgNj1GkS047T182igY;xoQDT3)a_r2C^.Z2C$9:3HkygIV[9t4*&524)&cd3D=M.F>xzS2+&Rqzko9ZqIv+(0ssUCfe#6goKy;%0unSJ4+)s-EeNFsYA]F*",
-    "Mn*WC0]qYvi)-pb5jOx5IB5;QtqdYDHn-=J0yna@BL]fO4e^WfH2;<A3B3UVzMBLO1*xY/2d&Zq35F3MEi&T^8aDt8mI4FA0v@i701Da)1OEjN1aJWF77q;=9]^2d4,TFP7cl<TEjZ/=1ia[S3%QgA",
-    "4zC&-G:HQaA^.axH>PA(4,M>%QVoQ@Nd/S(6/u:60f7S!h7/2#2NyT50Rw=v4(b:m9(aNX4$QqID:E=I2oD5+90vNX4hum6;C2,^ysi^ll8jae$Os1U1QmOciv$l1$p]kBGdht30Am.1k>0U:HTebr",
-    "YzUJC4EhEH*8c+xl:@pk6AuWZtsM-N2nekQ4vzON4vqs3@J=Wa)ayzMD+r0.e+4ZLqy!Gd0Rh>+4%!6/ii1TCh$91zs-&VLH/x)g9]AVhu5/FovZnzL4#BDc3hAr;8Zx5.7BRM>0v@%9.qrd/EePWl",
-    "1R<KG3ILc78!!P4-tCEU4+X9g3p).O2M+.Y91..13I(6J7X]AK0.Q!Kf!z!P91]/53.NU=Q6B*@GXiEW2Q)k4p9c/M%uf!TA@&u:Ee@6^1P:SO>Xh-N2<edowhRvjnH:)X%biINCXy<.N]7uM$(I2Q",
-    "*>-Fpl*]VWsw+,0GdMot7XhQAJr4^90Ulj9FAXa(HZK%0UE&usGd6vu1s<K5lnV[R7Y;Jr0S:yAPy=(/0^lnP%TED-APeLh0K5)4G&3_,4-88t5@F#,4/c]B29(N53#/XkjUYHREG>b>5DS9Axd9b6",
-    "&:jhq=b!a3tFQqTE!GPcGvEpYnEMh3;hXsV3J<_G3I:qqumK+geUHQe06@!#F[RHH4+F8$1rH976AhaJ4,_H)2Qdz_m-nL*k^&^4<)!:K8x$:o841V&1_:@W,60Fm7ZNh;5&#GeuL^We2lyBsIV25%",
-    "=1^fOjSB+I#R3Ht5HkP./b8/$7z6MY2nG)cBqA#;1@Q+=GC_1t1NSZkArdw30RiVI8$tjG%;1Oh+zAek0Sn6k2P7LSjt2)D2/*EU,xd1+MMN,0HAFHrF+oH#LN!6Y4gn(VLNG/(Mn*S8GDAT]MKXf[",
-    "2(SVHZVdDi5i:=ZMl(V(FhMspG&ndxGe!UdKnJt^7Bof%jTZo)za*_-LqtV1MnOeGL=VbN.pLi8Hb(CXGeb8qLpL%tI6*ZxI6;psHvk>2H_:L5GBh_<UkWlpIWaIs6FHhK4*=FdI5@0;3q(eZ0TVII",
-    "8v:^z0S8D1mL3C>5C%UOHh^_Ihz1Qf4s-ke=#lXG0Rr(v4Eh8TGIbs;g$4*c1JN!hLNx&jjRGG4HzEtF6AuxJ1@[%H0S5xGJ@Icp4$Tw_1t]Xj0zyMHHbFE)LNG8wIYl/<01,B83#.VMy#yZtHZ_VC",
-    "tp=Ub0xmK+umb;]a],+c3[wb^2>FtKu=#]s2cR1,G%+!x3/N]U0+9m.qzn%P.pmKll:!2SXav]W4&wt8HKGCwoB]&TH2<Sh*8&184+JIy>XQI$vLX)zCK)xY0Urc6!vh3=1q!DD7&fK:4m1)q00OrJ",
-    "4+SL;HiZZRfB>E+OCJX]hz0=76*Ra74$^n:3b+Lh8zM9^QVUZOG#wH+03Qf9ivbS-RRrb%4jU6Qf&w2tG2Q>Uv;D1iGNr&Q3Z9t(7d9IX@L7Q!GB+^v>W^&,A>nRrF9tGw-_pw8eZT./.qi(a4BrPu",
-    "HZnytGDby4K[Gi-.qif68aAH/9]]_[5(z&FngJIxAsach0Rt8f2FVVPLpMP^Lpen/Lcz)+4*[DH2kt8Z$OjAZ0_j-y3JdZB2s[r7<&gYQ@UwJS0N*JN-/BO>-yVtyt]tKe[]Nx$rV.YV/ZPr+h]VQE",
-    "I5sr0;gk0+Cl3&TD.29ppEDUapfe4%2=cZ%1@DSU4YUak&ISX/0uKhV3Ibye%LgJYInM+nIWQd#<C5;:1Otgu3++DxKMeLG0sR_qGtV#&0+/K)H!(Hh[v2*HLO3!-Mfn5*c<j5j1iK3l4wM^dIEVuV",
-    "#vKiM8bh1@1:-i:73l[bA3=[fF<gdSFiH-,[RSp9Ea(Og0=S$j0y#1@K^Iu1LqRezGeyQ2Ks7,@MaaewZzV%TGD1W_#u#8jH!(y,Me_mk0LYyV4.yDI[[SULMnNz!IXO2&I5]Z=H!%QkGC;pgK@/4&",
-    "<)tiPMm9CZ7+=IvLoqf(qLMC8Cqg$tM#dNuF#!,V[h$*M6_,72NEJc,7EcQ:GC;s&5-Fh_0-wApL&p_%3=7Opp9l/)0uHb[4,B3f6E_;D4u%O0&lxT)Ig]kk::eXBFencf:LLS04.5)C3(X7!r/d6v",
-    ".U.6H)dB$]15pLJ4-6bHKN_VIea[U!F*7pG-sylK<lXoQ@4bEE*Z_RQdIPZJ4qpN@GBYwll/cM/1dK^@4ls,x6fv;h0i,,12[*V)0/bJU4p9L:2(0D:4#lZ10:1%Y0yi@@FfafLngt&XHQx*$4lMu&",
-    "kOdPm$uI+*84nQf1Q]2fHVXDB2IuTL95eHk3-@Ge;;ev*m8^5=#o><E2k1y5GBuYs2A2T:g$EXU94@Pieb^cA4*,Vi0Uri5W)8$E2B$3:FtQd6+7Sk-0]%rL2/(6<9_wHOOCJI;v>KCE%[:gXKo1]V",
-    "D,Q(ESPvYxn,vN61P8S#1NjFNF]Q&Br-imFI/e_=ik;XWp#cwF*]!7&$YKJI!v+B1Vs8-+Vm2[kWAOKa0S@4*1=zS,D>svqkH.X=9*Y4F)&Y[oJr6Rk0uPo3=!I@R4-s^54,J=dJr6Nb4:h]B4@iOl",
-    "Jr5$S2<f5i$2]@pV,K$h@S*eW4-t.X4+*EoJr6BT2B8fPK_=6uG4_A*c(BJk4:jll9$jA>AuZ+(4-i+[Jr5sW59S1b>.[is8Knge[s)2hf&mX2y$BBqzsEffFHa9N*b)yC#m7AlHdh^kG5@-F%f_$r",
-    "F1!H@J+TuH8PUf*4.KI-8q_).4.BF-vjmFxf&mX1<&ph12aEWE0R=H64+PKLNed(f,LeJ@6vD]$4$qEC9610UIRG3voyA<s04#;A4%)g_1+*Cs>YV&PKn;7-V,FDDn/S-a!v>x]s.[UX#JtA/1[($y",
-    "5jSE5*hv6U2HM=U03#0tuC[Uu.=c_7.N9+5nBJKI4-RIzJPn;)2;VPw9]$y%j]CqKG02&54+gBD0Tnd:4/L@O2oDR0=(7An!kq=n2Q,](Js33r4,KufN(-UL9]JP2oCpcgO%0Dv4)B<;27vbh5ji9c",
-    "#G4EcJJzxT4<.4J2M.yD5f3@Gk39tNUJmtt4[@dllK_%5GsDdT2e8K^4.L-L4;NDb0^heh0]g/.1ueMwIR=8@sR0idfsFwS+0I<H*/Pd96AuH0q6H5H)z$]O1c9&$4+Qb^B>As/]Ed87+^m-v:BIyN",
-    "5ZuB$2#GKs3=CfI2nLg<2M.5xrU(e_2<YHiy*&zy([&FP+N1_(HBAHgt@7!54+e#m3J(_-=DGY$#EUx*Hr^HJ1H+D(0S=eo%LEH03+xjP#8D3roU#E9+7lfyj-^5bb@IMU1N[*X1ojaR1VRmi0^l=Q",
-    "F9t0%01pJG#)1J42QV)UF*d:<9_v_z0S;s!4p9#62L-FB2M-5Lj[*,F[h&$;bsjUMCIzJi1FQcw4*H/=4,55:2OKiETm_!*=WsYn4&.!;4)Tox1=2Bk0J9bk2d%RK88h3X1p$]73gOjF4)y=ASO_Yn",
-    "1>y^)1&zD]4.xvv0S:VO1c#V(4,JsXFb<I00_R&aFc)q0-&cVa76qLd3&Q_q1oD:z33(2w0S2We11JrH,Bb;;.=u>d0uIdq1ktwv4-g[dI]J$(4+g!>3KBQ^5f2QE1qzQQ4;&peumM0^Vr*sp@%M9L",
-    "4!wiL0pMeGWMOi2UuiOLaA[v/ysbWQAUz-=HZ;4.wJRYvEVJc.0Rg;s5D>ey%M:9wEWCml5Hg;H2oWs1pJo8zj$k1,EYi0Y0Po,%0K!@Uzu>4nI4rB1SP(OaOCdQdo61^dDYM,SLUM0#WdH#S4,bG_",
-    "4.k$t>g<b@R39fX01sWcs%-K^0T2BFxvFgrrUDP!1,*=R0S=+B1@oRivyI9D4,<kS4,DaE4/70wEu0b$XU^F2C8GfkCAq3;4q6Yb34x8u0S=/92<eRgW)B/i4y$GlFij6Fi60MjnPv]d>Y4mhkY*1U",
-    "Ru345W)Bxu599:E<UQ>75^XAO[0F,5umKMfv.MFg:^3xoMh@5I5)TpDWe+V*A0#pW4]m;HUk<d,0S@6c5)T,*We*ru4-igx4-NPt@_/sF$=j1&v-@0E2hEGh0Skmu0+$F61N:0_9SGBcDlZZ>HnPAw",
-    "4,&b@#Q@54GQYw_F90(*[^CQD$mRzh05#H[Mjbim*#RE>HHV/*9_UsC(uV-8p@tnoqXG@<r3oT9EGYtpIt3X3Issn^._#!O$2bdDC<V6_z6T1p4,P_E-fO=JL/!Lo4+hMWPX:bl4+zTQO9cAuMh>Nu",
-    "5i]5t4,&JYTn>f.TMq-0WCXAEB>4fm9].v;shI%-<jDL!oVqRufx_YOrmQ*xA>B;*4$jXL2+J)9-fqBPEDj$5HSa9_A>c^U87.bl1O.q;ZwZ7k4+G,J3m!MWv-rRqGnl#p4wcOo1KM5+pqPgN2(izF",
-    "0S=(8yE>0T4+3xuyTEr4IWPwG/Q.3y3.$RRJP!iMm3-+<raBAY0R^S-!0rtNmC#HG-sFQ2wuJ#75jg$3J1+(>IC2chjhF!hpRYv)osv5b0:Ig32Gm=!%$83L&7xHg2*[t90UbBX0]KAuNC7;[3O3jR",
-    "4*--&Y6F%71;r#(4-,+_X%2(]7&4.@3nc@.l4k:#puYhQrqT<vikmqeIKIOK2iwah4&-dj13;c4z6caI00Kw;qNr=O#6]>6Ljs[h3AscMEbrP(1Jaj80>2Ho4#f%/IN8H22->zW12X]50OA@Cvrh&%",
-    "4wj7u2cM)L2(MfOgpej3bgPUi1M7$+0S5u(%<qrV1p:*L76IRcYXesX#[&tj0Rwg$HG-tu5jPkF>U]z(H#0s2tndK/tO5bN&NvG]BQ@gG0f!C;)ByneX$j5&1JJh]00#jM3eK<n7CG5H4#fcyHZm;T",
-    "EZe-l0#pO;n-#9q0S7n/y#W.CnFIs20uDD3IRFlo0unWH5jiCe.HfK61E2631Gb+Z0,l-C4,bjF0tD&,2L9J38#0XW4IeTw>XPuo1q/D2umJ,3pb,Ydv[*hkH!#o#6gJg:4Ic$E*PR9*12(auT<Mkh",
-    "gU0_]jR6OP&;f<a0^JzB4+<Lt1PZ3yNe!0m0uKb5qdo]Rj#34RuV=(mHa9g70iFRPI5sB<=oI<uIs;W83$O(Q[:<ebLm4)P;E(wI5d+Dg5*9R(KMUB>6960oBni>$4)O[E%H/T#zU2!)1vM)&ujZct",
-    "4:X.UNe:guu3rwq6&W<C3J$X!4zCsmhN5f:rhpC)1d[u$0S/9S0o%eA26+z!ipK_6CIc/Cmjnj8LJti(43t9wm+LqW0>9vXI5jZjMF0saC2,AIKLt26IkAon4+6FV4a&ni1GWb*12Z[A32gu-11^1U",
-    ".N=xb1tT-t>W^ah%mE(=HOu4z9x[LgDL6L$4i66G4i1cqRR=K/0tvNB0/=OlqzVPm[WS:q#3c>8)]OWTITJAe4*/dw7B%lx3pO^4IV;=B(w8:]X$hBs2r<V]Hv9t]G>kn>2)N,,4*^A.Min,V1spWd",
-    "1QR$<0VfNYe,8r4jG6%fHXj8!ox/zYrw9)Qwmc6Kw8vx#@6UG7ia7uXFAF#<n!*eoGym9X1.^$v4+gguJ_T2nx)uVl7y*UPY!3[v7#uQ:syPO)0Ur!B051nJFzW#sF>Z!y0yE6A1q6.PCj[A-YYf@9",
-    "2Lt#M9W/4yCl3#y/;w*21H6L.4qO7D0uKsV4,4.e3l6Y#19StV+=>),bOntL9_Cus3ZNMRyAclx;uZB.0W$QUR]<j>6CVLNKm]bpm4=WiLKQUt4,Sv;N)C^Y1YHi90s_$XIPnS(7nlMFkl$]^GMEAd",
-    "m.bd!d=9-LGT4tf4-SV1NeqU@E(*5ZS=^&Q4ZXk#5-PnS0puboGBqs(!XX+r,R1%g&jl4W:(_k(2siJWOCvEbk=&D1s-4h612!--0v[SO00WK7MF+dyI1dSo0zU#aGB^O@8#gZ%GM_[71]tlP0t4TV",
-    "I^uwk4+Y!_19cAz:H!RW9]t,8vjQqIIV^VG0RR=UBMpZT0*A_K6I)&a>jwMZ1r-)<!EFx,qXiDI0Rz/0F9$X/f$]FuF94<H1]tsvvH/98*9Zd5r2,Cy6b7thJ_%ZvdJhr3v2qS_B[(seuL/O41rG;j",
-    "t^YJQaSe-rh5,fQ;KcJKkB.Ql0:i@w3#A.nyj/.Qk@4t_28y2s01Y1mJB,an2J@Vm4+XT90v.50/34<zAOU0skz5VA<pJ:xAsjM_3JICPYYzpzsecaxti1-hAMD3u1H3:C(ZV]j=7tteIf(%e29_Nu",
-    "38P:SK7*NO2-vt7smLn==acUK6a(eo0R,WkX9uOB0s.xqrr$XOx$8R]Et@D+G6!rA1i$IS0S:.n7c,bn4*-:De*-.%0I&lO7U0BW4zL3rHvj-!1PI[#DGy/o:^d>)#AFJS<s9xnsf,X02JZfG5iJ^J",
-    "y9*B>@ov<p3*yQ-CN(p&0^lBC0-dEI1:6M:4fz2sH#5*K1(DJ$9y!n<4,DEb9]kd+7#K2j9yQi36fvNTGY.sM:SPJxi#rb2E(gQ$W*#@qx(PoBH8n8VE&>[_90[.1BMsRu6D/eI#:f=9#w@e!(OVA^",
-    "(&bGJ@Yi<-5i]fSI5W=E1BL824*4wu($O&j2LYY-69*p!fYCAm>[BQ@VGXk=1g5t+0v@*wEfh4=</OBca^MGw0em7gH_/g(H9i73F9.a@=(>Vx2ZsR):I4!tl:!qq91X$&COI$wDLF6z5-r:nqz()<",
-    "18oAK0uLQG1kAW84Iel)HZiaP4*_f0tN[eXyS)Jf%(6^&1TnnhJ]7D,(GUx>G7_e2@BoD*jsqSy$p.4dIHXS:1vca13oimWGrSKE6t^_D37stfOb,=FEd.c+U.X.c37[.*Igk]xLk.500KW(Tp9lsw",
-    "4x.48#]Q!=4c>w(1Ud/g1qVL<tXTm:3%c)M38XCr&!P;#Gr6W*1B0C_2>*m;1SSs(rY!+)88W6VF9bF+g)A:NG%/>x4+HO&VGZ@heGdVvDK8*5HmfZwGd2;gy:lM^GW,J@H_AR/.c1Ot534N!CIc/H",
-    "6ss)@IvX*,C<%y#Fsm&xG&VQ<J_TEs03QZ4#@Xd)88]kqEk6V=H8<5IZvZF*FgG>l3MLA!EdkTG3kCDeO&.X;g9Hgb4fPuVu7V#ARjw<s[HJ3,8Z]UAtSvG%GdSuE9]^3DEekXlHmNNEKOX@$s4WNl",
-    "zNY_nFfynu1XB]:00=ip2bTj60I4kjHxC8p1TPplF[&*O29COY7&!n5!Yc<$(rq6AGp#KQuZL#^joV!Y;X+DUIi;pREi$jN3/ad[k_a;:,[NEkr2mBh4f)+W1KA1,=>D6Qsuu&HBM%p.7YW7Qd/CJs",
-    "*,QiFkSGrc/EV#NWH_Z4H2mvk3#A.,Ff,:d0,YcZ/;MWL0hYB60,ZVzvdRJi,a8jGAP4&AcP]GvHL0CM1L<&N1k;XG4wwM^B<Bd*0t4wc1HK9kszV2>0W2#t&H)2^2oEI70UrrA03$Xr!vYS4+7Sbj",
-    "gcl8mwE>yt0S:f828se72@iKGJ@*-iCmA&N=#TgQ2;FaE0QMFRkQE1r78E$dqdX0o[[s%sCIys:R^V#mLj-;_4-(avLj%056E6ofID]t#3=y;]00N)eXb%.Dodg&*014az07(xS/oJ9s9tKwr3FZ]q",
-    "12,^4APS!v1f;A%Gcz:_p8*Kx+(@]FLnkvc[2B>u8URlQhC:MADl0TOhC:C&#Df79Fya*]GdJNC038G+4,SVzFA>5>053N)Ip7r!61^,!4v0f9AT:7tJvBHv009=u1T^[70uJ339^zc*LjfiME)Nxm",
-    "Lk:C(h(j+0H!%PsF*X1wF*X1M9v/iX/2ssXHQW>H12s4]MG0*HCj&1SHi4c52,+0@qUCJ[&yRBt4)eNS9[<1j881_bINB8k;_#!KFB&*9+7&W6H#s*S3NYFg3p5)y+7&+qIX5.fLj%&EATKvEFoHuP",
-    "GBi=N+7$+s0^lj(Lk]YqgRlV_7%.os4,w;Bf&mDd69_YdY!3s_6$$:2Y99wMJRb^+051nMH_.>m[qO._.2xfaHvlgKH8zhz1c(MNCOI:YLIj4gT<G9yMlz2/F9b9:02DNq4G$LgKMMaY9^Y2(LN5Y1",
-    "HvlgcI5+;/12[PVFEBYU04+H(00UkUGnoPp7=g%CypuZ]IG6$ki(3:idml42jzTXDGc*7%2QV<KD:gF#4y>g+12)&-YXsZ@4+)@,R24PTpsE2M2RV*HFEKea00-AyMgyyB4+)F[KLR#0HI4!sH7=E&",
-    "%y9,I4vqo>#e,KL1vR:iKLd3S8jeCQ2QxMRE-cs+1J.EQ1]tsTKLWM:4g+2cjzS0B91_kk4-zj@6E=<41BKjq9]Jir2.ik3z(WJ>I1deuLKH3C7Y>i]Cl3-.x;c@/0nErS1I>=tFpfe2-vEHyjVLcP",
-    "HZzPu1o@a_0:vI52RDjBKLj_8Fo[9_*b<zjLL)geRSyV/LIa%kF)TSXp9_l<he9tJHZlMo4L9Ygf&m@>HP/22zojn(-rKcUrLZUuV_0X0H#X3z1P.aP2B,cH0m20d.i,jUHs&E6F=57g1u!rG26zt;",
-    "he9YdIRGyjHaGwd&l3ycnr$91umcYWz=f.-#n(m-V245s&(UNGf]zpxj_X8bIkx$O0RS5gu;r6pqpDvHghCGpo&Gutsja=O4)y=8nFkLN*(wh80U9#/Ln1Ia/m#GFGu12t=lJ]Tkc:DF5vH$#0Sfj3",
-    "0M7[z3ec/54)35l4$v$w5,:CX4x9%By%,Cs1s<qV&<2gu#&8,q.)vH$&6=VguFDe,1J5i0Ap<uk1-I/V,J(tuG$0CtD+%b&69-(%HUfnm3eGG6ZXXOd%@86$IW-f.KM6T9HOwpzB*>6E2[,=FF*m:h",
-    "3mp.T$U=^j4$mwN%mEJ1EI$l6GBM69BQ,eW6d5wnsss,9B;kYAcLCB54UBOD@8)#$F9I;#>$&tXh9<rsI56;Va1R3Rph=@towNlX1Tn+*a1/P#M*w0CA>&id3IP5Z4,.sa0]<Z:A@Ru.0]UY8X%2/i",
-    "JU28nh%P;[H#9YhE&,pFIRYdGOaT@XG5[.yEUVoF0)jXPuLBPR:be_eInIs-3DYD5&XyDey0kSdG&avg19bwL0SKYK0SD-bMgywDWe).GKMt#uDh%S.WDc*<O*A.+IlV6laVIx9rFR9_i8^,w9Ww4N",
-    "3+^[Z4*_A#M+fdME-cg9Fa+%MX%7O=Bng:!2iojc9]ks15-=M%2/oU7G6Fyk2Ap:Th7AnacnPWFR]%)wW,B-4/m@O62K>@CH@f-j-Hwu81&tO3!GsqM)z$+Aqk^vj1T(6x1Rn%5mKPi];vf^E1:uHs",
-    "3z5$q1F[GJr&bRK=3wwh[2CiM<y0v;-t:x5wU[XjZ#FkMFdPY@pAP^5[1yc3H44iI3EnOb4TAJ]2VV!+,_$PeTLEkj0;mjA2,3>b4+>><Y!3wbfB=*d%<Yp/<qn@d4yfY,2+[5W2Kjsk((hLf3,SI9",
-    "1)RSa4+4:!0R#Jb4$KG+,O6MS1(qW-Gcz#E5)T2+0s@T84:aGcv-hv^i,Z9eH:3eC05dv;83mHeO9Y)z4)vM_3aYZo0Rt<$1e=vB3D4CR6E/tf9]AT2A0sya6*HlwQVGky2>FMF*se]lx1BsM05_@L",
-    "ssRMsD*<$U4*/u%JOjrO4332XBR4m&4G#vos0c3tH#U#mE)3(7I^Z2o2LUPpwn7bq*aI[-H!ScD9cG)o0RbTb[m%$hGBQRvIGNrA35LuS6gNZ.2Z@QV4%Ng9AwovY=I9JSK:!7R8aX:KGdVInF*89j",
-    "#/jK_JqEbrS@PuQrV)xkH$yTrG($Bx2Fcxh1C!zn0X+)Kh!q3o:Ix46r[Vzv%#jLj1UExPG&eY;jSe3NGs*e>6*mA5IS!<r76a1K1qUG,I,vpyfyoCA.D_=AG%W7g3.:b-w*dl^CJzjfqXi1p=%e!%",
-    "lobF-3XBvIIouKpwwOu.)$UgfkL4o)-O8R)IzIs]F*2*-4jeV<$@1oD2%nPy1BL+zQwQw)Rt4M%9WuE+9]SYcs!#^/3m*>TiMmuIF*%6@1&0s;8!R]1[ow%*2Zw.N38V/nZe!B[1(2y%0@r*)3yXjP",
-    "296B@.,]n<>n^([&.g.0:j)15[-diF>zMEPxCaj0.]iUHT>y[&76prkNDkr:1IF$Z4+glR0UrW3[]g*AeFCv=1:)u:Dl0bo!At;:<-Mqb*9rsCh!g]Q7YoI#2LR3l9yY5I1L>10f(ruO:Tm%$9]SUl",
-    "3kBx$SO;v)O9gKRgzU8e4jmRTx5ozzvG)Z7uRJdVEHlAT4+Ps31iqdH29O5-<B.G8;*ShGG@$B0@2AN5#>B5r]C.2.paBhv1OOQXt=QXJ0m%&lAP)nZ%(MXt<s&Fc#R3=M/DPtLa=>+N&%]s9/NkjP",
-    "P7L];A>Uw58#l()9SHu]WCULVxJwTN/m,U_uxA1JfoBK7Fab6aI2tQAEc%5I2BJU.&P)#k.V*u+1MFW1&P)hM8*a+m!_qWk;kNh)n,vD60t1MhCkMzC4%;Xn3+RXg0,psB2c=#e2J.Tq1c-g/1&iJR",
-    "4!;-50/oha0R032wJ,xO1+7U1Xb%X=;L,b308.6:sSggQ6c#MrjK2W@+RXw3-u8ZX1+WqY6$O-j0)RqBIWjRuLN&C+9y_,bIi,UG1gZ^JHU*[w4Zo%x4!M*T3$:#P1D%%*0tW)Q0^Fw&1q*/[1gX!S",
-    "0SJ*30YL%Q5@95JHZV6uM645kA2T-YLP0];:xWw_Gek1TqZJ.lLOBG;h6WD.#Ex4LMgb26ISjMHPYu9[0uKZ=4+FEpPY(_2jaw8ky8-5/(+3WBenT)gI5kBy/M=wHG(<7.91j9l35.aP4ZQ*qLWZUl",
-    "4++BGbrCcG4+z]=5d+lT3:q;^g$4q_1@h>xlF0!D8wd3C92Pk6q6i4e2MKZk1p=)o!3qJ2#wG^w90>n7HS7ff.N*uq1qHAK39t7m31keIlgR,C<ctwZ7LEK@0+a-_,61S9Hj<i42QxSBDFdORL/OX,",
-    "uoWISpv)Eno18/*Id^^]ws-gYr6d8>BpfxnJOjie5-,3fHtTN:1c$[4960e6KL_VTV&n4-3jGKUrT$tD;HvKK0]CEt4+H41KNB(l5Hc.bk:3vk;zCzT4B+>/4&*KduPg]N3JZpoC<eKNjg]/xSOJ=!",
-    "Dh^kKuK=3$Rt;#B1n/lq4+Qw&UJ0GeVhXcP2DYSe1+&R(4+W^&4FctbA>(@&Rt^Lm3i**^4+pNmrvVQJwVweFj)egX&gpUs@]K(N.J21u0icFj4>=^x4V9n-7ciqd2IsL#4+X)3Uk;V;#bXZ!v8-jt",
-    "8aMzAR0MAyCo[ab1qtdDA_@rx4wAH40/<wau@vyR$zKe#)N/y*R1ZJ6vq&EvIMv,*0mPzM4_YTX)&T[X3.v)T9Wu@J5D>u^4[p/2NCK2G4]vZ4FA6O&01@I.9X7w^5HEK!HP8YdmjN_a1Jhg&K9[pd",
-    "FB::A00YDk4_YS^0txQ_GB7kOm0%A*k>sOnGP(jEmjN[M1QIg.9Wjy$A9pYSAD00#00X<c9y!tU5Fd9q&-lQl0Wbgp:O%v&5)VF,3NIcpHvm700XI2001ph,79R#NrK6hx4,d%4U/IV($)=Di73KJ3",
-    "3Wx:*.P8r9nY3RXH_.Z!+FuKi),nN84++MuHV+Wf!#WQv.:O/xj4B<lIE9=O9ykCG0N:+e4#xolR1Xcu0S>z3.75l00]bj24+yLS9x(t8&EsSatOFkjG5@,v.:O/ytOG9tFgXAY!5j]X.75v7tOE^Z",
-    "kn/JRGWEn;3XB&o2QW9R0^hti1rH7N#9srE84n1o11^9QH_.eh=_7HTm/zBMtOE^t=_7HSR1Z@2#9s:a5,$iaGpqw23p1u74)w%e1NsyX39JJj2Q&Z&WE;uuClfe[O%Dazg$e^SyATW*4VVH9*_DKA",
-    "z<ljbpR5ZHg#o1[3AHC0GsU)>0R)7d9uES<VFKt<4+ET,Ee[lm#$OKurX:#qR1Xxf-baP;B;R[97Y>fVU-<4Y9^YCXzy%D%;O+3*RS!S,%1SREIX1i#FO:l^HKrv5v9@DY3Y3y$0@gW5b-KAyj[!G0",
-    "GXM(2PYaFcF9OqB4]mW4AD00!02DCYTQ58=G^s3ZA,Mt[j[z[IB;X_O1IZ2#KavVBA2:MxFO_r^Ir9V)H,ixzIFbqvbM5M01Eg3FmjTZL1h,xdk>s.(I5p4$AD00&01@9+4;4In1NIURAh@k$iUIyC",
-    "4,D594+!G/Xb%piB<EBcSq2v$3p1.J1qaX1Sqiie4+X*Va[;m>RSMhSWDe5LSpriJ3Biyv4,)X7Uk;G0mL3lkt)PMd4zf/I,<,Ny,vJJWeGHA,Uk;Jt=/JcB4,v,!4*,/Q4,]_qUjwWI3Y@oO1%:)=",
-    "0wWI%:d*xY.Ap:5Qx6I6mNOp+Hvk7<9_V0M(FGeZ01n$%0.jAY,vJK_*qed<9]bY210NALnJNzf:XaT26z,CO0SK%E2ddXt4+pFR4&r;chs]Ff0W>/w9].)89^zVG9]JZ34+6Xd7&kc]0XVD!9]ST0",
-    "4+8rG7&!nR1_-q&9^zMD9ytIH6QGEK0SVk%2jAIP4+yLS9^O>4A@G72WdrzI4+*RT9]ti22V<TfrX;:0HZ^k*H#=jP6*l1TE+0KI)TjXoE(<1%1Nwafn>Ukg;oST<-@_1Yl,7I;0QKdu0R,>.7CHEH",
-    "4+W[yF9Q05M,K=%un,P:4wbNY6ES)YtDpf70(Jo,4s,>NxdaasbPhoT<NW+hK>3V,01py=0S=j<k4p_@K>3V.03Q)H03Qf903Q)I01pWJ*a1HZGd4B2lK^>iR0Yn!4Fc@;0RjK;4G#mA2N=b+RRoZh",
-    "4iYdl8a1c04G876Au2O6IRQ8#I5>]f$Mq2eg.lAfUmpQBK<v9r8Z#UcHysi+039)w0RUnJ><5_bRT4A+9x]2z2F!8.3;BhEK<u]CT=czY5-z;aFaRF]H.ke(1u>64H#s-CrhyVAIXIR91PmVmI6)FO",
-    "02(zM5-+]cHI82o1C[]F1_UK:Gyonn02MR.1PmTIK:*2b0sRCTH^Y8$FdY&$03QQ2mH@4*4*=vYH2<CS1Qs&<01N;Z4*<]EGXM+qcmo[+KMw<h1Rn,9mH@CX$qf#c0S4Fv0^LH9K;aKb4Hz/W0tSzV",
-    "FcLNZ4+Pi*4+E2V2gipn4y(X+7Bbib01N;Z4*<]EGXNSjmH@qo00Tb[1lR-00yh8$<P[xSG;oDuGyoAa01Lxp6E=9f2ny]aGBz.X7aKGH5-gz@#$=VM<MJ17G8Y5+fkhiMTm,MnL.;L5<zg[cI7I;n",
-    "4%8S8gYIMso0UO0Gc,2q11dB$00f/M76BwL2Q<Y910FQ9dj$FO1qbm8F90(+024OU3K/vUA_Y_x5-6cCF>,^Y-JyeC2JHh9F*qJFmjM>u00X1c1rGt20Rxl=3SJR39R,Q@7#[-TmjNC*00TG<Hvk;v",
-    "um:19mjMwl01p8]BQ,ab3ksJ35-6c5G_EdfmjN#ZG%x<k2Q%FX2A2T.z5xMj4*[0^9W#my04owRUj(KJ4+ED04+pjm6FIXA4wnHKGXMjh:.]k/2kPSm45hiT0TMJ[6E=$>4+ED09]kf21B(nEFaQ@Z",
-    "mjNL$ENl+]LInMcFd8]R0T(sv4;hDlGB%e19]ki36EUs^4&VtFH.tkvINFR74nhRo[0$115(1(K1<!C%9]JR&0R>1Z4x]td2lomHmjMwq01L8k1HAqd3%0Cl6g8XfLK@;20xl[!F#sYtG8Y:(01@C,",
-    "8aDs_[>kfSFpmo&FfkV!GXN4a0147TE-l-oeiAnCE)C4]U-tPEw,=TA.tPsW-AIa5*@z)W)W-J8$(aWSA@Gjf0Rnjr!=:s;l5Goz(S!jH2-0sL2G,y*0]gH=h[9k1dI!z[3Fbm1H8SXb9]SS5aSsE<",
-    "&NB^e(EDT#R38T@00+z;2Nf7GR1XB!uq*<J%:)F-5)MTP#3B!#0g3c#KYS^QGNG#i1-Ydn!_v$#TLQR,0S]/%=#UKM0W]f&U.1sJ0S]<&+yWoQ0XWeGFNOg$H_.et!-4A*HwNXEJOTOrA@YqC4Fa.d",
-    "4,2ZnUk!$;Zx03b,AWfRiwy@c4+Hcw4$im%4gK;94.PQAX$]+Cf&mW;;v@l;E)N5@GY.AQ4ZhxAA0s%c0SUJd9_w8S0S=P7GaWbp1OK512O.w5s[sI^JqJ+>8LI&d)2llJ%PtP_:pTMAnHC4,pgaoE",
-    "(nAj%q_&uSIDuIcGOK]>4+yEr1@hTX0hTQc<)i:]024O/1ooH*D:gDx4a</qs,Xu5A@aUY4+xX.hXDxn>k[r-3=:_sFG4gl+7:A;FpLBTz*z:c>G1p]/%fJ!ruSnH1Koo-4,/x>Uk;PoSq^$P4(8>p",
-    "4V&;94+ezHEguRv+7/l(-[>j[0XNzfABF)klnyV(0W&m,5if/TGc<%AAFTm0+7/Io0jnGz#[n][ABF)l05454IocKzF#sP2H_.$n01pkz4i5+Ro,RKCHaR)k77qjXo,Pj*v6q4Y4.dvVC=.Al4-Yo3",
-    "Y7YbWo,Pj*&,,K#BdY,zHvk>RH2<wr01p(k:0b[as[uGNFfafQ5%jWY2Rjb_+7/!,006T@38(ag0S>J876=9:vXlY=p>w%(I5;Q4QwjC41Q9JB09hXdG1rR)4z(:3GB>UsETDo$1-<t$FFiLk=GXWh",
-    "d/1dhEE6[TgIE+b#@6IV&-bty)@Nlp8Z,b1R[[U:7Y3_C0So)49sm(90W2>67&ibP2sEn10RUkNR24YDrx*yn76<Dlvhx8EIZY%sI8OwLF$zx-HpjaHE-%yujRFUr@T,&>G<dmGfC2,o0R#QrGY5zP",
-    "3zmrjA_7<Z1Q$8W=#U6+rur8E9s;#14!pJk8a9@;YYvg^0R<qQ1@jy2=8p;*m3$4p-a;2+,T;yFeGeeF=8r5rG&wN.9]JUv2M(gZF9PtdIu8%G=8o/S11/8_xAOrGIvg>6;g1YJHn-NuGB!3d05_/>",
-    "GXMl04+fBgf&m[HGr02sKLj*5IYtR<04M@62*d*gwY(1mCIi:98vt.#g4#t2[sIS(1P+4)KUX$4HM-WwBR4Vpo)8^vHoEfx0yh#f03Q@Jy7K@7,kw.qO9PsrSq[4M0Rp(MC.6HdA2v6,=8qt9H!)KI",
-    "2MpD.0^8h8F9zn>ZU6@#G;NG+H7rvP27;6&#ybj,jf4RWl9yiu#OFHz2o*SM4+i]K5DB3H2k4oF0S(dt4+pr_p8)@[Ne$^q0Rl]^mk%EnIr+2#4qE[5Bo6=xFGV#u:hb]U0x_r/00i*Z2M,U:0SkjD",
-    "5-7MBm&XAPdj-@T9XajQSphOH4LLUI<&N<w0+rw_4niL.IO>5NJv1-d00JNrFro](8.zqTIRG0s00-HI5EM0f5i,W<0S=>&<BuFjH#5,k0VFjykp_Y1unP-IUKTd<+zSUJ4+6Zp1q8+f4+q<Zq5%fy",
-    "mPi5jMh=zD@3D_.Gu@w74&t,]1cmo*4+<Y10;FJJ4)2I(3NQeIPz_d:0u9*xsR0909]JPz+(H#Nn#:Om1eXm1kO2z$0^l,E<&N.Q@2i0E%iBL612Tv20vR*L0S.^a0S3S7IStmCcmc!^1*@!TF#r!1",
-    "n&Juzri<](f!/QgudWscCl3La0TM6(4+P:82HL]I9yWUq6pYkg4t6v+G&k<8A22f3<&OVy%x(jNf&wozIXKqx0Tni,mI(pg!bcAW*75-A2sSx204+2$qpT$oHB$$xnNALm3K29_4Dt151(S^&0TeZx",
-    "$N:)-)$#!k1Jd>l0D(=jA@YT74+OHcJPoJG0S[r/<&OCb)n5+$=ris-!4Lzr.PZVK1rFe^0vk4hx._/6@ZEs&*YW@ecMlWT<&N:;0s=^O0P$N77^<dx4+h@WUmY;44zvRvH2<Pf02DZk0S[r=<&OId",
-    ");W$f<Bsvoza%dOH8rqK02:bj#2=lozXlDP*.TCm<Bsv,(E$#iJT5Xc!ps2.@vC%@2M+]T0uK)Q0Vy&!03$d!#^=L-->;9:12+G$7!MS&,Cqvn<&OMBle]0!sM2x(Tn>pH0,Yrf6Z!!Ts0RhA=:7Nb",
-    "1qIC8Ne:d]<&Ot%wfk<jwAp.THi+pH4+WLe0V=_zioyXRGBx)E5-x,n8aRy%0vr^GyYc^Jvhx7_z>$]tA^.6oF^I!q02&1%3envJKMyi8Fs+7q4$ScZ0:Qo$4+oj=0TVWzw,XNrnezbx!kH5f2Co4W",
-    "I3f/iuK<zn>c9L&o$_.$AP*bS0U]axJ0A,.p7Q]^GTrS.38e^O;$s--rpyHyH;!JP3e(p.038C20S=R>,9H^$G;=zq1UNY^%L=Y4Hjdw495(fmMGuMrg2DkQGB(Ex8ad4g5-FiF1_JDA4+GtjDGwK:",
-    "-9m]<9]$V]4,c#0Uj+DE1iuIajtdU^g2Dj-#w!m2Q5ZA-4D#>;0Z.P:%8_&eAT]ImlmRw3g2Dj;zO,2l%8_&ecQyb&j[!C]H_.Ra5)R6e0UviZ06&)jHa0fU0unU.A3ijunoBPrI5fEe50n9d!T]:G",
-    "xmhnjI5Lt7A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(H#h(vmH[vTBQ,g<5)VJPq)Q(kH<N_Yi2*e=01ph,7A!J2)XiN8+42Do2)&tSDKs=!9xo0tH.TYQ1vE0p$0!dFzU>1xGUA&7",
-    "1[V(kl:KBHH2<0p1>I9x4+WU*S===v0aX]@01K780RmGG3D:ov0S=,Ym30pRfSdsj6S4GP4VAnB29TgM4&MO[tQiBW=j@-D4+X0O4,.r$bsjLs0S=;h@(z8O0]fRO4+yLS4b2,3=5.V40Wqut9].x5",
-    "9]tl32V<Te.pCc7H2<ei01SzwTLOYW4+E;N4&TcL45sK@4+iM)MGp$#$2td04+F-m4Z&dwj@3_.nw:@s*eVYNwuE5.BM$*p7&!nQH:;8:3Zce24+<_hItOGQ0y;oG4+8Zd2ssR*=mGG*77qig0^g-A",
-    "4Xx&69]kb210M%900&GD1IGa$0W.&<GXNVjtOF7/03Qf503QuAks^PM=mGH]6%Prl10NAI.pB.%vM:UwA@b.<fCC2Upgjy24VVH9k:+F>IpO7=0S]xd!T^2C0SCwd36CZsH87+C4+reR0WShJGyo3.",
-    ",0y(>894wC1CS-U1XK;nsOMw@]BG1-@-]rmmn$CuG*JoV1s;%9kR_rbH8ub*A2l@rFO_r@H2<.tG<::P[u;iLH8cP(mH[*_024Hc1s*fPpb[T.GSC7amjN*V6ELne4;g^IA0ail0w0zEFpwr9GdZ#W",
-    "4;v.YA0RXUFO_r>Ir9V)GlCHfqA(wKGypG@0W&wx0unX/4x%t0cQgPmmjN;1&-k,P01rQ+FdrZ=03V70Gw3Z34A&MfCO0wc!T^F5;)zj4v/9#ko_dF2BMns!s/sayp&Ks.G&2An5j5T,9]JeCAP(Ay",
-    "0S*5AWFG)H%=nW_q=V*6*bWX)3Cd_<0>Wso15=(Y#[mxmlpq#300$KaIR&b)MGBn=4+W_JVge%%0aXZ=APnc=V**nT3De3n4+*c^9]vR)1LXl90W.&<GXNg]G=>(IGd2JM&.hU%PZ%@,4+X8IHV+E:",
-    "h&l&M4+F-m9]1Q27&ZVKH:;8>G<^U*2&<AS0,OREH_/33Hmn052[iy85j6lG0yqE->lE%u-D:G:0Whos9]ST04YvpbwCrRDTn@4U0^m0HDhbMa24fD&dkxsqZ67W(]Nch_&.h.o<XP<ZDgXXQ2V<Tf",
-    "r6n%_GByAo06Cgp6*9SHA6>,/!T_ZgGBL6N4:#.:0WS$MG5[tvF#sO_Hs6vl0hIy]g9Plt0Y4ZtGco@ZGROW86EU*r1rG%7n*$s-;7[&D#@=[b.+cF_&Ep9/GB@6i0yq*i01mRc6Bac7ya5CZ8#X^)",
-    "jl:5Gm$(5EHysi&03J7%0S3deCJzBs5,.P@*1,W5GXMk(9[<K&A_84s8Z[geI2[r-03QQ0mH[6HGXMmRt[5IPmH@zs00ayl0XRVetO5&N5jh.N@^83X1C[]F1_dQztO6b]02MF*1PmQHK:)&e0(lJV",
-    "!T]yu5-g!I12vWb6Ey%1RT4D,4Uf421i6D010Mn[3>%9HiVzIpy8-6p13w/FF>r,z1_vc=FaRDh02eX.4+iYQ0S2F:9SIx*Jt8;a9S-QV1px-S0#y..01oa27cl;;v,KVi0YMTo01WKH0RkNZKMw<%",
-    "1s;@DmH@ql03I[]7c:A4;7[&C[<n))n7080;^9rUFx]HSA^^),8#MqDHvk$rMFh:49U3tgA_,Vu8#MqDHvkMp5itM[1K]<1s1+JG-Hv=CIXCMADl-;yCp9tb!T_P>FgEN1EHgC#1klC10SE933)Bh-",
-    "@vnW]!2uIA,v.*i-Rp+t0R)V[0S=Z30]TW99x]2z7BT/4Ge7@(4nY$)/;e-$0RkNpIN/B%0yvfdE-%p&12>[mk>ry42NyY(0U.UlYYzvQ1^QT%00q;HI]tec4weBQ1_C913p3gY6FA)r5iDyD0YM)D",
-    "Ife@bgX22[q6rTJmH[6HG5[ktIj-&1mH@(t03k3eYYzdI0RyoM3Ahaf,ryq:Hunh+1C[]F1_UKyRUR-w0TwU,6*9Yu5Du0B6EUR&3+BQB0$v0Crw1PcHkJV&1_dQ<F[ld-+6fmomH@8.>6@pLK<:No",
-    "0^kcF0R<2iAs+)XmH[6HH2=OQHaGAJ6FBn;4&/fC1&gdlDmOCb2>iQ$7aKJI5-g!EH_/35IoS#lG5[Mi00V_$8#e$0;UD=21_Bjn2j_hOI>7r+(mot9.iY>WG%x<JhVn/s8#3g/0S=GpvJ(T/[$vIs",
-    "4+FDw4DX#u1g(c]3H=jV4,JW]0WUx_Gm5MM470&)DKIeJLIcb]F9tC(;Pv>2=E3uZ4e%liqwH,D1+/=w4+vBr0W.&<GXNhTG__ho4fgGU0Ux&lG33GlFUA2jF#s/x0X8uJFRcMKFaSS:0X8r:+yWoQ",
-    "0XWeGFNOgyH_.e#.iY>HG5[]IHaGw$G%)^V56cb<1%#+dCp9-V4G1s_0PHgl61]FL4.X^%VGOW^We*tRf;*FUg7st%BC7!yF;]mh=_q^wE6DU<4.D,m4!!hb4-iZg4+4d#N&:9PF$^#F6Egr4H2<DN",
-    ".iY>SGntDq0Ja>p.iY>Cq.-;+.iY>0.@o9*[%!-Ge+.syHV*_,yKMl;B;lr81KSoIIRF8ZSO]*a5DyKSs1F^QGT9axGm8WXw=-+D%Q@OxH96zL0UrZ3$c[S;6Q]#S0S=SWSq^tM4-19^WDg+Y!T^7>",
-    "=.*!%0x:z@!T_SF0W_/QFNFa$IRFlhnV.m/p8;zgABF)k03XKzG0>Ddg#j<DFHJZ(*%lKq03Qc803J2_4$BS)m..mE*%mG^IRFnU=MPd#AA/MQ/z(Pq7K0QIE7yT#4.oAq3AYd*8aJx^9]Ac59W!SG",
-    "t%79,A@c:_0Se-U0^m0s*#QST4%rqD2&2M13D4444/C9d3,7qJ0TVT>>Gu9_rr^^>1L48^6g1R=I3ENu&!h]/8ad&<0TwgNkAMLmL=9#R0R+.eUo1E*l$H>=Gf5u>G2y^i9y6d+1B;7*2O.mM!T^dJ",
-    ")kzyR-o^Pc5ibEOFjE*g03QlA-lcq0>x^S0auYLc9]JkW0Sc400]E1xZUKP-1W*K=846GZn2V;Z2)4L#1Vadg-z%MhG[@pxK;bh<8a3Jh8#&_[0U]gx03]Xs06H/,H2;q^1SSs(.iY=_Zx0dV!T_Qi",
-    "GBBX]0^la#genTf%WV$Z;w]n!($xbGA:>gVF90$#01pJM&vXu**eU<lFAp#].iY=_CIc/H6y(AI4mun,>[#$y1ULXPH8L[*J_c8k00GU$I1dBh0UsJQ.iY>j1Try34CDd;FbTv12cEVA3E#_F0dWSQ",
-    "9SZ&e2ap5_g9JZVH8VB%%L5@YIpP8z8!,6G0]SSv87_+yIQYv0EHO0zF9I.%00+=BvH/e>.iY>oH8U]&4*_eg0^P=.F%:rNg%KYEHRQqp0aFhKg9QnoRR+JIKL7]kF)^b66EOfE5i#V#0Slo41)$P%",
-    "4blN02sq<z0Uj=>0!-*,(*qwSH[@+r9]SM^FGevr03$Iu01k8n%nTnFH+Ki2$a60ZH96$M0Y3pWHZlM&4m391>X7n%0=Rom4nhwq,S,0oT<Ky%0]Q.Igy91Z8.zqSH_/m,HUI%x0JTj7dLJ4&.iY>z",
-    "4KXk/.,!33>R1O$1l=EA8#OQ%Hn+wP1]$yy*WC*Q#[;e.IOW0tBQ,Jo0S=eqx/k,MH!$VG0R(^*4Fib.4+<Y11=K5V3y/aFG5@h7s0arn4+G@G0UrZ700qP7DnAJ]G&knL0UsMT02Vj=4%P!74:ab&",
-    "0U9%wv.U:v7Y>*L!T^[UGyoqLH_.E495&[[0T(#[2PY2!mjMmt!T^DswF3g$,UAMM4,^U4WDRx#oWyYh+XD]R/E4C4>uB&nnY%MDG%zye!T])Xjd22@7!L=M!T^RB&g3@@1nd+ZGUmbo0#gqO/E4CG",
-    "H#@pc!aq4PH8tkK0WTRhFaQq$mdi&C=7dp6mGlDwcn+jA0hI=[:G*CRWH80]11L5#<B]w,vLFKbq5^uC:lF=awF3Z#1[*W4;*k78/E4C7cMlZi!T_8ZFaR$ZH#Ptd0hGu@4ea7%9yhcD4,4mjN+dTo",
-    "i_$c^/E4CD)!^3rG^$*2G5[Ab01NiB84m,R<H!6]h_#7rgwZ@7G5@P<4zY]r4y*zn1_u_1Z4VCm0Vy:(03tLv>6H9J/E4C08xI8f0UrS]02nX-9x:*=0S=e5,aQGLl#c,q1=NLW7BuF.0S%s!YaTW1",
-    "4*[poJr5e<!T^IAX$RW=3a!2i9].w$!T^jJ<ADA<[FW_S+W%(&$rcJ80UR$3H8tkK0VFdyl/K5112DJ20RS2VA>up<0RkEy9yaE^0R&7B2+ZOGKMpiDG3LSn9]bg(!_p-r1R<U<uK<w>&mIp7/E4C3",
-    "AP*bS0RxTeSsx2E(&7UFn>vT=76>dL2-cPs1gGN^4eGxJ4$LVJ1+Ae29yS0OHN!wGIWe,O5eB&G10N1F051kOIri!U0..3oHxB=X9tPjCs[sPf%^5T69RuPJA0[/w-Q:A]HaP$S/;x!7INKf_HZ/ea",
-    "bP>ay2OkzT#2gCa2>FnM+a3U_Y7W_T0r_iC4,MNM1wjJY)&mYgA1O539t2$u=dJLX5-wJa4-q&OBsVtn4G#v^9waj@dJhG(86O,s/Nvx@F*7pt9v(BemIMdD1]I<6tJDJts^cy5igpGm2g1&74+F=<",
-    "14$1wh]_ivIWf-34(b5]z5yQtHS7T!Hn$xuHZ[*44*-2_a0u>+Ru2j40UrxB01SKzh]_iMssS1^00hSg2:C1urS2LAmo=exUk;F=)B=&tHUzK%4-zTo0]oP%LLUP+xq^1>Fa*hd2P6*w%=oicGBt>R",
-    "0]tsRE-BTG4-GG.fdLNB9tF4q2aD7L4-7xlR^Rk^1G]]S0,!Aq2At9Z4*]7,1rHAA9vd+L2J]lj*%uE8qtpWf<umX;t@7:vW)0=aA_iTu2fFxB4xI@SIa&>=@.W66=_J=k4;WtC2M,_llm@zS&an:z",
-    "$r2Ajt4R+kt<#EVHvkUu1sF2@42X+R6fwjG1ELiR=x>L212nlG2vQFZxgP^,34=3Q4;TtiA0amYA0apZAA2zX4%;am34z)HA_@m+BNI8[10FZ;2Ltdo0VoWyfKd/Rs5b!@1NZq14+Ged1PZFd1@N,d",
-    "Q3>fVbpQ>p>s->ZF9ebW1kVTsh#dt^4+N1t5-8y/ImrPdGcW)z2[SMN9^hJE8#w;k3NtYPA_!5y3LO$KZvlr336%[RG^[=iq(/e$9uEVR0RSBVXb%J3,+B$$rw0H_1(:B)95TI.1OwN<IRo;R7!L,$",
-    "k>0aeIW>.U@Jg!tm/7NTH_.(n01M.sFB&-C+P;$/!a)aG4+>1K1TO.LHKhRy#YP0l$]5B,I5!TX0SNYmS@EFD1P8IV1OQG8y=-h2kC90NL:M/^0S&@O03@vzxh)36Mk+Qp0015YCJzn6MgfQ-4,vhR",
-    "1TQ%<IRFm+tSAk_(qtb2F_vqN9yd7v3f9PO2,qSCvlRw,4*]tSFAg&^sfhv#veq_c6vajkIvg==Mjr$,02DOtk6,@=48/wQ;DZWF1K.G.8pTFG1T!,.MhR_KC.8DF;0=Rd#YP13-4K7=*cuJb$=j1a",
-    "(>[:q7y@2-4=>oR2fVpR9_e2sMhB-!S]18G#YPJ:8#Kj60porT1HF.21Hl3:Gc+_DMgrw115*gaMhBMz4+OoE1Rn,9%HIqR80Gu^4-1nIY7ECGA_!GqE-lgf@_wcu[AwQuFg>m+GypFJF*pDL>eTh5",
-    "4+7BF5e40oQ64p)M*<X86EfaXA0[xwC;5qipGO^<Gyoq3Gynq94FJ#q4-!r^6FC4655y/h0x_xMFBLL404*[(00X%t4/^>iF9b6(00WuxAP*R^NeI5XJ@V/OC=R%UIC:8/;EC@&=$@yZ!zd[,H2<2N",
-    "2oD49@_w*@l;M+3w2My>HNW+44+P)ZLjy;.G[YzX.O:Ft>Dv53:Hz]E9]JP%0U9*@2mGCJ2P6+5!zcrF4-sTLF9$a:00OU04#OxYH#4dM4bA)m1Bs<g0RvwT1j8r*r!oUg4-sTLBR4dJ0UrZ2vH/^A",
-    "Fb%=f4UNDA0/y3o4$S,m6EU;B9]Jju7!JN.1BsYx2O.vv#3&Rri2<%mG[h(rH15wh1CnD8N5v/#a00:+9]$n4M/uCCF_uk=05mrM0-vfP2*oG=pcD<Ql9fIP,j8$,J-f*/AvgdZAUFU&eKR-X01peq",
-    "C/T9<YYX>=1O(i@G6VPGH4f.6N*<I/#V7^04-sZN6FC4MJvaa#AvgdZAUFU3Y7d$L#V95<Ea0jH4+O.11,QRG4wU[b5IK-x5ds.;2RZyEKL]88HUI/#3-ZT81vfAN2IQ-+48.q>vYs_&6U8ViH!%Ps",
-    "H!/V(2[$sy0Urr700UYK$pIe.GXMcL4aFz@5dv^q%mD^ZCl3LKI0f_/D-hYd@2!BpM-@;/=+q!^H!]rT4+F::9]bjlvQQ4K!EXZdJq78d5Cx$50^hcC6geaSvlkx=IJuz=4+iPM1QIp;2TvL^s-E2z",
-    "o_knlLI++2yZi.p2[F9vd.TV!G7kgQ!2]%uHV%mk2VEXAwbWPy>h0_:HwwD&3k21[7YY9Z7B$qYd->B,0V)L0a^C.]0_9uz0Rik28!;kC1GnfD1LN&X4+Vq_F9kI.,5(Cwat,K@fdLHlD.;KG=l%(9",
-    "(kBAlo&*k47&!nB3-Qbtg19[kav3wXYzSNny0rolFw+7CPYb_T1+)SJzZMR.wE>o>B@P&D$0Pty29qoa[)G(&)=Z4@B=NS_EH527HPQJ4GB!6hX%6>;3k0m5N,qaBF^R0-0S=SnJS!]Rs0AMdH$n<H",
-    "$q<$i0]p^+GL6#%9]$;J;R*KwkQM:]%wh)]3-vfg0Es:iF0^ar2VV_Y&xQj6$9e$5a32gbmpTt1wD])+D/[,S012anW&#cm3bgqHKL]82Hvl_^F*g7Q#sdh@106HEkSqe!qcIN!iuVHu<u>qV8J772",
-    "88OhULmDxiv--0RI.HFxm7GB<1u-37@2#I6HUJ+6G2jIrHkJec!VV7#:H!lp03I=[2&K.n0jdlKY99zX-RHVbH8C-y>yYyw2Ocq!%q9lM@LO[Cl/TDzy2^.6G@*,n4+q%TGA[x,F!u!umz>Wjq3Hz/",
-    "2mkm32$rmC00$2PwE+(b]M&v^s]Nx=A3!.(>ya01F#s.(Ff#xP[r3m_uu_5N]M&whDKIhsKO!>WGyo3)rsgLD-.0ZBA@7pZ9v/oafcXOi]H2gj(Q*TxgaZ!,fcXOoya5M$3W50p2ByOh3YyUg1d>jt",
-    "0S$rq11](PIRF5-P69d(f%yXi@VS0&@2z$n4w:)+2vZJ$@2#L7Guk-H1u(FJZwUPX9^YQ!@2z=!>sjtWwhsjxA1=k7@2#,=G%+-*0>Xw*k;/nbg82gxF]M@_4t<yrqCg)3F<pI65-On]*cBu&HIp;C",
-    "fgwK<GBhlL@2z:+0t]iwtqdbwETaqx-YuShG/TX74Z;[56gRgN3ilBY1AzGh1,2Is.>s^1Gb^j]0),0/iKjpZx&Z:,3lAZH@2#-9GcYg!6ExX%29F011%UYj0-vKHyaxu^z=VZ(F*1Yn0]vdMVk$B<",
-    "uVnxc0yP5NLJr3Q1j@2:1vAA06FC4LH_/poI5_j%0]3q<0;Psl<*f1-0tSfbA>u(!4*/hSK>3S&fcXP5IWRP895sOX0_9nG1Mj3w1[g0IGAw^k0]G@IFo5]3KQ1#lIRFKu0s=6:5f6>6fcXPEGdVN:",
-    "KcN9LIWqt+D/-.y1;i+n0tW<T0]&Yf41oCq1c9p+2$B-4K>83)G/TX72D.>Pl0Ofd0f6^f8!>CA6%sba1]J17fcXOe8wu$I0:,Qi4._=60]Iagh4/#ra33,-fcXOg-,>o^djp_LG7lbr@2!CGw+#T,",
-    "AP,cv>X9r+Gcz#&Ju<:i01UR63l5Gi4+w=x0Rxi5YX]/.4*,$2U:=/OfcFCcsRRu5zdi>(p&/;aH1(Es2axXs00.p891^JG95$Aa0SM),69C=42)qFuH.,5t04oEMtS$>c0]<(.E*UfFfd_wv=HB/6",
-    "3NHmVEa1Nf0/QKTpqml[oSFm/HlOJMEHN>x3HzG=1M36=v4au<&Ibn=3zp-o5-l]x9x[+12hj))%:G=gObhtdM-S4fEiV<^Ih#2M>25wtJ+p:R4.OdkL.=sya^P!OtPlyz*17/;7pyrCC!C8z4#h(c",
-    "1kM-A1vaAl5)S__KnRn9R^VMWJOo(^A,n;*QQXW4A6PcJ0]u7=2!&]^n#C::GUu=x4+FM30UiP>4+E&(1Rn%9lQj<F01lGU0u(ugP%bw!gJK1b(JmA-gJKSJ4+f/<fdLsa01NPH2i^DN0K6j)0;i[1",
-    "Qy4Y;9]]+oH7htX01@NI3g)o@2wV!$rUeAW(jf!JV+F@v2Tulx90@G;k=uxk2/VL!D:yRMH3$F5TLGJN2Z#X/1FNV36EX,9EbXl)45jo07BVIe4d@J%5HmSAtEd4#Ix[jc/3x%_jTZx+rEdo!4:hZ(",
-    "0Y3pUI5g&A4+ECbYaBPjR05bH4,n-H0VV/24-AHM4muwdGODNnBQrS1xlsTK4dr0_wqhRxFyH]n88YQzKLj#3GDZyJ0sut/>;kHfCJ5zW0@k[71jQf</Vc7_qHhkm&jbOx!XXb:.Y5HPpl2T&G_[6,",
-    "Fflg]7]Wpr0Qn-aO9Yn(4&,40ECcuhA2T<QVFJAz15*g(VF#B34&,41wgDY8v[fTGHHJ7J12MS,9^>k0rvV4d/0F6a:M9ME0S=M;+6<M]gIga1G0.QH/,Mt1DD#<e0WSnFIM84(Mld%3A^^,n4s-VU",
-    ":I)wiIClxiq:lj)4$xpP0ys1PFBLd703kRw01iSQFgMU(F9bL>00ZH&VGkFU0tlPlbRIF50tK8Y19:kSIWg]10Ur)HwqO%5yJjx_I5xZn95;I+9X8W79]AYsz6^Jw4KD-VIgGz219uN9pkfaDhyg7y",
-    "H2<Cm0UrW4xL>MM++7Ff.!^ci4+r,74Ic;J/m8HKtfv7l3OG2<2=/@V[s$N>u%@hACl3L&a]OTP1P/nXU.KWuH6I![wqP;jIV[9=4+F3P95Vn2uj&E<Cl04l0Ml0w3$N+]1i%*@12lRKmly+urEdo!",
-    "4*]7c28Qy(0S>::U-wE@1=P/bO*l2QU.CcrC.1Q^2ee/SwO$Vhv]t<MvtR*H9].;IU/ul54*/C42-$-&4;gj]3/bmL#zhYw&fEn6&J+)QtXv,pGqPX^&7N,r.4Op]775X]E)Nv-hye#*4-Gdu3H>KT",
-    "4;ew@T<NCdvqc[vGlc[nlL0cZU.lhh0H#k539(/VgS.NetGGK1.T;[J@5OQV4+rdCKM6B9F#ro)6m.X(1d4]R2Cy-;w>pN=y9EypxL=Zv9X8Ja6*mAM2sZ#P5H_mg9X0;T3OE2C3O2o91Rx0D1]B!F",
-    "h6Ok;G&ukZ-XWfYIh+9x1C9;b0XZ>QR08MjHx1b>28&J)8P>opF*XkZeh&kpt^>ok)iECwHvk(q02VR-2:gly2I)E.3oz9&4zKtN0yhI60[uG)!dx#FIWWHp2f<5o4;LGHA0RoFE,z6zH>.UKbTT*q",
-    "4#ox#7SS-W-@BlfH:@34R^Ub#10PW^!M>F%Va+iL;e@M=seb_j3IUda4,W-b3KTe(4G#mJv-,d,ILk2/H>*8S9x%;60S3*WIu8oUF%Gn%0]UMIZU,U<$^t1+3k0%e44,EY1n,Xp7&lWN3N*;wD:*m,",
-    "BRM&32-&S0TnfrD1Dc031A^k]=OGD2PXy$+Aw4,XH>9-yhTlmWGSQeC2$Pmi88gr-EIBvIF%mfdCN;qv8#Ucx03HM-4,U#PFA+B^053N+G5@,2nB8s-$^t^yH_/m,F#rz&fc@!M>1JC:$^ukwH8lVM",
-    "CIc/H6v[CUItb$]0>]ZB1.ElaH8%h*H8%hO:&+Vv1K.H48Z*i.F9bC;MhR_KC-_75vQ,Br3(7G8&vFI+*ijCSlm!W+2o1>L0g1Or4=>!A0+hKk0dx,/kdOs3Gc@Fk9_dynF)TGV051hKHUJ>vGhiP#",
-    "G08C>HZ<ZS$uS3)0^lkrF)cPW03$gv01pJA/nWqiHpwvr!6+Fwk17XC4#+70xN!sWtO6c6$T0%aj^ii(3J)gRx&Z=0FAiECMK#4SF9SF,#4!S=9RSP$4-OU=:%Tt>4wjq)Ha0Oc013v[Ko1ndF%vf4",
-    ";2G[pLLVtM!!ZP19XOZ*16_66q5^=bmI4zw03J601d-_<nau;s8Zg5#KMXQ4F#s]&I5Yq+135Fc1@L**0]tkUN(Uql0mCsPH#Yzu1UIe.19uNK!!ZQ)mkt8X0uKr70S1PcJqxcD2@_x%(Z&G:Bo7]L",
-    "F#_fC8pAO!3OO_*2@n)(lQ0)J!!ZXZ4*]n59ytI8wMG-$umK+$HN!C<IW>.f1l[9q95k:22#nbQ2PY2z!!ZSj[%-Qp@H/w+0/I)T4-8kwZVrh8Br,ApA2Bw:F$Coj0/60,M:EAS3UC6Y6CVgO#W61j",
-    "G&BG%D:eWFjtLJ3]9%lNIstVK@6L0-X#(^eC/WfrEgvB=03RSX055ztFaRG6E5$Jl)VXd1%TEl!76P&:0Llgr6!(z.2Vf5x#xWx;Glm2oJu(0vAvgdZAUOapn*lXB#xW5%051tMIRFT(#^+FvHS7ok",
-    "#Hut9Eea0=>b)FAGdTbYT<@fz9].<2FDo,Q#xVsq9^Y3bF#_cPIL@qUIRGCCIRGCJHUJzr051wLFaRG4G[!LmAPC;FF9J9=[0#,dkpT;s@T,R&:sSv1o;-1*2pKt]+)oU,pK1h)%5Vm:&n*uIqq0E(",
-    "=s<p8o[n4^3=]Lw1ui!-uCqh^zmx;J3TY@dH)k&cH8rA/1rJ%ir&s[TG8JU):kl9]Vt]bm9^Q!z$>)/FQ4X2J1@jG(4@@*z4G%bk0uIs<4.TU:v.aQc4G$Uf2<eUG$>)/JO$MP24;tBPD:3#B4]t8r",
-    "4G%Qs0v/snA0RD*4i6cH$>)/6UJvC2fyxaJ8Keadh6w%14FRqQ4+pFD5DFs!j]vYM.N0bo5HmD4,:;QeHZ(W<E-Tpo5HAcgG4,Q&39A7ItItdfqwzryGyo3P0SSaO2)Eu<4#GJAjRg+<LkgSNGziK,",
-    "4+gCD5Gyh=:m;r#G=5jE2$&fN*xgeP2#BJ7Au%+j<IeaNMI1JU;P<-)Gd4Kpu@ma+kBtEUa]*=o18WA)sfhs<Gyg&W;*atb0S=L%#ti@*0%Q&A;lb_a94&[_WfVB991kGHz:onBG7:U/4+Py$95m2E",
-    "0*9Rx2fF(c4-GO96CyP-%:fSu@Gf/*HvkV6gsTiYG&n5Yycz.5P#*;4&%O=I2sxbs4)p[t0x:M#Hw2#dC/Q.&1)YIa4+fOYrvV4W-#waFHMK$y2,4tP2:!,m4,veDEe[5Y(sKjqJr5<A$PEt/=7(2n",
-    "2[bU4j0q0Wj8F!qa[[!r5)Pyp2l44NKM5-2GQ3MJI5d0-&hdK/zy$%XN(i8,b>:K/2Ju7:6#V5x2f5Xa0RmGVGl2yHk/s@etON&)p$88M.DCc@VS)5h5jM3>3(u]u9]SXmoK*&[xR3z]u/idJtL+sN",
-    "Ig;Ef1JUYQ1Drh=Ir-$-IRFC35)O<c1nmL:C/1v;02c<98yGOD1O%jwT;oj@GY.cl2PQZyWdr:=3$6nU%kUfv[sIHul:rVL0qd1p4+5]i4+>;s6ayI!x&J5()xrT2Gynvi/o^1.f:R0c(>#,U,OUXc",
-    "GXM>!g&YHfat[_dlnoyRFaQbt*kTH)1>Z-zGYR[Ku:lVSiIoBb/#nP[!.zyRIqJk^4V;E34gA:<1lpNc0I:lN1meF20/W(k8iT!i1J4Bsy/X5IH!@8TSRQTU=AHaC0^pV5>%RP4@Orl#NisE.ARj(A",
-    "u.&9B;c7uj*PIP61uZeI1P/*@pAruL3<,sPEX4!]i&PI8]HBLqJ=Af04>W<#4iA5q1Rn,103QQ400Q%_Zw(s+%=;pGmjnmz/_<n#1O.[R3yZB64:-QhA4NF-4[EdH4iA6Y2oDE<%b<@-1^!tg1RoJJ",
-    "00-QKQ4a-54FYNp8QKURaWUbNG9S.ZGusFs1_IyiGzP&i4jUg4HJJnku9RyZ05q8d2ly%vMcfD.aWSxvG9S.ZG_Eaf2K&=L0RZ!>2oDCu1RoPN00fP(KQ9C.HO2%3=IQ)a,v^RYH2<#c0W]-*1kx1&",
-    "o45,P2ATvP6gL0:Fb<OG.x&HyI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-q,:3;Fed.)AVj#[oCs2o3cj3ICdW2jYeU2-#F64+8XR4+E*Ne,9FXmZ1R#o+SyIF9)o+",
-    "0tvY#3C>rN4+WkjF9tI+01pi7Bpfo^.xB&P0S:/C3h&qg88_GSHfIK34vU&U9x^y>1@3VMUkdQq5)T#3hiC,y0S=Eu4:^VM3%LXqH2;*##Ebz8yMkr_$wm(Zt<;it6SC)f4+60=4+2mRAD>,&1C/,r",
-    "1ore_4w_<.44^;m4bzif0/hB^K#/NQ4.PjPWFL>MGV4bN)i;#T<GTA7lV1-b<APCJNi<]04;<!CWCO:I1@gwsUk@Zd=kg5N0XEhG5-p)3KkJiU4.hCCWDiNd0uMsr=kfw[zXC6BH8sEjAD#g;[[#[>",
-    "039@]3LkYg056:ZG%x<nG%)^kHvk@YIMxCmo&hod1Jw=7KRK!j4.MNCY7cJzSr0F/8xEE50]eA]4,L)nkpT^Vl-d9yFQDgM4,b=%Uk<#w/Uxvsl-d9n,2opGG1&nR6qMs%4,kj1WDhfx.6j8ko(vBN",
-    "paTq)0uK+A.6i*HL/Op]0^oo1.6l1lGdC_*4(!<(4-7T,Uk;xIggg&3l-d9pwYXv*2sYOGWgIpD3672t4wU0x0#OeM)X+&E2sQu)Vh!H@4,;F)p#ct[0]1q/0S=^00T(y@4*^x51p@tK5WxWsjGO^x",
-    "1%cyV7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG4A.)d1IkMPSPtY-0p.h.u+4T41cky09VP0.3j_L,69^ZeLLNBxPXkvJGrlGa!&w9w3-j.Gr&kN-iVX+T+5#T_IhxlKAvQAqQV$:KPags>",
-    "016^<8Z+om95w(8sN!EA1UBhU4+7r%3/a]QqoDx^/^!]k030[_0;-W5;VpYT4+G081-74c0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.N4nLoc5JHZ.)]4.PPOFBLH^",
-    ";<up3F*Wc[A8]Flf_f%;&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayFWvsR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-",
-    "KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYa#GUl/$4PY0dqu:lVSflv.vquo9a5!/V10SAIm3D0-3ve@fh(j=ZL/E+.Fmw=Ef",
-    "2Dl[-422_eH,b.Da]Ej<4+VozDlsqs38H[f4+4Ww4y(rt1HASS1]bh8g,]bAFgO4Xzyu10Pz2P$J@V._#AFWxhPyfs5zFjf4+Mx%4+l[n0672#/P(VY;PU^)tF-CX1By=CH#PtmIF_CA0*X)[KsMk,",
-    "A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.w:VYvHHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uw%wFv:dS@Tl+0w10MGQLd&>mwjpH<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$j",
-    "p8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5%Kl#plLi9C5Dx]M,30.84**jaGXM*jPy$gO2simm4,wC<UmpQDnNSXi[t67y]6dE4Pz2op9_Lp$0T(s=4+fb_4+*IGN(M:_0:J;f",
-    "0dyBP01KH/1n7zd4+yxlc=o(Z1FHUC244:WpaUNXIRGCJIRFm/nNS/#01MOpUmpQEnNTkSGB*GX:ud_**r5Rr2ANPF5HjHe9yys%4,vQ5p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9yG%^WDP9^qU*",
-    "0S=J0P!6S+3/E*=UkjN_1l.827BSfY7dQYP1_#Ar4,xI=Uk;D8P!9#2*@Wa$IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!q,u#Eu)gX]Iu#(:KK4xLZ^1[*e/Pyv,f2ln]iF9JC+",
-    "olpsfpfd<bPzKI^5g!XRolpR;!3hiJPZTr&1ectA4f0U[2oC5=IyN#aB>A3$/^!*;:g,.=GXM>-)t:.$1_RauUk;JT1P9rl0Svz8Ob7J(5(/,^K;aLc4(hW)4!%za$.:SjFFrUh<lOnl%U:S@F!N6j",
-    "3CW3PFCH:7=G@2KGBN,!Juxuiu;im@IIuAv(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=S:g%S=c.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$",
-    "2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a.>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3jOeJ",
-    "1F$6z1lyud0U[4DkcD6yHm8aM2Z4b;3g#sayx2kxg,]aBHZ#m64,T0n4+M#z0R+XvE(mlF1oOlP1L.^cT_!YQh)=9h01T;/x&aR&j,UYq@2i1GiBJy61PY2!1LeXW9]twCo<W]000vhMs51;Q=Is1H",
-    "jZhB/R38C302nv@3y<F*@iKk.1e%^$4w=L#)bU:r1Dv1%A3!$%A0Rj2MK7KKH8+w>1mw8_4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP[N6G1vkUG5@,h-6)!GH_/r60X8y[Pz3bI9Rb8z4[*W)AD-m-",
-    "g9Q:a039[53Lkei+6Nz:0W]-w<reiyvI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-/1_@eX1@iICPz/@01>l/&0W$m*7%<2rmrw.Wx(=Qqq._/pBMemyz/mK8nNR[#4+*lM0S=hXmpcb!4+G<=",
-    "9]1K07&HJ5olpXS;LrS1,vJml01pPAP!9:r+$[%84+F-m9]1T37&ibMIQG-X0(Bn.HLL:.0,OREIRGC4H:;962[Zs75i]fEIRFn7nTMhQ4v9<K1Tr])(q.hv01e^YU/IbWP!9<]wx$6GOb,Lc0S=Lr",
-    "7&8C^uTTe$m9qg42-0(T4#HOr,iKfwGXNh6GK[ze4+[L(Wd_#r1LXl90XF_@HUJK>Py*rSa1R&X0T;&[4*]DO15=(Y#[mxmxKJH600Z3MUk4%!tOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs",
-    "0UkNTvZetD*Pt:JH_/39H<Z*.rkFwpyzBx8necZWFvU6qR^(pB3dGbw2deo^4,2]bF9.U-01l#q79/+=)/mz)Pyy^#6bdFE8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01it!Z4-ZF]LkY:)FAoKY",
-    "P$n/o<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tB5[R$t@0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9",
-    "FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xa",
-    "HvkBWg/P-1y,*Cnh#m$;9]1ClBp5Ml2fa@R[df,v@KUt.*uOFky,+U(H#p2C4,T0n4aA<U1JfxJIMh<R1,(!Uf$m*6H#1#T4*]VU3ihW41^qpg$<2jZC%sTFTQxEO4#)%vy,).T*_S4c201ysP%i_J",
-    "ImiSb0XF_@HUJL.y,*JbR38C302nv@3cXMjGq_X#4!uwUvdRb#08tq<xhoF:y,*)OIg3UgA2]R&o&hs3Fxv0]1k$Mk4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zg",
-    "0X4l)1%[&y0:qPR4[*W)AD-m:g9Q:d#0;Gn;@9u&FaR%_0Wdh%0ung<4*Bn9A9pYSFP-H0FxUbjF)-uSKlbltA0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4&tF=1I%a,1,O%I0wWIr",
-    "RTwh:3%*bSQx6HOw59.M3BB(s2V<Te.pCc7H2<ei01LiQ1mgi87ct)f7&ZV80lrWJR1Xoy0UrZ401pCq7&ib4zEA]<.dFdn1-p/a0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec64C0];1&DGF",
-    "1CmW20yIw-G5@+,zEBSd/*m9>Ob,Lc0UrT002ng:3BFJVugr^B4+E;N0wWIrRTwn<4*]YVF9.X+01pY5#03Xr4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p]Rf<%)O0S=QApaCBNG5@VC6bB*-tOF7=",
-    "03Qf903QuE/OP_gIlfR21j_md15=(Xy$BsL$+@prm2nRUzRdy(lJFc8GoJPg3)$xm9]Sj!xo,<hp,T;#)e,/[cnL89o)89wvTO:=ff5IV)B>4j1QjYaI872TMgz*L4,QQdGEy5bO%gKz8#MqDHvj.#",
-    "9]ko]44MHFGyoYg00Flg2H4mc4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Tjt84m>d8#DkCHvk9b0tA%#0]fWk6%Pu6rIP>0Et@cf2BX9U4+Y$_Vhqm883f.48V;SQ#^WY$4;6G55Dc8m",
-    "I1S=y1rHIN%s3xCG5@k9g$)l2!Ouhl[I,k%4EFjK2g,&v9]knq:rW2;IS0SbHV+QF&;=qr0^lkaqZ9+G(+:wL89KQI1H6JO1Nf[33z7O91Gxzcpa/sO1i-HE4*[PE8#OW#F#rX;vlR^Y2>FGC00UwQ",
-    "h6n>%=c<3/y#)=k:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+L5t84m_W2=%.05,]W9GXMkX0ueJ#4+rrH8#zt@*b5#or3;oAkr<vL<(ByV(hLQ-=9&yXH:L_(%Yp]69S7pU1tKvqQUuM6",
-    "4hgme4aAEu1fQ!LA3ZXQ2>FwIj0p>Y!#D^,!UX_$4@Yl8A^^]91fT[E[s#,M%)0:u#@>Zw2--Ux2&dyR4+x.2Qv#zL2WJVo2n5X06amfz3bT;Z2Exu24z.v:0S=Q85eSF-OAiM05evBoA_P[D9]bY/",
-    "5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QZM=idB6O&c<,6E_u[1r56k2KNvT2Z9J2H2;-q%M^jR3kB+#84m>d8#Vv_hzlJt)(Zly6Aknc2-Yu@0RaaExby<I",
-    "u0jpi@wjw<hYb%s&j/q5Gyohi<v%4wxWfekArD_B2ndvrgaHo(+YtobAqu[)QU%u14G#sm5eE3(G!Inr5i2n.=a%mWSPuxy>l=Mwwy3lL4+Xj677pw02;<^H4*]6z2Z8]#j]wL/HvkQ]$w2]#1pw0^",
-    "3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn@)WQV]P6+E89]tnU3L8026EdG33r+-/8xIT05,T.=P7=bs9t%zg;Hex!GB,[PxB;S2q8.xQ2.[s%1_NHL8!@YN0X3r<2F.QL",
-    "4$2Y*jN+sL1c.X81c!;p437pHG[uSo6f*pb2M-[>2@:*aGXM>-/C3#a%1Htt4@ciZA_!RC9].)42@(^:00XkeHxC5E2>!i)@UnqI[0SH]011,WjsXq)2;L8A4u[!z4*UrX(NP5(4+p)8eg*##2b^:9",
-    "mz**(Gc,Am1s;<C;6(69,R^fWG&C$U#H9lS%kW>j2.ogF1F56^4+8rk3&QmRE,=6x4-aA2M+W<IL/OYY%[LDTg(EKoI5IE_1i1TJ4*V;w@_5BlA@0rpB;7tP4G#j$@%Di7osWG2tJW6@zVreEw(SHD",
-    "4&UcZ7jqXmGb^ai0v[PI:H,Ru7yzFk2JL]w8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DTIs^T*1rGu@5-g!I0y6*vj>M5$0y,8q-S_,#5-FiF0yzK<H_.]r00*+x1s;)1Iubbm4ut[,,P8pHzXA=5",
-    "9[@t14+1(8HUI:>0uHs81Oxl+0^leo:rD/Y[Q;gk#OqBD5$o.-46z]3F)X3,Vh9/s(9&BD8Uu]P0_!v(uo47_FAoQ*:@ei$0u0/>1qn+5WDR2kk,A>E7zW[$4,6U!oS8,*EtLTdi]-cTHJAYoj>pki",
-    ")&5fgmJkl]0tkq)9S-f3%m=.7GB/c+UI0V_s,y,F1JMc(0qch>1dNp,A0[,72;*sF1G_3I4+Z!A2m^6K0XGez[SpL=feH=1]FU/n91pSq&9,;C/:rc6%(i(HE#S2e4!he12gwl(!^7ZU1hlLb3&,O>",
-    "4x@c%4,3M;Tn<+/95/@Y2(@6&88#RnS2zF.2(u:!q&f.n1>cca:b<&42r)O*wg_]71rD0pM*>.S1/@.a4+iOmx&a00/<AbD#eiK3;x/7E=wlg4p^0m9Gx7r-1UUN#4t)o#;Slai1K!qC3GjwnE-lkE",
-    "3ANIU0WS.OHUKXbGBlHo3.TD+ObWY:0TMF+9]be.:QxC[46<N!1Vs^xf<Kd1-;+eD1L)sJ36>(X0WLH!Aqbb_q5%gU27M0/)u31fnd1fz3*Dd!6E:GE8#MC)9]Jhfp;(Vd3/E&s4g*R8tQ,#@/<1Yt",
-    "Km$k%;GO&fvkwmpqmUC0Qvs>91,Fh22p.cF$pZ;VrdkgJpveOb!S+N5.=N(RH#Vfy0t;WIfdK<x3IoFm2J>q)3&k7[DfN>EEHf_-u5])a1ab;W2nLd%Wd==;r2z]zvj@V7&Jzf&p.xGf2%>5p4uY]E",
-    "1(e1J9]kh6wg;YP)rM6AOAZ(VFbBy24%CKK6ETbt1)T_D,nbA1[:TUuIp[M9o^(84,bV/DA1*dAfCC:3G+,1q=B<Rd3iuNM[6+,h0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq3Kx)2TIjaCTIAr0^_QX<4o",
-    "ZwbHe5eCHp3x;$q2b%!>wMiZ@j]K%$4-8225+pM*:je)3./77#HLaEm1%kT+4,uIMF9tF+n+F:-01C6*1]I/3oCE@$2NN<,b@0IxLL)IYLj&;IF99])p9dH/01pJU*H[Lfl;<IW4</IST]X5wGd7;H",
-    "3B1lv4!QD2F90z&!U7pKfCn5kw.j1k9_;9Q6*K<0k(fgR:zW4%>%RO#oZCk#GcdzN4!ofd9]k$R1rHjsDIYvDp]eL1QMBL.0l.PP4_7BAc<6TH2M-5qnH:w[.r5e!vJMWi[+0nFH!R/-4#Wxu=5O-$",
-    "1lY292hX5Q3KtIsyb1/LF$v>b0szc24+WqK3f2)BIfD)j,@5u^E-KmS5gas_)OHg&tRV$+4*3TH8zeS3oCplN3KKX06EFZCF#rLS3I+@g(#-YElADYH4+rF%2>H)@y$UZCGC2SWnBjE;=w;Mfp#mQa",
-    "Ie<VV4)BjOC=s^895nzGH2;zf7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXEVAqm0IwMbnga^p3I+102M+=<3NJh]GXNVh024C+9^+SEBsMkX5CUlke*&w[0^n5W",
-    "3L7=788pTT9[<4L6a:bIK<:CS2Mp@Z2nDn(1BnU@0[f8/2,h7Bj-:Y(r,m-,1u@@<i3$%*#uOhGFo>BqH_.ne00YJp2#6O3@8x<T3L7_9DL63z9XXsl2#E:[#uO+rIRFm]$L=N>9^F_!3J(W]q%jMD",
-    "8Wc410^lhD3LkGZ.(kC,A0RZLo/G2v0WjUH0S>Fa3MDc*00yq3T<0QS3HBlh:623l$p[cKlqC,YxgQ8YEHXOP69Szp1eFF2lpYT*%n2$rGynsq1@i2@2O2Y#0UR=S2;LG>0>,pj=l$:t(*>5D0S=Gk",
-    "2;WFo9]be5B<axG9v:Al#]aFOqjLkIBm%hu4)EuU0S<jR9XPd=AQ;EU9vn6R10Mos95^^b1ke)@G+qwsmjMGh9^F]c2@;HoGSCw*ZZ$UmFCaBBt>dHu0XYB[Hvkwmq6H3:vQq-1!v>P.>!kYG/VKKz",
-    "hu%XB;g$;*IRG3vs@>*jEVu-&a^KWt1hn),6gAQY4DSd8LliQ;4,WDO3Z/6H4!!$b1lP$!0Ov=$1<Z>VOEmEa9_L:FE)2842m+b[2GWjK3xFpMq#O,[/[6<hH6ISkEDEiSb[jME2qQQ(024D>4vek/",
-    "1oRRQ4D$#d8#d/AA8.C4%2E#<@>K:%w*jFN7Bv6^>HGW,$7TY76$.eP2kWQ>1.:m<47DXME-lv+D:gLp2n6=J6E$,Vt>B3/>(TNZ5e&5<1*Moq1hg0)HS!1n.t+z/0S=H32op5@9yb63[uU2Q<(3:$",
-    "I5hwpH2<MYp#cQt5el=:4viZP!/N,dGcYoQ5*#o910Mos4CN6cH#q.kGF_4AG4co:4LJZG8#n+DaPh%XA0RjK2oJXb.q-P%012W69_3w82m]#V1iS.d._T1eI5YAH968m6bOf-:1al6q1>P$j3Iya4",
-    "44xz-Gcc(J1m719<(2OD5eJ0.4)O:TGDaRW<(2U+2<gy12p.+Vr!E*b.Pivto)ZT49uAnD2;>ED95(.NIRG3t02ny[95VnDGXMl$4+VwV5FZUUr!F5GHvk@RH[/m7A2&4sAGZNA02eU-2-l]=xsY%Q",
-    "gpvsl2A-242#SM54+NkZ355m/&EP,-n#vjvV&m@+4+XM(1)^dg59I<gz&QuJh7/D6gqjlrm*+PR1A-0a204;=0^lf*0Nn,,)V_u0lJE^!k7<<j4;5Ss69!lh45>Ix2Pp^^2Lpt54@RXx9]kl45-Fh_",
-    ".pYJ769/fc6%B@&6AAMT4+Zt1ULOWGo0tR,1H<el:0]<>CJx)Gc:^Sb5D1o>L/OjzU-_%O8V6+ypbr/>twA3FGQkrF,5(2pUkA,t4,NBR9[<4I;*kJt%#i_PtfvVTEZDq[0Sg%b7alSh2.(]A3E5!)",
-    "z<Y&Mg#inriUkul>elsf4/JYXO$Ec/VgtXi1PhdU0V52iYzDj/0K]3.*Y=z%3-wuO49t=y2kQYEJB)N63o,y4bI9r^E,W:*Zw1G:Vh/U8Zvc1:$dVQgr5Xa,8Uo[p77sa/op/_GzUV9tzW4.ZGVKHd",
-    "t:OU,)!#D)lf+jK7L9EbG5P*$3*)F57%/Li3..C27X,wkjR71jf,nZUs2BoS2#nt>29wl_0RrF#4yEb;1j<Ke3F9OQpN0Vezc3F7&f7Q!=UyO2gdPRJwrd0;28bR3Z__bD1J.Dl9^qj6oCF4[p$Y>;",
-    "0SxvY0-A*&2d/oY0R[Lb2X>aP0U0xQ1<[2_C._=51rG+i=bi25,3bP+3kZcC00-<]Y6yz(1O;2i5CR7R(4_0^.pv<$IF11i2A%j52mFc80S%S%1rH06vnd73;F.Ws2=KN[4E)^HF9kI<;tT>Fh6xI.",
-    "T;hUF3h-g^A_@nieghf<qrklZ9]JSp:uw49QV!nokpTnNE(Gj!4+G)nI11^<4-%117C7L50R)3m4:j/t4+*ex2eIin4y6bOg_LP)!dwZPNCnWu69*p-2Cs4t5#G2l0m/jin*tA0y24xzsUk9CVRP5S",
-    "TyGFLGB,A4WQd[<4/Yp,xA6)OM>eB)F#r!n$MFge9*O^E)dA1(3J)<>0uS5-!kwQ14-h-V54-Azou2=<8T$qg4WX$M4/>-/G^ICgWS=,M4.hRi4-%mS3J)M+53UKeou2=<8SM!V37n^D4/havoDB_+",
-    "RSz@j9^jk!sS=(%pA8Q/(X9jyUJp3YtppBU59I@wsS=(wqy,O#2&SE%0R=rI4+F1@RtX_q+k[*n6gKL>3obb]gTD.9pNeV<*&Z(dI53leXD.miHUJqjs[sk>)DRBhzg7-[0S=:>,dryUH8]wIRv!g7",
-    "00HJh4-qD.eJ/qvH_.K-iUA)4Hlx=j4cq];;TtwX!+IMqLj$Fp0S=U5FA6y^m7NC->Aw6zjsXaavbzBf5BjeJFAFnY/&<7^0:$>e6);D@1Sc=vm8k&+9^JbL0UC9Zk,h-1h64>Y):Q.Cd/9hs1O/+8",
-    "1On5sF%I=J0uKn^0S;du37Ut:0S=tOtdIc+[Hg&9oLdK<xkV1h0v0&[4+ofvUIde_Mg@Mk2#Ey)r4.Xgnhg&S;T7&c$3YJRkOCYv@Kbg3$(1q-Y!580ZW/SB-0gzYs6@w$fDQ.f1qHbS4+Z+Z3IanK",
-    "H2Tk(0S/>]Hvyz]2LGBi47L[u,(wE_gVA#Z@]Je]0KJ9K0T;!xe+Ynt6b*n74,5a,TMrA-kJJGU)KCZC1@e_z3/a*pwjl+Zo@L^n5aOW(1j2Sd2rMx+,2oXmpOZ,nZv;Q3R38[PjJg6GGll6A1)/f=",
-    "1t1RsmI(#Di(n52gMkVMv6(=,0R1Z!FhBzCv^O+jmD:Xj)6PW#:j4FVx>Sz,90#tep#cv7=MynLIt2O#4vPv7vA1Cbs,qPIqk0bl-0Fw#5(<W$I1dHR#A6Jc:3j:ji5Cts0)x#74-Q(+0u1YcI2]yz",
-    "y8-TInMpn^H8Z&c4*RN.0R:$Sq#X>Kl3fk/12#7_IL@.#3o$gL/PVBa@m+HD:X1nV9t)V]3JjV83!#KV3CZtZ0X6]O95^z90WSkLH_YgB1,-)D4zrj!1L/qf2I_k8@y&b3yDbk3+0qaL-UW(Rpw])&",
-    "!hpm92J!L@1L#_1o]F=_<]IExiBArmloSq(ml+C#gl@7wmqreY0_9g.0b_Kq#.u]v6^5=,4*_kd4G4q6Ru2ZZmUsgp4,2Zw3k^h[I1cK%0Ur!F(CrKZ.a@d*5(2Kr4I4DU4Hr1>dMqnAH34xNILv>(",
-    "2*R>e0UR,$=cD,8Sq@<*JUBNjkW&TAj]3kFH,ri,I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSq!_@qyaAgH#qVS2lUBA3LXK8bq2zYI1Zu(DK$9pb2u;JIiisd2j.-Y2!j&>oc9.F@3woEzaawNbPP,c",
-    "z>d_e!r28c1_)YPwjL@vED-0nye2C(ITsN)00-D!HxCfi@(q3JvkeE9<D2=^>yQU=gTn$2=:qrg#8(Z-xNi:cwhbFM!2uFB00h**4GzV:R1TCT0s8we43G5*6D,822p%nxTLK-pjq!FBE!T.x1Aq>-",
-    "pdJ)8:YfJ/1Fwb)2)D)r2almo1GNea.;I*>F2ENnF*mpPTm#b.1aA)U4hNG23$X5C1mrpo2-hrW4-Q$/(E$aKZ3cM-fEWs=8UqI<GBTwG1<Y5d1CJpGN)7(cdIOU%1k.bm4;pRWN)I8*@V.c#&eKXC",
-    "NimEr4/S=-1r4f+Ob,Kr2M,1N%$Wfn7%/oL4+PAnssR^:00U18(1KY4$k2NVl<SBeAq^kiHw1zj3d=8Z4$lz)wvr;ci(v+#:]YN8!2upQs^2tXu9jX5fB>DS-1VANGpnIc4ETVa0Url2/qoP>IX68H",
-    "m(;Hww)7AW1LMXZ4,xT(o&gF>29MfK9]AB:3$m#c1k99B4BDba1o#37o1b0;(gF=St4]LB+M@kmoS@,k1(yi^!y5&X%T5aYBL&Uf5(ya(3Hp/-2adv43i=0I4Kq0@py<FaFtE7]4+O%_4FO#rH#4K<",
-    "F)v&#H2<9xF$K)l0Uk89q7WYiINC^N[sPRaISkDOFAFv,[qYM4rv(Mp[(l%UoUIQJ3&#lyzM/:M-Z>d<:ZM)<(%fec2kh$,4*#we6EuOE0S=p_0Vy:)&gT[b#*+gH&C=Z:;/1!FX$$:<I0w$82L$O6",
-    "2xJSehz1ErF9.R-(%X-$F9tO-rY]o8GBu+-4:[++PYJ+y1FF:w3+V(3$c]J4w*;C%1G$+G7DFZ!GPsmf29pC0+/3qr+us@)Go=40nC/t:-<S^cu#=H0v+zg*!gmh:(Tz9[68W=M0SNL31cZbMA2Be>",
-    "UjZ5q!UTf%ArA^osT:nE01o*D7c:A3hwNtr$,V_]GJzot@s)S-=RN#Gr0<X@Me;W%FCH:5/YUKP8;lHs4=f6n4!39zFPg!o0Sm(61Q[[-3<kG.;]%vPvRoK3+MGKMtSSW0jRp<9;2l#$<^vt0it7st",
-    "s3sFI&m-%>1O]xs77E7-9]Jc44+W#vKMw@+9S*1K1O_+C7Yq8hxd8#Tng$Oa;k)iJ0tDOw4*^_27dQY91G_[<1oJ5zGL8WsDKq:p4+GT)6f^vJ2nhQP4,C^Ua1OHiWd!%wL-(j5i2ug[1lZ0k0kRAZ",
-    "tBVK+#NrGOM7NE*0SdDO4*_iQ2,WB_3)7Yg6F9:m1/70#4&y2S-CBc0;g]Z^D+KyH6*PhZ3xV1X2b3EK#Vi86Zwk!y4F/onI0mTZWexn(0t2>^1PQ_cVFN@C%m)RSg9[8r1.yJI<-;H@Di0Hx/mY^H",
-    "rUC/3%]s5E0]]!+6)k_d4y=+KKMnp)6g1;,3LgYB!Mju-GBn8/4WDEH3.$[HQ4PuUOB*zr&kiFrH/6+tn:,dZ00n@pQ4G8R37!E2%JLT.1T_e7zX1c:E*&(<Fa<9-4$uh;0miL%29:!^3!VZZH8ElW",
-    "<WK,YLkZ$$6Dy>y1J&D74f5X)1KKek1Te([0YV2]4a4q_0Rzhf8!)-B3X1D82)ddE4+Qg>5fL@Ys00ramO^,EG7kdQo)HYsLJtUowhI;B+5rmwzz76^kSGra.M#s>F#rWg9yw]U]ByKk2Iqrh1ikA8",
-    "4*5Vo4Kgt;#XuS[nY-<LtJ)0<3-6*Ko2Lr^+lfgJ2FLs!4,(>>bO,6m0S=n]NeiKcWDf],(VzhqFz87IorPozpwv>zIBE,%##9OOKmni@4:rWt0s<Of4:kYS0t;-5R2nsz$Or]n[80^D[nr8y1:L!<",
-    "0S:c-WDBF_R1XESg/7x[Q4b!!h<JrjteBDk3yzab2#d,U4o;Zs-#3a-q1.C1KrsLx9Wej=-^j2(0qJ4^&K(Bi,W3gy>,h]@F#tbFF*7*V0uMv[p/1#@01l1#Yaezo007k)51s+o0tAzjSRX$&$<=m-",
-    "AU44QACUnu015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_2OpmSGyoDc01o2+5ifT$FxUbgp8+,i1E#J9A3rhi/3<=b!2%zV0XF_,35*vG,<pq6z_5F6FOAK01gx3_4+<Le3l9N<hhzhv:lqIX",
-    "#rXpdG[T-q0S1GFXAcB]rUL:a4O0&azn,1^0#OeMfTjZv57)OqA2c()o^K[(,x;1S*#Qp>yPlo>15ytS!2u60x^Kf=3fC781&q/H0wWGn2ic,F4+MvYWFHAO03Qc700v;Y0=b21H_-]69tI!]paTKr",
-    "t^71_*#Q;h03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01p9&hhz=FlHQ:K4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.hlgYj6RVe/0Sc!U0&yP*G[/o(9^6>J",
-    "BMgU!WCKwT3CE3OFAy[=,vJJc]6dOUpUpQKFaQqtC.4184+Quq6ENw-I1V/fv[4DKDGcD(OAd;y7c:9^k%9vShlfHB1LT:U0Rd(Y1B0.44,(O_p#cvD>5lwB;kWuVgi#K=0S=bkg/88tNhdg6G!Fy+",
-    ";VAA(jim]-m4coD4!nhA4;eRgFE^+b015gy6*#eh0];Wa2rf4>/mP^yZZ8BkH]PTly$1=F(KinU)P,aZ15pnju7jQd1dsI+9]SeEDI7Hb46cKo0S=O%<&pe+(itBhG;N!Eo&h&FwJ8Mthz1R[DIa$.",
-    "03V+LINc<$jEx2kwJ9HWGyor-0XVWG1hvEq4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[",
-    "4,B*<4:Pcso&g87mJ1IEv;v<k01phUn4SRwQ4a_UC;5;q01r8.n4SRw+2msn64;O[5viD,0RmDF4YVi=G=m)K0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFar!m0rW6$UsCriNq$,_k=K",
-    "G28(I=SV;ATn@4N0^lwfC.jar1IGa$0W.&<GXNhjG=gWZ4VILi0S/Xc0^m*t.6[S84&;z4A:=Z_0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8LqzK*H=2ik;i0S=f0>yi9O$]4P:hGYX%4++aC9^qSG9]19r",
-    "kO2b9-TZ$/$1(>$[tXP8@_nXOrjP*,3)/8F4-S=4RRQz>4x9oAodzEQHKUpV6)<GMRu2sDsMP<v34x@M0S1aH6*!fq8U-86nfC;<:u:>Q0uKkLc;RUq0u7k#H3z,<7Xv#9ws#K@j*4&&kpvSn[ADi@",
-    "VQ$NTRT4S*R^UAAvQP%G#Sk7co3SnljK3TYE5mUwBsnw0aTGGbaSsaOogD.]s0Jc9EQgQ_4Bnj,4,3JxkO2/MyR/XZ<PQO9F*C6O4%68R9]SDt<(_Y4mjWg,H_.Q&p&A6z3J(dj3/bIj1P:ti1QRiZ",
-    "a18XtG7k*M0tJQb1@k<u0v9v<9yI=_l)an*4+i]:0^leP0uLs$xljy[0tSPgNe=0*0v9j.F9k6:o]gj-OTz:bGG,3w+D[)1GQ]W1:,h%[T8[<NF*X1%PBu5D2@n,+051.RH2;&Oq8.,gnF1Fw03I[o",
-    "1]JDB%AErrP&cRv4%zE39^PLm0tLv95)WFK2Ny8%3m*VA00PZS4+PL4A4<T+2;o^Xd/FZZ0v9v<9]kppxdabM#RLY8>@m<SstGR(Gc*7PrQZP$T9F3/9RvHFHy/(kstGJJHUJ+GGl&oagN6>vSUH&j",
-    "Cpk8l0v@Y[,v$o_fZ1-kP=k$Gg[v;x3=Xyx0teXg4G&q#0v0j/E-cp*F9$R-s0lAiG&2AN!0_erS<Q,bI5;349]SU]2@<@DGynsF;j[=HrwJ<HHUJL;vGWQKS+oKcGypG7H8@dTEHpR(9^YBz5C+>%",
-    "N)K6:0v9j.9yHws9]$$S;/de:H8G]M4Y]%I9^qRa9s]:x2oG762PZc+$pRk$FaRG1HKqwKOEonB2K;gD0S[S@0tdGX3)IaB4,LI^88z%G9W&CR0R)7,YYzpitT@>VGBl:90S+(=0,P%e!MiyM@=+%>",
-    ">6q^;u:lUiixLFjqR0UT%,%W.=vnbawzvWTtpp9($N:%e<q7Zk9]o]=7zug/BN[X8<B$9rrvU*w9]bmst=p4Q#<,eO%I*gW[l@iLvEw,p2i5zl0S=hP(,#i6>6@S)0SSTw9]tt3&ksKgGB7fLEEF:U",
-    "4%w#x4-6s[9]AGG.bDOC#a9S@k5ve>R^U1XtFi$O+)*D0G3TcN4aWDj0R[S;QV^q#Ee<yw2js6#4+E1037U_E3daKsg0HFp4*[LwWDTLHo&g=MHk9%Q2FR]g0S=O)0SB..0t.lWR]tRs0wn.2TMr1E",
-    "uM!Up[n0uf2Q9hWPyp*U4,2!w8YDG1Lk[uc0u;tz0Q<BnIKq,M19^g+0iUS:1-mG53,QPk0)jdZ*8@!c0TML-7c:A54v@EW05bp-H2Jv_9^73Zo)ixVz4Uhv1o(-60SL(r4-$vG0TM9)9^Y3%3:rD*",
-    "5COnp1,-)G4$cY[FrU:I9]Jhf3MV%;01d=K8UY*xn9zF&*#Zv-=5qr)Ee[Ofl4_w2Ip>xk>KT]lAF/=3tf_PWGXNVh04=_y+wlem+[nHG45iJd0Sk,*0,6X0a1Rcq>Ern3sYC+v1P/hezQ>R$,R^Ym",
-    "r85KvCp!vT9]AgZ9[<Ror2@992#T3PC=0!y4+HB*4Y,sm0R1Bjk((.AQ#Uv^3Oo,3Qy%_@02(#@7cl;](63Yv15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+>VlR1Q,bFaQ<c02nj;4+EbA",
-    "9[<A^8#n+JH2;v;LkBz$15+L]01W1xrU3<]0SB)^4,4v]R1Q,aHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK401Nhu76wx&FgXAZ1D=vg0W_pG3yqiq1ycveN)HM8jH&;+Qw#sr78f[D7&ibP",
-    "12X=*0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtVH2=OGH#)672EVN#3;3Fa9S,aJ4-C:U9W($IGXNbj024L$Gyy3M9v3$N9WekFIRG9ppR*VjF&,T=02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>.",
-    "l^HU87BT/0i_.Or106L07B_P4sKq%Bw3q<1@Q9/fG;ftp>MJ!%1mVXs1<!GoDl##:s-L15Aqj,j0uIOK6$hlL0Uj_G+y)XXkRJpg4+WB,0tLsU8UV@:4-kCM1[pKy)Cva@2)GFhm$x1P%L59UpcDhq",
-    "84vgY6AtOT0UkE$ya5WmNe>RNry_yoik^@2&H[*=9u9>]9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)WUtUn8m0S>Xc1uZl,00PMV2M,;9p#le;h7J#j0o0)a95jvvA5k:@E-cc)ksc2sjs+Ys$DslY",
-    "(FhI20Ur/C#i0TU+d2dA#Rv^u:.TX<HaETn2Jg2r4:7(4F9A0(052dnG5@kV#l8U#[[g,Q4*8iMFGDytz6BjP052mqIll!T208r,A1XNj1p4j<4:7+54+FO69v:q)[R#v7l=!4e0XDw[E,=8^oG_9n",
-    "G5,oIF*3*j0F%Hi4.o]@9]$q-6(1<wgbM>V;M*K+Ff+#mDKRpK3kLra4.d*Q2L8BNAAkZf%LOenHUKX_GdBPnHUI#G@5qr6HOvJs1_f4M4/Rop2G,Tg0Ut6s%mpt3G&TSaB9ayc+V_bPfC4f&%mp4c",
-    "mkSR;mKH2BFvtNAH.h9oA0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#28XI-AAkZh%:=DfnF]j=r4^CmGUOW&H_Y9JA0#o)1s;^FoC=-rtriD:uVf!GG0z1b138/v4.xY@1e4V!AMOD,<*56@",
-    "1p/S_4+e.=0ci<p3kLdX9]bb>!Z!(u$T$td1$sC)IWROhG4C4/ULG[71q5CnDmB$61cJAx0S>]z3NHjQF<(A:A0aTS1qS4^w*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(",
-    ",xV(dGBl1cFC#QFm.0p,t@!e_0=b!bGBwuDEia4#H8^MvKL#:3GROrlCpI$x2g8bJ4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf",
-    "0S]xz#xXuKFgKr(Egz2oIEO4R1_V__3oj<$F#rdmvz7r5GR@p[1T&baEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;",
-    "IEO4R2QxOA3m+:s00aH+3Lhsm=&1IJ4+EJC4.fA/0=zti0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4bHM:",
-    "1)!Bi8#Akj0tKa>ItcxN#sLovv4[c/f@bDO1lI,[G:stx*enDa4+>4783nzmNDmDC@_e:TF[t/22EzPy5Hh=+4,Y-5ojD&+F>*SZFN==zFzAp155<uM-AS6-0WtXk4^9#-Y7f2v!IlCK#[uQfY7dM7",
-    "@2r8E0qm7)AB+Ju,_tcF0sM@24_zl%0uQYL;%Qi0jR84^5g*0<FpLoojsb/g4,./yb>bo_M+*PK8wa45Hv<$k4#_$I1K5)n4+En3RRWM:4+S3pIS(I&fPW74y9pFGl=G1N!T]>_84Jj[OD>O2GREfu",
-    "4.O$9x&aRk<YJXQ4vm)q1)-%t4+Q0e6$2#;8q1eg4Ud4$0S=GX*b<kqu$Tb_!L0)X;$JpO)pZax6c0znxDyXB,h&qp#RH7;G!GrWf<KJzm1GYB%D58)A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2Fn",
-    "jL,rUEt$=(4*-da0S=e.nH3KO(1tw-%;S<Mii2eb:H!ZBiSoe#1NE2&4,$*O0]r>j1vtB_0^m4A0S@CR>;H12G4iD[FJ(6[k+_Bu0yj8_3I&pbWe;:8#ef$N2$F+k2gd_q&zctx6>tiP3&[@+fU*P+",
-    "BdHPw8UyhL9]^3]>Ll(#ke:k$CCd1h0R=zyNe:j(0Us+d00g-$QV$B%0TMR/19^7L5(29M4-Js9Ne03J4<sWsS04a104FjupaKT=%whq!.>_@mWi:TpWnwtSgMtAMHeU]2vI7rNXCF5)01rmVvI7q(",
-    "l:rac0o1Ys4;Vd855)!Lgn]JLtC]51E2ahyy9VvlJP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7",
-    ".OJG@f&mXDuLTeE2k4A_0S)/H0^lha2oDK>v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=nO(V>tl4;qtJ(bGvk1u!uzI1d4$ISHW1Sqg;d2a!b%!x29XGAvtX0la@B3sV]1u-B*;",
-    "PyiqUm_[/6*bN22foB8sdkVk70SWlZat=&l133/<**p&r#[mt1gunp/o!A,)kfl<)1B2iM9]AYT*8_I50UkE4<&OMsv&=*t2FtKo1fc-9$Q^Xk/[pVeD,Rfvj%5yE4&U4X4,eb]4,TaL6%P%o<eU6H",
-    ")dL;7HUJM2b@G!J0S=yZ3cQM63RDjT$<&5f9^asT5HZaH4g0bK2$i&a0tgQyrUMM4xl#uCfDZ@Ko2CH]BwRT+GF@#V0SL99Wdy#eBM#O93Wf&@!;>C&6a54)4:UOURtdYs2<erf9]kh7fgC:=H7qxX",
-    "wF55/Ei#9,0^jXp00.udIOwzk3M3C1,pCIR1NNe!0SVef4+HY.1rG.Ej8zW@kD:z$+](2W>t!/b2#kQH0SSk;rU4HOw6g-P<]-o+JnZfT3,Rr)0S=Z0;gcLeF*X1n9V;_31@hy.-V/S,wHXgJwA2MJ",
-    "Z!/%@=Ew]OGUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ:I4&4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL0",
-    "1s;@8%mg11Gyn#ntWPfrGdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00!2,P%jEJJFDsi4<K+.A8-^L@p5wf+X3weF9$I(,s%Mp1&Nan4,_h*1>rK&PcI5JJKX984-k(VA8#<J6(8FHIqwKB",
-    "2Qf3Z:IEMLHlhR[88;ab2LQ7DHxCN6:IDx*<CXlZ&xbo7+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmUg:DGa&k6.P;*b19qvBN$1kK<94,xCfp#cl$B<[3K",
-    "49h]f7OK_-0Rgm!0^lr1B<Yd;B<CM9Zwlip4+Y7O2Prf-02nctb>KQ6b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi_cxA]D1gf]mm;1vNOauQ;8BCo(hu4+PwZA@b*n4.458tpOu3H%^h_HqGq.",
-    "9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWsK+K$H1CW=t9W]!o0v_oZ054ZIG2#LbK-fKc1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u",
-    "0w1aYHvm6.I4mW]:IV+v0uNZD5D!Dtr)Lj#)#;X7oB/U6Fw6oE3*-9c1vccC4Id3P01qkhgRTJ%#=whP2GWXb0wWI(q0.8n+2-Zu2[!-A4L1M^HS&Y50R=/h4,;q]4,<i(t=pqqEt/=94/(b9t=o;7",
-    "7as=Vosb6(n4/O83,W@m0Ry,h4+);H4>fkrt=qFtGdKV*B[Mhx9^hF>x.d_%<@J7cGBY;daSsU2#CIGx01L(0p#cvA,knk(2[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME",
-    "9X0;D65xP53!no7!vP,%GN1z/12T#u244:WpaUNXGXNh4GXMr+9]^60z5)*phwcy$3y8A.9WsdXtN[px)f=7&nOg(cu=SHz/lTc)KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[==@tN[@,03Qi7K=,^Z",
-    "R0rJ2U:=i9ic^go03Qc3%-sMo9y9M#1n$ud4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6fGz<Y&P):8t=Ee[E<+8YSfihU0d):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%w",
-    "sR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4koB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92W#[0j*1qyrBI-8PC*zpe^q7U^Y:0S=Gpz8eUhoKy_s",
-    "CIS!,2kx6y9]kb-B<Yb0B>9Mf-8Pz9Gyp0xFaQ<b03J604,v89p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+50FH4hSp-h>N!1+KvZ4:9N9p#cW(xC1W(HaOu=4(!eY4xYAH4&hTTKQ%T0FCaBG",
-    "<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!&=@[kKM!/c/4TJ80pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0uQPI]4--<iW40&knRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cE",
-    "KQ@V9A5Avy&I1pB-ZqL_@[1Dg4,;[34:S4Tp#cZL<fi-Y!cYzW91jrr-GqF82[AUpP#+C801r0#-GqEpwi*u:*#Q;cO%Dd*Qx6XKum^$@@QV@e2ZNsl9]$s>0^P<_4,EO:p#cNA84n1c0^l;iz6^pL",
-    "@QV@eF9b6*,[1!gk5La5>u!!c4+77Ycn;6v$O8!2!aNTHpaTLU4-#kF0]HSG3EbcZA6PWT$O8kevr,QO*#QqA#:fK$QV&wb$O8zpx-zgEpaTyDj3WkM4*[VA9].x59^O^94+F:cJq4Y.W)BRC;=+)X",
-    "Ii]n=9W%h-R0XH.I][;XA@60+0^P;YW)9>3149oAu-5D@G2:GtGcr_LW)BFx0Urr7.Wm$gLJtY.:I<w-.x:Wy)>n,$Qw!b!1jfS!4:-aaFAz31052aiHUJ+LGyn.r@(h6Q,ct%B9_Cs,Qw>D40^74K",
-    "0]z1w-ZqYe01p@FodXy+01D(&1KutNsQNt&t%;Z/oA=o(59CunKr^cx00Ep<2c!ZH/2Ha!kqI9LIp$Lz88iS0+MWUrM&;s5Z!s[hoV5WDAl#lyAFBZ]=o#);ATa1t9_(3P9]ko5A09OT4;l.N2Oow4",
-    "H-F.A=8ybC@br,KGNc3#8]qUZ1_vd6N-UuwKe+1$AB>Sxi$V>xsrEb[2R7]f9^>eH2.z^$9]bt=QwY][W)B.v2p;%V00h5g58VO(2p%_A1mqL_.4z9,:6Ql%59FRV2)E5=9]AM_Qwk&:9WaRr9]kf2",
-    "4Yz=:4[+QBAKd[r.fj220x>;E7zLcJb@Jym#Df6]%9VB)Ip!P/ksBWeHlYO[1T>E(,:eA-qTOW.;hXTu83g*[R^H]z1T,<.G8zi^>W/kX1G2jW4,Uo3Mh=w!1rGzz1rI*j/%WD,A*Id-FWdn$Fs/$N",
-    "F*5)Kk#@:lH-n^!6gI932E(g+4+6ba2>zp!G>49BaW&lpFWmt&Gp@CC0W].5GB5xMm9q&Bj0ztFIDxtY2cC>r0S$(:6A9L&3L7^<CJN%%WDS+0R[/Z&/$X0!4+iEP4+gKUHxAwf0%irg]4JVkIFJf2",
-    "J_c1=510bdRtd7I0SL3I0SMoP7Y>x_Rt&56MhS$#0^X5o[I3HH):a0jlzaeh4uk0g3$uwl4,Dd;77pYn4,T-;4+OZX0SM2D4,VK;0Nn/(XBst(g*=@e*-Wa-[tXKB#sdc-4/4KR2OnBF01n3l2);QT",
-    "2k5S.0S=cI/;5PIFaQq]r]O[r4+P*/4+vBr0XF_@HUJBq@2z%ujTj#UG@*Pz9]1H@3C^JM0>9dOKRGf0A0RoL:Sr&e0Wde=RtDpkXbzXsn*k4Zp7CriSTZn&Ob.rZmS@;HHPe[_4]w[#2p>2dG2-RR",
-    "k>aC=H[O[CA0Ri(0w1UWGUZk=GBGpE0xxhiHO&GassS=Z1rjs:9XQ;!A9p$X2Op[dH2;$d+5#Rh]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)WoB/oh4,M@Y4/LtW9]JMTssRYR)+Gw-%mW7=3zV7%",
-    "1h(M.4+xZ+2M+<HnLQgZ01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA,vJmjPY&@[1+E$o5yt<<Gyo42+5T4#Fu.J$4d;z:A3rs_od*vskMdUzrsoGA126y%$XpGY<:dT9[#FkV$Kpf^Dy#BW",
-    "27*<!u.@[D1grxBBMns!yz*BL/#_c$39>FK4,oprZ4WBt<:dTl=TTcp!j;S@BK5-/2TTsf0S=.g=Q[37FZsi64$uo9IyC#kZU.x!3AgG44+[9G7Z)++HX34,C-=up4ysiNvG&se4+w]1zyS)M!I1$D",
-    "tBnB=G,MA6VjeS(S0gkuRs;1b2-j&+F9]d;k5:iCi+mn3LI:cn7!HqDFBCL404>5*052plFpyV25Hc]=053_4H_/IyIrjn&0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal%.i%J1e4,C,i",
-    "4,+u^9^qB*S1&-^FaQ@g03I_^1*@85ADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;:X]053yjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^",
-    ">VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO=ZpJU.6FEH%]j9_w0P2:bOr9_v_(OD^IWGq407,2pj<2>FVF.5e3t)@PnN2-S=UKL.4]Hn0RA8a4n3*=nF@Ml$48A8t0.766k,58VNb2<eI>76atkFb/i2",
-    "0UtLw,Bbm;*M.QP8H5QxZ!$1203YK4GS=fnGB5xbHUI[/vcmx%1v%GL4+Qh2M,LO%-8zLPR0OQWJr4,bjt_zIs+14@)8,^*2CF6y4)@Svud4wBx+f0=*Hi@A@DF=K>YVhQ4%bu*&$U+uED7eLJr5>:",
-    "R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S%(oR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&wbfS,1K9Dd0S@dP$Za1VHUK^S0Wvo/*Hi]etOg7C)-j=lxd-z,mPa3]0XF_/Hvk;s",
-    "*vM<!cQ!QR0uQPIx:q7NFyjIbKj6r14-,+gSOfGy52*pyR3$hu%mOcPH8srw52=w1Sp;kSZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#<[;[KATZ1VADjU-01plB7Y[1eR38I3",
-    "03J912%<wO4AaN40S>gWxvv2Y;4h9n4%bu.D3@gf0S9Cb.pB:NiOR776*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y7Nu(1IMg8aDw4+yLS4+2#fHvkU-rI&6G2!mJ-5X%2j4;OOgu:l>jE79Ge0S<_E",
-    "4,)R0u:k=94,WGL4:s.au:l9f;E;/8@k84RH_.e2;wYXy9^6qX,J$=x58^ND4;FIfu:k[>>)!lN,vJL4;wYXy4,%L7Q4cuony_/[fawGe1/h@I0wWI%z9SCis[s!wjrUOoWDDDuCKNg0:mUo0.OLrh",
-    "HkhL^41^UK4+w*zHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o.VQIV]to6*)6AHz5xRgPvRuK&Qk5A1E[4%Tf/2*e;%Qv%_@r1m=/1H2<wn02w(UA3QY1",
-    "0^oRF-!+Q0#sd#a:b$H04+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.GGRp%WC=eA:2JOr=9y!JX7&9R+JT),J0^oP$%To@R0mcI#8#j:$4&4wNG:j1j@[<,g0V>E$8!,SM3ox$@8#n+T3pXztH2<zA",
-    "Gyoei02;s;46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5d,VM6b^HD.Qy3:As-(9#0DQ_Hj&B$4^Zi4A1gVV5d=HN4GzWw88aatJT^Gy4=fH/AD96,-S;V)F@N,1FgdFO9y81X88smvJT%M$4=oq%R1cW^",
-    "t[5LHGoBFx*Rc&AF_]cMHz5x/.P,v44=hYiAD96%03R(ipb-A_03Qo604p*%lMo*ZIKmJcHUJ+BH7=<803Qo702;rq5DdB>43H2DFCPmw02;#>9^6/88!,R^x)Toy=&TEM.QFG6H6brNH8A8CA8a>G",
-    "t5gqv#s(iNH/+:(#JUY0H=:7SHz6N9ILHGJQjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d+S.7Y=$bDLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud",
-    "4,26q8ZZD9GSh,40tXKO)A0lbpRQ6ZGBE%tFgPI(IO@VzUJp=o1]OIKG5@,M(JTXx6#^h^H4MG076:69I5O/N0$vYM$O9jk0W].0FE=zT1kr[o9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF&UFK<S1@",
-    "uoej+4:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*RAz8;nHfjbNQ::mOz4b!vP0SM%-#Q>Sm,_.l>pMX3D-EyI2EAxON2xb&8APbAMPX;v0ngI;^7B_PO0XYB@GXNMf01uM=l&IDLDKjv:T;V4e2oDOV",
-    "#%3Ndv9K2h<y,wq;&Sjy3c[oV51j#;sMY^&H0A=!0y3qzF9zoX8#W*jH$fIR02ws=1/xv51tA.cVF5uEEQALS+X0<a)&UN[q6G<gs+s@;<udV074q/70S2w[O9k(^XAc6<gD3=,/!XFh1BU&p0TMVv",
-    "9^P2@%:pk9H8uRLP!9*r$OZ&]9]bqV[&f:LArArD.J18QukBk82/K9E5H@944Cb&i0yY4IV+_jUR]MFOW)74A15=(MsmVAKFxhJdZwKJ@2NX1r0^la]vmXN_4.G8X0teH;76(rU%8:yI%:)CFr34/V",
-    "EZ_)i0R*wwEDgNE9]Q8]2=%&@0o(/v2O2ky;j[I:fH)4R%mWVylZ#ak39]]ZzkCl1&d>BKJk>Yy0SCSF5DTb%3jC=O3aY6A28=5%0z3^>@lr1C4,USII^]d8l=YJHr_wGq#b*tO/m!Hn2cU_.4*[LW",
-    "6CW92]J+vs@1fxDY7Y=!,3b[ty8-gJk=w3+EGQ2flf;xN.FyV1@ieaVA@b.&/pP:qGyn;R1>oab2I#sx4,LWa2M,ykfCL@[GM$f76g1Yr0]zJ[13L5q88*a;5eSgz1>Y=v0uKtxr:+4n2Qf7C3j[$P",
-    "Ht2/]IyN[g/&1n<2eH!v4-zG.TMe[=0s;0gIg9^jH-oGp%:f6M0S4!Vdkk9#/;M/9,s&F%&-bVE:K>L]3WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.>y@XL>u&B#9G(L!",
-    "F)#oF;g.2<0Urr6o&yp&00q&/A@Dv&hYbMnXAc9P0^hG6tN[$4&V2[<:^L#*w=#%q6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.#X/XAcJZt=p4nq5_fSGXNAf01pYk1_WG:EG@cNq5^,!zXcBj",
-    "x$hqX(E$d#;-i(33!(!9oD%>x$vY1Mq5^o5ol74IIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDC8r%VqWp92pAoTGjPrU4%bGM<ti2L[Qs!_qOj4+Dt.2l/X+0S7D$i30>%=an2jEH(C#0tKQ04+=UW",
-    "9^hDC9]SW10*)38j@M8-<7fRvn9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)-K3me2$b]61JD5mmh:M7K;]V+0sR95o@)z80,*yGHUJ+AIRFn2ss.kcH2A&)2-,JZ95$f;6E=;<j1Uh8oBvM>",
-    "9H9dr12WYP6gjB<4+=aY1hxbOj1UZ44$KK31vl-t7dPLpngItw459,8!36/jC/UX^5fwS%0uKtq1]JVJ03QQ100y_[d/0LJ8Ub7au$2@L3YGi=A00TN10Mo4whIO0>I;iu!v+SIk2wzmq5^=U=7tPE",
-    "(E$wf>#Xv^;6m.7+5QIsspc*Z0,=&HHUJ+AIRFn2#0DP$HSP:9H8G741pW-P!UP@$IKc)V9XS9W0yv)o6gQ:-4++5r1(g8/jSvi54+Dt.4yn$p0Sw2_4hGPWC-,AD4*,M.2.xSG4+=UW9^hJE9]Sc3",
-    "2JX<y42%N.@VSL003QW8s]GI]F))n,FA6g-*$y8HHLL_%;Z=)g1N#pMfT-)%49)!;5HjkaKn.$_3&rhM1MM*bkH.;N0x+Wk6gB@K3ON7]53B]s1UB#t1Dq5Ln^^%y;fXjzkC]u:2K&GgA008I10Mo3",
-    "02DQ/0S=kX1@[@y0S=O[5Dn)h2mb#b4y6MKs/1m02SW=]0]Uqg5-5bVC/R9r6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(2(f@o6FAER4+hExA009P9]AW36gjH>4+>c#6F2]>m/FwG45kAQ1h0Z11JeNr",
-    "v4S85MG2<N2k6U70lI/N4+5wI6gB@K3ON7]56%W31UCQ@HvkFj83;qplmQbmr_;lM&IS)1t[<vU00ieY1gilL3eE,,IhFwr1.B].4+D>[2$a5:0S7G%kOKp>1>Pz1C/QSV6*A8P4+=*j9^hPG9yb62",
-    "I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf01pYc1_WJ;EG@cNkOK&uAP).Xhadyb(KsG6xCRQk%mxSlhbsYu:>@s+r_;Iq%^*Z+Ij92.54Z*&1ULW[H_.>p005!]2Zq:74+w$I5)U1y10M/Dl<c!r",
-    "I5MaM0tW@Xn63d0TMpm^9x-av1iLH.#EBpWMGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]:<ATu*CGm,)Xf%*my2G9l%9l-.U12viw6g8=:4+>u*6Ec.o1g-PbTMnoL9x[jx1fDDi=<]>^",
-    "MGA+M3/%Z^9WbEO!_q5M2;DBw0t_;d1Ca:;>7V:PnbrsgDK7-rGNQNv6gT]KK=rx(mje$B)Hw:0-[=oG!c+]6vYG(^$0PwI4zA/O0Pq.K>SOUf!WaYGr&J2nIS9OjRtkR)Q@I:WF!387G&$BeBr@M8",
-    "DGP51hKCFetEGGf%8OkCgCq(c1vUd84e=Bs1JNV[mop34IS7F<4!=w!05/am*f^2&GmVu84%i6.pV.cw0NFVTDIXg+**P3J01cewJRb%***Px>GBesa3gQL=U/Ik]IS&Gz6$PK<0Uro5y$cjIg#,<:",
-    "jGreC)(Zq$0pvmt1=2)K6g8(d4-!8f46F(S!Z-1wIv6zo2+pqv41tzg1,:8!y<g8-3EVm<G%x<T@2hmlIu7O61>,j#OCK_b+&UOF01ly/0v@%6uni+OEG@cNuni9r+&Tl$0S(+b4BnRr2hZ6[8#UZI",
-    "2Ero*w*emtIfMfr4mbcCF]8*7I3ENt+&Tf60SSxx4j(i&+&UaK00L(eG=PO$3icBcH_.Cf!8r;C4-0)w1JMBn+&TwB44(rMHvk(p+&TrAAO+q69].&[11^FTGXM>q69PLA0=B+XyopQ&+ocE(G_7BI",
-    "HUI.tI0UHy4+>8r6FC461oHGe4-b7!Co;mbsvrhJ4+D:hl:q>W5g!6Hq5^rDpL,7qq5^=P!3G^zG5[X^GTb<[g7Sd<1ey=aG&bBi95w&_X9TPZ4+<.<GdVCUE)N5r0^ZPN1G<nW+&T@s-XDZMnXUl_",
-    "+&Tq]AO*+*4+=UW9^hAB9x;y]I^ZZfItZJx!2uIBs^mnIG2A*I0X6=z:V=&v3Wq=6IWa6Q4+D$;4,;!v1JD5m+&TwA3!wuAxsGK5+&T@S0]mDM9]^340^l>X1^>6MFrfn.1T)+=0.b#:uh2=$G&bBi",
-    "9]AYk4hGNq0S=kT1]u:oE)N5p$=#D++&Tl%0S4SU2SN-<0]Ubb8#vrL1=yoe-Q]i]!v,G<GXNel00KJ;0=B+Y@1pYV1hf.nG_7BIHvj<:6f_&-4+>Hu1dSID1CS6870$CD1JMBu+&Tw:&u#[j76YOK",
-    "3*0&epd$ph0UruEq5^=P#0DP$H0^%=1T<;>0F*un!UQigH8$Kj95(.1oIC@k0S=kn1@[*<1dR]3TMq+;0_R*iItMHai30/a0Urc8+&UFG$N_/vs]FtrGyonn00KJ;1Kc>T@+#<[<y]-yH8wHaIv)!,",
-    "ryCCnh(QDJE(X,4t=o=M4,;!v1JMBu+&T/whX<DZ%qSlPIovuGIgynP9]^360^l>Z1]I^9<C+XVHQYJ_jjo*m6E&m*A2l^IIxh,1G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+Pvg",
-    "B[VSQ0uKtw1]JVK03I_^0y><[+&To-J>fP:OCL2c+&UgO00D_p4FszJ4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO)MrfB=&CIu57.1:yuB3OT3)4,d@-9]Sf49]bntIs)ql2.rF=A2l^IIvhCw0%!!D",
-    "5DyBfK;JCyS>Q__8Vp+x1Caw4HrzS_EewzY1Goks1Tow;7Bq:C4i5=r1]JVL03J2_0y><>+&T!x>:%zy&/emvG2A*FIRFE(KLo1*4+=*j1%_;#4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s",
-    "3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFL2%vKKvltBZs[RIOr4+E(K4-tM%C=$9%2Sp620]U>p95UTH1:PS8/mHN4(FPw6Hvk;t00KJ;2HiRV#Zw3Ah.z>7IWgTj43#(!3X2_P3avo=",
-    "zcvFe4+FTb2M,$FIw(0Y00%@60)z4l1.C[-2spLz85^hDh.pWB3F6fu1pdo$4g21O0RV#q4+Em;1TRfCG=6YU1*WAR4*]xR2>iQvArIyQrtAbGF)-C[0S=]a:-x1u/#MWC1Gmm-10o*,G06uX8aJry",
-    "1R67]-3fdB2LoUa2lu2H038n,k%R#cEr6vM0J^#AvH/ed<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFrKeY2bBQ^/-I-^W#>C24+F8bIR%,U91rLN>_StXt*Ipr@]AV.#[_^q&bkx-.US7u>zw:Vm/iAx",
-    "I5q!*H30oh4/b;i1O:K<Y7Zfv0UrxD00V(s3a]qNlhDoq4.GyL1TQo*G3$v/1kVW%3El1+3;&Apwgev&G5[Sn.o>BD-htO[0669JUnn:<00O=y4*@q-4-AXiWFI3o:gfj@9ykCTHvkOu)EOTGHh][@",
-    "9[<M!LjsEBSPumE0S=U%kO:;%G7ky8j$a40#%uyT4*^8@1iR/54+8l7xd9Ih,:(7!,7F6R*JKX[r_wZJ&*6U@2s1Jt0WkVc2#=E_-++BuARh@fx/jwS,DV7@l=>X$u;@V5J>>IH2NF2]1IlR+AK&N)",
-    "F9a(z00Zls6B[.P&.6-B0^l(/*+UNt/e2DQEWX7O1lbP-cpnEk)3pQ(!=:z2xt:!G0fP7q2KU@x4+i]86%PlZ!ch+ZmI4Zc(Pj;C.39(K!I/RM1NPet2,2#n0UI=kO$V--0uM:T=IHbo@f(=TEVhdc",
-    "2dLj14+Q/8T<M23=A82<pIr]D-+jD(PBSsj0SKGEWC<]&8w0hf2M,;1l$,$ocM4nrkM[^:4&Ks54+5Qmc<F^,%LES-*rgK/h*bxT3ks3R7zo(j2M+=o4+Qq_3IGTiIJW[0iwgyznXLg23a0!W0=lYO",
-    "5Pb!k)M)[xBMO@a0:%LkGr[$41n:6=KMXl6HR1sU>OS=9.0k^.xd[&p#Q@EVEV:H_#Q@rgHaGwX@>Kmq#Q>cFU-uy&28Nbz4+NXpPYKiLKMAxE9_U=+&14Ja).FlIfe8hQ1OSaJ357ui#/8d#qsM6p",
-    "qyGXNH1j$P[GZ1G3V-j%HwLlJKMvKVZwZ6WX#x,r3EI903!)JScn/BEfgb_-UkQ<!(E$kKf.YcK<^2.(p6Uk.kf[s,y=d!M@J)U7x5ESp9Ru+w2CbT33$Muy9[<7+<C+L(tiKu#/&Tb3=PFZ61lG1W",
-    "0R-,Dq9+5lg%uAU,p3*j/K+n7R^PP$0RfE^4&dqp0qGbHlFU2]#Uu[k0S4!(AP*D2xB;F8++G3yC/UYFmR/7A-HzIAH_.e1yoX*KE403G1=NydGMVj54+iSV90HZiOAD3@4+ZMd4Fa7I8!@Y72-L1Z",
-    "3OF*y9]hFn9S-iX3.s2^Ko&K#!ww4jfg1qRCkvSTP7c/z1GQEHj8qQL*EBLYEG4CQ0&</ln,&POo:vaYmL3M6[u:>yE1Iw/1c=,p=#KdDxp57frF0I[mK>eH5DvEG1>ZWE0jgaNyS7[kywOY=GRfHs",
-    "2%QEqI58_v,fj-IkK!H):#lhP,ewOU>uJ6[4Vj!<1:Tty2JpWc3yisJ2I/4;94wx]4Ge*/6%Rq)x^gCaHkip34)xI#4+X&*4!Nf$1KN)d1*@A@4&/fUF9$R:.,!vK<xTcMhXM]>jSvor#6kes3J(Ly",
-    "!XXbA,hiC^4*_wO1>>)U4,C4/2L+LW7z;5W9yGJ]Nf.S^YX-c<3Xg9O3BiJx0S=Y1xDyJ[su_XAIs^Ft3g[9Co_;/j1piPE7kV%)I5m43EdUPgF$agGY!0Dr1CJ65:fsO%Gs*^9;PCSijeZQu7Yf-^",
-    "106Wfwgv.33JvhP3<AA/hX;@K(FhL)-s=xP0_.7;1P:+Q2p.MD02Va:7dQX_h<Tk(1]JDH-Rqi.GXO6mH8/nO*%c1r2oN*;1IfuG4+P/^9]kl40zMKl01p/82m=uQ2<g!,2m#dS2<etV22D9MD:U*4",
-    "4,MYHZ41Dx91jGy2Mnew4*-az2;YEP1+ut0A3is<2L>g_UIgJA47djvIRGp)H2<ShlO7y0xCb0L03QuC02MKl=nC@l2oEH:2OkDA02Vd;88Ms;3AUCSFA6I$oe&:EF^w#KB[TpMH_.c!@C.g[ha(RJ",
-    "y$2r$G5[AcldlF37oZRW/+FrdP@(Er5-4CA5HZlg4i7BA2OkYM01@6*9x^qu0tN7)T<y0E2OmH,04Fgxl>d>+s%HwXy9FIJwzmTnG@u4X+B7UMHo=xV4:kZCH_/3cIRGC9F#s1g02;:^5itM)i$4zu",
-    "[thoeGdTbsBrpIU0XE.l1ON080.=XU4+O#o9]kZ00zU)H2<e&34+ZSnCl64.2OktN008Qf0uL+02LnMKE![8+w2hnr4+hZE3LG^/G!EA,E-lmkGy[Mz4<#NXIRm9#0;YLg4!u1F+/4.c05muN7A2su",
-    "8v<MjZV9e63B#5=1G$a;4+=j=BQ@bBI]T9p2O1AG=8pB-gT(.K3pB4U1Di1cL/Oa_h#;2hm-(#9hanFft1k^%@eOv(>#FfO/MoNqBna<QZVw0fB:_Mi4,4jw6%QHL*aijo.>!,A>VhU!G5[Pj01pSm",
-    "Coc&&Gqj!r2jW2v*4PFO)DjN&5)Tl[*#ZiN3LgM9>^B&u#j>g=2fFJy3Y:vq44V^L;i_#1G6jq2APwd+4*]ICCK>@94&l*OF9.g]pauxE[9g[:2m[4Z4+xz3CJTih0Zj/1=IZ.9GXixSGMzF49t8Kb",
-    "ObdoZ6FD[lBpNmy3dYP043VM)2.E(W0WJv6W(_H:7alg^GXec!3$6hP%K-oW01>]&0woLh)l44&HRm%JHUKIxI=zlisj+zn#1aUF;+FKM4zlV93i$yK2:b=R3BEKLG5[epIRFncz/0]O+7u7h1pA&n",
-    "497PCSqg!yBo,[*uLT5i4#/Ge4++RO9_LzL6Egq_vo[Bi=%EZqIpsG4m/O-k/Qjw;76gy#R39oZhDQXy93Kxjg+_qOqj;294,dyU6*2aZeGde[=b!W.J>>:!2Ik_n1.a<f4C)-N:Kp.e4avt^6f(C/",
-    "4z9up8#CBX4$1,!lxq;./Y9#H1>hSwZx0K[iXje!i9,VGloAgL#fl*S9t]^g3=l@wArAuAzeEY_vK%WkG]8P>2&Rl706zye4>_;58f0T(aByX0wuWF3U$fm/ZxAp!He<n3%e0#T4/,2>-lu;GFJKQw",
-    "#mE#7B8_wM)d9%J6c0AC0uPl2*R,1f4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f3C$P=DFW)H3j/Cqpu4.7Le4+!qO1rIP$2CxkeL]Gp&F=LWjU)j6@9]SS(&l3+g<d6%QVh.+!4i6g3yaf+9g98km",
-    "WDe*o0-zHa&;OBU1c<yV1IorB4!omY11thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.i_)$e1rI%eyafO=4.7ov1rIy(y9EzY;7Ia39uFg$5Dy8s-u8,tQV%$v5)Tp3-u8,!S]2bn",
-    "01sEN$P=Cx5(/fB2M-m70S@g<5)T,F-^Z@gVh.aP-^Z@#/K_LH,xC74Ef2-5oX8XpO]laYJD.oD59tAz$P=E)0i)s*4(QJX3WrPqwTxj8i2.A96AvPk-u9^AW-2cA6AwRz-u9]qbu.6r6Awt-J>8:E",
-    "(EeZ[QcL@z0Sq*2YhiL[b9m(QVGmPu2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)GThjs@a9xT52%XUd27+D;Gw]6V2lN_fH_.Fw%ZC9Bhg$-B0tMU=1TH=qI51s:-t3y1EsLfD",
-    "4/ukc4:#!BVhZZDZ2&n07X]*594t3Bi:3hujE#B=1)FRS4!FOO0S;KWGY.*y#[vh5QXO<TUobO9G2Xcq9zkah4_dm;3HLMy,<+6N%dH0yH-IU1Z8bJCLqSEtVNf$eI50,%(.l!fsLc+4AVn^ZH90gf",
-    "0B-dNK]wi1L-w!jEe[Z/%;./03Z@oY$D[@iw,5=LmU9W%0ueY=0qbKg2[Sl/$/Lx1ys#e%[R0D<Vh(]E1sM*c!xakK0S)[D9^7c<0t5-M;0E=]V,Ydv(,Z)x%>%%XLNw5P4*];$4*]nD4HF$L+](it",
-    ";:i3vI18<*7y>nL39=>L295&-qskWzjnfVv4:z8L76>gQ2bH/F0bUL*1GiQWAnVNC0SIRWgsm7ZG+o;q3xf#[0ko$O2iuAP4!:vw,M2:%59lZ#2[ZV#*#QW%3l9aO#tjQ64,luu4G%+$(AohWHPJ=I",
-    "HPS_91.j*jFA6v@%#a%m,vJK-)%QIQDd<D:0Y3&aF)YOb0z(Ou5)TBUfo(4dEi]UHi2)Th00l,AG=T+92mF=g4w/]x0.SO+0gt5*D:Yx=;[5zWs+&;fEjKiP0SM^q2=%!_mv9Gz>5^,>(O(SHyIu&v",
-    "!_zciuj&U5imG4)jnOCoF9gQ[4yy790[k8b*v$b3(sKpFhMEBzGrpDy6f:3E0TL@I3#GRL4/k*o3M<5Wg_5vf2)F+M3*X!X43ev14*./zeh&rRtpNl20S>P6pql[&cNse61Q#:yxdaU50]&wZ0F@P9",
-    "I0coO0t;lbS>9y;3k#3X3I;Jo0aO8*R1TOI0<c4895ncy9Rt5&4*zQioZK1;&t(L]D,N5!X9vI]4+69]4CRgi2Iig^5-,*j,&zj<%CG;r=JNFZ<Es2U.#q,p49S%w9^6&^!_q-N)07zmiKPk#;gJ]_",
-    "I+xu66)f5V29f>z7Io;Z0D/k+af0X;9[<8n95Mg@76dd88IvpzQ;nfp9In6v95A=o3bxAu28O/^3&N,Y3%!+43c^q14Wpp_4zHda4AH3B0S=V!xsw4NEWN@44&4+VU<);l9X]pwFf)tD0SDupP!A2@",
-    "%=MH21KhhE2mZ;e17RLOm4sssvVt2CHd>VP4+.]20*BrT5-HOmhR*:Globyzl*L0AIh>YAF)@/,2;)wm4.GZfi2(&z8Z*vY5jRyI2RZhY9Um7t01lJ>4:H5WLk7D64]4gH9Ulcb01,I/ALau&00g+<",
-    "MGpt=[Rtd3)S1WuFAzB^[FMPZEip912NyX]4*:0%tpNw6oe3H-@4cZeG&TSqAvMR,dLJJ*@4ca!0W&rF6CF6[<B$8pCI-f=9R)T&odYl]Ft*xb2$3owHZZ9H9y0wb2$hHl7&G@D2jYQd4ejPO1<njj",
-    "4+z(iV-4B_H3zEm6dye>>B9>LHTN]iy8$r(4$b&JD@su;n.NALj[=cN0TTwl3k]ox4-V4w8y=HW01pCz&u0db3.qBtIo0>J4$2z_.;s[>Q=n*R2dUaj2Z%2Pt=yAZ(3hhD548izuTlo)$YKFu35(7F",
-    "1(hrh0LA1T09=:ek%.8cF#vWBo9SK-S-!kFHZ#:NA0#r!8w%h(4(9.1[Obn-*_&x<2lJayFLpOL$Qv(mGBf^$1U4[+2>ZE(01eYR57YzXks1cx[ZkJJ$QujzhbI9mF9kF;jR6OZ;=gi<9]JU#1q77j",
-    "77daE4,3B4WDgUT%sVd$G&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8;+q=rHZcGTq__@RG>1)11enkP41kzp4et#E%HmlM1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#PpmGBofF0V5xFH1Q2Dax*Xh",
-    "F9I](00x<cWDn#6<eKyckZunM<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6h/Mc)ld:NKiM]5]c@pGoI;Fx^73@N%4z-:!02c+.f<uoNB<ZC#%25OHg.^fnDlIlL01sr=%oZOYGT^ZStpPOXDjyRw02;x:",
-    "y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[hq6^*/>&/]!ygX>:*rVpxw0Az>XiH:Dla^VF#s:=0WvWF4#_(.4+O$kF9R;&mskeR@e=@M0viVNMjAJ;&jJpZ4+.Cr)rANPjG.#M05&<6O%ylt!2u4MlW,3>",
-    "<!K2=B*USR0S@_%>&y80p.<p&[Cf@;hW3jA2A5nP2QlYWC=tFxE*^Lr00N-/4+GE.2lFQjzWFd83NiYU3l9LKhXM%YOB=%4QUbOS46Ny246g734u,@W4bF-UA6>@A$!7uB12AJ<Z_$)+Gd5v0W-F1K",
-    "+yM>UQ3a%O4/7m/MzXO14-zO857hyyu:lV*s[#+L2Jnd70S;gy4,NF!UJor!4:6]-4@kxkUJoCg2<f2Iu:lVoUk^C!<QB.24eALG3h-:B0S>rk28]65JyIVjG2aajcfRcg4.<()4/M5CXAWBrHt:kt",
-    "0S-Ra[RHrc+yM/t1rL/7<QB.24!H-q3Yh9%4/YO#Ft@#A5[Bwt4:D69DKY:Lcc/Lk4/T6-4;2w#4-bmN0S>Hp4-kXH0S>Bo56T4ah^-1U;gS6$2k;m80S(%l0Ro,_4+NXZXa*nx@3VmxqphC,9yZ4<",
-    "4*][OoB.Aii.])qgaHo^r/M:ROt#5r4%+w;4!RLLH7r^a0S=lI#Df6:)<%.3jHZJD4+,kGUk;$$pb8HStcbt;4,uEQQw-m]6%MJb3J(axO$p)3XA7qq0<$Dm4,_XT1h^Me4yOVR&a#660-K_E,Jc2u",
-    "n_ZB3EZQss#i.Yo!m0reL*0M]4<#r[4G%^U5Dz(_)dUHoQU#)/YzO@Q3kDhwDWa]c9]];fs[si1u8#o./C5oF%d8g.:-a-#0R)2C7yt$j1D%693y72z3fTe!&[q!#rLF,6D,V]ermg@W2Q&a54:$lH",
-    "1vUU5FgXA!H8ubbJN)!)4>1!DR3A]]%LxxXqS[mj=4.sv-a;vRG/s4L4+PU(A8.3tj^8w^<5=5YsaFpi&-t)M-ei$p7R7,U4+Dj#5DyHSkQEH!.3j>(XbOc91K_slHXm-]gb=Rn0Wkmu+MX#6gb=Pn",
-    "GXM>+tC$rD*smD^tqumqz8(&S5g+XVGyn&:r5X.fgb=4q+;5mx*a8B^0S=&[5g(TUGXNel00mtS5QPyQG5K/;SPwFW5gRf97%@8AQ3$k(86R*pit_j5A0aaHnja4y-](u%H8$i89]bZ14+e^O48>!B",
-    "4>/[>8w8za1k93Ce,JWcW-13rX2i&P4/hy.&0@NNT<OalV,FvT0T0yy)ngAcuL2Ln1:MJb4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!8543CP>R4+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq",
-    "[bLUyqzw,kfn*OMUk<0CWDg)-59I@a!FmrGr3DZD2mZi%4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J]@,4+i6<&ph32eo7aq6iNHxnv6<1,)br-)>!c",
-    "65E+>Eiy2R5f1Rs7at2ahx@@_gq.G/qyY_L[o<BO05vSp0S=bvyRZQYg*p!jj-m$<iw6zU5dy/;X9[!-!ekExuCj[(9x;y[+x,&>W(d[S7#]cflgk(cxP/lA5Y4[:1Mb8G9]$$Cv-z+nu#i#<3zp3o",
-    "4*_Ot3k5n40MYv;1FwZE4mJeBz6/O(3%@d84UA;DuOA*Qjc5w5tB3&%#*6]Eg^np/u95<_2GGI@0fZ9>$4;Io*2Izl42+E(0!0d/o)@^Rz3L+dgS@w7JfBMsQ[deeA4)Qk5)UfETn]Zw:QfI=f!&D#",
-    "4=@g+4;DlmRSV&b9[:dkpx>+_+tX1W12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@2Kw/24C6ot%193e%c6A&zf1(w-d:7Su-+0P2b$$$4a;R94+omAi2)x4H2<9R6Av!E[!s]yhY/46",
-    "+tdLsCNna-[!t5qO$58:E*^Og=wA;96*1V.0S/G;4;3rlQXg>K03QP^00#5W9S@IK)d:d5-tUPd)By:OVGiN>0S<W##sLJ)nFI$p4bjYh7cAG40uMdw/2Z>-%3&[,0W_qs6Az&Qi*g=90XW>Q4,tdS",
-    "0Ra-N)^kQ=$#onwFb.QY0uONN)wls4Q8BLbd.dbGg#iyB(gP1L:t@4/#2Fqk02wy-hyflp01B+k9t@oTI1aPbQ4aj3X$s_L2,O,71/Jc33DX)0;5@mYXZmOpW&nRMVP-@9WHK,S4pk30@e+Va4@%vk",
-    "4vPT_i30j)4zB>alm<@ljsXuG)dmj;@e+X=QV%w^3lC%ZXb&T-2<gH@Xbxi!tqG=ojsXuG;g.Ym@e+VL4+Q#X4;$KREiv_E4]V!z4.V!t4;6m24qp#B@e+Vc59I[pjCKzir3DZD2jYx&4-#G*4+-8c",
-    "4/+y,HP[jl5&CEkHdh^lG5@-E@e+X:ya5kBu<etE@e+Vc4;6m24qy+l1k%!u0S>DU1P^QK&C,qm1):NK5c+5rW&ke]I57KwQ!fuSHjNQJGBP#K/mHM@ocSFe6*B*59^8vxKL9i>EY.,J286h32#Pun",
-    "3XPO!1J%wC4+WXDXb5x.82<M/1Uc,n5f1/n1gG^]4+PwWRS2l-a1RrxXb%L%!JGjP9PVf<4mLCZ4wonnxo8HQ/MV*10Ui#6Ar8F(4!UR$4c=#:0SKB@2lD.51pcH22b]g+3cgq@D:N_W/:i/z02es@",
-    "4$uAt3aOQ51lTqY70AkGA168GiJk!u1HqgI3,s)&0S4v#8v+Loft8#A1,a(^4+!]58!a>E@=yFhS@78S84l$FDs6AOl_o9vqYVbp*l@0<3vD7fEQkjK$%HEn%mV_B3^>NL84m:HUk5A*><M.3maZ)i",
-    "1:-/_<PPyclmY]Rx&[jD,a@hE:jDkUsSOV-u:^mMzJUP.ugwDv*VqON+[haa]DX#G3bF+cD)EV)0S;:8QUubb4gz%;IgH2z3A2>2Ej2qn1Kt>_L/OY88wS]34GgHQ4F&AoPyq)I1MH=@5-/Vagt,e1",
-    "k*FIFBHrIr2e#Ra0SlJX0SE8k0uLPbVh-wY[2dPj,rODx<^:zN4Kk_XRSBnI1=bR_9XOW*1dRO*1CN6Y8#reV2hH[ZB[n%]4yx1(4w3/_i/$/-gI)[wa[%Kz2fFV94[(H;K<T9<%6%V6IglL:EB:N$",
-    "3$fDz4-R.6t=ov^1p)=T0Itak1;rR=4++4<V+zPZB[VaeuL46hF+((#))x!c-Q]HTkT(L_)(sAl/mP-I7B/1l2xS2=3yjKR1/Efk2fJJYrsxp]wCE8F*aZ*L0)*WHA5k!!vH^UQU/^m_jRX$/%mEfT",
-    "H3I(x4+D.>7&xW=6:R>pJsvdp0xu-oH2DG,HpBuRI3flAz.2:64.zK<0v[(e,vSQC0w*&#udo6Gw&ev63D<<m9]bf30+S31/,LbgxvCltvkngg/azOEH=pBH:.u3WGo]!#9yQbs1;r,29y!zw1K/zl",
-    "0yESO9]$,A9]1G_9]bc29]JM_8a4n0px0ai-Q]jmoQ<9.Q]5_eFNXm!HPsF-6*Dma8#nB^3Ivm+ECEIz1TftVF9$O,01Bm$ECZ1S4&4m=w+[#M=9vu_0y*6cAHf4Q02nag!wMe[G_Ep!1uy=,FaRAj",
-    "nTi7s1GcXb4AJ^^3CRr)Bh2.34wZTi-C:H>1<wgjD:PsH(+Vy)Htop;2d(1Z0WSbEF@]Y80U,]st:F]3ULH7ym-(mH%zF.5#GD@<Gb]$y54;y0A1,D93Yy,Q0Scaw5+5Ek-*;benAkiIB:RQ_4b+%b",
-    "4*,hPTLrQ9ZVv:IhXVm24.,MI0S@RBhf=P]1u_6;0]&y^83=&WMFBexIpMgB0T15,:lhzVH0l<&7zdB#AP*Le5Dxphi_%1CHUJ+$IRGCCHvlh1H8OG=1vmg7LNx#n3YPE!A3!(&9].!63,s4]1HG.y",
-    "1au9@-vgC[%eH3=A&#k4F9]X*01E!]5CNh,4+g6FAP)tXkR1Uc4=h>:2-##Q35<Rz4/lN-RSzfqno^PSIM)*djIIR>1J<G)ArExd6CZFm01ps[wu^J^.O9_60S4[*Ru2i+6CF7K0>6^EIq5nE!A1+T",
-    "MGpti,ck(s5)GFK3,f[,9]bY1<UsC0A@8=PIS&WR/L8/HH/9ETu(nhM*(DCdlO7DUE,W^X00pYPD,QsL/<AZD0<F.o1:N/$4(+2/9&Wyt4G#;Bxd9BaNd^C>Tm+[:4LJnLqf,mU6bR#p7!L-L-)ekS",
-    "rkRfc4+G+q6Abo@6BIeE1Ol1;4;NK[4.MyO4.fPc5+8-EHqtaN6*V@^G!FaWYX!oB0t/-x7!CH#84nbvLk8&8I^NEr2iODviV+V6%8v=U)dmZLrxi9eG%VQ89SXKcAJPIdoi#6BGBvau88n2D4hfl*",
-    "6E6WcI<1LoLpAOQA5$_[4.6%^L.*:guK=Dqfe8-S.:hk)=a2kEqt8>sGXNSnx(6QyHJC#jGXM+cz8;*y-#(gaH=UAu1UWXu4g-!h9]tqU4jVK81n;6H)%Ow)1-h:#G5[Vo01KAphXDqc/mi9lnHLXm",
-    "()=.VFCaKD#10:Z0XP633=M/#uUQ4bza9yZ=AQ:[(ZV1v3=Fr.9t[7s6#<DM1G/ms3xcBp57Pq84If<P04Fjr00@ImbPodEl4%Cr(sB/Qxu&E6A0aoY#Ssr6z3N=cZaK[j7&8DJG5[Dd#S1PuHiQfg",
-    "zIF>^mlqELzPKeH3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-MmL*]dWpZ+Fa=j5&Zw)YJWiU83=Mx1:DN+uSrU4HtS@TQ2h8Pbyh5@/VZx17453:p8!4VG[=a&3MrG=*^Elvie4G%$9",
-    "A1pEa4G(z0h8Pbu/mH*HUmqbYi4G4L(uNohAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD7M/p73r0g;(28sEra9^hU,sUSTyI5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfgGv2/o3htM04$^b+*zy+w>yr8,U:=xE",
-    "$Np*p=aT$DlT8lX*.%Rl,vR*_4+W2;1rDwO4xy8D4BxzB3#m#E8Og:R4z:9O2iY>Pxw-b$fkXf@1/qSo49;684);x62JOrN4+Dq8Z3,m<&%=/-zs:-.2&cA23E:(GheHhd#sUur+qFgy1NycB4+5O:",
-    "9RrHmL.r,@M,L2z/x7cc2%oc44+@Cs0S()eAS5.7o&zc]HOu(^1;hzp3%pMeGqCw=9]$w5=%nr:APBRGYZx_j3S]-B8wyPsG5@u30o,_6#E_5i:W*Or@.qfKEHN1cpyDeoEHRSt3.&s*0UrxHpS^wT",
-    "h0h)e@bjSdH#OFfTm>*I3-VDK3!0Mw2,oDX0S<c;Sp<5)6%Pi05+4aT>e&20ucU7u7&V!YbT^.BIjjc[1:oOP2EmL43a@-041;[S0SjCbH_.nc01pGG-1CR=7YOjY5e]XSa0Z5rK<S48=HUE6vd;fC",
-    "GXM;a0SJr&4!NL)0SM03b@H9Z1qqVH5f260f:REVkqrm#M,DOp#se5IGY.:K,v.lE&_OUMgBAqBkqrai(]8KUM,K,4sz(8#We&3w4;n5A5f34(vm6f_.je-zN-opq8V<S)fg%qGs/N=n[[jyI+Or<C",
-    "kA#l>4u@)136;]-2hpV)3b2p>4+PSxrU4Ga#5x7w>h^Bz76aYEMg/Di1K9Zy2HcoY6K1>@4.D2TEHN;75(Ji#0S@Tqu3@<&tgEB^57Ggy1up]JG0Ni)4+pRXJTfyY&cz^O:f/WOz=o(:519o7$2uA]",
-    "eI7Lc3dglZ1^YB*odq8*GXNVm00q2_1RroRodqA$0W.&_0yh930XYB(@o-qWD,N9n0,fI)9^hR41qJ1,T<3Q-4i5-Q1p$5rDh_#q1s=Rm01cDUBmj=X0/tq@4[)CaAJPFe04>2!,_%H$HsS*h1h]4_",
-    "4+y&j1CrK01^p>$4&=<x*taedIl9nE5iFc.9^zkC3KcNS&@AoP0UkF13%K8H1^hH*o&g=&HQNOZi;Br#EV_:Za5UQmAJYLg03QH3024C+9]1K0F9.U+00Z$M1^qN,y#xu[1p&%v1-XcEFAy-;+XVq8",
-    "5kM_rp8+2TGus6Vo&g=PGXNhgHroXqGuzM(6D*n]A8.9:1s_D<HvlgHGc=DcFaRF[HUJ+8HvkehjK3fTEDr[_1Pa:)893]0Bp(tp+XWLd02(#@9]$/B3!VWV1vvm8EjQZ*9yIQ(5Ch<@A8.C;1s_D<",
-    "H_/m*F#sbtHvk>3H;[*02I(6H<vLhGEDr[_1Pj[*0.WAp1GWnv5-Xt:t&2h$F@oes35y&Ho&gUAuM!>FINJpcj,w6^ESM1/a5vipAJYLj03J60BR4bv4+FLX4+*Cn5-/*@E(R.F<Q(!xzS(dNhNBWV",
-    "GB7vS1O,>R*JTV!4vqm20<R3J2QvqNE(xxN83X#L7Y;1[2L$D^KMw@x[%[@vH2<bh06z-gItrA$9^4+u3(47H4+fu:Q!fNJG083-3=.f7E-Tff0SDPi4,BKMARiGjsm=&3Ey%J^27M0zk/73mzuR34",
-    "+v-!%>0TB*szVPr+]&#L*Dwz!P7c<v7c_GHIE:a05jFr12h#Qs4+Mbr5H2.>004z@1t1Ru*]ALz0#FYY;dxz2&Ak=71lH6HF90wzP6*vJ4#kue4]SBCiUBW5GBm3T4<0^A5HE<WEG3zpiUBW5GB(r#",
-    "4<1%C2QP_OEG3;uiUBX40Wvt%0sz@=4]JoQiUBW5GC95i4<33U4+OpfFKsn7zXC6t0W&cD1O:O&3JuT9dJlNX,47q10W#DA5i.Y^0NVW;A9gU,0w13NGyoDc,4Y)=G5xG<4.Nt,ACdtz01pcE7B2)g",
-    "G1SHp9^PCa)C:.b+..Wf!OVXT2*K10954V65!@<rF9.L+054TAGynwM0Ur@E*#Qp@+..WdQV$Hl0S@3XfN/+.>+.]WpaUE;01n)MaSosZ9].,99^G4C4:[a@aRQvUaSsyN0S=<1fN:uWEvve94:a6:",
-    "aR:di$pH<tpaTyLlavu30XCom9].<B9^qYI9]1T3F90]&00@##5Dv]h6#]vZaSsyN0RyK05C&Nf2A_5E5u5uE4v.L;1-&7J7%_6[paTyl/eBVtI5krZ#gr8fG3T_%7C6IY3e;RX4&tK=1muVZ2.%i3",
-    "5bugV4+4+:Tm@<KArB9nDGrqZ4rCuAIg]kga0,OcIs;0wDh_ys$[hfLRu2Z9-T-9q:mm&5%1.8$GQf<30S:ahRtdP.9V09y#h4r%aP+eS6f:xYNk0ZSGcoRs9^b;c83X;4O9#fVTL@,a0h2cm3,-@f",
-    "0Rr6#0*WXSGM6M9HDm$1lu80*4uahU1([.H3tS:JIRFICoi+,uR38B[iOmlm05YlH90L1d45!_54)+8O&ge@LF-gD]F]Vux5I9!=%A+R=+]Vcl[sITvv:z<sHzEqC%>tuOG(.HrH!wvUGS12m9[<I)",
-    "tq%Yd12F:4yATHD0SmaNO#>=uBp(Gi:-*3mH94P]I_+FYvP2A<tr,jP-8hO:j$sc3p9CKRGI$;MId%/dcm[&C!vPyJu:^)2iwy(UXbz/$1NDv_0_,$)m(ywt;Wzn0&X55WHTKOK3yc90IlTr0yDkE.",
-    "G!F^/xke6.2M+=N5-p)1o3k7iG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ-=in2H2;sN2L@7B9_U^=0wOIn,VPo#<(Bdq/O>vE(hUzHS@Prh%;^Kk.3R+Tm.$fO2LzYz1uii-<(Bx54+QcF",
-    "9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4W!<92PPF8aAs04!sc[1U1PAEHF3#",
-    "F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,4Al4.1C5Rm4xH)>J_A-fkp%.$kQE*:$Oj8k4+OgrF90wz00rsuRu(wP2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1gnig0zC/!",
-    "qXG,O5d>YfA0GuZ$>FhoH2<B-2OrY@GrSQ8m#WMG3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fb<02dDubAUcQw4)F-h",
-    "GBslf@wb5uS@Pxc5e<9+A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=008i[Q4Y,q0$Cp*G]vYw1_o7M",
-    "2aOINE-Y[w4pAQjZH0#&95R6g4-H//JTW-m046Xw00,p^4.*hA1mgW51kv[a2.@(fAUQgR0t[mX!p%+!xXBz3AX*OszY!ZT00h:8I375Y1q7jy9S+O_3[wvS%m*(5I5>]Vjp$njss]qgHUJhe%m*I:",
-    "F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.*f$s7mf0Sn9r1M@>54+iHbFAp&:zY#Ci0WmoM5i$S@uEZu2GVB%)3BM5l:DxXJH<=@t1vNJS7c&4KD:wiSQ4IGY7%,cK9ShM04-H<:0QqAL<d+ORG5[YX",
-    "F#rHh2dTv/7&ns!FCa8Jhyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l01Q+Q1oH>W12O-u;fDi4=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:dzY!BL&-An+1<0>A",
-    "3=F,6zYznjlOGQRjtU.kFwX^s1_xGO2aOI7EXXPjQ4F!<927Lp2OK$tkZ^(ey%8KZxHL8_IW+(W.Pi<e%m)FrRt3g>BMrX!vH/eugaQrA2L$1]ObNRY4.K0&0/p3#G5@@X051hNGypC*Gyn<z4+Ogr",
-    "F9SC.01,3*7BT/21f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+i@xYMsH=:Js4mdZv5kJ,eGC4H:5-On=wloH:oDdHQwlo5mkV6kQyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#",
-    "D:ymN1@imy5iB.];FlA0H_.IW5f35l2;O%*PzT)Oau>#]1@iUr5hN/z-P6ck2G[^/EsoqN4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg9XRki4!8vX=[Oim6^$#71UECj1>P+E69l4!DFp8o",
-    "4A%/AH@$3T1DS-,4xR^F=N]8C4mUU03l9XK6E6ccH_.6oz8nVF3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F83)zKb9_dpo:_$+EGXM&pfC&k<wE>.U:U]5&@w$B0o&p=(",
-    "*sZ7m0r&(1)6xtNVT76k9]bb^@ve7>(K8R@1IVNw2C]-j0S.,%1f&EX7BJV60uKd&1p/uG4xEW92jKY_A0-[Y[[av40;eCN2F#+:0Ua/R1,;TM6nP&8GROo2$LA=y$OI1z<]h416;hK[$OIoiG5[Dd",
-    "01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1dOsE4R,]U0^mC*1RgU017rij<,hv@1P8vs9S.nT1Rn^B03Sdz02ng:4sstrIRFm^$OJDyG%.4t$OH_=3&-cn*=:],1vYmd6*.TR9]kl45jX%0o^WSl=cw*p",
-    "4/Bh49]$x64:HEhKn@*U$OH_<A3!+(4,3cyFF,Xha^Nv11PIr$5D1u49^>fW0xALK%<71_2),Nzwa5zuEDr/x0Od-xw*dp_kS@2S3Z-,-3[C^xc;(Pfr4]lMA09aX1eK&J4oxo^HZcGvG&!6D3%Mf>",
-    "G]m$r3N^y[GKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R#8>7!LqUA0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuu",
-    "A304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0TVaipa%]2A0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R-EBZVpTzA2k3I",
-    "Hi!cbO&/dO03Qc6hyxNZ01@L/2Iz4F>3#!Bpt^PETOS2Ckb)!%t]tNdE)NUd(=n3t>6rj-zXTmLso<3:2F/p^4.V$V0t3-y5Dy@)qd*S]9xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR",
-    "6gB>@(E](R/Q]$,IPjvj0S=]3vJV;Ex0XZ,k)2%!--.SI5[^ma0BR2ci:40()1hAv2D1bL%H[$N#[DiI2s1Pf0oR:%2e!6%95>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP",
-    "9X0;5p16Mx0+8B84+&2%1vD>My-cg%zd#4qbPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYm47I3hJR7XySF9_;HP0^lkGopl1M3;CmkO&:Wl03SFw053T)G5[YDHUJ0ozyl8nP9Fw1+65mU",
-    "I7^ZnGyoqrH_/p.IWhnb0;ChF0r>zcAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+",
-    "H!<8RID!T*C=9kt4ox39GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOT",
-    "f(9QsH_/p:I5bTUIf4csIXM6i3W=:MvXTM:oUs)F%q9-Cj:Z8G2j2Jr0R7w*4*o6/5X.x*3CF)04*V@31Tr2SH_.R#E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)NSI5-gz@@z[YO*zQ-gtppDX*We)z",
-    "Di0mlhXM^zj#nNxl#Ci4F!.9O4*]8IvjIN@F*rWJs8^xnGBB;JQbjX!b#3403lAPU5jEGDWf5DAm_[;59]bf34,W3(Apq!o4+z</4+FM/1@e!&2n(je5DMIi4,W^o45jml0Ro!oBo70s%K@.v$@K6O",
-    "qZ]g=xDyWOw-Kt(+#3lb4xIG[3yA:&a]0C$rI@W-6$bzF7z/t1t+pEhR1[>a3%]V=4+Dy*2OBrjGzZ1mR^Sm_1)I]u9V>3O9[<QF#gGRC/$c_%g=ef)#N!4D=0[UXnxb(Hg3b*K+zKBYXp=CN3ttZi",
-    "<[y4N4+zh:5DVA:4Eh5Or:@3f:9@vP[.s;&G8GXs01Nm72HL,h0S=SQk!/pC1^=]HG^X8V2*Lby3ylK:)0zhdvXgBKj[=fb95z!QJvEX83C7KK3$=464,21xNe/.,)ffY+%<hv@r4J7Vn7#<gHmKM@",
-    "FETPX#Rmc94G$cc.[.[U%SRsoEyRKx1n1L:0S,C@->nn60x[408xIgTA0svZFA*[<00#O&2I1[*E-U>+>W/iy(*ztjKLIubJv/lkG(Q.L03QlB03I@u=eq@OKOYJ-0079mFbqH$F#sP5GXO3zE7Yqa",
-    "88tu):(d)2H#6.B8!I.69T+qK8#MqJHUJwp02nv@9y#d)2(tkjE$N*j2Zxja4fc_)1B;R:i^fJ]8UcY33pN284<AKIbT0/oH2<C[<X87bowOGO*vkR_$p[Jf2m[p!4+-7R6F2]<rHFPJFsBF)2!I12",
-    "H!G;AEe@;PiX0yiG=PhH7Bn^R2o5>RCN/-c9XOu]6gB@6Hb4rS@U;frvj+*$=$HG22b#>l5j00FH8ubY+;<*>3NuF%G5[Si00G]w2)f5<4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/0NN4>",
-    "/*/4.HaN+:8w(v6G5[(!F#r^c01o_L88#gc0*de)3Ah0sHn6562C3]@0S!I^#pWRa@[x<E0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68tmLw83;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph",
-    "03Q^H00M*p95C+%FBLdBLLxXg030*@7&ib6/:,o6tJfO@8yhv[1qT^p-[=vB4+8Uz2MMhK9x_wt1c,xc4m/2-g-x(E+XWvYIGY6<AT%^)8Oj9,&zH:s4aNl<7B_O=q_]-h@_x2rGd;[sD:D299_LnH",
-    "9x$A*VjmVax&-t7mh4dsJ@aHbwgmy^tPc+(vIRdQFfui<1pt@^4-8ru4muwqGyo4DjSCYu03bIuJr4k,iwpyu6b^ZB1O;*)5j8-[0yK-3WCWw@Cl3ig5HtV-mpBXEA>T;fMGpx-5HkP*iZ_9rj]BtU",
-    "rv;uRKoK$k9]AVe/wt%pU/EoD5-gYO8xk>n1q&S(HUJJf6*vG6)deFpFdYvC*98f*0S&M/0Nft_nbIH%q<<N5,TEOOFtdmO4,)jXBQFp#Fvh^V4X=bD3,0>O5AFo:=Hl<5j[y#G4;LQdAP&o:4G#va",
-    "q67_Pv6dhRM,B952IMLa1oXI(0S<pn4:SGtAs,wu009LEl@Rh)yS5>)@0hCm2ehID9_CkH4+oY45557xwj(bBF*pDQz>KF@.O7Tf3WM2f4+rL!AP$r.1Gjw+wAmC73)DLfs_,aKqz4Y=2opAwfk6QO",
-    ".sAaG5)K_)/YkOeBMd.Z<beuH2qFff*L59ctK29*4LLL[:O2n#(*X*_[]E)s0TeOUf(jo3H6SrDHZ]4(1STH<GyoAa+5rS69]SW15i[Na1STH<G5@YT#%/=A3V[g]HRSz44$!-;0@r_+3abPTgbWMO",
-    "Z_z4l1H(HH0[t^v(2fEQj0+37gSi0+*aHLQ[u:foz!<H09]ijt1<:DG,]@y]1(O8;&IBI/GFJzf1rG_(0V59[egilU3WEU$@2@OQg8;rfG%$ez0XPo_h5@rL1@i8=0RbZqAcFx1wFeBK$PXDeodg#&",
-    "00,GQ0!J,3T=.MN-YbY892>&3N)Fry0GR=]#KQ-.tJnq:FrNetBoi.u0)+;+gZBsz3W5OxvM&g^2rmjSGKm2eGo/I$i2($%k!ArT4BQ>N5QzZ=p$RVvFg1w*1JDBwBnaNq3lT9T4c>nv4,kt15-r-o",
-    "!7vXBivbcjj0z6]Bn73M8xb<m42uCD4:bTNF),=29].wS76t655Ciy>W(DAraSqAf6an<U9_Ly$3LghC)d_py+n<mt2Dt]Z@Kc!k9]AoO8@K8>c<HAl3J!Y#Bo85g0S@9Y3II$1Bo85l0S@9a3II$G",
-    "BHjuEIS$>n1DQDss00rI-]K;e$8iq;$>5@LHslHbs&<l/9yb67q6HQ:tOO2!A1gWL3Mer,051tLFaR$IGBE%zD:5.wC=9ktFA6d.i2)x7H0BB_EiyF#C=9twFA6d;ivb,s.>ZX+Ne;aN3Meu,01DKY",
-    "N(sh*DFls%Q6CjD]Aheq#jghs0xtpH.Y*5No:2v_Lk@kg2&_:H2.7Yp4%d.i4,DXye*$6-37Yl-4+Xae4,N7e99:ldt=ov%1@h($0^l=Z0ni2y16&m[x1B*BBr-tAqy@TIT<=Evw-3NKGhG4p1r1#V",
-    "<Vx_BT=^Sg00GDa4+C8Qp=yjxT<MD>)Eo)%:[bq;3/a#f9[^A14+NRB91j4.Q3$m(4,Bo.91kLn0Rf)@4+)b24+V:14/8j2wge9#bRQ<.00GSe4.K]RF*0/z3%6nk%!CLAnqd",
+    "4+QcA5BLXwnF9x+2oD08SPLWufSCh76E@$801p6.mP-Nt*2usC9x^VhMJ>csyru-lF@;!.EIBNp0S;Cc0SDcJP7U)A0:$%54+BIG1k&*V1<Me!9x#9&9]kf=PZ_2fGdAj*Z3vx]X%2^Q1*5Aq1elO!",
+    "3$vsF1<7zt38(mE4-.8z10XFlxB)CQFvI&r9_3g$p9KVX3xGQW%7Q!@H0C<2jd_a@mze>xHwN**t=os_SqdC495O7^p9LQYFaQ!W01pU(t7HM)U/IqD*#[Xl051bLHUI-.0RRUA4i5]1p9L/oHaP$,",
+    "H!uJN%mNPtp_V3gE83L.4BUrm2,d[[3*XsC2GZ7WATTV/-s*_1%KQNU9^CL,0RqYa49ffg1%]O80.g:p4zxN3Q!X;)051$HF-Nck4GYMTIR&^/0SL391rH8@1P.!j2Lf_+IqOmbuAc,4!=i:+$/v^F",
+    "I2-Sth65Ecwf>MQ+57.y0.ob51:*$+hv+mKIhyWA1]bn!A>Jb)Hx8P;0Rwmhifs.q1PtMZNESCN1tK0g$pZ((=:7au[@vs@Tm^4;1qPm.Uk$8[KLNu63*f&90.PF60tX!^@#J/tIUfi$huQ^%FgP[=",
+    "ivJ7)HxCp2X%7VM#8;]S!1o0X:iz*1G==eO0I&lO5v$$/4(.&G$&5t+um24U;cp_M7n.e)0%-Ecpz8(%w+#]8s2mRf:J$$Jt(Q3nsgeW>9n]Fp4,dA&1@DOBArBg34-uQdl:rO#:j4iOH4huFu9X1@",
+    "zMxYN8#V-1hgJ>EHX1pR[xJjLfhh=:%<YTf,lqW$;^8cup56okBMG9k0uIQ-0S=Gs4G$I3/w/2=1FDmD4W7jh4+Ik%G@[r$9yX1Y5ev<OT<9dv0s!y50R-U)4+fqHF90zz)d&.cmO:92)d(*PIWgU+",
+    "10M)6wTA-Q4mCN[2p.M800xMoQ4Z7yKO8MKG1CYJj$aP)p#/c%2o9a1X#/>l4(=*YA1F7]2oEaswE+mo=sNCOAu$:c5[2*v4waPw3dYX>0wV:.]2>&HFE/zd01qO]3J(KQ9]JUTA22f:4.W4q1)Z8!",
+    "4+B&m0x)tfH#0dN37ZK7)zBIX.q8uqkh2RNHsuNciVy,K4+i84F9k6*01mj^CJfN3Sq]C43.C9U0]y#7#tH(rt#1xf3c85_3cc;RKLs-6G[Fo%3oSP@zzhV,#waT=IL!+iGM#]_7%ho_3:!JC6AAM2",
+    "3kTrB3mrA<!2&WlF)SeokO2ot8akZ-0;Y:rqtFNg-DZ+hlh85<y;>P>i_$le03I[:10pgkAqR[B1LFe:Qx2R=4*]@-3k:c71kAGw31A0S3hV&@rF04Q0uG;k2q8E)[Q(*>CkUMb95[rIUJ0uK3D.+S",
+    "0S/J<0wE6$kpd3=*:MjNkpdny00&kYI>m)uGXN7a*8vQrga#iaHiQ8m2s8i:0>5ce2F98=Eiy0wC<;huE,=VF5-g!5G5@ziPXnRS7Y>ubz5xQW-sy#b1Fy&o4+%0FIRFE>Zx0AE9WfmQn9djzHrM$M",
+    "9yK8uGynpR0])M20,XW_76Wn(69Cn14kr%/.@M#iAP&o]aR-Ir3+UAc2Kp,_Gda,MI]T&>p4mGB)NLL&r_w<]698%s6Apa=fEfdS2FYO!e,&nu=*jsa:jnWY4xb1Q0kj4m1_H!q4#),v>l*k(>oW99",
+    "0,p#0ArB9q2pu=99^>JA9xwn0Rtld80++ZC6gTgj4GZ/OE-ll9KLs*2Fx3GrHZTATQ4a739^zMDE-ly,2UZKjq!a;*6%QZz0[_>K>uFC*1o-C2A@8(0A22of0^N9SB:4j>H#7hTRtxz95i$T1G5[Mg",
+    "03SU#03Rhd03Qf301pD3tRxP-0t<904+r@S6f%X73mrJA3llRT5-XuGHUI%T1Kqj,9yuQY8WJ<h4+W-l1>hppP!xM^3Cq]H8hz3Q4++Qt0;q.1HZ+I.5-h;cGyonl01,DD1EsA59ycHnI2r*39]1G=",
+    "%LWLMB>b;)bPoy10R+6I4j&FPum:4201WHbrvWQ1HpLYTk;#Z^HaVOE4+X_sE-lg%3[wvzoChv8H_.G$8#.T;8!fIEAvQSa0S=eV6&p4H1DBN/4BrJ02KxaXG5@!w4,_/&4x1bg0I(GYR]:ofF9kO+",
+    "01pF^0Us4N.O44jEjHx;9_3tL4(b6OGXMuy4(0.72c8<Ykqa*qIWW%yKL#x^Fwg<GQV%B310FE]2Uia_lM53#+06$IwHP8bH6a9yv/0s-7B,U$E-TbB0XY&i9^fl9:jwtKx:gc.bPpz!3nDl($pH;#",
+    "3/^q#hz9_89y9.KF>a4_H8CI&G8zIO4*^f>3A!&LEPHhi3zZ8m1voJP4+GBx3#%j)IQ0PzqXiQ+zrX>xvmg#s4.(5QE-Ts,2Uia%i3brj01TuB4(0&>u9F8IH0A*eQV%7G2QD/;00&nZI;w]j8Zy^m",
+    "FBdsE&-uV8GyoqaIRG9t00&nJkM--31vjA011^XYGQ0yGGyo3+QV%8284kk/4+qhv2nTKtJlqNsIi0).4u%vWH#s2=IRFm*3MM!(+zKu;Hy-6E5-Y$W1(K</2Eo5p5><zHCfo@lIW;#O9ykCJG$9f/",
+    "03J2_7d6^pE-ltG7B.@pFA6v=$=iko7Xoz+$=j1Gss[;8#90m1H!(3bHvj-my9o_m)-AvjHUJYi03RAM03QM^+0$(g4BXEH2AcSd0S=t.H!lY<GXMp*$x#W@Hw4@<4-.GwEj2U%2GZY41BCMj9]AVl",
+    "HyttnA1gBe9An;$6dpIa%K,zN3lEzEyUPI&I;2xg4rLF$1C0a<lsymj1C0a$=gj:B1C9g=tCs_1vm*rFg9i<[vLg/pj1ddt,(L/oz8)tvGs7Y*GBBn:Cp9+!251QRLK,rqLN5a>Fo8q<w=a=-L/BPh",
+    "0WS(LGq*zox*Gt]KnkKn3-VYZ1)i3T0S=,G8XpBRm;sY6fL[Xl79RsGkIGyVGM(854$No]6Y@C13e83mH2<to00F*00wWI!%mM/UJOj0jEF3t<0v0d-3#kDbIm@kCrM)a46E<5O4&OKq>W/i&1q.ZZ",
+    "9S-YL.T)P#E%Ki=0Q=P.yXglFoyG]PsoVkwC.3x128n(T1)IJ%4+FpSW(1=B1kD)==Ycd!2Bhq11+dBw2g>UxhvWna#.:Xxmc:pTIM,PL9]oDQRs]UYF$nvk0SUog0gka[3WEX.1%TLP38;@Ggxhfe",
+    "NeG7d0^nc%,UAOJ<a[+tA%UNd0Ut=.*mVyokfZ>^Fxzzq$e95YEx&-v9]Sm+%tQku8!+z&F9]j=:@W=$HqxaB0>+C^.ZA,YYYy,SBQ@YNYYzm@Ko1E0;gb;<H>-ysv;BxQh6oRD&4P6/Q7bd8,jM+r",
+    "G2rBp0S>y<e,9.At#1R:SpeDu4;X=]N)J(vr$[e@0WC4q2OTlQ@X&j#I]G_c3jyyw5.n0O=EeBS2NN<*1@dx01LHUe&*_Hp46yzK6*HucVh-(A2Lpgs4;K;t4.W-@ejiddj]U%XHUI>U$sGaX>XH1b",
+    "jt3vQ0XF_^GXM;uOADU]5-Fh_1<cb.Bn!e63$q6kG[y!Fvj+tE.p&DRGzLiz39].u2[@^)>Aw7W.MntCh5<q&A9OeX5H[u(4[x&vAG!fJ03Qo9!448I02D9)4Eu,#3yud8H2<C0Vg%@+3:rDx9tKGo",
+    "I*B>MG[M*#4+p3RFA6m.00P4^4;Muz10RF]FsKJVVlpr/01q4Gy#)=0%K@.hfhZ3M<A5YWz8((++sgtE2Da_K3GcI52aEeo2UQOP>T:/]Z_h(+x&i129]]<79uhYI9]./A9X9]aH8]@h95ub!T;;5B",
+    "6E:0v37H85MFAoTz$ykw44DZZ2sZ!)g5+y23N.mA2;Byn4;LL(4.X5iJ0DUwnF$]jG5@+O+XD[H%L5IGsRR<-*QZDi2iXV;moNwEaSs6hvm7r8FfzF-88>tFehu-2Js$/#pDsTID:*WrE)Nu=m]6:/",
+    "E)p_V9]1G_A_!4^4+fzw1)#+%1BGiGIn7)aF]@K@=vz!kuKyGt6gQ$S16dCSqAm(!2ZsV3I/lfN2R8r$j06Wu4-I2P1oYNC9]$.vUIgF*0m^ge@q;uZHlhLx>+.p9+Yk/2AqA<g3bG*wN)E*G3.lc7",
+    "0vkAr0]DJh4UN$S0qaZ!t.C^qo=S,K*&z%v0@iFl0x^Nk-0FWic;074EeyBZ6CN-91nf%y1p/bhJ@V%j(g!s+F)Uyo2rHJ(5C=i]mjNFHGE68kEczS]1abtZxdIY7CJzOYa0Qn7Mh:vcO#.l=4,AuV",
+    "1AxR(4e31&wo4Avh*S]Wdk+Grurv/7vyoZ]+BOG_f(Q/*xd-Te/oJqNxd.XSHG=_m-JpqExd-]D02;&@8#$:21Dw.W9^>pZ2p.kL01o<IUk$tg88ZM63b>ai=1TWyHaMUI15>=vFfpJ54#c7X48E=l",
+    "8!>1n1i]]$4$N2u>=ojY(0mUB.N*Y[=939+p#v5(02;![0S)cG6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01e@jS>+MV0S1+$77qcU0^;O*36V4p1;2$^GXNYlq5_E&02;s;4a0*I",
+    "4-rEa9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610Dsgqh8Iidp+F#sP2F=WSOGKT=W1;2$^FaQ^j00FN71*H8h3)pT9sMJX:6f,fR0]QwP2BHHBV+V)/4x$4aH<yK4q5^s=3ASDXf@cgzyNm.]",
+    "vs((1fFK3!jVTN/2Zj0uD:O1P9y6g31<owD0x^yj03I[]1(K.20x^-4G^90fG5@dus(lX$i4X=fxw8Qe3nmgX03Qo701@9+9[<9#5C-2I1h0P&4Vw<Ss[TC$=2iSl0=i.Y4-1i_S>,!Y7BktH2oARf",
+    "1E7@+4+>^[1HZBn1jfe*95c5D7B:JJHvk(o<&g]lHn#:J4mSV^*WP:$y#X6D01meX2TTsx2<awI0g-CW4+)]J9]1Q27&ZVKHvkeb01pD$2>iHsBMzbi4&;z7Gyn:M5(D;SeFUQe8#MqMIRGCFIRFdS",
+    "pBoPcz!M5&2Z[m;qyrxaF_0!/ndk!tO%D[M11]+KF#rz+rGi/+FaQn3AOqXU2n39g0S&u04%OcQ4W)uw8Zg_Z1jx(@9]$n]10M/701pe30Vgmt@U4v<g8_bW3ojcrGWr7=Gyn%&4,lmT0@naY38e!Z",
+    "HUJIfgIWvC1PA!+c<sFXlmQP9r2@JtqF)Q80]VR]9[<Q31iXMM9].]711^0SIg.e/FfyeB8!@YJHvk>SH2<wm00&$OpoI.(4WtkoHqHw#4K>BU5Gyt]G9L[$q!24MH!:d$IHV9S3=q6b1HVKc3pJz/",
+    "1)SR-4+]y(Odks^01@9+4WtkX=o0Qr7o,p!Hvj=wc<F@LhYAk[siR*RH_.c_1@-&<5-XuH5-*>:w,g6r3b+OXnSlWx0yNzT1BdMb4+@B09^6=,0VgmpxCRS<0u0a.FB:-7xCS0D00&$T0=JE6HvlgM",
+    "GdQIK4+hVOS[X6@4y6MI>2LHshL#Ku6Qu(fHB^4WT<yE+6b[@91)q)#9]^3710M,9k=vJrl7dSCP78nn46K(B9_m:E10Mi6<hk=h4-7&U9]./A4W4ujn_PctrW*x[ok0T!KNB%CH/zR.IRG0r01@C,",
+    "9[<N21HKm<3OJzy9].v%0VX*%p#vK:02;=_9_w3Q9yS06TMreX10M)B051+TGVHkr3&axzwf7eT2Lq/F4+=,c6b,BWSsO5*0^;m<9[<K11Huy<2[!-Q3=O=A0S=QG0UI,&0]d7h4;T*12XYS=t@HkI",
+    "zXUH0IWVpe9XYkA3/a*i5Gy$@G9L[xt@IK=IWhnR/(,3G3$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw4+F0d4,Myj8#4B:7$Y^0lxq&I1s*Y!YYpCN9^6,77B!VX4Xw*y3iBNTj[=$*UIauAhXDph",
+    "9y*Q&4y*D,4x5iU4,S<X0[A/+5rYB^F#rUh;FbBm0v0j/8ZrPIHUJ+6IRG9q01n[+3FMME4v20VFsA>z1=6KkDS<S13XZ)29]kbj0xmQ-01pMQ0TMC*95_kk7BBz^:$e07hyfo4G1meg4ln//u)^B#",
+    "*8(dvIi_:**8&Dg9^GJ3JRvkW02MTaxhESqq>qSK+5sN_G5@+)-Q]In4(:b!;5>g/tOyO[0T;zQ9yI>MH_/0u00Ykp0,rt_05IzV2tWqij8+P.ju9d:EKCZtJPg1J2iucv9]]%h5,]WD3Nru>G5@+.",
+    "g82p#FaRF[HL*M&3=M:91_J164*v!XpBN16sap!v2;Cuk4(b[No]6U,2k9CI!vYgH:vasqBo-K[D-hKa8#L4jBQ,LJ0S//D9yf-p4&eb8HUJLP2@V!/rvVQM[RR%y2<ez7s9Orp0Url5*8(0i01pJP",
+    "0TMR[4Y<8RG&R/(8#S,81Pj*!9]kl49^YDD4BfSE4%Y%3IHv&)*8&Dg4*^N#4v7_Gucxd53)cc42Q:g5G5@++umKY]&3Fvg0v0m:46d>e3)cc41_vd62QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5%jxY",
+    "3)cb.2!#k9FaQq)umJ)G4aG1fG%;o#43ww[3)cc41_:p85itN4H_/0s02;,=0S;y!21*W:5(0xf13eDC+XyH&F(4i=02ng:9yS0NH2;&gDGlZJ2LdYtyDSd]lMM*wq74rQB;yb84G#(:6Eo[K4.xxc",
+    "4xj^N<4=QHvY^fBAPV_!1ML0:4#=.^%g3ex9].>11rsv&2NE=>42_!kGrm6:GXNVl$PywpIEVoWpala&4Tk[=-[geX>-wEfi.^@DH:Uv)2B.#]Dd4JL3xKQv4+qx*9yS0E1h4<E/OhinGzNmMbO601",
+    "3aJ4L[SPkzH!z6,14a)K*#Zat4,Wy,upt_asR0hAI0j1(0<;x%=F#^mihd54rWO,9o&p1dG!GK,DhjuUXBs,B0v[>etpgtlHje/(Gd8UQ3(ov_8!)W[9]bZ14+Dt,1xOBp5Dx]Cms/Mx01pSx0]KEP",
+    "4,/;20GMM2Uklm,9]to49^qME9]]:(0Vgvw+5!uL$7CBc+5#U3Gyoq7Gyo3+*w>aI.%SIo$Qmd&Hy]D]02ny[4$KW1IA9+IHmnT-D+1Bv1@h>^3.s=.Y##]YB;Q*0As,4kB;50RBQh],HV*,z1s*p5",
+    "3e)&x4f>WIkOTvkP!A8uFASZ9TMOS%1GMEA4#toH1kETP3N=)$0WS(MHje/(GcunA3xLOD3!W1%1UNK>0UrY=00u^80r:]GyrT*W@2T$@1u-6y0Rrm,4,n^%1ImV5244%:0v@u803Q%A03Ql9j[zq$",
+    "FxmnO@_e#:+5#U3HUJ+8FaRDnhY$^1,iBKlGXM>,%K-NGyA%%++5#6gQyVkd0v@r9051;SH_/3CG:,ujGMqR9PYV128#dYk9]1T314a)C+5!%T5Dx[RnqV0:01pJq0V6g!%N7q1wloUv$6=cF0v@uC",
+    "03Q%G02(un0S=+hG#fdA5GFY/gaHnoG%p)9HlH*f139bW1S2*x*.^sH0Vg:#ATBd702nm<9x;zJHvk>6G@$T3D*:Fe8xINd3//RV9]]<A5-y/K3O4@*#.:j,CD1bl$TJTDp=0b)kf8)00XV.5CIyJa",
+    "P5]s[3F:naIL6)$4+z4p6Au^IzsCUt+4flv3(BBJ3zUKuFAX>2$e-ujG_M@E2WAgnmW<=.XJh_$5NET(0uLcd4yeKc4.J$xN1eg_4,.d=57q&a!U7K[qyi6/28Y4]4,m/*4,Ndm0uLrf4/aQV4]]^P",
+    "Rt^*74-]aV0uL2f53LE%!2%Bv-]UKVo0wJ(Lk>yZ0uMGzA0aWd4G(st!2%B!;F.huo0wJ(R1Yqjm[tx[599/c!2%BungtL12l&7O4,m2l4+@zT0uLla4/I2W4,(hF0uL)pA0aXT4]u@A0uLjx0S>]H",
+    "5)T/xzyc2yR1X<Uzyc2yRS&TQmB0cI5a$FB@3H);0xtt]XW+s)0_@kWzXCrKF)^y+9y$5H0uIP94zY*<9W;+QIM]s=Cp9dV0S<nn1rap:0HRV40;M8U3OoVHlrj%D:(_VnH2<C*[Jtv[HMF%V4.+l=",
+    "1uqOXGyoJd052FaHJP6Z9^P0/*aZ(F;*Rzz0R:7A2(.wbGn(ud4-]_+1rH*d0TeL+4.+l=1tBsxyp]mg1MAoY1/V[7kktqasMI;IzwjRq9FW5TKsPumGpv*d4-lW#0t^YtR0EZUR1NZwODH!o>+JY5",
+    "o4=4Bilz)6F#5s*FB:&D@N9GO%#Q:Q45RZZ4+,]Z0v@,D*1;tm3(VpX4+PQT2LQPN2Ai&Q4+[3e0v@!A*1;tmF9tO:=uhuTyZs6T&)8uJh_ohcub%@3.i.M-f^5xT1jWf]0RM##9].)3$OQl&4*[B)",
+    "3JBPy0^l%zE-cy7[Rj=R.l>eq3ZU5qIW0CeyaNaRLj/:k69uI3ArADm10pvpCJxBs2QLURH_.Ka!_>op#nuH5ySJAC1n/Sj0&fn#9R^y9DgZqX4CCVm9]Shws0j*)2qiW,Ee0bG2dlpX6f^+hTMi,;",
+    "HK=tR9^G2*w#We/11+tl2nT^dM-$G-&O-v;F]gqX1*w5&1k(o&$)p4aCm#bd;hOsZ9tOFw0]3+t9^+mo4i3x+2A2yD2EzIy3&Vyj28xSB0R]120SHtt6EHB7)e[*r)XPH-5@F:SIs_AgSqi7n0u74C",
+    "1>vA-12piQ5f2Eb,v.u[yOd@Lo(_FwttuWc;1lsfx9SHDrad26HQLt)FH$l!f#m<YK%yTHDx-eO9^G3ry#*#VEQRC)4+Ofb3J(mE$OJ1hGo:T_7Y;PzItkvb0^luGl;4wCujpY8=ScfoRyXm[2oEEG",
+    "iB2!A0W&ej1P/(koqZ0L*%k%,<<)*^i+m1_=auvXc=xa^/;Mtt;+6BjY6j7f1PuM9Bp(kpwy,%4:AVF5r(Fu:iX-yU;u$$VkCFlp0%Q)Xs]6oeG]1x!A5J)**9Q,OoCPlrEi-Fu1O.q;It[@/4,M_x",
+    "O$=kZ0tbMaR^Rg=5(L%E76Kgyvjq.YnuHMx+5@lF[caBe+5[f^HOa:X1*YEv4*^+(2;m6h0tw350S&551Efz6Q<#oxAuyr=4=e_F0SCK*C/V621rIR9@B;++0]uiB4*][!6FC4HIRGC7IFSS&4K&UQ",
+    "Co(ty4+P;=2;FGD4fTNu0Ad7-npXt5m/g>=/mif8,jORW05mnS.OL4_[Eu!9uGdfwvxx,:jg]o)12CQtA5$#/FCjHD01r[iv.MGX,vtiE:IDL/j8zHvon8WulnM/_7z5up1fW$5%iRJG1L<ia9].;C",
+    "86ONbfSXDVnv[nD02dDr(X(.6wM7Ep%UKT*[SO5B(82*95jgtd2o5n0)@d$C0Cx@vg6IeiL/iYe2(+F74;T:nMh>tR8V;]doQeT2d=Ixr8XpTW00iQ^6#]HJ4cP<EGBUja4+Z^61rF3L1=u2=6gJ);",
+    "4,Al>0Utay/mQTS:E/5h#sN8,8W^V9;@-JZ4+OUl1L&C#9]$ys8W/Ixr2!6w8UaQR0EHS474FsrFBvyBg&HI[H2<A]A4f6P84pL^!aFZ_H8R&39^O<72KuxI4.6SU9X0;KHUKU%Hvj:s1q->14+h]y",
+    "qX8T-*BKo(00l%2sl=Eg;(YLH2RJp;842l;2<gH84G&ZE1TP-nGN:6JZ!,W72ao,24+P8u9^P6y2;=8P2<eCL*#ZQClnxG/;FketqQM0Msu_WW@ez:nIJCV52cXXg2-Qav4[;;b4.P-#50L;s7zf9L",
+    "1]L8$;U4cxQ_1pX4^5>U9^6;L;F9kh7X[z)1@h>u,USYzLIi//3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1E%:84+!fD3&+.94qOO>,wF(jj4TfXqZA(kH_.+k019LuZZ<M753d2D6fX<jHUI[m",
+    "#S#x5q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.r1b;7H-Up29]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00hLCK<989cMk-010M^EwFv-9A>hhe2an>k9x:vf3IH7h[g4s_w!/dOPz[&)2n6:H0,qxX",
+    "dJk_s7!Sb#nG=<&tOO4q>238#>4@l[0-;tom$3m4MXkP1U](r&bY*hA,__^(V@Fu4hLx8AId69gj%=PGCI#.o4,qW_w_GNE0z1ZAuLE:ta9;h9ZDM6](X.8(B<Z3x=8+3.+I^80+krj;Bmtju9Au2K",
+    "Y!3#=v_dAe0*K<V3#kE$MK)q(W=Zz3id-J^Gb]>%0h3$;&HW1thpYx41u(O$EguLn03Qh^jmw1r4+*x0Edj3u4,JU>1@VX:0^ly^0tB)L4wG&Kp:q!ggj=2;veg9+yQ&5QOb,a)&@^QqP7es@=#TQn",
+    "#3T,k0tMiC7Bg,S3Z@BT#Q>e..O2wc=$8Cj-[qQDHSz,w3!H:$1Hd&82f[fEkii8H2WSdr4wAqH4/JegJP#82zs3O[2r[0pRSyWDx@Y88Gg1VDwN4Krhk,2*2hpU%0S4pmHV+7o,#Y^y0sxu@0_-:=",
+    "WGnNE2oDOhi!B7$2;dW^0hFFP3ey4)0E;::4+@l74wwN0-Qj-xrWXZs02Bepg$w[93Gvtu1ik>SCTB2YGe$,*0R!P(14#h.1@hxv0zDct(x3qf-h[POsmK^*:6@%wrQ$XS(p3cI#X%1R$CFtf203dF",
+    "1f14d2-t&&4,4.sNe:Q:g9,wsm>@o=$7Bx&u,,@x/#ZEJ2aNJd4,TKR2pD=_4gk=/2Hg!2dk>KVh5-fped>^N+p]vxjs*>[;#_Ae*y9BY+,DB@0uKVQzX$^qXAYJH1B43;6TSf.D:A(S052YW&c>4+",
+    "#+ecjHiMT93d@Oi2F^Z34+8n40Rf,wFbRkd0h%2P!L]qpm5n;AQw@#4BRMQ30K]+i5HswU9[^Bn5CEdc7d]*JIG9/m[qO@1E&[-00R=H55HbJ[D#X458)g6:4@$!fMjK@T9A;*_0uKwbArA!b6b^oG",
+    "cn0zT4C+@90la$zlDJ9>8K%Ea9_3j=1ST-v/mZJo,4PARngI>BQ32%y0Tl*N1s(wr2(-fm3Azst9jg%!72bj@2,=fAEja)dHuzx#>X@p.01,CS3m8QJ4$s:P2khiT37gIg1i+ev0S<1XC.EJS4*.g4",
+    "AOrG]3k:n#5eM1>4!LRpO$(9SBnIuhSqAHn1>^BCBsna=Vh+0J0uHgDFA3NI5iyph0tnDf4f/vJ1)>QY&-kGi27wO/%brvV;*bAuAP))C;kxzV25K-5Mn*.BoC5]g0gG$_d/WPQ5-$oO6s,&*F*djb",
+    "9]AY+yCVmc0^b*S5H$b<A>/>#0[NW-4+Z3<Ne9[R0SSf;AT2WE5E;fC43+@]!vY<zH_.RT3IqQI4+L,k;,maZa32aeZx0Th2p2H@DlItX0tEN!atrj91@e+p8#IXn4k9lOF*k.e3J(pa.Wdd4!$^2[",
+    "3l(P44FQ1z4u%v9nFkj)uK<#s2oCBPA0Bvu2o8t9Br7v9f(Q/-fE)(3u;@DC0jKLI0QayJ1kH]C2*;Nq<dOon%#8#O4ao:E3Nt#91OQ>gFp:l.GBx/I0Bi@81PuBH1d)OS43z[9+Y/86,me@D:Iev^",
+    "2M):kEe;(Y4z#By36Jhd3o8i3.9@J$4x]JQ#Q>1=6As!12gQX&4u_TI$*isc5I5V^Bp(7cj.IwP0J5h64,Ubq0Sf7;0U9!+1Qs#2rUD,dGvyBhr!5HM76c*,i3$Li4-wH64dMz8BM$]x5(>&H!v>xm",
+    "wHy*Hr3wYwyB7uP3.9qN3B2D70_@^8[]p2(3sD_dG&2HbF9$R@ouUU0<y.=Uogxx4k1Y.R+5@>5sQL#4z6lQu=SBHT2ALfX28N(X4.;c.4<!]N4#^4R4V0e*4$sa94XP>nF*7(m-uitlr9BS^umK)j",
+    "H!lq.F*Yw0F.s&pG&44RrUf4keUu9g!xs*t!2u5Smrw(rzXJ_i/gm(6fglUy8vwixIW#jh01p+a6B2#;4i78O0S3:=N(,zW1C1a!H7qTyun,Hq!;=(!Hqagk%/Quoudc8G6)n_a7c.^r1k;Qz2ks6F",
+    "!3q#E!wLq/:aYPH1bvUh0RTZDGcn,N6%PaK(*+L:j^r^:0uL0g90xHDxR;O^x]J_irS%vN@WqB2fEfwM0tPq.li(o:&/(Ri<DczB4zCLVYzO!l9yufpy!68X3yli@!>W<^6%aE32BMt_1sDVH76/9p",
+    "2>zybFa@^I7cxQtYy.Z$1tAhO;*RelC:ufm2+alq.lYGmj[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G",
+    "13(9_0v0qz28]a0+QB5R3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3e",
+    "IQ0Yry#WI8L/5<>5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00KfoG&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24",
+    "We1/eFElYRqznzC3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%",
+    "4+=*i4jUpgH&P2z5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:C51EDD_P0T(tK4z#ilFfunXo%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/",
+    "3Yq_IGa(x^wE+Vb4+hB&kV7[;LPI%4GeZ2#A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV4&uB41mZgm=[=)Zw^J@)oT(BI0,^s50mINGJUBKq;eGQ(<+S@vfh!*hG<mmWIG[5PwFww8",
+    ";gk5]5Dl_m4$cMx#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZoq,*0GD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**",
+    "6a5AzG%V,>4+7p7,vT)<I6+1-Mngd]F*8NR7(g[aL@8$i5N[.zMKVG^M#dOmLpL!*MMbWX5CDUq4i6-882.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngfuk[x[B^O(i#u#8VHbXHsL*0^vPbWe*K^N.H",
+    "6EOi0GPt7;4-9834oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<aEjg3[3hW*uGB79)7wRGdMGqdx77NV@1mdGO4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRb",
+    "iRA>ajPy>n)y<M8>1FOk-d%q:.>/#1HZn6ZLeKaG4+M,$9^X_#8x%3JGXbPL9].;OO9J$bEDlitKnUmP1rC6$E&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF&kNIvg[u",
+    "m.$0J1Mfr+0+p/+3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhq(,3/aT;:j57IG,eLODh8)58!)mK4cZX_s[-q55eTs28Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^<]>h4>5/sDDFgWj6EUwM2-z]y",
+    "7&=O34#l8J1EB#AU6i=60;1+l%Ebl%-bLzQV@4TjWMixPf&mXTRR#Vu4/Y=[N6N@P4.3sF57q(A$vqD-uL2L22Cw:p0S>A01@iF:$vqD,QV%t]3lC)3$vqDutqBhu+[rx-A7c,%3AFlx0S>AP2<eV4",
+    "$vqD(P6nY34;$KREHU:D4]wazJr6bL0v/soA0aK_4i6de$vqDrUk_O4yZV9w4-iHe5B:+d@ho!u8odY)3i@/C4/+y,G^sak5@fA*4:ngHEHVHOc!tV74/%g@4;VFH4-hTgJr5vX4-qikJr5sX53:Zt",
+    "@ho!u8S(<V@Ul4Pf&m4h2oD5@,$<H32AH)54-1_&N)C#VN*p,/9ytIUIoQWu9[;.e0S/YDTLrWk4)+fa13(R<yJHU!nw_BM/EVmOBjvjX3-([y0R]fe6%jXL1/vXdQ3jRa2::Gx1;jkQ3+4e25T5-W",
+    "2,D!10S=_]sXPtYvk3&NEFTCo%aH[i3o(P7aSsNppaB&%01qjto(K-M!^lc*2mPN19]tto!aW!<01pl5wn>@W0UrZ0/$-4((M/7HPY$b[2nK,n0uebR4gZ^C4;EVf0^o5+w+9bV@VkL0<R2.P<Lmq^",
+    "e,ClBwvz!LQ8SRn0])ELDGwlx0^njTwF3=3,2(+89]bM*@#A/#%BcYl7/eue43yDc3fX7=#1jt#z<!Ba1(4YX4+Olj3J(OV@z0SMF#oCn2AAG)4y4Bf4,l8dI]zv]9^F:,rw9hltp=W3ps5H5<(B)H",
+    "4!u1J$JKQY7L^(65j9N%[G$X0K<SGNmkJLU[Pipk5&w,l4:p-m1q1$&m-nz6]IGvoB<65m4#ZIp5S+3B4%!nPG0Cwm4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,-:dyl4+k(W4KX&tBOe+x&jAkA",
+    "1P)OS;FR*d.OdHUhK_Xd8MvcL4s[+gq$UNW1>S1SHx9L/P7e#PlLs6!xLgJ,46fx%4,Vw50S<ww0tK;LE&#I<4+pKY0U0xvrUe0)X$qX!O%C.^1Xu]2#Rdn70]kw]0^mv)q5%%E0tCXEbPo-7%P.cC",
+    "zXKLE)i4)ru-p]G#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Z/:#zYpVPb4$x&BQ7bq<H2#R1<Bb!1>3bYE#QZ*XZ^X7[f;aUeY)",
+    "dp0#J;6)f+H!SYwg8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG",
+    "4yFPR+XeWK$=j1&lLimF2JVl>0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqHu3$=j1(.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=@]>[:4,%XO5Bvx9<_[C9",
+    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<j:,WK60@*m;+1vE$=i;6QUaF.4+H#B104vCg(<!+IX3OWI^Z^[%*6p89y0pGN,qF2IR6nIGlS=]9[<Ft",
+    "p++4!/,B^u05!s+JRcV<-M9i!0=FoJ38MlIsi+AeI4mgwhB=fq06GC*4(2/pt-#qHS12noiNOa7xDO6Q0,TFQ4nz]$01pO,mQMzQ0S=d-.x2#$<J0>7cM&u6Qx6jEq+AZM:RS&3/VS!x>az:EZyyOU",
+    "*sGZV1o1l$0<u7Q2)xB>4&kmk10n*,0S.^M69_&K2%L=Z5iAZL0X6R^0wM**Fc_e<yaWZqyl)AFF%JWs%L=VizqA4$2[V]w0uIp676aN]3fr280SN5Tg#ix[%)L7RCJzE]4EDlz5IHagu.AMtxC[vK",
+    "[5%f/gP45.#i%+9,_k3R4*T#81./w/2-u.-[J4by9^zgXzB;^lG&ph$gpim41lqAh1/y534+8t!W(L$.28WqX4Tz-x4+w*zm-oI(%L4,1:PP@T9]]>u0uKP]*/hrp0]lj[2oD>V&uI:X0T;o)Vhbe%",
+    "@jlq>(xSfs4&l<d2*sT>9yq;k1P7MRCk_&C1>MD42EGUsHvj<i0=O/<3dBYQphE(oL.zY:4/k$POaqOYMFO9UY!1Z/7dVv0EC^R/0s^JvBLLzX4zo@NI1bT]1>#/v9]*5p1iz9d9dzc7Dg&mABmoBj",
+    "pU<Qxh6MtIoE8C=hid_<2FC*lt=osf8#TSd6cINV1hMilD:pMf1g!7<0jvT6>s^:CKqEFce*uRM3)BGs[Amf!0RxM/8_>Ia4ho61Q5HGbJr2bI5-ig^F)WtA6arKOt)3qZ!2t(23cUdpIGF;kwgL>^",
+    "5jg,3l:!nqauGQt4xY%c0R!6d8Uyj69]GB&CJzsZyaEL30S39+CL1!x<(mv[G4^,nhXo6;rLX^4w4)IQ]F&2<I5#lR2NX7tgAE<AGLoPM9]Jb*q+JgY/!M4t28[s+zS1WG)B>9iUJnY4/L8Dj,boFX",
+    ";E()3)ulcN!H@k_#j$8LI5sym4*[M5BRDoE4X/t013Cl71PibQ1i8:w0z(,#hV23i!4U(5q!Jc1kv]KQ*%JU910)I4KMwK/1BK@<2:Is/KLs<>GV17@0S@3T/^8Y0hp^G[!W9@c[R$4V9S*M+2f;Il",
+    "3*mwe4+PEqtpN=/e*u/o6$W>=1-xn,0VV<33YP:1yFw2QIt,LU0n+U>4+7-^GB@Cb.V64pD.yEvSw96hG&$=$4G#jg0u6/6I]H<[F9S0.MG0*HCj&1EjN^3e,UTBxF!uri*_]eS3=mK,0v.Ae1SvQ+",
+    "[SFTf.PHwUja3Js>5umDN&:zT2c!xGjDR):v&SV550RNy1342h01p7(OcpioRSPyaH90I!0*#tC25AY:g9tJ:H8%VM95n2=1qk!wPY(f&zD5,@jRhPu(F7AXQvoLnnST!ggO8d40X826IoQPr4yOnY",
+    "2DUs867R@m3Hc/io[c#G2rmFQFgzGDr5O#+76pveIu8c77CtmGH<X%Au=0is(QFS4u=1dO%B(pCuK=znGypFLGBE1>88MUs9]ALnwFLzFzy$/9n@-b^xd#LI6CE>[.tGmh,0KYmTLbrn1@b:TpaKsH",
+    "Sq^<U%L<*$bpvz*,@/nR4s,:L4j&aYcM6_x0/p3p3aN>,9]1D2qgM*8[SzMnIY0$L0+ojW4nh;*01pnz>DT+sI0Rh]nF0e]6FBh,4-PpM2+QGb9x]8$1(*pGGki2TD:9RkIS&@0>el)F%PtD:-93H#",
+    "5e<jl2<*6M4*^#NDl#/K1i_R2H[Ip^4$lP<Hm2JO9]$+9o/YP!Fp:ff2.53SF9S9(i2<%QG5@a^%]!;H-5ZKni_:IbHZnMl0vk6k6*Ah:4hAC(jsgRkk_.MwF%JdY4g+,$3+e$3eIExo[j&lpGC3=+",
+    "@vCwK1]toJ5CX!=6BAor0[3]iqXiW*/EH3d38MuLumJ.rCNBpzGraT*4le+wItC*T0kQ!E-MoWQ&7^ekh7.-<WIi^GIC:8e>>J_jcO=J6)UgTxp9K#H>OLDv*:MfV*M.QFo$xmWq:>&T4+8$i1q,De",
+    "4!m6nv6T)5Sq8.S1==8o1UtviMh33*L/OeDl:#0x:gZbnqaXof29aD1=z(EB(IFf%j]vIY!)p%(>=W:p1Lwa74.Dz:WCOfF42-D)2(9^m6FG;i4+hb!MhT,^4;ez]X9(gK1;0*r2J[92!W0AL,vI/i",
+    "pJxZ9p#lOX3gO[71N7^X94(uD05S(@4+Q$>!vPMz4Hq+*P7eU/qkjWh4*-+O4-GupWDc+c9yb60u:/U4]0xe)sPAbFo5y4d&hw7^1muno4+g1$auF:Y4!a8vB(/w64,1[mIwmzUvjYzK0RpE44+Y!:",
+    "4,NSNE-lpKE(OfgEFL+_B<YbRFCPXmniv/]bsja/E)+4>jx!GgitS>xosK&W*DeSC=JX46hrJ0u2sJe<*)9Ucnj8u1f+G#tE)y*z1A)sH4#q7A($iZH7mesm4f,txZxJ*AEI2dJCj,FlHxBtN1C7)%",
+    "0tW%u@4a_p1,sKS0kg.E0bvcZECk@XIRYOGxGfYkll4pj.Z^+.D*/2WH8/n)G&Mc_I4/k>IrS]D5(kF;3hD$BHkASsG#m^W0VX*x04X=z01@Jl0-CQMIRkA1p#l#bHw1=fDGeVuH8wG<0S=JQ@K$p1",
+    "]Gm8d1c$Xw9]SS;.vt$=G]:.Xw/xqm#QRngH-w^yH=_PhGdQGA9]bm=.O;qXIWxQu4-1pneF:c[089<Soh._5<n8p94+);x899&<2SW^21pvPY0G]j3Hx8o#0LKUdCk:hQ4g<+0-spmk0.2j9L.[xt",
+    "U.srx1&XB(6f=XwTm!zJFbO399t0*23Z=XqZy7SCEiVK%GKDNJHZ(D)Ee@[#m]+dE$bAn1t0=xaH#Vy+D:F6]1HE$^12X&r9yj;J0H28x4,cy;0VV<34,_5[4muk#z$h-SIWVg&GBh;g06sJ^H_/38",
+    "G[*J.FBv#CtSvtTGc@Cy32y):128u;I];QWt^OwMy9))b(M/x#G/l=QKMnO80qKMv4==%$1,GhWKN:YOF[_[zH8VKs4Ic>Qsx1pN7&fUb0Y4uCHK-8Ix51]YA22egEd)_&HUJ2yEeDqa4*-nx0XGi;",
+    "/L9bpIWej&4+hD+eHb]a3BoG_+SF]y05h#E4C-wz3dr4E2B=1P9yz8LBrP)Pv.wden3XpV9h&822j78)0S&a=I]JDY3$U3g4yqRep(76$suu^:-d_DO./adHppz&M38Bag31m4kG&HyFW(%bqBrr4Q",
+    "F#;;+4(SO2Apz014g#Gz4zkJu0=U0pG$04H:US:(HZ]m*L.6McNCb]8IS!Zs0VNECj[*bfHv>&34XQ&2uK>G8G]mA7fCvvH%K-w/HUJ]wF_b55z^yi7&W0BahqVF.$=j0vL.Wii9].eY=ga>dq$e3P",
+    ">w<n>!U+QF7XbDa4v,ZGh!zw$]D@+)n*Re1&n5,WjaLsvghK;<$PXMeghK/Ot@jc<H8>MrKMXf9GXMhG,DnRL)tv+wHUJ6S0su)58R!)N-vNQ94+,WKF9SC*;H_%D8U&:sB[MTM4xa%CqTfjkhC;Sa",
+    "GyEC_!5RQh28Kfj-wmdNIfg;8gU5pb6)<rzDl.3X6#yLsB<YgVLoX6DFaR$%GdbWD4,)vhUk,:vFCaBH06jH0IRF6]9]Sdq<d6Ir6(12dh(iG-0WJ:^h(iuK4TwW81vfDOBQZ7rC=0qw1Rfs*HRe]z",
+    "88zG$KLa&5H$<3-04D/47&d[P1PIy[1KsCs28xn%4,T%qUmpN4,5D/cGC0_52C9=i0WTUjGTId_IX5[s9]]zq6$:-QH@*0H1vxi1f.pt1q989fGBAQeBQi8o2,+0^l:,k1f.q4mmWHqa9_dy$6%P<g",
+    "vw[H#n,d88qHGTX)fEZ3l4:6ZFgza&GypFLH8/nqG5zoY4&yr@H#Yz-12r_^LIj8gFD5xNk3s_&v]SEdA4W2dLN5d_IRF$imJJUU>dg2%E*^mtk3ug3I5z+.6*xEmF9SF=0532(FaRw%G5@Z!5-K>s",
+    "4-ZIJ2/]pc95]Q)28&x1F;$__G:$;q4Kp+VF9$F(04p[#01mAd9]Ja$.ZA<n1P/+=k5m-kj,#pp9]t*(LN75nH2;:$nMMPvYYz#G0zU#aGc^F=8#ONmz0Pq4BMy!N27rcF9]bk>jz0r+4-qd>F9$O/",
+    "04>E+00WVvNd>Yh.v#,OfDZ#+430tv,5e8JP7fQ7LK8Ot4+Fs7c=;BgF9>,c48TJJ<-DC,jzSbI,4>o4)+Y^V/Dc4HcL9gXFayp34/]2G0pcA6$B!s4G&VDgLIkw%69UB=9]t#zLO%pKHZX^o1K1M[",
+    "i9#beG*u4:h(ZI@>%SRwHJ/O=G:1Yj8a6Tj9^PF4t%3m@0yWn<4Em/p1f2Ui3E-9Q4@YWyC=t6HsRRz.BnIMu5COsk37=Rd6E<^[9WjSOF9k3#00wvu6o*16H8^t-8a6lp4$l([ot.qSFt7s-2:Y!l",
+    "34q#04@7Ev42slb3cZ;h0*<LW2RZTkg8/[/4zUXl65gy]4unDv2,tu,3*<iA0S<*70+]O764<#a=#K]([6iuzIp>x-05jDr0@zMS1Ivy$4,w(9f&mKl0RYbl4+<K_C/RNlI^Xq+FA=[@01li71icsw",
+    "ss$ezH>$8z!pLwMIH0Ip1Bjjz1L<5Z4+GCE0U,mZ3.beV449/(6f>>TgDVN6(h_/H12zJM9SY7Y0d5^*IL$0S2RSt@06z&iGBwOB4.yL^9].<BBQZC;0t+1yILJc*AP&zg4a<,!&n!O,IWjTMEF(2I",
+    ".P-e)(W(Rv>9X>ojCTRj4,JfQ0[J@x2QLCLG59P7u!$!x1UN9P$8Zk.siR62H/VQv9]SS^>-3>B*GB+i4I&7Ng$e,v8V;hM(gO&q[2_qI,U9:t:^d[$E.86hG:9%g1_)V[iY<@#mpK9;2224L5-6cQ",
+    "Gc2p!1OmD*2+xcS4+N#X9S^K*kp_IWBm[]:6a<9QH7ztY&qV@u0,6B@p^qkJqv1va.-7(W0+_M!/9Vf9o!w*(:eo#)IW[<HF9_rcH#wzu1(%FF1RNbQ;k);d$7BxysqIGx;k+AiGRH6kr^t;O0<EZ3",
+    "nRf<3;=hoNHc%2d:k0>-2Lmz!Ko16,cLRnE4B2/I.mFch-<)N^I6CMF0cZyOL:V[N7YCcJ7Y>xE76tr.7Y=0d0]nlNJRbxzs-&ed1T&Tw95bnvC/UgkiE]6g(H#S>2mq&64+rwo0^T8c8#%1WJObho",
+    "4+8L,DGP5lH#smI3E,g*0p.P[1nV=l%LfVGE)Na8>IL+h2iV[P36NU:Y!3p6iw6je&nOQHlC*3O1p0sh1hLQ)4+X4)vjGmM-[piL;g9q+d.Tv4R^TxUfer/N!59w$k(&Vn@+5$[2o9LdWDf.FBQ!HJ",
+    "Fw7DU0nP#f-dc),ny]D14xf&M0T(x.0WSbEI*Azt&CW[%olp+2oeK)(w8[YkEe@_o1@i2^*cTHvhyou1HUJ+ZHvkng+=13rhQbLS138niP6YCwJTCw=H_Ojp1lubC.zWv1p8Grl#^N#Ug#jZsH;R#4",
+    "2KA_4F9J6.%HJ*wo]ZcfvhxQ4Dgm^a4TIPNG&nab<D3ejo4o,6Ap*G42vssNMmac[,UJE3&J@3lL/OkV-93rl#]t4sMu>%W9]S/F1%DbjJ1[djGCeUfK[A2D6%IWH=W]C(0qUp@ia]F+GBY$oH8^/=",
+    "-C%zm.P8Bm3Wkdn1EK8,4+5v+0RxAW3U35ALq#+.IOC5F9]tqZ@T@X.01i10-Pe&)($WP7AsRZN0tvj!2Myz-1tv5ssoe],tM9h_0+/Qb43eV,3Xu2_1(lZ,07(jr6cRby5)1K_N(GSdR^ISNBLSQ0",
+    "BLg^/0WC2y/H(6;HK<%G1271mlK^&U0SHqEr_g(3+zA_rxji2QGm5QH2%HNa5IDrVR3tGui3bIT5Ct17I4u3)0S=blg9izu2>.f0(*Xs@t5*W9oC*tzfC2@N4FsUaMF>H>TL-h!0EzAh4+6Qc3Iq5H",
+    "0[FTI4wvaCA_szn3$qpl#)(J[-t_Ua<f8mSxS]0c0yh5(95[Ufv2q2S/>e[HHnzk^0ipFd8Z>4m1B[Cl1J4%/fUgGt&IBGds^ck11P+1/0+[V=0XZK8GK32Sq4rn<n6yg-Zw9_awE+$t7BTY42Moca",
+    "1>Q4/F9a+z!BGzc+Y])8o&=Sw2LSK@4+ZZ59[<DH2M4o&SPX&fD+B+V0Ro<>4T/N+83gEnSPuco4FVt!1J/&80Sc=@I^XJH88zm+0UUDXVg@!GYzXHY1HDcRwE7]h+yWanf!G^gx!Ys^Ujn#G4+Q84",
+    "1<5wE0kni;2f-7>HWD^*D:p2)h!6&%Knu/H4+P[)17@#5UkA/i2uK<lh2F#g4+QQh3WuH*2BZQ5!/EPy$Q2ITnF9-xhywzj1rG.M&jAMWD,Q(2oFfH@,T<B3i30+/0uKQF1OT,#11],wNd-&R2#N4S",
+    "4j2Ga1+A.P4yY6sESZnL0R!620t4a@11JTs5(O0nl+yx$LPj].F,Af)<5UZHL<>y_g98Mr4*)g/rUMQ7s2vXUmKF/^r3wSsnGFI50/WYVfwBb)ffWSg(VhVakrM$y0oD;IK](e#H$>CO6Mr8wH$y<^",
+    "LolX>TQD.3GJ_cS9]A%,1c&;u4+H-<TM.S94+S]4;!,;Gz/-A61UU^>;!,;I56>QV6fwI30,Dwb4tIV,FgQ3hMKtFXFgY]t,P#,v0#=x)fdUP=0un-Os1*+h[o!:HGyo3:m$DH9kKqg&GPSY:0:%ap",
+    "28ET$0R.ZeulF1lIIE/y2+9WuasdSc9t=.:0maBB2$_!Ta2z%41p;#&3+)93umlO^@6:xy4AYg#0RyXnB<Y(J[#pW*1rFUIEHgHf3oi#VH][9]+<wSg1J.$;9yr>176aCvL:<VK45Ybu6f_tI0of!R",
+    "HM/]m#3T]q9_3t0Zw__*#]Rua<fAM=bYWti>6@dD2oB(YTMq3V0kQ)DzjF<*qq9E_G5@/VE(*,y4+E*UY7Y#X[0.J^E(WhG2#5*@!I&s4H8[wa2<Y5R*7Yh5pQNt/3)xl-*;0u1:sJp1v*TU_*w11L",
+    "vrY!>rf_)C%WDq:.%JCbpok&^vdvZwkva-rlxPnJ:B6T04+gcL0S/CZ0St,katpTaDg:U>8xH_7h*^R[6AulQpamB&qdW$pv@P-J[DfZ*29n5Q4+iY6f&m&h01Z;GZyzT!ytoAk:J%b5I8qMHwpjwc",
+    "0S&P+4ZF).4DZ%+0[T/BKl8OnA09Z6-8>9xq*xD$0o:LB1(=&7[]X&4iT4l<G5@-5j.ZMtlrax<&jK$BEinKRHvk.r@s<%dcQQ550w0$FHUI.DTn]3dwMZ@-I5GeO#1RjP0l5MS$/L/XG%S=14;vO%",
+    "A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_KbjQ0:9cR0@jACdtu00Qbm1G=FrK9UMA9x*onKZyZ1IXM6i4AvGO1_K5Jn*k3GgUVnJ1B/Y30S=>R@(z4-1>I->4+zw<UmiFB4c=:e3(VLu0aFhN",
+    "fw49Z5RS$/4/kYOWDSfe9]SnSpJyI801p6_/41^X0RvPI4aWfwD^v<=3#.bKiy99ItOFh_01k,eWDcwY9].x54=5!vWDcwYF9R;+01m+%4w_j.4+X3P4,d/rG7mDa$6pGJ7cU1eH:;8/me_al4Y0:w",
+    "1CbdI2&<Ay4KO$W4:>:MUjvvG4+N]O4.oS0UjkGQQ;SQh3iT2%2rx6O10M<BrXmio$6o[b6b^ik10M%800(3oI;=W,IEhUU1(t[k1em<M3:XcV0t^SLUkv,CX#;7:3lD>:r6mcqCmJ(/xt[;9zn:lt",
+    "0;1(k/vEH[*P1O46vfD24+Ewp4+K-X6zt..3Z=9lvFjHOx_E>Qz5yQ&G[3+F4FB(71D-h6KeNqBFCRHJyb_[#0XQ]LB;RoaxB&[!lw..(Ru6T/7(b5zH#jo<3dBzf$m%Zw(>0UB&-lQq0Wkm+Fx=@(",
+    "JTf%c2M,_+0w0e7Fs3C1p,cnG4i7()3NIfxIRGz_0XI4G1QR!d5ga&<3J,Ir;Op;.SPz#0&jJLuUJa58FLyXK&-lQq0W]--Gyo4exGw]t5)UA@0uPD,[wxm+*A<:5o&9JJ4yGjxiqcsI7at2VtJ4Js",
+    "iqcsMv/9#k[PlAJBMemvmg8g&jnY[HQx6IJk_0qytD-[I0n3-k4-AR5f&mV)PXe07HV)qb4u*XU$lPBK0)hBw15=(Y#[mxjl=>ok$J.[6tOE+23/ajs[Br=$4,M+j1q>_uL->O^396Yh9]$)92V<<;",
+    "I[MKC8!,S5+gAdy3l84>4,b/@f&m@]F[^e05jUAC4*[i<9uE]$m4X2XtOEz,*-o$-tOE]:eGS6TUmpQ9tOFkjH2<zGH2<z2HUJL,yaX6GIUfNytOFkeG5@+(@vVv@03QZ7tOFkrG5[Vq01p$^ih/.N",
+    "+*$[k+*l6;tOFknFsC96+2Lga>*)MNtOFkhF#rc,4+N$qF9kL:04>H:)O,_,oAWLoJu/j&0SPV(mv966eFK]a4.hbQ4*-G2KLgL$d/CJy/&/C/<lqB!>-U[h.kc;%wT4Fz3CFS!4tx&KvUn3QdJe0g",
+    "0S=Lp0V57[2IIK]4,]9@K;Lw@4,r8h2s8i:5@qB>3d5004,r8h2sQv85jFrH2sZ#95jOx22:aLpKMFH8HMo,j2jx<+iNg&7;fC%#y7vta1C.9EHkwrg%a[%lFf.x9-.XJ3ptvC>Gcq[/I3hSX01blp",
+    "5d;)>2$5eO0X9JrHvk$l91/Gj5-XuFF>r,UVg.9JDGpT.GyonlmH@ILas&(;0XIPsGTU7mIUEu/9TG4A9]Jd*0Urf200gbx1@gqa5+yk^mH@9]9]1T)5-p)EH5;K,9TPQ.Uk;M80Uri401@9+9y9.I",
+    "Gynt)9yvh($!@Ju1R6K-SrRZE5-g!I12vWb0#*+JRT4D,4%h<1GXMY#0c#HdK<u]n3,x#d9RoiP1lR-01_rxe1eMGU4weB1*aQO%9Wp<%#s3W$GROi3%84)%HUJL.*aQy)lX(Y%iZBl5!gdxi*aQF!",
+    "0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx700*mzFdj6P0T(m;5i]e@!(.aSq<xH5;RhdbF)]k$GyoDd00>oq2FdbdDl#$@1GI!i8#G)5:diz8Tm,DwL:o9o0$dK%7!AJgWD3<oK[zusHtPc>G&BGN*vl3H",
+    "BrgXwHS7Z(G>!jI@SS$><d>=hGdTbgHq-6kG#nx[Fkc1Qi3Sds0Te6i5eiiZr35ZCGM51uG5@ak)CCU#mjMHm3kqHlG#v%R@xqYsIF]t)IRFDV5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*7Bt,n",
+    "4wnHh1_f1L9]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<eC80S=bZ4ih/E3J#Y67&8C=+U=hwLI:*O1q]T3u:le=UlTU@2<eC80Uri300WB*9xwnHFqZ)#F)VBk073+_k1!fJmjM;w:kmHzGcq/p",
+    "0Uri40248-3l8837dMvy6gZWS5)MKHnEwq5ml6V=2nF/)1s;,5mjMO24i2Oc4+r,O2$um7H2<2-a0B-%6btdLYZNus<Io6n7XmISIWYhtIWiX-GyoDc02(&[1G(_N8!(RxA^^!*8#4eBGyn.GK@u8s",
+    "/YA44;/B68>h0_60Jj(hndm4F1K;#31(c=g4v)$c1OKrN2O.osqyYkX4*tz%0g@PC!qbES4+xgg4F,]pG6Mw.H=anW0D1;@0SV;pBsDVVe-))fuyGFqgwZn(7mNO64pbipD*y+_BL<[2F-ou(k+UoV",
+    ",OU69#^W/j3B)1_o&m)6YCn7[Gcuv80tLea55xiC)LR0$h5,+S0rdhOsR1-w#9#x/jR6ma0o(!_#sN6d1uupHG&lecMgEOS0XGJqm=/ZrfFlm%,VFk;4,X6F!(R/,ux^3qvEWJ.F=dfdFb<OtGY,zU",
+    "0S&nJUk<OunQ0BOpn;Gp52/^H2rdr-x,$--Hx2pVUmqhls[skO5FZ*hs[s!Ko,,Xd00YI_Uk4%&BC7!aracEy4-iZg434fl1IsQAvF.zrj>U:oprbqrjMYOA9N*@29yozn6f)+6MGpt1iU$t%76Fzm",
+    "4DuEeHUJYh00gm)2P,x*QVq,k1F7I&2O.vJ77qx[=<jlnu/.4o9^GC#7B50HG^-y=GBAt-2f$ed:,b]1r0b*s1:yN)4+EHnIS&)v-a;8_zgZ6lR1W6n0S(skZVv[(&MhAbINBB&IpYN%o&h)779WNI",
+    "GL#N4#sM/li4iY@0W&o90w1jbGTIgohXJb@AIAYR03U>[GXO75GCA576EOfE2RHy1HvkU^%MK3*v7s(M05&,^+7/H3v!N_z6zrLT0S>XC6eu]_L/PCyooWvQv!N_z6pH;24.oAq7&ibP8Z@hOHvkV5",
+    "<ata:A*%s6GB7Xz4,v1mX$LzG1KJiIH_-[%M+xHggaHp7+7.]R3$l__1:Bo8C=$INr&9=>u:/t.9spS%1Toi(1rD>:5-8a+0xa8vMg>-m0WUo>HS.ae-(QH<(._D.w^x00HOBJ+4$uJ)29bt:0U9&>",
+    "2v,5R=%n,L:-Vh5sU83kF99qtQy4b<9]$z6!_p.d3RD$1@:7ZRz7>_v3bOM75jjmHHaJfNi7=UK6E;<Y0xmf+=Nj)rp85eIF*Kev2!H]utN[bK-4/q=0SlIi0uwQt&.7Ve%k/=qGvWLf03HJ,4,UMx",
+    "0va_byK4<S<&N=rf(8#bwDSQTGL;J[@Qu*.>^&2m*L<ElxAOr%0W:)/03QQ1jRy]h!Y/^/vN[hBxAOr3CIc/H6u0vM4mun%((VBt1U9$x0Wvl/GXOX;HZuSO9uEe_hJpbf88f)=0Y3yZI5]cMZvZF*",
+    "FbKp01<OKP1SSKLwHp9&2)*1z3jP8IkOU5c1V2]cH#NHR0V6jtx1kUp7B-%@0RlG;GXNhIG@jNv0,2#%2ulOiqgf8R=8o>$u>yxh10Oawy7K@uHa9U,0S64#wF3(A<Gl0T-BEj29yF5(AvG*h4+et-",
+    "3C24L%a4Qs4b7Qf1pnzf00.R0YYzsuuMi2L0SBX-g#iuH0S=cB+<Apeut=Q,<&N)(1D6jU7CHH^0uEaM<FWibTrWj6IqLEOKLau_HUI-orbZ7B&-bjBC/xOk1((MG4toXhRUJ8_*jWKGFAX>1:hb[v",
+    "K;2a;F%Ci:FF5M*0X-M<FaQD]6ELC,4-z-P6FC4IHvk8)!VnZSdJ!>l;Ew!J$M69!3=y_,<&P0<H.1Sq1h5MWpk5X:vfm2>Bo6],x&-Kr1P/$7,J$=oqM1km>eKu^;E42FDKp*l0S<A[0tCSMZVw8O",
+    "0s<5J6%MM4X9>R;f/_>Pv-qy2fT[rlQXc_[qu)XmIMvP%4+NJD1CRj.@2!CO<A3fy&G@Wj1cu%^9]JOn;*bV!#sLnA,_k5u:=TjQoOl7m6$PvT6)=x07S,em3*nAp1H9mG1;sRC2PY2!mjMzm01pJ:",
+    "5(bsV7#/oz4-07NUk,LOI5ao#0Ut0j*75,oHq34VgMtDtG&wld<&Oe#-Ft*knZ,vB2iEcdKL]ECH2=I%G_TWy5-ao;/9=9qj]veqS@4iCW(CfW#Q>vGo5%qV8rAXv4+D+*VE^.o2O.ulG!F#rw:%A^",
+    "$pH=x*zy4ji@ZWdxA&$20l=Rh<a7N!$OR7Iv-rG8y^U:P/lnAd1/sQc2X>w:*zy4csR9DK0]4.@4-b0.0S=Y6*k2to01mVR9yI>HHUJbji_$c^,0^epi@icZ:F<yr%)ult1vNFWP5:JZ1H:Q:l)nZI",
+    "*4tkT:+k=trqKZopgb,zG[VdQ4*LNDrUwrMtpX1Y@T-32Hvl6zIL8+c1:*7n9]JbJv/]Q*;B8Dw.;-a!2+qDd2jkRo09+3G0Ro*R4,<(U4yXqO.<az3v->r+,boJ./kfs:Gw^Uz3,8,_5jMl;6AuNI",
+    "(*Y]qGK#>hA_H4i1QIvn1R6Mv3.4Y$F^v_s4zlwB0[giW0U]F1GBLNF0stBXA>_#n1V0ZlGBD>fdJfF,0RsHM6AuTO=8ph!*truA2AT5#0[xp44+gIR6gVOe7>R[Wj@^hW37zu+10W9<(E%bhH#-8,",
+    "IiB+Y6*8FcO9@b43aQvE0-bFb88@0SQwomSJ=&p8jR6k;%iljA1T:i=KLj[AGs>Df4mQc*UmP_Dl]:JV0fNE,DKa+43mQ4i2<*2=9]keU3l9UBl>;Jw-o<HoR38W[01pr5-$H-#Tm,)e1C9$10D[5+",
+    "0:&#30Z]w.01U14TLDlHK+2K.A0RdWFO&f@H,f;e2KlyG4a$,MA9pqYKaT,6HaGwZ-SvtYk=vugHUK^D0X8,=&-k,Q03SXy-hak=AUHI+0uPh[g2Dj;tGrn+KsYjz3LhXcx&j^U0W]Xj5-FiDF>H/&",
+    "cQ61SmjN-W1HBL(Ig$!5cQ,fyAC:>y03$UyyAlsS=QKE5A2+!IFNpy)IRFm_))p):IFHa:2,)%h4+!]1XDKu>s_#=7F*lSSF9kF*g32fl5c%(P8ZzRW0R]Tj0;+;s8Z@h4=9BOX4i5#:;=*&Q4*=ve",
+    "HvkKjya57J4+)aEq5%&Qx]nqj0f3wV4,<S6Uk#PK0S3#WG!EYZ4Xhah/k[L*Tn@1S0^m6wn[=&A#[mx%;EPd5tOEr08V;Ap0^ag=4Xx=59]19^10M,803Qc300(3b1LXl90W]-=Gyn]5rdtAnKo0]_",
+    "0^kKI1@OfqUk;VO=F.E]o60%]Ob,Lc0S&/n3d!;s1/XKN4A;3U1<VSq0wWIrRTwz[9yhE54+@AKIu8ol$T]mP9]AhDA@b%fAP6^O,S%>;gBA^1tOE[!BMs:2WFH1FtOFkhH2;/p4+F-m9]1G_7&8DH",
+    "G=>&:GXNh5GXNhAGm#;..<R&_.rNPJtOFkrH01#f+>W$Psv,[s!GHq:q<z6y7!8-L49w>c9XXunq5%(o;7[&G/m7@F0SS*LA_i6i0uKl5!T_P/HZ%Ya2AA<I0U0:^4+D<U4+K-XALHp[2D*+^4z@#=",
+    "1D7iw0W;tw.pm!BIglnVKQ%T0FCR5F056sSG&KMtG&G>%4E@H0b_Q8rFO_r@GXN7bi3J@r[h]=dcQVidAD00!0245,HV-1j8y>JxxdI/S0WgpzA_QL%0S@c-FdrZ=056sSGdc4F6ElJl4Wcj_cQgPm",
+    "mjN;3&jJ!Q01l!sA9pkWFP8x@HP8YQGyo4jqA(vIGyorp0W->/4,D59FD5rJ;7[&LGO7M#3bYUp1/*@&0wWDo4&^ja4xt+>2sASQ9^zU(BOe1dvLFuHhye]@]70HkIL#gp1mCM,0N4%/PYKFu4+5g+",
+    "V*=wV5yt<!1C$=ZH_.F_2ss7ivPBA/3/ak6t6_Bp4*=vOnjj3K/VJm:4+)OVG!F=t-vWZO4+G<=9]1G_7&8DL05q%vE-BX&0;,Q&0Z$k-01pM]r#24;wu;FkOb,Lc0UrT302np=8#k-26Evd.4+yLS",
+    "4+5M57&rhQ0XD1y9].)89^zVG9]AZ44)/!v4V#K;9]16]10Mu301dYY1Mlu+2V4&ZtOE^bm;[a%dj;]-%6koy)omXxGrECD4$uo7Iq/K<4/K8VNC#vO1f;Y^1u@^O9[<R-UllUBWglKO;7[&uG%>)/",
+    "0S@Cq!T_P[GBN,rHZcGn1U8zLF#(kV4^%2k!T_/RG&3:)6EcE.5EC)7/mif1;wbP_IPAg!2gdsb2j#W>42b3lIx-vjIRZEmH2<Cnyb_5Q[/5MM3:!8.2hqw0441e85-q+ZF#sMnmH@I,v;dP$RT3^&",
+    "4%Wc]7Bc><3;BeDK>W3Y02(zM1gD4y0v#U%GnN4#1v3By$*:q6G;oDsGynt)9]1T)1FQlIT<g7Q1,ADg4+E9_9]kl41FQlbFaQ,W00ayjIY9uzc:-M1;7[&89TGMG9]JX(0TVR.4pkC001c110R-4g",
+    "6ayauEet=h>:2$;-kyC<9Roif12L8X9]kr65,.QBG5[Ac01pQ2!T]/>rX2]!13e,+HXRQH;gaq[4+2#ZH2<Co1s5:<1n&194*<]EGXM.i!T]yu13wQ0;gbwPIF.ntFaRDj02ed:4(!4K2L9a#3z)Y7",
+    "1geEQ8!+9s0U]In7aKJI5-p)EIYk7BnjIQ37a^+>02;&@5-p)0MG,Lo4+G&738)nsIN+,SC=.Ll11d8#04Fsu;7[&r2QW7511vK&00fK3y8#FA3JcT.3Ht:L<WBBTG:GyD1K]h<mjMKfzX1-h:-nU(",
+    "2p%$)0Twa.5i:vldJaJoH]YxsmH@4C6FA@r9]Aa*0WLW(00TG=H.Ahtt>K%6mH[C)ENc%3m.A_@GynyU.U0r22<aM49]kc19^6;u2<=Qo3/u4A4*<]R0Xc:Y1is^v1fmHK1C[]F1u>65H#x5g4weBI",
+    "GXNnlENc$]mH@wsr2@J.!T^XA#gYdP1C[]F1_UKyRUR-w0TwU,6*BgW5Du0B6EUR&3+BQB0$vg>mH[6FHUJ+6GyoGZs0$9,2=Tk(0R!py4i5oA6gQ-.4&^lD1,twq9]JR%0Urf5051zRH^DD*IP(n,",
+    ".iY>3#-!*yH!]i4A_!P=8#MqDHUJwq03QQ6*$NUe02;#>1BVM6Hvj[ul;<*TFz=Zo/n5V:/63>qJ[&RR!T^-QFaQL:=hh5YGUUPm4*,a<69bWfWd.S,1G97ts,Q=(/!tF#xQ9Lu4T,D)FF,jnimU+)",
+    ";!#:.FfiUi1I$1#1_D<2Xbjr*GzLly<FEP^;rjeR<4gui2vi:dGyoVg03RSU.iY>BvG9QbAGZQA.iY>j#sM^l0563BHZcG%tpPSL06&HSHZVEd0w2Z!IMD;!h5-^*01r*%!T^R9051kMH_/R!F#rz>",
+    "%MK3(zp6;nH8+b52rv%,:<yD%>:5%>A)bX[4C[.#4-Y;:VGk;4>hb(us[t4:eGeG0%xe!TgZE;)AFBZl@1WKE8LI&g0:G+D0>V&z480T+GXN7c01qhS!T^yL)QvF!wjK%O!T^DXe,9Jn!T]#26$Yq*",
+    "Zv*sy42k464+XcrZ2,+B2O.vx+ZG)-00EO&2*u;P4,M6,4.AD=*%lcyiv$U@Sp(k9Ixhw>Ipe]s9]JXmkvk6)-=Bb,4+OSZ4+K-X6rcEH4.O=h0Su4$WG^Y<F*)PH0WZb<H8^t-g#k4/01nBUpaBn@",
+    "0o(!_h5.4FAIAYP(FGrc0WknCO*lE(785Z59]t!89yS0D%MJ&a4G#p>7A@e801qp!gk/vOgA<*.gk/vFgA<,dl7wXsBdY,kw,6s1H:&]30yzL3GiL+ngk/XJ4.f4p3gX%W4,viD0S7w[*%l87,o!l#",
+    "iq%*TDA=VZs/KrS6E*AjX%RT#.6-j3-lcqFG:;fm9]SUrrwkt&IpM+q7Bh#EfB>#wGU37j1daV)EI2IBm/X_)NgoL<-lcqPGoVxh#[OgnA@9Wd0T(#cNgFnt.>iE3F99qtQy4h>9]]>%!T]-M[[sbb",
+    "6Ekfe13AP23X@<20j@=F0f7PpPz0bE3Qz=pji:.#<w##ZLkPg+NFp-d$TtT-2Co4cHQE6iIpo3tA_,bwB[DPsIx-Xd0015YCJzea!T]wq4,w;T0WUc+FrfJZ4*]S^DhhzkZ4Q;4paBEY)dLS9.iY>j",
+    "05UTG4+QAZbPm]sDgi4m4/>38!T]v$11/8_.iY>CIvhCo%L5+,H_/y/GBW<=H8L[*0f<-s4+G!.9_w2^!T_P;GBHLB.N=dR3B&=jp0)!C,=_L7aR#9s3jP8IkOU5c1V30cGd1]j10pdw-sPHVF!-*<",
+    "1H!EtFBma6>[#$.F*N@$0x:iI2aJlc0S@Ci!T_fjGci*S0r.,U4BeSA6*j7f5g!9J.iY=_Qx67%1qq-42Ku8v00/xWGB6zzF#sPCG33Gl3!wo8+thOn(g7a@IOM>s9xwm@O$46P10N.g.iY>T1TX+E",
+    "Mlm<6BQZGu4s,-^3;COacL&>cb1w^wIpo3tKLIp0G5[]QG&bG$0]h]:,S,0yLJun4>X7l74&C.y16_7!-R6pFmjV(v04>E*00CJ5wM>(i9_wF2!T_/GF)%UZ!T])a%=D8@n3F-qH82)7=2iScBo70U",
+    "-0pxD1Rn@F.,!3YH8K4G4+w$1O)oSzFy+Dl1iZiv1BnF:3XlQ;w5lTukOCYs00qye2nQq&1LeX29]Ji61=((PKM6H7H]D]t9_(CS7B_P7)&n08H0Htq8Z*(h2;Wd+4+!SM0VOpw03R1P00wXzHs,.s",
+    "7dZe2Cl3La0S)HD0S:vf0]MIK0^gu+6w&r%4R!+8#&HAN0^n0c!T]*L+XDsEy)!Q_Ff!)C0R,ufaRQ>m4+!SM0TVQd/Qs^p:/Yg[/E4C2Qx6H]!T^IBJPx$QKRGisHRi$rFBvy501pAt%][Kb@D6[1",
+    "=aBET4x^=zl;Vu/@)(g(Fva%+C=j;j1RFQ9AOiZL0])Qz6%N0(0]15w8#Ax(0^lq_!T];&4-1FY0Vy=x052IgHUJL+&&o#)r[!cGH;#u^3!-NcBsVvV0S[s3!T^AC.YXB%**6k002eU-3$eBt4+GWm",
+    "Iu97b/41^P(:)$C000[f;2bMTtO6efHLcZc4,WbPDK$9&A_ZPm2M,43!T]sq4+Q!F9]17[7%%@HG3LSn4+zrWJqgv8j[y$>@T,vnH0Htq4cU@x9yRO>0pig-4-tpe0T4E62ipP)/)emf2[Gov0U0)@",
+    ">7MZOnJ)yDf<lEA7788#94@ztHRi$rBr@db=aCFQFt</002%^$2e,ii0vaD4Hs,.s1WXSI%-Ez,4m36_/E4CV1vHh!0RS2VA@cj=0RgSj9uErU!T]#y4-#;]1IX/J9^6]o-sXJjU.0HU2%Q87,^M6o",
+    "-=i3):c0jK%qb5At)T,RHUJql!$2%KG3^/j2Ds@29^YACF9tX[>UZ!yv:yjI4*/R82AZ]20RoE9NDho01L6/LCN-m]0X[J[IRFCb4If50+a4k]H2<BD5-TDa9_L&m917zJ9^G9!9ssXu4%-39wEJxj",
+    "4ci>CK;2#.0^etTDKy(21YHjFAOl>!H;;[X8kYhjH#YPQ4+h&FBr@C24+XRt9_;L596t:)Gcxra9y7R:1P8zd9]AP1)B>2t5(v+Xb>OX2[m=a;1IZi%Ne;uL)B@R#G0z;j:H!130UrZ3:-W4#w-e4u",
+    "HP0Ro0MxB-2&&*#4+,i49^6@A415ZR)B>8u0U9=^1jh*o@78;H<EQh^HWFK34*@kP0]K%(1h4<Q8-H_c1+JY!9]JeJg9HvR1j&8^Bo6<19xn;rHHp*%28uE+Gc.Y+7Ri<=0S;a]1,JtTi>@,T71>gA",
+    "4$mF_>L_>3pe+vuoYDgi0kwez4,V%Z8!,R]=e+S17Y>)d)B=+YrUM494+>R+4d)&rH8<iT>4,f>oeB[,S@PuXoDvDJ$i<K/J/%[44.VwI2M,*Hv/0Nx5)VSFNe;Qm@34*^01om67&8D2!-MfBF_kM_",
+    "q7<6T.qIDJG@SxLQV$Qg9]aT%zNS78J%$7yAvXXYAvgdZdochG+nNChf!YBgIX1K,6FK1n9yjv@1MoKiC/Bd=Q4l$(Hvt+0viuAW1K5!S3aY_f42qpm3R)C(01pKB&jSN51d-=/&j.yG9R*Vl1d%,w",
+    "GC&(S$pIrXFaR$JGcW)j4:bTAIRGyTGcf/Jq1Fis9TG5a0f!3,l;<s++ZqC,M*-mF4+E6^0388n4+EIudJWj82LMn7)2CJ(GQE,n1Cqu$1Fr2D4+g!G1TPIaHUI:)qd5+k4.7+I02np=3*.&G8aXuD",
+    "zXSooK;hn73cZp9F9S3+r2z^YMg)Y,A]*9AHx8o#2(gG,4ZV=C2eG#V08R>Nk=^;FlSu+Z7&pHG4Z^tNB;0@qEe69zDmFI&03HM-4,Lac0f,]H5xtTGFF7>j01mmYC/G(uWFG,B#YQh4H#q.bk-@rf",
+    "*dhtD6$W;<0mViy4l>8Zi2<4k*f.Xq#YPS_95Tg59]SW16f_)lU-qgW#YO>B>#F/e,_kUB#YR5>Gcz.s32y):1275ffCmW0Mg*.nEd.Qk8V%3N0S:R$WDJ<Z0.$F#RmDaJ>q#]R7&*m82jZYw9]]]c",
+    "Mhi3:G[r=%.9,hVy=-h2!2&NcG&RLW0>7+JQwYUI2bTj61ig]39]kpr-tUTM.<=H/6s,Sh496!TH!uJ$H!$e<0^hY:Y99wMJ]7M/051hGH_.0nM+j&S0*l%a1(/pm9yOmw0)-sfGTu<jCNRV(9]bj=",
+    "M-^Kt03QW300Pnt0MG#s8;7c2IRFn2#3(NUGB*G(6*4#gEiyR(1Gyy+FvKV;1T!)K1Jv_(4-Z#d2:HD^4+g]2G&DFkdJi+_@_v[:5f2T+C<C=E01JT#4+HM^0_t4!2M+<8jZYOd@uA/R1e)DL14$1w",
+    "!zcmd3kK2nO%Da;0RnX&12XIZ8Z@h1x1ezcBo83NC.Ap58p9]r2RAbS0.TUE!zd=:GpYd%&HMuc#HgVG178mW!zci!G6PKy8p9]fH#CF+9]JV90UbFo4Z]o6jlcu_ybli!%/@lrF]@pN138Bn4!&dq",
+    "#F^ddA@bz;C/<h>0v]9m#3&RrsnR$Dl4B1;#V87J0:Tj/2r#TiF9.j:#V9WTG&cYOsR.7V#V7,y6b^K,mp%xYl5@I^#V8*kH_/3YH_:F/GdMT=4,3R74w-Z=3-5my1ee1y1G42c4x@*k9]bYRC.kB.",
+    "8pS9RIRGC$H_/3ZH_/3YH_-@<51IkRC;+[9-Hm<.1jQ%;=T9n1&wwuwIm<=a0vaC&Is7I+2sAe_00deK[3b62H!uJO.g5e;#V7#npf;W>#V9K@F#sbsG5[]LH![fq9].!616mBp0Uru800A^)#V7y_",
+    "0&)b*0SEXe4*@cb1+c=@8aS!:0^j$h9]bh=Ml(4#GU*//1IQa61vR>0P!8zBZvyi<1*E7D1)%u<4v@cTIV1qH7atEe=rH]D2I-[B5-gz>PZ_JosyqYPtTPBg2VMoc[01KhG579#2f&On4+GV_1OUf2",
+    "4v7l_T=/&.):s7hU-v#r3ia[^1dzlR3I78YHIJ@+1EVAXDg<AT4chht6gHXx0qheSF>SC.=6C</p72Z$1%weV1vNF<9^d^a4WpHT0SxskCpI$la2ztyCj#A@1P)UeIRFm^@zr-#x-+bW88f$R2wV%g",
+    "wE>]>(*g!h3&8-ev-qRZ77n>#0tb*KDm635BmhtblPn3jhz$nTatNs.7c!76FC95G(fI:1Ha9kD4zu111m_biF9$U,=NE204+O>ND/ado1s;<BLJP-s5eD<G1]u3Wjne^k2s!QVd.lV*76H1;Vh0/x",
+    "xtcQoi9Qc5wD])EUk;J$h64h^dH^+39^F_;Iu9VU@2#-IF*7#+3EqZg0uB!fwD])+2sAM>06jD<Hvk950];Ut9W(WkECP;FF%Jcb>X7y5taJ].miYr2F=jN68Zn)-1THi:uS*8do.T1KF*%p[11&K&",
+    "03QZ1,_^EwmIMI84i5>I0TVO-9y0(4-L%.IstgBe9]$>(1U_:ZF)[i00]ny-9x/>%CI*81u:lH[=#la.%<!0i>=Lq.2b0;^F9JC*>XP[mpFj.v/:,o5]M&w4(XML%2M+>a0S=lQ>yYo_2LePNKso:T",
+    "11c_v053Q&GXM+y>Xq*7Qx63H>yaE_Ffsr;A_ZEL01pA,/qCf6v_LF<3+kO79]ksn@2z&H#T5Y2as!<(0^lp(@2z_P0S9[uf%yXl-l&UNn$Zaa&B2QS4T1RsF9bL>006m80y++X@2z#@4,A3%0]YP*",
+    "neYP$Qx1Xo11:Q$+BqKuFzbYG2:k&c4mpDP0]/h>%mD;q4+R;=FE)bt13wZpF*N@J/mG/G<-;rO@2!I#:9@XPeh9FoKpz1yg82gyGyn]P6(le.lQj-3AwL!^G%SMo0])E=41NQx3;p4EqYMh+N+U5e",
+    "fcXOr!ifPCH<6fD>Yn=RfcXOjwigcO3=6h<EIAJXg$oVDsXzz10Rr9&4.Ug013w^&FfafUG^(0qj]UG0fcXOgsR9nX2L>qLssSu9GK2I32Kc68Dl$2*WdIQZH3Hp24#xrn%Lg9;GsOZEIRG9w052do",
+    "Ie>=C0L_<;%K[4W9]YV22E*$j2fYFh0GfqC9]tgi@2#XJFf;i$HGug86f>zGs-5l@7%v(!EP(j_0!AD#fcXPIE-Bhf00pE10=Fw&503$W@2#yMIWz!2p#d[FGXO6uFg5<Mq=C#%2L,tU2f7aofcXOi",
+    "ysZ<ok@n.zAB+MtfcXOky8,^@KM$J$fcXO(F>(<N5-n#L9]bai@2zqO3F!m=fv*e;CxH0>0&oh2>yY,WA2Kn3@2zx,s%!=)1Kjp94.3N]0^lkZ4FK054=*^H13wHiGcf/;Gcz*)4Dp%=4vsGm2!<:j",
+    "1I<*22mdS&0L,[x9^YEu>X7Z>1PrjkJ>yaDAu2aCu$grSknaQl2pu:a6E*,GHkOb92%xYN0N)V=ya63In70K0D+A50E)0]d2)3Fo88hjD2n=o!Q3]#SF9kL%-J*g_xK$0;oe_3>ngkCvpXmWCF*5)O",
+    "@.nv-:jVbug%SqN2L_JrmgE5vHk1h,GLRq#(FhKQfnNYj3$xir88MeFFBdgAn:h%u.53Si;ubqgAd%HX3),Y^4<I<F5DACbx&aRttT>)S*NsCC#X^DS&KMsBHr<Ra4*/aj2+o984:#951X&LuyaNwW",
+    "+[>6dST;!;2A2Z^g/q)X$1V_wqO<,h1GYK/9s([81E^2u9]Sj(H4ruc4wBLW6gh/ZE-loSVg.>6E)+C>Vh(f.2H/!]0U0v<3,D;O,h^^Gydw>+%>9y]7&ZVO3NzI-D:yR%5-$<S/CK0=Tnf:q1q6WA",
+    "Ap=!=1-]]oPX:t@3B0G00R%w=<$3RCI5O2W2fE8!0h<FOhyf1+tEd4JG6)eYsIVstrSt;AGA0iV/wUw)GdVb@r_yAZGcqyeVGg*E7X#U+ZwDd]HLIurKLIj0H0EIs1JToK95/&M0+/EX5anS3CIT)G",
+    "73E.LIv*7:s-B@YGdP00Q2+<I.zWD^VjlxA,_k=QGUZ@E1Tr@:MhxQu07V0[ojC>42.2e[t/c*S#UKvnWel_YZw]W81OfKMArDyOVFZbzXCE6h.Y6K(F*gqw%b=7T@6CBQ1eXU6.Y56U1NZ]UGdSd7",
+    "0/*mqQwZc;2bTj5.Y5A_0Ua_6RU.exhBzMsF^VaE6E*Fp0SAZaKm=]GDh,wa4+5Xv4F:duTOR[4&]n0k,7XI(uARmKF9a]+&]oh[FgE^qFf-%TbQ3e@3m+FacL[=1j[y%3&]ohDI5Yq+6*x5jAviVw",
+    "4niL/H>%@&1UNYW1Dv&C4-PjK2,e>q9x-[z1)M1Zc@q9]G47@U9^YOSU/uLAW,kLcHoOKLH]z!,Hq$j90ymh!4FtapF9b9:$H6B9cMmF[Vh-O/0WB_!01oT[9]AYHU:i5wT;eA*a0et02eJGO9].$)",
+    "0S>CjrvWbtI5=S;95^)L2N*H1rvU_h4*]7v1-5]_4+6Ge1(:2W9_wBeU=6&5EW_*a1F!)cGXMy$:H,EQ4yRH8(=n4*uj&E:z!x6>G.pq^7z4nkZwDd]0kvQT!Surc4/^Z00I5a/@b#fOI5o6j1h__G",
+    "0&foov]s;WUJnSgU:!NLU-$Ad2[*D^6FFE90M#D]o#k[7KCHkD4.eGuMGqg&+ywy66c2r<TptTFvS1B^p:G7=N(jal35:Ze4-1!<0S8]X7M3RoxSJ:sKKPtn4.ggGMIRwEg#-gy0Wz=*2,@dWrcVzE",
+    "v0wzgzB:Zux-qTyIukbe8vqIq2kc%y2[Sk@01I6dbpQ>piiZUTurdy^U-:G]1rH9mU-^a-HqQYSHvk>9HvlgXH#h(tHUJ+AH_/3CHoag3APC;F9yhaw1voP>IRFdcJ]i;aoB.C5jt;&ZIWnzO0-2IZ",
+    "4cRdUi%t(2*D(.:HV*/R4+Gt:GY:u0F&@8+02;-]7BT.@[E7kw/[g;=Fx4:*:iP/-Hv/CA-lT+9kOB@DzX^KZzE/,Cmo6V5IhHOjQ8>o!F)ws7H_.dD1@ig]F$bOZLJv2rasyWnAh,h@Q8mH81@lD)",
+    "F$$:q69B1y0-_!F(S#2V1*[4bIF^6%1D:/59_wBzF%:t=xdk3D&XWNKh<(0W3d%7Kw4wt8@1)/KA@8kf1Mv$4vStjQXAcDLj]CVvQy&U6$^uZBH_/F#Ic*5z3.z8b$^t1gi8BL(a0afH90=YZpSvMF",
+    "IW#xQF$uxpNgFbZn-Hntm@<oq&;>uCH>9-*IRGX$G5[Mj,C>V91SSs,$^ukyH!%P&H#IT.4-ItkZVt*ZA0apZE-ca$4+6V<KLfDaZVt*ZFAp=^00AZgE)NvSF%CKi.17O0VGjk$F(WlM04>B*00E^Z",
+    "8xI5E0UsJO$^uklH91BJZvZF)FaWYu2PO-3F#*qV1,aW%4vv%s38M%N$_6JRxkwLH$uR/YyE6fF4-zq:1u@//IX52]Fv&42H8%h+1vNGRA_rK%A2%>[F(WoLQwYg12bTj61j#WiHZ^kwIWhnb1l-Nk",
+    "9_U-sF$BRV88;qA2TKmfDFC/^1M-i>9y!P[0*#Uq0,p*GCfm9J1C^oiS]3F.#W61fI5NaB0-;SW%mEJ.bqJ/yKMxL-oC7vCF*5)Of!RP06vHtSHkt2;0S,bRDK=6_1YI3Cm-wV[0[5Z/4-z*O6FC4L",
+    "Hvj_Z2L+kU1s<tP!!bV$GBGg#GBh]e051bMGqwf[mYf3y!jDP=Bo6><F(WrO03QT5t>lNp4:iLv1hAS80;q-t3G4v]!J0h>uN4U^3Axn90S6/x9:XyMa^OHBF)s/=HOvVtF*1@d7dXQ)2PY2!!!aH;",
+    "00y-26fm#:9_w2oF(WxP01pJ1/58D@umK2+*#QS94*.h41-c/F4,5H@0S=N5g*6Wq<wRRbi2<@tG5[YjHpDRm.q@t68Xre9#W4zS0-Lll2s6boF9$R.04=&w00WK*4+sB#5i&Xfbq<I;0n/#$u*oP7",
+    "J,[s/AvORXAU6Ond=Ruu9^FwSF%6HrZUoCu48axxvMT>^1@ibXkpTx>4-scXBQZ0E1Rp&z03RVZ03RSZ056*XH95vH5jX%Z2[SnW2.OQbD/-.e2n7GEG!QKc4+!<!F9]a>01I6ebpRg-H^<]qGdIRD",
+    "1veiKF_%>iaveC&0Tnp>9].@C9^qSG95;>k3NbJM9]].aF$5q8-07,OI6C]d1-UX54D9*/6*22r4+EZJ36KaGIo-k*4D>LD1jfv82Jg@/4+h;^K:>r$0tnfVTptWMi<pUeH#6zAL-^B*1rG[oDK$4]",
+    "F9S6,qLKv.S=2400LL-FWT<=BAU9&Wj^-#cW9ZBc4/7O%nZyPUDp;O@-LHsVID@TY(iIOOVGpzk*vt(N8S<Db3DnFD4/havp$!i^RUa!c>6,ks$jl87H01&wU0xp@ErSjZ8Nkd94.B9+.pjLU4G$Tl",
+    "1rLS<xXcX!t>TkY/JyZ=BLR-J4-Y=OYCjM&G&kR[20S)2H_/m+H]!8E3=XyYrgsUe0SD&MObp)hK<c.m4%Pt)gfs_9-8>mBIRK3X4*=38*4i@(%0LeW/l2jRGB)ca9^hI%)nW*k83:c$Qx6Ekq.$eW",
+    "G_x0/3fe=+Ho<-]KLRs0IH9yK2knuK0RVFf#zO-Z28yhS0U0y<LICdq1la)(0:8)&0UH8j4W[ul0#qC/!rEmNIIJ8GAb@V/0S+.^GJX#P,A=1e&>V*jpA,l6[Syxs%l[K1H8aft4+Z&z1Q.5^4-8.y",
+    "3>CP9ESbL/0)bE-204ns4.86QodOQ=1TO+HEZ-W,+4(3ApBDw#gH-a(&(Eg-2Y^=T9]$$ILJtUy.6Q[3$zl%;>lGSH2F28K1L[2wCa22[4,l:VYA*:iFqVu74vddb2BvcY<3#=Tq!]aS:<+>KD:*W^",
+    "OD-Gxd.u#5dk(+>0k293+pBg9#90RML/P0V/tKwf*Np)JQyw#c1p:>7R^QQM2aKTy4+,O)2pnO&>EQlywNeYut==+hGryiy2I-zx0SN2)UJT_%6%#p/O%DT%;OFqzJsdgu0TVd<0:/=#jd%p<0s.%t",
+    "*gyam2kILbFsTFt,-Z4ggU:S#]Ck3RI4orY[XGk/0^O@q91H#e1KyPZ4jTccm]G75uoVvqk)9L,84mP-DGb%Z0TVO-1lj5w49J9239Qy)4/$L[4Hz:34!4LL1B7x97oL]59]bS_3Ao#03aJJJ[:C#2",
+    "wu!L-4+V*p0tBO#Cj@Tr0uMQ*$7&7N@3w!W+!O;roLB&[0S=S;zXk%i4i6f:zk37E1qr/qFA>I0+@d:IZJ+iK4*3HQaJ_954.NMDMK4J*HJBhDJ_!*_Vh5.,R1T7#4KD:PF]Gs-3B-ii4*v@.0WvJb",
+    "1P6-$4-i]_3/ciD<GuWqx!Mj7f0qOw1^y*]12+HyuC[Lt8wAZE4,%II2deB=4wnQ4k^3.vuNMzE+Xx:-IRFo8;&S=,f7%ES2fxjs0WStEGs6TQ5i]e;v%ygh1)mK9Y7ZIO2p<4VoRu-k&-c[s2p.M9",
+    "==r6N!7vUR9^zW_1P1ArYaakKnFI&-Di1_62p<4V:yk1b&-c_v2oDCf*OLJN=REaG2E>y)6E*+<$g<8$1S_bi1OxM24-tSHA8.7QAJG9d01pJx6#/W]3l9dG1RoSP001x#1BmES1FJg%YY#<;2oG>9",
+    "79Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aO)8GsraW$Z$G9SkQH[b[j=&$znoqPx4h64zlwh]8l=lA;S.g$Mc61$k80S2BW37RhlthfRRxg@mS%XSY1o+U2=Gcy1W4C=EuGMng31C9X:",
+    "zdZ@;*a8>iWe>%J244/woIf5i#f^CF$j<I2tK1R_6=Dvw1o8n704NVS6Aufy1Qs->1;t9(0SoqoW(CPc4+QA=e,9Jw:3a>Xu[I9=P!Av4&]d;UI1dD]>hb&5<dOOp&]eLXmR]z8G7mt<:]PHbulHmh",
+    "kpVL6M+en71<H1L4VIQ)4]uBgWFJX1)dCMfjp^3r$BhOKo]az=c%^DbAD#g/)&deY01rQ/mR^Ddp!Z^CNxuRQLY((x6*#[FFK-z9zycqh0XY8z5-*@JHL409bv6JmodGm303tLo03J60A9gs>0w10M",
+    "G5@bB4.A1[stOMv)9@8!ZvR-iFR_jBmGA/u)OHUIi1d*G4/B&&Uk<+a:0S:H&*fhaE!pW>4:r%@Uj*F&9^+Ry0S=;..zEjF!m(rzG]%N.1L8vfxIzyIpaTq)0uK+*.zE2JL/Op]0^ooy.zGJnGdC_*",
+    "4yWC14-9blUk;wYhdd86&*fhR<Va6j2sV,ZWgIpD3CWNV4$tLZ0#OeMkJCvX2sQu)Vh!H@4,.#2p#ct[0]1q/0S=^00T(y@4*^x51p@tK5WxWsjGO^x1,#[77&!n7paT*%03Qf803QQ3pdtoe4*[S9",
+    "9]./A9^hPG4A.)d1IkMPSPtY-0p.h.:(6!%1cky09VP0.3k1Tl6A0hGLLNBxPXkvJGrlGa!&w9w3-j.Gr&kN3jSUCW+5#T_In_([AvQAqQV$:KPags>016^<8Z+om95w(8.K$l,1UBhU4+5F_3/a[g",
+    "rlA21/^!]k030[_0;-W5sG=Pm4+G081=R$v0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.PCPLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]GLgsA^=&-c-FJ]7<8</q<n",
+    "F*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayHeXsR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgS",
+    "FaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYc+<Ul/$4PY2lSu:lVSflv.v,rqhC5thoK0SAIm3D0-3;b]:J(j=ZLq0C$Ymw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3EhHH",
+    "4+4Ww4y(rt1NZn41]bh8g,]bAFgO4Xzyu10Py_-^J@V/w#$*oz!M!:U5r*$y4+Mx%4+l[n0672#/P(W8;@0G+tF-CX1By=CH#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1",
+    "F^F.wrGzmaHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uw%wFv:dS@Tl+0w10MGQLd&vY0a+H<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK",
+    "1e>WV51CLNH_.e5g<IrSlLi9C5Dx]M,30.84**jaGXM*jPy$gO2simm4,tyBUmpQDnNSXi[t66;f;x^oPz2op9_Lp$0T(s=4+fb_4+,P<N(M:_0:J;f0dyBP01KH/1n7zd4+!(Nc=o(Z1Lc5V244:W",
+    "paUNXIRGCJIRFm/nNS/#01J+RU:=ZFnNTkSGB*GX:ue0h+Mxjt2ANPF5HjHe9yys%4,xX&p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9y:&r1VR9^qU*0S=J0P!6S+3/G<sUkjN_1l.827BSfY7dQYP",
+    "1_#Ar4,u&CUk;D8P!9#z+o1s&IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!q2vyA^,zU_qWfrHBd4xLZ^1[*e/Pyv,f2eJG#F9JC+olptFqB9AdPzH&H5g!XRolpR;!3hiJPZTr&",
+    "1k#:,4f0U[2oC5=IyN#aB>A3$/^!*;rSD%CGXM>-)t:.$1_TiWUk;JT1P9rl0Sx)*Ob4(15(;>xK;aLc4yCq24!%zagxHJ$FFrUh<lOoL&0ik]F!N6j351MiFCH:7=G@2KGBN,!Juxuiu;im@IIuAv",
+    "(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=S6h!PKf.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a",
+    ".>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3b=xc1F$6z1eT:w0U[4D%ZFeaHm8aM2fTwq3g#sa",
+    ">u4@Zg,]aBHZ#m64,T0n4+M#z0R(@;E(mlF1oOlP1L.^cT_!YQh)=9h01V_ox&aR&j,UYq@2i1GiBJy61PY2!1E9qp9]tw,pl2F200vhMs51<0=.NJJjZhB/R38C302nv@3y<GEHaUw[4+NT=0S/lq",
+    "43G3*4+ET>0Utm&03RSX-6*Q.0W_+0Pz2.-2MypwA9pwaFP-H4IRFzjlROUKMIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28P%%N+s4S@To,0w13NGlK-ZGyoknvI,w^HrfXtp8+)h1o4Ro4zda#",
+    "cQ=nap8+/j1K]%JKRL1rA0RmZ4[n8B4:8=w9]kyyt>BYdlTZxS%mxM*9]1D>6&Nu&2$xU/!<Lg.2H%2V0wWAn4f^[,3z.*;Qx6HUpaBmF;U>3VWDf)70UrT102nj;4xLZ^yzfE^7vBLGHUJL:pHL48",
+    "hu.v+Ob,Lc0UrT402ns>95^Jp9RhV92sNw&4+5M57&!nR0XM7z9].%79^zSF9ytIH6x4_L0S.[xF9b3-kkw@#H_.ZviC>,^t56RL&bX!l2TTtG#[mxlco-JP2(M5F$(OSM4+xgkW)8wv4Vj8y9y0(R",
+    "2[Meh1@i6i+GPi14+G<=9]1Q27&ZV7wNL>>:TnMi,vJmn01pATPy.vC5yt<!1GrEfH2;#b.6j3N3#.bYFaRG2FaRF^Fy.l$Vh-hV10M,703Q%B01pJ$paC8=]Fot72$G[R6F2^L2RFJ.2jQAR2fXY8",
+    "2h[R+9x%l=1XmL]XA1w-K;mjgQV$EdP%j8GGXM>Vg%%>;GS*HGyHEkBf)xrT9_&[eP#*y[02nm<9]kr6F9bI=03QK200*p_0R-K[We*tPhC:O2+b.6ViBKjmHt[MiK[YbHP#8A/9]$!79]ku7FCH=7",
+    "05455F#r#8*!:D0(*ZWUP#+*Q0526YF#s.:Gcy1$a5Xod1Rv1:IPpFYA+(;YFBLN^055DaG@&zSa5Xu^1Rv1:Iq=OZA,13aFBLN^053o<HN8+TZ#FTV1TWD6G%)4^4.Wdq0WTFZF#s/YGd8>YFK[+9",
+    "$pjzK0WszX4.Wjs0WTFZF#s.:GdI0ZFK[+Bodh4!0W#(Y4.NlzFBLN^055DaH_/qjHaE!xAJPFc.>HfUy,+U^Gcf/kKREzDa56A5odh4)0W@f(C=9er7dHS1#)oDP2E9,W[E8k1N*<6,ha;y/YzMti",
+    "2K[&s3AC$24wJ$%4!uw:1_)j&B<YgnB<M)&0Rz)16FAgV4+XtY3%u^MI5#t0RSyBZPzv==1>mq@HOcb.4/24)FIzP,01n6m3B6DR<Y^@#F9ta]y,+U&IXTD#9]1Q27&ZV81ierX2vi:dIRF;q01CZO",
+    "6*KeW91guu0.y[o4**daIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0R+-i0^YEtA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz2o3H3I*YYY%Y30w13NHiHEcH=dDM",
+    "xAJBmcQ61ip8+s9*8&nb01mYBW*:Jj056=aF),KyA_7)l4;nT-W*-Ch03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S/v[W&>M.4+Zm-YXTz/0aX];01LiQ0#gqO/eDK+4+-43DhFf>1LXl9",
+    "0W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSTpXZSQ4+a16Y62q-RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISieoW(A0H4+D^,9]AN>7%_742EI<a38T$F2TTtG#[nM!",
+    "GyoVg013WO2kOp=0S=PL0]Fxt0aX]=01pAaP%j8HFaQq-m&64JWDf)70UrT302np=3%*bU-[hKRG2a0gH_.eB*o0_h#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+MsaB;D9s5WNT-",
+    "GRe9G0+n$O2)<k%3eEBy6EmLn3/5R%4j%+J$,8e1+oMYksn@+#zIX[S0iF-Bz>e<%ii8pegwz8HO9T^vHaJZZFh&D_t@81P5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90rry84m>c8!@X>",
+    "HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd2Ni5U+DP8&1-5-p(@.=lwi@2z&9+!YTBy[D4>8!gs[Fb1Q.1rG(6yJ8H9%=3umv:Fc%$jK4@5Dz,4&JYaO&NvO<y#)=u*UmT^Ju(0Wl8g,x3-fYU1h/@2",
+    "0SvMI76*liHXjBwmF@au0yziz(KZhb>R/d3)dLR%=Q9C6..$/dD-YYu1q1hlD+Bnf1q-ml90R!t3!n%C7X.swC/UUj2=%#s5,]V-@;VDgpa_xVH_.4-3Wf*,:GmB1ioFF72kZtLHUI)QD:gY!5-p)5",
+    "H2<C:;+F;/03tOo02;+/07nJslNk:O<Ch3<P7*Ny8#4d]$%+mEP7eq12=%;11K0_5Fr=Fzx0D$V2J#6D!qN,[x$>JgH^VMxgTxsO!Rsd!G3e9@0#XEsf([9@1r7g/Fa+AI8y@I_iwPeOFpLQdkj6L(",
+    ";7[=CArE7W2>i5ze*_Zg4*mxV:dw0X1cCk&4+x&QLkQyKG7kvb>EQ3*90z9!x(Eb=)D![E1PbnyC.gt]6%O#ywgC;V=brWc[!0%A=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#",
+    "8#4eVH!Sf89]ko]8#4eBHUJwi00LwK/k@$#22C3<024Q&xdjco3kLTP4+nw:8#Mq1,pv&b)(ZutoEZ,WP8&7/1BeS9G1dzLtrHFO5eS,*gaH8u1,SGC3$8*9ll_3<sDup.J.kXq4m1E9F]4#W3An/r",
+    "0wE7z&j.+5l7s-d1lth/,XRM4u_G%r(hUy.xe*4l-4^]Z<)0XBG4u%m%UBNxhx(2I2/S@40S=WA.Q5L/;+FQuh7SR;A>sy23XcjWG&cYZ=UFa2,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.",
+    "D:yL23JB=O9]tnR2OBs^1k^O:3r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tMc9Jr2qe1-=y10R+Rf9R$LS91M:J8Z=a.0_9j+",
+    "j0X/q[0T1)GBW<V2BESz0Ln/MArE8x2>iQ$e-)^n[0S_HHvj]e$u]!K!wDogGx@V*Rs0DUGyn.B+l_PZ[0Re#9S*]Vcn.st4bf2r8xIHgi+%.F5eJ.C4$>@7GBY$ej]CqEIPA9r4BhVpPBb(uG[mI;",
+    "1cvir4+y2N8Uv^M0uKWFAq&Fw0xmHz01p@Z#zzLX%0v$XhR@.-356ps1voM/4+Qi5S@Pdz0/9rJ2O.ik$t4jtxwa4w0*C%g4+YqfeFEm#7Yx4i0t2;_1P:0H:P-7O7dbO5HS7W(87/Ap3YHiEpCJaQ",
+    "gc/(%oEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1&>iqQoR0y+[l03QM_01@3)9]AZ47B^G)4muJu03QN501@L/9W;+4vepG30x&ufIRFlY0temH1q8nW4&NUDmr4%-IubSj1iu0fwU,0_@]Se[0)y=N",
+    "4u$-!4.G-SO%D-K<mvhCAtW&<,1K4y8V8HjTMilnjTr+P4*jwc1dT5b2j%Wf0j_lK+>;n>O95mJV+72+U.;/roR]*@8VT2%MjkDd0S;CTGZ[6Q0S;LUO%0HNR05U]4)OvB!;PU=3C+w1F9R]+&!1iZ",
+    "L.g#*1@h+#3J(FMiZBGnmmwb^G:r)e.ro9<xke8K>x%V1[$Bw%4c,3]1do9V4,vYxcm=B_vH=&:c<F6V4+<95c<!.1xDO7y+Xe=85e)wHy8#66t@!S[/0gtN)DjO1[l-7l$QK+p$OZ@Tw]N-h7#_+S",
+    "01pVWCkCWC3Y@W84Gg8hD/!E!H@KNX0PzJ5)!at[%LfIO-$#m7q/_u#1*Gf]4+DUMT;(nIa0ai_EDhYcMiVpg10Mu9@v(qv2j^mD0S=P2*-5ItiCZo/G9d^<)QkZy3=6tUFBLL0lZ=^nk+)0/yN&<8",
+    "GXNh2Gpy^Z30(_B(=v#W6EuQl4+<:wMGpg@-ztS5m6!o8G%z6u((0lC2Ob7^4,Jr@SOuBm1@i9^pb8T.mn]DK=8p>NIEkcw3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4uZB14,DRt6An@Ws]f]SjtmGN",
+    "3x_,A3fQPx4+Egd0^cH6L.pdQV..N=q]=cni-RH*1hfhR!wLqj,xv$U91kh5ms%>[F!Qi/0#gKX3!VrD&7x%n@pu-Q3yZS]7c]Zj2.W3:2XqLc+X4/_vvviP#t0t.GOo4/4<-1VRRc:77y_c]$pH;J",
+    "iB%IZj1dK$3JaOL5Cs0n2opKzGYQ$H7XaQz2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxIjX%74WE!!2+$!7tl;54H8O7r@tcD4#Q>V!/Mo2,0Rgp19y5-y1yBza",
+    "-=Gn[GcoH04+Egv4-(eEmJ9@gy8[mqnFlWhGBle98#Mq5v)l$B0WzEf1DppFGo*G5nB77nF*ZX3<,8m[HZz]G7&ZV81n^8d2A!1+4jK.jiJ)CS6*Dt7pa%)^&@%EZ=hYlMF*m[j88(0i95uHm7&jjr",
+    "GyoMe01V8ULj&uY2MPEw4+huWM/CQg!$l7FqYxhkIlKiA8nP)LJTu(2M,Nf7-0*!$genh)0myj@<]On:BjB4I3!mr[7%j364())K0V6jo,_.lD3I>7x1@h.2wRs1MqfH7I4+gvn2Awep.gfw&%rg%K",
+    "pb84s5g9py4h<:x7cVX^IMxvyG^zX56FICQ1#/Gh2Lc,-HaMIJ47&-wH_.qc03I->0h9=@4GoRZ5(dqki_$b=.eLc^OESF*FBLL501DINbqBB8SOcK_9^GEwu;Y=Vk_AncG#;x>02DO.0@V9Oy$TvJ",
+    "051hMGXNh9HvlghGd83OFK#q6052djH2<!dIRFLo2<eaR3J#zuB[3^R;hgR383&pJ42cQ><_8(71BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-tIh)tFNq2pHvkzl#t9z)F_k%Efr_*DGw25l:&=%T",
+    "v<8RO3J(Idln<Bl9S+H@Rt4gSFFyq@H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+;>umjNFPG:Hli2g0T;3xOIGH1h)w1ELBaZ#AHu#Q@56G_A#@ABO/j",
+    ",K+r*9HI&(GC2SS:7@u=o)ii8A>/6HQwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;*S12Y_;(0LTdh#0wt.Gp![LOphKP6*9*O49lf+1EM4X",
+    "xdRTX:Wl#n;j0RC<R^eQIIJEVHUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4$!ny0[FuR1B;3;4cO=p6*9u$Lk#W+A1=ro969CubQ3JN1p[*quLcC_",
+    ">Cypl(gqCg2n0hEGQtlI<(2p0vjYzJ[apl,%tHX<Ne:0@2p:x[<dzIlIiM_Kv%m,fngRxmkyi>VCk_>:4ZiC(Cpk4A4$CYG/#O;AGxG/]I5hwhGhPmit=ow^5)TaX2p/0Z/O!O-HqOja4.WYG5D&Kj",
+    "p%NA_00[PO4vxxZ0)Z6<<dyX&s0js&;lugyB@+:FHUKL&H1Y<p>zn[>a^KTs1flyx1mO@3wIv1Mnnnb)7#/n92m$3S2ZaF,0P+YEH2<wr00aIO4<:e0FBUj802;&@5,>0w1mzJ5wIvRX8x8)VG&wUc",
+    "GK3NwFaQG]0%r[65hFJ>024A=9]bY-2p.hO03RDT01t4i#8Mw1H^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@kce_yu=]L/4z30RrqT)o.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#",
+    "9yIa<1M&$EOY#UG7B[CZ7&qh*2+5!m2KF8fn4Jj-<(3I=02w&]95(.MIRG3p024C+1YQpXz^yfY4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#rhR1>]>%a0,Ny2<eL<v04blg+vbopc)B.1@CMeKm>%P",
+    "4,aCV=A8UNvU_-I<jVaa1H!=N2lt2+4+p/T69dxeHxC1XDjx.plh6YX126#H1@dzH69dii4*@#A2P>XdlEM/PSPu-3t1$-D3B(5jgmw:N!UrD)GyoDa01xE<z;u=W.GK]M!kQBa=9:ILu%uoe1_-3S",
+    "1P/qmT;*,B1N]lrmaTaM;4u9^(V]2T2aR9<(#aYJWecDW7&5Iv9]1DK6A0ZO3xHn,%_%f&=I#tUF_RQx6EVz<0^ZUF2=B1pzmEY682^d=G8qV@oF)m@VF19P0SJWw3![n!6F2us2sIBV-qFZbvbGNb",
+    "&jbsUdIBR3ka,20o)Qa]gBAhWEDsC0yHyN>mU-*40UA4ubRP:c0336J;JO/VHMMUAg1ll6HMVa6cn*V/77nEv0<<k=o[JU>InkeZ7&rOqEDpZ,1rajs1Ou(&0Sl1gGX_DaR^U7AZ4<!Ifouz&s_8wC",
+    ":Z1$=:gg8*]D^xq94&$[2KA_K0$B*h-V/fy)[p<L-06w*:H@FYyGse.Bnh8^0Rg@,4+x3gI0mlMGYW(r1=c*b1SSTE9szIynE;aVp$Q)lJDZ#Y2CAV71e=g3>8tPG.P8Vuy0ZZV>$CK-2a=FAGj]2]",
+    "0Rborrho+x2KV+50IJ-y2CfSTg&qJ13F_SIitq#lhprF-2Lg+zc<E>UA_HCR0S=Y)@V$AYjL!iLmGT7,3(U1C1.UOW3x)]6G5@#:-eIa#H978n7B+;n3a;!U[s9W@elH;9Ht&7]8VBCOy#XHsGnnpf",
+    "3HnkFne_wY1J*7C:_s$Uoa#6V:vRtr<H,Yb-D7,HgHjJQ<c]DBuyP0N:p2dk2nWE$L/3@Q37bd,i=mfO9^fnvat[%iyD.UE1P7Y^4=#ETTn;!sGGk$LlE++c5IHh8He>VOq!SM,R1UZC3J*tIA1pBd",
+    "4<SrF3J)HN0T0yy&+!TmGOhv,+y(ugp8*dUn+6ZO2K%3%0S>7b1@iF_s^m0^Q4ciK5)WkBs^m0*:kkhb]M3bBAYu/$3Gttw0S>7N2<eU=s^m0>O$M9]4:(m1H0d7;cGRmA4.Mfn4:[4T1P)#gIMJ-H",
+    "4qgxC1ktM#4-iEd4_7WgpPvB*t>TkU:X23mBL]j-TptuR:ck5!IW:d74G!9jY7W=RF90]&&Vy$!2[$$X88fQ=38_i*4xPeQ4%Yz:6uaPDF9]g@pTbrj1vdZz/0gt^z;=+A0X8<Q2(pR+9]Shu+IkJ#",
+    "0Su=+Ne9Dv8!$ryrJMl]1w^6kIX0D<2M+cz4+f3>2*.R$0S=!QuLLg(Ghd=$R1X4x@w]r^xTgdsF*22<0R]rom8k(5b.LB$0R<Hw4#n721crPLv,boAs-LA5j.hij>J-xw2-:0[&-tq8iOK-F4dAYj",
+    "0SNr60Sla42j06y4#)x)IRFm>(_MpO&b3Ab(>[#V1p^oO3%QyN4,oB$0R+cE4+D;>95wl/1O]kdG7M^FEUj)DGo-@O2f(UD95#Rs2$BT>xdRUc@o0PRLmD),(wPAc,^N=Eq-&;moi+<%7YW_E4+6f=",
+    "a]QeC1rGrDhtL5SHkN+_yM@1EfDjK0y4qV03yqT00S;qq2j2z@v&sw)4e+/j1/gT_0S=%3p#%iNc0UL#F*e,+893UNNeXWS:x)z$7&wf&0vt2I:k.W><(KkY4+5461=A6%4+n#R3J2>)LJt7>D,]$6",
+    "0-#uV4+E9k0^hVSMFQ&q1,,m>3bGsr:8+sw4*-%+L-=Yl@UVb*3J&bKVFl%,6$GPt4+7u=44<JUvV/Gf1&POF4A.*;3,*f>4l)9R%;S;]xw@<kri3=hFt<t@3fh^VJ_A_kxdaZjt&[,-T<Iuj4XTx0",
+    "4fg[!H#s/Z2rmmUG_ekg4*_kK0SKj&Nd+DYnB<u#ngR:lhC:O2<;Zfr0W^-rzn/jw12-Fe#uNqk-S_..nmGgMhzSPk2oC!r36-Jr4,1sl5Ch:N4+z@Y5)J)/!_q7Z=$,K,Tn=cm6b,GJQVNMr4%wCz",
+    "4#$^p3crSL2Bn%t4vPa6G5@T&0f</B0S=@Mj7JXv@o-]izQk4!2J)DA10fF!s:%xujK4Sz:be0R3=:s33.KnR4%HF<uEz^.G[FrQIP!WdD:yX)aT+*:gc1n,wW$FdG1vAM3!GUFw.bI]H!P4,1.Q[F",
+    "9]t#t3M<D/x&Z^*zXJq54&he:A=^4Mms1YN1PECS>/KbZF90>.<(%_E%tQ(v0f^@6[g5_gq6H_6IPr5hF*Z4(kq,x.-8qBO69(7$7!COh3FN=c0=W2COa%M3QVYV>1uq6SG@G1PD:*C;1FOF#D:XS6",
+    "5jX$@ubMXx5Rm;33-nYV2g$m64e]H>8aac*0uJ;c3h%_O4TQUI4)3,N8#loL5-gz;)WHo7fWlM@lqLbS[xA%W=$8O!#Ha@!Es]RT9u3Izb@:qxiU9+F5DK6k6gBFe2M+>Uh6<O[#smk,qfZ013Jjp[",
+    "7!NMM7b@J0=7:o<(,s784)G2LlLQOv<L:exIu8h&j#dvB=TN:q1(9tAc;N(O3ac6e2PrZ#r3MA8);5RRAqPqgxzc(AlQ0C+tN[,[q;Jk!A%*/E4.U)xN*>rvj4lr.v#.pX.%:)Y1Azw*1,8$b0UsDJ",
+    "=eqnrhpDOo88H9<PYa8MSptL8dkU2i1JfZ5/lwSXf*J_jqgM[k5diU&Bo2#V2Hfsn4+6mf9yzNH4+H6#UJQT%4#(mW9]be!qfiX9gPs8&2QcU:FAO.1Jr2=:AOi9B5Dx:M$si9Atcjih3Qz[h+)f>;",
+    "Fi#8Zs^ux:mrx9qr9^kz0tnWjUI<]x4#^,g4*@[;QVQ3jHV*^t2;N6$1.lP)3jHGmh_N;l84n5ilm!RL#8wLWcs_s<IV[@jF%vMbxeX5l!qW@>T=_0y,s:;hTrD*K4frty%+:)OH1MPl9]bttN)P<5",
+    "hpssc%:=$DHZ1+]3ks(NBQY]8[[aZ3:JASJ#]aC*q6h,vRu2ZHs9p(-,)9d8r]uFCy0I1$G/Z7[4,Aa_DK$EY:J]gWlLHBe)/mcREd^gp3%H0l2hOAi1nCh7WDBr^1>;+n2r<K[,jD$/1_oILFE0Z!",
+    "HKRQbIikZ)3BY&*s;@h&/:!UckyHt>O9qPr0*tv17DFZ!GV>*H29pC0mxUh-mf[-2Go=40)9<4po!t/vu#=H0;(#;j!gmh:jF31F612Cf0SNL31cZbMA2Be>UjZ5q!UVnfArA]&tQ,;H01o*D7c:A3",
+    "!tQ4T$,V_]GJzot@s)S-=RN#Gr0<X@Me;W%FCH:5qJvBi8]-cU4=f6n4!39zFV(^Q0Sm(61Q[[-3<kG.;]%ufwOkl6m7hBftSSW0jRp<9r-/s^<^vt0it7sts3sFI&m-%>1O_(U77E7-9]Jc44+Y,X",
+    "KMw@+9S*1K1P1<.7Ynt!xd8#Tng$Oa;k)iJ0tDOw4*^_27dQY91NPHr1oJ5zGL8WsDKq:p4+GT)6f^vJ2nhQP4,Ajna1QPKWdyR<L-(j5!,2:F1e4J%0kRAZtBVK+#NrGOMDmZj0SdDO4*_iQ2$1VI",
+    "3)7Yg6F9:m1/70#4&y2S-CBc0;g]Z^D+KyH6*PhZ3xV1X2b3EK#Vi86Zwk!y4F-C)I0obBWexn(0t2>^1PT7EVFN@C%m)RSg9[8r1.yJI<-;H@Di0Hx/mY^HrUC/!&qNNG0]]!+6)k_d4y=+KKMnp)",
+    "6g1;,3LgYB[Jm5mGBn8/4WDEH3.!haQ4NInODZ%qp$Q[2H/6+tn:,dZ00q3RQ4G8R37!E2h4mL71U1l)zX1c:E*&(<Fa<9-4$uh;0fDe_2GF^x3!VZZH8ElWtHl!rLkZ$$6Dy>y1CZWQ4f5X)1KKek",
+    "1Te([0YV2]4gT.y0Rzhf8!)-B3dQX*2)ddE4+O5D5fL@Ys00ramO^,EG7kcgp%DzvLJtUowhI;B+5rmwzz77vk]+,c.M#s>F#rWg9yw]Ux]2B%2BL-!1ikA84*5Vo4Kgt;#XuS[nY-<LtJ)0<3-6*K",
+    "o2Lr^mW)Xc27:.[4,%gDbO,6m0S=n]NekSEWDf]2)Sv+tFz87I*oR_b+tySbIBE-d$W#gQKmni@4:rWt0s<Of4:kYS0t/YOR2nsz$Or^N[!tGF[nr8y1(:]B0S<kmWDDNyR1XF2hhz<^Q4b#aik.,l",
+    "/bDlM3(1vD2*%764o;Y+.x_#:+^:j!KrsLx9Wej=-^j2(0qJ4^&K(Ay-S_+b@fDF]F#tbFF*7*V0uMvCq+^5^01n9dYaezo007k)51s+o0tC*LSRX$&g#Ke6AU44QACUnu015vDB[VX<0xxhiHNpZP",
+    "p8+z11rjp/9XGNHA9py_2OpmSGyoDc01lmk5,)c%FxUbgp8+,i1E#J9A3rgy:0/Ke!2%zV0XF_,35*vG,<pq6@[7m(FUZez1gx3_4+<Le3l9OpiDU!X;HLaZ#rXpdH2t8S0S3N;XAcB]rUL:a4O0&a",
+    "@k.Zx0#OeMfTjZv50bh,A2c)gpq:E*,x;1S*#Qp>>Mn_t15ytS!2u60=@M:s3fC781&q/H0wWGn2b85Y4+O%AWFHAO03Qc700v;Y0=b21H_-]69tI!]paTJ*u@3T2*#Q;h03QZ7paUNeHvk>2IRGv.",
+    "F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAeiDVBH&ETN[4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.!ii)L6Xuzo0Sc!U0&yP*G/h+19^6>JBMiccWCKwT34)MhFAy[=,vJKCfnW_:",
+    "+Rrx[FaQqtC.4184+Quq6ELL6I1V/fv[4DKDGZz1OAd;y7c:9^k%9vS!iho-1D_9n0Rd(Y1HQ8%4,$-Ip#cvD>5lwB;kWtlhfxl[0S=cKhh!QvNhdg6G!Fy1<S6b+jim]-(1e^/4)/#,4;eRgFE^+b",
+    "015gy6*#eh0];Wa2rf4>/mP^yZZ8BkH]PTly$1<V)He;XkBDRs15pnj:4lyF1j>dk9]SeEDI7Hb4C#fQ0S=O%<&pe+(itBhG;N!Eo&h&FwJ8Mthz1R[DIa$.03V+LINc<$jEx2kwJ9HWGyor-0XVWG",
+    "1hvEq4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[4,B*<4:RkUo&g87mJ1IEv;v<k01pi4",
+    "nw]jyQ4a_UC;5;q01r9lnw]jyl-:j)64;O[5#*Yl0RmDF4YVi=G_/3[0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFZ*#i[@Z6$UsC-fQ1e,_k=KG28(IuDw(TTn@4N0^lwfC.jar1IGa$",
+    "0W.&<GXNhjG_(rB4bhgK0S/Xc0^m+T.zokA4&;z4A)ltI0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq@H,ps2bGA#0S=f0>yi9O$]4Qnh,3p(4++aC9^qSG9]19rkO2aP.QW68$^$L([tXP8@_nXOrjP*,",
+    "3zhRY4-QeNRRQz>4x9oAodzEQHKUpV6)/#fRu2rTtJMJy3B0F^0S1aH6*$nS8U-86nfC;<:u:>Q0uKkLc;RUq0u9sdH3#>r7Xv#9ws#K@$&7FgkpvSn[ADi@VQz+mRT4S*R^UA*v@>^I#Sk7c*0U^N",
+    "$H5#AE5mUwBsnw0aTGGbaSsZepdAG0s0IXwkPr,+pcD<a[I,w*4.PooPz]eu6fH3@u:ua$*$N*7ETZ)h4<Q:)CNekx3gx331kwr*3AGFl82JPbAov6mF<.mpugEeF49Efnh3y6pTF3$yGyono00Gax",
+    "oB.C8[Nn/-0.QuOChogX43Gi>zMx4DT9N@6FaR$FF*^^<0^o5X1QIf44x@-q9^P0a1O<B)2M/102PQE#05489H:L;JGBf^$4:C0X1jM8s4>cW57cu^IGvEdv2[Ou=10PT_s0j[_;k=t/Im!YBgOL&s",
+    "T9=kHF!Bo<05t#t%^fsj&:$a6F[%j$k&^E6T9N@6Gyoq4HG[bX4<t!Y2FUur0Su^MFAFm;00*Vt0S[V[2Lc<fwxBm3PBf]sEHgF$9^qK$5ChoYJs(&(nF1#[Hkbk*05IPM4+=[6Zx2wZ2<SxlFfR,/",
+    "G06f4*zyezS-+zxG5[>%HUKXNG&86PFH1Bt00sN/a^Qbb1^8W-kpdqCGN%bIOEfe91HJGj95ts2EHpL%4+pXH3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lcm!;V&S(pMBFaRDj,3A[BHTv,^FHkixrU;!7",
+    "&;g<dHNPGM)0+qnS(OJTH#W%v9[;^>9]tw22@<@EH2;--..S8TS&-$.w+jo<%;J+,y;Gfm:;$2I(xL$bzrSk>1;R3gFA6d/rltW7Fb<KpD+&C)ISRJVF#z<p1Dvq]4*QJ_1e:ME0S1TRIu7*A1PQjd",
+    "0s*ZA4cW*64Yu<r0/*vw:(3YodITdHGwkpJ4&J8$0XrWBHioVN4+eqZ76-1i2MV_#N(JoYIS&Vr[-L5G3FXxn4!8CW2aN#.f&(81G=o!HKMXQ3GJq<-GXM>RrvVQYfdL,=G5F;w1:VP32)mJ02)9/c",
+    "6ydG10S;;z9]$q$rvVLt@nCZDwWCrIFsm&Nr_wC@vQ7=JlLZOYlP(I!0^Q:fssRrH*yCgk+=U@d9]AU%<&=Wkv8(]P1BL+yu-l==yXjX5fB=y^0NPs*2,dL<4,L4_Iv)ou=xjYa:o*Sz;!y@+H8;[K",
+    "<!]p%H$(vZB<a0LlrsZ*54i!KsR0H5iCzn/%M$[EIuF+ap[W59H2<bh01pn43;Be902MT^ycZt^H_gR!4+!^7cMk,!jMM/L$qf%1/BWV=F#sP9G2#pwIpq)mz+naW-TR6i3KcNg*B2iHIL,.uH#q.e",
+    "fSDQr90b$SdkEPA4+yR3762=]44ai^E,N]c2L,W;s[tRf0Whqp0Ua[[8!@YcF*4in1>zhRz5xv2&!+(ki_.6h2nKKu58;P$4CKEN0k-bd@oPEm4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS3nKLMSmg",
+    "R1X8]M,B6qD**i;49uM;2U9mVI]<7x15+OWGXNSk02eU-3X8H,4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n7Arc<478ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM-spr!!=",
+    "@2h#7Mh=;6rBn@688,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFc:jur+^C<;ty4+EbAF99>%Qwxol0]iqD$Vv]hwU4R+4pR%d*%lW#QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>",
+    "vjPWG7&QPd0XI6WJqG%(Aq*ZCIUNp[i4Ybs9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90q<ih2Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>4m@DvB7BT/0i_.Or106L07B_P4.HtD-w3q<1",
+    "wBa%yG;ftpv7kr_1f0q.1+VZ*Dl#$ntf:J7Aqj,j0uF,d6$hlL0Uj_G+y)XXkRJpg4+WB,0tJGn8UV@:4-kCM1[pKy)Cva@2)GFh(zzZ1%L5A4q7(zs84vgY6AtOT0UkE$ya5WmNe>R]sUr=q#i1S#",
+    "&H^<s9uC2w9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)X4u0IQo0S>Xc1uZl,00PMV2M,;9p#le;h7J#j0o0)a95jvvA5k:@E-cdglO7Kujs+Ys$DslY(FhI20Ur/C#i0TU+d2dA#Rv^u:.TX<HaETn",
+    "2CBL-4:7(4F9A0(052dnG5@jl$i4v&[[g,Q4z!#fFGDytz6BjP052mqIll!T208r,A1XNj1p4j<4:7+54+HV(9v:q)[R#uNm:wVh0XDw[E,=9vo,rRpG5,oIF*3*j0M5cK4.o]@9]$q-6(1<wgbM@5",
+    ";<cc-Ff+#mDKRpK3kLra4.d*Q2D!UgAAkZf%LOenHUKX_GdBPnHUI#:@yL,8HOvJs1_f4M4/Rop29emz0Ut6s%mpt3G&TSaB9aycmHQSifC4f&%mp4cmkSR;mKH2BFvtNAH>)UQA0#u)1s;^CnF^8)",
+    "HUJ]vHu@,JGR*^a12:rq4.n%#2EwdmAAkZh%:=DfnF]j=r4^CmGUOW&H<3ScA0#o)1s;^FoC=-rtriEnv1A@IG0z1b138/v4.xY@1kTqcAMOD,<*56@1p/S_4+e.=0ci<p3kLdX9]bbA#WxAX$_X.f",
+    "1$sC)IWROhG4C4/ULG[71q5CnDmB$61iiVZ0S>]z3NHjQF_7VpA0aTS1qPqHw*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0p2u<w)20=b!bGBuIW",
+    "Eia4#H8^MvKL#:3GROrlCpI$x2mXv@4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgMzhEgz2oIEO4R1_V__3oj<$",
+    "F#reMwUz,7GR@p[1T)jCEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00aH+3Lhsm=&1IJ4+EJC",
+    "4.fA/0,U/#0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4T,g91:2WK8#Akj0tMitItaLg#sLovv4[c/f@bDO",
+    "1lI,[G:stx*enDa4+[B)83p*ONDmDC@_e:TG2[9#2L1ka5Hh=+4,Y,LpgA8.G19nBFN==zFzAp155<tc.7OX:0WtXk4^7Q6Y7f2v!IlCK#[r.yY7dM7@2r8E0jHR2AB+Ju,_tcF0k<EL4_zl%0uQYL",
+    "sorZJjR84^5g*0<FpLoojsb/g4,:]ab>dwyM+&-d8wcB&Hv<$k4ur^b1Cy2)4+Gu$RRWM:4+S3pIS(Jef@1P6y9pFGl=G1N!T]>_84H8FOD>O2GREfu4.MQSx&aRktJkOj4vm)q1:D1V4+Nlx6$2#;",
+    "8itxz4a$Pe0S=H7+7k%SvX^u1!L0)Xsnkgh)pZax6c0y%yAuyEnT8h+#RJFqG!Gs6gk/cbmt+qDg^W02A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2FnjL,rUEt$=(4*-da0S=e4oD_lRi,]o6%;S<M",
+    "#f4/D:H!ZB#Pq/d1NE2&4,$*O0]r>j1vtB_0^m4A0S@Bh@.DS5F]DXFFJ(6[%)1jW0yj8_3I)xDWe;:8fP)tg2+f6M2gd_qik%k=70@%13&[@+fU*P+BdHPw8UyhL9]^3D@Ii9&ke:k$C58K!0R@*a",
+    "Ne:j(0Us+d00i@eQV$B%0TMR/19^7L5(29M4-HGSNe03J4<ueUS04a104FjupaKT9&td>%.>_@mWi:TpWnwsihJpbPHeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)zbhk=kOtC]51E2ahy",
+    "y9TJ&JP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OG$Ef&mXDuLTeE2cwUI0S)/H0^lha2oDK>",
+    "v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=n^)1m.n4;qtJjMhm%1u!uzI1d4$ISJd!Sqg;d2a!b%!x29XGAvtX0r!F-3sV]1u-B*;PyiqUm_[/6*bN2zgJ%QudkVk70SU9sat=&l",
+    "133/<**p&r#[mtyhQI*;*xDKi%coQi1B2iM9]AYT*8_I50UkE4<&OMs;#[IV28Od*1fc-9$Q^W!:=lwhD,RgVkYx=G4&U4X4,eb]4,Vh]6%P%o<eU6H)dL;7HUJM2b@G!J0S=yZ3ipg(3RDjT$<&5f",
+    "9^asT5HZaH4g0bK2++2C0tgQyrUMM#yHW/EfDZ>ao_8j0BwRT+GF@#V0SNG+Wd!,GBM#O93Wf&@!;>C&6a54)4:UOURtdYs2<erf9]kh&gB(8@H7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1,pCIR",
+    "1F<x[0SVef4+HY.1rG..j#Uo]kD:z$m)8=pvf4%u2*,k=0SUsqrU4HOw6g-Pt)Eg4JnZfT3#[.20S=Z0;gcLeF*X1n9V;_31@hzl.1hk;gcA/nwA2MJZ!/%B>BtORGUV.BA5/Ko9S/H.o&*K+0uLVT",
+    ";gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ[hPg4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn$Nu1>xtGdtAk1rHhQ2p;@a",
+    "03X@[Hvk>8Ij!mi9]km>1RoJK00xo5P%jEJJFDsi4<K+.A8-]b[m20i+X3weF9$I(,s%Mp1&Nan4,_h*1>tSgPcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LSE/HxCN6:IDx*",
+    "<CXlZii$fQ+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmUg:DGa&k6.P;*b19,sDve1c:BS4,uxyp#cl$B<[3K49h]f7UkKm0Rgm!0^lr1B<Yd;B<ET+Zwlip",
+    "4+Y7O2Prf-02nctb>MX(b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi]0=A]D1gf]mm;1vNPAu[jQDCo(hu4+NKsA@b*n4.6C*tpOu3H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWs",
+    "K!/^a1CW=t9W]!o0v_oZ054ZIG2#LbK%Adv1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!C,s%H-&",
+    ")#;X7oB/U6Fw6oE3*-9c1vccC4Id3P01qjxhOPk)#=whP291qu0wWI(q0.8n+2-Zu2[!-A4L1M^HLZrO0R=/h4,;q]4,:71t=pqqEt/=94/$_St=o;77as=Vosb6(n4/O83$2E(0Ry,h4+);H4>d8-",
+    "t=qFtGdKV*B[Mhx9^hFAy+aQ)t%j^vGBY;daSsTI$9Eh!01JTJp#cvAnV;c12[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D5^SiO3!no7!vP,%GN1z/12T#u244:W",
+    "paUNXGXNh4GXMr+9]^60z5)*phwcy$3y8A.9Wul9tN[qX*BlO_oLd8vv:Oi$/lTc)KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[;fEtN[@,03Qi7K=,^ZR0o&LU:=i9ic^go03Qc3hv[D*9y9M#1n$ud",
+    "4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6f:!l3_R):8t=Ee[Fp+#3jxjeQRg):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4k",
+    "oB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92W#[0j*1qyrBI-8PC*zpe^q7Nqs90S=F(!5awKo:UHuCIS!,2dSP>9]kb-B<Yb0B>9Mf-8Pz9Gyp0x",
+    "FaQ<b03J604,xF+p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+77;H4hTP.Dmf$1+KvZ4:6+Sp#cW(xC1W(HaOu=4(!eY4%xU=4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!",
+    "&=@[kKM!:C/w^bA0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+zH_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_w&S4z4,;[34:Ppm",
+    "p#cZ@=BE5a!cYzW91jq*.DmgB2[AUpP#+C801q_>.Dmfswi*u:*#Q;cO%Dd*Qx6XKum^$@wBw,x2([G]4+x+G45CdB47B5+0Ry/i4+x+G4,U4z4G%iB.DmgB1T!;:-0FzlQ4bZe.Dmf$0*aY.4;xDq",
+    "0]/AFJP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]V)@QV#:!0S>R;$O8jX4=qa+0]<WDJP!z.0^lm=BL,j(0igpQ2[Hg54Ke<=1A>TI1/zr54,CceS]1HLroaOoGyCII1:*EO3jV]*3xbvd4BW>O4&>q/",
+    "Lk]k--!7Se.5MIvGFAj-4+y-h9].$$Qxr2o4+,w,3:@G(QwHMLeF)/I3*G;)#/@[.INnn)5H:adFCQ_D03Q@J012^GVh-k]Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy5<[5/e.",
+    "iU]qU@brNE.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF),;$wE+(xm!V4=s[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMl",
+    "xa$WWjRH4]LJtY#>&gs6Htka%6Epw>rt<1L1vv3j2$9TY4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>HpP<Gh=3Q7<0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VG3tUC1/p_44+FQy",
+    "g8:PJn06RB.[S/<8y=QYp#:iVH2<0VtO*F+,(;Q&4g,xD1hwW<4Zy+#G&3>Y8VdaP0SF)ivbzKi4uH)<4+Y^]4+GEz4;dOaqX7:grOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/[-hit0/,oUBp*jK",
+    "tqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+*=jIN4TiQ83D%;v8#wPK3Z2>z4bY@m0XzevoVo!I2Id>P2I[ak4&DU.W(D>wOCK6IkP0t8H821Vm-%yP39>mI2(zjI2%3l&4+Ya!4CeVp",
+    "3537[4QvbiuLBI$RtDded-o6>gXshd;u$GR44tMH4&*2g4zVZ;1h^dJ2+xTR4%k)z,3JM08a2m.Jr4odRtdTO4GQ$e0]z1xC-I6JA6hv84#xxtzN!HSqp>+14+r]@2Ok1301p%5;4bb.1mIQ/2vi:d",
+    "Hvkwm01KV<0]dv97#[:Qy>p9e0W;tw&n=!F.yJ30IWhnrAUW6UXD>A!FgN8=2A,Q^4$[.[0S]ZC=K36zGBAfs4<QxhXf8Q5)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A",
+    "%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SNclB;]1!0]z1tl$r+ww&4N_2$Y%!4+68CJsU9q4(OH#9].)84+e@-",
+    "4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p(DfmjbPz;^yTqJdZ+KQ+Le2M-aE=j8k1/La7HFaQq7Tn*LqR^TgLRu2$<.wOrE/JZzvf:#N!<&ykBtOEig4OI=J=j8k(mIn>BvY!qQ",
+    "5Vgo[4/SMbR^U+$#%:M$m=^]7u*Pl&Ob*8Z4,<S5tpN@&w8m^<&.h>rG@7ZW2V<Tkx9S5A3bU&h7cu5G8e)>v0hb*Ps#OW:>]pLo2*SC*0Sel_kpT[;jR6!iWDf_q9y5.uBQ!Kt1ZEEio6A2h2[bj2",
+    "R]SQRd:%4F2b-7Q4v$wa6f@#gE-Bg*FC-NAkXJttGBGd!FH1By03.az>W^.BkXH&M9_(B1S04d302nm<9[<H09].%77B:I_XbIS$1q@Q,N&!(14AANi6EOfE5HOHeFF@gi02ns>9yI>3tM3mVnE=PE",
+    "S0AAPH2=/V0W:%.03V$JH2<#q0yO]1$pJM0AK(Ht03Sy+00+u^Bo7LWq5&TpH1!A%afnwB,2wIp9]t**q5&TUG=GR]6*Y*P2=2Q>K<S9lR]t[w2<gm1=#LDnHicI&+5t8+01pGM<&=UB9SOg52/o6u",
+    "KL.A_HPuTW8Z@h2w)i>A8Z=_QFK-$8umm670Xd2Z9]kt#RU0=whPwd:neR$J2Q<4.umm3(HUJ2elN/vLGUQbsZZ>H$0Fy@$,2sdV4+Y#71E1Y64z-)eA2&GNR0aCkh5,*5gb6/yGB7XzAL9Ws*HkDn",
+    "FaQ@f00#54!vP,!IoDJV1g<w<4,/B(R](ft1n0*+4+zkX5DyQkln;/q/>U=bt0oT)>$3Xms[sVMCl3hMR0Wg#WeTeI4+mim*HjCNxK[/&38AJv4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ",
+    "4z-TR4c*vR4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2+w*H-e%lk_0u4;u&.Z66-t06(SyGB,8XR0g1]1@D&.I]0VI2oH9aM.1#IHvkeh03J4z%WW<rHZ.b@52=vWS0Xqt-[p#qo6Btv9P6c6",
+    "1N1/-sR7qiB[(t60xxhiHO&GKssZp:1efG)9X8$yA9gnYFRB4JGvWdgGyonr,U/UgIpYE!ssS]s1H,%qA3rdymTn&)Fw6oUoB/if4,M@Y4/UGG9]Jc49ykC9qO/YSj:<qC4.*pMuK=9Gq<e*0*HjNE",
+    "(z_w#2V<TA0S>U:%&@F#GRYbb7vBLGG*1rKR0XaY4,v,!4*/Ix4.FC6u:lCZ[.#4U2&<AS0#z6[01pD,nQjjVgIEs@g<RKLJgJ;r0Urh[jNqaH4*LTS5_,cB0RmJH4)X*LHmRMl0SCnG0^lwboM]06",
+    "01ptUov[HQ3oC^-q5%&N-/KqDJE<(q0Rz.fQ4bT^0S=;Zov[HA64Lrn4:+lvu:k_t/:!i2k.e%YBM%L^BM#/P0S>t2@B4UB3znKDBRMwH&.6[X.OLrhHq)gx48No[4+y<bHUcjiFaR$KGC2S%GB*Gp",
+    "3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe2[Htx!5t3(jHe;hGdCd*3BI6Q4;w5H10N>ena)xVf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hy5&+2X2t=#OQpZ80S=Sr0^;R+9WekY",
+    "G%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L@CmI37910_j+QFFZ9c#sd#h!Oc;,mjT8D9_(E32M*m32:%ZQ[;iKwo7!OxFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk",
+    "03QxAyb%JU1]I,7&*mH%F(Ds2IK&1YYBrI]0^p<11]KUqn,K)8stpdt0_s;RA3Qe30^oM(3LlsOIpGu=FEN^E6ENM#6dp6o0_s]TA3QY70^oQpqf@%:0j;MyD:I%E1J]()9x/!R88-yhIOG%pUJp=o",
+    "10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdm+=tj(f5rwMD:tGM1H@%w9yiDX88-yxJUGY$",
+    "4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p%z84Pb6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f%y5CISZ!0MqdV2LGNGE-2Cy",
+    "88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%Pc*q82DIFd,i^GVK%sUJp=o10R;HH2<zkH:D8,jEO5AH>ZbIArCn66arokQOyG%m-p8b4/LO!2H2TF4*@Uz76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(",
+    "IWUF69]n;yI^5k(9]A88j.(qW2%oaW0SdI:1P/z.f-.MBk]q@>u7e=7W)v>W3&yrj2H:%p0S-6aH_/33IRF+j02ng:50e4Us<4H1Gcdkg2BORe4+@VRW*#x<vKI&O&JYgn.pU22!lVNaodMaZ)&UnZ",
+    ".=&%CGT=!]2ImADHXso.K=8Xv88rX^lZ-3OAsjhj0YMckga-4X0okh70S:=T1qz6*ngIs!r34QZt<F462I%uk1**Vj4+4*dC.UhLhXD<*!T+lP5-#L24Ktg_0xt;RHMg)(4+qZ31>XZ^1vmbHb@v,u",
+    "4*[0u)By]X;=>QDtF&VfHo5_0p]djrHUNZU4OjqI1e1]w4wL^[R1XE<%QzD,*/q,H2jKVz6f^;n4*^1$9]I[5AL>CK2e[8;2TupekpT+L1Otzy1Rnt@o0y3K1nk,<4fn(!1M/qy8#YS-+y(##8aK)C",
+    "CJ4TQI1Z@I0^lw!ja3f@vkC[ld/CqW(@64lkgL@K2fgzU3#fexx2.Lhs-L16jGPhzJP!i3s/WaZ4*88c6f(h/8xE(a0SJ/FXAOwx2LnC>+l=^v0iDMa9_oh_,&X:&@fmbi4,vE72=lxL0uJ$#0V*:r",
+    "C/VNx#RU%IwGITejXeh.4+Zh+A0G@g01Dg&244:bqrE&24Z,jS4-iU]1Rn!3*pX5cG^gca2Phu[I@je/HpGn)2$1Lo1gV7r4+<2.t=qFxF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8=4<e4YY-/0%sIC",
+    "i_$ihjSCLV0SA/.2BL>23]j_32<eOE;H:cs0S24x9]u7SgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1&qrg3]kI]4FK>H",
+    "4+EbA4#dK&0SwyEeFwDfXAH@<SOg#yH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2,omu4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG%D<gD/x0S5N*9]uAUq5^h*69L7@I^ZY)0]n^z",
+    "OCJh3q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+hYwOb-EO0^lh&rG5pb0Urr6p92C1286f70SsFY1Bn9%w5=%^2P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus5b=/$+1+7Jnt%;A$!s]Ft(",
+    "HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Up#32s]&,Nb!&-bU_>8$j93!wu6[R0Epi6[:Op#u_)03QlD01pqU1]I/5>@U,Oo]#J/HlYI(Hvj[S5Dy2]flv.]p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>",
+    "H]@7.H/44V0S7@1q5^cJ1p&G!4+6vy6*/Jo4+>Hu9^hGD9]JT12K1AB4e5s(0bBxuk@)gMmHY/E9XO%@9]ASD3k9C^eh&%51>siRIS&J(0^m9f@yT>*0SvGE9]gwlwE+&.[s#f%/q;Weq5_8*03QlD",
+    "01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+O)H:Lp(3Bd*hl:r2e5DZ%n1Bn9-.j]^E49C.C28)v<0Ky=.0E7z&rl<ug3abVm4:bTE1T>E#sns70i_]Gu4,+=59]bw91^>[jFpUE*3Nta-",
+    "4j&3NtOf+>$PW(#@ws]!sR$1Yh/3pvGNq(I4XXwVfbdrX;J)z&$x9ysFrxz$HUJ+AIRFn2tOg$hHt,AsoD:Y!ifII:[!0kTn@jRP@<j+(9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Yxq/@Lr2@1%",
+    "yP5$9Lky+=1IPvvF@lI-4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%;1M^bILibN2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTI:VzNz(*X$Vgdhe*38)]kqs_hK=<J@D0-mHNHUJ+AIRFn2",
+    "&ITU<Hvknk0150F2/BC%0TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&IS@XmH@h1gzG#H1Cav/&%l^i2Q3Vc0]U4Q1K>DB4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:",
+    "4+*#iGdM6TE)N5c0]/ZT4,3qRAOnijI36:&1@4[&1>!!]D*;amNDl(20]ma%Pag>7r_;lVxCS2tH_.wm030*@0HOs4!P,j;2!YNL4-@oj9]]=/5,$ljGN/Or2L]>/t=o_O4&VtMF=3HVyDSL*iy#L<",
+    "45$MmHZ0[L3(7VH,5&+K0S=k$1]JVN03J910y>oJ1@EI,GczzVk=%&Q@UVdM&-^13!5]+4HJTC:HLC#+3eW^.GL@@Zt@H4d4yXejGKdWXo,7Ekjvxm@3Wt-o5-XuFFx%F]0R[C50-+<p48Z_ekqHF$",
+    "5)T2H)(8hFF9j>!qPPJRH<D6_8#S;)0^l+-ISP[F1q6u2R1BT9ngIpJBmpH3:E.B,<EHpB)&v5/7z3B8R0@EO2/]6o3V#n%)j1O]<f#mBIo3HOGc(dD3vUR9hYSwpr+fy5j$H$TBnlq]HUl3G<r4Hi",
+    "(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4cF&99]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(up(hU33j]sL.U$Vx>rL)ZHK#TY8/eactO=9e",
+    "I1Su77&QP0&aVgzyqH<Bz90qohf5C$+&V2ZFaQqu0Rr4Q4&_Pd2.>ENA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gmirh-ZHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIsupg",
+    "35)s-A2c<HIvh3t0%sI7rU4HM>7f5_00pMRISX446x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T#Ni%bREr3eo++&UaK00aFv1gQZJ3cv-vIRFm;t<k>+7_DE1Gc(ex",
+    "AO/DY1Imk)0Ri0+9]AO<0]xP,dk+et0^l>u1]I/303QM^+&T!o=nn2cnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu7:ZJP4]st=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2,dX0",
+    "0TVT/6CX4&+&UitHUI]dh7J!3he0zrF)S>*1B;R;6Wlrj&-bVAItM@up#uf.kYxhgIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaCq(n^vSHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G",
+    "2HZLaLJXn.1H%RzINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%f@+)%jv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>QiMAjE(E$zIItRVcZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:",
+    "ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlcgLnt5(n_KjHZj_f9^76A8xIPIK;CqE29Kz&0Sj9X6Wlrj(E$zIIt--w",
+    "2nU;cC;5qm+&UFGk(CY_3OS.#4,c#c9]Se.3;BnE+&T!zu$/)DHKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2JC<M",
+    "A2l)DIvzLx0gC($1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1/h/e0R!AR4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]:i7*GH8$Kj96102Xat<R4+=S51mmSz1%red3]kKakpmYt+&Tv:43Gl<",
+    "xCS2tG2A*9G:MH44+=*j9^hMF9yS01I^ZcgItYRLlK^+K6dyG)+&UaN00Xf.1gilL3b+OZhWiZ.1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQf",
+    "Iv)Z#00sWeRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwOAreJ:]DG2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpD8gYpao$=-(:",
+    "IPmis95l0wd.9kso!B7+xz2G7w&8=V0D^b&1ETB%FHJTyqwE9)-in%D0mhjLA_!4[59R^/:-xk*F!87X4-HBG1Qau)k^nSf=3Z7mA]C<W$p-<AH:m6c8Z+kNCIGGn17HsavZojT9S.9kgaHpNyQdfc",
+    "yGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]Do*]AOsl:rN*.[^Se/d1@11MIjt1/O7!59kB4/0OAKt0fNm:jVhL1rGzxx)cE9J@V/;4,W[K6E6!mHM)g00R2r5E3oSX1<Vt+4.Vib9^71C1A$x$",
+    "umc3n(#@/7AN%SAFEleTri<Mm&j^9+nDHA7B;hLp1RoPJ03A1.f*TH-p.EvTIH31mC=$F(0:63:0gM3-6[X5#A0syE/;5PkH_.>s01U6!86N[SfaeDv05]7D0:$T84+QrC4+Vjc2=/-u4+-2;UkC8W",
+    "Yyv$G0n!)*yXXfG0.,>Q0S=q[uL1(yEDr+LWDf;Y0S=U/.bNLsGcq3mF#1mjkOU3lodOFW9]];PO%ChdW(;(*APIr74iPjy3g74l5-*>=%4rWD,[/P_1S:QE1M8d.8#c7i2MB,z4,1mqLk]n0xNQ$C",
+    "zQqy**$)PI9]t.qwFC;P&1eerpi:V4g7=&vvfy722K/BE4+q@EQ4au;0t&v.W)6VnKL=jlnE;+2>S*_yjjgKz8#UZb2d;h]4<v#;TLzc;aVRq=wu/o1.KY]+1i1NK4+81)4+W_CT<L^Bok1=7GcnHr",
+    "2,d)43EbZs1GTCL4.3h;oB-rL3S0t<>X,aVnbk!P0<#Cj4+6Z)1P:J0r4tT>RR<g/3e3wG2,w_S4+Cxw1ord>00.g5w*n4^3kBSptpN@T-r.-0-3f]ceFfImX#u7q3Y,N3#sLpA[P%7I<AnNq3==.[",
+    "-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez!I*Ck1lHS636ASO3A7O(7dVp8WDB9$K;j]I2;dG,0F5jOg+T]#y9W#2$!Q6r[[kE]=EwQ,qQ;OWfD8aP2JFy34v;vD3BJ&2",
+    "0uT/g+P(,2q7evq4+)Kg9]NRc3C,@(0SKOjK=@*lo&g4):IV*xsSE,5kY=3_qYMbQ!vqN(1Mw&Z/$u_*ugMJ@05bIO3:z!w!5R+etP/&UpJopPk,0em1q$M%Cj+-I6%QYo$]4Wv0mzb94v(M#0gV]B",
+    "-OYbc/<.=p&O8joBo5#K2BNGW4,:z*0uH3#UIG6o4+4-xUJnMFu3sKF01prMiC!El<4#=d@VJW_)bC3V2Bpj#0;=M(3ziNK1;tib0,X:WG5@+.,VHAbI5Ni[1&@$&4+@oG2hXiQ7B#cO4hpt^8vxTM",
+    "3)B8i4%Z0,wN;U*R1S-UG%@6XC8c,*a^NNU76]U3R^O/j9tPWh93KNK)v>rBiA<9b0SoZEaShg]bPkT09S)/r4z^e61h!29s$CBDxLgYN(<Y*R$/M4Codz:FF)Xv-ZVwB^.Q<s8v3UjFW)B_,,q8UK",
+    ")Sh1j,kB5ztHK%!$GdC:q_j(WES]s(41uo]4;&r]p#dB/n8>6m>0bd$1-H8)=r.ET+K&$ftMCL4.iZm#2Q)V2!V;4WzzGG10uHy05Dvt_LIBwc4+Dk8ArBXsgPj2n0sgZF37j1d47$k&1.ZsP3!()c",
+    "H17CG7&W]W2H64%k8ckN[DhbR4+fRE6AFv18V/z)1cn>7/n<CnuZjT#]4.JXdN3>GHG3K<01oak2g0Xp4xw%Xj^i-&-Sdiq$>NAPV+D]qehkVN3fZj#9XQao1>SL14e+^RC=.5R2m#p92oDD02n5sv",
+    "8#JT<4.+FU9]ko57Bv7DH_.C1p&0<O9].>&2p:Q*052moH_-]I6%OJE5HtV,gv/xl1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4VlAj3-V7d4+OUd45lj&0Hodt1pE&L;YcT2",
+    "J_y^r2GO!!1mPPDxCa.H04y[$02DWq9vm[b2OK#79^P7C6*12CeFnA&4.xz/9]ki37B&DGF@N(y<t7Mg3M(.45FbG;yayj8GyoDf01n-zVg##,BM$>.2OkGA02eZouLchnpb!J,&.PJvz6T!;F_0[8",
+    "G0;&e4/lh39^PGF5-FiEGQ!US1*<c86EeUDA3!z$CowpcB<T>PX9^-o1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCdFaRF@HsBWn]MU.7w6+Eh1i^X&",
+    "1_32uKLgAO4-6q91*hF74=YAf9_3eG0P2$h4/ck513;^w,7pL9kDLJy2GG(995(GV4%aO%H!]xq1As6OO4Qmp1EpO8%k:csy*&n(g+ea;G&lejCEK$b0*CN!39dB:[+K@mxsCx33a_FDHZ[:Z1o8m_",
+    "8V<z]0SMcL#Q@4+G>NlMn/t@I4+P;hAqUTx0^JwrArBm<FAoCxV+5P_9RvR75)OeR2&.^Y4+r<r0nIoM3+9d$4-k0k1>k)$4G#yg>c.9d030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,",
+    "9[<G<*ai!Lwi=!z>3b$d*MngUn,v4<9SrC)1-*.j4dyZr0rT%B8gl:+oYYn;2sb&P1>.x]Uk:011I1Dg2,o[23xyv6O$fU7T<I,-0(BfRoiYL*1hTkH3x,7#IW>>$8a5pY#:<:2k)i]$p^%wiE(p$M",
+    "4Ytb[9yaGQ0sUbMt=o.l0US2_5,.P)B<46IOdkO;/Q9[K04gv#-]c@ivv_)=5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;!gDL=q6c5(_wxK,;$2S343cRi)7A)Sc1q5:r$ejrf3CK4e7Bv79",
+    "GXM=/HwTaP6CVsY.u;PE5f32eHwe!b1j>7GA1W^0M+Cnd9^hT%M,8K.c;CQV563taF]m>.4+OyU5(efz3iAR6q32%(%%^tm:Ky_:90DH/gvwtOGPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1._(s4,0_g",
+    "Ar8NbLjvoR5)TT1jUfOY4K*JOHU5kt4+4>HL.y]594j.5grHss-f=5yKL.AtU,aG<WMg4)aAjoih+q(3;%!E&5HLA5WHL5^x0;YEFIW!Y#03v8U/K#c$P=DEjsXwV0m#S[4:qy>50wUzx0;YE9<qvC",
+    "43WJB4:VN]Im!zUV^rc_4.<+<4-.IX6b_b253UKJx0;YE9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1TpT.6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKUg_/ff>oZF_ECN#x",
+    "/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+*&96Av-[4:+F=4,wGf6Aw9BA22ci4>C0r6b]]l3Z.S04:7+14;+794-X-s6AvU^",
+    "4-zf*6AwA(0^pK969Ty[55<wV$P=DvvJ($GpU4ys/:eF;6c4Qdqv8>]/+6ZThfD$Rj$sdp0h[6z4.eM^6E8YuGmYXC4;l+D6E6:SGymZe4<liU10Ms6fngz1OZ/h%3=Z$NVRC14c%SxR4=wmo[1Xpn",
+    "d::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0atK1.6=c)d500y;shXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH:2KS3Z/Mh067E_1,X]TEH=fbrU3/V",
+    "k9rRUn@[pb=TCk-4uqdG4+,$c0tbmw9d(UgFf&Fm,nkVXL1zyS#Fujk>cRCJ!W0Y3tp=b]#EN2VH8wLtK^Eu0P%^d_Fh,)*C/VW^%;=JcMKCxuIW#c.ZxKO3K[,W401nzM4,lx$4g;;yrfUYrqz4YS",
+    "5DKW7a]zf25ja/<:tinoGdR1-*#QUlvL6cl0]TC74uNq684jew6$-w[4g3Nh3qy(m1PTW1c;sfU5i#h_6aeGTDLg]$G]+qx0nB3$0mC=B6CEv/*CGz<I^ZOi3yj1l0-W>6vX_YIjspgx$@/id(+(dG",
+    "H/czS2%ZQBmAVZ9UJfk,w=k1zrqA602xkR=tr#veUEFXBg9#4,w5JdU+lm1Wzi0%Qx.;NW/qMivGqbnZ0SL1T4+W#f4GSj=5U0is4<1V%+5sLl(MK6I(nk*kh=ApL3OF/^lN$^+0S=O=@aKURqqo<s",
+    "KL#<_EX4u:LkW^-4+P$WZ7&HeG_u.00Tng;1x6G!rhx(nx0*Q))Y<eNuP>e*kEIVQHD8]cZx09Mol,k3H#C3&2.nvy8#K0:a0i3,1q-_IUkr^EUI<X&0uKSN:IV+RtY8Gl(.lHh1jhjms@3Z][2mC[",
+    "%:f3]a]Qm0ngJU#zLp6TGnLx@5,cbSrMChPEUcdjEHz)i!-1k3xBmeP,@oTY&8/Y%0EoDL4+Y(/0R#F04.C@En*jxP89L.z7c/d,1PtW=2f>gWm1+q%1(lit3y>*x1K>v]3y-tW2BInfQ_[Y(4wx4L",
+    "kir@rG>#,@1HWPp]7!<:,Wm;iWdy<34%WbD2f!l>0..:>.&FUcp@jfTIW+:@S@P%uumKM9We5H89S-HJb>OO4gqS2B3oxU=0UR^sml*>!r3wb>11mQ/m)!vsEZPGG%z-rBb;O2Df(j3Dz3Lht05dck",
+    "G5@V/1T+sBlPnKYvmFl[uD^Bgk+_QOw#xwqhQ9]3!l(fY>;J)$!rcK4qoD#0:YyDAjH^rJ4+W0AlK_zqy_6.x,4q[SFzuKfKLRl<GmFRp2cDl$4,KBs8xOPtm%beb[:uRaVIDxxhGP!xgc^hyTLsq,",
+    "3NH</hu#VjGcpc>&jAjU6%Q^Z$3qu6od+y2G3WdV2+C9sAFi_C0R:nZGtOHPH&q@8IkA@:9_U>Q4wM29GXBRy2D.;da.rHo9]bu85jg,K.=wqZ1oP)b4+rx72=/+#oX7z$5IHdXl:s=^F*L&m7dcQ5",
+    "0H_a-0SBd:2=uo>6E8tDHUJ+XHG.Z9A0IdQ6ECa*Gd21X9XROl0uF_J2A%931vWpO128Nw<!Vqwkt!iJFsT6=GW[$Fm52!#Gx#0[orGo$sOdHZ=N0Zt2$Gd!7dZAc2deWFA3ZeoH6I<^>cb580Wkm$",
+    "i2FV(W=J-bBm;^90]G4p69&Hv4Y$A#7%]^+9]Si54+6Z/X9kiC2VWXF)%gkz$[P#i<DvYIfae>t.lIaLh%W@M0uK(0nxg:=wF8B+QU--RVgX;Zi>QTBl@Ibcfae>mT;qY;i2([R0Co/6:s^98$Qvg%",
+    "Gu160Br;bw3gA5s/K%@*:jwjr%]s6euAWdYb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)B_TC8U_qwR1XNq8w.0FCjl!j1vEL00SCzOR[-ed12mHb1eD]!4w3=83i-P$4,;VOJ1+;]HH8Hq1_r5O4/r*Z",
+    "1vmg7MKb=]1u,#mA3rwl4KE2cF#rqS:30@2tjPfcn9u.XyP9JS;+pZn.yj8];+qUSH_.e;;hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2G!hT599-!4F,mjZVw3Y4LCC_I:.j4",
+    "IJ86wv>%fr,_tZ/vqcKSgfs/tv:ybCz5<q&F99.-%RUbkr.zg<<VsgO7X=^qX$s3F4.Mz<Q3I<qV+!ahEjBU$4@kZR79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeEUv[wn_",
+    "Dg_a#9^fto:R1Q#v:FWe2M*[eFFrCc059zUGBE%Sgv(P81j1M=128q0SO$vyX#iXT8wT<68aK4h0uGoD3K#=[g$N7Bqhl@sHahA^6gTt10S;uba1T7J,W(4k[,cor4=N!;J@4DxV,GI-dk,4H>/=Ds",
+    "ms^qQG3Qk%H#zq%9]br70,-e41JDr%=Ct@W@!F90G5V4V4*-Zx0tn;x95cRB0/5wh/j&e#uJ8g5!N(g7iH%](UO42,X93s)Fk<kG0B-d9HeoepG=:l-0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#",
+    "0uQYQtBc$L4$%e/4X<f:4/qj)F[cX-WS!bx4.DTg4-+ZG0S>Br55<>ri@)SX:In^DtBc$L4/G9pjSUYyQXeTX,wh9UzU:ANCb$6)DXipY4qFd4tBc$L4qFfX1gneO0S%!A50wb3i@)SYxd-ym)9hXk",
+    "D<zYBxDpQ%!R%fSGE*NZG5@-Er^,5RD!2g-I*k(#80oM94-<.%8RD/34-x$$$=<&6+yM:l1P]y3tBc$L4ceOl0,gvD1lG%F1]S0Y2<fgWub%,PHpej!0f=>E0S:#3oB.1j0S=<7p:GdN<yloq+V_X;",
+    "x)D1yEL*$*4+=r!g8:58Y!3#.sDl9y38lJU4,vqi3J(qEiogL65z<I+4Ey#K4ymmQ4+z9f37pMm3#S;a*q[mz6tqPI=QLhQrveU%wSxfyr2@J#p9%)nj%yk$+AIUbsSpUlssRr^,GBxUN_8V>4<bHX",
+    "4:>jQ1PP:41:L7;2mSpE1[x13qOJiS3N=_B0SK]Nj[ypyvTO[;tQQaL0ivz^1cKQZ00s[O*o8U=h;Ery*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhxA$xhR:[RwA5l2V2<gHp",
+    "+*Ahg,UtfeUmp,OgRub*1k+p^a5Kq]4i8bP&R++qR^UP^0^nIdfff%I#eo(N1BIs$4,A@,6%3r>Lj%KT3WX5=-Y0:DA8$B:5g*Y3F#raYp(zf85g#Wr01pJKm/y@wuNeoe4hDk39u9=PAMF7&01z^A",
+    "2Z+ua4,C1Q6&g9%0s>kc4,thCAD00$03I=[1zisig%KVx@EvtU4:E/k8!@YGG0KQh2(*eBA8.9r=<RZ+Au>I/9^gbm4KH:zHslQ,1u>5+28.yLfY)RXUfh/(1f6FDhm^)*5He(DGiEhr]H=s_EL9H8",
+    "V,GA[4<S[r4.CyG57hzHV,GX00uRLnn96z&7ujPELBR>T4BcZ7F-WjUy9*Cv.zo*ctqBht:0/KeV,Lj%$lVqX1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.pjIKdJh>.",
+    "1rPlPxx-!78<&h*36W$EFHa9O*b)yBnPd+(S061h01tPeWDhR90S@X06Au@vWDg,.4-igw4.TR/$ppyV77qjR1P^ZNwPXXL2oD0eWD6t(y.@rZj#Cd3mYi^eGBAq_4)D+y9^75#[1*.tpC1XN0S=oP",
+    "-]DJQH7wBq4+n;7umK8%Iu8lSt!4s;2MyB=0[+Zr3Um#=WDf/Dw2J[AG5@VF[Sysl2,VjZ9_3i>%NPW:g%S<C&A$T!;!*Ki2sN*;0^mDJl2Q)_mdzLs0rQ9p1v(D=jQ%MD:W3:1HUz<H3.z)wzlRGA",
+    "jAjk5A091<XbS4Bhye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(/[$C3dI$B!KXMGB*y7!LsW::_z)y$laLpGyx<-N2D.N,_lX4/Tc34<to6Qx8>W,,!VaRo;-+JNnX93!IQ200j!$-vEZ;)/;h/G5@h7",
+    "hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^we(_R.3I.:NDl=vrF99vOazbQdk+Qc:2VJS)#qak%hm)B2i35N0Urf501em=4/(tCQV8RR5f2I5)B!IhGcxypQVWAk1orAK9]kP1)FU4iG1$^r",
+    "4v+#5I=va5A964N9]JJ^2CmZ@599-Y2;omI3/P%P0SS&>4&nU)4y5zO0R+vN1P3>[jL&^-EZ36)4;U*oRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE0TTj]r6CE)bsRJ:4wIz.4[)W^xB(wgG3oVu",
+    "2-7#10S>S30^n9kXBafZ86GkK88,Nc0UkC03g=xq46Lp/4(@@c4!5ak3g!;9)fx[4)EW-7(-5k.vLO#/@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2L02K&[H0S>G21@iDSXb&+@",
+    "4:r3C4@cdh4.oG!4;X&54r33k3F6g@0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.piIPb@Kh*1rPlPosV@88<&h*3HoRcFHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X0",
+    "6AwE2XbxWwI[Ii1U/Ohbjn$3-4-%6X5BUd()s6uLq6iNV@e+ws051]aFt&qJFAp=_jS)UFGBwZW0uKS#@yC$<GXH2F3uXX605mZy)&UO&zq)D&iaHMp$d+dV)y<wO1/O^=2y>n=]7afsIqb0!4*+Ha",
+    "r^qR81eb>a2-/T:4,/;p4+Mb3oB.CU;r1L#HZ%YZmnaUoXa/0-5CvHQ9u9*c4!r:mx<Zp#ncIc]2%1+1=8O42[,gy5*W4WnzF03SG%/6q0v$8^7dZe9&-A7p.d.dy*ftLpgUx3jCpn-uo&gU7!JGyQ",
+    "ukWe:2B7_N0tXJfmz)6wx#t282:72HEj2s)%LWKq4E4Vm4&;$WZEyCMRS27,4F,(caRXHgZ6Y^/hzA3Nhbs,t0]Yk/Xc9RY4+P]22P>Eqp#/@nuq>V,.6RE$fdmDV0t42%1@4O)Lk5uR0u9Zn4G%4@",
+    "1q]cBfdL4w%:xeC*ai#i=&1ZVpbHNQvIP$+tc-!k4wlMN1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1*hOp0S6BQ;57SAIei9%xeE/Es2dL/nc@Fj<!O063zpLX2k+nl4-/Sm4+iD>",
+    "9S-PV,yRI]rU<SnGUkm[38!HNwvlfgIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%;DrDh0&UJLhg0OLCcy6*xHaKE2H4.MJ#eIH3VkR1-zxutUpvC[$%7m_HE0R*1_0tXKOuE@4prI#NM3H!<q",
+    "3dlkwG&7s80z)/2Lo^Aw7Yo.n0tK0qHv,;*4Gxm%0]6x#Hr<mYWenEeiva:I0)!3+yIcdN/n)6B/n)Ip1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.",
+    "!_z_TA>cm@cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)D@su_Wn4i5yPnRXdB#a[_S4Ic+H-P!DIHPj9TrKN8kIn)jV-4B[kGt:;r2si*A0W.&_1v3C212O->HUI>N*.1qQ",
+    "0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1kR/@0Y)DLFx;F/2QxDO3gD6_1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%iUSV/wyzNkjQ/AE$qf%9hxr=1m3j@_eh,TU",
+    "=o0W^G++GF3NAP[;a2uT/-Yu5F90(!qJ[$jArA$u-S:s99yo@X0]x)jdk+Kuo**GJEF%vOyodoGE<l7.)!:!=3Z9S:A09NFmsJMS+B=:/@,TGzkDFBw0L9i<1;:244+M_h0]6lqCI5&44;OvaQy-Ab",
+    "GL44/2g2JK2&^qA0Xq*loV$zx58ndo7#_qI:KF;c2g:Il4-GCO4z]9G0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,uiAP8>=<[bbPa[&AR07/xn_a[$*WZ>2[JGM3jXsD0ir$+",
+    "2Ic!84+YYa9RVT>QP&d)-/:jRjPDH(EcB[X4/1:tQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,mq*i_$ei1J-^Y2B@g34++-39XS93.q#G*/[g3%Mhmn:4+o3kQVjSK4VMTD=MV=61u=FGvjGJn3y-J(",
+    "4+qQV1Rn,Bn;ncdxKst%B<X]U9t=cEEI2s-1;9ji4*,Sf5e@@b(<hTr,S!a.sHRmOZoZZc4,DeD0SvN92FJ//1gAp[IRu5KQwzov2-+zt4+f&-hXDrRn_wnx1LBku4EB!@6gjN_0,6C2Jkc^[Af,bO",
+    "BC+ifABF)o(ljp:H8-=T4z^cL1-T-;3#Et[4ff3$4,^>E2BX+J4XHy1*aQHI5f28+j]&df1@C6y6*e>AER)e43bsfe(gHJ@H7[N/HMATVG/z[237M1/F9A3<(*++xHSP!:Q#1e%9,f*+3ge2e0S>O6",
+    "2<frx/yL@10uKn<(N!2T02(:E2OkDCm>r-h01KkQ9^VH-TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmBu>Yw_U#10ZN03J603(<F<0S1<o1q70r7Y^fa]DypfAUH6<4j+aAH_/3EGXMauSq1#T9tn_2",
+    "5gIa##UL*XGBbi64F9$j0r_]4=[yccf^-Wt(*n&6A6>[CCo(Yr2$KDD4+5B#X$F]pau0CysH6cOAvdbU5f32v:]P&kIn50iGXNbj02ngG3obb^gbWV8b>_3i7Y>pYx+NbAHqC7rZJoOb4-@)k0v9v<",
+    "4+XkX1G[]:4AZdzFI>Y;00Y99C1GD:a&m8S-*AP#4KQY9FgP[yg%^ShQVx/)0S>x$4@>vk7!Nsy0uJ484.lj=vkB(G5f2*l2<eUSh8PbmP6nn84;$KREHV5I4]u;a7!Nh*0v/soA0aJ;4i6d9h8Pba",
+    "Uk_I2;ZFWb8:Iygg$VA!5e2UZ4+ORA9SbA<k>rzRn#*Ay4:+5wAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9shV#N(*X]H<)rX51q]n49].smfolTv1rG$1O%9jbV+iTr0s$Nk1&=o&4z2+X",
+    "+;8],n!jQTxB(9u$-KQGwfO^H*)#-Xx)Tn8L-y7flD$O;&dduAvcW+H;aToW1H#2=3MB=5!_zGu&H)by-.!c$-Tj8vLk#,H0uKn5xJC_H@nCZN0<w5%1I64#2%gPH4,CNSXbv0*+O.--3f+>e4VIQ5",
+    "BsMpm11d2!%lQKZ:4g*vyiXA@:,%sY2s5hn7XauW2/0q(7&jdXWfC+S3QZX<016xd+.F85lN^DFkzob4o:D3,F&PEh.SQ-LF>Q5N2:6Ww9^7F5z6%M!(H-u/NiPXEHIb8C1)&cM@:+QKnv($tlIO7j",
+    "4yOKD1nZ;04+ek]9].@3OAiC-rf(k<HPn)HI4v.btOpMTo8nUj!Hfk8:eC+#zVDs=3tSR701@0(4+E&+5Dcal2/KfS4!qKE2EmU(4+8M<Qx660(Qp]v01e[,2#f*>=rD6V2#MHs4!Vv736jMT4+WKl",
+    "Qx1<k4F_Q/4l)780_jzf4,3ZM2MdAIa0.$U76ihP4Fj6icnZfy4+gibM**Q>4zm*vKdHPC4.W3x91kGm%m*(<I5N_44/SsKA@b]vyb%un0uKR]wjc._hK_Ubhra-[mP8K+(WM&,u#f^_1dXkx0S=Ag",
+    "It82hX%5X61DM1[1t$*!*!d9#mzz,&X1#6;ACv>wF)>=&1eTHk4;WDVVh.wct)u^D(gCgoF9R>#%Ht0Y2e1V=GBYcQ$RZ4,/0=hit]Si+nFR#LIvO=89yI>8g1ANoDh_#o1s=Um02;-]1,z03A8.0A",
+    "1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8o!/TC4:z6#1)#584D#y=4+x(H0e%K54+ftFA1yQh4bIdg0FV__>LNl*aGwPq(g8I9E-2LV10y*$-sXx==Mq-,2)hLX&DcH$ECpT-.v$3Mx,Jtr>0mZZESzs2",
+    "5jpn;6)/a:NeZ6.9yb6B=Wkj.D,Q*p0Us>k+XW5AvPBatyBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6v[pnsW5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZ",
+    "ESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@LH!5[@K4+gyi3fl!4IHtuU9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-DuWJS<4+gyi",
+    "3)/+(:Yh3SwhJE-H2;(YjY1kRp8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qImFT_1^p=dj]B>)+i(tsqY=kWFgMo(1z8T)WeiFVjsXt:kBeRhGY5b!39g12",
+    "1Nx[J4xQr%1faS.4+WxuaUTFR02ed:KMOTF3eUbD3i)aagxq2e2HKcYF9bI+$u1uZIFv3fH8ha[2iZyw4BoCF9^zO,(0LIpgSAx#eGdSU)(-N),CYZo;QjZ,mK=^9Lk_FI)C:aGFb=kA4%h<2H2<ko",
+    "jMfhkHUJL;()JJ!1c3GsE-cX#0EKl0AP)qTv@r5JP!ATU;r-swy%!Gz*3/9y05CI72-DRe#gr8fb.dxQ0WV52G=+_>L%XIBFNy&yCDfma0WV52Hq,(SL(%64FN*-zCE1=f0WY2bGC0)&0NQa6bl#te",
+    "0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4T[ft4]vJl4.DZaGSmVQGXM>&m4F@_b^,fgAD-m.01@Fb5+6S;xUX:!Aix42k=waU4+@@aF9bF*)W#7X4K_5l3/cJzgK,7;&VLUG!PE:KFaQq@",
+    "mxFOH2rx7NFI6x!00i9u9^+Ry0S=(EgK+_/4,CNp4:Xs9aR/b_We*6T0_]L14wr**4xj<c2[r&93=o7[IhTWR0<u264,(k[4,^V!aUTyY/Dc+eG;#-M2e@P&0S=eE0^l.8lo1_RHlPC=2[,=B5I6uI",
+    "0XP6J05_uJ2.G]>4$YJm0;=HI4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(frD@vG5@ml0^m&nxp5_rHB$^6loby#qPcMvIKyQMkI)]u-,e1).cJ3d:[JgBs*OJn0;L711=V.M4,cFv4wV58WFI3rlmP_C",
+    "3cu4j1NN9I4+Y)79RPw:48GSL1/B]bmF=,8rOi(t2QvGQ*8vXgz*Z+UFkvGsCB:K/9B^lr0_9mkiAg=OI5RPT(H#z+uNecm:q@fLvs(ze1p$*c4,2vHj[ySR2;B_J5-B)08#QDB>LfQlWDbJe1qGR7",
+    "4+_r(G&ukSiJ&$LuT&l_iOmlIw1X86wF3jC.pmx#)ukB;QW]scyDb4z9]SS4tOF1<R]JKoCk_g:C.Oij2bQ,VE-KhH3ggcx9]JT*H8M9aMI18D$@2m=Hkqvt02Ko.0;oS+2IT.<=Qlb(*P.jJ1v%=m",
+    "FAp>2+M7EZHl(#g44.tT3#[W+4+f554+NhC9]JOYA51xR4ZnB:y]/:w8#A#56F7;v1J@H[rFjFeks.:d4-RwaY7FhF3.l1S0Tng&%=C^g0TMaA1>Qe-0.ts<3*oy)4v+=A15*+/01d:j92PP22<BL)",
+    "2IF/L*J^,ksR01.It^y*9[;^>FC[WL00f/rC/oRP0E@C)rvV/qI*0,yEj8W>9yIa=1exk63G_tp4.cF*0Kv<.4Atd91fG^,4!Q:fm+u7+0l45D3sVmS<(CU/00zUW0Tws%2>FMD02Vj=9]Jf57Bv74",
+    "L-]%57Bun+D:gI$9]1D^7c&4CG5[Jk024Fszz,h.H^VM!zXJ^-2Lq0i4Gzo)0$Cp+IL,$j2[@_FEi[._A1X7.2M$pVx_;1+G5[Jjs[[>c5g!CK$p.VjH_/pJGBW<lB[Bd2)j9@/:JJLsj1dnZg#r%A",
+    "2Lr1J3A+&wB3ca8>!.L=ju8%/:JL6LF*1.>1N)E>9x^)W3sVmSyAdw[Ff#xJr1n,8ILQYe12>N[IRGC6IRF+m03QQ500(CnGOW,K0URDT$p,^Hk3s<H3H74>3%n5oiJc!G1vSbCEi*L$4zC9v(*ZNQ",
+    "5eL$&%mE6r1rsqB9].wM5diSg3/cQF5ibNZHUK9vF=3KxEH:=54p9s42>,T&04p-$(FP9_xe+WdF#skpHUJ0U5f3Hs2<=89:H!AH#^fyr0Usbbhyn_>1&iNI3ewIT4.K3(0/f]mr]2RRGsCD19]kqM",
+    "5iT$>01i]R=9ca)VF_jI3)[v47CG];4+PN(7BC>o126y.H^eS^1UUc_G5[Mg03QJ[02eU-7%%>^y%7:J051hHGXO6SGBW<GtGH1P%;AQmA0RZ(2QLOSFaQUQ4j(Qx&j$@s9]UcMhaDU-fdvm1z7aez",
+    "IWzz!FgXAR.q-1h&IbgYfFT6Y>W/m*11^&sI);%bV+H,sP71im91kE@4+6gt8!,R@k%c%P1USDDJ_25s01Q(P1I!060ysGU1IX%I2C4<i1U3K@G0X/a12F&.H_/pLH821sG&TS#G&TS(G&KMK6#>8:",
+    "=2r.r.=c/L2LrC09^foSC<&8&F_1Qn)&Vg&01+](4e7/v6Ef<-4+*_!0HoeN4:!LNF9kI:02ea/A1gQj4p9vEA[a26g&hmg1@ig$5disP4e.#d0Wts]B[2X1PX_mB9vC-11^@8qI*0,cV*.#D2Mz7<",
+    "4G$n%4+Fmu8!,SAGWxm.9]bYL5k4>FF#rry4+QfG9]JM_1MT<12J-CI1kni/GV/)=12O-:IRGC7F#s1Z01NFb9]1D^7c&4TGdSP>3%;N)G0*,J4+ZWlKMXQCIlmDD:6IT31da+HAu!JeF9tR,00)f<",
+    "4/l(k4p9uT/o^O<&IcShz:-wf7rhZ2IJh)6F*!8/2jmeCBg>W<wN;dzg(D65@;3KKAcO)8Vg%liAPSO.9S.N@4+6Up8!@YAG5[]HI5Yq*I5YqYQx62Y5ibKbH2<Jb02VR-4+N$M7Bk2P9Www1[^CSu",
+    "IO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5uKN^r1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:(_;6EH<gup1vWSU7Bv7bEHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:]",
+    "=H2wu/5iP^kOmJDxDg_PGMn:F4+hu*6fMc#DGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70I-nq4-8!yF9bI-z6JxRu<eN[hA9N=6%5x48#k1UEd#xg9S)ue1oM#sFAg>1*b5H;",
+    "pc5]xHaGwS*1jAD*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,1rtWgi$Vi0=ePD:DEJpnwSpy0roi0>uGW&ifDw:7D@]Fq5#T0Ri[_1JlwB4@GCw10Mx4[QCq2+S4,+",
+    ".=zML9]rB9)d3EM0R*H39_Lmzk=&C^fdvDp3K2DW3)DXZ:eUqwCHemW5Ay.to:vBkrPTo)Fn0yMLk]:r9]khW1OwBd9u3F<4,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHt(",
+    "v:*+41nL71703i11v3Bwz!L/V#0CqfHv=q84/Bh49]])7A3!qz7&8D4avwlB01peu1TR1]F:;vX1P*fx$OHu0lMo*THg>KtImiSb1_dQ:H_.XUp+W<o8v!B<D98jK2s8i:GJ()Q4sr-[1P*c=Ksf*p",
+    "3&-d7Ks7OQ4,3cy2,mR;2$)kJ6EtK3Dgoxr5Cn1vz8nR$$O[B44+K#F.x2[-0RyO$FAPu$-F4VoP6dW^3rqv077k1w9ytI6(55O5O)nlcF#sntIh+Fvxg!!Z&J!OBHc%EahyxQd03QT601,AI11t[*",
+    "hyxol024Oh84ge%9yad*1NZ$H4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSg",
+    "N(3wpQ3QAlhyw$oTn.nl9yIR(6F1.X2M$ahA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1hTts4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3$_",
+    "<D:iBy8[GU9]bqdgd>=CCjt5[4,1*rR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.YHLKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^G()J0Ar&tEIL94-F[A4-wM=",
+    "m>!Q9pIryyuo<2%j<JPIY7YX7rVj#+q+bsPvjhUl.=m3ZfG,_iGc*qYlAv@5<wj&!I8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUJ0Nx>/J:%iKi]2_RHtG%)ACRtkv1",
+    "KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[442V3A_iM>1B4qN95$x]4+P(zbpoplA0IhQA2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(gpytX@Ed=*",
+    "$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+",
+    "G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINK",
+    "k=%&ru<wQ#CJzdZ#sLop,uM9k[oEA^[w<y;hW8%[$G-j5[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)5<mLD21P/;6-_<;z4-]Qt0uHs2R_]Q%j2a#/>]qE;0q_/.",
+    "0Y3*ZI6nKTST6xGFs^hpMKg1CZQth$4.0)aHIkfV5nITbbq+os1vCH-4yoiJ0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl-Pr>C0<dpz4+E-p0tLIu5e(X+90uLE6AtLN8wtGJ8wn&1ob;6=i2(w0",
+    "0_HFTnF0qD2LJOI3wjQ%wi=Ld6lMSmzr7m]1B$2z8#mK52Y^pH4(tL2o6[K@E1I1j067fBkOu=#onr-Sk0/Sm-]2+:yk,v7q-U-@&J7FP3LhM3&ZBt;Uk;bal#u^s2+z3;3)lh,@U4K9uNw=MxEluk",
+    "xEmTW6%jK43,]*DmBNYv4+QIzZ4RjhF90z#)wl,-[Qh+djROVKng.8%m2C<-0]Po7Hd7xxHIf4flAIn3wd4yA3)+K84*_7f7z3)!6b^le4,W:Iz6u=T.Jv.nGBP-D2La=@4-.6zAqMr$M-@z!#DW]I",
+    "qSlK64mt.o;,U-bG0*%P4,hyXBQ=jp5i&3U2Kqq-obYchHC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y84LEg3RD9]]/90E53U3>uw%03Ql704=_rkFFybH9!mN(-Fu<Gwre)D:pM87&HJIH2<ek",
+    "02;-]7&rhPIq3rkvjH0]q<W@Qhm,*gv6fc<i_]nF>aOxu0f7+.HUS$CMEn1AF9$L-01plD$>fgdv/-/^%K@(*2nqNI1Jwu*3Hk=VH_.3Rigp./rw9)SfCC[nE9Czz4*^bX93K%hrUx$-G&h+D4m%$v",
+    "HUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3JysJn$8pvG)FBpHUJFVoeLidGe-6K039*>0pA1&=_r4y3P%E!0xL8)M*)=x38l=o4+usgIXFceGyp0$EaC(J+7b/u%=M-%ILW-m3mq6T04g=z02VX/4*m!k",
+    "HXRQFitro:xB(tE:!:3J.nFTp4L%2e/=+98/Nk>JfCe81H_.Jc9_Lu!1@azPCN/-c8#I6h6gi%mBoa370UR*o11L2t*^DS]38n,QG(s#fHUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etJ",
+    "HvkOj1rG;T*Bb[L8#Uzx2OA9I1qT^s0@rXr39SJhGT[XT!,Z/OJP6x]R^UiF1s<>fn*]:rG&T.z$=[9En#^.X#swc1H_-]O/[ybm10NPMK0PukGW,M]7BK)GFxRnS9_L*d1rRsU;okXr4^k%-1p(@.",
+    "4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&G[)=<1m5r@4+%gJGynvbI1Ak(1c2&A4+%gJGXMgLI1agw1q0is1@i295i$TD0yc_5WCG)04w(fKHTKyX",
+    "5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dtf)F29=r3MO=[UIJOvxor;60f)-FAy:;fyHGFuk[5BssAAl;gXy(RRg$:0S.8wJk=*W4$Gzu4+gBF1P:1Em::v84fJLP.SGvYue*<^4)8G#",
+    "Gr0L79_;0N0R-$=Ee[:@xFZC!<i@9%w4wwb6*2%12bKa4z5)EWBQF9mH_.Fwv;CAX1B;m=zT0dM2celD4wNwiw]x$<*%S[8)H<EV9]G_D2M*_76E<C+K:+[d9Rjry4j%:Qf)N5E3>%F+=BoTeA>m=s",
+    "bsc8r,Y7o^IW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00N@QZUiO<fe8_epMXLR(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k&pxxd8_+",
+    "0]Vv$8xmW.86I691=X8T>FE3$<*58YlLZ9M1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tWi4NDR:&95a>n4%@O,",
+    "nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOPf&l^vF9=N^FA6X+i2)Wfr34O%0R,)nW&tD&+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1*M!D5i^(Xivb<G",
+    "H2=3vFzX5*2[FPJ1;-B_1GAfE1)G*^4$0pX0rnCf7Btoh9]tkj3JAI0paBmCxd#WdtS1g10zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nWT.aSsH>",
+    "1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3Xhvg34wzt1jvX[9_CnHg#iP>uLlnTF9Dh7",
+    "Xb%vcQ3bR=4$<l)/in#=.;I6v*OCbj44asL0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top3%pFtlaGF.>r1@h*W6*H5!86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+h,S",
+    "90[!NRt^[M4,2gy0Nn%+1evoO4*.wf2(:g146W514.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
 };
 
 
@@ -28959,12 +28989,14 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
@@ -35992,8 +36024,12 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
     const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
+    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
+    int positions_dt;        /* te_dtype */
+    int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     long long offset;        /* added to every position */
-    float position_scale;
+    float position_scale, attention_factor; /* of cosine and sine */
+    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
     int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
@@ -36004,17 +36040,26 @@ typedef struct te__rope_kargs {
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
-    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
+    float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
+/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
+TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
+    const long long half = length / 2;
+    if (a->cp_size == 1) return t;
+    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
+}
 /* The position of token t of sequence b. */
 TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
-    long long at = t;
+    const long long at = a->positions_step * (long long)b + t;
+    long long place = t, length = a->seq;
     if (a->cu) {
-        b = te__sequence_of(a->cu, a->sequences, t);
-        at -= a->cu[b];
+        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
+        place -= a->cu[b] / a->cp_size;
+        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
     }
-    return at + a->offset + (a->start ? a->start[b] : 0);
+    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
+    return place + a->offset + (a->start ? a->start[b] : 0);
 }
 
 #endif
@@ -36027,28 +36072,33 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
-    te_result r = te__want_format(te, op, format);
-    if (r != TE_OK) return r;
-    if (*base == 0.0f) *base = 10000.0f;
-    if (*position_scale == 0.0f) *position_scale = 1.0f;
-    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
-    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
-    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
+/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
+    const int64_t positions = a->positions ? te__numel(a->positions) : 0;
+    if (a->base == 0.0f) a->base = 10000.0f;
+    if (a->position_scale == 0.0f) a->position_scale = 1.0f;
+    if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
+    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
+    if (a->cp_size == 0) a->cp_size = 1;
+    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
                         (long long)d);
-    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
-    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
-                                    llama3->original_max_position_embeddings > 0))
-        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
-                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
-                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
-    return te__want_numel(te, op, "start_positions", start, b);
+    if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+    if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
+        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
+    if (a->cp_size > 1 && a->positions)
+        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
+    if (a->cp_size > 1 && !packed && s % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
+                        (long long)s, a->cp_size);
+    if (a->positions && positions != s && (packed || positions != s * b))
+        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
+                        op, (long long)positions, (long long)s, (long long)b);
+    return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
 static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
@@ -36068,9 +36118,10 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
         r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
                      (long long)a->x->shape[0]);
+    if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
-                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
+                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
 }
 
 /* The two argument structs differ in const alone. */
@@ -36086,13 +36137,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.head_dim = a->head_dim;
     f.interleaved_groups = a->interleaved_groups;
     f.no_rope = a->no_rope;
-    f.base = a->base;
-    f.rotary_dim = a->rotary_dim;
-    f.interleaved = a->interleaved;
-    f.position_scale = a->position_scale;
-    f.llama3 = a->llama3;
-    f.position_offset = a->position_offset;
-    f.start_positions = a->start_positions;
+    f.angles = a->angles;
     return f;
 }
 
@@ -36122,8 +36167,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
-                                 &a->llama3, a->position_offset, a->start_positions);
+    r = te__want_format(te, op, a->format);
+    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -36134,9 +36179,7 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) 
     te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
-    a->base = f.base;
-    a->rotary_dim = f.rotary_dim;
-    a->position_scale = f.position_scale;
+    a->angles = f.angles;
     return TE_OK;
 }
 
@@ -36152,36 +36195,33 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Angle from one position to the next of a pair of channels whose frequency is f. */
-static double te__rope_llama3(const te_llama3_scaling *s, double f) {
-    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
-    double share;
-    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
-    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
-    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
-    return (1 - share) * f / (double)s->factor + share * f;
-}
-
-/* Sizes from x, a tensor of heads; angles from the rest. */
-static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
+/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
     k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
     k->heads = (int)x->shape[x->ndim - 2];
     k->d = (int)x->shape[x->ndim - 1];
-    k->half = rotary_dim / 2;
-    k->interleaved = interleaved;
-    k->position_scale = position_scale;
-    k->offset = position_offset;
-    k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
+    k->cp_size = 1;
+    if (!a) return;
+    k->half = a->rotary_dim / 2;
+    k->interleaved = a->interleaved;
+    k->position_scale = a->position_scale;
+    k->attention_factor = a->attention_factor;
+    k->offset = a->position_offset;
+    k->start = (const int *)te__data(a->start_positions);
+    k->positions = te__data(a->positions);
+    if (a->positions) k->positions_dt = (int)a->positions->dtype;
+    k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
+    k->cp_size = a->cp_size;
+    k->cp_rank = a->cp_rank;
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, &a->angles);
     if (a->cu_seqlens) {
         k->cu = (const int *)te__data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
@@ -36193,8 +36233,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
-                      &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);
@@ -36251,8 +36290,8 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
         const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle);
-            sine[i] = sinf(angle) * a->direction;
+            cosine[i] = cosf(angle) * a->attention_factor;
+            sine[i] = sinf(angle) * a->attention_factor * a->direction;
         }
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);
@@ -42918,7 +42957,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
-    node->takes_quantized = desc->takes_quantized;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
     node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
@@ -42970,6 +43008,14 @@ static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool al
     return result == TE_OK ? te->error_code : result;
 }
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
+/* The same for a node that takes quantized gradients as they come. */
+static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
+    te__segment *segment = te->tape.segment;
+    int before = segment->num_nodes;
+    te_result result = te__record_always(te, desc, false);
+    if (segment->num_nodes > before) segment->nodes[before]->takes_quantized = true;
+    return result;
+}
 
 /* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
 static bool te__grad_is_alone(const te_tensor *grad) {
@@ -45848,8 +45894,7 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     node.outputs = &y;
     node.num_outputs = 1;
     node.backward = te__same_backward;
-    node.takes_quantized = true;
-    return te_record(x->te, &node) == TE_OK ? y : NULL;
+    return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
 
 /* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
@@ -48378,27 +48423,102 @@ TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float sc
 
 /* ---- rope ---- */
 
-static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_op_rope_args a = TE_ZERO;
+#define TE__TURN (2 * 3.14159265358979323846)
+
+/* The factor of cosine and sine that YaRN derives from how far it stretches. */
+static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
+/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
+static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
+
+static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
+    const double original = (double)s->original_max_position_embeddings;
+    int i;
+    if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
+    if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
+    if (s->type != TE_ROPE_LINEAR && original <= 0)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
+    if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
+                        (double)s->high_freq_factor);
+    if (s->type == TE_ROPE_DYNAMIC && dim < 4)
+        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
+    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+    if (s->type != TE_ROPE_LONGROPE) return TE_OK;
+    if (!s->short_factor || !s->long_factor)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
+    for (i = 0; i < dim / 2; i++)
+        if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
+            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
+    return TE_OK;
+}
+
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
+    te_rope_scaling s = TE_ZERO;
+    double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
+    te__floats floats;
+    int i;
+    if (scaling) s = *scaling;
+    factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
+    if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
+    floats = te__floats_begin();
+    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
+    if (s.type == TE_ROPE_YARN) {
+        low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
+        high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
+        low = fmax(s.no_truncate ? low : floor(low), 0.0);
+        high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
+        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
+        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
+    }
+    if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
+    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
+    for (i = 0; i < dim / 2; i++) {
+        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
+        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
+        if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
+        if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
+        inv_freq[i] = (float)f;
+    }
+    *attention_factor = (float)attention;
+    te__floats_end(&floats);
+    return TE_OK;
+}
+
+/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+typedef struct te__rope_state {
+    te_op_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__rope_state;
+
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
+static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
-    a.format = format;
-    a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
-    a.interleaved = d->interleaved;
-    a.llama3 = d->llama3;
-    a.position_offset = d->position_offset;
-    a.start_positions = d->start_positions;
-    a.cu_seqlens = d->cu_seqlens;
     if (d->max_seqlen > 0) length = d->max_seqlen;
+    a->base = d->base;
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->interleaved = d->interleaved;
+    a->position_offset = d->position_offset;
+    a->start_positions = d->start_positions;
+    a->positions = d->positions;
+    a->cp_size = d->cp_size;
+    a->cp_rank = d->cp_rank;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    return a;
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
+    a->inv_freq = inv_freq;
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
 }
+/* Bytes of a state that ends with frequencies of these angles. */
+static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
@@ -48406,19 +48526,22 @@ static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_op_rope_args args = *(const te_op_rope_args *)state;
+    const te__rope_state *s = (const te__rope_state *)state;
+    te_op_rope_args args = s->args;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
-    args.start_positions = saved[0];
-    args.cu_seqlens = saved[1];
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
+    args.cu_seqlens = saved[2];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_op_rope_args args;
-    te_tensor *saved[2];
+    te__rope_state s = TE_ZERO;
+    te_tensor *saved[3];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -48428,17 +48551,24 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    args = te__rope_args(desc, format, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0]);
+    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
+    s.args.format = format;
     saved[0] = desc->start_positions;
-    saved[1] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 2);
+    saved[1] = desc->positions;
+    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
 
+typedef struct te__qkv_state { /* as te__rope_state */
+    te_op_qkv_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__qkv_state;
+
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
@@ -48463,22 +48593,20 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.head_dim = f->head_dim;
     args.interleaved_groups = f->interleaved_groups;
     args.no_rope = f->no_rope;
-    args.base = f->base;
-    args.rotary_dim = f->rotary_dim;
-    args.interleaved = f->interleaved;
-    args.position_scale = f->position_scale;
-    args.llama3 = f->llama3;
-    args.position_offset = f->position_offset;
-    args.start_positions = saved[0];
+    args.angles = f->angles;
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
+    te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[1];
+    te_tensor *saved[2];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -48501,27 +48629,20 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
-    if (rotary) {
-        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
-        args.base = r.base;
-        args.rotary_dim = r.rotary_dim;
-        args.interleaved = r.interleaved;
-        args.position_scale = r.position_scale;
-        args.llama3 = r.llama3;
-        args.position_offset = r.position_offset;
-        args.start_positions = r.start_positions;
-    }
+    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
+    saved[1] = rotary ? rotary->positions : NULL;
+    state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
     node.num_inputs = 1;
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 1;
-    node.state = &args;
-    node.state_size = sizeof(args);
+    node.num_saved = 2;
+    node.state = &state;
+    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
     node.backward = te__qkv_backward;
     return te_record(qkv->te, &node) == TE_OK;
 }
@@ -49969,8 +50090,7 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     node.state_size = sizeof(*state);
     node.backward = te__linear_backward;
     node.release = te__linear_release;
-    node.takes_quantized = true;
-    return te_record(y->te, &node) == TE_OK ? y : NULL;
+    return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
@@ -50320,7 +50440,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = false;
+    e->product_weight = e->stacked = false;
     m->num_entries++;
     return tensor;
 }
@@ -50770,7 +50890,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 21 };
+enum { TE__FORWARD_TENSORS = 23 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -50802,6 +50922,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[18] = &c->args.cross.enc_dec_attn_mask_q;
     list[19] = &c->rotary.cu_seqlens;
     list[20] = &c->rotary_key.cu_seqlens;
+    list[21] = &c->rotary.positions;
+    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 
@@ -54273,26 +54395,20 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
         te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
     }
 }
-static te_result te__l2norm_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_l2_normalization(args->input, *(const float *)m->state)); }
-static const te_module_class te__l2norm_class = {"L2Normalization", sizeof(float), te__l2norm_forward, NULL, NULL};
-static te_module *te__l2norm_create(te_ctx *te, const te_norm_desc *desc) {
-    te_module *m = te_module_create(te, &te__l2norm_class, desc->name);
-    if (m) *(float *)m->state = desc->norm.eps;
-    return te__module_built(m);
-}
 /* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
+    te_l2normalization_desc l2 = TE_ZERO;
     int i;
     n.hidden_size = d->attention.kv_channels;
-    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.norm.eps = l2.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
     n.params_dtype = d->gemm.params_dtype;
     n.device = d->gemm.device;
     n.parallel.sequence_parallel = m->parallel.size > 1;
     for (i = 0; i < 2; i++) {
-        n.name = names[i];
-        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te__l2norm_create(m->te, &n)
+        n.name = l2.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te_l2normalization_create(m->te, &l2)
                              : d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n)
                                                                                : te_layernorm_create(m->te, &n));
     }
@@ -54950,9 +55066,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.llama3 = r->llama3;
-    s->rotary.seq_len_interpolation_factor = r->linear_factor;
-    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    s->rotary.scaling = r->scaling;
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -57621,13 +57735,14 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "default") == 0) return true;
     if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
     if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
+    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
+    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
     if (original == -1) original = r->original;
-    to->llama3.original_max_position_embeddings = original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
+    to->scaling.original_max_position_embeddings = original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
            te__hf_count(c, "original_max_position_embeddings", original, 1);
 }
 
@@ -58327,7 +58442,7 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr[TE_MAX_PARAM_GROUPS + 1];
-    char key[TE_MAX_PARAM_GROUPS + 1][16];
+    char key[TE_MAX_PARAM_GROUPS + 1][24];
     const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
@@ -58476,7 +58591,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
     if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
     for (i = 0; opt && i < opt->num_groups; i++) {
-        char key[16];
+        char key[24];
         snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
         if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
         if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;

@@ -56,6 +56,7 @@ help:
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
 	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
 	@echo 'make test-models  examples/llama.c against transformers (pip, torch)    (ARGS="llama mixtral" for some)'
+	@echo 'make test-onnx   modules as ONNX files, against onnxruntime (pip)     (ARGS="layer .f32" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
 	@echo 'make clean       removes build/'
@@ -198,6 +199,21 @@ $(BUILD)/models/venv: tools/models/requirements.txt
 test-models: $(BUILD)/models/venv $(BUILD)/llama
 	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
 .PHONY: test-models
+
+# Modules as ONNX files: onnx checks each, onnxruntime runs it at sizes that the export did not see.
+$(BUILD)/export_onnx: tools/models/export_onnx.c $(BUILD)/te.o
+	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
+	$(call COMPILE_AS,-I$(BUILD)/dev -DTE_IMPLEMENTATION_DONE $(TEST_CFLAGS) $(SANITIZE)) $< $(BUILD)/te.o -o $@ $(LDLIBS)
+
+$(BUILD)/onnx/venv: tools/models/requirements-onnx.txt
+	@mkdir -p $(@D)
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install -qq -r $<
+	@touch $@
+
+test-onnx: $(BUILD)/onnx/venv $(BUILD)/export_onnx
+	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/models/check_onnx.py $(BUILD)/export_onnx $(BUILD)/onnx/work $(ARGS)
+.PHONY: test-onnx
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
 

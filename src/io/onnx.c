@@ -244,30 +244,29 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
 
 /* ---- parameters ---- */
 
-static te_result te__onnx_add_weight(te__onnx *g, const char *path, te_tensor *x) {
+/* part: of a weight that is stored quantized: "row.data". */
+static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
     te__onnx_pair pair;
     te__onnx_write *w;
+    char name[640];
     int v = TE__ONNX_FAILED;
     if (!x || !x->buffer) return TE_OK;
+    snprintf(name, sizeof(name), "%s%s%s", path, part ? "." : "", part ? part : "");
     pair = te__onnx_pair_of(x, x);
     if (te__onnx_last(g, &pair, g->num_writes) >= 0) return TE_OK; /* a parameter that modules share */
-    if (te__onnx_type(x->dtype) && (v = te__onnx_weight(g, path, x)) < 0) return te_error_code(g->te);
+    if (te__onnx_type(x->dtype) && (v = te__onnx_weight(g, name, x)) < 0) return te_error_code(g->te);
     w = te__onnx_write_new(g, &pair, v);
     if (!w) return TE_ERR_OUT_OF_MEMORY;
     w->tensor = x;
-    w->path = v < 0 ? te_tensor_name(x) : g->items[v].name;
-    return TE_OK;
+    w->path = te__copy_string(g->te, path);
+    return te_error_code(g->te);
 }
 static bool te__onnx_add_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te__onnx *g = (te__onnx *)user;
-    char name[640];
     (void)m, (void)kind;
-    if (!x->quantized) return te__onnx_add_weight(g, path, x) == TE_OK;
+    if (!x->quantized) return te__onnx_add_weight(g, path, NULL, x) == TE_OK;
     /* forward products read the row-wise copy */
-    snprintf(name, sizeof(name), "%s.row.data", path);
-    if (te__onnx_add_weight(g, name, x->quantized->row.data) != TE_OK) return false;
-    snprintf(name, sizeof(name), "%s.row.scale", path);
-    return te__onnx_add_weight(g, name, x->quantized->row.scale) == TE_OK;
+    return te__onnx_add_weight(g, path, "row.data", x->quantized->row.data) == TE_OK && te__onnx_add_weight(g, path, "row.scale", x->quantized->row.scale) == TE_OK;
 }
 
 /* ---- scales and histories stay as they were ---- */
@@ -340,6 +339,9 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_BLOCK_QUANTIZE, te__onnx_block_quantize},
                 {TE_OP_MXFP8_QUANTIZE, te__onnx_mxfp8_quantize},
                 {TE_OP_NVFP4_QUANTIZE, te__onnx_nvfp4_quantize},
+                {TE_OP_BLOCK_DEQUANTIZE, te__onnx_block_dequantize},
+                {TE_OP_MXFP8_DEQUANTIZE, te__onnx_mxfp8_dequantize},
+                {TE_OP_NVFP4_DEQUANTIZE, te__onnx_nvfp4_dequantize},
                 {TE_OP_GEMM, te__onnx_gemm},
                 {TE_OP_GROUPED_GEMM, te__onnx_grouped_gemm},
                 {TE_OP_LAYERNORM_FWD, te__onnx_layernorm},
@@ -488,7 +490,7 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));
     te__onnx_run_free(&first);
     te__onnx_run_free(&second);
-    te__free(te, g->writes, (size_t)g->cap_writes * sizeof(te__onnx_write));
+    te__onnx_memory_free(g);
     te__onnx_graph_free(g);
     te__free(te, g, sizeof(*g));
     te__frame_end(te, NULL, 0);

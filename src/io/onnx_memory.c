@@ -19,7 +19,7 @@ typedef struct te__onnx_write {
     bool lengths;       /* the value is [b], the lengths of sequences, and the memory their starts: cu_seqlens */
     const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
     te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */
-    const char *path;   /* a parameter: its name (borrowed from the item), or NULL */
+    char *path;         /* a parameter: its name; else NULL */
 } te__onnx_write;
 
 static te__onnx_pair te__onnx_pair_of(const te_tensor *first, const te_tensor *second) {
@@ -80,6 +80,11 @@ static te__onnx_write *te__onnx_write_new(te__onnx *g, const te__onnx_pair *x, i
     w->value = value;
     return w;
 }
+static void te__onnx_memory_free(te__onnx *g) {
+    int i;
+    for (i = 0; i < g->num_writes; i++) te__free_string(g->te, g->writes[i].path);
+    te__free(g->te, g->writes, (size_t)g->cap_writes * sizeof(te__onnx_write));
+}
 /* The last write from `before` down that meets x; -1: none. */
 static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) {
     while (--before >= 0 && !te__onnx_spans_meet(&g->writes[before].x.first, &x->first)) {}
@@ -137,6 +142,10 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     case TE_BF16: return te__onnx_cast(g, w->value, TE__ONNX_FLOAT);
     case TE_U8:
     case TE_I32: return te__onnx_cast(g, w->value, TE__ONNX_INT64);
+    case TE_F8E4M3:
+    case TE_F8E5M2:
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves codes%s%s apart from their scale; export the module outside of autocast, where stored weights are decoded",
+                             w->path ? " of " : "", w->path ? w->path : "");
     default: return w->value;
     }
 }

@@ -105,6 +105,8 @@ static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const 
 
 /* ---- activations ---- */
 
+/* max(x, 0). onnxruntime drops a Relu in front of QuantizeLinear, which is right for unsigned codes alone. */
+static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
 /* The nonlinearity that `act` puts on x, or on the first half of a gated input: te__act_one. */
 static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
     int v;
@@ -112,9 +114,9 @@ static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
     case TE_GELU:
     case TE_GEGLU: return te__onnx_gelu(g, x);
     case TE_RELU:
-    case TE_REGLU: return te__onnx_1(g, "Relu", x);
+    case TE_REGLU: return te__onnx_relu(g, x);
     case TE_SRELU:
-    case TE_SREGLU: v = te__onnx_1(g, "Relu", x); return te__onnx_2(g, "Mul", v, v);
+    case TE_SREGLU: v = te__onnx_relu(g, x); return te__onnx_2(g, "Mul", v, v);
     case TE_SILU:
     case TE_SWIGLU: return te__onnx_2(g, "Mul", x, te__onnx_1(g, "Sigmoid", x));
     case TE_QGELU:

@@ -110,16 +110,6 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
     if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
     return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;
 }
-static te_result te__onnx_fp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_fp8_dequantize_args *a = &x->fp8_dequantize, *b = &y->fp8_dequantize;
-    te__onnx_pair out = te__onnx_pair_of(a->y, b->y);
-    te__onnx_size shape[TE_MAX_DIMS];
-    int v = te__onnx_read(g, a->q, b->q);
-    te__onnx_dims(&out, shape);
-    if (te__cols(a->q) != te__cols(a->y)) v = te__onnx_cut(g, v, -1, 0, te__cols(a->y), 1);
-    if (!te__same_shape(a->q, a->y)) v = te__onnx_reshape(g, v, a->y->ndim, shape);
-    return te__onnx_store(g, a->y, b->y, v);
-}
 
 /* ---- codes of blocks ---- */
 
@@ -220,8 +210,6 @@ static te_result te__onnx_nvfp4_quantize(te__onnx *g, const te__any_args *x, con
     return te__onnx_blocks(g, &c, a->x, b->x, b->row);
 }
 
-/* ---- products ---- */
-
 /* Codes that are stored as a parameter, or are a constant: from here on their memory holds what they stand for. */
 static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, int64_t lines, int64_t k) {
     te__onnx_pair x = te__onnx_pair_of(c->q, q2);
@@ -247,6 +235,57 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
     g->writes[i].wide = true;
     return te_error_code(g->te);
 }
+
+/* Numbers from codes: what they stand for, without the padding of rows. */
+static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y, const te_tensor *y2) {
+    te__onnx_pair out = te__onnx_pair_of(y, y2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v;
+    if (te__onnx_operand(g, c, q2, te__rows(y), te__cols(y)) != TE_OK) return te_error_code(g->te);
+    v = te__onnx_read(g, c->q, q2);
+    te__onnx_dims(&out, shape);
+    if (te__cols(c->q) != te__cols(y)) v = te__onnx_cut(g, v, -1, 0, te__cols(y), 1);
+    if (!te__same_shape(c->q, y)) v = te__onnx_reshape(g, v, y->ndim, shape);
+    return te__onnx_store(g, y, y2, v);
+}
+static te_result te__onnx_fp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fp8_dequantize_args *a = &x->fp8_dequantize, *b = &y->fp8_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale_inv;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_block_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_block_dequantize_args *a = &x->block_dequantize, *b = &y->block_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale_inv;
+    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    c.two_dimensional = a->two_dimensional;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_mxfp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_mxfp8_dequantize_args *a = &x->mxfp8_dequantize, *b = &y->mxfp8_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale;
+    c.scaling = TE_SCALING_MXFP8;
+    c.swizzled = a->swizzled;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_nvfp4_dequantize_args *a = &x->nvfp4_dequantize, *b = &y->nvfp4_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale;
+    c.amax = a->amax;
+    c.scaling = TE_SCALING_NVFP4;
+    c.swizzled = a->swizzled;
+    c.e4m3_max_256 = a->e4m3_max_256;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+
+/* ---- products ---- */
 
 /* A matrix of rows x columns, whose tensor may have more of either, or more dimensions; turned: its transpose. */
 static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {

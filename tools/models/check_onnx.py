@@ -19,17 +19,25 @@ from safetensors.numpy import load_file
 # Of the largest magnitude of an output. Both sides round every value where the other does, so only the last bit of f32 differs at first; where it decides a rounding
 # the results are apart by one step of the narrower format, which later products spread:
 TOLERANCE = {
-    "f32": 2e-5,  # sums of a few hundred products in another order
-    "bf16": 2e-2,  # a step is 2^-8 of a value; te.h's attention also rounds to bfloat16 what the graph keeps in f32
+    "f32": 5e-6,  # sums of a few hundred products in another order
+    "bf16": 1.5e-2,  # a step is 2^-8 of a value; te.h's attention also rounds to bfloat16 what the graph keeps in f32
     "f16": 3e-3,  # a step is 2^-11
-    "delayed": 4e-2,  # a step of E4M3 is 2^-3 of a value, and few values lie between two codes
-    "current": 4e-2,
-    "stored_current": 4e-2,
+    # a last bit of f32 that decides a rounding to E4M3 moves a value by up to 2^-3; that is rare, and seen where much follows
+    "delayed": 5e-2,
+    "current": 5e-2,
+    "stored_current": 5e-2,
+    # bfloat16 times a scale lies halfway between two codes often, where x * scale and x / (1 / scale) go apart
+    "delayed_bf16": 8e-2,
     # the file's activations are not rounded to codes, te.h's are: an error of up to 2^-4 of a value, of either sign
-    "block": 8e-2,
-    "mxfp8": 8e-2,
-    "stored_mxfp8": 8e-2,
-    "nvfp4": 3e-1,  # the same of E2M1: up to 2^-2
+    "block": 1.5e-1,
+    "mxfp8": 1.5e-1,
+    "stored_mxfp8": 1.5e-1,
+    "nvfp4": 5e-1,  # the same of E2M1: up to 2^-2
+    # neither side quantizes activations, and the weights are the same: as bf16
+    "decoded_current": 1.5e-2,
+    "decoded_block": 1.5e-2,
+    "decoded_mxfp8": 1.5e-2,
+    "decoded_nvfp4": 1.5e-2,
 }
 
 
@@ -82,7 +90,7 @@ def check(path, mode):
     opset = model.opset_import[0].version
     assert opset >= 19, f"{path}: opset {opset}"
     float8 = [n for n in model.graph.node if n.op_type == "QuantizeLinear"]
-    assert bool(float8) == (mode in ("delayed", "current", "stored_current")), f"{path}: {len(float8)} QuantizeLinear"
+    assert bool(float8) == (mode in ("delayed", "delayed_bf16", "current", "stored_current")), f"{path}: {len(float8)} QuantizeLinear"
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(without_16_bits(model).SerializeToString(), options, providers=["CPUExecutionProvider"])

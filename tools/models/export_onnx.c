@@ -88,11 +88,23 @@ typedef struct mode {
     te_dtype dtype;
     te_recipe_kind recipe; /* 0 => none */
     bool stored;           /* weights are stored quantized */
+    bool plain;            /* and used outside of autocast: decoded */
 } mode;
-static const mode modes[] = {{"f32", TE_F32, TE_RECIPE_NONE, false},       {"bf16", TE_BF16, TE_RECIPE_NONE, false},       {"f16", TE_F16, TE_RECIPE_NONE, false},
-                             {"delayed", TE_BF16, TE_RECIPE_DELAYED, false}, {"current", TE_F32, TE_RECIPE_CURRENT, false},  {"block", TE_BF16, TE_RECIPE_BLOCK, false},
-                             {"mxfp8", TE_BF16, TE_RECIPE_MXFP8, false},     {"nvfp4", TE_BF16, TE_RECIPE_NVFP4, false},     {"stored_current", TE_BF16, TE_RECIPE_CURRENT, true},
-                             {"stored_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true}};
+static const mode modes[] = {{"f32", TE_F32, TE_RECIPE_NONE, false, false},
+                             {"bf16", TE_BF16, TE_RECIPE_NONE, false, false},
+                             {"f16", TE_F16, TE_RECIPE_NONE, false, false},
+                             {"delayed", TE_F32, TE_RECIPE_DELAYED, false, false},
+                             {"delayed_bf16", TE_BF16, TE_RECIPE_DELAYED, false, false},
+                             {"current", TE_F32, TE_RECIPE_CURRENT, false, false},
+                             {"block", TE_BF16, TE_RECIPE_BLOCK, false, false},
+                             {"mxfp8", TE_BF16, TE_RECIPE_MXFP8, false, false},
+                             {"nvfp4", TE_BF16, TE_RECIPE_NVFP4, false, false},
+                             {"stored_current", TE_F32, TE_RECIPE_CURRENT, true, false},
+                             {"stored_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true, false},
+                             {"decoded_current", TE_BF16, TE_RECIPE_CURRENT, true, true},
+                             {"decoded_block", TE_BF16, TE_RECIPE_BLOCK, true, true},
+                             {"decoded_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true, true},
+                             {"decoded_nvfp4", TE_BF16, TE_RECIPE_NVFP4, true, true}};
 
 static void check(te_ctx *te, const char *what) {
     if (te_error_code(te) == TE_OK) return;
@@ -115,7 +127,7 @@ static te_recipe recipe_of(te_recipe_kind kind) {
 static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
     static const char *const names[] = {"left", "right"};
     te_norm_options norm = {.normalization = s->norm, .zero_centered_gamma = s->zero_centered};
-    te_gemm_options gemm = {.no_bias = s->no_bias, .return_bias = s->return_bias, .params_dtype = dtype, .init.std = 0.2f};
+    te_gemm_options gemm = {.no_bias = s->no_bias, .return_bias = s->return_bias, .params_dtype = dtype, .init.std = 0.1f};
     te_attention_options attention = {.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .kv_channels = D, .qkv_format = s->format, .attn_mask_type = s->mask, .window = s->window,
                                       .attention_type = s->cross && s->kind == ATTENTION ? TE_ATTENTION_CROSS : TE_ATTENTION_SELF, .qk_norm_type = s->qk_norm};
     switch (s->kind) {
@@ -129,14 +141,14 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         return te_layernorm_linear_create(te, &(te_layernorm_linear_desc){.in_features = H, .out_features = F, .norm = norm, .gemm = gemm, .return_layernorm_output = s->return_ln});
     case MLP:
         return te_layernorm_mlp_create(te, &(te_layernorm_mlp_desc){.hidden_size = H, .ffn_hidden_size = F, .activation = s->activation, .norm = norm, .gemm = gemm,
-                                                                    .output_layer_init.std = 0.2f, .return_layernorm_output = s->return_ln});
+                                                                    .output_layer_init.std = 0.1f, .return_layernorm_output = s->return_ln});
     case EMBEDDING: return te_embedding_create(te, &(te_embedding_desc){.num_embeddings = VOCAB, .embedding_dim = H, .params_dtype = dtype, .init.std = 1});
     case CORE: return te_dot_product_attention_create(te, &(te_dot_product_attention_desc){.attention = attention});
     case ATTENTION:
-        return te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = H, .attention = attention, .norm = norm, .gemm = gemm, .output_layer_init.std = 0.2f});
+        return te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = H, .attention = attention, .norm = norm, .gemm = gemm, .output_layer_init.std = 0.1f});
     case LAYER:
         return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = H, .ffn_hidden_size = F, .attention = attention, .norm = norm, .gemm = gemm,
-                                                                            .output_layer_init.std = 0.2f, .activation = s->activation,
+                                                                            .output_layer_init.std = 0.1f, .activation = s->activation,
                                                                             .layer_type = s->cross ? TE_LAYER_DECODER : TE_LAYER_ENCODER,
                                                                             .apply_residual_connection_post_layernorm = s->post_norm_residual, .output_layernorm = s->output_norm,
                                                                             .parallel_attention_mlp = s->parallel_mlp});
@@ -151,7 +163,7 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         return te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = VOCAB, .hidden_size = H, .intermediate_size = F, .num_hidden_layers = 2, .num_attention_heads = HEADS,
                                                             .num_key_value_heads = s->groups, .head_dim = D, .tie_word_embeddings = s->tied, .qk_norm = s->qk_norm != TE_QK_NORM_NONE,
                                                             .sliding_window = s->window.on ? s->window.left + 1 : 0, .sliding_layers = (const bool[]){true, false},
-                                                            .final_logit_softcapping = s->tied ? 20.0f : 0.0f, .params_dtype = dtype, .init.std = 0.2f,
+                                                            .final_logit_softcapping = s->tied ? 20.0f : 0.0f, .params_dtype = dtype, .init.std = 0.1f,
                                                             .rotary.llama3 = s->llama3 ? (te_llama3_scaling){8, 1, 4, 64} : (te_llama3_scaling){0}});
     }
 }
@@ -250,7 +262,7 @@ static void export_case(te_ctx *te, const char *folder, const char *name, const 
     /* Recipes want rows in multiples of 32; without one sizes are odd. */
     const int64_t other[2][2] = {{3, m->recipe ? 32 : 21}, {1, m->recipe ? 96 : 37}};
     te_recipe recipe = recipe_of(m->recipe);
-    te_autocast_desc autocast = {.recipe = &recipe, .not_enabled = !m->recipe};
+    te_autocast_desc autocast = {.recipe = &recipe, .not_enabled = !m->recipe || m->plain};
     te_module *module;
     call c;
     char path[1024];
@@ -296,7 +308,8 @@ int main(int argc, char **argv) {
         for (size_t k = 0; k < sizeof modes / sizeof *modes; k++) {
             char name[128];
             bool wanted = argc == 2;
-            if (modes[k].recipe && (!has_products(&scenes[i]) || (modes[k].stored && scenes[i].split))) continue;
+            /* A weight in several parameters is not stored quantized; the groups of GroupedLinear are codes that are moved apart from their scales, which is refused. */
+            if (modes[k].recipe && (!has_products(&scenes[i]) || (modes[k].stored && (scenes[i].split || (scenes[i].kind == GROUPED && !modes[k].plain))))) continue;
             snprintf(name, sizeof name, "%s.%s", scenes[i].name, modes[k].name);
             for (int w = 2; w < argc; w++) wanted = wanted || strstr(name, argv[w]);
             if (wanted) export_case(te, argv[1], name, &scenes[i], &modes[k]);

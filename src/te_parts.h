@@ -226,6 +226,7 @@
 #include "io/onnx_quant.c"
 #include "io/onnx_ops.c"
 #include "io/onnx_attn.c"
+#include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
 #include "report.c"

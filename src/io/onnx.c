@@ -353,7 +353,12 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_ATTN_FWD, te__onnx_attn},
                 {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
                 {TE_OP_SOFTCAP, te__onnx_softcap},
-                {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax}};
+                {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
+                {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
+                {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},
+                {TE_OP_MOE_INDEX_MAP, te__onnx_index_map},
+                {TE_OP_MOE_PERMUTE, te__onnx_permute},
+                {TE_OP_MOE_UNPERMUTE, te__onnx_unpermute}};
     int i;
     for (i = 0; i < TE__COUNT(rows); i++)
         if (rows[i].op == op) return rows[i].emit;

@@ -387,6 +387,12 @@ static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const
     int i;
     node.memory = graph->memory;
     for (i = 0; i < n; i++) te__pb_string(&node, 1, items[in[i]].name);
+    if (strcmp(op, "TopK") == 0) { /* its second result is the one that the graph uses */
+        te__text values = TE_ZERO;
+        values.memory = graph->memory;
+        te__text_printf(&values, "%s.values", name);
+        te__pb_message(&node, 2, &values);
+    }
     te__pb_string(&node, 2, name);
     te__pb_string(&node, 3, name);
     te__pb_string(&node, 4, op);

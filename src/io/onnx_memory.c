@@ -12,10 +12,18 @@ typedef struct te__onnx_pair {
     te_tensor first, second; /* shape and memory; not owned */
 } te__onnx_pair;
 
+/* io/onnx_moe.c: from rows of tokens to rows by expert, in 64-bit vectors. */
+typedef struct te__onnx_map {
+    bool is_map;
+    int64_t topk; /* of an index map; 0: a mask map */
+    int source, place, expert, destination; /* of each copy of a token */
+} te__onnx_map;
+
 typedef struct te__onnx_write {
     te__onnx_pair x;
     int value;          /* an item, of x's format or wide; TE__ONNX_FAILED: none that the graph could have */
     bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
+    te__onnx_map map;   /* what the memory stands for, if it is a map */
     bool lengths;       /* the value is [b], the lengths of sequences, and the memory their starts: cu_seqlens */
     const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
     te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */

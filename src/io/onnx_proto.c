@@ -76,7 +76,7 @@ static void te__pb_float(te__text *t, int field, float v) {
 
 /* ---- attributes of a node: NodeProto.attribute (5) ---- */
 
-enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_INTS = 7 }; /* AttributeProto.AttributeType */
+enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 }; /* AttributeProto.AttributeType */
 
 static te__text te__onnx_attr_begin(te__text *node, const char *name) {
     te__text a = TE_ZERO;
@@ -94,6 +94,12 @@ static void te__onnx_attr_float(te__text *node, const char *name, float v) {
     te__text a = te__onnx_attr_begin(node, name);
     te__pb_float(&a, 2, v);
     te__pb_int(&a, 20, TE__ONNX_ATTR_FLOAT);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_string(te__text *node, const char *name, const char *v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_string(&a, 4, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_STRING);
     te__pb_message(node, 5, &a);
 }
 static void te__onnx_attr_ints(te__text *node, const char *name, int n, const int64_t *v) {

@@ -120,7 +120,7 @@ def main():
         mode = name.split(".")[1]
         try:
             error = check(path, mode)
-            wrong = "" if error <= TOLERANCE[mode] else f"{error:.2e} of the largest; {TOLERANCE[mode]:.0e} is allowed"
+            wrong = "" if error <= TOLERANCE[mode] else f"{error:.2e} of the largest; {TOLERANCE[mode]:.1e} is allowed"
             most[mode] = max(most.get(mode, 0.0), error)
         except Exception as e:  # a file that is no model, or that the runtime refuses, fails alone
             wrong = f"{type(e).__name__}: {e}"

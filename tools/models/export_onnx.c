@@ -22,7 +22,9 @@ typedef enum kind {
     LAYER,
     SEQUENTIAL,
     GROUPED,
-    LM
+    LM,
+    OWN_ATTENTION, /* a class of this file's, on te_attention */
+    OWN_EXPERTS    /* and one on the functions of mixtures of experts */
 } kind;
 
 /* One case: a module, and how it is called. Zero is the default. */
@@ -38,6 +40,11 @@ typedef struct scene {
     bool zero_centered, return_bias, return_ln, rotary, starts, cross, split, no_bias, arbitrary_mask, post_norm_residual, output_norm, parallel_mlp, llama3, caps, tied;
     te_qk_norm qk_norm;
     te_rotary_desc turn; /* with rotary */
+    te_attn_bias bias;   /* of OWN_ATTENTION */
+    te_softmax_type softmax;
+    bool slopes;
+    te_fused_topk_desc router; /* of OWN_EXPERTS */
+    bool index_map;
 } scene;
 
 static const scene scenes[] = {
@@ -80,6 +87,18 @@ static const scene scenes[] = {
     {.name = "grouped", .kind = GROUPED},
     {.name = "lm", .kind = LM, .groups = 2},
     {.name = "lm_tied", .kind = LM, .tied = true, .groups = 1, .qk_norm = TE_QK_NORM_RMSNORM, .window = {true, 6, 0}, .llama3 = true},
+    {.name = "own_alibi", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_ALIBI, .format = TE_BSHD},
+    {.name = "own_slopes", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_ALIBI, .slopes = true, .mask = TE_MASK_NONE},
+    {.name = "own_pre_bias", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_PRE_SCALE, .groups = 2},
+    {.name = "own_post_bias", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_POST_SCALE, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
+    {.name = "own_arbitrary", .kind = OWN_ATTENTION, .mask = TE_MASK_ARBITRARY, .arbitrary_mask = true},
+    {.name = "own_off_by_one", .kind = OWN_ATTENTION, .softmax = TE_SOFTMAX_OFF_BY_ONE, .window = {true, 4, 0}},
+    {.name = "own_learnable", .kind = OWN_ATTENTION, .softmax = TE_SOFTMAX_LEARNABLE, .mask = TE_MASK_NONE, .format = TE_BSHD},
+    {.name = "own_experts", .kind = OWN_EXPERTS, .router.topk = 2},
+    {.name = "own_experts_pre", .kind = OWN_EXPERTS, .router = {.topk = 2, .use_pre_softmax = true, .scaling_factor = 1.5f}},
+    {.name = "own_experts_sigmoid", .kind = OWN_EXPERTS, .router = {.topk = 4, .score_function = TE_SCORE_SIGMOID, .num_groups = 4, .group_topk = 2}},
+    {.name = "own_experts_softplus", .kind = OWN_EXPERTS, .router = {.topk = 3, .score_function = TE_SCORE_SQRTSOFTPLUS}},
+    {.name = "own_experts_index", .kind = OWN_EXPERTS, .router.topk = 2, .index_map = true},
 };
 
 /* A format and a recipe under which scenes are exported. Those beyond the first three take the scenes with products alone. */
@@ -124,6 +143,62 @@ static te_recipe recipe_of(te_recipe_kind kind) {
     }
 }
 
+/* ---- classes of this file ---- */
+
+enum { EXPERTS = 8 };
+typedef struct own {
+    const scene *s;
+} own;
+
+static te_result own_attention(te_module *m, te_forward_args *args) {
+    const scene *s = ((own *)te_module_state(m))->s;
+    te_attention_desc d = {.format = s->format, .mask = s->mask, .window = s->window};
+    d.extras.core_attention_bias_type = s->bias;
+    d.extras.core_attention_bias = args->attention.core_attention_bias;
+    d.extras.alibi_slopes = args->attention.alibi_slopes;
+    d.extras.attention_mask = args->attention.attention_mask;
+    d.extras.softmax_type = s->softmax;
+    d.extras.softmax_offset = s->softmax == TE_SOFTMAX_LEARNABLE ? te_module_parameter(m, "offset") : NULL;
+    d.max_logit = te_tensor_empty(te_module_ctx(m), TE_F32, 1, (int64_t[]){HEADS});
+    args->outputs.out = te_attention(args->input, args->key, args->value, &d);
+    args->outputs.max_logit = d.max_logit;
+    return te_error_code(te_module_ctx(m));
+}
+static const te_module_class own_attention_class = {.name = "OwnAttention", .state_size = sizeof(own), .forward = own_attention};
+
+static te_result own_experts(te_module *m, te_forward_args *args) {
+    const scene *s = ((own *)te_module_state(m))->s;
+    te_ctx *te = te_module_ctx(m);
+    te_fused_topk_desc router = s->router;
+    int64_t rows = te_tensor_shape(args->input)[0], topk = router.topk;
+    te_tensor *map, *row_id_map, *counts = te_tensor_empty(te, TE_I64, 1, (int64_t[]){EXPERTS});
+    router.topk_indices = te_tensor_empty(te, TE_I32, 2, (int64_t[]){rows, topk});
+    te_autocast_begin(te, &(te_autocast_desc){.not_enabled = true}); /* an expert more or less is no matter of rounding */
+    te_tensor *logits = te_forward(te_module_child(m, 0), args->input);
+    te_autocast_end(te);
+    te_tensor *probs = te_fused_topk_with_score_function(logits, &router, &map);
+    te_tensor *in = te_moe_permute(args->input, s->index_map ? router.topk_indices : map, rows * topk, s->index_map ? TE_MAP_INDEX : TE_MAP_MASK, &row_id_map);
+    te_op_moe_mask_map(te, &(te_op_moe_mask_map_args){.routing_map = map, .row_id_map = te_tensor_empty(te, TE_I32, 2, (int64_t[]){rows, 2 * EXPERTS + 1}), .tokens_per_expert = counts});
+    te_forward_args up = {.input = in, .m_splits_tensor = counts}, down = {.m_splits_tensor = counts};
+    down.input = te_activate(te_forward_with(te_module_child(m, 1), &up), TE_SWIGLU, NULL);
+    te_tensor *y = te_forward_with(te_module_child(m, 2), &down);
+    te_tensor *ones = s->index_map ? te_tensor_full(te, TE_F32, 2, (int64_t[]){rows, topk}, 0.5) : NULL;
+    args->outputs.out = te_moe_unpermute(y, row_id_map, &(te_moe_unpermute_desc){.merging_probs = s->index_map ? ones : probs, .map_type = s->index_map ? TE_MAP_INDEX : TE_MAP_MASK});
+    return te_error_code(te);
+}
+static const te_module_class own_experts_class = {.name = "OwnExperts", .state_size = sizeof(own), .forward = own_experts};
+
+static te_module *make_own(te_ctx *te, const scene *s, const te_gemm_options *gemm) {
+    te_module *m = te_module_create(te, s->kind == OWN_ATTENTION ? &own_attention_class : &own_experts_class, s->name);
+    ((own *)te_module_state(m))->s = s;
+    if (s->softmax == TE_SOFTMAX_LEARNABLE) te_module_add_parameter(m, "offset", te_tensor_normal(te, TE_F32, 1, (int64_t[]){HEADS}, 0, 1));
+    if (s->kind == OWN_ATTENTION) return m;
+    te_module_add_child(m, "router", te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = EXPERTS, .gemm = *gemm}));
+    te_module_add_child(m, "up", te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = EXPERTS, .in_features = H, .out_features = 2 * F, .gemm = *gemm}));
+    te_module_add_child(m, "down", te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = EXPERTS, .in_features = F, .out_features = H, .gemm = *gemm}));
+    return m;
+}
+
 static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
     static const char *const names[] = {"left", "right"};
     te_norm_options norm = {.normalization = s->norm, .zero_centered_gamma = s->zero_centered};
@@ -158,6 +233,8 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         list[1] = te_linear_create(te, &(te_linear_desc){.in_features = F, .out_features = H, .gemm = gemm});
         return te_sequential_create(te, list, 2);
     }
+    case OWN_ATTENTION:
+    case OWN_EXPERTS: return make_own(te, s, &gemm);
     case GROUPED: return te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = 3, .in_features = H, .out_features = F, .gemm = gemm});
     default:
         return te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = VOCAB, .hidden_size = H, .intermediate_size = F, .num_hidden_layers = 2, .num_attention_heads = HEADS,
@@ -207,12 +284,20 @@ static te_tensor *ids(te_ctx *te, int ndim, const int64_t *shape, int64_t limit)
     for (int64_t i = 0; i < n; i++) values[i] = (int32_t)((i * 7 + 3 * (i / 5)) % limit);
     return te_tensor_from_host(te, TE_I32, ndim, shape, values);
 }
+/* Every third key, another one for each query, and all keys of the second query. */
+static te_tensor *mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv) {
+    static uint8_t values[65536];
+    for (int64_t i = 0; i < b * s_q * s_kv; i++) values[i] = (i / s_kv + i % s_kv) % 3 == 0 || i / s_kv % s_q == 1;
+    return te_tensor_from_host(te, TE_U8, 4, (int64_t[]){b, 1, s_q, s_kv}, values);
+}
 static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t b, int64_t length) {
     const int64_t width[] = {H}, heads[] = {HEADS, D}, groups[] = {s->groups ? s->groups : HEADS, D};
     memset(c, 0, sizeof *c);
     switch (s->kind) {
     case EMBEDDING:
     case LM: c->args.input = with(c, "input", ids(te, 2, (int64_t[]){b, length}, VOCAB)); break;
+    case OWN_EXPERTS: c->args.input = with(c, "input", te_tensor_normal(te, dtype, 2, (int64_t[]){b * length, H}, 0, 1)); break;
+    case OWN_ATTENTION:
     case CORE:
         c->args.input = with(c, "input", hidden(te, dtype, s->format, b, length, 2, heads));
         c->args.key = with(c, "key", hidden(te, dtype, s->format, b, length + 5, 2, groups));
@@ -227,6 +312,10 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
     default: c->args.input = with(c, "input", hidden(te, dtype, s->format, b, length, 1, width));
     }
     if (s->cross) c->args.encoder_output = with(c, "encoder_output", hidden(te, dtype, s->format, b, length + 16, 1, width));
+    if (s->bias == TE_ATTN_BIAS_PRE_SCALE) c->args.attention.core_attention_bias = with(c, "core_attention_bias", te_tensor_normal(te, dtype, 4, (int64_t[]){1, HEADS, length, length + 5}, 0, 1));
+    if (s->bias == TE_ATTN_BIAS_POST_SCALE) c->args.attention.core_attention_bias = with(c, "core_attention_bias", te_tensor_normal(te, dtype, 4, (int64_t[]){b, 1, 1, length + 5}, 0, 1));
+    if (s->slopes) c->args.attention.alibi_slopes = with(c, "alibi_slopes", te_tensor_uniform(te, TE_F32, 2, (int64_t[]){b, HEADS}, 0, 1));
+    if (s->arbitrary_mask) c->args.attention.attention_mask = with(c, "attention_mask", mask(te, b, length, length + 5));
     if (s->rotary) {
         c->rotary = s->turn;
         if (s->starts) c->rotary.start_positions = with(c, "start_positions", ids(te, 1, (int64_t[]){b}, 9));
@@ -256,7 +345,7 @@ static void write_call(te_ctx *te, const char *path, const call *c) {
 
 /* ---- a case ---- */
 
-static bool has_products(const scene *s) { return s->kind != NORM && s->kind != EMBEDDING && s->kind != CORE; }
+static bool has_products(const scene *s) { return s->kind != NORM && s->kind != EMBEDDING && s->kind != CORE && s->kind != OWN_ATTENTION; }
 
 static void export_case(te_ctx *te, const char *folder, const char *name, const scene *s, const mode *m) {
     /* Recipes want rows in multiples of 32; without one sizes are odd. */
@@ -309,7 +398,7 @@ int main(int argc, char **argv) {
             char name[128];
             bool wanted = argc == 2;
             /* A weight in several parameters is not stored quantized; the groups of GroupedLinear are codes that are moved apart from their scales, which is refused. */
-            if (modes[k].recipe && (!has_products(&scenes[i]) || (modes[k].stored && (scenes[i].split || (scenes[i].kind == GROUPED && !modes[k].plain))))) continue;
+            if (modes[k].recipe && (!has_products(&scenes[i]) || (modes[k].stored && (scenes[i].split || ((scenes[i].kind == GROUPED || scenes[i].kind == OWN_EXPERTS) && !modes[k].plain))))) continue;
             snprintf(name, sizeof name, "%s.%s", scenes[i].name, modes[k].name);
             for (int w = 2; w < argc; w++) wanted = wanted || strstr(name, argv[w]);
             if (wanted) export_case(te, argv[1], name, &scenes[i], &modes[k]);

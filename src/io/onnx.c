@@ -375,24 +375,43 @@ static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_cal
         if ((l.arg[k].flags & TE__OUT) && !l.arg[k].list) result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
     return result;
 }
+/* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
+static int te__onnx_loop_at(const te__onnx_run *r, int at, te__onnx_loop *loop) {
+    const te__onnx_call *c = &r->calls[at], *last;
+    int i;
+    for (i = at; i + 2 < r->num_calls && r->calls[i].op == TE_OP_GEMM && r->calls[i + 1].op == TE_OP_CAPPED_SOFTMAX_FWD && r->calls[i + 2].op == TE_OP_GEMM &&
+                 strcmp(r->calls[i].module, c->module) == 0; i += 3) {}
+    if (i == at) return 0;
+    last = &r->calls[i - 3];
+    loop->qk = &c->args.gemm;
+    loop->softmax = &c[1].args.capped_softmax_fwd;
+    loop->pv = &c[2].args.gemm;
+    loop->heads = (i - at) / 3;
+    loop->groups = 1 + (last->args.gemm.b->offset - c->args.gemm.b->offset) / (int64_t)te_tensor_bytes(c->args.gemm.b);
+    return i - at;
+}
 static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_run *second) {
-    int i, n = first->num_calls < second->num_calls ? first->num_calls : second->num_calls;
+    int i = 0, k = 0;
     te_result result = te_error_code(g->te);
-    for (i = 0; i < n && result == TE_OK; i++) {
-        te__onnx_call *a = &first->calls[i], *b = &second->calls[i];
+    while (i < first->num_calls && k < second->num_calls && result == TE_OK) {
+        te__onnx_call *a = &first->calls[i], *b = &second->calls[k];
         te__onnx_emit_fn emit = te__onnx_emitter(a->op);
-        if (a->op != b->op || strcmp(a->module, b->module) != 0) break;
+        te__onnx_loop loop, loop2;
+        int many = te__onnx_loop_at(first, i, &loop), many2 = te__onnx_loop_at(second, k, &loop2);
+        if (a->op != b->op || strcmp(a->module, b->module) != 0 || !many != !many2) break;
         g->module = a->module;
         g->op = te_query_name(a->op);
-        result = emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
+        result = many ? te__onnx_capped_loop(g, &loop, &loop2) : emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
         if (result == TE_OK) result = te_error_code(g->te);
+        i += many ? many : 1;
+        k += many2 ? many2 : 1;
     }
     g->op = NULL;
-    if (result != TE_OK || (i == n && first->num_calls == second->num_calls)) return result;
-    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs and %s of \"%s\" for larger ones; the file serves all sizes, so the "
+    if (result != TE_OK || (i == first->num_calls && k == second->num_calls)) return result;
+    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s of \"%s\"; the file serves all sizes, so the "
                     "module must make the same calls for all of them", i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
-                    i < first->num_calls ? first->calls[i].module : "", i < second->num_calls ? te_query_name(second->calls[i].op) : "none",
-                    i < second->num_calls ? second->calls[i].module : "");
+                    i < first->num_calls ? first->calls[i].module : "", k < second->num_calls ? te_query_name(second->calls[k].op) : "none",
+                    k < second->num_calls ? second->calls[k].module : "");
 }
 
 static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *first, te_tensor *second) {

@@ -87,6 +87,7 @@ static const scene scenes[] = {
     {.name = "grouped", .kind = GROUPED},
     {.name = "lm", .kind = LM, .groups = 2},
     {.name = "lm_tied", .kind = LM, .tied = true, .groups = 1, .qk_norm = TE_QK_NORM_RMSNORM, .window = {true, 6, 0}, .llama3 = true},
+    {.name = "lm_caps", .kind = LM, .groups = 2, .caps = true, .window = {true, 6, 0}},
     {.name = "own_alibi", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_ALIBI, .format = TE_BSHD},
     {.name = "own_slopes", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_ALIBI, .slopes = true, .mask = TE_MASK_NONE},
     {.name = "own_pre_bias", .kind = OWN_ATTENTION, .bias = TE_ATTN_BIAS_PRE_SCALE, .groups = 2},
@@ -240,7 +241,8 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         return te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = VOCAB, .hidden_size = H, .intermediate_size = F, .num_hidden_layers = 2, .num_attention_heads = HEADS,
                                                             .num_key_value_heads = s->groups, .head_dim = D, .tie_word_embeddings = s->tied, .qk_norm = s->qk_norm != TE_QK_NORM_NONE,
                                                             .sliding_window = s->window.on ? s->window.left + 1 : 0, .sliding_layers = (const bool[]){true, false},
-                                                            .final_logit_softcapping = s->tied ? 20.0f : 0.0f, .params_dtype = dtype, .init.std = 0.1f,
+                                                            .final_logit_softcapping = s->caps ? 20.0f : 0.0f, .attn_logit_softcapping = s->caps ? 5.0f : 0.0f,
+                                                            .feedforward_norms = s->caps, .embedding_scale = s->caps ? 8.0f : 0.0f, .params_dtype = dtype, .init.std = 0.1f,
                                                             .rotary.llama3 = s->llama3 ? (te_llama3_scaling){8, 1, 4, 64} : (te_llama3_scaling){0}});
     }
 }

@@ -7,16 +7,40 @@ typedef struct te__onnx_call {
     te_op op;
     te__any_args args; /* its tensors are retained */
     char *module;
+    uint64_t begin, end; /* writes of the context up to the call, and with it */
+    te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or NULL */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
     bool keep; /* else only the order of dimensions is looked for */
     te__onnx_call *calls;
     int num_calls, cap_calls;
+    uint64_t begin; /* writes of the context before the run */
     bool batch_first; /* what the first call with heads says */
     bool has_heads;
 } te__onnx_run;
 
+/* Did the run write this buffer outside of its calls: a collective, or the host? */
+static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
+    int low = 0, high = r->num_calls;
+    if (!b || b->written_at <= r->begin) return false;
+    while (low < high) { /* the first call that ended after the write */
+        int middle = (low + high) / 2;
+        if (r->calls[middle].end < b->written_at) low = middle + 1;
+        else high = middle;
+    }
+    return low == r->num_calls || b->written_at <= r->calls[low].begin;
+}
+/* Asked when the run has ended, before anything else writes. */
+static void te__onnx_look_for_foreign(te__onnx_run *r) {
+    te__args l;
+    int i, k;
+    for (i = 0; i < r->num_calls; i++) {
+        te__args_of(&l, r->calls[i].op, &r->calls[i].args, false);
+        for (k = 0; k < l.n; k++)
+            if (!l.arg[k].list && (l.arg[k].flags & TE__IN) && te__onnx_is_foreign(r, te__arg_tensor(&l.arg[k], 0)->buffer)) r->calls[i].foreign = te__arg_tensor(&l.arg[k], 0);
+    }
+}
 static void te__onnx_tensors(te__onnx_call *c, void (*visit)(te_tensor *x)) {
     te__args l;
     int64_t i;
@@ -32,6 +56,7 @@ static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
     te__onnx_call *c;
     te_qkv_format format = TE_SBHD;
     bool heads = true;
+    if (event->phase == TE_TRACE_AFTER && r->keep && r->num_calls > 0) r->calls[r->num_calls - 1].end = te->writes;
     if (event->phase != TE_TRACE_BEFORE) return;
     switch (event->op) {
     case TE_OP_ATTN_FWD: format = ((const te_op_attn_fwd_args *)event->args)->format; break;
@@ -49,6 +74,7 @@ static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
     c->module = te__copy_string(te, event->module);
     if (!c->module) return;
     c->op = event->op;
+    c->begin = te->writes;
     memcpy(&c->args, event->args, te__ops[event->op].args_size);
     te__onnx_tensors(c, te__onnx_retain);
     r->num_calls++;
@@ -125,9 +151,22 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
         te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
     }
 }
+static bool te__onnx_is_whole(void *user, te_module *m) {
+    char path[256];
+    (void)user;
+    if (m->parallel.size > 1)
+        te__fail(m->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the work of \"%s\" is shared by %d ranks, and a file has one; load the parameters of all into a module of one rank",
+                 te_module_path(m, path, sizeof(path)), m->parallel.size);
+    return m->parallel.size <= 1;
+}
 static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *args) {
     te_ctx *te = te_module_ctx(m);
     const te_attention_call *a = &args->attention;
+    const te__autocast *autocast = te__autocast_now(te);
+    if (!te_module_visit(m, te__onnx_is_whole, NULL)) return te_error_code(te);
+    if (autocast && autocast->enabled && te_group_size(autocast->amax_group) > 1)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the autocast region reduces amaxes over the %d ranks of amax_group, and a file has one rank; open a region without it",
+                        te_group_size(autocast->amax_group));
     if (args->m_splits)
         return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: m_splits are numbers of the host, which a graph has not; give them as m_splits_tensor, an input of the graph");
     if (args->kv_cache || a->inference_params)
@@ -364,6 +403,43 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
+/* Clears the fields that may differ between the runs: sizes, which tensors show as well, random numbers, which are not drawn, and those that emitters look at in both. */
+static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
+    switch (op) {
+    case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
+    case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = 0; break;
+    case TE_OP_ROPE: a->rope.position_scale = 0; break;
+    case TE_OP_QKV_ROPE: a->qkv_rope.position_scale = 0; break;
+    case TE_OP_ATTN_FWD:
+        a->attn_fwd.seed = a->attn_fwd.offset = 0;
+        a->attn_fwd.extras.max_seqlen_q = a->attn_fwd.extras.max_seqlen_kv = 0;
+        break;
+    case TE_OP_DROPOUT_ADD_FWD: a->dropout_add_fwd.seed = a->dropout_add_fwd.offset = 0; break;
+    case TE_OP_MOE_INDEX_MAP: a->moe_index_map.num_out_tokens = 0; break;
+    default: break;
+    }
+}
+/* Are both one call, but for sizes? */
+static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call *second) {
+    te__any_args a = first->args, b = second->args;
+    te__args l, m;
+    int k;
+    if (first->op != second->op || strcmp(first->module, second->module) != 0) return false;
+    te__args_of(&l, first->op, &a, true);
+    te__args_of(&m, second->op, &b, true);
+    for (k = 0; k < l.n; k++) {
+        const te_tensor *x, *y;
+        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX */
+        x = te__arg_tensor(&l.arg[k], 0);
+        y = te__arg_tensor(&m.arg[k], 0);
+        if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
+        memset(te__arg_slot(&l.arg[k], 0), 0, sizeof(te_tensor *));
+        memset(te__arg_slot(&m.arg[k], 0), 0, sizeof(te_tensor *));
+    }
+    te__onnx_clear_sizes(first->op, &a);
+    te__onnx_clear_sizes(second->op, &b);
+    return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
+}
 /* A call without a form in ONNX: whatever reads its results is refused, by its name. */
 static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
@@ -390,6 +466,14 @@ static int te__onnx_loop_at(const te__onnx_run *r, int at, te__onnx_loop *loop) 
     loop->groups = 1 + (last->args.gemm.b->offset - c->args.gemm.b->offset) / (int64_t)te_tensor_bytes(c->args.gemm.b);
     return i - at;
 }
+/* Memory that a call has written, and something else after it. */
+static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
+    te__onnx_pair pair = te__onnx_pair_of(x, x);
+    char text[TE__SHAPE_TEXT];
+    if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK; /* a constant, unless it differs between the runs */
+    te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s was written by something that is no operation, a collective or the host; a graph cannot do that", te__shape_text(x, text));
+    return te_error_code(g->te);
+}
 static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_run *second) {
     int i = 0, k = 0;
     te_result result = te_error_code(g->te);
@@ -398,9 +482,10 @@ static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_r
         te__onnx_emit_fn emit = te__onnx_emitter(a->op);
         te__onnx_loop loop, loop2;
         int many = te__onnx_loop_at(first, i, &loop), many2 = te__onnx_loop_at(second, k, &loop2);
-        if (a->op != b->op || strcmp(a->module, b->module) != 0 || !many != !many2) break;
+        if (!te__onnx_is_one_call(a, b) || !many != !many2) break;
         g->module = a->module;
         g->op = te_query_name(a->op);
+        if (a->foreign && (result = te__onnx_refuse_foreign(g, a->foreign)) != TE_OK) break;
         result = many ? te__onnx_capped_loop(g, &loop, &loop2) : emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
         if (result == TE_OK) result = te_error_code(g->te);
         i += many ? many : 1;
@@ -408,8 +493,8 @@ static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_r
     }
     g->op = NULL;
     if (result != TE_OK || (i == first->num_calls && k == second->num_calls)) return result;
-    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s of \"%s\"; the file serves all sizes, so the "
-                    "module must make the same calls for all of them", i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
+    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s of \"%s\", or with other "
+                    "arguments; the file serves all sizes, so the module must make the same calls for all of them", i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
                     i < first->num_calls ? first->calls[i].module : "", k < second->num_calls ? te_query_name(second->calls[k].op) : "none",
                     k < second->num_calls ? second->calls[k].module : "");
 }
@@ -443,11 +528,13 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
     void *user = te->trace_user;
     te_tensor *y;
     r->keep = keep;
+    r->begin = te->writes;
     te_set_trace(te, te__onnx_note, r);
     te_no_grad_begin(te);
     y = te_forward_with(m, &in->args);
     te_no_grad_end(te);
     te_set_trace(te, fn, user);
+    te__onnx_look_for_foreign(r);
     return y ? te_error_code(te) : te_error_code(te) != TE_OK ? te_error_code(te) : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
 
@@ -460,6 +547,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     te__onnx_scales *scales = NULL;
     te__rng_state random = te__rng_now(te);
     te_result result;
+    bool foreign[TE__OUTPUTS];
     int num_scales = 0, i;
     te__onnx_inputs_of(&in, inputs);
     te__onnx_inputs_of(&large, inputs);
@@ -479,6 +567,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
     if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
+    te__outputs_list(&in.args.outputs, made);
+    for (i = 0; i < TE__OUTPUTS; i++) foreign[i] = made[i] && te__onnx_is_foreign(first, made[i]->buffer);
     if (result == TE_OK) result = te__onnx_forward(m, &large, second, true);
     te__rng_back(te, random);
     if (scales) {
@@ -487,8 +577,9 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
         te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
     }
     if (result == TE_OK) result = te__onnx_translate(g, first, second);
-    te__outputs_list(&in.args.outputs, made);
     te__outputs_list(&large.args.outputs, made2);
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)
+        if (made[i] && foreign[i]) result = te__onnx_refuse_foreign(g, made[i]);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) result = te__onnx_add_output(g, names[i], made[i], made2[i]);
     return result;
 }

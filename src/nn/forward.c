@@ -26,6 +26,15 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
+/* Does m read fp8_output and fp8_grad, if the call sets them? */
+static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
+    bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
+    if (!output && !grad) return true;
+    te__fail(m->te, TE_ERR_UNSUPPORTED, "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: leave it false", m->cls->name,
+             output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
+    return false;
+}
+
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
 static te_result te__module_run(te_module *m, te_forward_args *args) {
     te_ctx *te = m->te;
@@ -33,7 +42,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && !te__options_ok(te, m->cls->name, TE__DESC_CALL, args)) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;

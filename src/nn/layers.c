@@ -119,16 +119,31 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;
     c.delays = o->delay_wgrad_compute ? scaling : NULL;
+    c.fp8_output = args->fp8_output;
+    c.fp8_grad = args->fp8_grad;
     return c;
+}
+
+/* y as the recipe in force quantizes an output, for products behind; y itself where it is not quantized. Gradients pass. */
+static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
+    te_tensor *q;
+    te__frame_begin(y->te);
+    q = te__quantize_as(y, c->weight->dtype, spec);
+    return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
 /* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
-    bool behind = c->parallel.mode == TE_PARALLEL_ROW;
+    bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
+    te__quant_spec spec = TE_ZERO;
     te_tensor *y;
+    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te_grad_enabled(c->weight->te) ? TE_COLUMNWISE : 0));
+    quantizes = quantizes && spec.cls->form != TE__FORM_PLAIN;
+    if (quantizes && !behind) c->y_dtype = te__result_dtype(&spec, c->weight->dtype);
     c->bias = returned || behind ? NULL : bias;
     y = te__linear(c);
-    return y && behind && !returned && bias ? te_bias_dropout_add(y, bias, NULL, 0.0f) : y;
+    if (y && behind && !returned && bias) y = te_bias_dropout_add(y, bias, NULL, 0.0f);
+    return y && quantizes ? te__linear_quantized(c, y, &spec) : y;
 }
 
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
@@ -181,6 +196,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
+    m->has_fp8_output = m->has_fp8_grad = true;
     s->desc = *desc;
     if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
@@ -335,6 +351,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
+    m->has_fp8_output = m->has_fp8_grad = true;
     s->desc = *desc;
     if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
@@ -454,6 +471,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     char name[16];
     int i;
     if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
     for (i = 0; m && i < n; i++) {
         snprintf(name, sizeof(name), "%d", i);
         if (!te_module_add_child(m, name, children[i])) break;

@@ -546,7 +546,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];
     te__onnx_scales *scales = NULL;
     te__rng_state random = te__rng_now(te);
-    te_result result;
+    te_result result, back;
     bool foreign[TE__OUTPUTS];
     int num_scales = 0, i;
     te__onnx_inputs_of(&in, inputs);
@@ -562,8 +562,12 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
         *in.slot[i].slot = x;
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
+    if (result != TE_OK) { /* nothing has run that could have changed them */
+        if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+        return result;
+    }
     /* one run before those that are kept: first calls make scales and histories */
-    if (result == TE_OK) result = te__onnx_forward(m, &in, first, false);
+    result = te__onnx_forward(m, &in, first, false);
     if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
     if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
@@ -571,11 +575,9 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     for (i = 0; i < TE__OUTPUTS; i++) foreign[i] = made[i] && te__onnx_is_foreign(first, made[i]->buffer);
     if (result == TE_OK) result = te__onnx_forward(m, &large, second, true);
     te__rng_back(te, random);
-    if (scales) {
-        te_result back = te__onnx_scales_give_back(te, scales, num_scales);
-        if (result == TE_OK) result = back;
-        te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
-    }
+    back = te__onnx_scales_give_back(te, scales, num_scales);
+    if (result == TE_OK) result = back;
+    te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
     if (result == TE_OK) result = te__onnx_translate(g, first, second);
     te__outputs_list(&large.args.outputs, made2);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)

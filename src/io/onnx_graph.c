@@ -513,12 +513,13 @@ static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *
         if (!te__onnx_is_initializer(&g->items[i])) continue;
         te__text_clear(&one);
         te__onnx_put_initializer(&one, &g->items[i]);
+        graph.oom = graph.oom || one.oom; /* which clearing it forgets */
         bytes += one.n + te__onnx_bytes(&g->items[i]);
     }
     te__onnx_put_model(&head, &tail, bytes);
     bytes += head.n + tail.n;
     if (te->error_code != TE_OK) result = te->error_code;
-    else if (graph.oom || head.oom || tail.oom || one.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
+    else if (graph.oom || head.oom || tail.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
     else if (bytes > INT32_MAX)
         result = te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the file would have %llu bytes, and readers of protobuf take %lld at most; export a model of 16-bit or quantized "
                           "weights, or its parts one by one", (unsigned long long)bytes, (long long)INT32_MAX);

@@ -1,7 +1,7 @@
 /* te_onnx_export: the files have the structure that ONNX wants, every parameter is there once and byte for byte, the module stays as it was, and whatever has no form in ONNX is
  * refused by name. The Python test behind `make test-onnx` runs the files. */
 #define _GNU_SOURCE
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 #include <dirent.h>
 
@@ -528,4 +528,46 @@ TE_TEST_DEVICES(onnx_leaves_no_half_file) {
         CHECK_EQ_INT(files_in_folder(), 1);
     }
     te_module_destroy(m);
+}
+
+/* Every request for memory is refused in turn: the export fails, nothing leaks, no file is there, and the module's scales are as before. */
+TE_TEST(onnx_without_memory) {
+    for (int device = 0; device < 2; device++) {
+        purse *host = new_purse(), *memory = new_purse(), *of = device ? memory : host;
+        te_ctx_desc desc = purse_desc(host, memory);
+        te_ctx *te = test_context_with(&desc);
+        REQUIRE(te != NULL);
+        of->stays_out = device; /* the pool gives back what it has, and asks again */
+        te_recipe recipe = te_recipe_delayed_scaling();
+        te_autocast_desc autocast = {.recipe = &recipe};
+        te_module *m = te_layernorm_linear_create(te, &(te_layernorm_linear_desc){.in_features = 16, .out_features = 16});
+        te_tensor *x = normal(te, TE_BF16, SHAPE(16, 1, 16));
+        float scale[3], after[3];
+        te_autocast_begin(te, &autocast);
+        te_forward(m, x);
+        te_autocast_end(te);
+        REQUIRE_OK(te);
+        te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), scale);
+        bool done = false;
+        for (int64_t n = 1; n < 5000 && !done; n += test_every(7)) {
+            test_case("request %lld for memory of the %s", (long long)n, device ? "device" : "host");
+            te_autocast_begin(te, &autocast);
+            REQUIRE_OK(te);
+            int64_t refused = of->refused;
+            of->fail_at = of->calls + n;
+            te_result result = export_of(m, x, test_path("memory.onnx"));
+            of->fail_at = 0;
+            done = of->refused == refused;
+            te_clear_error(te);
+            te_autocast_end(te);
+            te_clear_error(te);
+            CHECK_EQ_INT(result, done ? TE_OK : TE_ERR_OUT_OF_MEMORY);
+            CHECK_EQ_INT(files_in_folder(), done ? 1 : 0);
+            te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), after);
+            CHECK_BYTES("scales", after, scale, sizeof scale);
+        }
+        CHECK(done);
+        remove(test_path("memory.onnx"));
+        te_module_destroy(m);
+    }
 }

@@ -3026,9 +3026,55 @@ typedef struct te_embedding_desc {
 /* An Embedding module. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
+/* Modules of one function, for te_sequential_create. None but Bias has parameters. Owned by the caller, or by the parent it is given to; NULL on an error.
+ * Source: transformer_engine.pytorch.ops. */
+typedef struct te_activation_desc {
+    te_activation activation;               /* 0 => GELU; a gated one halves the last size */
+    te_activation_params activation_params; /* its numbers */
+    const char *name;                       /* copied; NULL => "activation" */
+} te_activation_desc;
+/* te_activate. */
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc);
+/* A bias without a product. */
+typedef struct te_bias_desc {
+    int64_t size;            /* last size of x; at least 1 */
+    te_dtype params_dtype;   /* of the bias; 0 => bf16 */
+    te_params_device device; /* of the bias; 0 => the context's */
+    const char *name;        /* copied; NULL => "bias" */
+} te_bias_desc;
+/* x + bias. Parameter: bias [size], 0 at first. */
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc);
+/* A factor. */
+typedef struct te_constant_scale_desc {
+    float scale;      /* the factor, as it is: 0 is 0 */
+    const char *name; /* copied; NULL => "constant_scale" */
+} te_constant_scale_desc;
+/* scale * x. */
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc);
+/* A dropout. */
+typedef struct te_dropout_desc {
+    float p;          /* probability of zeroing an element, 0 <= p < 1 */
+    const char *name; /* copied; NULL => "dropout" */
+} te_dropout_desc;
+/* te_dropout while the module trains (te_module_train); x otherwise. */
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc);
+/* x. name: copied; NULL => "identity". */
+TE_API te_module *te_identity_create(te_ctx *te, const char *name);
+/* A normalization of rows without parameters. */
+typedef struct te_l2normalization_desc {
+    float eps;        /* added to the sum of squares; 0 => 1e-6 */
+    const char *name; /* copied; NULL => "l2normalization" */
+} te_l2normalization_desc;
+/* x / sqrt(sum of squares + eps) of each row. */
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc);
+
 /* A module that runs `n` modules in order, each on the first output of the one before; the last one's outputs are its own. n 0: the input comes back.
  * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read
  * "0.weight", "1.self_attention.proj.bias"; te_module_add_child appends more.
+ *
+ * Neighbours run as one where TransformerEngine fuses them: a norm or an Activation in front of a Linear leaves quantized what that multiplies (delayed and current
+ * scaling), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP do, bit for bit. A child with a
+ * forward of its own, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint, te_make_graphed_callables) stays by itself.
  *
  * The call takes the children: the container owns them, and they are destroyed if it cannot be made, so they may be created in the list itself.
  * Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in
@@ -3640,6 +3686,11 @@ static inline te_module *te_dot_product_attention_create(te_ctx *te, const te_do
 static inline te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc &desc) { return te_multihead_attention_create(te, &desc); }
 static inline te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_layer_desc &desc) { return te_transformer_layer_create(te, &desc); }
 static inline te_module *te_embedding_create(te_ctx *te, const te_embedding_desc &desc) { return te_embedding_create(te, &desc); }
+static inline te_module *te_activation_create(te_ctx *te, const te_activation_desc &desc) { return te_activation_create(te, &desc); }
+static inline te_module *te_bias_create(te_ctx *te, const te_bias_desc &desc) { return te_bias_create(te, &desc); }
+static inline te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc &desc) { return te_constant_scale_create(te, &desc); }
+static inline te_module *te_dropout_create(te_ctx *te, const te_dropout_desc &desc) { return te_dropout_create(te, &desc); }
+static inline te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc &desc) { return te_l2normalization_create(te, &desc); }
 static inline te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const te_moe_unpermute_desc &desc) { return te_moe_unpermute(inp, row_id_map, &desc); }
 static inline te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc &desc, te_tensor **routing_map) { return te_fused_topk_with_score_function(logits, &desc, routing_map); }
 static inline te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc &desc) { return te_fused_moe_aux_loss(probs, tokens_per_expert, &desc); }
@@ -21780,7 +21831,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 94, te__num_baseline_lines = 4039, te__baseline_packed_bytes = 484679, te__baseline_bytes = 3754033 };
+enum { te__num_baselines = 94, te__num_baseline_lines = 4040, te__baseline_packed_bytes = 484772, te__baseline_bytes = 3754348 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -21861,24 +21912,24 @@ static const te__baseline te__baselines[] = {
     {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3196364},
     {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3221377},
     {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3224560},
-    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3265523},
-    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3284889},
-    {"optim/store_state", "4279a23682c48682c081006324201591", 3297225},
-    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3307871},
-    {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3309351},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3416779},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3485767},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3541348},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3620575},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3632083},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3654810},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3667551},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3680985},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3703724},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3741591},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3265838},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3285204},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3297540},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3308186},
+    {"rope/rope", "d08e5eee80b18f20f38b2831cd52e82d", 3309666},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3417094},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3486082},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3541663},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3620890},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3632398},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3655125},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3667866},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3681300},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3704039},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3741906},
 };
 static const char *const te__baseline_lines[] = {
-    "v5<5f+cZ*D<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    ";2>dHxe%xW<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25337,586 +25388,587 @@ static const char *const te__baseline_lines[] = {
     "=omUktBL[+$Ei=t12X>0PcZ,/0x$pu#,&jY+ynO;4uqCU4sj16mbz=Z8=+)PFBvj4g@fi-2Q#D3DGvnSwJ8pq4G%5IsZk#rGynssv.x3KG]1oqFBCE_/K&8#%HRPXWjX909]AD]2GW-G59R_x9^+a1",
     "mjMqS$lw7l12i%K19S]_6bA1R4#4gs4,DRqMlUHWCGxlh3G<gLUx1kd0kHQV0.<;D0M_bq4@F6vG,fa[WPq6i4/hy.fSCgiEL[&qfSCgiABzDG)d7H+0^nK:0uQSOfSCgi1l0x)4C3bj4:3[;HoFTC",
     "W8CKf4.oG!4-+A*0^ml%55x(8nF9]5;g.YF&gTISElviZ4G%$9A1yKW4G(w4/K&8j/mH*HUmqeZ.>,<SzvlrDAzu&s1b_;X4+NzJ50eOhnF9]5y$BBpfSCgiFHa9O*b)yBfSCgiHdh^lG5@-EfSCgi",
-    "F1!H@KCu%I7/W1r4.TO.8GxAs4.TR/$OM3y0^ll91P^NJfSCgaq6iNHnOF,X27s9ZKNB^JGyo3(kCsawH@R=50Uk1y;IbQWGQ6e*95JEhIxIOXp#cuY@T+-sf/&(d5CX-XNe/</4+PTj0R@^kW*#tr",
-    "9v/oWOivm!H#0Wsn[5f5lxYs6w*mmTg%JWJ9$m,h0u;m8kpT+Qom_$c)RF<rEi]]REHp5_@$ZoVGTNU71b7L6I]u%ingI-vJOGGy7%,Qa0]z$-(axg*0,+8H94[O,EZCm_4+s3:3kJLKHxCGbt7HM)",
-    "U/IqD*#@:s0Urc7*q-Rhx&Z(O0uB!g*q-S22[tkSEjBX%1.V2u1fj(N7c1J80^R^UY6#ZF0t;=SM+VZ;a3C,&&Ef]S2+I5c03Qp/@_d=X0S;Oi0Rq^+0-7^]4zxN3Q!X;)051$HF-Nck4GYMTIR&^/",
-    "0SL391rH8@1P.!j2N5v.9xwm[uAc,4!=i:+$/v^FI2-Sth65Ecwf>MQ+57.y0.ob51:*$+hv+mKIhyWA1]bn!A>Jb)Hx8P;0Rwmhifs.q1PtMZNESCN1tK0g$pZ((=:7au[@vs@Tm^4;1qPm.Uk$8[",
-    "KLNu63*f&90.PF60tX!^@#J/tIUfi$huQ^%FgP[=ivJ7)HxCp2X%7VM#8;]S!1o0X:iz*1G==eO0I&lO5v$$/4(.&G$&5t+um24U;cp_M7n.e)0%-Ecpz8(%w+#]8s2mRf:J$$Jt(Q3nsgeW>9n]Fp",
-    "4,d5F1@DOBArBg34-uOMlK_6z:j4iOH4huE=OFG!zMxYN8#V-1hgJ>EHYzzXsHz.Vzv_(Z6#;BK4x>[m3X1Ux44R9G0SUwK3jw6!1OX!m$g_0r+w/k(Gwt*O7%kcO3mZ9s=92mT.>ix7dLA,(1Az(*",
-    "Q4Zch9x@McF@u:q1mB]t31A0S2l0_:1huZE0Ro<91>2HZ*7OAq)d3#[F#sMh01QzM)d3$7H2=ONI5z+a;&J&thQ%Qd0:sJ:88XlV4$8&]0A:Kbw,X8[1<[91A@Iy41q$-7BQ!VpivbS:qyjGvG&ukc",
-    "gJv%hEit459y9.4Rtxz95i$T1G5[Mg03QN1&IJy07&FcV4s[OBybuPIq7MsQ1H];U95=2%G%(rU4,zsV9yS0HIRFwg039=]0@X!4<3jUW3=s-y4)C9G2geK#293xEBQrUf]2PDv<&pCW;*$%xt3<9G",
-    "HQEOc1eO8/=7#r5)ByzU<DCC(As#aT5jB4jEWCmT4j&XYg.%4pmRAo7mcAthF(ooAoB.krlM4gp>#F/*=#&0$03Qf302;y=8#w3,6F0*I4+fbD9ytIEQx7He1]Bc_2UZI81>GC:4,>^/j]_g%3L7>Z",
-    "0=tJ:2Ez-/05$*&Q4b@-3<$e^00&kJ#FrEgCGH9lHvk>9Hvk(q0532%H2DJzQx7Eh11:i,00&kJ@2!I$0249*8!@YNJvRU!B[u*c2[8Z.0kqo;4!!_(7B/1q1;HzP4W0/Ev7_zhgpmslAr:=/2@)1+",
-    "9]1WMH6I<bFy09R#Q0SNa]z4K4jO&Z1rG>x0TM9)9yS0HH_.nfAs#dU0.R1MrJw[IIUpA>yA2,!Gwg[62$2[fEPHeh3CRHjyqFFj4l^R=88HA1:W@)YIxRLi=aKmPh#CNA0s8;D2Cftz05.:(Qx7DZ",
-    "2QD<=00&kZI+zJ6Eivf.AvQPw9]Sg-2<chuT;DDg3k/<[4+i<I9x;z7Q4bTs2M%H@HZ^YK2UiNb3oivXFaQq&mH[6XHsk[<7A,dA10NJN01oN>9y0(3R^SU>4+qX08#0su9^>vx13wilHZafwA0[_f",
-    "9x(t1R^Vas3llimzy^Vo6e2Y<Aq1zn4,O#_IFk!5H8md/Ig.,71T[1O2F0yb5><zHCX<:zI5VgL4!aBlhO843HX$B102ecq3obP;AQm)_3m*YC,3$r3A]fn%bq<,a3k0d5V,FRH2P!!,02Da&0S//D",
-    "6E(lH0_]A:1rAgXC5Z.vH8^tWR^UwN2L$%o3k-+M4(0&>u7(F5H0A*eQV%7G2QD/;00&nZI;w]j8Zy^mFBdsD&-uV8GyoqaH_/3BH2<3s%>1KKH/w@+FBLE@yaOII01pFF4.*nU4#Nr$2ho@b2W^5M",
-    "+zJypov#ZHh7/PxArd(N9x;zHGTaI,H#r[x8WJ<h4+WLd1>r=hRuX%34.>6S6FL3P3m!0u0TMPL1Mt/d9ylQvH[1#;H#Z->INS-=3OF:%0Rg%f0(A>=0SksQ435ND4fL%71pJJo0Rf+^ArA)gGA[rz",
-    "GO9BaH0x[+8mcod3=>5f(*q9z<9P%<p6=T#4yiLA1_32y,OW)9sWSoHJP#bGGZira4#&&]0GA*R=2^)ik24O##xx%&H:fiYC&^Oe2io5S0m[<C4.Z=55vDW>:c0UBoB9L,unYx;#WM-XFE/ze01qOd",
-    "H4g(*9]JXUA22i;4.W4q1<gpJ4+B&m12J+RH!vOwxitf%#up2rFaxKJ5Dlrg8UmcIAp#,;sSOBI1e5z44v9k#1+mmw7%_741pDC;0]zTOH0_V%$&UjLQy4X;+yf5C3M4r(je@dd2geE<05$*.H_/3S",
-    "G5[]FGB_BA2nHYz2+>O)FAX&=#]ke8H8TJO[l,xb0LKb18#gonEj2U%2AADS1Ih3Q9]AVV3LP:4A1E=b4*tji1oiGQ4!8aWADja)kI;^SI*!c&4rLF$1C0a<gb)w*1C0a$.Ps0Z1C9g=<RS7(>$:sZ",
-    "fd:x>>bm:,iV+K>,CqvWyB-SsGl(rLGBAWQCp9-g6$WSs/<kg,yB!6M<+uDT76SZI4)PWa*6#r;3NSOL76bn!4x,Dj0SoFV1oP(%FA>5>vLzn[GTku=r_Y09=]dk&1JuV[1pLS%4v^UL6Ss;P3cVQ-",
-    "Hvk.s00H)q2m&Jy3d[lm=B4k!8Z0.C%mNlL01K%B8#&AZA_r0$Uk;+=0uH1<4)*_Fs8$QPtAqg)IRFm<!<B]vm#+=dEG2-F2MyxG2;6fe0tYB5Gds[K3x/&t3c<80#q]XQ%=3vD84kGdM,K++:1hS=",
-    "#^5aPS@5tL1PP0@2;yK4P8_R$R[.Xe,mO*z83Qp0z<Y&NhFk&Du4M[;0uKen)ny5(0SC$0aREsP%k_2gI==2^4.fbfNDm:!-f(.wN-REx4/UB60vs:=2#uEk6fK1RA0Grb+Q_!$Bn!;_0F@AA3E<=N",
-    "F*cW<2MGK-2a$yc9yIU/BQ@XnX%7UJOAiRb:-)w:H>#sr@7IJL01t1G#d9xFD:Lz+kO2z8.E#M:D^j9vCGe>m1H_)/+5@>h!::vYQPZSIFNOgvG1LbgF=2Uf2!uuilWZk1HoAf[45UH^j]USqq6Q3)",
-    "2LZoq0wNCsj]UF]#@FUP:5F0y3XcZ<;lccPj]UGShxB]OQa6tWA8R,O1*gXy0jTu=4[weKAG!fI02;&@4ZKzhp9c_%01pMXS==[s!W0X$2NO2N1@e]a1is<33bE,L21ySIvj,mvIRF8]7!N+DxOWeP",
-    "0ka1@bTTk701!6j77uT-2OqitH_/3DHo*/OFaQ)V01Uu^1PhJ>6E_p,4*,q>5,]V<+a3l.8amEJ7c>:^8xIGl2QLaWFaQFGLk_QK*#jSj0WhcsA7U_94-!kx1rDCc0tNE=Cl3g-<HYm&9uEbe$pQ^s",
-    "@]M[4[gZMB(D+UVRSyHZ-^H*U[vHpy0q6)H3OD=85-p)J2[!-8HvlCyIP4^IHG.b&3z,QMIFbknnF$0%0U@:(Dh5dmnF$[VHvk34-cG7nH8Gh90:<YnJedg(A&!MRA5u7(2>I@T01lkl0^hkP0^alm",
-    "1QaoxrAQA4*$57oFbCO02E;%(2gWZC3Arp8H:jL>4Yt/k9]kj<E.Xh-IWnFu4-1W@S>@2r5-g!I0X6>4H!LF$2%#.m,vtA@a_wI6XBIKF2MxK)Ukvm76dx2hqAmkj4+f$x3S$R[0v$TM0Url900N8z",
-    "2TKnY!Z9N&Il(ax2%c#K,_s:@0[4gt4y(&y3fbia2hR2f4zeKys[-zMAqPqi0EzGn1<Qg[3cF>mhq77;vSJ0t<d5xd4)OL90@xizG6J@U1>Ck+9RbDF8wP:G0xLN,QXVn<1hG_mGc4]_2M+>G&.8a)",
-    "GAv*p2rJvm5C@>3mH@e,1e[X[yel6BFia9L01@O:4+Vpf1qIvpMh=AJO$E]a4zqg]bpQj!!B7q9Jr1<<4w!_i6f*poD,O8@4,<!_S>s,U2f_2^4*]Id1pMU[4+=-m6gbO!0sR9UH<OHFH2<nm01MkT",
-    "1hKjg9^>sa2p.kL01m*gUk$tg88ZM63b>aix4Q^_HaVaJ15>=vFfpJ54vC,v41/v,8!>1n1n/Px9]1L:0^;U,39bka1mpn^Fo2u_450%SGXNVitpN;^mlF:fp#vWVGXM%:2Z#a/p#vK+y#WrQ0]!hG",
-    "6@^(l2[iy5H2<8#kXi>j;+*x/h6oP.q5_2z011&a4+Z4@5-XuEHKGF+F#sDe01dd;5)T<p10NAF02ns>9W($dH#xll4x$4GOb,:J10M,F031004epRy8#$r>5-FiF2Q!L888X&s4+Z4@5-6cAIidpv",
-    "w4QSS91DcC1RF7-10NJK00UVM2BHHBV+V)/4x$4aH<yK4q5^p<3j1gSnSl/t!4L/3a0/JN69u1>DGV]P%J&8.G&C]EHK7m%xTb3YG8-7j9yS04*QRR%G9Lyu(+_pr5Co&691jVJ5C>cru:lVYCK59M",
-    "9^6,75-OoG05g[m2K!Y6hPww34x11T<B2Li$J-3n0-Jqw4,_bNS>iiV2g_l30UrT0w*_[[lMD]E*$D%Lun>_=Y%DP]w+0qB02;-]4DtgX8aTHG9^YJF4x6ES4ZQ&yGXM==1>w+I*$ED!0]C_A1@i3M",
-    "10Ml502np=8#e$FGXM>)*$E-vEF%u00^kZ<5-gz]f)WF^[CfnW0_.8^3%;UD3=g$T3!I%B4+p:#3S.Y00uH1D9]$qO0R!IU0]!kH6r^;%1u@)J4+iT0Ss5;<4!g7!1Lpz*lHv#ryEYD*,2n_i]5+I<",
-    "@U3<p-TInWGWr7>3Nip63Ne!bConYn0_.7h0vj[:10NeS03I[]2V4&jr2>).9S-em0_]I04XS^!4(cNW+sOz6h:8Xu4:hF&4w]4^3#9@RHUJ+1F#r,W03Qi4051wPIg.e/FfyeB8!@YJHvk>SHvk;o",
-    "00&$O.$;]m4WtkoHjDu-4K>HW5Gyt_G9L[&q!1f6j]ndgH!!3SFAO&<00iCYZ4V2i5C!4bAP)-B5-FiF3o,x>Gyn_x5DK^F0S>0X5FIxF1G]>u9yhoK4+id>Ul^+64Y&pZ+Ij-AKN2xAIk*NWG%)^g",
-    "H_.5[!4w];G_EdU%.2LU3f&1W3N$s70VgmpxCRV=0vj:N1RonRxCS0D00&$T0=JE6HvlgQG%%$D4e<dfjE7ncryB&E/P(5Sk>-acGo/F.HB^ojr2@T)03I->A_@su10M/803Qi6k=vSu*Z)czIq<tE",
-    "ju.Z)H#MRI9[<S/EC*W-6rlqz2[SnW4V@oi-D^ltIH3a)F#r,V03Q/K02ny[8#Vw0]E:rR0HFgCHUJ+AFaQq.k=v;-HlYI:HUJEZ3m+Odp#vT=00&zS6@/zk2si*Q4mC2dw+9Zy69VJY2m/QLrw9)U",
-    "[iYNR<cLN@!xJJnFaRDo024XF6CVjV051$PIgtSm1N-FCy%Q8Tw,*mR&xrvCat]7/5Dle]6E6)pGOiFSIWjUI4KuC_D:*YV9^P6F5HAclGyoGg>WukI3$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw",
-    "4+F0d4,Kq]0UI*AuNVV:1]I,2t>2/3lxq#%Y99+S02VcsKn;Q9U.&gc6FG+g4wOJ0HHQHS&c*^]js>0!;;n#aj5,evmTdy_JP#3r0unI*1o@6#41)p]G5[Jf02(#@F9tL*03I:@4&ea>sgO7hh-AA%",
-    "rvVQI>#qD]#,dva&jB9:GS:nwG&ukd1+W1F;rsh5L:4dr46wBX3)cc41_UL34ln//=^uKi*8(dvIi_:**8&Dg9^GJ3JRvkW02MUKwkI1n:9Pb1+5sN_Gyo3)-Q]i[:#>s@j6wpM1P/i0!w48SARhoX",
-    "s[-ri9ytI4*#!io.>r!X2!H>/F_bT8oC*c+:/z2OJPg1J2cVH[9]]%h1B<9T3Ns^VG5@+.$MyyiFaRF[HL*M&3=M:91_J164*v!XpBN0Wr&]it2;Cuk4x](W.B$dq2c#4S!vX@#5e;!i7Bm1FGyoek",
-    ")CnUsG:8EXqXix^hXD<Z0T(s=4%7)MGdZUL4+-GS4%7(@6QHJB3eN!>2Q^9M9y9.C1h4<kH#w.94A%k[H2<nm=sfX9*8(2_HUJ+EH2<5vvu+O80vkA]0S;y!21*YB*8&cS7Yy>1ssRhv0uKnT1s*a0",
-    "4+XFR0tXH5EfzG3J@B[+VhsPc0Uri9*8(30GXM!s2JZn5*8&;irvVPv0tQMB*8&d>xw&8q*8(30IRG9o01pMQ0RyCa968ql7BK(^*@)[z)_=8[1_AtG9^zJC7dQYOH2<kmrvVQM*8&Zo9]YIY7Xv*l",
-    "G&:*]GXNeo02nm<9ykCOHvj-ZOAiC8=alhh0hsF/4+fJB2&.qC4+.p&g)I*XB<-8xFb=cTIS!x&4z$1r0[5O.1]SOi7z45V2M)/C0R<kWr2!8L$btbAGWQ1pfCLTeF%_nvKN:Rt8#c%i1Bvel3XoX;",
-    "L/A<l4&wm[%(@>C0MMBs88<c=4+iW,4/JUnU.%Ix9]tkl0v.L14+XFR6E)pJ4A%k[H[_iSGdHOL8#dSi9]1Cn0Ru)45!nI.[tpiUm#!fkHmLy)rZ<&m4+7c(4f8]@+su3o&I1Fg@!fXF*DDVb&NK<A",
-    "gl7w>10O3h03QlAj[zq$Hmw5,lD_W#Fs%b01vCH-1Bn3zNDhJ!4+X51TNg0=4+qZ!1Jy;l5_;Zym^3TC3)%u72Q:g65HtWE3N;/bCo;qK0t;5)WE(Wv0v@u903Qi701pG5)&_TtgbfbJ8Ynk8AP&q8",
-    "88]:5HXs,;03QiBtPK/6mf[8v2I33[=4e<42[.JLo2Vfl3OOYbF@Et>BQU@:4*[VC9yb6AnD%51@v(G$1Ok&B4,k(w4B_/Y2-Wc!$gwF7pjQOVC;5eepH_N&U/Iq90Vgvup9KrW#AFPcxB(voHi,cr",
-    "11kUqNDl$]2M&Ru3Jbi#d<lttI;DkAmk]#S#zF&+gj)t*3)%u72R8s85HJ8A3N;/bCo;eG0t<=B48=>y9]t(v0v@x403JAp5Dx[Tgj*Ri01pMr0Ro=N4,lR:45<<$8#CGh9]k!9FAy:_03Ql8j[y<h",
-    "oHznc3j6=J+7K<RIWUO.14a)C+5!%T5Dx]BmtYw-01pJq0U]az03Q%FwloT^#bO#d&-cI<G1&qi5H.iBGmZfd60.ZbIWW@$7BT/1o,[8TH8!6#9]Jk;,vkpj-7J9kGzNbdH6R@@02ns>9y9.LIRGC8",
-    "HoXl4D+2PY0S=iD3;eW$B>9el01@L/9]]@B18*NCIM6c&$TJTDgQy.[)t&;&0XT%TCI!vHP5]s[3F:naIE&m34+w[:6Au_1fyMy<>w,p03y+:h3)%k>9^YQ.o&*&%qV@w=W)EN6idH0NWB;x!XZXJY",
-    "4.Skp;Y[yKAW[!U-/ck96Mz8=)&bYQ0uLyp0uPi1%)bH-5XuG*4Z*(x4..(sD^)OVd*zi<4xs<L9iYDg4-5GstqGOC0uK<62<fOSl_xWz4*$La4:n65Au+WL4]eIk0uL7L3/c2hl_xW=4/&)9Rt[7T",
-    ".OImR0uK.H1rPiOy^kku5V8ml3bMWe4.tknDS#3W5^dvQ4/YR@Au.3Dc!s>L4.oSw4:HaY4-k:i0uL2b4-tmY0uL2c53vN/y#fyq/L8S/2hY6%F9UODrNB7<90tF/0zVTmGB=MpIljFD4#+SL>Jsu.",
-    "H2<trotI80H7u3=4zz=<5j6k+[8SGDkDLe!JOPf9G7mSf)&&wZ01pAdyekzo@LZexC9u[7FAO#@02DL-FBmd4,kb=>4KlFS1rH+c0SN8=1xgPHwE+.@,[^>*9kA8_4.efZ6fpn_C9u[7Au:3DlpPNP",
-    "u+[]y)q4ij(g+Lf(K@f$;jH[v)xZKkH#jRZ<sS7*8N.K/4BO-X1KNXB4Y!U.C=s>rUkbb4z5xTzqYNG^zrX<78#Oq,zybu3jRX%2/.q5J3A;,k9^G2@gp_mck:C*z1irum0/WSI1==5X3cJ7p9].*<",
-    "gp_m/1_oRhzyc2dfcpvy;WPkB(Z6d2-qrb0&/w1X-Q.7S$7uk:gAX4GG[D9M03Qzl,.AppoumT_3m@5wIE4EM4+g2:2M,G6)&)5&Ha5Hi2mV6<n7b1N:Fps7xwHc!H!LO&jo^9@2r<VT2,Cp;4+e>V",
-    "1rGoDl:r3r-sFA04!.1+tfndeJr4^1-RhcCHl;Ns3Wx]LHaRT<BM%4gyaW>9();QvA[I5M.=dlJHPiUU0UrY@<^md@$LB[KE&Izu9_&]C,UtQm[$:Qz2M&&+1P3P[12gUo4a6P:[-mT6)CwOGILHnT",
-    "%m<aT3l9c]>#+F5ge;Zoh(rMf4VVE4R4)<SFxb))88ey5Lk]*u0pB>V.(*jy;9BoV&%>1;93KNTwVDwR2.+Sk4+emeX9%7T3dgD[9x$.l1PA/*2M(q=A6PY;)dw$9GBtta0S@c-9^g.%m-<gTHJQ5w",
-    "CN;a^-R6o<]EUTO4A[j4D:E_tBmx%::clz-qpJfC2fLF64,NF;VGg*t4j)!Gw$BI-BgKYJFRcMHF_.ZC2!Y=x4%=li1-Oxb464q04%qPs2IzSmE34,T2&;S_283z@mX8Ds!lNV_4:tR)IS#J61q7#E",
-    "3af^D4,2!2Oasug9^fa#4)Lf3A6PVv-Rqj2IONm=4^Y8mFAps.%%TJZ&9=!Y!axrVw1Q0x/fedD#g]tOlEV<Nn#vXe9S5<o4+Y.W5ewP@1jhPq4+7c*9[<Fu#RUcH+yf5*tDgx5$)N%X%Gm)8s!Ri.",
-    "PY+YR3Lhabq6H68gVg_Cfd3_C6^1HqFp2kB1MdR[qX@cI&I%Jb02(-^9]Sm&1Ro7F&I%>oH_.d:r:hA9.Z/zV[]EqL1ksmQ1pbv14cg<e4,2D<D/z:vHTU5K4+g/FZVvO*P!9Np1qqFo0UrY^o)8_X",
-    "EdVbeH8KDXQIN6,4=@g.4vOdn0@iGf3B8+M0<RTT4X79c,#7%IRSS=Y0uKYO*asg8H:;:S3=v7:N)F!Eg#iE-4,b_Hat=gc0-S1W4,x$j1ih2N0Ur<Kzu*WCF%Fx9OAi2d4+zKQ2o6LMI7JAwo&gU%",
-    "(W*udAo:_)Ak5x_0WW+tGW!^I3o!r$r<s[fh-t3u1tKysy#fyf!](+T)GY.VoL3Y!,XjkTkfQ+_JT:S84.WAPJ0HdYIhz>8Gra9:1r@qkw+[oYmk%EZG/&,%G1sL54uu*4Mh=gm8V;n,)CDgYH#UVD",
-    "Bsety4rCukG1eImN2tI%FMKsJ*BKuTFaQR:vIh;y*BKo)02Vd;E-2U&0jLEF*BK86q_4(c95UA#9W;+2L/Nu42;w+711];SHP-ylu9FE5J+ciCQ^YBbA2c$k86R&m01pS$@fU#c%mW>[G^[RYnA,=t",
-    "1B_Mc1jdmL4&Les6fEby1p/xX4(Io09]bu1x&-U2%m<hHrU4IemJSaf[t*w60hAaAjDZFpKrro*0uNKY%Lfm9fe[^IGyLiW0pS+_r0<n028@SV4xmB/#;%Tg3=@r6ssSHwFtG*;#[tF=C=azv1r@ql",
-    "w+-jA>74vT:k12u)d:z.2+Z6H4AF<!4+NtW9]AZ488QG0WFKxeqZALX0iqNy4Kg+W2IImK4.4cv9X9]MHvk>4GXNVi0526aHUJ$l00l%J132mO1rj&U,v^QFF@=U*r3nu>)(-OL<dOW2pcF50F*yJP",
-    "iIzbOuab5T1j+*+4K%e00G^cTMh=$n-Rqfvr/JP[9R$LT5()djLj>O@,1Z0r>YDG[BL[j9aOM_f!2y[R2dAn84.EYT2n)LTP!9sDCJC3Z0S@s-yH8+WX:N37a)RCkQDI]ab#ltrl:s;#cM6Ve4+SO#",
-    ";@#hdEeE%Y0UrW8##=rgbY*Z_Zgp*9Wpb9X1@H(+9j<=M9yHp19y6f,Jq9EJpK^_!(XMO[29dIH0agOd-ROq+0g6R7Vr6D-a%GBKJ25jXC/UUXTn3W+3k%Gt1]J15>=B,)2r:X42@kZ!gaHo-@,3e3",
-    "uLTbc&HM%p:E#0t35<_,vIh:6ZUmuo4+ex:4+r.s1rC6y1>MkF2&K+Z4+Bmg2QAx[2L-Z,Bo2%M1:kuWGj0zGrd]%k0S/Dh0];Oa2<fCR0v@x9<&gYG-elxbz%:sC!Z[1oz6B2lXbNTy*S!S_Dedq)",
-    "4,&nC#Q@4(GUKdO4+!M=f&m:fQUu7dP7fl;[wxm%mFK]$2B>=e4+zxUI]Ro90GbH[8!rK5E4YXV4+[B+Ed.yJ1&;3:*>%2F(*h3w(5Ms,3h4w6m-nQ&@_(7_7X<.w6akHc3-,etw$/[:z5)U!XE0.l",
-    "Mn*6J1L0i*NdWu;4*(.rJsLC8paBY]pE;EZ#TpLjoB-=x,!/%+RRpTTK<SCtky#%JIcpCD$,#mF1;i9o4,2%=Ne:RxfC:WZl]_N:$7Bx&>1j4etkaeO2hs0K4,Vw82pD=_4gk=/2Hg!2dk>KVh5-fp",
-    "ed>^Nps@N^js*>[v&[z$o#6!w+,DB@0uKWAya)unXAYJH1B43;6TSf.D:A(S052YWlf;u9i.c4*Hpr9:3Xt3)29wER4+8n40RiOdFbRkd0h%2PhO@I:+KM_;Qw@#4BRMQ30Evn)5Hqos9[[3.5CG<J",
-    "7d]*JIG9/m!tMkPE&[-00R=H55HbJ[D#X458)g6:4@!s%MjK@T9A;*_0uKwbArA!b6b^oGcn0zT4C+@90la$z*R<Iy8SA@H9_3j=1ST-v/mZI;+Yt<PngI>BQ32%y0Tl*N1s(wr2:IMT3Azst9jg%!",
-    "6[CPJ2,=fAEja)dHuzx#>X@p.01,CS3m8QJ4wTsn2eINr3E-_N1ccp!0S/=vC.EJS4*,YSAOp9L3k.g25eM1>4!LRpO$*l9BnGm(Sq89.1>^BCBsna=Vh-cD0uJ>>FA3NI5iyph0tnDf4Znah1)>QY",
-    "&-kGi27wO/kepNt;*bAuAP)(c:<5hT25K-5Mn*.BoC5]g0gG$_d/WPQ5-$oO6s,&*F*djb9]AYBxg!Ua0^b*S5H$b<A>/>#0/^CB4+W[GNe8Xc0tto<AT2WE5E;fC43+@]!vY<zH_.RT3IqQI4+L,k",
-    ";,maZa32aeZx0Th2p2H@DlItX0tCG1atpbX1@e+p8#IXn4k9lOF*nQL3J(qK-ZhBR!AS*>3l(P44FQ1z4u%v9nFkj)uK<#s2oCBPA0Bvu2oB7:Br7v9f(Q/-fE)(-t>^,90qp1_0KBdh1d<za2*;Nq",
-    "<dOonk&6Tm4ao:E3Nt#91OQ>gFp:l.GBx/I0Bi@81PuBH1lIop43z[9+Y/86qpckb:Iev^2M&(+Ee;(Y4*8<f3DoOK3o8hSrhWx24x]JQ#Q>1=6As!12a1D54u_TIjqj@h5I3OMBp(7c)2;(60J5h6",
-    "4,Ubq0Sf7;0U9!+1Qs#2rUD,dGvyBhr!5HM76c*,i3$Li4-wH64dMz8BM$]x5(>&H!v>xmwHy*Hr3wX_xfccN3.9qN34z<V0_@^8[]p2(3sD_dG&2HbF9$R@-,3c&w#,isogxx4k1Y/B*8_q2;e>,+",
-    "z6lQuxV8)r2ALfX2FsmE4.;c.4<!]N4#^4R4cVLo4wTFX4XP>nF*7(m-uis.qdgA[umK)jH!lq.F*Yw0F.s&pG&44RrUf4keUu9g!xs*t!2u4sl_4oZyaNvftjkXUfglUy8vwixIW#jh01p+a6B2#;",
-    "4i78O0S1)HN(,zW1C1a!H7qUitq///hPVM0Hqagkk<OM/=YE;#6)n_a7c.^r1ep602ks6F!3q#E!wLqEt*,$e1bvUh0RTZDGcl#l6%PZk(FG3.j^r^:0uL0g90xHDxR;O^]B=8P:hc&4@WqB2fEfwM",
-    "0tPq.*xexu&/(Ri<DczB4zCLVYzO!l9yufpfVaW[3yli@%*6r)6%aE32Ira%1sDVH76/9p2>zybFa@^I7cxQtYy.Z$1tAhO;*RelC:ufm2+alqsoV(-j[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,",
-    "G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G13(9_0v0qz28]a0pT8up3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h",
-    "178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3eIQ0Yry#WI8L/5<>5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00Kfo",
-    "G&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24We1/eFElYRqznzC3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K",
-    "1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%4+=*i4jUpgH&P2z5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:9]PEDD_P0T(tK4*9PSFfunX",
-    "o%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/3Yq_IGa(x^wE+Vb4+hB&kV7[;LPI%4GeW@2A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV",
-    "4&uB41mZgmx_;Yx[Qn66-ieJ_0>TY,0f=2eJUBKqvhD=6<+S@vfh!*hG<mmWIG[5PwFww8;gk5]5Dl_m4$cMx#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZ",
-    "-[F>NGD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**6a5AzG%V,>4+7p7,vT)<I6+1-Mngd]F*8NR7(g[aL@BHP5N[.zMKVG^M#dOmLpL!*MMd+E5CF)X4i6-8",
-    "82.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngf=zs)!B^O(i#u#8VHbXHsL!y![PbWe*K^N.H6EOi0GX0.v4-9834oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<a",
-    "Ejg3[3hW*uGB79)7wRGdMGqdx77NV@1gD@m4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRb&f*3H(eY3U&G[1x>1FOk-d%qG.PKi_HZn6ZLX@Fe4+M,$9^X_#8x%3JGXbPL9].;OO9HuzEDlitKnSen",
-    "1rEijE&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF)_4Ivg]el;(wG1Mfr+0+p/+3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhtKq3/aT;:j57IG,eLODh8)58!)mK4cZX_",
-    "s[-q55eW6)8Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^x0<9S>5/sDDFgWj6EUwM2&az_7&=O34vL-h1EB#AUD:w-0;1+lkHZE4-bLzQV@4TjWMl8VfdLOSRR#Vu4/Y=[M_^xn4.3sF57q&a$2]@+",
-    "uL2L22J=gu0S>A01@iFG$2]@*QV%t]3lC(T$2]@stqBhup_pQBA7c,%3HZE$0S>AP2<eUU$2]@%P6nY34;$KREHU:D4]uT0Jr6bL0v/soA0aK_4i6c&$2]@pUk_O4]Ga;#4-iHe5B:*$y<3G>8odY)",
-    "3ctra4/+y,G^sak62,;o4:ngHEHVHOc+1B.4/%g@4;VFH4-j(NJr5vX4-s]RJr5sX53:Y@y<3G>8S(<V@Ui</fdK@g2oD6$+(@:02Hmm,4,_<5N)FGCN*p,/9ytIUIi1B@9[;.e0S;,>TLrWk4)+fa",
-    "13(SzxML3x,.vK3tHTEmBdWOv3&VlN0R]fe6%jXL1/vXdQ3l%H2::Gx1+KPo3+4e25aarD2$!Rn0S>0&raTRvu;YmLEFTCokdFl)3o*!.aSsNppaB&%01qkdn+OjJi1j582g02P9]ts;z&#i:01pkV",
-    "v@P!U0UrZ0t(*u6(M/7HPY&:!2nK,n0uebR4aA!a4;EVf0^o5BwFeJT@VkL0wU0dn<Lmq^e,Cl>>:lo0Q8UBM0]&6jDGwlx0^njTwF3=3,2(+89]bMA@8fvijHm$*7/eue4B5>J3fX7=#1jt#g@x!y",
-    "1/ZFE4+Md*3J(PF>$41JF#oCn2He]n4(Y<M4,nkKI]zv]9^F;tqzDF+s]OE1.)#P,<(B)H4!u1JjMH<w7TTl-5j9N%@K^KJK<SFnl;o3S!SgH+5yXo,4:sPT1p_s.mH@h4#LEN/B<65m4#ZIp5S+3B",
-    "4%!nPF=-b-4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,ri+0A4+k(W4KX&tBOe+x&jAkA1P)OS;FR+N-Rg:RhK_Xd8U3J24s[+gq$UNW1>P@AHV*osP7e$9kOv$xxLgJ,4D-ek4,Vw50S<ww0tNT2",
-    "E&#I<4+pKY0U0yfqXhw%X$s,hO%C.^1Xu[S!v+V50]kw]0^mv)q5%%E0tAPcbPo,X$uJKAzXKLE)i4)r>2P5]#^)-h84JS!4+Qd-1POT#sR0J1CIcu9gWXgQ3+4j^i2<GI0R+*v0S>60(mMm[8V;4&",
-    "(Fzhb[^B%ij0FmhCJ#ZEuCD./VPb4$[@*Y.bq:79!vWx9b!1>3bYE#QZ*XZ^X1uLFaUeY)dp0#Jv9&89H!QNMf&l<&%McMPnadO*IV@+>84xm@*$5FVyPswN-f@P,H!RY(769+y8vw#v0KefGAvi3n",
-    "n=+Jth)W;kESt()4/J.V3><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-xvFgrf&mZx0lBJe4yFPR+XcMR$N:)$lLimF2C_w_0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.)&(Z4O!wtqFkA$N:)%.p_c6",
-    "v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=zqPLc4,%XO5BvwYwXXpW6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tQGt6vW#vjGn=-1UlQwq*](Ru37iWe*ou5Bvny(8vJ_60@*m",
-    ";+47#$N:w4QUaF.4+H#B104v[f+[Z(I54unI^Z^LkHi5V9x^heN.K3-GXD>[ptMj9zV,zG(%l[n/,B^tHN/EK9_d_KmxciX$*3v;qXG@0QwEC1Is_q-D+d@HGohD-0SldkO$LXPWD8*m<0V/_!VeDx",
-    "P9Fs=Odks]mc;WagJ/%_n)FKoe*qc^,[/Mn@tu.WEinc-4#)fj0,&B14*[.M9]kbQr3n)=(U1,Sxr+r40Q.Qv0(c()Ht0nU1:*t<g7yXj*33)[v]a_e4*/QG69ugFYzK%x2Z(>W00#jM9]be;Ko0^9",
-    "0^lnXGXO=%Eybe/1KnB.:Y!_LEyu+R4(i!E9].$zx&jXc[Jc8]>w<^4yz_qo5IN$yJ0Auzox*wxtISITn5r%lF*pv_T;p:A0uGj,eFegtRtw$%1_VQx,_j^@/]BkL0SAZtg8;rPH#6b=045IvavC>_",
-    "0R[ctIs_Sj3k[bJ47j[tEj2oU1qHdibq<vbf:J&/H8kk_0M@NmJ]7A,*a8lbsA:fCs0a<w-;@=qgaH=b:S7Ef1clly9yjdDbOBugz:#MIDGr6i1PI/mt=p4Qj>g]x0/5VOJRbx$)S3.mqtX/y:g=2.",
-    "@T@2a%<YIIrV]e/&)ZA>MgouXY7Y[K,2x5G,Ub*k%tj7Z03HhTTms4LG97gAj4Bf@&Z,-&2m+*oCI^%0f!:J$BQY>G3JT+k4g$yD4F.6S88,h.1j=nx0q%hc0&g5NKL9uc/afVN,P]]_K<&270RqYb",
-    "3,/8qGBtyZa0@V31F(k/3-UXd0S2Ky4#oihU-(IvX%3=l6cR900-:WI!2t(288!d@6B08#9]Jiz1I>j^4IKl.0TMO.4d2/#1LTHg1H>9U0=*V-4+YV<0uI0hJU2Hm!UaDCH#afF1qYCtMIQz+$OQ:C",
-    "6FI/q79%h,)B>FWkp/:R/O6-a2oDChs0t4Q/7:BG5#7ke0SU+.1m<_Q0/)wZq+bsUyypZD1;/5G1E2v2h(,xO4*i)]H8;prH4g!v0RyuFEIBZ^+YJ*fIskbEpPE+&J>z!,MGE4NZ5^$c6BRY7y-C0z",
-    "GyUTh4zLOqGyoq5FggzxlY0*m&8^Yv;FTObI605TRR>%Pm-nl14+Djh1>AGmYYzb43JGa105_y)v-@71Z6h))MGml00@3J51H].K05StQ4)$9Q0:oS+I5(%6Oas#P8xIB9qdX3>9]1iN1LegI2/oCC",
-    "PzuhD4F:520*n:>2np%q0t;Bx6$iV7gaIE6GNt4KE-2ft0]CMX9ygl.4%;nh0:A;g0kBj8yb%YK0SWW4G6ee!4,uP]R]):FG7kWwOcph;RSPybI5[j%0gb3;25AZ0fCv-gnURG795;X.3H[(t4wt(]",
-    "0@E8-GT2<Kt;CT^QvoLl,hK^Pgt1/(p9voYGUCDr4(kUG2Kze;68Xkt3ce)+<=/6TFAF#<,<yzXGv$SC1;k!+4+garEi=Hu7zDtjYyr8NZ4V5u7aTIwsW^F(0Ur!B051nJFzW#sF>Z!h&GZ5Wg0EW/",
-    "E4GSh3Y[G;HZm_f2NpDrOAf._6cjDwmQ<Y.@K]#E5Qymw1bsa+D:35nDFb[6s7wxf5,]WD3Nru;3-4(j4!Ly$mH@8$i=KsAb]N/7oB.ydH+Bl)7y/&-3HFExE-Bj&pjQma,lhQ@0XaYfK<v3dg$52n",
-    "2K)gJ4wv*w4w*OvT=%%,0s_$XHJ/L)8khnF-:HOaIhX.lzZfJpHhez.HY+mHm>HLZnh*_Mvk(l4hz.ts0RrFz3AQH(%fD;80i+<,GBqs%M+t/WWe).Ik@4vT&N<E@Gd4JcdjyENIv)r#q1-n112i[=",
-    "0v[SOi2;(<;rR5;iaQSpi_:IbHZeAi0va_^2d;#p0R]%ujsgb2!B!syHMPn.19cAz:H!RW9]kvuv-qd<yif>LItkz0We).W!A2x7HO7^r1cLri4x]MJ>Z0@40^l.czE23>>lE%/132pX0uKW(2)D)v",
-    "4TTp7&9yfM[NyeU,q-8Oxf(7uGkOma#.6k>1GX&&;9*fe*Z_g.,@*Asi0lC%Gc1j93$kAWs=v5X@>zpA4z3IU)^9Iu.7Nf6&Nc!$F9tL-/<A6l%NZX7E2xzM0-,/H3wI+pGgk,1<k.Vv3KBS83Bbq+",
-    "2dV!P1nvh91*07g0fiC]AK/Gi1F%30[I;DV$J06liPBdO2hPPt3723GJfEya3%SK)1d]d6,v$Phybn4tI5v:m4g[D48a0/P2Li_xHw/Pv0ZItU1rG$WuEGHhs]=/0j7^ahs;k*gS@PrQ0^mC[#AFVz",
-    "0^Z*+J>DJQE(ezUDGK;yEe^,T:^d>u#AFMGwvGV.<h2YxGQhBM0VE$dGVa7/4,4M%hyf!sFaQq+z0G6_8L8TG88omM9yt9i1.(C#9yF6B1cxsV7/bPY:*Z;)z8DUJE(GuM3LgYC<qi8j$BA15Dh@A$",
-    "2CUIJ1*,QI39r=o9^F=vE.H3jFaQMPARh!dhAs)0ot=-!4j%(Kt1UkOI5-r09^d%u3Ja]*0D1(U*bfb#@z]j5H8HF$5-g4t0tW%OzHJ8]1%RSC1e)TI0SvU34gqZzG=b;+z1C]5J=:vBiq-hlk^Cmx",
-    "1jz#^H8nm0d:-rgr7Z:$2ZsR);/BNIl:!4C4#EK!H_.QzEfP070[SWpIRi2Rr2!8eHw2/WY8*BnI5jmjumLPNFsCgA;64XH$LVDXisOC.;g]R>ECh;aG$S<N;*bk-t>KC^-F.v+1vHAu3m*qLkBEE;",
-    "w<wVIif0Sp;.W9E4-IBN1nTi%2U,sa$SgNGGd2JSLkr*q1fjWH1_(3)0SL-6rU4AfECf0OzXl4dF#u2nlmRI-Ig,)[4)_xP2A81<KNmJMILs=s+9;k[%q$M&/]c[N=k6ABI>3x,FvUUu7acjyECchE",
-    "VGjQZ0hR>24bCh,1vEG=024OZ1@is[EC/YpL/P0oEHX4VIRH2@H#q.c-sGB3F]@r@J@WVjEDli)%q#(-BLt)M5eF*>%@61qpF[>Y!WIgR0](:,4+G6CKRh%!H_.I2r/]f98OtmO*0=d97]ARwH8jX9",
-    "F9S6+$1Dca)4l-OFgQ5JECf:%G5@q2EC+%E4+F;74T=$o1_MNQHpwgx2IrV(88iS0-VK5z@A7f/4$LeJul[/q<!4H7F)^iW93C*176qQgg8;4[FroD=4-[ndWCzgPfB>yd+@_E_GC1ED1pOQj2AUQh",
-    "1vT_;4++B;2*2873(*+:dJhQ7#0&[!IWjXb-Ob<zl=g;+>#z@SIF%d<+p7WtpdSOS@XUDFfdmVp#5<!.AP0%Q0s$Bw1Ub,^BLa96IRGp)JD33mt=y0,Ap@C.AvH1p4+O>S0[1/_G]mA7fCvvG%K.M5",
-    "H821pG&KMoHO_qKn6Wbp@Fsw@0S;hZ1NNdJ4+-42J@**7DH$,>=a2dS2:@_;5(%rhQ3-d+0389x0S=V4rE(6R5EL^jECaV03Cx<h4:5p8A_ZPw8!)&*6*&Hcf&mW)xIsS*H!;B+5jWZ%4-8wc1Q.2]",
-    "3ETnzNe:qE6b#]QUmpoJ<)RgHGL&BjK;/=(a1u7&7bP>^H4dKv0jq=*0w)dM$qocM0VW$ZvKj/hqay,C2!-YGIXa3[1cZw*B@@4VH7YYVkv0Gw1tkv$qLcvv<AxAR41+:12QxW<LLWUe01pwmxL*o[",
-    "LM/5n000FA%aTJ1T=]EBwG^T8IXQzuF9S0.00OehSOG*29JUoBIXO5F6<Wq@Gd2J(1_WDQF90.)00KP=BDED9HRTEm,2<2MoCFNB6$h@rsR0e&91F#[UmpZ8fI/<oH8lVeFaRGNFaRSkF*y$yw,qco",
-    "IRGv:IRFId3lle+3/cQ[K>fIdQwFyc4+@.]0t4d,4+Y4=P9GRBwG]H$r1XFR2:22T$*YI_4zd*szVCnm9]tfz9^F^AF9$U=030#C;*a_+IwLkT024K$nrscK>XiU-s0JS.GwDDgH8cPYTmp:+4;)L3",
-    "F9bC(03$Rx<COeTzCjAiEgudz$UrXwH#7h*6*n_i1I40L4niL/H=<LQ1UESVBRDYU2<e_X0wXsphCvSn$Ur4IIJ<<+9]SR<I^aSaJ^(S2G[!(b2Q<h@051VHGXM&njb-x5wnr2/&-/g^G]IaH1n[zE",
-    "4+*T7xB)LTI5NgS1n#OM1MF!J35)>i0yZ)-jshDs:OBUSxGDxC4*]wN1dak91vRwdA>H[_8pc2@2QoAOEjBj*1nS!&1]tsvls=+P03QW5*ZN2T>_B=,P7fExKnat!hyf1*vH:3hIWGvZ0S=NBK@#w4",
-    "ImSRUEi*IIUk,W;670BN4+O;Q8aMziGBPy)6fye13IdGVGY/QVKqoOa051nIG5]jWIX5^PKm)ZC4a7hdIaUt[#6SeNk2fqaF!u/.F_mSG8Z.co9^PE=;tlRw0X3984Z7K91hRuD34o>;4@akY2#hZm",
-    "H/]z%$00K^I5X8<3!%SN6E/tg9XP_5F9k6,00wvu6vRL%G&TS)8Z]Wl4!-u%lbLNEFt7s-2$hnB0SU6UC/X!7Kn#G-WEwZbKoc.R7as*N!$1HV4x$SW64j>*4#GeW3ahb+0S;OX!2u4aDlZZ,FaQqs",
-    "0TMC*2fZi+%xVs$ECbdi4+GP$D,RLc<>+#f@2iC*03I=[2D^6U5Dy2tLJtO@1P/]M2Me(n1aco4G<&dRH0-iB3Yw%@0<9rw1cZeX4+Eeq0U-7Hkqi>wAPthCP6Qwa)G7fO9]t$oDibTJItrgG0d5^*",
-    "IG!v&135G:00SKl37sqtB*>6E3OE1(TMeBo01*OD9]1C,EDsCJ0TVKb0S=qGEF(2H$#fYwhN%P&>GlF]/8[qYsSpkMZUUzf0]zexGBL.32B!Tc9]Jh(:jWM,t[Mj5mP[iwH-T]I4k8pdqecST%>k26",
-    "&fEh8jiVP19^1g_4,Tm.JvTEn:25CwGc=D*Gd3(F222A,13L)4s[[@N,MAeBmb*g.i6kO9HI*h4F[kGY9W^_B6f.A^ZVSt.2>rQ%;]/[zIbRP0fes9SKMd8>WDcU!O%*wt=/k@.FD5ZFxGV[ghyw(u",
-    "<K+9M2ZaR:0paLJ2mCEAH!--O1k^B02!$jETnUFsGB@0e%:o].Hc$lng+mCk2Lmz!Ko1AUbOXTy46H5(@NT:J,@![$IG!vFi2oD=kHv@r2E8sTH!uJL-M!II2oDL/V+4ukCJpHo1,-#01JqUyhP(p/",
-    "#t#n**Y_Xf4(A96/+7z#rM;RX!B+#XkrNLM<@MKtr_C#THNvHD2gb5r4v3&k4qgg^!ifP6-i3Tqz%_xivjGR*=Q,]HHuFvcqV*_iFsKI)28,(m9]Jdol*0iD,,&>&4Xz0X;9WCUGuDL&1ecEt1f@=X",
-    "4+FIU0@S%hRWdS0IXHyY1PSrO6%-t=mJt=:kpc;z)mjd_ybB:hM!4%*9]S/F27e3F$^bT)Jux#uGO<Q64m^2/+gc9+nw^AgK[rD(Gc,drIR:+ud-]X34FNq0wty7>*pmzo0+QMR1Gk9=Zv!>&MKm@!",
-    ":-)eOIJ5Es6E=<47N=Pu88QF^-[giB/qU:90]cwTc:(mBCIKuA$h!]7Fl,3jcna_EB;aW9Hvvcv:kR,03BKh51;^Kh2lm>^4(bgSEw8dX3DOQ5H@Kxp0x$[5;kxj@0SHq7vAa$SoFopz,BvFJH8k4j",
-    "YX]%R4,JOHR0*Ef7Y3<8O$8e)GA!iT0S=c6>y!5O2>.f0gAE0-=N0Zg+K_zm0rK]&1DFZ^hyetI5eI>p0Rr:oIvz8Y-R6QM!50GWfDI1A,X]h9T>y[s5EL^D<(2#5A>M:D6%PiVngI!dQU:b+4t)dN",
-    "scsWAin9X/:gosrhQ_1n*jEGB6bR)M3hD&>&IBGd[D%Pq:I4q[3Ix0TtpN@N<T4dW,kCcBy#WQF4+f5_KMoxhF@mB%44Cf)6En)z1s;,5;j8:X*0*N@*9Qja7B2/fGVTE$GrR@^,pMf.G^*/h0vrRm",
-    "CK<xfd-k#wH326N0>5,m0&=b)Im7^JH_/0u04X-#(4R&ga<1M_fMo/ij7kLS$TbVw6$RS<0=&Oe/LZ@$#DP5mxI>-F.>H4KL-@6zH!L&TDF/Yoi2*D%Eb=Hc1-#lG&P5Lc.V6BT5Hes1vkD5V+$$Sy",
-    "u9(9C4+Nnj3aJzVqXG!WX9^SF0t(kG3(bH70>sZ,2a3l5281CG1nrR[1n]@X3ReO$0rde6@_(4uxD*F30mbze1!xZlv*kn%7ywfR*P#y%yc8BJ!pXe:1HZ)r1K.+;90/bN1r,JP$=w8wMmaJuMnW_2",
-    "ydFM8F*%C+0tBhq6bHnIC/H_Z9S)w177Lo23Il;V4FU%nE6<G@0.fkk3)IJT0:R4%2#ON[Kmo6]Pkli@HZV6uM5PmdA2T-YLP0];&-MF5Gek11n,w1dLOBGm[sj*MsD<h+Mgb26ISiM&PYtAj0uKZ=",
-    "4+EFFPY)0Hgj*Cby8-5k%Lfj3enT)gI5kBy-1w@AG(;8b91j9l3Gny.4ZQ*qLh79r4+*B%brCcG4+y^g5d*l=3:z]u[RINbGX/-g3&Zh51sez0::L(2)S3tg$p-B;0R-jc4y&UN0r]TY4(SC0@Y#OY",
-    "1p;#&3+x32umlN[;.xso3B^o*0RdY9Vh.Ma=I8,#04iv5$xs]Nk>#=fGdId31BIGI4+H.F6&=T*#1-eplSCf;Id^@DQ4%z-0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWu0:kbP12o8z%S>!or",
-    "2d[>*0R0IH%&0#I>0]ssi2MZ#>0]sqo^pL]3&imb4+xVe2(4TyIXS5!E-lpqjR>5>Br7-Dvamf4WFG)E$DRQNxPk!/jgJ/z;Z9jev*T(6u$plM)BQ#d2g]i(1KXW92,;C[4+6J$3X9Hn4+N3W0^lkr",
-    "xn2(e*[wzlwBlq7+=s;c#:=WJ0fYWo4>=^x4aJ,VD/-$V.DLNmrCSdK)HM$VyUAh;7tP_j4pbiqD*z4CU.[taUkRd&Lk5cPi2)Azz%&EqP7T2z4gchF49xyn0,R0[KbxyaFCI8G00GUmM,P9$&H)bE",
-    "rAPz*U/Ing:.]xcwx_z^-kil/c+Uba3N0^J5-p(^x2>oiuvQOu&-lQq0X6=w=-Hi(@l;7jAUHKNxdI/F0W]-#;*t+.G@RvFKr)gFA0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(G&les",
-    "mH[vTBQiO/5)VF,3NIftHvlh*0WvuN4,M894#mhL1Hx;&5Uamn9]1AYzhMss=#6bX8aMz7hz0@W4G#sKw4eb3BM%LM#[_;zphE&v4+)LOivbS>mdGOqWDey44-BCNWDbTe0HRC^0=b224KwA&1rGwD",
-    "(;SDO4,v,!FC[ZNw#EeutOEp#8V;Ap0^aj>4dmTq9]1J110M,803Q)D03QQ303QxGpvDCav9DPV8m8l(0Sv-@Uk;J:o+krT4,v,!9ytIH6q3]m2do1RB&>3^0S(=31rFW6L/P#h.DLNrWDf)70UrT0",
-    "00<Z&4uRNd4-ixKo&gTRzy%)$Gpqw22Q:f(OdlmWlfVTBtOE^txZ]Dy4$un<-m.,3C%WUF0SH$Pw1I2>zab9;+u[ral*$1N7!8-L4Dh_R3%9=R1JQmTdoZOX3h4m[$pHzaB>uL1[7ep]B;GASBMkH6",
-    "E(S[.0W+xr7&2@S1e_B34+K-X9*DqS0<ThK0#Xj*oL_jsO%72QHUJ+1GNvUjKQcA]FCQ[C056sSF*N@pF*LdY95s]1FLp9C056sSF*5)Ji3J<qlp8O1GBVHtAD00!01>]&A3iaZ8y>JuxdI/S0WhW]",
-    "A^_3!0S@d9FCQQ/056sSFgf!C6EK4j4Y)5KcQF7jmjN(0&jJ!Q01mh:A9pbTFP8x<HP8YQGyo4jxGx>dF#sQm0Wkh74,D594+qf3S]1HDrX:$B&eUHGons#dGNKy^mLv^i&eUH6xe=Zuq8kqn,hmzu",
-    "IL>2x1b^4=1I@@^%+_/A63*0L15=(U#[myA&eUHDoeU2J)r<2UBM%F<&IJz6)L#Rl4i5-d0^m3Ntz,@Ymfd3y7OCy60S;$#9]Jb50^hix4yo-^0S=VN0^lzth#m(>4#xox6u#@O0Sl^H6Evd.4+yLS",
-    "9y9.B]LUy)4y*$o2[ix<2-U.IWDf)70S%rX4VHrq9]1G010Mu303QJ]PZ%<+9]kh40^lw9DhEst1IGam4_=Vp2,-c*liFAh2&<Ai4KSx747%b%1E5>G39JJj5itNBIHn_6hg%-7HsqoT4+N-N0So,b",
-    "0W:r/Gyn=t+C2<ibPoovbPJTCg8:S:Tn>:DULrF%l_5lcIQLHv0nhY55iL=.-i9ks0&)hg/rRL_Q4axzQ3T9U4+-6F5Dt6^f_a=CF;tT!nE;+1b=#*^bOz9]1P:K,4nYIMVGj[O9]$x64,$d>4+@_$",
-    "OAir29]$%89^zYH9]$)99^qVH4+qV>C:SiwR0imTt=p!4GVNU,12>H#3b%0t+:H(rFf.x9=QsL8$AJkBqrM[oyQKvJI1Q8S5d@dB2:4zf0X9JrHvk$l91/Gj5-XuEF>r,U9tPjZF%DG[GyonlmH@H:",
-    "as&(;0XIPsGQ(XOIUEu/9TG4A9]Jd*0Urf103tUzI1cjo5hXb]mH@9]9]1T)5-p)EH5;K,9TPS7UJnD70Uri301@9+9y9.IGynt)9yvh)ifIAN,9@%9SrRZE5-g!I12vWb6Egq_RT4D,4%h<1GXMY#",
-    "0c#HdK<u]n8Z(vw104fD4+Pi*9]km*0R*PO4Gxw82G]4x3:@8,2G-Zq7&6EL2HXBG5-g!21lR,*1N3+Ylm9Oc>qTQyGS_zF3-^Bo0YMTo02(!x0TMF+13wQ0*aRN^HUI_>]1TaimH@(u01,3*3#()U",
-    "/afJTwSayjHZl6E1RFCK5-XuDHvkbi04g#u01@D=8#4eBGyp3!GZzvy02;-]0$dK7tpN;Q:tqU(+dVilG&So3B[Vbu2)45b1Ea$Y9]tt,10FP#dj!Sn1qbm8F90(+024OU3JP8#G%#NhG5[Shm-nOl",
-    "wFnOe;E;^qI36-W0T;m:1MkZP4*[0^1C$F2UJ*1M1/a8v9]Jg,0UkI212>=l03JE82N*e*0TD0&4*=0WH8+(D3YP&AG5[Ae,3bnt0UriA03Qc4,3bPl0RX,M0c-NemjN9!iVOfN5-I/^rU;%MmjNFK",
-    "G@0:CIkO55mjM>v00Zme5DP*Fw%Y[=<b#]&5-R[EHv9.:1D63G1_C8wiwqtx02nZr0U.FgY!3iJ1j&Rj8abB%7d7h,KLax]HkSb(1_LE:F]G:=-0YHumjM(wri2m:LIkPw4H@C/0Rz-L3Kux[3J#Y6",
-    "1,T9mq!14W>X,G;0TDF,3z_2Pi1rf./b8y3I5ig/Hvj[c&I/ka7a^.=02;y=5-OoCHUJVg01J,@A^^z53:z[R0/)]c.YNc6z,.ow+z$%nrUwV+nS%iZlgo])4+Qa@0S=YFoIVY@B;E].2L_b#0mPjF",
-    "4w9_G1EYjr2/aqG4,BG@4iqb>r4.7O4:!@eU:P<.@wSQ^%]ZjiydD4t9]bX%aSsKDxnB-@@4bC@.X-a4gvJ*S2viRP+lOulR1XFH<n8U!6AuN>>+Ad1.X-b+0rJUPKYS^QGV7uO1-Ydn#sRRAX(cN+",
-    "01tol0vk5_51#;t0w0C^Hvk[U0XESEABF)o03Sm%(TFYuyoYH8i^@L32DJJOC=9*dwk!@2%MK3ax,A5sivb3U4G1s_0NXPU6XJno4.NApX$[qZWe*py[b:&;r]e@8BdY,zG(,-.oY7kkD_Q,%4.D,m",
-    "4)<nz4-rfh1nM[n.1Y,Ijy(j;-wTCDlROBu1rHqV+-bi@/vWjo]A9ph1j92OImgl@1c/Zv4DuEeHvkhb00f(q6)QD3QVoy-1MJsd2O.vJ77qxEt%Csxw48$h4,DHDFF7.c+7/3<0td]j3ECDEHucjG",
-    "2ig>_!8Q*GgW6=erPvb.$/iSd4+N%J4+K-X6o/Vg4+YM[EguIs+7/Gc*;.8Lo&nkxFNFazH_/rk0X8xKFNOg&GW7x.tpPCF7B7VXHZTAm#[o5_93O<OH2=P7H8.K86EgrG2QdH>H_.e2%MKp]G^-y^",
-    "GB*GZE41Zb4.CdS4x[B;4-F+J4/eiQUk<Lv0S<ovUk;>m0S>zQ.X-aXs[t4>03RAN03J2k77q#DqC6!lGNUXXB[JF-4fC;L0R-G_ZULt0CkW!4QwhJR1Q9JB09hU]suKdhtzQoI$=im69]A1u@9%[k",
-    "06#,BH94&80VFsuluiqWn*jvRgdhd0:-Vr3uA_PJ:-nbD1@Ldjy#Wl-&PW;I)c8gM(Vr>11g<6@2Vf5gfxZC,l#eY1auYLc2,QXiTnd,$0Rz7L9V0L^PXwYF3QrR=tECbbH.#/I1VIOu$pHkT(6.2x",
-    "KLo4+1M_K32Z#X+nd]@+Iscsp6*k.x0RX&p2>*m;1SSs)n(P4r@P2[(2cVWL1egH]Jp[a^0S@Qx:-VrHkK11gqksn/0Wj*JSOx2>SQ]259]Sq6Q7-TLHJt1LKLj:8FaQAT90EfR7n]$:3HihU9^>W_",
-    ":-W/1I5z+>HaIr@4!8v$065GD0zMBCoa>M(Q4G+(2<Bu=Cp!u&44&)(1%iqj4+7T%36cme12a0B11_%.HlFMO2ZWzl9_d:9:-VVW[)zz_6f:Ia0Rx&S2ulR=gJ%w!:-VU:u^2:=Hk#^KGdD0WQvnAI",
-    ">N)U5,Rx<#$,X23:Z.][x9kA[Qx5_fBo3y&tpNm.;K/Pn3$ck$29)kQ00.R0YYzsUq!0.A0SDx!77Wq:4+XB59]P0t0S(IQ0Rl^EGt_tjB[]CL0TeQ[zfKNZA4M;A:j4uozWFf<bQCq62OkwVcM8S3",
-    "0S=w6tO7nWI4^SKzvw#-6w2!X1mms(4niL(Gs=1$1YI39nF0e]1N+en4-q&OBQh^n9ytI5(+4CnIeG%<rUDNZr]AJ74K^dr0V6jtkp_Y0+]WM>wx.OK:(=@tBo6^Ju:^/2vDpC+2(-;_1kU;$4*/u!",
-    "Kn9EiA2T;-;Ew@wkdR0Mbq</W0uKZFs[$,BHIM/h@:O&BiSBp/=9dgVIEmCk1+dc(9]Sgz%0UB/0Sfs84,C)i0R+qI2<eC+10Mr7sOAD0GsXc9((3=R#+5n=>mFr2$qohI$]Mg8k*op>1:Fl8IRFKm",
-    "%vcMT0UrT500fHlY!3>hs[$>oH8y(:7U$w$4!sZqv8kK=2#/^@4:A0!0t2;790ba)5FZsewd(-BH/4u&0+A0N2RO6q0R,CZ7Y;lg0;QH&ucIXsHB%1.u.HQ:#GGzBHaRxk2;g!KZUeK*0S>DWs[#)I",
-    "&#6QWuH]1J0yX3>Eip0x0m:c-p@pV84@Z]I0U0v1.#Y>Xou:f/wz((+-]:^&>r(DNl:@CF>%jNo86N[Pvg,i]Y7Y=!:j4Os#1-hS%:fS=>=SdB1CsJ#0QFG=A@b(!10FX31L6^TGcb$+4@H]K0Su7P",
-    "Unw#,i@aAn@_;pOg]mbK9]Ja).]q#o!>r;4yXyfD3#>;3A_HAt2:p<=47H4B4+O0O4,fhQ88VVNA_7)b2OkAAy6XWS12*#cIS&;;=.)mb:j6G9F)-c86EOf2G5[Y0F#talH!w8,4yXqnIMxpafaN;d",
-    "5,_Eq:j4)t@S),RnYw<h5jO3UY7Ygv(g7MY+$I8ufj$Q1.8BP,=/$$i6f/>R0S=L+:-VU(==5=8135Rs:Hz:61tJRF)C46mFqond4+pBn5Dug20Rrrf6AuUQ:j4us#H]7k1n^zt13<1IF]Pq7GB6;!",
-    "7q0-Vq=1%N3iRs%10W9<(E$aarCARP>3Hrzou+I6d.V5F3g6xj5,hBf6%Le@0tLk5R]ES24+Qdx4+zK$3bX.r0yx&tFb<N:zF!Qs*k2nq)WjGchygUK!2t_IykrWlp#lV=ttu^DIWxx#4+n[_fB>!;",
-    "HUJ3D0^ln).tPsXR1Y5T-$#AY2m(;M0sQD&4+4kXM,AuMUk!(*Wdf5g4;p1EOD@KSF#rOw)e#Ss0fn3a6E<h$6bhe!WCFi04]SuD0WXjNHaW;(0SVy^8#m[:Edt9i4]dQ3FP8y0H_.kh01rHf=kf3Q",
-    "84n/20w0wDH,(%56E=0j7!N#(:01NS8xJ750w0$FHuD4o;79&Rk>sPpGQtNRmjN=Y6Emwa4w4EVcQ61SmjN-W0*w.7JNU0.1NIURAh@k@i2*SH4,D283a=oI2e!3_0Rg,v4+zPSXDKu>s_#=7FgcVT",
-    "4+hPGB>9qp%H(tpHlg<r0ju[a0dx,qyZ2uLBMem!5TW:F9]]jo-5rWwhu^I7JfZkx6f61NIu73f4W^y)6@^ZK9^p]_,8v67q4-D1!y5zk8V;Ap0^ZTR4cYBq9]1P310M,A03Q)F03J914-I3:fB>Dy",
-    "10Mr101lW;1NrV:2V4&ZtOFkhF#rcl4+F-m4c7t,mhWE#va:!6*eVYN@[r8$BM$*p7&HJM0Wz!u9].r39]tf12V<Te.pB+eAPn_6UkbjnEC-+s4+7r,9]1Q27&ibP1vRV#4+)BZHU_<(1IGak*8&Za",
-    ".6j#&tOF7;03Qf703QuCks^QL%3A_F6%Pok11^IbHUJL9f=7rNCJzRnss[y(/<APU4(]j5,s)ioA[#pT0S]wb!T^2C0SCwd3Dz+ZH/6]y1FoT90<*1K2Ct!D4#]HEoZ<5-1.8L82UHHpe+@Y,Um7/%",
-    "CL%R8QXd00kR][-4pA6501WuBWCFGX4;Vo6Vh.mux/RDHEf1CfkR_HGHlj8R+MyCJb_iSz884FoHZ/eSgVI;J$)>$qcQ!XP&-lQq0W$y,GOjicKf.;5A0RWi0w0zEGLR,CHZjN!4;vO%4.YjeAD00!",
-    "01>]&2BI(o84q@&FfWz;H8^t!H8@yi8#d4aA9ptZAD00)01@F-4;3bS1NIURAh@k$iUH=;4,MBAA00N8!T]]B4+E4S9X9]B&9H6:mewT*x8hk32ca7d,[l4hh]ymU1)--C0S=hY!89KTHUI^;4+G<=",
-    "4YD8%pSyqo47,DM1HcXs1I,/]oRt*_uJvRe1v1SZ4+,0mTL(,J1IGa$0X6=>H2<nntOF7,03Qc101lc%4W[-F95nzBDciU,2V<Te.pCc7IRF;q03QH3tOG9tH8/nc>U0G=x$.8JTn@5PD,RKvDh_nC",
-    "ydMt_k);nE1FQoIstOMU!lG-fBM$*p2(^-$z_Ep4Qx6G/zcddCwWLG@WDf)70UrT102nj;9]1M210Mu503QJ_02nq-9]kn610NAI03J2_4,]l%fB>4v0]Utc9]$t610Mu3ry:Vp4*[$L9].!69]to4",
-    "2V<Tfr6n%_G&les12pV#CpI+FZ2@uKJr7/$!T_ZgFgLsbA2u+R!T_P@GBN,G,eLuf0^lkI(Wn6dCm)XlIhDcz6EcCd69fIg2p.GA+L8ktGnK*t2fOkH434$]2fBbH9Wt,K6b9t+1@Xwn3I:C<Cj%c3",
-    "29;4A1cS908aW&iHysi&03J7%0SKh7Fb,7@FaQq!zyTIB00ayl05;G*F*pDkH5;K+9TGMG9]JR%0Urf200e@j7#/j10Tna/1PmVmI6(uf0t-OcIUNP;:md&VmH[6IGXMju0v.2@6)*q.3:@T=0HX=6",
-    "c;=^p0RkNoHUJ+3HI<MrGyo1&5-Xt_xVQlXuKE)L9]A280YMTo01K7E0RtTaKOX^zmH[6IH2<MY03I:@7cu^329;4A29%o^2=.4GA_@l44+QQ70S6BPRT4D,4(.gPF#rUp::dvRK<u]n43)wG0v!WC",
-    "4+QQ79]kv-0TM6(9y9.KGyo2j!T]:J)CUQ[wgCpjvt.dn/nDsqvw-B[G#3&!02;;(5j0#3sEINnI5HO,GyoDd01QPDFaQUykq@:s5eM!H3h^A^C=.Ik11d8#04FstmBIlp2QW4411vK&00hK/x&a69",
-    "3JcT.3Ht:LnZW<QG_WjkGT[gfmjMEe=#%>H:-nU(2p%$)0Twa.F*7+VYYzcI6F2D#3YGx=9RPR%$Py0&mH[3)00TG=H.Ahtt>K%6mH[C)ENc%3m.A_@Gynz3*gFQ/2<aM4F9ta.03Qo8+6fal,3$:d",
-    "YYzcI9]1Xr3.UVuI]QN$4+E9_9]bW0BR4s(3J#V57c&4MFf3_i0hR#+u;q:f4F%KJBNI0F2<eC70Uri300UJXFqQ!pFaQ,Yuz;T@mH@tnr2@9(!T]za1M-2+9]Ja)0Uri40248&3l7/]7dMsx1EcK<",
-    "4*<]GH:Cp(j/^*2>3$Ad12dKZ9]bf3FAFv]<Cp++=9:G,!T]+.qel#]rmq1aH!:FslnMkc8#e$S131]V5,]W9GXMjJ3mY_75-p)J208Ew2j_h91d2Z&0yLF(4+5OoWCNA>WCtP+:vS&zI4ro65ex90",
-    "SPuB@3/aat<ec@>/Z66g4XmpHFF,jmt*Ze8yV>(2fdUGk%ykkqj2#_aGR]lZ1KW)-4+g#KZ5cKI4+FFV4+m5Z[bvou/xrY$Ifudl4u@XV0S_tVhr$6r#Q@/mF#tb:0X8!+=#UKO0W!w:VF8ujGY=IV",
-    "+yWoQ0XWeGFNOg!H_.dPfE=9_t4[-C1P+^K2knkN4b9$52>FUGu<ndG0^mL8tN[,T#O!JWgE0:eg%1g.pLGuhp=0JzJqqspB;cEC0W#;g2[[iEq]#_*L:Myw4,ur&Y6m+Gs[s!b-e%xlBdY,zHUJ+Q",
-    "Gyoq1HUJ+1H_.(o03Rbb02ny[9_w6R9yzKN5-2z$4vq#1,-h2J1FIDtF#rkYx]0D944bS04#xgx2,X%2$XNh_9t!rt0S<$k4c@F[$(s%a/ag-_HNBTw1=U4QD:yY$4aEZupWbZ=(b)k4Vh+@hJrFbi",
-    "3!Anr4+[354,Z7h7Yezp2nUB+2f&Y79]bk>!T]sq9]JR^8V#EV4Uq9.4+Mr.4+vBr0XF_@HUJ+WH^%2+4b1OkAGZQD=^+!=#sM^lH1@oNh5.1&=#UKQ0W!!JFNOgzGTZ>m#[n>X1rLS+nH;@oFgf+Y",
-    "0U]Lr03QZ605:x.H2<C_%MKp]HjWoB0yjAT4*^.gCJz+Ks(/9xBDfS8GJOvb&)ES7I^Zb=0S&WJ4T#/tA0soX0T;ty9_v=N0Uk5^4-15^fB>F9s[t4[03RAP01pDs*#R6g;_6YKx_Xmn-ps=aC,uSs",
-    "8Z+4NPz1-3MH4lG*.ud!!T]=NzXLA:Gcd_He-*n&=TGioGcv<13;D/<=TGiVH_.>t02DRV&W!-N2lK)K4+YQ5Z2*x02O.me!T]@N/K_uywW;155f1ah0S<5EZ4U]a!T]:E,Vp>I5-.)NvquPA3j4zY",
-    "6ENPn85A_91gA;1P!u)gf_f%r%h7lRLkGsh1QRpcIthaU2F_6F7&+Pj8Z@F80R,Qa8Wl9,rezUu-j.$NB:)^,CJzJl!T]*+9]]@1!T_/9GB7j%FFiOn01qCJoqz!Ylmia[,0BMj+vZscUoQkSF_@IM",
-    "FAOs/051bIGynqba[<yT8^@Bh0dxVHpe>#+>QC,WHI%Re0%[Kk$HW6JG%x<HZVx2K!_+_O-gS=#,_/Z,3M&lu!T],y#wG<*CJK!M2jl^E13H/mA3!z7!_+sE$O11LG%;4,10ypy[[jyf$HW6HGd2J(",
-    "1T!<N6g7gVU/KIP!_+yH&*:Qt1INSz3IB[r3Gme:9]ke<!T^AZsVfCe4eH))2A@on4EDkS2*ub*9^zS5!T^4R0R>O,5Dn4+9]tq@!T_NZIl!(10!-(b)dL;5G<Zf$4+vWWz=(%hTn]RTt=)*^+n)gr",
-    "bOpxQ6%QD92h>iFFAX(0>QC,>0W:u.051+SHNdU]1wjJ9t=*E24/TW^0]Z;Tz=(%VAQLve2<e_W0und;E-cp*1Jef-GRU$]9_v;C!T_Q0IWqtStJXUY1jL6y8Z]Hl;B>cOlLik0md$n*H@lmN4+*NS",
-    "10ysw@_eRL>>0kdGd42z!T]z_VFuTyKMx6z0t2^d4$a&T95-[x1*<(D2P6xivjGEA9]JY=!T],Q,bpVBH8l6a0WTUfGXMj]E)N964.8OW>rd@TgUTrc;+YIXIQPN.G&MChtN]Y%H21-*J2N#g04Fpx",
-    "00$/z0ha*@$bwQ1s-&bAjuj4j4-ZoUWDfVj0V+8$052_zH2;yI1qIczGanT(<$Lfwjk@1jAuTm9$@1y.W*af;;gI.DwE+(I!T]$Q4+r.c0R[Jn8Vt492q@r+>rd@$88.Kh4*@e8M+2pkWd]Y-0>8Id",
-    ",pfe@.-p!IH!+L:4@KJh0S&P2YYOo00]Sr$Aq0Z[I2$ys+zJDg1P$!bUq1ykH8uCb0S9*v6!*dbDK-.wFB&&C03I[nbq&MuWF9iK0^l&;>(:!-H-e%fVfVrT49A3P7d7.m0]vqNSuX@LIpR(L8xI88",
-    "*aIH[F:D6%6a:G/M,HLLJsvUu02:R/gFX)X0RpB64+O0O4,fhQ88iR]l8YJ,1=2/M02:bj@T,7%bq&$=WF9v6!T^EmwADQcw$P0M4+Z)GFB3I401l@JE-caN4*]r+Jr5f9!T_roF.n#(!=S2r2r<bM",
-    "!T^pL@QZcu*-5rX*W)4z9swLL3=qCU!T^:QIkOcH1.1hx02%<!3CO>#0vaD4H^^E-1a2P(IrqW/KM6E9H2;!a9]kqA0TeYN4-ilk0Kp9p3irYR10W9=(E$/NJ0A)+>rd@Iz+3_576>dL3X9tV0<(o#",
-    "hqnd^jVTWSh%65T:AVOTHLyhs*V1qTnyN;x<!]s;4m1ES1_<dY-[yVo9]t!Lu=0u^%W47ApAid<jsyqv#5N[3HI*qFGlvlZvke4]1@j6c9xnhkGn0,41APeWDGqxQG5[YzG:jh)1M;gN[-3iGtX_fm",
-    "b>%Hq9^YK*A1;wqGXO6YIWzzvIW+(dLLV;TiytopIXD0Wg3VeF8kYhjH#WKs4+e@L1JNx2>c9Lz*U1Af95gqX9WM;sGR<5cEiyO&2ZskA0y)mj0_s_+1@h((-tv3lQvzTQ1i[M#14$1wtIY!d!3GEO",
-    ",!l&d:Hz]E4+NR=4,A%z1T8f&fgcY8*>8.e@ov!k3F,kK3o!r-d-k_=1=2,Q9XXz;3IbyZssRrGgor/]:$*J;Hu%UA4w*6^IW<2W4+<(i4zK]PgaHo(vH/^6Fa(!:2P6*w[_jL.GxCiD1-,H&8.gRH",
-    "88!e91c4tZGByAaHMKbp36cU1&,M^yfgb_#nj!+b7Y>xN@A,SX9]nv51RgQr5CqMNV**eQ1mi9Tvoj9h4+1+HIhh[<zSm$M2RWG=1h4!94*@aa5(&eC#Q>gJsfPy,A<Pd@A0RjV;FcVIG%_NI0S>wt",
-    "<CF$,01prN,+u>ewGjmMy*UZ-(:4mbs^Ua#H0vK94:.q<6baIsJ@X*H1Ro(c03RVZ03Ula01lp-0Sdyh1R=yowzO&k$^%4WH^eM*GOou148ZRb0PMF20vZMChy<O:i39@42;p953iBokS@:8v9]$zn",
-    "8#OsHH;aW-wj_4qA@b]UJp-)B95nzGHUJ+4HUI)&4,d%!9_CvD%mW0t0s:(V0RKD$*zhX](FQF!I[Z2$G&rvx4wV4><=u1e4+D$y0^lZBu<VQi.>H75)B*,>1KzbQ1Mh(a4+XP]1V0TlF)#oR1GL&/",
-    "4+h%ge-6;U3fD#fOdk_@zx4wSuHJtS3bTp;9]Sd^0SmZBBQ!YYAr&.<4x.4GtASbxkUs$$7d6!&1Fypa2R[Oo0Rlt@zX2ZrG@SNmCpbB;iUcn=IWYha6sg!@2kb/y$N_/RMHMTVwMPnH9]SS%MIQ;=",
-    "[@3O<Q6B-_:>rCd>7o2t[qzF:bOAUI6]-&2BQ!JsC=R$x3*rF^0qjKrJ@WV=MGjF8:>r6eq$C0TDF!PH:>rCV#R;490^j%JYYzeJMFPYn4;pZh1*o^54-$/71(3K%4-So39W;y(10Mu500+8;r_w^^",
-    "GwekGyg&m^2.$^%f&&i(vx)/+hUy3ojszbUHU9Ji4-1x,YYc/Z1oF:81B%9O4n7z*03Qc603Q!D03QZ300Mw02R9D<pdSY2omwn3H,IPr#YX_w1[N=;CoVTL00Xwd6%Q%tMlS#_H2)>9eGdo!CkCpa",
-    "U<t*4IsYdg1vHCC5HkP(;MV+C/p>;501poTCn>_DlC^f]ry_y)lC^gQH8KDWLJumEwgd!S4wAM616_6B1@imFD+t@OJ@V/^Cp0uTHhK:QoU#Nj9XB/qCoc=&FaR$HF*yJq0yNz2R05c*0S6/x0<aET",
-    "1o^iT2[AR5CJ#06wFDwKGXEz7oJ9@>:H!rtj*tTjw,yZ3B;f@.QwJmuCjTcN8#n+KIRFmf7as#M]0fCftOO4M*xgAGFaQEy4+H,v5IORZ5CcsQ7yl-+,i/BR1heA]9]JTn3Fz5F4)>%S$uAEI]0e_e",
-    "R[=cj3/aZ(4uWJ2:d$[41vY:v894wiFg7p%1gi031JN<NFM%i&G]@780:cOo1o#jEdJhSKC<wTK00L7V2sD8x1,IBp4*Mer:4tO.J%K16AvgdZAvgdpeK0cs4S*-P,31so01TIx4I;lz)g//!)IAH^",
-    "WFG^FfhY%H4-q0e6FC4MJvaa#AvgdZAvgdpngK8^01@2[I]8CW4+McI04M[$*aRFnfhZI:03QfA051.THvk+s03A30357lZb>[>i0Ic_q4,.hX95;>JH_/3AH_/pXG&TSnH_/39H_.C4rCJSvC-$,x",
-    "as,4Z2ec-,0k01R-OjjK]M3G3z(+3xGC8zG1mw_bKLax_Hs#+09yRPI2I(gbu*3xwIjx/$9]JI%<&gF/t1]%oz$*>D(4G(u-RQ7@I50&I5yA2U2:S:K#icVEGW<AC1K8Is2*8XJ0+yd=3EJyh1C93s",
-    "1fj(l2KX8Wv:=iXmrerK5(__M06ztpsc8/ehqWg!1vNCVDh@Kn462iB42N+9uKgebumK!6<&N&,AP!R)Gyo3=wkidmiUbC718oll;vQH/zUBlYFgDWy1y2mY0SL4L7ckB$1VIPhPAWAs/J5jnPz9>3",
-    "3aSDOuc/83.CZG[Faqua7c!M@9610IGbIBE4+oJF0v[]iGOJkwhD!te8xH^M;7RUaIWw:^4+PUA4f/@.14[z20uJ<k2Ln$NF:;.Cf!az4,[n3BY7Z34<dFNH4$JWaKLav3HUJ2<n@-No0]vx]GXuAr",
-    "9^ftV*2V!Z1UWE/.O2iNjX(gyZ4VjC<dF0l<B#.OoHP!#0S=bu<dE]r1Oh^KKsd]s11c_u053o/G5@kh#.:A61T,wm<dGa<Ffjl:BQ!KL%.%&rG<Q8u4a(Dh8#CsM9v/ub&+!8jG2F!n1&Wdj4+hWi",
-    "0^8wW2YUf,2dW4Hr_;brs2MUjFfgeH47iC,0:u3@4AJoe1itG813C@T<dE,)8#2,H0]YP*:*xarQx4Jb10FE]KMpf8Hvm5kG&4EU<dF3dtzHh&<dF.*F#tajG%>=+6gh_aW)B0:<dE[j(X[_%%;Kkj",
-    "GXNVo)$juYnP:t)3xyCQGB)ro4$KM.A/2:!9W-Ie#VQ4am.bv&$wMkKG]/$>1ljHu00#k&0tqkyvHlhh0iRp_EDng=0]Cg[1>Or<4uuN[f=R,GG&GFw13w@&GBeQe13w^&GBE%cG<F9_0)+w(1kv#W",
-    "0-vKHyaxyEr&.fOkPZPH1EoPcGcquU1OPk*mfRK&#[vY)2M+:])G@U($Vv#P0tM;s4.FI,12Z%+H:&[*vjqd,0R>]k1>!+Y4*,>)KnbVRFblB)6ESKUHPZ0]2gI;U0RyI$O$Hb*8Zs/:<dE,z95B,H",
-    "13xY>FgXAOqyhr/*.ufn0n+gUJ2Wsf06(DtG%zy&FDo!L00p3xNCF21xdR8f4,C@s0]dC66$p]O0YM*(0yNX[0]vVS0O/tQn*r1D0_-^u[1g&4#s(h+GSl$@02:ME1Ook:3/b#M<dE-I3fS,i32+^X",
-    "G1Kt>0iok(2zvsGi3txL)A0ij1%VqsR5Lj-i0^hH3=Ow<05UT(G5@yRMh=>3=acd8A@b)f5(&Ks9[<GTreGfpG1Tt=1d<>O47$S@1.18dE-Tu.hjjy/HUJ16I2-o(004ov1PvV%G5[Vj%<qU0a[vf9",
-    "F*!2X0UbB&rv)<OGc2qo46y;U&xkG/GrjT$4EN(v3eyTN1_x3$#0L)nouE.#qTB/zH[Id=EHN>x34<gb1Be9%h4c[y:jwuM3,#Rr5-n039x]-U2kr.CpzmG)ObX1$M*[KvJO@2j4-SPz2#cj(4:#&I",
-    "16dCs<RU_%A+Eq:A0ILR7c+n^4-S;=4/3:ZLJs*n4+QHNKNmGIJHI9fsrIA+4;VmCA0RXU4=qhf1s>-8x&sH70]T<!1.M/*oKgn$.N=,/GX/(nIUfTt/PfS-H#glc9yNpDOauOg0ux(+sR0a#TL-do",
-    "E(N:g1P*i$6Q1FJ4D_w)@Ho2d*&@1E:LU(Q7&ZVO3NxQDD:ya)6gcG=2*d#hTne8s5,]W1G0R*9(Le@J2BsV;IWeCw7%:1GHvk2S<+Sj;o<WP$0S=JDZWcDMcOM!w:ske#HZM3fGwoUqsQ3X4$K!tt",
-    "ox_vw*vl:huPzS):[:4bHZuS(3<]kSKLRs3GXMg]KmtP#9PC-I+lpro6wc!UGBY>a000RO2JBid05&oJ0zMBD:[.:[4CE9HwuegxD+^ye1%x0Cw0-c8lWz]KsjGDY.RK3[:skkl[ALds&Eo.G<Bd_W",
-    "7&GfyEHN+uF9k3-00p3wXAd[)S]l(tQx5A]4+D-bNCV=]4)skVIV=)K4+EwI9^>j3paBWHh&_CwQ3p#7>)r0z0uo!(RSwr#1FY2o0r*q]@q/_:GMNzs*Z2>t%]-I.*I6F[FaQI62(3B^dlEAMA3,(O",
-    "Ssw&200iQ$A@ctBe+130O)m_PHr81$0yi/MFBLa401@LQ0uDkSFg4a$F9SC:00Y-/TMrnP0tlSRbRIL70tD]M6gPPT(Nqn!,UKfMGBdncFA6s>00)ztKpzA*fd:rIo&g5/u<MI(4%!9.y7v(P,BJ$&",
-    ")K:#[4:Z1<0RY+q2kEsT4,4!84+E,OEH*jp0R<Z%2P6*%oazk=1iV/Ta^OGzpaCxmH!>zB1:vPH2K<-Kq<V!<CkvVr0@xErq<V!<=)Ljm0S>CyfdL_oGq3;412F&@GXNJcy@TXHCkwCv0,q)i3$)>@",
-    "1d.mY12uXL/<$)](0;BUHM;0UGc=D&FgG&*1KIur1GNhuEH/7X4A1tR0S=TJ&IAMIC/Up>Sq[2=0RmAU2r#%/1hdsN4)8k(iG;T+KFNk%4.e+WMGqU29]MdPAAL5mRUZp8xLFL<m_RZlf&_GbGy^WQ",
-    "Is&yF4,_k80S8]X7t.yOirRD=IxzR,2<hEJyt<GavjPvA0k:H)GBqsb2oDRlStKzq.m<[dH:Ml]wunmu93KZV<:f3zGdME.3tbg-01pV-,U0!MPY%6V0[<r/4,URr19BZS&jA%R03Qi803Q%A039:[",
-    "9].,9FA6s^!&w9%2-c<DH[bUJI5Rad01LZ56E&Ox4+Osx6*!b94XA;.9XOUT2IWl-8I&-*F*XkZeh&kfnKKVPk^)3;Hvk(q02VR-2$+Nd2E#fZ3ow!_4#4OO0yhC40S5!^u;Yu]0uL6y3J3V/Q4c)S",
-    "Egv8@(/9JiIWvwiFLW]E01n0m4-GFw2*.7y4;MU7A0RRSA5k&VuLciciZLiSG5@RmZUU;d2a3^H4y+0kFqaJv1I(,h9_wA>F(o%JjI#.JFo,b)y]>6K3WqTt1vtaIZwDd=hcPEMFaQgZPXG^PhcON0",
-    "if.nXG:0)MGBDIp0[-Ff18oT93kX_ahcO_HHvJ6_HctfH2;]dXGnU;z0S.:T2.-COHt&l92R[a=0U9&.rf(ksH],rCBru0DKR!7zG5@+,lcsMPH_.NtFcvq_SP0Y@4+4iV4+ZI;0xu3THHR<T1T[DS",
-    "A^ut$1@isBF$awGVGj]8F#]9YFlrA6hA^QVGXMi>4,.wl4p9z.F$BY;C.5I176&T]hA[;^cm:k_3W<=.,_%56I+p@4JU29jF$e3bi2)BAg)tN^(Wgic3xzQYGz=6;EHgC#1u+DtpGY4tG/(t)QxiA.",
-    "4+4cT4*@SuD+0Cw9yz@x6E*,J12;4v9_U,,F%vgR3beQd2TKnDg)tQ_%.pjygfSyEG/&%jgfT8PG5@/bCjc7[C4(=!0>(s91A7O8F%EeI+zt-wfiVvS:A(ddH#eC99_(64E)z5W4,VFp13fk[F#rPY",
-    "y9EyofH4I<0-aVA4niL(G/MP#T=%,-0s_$Gu+ah!7nTAE(_6D(4+elSBs4d99]SmnF)su)GypFRIX3>!I5Gea1pEdZIIIU9H,Iq<0kD,E28+xRKM6E9HkdCTG&g@T0muOc;ypM=3+w;80/]j;9W^6n",
-    "4+iDoR0kvvB!Dp/8#n+T2]1Dq2A7xt2KWgFfH4Or4*,)BF9.R;fH5R8IRGCTIRGO#FaQq(fa47uG>U_(w3Gt^Cl3ICF)TGV01mv00Rqg9FAoEI4dWLLgUEjm1,yy<8Z,bOF*pD/Gc,5/FEBGRf,xpF",
-    "GXO6LG&cYr2s8jKD:eWEQ6C32f,w:[#6tmf4z;r%[>H*g,$D-P[VX3LH_.eJ>m<_7eK@Fr4yDoz4%,D7HvkL8P6WTzG64E<0uUb*Il77g2Vf5u#3l*uz)KH3l+8g8B8%e-A0aV<1P>^5yRrcU,taOH",
-    "3WG5Syuub7GNT*-jk$UQ91jVDF&>#u01I6ebpQ>vgE1U400cK54:5x/19BZS&jA%R03Qi803Q%A039:[4+;@Z9^F<88ZrO]!OVXSqdWukWeoY%OC&Th.yQ[@m]+Q!2pKu:%TEl4k7<+TzHkP.xIhmE",
-    "<u5Kjwd(,]>b(p^GPueG41&301+2&g9]]_WDK$4]F9S3(yMqM^S&Wxh0E99XWV>oBAU9&p[1hJzWBa)c4/7O%/d%V6Dp;O@=SKQVID@TYy%i53VGpzk:$wdN8S<Db3Fo-D4/havp$!i^RUa!c>6,ks",
-    "+qn%7H01&wU0xp@ErSjZ8PmB94.B9+.pj=U4G$Tl1rLS<%ef5!t>TkY@Q#7=BLR-J4-ZoOYCjM&G&ilF20S)2H_/m+H]!8E3=XyrlXnTL0SEcMObqehK<c.m4%Pt);/uO7&RGuv@mqKN0YeJu$2180",
-    "Ko17@.Pa+]HtQuH4:a+<VhETS2&T.b3ybep2,!0LqK>I0#k;E]ra/XUJ1+t<IJBWK2miy10ReLi>d=4RD+I5B0tv7_1eBh52LJI44*i2t1jv33x!yDaR2(hU$7K[atQ,#<lJ$,O4l)uleh&niPaHIX",
-    "Lju)]6bFdw6Au:N:/Pn2GtB@X1Ty[n0^kXg4,nFt3>CP9EUc=/BQ!bhW)B3N0v@xD01ov82(!pt3*9as0xb2Z2nFl#R1XH:fu-cmlhRrr2sNTY4+x-pT;ov!Vh.6D=(+qt*uirH)jba-y0[Gw5Wwkb",
-    "F9]d,.ogH;pZrf3IPw/S0WmX@qX,AT*)$&rEBSE@2C2.N13w/CIln[*g1IvS),;-zymbihkyH-9%GE:%hKh=.0#hC[fdvBJ%2y7o1P9uX2M,CcjR+iJ&*M@NHXaN8nglNdGBeVPRR-U)jsXb%/3Wf:",
-    "+!YczkVqc@IiK2E1ENVBIr-$-IRFC35)QX>1nmL:C/0>t02c<98wt4d1qAZ=TnLuDGY,v&2PQZyWdr:=3$6nUncy4;[sIHIstgVr0l9<+4+5]i4+=A.6ayI!hwms1g>Z#mGynwb*BlJn<lpxD!(tCE",
-    "tGx[vGXM>C=&11haSs/.gbg1BFaQb5$YKhq1>Y6@GYQDMuK=DQx[U%9G4#w51GBMk4:@EBY7Oe.3/PW36a/V/SOBpB4+M=[1>HSb4-s-]djrn^3HoO*5-rpMt5>awvf_gA@2!Dd(C0A=AjiN(FG(=r",
-    "m::=1lfVuIumleUo6Qse:vs.Yt==MW*Nzen[]qkyGAzXe2lrDC8O=f[4;V^,Fb@SG#][sFmjoXMEdU.>Hvj=@qi+lw1,*X[5]-!Az1dn0mjnfpDht@17Y[hw2p:f@01s+@(+&<R+6WH=(f=+TF9t0$",
-    "!vr4>Gyny!Qx6574FYNp8QKURaWSugG9S.ZGusFs1_G[LGX^vh4jUg4HJJnk[DW&B05q8d2ly%vMcfD.aWVe;F(1$YG_Eaf2FQt$0RX]D2oDCu1RoPN00i5hKQ9C.HO2%3plA-o,v^RYH2<#c0W]-*",
-    "1kx1&:8A<12ATvP6gL0:Fb<Np)lvhiI]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-tpp3;Fedvyd>$#[oCs2o3cj3C)Up2b8,#2(Y6P4+7t64+Hk(eGd^N%AWxSo+SyI",
-    "F9+SQ0tvY#37oig4+WkjF9tI+01pf6Bn>nIbOflr0S:/C3f#=D88_GSHfIK34%vx69x]5y1q$1]Ukbj,5)T!c>h$t10S=Eu4:^VM3%LXqH2;+t>/*7wiSlIy$wm(Z@mTNt6M)xy4+60=4+2mRAML$g",
-    "1C/,r1jOWI4&.FK4DP*O4WWZy0/hB^K-GG24.N$iWFL>MGV4bN)i;!$-4KZQgI=DLz2sycNi<]04;:[VWCO6G1P,x,Uk@Y/.YXV70XEhG5-p)3Ke:Zn4.fVVWDiNd0uMs3.YW_%zXC6BH8sEjAD#g;",
-    "[[#[>039@]3LkYg056:ZG%x<ZG>k^14yp.tb_x4oAD#g+00Y$zA3r&&3J)OW,D(eR]5*.&vKtPDzyk!,b@K4jrjP*,DB[vz4/;W4UJnoA(q9iP;ABfnIpWe=0,4$Y4,(k[4-13kUk;z_o<5U*-;iFT",
-    "u#OB52%rNDlmZVA-;iFL%]s6gpaTzD-;iF_0y8%,01mp!Z4VXV(q9h@xAZ#;Gvd,-27[.#9]$(2:SY@<014dv5DwzfUjk7N38KJB9]$%824W500S=+H,/6=vpaTJ,tppDi*#QTl9^fciiv.Hx4,mlt",
-    "4$%Gr4+YQCUl/(63!noMHUJ+8HUJ+3HlQK_Uk;GG10M,D03Q!G03QN1n4;+[F.1@dQUT<!3$ci:0S,L@,p2>G>fHTq9tiTRLLNBxPXkvJGrlGa!&w9w3-j.Gr&kXFw)zYMn^@Ar1L(#RAvQAqQV$:K",
-    "Pags>016^<8Z+om95w(8>R(J,1UBhU4+5-_3/a[y*q-Fn/^!]k030[_0;-W5y3_vT4+G081&!@v0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.P*PLoc5JHZ.)]4.PPO",
-    "FBLH^;<up3F*Wc[A8]E[x2FLg&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayIAGrvVSp0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfR",
-    "Gy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYdg<Ul/$4PY3FrumKMRflv.v<ytFC5vcs10SAIm3D0-3fXP4!(j=ZLw7FaY",
-    "mw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3GnYx4+4Ww4v>i+1B&Jl1]bh8g,]bAFgO4Xzyu10Pz0i^J@V/<vt$ng)T%lU5t,ay4+Mx%4+l[n0672@H_.QXPz0CFAuj>rHi^R#H#PtmIF_CA0*X)[",
-    "KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.wf#n7sHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uxwqzM7MS@Tl+0w10MGQLd&#f38+H<-dQb_gY&p8+y5GS:nUGXM>2S^%7u",
-    "GuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5nC<Q+lLi9C5Dx[!$9V!H4**jaGXM*jPy$gO2simm4,uWBUmpQDnNSYb;FtN=;>Ud.Pz2op9_Lp$0T(s=4+fb_4+,]<N(M:_",
-    "0:J;f0dyBP01KH/1G3yE4+W;9WC9^(08.w=03QK2paUNXIRGCJIRFm/nNS/#01Kh+UmpQEnNTkSGB*GX:ue0zjGzGz2ANPF5HjHe9yys%4,tfnpaBb+P$DulaSsH!QvxFo08.w/01p9_P!9z9yh[U8",
-    "9^qU*0S=J0P!7zz1@O@mUkjN_1l.827BSfY7dQYP1_#Ar4,vcCUk;D8P!9#>ji3P-IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!qK.%.CY(c2OWleNhK4xLZ^1[*e/Pyv,f2gK.#",
-    "F9JC+olptYk249KPzIdy5FZOQolpRQu;Y+3PZTr&1m%l,4f0U[2oC5=IyN#aB>A3$/^!*;xZGbCGXM>-)t:.$1_UGWUk;JT1P9rl0St@ROb5d15(<pxK;aLc4!EO24!%zamWqo3FFrUh<lOoex;dj#",
-    "F!N6j377e1FCH:7=G@2KGBN,!Juxt>p$Z/$IIuAv(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=SP=$@z$.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,",
-    "(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a.>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M",
-    "3d@Vc1F$6z1gVlw0U[4D,t/D#q1=%p&+tJC.]Ph>$U+W.P%j2HGt4Cq4w)qn1c[&l1iH@#2XqVKgk_BthfpXvT_!YQh)=9h01Wq:xd9I%j,UYq@2i1GiBJy61PY2!1GBOp9]tx5jb]D)00vhMs51<J",
-    "-$II0jZhB/R38C302nv@3y<F*$oLBn1e%^$4w=L#qTyc-1Dv1%A3!$%A0Rj2MK7KKH8+w>6E&#31r6XuA9pwaFP-H4IRFHU@_wc)MIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28Pw+5,W=S@To,",
-    "0w13NGlK-ZGyoknvI,w^HrfXtp8+)h5-g!HH;j&JcQ=nap8+/j1K]%JKRL1rA0RmZ4[n8B4:8=w4+f5-U:=/R01TOdW(F4<0W$m*7%<2rmrw/PsSghZ=6y[*BMemyj@m**nNR[#4+*lM0S=g)hdT#k",
-    "4+G<=9]1K07&HJ5olpYL+(Hi*,vJml01pPAP!9:3%q.5<4+F-m9]1T37&ibLIIIH%.H,XL2&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7/DVN)4v9<K1Tr]I!e$*f01dJBUk;SVP!9=/:ZAb&Ob,Lc",
-    "0S=Lr7&8C^uTTfu$*^.s2&uwm4#HOrtoL6YGXM>:%Ex6N3M_K!WDf)70UrT302np=4z*AMuh(!77vBLGH_.d-w<;FA4,v,!4+FSR9W;+0s;c8tA@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)",
-    "*PsC&Ig#h20SKj#G7_re9]t$OPzv-iLIj.M6$j>vcOEdsIs[h^IcExz#6bu6/u!>0x//3&Gcy1V<bVQTH![[v4!ckRyYCbVCLbFyyigwjHUJnk03QZ6051eLIRGC4Hvk8$paBGo:SYfY=z%Xqm&h*.",
-    "1&L55FgEcjFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua-EJHAJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(WFK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6",
-    "odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m",
-    "02em=2,)-y4+gzZ43GF721*]RGKVA:F:D9DPzL:Y4++PZLk=_]G7h_=F9tU>%q0&FnI#RxpaBEZDHAx.R1XEcPz%r9T[t&0T_!YOy,*5(hz15M7&XcB0S>m/P%m3GG5@+91PQ%R1cHvm0WStQIlWLX",
-    "1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.R0P!%(V(Hsu_y,+=<GB7p(7&rhA1J9rVA3!+(A0IgYKb,+HFfafkGcbcW4U0w^b_yk)odGj2G5[kpFxfv2i$*VZIXKt;AD-m.00V>T4;l^WFCaNN!2%zg",
-    "0X4l)1/Nxa0+NGk4[*W)AD-m:g9Q:d#0;F_,)0]oFaR%_0Wdh%0ung<4#(eSA9pYSFP-H0FxUbjF)-uSKg8c/A0RLQA8s+QT<Nwd8xI1#Py&KL4,mdk9]Jf54+64B2h=Ye4zQ7C1I%a,1+n%90wWIr",
-    "RTwh:3%*bSQx6IG/%fJ-35(w.2V<Te.pCc7H2<ei01LiQ1mgi87ct)f7&ZV80lrWJR1Xoy0UrZ401pCq7&ib4zEA]QnUDbw1(M%t0wWGp0ist2Vh-hV10M,F03Q)K01pDbPzcLw2Nec646u/A1&DGF",
-    "1CmW20yIw-G5@+,zEBSdwz<wDOb,Lc0UrT002ng:3BFJV[D6!B4+E;N0wWIrRTwn<4*]YVF9.X+051nLFaQT+4+G<=9]1Q27&ZV4zEA];0UsAJ,vJmn01p^K<o5gn0S=QApaCBNG5@VC6bB*-tOF7=",
-    "03Qf903QuE/OP_gIlfR21h1k815=(Xy$BsLoq>@bm2nRUzRdy(-NKh*GwkII3#Zo(9]SktsBaAJkV>7[#S#F%cnL89o)8App//7B<ev39(gO,h1QjYaI872TMgy3e4,QQdGEy5bO%gKz8#MqDHvj.#",
-    "9]ko]44MHFGyoYg00Flg2Bydv4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]WQ/7!L+c8#DkCHvk6a0tMmY1>Z=)6%Pu^*=vPoE$Q;x2Iag34+W_IVho(R83e7N8V;TJwh[mk4;DfP5De.O",
-    "I1RkE1rHJGyEq:@G5@ji=$ZUSkH16&$;J*%48,ad2blIX9]kn2+fNSyIR^luHV+Poz$*=b0^lj,lN1B=!Vd:489KQI1B&u01FNnK3*YG+1Gxzcpa/sO1dh8X4*[PE8#OW#F#rXQqZJOI2>FGC00UwQ",
-    "h6n@w-_fLzwFM6c:-<Y)00K8FHaSibHvkbe01pT62=u#5A_i4o8#Yb/M+N+V84m_W2=%.05,]W9GXMkX0ueJ#4+rrH8#zt@*b5#or3;njff)^5<(Bx&!VCq6-]w1HH:L_(&H4rg9S6I*1tKvqQUsg)",
-    "4GFdd4U+pW1nrs]A3ZXQ2>FwIj0p=*vp5OGy9ELv4@Yl8A^^]91fT[E[s#*DfVu$%kNpS>2(hL=2/&r34+!q#Qv#zL2WJVo2n3qJ6amfz3W0(s29UlL4uXZX0S=Q85eU@mOAiM05evBoA_P[D9]bY/",
-    "5iT>^00b2)H#VXP5--vD3NZ8$D:X7r5-XuDGXN$xEb#_*1_p9=GXN4c02;p:0%QaF.53R/O&c<,6F2*<1r56k2KNvT2Z9J2H2;.jx)l!A3kA4]84m>d8#Vv_hzlJt)(Zly6Aknc2&^>@0RaaE]BEOK",
-    "u0jo>:kb0s>6!d>&j/q5Gyohizo9q<k,P-0ArD_B2ngZCf&mW%+YtobAqtG2QU#:K4G#sm5eCN1G!Inr5i2n.=a%mWSPux9tc;K(gWa+L4+V$P77n<J2;;I>4gs]y2Z8]#j]wL/HvkQWxj>Nl1pw0^",
-    "3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn@t,A#aP6+E89]tnU3L8026EdG33r+-/8xIT05,T.=P7=bs9t%zg;Hex!GB,[PxB;S2q8.xQ2.[s%1_NHL8!@YN0X3r<2AiHe",
-    "4$2Y**>NXL1lFP*1iI!13y%g1sForGu*e^VJTx%-2@:*aGXO6IH#GnhH]Cug4@ciZA_!RC9].)42@(^:00V%xHxC5E2>!i)@UnqI[0SH]014lXjR6h(2;L8A4%Ntb4*UrX(NP5(4+o3+eFgs!2b^:9",
-    ".%/:SGc:V.2Ok7D>U,@+((4ui>t+mEG[mI;1exGr4+yxN8Uv^M0uKWFAq&Fw0xmHz01p>Bv>^TYw;q#EnY^j-356ps1voM/4+MtmS@Pdz0@$KI2O.iMy#oS/(hUy+n(Ist1;&EN0[O)k4ZidO0*ToM",
-    "4,T!<O&4.)IWsIZ:-fMdE$RXamKXq=AqKng85/U38WS>k5eyvy:.teM9RP+J4+2*cHKP*@0y+fa$psGrIubSj9]AJ_1l,vT4+1(CH[lfyIubJg9]Ac55-y/IH2;:T&jlX:Fgg,B01kx$2e!/x1iu0f",
-    ",yZ-%N)G^$5-gz;zXA<,mIMQnpCJzdmfKAZh5Z5#AClWm4,vWETnw/xBrz/S-bI6H2cE)P4jKcE83P&)kf0I,jV^)e>^fhZuL2Ctu:^cB0b_th1mCG(3:XHlg%1oG3F;SO9xast4%yx>3h0an4&2-L",
-    "4WsT-0+tXC<&X9fpdAkh+Pw%b12Q+>j9vgl2d(gm0S=Pw3J(Ff>b&w6gdra$G:r)f.roFc!Dt27jZhBdst5w40S)l%5(M4w2<es;qId/z53&K9rg-wO0^l$Crg-/CuB8tS/+g!V$q<[Yr<8;If^9l#",
-    "mD58G&btK.3y@#24#*cAH=:GEgQa-HHW(jQH_.d>vnK]mItrZz1q^;it^8DHF*lN;2:]g04(Q280;P*lsLx_%2DZDn0R=]&5f1_C<LUSKm_aNd#Vif)r$!Sq<&g]PIQs>.eFyoWf&mW$tj1FbzV/!!",
-    "H!:j!f@=L%FAOm<0526XG_xUU1f,,)3cHR05-FiF1v9>eRS8@TfWcS.MH4iFWe*Cl#YGPTw$Dci.Hwc(E-KM92-@ih0S6uieGd(zkXQxA+XfE[tB;v5Hu1v.3,bXV12_+KehT_y4DG<W14-s[91kPu",
-    "5D+au14s+)5Dt_24,X9S[^K*U0jmiGh5ic&9^D!z0^AVvS@Pz>$pa0K/0pgy;>xMNHaLU@3W(-T0R*%P1H%di!OR#7#T*YQ!,QHaGcbmpbplfaatoda2H/ln28<8D0SnOR4Hq/d6A1f]VFz:x<q@c#",
-    "=Z#80nB)cx,ToW^w,FCZqxMt,OAZ(VFbBy24x-u[1fhuu1)T_Dtf&wZH<yl3kjDiH;2-D%,bV/DA1*dAfCC:3G+,1q=B<Rd3iuNM[6+,h0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2tst=sb[Z$CiAq_II",
-    "QX<4oZwceR2L[Cf3)IvS2b%!>wMiZ@j]K%$4-A&#5+pM*:je)3v&auDH87V46Ecq#4,uIMF9tF+n+F:-00gqS0tBNt4+Mpi2;mL*e-hHZ%0eSCHbVpQE,wK#GoJ;,HUJL.gU46_:x2ys8V=gHja<$#",
-    "Gcz@z2MLP4PY#FTM/t-]H=KrLHh:2lHMb@iHy.1[02MR.4c_@D0>;gS3HUJ&2I]U3Dl-&[MGlIQ5FZ9Pyaf*$vMC/tGw,5D4=e[94FQhwDG!DL$axK^fD8[K=N1Y>vegq9EwT-[]FV;.BR4GI1P-Us",
-    "2JY.!4+N&7c;X<4O$rwe2D^OeoiPdIumS+gGY.uz3JTT[899Rv4Xwu)FD=7V))5:u:%(:vIjkWCa^N0j02:Cylv<e8l0*)l-sy!l%V!682:u8k05sLmR1@V1#sd!qvc>[COESF*FBLL501D:NbqB)8",
-    "SOcK_4x1DTz;&TozW*_QH#8p[H2<Sf00QwC47__(F#s.GH!^bq3=xET8Z$Pe3NLOnGypFkGc=DoeK@OH=9c>Nq6!Y6DkU*2fZPuNuNeoL0^P1<BQz^8ArAwI3NJh]GXNVh024C+9^+SEBsMkX5CUlk",
-    "e*%%z2oEob3L7=788pTT9[<4L6a.v@Km=1T4883>6*9Ce1BnU@0;C082,h7B+;@eh>4O@41u@@<i3$%*#uOhGFo>BqH_.ne00YJp2#6O3@8x<T3L7_9DL63z9XXsl2#E:[#uO+rIRFm]l%tjb9^F_!",
-    "3J(X:lQ9c[8Wc410^lhD3LkGZvd>Z,A0RaEjY%Je0WjUH0S>Fa3MDc*00#V$T<0QS3HBlhw^Vp&$p[cKlqC,YxgQ8Y8#1dU1HTdlnZpPTlpYT*%n2$rGynsq1@i2@2O2Y#0UR=S2;LG>0>,pj=l$:u",
-    "$OZ;20S=Gk2;WFo9]be5B<axG9v:Al#]aFpuLuL8Bm%hu4!xX.0S<jR9XNxCAQ;EU9vn6R10Mos95^^b1ke)@G+qwsmjMGh9^F]c2@;HoGSCw*ZZ$UmFCaBBt>dHu0XYB[Hvkwmq6H4)p-H3Kwg&=A",
-    "/oby=);*bi)y+c-;g$;*IRG3v>__:LEVu-&a^KWt1cKy56gAQY4DSd8LliQ;4,WDO3Z/6H4vXtu1f[t[0Ov=$1<Z>VOEmEa9_L:FE)1#Qa[@(I2B7[[3xFpMq#O-/*fu9QH6ISkEDHPlbsIDD2qQQ(",
-    "024D>4+X-W5+4mV*n(Xj8#d/AA8.C]xl#@y$,oc_w*jFN7Bv6^>HGWLw@Kx;6$]kQ2FUU<1)keB47DXME-lv+D:gLp2n6=J6E$,Vt>B3O/tKnJ5e&5<1<nhS2miJS4)O:XHIV@z05tLl6Ey%HHvj]v",
-    "77t7E2rm[mH2<nm01>_v0R,g[3biE-jT-S,kTf]nFfxP=954U>9]C6#.q-z[IRFzfULOT9<(3RdIRGCUH_.fDzp+vuAUE-]54Qp35f;K638Dob6gTn+1N9yRyaWyAI4:>aGx7)/IivM+1hF9ma^KTs",
-    "1A_kN1mqD6o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs2m]s74<:e09_L*KE*LlD5eVFk69x7j4#WZ(IPwS>Hvkzq030=^7&!nOGXN7a00dqS1/Gn89^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl;@",
-    "-RXtafN%$rtuZeKH!.v.S>s(kLk]R;8VQ943!BhD1n9XM4@Q+44,W-hd.F2[JrCsr)vq^RiuMx=2hxcX1Lf8;4+DZK9]k#,&-t(xFaX=K4x+CU1K[5e0gq^2EDt)RuM,AX4,EI1F$XCL#0LX^b@N60",
-    "2OkDB01@6*59I=XhZ6>(rxgv/hZ70&4G#swkzOALH_g0b4+F$q3h876[U#2nnt22NkPryuk3.g#jbH/iwi*Xz3!o1eGOa,$0W!f82-CnGfL[mASPu:JU:=W6!S4eTG0c$z4a/Ab6)dIkjR6Z802dxI",
-    "83;+GCJEVL0KlOE2!#O)x@>o7H^=:hH4iED+f4.L&SC;Ax)/+TdI2L0rfdeh8vw+14yES^4,3qwRScSgdI#$P8as<19^6,79CMc1EG[fHwQmKLsbUW@wr:D.4wixz4y76b+8P3^>!SR1.cxS4H-mXU",
-    "46o4&5i-!r1Fhl#3!_372H_;-4-GDW6fx^M1Pig47#J]PlMD&[))xek*oy%T>:2k$h;p1xSqIwAFb3oQ76ZGt1P,O<0]c0-O9]s737:@m0lzR02%O6^2Eo8H3WOd7j-3n>CJ2Zg0:UK);S+p44+fIK",
-    "F$]Oe6F2^8HvkKA0@b!g2m9/;0R[Lb2X>aP0U0xQ1<[2_C/0#+1P,TL1eymYFf7!)1>*=700-<]Y6yhy1O/L#5C8@S-JF13p]%qeIF11i2J7b&2g$z80S(6L1rH0_qA3NL,3$wc2=KN[49d/aF9kI<",
-    ";tTa3:-ww0T;hUF3h-g^A_@nieghf<<btR<9]JS1+inT=QVy%9kO2eME(Gj!4+F2)I11^<4-%117C7L50R)3m4:j/t4+*ex2mjbP4y6bO)3QVi!dwZPNClp:69*p-2Cs4t5v,=&0m/jin*tA0h>YM@",
-    "sUk9CVRNOlTyGFLGB,A4WY&/r4/Yp,h2aVhM>eB)F#r!nmEj5x9*O^E)d8L13J)<>0uS5-kJ6n14-h-V54-AA(wzYh8T$qg4eyu^4/>-/G^ICgWbK#^4.hRi4-#(l3J)M+53UJ/(wzYh8SM!V3F;:/",
-    "4/havoDB_+RSz@j9^jltm/g_mpA8Q/(X9jyUJp3YtppBU59I[pm/g_fqy,O#2/mdM0R=rI4+H)ERS6:psq]YP6gIfD3obb](XI=+;fGdA*&Z(dI56SxW,kdhHUJqjs[skT#1Ia!uT_D%0S=;-&0H<D",
-    "H8@<bRv!g700HJh4-s=neJ/qvH_.K-iUA)4Hu1,L4cq];yZuN9!+IMqLj$Fp0S=U5FA6y^&6NiZ>Aw6zjsXbS/D7h65BjeJFAFnYwxLuH0+Z+x6);D@1Sc=vm8k&+9^JbL0UCAR#k:Iph64@R#Z;4@",
-    "d/A3(69uZN1OlO.F%I=J0uKn^0S;du3Fo@W0S=uG-En+Z[Hg&9oLdL+s6@IQ0v0&[4+rM;T;FBxMg@Mk2#Ey)r4.W<iVY7C;T7&c$3YJRkOCYv@Kbg3mxVG6Y!580ZW/SI&k6>Amqi:lfDQ.f1qHbS",
-    "9y$O3Iuct$8Z=g*m-ny*-x><Lbq39fHVn2G3EyK60<1*81+sz@4*,g_&H)%UmVXG&=Ain#5DyE<$6F5%pTyDu4+iAa3J!s_3/a*1rXdtH=SJ=K5aOW(1j2Sd2rMx+,2oXm;Se<PZv=f51RoeUjJg6G",
-    "Gt.^,1<GYs1t1RsmI(!m@(F.S=8H-0-r#=.0R1Z!FhBylq,GBTmD:Xjp^s@]:j4GOsd<=s90&W_p8*d5!SzD]It2O#4vPv7]E6ID>:vU>qk0bl-0Fw#5(:rfHxC7zv]]kF*nA6#@4$c@0.P5/4-Q(+",
-    "0t_tFHytpyy8-UBh)F&&H8Z&c4#;k.0R:$Sq#X=tf;W-w12#7_IL@.#3o$hE)+@SJ@m+HDxPVCo9t+6v2<IM73,9wn376ks0X6]O95^z90WSkLH>5XU1&hxW4+Mbh&jBVlH]q!v@y&act1S,-r<[_e",
-    "-UW(R;#2/gkF_,92EXDE1L#_1;1K_yz/l!=iBAsfgA<+hh8YUd=KJ&Xhei&I0_9g.0b_K1@;UcN6<&Ul4*]%w4GGb)Rv0)+4)B8p4,5FY3k[#FI1cK%0Ur!Fp4])s.a@d*5(50T4I4DU4Hr1>dMqnA",
-    "H34xNIGXVh2#<He0UR-v-^#2;Sq@<*JUBNjkW&TAj]3kFH,ri,I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSqzG]q5&<eH#qVS2g12T3LXK8bq0]BHx8l&DK$9pb2u;JIq,lF2ei#r2!j&>:gE=;@3wp7",
-    "t]0:6bPP,cj,*lx+1Ldy1_)XyrXDLfED,__tR=cpITsN)00+W[HxCe>:thScqYVe,,wqA&>yQU=gTn$2=:qq<v[wz6sBaFvrVSf6!2uFB00g434Gxp9R1TCT0m$nx3XnnruFYZq&G!Tjl3M_E4cp*$",
-    "6)o3>0Rw-#3ZNb%H8rwZ4+H)63JABx1P9%aPXo0I471!A4/%tLD/[_P/v)KS76fk&<eT)*1PlJ%VFctl4+yUNRSy<1>0ItXk!/Qf27nj^s_Q6bDKavp1>i&vTmz3G2TBdhzj>0cFa*/A0S@a7f/Uk]",
-    "nCcV[A)LcXA4xHcE)Od3uLTYG>)8B1fd:x,$bpyv9_dz7Ee@_l+o%B.F#rQk3!d=/0+zsg3Y8H9(-*G]:Nf-^8VZ;=R^Rk+0EB@h4vS$1<7rGw0:J;uIjas21N;.v41fU++RqXn1vB^OPz/SjoB.yP",
-    "Fz72U3=>MF4&^rk0)*rc4+F8bAP*6_yPN;EPzK$^P9Fj/PYZyV6a./tPz.P&MFjW)2.eVq2+[%$+;r1h0jQHw3hIzH4+WPA1H&5y-JQu.[UZgN%<PS24+,X!1qa,*RtoxfKMgZEEbiDb6EOa$4G#p6",
-    "!wmslA2&1c*fB3$Ej0iQ>%Q[[)&U+ggOU&*1vuJD5B:t0n:h=41uqLWEX&_w38w@Gr0#zhGU^WU4,3Z$3-LW00=wE.2Dp@8382hp4+py25)RFt785jqngI>CjR7e&I,J)Q1ICjB37f,C2JbBe:^d;k",
-    "=*09KqeTSi5eQ<piqi%ONG^L7G<p/.0WStMGo_*u12Q$EJr6mxuuloVcmw#v3/8Q53YPv-1GfbWBm-+u4-Div6f(7=1qPD;4yy7V45@l:7&E1C4CdVw1+dBy0.e;.4uRlE1HyL;0,yai4,&<dr_wG>",
-    "2Ly)v2p/&p&R+o.55fe[.[/LY#F,ouH2<Cz1s5_@4b]Ic6E^$*7&3t&4Xfk=2Em[Y2c+,-4<JP33ojlrFtzYY4-%mYH4jmSN)ESZ4/;BSqyY/U-RG2m@3x*GGw**1!/hXmF[q3;4y,B!t/BjY5xW0n",
-    "2*8vJ2,w-S3#cX&FwZ0h[sacr/N1ab3m*eF01pN6#Xk/P<*NJR:jVap*B1,N;Y98]pZOOLAMP#y=#TOk0uKS^1[XL04+Dw8X9V*p95RjpA1O2ZFAoFN2O_5%@YH(f4G#:W$Z!sT:SYDR$V3873*gKM",
-    "0G)OOvgij1jtv8-zfcE_(hLtogu/N23bO.c0s0RJqu4kLqVh!q<W%/T(z=i-.0/5)cL$B03Jszw1o^J@G/c&P&&dx5lp6<eECRf53Yz5&2C3XQ2KLou4gAvr1Gno036Yv%14RwY2NO3%95nz1&pHG0",
-    "KLW,o4,/W>1Om*a0t5QIL/Kn(35N(3ErDYWtpfl*4gO9AjPME[1T&ATR3S1n$r/rxWB;2Zmd-TPm*q.vH0Zt#BQ!Ug0S/oy7Bv6@&zn&Uya5TG0R))h7as&Q-/#QE1KchhG]eytpdAj,2<e63opuJ^",
-    "s8b7@0wOgrVgkOh69z*G-$[-orUC.>%Tf)%&kqCIF&>jl#R36B2VD)2qmuyx%LE%Rx&-f=+A-]8*[J_!1B@YNHp!;24,/L[1%xsW0-G,+49@Lj2+=er7c$xb3c9,p1l0d04+rD,0_-[>1xX$@Y6s1L",
-    "IS&T4=J4>kq)ZO=KtByKF)>tJ8Zqaq3kmtj4G#.X0S/--3k9k9NDl=-::dvivE+0I:B.2Q3*ku*1<H7<4w#0Y0TwXmNd<clV+,!XR312L3*og;3G+Y!pcxM_#Mc4:i$o7K]JMQwtF%,pH8P.E1=(+%",
-    "4+Z>#0uKeM;ydn2f%Rhx<!C@m1%dTr4+BvT9*n)50R[QYkO2$af/vk7xfKpi37yhZ4+8JYV-;[.03RJO0083<50L<sVg^9_2C_i,4c>N#A9pbTKS;n&IM)IXL&^k45jg,3+vjT=b^-]])fo;,0oVcr",
-    "-euEnKQ</=V-:+k!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13NGJ=#YGXNbovI,w^INApvp8+%g5-Xu0u.sEscQY[90w13NHUI.IkOm(/F_8Ph4.W$.ACUn!01pX>7Y=pH3k8nPRu3<SymbS):j)1D*_beH",
-    "0oC;n1MS)w4,Lin0^nKh)0>bY(eq[x1cIgm0wWDm4+<OaoB-w+4+(&#0^l]V(Wn6rG:X%l0R@V04,;q]4,kmcoB-z-4,LTq4/#t(oB-_g7Y>xD(gFe>4pRrGk_R+n)%If>2[r&92Q_l(Vh-k^0UkI2",
-    "0L:l,AP%4d0kfVf4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%0GLV!APb,a5-*@L2sr:AIRF60TLxbb0iXjP2[,=B4mbc00oC;n4-0=$paBk@13wlyEHT*u7c_GM1_Z<o9^YPH4*^KoV,FMf%bWoUrxpTn",
-    "4+W;G2:_My3$!B))%IfpQ4a^_[bMf:G%()*4%+Tt4+ZVKHySVi4)@bnyCM$+>$U)Fx3xG9HvzO!39l&(uE$Fbi_$L@-WrAB<&=Ra.q8hWB;I7r7Y>r@pdk+up6j0h4+i!D4+QQi49E0P4!-2p2aok*",
-    "8Z$[JI9)Uk1I(hD0S:_!3k%^5oB.As=.xh[vnek)H8TJS@ZyUlv4H_w%C9940gvhk1omz(1UEP60^Q.f3b;=H4+f(3V,EvS4.GxtoB-&g.PskQHMJ/mH2<6zx10eF1B3De4;xlxA0RZ77cZUxH#oH=",
-    "6F2yV2Mx6-A9pkWAD-m<,6jN*iv]w0DIa$.03V+LII.)Jp=pX+KeZ>zAT$6ko&h*B03]py!2&OEH8sKlAD-m.g9Q=c[_@=t3Lkek03V+LHUJVg01mY&A9pnXFP[N8IM<OMy!QkTKeZ>zAvM7QACUn$",
-    "01pg_7as-V)9VBe474Z<H2ut+0S39pv-hwYv;v<k01piM%$xxNQ4a_UC;5;q01r9%%$xxNr>=H)64;O[5%$cS0RmDF4YVi=H1*7!0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFa2>ox8^",
-    "6$UsC=z_x],_k=KG28(I!KzdTTn@4N0^lwfC.jar1IGa$0W.&<GXNhjH1*PB4dck10S/Xc0^m+m(qji;4&;z4A+gw_0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lqi=He=2dBEi0S=f0>yi9O$]4Q)=.x85",
-    "4++aC9^qSG9]19rkO2ai(HR58w/xLf;F]f;@_nXOrjP*,3#i_Y4-RCNRRQz>4x9oAodzEQHKUpV6)<MG3l9vv,O_XN3C@J$0R%$.p<(<3i(dqe/5@x2:u:>Q0uKkLc;RUq0uAQdH3y6B7Xv#9ws#K@",
-    ",1%._kpvSn[ADi@VQ!i6R1!J)R^UB3p,/]<v/AOL:7XtN+O8ZAE5mUwBsnw0aTGGbaSsZxjU5D_s0Jc9EY.%H46Kb54,1azjsXuKiKI[szVQ.+F*C6O4!zL]9]SD5-t:x.mjWg,H_.RxkQxNi3J(dj",
-    "3/bIj1P:ti1QRiZa16q/G7k*M0tKAx1@k<u0v9v<9yI=_-qjUQ4+i]:0^leP0uLsEsZb1%0tV5INe=0*0v9j.F9k6:o]gj-OTz:bGG,38%1.3K#RLxp<$m,>T8[<NF*X1%PBu5D2@n,+051.RH2;(H",
-    "ksc3PnF1Fw03I[o1]JDB%AErrP&cRv4yW5M9^PLm0tJ<,5f56J2Ny8%3m*VA00PZS4+PL4A4<T+2;nHqd/FZZ0v9v<9]kppxdabM#RLZ0tiJ&astGR(Gc*7PrQZP$T9F3/9RtaYHy/(kstGJJHUJ+G",
-    "Gl&oa(e)1:SUH&jCpk8l0v@Y[,v$o_&d6=MP=k$G)0!]Z3=Xyx0tcqz4G&q#0v0j/E-cp*F9$R-s0lAiG&2ANj=T3-S<Q,bI5;349]SU]2@<@DGynt8,6jo*feS1&HpK)F2b/2(4>UMV7Bm1aPBl2D",
-    "2@n<;03QxCh7bm,lS&U+m-x6t03I_m1]JADjo&dZP&F_82<Qw7Cm#;sza9h8fpQO7l;Nv@Hpv1X05AX>2Q[V%FH1Ew00zmI&-buwkpc&]3k$8r2oDXtc=NhADjhS<q5%ZbtZNSi@kOf_3NkdNrU4Ex",
-    "4+5Mk36HBe3dy@N0QL(5oUs88j[6Y/t/Gl<2Aa+_4)n]f3AVTb0j&fL*_kG6$:Dqgy&netych]31S1+V;C/5(,lqWpJ0Ar$hOPk*29(Yg2fWrf3d=<j1=;1H4+o-KssRrP>@(+sh2[.ijR6UQ10M%8",
-    ">P!543=Fh:fGiX.01nxw0S==[0UrV^=<a!q<w8V6&i+&gw=t7o=WU%m4%]=62r/iU0S%L=wE+dlkWvvat1S+w0SB>5P7ec.1qtYYE(*s34A0^J0S=J]&^0qn+;)Xq0/:ln7BiLOssRrJh5,k#.pK,N",
-    "):jCC0Rkle+FK6<:7Eh_4a:ng9]tXm%uoR9HxCPeu=J:bI71Hc-sO-nL-(CH4:*v5GXr@LxdET40R<uxT;<as69R%d57z=ssR0r,02ed:4,SzG9[<7]7BupgHV+Grjua0Fi[y6;1jWA60SL(r4-$vG",
-    "0TM9)9^Y3%3:rD*5COnp1&hxZ4$cY[Fzv(>9]Jhf3MV%;01cCd8UY*x/D&Lg*#Zv-z]]H2Ee[N;f<:^,Ip>xk!<#KlAF/=3tf_PWGXNVh04=_yw(]!Esr]eG4Dx^d0Sk,*0,6X0a1Rdj.yH&$m>!2e",
-    "1P/g/=Tq)U,R^Ymr85KvCp!vT9]AgZ9[<Ror2@992,t[1C=0!y4+HB*4Tgj(0R1Bj,,-=,Q#Uv^3Oo,3Qy%_@02(#@7cl;]o^W];15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+<o&R1Q,b",
-    "FaQ<c02nj;4+EbA9[<A^8#n+JH2;v;LkBz$15+L]01UIzqyYx@0SB)^4,2<GR1Q,aHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK401L$X6$Vo%FgXAZ1D=vg0W_pG3yqiq1ycveN)HLg!KeWa",
-    "Qwz.-78f[D7&ibP12X=*0lfwaodXv+QW!P:9]JW24*]Re8#SY]0tZtVH2=OGH#)67292E]3;3Fa9S*tc4-C:U9W($IGXNbj024L$Gyy3M9v3$N9WekFIRG9p;V/bLF&,T=02eX.9X0;LFaRAmco#U9",
-    "0Ua-=7d9RX<Bs>Ng,8t<7BT/0i_.Or106L07B_P4>Ov+-w3q<1$IdbyG;ftp#EnP_1h2O.6*7#n3:q.t,/>fuAqj,j0uGhd6$hlL0Uj_%+y)XXkRJpg4+WB,0tJ.n8UV@:4-kCM1[pK6fiwpd2)GFh",
-    ".)$71%L5ANj^!yZ84vgY6AtOT0UkE$ya5WmNe>SGmLm<X*p40#&H_ns9uCxw9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)XNn;DPV0S>Xc1uZl,00N/+6b_NMp#lf*=$ib+0o0)a95jvvA5k:@E-cdz",
-    "fF2Jbjs+Ys$DslY(FhI20Ur/C#i0TU+d2cyu=SHt:.TX<HaETn2EC=-4:7(4F9A0(052dnG5@j%@n&,T[[g,Q4#$ZfFGDytz6BjP052mqIll!T208r,A1XNj1Kf^bA2Bz,1rGy+*B&1uIsFO)$%P&t",
-    "[[c3;1uii$kc/<OL=1ygEHN>30RZ8zEe]8Z1s<18;,d==F<y=Q+1yPpF)%a71t_EyhYJS(6AvPY3kJ,nSs#D@GRp,mGd2J(L=C%495w&](&!!=BsI(hF9tL*01qmT76zk/%K-xUIm@tw0yH)N4.eEl",
-    "2B>#3FMt9vILrkeHkS(zMV1yUGBC&i5I5tI7#^1v%:=F=Hkk>>D:eWlH8%Qv4:HXK9]Jd-3lAfq76#RsWgmb7G]dGbIGGC%MWq%W05aqo5I4!FCm$p+&jlX@Ih+d*DXkU.&Yol+GBM8u9]Jj<3lAi*",
-    "76jqMCLitrIPx0_i3I]n0uKg:1p#Raz6%EWY99qM#.DjF*ta+h!v%UcH#smgI5F/V4qhHKs]5sJA1XD_CIrvxr2!8z@U)/uGBMJrFdrc:s]5zJ;X:]9fCBmoJu)*ii3Kk!Gd21O4(lr)3o@&dGBY/r",
-    "1q3<EDma)01M6xJGv5>212Qy<F)t%DGnfSf$(]JtfdbzZE-2QwzAZ0]0W_/FD;bJ<HZsTsFDEuL00)u!XAd*r3NAJ@00Qdk1P:#*F%mVM0S]!!-0i4@G5[^)0XQ<ND/!B!IFSn.CpZ8IoaO@[GBL:o",
-    "9]Jj&3m+so03tXsodFMk0:&[uGcY&pfGr/70XT-&F9tI)lnXB;Gcf/M<8==O4:Ha%9]SYzm<OY4F>a4guLA.[t==N&0;P$0Gco@#kO4C<hb$ilGpH6HD:DETGs/D+GBeBtF9I]&01qUn76P3E0KDb[",
-    "4^b#91s*k*3onrYH8>VXF9$O/nF^8)HUI.m-7/bXHT4;>P7ec>3lAZ!76Zev2Lh!74^b#A1s*t/3onxaI5USVF9$O;oC>Z,H_/v;HY@RTGBwWy3bPgl,%k%DoC=_-k.bSpxdJqYEI$P>FgO4]8#FLE",
-    "01pH9a0uMM0^Y&>X9ezrMjJD$hyn%i-]B/Jw![Gs4Y7y.4uXRN4+Pf+8Z;a]1K2DC8xIPVw+RJ[nMe,][rmwR05SIGF9wk8b@Ua(-SUcz%#Ar8P%,7DPA@lBD/>Gg0uROkx6o!Ei_%wE0uOw-ziJP<",
-    "0l^66561zsziJPR0r:(CtpU1)YafgOHsAse#[tUybq]aI@2r8E0ldp/AB>PyixD5j0Wgda4_>wb6b^:G[dEWH(nku,vKt5PhBpI+84j1X9R-QIFAn[.2;WC83l9Y!067mI)9,!@/d%eEH.cL,vBCie",
-    "h#3o(sY<:aGBU:J0uLaouekva4!wz]0S/9q0R@@[c<G4$=b@Xn4-q./R^I[:%K-AniO3TO-=dYA3c-,d1iZmX4%KxKH53m/l&BLAFs$.y55)u8.unf+jq+p&<PuR!0+==110o*,F>V4]3(LL(4loRh",
-    "s0.$lFw2t!0m2FnjL,rUEt$=(4*-da0S=eNi4>k8p7uNm%;S<M*z#lt:H!ZB)_3J#1NE2&4,$*O0]r>j1vtB_0^m4A0S@Bzt(E_BF_F5FFJ(6[,:4HW0yj8_3I*WuWDn&7lkgS_2-lN$2gd_qor)I=",
-    "731]h3&[@+fU*P+BdHPw8UyhL9]^3VtCj%-ke:k$C6^$10R[faNe:j(0Us+d00f8fQ4b2$0TMR/3CY$31D3fR4-H.SNe03J4<vCUS04a104FjupaKTSykY<[)(;LWWi:TpWnws#=ML=mHeU]2vI7rN",
-    "XCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)zu=nn2ltC]51E2ahyy9T;&JP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XI",
-    "Ex!&A7_@@84/QO7.OHbvfdLOCuLTeE2e$ly0S)/H0^lha2oDK>v-z(.4.3)S11^LYF=+,@Ej2Q<GCu$[IW*Yl6%Pv3rH^zH1u@>Z0S=oGg@oit4;qtJpTkK%1u!uzI1d4$ISKB!Sqg;d2a!b%!x29X",
-    "GAvtX0gCV-3sV]1u-B*;PyiqUm_[/4s^/:1<n!;@dkVk70SU&sat=&l133/<**p&r#[mt=xV@^d:&F<i,jq^i1B2iM9]AYT*8_I50UkE4<&OMsfPu6D2AQB*1fc-9$Q^W[**gvOD,Rgo[bUYd4&U4X",
-    "4,eb]4,WF]6%P&h-0>N0)dL;7HUJM2b@G!J0S=yZ3X1w(3RDjT$<&5f9^asT5HZaH4g0bK2-,xC0tgQyrUMM]s8R-U<D2!@(4+wmBwRT+GF@#V0SJSSWdw]xBM#O93Wf&@nZpSW6a54q3N*T&2oCiL",
-    "9^zeJ9]ki0<EboIH7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1thf&k1H-#!0SVef4+HY.1rG/7@&17KkD:z$s:Bop%.l*f2,&ox0SVOZqyY_Mw6g-Pz:HE4JnZfT3%-VQ0S=Z0;gcLeF*X1n9V;_3",
-    "1@hz&&<cklq!]x2wA2MJZ!/%U.2oN8GUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ^i]g4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<l",
-    "HvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn$gn</waGdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00yM5P%jEJJFDsi4<K+.A8-]tug3uo+X3weF9$I(,s%Mp1/oTP4,_h*1>u20PA:[IJKX98",
-    "4-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LOQWHxCN6:IDx*<CXlZo%cE)+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmVg:DC<>f@eu;*b19<zGTe",
-    "1e;)S4,vThp8*T!B<[3K49h]f7Wa#-0Rgm!0^lr1B<Yd;B<F1+Zwlip2XPAT<(md]Wf(D,b>IjPb@K7Kngb[<GXM@J$BzduSTr[P4!i=zGJwnq6g02rA]D1gf]mm;1vNPTo-eO>Co(hu4+N>CArAym",
-    "4.6&9tN]l2H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT056-YH97r738=:)v#AOlHKyYNA9gkXFIP4(-sOsquZ(8[uLT^A.Lv;-cR1q$AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs4]lHW2S2I,",
-    "F*Y<s1wVW;EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<07tXAgGO:IXlZ0Wmi)%mNP!.QE;WHqVX;9^P7C4/KO6tN[+j.>8Z3p!#b9BM%Ru(*q9K/K:!IHvk>EHvkVczqqUc1+=Lv6WIX]6Ti5u",
-    "0Ur/8n&]/$F2A=^0SclQ4+Vs$3j!kyQx6NjxU2yKxET)#paTzDzqqUcF9S0-052soH_/3HGmys%4:Z5HtN^7JI5cq&2%NNc95;>Al8&GO4+E<;QXdI503Qc600v;Y0=b2205t#;Gyn>a=a2Fk0Us7I",
-    "*#Q;e03QZ4paUNeGyoko01pzb<H,2j0]UbW9]$s>10Mr2iX#SJ4*[S99].!69]to424WuyI,I<&4,VDc5DyE8vjQD5)u*cg2,CzI4!Vh31E!%H4,C@#2n0U^dj;$udmjKdyN3h:/_5pDIKNZ@KOYG/",
-    "lBlZz5-6cE2[b>+Ig3-Ws._hv1TczJ8aV(T2Qr%0UmqSb;=6Wd$><>,)Kf1=GBDLs1cfUf0y5Q83M3yIG1XHq3pO[h!_,80Hr7)Q5$W@w0Snes0;aKB34qEQ2&4LZ4,nQ.FF,Lk02em=9]$$qQy)w:",
-    "053N(IE*.Tq5(D6Q!l9jGdTbsodGr2QxD$)*-5b50oqd=,U2n,Qy,iGHQZAl,U2n.Qy.6yHQrMn,U2oNADjU-03Y50HUJ-U0X6>1,vTxOADjU-059SKF),g#4)C7;7dGHi2/Jr:4+h[.4+6I5MGqFX",
-    "r:p<F0GqBG2.(eg4vZ!O5Dy2ui&Y-6F!Ci248J8G1UBGP9^6<9Dl#wt7c&4JHvkV2[*]Bs4/3PLFIh1,01mwb88>imGcz>h-XMxq-ZqL+--l6g64aHT0S=VP!2/I5w3VO%2Jg57F9S9:-ZqLm&I1nY",
-    "rC1K(Q!hU;HUKXmH8%1.AE=N@-Zq]wGLAnDgGmo^[!kyP0XG0BH#E:b4!b@ObcWVv52=v.0uwfgSPwtQ-]C8R%mN:&0XE<NB[w(B0xxhiHO&GKssaB[1o8P29Ws#a2OoDc@v(uI0sc<UI55:(4&Dk6",
-    "c%sY$AF2T[-[p-g03Sa#,U/U0Htx-;4^alP4,m+epaBmP-!>VZ#+9G^2ae$x4+z3g4gVYu5XP0D0WS$LHo[OJ4K<G]HpZ2p0R=<i4-I,07c<,]2I5l:4*0ML4:QJ.paBPip9LQXGN1ztqD:DB#+9G^",
-    "1GyOw2%rNG4!!j:4;4z@paCxgGc<1e2Mv!/4-93fpaBm8orZW1K*q/e2&S;-4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1N<:/4+Gf&4.N;K0]QbIQpU&w2!g6S4+x+G4+V<P24D[Xp#vWYG5[Y9G5@+)",
-    "mF7JK:#b%F4A]aU9^PLCzylpKj;q*F>2D^Tk+LESf]dge<3m$Q.x:Mg4+[RzOCB,fQzSDoRs;1b2)zLx2[YtV6f-5(37g[#9W:/r2KB[#2-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_CqJ3B_JT4+7p(",
-    "3M3yDG_QDUwU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(iAMJq)di2;=/vN)Hd<Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi0uM&!Q!j5ZF#OQ70S>Rmj!Pe>0WtK90UsbR/u-mXGyoq4",
-    "H2<zTH2<DkhwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/0ym374+-0:JRb)(;Nc8UGyn*:-9DOBIPp=mq@77f8_q3$X*mD[zh)2J0sjadIRFIY6awQ-4+iO$2M,UjjyDK^y/xx/",
-    "GyhWxBp)3xi3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^[qGkA:Ya8E1Io060STCeb[IM491f8i9]ty^1s;/801Dr%2;+4aWe)BR1C1F3$kSI1z@>JHGcz(83jFs02p]Kpy95sole$I=1:*$]1JDHzKBt]c",
-    "0S>Ui&Im8u0W&bJ3NA4,00ohE9]t#$1s<bPt>lW@n]luey-TV$A4fE-3LkMb,2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sI6!Kwib)TI*@IIt)iIPWG3u*hT$.C0eaJOj1PxB(9a.[b]P[hc/s",
-    ",UR];1*+2z9_wB23NJo2FaQsj0<79qvZ;>Hv#J3It<RcU1/Cgx@Q^Cmgunw0YzzFa0^R$y2J(Y=0B-V1/:!Xb@8y8@u#*,J.R^jgu>zuf*j5Gd=aKwGvfouHIWcD%HQMw%4*^U$36sZd3iQSU2O.wA",
-    "@soKBS_&m;#[:wzssRVJ.EQ^,2m0v-9]AA[4,<pBpaBmA-8qU=R38C102np=3!V7@1ls%-9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIqKPGFQx%7H]16av5066.c6974]nX_Y%f;cFo#SJMx/&lE-%*R",
-    "nFkMe@n(7qsR1$L0tAu:A3rzVnFk*rH>QSbr_xwNRy8s)Gt2<na5Xi^0w1aYGnoYvGyokq,U/UgIr]46ssS]s1kIib4*!@4A9pe10w1aYHvkei03Saxikb%:ATrDXADjU/01plB7Y@^sRv!Z_$*KVe",
-    "ipC@h;92lPA@6t72L!g=0uKn3ng.U8#)&,^F#rzemIogRH2<C/i&760mCXYVkO3GnIScSs1.4u<7vBLGG*1rlRt2sa4,v,!9y9.C6sPW24/^)-2Mx9ES06t$z;^yVE#2W)4yNY=9]JG]4#,:$/-2on",
-    "1=!kK5S7wI4/VZLR]bMt39#^74+N]O0wWDo4vOMe4(OH#4+*fKG7k[QwQUb7v*K3]E5WmF4UmRC4.f=^ZU--b#[mx$[,:+_4//_FZVu23A38M2vu+1u4+*#G0^l$um/>l<._AB)lqdn09S*8h3I3]m",
-    "0S=e&:%IXB;DdZU4y%m-6f]TH31S[Ik5;l!G*$#/4+yTfKQ9S1HIG*XnEQJkGC_Kgp%<O2S1%MaHvld(IRGytF))x.KM*o8FaR%0G&leiHN5l+4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ",
-    "*q[Xry8B51Q4ZPc1>h;g1>[H44,XKKS1&-^FaQ@g03I_^1;$&2ADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;;Q;jsKhjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,",
-    "n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%Gyo3+uJQ*3wjBw,bO;s+JU.6FEH%]j9_w0P2+8F-9_v_(OD^IWGq407,2pj<2>FVF.5e3tqqw-N2&_*nKL.4]Hn0RA8a4n3r+=$EMl$48A8t0.766k,",
-    "58VNb2<eI>76Y/%Fb/i20UtLw,BbmQ$A$q98H5QxZ!$1203YK4GS=fnGB5xbHUI[N/fMFV1v%GL4+O!LM,LOF&[ql9R0!13N**,-6E+(nIV/zl1.b2UKL#:1G=,[L4)@Svud4wBx+f0[*Hk7pG5@ea",
-    ")Mf@=4%bu*ouyX:ED5xeJr5>:R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S)lQR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&gT+<51Er:]0S@cyxNRRFHUK^S0Wvo/*Hi]etOg6l",
-    "#ybJVxd-z,mPa3]0XF_/Hvk;srnqe[cQ!QR0uQPIx:q7NFyjIbKd!iK4-/oISOfGy52*pyR3$hu%mOcPH8srw52=w1Sp/%lZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#z/Lid",
-    "ATZ1VADjU-01plB7Y[1eR38I303J912:z^P450k40S>hO;X3X_xz;Wn4%bu.DCF&^0S9Cb.pB:N*8Z-n6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y8F.gWn-&#.<w4+yLS4+2#fHvkU-=M,B<2!mJ-",
-    "5SZ=$4;MfiuK=zhE1r=^0S<_E4,&i2uK<y74,WGL4:r5cuK<;d;E;/8$cbqkH_.e2yU(uy9^6p(lA!;)58^ND4;DZhuK<$+/TQ$6,vJL4yU(uy4,)0)Q4ct_&#wUlfawGe1*E,b0wWI%z9SCis[s!w",
-    "+vZUQWDBW:CKNfZ+aL:*.OLrhHs+Ex4APM[4+znbHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o.VQIV@/*6*)6AHz5xR(T!XWK&Qk5A1E@dyHXE,*e;%Q",
-    "v%_@r1m=/1H2<wn02w(UA3QY10^oQo(ozp*#sd#axACe04+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.GGRp%WC=eA:2D@jC9y!JX7&9R+JT),J0^oQvx:FCA0mcI#8#j:$4&4wNG:j1j$/MYz0V>E$",
-    "8!,SM3ox$@8#n+T3pXztH2<zAGyoei02;s;46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5d*of6b^I6(-OKwAs-(9#0DQ_Hj&B$4^Zi4A1gVV5d*)p6b^LT&LasSA3Qe30^oM(3LlsOIpGu=FEN^EA^_3t",
-    "10FNX0_s]TA3QY70^oQ+kW:$u0j;MyD:I%E1hA;N4#)!-Hz5x/.P,v44=hYiAD96%03R(ipb-A_03Qo604p*%lMo*ZIKmJcHUJ+BH7=<803Qo702;rq5DdB>43H2DFCPmw02;#>9^6/88!,R^x)Toy",
-    "=&TEM.QFG6H6brNH8A8CA8a@9np6*e#s(iNH/+:]F_]cRHvkzoAs-+A$O8[jjtU/@0XG02Fgc;U5-v:=9yQGa895-zJT^b(4=oOIAD00*%:yqhGBKkO1DvZD4(k*tIWZv*JnIx6QaOhvAD96#$O8@/",
-    ")F^<Vpfd,f5f9n[p)(FI8!@Y73!x(#FaQ)Xq4FgH2M++#<dO6#ol,3>F#strI3W)::lXrE4=hYlAD96$01qnBECY@f0[i>m42zo.2q7OhGVK%sUJp=o10R;HH2<zkH:D8,pY]#qH>ZbIArCn66arok",
-    "QOyG%m-p8b4/LO!2J41F4*]<e76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(IWU-69]ooIIt$9&9]A88py._D2(jeD0SdI:1P/!7;:h#r]0NbH!SEpnW)v>W3)!Pj2J+*W0S-6aH_/33IRF+j02ng:",
-    "50e4m+]&UnGcdkg2BORe4+[3RW*,4D]DP8GpqVHS0HfMy4+>Gh0^q@6:)g^.7c^Ms9]AJ,r!NNQ1RFLW5jQ_/Hvkzm00pM@M+G4qIbi@o6)c1Y58DCj+]&UMz<h_Tn%]fK2Jxi;4-8.qw*dzG-7bL)",
-    "t!EDcqVp#Ox!8vR4+GP&ssR!:Lmv$<o6Q0*3N.y#olp,4&d3G;e-),mk;wU9I3W)KsF:3M3-o.%4+y<YV,PmF0^QmFGXgdMgkud<09OR2[$&o70RvPI1=2i(6EN9p2X6/9>y,g-kOL0=-,Vh]DGwj&",
-    "vH^O8v/#;X2g-EF3e5xqkEH]yoy/>y1D^8q4T@cK1M/qy8#YS-+y(##8aLeCCJ52*Hx8,H0^lw[@cw^IvkC[ld/Cqpz,13MqTSR13,+lH4X)K)3d)*h3aY6A2HJ^f0z3^>$K1OC4,Sm@IutV0gc^a0",
-    "r_wG2wPy[8/m!Hn2k!c64*_186CW92&CFK.#=,MWY7Y=!,3b[ty8-gJk=w3+EGQ2flf;xNo1Iex$of17A@b.G*dHGaGyn;R1>oab2DYj=4,LWa2M,ykfCL@[GVA>P6g1Yr0]zJ[13L5q88(#vCkT+^",
-    "1>Y=v0uKt8+=hjF2Qf7C3j[$PHt2/]IyN[g/&1n<2eH!v4-#[nTMe[=0s;0gIg9^jH-oGp%:f6M0S2^8dJJ0!/;M/9tlA#_&-bUn+8+l&3WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15",
-    "pacr@tN]1.>y@XL>u&B#9G(L!F)#oF;g.2<0Urr6o&yp&00sVn4GdcjhYbMnXAc9P0^j=ossRk@y;qDA+,D5krdR]Z6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.&DoXAcJZt=p4nq5_fSGXNAf",
-    "01pYk1_WG:EG@cNq5^,!zXcBjhu.Fq(E$dD,ya7-3!(!9oD%@qxH^I5q5^o^j7uL1Iidp(55Wc:0W$zE05dV#5C#2!2neIE2oDD1mP@*Fp92pA:XLp1rU4%bGM<ti2L>hu!T^6h4+Dt.2gcu+0S7D$",
-    "i30>%=an2jEH(C#0tKQ04+=UW9^hDC9]SW10*)38+_REmwD%4Pn9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)uCXBx2-$/(1JD5m.l@R)K;]V+0sR95;Di)Q0,*yGHUJ+AIRFn2ss.kcH2A&)",
-    "2(gAs95$f;6E=;<j1Uh8:F!St9H9dr12WYP6gjB<4+=aY1hxbOj1UZ44$KK31vl-t7dNcrm-nbu459,8!36/jC/UX^5fwS%0uKtq1]JVJ03QQ100xJFd/32c839^Z[)80]3YGi=A00TN10Mo4whINZ",
-    "/6(+e!v+TB[x^Z.q5^=Uz__.X(E$v;/pO_xptJ!F+5QIs>th:B0,=&HHUJ+AIRFn2#0DP$HSP:9H8G741pW-P!UP@$IKc)V9XS9W0yv)o6gQ:-4++5r1(g8/jSvi54+Dt.4)%hp0SvP14hEipC-,AD",
-    "4*,M.2)UJZ4+=UW9^hJE9]Sc32E4)>42%N.@VSL003QW8s]GI]F))n,FA6g-*$y8HHLL_@HkJVo1N#pMfT-)%44dsA5Hh%tKn.$_3zOYf1MM*b,L=[_0x+Wk6gB@K3ON7]53B]s1UB#t1Dq5L:Gx-=",
-    "yX#8@,H2!p2Fb7zA008I10Mo302DQ/0S=kX1@[@y0S=O[5Dn)h2h8su4y6MK>wASg2SW=]0]Uqg5-3uoC/R9r6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(2:.X)6FAER4+hExA009P9]AW36gjH>4+>c#",
-    "6F2]>m/FwG45kAQ1pV.J1JeNr]M4FNMG2<N2e!LQ0f>P_4+5wI6gB@K3ON7]56%W31UCQ@HvkFj83/*rk=vJkr_;lM&IS)1t[<vU00ieY1gilL3eE,,IhFwr1((/74+D>[2-uUW0S7G%kOKp>1>Se!",
-    "C/QSV6*A8P4+=*j9^hPG9yb62I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf01pYc1_WJ;EG@cNkOK&uAP)/Q>8$YC!8jf:xCRNj%mxV0[0-%q+ei,rr_;JjyiXqrIj92.54Z*&1ULW[H_.>p005!]",
-    "2h>()4+zh>5)U1y10M/Dl<c!rI5MaM0tW>(&8z>pTMpm^9x-av1iLH.lKCG8MGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]:<ATu*CGm,)Xf%*my2G9l%9l-.U12viw6g8=:4+>u*0:K_#",
-    "w&e[CTMnoL9x[jx1fDDi!^^iwMF@S_4+iAedL1zBh[FK]=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0TegNyFnW<v6ll64AeOW)-I[tiVO=]/a:Nn$0PwI4*b(00Pq.K>SOUf!WaXpmsASXIS7jM",
-    "RSJI(Q@I:WF!387G&$BeBr@M8DGP4[xj6$S4*8UP1KI,v@W*^30R/V#9^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFjn)I1*sIoUZc4Kg#<ISS$i24D[e",
-    "+BpvbofQS2/m8%HGQA5FHH8EZ2,/P(4%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n=4KTLr!#1&j4c4+,2lEi=Cy4*3BB+&T[B*9HiH!%H7DG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb",
-    "6Wlrj&-bqHIt.:I2nU>XOB*%ZItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-ngg!Al/BHrzTKHUI)/6f_v*4+[1ZBRDKB1D*p5TMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T",
-    "<)H6(4+7je2#Wbj1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+OyEJP#P$IwvzT.(VJ@LJtGny=[d^,4P!GG</6rgpYd.3ZerK55Wc:0Wts]0y5k:2+,ky0R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cN",
-    "p92l61>QeR3*0&miP1a/yw0ov3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T#8/Dz>GHLDXJG%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1&97*0=B+dp#ufC0UruEp#u*Oss/9u",
-    "Gcch89]SYpIs&je2:riHA2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$eBItM^wq5^iN1[*lsItBh81:ph<3d05-4:JHBGXMfR4+7je3C8Gw0R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<8",
-    "4-7rFAOq0:4cs_h(7tX4lNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5+/:Z/EIovuGImiMJ3abVm4:SNCGynoS",
-    "4+Gpf1E9DJ2fx2dFEutX+&Ui%IHwyA3Wz^i<Gb>S+N/Q!TMrZ5Is;%G4cs_m!G[P3ue:N91v%V0Bsn&;0UruEqXQ2QtOg$hHSi1[12x.>2,<PC0TVT(10OXu+&V7@I5fu>9]];G1]v2sE)N5w0^mA3",
-    "Is;)H2i!UbLky+=A_!7G91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFaS;n<svG2A*HH_-_/=bG[70S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_ODxPSoz+&T@Z0]nv)9]^3B0^l>*1]I^A03QW5",
-    "+&Tj52MC+,4Iec&+&UaN00L+Po)8ZTszC&).O_It<fi$T4+D>[7dG5F2Q3Vc0]U4Q95LKF1,Kst&jJq$xCS2&HUJ(r00KJ;1Kc>YldX_g1ke-8H8I:e96103u]EW:0S=ke1>ihC4G#m50^mS9Iw&]X",
-    "00u/2pCBVRGN/O#+&Tu^A>Tkv9]^3B0^l>l1]I^B03QK2+&ToS9tgHUKQ%KrHrzTN0yzK$k,Sz92b4hrvi$@EFAoE$0^mSAIw&]c00%@3sRIMi1[=ZoItAVz1;U0_3eg514:tfFHvj<V4+h-j0mV^X",
-    "xA/T7Cpj>QIt,OK4+<JP4+=b80KYZ=FAoE>uLlnr,a05bF#rce9]1bN69viy9]$-u-Taq:#@t:$Rtd1hAq333aSh4Ng#iGA1rGzF:-x^OHZ,H@1O<bz9^fY:nF%5[EFll(1E%Z*BQY<Xr_wZasO$t3",
-    "Gq(RO4+Dk1X#*l312M<59_w8P:-xJ!@OhW*t>K5P4+q7R7yum)8.B(o4/v7/7y!FR2eJVV5Af:*0mlIk74Yi:23j8mHt>2N4-%3T4:0VWP6w3%3%1iD4@t@92oD4Qr8x!XiX0E.1IE)q1N)dI4*Tl>",
-    "2*(8v1DvW90OURo2KWyT2$&Nu3ph2+<,zVbO%E%u:jVXa[b:&&o&g=VHvj[HTnexQ1mJ]t0S>Ph:I5$]GcmdOO$5&g4+*Q<8w<1]rnUqh6EXlDH;r:.4zG;^9[<PB.X.Q>H_.2>dJh4N0S=>pw@3n9",
-    "HtOjIA09XW95(.A!o(RL12%x;2Oj@8/R*S6)L0J$>W/(DfshFtHZl(hi_e2*gSKn^Jr4oW7zDfM2M+;pvA6*b4BxK-0=KYR0<q[<2B,lK1)b4.9]$ut9]17:PY93%4dR=w3m>i_HM&g:[:)]!>/F$[",
-    "tG[azG(HO7/m!!x00YWt4.Fy;2QLIGGyns+j1wC+w9p3#fCCQ-rO87N3$:+f4/lyB5(L/_26!I>I<7fT3z55M3WttU4*[^.IR;eeUk;V#kQEOH<Uc,30G0v<(ZFU7lhZ#3-q[jR4+G/d3.#g!sR0@@",
-    "+)W3r;*b1/kmFkhs>JnoGc4YU4FQ5R4+Xx_We)!GK:.Yty=mcF0kDceFHSQt&jASOtz,%B%o>u:ss]4qnaP:_0Cx&p0+06!4,TxtMGpe&<OTdbyvqa+6sDCE4v19-jSC9jxEKi7,Ukl<ZVv;Z=a/n7",
-    "8aTHC4vPx_[O%183iRt80=lYO5Pb#d!)XDgBMO@a0:%LkFrS@g2KV(H0ON*N4,Db_1<=HC0=/tHkGTmC48-K/HY_ae4aEU3G&VQ<2:Z]n3&jBq.zN7S3.lJNZx00N$WIBO*gpxh5g!*grM+Yew8lXP",
-    "oq,7jiUa>SED41[2gbVx3,PvT38Vi495nMf49V2R0SbT&05/Bzy+014mTw8sy/ejv4++^72n(VS2zU.(pz$69q+bc&q0j*cvGPD3GV,1Q2A/8%4v;t_0gL@,4f&%C2)Dxo2=]CRC.gn9Ukc&WIRK(y",
-    "2<nFeBMROR4z@:V1-LDF4+Ny9IROO.==qq7h4mB.AFQ>@59a_f]5gr.paB7m84lp-1Oe$74&b[y48.f4,_k4-nII1nzqkSpx6EDv]0oXvqlR7&2Ckc59ykCG4_q9)94msZaRvGg88YYGOAiLPxf^xH",
-    "yh[s_4i5!=(hUNg5F0W84+!23FA6v=#_%fv(j5-9:I;>snm@sclBZn;$;+Nh(.ck&:rM[W2;MoO0*q7+p2svYIV:fmcmi>]0Gk#FfsR)WmWCb%;(G[N11spCDFlg41N8w5gQ--1:6CO1p<tm^q!13a",
-    ".pu.[O#!N13#zOY4Zpz,9x^..3kaPCGdM9U#;EdJ3*FHk3Avtm1:R-4AH.N*0S)JiUj;j*6b8Pp8VlN^YzDW@CLAo7zYPq^o)r&4tM8uy95&[,6%NC^6b^W#8V,k,CM7m3yr2_UHV(3_6E6oeHnXx5",
-    "1M$EK2ZsU,%A=7g*Rw(Z*$NK:n6e/c7pt]K0S=KGvjz#A9S-n-$p-1B<fQoC1s*hk/1CYeylV#80t%0B4+)O9mH@h2.EIk^o]+mC-W@9[9SZ0Y2hq@z0R-b04-OkcEjTrM8Z7@0;lA>[lxz,>Jq4DW",
-    "dJ4,34:QUL1MOo4qy2ph$@/aRtpgo6(6$Bx;FtR:y9>8fGKUBO*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>1/fxk0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Wn_Bo74Q2p.MC00KS]G5@,2-s=tQ",
-    "-t3B,-s=oM/m@%I=#)BjG%Gan2M,Obux$&DoE#4Xw+9TSD,Qsq,U$T!4+VgzIv+kaxCaL0pI!vv8w]Jy7&!neG&KMeH.KP5GPnmEIRGCGH2<Vc-p2S.wg;X,x(6QyGXNGg02wiy5DA2a8!rkgF@W.^",
-    "K[31sA0-#Z5-y/3<aSR$zV[*z1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^+RY2M[slhYb%bzy^@.H_.ne03I=J&jJO$kzErqzy^[dHUK9vIF%(1pqgh2ue$[uHMX][6*Rmf4cas-FgC&m9^hMF95;>U",
-    "Bsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU95&z/1dibW1mWTr9]SVO2OkD700KV)%n1(>fDZ+>$]ny[!UrD]G5@STlL8Mb!v>OF9xdH43xUF#0S=Yy(h3]l;KBS8EiN^Q:ofy=Fb>)S$2kL_",
-    "T:@+eJPy4*2CDKwF90++02U;gpc;]3,EIl4H3=Z1Km)ms0S=kWFC#WJ(K@h40S6inHS+,o;YF^L9^6>EF9Vw_0Ync3>4gnL&zJ)Xh4&y29IG!60[UYFuIL:Al3pJHHi0AvzL#zf2l*ud%[UJWwEh$i",
-    "8Q0hb1&@(p4+q5LIT.nl95etA2gD_Y2[.#fo&*QtK<Qf_1@X5>4)+od5X#vC3Wf;F05$m71@Cs-8xIGF+c=sA<L&v=6$9/a4Cpci+1MZr.^wcfhTSF>a[vyn!B#H>H#wjN2!iZi4&Vp>#ZnIl:gXm5",
-    "g&zS-2+iYN4yiK&bsRFCG6Eh1#idLOhD8%OHUcCXHXRB2.pvGY$Ibx/w5)UiE(p$M4TQTF9yaGQ0sUbMt=o.l0US2_5,.P)B<4#IOdkO;/Q9[K04gv#-]c@#pm>(x5(tIw2;uKqvg!y5@2i0I[09#S",
-    "zBCy!03kIw01q:c<hJh;6c5(_$&Nh;$2S343eTG)7A)Sc1q5:r$ejrf3CK4e7Bv79GXM=/HwWG16CVsY.u;PE5f32eHwe!b1l@$GA1W^0M+Cnd9^hT%M,8<.c;CQV563taF_op.4+<L85CBmM=8yC6",
-    ")L#Y6s00k=9Rund0v@:Rw>gRYvJMWe!U,EQ*iR110uGdG5-y05384lB.lJu$3zhmH4bu2R0,jbM3Ne%VAOIc:H6IK$k<>GH0-R7+3BRHoD:O8hja_<!@yc:62R9F2hs+veV>]S@Wn>f*Ul3n@%_<[[",
-    "FgZ44GB%j$nE;+kSPtRD1rIM=4<Q%;6b_Yf0T0yymberTHnIW>l;J5gnE;+T*ai->k,Y=EG*u5d$>o!-gS@b0Cb.a<9HqDv4.lv]t>id0nE;+T<d*zI;z[yLFi[4u4G%.FA22bA4i8@1yagWwF^%MM",
-    "4:.7x9$jJ&Ci<N#8q2%]4:*GZ44q=S/qv)Mat6:P4I2cBEe@[jwjmCRlU<TX0#gs<0i;VI52yj1yaf*-fdvnQ0+zf554i!4yagOH030-ld/HEPh@a;4J%PLh05/aF@nv<WJM+5*4=r&A1ppooBbpEo",
-    "35L/W4:D2<IG+*=5uVZ$4:;*NFfsrSSN=vY4*C)brJe=5F_0#1LHiO97]zlY4.up>8@[zn4:[)p4[YBP0/X:<#sccM6c0>Z6AwG:w,gWQ0p>.953K;5(Gw2n&jkvHOaX)ZU/N7>:CqDpBI3_#FFIy3",
-    "+tCvbKh)6=FAsGy&CwGNNZmdI9]NB5U;EaV[GtI2G-3:Na%XdRvg2V7Q*-LW6Ax#6A7L:74+r5U4%9R+4:LH>6E6cdKAM-T4>nFt4+O&F1rJ,(0v_W)iUJ6o(FF#AUJx>B$sq=y91%DG2FbgJ0St#*",
-    "0;+_l+!X[aKW#WLU4@NaA4<HZrUMTxzbX$mw##A)xTS3XIRqC4%!C[)H#Uo/0R@Ipc<G7fY!42F=p61!my9zH3Gl^P2Z:T0b&X#zGe$A2sTCeUXAck8gmVe=GzYD+6bs9(2N5=d>hD<[HZwy(MZ#fF",
-    "GebBqM(WlN4.5hF4u2p-FgP>iG%)_g5kWygIYmSO4%#gb5Wmb01Rx5gYX!%o2M&l43%iDM3D=P/I9LJeV/oCaIL,an0SAhp9^4[g1D-]IfpG-H4)U<U3fln.@_n[fLy7>f3I=.X3F2cBF^A^L0QS5o",
-    "JVQb:(0mU8%wrD$!#NET9WAQFA@b664*xg[[OlM4rc;/lh!zHp0]xQA7Y(G+4j&IU;DQ2FG206Z*@bpG4lM(:Ru3S!f!qNIX9d!n7%ntj+-9tn2<e5[pb!V!iUAJ4XauXLM,LC=C;5$k#p%^p2(t;h",
-    "1*66d3nvc[r=XErL)e7b0UkBcM-SHJM,K&;lVL9kI5e7o8x7w94+Ep-Jr60h:DK[21_V^%#R39D36v5K1o7^^F9]I)=rDFY6*d3@MiexrfdU80hdB/C$7KSqFb<ITl<lv9U&8Ya4+r:)Qadd,G/KpJ",
-    ":Xiu>G]7i:2ZQzn3+upN456!D2*Jbx4*[;02M*YoU.BL1C-%<6#[mwi<(2R>9thaY0S3^<1(3U#0UI-EmI)LymD:RlEGP<5w*n6/te*,yHD5H%zhnrv[[ai%+yo5ZnqdzBo27ma1:LOy1Ns3EAEVWo",
-    "0R;v%I=>fxGwrzq4CMm[!T]u4Y6&.6m6@$zqla1p-J6D5kI)JRqACGY0hv;]m/=,0uNxdR#*G_VzhVymYY6Jg8V/881j8#1:8)o6z#]U/v=NapjsXU/jvW#;H3HvS4+P4v0S<zJ2aw.$4*^(N1]]%b",
-    "g(M#fFr&l)95tbY83c);3I==2D:piq,2oLW+5,mP;obwW:H+]Q3J,D6*BT!HGc+7B00I=SG!Ge*EDuw&9S.C;zylmGxhx8[%K,+4zXuD#r_wO$g,[B<,2n^wp#l#5jU5c0,PZvR1)%Pc0Uj*9!vPN6",
-    "6dzzPfQB7E0x:W%i=u=7v5Zg-4Y9o&53_cSs_rda%K,yn9zf&sVh(@v8WA:I1/kM:FAoBT,U.:kG7g5%0S/TE4/:@hLl,%n2P@o$/llr:%2W:<!J&x(1y_w0&RY:TRUZdA#DyIn7dZe9lmZVjk+nkx",
-    "y8#b!$Aujq1vvl>IRGE#133T$hSfz62lD+195tcN#sM!7IWYW[0Xi))G[XlMIZz%px8xHCrJV=HGWioPK[Pf1A0aiB!+IYdH_AAUtN^AM@V$:E/.os#hb9KF*&PKoKb,;GEHH%1V+fHd6E<J05)S./",
-    "2$hHl7&G@D2e9#F4ZGGh1<njj4+y1#V-4B_H3#>O6dye>>B9>LHTN]iy8$r(4x8vcD@suQizEa5j[=cN0TTzm3miDR;,K_&8y=HW01pDszGnuK3.qBe-.gSB$[P!>-1my2lhhpt>sL8Lh%W@M0uK(I",
-    "%%K4fwF8)+QU.iRVgX;Zi>QTBl@IbclhhpmT;mkYi2([R0Co/P*j=7/$Qvg%Gu160Br;bw3gA5s/K%@*:jwj-x.n5L!HZBYb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)C01C8V0QGQx6Ep8w.wwCIKri",
-    "1vEL00SDXOR[-ed12mHb1me:c4Uz*73yj5N4,<3OJ1+;]HH8Hq1_r5O4/r*Z1vmg7MKb=]1u,#mA3rwl4KE2cF#rql)=@=)tjPfcn9u.X&WB;S;+pZ)(pe7#;+qUSH_.e;;hPk2HUJ+(H_.>orHugs",
-    "Q7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2I$FT599-!4F-KjZVw3Y4LCC_I:.j4IJ86wv>%fr,_tZ/vqcKl<iPVCp&tZ=z5<q&F99.-%RUbkx@$E<gQ[u(7X>vAXbQ>E4.NX<Q3JpAVhZRgEjBU$4@isk",
-    "79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeEnp-rm%Dh08#9^ft**H[OKq8beM2M*[eFFrCc059zUGBE%Sm$*]81j1M=1u!+2SR=zz>hJp3k/y]Z.*5<70+)qj3K#=[g$N7U",
-    "kYg>ZHahA^6gTt10S<Sba1T7c%N!3Rkk*d<4=OY;J>;JGV,F*]1P:#[:JA8y11];PG3Qk%H#zq%9]br70,-e41JDr%=Ct>8/@bG(G5V4V4*-Zx0tn;x95cRB0/5wh@q*C#uJ8g5)U+E7ocduOUO4x,",
-    "X93s)Fk<kG0B-d9HeoepG@+pr0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#0uQYQy^jB24$%e/4Z>D:4/qj)F[cX-WU$9x4.DTg4-+ZG0S>Br55<>,z1jf[:In^Dy^jB24/G9pjSUYyQXeTX,wh9U",
-    "zU:ANCb$6)DZkNY4qFd4y^jB24qFfX1iii50S%!A50wbLz1jf]xd-ym/Gk5kD<zYBxDpQ%)Y)DSGE*NZG5@-E>2;B3D!2g-I*k(#80oM94-<.%8RD/34-x$$$==Z/+5rvj1P]y3y^jB24ceOl0,gvD",
-    "1nIbF1]S0Y2<fgo-hg_.Hpej!0h*bc0S;W,ngI)h0S=<Qj&Bc4gt/%AsOS]Ax)D1yEL*$*4+>P!g8:58Y!3$7m4g8f3Am;U4,vqi3J(qWyuJYs5#=:+49Vsd4ymmQ4+z9f39q>m3#S;a*q[mz6SPGJ",
-    "t(p,IrveS*w>*aN0^kDv3I=%:Y8ousECZp_4+z4l0S@mnfCdjrqy7yKN4gLXIi^SF38Yd5<RV!=[rw9D8V<O/t=pqkHOi]22*cxz0SdIAYz&#47Z2.KqOJi1(8w471@h,4<-M8SgB1$d0t3)j4+y2M",
-    "0R^4%mjR^(0Url603Q!H03QW503R;p04g-$01rFL.ZKUC+>F;3Q8:#94;Xb7R0i>i2nyj^9^qNyu:lVR(>9_LGs%w*4=h3lUk9mI4-->_4:Pav6%Q7Z<f8mP,@5lm4Cwz949k@g1H)(vg%JbcL.Tk/",
-    "Z#aYzAJG9Z00yXzDGr1YA15-a4+O^E6$#7O69/sh29:TJ4u%mQ;Ey3Z2Z)s#4+Vq_7%]+16bje=0;Ppp5rq*SmjN:X9y0(1T<Mh25gsx5a]2ipGKLWwG5[Dc%9-^hg8CRAa5dQCg#jNSGQo,-4.6$U",
-    "FLpIH.P9GMG5@+,j3Eq<#AFX%;^Qr!oo57=f:VDGGGt_mW-JG#xOxvPRSwN#4/h_]M$uyrABzDG)dAIG4:PX.55)zmw]Wm3*.%ku!3z%z,D3]iQV%w^3lC%EV,F*(2<f3UV,F!;55).V%<z*:;g.YF",
-    "<na7qP7d[B4;$KREiv_E4]V,x4.V!t4-X/D4.TO.7/:gHAYTvV1kSK^4-rNf5B&$suzC+0y$BBpkz<^qPY*TN5)ToXWDho1A1yKf4]kzt4/%g@4;eLI4-ZOr4.TO.8LeawAz%-51eVPf4+HW95BvwU",
-    "WCNlI4+6Pl3nT<,WDc.VQV$ZTiE/G6FpCimzQ7kB3pmy57Y<:l9]<!Z4,5U[2QL6MEYSfE2bu7$0SbjW4+,3wW&(/@4bu;.k,BFJbPd8^4+Z;8ivb/o00H6i6AfkvqsJH<6f<zv7zCie6Auv0zXJpA",
-    "!_@D*HLtV,4-B9ZQ4b5@yciDw=N0%tIu8J!:nQ[M=ePTE1j4/y2yhF(hYJmiW(^>&9xaV%3jLah0Sv_B0uF>^1Ou*-1P/z#!VCd_6AZ=s4,BLEkO2(Z[2T&B3h]8;46fk[0%rns4;WDAat_9k%<!X<",
-    "GLjMxD#Bb3Nz:U/4>432i2)B),vSRijlfk4ul*hX1q#WI5(^xrQ6B:@00qy83k_uL4&@VG<,@1-fXe]UGByAVtziKl599,Y%K,++-baWsKnKc54+fc%bqT*r1ftP.4+Z]#aSsRR)ME]H)&vg+/$(lH",
-    "9]bi44cHS8E[pC>2(F>M4+,1U0WT&qGK%g]3xiDriP$b51^wtCBOetp*wg>IkOB@n=<36#axefN12F&w!N464.O9>S2Fl>L4b[[E365b7-r#&)wxz@Z1kITQ2RRL&ynh!g*OLMdJ,OCZ4=qluFO_r[",
-    "G0qbYp#h6:AC:>),U1I1gUtZ^69S^;AqmNK95gTvlcfR/aJP!L0UuE<[Nj8F;^LQ>4.OP54:0Rz7&OEg9x;zKHu#7E9yS09@nw(szneG;fyGe[%9d#g.@4+g8V;238V;E68VRJF6c1.mXcJ^te/uQY",
-    "VKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uRLn<WOBpS=8)W)dmj;@e+X=QV%w^3lC%ZXb&T-2<gK[Xbxi!%nABv3+<RIDf(y*P7eh7Xb(YFA1yKW4G(qtXb&Nz4G%i[XbxWwIr;Z0Uk_L3vix,q",
-    "8l;pf[Rgo8bq=c82oDMRXb&$:4:i_l4,xuk4:ngHEiwQPclu^#F1!H@KCu%II[Ii1Uk=L>XbxZx&-.Hu3,SaHfC&0%9^s2$7iIu25-!o)<KP<iH8zbAJ_A:j&*%aV0qW/,9_CnHXdeq=06zdUF)Y:r",
-    "4+hewY6yxt4+@6ZX9LyF4,W.Bqi6>p4-cSw9]SqwnGp[FW(24A1P/tN=-8J.+i(vPsAvxalJ/Sb4-/1jFAg:]01lTZ4!LLsp[o%ESpgmngCP#R0S:xo4,Kryh5,ngR]oR@3.Un91qbTM9SXi!FDo/L",
-    "kLdy(GyoSl01nUo1q%0sW(3$a4-7ZWXCEgyvc8,F4+FuR1@ENVsR0JF::C0H4$jG%0R>3]0uKnrj_gvDJNwH92wDuouNe-I0xE59iG<@No1+Z]pU80oRSRt*IV=]/1DEtF4a<<sHw.VJIT-TG.X-CY",
-    "2:77]4&.FJ4+Z004)B2l1(X5.*184;y3Ruekm_[s&8ZC!EwKd*>N[:d2(Qfp4%gTQ3#zyq4*#GF4+=pc4/TRCoB.B0w=9VsrVavi965_01PQa21T8f;J>Ftw14Iu4u=R=1vkeTWtqldb%^<ac4+HF[",
-    "4iY(i286i>4d0g/4.fA3R0o8_i_$Rl(*XzX,_taE>hJtQ@0E@H1gy*+4DzN49^P13@cw(0VFk(lZXGz60]boy3.HmY3:!FS4+qWm0wp#%Xb!5:3l5S32icNl2!mb/>j3T>I]sV&0uOM_j6n]]s/9q2",
-    "NjZ/m4/c/)a]=N40uL9Y/d1w)p9KO34*-&o3kA4<9^fwRxnl_*LM1dao38:xHZemq.i!=Y*Wm&MtbjKH,>[KdlIQ_gB=EZ@1PNsf:CB4(0xk!g:ktMfH#96I%jXdb*aZ*L0)*WHA5k!!vH^UQU/^m_",
-    "jRX$/%mEfTH3I(x4+D.>7&xW=6:R>pJsvdp0xu-oH2DG,HpBuRI3fkjuy>F:4.zK<0v[(e,vSQC0w*&#udo6Gw&ev63D<<m9]bf30+S31/,LbghngA/vknggwT5-XH=pBH:.u3WGxOtd9yQbs1,O!L",
-    "9y!zw1K/zl0yESO9]$,A9]1G_9]bc29]JM_8a4n0;#5gK-Q]jmoQ<9.Q]5_eFNXm!HPsF-6*Dma8#nB^3IySkECEIz1TftVF9$O,01ET^D+7<R4&4m=w+[#M=9vu_0y*6cAHf4Q02nag!wMe[G_Ep!",
-    "1uy=,FaRAjnTi7s1M[vC44::H3CRr)Bbw$M4wZTi-C:H>1<wgjD:PsH(+Vy)Htop;2l]%Z0WSbEF@]Y80wE6s%aI!jULH7ym-(lqyn7D/l8hiBGb]$y54;y0A1,D93g;oQ0ScDe6(1fnu!L0x/Epn>",
-    "B:RQ_4Wfuu4*/N1TLu5+ZVv:IhXVm24.,MI0S@Qk>fj9N1u_6;0]$@H83<0pMFBexIj=XU0T15,:lhzVH0l<&7zf;dAP*Le5Dv+!i_%1CHUJ+$IRGCCHvlh1H8OG=1vmg7LNx#n3YPE!A3!(&9].!6",
-    "3&O[G1B-$>1au9U(jXc%nWkqCA:5c%F9]X*01E!]5CNh,4+i+;AP)uQ[_Q4#4=h>:2%d%%35<Rz4/jh6RSzf2ic/pCIM)*djIIR>1J<G)ArExd6CZFm01pt/rHla&.O9_60S3G3Ru2i+6CF7K0>6^E",
-    "Iq5nE!A1+TMGps>&Qc8c5)GFK3xbyu9]bY=q>P18A@7CiIS&WR/L8/HH/9ET[,sm^*(DB/gB^dEE,W^X00sE1D,Qsz/n)QC0<F.o1,j/V4!e>89&Wyt4G#;Bxd9BaNe0<tTm+[:4LJmulT!/E6bP_S",
-    "7Y4Mrdk&Q51q1O+4+EHo6B[.=Srj:_1Ol1;4;NK[4.MyO4.fMT5+8-EHqtaN6*V@^G!DtpYX!oB0t<r=7Y)R[84nbvLk70RI^NEr2iODviV+V6%8v=U)dmZNpA]MWG%TjR9SXKcAJPIdoi#6BGBvau",
-    "88n2D4jDCo[t>PnI<1LoLpAOQA5$_[4.50HL.-r1tpN@ofe8-Sv(.A2=a2kE<xE0UGXNSnx(6QyHJC#jGXM*.t[)Bb(OVxJH=UAu1UWXu4g-!h9]tqU4jVK81n;6GobC^H1u(/85-6cDHvkLd)rSEF",
-    "m*<oqtdSQFaG$ZF0WTmpFvJcYh5.ML9]])71dqWd0tN^+h!rX[GM^->FAOp:f*uHguN4GS6Dx;EAq#;]0uR#y%;%%3IRGazF#rgq:U0kRtAc3-tHN:*aE9BW0UseZu*ne*AdA[wA8t9#4Hz:39WnqI",
-    "GQ]rnIW_k04!(8>mWLM)0*t679^70kZ5eHyy9o_+t=NWRGyo3-x:5tXeGd%Nu:mh#G&TSO)rBQtUuAM_Z*t-]3U3WCW<RuqHNo[44/GX(lBNL.D>Rd])Abh*Ifeob,ER*gVh=(k/D@sU8uSSd3G;+A",
-    "4/qjxrVS54Rv#/e[0$Fyj@kN1HRu8!U0)v]Er][f8KCwT4.TO..OJ/(5f2,s1rLP;;!gfSuLutW$k,hVBmt5N4-rnwVIL1Tu9+Y@H8;od&-cI+IF=nC4,3YU0Sc)B1Ma_Q6Eohw3ktl4Zw^J]4yNK4",
-    "0[8>C/U=WRFqQ6V0@vtB1d_k-s:x#r:E8kY91jJLs09wL0S<nibPTPmVhgEC4-h!X91gYl1qazQ1f-SP4uM1fH3g,rMGVf&3l7DuK;d#20S=P!vTX>>2G7I,2fxk%4+!.8MhW2:3x@7t@o-ne2&tt-",
-    "4+HwP0S=M<&KCpN$wUac>z<2b)7NMY90/[AQx6K/lmQK;gCHa^H/YA4F*T9pR]N9,3/6zZ5i]bia32UWndKJ%/pYDz@Dz$99SUU.G#d&[88QG090A-V1CoIq4!Hhc1.8w2Dl9P:1<6%+F9R$wlJN@$",
-    "fR+=x3!lCV3DdqF3i;Se2[$#QfLsNk4,5OS2Md_$0SKg,umKLa:sbVifKd+yfD#@GIQL5r1O1b49_d:_]8qDkF*&RU4+XBzQwG6]1q%C!6b#UzodFA65-y/7F#rz(sNfI@rWXkCyb%u1zi.ZB[6G%=",
-    "o!S/.1%SVB88ZM4-[gba0uG0eh5,oQ/N1mSjs*#l#Ssq$sPa+[kdX^s;ne$X0mcIuFf$Jh[LBv+HP@wO3BmLc1j3OG1Fge&3dcte2FjX80ik6Mvl9.Lsk[*nA=M=m4.O[s2QNxEGSnImD!%a[4+pBe",
-    "5f1_h!_qWluD%#Q0W_yThra-[mP8K+pOqU5u#f^_1fSoe0S/M0It8xhX%5X61FNw[1t$*!*!d9#s)$h&X1#6;ACv>wF)>=&1eTHk4;W+VVh.wu,/YBz(gCgoF9R>#%Ht0Y2e1V=GBYcjwIU3,(;.f1",
-    "oFoqqnFR#LIvO=89yI>8m8C@oDh_#o1s=Um02;-]1,z03A8.0A1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8:&>Y.4:z6#1+$!84D#y=4+x(H0e%K54+ftFA1yQh4dKBg0FV__iGo!RaGwPq(g8I9E-2LV",
-    "10y*$-sXx=hVp3,2)hLX-Ke/$ECpT-.v$3fr!EsYh@:n=ESzs25jpn;6):8:NeZ6.9yb6BhR.yVD,Q*p0Us>k+XW5TpG6ZayBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6v",
-    "kk;):5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@Lat[;>14+gyi3fl!4IJvSU9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br",
-    "1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-WoNERw4+gyi3)/+([fjySwhJE-H2;(r@av2op8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qIoH1_1^p=d",
-    "j]B=i$#4#aqY=kWFgMo(1z8T)WeiFVjsXt:qWE10GY5b!2cY8z1oPc>4*-Fx2L!XHKMw@9;r.LfH2<bh06z-gItt:e9^4+u3zx^a4+iapQ!fNJG083-3=.f7E-Tff0SDPi4,D_^ARiDi>q^,oyuK3#",
-    "eGdSU)(-Mi%Uuhp+HeZPz$pN#Lk_FI)C:aGFb=kA4%h<2H2<kojMfhkHUJL;()JJ!1c3GsE-cX#0EKl0AP)qmp,m40P!ATn+i(r)t@@pk*3/9y05CI72-DRex1ewjb:fVQ0WV52G=+_>L%XIBFNy&y",
-    "CFhKa0WV52Hq,(SL(%64FN*-zCG3of0WY2bGC0)&0NQa6bn%Re0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4V^Dt4]vJl4.DZaGSmVQGXM>&sO/sfb^,fgAD-m.01@Fb5+6S;%bal!Aix42",
-    "k=waU4+@@aF9bF*)W#7X4K_5l3/cJ@<Nfl:ynhb^!PE:KFaQq@s>.]x2rx7NFI6x!00i9u9^+Ry0S=(X<NffC4,CNp4:YRqa0m0^We*6T0_]L14yy2Q4xj<c2[r&93=o7[IjZn*0>vx64,(k[4,_5K",
-    "a32pX@KfgeG=+4$2g:Tl0S=eE0^l.8lo1_RHlPC=2[,=B5I6uI0XP6J05_uJ2.G]>4&b#F0=>/I4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(l.-sEG5@ml0^m&)rg0^YHB%1QwG]IAwWe>vIKyQMqP,su",
-    "-,e1).cJ3d:[JgBz4]=60=ROh1&!h%4,cFv4wV58WFI3rlmP_C3evzj1Br$z4+ZeK9RPw:4+iVd9R-Y[A@G_;Pag*]jl$Id4uGy!35LrZBP/D8h#VYn=s<sLGxqjKKL$86F^(dA4(y&81I*Y.2b7:&",
-    "2)hLuIn/Zo9]JPC@eXr.3.HhYbOE0KE(:G.iG)f5WDbJe1qGR74+_r(G&ukc@+=n&y<3%9iOmlm05bQ=90L1d4E4;&4)+8OoY+heF-gD]F]Vux5I9!=n3E;Cs/z1&[sIT7q#rIcHzEr5yeJ.7G(.Hr",
-    "H!wvUGS12m9[<I)tq%Yd12F:4yATHD0SktgO#]wWBp(Gi:-*3mH975wI_+E*qC=bsoEZzh&[Yoxj$sc3p9CKRGI$;MId%/dcm_hu!2ugHu:^)2iwy(UXbz/$1H/9y0_,$).,%$V;Wzn0&X55G*7zw4",
-    ")Wih<&)yOPyDkE.G!F_(s74Nu2M+=N5-p)1:7pDKG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQu+/CLH2;sN2L@7B9_U^=0wOIn,VPo#<(Bd2*C+]^(hUzHS@Prh%;^Ld(m<2Cm.$fO2LzYz",
-    "1uii-<(Bx54+QcF9xwm_!:a)nH^VM]12+H@H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4Zgr92PPF8aAs0",
-    "4!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,45H[71C5Rm4xH)>J_A-fkp%.Pi4@6)$Oj8k4+OgrF90wz00p.:Ru(wP2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]",
-    "9yiGc1o@]y0zC/!qXG,O5d<ryA0GuZ$>FhoH2<B-2OrY@GrSQ8.lf2w3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2E)b=",
-    "2dDubAUcQw4)F-hGBslf@wb5uS@Pxc5e:T4A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=006$FQ4Y,q",
-    "0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZPWG_95R6g4-H//JTW-m046Xw00,p^4.*hA1hDNO1kv[a2.@(fAUQgR0t[mXkiAX[hPfOMAX*OszY!ZT00gA+Hy$[X1qAPa9S+O_3[wvS%m*(5I5>]V+t*tL",
-    "ss]qgHUJhe%m*I:F#r@f051bIFaRbrHUKI#HUKU(H2;q/0x.);xf^/P0Sn9r1Hp+O4+iHbFAp&:zY#Ci0WmoM5i$S@[Iez#GVB%)3BM5lx63[cH<=@t1vNJS7c&4KD:wiSQ4IGY7%/Jd91GC_4-H<:",
-    "0QqAL<d+ORG5[YXF#rHh2luoo7&ns!FCa8Jhyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l01Q+Q1oH>W12O-uq:3K_=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:b",
-    "zYzu6v:hJ:Iqob!3=F,6zYzocf*%hAjtU.kFwX^s1_xGO2aOI7EXXPjQ4Igr927Lp2OK%m]8Nf%y%8KZxHL8_IW+(W.Pi<e%m)FrRt1#uA@OeKu:lVtgaQrA2L!LGObNRY4.K0&0/p3#G5@@X051hN",
-    "GypC*Gyn<z4+OgrF9SC.01,3*7BT/21f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+k=A-ZkH=:Js4mdZv5kJ,eGC4H:5-On=wloH:oDdHQwlo6f]3VKpyAdx1HaGwlH2=Ox",
-    "GB5xRQ3_t[BsVz#D:ymN1@imy5iB.];FlA0H_.IW5f35l2;N03PzS2hau>#]1@iUr5hN/zuHa1%2G[^/E!<i_4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg9XRki4!8vX!.s7(6^$#71UECj",
-    "1>OfZK;LygC.N_n4A%/AH:de51LyQ44xR^F=N]8C4mUU03l9XK6E6ccH_.60t[eu_3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F83#avD9_dp0+-uA^GXM&pfC&k<wE>.U",
-    ":U]5&@w$B0o&p=(rQ)Um0r&(1)6xtNVT76k9]bb^@ve8-z%vi#1D2E<2LIC20S.,%1f&EX7BJV60uKd&1p/uG4(j+R2d;QIA0-[Y[[av40,B3g2AS8:0Ua/R1,;TM6nP&8GROo2mDef>$OI1z<]h41",
-    "6;hK[$OIoiG5[Dd01k2/Ksf*p3&-d7Kr/CO3CIKva^3A;1lpk:4R,]U0^mC*1RgU017ri</o1ad1P6;.9S.nT1Rn^B03Sdz02ng:4sstrIRFm^$OJDyG%.4t$OH_=3&-cn*=:],1vYmd6*.TR9]kl4",
-    "5jX%0;2bYN=cw*p4/Bh49]$x64:FX!Kn@*U$OH_<A3!+(4,3cyFF,Xha^Nv11PIr$5D1u49^+ZV2E5Zi2HB4p2),Nzwa5zuEDr/x0Od-xw*dp^mK6+83iJP53[C^xc;(Pfr4]lMA09aX1mlw@4oxo^",
-    "HZcGM-N27qO$NxjBrgg#Hc%EahyxQd03QT601,AI11t[*hyxol024Oh84ge%9yad*1FO+H4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4",
-    "OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSgN(3wpQ3QAlhyw$oTn.nl9yIR(1CI3/4**ObA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&",
-    "1jVRs4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3$1/<t&4y8[GU9]bqw<goYZCjt5[4,2frR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.Y/LKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^",
-    "2S6VRI3F(yGco@aHUI]E0^Hd)J0Ar&z1Oq:4-F[A4-wM<>7)1;j9mw;pc)Snj<JPIY7YX7rVj$4kzWr6vjhUl.=m3s;Jge(Gc*qYrHyq5gr-[KI8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c0",
-    "0yi/M5-6cE9x(tNHUJ0gr+*Iu,pNG]2_RHtG%)(CRtlT1KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[46433A_iM>1B4qN95$x]4+QdzbpoplA0IhQA2_DtA2:JwFF7$X03Q)H00-EI",
-    "0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(m-YS:@Ed=*$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_Jv",
-    "FF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqts",
-    "IWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINKk=%&f@x61oCJzdZ#sLop,uM9k>_]]l[w<y;ndBb[m9H8O[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)O",
-    ",dGB)1P/;P&:-:g4-]Qt0uIRjRvtIv@xzcE#/[#A0fN<C0Y3*ZI6jV-ST6xGFs^hpMKg1CZQth$4.0)aHKmDV5nJ1bbq+os1vCH-4!qGJ0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl=WupC0/fSc",
-    "4+E-p0tLIu5e%r490uLE6Areg8wrZc8wn&1ob;6=i2(w00_HFTnF0tE1&PyH3wjRwr5gcM6lMSmjjbCG1B$2z8#mK529wEG4(tL1lg/DHHZm)%iXQ+u48<QK1h$G^1/IW]3B/.D3Bajl4(O3>4T8/M",
-    "3)_7H9%$i=c;%aG1v8bF0^lw#xeyE30u1=C4)vZJ47aEo2F$1%8Zs3TGXM+t0]uzCiUAJ.[(x,@sRk^FG^X8V36Jb@3ylK:)0zhdfP,xdj[=fb95z!QJvEX836#Bd3$=464,4(=NDl$m%<>mqy(bR^",
-    "r4J7Vn7#<gHulFuFETPX#Rmc94G$dV)gcCmyGI@YEt2vZ1hvD90S,C@@R)@S0x>NJ8xIgTA0svZFA*[<00#O&2Cv.3E-U>+>W/iy(*ztjKLIubJv/lkG(Q.L03QlB03I[n.1HC7KOYJ-005S(FbqH$",
-    "F#sP5GXO3zE25ht88tu)xx*VLH#57U8!I.69T+qK8#MqJHUJwp02nv@9y#d)2(tkjEw>y$2Zxja4a9;21B;R:+2kPw8UcY33pN284<8dbbT0/oH2<C[<X87b<5(I%*vkR_$p[Jf2m[p!4+-7R6F2]<",
-    "=Y;WbFsBF)2!I12H!Jt,Ee@:y@Wqh+G=PhH7Bn^R2o5>RCN/-c9XOu]6gB@6Hb4rS@U;frvj+*$=$HG22-]Ka0Y<!0HUJFVoeLidGe-6K039*>0pA1&h>@JI3P%E!0xL8)M*)=x38l=o4+usgIXFce",
-    "Gyp0$EaC(J+7b/6y&EDnIG3#(3mq6T04g=z02VX/4*m!kHXRQF*xwupxB(tE[*<yJ>Mox:4L%2x)*%7O*BcK3fCe81H_.Jc9_Lu!1@azPCN/-c8#I6h6gjbmBoa370UR*o11L2t*^DS]38n,QG(s#f",
-    "HUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etJHvkOj1rG<M#v2D48#Uzx2OA9I1qT^s0@rXr39SJhGT[XT*79l&JP7XeRu3ZE1s<>fn*]:rG&T.z$=[9W%*z1[#swc1H_-]h)-taT10NPM",
-    "K0PukGW,M]7BK)GFzTLS9_L*d1rRsn+ffWY4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&G^+o<1o7P@4+%gJGynvbI1Ak(1e4cA4+%gJ",
-    "GXMgLI1agw1q0is1@i295i$TD0ydu5WCG)04w(fKHN;pq5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dty!5]8xr3MPC:LDI5vxor;62he-FAy:;l(J.Fuk[5ByzC(l;gYW(RRg$:0S.8w",
-    "Jm@fW4$Gzu4+gBF1P:1Xg&+t/4fJLN.SGG54*_L,0^k*p4:QZ/As,wu009LEl@Rh)iKZh2#<-y(2ehID9_CkH4+oY455579rXw!@F*pDQj,n$E.O7Tf3em@H4+pe[AP$r.1Gjw+<z<j(3)DLfs_,aK",
-    "qz4Y=2opBp<IU__)g1!05)K_)/YkOeBMd.ZzT+Ja2qFgY#&sQL@O7Fj4LLL[:O2n#(*X*_[]E)s0TeOUf(jo3H6SrDHZ]4(1STH<GyoAa+5rS69]SW15i[Na1STH<G5@X$wr&I>3V[g]HL_qN4$!-;",
-    "0@r_+3abPTgbWMOZ_z4l1H(HH0[t^v(2fEQj0+2fxVHfa*aHKz;i&(Yz!<H09]ijt1<:DGt:POG1(O8;&IBI/GFJzf1rG_(0V59[egilU3WEU$@2@OQg8;rfG%$ez0XPo_h5@rL1@i8=0RbZqAcFx1",
-    "wFeBK$PXDeodg#&00,GQ0!J,3T=.Lw(MSx<92>&3N)Fry0GR=]#KQ-.tJnq:FrNetBoi.u0)+;+gZBsz3W5OxvM&g^2rmjSGKm2eGo/I$i2($Ffo1>D4BQ>N5QzZ=p$RVvFg1w*1JDBwBnaNq3lT9T",
-    "4c>nv4,kt15-r-o!7vXBivbcjj0z6]Bn9(^8xb<m4c<-M4,bn0C=0bW3LgnE!WISWrw[]ih,L+<gK,Xq,xLA%5+4:c)(Rg7G1UqP%aES]4+gmh2gjKw4j%$N4-$1619/Z3*$NJO0VEG0fB>FS+X;>o",
-    "03-6_g#iyX,3kCq4.g.Q133/g3Imxr3#bGS0pkb.*tT&G1j+=.B[t*/0IGKbdLB0b2ciWQIIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P04Opw051wMHj4orH]7cm",
-    "qDc/e.>ah:H_.Qwh)M_R<F)b==,v!bGXI4E1I4cg4+1X%tkh<=5S_#5v>lTkTL^8iC.x[30^j@c2<edeg;]EK4+)y_0^lna2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5kGKGynA0#qe0i*=G16:s^",
-    "@mPxtBr[zB>5^<H1<OHE0$m:<Gynm^1rGyV0HKfw0bLIUs:B/#zuZ.1r3;/Xtsem01P/t_q8twZ$WaKjG!G2:#2gPIjsXFm1P/+50S=U:VGk&D0k#AWAaoxnH_.071P:r]A_7-@4,2.q3Cx5D2AW]",
+    "F1!H@KCu%I7/W1r4.TO.8GxAs4.TR/$OM3y0^ll91P^NJfSCgaq6iNHnOF,X27s9ZKNB^JGyo3(kCsawH@R=50Uk2D$we+TIJ_9:95JEhIxIOXp#cuY@T+-sf/&(d5CX-XNe/</4+PTj0R@^kW*#tr",
+    "9v/oWOivm!H#0Wsn[5c4lxYr$83m)OH3XQDW(%[V0R@=t0STx0WDgwFk=:+uG@ImQG%&-aMIRJ0+Mfjkcng3#1j:Ru95m)U0F8PWFqfGF2R8/rg[/Vtp-,zXFB_!_*q-R,2@_T:GXM>/fvaQz,Cz$2",
+    "li3FuH2=OII5q$Sx&Z(O0uB!g*q-S22[t(ZEjKU#1.V2u1fj(N7c1J80^R^UY6#ZF0t;=SM+VZ;a3C,&&Ef]S2+I5c03Qp/@_d:W0SwCg0R<J!AOf(/2<bS622(CHIRGyVD/];H<(l_fkvRpq@_e8F",
+    "p#/[Pg9Hxh+6Mx39y#k$1FoM02gAq$4awaB5jY$R*M.WXGPVB!4%z$x4+62F1qI=-1Bd7]8abNoM+PAgTOtFV)i(_B!2tt!1d44A*aQsWhDa7SECnJSI:@eE#Px6w82.VJ09*z9m.0x&pI-5EjXwdy",
+    "0t;[32m,FyCjti<E&DnIr#T,8HHX:.EigDX1&aR+12+#7[b:&b;!-IdIl%V;4(k2=7Bs8g1OTuD4,u:01P.-E2FZ*;0I&ZI4DI1J4-Px]0Rm]c0if#!1h)+mF[m650O^ME1+AAk2&s]-4-]Fy1@iLm",
+    "!UhYasUZ&.V,Fhn<[.7z=6LQ)95oLcuJe,t3%-OJ4-wZFtA]z(AvPL0k=V6Q-eja$;9CGgm7^Hs4)1_*0iNCj0wW2cv-q#u!_qWg&.zh2(dcFdP6MgfbPb,x4,W(r8#KQ40v.Mvl<SZh*If-ug8_5W",
+    "y#WOMK<SF/2rmFJGSvtaG;qdS8r29d3=>5_r_<AeF]_&SFAg.1)CeC2FaQRKqfrjj2tOPxHZju(29942<^UI);+6Z=qG.!V2oCO:G#<B8(+CeL=tAy9$GNNlA0aUs4,$p&1@d=#0Sd-;1Og)k$=SkI",
+    "9xpdEHvkVJ%L)$zQy&8_aUU/.9uFa[0R=3!Ru2PI9]ACPFE/we9toQX1l7.Q3*@zEF>5zh9X90(0E!R,A@b<S3NHmQH2<B[-U)_ws#y,%!VCiSZvzJ!IK_PBx2.muQwq9;1@56J4nGAmIW)lxKMO54",
+    "Hoy!7%f/@xG&s!*8#0^N0_jrdg$x<xs^l+G<(Tyx!V4WW<4*5xIWa6D36KE;Ng6tx0Rqei3Zu[n1K<)f1(VP+484E@3yc90GXNel@2!*[EFlMs0R!U$3[wuAP!9pkzY7fR0R+sm3khHcRtoF=1Eq8c",
+    ">5u!](g,0qIQ-.[HYW(30_]Pnj$R3;0SVT_wE+&10s.iq4v>*60oid65]IKPH2;/z8anF%5i.Z2GuHtOrGy3>B[qZs9]$x64+7,n1>s8OJS[RX04Oju04=_(ArdwK5-6b>;oR@u(iaZ]rM:]Iv*HE[",
+    "G6S#33/au18aV(1y:AZ)G957-1enek6E<fR4jwfj88iR>j[=tpUILv02o;i!4HE#:Z4M>72Idk1h9C_ht#JpU8Vl&v2L^2pC=I;G*gFLU3ZB>J0<Q6DH:d#^HWL794igT21%Md;e+J264SyA8lJz>b",
+    "/IaIlFAkpw4*]3W9]kd:2oA=w2ltH&2/^E24+5VE0U,]$p9mc^03Q/A03I*=2UZH72m+V54,>^/oDB:12@)D:aX$qzHZauzE-cX#3[ej72p.tL04>H,00&kJ#H17g,xUuZ@2zrE0QcKs4+QxG0U@>0",
+    "0Ut0m@2!474.z[mE-lp)2UZLD0^(O+6EXlBG5[YvH_/3dH_/3AF#rz&oU9^cz5)y74G#zU3luVikP96+sS6V@ArdtJ9yS00I]JRi0UkLY0U8oD9^fkl$p!>UiBJ<Ka]z4X4jO&Z1rG>x0RqkfE-clX",
+    "0TMPL5-OoFG5@<b8Uv,R1Rgga5jYwF1s;%3@pX6gktHH5dvp&8$pHksr4AnsGq494F#rteoTdRQEjGm!43X_yBQ@ml0uKep1ui!+01Q(PB%B8:HaGwWRvS8)2=%f07a/w[/:ZQ2u<xIO00Wnm8VuhB",
+    "4+i<I9x;z7Q4bWt2M(JY4*-+g2UiNb3oivXFaQq&mH[6XH[/5=7A,dA10NJO01oN>9y0(3R^SU>4+owc3y^*i6FD%;13v_WHZafw3[np!&-uSZ00&nOJd+C(IN8ky4z(B^H8mjwjI.99Ar:_13obP;",
+    "9]1WMH6ITJ)$0ca#ky7!dvp&blnWv>GsyuCy9=XIlZXcbAs#dU7crCzE-TVA5i%MA9^fZD3..g_A^o7#4,1tGF9kR-01pGt1PiMq6gc$(4x.GVHNU>E4YME)R1YPI2QD/=00&nODTxOWHUJEy1rFu@",
+    "1g;><9yI0w3[npzi3ct.Hvk7$8amJe9_v=*3NIHqInV.i6*K<JCOH5eH2;/!3Xk:(9]bp[%:yqLFfzOY9y9.C15ytq&:0TH3J(X,rU(aa4;Nro6FHr[3l4<9A_!i95-*@4[R$:HFx(0*H#Z*vVG/bT",
+    "4+WB]2L[2vRuX%34.>6SA_@jv0UkI25-P$aH_/0t02ejf3NAM>AQm:.3NH#cGRgq_x)%a.4axxy-Hn1,p_P7Y)i*IQHa7qOqq>+Y2i7+q05$*.H_/3SG5[X^GTGB<4,DMT0]uGBi_$b_)-BK)H8TJO",
+    "x5,fn)-9#*G!GotH!U;Z00z;EO9O/S2Ok19*Ebz903Rze032iA-1nJ/y2^9roC=.]1G_!s4;4,u0S-vky#tK]4wO9)>5+Os0rWo)#[,T84y%>14znW!,h&4Z4YDH+@HT;<.KJHnkG:u!H8aB=EHW=r",
+    "LMJsh00w9X@9c_pr9v+QFff5c0/HETf.z6G<&PXjFf+G91iBjl(Lf5KL.[<34+WjuivbT3;HV5iGMFb0-(%WQ>ZA,mEsx4v6EdCI1@f..4,<i<Z3<js5-XuFH2;v/KmsEV3d[lm>dEl&jVv5E%mNlL",
+    "01K%B8ad1Y1f[(!9^>mr0uJ9e4)*_Emjw&t*c^fCjN__V0xj_NIRN^d2D]A84V^gb0jb-q2PguvBnF9o4+WdPHxC29=kxL4Q3TBy4)gOz4+f-[X$7##4+qO!42R;d3C6hz2bRT79XQun0UrjLuvP=b",
+    "12G8uqX7xQUIC7/WeS4/4+VhOWeKSP2ZY-k0Z9mk@2!C+pWXuxBJl1/4.Uf$jR7A<G^v>yDv+cC95CB-2*[ZM6fM7jARh!cmCQr_BpWdA2QLXWHSA0)F*eer2LkK]2-=%5&ub3w2O_B#,fIs8(LfIf",
+    "[q6,NG&j*74zwc!:4pdoZ>LMYFHtKqtfP.t88P3fkO2/XynhcRtF3PX)mZ<A1P;v>u^Tk7j-Ba3h5-/x)CV0g#QG))zdHk)>6q=-J@z9:3,dS&j]USoq6Q9+2Lt0c3D4:j4,ByW0_Ir*j$#i9j]T&Q",
+    "Ru4Rn2M,_>>Iw[wH-)G&Yc:D[-:jHW.M#v)Z-l5ax&b!-8#4e6>e%;(2NE*;4+Zj10wfE.6brKl6EwyK4zmXY@Q,,+&NK!]4+*me9].@C0@<TvKH]D^4_7A/2Oo4e01!6j77uT-2OqitH_/3DG[FuM",
+    "FaQ)V01W$x1PhJ>5-Xu0ykZ3DpbQ#0+a3l.8ajzP7c[^x8xIGl2QLaWFaQF:I1fC)+XEkj0WhcsKVmX4FaQr5.,G+C*_.b2t$@:H2/DSY2EHB,1:4I44+ggHX9<4KSO.&yP6t&F1NP++4[!b+54r*9",
+    "2p.YH[T:oG03QiA039__B[ewgCLA<r*.A_n2<=Jw2nm<91VsTN3cxA@Ner0<9]$)91%l*jFA6m/nF#@dP7gep2<fI3hdUoqIGG6>Ycc:1*V>XQ&dUQ0iKzq:G1sR=4+q%<4wo.o:2VJL]Faw_2[1Cb",
+    "EEzZBo>!7R**zZyGM>F#1uHo+o,Pj*r.hs@p)L]M03QJ_03tUmBM%0lE(M=)D+7gV968Ng7BRI44fM<l46gqa9_3vDE(2K)2BIzsV+V%.9Xh,L9]t!80*nL)OAi*pF$DD1JRb,+*.J+T0s+eb1=U<D",
+    "8#bZ:3-1OOrrQt:vLOYl0^8Ss2TBga<(c#r!_z:QiUR<NNezwB1p(>!1+C5k3!ZQUtJxt8G6M361>Ck-:)-0i:v-p:@7I2$+!G!!QUvTv00jb_)-.pd+]ma%H!&./9]$X!&JYK&qLu+41Tsu0GA#NW",
+    "4+L<qsJQ]XIVKMUl5ho.@bG^0%S[656%P!Pa07tEPz_ul4z=1U(^+]NGJ6jKsIW8,6SI+82,,FWk%9-h0l5eSx9AlQ3b>a(I5mTG1K>.547msvH2<nm02;@^1OuGZ0Ur^Lxd.N)H2<C#vR<6n0U0v<",
+    "4+=-m3,Y^REH*fx0]Qhq2rx0A0^jNZ0SvycUmG#m3k1RYDGtn71=BIT3ebEH1mpn(yz:PdF@)w%GXNVitpN;_z7r1@p#vWVGXM%:2Z#a/p#vK+y#WrQ0]!hG6@^(l2[iy5H2<9bl3EIlf&m7VqZSVV",
+    "q5_2z011&a4+Z4@5-FiCHKGF+F#sDe01d,_6Av1q10NAF02ns>9W($dH#xll4x$4GOb,:J10M,F031004XKk>8#$r>5,]WD2Qi9688U]g4+Z4@5,.Q6IRF8#0R=P^E(>Rh45,veFBCH]q5^h24+f$G",
+    "3S$R]0uG@B8#lcH4x$4GObNDL1A:Do4!ev52D4iVl7Juu;Tsl6G6#kF1^ii&G9ELb5C!w7YXUMGGXNem00ok%YXUMK1_k(U5i$S,tM7Xc35gH_hyJkv4+]y]GXNh8G5@@Z03QG]mk.W_RRphp4,K0T",
+    "4yyh/1oFra4+7ubVGk7Wm0Ak71[O2fm.SHH1>Pj$3/ay_2;M[f5d>A=2pluF1[OB^8#e$OHSz,/8aB5E9^YJF4%VZ44ZQ&yGXM==1>w+I*$ED!0]AkT1@i3M10Ml502np=8#e$FF#rz&*$E-vEF%u0",
+    "0^kZ<5-On@f)WGv[(A(Y0_.8^8#w;U3=<P@*Pj_;2fz_wWCw^<4x]Gg2r.6>1DWUp2TczYr2[VoGBE%T2Bm=p88841#UKOQ$p[3DkpT>6HV)O>0S%:sS[g9jPz1/#3;B$E@U4*dFaQq/lL03%H2MP<",
+    "G/l-Qj](pwH8T1G9y9.4Tn@YX0]N6M4+*6M95w(A.%3!a%:)Pcv3L>Wv6KN152XVR)uLYur2>,p8Xo[T00g[%Djx]sr2[VtH93.3ConRl0_-_@8#e$S8#MqPG5@l$3ZR7!4,KRc8#c^hFAX*^q!24M",
+    "HZmU#H:40NHa9XK4LGC>FAO#_00X_79^6]45CxpuAP)-B156(aG5@@Z01c!N3iO2m4-Q2m9X9]1t9cIri,!si2C1W888@qAxCRn601@C,9^+nL0JjteVhXqh1DSyV9]APp2;K^i0uKt=2>FkIlL03%",
+    "Ft@Q>g8_fD6)zh%Ft@RDFaQT!4+7l<9X9]k1v5CM0^lqzh*^vk01l,C2KC]x0fv;g4,/&W7&TQ3,(3;oo)iw.2;d[y3;B+PqyrxbGm,%lIg)^)0Zt2m0t_E]5FZ&cq5_fQIq<t9TMreX10M,D01cjW",
+    "4V#Nv3#J.dik(3N2R[/rGdH0F7&!nNHUJVe03QH200X@k9]^0310M,7k=v;-HlYI:HUJwr03RAQ03J2_2U@ynp#vWXHUKXUH8SkE2Mfd#1,17V0]x@A2oDOlsT2*X[aG6<paT*(03QH100Y7k9]./A",
+    "FAOs]kpT]>@_e#;odX277Y[v(e+P088;F!/IKKoh4LLBb5FI(Ss0.Gct@I9ZF)]+wGOiFW3pp]X1;aj64,2jkA_P_39^6)65-FiF3o,x>Gyo3)t@G:bZVv-m5DyLKej76Ou=1yaIFxG+t>2/3lxq#%",
+    "Y99+S02VcsKn..SU.&gc0*;a.[ayq>4u/5,M-.zk1@ez8MGl*fIu8z(Z36f>4,ta@5,]V,pzR0<g8_*Z02(p;8#VwR1__v8G5@+Y0SV,iI1Y$z8Zf5-4+Z!k4/I7ATMCZ70Uri1*8(myIRFm<umKV:",
+    "030_i0v0d-4ePfA3Wxz81_JzH9^X^846ws!4c7uIG&!dM4%Y$(N*<e5<-o6lIRF(jg^EmiIHa@%3)%r61Tp[*1K]P&M,J[h1;-Z>0IUcN.N+8qARaXU7&rhPHvj]A3j&@$9[<1x0],C[,HcWWv5pZU",
+    "G%QRCv=)&J3J2ShZ669UB<!>J9]])75-6b^2!i.r5,.QC0yVKb9^F@99]keQ3l9GV4WAec;5SG[)CmHeFb;V(1fG)y4+rTQ2g3prIO^x@#v_Rr-wu>702;&a2>rQ!hyf0x1s*qt0S<5,7d8M6)Cnpx",
+    "Ii_:+3H/5R)Cmt0+o)R#&jB9;GuHwhGyo3,umKV@2MxI[CNwqI0vk22vIGm)0v@r603QxD01Vx/ZVuN18#t![4%Y$(N)G]o0uG5646f[]0Sngx9]tu69x;zA1+W1VIL&wr*8&zZ01U3PWDC_.9]kr6",
+    "9]to42_P&=0S;y!8#ku@4%Y$(N)Fco4,xdcU./m*4+w.>9xwn81+W1E2MxtACNweE0t^R:2n*K&9]kx89^zJC7dQYOH2<nnrvVPv0tQMBml6VlJOe!rz1s*VHZdR@GyoVg03J2_7&QO[n.)+D>6Gth",
+    "1G>8>29pg4/AsP@1].lKqzw,WB<-92HxDGaIS!x&4)4MT0.xi71]SOi7z6D72M).01.H)20UrrCpal_$>XiR,01S:O7Bjv,8Z!VJHpmhpHaLg<37@c7L/A<l4&wm[hrM+V0E;U.88<c=4+f]]4/LcP",
+    "U.,h(0S=b)0v.L14+XFR6E)pJ4A%k[H[_iSGdHOL3-ho,0XHy,0Ru)45!nI.[tpiU(y$:MHmLy)rZ<&m4+7c(4f8]@md]>+m!/jIIi3OogES8k<hS;phi4i(qyir+F]7k13O0@cCo;v!0^IW-d:b&W",
+    "10Mx401pF+0R:17f)Eb[/a*X,F#rz,&jSLX9S-+zHvpJp244%:0v@u603Q%E03Ql9j[zq$G^-0Sg2!YVG^-0m2Q&a52[Zr;1K8LH1m%Ve4#*lPH#Z.2G5[Dk01nIz88_1c1vab/11kd2.OUB0-tU6=",
+    ",E1ETI3)zusv#c/IVA#bFC#KA!8Q*8p#:f[01DIiWDWZV0+0j)mQW85$uA6<g.A[XPy<8(7Y<dd0R+t@9]];akO40WF*c6<Co;ji1q*/3WDA^XF9bL/i2)x2D*y&a4*_fH4!olZ3,@o)F9k6/%K,xG",
+    "0^l^CI0MRtTLxbX+5#U3H2<zFFaRG4HID%&Gcei$3-Y2aGTH(k2Q_m72rvL1IEN4q1:S_R88ZM61.L=wFuN2F650Y6Hd7lj+5#U2HvlgXGB=Mq3N()a6Ed7Q0#6G30UI[j0v@c500Tx33EBb.hY$^1",
+    "p>*VBHvkU/%K-,cIm-Fg5VkZ5;#E&a*#aL2IRGCJHUJtkjsXu6vosqyfe.D+FoXdPo,[8TH8!6#9]Jk7-shf$GudSg!_rKcGaxQAFaQ@e03I:@7&ibP1vI<41S.iYv:Oiz=9&O(B>9el01@L/9]]@B",
+    "1je^y4.*nu2FNoH0,/d$29Tiy9]1VOwk8FL#ZCb1YYFOe5-(<*4G##yt@iR#fP^=Y1ljgk4,3kmM+/mK7B3AsH=@s>6*S%WSO-bgUzUwlBxhs*9^s7/!U7K/N)D*P0uLZk4<aHC0uK[>0T0#zlEMNH",
+    "D5L<plm:=w0uK.%1@iGV!2%B=M,MB63lDpsm[ty.0S>J9!2%BzSP!iU(7=%=5#tFDBb%634nq#Q!2%C9OCKRIwG9t-q@;9Y7VQiVFPoTF4pa[/o0wJ(R1f3;gTVq15Sj%K[0I2J0uK.f2oDPFzyc2:",
+    "L/P!]5)TsBzyc2]OdlaK01tS.zyc2/u:lV.&Jqt9tH1&e6-uxzpuhqT6-%(h1eL%74,n<B5BUd*zydD/b7$bfIRhL9@o97[6EQM403JE[zXA<(Fb/VZ1syd29XQyTPA4<imH@g$hXoNe005#/4+6<b",
+    "2nsv>$&<k/H]y915-Xu10sOuz6*aWADi0-/*aa=PHZ%YfGypFcGBuf:3LgzJ:(_VkBJTkR;g0f#4+ymZ5i=;X7Y@ll*aZ(Fn*kIt01qYW*aaanIJ^k^4+HDi1qIc629VVV3#imP1i$bf4-+xg0zfx7",
+    "D:JN/2oD+l!U7DI/TrlghExsmkV>_xGWcH#>Tat&1B#[$9x(dC0xugiIQhZ;1k8=F4,BL8Dh_.vz5*W%HPwcd0SnCH5f22:-s*k@0RRR73/azS!U7)&HPwcd0WStMHuS-*4*.LU3Ja*I6Ap_RYXzM3",
+    "ege/I3xweT1jWf]0RM##9].)3$OQl&4*[B)3JBPy0^l%zE-cy7[Rj=R.l>eq3ZU5qIW0CeyaNaRLj/:k69uI3ArADm10pvpCJxBs2QLURH_.Ka!_>op#nuH5y8M*=1n/Sj0&fn#9R^y9DgZqX4CCVm",
+    "9]Shws0j*)2qiW,Ee0bG2dlpX6f^+hTMi,;HK=tR9^G2)@=Etu11+tl2nT^dM-$G-&O-v;F]gqX1*w5&1k(o&$)p4aCm#bd;hOsZ9tOFw0]3+t9^+mo4i3x+2A2yD2EzIy3&Vyj28xSB0R]120SHtt",
+    "6EHB7)e[*r)XPH-5@F:SIs_AgSqi7n0u74C1>vA-12piQ5f2Eb,v.u[yOd@Lo(_FwttuWc;1lsfx9SHDrad26HQLt)FH$l!f#m<YK%yTHDx-eO9^G3ry#*#VEQRC)4+Ofb3J(mE$OJ1hGo:T_7Y;Pz",
+    "Itkvb0^luGl;4wCujpY8=ScfoRyXm[2oEEGiB2!A0W&ej1P/(j-(HF3*%k%,<<)*](0UG&=auvXc=xa^/;Mtt;+6BjY6j7f1PuM9Bp(kpwy,%4:AVF5r(Fu:iX-yU;u$$VkCFlp0%Q)Xs]6oeG]1x!",
+    "A5J)**9Q,OoCPlrEi-Fu1O.q;It[@/4,M_xO$=kZ0tbMaR^Rg=5(L%E76Kgyvjq.YnuHMx+5@lF[caBe+5[f^HOa:X1*YEv4*^+(2;m6h0tw350S&551Efz6Q<#oxAuyr=4=e_F0SCK*C/V621rIR9",
+    "@B;++0]uiB4*][!6FC4HIRGC7IFSS&4K&UQCo(ty4+P;=2;FGD4fTNu0Ad7-npXt5m/g>=/mif8,jORW05mnS.OL4_[Eu!9uGdfwvxx,:jg]o)12CQtA5$#/FCjHD01r[iv.MGX,vtiE:IDL/j8zHv",
+    "on8WulnM/_7z5up1fW$5%iRJG1L<ia9].;C86ONbfSXDVnc0N>02dDr(X(.6wM7Ep%UKT*[SO5AmB9fY5jgtd2o5n0)@d$C0Cx@vg6IeiL/iYe2(+F74;T:nMh>tR8V;]c-fMh*d=Ixr8XpTW00iQ^",
+    "6#]HJ4cP<EGBUja4+Z^61rF3L1=u2=6gJ);4,Al>0Utay/mQTS:E/5h#sN8,8W^V9;@-JZ4+OUl1L&C#9]$ys8W/Ixr2!6w8UaQR0EHS474FsrFBvyBg&HI[H2<A]A4f6P84pL^!aFZ_H8R&39^O<7",
+    "2KuxI4.6SU9X0;KHUKU%Hvj:s1q->14+h@hp#dB+*BKo(00l%2sl=Eg;(YLH2RJp;842l;2<gH84G&ZE1TP-nGN:6JZ!,W72ao,24+P8u9^P6y2;=8P2<eCL*#ZQClnxG/;FketqQM0Msu_WW@ez:n",
+    "IJCV52cXXg2-Qav4[;;b4.P-#50L;s7zf9L1]L8$;U4cxQ_1pX4^5>U9^6;L;F9kh7X[z)1@h>u,USYzLIi//3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1E%:84+!fD3&+.94qOO>,wF(jj4TfX",
+    "qZA(kH_.+k019LuZZ<M753d2D6fX<jHUI[m#S#x5q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.r1b;7H-Up29]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00hLCK<94Yb@J!_10M^EwFv-9A>hhe2an>k",
+    "9x:vf3IH7h[g4s_w!/dOPz[&)2n6:H0,qxXdJk_s7!Sb#nG=<&tOO4q>238#>4@l[0-;tom$3m4MXkP1U](r&bY*hA,__^(V@Fu4h1!(;Id69gj%=PGCI#.o4,qW_w_GNE0z1ZAuLE:ta9;h9ZDM6]",
+    "(X.8(B<Z3x=8+3.+I^80+krj;Bmtju9Au2KY!3#=v_dAe0*K<V3#kE$MK)q(W=Zz3id-J^Gb]>%0h3$;&HW1thpYx41u(O$EguLn03Qh^jF5x<4+*x0Edj3u4,JU>1@VX:0^ly^0tB)L4wG&Kp:q!g",
+    "gj=2;veg9+yQ&5QOb,a)&@^QqP7es@=#TQn#3T,k0tMiC7Bg,S3Z@BT#Q>e..O2wc=$8Cj-[qQDHSz,w3!H:$1Hd&82f[fEkii8H2WSdr4wAqH4/JegJP#81gv9]L2r[0pRSyWC]AGM:Gg1VDwN4Kr",
+    "hk,2*2hi!k0S4pmHV+7o,#Y^y0sxu@0_-:=WGnNE2oDOhi!B7$2;dW^0hFFP3ey4)0E;::4+@l74wwN0-Qj-xrWXZs02Bepg$w[93Gvtu1ik>SCTB2YGe$,*0R!P(14#h.1@hxv0zDct(x3qf-h[PO",
+    "smK^*:6@%wrQ$XS(p3cI#X%1R$CFtf2[_&I1cbzb0R=O!2oDSI)/3WzkAn&VrkF+#3&&&+2e95r4d:OC0SAooOAij8vj@Y>xDEi)6b9W55ql5-/Y]0yG/1v:0Nb,q2aW[_1n$oV4cOxa3*2W8[Q;gH",
+    "vA+ley/M,V1p]Z&4,:utAuBSy0RS%=ea=/O0mhjU5H=FC4GPQNA>mUOVh-lOqX7Y*;Jx.55CNJU3&FMs2$hXI08.U(Ya/,.B:/:XFc35Bm:&S$i4Xvy$QM31FgTc61=w=<4lV+_xd8:D2M[s.4/TjI",
+    "0vl!k9^i_V(;%O+032r5qyi5Mvmp,z<DvXVjCcm^0SxL@4*]S-1d>N)4-iMvPahOB/L9A(Gw1[f/G>qu$(jKV3sC[(1OXKWPz4;V5eT&3J>))H4-@x!4-9[mF9>QNA^u)p7B/@[1osOPGyoAc)C(9z",
+    "01nUF3J2@uL.yVD3.SU5f&mWShbRNvY7YRy+#mz-kqZp*-1LJf2M)Pv0Zj[$+$09/y-%n9kOm3*0wg&s#9]J*/K:C_pf3s70TD5lrveDjP7V5kGX.i00MG&e1O]Z*3Co=T3,1CFG$0QN)9x(<r3Pv+",
+    "WJX3tIGh6pF9C_e27D1W01@N94,_BoA_80&1s;)8;Ykofl:,g(84xu92qFo+0Rs7*1P/w]sYwUf<Bs-i5g-ux-^9A*01TD>1H%Fz12>N*+6n[z1rG#p0PhwL4sag]Id2aRo(LB)04gmw.=lxw:T(P8",
+    "mIe-58XGi-0^diD4ly<]-]dQAsN>,&zr#rdlnWJR(hUKD0^h513z,KOH;IK$f(Q/k7#]*Zf(Q.Wz$7a(F<gvW1b@d[wXqHhK:;<hC-.1c6$H(WRtU%l2Jr+Hd(4dl4,Lr(FA6g[kpuu=7%,9qEiyIv",
+    "1=[dblLQR.1>Y6U1Pqk_4%,tC2-Q$94C)97tp=Ut@7I8P0^iyOCkc/4N((Cp!:E1*Ee<mv4#fch+Y/7j1qa22MGlA_1IY2L0T4Ia+9V$WHjc4$4*-=K0S=wrssRe/tN]J>qXZT)wx$9f3Nz&o1E(zr",
+    "-^!%W3yBH.m/7B-0S)2@4kHf*t@ZA74#Niz0ks;wEu[(t+PfD8:kI-_1PQ#_3.De!EB>1xGYe540W:oLW,kXcJDs8j4)M,U4xJ(rGLJ0]rP:4!7pVFN1ilFm4D+^Q4+fbX4+e&yNe;EHEDuVNEDp(+",
+    "0S%O&1P-&62Mww#PBAk$KH;Vv,laVc46p$nT[kZcD/[@N6fs<m7c;>AeWnE-4t.mh4Z[^:qrm]V=>NfspT7eS1;SCA0f8V3.Qo9I4mmV4H2<D4suL1<[tgc,&jAL[%t[Na9s@XaI5jLSt*[Uayok5_",
+    "6*kZw3C#8q2d;w30TnIQ3l^rs3Ix-r5(n,M3&9EyGQ$c6%CD_h9]V1m!_p.7ATu%G(G;E=;9&Ag4v!NJn*t9MuN((44!D:B0lJkj0HyU94*DAuEr1yb$N_m936tO.3(yx5GVl<r2oA3c0c-2O7#/w!",
+    "4ZFF*0Sk/>0:jV@1r,o800yF+4h0wk<D:OL4+$h9D/,EPBo[J50c,:JE(IYHHSYld/O@OO00>+n1LWQb4vzr_%K,,<8!L>n2O9]X8U=1K@v65mFh(=*GBhzkL=DD)LB0+FBJDyjMm0u8H$*Z+K^JO_",
+    "g8:Mz0s(Fe=b!#:M(sv3LNYKxH#IakI6*T-00Te/v-r11Mh1,+0NTMMuL;s%MKnf1MMFe2Mgrvm9]1N,;+P.RH!(vuGBr3sH8(gy01,C-9]1T3K[hfpIRjq@GD0_qFh&zOnk=3jM.qBp0WS+gMvVaz",
+    "G0YnRsLTNeNCuW31D6m6KNvQF1ObQ!4LA-T7&!F/1HAzP<k9*z1QIfJ9x-Um2t5PQE+]4Z0Sb)*9[<KZ3#t.j5sC&AGH;M00.b-^j0O(P6b^U@[[R9)Lo>x)G($o#FhV&+H$ngrHfsy40SLVW9]1Nt",
+    "7c-E_4z_g:GC8mV0P^MS@_eJ82$l&S4l^VI0A&ZD8!t35F[BI)qYMI(0]/xH4+P^^5i=wn0)l7+*f0*@0_0l(0t/i19]]/96gSrb0xS-%CIj_c6ELzO4+JI]HLU;31UJJ21cL.%rvVr;rU4E#5-Xt.",
+    "w*(IbB<-G.2m*is4+_2l2R4WX0wEPNxCIW/1rG]i1r8e@G&fQUQxY=C5-y/K2seuX4+2#L.=c[H6ElJWA3ibO0S&YxDJwGI!Ym4&nE<9z8xFLx4/=$^GM)DV4C=8W:LM/&GJWG7DlvV)0So004$KVS",
+    "2SqkAMKm%,MMgn0IYs3T1@HZDp9LQZIGPd(KMI,w7c(InIkf/-77qr/4v.4PK](@0MKePD%pwl_n,B,;D+0&]3,SXPGwlis<&gDw4+,)E4-A>e0&4)<DGuVi0R,YZ4)w4n0Jnk)0Gz234+5f$DFMUK",
+    "B]JDbH0]&P3Gyco5P:Tn3N)WH891Ob4YdgvG42Knrw]Ra2<cK%1IGdn2C<nQV,Cv)A^u,31SB_y9S,mX0[sL7iBb#gKLbAu>9FrP92qmuFb<KlBrrEIHJyPSZZbkRGDb!D1Oj-yH)-gC3l9#I9TGT*",
+    "0]v$&4SE>woB-*nQx6sC2Ol3o039)c0ueAu4,<;cCNwPQ1@h(:7vBOoGB@m,Ge$!^GBGnn#uz[_K^1D=$q-WPLq#$]L@KFKU>&/CL@6lek@Mrcpbift#u)zqB^GO,FflnfH$yl%MM5>*0B]xvFfl.e",
+    "F]YL(KP5&sHO3fVH8w*rHbdQ%E:9-yH$g>m7!xr85Hh%.6Au,^7!F7kLH!m>3otT4F,Q>K01pDG8y7:z7at5UNCTe-4CMk2usaV7o*EN3sTmH22<TH_E,g8f0SfFMBQh[34-Shp14R!W$QBFD3.Tn%",
+    "I1S@O1dr7M0VD%a1,TCudmKL,GBAD54LLD0GKu8]1dQ^h3f0a73,#Cm3E>GJ:*fw$0yZ)-GD6Sz1rG#>OCJs^j2jd&vNHjsJRb/+xJv<@jVumP0YC@n/middtS$n,0bc;)G&nFY01BD_9^P9%3;B]H",
+    "00)o,6Eev#1DzQU5by*UGuSo;>9+IU;:Zbau9yq_7z6J>4+52_0Sd+90S=c0NFp*dmp2BN0Rn[w7JD2o05*M,stgYRhU).z1_g>4#3^^,EgLYh77f^F2CD,Hq!9;P-u-;sI-2Y.0yVTi4+>ma475NG",
+    "AFwMA1kYFx9P*tN3HAgBwJ8Jn2NN,@A>(G.6&O0ZN)E,KNdut)4>%bH1Omun0;Ne(0O4Y95o2ODF/S(=zkvY[HB],vG!H9X4<b($Jr5p:0T0#z&B-9vGOq#-mIkiBfdLO1)dmj<)5$##F-WjTy9*Cw",
+    "*_vW*BCQDz9o)%14.BO:uL,lifdLO1;g.YG-:kS=ElviZ4G%$9A1pEV4G(zh$vqD:/mH*HUmqbY.>,<T<yR>8A72mV1iHV00S>6a1rPoQyT5;^4-sA)4+[FpJr6HW4:Z=k4,$aNJr6clA1pEe4]s-k",
+    "Jr6Ft0S@T_6Au^T$_>MtUk<6O$_>MsU/Ond#J>.74-k>V5BdkizkvY,q6iNJir+_KBnFtZ1@ibd%SsN4kxCpn03JC2968v:ULOD_hXD;iy-^ve84mXk4+B6Ar<Lbh5SpGY1m;vD4.qHf2Mhj##sLN!",
+    "1[D!EVg/Yq08s[&-RygE4+ZJCatr1G4,lUHa]qI.m-nzLfT/tU*]P^*t1KS_G]Q0%9^6*qoN*5Zte=oEH2<DOsh$WA3&Zy%4+s692OkGC*TOv*H2<C[/(b7/z5yQtGU%QN3DHdrk53M(od=bi>W^>)",
+    "Bn](a3/ccjvI7rG/(h(CQTh/NI@EM>1n=!C=;wg:wEK](A5k,q#sdfI$te#YjROxn&b0#$k/+9YA]C^U=ZPjlt&gYy4-X/s0SuJUUJBW00:l#!1HhyO4+W6f2M+]ivI,9btotP&D/@160S1<eat<<&",
+    "1P:6G#XAUzFdqytm8S::&aDRzKcJ^y2/WOITn<cG3dhxT4-GcD2oW>+1N<<]20-%7z;TXS82t4t4,x-3I^bLQrUe82)s>Jd2:-Cl3ndHe6Ar[t4,lNP0S;*]9WlwVE)I4M+Y.x*5f23R5f21H4TA#<",
+    "4=A%zEi;cR1mTT/0S=Z,FAXs=!XqCVG]vGJ)dUVv4($g8g5(DeBZiLx4-i;lN)B^%Go&U3r3M4$fj17dq)rbDu#*QIGPqm<EDWyYOAij<tpN@5jRFO,ur2>z77qulvjG@1mZk*(muU)]*i8/h0R&hG",
+    "=2G)Ri30>VyaNv-xS]0Lu:u6bnsg5h%gZni0lxzlHPtW]ZLsBZ1-,Wzof!+m0S=SNjRXmK4ygeKr6vO;4Zh!04,4i435fy<%:f0<z$Of*3/a:VtppDS>]pm!H_$e242%T]k0uX6(y*<qKw)BRWx4)M",
+    "0d)<d%EJNRV]8R.a&%v5GH,BcUuO5OK5,yDAbU17EbO,[AvY^Ttbzdn>[]UzEY!=uAvrAfgc%Sr+S::bEcT&h0GyFvAvY]Ix)uPc-_N0NTLAjw86h]./ABp&Gl)weIV[%9Tn[Pk,wZ,:Z*XM*0SgZg",
+    "fM5;JOb+*74;k2NCoupIUG%JN4uSy:[Q:l:Z4Raa58DOz)W@u35]aiGy9Vvl$N:)%=9BzL-bspgNe;ZY5)Wt3W)CH!0S>hgtZfcj53LEi)W@u36XgjH2()Go97PVRW)Cn-4/srw4]SPl4-c3h4-YYU",
+    "4-WSt7:8yL7gi7C1p2qH0S=+K1rPiO=tZ184,:Qq4+,pL4..$rERYfp5!z)BElwXKG5@-EnXX;CC9;q!HQ*8t7@9_(7*,D%tz[1vR^cIIk.,Wl4,&Km5AO$u)5rk^gi,:R2oD4NQ3D+aj)f[O5-!pJ",
+    "!aENV=O3[:A09IL#7aIhH!^Yb4%<a+4*B:60FB<t4d_ec9yR^lKpz,5,.gI10)(q71)_BEp-HFM$vOn,vMUD^8#COQh5,xMhD@:,m1GNH3aXlI3c;Q$1x>CYF,#u]G113l4ufb91l9IS0)GJ,4w_x*",
+    "4Yl;m5G=qVISzvV1p;ck6%PTg0Uri1]ECEPH-j@G0mjo44*.5jE&>NT05.4F4+Y^>4ZZjV1Ch=6476ScV,En7)Ds2g>G]^-KL=8u4*&,N4j%.G=gs=,wgV3Zv<,xl94&yR2;O0)4yB@Q94&&#3l62+",
+    "J0A%%-kp731,HLD2(tJM3HSC49^qd6y*nQUGT6j/3+B#C1k.c86EQdr++7InwE>-&qJ0JZo:mLq0R^T3Ip6=V@s+Xl-sFQ3[(^K85H_a80RScs1acZU.N*b=-5r21p9:9>4h,]YU<bK]fdvKhzjY4.",
+    "tA$cNH#Icr0RYzm0X@oJHP@]U%&KYxud4>TC7s!94uk.1GU[RsB;Q3SEgm.g&2#^:0[fF=11S!L!_>VLovr_72FdPQ4+6Fb0z4lCHjkYS2-S5c2Bq)_4*CKLg3uEKlc=IAEQ-Pt0!9ML=/c0ih^[AW",
+    "h_WkpG0a8]R[$Og=jrdj;/l=9tB)!ZF=R1l0tf/%g(e6g2E5:j0V6RniV6yzjt&BX-td9]0vR=[PXvYGI031I3IcB&G(P^11frKj0hr%73>%kzfB=!=0t<#IBr,L/k8lfx0t4%b4,2,Pg#iYkJ@TnK",
+    "0AK-*hG@Doz!VZNR06944Z#5iI2kqo0TU84JRbu&Hv<;IHVqvE#sLyG01cYmA>MjP0]Wn!AOfA0CJzPCyaEou1w1!5Fv0_t1vfV>#03Y,oJAi7F_]i8H4[1e(,tEzGt:hOpp*szyy+kU#0U/t=QsCD",
+    "1EGsN4,uHl#Q>P(Aq1iAL-^473#4BU3%%zA4+W:,Km(uw2#7@rKn^Q=S2Z[^IW,Rfo&f[10xUT&>^vW;Ejj:s4ceSn08a&x0SB+U84Rh94F/Q=5;hlG9^P3O.@xdH3Klc_9]tfx4-Pbr4,$y6UkL37",
+    "F9A3;%E(m*hw>*K3SAEaz;B98s*!6C0Nx4,X)gdcF_GJ35-bijGAu.7uu%f-1rGzn=#K4f13C@&TMq)nTq8I)-+sqZjrki71(c:d4z;cwJr4t*$PNhf0S,>KiIEKk/:,Ce761qd:Ei+mguE38>J)K3",
+    "9^F>3.N>@,I,COm!UY_Tn*$D(p,lq70^lbPR06ya2b2K@uCp/(@wR_e)]gibxw0^30HaJ6HMCU/HaR#sEKUK)s%i#l373Ni6gbqAg#jEl<dOFD.4+FKy+#7:I36.CUI6Iq4FgjFCkftu4+6ilUjv=B",
+    "9]ba.#Rv^T2M,4OI^Z^H$z%$;B;Izz00/JtI50d2g7X6oponb+q^;YE2DKF^G%/+Z1pB9K0rZ<04,Bst95RorIR:u*9^F^AF9$L(:j4/tlmZUT=a2LGv0D,/<r,E,ogFeZGBD)>7Br4a4*rf56fK[b",
+    "RSmWLt=p4a!]M$MeLXTOF@e@&1AGXmOb&YzF#sP5GXM><v&#z(xpf1U0R!NT!_qU/A_!dj0Us4Nb>(Gb0v@>vv5N:UGdZ@TR^6*WrU4%TIY0zK5-U)f1@a]7@_eRR()LOYnK%Sp9W.B%16_s_p9:Ef",
+    "m-wcz$q5@em-wgB7$i3_d>Mv.D:99nKNC2b5Dy2l5DdhM4hHT40=kG*wkHRM!fg)$q#@OZH7x:13BUJc4+7Sd4h4tNIzI;AHaLWP1jD-J9]$wt,cv6FG&hO<9_v</0t5N*YX[JbI^Ztr0zU#aF*c3<",
+    "8aDt3:Gy[L1]trR0tWlTRv!g5<XS5_bq<:b0StW_1_,PZ0tTSJPzk9z37X$!4+7,FMkFvbftpMNy;[_.qy+^]6$hFF4,M;VPY9m+hXEf0IO>TW4+Ad.=2i7cg%/2jxHks3/PnMJ+Xw<:8ZI>7dJhtT",
+    "v_mvvwk,yy);<;N0S=nB-T8-t:-WJ%ERAssvR;z@/QIbl*Np)Vt>%Q;p$ZP-W(D!kHUc::1_fG35d<Xa86N[HsFeZ&.)Io2cOy76R]o&]OAeR[5-$H7@=pIi.bf0f;gtMAqa6.cg%S<Ro62MZus[sA",
+    "x()]])-a[l)K;D&iO5C;mtYS(+O9;m=v7fblM)Bt1>sZ*4:_b8Hp]<(1egRGHPVR(0)xRf41#k3N(jmY4+QP7!T^De4HqzsP98Gl(=Ugn4*-+O4-7EcWDc+c4fNAK1Jsr,2hsj13bec^4=*7*X$>CZ",
+    "WDCK#jsXMlCm#bc@;7KYBp*03smEjw3z>wZ0V6ap01pTF&twl7.lJ%<G>V*RIQ/aJihyk%G;OI+hc6Epfi4B6/xYbQ7!HFj1o+bh9]Sb4gAM]Mj9UXL4umcS/hHa>.<pr^:ex*m3=Il-Jv2Bl00iV9",
+    "9]SpuE(y]_o&f.49]Jk7Ek6J>I54yy4vvos3#^_xdIZ]q4,MM/E,wK!F[_[THSGcd2LbcIZ3iC(yQDb-)#Q);4DXl<0c[pEr)35B*lPto0UZRz*cA;vD*/22$pbAlH9i7,9]$p^Ed_+;hXD%jE)zDD",
+    "0s]Zl!T^dJ01Blo5-r:n@YH<L12O@o0S>HF1l=fx95x:_H8nM@0W3K%r!57ivl-]_:^3kY.$ee53JUft1jfHKBQ@Ye0v.T72L,6(ngJgLG[wsc9]t+gihK:XP7LLYXA7J1Cjd+j7R4+CrSxD2S@P@x",
+    "EH=nbHUJ1i3*ZF/+@C)@Hx8o#2!)EK0SwA41Udu11@4b(08j-#0Vy-&&D01Ev!fga(xVPP7dA9F%q#@kDGxr(EDoUTLk>]AU<12@.>I1z#X.lV9XZY[1Fo214*v,OmIe.E&MZF#G&nK.6E<if4-suY",
+    "2cyJ94-0EQGBh>i05_)=IRFdd0UrP[wGsk84-0HR4p9!wECHh.1m5/%2P+KCECidPL.h&j77C362jl]^1I-WyJTy5t00-f4rU4Hb%Pa;xyJ@-<$t)_2G[@J312r>qEC!F(z5y:VI5<[F1XB],00>q[",
+    "2Z93+1IR25#e[7JG9MT/$t([BqMK(KGyn+UDh81JNB[=9%q$G*fP4z9++8y.GBS!B9x#:@1/+@g0UrY^,1jjL9sc8F2aDf-0Uk1!#yTW2INulq[TvSlnid^gHTD^13Bwx*@rKp,(HQ@G4+w;F3.+d8",
+    "GBYuo;Pd#/90SbyA]o;6l=hP+s[#X[9]P(9A>nV$1Pk59JQOq>2Z>D[0T:;yIg6bm0(cWS04y[+m-nZ=0u10G1DEUt0<j)i4+O>S0[1/_G]mA7fCvvG%K.M5H821pG&KMoHO_qK)3Y,R@Fsw@0S;hZ",
+    "1F<wc4+*pLJ@**7DH$,>=a2dS2:=lA5((zJQ3-d+0389x0S=V#r*aOT5EL^jECaV035TB!4:5p8A_ZPw8!)&*6*#$vf&mW)xIsS*H!;B+5jWZ%4-8wc1Q.2]3ETnzNe:qE6bzijUmpoJ<)RgHGL&Bj",
+    "K;-f1a1u7&7bP>^H4dKv0p=Ej0w)cc%nk%P0VW$ZvKj:Hr6U4E2!-YGIXa3[1iy>jB@@4VH7YYVkv0Gw1tkv$qLcvvs[11k41+:12QxW<LLWUe01pxMx;c)^LM/5n000FAhLuAKT=]EBwG^T8IXQzu",
+    "F9S0.00QmJSOG*29JUoBIXO5F6<Wq@Gd2J(1_WDQF90.)00KP=BDED9HRTEm,2<2MoCFNB6$k3TsR0e&91DQFUmpZ8fI/<oH8lVeFaRGNFaRSkF*y$yw,qcoIRGv:IRFId3lle+3/cQ[K>fIdQwFyc",
+    "4+@.]0t4d,4+VqCP9GRBwG]H$,^Zn32:22TgszAI4zd*s@SE^O9]tfz9^F^AF9$U=030#C;*a_+IwLkT024LcoNNu[@3Dm/s0JS.GwDDgH8cPYTmp:+4;)L3F9bC(03$Rx<COeTzCjAiEgudz$UrXw",
+    "H#7h*6*n_i1AwJe4niL/H=<LQ1UESVBRDYU2<e_X0wXsphCvSn$Ur4IIQIDk9]SR<I^aSaJ^(S2G[!(b2Q<h@051VHGXM(Nk7f<7wnr2/&-/g^G]IaH1go@X4+,a)xB)LTI5NgS1gWhf1MF!J35)>i",
+    "0yZ)-jshDs:OBV2x+(<E4*]wN1dak91vT&FA>H[_8pc2@2QoAOEjBj*1f]]01]tsvls=+P03QW5lKn=mv*c+5P7fExKnc#chyf1*vH:3hIWGvZ0S=NBK@#w4ImSRUEi*IIUk,W;5_sUg4+O;Q8aMzi",
+    "GBPy)6fw2K3IfO7GY/QVKqoOa051nIG5]jWIX5^PKm)ZC4a7hdIaUt[#6Se]kvA+cF!u/.F_mSG8Z.co9^PFq<PGjy0X3984fWe+1nq;/3A;Fq4@akY2#hZmH/]z%$00K^I5X8<3*5m_6E/tg9XP_5",
+    "F9k6,00wvu6vRL%G&TS)8Z]Wl4!-u%&YNu:Ft7s-2+)*-0SWE6C/X!7Kn%OmWEwZbKoc.R7as*N!$1HV4x$SW5]FE34#GeW3g)wk0S.,q!2u4aDlZZ,FaQqs0TMC*2fZi+%xVs$ECbdi4+D-^D,RKs",
+    "=;(5i@2iC*03I=[2D^6U5Dy2tLJtO@1P/]M2Me(n1aco4G<&dRG=f#U3e_1u0*#-<1iyz94+Eeq0U-7Hkqi>wAPvo.P6Qwa)G7fO9]t$oDibTJItrgG0d5^*IG!v&135G:00SKl37sqtB*>6E3OE1(",
+    "TMeBo01*OD9]1C,EDsCJ0TVKb0S=qGEF(2H$#fYwhN%P&>GlF]p>NhrsSpkMZUUzf0]zexGBL.32I2oE9]Jh(:jWM,t[MiLnM<,zH=tH>4k8pdqecRj&;gT9&fEh8$fXw!9^3oy4,Tm.JvTEn:25Cw",
+    "Gc=D*Gd3(F222A,13L)4s[[@Nn7bVU(Y,;ni6kO9HI*h4G2,bA9W^_B6f.A^ZVQI72>rQ%s)G-@IbRP0fes9SKMauDWDeccO%*xT>iGD:FD5ZFxGV[ghyw)U<:dRO2ZaR:0i5ec2mCEAH!--O1dqUJ",
+    "2!$jETnUFsGB@0e%:o].Hc$k%h(idn2Lmz!Ko1AUbOXTy46H5(w8u&cn&4-^IG!vF!+[kC%EyTT2E8sTH!uJLo849b2oDL/V+6$MCJpHo1=C^z1JqUyhP(p/#t#n*lKQOy4(A96qtYq]-J=z9!B+$7",
+    "lM<dOt%nB/-[FC5HT]b/2Z6O-4#T2M4qghv#EAh8-i3Tqz%_xivjGR0>N)OKHuFvc,S-XKFsKI)2FC3O9]JeOmcs!Fnv8,04Xz0Xr>x3nGm(f01JaQU1-p.J4+FIU0-]_!RWdS0IXHyY1PQFh6%-t9",
+    "nGqK=kpc:<*jf(zz6&8jM)U1j9]S/F27e2V%@Xu,Jux#uGVHk(4m^3m,C7R-)u0iIK[rD(Gc,drIR<=Wd->@M4FNq0<q!ftla:q*0+QMR1M,UsZv!>&MKm@!:-)eOIJ5Es6E=<47N=Pu88QF^-[ghR",
+    ":nRHC0]e&5c:%AUCIKuAgT4.QFl,3jcnYkXB;X>SHvvcv:kR,03BKh51*qd!2eIEH4(bgSE$Xy93DOQ5H-/=+0x$@L<ht-^0SHq7;7dD4oFoqZ,&QXLH8hp$YX]%R4,LV=R0,MH7Y5_*O$8e)GA!iT",
+    "0S=bM@vwWR2>.f0gAE1k=<srim6Qq(0rK]&1DFZ^hyetI5eI>p0Rpb*Ivz8Y-R6Pc#1[gpgAES--3pzBT>y[s5CpgRIu7je2L$><1rG+FngI!dQU:b+4t)cdtZoxDin9X/rR<j-!O1ZP*jEGB6bR)M",
+    "3hD&>&IBGd[D%Pq:I4q[3Iz85tpN@NtEVUpnVdTUy#WQF4+hDyKMoxhG1.Wf45*w26En)z1s;,5;j8:Xk,BFE*9Qja7B2/fGVTE$GrR@^nanX7G^*/h0vrRmCK<xfd-k#wH326N0>5,m0&=b)Im7^J",
+    "H_/0u04X-#i/svza<1M_fMo:Ij!Fck%QXwz6$RS<0=&Oe/LZ@$]ARdOxI>-F.>H4KL-@6zH!L&TDF;gQi2*D%EUlav1-#lG&P5Lc.V6BT5Hes1vkD65,YXk!:6*g.4+Nnj3aJzVqXG!WX9^SF0t(kG",
+    "3(bH70>sZ,2a3l5281CG1gMlF1n]@X3ReO$0rde6@_(5Ux)cX50f6@x1!xZl;&m^f7ywfRlB5p_yc8BJ[mZ/p1HZ)r1K.+;90/bN1r,JP$=w8wMmaJuMnW_zz8*b9F*%C+0tLUG1>%F%C/K7B9S+%!",
+    "77Nv#3In_74FU%nE6<G@0>&(M3y-cm0[qPf2#ON[KmqEwPkli@HZV6uM5PmdA2T-YLP0];ih=4(Gek1yofRJfLOBHM=92tB.A><kMgb26ISkUgPYtAj0uKZ=4+GM;PY(_Xhg%dey8-6K%;A#5enT)g",
+    "I5kBy-1w@AG(=GD91j9l3Gny.4ZQ*qLZzS-4+,JfbrCcG4+#6I5d,ts3:z]-ss-keGX/-g3-y#&1seyG;-I95kDUkz$p-B;0R-jc4(6o_0kpmr4(SC0@Y#OY1p;#&3+x32umlOt<hS-q34q+30RdY9",
+    "Vh.Lq>F5D&04iv5$xs]Nk>#=fGdId31Hha>4+FZY6&=Uh#ufv*mP8)>Id^@DQ4%z-0uwif3JmZy1C4V5PXi>%GJ+2T@vDv[;iD@:bYWtG;hXq42oA*fS>!or2icPb0R0IHhpRscu,Oj-zTg@Qu,Oj,",
+    "*@rtw3-**D4+xVe2(4TyIXS5!E-lo)kO:W]Br7-D;Xo/%WFG)E$DRQNxPk!/$dMNbsKaax;&WF(:zr@^j(]rG2Zp$11D2pS2$jWF4+6J$3dYcP4+N3W0^lj*yj_9hl(0q&<8o0)m#[(vfzKNc0lt7*",
+    "4>=^x4aJ,VD/-#l/AHoprCSdK)HM$V>RC<q7l@I$4pbiqD*z4CU.^#CUkTlgLk7k1i2)9<!!!ftP7T2z4Z7!Y42OYQ0,R0[Kh_[CFCI8G00D<(M,P9$&H)aUs7M3-U/IoG;hp<e<v2AxoV,d8c+Uba",
+    "3N0^J5-p(^<_[_KuvQOu&-lQq0X6=w=-Hi(wXH^$AUHKNxdI/F0W]-#;*t+.G@RvFKr)gFA0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_Hak>s.(G&lesmH[vTBQiO/5)VF,3NIftHvlh*0WvuN",
+    "4,M894uH!e1Hx;&5az*P9]19o!eI[vuY!RA8aMz7hz0@W4G#s>wx9t5BM%LM#[_<ZqC)_x4++T0ivbS>(aIwSWDey44-8xgWDbTe0HRC^0=b224KwA&1rGw-)j]VQ4,v,!FC[ZNw#EeutOEp#8V;Ap",
+    "0^aj>4WHm,9]1J110M,803Q)D03QQ303QxGpvDCa;6Fx78sX)h0Sx@uUk;J6p(g@W4,v,!9ytIH6wTIO2do1RB.JOx0S(=31rC>PL/P$H.(:ftWDf)70UrT000<Z&4!qiF4-k&[o&gTRzy%)$Gpqw2",
+    "2Q:f(OdlmWlfVTBtOE^t=W_la4$un<oYF!MC,vo;0SH$P;^Katzab9;mgNitl*$1N7!8-L39G;h4%yEJ1JQmTdoZOX3h4m[$pHzaB>uL1[7ep]B;II4BMh$PE(S[.0W+xr7&2@S1lOV$4+K-X9:c.4",
+    "0*^!d0#Xj0pI@-vO%72QHUJ+1GNvUjKQcA]FCQ[C056sSF*N@pF*LdY95s]1FLp9C056sSF*5)Ji3J<qlp8O1GBVHtAD00!01>]&A3iaZ8y>JuxdI/S0WhW]A^_3!0S@d9FCQQ/056sSFgf!C6EK4j",
+    "4Y)5KcQF7jmjN(0&jJ!Q01mh:A9pbTFP8x<HP8YQGyo4jxGx>dF#sQm0Wkh74,D594+o3MS]1HDrX:$BiPv8Zons#dGNKy^mLv^iiPv8Pxe=Zuq8kqnnS:q:IEmL=1b^4=1I@@^%+_/A5[cJe15=(U",
+    "#[myAiPv8WoeU2JkdI=nBM%F<&IJyM*Ixso4i5-d0^m3]uVfDa(cfba7Ub@(0S;$#9]Jb50^hix4&;8x0S=VN0^ly,iyj9]4#xox6#4G00Sl^H6Evd.4+yLS9y9.By6vq24y*$o2[ix<2-U.IWDf)7",
+    "0S%rX4bg/S9]1G010Mu303QJ]PZ%<+9]kh40^lw9DhEst1IGam56IqR2,-c*&fHiJ2&<Ai4KSx74E5wf1E5>G39JJj5itNBIHn_6hg%-7HlL*m4+N-N0So,b0W:r/Gyn>T+&vAkbPoovbPLa.g8:S:",
+    "Tn>:DULrF%l_5lcIQLHv0gCrO5iL=.oTab.0&)iG:M[e1Q4axzQ3T9U4+*rY5Dt6^y[dQ.F;tT!nE;+1b=#*^bOz9]1P:K,4nYIMVGj[O9]$x64,$d>4+=k^OAir29]$%89^zYH9]$)99^qVH4+n>D",
+    "C:SiwR0gAmt=p!4GVNU,12>H#3b%0tmyiw-Ff.x9uB[CRf@kbU,oPUQ-,UotI1SG45d@dB2:4zf0X9JrHvk$l91/Gj5-XuEF>r,U9tN7sF%DG[GyonlmH@H:as&(;0XIPsGQ(XOIUEu/9TG4A9]Jd*",
+    "0Urf100jBf1@e(J5hXb]mH@9]9]1T)5-p)EH5;K,9TPS7UJnD70Uri301@9+9y9.IGynt)9yvh)ifI9d-6<7CSrRZE5-g!I12vWb6Egq_RT4D,4%h<1GXMY#0c#HdK<u]n8Z(vw104fD4+Pi*9]km*",
+    "0R,X04Gxw82G]4x3:@8,29fs,7&6EL29]*=5-g!21lR,*1N3+Y&VeuvvbuH>GS_zF3-^Bo0YMTo02(!x0TMF+13wQ0*aRN^HUJ0rfiNC4mH@(u01,3*3#()UqL)Am<Pd9LHZl6E1RFCK5-XuDHvkbi",
+    "04g#u01@D=8#4eBGyp3!GZzvy02;-]0$dK7tpN<0;PLnh,90!nG&So3B[Vbu2/TQD1K!0A9]tt,10FP#dj!Sn1qbm8F90(+024OU3JP8#G%#NTrhx>xm-nN#xCjph;E;^qI36-W0T;m:1MkZP4*[0^",
+    "1C$F2UJ*1M1(5R;9]Jg,0UkI212>=l03JE82N*e*0TD0&4*=0WH8+(D3YP&AG5[Ae,3bnt0UriA03Qc4,3bPl0RX,M0c-NemjN9!iVOfN5-I/^rU;%MmjNFKG@0:CIkO55mjM>v00XAx5DP*Fw%Y[=",
+    "tN5/05-R[EHv9.:1D63G1_C8wiwqtx02nZr0U.FgY!3iJ1cZk$8abB%7d7h,KLax]HkSb(1_LE:F]G:=-0YHumjM(w-f4]pLImXY4H@C/0RxYe3Kux[3J#Y61,T9mq!14W>X,G;0TDF,3z_2P!^t:n",
+    "qMZpMI5ig/Hvj]C&.h$c7a^.=02;y=5-OoCHUJVg01J,@A^^z53:z[R0/)]c.YNc%!fg(;,wz6)sRsw4oPz,c&drVi4+Qa@0S=Y/o.0q]B;Ik>2L_b#0mPjF4$ZJ<1Kx&T2(5,Z4,DOu4iqcrrxgPQ",
+    "4:ygxU:P=l[R]j0%]ZkIz8(Mv9]SR$aRS+nC/U]dp$7^d/3fs6zsMI42viRPmWpl&R1XEX=k4v%6AuNA@(6&#/3ft-0j.niKYS^QGV7uO1-Ydn#sTY,X(cN+01tol0vk5_51#;t0w0C^Hvk[U0XESE",
+    "ABF)o03Sm%jEgP:>lao*#@]s$2Jie0C=9+DxGWD4%MK2qy)6Wvivb3U4G1s_0NXPU6P.)*4.PIRX$>EsWe*qY]7i_=->hS*BdY,zG(,-.*V9@ME5q7f4.D,m4zk)@4-rfh1nM[n.1Y,<kUa#9.tPcW",
+    "mOKcx1rHpl,*X,^/vWjox@ag!1j92OIfB(E1jEuX4DuEeHvkhb00h:S6)QD3QVoy-1C)[n2O.vJ77qx.uY&-z<1BDJ4,DHDFF7.c+7/3<0td]j3ECDEHn7$Z2ig>_!8Q*GzT9RG-Mx,ngx,Jw4+N%J",
+    "4+K-X6vEqI4+V+FEguIs+7/Fs+.*ZOo&nkxFNFazH_/rk0X8xKFNOg&GW7x.tpPCF7B7VXHZTAm#[o5_93O<OH2=P7H8.K86EgrG2QdH>H_.e2%MKp]G^-y^GB*GZEAQuD4.CdS4&LWq4-F+J4/c6j",
+    "Uk<Lv0S:C;Uk;>m0S>yg/U)#as[t4>03RAN03J2k77q!Tr934oGNUXXB[JF-4X(Ae0R*$IZUN!zCkUONQwhJR1Q9JB09hU]suKeHuU@)K$=im69]A0-[6!Nn06#,BH94&80VFsuluiqWn*juhhad&3",
+    ":-VqY0S=L^/U)xO]85AG#sLhC(MTILkNZXd5e^WR0S%+)UmpoMfxZC,&yg(!auYLc2,QXiTnd,$0R#E]9V0L^PXwYF3QrR=/BE,DH.#/I1VIOu$pHl3(zgKzKLo4+1FrdM2Z#X+nd][0IXUqJ6*k.x",
+    "0RX&p2>*m;1SSs)n(P4rwAT.12iuq]1egH]Jp[a^0S@Qx:-VrH%H3ZIqksn/0WhVcSOuoDSQ]259]Sq6Q7-TLHJt1LKLj:8FaQAT90EfR7n]$:3HihU9^>W_:-W/1I5z+>HaIr@4!8v$065GD0zMBC",
+    "oa>M(Q4EX12<Bu=Cp!u&44&)(1,*.L4+7T%36cme12a0B11_%.HlFMO2fv]N9_d:9:-VUmfr]kj6f:Ia0Rx&S2ulR9hG!0%:-VVnvqv8@Hk#^KGdD0WQvnAI>N)U5nD1)]gux=M:Z.][x9kA[Qx5_f",
+    "Bo5)gtpNnl;:hhp3+#(e2G8(200.R0YYzt4rVt6C0SBL[77Wq:4+ZI&9]P0t0S(IQ0Rl^EGt_tjB[]CL0TeRt!A/fbA4M;A:j4uo@TH:rbQCq62OkwVcM8S30S=w6tO7nWI4^SK@szCm6w2!X1mms(",
+    "4niL(Gs=1$1YI39nF0e]1Gdx)4-q&OBQh^n9ytI5(+4CnIeG%<rUDNZr]AJ74K^dr0V6jtkp_Y0m(xEDwx.OKrrK,/Bo6^Ju:^/2vDpC+2(-;_1d0A^4*-I[Kn9EiA2T;-;Ew@w%aTX^bq</W0uKZF",
+    "s[$,BHIM/h@:O&B#PE0o=9dgVIK.XM1;$xh9]ShZ%s_T;0Sfs84,C)i0R)Eb2<eC+10Mr7sOAD0GsXc9((3=RftWfCvXgiL$qogY%>I*Bk*op>1:Fl8IRFLM&R7eV0UrT500hPNY!3>hs[$>oH8y(:",
+    "7NX<^4!sZq;5mss2+FJu4:A0!0t4^)90Y_25FZsewd(-BH/4u&0+A0N2RO6q0R)xs7Y;lg0;QH&:ZK(UHB%1.u.HQ:]DJ9-HaRxk2;eOdZUeK*0S>DWs[#)IimXHp:E_Y@0yX3>Eip0x0m:c-+<r$*",
+    "4@Z]I0U0vy/X4D9pQix;<w+Gk-]:^&>r(DNl:@BV@!for86N[Pvg,i]Y7Y=!:j4PS#ufzU%:fS=>=SdB1I>ed0QFG=A@b(!10FX31L6^TGcb$+4@H]K0SwF1Unw#,#<ciP@_;pOz>o+[9]Jbg/qL[q",
+    "[;uO%yXyfD3+KB$A_HAt2)LCC4DgO-4+O0O4,fhQ88VVNA_7)b2OkAAy6XWS12(PvIS&<o>hb&d:j6G9F)-c86EOf2G5[Y0F#talH!w8,4yXqnIMxpayXQPF5,_Eq:j4)twEA!k)VzQJ5jLonY7Ygv",
+    "(g7MY+$I8&(+38i/57q5>,z6l6f/>R0S=L+:-VVf>lyBA135Rs:Hz:61tJRF)C46mFw:+F4+rJP5Dug20RpFy6AuUQ:j4us#H]7k1n^zt13<1IF]Pq7GB6;!7q0-V,:4D_3iRs%10W9<(E$bAr&$jR",
+    ">3Hrz*r-p(d.V5F3Yy=$5,jJH6%Le@0tNr&R]ES24+O1=4+zK$3bX.r0yvS/Fb<Onz+VjU+FuOw/;5Q(0W>.<0Su>WWD2gK0tDf&DlY_(Gsg/L2gJ630UrT200>.l4+WCwC/Ucw4.4)KWCDW,0#XkF",
+    "x9eLE0:a,%4Wis%4Z=5p0+TNfKbzr8FB:s200QjS5f7CCg@5EsHj_Q_3fh8X0:3X0b)$__FOUH;ImxsE3E:hOH/<2R0;RQEcF+PZmjO6901,C-4;M&6WCFe!4.NY$AC&.&g@5EsHleB*4;M,]TLaS<",
+    "4.Nb%AD00(=8=H=y%7zP3Lkee!UrFh0W.&-GpjNVk>sPpFaRHy0WtsrjS_+$v$ACa>7V:uxdI/F0Wkm%4AvG3:XUH;<wbZs0lXy,2!xYoDKs=!9xo0sIg^p[28e]v9^YH!/X4J;,1/kz/J>fCbPomg",
+    "@CkGf3[;*h,1/l63M.3nIu8)S-yMpJ,1/k@E41J@4&MO[rz-N;,1/l65G%CcIuAA6@eXvb8w2(l4+yLS4Xj/bl.-340XD1y9].%79^zSF9ykCG7X7+>0S:GK9]JJ^4wz5>wDDgDTn@4U10M%500&GD",
+    "1IGak*8&UC<m_b(wLT2kDh_y/:01IL4*=veGyop_GOPn12@_U32QUB!WDf)70S$:D46)=33i,7x2fRiP0=b220XF_@Hvk>6HLL:.3B@go2TTtG#[mu30u9aOUmH2B0^;d/9]$!79^P8-BMiCCTLa^4",
+    "4+yLSFAz9301p3zZ3E6G4+fyB2L-FL5epa&;*s#x;O>KZ8#;*[4^X/y0Sf2/2gm=l),e([n*]R8:7!r**(nbO:Z4!]$$t#j.YW&8$$t+AR1V314anJF8aI$8A_iKq9]Ja!CICDRQ5ZM;470Oj0/5JX",
+    "J</>%4.F*ZO9Qek50(LtCL/aBqBabbq!KT7H#V*rFOvZ>H2;->)L9OMsxCiwHa9fT0w0$FGXN7Zt_L)p[kcmYATzlFAC:>!kR_HGF_],NK#_d%A<c+umjN*V5,.P-qA&y*4]k$4FO_r[IRGU!IIR&I",
+    "HqZhecQ*hZmjO2b5-g!2I,)QG>7V:uxdIQ00q89c4c8VQ9X6H10SP@21C$=gHvkNXvu+8]*d++=.XH__p&Jh0.pv7F(>aq,+[K[*4+,wWG#:_y00(3b1LXk;vLFoFy;>A:>Jwr/zzz/s%=nWdmlX^=",
+    ">hcUhGR+.j36>*w2TTtG#[nM!HUJnk02;,^0^;O*9]tf14w=#=-rL@6H2<DOmb)]uWDf)70UrT502nv@9[<S511]$LH_.c</<.j>=j@-D4+i@z4,uFu4*@t79^g7Fr+<(itOE+F3J(SSq,+8s4*=vO",
+    "wjd1q-$Q+(4++G.G!F=zrbGv14+G<=9]1K07&HJM0X3@x9]SZ29]1G_7&cEI1_jY#9^zSF9yS0E6uX_*0Sl^H1IYm&2r[e#9]SU]A>rm*0jvWb2[Qm62QvT%WDf+TB@*auH_/35H0*FEHZ-.00fCG;",
+    "4>/kR0Wvf&H<pEKHZYaK0WSzLG5@VIVg,!<4+P/Ur_v=dACCk%mBIlNGQ77F6ELNs2M+]/k=:wwmBIlByYdDMj.x[<=<1cFGU_w-2ITPu4WN(-2EMx]10N3tmBIl8zPA>^IUEu.9TG7B9ygW&2-Z.U",
+    "4pkB@01p4a0Twd/1PmVlH$fsXH_..o90Z*I2Lc<*12dKZ9]bZ11iq&j9yFE#6*K;<3;BhFK;AG-3tbU89R-iIArAwV0Uri400XQ79xwnEFaQJ$9XUY&qYDCg43)wG0v!<I03QQ2mH@tq01j0WH2<8@",
+    "xB&#][1XEo0xb=#K<u]n3zfnF104fD9]JL#0Uri601>]&9x;zIG5@+,mBIlA&z&6!90NTfIW@:+1nva=2M+:O5-Xu0;gbYy00iUi9uEOQ5-Fh[mBIl69RoiP1nvbN1_,,g5,.QBGyoSg01lPH0S5Eb",
+    "2MNKp0S5oIWeN1=3kS)yfdLyd7ZNrA8#qM_G+Yehi!vfOG8Y:(01@F-3@G$z00,)m5DMQB2kr>A<u_tSIX3G9Dl-;yCp9pY!T_P>Fg5H0EHgC#1pkA&0SE933)Bh-@vnV@!2uLB[pbh,-Rp;v0Rpq_",
+    "1@h@80]TW99x]2z7BT/aGdV144*<]FH]YxsmH@4C0C)k&5)T8G0UkL312>[mk>ry42NyY(0U.UlYYzvQ1^QT%00o5GI]kYb4weBg201VQ9^6;u2<=Qo3/u4A4*<]R0Xc:Y1hd:b1fmHK1C[]F1u+04",
+    "H#x5g4weBIGXNnlENc$]mH@wsr2@I,!T^XAx@>u51C[]F1_LExRUR-w0TwU,6*B9C5Du0B6EUR&3y-D90$vg>mH[6FHUJ+6GXN7Ys0$9,2=Tk(0R!Ie4i5oA6gQ-.4vxYB1+eoW9]JR%0Urf4051zR",
+    "H^DD*IP(n,jluy1yQN1A:!>_*A_!M<3zP_3E*m!h9]Jhq3KB5<8#4d[hYK4v01@I.9]k$>3J2&44+M%o9]AO$cMk&B+hhaK[$vLt4(oI-12@/6l<SZ8pjZyG=9&CH]ML$C)#,,-4,KrV0WUx_GOeot",
+    "1NPix2Y_>#+s.>oHH-k^1_SfQ4+EBvF%Jg#;QI!001pGS0^lsO4*h2hfa@4=AUTJ=0S:_ofB>G-0*Ar<Kg9tyGcf/=g#k7*G4%o-s[t_B[$T-o-WH100o(!_#sN6d1uupHGB=MZje[KxxvozGxC9QJ",
+    "4+p4@J@ITBO9:wZowO7O;E;/Oh=zq*3-*tF1cNaT4^^j2/Am=D2i%Kd1w9I:]0M.&9]1Dy4GB3965rHn4n!C-01px0)M=Ji4yyqV6r6<,4.oAq7&ZVO8Z,bO12zC30XP5[Hvk>aH_.(q03RAR03JE2",
+    "6%sL*5Dtz837V5W4+E.e9x(t3qP:#/4,A[E0S.wIXb9F84aivlhaL*[!T^ESe+^OO4uqZ#2BMd46gBvnS>S&S11mT+QVqoe4cg#s4bj-F0%8u3l06VK01MW*Ee[H<q7M&5$QKH=tq2E)S>k@)S]0=9",
+    "=^+!F8y=ERs2UBM2Mx:fWDf*^S@P;R9]1Q27&ZVOAUE_G0S$,pWFNNzH1)y(KgIzzF*NrPFNOgzH1z<:tpPH_7cYhZF*4i&AIAYP(FG5N0ht[yOfWh1!T^-NHUJ+6HUKv:G&KMZ5X%l91U8NrF9J6;",
+    "01pA8iY5-fg[=/A4.fh^88Uqj5zpBH2Rjb_s[swOQ4Pc3Z66_us[t4=L;0S5s[tM_01p(Nq.[erBdY,zHvk>RH2<C+&)ESSGpde11of+K37qUn4/44)0U9%t=H2nW/]vMYz1w0A=TGiK>P+x!1T!#&",
+    ".$oU.H1om%B[MSrgA5,-GxNd$5-y/HH_.tikkO3+4+rzY0S=U/&TRmZ0S6)r=TGiLpyvY[Ht;)Z01*!J!T^DO%WV$[=TGiJso<a;auPXh3A0BCTnhWc0_0WrycrZWPz0w,3Q!a=poOUc2!>-n1w#kM",
+    "!_>#F+d2t<0tU]B1[gWo0U9*+!T])Dml>o@o_dOKaGbUy2>*m;1SSsy>QC,LC;5(o>QC,>1_M/,053f>HvkVF%b$P&1C#:_0GI6x1(xYq3STb,G%;4,11^6SF#s.EH8cPM;sEb]4-%Kv0ReOY)uJvB",
+    "6ZXOZ5H*yr0]IIf2*..&E-KLz0&Wi=$HW61G<O+c3*ZDNI];fd>QC,LgUKcarzQ%G0](:,9]Jm;10O&&$HW5;G[=!k8#FP-!_,KUIR63.7[]l]EHgF$F9b6+02DR7s$dT[$HW5=HHz#R4+F/.0]_m1",
+    "N(rmjCLabd>QC,T--SnKP7S5uZ3fz,KMeN50SJKGNgok2>QC,Rp#cT=*ANZT0Url5>QC,!F*(4l0]HG0($xbW4K$s;0S=dU1Hi5W4qOjLz=(%X*xjE24s,:9+!YTPcL$Hcb1w^wIrhQ.KLIo_GypFS",
+    "G&R7k0]h]:z=(%hLJumyt=)*J4#2Jh0w5DMz6lQ,mjV(v04>E*00Ywp6*7ahPahgF>QC,#4LLIa1;Jd04+Q=,K=iqM1*hse2$Kd60<2TQ6*rQ*PY(&It=*<9HT(e&2(z;JFEchW>QC,Ij$sCpsy@12",
+    "kOBj>6Ap-q4-(j-0tKtC0]z7vptAu3QXc__>QC,L-owOx2[knL!T_QDG&2AL#x4&8#19@1IrqW/48F@M1n&zU2RQe>0W:u/H:;34A2j#E0Xs7>F#sntH2;/E4*[0^41.MI4yvvL1CA9Adk+^w<njD7",
+    "!T_BdF#s.wG&KMMg#@tWwKE;TG4bvL0m![H1tBdpFv.<GzGfRS;(PE%y0rlg>rd@KQx6CC!T],ciy92I*9a*!HTS[+FBvy501pAe$43L-m1PGa4+7-g44KYJ2cXS8BsVdP0S[sK!T^BI;@sP1;gInL",
+    "fg%LGfH<m9:D_$hl:@l=)L%aZH8nN&!T];&4-1&p0Vy=x052LhHUJ(o,*pZC=JE;^v-z+dzxqieH#dv[4@KJh0StnNYZo:2;gIw/>*pLnGCAT,02:bk+1LXg0WoX><)QL6$wv-[$_>)3000[ciH1H7",
+    "@vC%@2M+]T0uK,R0U0y=1.j2b4+Zza0RS5h1Ns3DjCBo+[A3.B>rd@W2/CWD3Gvd60S=WG0WT9ZHvkT(2QD<+*AD=z$UP4l>rd@.HZfgP3-xI=F9.R<>rd@iHu:QM1KCp*G;L_b3LXI*FAO$0>rd@q",
+    "GdZ&r4+Y4.0RS2TA>:UB0RkEy9yj-G0R(Oz2RZk@0Y3:eH#GnQK>3P+uK=S>A@cm>0RX@b4+[6f0Rtcp9MJ(1GCLm%H^^E-0l,@Xj^[1:1PY7W0]MCr4TrY]4vi<f0f-OQ1nIm888xs)3zF4v0<bWY",
+    "1M%Vm9^YACF9tX;uj2y(o*xG[4Y3#nl+J1ajiM0;k&Xlhug5kfH#L.h8#9Ly0.#SSjRp<U:K,ouHZzls1Ot5t:;sa/5-6cEK[SjX4+HZY1i7pd0IXjR6;O@#3Lg$PiytonIWqt+6*)8jAvrYw4niL/",
+    "Hj5uG1UWbW1ijB%4-q&OBsVs;4i5&49]O<X0QWKv1lP#^FB_*CnH;>.F*41_11&N*00)N$9]Aef%:x,V=ac+Ck:w8nl2Za-4+O!:0]QA9G=</60Ko.auHrKf1;m9-bq<s8>zw)0iv$%lqyz=f4*[en",
+    "1+_Xt4+,i49^6)64153:4+ZzZ1]2!st>lKU3911P0KbYr1*W][6E;HU5)PR%Bsn#(0S=kBA@Y+t1cU((1hN4gH82F1e+MKF0RJ8z3=VeL1O:+t4-#.pe-GCa4+Mc9DKa(y5jC]r4+)Y24vP5>4uKy7",
+    ")];=&yB7^y(fdyc&L0Mg[sbN]-SdCfjbj2(4+P=b2eUH[-12:j8abIC2Km@w9]t*=9]W)b0^lbgj^i&_gv9]5J*kHW4.Yf32Ol6e[p]/ZLNqe3rU4Hs[O]<DHvkV0v*LdU@;nDUu)sM9t/2XQ>N<=g",
+    "4m9f<9^hVI1r!O5o.0vfh6EoWHvk>YH_/4eGyo2sn*j:KvIHVEEb+E#1IjWV1UK=s6Ed#H0^T7]69CoX3.4Sj:WBpnuZaW$$O#788w&F#3R)C(03Qf6)f+WAGB:dS3AQBz[_@]vk39p)0UR[]6gB@K",
+    "1U3KyUk;w,0Us4Lqs#*YxB:!U4*:r:1e5bC2+--DIXe70Bs4g$9^blP0P/MLXb%I6=8*h6v$PTiw&n,^z0;8*as!#TEd%d;1rG(YiUdCmG%+v$4+HPqVh-wD/YJS601DSe0ZbniCBO9p4(Z=34+=u2",
+    "1Rn%7r2z^LMk6#h/OGm^Hx8o#2.C%Y36MVl8W%OyAOo+%0]!3:lmP,n3BLg!05rK1FDE!Tvx):SJ2=1@4-19uWC!d-1IPjn:>rtT)VD>pUmpZ9:>s07H2(Ah0Z]>UH]#]QsreKS9sTqJ0CWL34-8bD",
+    "1S2#w04Ovx01M&)4*_2&0zMBE:>rYy4(vq)tfwRa[V4@34D3Y)p_wmh*8:iXhieZ3:>q_=B<aLBMFr!#NDmwAMFq:cNDmk6MIAK!=aCFRGyn(njHm%0H8bo*0K7m0QwZ!u2Z93+1ha]+1cvGe4vqvL",
+    "7d8I$0^m9ihHDIjCj>n1K;B9eZVo-eHUJ+7H2<zEGyoq4GXMgBC.iwW0H7ZRp@cnUG&g@K0L4cFfCd&Y]0gatGXMke#1#)I/](RAG&KJw1APw%]0f3JqhK#VGdce!9]bgvM,Vdr0PRT+8]WnyIRFn1",
+    "]0gOnF>N]f1*anq6>U0DA_iAq4nhwqlC^f[T<I4A1Or]I[00vgj4KG2wLT99]0gswI5v6<1)Q/3FC8_E]0gdEG%x<!2QfJS9]AO&<l*nss[scj4+4-l5Cr,^F9]U.l>n20<U-XYI5Phy1Dr(.3F,kA",
+    "Hja/33%3:w(.KJH=HT:T4.@R79_(FT7C8V8-TInRGXEzD>=bpE0h8cK5HJ7&Uk;NSClEQUln;>/4-TL<2$>&d4+QSz3;BnDFbSjFLk[:A0Ld:83jZesrdI*z(+m#+dk%tR4W,h59]bmmC:c2bFEBPR",
+    "00iapVgu1L4/-fz6f^&AB;7]-4+QuS0eTM!fhaCCGynoq9]$yoC.XG@NDliW2&9R04;Te:A0apZA0apZFMTjG01bdB4&4P9HvkOMnGGW>GSwv$Fw[K<-A9=KF<Y!tU/JFBC/)pVA3Zn#A0apZA0apZ",
+    "FPZ<@G5@@WxH]%(Ko10gC-%t^zt[vEIDse:H_/3AH_/pXG&cYoH_.]u011UY0d<;5C--dCI1dwnC:%Hd6gU7M2si*Q4:UFa95;>U2RHx)fv8#yfhYhG0&)a]C.nAB4*[.a2Al3Z3jgr_4!^n*1Ts0a",
+    "MFgMK6h8wqG&bem1Rgc)CkE*!4zR/p6*/gj5FZ0Dneqb&v92/!xWg+C5[sb>4&engG&nFt4,vug0]<&F2!N.F8Zx)6GXs->EeQLL69UnpYYCO=TLX:v0]ea183y.o2ecsqu9[8)))EWODgZwP)T;O=",
+    "2Ew,]F9kI-uqqCRaSY[=YYc_R1nK@E1F!)cIPw7jryvef7&HJ63$@i+pNa$qaszD,1*wy33clt9BQQ480tHVD!2t,g0v9mODg-3X,cBktGv<IF08j.20Sc,D4C.:%3!a%P0WbpY0_a!taU3^S5-G+O",
+    "2oDF55&]DAG%_AM1BOcj[TmMf(C)keBsnv%HV*[TBMr5U3.FC7u:ubD(gy/i6ESlS1H9Zy2%6]V2Wk%#%kcvaV,Cyl13v:YIW>.Y=qp%5&I1PjhBE[5o*xeg&e+BQF9bO,hvWkTk&r+D!)*=4%kcvS",
+    ",tYnkgP$^GwE+(Y%kcvR.pcsmA3!+E<dGL>FaR$/FfsrJt-x9oF9b9!%kcv*DKIerKO-0WG]ce:9yFY^0^X^Ne-YHQjvgNfHP7(>6ETIu2nEHI3l9d*<dFCH0S9[lZU;Fe0-mHEj-k3mIWRD(2MqIz",
+    "P6Ge@HVo160]dV71Oqw>(eVQUO&c/N<dE<f4(sRx2vZKx<dF+)06z[hGB*G^4Ky/3((wZakg#43((wZyF)-u;5-QV302DdHrDhKU((wZY!>&0=4$TN7G&2AjIo0q31DR+7KnsNsBr,PeE)L8J4.XX/",
+    "106Je1H_!<gqR5$G08(JGBnWf0]b/u761nUj[*rW0qlSm4*[QC0xS,Q,_$23*#,lL5)Oq62!d^uH8eDg;*l&^G%>:L<dH01Gcqv%7&M!M0Rn[r4+PQi0]Kc64!j2ksH$2E<RAMz90R36JTo#dhy(yU",
+    "1._FX4#xrn%Lfkv%GNRon9E8Cr_(D+Lk^O(<dGn7F*mCL46>9T,_k2G[ssrV0uKPu=*[-Y),VgP0uwQ68a2^K0])/JpaBEnmrVv3FB&o]((wZVMjSBG<dH0DG%z=-1f&82vD[)0kO9*113NS<Gyp%L",
+    "0W:f(052-rH2;+Mmq,E!1,SzUx(=J_<dE>&ofQa<69GXVi_/-%<dF0C0s!eD51Rqg<dFz%&i)h.HpT@Y1v1m]0[]Nd/:!6^p9_Kt)A0iWa0/M)0][=+GcnWg0]DISX9#,&zWWdl9<Fsy4+Vi6KU6b0",
+    "GKla4KMXT7FaR.$Gco@Rh(,;#q4Wj:vmy<z=b!fZ2p.47gQ-L24KdX30]d:KL/5%C8wG:7PA)Y$/ZSR#pEdvp9XK2lF#rI8w*(Cx6EXlEGR+kO#B%<$I59ag*#R9l;571ZH#01(CJeCy2#Sj;88f^]",
+    "2Mn>2Q3^%vF9tR&*Te<80obBa1ftvo4:#T70W2[y011PY0]ST!2Eg>a2I_h091Hc@0TMQ@2>7/7AP4RU4%>iw089#p%0_jMfISD20uLADG6/;^Uk=9xHUn7;Agh-G4.YHoWgj0h02ecWGY/Q>G7l%K",
+    "[z4A.JP!ox7(W*=F+0B]2-^&r0S@UA10NtX01r_g[skXcHo5^@mjeT]E(OaR1DsL<>2dE$]1$,Fia8$xG3PBW1UEO@FCI0%-!Fenh5[2;fT-lth+7AVt^X;-.pd6N4,;tre+:0I2egq%0NEoC0>r0U",
+    "Qy4Y;9]]*[Fe=AV02Dao90.e#2wV!EFcL8U6EVwN1.=nUPX;wOE-%uuFc:ia95(.3#q/iwzo2Iahyf1)rfwECuy,FCH0xRgo-EKyHZ$#74ygD641(r/4A[mY43o],1FtR*0>.8Z1U54OFAOj:06zjV",
+    "IWqtP$3Ox<4-.@T1eT3w4-0Sh0x_l:FaQ7v4+iX7F90;&00KS>6YN;JQ4Hi14DpFe2P+HgS>On44YYm;gO+a(0>3fA0=^hNJnLEq$Npvy8O@GY2daW+9_d+1S^ZXz051hFIRFLQmS+z):sll*GgA)h",
+    "S@P!shDZbCA@bOUBRMRCD,Q#v1RoPMo1g&+>KH3UzflKE4)[.3odObD(=U<FSp%%q0s-6@1p3(o9Wt2>1d[s=0L;^ZCf8XX0WbgqeF&[O4to+a03Sg$*I6F_FaQLdu>6x^zJCOWu^v/yIX2c/F9J6*",
+    "0526cGXN4d&-kxZA22o6SuX/OHvj[Y$6F5/mI4UZ%XA(ymI4ItAQU%w1JP6swcZ3T1Tr(cSuYAVGyn(Ao.JW2H,QHX(w+eZw6qZiBo5jJ1<,w60Nqj#1JqXocMmkapaB5d0]%tIArA^e0S=PJTP!v;",
+    ":-VOg1P3G!2iNQk4+Okf19J^/pr8RS3O6#B3I&[_F9!Vy2c)0<2PX<f69V)w4y2#_2lX%numKMnyMX_CH#4vS9]JJ^95VnHF^.Jx2PX<#0Ro:U4,2&80tAv59]JXd4e1vR)Y5++1U0)=DKj+yFEBSV",
+    "00Y>n1Ov4TA1pSySqzH#odFL7[:^sg.]q#cx:*jofdK+h9]$nGSp<FaG!F1P3B,pe4;cv6T<NDPp+yfHk[.(%6(4-zvQ,^oGq>m[l$&o1#exL=oHPUW(:emR9S-.=fdL0!4-RxW2gTfUA38Ai.OvU0",
+    "vcJ0l0J8!QngO;2GBPzR.>Hf9w=.^HFrV)@8aJjK1M!MW0_[X*GV)hH2[Sk]01I6ebpQ>t+ui_JiBAr>Spxr.1rH9sSp#w%G]vGQH2<z8H2<zFFaRAi03Qi9051wRIKx:4APC;F9yj0j1UNG>F#rp<",
+    "J@**Z0S=Sf6BRg/Ck=9-5FI#[F$U#L4-hp(5ivFo0)7tz)0-C7J(4jW6gL1HHvkqg00<]b0tUl69^6&&F%J9c3j#L,9]rQV2;vk<4-H<)2ea)>4;NT<A0Ro;EiX]yGmbGYbTT*q4#ox#7LG9pg0T^1",
+    "Jh%fNATj>SQ8Ci51@lD1F(=1P005]N0-_!LiqioOtO=t@mkkdC%&Y>,8aRkCB[wkTq*op/h%p8Dx-YODhcO/oIR3qF2O.lHF()/K01J[&01*y[F%6%MZyyLWhcPKKFw[[3xq&JJZ3yKH2wVz:F(NiL",
+    "[S6Z_PXycv3QrU:(cqK-4u:%a;GF.+;_4KlKL)G-8Z))2Zyy0S;HwN=Fo!WeJ_/Tm01pPvsBaoL012Ql7B]*d2,F)70*5gV1;i&#FAg&@hcPb%H8/nwEi^9a4-qFs2gmne4,tkj127XXY7Ym7F)leX",
+    "00V9h6NWJkQ4WSN1pcZh0+-+22P+DOF$R<*1/9lxiUSAW10MrAmjf;6H#CJY2d1ux0S>C6F%&b5sz;tDg)s[:423Z)Gc=DOF$ChFNFOjXg)szE6F2^50)-UT0lxby0/5AjIld(mHUJ+3H:Ct07dC^4",
+    "6E[i.w73NaOAi5sF%:h1<=KD;F(WlJg%^2eF)lSS01!AQ02:b>gE0:R:%avAdk2Cs4tWIJ4i7+qF%Jdlzy%=VH..w+8#L,J6Epx14%U.dJvJ_g00Qp21rH5;F$F-arnLbMLLVtKfH4GJ9X6K&16_5K",
+    "(E.+>mI4WmjgA2i27oanG&gx41UP=(F9bC,051(WHvl6zG5@+*[01C2tOp%8fH4mN:z5n@#;BHy2[bo0m<gkRH,Iq#$N:havP%yO:-Vq_zKQ@IHS2[B2B73r2P6+9fH5B%H_/3BIg$znmzV(t>z4Gq",
+    "F$X6P0Fx6h2r<W-F(fiM03RAT03$ds01pJa.qaG(umK3PlmiDR4*,BMEHyU(4!nv10*8;/4+DD*-^-FS%6]>9yov!DGyoqlH_/-;G&le+Ff%iPF(x%L051qMHvk>9Gyp9tHUI)q9]tvpF%mY!LjiRT",
+    "wj/]&;:+$ELJvLtEFU2>01qLunphuwIQ/XR-M5Eb+XWam01L%V1p3!90Qz+T5FZpdx[3h<U/J6:CJCv,OAkHI&p[6&#=nqjAu)yo51RqIvH/8[=D++#gE0vA#1.SfqZ]RqyLtm04+(/Y9]])73tbg-",
+    "01pa,F&r^h1UDZKF<rG!ave0!0Tnd:9].)89^qAA9W($B3WG5p3=D*3G5@kr&VLT0JOlM*47AuwBs4PRR^Tc3VF[2389A%YPYlA5Y6OJAa0dChKo172q(K9.:j4G#FCPsuxXJ]#y^M!stjGl)3OH#g",
+    "H8*E312i(bg9Q&+$C+3FgfbOm>T3L4H)4tZ6dw&=w!94wC[YgQvjz>-Sr2HgybTXHgaQt]6%Qd[53_uUybTW,=9c>LqPz>cEKLTX4G%z7A1g8T4G(yhybTXD.pLgEULPPWgANZFj/T*IA6=gT1d6-3",
+    "4-iEd4_7VaybS<a2oDFe/MV^b0gnm_80>n6KM*rCH;5!sJT=2q04>B*:.^*uG%<_>cL^Qj2eiRV46Nfp5HtV])&U9cGYP/ZSq^pGu;7zTLkgtIGzj^Z4+gd85Gyh=:m;r#G>1v92$&fN-m/bG#>;AO",
+    "*)ss$ks1krzZ;msK;R08F9J3/<1rmWy2gtE0doxZLj#8=1h0Vt39v&1&!Bh)#+wQbxQ0:$$bJp.-4^hM94(N>WfVB991kGP>l=M$G7:U/4+NS]95jJL0+5ds2gB>X4-Gp46CyP-%:f;,GX4Am4&*cs",
+    "5RIJ,J2W=f/dKzfG&%2P4+Nb89]$/B4)p[G;#f*Y,7X&jEcK^f1*Y:.4+flsrU3@e)LI@1HKIZf2-0(K2#2]14,v)pEDr[g#B&4HJr5<Jx(yEy@]D_i2[bU]@v;x&[!bS-<)s@wF*B8-2nYJxG#:_n",
+    "@Ed=h.j+I[KOX/&zeEVVyE6jTH4BTsbqK4JR1Xw]*hB^xjEn&SQyw#c1p/DQR^QQM2ilMa4+*i22pnOG/2H+h9t,@N1TO;KGmVZ>2Da_x0SLM2UJSI_6%sj+NFM>=+T2.LqDdS%@T,L-00PGn4!3s%",
+    ";E(TQ3&TJF7YFJa3ApqH1g,yE2+>VX4$X)MCO9l*1N^V.t=*9z-v5V90t54@3/SIs=oLsy0.aYi3g3+s0_rp&<hA+1mH@tq00gJn91NE9QVIISVh/9nzYQ2O01k!t8w0=[4-So)4Ic$C011Z6VhX7S",
+    "1kAQG34=]@0S=VbjRF)gug;+#;z3.YIrFw=4W-P^4Ta1U1mlZX0I:lN1dgu-0/W(k8jP/d1J4Bs@e!c=H!@ZOSRQTd.q!>^0^pVE:M-):g2P2GNisE.AP+gt!VU$n1P/w)&lCXbcMk/w1P/+4krEF7",
+    "3<,sPEX4!]>froUh>(z5J%Zpc4>SxG4iA5q1Rn,103QQ400R7>Zwwm+y;+l9mjnm++gc8n1O.[R3zVN14:-QhA4NF-4[E&C4iA6Y2oDF0f^jB^1^!tg1RoPL00pm84+WnM0%[K#+6W(UG3taeAJ73a",
+    "+Xx:9F_fm02Ei_68y=uhnFI#6hHD/HG;<ek>$m)Y+z20WF^Z:/AJ73b,3Si@gN%[=0KuOK4+g_q9^>kJ1eT*eF9a+##smYPXb&3S2p<1Y03Xo,H2<C-(iH*u)C&&/ngkydHvj,I4+GZMQUj]y0&5RO",
+    "-0O.KfEFLo0XE.W4uKW_@vWfqEjPvl9_3wM6Eesq9yi7W2goK58llh(A8]GAk^<C10XN>X4fP<kh:d&)&%Hee:!lJ80=e#61F@3Q4,$yYp8*D*B;+1<2i:p&3ArT+*SdBO1)e1<1_W4N4,4xg4d3W/",
+    "1gO3N4!/DL+]B]SIAstvX9iyml#D+fGM4@Z3YNcL3i,.t4-9t.X9V&A4*)0+Iuj2Ixdaw900p/EiUAA6=koIfMh=tFv3;H]yV,jW0.ks=0#FYhsK8$Xl[gOs]K;-4pP()bslZ.i+/X8Px,t(yncQ9v",
+    "ApPcKACUnv:qiIGI0e1pEe+&>Uk@Zr/42m9G^QtRLfhG71F)h54(x;r4]wzDWFMXZHr4>XHvkVm=o3s!BJSp74<tiQ4;=nZWED8S0xxehHNXNNo&h,j1QIy>9W]-7A9XeWFP#B2FaQ)ZvBUumstO,/",
+    "IMxCmo&hod1Jw=7KRK!j4.Mo7Y7cJzSr0F/8xDrR0]eA]4,M6*kO2/Uoz,6tFR9sH4,cKyUk<#(*.KGhoz,6gnc4vl64;O[6rI&y4,k,[WDhi*)n5bRLjbr!4+x+G43q*751rLt0L;<X37@WHTAkHj",
+    "KLRs1FaQqq%xw/9oz,6t5Ayaq4:O(BUk1LaVjl/L,]S<=HUJ5ifDsOz)n5Wp4+,7ENgoI[00v;W,vJL2)Zw224xj<8qOAlE7TEy<q8];e@,/qwQV$Tp0S;gq0uKd:)n6Dn01Kc45-g!I2sQv812&)[",
+    "244:WpaUNXHvk>GHvk>3HPfY95HVN].Wd3V1PknnumKJ]1m4F93,;bDG9C!6uR.O->fG:;6f;di48vIj84LYS4X0NR0rC6[1Dl8f4+Epg6CpM,]56Vh/uaO4Gyn/D9_v]0PaHM;3$fH+9]Sh(PY(j-",
+    ";F.hQ>1d2S4e3u4Hvk+s00Ph[3H8:D0S=PqDh0=!VgU-uKse^67dHSO2sP.X9]k!9FCH-7:Q56f2MUC7A2:McPY*qsIv*f801qIy;;W%20X8)4PY)pOPcIcQGw)9;KQT4%PaknL#.@_fAJ73Xw:^:r",
+    "HS$j[6)@jOPcLgRHuO&_a5Xu[1Ru^/F^OY,AT[.+FBLH^>fIcBF*o:6A96OL*QWsw&-jBIA0RgPPcIcQGx.+1YcV+bPcLvbGsgrU&-c[z2p/Fe@cE$wF*Ey5A3r$&FK[+Bn*.,x0W[(W4.P$bFBLH^",
+    "[7)^yGB5xiaW-z.AJG9d-s>5Q[7)]xF*E&7FF!Id06%asFfyD3AJzdj[!a>0v]kuE]4#:[p]AlD1%Xfx1FX+J4,w/3p8*GgPzld;2fNEa3DPAG4)42M0+)dS4+gj-4,ADR95-ec19JqcDh_yNP%1Gn",
+    "012z]Q4a!xP!5p#0t3b95C$O+CxuWiS^,=O4![HohEN3Evpx;7w6.gq1COmb4,wSfUk;O@P!9)D9[<Q37dQY4iBJU6&mk@ZH#Uk-E-lv+7&w.J4+4r%A3!$XMIRqF06(1pGBGrZP$M!i!#NG&MIUxH",
+    "056=aGBLMJ1cBuS9ya7fFLyRL*a9D)0XP5:IRFno/0z>cHaWopADsa;kx&#e><oH]yjl,$!U7+j0W!W#1b_P$9XGyOA9gnYKc4]IGBVc!5-Fh^z*-YNH#67*AD-m.01@C,4;n>MFCaHG!2%y@H2<DV",
+    "%=MDyPz0PB4,c789ykCG6Vvct3X/u@#Sjk#]H*j*BM$&m7c&40nNR[z9]$,3Ob,#*q+cHaIGIom*X-<n+VNitnNS4X0Us7I*#Q;e01pP4P!9:Q:q,Vn4+6mf4*>%+HvkKnPy>AWCJzPT@D6kk4**ja",
+    "IRGC4H/qL>2[@_C5IF!30+_/8IRFdX<LwMRIhjx]12Q)N4eM+SlaHVQ4+fb_9^qI(1Rgn/P!AEmj,UYxnNT7!HE]CFxl-lo4**jaH2<C*nNSY]wZBUPQXddD,vJK+nNSYQyao)Z++PcsPz2op9_Lp$",
+    "0T(y@9]ks[0^m1Q++Pm:nNSY^rI4Tj894w8q5_2$03Qf503QT1wju=$4*[bC9].%74+z[/24fEcolqV)[pX7T1&rPj3(mL60S/u]0tOp4olpUlLI;lrG%o<.F@ZBekdiYAolpkX=$-HmHJwlZfw2h,",
+    "/T8(g00f]pd/2tZ00.7_PdYX,EF_WrH]b9g1oPfs7c&442GySd9]khHmR^D7tON(yp8*WV*h_lg:/FvN&Oru;Qx5Z@LJq!92+<p,0WUr[F!4>emAzjd1_Bta4++xyW,lHxGV<O>OfoV6FFi3Zu%QYc",
+    "AULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr$pjB.)b]k&f941eAo))(6*4jaFF@Uk<t*,7a50;(AJG9Z.>HfV=Pd4P6*4mWPcLgSHvm6yF)/gA",
+    "1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd.>HfUflx0MGBN,!Kr/7=FK[(7odh4*0X2b8C=a(QBnpP(Zv(I-4+P]tPXQtiFq!vX458fu2a5AS",
+    "3g#sa#mYhsg,]aBHZ#m64,T0n4+M#z0R+0x1qXBsorh)@GKWwoIbBr@1Bg%=H2<5.pSb^KB95Q]1o-6ETZvE($OH.CPy>C;A0G!bxsYcXH2;,z4yZE;kL6zv1dUJ+2vi:dIRF;q01J:%A_rdTRu2T4",
+    "paBk/H4NS3Uk;MEpaCC1Hvk>XH[eAto&hyCl28*hsJsOY-6)#IH_/r60W_/Q1dIFw4&X%^cQ=nqp8+-8*a8wV01rRlMIRtI056=aHZqb:1gP2r0mNDlaKZu_p8+$21rjs:9W^BFA9ps]2OpmSH2<Me",
+    "03J883Lkek03V+LHvj]S4.A1[vI,v[IRFoCg.TIZ,Wv^F$)-c*4mbb])PrUQ7asvK[1q56IS7]f1(B/]4+gFBU-,lyRSn7bUkjN_0#gqOvY,JE3A:3q2V<Te.pCc7H2<ei01ll[0*c:44-SA77&ZV8",
+    "2A<z53DwRm2TTtG#[nM!H_.(o02;=00]evA0^lwS0^le60vI=^9]1S410M,A03Q)F03JC24,^!kpaBkvO)ms8INro&9XJ3D;D$=_1*/dG3Y+bu0S8PE1IGam0(clR00=&82bRpS0S=e]#AXh[R^JU+",
+    "Umi064+(]JWgiMH00(3b1LXl90XF_@HUJK>Py*@Na1R&X0T;&[4*]DO15=(Y#[mxmxKJH600ZUHUk4%!tOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkNb:7)S&-F2-EH_/39H<Z*;uZlth",
+    "*ohSfqT+WRFvU6qR^(pB3eCnr2ea!=4,2]bF9.U-01m756(lz<)/mz)PyzPw6bdFE8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01jp/U4-ZiZLJ88!FAoKYP$n/o<hUGtH8Q.W7&ibP2sHp71_&jN",
+    "9y2ijFHJKs01tAe;Ft[$0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>U",
+    "a5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkBf>hk.Ty,*Cw@W*&J9]1ClBp5Ml",
+    "2fa@R[df,vf^2AQ-juCfy,+U(H#p2C4,T0n4aA<U1JfxJIMh<R1,(!Uir@&1H#1#T4*]VU3V;>P1^qpg$<2jZC%sTFTQxEO4#)%vy,).bki@Kn201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@",
+    "3cXMjGr@jw4+6bVKL9c;HUJnn01pGtpaCC1IRGCYIRHPM0W&Z#03$OngE.Y0Mjv)L06(1pGcYm$BQr4BKMspVFLyaO*a9D)0W.&ug+C8Ji$*UXIXS<sADsa-y,).I!8HQSg/,IR!U7+k0XBmL5-w#R",
+    "4Ta)nA9pYSFP[N0IM)IaIRFlV-$]OrFaR%^0WmPx0wOUn01rR=-btEoFaRHJF]b>=G2R-w0/,ZIf.O,tzEB;nH_.d.vPTEhpaBl+lV$>VXb%Ok>67nY4*=veGXM*]Py$mA3AF2=0S=hr-VK7Y4+G<=",
+    "9]1K07&HJ2zEA];0UsAJ,vJml01pAaPy.vC5yt<=12zB-0(clV01CcP1nirT0S=Vu-c5aS4pjl7R]jGb0jvWb2[@_C5jg,40/@fP%WDS^200AtlV$_oat[NNO&.a<PZ%,)4+g$a4+,(SKL..;1IGa$",
+    "0W.&<GXM#@PzSezi_$b/tOEig4*=veH2<C*zECd+G%x<!2Q)AM2V<Te.pCc7Hvkwm01LiQ1mgi87ct)f7&rhA8K(4U4#xox1NNW+9]1A]0oW7/A@7eo5-p)J2sZ#94L9c=9]1YOP!9yJq6Y(14,mZw",
+    "9WtGQ0]J$C4+y<=0t%br91^C>.qQkr*$y8BH.zn#45=b#4)<0r0KRw$F#(.s29Bg@3fS@z2maCn3QGhPDmFMx5,:&s)140vO%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-TrH$[7y=O&c,*",
+    "0yZl(IZYBX00AB!202X]GXN4c02;*[1AzkrviTSf22L9=01@I.2Ic].-o^AbfXo#S3X0s30UIr(>b&$Jyaf*h.*H%_*Sr^7/%X4B4wktR01yv5>@MJerM<<_ytV^o5v9I3A3ZVv2H=V)4,3k[L.EHH",
+    "iUAD&:/p-p>%$B^G_;Y*4+1#[$iX%b4#dJM4%Gt:1i>UQ1GB[s2P+vmxdj8o=eO].s]*X8::LBR2<9YI0_Z9zy(kX:p9vc=G7:QW1.9oq4xkAi0XP5yVhV,@1h;iL1LL&;4+rc98#Vv^H!C(dP7*f&",
+    "5j6l02k!]QHvl3vFaR4iP5;&*w^TlE2k-3SI8G8V02;y=1ef[=0ZtDG<d+C>P6OBr9x$a028Dzf4+ioH3y[JL1&8Ad8#nR=2+=][43FC.6fw5M3.6RF*6]GqwgnB%[VxQlof[uLGK&cx4/[@g4BoXk",
+    "3B]hw0wE7$j0qwzH,7^61@hrQ3b%v00R<l!2oDJCs6z->)iMtVspeAxqZ]ik3AzXb)x#74&IAg)geV5fz!eU;hqVC<1N0FHknT$l2J[gNxd$RMF).$nG4v5GH8cPO6)QJ3q6rc;O&.y[=bspHGEEXS",
+    "02;y=CO0hc2p.MDO&c/+5-g!EFaQE%1GVN+4+c#eGyoGf@:>QLy9)-Q5Dy1^2pcs32CTgm4%Q0/=NSe]22L9@00W2%9WmAm0.9Ab=brW:#ex9/2L,y0C/0Ga4dLw$0@_I=4;WKa9^YAC95MQ%I0/!w",
+    "1p*,tV9y8$oX3Iz4+Ps01l^PE$DvXMq[0mk1,TIhfzUJ$RPqrkF)[QB0n1nq2,L2P0SLa]vH/eT!qgTHx!(y1+4T+qwIT.C0Sb/>Cp0$z4Z*uX0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL",
+    "6)QL^!wLxM8y=QU!Ur2TP6VyH1q)6H:l+=jGQ]oTIZhKYpB<WN1ne6R3(68JHZV:TGoc-^P6+KAF9tF.P7JsL6Evb83r+_@8!rYjIZhig03QK0qaFs.pgj)C5(Si*qX7hwr5yyi.=_Io1@FeuA>VKo",
+    "Aul[MF#HKG4:B>VF9kO:02DW&pcxNi[0SmAGk+fmH2euJGB*GNySX.H1j7j/IWzhQ4=[jL7&HJ0nvjhF4g3iMiyaP,%Xkj>2<TOv1se]s#@^E*[^BhB0S/&!G9xoIv4sa81UUBY0Sb,o76P)[A09Ns",
+    "r2>/i-$aU6=PU.5siXoA0[bBg!u0]!F)-uS7]FIr28Fsr4+GS[HxCJgBQFIwGB6JW!R/ZO[4E0XzXk=)3yr,40f(j#4+7QgOb,R7fqeqB$QKR1=a28j*#,[]/,Evda_C,;EH&%@9_mv@0t%KG0G^ZS",
+    ">VXDVGMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD91mnpC4+1(8HUJ+2GXN4Y03QN402Vjl6%INQGXNg_IRFwk039=]2aC<I9]ABs5-*@4g#rh*%:<L%0uJ9F0GCP+0y+[l00h4R4$PJW1D=E=4+7EM",
+    "O%8;q0uLX^,AxY:=x#]!u=^WeEUM&U2pR]3#9Iy-1C1F28V.[%5(JGe4+pc^O#!b049:9y2^/QF4PykFtY8cn2I>]o3:pcgi$)$Tl:rWv-WG-8j0X-v,%SnP<KXYo5DxMJ2$7:54++^62rmONH/U1O",
+    "07M7q<@;cu1JMc(0rdGV1eJ#&A0[,72;=yG1&G9G1(J]Z4&]x[0-B-AtM3v7,S7zy5s0OD1[<Ev0oJH>4(S6A3e_826fNne4,V+l1>#Lz49lsy0R+9C6$[YSLk@Zn1rH0$wp.R#7aTXp1>,[Vc=Nhs",
+    "A6Ga44+yg,2BbO)odyLB4D+xnF9.O/lBNj&<dXZ^%tr#t2L.ENWDf<My]<7d=4k#)1J3eX3iq0D2K_n<4XUa^6EpGy9]So22M&D)w4[Oo4+H1OQwjO>S^r#,Aql-SivceTF*X1%6*4s8[0ju%rc4UE",
+    "jsX%g03QW2@rK6sT<1U!SOi5AG/gOh3hT#34+HVhM+u(FmH[p>Fd+z=pP:N.9tM364c;Mi1-*P34,2c13KTZ+!w3uW0UrZ6*OPt.[0ti_i4X%y0.0VlBk2$jEkFZE3+)gN(4@L#46K3=4pRZE2;d4z",
+    "3kV+z=vDAWrkGj^1C7Z84a(;52/4J:I5##pga@@5/%WDyv.d=m3I>bn7z<Q54/MhJS^Zd#!Ju=lQv@Ago(Kk-l4S.Rf^[Zp(C7=pG]m$Uwv%B8bP2475Du.>UIdur1@U[j9R-<$4</(oR0B&67y_c]",
+    "$pH<C>*4X-i3tUr3Jd3]5ED1O3IveH1qr8:7XaQz2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxIryv)4ekF@2+$!7@p[A%H8O7r.Gu$5#Q>VC*AfSt0Rgp19y5-y",
+    "1yBzau+kDFGcoH04+HMX4/gn:mj<Fvj^-FQnFlWhGBle98#Mp_vbq8Uqc[%)g>8*e#IAoFG3LxdBQZ8Z1M)5^0X8$A2N*U04+Or+SO)8a4GtO)OV=KGKNT^GHlPOy#lTMv!sJIU05Lbh0vR<d2OKrG",
+    "Cm1&$95etGGyn_nibDdYy&VboF%Jf%%]]LTFvCR,#gh-p206S14-r#5A3QUvrAH4<g3t[C$<D1;h5=WV4X%I-4.oLN9SiN(6BsSB4i37tl:s9+EZ>tV#0m!P;FJ77-iP#7*pf[O7Y>!!3I;4q3FNQ:",
+    "0L(KF1)vHF))5&wgANVo$rmp!G&t4_95klJb@v;QAq8=]@3C;S27s4a3G]di4xi!%38Kzt2Y3kn2p.46kkeEYIkd(D4+ibXb014Gy$UZCGC2SWq0<B,[mNJap#lz<6bk#D9S,;[G$/PT9_;CR6g2.:",
+    "<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D03Urh00r]24,29S4xlO^F)X[<4*-(j2bu#6i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-k..teFNq2pHvkzl#t9z)F_k%E&,y;F",
+    "#1stp;;M$av<8RO3J(H/gb)bV9S)bERt2#5E.Xh>H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+>tvmH[6OG:Hli2auLA3xOIGH1h)w1ELBaZ#C@F!vP-4",
+    "G=&tEABO/j,K+r*9HI&(GC2SSx0PKCo)ii8A>;+=Qwhlk5Hge[4+Oa%2tgY%t0e/!5(SyV2o01T4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;=0;2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O",
+    "46CmQ1EM4XxdRUPo[Iqv;j0RCzKS3jIIJEVHUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4xXe>0:@!o1KH[q4W@*+6*7:^Lk#W+A1=ro967V:bQ3JN",
+    "1p[*quLcCY/0p<V(gqCg2n0hEGQtlI<(2p0vjYys;Og/myF&oyNe:0@2p:x[<dzIlIiM_K.l/JzngRyffL9BECk_>:4UF41Cpk4A4$CYGw*Pe,GxG/]I5hwhGhPn@[q+(b4K]a7T=^1Z/O!O-Hk@at",
+    "4.UrZ5D&Kjp%NA_00[PO4&1qB0)Z6=<dyTk=);0B,8KxhB@+:FHUKL&H1Y<p>zn[>a^KTs1n/rZ1mO@3wIv0vibe.jwh0dM2pBby0v@Z0<(2;(03J601O65dOY#UW7C1Ek8#MqDFrfhi.q,.CB<T<n",
+    "4a]^:IWsUagc2Mu00SQaXAI:LBR4q!6Ea:O1u=mn9^PJG9_(FT4[,XkQXe2U<(2&N0p$<FGXM#q1s<bQ<(2U.9t6Au4dys6FE^&u2pl/y>j3fXAp_-[t>A_xj06Pa5e%LrBr@Cn1>a+14)O:AyAcP4",
+    "0S<vA6f#C0H1Y<o<(B,1<(3RmH:WNbH[/lrmyi.$>8tzz0vR_+2pl&6894wPHvkwp030&>6Egq/UJnJ1%n%.9H:WNi8#e$SZ#U!,FCRBG03WvjG5[Ab00@j*3c@YL2hFcBF9tU-r/eO1ll4On1fUuT",
+    "g$4@O(m([m@3;>a;BWj(1+shvtKmHl.pYqiIS0k_6AuTCj1vQ(**6aZf+@-dIg@):4+Ag&,3AWbu<eKE-tv6jY6mP2I=eMr23QXavYRmnDG9=^1B7,DV![U:1_dQ;GXM]e1CELl2eGOZ4Umcx3G)pP",
+    "1=$y:9]kx4mjn+3#9a#MWCQ&s4&.D91G.wC2%nNf4+o841E9GY2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]h05QSu0_0aKkpm6Om.bgu-PZ>E3mE>x9x<pS=<^D6*.k:[p#cbm0Smf@1rs-,NeDF$",
+    "D6ig42Y[vz0;z_slzIXq4v/[T:5UQ#.nk2(+AI$XhpSZ#)rEQo:j4<&jC3ChG5[QN(cCO9EH$,n1..Qv4:h)L0C*13gcc5=8UorH0>=$_4:>NYcp5jy+AIvO(FzeV;F0j<-sFcZ(K7_]wpR^pjcpV$",
+    ";BfIr;3x%DFu0Qp3Aou81kBot0S)+!3I<ZP7y;,bmC,N-o@M$xySD<mrRoC&)2d4e.0J[6h5,S-Fb<dV%[T@9!ZQkl9tFv$YXl]-h#msMB;YL6j[y$@&BHMalmQbs01@I.3vvSS(+vl.<38:]>$CK-",
+    "2a=FAGj]2]0Rborz5fIbr&]P;2PZHr)V&4:g&qJ13F_SIgzp3e)twLk2L.4[1rFS^6B0O%0S=YI:JtZq!OZ_-#>9zR3!0<V1)1Fp3x)]6G5@#P(S9!lH978n2jlDn3a;!U[s9W@elH;9Ht&7]8V9TQ",
+    "y8#_qGv;iH3HnkF/BbbY1J*7C:_s$U:e)C7:vRtr<H,Yb-D7,HgHjJQ<c]DBuyO_w+c=%U2nUX^L/3@Q37bd,*]rl09^fnvat[&bsxbk]1P7Y^4=zXmTn;!sGGk$L-I:;E5IHh8He>UxloJmtR1SsV",
+    "3J*tIA1pBd4<Q-Y3J)HN0T0yyo#6<(GOhv,+y%.iodFLSn+6ZO2FTQ%0S>7b1@iFYn,dQ(Q4ciK5)Wjkn,dQr:kkhb&EX0UAYu/$3BJ=w0S>7N2<eUSn,dQ#O$M9]4:(m1H0d7;cA^dT4.Mfn4:[4T",
+    "1P)#gIMJ-H4qgxC1fQD]4-iEd4_7V;)SUqZt>TkUxPVp(BM0R6TOSlQxU:r[IW=I)4GyUMX%5*QF90]&obzTc2[$$X88fQ=3HQbj4(qX24%Yz:6p7GWF9]g@;XgxL1vdZz/0gt^j*NXT0X8<Q2(pR+",
+    "9]Sh6%6bjl0Sxy4NC(4u8!$ryrJMl]1w^6kIX2Ce2M+cz4+f3>2$bo$0S=!QuLLg(GhgweR1X5q:Jk+&xTgdsF*22<0R]rom8k(5b(+Y$0R<Hw4wJ^L1crPL[r3]Es-LA5+<moL>J-xw2-:0[&-tpg",
+    "zQ>R&4Xxvj0SNr60Sla42dt]>4#)x)IRFm>q5NG0oTWwu(>[#V1p^oO3x]pg4,oB$0R+cE4+D;>95wl/1P0QFG7M^FEUj)DGpo,E2acLW95#Rs2$BT>xdR;L0024;TSFQ&f@=y=4z1,k0i.-Xh:bQ3",
+    "wigNCV,Et1!*d1ggcc6_#k]e]7&exF2#NL+4S*023y8[F4,eYL(g6.!.kSidfw_M24Zf%$6gBg;0uK/4p#%iNc0UL#F*e,+891ngNeXWS;f3*A7&wf&0vt1r+Y$xu-R*#H4+5461-+hf4+pJ)UI*d*",
+    "1rGrID,]$60[5n74+E9k0^kB4MFQ&q1&geD3bGsrw&I<w4*:l4LjpPk@UVb*3J$udVFk056$GPt4+7u=44<JUfb/&H1/qG;45izA3&i=t4l)Ai*BK8Nxw@<k=z%0zFt<t@3aE/oJ_A_kxdaY>-*tRc",
+    "T<Iuj4fupz4fg[!H#s/Z2rmmUG>Bbz4*_kK0SNPgNd+DY$ngmbngR/]>Cg8L-a_wa0W^-rzn/jw12-E:wiE<%(G;E>yY9_cCO9]i2oC!r3FECT4,4YN5Ch:N4+yEr5)I0;!T]:Q.PZbsTn;v(6b.@@",
+    "QVNMr4yT3@4wZ/+3XS$]2J;wV4vPa6G5@T&0oDDr0S=>v[6,G^$hHj$jI:r5I7$xig9Z,=>>+%W+O9Yb:be0R3=..M3.KnR4%HF<[I(4nG[FrQIP!WdD:yX)aT++)=AQNj:Zbu5F[S1f3!GUFw.bI]",
+    "H!P4,1.Q[F9]t#t3M<D/x&Z^*zXJq54&he:A=^4Mms1YN1PECS#kryZF90>.<(&07yF:_e0f^@6%YZlzq6H_6IPr5hF*Z5yfDZ<n&sGS769%Q^7!COh39>*v0=W2COa#fMQVZGG1uq6SG/,<iD:*C;",
+    "1Np8dD:XS65jX$@[fRdZ5Z:)$3(KPo2bZdP4e]H>8aac*0uJ;c3ca:h4brM>4!x!g8#loL5-gz;qOlDQ&aqSulqLa#;l20FLIdf_VgSwe1P+p00v,*P.8_D,*NOoHfDj6x9wRk1vRe,W[q+h6x5fkq",
+    "n3GQfwF(UG,WU%qz!xhqH=Ay#1Jf1+Zw_Pe2a=N_x!>;0.T;)s:HSp;7r=(/0R<q526+a67z(Qz0]zNGGNlFu@o&xWk0A$24Tr*d1CuZW)2smxKk]f14.Xa+6b_WS#Y!JZF=nz@D)6rb4YT@84+DV*",
+    "4+VpSm-oOcF!U@C1k_NA0U0p:15XRt=jHGX!g_sp5d+g94Ylnz1cDk0)RI:Y&k+E:gd@4&VFs$+Uk;Jo0UkN44i5vjh+YhU0S/YY5+4OKw3AQ>fVi9i9]th#D/!Q/H$4uZ#_/c_.@549;6<Eg5&6BG",
+    "0SZtCn9NQe0x(YtyPFgQ)rL;E.CH^N>yP!]kzNSW0uGm*PY(g(l_M]&lQs>pmk9&I8wH!aP73@a1/i0J2=kLw/9C2om$X(2@glJLGdV1&+c6U@[,>NP1dziG0bL(AGpyS&FI+7(01fyt1.cj_9yGp@",
+    "5FZ6N+DZ<p0<a-449x[E3pOmv-R=]-1qI*me-6]I*$xj2#]aDioCpHpRu2aAmtG0m&Swt;>1zK.h<ln^G/Z7[4,Aa_DK$FR*%kxFlLHCX#ZCtAEd^gp42JkO2Aifu1nCh7WDAPZ1>;+n2r<L.l8*r]",
+    "1_oILFE0Z!HKRQbIq.Si3BY&*>[0ng/:!VVfK&-!O9qPr0<]n!7DFZ!GPS1#29pC0.<6p5.k1<#Go=40q2Lq+:&y@Xu#=H0yy8d$!gmh:+W$8X5@pZf0SNL31cv+wA2Be>UjZ5q!UT)yArA^xn-a80",
+    "01o*D7c:A3kltq#H-Eh/GJzottK.d,!JrQZr0<X@MZlN_FCH:5<bXI!8<l:64=f6n4!39zFQWLQ0Sm(61Q[[-3<kG.;]%vYq+A#/.BmHHtSSWP**Fgo=;>yxz;2IJ*xCyVs3sFI&m-%>1O^1n77E7-",
+    "9]Jc44+X5qKMw@+9S*1K1P0C77Yl-$w*dj#@xg%%;k)iJ0tDOw4*^_27dQY91H[8-1oJ5zGL8WsDKq:p4+GT)BQ!YrDhT<x4,DPPa1OidWd(rCL->6.-LHdBopuDW/m!ao4FlxCPzRFI3/c%V#JK;q",
+    "vjh(T@VR/++Bgf[=hE=l#]j0_y8#a4DgfYj2aTQz4WcUq@aBghf&vTA$qxsV8wkZL0/#bun&k^!.lZ.2vDjq][L/yhx9bE6%$#8ZMGedc6E[U1H2;+AIs<@Q0:&y26Pf4)0;eiY1GT;I4wwT8hX<rd",
+    "fnyG:0[^k>[!Rsq<CqLUGs:,0Au/;[8V#Rh01ODx&@^N2/SwOyHK7S3G&h;84x2m[H2;*Qo:2>E0STS_1k:af9]Sd:#JvFn+%6q7%@gR=9S+b54*^1gb>SlSQwyE_A_i8$0[OHP215zrW)mx:0t4R7",
+    "QVqb*4+GjU9]SPP0s%q;T<A_nlK^(E1RF5A1q+kiG6/2QsR0iIjCK(/$*2Sm6P7_,gfb5T,-fau&q5Cf(WMI)GTH$Oy1NJjkAf%.2jlkx8!,R[Ngg;B2Z)0;4+ik[V+4(,Ob+/#KMgW5F_vX[G3Tob",
+    "3Hiwl4,5GL4x*L]1;2lk4+hZg9uE<i/5z.;$=j1x-Ykk#s@q0K(^.q]7BJ[Z1*Z373#rCb9yn;XoVZj8=FRTh84otZ*8&2IL/QFp*8&UXwp1xKGNA.px$aR91=w3o4+Z7$t=p3b>hSpJ,Bb;+y!T<d",
+    "15pni$G<Bb1+:qQ0SlLfO$d_[6%J1c*wj/H0-.kqA3!kxA006O0OJ%7kpbyq2F<J<;a&nsnd)mFcQF7zNij1x*8&eig>L9wIRFlp:T4f%F#rJ784sQT*a8Hcg-*ayHqz_5A0Rft0w0k9F#rkw1SK:w",
+    "!2&OEH8sKlAD-m,g9Q:Z03A273Lkek+6Nz:0W.&,H2<Cl<ewa_Gcec!AD-m:00Y:N1]L5$@q*O+A-AJ4kpVXV4+)GH4(6[51.BD;4/]R$bpyHU2oDO@#]sYukojW+sNES44aNBb4:ZcvoB-,m>GS+R",
+    "f_ErkBMnmz3dhx)0RmAE34o:p4,n$hr_wZ&#nqev1:YJE6WIX]5X04+0RvJG4Z#5qF2dEE0Sea>4+V>U0s.orQwQRdHV*@l@C^gmHUJ+7HUI@.4+7r,9ykC1%=n6I4xj<8;w_6V7TEz8IRGC9H/qL>",
+    "5H]oH0XYCJH!%PJm@Vm93!noMIRGCBIRG9x0072Y244:WpaUNXH_/3GH_.d-kojW]6q/Qw0S/%8KNdMGG1&nZH2<z5GoS+:4mki10g(A)4,:P>oB-^>76Ne(1*iTA0V59!v;C0V@C]i74++r!V/oXi",
+    "Fy8;VmGNH:1*pF>8ZZD3>$UIqA@b,kC/)R9w:S.r0klyGuPF<a$x9B50SWZuHwu#S2L#aN3J%OA1Dk[w4+D&&ArBJS;VkY-2KE6D1nw#fg7-7kzX1-i%J*X$Gf5[nT[I5=hozbU4#L3-3!S,_0S;9Y",
+    "V,G&FDK9uRGXM$tI2kyxfdd4EvLz1zkLm_n>HHi(H#g@547_:m=TRg^2Hp2#4+BvTAGW%j0R))m5+4LLwJ97m01UReoB.C5gYpCqK++i:AT*N_FP-H6IJGGgH_5AJ4YesBcQgPWp8+@CCIpg-1@f3-",
+    "A9pkWAD-m<vLpndj]LAvwJ9GUGypH20XQ/NB[(#^0xxhiHNpZPp8+(31rs&<A@P+%A9pwaAD-m:01@I.4z(#CcQpVnp8+=H*a8E*>XH0/wJ9GVHNgTOkpVdX4,AeM9]kzn:jV!Bv;vcWxX+vc2K33a",
+    "0S=eYC:%8a4,B/:oB-w+4+*p/9^P7C4:>_XoB-yj);*J6*#Qp@vCo>V0#XkRv;vcWu+N+U0M_B.aSsHvC-^r708.w=03QK2paUNXHUJ+GHUJ(u01El^r_wBR1_;9[>+td%0Ur^F+yMjptW*bF4+f.J",
+    "4+yy=2TTtG#[nM!GyoVg03R;ku+;J;p39s84wZoe4/AwJV+Ujo.pB:N;AoXS6f)xh9_Uv,0T;&[9]kt80^l;xC/WNr#i#)X-/IBE4+!V<1P/>#A@P$jV*=tU3Ck!S5H.iG0Wpq[0Rq$083X=hG6:/A",
+    "4Gfz60uKtNkO2/1.Kj3E7yg7*0rUh8oB[^)1]I<7qnZH_FxQ.64,EL.(*X]&iQJ9:1VaJbiFpf)Uj)hMb[jP7a00sm4+p1t2IS8I4WZsO2gdIg13L+^cMlVn[BI7C1QRp,WiJ$AZq)Ns5-=%,4-PiB",
+    "PzL]B5FRq5qb:/Ru=bO8!*MSpIWxp<6f(kb4+@s#9R#JQ1>agr4,Dsz6b^o<:y7_rAjGCn4f*pEEip5(0uH=/3LgY4<Z/E:MwbF6GB=MVvy&PG(h3g/wG0m!@2,Ij>yiL%g:Vf0w/xe5$N_kN:-;_7",
+    "$O0EM03I_^0i5)j0S=ZJ-[y)<uL2JyysJ.QkOBsbkVy](k=&bn051hGJD!&V4<.)Y5-A5E<yt&hGQ]WB1<Z9*4>c20CNVYuFHSZ$rU<)EGypFTGBp4Ml9V0_TA2bDG5[Vk-07NFGRmC-A5b<>2<c^j",
+    "FCPs#$=r$=fD#W[m.Jay<(UjTH2;z5Ob,OmARkLHstE;)f>x8Jk=&br03QZ5gSi9@NyP*Pm9M@645]q)3o]qT2c>Qu4>c820v!W[kT)MrG=z.KGd2Jp5HpAn1E$bDA6Pk/0w*_(m-xUFFy96b3W:[a",
+    "4=XKI4UU_KFAOv:$pQza-tda3$pRKK04>E*051nLGpGqKOEfb81.B)c4>WgDCpb8f0v@l2rwK1hG&BGMi[K=/iGd3&G&aQq4+op-3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lc.&[bgS(pMBFaRDj,3A[B",
+    "HOS#HFHkixrU;zgz$YINHNPGMjD&IzS(OJTH#W%v9[;^>9]tw22@<@EH2;-Ln$Q6cS&-$.w+joc#t07$y;Gfm:;$2I(xL$bjjwAD1+]>zFA6d/rltW7Fb<KpD+$W2ISPcoF#z<p1Dvq]4$1uy1nAku",
+    "0S493Iu7*A1PQjd0s*ZA4cW*64TR)-0/*vwxxW]*dITdHGwkpJ4&J8$0XrWBHioVN4+hWB76.p(ISPilN(H*rIS&WjvZ;>O3A4o)4u$3p2aN#.f&(81H1<s=KMXQ3GJq<-GXM>RrvVQYfdL,=G4+NB",
+    "1+2GM2#JAJ2)9/c6t3d10S;;z9]$q$rvVMluC)OLgOgGbFsm&Nr_wD.p,vA2lLZN*gDwik0^P7hr_wZFrqg5%so$Id4+6c#0TwgR.*ES:1BL+yu-l==iP/[OfB=y^0NPs*2&ADB4,JOIIv)ou!p/]t",
+    ":o*Szyt5i4H8;[K<!]p%H$(vZB<Z_ugfjzr54i!KsR0Ge@CSY8x)TC]IuF+ap[W59H2<bh01pn43;Be902VZ<nl/v$%8(Qf2*&1j4+Mb0(g6s@4G$aUsR0r(03Qx9-tU!&.q!eDVFkv_7!J+_6):pB",
+    "7as#S&I%>tIRFjLh#CPL1fjxv2,yM-2:aI,04)y-:4a,8D::)_1=&XR0UxpfFs!Np9WwwMG5[>yGPd&v2ju=^0Sv8#rU46#0s<)[25/7#ujp0@vab-Vw+jx(=_M1W,R^Ymr85KvCp!vT9]AgZ9[<Ro",
+    "r2@992$PFKC=0!y4+HB*4Z(&h0R1BjnvE+5Q#Uv^3Oo,3Qy%_@02(#@7cl;]*@ZVq15+OWH2<5lyaNYQ7&ZVO12q6205.:[G5[4b00)[G4+>wgR1Q,bFaQ<c02nj;4+EbA9[<A^8#n+JH2;v;LkBz$",
+    "15+L]01WQbqyYx@0SB)^4,4_<R1Q,aHvkCv0T;k-9]JW29]1Q288rY1@2iR(03QQ403QK401N-96$Vo%FgXAZ1D=vg0W_pG3yqiq1ycveN)HKw#HaxdQwxa678f[D7&ibP12X=*0lfwaodXv+QW!P:",
+    "9]JW24*]Re8#SY]0tZtVH2=OGH#)672FRZw3;3Fa9S,IA4-C:U9W($IGXNbj024L$Gyy3M9v3$N9WekFIRFm.y_Gd)9vwFT7cu^HHUJke03A4Z7dVyy9WVeFHXaM@0So>!NDUnpG5@&X0tlW19W;+J",
+    "H_.T/w:b[9m-wia(J_%1l<SB_k4O&$:bWx&GK[he8ZpJ-rvU[a353%E4$#-Y2c)S19x;FT1@-fg9]R!^1(Kiw1.-ln0Lu=$8QZ)D88hyKGzS$3xCsoPsU88#0^7*(6a&#25BLES4(YrB9yaQ[0SdiI",
+    "4^YDRBM$;Uksc4u0+Ep(4v&!<FG<2x;YsdF@U4*ZG;:BxFBdd2t>2SLFa)2TKMRfl4.eogEi=U&0=Io&4.6K=0tfH)4G)O[)S&>#G:!!yQ8fTAHZiw<9uFdp1spNQp#lui2o1#n9^qFcp#loqIs/Hb",
+    "8xIET3NI%%H<*c1>=C1vF^;*a0XH!KFCaHE00!:,ya5mY0lozef[Y(8LpV3S1sym5FC#ZOzXcx#IsFPBDmefH+:i.%F*m-j4+Fp19v:q)[R#twh#nvR0XDw[E,=97jxirZG5,oIF*3*j0GzTd4.o]@",
+    "9]$q-6(1<wgbM>e,%T$uFf+#mDKRpK3kLra4.d*Q28XLzAAkZf%LOenHUKX_GdBPnHUI#P:mDB<HOvJs1_f4M4/Rop2HuRz0Ut6s%mpt3G&TSaB9ayc.LVYKfC4f&%mp4cmkSR;mKH2BFvtNAH/dLj",
+    "A0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#29TU(AAkZh%:=DfnF]j=r4^CmGUOW&H,xJvA0#o)1s;^FoC=-rtriD_p/2L2G0z1b138/v4.xY@1f0hvAMOD,<*56@1p/S_4+e.=0ci<p3kLdX",
+    "9]bajwKoZqx-PEP1$sC)IWROhG4C4/ULG[71q5CnDmB$61d8sZ0S>]z3NHjQF=#M+A0aTS1qSTzwE+)+0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0ob",
+    "p%o8,0=b!bGBw^8Eia4#H8^MvKL#:3GROrlCpI$x2h99u4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgK@!Egz2o",
+    "IEO4R1_V__3oj<$F#rdu:XZQwGR@p[1T&$VEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00Xh(",
+    "Pah[W=&1IJ4+EJC4.W4.1H,Wg0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3llhz&.7v60yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4cDY+1*wNd8#Akj0tNBo2MC3=",
+    "!_qWtv4[c/f@bDO1lI,[G:stx*enDa4+<pH2;fTRNDmDC@_e:TF]q0]2Fvbt5HgD44,Y+ukU1YvF@%eUFN==zFzAp155<uV(q.ow0WtXk4^A5(Y7f2v!IlCK#[uraY7dM7@2r8E0riJ#AB+Ju,_tcF",
+    "0fm5e4_zl%0uQYL>swe@jR84^5g*0<FpLoojsb/g4,/Gtb>b<>M+%6w8waV0Hv<$k4$@;D1:p8C4*j;Z1j6DA4+S3pIS(I:<>r8Ivk4S8l=G1N!T]>_84J-;OD>O2GREfu4.P2Txd9Ij>/_3j4vm)q",
+    "1*)<o4+QS=6ays:8q]qb4VSme0S=Gg$@c5k/avBq!L0)X>rpmJ)pZax6c0zwsuK;]/k*p3#RHY,G!Grf=kfLDhhz<])2b5#A]C<WlYS2i%f15+Fbs:R3;BwC%aa5F!U>(I&-k<Kna/>b0HwqM4+!Lo",
+    "6%Pg3>&f:C2<f!n=.)R;0S=$7slWjP=>T>=5[tkC23j8lIJ:X]4,(^84:#MdmH@>v@.F5/Wj8RIs^nB*H#m(71)KF@59I=S<)i#WoAqP]#[_/6j290Tp7/Zq$q):HvIGw!sS*Yn1MvnQ3OV.!mH@Ej",
+    "p8*dg(yx[Q1,Z-g4-0n@A1g5c1j6)D4+>,*5-p(]$.>n](YqZF7Wj^!2EqXkNvGRa9[<D_Co(jk0tSP:VgZKM4^TD4H8o:pVmQzBfdLOTUk.af0^oPXA2%<o4<Swd0^m-c0T0yy)UpE)J,Gr8#Rcy6",
+    "fdLJxngI>hrUnnY2KL504.&[N4,ECP0^ne_4;v+44@Yk70^m_t5Dy!cvjYz,Z4ayop]b,ICin:t2&^UM4:wo>(+v+pU/Kj-AP-xVvjY!5h65g5X&):tzYY%/.Ff+_Drpbo1mpgJ0S>gw1rPKG<&17U",
+    "4f(SJ4+FUf4+(=[0^d>=9*;vGFA+2@j)D#;H8Qv]KL9m3G;VKU4+<W[kO40RGBmdV4,2n]p#cvMKo1Jq#YsN^FflAR4*[Y%38^hS3Whxgkwp%^5kCzwEL&#*#quEwQyMd[-Rgs%03ZXHbq&s_76r/l",
+    "W&@wl3ctYt34y(G4!uSLIS&HaJP#1Z0S$.]z5xWL$[GoomsAe^gWv/o0yo6h1Ow0k9yYG:0S>__gR^t#)S>Ahp#crZ9s&8/I^P.K4-Y$&We#Bu,@oKY58MI]4z2GM4,NU;4i5s/10N4I01py&4zJz-",
+    "4,Z)i#r$3hR1XEo@T@9f4tpOEG0g%E@;3QFo_C:P2oEEs0^QOIQU/HH4hY%OqyY_kTsb!_UBS%(2):bJ1jn2s4%Pt*h6fIr!wC,)[RAHhG@gM$4)qBi5jX%J1_Rzw8$TR1EH[X;11^9NGKaMT4#)%m",
+    "2p.4A/(Gb0Bo7&=xDO8l[<I<a3ED&t1M/.#4+p0HR1XS]q5^)%#uNq2;+6bFl((b,36Jrl0S=qcvjYSBj#3Xi;Cu2%@J^A<4+iP(1uq3LHUJ+TE2X_%4*,(WFap[05)U/B)CDhZGhcz@Iv*f1.n9F<",
+    "R5-rm4;2yW1O<W_4.7CA1uqsWGM.kI1*szs3C@*T0Zk7Tn+OkYuj4uoF!H1Z4^YKp9]kP]9]tw3:IEMLGN1$:2[Ql/=M5Z2GCQT^1qr2FA2%^Y2p;@Y01ryP@34Vv:.AwRH@eL^9]kkb1RoJJ00yd>",
+    "PcI5HJJjk04-kzTA8t7SAKL*p03QcAt;C6I1_i^q9^zVG2H&wzFA6j^tLg.0MeGP4a509m#[m!90qqDc2Qe]-:IDx4*MbiZ6t^+y2DkZ6FA6m_,0B4n8SV%lZ!!H9AKL*r;+7mkF*CR71s;@Bq68lq",
+    "H-MHJ0K4xu4+=#F1rJ8:2oG<B@8prm0Wk3h9yI>1g#.4KEjP_u9_n5o=#:mYIfU-85-.xQ8p]3VZ!n>,AJPFa<(2#a@2q,qZU=G]Rt4nm0uKnR)Kw1z*3(rF5%d0=0So6P6fgh@%R&zpvW_6+0knq$",
+    "4+iKZ4,K=;45Qg=3gasWaSHG94H,FQ7%@Z31,[014,SBu11K=x01qa]j]VSUG&cYayaX9CfXoUMH0tRh9]kyrmjf:aH8[GVISy$jGBf^W1m*f64+K#U9,gJF0V6RtPagy^&Fumo05(qu!z&*GG]lY,",
+    "A3!t!A0IRTFPs52IsHWmsW/3)sR]u6rsD!1b_XSnS2i);0uMmyj%Nd^1s*r!;E)WnIO75zssS;q5-OoGKRNF00v[kb%mN:r0W.&&rO=iucdqIOKdJ#SHZ>;AKYTVUCA-be4&nkIssT3uKYchXCCKUr",
+    "4&wq3SfdaRL*1EY4]dh+2S1zvF*h*G0uKx17as*S&yEcr4K)A[Df+ss0S;CI2M,3<[A&Uu4,cW!0^k2e0v@!C03QuE01q]#x_u=OwHgl,*#Qp]@ns$E9^q2;/:iWf@ns$E3ZfSe1%#&y0wWAl4,5Lb",
+    "tN[bK84n4d0^opIx_u=&12Z<PFC[ZL03Q!CkjD!TH2S)%0Wvc.G-t3I*S2:YH_.UHke_q%1Lu!Y9].)89]tu624W8a,vJ*0H2<bh01M:w0tDRw9_Lp$0T(s=9]km>10N7H039[^4,)C^I^4x#1H%Cy",
+    "2r[4p9]JOqBL,g&0iXjP2[Qm62QvT$Vjl@RoW24N4%OWd4,1I10v$4ts-dDAj:jAh==02r-iDT54Ac4u1V0FS23,Vu9[<MIhXe%aQXdC6zf/T29].>ks-dDKG5[Y5G(jCXi&O[YyI:y#Fp5+fIRGCA",
+    "GS%2$A09LBQv_124i5=[Q!h+1Fx688g)1KdGSyQGBp(>v)l)AEHaD@w10NYS):97/r1zfz3)WKt%q.TIyUZI1,u!$I5Y]&KKruJ_7dHSO2sPJJA51p<FE/tcj5!_o0X5fCFR1^DIRGD:0X5iD58ndW",
+    "QxC@i+EX9i0yW!HADjU,+*2Rk0yW)JAIJeU,cujm0yY32oB/ifAKn5s03XN!HUJ-r0yY32oB/ifFX93*FyB)S<Sg)0HsDhT<T3C]2H-Z.0@ciZ4-JyMtN[,I*0380r-bz(j3xpQ4+r-+RUZa0<+A)p",
+    "za.]8HsDhq3p4-KGB5xaGXNep01pwln4kd.C*V=rSur:O4!r_!H[nw/Gd4NlJr4%qQx5[2ur&@7kC:nV4+XBl0^nCpm!JU#<3-dm12#C^Qx5FT0^iLCSPtP+FF!Rl052dlHu69psR1$JQzJJrjz0_9",
+    "Ne>4aP#:xRHvlL%G])Z[yFU+f!PsXHssZBy6E/xh4;oD@2M-040w1XXHsMnxH#f@zFK[(A%:o_)0XLZi5-y/IGLY=EA9pkR2M;+N[!k,0Fx6TP,U.(RqRayyssS.M0unL+A3rwU3Li_2;#/<bf8kRP",
+    "5QCVY0S=/6Qx7wNn4kd%$:SLh2*OYe[_Qkxfta8HF9]U/!cZR#HUJMcfta8H1,2Rw7TEz8G))f%-!>U^>=/2MGl7>(0SJS]6b^fX0^P<_4,A2rpaBE984n1c0^l<P>cRYWfta8HF9b6*,[1!gk5La5",
+    "]CgWv4+7YTcn;6v$O8!Bv=).3paTLU4-#kF0]HSG3EbcZA6PWT$O8knrBV+A*#QqA#:fK$QV&wb$O8zytUM10paTyDj3WkM4*[VA9].x59^O^94+GHXJq4z)W)BRL-aVRJIi]n=9W%+(R0Xi)I]]IS",
+    "A@60+0^QITW)9>3149oAxzbA:G2:GtGcr_LW)BFx0Urr7.Wm$gLJtX:-]v@%.x:W*$bAUoQw!b!1jfS!4:-aaFAz31052aiHUJ+LGyn-J;qUxD,ct%B9_Cs,Qw>D40^74K0]z1w-ZqYe01p@FodXy+",
+    "01D(&1KutNvFtqzt%;Z/r0Pl!59CunKr^cx00Ep<2c!ZH/2Ha!kqI9LIp$Lz88iS0+MWUrM&;s5Z!s[p)3X5&AmxxtAFBZ]=o#);ATa1t9_(3P9]ko5A09OT4;l.N2Oow4H-F.A=8ybC@br,KGNc3#",
+    "8]qUZ1_vd6N-UuwKe+1$AB>Sxi$V>xvgkY;2R7]f9^>eH2/wAx9]bt=QwZO;W)B.v2p;%V00h5g58VO(2p%_A1mqL_.4z9,:6Ql%5ABdQ2*AH.9]AM_Qwk&:9WaRr9]kf24Yz=:4[+QBAKd[r.fj22",
+    "0x@Jq7X>uDb@JxEw^Sx*(^#8#Ip!P/ksBWeHlYO[1T>E(,:eA-tIuT);hXTu83cpYR^H]z1T,<.G8zi^>W/kX1G2jW4,U;^Mh=w!1rGzz1rI*rpP_T]A*Id-FWdn$Fs/$NF*5)Kk#@:lH-n^!6gI93",
+    "2F#s%4+6ba2>zp!G>49BaW&lpFWmt&Gp@CC0W].5GB5xMm9q&Bj0ztFIDxtY2d2cT0S(lp6BszKC:uEMCJO7yWDTB@R[/Z&<X)vc4+iEP4+glPHxAwf0%irO(+;jSIFJf2J_c1=510bdRtd7I0SL3I",
+    "0SM=#77qo^Rt&W1MhS$#0^X5o[I3HH):a0shI[_T4uk0g3%vU_4,D&,77pYn4,T-;9x:Qf1<iO+4+!nyRVg>!XBst;>dE[)*-Wb8$!!Ys#sdc-4/4KR2OnBF01n3l2);QT2k>-n0S=cI/;5PIFaQq]",
+    "uc4p-4+P*/4+vBr0XF_@HUJBq@2z%%[^&$wG@*Pz9]1H@3C^JM0>9dOKRGf0A0RoU+,EPQ0Wde=RtD=fXbzu/ngI@Yr[iodSTZn&Ob.rih,fZ3HPe[_4]w[#2p>2dG2-RRk>aC=H[O[CA0Ri(0w1UW",
+    "GUZk=GBGpE0xxhiHO&GassS=Z1rjs:9XQ;!A9p$X2Op[dH2;(7o(c_CnFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SLv&B;]1!0]z1tl$r+ww&4N_2$Y%!4+4RVJsU9q",
+    "4(OH#9].)84+e@-4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p)6<K+Boz;^yT<bFh3KQ+Le2M-Zn.W_,+/La7HFaQq7Tn(e,R^TgLRu2%+)I.*]wB%O;f:#N!<&ykBtOEig4OI<s",
+    ".W_-pmIn>B:!LCb5QDgF4/V2DR^U,vwQdc]h&:M;[.UrgOb*8Z4,:hntN[,%g0=lB&.h>rG/#Qp2V<Tkx9S5A3W1v!7cu5G8e)>v0hb*Ps#OWOt.nJx2#<Z*0Sc%1j[y#/jR6!iWDf_q9y5.uBQ!Kt",
+    "1ZEEi:AF8J2[bj2R]V7kdmb@E2kE024v$wa6f@#gE-Bg*FC-NAkXJttGBGd!FH1By02MX7=a:9GkXH&M9_(B1S04d302nm<9[<H09].%77B:I_XbIS$1q^85NdZv_+3W<drp*Qk!,fwJ5Rg]dK[hY]",
+    "7&ibOH2;*s+BqMY0XUFXAE5y;06(e$G&nH-ADsa-03Y81H2<#U0W].0,_u%OA4fF+2bl3A4+<Q.0UsMQ=#_7fh*uBY0rm(V2RV;U0Uri5r34/pHHe!D6gK,o4+Mo*2$Ay%4<dU(0UvNSg-y@y0X8%M",
+    "4+F092L,kr3BPm*!S6gj2RAG/)k>_5H2;=N/sO/8G^TKlZ#FZq1Rvc2If<A%1_%hW8#vy&xd900,bz0QH7qu-1RokU00@oO93Mt9.W(PTHrf=dlSmKU0gMR@1:6.@;aVL=wYUKvH#pr;1.1*U0S>63",
+    "2]sT#Ffafg-[h>)R46hq02np=2EggT0Urf9*HjM#[Fg<$6X4QU3D-BzkJL&YH2<Pf8zMO<5Dx[1u1h^#GBh,+CJzqyB<M5u0R*^y4,3_+CN;qv1gO>$2VoA=R14UrR]YHz<0C3dC)ZRjS_f5M4#xxs",
+    "w5tIE:o)<ZFdqgq*HkYAH#7hawW]RQtH<Um1lLp#2vi:dHvkwm01MYt6F9*E9]JPiR1Wx%0S&&#R^TZ/sI37HK+(EwA0IXVKc)dPH#OH(2B5443xUZy0miuq4]bMEAF2U201@I.9yZ_+Z7+8/G_)sf",
+    "ssXxJA_,PP0uMjwx<@[^xs>N0=g$1)0oPO]I5EruFK[(A%:oaq0q]J>..o8*Hr<&!b_gYossT7N-sO#h03JBr3Lkel-[qS50W]-v!<LF@KQQ^+ZXX_p%mN:r0X6=+4el2YD%VsW12+I3H_.L#t>^:>",
+    "[-vTKC7tlC0S)xnp8*cnR1YYh<T_y[WDey44.V6(umKe=$r/wA,vJmjPY%_q1+E$o5yt<!0M^FxADri^0SJn,xB(9ctOE^MRTwt>4+5<.ZVw29SPu^:<lp:w>R+5a9]kMgl%W9*@vVUW>R+5a0#pwU",
+    "=8=nz>R+5a2gL0I4+w*dX&pEK4,odzuK=zmE7O#r0S=!2y$BCG>R+5a1ET6t4,;,34-1#%uK=Ddpz2W%IQG%60R([Q1P/w<zi0v<4,LK^4(6);4/I,EQ3hlS.cTIDIX2VK2Md$r1s<>dp>Miajg&SI",
+    "2#l0A0xudc051wMIRGm%Hvk>CHUJwm03Qo802;s;9]]x4Dls;!FAFg<02;&@5i]e=%%cPeG6eLn9S-E7mLn,MHz5xRjF4OpK&Qk5A1E[Dy-2W.*e;%Qv%_@r1m=/1H2<wn02w(UA3QY10^oP&)lv=-",
+    "#sd#a=7E.z4+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.GGRp%WC=eA:2KK%.9y!JX7&9R+JT),J0^oP.y-BdD0mcI#8#j:$4&4w4[]=KB(hCRa$zcvK8!,SM3ox$@8#n+T3pXztH2<zAGyoei02;s;",
+    "46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5dxzI9[<L.)*KlzAs-(9#0DQ_Hj&B$4^Zi4A1gVV5d)vJ6b^Kj(IW[VA3Qe30^oM(3LlsOIpGu=FEN^E6ELf]6dp6o0_s]TA3QY70^oQ1lT-6x0j;MyD:I%E",
+    "1hA;N4#)!-Hz5x/.P,v44=hYiAD96%03R(ipb-A_03Qo604p*%lMo*ZIKmJcHUJ+BH7=<803Qo702;rq5DdB>43H2DFCPmw02;#>9^6/88!,R^x)Toy=&TEM.QFG6H6brNH8A8CA8a>Pom3Bh#s(iN",
+    "H/+:]F_]cRHvkzoAs-+A$O8[jjtU/@0XG02Fgc;U5-v:=9yQGa895-zJT^b(4=oOIAD00*%:yqhGBKkO1J]t/4(k*tIWZv*JnIx6QaOhvAD96#$O8@/)F^<Vpfd,f5f9n[p)(FI8!@Y73!x(#FaQ)X",
+    ",1H:=2M++#<dO6VjutL5F#s7jArCm_7Xn<nQOE@#m-o[X4/T]t0FM.91eKB&C=0Z0A2:4Y6arokQOE,ym-p5aA1=nh5d>,!Djqk<0^3GzIPw$%UJp=t10R;HHUJMP+$jd8i9rtm(w7zqArCn16arok",
+    "QOE,ym-pKXIu9G&DGv9;11mW&)36<_-PW_Qh2I]nFAdx3*8vFZ/EDIBwBQ5^2B@8o2I+w&7AySnAqZv=Fdz$*rcVZ_/9mEvR2Db<9]1W47Bc@CGXM[h0i55]0Vy*uzFh[Q%m<z(vAAX*0WrFw7X-gz",
+    "C/USM+,MI9!lVNaodKrb)BzVX.=&%CGOnsG2ImADHXso.K=8Xv88rX^-rmAgAsjhj0YMckga-4X0jA&70S:=T1q#*Sm-nayr34QZ@lq)62Dal%1=BOL4+7owCk6D[hXD<*j.l))5-#L24Ktg_0xt;R",
+    "HHDy14+qZ31>XZ^1vkv>brU!t4*^zv(*X-(,&+p]@J,bHHo5_0<1ipTHUNZU4OjqI1mS:Y4wL^[R1XERyEqdt*/q,H2jKVz6f^;n4*[K^9]I[5AL>CK2Zq0A2TupekpT+L1Otzy1OwR4Z4U#VfDsMF",
+    "v:yZV/Ls7&O99*l00$a3m*6G[jPf<Qsmucp2%P-;4+*mh2fus]3)jMB4:sN3)By]jsSpk6*If#Qon[KEsR0JsixL7n4+4VUy8#al$Nf4KGLMHF4yULA2-jG84T$Im13m],[b_-Z:$Vdg8DWUeR]0]R",
+    "Zvtu$5wqP188=EE4)Kx!Dl-r74-z!k1rFAqQv@$kJO;5V1-5%K9^P4B3fu+-Uk;WHtUM15!SDwU8L5B,9]JO@fl;GS*1!V;C;5kl=a2;+&w(fikmv:ksf7X$3ew)J0WSwJH1rDuK=@[fh5]Y=I4tO;",
+    "0S=bU(*h40jf@6jw1xr#XB0V%0TDNi3l7Zz2bBQ=<b@KQTL.Y04+rPm9]O..2I.<%2SEyi0]W2[0+4kN0)zt-HUJ+AIRGCHH_.3Y+6D@k3IM,L4DFx.3ihl46f*b,4+Zz(0S>FW11m8w00Zs@1f_HW",
+    "2[N7o5-*>@[(/n*TMmZ^0P$xJ1D=v9k<u.r45+]-2ZG-c44A1[1RxbR,U1&9G<k/64:B>V9yPZS2h@sO3B9BR28s*>rQl^]2K%l74-@Wd9]AJ_6gL153BU$3H!v(N4+EkD4B<[84+O&D9]O;/2E=eX",
+    "2SN*;0]T5B0h7Bs4+5eC1,Oq(9]^350^l>u1]I/4051SDG1;FX[eTDvqpt@L2A,Kr4-@Na4+Eu<eg&oh9].y>0]EyI(d)ti3]kKai310L-+O#kEDVVQ1+Vl6F9Iwz>K=Ywq5%&Is]FtrGXNh1GXMgP",
+    "77Ul/Z3DFT4hfje2M,0S1]J.Z03QN5i_]%k01pbQ1]u:oE)N2X0]<D^ArA.h.[tyl0S2Gu9]u7Tp#uT=0]Te]Cl3Ol0_9s<9]^1D4,cva9]1J<z5<vCh)Wzcp#u[)00WE/4+o>2PY)cS10Mr2)eaOn",
+    "sR0iPtp)>P1O$u>3]kJ&2>FSF;hF;./jNCJ2SN-<0]CJW0lFv-0:lv&IpG2i3d05-4:SND12g_z!h;JbxAz$VTmsR76%PuP[0AQ$IHCg]0yVY=1;/d44++Bt2B3jC4+EkD4-1>A9]O;/4E=dK1(Tz+",
+    "0S;*z2LZC!E)N2t0_9s<9]^1D4,do!9]1M)3<$Y:jSvL:4GF:o9]btU1]J.c03QN4p92&(rU4HL!3G7D0R)W<3]kKai31L;g[uJ!vg,_8*<7ql!Xgg.gbN7tmv#:ds]FtrH2<z3H2;.p#2*Zd0]WXG",
+    "6F2^L1v#q*FB_y2jRP+VGcnl;9]];B1@[<x0S=QF4+wy%2oDU>;-j8[=OHags]E]s,&X>eF$0*nOCJI,qXQH+03QlD01pqW1]I^A<C*Z,6bz*LXax4[O9+=YXb%R,uo52_F[A;<0yF:/HLC#+3b6(g",
+    "H.kep1CtO9/Ozb,<*fVR0]:J4m-nbv45kAE$OaNI;35<DrUMl*.pK[1$p#+^HUJ+4HUI=!g9i%m:-;$B=Gg#r%LESw$>5@DG5[X^Hvkkls[s!R$>5iS00fv23]kDQ0^lka=dAG$0SLPE9]lDUs2_UN",
+    "y,NYZ=eqnpr_;!:03QlD01pq&1]I^B02Ma;3G5jNyy/nw6Edg+4+hQ#4-@)@8#Dj^/QaeZ0S=k!1@]1!0S=Vz+B=:fkpl:v=>T$%EewzY1GokQu9+wfkOLJm&jJq$xCS2&Hvk;t00KJ&xCRG_5ConP",
+    "3f%>^2Dk.v9W--w9]AJ_6gL153AhF@I4_;O4+D;@2%I1f3!3:K1K7hj9y7QG3A)S%2+#Zu0gc[B4+5wI1&qH:9]^3B0^l>l1]I^C02Md<95es@q6G(!%1aLj&%F[49jF5z3O1DzF9]p<r_;8A2E<-,",
+    "0S#LY-0YcvhYbX_EC]i^9]uJYr_<N5Eaf5#$_Fbv9]gPt4+>u*9^hSH9ykC3I]a^N3&0:VGcYrf0tA8j1@h>%1@i#.ARhxYni3Q:s[s!R&-]m*AO=PO4Gmikr_<7[hz$guEC_Mn9]lDT(uofSpWAvJ",
+    "FsO=e0R[C50-+<p48Z_ekqHF$5)T2H)(8hFF9j>!qPPJRH,)^I8#S;)0^l+-IR<4=2+E2K4C;8a0R>h,0VNK%)*%4!84C8+1Ombs1Lc@i3e@CX#r9PSe,BgDITJAP8y>;])-T0IGtwywZv(kG111i%",
+    "mwW<,0]WXU3*P]+HUl3G<r4Hi(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4W,vS9]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(6ktYt-3j]sL",
+    ".U$Vx>rL)ZHK#TY8/eactO=9eI1Su77&QP0&aVgziileUz90q0>eu[5+&V2ZFaQqu0Rr4Q4&_Pd2)o5gA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gm*vm=BHQYJ]!XpH;0UruE",
+    "gaaQAH_.;lttSCE9]SSnIs%vh2$-l6A2c<HIvh3t0%sI7rU4HM>7fvGEG@3[0^ERZ6x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T!w@%4Aer3eo++&UaK00aFv1gQZJ",
+    "3cv-vIRFm;@[q0k7_DE1Gc%x=AO/DY1DC*)0Ri0+9]AO<0]vj5dk+et0^l>u1]I/303QM^+&T!0.beSMnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu69sJP7yDtN[z$It7a$1->#q",
+    "3abVm4:ABAG5@WQ4+7je2&3u00TVT/6CX4&+&UaK00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj&-bVAItM@up#ufNfMo*QIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaC2!b/^CHrzTN0yotT2G9Bd",
+    "4+=aYBQh*54+EXb0^mA3Is;%G2HZLaLJXn.1H%RzINUk_[vQS50uKtq1]JVI03I=[0y><=+&T$;:wy6Tv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Q*QFo:(E$zIItPovZU&PU1EK:9+&TuJBLuhs",
+    "9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlGxC[sS!AmbSHZj_f9^76A8xIPIK;CqE",
+    "2Hf1N0Sj9X6Wlrj(E$zIIt--w2nXuEC;5qm+&UyVHn-&F3OS.#4,c#c9]Se.3;BnE+&T!A.(mN$HKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!",
+    "9^hJE9yI>0I^ZiiIt14_2D.S^A2l)DIvzLx0lV^K1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1*E%x0R!AR4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]oAC@FH8$Kj96102Xat<R4+=S51gYc.",
+    "1._=v3]kKakpmYt+&Tv:43Gl<xCR>C+&Trg9]g]:4+=*j9^hMF9yS01I^ZcgItb3Mk=uzJ6dyG)+&UaN00Xf.1gilL3b+OZxAP4T1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&",
+    "1UCR50XN(>1gjnhwn0BNGdMQfIv)Z#00qpxRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwQ;-d<m.CG2J:0l[gOyiysdPtw8]4HUlpY1GujT",
+    "4-tP&C=.0z2SpzNI/mAF$=-(:IKJZ.95jLZdj(br:&GDkhrV$Qgwcfo0D^b&1ETB%FHJTyqwE9)ua>SW0mhjLA_!4[59R^/:-xk*F!87X4-HBG1QavzfiDjOz@$t(A]C<W$p-<AH:m6c8Z)%gCIGGn",
+    "17HsafR@8m9S.9kgaHpNiI*4vyGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]Dor/d-.l:rO!)gljN/d1@11G/a/1)>^[59kAd).FZdn.WnW:jVhL1rGz9suTd=J@V/;4,W[K6E6!mHHh=z0R2r5",
+    "E3oSX1-77k4.Vib9^71C1A$x$umc2^hs=-GAN%SAFEleT=!rT&&j^9+/HMF)B;hLp1RoPJ03A2&<fr=5kX#/CIPT>OC=$F(0:63:0gM3-74x^dA0syE/;5PkH_.>s01W,c86N[SfaeDv05]7D0+ZKR",
+    "4+QrC4+Vjc2=/-u4++MAUkARpYyv$G0n!)*yXXfG0)Vu*0S=q[uL1(yEDr+LWDf;Y0S=V((]-cbGcq3mF#1mjkOU3lodOFW9]];PO%A!wW(:23APMHdYY[X)3g74l5-*>=%4rWD,[/P_1S:QE1G$V7",
+    "8#c7i2MB,z4,4SSLk]n=r):@@#k3Lx*$)PI9]t.qwFC:yy/V%-kW&u.;T9%BfY4tL2Fj2X4+pEXQ4au;0t$<7W)9BPKL;!nmjMq0.J$^f+Tp1I8#UZb2d;h]4<t^ATL$IqaVs+[,ii$Yf-A5X@PgL+",
+    "x%EK,MFsegT<L_4j6p9:GcnHr2&AxN398Q.1GTCL4.6LZngIZJ3S0t<>X,aV/fp)10-cnL4+6Z)1P:IZl<kt#RR<g/3YxnZ2,w_S4+Cxw1ord>00.g5w*n4^3kCe[4G#*h;i_W)CJzvO1*FDl0j47g",
+    "oCN_L0S>;Rpk<ZL>#FVAiB^H[-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0DuezkBDy%1f.JP3EbL03A7O(7dYU*WDD/eK;j]I2;dG,0F5jOg+T]#y9W!bxoHWb[[kE]=EwQK",
+    "*Tn$^fD8aP2D,pM4&In/35:vL0uT/g+P(,2q7evq4+,1z9s[Ib37VwP0SN5$Kpryko&g4):IV*xsSE+efM*T)qYMbQ!vqN(1Mw&Zwv1m2oYy%3qF<OS0/FXy,VYA8oD&87j%E)8,:5kO1q!f_Cj*7@",
+    "6b_Qgxgrne0hWSS4v(M#0gV]B-OYbc/<.=1zB_,YBo5#K2Jo984,:z*0uJ)dUIG6o4+7qZUJnN8onIa^01pqv@CS].y]8fw@VJW_qTfpo2J=cd0,nE13ziNK1%c8H0,X:WG5@+.,VHAbI5Ni[1:Mvg",
+    "4+@oG2c4Zj7B$VOT;&Ns8UWKL3!&_#4%Z0,wN;U*R1Vq6G%@6XC8c,*a^NNU76@nMR^RsL9tNrK8y=EJqoOGUiA<9b0SmsXaSf!GbPn8z9S)/r4z^e61h!29s$C1JtQ8Hv!44iW$/M4Codz:FF)V<6",
+    "ZVwBX)E)@+pm>z^W)C0#lF$JSqK-n$tcer@@LP,cm8)z9=3o.8ESSFy49^hw4;*Vfp8*=-/C_CO!<(2^1-H8)!kH!]HY_iL6#+I5va%B]2Q)UbvJ(UGzzGM30u0Ke0uGY4LIBwc4+GP*ArBYkx0;YE",
+    "0sgZF37j1d47$k&1)B613!()cG@#3Z7&W]W2H64%k8ckN$+;yR4+i6:6AIa!8V/z)1cn>7/n<Bv)RF,N]4.JXdN3>GHG3K<01oak29TF*4wXFx(Vlt/%LorM$>NAPV+G#,eGJMM3fZj#9XQao1>SL1",
+    "4e+^RC=.5R2m#p92oDD02n5sv8#JT<4.+FU9]ko57Bv7DH_.Bakr<I89].>&2p:Q*052moH_-]I6%OJE5HtV,(z>%N1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4d/3L3(1^w",
+    "4+OUd45lj&0Hodt1pE&LyQ(<LJ_y^r2A@r[1mPPDxCa.H04y[$02DWq9vm[b2OK#79^P7C6)_LVeFnA&4.xz/9]ki37B&DGF@N(yzla+z3M(.45FbG;yayj8GyoDf01m6@Vg&j5A@b+-2OkGA02eZo",
+    "uLchnpb!J,&.PJvz6T!;F_0[8G3JL24/lh39^PGF5-FiEGQ!US1=JU*6EeUDA3!z$CowpcB<Wx1X9^-o1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCd",
+    "FaR7j-1:jr-Q.7k*cTrJGQtNR1_32uKLgAO4-6q91<+7)4=YAf9_3eG0P2$h4/ck513;^w,7pKh#F>yQ2GG(995(GV4%aO%H!]xq1As6ON^]d+1EpO8@;Nd@y*&oy=g%BGG&lejC8;tu0<dGc39dB:",
+    "%!oh(xsCx33a_FDHZ[:Z1o8m_8V<z]0SKtN!vP,)G>NlMn/t@I4+OCKAP3Kw0^H>UAP*d;FAoCxV+85y9RQME9]1OjBnbJLZVw0fB:_Mi4,2&Z6b_8K*aiiU.>!,A]K:RvG5[Pj01pSmCoc&&Gqj!r",
+    "2jW2v*4PFO)DjN&5)Tl[*#ZiN3LgM9>^B&u&ZQd.2gBVt3Z;U444V^L;i_#1G6j=]APwd+4*]j7CK>@94(h[JF9.g]pauxN;q3ez2m[4Z4+y2^CJTih0Zj-q/3Ne[GXixSGMzF49t41:ObdoZ6FD[l",
+    "BpNmy3Hs#*4UWpr0SND]bOA01&SnjSyB8id/Q9EQVGFJS3CjT,Hvkea00JcofyhiB0X63[7&ZVZFgoK31hS)f2gDKxh3=RmYYwvN2nzWD4+#7R4+*]B88QGNH8^teGs*KQ0ooJ_*93%,Jq*V-0a*%)",
+    "o+K75,me7&a^LOz2<eU#Hy-);024C+4zo80,Q*J/3>0aD1DFvHAm/v,&lUuj+*BVbFos72zZ<SAIE6.I<s)W6JP!^YI2AGff>)DPi;]Q_Q3_;[2JhBi1.a<f4C)-N:Kp.e4br(=1+cOX4z9up8#CBX",
+    "4$1,!lxq;./Y9#H1>htrZx0L5[2&dD@$7VqRv!v6&io(%9t]^g3=mOBAP)lIu]x=>q#P;WG^4b/2(SJi06zye4@0I08f0T(aByX0zxZDeU%by*ZxAp!He<n3)9aZ54/,2>-lu;GFJKQwleiQQB8_wM",
+    ")d7_c6c0AC0uPl2,]LwH4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f2lxD*c_W)H3j;(3NW4.7Le4+!qO1rIP$2CxkeL]Gp&F=LWjU)j6@9]SSHzY@BQ<d6%QVh.+!4i6g3yaf+9g98kmWDe*o0-zHa",
+    "&;OBU1c<yV1Jk%64#kyT11thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.i_)$e1rI%eyafO=4.7ov1rIy(y9EzY;7Ia39uFg$5Dy84(i0CdQV%$v5)Toc(i0CkS]2bn01sFGw,gTg",
+    "5(/fB2M-m70S@g<5)T-8(i0CPVh.bI(i0Ck/K_LH,xC74Ef2-5:bDdRO]laYJMFg/59tBsw,gVp0rAlj4(QJX3WrPqzW!hji2:/+6AvQd(GxE=W-5H,6AwSs(GxEZbu,P-6Awt-J>8:E+3-W;QcL@z",
+    "0Sq*2YhiL[b9n9LVGmPu2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)GThjs@a9xT52%XUd27+D;Gx=IQ2lN_fH_.EOzJ_z^hg$-B0tMU=1TH=qI51s:-t3y1EsLfD4/ukc4:$46",
+    "VhZ!8Z2&n07X=oh94t3Bi:3humH&AU1)FRS4#4)00S;lRGY.*y#[vh5QXO<TUobO9F]4T,9zkah50Zy,3HLMyt+Esg%dH0yH.J2cZ8bJCLqSEtVNf$eI50,))(-OJzswGQAVn^ZH90gf0B-dNK]wi1",
+    "L-w!jEe[aC%nk$_3Z@oX$D[@ih!G3+h-s;p0ueY=0qbKg2[Sl]fY.:C#iAby[R0D<Vh(]E1sM+VvK0#30S)[D9^7c<0t5-M;0E=]V,Yd7!xR9qzbQOJLNw5P4*];$4*]nD4HF$L.-Efo;:i3vI1Add",
+    "C.3Nb34n+e295&-<wpcbq]y!>4:#/e6&Nww3k#H>lK_Db1GiQWAoGLV0SIRW(wrDBG+o;q3xf#[0ga##2iuAP4!:vw/BY-y59lZ#2[VA_*8vE#3l9aO#tjQ64,luu4G%+-huHxhHPJ=IHPS_91/f[e",
+    "FA6v@)q)!h,vJK-,swFLDe&vp0Y3&aF)YOb0z(Ou5)TBd=K35(Ei]vCi2)Th00l,AG=T+92Zf3@4x,9s0.SO+0o-@nD:Yxj=9_OOvyD.aEjKiP0SM^q2=%zoif[*m>5^-3!(R-CtzHPh!_zciuj&U5",
+    "lbm1#mcu9jF9gQ[4yy790[k8b*v$b3(sKpNy>f+TGrpDy6f:3E0TL@I3#GRL4/k*o3OhAlG:F1v2)F+M3*X!X44a)[4*/Gueh&rRtpNl20S>PE*O:tYcNse61Q#:yxdaU50]&wZ0F@P9I0coO0t;/W",
+    "S>9y;3k#3X3I;Jo0aO8*R1TOI0=YG395jKD9Rt5&4*zQirOp^,&t(L]D,NWvX9vI]4+69]4CRgi2Jes=5-,*j,&zj<%CG;r=JNFi-vEkG.#q,p4AO<r9^6&^!_q-N+/dwhiKPk#;gJ]_I+xu66)f5V",
+    "2Ac6u7Io;Z0D/k+af[j,9[<8n95Mg@76dd88IvpzQ;nfp9In6v4d1933bxAu28O/^3&N,Y3&w[_3c^q14Wpp_4!DpV4B6k-0S=V+<R0!;EWN@44&4+VU<*Ig9X]pwFf)tD0SD^kP!A34zZ(y.1Ldt9",
+    "2mZ;e17RLOp7vr6yYw0nHd>VP4+.]20*BrT5-HOmhR*:Globyzowq]5Ih>YAF)@/,2;)wm4.G!ai2(&z8Z*vY5jRyI2RZ+T9Um7t01lJ>4:HWRLk7D64]0Nt9Ulcb01,I/ALau&00hC-MGpt=[Rtd3",
+    "+]b4WFAzB^[FMPZEip912NyX]9yYh+69/W82=uo>6E8tDHUJ+XHPFR+A0IdQ6ECa*Gd21X9XROl0uF_J2J71$1vWpO128NwzszF<kt!25(2x/i[VWKThzS<o>#OxA=JNY8*fs>8hyf1:-DlorIQBIM",
+    ">_H_FJv8.-A0IXMH6ObHF#rzM:OL!GZGes:1N<Hz0xba(2fqs(IJ<r;2-mza1UCQ/0*b+B29gX1Ukl:44i3s23$x%94=z(89S5;=Ob3WB1+D<Q4%p720S_nU)1guZ<48]EVF@/Q0R<#T4*.=A9ROVj",
+    "%Y%sl3NZk74y4-&4>U];CpI(HEgvK<$QugaJr3sq3jFH>1LC]y4+s2:P%m_jILI3:axydkF9bF)h6y1xIRFjQIuFzX;SmQy/kHSw2*;@;f%+x=D/!5!IgJ4amf/;c1s;,6lLZ9g(,sbr0^l$v$7Bx=",
+    "pT0XU2[bi<1s;@AgaZ#Pavuda03Ss&051hGF:<b3Ht!8D2[thR3$59A7c[KN0R))P0St+XV,4:O1k//64+QTG9[<N24>fXGCp0zyA450*95bbj0RmAk12Q!54FMw@b_Nz_FLE.5051YGGXMso%w!Mb",
+    "1Mv+8)Pimg2/NU#Gch[IKNmQ(L.zJ,4%grU4+FDB3X$]P1)QWG1c],>2YD]6GdjyY4-A%=QVzbXY5*4n-Phw-%OwvW=Sn>5@uAcA/qfEXG5@,@sJs:*ATr<TAFTm2/qeu*GXNVhsJjIp(E:B*Dj!8N",
+    "00LS9egWJF4WRl51dyax3F#=Y;6n=c2/v)l2g0Np4EF_P/qfKhGBE%z;Ex]]01nc+Qx62fST6,IHJ4Z.G&lER4c3#_0SV/)6AuE;hhqvD1l5HI3zd=&F90;/:P,]k=T7cQqlIt^Jo;QX4.yUjj[y%)",
+    ":gqlU#*.;YBfJC-BgN>t2#=CW2Q<M0RVX((>bwj/H_.2nQ4a&q5eM<p3&,m)9]]%0k>!(2q/y0s.x3nhzET3V5e&84UktAB0uGP28x7a]VIN*Nvb$#i*aI+QVQ:I%5i:SnHD)yUzuEy0F-NAiat]n3",
+    "4<R/F0S>C80T0yytFZwOE_=3$tp<nN+5ryH1@iGW$zBgFP7g7s3lC)L$zBg1oe2*dh>L]/8($B@3HZO,0S)R24+[9d+5rzKN(PM$4;R*JDKXy,4]l%p1@j5.0S>tq(@OD>4:tI^+5rw*5B&uAzuEx^",
+    "p#/]:2:8F+0S:tc4+=2&UJolv4/^hA4,$[uUJo)-A1N[b4]nzG6%Q)70S@Kj6Au[aumKMpTMrrHumKMnTo1]w>@li#4ekUF/m+;^+5rvPn*joz2oD6LyJ!X/0[ICKDXZk20UkETF%JRNo0]a+h[Boy",
+    "3xoj/6tIzR4<]$iXb!086%M))J2fm<ya5jifVYDI0<iE_29/nD0S=iDsb3Efz<Q2b4Ya;$0S=(NsZ$Ke.@oX9tqKna#7zn6yk@ri8Uom$3J(*sMFy:!5e^yU4W7DU0-K_E,Jc2ur2c9eEZQssq1X/y",
+    "!m0reL*0M]4<#r[4G%^U5Dz(_)dUHoQU$A*YzO@Q3kDhwDWa]c9]];fs[si9.&6Of<1blAnVc67:-a-#0R+&.7yt$j1E%#k3y*=p3fTe!&[q!#rLF,6D,V]ermg@W2Q&a54:$lH1vUU5FgXA!H8ubb",
+    "JB8.L4>248R3A]]%LxxXtISje=4.sv-a;vRG/s4L4+PU(A8.3tj^8w^>@P2TsaFpi&-t)MukjTR7L)N64+G!V6b^sO[^c;%mJtKPXbOc91K_slHXm-]gb=Rn0Wkmu.B%y1gb=PnGXM>+$cGgP%h(eK",
+    "tqumzupSPE5g+XVGyo7Z8wb]C8xIWDi4>>,*a8B^0S=&[5g(TUGXNel00mtS5QPyQG5K/;SPwFW5gRf97%]G469]I(7$0yoljVg0A0aaQj2[mk-](u%H8$i89]bZ14+e^O49:/64>:N/8w8za1l5F7",
+    "e,JWcW-13rX3e=K4/hy.&0@NNT<OalV,FvT0T0yy)ngAcuL2Ln1;IVW4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!85436[+k4+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq[bLUyqzw,kfn*OM",
+    "Uk<0CWDg)-59I@jvw9C2r3DZD2ZytI4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J]U%<z*:<&ph32eo7aq6iNHxnv6<1,)br:,]y:66A]/Eiy2R5e_k.",
+    "7at2a)$11yjgKD*qyY_L[o<BO05vSp0S=b%<_#02g*p!jmz@z-iw6zU5dzG,X9[!-!ekExx1<=!9x;y[-qwy:W(cFl7#]cf-kp.EpuiIk5Y4[:1Mb8G9]$$Cv-z+nxq;y-3*<[Q4*_Ot3k5n40NU*,",
+    "1Gx7p4mJeBz6/O(3%@d84UA;DuOA*Qjc5wEornPp#*6]Eg^np/u95<_2GGI@0fZ9>$4;Io,usXN43+-J0!0e(jTj8B-R*t00(B2Phn[i]Q;AVxA4)Qk5)UfETn]Z(+*1!$iqDAw4=@g+4;D/hRSW9:",
+    "9smUj$&L_W.i$^R12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@27^_e4C6ot%193e)Rc7zzf1(((]ZpEx!G]K2cy;x4a;R94+o:5i2)x4H2<9R6Av!N<KFe=qY)1Y+tdLsCNna[<KFnc",
+    "O$5Z+E*^Og[lg.46*1V.0S/G;4;3@gQXg>K03QP^00#WR9S@IK)d:d5-tUPd)By:OVGiN>0S<t^#Q>A(nFI$p4cfkc7cAG40uMd(*i[cw%3&[,0W_qs6Az&Qi*g=90XW>Q4,tdS0Ra-N,-=N.$#onw",
+    "Fb.QY0uONVjJE+FQ8BmWd.d$Bg#iyB(gP1L:t@4/#2Fqk02wy-hyflp01CCf9t@<OI1aqWQ4WQfX$s_L2,O,71/Jc33DX)0q;[BFXZmOpW&nRMVP-@9WHK,S4pk30@e+Va4@%vk4vPT_i30j)4zB>a",
+    "#RaRya1UAfXb#l]4,EQf4:3[;HoFTCWBO.hBdrM!KKf@5V,L&-@e+O82<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.pk_ibq=Y)1rPlP:-82Q8<&h*3HoRcFHa9O*b)yB@e+X^",
+    "S061h01tQiXb&#D0S@X06AwE2XbxWwJNjr2U/Pp)@e+OC1P>1+@e+[zW&jsv051]aFog3@FAp=_jS)UFGBwZW0uKSD:m45zGXH2F3uXX605mZy)&UO&jjC!0iaHMpmWF2o)y<wO1)@:C2y>n=]7afs",
+    "Io+8N4*+Har^qR81m*Ws2(jL94,/;p4+PElngI>S;r1L#HZ%YZmnaUoXa/FH5d_QR9u9*c4!r:mx<Zp#/gNiw2%1+1=8O42[,gy5rOX@)zF03SG%/6q0v$8^7dZe9&-A7pvWI2>*ftLp(Y$9LCpqoF",
+    "oB.C5!JGyQ[G+J:2JY;_0tXI:%$flOx#t282*!=aEj2s)%LWKq48yM(4&;$WZEwVfRS27,4F/lEaRXHgZ6Y^/hzA4G>9>j@0]Yk/Xc9RY4+P]22P>Eqp#/>_pe+vt.6RE$fdmDV0t42%1@74iLk5uR",
+    "0u9Zn4G%4@1q@vUfdL4w%:xeC*ai!>.r<zFpbHNQvIP$+@M[h34&/E_1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1<+HR0S6BQ;57SAIei9%xeE:7mm3cv/h0LLzsrmP3zpLX2k+nl",
+    "4-/Sm4+gXD9S-QO&K;Z%rU<SnGPM0v38!HNgn<4zIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%:mm1YQoUJLhg0OLCcy6*xHaE*=a4.O_deIH3VkR1-zhm_=+vC[$%7vJfu0R*1_0tXKOuE@4p",
+    "=M)S^3CX),3dlkwG&7s80z)/2Lp0:Y7Yo.n0tM%SHv,;*4Gxm%0]6x#Hr<mYWelXxiva:I2c7E:1^8T(EG5h55ewJ>57GjJ,2xv@FrBgj39(/nGyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9",
+    "B[4Ml0v9&K0v.Rb1&FhF0U,^0.lh1xCpF&!4#ol^GdQoX0t2;;1rG>/>W_aUGynpV3._Jl3.Zap8V.7#4+QXtb[RLtUkdCE9]tq8/5Zc1)D8vnly4q6)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj",
+    "00pVZTms.&4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk;7j*FoR%yBMjr$),3:1XGcy1Ru7WHBkp:Rk4FI.f2lDd=AK(Hx,3/eX12zB[FyX<r9^hI$4Ic$C01>]&9W]MX0^li9t@Q8[;js4w4G$yL/o^7^",
+    "dJf/z4_qr#g##,zU-NVwE-u&r$q5Iwnco2_05dV7h64g24+P7R8wy;;IER/62F.:E4+G7PAR#j:BM%R^hyfoiW&jGJm6ZVsmfIB[9yIHQRR*ETJP#!Mh64<Vid7E)lg3*Gy6A2X1dxXV0U,^1]A+w(",
+    "JjeM@AFTy4jfVpVkjohe@l&;$I^bVPs*C[,,va9xA5k:w7z,E&nAac/7L5/NgszMM9]]<AA3!+(9]./AFGV#navuda03Sj%01pb5<B$w]H_/3BGXM+y$$A6Epmzjx4b#*h8Z=]XXAdEln=i9fGB5xN",
+    "[>>w4qCO7:v+E!a1)zc*0U[4k*Aobyh7.[m;+p(u!kSeNCx(qv9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5Rj-h0T1K<)]:$b>Uu*.3D*,HIRFCX5EeP.ItIZ-3$#TK2iee44EPcamk0^jmlGcaF]((#",
+    "0R.up,Lp9l2g_OK9]kv<LkGF2R0Y[34$Xxg47DySI5>]Xv#/@.0Ilc]4p[/zO%Db2/=>sHl_o:YzLpIS4C1)_46-cEmAYI6r$Y<n1k-sM3&s/(vG=AT<49-ql-#Bk<k]c@n1:S=HtAUuIjsZ&ngI>y",
+    "(KHVrr9%%Qu-mgTh5.IxG%po3H>.c:gw$&V!h!+]=Y.4G#Jw306sJQ5<y9z2sY3>Y1OSQ/4+hGQ3l7x/3x%H*HZ;RX-lLdVwn!h+0yCX8FJ3Y/v:X[UgpdvyHGuvS9]1bk1s>8,;g$<KGyo4C;1<AQ",
+    "u)nPV4.CUE4/wK3a]QGQ4+yNmRTwh:8acWL9]kp-LmV:z3,GWX4X<N&9_;Ks4le[bHpC7Cs&5]$GsF%XGynwf69^B[5g!FG#10ZN03J603!m7B0S1<o1q7=,7Y^gSv!VenAUH6<4j+aAH_/3CGXMn2",
+    "!zTg-3EzknDl[>Mv:,1GGBbi62!XE=1XB]$!/51vf^-Wt(*n&6A6>[CCo(Yr2-l5/4+7;dX$I!Rau0C9,J$=:Avdte5f327++H7UIn50iGXNbj02ngG3obb^gbWV8b>]w:7Y>o*swE!>HqC7rZJoOb",
+    "4-@)k0v9v<4+XkX1G[]:4AZdzFI>Y;00WSSC1GD:a&m8S-*AP#4KQY9FgP[A=%oB*QVx/)0S>x$4@]c%7Y[jx0uJ484.lj=vkB(G5f2*l2<eVL=%oB.P6nn84;$KREHV5I4]tCD7Y[Y)0v/soA0aJ;",
+    "4i6ci>7<K!Uk_I2;ZFWb8:Iygg$VA!5e2UZ4+MkT9SbA<k>rzR/(/Ga4:-+YAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9>la)_(*X[q-uiw/1q]n49].tf<M-3]1rG$1O%CPDV+iTr0s$Nk",
+    "1&=o&4z2+Xs)ck5/&oW5xB(9um$n/ZwfO^H*)#-CvJ(!0L-y7f-H*Uq&dduAfU!Xa;aToW1CX>C3MB=5!_zGu&H)byu&71^-Tj8vLk#,H0uKn^r$!G0@nCZN0>DyZ1Cz@]2)g(Y4,AglXbv0*sHIa6",
+    "3f+>e4djI&BsMpm11m8#%-#4G=7sr3yiXA@x$AHr2s4<G7XauW2)z4h7&jdXWfC+S3QZX<016xd+.F7egB/d<fMErMj#4TtF&PD=)GIFoEHRSt3.ZFe6%Pxaz6%MC!5#]wNiPXEHQ$0.1)&cM@:+QK",
+    "nv($t,.z,j4)pC/1jvF:4+ek]9].@3OAiCMmTw-zHKKxaI4v.btOpMT:CsaL!Hfk8@,l>>i/:;a3tSR701@0(4+E&+5Dcal2/KfS4vNBX29N(h4+5Rq7Y>xy!EhNf01e[,2#f*>!jgso2-b)x4!Vv7",
+    "36jMT4+Z1&QVx)j4F_Q/4l)780_jzf4,Wjy4-VGq@Va^h=brKYkqrar#dr$GM,K*tokszoWe&3w4;n5A5f35yq8tw(.je-zN-opq8V<S<=C1rhs/N=o1G2-c4+XBi7(W3uG+l;k0ST5w4+o!:8w#+H",
+    "1P/t,-iLf$%(glO:FH;:%<zaZvql9c4+Gfw5eDUoQ4;mpZVw,n1uQW!%<PEbk=v7rnxJA2BDCV70T0pvt>3dxF)>-H4,W=h1w1k[E7!Lo4D-1T0;D2v4,c6I1jjlWHhms701D8jMg^Sm2Au=TE-9fd",
+    "Hvk2=k=_/cGMxn.(*ZO99]AW39]1W43HrtZ1^hGo1p<2N8Xpfgo&=Q&o;Q&@:kbbHp9KMa1^YB*p9LQ+Gyn_p#3TTa7XrkDRS$5V1s_D<H2=L$GvEUwIX2/04+O#VX%7gy1p^MNJ>alWUJm6y2-r$N",
+    "6FI^eNf9iZZyymk>X,s,)xt:%p8*_:01Ls.Z3Zh31)c#PE-ZW)4V0oq6D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Cc+XVs2Xa&pJUM_.aG1_.JCJ[g[3ZDTV2s7IS3!VWV1v3C2",
+    "EjHT)9W&d]4ihYzBOh/z+XWxe0XG0I05dfJ6EFZD0yY322sZ![H.hs.1^qN,y#xx]1sOQ:v;L!AGus6dGXNSk03QfB01KW09]bu8A1ycA1s*i+tPlg<1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ",
+    "2Kt>B1^qN,y#x!^1p:H=Is:)_9^+bH1h)M>8Zn-%4+)DL3!VWF2CotyE-!o,4UVG<6D*h!A8.F<1s_G=IRG9v03$av01pGU0^lzO91/N>!Y&3Z1n@dq3&+cF4u+!/I5IFd*8_Mw4%cN2N)C.z4+7o#",
+    "T;aD.fG!50-]B%yw-c^vo#O@t;x[Zy1<Q229[<D_7c:Ar3pF]lovt4W@DzQ&%VG^(sEAW91UE6sE*^gylrAncG;4)Z*,8%#tezkr5HhmBc:^z<69#.@0Fl,Y4#:<23*>8z3fF^l0IEX]INa0:0<pAP",
+    "Cr%F71Q#=@8aRyB4,qy14+qlr5Dx<=>7E-MFaQ9Bbp-:_1mdGj4+2mR7WUn64eG8J4+PfK3<,pMGfoKIG!F8ja1V8zkBR[/N,[L73lBrPrVuZR0W2k/kBR[/N,[Ro0uMvc/Lau_0W2k>kBR[/o&hpA",
+    ")dB$8aSwE;kBR[/N,[aV0uMv/)ei)]0xxYfHNOHcn*lR0[R9QK)(Q:SzIqRM$/wehp8+z]0ueI+4*/uu9v=lv)&d@&0W.&,HQf:)KQV<%aStHC0w0nAH2<C==cF7!HZj!35g!dU!PE:7HRbYf1.JmE",
+    "4+z233:+[34,w>=a4!fjGypGEFf-%J,2opGG1&nR5#[o515ytR!2u66.;;U@uIgnE2%rNTHvkUh<=B8I10M,C03QrC01r9k<=AvBs&Nkz*#Qp^.;;VJ4/uE-bq>S.<=A,*;Z*KR2%rNG4U;1+9]1O;",
+    "10M,E03Q%I03QK3051SIFaQYV@VbD>wG[%My:Sl@*#QHl[^2XQ4+fwE4,uRD5Dt(<4+YQia2PTG2cQEFC,A6oCpa^z4%oF74:0hkaTYkkWeVND9^eQ94+P]h2MFv@4,okLJ@Vzz<mvMS.RK3aoGA[K",
+    "0S-szBRP^,25.>E!#V<Rh$-=StFIjZf:sQS#_lUJM+M[EA@J7qPag*]$i&qF4!f[cCp9o(BP/D8h#VYn=s<sLGqL$dKL$86G0wmp4(y&81Bcs72hXBg2)hLuIn/Zo9]JP,[A2/;3.RsS96K=JHDm$A",
+    "hDrit4uahU1([.H3tS:JIRFm(f))e4fe[Xg%;__<GB&jX1Eu8!9yX(u84XezbH1xB0aG6YF]Vux5I9!=)0HO..,#Zg[sIT&rXMaeHzEqLzbGFAG(.HrH!wvUGS12m9[<I)tq%Yd12F:4yATHD0Sm#I",
+    "O#@KpBp(Gi:-*3mH94q<I_+Fhq(ltuoEZ!H(p3)zj$sc3p9CKRGI$;MId%/dcm]5:!2ugHu:^)2iwy(UXbz/$1O9*>0_,$)pv7to;Wzn0&X55Gk=3nN)Wih<&)yOPyDkE.G!F^^t40ox2M+=N5-p)1",
+    "lAs(GG4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQ:(;j]H2;sN2L@7B9_U^=0wOIn,VPo#<(Bdz*(eG0(hUzHS@Prh%;^Kt)j.TFm.$fO2LzYz1rGs+&:ag;4+QcF9xwm_!:a)nH^VM]12+H@",
+    "H_/35H_.zk01iX_wFwq9<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4WZn92PPF8aAs04!sc[1U1PAEHF3#F99+$03RhX007lG2Z,tq",
+    "3fznl4.UsD4#<@ts]X3Z5f36,45H[71C5Rm4xH)>J_A-fkp%.Pi4@6)$Oj8k4+OgrF90wz00r[pRu(wP2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1hoG>0zC/!qXG,O5d>zaA0GuZ$>Fho",
+    "H2<B-2OrY@GrSQ8pW(=<3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2E)b=2dDubAUcQw3^Xe=&P)oRz8nuAS@Pxc5e<a%",
+    "A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=008,;Q4Y,q0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZPWG_",
+    "95R6g4-H//JTW-m046Xw00,p^4.*hA1nci01kv[a2.@(fAUQgR0t[mX%fC(vhPfOMAX*OszY!ZT00iIkHy-EzzY#t$IXD0eQx5_o2QLCRIRFEe+FJ&y2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#",
+    "04>8&000#NF$2K490%qB3(N,t[EHtC2InX*4:2*n5iiyOF*yJcG5@&;wk8uY:/q9RzYzfP%[_t]zY#A5H8%hkGXNheH_.b&4EG@!FzNIh3(*D,7QYby@C];72>FG603RhW002)1()1k]H.Jc0AT&CN",
+    "0t[mU$cYCH;ez=0AX*OtzY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@bLj2[N@2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$Q25e3;@9Ulcb;kqnHGC4WF5d*h[9^fhM3Lhab",
+    "&j&9CHZcGPjSdei$SMv]4FA>06g18U9664HaSs:05ga(UG&V6gH2;;X5f3BG2LZKK1.&*%4aTss0S>RA0t[jVtbrg3-QJg8AXyIryAc_Q01@3)F9kR:04>K*01HzO1iKM012-7Q5i]f6G5@+*rUw/;",
+    "$Oj!W00#dN9]$./2PZN!!zvpy030&>0VM_+DhZhtD:5;32LrJ479RyS$OkVDI5)cyKh=-.IW+(hGyn*-GzPDn5Dy8qGy.W5Lk_B*5ibQcH_.zk052:uFaQow3hW6aH#q.+I62P,4-Z,,EH=Xl2>@r/",
+    "00,a=4.YRd1N,7o2j$gr7&njx4,&W$Br7uM-!O>**a8$Sm(D2.7ux_/)++*56EN%v4)YQYga-24S@je,1;v>M1iA+uIPg0TxCH;IoGT9%yaq1:H#5El1HJA+1grKa1n(6L*9#jr-@/NEi,8:uo(Tl/",
+    "kpeFcH#gV]4+NkSF9S9:00X4190u469]SY&KL*$f9]JT17BK)0L-^h]2huJZG5[Ph00AWj(k/]lkP!^^@veaQ-@d^97%kS@bt<]_01BXh2;<Hj0uKV^eGAU^5DMv<0v#_m.fZ@u>yhyf(hLt>gqi_%",
+    "1v32m1O/$WGY[qi(Uu.uy4BMG4u$_)qy!%pFxQd,4+Vh*1E_rTHF=uwKLo;h6%Qr([[av40<aOI2GrTp0Ua/R1,;TM6nP&8GROo2p=+X9$OI1z<]h416;hK[$OIoiG5[Dd01k2/Ksf*p3&-d7Kr/CO",
+    "3CIKva^3A;1eK&94R,]U0^mC*1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhzGXNMf01k2/Ksf*p3&-d7Kr^IP3CIKva]>4:1lf^i9]bmd9_C*s1Rn,801,F.45yJo1oRsLA@d9Y1Rn<A01q.Hzd#Oh",
+    "2*;BuavwlB01peu1TR1^F:;.K$OH)2u<DHDQy&sEWCr)uKnB=583;@[1+_Zv1S^5(Q2=yj3bz3R;3NV>PztVsT;]eIhItE21Em%YOdlRO00f;vDh=FA9yT!m1mN8i3[3@uz9cUSH#SffGKd2cGXNh1",
+    "H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R!gKI^ZR%A0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuuA304LH-4lc-XE%DIWmX;",
+    "6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0RxWp7!LqUA0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R(@nZVpTzA2k3IHi!cbO&/dO03Qc6hyxNZ",
+    "01@L/2Iz4FqUjb6pt^PETOS2Cne,zHt]tNdE)NUm#a9lf>6rj-zXTmLso<3:2F/p^4.V$V0t3-y5Dy@<l]T-)9xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR6gB>@(E](a**hNvIQZGL",
+    "0S=]3vJV;E<%9!9nvY!vu%H;b5[^ma0BR2ci:40(+::7q2D1bL%H[$N&+jfD2s1Pf0pO2y2fwIy95>$>77q$f9]1G_A_G,lA09aX9]AZ400#h+DGwb>F9J6*01@3)A09CP9X0;5r:cJs0,4N34+&2%",
+    "1vD>VuT_1yu]NmcbPozo9]tr59]AG^9]],89]t%99]AJ_9]];B1s;@7PYmV2I3hJR7XySF9_;HP0^lkPk97j83;CmkO&:Wl03SFw053T)G5[YDHUJ0ozyl8nP9Fw1+65mUI7^ZnGyoqrH_/p.IWhnb",
+    "0<8tA0r>zcAj$(DIW+zSFF7.cO%FN#1ur/<GEEN^[sj*VO&.m>[sj$80fjdY3r!z6GyoqsH_/p:Gco@VIf4csIXD0:IXE--4:=JcFF83fO%FMO1]K-#053T.G))gVf(9/+H!<8RID!T*C=9kt4ox39",
+    "GyoqsH_/p:Gco@VID!T*C=9er4ox39GyoqsH_/p:F)[!TIf4csIW>..IW[y+4:=JcFF7]dO%FMO1]K-z053T,G))gVf(9/+H8M:PID!TrIWvYHA2_AsA2_AsKRGioGEEOTf(9QsH_/p:I5bTUIf4cs",
+    "IXM6i3W=:MvXTM:koyw:%q9-Cj:Z8G2j2Jr0JH2q4*o6/5Y*,$36,xJ4*V@31Tr2SH_.R#E)NSI9yS0D[4N+VAP)O34+lRTI3Ei8E)NSI5-gz@@z[YO-ow*btppDX-L-%uDi0mlhXM]Rfma;k-@.pM",
+    "Fvi0h4*]W[u:n5=F*rWSnpiIZGBB;JQbjX!b#3403lAPU5jEh8Wf5DJiggY;9]bf34,WU!Apq!o4+z</4+FM/1@e!&2n(je5DMIi4,W^o46fyg0Rp,I6%PZd%K@.v$@K5xlN.)!xDyVxryB[1%o>.L",
+    "4xIG[3yA:&a]0C$rI@W.6$QlASqpj&@/uKJR1[>a3yrNC4+Dy*2OBrjGzQMgR^Sm_1e4AjJvK5c/!>o#ISj:+2L$nqV+D<;Cke#k1>^GCW)7p2aSejb4GY@_A0B9&lX(jl9]bd&mIDt6&$$o>*a8gt",
+    "0^l0@8w]Io8wSj%8yYed5i.Y>>yY#xv5El;1i6E44ygt%F*Mb.2MNmVbqkFH1/E<b2fKxB3y%W:Ivh4rA3Zga0^0<Z9t*YP3l9sZ=GFW;*UcCMu)rq]3Z)MZ2AIAI9yYPcLoYHiIK:A6.qZ!Uq1Yh;",
+    "!<Wlz04.X88wBvhivbQg2l;(49]AF*::CddI3FW6051>TFaQSnK;dsIZ!R<mh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;pn&vGTGCv-*H2;t7t^qNh88HAK3NrvMF)Q7jBN-V73%SD=CpR-<q8lqW",
+    "GaVQ,02;&@7&ZVKHvkwo03JE%0]:JL8!hsWBL]0+0S*6!R]AX#4wUC11sVZ;5eqf^8xKUu;[qH*GBp4X4e,he3aZU51lY;01IY*p>y>_l2oDMR2opE^0.QXX88D[=4+ww*AvY>s;/24jsrnlq5j3U-",
+    "FBUX6nFtO$A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,rNeJZ46ahyqH8ubY+;<*>3NuF%G5[Si00G]w2*bH-4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/0NN4>w!Ir7HaM598w(v6G5[(!",
+    "F#r^c01o_L88#gc0<&Xi3Ah0sHo2H12C.[E0S!I^&e$OV$/4eX0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)1[68$h$Ip/;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph03Q^H00M*p95C+%FBLdB",
+    "LLxXg030*@7&ib6/:,o6@NkUu8yhv[1qT^p-[=vB4+8Uz2MMhK9x_wt1d-V:4m/2[>f@)g+XWvYIGY6<AT%^)8Oj9,*UrlU4aNl<7B_O=t/T*c@_x2rGd;[sD:D299_LnH9x$b$VjmVax&-t7pWaan",
+    "J@aHbwgmy^tPc+(vIRdQFfui<1pt@^4-8ru4muwqGyo4DjSCYu03bIuJr4k,iwpyu6b^ZB1O;*)5j8-[0yLD^WCX0:Cl3ig5HtV-mpBXEA>UIaMGpx-5HkP*iZ_9rj]BtUrv;uRKoK$k9]AVn+GGOb",
+    "U/EoD5-erh8xk>n1q&S(HUJJf6*vG6)deFpFdYvC*98f*0S&M/0Nft_qQoEyq<<N5/IkLJFtdmO4,)-SBQFp#FweAQ4X=bD3,]6J5AFo_.y8Z;j[y#G4;LrYAP&o:4G#vaq67_Px@,eMM,B951mr3K",
+    "N)G]<nF9[+F%L6>/=,B+F#rJt2$d^l9mJ;31cBi:4+pfO1RoVL01pS20uR0c%BUkR0x:uM2Fau&599,k3JQ$NY!3(Th#(G:F$1<K4)NF&4,3:g4yzvm<uUY1/;D@xobx_c&D9+OwGs[/1;Peh0wWAT",
+    "2)=ST4+tU#tjTp9X0*-IKMgrFEb2TD3DW<z%Kr!j(*YDQ*MbTk0yQ8pF*Y=U0R$!/1T+8.G^,]KCLaVd01,3Z0R$!/1Tp[u<wjdTCJKQG6E*GcK<QNo1>JY*2MVhM4ulK_(Qp6,4+FzH4+8x)1kjEG",
+    "4vY&6!Me8r2,pJyv+f%bTfi9^T=]Me7X]iP4z1!F4+WD21kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/42A*++6E5@g8/_^4.Lg92ek(bpvVsyH/P6*Gyn(LIRZy5H(eeF=3zBR",
+    "(HtBzmr4%Y2LPD=3&g>+4y)J(7BHU#4kQyWCIW:B41<Ow4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,yMtx[Bn-di4,km_384uu3NST=0Rzwj4kQTP(+d$XB<N#22M,X70TMSl1i:&53X1=^IgAPq0we]V",
+    "iyIL%B<N!c6%P,K0Vpvr:k1zUF_SxF;57X]fs1AZ:4k9)hTjwc>7Wc!G^a0q2Qk$O2!<lN0S=Yb2M2.jCk@J1Jr5hy2LpKzBH0QKdjTX5A%Fo7HromSOaLSgA%y@CHr)yUOb-U73IjO_,wFenISZ%+",
+    "4*^x[2a_yR4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/9XI9*2%.;3E#;X+GB=MV,HJ*H&+-e)miSN_6*B*Y",
+    "0RzRa2M+/,0q53e4,lSF1++sB(pw0%&;pGy:-n$hk>itC:4$#-Vh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*9n&K>4VCT:+#94+C8lGy1L:A0#tf0rmwAT;O#H1p,]kBs2g4$OR7r",
+    "T:znw2mxIW2CBpy3Hshv4y6na3#^gj,2<K//b[@B0LW1YwKNY5@<]d%B8_w8p9BvHlK_F^i(wBabOE*m4.K]OC=!HC%:)l1bRsb>bq</,VhPNI2nL#A",
 };
 
 
@@ -50060,7 +50112,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
 }
 
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run(te_module *m, te_forward_args *args) {
+/* forward: in place of the class's own; NULL: that. */
+static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
@@ -50073,7 +50126,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
@@ -50087,6 +50140,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = path;
     return result;
 }
+static te_result te__module_run(te_module *m, te_forward_args *args) { return te__module_run_as(m, args, NULL, NULL); }
 
 /* ---- checkpoints ---- */
 
@@ -51022,7 +51076,7 @@ static void te__product_tag_bias(te_module *m, const te__product_params *p) {
 
 /* ==== nn/layers.c =============================================================================================== */
 
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
  * know attention. */
 
 /* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
@@ -51184,19 +51238,28 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+/* What a Linear does in front of its product, but for call->x, and behind it. */
+static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__product_bias(m, &s->params);
-    te__quant_call quant;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    call.x = args->input;
-    call.weight = te__product_weight(m, &s->params);
-    call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
+    te_result result = te__scaling_prepare(m, s->scaling, quant);
+    *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
+    call->save_original_input = s->desc.save_original_input;
+    return result;
+}
+static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_call *call, te_tensor *bias) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_result result = te__output(m, args, te__linear_biased(call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
+}
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te__quant_call quant;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    call.x = args->input;
+    return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
@@ -51413,103 +51476,6 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     return te__module_built(m);
 }
 
-/* ---- Sequential ---- */
-
-/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
-static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
-    te_forward_args call = *args;
-    te_tensor *made[TE__OUTPUTS];
-    te_result result = TE_OK;
-    int i;
-    memset(&call.outputs, 0, sizeof(call.outputs));
-    call.outputs.out = args->input; /* the result without children */
-    te__frame_begin(m->te);
-    for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
-            const te_module *before = m->children[i - 1];
-            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
-                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
-            break;
-        }
-        call.input = call.outputs.out;
-        if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-        te__outputs_list(&call.outputs, made);
-        te__frame_sweep(m->te, made, TE__OUTPUTS);
-    }
-    te__outputs_list(&call.outputs, made);
-    te__frame_end(m->te, made, result == TE_OK ? TE__OUTPUTS : 0);
-    args->outputs = call.outputs;
-    return result;
-}
-static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
-
-/* Can these become children, each once? */
-static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
-    int i, k;
-    if (n < 0 || (n > 0 && !children)) {
-        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
-        return false;
-    }
-    for (i = 0; i < n; i++) {
-        const te_module *c = children[i];
-        if (!c) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
-            return false;
-        }
-        if (c->te != te) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
-                     c->te->device_name, te->device_name);
-            return false;
-        }
-        for (k = 0; k < i && children[k] != c; k++) {}
-        if (c->parent || k < i) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
-                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
-                     c->parent ? c->parent->name : "");
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
-static void te__destroy_orphans(te_module *const *children, int n) {
-    te_module end, *first = &end;
-    int i;
-    for (i = 0; children && i < n; i++)
-        if (children[i] && !children[i]->parent) {
-            children[i]->parent = first;
-            first = children[i];
-        }
-    while (first != &end) {
-        te_module *m = first;
-        first = m->parent;
-        m->parent = NULL;
-        te_module_destroy(m);
-    }
-}
-
-TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
-    te_module *m = NULL;
-    char name[16];
-    int i;
-    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
-    if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
-    for (i = 0; m && i < n; i++) {
-        snprintf(name, sizeof(name), "%d", i);
-        if (!te_module_add_child(m, name, children[i])) break;
-    }
-    if (m && i == n) {
-        m = te__module_built(m);
-        if (m) m->built_in = false; /* a call's options are its children's */
-        return m;
-    }
-    te__destroy_orphans(children, n);
-    te_module_destroy(m);
-    return NULL;
-}
-
 /* ==== nn/mlp.c ================================================================================================== */
 
 /* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
@@ -51638,6 +51604,283 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
         if (m->parallel.sequence) te_tensor_set_sequence_parallel(te_module_parameter(m, "fc2_bias"), true);
     }
     return te__module_built(m);
+}
+
+/* ==== nn/sequential.c =========================================================================================== */
+
+/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one. Knows the layers; must not know attention. */
+
+/* ---- modules of one function ---- */
+
+static te_result te__activation_forward(te_module *m, te_forward_args *args) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__output(m, args, te_activate(args->input, d->activation, &d->activation_params));
+}
+static const te_module_class te__activation_class = {"Activation", sizeof(te_activation_desc), te__activation_forward, NULL, NULL};
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    m = te_module_create(te, &te__activation_class, desc->name ? desc->name : "activation");
+    if (!m) return NULL;
+    *(te_activation_desc *)m->state = *desc;
+    if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
+    return te__module_built(m);
+}
+
+static te_result te__bias_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_bias_dropout_add(args->input, te_module_parameter(m, "bias"), NULL, 0.0f));
+}
+static te_result te__bias_reset(te_module *m) { return te_tensor_fill(te_module_parameter(m, "bias"), 0.0); }
+static const te_module_class te__bias_class = {"Bias", sizeof(te_bias_desc), te__bias_forward, NULL, te__bias_reset};
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_bias_create") || !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__bias_class, desc->name ? desc->name : "bias");
+    if (!m) return NULL;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "bias", desc->params_dtype, desc->size, 0);
+    return te__module_built(m);
+}
+
+static te_result te__scale_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_scale(args->input, ((const te_constant_scale_desc *)m->state)->scale)); }
+static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward, NULL, NULL};
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
+    m = te_module_create(te, &te__scale_class, desc->name ? desc->name : "constant_scale");
+    if (!m) return NULL;
+    *(te_constant_scale_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
+    float p = te_module_is_training(m) ? ((const te_dropout_desc *)m->state)->p : 0.0f;
+    return te__output(m, args, p != 0.0f ? te_dropout(args->input, p) : args->input);
+}
+static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
+    if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed", (double)desc->p);
+        return NULL;
+    }
+    m = te_module_create(te, &te__dropout_class, desc->name ? desc->name : "dropout");
+    if (!m) return NULL;
+    *(te_dropout_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
+static const te_module_class te__identity_class = {"Identity", 0, te__identity_forward, NULL, NULL};
+TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te_module_create(te, &te__identity_class, name ? name : "identity")) : NULL; }
+
+static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_l2_normalization(args->input, ((const te_l2normalization_desc *)m->state)->eps));
+}
+static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward, NULL, NULL};
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
+    m = te_module_create(te, &te__l2_class, desc->name ? desc->name : "l2normalization");
+    if (!m) return NULL;
+    *(te_l2normalization_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+/* ---- chains ---- */
+
+/* May m run as a part of its parent's chain? Not where anything has been put between it and its class's forward. */
+static bool te__chains(const te_module *m) { return !m->own_forward && !m->checkpoint && !te__runs_graphs(m); }
+static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_class || m->cls == &te__rmsnorm_class; }
+static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
+static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
+
+/* What a child leaves to the one behind it, as LayerNormMLP's parts do. */
+typedef struct te__chain {
+    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
+    bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
+    bool made;             /* the three below are those of a Linear; an activation comes next */
+    te__quant_call quant;
+    te__act_grad grad;
+    te_tensor *z;          /* its output */
+} te__chain;
+
+/* y = activation(x), for the product `gemm` of q if spec is given. */
+static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__activate_for(x, d->activation, &d->activation_params, spec, chain->made ? &chain->grad : NULL, q, 0);
+}
+
+/* A Linear with the norm or the activation in front of it. */
+static te_result te__chain_linear(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user, before = *chain;
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params), *x = args->input;
+    const te_module *front = before.front;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    const te__quant_spec *fused = NULL;
+    chain->made = false;
+    if (result != TE_OK) return result;
+    if (!call.save_original_input) fused = te__fused_spec(&call, &spec);
+    if (front && te__is_norm(front)) {
+        call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
+    } else if (front && before.made && before.z == x && ((const te_activation_desc *)front->state)->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
+        call.gelu_of = x; /* this product's node computes GELU's gradient as well */
+        call.gelu_bias = before.grad.bias;
+        m->te->tape.no_grad++;
+        call.x = te__activate(x, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else
+        call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
+    call.bias_grad_elsewhere = chain->leaves_bias;
+    result = te__linear_end(m, args, &call, bias);
+    if (result != TE_OK || !chain->leaves_bias) return result;
+    memset(&chain->grad, 0, sizeof(chain->grad));
+    chain->grad.bias = call.bias;
+    chain->grad.usage = (te__wants_grad(call.x) ? TE_ROWWISE : 0) | (te__wants_grad(call.weight) ? TE_COLUMNWISE : 0);
+    chain->quant = quant;
+    if (chain->grad.usage && te__fuses(&quant)) chain->grad.quant = &chain->quant;
+    chain->z = args->outputs.out;
+    chain->made = true;
+    return result;
+}
+/* An activation that no Linear follows. */
+static te_result te__chain_activation(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user;
+    te_tensor *y = te__chain_activate(chain, m, args->input, NULL, NULL);
+    chain->made = false;
+    return te__output(m, args, y);
+}
+
+/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
+static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    return te__is_activation(act) && te__chains(act) && ((const te_activation_desc *)act->state)->activation_params.glu_interleave_size == 0 && !d->gemm.return_bias &&
+           d->parallel.parallel_mode != TE_PARALLEL_ROW && ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
+}
+
+/* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
+static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
+    te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    const bool chains = te__chains(c);
+    te_result result;
+    chain->front = NULL;
+    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+        chain->front = c;
+        c = next;
+        next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    }
+    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
+    if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
+    result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    chain->made = false;
+    return result;
+}
+
+/* ---- Sequential ---- */
+
+/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
+static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
+    te_forward_args call = *args;
+    te_tensor *made[TE__OUTPUTS];
+    te__chain chain = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    memset(&call.outputs, 0, sizeof(call.outputs));
+    call.outputs.out = args->input; /* the result without children */
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_children && result == TE_OK; i++) {
+        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
+            const te_module *before = m->children[i - 1];
+            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
+                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
+                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
+            break;
+        }
+        call.input = call.outputs.out;
+        result = te__sequential_child(m, &i, &call, &chain);
+        te__outputs_list(&call.outputs, made);
+        te__frame_sweep(m->te, made, TE__OUTPUTS);
+    }
+    te__outputs_list(&call.outputs, made);
+    te__frame_end(m->te, made, result == TE_OK ? TE__OUTPUTS : 0);
+    args->outputs = call.outputs;
+    return result;
+}
+static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
+
+/* Can these become children, each once? */
+static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
+    int i, k;
+    if (n < 0 || (n > 0 && !children)) {
+        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
+        return false;
+    }
+    for (i = 0; i < n; i++) {
+        const te_module *c = children[i];
+        if (!c) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
+            return false;
+        }
+        if (c->te != te) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
+                     c->te->device_name, te->device_name);
+            return false;
+        }
+        for (k = 0; k < i && children[k] != c; k++) {}
+        if (c->parent || k < i) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
+                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
+                     c->parent ? c->parent->name : "");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
+static void te__destroy_orphans(te_module *const *children, int n) {
+    te_module end, *first = &end;
+    int i;
+    for (i = 0; children && i < n; i++)
+        if (children[i] && !children[i]->parent) {
+            children[i]->parent = first;
+            first = children[i];
+        }
+    while (first != &end) {
+        te_module *m = first;
+        first = m->parent;
+        m->parent = NULL;
+        te_module_destroy(m);
+    }
+}
+
+TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
+    te_module *m = NULL;
+    char name[16];
+    int i;
+    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
+    for (i = 0; m && i < n; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        if (!te_module_add_child(m, name, children[i])) break;
+    }
+    if (m && i == n) {
+        m = te__module_built(m);
+        if (m) m->built_in = false; /* a call's options are its children's */
+        return m;
+    }
+    te__destroy_orphans(children, n);
+    te_module_destroy(m);
+    return NULL;
 }
 
 /* ==== nn/grouped.c ============================================================================================== */

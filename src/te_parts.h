@@ -207,6 +207,7 @@
 #include "nn/parameters.c"
 #include "nn/layers.c"
 #include "nn/mlp.c"
+#include "nn/sequential.c"
 #include "nn/grouped.c"
 #include "nn/grouped_linear.c"
 #include "nn/padding.c"

@@ -36,7 +36,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
 }
 
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run(te_module *m, te_forward_args *args) {
+/* forward: in place of the class's own; NULL: that. */
+static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
@@ -49,7 +50,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
@@ -63,6 +64,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = path;
     return result;
 }
+static te_result te__module_run(te_module *m, te_forward_args *args) { return te__module_run_as(m, args, NULL, NULL); }
 
 /* ---- checkpoints ---- */
 

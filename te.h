@@ -57474,12 +57474,13 @@ static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *
         if (!te__onnx_is_initializer(&g->items[i])) continue;
         te__text_clear(&one);
         te__onnx_put_initializer(&one, &g->items[i]);
+        graph.oom = graph.oom || one.oom; /* which clearing it forgets */
         bytes += one.n + te__onnx_bytes(&g->items[i]);
     }
     te__onnx_put_model(&head, &tail, bytes);
     bytes += head.n + tail.n;
     if (te->error_code != TE_OK) result = te->error_code;
-    else if (graph.oom || head.oom || tail.oom || one.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
+    else if (graph.oom || head.oom || tail.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
     else if (bytes > INT32_MAX)
         result = te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the file would have %llu bytes, and readers of protobuf take %lld at most; export a model of 16-bit or quantized "
                           "weights, or its parts one by one", (unsigned long long)bytes, (long long)INT32_MAX);
@@ -59626,7 +59627,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];
     te__onnx_scales *scales = NULL;
     te__rng_state random = te__rng_now(te);
-    te_result result;
+    te_result result, back;
     bool foreign[TE__OUTPUTS];
     int num_scales = 0, i;
     te__onnx_inputs_of(&in, inputs);
@@ -59642,8 +59643,12 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
         *in.slot[i].slot = x;
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
+    if (result != TE_OK) { /* nothing has run that could have changed them */
+        if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+        return result;
+    }
     /* one run before those that are kept: first calls make scales and histories */
-    if (result == TE_OK) result = te__onnx_forward(m, &in, first, false);
+    result = te__onnx_forward(m, &in, first, false);
     if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
     if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
@@ -59651,11 +59656,9 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     for (i = 0; i < TE__OUTPUTS; i++) foreign[i] = made[i] && te__onnx_is_foreign(first, made[i]->buffer);
     if (result == TE_OK) result = te__onnx_forward(m, &large, second, true);
     te__rng_back(te, random);
-    if (scales) {
-        te_result back = te__onnx_scales_give_back(te, scales, num_scales);
-        if (result == TE_OK) result = back;
-        te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
-    }
+    back = te__onnx_scales_give_back(te, scales, num_scales);
+    if (result == TE_OK) result = back;
+    te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
     if (result == TE_OK) result = te__onnx_translate(g, first, second);
     te__outputs_list(&large.args.outputs, made2);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)

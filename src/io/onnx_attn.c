@@ -173,7 +173,7 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     int i = te__onnx_last(g, &x, g->num_writes);
     if (i < 0 || !g->writes[i].lengths)
         return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from which it counts them");
-    return te__onnx_2(g, "Reshape", g->writes[i].value, te__onnx_i64s(g, 4, shape));
+    return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
     const char *why = a->format == TE_THD ? "sequences behind each other (thd)" : a->extras.page_table ? "a paged cache of keys and values" : NULL;

@@ -24,7 +24,7 @@ typedef struct te__onnx_write {
     int value;          /* an item, of x's format or wide; TE__ONNX_FAILED: none that the graph could have */
     bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
     te__onnx_map map;   /* what the memory stands for, if it is a map */
-    bool lengths;       /* the value is [b], the lengths of sequences, and the memory their starts: cu_seqlens */
+    int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds something else */
     const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
     te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */
     char *path;         /* a parameter: its name; else NULL */
@@ -75,6 +75,7 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
+    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true; /* strides count whole bytes; codes have memory of their own */
     te__span_of(x, &s);
     te__span_of(y, &t);
     return te__spans_meet(s, t) && te__tensors_meet(x, y);
@@ -165,7 +166,7 @@ typedef struct te__onnx_place {
 } te__onnx_place;
 /* total: elements of the block, which begins at `base` bytes. */
 static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onnx_size total, te__onnx_size base) {
-    te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__dtype_size(x->first.dtype));
+    te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype)));
     int i, n = te__onnx_order(x, p->order);
     at.first = x->first.offset - base.first;
     at.second = x->second.offset - base.second;
@@ -259,7 +260,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
-    te__onnx_size rest, step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__dtype_size(x->first.dtype)));
+    te__onnx_size rest, step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
     int i;
     if (x->first.buffer != y->first.buffer || x->first.ndim != y->first.ndim || x->first.dtype != y->first.dtype) return false;
     for (i = 0; i < x->first.ndim; i++) {

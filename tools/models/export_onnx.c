@@ -21,6 +21,7 @@ typedef enum kind {
     ATTENTION,
     LAYER,
     SEQUENTIAL,
+    SMALL, /* a Sequential of the small modules, some of which run as one with a Linear */
     GROUPED,
     LM,
     OWN_ATTENTION, /* a class of this file's, on te_attention */
@@ -45,6 +46,7 @@ typedef struct scene {
     bool slopes;
     te_fused_topk_desc router; /* of OWN_EXPERTS */
     bool index_map;
+    bool interleaved; /* of SMALL: halves by blocks */
 } scene;
 
 static const scene scenes[] = {
@@ -84,6 +86,9 @@ static const scene scenes[] = {
     {.name = "layer_post", .kind = LAYER, .post_norm_residual = true, .output_norm = true},
     {.name = "layer_parallel", .kind = LAYER, .parallel_mlp = true, .window = {true, 4, 0}},
     {.name = "sequential", .kind = SEQUENTIAL},
+    {.name = "small_gelu", .kind = SMALL},
+    {.name = "small_swiglu", .kind = SMALL, .activation = TE_SWIGLU},
+    {.name = "small_interleaved", .kind = SMALL, .activation = TE_GEGLU, .interleaved = true},
     {.name = "grouped", .kind = GROUPED},
     {.name = "lm", .kind = LM, .groups = 2},
     {.name = "lm_tied", .kind = LM, .tied = true, .groups = 1, .qk_norm = TE_QK_NORM_RMSNORM, .window = {true, 6, 0}, .llama3 = true},
@@ -233,6 +238,19 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         list[0] = te_layernorm_linear_create(te, &(te_layernorm_linear_desc){.in_features = H, .out_features = F, .gemm = gemm});
         list[1] = te_linear_create(te, &(te_linear_desc){.in_features = F, .out_features = H, .gemm = gemm});
         return te_sequential_create(te, list, 2);
+    }
+    case SMALL: {
+        te_module *list[9];
+        list[0] = te_l2normalization_create(te, &(te_l2normalization_desc){0});
+        list[1] = te_constant_scale_create(te, &(te_constant_scale_desc){.scale = 6});
+        list[2] = te_rmsnorm_create(te, &(te_norm_desc){.hidden_size = H, .params_dtype = dtype});
+        list[3] = te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = F, .gemm = gemm});
+        list[4] = te_activation_create(te, &(te_activation_desc){.activation = s->activation, .activation_params.glu_interleave_size = s->interleaved ? F / 6 : 0});
+        list[5] = te_linear_create(te, &(te_linear_desc){.in_features = s->activation ? F / 2 : F, .out_features = H, .gemm = gemm});
+        list[6] = te_bias_create(te, &(te_bias_desc){.size = H, .params_dtype = dtype});
+        list[7] = te_dropout_create(te, &(te_dropout_desc){.p = 0.5f});
+        list[8] = te_identity_create(te, NULL);
+        return te_sequential_create(te, list, 9);
     }
     case OWN_ATTENTION:
     case OWN_EXPERTS: return make_own(te, s, &gemm);

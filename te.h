@@ -51759,6 +51759,10 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
+/* Does the Linear behind m get what m makes quantized? The transposed codes of halves that alternate are no kernel's result. */
+static bool te__leaves_quantized(const te_module *m) {
+    return te__is_norm(m) || (te__is_activation(m) && ((const te_activation_desc *)m->state)->activation_params.glu_interleave_size == 0);
+}
 /* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
@@ -51772,7 +51776,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
     const bool chains = te__chains(c);
     te_result result;
     chain->front = NULL;
-    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
         chain->front = c;
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
@@ -57521,7 +57525,7 @@ typedef struct te__onnx_write {
     int value;          /* an item, of x's format or wide; TE__ONNX_FAILED: none that the graph could have */
     bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
     te__onnx_map map;   /* what the memory stands for, if it is a map */
-    bool lengths;       /* the value is [b], the lengths of sequences, and the memory their starts: cu_seqlens */
+    int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds something else */
     const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
     te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */
     char *path;         /* a parameter: its name; else NULL */
@@ -57572,6 +57576,7 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
+    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true; /* strides count whole bytes; codes have memory of their own */
     te__span_of(x, &s);
     te__span_of(y, &t);
     return te__spans_meet(s, t) && te__tensors_meet(x, y);
@@ -57662,7 +57667,7 @@ typedef struct te__onnx_place {
 } te__onnx_place;
 /* total: elements of the block, which begins at `base` bytes. */
 static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onnx_size total, te__onnx_size base) {
-    te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__dtype_size(x->first.dtype));
+    te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype)));
     int i, n = te__onnx_order(x, p->order);
     at.first = x->first.offset - base.first;
     at.second = x->second.offset - base.second;
@@ -57756,7 +57761,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
-    te__onnx_size rest, step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__dtype_size(x->first.dtype)));
+    te__onnx_size rest, step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
     int i;
     if (x->first.buffer != y->first.buffer || x->first.ndim != y->first.ndim || x->first.dtype != y->first.dtype) return false;
     for (i = 0; i < x->first.ndim; i++) {
@@ -58759,7 +58764,7 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     int i = te__onnx_last(g, &x, g->num_writes);
     if (i < 0 || !g->writes[i].lengths)
         return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from which it counts them");
-    return te__onnx_2(g, "Reshape", g->writes[i].value, te__onnx_i64s(g, 4, shape));
+    return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
     const char *why = a->format == TE_THD ? "sequences behind each other (thd)" : a->extras.page_table ? "a paged cache of keys and values" : NULL;

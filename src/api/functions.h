@@ -46,8 +46,10 @@ typedef struct te_rotary_desc {
     te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+    te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
+    int64_t max_seqlen;                         /* the longest sequence, which the interpolation looks at; 0 => the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
-/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
+/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
 
 /* Options of te_attention; zero is causal attention without dropout. */

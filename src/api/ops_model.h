@@ -179,6 +179,7 @@ typedef struct te_llama3_scaling {
  *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
  *   position_offset  added to every position, at most 2^53 in magnitude
  *   start_positions  optional i32 [b], added to each sequence's positions
+ *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
  *   llama3      changes base^(-2i / rotary_dim)
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
@@ -192,6 +193,7 @@ typedef struct te_op_rope_args {
     te_llama3_scaling llama3;
     int64_t position_offset;
     const te_tensor *start_positions;
+    const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
 
@@ -311,6 +313,29 @@ typedef struct te_op_attn_bwd_args {
     te_attn_extras extras; /* as in the forward pass */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
+
+/* ---- kv ------------------------------------------------------------------------------------------------------ */
+
+/* cu_seqlens i32 [b + 1] from a padding mask, u8 [b, .., s] (1 => padding, behind a sequence's tokens): 0, and behind each sequence the number of tokens so far. */
+typedef struct te_op_cu_seqlens_args {
+    const te_tensor *mask;
+    te_tensor *cu_seqlens;
+} te_op_cu_seqlens_args;
+
+/* Keys and values of new tokens into a cache, beside those that are there.
+ *   k, v      [s, b, G, d], or by `format` [b, s, G, d] or [tokens, G, d]; channels adjacent; v may have another head size
+ *   k_cache, v_cache   [b, s, G, d]; with page_table [pages, page_size, G, d]; channels adjacent; in any of the float formats, rounded to nearest even
+ *   cu_seqlens         i32 [b + 1]: sequence b has cu[b + 1] - cu[b] new tokens, its first rows of k; with TE_THD those from cu[b] on
+ *   start_positions    i32 [b]: the place of the first of them in the cache
+ *   page_table         optional i32 [b, n]: token i of sequence b is row i % page_size of page page_table[b, i / page_size]
+ * Tokens beyond the cache are dropped (on the CPU, refused). */
+typedef struct te_op_copy_to_kv_cache_args {
+    const te_tensor *k, *v;
+    te_tensor *k_cache, *v_cache;
+    te_qkv_format format;
+    const te_tensor *cu_seqlens, *start_positions;
+    const te_tensor *page_table;
+} te_op_copy_to_kv_cache_args;
 
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 

@@ -12,6 +12,8 @@ static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format form
     a.llama3 = d->llama3;
     a.position_offset = d->position_offset;
     a.start_positions = d->start_positions;
+    a.cu_seqlens = d->cu_seqlens;
+    if (d->max_seqlen > 0) length = d->max_seqlen;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
@@ -32,6 +34,7 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
     args.start_positions = saved[0];
+    args.cu_seqlens = saved[1];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
@@ -39,19 +42,21 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
     te_op_rope_args args;
-    te_tensor *saved[1];
+    te_tensor *saved[2];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
-    if (x->ndim != 4) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_apply_rotary_pos_emb: the input is %s; [s, b, h, d] or [b, s, h, d] is needed", te__shape_text(x, text));
+    if (x->ndim != (format == TE_THD ? 3 : 4)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_apply_rotary_pos_emb: the input is %s; %s is needed", te__shape_text(x, text),
+                 format == TE_THD ? "[tokens, h, d]" : "[s, b, h, d] or [b, s, h, d]");
         return NULL;
     }
     x = te_tensor_contiguous(x);
     if (!x) return NULL;
-    args = te__rope_args(desc, format, x->shape[3], x->shape[format == TE_BSHD ? 1 : 0]);
+    args = te__rope_args(desc, format, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0]);
     saved[0] = desc->start_positions;
-    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 1);
+    saved[1] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 2);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */

@@ -133,7 +133,7 @@ enum {
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
         T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
@@ -154,6 +154,11 @@ enum {
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
         T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)
+#define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
+#define TE__ARGS_copy_to_kv_cache(T, L)                                                                                                        \
+    T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
+        T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
+        T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \

@@ -316,6 +316,46 @@ TE_TEST_DEVICES(qkv_rope) {
             }
 }
 
+/* Packed sequences: each has the very bits that it has by itself, whatever the others are. */
+TE_TEST_DEVICES(rope_of_packed_sequences) {
+    enum { SEQUENCES = 4, TOKENS = 75, HEADS = 3 };
+    static const int64_t at[SEQUENCES + 1] = {0, 9, 9, 70, 74}; /* one is empty, and a row lies behind all */
+    for (int n = 0; n < 3 * 2 * 2 * 2; n++) {
+        const te_dtype dtype = n % 3 == 0 ? TE_F32 : n % 3 == 1 ? TE_BF16 : TE_F16;
+        const int64_t d = n / 3 % 2 ? 64 : 10;
+        const bool has_start = n / 6 % 2, backward = n / 12;
+        float *x = test_normal(TOKENS * HEADS * d, 4), *got;
+        test_case("%s d=%lld%s%s", te_dtype_name(dtype), (long long)d, has_start ? " start" : "", backward ? " backward" : "");
+        te_op_rope_args a = {.x = test_tensor(te, dtype, SHAPE(TOKENS, HEADS, d), x), .y = test_guarded(te, dtype, SHAPE(TOKENS, HEADS, d)), .format = TE_THD, .base = 300,
+                             .position_offset = 2, .position_scale = 0.5f, .backward = backward};
+        a.cu_seqlens = test_i32(te, SHAPE(SEQUENCES + 1), at);
+        if (has_start) a.start_positions = test_i32(te, SHAPE(SEQUENCES), starts);
+        te_op_rope(te, &a);
+        REQUIRE_OK(te);
+        got = test_read(a.y);
+        for (int b = 0; b < SEQUENCES; b++) {
+            const int64_t rows = at[b + 1] - at[b];
+            te_op_rope_args one = a;
+            if (!rows) continue;
+            one.format = TE_SBHD, one.cu_seqlens = NULL;
+            one.x = test_tensor(te, dtype, SHAPE(rows, 1, HEADS, d), x + at[b] * HEADS * d);
+            one.y = te_tensor_empty(te, dtype, SHAPE(rows, 1, HEADS, d));
+            if (has_start) one.start_positions = test_i32(te, SHAPE(1), starts + b);
+            te_op_rope(te, &one);
+            REQUIRE_OK(te);
+            CHECK_BYTES("y", got + at[b] * HEADS * d, test_read(one.y), (size_t)(rows * HEADS * d) * sizeof(float));
+        }
+    }
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 3, 8));
+    te_op_rope_args a = {.x = x, .y = te_tensor_zeros(te, TE_F32, SHAPE(4, 3, 8)), .format = TE_THD};
+    te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "format is 2 and cu_seqlens NULL");
+    a.cu_seqlens = te_tensor_zeros(te, TE_I32, SHAPE(1)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "cu_seqlens has 1 elements");
+    a.format = TE_SBHD, a.x = te_tensor_zeros(te, TE_F32, SHAPE(4, 1, 3, 8)), a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 1, 3, 8)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "format is 0 and cu_seqlens given");
+}
+
 TE_TEST_DEVICES(rope_refuses) {
     te_op_rope_args good, a;
     te_op_qkv_rope_args q = {0};

@@ -28,13 +28,26 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format
     return te__want_numel(te, op, "start_positions", start, b);
 }
 
+static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
+    char text[TE__SHAPE_TEXT];
+    if (!packed) return te__want_heads(te, "rope", name, x);
+    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "rope: %s is %s; [tokens, heads, d] is needed with TE_THD", name, te__shape_text(x, text));
+    return te__want_channels(te, "rope", name, x);
+}
 static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
-    te_result r = te__want_heads(te, "rope", "x", a->x);
-    if (r == TE_OK) r = te__want_heads(te, "rope", "y", a->y);
+    const bool packed = a->format == TE_THD;
+    te_result r = te__rope_want_heads(te, "x", a->x, packed);
+    if (r == TE_OK) r = te__rope_want_heads(te, "y", a->y, packed);
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
+    if (r == TE_OK && packed != (a->cu_seqlens != NULL))
+        r = te__fail(te, TE_ERR_INVALID, "rope: format is %d and cu_seqlens %s; sequences in one tensor (TE_THD, 2) have their starts there, and other formats none", (int)a->format,
+                     a->cu_seqlens ? "given" : "NULL");
+    if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
+        r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
+                     (long long)a->x->shape[0]);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                                 &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
+                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
 }
 
 /* The two argument structs differ in const alone. */
@@ -110,8 +123,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     te__rope_view v = TE_ZERO;
     v.p = te__data(x);
     v.s = x->stride[format == TE_BSHD ? 1 : 0];
-    v.b = x->stride[format == TE_BSHD ? 0 : 1];
-    v.h = x->stride[2];
+    v.b = format == TE_THD ? 0 : x->stride[format == TE_BSHD ? 0 : 1];
+    v.h = x->stride[x->ndim - 2];
     v.dt = (int)x->dtype;
     return v;
 }
@@ -132,9 +145,9 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
-    k->batch = (int)x->shape[k->batch_first ? 0 : 1];
-    k->heads = (int)x->shape[2];
-    k->d = (int)x->shape[3];
+    k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
+    k->heads = (int)x->shape[x->ndim - 2];
+    k->d = (int)x->shape[x->ndim - 1];
     k->half = rotary_dim / 2;
     k->interleaved = interleaved;
     k->position_scale = position_scale;
@@ -146,6 +159,10 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
     te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    if (a->cu_seqlens) {
+        k->cu = (const int *)te__data(a->cu_seqlens);
+        k->sequences = (int)te__numel(a->cu_seqlens) - 1;
+    }
     k->packed = te__rope_view_of(a->x, a->format);
     k->q = te__rope_view_of(a->y, a->format);
     k->direction = a->backward ? -1.0f : 1.0f;

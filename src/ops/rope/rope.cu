@@ -17,6 +17,7 @@
 // te:row X_DT=2 X_VECTOR=1
 // te:row X_DT=3 X_VECTOR=1
 #include "device/vector.cuh"
+#include "base/sequences.h"
 #include "ops/rope/kargs.h"
 
 #ifdef X_DT
@@ -163,7 +164,7 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
         const int token = i / a.half, pair = i - token * a.half;
         int t, b;
         tokens.locate(token, t, b);
-        const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;
+        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;
         float s, c;
         sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);
         table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words

@@ -3696,7 +3696,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder);
 /* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs twice without recording
  * (te_no_grad_begin), at the sizes of `inputs` and at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as long as
  * operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories of recipes stay
- * as they were.
+ * as they were, and a hook of te_set_trace sees neither run.
  *
  *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions, m_splits_tensor ...) becomes an input of the graph
  *                 under the field's name; all other fields are part of the file, as rotary's angles are. Not with m_splits, kv_cache and inference_params, which are the host's
@@ -59979,10 +59979,13 @@ static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotati
         return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "positions are scaled by %g for these inputs and by %g for longer ones (seq_len_interpolation_factor with " \
                              "pretrained_max_position_embeddings); a graph scales all alike", (double)a->position_scale, (double)b->position_scale), te_error_code(g->te)
 
+static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ";
+
 static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_rope_args *a = &x->rope, *b = &y->rope;
     te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
     te__onnx_rotation r = TE_ZERO;
+    if (a->format == TE_THD) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd), te_error_code(g->te);
     TE__ONNX_ROTATION(r, a, b);
     r.backward = a->backward;
     return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r, te__onnx_dim(&in, r.batch_first ? 1 : 0)));
@@ -60074,6 +60077,16 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
+/* The starts of sequences, from a padding mask: [b + 1], no product of sizes that vary. The graph has the lengths in their place. */
+static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
+    int64_t rows[2] = {0, -1}, last = 1; /* 0: as many as there are */
+    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);
+    te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);
+    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1), te__onnx_i64s(g, 1, &last));
+    if (result == TE_OK && v >= 0) g->writes[g->num_writes - 1].lengths = v;
+    return te_error_code(g->te);
+}
 /* The lengths of sequences, 64-bit [b, 1, 1, 1], where the graph has them: from a padding mask. */
 static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *cu2) {
     int64_t shape[4] = {-1, 1, 1, 1};
@@ -60084,8 +60097,8 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
-    const char *why = a->format == TE_THD ? "sequences behind each other (thd)" : a->extras.page_table ? "a paged cache of keys and values" : NULL;
-    if (why) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s: a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ", why);
+    if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
+    else if (a->extras.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
     else if (a->dropout_p > 0.0f)
         te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->dropout_p);
     return te_error_code(g->te);
@@ -60543,6 +60556,7 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
     te__onnx_slot_add(in, "qkv_layer", &a->qkv_layer, TE__ONNX_HIDDEN);
     te__onnx_slot_add(in, "kv_layer", &a->kv_layer, TE__ONNX_HIDDEN_KV);
     te__onnx_slot_add(in, "enc_dec_attn_mask", &in->args.cross.enc_dec_attn_mask, TE__ONNX_SCORES_KV);
+    te__onnx_slot_add(in, "enc_dec_attn_mask_q", &in->args.cross.enc_dec_attn_mask_q, TE__ONNX_PADDING_Q);
     if (args->rotary) {
         in->rotary = *args->rotary;
         in->args.rotary = &in->rotary;
@@ -60793,6 +60807,7 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_ROPE, te__onnx_rope},
                 {TE_OP_QKV_ROPE, te__onnx_qkv_rope},
                 {TE_OP_ATTN_FWD, te__onnx_attn},
+                {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
                 {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
                 {TE_OP_SOFTCAP, te__onnx_softcap},
                 {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
@@ -60997,7 +61012,8 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     if (!module) return TE_ERR_STATE;
     te = te_module_ctx(module);
     if (te->error_code != TE_OK) return te->error_code;
-    if (!inputs || !inputs->input || !path) return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
+    if (!inputs || (!inputs->input && !inputs->attention.qkv_layer) || !path)
+        return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
     if (te->capture || te->warming || te->tracing)
         return te__fail(te, TE_ERR_STATE, "te_onnx_export inside %s; call it outside", te->capture ? "a graph's capture" : te->warming ? "a warm-up" : "a trace hook");
     result = te__onnx_inputs_refuse(module, inputs);

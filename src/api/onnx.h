@@ -3,7 +3,7 @@
 /* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs twice without recording
  * (te_no_grad_begin), at the sizes of `inputs` and at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as long as
  * operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories of recipes stay
- * as they were.
+ * as they were, and a hook of te_set_trace sees neither run.
  *
  *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions, m_splits_tensor ...) becomes an input of the graph
  *                 under the field's name; all other fields are part of the file, as rotary's angles are. Not with m_splits, kv_cache and inference_params, which are the host's

@@ -140,6 +140,7 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
     te__onnx_slot_add(in, "qkv_layer", &a->qkv_layer, TE__ONNX_HIDDEN);
     te__onnx_slot_add(in, "kv_layer", &a->kv_layer, TE__ONNX_HIDDEN_KV);
     te__onnx_slot_add(in, "enc_dec_attn_mask", &in->args.cross.enc_dec_attn_mask, TE__ONNX_SCORES_KV);
+    te__onnx_slot_add(in, "enc_dec_attn_mask_q", &in->args.cross.enc_dec_attn_mask_q, TE__ONNX_PADDING_Q);
     if (args->rotary) {
         in->rotary = *args->rotary;
         in->args.rotary = &in->rotary;
@@ -390,6 +391,7 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_ROPE, te__onnx_rope},
                 {TE_OP_QKV_ROPE, te__onnx_qkv_rope},
                 {TE_OP_ATTN_FWD, te__onnx_attn},
+                {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
                 {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
                 {TE_OP_SOFTCAP, te__onnx_softcap},
                 {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
@@ -594,7 +596,8 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     if (!module) return TE_ERR_STATE;
     te = te_module_ctx(module);
     if (te->error_code != TE_OK) return te->error_code;
-    if (!inputs || !inputs->input || !path) return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
+    if (!inputs || (!inputs->input && !inputs->attention.qkv_layer) || !path)
+        return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
     if (te->capture || te->warming || te->tracing)
         return te__fail(te, TE_ERR_STATE, "te_onnx_export inside %s; call it outside", te->capture ? "a graph's capture" : te->warming ? "a warm-up" : "a trace hook");
     result = te__onnx_inputs_refuse(module, inputs);

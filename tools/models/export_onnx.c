@@ -46,6 +46,8 @@ typedef struct scene {
     bool slopes;
     te_fused_topk_desc router; /* of OWN_EXPERTS */
     bool index_map;
+    bool padding, enc_dec_padding; /* masks of the padding behind each sequence, of the encoder's output */
+    bool max_logit, packed;        /* of CORE */
     bool interleaved; /* of SMALL: halves by blocks */
 } scene;
 
@@ -86,6 +88,14 @@ static const scene scenes[] = {
     {.name = "layer_post", .kind = LAYER, .post_norm_residual = true, .output_norm = true},
     {.name = "layer_parallel", .kind = LAYER, .parallel_mlp = true, .window = {true, 4, 0}},
     {.name = "sequential", .kind = SEQUENTIAL},
+    {.name = "core_padding", .kind = CORE, .mask = TE_MASK_PADDING, .padding = true},
+    {.name = "core_padding_corner", .kind = CORE, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, .padding = true, .window = {true, 4, 1}, .groups = 2, .format = TE_BSHD},
+    {.name = "core_learnable", .kind = CORE, .softmax = TE_SOFTMAX_LEARNABLE, .max_logit = true},
+    {.name = "core_packed", .kind = CORE, .packed = true},
+    {.name = "attention_padding", .kind = ATTENTION, .mask = TE_MASK_PADDING_CAUSAL, .padding = true, .rotary = true},
+    {.name = "attention_qk_l2", .kind = ATTENTION, .qk_norm = TE_QK_NORM_L2},
+    {.name = "layer_padding", .kind = LAYER, .mask = TE_MASK_PADDING, .padding = true},
+    {.name = "layer_decoder_padding", .kind = LAYER, .cross = true, .enc_dec_padding = true},
     {.name = "small_gelu", .kind = SMALL},
     {.name = "small_swiglu", .kind = SMALL, .activation = TE_SWIGLU},
     {.name = "small_interleaved", .kind = SMALL, .activation = TE_GEGLU, .interleaved = true},
@@ -210,7 +220,8 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
     te_norm_options norm = {.normalization = s->norm, .zero_centered_gamma = s->zero_centered};
     te_gemm_options gemm = {.no_bias = s->no_bias, .return_bias = s->return_bias, .params_dtype = dtype, .init.std = 0.1f};
     te_attention_options attention = {.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .kv_channels = D, .qkv_format = s->format, .attn_mask_type = s->mask, .window = s->window,
-                                      .attention_type = s->cross && s->kind == ATTENTION ? TE_ATTENTION_CROSS : TE_ATTENTION_SELF, .qk_norm_type = s->qk_norm};
+                                      .attention_type = s->cross && s->kind == ATTENTION ? TE_ATTENTION_CROSS : TE_ATTENTION_SELF, .qk_norm_type = s->qk_norm, .softmax_type = s->softmax,
+                                      .return_max_logit = s->max_logit};
     switch (s->kind) {
     case LINEAR:
         return te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = F, .gemm = gemm, .parameters_split = {.names = names, .count = s->split ? 2 : 0}});
@@ -231,6 +242,7 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         return te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = H, .ffn_hidden_size = F, .attention = attention, .norm = norm, .gemm = gemm,
                                                                             .output_layer_init.std = 0.1f, .activation = s->activation,
                                                                             .layer_type = s->cross ? TE_LAYER_DECODER : TE_LAYER_ENCODER,
+                                                                            .enc_dec_attn_mask_type = s->enc_dec_padding ? TE_MASK_PADDING : TE_MASK_DEFAULT,
                                                                             .apply_residual_connection_post_layernorm = s->post_norm_residual, .output_layernorm = s->output_norm,
                                                                             .parallel_attention_mlp = s->parallel_mlp});
     case SEQUENTIAL: {
@@ -293,7 +305,7 @@ static te_tensor *with(call *c, const char *name, te_tensor *x) {
     return x;
 }
 static te_tensor *hidden(te_ctx *te, te_dtype dtype, te_qkv_format format, int64_t b, int64_t s, int dims, const int64_t *rest) {
-    int64_t shape[4] = {format == TE_BSHD ? b : s, format == TE_BSHD ? s : b, 0, 0};
+    int64_t shape[5] = {format == TE_BSHD ? b : s, format == TE_BSHD ? s : b, 0, 0, 0};
     for (int i = 0; i < dims; i++) shape[2 + i] = rest[i];
     return te_tensor_normal(te, dtype, 2 + dims, shape, 0, 1);
 }
@@ -310,6 +322,12 @@ static te_tensor *mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv) {
     for (int64_t i = 0; i < b * s_q * s_kv; i++) values[i] = (i / s_kv + i % s_kv) % 3 == 0 || i / s_kv % s_q == 1;
     return te_tensor_from_host(te, TE_U8, 4, (int64_t[]){b, 1, s_q, s_kv}, values);
 }
+/* Sequence i lacks its last 1 + i tokens. */
+static te_tensor *padding(te_ctx *te, int64_t b, int64_t length) {
+    static uint8_t values[4096];
+    for (int64_t i = 0; i < b * length; i++) values[i] = i % length >= length - 1 - i / length;
+    return te_tensor_from_host(te, TE_U8, 4, (int64_t[]){b, 1, 1, length}, values);
+}
 static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t b, int64_t length) {
     const int64_t width[] = {H}, heads[] = {HEADS, D}, groups[] = {s->groups ? s->groups : HEADS, D};
     memset(c, 0, sizeof *c);
@@ -319,6 +337,10 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
     case OWN_EXPERTS: c->args.input = with(c, "input", te_tensor_normal(te, dtype, 2, (int64_t[]){b * length, H}, 0, 1)); break;
     case OWN_ATTENTION:
     case CORE:
+        if (s->packed) {
+            c->args.attention.qkv_layer = with(c, "qkv_layer", hidden(te, dtype, s->format, b, length, 3, (const int64_t[]){3, HEADS, D}));
+            break;
+        }
         c->args.input = with(c, "input", hidden(te, dtype, s->format, b, length, 2, heads));
         c->args.key = with(c, "key", hidden(te, dtype, s->format, b, length + 5, 2, groups));
         c->args.value = with(c, "value", hidden(te, dtype, s->format, b, length + 5, 2, groups));
@@ -336,6 +358,15 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
     if (s->bias == TE_ATTN_BIAS_POST_SCALE) c->args.attention.core_attention_bias = with(c, "core_attention_bias", te_tensor_normal(te, dtype, 4, (int64_t[]){b, 1, 1, length + 5}, 0, 1));
     if (s->slopes) c->args.attention.alibi_slopes = with(c, "alibi_slopes", te_tensor_uniform(te, TE_F32, 2, (int64_t[]){b, HEADS}, 0, 1));
     if (s->arbitrary_mask) c->args.attention.attention_mask = with(c, "attention_mask", mask(te, b, length, length + 5));
+    if (s->padding) {
+        int64_t keys = s->kind == CORE ? length + 5 : length;
+        c->args.attention.attention_mask = with(c, "attention_mask", padding(te, b, keys));
+        if (s->kind == CORE) c->args.attention.attention_mask_q = with(c, "attention_mask_q", padding(te, b, length));
+    }
+    if (s->enc_dec_padding) {
+        c->args.cross.enc_dec_attn_mask = with(c, "enc_dec_attn_mask", padding(te, b, length + 16));
+        c->args.cross.enc_dec_attn_mask_q = with(c, "enc_dec_attn_mask_q", padding(te, b, length));
+    }
     if (s->rotary) {
         c->rotary = s->turn;
         if (s->starts) c->rotary.start_positions = with(c, "start_positions", ids(te, 1, (int64_t[]){b}, 9));

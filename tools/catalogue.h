@@ -971,7 +971,7 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.update_scale.scale = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1024);
         c->args.update_scale.inv_scale = call_out(c, te, TE_F32, 1, one);
         c->args.update_scale.growth_tracker = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
-        c->args.update_scale.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 0);
+        c->args.update_scale.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
         c->args.update_scale.growth_factor = 2;
         c->args.update_scale.backoff_factor = 0.5f;
         c->args.update_scale.growth_interval = 2;

@@ -241,7 +241,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = false;
+    e->product_weight = e->stacked = false;
     m->num_entries++;
     return tensor;
 }

@@ -271,7 +271,7 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
     CHECK(!te_thread_group_create(NULL, NULL, 0) && !te_thread_group_create(te, NULL, 0));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_thread_group_create: hub is NULL");
     CHECK(!te_fused_adam_create(NULL, NULL, NULL) && !te_fused_adam_create(te, NULL, NULL));
-    CHECK(!te_fused_sgd_create(NULL, NULL, NULL) && !te_fused_sgd_create(te, NULL, NULL));
+    CHECK(!te_fused_sgd_create(NULL, NULL, NULL) && !te_fused_sgd_create(te, NULL, NULL) && !te_grad_scaler_create(NULL, NULL));
     CHECK_OK(te); /* the module is a NULL that was reported when it came about */
     /* every creator of the public chapters stands in one of the lists */
     int found = 0;

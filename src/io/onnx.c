@@ -7,6 +7,8 @@ typedef struct te__onnx_call {
     te_op op;
     te__any_args args; /* its tensors are retained */
     char *module;
+    float *inv_freq;     /* of a rotation, which the args lead to: a copy, since theirs lives for the call alone */
+    size_t inv_freq_bytes;
     uint64_t begin, end; /* writes of the context up to the call, and with it */
     te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or NULL */
 } te__onnx_call;
@@ -49,11 +51,15 @@ static void te__onnx_tensors(te__onnx_call *c, void (*visit)(te_tensor *x)) {
     for (k = 0; k < l.n; k++)
         for (i = 0; !l.arg[k].list && i < te__arg_count(&l.arg[k]); i++) visit(te__arg_tensor(&l.arg[k], i));
 }
+static te_rope_angles *te__onnx_angles_of(te__onnx_call *c) {
+    return c->op == TE_OP_ROPE ? &c->args.rope.angles : c->op == TE_OP_QKV_ROPE && !c->args.qkv_rope.no_rope ? &c->args.qkv_rope.angles : NULL;
+}
 static void te__onnx_retain(te_tensor *x) { te_tensor_retain(x); }
 
 static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
     te__onnx_run *r = (te__onnx_run *)user;
     te__onnx_call *c;
+    te_rope_angles *angles;
     te_qkv_format format = TE_SBHD;
     bool heads = true;
     if (event->phase == TE_TRACE_AFTER && r->keep && r->num_calls > 0) r->calls[r->num_calls - 1].end = te->writes;
@@ -78,11 +84,18 @@ static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
     memcpy(&c->args, event->args, te__ops[event->op].args_size);
     te__onnx_tensors(c, te__onnx_retain);
     r->num_calls++;
+    angles = te__onnx_angles_of(c);
+    if (!angles || !angles->inv_freq) return;
+    c->inv_freq_bytes = (size_t)(angles->rotary_dim / 2) * sizeof(float);
+    c->inv_freq = (float *)te__alloc(te, c->inv_freq_bytes);
+    if (c->inv_freq) memcpy(c->inv_freq, angles->inv_freq, c->inv_freq_bytes);
+    angles->inv_freq = c->inv_freq;
 }
 static void te__onnx_run_free(te__onnx_run *r) {
     int i;
     for (i = 0; i < r->num_calls; i++) {
         te__onnx_tensors(&r->calls[i], te_tensor_release);
+        te__free(r->te, r->calls[i].inv_freq, r->calls[i].inv_freq_bytes);
         te__free_string(r->te, r->calls[i].module);
     }
     te__free(r->te, r->calls, (size_t)r->cap_calls * sizeof(te__onnx_call));
@@ -98,6 +111,7 @@ typedef enum te__onnx_axes {
     TE__ONNX_SCORES_KV, /* the same of cross attention */
     TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
     TE__ONNX_SEQUENCES, /* [b] */
+    TE__ONNX_POSITIONS, /* [s] or [b, s] */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
     TE__ONNX_NONE       /* all fixed */
 } te__onnx_axes;
@@ -145,6 +159,7 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
         in->rotary = *args->rotary;
         in->args.rotary = &in->rotary;
         te__onnx_slot_add(in, "start_positions", &in->rotary.start_positions, TE__ONNX_SEQUENCES);
+        te__onnx_slot_add(in, "positions", &in->rotary.positions, TE__ONNX_POSITIONS);
     }
     if (args->rotary_key) {
         in->rotary_key = *args->rotary_key;
@@ -198,6 +213,7 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
         if (x->shape[axis] == g->symbol[TE__ONNX_SEQUENCE_KV].first && (cross || x->shape[axis] != g->symbol[TE__ONNX_SEQUENCE].first)) return TE__ONNX_SEQUENCE_KV;
         return TE__ONNX_SEQUENCE;
     case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
+    case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     default: return -1;
@@ -410,8 +426,14 @@ static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
     case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = 0; break;
-    case TE_OP_ROPE: a->rope.position_scale = 0; break;
-    case TE_OP_QKV_ROPE: a->qkv_rope.position_scale = 0; break;
+    case TE_OP_ROPE:
+        a->rope.angles.position_scale = a->rope.angles.attention_factor = 0;
+        a->rope.angles.inv_freq = NULL;
+        break;
+    case TE_OP_QKV_ROPE:
+        a->qkv_rope.angles.position_scale = a->qkv_rope.angles.attention_factor = 0;
+        a->qkv_rope.angles.inv_freq = NULL;
+        break;
     case TE_OP_ATTN_FWD:
         a->attn_fwd.seed = a->attn_fwd.offset = 0;
         a->attn_fwd.extras.max_seqlen_q = a->attn_fwd.extras.max_seqlen_kv = 0;

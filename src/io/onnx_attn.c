@@ -5,46 +5,69 @@
 /* ---- rotary embeddings ---- */
 
 typedef struct te__onnx_rotation {
-    bool batch_first, interleaved;
-    int half; /* pairs of channels that turn */
-    float base, position_scale;
-    te_llama3_scaling llama3;
-    int64_t offset;
-    const te_tensor *start, *start2; /* NULL: every sequence begins at position 0 */
-    bool backward;
+    const te_rope_angles *a, *b; /* of both runs */
+    bool batch_first, backward;
+    te__onnx_size s;
 } te__onnx_rotation;
 
+static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ";
+
+/* Schedules that look at the length give other angles to longer sequences. False with the error. */
+static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a, *b = r->b;
+    bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor && !a->inv_freq == !b->inv_freq;
+    if (same && a->inv_freq) same = memcmp(a->inv_freq, b->inv_freq, (size_t)(a->rotary_dim / 2) * sizeof(float)) == 0;
+    if (same && a->cp_size <= 1) return true;
+    if (same) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
+    else
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
+                      "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
+    return false;
+}
 /* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: te__rope_tokens. */
-static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, te__onnx_size s) {
+static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
     float inv_freq[TE__ROPE_MAX_HALF];
-    int64_t column[4] = {1, 1, 1, 1}, half = r->half;
-    int i, v;
-    for (i = 0; i < r->half; i++) inv_freq[i] = (float)te__rope_llama3(&r->llama3, pow((double)r->base, -2.0 * i / (2 * r->half)));
+    int64_t column[4] = {1, 1, 1, 1}, half = a->rotary_dim / 2;
+    int i, v, order[2] = {1, 0};
+    for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
     column[r->batch_first ? 1 : 0] = -1;
-    v = te__onnx_2(g, "Reshape", te__onnx_range(g, s), te__onnx_i64s(g, 4, column));
-    if (r->offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, r->offset));
-    if (r->start) {
+    if (a->positions && te__numel(a->positions) > r->s.first) { /* [b, s] */
+        te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
+        te__onnx_size shape[4];
+        shape[0].first = te__numel(a->positions) / r->s.first;
+        shape[0].second = te__numel(r->b->positions) / r->s.second;
+        shape[1] = r->s;
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        v = te__onnx_read_as(g, &p, a->positions, r->b->positions);
+        if (!r->batch_first) v = te__onnx_transpose(g, v, 2, order);
+        v = te__onnx_unsqueeze(g, te__onnx_unsqueeze(g, v, -1), -1);
+    } else
+        v = te__onnx_2(g, "Reshape", a->positions ? te__onnx_read(g, a->positions, r->b->positions) : te__onnx_range(g, r->s), te__onnx_i64s(g, 4, column));
+    if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
+    if (a->start_positions) {
         column[0] = column[1] = 1;
         column[r->batch_first ? 0 : 1] = -1;
-        v = te__onnx_2(g, "Add", v, te__onnx_2(g, "Reshape", te__onnx_read(g, r->start, r->start2), te__onnx_i64s(g, 4, column)));
+        v = te__onnx_2(g, "Add", v, te__onnx_2(g, "Reshape", te__onnx_read(g, a->start_positions, r->b->start_positions), te__onnx_i64s(g, 4, column)));
     }
-    v = te__onnx_scaled(g, te__onnx_cast(g, v, TE__ONNX_FLOAT), r->position_scale);
+    v = te__onnx_scaled(g, te__onnx_cast(g, v, TE__ONNX_FLOAT), a->position_scale);
     return te__onnx_2(g, "Mul", v, te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
 }
-/* x f32 [s, b, h, d], or b first, with the first 2 * half of its d channels rotated. */
-static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r, te__onnx_size s) {
-    const int64_t n = 2 * r->half, step = r->interleaved ? 2 : 1, mate = r->interleaved ? 1 : r->half;
+/* x f32 [s, b, h, d], or b first, with the first rotary_dim of its d channels rotated. */
+static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
+    const int64_t n = a->rotary_dim, step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : n / 2;
     int angle, cosine, sine, u, v, part[3], parts = 2;
-    if (r->half == 0) return x;
-    angle = te__onnx_angles(g, r, s);
-    cosine = te__onnx_1(g, "Cos", angle);
-    sine = te__onnx_1(g, "Sin", angle);
+    if (n == 0) return x;
+    angle = te__onnx_angles(g, r);
+    cosine = te__onnx_scaled(g, te__onnx_1(g, "Cos", angle), a->attention_factor);
+    sine = te__onnx_scaled(g, te__onnx_1(g, "Sin", angle), a->attention_factor);
     if (r->backward) sine = te__onnx_1(g, "Neg", sine);
-    u = te__onnx_cut(g, x, -1, 0, r->interleaved ? n : r->half, step);
+    u = te__onnx_cut(g, x, -1, 0, a->interleaved ? n : n / 2, step);
     v = te__onnx_cut(g, x, -1, mate, n, step);
     part[0] = te__onnx_2(g, "Sub", te__onnx_2(g, "Mul", u, cosine), te__onnx_2(g, "Mul", v, sine));
     part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine), te__onnx_2(g, "Mul", u, sine));
-    if (r->interleaved) {
+    if (a->interleaved) {
         int64_t joined[4];
         joined[0] = joined[1] = joined[2] = 0; /* as they are */
         joined[3] = n;
@@ -56,31 +79,18 @@ static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotati
     return te__onnx_concat(g, -1, parts, part);
 }
 
-/* The fields that te_op_rope_args and te_op_qkv_rope_args share. */
-#define TE__ONNX_ROTATION(r, a, b)              \
-    r.batch_first = a->format == TE_BSHD;       \
-    r.interleaved = a->interleaved;             \
-    r.half = a->rotary_dim / 2;                 \
-    r.base = a->base;                           \
-    r.position_scale = a->position_scale;       \
-    r.llama3 = a->llama3;                       \
-    r.offset = a->position_offset;              \
-    r.start = a->start_positions;               \
-    r.start2 = b->start_positions;              \
-    if (a->position_scale != b->position_scale) \
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "positions are scaled by %g for these inputs and by %g for longer ones (seq_len_interpolation_factor with " \
-                             "pretrained_max_position_embeddings); a graph scales all alike", (double)a->position_scale, (double)b->position_scale), te_error_code(g->te)
-
-static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ";
-
 static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_rope_args *a = &x->rope, *b = &y->rope;
     te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
     te__onnx_rotation r = TE_ZERO;
     if (a->format == TE_THD) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd), te_error_code(g->te);
-    TE__ONNX_ROTATION(r, a, b);
+    r.a = &a->angles;
+    r.b = &b->angles;
+    r.batch_first = a->format == TE_BSHD;
     r.backward = a->backward;
-    return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r, te__onnx_dim(&in, r.batch_first ? 1 : 0)));
+    r.s = te__onnx_dim(&in, r.batch_first ? 1 : 0);
+    if (!te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
+    return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r));
 }
 
 static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
@@ -89,15 +99,17 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     const int64_t heads = a->num_heads, groups = a->num_groups, in_group = heads / groups;
     const te_tensor *out[3], *out2[3];
     te__onnx_rotation r = TE_ZERO;
-    te__onnx_size shape[5], s;
+    te__onnx_size shape[5];
     int64_t of_group[4], begin = 0;
     te_result result = TE_OK;
     int v, i, n = 0;
     out[0] = a->q, out[1] = a->k, out[2] = a->v;
     out2[0] = b->q, out2[1] = b->k, out2[2] = b->v;
-    TE__ONNX_ROTATION(r, a, b);
-    if (a->no_rope) r.half = 0;
-    s = te__onnx_dim(&q, r.batch_first ? 1 : 0);
+    r.a = &a->angles;
+    r.b = &b->angles;
+    r.batch_first = a->format == TE_BSHD;
+    r.s = te__onnx_dim(&q, r.batch_first ? 1 : 0);
+    if (!a->no_rope && !te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
     shape[n++] = te__onnx_dim(&q, 0);
     shape[n++] = te__onnx_dim(&q, 1);
     if (a->interleaved_groups) shape[n++] = te__onnx_fixed(groups);
@@ -113,7 +125,7 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
         begin += count;
         of_group[2] = i ? groups : heads;
         if (a->interleaved_groups) part = te__onnx_2(g, "Reshape", part, te__onnx_i64s(g, 4, of_group));
-        if (i < 2) part = te__onnx_rotated(g, part, a->head_dim, &r, s);
+        if (i < 2 && !a->no_rope) part = te__onnx_rotated(g, part, a->head_dim, &r);
         result = te__onnx_store(g, out[i], out2[i], part);
     }
     return result;

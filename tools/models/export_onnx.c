@@ -46,6 +46,7 @@ typedef struct scene {
     bool slopes;
     te_fused_topk_desc router; /* of OWN_EXPERTS */
     bool index_map;
+    bool positions; /* of each token, with rotary */
     bool padding, enc_dec_padding; /* masks of the padding behind each sequence, of the encoder's output */
     bool max_logit, packed;        /* of CORE */
     bool interleaved; /* of SMALL: halves by blocks */
@@ -80,6 +81,7 @@ static const scene scenes[] = {
     {.name = "attention", .kind = ATTENTION},
     {.name = "attention_rotary", .kind = ATTENTION, .rotary = true, .groups = 2, .turn = {.rotary_percent = 0.5f, .interleaved = true, .position_offset = 3}},
     {.name = "attention_starts", .kind = ATTENTION, .rotary = true, .starts = true, .format = TE_BSHD, .turn = {.seq_len_interpolation_factor = 2}},
+    {.name = "attention_yarn", .kind = ATTENTION, .rotary = true, .positions = true, .turn.scaling = {.type = TE_ROPE_YARN, .factor = 4, .original_max_position_embeddings = 32}},
     {.name = "attention_qk_norm", .kind = ATTENTION, .rotary = true, .qk_norm = TE_QK_NORM_RMSNORM, .no_bias = true},
     {.name = "attention_cross", .kind = ATTENTION, .cross = true, .mask = TE_MASK_NONE, .groups = 2},
     {.name = "layer", .kind = LAYER},
@@ -273,7 +275,8 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
                                                             .sliding_window = s->window.on ? s->window.left + 1 : 0, .sliding_layers = (const bool[]){true, false},
                                                             .final_logit_softcapping = s->caps ? 20.0f : 0.0f, .attn_logit_softcapping = s->caps ? 5.0f : 0.0f,
                                                             .feedforward_norms = s->caps, .embedding_scale = s->caps ? 8.0f : 0.0f, .params_dtype = dtype, .init.std = 0.1f,
-                                                            .rotary.llama3 = s->llama3 ? (te_llama3_scaling){8, 1, 4, 64} : (te_llama3_scaling){0}});
+                                                            .rotary.scaling = s->llama3 ? (te_rope_scaling){.type = TE_ROPE_LLAMA3, .factor = 8, .original_max_position_embeddings = 64, .low_freq_factor = 1, .high_freq_factor = 4}
+                                                                                                        : (te_rope_scaling){0}});
     }
 }
 /* Biases that are not 0, norms that are not the identity. */
@@ -370,6 +373,7 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
     if (s->rotary) {
         c->rotary = s->turn;
         if (s->starts) c->rotary.start_positions = with(c, "start_positions", ids(te, 1, (int64_t[]){b}, 9));
+        if (s->positions) c->rotary.positions = with(c, "positions", ids(te, 2, (int64_t[]){b, length}, 50));
         c->args.rotary = &c->rotary;
     }
 }

@@ -58399,7 +58399,7 @@ static void te__onnx_put_value(te__text *graph, int field, const char *name, int
  * must not know operations of te.h.
  *
  * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is asked for twice is made once, so layers
- * share their masks and rotations. What no output needs is not written.
+ * share their masks and rotations. Items that no output needs are left out of the file.
  *
  * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed items and passes the failure on, so a
  * chain of them is checked at its end. */
@@ -60646,7 +60646,7 @@ static void te__onnx_run_free(te__onnx_run *r) {
 
 /* ---- the inputs ---- */
 
-/* What the dimensions of an input are. */
+/* The meaning of the dimensions of an input. */
 typedef enum te__onnx_axes {
     TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the first is the batch */
     TE__ONNX_HIDDEN_KV, /* the same of keys */

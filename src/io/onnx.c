@@ -103,7 +103,7 @@ static void te__onnx_run_free(te__onnx_run *r) {
 
 /* ---- the inputs ---- */
 
-/* What the dimensions of an input are. */
+/* The meaning of the dimensions of an input. */
 typedef enum te__onnx_axes {
     TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the first is the batch */
     TE__ONNX_HIDDEN_KV, /* the same of keys */

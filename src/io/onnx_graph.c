@@ -2,7 +2,7 @@
  * must not know operations of te.h.
  *
  * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is asked for twice is made once, so layers
- * share their masks and rotations. What no output needs is not written.
+ * share their masks and rotations. Items that no output needs are left out of the file.
  *
  * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed items and passes the failure on, so a
  * chain of them is checked at its end. */

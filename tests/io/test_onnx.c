@@ -49,7 +49,7 @@ static const char *text(const field *f) {
     return s;
 }
 
-/* What a file has. */
+/* The content of a file. */
 enum { MOST = 2048 };
 typedef struct value {
     const char *name;

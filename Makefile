@@ -56,6 +56,7 @@ help:
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
 	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
 	@echo 'make test-models  examples/llama.c against transformers (pip: 0.6 GB)   (ARGS="llama mixtral" for some)'
+	@echo 'make test-onnx   modules as ONNX files, against onnxruntime (pip)     (ARGS="layer .f32" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
 	@echo 'make clean       removes build/'
@@ -193,6 +194,21 @@ $(BUILD)/models/installed: tools/models/requirements.txt tools/models/install.sh
 test-models: $(BUILD)/models/installed $(BUILD)/llama
 	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
 .PHONY: test-models
+
+# Modules as ONNX files: onnx checks each, onnxruntime runs it at sizes that the export did not see.
+$(BUILD)/export_onnx: tools/models/export_onnx.c $(BUILD)/te.o
+	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
+	$(call COMPILE_AS,-I$(BUILD)/dev -DTE_IMPLEMENTATION_DONE $(TEST_CFLAGS) $(SANITIZE)) $< $(BUILD)/te.o -o $@ $(LDLIBS)
+
+$(BUILD)/onnx/site: tools/models/requirements-onnx.txt
+	$(PYTHON) -m pip install -qq --upgrade --target $@ -r $<
+	@touch $@
+
+test-onnx: $(BUILD)/onnx/site $(BUILD)/export_onnx
+	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$< PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/check_onnx.py $(BUILD)/export_onnx $(BUILD)/onnx/work $(ARGS)
+.PHONY: test-onnx
+# Part of the gate of tests that need packages, but where some of its cases are asked for by name.
+test-models: $(if $(ARGS),,test-onnx)
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
 

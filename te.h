@@ -151,6 +151,7 @@
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
+ *     onnx        modules as ONNX files
  *     report      warm-up, explanations of calls, the report on machine and context
  */
 
@@ -3746,6 +3747,35 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
 /* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. TE_ERR_INVALID for a
  * model that te_hf_open has not made; else as te_safetensors_write. Syncs. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);
+
+/* ==== api/onnx.h ================================================================================================ */
+
+/* api/onnx.h: modules as ONNX files. */
+
+/* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs twice without recording
+ * (te_no_grad_begin), at the sizes of `inputs` and at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as long as
+ * operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories of recipes stay
+ * as they were, and a hook of te_set_trace sees neither run.
+ *
+ *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions, m_splits_tensor ...) becomes an input of the graph
+ *                 under the field's name; all other fields are part of the file, as rotary's angles are. Not with m_splits, kv_cache and inference_params, which are the host's
+ *     sizes       the leading dimensions of inputs vary: "batch", "sequence", and where encoder_output, key or kv_layer is given "sequence_kv" (of 2 dimensions of
+ *                 hidden states the first, "batch"). All others are fixed
+ *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits" where the module makes them, in the formats that it makes them in
+ *     weights     initializers under the parameters' paths (te_module_visit_tensors), in their formats, each once
+ *     arithmetic  f32: inputs of an operation are cast to it, and its result is rounded to its own format by a cast
+ *     autocast    inside te_autocast_begin .. _end, recipes with one scale a tensor become QuantizeLinear and DequantizeLinear with float8 codes: with the scale as it
+ *                 is under delayed scaling, and under current scaling with that of the tensor, which the graph computes (of a weight: which the file has). So a module
+ *                 under delayed scaling must have run, or have loaded its scales, before. Recipes with scales of blocks (block, MXFP8, NVFP4) have no form in this opset: their
+ *                 weights are decoded from their codes (".decoded"), and activations are not rounded to codes
+ *     stored      weights that are stored quantized: codes with DequantizeLinear, or decoded if their scales are of blocks
+ *     attention   its two products and the softmax between them; positions and masks are computed from the sizes that a run has
+ *
+ * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. Errors: TE_ERR_UNSUPPORTED for an operation that has no form in ONNX, and
+ * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, experts whose tokens the host counts; for sizes that are not
+ * products of those that vary; for a file above 2 GB, which readers of protobuf refuse. TE_ERR_INVALID for inputs whose sizes contradict each other. TE_ERR_STATE inside a capture, a warm-up or a
+ * trace hook. TE_ERR_IO for a path that cannot be written. TransformerEngine: te.onnx_export with torch.onnx.export. */
+TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);
 
 /* ==== api/report.h ============================================================================================== */
 
@@ -53280,6 +53310,10 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
+/* Does the Linear behind m get what m makes quantized? The transposed codes of halves that alternate are no kernel's result. */
+static bool te__leaves_quantized(const te_module *m) {
+    return te__is_norm(m) || (te__is_activation(m) && ((const te_activation_desc *)m->state)->activation_params.glu_interleave_size == 0);
+}
 /* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
@@ -53293,7 +53327,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
     const bool chains = te__chains(c);
     te_result result;
     chain->front = NULL;
-    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
         chain->front = c;
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
@@ -59370,6 +59404,2939 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te__free(te, l.items, (size_t)l.cap * sizeof(te_safetensors_item));
     te__text_free(&path);
     te__text_free(&why);
+    return result;
+}
+
+/* ==== io/onnx_proto.c =========================================================================================== */
+
+/* io/onnx_proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes; must not know tensors, nor what an
+ * operation computes.
+ *
+ * A message is a sequence of fields, each a key (number, wire type) and a value: a varint, four bytes, or a length with so many bytes. A message inside another is
+ * such bytes, so its length must be known before it is written. */
+
+enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* 19: the first with FP8 in QuantizeLinear; 9: the IR version that came with it */
+
+/* TensorProto.DataType */
+enum {
+    TE__ONNX_FLOAT = 1,
+    TE__ONNX_UINT8 = 2,
+    TE__ONNX_INT32 = 6,
+    TE__ONNX_INT64 = 7,
+    TE__ONNX_BOOL = 9,
+    TE__ONNX_FLOAT16 = 10,
+    TE__ONNX_BFLOAT16 = 16,
+    TE__ONNX_E4M3 = 17,
+    TE__ONNX_E5M2 = 19
+};
+/* 0: ONNX has no such format in this opset. */
+static int te__onnx_type(te_dtype dtype) {
+    switch (dtype) {
+    case TE_F32: return TE__ONNX_FLOAT;
+    case TE_F16: return TE__ONNX_FLOAT16;
+    case TE_BF16: return TE__ONNX_BFLOAT16;
+    case TE_F8E4M3: return TE__ONNX_E4M3;
+    case TE_F8E5M2: return TE__ONNX_E5M2;
+    case TE_U8: return TE__ONNX_UINT8;
+    case TE_I32: return TE__ONNX_INT32;
+    case TE_I64: return TE__ONNX_INT64;
+    default: return 0;
+    }
+}
+
+/* ---- fields ---- */
+
+static void te__pb_varint(te__text *t, uint64_t v) {
+    char byte[10];
+    size_t n = 0;
+    do {
+        byte[n++] = (char)((v & 127) | (v > 127 ? 128 : 0));
+        v >>= 7;
+    } while (v);
+    te__text_add(t, byte, n);
+}
+static void te__pb_int(te__text *t, int field, int64_t v) {
+    te__pb_varint(t, (uint64_t)field << 3);
+    te__pb_varint(t, (uint64_t)v);
+}
+/* The head of a field of `n` bytes, which follow. */
+static void te__pb_head(te__text *t, int field, uint64_t n) {
+    te__pb_varint(t, (uint64_t)field << 3 | 2);
+    te__pb_varint(t, n);
+}
+static void te__pb_bytes(te__text *t, int field, const void *data, size_t n) {
+    te__pb_head(t, field, n);
+    te__text_add(t, (const char *)data, n);
+}
+static void te__pb_string(te__text *t, int field, const char *s) { te__pb_bytes(t, field, s, strlen(s)); }
+/* Takes the message's memory. */
+static void te__pb_message(te__text *t, int field, te__text *message) {
+    if (message->oom) t->oom = true;
+    te__pb_bytes(t, field, te__text_str(message), message->n);
+    te__text_free(message);
+}
+static void te__pb_float(te__text *t, int field, float v) {
+    uint32_t bits;
+    char byte[4];
+    int i;
+    memcpy(&bits, &v, sizeof(bits));
+    for (i = 0; i < 4; i++) byte[i] = (char)(bits >> (8 * i) & 255);
+    te__pb_varint(t, (uint64_t)field << 3 | 5);
+    te__text_add(t, byte, 4);
+}
+
+/* ---- attributes of a node: NodeProto.attribute (5) ---- */
+
+enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 }; /* AttributeProto.AttributeType */
+
+static te__text te__onnx_attr_begin(te__text *node, const char *name) {
+    te__text a = TE_ZERO;
+    a.memory = node->memory;
+    te__pb_string(&a, 1, name);
+    return a;
+}
+static void te__onnx_attr_int(te__text *node, const char *name, int64_t v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_int(&a, 3, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_INT);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_float(te__text *node, const char *name, float v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_float(&a, 2, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_FLOAT);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_string(te__text *node, const char *name, const char *v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_string(&a, 4, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_STRING);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_ints(te__text *node, const char *name, int n, const int64_t *v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    int i;
+    for (i = 0; i < n; i++) te__pb_int(&a, 8, v[i]);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_INTS);
+    te__pb_message(node, 5, &a);
+}
+
+/* ---- TensorProto and ValueInfoProto ---- */
+
+/* All of a TensorProto but its bytes, `bytes` of them, whose field is the last. */
+static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndim, const int64_t *shape, uint64_t bytes) {
+    int i;
+    for (i = 0; i < ndim; i++) te__pb_int(t, 1, shape[i]);
+    te__pb_int(t, 2, type);
+    te__pb_string(t, 8, name);
+    te__pb_head(t, 9, bytes);
+}
+/* An input or output of the graph. axis[i]: the name of a size that varies, or NULL: shape[i]. */
+static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape, const char *const *axis) {
+    te__text value = TE_ZERO, kind = TE_ZERO, tensor = TE_ZERO, dims = TE_ZERO;
+    int i;
+    value.memory = kind.memory = tensor.memory = dims.memory = graph->memory;
+    for (i = 0; i < ndim; i++) {
+        te__text dim = TE_ZERO;
+        dim.memory = graph->memory;
+        if (axis[i]) te__pb_string(&dim, 2, axis[i]);
+        else te__pb_int(&dim, 1, shape[i]);
+        te__pb_message(&dims, 1, &dim);
+    }
+    te__pb_int(&tensor, 1, type);
+    te__pb_message(&tensor, 2, &dims);
+    te__pb_message(&kind, 1, &tensor);
+    te__pb_string(&value, 1, name);
+    te__pb_message(&value, 2, &kind);
+    te__pb_message(graph, field, &value);
+}
+
+/* ==== io/onnx_graph.c =========================================================================================== */
+
+/* io/onnx_graph.c: the graph of an ONNX file while it is made: values, nodes, sizes that vary; and the writing of the file. Knows tensors as sources of bytes;
+ * must not know operations of te.h.
+ *
+ * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is asked for twice is made once, so layers
+ * share their masks and rotations. Items that no output needs are left out of the file.
+ *
+ * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed items and passes the failure on, so a
+ * chain of them is checked at its end. */
+
+enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096, TE__ONNX_SYMBOLS = 3 };
+
+/* A size, stride or offset at the caller's inputs and at the larger ones: see te__onnx_factor. */
+typedef struct te__onnx_size {
+    int64_t first, second;
+} te__onnx_size;
+
+typedef enum te__onnx_kind {
+    TE__ONNX_INPUT = 1,   /* of the graph */
+    TE__ONNX_WEIGHT = 2,  /* the bytes of a tensor */
+    TE__ONNX_NUMBERS = 3, /* `bytes` */
+    TE__ONNX_NODE = 4     /* the result of `op` */
+} te__onnx_kind;
+
+typedef struct te__onnx_item {
+    te__onnx_kind kind;
+    char *name;
+    int type, ndim; /* not of a node */
+    int64_t shape[TE_MAX_DIMS];
+    const char *axis[TE_MAX_DIMS]; /* INPUT: the names of sizes that vary (static) */
+    te_tensor *tensor;             /* WEIGHT: a reference */
+    te__text bytes;                /* NUMBERS; NODE: its attributes */
+    const char *op;                /* NODE: static */
+    int *in, num_in;
+    int next;  /* of the same bucket; -1: none */
+    bool live; /* an output needs it */
+} te__onnx_item;
+
+/* A size that varies: that of an input's dimension. */
+typedef struct te__onnx_symbol {
+    const char *name; /* static */
+    int64_t times;    /* the second size is `times` the first: a prime of its own */
+    int64_t first;    /* 0: no input has it */
+    int input, axis;
+} te__onnx_symbol;
+
+typedef struct te__onnx_output {
+    const char *name; /* static */
+    int item, type, ndim;
+    te__onnx_size shape[TE_MAX_DIMS];
+} te__onnx_output;
+
+struct te__onnx_write;
+
+typedef struct te__onnx {
+    te_ctx *te;
+    const char *module, *op; /* the call whose nodes are being made, for names and messages */
+    te__onnx_item *items;
+    int num_items, cap_items;
+    int bucket[TE__ONNX_BUCKETS]; /* the last item of each hash + 1 */
+    te__onnx_symbol symbol[TE__ONNX_SYMBOLS];
+    te__onnx_output *outputs;
+    int num_outputs, cap_outputs;
+    struct te__onnx_write *writes; /* io/onnx_memory.c */
+    int num_writes, cap_writes, num_constants;
+} te__onnx;
+
+/* The call and its module in front of every complaint. */
+static TE_PRINTF(3, 4) int te__onnx_fail(te__onnx *g, te_result code, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (!g->op) te__fail(g->te, code, "te_onnx_export: %s", text);
+    else te__fail(g->te, code, "te_onnx_export: %s of \"%s\": %s", g->op, g->module, text);
+    return TE__ONNX_FAILED;
+}
+
+static void te__onnx_item_free(te__onnx *g, te__onnx_item *x) {
+    te__free_string(g->te, x->name);
+    te__text_free(&x->bytes);
+    te_tensor_release(x->tensor);
+    te__free(g->te, x->in, (size_t)x->num_in * sizeof(int));
+}
+static void te__onnx_graph_free(te__onnx *g) {
+    int i;
+    for (i = 0; i < g->num_items; i++) te__onnx_item_free(g, &g->items[i]);
+    te__free(g->te, g->items, (size_t)g->cap_items * sizeof(te__onnx_item));
+    te__free(g->te, g->outputs, (size_t)g->cap_outputs * sizeof(te__onnx_output));
+}
+
+/* ---- items ---- */
+
+/* A new item without a name, its last one; NULL with the error. */
+static te__onnx_item *te__onnx_item_new(te__onnx *g, te__onnx_kind kind) {
+    te__onnx_item *x;
+    if (g->te->error_code != TE_OK || !te__grow(g->te, (void **)&g->items, &g->cap_items, g->num_items, sizeof(te__onnx_item))) return NULL;
+    x = &g->items[g->num_items++];
+    memset(x, 0, sizeof(*x));
+    x->kind = kind;
+    x->next = -1;
+    x->bytes.memory = &g->te->host_allocator;
+    return x;
+}
+static int te__onnx_named(te__onnx *g, te__onnx_item *x, const char *name) {
+    x->name = te__copy_string(g->te, name);
+    return x->name ? g->num_items - 1 : TE__ONNX_FAILED;
+}
+/* A tensor that is written as it is when the file is. */
+static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
+    te__onnx_item *x;
+    int type = te__onnx_type(tensor->dtype);
+    if (!type) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "\"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
+    x = te__onnx_item_new(g, TE__ONNX_WEIGHT);
+    if (!x) return TE__ONNX_FAILED;
+    x->type = type;
+    x->ndim = tensor->ndim;
+    memcpy(x->shape, tensor->shape, sizeof(x->shape));
+    x->tensor = te_tensor_retain(tensor);
+    return te__onnx_named(g, x, name);
+}
+
+/* The item among those of the hash whose content is that of the last item, which is then taken away again. */
+static int te__onnx_once(te__onnx *g) {
+    te__onnx_item *x = &g->items[g->num_items - 1];
+    uint64_t hash = te__hash64(te__text_str(&x->bytes), x->bytes.n, (uint64_t)x->kind * 64 + (uint64_t)x->type);
+    char name[640];
+    int *bucket, i;
+    if (x->op) hash = te__hash64(x->op, strlen(x->op), hash);
+    if (x->num_in) hash = te__hash64(x->in, (size_t)x->num_in * sizeof(int), hash);
+    bucket = &g->bucket[hash % TE__ONNX_BUCKETS];
+    for (i = *bucket - 1; i >= 0; i = g->items[i].next) {
+        const te__onnx_item *y = &g->items[i];
+        if (x->kind == y->kind && x->type == y->type && x->num_in == y->num_in && x->bytes.n == y->bytes.n && x->ndim == y->ndim &&
+            memcmp(x->shape, y->shape, sizeof(x->shape)) == 0 && (!x->op || strcmp(x->op, y->op) == 0) &&
+            (!x->num_in || memcmp(x->in, y->in, (size_t)x->num_in * sizeof(int)) == 0) &&
+            (!x->bytes.n || memcmp(x->bytes.s, y->bytes.s, x->bytes.n) == 0)) {
+            te__onnx_item_free(g, x);
+            g->num_items--;
+            return i;
+        }
+    }
+    x->next = *bucket - 1;
+    *bucket = g->num_items;
+    snprintf(name, sizeof(name), "%s/%s_%d", g->op ? g->module : "", x->op ? x->op : "numbers", g->num_items);
+    return te__onnx_named(g, x, name);
+}
+
+static int te__onnx_numbers(te__onnx *g, int type, int ndim, const int64_t *shape, const void *data, size_t bytes) {
+    te__onnx_item *x = te__onnx_item_new(g, TE__ONNX_NUMBERS);
+    if (!x) return TE__ONNX_FAILED;
+    x->type = type;
+    x->ndim = ndim;
+    if (ndim) memcpy(x->shape, shape, (size_t)ndim * sizeof(int64_t));
+    te__text_add(&x->bytes, (const char *)data, bytes);
+    return te__onnx_once(g);
+}
+static int te__onnx_i64s(te__onnx *g, int n, const int64_t *v) {
+    int64_t shape = n;
+    return te__onnx_numbers(g, TE__ONNX_INT64, 1, &shape, v, (size_t)n * sizeof(*v));
+}
+static int te__onnx_i64(te__onnx *g, int64_t v) { return te__onnx_numbers(g, TE__ONNX_INT64, 0, NULL, &v, sizeof(v)); }
+static int te__onnx_f32(te__onnx *g, float v) { return te__onnx_numbers(g, TE__ONNX_FLOAT, 0, NULL, &v, sizeof(v)); }
+
+/* ---- nodes ---- */
+
+/* Takes the attributes' memory; NULL: there are none. */
+static int te__onnx_node(te__onnx *g, const char *op, te__text *attributes, int n, const int *in) {
+    te__onnx_item *x;
+    bool fine = true;
+    int i;
+    for (i = 0; i < n; i++) fine = fine && in[i] >= 0;
+    x = fine ? te__onnx_item_new(g, TE__ONNX_NODE) : NULL;
+    if (x) x->in = (int *)te__alloc(g->te, (size_t)n * sizeof(int));
+    if (!x || !x->in) {
+        if (attributes) te__text_free(attributes);
+        return TE__ONNX_FAILED;
+    }
+    x->op = op;
+    x->num_in = n;
+    memcpy(x->in, in, (size_t)n * sizeof(int));
+    if (attributes) x->bytes = *attributes;
+    return te__onnx_once(g);
+}
+static int te__onnx_1(te__onnx *g, const char *op, int x) { return te__onnx_node(g, op, NULL, 1, &x); }
+static int te__onnx_2(te__onnx *g, const char *op, int x, int y) {
+    int in[2];
+    in[0] = x;
+    in[1] = y;
+    return te__onnx_node(g, op, NULL, 2, in);
+}
+static int te__onnx_3(te__onnx *g, const char *op, int x, int y, int z) {
+    int in[3];
+    in[0] = x;
+    in[1] = y;
+    in[2] = z;
+    return te__onnx_node(g, op, NULL, 3, in);
+}
+static te__text te__onnx_attributes(te__onnx *g) {
+    te__text t = TE_ZERO;
+    t.memory = &g->te->host_allocator;
+    return t;
+}
+static int te__onnx_cast(te__onnx *g, int x, int type) {
+    te__text t = te__onnx_attributes(g);
+    te__onnx_attr_int(&t, "to", type);
+    return te__onnx_node(g, "Cast", &t, 1, &x);
+}
+static int te__onnx_transpose(te__onnx *g, int x, int n, const int *order) {
+    te__text t = te__onnx_attributes(g);
+    int64_t perm[TE_MAX_DIMS + 1];
+    int i;
+    for (i = 0; i < n; i++) perm[i] = order[i];
+    te__onnx_attr_ints(&t, "perm", n, perm);
+    return te__onnx_node(g, "Transpose", &t, 1, &x);
+}
+static int te__onnx_swap4(te__onnx *g, int x, int a, int b, int c, int d) {
+    int order[4];
+    order[0] = a;
+    order[1] = b;
+    order[2] = c;
+    order[3] = d;
+    return te__onnx_transpose(g, x, 4, order);
+}
+static int te__onnx_concat(te__onnx *g, int axis, int n, const int *in) {
+    te__text t = TE_ZERO;
+    if (n == 1) return in[0];
+    t = te__onnx_attributes(g);
+    te__onnx_attr_int(&t, "axis", axis);
+    return te__onnx_node(g, "Concat", &t, n, in);
+}
+static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
+    int in[2];
+    in[0] = x;
+    in[1] = y;
+    return te__onnx_concat(g, axis, 2, in);
+}
+static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) { return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis)); }
+/* Elements begin, begin + step .. before `end` along an axis; all of them 64-bit vectors of one number. */
+static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
+    int in[5];
+    in[0] = x;
+    in[1] = begin;
+    in[2] = end;
+    in[3] = te__onnx_i64s(g, 1, &axis);
+    in[4] = te__onnx_i64s(g, 1, &step);
+    return te__onnx_node(g, "Slice", NULL, step == 1 ? 4 : 5, in);
+}
+static int te__onnx_cut(te__onnx *g, int x, int64_t axis, int64_t begin, int64_t end, int64_t step) {
+    return te__onnx_slice(g, x, axis, te__onnx_i64s(g, 1, &begin), te__onnx_i64s(g, 1, &end), step);
+}
+/* Over one axis, which stays with size 1. */
+static int te__onnx_reduce(te__onnx *g, const char *op, int x, int64_t axis) { return te__onnx_2(g, op, x, te__onnx_i64s(g, 1, &axis)); }
+/* Over everything: a number without dimensions. */
+static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
+    te__text t = te__onnx_attributes(g);
+    te__onnx_attr_int(&t, "keepdims", 0);
+    return te__onnx_node(g, op, &t, 1, &x);
+}
+
+/* ---- sizes that vary ----
+ *
+ * The module runs at the caller's sizes and at larger ones, in which each size that varies is multiplied by a prime of its own. So the ratio of what a number is
+ * in the two runs tells of which of them it is a product, and the number itself the factor. */
+
+static te__onnx_size te__onnx_fixed(int64_t n) {
+    te__onnx_size s;
+    s.first = s.second = n;
+    return s;
+}
+static te__onnx_size te__onnx_times(te__onnx_size x, te__onnx_size y) {
+    x.first *= y.first;
+    x.second *= y.second;
+    return x;
+}
+static bool te__onnx_is_fixed(te__onnx_size s) { return s.first == s.second; }
+static bool te__onnx_is(te__onnx_size s, int64_t n) { return s.first == n && s.second == n; }
+static bool te__onnx_same(te__onnx_size x, te__onnx_size y) { return x.first == y.first && x.second == y.second; }
+
+/* s = factor * product of symbol[i] ^ power[i]. False with the error where it is none. */
+static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int power[TE__ONNX_SYMBOLS]) {
+    int64_t up = s.second, down = s.first, a = s.first, b = s.second;
+    int i;
+    memset(power, 0, TE__ONNX_SYMBOLS * sizeof(int));
+    *factor = s.first;
+    if (te__onnx_is_fixed(s)) return true;
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    if (a > 0) {
+        up /= a;
+        down /= a;
+    }
+    for (i = 0; i < TE__ONNX_SYMBOLS && s.first > 0; i++) {
+        const te__onnx_symbol *y = &g->symbol[i];
+        for (; y->first && up % y->times == 0; up /= y->times, power[i]++) {
+            if (*factor % y->first != 0) break;
+            *factor /= y->first;
+        }
+        for (; y->first && down % y->times == 0; down /= y->times, power[i]--) *factor *= y->first;
+    }
+    if (up == 1 && down == 1 && s.first > 0) return true;
+    te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the sizes that vary, since the file serves "
+                  "all of them", (long long)s.first, (long long)s.second);
+    return false;
+}
+
+/* A 64-bit vector of one number: the size as a program that runs the graph has it. */
+static int te__onnx_size_of(te__onnx *g, te__onnx_size s) {
+    int64_t factor;
+    int power[TE__ONNX_SYMBOLS], i, k, v;
+    if (!te__onnx_factor(g, s, &factor, power)) return TE__ONNX_FAILED;
+    v = te__onnx_i64s(g, 1, &factor);
+    for (k = 0; k < 2; k++) /* products first: quotients are exact then */
+        for (i = 0; i < TE__ONNX_SYMBOLS; i++) {
+            const te__onnx_symbol *y = &g->symbol[i];
+            te__text t;
+            int shape, n = k ? -power[i] : power[i];
+            if (n <= 0) continue;
+            t = te__onnx_attributes(g);
+            te__onnx_attr_int(&t, "start", y->axis);
+            te__onnx_attr_int(&t, "end", y->axis + 1);
+            shape = te__onnx_node(g, "Shape", &t, 1, &y->input);
+            if (!k && factor == 1 && g->items[v < 0 ? 0 : v].kind == TE__ONNX_NUMBERS) v = shape, n--;
+            for (; n > 0; n--) v = te__onnx_2(g, k ? "Div" : "Mul", v, shape);
+        }
+    return v;
+}
+/* The same without dimensions, as Range takes it. */
+static int te__onnx_scalar(te__onnx *g, te__onnx_size s) {
+    if (te__onnx_is_fixed(s)) return te__onnx_i64(g, s.first);
+    return te__onnx_2(g, "Reshape", te__onnx_size_of(g, s), te__onnx_i64s(g, 0, NULL));
+}
+/* 0 .. n - 1 */
+static int te__onnx_range(te__onnx *g, te__onnx_size n) { return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1)); }
+
+/* A shape as Reshape and Expand take it. infer: one size that varies may be left to Reshape, as -1. */
+static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool infer) {
+    int64_t fixed[TE_MAX_DIMS + 2];
+    int part[TE_MAX_DIMS + 2], i, vary = 0, parts = 0;
+    for (i = 0; i < n; i++) {
+        vary += !te__onnx_is_fixed(shape[i]);
+        fixed[i] = te__onnx_is_fixed(shape[i]) ? shape[i].first : -1;
+    }
+    if (vary == 0 || (vary == 1 && infer)) return te__onnx_i64s(g, n, fixed);
+    for (i = 0; i < n; i++) part[parts++] = te__onnx_size_of(g, shape[i]);
+    return te__onnx_concat(g, 0, parts, part);
+}
+static int te__onnx_reshape(te__onnx *g, int x, int n, const te__onnx_size *shape) { return te__onnx_2(g, "Reshape", x, te__onnx_shape(g, n, shape, true)); }
+
+/* ---- the file ---- */
+
+static bool te__onnx_mark(te__onnx *g) {
+    int i, k;
+    for (i = 0; i < g->num_outputs; i++) g->items[g->outputs[i].item].live = true;
+    for (i = g->num_items - 1; i >= 0; i--) /* a node stands behind what it reads */
+        for (k = 0; g->items[i].live && k < g->items[i].num_in; k++) g->items[g->items[i].in[k]].live = true;
+    for (i = 0; i < g->num_items; i++)
+        if (g->items[i].bytes.oom) return te__fail(g->te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text) == TE_OK;
+    return true;
+}
+
+static int te__onnx_by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+/* No two values share a name: a module's own may be any. */
+static te_result te__onnx_names_differ(te__onnx *g) {
+    te_ctx *te = g->te;
+    size_t bytes = (size_t)(g->num_items + g->num_outputs) * sizeof(char *);
+    const char **names = (const char **)te__alloc(te, bytes);
+    te_result result = TE_OK;
+    int i, n = 0;
+    if (!names) return TE_ERR_OUT_OF_MEMORY;
+    for (i = 0; i < g->num_items; i++)
+        if (g->items[i].live || g->items[i].kind == TE__ONNX_INPUT) names[n++] = g->items[i].name;
+    for (i = 0; i < g->num_outputs; i++) names[n++] = g->outputs[i].name;
+    qsort(names, (size_t)n, sizeof(*names), te__onnx_by_name);
+    for (i = 1; i < n && result == TE_OK; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            result = te__fail(te, TE_ERR_INVALID, "te_onnx_export: two values of the graph are \"%s\"; give the module or the parameter another name", names[i]);
+    te__free(te, names, bytes);
+    return result;
+}
+
+static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const char *name, const char *op, int n, const int *in, const te__text *attributes) {
+    te__text node = TE_ZERO;
+    int i;
+    node.memory = graph->memory;
+    for (i = 0; i < n; i++) te__pb_string(&node, 1, items[in[i]].name);
+    if (strcmp(op, "TopK") == 0) { /* its second result is the one that the graph uses */
+        te__text values = TE_ZERO;
+        values.memory = graph->memory;
+        te__text_printf(&values, "%s.values", name);
+        te__pb_message(&node, 2, &values);
+    }
+    te__pb_string(&node, 2, name);
+    te__pb_string(&node, 3, name);
+    te__pb_string(&node, 4, op);
+    if (attributes) te__text_add(&node, te__text_str(attributes), attributes->n);
+    te__pb_message(graph, 1, &node);
+}
+
+/* "2*batch*sequence" */
+static const char *te__onnx_axis_text(te__onnx *g, te__onnx_size s, char text[128]) {
+    int64_t factor;
+    int power[TE__ONNX_SYMBOLS], i, k;
+    size_t n = 0;
+    if (te__onnx_is_fixed(s) || !te__onnx_factor(g, s, &factor, power)) return NULL;
+    text[0] = 0;
+    if (factor != 1) n += (size_t)snprintf(text, 128, "%lld", (long long)factor);
+    for (i = 0; i < TE__ONNX_SYMBOLS; i++)
+        for (k = power[i]; k != 0 && n < 100; k += k > 0 ? -1 : 1)
+            n += (size_t)snprintf(text + n, 128 - n, "%s%s", k < 0 ? "/" : n ? "*" : "", g->symbol[i].name);
+    return text;
+}
+static void te__onnx_put_output(te__onnx *g, te__text *graph, const te__onnx_output *y) {
+    const char *axis[TE_MAX_DIMS];
+    char text[TE_MAX_DIMS][128];
+    int64_t shape[TE_MAX_DIMS];
+    int i;
+    for (i = 0; i < y->ndim; i++) {
+        axis[i] = te__onnx_axis_text(g, y->shape[i], text[i]);
+        shape[i] = y->shape[i].first;
+    }
+    te__onnx_put_value(graph, 12, y->name, y->type, y->ndim, shape, axis);
+}
+
+static bool te__onnx_is_initializer(const te__onnx_item *x) { return x->live && (x->kind == TE__ONNX_WEIGHT || x->kind == TE__ONNX_NUMBERS); }
+static uint64_t te__onnx_bytes(const te__onnx_item *x) { return x->kind == TE__ONNX_WEIGHT ? te_tensor_bytes(x->tensor) : x->bytes.n; }
+/* The head of an initializer in the graph: its bytes follow. */
+static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
+    te__text tensor = TE_ZERO;
+    tensor.memory = t->memory;
+    te__onnx_put_tensor(&tensor, x->name, x->type, x->ndim, x->shape, te__onnx_bytes(x));
+    te__pb_head(t, 5, tensor.n + te__onnx_bytes(x));
+    te__text_add(t, te__text_str(&tensor), tensor.n);
+    if (tensor.oom) t->oom = true;
+    te__text_free(&tensor);
+}
+
+/* The model up to its graph's head, and behind the graph the opset. */
+static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_bytes) {
+    te__text opset = TE_ZERO;
+    char version[32];
+    opset.memory = tail->memory;
+    snprintf(version, sizeof(version), "%d.%d.%d", TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH);
+    te__pb_int(head, 1, TE__ONNX_IR);
+    te__pb_string(head, 2, "te.h");
+    te__pb_string(head, 3, version);
+    te__pb_head(head, 7, graph_bytes);
+    te__pb_string(&opset, 1, "");
+    te__pb_int(&opset, 2, TE__ONNX_OPSET);
+    te__pb_message(tail, 8, &opset);
+}
+
+/* Head, nodes, inputs and outputs, then each initializer, whose bytes go from the tensor to the file. */
+static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *head, const te__text *graph, const te__text *tail) {
+    te_ctx *te = g->te;
+    te__file_out out;
+    te__text why = TE_ZERO, one = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    void *staging = te__alloc(te, TE__ST_CHUNK);
+    if (!staging) return TE_ERR_OUT_OF_MEMORY;
+    one.memory = &te->host_allocator;
+    te__file_out_begin(&out, path, &why);
+    te__file_out_write(&out, head->s, head->n);
+    te__file_out_write(&out, graph->s, graph->n);
+    for (i = 0; i < g->num_items && result == TE_OK && !out.failed; i++) {
+        const te__onnx_item *x = &g->items[i];
+        if (!te__onnx_is_initializer(x)) continue;
+        te__text_clear(&one);
+        te__onnx_put_initializer(&one, x);
+        if (one.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
+        te__file_out_write(&out, te__text_str(&one), one.n);
+        if (x->kind == TE__ONNX_NUMBERS) te__file_out_write(&out, te__text_str(&x->bytes), x->bytes.n);
+        else if (result == TE_OK) result = te__st_store(te, &out, x->tensor, staging);
+    }
+    te__file_out_write(&out, tail->s, tail->n);
+    if (result != TE_OK)
+        te__file_out_abort(&out);
+    else if (!te__file_out_commit(&out))
+        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(&why));
+    te__free(te, staging, TE__ST_CHUNK);
+    te__text_free(&why);
+    te__text_free(&one);
+    return result;
+}
+
+static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *name) {
+    te_ctx *te = g->te;
+    te__text graph = TE_ZERO, head = TE_ZERO, tail = TE_ZERO, one = TE_ZERO;
+    uint64_t bytes;
+    te_result result;
+    int i;
+    if (!te__onnx_mark(g)) return te_error_code(te);
+    result = te__onnx_names_differ(g);
+    if (result != TE_OK) return result;
+    graph.memory = head.memory = tail.memory = one.memory = &te->host_allocator;
+    for (i = 0; i < g->num_items; i++) {
+        const te__onnx_item *x = &g->items[i];
+        if (x->live && x->kind == TE__ONNX_NODE) te__onnx_put_node(&graph, g->items, x->name, x->op, x->num_in, x->in, &x->bytes);
+    }
+    for (i = 0; i < g->num_outputs; i++) te__onnx_put_node(&graph, g->items, g->outputs[i].name, "Identity", 1, &g->outputs[i].item, NULL);
+    te__pb_string(&graph, 2, name);
+    for (i = 0; i < g->num_items; i++) {
+        const te__onnx_item *x = &g->items[i];
+        if (x->kind == TE__ONNX_INPUT) te__onnx_put_value(&graph, 11, x->name, x->type, x->ndim, x->shape, x->axis);
+    }
+    for (i = 0; i < g->num_outputs; i++) te__onnx_put_output(g, &graph, &g->outputs[i]);
+    bytes = graph.n;
+    for (i = 0; i < g->num_items; i++) {
+        if (!te__onnx_is_initializer(&g->items[i])) continue;
+        te__text_clear(&one);
+        te__onnx_put_initializer(&one, &g->items[i]);
+        graph.oom = graph.oom || one.oom; /* which clearing it forgets */
+        bytes += one.n + te__onnx_bytes(&g->items[i]);
+    }
+    te__onnx_put_model(&head, &tail, bytes);
+    bytes += head.n + tail.n;
+    if (te->error_code != TE_OK) result = te->error_code;
+    else if (graph.oom || head.oom || tail.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
+    else if (bytes > INT32_MAX)
+        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the file would have %llu bytes, and readers of protobuf take %lld at most; export a model of 16-bit or quantized "
+                          "weights, or its parts one by one", (unsigned long long)bytes, (long long)INT32_MAX);
+    else
+        result = te__onnx_stream(g, path, &head, &graph, &tail);
+    te__text_free(&graph);
+    te__text_free(&head);
+    te__text_free(&tail);
+    te__text_free(&one);
+    return result;
+}
+
+/* ==== io/onnx_memory.c ========================================================================================== */
+
+/* io/onnx_memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know what operations compute.
+ *
+ * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads these. A list of all writes tells which value a
+ * tensor sees: the last write that meets it, reshaped, cut, transposed or broadcast until it has the tensor's shape; or several writes side by side, concatenated.
+ * Parameters and inputs stand at the begin of the list. Whatever no call wrote, and is no input, is a constant.
+ *
+ * The graph computes in f32 and 64-bit integers, as the operations do inside: a value is cast to its tensor's format where it is written and back where it is read. So it
+ * is rounded where te.h rounds it, and runtimes need no arithmetic of 16 bits, which onnxruntime's CPU kernels lack for bfloat16. */
+
+/* One tensor of a call, in the run at the caller's sizes and in that at larger ones. */
+typedef struct te__onnx_pair {
+    te_tensor first, second; /* shape and memory; not owned */
+} te__onnx_pair;
+
+/* io/onnx_moe.c: from rows of tokens to rows by expert, in 64-bit vectors. */
+typedef struct te__onnx_map {
+    bool is_map;
+    int64_t topk; /* of an index map; 0: a mask map */
+    int source, place, expert, destination; /* of each copy of a token */
+} te__onnx_map;
+
+typedef struct te__onnx_write {
+    te__onnx_pair x;
+    int value;          /* an item, of x's format or wide; TE__ONNX_FAILED: none that the graph could have */
+    bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
+    te__onnx_map map;   /* what the memory stands for, if it is a map */
+    int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds something else */
+    const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
+    te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */
+    char *path;         /* a parameter: its name; else NULL */
+} te__onnx_write;
+
+static te__onnx_pair te__onnx_pair_of(const te_tensor *first, const te_tensor *second) {
+    te__onnx_pair p;
+    p.first = *first;
+    p.second = *second;
+    return p;
+}
+static te__onnx_size te__onnx_dim(const te__onnx_pair *x, int i) {
+    te__onnx_size s;
+    if (i < 0) i += x->first.ndim;
+    s.first = x->first.shape[i];
+    s.second = x->second.shape[i];
+    return s;
+}
+static te__onnx_size te__onnx_stride(const te__onnx_pair *x, int i) {
+    te__onnx_size s;
+    s.first = x->first.stride[i];
+    s.second = x->second.stride[i];
+    return s;
+}
+static void te__onnx_dims(const te__onnx_pair *x, te__onnx_size shape[TE_MAX_DIMS]) {
+    int i;
+    for (i = 0; i < x->first.ndim; i++) shape[i] = te__onnx_dim(x, i);
+}
+/* The same memory with another shape, contiguous but for the stride of rows. */
+static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_size *shape, te__onnx_size row) {
+    te__onnx_pair y = *x;
+    te__onnx_size stride = te__onnx_fixed(1);
+    int i;
+    y.first.ndim = y.second.ndim = n;
+    for (i = n - 1; i >= 0; i--) {
+        if (i == n - 2) stride = row;
+        y.first.shape[i] = shape[i].first;
+        y.second.shape[i] = shape[i].second;
+        y.first.stride[i] = stride.first;
+        y.second.stride[i] = stride.second;
+        stride = te__onnx_times(stride, shape[i]);
+    }
+    return y;
+}
+
+/* ---- the list of writes ---- */
+
+static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
+    te__span s, t;
+    if (x->buffer != y->buffer) return false;
+    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true; /* strides count whole bytes; codes have memory of their own */
+    te__span_of(x, &s);
+    te__span_of(y, &t);
+    return te__spans_meet(s, t) && te__tensors_meet(x, y);
+}
+static te__onnx_write *te__onnx_write_new(te__onnx *g, const te__onnx_pair *x, int value) {
+    te__onnx_write *w;
+    if (!te__grow(g->te, (void **)&g->writes, &g->cap_writes, g->num_writes, sizeof(te__onnx_write))) return NULL;
+    w = &g->writes[g->num_writes++];
+    memset(w, 0, sizeof(*w));
+    w->x = *x;
+    w->value = value;
+    return w;
+}
+static void te__onnx_memory_free(te__onnx *g) {
+    int i;
+    for (i = 0; i < g->num_writes; i++) te__free_string(g->te, g->writes[i].path);
+    te__free(g->te, g->writes, (size_t)g->cap_writes * sizeof(te__onnx_write));
+}
+/* The last write from `before` down that meets x; -1: none. */
+static int te__onnx_last(const te__onnx *g, const te__onnx_pair *x, int before) {
+    while (--before >= 0 && !te__onnx_spans_meet(&g->writes[before].x.first, &x->first)) {}
+    return before;
+}
+
+/* ---- shapes in memory ---- */
+
+/* The dimensions of x that have more than one element, by falling stride. Returns their number. */
+static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
+    int i, k, n = 0;
+    for (i = 0; i < x->first.ndim; i++) {
+        if (te__onnx_is(te__onnx_dim(x, i), 1) || te__onnx_is(te__onnx_stride(x, i), 0)) continue;
+        for (k = n++; k > 0 && x->second.stride[order[k - 1]] < x->second.stride[i]; k--) order[k] = order[k - 1];
+        order[k] = i;
+    }
+    return n;
+}
+/* Does x fill its memory without gaps? Else *gap becomes the place in `order` of the innermost dimension that does not reach to the next one. */
+static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
+    te__onnx_size expect = te__onnx_fixed(1);
+    int i;
+    for (i = n - 1; i >= 0; i--) {
+        if (!te__onnx_same(te__onnx_stride(x, order[i]), expect)) {
+            *gap = i + 1;
+            return false;
+        }
+        expect = te__onnx_times(expect, te__onnx_dim(x, order[i]));
+    }
+    return true;
+}
+static bool te__onnx_same_place(const te__onnx_pair *x, const te__onnx_pair *y) {
+    int i;
+    if (x->first.ndim != y->first.ndim || x->first.offset != y->first.offset || x->second.offset != y->second.offset) return false;
+    for (i = 0; i < x->first.ndim; i++) {
+        if (!te__onnx_same(te__onnx_dim(x, i), te__onnx_dim(y, i))) return false;
+        if (!te__onnx_is(te__onnx_dim(x, i), 1) && !te__onnx_same(te__onnx_stride(x, i), te__onnx_stride(y, i))) return false;
+    }
+    return true;
+}
+static bool te__onnx_divide(te__onnx_size *x, te__onnx_size by, te__onnx_size *rest) {
+    if (by.first <= 0 || by.second <= 0) return false;
+    rest->first = x->first % by.first;
+    rest->second = x->second % by.second;
+    x->first /= by.first;
+    x->second /= by.second;
+    return true;
+}
+
+/* A value in f32 or 64 bits. */
+static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
+    if (w->wide) return w->value;
+    switch (w->x.first.dtype) {
+    case TE_F16:
+    case TE_BF16: return te__onnx_cast(g, w->value, TE__ONNX_FLOAT);
+    case TE_U8:
+    case TE_I32: return te__onnx_cast(g, w->value, TE__ONNX_INT64);
+    case TE_F8E4M3:
+    case TE_F8E5M2:
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves codes%s%s apart from their scale; export the module outside of autocast, where stored weights are decoded",
+                             w->path ? " of " : "", w->path ? w->path : "");
+    default: return w->value;
+    }
+}
+
+/* How a tensor lies in a block of memory without gaps: the block as `n` dimensions of sizes `full`, of which begin .. begin + size - 1 are the tensor's. */
+typedef struct te__onnx_place {
+    int n, order[TE_MAX_DIMS]; /* the tensor's dimension at each place; the last place may have none */
+    te__onnx_size full[TE_MAX_DIMS + 1], begin[TE_MAX_DIMS + 1], size[TE_MAX_DIMS + 1];
+} te__onnx_place;
+/* total: elements of the block, which begins at `base` bytes. */
+static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onnx_size total, te__onnx_size base) {
+    te__onnx_size at, rest, outer = total, bytes = te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype)));
+    int i, n = te__onnx_order(x, p->order);
+    at.first = x->first.offset - base.first;
+    at.second = x->second.offset - base.second;
+    if (at.first < 0 || at.second < 0 || !te__onnx_divide(&at, bytes, &rest) || !te__onnx_is(rest, 0)) return false;
+    for (i = 0; i <= n; i++) {
+        te__onnx_size stride = i < n ? te__onnx_stride(x, p->order[i]) : te__onnx_fixed(1);
+        p->full[i] = outer;
+        p->begin[i] = at;
+        p->size[i] = i < n ? te__onnx_dim(x, p->order[i]) : te__onnx_fixed(1);
+        if (!te__onnx_divide(&p->full[i], stride, &rest) || !te__onnx_is(rest, 0)) return false;
+        if (!te__onnx_divide(&p->begin[i], stride, &at)) return false;
+        if (p->begin[i].first + p->size[i].first > p->full[i].first || p->begin[i].second + p->size[i].second > p->full[i].second) return false;
+        outer = stride;
+    }
+    p->n = te__onnx_is(p->full[n], 1) ? n : n + 1;
+    return true;
+}
+
+/* x as a view of the value of w. *fits becomes false where w does not hold all of x. */
+static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pair *x, bool *fits) {
+    int order[TE_MAX_DIMS], back[TE_MAX_DIMS + 1], n, gap, i, k, v;
+    te__onnx_size base, total = te__onnx_fixed(1), now[TE_MAX_DIMS], shape[TE_MAX_DIMS];
+    te__onnx_place p;
+    bool alike, turned = false, broadcast = false;
+    *fits = true;
+    if (te__onnx_same_place(&w->x, x)) return te__onnx_wide(g, w);
+    n = te__onnx_order(&w->x, order);
+    *fits = te__onnx_is_dense(&w->x, order, n, &gap);
+    if (!*fits) return TE__ONNX_FAILED;
+    for (i = 0; i < n; i++) {
+        now[i] = te__onnx_dim(&w->x, order[i]);
+        total = te__onnx_times(total, now[i]);
+    }
+    base.first = w->x.first.offset;
+    base.second = w->x.second.offset;
+    *fits = te__onnx_place_of(&p, x, total, base);
+    if (!*fits) return TE__ONNX_FAILED;
+    v = te__onnx_wide(g, w);
+    /* the value in the order of memory */
+    for (i = 0, k = 0; i < w->x.first.ndim; i++)
+        if (te__onnx_is(te__onnx_dim(&w->x, i), 1)) back[k++] = i;
+    for (i = 0; i < n; i++) {
+        turned = turned || (i && order[i] < order[i - 1]);
+        back[k++] = order[i];
+    }
+    if (turned) v = te__onnx_transpose(g, v, k, back);
+    /* cut along the places of x */
+    alike = w->x.first.ndim == n && p.n == n;
+    for (i = 0; i < n && alike; i++) alike = te__onnx_same(now[i], p.full[i]);
+    te__onnx_dims(x, shape);
+    for (i = 0, k = 0; i < p.n; i++) k += !te__onnx_same(p.size[i], p.full[i]);
+    if (k > 0 && !alike) v = te__onnx_reshape(g, v, p.n, p.full);
+    for (i = 0; i < p.n && k > 0; i++) {
+        int begin, end;
+        te__onnx_size to;
+        if (te__onnx_same(p.size[i], p.full[i])) continue;
+        to.first = p.begin[i].first + p.size[i].first;
+        to.second = p.begin[i].second + p.size[i].second;
+        begin = te__onnx_size_of(g, p.begin[i]);
+        end = te__onnx_is_fixed(to) || te__onnx_is_fixed(p.begin[i]) == te__onnx_is_fixed(p.size[i]) ? te__onnx_size_of(g, to)
+                                                                                                      : te__onnx_2(g, "Add", begin, te__onnx_size_of(g, p.size[i]));
+        v = te__onnx_slice(g, v, i, begin, end, 1);
+    }
+    /* and in the order and shape of x */
+    n = te__onnx_order(x, order);
+    for (i = 0, turned = false; i < n; i++) turned = turned || (i && order[i] < order[i - 1]);
+    if (turned) {
+        if (k == 0 && !alike) v = te__onnx_reshape(g, v, p.n, p.full);
+        for (i = 0; i < p.n; i++) back[i] = i;
+        for (i = 0; i < n; i++) { /* place `i` of the result is the place that holds x's i-th dimension of more than one element */
+            int rank = 0, j;
+            for (j = 0; j < n; j++) rank += order[j] < order[i];
+            back[rank] = i;
+        }
+        v = te__onnx_transpose(g, v, p.n, back);
+    }
+    for (i = 0; i < x->first.ndim; i++) {
+        if (te__onnx_is(shape[i], 1) || !te__onnx_is(te__onnx_stride(x, i), 0)) continue;
+        broadcast = true;
+        shape[i] = te__onnx_fixed(1);
+    }
+    if (!(alike && !turned && k == 0 && x->first.ndim == n)) v = te__onnx_reshape(g, v, x->first.ndim, shape);
+    if (broadcast) {
+        te__onnx_dims(x, shape);
+        v = te__onnx_2(g, "Expand", v, te__onnx_shape(g, x->first.ndim, shape, false));
+    }
+    return v;
+}
+
+/* ---- several writes side by side ---- */
+
+/* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
+static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
+    te__onnx_size rest, step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
+    int i;
+    if (x->first.buffer != y->first.buffer || x->first.ndim != y->first.ndim || x->first.dtype != y->first.dtype) return false;
+    for (i = 0; i < x->first.ndim; i++) {
+        if (i != axis && !te__onnx_same(te__onnx_dim(x, i), te__onnx_dim(y, i))) return false;
+        if (!te__onnx_is(te__onnx_dim(x, i), 1) && !te__onnx_is(te__onnx_dim(y, i), 1) && !te__onnx_same(te__onnx_stride(x, i), te__onnx_stride(y, i))) return false;
+    }
+    at->first = y->first.offset - x->first.offset;
+    at->second = y->second.offset - x->second.offset;
+    return te__onnx_divide(at, step, &rest) && te__onnx_is(rest, 0);
+}
+
+/* Makes one write of the last one and those beside it. False where there are none. */
+static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
+    enum { MOST = 1024 };
+    const te__onnx_pair x = g->writes[last].x; /* a copy: the list may move */
+    int piece[MOST], in[MOST], order[TE_MAX_DIMS], n = te__onnx_order(&x, order), gap = 0, axis, count = 0, i, k;
+    te__onnx_size at, end = te__onnx_fixed(0), begin = te__onnx_fixed(0);
+    te__onnx_pair whole = x;
+    if (n == 0) return false;
+    if (te__onnx_is_dense(&x, order, n, &gap)) gap = 0;
+    if (gap >= n) return false;
+    axis = order[gap];
+    for (i = last; i >= 0 && count < MOST; i--) {
+        te__onnx_size from;
+        if (!te__onnx_is_beside(&x, &g->writes[i].x, axis, &at)) continue;
+        for (k = 0; k < count && !te__onnx_spans_meet(&g->writes[piece[k]].x.first, &g->writes[i].x.first); k++) {}
+        if (k < count) continue; /* written anew since */
+        for (k = count++; k > 0; k--) { /* sorted by place */
+            te__onnx_is_beside(&x, &g->writes[piece[k - 1]].x, axis, &from);
+            if (from.first <= at.first) break;
+            piece[k] = piece[k - 1];
+        }
+        piece[k] = i;
+    }
+    if (count < 2) return false;
+    for (i = 0; i < count; i++) {
+        const te__onnx_write *w = &g->writes[piece[i]];
+        te__onnx_is_beside(&x, &w->x, axis, &at);
+        if (i == 0) begin = end = at;
+        if (!te__onnx_same(at, end)) return false;
+        end.first += te__onnx_dim(&w->x, axis).first;
+        end.second += te__onnx_dim(&w->x, axis).second;
+    }
+    for (i = 0; i < count; i++) {
+        if (te__onnx_last(g, &g->writes[piece[i]].x, g->num_writes) != piece[i]) return false; /* something else has written there */
+        in[i] = g->writes[piece[i]].value < 0 ? TE__ONNX_FAILED : te__onnx_wide(g, &g->writes[piece[i]]);
+        if (in[i] < 0) return false;
+    }
+    whole.first.offset = g->writes[piece[0]].x.first.offset;
+    whole.second.offset = g->writes[piece[0]].x.second.offset;
+    whole.first.shape[axis] = end.first - begin.first;
+    whole.second.shape[axis] = end.second - begin.second;
+    i = te__onnx_concat(g, axis, count, in);
+    if (i < 0 || !te__onnx_write_new(g, &whole, i)) *result = te_error_code(g->te);
+    else g->writes[g->num_writes - 1].wide = true;
+    return *result == TE_OK;
+}
+
+/* ---- reading and writing ---- */
+
+/* Memory that no call has written. Its content must be that of both runs. */
+static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
+    char name[64], a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    size_t bytes = te_tensor_bytes(first);
+    te__onnx_pair x = te__onnx_pair_of(first, second);
+    te__onnx_write *w;
+    bool same = te__same_shape(first, second) && te__is_contiguous(first) && te__is_contiguous(second);
+    int v;
+    if (same && first->buffer != second->buffer) {
+        char *host = (char *)te__alloc(g->te, 2 * bytes);
+        if (host && te_tensor_to_host(first, host) == TE_OK && te_tensor_to_host(second, host + bytes) == TE_OK) same = memcmp(host, host + bytes, bytes) == 0;
+        te__free(g->te, host, 2 * bytes);
+        if (te_error_code(g->te) != TE_OK) return TE__ONNX_FAILED;
+    }
+    if (!same)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, and %s at larger inputs, which no operation has made of the inputs: the host computes it, or another rank, and a graph "
+                             "cannot", te__shape_text(first, a), te__shape_text(second, b));
+    snprintf(name, sizeof(name), "constant_%d", ++g->num_constants);
+    v = te__onnx_weight(g, name, first);
+    w = v < 0 ? NULL : te__onnx_write_new(g, &x, v);
+    if (!w) return TE__ONNX_FAILED;
+    w->tensor = first;
+    return v;
+}
+
+/* The write that holds all of x, and x as a view of it. */
+static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, te_tensor *second, int *found) {
+    char text[TE__SHAPE_TEXT];
+    int i = te__onnx_last(g, x, g->num_writes), v;
+    te_result result = TE_OK;
+    bool fits;
+    if (i < 0) {
+        if (te__onnx_constant(g, first, second) < 0) return TE__ONNX_FAILED;
+        i = g->num_writes - 1;
+    }
+    if (g->writes[i].value >= 0) {
+        v = te__onnx_view(g, &g->writes[i], x, &fits);
+        if (!fits && te__onnx_join(g, i, &result)) {
+            i = g->num_writes - 1;
+            v = te__onnx_view(g, &g->writes[i], x, &fits);
+        }
+        *found = i;
+        if (fits || result != TE_OK || te_error_code(g->te) != TE_OK) return v;
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, of which %s has written a part; a graph has no memory to be written in parts", te__shape_text(&x->first, text),
+                             g->writes[i].by ? g->writes[i].by : "no operation");
+    }
+    return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
+                         g->writes[i].by ? g->writes[i].by : "no operation");
+}
+/* In f32, or 64 bits of an integer format, in the shape of the pair. */
+static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {
+    int found;
+    return te__onnx_find(g, x, (te_tensor *)first, (te_tensor *)second, &found);
+}
+static int te__onnx_read(te__onnx *g, const te_tensor *first, const te_tensor *second) {
+    te__onnx_pair x = te__onnx_pair_of(first, second);
+    return te__onnx_read_as(g, &x, first, second);
+}
+
+/* A call writes x. value: in f32 or 64 bits, in the shape of the pair; TE__ONNX_FAILED: whoever reads it is refused. */
+static te_result te__onnx_store_as(te__onnx *g, const te__onnx_pair *x, int value) {
+    te_dtype dtype = x->first.dtype;
+    te__onnx_write *w;
+    bool wide = dtype == TE_F32 || dtype == TE_I64 || !te__onnx_type(dtype) || te__is_fp8(dtype);
+    if (te_error_code(g->te) != TE_OK) return te_error_code(g->te);
+    if (value >= 0 && !wide) value = te__onnx_cast(g, value, te__onnx_type(dtype));
+    w = te__onnx_write_new(g, x, value);
+    if (!w) return TE_ERR_OUT_OF_MEMORY;
+    w->wide = wide;
+    w->by = g->op;
+    return te_error_code(g->te);
+}
+static te_result te__onnx_store(te__onnx *g, const te_tensor *first, const te_tensor *second, int value) {
+    te__onnx_pair x;
+    if (!first) return TE_OK;
+    x = te__onnx_pair_of(first, second);
+    return te__onnx_store_as(g, &x, value);
+}
+
+/* The write that a tensor comes from, if it is a parameter's or a constant's memory, whole: what a runtime may compute once. NULL: it is not. */
+static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
+    te__onnx_pair x = te__onnx_pair_of(first, second);
+    int i = te__onnx_last(g, &x, g->num_writes);
+    return i >= 0 && !g->writes[i].by && g->writes[i].tensor ? &g->writes[i] : NULL;
+}
+/* The numbers of a small f32 tensor of the first run, as they are now. */
+static te_result te__onnx_host(te__onnx *g, const te_tensor *x, float *out, int n) {
+    if (te__numel(x) < n) return te__fail(g->te, TE_ERR_SHAPE, "te_onnx_export: a scale has no value");
+    return te_tensor_to_f32((te_tensor *)x, out);
+}
+
+/* ==== io/onnx_quant.c =========================================================================================== */
+
+/* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must not know recipes.
+ *
+ * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the run has it beforehand (delayed scaling; a parameter
+ * under current scaling) and else computed from the tensor. So the graph's name for codes is what they stand for, and products multiply plain numbers.
+ *
+ * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in place of the parameter. Codes of other tensors
+ * stand for the numbers that they were made of: the product of the file is that of operands that were not rounded to codes. */
+
+/* ---- codes of one scale ---- */
+
+static int te__onnx_zero_code(te__onnx *g, te_dtype codes) { return te__onnx_numbers(g, te__onnx_type(codes), 0, NULL, "", 1); }
+static int te__onnx_decoded(te__onnx *g, int codes, int scale_inv, te_dtype dtype) {
+    return te__onnx_3(g, "DequantizeLinear", codes, scale_inv, te__onnx_zero_code(g, dtype));
+}
+/* x rounded to codes, and back. */
+static int te__onnx_through_codes(te__onnx *g, int x, int scale_inv, te_dtype dtype) {
+    return te__onnx_decoded(g, te__onnx_3(g, "QuantizeLinear", x, scale_inv, te__onnx_zero_code(g, dtype)), scale_inv, dtype);
+}
+/* 1 / scale, of a tensor that holds the scale. */
+static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor *scale2) {
+    float v;
+    if (!te__onnx_constant_of(g, scale, scale2)) {
+        int x = te__onnx_2(g, "Reshape", te__onnx_read(g, scale, scale2), te__onnx_i64s(g, 0, NULL));
+        return te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), x);
+    }
+    if (te__onnx_host(g, scale, &v, 1) != TE_OK) return TE__ONNX_FAILED;
+    return te__onnx_f32(g, te__floats_divide(1.0f, v));
+}
+
+/* The largest power of two up to x: a logarithm may miss it by one, which comparisons mend. */
+static int te__onnx_power_of_two(te__onnx *g, int x) {
+    int two = te__onnx_f32(g, 2.0f), half = te__onnx_f32(g, 0.5f);
+    int v = te__onnx_2(g, "Pow", two, te__onnx_1(g, "Floor", te__onnx_2(g, "Div", te__onnx_1(g, "Log", x), te__onnx_f32(g, 0.69314718f))));
+    v = te__onnx_3(g, "Where", te__onnx_2(g, "Greater", v, x), te__onnx_2(g, "Mul", v, half), v);
+    return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x), te__onnx_2(g, "Mul", v, two), v);
+}
+/* The scale by te_op_scale_from_amax's rule, of an amax without dimensions. */
+static int te__onnx_scale_of(te__onnx *g, int amax, float fp8_max, float epsilon, bool power_of_two) {
+    int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f), scale;
+    int none = te__onnx_2(g, "Equal", v, te__onnx_f32(g, 0.0f));
+    scale = te__onnx_2(g, "Div", te__onnx_f32(g, fp8_max), te__onnx_3(g, "Where", none, one, v));
+    if (power_of_two) scale = te__onnx_power_of_two(g, scale);
+    return te__onnx_3(g, "Where", none, one, te__onnx_2(g, "Min", scale, te__onnx_f32(g, FLT_MAX)));
+}
+static int te__onnx_amax_of(te__onnx *g, int x) { return te__onnx_reduce_all(g, "ReduceMax", te__onnx_1(g, "Abs", x)); }
+static int te__onnx_vector(te__onnx *g, int number) {
+    int64_t one = 1;
+    return te__onnx_2(g, "Reshape", number, te__onnx_i64s(g, 1, &one));
+}
+
+/* A value of that shape in the shape of its codes [M, ld], whose columns beyond the value's are 0. */
+static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes, const te_tensor *codes2) {
+    te__onnx_pair to = te__onnx_pair_of(codes, codes2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int64_t pad[2 * TE_MAX_DIMS];
+    int n = codes->ndim, i;
+    bool alike = n == from->first.ndim;
+    memset(pad, 0, sizeof(pad));
+    te__onnx_dims(&to, shape);
+    shape[n - 1] = te__onnx_dim(from, -1);
+    for (i = 0; alike && i < n; i++) alike = te__onnx_same(shape[i], te__onnx_dim(from, i));
+    if (!alike) value = te__onnx_reshape(g, value, n, shape);
+    pad[2 * n - 1] = te__cols(codes) - shape[n - 1].first;
+    return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
+}
+
+/* A result of an operation that may quantize it itself: rounded to y's format, or to codes by `scale`. from: the value's shape. */
+static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y, const te_tensor *y2, const te_tensor *scale,
+                                       const te_tensor *scale2) {
+    if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
+    value = te__onnx_through_codes(g, value, te__onnx_inverse(g, scale, scale2), y->dtype);
+    return te__onnx_store(g, y, y2, te__onnx_rows(g, value, from, y, y2));
+}
+
+static te_result te__onnx_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_amax_args *a = &x->amax, *b = &y->amax;
+    if (a->keep || a->noop) return te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
+    return te__onnx_store(g, a->amax, b->amax, te__onnx_vector(g, te__onnx_amax_of(g, te__onnx_read(g, a->x, b->x))));
+}
+static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_scale_from_amax_args *a = &x->scale_from_amax, *b = &y->scale_from_amax;
+    int v = te__onnx_scale_of(g, te__onnx_read(g, a->amax, b->amax), a->fp8_max, a->epsilon, a->power_of_two);
+    te_result result = te__onnx_store(g, a->scale, b->scale, v);
+    return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v)) : result;
+}
+/* The state of a recipe, which the file does not have. */
+static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    (void)g, (void)x, (void)y;
+    return TE_OK;
+}
+
+static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fp8_quantize_args *a = &x->fp8_quantize, *b = &y->fp8_quantize;
+    te_dtype codes = a->row ? a->row->dtype : a->col->dtype;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    int v = te__onnx_read(g, a->x, b->x), scale_inv;
+    float known;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->x_amax, b->x_amax, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->dbias, b->dbias, TE__ONNX_FAILED);
+    if (result != TE_OK) return result;
+    if (!a->current)
+        scale_inv = te__onnx_inverse(g, a->scale, b->scale);
+    else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))
+        scale_inv = te__onnx_host(g, a->scale_inv, &known, 1) == TE_OK ? te__onnx_f32(g, known) : TE__ONNX_FAILED;
+    else
+        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), te__onnx_scale_of(g, te__onnx_amax_of(g, v), te_dtype_max(codes), a->epsilon, a->power_of_two));
+    v = te__onnx_through_codes(g, v, scale_inv, codes);
+    if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
+    return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;
+}
+
+/* ---- codes of blocks ---- */
+
+/* One copy of a quantized tensor, of the first run. */
+typedef struct te__onnx_codes {
+    const te_tensor *q, *scale, *amax;
+    te_scaling scaling;
+    bool swizzled, e4m3_max_256, two_dimensional;
+} te__onnx_codes;
+
+/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. */
+static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, int64_t rows, int64_t columns, const char *path) {
+    te_ctx *te = g->te;
+    te_result result = TE_ERR_UNSUPPORTED;
+    int64_t shape[2];
+    te_tensor *out;
+    char name[640];
+    shape[0] = rows;
+    shape[1] = columns;
+    /* E4M3 times a power of two is a bfloat16 exactly; the other scales have digits of their own */
+    out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
+    if (!out) return TE__ONNX_FAILED;
+    if (c->scaling == TE_SCALING_MXFP8) {
+        te_op_mxfp8_dequantize_args args = TE_ZERO;
+        args.q = c->q;
+        args.scale = c->scale;
+        args.y = out;
+        args.swizzled = c->swizzled;
+        result = te_op_mxfp8_dequantize(te, &args);
+    } else if (c->scaling == TE_SCALING_NVFP4) {
+        te_op_nvfp4_dequantize_args args = TE_ZERO;
+        args.q = c->q;
+        args.scale = c->scale;
+        args.amax = c->amax;
+        args.y = out;
+        args.swizzled = c->swizzled;
+        args.e4m3_max_256 = c->e4m3_max_256;
+        result = te_op_nvfp4_dequantize(te, &args);
+    } else {
+        te_op_block_dequantize_args args = TE_ZERO;
+        args.q = c->q;
+        args.scale_inv = c->scale;
+        args.y = out;
+        args.two_dimensional = c->two_dimensional;
+        result = te_op_block_dequantize(te, &args);
+    }
+    snprintf(name, sizeof(name), "%s.decoded", path ? path : "constant");
+    return result == TE_OK ? te__onnx_weight(g, name, out) : TE__ONNX_FAILED;
+}
+
+/* A call has made codes of x: of a parameter they are decoded, of anything else they stand for x. */
+static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2, const te_tensor *row2) {
+    const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
+    te__onnx_pair from = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v = te__onnx_read(g, x, x2), decoded;
+    if (w && v >= 0) {
+        decoded = te__onnx_decode_blocks(g, c, te__rows(x), te__cols(x), w->path);
+        if (decoded >= 0) v = c->scaling == TE_SCALING_MXFP8 ? te__onnx_cast(g, decoded, TE__ONNX_FLOAT) : decoded;
+        te__onnx_dims(&from, shape);
+        if (x->ndim != 2) v = te__onnx_reshape(g, v, x->ndim, shape);
+    }
+    return te__onnx_store(g, c->q, row2, te__onnx_rows(g, v, &from, c->q, row2));
+}
+static te_result te__onnx_block_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_block_quantize_args *a = &x->block_quantize, *b = &y->block_quantize;
+    te__onnx_codes c = TE_ZERO;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (!a->row || result != TE_OK) return result;
+    c.q = a->row;
+    c.scale = a->row_scale_inv;
+    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    c.two_dimensional = a->two_dimensional;
+    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+}
+static te_result te__onnx_mxfp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_mxfp8_quantize_args *a = &x->mxfp8_quantize, *b = &y->mxfp8_quantize;
+    te__onnx_codes c = TE_ZERO;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (!a->row || result != TE_OK) return result;
+    c.q = a->row;
+    c.scale = a->row_scale;
+    c.scaling = TE_SCALING_MXFP8;
+    c.swizzled = a->swizzled;
+    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+}
+static te_result te__onnx_nvfp4_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_nvfp4_quantize_args *a = &x->nvfp4_quantize, *b = &y->nvfp4_quantize;
+    te__onnx_codes c = TE_ZERO;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (!a->row || result != TE_OK) return result;
+    c.q = a->row;
+    c.scale = a->row_scale;
+    c.amax = a->amax_row;
+    c.scaling = TE_SCALING_NVFP4;
+    c.swizzled = a->swizzled;
+    c.e4m3_max_256 = a->e4m3_max_256;
+    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+}
+
+/* Codes that are stored as a parameter, or are a constant: from here on their memory holds what they stand for. */
+static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, int64_t lines, int64_t k) {
+    te__onnx_pair x = te__onnx_pair_of(c->q, q2);
+    int i = te__onnx_last(g, &x, g->num_writes), v;
+    te_dtype codes = c->q->dtype;
+    float scale = 1.0f;
+    if (te__is_float(codes)) return TE_OK;
+    if (i < 0) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads codes %s that no operation of this forward has made, and that are no parameter", te_dtype_name(codes)), te_error_code(g->te);
+    if (g->writes[i].wide || g->writes[i].by) return TE_OK;
+    if (c->scaling == TE_SCALING_TENSOR) {
+        if (c->scale && te__onnx_host(g, c->scale, &scale, 1) != TE_OK) return te_error_code(g->te);
+        v = te__onnx_decoded(g, g->writes[i].value, te__onnx_f32(g, scale), codes);
+    } else {
+        v = te__onnx_decode_blocks(g, c, lines, k, g->writes[i].path);
+        if (v >= 0 && c->scaling == TE_SCALING_MXFP8) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
+        if (v >= 0 && te__cols(c->q) != k) {
+            int64_t pad[4] = {0};
+            pad[3] = te__cols(c->q) - k;
+            v = te__onnx_2(g, "Pad", v, te__onnx_i64s(g, 4, pad));
+        }
+    }
+    g->writes[i].value = v;
+    g->writes[i].wide = true;
+    return te_error_code(g->te);
+}
+
+/* Numbers from codes: what they stand for, without the padding of rows. */
+static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y, const te_tensor *y2) {
+    te__onnx_pair out = te__onnx_pair_of(y, y2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v;
+    if (te__onnx_operand(g, c, q2, te__rows(y), te__cols(y)) != TE_OK) return te_error_code(g->te);
+    v = te__onnx_read(g, c->q, q2);
+    te__onnx_dims(&out, shape);
+    if (te__cols(c->q) != te__cols(y)) v = te__onnx_cut(g, v, -1, 0, te__cols(y), 1);
+    if (!te__same_shape(c->q, y)) v = te__onnx_reshape(g, v, y->ndim, shape);
+    return te__onnx_store(g, y, y2, v);
+}
+static te_result te__onnx_fp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fp8_dequantize_args *a = &x->fp8_dequantize, *b = &y->fp8_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale_inv;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_block_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_block_dequantize_args *a = &x->block_dequantize, *b = &y->block_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale_inv;
+    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    c.two_dimensional = a->two_dimensional;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_mxfp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_mxfp8_dequantize_args *a = &x->mxfp8_dequantize, *b = &y->mxfp8_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale;
+    c.scaling = TE_SCALING_MXFP8;
+    c.swizzled = a->swizzled;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_nvfp4_dequantize_args *a = &x->nvfp4_dequantize, *b = &y->nvfp4_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale;
+    c.amax = a->amax;
+    c.scaling = TE_SCALING_NVFP4;
+    c.swizzled = a->swizzled;
+    c.e4m3_max_256 = a->e4m3_max_256;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+
+/* ---- products ---- */
+
+/* A matrix of rows x columns, whose tensor may have more of either, or more dimensions; turned: its transpose. */
+static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
+    te__onnx_pair p = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[2], ld;
+    shape[0] = rows;
+    shape[1] = columns;
+    ld.first = te__gemm_ld(x);
+    ld.second = te__gemm_ld(x2);
+    return te__onnx_as(&p, 2, shape, ld);
+}
+/* Is x, in its own shape, rows of that matrix? */
+static bool te__onnx_is_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
+    return te__is_contiguous(x) && te__is_contiguous(x2) && te__rows(x) == rows.first && te__rows(x2) == rows.second && te__onnx_is(columns, te__cols(x));
+}
+static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns, bool turned) {
+    te__onnx_pair p = turned ? te__onnx_matrix(x, x2, columns, rows) : te__onnx_matrix(x, x2, rows, columns);
+    int order[2] = {1, 0}, v = te__onnx_read_as(g, &p, x, x2);
+    return turned ? te__onnx_transpose(g, v, 2, order) : v;
+}
+static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) { return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor))); }
+/* te__act_one's. */
+static int te__onnx_gelu(te__onnx *g, int x) {
+    int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)), te__onnx_f32(g, 0.79788456f));
+    return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, te__onnx_2(g, "Mul", x, v), 2.0f));
+}
+static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_gemm_args *a = &x->gemm, *b = &y->gemm;
+    te__onnx_size m, n, k, shape[TE_MAX_DIMS];
+    te__onnx_codes c = TE_ZERO;
+    te__onnx_pair d = te__onnx_pair_of(a->d, b->d), in = te__onnx_pair_of(a->a, b->a);
+    int v, w, i;
+    bool whole, alike;
+    m.first = a->m, m.second = b->m;
+    n.first = a->n, n.second = b->n;
+    k.first = a->k, k.second = b->k;
+    if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a product of a backward pass"), te_error_code(g->te);
+    c.swizzled = a->swizzled_scales;
+    c.q = a->a, c.scale = a->scale_a, c.amax = a->amax_a, c.scaling = a->scaling_a, c.e4m3_max_256 = a->e4m3_max_256_a, c.two_dimensional = a->scaling_a == TE_SCALING_BLOCK_2D;
+    if (te__onnx_operand(g, &c, b->a, a->m, a->k) != TE_OK) return te_error_code(g->te);
+    c.q = a->b, c.scale = a->scale_b, c.amax = a->amax_b, c.scaling = a->scaling_b, c.e4m3_max_256 = a->e4m3_max_256_b, c.two_dimensional = a->scaling_b == TE_SCALING_BLOCK_2D;
+    if (te__onnx_operand(g, &c, b->b, a->n, a->k) != TE_OK) return te_error_code(g->te);
+    whole = !a->a_transposed && te__onnx_is_matrix(a->a, b->a, m, k);
+    v = whole ? te__onnx_read(g, a->a, b->a) : te__onnx_read_matrix(g, a->a, b->a, m, k, a->a_transposed);
+    w = te__onnx_read_matrix(g, a->b, b->b, k, n, a->b_transposed);
+    v = te__onnx_2(g, "MatMul", v, w);
+    if (a->bias) {
+        te__onnx_pair bias = te__onnx_pair_of(a->bias, b->bias);
+        bias = te__onnx_as(&bias, 1, &n, n);
+        v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &bias, a->bias, b->bias));
+    }
+    /* into the shape of D */
+    alike = whole && te__onnx_is_matrix(a->d, b->d, m, n) && a->d->ndim == a->a->ndim;
+    for (i = 0; alike && i + 1 < a->d->ndim; i++) alike = te__onnx_same(te__onnx_dim(&d, i), te__onnx_dim(&in, i));
+    if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
+    te__onnx_dims(&d, shape);
+    if (!alike && (whole || d.first.ndim != 2)) v = te__onnx_reshape(g, v, d.first.ndim, shape);
+    if (a->epilogue == TE_EPILOGUE_GELU) {
+        if (a->aux && te__onnx_store(g, a->aux, b->aux, TE__ONNX_FAILED) != TE_OK) return te_error_code(g->te);
+        v = te__onnx_gelu(g, v);
+    }
+    if (a->accumulate) v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &d, a->d, b->d));
+    return te__onnx_store_as(g, &d, v);
+}
+
+/* Group after group, each a slice of the rows whose ends the graph computes. */
+static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    enum { MOST = 1024 };
+    const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
+    int part[MOST], ends, rows, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
+    te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
+    te__onnx_size m, n, k, ld, shape[3];
+    int64_t squeeze = 0, pads[2] = {1, 0};
+    m.first = a->m, m.second = b->m;
+    n.first = a->n, n.second = b->n;
+    k.first = a->k, k.second = b->k;
+    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE || a->groups > MOST)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
+                             a->along_k || a->a_transposed ? "along k" : a->accumulate ? "added to what is there" : "with an epilogue or without", (int)MOST), te_error_code(g->te);
+    if (!te__is_float(a->b->dtype) && te__onnx_constant_of(g, a->b, b->b))
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the weights of groups are stored as codes, %s; te_dequantize them first", te_dtype_name(a->b->dtype)), te_error_code(g->te);
+    if (a->offsets)
+        ends = te__onnx_read(g, a->offsets, b->offsets);
+    else /* 0, then the running sum */
+        ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)), te__onnx_i64s(g, 2, pads));
+    rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
+    shape[0] = te__onnx_fixed(a->groups);
+    shape[1] = a->b_transposed ? n : k;
+    shape[2] = a->b_transposed ? k : n;
+    ld.first = te__gemm_ld(a->b);
+    ld.second = te__gemm_ld(b->b);
+    bp = te__onnx_as(&bp, 3, shape, ld);
+    weights = te__onnx_read_as(g, &bp, a->b, b->b);
+    if (a->bias) {
+        te__onnx_pair p = te__onnx_pair_of(a->bias, b->bias);
+        shape[1] = n;
+        p = te__onnx_as(&p, 2, shape, n);
+        biases = te__onnx_read_as(g, &p, a->bias, b->bias);
+    }
+    for (i = 0; i < a->groups; i++) {
+        int w = te__onnx_2(g, "Squeeze", te__onnx_cut(g, weights, 0, i, i + 1, 1), te__onnx_i64s(g, 1, &squeeze));
+        part[i] = te__onnx_slice(g, rows, 0, te__onnx_cut(g, ends, 0, i, i + 1, 1), te__onnx_cut(g, ends, 0, i + 1, i + 2, 1), 1);
+        part[i] = te__onnx_2(g, "MatMul", part[i], a->b_transposed ? te__onnx_transpose(g, w, 2, order) : w);
+        if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
+    }
+    if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
+    i = te__onnx_concat(g, 0, (int)a->groups, part);
+    if (d.first.ndim != 2) {
+        te__onnx_size out[TE_MAX_DIMS];
+        te__onnx_dims(&d, out);
+        i = te__onnx_reshape(g, i, d.first.ndim, out);
+    }
+    return te__onnx_store_as(g, &d, i);
+}
+
+/* ==== io/onnx_ops.c ============================================================================================= */
+
+/* io/onnx_ops.c: the nodes of products, norms, activations and the small operations. Knows the args of operations and their formulas; must not know modules.
+ *
+ * An emitter gets the args of one call in both runs, and writes down what the call computes, in f32, before its results are rounded to their formats. */
+
+/* Both runs' tensors in one field of the args. */
+#define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
+#define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
+/* A result that a forward pass leaves for a backward pass, or for a recipe's next step. */
+#define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
+
+/* ---- copies and sums ---- */
+
+static te_result te__onnx_copy(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_copy_args *a = &x->copy, *b = &y->copy;
+    return TE__ONNX_STORE(dst, TE__ONNX_READ(src));
+}
+static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fill_args *a = &x->fill, *b = &y->fill;
+    te__onnx_pair dst = te__onnx_pair_of(a->dst, b->dst);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v = te__is_float(a->dst->dtype) ? te__onnx_f32(g, (float)a->value) : te__onnx_i64(g, (int64_t)a->value);
+    te__onnx_dims(&dst, shape);
+    return TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
+}
+static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_axpby_args *a = &x->axpby, *b = &y->axpby;
+    int v = TE__ONNX_READ(x), alpha = te__onnx_f32(g, a->alpha);
+    if (a->alpha_device) alpha = te__onnx_2(g, "Mul", alpha, TE__ONNX_READ(alpha_device));
+    if (a->divide_device) alpha = te__onnx_2(g, "Div", alpha, te__onnx_2(g, "Max", TE__ONNX_READ(divide_device), te__onnx_f32(g, 1.0f)));
+    if (a->alpha != 1.0f || a->alpha_device || a->divide_device) v = te__onnx_2(g, "Mul", v, alpha);
+    if (a->y) {
+        int w = TE__ONNX_READ(y);
+        v = te__onnx_2(g, "Add", v, a->beta == 1.0f ? w : te__onnx_2(g, "Mul", w, te__onnx_f32(g, a->beta)));
+    }
+    return TE__ONNX_STORE(out, v);
+}
+static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_sum_args *a = &x->sum, *b = &y->sum;
+    int64_t one = 1;
+    int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
+    return TE__ONNX_STORE(out, te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 1, &one)));
+}
+/* Gather refuses an id outside of the table, and counts a negative one from its end; here either gives zeros. */
+static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
+    int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0);
+    int inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero), te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
+    int rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));
+    return TE__ONNX_STORE(y, te__onnx_3(g, "Where", te__onnx_unsqueeze(g, inside, -1), rows, te__onnx_f32(g, 0.0f)));
+}
+static te_result te__onnx_dropout_add(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_dropout_add_fwd_args *a = &x->dropout_add_fwd, *b = &y->dropout_add_fwd;
+    int v = TE__ONNX_READ(x);
+    if (a->p > 0.0f) {
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->p);
+        return te_error_code(g->te);
+    }
+    if (a->bias) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(bias));
+    if (a->residual) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(residual));
+    return TE__ONNX_STORE(y, v);
+}
+
+/* ---- norms ---- */
+
+static te_result te__onnx_layernorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_norm_fwd_args *a = &x->layernorm_fwd, *b = &y->layernorm_fwd;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    te__text t = te__onnx_attributes(g);
+    int in[3], n = 2;
+    te_result result = TE__ONNX_UNKNOWN(mean);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(rstd);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
+    in[0] = TE__ONNX_READ(x);
+    in[1] = TE__ONNX_READ(gamma);
+    if (a->zero_centered_gamma) in[1] = te__onnx_2(g, "Add", in[1], te__onnx_f32(g, 1.0f));
+    if (a->beta) in[n++] = TE__ONNX_READ(beta);
+    te__onnx_attr_int(&t, "axis", -1);
+    te__onnx_attr_float(&t, "epsilon", a->eps);
+    n = te__onnx_node(g, "LayerNormalization", &t, n, in);
+    return result == TE_OK ? te__onnx_store_result(g, n, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+/* x / sqrt(mean or sum of squares + eps) */
+static int te__onnx_by_squares(te__onnx *g, int x, const char *reduce, float eps) {
+    int squares = te__onnx_reduce(g, reduce, te__onnx_2(g, "Mul", x, x), -1);
+    return te__onnx_2(g, "Div", x, te__onnx_1(g, "Sqrt", te__onnx_2(g, "Add", squares, te__onnx_f32(g, eps))));
+}
+static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_norm_fwd_args *a = &x->rmsnorm_fwd, *b = &y->rmsnorm_fwd;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    int gamma = TE__ONNX_READ(gamma), v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceMean", a->eps);
+    te_result result = TE__ONNX_UNKNOWN(rstd);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
+    if (a->zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
+    v = te__onnx_2(g, "Mul", v, gamma);
+    return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_l2normalize_fwd_args *a = &x->l2normalize_fwd, *b = &y->l2normalize_fwd;
+    te_result result = TE__ONNX_UNKNOWN(rnorm);
+    int v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceSum", a->eps);
+    return result == TE_OK ? TE__ONNX_STORE(y, v) : result;
+}
+
+/* ---- activations ---- */
+
+/* max(x, 0). onnxruntime drops a Relu in front of QuantizeLinear, which is right for unsigned codes alone. */
+static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
+/* The nonlinearity that `act` puts on x, or on the first half of a gated input: te__act_one. */
+static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
+    int v;
+    switch (act) {
+    case TE_GELU:
+    case TE_GEGLU: return te__onnx_gelu(g, x);
+    case TE_RELU:
+    case TE_REGLU: return te__onnx_relu(g, x);
+    case TE_SRELU:
+    case TE_SREGLU: v = te__onnx_relu(g, x); return te__onnx_2(g, "Mul", v, v);
+    case TE_SILU:
+    case TE_SWIGLU: return te__onnx_2(g, "Mul", x, te__onnx_1(g, "Sigmoid", x));
+    case TE_QGELU:
+    case TE_QGEGLU: return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, x, 1.702f));
+    default: return te__onnx_1(g, "Sigmoid", x); /* TE_GLU */
+    }
+}
+static int te__onnx_clip(te__onnx *g, int x, float limit) { return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit)); }
+
+/* The halves of a gated input, whose columns may alternate by blocks. */
+static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
+    int64_t shape[4], joined[2];
+    int h, blocks = x;
+    if (block == 0 || block == n) {
+        for (h = 0; h < 2; h++) half[h] = te__onnx_cut(g, x, -1, h * n, (h + 1) * n, 1);
+        return;
+    }
+    /* [.., blocks, 2, block], whatever stands in front: as rows, which take the input's shape again behind */
+    shape[0] = -1;
+    shape[1] = n / block;
+    shape[2] = 2;
+    shape[3] = block;
+    joined[0] = -1;
+    joined[1] = n;
+    blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
+    for (h = 0; h < 2; h++) half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
+}
+static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
+    int v = TE__ONNX_READ(x), half[2];
+    int64_t n = te__cols(a->x) / 2;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    te__onnx_size shape[TE_MAX_DIMS];
+    te_result result = TE__ONNX_UNKNOWN(amax);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
+    if (te_activation_is_gated(a->activation)) {
+        te__onnx_halves(g, v, n, a->glu_interleave_size, half);
+        if (a->activation == TE_CLAMPED_SWIGLU) {
+            int c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, a->limit));
+            v = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, a->alpha));
+            half[1] = te__onnx_2(g, "Add", te__onnx_clip(g, half[1], a->limit), te__onnx_f32(g, 1.0f));
+        } else
+            v = te__onnx_act_one(g, a->activation, half[0]);
+        v = te__onnx_2(g, "Mul", v, half[1]);
+        from.first.shape[a->x->ndim - 1] = from.second.shape[a->x->ndim - 1] = n;
+        te__onnx_dims(&from, shape);
+        if (a->glu_interleave_size && a->glu_interleave_size != n) v = te__onnx_reshape(g, v, a->x->ndim, shape);
+    } else
+        v = te__onnx_act_one(g, a->activation, v);
+    return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+
+/* ---- softmax ---- */
+
+/* The rows and columns of scores. Under a padding mask each sequence has lengths of its own. */
+typedef struct te__onnx_scores {
+    te__onnx_size s_q, s_kv;
+    bool padded;
+    int len_q, len_kv; /* with `padded`: 64-bit [b, 1, 1, 1] */
+    te_attn_mask mask;
+    te_window window;
+    te_switch bottom_right_diagonal;
+} te__onnx_scores;
+enum { TE__ONNX_ALL = -2 }; /* in place of a mask: every key is seen */
+
+/* j - i for rows i of s_q and columns j of s_kv, 64-bit [s_q, s_kv]. */
+static int te__onnx_distance(te__onnx *g, const te__onnx_scores *s) {
+    return te__onnx_2(g, "Sub", te__onnx_range(g, s->s_kv), te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1));
+}
+static bool te__onnx_is_top_left(te_attn_mask mask) { return mask == TE_MASK_CAUSAL || mask == TE_MASK_PADDING_CAUSAL; }
+static bool te__onnx_is_bottom_right(te_attn_mask mask) { return mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT; }
+/* Does the diagonal of windows and of ALiBi end in the lower right corner? */
+static bool te__onnx_corner(const te__onnx_scores *s) {
+    return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
+}
+/* The j - i of a diagonal, plus a number. */
+static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
+    int v = te__onnx_i64(g, plus);
+    if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv)) return v;
+    return te__onnx_2(g, "Add", s->padded ? te__onnx_2(g, "Sub", s->len_kv, s->len_q)
+                                          : te__onnx_2(g, "Sub", te__onnx_scalar(g, s->s_kv), te__onnx_scalar(g, s->s_q)), v);
+}
+/* Two masks, either of which may be TE__ONNX_ALL. */
+static int te__onnx_both(te__onnx *g, int x, int y) { return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y); }
+
+/* The keys that a query sees by mask, window and lengths: bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
+static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
+    const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask), corner = te__onnx_corner(s);
+    int v = TE__ONNX_ALL;
+    if (top_left || bottom_right) v = te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, bottom_right, 0));
+    if (s->window.on && s->window.right >= 0)
+        v = te__onnx_both(g, v, te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, s->window.right)));
+    if (s->window.on && s->window.left >= 0)
+        v = te__onnx_both(g, v, te__onnx_2(g, "GreaterOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, -s->window.left)));
+    if (s->padded) {
+        v = te__onnx_both(g, v, te__onnx_2(g, "Less", te__onnx_range(g, s->s_kv), s->len_kv));
+        v = te__onnx_both(g, v, te__onnx_2(g, "Less", te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1), s->len_q));
+    }
+    return v;
+}
+/* Softmax over the last dimension of what is visible; 0 elsewhere, and in rows that see nothing. */
+static int te__onnx_softmax_of(te__onnx *g, int scores, int visible) {
+    te__text t = te__onnx_attributes(g);
+    int v = visible == TE__ONNX_ALL ? scores : te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));
+    te__onnx_attr_int(&t, "axis", -1);
+    v = te__onnx_node(g, "Softmax", &t, 1, &v);
+    return visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, 0.0f));
+}
+static int te__onnx_scaled(te__onnx *g, int x, float scale) { return scale == 1.0f ? x : te__onnx_2(g, "Mul", x, te__onnx_f32(g, scale)); }
+static int te__onnx_capped(te__onnx *g, int x, float cap) {
+    return te__onnx_scaled(g, te__onnx_1(g, "Tanh", te__onnx_2(g, "Div", x, te__onnx_f32(g, cap))), cap);
+}
+
+static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_softmax_fwd_args *a = &x->softmax_fwd, *b = &y->softmax_fwd;
+    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+    te__onnx_scores s = TE_ZERO;
+    int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale), visible = TE__ONNX_ALL;
+    if (a->mask) { /* -10000 in place of the score; a row of nothing else is 0 */
+        int masked = te__onnx_f32(g, -10000.0f), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0));
+        v = te__onnx_3(g, "Where", mask, v, masked);
+        visible = te__onnx_2(g, "Greater", te__onnx_reduce(g, "ReduceMax", v, -1), masked);
+    }
+    if (a->causal) {
+        s.s_q = te__onnx_dim(&in, -2);
+        s.s_kv = te__onnx_dim(&in, -1);
+        s.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT;
+        visible = te__onnx_both(g, visible, te__onnx_visible(g, &s));
+    }
+    return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, visible));
+}
+static te_result te__onnx_softcap(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_softcap_args *a = &x->softcap, *b = &y->softcap;
+    return TE__ONNX_STORE(y, te__onnx_capped(g, TE__ONNX_READ(x), a->cap));
+}
+static te_result te__onnx_capped_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_capped_softmax_fwd_args *a = &x->capped_softmax_fwd, *b = &y->capped_softmax_fwd;
+    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+    te__onnx_scores s = TE_ZERO;
+    int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale);
+    s.s_q = te__onnx_dim(&in, -2);
+    s.s_kv = te__onnx_dim(&in, -1);
+    s.mask = a->mask;
+    s.window = a->window;
+    if (a->cap != 0.0f) v = te__onnx_capped(g, v, a->cap);
+    return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, te__onnx_visible(g, &s)));
+}
+
+/* ==== io/onnx_attn.c ============================================================================================ */
+
+/* io/onnx_attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must not know modules.
+ *
+ * Positions, masks and distances are computed from the sizes that the graph finds in its inputs. Attention is its two products and the softmax between them. */
+
+/* ---- rotary embeddings ---- */
+
+typedef struct te__onnx_rotation {
+    const te_rope_angles *a, *b; /* of both runs */
+    bool batch_first, backward;
+    te__onnx_size s;
+} te__onnx_rotation;
+
+static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ";
+
+/* Schedules that look at the length give other angles to longer sequences. False with the error. */
+static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a, *b = r->b;
+    bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor && !a->inv_freq == !b->inv_freq;
+    if (same && a->inv_freq) same = memcmp(a->inv_freq, b->inv_freq, (size_t)(a->rotary_dim / 2) * sizeof(float)) == 0;
+    if (same && a->cp_size <= 1) return true;
+    if (same) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
+    else
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
+                      "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
+    return false;
+}
+/* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: te__rope_tokens. */
+static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
+    float inv_freq[TE__ROPE_MAX_HALF];
+    int64_t column[4] = {1, 1, 1, 1}, half = a->rotary_dim / 2;
+    int i, v, order[2] = {1, 0};
+    for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    column[r->batch_first ? 1 : 0] = -1;
+    if (a->positions && te__numel(a->positions) > r->s.first) { /* [b, s] */
+        te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
+        te__onnx_size shape[4];
+        shape[0].first = te__numel(a->positions) / r->s.first;
+        shape[0].second = te__numel(r->b->positions) / r->s.second;
+        shape[1] = r->s;
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        v = te__onnx_read_as(g, &p, a->positions, r->b->positions);
+        if (!r->batch_first) v = te__onnx_transpose(g, v, 2, order);
+        v = te__onnx_unsqueeze(g, te__onnx_unsqueeze(g, v, -1), -1);
+    } else
+        v = te__onnx_2(g, "Reshape", a->positions ? te__onnx_read(g, a->positions, r->b->positions) : te__onnx_range(g, r->s), te__onnx_i64s(g, 4, column));
+    if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
+    if (a->start_positions) {
+        column[0] = column[1] = 1;
+        column[r->batch_first ? 0 : 1] = -1;
+        v = te__onnx_2(g, "Add", v, te__onnx_2(g, "Reshape", te__onnx_read(g, a->start_positions, r->b->start_positions), te__onnx_i64s(g, 4, column)));
+    }
+    v = te__onnx_scaled(g, te__onnx_cast(g, v, TE__ONNX_FLOAT), a->position_scale);
+    return te__onnx_2(g, "Mul", v, te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
+}
+/* x f32 [s, b, h, d], or b first, with the first rotary_dim of its d channels rotated. */
+static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
+    const int64_t n = a->rotary_dim, step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : n / 2;
+    int angle, cosine, sine, u, v, part[3], parts = 2;
+    if (n == 0) return x;
+    angle = te__onnx_angles(g, r);
+    cosine = te__onnx_scaled(g, te__onnx_1(g, "Cos", angle), a->attention_factor);
+    sine = te__onnx_scaled(g, te__onnx_1(g, "Sin", angle), a->attention_factor);
+    if (r->backward) sine = te__onnx_1(g, "Neg", sine);
+    u = te__onnx_cut(g, x, -1, 0, a->interleaved ? n : n / 2, step);
+    v = te__onnx_cut(g, x, -1, mate, n, step);
+    part[0] = te__onnx_2(g, "Sub", te__onnx_2(g, "Mul", u, cosine), te__onnx_2(g, "Mul", v, sine));
+    part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine), te__onnx_2(g, "Mul", u, sine));
+    if (a->interleaved) {
+        int64_t joined[4];
+        joined[0] = joined[1] = joined[2] = 0; /* as they are */
+        joined[3] = n;
+        part[0] = te__onnx_concat2(g, -1, te__onnx_unsqueeze(g, part[0], -1), te__onnx_unsqueeze(g, part[1], -1));
+        part[0] = te__onnx_2(g, "Reshape", part[0], te__onnx_i64s(g, 4, joined));
+        parts = 1;
+    }
+    if (n < d) part[parts++] = te__onnx_cut(g, x, -1, n, d, 1);
+    return te__onnx_concat(g, -1, parts, part);
+}
+
+static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_rope_args *a = &x->rope, *b = &y->rope;
+    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+    te__onnx_rotation r = TE_ZERO;
+    if (a->format == TE_THD) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd), te_error_code(g->te);
+    r.a = &a->angles;
+    r.b = &b->angles;
+    r.batch_first = a->format == TE_BSHD;
+    r.backward = a->backward;
+    r.s = te__onnx_dim(&in, r.batch_first ? 1 : 0);
+    if (!te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
+    return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r));
+}
+
+static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_qkv_rope_args *a = &x->qkv_rope, *b = &y->qkv_rope;
+    te__onnx_pair q = te__onnx_pair_of(a->q, b->q), packed = te__onnx_pair_of(a->qkv, b->qkv);
+    const int64_t heads = a->num_heads, groups = a->num_groups, in_group = heads / groups;
+    const te_tensor *out[3], *out2[3];
+    te__onnx_rotation r = TE_ZERO;
+    te__onnx_size shape[5];
+    int64_t of_group[4], begin = 0;
+    te_result result = TE_OK;
+    int v, i, n = 0;
+    out[0] = a->q, out[1] = a->k, out[2] = a->v;
+    out2[0] = b->q, out2[1] = b->k, out2[2] = b->v;
+    r.a = &a->angles;
+    r.b = &b->angles;
+    r.batch_first = a->format == TE_BSHD;
+    r.s = te__onnx_dim(&q, r.batch_first ? 1 : 0);
+    if (!a->no_rope && !te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
+    shape[n++] = te__onnx_dim(&q, 0);
+    shape[n++] = te__onnx_dim(&q, 1);
+    if (a->interleaved_groups) shape[n++] = te__onnx_fixed(groups);
+    shape[n++] = te__onnx_fixed(a->interleaved_groups ? in_group + 2 : heads + 2 * groups);
+    shape[n++] = te__onnx_fixed(a->head_dim);
+    packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
+    v = te__onnx_read_as(g, &packed, a->qkv, b->qkv);
+    of_group[0] = of_group[1] = 0; /* as they are */
+    of_group[3] = a->head_dim;
+    for (i = 0; i < 3 && result == TE_OK; i++) {
+        int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;
+        int part = te__onnx_cut(g, v, n - 2, begin, begin + count, 1);
+        begin += count;
+        of_group[2] = i ? groups : heads;
+        if (a->interleaved_groups) part = te__onnx_2(g, "Reshape", part, te__onnx_i64s(g, 4, of_group));
+        if (i < 2 && !a->no_rope) part = te__onnx_rotated(g, part, a->head_dim, &r);
+        result = te__onnx_store(g, out[i], out2[i], part);
+    }
+    return result;
+}
+
+/* ---- attention ---- */
+
+/* [s, b, G, d] or [b, s, G, d] as [b, H, s, d], or with the last two exchanged. */
+static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int64_t heads, int64_t groups, int64_t d) {
+    int64_t times[5] = {1, 1, 1, 1, 1}, joined[4];
+    const int s = batch_first ? 1 : 0;
+    x = turned ? te__onnx_swap4(g, x, 1 - s, 2, 3, s) : te__onnx_swap4(g, x, 1 - s, 2, s, 3);
+    if (heads == groups) return x;
+    times[2] = heads / groups;
+    joined[0] = 0; /* as it is */
+    joined[1] = heads;
+    joined[2] = turned ? d : -1;
+    joined[3] = turned ? -1 : d;
+    x = te__onnx_2(g, "Expand", te__onnx_unsqueeze(g, x, 2), te__onnx_i64s(g, 5, times));
+    return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, joined));
+}
+/* A vector over heads, or a matrix over sequences and heads, in the shape of scores. */
+static int te__onnx_over_heads(te__onnx *g, int x, int64_t heads, bool of_sequences) {
+    int64_t shape[4] = {1, 1, 1, 1};
+    shape[0] = of_sequences ? -1 : 1;
+    shape[1] = heads;
+    return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
+}
+/* -slope * |i + delta - j| */
+static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op_attn_fwd_args *b, const te__onnx_scores *s, int64_t heads) {
+    int distance = te__onnx_2(g, "Sub", te__onnx_distance(g, s), te__onnx_diagonal(g, s, te__onnx_corner(s), 0)), slope, h;
+    distance = te__onnx_cast(g, te__onnx_1(g, "Abs", distance), TE__ONNX_FLOAT);
+    if (a->extras.alibi_slopes) {
+        slope = te__onnx_read(g, a->extras.alibi_slopes, b->extras.alibi_slopes);
+    } else {
+        float *v = (float *)te__alloc(g->te, (size_t)heads * sizeof(float));
+        if (!v) return TE__ONNX_FAILED;
+        for (h = 0; h < heads; h++) v[h] = te__attn_slope((int)heads, h);
+        slope = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &heads, v, (size_t)heads * sizeof(float));
+        te__free(g->te, v, (size_t)heads * sizeof(float));
+    }
+    slope = te__onnx_over_heads(g, slope, heads, a->extras.alibi_slopes && a->extras.alibi_slopes->ndim > 1);
+    return te__onnx_1(g, "Neg", te__onnx_2(g, "Mul", slope, distance));
+}
+/* Softmax whose denominator has one more term, exp of `extra` [.., H, 1, 1]. */
+static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra) {
+    int zero = te__onnx_f32(g, 0.0f), most, v, sum;
+    if (visible != TE__ONNX_ALL) scores = te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));
+    most = te__onnx_2(g, "Max", te__onnx_reduce(g, "ReduceMax", scores, -1), extra);
+    v = te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", scores, most));
+    if (visible != TE__ONNX_ALL) v = te__onnx_3(g, "Where", visible, v, zero);
+    sum = te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", extra, most)));
+    return te__onnx_2(g, "Div", v, sum);
+}
+
+/* The starts of sequences, from a padding mask: [b + 1], no product of sizes that vary. The graph has the lengths in their place. */
+static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
+    int64_t rows[2] = {0, -1}, last = 1; /* 0: as many as there are */
+    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);
+    te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);
+    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1), te__onnx_i64s(g, 1, &last));
+    if (result == TE_OK && v >= 0) g->writes[g->num_writes - 1].lengths = v;
+    return te_error_code(g->te);
+}
+/* The lengths of sequences, 64-bit [b, 1, 1, 1], where the graph has them: from a padding mask. */
+static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *cu2) {
+    int64_t shape[4] = {-1, 1, 1, 1};
+    te__onnx_pair x = te__onnx_pair_of(cu, cu2);
+    int i = te__onnx_last(g, &x, g->num_writes);
+    if (i < 0 || !g->writes[i].lengths)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from which it counts them");
+    return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
+}
+static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
+    if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
+    else if (a->extras.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
+    else if (a->dropout_p > 0.0f)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->dropout_p);
+    return te_error_code(g->te);
+}
+static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_attn_fwd_args *a = &x->attn_fwd, *b = &y->attn_fwd;
+    const bool q_first = a->format == TE_BSHD, kv_first = q_first || a->extras.kv_bshd;
+    te__onnx_pair q = te__onnx_pair_of(a->q, b->q), k = te__onnx_pair_of(a->k, b->k);
+    const int64_t heads = a->q->shape[2], groups = a->k->shape[2];
+    const te_attn_bias bias_type = a->extras.core_attention_bias_type;
+    te__onnx_scores s = TE_ZERO;
+    int v, bias, visible, extra;
+    te_result result = te__onnx_attn_refuse(g, a);
+    if (result == TE_OK) result = te__onnx_store(g, a->lse, b->lse, TE__ONNX_FAILED);
+    if (result != TE_OK) return result;
+    s.s_q = te__onnx_dim(&q, q_first ? 1 : 0);
+    s.s_kv = te__onnx_dim(&k, kv_first ? 1 : 0);
+    s.mask = a->mask;
+    s.window = a->window;
+    s.bottom_right_diagonal = a->extras.bottom_right_diagonal;
+    s.padded = a->extras.cu_seqlens_q != NULL;
+    if (s.padded) {
+        s.len_q = te__onnx_lengths(g, a->extras.cu_seqlens_q, b->extras.cu_seqlens_q);
+        s.len_kv = te__onnx_lengths(g, a->extras.cu_seqlens_kv, b->extras.cu_seqlens_kv);
+        if (s.len_q < 0 || s.len_kv < 0) return te_error_code(g->te);
+    }
+    v = te__onnx_2(g, "MatMul", te__onnx_heads(g, te__onnx_read(g, a->q, b->q), q_first, false, heads, heads, a->q->shape[3]),
+                   te__onnx_heads(g, te__onnx_read(g, a->k, b->k), kv_first, true, heads, groups, a->k->shape[3]));
+    bias = a->extras.core_attention_bias ? te__onnx_read(g, a->extras.core_attention_bias, b->extras.core_attention_bias) : TE__ONNX_FAILED;
+    if (bias_type == TE_ATTN_BIAS_PRE_SCALE) v = te__onnx_2(g, "Add", v, bias);
+    v = te__onnx_scaled(g, v, a->softmax_scale);
+    if (bias_type == TE_ATTN_BIAS_POST_SCALE) v = te__onnx_2(g, "Add", v, bias);
+    if (bias_type == TE_ATTN_BIAS_ALIBI) v = te__onnx_2(g, "Add", v, te__onnx_alibi(g, a, b, &s, heads));
+    visible = te__onnx_visible(g, &s);
+    if (a->extras.attention_mask) {
+        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->extras.attention_mask, b->extras.attention_mask), te__onnx_i64(g, 0));
+        visible = te__onnx_both(g, visible, mask);
+    }
+    if (a->max_logit) {
+        int64_t others[3] = {0, 2, 3};
+        int seen = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -INFINITY)), in[2];
+        te__text t = te__onnx_attributes(g);
+        te__onnx_attr_int(&t, "keepdims", 0);
+        in[0] = seen;
+        in[1] = te__onnx_i64s(g, 3, others);
+        result = te__onnx_store(g, a->max_logit, b->max_logit, te__onnx_node(g, "ReduceMax", &t, 2, in));
+        if (result != TE_OK) return result;
+    }
+    if (a->extras.softmax_type == TE_SOFTMAX_VANILLA)
+        v = te__onnx_softmax_of(g, v, visible);
+    else {
+        extra = te__onnx_f32(g, 0.0f);
+        if (a->extras.softmax_type == TE_SOFTMAX_LEARNABLE)
+            extra = te__onnx_over_heads(g, te__onnx_read(g, a->extras.softmax_offset, b->extras.softmax_offset), heads, false);
+        v = te__onnx_softmax_with(g, v, visible, extra);
+    }
+    v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
+    v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);
+    return te__onnx_store(g, a->o, b->o, v);
+}
+
+/* ---- attention with capped scores, head by head ----
+ *
+ * nn/capped.c runs a product, a softmax and a product for each head of each sequence: as many calls as there are heads, which depends on the batch. One set of nodes
+ * stands for all of them, on matrices that lie behind each other. */
+
+typedef struct te__onnx_loop {
+    const te_op_gemm_args *qk, *pv; /* of the first head */
+    const te_op_capped_softmax_fwd_args *softmax;
+    int64_t heads, groups; /* of all sequences */
+} te__onnx_loop;
+
+/* The matrices of all heads from the first one on, [groups, of each, rows, columns]. */
+static te__onnx_pair te__onnx_of_heads(const te_tensor *x, const te_tensor *x2, te__onnx_size groups, te__onnx_size of_each) {
+    te__onnx_pair p = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[4];
+    shape[0] = groups;
+    shape[1] = of_each;
+    shape[2] = te__onnx_dim(&p, 0);
+    shape[3] = te__onnx_dim(&p, 1);
+    return te__onnx_as(&p, 4, shape, shape[3]);
+}
+static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const te__onnx_loop *b) {
+    te__onnx_size groups, per_group;
+    te__onnx_pair x, scores = te__onnx_pair_of(a->softmax->x, b->softmax->x);
+    te__onnx_scores s = TE_ZERO;
+    int v, w, order[4] = {0, 1, 3, 2};
+    groups.first = a->groups, groups.second = b->groups;
+    per_group.first = a->heads / a->groups, per_group.second = b->heads / b->groups;
+    x = te__onnx_of_heads(a->qk->a, b->qk->a, groups, per_group);
+    v = te__onnx_read_as(g, &x, a->qk->a, b->qk->a);
+    x = te__onnx_of_heads(a->qk->b, b->qk->b, groups, te__onnx_fixed(1));
+    w = te__onnx_read_as(g, &x, a->qk->b, b->qk->b);
+    v = te__onnx_2(g, "MatMul", v, te__onnx_transpose(g, w, 4, order));
+    s.s_q = te__onnx_dim(&scores, 0);
+    s.s_kv = te__onnx_dim(&scores, 1);
+    s.mask = a->softmax->mask;
+    s.window = a->softmax->window;
+    v = te__onnx_scaled(g, v, a->softmax->scale);
+    if (a->softmax->cap != 0.0f) v = te__onnx_capped(g, v, a->softmax->cap);
+    v = te__onnx_softmax_of(g, v, te__onnx_visible(g, &s));
+    if (a->softmax->y->dtype != TE_F32) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->softmax->y->dtype)), TE__ONNX_FLOAT);
+    x = te__onnx_of_heads(a->pv->b, b->pv->b, groups, te__onnx_fixed(1));
+    v = te__onnx_2(g, "MatMul", v, te__onnx_read_as(g, &x, a->pv->b, b->pv->b));
+    x = te__onnx_of_heads(a->pv->d, b->pv->d, groups, per_group);
+    return te__onnx_store_as(g, &x, v);
+}
+
+/* ==== io/onnx_moe.c ============================================================================================= */
+
+/* io/onnx_moe.c: the nodes of routers and of the rows that they move. Knows the args of operations and their formulas; must not know modules.
+ *
+ * A map from rows of tokens to rows by expert is three vectors with an element for each copy of a token: the row that it comes from, its place in a flat [T, E] or
+ * [T, topk], and the row that it goes to. The memory of row_id_map stands for them. */
+
+/* TopK's second result, 64-bit: the places of the `k` (64-bit vector of one number) largest or smallest along the last axis, in their order; of equals the first. */
+static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
+    te__text t = te__onnx_attributes(g);
+    int in[2];
+    te__onnx_attr_int(&t, "largest", largest);
+    in[0] = x;
+    in[1] = k;
+    return te__onnx_node(g, "TopK", &t, 2, in);
+}
+/* A reduction over one axis, which goes. */
+static int te__onnx_reduce_away(te__onnx *g, const char *op, int x, int64_t axis) {
+    return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, op, x, axis), te__onnx_i64s(g, 1, &axis));
+}
+/* 64-bit [.., n], 1 at the places that `which` [.., k] lists. */
+static int te__onnx_marked(te__onnx *g, int which, int64_t n) {
+    int equal = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, which, -1), te__onnx_range(g, te__onnx_fixed(n)));
+    return te__onnx_reduce_away(g, "ReduceMax", te__onnx_cast(g, equal, TE__ONNX_INT64), -2);
+}
+static int te__onnx_softmax_last(te__onnx *g, int x) { return te__onnx_softmax_of(g, x, TE__ONNX_ALL); }
+static int te__onnx_sum_last(te__onnx *g, int x) { return te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", x, -1), te__onnx_f32(g, 1e-20f)); }
+
+static int te__onnx_score(te__onnx *g, te_score_function f, int x) {
+    if (f == TE_SCORE_SIGMOID) return te__onnx_1(g, "Sigmoid", x);
+    return te__onnx_1(g, "Sqrt", te__onnx_1(g, "Softplus", x));
+}
+/* Keys [T, E] of the experts of the best groups; the others become the smallest. */
+static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te_op_moe_router_fwd_args *a) {
+    const int64_t size = experts / a->num_groups, best = te__min(a->topk / a->group_topk, size);
+    int64_t grouped[3], flat[2], groups = a->group_topk;
+    te__text t = te__onnx_attributes(g);
+    int of_group, top, kept;
+    grouped[0] = -1, grouped[1] = a->num_groups, grouped[2] = size;
+    flat[0] = -1, flat[1] = experts;
+    of_group = te__onnx_2(g, "Reshape", keys, te__onnx_i64s(g, 3, grouped));
+    te__onnx_attr_int(&t, "axis", -1);
+    {
+        int in[2];
+        in[0] = of_group;
+        in[1] = te__onnx_top(g, of_group, te__onnx_i64s(g, 1, &best), true);
+        top = te__onnx_node(g, "GatherElements", &t, 2, in);
+    }
+    kept = te__onnx_marked(g, te__onnx_top(g, te__onnx_reduce_away(g, "ReduceSum", top, -1), te__onnx_i64s(g, 1, &groups), true), a->num_groups);
+    kept = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, kept, -1), te__onnx_i64(g, 1));
+    return te__onnx_2(g, "Reshape", te__onnx_3(g, "Where", kept, of_group, te__onnx_f32(g, -3e38f)), te__onnx_i64s(g, 2, flat));
+}
+static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_router_fwd_args *a = &x->moe_router_fwd, *b = &y->moe_router_fwd;
+    const bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    te__onnx_pair logits = te__onnx_pair_of(a->logits, b->logits), probs = te__onnx_pair_of(a->probs, b->probs);
+    const int64_t experts = te__cols(a->logits), topk = a->topk;
+    te__onnx_size shape[2], out[TE_MAX_DIMS];
+    int v, score, keys, which, map;
+    te_result result = te__onnx_store(g, a->routing_bits, b->routing_bits, TE__ONNX_FAILED);
+    if (result != TE_OK) return result;
+    shape[0].first = te__rows(a->logits), shape[0].second = te__rows(b->logits);
+    shape[1] = te__onnx_fixed(experts);
+    logits = te__onnx_as(&logits, 2, shape, shape[1]);
+    v = te__onnx_read_as(g, &logits, a->logits, b->logits);
+    score = !softmax ? te__onnx_score(g, a->score_function, v) : over_all ? te__onnx_softmax_last(g, v) : v;
+    if (a->all_scores && !softmax) score = te__onnx_2(g, "Div", score, te__onnx_sum_last(g, score));
+    keys = a->expert_bias ? te__onnx_2(g, "Add", score, te__onnx_read(g, a->expert_bias, b->expert_bias)) : score;
+    if (a->group_topk) keys = te__onnx_keep_groups(g, keys, experts, a);
+    which = te__onnx_top(g, keys, te__onnx_i64s(g, 1, &topk), true);
+    map = te__onnx_marked(g, which, experts);
+    if (!a->all_scores) {
+        int chosen = te__onnx_2(g, "Equal", map, te__onnx_i64(g, 1));
+        if (softmax && !over_all) score = te__onnx_softmax_of(g, v, chosen);
+        score = te__onnx_3(g, "Where", chosen, score, te__onnx_f32(g, 0.0f));
+        if (!softmax && topk > 1) score = te__onnx_2(g, "Div", score, te__onnx_sum_last(g, score));
+        score = te__onnx_scaled(g, score, a->scaling_factor);
+    }
+    te__onnx_dims(&probs, out);
+    if (a->probs->ndim != 2) score = te__onnx_reshape(g, score, a->probs->ndim, out);
+    result = te__onnx_store(g, a->probs, b->probs, score);
+    if (result == TE_OK && a->routing_map) {
+        te__onnx_pair p = te__onnx_pair_of(a->routing_map, b->routing_map);
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        result = te__onnx_store_as(g, &p, map);
+    }
+    if (result == TE_OK && a->topk_indices) {
+        te__onnx_pair p = te__onnx_pair_of(a->topk_indices, b->topk_indices);
+        shape[1] = te__onnx_fixed(topk);
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        result = te__onnx_store_as(g, &p, which);
+    }
+    return result;
+}
+
+/* ---- maps ---- */
+
+static te_result te__onnx_store_map(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te__onnx_map *m) {
+    te_result result = te__onnx_store(g, map, map2, TE__ONNX_FAILED);
+    if (result == TE_OK) g->writes[g->num_writes - 1].map = *m;
+    return result;
+}
+static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_mask_map_args *a = &x->moe_mask_map, *b = &y->moe_mask_map;
+    int order[2] = {1, 0}, mask, copies, expert, flat;
+    int64_t every = -1, first = 0;
+    te__onnx_map m = TE_ZERO;
+    te_result result;
+    mask = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_read(g, a->routing_map, b->routing_map), te__onnx_i64(g, 0)));
+    copies = te__onnx_1(g, "NonZero", te__onnx_transpose(g, mask, 2, order)); /* [2, copies]: by expert, then by token */
+    flat = te__onnx_i64s(g, 1, &every);
+    expert = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 0, 1, 1), flat);
+    m.is_map = true;
+    m.source = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 1, 2, 1), flat);
+    m.place = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", m.source, te__onnx_i64(g, te__cols(a->routing_map))), expert);
+    m.expert = expert;
+    m.destination = te__onnx_3(g, "Range", te__onnx_i64(g, 0),
+                               te__onnx_2(g, "Squeeze", te__onnx_1(g, "Shape", m.source), te__onnx_i64s(g, 1, &first)), te__onnx_i64(g, 1));
+    result = te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
+    if (result != TE_OK || !a->tokens_per_expert) return result;
+    return te__onnx_store(g, a->tokens_per_expert, b->tokens_per_expert, te__onnx_reduce_away(g, "ReduceSum", te__onnx_cast(g, mask, TE__ONNX_INT64), 0));
+}
+static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_index_map_args *a = &x->moe_index_map, *b = &y->moe_index_map;
+    te__onnx_size copies, kept;
+    int64_t every = -1;
+    te__onnx_map m = TE_ZERO;
+    int v = te__onnx_2(g, "Reshape", te__onnx_read(g, a->experts, b->experts), te__onnx_i64s(g, 1, &every));
+    /* ids as unsigned 32-bit numbers: negative ones come last */
+    v = te__onnx_3(g, "Where", te__onnx_2(g, "Less", v, te__onnx_i64(g, 0)), te__onnx_2(g, "Add", v, te__onnx_i64(g, (int64_t)1 << 32)), v);
+    copies.first = te__numel(a->experts);
+    copies.second = te__numel(b->experts);
+    kept = copies;
+    if (a->num_out_tokens) kept.first = a->num_out_tokens, kept.second = b->num_out_tokens;
+    m.is_map = true;
+    m.place = te__onnx_top(g, v, te__onnx_size_of(g, kept), false);
+    m.source = te__onnx_2(g, "Div", m.place, te__onnx_i64(g, te__cols(a->experts)));
+    m.expert = TE__ONNX_FAILED;
+    m.topk = te__cols(a->experts);
+    m.destination = te__onnx_range(g, kept);
+    return te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
+}
+/* The map that a tensor stands for, with padding in front of each expert's rows. topk: the caller's. False with the error where there is none. */
+static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad, const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
+    te__onnx_pair x = te__onnx_pair_of(map, map2);
+    int i = te__onnx_last(g, &x, g->num_writes);
+    if (i < 0 || !g->writes[i].map.is_map) {
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "row_id_map is of %s; a graph has the maps of moe_mask_map and moe_index_map", i < 0 || !g->writes[i].by ? "the program" : g->writes[i].by);
+        return false;
+    }
+    *m = g->writes[i].map;
+    if (topk != m->topk) {
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "topk is %lld, and the map is of %lld experts for each token (0: a mask map); a graph has them alike: give merging_probs", (long long)topk,
+                      (long long)m->topk);
+        return false;
+    }
+    if (pad) m->destination = te__onnx_2(g, "Add", m->destination, te__onnx_2(g, "Gather", te__onnx_read(g, pad, pad2), m->expert));
+    return true;
+}
+
+/* Zeros in the shape of x, in whose rows `rows` the `values` are put, or added. */
+static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2, int rows, int values, bool add) {
+    te__text t = te__onnx_attributes(g);
+    te__onnx_pair p = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int in[3];
+    te__onnx_dims(&p, shape);
+    if (add) te__onnx_attr_string(&t, "reduction", "add");
+    in[0] = te__onnx_2(g, "Expand", te__onnx_f32(g, 0.0f), te__onnx_shape(g, x->ndim, shape, false));
+    in[1] = te__onnx_unsqueeze(g, rows, -1);
+    in[2] = values;
+    return te__onnx_node(g, "ScatterND", &t, 3, in);
+}
+static int te__onnx_flat(te__onnx *g, const te_tensor *x, const te_tensor *x2) {
+    int64_t every = -1;
+    return te__onnx_2(g, "Reshape", te__onnx_read(g, x, x2), te__onnx_i64s(g, 1, &every));
+}
+static te_result te__onnx_permute(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_permute_args *a = &x->moe_permute, *b = &y->moe_permute;
+    te__onnx_map m;
+    int rows, probs;
+    te_result result;
+    if (!te__is_float(a->x->dtype)) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves rows of %s; a graph moves floats", te_dtype_name(a->x->dtype)), te_error_code(g->te);
+    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return te_error_code(g->te);
+    rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.source);
+    if (a->probs) {
+        probs = te__onnx_2(g, "Gather", te__onnx_flat(g, a->probs, b->probs), m.place);
+        if (!a->topk) rows = te__onnx_3(g, "Where", te__onnx_unsqueeze(g, te__onnx_2(g, "Equal", probs, te__onnx_f32(g, 0.0f)), -1), te__onnx_f32(g, 0.0f), rows);
+        result = te__onnx_store(g, a->permuted_probs, b->permuted_probs, te__onnx_scatter(g, a->permuted_probs, b->permuted_probs, m.destination, probs, false));
+        if (result != TE_OK) return result;
+    }
+    return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.destination, rows, false));
+}
+static te_result te__onnx_unpermute(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_unpermute_args *a = &x->moe_unpermute, *b = &y->moe_unpermute;
+    te__onnx_map m;
+    int rows;
+    te_result result = te__onnx_store(g, a->probs, b->probs, TE__ONNX_FAILED);
+    if (result != TE_OK || !te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return te_error_code(g->te);
+    rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.destination);
+    if (a->merging_probs)
+        rows = te__onnx_2(g, "Mul", rows, te__onnx_unsqueeze(g, te__onnx_2(g, "Gather", te__onnx_flat(g, a->merging_probs, b->merging_probs), m.place), -1));
+    return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
+}
+
+/* ==== io/onnx.c ================================================================================================= */
+
+/* io/onnx.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules from outside, by their args and outputs; must not know
+ * what any of them computes. */
+
+/* ---- the calls of a run ---- */
+
+typedef struct te__onnx_call {
+    te_op op;
+    te__any_args args; /* its tensors are retained */
+    char *module;
+    float *inv_freq;     /* of a rotation, which the args lead to: a copy, since theirs lives for the call alone */
+    size_t inv_freq_bytes;
+    uint64_t begin, end; /* writes of the context up to the call, and with it */
+    te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or NULL */
+} te__onnx_call;
+typedef struct te__onnx_run {
+    te_ctx *te;
+    bool keep; /* else only the order of dimensions is looked for */
+    te__onnx_call *calls;
+    int num_calls, cap_calls;
+    uint64_t begin; /* writes of the context before the run */
+    bool batch_first; /* what the first call with heads says */
+    bool has_heads;
+} te__onnx_run;
+
+/* Did the run write this buffer outside of its calls: a collective, or the host? */
+static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
+    int low = 0, high = r->num_calls;
+    if (!b || b->written_at <= r->begin) return false;
+    while (low < high) { /* the first call that ended after the write */
+        int middle = (low + high) / 2;
+        if (r->calls[middle].end < b->written_at) low = middle + 1;
+        else high = middle;
+    }
+    return low == r->num_calls || b->written_at <= r->calls[low].begin;
+}
+/* Asked when the run has ended, before anything else writes. */
+static void te__onnx_look_for_foreign(te__onnx_run *r) {
+    te__args l;
+    int i, k;
+    for (i = 0; i < r->num_calls; i++) {
+        te__args_of(&l, r->calls[i].op, &r->calls[i].args, false);
+        for (k = 0; k < l.n; k++)
+            if (!l.arg[k].list && (l.arg[k].flags & TE__IN) && te__onnx_is_foreign(r, te__arg_tensor(&l.arg[k], 0)->buffer)) r->calls[i].foreign = te__arg_tensor(&l.arg[k], 0);
+    }
+}
+static void te__onnx_tensors(te__onnx_call *c, void (*visit)(te_tensor *x)) {
+    te__args l;
+    int64_t i;
+    int k;
+    te__args_of(&l, c->op, &c->args, false);
+    for (k = 0; k < l.n; k++)
+        for (i = 0; !l.arg[k].list && i < te__arg_count(&l.arg[k]); i++) visit(te__arg_tensor(&l.arg[k], i));
+}
+static te_rope_angles *te__onnx_angles_of(te__onnx_call *c) {
+    return c->op == TE_OP_ROPE ? &c->args.rope.angles : c->op == TE_OP_QKV_ROPE && !c->args.qkv_rope.no_rope ? &c->args.qkv_rope.angles : NULL;
+}
+static void te__onnx_retain(te_tensor *x) { te_tensor_retain(x); }
+
+static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
+    te__onnx_run *r = (te__onnx_run *)user;
+    te__onnx_call *c;
+    te_rope_angles *angles;
+    te_qkv_format format = TE_SBHD;
+    bool heads = true;
+    if (event->phase == TE_TRACE_AFTER && r->keep && r->num_calls > 0) r->calls[r->num_calls - 1].end = te->writes;
+    if (event->phase != TE_TRACE_BEFORE) return;
+    switch (event->op) {
+    case TE_OP_ATTN_FWD: format = ((const te_op_attn_fwd_args *)event->args)->format; break;
+    case TE_OP_ROPE: format = ((const te_op_rope_args *)event->args)->format; break;
+    case TE_OP_QKV_ROPE: format = ((const te_op_qkv_rope_args *)event->args)->format; break;
+    default: heads = false;
+    }
+    if (heads && !r->has_heads) {
+        r->has_heads = true;
+        r->batch_first = format == TE_BSHD;
+    }
+    if (!r->keep || !te__grow(te, (void **)&r->calls, &r->cap_calls, r->num_calls, sizeof(te__onnx_call))) return;
+    c = &r->calls[r->num_calls];
+    memset(c, 0, sizeof(*c));
+    c->module = te__copy_string(te, event->module);
+    if (!c->module) return;
+    c->op = event->op;
+    c->begin = te->writes;
+    memcpy(&c->args, event->args, te__ops[event->op].args_size);
+    te__onnx_tensors(c, te__onnx_retain);
+    r->num_calls++;
+    angles = te__onnx_angles_of(c);
+    if (!angles || !angles->inv_freq) return;
+    c->inv_freq_bytes = (size_t)(angles->rotary_dim / 2) * sizeof(float);
+    c->inv_freq = (float *)te__alloc(te, c->inv_freq_bytes);
+    if (c->inv_freq) memcpy(c->inv_freq, angles->inv_freq, c->inv_freq_bytes);
+    angles->inv_freq = c->inv_freq;
+}
+static void te__onnx_run_free(te__onnx_run *r) {
+    int i;
+    for (i = 0; i < r->num_calls; i++) {
+        te__onnx_tensors(&r->calls[i], te_tensor_release);
+        te__free(r->te, r->calls[i].inv_freq, r->calls[i].inv_freq_bytes);
+        te__free_string(r->te, r->calls[i].module);
+    }
+    te__free(r->te, r->calls, (size_t)r->cap_calls * sizeof(te__onnx_call));
+}
+
+/* ---- the inputs ---- */
+
+/* The meaning of the dimensions of an input. */
+typedef enum te__onnx_axes {
+    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the first is the batch */
+    TE__ONNX_HIDDEN_KV, /* the same of keys */
+    TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
+    TE__ONNX_SCORES_KV, /* the same of cross attention */
+    TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
+    TE__ONNX_SEQUENCES, /* [b] */
+    TE__ONNX_POSITIONS, /* [s] or [b, s] */
+    TE__ONNX_SLOPES,    /* [H] or [b, H] */
+    TE__ONNX_NONE       /* all fixed */
+} te__onnx_axes;
+
+enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_INPUTS = 24 };
+
+typedef struct te__onnx_slot {
+    const char *name;
+    te_tensor **slot;
+    te__onnx_axes axes;
+} te__onnx_slot;
+/* The args of a call with room for what they point to, and the places of its tensors. */
+typedef struct te__onnx_inputs {
+    te_forward_args args;
+    te_rotary_desc rotary, rotary_key;
+    te__onnx_slot slot[TE__ONNX_INPUTS];
+    int n;
+} te__onnx_inputs;
+
+static void te__onnx_slot_add(te__onnx_inputs *in, const char *name, te_tensor **slot, te__onnx_axes axes) {
+    if (!*slot) return;
+    in->slot[in->n].name = name;
+    in->slot[in->n].slot = slot;
+    in->slot[in->n++].axes = axes;
+}
+static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args) {
+    te_attention_call *a = &in->args.attention;
+    in->n = 0;
+    in->args = *args;
+    memset(&in->args.outputs, 0, sizeof(in->args.outputs));
+    te__onnx_slot_add(in, "input", &in->args.input, TE__ONNX_HIDDEN);
+    te__onnx_slot_add(in, "encoder_output", &in->args.encoder_output, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "key", &in->args.key, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "value", &in->args.value, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "m_splits_tensor", &in->args.m_splits_tensor, TE__ONNX_NONE);
+    te__onnx_slot_add(in, "attention_mask", &a->attention_mask, TE__ONNX_SCORES);
+    te__onnx_slot_add(in, "attention_mask_q", &a->attention_mask_q, TE__ONNX_PADDING_Q);
+    te__onnx_slot_add(in, "core_attention_bias", &a->core_attention_bias, TE__ONNX_SCORES);
+    te__onnx_slot_add(in, "alibi_slopes", &a->alibi_slopes, TE__ONNX_SLOPES);
+    te__onnx_slot_add(in, "qkv_layer", &a->qkv_layer, TE__ONNX_HIDDEN);
+    te__onnx_slot_add(in, "kv_layer", &a->kv_layer, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "enc_dec_attn_mask", &in->args.cross.enc_dec_attn_mask, TE__ONNX_SCORES_KV);
+    te__onnx_slot_add(in, "enc_dec_attn_mask_q", &in->args.cross.enc_dec_attn_mask_q, TE__ONNX_PADDING_Q);
+    if (args->rotary) {
+        in->rotary = *args->rotary;
+        in->args.rotary = &in->rotary;
+        te__onnx_slot_add(in, "start_positions", &in->rotary.start_positions, TE__ONNX_SEQUENCES);
+        te__onnx_slot_add(in, "positions", &in->rotary.positions, TE__ONNX_POSITIONS);
+    }
+    if (args->rotary_key) {
+        in->rotary_key = *args->rotary_key;
+        in->args.rotary_key = &in->rotary_key;
+        te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
+    }
+}
+static bool te__onnx_is_whole(void *user, te_module *m) {
+    char path[256];
+    (void)user;
+    if (m->parallel.size > 1)
+        te__fail(m->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the work of \"%s\" is shared by %d ranks, and a file has one; load the parameters of all into a module of one rank",
+                 te_module_path(m, path, sizeof(path)), m->parallel.size);
+    return m->parallel.size <= 1;
+}
+static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    const te_attention_call *a = &args->attention;
+    const te__autocast *autocast = te__autocast_now(te);
+    if (!te_module_visit(m, te__onnx_is_whole, NULL)) return te_error_code(te);
+    if (autocast && autocast->enabled && te_group_size(autocast->amax_group) > 1)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the autocast region reduces amaxes over the %d ranks of amax_group, and a file has one rank; open a region without it",
+                        te_group_size(autocast->amax_group));
+    if (args->m_splits)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: m_splits are numbers of the host, which a graph has not; give them as m_splits_tensor, an input of the graph");
+    if (args->kv_cache || a->inference_params)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s is memory that calls share, which a graph has not; export the call without it",
+                        args->kv_cache ? "kv_cache" : "inference_params");
+    if (a->cu_seqlens_q || a->cu_seqlens_kv || a->cu_seqlens_q_padded || a->cu_seqlens_kv_padded)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the starts of sequences (cu_seqlens) are given; a graph takes batches of sequences, with an attention_mask where their lengths "
+                                                "differ");
+    return TE_OK;
+}
+
+/* Which size of its own does dimension `axis` of the input have? -1: none, it is fixed. */
+static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bool batch_first, bool cross) {
+    const te_tensor *x = *s->slot;
+    const bool kv = s->axes == TE__ONNX_HIDDEN_KV;
+    const bool whole = !te__is_float(x->dtype); /* ids: no hidden size behind */
+    switch (s->axes) {
+    case TE__ONNX_HIDDEN:
+    case TE__ONNX_HIDDEN_KV:
+        if (x->ndim - !whole < 2) return axis == 0 && x->ndim - !whole == 1 ? TE__ONNX_BATCH : -1;
+        return axis > 1 ? -1 : (axis == 0) == batch_first ? TE__ONNX_BATCH : kv ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
+    case TE__ONNX_SCORES:
+    case TE__ONNX_SCORES_KV:
+        if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
+        if (axis == 0) return TE__ONNX_BATCH;
+        if (axis == 2) return TE__ONNX_SEQUENCE;
+        if (s->axes == TE__ONNX_SCORES_KV) return TE__ONNX_SEQUENCE_KV;
+        if (x->shape[axis] == g->symbol[TE__ONNX_SEQUENCE_KV].first && (cross || x->shape[axis] != g->symbol[TE__ONNX_SEQUENCE].first)) return TE__ONNX_SEQUENCE_KV;
+        return TE__ONNX_SEQUENCE;
+    case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
+    case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    default: return -1;
+    }
+}
+
+/* x repeated along its dimensions, times[i] times along dimension i. */
+static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
+    te_ctx *te = x->te;
+    int64_t shape[TE_MAX_DIMS], count = 1, i;
+    size_t element = (size_t)te__dtype_size(x->dtype), bytes = te_tensor_bytes(x), larger;
+    char *host;
+    te_tensor *y = NULL;
+    int d;
+    for (d = 0; d < x->ndim; d++) {
+        shape[d] = x->shape[d] * times[d];
+        count *= shape[d];
+    }
+    larger = (size_t)count * element;
+    host = (char *)te__alloc(te, bytes + larger);
+    if (!host) return NULL;
+    if (te_tensor_to_host(x, host) == TE_OK) {
+        for (i = 0; i < count; i++) {
+            int64_t rest = i, from = 0, step = 1;
+            for (d = x->ndim - 1; d >= 0; d--) {
+                from += rest % shape[d] % x->shape[d] * step;
+                rest /= shape[d];
+                step *= x->shape[d];
+            }
+            memcpy(host + bytes + (size_t)i * element, host + (size_t)from * element, element);
+        }
+        y = te_tensor_from_host(te, x->dtype, x->ndim, shape, host + bytes);
+    }
+    te__free(te, host, bytes + larger);
+    return y;
+}
+
+/* The graph's inputs, their sizes, and `large`, the same call at larger ones. */
+static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first, bool cross) {
+    static const char *const names[TE__ONNX_SYMBOLS] = {"batch", "sequence", "sequence_kv"};
+    static const int64_t primes[TE__ONNX_SYMBOLS] = {2, 3, 5};
+    char text[TE__SHAPE_TEXT];
+    int i, d;
+    for (i = 0; i < TE__ONNX_SYMBOLS; i++) {
+        g->symbol[i].name = names[i];
+        g->symbol[i].times = primes[i];
+    }
+    for (i = 0; i < in->n; i++) {
+        te_tensor *x = *in->slot[i].slot, *y;
+        int64_t times[TE_MAX_DIMS];
+        te__onnx_item *item;
+        te__onnx_pair pair;
+        te__onnx_write *w;
+        if (te__numel(x) == 0)
+            return te__fail(g->te, TE_ERR_INVALID, "te_onnx_export: %s is %s; the module runs on it, so no size may be 0", in->slot[i].name, te__shape_text(x, text));
+        item = te__onnx_item_new(g, TE__ONNX_INPUT);
+        if (!item || te__onnx_named(g, item, in->slot[i].name) < 0) return te_error_code(g->te);
+        item->type = te__onnx_type(x->dtype);
+        item->ndim = x->ndim;
+        memcpy(item->shape, x->shape, sizeof(item->shape));
+        for (d = 0; d < x->ndim; d++) {
+            int s = te__onnx_axis(g, &in->slot[i], d, batch_first, cross);
+            te__onnx_symbol *symbol = s < 0 ? NULL : &g->symbol[s];
+            times[d] = symbol ? symbol->times : 1;
+            if (!symbol) continue;
+            item->axis[d] = symbol->name;
+            if (symbol->first && symbol->first != x->shape[d])
+                return te__fail(g->te, TE_ERR_INVALID, "te_onnx_export: dimension %d of %s is %s, %lld, and in %s %s is %lld; give inputs that go together", d, in->slot[i].name,
+                                symbol->name, (long long)x->shape[d], g->items[symbol->input].name, symbol->name, (long long)symbol->first);
+            if (symbol->first) continue;
+            symbol->first = x->shape[d];
+            symbol->input = g->num_items - 1;
+            symbol->axis = d;
+        }
+        y = te__onnx_repeated(x, times);
+        if (!y) return te_error_code(g->te);
+        *large->slot[i].slot = y;
+        pair = te__onnx_pair_of(x, y);
+        w = te__onnx_write_new(g, &pair, g->num_items - 1);
+        if (!w) return TE_ERR_OUT_OF_MEMORY;
+    }
+    return TE_OK;
+}
+
+/* ---- parameters ---- */
+
+/* part: of a weight that is stored quantized: "row.data". */
+static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
+    te__onnx_pair pair;
+    te__onnx_write *w;
+    char name[640];
+    int v = TE__ONNX_FAILED;
+    if (!x || !x->buffer) return TE_OK;
+    snprintf(name, sizeof(name), "%s%s%s", path, part ? "." : "", part ? part : "");
+    pair = te__onnx_pair_of(x, x);
+    if (te__onnx_last(g, &pair, g->num_writes) >= 0) return TE_OK; /* a parameter that modules share */
+    if (te__onnx_type(x->dtype) && (v = te__onnx_weight(g, name, x)) < 0) return te_error_code(g->te);
+    w = te__onnx_write_new(g, &pair, v);
+    if (!w) return TE_ERR_OUT_OF_MEMORY;
+    w->tensor = x;
+    w->path = te__copy_string(g->te, path);
+    return te_error_code(g->te);
+}
+static bool te__onnx_add_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__onnx *g = (te__onnx *)user;
+    (void)m, (void)kind;
+    if (!x->quantized) return te__onnx_add_weight(g, path, NULL, x) == TE_OK;
+    /* forward products read the row-wise copy */
+    return te__onnx_add_weight(g, path, "row.data", x->quantized->row.data) == TE_OK && te__onnx_add_weight(g, path, "row.scale", x->quantized->row.scale) == TE_OK;
+}
+
+/* ---- scales and histories stay as they were ---- */
+
+typedef struct te__onnx_scales {
+    te__scaling *scaling;
+    te_tensor *scale, *history; /* copies; NULL: it had none */
+    bool pending;
+} te__onnx_scales;
+
+static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n) {
+    te__scaling *s;
+    te_result result = TE_OK;
+    int i = 0;
+    for (*n = 0, s = te->scaling; s; s = s->next) ++*n;
+    *list = (te__onnx_scales *)te__alloc_zero(te, (size_t)*n * sizeof(te__onnx_scales));
+    if (!*list) return TE_ERR_OUT_OF_MEMORY;
+    for (s = te->scaling; s && result == TE_OK; s = s->next, i++) {
+        te__onnx_scales *x = &(*list)[i];
+        x->scaling = s;
+        x->pending = s->forward.pending;
+        if (!s->forward.scale) continue;
+        x->scale = te__empty_like(s->forward.scale, TE_F32);
+        x->history = te__empty_like(s->forward.history, TE_F32);
+        if (!x->scale || !x->history) return te_error_code(te);
+        result = te_tensor_copy(x->scale, s->forward.scale);
+        if (result == TE_OK) result = te_tensor_copy(x->history, s->forward.history);
+    }
+    return result;
+}
+/* Those that the runs have made begin anew: their scales are 1 still. */
+static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
+    te_op_fill_args zero = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__slots *slots = &list[i].scaling->forward;
+        slots->pending = list[i].pending;
+        if (!slots->scale) continue;
+        zero.dst = slots->history;
+        if (!list[i].scale) {
+            result = te_op_fill(te, &zero);
+            continue;
+        }
+        result = te_tensor_copy(slots->scale, list[i].scale);
+        if (result == TE_OK && te__same_shape(slots->history, list[i].history)) result = te_tensor_copy(slots->history, list[i].history);
+    }
+    return result;
+}
+
+/* ---- calls to nodes ---- */
+
+typedef te_result (*te__onnx_emit_fn)(te__onnx *g, const te__any_args *first, const te__any_args *second);
+static te__onnx_emit_fn te__onnx_emitter(te_op op) {
+    static const struct {
+        te_op op;
+        te__onnx_emit_fn emit;
+    } rows[] = {{TE_OP_COPY, te__onnx_copy},
+                {TE_OP_FILL, te__onnx_fill},
+                {TE_OP_AXPBY, te__onnx_axpby},
+                {TE_OP_SUM, te__onnx_sum},
+                {TE_OP_EMBEDDING_FWD, te__onnx_embedding},
+                {TE_OP_DROPOUT_ADD_FWD, te__onnx_dropout_add},
+                {TE_OP_AMAX, te__onnx_amax},
+                {TE_OP_SCALE_FROM_AMAX, te__onnx_scale_from_amax},
+                {TE_OP_DELAYED_UPDATE, te__onnx_nothing},
+                {TE_OP_DELAYED_GATHER, te__onnx_nothing},
+                {TE_OP_FP8_QUANTIZE, te__onnx_fp8_quantize},
+                {TE_OP_FP8_DEQUANTIZE, te__onnx_fp8_dequantize},
+                {TE_OP_BLOCK_QUANTIZE, te__onnx_block_quantize},
+                {TE_OP_MXFP8_QUANTIZE, te__onnx_mxfp8_quantize},
+                {TE_OP_NVFP4_QUANTIZE, te__onnx_nvfp4_quantize},
+                {TE_OP_BLOCK_DEQUANTIZE, te__onnx_block_dequantize},
+                {TE_OP_MXFP8_DEQUANTIZE, te__onnx_mxfp8_dequantize},
+                {TE_OP_NVFP4_DEQUANTIZE, te__onnx_nvfp4_dequantize},
+                {TE_OP_GEMM, te__onnx_gemm},
+                {TE_OP_GROUPED_GEMM, te__onnx_grouped_gemm},
+                {TE_OP_LAYERNORM_FWD, te__onnx_layernorm},
+                {TE_OP_RMSNORM_FWD, te__onnx_rmsnorm},
+                {TE_OP_L2NORMALIZE_FWD, te__onnx_l2normalize},
+                {TE_OP_ACT_FWD, te__onnx_act},
+                {TE_OP_ROPE, te__onnx_rope},
+                {TE_OP_QKV_ROPE, te__onnx_qkv_rope},
+                {TE_OP_ATTN_FWD, te__onnx_attn},
+                {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
+                {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
+                {TE_OP_SOFTCAP, te__onnx_softcap},
+                {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
+                {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
+                {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},
+                {TE_OP_MOE_INDEX_MAP, te__onnx_index_map},
+                {TE_OP_MOE_PERMUTE, te__onnx_permute},
+                {TE_OP_MOE_UNPERMUTE, te__onnx_unpermute}};
+    int i;
+    for (i = 0; i < TE__COUNT(rows); i++)
+        if (rows[i].op == op) return rows[i].emit;
+    return NULL;
+}
+/* Clears the fields that may differ between the runs: sizes, which tensors show as well, random numbers, which are not drawn, and those that emitters look at in both. */
+static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
+    switch (op) {
+    case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
+    case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = 0; break;
+    case TE_OP_ROPE:
+        a->rope.angles.position_scale = a->rope.angles.attention_factor = 0;
+        a->rope.angles.inv_freq = NULL;
+        break;
+    case TE_OP_QKV_ROPE:
+        a->qkv_rope.angles.position_scale = a->qkv_rope.angles.attention_factor = 0;
+        a->qkv_rope.angles.inv_freq = NULL;
+        break;
+    case TE_OP_ATTN_FWD:
+        a->attn_fwd.seed = a->attn_fwd.offset = 0;
+        a->attn_fwd.extras.max_seqlen_q = a->attn_fwd.extras.max_seqlen_kv = 0;
+        break;
+    case TE_OP_DROPOUT_ADD_FWD: a->dropout_add_fwd.seed = a->dropout_add_fwd.offset = 0; break;
+    case TE_OP_MOE_INDEX_MAP: a->moe_index_map.num_out_tokens = 0; break;
+    default: break;
+    }
+}
+/* Are both one call, but for sizes? */
+static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call *second) {
+    te__any_args a = first->args, b = second->args;
+    te__args l, m;
+    int k;
+    if (first->op != second->op || strcmp(first->module, second->module) != 0) return false;
+    te__args_of(&l, first->op, &a, true);
+    te__args_of(&m, second->op, &b, true);
+    for (k = 0; k < l.n; k++) {
+        const te_tensor *x, *y;
+        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX */
+        x = te__arg_tensor(&l.arg[k], 0);
+        y = te__arg_tensor(&m.arg[k], 0);
+        if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
+        memset(te__arg_slot(&l.arg[k], 0), 0, sizeof(te_tensor *));
+        memset(te__arg_slot(&m.arg[k], 0), 0, sizeof(te_tensor *));
+    }
+    te__onnx_clear_sizes(first->op, &a);
+    te__onnx_clear_sizes(second->op, &b);
+    return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
+}
+/* A call without a form in ONNX: whatever reads its results is refused, by its name. */
+static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
+    te__args l, m;
+    te_result result = TE_OK;
+    int k;
+    te__args_of(&l, first->op, &first->args, false);
+    te__args_of(&m, second->op, &second->args, false);
+    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++)
+        if ((l.arg[k].flags & TE__OUT) && !l.arg[k].list) result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+    return result;
+}
+/* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
+static int te__onnx_loop_at(const te__onnx_run *r, int at, te__onnx_loop *loop) {
+    const te__onnx_call *c = &r->calls[at], *last;
+    int i;
+    for (i = at; i + 2 < r->num_calls && r->calls[i].op == TE_OP_GEMM && r->calls[i + 1].op == TE_OP_CAPPED_SOFTMAX_FWD && r->calls[i + 2].op == TE_OP_GEMM &&
+                 strcmp(r->calls[i].module, c->module) == 0; i += 3) {}
+    if (i == at) return 0;
+    last = &r->calls[i - 3];
+    loop->qk = &c->args.gemm;
+    loop->softmax = &c[1].args.capped_softmax_fwd;
+    loop->pv = &c[2].args.gemm;
+    loop->heads = (i - at) / 3;
+    loop->groups = 1 + (last->args.gemm.b->offset - c->args.gemm.b->offset) / (int64_t)te_tensor_bytes(c->args.gemm.b);
+    return i - at;
+}
+/* Memory that a call has written, and something else after it. */
+static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
+    te__onnx_pair pair = te__onnx_pair_of(x, x);
+    char text[TE__SHAPE_TEXT];
+    if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK; /* a constant, unless it differs between the runs */
+    te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s was written by something that is no operation, a collective or the host; a graph cannot do that", te__shape_text(x, text));
+    return te_error_code(g->te);
+}
+static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_run *second) {
+    int i = 0, k = 0;
+    te_result result = te_error_code(g->te);
+    while (i < first->num_calls && k < second->num_calls && result == TE_OK) {
+        te__onnx_call *a = &first->calls[i], *b = &second->calls[k];
+        te__onnx_emit_fn emit = te__onnx_emitter(a->op);
+        te__onnx_loop loop, loop2;
+        int many = te__onnx_loop_at(first, i, &loop), many2 = te__onnx_loop_at(second, k, &loop2);
+        if (!te__onnx_is_one_call(a, b) || !many != !many2) break;
+        g->module = a->module;
+        g->op = te_query_name(a->op);
+        if (a->foreign && (result = te__onnx_refuse_foreign(g, a->foreign)) != TE_OK) break;
+        result = many ? te__onnx_capped_loop(g, &loop, &loop2) : emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
+        if (result == TE_OK) result = te_error_code(g->te);
+        i += many ? many : 1;
+        k += many2 ? many2 : 1;
+    }
+    g->op = NULL;
+    if (result != TE_OK || (i == first->num_calls && k == second->num_calls)) return result;
+    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s of \"%s\", or with other "
+                    "arguments; the file serves all sizes, so the module must make the same calls for all of them", i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
+                    i < first->num_calls ? first->calls[i].module : "", k < second->num_calls ? te_query_name(second->calls[k].op) : "none",
+                    k < second->num_calls ? second->calls[k].module : "");
+}
+
+static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *first, te_tensor *second) {
+    te__onnx_pair pair;
+    te__onnx_output *y;
+    int v;
+    if (!first || !second) return TE_OK;
+    if (first->quantized) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is quantized; export the module without fp8_output", name);
+    if (!te__onnx_type(first->dtype))
+        return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
+    pair = te__onnx_pair_of(first, second);
+    v = te__onnx_read(g, first, second);
+    if (v >= 0 && first->dtype != TE_F32 && first->dtype != TE_I64) v = te__onnx_cast(g, v, te__onnx_type(first->dtype));
+    if (v < 0 || !te__grow(g->te, (void **)&g->outputs, &g->cap_outputs, g->num_outputs, sizeof(te__onnx_output))) return te_error_code(g->te);
+    y = &g->outputs[g->num_outputs++];
+    y->name = name;
+    y->item = v;
+    y->type = te__onnx_type(first->dtype);
+    y->ndim = first->ndim;
+    te__onnx_dims(&pair, y->shape);
+    return TE_OK;
+}
+
+/* ---- the two runs ---- */
+
+static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_run *r, bool keep) {
+    te_ctx *te = te_module_ctx(m);
+    te_trace_fn fn = te->trace;
+    void *user = te->trace_user;
+    te_tensor *y;
+    r->keep = keep;
+    r->begin = te->writes;
+    te_set_trace(te, te__onnx_note, r);
+    te_no_grad_begin(te);
+    y = te_forward_with(m, &in->args);
+    te_no_grad_end(te);
+    te_set_trace(te, fn, user);
+    te__onnx_look_for_foreign(r);
+    return y ? te_error_code(te) : te_error_code(te) != TE_OK ? te_error_code(te) : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
+}
+
+/* The runs and the graph; tensors that it makes belong to the caller's frame. */
+static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first, te__onnx_run *second) {
+    static const char *const names[TE__OUTPUTS] = {"out", "output_bias", "ln_out", "max_logit", "m_splits"};
+    te_ctx *te = g->te;
+    te__onnx_inputs in = TE_ZERO, large = TE_ZERO;
+    te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];
+    te__onnx_scales *scales = NULL;
+    te__rng_state random = te__rng_now(te);
+    te_result result, back;
+    bool foreign[TE__OUTPUTS];
+    int num_scales = 0, i;
+    te__onnx_inputs_of(&in, inputs);
+    te__onnx_inputs_of(&large, inputs);
+    for (i = 0; i < in.n; i++) {
+        te_tensor *x = *in.slot[i].slot;
+        if (x->te != te || te__need_memory(x, "te_onnx_export") != TE_OK || x->quantized)
+            return te_error_code(te) != TE_OK ? te_error_code(te)
+                                              : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
+                                                         x->quantized ? "is quantized" : "belongs to another context");
+        x = te_tensor_contiguous(x);
+        if (!x) return te_error_code(te);
+        *in.slot[i].slot = x;
+    }
+    result = te__onnx_scales_take(te, &scales, &num_scales);
+    if (result != TE_OK) { /* nothing has run that could have changed them */
+        if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+        return result;
+    }
+    /* one run before those that are kept: first calls make scales and histories */
+    result = te__onnx_forward(m, &in, first, false);
+    if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
+    if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
+    if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
+    te__outputs_list(&in.args.outputs, made);
+    for (i = 0; i < TE__OUTPUTS; i++) foreign[i] = made[i] && te__onnx_is_foreign(first, made[i]->buffer);
+    if (result == TE_OK) result = te__onnx_forward(m, &large, second, true);
+    te__rng_back(te, random);
+    back = te__onnx_scales_give_back(te, scales, num_scales);
+    if (result == TE_OK) result = back;
+    te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+    if (result == TE_OK) result = te__onnx_translate(g, first, second);
+    te__outputs_list(&large.args.outputs, made2);
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)
+        if (made[i] && foreign[i]) result = te__onnx_refuse_foreign(g, made[i]);
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) result = te__onnx_add_output(g, names[i], made[i], made2[i]);
+    return result;
+}
+
+TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path) {
+    te__onnx_run first = TE_ZERO, second = TE_ZERO;
+    te__onnx *g;
+    te_ctx *te;
+    te_result result;
+    if (!module) return TE_ERR_STATE;
+    te = te_module_ctx(module);
+    if (te->error_code != TE_OK) return te->error_code;
+    if (!inputs || (!inputs->input && !inputs->attention.qkv_layer) || !path)
+        return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
+    if (te->capture || te->warming || te->tracing)
+        return te__fail(te, TE_ERR_STATE, "te_onnx_export inside %s; call it outside", te->capture ? "a graph's capture" : te->warming ? "a warm-up" : "a trace hook");
+    result = te__onnx_inputs_refuse(module, inputs);
+    if (result != TE_OK) return result;
+    g = (te__onnx *)te__alloc_zero(te, sizeof(te__onnx));
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->te = first.te = second.te = te;
+    te__frame_begin(te);
+    result = te__onnx_make(g, module, inputs, &first, &second);
+    if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));
+    te__onnx_run_free(&first);
+    te__onnx_run_free(&second);
+    te__onnx_memory_free(g);
+    te__onnx_graph_free(g);
+    te__free(te, g, sizeof(*g));
+    te__frame_end(te, NULL, 0);
     return result;
 }
 

@@ -151,5 +151,6 @@
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
+ *     onnx        modules as ONNX files
  *     report      warm-up, explanations of calls, the report on machine and context
  */

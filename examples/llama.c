@@ -47,7 +47,7 @@ static const struct option {
     {"--checkpoint", FLAG, &opt.checkpoint, "layers run again in the backward pass: less memory"},
     {"--quantized-weights", FLAG, &opt.quantized_weights, "projections are stored as the recipe quantizes them"},
     {"--resume", FLAG, &opt.resume, "go on from what --out has"},
-    {"--dtype", TEXT, &opt.dtype, "f32 or bf16, of parameters and activations (that of the file)"},
+    {"--dtype", TEXT, &opt.dtype, "f32, f16 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
     {"--exact", FLAG, &opt.exact, "on a GPU, products of f32 without rounding to TF32: slow"},
     {"--device", TEXT, &opt.device, "cpu, cuda:0 ... (the first GPU, or else the CPU)"},

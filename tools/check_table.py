@@ -204,7 +204,7 @@ def arguments(text, function):
 
 def set_somewhere(names, text, before, leaf):
     """Is a field given a value that is not its zero? `before` is a pattern of what stands in front of its name."""
-    for found in re.finditer(before + r"%s\s*(?:\[[^]]*\]\s*)?=(?!=)\s*([^,;})\s]*)" % leaf, text):
+    for found in re.finditer(before + r"%s(?:\.\w+)*\s*(?:\[[^]]*\]\s*)?=(?!=)\s*(?:[\w.>\[\]-]+\s*=(?!=)\s*)*([^,;})\s]*)" % leaf, text):
         if found.group(1) not in ZERO and found.group(1) not in names.zeros:
             return True
     return False
@@ -221,11 +221,13 @@ def exercises(names, text, name):
     if "." not in name:
         return re.search(r"\b%s\b" % name + (r"\s*[(,}]" if name in names.functions else ""), text) is not None
     path = name.split(".")
+    if path[0] == "te_outputs":
+        return re.search(r"\boutputs\.%s\b" % path[1], text) is not None
     if not re.search(r"\b%s\b" % path[0], text) and not re.search(r"\b%s\b" % re.sub(r"_desc$", "_create", path[0]), text):
         return False
     leaf = path[-1]
-    # A struct that te.h fills in is read; a table or a list of the caller's may be filled by its address.
-    if "outputs" in path[:-1] or path[0] in FILLED:
+    # A struct that te.h fills in is read; a field of the caller's may also be filled by its address.
+    if path[0] in FILLED:
         return re.search(r"(?:\.|->)%s\b" % leaf, text) is not None
     if len(path) == 2:
         return set_somewhere(names, text, r"(?:\.|->)", leaf) or re.search(r"&\w+(?:\.|->)%s\b" % leaf, text) is not None
@@ -235,8 +237,11 @@ def exercises(names, text, name):
             or re.search(r"\b%s\s+\*?\w+" % kind, text) is not None and set_somewhere(names, text, r"(?:\.|->)", leaf))
 
 
+# Names of tests of what is refused. They do not count: a value that is refused shows nothing of what the option does.
+REFUSAL = "complain|refuse|wrong|illegal|invalid|error|exclude|not_yet|cannot"
+
 # Structs that te.h fills in.
-FILLED = {"te_outputs", "te_moe_padded", "te_quant_stats", "te_memory_stats"}
+FILLED = {"te_moe_padded", "te_quant_stats", "te_memory_stats", "te_explanation", "te_quantizer_role"}
 
 
 def suggest(names, suite, row):
@@ -246,10 +251,10 @@ def suggest(names, suite, row):
     best = (None, None)
     for test, path in suite.tests.items():
         text = suite.text(test)
-        if not exercises(names, text, row.ours[0]):
+        if re.search(REFUSAL, test) or not exercises(names, text, row.ours[0]):
             continue
         room = path.parent.name
-        score = 6 * sum(w in test for w in words) / max(1, len(words)) + (room in ("nn", "train", "quant", "io", "dist")) - (room in ("mend", "faults", "bench")) - len(text) / 20000
+        score = 6 * sum(w in test for w in words) / max(1, len(words)) + (room in ("nn", "train", "quant", "io", "dist")) - 2 * (room in ("mend", "faults", "bench")) - len(text) / 20000
         if best[0] is None or score > best[0]:
             best = (score, test)
     return best[1]
@@ -349,6 +354,8 @@ def check(parts, names, suite, sources):
             wrong("tests/ has no test %s; --update looks for another" % row.test)
         elif not_yet:
             wrong("names a test, and its comment in the header begins with \"not yet\"; --update says `later`")
+        elif re.search(REFUSAL, row.test):
+            wrong("%s is a test of what te.h refuses, by its name; --update looks for another" % row.test)
         elif not exercises(names, suite.text(row.test), row.ours[0]):
             wrong("%s (%s) does not exercise %s" % (row.test, suite.tests[row.test].relative_to(ROOT), row.ours[0]))
         else:
@@ -362,7 +369,7 @@ def update(parts, names, suite):
         if row.left_out or not row.ours or any(names.resolve(name) for name in row.ours):
             continue
         not_yet = names.not_yet(row.ours[0])
-        if (row.later and (not_yet or row.later != NOT_YET or "." not in row.ours[0])) or (not not_yet and row.test in suite.tests and exercises(names, suite.text(row.test), row.ours[0])):
+        if (row.later and (not_yet or row.later != NOT_YET or "." not in row.ours[0])) or (not not_yet and row.test in suite.tests and not re.search(REFUSAL, row.test) and exercises(names, suite.text(row.test), row.ours[0])):
             continue
         found = "later: " + NOT_YET if not_yet else suggest(names, suite, row)
         if found and found != row.test:

@@ -42,7 +42,8 @@ TE_TEST(sizes) { te_thing_desc d = {0}; part(&d); te_thing_create(te, &d, NULL, 
 TE_TEST_DEVICES(groups) { te_thing_desc d = {.size = 0, .gemm = {.no_bias = false}}; group(&d.gemm); }
 TE_TEST(macros) { te_thing_desc d; PREPARE(&d); te_thing_create(te, &d, fn(1, 2), NULL); }
 TE_TEST(designated) { te_thing_create(te, &(te_thing_desc){.gemm = {.no_bias = true}, .other = 0, .size = d.other = 7}, NULL, (int[]){1, 2}); }
-TE_TEST(reads) { te_outputs *o = &args.outputs; use(o->out); /* te_thing_desc d.size = 1 */ }
+TE_TEST(sizes_refused) { te_thing_desc d = {.size = -1}; }
+TE_TEST(reads) { use(args.outputs.out); /* te_thing_desc d.size = 1 */ }
 struct pair { int a; } pairs[] = {{1}};
 TE_TEST(nothing) { te_thing_desc d = {.size = 0}; d.gemm.how = TE_HOW_NOT; d.size == 4; te_thing_create(te, &d, NULL, NULL); pairs; }
 """
@@ -73,10 +74,10 @@ with tempfile.TemporaryDirectory() as folder:
     (pathlib.Path(folder) / "room").mkdir()
     (pathlib.Path(folder) / "room/test_x.c").write_text(TESTS)
     suite = check_table.Suite(pathlib.Path(folder))
-    expect("the tests", sorted(suite.tests), ["designated", "groups", "macros", "nothing", "reads", "sizes"])
+    expect("the tests", sorted(suite.tests), ["designated", "groups", "macros", "nothing", "reads", "sizes", "sizes_refused"])
     # Each name, and the tests that exercise it.
     for name, wanted in [
-            ("te_thing_desc.size", ["designated", "sizes"]), ("te_thing_desc.other", ["designated"]), ("te_thing_desc.gemm.no_bias", ["designated", "groups"]),
+            ("te_thing_desc.size", ["designated", "sizes", "sizes_refused"]), ("te_thing_desc.other", ["designated"]), ("te_thing_desc.gemm.no_bias", ["designated", "groups"]),
             ("te_thing_desc.gemm.how", ["macros"]), ("te_outputs.out", ["reads"]), ("TE_HOW_SO", ["macros"]), ("te_thing_create(n)", ["designated"]),
             ("te_thing_create(f)", ["macros"]), ("te_thing_create", ["designated", "macros", "nothing", "sizes"])]:
         expect(name, sorted(t for t in suite.tests if check_table.exercises(names, suite.text(t), name)), wanted)

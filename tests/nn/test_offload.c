@@ -108,7 +108,7 @@ TE_TEST_DEVICES(offload_of_a_fraction) {
         {0.25f, 1, 2}, {0.5f, 1, 4}, {0.99f, 1, 7}, {1, BYTES, 8}, {0, BYTES + 1, 0}, {0, 0, 0},
     };
     for (int i = 0; i < COUNT(rows); i++) {
-        te_cpu_offload_desc d = {rows[i].fraction, rows[i].least, 0};
+        te_cpu_offload_desc d = {.fraction = rows[i].fraction, .min_bytes = rows[i].least};
         te_scope_begin(te);
         CHECK_EQ_INT(te_cpu_offload_begin(te, &d), TE_OK);
         te_tensor *y = te_forward(m, x);

@@ -18,6 +18,9 @@ COMMENTS = [
     ("/* So:\n *   - one\n *     more\n *   - two */", "<p>So:</p>\n<ul>\n<li>one\nmore</li>\n<li>two</li>\n</ul>\n"),
     ("/* So:\n *\n *     x = 1;\n *\n * Then. */", "<p>So:</p>\n<pre><code>x = 1;\n</code></pre>\n<p>Then.</p>\n"),
     ("/* So:\n *   a    first\n *        and on\n *   bcd  second\n * Then. */", "<p>So:</p>\n<dl><dt>a</dt><dd>first and on</dd><dt>bcd</dt><dd>second</dd></dl><p>Then.</p>\n"),
+    ("/* So:\n *   abc  first\n *   bcde second c */", "<p>So:</p>\n<dl><dt>abc</dt><dd>first</dd><dt>bcde</dt><dd>second c</dd></dl>"),
+    ("/* a: x\n *   y z\n * b */", "<p>a: x\ny z</p>\n<p>b</p>\n"),
+    ("/* So:\n *   y = 1;  z = 2\n * b */", "<p>So:</p>\n<pre><code>  y = 1;  z = 2\n</code></pre>\n<p>b</p>\n"),
     ("/* So:\n *\n *   k     a      b\n *   l     c      d */", "<p>So:</p>\n<pre><code>  k     a      b\n  l     c      d\n</code></pre>\n"),
 ]
 PAGE = "<!DOCTYPE html><html lang=\"en\"><head><title>t</title></head><body><p id=\"te_a\">%s</p><p id=\"te_d\"></p><p id=\"te_d.x\"></p></body></html>"

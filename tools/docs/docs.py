@@ -66,14 +66,20 @@ links = Links()
 
 
 def blocks_of(text):
-    """A comment as Markdown: groups of lines that are indented by two or three columns become definitions, or code where they are no pairs."""
+    """A comment as Markdown: groups of lines that are indented by two or three columns become definitions; where they are no pairs, they belong to the paragraph above,
+    or are code below a colon or an empty line."""
     out, group = [], []
 
     def end():
-        if group:
-            pairs = definitions(group)
-            out.append(("pairs", pairs) if pairs else ("text", "\n".join("    " + line for line in group)))
-            group.clear()
+        pairs = definitions(group) if group else None
+        above = out[-1][1].rstrip(" ") if out and out[-1][0] == "text" else ""
+        if pairs:
+            out.append(("pairs", pairs))
+        elif group and above and not above.endswith((":", "\n")):  # a paragraph with a hanging indent
+            out[-1] = ("text", above + "\n" + "\n".join(line.strip() for line in group))
+        elif group:
+            out.append(("text", "\n".join("    " + line for line in group)))
+        group.clear()
 
     lines, item = [], False
     for line in text.split("\n"):
@@ -98,21 +104,22 @@ def blocks_of(text):
 
 
 def definitions(group):
-    """[(term, text)] of lines `  term   text`, whose text may go on below itself; None if they are something else."""
+    """[(term, text)] of lines `  term   text`, whose text may go on below itself; None if they are something else. A term as long as its column has one space behind it."""
     first = re.match(r" +", group[0]).end()
+    pair_of = re.compile(r" {%d}(\S(?:.*?\S)??) {2,}(\S.*)$" % first)
+    column = next((pair.start(2) for pair in map(pair_of.match, group) if pair), 0)
     found = []
     for line in group:
-        pair = re.match(r" {%d}(\S(?:.*?\S)??) {2,}(\S.*)$" % first, line)
+        pair = pair_of.match(line)
         if pair and "   " not in pair.group(2):
             found.append([pair.group(1), pair.group(2)])
         elif found and len(line) - len(line.lstrip()) > first + 1:
             found[-1][1] += " " + line.strip()
-        elif re.match(r" {%d}\S+ \S" % first, line) and "   " not in line.strip() and not found:  # the text of the first term begins after one space
-            term, _, rest = line.strip().partition(" ")
-            found.append([term, rest.strip()])
+        elif not pair and column and line[first] != " " and line[column - 1:column] == " " and line[column:column + 1].strip():
+            found.append([line[first:column].rstrip(), line[column:]])
         else:
             return None
-    return found
+    return None if any("=" in term for term, _ in found) else found
 
 
 def render(comment, own=()):

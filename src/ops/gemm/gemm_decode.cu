@@ -31,8 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_co
         te_u32 row = at / per_row;
         te_i64 col = (te_i64)(at - row * per_row) * 16;
         int n = s.columns - col < 16 ? (int)(s.columns - col) : 16;
-        uint4 u = te_decode_load(s.codes + (row * s.ld + col) * bits / 8, bits, n, end); // and the scales, before anything waits for either
-        te_u32 scales[4], out[8]; // scales: a byte of each code
+        te_u32 scales[4], out[8]; // scales: a byte of each code; loaded before the codes, behind whose load control flow joins and waits
         if (s.down) { // there are scales for columns up to a multiple of 128
 #pragma unroll
             for (int i = 0; i < 16; i++) {
@@ -43,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_decode(const __grid_co
             te_u32 e = s.scale[te_decode_scale_at(a.swizzled, 0, s.ld_scale, row, bits == 4 ? col >> 4 : col >> 5)];
             scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
         }
+        uint4 u = te_decode_load(s.codes + (row * s.ld + col) * bits / 8, bits, n, end);
         te_u32 w[4] = {u.x, u.y, u.z, u.w};
         if (bits == 4) {
             te_u32 scale = te_decode_fp4_scale((te_u8)scales[0]);

@@ -13,6 +13,8 @@ typedef struct te__gemm_grouping {
 
 /* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */
 typedef struct te__gemm_kargs {
+    long long k_split; /* of one split, a multiple of the slab; >= k without splits. First, since no kernel changes it in a copy: NVRTC 12.0 reads the first
+                        * member of a changed copy from the arguments themselves */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
@@ -24,7 +26,6 @@ typedef struct te__gemm_kargs {
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
     long long m, n, k;        /* by groups: m, or along k: k, of all */
     long long lda, ldb, ldd, ldaux; /* in elements */
-    long long k_split;        /* k of one split, a multiple of the slab; >= k without splits */
     long long d_split;        /* elements of D from one split to the next */
     long long ld_block_a, ld_block_b;
     float factor_a, factor_b; /* scale_a and scale_b are multiplied with these */

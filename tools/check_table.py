@@ -8,10 +8,11 @@ A row is | theirs | ours | exercised by | what differs |. Ours is a list of name
 
     te_function  te_function(parameter)  te_struct.field.field  te_type  TE_ENUMERATOR  TE_MACRO
 
-Each must be in the headers. `exercised by` names a test of tests/ (TE_TEST, TE_TEST_DEVICES) that exercises the first name: in the test, the functions and tables of its file and of
-the test headers that it reaches, the function is called, the parameter is given a value that is not its zero, the field is set to one (or read, in a struct that te.h
-fills), the type or enumerator stands; and a row of a class's argument needs a test that makes that module. A test of what is refused, by its name, does not count. What te.h does not have yet says `later: ` and a piece of the error that refuses it, which must stand in src/; NOT_YET is the error of fields whose comment
-begins with "not yet", and of these alone.
+Each must be in the headers. `exercised by` names a test of tests/ (TE_TEST, TE_TEST_DEVICES) that exercises the first name: in the test, and in the functions, tables and test headers
+that it reaches, the function is called, the parameter is given a value that is not its zero, the field is set to one (or read, in a struct that te.h fills), the type or enumerator
+stands; a row of a class's argument needs a test that makes that module. A test of what is refused, by its name, does not count. `make TARGET` names a gate beside them, whose program in
+tools/ or examples/ has the name. A name that te.h refuses so far says `later: ` and a piece of the error that refuses it, which must stand in src/; NOT_YET is the error of fields whose
+comment begins with "not yet", and of these alone.
 """
 import ast
 import pathlib
@@ -327,8 +328,8 @@ NO_API = {"torch_version", "constants", "ops", "optimizers", "fused", "*"}
 
 # ---- the check ----
 
-def check(parts, names, suite, sources):
-    """(errors, exercised, later) of the rows."""
+def check(parts, names, suite, sources, makefile, programs):
+    """(errors, exercised, later) of the rows; the last three are texts."""
     errors, exercised, later, seen = [], 0, 0, {}
     for row in rows_of(parts):
         def wrong(text, at=row):
@@ -361,6 +362,13 @@ def check(parts, names, suite, sources):
                 wrong("is marked `later`, and its comment in the header does not begin with \"not yet\"; --update looks for its test")
         elif not row.test:
             wrong("names no test; --update looks for one")
+        elif row.test.startswith("make "):
+            if not re.search(r"(?m)^%s:" % re.escape(row.test[len("make "):]), makefile):
+                wrong("the Makefile has no %s" % row.test)
+            elif not re.search(r"\b%s\b" % re.split(r"[(.]", row.ours[0])[0], programs):
+                wrong("no program of tools/ and examples/ has %s" % row.ours[0])
+            else:
+                exercised += 1
         elif row.test not in suite.tests:
             wrong("tests/ has no test %s; --update looks for another" % row.test)
         elif not_yet:
@@ -381,6 +389,8 @@ def update(parts, names, suite, sources):
         if row.left_out or not row.ours or any(names.resolve(name) for name in row.ours):
             continue
         not_yet = names.not_yet(row.ours[0])
+        if row.test.startswith("make "):
+            continue
         stays = row.later in sources if row.later else False
         if (row.later and (not_yet or (stays and row.later != NOT_YET) or ("." not in row.ours[0] and not suggest(names, suite, row)))) or (not not_yet and row.test in suite.tests and not re.search(REFUSAL, row.test) and exercises_row(names, suite.text(row.test), row)):
             continue
@@ -406,7 +416,8 @@ def main(args):
     if args == ["--update"]:
         update(parts, names, suite, sources)
         parts = read_table(TABLE.read_text(encoding="utf-8"))
-    errors, exercised, later = check(parts, names, suite, sources)
+    programs = "\n".join(path.read_text(encoding="utf-8") for folder in ("tools", "examples") for path in sorted((ROOT / folder).rglob("*.c")))
+    errors, exercised, later = check(parts, names, suite, sources, (ROOT / "Makefile").read_text(encoding="utf-8"), programs)
     for error in errors:
         print(error)
     rows = rows_of(parts)

@@ -90,13 +90,19 @@ with tempfile.TemporaryDirectory() as folder:
         ("e | te_thing_desc.size | | ", "names no test; --update looks for one"), ("f | te_thing_desc.none | sizes | ", "te_thing_desc has no field none"),
         ("g | te_thing_desc.size | later: is not there yet | ", "does not begin with"), ("h | te_thing_desc.gemm.late | sizes | ", "names a test, and its comment"),
         ("i | TE_HOW_SO | later: nobody says this | ", 'no error of src/ says "nobody says this"'), ("j | - | sizes | out", "is left out, and names a test")]
+    ROWS += [
+        ("k | te_thing_desc.size | sizes_refused | ", "sizes_refused is a test of what te.h refuses"), ("l | te_thing_create(n) | make gate | ", ""),
+        ("m | te_thing_create | make other | ", "the Makefile has no make other"), ("n | te_how | make gate | ", "no program of tools/ and examples/ has te_how"),
+        ("Thing | te_thing_create | sizes | |\n| Thing(size) | te_thing_desc.size | sizes | ", ""),
+        ("Thing | te_thing_create | sizes | |\n| Thing(bias) | te_group_options.no_bias | groups | ", ""),
+        ("Thing | te_thing_create | sizes | |\n| Thing.forward(out) | te_outputs.out | reads | ", "reads (room/test_x.c) does not exercise te_outputs.out in a te_thing")]
     check_table.ROOT = pathlib.Path(folder)
     check_table.TABLE = pathlib.Path(folder) / "t.md"
     for row, wanted in ROWS:
-        errors = check_table.check(check_table.read_table("# T\n\n| TransformerEngine | te.h | exercised by | |\n|---|---|---|---|\n| " + row + " |\n"), names, suite, "x is not there yet")[0]
+        errors = check_table.check(check_table.read_table("# T\n\n| TransformerEngine | te.h | exercised by | |\n|---|---|---|---|\n| " + row + " |\n"), names, suite, "x is not there yet", "gate: x\n", "te_thing_create(te)")[0]
         expect("the row " + row, len(errors) == bool(wanted) and all(wanted in e for e in errors), True)
     twice = check_table.read_table("| a | - | | x |\n| a | - | | x |\n")
-    expect("a name twice", check_table.check(twice, names, suite, "")[0], ["t.md:2: a: stands in line 1, too"])
+    expect("a name twice", check_table.check(twice, names, suite, "", "", "")[0], ["t.md:2: a: stands in line 1, too"])
 
 print("%d passed, %d failed, 0 skipped" % (passed, failed))
 sys.exit(failed > 0)

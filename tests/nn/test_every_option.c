@@ -402,7 +402,7 @@ TE_TEST_DEVICES(every_option_random_state_of_attention) {
     te_module_destroy(m);
 }
 
-/* What a layer hands on: its attention and its MLP against modules of their own with the same options. */
+/* Options that a layer hands on: its attention and its MLP against modules of their own with the same options. */
 TE_TEST_DEVICES(every_option_of_a_layer_reaches_its_children) {
     const te_rotary_desc rotary = {0};
     const float *x = test_normal(N, 8);

@@ -262,7 +262,7 @@ class Page:
 
 
 def problems(page):
-    """What is wrong with the page: not HTML, an anchor twice, a link without an end, something from outside."""
+    """The faults of the page: not HTML, an anchor twice, a link without an end, something from outside."""
     found = []
     parser = html5lib.HTMLParser(strict=False)
     tree = parser.parse(page)

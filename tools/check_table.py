@@ -328,76 +328,75 @@ NO_API = {"torch_version", "constants", "ops", "optimizers", "fused", "*"}
 
 # ---- the check ----
 
-def check(parts, names, suite, sources, makefile, programs):
-    """(errors, exercised, later) of the rows; the last three are texts."""
+class Evidence:
+    """The names of the headers and the tests, and as texts the sources of the library, the Makefile, and the programs of tools/ and examples/."""
+
+    def __init__(self, names, suite, sources, makefile, programs):
+        self.names, self.suite, self.sources, self.makefile, self.programs = names, suite, sources, makefile, programs
+
+    def fault(self, row):
+        """The error of a row's third column, or ""."""
+        not_yet = self.names.not_yet(row.ours[0])
+        if row.later:
+            if row.later not in self.sources:
+                return 'no error of src/ says "%s"; --update looks for a test' % row.later
+            if row.later == NOT_YET and "." in row.ours[0] and not not_yet:
+                return "is marked `later`, and its comment in the header does not begin with \"not yet\"; --update looks for a test"
+            return ""
+        if not_yet:
+            return "its comment in the header begins with \"not yet\"; --update says `later`"
+        if not row.test:
+            return "names no test; --update looks for one"
+        if row.test.startswith("make "):
+            if not re.search(r"(?m)^%s:" % re.escape(row.test[len("make "):]), self.makefile):
+                return "the Makefile has no %s" % row.test
+            found = re.search(r"\b%s\b" % re.split(r"[(.]", row.ours[0])[0], self.programs)
+            return "" if found else "no program of tools/ and examples/ has %s" % row.ours[0]
+        if row.test not in self.suite.tests:
+            return "tests/ has no test %s; --update looks for another" % row.test
+        if re.search(REFUSAL, row.test):
+            return "%s is a test of what te.h refuses, by its name; --update looks for another" % row.test
+        if not exercises_row(self.names, self.suite.text(row.test), row):
+            return "%s (%s) does not exercise %s%s" % (row.test, self.suite.tests[row.test].relative_to(ROOT), row.ours[0], " in a " + row.module if row.module else "")
+        return ""
+
+
+def check(parts, evidence):
+    """(errors, exercised, later) of the rows."""
     errors, exercised, later, seen = [], 0, 0, {}
     for row in rows_of(parts):
-        def wrong(text, at=row):
-            errors.append("%s:%d: %s: %s" % (TABLE.relative_to(ROOT), at.line, at.theirs or "(no name)", text))
+        wrong = []
         if not row.theirs:
-            wrong("the left side is empty")
+            wrong.append("the left side is empty")
         if row.theirs in seen:
-            wrong("stands in line %d, too" % seen[row.theirs])
+            wrong.append("stands in line %d, too" % seen[row.theirs])
         seen[row.theirs] = row.line
         if row.left_out:
-            if not row.note:
-                wrong("is left out without a reason")
-            if row.test:
-                wrong("is left out, and names a test")
-            continue
-        if not row.ours:
-            wrong("the right side is empty; - says that te.h leaves it out")
-            continue
-        unknown = [e for e in (names.resolve(name) for name in row.ours) if e]
-        for e in unknown:
-            wrong(e)
-        if unknown:
-            continue
-        not_yet = names.not_yet(row.ours[0])
-        if row.later:
-            later += 1
-            if row.later not in sources:
-                wrong('no error of src/ says "%s"' % row.later)
-            elif row.later == NOT_YET and "." in row.ours[0] and not not_yet:
-                wrong("is marked `later`, and its comment in the header does not begin with \"not yet\"; --update looks for its test")
-        elif not row.test:
-            wrong("names no test; --update looks for one")
-        elif row.test.startswith("make "):
-            if not re.search(r"(?m)^%s:" % re.escape(row.test[len("make "):]), makefile):
-                wrong("the Makefile has no %s" % row.test)
-            elif not re.search(r"\b%s\b" % re.split(r"[(.]", row.ours[0])[0], programs):
-                wrong("no program of tools/ and examples/ has %s" % row.ours[0])
-            else:
-                exercised += 1
-        elif row.test not in suite.tests:
-            wrong("tests/ has no test %s; --update looks for another" % row.test)
-        elif not_yet:
-            wrong("names a test, and its comment in the header begins with \"not yet\"; --update says `later`")
-        elif re.search(REFUSAL, row.test):
-            wrong("%s is a test of what te.h refuses, by its name; --update looks for another" % row.test)
-        elif not exercises_row(names, suite.text(row.test), row):
-            wrong("%s (%s) does not exercise %s%s" % (row.test, suite.tests[row.test].relative_to(ROOT), row.ours[0], " in a " + row.module if row.module else ""))
+            wrong += ["is left out without a reason"] * (not row.note) + ["is left out, and names a test"] * bool(row.test)
+        elif not row.ours:
+            wrong.append("the right side is empty; - says that te.h leaves it out")
         else:
-            exercised += 1
+            unknown = [error for error in map(evidence.names.resolve, row.ours) if error]
+            fault = "" if unknown else evidence.fault(row)
+            wrong += unknown + [fault] * bool(fault)
+            later += bool(row.later)
+            exercised += not unknown and not fault and not row.later
+        errors += ["%s:%d: %s: %s" % (TABLE.relative_to(ROOT), row.line, row.theirs or "(no name)", text) for text in wrong]
     return errors, exercised, later
 
 
-def update(parts, names, suite, sources):
-    """Writes tests into the rows that need one: a row that is later keeps that word as long as an error says so, and an enumerator as long as no test exercises it."""
+def update(parts, evidence):
+    """Writes a test into each row whose third column is wrong, or `later`; and into those of enumerators that are later no more, which no comment tells."""
+    names, suite = evidence.names, evidence.suite
     lines = TABLE.read_text(encoding="utf-8").split("\n")
     for row in rows_of(parts):
-        if row.left_out or not row.ours or any(names.resolve(name) for name in row.ours):
+        if row.left_out or not row.ours or any(map(names.resolve, row.ours)):
             continue
-        not_yet = names.not_yet(row.ours[0])
-        if row.test.startswith("make "):
-            continue
-        stays = row.later in sources if row.later else False
-        if (row.later and (not_yet or (stays and row.later != NOT_YET) or ("." not in row.ours[0] and not suggest(names, suite, row)))) or (not not_yet and row.test in suite.tests and not re.search(REFUSAL, row.test) and exercises_row(names, suite.text(row.test), row)):
-            continue
-        found = "later: " + NOT_YET if not_yet else suggest(names, suite, row)
-        if found and found != row.test:
-            print("%s: %s" % (row.theirs, found))
-            lines[row.line - 1] = "| %s | %s | %s | %s |" % (row.theirs, ", ".join(row.ours), found, row.note)
+        if evidence.fault(row) or (row.later and "." not in row.ours[0]):
+            found = "later: " + NOT_YET if names.not_yet(row.ours[0]) else suggest(names, suite, row)
+            if found and found != row.test:
+                print("%s: %s" % (row.theirs, found))
+                lines[row.line - 1] = "| %s | %s | %s | %s |" % (row.theirs, ", ".join(row.ours), found, row.note)
     TABLE.write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -410,14 +409,16 @@ def main(args):
         lacking = [name for name in their_names(pathlib.Path(args[1])) if name not in have and not {name.split("(")[0], name.split("(")[0].rpartition(".")[0]} & out]
         print("\n".join(lacking + ["%d names of TransformerEngine are not in the table" % len(lacking)]))
         return 1 if lacking else 0
+
+    def texts(*patterns):
+        return "\n".join(path.read_text(encoding="utf-8") for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+
     names = Names([header.read(path) for path in sorted((ROOT / "src/api").glob("*.h"))])
-    suite = Suite(ROOT / "tests")
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.c")))
+    evidence = Evidence(names, Suite(ROOT / "tests"), texts("src/**/*.c"), texts("Makefile"), texts("tools/**/*.c", "examples/*.c"))
     if args == ["--update"]:
-        update(parts, names, suite, sources)
+        update(parts, evidence)
         parts = read_table(TABLE.read_text(encoding="utf-8"))
-    programs = "\n".join(path.read_text(encoding="utf-8") for folder in ("tools", "examples") for path in sorted((ROOT / folder).rglob("*.c")))
-    errors, exercised, later = check(parts, names, suite, sources, (ROOT / "Makefile").read_text(encoding="utf-8"), programs)
+    errors, exercised, later = check(parts, evidence)
     for error in errors:
         print(error)
     rows = rows_of(parts)

@@ -88,7 +88,7 @@ with tempfile.TemporaryDirectory() as folder:
         ("a | - | | ", "is left out without a reason"), ("b | | | ", "the right side is empty; - says that te.h leaves it out"), (" | te_thing_create | sizes | ", "the left side is empty"),
         ("c | te_thing_desc.size | nothing | ", "does not exercise te_thing_desc.size"), ("d | te_thing_desc.size | gone | ", "tests/ has no test gone; --update looks for another"),
         ("e | te_thing_desc.size | | ", "names no test; --update looks for one"), ("f | te_thing_desc.none | sizes | ", "te_thing_desc has no field none"),
-        ("g | te_thing_desc.size | later: is not there yet | ", "does not begin with"), ("h | te_thing_desc.gemm.late | sizes | ", "names a test, and its comment"),
+        ("g | te_thing_desc.size | later: is not there yet | ", "does not begin with"), ("h | te_thing_desc.gemm.late | sizes | ", "its comment in the header begins"),
         ("i | TE_HOW_SO | later: nobody says this | ", 'no error of src/ says "nobody says this"'), ("j | - | sizes | out", "is left out, and names a test")]
     ROWS += [
         ("k | te_thing_desc.size | sizes_refused | ", "sizes_refused is a test of what te.h refuses"), ("l | te_thing_create(n) | make gate | ", ""),
@@ -96,13 +96,18 @@ with tempfile.TemporaryDirectory() as folder:
         ("Thing | te_thing_create | sizes | |\n| Thing(size) | te_thing_desc.size | sizes | ", ""),
         ("Thing | te_thing_create | sizes | |\n| Thing(bias) | te_group_options.no_bias | groups | ", ""),
         ("Thing | te_thing_create | sizes | |\n| Thing.forward(out) | te_outputs.out | reads | ", "reads (room/test_x.c) does not exercise te_outputs.out in a te_thing")]
+    evidence = check_table.Evidence(names, suite, "x is not there yet", "gate: x\n", "te_thing_create(te)")
     check_table.ROOT = pathlib.Path(folder)
     check_table.TABLE = pathlib.Path(folder) / "t.md"
     for row, wanted in ROWS:
-        errors = check_table.check(check_table.read_table("# T\n\n| TransformerEngine | te.h | exercised by | |\n|---|---|---|---|\n| " + row + " |\n"), names, suite, "x is not there yet", "gate: x\n", "te_thing_create(te)")[0]
+        errors = check_table.check(check_table.read_table("# T\n\n| TransformerEngine | te.h | exercised by | |\n|---|---|---|---|\n| " + row + " |\n"), evidence)[0]
         expect("the row " + row, len(errors) == bool(wanted) and all(wanted in e for e in errors), True)
     twice = check_table.read_table("| a | - | | x |\n| a | - | | x |\n")
-    expect("a name twice", check_table.check(twice, names, suite, "", "", "")[0], ["t.md:2: a: stands in line 1, too"])
+    # Updating finds the test, and that one is not there yet; it keeps the row that is right, and the one that nothing exercises.
+    check_table.TABLE.write_text("| a | te_thing_desc.other | gone | x |\n| b | te_thing_desc.gemm.late | sizes | |\n| c | te_thing_desc.size | sizes | |\n| d | te_how | | |\n| e | TE_HOW_SO | later: is not there yet | |\n")
+    check_table.update(check_table.read_table(check_table.TABLE.read_text()), evidence)
+    expect("updating", [row.test for row in check_table.rows_of(check_table.read_table(check_table.TABLE.read_text()))], ["designated", "later: is not there yet", "sizes", "", "macros"])
+    expect("a name twice", check_table.check(twice, evidence)[0], ["t.md:2: a: stands in line 1, too"])
 
 print("%d passed, %d failed, 0 skipped" % (passed, failed))
 sys.exit(failed > 0)

@@ -187,6 +187,15 @@ $(BUILD)/golden: tools/golden/requirements.txt
 golden: $(BUILD)/golden
 	PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/golden/golden.py tests/golden
 
+# The manual, from the public headers' comments.
+$(BUILD)/docs/packages: tools/docs/requirements.txt
+	$(PYTHON) -m pip install -qq --upgrade --target $@ -r $<
+	@touch $@
+
+docs: $(BUILD)/docs/packages
+	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$< $(PYTHON) tests/build/docs_test.py
+	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$< $(PYTHON) tools/docs/docs.py $(BUILD)/docs/te.html
+
 # The example against transformers: small random models of each family. TORCH_INDEX: torch for the CPU alone is a twentieth of the default's size; where the
 # index cannot be reached, pip takes the default.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -200,15 +209,6 @@ $(BUILD)/models/venv: tools/models/requirements.txt
 test-models: $(BUILD)/models/venv $(BUILD)/llama
 	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
 .PHONY: test-models
-
-# The manual, from the public headers' comments.
-$(BUILD)/docs/packages: tools/docs/requirements.txt
-	$(PYTHON) -m pip install -qq --upgrade --target $@ -r $<
-	@touch $@
-
-docs: $(BUILD)/docs/packages
-	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$< $(PYTHON) tests/build/docs_test.py
-	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$< $(PYTHON) tools/docs/docs.py $(BUILD)/docs/te.html
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
 

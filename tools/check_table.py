@@ -245,7 +245,7 @@ def exercises(names, text, name):
 
 
 # Names of tests of what is refused. They do not count: a value that is refused shows nothing of what the option does.
-REFUSAL = "complain|refus|wrong|illegal|invalid|error|exclude|misuse|not_yet|cannot|damage|memory_runs_out|starved"
+REFUSAL = "complain|refus|wrong|illegal|invalid|error|exclude|misuse|not_yet|cannot|damage|memory_runs_out|memory_fails|starved"
 
 # Structs that te.h fills in.
 FILLED = {"te_moe_padded", "te_quant_stats", "te_memory_stats", "te_explanation", "te_quantizer_role"}

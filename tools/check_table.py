@@ -245,7 +245,7 @@ def exercises(names, text, name):
 
 
 # Names of tests of what is refused. They do not count: a value that is refused shows nothing of what the option does.
-REFUSAL = "complain|refus|wrong|illegal|invalid|error|exclude|misuse|not_yet|cannot|damage|memory_runs_out|memory_fails|starved"
+REFUSAL = "complain|refus|wrong|illegal|invalid|error|exclude|misuse|not_yet|cannot|damage|memory_runs_out|memory_fails|starved|does_not_fit|failed"
 
 # Structs that te.h fills in.
 FILLED = {"te_moe_padded", "te_quant_stats", "te_memory_stats", "te_explanation", "te_quantizer_role"}
@@ -386,7 +386,8 @@ def check(parts, evidence):
 
 
 def update(parts, evidence):
-    """Writes a test into each row whose third column is wrong, or `later`; and into those of enumerators that are later no more, which no comment tells."""
+    """Writes a test into each row whose third column is wrong, or `later`; and into those of enumerators that are later no more, which no comment tells. Returns what it wrote."""
+    written = []
     names, suite = evidence.names, evidence.suite
     lines = TABLE.read_text(encoding="utf-8").split("\n")
     for row in rows_of(parts):
@@ -395,9 +396,10 @@ def update(parts, evidence):
         if evidence.fault(row) or (row.later and "." not in row.ours[0]):
             found = "later: " + NOT_YET if names.not_yet(row.ours[0]) else suggest(names, suite, row)
             if found and found != row.test:
-                print("%s: %s" % (row.theirs, found))
+                written.append("%s: %s" % (row.theirs, found))
                 lines[row.line - 1] = "| %s | %s | %s | %s |" % (row.theirs, ", ".join(row.ours), found, row.note)
     TABLE.write_text("\n".join(lines), encoding="utf-8")
+    return written
 
 
 def main(args):
@@ -416,7 +418,8 @@ def main(args):
     names = Names([header.read(path) for path in sorted((ROOT / "src/api").glob("*.h"))])
     evidence = Evidence(names, Suite(ROOT / "tests"), texts("src/**/*.c"), texts("Makefile"), texts("tools/**/*.c", "examples/*.c"))
     if args == ["--update"]:
-        update(parts, evidence)
+        for line in update(parts, evidence):
+            print(line)
         parts = read_table(TABLE.read_text(encoding="utf-8"))
     errors, exercised, later = check(parts, evidence)
     for error in errors:

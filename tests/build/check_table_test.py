@@ -105,7 +105,7 @@ with tempfile.TemporaryDirectory() as folder:
     twice = check_table.read_table("| a | - | | x |\n| a | - | | x |\n")
     # Updating finds the test, and that one is not there yet; it keeps the row that is right, and the one that nothing exercises.
     check_table.TABLE.write_text("| a | te_thing_desc.other | gone | x |\n| b | te_thing_desc.gemm.late | sizes | |\n| c | te_thing_desc.size | sizes | |\n| d | te_how | | |\n| e | TE_HOW_SO | later: is not there yet | |\n")
-    check_table.update(check_table.read_table(check_table.TABLE.read_text()), evidence)
+    expect("updated", len(check_table.update(check_table.read_table(check_table.TABLE.read_text()), evidence)), 3)
     expect("updating", [row.test for row in check_table.rows_of(check_table.read_table(check_table.TABLE.read_text()))], ["designated", "later: is not there yet", "sizes", "", "macros"])
     expect("a name twice", check_table.check(twice, evidence)[0], ["t.md:2: a: stands in line 1, too"])
 

@@ -67,7 +67,7 @@ TE_TEST_DEVICES(offload_saves_memory) {
     float *want = NULL;
     size_t held[2], pinned = 0;
     for (int run = 0; run < 4; run++) { /* without; with everything out, three times */
-        te_cpu_offload_desc all = {0, 1, BYTES};
+        te_cpu_offload_desc all = {.min_bytes = 1, .window_bytes = BYTES};
         te_memory_stats before, between, after;
         te_tensor_zero_grad(x);
         te_scope_begin(te);

@@ -141,16 +141,19 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant); those of models (ops_model)
+ *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant), of experts (ops_moe), of models (ops_model)
+ *     trace       every operation that runs, seen from outside
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
- *     functions   differentiable functions
  *     options     groups of options that several modules have
+ *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
+ *     moe         mixtures of experts
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
+ *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     report      warm-up, explanations of calls, the report on machine and context
  */
@@ -3659,7 +3662,7 @@ typedef struct te_lm_rotary {
     te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
-/* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
+/* A language model: embedding, num_hidden_layers layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
  *
  *     model.embed_tokens                 Embedding
  *     model.layers.N                     DecoderLayer

@@ -516,9 +516,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.llama3 = r->llama3;
-    s->rotary.seq_len_interpolation_factor = r->linear_factor;
-    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    s->rotary.scaling = r->scaling;
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);

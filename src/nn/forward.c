@@ -69,7 +69,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 21 };
+enum { TE__FORWARD_TENSORS = 23 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -101,6 +101,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[18] = &c->args.cross.enc_dec_attn_mask_q;
     list[19] = &c->rotary.cu_seqlens;
     list[20] = &c->rotary_key.cu_seqlens;
+    list[21] = &c->rotary.positions;
+    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 

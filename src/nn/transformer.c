@@ -239,26 +239,20 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
         te__adopt(m, name, te__linear_create(m->te, &plain, &sharding));
     }
 }
-static te_result te__l2norm_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_l2_normalization(args->input, *(const float *)m->state)); }
-static const te_module_class te__l2norm_class = {"L2Normalization", sizeof(float), te__l2norm_forward, NULL, NULL};
-static te_module *te__l2norm_create(te_ctx *te, const te_norm_desc *desc) {
-    te_module *m = te_module_create(te, &te__l2norm_class, desc->name);
-    if (m) *(float *)m->state = desc->norm.eps;
-    return te__module_built(m);
-}
 /* The norms of heads. All heads share their parameters, so each rank has a part of the gradients. */
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
+    te_l2normalization_desc l2 = TE_ZERO;
     int i;
     n.hidden_size = d->attention.kv_channels;
-    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.norm.eps = l2.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
     n.params_dtype = d->gemm.params_dtype;
     n.device = d->gemm.device;
     n.parallel.sequence_parallel = m->parallel.size > 1;
     for (i = 0; i < 2; i++) {
-        n.name = names[i];
-        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te__l2norm_create(m->te, &n)
+        n.name = l2.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te_l2normalization_create(m->te, &l2)
                              : d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n)
                                                                                : te_layernorm_create(m->te, &n));
     }

@@ -149,7 +149,7 @@ TE_TEST(options_refused_masks_formats_and_ranks_of_a_context) {
         te_parallel_options *p = kind == TE__DESC_DPA ? &a.dpa.parallel : kind == TE__DESC_MHA ? &a.mha.parallel : &a.layer.parallel;
         p->cp_comm_type = TE_CP_ALL_GATHER;
         CHECK(!create(te, kind, &a));
-        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "parallel.cp_comm_type is not there yet; leave it zero");
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "parallel.cp_comm_type is not implemented yet; leave it zero");
     }
 }
 

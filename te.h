@@ -1485,35 +1485,31 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
-/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
- * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
- * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
-typedef struct te_llama3_scaling {
-    float factor;                             /* 0 => frequencies stay; else the other three are needed */
-    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
-    int64_t original_max_position_embeddings; /* positive */
-} te_llama3_scaling;
+/* The angles of a rotary embedding (Su et al. 2021): pair i of channels of a token at position t turns by (t * position_scale) * inv_freq[i], in f32. */
+typedef struct te_rope_angles {
+    float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
+    const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
+    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
+    bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
+    float position_scale;  /* 0 => 1 */
+    float attention_factor; /* multiplies cosine and sine; 0 => 1 */
+    int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
+    const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
+    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
+    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
+                            * Source: TransformerEngine, fused_rope */
+} te_rope_angles;
 
-/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
- *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
- *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
- *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
- *   position_offset  added to every position, at most 2^53 in magnitude
- *   start_positions  optional i32 [b], added to each sequence's positions
- *   cu_seqlens  i32 [b + 1], with TE_THD, where x and y are [tokens, h, d]: the row that each sequence begins at, and at which its positions begin anew
- *   llama3      changes base^(-2i / rotary_dim)
+/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
+ *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   angles      how far each pair turns
+ *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
-    float base; /* 0 => 10000 */
-    int rotary_dim;
-    bool interleaved;
-    float position_scale; /* multiplies the position; 0 => 1 */
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
     const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
@@ -1522,7 +1518,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
+ *   angles    of q and k */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -1530,16 +1526,10 @@ typedef struct te_op_qkv_rope_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
+ * forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -1547,13 +1537,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
@@ -2686,6 +2670,34 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
+ * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
+typedef enum te_rope_type {
+    TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
+    TE_ROPE_LINEAR,      /* divided by `factor` */
+    TE_ROPE_DYNAMIC,     /* sequences beyond original_max_position_embeddings have a larger base: times (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_LLAMA3,      /* with w the positions of a full turn: as they are where w < original / high_freq_factor, divided by `factor` where w > original / low_freq_factor,
+                          * between these interpolated, linearly in 1 / w */
+    TE_ROPE_YARN,        /* as they are for pairs that turn beta_fast times within the original context or more often, divided by `factor` for those that turn beta_slow times
+                          * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
+} te_rope_type;
+/* A schedule and its numbers; fields that its type does not name are not looked at. */
+typedef struct te_rope_scaling {
+    te_rope_type type;                        /* 0 => frequencies stay as they are */
+    float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
+    int64_t original_max_position_embeddings; /* all but LINEAR: positive */
+    float low_freq_factor, high_freq_factor;  /* LLAMA3: positive, the second the larger one */
+    float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
+    float mscale, mscale_all_dim;             /* YARN: both given => attention_factor is m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, or 1 for a factor up to 1; 0 => not */
+    bool no_truncate;                         /* YARN: pairs between which frequencies are interpolated need not be whole numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1), LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1 for a factor up to 1 */
+    const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever frequencies are made, so modules need them for as long as they live */
+} te_rope_scaling;
+/* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
+ * is out of its range. */
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -2693,11 +2705,13 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
+    te_rope_scaling scaling;                    /* of frequencies, for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+    te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
+    int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
-    int64_t max_seqlen;                         /* the longest sequence, which the interpolation looks at; 0 => the size of x there, modules: the call's max_seqlen */
+    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
@@ -2763,7 +2777,6 @@ typedef struct te_node_desc {
     te_backward_fn backward;   /* needed */
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
-    bool takes_quantized;     /* gradients of outputs that come quantized (fp8_grad) stay so; false => they are decoded first */
 } te_node_desc;
 /* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);
@@ -3598,8 +3611,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    float linear_factor;            /* positions are divided by it; 0 => not */
-    te_llama3_scaling llama3;       /* 0 => not */
+    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
 /* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
@@ -6861,9 +6873,13 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: an answer about errors waits for it. After an error there is nothing to wait for: the first one stays. */
+/* A kernel that is still being compiled may fail: an answer about errors waits for it. */
 static void te__settle(const te_ctx *te) {
-    if (te && te->error_code == TE_OK && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+}
+/* The same for an answer that an error has settled already: the first one stays. */
+static void te__settle_error(const te_ctx *te) {
+    if (te && te->error_code == TE_OK) te__settle(te);
 }
 TE_API bool te_ok(const te_ctx *te) {
     te__settle(te);
@@ -6871,13 +6887,13 @@ TE_API bool te_ok(const te_ctx *te) {
 }
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
-    te__settle(te);
+    te__settle_error(te);
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
 /* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
-    te__settle(te);
+    te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
 }
 static void te__forget_error(te_ctx *te) {
@@ -6887,7 +6903,7 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
-    if (te->device && te->device->settle) te->device->settle(te); /* the errors of calls before this one are forgotten, too */
+    te__settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }
@@ -20846,8 +20862,12 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    te__rope_view packed, q, k, v;",
     "    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */",
     "    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */",
+    "    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */",
+    "    int positions_dt;        /* te_dtype */",
+    "    int positions_step;      /* from one sequence to the next; 0: they have the same ones */",
     "    long long offset;        /* added to every position */",
-    "    float position_scale;",
+    "    float position_scale, attention_factor; /* of cosine and sine */",
+    "    int cp_size, cp_rank;    /* cp_size 1: whole sequences */",
     "    int sequences;           /* with `cu` */",
     "    int batch, seq, batch_first; /* tokens are numbered in the order of memory */",
     "    int heads, groups;       /* groups: heads of k and of v; 0: there is only q */",
@@ -20858,17 +20878,26 @@ static const char *const te__source_145[] = { /* ops/rope/kargs.h */
     "    float direction;         /* 1, or -1 for the transposed rotation */",
     "    int tokens;              /* of a block */",
     "    int vector;              /* everything allows eight channels at a time */",
-    "    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */",
+    "    float inv_freq[TE__ROPE_MAX_HALF];",
     "} te__rope_kargs;",
     "",
+    "/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */",
+    "TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {",
+    "    const long long half = length / 2;",
+    "    if (a->cp_size == 1) return t;",
+    "    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;",
+    "}",
     "/* The position of token t of sequence b. */",
     "TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {",
-    "    long long at = t;",
+    "    const long long at = a->positions_step * (long long)b + t;",
+    "    long long place = t, length = a->seq;",
     "    if (a->cu) {",
-    "        b = te__sequence_of(a->cu, a->sequences, t);",
-    "        at -= a->cu[b];",
+    "        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);",
+    "        place -= a->cu[b] / a->cp_size;",
+    "        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;",
     "    }",
-    "    return at + a->offset + (a->start ? a->start[b] : 0);",
+    "    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];",
+    "    return place + a->offset + (a->start ? a->start[b] : 0);",
     "}",
     "",
     "#endif",
@@ -20878,7 +20907,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "//",
     "//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]",
     "//",
-    "// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever",
+    "// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever",
     "// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of",
     "// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in",
     "// vectors, or 1.",
@@ -21043,7 +21072,7 @@ static const char *const te__source_146[] = { /* ops/rope/rope.cu */
     "        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;",
     "        float s, c;",
     "        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);",
-    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words",
+    "        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words",
     "    }",
     "    __syncthreads();",
     "    for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight",
@@ -22050,7 +22079,7 @@ static const te__source te__sources[] = {
     {"ops/optim/step_numbers.cu", te__source_142, 28},
     {"ops/optim/store_state.cu", te__source_143, 18},
     {"ops/optim/update_scale.cu", te__source_144, 13},
-    {"ops/rope/kargs.h", te__source_145, 45},
+    {"ops/rope/kargs.h", te__source_145, 58},
     {"ops/rope/rope.cu", te__source_146, 186},
     {"ops/shard/kargs.h", te__source_147, 45},
     {"ops/shard/shard.cuh", te__source_148, 15},
@@ -22078,7 +22107,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 96, te__num_baseline_lines = 4072, te__baseline_packed_bytes = 488601, te__baseline_bytes = 3780383 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4080, te__baseline_packed_bytes = 489505, te__baseline_bytes = 3783175 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -22165,20 +22194,20 @@ static const te__baseline te__baselines[] = {
     {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3309141},
     {"optim/store_state", "4279a23682c48682c081006324201591", 3321477},
     {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3332123},
-    {"rope/rope", "72784f939241af6ab621430e4506063c", 3333603},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3443129},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3512117},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3567698},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3646925},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3658433},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3681160},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3693901},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3707335},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3730074},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3767941},
+    {"rope/rope", "3164a122d4629331c5c438f281893069", 3333603},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3445921},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3514909},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3570490},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3649717},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3661225},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3683952},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3696693},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3710127},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3732866},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3770733},
 };
 static const char *const te__baseline_lines[] = {
-    "pWfyHWmV>n<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "hxFzFFp-W(<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25767,489 +25796,497 @@ static const char *const te__baseline_lines[] = {
     "zXKLE)i4)ru-p]G#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Z/:#zYpVPb4$x&BQ7bq<H2#R1<Bb!1>3bYE#QZ*XZ^X7[f;aUeY)",
     "dp0#J;6)f+H!SYwg8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG",
     "4yFPR+XeWK$=j1&lLimF2JVl>0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqHu3$=j1(.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=@]>[:4,%XO5Bvx9<_[C9",
-    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<j:,WK60@*m;+1vE$=i;6QUaF.4+H#B104vCg(<!+IX3OWI^Z^[%*6p89y0pGN,qF2IR6nIGlS=]9[<Ft",
-    "p++4!/,B^u05!s+JRcV<-M9i!0=FoJ38MlIsi+AeI4mgwhB=fq06GC*4(2/pt-#qHS12noiNOa7xDO6Q0,TFQ4nz]$01pO,mQMzQ0S=d-.x2#$<J0>7cM&u6Qx6jEq+AZM:RS&3/VS!x>az:EZyyOU",
-    "*sGZV1o1l$0<u7Q2)xB>4&kmk10n*,0S.^M69_&K2%L=Z5iAZL0X6R^0wM**Fc_e<yaWZqyl)AFF%JWs%L=VizqA4$2[V]w0uIp676aN]3fr280SN5Tg#ix[%)L7RCJzE]4EDlz5IHagu.AMtxC[vK",
-    "[5%f/gP45.#i%+9,_k3R4*T#81./w/2-u.-[J4by9^zgXzB;^lG&ph$gpim41lqAh1/y534+8t!W(L$.28WqX4Tz-x4+w*zm-oI(%L4,1:PP@T9]]>u0uKP]*/hrp0]lj[2oD>V&uI:X0T;o)Vhbe%",
-    "@jlq>(xSfs4&l<d2*sT>9yq;k1P7MRCk_&C1>MD42EGUsHvj<i0=O/<3dBYQphE(oL.zY:4/k$POaqOYMFO9UY!1Z/7dVv0EC^R/0s^JvBLLzX4zo@NI1bT]1>#/v9]*5p1iz9d9dzc7Dg&mABmoBj",
-    "pU<Qxh6MtIoE8C=hid_<2FC*lt=osf8#TSd6cINV1hMilD:pMf1g!7<0jvT6>s^:CKqEFce*uRM3)BGs[Amf!0RxM/8_>Ia4ho61Q5HGbJr2bI5-ig^F)WtA6arKOt)3qZ!2t(23cUdpIGF;kwgL>^",
-    "5jg,3l:!nqauGQt4xY%c0R!6d8Uyj69]GB&CJzsZyaEL30S39+CL1!x<(mv[G4^,nhXo6;rLX^4w4)IQ]F&2<I5#lR2NX7tgAE<AGLoPM9]Jb*q+JgY/!M4t28[s+zS1WG)B>9iUJnY4/L8Dj,boFX",
-    ";E()3)ulcN!H@k_#j$8LI5sym4*[M5BRDoE4X/t013Cl71PibQ1i8:w0z(,#hV23i!4U(5q!Jc1kv]KQ*%JU910)I4KMwK/1BK@<2:Is/KLs<>GV17@0S@3T/^8Y0hp^G[!W9@c[R$4V9S*M+2f;Il",
-    "3*mwe4+PEqtpN=/e*u/o6$W>=1-xn,0VV<33YP:1yFw2QIt,LU0n+U>4+7-^GB@Cb.V64pD.yEvSw96hG&$=$4G#jg0u6/6I]H<[F9S0.MG0*HCj&1EjN^3e,UTBxF!uri*_]eS3=mK,0v.Ae1SvQ+",
-    "[SFTf.PHwUja3Js>5umDN&:zT2c!xGjDR):v&SV550RNy1342h01p7(OcpioRSPyaH90I!0*#tC25AY:g9tJ:H8%VM95n2=1qk!wPY(f&zD5,@jRhPu(F7AXQvoLnnST!ggO8d40X826IoQPr4yOnY",
-    "2DUs867R@m3Hc/io[c#G2rmFQFgzGDr5O#+76pveIu8c77CtmGH<X%Au=0is(QFS4u=1dO%B(pCuK=znGypFLGBE1>88MUs9]ALnwFLzFzy$/9n@-b^xd#LI6CE>[.tGmh,0KYmTLbrn1@b:TpaKsH",
-    "Sq^<U%L<*$bpvz*,@/nR4s,:L4j&aYcM6_x0/p3p3aN>,9]1D2qgM*8[SzMnIY0$L0+ojW4nh;*01pnz>DT+sI0Rh]nF0e]6FBh,4-PpM2+QGb9x]8$1(*pGGki2TD:9RkIS&@0>el)F%PtD:-93H#",
-    "5e<jl2<*6M4*^#NDl#/K1i_R2H[Ip^4$lP<Hm2JO9]$+9o/YP!Fp:ff2.53SF9S9(i2<%QG5@a^%]!;H-5ZKni_:IbHZnMl0vk6k6*Ah:4hAC(jsgRkk_.MwF%JdY4g+,$3+e$3eIExo[j&lpGC3=+",
-    "@vCwK1]toJ5CX!=6BAor0[3]iqXiW*/EH3d38MuLumJ.rCNBpzGraT*4le+wItC*T0kQ!E-MoWQ&7^ekh7.-<WIi^GIC:8e>>J_jcO=J6)UgTxp9K#H>OLDv*:MfV*M.QFo$xmWq:>&T4+8$i1q,De",
-    "4!m6nv6T)5Sq8.S1==8o1UtviMh33*L/OeDl:#0x:gZbnqaXof29aD1=z(EB(IFf%j]vIY!)p%(>=W:p1Lwa74.Dz:WCOfF42-D)2(9^m6FG;i4+hb!MhT,^4;ez]X9(gK1;0*r2J[92!W0AL,vI/i",
-    "pJxZ9p#lOX3gO[71N7^X94(uD05S(@4+Q$>!vPMz4Hq+*P7eU/qkjWh4*-+O4-GupWDc+c9yb60u:/U4]0xe)sPAbFo5y4d&hw7^1muno4+g1$auF:Y4!a8vB(/w64,1[mIwmzUvjYzK0RpE44+Y!:",
-    "4,NSNE-lpKE(OfgEFL+_B<YbRFCPXmniv/]bsja/E)+4>jx!GgitS>xosK&W*DeSC=JX46hrJ0u2sJe<*)9Ucnj8u1f+G#tE)y*z1A)sH4#q7A($iZH7mesm4f,txZxJ*AEI2dJCj,FlHxBtN1C7)%",
-    "0tW%u@4a_p1,sKS0kg.E0bvcZECk@XIRYOGxGfYkll4pj.Z^+.D*/2WH8/n)G&Mc_I4/k>IrS]D5(kF;3hD$BHkASsG#m^W0VX*x04X=z01@Jl0-CQMIRkA1p#l#bHw1=fDGeVuH8wG<0S=JQ@K$p1",
-    "]Gm8d1c$Xw9]SS;.vt$=G]:.Xw/xqm#QRngH-w^yH=_PhGdQGA9]bm=.O;qXIWxQu4-1pneF:c[089<Soh._5<n8p94+);x899&<2SW^21pvPY0G]j3Hx8o#0LKUdCk:hQ4g<+0-spmk0.2j9L.[xt",
-    "U.srx1&XB(6f=XwTm!zJFbO399t0*23Z=XqZy7SCEiVK%GKDNJHZ(D)Ee@[#m]+dE$bAn1t0=xaH#Vy+D:F6]1HE$^12X&r9yj;J0H28x4,cy;0VV<34,_5[4muk#z$h-SIWVg&GBh;g06sJ^H_/38",
-    "G[*J.FBv#CtSvtTGc@Cy32y):128u;I];QWt^OwMy9))b(M/x#G/l=QKMnO80qKMv4==%$1,GhWKN:YOF[_[zH8VKs4Ic>Qsx1pN7&fUb0Y4uCHK-8Ix51]YA22egEd)_&HUJ2yEeDqa4*-nx0XGi;",
-    "/L9bpIWej&4+hD+eHb]a3BoG_+SF]y05h#E4C-wz3dr4E2B=1P9yz8LBrP)Pv.wden3XpV9h&822j78)0S&a=I]JDY3$U3g4yqRep(76$suu^:-d_DO./adHppz&M38Bag31m4kG&HyFW(%bqBrr4Q",
-    "F#;;+4(SO2Apz014g#Gz4zkJu0=U0pG$04H:US:(HZ]m*L.6McNCb]8IS!Zs0VNECj[*bfHv>&34XQ&2uK>G8G]mA7fCvvH%K-w/HUJ]wF_b55z^yi7&W0BahqVF.$=j0vL.Wii9].eY=ga>dq$e3P",
-    ">w<n>!U+QF7XbDa4v,ZGh!zw$]D@+)n*Re1&n5,WjaLsvghK;<$PXMeghK/Ot@jc<H8>MrKMXf9GXMhG,DnRL)tv+wHUJ6S0su)58R!)N-vNQ94+,WKF9SC*;H_%D8U&:sB[MTM4xa%CqTfjkhC;Sa",
-    "GyEC_!5RQh28Kfj-wmdNIfg;8gU5pb6)<rzDl.3X6#yLsB<YgVLoX6DFaR$%GdbWD4,)vhUk,:vFCaBH06jH0IRF6]9]Sdq<d6Ir6(12dh(iG-0WJ:^h(iuK4TwW81vfDOBQZ7rC=0qw1Rfs*HRe]z",
-    "88zG$KLa&5H$<3-04D/47&d[P1PIy[1KsCs28xn%4,T%qUmpN4,5D/cGC0_52C9=i0WTUjGTId_IX5[s9]]zq6$:-QH@*0H1vxi1f.pt1q989fGBAQeBQi8o2,+0^l:,k1f.q4mmWHqa9_dy$6%P<g",
-    "vw[H#n,d88qHGTX)fEZ3l4:6ZFgza&GypFLH8/nqG5zoY4&yr@H#Yz-12r_^LIj8gFD5xNk3s_&v]SEdA4W2dLN5d_IRF$imJJUU>dg2%E*^mtk3ug3I5z+.6*xEmF9SF=0532(FaRw%G5@Z!5-K>s",
-    "4-ZIJ2/]pc95]Q)28&x1F;$__G:$;q4Kp+VF9$F(04p[#01mAd9]Ja$.ZA<n1P/+=k5m-kj,#pp9]t*(LN75nH2;:$nMMPvYYz#G0zU#aGc^F=8#ONmz0Pq4BMy!N27rcF9]bk>jz0r+4-qd>F9$O/",
-    "04>E+00WVvNd>Yh.v#,OfDZ#+430tv,5e8JP7fQ7LK8Ot4+Fs7c=;BgF9>,c48TJJ<-DC,jzSbI,4>o4)+Y^V/Dc4HcL9gXFayp34/]2G0pcA6$B!s4G&VDgLIkw%69UB=9]t#zLO%pKHZX^o1K1M[",
-    "i9#beG*u4:h(ZI@>%SRwHJ/O=G:1Yj8a6Tj9^PF4t%3m@0yWn<4Em/p1f2Ui3E-9Q4@YWyC=t6HsRRz.BnIMu5COsk37=Rd6E<^[9WjSOF9k3#00wvu6o*16H8^t-8a6lp4$l([ot.qSFt7s-2:Y!l",
-    "34q#04@7Ev42slb3cZ;h0*<LW2RZTkg8/[/4zUXl65gy]4unDv2,tu,3*<iA0S<*70+]O764<#a=#K]([6iuzIp>x-05jDr0@zMS1Ivy$4,w(9f&mKl0RYbl4+<K_C/RNlI^Xq+FA=[@01li71icsw",
-    "ss$ezH>$8z!pLwMIH0Ip1Bjjz1L<5Z4+GCE0U,mZ3.beV449/(6f>>TgDVN6(h_/H12zJM9SY7Y0d5^*IL$0S2RSt@06z&iGBwOB4.yL^9].<BBQZC;0t+1yILJc*AP&zg4a<,!&n!O,IWjTMEF(2I",
-    ".P-e)(W(Rv>9X>ojCTRj4,JfQ0[J@x2QLCLG59P7u!$!x1UN9P$8Zk.siR62H/VQv9]SS^>-3>B*GB+i4I&7Ng$e,v8V;hM(gO&q[2_qI,U9:t:^d[$E.86hG:9%g1_)V[iY<@#mpK9;2224L5-6cQ",
-    "Gc2p!1OmD*2+xcS4+N#X9S^K*kp_IWBm[]:6a<9QH7ztY&qV@u0,6B@p^qkJqv1va.-7(W0+_M!/9Vf9o!w*(:eo#)IW[<HF9_rcH#wzu1(%FF1RNbQ;k);d$7BxysqIGx;k+AiGRH6kr^t;O0<EZ3",
-    "nRf<3;=hoNHc%2d:k0>-2Lmz!Ko16,cLRnE4B2/I.mFch-<)N^I6CMF0cZyOL:V[N7YCcJ7Y>xE76tr.7Y=0d0]nlNJRbxzs-&ed1T&Tw95bnvC/UgkiE]6g(H#S>2mq&64+rwo0^T8c8#%1WJObho",
-    "4+8L,DGP5lH#smI3E,g*0p.P[1nV=l%LfVGE)Na8>IL+h2iV[P36NU:Y!3p6iw6je&nOQHlC*3O1p0sh1hLQ)4+X4)vjGmM-[piL;g9q+d.Tv4R^TxUfer/N!59w$k(&Vn@+5$[2o9LdWDf.FBQ!HJ",
-    "Fw7DU0nP#f-dc),ny]D14xf&M0T(x.0WSbEI*Azt&CW[%olp+2oeK)(w8[YkEe@_o1@i2^*cTHvhyou1HUJ+ZHvkng+=13rhQbLS138niP6YCwJTCw=H_Ojp1lubC.zWv1p8Grl#^N#Ug#jZsH;R#4",
-    "2KA_4F9J6.%HJ*wo]ZcfvhxQ4Dgm^a4TIPNG&nab<D3ejo4o,6Ap*G42vssNMmac[,UJE3&J@3lL/OkV-93rl#]t4sMu>%W9]S/F1%DbjJ1[djGCeUfK[A2D6%IWH=W]C(0qUp@ia]F+GBY$oH8^/=",
-    "-C%zm.P8Bm3Wkdn1EK8,4+5v+0RxAW3U35ALq#+.IOC5F9]tqZ@T@X.01i10-Pe&)($WP7AsRZN0tvj!2Myz-1tv5ssoe],tM9h_0+/Qb43eV,3Xu2_1(lZ,07(jr6cRby5)1K_N(GSdR^ISNBLSQ0",
-    "BLg^/0WC2y/H(6;HK<%G1271mlK^&U0SHqEr_g(3+zA_rxji2QGm5QH2%HNa5IDrVR3tGui3bIT5Ct17I4u3)0S=blg9izu2>.f0(*Xs@t5*W9oC*tzfC2@N4FsUaMF>H>TL-h!0EzAh4+6Qc3Iq5H",
-    "0[FTI4wvaCA_szn3$qpl#)(J[-t_Ua<f8mSxS]0c0yh5(95[Ufv2q2S/>e[HHnzk^0ipFd8Z>4m1B[Cl1J4%/fUgGt&IBGds^ck11P+1/0+[V=0XZK8GK32Sq4rn<n6yg-Zw9_awE+$t7BTY42Moca",
-    "1>Q4/F9a+z!BGzc+Y])8o&=Sw2LSK@4+ZZ59[<DH2M4o&SPX&fD+B+V0Ro<>4T/N+83gEnSPuco4FVt!1J/&80Sc=@I^XJH88zm+0UUDXVg@!GYzXHY1HDcRwE7]h+yWanf!G^gx!Ys^Ujn#G4+Q84",
-    "1<5wE0kni;2f-7>HWD^*D:p2)h!6&%Knu/H4+P[)17@#5UkA/i2uK<lh2F#g4+QQh3WuH*2BZQ5!/EPy$Q2ITnF9-xhywzj1rG.M&jAMWD,Q(2oFfH@,T<B3i30+/0uKQF1OT,#11],wNd-&R2#N4S",
-    "4j2Ga1+A.P4yY6sESZnL0R!620t4a@11JTs5(O0nl+yx$LPj].F,Af)<5UZHL<>y_g98Mr4*)g/rUMQ7s2vXUmKF/^r3wSsnGFI50/WYVfwBb)ffWSg(VhVakrM$y0oD;IK](e#H$>CO6Mr8wH$y<^",
-    "LolX>TQD.3GJ_cS9]A%,1c&;u4+H-<TM.S94+S]4;!,;Gz/-A61UU^>;!,;I56>QV6fwI30,Dwb4tIV,FgQ3hMKtFXFgY]t,P#,v0#=x)fdUP=0un-Os1*+h[o!:HGyo3:m$DH9kKqg&GPSY:0:%ap",
-    "28ET$0R.ZeulF1lIIE/y2+9WuasdSc9t=.:0maBB2$_!Ta2z%41p;#&3+)93umlO^@6:xy4AYg#0RyXnB<Y(J[#pW*1rFUIEHgHf3oi#VH][9]+<wSg1J.$;9yr>176aCvL:<VK45Ybu6f_tI0of!R",
-    "HM/]m#3T]q9_3t0Zw__*#]Rua<fAM=bYWti>6@dD2oB(YTMq3V0kQ)DzjF<*qq9E_G5@/VE(*,y4+E*UY7Y#X[0.J^E(WhG2#5*@!I&s4H8[wa2<Y5R*7Yh5pQNt/3)xl-*;0u1:sJp1v*TU_*w11L",
-    "vrY!>rf_)C%WDq:.%JCbpok&^vdvZwkva-rlxPnJ:B6T04+gcL0S/CZ0St,katpTaDg:U>8xH_7h*^R[6AulQpamB&qdW$pv@P-J[DfZ*29n5Q4+iY6f&m&h01Z;GZyzT!ytoAk:J%b5I8qMHwpjwc",
-    "0S&P+4ZF).4DZ%+0[T/BKl8OnA09Z6-8>9xq*xD$0o:LB1(=&7[]X&4iT4l<G5@-5j.ZMtlrax<&jK$BEinKRHvk.r@s<%dcQQ550w0$FHUI.DTn]3dwMZ@-I5GeO#1RjP0l5MS$/L/XG%S=14;vO%",
-    "A0RTi0w0$FH1h,!GXNbik>sPpFaRHy0Wtssy$_KbjQ0:9cR0@jACdtu00Qbm1G=FrK9UMA9x*onKZyZ1IXM6i4AvGO1_K5Jn*k3GgUVnJ1B/Y30S=>R@(z4-1>I->4+zw<UmiFB4c=:e3(VLu0aFhN",
-    "fw49Z5RS$/4/kYOWDSfe9]SnSpJyI801p6_/41^X0RvPI4aWfwD^v<=3#.bKiy99ItOFh_01k,eWDcwY9].x54=5!vWDcwYF9R;+01m+%4w_j.4+X3P4,d/rG7mDa$6pGJ7cU1eH:;8/me_al4Y0:w",
-    "1CbdI2&<Ay4KO$W4:>:MUjvvG4+N]O4.oS0UjkGQQ;SQh3iT2%2rx6O10M<BrXmio$6o[b6b^ik10M%800(3oI;=W,IEhUU1(t[k1em<M3:XcV0t^SLUkv,CX#;7:3lD>:r6mcqCmJ(/xt[;9zn:lt",
-    "0;1(k/vEH[*P1O46vfD24+Ewp4+K-X6zt..3Z=9lvFjHOx_E>Qz5yQ&G[3+F4FB(71D-h6KeNqBFCRHJyb_[#0XQ]LB;RoaxB&[!lw..(Ru6T/7(b5zH#jo<3dBzf$m%Zw(>0UB&-lQq0Wkm+Fx=@(",
-    "JTf%c2M,_+0w0e7Fs3C1p,cnG4i7()3NIfxIRGz_0XI4G1QR!d5ga&<3J,Ir;Op;.SPz#0&jJLuUJa58FLyXK&-lQq0W]--Gyo4exGw]t5)UA@0uPD,[wxm+*A<:5o&9JJ4yGjxiqcsI7at2VtJ4Js",
-    "iqcsMv/9#k[PlAJBMemvmg8g&jnY[HQx6IJk_0qytD-[I0n3-k4-AR5f&mV)PXe07HV)qb4u*XU$lPBK0)hBw15=(Y#[mxjl=>ok$J.[6tOE+23/ajs[Br=$4,M+j1q>_uL->O^396Yh9]$)92V<<;",
-    "I[MKC8!,S5+gAdy3l84>4,b/@f&m@]F[^e05jUAC4*[i<9uE]$m4X2XtOEz,*-o$-tOE]:eGS6TUmpQ9tOFkjH2<zGH2<z2HUJL,yaX6GIUfNytOFkeG5@+(@vVv@03QZ7tOFkrG5[Vq01p$^ih/.N",
-    "+*$[k+*l6;tOFknFsC96+2Lga>*)MNtOFkhF#rc,4+N$qF9kL:04>H:)O,_,oAWLoJu/j&0SPV(mv966eFK]a4.hbQ4*-G2KLgL$d/CJy/&/C/<lqB!>-U[h.kc;%wT4Fz3CFS!4tx&KvUn3QdJe0g",
-    "0S=Lp0V57[2IIK]4,]9@K;Lw@4,r8h2s8i:5@qB>3d5004,r8h2sQv85jFrH2sZ#95jOx22:aLpKMFH8HMo,j2jx<+iNg&7;fC%#y7vta1C.9EHkwrg%a[%lFf.x9-.XJ3ptvC>Gcq[/I3hSX01blp",
-    "5d;)>2$5eO0X9JrHvk$l91/Gj5-XuFF>r,UVg.9JDGpT.GyonlmH@ILas&(;0XIPsGTU7mIUEu/9TG4A9]Jd*0Urf200gbx1@gqa5+yk^mH@9]9]1T)5-p)EH5;K,9TPQ.Uk;M80Uri401@9+9y9.I",
-    "Gynt)9yvh($!@Ju1R6K-SrRZE5-g!I12vWb0#*+JRT4D,4%h<1GXMY#0c#HdK<u]n3,x#d9RoiP1lR-01_rxe1eMGU4weB1*aQO%9Wp<%#s3W$GROi3%84)%HUJL.*aQy)lX(Y%iZBl5!gdxi*aQF!",
-    "0c#HdK<u]n8a0*y5-Fh-KMw<h1Rnx700*mzFdj6P0T(m;5i]e@!(.aSq<xH5;RhdbF)]k$GyoDd00>oq2FdbdDl#$@1GI!i8#G)5:diz8Tm,DwL:o9o0$dK%7!AJgWD3<oK[zusHtPc>G&BGN*vl3H",
-    "BrgXwHS7Z(G>!jI@SS$><d>=hGdTbgHq-6kG#nx[Fkc1Qi3Sds0Te6i5eiiZr35ZCGM51uG5@ak)CCU#mjMHm3kqHlG#v%R@xqYsIF]t)IRFDV5-p)IIj[#9IhO$uFaQq$LL)Udl;w@&0TMC*7Bt,n",
-    "4wnHh1_f1L9]tqt2;mz]0KNeMY!3mK0Ua^n3-,(.GhYOz2<eC80S=bZ4ih/E3J#Y67&8C=+U=hwLI:*O1q]T3u:le=UlTU@2<eC80Uri300WB*9xwnHFqZ)#F)VBk073+_k1!fJmjM;w:kmHzGcq/p",
-    "0Uri40248-3l8837dMvy6gZWS5)MKHnEwq5ml6V=2nF/)1s;,5mjMO24i2Oc4+r,O2$um7H2<2-a0B-%6btdLYZNus<Io6n7XmISIWYhtIWiX-GyoDc02(&[1G(_N8!(RxA^^!*8#4eBGyn.GK@u8s",
-    "/YA44;/B68>h0_60Jj(hndm4F1K;#31(c=g4v)$c1OKrN2O.osqyYkX4*tz%0g@PC!qbES4+xgg4F,]pG6Mw.H=anW0D1;@0SV;pBsDVVe-))fuyGFqgwZn(7mNO64pbipD*y+_BL<[2F-ou(k+UoV",
-    ",OU69#^W/j3B)1_o&m)6YCn7[Gcuv80tLea55xiC)LR0$h5,+S0rdhOsR1-w#9#x/jR6ma0o(!_#sN6d1uupHG&lecMgEOS0XGJqm=/ZrfFlm%,VFk;4,X6F!(R/,ux^3qvEWJ.F=dfdFb<OtGY,zU",
-    "0S&nJUk<OunQ0BOpn;Gp52/^H2rdr-x,$--Hx2pVUmqhls[skO5FZ*hs[s!Ko,,Xd00YI_Uk4%&BC7!aracEy4-iZg434fl1IsQAvF.zrj>U:oprbqrjMYOA9N*@29yozn6f)+6MGpt1iU$t%76Fzm",
-    "4DuEeHUJYh00gm)2P,x*QVq,k1F7I&2O.vJ77qx[=<jlnu/.4o9^GC#7B50HG^-y=GBAt-2f$ed:,b]1r0b*s1:yN)4+EHnIS&)v-a;8_zgZ6lR1W6n0S(skZVv[(&MhAbINBB&IpYN%o&h)779WNI",
-    "GL#N4#sM/li4iY@0W&o90w1jbGTIgohXJb@AIAYR03U>[GXO75GCA576EOfE2RHy1HvkU^%MK3*v7s(M05&,^+7/H3v!N_z6zrLT0S>XC6eu]_L/PCyooWvQv!N_z6pH;24.oAq7&ibP8Z@hOHvkV5",
-    "<ata:A*%s6GB7Xz4,v1mX$LzG1KJiIH_-[%M+xHggaHp7+7.]R3$l__1:Bo8C=$INr&9=>u:/t.9spS%1Toi(1rD>:5-8a+0xa8vMg>-m0WUo>HS.ae-(QH<(._D.w^x00HOBJ+4$uJ)29bt:0U9&>",
-    "2v,5R=%n,L:-Vh5sU83kF99qtQy4b<9]$z6!_p.d3RD$1@:7ZRz7>_v3bOM75jjmHHaJfNi7=UK6E;<Y0xmf+=Nj)rp85eIF*Kev2!H]utN[bK-4/q=0SlIi0uwQt&.7Ve%k/=qGvWLf03HJ,4,UMx",
-    "0va_byK4<S<&N=rf(8#bwDSQTGL;J[@Qu*.>^&2m*L<ElxAOr%0W:)/03QQ1jRy]h!Y/^/vN[hBxAOr3CIc/H6u0vM4mun%((VBt1U9$x0Wvl/GXOX;HZuSO9uEe_hJpbf88f)=0Y3yZI5]cMZvZF*",
-    "FbKp01<OKP1SSKLwHp9&2)*1z3jP8IkOU5c1V2]cH#NHR0V6jtx1kUp7B-%@0RlG;GXNhIG@jNv0,2#%2ulOiqgf8R=8o>$u>yxh10Oawy7K@uHa9U,0S64#wF3(A<Gl0T-BEj29yF5(AvG*h4+et-",
-    "3C24L%a4Qs4b7Qf1pnzf00.R0YYzsuuMi2L0SBX-g#iuH0S=cB+<Apeut=Q,<&N)(1D6jU7CHH^0uEaM<FWibTrWj6IqLEOKLau_HUI-orbZ7B&-bjBC/xOk1((MG4toXhRUJ8_*jWKGFAX>1:hb[v",
-    "K;2a;F%Ci:FF5M*0X-M<FaQD]6ELC,4-z-P6FC4IHvk8)!VnZSdJ!>l;Ew!J$M69!3=y_,<&P0<H.1Sq1h5MWpk5X:vfm2>Bo6],x&-Kr1P/$7,J$=oqM1km>eKu^;E42FDKp*l0S<A[0tCSMZVw8O",
-    "0s<5J6%MM4X9>R;f/_>Pv-qy2fT[rlQXc_[qu)XmIMvP%4+NJD1CRj.@2!CO<A3fy&G@Wj1cu%^9]JOn;*bV!#sLnA,_k5u:=TjQoOl7m6$PvT6)=x07S,em3*nAp1H9mG1;sRC2PY2!mjMzm01pJ:",
-    "5(bsV7#/oz4-07NUk,LOI5ao#0Ut0j*75,oHq34VgMtDtG&wld<&Oe#-Ft*knZ,vB2iEcdKL]ECH2=I%G_TWy5-ao;/9=9qj]veqS@4iCW(CfW#Q>vGo5%qV8rAXv4+D+*VE^.o2O.ulG!F#rw:%A^",
-    "$pH=x*zy4ji@ZWdxA&$20l=Rh<a7N!$OR7Iv-rG8y^U:P/lnAd1/sQc2X>w:*zy4csR9DK0]4.@4-b0.0S=Y6*k2to01mVR9yI>HHUJbji_$c^,0^epi@icZ:F<yr%)ult1vNFWP5:JZ1H:Q:l)nZI",
-    "*4tkT:+k=trqKZopgb,zG[VdQ4*LNDrUwrMtpX1Y@T-32Hvl6zIL8+c1:*7n9]JbJv/]Q*;B8Dw.;-a!2+qDd2jkRo09+3G0Ro*R4,<(U4yXqO.<az3v->r+,boJ./kfs:Gw^Uz3,8,_5jMl;6AuNI",
-    "(*Y]qGK#>hA_H4i1QIvn1R6Mv3.4Y$F^v_s4zlwB0[giW0U]F1GBLNF0stBXA>_#n1V0ZlGBD>fdJfF,0RsHM6AuTO=8ph!*truA2AT5#0[xp44+gIR6gVOe7>R[Wj@^hW37zu+10W9<(E%bhH#-8,",
-    "IiB+Y6*8FcO9@b43aQvE0-bFb88@0SQwomSJ=&p8jR6k;%iljA1T:i=KLj[AGs>Df4mQc*UmP_Dl]:JV0fNE,DKa+43mQ4i2<*2=9]keU3l9UBl>;Jw-o<HoR38W[01pr5-$H-#Tm,)e1C9$10D[5+",
-    "0:&#30Z]w.01U14TLDlHK+2K.A0RdWFO&f@H,f;e2KlyG4a$,MA9pqYKaT,6HaGwZ-SvtYk=vugHUK^D0X8,=&-k,Q03SXy-hak=AUHI+0uPh[g2Dj;tGrn+KsYjz3LhXcx&j^U0W]Xj5-FiDF>H/&",
-    "cQ61SmjN-W1HBL(Ig$!5cQ,fyAC:>y03$UyyAlsS=QKE5A2+!IFNpy)IRFm_))p):IFHa:2,)%h4+!]1XDKu>s_#=7F*lSSF9kF*g32fl5c%(P8ZzRW0R]Tj0;+;s8Z@h4=9BOX4i5#:;=*&Q4*=ve",
-    "HvkKjya57J4+)aEq5%&Qx]nqj0f3wV4,<S6Uk#PK0S3#WG!EYZ4Xhah/k[L*Tn@1S0^m6wn[=&A#[mx%;EPd5tOEr08V;Ap0^ag=4Xx=59]19^10M,803Qc300(3b1LXl90W]-=Gyn]5rdtAnKo0]_",
-    "0^kKI1@OfqUk;VO=F.E]o60%]Ob,Lc0S&/n3d!;s1/XKN4A;3U1<VSq0wWIrRTwz[9yhE54+@AKIu8ol$T]mP9]AhDA@b%fAP6^O,S%>;gBA^1tOE[!BMs:2WFH1FtOFkhH2;/p4+F-m9]1G_7&8DH",
-    "G=>&:GXNh5GXNhAGm#;..<R&_.rNPJtOFkrH01#f+>W$Psv,[s!GHq:q<z6y7!8-L49w>c9XXunq5%(o;7[&G/m7@F0SS*LA_i6i0uKl5!T_P/HZ%Ya2AA<I0U0:^4+D<U4+K-XALHp[2D*+^4z@#=",
-    "1D7iw0W;tw.pm!BIglnVKQ%T0FCR5F056sSG&KMtG&G>%4E@H0b_Q8rFO_r@GXN7bi3J@r[h]=dcQVidAD00!0245,HV-1j8y>JxxdI/S0WgpzA_QL%0S@c-FdrZ=056sSGdc4F6ElJl4Wcj_cQgPm",
-    "mjN;3&jJ!Q01l!sA9pkWFP8x@HP8YQGyo4jqA(vIGyorp0W->/4,D59FD5rJ;7[&LGO7M#3bYUp1/*@&0wWDo4&^ja4xt+>2sASQ9^zU(BOe1dvLFuHhye]@]70HkIL#gp1mCM,0N4%/PYKFu4+5g+",
-    "V*=wV5yt<!1C$=ZH_.F_2ss7ivPBA/3/ak6t6_Bp4*=vOnjj3K/VJm:4+)OVG!F=t-vWZO4+G<=9]1G_7&8DL05q%vE-BX&0;,Q&0Z$k-01pM]r#24;wu;FkOb,Lc0UrT302np=8#k-26Evd.4+yLS",
-    "4+5M57&rhQ0XD1y9].)89^zVG9]AZ44)/!v4V#K;9]16]10Mu301dYY1Mlu+2V4&ZtOE^bm;[a%dj;]-%6koy)omXxGrECD4$uo7Iq/K<4/K8VNC#vO1f;Y^1u@^O9[<R-UllUBWglKO;7[&uG%>)/",
-    "0S@Cq!T_P[GBN,rHZcGn1U8zLF#(kV4^%2k!T_/RG&3:)6EcE.5EC)7/mif1;wbP_IPAg!2gdsb2j#W>42b3lIx-vjIRZEmH2<Cnyb_5Q[/5MM3:!8.2hqw0441e85-q+ZF#sMnmH@I,v;dP$RT3^&",
-    "4%Wc]7Bc><3;BeDK>W3Y02(zM1gD4y0v#U%GnN4#1v3By$*:q6G;oDsGynt)9]1T)1FQlIT<g7Q1,ADg4+E9_9]kl41FQlbFaQ,W00ayjIY9uzc:-M1;7[&89TGMG9]JX(0TVR.4pkC001c110R-4g",
-    "6ayauEet=h>:2$;-kyC<9Roif12L8X9]kr65,.QBG5[Ac01pQ2!T]/>rX2]!13e,+HXRQH;gaq[4+2#ZH2<Co1s5:<1n&194*<]EGXM.i!T]yu13wQ0;gbwPIF.ntFaRDj02ed:4(!4K2L9a#3z)Y7",
-    "1geEQ8!+9s0U]In7aKJI5-p)EIYk7BnjIQ37a^+>02;&@5-p)0MG,Lo4+G&738)nsIN+,SC=.Ll11d8#04Fsu;7[&r2QW7511vK&00fK3y8#FA3JcT.3Ht:L<WBBTG:GyD1K]h<mjMKfzX1-h:-nU(",
-    "2p%$)0Twa.5i:vldJaJoH]YxsmH@4C6FA@r9]Aa*0WLW(00TG=H.Ahtt>K%6mH[C)ENc%3m.A_@GynyU.U0r22<aM49]kc19^6;u2<=Qo3/u4A4*<]R0Xc:Y1is^v1fmHK1C[]F1u>65H#x5g4weBI",
-    "GXNnlENc$]mH@wsr2@J.!T^XA#gYdP1C[]F1_UKyRUR-w0TwU,6*BgW5Du0B6EUR&3+BQB0$vg>mH[6FHUJ+6GyoGZs0$9,2=Tk(0R!py4i5oA6gQ-.4&^lD1,twq9]JR%0Urf5051zRH^DD*IP(n,",
-    ".iY>3#-!*yH!]i4A_!P=8#MqDHUJwq03QQ6*$NUe02;#>1BVM6Hvj[ul;<*TFz=Zo/n5V:/63>qJ[&RR!T^-QFaQL:=hh5YGUUPm4*,a<69bWfWd.S,1G97ts,Q=(/!tF#xQ9Lu4T,D)FF,jnimU+)",
-    ";!#:.FfiUi1I$1#1_D<2Xbjr*GzLly<FEP^;rjeR<4gui2vi:dGyoVg03RSU.iY>BvG9QbAGZQA.iY>j#sM^l0563BHZcG%tpPSL06&HSHZVEd0w2Z!IMD;!h5-^*01r*%!T^R9051kMH_/R!F#rz>",
-    "%MK3(zp6;nH8+b52rv%,:<yD%>:5%>A)bX[4C[.#4-Y;:VGk;4>hb(us[t4:eGeG0%xe!TgZE;)AFBZl@1WKE8LI&g0:G+D0>V&z480T+GXN7c01qhS!T^yL)QvF!wjK%O!T^DXe,9Jn!T]#26$Yq*",
-    "Zv*sy42k464+XcrZ2,+B2O.vx+ZG)-00EO&2*u;P4,M6,4.AD=*%lcyiv$U@Sp(k9Ixhw>Ipe]s9]JXmkvk6)-=Bb,4+OSZ4+K-X6rcEH4.O=h0Su4$WG^Y<F*)PH0WZb<H8^t-g#k4/01nBUpaBn@",
-    "0o(!_h5.4FAIAYP(FGrc0WknCO*lE(785Z59]t!89yS0D%MJ&a4G#p>7A@e801qp!gk/vOgA<*.gk/vFgA<,dl7wXsBdY,kw,6s1H:&]30yzL3GiL+ngk/XJ4.f4p3gX%W4,viD0S7w[*%l87,o!l#",
-    "iq%*TDA=VZs/KrS6E*AjX%RT#.6-j3-lcqFG:;fm9]SUrrwkt&IpM+q7Bh#EfB>#wGU37j1daV)EI2IBm/X_)NgoL<-lcqPGoVxh#[OgnA@9Wd0T(#cNgFnt.>iE3F99qtQy4h>9]]>%!T]-M[[sbb",
-    "6Ekfe13AP23X@<20j@=F0f7PpPz0bE3Qz=pji:.#<w##ZLkPg+NFp-d$TtT-2Co4cHQE6iIpo3tA_,bwB[DPsIx-Xd0015YCJzea!T]wq4,w;T0WUc+FrfJZ4*]S^DhhzkZ4Q;4paBEY)dLS9.iY>j",
-    "05UTG4+QAZbPm]sDgi4m4/>38!T]v$11/8_.iY>CIvhCo%L5+,H_/y/GBW<=H8L[*0f<-s4+G!.9_w2^!T_P;GBHLB.N=dR3B&=jp0)!C,=_L7aR#9s3jP8IkOU5c1V30cGd1]j10pdw-sPHVF!-*<",
-    "1H!EtFBma6>[#$.F*N@$0x:iI2aJlc0S@Ci!T_fjGci*S0r.,U4BeSA6*j7f5g!9J.iY=_Qx67%1qq-42Ku8v00/xWGB6zzF#sPCG33Gl3!wo8+thOn(g7a@IOM>s9xwm@O$46P10N.g.iY>T1TX+E",
-    "Mlm<6BQZGu4s,-^3;COacL&>cb1w^wIpo3tKLIp0G5[]QG&bG$0]h]:,S,0yLJun4>X7l74&C.y16_7!-R6pFmjV(v04>E*00CJ5wM>(i9_wF2!T_/GF)%UZ!T])a%=D8@n3F-qH82)7=2iScBo70U",
-    "-0pxD1Rn@F.,!3YH8K4G4+w$1O)oSzFy+Dl1iZiv1BnF:3XlQ;w5lTukOCYs00qye2nQq&1LeX29]Ji61=((PKM6H7H]D]t9_(CS7B_P7)&n08H0Htq8Z*(h2;Wd+4+!SM0VOpw03R1P00wXzHs,.s",
-    "7dZe2Cl3La0S)HD0S:vf0]MIK0^gu+6w&r%4R!+8#&HAN0^n0c!T]*L+XDsEy)!Q_Ff!)C0R,ufaRQ>m4+!SM0TVQd/Qs^p:/Yg[/E4C2Qx6H]!T^IBJPx$QKRGisHRi$rFBvy501pAt%][Kb@D6[1",
-    "=aBET4x^=zl;Vu/@)(g(Fva%+C=j;j1RFQ9AOiZL0])Qz6%N0(0]15w8#Ax(0^lq_!T];&4-1FY0Vy=x052IgHUJL+&&o#)r[!cGH;#u^3!-NcBsVvV0S[s3!T^AC.YXB%**6k002eU-3$eBt4+GWm",
-    "Iu97b/41^P(:)$C000[f;2bMTtO6efHLcZc4,WbPDK$9&A_ZPm2M,43!T]sq4+Q!F9]17[7%%@HG3LSn4+zrWJqgv8j[y$>@T,vnH0Htq4cU@x9yRO>0pig-4-tpe0T4E62ipP)/)emf2[Gov0U0)@",
-    ">7MZOnJ)yDf<lEA7788#94@ztHRi$rBr@db=aCFQFt</002%^$2e,ii0vaD4Hs,.s1WXSI%-Ez,4m36_/E4CV1vHh!0RS2VA@cj=0RgSj9uErU!T]#y4-#;]1IX/J9^6]o-sXJjU.0HU2%Q87,^M6o",
-    "-=i3):c0jK%qb5At)T,RHUJql!$2%KG3^/j2Ds@29^YACF9tX[>UZ!yv:yjI4*/R82AZ]20RoE9NDho01L6/LCN-m]0X[J[IRFCb4If50+a4k]H2<BD5-TDa9_L&m917zJ9^G9!9ssXu4%-39wEJxj",
-    "4ci>CK;2#.0^etTDKy(21YHjFAOl>!H;;[X8kYhjH#YPQ4+h&FBr@C24+XRt9_;L596t:)Gcxra9y7R:1P8zd9]AP1)B>2t5(v+Xb>OX2[m=a;1IZi%Ne;uL)B@R#G0z;j:H!130UrZ3:-W4#w-e4u",
-    "HP0Ro0MxB-2&&*#4+,i49^6@A415ZR)B>8u0U9=^1jh*o@78;H<EQh^HWFK34*@kP0]K%(1h4<Q8-H_c1+JY!9]JeJg9HvR1j&8^Bo6<19xn;rHHp*%28uE+Gc.Y+7Ri<=0S;a]1,JtTi>@,T71>gA",
-    "4$mF_>L_>3pe+vuoYDgi0kwez4,V%Z8!,R]=e+S17Y>)d)B=+YrUM494+>R+4d)&rH8<iT>4,f>oeB[,S@PuXoDvDJ$i<K/J/%[44.VwI2M,*Hv/0Nx5)VSFNe;Qm@34*^01om67&8D2!-MfBF_kM_",
-    "q7<6T.qIDJG@SxLQV$Qg9]aT%zNS78J%$7yAvXXYAvgdZdochG+nNChf!YBgIX1K,6FK1n9yjv@1MoKiC/Bd=Q4l$(Hvt+0viuAW1K5!S3aY_f42qpm3R)C(01pKB&jSN51d-=/&j.yG9R*Vl1d%,w",
-    "GC&(S$pIrXFaR$JGcW)j4:bTAIRGyTGcf/Jq1Fis9TG5a0f!3,l;<s++ZqC,M*-mF4+E6^0388n4+EIudJWj82LMn7)2CJ(GQE,n1Cqu$1Fr2D4+g!G1TPIaHUI:)qd5+k4.7+I02np=3*.&G8aXuD",
-    "zXSooK;hn73cZp9F9S3+r2z^YMg)Y,A]*9AHx8o#2(gG,4ZV=C2eG#V08R>Nk=^;FlSu+Z7&pHG4Z^tNB;0@qEe69zDmFI&03HM-4,Lac0f,]H5xtTGFF7>j01mmYC/G(uWFG,B#YQh4H#q.bk-@rf",
-    "*dhtD6$W;<0mViy4l>8Zi2<4k*f.Xq#YPS_95Tg59]SW16f_)lU-qgW#YO>B>#F/e,_kUB#YR5>Gcz.s32y):1275ffCmW0Mg*.nEd.Qk8V%3N0S:R$WDJ<Z0.$F#RmDaJ>q#]R7&*m82jZYw9]]]c",
-    "Mhi3:G[r=%.9,hVy=-h2!2&NcG&RLW0>7+JQwYUI2bTj61ig]39]kpr-tUTM.<=H/6s,Sh496!TH!uJ$H!$e<0^hY:Y99wMJ]7M/051hGH_.0nM+j&S0*l%a1(/pm9yOmw0)-sfGTu<jCNRV(9]bj=",
-    "M-^Kt03QW300Pnt0MG#s8;7c2IRFn2#3(NUGB*G(6*4#gEiyR(1Gyy+FvKV;1T!)K1Jv_(4-Z#d2:HD^4+g]2G&DFkdJi+_@_v[:5f2T+C<C=E01JT#4+HM^0_t4!2M+<8jZYOd@uA/R1e)DL14$1w",
-    "!zcmd3kK2nO%Da;0RnX&12XIZ8Z@h1x1ezcBo83NC.Ap58p9]r2RAbS0.TUE!zd=:GpYd%&HMuc#HgVG178mW!zci!G6PKy8p9]fH#CF+9]JV90UbFo4Z]o6jlcu_ybli!%/@lrF]@pN138Bn4!&dq",
-    "#F^ddA@bz;C/<h>0v]9m#3&RrsnR$Dl4B1;#V87J0:Tj/2r#TiF9.j:#V9WTG&cYOsR.7V#V7,y6b^K,mp%xYl5@I^#V8*kH_/3YH_:F/GdMT=4,3R74w-Z=3-5my1ee1y1G42c4x@*k9]bYRC.kB.",
-    "8pS9RIRGC$H_/3ZH_/3YH_-@<51IkRC;+[9-Hm<.1jQ%;=T9n1&wwuwIm<=a0vaC&Is7I+2sAe_00deK[3b62H!uJO.g5e;#V7#npf;W>#V9K@F#sbsG5[]LH![fq9].!616mBp0Uru800A^)#V7y_",
-    "0&)b*0SEXe4*@cb1+c=@8aS!:0^j$h9]bh=Ml(4#GU*//1IQa61vR>0P!8zBZvyi<1*E7D1)%u<4v@cTIV1qH7atEe=rH]D2I-[B5-gz>PZ_JosyqYPtTPBg2VMoc[01KhG579#2f&On4+GV_1OUf2",
-    "4v7l_T=/&.):s7hU-v#r3ia[^1dzlR3I78YHIJ@+1EVAXDg<AT4chht6gHXx0qheSF>SC.=6C</p72Z$1%weV1vNF<9^d^a4WpHT0SxskCpI$la2ztyCj#A@1P)UeIRFm^@zr-#x-+bW88f$R2wV%g",
-    "wE>]>(*g!h3&8-ev-qRZ77n>#0tb*KDm635BmhtblPn3jhz$nTatNs.7c!76FC95G(fI:1Ha9kD4zu111m_biF9$U,=NE204+O>ND/ado1s;<BLJP-s5eD<G1]u3Wjne^k2s!QVd.lV*76H1;Vh0/x",
-    "xtcQoi9Qc5wD])EUk;J$h64h^dH^+39^F_;Iu9VU@2#-IF*7#+3EqZg0uB!fwD])+2sAM>06jD<Hvk950];Ut9W(WkECP;FF%Jcb>X7y5taJ].miYr2F=jN68Zn)-1THi:uS*8do.T1KF*%p[11&K&",
-    "03QZ1,_^EwmIMI84i5>I0TVO-9y0(4-L%.IstgBe9]$>(1U_:ZF)[i00]ny-9x/>%CI*81u:lH[=#la.%<!0i>=Lq.2b0;^F9JC*>XP[mpFj.v/:,o5]M&w4(XML%2M+>a0S=lQ>yYo_2LePNKso:T",
-    "11c_v053Q&GXM+y>Xq*7Qx63H>yaE_Ffsr;A_ZEL01pA,/qCf6v_LF<3+kO79]ksn@2z&H#T5Y2as!<(0^lp(@2z_P0S9[uf%yXl-l&UNn$Zaa&B2QS4T1RsF9bL>006m80y++X@2z#@4,A3%0]YP*",
-    "neYP$Qx1Xo11:Q$+BqKuFzbYG2:k&c4mpDP0]/h>%mD;q4+R;=FE)bt13wZpF*N@J/mG/G<-;rO@2!I#:9@XPeh9FoKpz1yg82gyGyn]P6(le.lQj-3AwL!^G%SMo0])E=41NQx3;p4EqYMh+N+U5e",
-    "fcXOr!ifPCH<6fD>Yn=RfcXOjwigcO3=6h<EIAJXg$oVDsXzz10Rr9&4.Ug013w^&FfafUG^(0qj]UG0fcXOgsR9nX2L>qLssSu9GK2I32Kc68Dl$2*WdIQZH3Hp24#xrn%Lg9;GsOZEIRG9w052do",
-    "Ie>=C0L_<;%K[4W9]YV22E*$j2fYFh0GfqC9]tgi@2#XJFf;i$HGug86f>zGs-5l@7%v(!EP(j_0!AD#fcXPIE-Bhf00pE10=Fw&503$W@2#yMIWz!2p#d[FGXO6uFg5<Mq=C#%2L,tU2f7aofcXOi",
-    "ysZ<ok@n.zAB+MtfcXOky8,^@KM$J$fcXO(F>(<N5-n#L9]bai@2zqO3F!m=fv*e;CxH0>0&oh2>yY,WA2Kn3@2zx,s%!=)1Kjp94.3N]0^lkZ4FK054=*^H13wHiGcf/;Gcz*)4Dp%=4vsGm2!<:j",
-    "1I<*22mdS&0L,[x9^YEu>X7Z>1PrjkJ>yaDAu2aCu$grSknaQl2pu:a6E*,GHkOb92%xYN0N)V=ya63In70K0D+A50E)0]d2)3Fo88hjD2n=o!Q3]#SF9kL%-J*g_xK$0;oe_3>ngkCvpXmWCF*5)O",
-    "@.nv-:jVbug%SqN2L_JrmgE5vHk1h,GLRq#(FhKQfnNYj3$xir88MeFFBdgAn:h%u.53Si;ubqgAd%HX3),Y^4<I<F5DACbx&aRttT>)S*NsCC#X^DS&KMsBHr<Ra4*/aj2+o984:#951X&LuyaNwW",
-    "+[>6dST;!;2A2Z^g/q)X$1V_wqO<,h1GYK/9s([81E^2u9]Sj(H4ruc4wBLW6gh/ZE-loSVg.>6E)+C>Vh(f.2H/!]0U0v<3,D;O,h^^Gydw>+%>9y]7&ZVO3NzI-D:yR%5-$<S/CK0=Tnf:q1q6WA",
-    "Ap=!=1-]]oPX:t@3B0G00R%w=<$3RCI5O2W2fE8!0h<FOhyf1+tEd4JG6)eYsIVstrSt;AGA0iV/wUw)GdVb@r_yAZGcqyeVGg*E7X#U+ZwDd]HLIurKLIj0H0EIs1JToK95/&M0+/EX5anS3CIT)G",
-    "73E.LIv*7:s-B@YGdP00Q2+<I.zWD^VjlxA,_k=QGUZ@E1Tr@:MhxQu07V0[ojC>42.2e[t/c*S#UKvnWel_YZw]W81OfKMArDyOVFZbzXCE6h.Y6K(F*gqw%b=7T@6CBQ1eXU6.Y56U1NZ]UGdSd7",
-    "0/*mqQwZc;2bTj5.Y5A_0Ua_6RU.exhBzMsF^VaE6E*Fp0SAZaKm=]GDh,wa4+5Xv4F:duTOR[4&]n0k,7XI(uARmKF9a]+&]oh[FgE^qFf-%TbQ3e@3m+FacL[=1j[y%3&]ohDI5Yq+6*x5jAviVw",
-    "4niL/H>%@&1UNYW1Dv&C4-PjK2,e>q9x-[z1)M1Zc@q9]G47@U9^YOSU/uLAW,kLcHoOKLH]z!,Hq$j90ymh!4FtapF9b9:$H6B9cMmF[Vh-O/0WB_!01oT[9]AYHU:i5wT;eA*a0et02eJGO9].$)",
-    "0S>CjrvWbtI5=S;95^)L2N*H1rvU_h4*]7v1-5]_4+6Ge1(:2W9_wBeU=6&5EW_*a1F!)cGXMy$:H,EQ4yRH8(=n4*uj&E:z!x6>G.pq^7z4nkZwDd]0kvQT!Surc4/^Z00I5a/@b#fOI5o6j1h__G",
-    "0&foov]s;WUJnSgU:!NLU-$Ad2[*D^6FFE90M#D]o#k[7KCHkD4.eGuMGqg&+ywy66c2r<TptTFvS1B^p:G7=N(jal35:Ze4-1!<0S8]X7M3RoxSJ:sKKPtn4.ggGMIRwEg#-gy0Wz=*2,@dWrcVzE",
-    "v0wzgzB:Zux-qTyIukbe8vqIq2kc%y2[Sk@01I6dbpQ>piiZUTurdy^U-:G]1rH9mU-^a-HqQYSHvk>9HvlgXH#h(tHUJ+AH_/3CHoag3APC;F9yhaw1voP>IRFdcJ]i;aoB.C5jt;&ZIWnzO0-2IZ",
-    "4cRdUi%t(2*D(.:HV*/R4+Gt:GY:u0F&@8+02;-]7BT.@[E7kw/[g;=Fx4:*:iP/-Hv/CA-lT+9kOB@DzX^KZzE/,Cmo6V5IhHOjQ8>o!F)ws7H_.dD1@ig]F$bOZLJv2rasyWnAh,h@Q8mH81@lD)",
-    "F$$:q69B1y0-_!F(S#2V1*[4bIF^6%1D:/59_wBzF%:t=xdk3D&XWNKh<(0W3d%7Kw4wt8@1)/KA@8kf1Mv$4vStjQXAcDLj]CVvQy&U6$^uZBH_/F#Ic*5z3.z8b$^t1gi8BL(a0afH90=YZpSvMF",
-    "IW#xQF$uxpNgFbZn-Hntm@<oq&;>uCH>9-*IRGX$G5[Mj,C>V91SSs,$^ukyH!%P&H#IT.4-ItkZVt*ZA0apZE-ca$4+6V<KLfDaZVt*ZFAp=^00AZgE)NvSF%CKi.17O0VGjk$F(WlM04>B*00E^Z",
-    "8xI5E0UsJO$^uklH91BJZvZF)FaWYu2PO-3F#*qV1,aW%4vv%s38M%N$_6JRxkwLH$uR/YyE6fF4-zq:1u@//IX52]Fv&42H8%h+1vNGRA_rK%A2%>[F(WoLQwYg12bTj61j#WiHZ^kwIWhnb1l-Nk",
-    "9_U-sF$BRV88;qA2TKmfDFC/^1M-i>9y!P[0*#Uq0,p*GCfm9J1C^oiS]3F.#W61fI5NaB0-;SW%mEJ.bqJ/yKMxL-oC7vCF*5)Of!RP06vHtSHkt2;0S,bRDK=6_1YI3Cm-wV[0[5Z/4-z*O6FC4L",
-    "Hvj_Z2L+kU1s<tP!!bV$GBGg#GBh]e051bMGqwf[mYf3y!jDP=Bo6><F(WrO03QT5t>lNp4:iLv1hAS80;q-t3G4v]!J0h>uN4U^3Axn90S6/x9:XyMa^OHBF)s/=HOvVtF*1@d7dXQ)2PY2!!!aH;",
-    "00y-26fm#:9_w2oF(WxP01pJ1/58D@umK2+*#QS94*.h41-c/F4,5H@0S=N5g*6Wq<wRRbi2<@tG5[YjHpDRm.q@t68Xre9#W4zS0-Lll2s6boF9$R.04=&w00WK*4+sB#5i&Xfbq<I;0n/#$u*oP7",
-    "J,[s/AvORXAU6Ond=Ruu9^FwSF%6HrZUoCu48axxvMT>^1@ibXkpTx>4-scXBQZ0E1Rp&z03RVZ03RSZ056*XH95vH5jX%Z2[SnW2.OQbD/-.e2n7GEG!QKc4+!<!F9]a>01I6ebpRg-H^<]qGdIRD",
-    "1veiKF_%>iaveC&0Tnp>9].@C9^qSG95;>k3NbJM9]].aF$5q8-07,OI6C]d1-UX54D9*/6*22r4+EZJ36KaGIo-k*4D>LD1jfv82Jg@/4+h;^K:>r$0tnfVTptWMi<pUeH#6zAL-^B*1rG[oDK$4]",
-    "F9S6,qLKv.S=2400LL-FWT<=BAU9&Wj^-#cW9ZBc4/7O%nZyPUDp;O@-LHsVID@TY(iIOOVGpzk*vt(N8S<Db3DnFD4/havp$!i^RUa!c>6,ks$jl87H01&wU0xp@ErSjZ8Nkd94.B9+.pjLU4G$Tl",
-    "1rLS<xXcX!t>TkY/JyZ=BLR-J4-Y=OYCjM&G&kR[20S)2H_/m+H]!8E3=XyYrgsUe0SD&MObp)hK<c.m4%Pt)gfs_9-8>mBIRK3X4*=38*4i@(%0LeW/l2jRGB)ca9^hI%)nW*k83:c$Qx6Ekq.$eW",
-    "G_x0/3fe=+Ho<-]KLRs0IH9yK2knuK0RVFf#zO-Z28yhS0U0y<LICdq1la)(0:8)&0UH8j4W[ul0#qC/!rEmNIIJ8GAb@V/0S+.^GJX#P,A=1e&>V*jpA,l6[Syxs%l[K1H8aft4+Z&z1Q.5^4-8.y",
-    "3>CP9ESbL/0)bE-204ns4.86QodOQ=1TO+HEZ-W,+4(3ApBDw#gH-a(&(Eg-2Y^=T9]$$ILJtUy.6Q[3$zl%;>lGSH2F28K1L[2wCa22[4,l:VYA*:iFqVu74vddb2BvcY<3#=Tq!]aS:<+>KD:*W^",
-    "OD-Gxd.u#5dk(+>0k293+pBg9#90RML/P0V/tKwf*Np)JQyw#c1p:>7R^QQM2aKTy4+,O)2pnO&>EQlywNeYut==+hGryiy2I-zx0SN2)UJT_%6%#p/O%DT%;OFqzJsdgu0TVd<0:/=#jd%p<0s.%t",
-    "*gyam2kILbFsTFt,-Z4ggU:S#]Ck3RI4orY[XGk/0^O@q91H#e1KyPZ4jTccm]G75uoVvqk)9L,84mP-DGb%Z0TVO-1lj5w49J9239Qy)4/$L[4Hz:34!4LL1B7x97oL]59]bS_3Ao#03aJJJ[:C#2",
-    "wu!L-4+V*p0tBO#Cj@Tr0uMQ*$7&7N@3w!W+!O;roLB&[0S=S;zXk%i4i6f:zk37E1qr/qFA>I0+@d:IZJ+iK4*3HQaJ_954.NMDMK4J*HJBhDJ_!*_Vh5.,R1T7#4KD:PF]Gs-3B-ii4*v@.0WvJb",
-    "1P6-$4-i]_3/ciD<GuWqx!Mj7f0qOw1^y*]12+HyuC[Lt8wAZE4,%II2deB=4wnQ4k^3.vuNMzE+Xx:-IRFo8;&S=,f7%ES2fxjs0WStEGs6TQ5i]e;v%ygh1)mK9Y7ZIO2p<4VoRu-k&-c[s2p.M9",
-    "==r6N!7vUR9^zW_1P1ArYaakKnFI&-Di1_62p<4V:yk1b&-c_v2oDCf*OLJN=REaG2E>y)6E*+<$g<8$1S_bi1OxM24-tSHA8.7QAJG9d01pJx6#/W]3l9dG1RoSP001x#1BmES1FJg%YY#<;2oG>9",
-    "79Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aO)8GsraW$Z$G9SkQH[b[j=&$znoqPx4h64zlwh]8l=lA;S.g$Mc61$k80S2BW37RhlthfRRxg@mS%XSY1o+U2=Gcy1W4C=EuGMng31C9X:",
-    "zdZ@;*a8>iWe>%J244/woIf5i#f^CF$j<I2tK1R_6=Dvw1o8n704NVS6Aufy1Qs->1;t9(0SoqoW(CPc4+QA=e,9Jw:3a>Xu[I9=P!Av4&]d;UI1dD]>hb&5<dOOp&]eLXmR]z8G7mt<:]PHbulHmh",
-    "kpVL6M+en71<H1L4VIQ)4]uBgWFJX1)dCMfjp^3r$BhOKo]az=c%^DbAD#g/)&deY01rQ/mR^Ddp!Z^CNxuRQLY((x6*#[FFK-z9zycqh0XY8z5-*@JHL409bv6JmodGm303tLo03J60A9gs>0w10M",
-    "G5@bB4.A1[stOMv)9@8!ZvR-iFR_jBmGA/u)OHUIi1d*G4/B&&Uk<+a:0S:H&*fhaE!pW>4:r%@Uj*F&9^+Ry0S=;..zEjF!m(rzG]%N.1L8vfxIzyIpaTq)0uK+*.zE2JL/Op]0^ooy.zGJnGdC_*",
-    "4yWC14-9blUk;wYhdd86&*fhR<Va6j2sV,ZWgIpD3CWNV4$tLZ0#OeMkJCvX2sQu)Vh!H@4,.#2p#ct[0]1q/0S=^00T(y@4*^x51p@tK5WxWsjGO^x1,#[77&!n7paT*%03Qf803QQ3pdtoe4*[S9",
-    "9]./A9^hPG4A.)d1IkMPSPtY-0p.h.:(6!%1cky09VP0.3k1Tl6A0hGLLNBxPXkvJGrlGa!&w9w3-j.Gr&kN3jSUCW+5#T_In_([AvQAqQV$:KPags>016^<8Z+om95w(8.K$l,1UBhU4+5F_3/a[g",
-    "rlA21/^!]k030[_0;-W5sG=Pm4+G081=R$v0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.PCPLoc5JHZ.)]4.PPOFBLH^;<up3F*Wc[A8]GLgsA^=&-c-FJ]7<8</q<n",
-    "F*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayHeXsR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgS",
-    "FaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYc+<Ul/$4PY2lSu:lVSflv.v,rqhC5thoK0SAIm3D0-3;b]:J(j=ZLq0C$Ymw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3EhHH",
-    "4+4Ww4y(rt1NZn41]bh8g,]bAFgO4Xzyu10Py_-^J@V/w#$*oz!M!:U5r*$y4+Mx%4+l[n0672#/P(W8;@0G+tF-CX1By=CH#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1",
-    "F^F.wrGzmaHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uw%wFv:dS@Tl+0w10MGQLd&vY0a+H<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK",
-    "1e>WV51CLNH_.e5g<IrSlLi9C5Dx]M,30.84**jaGXM*jPy$gO2simm4,tyBUmpQDnNSXi[t66;f;x^oPz2op9_Lp$0T(s=4+fb_4+,P<N(M:_0:J;f0dyBP01KH/1n7zd4+!(Nc=o(Z1Lc5V244:W",
-    "paUNXIRGCJIRFm/nNS/#01J+RU:=ZFnNTkSGB*GX:ue0h+Mxjt2ANPF5HjHe9yys%4,xX&p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9y:&r1VR9^qU*0S=J0P!6S+3/G<sUkjN_1l.827BSfY7dQYP",
-    "1_#Ar4,u&CUk;D8P!9#z+o1s&IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!q2vyA^,zU_qWfrHBd4xLZ^1[*e/Pyv,f2eJG#F9JC+olptFqB9AdPzH&H5g!XRolpR;!3hiJPZTr&",
-    "1k#:,4f0U[2oC5=IyN#aB>A3$/^!*;rSD%CGXM>-)t:.$1_TiWUk;JT1P9rl0Sx)*Ob4(15(;>xK;aLc4yCq24!%zagxHJ$FFrUh<lOoL&0ik]F!N6j351MiFCH:7=G@2KGBN,!Juxuiu;im@IIuAv",
-    "(g8R0PcI,bF!fI>6*4jaFF!Ig06%asFgKqBAJG9ht&Ra7ATak&FBLK^055AYH2=.FF)%sF1P=S6h!PKf.>HfU@A-tuGBN,!K[7V+p8+3mF@Wb,(E%_$2oE9ip8+owGBW#5FKaS406%asF*C=oAJG9a",
-    ".>HfV>n!eT6*4mYPcJ>*H_:FzF)/lr1P[[z*r)*yApcJ.7BVsbA8R/PKX5TIH=_Ga(g8H)2oE5EP%jlSG5[];GcW)za5XZW1RvP^HGxnlH8S5M3b=xc1F$6z1eT:w0U[4D%ZFeaHm8aM2fTwq3g#sa",
-    ">u4@Zg,]aBHZ#m64,T0n4+M#z0R(@;E(mlF1oOlP1L.^cT_!YQh)=9h01V_ox&aR&j,UYq@2i1GiBJy61PY2!1E9qp9]tw,pl2F200vhMs51<0=.NJJjZhB/R38C302nv@3y<GEHaUw[4+NT=0S/lq",
-    "43G3*4+ET>0Utm&03RSX-6*Q.0W_+0Pz2.-2MypwA9pwaFP-H4IRFzjlROUKMIU!K056[bHZj,&5-6b^Kj1]lAUFUoo&h#8l28P%%N+s4S@To,0w13NGlK-ZGyoknvI,w^HrfXtp8+)h1o4Ro4zda#",
-    "cQ=nap8+/j1K]%JKRL1rA0RmZ4[n8B4:8=w9]kyyt>BYdlTZxS%mxM*9]1D>6&Nu&2$xU/!<Lg.2H%2V0wWAn4f^[,3z.*;Qx6HUpaBmF;U>3VWDf)70UrT102nj;4xLZ^yzfE^7vBLGHUJL:pHL48",
-    "hu.v+Ob,Lc0UrT402ns>95^Jp9RhV92sNw&4+5M57&!nR0XM7z9].%79^zSF9ytIH6x4_L0S.[xF9b3-kkw@#H_.ZviC>,^t56RL&bX!l2TTtG#[mxlco-JP2(M5F$(OSM4+xgkW)8wv4Vj8y9y0(R",
-    "2[Meh1@i6i+GPi14+G<=9]1Q27&ZV7wNL>>:TnMi,vJmn01pATPy.vC5yt<!1GrEfH2;#b.6j3N3#.bYFaRG2FaRF^Fy.l$Vh-hV10M,703Q%B01pJ$paC8=]Fot72$G[R6F2^L2RFJ.2jQAR2fXY8",
-    "2h[R+9x%l=1XmL]XA1w-K;mjgQV$EdP%j8GGXM>Vg%%>;GS*HGyHEkBf)xrT9_&[eP#*y[02nm<9]kr6F9bI=03QK200*p_0R-K[We*tPhC:O2+b.6ViBKjmHt[MiK[YbHP#8A/9]$!79]ku7FCH=7",
-    "05455F#r#8*!:D0(*ZWUP#+*Q0526YF#s.:Gcy1$a5Xod1Rv1:IPpFYA+(;YFBLN^055DaG@&zSa5Xu^1Rv1:Iq=OZA,13aFBLN^053o<HN8+TZ#FTV1TWD6G%)4^4.Wdq0WTFZF#s/YGd8>YFK[+9",
-    "$pjzK0WszX4.Wjs0WTFZF#s.:GdI0ZFK[+Bodh4!0W#(Y4.NlzFBLN^055DaH_/qjHaE!xAJPFc.>HfUy,+U^Gcf/kKREzDa56A5odh4)0W@f(C=9er7dHS1#)oDP2E9,W[E8k1N*<6,ha;y/YzMti",
-    "2K[&s3AC$24wJ$%4!uw:1_)j&B<YgnB<M)&0Rz)16FAgV4+XtY3%u^MI5#t0RSyBZPzv==1>mq@HOcb.4/24)FIzP,01n6m3B6DR<Y^@#F9ta]y,+U&IXTD#9]1Q27&ZV81ierX2vi:dIRF;q01CZO",
-    "6*KeW91guu0.y[o4**daIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0R+-i0^YEtA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz2o3H3I*YYY%Y30w13NHiHEcH=dDM",
-    "xAJBmcQ61ip8+s9*8&nb01mYBW*:Jj056=aF),KyA_7)l4;nT-W*-Ch03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S/v[W&>M.4+Zm-YXTz/0aX];01LiQ0#gqO/eDK+4+-43DhFf>1LXl9",
-    "0W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSTpXZSQ4+a16Y62q-RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nuISieoW(A0H4+D^,9]AN>7%_742EI<a38T$F2TTtG#[nM!",
-    "GyoVg013WO2kOp=0S=PL0]Fxt0aX]=01pAaP%j8HFaQq-m&64JWDf)70UrT302np=3%*bU-[hKRG2a0gH_.eB*o0_h#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HWB0Xe/.4+MsaB;D9s5WNT-",
-    "GRe9G0+n$O2)<k%3eEBy6EmLn3/5R%4j%+J$,8e1+oMYksn@+#zIX[S0iF-Bz>e<%ii8pegwz8HO9T^vHaJZZFh&D_t@81P5-9U7FijFO02;&@5-p(/2OkDCO$;d/5-OoAG5@U$90rry84m>c8!@X>",
-    "HY+tbO%gKz0UjR)IZYcg01@F-8#Vv_fdd2Ni5U+DP8&1-5-p(@.=lwi@2z&9+!YTBy[D4>8!gs[Fb1Q.1rG(6yJ8H9%=3umv:Fc%$jK4@5Dz,4&JYaO&NvO<y#)=u*UmT^Ju(0Wl8g,x3-fYU1h/@2",
-    "0SvMI76*liHXjBwmF@au0yziz(KZhb>R/d3)dLR%=Q9C6..$/dD-YYu1q1hlD+Bnf1q-ml90R!t3!n%C7X.swC/UUj2=%#s5,]V-@;VDgpa_xVH_.4-3Wf*,:GmB1ioFF72kZtLHUI)QD:gY!5-p)5",
-    "H2<C:;+F;/03tOo02;+/07nJslNk:O<Ch3<P7*Ny8#4d]$%+mEP7eq12=%;11K0_5Fr=Fzx0D$V2J#6D!qN,[x$>JgH^VMxgTxsO!Rsd!G3e9@0#XEsf([9@1r7g/Fa+AI8y@I_iwPeOFpLQdkj6L(",
-    ";7[=CArE7W2>i5ze*_Zg4*mxV:dw0X1cCk&4+x&QLkQyKG7kvb>EQ3*90z9!x(Eb=)D![E1PbnyC.gt]6%O#ywgC;V=brWc[!0%A=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#",
-    "8#4eVH!Sf89]ko]8#4eBHUJwi00LwK/k@$#22C3<024Q&xdjco3kLTP4+nw:8#Mq1,pv&b)(ZutoEZ,WP8&7/1BeS9G1dzLtrHFO5eS,*gaH8u1,SGC3$8*9ll_3<sDup.J.kXq4m1E9F]4#W3An/r",
-    "0wE7z&j.+5l7s-d1lth/,XRM4u_G%r(hUy.xe*4l-4^]Z<)0XBG4u%m%UBNxhx(2I2/S@40S=WA.Q5L/;+FQuh7SR;A>sy23XcjWG&cYZ=UFa2,30*CB;:eZGw2%*$@S%H8#4d]/=GCQ$@UR%FaQJ.",
-    "D:yL23JB=O9]tnR2OBs^1k^O:3r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tMc9Jr2qe1-=y10R+Rf9R$LS91M:J8Z=a.0_9j+",
-    "j0X/q[0T1)GBW<V2BESz0Ln/MArE8x2>iQ$e-)^n[0S_HHvj]e$u]!K!wDogGx@V*Rs0DUGyn.B+l_PZ[0Re#9S*]Vcn.st4bf2r8xIHgi+%.F5eJ.C4$>@7GBY$ej]CqEIPA9r4BhVpPBb(uG[mI;",
-    "1cvir4+y2N8Uv^M0uKWFAq&Fw0xmHz01p@Z#zzLX%0v$XhR@.-356ps1voM/4+Qi5S@Pdz0/9rJ2O.ik$t4jtxwa4w0*C%g4+YqfeFEm#7Yx4i0t2;_1P:0H:P-7O7dbO5HS7W(87/Ap3YHiEpCJaQ",
-    "gc/(%oEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1&>iqQoR0y+[l03QM_01@3)9]AZ47B^G)4muJu03QN501@L/9W;+4vepG30x&ufIRFlY0temH1q8nW4&NUDmr4%-IubSj1iu0fwU,0_@]Se[0)y=N",
-    "4u$-!4.G-SO%D-K<mvhCAtW&<,1K4y8V8HjTMilnjTr+P4*jwc1dT5b2j%Wf0j_lK+>;n>O95mJV+72+U.;/roR]*@8VT2%MjkDd0S;CTGZ[6Q0S;LUO%0HNR05U]4)OvB!;PU=3C+w1F9R]+&!1iZ",
-    "L.g#*1@h+#3J(FMiZBGnmmwb^G:r)e.ro9<xke8K>x%V1[$Bw%4c,3]1do9V4,vYxcm=B_vH=&:c<F6V4+<95c<!.1xDO7y+Xe=85e)wHy8#66t@!S[/0gtN)DjO1[l-7l$QK+p$OZ@Tw]N-h7#_+S",
-    "01pVWCkCWC3Y@W84Gg8hD/!E!H@KNX0PzJ5)!at[%LfIO-$#m7q/_u#1*Gf]4+DUMT;(nIa0ai_EDhYcMiVpg10Mu9@v(qv2j^mD0S=P2*-5ItiCZo/G9d^<)QkZy3=6tUFBLL0lZ=^nk+)0/yN&<8",
-    "GXNh2Gpy^Z30(_B(=v#W6EuQl4+<:wMGpg@-ztS5m6!o8G%z6u((0lC2Ob7^4,Jr@SOuBm1@i9^pb8T.mn]DK=8p>NIEkcw3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4uZB14,DRt6An@Ws]f]SjtmGN",
-    "3x_,A3fQPx4+Egd0^cH6L.pdQV..N=q]=cni-RH*1hfhR!wLqj,xv$U91kh5ms%>[F!Qi/0#gKX3!VrD&7x%n@pu-Q3yZS]7c]Zj2.W3:2XqLc+X4/_vvviP#t0t.GOo4/4<-1VRRc:77y_c]$pH;J",
-    "iB%IZj1dK$3JaOL5Cs0n2opKzGYQ$H7XaQz2-LtqHZgz$9^6=K6gKl92w)2M69D[11mgk;U-_LY1SuZ@H_tF,y(.dPb^tPxIjX%74WE!!2+$!7tl;54H8O7r@tcD4#Q>V!/Mo2,0Rgp19y5-y1yBza",
-    "-=Gn[GcoH04+Egv4-(eEmJ9@gy8[mqnFlWhGBle98#Mq5v)l$B0WzEf1DppFGo*G5nB77nF*ZX3<,8m[HZz]G7&ZV81n^8d2A!1+4jK.jiJ)CS6*Dt7pa%)^&@%EZ=hYlMF*m[j88(0i95uHm7&jjr",
-    "GyoMe01V8ULj&uY2MPEw4+huWM/CQg!$l7FqYxhkIlKiA8nP)LJTu(2M,Nf7-0*!$genh)0myj@<]On:BjB4I3!mr[7%j364())K0V6jo,_.lD3I>7x1@h.2wRs1MqfH7I4+gvn2Awep.gfw&%rg%K",
-    "pb84s5g9py4h<:x7cVX^IMxvyG^zX56FICQ1#/Gh2Lc,-HaMIJ47&-wH_.qc03I->0h9=@4GoRZ5(dqki_$b=.eLc^OESF*FBLL501DINbqBB8SOcK_9^GEwu;Y=Vk_AncG#;x>02DO.0@V9Oy$TvJ",
-    "051hMGXNh9HvlghGd83OFK#q6052djH2<!dIRFLo2<eaR3J#zuB[3^R;hgR383&pJ42cQ><_8(71BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-tIh)tFNq2pHvkzl#t9z)F_k%Efr_*DGw25l:&=%T",
-    "v<8RO3J(Idln<Bl9S+H@Rt4gSFFyq@H8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+;>umjNFPG:Hli2g0T;3xOIGH1h)w1ELBaZ#AHu#Q@56G_A#@ABO/j",
-    ",K+r*9HI&(GC2SS:7@u=o)ii8A>/6HQwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0;*S12Y_;(0LTdh#0wt.Gp![LOphKP6*9*O49lf+1EM4X",
-    "xdRTX:Wl#n;j0RC<R^eQIIJEVHUI,30%sgJ#]Z;@6B9IE4(gWy13DiJGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4$!ny0[FuR1B;3;4cO=p6*9u$Lk#W+A1=ro969CubQ3JN1p[*quLcC_",
-    ">Cypl(gqCg2n0hEGQtlI<(2p0vjYzJ[apl,%tHX<Ne:0@2p:x[<dzIlIiM_Kv%m,fngRxmkyi>VCk_>:4ZiC(Cpk4A4$CYG/#O;AGxG/]I5hwhGhPmit=ow^5)TaX2p/0Z/O!O-HqOja4.WYG5D&Kj",
-    "p%NA_00[PO4vxxZ0)Z6<<dyX&s0js&;lugyB@+:FHUKL&H1Y<p>zn[>a^KTs1flyx1mO@3wIv1Mnnnb)7#/n92m$3S2ZaF,0P+YEH2<wr00aIO4<:e0FBUj802;&@5,>0w1mzJ5wIvRX8x8)VG&wUc",
-    "GK3NwFaQG]0%r[65hFJ>024A=9]bY-2p.hO03RDT01t4i#8Mw1H^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@kce_yu=]L/4z30RrqT)o.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#",
-    "9yIa<1M&$EOY#UG7B[CZ7&qh*2+5!m2KF8fn4Jj-<(3I=02w&]95(.MIRG3p024C+1YQpXz^yfY4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#rhR1>]>%a0,Ny2<eL<v04blg+vbopc)B.1@CMeKm>%P",
-    "4,aCV=A8UNvU_-I<jVaa1H!=N2lt2+4+p/T69dxeHxC1XDjx.plh6YX126#H1@dzH69dii4*@#A2P>XdlEM/PSPu-3t1$-D3B(5jgmw:N!UrD)GyoDa01xE<z;u=W.GK]M!kQBa=9:ILu%uoe1_-3S",
-    "1P/qmT;*,B1N]lrmaTaM;4u9^(V]2T2aR9<(#aYJWecDW7&5Iv9]1DK6A0ZO3xHn,%_%f&=I#tUF_RQx6EVz<0^ZUF2=B1pzmEY682^d=G8qV@oF)m@VF19P0SJWw3![n!6F2us2sIBV-qFZbvbGNb",
-    "&jbsUdIBR3ka,20o)Qa]gBAhWEDsC0yHyN>mU-*40UA4ubRP:c0336J;JO/VHMMUAg1ll6HMVa6cn*V/77nEv0<<k=o[JU>InkeZ7&rOqEDpZ,1rajs1Ou(&0Sl1gGX_DaR^U7AZ4<!Ifouz&s_8wC",
-    ":Z1$=:gg8*]D^xq94&$[2KA_K0$B*h-V/fy)[p<L-06w*:H@FYyGse.Bnh8^0Rg@,4+x3gI0mlMGYW(r1=c*b1SSTE9szIynE;aVp$Q)lJDZ#Y2CAV71e=g3>8tPG.P8Vuy0ZZV>$CK-2a=FAGj]2]",
-    "0Rborrho+x2KV+50IJ-y2CfSTg&qJ13F_SIitq#lhprF-2Lg+zc<E>UA_HCR0S=Y)@V$AYjL!iLmGT7,3(U1C1.UOW3x)]6G5@#:-eIa#H978n7B+;n3a;!U[s9W@elH;9Ht&7]8VBCOy#XHsGnnpf",
-    "3HnkFne_wY1J*7C:_s$Uoa#6V:vRtr<H,Yb-D7,HgHjJQ<c]DBuyP0N:p2dk2nWE$L/3@Q37bd,i=mfO9^fnvat[%iyD.UE1P7Y^4=#ETTn;!sGGk$LlE++c5IHh8He>VOq!SM,R1UZC3J*tIA1pBd",
-    "4<SrF3J)HN0T0yy&+!TmGOhv,+y(ugp8*dUn+6ZO2K%3%0S>7b1@iF_s^m0^Q4ciK5)WkBs^m0*:kkhb]M3bBAYu/$3Gttw0S>7N2<eU=s^m0>O$M9]4:(m1H0d7;cGRmA4.Mfn4:[4T1P)#gIMJ-H",
-    "4qgxC1ktM#4-iEd4_7WgpPvB*t>TkU:X23mBL]j-TptuR:ck5!IW:d74G!9jY7W=RF90]&&Vy$!2[$$X88fQ=38_i*4xPeQ4%Yz:6uaPDF9]g@pTbrj1vdZz/0gt^z;=+A0X8<Q2(pR+9]Shu+IkJ#",
-    "0Su=+Ne9Dv8!$ryrJMl]1w^6kIX0D<2M+cz4+f3>2*.R$0S=!QuLLg(Ghd=$R1X4x@w]r^xTgdsF*22<0R]rom8k(5b.LB$0R<Hw4#n721crPLv,boAs-LA5j.hij>J-xw2-:0[&-tq8iOK-F4dAYj",
-    "0SNr60Sla42j06y4#)x)IRFm>(_MpO&b3Ab(>[#V1p^oO3%QyN4,oB$0R+cE4+D;>95wl/1O]kdG7M^FEUj)DGo-@O2f(UD95#Rs2$BT>xdRUc@o0PRLmD),(wPAc,^N=Eq-&;moi+<%7YW_E4+6f=",
-    "a]QeC1rGrDhtL5SHkN+_yM@1EfDjK0y4qV03yqT00S;qq2j2z@v&sw)4e+/j1/gT_0S=%3p#%iNc0UL#F*e,+893UNNeXWS:x)z$7&wf&0vt2I:k.W><(KkY4+5461=A6%4+n#R3J2>)LJt7>D,]$6",
-    "0-#uV4+E9k0^hVSMFQ&q1,,m>3bGsr:8+sw4*-%+L-=Yl@UVb*3J&bKVFl%,6$GPt4+7u=44<JUvV/Gf1&POF4A.*;3,*f>4l)9R%;S;]xw@<kri3=hFt<t@3fh^VJ_A_kxdaZjt&[,-T<Iuj4XTx0",
-    "4fg[!H#s/Z2rmmUG_ekg4*_kK0SKj&Nd+DYnB<u#ngR:lhC:O2<;Zfr0W^-rzn/jw12-Fe#uNqk-S_..nmGgMhzSPk2oC!r36-Jr4,1sl5Ch:N4+z@Y5)J)/!_q7Z=$,K,Tn=cm6b,GJQVNMr4%wCz",
-    "4#$^p3crSL2Bn%t4vPa6G5@T&0f</B0S=@Mj7JXv@o-]izQk4!2J)DA10fF!s:%xujK4Sz:be0R3=:s33.KnR4%HF<uEz^.G[FrQIP!WdD:yX)aT+*:gc1n,wW$FdG1vAM3!GUFw.bI]H!P4,1.Q[F",
-    "9]t#t3M<D/x&Z^*zXJq54&he:A=^4Mms1YN1PECS>/KbZF90>.<(%_E%tQ(v0f^@6[g5_gq6H_6IPr5hF*Z4(kq,x.-8qBO69(7$7!COh3FN=c0=W2COa%M3QVYV>1uq6SG@G1PD:*C;1FOF#D:XS6",
-    "5jX$@ubMXx5Rm;33-nYV2g$m64e]H>8aac*0uJ;c3h%_O4TQUI4)3,N8#loL5-gz;)WHo7fWlM@lqLbS[xA%W=$8O!#Ha@!Es]RT9u3Izb@:qxiU9+F5DK6k6gBFe2M+>Uh6<O[#smk,qfZ013Jjp[",
-    "7!NMM7b@J0=7:o<(,s784)G2LlLQOv<L:exIu8h&j#dvB=TN:q1(9tAc;N(O3ac6e2PrZ#r3MA8);5RRAqPqgxzc(AlQ0C+tN[,[q;Jk!A%*/E4.U)xN*>rvj4lr.v#.pX.%:)Y1Azw*1,8$b0UsDJ",
-    "=eqnrhpDOo88H9<PYa8MSptL8dkU2i1JfZ5/lwSXf*J_jqgM[k5diU&Bo2#V2Hfsn4+6mf9yzNH4+H6#UJQT%4#(mW9]be!qfiX9gPs8&2QcU:FAO.1Jr2=:AOi9B5Dx:M$si9Atcjih3Qz[h+)f>;",
-    "Fi#8Zs^ux:mrx9qr9^kz0tnWjUI<]x4#^,g4*@[;QVQ3jHV*^t2;N6$1.lP)3jHGmh_N;l84n5ilm!RL#8wLWcs_s<IV[@jF%vMbxeX5l!qW@>T=_0y,s:;hTrD*K4frty%+:)OH1MPl9]bttN)P<5",
-    "hpssc%:=$DHZ1+]3ks(NBQY]8[[aZ3:JASJ#]aC*q6h,vRu2ZHs9p(-,)9d8r]uFCy0I1$G/Z7[4,Aa_DK$EY:J]gWlLHBe)/mcREd^gp3%H0l2hOAi1nCh7WDBr^1>;+n2r<K[,jD$/1_oILFE0Z!",
-    "HKRQbIikZ)3BY&*s;@h&/:!UckyHt>O9qPr0*tv17DFZ!GV>*H29pC0mxUh-mf[-2Go=40)9<4po!t/vu#=H0;(#;j!gmh:jF31F612Cf0SNL31cZbMA2Be>UjZ5q!UVnfArA]&tQ,;H01o*D7c:A3",
-    "!tQ4T$,V_]GJzot@s)S-=RN#Gr0<X@Me;W%FCH:5qJvBi8]-cU4=f6n4!39zFV(^Q0Sm(61Q[[-3<kG.;]%ufwOkl6m7hBftSSW0jRp<9r-/s^<^vt0it7sts3sFI&m-%>1O_(U77E7-9]Jc44+Y,X",
-    "KMw@+9S*1K1P1<.7Ynt!xd8#Tng$Oa;k)iJ0tDOw4*^_27dQY91NPHr1oJ5zGL8WsDKq:p4+GT)6f^vJ2nhQP4,Ajna1QPKWdyR<L-(j5!,2:F1e4J%0kRAZtBVK+#NrGOMDmZj0SdDO4*_iQ2$1VI",
-    "3)7Yg6F9:m1/70#4&y2S-CBc0;g]Z^D+KyH6*PhZ3xV1X2b3EK#Vi86Zwk!y4F-C)I0obBWexn(0t2>^1PT7EVFN@C%m)RSg9[8r1.yJI<-;H@Di0Hx/mY^HrUC/!&qNNG0]]!+6)k_d4y=+KKMnp)",
-    "6g1;,3LgYB[Jm5mGBn8/4WDEH3.!haQ4NInODZ%qp$Q[2H/6+tn:,dZ00q3RQ4G8R37!E2h4mL71U1l)zX1c:E*&(<Fa<9-4$uh;0fDe_2GF^x3!VZZH8ElWtHl!rLkZ$$6Dy>y1CZWQ4f5X)1KKek",
-    "1Te([0YV2]4gT.y0Rzhf8!)-B3dQX*2)ddE4+O5D5fL@Ys00ramO^,EG7kcgp%DzvLJtUowhI;B+5rmwzz77vk]+,c.M#s>F#rWg9yw]Ux]2B%2BL-!1ikA84*5Vo4Kgt;#XuS[nY-<LtJ)0<3-6*K",
-    "o2Lr^mW)Xc27:.[4,%gDbO,6m0S=n]NekSEWDf]2)Sv+tFz87I*oR_b+tySbIBE-d$W#gQKmni@4:rWt0s<Of4:kYS0t/YOR2nsz$Or^N[!tGF[nr8y1(:]B0S<kmWDDNyR1XF2hhz<^Q4b#aik.,l",
-    "/bDlM3(1vD2*%764o;Y+.x_#:+^:j!KrsLx9Wej=-^j2(0qJ4^&K(Ay-S_+b@fDF]F#tbFF*7*V0uMvCq+^5^01n9dYaezo007k)51s+o0tC*LSRX$&g#Ke6AU44QACUnu015vDB[VX<0xxhiHNpZP",
-    "p8+z11rjp/9XGNHA9py_2OpmSGyoDc01lmk5,)c%FxUbgp8+,i1E#J9A3rgy:0/Ke!2%zV0XF_,35*vG,<pq6@[7m(FUZez1gx3_4+<Le3l9OpiDU!X;HLaZ#rXpdH2t8S0S3N;XAcB]rUL:a4O0&a",
-    "@k.Zx0#OeMfTjZv50bh,A2c)gpq:E*,x;1S*#Qp>>Mn_t15ytS!2u60=@M:s3fC781&q/H0wWGn2b85Y4+O%AWFHAO03Qc700v;Y0=b21H_-]69tI!]paTJ*u@3T2*#Q;h03QZ7paUNeHvk>2IRGv.",
-    "F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAeiDVBH&ETN[4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.!ii)L6Xuzo0Sc!U0&yP*G/h+19^6>JBMiccWCKwT34)MhFAy[=,vJKCfnW_:",
-    "+Rrx[FaQqtC.4184+Quq6ELL6I1V/fv[4DKDGZz1OAd;y7c:9^k%9vS!iho-1D_9n0Rd(Y1HQ8%4,$-Ip#cvD>5lwB;kWtlhfxl[0S=cKhh!QvNhdg6G!Fy1<S6b+jim]-(1e^/4)/#,4;eRgFE^+b",
-    "015gy6*#eh0];Wa2rf4>/mP^yZZ8BkH]PTly$1<V)He;XkBDRs15pnj:4lyF1j>dk9]SeEDI7Hb4C#fQ0S=O%<&pe+(itBhG;N!Eo&h&FwJ8Mthz1R[DIa$.03V+LINc<$jEx2kwJ9HWGyor-0XVWG",
-    "1hvEq4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/056[bI5=k:1HAVH4;ndjA0ait0w0k9IRFm_ju#&WIMeF[4,B*<4:RkUo&g87mJ1IEv;v<k01pi4",
-    "nw]jyQ4a_UC;5;q01r9lnw]jyl-:j)64;O[5#*Yl0RmDF4YVi=G_/3[0RY!-0&x!nv;u_24**jaIRGC4H/qL>2[r&95H.iFIRFZ*#i[@Z6$UsC-fQ1e,_k=KG28(IuDw(TTn@4N0^lwfC.jar1IGa$",
-    "0W.&<GXNhjG_(rB4bhgK0S/Xc0^m+T.zokA4&;z4A)ltI0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq@H,ps2bGA#0S=f0>yi9O$]4Qnh,3p(4++aC9^qSG9]19rkO2aP.QW68$^$L([tXP8@_nXOrjP*,",
-    "3zhRY4-QeNRRQz>4x9oAodzEQHKUpV6)/#fRu2rTtJMJy3B0F^0S1aH6*$nS8U-86nfC;<:u:>Q0uKkLc;RUq0u9sdH3#>r7Xv#9ws#K@$&7FgkpvSn[ADi@VQz+mRT4S*R^UA*v@>^I#Sk7c*0U^N",
-    "$H5#AE5mUwBsnw0aTGGbaSsZepdAG0s0IXwkPr,+pcD<a[I,w*4.PooPz]eu6fH3@u:ua$*$N*7ETZ)h4<Q:)CNekx3gx331kwr*3AGFl82JPbAov6mF<.mpugEeF49Efnh3y6pTF3$yGyono00Gax",
-    "oB.C8[Nn/-0.QuOChogX43Gi>zMx4DT9N@6FaR$FF*^^<0^o5X1QIf44x@-q9^P0a1O<B)2M/102PQE#05489H:L;JGBf^$4:C0X1jM8s4>cW57cu^IGvEdv2[Ou=10PT_s0j[_;k=t/Im!YBgOL&s",
-    "T9=kHF!Bo<05t#t%^fsj&:$a6F[%j$k&^E6T9N@6Gyoq4HG[bX4<t!Y2FUur0Su^MFAFm;00*Vt0S[V[2Lc<fwxBm3PBf]sEHgF$9^qK$5ChoYJs(&(nF1#[Hkbk*05IPM4+=[6Zx2wZ2<SxlFfR,/",
-    "G06f4*zyezS-+zxG5[>%HUKXNG&86PFH1Bt00sN/a^Qbb1^8W-kpdqCGN%bIOEfe91HJGj95ts2EHpL%4+pXH3J+Pd0v0p;FHSW$rU<)GH_/3GG/:lcm!;V&S(pMBFaRDj,3A[BHTv,^FHkixrU;!7",
-    "&;g<dHNPGM)0+qnS(OJTH#W%v9[;^>9]tw22@<@EH2;--..S8TS&-$.w+jo<%;J+,y;Gfm:;$2I(xL$bzrSk>1;R3gFA6d/rltW7Fb<KpD+&C)ISRJVF#z<p1Dvq]4*QJ_1e:ME0S1TRIu7*A1PQjd",
-    "0s*ZA4cW*64Yu<r0/*vw:(3YodITdHGwkpJ4&J8$0XrWBHioVN4+eqZ76-1i2MV_#N(JoYIS&Vr[-L5G3FXxn4!8CW2aN#.f&(81G=o!HKMXQ3GJq<-GXM>RrvVQYfdL,=G5F;w1:VP32)mJ02)9/c",
-    "6ydG10S;;z9]$q$rvVLt@nCZDwWCrIFsm&Nr_wC@vQ7=JlLZOYlP(I!0^Q:fssRrH*yCgk+=U@d9]AU%<&=Wkv8(]P1BL+yu-l==yXjX5fB=y^0NPs*2,dL<4,L4_Iv)ou=xjYa:o*Sz;!y@+H8;[K",
-    "<!]p%H$(vZB<a0LlrsZ*54i!KsR0H5iCzn/%M$[EIuF+ap[W59H2<bh01pn43;Be902MT^ycZt^H_gR!4+!^7cMk,!jMM/L$qf%1/BWV=F#sP9G2#pwIpq)mz+naW-TR6i3KcNg*B2iHIL,.uH#q.e",
-    "fSDQr90b$SdkEPA4+yR3762=]44ai^E,N]c2L,W;s[tRf0Whqp0Ua[[8!@YcF*4in1>zhRz5xv2&!+(ki_.6h2nKKu58;P$4CKEN0k-bd@oPEm4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS3nKLMSmg",
-    "R1X8]M,B6qD**i;49uM;2U9mVI]<7x15+OWGXNSk02eU-3X8H,4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n7Arc<478ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM-spr!!=",
-    "@2h#7Mh=;6rBn@688,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFc:jur+^C<;ty4+EbAF99>%Qwxol0]iqD$Vv]hwU4R+4pR%d*%lW#QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>",
-    "vjPWG7&QPd0XI6WJqG%(Aq*ZCIUNp[i4Ybs9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90q<ih2Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs>4m@DvB7BT/0i_.Or106L07B_P4.HtD-w3q<1",
-    "wBa%yG;ftpv7kr_1f0q.1+VZ*Dl#$ntf:J7Aqj,j0uF,d6$hlL0Uj_G+y)XXkRJpg4+WB,0tJGn8UV@:4-kCM1[pKy)Cva@2)GFh(zzZ1%L5A4q7(zs84vgY6AtOT0UkE$ya5WmNe>R]sUr=q#i1S#",
-    "&H^<s9uC2w9xqBWIqkdw4*CNh1_iz$0WTLcGOh&.[V)X4u0IQo0S>Xc1uZl,00PMV2M,;9p#le;h7J#j0o0)a95jvvA5k:@E-cdglO7Kujs+Ys$DslY(FhI20Ur/C#i0TU+d2dA#Rv^u:.TX<HaETn",
-    "2CBL-4:7(4F9A0(052dnG5@jl$i4v&[[g,Q4z!#fFGDytz6BjP052mqIll!T208r,A1XNj1p4j<4:7+54+HV(9v:q)[R#uNm:wVh0XDw[E,=9vo,rRpG5,oIF*3*j0M5cK4.o]@9]$q-6(1<wgbM@5",
-    ";<cc-Ff+#mDKRpK3kLra4.d*Q2D!UgAAkZf%LOenHUKX_GdBPnHUI#:@yL,8HOvJs1_f4M4/Rop29emz0Ut6s%mpt3G&TSaB9aycmHQSifC4f&%mp4cmkSR;mKH2BFvtNAH>)UQA0#u)1s;^CnF^8)",
-    "HUJ]vHu@,JGR*^a12:rq4.n%#2EwdmAAkZh%:=DfnF]j=r4^CmGUOW&H<3ScA0#o)1s;^FoC=-rtriEnv1A@IG0z1b138/v4.xY@1kTqcAMOD,<*56@1p/S_4+e.=0ci<p3kLdX9]bbA#WxAX$_X.f",
-    "1$sC)IWROhG4C4/ULG[71q5CnDmB$61iiVZ0S>]z3NHjQF_7VpA0aTS1qPqHw*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0p2u<w)20=b!bGBuIW",
-    "Eia4#H8^MvKL#:3GROrlCpI$x2mXv@4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgMzhEgz2oIEO4R1_V__3oj<$",
-    "F#reMwUz,7GR@p[1T)jCEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00aH+3Lhsm=&1IJ4+EJC",
-    "4.fA/0,U/#0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u05Lc/EJhzPHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4T,g91:2WK8#Akj0tMitItaLg#sLovv4[c/f@bDO",
-    "1lI,[G:stx*enDa4+[B)83p*ONDmDC@_e:TG2[9#2L1ka5Hh=+4,Y,LpgA8.G19nBFN==zFzAp155<tc.7OX:0WtXk4^7Q6Y7f2v!IlCK#[r.yY7dM7@2r8E0jHR2AB+Ju,_tcF0k<EL4_zl%0uQYL",
-    "sorZJjR84^5g*0<FpLoojsb/g4,:]ab>dwyM+&-d8wcB&Hv<$k4ur^b1Cy2)4+Gu$RRWM:4+S3pIS(Jef@1P6y9pFGl=G1N!T]>_84H8FOD>O2GREfu4.MQSx&aRktJkOj4vm)q1:D1V4+Nlx6$2#;",
-    "8itxz4a$Pe0S=H7+7k%SvX^u1!L0)Xsnkgh)pZax6c0y%yAuyEnT8h+#RJFqG!Gs6gk/cbmt+qDg^W02A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2FnjL,rUEt$=(4*-da0S=e4oD_lRi,]o6%;S<M",
-    "#f4/D:H!ZB#Pq/d1NE2&4,$*O0]r>j1vtB_0^m4A0S@Bh@.DS5F]DXFFJ(6[%)1jW0yj8_3I)xDWe;:8fP)tg2+f6M2gd_qik%k=70@%13&[@+fU*P+BdHPw8UyhL9]^3D@Ii9&ke:k$C58K!0R@*a",
-    "Ne:j(0Us+d00i@eQV$B%0TMR/19^7L5(29M4-HGSNe03J4<ueUS04a104FjupaKT9&td>%.>_@mWi:TpWnwsihJpbPHeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)zbhk=kOtC]51E2ahy",
-    "y9TJ&JP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OG$Ef&mXDuLTeE2cwUI0S)/H0^lha2oDK>",
-    "v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=n^)1m.n4;qtJjMhm%1u!uzI1d4$ISJd!Sqg;d2a!b%!x29XGAvtX0r!F-3sV]1u-B*;PyiqUm_[/6*bN2zgJ%QudkVk70SU9sat=&l",
-    "133/<**p&r#[mtyhQI*;*xDKi%coQi1B2iM9]AYT*8_I50UkE4<&OMs;#[IV28Od*1fc-9$Q^W!:=lwhD,RgVkYx=G4&U4X4,eb]4,Vh]6%P%o<eU6H)dL;7HUJM2b@G!J0S=yZ3ipg(3RDjT$<&5f",
-    "9^asT5HZaH4g0bK2++2C0tgQyrUMM#yHW/EfDZ>ao_8j0BwRT+GF@#V0SNG+Wd!,GBM#O93Wf&@!;>C&6a54)4:UOURtdYs2<erf9]kh&gB(8@H7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1,pCIR",
-    "1F<x[0SVef4+HY.1rG..j#Uo]kD:z$m)8=pvf4%u2*,k=0SUsqrU4HOw6g-Pt)Eg4JnZfT3#[.20S=Z0;gcLeF*X1n9V;_31@hzl.1hk;gcA/nwA2MJZ!/%B>BtORGUV.BA5/Ko9S/H.o&*K+0uLVT",
-    ";gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ[hPg4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn$Nu1>xtGdtAk1rHhQ2p;@a",
-    "03X@[Hvk>8Ij!mi9]km>1RoJK00xo5P%jEJJFDsi4<K+.A8-]b[m20i+X3weF9$I(,s%Mp1&Nan4,_h*1>tSgPcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LSE/HxCN6:IDx*",
-    "<CXlZii$fQ+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmUg:DGa&k6.P;*b19,sDve1c:BS4,uxyp#cl$B<[3K49h]f7UkKm0Rgm!0^lr1B<Yd;B<ET+Zwlip",
-    "4+Y7O2Prf-02nctb>MX(b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi]0=A]D1gf]mm;1vNPAu[jQDCo(hu4+NKsA@b*n4.6C*tpOu3H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWs",
-    "K!/^a1CW=t9W]!o0v_oZ054ZIG2#LbK%Adv1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!C,s%H-&",
-    ")#;X7oB/U6Fw6oE3*-9c1vccC4Id3P01qjxhOPk)#=whP291qu0wWI(q0.8n+2-Zu2[!-A4L1M^HLZrO0R=/h4,;q]4,:71t=pqqEt/=94/$_St=o;77as=Vosb6(n4/O83$2E(0Ry,h4+);H4>d8-",
-    "t=qFtGdKV*B[Mhx9^hFAy+aQ)t%j^vGBY;daSsTI$9Eh!01JTJp#cvAnV;c12[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D5^SiO3!no7!vP,%GN1z/12T#u244:W",
-    "paUNXGXNh4GXMr+9]^60z5)*phwcy$3y8A.9Wul9tN[qX*BlO_oLd8vv:Oi$/lTc)KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[;fEtN[@,03Qi7K=,^ZR0o&LU:=i9ic^go03Qc3hv[D*9y9M#1n$ud",
-    "4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6f:!l3_R):8t=Ee[Fp+#3jxjeQRg):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4k",
-    "oB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92W#[0j*1qyrBI-8PC*zpe^q7Nqs90S=F(!5awKo:UHuCIS!,2dSP>9]kb-B<Yb0B>9Mf-8Pz9Gyp0x",
-    "FaQ<b03J604,xF+p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+77;H4hTP.Dmf$1+KvZ4:6+Sp#cW(xC1W(HaOu=4(!eY4%xU=4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!",
-    "&=@[kKM!:C/w^bA0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+zH_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_w&S4z4,;[34:Ppm",
-    "p#cZ@=BE5a!cYzW91jq*.DmgB2[AUpP#+C801q_>.Dmfswi*u:*#Q;cO%Dd*Qx6XKum^$@wBw,x2([G]4+x+G45CdB47B5+0Ry/i4+x+G4,U4z4G%iB.DmgB1T!;:-0FzlQ4bZe.Dmf$0*aY.4;xDq",
-    "0]/AFJP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]V)@QV#:!0S>R;$O8jX4=qa+0]<WDJP!z.0^lm=BL,j(0igpQ2[Hg54Ke<=1A>TI1/zr54,CceS]1HLroaOoGyCII1:*EO3jV]*3xbvd4BW>O4&>q/",
-    "Lk]k--!7Se.5MIvGFAj-4+y-h9].$$Qxr2o4+,w,3:@G(QwHMLeF)/I3*G;)#/@[.INnn)5H:adFCQ_D03Q@J012^GVh-k]Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy5<[5/e.",
-    "iU]qU@brNE.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF),;$wE+(xm!V4=s[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMl",
-    "xa$WWjRH4]LJtY#>&gs6Htka%6Epw>rt<1L1vv3j2$9TY4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>HpP<Gh=3Q7<0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VG3tUC1/p_44+FQy",
-    "g8:PJn06RB.[S/<8y=QYp#:iVH2<0VtO*F+,(;Q&4g,xD1hwW<4Zy+#G&3>Y8VdaP0SF)ivbzKi4uH)<4+Y^]4+GEz4;dOaqX7:grOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/[-hit0/,oUBp*jK",
-    "tqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+*=jIN4TiQ83D%;v8#wPK3Z2>z4bY@m0XzevoVo!I2Id>P2I[ak4&DU.W(D>wOCK6IkP0t8H821Vm-%yP39>mI2(zjI2%3l&4+Ya!4CeVp",
-    "3537[4QvbiuLBI$RtDded-o6>gXshd;u$GR44tMH4&*2g4zVZ;1h^dJ2+xTR4%k)z,3JM08a2m.Jr4odRtdTO4GQ$e0]z1xC-I6JA6hv84#xxtzN!HSqp>+14+r]@2Ok1301p%5;4bb.1mIQ/2vi:d",
-    "Hvkwm01KV<0]dv97#[:Qy>p9e0W;tw&n=!F.yJ30IWhnrAUW6UXD>A!FgN8=2A,Q^4$[.[0S]ZC=K36zGBAfs4<QxhXf8Q5)0qbkc:25uAE=N@-[pVd2p:N-,kAp.AUDhcAE*H@.yJK=F*D2pFK[(A",
-    "%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SNclB;]1!0]z1tl$r+ww&4N_2$Y%!4+68CJsU9q4(OH#9].)84+e@-",
-    "4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p(DfmjbPz;^yTqJdZ+KQ+Le2M-aE=j8k1/La7HFaQq7Tn*LqR^TgLRu2$<.wOrE/JZzvf:#N!<&ykBtOEig4OI=J=j8k(mIn>BvY!qQ",
-    "5Vgo[4/SMbR^U+$#%:M$m=^]7u*Pl&Ob*8Z4,<S5tpN@&w8m^<&.h>rG@7ZW2V<Tkx9S5A3bU&h7cu5G8e)>v0hb*Ps#OW:>]pLo2*SC*0Sel_kpT[;jR6!iWDf_q9y5.uBQ!Kt1ZEEio6A2h2[bj2",
-    "R]SQRd:%4F2b-7Q4v$wa6f@#gE-Bg*FC-NAkXJttGBGd!FH1By03.az>W^.BkXH&M9_(B1S04d302nm<9[<H09].%77B:I_XbIS$1q@Q,N&!(14AANi6EOfE5HOHeFF@gi02ns>9yI>3tM3mVnE=PE",
-    "S0AAPH2=/V0W:%.03V$JH2<#q0yO]1$pJM0AK(Ht03Sy+00+u^Bo7LWq5&TpH1!A%afnwB,2wIp9]t**q5&TUG=GR]6*Y*P2=2Q>K<S9lR]t[w2<gm1=#LDnHicI&+5t8+01pGM<&=UB9SOg52/o6u",
-    "KL.A_HPuTW8Z@h2w)i>A8Z=_QFK-$8umm670Xd2Z9]kt#RU0=whPwd:neR$J2Q<4.umm3(HUJ2elN/vLGUQbsZZ>H$0Fy@$,2sdV4+Y#71E1Y64z-)eA2&GNR0aCkh5,*5gb6/yGB7XzAL9Ws*HkDn",
-    "FaQ@f00#54!vP,!IoDJV1g<w<4,/B(R](ft1n0*+4+zkX5DyQkln;/q/>U=bt0oT)>$3Xms[sVMCl3hMR0Wg#WeTeI4+mim*HjCNxK[/&38AJv4/2^DFIqM*01n3l2ehjJ0>!&d[V*Q^G^lxw1UEDQ",
-    "4z-TR4c*vR4+Pg#4+vBr0XF_@HUJCPR1,MC0UrZ0*HjMpkO2+w*H-e%lk_0u4;u&.Z66-t06(SyGB,8XR0g1]1@D&.I]0VI2oH9aM.1#IHvkeh03J4z%WW<rHZ.b@52=vWS0Xqt-[p#qo6Btv9P6c6",
-    "1N1/-sR7qiB[(t60xxhiHO&GKssZp:1efG)9X8$yA9gnYFRB4JGvWdgGyonr,U/UgIpYE!ssS]s1H,%qA3rdymTn&)Fw6oUoB/if4,M@Y4/UGG9]Jc49ykC9qO/YSj:<qC4.*pMuK=9Gq<e*0*HjNE",
-    "(z_w#2V<TA0S>U:%&@F#GRYbb7vBLGG*1rKR0XaY4,v,!4*/Ix4.FC6u:lCZ[.#4U2&<AS0#z6[01pD,nQjjVgIEs@g<RKLJgJ;r0Urh[jNqaH4*LTS5_,cB0RmJH4)X*LHmRMl0SCnG0^lwboM]06",
-    "01ptUov[HQ3oC^-q5%&N-/KqDJE<(q0Rz.fQ4bT^0S=;Zov[HA64Lrn4:+lvu:k_t/:!i2k.e%YBM%L^BM#/P0S>t2@B4UB3znKDBRMwH&.6[X.OLrhHq)gx48No[4+y<bHUcjiFaR$KGC2S%GB*Gp",
-    "3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe2[Htx!5t3(jHe;hGdCd*3BI6Q4;w5H10N>ena)xVf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hy5&+2X2t=#OQpZ80S=Sr0^;R+9WekY",
-    "G%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L@CmI37910_j+QFFZ9c#sd#h!Oc;,mjT8D9_(E32M*m32:%ZQ[;iKwo7!OxFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk",
-    "03QxAyb%JU1]I,7&*mH%F(Ds2IK&1YYBrI]0^p<11]KUqn,K)8stpdt0_s;RA3Qe30^oM(3LlsOIpGu=FEN^E6ENM#6dp6o0_s]TA3QY70^oQpqf@%:0j;MyD:I%E1J]()9x/!R88-yhIOG%pUJp=o",
-    "10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdm+=tj(f5rwMD:tGM1H@%w9yiDX88-yxJUGY$",
-    "4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p%z84Pb6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f%y5CISZ!0MqdV2LGNGE-2Cy",
-    "88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%Pc*q82DIFd,i^GVK%sUJp=o10R;HH2<zkH:D8,jEO5AH>ZbIArCn66arokQOyG%m-p8b4/LO!2H2TF4*@Uz76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(",
-    "IWUF69]n;yI^5k(9]A88j.(qW2%oaW0SdI:1P/z.f-.MBk]q@>u7e=7W)v>W3&yrj2H:%p0S-6aH_/33IRF+j02ng:50e4Us<4H1Gcdkg2BORe4+@VRW*#x<vKI&O&JYgn.pU22!lVNaodMaZ)&UnZ",
-    ".=&%CGT=!]2ImADHXso.K=8Xv88rX^lZ-3OAsjhj0YMckga-4X0okh70S:=T1qz6*ngIs!r34QZt<F462I%uk1**Vj4+4*dC.UhLhXD<*!T+lP5-#L24Ktg_0xt;RHMg)(4+qZ31>XZ^1vmbHb@v,u",
-    "4*[0u)By]X;=>QDtF&VfHo5_0p]djrHUNZU4OjqI1e1]w4wL^[R1XE<%QzD,*/q,H2jKVz6f^;n4*^1$9]I[5AL>CK2e[8;2TupekpT+L1Otzy1Rnt@o0y3K1nk,<4fn(!1M/qy8#YS-+y(##8aK)C",
-    "CJ4TQI1Z@I0^lw!ja3f@vkC[ld/CqW(@64lkgL@K2fgzU3#fexx2.Lhs-L16jGPhzJP!i3s/WaZ4*88c6f(h/8xE(a0SJ/FXAOwx2LnC>+l=^v0iDMa9_oh_,&X:&@fmbi4,vE72=lxL0uJ$#0V*:r",
-    "C/VNx#RU%IwGITejXeh.4+Zh+A0G@g01Dg&244:bqrE&24Z,jS4-iU]1Rn!3*pX5cG^gca2Phu[I@je/HpGn)2$1Lo1gV7r4+<2.t=qFxF*NiG1VJ7)/!OD1HaINksR0iMvC[$%8=4<e4YY-/0%sIC",
-    "i_$ihjSCLV0SA/.2BL>23]j_32<eOE;H:cs0S24x9]u7SgaZTc1p.(D4+4Y(6gB@K3ON8D4mbb-/h>AfmkI#COAPIx1Pb/70TeR$2oDAK-Q.dEo&zf^FaQJY2;VAA9].y=0^;p=1&qrg3]kI]4FK>H",
-    "4+EbA4#dK&0SwyEeFwDfXAH@<SOg#yH[Jpt2[fMrFAp*=03J2B5eL,Y2MN8T1qO,;2,omu4+i>L0S>Ib10Mo202DU:4++2qGdD0SE)N5u0^SE61rG%D<gD/x0S5N*9]uAUq5^h*69L7@I^ZY)0]n^z",
-    "OCJh3q5^=P!3G^zGXO6DGcno>1=s[s2&1nE4+hYwOb-EO0^lh&rG5pb0Urr6p92C1286f70SsFY1Bn9%w5=%^2P>PU0]l<22QLCFHTIDL1):2D3abVm4:JHC1Tz2vjus5b=/$+1+7Jnt%;A$!s]Ft(",
-    "HUJ+2IgA4oH2<C=s]F)7EG@cMi_]Up#32s]&,Nb!&-bU_>8$j93!wu6[R0Epi6[:Op#u_)03QlD01pqU1]I/5>@U,Oo]#J/HlYI(Hvj[S5Dy2]flv.]p#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>",
-    "H]@7.H/44V0S7@1q5^cJ1p&G!4+6vy6*/Jo4+>Hu9^hGD9]JT12K1AB4e5s(0bBxuk@)gMmHY/E9XO%@9]ASD3k9C^eh&%51>siRIS&J(0^m9f@yT>*0SvGE9]gwlwE+&.[s#f%/q;Weq5_8*03QlD",
-    "01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+O)H:Lp(3Bd*hl:r2e5DZ%n1Bn9-.j]^E49C.C28)v<0Ky=.0E7z&rl<ug3abVm4:bTE1T>E#sns70i_]Gu4,+=59]bw91^>[jFpUE*3Nta-",
-    "4j&3NtOf+>$PW(#@ws]!sR$1Yh/3pvGNq(I4XXwVfbdrX;J)z&$x9ysFrxz$HUJ+AIRFn2tOg$hHt,AsoD:Y!ifII:[!0kTn@jRP@<j+(9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Yxq/@Lr2@1%",
-    "yP5$9Lky+=1IPvvF@lI-4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%;1M^bILibN2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTI:VzNz(*X$Vgdhe*38)]kqs_hK=<J@D0-mHNHUJ+AIRFn2",
-    "&ITU<Hvknk0150F2/BC%0TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&IS@XmH@h1gzG#H1Cav/&%l^i2Q3Vc0]U4Q1K>DB4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:",
-    "4+*#iGdM6TE)N5c0]/ZT4,3qRAOnijI36:&1@4[&1>!!]D*;amNDl(20]ma%Pag>7r_;lVxCS2tH_.wm030*@0HOs4!P,j;2!YNL4-@oj9]]=/5,$ljGN/Or2L]>/t=o_O4&VtMF=3HVyDSL*iy#L<",
-    "45$MmHZ0[L3(7VH,5&+K0S=k$1]JVN03J910y>oJ1@EI,GczzVk=%&Q@UVdM&-^13!5]+4HJTC:HLC#+3eW^.GL@@Zt@H4d4yXejGKdWXo,7Ekjvxm@3Wt-o5-XuFFx%F]0R[C50-+<p48Z_ekqHF$",
-    "5)T2H)(8hFF9j>!qPPJRH<D6_8#S;)0^l+-ISP[F1q6u2R1BT9ngIpJBmpH3:E.B,<EHpB)&v5/7z3B8R0@EO2/]6o3V#n%)j1O]<f#mBIo3HOGc(dD3vUR9hYSwpr+fy5j$H$TBnlq]HUl3G<r4Hi",
-    "(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4cF&99]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(up(hU33j]sL.U$Vx>rL)ZHK#TY8/eactO=9e",
-    "I1Su77&QP0&aVgzyqH<Bz90qohf5C$+&V2ZFaQqu0Rr4Q4&_Pd2.>ENA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gmirh-ZHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIsupg",
-    "35)s-A2c<HIvh3t0%sI7rU4HM>7f5_00pMRISX446x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T#Ni%bREr3eo++&UaK00aFv1gQZJ3cv-vIRFm;t<k>+7_DE1Gc(ex",
-    "AO/DY1Imk)0Ri0+9]AO<0]xP,dk+et0^l>u1]I/303QM^+&T!o=nn2cnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu7:ZJP4]st=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2,dX0",
-    "0TVT/6CX4&+&UitHUI]dh7J!3he0zrF)S>*1B;R;6Wlrj&-bVAItM@up#uf.kYxhgIu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaCq(n^vSHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G",
-    "2HZLaLJXn.1H%RzINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%f@+)%jv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>QiMAjE(E$zIItRVcZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:",
-    "ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]V&+9]SqvIu$v[0uKtS1]JVJ03I[]0y><>+&TlcgLnt5(n_KjHZj_f9^76A8xIPIK;CqE29Kz&0Sj9X6Wlrj(E$zIIt--w",
-    "2nU;cC;5qm+&UFGk(CY_3OS.#4,c#c9]Se.3;BnE+&T!zu$/)DHKYR[H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2JC<M",
-    "A2l)DIvzLx0gC($1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1/h/e0R!AR4yXeK-shTGIj92.56%W31U3L41vcC]0>z6]:i7*GH8$Kj96102Xat<R4+=S51mmSz1%red3]kKakpmYt+&Tv:43Gl<",
-    "xCS2tG2A*9G:MH44+=*j9^hMF9yS01I^ZcgItYRLlK^+K6dyG)+&UaN00Xf.1gilL3b+OZhWiZ.1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQf",
-    "Iv)Z#00sWeRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1JMQ;GTk^>,X8>%0uKt&1]JVM03J600y><],8uoqQwOAreJ:]DG2J:0l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpD8gYpao$=-(:",
-    "IPmis95l0wd.9kso!B7+xz2G7w&8=V0D^b&1ETB%FHJTyqwE9)-in%D0mhjLA_!4[59R^/:-xk*F!87X4-HBG1Qau)k^nSf=3Z7mA]C<W$p-<AH:m6c8Z+kNCIGGn17HsavZojT9S.9kgaHpNyQdfc",
-    "yGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]Do*]AOsl:rN*.[^Se/d1@11MIjt1/O7!59kB4/0OAKt0fNm:jVhL1rGzxx)cE9J@V/;4,W[K6E6!mHM)g00R2r5E3oSX1<Vt+4.Vib9^71C1A$x$",
-    "umc3n(#@/7AN%SAFEleTri<Mm&j^9+nDHA7B;hLp1RoPJ03A1.f*TH-p.EvTIH31mC=$F(0:63:0gM3-6[X5#A0syE/;5PkH_.>s01U6!86N[SfaeDv05]7D0:$T84+QrC4+Vjc2=/-u4+-2;UkC8W",
-    "Yyv$G0n!)*yXXfG0.,>Q0S=q[uL1(yEDr+LWDf;Y0S=U/.bNLsGcq3mF#1mjkOU3lodOFW9]];PO%ChdW(;(*APIr74iPjy3g74l5-*>=%4rWD,[/P_1S:QE1M8d.8#c7i2MB,z4,1mqLk]n0xNQ$C",
-    "zQqy**$)PI9]t.qwFC;P&1eerpi:V4g7=&vvfy722K/BE4+q@EQ4au;0t&v.W)6VnKL=jlnE;+2>S*_yjjgKz8#UZb2d;h]4<v#;TLzc;aVRq=wu/o1.KY]+1i1NK4+81)4+W_CT<L^Bok1=7GcnHr",
-    "2,d)43EbZs1GTCL4.3h;oB-rL3S0t<>X,aVnbk!P0<#Cj4+6Z)1P:J0r4tT>RR<g/3e3wG2,w_S4+Cxw1ord>00.g5w*n4^3kBSptpN@T-r.-0-3f]ceFfImX#u7q3Y,N3#sLpA[P%7I<AnNq3==.[",
-    "-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0Duez!I*Ck1lHS636ASO3A7O(7dVp8WDB9$K;j]I2;dG,0F5jOg+T]#y9W#2$!Q6r[[kE]=EwQ,qQ;OWfD8aP2JFy34v;vD3BJ&2",
-    "0uT/g+P(,2q7evq4+)Kg9]NRc3C,@(0SKOjK=@*lo&g4):IV*xsSE,5kY=3_qYMbQ!vqN(1Mw&Z/$u_*ugMJ@05bIO3:z!w!5R+etP/&UpJopPk,0em1q$M%Cj+-I6%QYo$]4Wv0mzb94v(M#0gV]B",
-    "-OYbc/<.=p&O8joBo5#K2BNGW4,:z*0uH3#UIG6o4+4-xUJnMFu3sKF01prMiC!El<4#=d@VJW_)bC3V2Bpj#0;=M(3ziNK1;tib0,X:WG5@+.,VHAbI5Ni[1&@$&4+@oG2hXiQ7B#cO4hpt^8vxTM",
-    "3)B8i4%Z0,wN;U*R1S-UG%@6XC8c,*a^NNU76]U3R^O/j9tPWh93KNK)v>rBiA<9b0SoZEaShg]bPkT09S)/r4z^e61h!29s$CBDxLgYN(<Y*R$/M4Codz:FF)Xv-ZVwB^.Q<s8v3UjFW)B_,,q8UK",
-    ")Sh1j,kB5ztHK%!$GdC:q_j(WES]s(41uo]4;&r]p#dB/n8>6m>0bd$1-H8)=r.ET+K&$ftMCL4.iZm#2Q)V2!V;4WzzGG10uHy05Dvt_LIBwc4+Dk8ArBXsgPj2n0sgZF37j1d47$k&1.ZsP3!()c",
-    "H17CG7&W]W2H64%k8ckN[DhbR4+fRE6AFv18V/z)1cn>7/n<CnuZjT#]4.JXdN3>GHG3K<01oak2g0Xp4xw%Xj^i-&-Sdiq$>NAPV+D]qehkVN3fZj#9XQao1>SL14e+^RC=.5R2m#p92oDD02n5sv",
-    "8#JT<4.+FU9]ko57Bv7DH_.C1p&0<O9].>&2p:Q*052moH_-]I6%OJE5HtV,gv/xl1mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4VlAj3-V7d4+OUd45lj&0Hodt1pE&L;YcT2",
-    "J_y^r2GO!!1mPPDxCa.H04y[$02DWq9vm[b2OK#79^P7C6*12CeFnA&4.xz/9]ki37B&DGF@N(y<t7Mg3M(.45FbG;yayj8GyoDf01n-zVg##,BM$>.2OkGA02eZouLchnpb!J,&.PJvz6T!;F_0[8",
-    "G0;&e4/lh39^PGF5-FiEGQ!US1*<c86EeUDA3!z$CowpcB<T>PX9^-o1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCdFaRF@HsBWn]MU.7w6+Eh1i^X&",
-    "1_32uKLgAO4-6q91*hF74=YAf9_3eG0P2$h4/ck513;^w,7pL9kDLJy2GG(995(GV4%aO%H!]xq1As6OO4Qmp1EpO8%k:csy*&n(g+ea;G&lejCEK$b0*CN!39dB:[+K@mxsCx33a_FDHZ[:Z1o8m_",
-    "8V<z]0SMcL#Q@4+G>NlMn/t@I4+P;hAqUTx0^JwrArBm<FAoCxV+5P_9RvR75)OeR2&.^Y4+r<r0nIoM3+9d$4-k0k1>k)$4G#yg>c.9d030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,",
-    "9[<G<*ai!Lwi=!z>3b$d*MngUn,v4<9SrC)1-*.j4dyZr0rT%B8gl:+oYYn;2sb&P1>.x]Uk:011I1Dg2,o[23xyv6O$fU7T<I,-0(BfRoiYL*1hTkH3x,7#IW>>$8a5pY#:<:2k)i]$p^%wiE(p$M",
-    "4Ytb[9yaGQ0sUbMt=o.l0US2_5,.P)B<46IOdkO;/Q9[K04gv#-]c@ivv_)=5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;!gDL=q6c5(_wxK,;$2S343cRi)7A)Sc1q5:r$ejrf3CK4e7Bv79",
-    "GXM=/HwTaP6CVsY.u;PE5f32eHwe!b1j>7GA1W^0M+Cnd9^hT%M,8K.c;CQV563taF]m>.4+OyU5(efz3iAR6q32%(%%^tm:Ky_:90DH/gvwtOGPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1._(s4,0_g",
-    "Ar8NbLjvoR5)TT1jUfOY4K*JOHU5kt4+4>HL.y]594j.5grHss-f=5yKL.AtU,aG<WMg4)aAjoih+q(3;%!E&5HLA5WHL5^x0;YEFIW!Y#03v8U/K#c$P=DEjsXwV0m#S[4:qy>50wUzx0;YE9<qvC",
-    "43WJB4:VN]Im!zUV^rc_4.<+<4-.IX6b_b253UKJx0;YE9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1TpT.6Aw7;0v/sr4.@E#4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKUg_/ff>oZF_ECN#x",
-    "/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+*&96Av-[4:+F=4,wGf6Aw9BA22ci4>C0r6b]]l3Z.S04:7+14;+794-X-s6AvU^",
-    "4-zf*6AwA(0^pK969Ty[55<wV$P=DvvJ($GpU4ys/:eF;6c4Qdqv8>]/+6ZThfD$Rj$sdp0h[6z4.eM^6E8YuGmYXC4;l+D6E6:SGymZe4<liU10Ms6fngz1OZ/h%3=Z$NVRC14c%SxR4=wmo[1Xpn",
-    "d::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0atK1.6=c)d500y;shXD+STLRDm1:6+@E.bHJFkOY:2>H):i:3n)Ex#%cH:2KS3Z/Mh067E_1,X]TEH=fbrU3/V",
-    "k9rRUn@[pb=TCk-4uqdG4+,$c0tbmw9d(UgFf&Fm,nkVXL1zyS#Fujk>cRCJ!W0Y3tp=b]#EN2VH8wLtK^Eu0P%^d_Fh,)*C/VW^%;=JcMKCxuIW#c.ZxKO3K[,W401nzM4,lx$4g;;yrfUYrqz4YS",
-    "5DKW7a]zf25ja/<:tinoGdR1-*#QUlvL6cl0]TC74uNq684jew6$-w[4g3Nh3qy(m1PTW1c;sfU5i#h_6aeGTDLg]$G]+qx0nB3$0mC=B6CEv/*CGz<I^ZOi3yj1l0-W>6vX_YIjspgx$@/id(+(dG",
-    "H/czS2%ZQBmAVZ9UJfk,w=k1zrqA602xkR=tr#veUEFXBg9#4,w5JdU+lm1Wzi0%Qx.;NW/qMivGqbnZ0SL1T4+W#f4GSj=5U0is4<1V%+5sLl(MK6I(nk*kh=ApL3OF/^lN$^+0S=O=@aKURqqo<s",
-    "KL#<_EX4u:LkW^-4+P$WZ7&HeG_u.00Tng;1x6G!rhx(nx0*Q))Y<eNuP>e*kEIVQHD8]cZx09Mol,k3H#C3&2.nvy8#K0:a0i3,1q-_IUkr^EUI<X&0uKSN:IV+RtY8Gl(.lHh1jhjms@3Z][2mC[",
-    "%:f3]a]Qm0ngJU#zLp6TGnLx@5,cbSrMChPEUcdjEHz)i!-1k3xBmeP,@oTY&8/Y%0EoDL4+Y(/0R#F04.C@En*jxP89L.z7c/d,1PtW=2f>gWm1+q%1(lit3y>*x1K>v]3y-tW2BInfQ_[Y(4wx4L",
-    "kir@rG>#,@1HWPp]7!<:,Wm;iWdy<34%WbD2f!l>0..:>.&FUcp@jfTIW+:@S@P%uumKM9We5H89S-HJb>OO4gqS2B3oxU=0UR^sml*>!r3wb>11mQ/m)!vsEZPGG%z-rBb;O2Df(j3Dz3Lht05dck",
-    "G5@V/1T+sBlPnKYvmFl[uD^Bgk+_QOw#xwqhQ9]3!l(fY>;J)$!rcK4qoD#0:YyDAjH^rJ4+W0AlK_zqy_6.x,4q[SFzuKfKLRl<GmFRp2cDl$4,KBs8xOPtm%beb[:uRaVIDxxhGP!xgc^hyTLsq,",
-    "3NH</hu#VjGcpc>&jAjU6%Q^Z$3qu6od+y2G3WdV2+C9sAFi_C0R:nZGtOHPH&q@8IkA@:9_U>Q4wM29GXBRy2D.;da.rHo9]bu85jg,K.=wqZ1oP)b4+rx72=/+#oX7z$5IHdXl:s=^F*L&m7dcQ5",
-    "0H_a-0SBd:2=uo>6E8tDHUJ+XHG.Z9A0IdQ6ECa*Gd21X9XROl0uF_J2A%931vWpO128Nw<!Vqwkt!iJFsT6=GW[$Fm52!#Gx#0[orGo$sOdHZ=N0Zt2$Gd!7dZAc2deWFA3ZeoH6I<^>cb580Wkm$",
-    "i2FV(W=J-bBm;^90]G4p69&Hv4Y$A#7%]^+9]Si54+6Z/X9kiC2VWXF)%gkz$[P#i<DvYIfae>t.lIaLh%W@M0uK(0nxg:=wF8B+QU--RVgX;Zi>QTBl@Ibcfae>mT;qY;i2([R0Co/6:s^98$Qvg%",
-    "Gu160Br;bw3gA5s/K%@*:jwjr%]s6euAWdYb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)B_TC8U_qwR1XNq8w.0FCjl!j1vEL00SCzOR[-ed12mHb1eD]!4w3=83i-P$4,;VOJ1+;]HH8Hq1_r5O4/r*Z",
-    "1vmg7MKb=]1u,#mA3rwl4KE2cF#rqS:30@2tjPfcn9u.XyP9JS;+pZn.yj8];+qUSH_.e;;hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2G!hT599-!4F,mjZVw3Y4LCC_I:.j4",
-    "IJ86wv>%fr,_tZ/vqcKSgfs/tv:ybCz5<q&F99.-%RUbkr.zg<<VsgO7X=^qX$s3F4.Mz<Q3I<qV+!ahEjBU$4@kZR79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeEUv[wn_",
-    "Dg_a#9^fto:R1Q#v:FWe2M*[eFFrCc059zUGBE%Sgv(P81j1M=128q0SO$vyX#iXT8wT<68aK4h0uGoD3K#=[g$N7Bqhl@sHahA^6gTt10S;uba1T7J,W(4k[,cor4=N!;J@4DxV,GI-dk,4H>/=Ds",
-    "ms^qQG3Qk%H#zq%9]br70,-e41JDr%=Ct@W@!F90G5V4V4*-Zx0tn;x95cRB0/5wh/j&e#uJ8g5!N(g7iH%](UO42,X93s)Fk<kG0B-d9HeoepG=:l-0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#",
-    "0uQYQtBc$L4$%e/4X<f:4/qj)F[cX-WS!bx4.DTg4-+ZG0S>Br55<>ri@)SX:In^DtBc$L4/G9pjSUYyQXeTX,wh9UzU:ANCb$6)DXipY4qFd4tBc$L4qFfX1gneO0S%!A50wb3i@)SYxd-ym)9hXk",
-    "D<zYBxDpQ%!R%fSGE*NZG5@-Er^,5RD!2g-I*k(#80oM94-<.%8RD/34-x$$$=<&6+yM:l1P]y3tBc$L4ceOl0,gvD1lG%F1]S0Y2<fgWub%,PHpej!0f=>E0S:#3oB.1j0S=<7p:GdN<yloq+V_X;",
-    "x)D1yEL*$*4+=r!g8:58Y!3#.sDl9y38lJU4,vqi3J(qEiogL65z<I+4Ey#K4ymmQ4+z9f37pMm3#S;a*q[mz6tqPI=QLhQrveU%wSxfyr2@J#p9%)nj%yk$+AIUbsSpUlssRr^,GBxUN_8V>4<bHX",
-    "4:>jQ1PP:41:L7;2mSpE1[x13qOJiS3N=_B0SK]Nj[ypyvTO[;tQQaL0ivz^1cKQZ00s[O*o8U=h;Ery*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMhxA$xhR:[RwA5l2V2<gHp",
-    "+*Ahg,UtfeUmp,OgRub*1k+p^a5Kq]4i8bP&R++qR^UP^0^nIdfff%I#eo(N1BIs$4,A@,6%3r>Lj%KT3WX5=-Y0:DA8$B:5g*Y3F#raYp(zf85g#Wr01pJKm/y@wuNeoe4hDk39u9=PAMF7&01z^A",
-    "2Z+ua4,C1Q6&g9%0s>kc4,thCAD00$03I=[1zisig%KVx@EvtU4:E/k8!@YGG0KQh2(*eBA8.9r=<RZ+Au>I/9^gbm4KH:zHslQ,1u>5+28.yLfY)RXUfh/(1f6FDhm^)*5He(DGiEhr]H=s_EL9H8",
-    "V,GA[4<S[r4.CyG57hzHV,GX00uRLnn96z&7ujPELBR>T4BcZ7F-WjUy9*Cv.zo*ctqBht:0/KeV,Lj%$lVqX1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.pjIKdJh>.",
-    "1rPlPxx-!78<&h*36W$EFHa9O*b)yBnPd+(S061h01tPeWDhR90S@X06Au@vWDg,.4-igw4.TR/$ppyV77qjR1P^ZNwPXXL2oD0eWD6t(y.@rZj#Cd3mYi^eGBAq_4)D+y9^75#[1*.tpC1XN0S=oP",
-    "-]DJQH7wBq4+n;7umK8%Iu8lSt!4s;2MyB=0[+Zr3Um#=WDf/Dw2J[AG5@VF[Sysl2,VjZ9_3i>%NPW:g%S<C&A$T!;!*Ki2sN*;0^mDJl2Q)_mdzLs0rQ9p1v(D=jQ%MD:W3:1HUz<H3.z)wzlRGA",
-    "jAjk5A091<XbS4Bhye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(/[$C3dI$B!KXMGB*y7!LsW::_z)y$laLpGyx<-N2D.N,_lX4/Tc34<to6Qx8>W,,!VaRo;-+JNnX93!IQ200j!$-vEZ;)/;h/G5@h7",
-    "hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^we(_R.3I.:NDl=vrF99vOazbQdk+Qc:2VJS)#qak%hm)B2i35N0Urf501em=4/(tCQV8RR5f2I5)B!IhGcxypQVWAk1orAK9]kP1)FU4iG1$^r",
-    "4v+#5I=va5A964N9]JJ^2CmZ@599-Y2;omI3/P%P0SS&>4&nU)4y5zO0R+vN1P3>[jL&^-EZ36)4;U*oRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE0TTj]r6CE)bsRJ:4wIz.4[)W^xB(wgG3oVu",
-    "2-7#10S>S30^n9kXBafZ86GkK88,Nc0UkC03g=xq46Lp/4(@@c4!5ak3g!;9)fx[4)EW-7(-5k.vLO#/@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2L02K&[H0S>G21@iDSXb&+@",
-    "4:r3C4@cdh4.oG!4;X&54r33k3F6g@0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.piIPb@Kh*1rPlPosV@88<&h*3HoRcFHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X0",
-    "6AwE2XbxWwI[Ii1U/Ohbjn$3-4-%6X5BUd()s6uLq6iNV@e+ws051]aFt&qJFAp=_jS)UFGBwZW0uKS#@yC$<GXH2F3uXX605mZy)&UO&zq)D&iaHMp$d+dV)y<wO1/O^=2y>n=]7afsIqb0!4*+Ha",
-    "r^qR81eb>a2-/T:4,/;p4+Mb3oB.CU;r1L#HZ%YZmnaUoXa/0-5CvHQ9u9*c4!r:mx<Zp#ncIc]2%1+1=8O42[,gy5*W4WnzF03SG%/6q0v$8^7dZe9&-A7p.d.dy*ftLpgUx3jCpn-uo&gU7!JGyQ",
-    "ukWe:2B7_N0tXJfmz)6wx#t282:72HEj2s)%LWKq4E4Vm4&;$WZEyCMRS27,4F,(caRXHgZ6Y^/hzA3Nhbs,t0]Yk/Xc9RY4+P]22P>Eqp#/@nuq>V,.6RE$fdmDV0t42%1@4O)Lk5uR0u9Zn4G%4@",
-    "1q]cBfdL4w%:xeC*ai#i=&1ZVpbHNQvIP$+tc-!k4wlMN1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1*hOp0S6BQ;57SAIei9%xeE/Es2dL/nc@Fj<!O063zpLX2k+nl4-/Sm4+iD>",
-    "9S-PV,yRI]rU<SnGUkm[38!HNwvlfgIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%;DrDh0&UJLhg0OLCcy6*xHaKE2H4.MJ#eIH3VkR1-zxutUpvC[$%7m_HE0R*1_0tXKOuE@4prI#NM3H!<q",
-    "3dlkwG&7s80z)/2Lo^Aw7Yo.n0tK0qHv,;*4Gxm%0]6x#Hr<mYWenEeiva:I0)!3+yIcdN/n)6B/n)Ip1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.",
-    "!_z_TA>cm@cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)D@su_Wn4i5yPnRXdB#a[_S4Ic+H-P!DIHPj9TrKN8kIn)jV-4B[kGt:;r2si*A0W.&_1v3C212O->HUI>N*.1qQ",
-    "0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1kR/@0Y)DLFx;F/2QxDO3gD6_1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%iUSV/wyzNkjQ/AE$qf%9hxr=1m3j@_eh,TU",
-    "=o0W^G++GF3NAP[;a2uT/-Yu5F90(!qJ[$jArA$u-S:s99yo@X0]x)jdk+Kuo**GJEF%vOyodoGE<l7.)!:!=3Z9S:A09NFmsJMS+B=:/@,TGzkDFBw0L9i<1;:244+M_h0]6lqCI5&44;OvaQy-Ab",
-    "GL44/2g2JK2&^qA0Xq*loV$zx58ndo7#_qI:KF;c2g:Il4-GCO4z]9G0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,uiAP8>=<[bbPa[&AR07/xn_a[$*WZ>2[JGM3jXsD0ir$+",
-    "2Ic!84+YYa9RVT>QP&d)-/:jRjPDH(EcB[X4/1:tQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,mq*i_$ei1J-^Y2B@g34++-39XS93.q#G*/[g3%Mhmn:4+o3kQVjSK4VMTD=MV=61u=FGvjGJn3y-J(",
-    "4+qQV1Rn,Bn;ncdxKst%B<X]U9t=cEEI2s-1;9ji4*,Sf5e@@b(<hTr,S!a.sHRmOZoZZc4,DeD0SvN92FJ//1gAp[IRu5KQwzov2-+zt4+f&-hXDrRn_wnx1LBku4EB!@6gjN_0,6C2Jkc^[Af,bO",
-    "BC+ifABF)o(ljp:H8-=T4z^cL1-T-;3#Et[4ff3$4,^>E2BX+J4XHy1*aQHI5f28+j]&df1@C6y6*e>AER)e43bsfe(gHJ@H7[N/HMATVG/z[237M1/F9A3<(*++xHSP!:Q#1e%9,f*+3ge2e0S>O6",
-    "2<frx/yL@10uKn<(N!2T02(:E2OkDCm>r-h01KkQ9^VH-TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmBu>Yw_U#10ZN03J603(<F<0S1<o1q70r7Y^fa]DypfAUH6<4j+aAH_/3EGXMauSq1#T9tn_2",
-    "5gIa##UL*XGBbi64F9$j0r_]4=[yccf^-Wt(*n&6A6>[CCo(Yr2$KDD4+5B#X$F]pau0CysH6cOAvdbU5f32v:]P&kIn50iGXNbj02ngG3obb^gbWV8b>_3i7Y>pYx+NbAHqC7rZJoOb4-@)k0v9v<",
-    "4+XkX1G[]:4AZdzFI>Y;00Y99C1GD:a&m8S-*AP#4KQY9FgP[yg%^ShQVx/)0S>x$4@>vk7!Nsy0uJ484.lj=vkB(G5f2*l2<eUSh8PbmP6nn84;$KREHV5I4]u;a7!Nh*0v/soA0aJ;4i6d9h8Pba",
-    "Uk_I2;ZFWb8:Iygg$VA!5e2UZ4+ORA9SbA<k>rzRn#*Ay4:+5wAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4VTP,oFb9shV#N(*X]H<)rX51q]n49].smfolTv1rG$1O%9jbV+iTr0s$Nk1&=o&4z2+X",
-    "+;8],n!jQTxB(9u$-KQGwfO^H*)#-Xx)Tn8L-y7flD$O;&dduAvcW+H;aToW1H#2=3MB=5!_zGu&H)by-.!c$-Tj8vLk#,H0uKn5xJC_H@nCZN0<w5%1I64#2%gPH4,CNSXbv0*+O.--3f+>e4VIQ5",
-    "BsMpm11d2!%lQKZ:4g*vyiXA@:,%sY2s5hn7XauW2/0q(7&jdXWfC+S3QZX<016xd+.F85lN^DFkzob4o:D3,F&PEh.SQ-LF>Q5N2:6Ww9^7F5z6%M!(H-u/NiPXEHIb8C1)&cM@:+QKnv($tlIO7j",
-    "4yOKD1nZ;04+ek]9].@3OAiC-rf(k<HPn)HI4v.btOpMTo8nUj!Hfk8:eC+#zVDs=3tSR701@0(4+E&+5Dcal2/KfS4!qKE2EmU(4+8M<Qx660(Qp]v01e[,2#f*>=rD6V2#MHs4!Vv736jMT4+WKl",
-    "Qx1<k4F_Q/4l)780_jzf4,3ZM2MdAIa0.$U76ihP4Fj6icnZfy4+gibM**Q>4zm*vKdHPC4.W3x91kGm%m*(<I5N_44/SsKA@b]vyb%un0uKR]wjc._hK_Ubhra-[mP8K+(WM&,u#f^_1dXkx0S=Ag",
-    "It82hX%5X61DM1[1t$*!*!d9#mzz,&X1#6;ACv>wF)>=&1eTHk4;WDVVh.wct)u^D(gCgoF9R>#%Ht0Y2e1V=GBYcQ$RZ4,/0=hit]Si+nFR#LIvO=89yI>8g1ANoDh_#o1s=Um02;-]1,z03A8.0A",
-    "1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8o!/TC4:z6#1)#584D#y=4+x(H0e%K54+ftFA1yQh4bIdg0FV__>LNl*aGwPq(g8I9E-2LV10y*$-sXx==Mq-,2)hLX&DcH$ECpT-.v$3Mx,Jtr>0mZZESzs2",
-    "5jpn;6)/a:NeZ6.9yb6B=Wkj.D,Q*p0Us>k+XW5AvPBatyBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1PR*(0m=6v[pnsW5HT==1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZ",
-    "ESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@LH!5[@K4+gyi3fl!4IHtuU9^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-DuWJS<4+gyi",
-    "3)/+(:Yh3SwhJE-H2;(YjY1kRp8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qImFT_1^p=dj]B>)+i(tsqY=kWFgMo(1z8T)WeiFVjsXt:kBeRhGY5b!39g12",
-    "1Nx[J4xQr%1faS.4+WxuaUTFR02ed:KMOTF3eUbD3i)aagxq2e2HKcYF9bI+$u1uZIFv3fH8ha[2iZyw4BoCF9^zO,(0LIpgSAx#eGdSU)(-N),CYZo;QjZ,mK=^9Lk_FI)C:aGFb=kA4%h<2H2<ko",
-    "jMfhkHUJL;()JJ!1c3GsE-cX#0EKl0AP)qTv@r5JP!ATU;r-swy%!Gz*3/9y05CI72-DRe#gr8fb.dxQ0WV52G=+_>L%XIBFNy&yCDfma0WV52Hq,(SL(%64FN*-zCE1=f0WY2bGC0)&0NQa6bl#te",
-    "0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4T[ft4]vJl4.DZaGSmVQGXM>&m4F@_b^,fgAD-m.01@Fb5+6S;xUX:!Aix42k=waU4+@@aF9bF*)W#7X4K_5l3/cJzgK,7;&VLUG!PE:KFaQq@",
-    "mxFOH2rx7NFI6x!00i9u9^+Ry0S=(EgK+_/4,CNp4:Xs9aR/b_We*6T0_]L14wr**4xj<c2[r&93=o7[IhTWR0<u264,(k[4,^V!aUTyY/Dc+eG;#-M2e@P&0S=eE0^l.8lo1_RHlPC=2[,=B5I6uI",
-    "0XP6J05_uJ2.G]>4$YJm0;=HI4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(frD@vG5@ml0^m&nxp5_rHB$^6loby#qPcMvIKyQMkI)]u-,e1).cJ3d:[JgBs*OJn0;L711=V.M4,cFv4wV58WFI3rlmP_C",
-    "3cu4j1NN9I4+Y)79RPw:48GSL1/B]bmF=,8rOi(t2QvGQ*8vXgz*Z+UFkvGsCB:K/9B^lr0_9mkiAg=OI5RPT(H#z+uNecm:q@fLvs(ze1p$*c4,2vHj[ySR2;B_J5-B)08#QDB>LfQlWDbJe1qGR7",
-    "4+_r(G&ukSiJ&$LuT&l_iOmlIw1X86wF3jC.pmx#)ukB;QW]scyDb4z9]SS4tOF1<R]JKoCk_g:C.Oij2bQ,VE-KhH3ggcx9]JT*H8M9aMI18D$@2m=Hkqvt02Ko.0;oS+2IT.<=Qlb(*P.jJ1v%=m",
-    "FAp>2+M7EZHl(#g44.tT3#[W+4+f554+NhC9]JOYA51xR4ZnB:y]/:w8#A#56F7;v1J@H[rFjFeks.:d4-RwaY7FhF3.l1S0Tng&%=C^g0TMaA1>Qe-0.ts<3*oy)4v+=A15*+/01d:j92PP22<BL)",
-    "2IF/L*J^,ksR01.It^y*9[;^>FC[WL00f/rC/oRP0E@C)rvV/qI*0,yEj8W>9yIa=1exk63G_tp4.cF*0Kv<.4Atd91fG^,4!Q:fm+u7+0l45D3sVmS<(CU/00zUW0Tws%2>FMD02Vj=9]Jf57Bv74",
-    "L-]%57Bun+D:gI$9]1D^7c&4CG5[Jk024Fszz,h.H^VM!zXJ^-2Lq0i4Gzo)0$Cp+IL,$j2[@_FEi[._A1X7.2M$pVx_;1+G5[Jjs[[>c5g!CK$p.VjH_/pJGBW<lB[Bd2)j9@/:JJLsj1dnZg#r%A",
-    "2Lr1J3A+&wB3ca8>!.L=ju8%/:JL6LF*1.>1N)E>9x^)W3sVmSyAdw[Ff#xJr1n,8ILQYe12>N[IRGC6IRF+m03QQ500(CnGOW,K0URDT$p,^Hk3s<H3H74>3%n5oiJc!G1vSbCEi*L$4zC9v(*ZNQ",
-    "5eL$&%mE6r1rsqB9].wM5diSg3/cQF5ibNZHUK9vF=3KxEH:=54p9s42>,T&04p-$(FP9_xe+WdF#skpHUJ0U5f3Hs2<=89:H!AH#^fyr0Usbbhyn_>1&iNI3ewIT4.K3(0/f]mr]2RRGsCD19]kqM",
-    "5iT$>01i]R=9ca)VF_jI3)[v47CG];4+PN(7BC>o126y.H^eS^1UUc_G5[Mg03QJ[02eU-7%%>^y%7:J051hHGXO6SGBW<GtGH1P%;AQmA0RZ(2QLOSFaQUQ4j(Qx&j$@s9]UcMhaDU-fdvm1z7aez",
-    "IWzz!FgXAR.q-1h&IbgYfFT6Y>W/m*11^&sI);%bV+H,sP71im91kE@4+6gt8!,R@k%c%P1USDDJ_25s01Q(P1I!060ysGU1IX%I2C4<i1U3K@G0X/a12F&.H_/pLH821sG&TS#G&TS(G&KMK6#>8:",
-    "=2r.r.=c/L2LrC09^foSC<&8&F_1Qn)&Vg&01+](4e7/v6Ef<-4+*_!0HoeN4:!LNF9kI:02ea/A1gQj4p9vEA[a26g&hmg1@ig$5disP4e.#d0Wts]B[2X1PX_mB9vC-11^@8qI*0,cV*.#D2Mz7<",
-    "4G$n%4+Fmu8!,SAGWxm.9]bYL5k4>FF#rry4+QfG9]JM_1MT<12J-CI1kni/GV/)=12O-:IRGC7F#s1Z01NFb9]1D^7c&4TGdSP>3%;N)G0*,J4+ZWlKMXQCIlmDD:6IT31da+HAu!JeF9tR,00)f<",
-    "4/l(k4p9uT/o^O<&IcShz:-wf7rhZ2IJh)6F*!8/2jmeCBg>W<wN;dzg(D65@;3KKAcO)8Vg%liAPSO.9S.N@4+6Up8!@YAG5[]HI5Yq*I5YqYQx62Y5ibKbH2<Jb02VR-4+N$M7Bk2P9Www1[^CSu",
-    "IO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5uKN^r1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:(_;6EH<gup1vWSU7Bv7bEHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:]",
-    "=H2wu/5iP^kOmJDxDg_PGMn:F4+hu*6fMc#DGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70I-nq4-8!yF9bI-z6JxRu<eN[hA9N=6%5x48#k1UEd#xg9S)ue1oM#sFAg>1*b5H;",
-    "pc5]xHaGwS*1jAD*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,1rtWgi$Vi0=ePD:DEJpnwSpy0roi0>uGW&ifDw:7D@]Fq5#T0Ri[_1JlwB4@GCw10Mx4[QCq2+S4,+",
-    ".=zML9]rB9)d3EM0R*H39_Lmzk=&C^fdvDp3K2DW3)DXZ:eUqwCHemW5Ay.to:vBkrPTo)Fn0yMLk]:r9]khW1OwBd9u3F<4,E2]5Dyi24+>WxA3!ny7%_73avwlB01peu1TR1[F:;vX1P*fy$OHt(",
-    "v:*+41nL71703i11v3Bwz!L/V#0CqfHv=q84/Bh49]])7A3!qz7&8D4avwlB01peu1TR1]F:;vX1P*fx$OHu0lMo*THg>KtImiSb1_dQ:H_.XUp+W<o8v!B<D98jK2s8i:GJ()Q4sr-[1P*c=Ksf*p",
-    "3&-d7Ks7OQ4,3cy2,mR;2$)kJ6EtK3Dgoxr5Cn1vz8nR$$O[B44+K#F.x2[-0RyO$FAPu$-F4VoP6dW^3rqv077k1w9ytI6(55O5O)nlcF#sntIh+Fvxg!!Z&J!OBHc%EahyxQd03QT601,AI11t[*",
-    "hyxol024Oh84ge%9yad*1NZ$H4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSg",
-    "N(3wpQ3QAlhyw$oTn.nl9yIR(6F1.X2M$ahA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1hTts4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3$_",
-    "<D:iBy8[GU9]bqdgd>=CCjt5[4,1*rR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.YHLKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^G()J0Ar&tEIL94-F[A4-wM=",
-    "m>!Q9pIryyuo<2%j<JPIY7YX7rVj#+q+bsPvjhUl.=m3ZfG,_iGc*qYlAv@5<wj&!I8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUJ0Nx>/J:%iKi]2_RHtG%)ACRtkv1",
-    "KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[442V3A_iM>1B4qN95$x]4+P(zbpoplA0IhQA2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(gpytX@Ed=*",
-    "$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+",
-    "G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINK",
-    "k=%&ru<wQ#CJzdZ#sLop,uM9k[oEA^[w<y;hW8%[$G-j5[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)5<mLD21P/;6-_<;z4-]Qt0uHs2R_]Q%j2a#/>]qE;0q_/.",
-    "0Y3*ZI6nKTST6xGFs^hpMKg1CZQth$4.0)aHIkfV5nITbbq+os1vCH-4yoiJ0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl-Pr>C0<dpz4+E-p0tLIu5e(X+90uLE6AtLN8wtGJ8wn&1ob;6=i2(w0",
-    "0_HFTnF0qD2LJOI3wjQ%wi=Ld6lMSmzr7m]1B$2z8#mK52Y^pH4(tL2o6[K@E1I1j067fBkOu=#onr-Sk0/Sm-]2+:yk,v7q-U-@&J7FP3LhM3&ZBt;Uk;bal#u^s2+z3;3)lh,@U4K9uNw=MxEluk",
-    "xEmTW6%jK43,]*DmBNYv4+QIzZ4RjhF90z#)wl,-[Qh+djROVKng.8%m2C<-0]Po7Hd7xxHIf4flAIn3wd4yA3)+K84*_7f7z3)!6b^le4,W:Iz6u=T.Jv.nGBP-D2La=@4-.6zAqMr$M-@z!#DW]I",
-    "qSlK64mt.o;,U-bG0*%P4,hyXBQ=jp5i&3U2Kqq-obYchHC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y84LEg3RD9]]/90E53U3>uw%03Ql704=_rkFFybH9!mN(-Fu<Gwre)D:pM87&HJIH2<ek",
-    "02;-]7&rhPIq3rkvjH0]q<W@Qhm,*gv6fc<i_]nF>aOxu0f7+.HUS$CMEn1AF9$L-01plD$>fgdv/-/^%K@(*2nqNI1Jwu*3Hk=VH_.3Rigp./rw9)SfCC[nE9Czz4*^bX93K%hrUx$-G&h+D4m%$v",
-    "HUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3JysJn$8pvG)FBpHUJFVoeLidGe-6K039*>0pA1&=_r4y3P%E!0xL8)M*)=x38l=o4+usgIXFceGyp0$EaC(J+7b/u%=M-%ILW-m3mq6T04g=z02VX/4*m!k",
-    "HXRQFitro:xB(tE:!:3J.nFTp4L%2e/=+98/Nk>JfCe81H_.Jc9_Lu!1@azPCN/-c8#I6h6gi%mBoa370UR*o11L2t*^DS]38n,QG(s#fHUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etJ",
-    "HvkOj1rG;T*Bb[L8#Uzx2OA9I1qT^s0@rXr39SJhGT[XT!,Z/OJP6x]R^UiF1s<>fn*]:rG&T.z$=[9En#^.X#swc1H_-]O/[ybm10NPMK0PukGW,M]7BK)GFxRnS9_L*d1rRsU;okXr4^k%-1p(@.",
-    "4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&G[)=<1m5r@4+%gJGynvbI1Ak(1c2&A4+%gJGXMgLI1agw1q0is1@i295i$TD0yc_5WCG)04w(fKHTKyX",
-    "5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dtf)F29=r3MO=[UIJOvxor;60f)-FAy:;fyHGFuk[5BssAAl;gXy(RRg$:0S.8wJk=*W4$Gzu4+gBF1P:1Em::v84fJLP.SGvYue*<^4)8G#",
-    "Gr0L79_;0N0R-$=Ee[:@xFZC!<i@9%w4wwb6*2%12bKa4z5)EWBQF9mH_.Fwv;CAX1B;m=zT0dM2celD4wNwiw]x$<*%S[8)H<EV9]G_D2M*_76E<C+K:+[d9Rjry4j%:Qf)N5E3>%F+=BoTeA>m=s",
-    "bsc8r,Y7o^IW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00N@QZUiO<fe8_epMXLR(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k&pxxd8_+",
-    "0]Vv$8xmW.86I691=X8T>FE3$<*58YlLZ9M1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tWi4NDR:&95a>n4%@O,",
-    "nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOPf&l^vF9=N^FA6X+i2)Wfr34O%0R,)nW&tD&+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1*M!D5i^(Xivb<G",
-    "H2=3vFzX5*2[FPJ1;-B_1GAfE1)G*^4$0pX0rnCf7Btoh9]tkj3JAI0paBmCxd#WdtS1g10zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nWT.aSsH>",
-    "1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3Xhvg34wzt1jvX[9_CnHg#iP>uLlnTF9Dh7",
-    "Xb%vcQ3bR=4$<l)/in#=.;I6v*OCbj44asL0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top3%pFtlaGF.>r1@h*W6*H5!86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+h,S",
-    "90[!NRt^[M4,2gy0Nn%+1evoO4*.wf2(:g146W514.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
+    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<j:,WK60@*m;+1vE$=i;6QUaF.4+H#B104yR=miW-Fzv!S4,)ju#Q@54GWx>yJ_KEt[^B$@won_3f)W6Z",
+    "fFup**#RCk-.*Sf7&b8A)Q159rOX2bqXG@0Qv_+ICkD=AZwDC!=2ACH1IJ.(H=%R12w<G^)q;:F!VeDxP9Fv>Odkm[]A0jfgJ/%_[nG*kvzbp10,Eav4Yl;m5G=qVISzvV1p<566%PTg0Uri1]ECE9",
+    "uY)%N$K+,Y0Jgj;0(cJv]LX<1-[p!N0TVKt>Y4fQUI$]j0F/^d1%s$,3()cb1L6Y!2LTQr1vvCT4+FLX4+XR[0kqx/2%o(K2J>t$3C%GN1Ln&M4*/7e1s<4B-kp731,HLD39]SN2&TV.0Ur/HoxM8%",
+    "CJzE@8#IdDX$05#Aq_*iYzVer2iyT1Isg;i.)H^.a09_IU/H8@1M[W[2jT$-,IO=m5HdO90RScs19A%Ev^=[.zAFRahinP)#aIV67&F9Q4uJ&[IRFm==^RbjH#a%y0TedTofaPoFxUbdG-jl+86Pn/",
+    "o!M+1Hk[dP4u+XM1hCZ>F9SC:sMQSuqVH,0DGr6i1O]>;Iv)oz.Ii=w0/5VOJU%lkGSRL+0/NPOteOP[=Wg#w@T[99Frv8u1Bvh+4/jq>Oaev@EB^ma4,<5z1@W8lzX1r$Mh-g19tiYY1d-SL9dxUY",
+    "Dkd:7p=6a!R4X>%fCM2qHBSVi+(jEV#:*lBaThhQ0vb2V0unh@0P#<*Zw)=HI0LlYLjuab6%0WVF#rSL+ZGG/4J0x(zK;JVg#rTg1R6QK*C!S=p*[^A0Rfjv0KNha,oO+RFjNAXEDgZ[2RIov00B^G",
+    "Gdv#xG&cmT#TN^75-ryjB=)rbivk6V)gu%*#>.Lp1T)dR0t_.f0#O>>!UaDCH#s)M1qb[3Rv!j7$OQ:C6gkDjK<&IB10FTH2NXB[g+3nzIP.CsF9J6--4lvnnTE#!28[s+$,pK8y#ouRUk;kt/L8Q0",
+    "r[F*WpaCBQG;kGA3eS[q6ENu13:7&w4*[M5A_@iD95wje4G/9l1:HUyFrEe!H>F_g0Vx>dx9tKBwG#xi*kk_/mIe.B(2[NmJOic-2Cxbr2QWGh7n6Gr5s0y02GU[z!vYTW6#/^b6%PXP=aKwAz;B9A",
+    "[m3&8,U.n6F90(!z>tYvHEkm[EJY5mQ3RJ*4#f2V3C<a(0S=9L4+6wo0NRog0<worgv.gD1(c:d4z;cwJr4t*$PNhf0S=OE455w&3D:>S88>+U0t]$>6$P4-xd9&yFsI67E-2ft0]NbpIS!ix4+55.",
+    "O%18@4FkOi2@v&b@2qy/nM4Kb+b0hX)]giVITJMi9yXH,7B#e03=pe,EKUMJ2WbhHg9rnvsS,RnGdJ,B3Ap1/4$[3w0@E8-GT2<KjfX/6QvoLn,hK^P$c_x-0X826GM&W-4(kUG2Kze;612%/3ce*1",
+    "IFA(q-KFMTJP3mG0^i3fYz4UFCJzR+6+SdJH<Fo6uNMNA<i,3*uNNFLkE^TrH;IL73=V[Q2Qo100U0rr0uKYwnNb9@icUN+I4h*KJu)=lGvx-sG:%IS[*Dv@p]mb6IWpMj4G$2*:kR_bJvA#ao%AUK",
+    "d.dva4to+b03Ql701peZ%L<*.bp)0H1IU-y4t5eSoB.ydH+Bf&7zC!dRu2iWiwG>=Hn*c!440oe9]1W)1wkJKIP3m*6*)o/4bt[X4qgS6:Lw1D0s:wXIG+m,8.+wkI4p]/3zz_3)]m]yFnka*njjAV",
+    "uO$-Wnh*_Mvk(l#iVg.u0SKRr0tdai1qGKS4x^O_GBqs%M+xTrcn.:Blnw&V;i:QXt_n0_vz])<lL8M3k=O<K9]JUs0v[VPi2;)S*k^g*sA_<ii_.GJxHk-,wml0kBsez31O>7vjsgPzu>Xko*#Zv)",
+    "tJoF-bq<:b0StW_2RDYa0xB[&EfX@:0SEFB4+7,FMgiNBQUhKO1iPR-0qu/a15OVFqy,NIumKY]g#jM^IO>TW4+Ae4G]J)v4+63Q1jh*humKLP6b7]qJ_/cpdJhtTv_mvu)*u!*.myTT*Z_2ZA@c9Z",
+    "1qR(*E-B6I*M.QD-pG+u[FDd].m.Bm0.IDc(SaicqV=[P*/-WcIXLMN27-(W4+E%@0s>]MItzCsI5$<x1uUiw6f61YL/A.K2n6T1Is<(p4+NQ=c<G2IzXuN/o62MZ[wfXmgbV^5#4!k@p11)I2F@*7",
+    "3723GJld[C3,rfi1d]d5,v$Aj9R$SHF9X]!4hxx_0tVuqVF!r<4T5tMGP)%Ocpm_fwJ[E:4Hq]zP98GI#C,!/4*-+O4-7EcWDc+c3h41g1E2!_8w7__371a_RGjZ/4v)uV2B^[GtDPqT=aT$G#:9gG",
+    "0UQpd3lAo#$7CEbis3m3mzqWvH;so[@2ho+2M+]S0uK%O0WLT([VfI9!EFx!lO+!fhc6!nG07MSvIQP9gDwP(2]offHa3A13GJvx4umcV,@G11w*fy0H8nPdE&<Iu1U7_)KLt54GXMnD%Mt(w0S*rV",
+    "t1ST>9[<D89^bR:3Ja]*0D2Q8)Z$4E+WjsrI5w--2fEHy1KJxWIXNE&%,ls2Hj^7w4)69S1j&On0v@+GD,$)BrVb%AENdSEFsCg9k,H*2H8M0l0(:6[Hl,_N)C4LyGOj2SHkASc91X$&Co(cS3hI6)",
+    "H!O]/9]AJ%ECj9JFAp6z1LNBj4(.IWIW-ypumK!2r!57X*eew<j+wIo4+Ezy35AR*2GP]rBQ@ki0v.Q62Ng7k>d5p12<94G9]bYgf;=J).01@=w]xqUr78eS4-RHO4V-Q+F9.a[oqQQE/$8x#LkhJ7",
+    "1i14RB[MNM4x.4IiPfh88*RtI4hWed8aTrR08j;enga/#r#%YM;@j0V2L,6kFCQ8)%q#,a2oF5WEDr]Vvwa<_IRFC40uKStEEG1IvJ(nl2.wj*429ia4*v,WXfFjZGtMkBHZ;3m4-joX2Y^aB9^>jo",
+    "EHX7QFaQ7v2g)o9-sFl.z5NCPJ@WVjEDli)%q#)0+7kqwkP,(g3(YJB,Kq!/0+)nm391Jl0y*v(0PH=xJk2Zzh2BIT7&*%.2i_hz9]]]gEDJOV/CybMKOX@!$1Dc*xI@_7F*(O91XB]-00>q[2Z93+",
+    "1IR2KHP=QW1_MNSIms*zk)vb-zT-pAA>(Cs2&I5+0;6,d4yhFg!T^1b++7thv95=$9yFE_BrP)KtqczX(d0J]75;L743E4z4+<LIiUAI:utpB>8!rwpHJTO.!y5;t+++*U830cY2!+QC31k=E@@ld$",
+    "xSI]Jj<yy^BQ@UY91i/*QUDqT;%.LE2G4*=3*E*%CpR,72bt,2F9bI.i/86=coQ<LEHgWp0S2xD4B#OWFlqvV.pmALK;kn=EGsn50Rw-t4.yS09].)8BR4Pr4*.=!1,!5j3-BEv%K-A2LIwBm9^fcU",
+    "DF_QHDmFQ<oCFNR2:[=wG709pQ3-d+038Cy0S:ta3c@SG29N:-&(Q(@w-2hCpAHW%fJX,BwO1Q8xIqM;zcnuiH95FJFAO.100QQ(Y!4N:oCFv)014az07(xS=b@QvKn7P23c5iFnaT>YK;/G,5-*@R",
+    "FgG-_p8*2:r!<j63g0:b8WuN^1[=uMK;AhDE&<Xch5[,%I*L-S#:h7%H#P1xDl.2cHUJ$3B<Y6klmP@O9^F[tLN5n1IfOzVJvIOj5B0iV4a1x!4b^1_0.r^TpprxkgvtmCuz-Zf4,JGuKLa:8IRFCX",
+    "gkAzg4-q9*3D%oN4,]w#GB@Lk000RO1,cb405vta6#>jE61f!)Pz&h>3*iI=+MEOow,pDt+OPo+4cgOk9]SOjLN7lsH2=a(H8/lG4-O;&1eZ>)IS&hjLJT$ughB#A4unDk/LiGy>zxd2HN6!CQxiD/",
+    "2)z[sh64@,ghC$$Fp0<d9_dyZ6%P=Sv4Q_$nLrdd/nfwOF^M[8fRSn+2QWMz3=V[Q1_oVU2$4Y#1E[lX2Dq6<5i=Ue7Y>YCBr@a>yaXR5IPX9*GdMQ<4qO7C7Y[nkKm:FEqgW3DbQ3c22OkwUcM8%i",
+    "9^P9mKsGZmF#rj..vI<(&Oj40=<DB:LLVtK&OiiR9X6Q)16_t1/;M/Rm-wOdJ>d]I4$eRVm.$v$d:-fjsyh!H#6B+#Gc;UWF9$X,051YIGXNVo>VfY[tOgY=/a5tn1<3qU@j$8d:$oQl+vO)8H95=d",
+    "6gkp90d)<qi_.Dl7Y>oC0vk0iEIBjHKn]6zNCKMZHv=+T4+XaHKm&CT8qGj22RSqVF9J3.005CC1]tmADFfq;HxpZ44+PCX5HR==15OVb%]IhLHH85m0yVM$9XT%q%]Het4+63Q9^P3jKq4(O01pAe",
+    "kQxsXuDf3k1kFGiFaR$xIW+(S&&U@B#la9C7BS60H!wFa051qOHUK[eFf%g%7%[wtN(HnY1Xm9S%]H^0nC&wxHZ+n97&y&9FB&*D03QuE+N**A9yOgk4,1ydg8;HrIf(%uV:rz_C=t5Ws00kSBoQ.K",
+    "0<NG-v->&E1O/AhSsXIWKtBaAH!%PPcn/iKKqxpf052LjG5@+36ARayZ65.Lumc<800HbQ2c)wn4@S)BY7E5EWEwZkKqECb*&81RHO)W]0.@HC4-GuNUk/ITIvq6t1HC:D:%W8n4$VL:5-imd4*3BZ",
+    "G5[ktIPC@;0Wz:G0[H.C1K0354,uiTf&mKo0TVX:9xwnEF^;%:5Dy2&LN5]GGXM=v2Ok1BtSm1XIWYhyI5Yq!I57YQ/bbkLqvaD12COUu*>snRIW[riDguWo1Rw]CDghV]1<e/40(TQJ01U)w9]$w5",
+    "ECOjC2Q[iJKL]NFG=s2PCCLFF2[Ql!.unbcEC3Mz837--t1J%,%mETH03Qo5sw<-UyRR1unXz9Ef<u:q03kCut@H4[ZvxvS0]zexGBMOF0.Q5B1IsQC1A/QG5i,]u35NP24x]AE.;wh8p&Au8sIvth",
+    "1Tl&Da1^VatOYL*F*oh57Y;lf0gM6+jb.MMFl+=ujR>9^xVIMxuH3@[9]JLl*2Dn;=z8%*Zyy3Mo&p&)kO2-vssk1[zXA&F-]:PRhDI$mGyiZe2sShT6gIV,5C/[NyZ4F#2GNUD3dh@J3WzZPkNyk=",
+    "n.gSTIF_a6doDIJ+H(=yVFHE$3xF-I*t]6Yf^If$1;sH70S)Rz45!=:4)oVeB[;]aFbQ!dI5mlI1,ab^1RNbWlQ0ak$7BwLMH4ar0[nn64(u<m(1Q-T0<;uxpG5^iH$MhAHZo8WIjv>1y$J&[0zeN3",
+    ",gW^Q0^HZ60AvNh0SdbJXDc[5u;qpC0u;vFFdR3J83em62BaVk:D;Ryk2exB%r>43W(3cLLMu2n(G(Ll#[vMt4+AI-slEdwGc2qg8Zg/e1:W#j4+F8@a1R5m:-ewg-UgafHva5R3$)T55-ATBv$X=d",
+    "4WNxM4$<i!lm@leX9]=81LtN5otFj*/P;58i8:CGe*);S39tb,I5jpL3a+9r6gb2W9W(aC0SDmKBM%Mc>jm>i4*_Dv2nFEBC/UXV;FbJ8$g4XK7VGzT2(,i_F9I;.isAwb@z.6jGL8WP4i5>Vr3foH",
+    "H2.y=3b8!@,FOa!VGFL#WDgIP&8Yzo0@^uB1J2ze4-HSmv-hUy0]lSCItrLF4zY#,4(l5!H#oGV1>srwa0Haw1RgnY2&2s]0X+>J1oScrgaZSv[u:DRyaW!]#C!##0v@u4=2,el*ct/k&7J@d12P[A",
+    "Hp7z!9]bwMk>iXa@8o_D/K_@,HyH,(e+3&K1_jn)1;2(+)GQAGj*Sirysc_x2BqDA0UIpyKN2_k1spixzybs7lotR80S+GoIO7K$W75G14+zbn1>g%Q8x7#;Fa,UURWAcHFgXmC4,MJ/YzC^^J>;!!",
+    "1ID@*4+q,c4hgl#Vg@%:2!V+=9^PI]0uKbOg/q)q#TOMaw2v+f<B.F9hCB=[,DwW*2=BMf7%vVrHj4xTfglL[@_m^<gft3/[#*pFj5G;0ITthK3l8V+0^lz$Gz9qy8#s$!1gPIG6*cn%4+MY%2I%5k",
+    "2iO4*1F4HU0je>s=Vw]-nFs<B9XZS>4+qhW!2u5k)_ihljh%1_>45M_G>;jF6)^zr20Ilr[m7324,3BEa0#R%JvK8pm9+r>h8Y4(48Z9e1heS<2/!eCg[Mjcyzv$v1_QVh2p.DCx9gn&3Actj4bB+[",
+    "+2lqYH=Z6-0rEKqx*87vu:le^@TPP=GBQRvIJW2n3EtQh6FAbs2N*e$$N:uB:RJx1(F,9$Mx^sT9]S/F1PTtr$*utqG(9mhK[B4q6%IWHknma$0f(_<ia]F+GBY$oH8^;0@NIJbF#r)YJqn]h6$6_u",
+    "4G#ju:-VI$o(eEGLq,4l8xI7kq6H5J/7a+iHvkSf4+e]2Um7(43FiR@#*Zfs,Khm8Ff88bI2tqh$S;@P#[:$z0S9[lZU(kV6fup54GWDP5-=f43y@Hs1*<M^4C(PB0:F;-13EteEip2M<D3a]$JY,7",
+    "FbMUW0Rx5s2vY#0&@t^<HV(J=RxUO$p_q]vf(joHHsr/s1d>rE4a:n!0ma)K44v!&4+r9n2MMYPC2nK86b0IzE&]S@3JI%.0tcc>1-_tQCNntv+yw@x6dp6d%f.l@Ga3Y^egKah4!83sA_szn3&]i8",
+    "Fr.DCsSO3P&[Yow/Qs^pp5kQ[Hhu^!p,lj^O$5T%0]:1$0;n=V2-UwEl)Q@q1Cjy.Fao/WSROWx76j^B4*[qe1fuH^4+5wf4akc,0/)qRh8>l(s1*(!7BQ352MdR+1[5_du2vrdGoCRI1.TB53FW#w",
+    "1BC()0@lra1eqibzXt<Yst+4DsP]P8G8>Zv9t*sJF8_n&H3W;!4yq3V-sPH9GsOZUG%Wc*4yXbtH#djI0UmOXZ3vQ*4F$#XClfHM0SdMS1:6D(.eU<(psocDw7L&31UNJ52n6iJRsq+x4-eF%JOG@*",
+    "Ndg)YHk5<81[fAK,V+XrSPr0A0!9@yq3w7CNC^G]Ic[ZV01pJyH43Px6$YdN7C4ZL0SB/M3XDGsiIW2YqXZ8J#<PV]<+S@j.fbD9tmpv>-FALak>,.01Od6Q7YHvHEy%A&4+yIIL/G4LQw7ep4,T&s",
+    "7A(4%zX1dL*8&6R69Xs(v/Rjs1,0D*fI:z&GBHL%HIUIBK14A&#*G66!POcEyPPNuo3kAbm7x]1k+2E^v+XbfwGs,cPy;[tSq#0#djb9r2$d58!R8DA+7f+1LN+irMMSU<e-+e9Lqb7AFvpZzFf&9l",
+    "q>7nq0zx;isD/g)1E8B*5k:(I1vw0l&rc2ElL8L^IS&Jm&rc5z<R;f<F^nf-o[9zzcYZ<KI5-&$H0u:GIW$E6.QxwIR]&0)0u8+a5./p#6%PrX:_#;]01pVbyb%Mi:kJFs#u5U;1>]:$7h(Va8w%+J",
+    "0pBA8sf@5)$>EK<0R-md3Bd[ia0-QkO$l%f:-(ek0SoN_2E,Z&!#D]K4WOXO0RsMe4-JZ&TOScJ01VUy6D>Oe2M(ztEHgIB3oi#VH:flNw68/D1FpRl9yqhv76Y!SL:_Y,cpWT[<c[:;w_GNCH-TIo",
+    "2Z->FIGW^O4w^*k95][LKM8bUV)lR!3fUY8pT,&)HyR<^FaQJl)>)54y*_+]:..L+wi61W:..Ku(N+%%<P,c$2:3bxpfd,AI][jBE-2WrqX@a%H7=Y_H1w[o0S/3#ZUf1[Sptus6%P!uy9F9Et%P0!",
+    "s,$rR=n)Z12l&cm1Kr&v2)5Ez4ZtM_&+%a&1u:VtS>k&dUJml01rERg3HzP^3zoM91LbuO0kD%/4>=^x4UM4%DKRyIymJHh6BIYYMh<8t4+GkU7Y@M$*klb.1aBWFGtImO37!/qH91lb1BK3N4*:hd",
+    "XAG-&Uk;7#kpTg]VGlpzvPvHvIPJh*0*G%9i2.;U0Sck$5E3x*XAGI=7!P:)>LBiWcsMpW&jK$AEinKB&Lj,U@I7+xh,(jb&-lQq0XF_/HUJMkz>Lm]AUHTRxdI/F0X6=$;*t+;HMs&GKQodFFCaKG",
+    "x&j^U0X6dk5-OoEGLi^(cQF7TmjN:X1JiUJFp:%[cQ,izAD00!0245_5)VF,3NIixH_/4s0Wbg$4b_P8;c*H,w15E*57=XT49;G!0R]Tz4Km,*1spQs=Pm9&.P8r6khn$yBM$*p7c&41xz^O/Qx6Hp",
+    "@$QiJH_.G=4+G<=4cul8r[iBPH9Ej54+P(ZU:!IB4YkV!4+6Q<VgpnU5yt<=12zB+/ok%z&R,iitOFA/iy99ItOFkoGKI;p9]1S410M,903Q)E03QN5051+RG409)9]19^10Mu103QJ@PZ%,)9]kb2",
+    "10M%400&GD1IGa$4m97(1qAQl4+<MIF9$X>tOFkfHr#=>2Vx4W0]Sv64+yLS4+,d#IR]791LXk;o*xW_&R,1mm>,Aa6%MQe0/=ax1dGK52V4&YtOE^dpwM3)H_.e6tm$M6tOFA;(p(P+tOE^Pv%:@k",
+    "Vh-hV10M,B03Q%F03I_A;k)n>1P/wyNCw/7Jqs8Q0/xzaorQD=&4nrgt!fW<r6mgK0SCze38f><H8IXm4y7dmoh^aqgNT&<4-1&5f&mW$rX:#qR1Y7d)no:z;Mg2LG&QCr4+GlQWE(jE4yGk9KQ%W1",
+    "FCR5G056sSG&TStG&Q-c9X5og5g&Fn#27D<0W:rK6ExUk9W.01FLyOF&-lQq0Wts+F]/S0K9n0TAT/>%0w0zEF[ULWG%(2y4;vO%A0RLQAC:>y=8=z!#$OG%FCTX>056vTGdRxz1N&hPxGx@fGypG@",
+    "0W&tx0unU.4;nmsA0RXUABq7p[wxm,*A<:4w901:4W/azGV1AM3bYUp1)z[x0wWAn4,M++WCOVp4+x;g4,bsnLk_IX:0]<I4i5v)9uDL[4,)F:WCK(W4aWfwGV1AM3Y@ou2QxXW0^kr04G#>K:0];.",
+    "4i5:e0^l<0BM&;3:0],Jic1dztOE]oA@cSk:0]->4,T0s4:IcMWD2SZF9.U/tOE]]91h:KZ4RshF9.U:03Q)E,y-tJ@ie#m7M0Xr4y*$o1Tz2+1+1@b2V4&ZtOE^SnJNcN4+F-m4TA-=hSgsPkXs1R",
+    "i%Sm(tOE^Yry:lyykY_>T<MMY10M%600(3ZrX:XSP7ej9B<Y3b!vO<OTnDSyC.xB90Se2i0Sx3&9]bkzPzH.lTn=H74+7S15-*@bAu&1iPY(QvKmxOZ1>q_x0SdOdT;g*E5dwA^0yu.G1FY8p4+*Bd",
+    "5Dt6^uf2E=F;tTitN[*o1j2U;bOyr21P:K,4nYI<VGj[O9]$x64,$d>4+=53OAir29]$%89^zYH9]$)99^qVH4+r]yC:Si7R]fOdz5yaLF[54&1c3Dc3#fAe):H(>@VA:CIl8S12+yAsIx[miIRZEX",
+    "%5WYq.Zu,**Kq>44+23FF;kv[91%AiA_,n!9W]B#0Ad7&qzevJA_,kz9X6H$B@@Js1PmVmH$f6M02(tK5-z;LtO6V[00XB24+fS25-FiEG5@jHbOa0=0XRVuF=*pf91%Gk1j*;J9]Jd*0Urf703tUy",
+    "I12V&0:xehmH@9]3wi,t1cUw!3S9zt0)GIDa1R5P0RmPJ096En)FBSo1Qs*=01N;Z4*<]EH+dR2mH@7D5-Xu11lR-0204^i5-Qmt*aQ]c00Rsk0y04oG5[JgmH@qn00XQ74%h;,>yG/81,Zru9x]2z",
+    "2iODzv#A=p0YL+o:jeki0]Vu#2ne2)Fb<Nk0Uri201@Af4!X[E7Bbib0SpVPt9/I9/e>]LF]^m]+5BWHGBOtuGyoem01,F.Dl-$u1L%,G8#G)JH2=C$G8Ymw02;*[0$dKg7!CT(Unw*;j9<4/FzW*.",
+    "G&leQ*x;8S[,h2M2kZk60raU70vZ/M<d>L:LIt>h1rD9&eiATW5-g!GHJAYbV-/<G;E;^uI36_a0T(s=6EKhD1rGt20TVUr3ksJ3178E.2p.D7mjNFJGXMjp2p%(+0R*ke2m;p_Y!3mK0R)u@3YP&B",
+    "GUjLp,3bnt0TVO-4)hHl2RGdb2$umNF)VBk075M>H-N1ZD,ttb1f_fO1D63G1_mW<GdK;U#_K9d&I.&K3-^Ep0ha+1GXNSk01@9+6EOS.4+ED04+pmn1K$ZAGyoVhmjNL)ENl+]LK8Hb4hpjY0*L]!",
+    "y@vcq1D63G1_&i@HLeQ]mjM>t03k9gYz-yHgk^OF8Zegu5-g!AGWQA&mjNFJH_/39G4_1wmjMIe[0j<ua08676b$RiPa,)q7aKMJ5-p)EIh+a,Fv.!mFftbsGXNVk01@F-8#n+GIf4utF#sYlG8YNE",
+    "K<Qd5c:]:%2gT;P2hn[7t/2_@1T!$&vjGnU(6K%ak+25;]Jh#$A@Y#v0S=Vs/sN>0Y6j+u0S=h%+YJ-em!cvA1rIm:&R@We00XPrUkK/U1DYKl1_Kwy4+g[cUk/S;4Z>/B4+NLs7Y>$i4+ECmUkU#D",
+    "PY(s5!Yu&&0^cO-Uk6$kF>[4mo&lfVTR(g&Gcw(=0tUkb55xhG$zTD*npqEp0rdh6/#XCzo&nqfFNOgyH_/5U0XNYFFNOgyHvkVs[+%uXHwK,VJQy_wqiqYqlgj^K%&wOK4,m<=4zkWI1d5LV2#XB]",
+    "gAER=FbbKxZwD0=GC2.*oaI[$lIC9z5uW8+2Rjb_s[tPYHUJnk03RbZ02ns>9_w0P9]Jc49]1W47&rhQA_=s6&ld+#4-iZg9[<SU#YqndkNi6T.st*U6c[xC4-,8Fa_;V9SOfCW9S-WLzli^3ioO-E",
+    "wdFAk<)i:^024O/1,H:37d8M72D]!h88iS70=1f1&7(*Gs38iRssSGiH@=8-K[VPH43GP67dfX[2BEl&0S:;M0R=3eWDf(p<c]Dh)A(c@1S;bz6xH^,4+Z.!EguIs+7/GU>+$=B0ooQHeKLs/2Ezm&",
+    "#Q@&k5kH0jH#sx)0u0AW51#;t0w0C^F#sRO0Wi<8AB6!h0545AINBByFaRG1H_.$o01pt$4j%+J+7:P_H_.eT.L>h,AA^SR((hys7K9WJ$O5M3Uk;M;79BYN0h(Y5q>9X2C)yS(GBK=*0V6dxul)f6",
+    "jrs,**>HtU$VmYn09g+MgToIG0gZ]@5-8a+0xXx0Min-I/W8E5HJ.+g3d:Lnj+i9@xz1]./@sVI[[asJ%oq*Z1r3q#WGXZ]pw.Bh<ZkX^HZ[fI0RRyW*]Px+j=tk,1_S_v0S=Q8.2w=FZ4U#dnFR_[",
+    "j!pqD0lSDa15X6z1PV>Bq_[]&IWaP_m-wl[%10.MH>5F5383XW1JsE$2Z#X&$j$)-m#qN-q@Q9w@LqHIjQ-<u9t9:328[m!36$t54+O!K0xttJFpK[I0.uyMJd6JU4+iw.Ul^$43YC)w4+7kYSOu8I",
+    "SQ-[4F9R]%sZl/+H#Rnn[[cS)H!;8*0PGwBLk^B=[[aAW0XQEMGKv2I0se>80Wujejllv7-sGB3G0X<7J@W:_!2%sJu+In!,_/Z,3M&qb[[aE92ngloMGB1r2jl^E13H/mA3ZaW!2$:CzF8j>Hj4iN",
+    "2i50C9_3l*[[aJ.C.jXf*tr1;hW@Nw)XNbMH-TamGdD9aQvoLo/)VIB+r9z<]CDY32nWFQ7YXhK9]bqX)d35ajba9r&T-;.1m2!c4V&2l00.R0YYzs:xeyDX0R<TYhye^K0S=b/pGE,6J@J^10Rl]_",
+    ")de3VG@9W$1k^6&4qPukH#fHa0R(gd/&C6WbOfUe9_U%t2.@HX0Ur%Aw*CP:0W:o.051+SGlaha1wjI=0uDkCFoeGXE-KX%0w4sW/0Fb@mjWX-F#sDm00-c@5EL+a0KxhJ4-QkEF)s^@GMoMZBQiLV",
+    "2Ok4C=9C0,FbeFJG6y6N0nfw*1&@u*4+!vr3jmo.1N-FG2d.N1F9tL-h5G:yB.#Kd1Jpwg3y/a3IRFm5m1i6[kOBqxw*:]y49<NW0#Y9YF^CSKBRMg)Tpt86)A]qtkO2z$0^l(j[s9Ef>DT,_,/PN]",
+    "12CHT0vI#K0S=Ms&kzOPq74qJ0S3LPK0gUJF)*.M4+Px[4aC$I6EU,23zq:O0Wtst;!E#K3+uiDKLa*0HG2)c5DnSfUmpZCq5c5]rr_P;.O2=dq5c6CH<JgZ5ha1AG!GS<[s9Azizx$.4.7;L$qxh9",
+    "+yM=/oc-kVG&J0^B<-DM4+ok40TVR&uMr$Fu%@>LywNTL>[RYs7&Dpv0S=<Q>JIKo.TDQl(WE:Hv)4QiVVwQ^4T#/f2iBqj1CJF3;X3X-vjq.7z5);9hKUFYrWqdvG<Jeb2X>w:oc-j:sRAT1Hmu75",
+    "4-r2R0Uk2kb@9*>UmpWAv-!VD030_D%mEK$p#A]DGW(GM4W#j+0Rfc*0GkdE1<cV*8y=ERtO6eaG5[Dc01pJXsXQ7r01o)rJRbuy*=FlbrUwrMtpX1Y@T-33H2<+sG4/,=1vR1m0UrZ5@^Q:t6zckc",
+    "0S/<70S=eWt2>zz#e<M51=NLm6Eijd4yXqo12l<0dIiqXat[)v[sAU4H2<3c;]^gWrvxtrGBxtj0U0#LsRIMbj4/j.;QRRPBm/Ga5Crf30UrZ103.Oo:xT_;1T:k(B:),)A>_vv1V0TjH8JLrdJc*G",
+    "0Rl@f2Q<R+[s9v/.Fp;S2iE/p0leu+4+gIR6geUf7>R[W=yEhm3EKVv10W9=(E$Vg2OkMC+x@Isy<ovkr)3AVD+,MC4,zcyp%e**s[#nk0]lS3IUfTu<+cnzGrOV/0/T(64+P5#4zIHY42tJp46f7[",
+    "ABq7qtHA*&GB;Ky88,kTGd9f$9]knX3l9VDpEM6Cx#wRW1S;bz6^jhM2%HciH!)HV1J[-f0)&c74p9m71P$+=bpn$w4;m6cOD@NWG5@Vj=(+sS0fn3a6E_Ba9Sy495g%tax^RGP&jJsS0m,xh3gHq9",
+    "ilSQr%P]jj&-l/(0WmoM1M1%e4;OkFVFJDx4.NY$ACmz%g@5EbjfF<8<E[LAk>s-%Gc_#bAD00)=8=w$030,u3NLpvGr]WSmjN[Z6Ev$b4w4EVcQF7TmjN:X6EeFJ4;mI$A0RLQABh1n01ph,77CZ0",
+    "Ne83HJTD41F#g&B87,N/J=,G54,S+c4+epZL:_;]>xW<WEUNHd3G)U6vDg;71.$[e0RkfoRSmoFUk;Ju!!#cWIRGCGIRFnT.nUh&zPkYi#DR>h4&MO],&>vw<Lvwc0RvPI4aWfwD^eD]3#.bZH1,+_",
+    "2&<AhGyo3M;qm+E10M,B03QuC01qwe;qm+E10Mu301fjf4(0A,4+X3P4,eI[9^g;d;qmzB0^;O*9]$l24S<s:)9z#ptOE^(pUN_3EbH!M4y*$&12H%N4$$lp4(0A,4+X3P4,e+9TMsME;qmb30^9]1",
+    "4+W,>Wdb7)4Ur/Z*S.yqQx6Ht&<:+iF#rc,4)B^,0,q@$1v1#i3k03I0t=<pm-ws:ux.[6yeSWg0hPi588eSq3dnylH!w4pDjx.pmBIl491jD$B<W4d4Ds+^4+Y784+m5Z$$tv(u5Jz3%qcQ9I5tuq",
+    "H-=U(9^f<9:tqg,t!V/Is^T/B[u:V*.C0thvMmpi0gxsF:jDF!HVpn7FLf]C06&!hHaRu@BQ@na;hzd^[u;iMFg4HuAD00%024E/HV-1j8!sR*G@RvFl:sx5CNnlUGRO@OK#_d[ATj>SmjN:K1QIa,",
+    "9Wjy$A9pYSAC:>y03tX!vH/RBFao$c4]dQ3FP8y0H_.ni01rB%Fa!1y4.NY$4_hZkEe[RX79S<$mBIlJ1K>qt4+hQhfdLsZ00+Dk2:*my4+Eha0wWIrRTwk;9x]aD9]..oi)9^PHUI^;4+G<=9]1N1",
+    "2(lm!(Wz+.8oGgw0Ryr5WCvUi1.)uD3BCF#2TTtG#[nM!IRFThAPJ]mMGqyqfsO$TnB-*04yd$64/K8VjsXT>4+F9w06Y$m0SL>+4)B6!4-s3GjsXLS<;,_G4+X3P4+*I19]uei1IGa$0W]-yg9Z!2",
+    "u^2Rjx@B/X4E=AN0S<;rXAdd5fsO$OWDey44-HB2fdLMz10Mu603I_^0flx4Tn@4U10NAJ03JC23bl%52Nef788i2)DG2]HS@P<U10Mu4ry:Vp4*[$L9].%79]tr52V<SVB:@J61vfdRB>9Jf:_I%0",
+    "]F_/d!n+;2UX[WDGBh;bya69JF>pprF9]X-00gehGy,,H1m*M#0n7g;503.u!T^R9y[ixtF^L0b9]Jf31]I/7mBIlcGcYt7HP7!02#fh09XP(g0S4RAM,Gm*0R-G!Cj%c5ENc$]K<v9r8Z#UcHysi+",
+    "02;uu0Rxc%0#*+JRT4A+9x]2z6*2$:3/aa/0R*+Q2MQb#I2[r&03QQ4mH[6HHvj_mxfl,rzyTIB00ayl0XRVtHvkzm90k_r2m&1+12dKZ9]kx85-OoFGyoMe00ayl0XabftO5<KmBIl9pVJ*5138uf",
+    "9]bu86ELg,9xwnGFaQ!TEe@/f5-u7ZmBIl79TGJF9]AR&0TMZ44pjxg!W]Co1r[-<0^LMmGC:kD01TDF0RkNZtO6ecF>r,yF#rM+A_@uY9x]2z2kr#^Wgh@DK;1A,3*G]+oy0K@H60%VH.ke(1_LE/",
+    "G&m0K1s5:<9]AFz!T]&8q#X-vwgECVFgF(&IRFHuojWTrGZzvy02;.&1ILaB3PmwAIWZS2IWqtfH2;^l1e/gM4+F[*7&ibKHkHBwC<;YW11d8(00gJyA>KX;0S=c411:W-m.9sCrveA;3Jbmo3Ht:r",
+    "G&GdL0RmnVHsJ=imjMH[z5x#g:-nV*2p%;-0T(s=9]kj%!T](;<(&7K5-R<_x$F,Q1C[]F1_dQ<F>H/nmH@(t03k3eYYzvQ1@CG7d.6FGI_O;G2<aM49]bi4FAF#_+6e+z1JIZU4+5;S9]1Fl3.Ra@",
+    "I]QN$4+E9_9]kr66Em+04#Wr,H.kedsJjvm0YL+q1q!kO1h0,66EOD)4+E9_9]bo66F1rk9y9.KG;oD&F)V8j0hR$1HKhX!kHP=0UIdTq2M+>50Uri900UJXF>r,qF#r@Z-oB1qmH@B)3.(;rtb,XB",
+    "GVlrxmH[6IIRGCEG4Ki#IP(n+jluy2xZnp2:8LUyI58I+GXN4a02;*[9]Jep3KB2;8!@YAGXNVk01@GA9]kz=3J2&44+M%o4+Ds,F%JUI+ie5hgk/XJ4(oI-12@.<s1XMBh&_S$(8t076EZdvH2<C>",
+    "*69xc@/&+<K&@6*41nll8Zg(iqX7hwpdcRwGtOuq12%/f84nbx<njDJv-z+aR1Kgf1E^$22O.v/hr$64MG2iEAGZQIhr$6r#Q@/pG5[^!0X8/E0u0GT51#;t0w09]FaR&c0W_;%1uumGH8^te0Gq8$",
+    "4XeRV1GoeZoeu@/wkr.G:<Eo(1%.R^2kiq77:KL=4,4=uYXpNa4,bV84!@tc18ycVGsO)EFbRh/1[V#^F%9;qWDgRi/4uW=7&ZV85vJy92Rjb^s[sz9SPj+vWFI3qs[sk]5FZ*hs[s!Ku@;Yq01To1",
+    "WFH>hy[,Wcmfmd,8LI&w0W#74Spt>34vq#1<y3(=4+E.e9x(t3.d-4V44bS04)c:^2&<4O$XNiL9^4!u0S<$k4c@GD0X6o*0R+6D8U*9!5Cx_,MJqWoQVoFv47&Yf9]APd*#Qmxhie4VlRXLI<[]D&",
+    "3(6NSLoG7M7a26b1PO-)1hUQ&F9kF.=^+!k12(jfFb<-$[$vjXhFT8;R1U:]1EQm42O.v[=^+!MS>zj1AGZQG=^+!=#sM^oHTMxOh5.A+=#UKQ0W,)KFNOg$Gu#3n#[n]Y1s[e1G5[Y,F!jO#6f(Tj",
+    "Js$<#=^+!sI5hwd5X%l91UZfuF9I.z01pL:mUa&T<F)t6-sXyL&)ESEgxGBl8MqV/0gc@%4,^[4fdLOAs[t4[03RAP03J604-0]hZ4V,/0RZI[2T:0hs[tPZG]$,q4ZG/S1l*/Q35xnj4-^Tw0SI:r",
+    "<8JUjm$(@tH8YHeUk:xa0SD-P10Mu4jN=MR8aFrd!T](:xiSFwFAqcW!T]%9m^(t4x^Yu-HMi<I0S=cB!T^Ekui$]J8Z,b0R[(@N2j,vwDmO5W.QD)D4)ekR4v*A.0S=lE!T^UER0VPqIBg#TIK%,9",
+    ">TK[&G2>^1Bsnoq1DOH^P!u(*)f5*o&$]HyLkHyn6Epdh1Pg,#A^cUP37X9V8aMXB0V6pv03]Rp06a1.IRF(fCJzht!T_P[FfjlD:>iU,xz>>9JTm]f6wv/>3c1$.9]1W46)lMTSqfh,1T[3d*8;vN",
+    "HZlMo12+Hy;sEb]4--DI0^;hkFBCO6xz>=^Hvk>9HvlgLH8TJo6gL14Q499M0Sn*+Cp!u&4EDkS1iga>2h^tRjRObd0^lkb*8;9wH_/CyF_]ZR8#1^q10yy$[[jyfxz>>MHa7q,1vWMS6F8Rv4:,Bk",
+    "10pyxQx5_V*8:Wjm_aT/!fzh_H1<&)0aFhJ)z.;GkFy8[n_FaG2s]+]FdY*)03Q)K>QC,Rp#cTWkq,=h0Uro9>QC,zF*E/IO%pTK1s=6h>QC,Kp@^C)Tpva,>QC,#1TZ%MBQQ3d2M,#QzXJsNt#B>6",
+    "GdcQ!1Q9i)&<v2N0GUh/6!yXa6E*d_Kn>A5DKqxM0R&wgHJJhfUIP0D4-YQb0SKV,Jr4%;fdn))H8y%58aMXB0Y42fFgf;a0TVC)F9R>(=ac#)zySv4mk$Rd4wMEKEs6I&F9.m]>rd@Mt<k^22Q]=_",
+    "0^m[p!vhYM!2/R8bq</W0v@f4m8Jw8HsHYl1:^JQ2P6*z>rd@fH_.cT=AJA;D:XUz!T_QEF*X1hHvkL90Ur,C>@(4iGm82q1n:(V2RZn[0W:u<H_/3PHvk5395ndC0T(y@2PY2!mjMLQqd=Y_mcauL",
+    "0/bhe4-9$wWDf(8=#dC.>@(4nFgO4tH8>y<0s<%F84nZq!T]!@vStM#9]kzf4+XQ!J03Ev0s>qv4*0;W15*zN>@(4M]NdDDyNwG5*>LeunwuaG8Qy=e4,^t:YYgTy0(c9U-SUJ*>&pRci_$c^>@(4U",
+    "hv[Sp:c+7F1CbR5qn@u-vjq-7!2.!Uo+b:(@2!CH>@(4PcMlWz!T])S0wXatr_(fe-(,JY7S<7m4zvRsG],kl1)97)3BC9]4@KMi0Suq&WCx+Y0]Mz60*n>Q1u)^I9]JYck[S-e;1O6=Xr!V)Eif>w",
+    "0ks+r1+Rxn3dZv$4+X6P4,WbPDK.9%A_@em2OkAD>@(4n12x@*1P:I3<njDI>@(4#IX3>ViWmjnhI^6dIQjuE6*xEm4X=NI4xOA-0@&DJ4,<#p0S57t1PD]N+P-1t2r&4.0U0)z,U9:N(lH10gIXFl",
+    "9s(R63=4e<0V6asto[QJ1.Any02%<!4ava)KO[6YHTc2,KL.25Hvm5gH83=+13;c2@0WD#8U!K>7>R[V;Ufx53i!eS10W9=(E$/MI^Z%_;E<7to63y/38e^OmVg8U--a@A<2wIJ*M$QP<CFYA+VE!<",
+    "HQ9j:3#[M+1%bJ50EF!z4,Vw<11].SH/>0f0,qlTHx98F2I]Zb1LLM]3,J98BRMqe1q7BU0moww!b_GLGK_fgB.mgk++hy<hM<!leFyC+4tpXuIRGC(HH[x5F*l&z0^gf)HJkw,6*+basR]zsH-f,I",
+    "0yH<QFBLT_00WfrZw=8qFfxoEEj2U%16_p^sL25j8kYhE<(_[fG:jh/H@f6V1(2Nt0D2D>g@os53p6mN9]GDJ3%TF^2Zsj>0m!Th0<:AP2P6*w=acUe.4Xcy4+O5iLjy;.G;(B50FMd:.GDW%1;m9-",
+    "bsqyX:-W4z/=Z38G=7LvBo7FY=$afwGB)Y_9^6<9415m/uAK)FG<d37%)tr(q-&<*4!6w%0qN&G0$&dU)Xh@<oW:RtTTKram*4[kn(-[/12(b&9XK!qn12T(4*:rjFAX*^nBW5d1p::F1P*!+2Cao>",
+    "894wC1c4tZHZTAnGByAY36cU1[fiS0fgb_vusQ:_7Y>yLssaxIv,t!7-^8y+9_L&d5ibZeHLl.T1HCT]-12=M95b08A_iWv9]km-9]X(+0Cx;;R0)yG!T^FGfvi9eA,u=9A0RRCfC(Q%G_lBF4/V42",
+    "2MX$44,MdyYZWx8>iY945d*L#1ornu3(1W$4+i7n0R_;W59/QV6bapqh5,*fh6EoWHvk>YH_/4eGXM=sn*j-&+XE9b.]7h003I/do&y7^2oX0Z8#aX_0MS1ZFd7BrhXxL!oCF#*wbv62%%<QbS@:8v",
+    "4+Mwvdjl=OF]h#&wj_Iu).>Qo[Oth(KpQ#90V6js051tQFaRG9Gyoep051wRF#r/c03JDjJp>y3CJ506E-2g(Iu$bIix3W#0RSBVXb%JI4jweEJ>f1z2opBG)B*<[1k18F0N))C2Bw>=FAX-^03QT1",
+    "/>(G1*hdbl*./dXMgdG87bUWY1Obc)2U,sbrkw-I1T(sy1Pi%F0-[D20OoiFHx8o#0mYMT0w)TlqXYpO2ChB-P6><508j*!0Rq_22Z-d:0l5.&Co@s.1TQ,:H2<D3sex+-;L@8^0uKV;hyoor00Y1K",
+    "Y7ZEUngj@GF9SC;;L@HH<KPTgGNzpbA_HER4,^<I1Tr);H2;q!2kk@*-sFl.;L@7U4-1Z14p9#6MFqRM773*y9Ww1j1e(534&U;=4Y8Sl0S=J_MFPYn4;pciA_QILQ4buZodhB;Ha8C$rkw-GGXNh0",
+    "GXMpNi)cSEG&nTvMFdk5H_.d-;L[91G@fsw4)3X21_MNQIO_T54,;vsfdLJKClfgU0)]EoJ[UOw9]t%99^hGD9]kr60)Qw7HxB@TC:1v5[xKUgfG7v#lrt7F]0gd1I57YsHZ#/+A0[&YCocpxF#sAg",
+    "-*.godjrr2A3,qxCm#egj7J27t@!d%fr.hMgs;sj5C11G0yi^PFBLa700WqsTn.7XFgX7wF9bL+00haOGY/P+0te&weIExh]0g6eF;t=aGOHvn9XK/pCoc=(HUKXOH#Pt,0y8lH35&/-3Z29R1$hMe",
+    "L/Od%<wWj3Ne;yuClfg4F&>ss]0e_>.8KcH:-W4yqa>tHqyz=f4.P;119cA;]0gd9Gco@#0y8xL0L(/PBo6;>6acKG2LoRZ1pg,hwkrco4-ud@6f/YY4+OFS9XBuy]0f(X>!R/5VGj!bCk3Zh0fg^:",
+    "4+DD+sucpGgeV6h4+VfI88ZMcF*7p&Co(emS]2bmfhZ.2Hvk>AGMYyp2[C_vF9b9/051qJIRFzltsM=p@y&%L=a&3/fhZp#G5[YTG5[^qH!/VZ4^d5cG<c6!jHd(y:kt6D6ao+n-bad6]A+(!U/J68",
+    "C.*GgJ@X*H1Ro(c03RVZ03VtGF<Y!m.0J*Jf<lv0fhY#M-5RHVF=EtQFqY=B0_@+tg(x2iFaQf(6;Fg)2ZtyH!G:rDhbRR%9^Y5zC.AgFInMzTGKwew3J(d,0Ur/F03100FA6d,00ET&4UH%O5dw4#",
+    "kSH$zG%:pmBr@dk6dE<2gai)EM-@..z(pi7FrM5u3X)p]c@i3G>$LMRCk_;y0>,dbqc##TjfDgbpa/zo/6nv;0Tejjg$Eiosf7d$%k_ch<t.%X4:,/F5Dx[g0TVRSHwI5GGBDX.1j=Z82S*P8oT3m9",
+    "2jILL6*nXg4aN0*1%u!O4*_K621O4Arp-gmISbI&UOYHAEQN*y4+E+J6f*!H2[V^cd.VXQG7hW)Au/r50uKt<0^;mX@g[qC5&(^C0+tmEiSh#jfzBNWtx5[a(.ctE0]DF<4zAh.2a&Zj0p_;6HZa)h",
+    "E+aQA9t+dMGZZV-rWFbM4GFcpd/o9$p&A94Of4@pvb6#hEYJZvIW-l&E&^Tb0cioIoCFSyRs@5P4+OU(2eNes6&N(K0SwwMCp0(fO&T!jR[#+&0W2>67&ib93*askG<U=PaszD,1ED>)vUM[#H89iy",
+    "1y2mY0SC1L4Cwd,0/QlW>%16sGXMwdh6D/Ymv08IbqJR#CN(gZBrgp)Iqrr84xttSZUvVF4WbqkG5@+&)CB:14Vt!+0RoNtGziw$Cl1_43kCY^J=^f13)Te>HjV/i1Fsq[6g4u4hXgMMG%&/OZw]9-",
+    "1Dt9Do;Z*co,YE.R]w*m69^1,fdK[75f28+h6EWj*aiW>uO9[+3Zv%(0>%ez4:!t&1OR_t4x-P:1g>e@0Svc:U/H=K4.gEj1SB*u(:<-&G0KJn1CFmV2EY7j4+hGH1Og@;2r]ls1OOfk%7z37vjYgg",
+    "0]k.b3l9:,uATu1lCwYv+gt[;10M@CtcC.H1vxbUD:*g*6)_jNaRRObA1X7fh6D<d0t1Xa2,*k=iJ)%/i3AS:#0C!qk((0%.=3EF1Tzl-*3=6$G:8EVn>:ioOC2%hrbhtBD+-(N4+DgyUllZu<&yk9",
+    "%EM$CHj<Mnhxk.#GG,qMImdP;XmYeT0E<H/3,bp8h!p>@0kGU34,%]_1O)ELcn.=I4i5s=/=F:$Q_/9A4ml4O!,->b4CuHH7dG(%3iR+82XzR6k#,Lb<B#>mV+NR-5f0AkZVvF6g8:[emd-oS)l&e&",
+    "7!MEc10Fc1%^xVl0[-daIrOaz6E)fa6gS<j4+Vn)8#k$R4#%Hw2F8br0R!;34+Go!3j)cZKn$rY4B,1424)V9.=uxg%@yYTULOrKfg%pn0to%Biva,Z2nTE%I!y<2SU&.aG&%Q#1O:.DUmp<P>k-u!",
+    "G@s,:<T<KfoA<#e#R;Au%;%Sa/vzM:HZV5#gai[X%ZdXJ0+@4F0U-j=H1_uABs4VFiUSWn>k-uv)1R=dA2:Mogaiz;kqH2z9uEZfgaj@sFgE^[Av8BI01p,Mm2U_:0SJo4Lk=Mu4g,wl2n2$z2>FqJ",
+    ">k-uuk&]x:<u<BYgoXneF_Z#i6gi5K1qacwP6wM94EKZt1e^ot13C@(gaiUj8#4EV1OzY+jr-/$Qx5lp1THZ%khLxk0Q,+]4&n(95A)er2:zjT1+Nzc8y>z;>k-vL5-QY200HO%1jnES4)/rvJuxyj",
+    "01CffKLIu[IroGF5-On[>Z1g2,@N<-0AuCxG7lE>gaild0u6ow(2ge)UCs-]GqhF]Gqlh=2G9f&IQbtGH_.XI83c,N4#yP>0=]%LGBxl79]SXn3j_X>Dhi:<R]MW@A0aXHgakh#GdDQ=7&P7+1BC)F",
+    "1v4@50Ry%M4E@SyGRYGgGqU6b0vr/Jij<HyIEVxR>df,#&le8I0tCwk9]bhU0uwg;9yS0!A2_HO=n;Te)ENWI0t_AG5-*>>fE5S50uKPMn;Wr$H0KBg)K&v(8#DBT1Ow(A0OcGB=n;Tfl3NcR=n;Te",
+    "qZkT-QUSPn4/wbB1O/o50k^jDkOB0B1UfV=G5@Yee,EDl=n;U2Eio]w0hUPy,oO.Mv@rW[pu<xg3A=zT3X&55/tvKY0@!Cg2D.>Pj5!aR0rZ3fJ_1:l06zsZF)#oC8wu$I0.4u14/eP91Oc]qW)B4F",
+    "1uru&IrM^C0jJGp2YUnP$zl&w=n;Tt2DlqPQ8PI.se/SR3=Ox105UT)FaQguSq_7ing.&(r]268k247I2oC]3&tM,7IrM<A1oYJk3h1*y2e-QwD:*j#uXPH!o[Iq-I2-3kIS#s.0SMH%FdI3676@<u",
+    "KLEEG7&6%b9W(yT1ptFl1M8>v43@TCoUtw$GtZa=48)953Wp0X1_x3]:IV,2f[rr.i]ShsHU0Gg0M8o/[q+F_h6MwO1>sic5(b]L2OJCk;*S4v.p_c3-UE$.P!8:vUo0#oneaye<FoY60uL91MhMrv",
+    "TMs;vm@)!cGK8oP4.W16Wgj0h02ec#Mh>R1Mh@3XqD_92Lk]RxA]C@ds4yNdyaNf1p/1v]yaOK^FaQrzrk]VvA6PcJ0]%D>3YGW*1kj!)5-OI>Zw_[MM*toI2oD7E.Od%GGqsWd9[<MzW(3XoJOP<D",
+    "aSs5eZWJ=3[1XJHZVq%02IHe]8aV(9i%16IaR7^Z4W1+pn.ftPpl/Tfls>vrIRGO!Fl@8dA>!axls=+Tw,XaNPXx_$3Qr;6GPraN#IykksI_zcHk,Z$08j.20Sd)z4gAgo3G]OmPZ^=VD:RC36f_+=",
+    "A2_3LZVtiA83X-dZwDd<jBYOhF*yJpIg4%rx1Mhg1MzAv4KXu]ZZ85bF#rPQQvyQ]8-foLbON*%4,./SGBY>i06zyaIXD0:05_@R0zMBEi*6244vTIQGsFb]2q!xVD+@Nm1,Kvv#s:.F0](**9]Ss;",
+    "0^nmz>5uga)Mg(TGm35pvDjuG6ETWz1nMIKO9]-C4vKCA*ct,q84ov#ZX+/.QwWM_2Z93*if#j#BMp:c1.jaC9]Jk1fCV2DF^t$;2!yAP0U0:nWClwQ0fS^+.o[YNF*EjT6f;j2AqM)j1uZi(nGpi8",
+    "sRscsA0[:SY%c&YFaQI64+[2d1eMrm4;+921qI_5R^OX(HJkw,8aLl+BQr4o4,SE^0X-S^G5@YG;:!F.>G];_0+>u94niL(HTG,,T<H;K0$u_sFb=A+0tC6S2p%;-0tBQX6g7Dd1pV:;KLax^IrM5j",
+    "4Kgt;+,w7:KR*LEG&X>.4DxCQ(D5t/Bo6Xw2.z<]9]SYqlmP:G4:aDh0Rhi729Wqb4,4!89]AYtY%Do7:-VPR.>QNR4+rX!4j&0K/m8%ZH=8$2FA6j@m.k1oA@AWrIWsIXtpN.LYXYe-4#cwo2dXgy",
+    "umK+$INWRm[t7PxH88LN8#w;3i@ZZbumK0/YX+hc9^6(m>5uWx7as#N,WUy^5CgB-ZU,U[1lw#WI5hw,Ff/&-6Emph0RpxQA1pN5Yz+C[p8+2PFvt%A#[v%s+H4&-*/zw(9]$.mwFLw2m=J@)4wD^M",
+    ",%A762<gHeXdfXn*lZslGXOt*Gd48RXdeqR*lZ28+HMM+)dd2dkUR#7/s5ti1@iY1lmQ1[4-t5O0*ng)fk+QMg#-fVHvk>YH_.fu0oarQ6E_U<9^F;qY!fl]Jq=I8VG%L$;kWQu9]tptYd-AyIWYhW",
+    "T<@fz9]$yvYXPiC4%ch^hUG2_4%ci0ave3#0Tng;9]$%8FAz95039=]9]]@B9]]>tYy/.(-078qiev#tF9$U>/ac_e9Ri#I9]JM^4IcwIrCb1,CJmP[2AWO^8I:=ts!R>9ejfog=ED4WlQAC<Hvk(q",
+    "02eYG7BrJF2KYK33ow&04vvuw0yhI628GxO2ao_^7[3Y!uF[.W4;Wi[A0RLQFHt!-k^)rIGB=MZ$p#M/k^(I[*jEoX[SgCK4.NV$4=sG:3J+k8F(<<Kw])kc)uI6rHTaqj4+XCZ6gZj.4+HSO1RokS",
+    "j4:rQGlq@_9]16oF$0b01rG-[F%Jd#.Zb^kU.V/#i!mrNIiGMGFaRDf00WfaZU.lw3X3r,I5YqwI5lku.>rj235ziR(0l<c4ihv@1k6tgP!ls(7%.W00R/+]w&wv1jxhtzR02i@+5sN[GxHrEB@^UL",
+    "FF!Ui01pAGvq%l<hJgVNsExk;4vsM&11*WC1up]KFpe/V4Kp;XKLIl_HUI*PE&)Oh9E_vma[:1T4,t(q127XXY6Xok4(]jWImaRcZVwfWF%D4.jWGeNC.B4&aR)03jWGq@9tPnw3W<=.,_%56I+p@4",
+    "JUB9pF$V9Bivb<QH-gd[qW>2i4-YLwEHgF$F9I>*00CeUGyoqkGK;>.Qxi4,2#hfYf&&hWF#>rV9XG<!1+#1kiYf+69_Lr.F$MaLK=ZlSDF-gr0gN#Os,XieIWdbd6gG.(28%H+HaGwiIlTrSB@^IH",
+    "F90]/i7=9v4+)7eBRDtT4i7+xF%mfB!vPL,1Aqk]7cz7R*@Gll4mE^@F9J6)0526cG5[erGXM<kA22kAF)su+HUI.Hqk9h*mI4Uh,)]oUGKMiUGc@4N9]SmtF)su+FaR$NGc*7Np>5J<12g-v4EMtU",
+    "2CLx-2P6*xhA[/asR%CvF*Tkq19uNKhA[)UF9V@.4,4!84+7)G0Ub5#sRIVju;@0$4.3dw19J^/hA^S,H8qk795_i57dD152PY2zlM=opH#mkd6*sVja^OKg#Q>EQ3J(O9yL^C;cNaH;F$X6OhA^!b",
+    "HZ/ea-++8lwGa-gdk+,tnQjjRhcPKRIRGy)H8ubNssaS4z)_MDG:9/5Hsxk71T[6p4*>^)2#7H)D:eWEQ6C61h%q8JIanSwi605]#y.^[gDnpt.cUTfAvA<Ddmnu;gDoEnD_K<,>MUDF%uWT;#784F",
+    "IpP)%72ur#2Vf5yi7=v603SU!h6EoWGXNhUGyor&0Wyg(1cJpP9^YB$F%vfc9XJ3LH_/3BH_/3IGyokq03QlC03QW203Q@M03A306*vGN2[,=B5HkQBH_/3CH_/3EGXNbk06zmWG&.)E6fpahQw-Yc",
+    "6gk6B4+PR%36TgHHO2H#4cxbC1I#A]-=SNo2FA)k3+/c-KMXQ9Gmq5-49DjI1.kAr9]]:TDK$4]F9SC<%BckpS:eA^0E-peWRQdqAU9&8r4/6yW6.Ia4/7O%f!YQSDp;O@$l;tTID@TYz7,E4VGpzk",
+    "z_T)L8S<Db3B2MB4/havp$!i^RUa!c>6,ksu-L95H01&wU0xp@ErSjZ8K_k74.B9+.piYS4G$Tl1rLS<pyCYyt>TkY&W#ZYBLR-J4-Y4$Yd-V(G&je>20S)2H_/m+H]!8E3=XyAymtw!0SC>KObo>^",
+    "LJ%]n4%Pt)<G^V7>E@;FIRK3X4*=38zVI[%[6G%]&y5i)GB)ca9^hIf:tYC)83>CJQx6EMx>%%rG]7lU43S3*hIs(<KMw+l$^k7jr-Pyta]!rE18WBI!HEGGGqFPe;*atb0S=MF,VFg80%Q%2hcyCJ",
+    "94)HwWfVB991kGq*pLAYG6Kf^4+r]SpaBemLjtO@6bIdt6b^^&l<ua1GtB@X1Tv+N1P.]z6b^%m!wfq#I4ptH8Un:C9]k$[)(--DIh>Iy=#llr<m&kvE*^CckI)DOz;oGK2Djy:0SD-%S]12Cqe2e]",
+    ">4r)_q2FQ-5#OCH4+gF3a]6_r4.;V[4G$2Nl4_ysG%)>52<dq6P!_Az7cT)ZGq1<A2b6*^F9$0*,rfNZ2LAO#13wx$z(fqP,_j[RNDHOqbqK]^R1XxN[zM1d;TrBhmqreO1p(+w4y*(R=tJ_N3Cptx",
+    "9ATu4R1h[E43N469]SX^v[eSt(2xNL(_n-a&V;2eIjTty1N4Gh1hHZa@T,I,00XjZ4!(B-;E(NO4dv,k02c<98wtj^0R+dTT;p&sGY-pj2PQZyWdo,*3$6nU;uZ//[sIGy(+mz90gkR)4+5]i4+[CS",
+    "6apCz+;Oc[v/s:Gl86BW!GIkMu$of]l.Z--E@a6<7&8D4pPn28$Z,!BhOG<B1uy=!pz&e_sRjq-+%p8J$P=C*r/]u5*5zIW<9>Z,IgQ.F4Zn[K4WIH91pTpC0I:lN1g5;L0/W(k8m85I1J4BsfoLxh",
+    "H![T3SRQSMj1dm@0^pVekTMS,oasd@NisE.ARj(A(^,gSko8m!@m>x%1uZeI1P/+Uw,OHj3<,sPEX4!]>)@xVqTCD*J)DLy4>Tq@4iA5q1Rn,103QQ400NfGZw(s+%=;pGmjnlrf;E!k1O.[R3$Dc%",
+    "4:-QhA4NF-4[Fx;4iA6Y2oDFR.DmgB1^!tg1RoJJ00*1bQ4a-54FYNp8QKURaWRCeG9S.ZGusFs1_J[IGzP&i4jUg4HJJnk(X4A905q8d2ly%vMcfD.aWT@VG9S.ZG_Eaf2A/Jc0RY:<2oDCu1RoPN",
+    "00gkfKQ9C.HO2%3,&>wG,v^RYH2<#c0W]-_H2;$80_Ia(R1TjW4,^dN05A=&<cmK)t2+W_4<Te!4[;ANAJG9e-0O+Z76khPF9t0)#snV^H_.qe$R,[)#smk*CJ!3B>6#3!HHf(_AIAYV-0O)%A>/0i",
+    "d.TGs1PF!95)T64Y7Ya.$bSzKqpqO/3!Wtf)2MX<gv0=_xg@nl-C2rMo+U2=Gcy1W4C=Ex05XIAOa]G(b@J)=mS!n4IAstvX9iymuChNKGO(ov3b5s03X^2<4-Am9Xaw:B4*)0+Iuj2Ixdaw900q+A",
+    "i_$SYnq_*dMh=nK&=,;m)&F^B0.ks=0#FYh!scHCl[gOsnT/%*xyCLG![%QNk,,H5x,t(yvw_j>A+>qK0S^P<:qiIGI0e=-E)D*xUk@Yajb$H6G^QtRLiPV,1L/hV4u,5:4]t7<WgngaHr4>XHvkVm",
+    "j-vn_B8ZJ-4<tiQ4;/[EWfeHT0xxehHNXNNodG!i1O(o19W]-7A9XeWFP#B2FaQMVa_;OU3Lkbj)&d@%0Wtss)ej#(IjRZ]AiIWZ4[rZi4//JC4yW^41l4vA4e*JQ0S>p*@(F.)!_b3n54ZbY4/us^",
+    "UJo]6@(Fgz0Ur@E*#Qp^xBFiY5UR&y4:Y&;UjyPp0JuUA2%rNDlmZVAxBFiJ%]s6gpaTzDxBFio1T(9>1rG4)0uL3p@(F.ajGa6WGq;L+2H4PI4+y2f1rGm(J>)g/5e_QeUjk7N3HRtp9]$%824W50",
+    "0S=,I!l3_QpaTWfngI>M*#Q;g01pA*g#,gq4,mlt4&H;X4+W(AUl/(63!noMHUJ+8HUJ+3HlQK_Uk;GG10M,D03Q!G03QN1;aNvaF.1@dQUT<!2,D;u4+QPk2=uBR+zSVb>yGvV)j^RP>fG:;6f;di",
+    "48vIj84LYS4X0NNi/zz(tL6e913A6#6CpM,]56Vh/uaO4Gyn/D9_v]0PaHM;3(NXn9]Sh(PY(itlnoCNki4M*4e3u4Hvk+s00Ph[36Qvs0S=PqDh1+^V*v[vKse^67dHSO2sP.X9]k!9FCH-7:Q56f",
+    "2MUC7A2:McPY*qsIv*f801qJ1l](O^0X8)4PY)pOPcIcQGw)9;KQT4%PaknL-hL!dAJ73Xw:^:rHS$j[6)@jOPcLgRHuO&_a5Xu[1Ru^/F^OY,AT[.+FBLH^>fIcBF*o:6A96OmxTygT&-jBIA0RgP",
+    "PcIcQGx.+1YcV+bPcLvbGsgrU&-c[z2p/Fe@cE$wF*Ey5A3r$&FK[+Bn*.,x0W[(W4.P$bFBLH^[7)^yGB5xiaW-z.AJG9d-s>5Q[7)]xF*E&7FF!Id06%asFfyD3AJzdj[!a>Q+Fuwq]4#;Ng0cY*",
+    "1%Xfx1IG0^4,x*_p#cYiPzld;2i5UF3DPAG4vFGi0+)dS4+gj-4,ADR95-ec19JqcDh_yNP%1Gn013sIQV#,yP!5yb3j=Pd5e6X,CxuWiS^,=O4![HohEN3e***=j&fH@V1F6$G4,xK!U/IX[P!9)D",
+    "9[<Q37dQY4iBJUW=&u].H#Uk-E-lv+7&w.J4+4r%A3!$XMIRqF06(1pGBGrZP$M!i!#NG&MIUxH056=aGBLMJ1dW.89ya7fFLyRL*a9D)0XP5:IRFno/0z>cHaWopADsa;kx&#elFJDJyjl,$!U7+j",
+    "0W!W#1e&fh9XGyOA9gnYKc4]IGBVc!5-Fh^z*-YNH#67*AD-m.01@C,4;n>MFCaHG!2%y@H2<DV%=MDyPz0PB4,c789ykCG6YZ8<3X/u@#Sjk#necf6BM$&m7c&40nNR[z9]$,3Ob,$A%3mJ/IGIom",
+    "<skS,=p[@<nNS4X0Us7I*#Q;e01pP4P!9:qkxK;j4+6mf4*>%+HvkKnPy<e-1rG)MpJf6g4**jaIRGC4H/qL>2[@_C5IF!30+_/8IRFdxmS7(NIhjx]12Q)N4eM+SuJEA&4+fb_9^qI(1Rgn/P!AE:",
+    "<1X$-nNT7!HE]CFxl-lo4**jaH2<C*nNSY]&*e)4QXddD,vJK+nNSXmtqcsqf;x^oPz2op9_Lp$0T(y@9]ks[0^m09gJ2H-nNSY^!1190894w8q5_2$03Qf503QT1wju=$4*[bC9].%74+z[/24fEc",
+    "olqV)n8^R+1*U@(3+b540S/u]0tOp4olpUlLI->WH7=1/F@ZBes..,/olpkxn,L!iHJwlZ,q,[S/T8(g00g;Ud/2tZ00.7_PdYX,EF_WrH]b9g1dWAY7c&442GySd9]khhyk8FjtON(yp8*Wv[!9m#",
+    "lM<Qk=g#xTQx1*HLJq!92.+[Q0WUr[F!4>euj5^I1_Bta4+,p[XD/QyGV<O>OfoV6FFi3Z%Et-HAULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr",
+    "$pjB.;wt^3f941eAo))(6*4jaFF@Uk<t*,7a50;(AJG9Z.>HfV=Pd4P6*4mWPcLgSHvm6yF)/gA1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd",
+    ".>HfUflx0MGBN,!Kr/7=FK[(7odh4*0X2b8C=a(QBnqI3a09R.4+Q;YPXQtiD6=el2Zc^x,FOG2nL,NYB<W-4LJoycF9tR.%q0&FnI#VdiJ$/l#Ha<cbPKnwW*RbwP$)TFRSyG*P#rY<49$SM0S>XM",
+    "paBH/0S[Y/P!7lh3W@tzh^$0<2Q]_SXBssC23HQKGYzSWU/IY1P!9,H9]1W47&rh6kWdshzRU#/1CUS,nl%jfiC>,[oS*;8KsNv%AUEJeFP-H4H.C_yH8[LE4d6u]cQ=nqo&hyE024NoJPzPRA9pwa",
+    "FP-H5F#rVGqX!Q=-6)!GH_/r60X8y[Pz0CZ9Rb8z4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2Go<W9^YN=Pz:&/W(F4<0W$m*7%<2r",
+    "mrw.((hm-;$CzOPBMemy.DOs(nNR[#4+*lM0S=g/>XG!I4+G<=9]1K07&HJ5olpX#g+mV),vJml01pPAP!9:R@UD3]4+F-m9]1T37&ibLIIIH%vFHU42&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7",
+    "yq^=04v9<K1Tr^I:Si4[01bwpU/IbWP!9=W&ZYqeOb,Lc0S=Lr7&8C^uTTfEt+N3S2:$A34#HOrfuLX:GXM>:pYUZL3M_K!WDf)70UrT302np=4z*AMgn)4m7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0",
+    "]M*@AA@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)*PsC&Ip<lz0SNlIG7_re9]t$OP%AY#03$Fr-dTUvg#!,7Is[h^IcEyz:>G;3ky8%_x//3&Gcy1V#hVr+H![[v4!ckR+kyiMCLbFyyigwj",
+    "HUJnk03QZ6051eLIRGC4Hvk8$paBHol4cJW$(%z8;C:uS1&L55FgEcjFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua/;/dAJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/Y",
+    "Gc:(WFK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]",
+    "1Rv4;Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m02em=2(F!G4+gzZ4CJ6521*]RGKVA:F:D9DPzL:Y4+)&XLk]1bG7h_=F9tU>%q0&FnI#RxpaBEZDFmU;2M,0kPz$7nUN]:1T_!YOy,*6S",
+    "q6P*m7&XcB0S>m/P%m3GG5@+91PQ%R1laM$0WStQIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.X$+6NIbQV#>4t7[N401Z(YIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0TVETISq;OA9gtaKb,+H",
+    "FfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqyPz1#1H3H]WYY%Y30w13NHiHEcH=dDMpNMB4cQ61ip8+s9*8&nb01ljpXCHSk056=aF),KyA_7)l4;mfRXCELi03U8Kuw4%=,Wv^B",
+    "y,)&zKo1bUP#*(001pDPM+elP0S.+>W&>M.4+Yz+YXTz/0aX];01LiQ0#gqO&&-L)4+,FhD+go@1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSThy9TO4+ZCkYXTz.",
+    "RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nwIS&H1yJrrukOu;1at[Je7%_742EI<a39*m]2TTtG#[nM!GyoVg01LiQ1GDo&4+XK12LdAx0aX]=01pAaP%j8HFaQq-v5*G@WDf)70UrT302np=3%*bU",
+    "-[hKRG2a0gH_.eBz;y0f#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HV<><Ds,Qx6I7g,Z>!;VlwEWDLK;0]J$C4+y<=0t&T/9TPK#j13F;[]+AnH;h%g48yrg4w3E:0KRw$F#(.s2B=wx3i6o^",
+    "2ZqxF3QGhPDmFMx5,:&s;ZXcaO%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-Trh<EH#VO&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkr%%2$#22L9=01@I.88ZL@=t1&5xdaairM-5<",
+    "8!f(>Fb0j#1rG)P&](bn-u!:j$[G(2u,>5=5Dz+%.PZ,6zvMUwhRFpF5x;X(A3QPu2hGU=4,4eyL.FDDi_$UplNSf/o-Du>H2s564+1#[-=#IG4&LZ14%Gt:1lzk51I>CX2P+vmxdj8;nkxhA(F>Z-",
+    "k[tuN2<9YI0_ZA2.0uaSp9vc=G7:QW1:;&V4xkAi0XP5yVhV,@1ksEh1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*(Ww_=2k-3SI8G8V02;y=1hJqF0ZtDG<d+C>P6OBr9x$a0",
+    "2A@<K4+ioHD:X1q6EnK%0^iGP1;$,v45<)A6fw_13.6RF<Rtq/wgnC6qc8,*!y6wxGK&cx4/[@g4+Z$!I02p-0wE7$j0qwzH,7^61@hrQ3)1Af0R,uj6b^f7&qD_x@!Wv*!-Dk[qZ]ik3AzXb<97i)",
+    "&IAh9swf8K.@oXu/(Yh51N0FHs+3F*2J[gNxd$RMF).$nG4v5GH8cPO6)QJ3q6rc;O&.y[=bspHGEEXS02;y=CO0hc2p.MDO&c/+5-g!EFaQE%1J8>74+c#eGyoDeg9sfry9)-Q5Dy1^2pcs32FBwR",
+    "4%Q0/jj]aJ22L9@00W2%9WmAm0.9Ab=brVxr,T6k2L-r$C/0Ga4f_T10+5-w4;WKa9^YAC95Iy2I0:W91p*,tV9y8$x2S[x4+Ps01l^PE-m1,1zUU1P1,TIhoAxvhRPqrVG1amK0n1nq2/9,N0SMW=",
+    "v-hwW,1,&@(^fBN=P3L/wIT.C0Sb/>Cp0$z4cp-C0o;<v(.KTt6*K4;4$2Y&G8-1h1nC.O2FemHHZTAL6)QL^!wLxM8y=QU!Ur2TP5:ML(rOD%2.sak2QtM98#zuBGM=p@P6X=54,3i;D:g7r6EmS6",
+    "3r+_>8!rYjH%.(/0uwZ%9t%zg;i()#GC58gG5[X]HKQH]<Wwq1$@S-#(gg-*=$!J)<dyl$1[yTQiUS4Lp9c:,[0T1)GBW<V28qZx0Ln/MArE8x2>iQ$e-)^n[0S_HHvj]G,!_5g!wDogGx@V*Rs0DU",
+    "Gyn--<s0rv[0Re#9S*ATcn.st4bf2r8xIHIp;(Gb5eJ.C4!X25GBY$ej]CqDIQH%V3a6A80;dIR9yG.J0]f4fVh-$7#To-tqyi5D@ymU$=#U$2F#r!3.J;CEpWs9f1McNF4+(@MF9kR.Fb<RVlUok>",
+    "EdrqB1>vSvj/cjf0XI3;lT8l<.C&%b1IM^q8Z*B10tNfJ1P/_=fKC=47dbO5HS7W(87/Ap3YHiEpCJa2ni;B2oEj4]%<GV80>+VB4IKc68V:;j6E&j_4+1(8F#sO]Hvkeg03QM_01@3)9]AZ47B^G)",
+    "4muJu03QN501@L/9W;+4o#6!=0x&ufIRFlY0td+71q8nW4&NUDmr4%-Iu.tm/:,YF/tK-Jx&sda:w@@Xh5Z5#ALoNk4,t,sT<0^yBrz.+iem=G2lMJ%4jKcE83P&).-W5QjV^)e&4f+;uL2DA#03dU",
+    "0b_th1hmp%3:XH4t@7>v3BR#M9xast4z7nZ88w&z4zYz!4fvK+0+tXC<&X8^$sG:_;&AnA12Q+awO#-32ZPj%0S=Pw3J(E^pfCiltsx&KG:r)f.roE@:SztDwon7Z/6D6w*9Z-8l<kQ>mI<CMqRV&&",
+    "91pSq<XmP,/:rc6<6LG;ErZSv4#wpO2gwl(/8C)l1lPnB3+nqr4))Fk4,4hoTn<+/95/@Y2,wYe88#RnS2zF.2(u:!q&f.n1>ccajn=wL2r)OT%n2Mg<5lrPfU5@v[r6,K28=G&0R<bL5)T9Dm]Y5y",
+    "!Egqb;ko+&&>)w8<&g]PIQs>.eFx8lgaHo&f$viZlb:5IH!:j!*y<Y[FAOm<0526XH2b0q1o>NN3cHR05-FiF1v8X@Rta4U)#+FSMH4iFWe*C4;nMs+i^*(gxvQ7_E-KM92)cly0S6uieGd)zxL6o5",
+    ".;RR$3aF;R0;!Hy=8p>NIPtlD3j7QkFo>TYN&:7L4.qRi5G>ChNDJ)[4(iJf4,Cer6An@Ws]f]4qznij3,!nY3c$Wv4+D.L0^bSkMF<zPV..N=q]=cn=PzzO1hfhR!wLqL=%x7q91kg&ty(NIFx$p-",
+    "0#gKX3!VrDwYX&k-=U.O464Tn7c]Zj2++A.2XqLc+X4/y$#w.lrU;zQryT[i5f4lFo:c/&4j2P42gv_r>nuV**R2HwoeB$q(GU]iy$TaK/rakyyB7f7M+n[<E-ccM10M<CU//p/AP!&#uJZ*HIO75h",
+    "U-_LY1SuZ@H_tF,y(.dPb^tPxIg,-54Tq*y2+$!7l/o62H8O7r-)fCj#Q>Vc[SpV80Rgp19y5-y1yBza%J:o>GcoH04+Dtt4/gn:mj<Fvj^-FQnFlWhGBle98#Mq0*SH4)IS&Dx1OuE06EmcC41n@O",
+    "BQZ8Z1M)5^0X8$A2N*U04+PlnSO$fw4GtO)OYyZ@KNB,EHlPO#$jJr@+/<sq05Lbh0vR<d2OKrGCm1&$95etGGyn_:utNgD-_fe3F%Jg6=G7N(FvCR,,;.PU206S14-r#5A3QU^%SR7Uoc0X;.C,cD",
+    "h5=WV4alYp4.pF29Sev46BsSB4i43pmjNU.EZ>tV#0mwdw;hvE@=tF,=0,Y37Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANUX<E0#GG&t4_95le^b@v;QAp_-[@3D8))d:Wg2n<Rl6F2^9FaRDg00EQ/",
+    "2ZaF,0FlrH6E(UB9]k$tu;Y@Ly$UZCGC2SWyZLnom+<Ewp#lz<6bhBZ9S)PIG$/PT9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D03Urh00r]24,29S4xlO^F)Y/D5CE;k2bu#6",
+    "i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-s>qF7FNq2pHvkzl#t9z)F_k%E:7YRb#1ssYmO_XXv<8RO3J(IFst=d*9S*U=Rt2A=2R[WeH8zO_4=74t9_Ll)3L7[85-Fh-#uNyM7Y6w]",
+    "35g0DIRGg*F#sJooID7L3Jb-*C=9(!4+@prm-oOQG:Hli2dca/3xOIGH1h)w1ELBaZ#9Us#Q@56G[m+=ABO/j,K+r*9HI&(GC2SS(Ysv;o)ii8A>.JFQwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R",
+    "4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0=s8Y2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O470m)1EM4XxdRT9fQ.nT;j0RC*svfOIIJEVHUI,30%sgJ#]Z;@69w9e2<eI3.pduLGsg)p8Z]P]",
+    "6EAKxHvlgnH8HLUAGQHG02em=7&f8:4!Fuw0)<8-1M@p/4Z#0n6*8*!Lk#W+A1=ro968OBbrUSO1p[*quLcCyj71bR(gqCg2n0hEGQtlI<(2p0vjYy@lU<Y+-X;rDNe:0@2p:x[<dzIlIiM_Kx9J1]",
+    "ngRy(rdJDqCk_>:9XZAI2p2UU4$CYG(4^<8GxG/]I5hwhGhPn@mz)zH4K^T,T=^1Z/O!O-Hn!qY4.VlE5D&Kjp%NA_015VP4+Dqo1RFT.2nL-,HwE*9Hw;8UFD=GW04p[$<(2X<4ihzV4z30SiIGJF",
+    "-SmhAB;ZW=Mg+7N9yRg=0p%;Rg#ix$<(2;(03J601O65dOY#UW7C1Ek8#Mp^%&G(g.q,.CB<T<n4d%EsIWsUagc1uM1;8[<0%r[65hFJ>00X5J4+o(A2p.hO<(3RrH_.fDl,g1sAUE-]54Qp35f;K6",
+    "38Dob6gTn+1N9yRyaWyAI4:>aGx7)/IryD)1hF9ma^KTs1MZ0g1mqD6o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs2m]s74<:e09_L*KE*LlD5eTui69x7j4#WZ(IPwS>Hvkzq030=^7&!nOGXN7a",
+    "00dqS1*q_69^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl<BFro!3GCG+b1)Ay!4+g/.S>rM1L/Oa<8VQ943,I>r1l=wx4@POi5Dx[id.DgaJ@d#ss<ORP,.^i;2dA.V1G<h/4+DZK5IHgr7M8LQ0=#uq",
+    "4)<m+1GR>[0gq^2EDt*R*AoU.4,Cw_F$XCL#0LX^b@N602OkDB01@6*59I<:uoDN%&/n1-uoDUM4G#sFx;Ud!H_p6c4+F$q3h876[U#3n!g&MKxey4sxI>-JjbH/1,x:#H3!o1eGOa,$0W!f82-CnG",
+    "fL[mASPu:JU/IB52mzv!0Rq4LObznX2L/1oj[yrA02dxI83:QECJEVLI5aUViZu%Af*/FIrw$8[/T8qP$%IY=n#:OZ&jbsUdIBR3ka,1zv/R&cm/*!rEDsBz(NzrZt9l3P0UA4ubRP:c0337cf,NpA",
+    "HMMUA:d]5kHMVa6cn.5T77nEv0<<k=hM=V<Ik_lX8aLs9Eey%@3K25x1Ou(&0Sox]GX^QYR^U7AZ4<z>muw4$!5A1Y(zy%;(*G9(/evyo4U)482Hn6I0$B&I>b:*ys22m:umldJ:H@Gr&@Sy9Bnh8^",
+    "0Rg@,4+!z]I0lyKGYW(r1:;;Z1SSZG9s.H81-go(0S=Y^/@jqH0TVa;5-p(_asti92;x:8vjGM8CI<#1lK_kscLnzW0VoUk[[#-P,-5Cerl$@Et>ui,9smdl:uL+yy$J,%,_]Jfiv/G6Ipqc-GB^+B",
+    "4+f:aWdi+24zQ1D2$Td4ixU(rj<)+(gv3^3@0[)U[+I+G1v&112mh,D3a;!U[s9W@elH;9Ht&7]8VAPMy#XHsGk^C]3HnkFfs2v:1J*7C:_s$Ugn&5-:vRtr<H,Yb-D7,HgHjJQ<c]DBuyO__fjSPQ",
+    "2nVR!L/3@Q37bd,=V]_$9^fnvat[%K(J/wa1P7Y^4=!RRTn;!sGGk$L@rKS=5IHh8He>V0x)Tp8R1Tkq3lB$JA1pBd4<R$t3lAQO0T0yyw^%T4GOhv,+y&*ep8*dUn+6ZO2IIA#0S>7b1@iFy!4nTK",
+    "Q4ciK5)Wj-!4nT6:kkhb/Z6aqAYu/$3E8!u0S>7N2<eUs!4nTGO$M9]4:(m1H0d7;cD%t84.Mfn4:[4T1P)#gIMJ-H4qgxC1i8Tz4-iEd4_7WIwVwe6t>TkU(xz4kBM1JRTptuR(%K6yIW>Cl4GzMh",
+    "Y7W=RF90]&wwY%y2[$$X88fQ=36bp(4u#lO4%Yz:6r/WBF9]g@huBsh1vdZz/0gt^sIq,80X8<Q2(pR+9]ShW<Olm00Su6)Ne9Dv8!$ryrJMl]1w^6kIX3mE2M+cz4+f3>2(QY!0S=!QuLLg(Ghd6!",
+    "R1X5=kP[U!xTgdsF*22<0R]rom8k(5b+xI!0R<Hw4z2E01crPLm!1:>s-LA5>Q=30>J-xw2-:0[&-tp*pUMFb4amfh0SNr60Sla42gcDw4#)x)IRFm>yP[qMw#!BZ(>[#V1p^oO3!$(L4,oB$0R+cE",
+    "4+D;>95wl/1P1J>G7M^FEUj)DGsX1=2dKbB95#Rs2$BT>xdR;L0024;TSFQ&o#:eX4$a[O0i.-X*7OPtwigNCV,EtR:2n2#s^:Ic-GNI@7&exF2&0<74S*023!;B>4,fUH)Bz6$[@v]Io8Sx&4cN[h",
+    "1,@a]0S=%3p#%iNc0UL#F*e,+892hLNeXWS)1g!!7&wf&0vt1>ffEIZhzkWE4+5461:mD#4+qDlUI&M[1@h!JD,]$60+G#T4+E9k0^l4)MFQ&q1*Ot<3bGsr(Zitu4*,=)L-=Yl@UVb*3J%oIVFk=*",
+    "6$GPt4+7u=44<JUnwmHd1<YWt48MVW3*Mm<4l)AC+X)XBxw@<kj+!>fFt<t@3c]5TJ_A_kxdaZL!-^F9T<Iuj4U(%^4fg[!H#s/Z2rmmUG[=re4*_kK0SJw$Ne:13gbECr0t:[PLkaAMVF5M,sO1L:",
+    "[PP4K12:,B6b0b,6%Pc_&(Q%UI5+DE4*Mes[nITE3-gO31K^bM2*d9Z4ds^@0S1(d5d,L44#BJx4VAA>3W,k+!K<Sxudf*jr.@vFjj%/zivt!i00Phb3NIBgGT5R/4*^xb4G5-%Ru2Z+u6P3:4,1mu",
+    "3k_$tI1cK%0Ur!FxPuJ;.a@d*5(1Xp4I4DU4Hr1>dMqnAH34xNIPaMf2.6ME0UR-Ej28/:Sq@<*JUBNjkW&TAj]3kFH,ri,I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSq$KsqyaAgH#qVS2bbbR3LXK8",
+    "bq3]8I1Zu(DK$9pb2:3LIe:)[1G<zU$-BlK&/wA<l;n-W*C7JlbPP,c>TCB$mDvR=1_)XH&mJo]ED,_f)g_)7ITsN)00).>HxCf>lVl6!$qfgw(0UE/>yQU=gTn$2=:qr<+*b]k&_Fac%nchi!2uFB",
+    "00g](4G!qnR1TCT0iBdF3XnnrgZ5$o&i4ckl3M_E4X^xK6)o3>0Rw-#3ZNb%H8rwZ4+EE+3kbKy1P8LYPXo0I42Xpp4/%tLD/]0PkX,^Q76fk&<eT)*1PjxKVg%$m4+w*#Ru323*wFz6k!/Qf27nj^",
+    "s_Q6b4UdWo1B;L!k0A$24Wa0I1CuZW)2smxKa8tN4.YT66%Qfl[sbRMF=nz@D)+Ai4b7oU4+DV*4+Wm(nE<XdF!U@C1n.780U0p:15XR[nppzt/z9v45d+g94bPJ^1cDk0;zmSD&k+FGsw57JVFtv6",
+    "U/ISp0UkN44i5v,u3ij)0S:SD5+4OK&bd$wo0*-g9]th#D/!Q/H$4uz;H_f#j1dn5hTk9$5tN=v0SZtCvhq$J0x(Yt)xi@5<2pS=[kla2>yP#Nw>XU+0uHgmPY(h8yHX0jxi$]4mk9&I8wIuFP73@a",
+    "1<QF^2=kLw/adBpvD#J&@glJLGdV27fie:;&&LN31ghx@0bL(AGsb_3FI+7(01fyt1.cj_9yHjx5FZ6N+DZ<p0@J2)49x[E3pOm^hYSj*1tT#sf&T#rjDQah3&#ly$j5O4-Z>d<jlNz9>4H:C2akjk",
+    "4x+_v6EuOE0S=p_0Vy:)<&6VB#*+gH<as+n;/1!FX$+vAI0m)MMFi-)2V<NMy#<(LF9.R->4AMcF9tO-rY]o8GBu+-4:=k2PYJ+y1Cr]u3+V(3:!wr*wMzzz0]NBU4i,Zu6f(^n1>qM<4*!^T4F2_U",
+    "7&E1C47,LE1%:kw0.e;.4%UcC1HyL;0@#Rg4,%ZsssRY[2LzXn2>G:q&R+o.55feck0K8XnZg>sH2<Cz1s5_@4XT7>6E^$*7&3t&4bt^p2HVCD2c+,-4<KI(3ojlrFp8N:4-$2/HV-vTN)ESZ4//sh",
+    "rU47W-RG2m@3x*GGw**1n9E!kG5xeV4y,B!f@B-:5s#:52,:-^2/ago3#cX&FwZ0h[sacAkQWNa3m*eF01pMm;mrI&<*NJR:jVbp[^&6L(YXNuubT!BAMP#y=#TOk0uKS^1[XL04+GxmX9V*p95Rjp",
+    "A1O2ZFAoFN2O_5%@YH(f4G#;W<Nf:*l4b-&<k9X!4y%[Q0R-QzEjctSEshNX[=w8!toRHMMB1gh0SdDO4*_iQ2:5>G3,>8v6F9:m1/70#4&y2W-kqXS)B+8nD+KyH6*PhZ3+e9.2b3EK#Vi86Zwj/F",
+    "4hH=&IR;xAWexn(0t2>^1PSKCVFN@C%m))UMI1E%1.yJI<-;H@Di0Hx/mY^HrUC/c.wOpc0]]!+6)k_d4y=+KKMnp)6g1@22p.G9.kM6kGBn8/4WDEH3.&G;Q4Q:kOe!/rp$Q[2H/6+tn:,dZ00pGP",
+    "Q4G8R37!E2;TQ#51U0y&zX1c:E*&(<Fa<9-4$uh;0qMnd2Ds5v3!VZZH8ElWliL#pLkZ$$6Dy>y1Nie&4che&1KKek1Te([0YV2]4d#ZG0Rzhf8!)-B3$24Q3CO*x0S/6I1i0A-9^>l_Lj[B_4+8nN",
+    "5f1=+LJqN44A8nb3Y)>S6gH@,C/UnY>X8U,00l@NIcf)<sW^e<ikxHwr>D;b@9MDnGBGj5KpHWD(hCWb<C=;O@2h_RybA=Xp,B%0:XaW35[8X+2kFWI4,4T*4+X<XWDf4:paB*z/t%[<on#Bc:[K2&",
+    "Y74gBR0-Dy0iYQVHpJHg0*gcsHUHNF3xM5JDK#:o1qIWTQV#]F*8&d(fYPu54%VGy3&w+04+YkpWDf&T4.6#6o&g2Vu#y1>=Ti1WuHqFAPYLq+R1X5g=kW^DF#sPOF#rJL6c3RB:0$/X9R@Q<6%DhH",
+    "Y#(.q06$4FGdR^*4;__2WCWPh2o9f(5+8Oo*a9z^0W:fG1h%VKA3rwilVl$tHo*cPkpVFP3I7BoG%_:gFK[(A!U7+k0WyOH5-FiDH;j&JcR1PyAD-m.01@C,4uzN!FLyIA*a9D)0X6=wq=]^aKQWa5",
+    "V,F$00w0k9HvkU>j28^o)(ZvW>f@)uu-q0FqONrh3iIs;4*[y5WCOy38V;P[@2!C$.+h#y1*V*54+Wjy2;8SxQx6K>ww;h3Q4a^#rUMTU[j[n94:aJmo&g2l8V;iM0S=$_ww;h4QV$Km0S>+Sww;hB",
+    "*B1[3jM4%EBMwss[JJ&]1gf889].,99]tx724W8a,vJ&t007M%1]SZg0]A%!1rHY40T(#[9]kv]10N7K03QK404>H%005Xu1]SQd0^;p=9]$/B9ytI2##-to4*[S99].<B9^YMG4*[y5WDgXz>Mrg]",
+    "paVY=IV:=R0T(p<9]kj=10N1K01pAGpJWdc&aa*U3a1tVaUTdY:ZN2K3pBJN462@G15pnN:ZN2a5Hv8_0S:R1U/Ibt.u<8I01o&l0/ps)1o$WuFpS.f4mSa@Q3.ap41<4X4vYa8Gyn*Zf&&GrpF$4.",
+    "*R^<%W)B0V$srFC=v.CH4+i!D4+QQi44j/&4!-2p2jrb(8Z$[JI9)Uk1EPkU0S:YA4,2<Oo&gTuon#L>vnek)H8TJS@ZyUlv4H_wpV%c20mZln1omz(1UEP60^Q.f3XSSF4+i(0WDf&T4.FH+o&f_1",
+    "jT0XPHMJ/mH2<6Jo1Os/1B3De4;xlxA0RZ77cZUxH#oH=6F0u[1@V],A9pkWAD-m<,6jNwz6%buDIa$.056[bI5OA*5-Fh_KeZ>zAT$6ko&h*B03]py!2&OEH8sKlAD-m.g9Q=c[_@=t3Lkek03V+L",
+    "HUJVg01mY&A9pnXAD-m<zcvM.m.A6&k<5r&A-AJ4kpVdX4,AeM9]kzn:jV!Bv;vcW)3BZa29K+<0S=eYC:%8a4,C+,o&f;-4+*p/9^P7C4:@@To&f=.[9>Li*#Qp@%&;vT0#XkRv;vcW%dnmS0M_B.",
+    "aSsHvC-^r708.w=03QK2paUNXHUJ+GHUJ(u01A^bssRTT1_;AMo<4_z0Ur^F+yMiY(=Lms4+f.J4+yy=2TTtG#[nM!GyoVg03R;k%KKvtxvZW64wZoe4/Bp^V+Ujo.pB:NhrFr*6f)xh9_Uv,0T;&[",
+    "9]kt80^l;xC/WN@rm6u4[hh/C4+!V<1P/>#A@Qu&WCK$V3Ck!S5H.iG0Wpq[0Rrv$83UQ%G6;&V4h)+70uKtNkO2/1[fIda7nrM60rUh8oB[^)1]I<7qnZH_F!-Sz4,AvR)d3F)q@i-.1VaJ#uXziL",
+    "Uj*ZhcN-Y8a00sm4+p1t2IS8I4ZDOk2jG.$13L+^cMlV:qHqq81QRp,WiJ$AZtj=;5-=%,4-Qb:PzIUX5FRqV$u0<6*BlQk!*MSpIWxp<6f(kb4+<309R#eX1>bY/5DbB_6b^pJ%#Z-OAl^SS4U;J>",
+    "Eip5(0uJNk3LgY4ii-8tMwbF6GB=MV&AA!@(h3g/wG0m!@2,Ij>yiL%g:Vd),ZBpi$N_k^:-;_7$O0EM03I_^0k>qh0S=ZJ-[y)<uL2Jy*3nQ5kOBs#wn,0Kk=&bn051hGJD!&V4<.)Y5-A5Ei^Oz%",
+    "GQ]WB1(^5i4>c20CNVYuFHSZ$rU<)EGypFTGBp4Mthyc#TA2bDG5[Vk-07NFGRmC-A5b<>2<d:&Fdq#$$=r%JrV.ZYm.Jay<(UjTH2;z5Ob,OmARkLHstE<9sC*Avk=&br03QZ5gSi9@NyP*Pu#mw4",
+    "45]q)3o]qT2c>Qu4>c820v!XMwl=P6G=z.KGd2Jp5HpAn1OLGZA6Pk/0w*_(m-xUFFy96b3ZwCF4=XKI4XDE_FAOv:$pQz!hz.@_$pRKK04>E*051nLGpGqKOEfb81:/cy4>WgDCpb8f0v@l2rwK1h",
+    "G&BGcG]Z]845tY!G&TSa2f>Xd4>UMV7Bm1aPBl2D2@n<;03QxCh7bn,yGjpPm-x6t03I_m1]JAD-)gOXP&F_82<TxlCm#;sza9gos&Wrml;Nv@Hpv1X05AX>2Q[V%FH1Ew00y7;(E$%xkpc&]3k%iR",
+    "2oDXtc=NhADjhS<q5%Y>)oTw0&%@+]3NkdNrU4Ex4+5Mk3FOl@3ZCUL0QL(5oUs88.D(J-gS*H92JiMd4)n]f3AVTb0j&fL*_kG6o[D>^y&neC.roQi1S1+V;C/5(,lqWpJ0Ar$hOPk*2I/+]2a*3d",
+    "3ZURh1/RaF4+r:<tN[,R&FdEqpNtO&jR6UQ10M%8kmV0Q3=Fh:fGiX.01nxw0S==[0UrV^-QW3C#<$y4qo,8^w=t7o$,^Y%4%]=62r/iU0S)Pow*dv6xl$1<t1S+w0SAZ3P7ec.1qr:WE(*s345i1a",
+    "0S=Jd@D6[mz<7mPy_P0t[H6yl12i=.0SB..0t/)6R]tRs0wn.2TMr1n#^W;:pz1mw2QA$6Pyp*U4,3^W8YDG1Lk[uc0u;tz0Q<BnIOVD[19^g+0iUS:1;Qh$3zXp#0)jdZ*8@!c0TML-7c:A54v@EW",
+    "05bp-G<Q_G9^73+wiFKt-EZ;/1e:DN0SL(r4-$vG0TM9)9^Y3%3:rD*5COnp1:pA:4$cY[Fv9H<9]Jhf3MV%;01fD>8UY*xyXboe*#Zv-mHrk0Ee[NXt7]SRIp>xknWU/$AF/=3tf_PWGXN7Z00,Fv",
+    "4)#6.[:ujp$mOR23ycB+ng]AP4,d(XR^9S65dpUg4&v6x0S(:n0t/,x1P3QO3R<onI&vQXIfSJH3snfMu]g-<IaCh/:qiaStSbQhBMh[&D+g0II6DeF4+B#l05bp<HUJkf01ETRR1X7F9[<D_44AwF",
+    "2U8d^03QQ203QH102(p;6*B+>ni&rY:bq19QyMS-7c:AEGyo3+p93ENGyoeo02MU/0l,5CJP!j;9y0(8iMFNz2KfO8uSO3Gjk[D1QyDh=2:AgRF-gD[H2<z0Hvkzm00[X37%%@I12+I40XYB*nWPp5",
+    "Qz$Sw01pG711]wJF-feTm-(h.2gphf37w=;0S-3OqVE.LI8qol03QQ001pAZ1@3<67dcWGHUJ+3H2<C*yapRJqq71BQy4V:F9A0;tvv;f#UTtH7C9Xb]DF&QF&!N/02VU.9WnqDHTN>DDGeSMHvk.m",
+    "02Vm>4*^Qe5C.L]Hvkth039[^7cc,FICvL0mH[0w02ekM3,AF8nXX6-9TqYG4U7T=o&y_.02Vj=3(MU(4z!p82b^jZ9yFB=1DUo+4+MnZGX.B1ODZxk-KHc=1tAH9(*h3a[uKwLsR11=<!SRj[2dfF",
+    "ArA$TpaKQzycz(<5DyvKyapLFh=jOP6$rQq47$%A0m^mly]<$u(HRf-0TT^Cya66I:bwC8y,5#$x4$C_1Fg3n56%Lsw-m3uw-nG>Gdb.N0S<[D9]km,!T_QBG%_IQ4wgY7HY]P%jsXuMo&>y5HUI+l",
+    "pA@/t)S&>giJT4(i2:B10vt4s1s>p004>E$(WxE^B8_+dF_=],4ABS-#Q@4:F_y+*3fnpZsgw#22J8wiCpI=^1qPDPG7mAn1up;NF#s.hH!/VQiQc[e5B_wa1rD6DA1=_VH<*cOH_/prH#xrr9]k%7",
+    "3Lh#t00Zx^C;7F5zXcBi+5a9NBRTyF6E_-S3lIMRzXdKaG3B%]A4D.#3M;<)$N:Ph*ewqu!v!A*G4B-0Dlvo$1g;cnFEKDP#]0<dGKUKW[^T<)hzkax(ODmW0y4@5Ei*O%FGMpp030:]0H/[3A0#!*",
+    "1uq6PF#r!Ljur->;aTomGC9lzF9I]+01qOP76$#07cYPUGC0fy9yXT;4<H(1EHW>20T4I1x):iMGtC7b2R4^tA1gKhBQ,YqeGf9t1s;,9nF]jip%w.J!et+T0yND99ypl@4<IRG9[<7s8xS]1(I+1y",
+    "G0z1b2RWPz4/Jq[2cySiA2Kn]1s;,BoC=-mu<(fj;Is@Y0XXs,4v7T.paKsDi3I==3cd:l@f48qGMn2s39aBb4Z[U@I5#-kG&nKu8xCF@G=+&!ULPto)g^a@&!+(oGWrTH1TrzF(l8$(FslUyhtanI",
+    "4^b#t3OzD2G:HW,D:F6v3J&Wl9^6/8J_A=mm.0qoA1XMQ1q1794:R8tF9R](jxjGIG&7h51D;kf4^k*T6)rM0@Q]Mzi_%(@=(#LHGBz=E1urKyGXMwXqG%5<-0i7>Hvj>a:jV!YxiJzoodFMl0=kZQ",
+    "I5Ge)jR80>]0=#CGB^Y7A162f2%P2wA2Kn;1s;,BkqaLrIRGL!F@WSqfC9!bJ_J:k!l=AEj[!J@EH4H#F>a50C=Int2gS:l0S>]HF&>joyTL6VA2E_*1g@<E<va09fC9;^Ei*CzFOUH.Glwi62Q#P=",
+    "A1gBe6f;;xA2Kt[1up>LG5@,Gs1=d90]30[0^p<#%mp4bmkTeE0W_-:EH4K$Hkk>>D:eWF%ZX4QCpGmO2_H0KnF]jgtri2/#s:nW0^p<#%:=DfnF^wI0XQ:.EH4K$IGhU_D:wiXIP]:,A2K!11q!nk",
+    "2H#H)B%BK(I5nLCAGrcFhb%t<G%z:,KN_bKIRFm:>HYQ;zyl5O%4Y;@twtL&tB3*xins=^pqj/34,K)10uF+M0^lk(1[yStAp>Vf1RD.uy_+s%-K4@>4E>889[<4SkT3<2ly;v=)ZPjYJ)yQaA5by6",
+    "&Q33k0V=/*kOB]J0gU,(AB+Jp@2r7oq@(Oez5&6O0uRRli0En$i_-!q53K/<u4=BR0XE.Q561zYrgjgE0r:(CtpSnrYafjPIg1e/#sM&l5f6;5h7/DIuBLVe!23rEqT3q:!::03g&7X),yH;]oG/ch",
+    "%n1bQ=$QOL9[<QIAE/mr4v)tP6gQO>46(ui2#6UA:(NUu05USh/K:EPfs;xd4,S*.r_wX*mjMOD*;A8Hh<BM!B<Y>zuU8GSn9TtX0N(Hu2)M]Y0Sdvb0]b%kNe.O<5H%DJN9oWL4/[n87Z1e)uZ^ej",
+    "9paj02*s=r4+8Db69Xb212L0+4,3n>0^e0:hz36fH#0EHlLP>63J#3W0u(Ko&jJqsrNjXb2:!7Z4+Zm[JqgVT4/^BpWe4g34,l,1!T]&Im.A6Li<*a0S]0=CyRZWf66FC8H^-U20UI%uzA@UmH!!r(",
+    "6E6ZcIE<MgwVP!R.pb!L7Y>)vn@H-b1q.<B7Y@M.o-;f65Db8>1P:#r5(XLr<dh6XIg*c.0R<ns0S>hZkeC4l)AC6V6xIPBD/@2B+;rAk3e=D-Hvj[A1L+b1s[s!dlDA0)!T^FS!GTyG05t$7GBlt9",
+    "2A$.%0igU3e,LFgHDhIBIO&=$0S@7@4zscY4=n3zH!%PYM#,@R4/I%a57hzGvI7r2xdIQx1&E!30S&8_0S>yt1@oRiknKDVC58tN4E3<D4;A2BK%o-4V_eu@4/th)4-z,V0^m[153C8HvjYz%>z4dP",
+    "tg[0TH&>PK4G%+L4;yi84]mP80^nrj10G#zA1p1u4i6aPvjYz*X%FNC[iK2c4.)Y!5A+9%rGfzs@LhEL1Gxwf352u*4lWNKkF*0n5Hv9]-o%28H8M5-E-%#+F9]s>051hHG@9f[3(D!D0S=yA4+@]>",
+    "Nk0WJF)TO>0irnx![Av8hCK(7MGnIeKMgW0TW0_=m;8=P8Z)rr2MACAAOo0n4d_Mr1:_7$1N3>ezrg>so8xj0y+#8$4+7ad4,&<#3x%Nx1i.hb3A4Ra4+DeX1Rnx7#McA=&-cGcuJQp7GuGs>0S4_K",
+    "S>Gj14agn/lY%<A=(zk-w5DYaVGiHi0S=z[0uK(yl<.:TlZOuv0<VW>4:kY_5>S%+,T<B^Sqk5xUkX$Y1.CpX4Id7B9^qFk0uB4J0]:axd-$m$Bc/lk#;ev+-g$_w=s^Y@4.uYUH!<wp%:fA5w@Bz3",
+    "!XpmW0Sbl(4yelu4,<;a4,31V2oCiL9^zeJ9]khgnH)bHH7qxXwF55/Ei#9,0^jXp00.udIOwzk3M3C1#<,JP1DU&>0SVef4+HY.1rG.nq*V>JkD:z$]Lhb6n(#&s2(Or;0ST(orU4HOw6g-Pm9.h2",
+    "JnZfT3zUYh0S=Z0;gcLeF*X1n9V;_31@hzN@7i;WnG+8+wA2MJZ!/$-j5[A7GUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ=;,^4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o",
+    "9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn#_#7[2<GdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00#NjP%jEJJFDsi4<K+.A8-]DlgR,O+X3weF9$I(",
+    ",s%Mp1<Wj44,_h*1>sfePcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab2LRQTI1dW7:IDx*<CXlZ<^D_&+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;",
+    "G4cow#rXmVg:DD5<(Kmy;*b19#@-wc1n_J)4,t-wp#cl$B<[3K49h]f7R_Rk0Rgm!0^lr1B<Yd;B<Dg)Zwlip4+Y7O2Prf-02nctb>Lk%b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi[CXBOeAh",
+    "f]mm;1vNO,$2ksZCo(hu4+Q>9A@b*n4.5OOt=p%4H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$03RPT054ZHIsHWsK._6;1LdX(9W]!o0v_oZ054ZIG2#LbK!mkt1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&",
+    ";(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v0uNZD5D!E5zh<72)#;X7oB/U6Fw6oE3*-9c1vdAg4Id3P01qjZoUQ:5#=whP2KAzB0wWI(q0.8n+2-Zu",
+    "2[!-A4L1M^HI.yM0R=/h4,;q]4,/J_t=pqqEt/=94/$CQt=o;77as=Vosb6(rr,+;3zeL%0Ry,h4+);H4>cL+t=qFtGdKV*B[Mhx9^hE,(;bt5m7J_tGBY;daSsUb+-.!^01N2xp#cvAfwoc_2[iy8",
+    "2Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D5@&pM3!no7!vP,%GN1z/12T#u244:WpaUNXGXNh4GXMr+9]^60z5)*p;^HH!3y8A.9WtwntpNzA;Hmq]vRecD$r^$0)cObn",
+    "KL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[@DBtpNn4/;M/BK=,^ZR0sdzU:=i9ic^go03Qc3<BUvO9y9M#1nc,44+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6fp*r5Rn):8t=Ee[FR",
+    "<*4:FqJ0k#):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF56A)9Qy.-^HQQ4koB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+",
+    ",%^3op92:*-8O>jqyrBI-8PC*i-zYS7L1Fo0S=H1)*A<Hv[Vj=CIS!,2a&W<9]kb-B<Yb0B>9Mf-8Pz9Gyp0xFaQ<b03J604,wS)p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+6K/H4hT1@Jn+1",
+    "1+KvZ4:5^Qp#cW(xC1W(HaOu=4(!eY4#Cb;4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP4]o1hAF2U204O&!&=@[kKM!/.[$_%W0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+z",
+    "H_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_p825x4,;[34:O$kp#cZui5d;G!cYzW91jqj@Jn+X2[AUpP#+C801q_t@Jn*;wi*u:*#Q;cO%Dd*Qx6XK",
+    "um^$@ocW-v2%YN@4+x+G45CdB44nC)0Ry/i4+x+G4,S%=H4i$R@Jn+X1T!;:-0FzlQ4bZG@Jn+10@jhS4;xDq0]<)tJP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]U[=QV#:!0S>R;$O8jX4=qa+0];jB",
+    "JP!z.0^lm=BL,j(0igpQ2[Hg54Ke<=1L^<G1-Ey34,Bn@TOSQMroaOoGvoPG1.Hy%3g+4(3xbvd48,1M4&>q/Lk]km>)8u!.5MIvGFAj-4+y-h9].$$Qxr2o4+-774jnY*QwGZJeF)/I3*G;)#/@[.",
+    "INnn)5H:adFCQ_D03Q@J0129uV,Et^Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy5rl0FQriU]q6kV>8>.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF),4!",
+    "wE+(x]F%mXs[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMlxa$WWjRH4]LJtYdjy)d,Htka%6Epw>j)@0!1vv3j2:Ib/4-%dmA89!N1ixkv,2wjy",
+    "9ytI6.P,wqP7em<mIn>HhqpHf+U08:0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VG18bA1-5624+Edwg8:Qct#%kW.[S/<8y=QYp#:iVH2<0VtO*Fk=.<t34g,xD1ecTz4Zy+#G&3>Y8VdaP",
+    "0SF)ivbzKi4(Q<W4+Y^]4+GEz4;g[XqyY_hrOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W//EHjr0/,oUBp*jKtqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+!KJJL4erYm7&x#f43>Z<",
+    "3Wf1x4Y.2k0XzeXvbq5e2Id>P2GYhi4&DU.W(D7uOCK6IkP0t8H821Vm-%yP39>mI2(zjI2!fs$4+Ya!49.=73537[4QvbiuLBI$RtCqcd-o6>gXshd)^cHP428TF4&*2g4zVa6G1yiG=7I4@2#1JP",
+    "DLFA@8a1z,Jr4odRtf0uZ3=>p0]z1xC-I6JA6hv84#xx.GTl^M)$b1v1:IH-1cc#44,;9Qq5%&C-8qU=R38C102np=3!V7@1pmGY9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIlqEvFQx%7H]16ahOuZ4",
+    "y6T$&4]l.dZ7*0dFo#SJM)]I2E-%*RnFkMe@n(7qsR1$L0tAu:A3rzVnFk*rH>QSbr_xwNRs<=#3j*^v9^jTN0w1aYGnoYvGyokq,U/UgIr]46ssS]s1Mb/a9x(rz2OoDa-[qS50XF_/H_/3%GK!i9",
+    "A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2-c4[3hc^S2O.lUng-_7-Q]i@l$r+*0,Lfu8!,S5/#_c@2[ix<28&V-6P3*a4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4-1[CSPwA3od*qymslS=",
+    "HNc$*4/u8aSPrJ/2Ok4401n7p4ZVt34+Z[K4,o45L/P&;idY7MR]&B41rG$Q0]FxrRSw=ZSPtlx2M,B>$ubWRo!)H=Du]0%4/a^3ZVlzGJr5$7+,;U.4#xox6V![Y0S>-n+,;rg3m,Z(p4<H+WDg0q",
+    ":H@l7o52;sG3GWJVw5NWmmLnORSDFN)Bz6&s;Wdy3c^fu0S:E-0TeW34+&x(GmlpzG&EKOW)BF1-Xf^4G&PS@1;[7J9x>4)gUT2Vk5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqDBsDqr0uKU=R]+H>",
+    "8#a(v9]1N17&QPN05$+02[Zr^Hvk7[3D^;o43DHr0Z]Uw:-;s.%;1geteOE25Rg]dK[hY]7&ibOH2;+RzYHIl0XUFXAE5y;06(e$G&nH-ADsa-03Y81H2<#U0W].0,_u%OA4fF+2eOwW4+<Q.0UsMQ",
+    "=#_7fh*uBY0rm(V2RV;U0Uri5r34/pHHe!D6gK,o4+Mo*2$Ay%4<dU(0UvNSg-y@y0X8%M4+F092L,kr3BPm*+m$=(2RAG/)k>_5H2;=njyxY4G^TKlZ#FZq1Rvc2If<A%1_%hW8#wu!y8#G+g,bsN",
+    "H7qu-1RokU00[i393Mt9.W(PTHrf=dlSmKU0gMR@1:6.@hx0HFwYUKvH#pr;1:*090S>632]sT#Ffafg-[h>)R46hq02np=2HVQR0Urf9*HjM#mcB.16Z,g93D-BzsrpJDH2<Pf8zMO<5Dx[R)Js1G",
+    "GBh,+CJzqyB<M5u0R*^y4,3_+2-aaA1j7Ah2VoA=R15OWR]YHziM%^zC)ZRjS_f5M4#xxsw5tIE:o)<ZFdqgq*HkYAH#7hawW]RQ#qL)R1lLp#2vi:dHvkwm01MYt6F9*E9]JPiR1Wx%0S(ygR^TaG",
+    "iLU>.K.nUbA0IXVKc)dPH#OH(2B5443!Cpd0miuq4]bMEAF2U201@I.9ya=nZ7+8/G_)sfssXxJA_,PP0uMif-cX8b)4Ny$=g$1)0oPO]I5EruFK[(A%:oaq0q]J>]M>kmHr<&!b_gYossT7N-sO#h",
+    "03JBr3Lkel-[qS50W]-v!<LF@KQNW7ZXX_p%mN:r0X6=+4el2YD%VsW12+I3H_.K,&khXs,;0G;CAiVA0S%A3p#cupR1Yt<(XRmy1ERwY4.W4Lu:ln>$r/wA,vJmjPY%_q1+E$o5yt<!0M^FxAGgS[",
+    "0SKj(x&aRetOE^MRTwt>4+6,qZVw29SPu_Gms1Zsk+ZP<9]kM*=@Zd]@vVUWk+ZP<0#pwU=8=nzk+ZP<2gL0I4+x#IX&pEK4,k:Fu:l>oEAI880S=!2y$BCGk+ZP<1H6z<4,;,34,^EJu:lVfx[y*2",
+    "IFYll0R([Q1P/xI.!AyU4,LK^4(6);4/J#ZQU+uT[-wt!IfR5E3zOspA0jrpyEY7@x-768rn)u)FB&iaFA6d>04p*#03QoB02;#>9^6/88!,SM3NQdFF*pD(3o$nU8#MqCGyn.AqXY[w0gVC#)7m^;",
+    "(dP_cArA;rwp.TDr=EvvC=LcNQV)OFFArF/!_+im/K_To03I=[895-zJT%4w4=pE0QV(Xv0^o4$)vN&z1j>:wF#sJg04X#vAs-(3%L5,#G>.z=AD00#%L5,MHIWAfkmWcYImQDRGa)ZLH892l4=pY)",
+    "QxBH@#seQ4H.1Sp,4F/:4+DVH3kQSnVGb^GF#sP6Fs_3BH_/3DH!mAC03Qo902;v<8!,S3tPl&[5FZOTFB:)h9^6@A8#4eO4l/wE0-2[W05@Y%92qeoA3He21]MoRk-(%Pf5ZkKD:.7H1G(B14*][h",
+    "BMBiNJT^Gy4=fH/AD96,-S;V)F@N+,FvZ:!9y81X88smvJT%M$4=p.dR1cW^t[5LHGoBFxt:F]NF_]cMHz5x/.P,v44=hYiAD96%03R(ipb-A_03Qo604p*%lMo*ZIKmJcHUJ+BH7=<803Qo702;rq",
+    "5DdB>43H2DFCPmw02;#>9^6/88!,R^x)Toy=&TEM.QFG6H6brNH8A8CA8a>p!&DD[#s(iNH/+:]F_]cRHvkzoAs-+A$O8[jjtU/@0XG02Fgc;U5-v:=9yQGa895-zJT^b(4=oOIAD00*%:yqhGBKkO",
+    "1BlKI4(k*tIWZv*JnIx6QaOhvAD96#$O8@/)F^<Vpfd,f5f9n[p)(FI8!@Y73!x(#FaQ)X>L;RF2M++#<dO6vv/%NhF#s7jArCm_7Xn<nQOE@#m-o[X4/T]t0FM.91h2RjC=0Z0A2:4Y6arokQOE,y",
+    "m-p5aA1=nh5d@#^D->t=0^3GzIPw$%UJp=t10R;HHUJMP+$jdYuR#w1;7bEVArCn16arokQOE,ym-pKXIu9G&DGv9;11mW&;baU#@k6ZmpM<X,FAes_*#QWL$i)E)wBQ5^2Ev#-27[.37AuySA>!&>",
+    "Fdz%A%ufc$$C;2SR2Db<9]1W47Bc@CGXM[h0k=/@0Vy*uzFh[Q%m<z(%id,m0Ws9b7X.aeC/USmf<u#5!lVNaodLnX)&UnZ.=&%CGRV*@2ImADHXso.K=8Xv88rX^@/Lk$Asjhj0YMckga-4X0l_o5",
+    "0S:=T1q$%OngIs!r34QZm5I3l2GEI21(Mch4+8g>C.Tszhyf1+sg.k&5-#L24Ktg_0xt;RHJ@:%4+qZ31>XZ^1vloFb@v,u4*_xB)By]9g.KB=lgeWdHo5_0iODkpHUNZU4OjqI1pB6D4wL^[R1XEr",
+    "-W!g8*/q,H2jKVz6f^;n4*]E!9]I[5AL>CK2cYF/2TupekpT+L1Otzy1Rnt@gRY4I1k_=:4d2/y1M/qy8#YS-+y(##8aJ>qCkUpPI1Z@I0^lwcqg4+HvkC[ld/Crp/w%N%>@ucy2(zOB4TJt&3ZKJf",
+    "4VA(R5-PtHJP!h$z@X$v4&kFa6f&u-8xE(a0SNltXAOwx2LnC>!/q_t0fpTY9_ohy=-ZI$kZ/NO4,vE72=lxL0uJ$#0V*:rC/VNx#RU%j+71Mrqdf-A4+YtPARi4h01Dg&244:bi>.(04Z,jS4-iU]",
+    "1Rn!3z=76aG^gca2Phso=a2Cm/LQb_<d>0,hW8K-3hlqH0WSwJH1rDuK=@[fh5]Y=I4tO;0S=bU(*h40r;OiOw1xr#XB0V%0TDNi3l7Zz2bBQ=ik=E6TL.Y04+nvRAOp]/27@kj2SEyi0]W2[0+4kN",
+    "0)zt-HUJ+AIRGCHH_.3Y+6D@k3IM,L4DFx.3ihl46f*b,4+Zz(0S>FW11m8w00Zs@1f_HW2[N7o5-*>@iq#7YTMmZ^0P$xJ1D=v9tk]pp48rDp2b>gy46<Hy1RxbR,U1&9G<k/64:B>V9yPZS2h@sO",
+    "3B9BR28s*>zlLZJ2K%l74-@Wd9]AJ_6gL153BU$3H!v(N4+EkD4B<[84+PwYAOq0:2HuAt2SN*;0]T5B0j/RX4+5eC1/6)k9]^350^l>u1]I/4051SDG1;FX[eTDvqpt@L2DraW4-@Na4+Foueg&oh",
+    "9].y>0]EyI;99Xg3]kKai310m!.qpHEDVVQ1+Vl6F9Iwz>K=Ywq5%&Is]FtrGXNh1GXMgP77VeAZUd!_ObM9H2M,0S1]J.Z03QN5i_]%k01pbQ1]u:oE)N2X0].lKArA.*j35Kh0S38<AO^GUp#uT=",
+    "0]UXIC/UXm0_9s<9]^1D4,cva9]1J<z5<t@uS*H:83ebx5eL7FOb,XXmrxHJp#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7@H]=o90S);*4+Hsi0<B(L4+6vy6*/Jo4+>Hu9^hGD9]JT12HdH9",
+    "4bhz%09*swy%7%zmHY/E9XO%@9]ASD3k8Oce,8/61>rvPIS&J(0^m9Hkst%n0SuRsAO)>3wgC:/[s#ff[w<y!q5_8*03QlD01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+Orz26WI3Bd*h",
+    "l:r2e5DZ%n1Bn9-%-u_C46u$52J8P20Ky=.0E7z&j/pve3abVm4:bTE1T>E#k;S7^i_]JNh7lAn&Ib-R0]Is*959UoFA6g-*$y8HHLL_@HkJVo1N#pMfT-)%4Dgj85HgLrKn.$_3+RPd1MM*bvfoP]",
+    "0x+Wk6gB@K3ON7]53B]s1UB#t1Dq5LzMyFY+lLVdvax6n2IJNeA008I10Mo302DQ/0S=kX1@[@y0S=O[5Dn)h2ceiC4y6MK&C!]x2SW=]0]Uqg5-2CmC/R9r6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(",
+    "2+xHP1ligT4+hExA009P9]AW36gjH>4+>c#6F2]>m/FwG45kAQ1k#!y1JeNr)S4g$MG2<N2aDuO0o]G]4+5wI6gB@K3ON7]56%W31UCQ@HvkFj83<.PlmQbmr_;lM&IS)1t[<vU00ieY1gilL3eE,u",
+    "xsMSK1;+%54+D>[2)EXn0S7G%kOKp>1>Q[yC/QSV6*A8P4+=*j9^hPG9yb62I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf01pYc1_WJ;EG@cNkOK&uAP).)pCAMB/[O!UxCRQk%mxRdpeq5Vgh:wq",
+    "r_;J2.xd]9Ij92.54Z*&1ULW[H_.>p005!]2dVH&4+!bw5)U1y10M/Dl<c!rI5MaM0tW@)u&x0OTMpm^9x-av1iLH./b.16MGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]-;AOf,U2nd+c",
+    "4.80H&-^13!5]+4HJTC:HLC#+3eW^.GL@@Zt@H4d4yXejGKdWXo,7EMq#y<H3doZT5-XuFFvIM@0R[C50-+<p48Z_ekqHF$5)T2H)(8hFF9j>!qPPJRH/pD]8#S;)0^l+-ISP[F1qATgR1Ag7ngIpJ",
+    "BmpH3(flC*<EHpB)&v5/7z6*mR0@EO2.@6-3V#n%)j1O]<f#mBIo3HOGc(dD2X74JtPu[*y;h4kqg;^oBnlq]HUl3G<r4Hi(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;",
+    "IUG3v4Zr.79]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/(Ww.iwP3j]sL.U$Vx>rL)ZHK#TY8/eactO=9eI1Su77&QP0&aVgzq=;=9z90qQol6f1+&V2ZFaQqu0Rr4Q4&_Pd2,WLL",
+    "A2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gm=6=U:HQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIs%vh2(s!+A2c<HIvh3t0%sI7rU4HM>7f5_00oE84GUWj6x/!k(E$eBItM^w",
+    "p92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T!_p,ctar3eo++&UaK00aFv1gQZJ3cv-vIRFm;m5n>Q7_DE1Gc&rvAO/DY1G1r&0Ri0+9]AO<0]wc*dk+et0^l>u1]I/303QM^+&T!Qih/.I",
+    "nh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu73XJP4Aqt=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2)<d^0TVT/6CX4&+&UaK00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj&-bVAItM@u",
+    "p#ufnrey,$Iu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaCS/u00oHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G4cs_ol#K@l>mL4BINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%Hk%9pP",
+    "v/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Q<yj3s(E$zIItQiaZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU",
+    "0]d>Z4G#p]Iu$v[0uKtS1]JVJ03I[]0y><=+&Tl&nh=/kyAK_VG2A*I3pl464+<Au1Mn=e>r0zG3tJBp+&Tl%0S(+b48ey82ZZG)9]bwwIwUzZxB(vuIimv)53B]s1U2vs9]JYqIs;Pg4++$t4.9u)",
+    "+&V7@I5fu>9]];G1]v2sE)N5w0^mA3Is;)H2i!UbLky+=A_!7G91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFZ+mrNfuG2A*HH_-_OmJtN20S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_Nt-eY@H",
+    "+&T@Z0]nv)9]^3B0^l>*1]I^A03QQ3+&T!b#SarRr_<B0HrzTKIRFA=1fCEN3aUW>%ez>y:zNu1TMq+_0_a:jItMKbkOKp>1[=WmIt92N1.wKx3b+Oz4:kZEHUI)U4+Gpf2,%wv1ke-8H8I:e96103",
+    "u]EW:0S=ke1[68pKMw.t0^mS9Iw&]X00u/2pCBVRGN/O#+&Tu^A>Tkv9]^3B0^l>l1]I^B03QK2+&ToS9tgHUKQ%KrHrzTN0yzK$/Hyln2b4hrvi$@EFAoE$0^mSAIw&]c00%@3sRIO>sSOO:ItAVz",
+    "1;U0_3eg514:tfFHvj<V4+Gsg2&$bC6E)NkA15*0It,OK4+<JP4+=b80KYZ=FAoE>uLlnr,a05bF#rce9]1bN69viy9]$.ui5eU.o1uIKRvIzo>y[61HvkQZy%-Y8H!@B=1TRfCG=6YU1.Ac14*]xR",
+    "2>iQvArIyQrtAbGF)-C[0S=]a:-x1ui:NOT1KQ;k10o*,G06uX8aJry1R68W>$C0Z2LoUa2b#SY038n,k%R#cEu*_[0J^#AvH/ed<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFu^)82bBQ^i_J%FW#>C2",
+    "4+GTBIR(7491rLNoBTlog@=P.@]AV.#[_^qw$Ky+.US7u>zw:Vm/iAxI5nc1H30oh4/b;i1O;fpY7Zfv0UrxD00V(s3a]qNw&:0Q4.GyL1TQo*F=,_61kVW%34n(j3;&Apwgev&G5[SnhnO1.gtuHD",
+    "062(=U;;_=00O=y4*@q-4-78zWFI3o:gfj@9ykCTHvkNm;HL_fHh][@9[<M!LjtY+SPumE0S=U%kO:;%G7kyhre6ox,fRLr4*^8@1iR/54+5K&x&aRi,:(7!,7F6R*JKX[r_wZJ=7(%s2s1Jt0WkVc",
+    "2#=E_-++BuARh@fx/jw#=/1sstsn@2/xY%)J>>IH2NF2]1IlR+AK&N)F9a(z00Yyq6B[.P&.6-B0^l)O<k0*>iq35hEZ=D=1lbP-cpnEk)3pQ(/HqAz+>qB:0f(.S2AcL;4+iA66%Pl++EEVxmI4Z.",
+    ":1Gb,@#%S>*>i.k1LWHb2/&6N0UI=kO$V--0uM:$i(Cf(l5#6EEc<_e0fIFT1(W]^4%3<L0YwFpxLpqcg]k5_PBSsj0SLa.WC>Ie8w0hf2M,;ategP/cM4nrkM[^:4uR@M4+6lMc<F^,%LES-z@GL-",
+    "h*bxT3ktO17zo(j2M+=o4+Qq_3IGTiIJW[0iwgzBv8<3Q3dxin0=lYO5Pb![:^dg^BMO@a0:%LkF!aV]2F#uw0JyJL4,Db_1<=HC0=/tHkGTmC48-K/HY_ae4aEU3G&VQ<2:Z]n3&jBq.zN7S3.jyL",
+    "Zw__%<lOf%fItbf5g!*g@sHK@iSI!Noq,7jiUa>SED41[2gbVx3&!7R38Vi495nMf44/5i0SbT&05/BI/06VjzHbSp/4k:D4++^72n(VS2zU.(=>d;7q+bcOh0*_ChMPeiGV,1Q2A/8%4v;t_0pO,*",
+    "4f&%C2)Dxo2=]CRC.f57UkbMUIRK(y2<nFeBMROR4$#6A1(vmD4+QznIROO.%DN[5pPLmAAA#T=59a^^s8.e-paB7m84lp-1Oe$74z/Vw48.f4,_k4T!XOV5zqkSpjP+gt]0oXv>=w>L27].39ykCG",
+    "58t0&94pt:aRvGg88W.uOb,T)-v53F.x2_e4i5#r(hUNg5F0W84+!23FA6v=#_%gv@W+7n:I;>B!$2.tH8,XC5dhOC3%it04%Z0,wN;U*R1Wj+Gy.]Z1<,b04*-7M2,db&4(qNS2E&#d9]J4B$SDMg",
+    "O#^4,3)s.d4Zgi^4)(4c4x]tcw&ex[woL)5T<K#PTngXmOdc^H*$W7r1_WJ<ESvXk4,2yT9tn/ec;I5P4.DNJ(E$y,v]k0ruM@E7*cuGd!wm+E@6e7JpuY>a:BJQeL4nhu0US1f,xUts/M)bG!5R+S",
+    "za^L%EY@*q0X7cI*b=<YG&arH69e(U2;vJ)49cVe4y<cl0NDx-1MS)&4-O)%odFL4[.8)NoE-Agy2%Fxw3,+Tq6Ho>)[aUTHN0yE*#ZiWZx0FNnwS9(2K_(w3iHAm4&gckh8+s%5(mM:iU9/wP!AV+",
+    "FfBMWdm1eO4(:4rs/aIup:6]<5(_oZ5DzoT2m]e71=A>Y49XV<*[uT]IMB8R1MLb8<Vg8sIWmU@0oc(94+i201k;i;G=7L%CE*Ak1_mW[H2<bl00pbJ83G0$2[>:hA3!qzFC#TL007w)4&n$9Gynta",
+    "-Uo>P-s>rGGynoV5-6b^7UBp4f#L^dOyURu)aVHh5%mU5IW#LY<&=wMf!S:f.HQ=f1h)qarYjEsq^_Yx[0[^y&=jMJH<F7]xyW7w-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)B2F>PL22DS(fB)SJ5",
+    "1_UK>HUJqhoDd1wt[X23D:0oAA3,s=2OlLg01@L/4#kmU1e2g64+Omj9]tl37c!Ht1@ijY5CiDY2<g/d2OkhIzXt,Tv:zWVIKT%V4LAT2GXNek!p[N)le%3KGQbBPKsEp-F*uba4)wxk3a@5b9W^PM",
+    "0_Iv9BMsU#EHF002OkeM030[_A0#-d9]kc17dHSKH_.kb00N6Y4+-JbFF@Xo03ReU03QK1-1:e1=$,J#zz+@u!UrD)FaQES1I!5z6<U)_kMk!FP[Icv6fyt+:XQNwE5io=K=@sLFbmhEoB.C8(9#MV",
+    "HtjSH*DWqLGV3%0fG@hAyzn=#rCkD*+dK^vJqG@pLN5R@H_.zU!=s-0;^cv(t_Ckfu0R91jsXt^urDJvHPJf+<&N^L4:j@v2*aDj0UrxAuP+0eF#$vm1j;Wx2hW%T3),I[4-,s64+8pQ1h];G0FquG",
+    "0XBgo2$R5W4+r<r0nIoM3(lk!4-k0k1>jIJ4G#yIjXD@J030*@4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,9[<G<*ai#e%Nq[],Ge#@znNhSn,v4<9SrC)1+IZ14dyZr0o#Qq8gl:+gz8o/",
+    "2sb&P1>#%aU/IV^2nC=,2n,qnZwgZZO$eflUJj@.0(BfRoiYL*1e(rF3x,7#IW>>$8a5pX@sD<.sjJWd2#M8n0WJv6W(^U.7alg^GXec!3$6hP%K-oW01>]&0woKZ;o1y6HRm%JHUKIxI=zli%*lBN",
+    "#1aUF;+FKM4zlV93i$yK2:b=R3BEKLG5[epIRFnc.C!V^+7u7h1fI7&497PCSqh^YBo,[*uLT5i4#/Ge4++RO9_LzL6Egq_vo[C#iWDCVIpsG4m/O-k/Qjw;76h>>RUaxahDQXy93Kxjg+_pGym.vY",
+    "4,dyU6)_BqeGde<hz]zlJ>>:!28sP&1.a<f4C)-N:Kp.e4eZ^v6f(C/4z9up8#CBX4$1,!lxq;./Y9#H1>il/a1RUWq9F_Zp+f;mRv!v6/%OJ29t]^g3=nGWArAuj*F*@F%N#2,H0,rr2+5/&06zye",
+    "4@1B$8f0T(aByX0*@8n!U)J;mZxAp!He<n3;#!D34/,2>-lu;GFJKQwt/.$5B8_wM)d8=H6c0AC0uPl2@plaF4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f2.,V>fbW)H3jiOrh.4.7Le4+!qO1rIP$",
+    "2CxkeL]Gp&F=LWjU)j6@9]SSh.r5D$<d6%QVh.+!4i6g3yaf+9g98kmWDe*o0-zHa&;OBU1c<yV1MS@+4&S;811thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.i_)$e1rI%eyafO=",
+    "4.7ov1rIy(y9EzY;7Ia39uFg$5Dy8U>!AE<QV%$v5)To$>!AE_S]2bn01sD_,V>e[5(/fB2M-m70S@g<5)T-Y>!AE#Vh.bi>!AE_/K_LH,xC74Ef2-5gx(YnO]laYJBQvB59tAb,V>h50gLz(4(QJX",
+    "3WrPq*rZ>(i2-N76AvQ%>Y*HVW-6Bo6AwS@>Y*G.bu-Jp6Awt-J>8:E=Oj*DQcL@z0Sq*2YhiL[b9jf0Vh:Yv2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)GThjs@a9xT52%XUd",
+    "27+D;Gn4Wm2lN_fH_.Eo.c9$ahg$-B0tMU=1TH=qI51s:-t3y1EsLfD4/ukc4:ybSVhWAUZ2&n07X>iM94t3Bi:3huucdkq1)FRS4%=p^0S<f6GY.*y#[vh5QXO<TUobO9F_,jo9zkah53H;o3HLMy",
+    "$Ji7L%dH0yH:[vyZ8bJCLqSEtVNf$eI50+v:;jW&@=*l1AVn^ZH90gf0B-dNK]wi1L-w!jEe[a-%nk$_3Z@oY$D[@iw,5<DuX7350ueY=0qbKg2[SmO-n<KP,=d:d[R0D<Vh(]E1sM*E*%b/g0S)[D",
+    "9^7c<0t5-M;0E=]V,YdX/<bCc*AqNLLNw5P4*];$4*]nD4HF$L]Lh>T;:i3vI1BXIC.3Nb37W1J295&-i[KXx-L-8s4:yLJ76>gQ2bH/F0bUL*1GiQWAdcnT0SIRW;7]o:G+o;q41)-=ivbI*&JGU0",
+    "Xas/JM,LC=C;5$ko6Xq)2(t;h1*66d3nvc[r=XErL$2uB0UkBcM-SHJM,K(;yJ0U1I5h958x7w94+Hp*J@X92&DjAz1_V^%#R39D36v5K1jd.dF9]I)$-*iW6*d3@MiexrfdU7gusIIA<MQw8Fb<IY",
+    "g:Nf0UxtWq4+qV&Qadd,G/KpJ:Xiu>G<h>.2ZQzn3&81L4EEDr2*Jbx4*[;02M(:mU.9z_C-%<6#[mwi<(2R>9thaY0S3^<1;HZb0UI-EmI)LymD:RlEGP<5w*n6/te*,jHD9RNivb9;[[ai%+yo4<",
+    "!(k5q<XdY;1:LOy1Ns3EANjbO0R;v%I=>fxGwrzq4CMm[!T]u4Y6&.6m6@$z>=(.6-J6D5kI)JRqACGY0hv;]m/=-0*Bcx(o3.STzhVymYY4ye8V/881j8#1zSd>4z#]U/v=NapjsXUVw-d8WH3HvS",
+    "4+P4v0S<zJ2jz$!4*^(N1]]&btt1^[Fr&l)95wc/83c);3I==2D:piq,2oLW+5,l(mr)jV:H+]Q3J,CmfEynGGc+7B00I=SG!Ge*EDuw&9S.C;zyl5W&KL<]%K,+4zXuD#r_wP$txyWW,2n^wp#l!l",
+    "wjB)gz^W#G1vr]B6Arz<0S;>1A7C)mt[p!DF)%ZW$N:k2wNMWYhUOa&v-+Us9S8o)0Rv$kK)9S=4%M0)5jI,]*AEIW4+4kY3KBCi4u-PG4wMxSFSp%87df2/EHN;X[0RukR39EW///!.SQ.0VTM-)=",
+    "9]t*=t[op2IRFln0uM6g,9rYu0S]JVt[oo*IRFtk03YT9IRFIP[Y4K4=8E/MHTSW]0WT0aF#MGPIxR6Y!v>_RP!9l*vaJCJrJV=HGWioPK[Pf1A0ajB:v]s>H_AAUtN^AM@V$:E/.os#hb9Jvf*u7n",
+    "Kb,;GEHK&fV+fHd5-lRO5FRr9EC@i]2=cf<9tVY*W(]/4HU-yD0S=fJs$&-8>B98Ri4@9@H1-(gA2s(iAG,lD01ohwKPzT!nzSSX[Eq>yEddh-zY7e+)Dsvn-Ts.WHvkU-q__V>k>,o58adVZ3J%H^",
+    "3(bZV4=!y-9S6+vOb3WB1+D<Q4)d;00S_nU;Z-9EiQ!<aVF@/Q0R<#T4*/,/9ROVj.*A7Q3NZk74!(h34>U];CpI(HEgvK<$QugaJr3sq3jFH>1CP8E4+oaCP%m_jILI3:axydkF9bF)h6y1xIRFjQ",
+    "IuFzXhpHL]ftFMc2*;@;o1iBFD/!5!IgJ4au!mRy1s;,6lLZ9)@4$e60^l$^;PL!Vx#T,92[bi<1s;@AgaZ#Pavuda03Ss&051hGF:<b3Ht!8D2[thR3&-O/7c[KN0R))P0Su$CV,4:O1nv4+4+QTG",
+    "9[<N24>fXGCp0zyA450*95bbj0RmAk12Q!54FMw@b_Nz_FLE.5051YGGXMs;<;-O:1Mv+8;x/1L2/NU#Gch[IKNmQ(L.zJ,4%grU4+FDB3agql1,8l@1c],>2YD]6GdjyY4-7EFQV!VCY5*4n@kHA9",
+    "%OwvWjpI/Rl%8V:/qfEXG5@,@!r_SmATr<TAFTm2/qeu*GXNVhsJjIp(E:B*Dj!8N00LS9egWJF4WRl51ggqc3F#=YhTI.y2#$bR2ZfUq4EF_P/qfKhGBE%z;Ex]]01oWnQx62fST6,IHJ4Zh:46Uo",
+    "<$^sRDlj*+&jJpZ4+.Cr)rANPueoC[05&<6O%ylt!2u4vt8foIl/K@AB.8u10S@^vkv]LIxnmD5[Cf@;sg8=R2A5nP2QlYWC=tFxE*^Lr00N-/4+GE.2lFQj-gK-P3NiYU3l9LKhXM%YO9><V2FCLb",
+    "49]gJ46g734yoN64e>F4A6>@j-b#HZ12AJ<Z_$)+Gd5v0W-Bzb+yM>UQ3a%O4/7m/MzXO14-zO857hyyu:lV*s[#+L29u%O0S;gy4,J:>UJor!4:6]-4@hY#UJoCg2<f2Iu:lVoUk^C!lcC%J4eALG",
+    "3X@GS0S>rk28]65JyIVjG2aajcfRcg4.<()4/I%TXAWBrHj]--0S-Ra[RESt+yM/t1rL/7lcC%J4!H-q3cG;]4/YO#Ft@#A5_+e-4:D69DKY:LcaM)24/T6-4;2w#4-bmN0S>Hp4-kXH0S>Bo56T3S",
+    "q1*ut;gS6$2a^/P0S(%l0Ro,_4+Os9Xa*nx@3Vmx#:Jlj9yZ4<4*_G^oB.A>qnrT;gaHo^%C_P1OxfXR4#JKW4!RLLH7r^a0S=kA,Gc!F)<%.3ufBr-4+)LXUk;$$pb8HS&!E5o4,vZ0Qw,yb77nSc",
+    "3J(axO$mhKXA7qq0<$Dm4,:RS2Gy+*4yOVQxZq*^r2@J#p9%)Pq,z:1+AIUW,zf-fssRr^,GBxUN_8V>4<bHX4:>jQ1PP:41-xE/2mSpE1[x13qOJiS3N=_B0SKALj[ypa$ZQO/!WR$W0ivz^4cX8L",
+    "2/KNl4,BcP6$-q@1JG9w2&Jw81^hJj0j9129]tr59^hSH9]bl5A22xpDm69$4;CZYZ4Xwl+f*M:ILiqSJ-m^/2J+qr3gKTL5Hy3a0S=SzTn^)A[tXXO=zsh^saFpi&-t)M$(I%n6]I*R4+Puo#Q>ft",
+    "f_FM/g#1GT!)OYH5d+_w1_wmWID@/&(E%]42K^^v4ulaOCo/#K1mdj_3cBJ@4(fyu9[<Cl5g+XVGyo7Z8wc:;8xIWduN4]O*a8B^0S=&[5g(TUGXNel00mtS5QPyQG5K/;SPwFW5gRf934<mu2%Ml9",
+    "A8.9Ti,rLoAu=V-9^gbm4KH:zHslQ,1u>5+28.yL/.H+.Uc[[%1f6FD<2XRO5He(DGiEhr/iqt]EL9H8V,GA[4<S[r4.CyG57hzHV,GX00uRLnfZ%!$7ujPELBR>T4BcZ7F-WjUy9*Cv.zo*ctqBht",
+    ":0/KeV,Lj%u/5rV1MUeA2/QYNB_A]YV,G/AA1yKW4G(qwV,F#u4G$QBWDg,.4-Y1H4.KI-.piVIdJh>.1rPlPq1k#58<&h*36W$EFHa9O*b)yBnPd+(S061h01tPeWDhR90S@X06Au@vWDg,.4-igw",
+    "4.TR/$po.T77qjR1P^ZNwPXXL2oD0eWD6t(y.@rBq*D(P[->f@GBAq_4%p<w9^76]kr)oAwI2zj0S=oP-]DJQH7wBq4+rnlumK8%Iu8l4!)5^D2MyB=0>Ngp3Um#=WDf./%8LOWG5@VDj1&!K2)*qX",
+    "9_3kD-1_qR(,RL6&A$T!;!*Ki2sN*;0^mC@s8SCL[=A%90rQ9p1v(D==ph$BxYH31HUz<H3.z)wzlRGAjAjk5A091<XbRH9hye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(;F+:!wducaLVMGA]w7!Ls8",
+    "f+Plmy$laLpGyx<$nzE,N,_lX4/Tc34<szkR1a39=<#xwRo;-+JL2e73xuX000j!nsS=wS:ro#AG5@h7hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^or+^).3I.:NDl>;x=)S=Oa%A&dk+QE",
+    "]8Wloz5Qbi%hm)B2ffCL0Urf501em=4/&)AQV8Ch5Dy94)B!IhGcw.nQVWAk1m1uz9]kO!:LVW&G1$^r4v+#5I;Ah3A964N9]JJ^2A1g=599-Y2;omI3/P%P0SS&>4&nU)4vdM%0R+vN1P3>[=yGgR",
+    "EZ36)4;T]mRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE0TTlGx*,Y4bsRJ:4wIz.4[(j[xB(wgG0^=C2*j*_0S>S30^n9kXBafZ86GkK88,Nc0UkC03eV&o43xw-4%Y2a4xhhi3g!;9)fx[4)EW-7",
+    "(-5l1w,gU&@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFjivbUb0[UnUuL2L02IK3F0S>G21@iDSXb&+@4:r3C4@cdh4.oG!4;X&54r33k3Cin=0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2lt",
+    "I[Ii1Uk=F<XbxWw.phVNb@Kh*1rPlPg[5[68<&h*3HoRcFHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X06AwE2XbxWwI[Ii1U/Ohb>3DlR4-%6X5BUf1:W%:gq6iNV@e+ws051]aFrJxHFAp=_jS)UF",
+    "GBwZW0uKSdkscovGXH2F3uXX605mZy)&UO&r>gE$iaHMpu&ieT)y<wO1,#5;2y>n=]7afsIgQE<4*+Har^qR81pl2;2+M;V4,/;p4+QAhoB.CU;r1LzHZ%YZmnaVcxo8E6Y6V#V9u9*c4!r:mx<Zp#",
+    "f$<d@2%1+1=8O42[,gy5zw#XlzF03SG%/6q0v$8^7dZe9&-A7p%&lew*ftLp:*8l0Cpn0so&gU7!JGyRmxZeV1&Ea#0tXJHt(*Y@x#t282-j9FEj2s)%LWKq4Bgck4&;$WZExPKRS27,4F:e=aRXHg",
+    "Z6Y^/hzA4goGT5;0]Yk/Xc9RY4+P]22P>Eqp#/@P#w@y8.6RE$fdmDV0t42%1@3b&Lk5uR0u9Zn4G%4@1q[p9fdL4w%:xeC*ai#KiyRLBpbHNQvIP$+l%k#i4*uU#1k$Ds0(BfYjK_BDvz7!cH9I_7",
+    ",Wmf$4+F6q2H3L/45+OQ1&[Vn0S6BQ;57SAIei9%xeE:Xy&DfAf%sGh+3^143zpLX2k+nl4-/Sm4+hPY9uEZ2=AQa4rU<SnGR_t>38!HNo_LgeIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%:/",
+    "yJiT3UJLhg0OLCcy6*xHaHq9F4.P=IeIH3VkR1-zp^TVnvC[$%7y8Ps0R*1_0tXKOuE@4pjjbOK3FF_o3dlkwG&7s80z)/2Lp1*D7Yo.n0tJDoHv,;*4Gxm%0]6x#Hr<mYWemRciva:I0)!3.k(dz#",
+    ",-*yAIcf[o1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.!_z_TA>bz=cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)Duz#0y,",
+    "4i5y1uXY(X#a[_S4Ic+H$c%CxHPj9Tjk]9iIn)jV-4B[kGt:;r2si*A0W.&_1v3C212O->HUI=_;>2@m0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1h%[=0Y)DLFx;F/2QxDO3dpD]1Ca&^,3.V<",
+    "4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%iUSV/@mPZS=pqqC$qf%9;_WY_m3j@_eh,TU=o0W^G++GF3NAP[;a2uT(E8v3F90(!qJ[$kArA!Qw-Kvx9yo@X0]w[hdk+KWv:+ifEF%vO",
+    "yodoGE<l7.z4n#;89KTFA09M;tyKoQ<H@JB@,TGz>pntD0Ilp:1/Nmj4+M_h0]6lqCI5&44;N+YQy-AbGL44/2deQI2$ax80Xq*lgwc!v58ndo7#_qI:KF;c2eSPj4-GCO4xZGE0UruB03Sd(03QiA",
+    "053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,m+*Q6-Kp]ZbPetLAR098&SwuHvB6a<2[JGM3jXsD0ir$+2F-Nn4+XlY9RVT>QP&d)o^d&7jPDH(EZo3V4/13rQy&jF*AoPct>2SR*AoFD4]LZPA8.GT",
+    "4,l%(i_$ei1J-^Y29T3i4++-39XS93.q#G*/[g3%Mhmn:4+r!1QVjSK4VMTDs-Uzo1u<Quv-hSo3,[SM4+qQV1Rn,Bn;ncF&Qt_2B<XAS9t=cEEI2s-1.lqg4*.025e@@b(<hTrkB^n[ki1nMZoZZc",
+    "4,DeD0SvN92Cv[-1gAp[IRx#yQwzov2+N)r4+e>+hXDr3v5x<[1LD0=8#d@#6gjN_0,6C2Jkc^[A<Igu4.Xjj5+8-EHqtaN6*V@^G!CBnYX,uC0t$>u7!BUz84nbvLk5fPI^NEr2iODviV+V6%8v=U",
+    ")dma4<)I=SG%Wk(9SXKcAJPIdoi#6BGBvau88n2D4hgQKcrO7sI<1LoLpAOQA5$_[4.3fFL.,BGuK=Dqfe8-Si2id0=a2kE#=+TSGXNSnx(6QyHJC#jGXM*U*B/eZ@dc3yH=UAu1UWXu4g-!h9]tqU",
+    "4jVK81n;6H[)@h31-h:#G5[Vo01mnShXDkIk>7[&#[&-/==_LmFCaKD#10:Z0XP633Nru&ht>xlv#^fr.nj=.=x7aV4l*.6h8hOV4FppYE8WB)3xcBp57Pq84If<P04Fjr00[b$bq<l7t7!&+:v9ip",
+    "+@gm%A0apViE0lZ-DTQtZaK[j7&8DJG5[Dd#S1PuHiQfgzIF>,trrgh-m[/;3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-vt]eh#WpZ+Fa=j5&Zw)YJWiU83+nX2.DN+uSrU4HtS@TRL",
+    "n,_u[h5@/VZx17453:p8!4VG[=a&3Mjhq+[Elvie4G%$9A1pEa4G(yzoEQ%=/mH*HUmqbYi4G4Lx]]pfAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD6EfgTGa0g;(28iL>r9^hT#!XQ00I5=hO0UrQ3mW_7u",
+    "3&xTG3aJ4D;!gfgGv2/o3X!mH4$^b+z/#+E>yr8,U:=xE:XvH)=aT$DlT8l)<nZ.,,vR*_4+W2;1rDwO4#cZ-3xd=R3%CIf8nN6Q4z:9O2iY>O;;4>ifkXf@1=UuO49;684w_0N2JOrN4+E-(Z3,m<",
+    "&%=/-zs:-.2+Gbz3E:(GheHhd#sUur[:;<Y1NycB4+8)67Xz*GL.of67Y>@mfN2gK2*S%#4+@Cs0S*4EAS5.7o&zf^HRg;21oHR[3%pMeGt,fA9].$Fix:gKT;XI-7&ib4WfC+S3QZX<016xd+.F7&",
+    "sT_fDr(p%2v[EW8F&PEJ@YSFhF>Q5N2:6Ww9^7F5z6%Mc/N/0BNiPXEHTkGq1)&cM@:+QKnv($t@uwp04vv&s1mdVs4+ek]9].@3OAiCmyl):EHN2:FI4v.btOp+mGurqT6EdI!2tW*@g@WWnToO0[",
+    "5,]V]1E^B,45k+d<VpTYr08%4sii:/0<#aG4+Yida2YcI4dVd>i_.haxP^1-<$GgFx[d@2lEo1Z1=t:+4v:)z2ku7:G6Jsu5ePF63&!6E3+d/=3dqb91j3OG1A=:$3dcte2A[)60ik6Mvl9.Lsk[*n",
+    "A(Y7+4.O[s2QNxEGSnImDwCQb4+yHf5f1+X4*_tlAPBOYj[y#czX1uBL/OkKyBi9ykOU6]=^;nB4(8lC1%r<k4$T$/fZ9d[Cl3SJ@4I-Huu&6cy:1U5lm#p;G0hSLmXZMvJ+#JR4.gUQqyZ1o0j:ov",
+    "12Hkm-]_u9umwCaGb[1kA@FfEM*@!,Bo7an1q8/B8a90%H2<0g%],;)4+fnDA1*Th8#e$2ypjYTa59]*AJYLe03QN303QK4015iW0]qM&odp7g=%<<!H/YFrh[atD=6L%[2%iN3eg,NJ2A:5VEi;cP",
+    "w(2ARkQV_ps#Ongp9LS%0W].FGBe,.BRMwW0^lk,nraUSy9EQa;mh,A1zry2KM4EJE)zN3/t&VQoNpfyIrj.@Fz<I]3ZDTUHvkLU>iY9%4+Wk9A1*c91r4sqMH4K$93OBr+XWxf0X6>10672;GXNg^",
+    "H2=ONGcf/I<gW8*4+gyi3)/+(uLUA8EU)nw4,nf00VWYZFAARl9]$ws1q+<59]bc2A1yZ91syZn&.+zUnj-<<HQNOr(g8OBF90(&0243(9]AT29]$)95-w2cAO.WC2E7Cd+XWdoj<u+35-NNc6EgrB",
+    "HUJ+8IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RCE-KO!BRDqz9]AYF0^lr28wQlcYX&S22E7Ce+XVvBv=oQ^3m+0S00hvZLK,oj0S=g>91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3",
+    "Hvl6yGyo3+wgV3dryLSFtmrNVECle61q.Qva4a@Fb_rLHH@fFOSq]4>3@!1-0S=NApk4.v2Y<aKmYf*>t/kh0o#O@th]oU]1&Wt(9[<D_7c:Ar3pF]lx6_gB@DzR7<nR1K!md*.1UE6sE*^gylrAnc",
+    "G;4)Z*,8%##:5_W5i,o;c<Zt=%2ft=4*,$Y4,Vq.T;>t#aSHLP9RR9B4:-V=3.B3M4.^9z*aR0f02(,q)(-Uj01pS!>7D#Qfc6kBHZTAHg:;lW4+Q+lO%DQ44-GMwaSi*>7Y>v1)C;_GFf&dF,82r2",
+    "$#4&Kx3!7=FG;_rs]yc9yQUB;iUBMoytRq^FG;_t)B+Df(dP#*ivcVp!L=D3FP-H1IMo6G+Hntb#.hw8FG;_wz5)+J>0.mqz5*]8H8sBiFPi^_F#QAtx7G:@=5l9Cc*)%lAD-m,)B+JR01p8Dl=,8/",
+    "FxCPep8+%g5-fftA3rgm#c:ZHzycqV0W]-*3iK8)1U50$#t]P4Ho;:k4:kXoaRub$e,8,3)C;Rj01pxWm_k%%Ff-%!RWLLF1l.825-55U4,x-EaRX8h48Z[pH2-@!2gs0S4+x+G95(.C]Cn(OpaUNX",
+    "HUJ+CHUJMf]Cn(CztC]H64;O[6#tlU9^g]g(sd6s]Cn(Hpw7tw4+x+G4,J!)5g!3IpaUNXH_/3IH_/33H_/pII4^SR/K2s0>_jM;xZ@mT64;O*rvDHISq^!F0^m0K@w$M0Ne:0,m_j[_00*E04.U,r",
+    "aSo-n4*-[O6%R0q&v6zw!(]Hh.sS_:qYnh+hzAJlR1Xl6qdyM.vX<-2-))=.51c6ul:rW9A0s)G0S0gir]CKa,mWSS1-y1J0D<KwrtKXC(;.pUgCh)$.4+$4GUKJ!0S;vHRwp$uVIwRht*#s#aP+eS",
+    "6f;@8Nk0ZSGcoAq9S(,Y83Un#Ob6,6TL@,a0h2cm3z:zG0Rr6#0*WXSGM6M9HDm$atV#l84uahU1([.H3tS:JIRFl$mKFoOfe[Xg%;__<GB&jX1cZ+j4!ye:4N<9&*wHNkQy&B]udD+QI9CMiyC)9+",
+    "/qLpK0tf!gA1*XEA>_jpC;5kfL=U!uFhv]P&dLuT05+Me4*(SdF#=rI5C,J]3)[a.1HZT/9]bw/1uqXZIl[3!95#&0L/1.+84Hy8RSyP=VGjhK1Rn!3cppqTb@8IH1*Ofy0S&997!x:)4FlI@4yAbm",
+    "n5QBG8xI$[:uL.@stg9skO37n,s2hzi_$3:*AfG^E&[SN4,3iBMh/h%4+B#YHvkQ+#vB$g=9c*oTL$BH3fF55h=YYp=EwUm2>FD3052snIRFHO[wNVO004[!2B!fZ7dnUnA^uxE4jwe^2;T+FDGBt>",
+    "4G$t(4*.c.4,CEgK;I(d3/X-n1efmx4*[U]9Sc(r1o8.UFaQR>s[s^><(CXUHvkqm03QQ502Va:4nzXA2=KW+2@e<.03QJ^02ea/7cu^EHvkhe<4ycq1vl_u3%:&n%m)LGlMN2c2Lf3iAvn$l9].@C",
+    "A^utT1Rp9h%m)rp4x+:y7BT/DHmd[.y%8S,HOU7oFgO4&0WvcHA0-vX0M$ANi0Tgt+:8+qA%y^C$p,>g2no9p4.cF&yp9>KjgAoxoazrgGBGld1p_[&93C:r2MbdV1iKM005CHE1&oYW7C6ZV9]Jf5",
+    "7C8VP133T]HUJ+3H_.G[7&5HT4*;t/H=_PC&ZR-EJqh)r0t:tm1o5&T9]bka2Q4!,01mGQAJYLdyb%Yw!ps2*vIP;[7as[Ryb%EK(hLtbyb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKF",
+    "FfjloF*X1P-1Lfc<Cg$#y6OQ2%f/H2r_w^!I*0,cV+Hf[ObWW:91kE@4+6Ro4UhgJ6Enl83;BwHyAduhH2<A&4)X_B<nH$@2<BiC0Twy)2<eF(2=KIS9]JG]7B^+/9]So77cu^FG5[X]F#s1a02nX-",
+    "3%wB%G5[]HGBW<#4:B>V0F%y94$TJwSsx%Y&j&9CH821NjSe3!HO_hQQ6B>t;VKGPGJypT7QPWYF*!5.CNMbw2jvkDCC&!_g>a/%(f0ue;gK9%IXZ=]3^Xf5.xUEq,y9DhS@Pxh5gRc81o<gc9]SnR",
+    "5k4>FH_.V&4+G2xF9J9<00XdqTn4HK9]Sf47BS2R9]JJ^6*vGd12r%JCNwqxDl]3#E-Ka&02Kl-1J^0]2j&3>%m)LOvL6oy/O@^=F)>apFV+DuIRFtd01eUHCKEF377q!(5de;r6Aw4P5ibQbHvkti",
+    "03Rzj01i.M>aYcDgPR/,(FP9]zYzfWV,4[M9]1A]A0-sW08a.(njRQ8lLjv!G&+a=3^XVwi3bhs=$iaoS@P!i5gRc86Ega@3;BtCzY#t$IWYhXR1XC62>FM800a559]rRY4+PN(7Bce*9]JM_7C8VP",
+    "1Tg:;FaQhfEFS;g02ea/C=I.V0]_zo1<zh,9]bw;EI$k_IXS,(1JSD/4+M<1A0aT$2QLOTF#rdR4i7BIDh=Q$nf<FUG]mScIjE:[4-Q</95^c%HZeIh00,m]4.pP60ku[I:6#,A-gPce4.LjB3^OVv",
+    "ryvUYp&bt(Sq^oc5gRf96f&j56%Pfw5iU4101HzO1iKM012-7Q1F;)32FM2w1f_ZTGsp)WGXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+a*Bl/OH=:Js4mdZv5kJ,eGC4H:5-On=wloH:",
+    "oDdHQwlo5^s6!7oyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#D:ymN1@imy5iB.];FlA0H_.IW5f35l2;LdhQ3wC_au>#]1@iUr5hN/zgNaTL2G[^/EwS>]4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw7",
+    "4+Odg9XRki4!8vXn8Pa%6^$#71UECj1>RfWLIlN^DFp8o4A%/AH_gV31Er<O4xR^F=N]8C4mUU03l9XK6E6ccH_.5>)Eoxb3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F8",
+    "3-dmB9_dq0gmx.[GXM&pfC&k<wE>.U:U]5&@w$B0o&p=(@=BgM0r&(1)6xtNVT76k9]bb^@ve8T/@#/J1M9pW2GzFJ0S.,%1f&EX7BJV60uKd&1p^!H5jA/X)ISqAlt2$9@TqeA=8)X)R]fC8)d3wa",
+    "cLlyf4,]PH1_SM51G_2#4afu!4Dy)^4-6S13djT:Kr#RrG5@*8A3!+(4,3cyFF,Rfa]y<.4s#611O%>jAPsi^:H@lI$OIn+GXMg:69n.Z1@DV+1D!ArD98jK3Nrv7Kr-XsGXM=9A3!+(4,3cyFF,Ug",
+    "a]y<.4s#301O(ZW5FZ6LcOMlw$OIn,GyoAe01UymLIm>10U[45$OIn.Gyo4W:E%EUatO!,4sstrIRFm^$OJDyH8FD!3&-cr*Rc/;m[T7UG,LuQ0p@sR1ab(z90j$/3j[0/1W=FxOA5CE1CXgN3[VQl",
+    "s9g+B1%@PGOarAB4on[&IRFH:yebY&FCI2A00fng6%0)Vo#Z4h3O6/T7BYwf6EgrG1ULW<HXs8m4+n;;8#4eCHsKi#P#+#P;*RkY[1=@aOdlUOhyx!5IRGyoH!w[YIEVud&<BL+Ee[ol0_0a-9]Si5",
+    "CO0zx9]tl38!@YQH!uJWP#+&PhyxNi01iwaA2$FW1_@ZVA0IhQ8aIdo4&gj66*)490_0X,9]Sf45jaW&EDliwcnpXG1EX9HP#+#N;*Rkyh8Yh4OdlUM00e<a0uD>dA2.LX1_!NT17a<_FffP%6EFZD",
+    "1T>E/IdTIm4+n;;8!!MOI5+;fP#+#M;*Rmw(QXb*A0IUU6E/tg4ox2)Hvk>8HHZTeFaQ!b00!uB1j>st4xqaO1X_[kH;x@_3a%#s@YsO(f$UcfsP+pJGrt5KG=ybR4+hQC0S>Uhp8=BXx)2W@(Yrto",
+    "3LY-DF)]+*HUJK(j]c;drwAVfHX#r+01pR19]]^hFAFm/02DR/2GIixh/4pF1vrztwgC;ohq4bFG1[&_3beId2g/484,$=o0RU.b0*j=(0@]FI4+gUY0;OtB4(XLI9]$uv4*_kMbqCqbcN[oS02U7l",
+    "Pagp=03tFl03RMX03QN4000L7lqnA#PcH&DG5@@X03RMP039[^2f<&P4+69DMGpy2F9kF(&(&56<Yg=G*K@jGPag*_03QM^03Ql803Qc903QM_03Ql9tOXwiGEWTu._SlXHWviYtP_F%rvncJ$F+3:",
+    ".H8vaA59,QGyoqsH_/p:F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+89@UIF/W4.O0]A2_Gs1ur/;G))gV[sk[NH8M:P8vX;j3[4*fGX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=Jc",
+    "A2_PxFF80gO%FMO1^@^]GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*DbFDNoF01izbIWzztI5+;/IWaN,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,",
+    "G&D=QIf4c+IW-m(4:*DbA2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01j+Uj0n8:33XaAB4+q^(0RYXCKMwvb4,oE*APKM48V:v^9]STU9XJ3A[4Ng*A09RU4*V>[",
+    "F(3_6E)NGk9XKBf@z[X)9^+eI2:UJ%H2a2G3atbW3-OsW4k@_F*oOiRou=kGH_gU*9x&kP8xH_4xw8R32QfH4.G<%i0WvVJ0a8UXb9HUs/L,)WI^tVdv1Jiku&[LwJ]6@%01pn4@XK/5eGdrR0uKYW",
+    "fd&q&fd_tx!w;GGiVqJ7U.^BMiU9(:fh7+Es:/ceyUGy=!nqs.,MAAD(9IhOr1BdHBo3VQ1@CM+0&<cu3Z.C:2NeeA*A)wT4wcLs0aO%b01Kzn8xI4Ds0SN2(/,O;<mCJ)0tAPJ89g:KD^u8h067fB",
+    "kOu=dvttFQr6:u+-]2+p(q.05x=WGH&J7FP3LhM3wz+u/Uk;bCs*wQ;2+z3;3)lh,@U4J+#TyLK&Km_i&Knvs6%jK43,]*D[nv=C4+PVxZ4RjhF90z#)wl,-.dk*@jROVKng.8ft8EL90]Po7Hd7xx",
+    "HIf4f@mr7hwd4yA3&NR64*_t)7z2c/6%Puf4,W:Iz6u=T%kV/lGBP-D2La=@4--JxAqL&!M-@z!te6^GitLL44mt.5;,U-bF^IQ&4,hyXBQ=jp5i&3U2Kqq-gobb_HC/@G0SA%O1ROa(0X76ZJTxmb",
+    "KN&Ls9]]@B9y7FzE*UaE9]]/90PEB+3>uw%03Ql704=_r>roI<H9!l_/=H0EGu6l&D:pM87&HJIH2<ek02;-]7&rhPIq3rkvjH0]jJ6[Ohm,*gnXFd:i_]m;jUoja0f7+.HUS$CMB]lpF9$L-01plD",
+    "$>fhX$@l0H%K@(*2nqNI1Jwu*3Hk=VH_.33pmrHBrw9)SfCC[nEBlod4*]oV93K%hrUx$-G&h+D4m%$vHUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3I]CBxf/zk2mwbeH8ubY+;<*>3NuF%G5[Si00G]w",
+    "2-JXp4+/*Dl:#d;I7b1NTnVMl3J(ZIA_@rk95etbH!R@/0NN4>(Bm5,HaM^.8w(v6G5[(!F#r^c01o_L88#gc0@i3&3Ah0sHq*W%2F!%C0S!I^/:8!A.NX=C0e^V[1_:o+J0BJ=fCdgbA0[:c9_(4)",
+    "1[67luOt#S;*SYz.O3)*EZMsQ4+*9O5i_+9F*X1n7Bc@6G5[Ph03Q^H00M*p95C+%FBLdBLLxXg030*@7&ib6/:,o6lkFP=8yhv[1qT^p-[=vB4+8Uz2MMhK9x_wt1go2C4m/3MomUSc+XWvYIGY6<",
+    "AT%^)8Oj9,<_>PS4aNl<6F2]>j-9n1J]7k[06j7*GW,M]7BK)GFu%uQ9_L*d1rRs6gi-JX4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&",
+    "G>HeX1jdFa4+%gJGynvbI1Ak(1nB/o4+%gJGXMgLI1agw1q0is1@i295i$TD0ygu2Wdh<14w(fKHQw(V5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dtH:L3cFr3MOslOhiQtI!t<5]>:+",
+    "FAy:;:Dpxtuk[5Bk(DA3;gW-MRs*.;0S.8wJiV;U4$Gzu4+gBF1P:0:t[<0U4fJLP.SGvYm(h=[4)8G#GoX(m9_;0N0R-$=Ee[:u&LaeyhdK@jw4wwb6*2%12bKa4z5(RUBQF9mH_.FY$]Dct1B;m=",
+    "rtxeK2Z=sB4wNwiw]x%y*c1-7)H<EV9]G_D2M*_76E;P)K:+9b9Rjry4j%:Qf)N5E3>%Fki5;FKA>m6qbsc8T=e8>KIW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-",
+    "Gu[CNCLaVc00N8OZUiO<fe8_ehn7MP(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k%$vxd8_+0]U*J91:f/86I691=X8T>FE3eh#U>ElLZ9M1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=",
+    "0WTmlFo6OAI1dbl0tea#4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tVv2NDR:&95a>n4%@O,nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOPf&l^vF9=N^FA6X+i2)Wfr34O%0R+[lW&tD&",
+    "+#e4Ri2(>r2@:sTHHiTO&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1&y*B5i^(Xivb<GH2=3vFzX5*2[FPJ1;-B_1DmmC1%s;[4vOCt0rnCf7Btoh9]tkj3J9U^paBmCxd#WF!Y2+N",
+    "0zD5K)CU834.gwL4toJ44.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nVg,aSsH>1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=",
+    "0Uro7.>a$<GBp4wGBp4%3Nki^0UbBy3J9V^4/v=jC=9$z3iq%]3F(+A1hAe>9_CnHg#iP>uLlnTF9Cu5Xb%vcQ3bR=4$<l)&,N$;.;I6v*OCbj41/zJ0%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz",
+    "4,Z!X&-^0!Top3fwLu:wGF.>r1@h*W6*Jnx86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+g_Q90@.#R^Q5N4,2gy0Nn%+1cAvM4*.wf2(:g143+B_4.e2M0iOg936lX21&d)1D0Bg_1P:r]",
+    "A1F8g0nG#tAao)zGIb9Nw>*v*ga@(jVE",
 };
 
 
@@ -28957,12 +28994,14 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
@@ -35990,8 +36029,12 @@ typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
     const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
+    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
+    int positions_dt;        /* te_dtype */
+    int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     long long offset;        /* added to every position */
-    float position_scale;
+    float position_scale, attention_factor; /* of cosine and sine */
+    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
     int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
@@ -36002,17 +36045,26 @@ typedef struct te__rope_kargs {
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
-    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
+    float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
+/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
+TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
+    const long long half = length / 2;
+    if (a->cp_size == 1) return t;
+    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
+}
 /* The position of token t of sequence b. */
 TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
-    long long at = t;
+    const long long at = a->positions_step * (long long)b + t;
+    long long place = t, length = a->seq;
     if (a->cu) {
-        b = te__sequence_of(a->cu, a->sequences, t);
-        at -= a->cu[b];
+        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
+        place -= a->cu[b] / a->cp_size;
+        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
     }
-    return at + a->offset + (a->start ? a->start[b] : 0);
+    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
+    return place + a->offset + (a->start ? a->start[b] : 0);
 }
 
 #endif
@@ -36025,28 +36077,33 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
-    te_result r = te__want_format(te, op, format);
-    if (r != TE_OK) return r;
-    if (*base == 0.0f) *base = 10000.0f;
-    if (*position_scale == 0.0f) *position_scale = 1.0f;
-    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
-    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
-    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
+/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
+    const int64_t positions = a->positions ? te__numel(a->positions) : 0;
+    if (a->base == 0.0f) a->base = 10000.0f;
+    if (a->position_scale == 0.0f) a->position_scale = 1.0f;
+    if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
+    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
+    if (a->cp_size == 0) a->cp_size = 1;
+    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
                         (long long)d);
-    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
-    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
-                                    llama3->original_max_position_embeddings > 0))
-        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
-                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
-                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
-    return te__want_numel(te, op, "start_positions", start, b);
+    if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+    if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
+        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
+    if (a->cp_size > 1 && a->positions)
+        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
+    if (a->cp_size > 1 && !packed && s % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
+                        (long long)s, a->cp_size);
+    if (a->positions && positions != s && (packed || positions != s * b))
+        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
+                        op, (long long)positions, (long long)s, (long long)b);
+    return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
 static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
@@ -36066,9 +36123,10 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
         r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
                      (long long)a->x->shape[0]);
+    if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", packed ? TE_SBHD : a->format, packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1],
-                                 &a->base, &a->rotary_dim, &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
+                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
 }
 
 /* The two argument structs differ in const alone. */
@@ -36084,13 +36142,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.head_dim = a->head_dim;
     f.interleaved_groups = a->interleaved_groups;
     f.no_rope = a->no_rope;
-    f.base = a->base;
-    f.rotary_dim = a->rotary_dim;
-    f.interleaved = a->interleaved;
-    f.position_scale = a->position_scale;
-    f.llama3 = a->llama3;
-    f.position_offset = a->position_offset;
-    f.start_positions = a->start_positions;
+    f.angles = a->angles;
     return f;
 }
 
@@ -36120,8 +36172,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
-                                 &a->llama3, a->position_offset, a->start_positions);
+    r = te__want_format(te, op, a->format);
+    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -36132,9 +36184,7 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) 
     te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
-    a->base = f.base;
-    a->rotary_dim = f.rotary_dim;
-    a->position_scale = f.position_scale;
+    a->angles = f.angles;
     return TE_OK;
 }
 
@@ -36150,36 +36200,33 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Angle from one position to the next of a pair of channels whose frequency is f. */
-static double te__rope_llama3(const te_llama3_scaling *s, double f) {
-    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
-    double share;
-    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
-    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
-    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
-    return (1 - share) * f / (double)s->factor + share * f;
-}
-
-/* Sizes from x, a tensor of heads; angles from the rest. */
-static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
+/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
     k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
     k->heads = (int)x->shape[x->ndim - 2];
     k->d = (int)x->shape[x->ndim - 1];
-    k->half = rotary_dim / 2;
-    k->interleaved = interleaved;
-    k->position_scale = position_scale;
-    k->offset = position_offset;
-    k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
+    k->cp_size = 1;
+    if (!a) return;
+    k->half = a->rotary_dim / 2;
+    k->interleaved = a->interleaved;
+    k->position_scale = a->position_scale;
+    k->attention_factor = a->attention_factor;
+    k->offset = a->position_offset;
+    k->start = (const int *)te__data(a->start_positions);
+    k->positions = te__data(a->positions);
+    if (a->positions) k->positions_dt = (int)a->positions->dtype;
+    k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
+    k->cp_size = a->cp_size;
+    k->cp_rank = a->cp_rank;
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, &a->angles);
     if (a->cu_seqlens) {
         k->cu = (const int *)te__data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
@@ -36191,8 +36238,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
-                      &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);
@@ -36249,8 +36295,8 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
         const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle);
-            sine[i] = sinf(angle) * a->direction;
+            cosine[i] = cosf(angle) * a->attention_factor;
+            sine[i] = sinf(angle) * a->attention_factor * a->direction;
         }
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);
@@ -42916,7 +42962,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
-    node->takes_quantized = desc->takes_quantized;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
     node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
@@ -42968,6 +43013,14 @@ static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool al
     return result == TE_OK ? te->error_code : result;
 }
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
+/* The same for a node that takes quantized gradients as they come. */
+static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
+    te__segment *segment = te->tape.segment;
+    int before = segment->num_nodes;
+    te_result result = te__record_always(te, desc, false);
+    if (segment->num_nodes > before) segment->nodes[before]->takes_quantized = true;
+    return result;
+}
 
 /* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
 static bool te__grad_is_alone(const te_tensor *grad) {
@@ -45846,8 +45899,7 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     node.outputs = &y;
     node.num_outputs = 1;
     node.backward = te__same_backward;
-    node.takes_quantized = true;
-    return te_record(x->te, &node) == TE_OK ? y : NULL;
+    return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
 
 /* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
@@ -48376,27 +48428,102 @@ TE_API te_tensor *te_scaled_aligned_causal_masked_softmax(te_tensor *x, float sc
 
 /* ---- rope ---- */
 
-static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_op_rope_args a = TE_ZERO;
+#define TE__TURN (2 * 3.14159265358979323846)
+
+/* The factor of cosine and sine that YaRN derives from how far it stretches. */
+static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
+/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
+static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
+
+static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
+    const double original = (double)s->original_max_position_embeddings;
+    int i;
+    if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
+    if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
+    if (s->type != TE_ROPE_LINEAR && original <= 0)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
+    if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
+                        (double)s->high_freq_factor);
+    if (s->type == TE_ROPE_DYNAMIC && dim < 4)
+        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
+    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+    if (s->type != TE_ROPE_LONGROPE) return TE_OK;
+    if (!s->short_factor || !s->long_factor)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
+    for (i = 0; i < dim / 2; i++)
+        if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
+            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
+    return TE_OK;
+}
+
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
+    te_rope_scaling s = TE_ZERO;
+    double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
+    te__floats floats;
+    int i;
+    if (scaling) s = *scaling;
+    factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
+    if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
+    floats = te__floats_begin();
+    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
+    if (s.type == TE_ROPE_YARN) {
+        low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
+        high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
+        low = fmax(s.no_truncate ? low : floor(low), 0.0);
+        high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
+        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
+        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
+    }
+    if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
+    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
+    for (i = 0; i < dim / 2; i++) {
+        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
+        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
+        if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
+        if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
+        inv_freq[i] = (float)f;
+    }
+    *attention_factor = (float)attention;
+    te__floats_end(&floats);
+    return TE_OK;
+}
+
+/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+typedef struct te__rope_state {
+    te_op_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__rope_state;
+
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
+static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
-    a.format = format;
-    a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
-    a.interleaved = d->interleaved;
-    a.llama3 = d->llama3;
-    a.position_offset = d->position_offset;
-    a.start_positions = d->start_positions;
-    a.cu_seqlens = d->cu_seqlens;
     if (d->max_seqlen > 0) length = d->max_seqlen;
+    a->base = d->base;
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->interleaved = d->interleaved;
+    a->position_offset = d->position_offset;
+    a->start_positions = d->start_positions;
+    a->positions = d->positions;
+    a->cp_size = d->cp_size;
+    a->cp_rank = d->cp_rank;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    return a;
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
+    a->inv_freq = inv_freq;
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
 }
+/* Bytes of a state that ends with frequencies of these angles. */
+static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
@@ -48404,19 +48531,22 @@ static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_op_rope_args args = *(const te_op_rope_args *)state;
+    const te__rope_state *s = (const te__rope_state *)state;
+    te_op_rope_args args = s->args;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
-    args.start_positions = saved[0];
-    args.cu_seqlens = saved[1];
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
+    args.cu_seqlens = saved[2];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_op_rope_args args;
-    te_tensor *saved[2];
+    te__rope_state s = TE_ZERO;
+    te_tensor *saved[3];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -48426,17 +48556,24 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    args = te__rope_args(desc, format, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0]);
+    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
+    s.args.format = format;
     saved[0] = desc->start_positions;
-    saved[1] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 2);
+    saved[1] = desc->positions;
+    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
 
+typedef struct te__qkv_state { /* as te__rope_state */
+    te_op_qkv_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__qkv_state;
+
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
@@ -48461,22 +48598,20 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.head_dim = f->head_dim;
     args.interleaved_groups = f->interleaved_groups;
     args.no_rope = f->no_rope;
-    args.base = f->base;
-    args.rotary_dim = f->rotary_dim;
-    args.interleaved = f->interleaved;
-    args.position_scale = f->position_scale;
-    args.llama3 = f->llama3;
-    args.position_offset = f->position_offset;
-    args.start_positions = saved[0];
+    args.angles = f->angles;
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
+    te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[1];
+    te_tensor *saved[2];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -48499,27 +48634,20 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
-    if (rotary) {
-        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
-        args.base = r.base;
-        args.rotary_dim = r.rotary_dim;
-        args.interleaved = r.interleaved;
-        args.position_scale = r.position_scale;
-        args.llama3 = r.llama3;
-        args.position_offset = r.position_offset;
-        args.start_positions = r.start_positions;
-    }
+    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
+    saved[1] = rotary ? rotary->positions : NULL;
+    state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
     node.num_inputs = 1;
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 1;
-    node.state = &args;
-    node.state_size = sizeof(args);
+    node.num_saved = 2;
+    node.state = &state;
+    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
     node.backward = te__qkv_backward;
     return te_record(qkv->te, &node) == TE_OK;
 }
@@ -49909,8 +50037,7 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     node.state_size = sizeof(*state);
     node.backward = te__linear_backward;
     node.release = te__linear_release;
-    node.takes_quantized = true;
-    return te_record(y->te, &node) == TE_OK ? y : NULL;
+    return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
@@ -50049,8 +50176,8 @@ struct te_module {
     te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
-    bool takes_packed; /* a call may have qkv_layer in place of an input */
     bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
+    bool takes_packed; /* a call may have qkv_layer in place of an input */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -50260,7 +50387,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = false;
+    e->product_weight = e->stacked = false;
     m->num_entries++;
     return tensor;
 }
@@ -50710,7 +50837,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 21 };
+enum { TE__FORWARD_TENSORS = 23 };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -50742,6 +50869,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[18] = &c->args.cross.enc_dec_attn_mask_q;
     list[19] = &c->rotary.cu_seqlens;
     list[20] = &c->rotary_key.cu_seqlens;
+    list[21] = &c->rotary.positions;
+    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 
@@ -54952,9 +55081,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.llama3 = r->llama3;
-    s->rotary.seq_len_interpolation_factor = r->linear_factor;
-    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    s->rotary.scaling = r->scaling;
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -57575,12 +57702,13 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "default") == 0) return true;
     if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
     if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
+    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
+    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->llama3.original_max_position_embeddings = r->original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
+    to->scaling.original_max_position_embeddings = r->original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
            te__hf_count(c, "original_max_position_embeddings", r->original, 1);
 }
 
@@ -58198,7 +58326,7 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr[TE_MAX_PARAM_GROUPS + 1];
-    char key[TE_MAX_PARAM_GROUPS + 1][16];
+    char key[TE_MAX_PARAM_GROUPS + 1][24];
     const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
@@ -58347,7 +58475,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
     if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
     for (i = 0; opt && i < opt->num_groups; i++) {
-        char key[16];
+        char key[24];
         snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
         if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
         if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;

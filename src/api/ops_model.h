@@ -227,6 +227,34 @@ typedef struct te_window {
     int64_t left, right; /* numbers of keys; -1 => no bound on that side */
 } te_window;
 
+/* The new score of row q_idx and key kv_idx of sequence b and head h, or its derivative by `score`. Called from several threads at once; calls nothing of te.h. */
+typedef float (*te_score_mod_fn)(void *user, float score, int64_t b, int64_t h, int64_t q_idx, int64_t kv_idx);
+/* Does the row see the key? As above. */
+typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, int64_t kv_idx);
+#define TE_SCORE_MOD_AUX 4       /* tensors that expressions may read */
+#define TE_SCORE_MOD_CHARS 1000  /* the longest expression */
+
+/* The user's own rule for scores and masks (FlexAttention; TransformerEngine: score_mod, score_mod_bprop, score_mod_tensors). The score that it changes is scaled and has its bias;
+ * a key that mask, window or mask_mod hide is not asked about. CUDA compiles the expressions into the kernels (NVRTC is needed); the CPU calls the functions: give both where
+ * both are used. Zero => none.
+ *   score_mod        a CUDA C++ expression of the new score, such as "score - aux0[h] * fabsf(q_idx - kv_idx)"
+ *   score_mod_bprop  one of its derivative by score, read by the backward pass
+ *   mask_mod         one that is true where row q_idx sees key kv_idx, such as "aux0[q_idx] == aux0[kv_idx]"
+ *   Their variables: score (float; not in mask_mod), b, h, q_idx, kv_idx (int; positions within the sequence), and aux0 .. aux3: aux0[i] is element i of aux[0], whatever its
+ *   shape, as float or, of integers, int (i64: long long), and 0 where there is no such element. They may use numbers, operators, true, false, float, int, INFINITY and the
+ *   functions abs, min, max, fminf, fmaxf, fabsf, expf, exp2f, expm1f, logf, log2f, log1pf, tanhf, sinf, cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff,
+ *   copysignf; no other name, assignment or statement
+ *   additive         the derivative is 1: no score_mod_bprop is needed. Without both a gradient is refused
+ *   aux              f32, f16, bf16, i32, i64 or u8, contiguous, read only: they get no gradients */
+typedef struct te_score_mod {
+    const char *score_mod, *score_mod_bprop, *mask_mod; /* CUDA; NULL => none */
+    te_score_mod_fn score_fn, score_bprop_fn;           /* CPU: the same as functions; NULL => none */
+    te_mask_mod_fn mask_fn;                             /* CPU: mask_mod as a function */
+    void *user; /* handed to these; with the functions borrowed until the backward pass, or as long as a graph lives */
+    bool additive;
+    te_tensor *aux[TE_SCORE_MOD_AUX];
+} te_score_mod;
+
 /* Attention beyond masks of three kinds, windows and dropout: of both directions. Zero is none of it; tensors are optional.
  *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on, but for TE_MASK_CAUSAL and
  *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or
@@ -243,7 +271,8 @@ typedef struct te_window {
  *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m = 1, 3 ..
  *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
  *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page page_table[b, j / page_size]. Padding
- *                    masks, forward alone */
+ *                    masks, forward alone
+ *   score_mod        the user's own rule for scores and masks */
 typedef struct te_attn_extras {
     te_switch bottom_right_diagonal;
     bool kv_bshd;
@@ -257,7 +286,17 @@ typedef struct te_attn_extras {
     te_softmax_type softmax_type; /* 0 => vanilla */
     te_tensor *softmax_offset;
     te_tensor *page_table;
+    te_score_mod score_mod; /* zero => none */
 } te_attn_extras;
+
+/* FP8 attention: the probabilities S, and the gradients dP of the scores, are replaced by the values of FP8 codes before their products read them:
+ * x becomes f32(code) * RN(1 / scale) with the code of te_op_fp8_quantize. S is what multiplies V and dO, after dropout; dP what multiplies K and Q, and what the gradient of a
+ * bias sums up. Products of all else are in high precision: quantize q, k, v, o and their gradients outside. Zero => neither. */
+typedef struct te_attn_fp8 {
+    te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, stays as it is. dp_dtype is read by the backward pass alone */
+    te_tensor *s_scale, *dp_scale; /* f32 [1], read; in the backward pass s_scale is that of the forward pass */
+    te_tensor *s_amax, *dp_amax;  /* f32 [1], optional: max(itself, the largest magnitude of S or dP); s_amax is the forward pass's, dp_amax the backward pass's */
+} te_attn_fp8;
 
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
@@ -278,12 +317,14 @@ typedef struct te_op_attn_fwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
     te_attn_extras extras; /* zero => none */
+    te_attn_fp8 fp8;       /* zero => high precision */
     te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
 /* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
  * seed, offset, rng and extras. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
- * softmax_offset, f32 [H]. Deterministic. */
+ * softmax_offset, f32 [H]. With fp8, o may be NULL: what the other kernels take from O and dO, the sum of S times its gradient, is then summed over the keys, for O is made of
+ * other values than S. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
@@ -295,6 +336,7 @@ typedef struct te_op_attn_bwd_args {
     uint64_t seed, offset;
     const te_tensor *rng;
     te_attn_extras extras; /* as in the forward pass */
+    te_attn_fp8 fp8;       /* as in the forward pass, with dp_dtype */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 

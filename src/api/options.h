@@ -157,7 +157,6 @@ typedef struct te_attention_options {
 } te_attention_options;
 
 typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): api/inference.h */
-typedef struct te_score_mod te_score_mod;               /* functions of the user's on scores and their gradients, with their tensors: not yet */
 
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call.
  *
@@ -179,7 +178,7 @@ typedef struct te_attention_call {
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
     te_inference_params *inference_params; /* the cache (borrowed): self attention alone, inside te_no_grad_begin; the lengths are its own, and causal masks padding_causal_bottom_right */
-    te_score_mod *score_mod;         /* not yet */
+    const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Where the call runs again in the backward pass, its texts live until then */
     te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
     int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */
 } te_attention_call;

@@ -250,7 +250,10 @@ typedef struct te_recipe {
      * gradients; block scaling: always on. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: the least amax that a scale is made from */
-    bool fp8_dpa, fp8_mha; /* FP8 attention: refused, under block scaling by TransformerEngine's rule, under other recipes until te.h has it */
+    /* FP8 attention, of delayed and current scaling and MXFP8: DotProductAttention rounds q, k, v, the softmax, its output and their gradients to FP8, and MultiheadAttention
+     * hands that output (not under MXFP8) to its projection as it is. Products of the core run in high precision on the rounded values. fp8_mha includes fp8_dpa; the codes
+     * of q, k and v are made in the core under both. */
+    bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* of the kinds delayed and custom */
     te_current_recipe current; /* current */
     te_block_recipe block;     /* block */

@@ -43,6 +43,48 @@ static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int 
     l->num_options++;
 }
 
+/* Code of the user's, which a kernel includes in the place of a file: as an option, whose value names the text. The texts of a process are kept, as its kernels are. */
+#define TE__CODE_OPTION "X_MOD"
+typedef struct te__code {
+    struct te__code *next;
+    int id;
+    te__kernel_file file;
+} te__code;
+static te__mutex te__codes_mutex = TE__MUTEX_INIT;
+static te__code *te__codes;
+
+static te__code *te__code_search(int id) {
+    te__code *c = te__codes;
+    while (c && c->id != id) c = c->next;
+    return c;
+}
+static const te__kernel_file *te__code_find(int id) {
+    const te__code *c;
+    te__mutex_lock(&te__codes_mutex);
+    c = te__code_search(id);
+    te__mutex_unlock(&te__codes_mutex);
+    return c ? &c->file : NULL;
+}
+/* A text's number comes from its hash, so that processes agree about the names of what they compiled; two texts of one number: the second gets another. `path` is static. */
+static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
+    const size_t size = strlen(text) + 1;
+    int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* smaller ones are te_kcheck's */
+    te__code *c;
+    te__mutex_lock(&te__codes_mutex);
+    while ((c = te__code_search(id)) != NULL && strcmp(c->file.text, text) != 0) id++;
+    if (!c && (c = (te__code *)malloc(sizeof(*c) + size)) != NULL) {
+        c->id = id;
+        c->file.path = path;
+        c->file.text = (const char *)memcpy(c + 1, text, size);
+        c->next = te__codes;
+        te__codes = c;
+    }
+    te__mutex_unlock(&te__codes_mutex);
+    if (!c) return p->result = te__fail(p->te, TE_ERR_OUT_OF_MEMORY, "%s/%s: out of host memory", l->family, l->kernel);
+    te__launch_option(l, TE__CODE_OPTION, id);
+    return TE_OK;
+}
+
 static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
     l->grid[0] = (unsigned)gx;
     l->grid[1] = (unsigned)gy;

@@ -199,6 +199,11 @@ typedef struct te__option {
     int value;
 } te__option;
 
+/* A text that kernels are made of, by its path below src/; the text ends with a 0. */
+typedef struct te__kernel_file {
+    const char *path, *text;
+} te__kernel_file;
+
 typedef struct te__launch {
     const char *family, *kernel; /* src/ops/FAMILY/KERNEL.cu, entry te_KERNEL */
     te__option option[TE__MAX_OPTIONS];

@@ -234,8 +234,13 @@ static te_result te__jit_job_try(te__jit_job *j) {
     te__cache_key key = TE_ZERO;
     te__kernel_marks marks;
     te__unit unit;
+    const te__kernel_file *code = NULL;
+    te_result result;
     if (!kernels) return TE_ERR_IO;
     if (!te__unit_open(kernels, l->family, l->kernel, &unit, &j->why)) return TE_ERR_COMPILE;
+    for (int i = 0; i < l->num_options; i++)
+        if (strcmp(l->option[i].name, TE__CODE_OPTION) == 0) code = te__code_find(l->option[i].value);
+    te__unit_replace(&unit, code);
     marks = te__kernel_marks_of(unit.file[0]->text);
     if (j->sm < marks.arch || (marks.exact && j->sm != marks.arch)) {
         te__text_printf(&j->why, "kernel %s/%s is for sm_%d%s, this GPU is sm_%d", l->family, l->kernel, marks.arch,
@@ -255,7 +260,9 @@ static te_result te__jit_job_try(te__jit_job *j) {
         te__text_printf(&j->why, "kernel %s/%s has too many options", l->family, l->kernel);
         return TE_ERR_COMPILE;
     }
-    return te__jit_cache_or_compile(j, &unit, &key);
+    result = te__jit_cache_or_compile(j, &unit, &key);
+    if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text); /* the compiler shows the macros alone */
+    return result;
 }
 
 static void te__jit_job_run(te__jit_job *j) { j->result = te__jit_job_try(j); }

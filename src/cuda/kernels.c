@@ -18,10 +18,6 @@ typedef struct te__baseline {
 
 /* ---- files --------------------------------------------------------------------------------------------------- */
 
-typedef struct te__kernel_file {
-    const char *path, *text; /* text ends with a 0 */
-} te__kernel_file;
-
 typedef struct te__kernels {
     te__kernel_file *files;
     int num_files;
@@ -218,6 +214,12 @@ static bool te__unit_open(const te__kernels *k, const char *family, const char *
     for (int i = 0; i < u->num_files; i++)
         if (!te__unit_add_includes(k, u, i, why)) return false;
     return true;
+}
+
+/* `file`, if it is not NULL, takes the place of the one of its path. */
+static void te__unit_replace(te__unit *u, const te__kernel_file *file) {
+    for (int i = 0; file && i < u->num_files; i++)
+        if (strcmp(u->file[i]->path, file->path) == 0) u->file[i] = file;
 }
 
 /* Depends on nothing but the names and texts. */

@@ -229,7 +229,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 /* ---- attention ---- */
 
 /* The tensors of extras, for a node to save: forth, and back. */
-enum { TE__ATTENTION_EXTRAS = 9 };
+enum { TE__ATTENTION_EXTRAS = 9 + TE_SCORE_MOD_AUX };
 static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_EXTRAS];
     int i;
@@ -242,6 +242,7 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     field[6] = &x->alibi_slopes;
     field[7] = &x->softmax_offset;
     field[8] = &x->page_table;
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[9 + i] = &x->score_mod.aux[i];
     for (i = 0; i < TE__ATTENTION_EXTRAS; i++) {
         if (back)
             *field[i] = list[i];
@@ -250,15 +251,37 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     }
 }
 
-static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_op_attn_fwd_args *f = (const te_op_attn_fwd_args *)state;
+/* A node's own copies of the user's expressions, in one piece of memory that begins with score_mod or, without one, with mask_mod. */
+static size_t te__score_mod_bytes(const te_score_mod *m) {
+    return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) + (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
+}
+static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
+    const size_t bytes = te__score_mod_bytes(m);
+    const char **text[3];
+    char *at = bytes ? (char *)te__alloc(te, bytes) : NULL;
+    int i;
+    if (!at) return bytes == 0;
+    text[0] = &m->score_mod;
+    text[1] = &m->score_mod_bprop;
+    text[2] = &m->mask_mod;
+    for (i = 0; i < 3; i++) {
+        const size_t n = *text[i] ? strlen(*text[i]) + 1 : 0;
+        if (n) *text[i] = (const char *)memcpy(at, *text[i], n);
+        at += n;
+    }
+    return true;
+}
+static void te__score_mod_drop(te_ctx *te, te_score_mod *m) { te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m)); }
+static void te__attention_release(te_ctx *te, void *state) { te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->extras.score_mod); }
+
+/* The backward pass of `f` without its d_o, from what te__attention_save saved. Makes the gradients; check them by te__attention_made. */
+static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved, te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
     args.q = saved[0];
     args.k = saved[1];
     args.v = saved[2];
     args.o = saved[3];
     args.lse = saved[4];
-    args.d_o = te_tensor_contiguous(dy[0]);
     args.dq = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
     args.dk = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     args.dv = dx[2] = te__empty_like(saved[2], saved[2]->dtype);
@@ -274,66 +297,95 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     te__attention_extras(&args.extras, (te_tensor **)saved + 6, true);
     if (needs[3]) args.dbias = dx[3] = te__empty_like(args.extras.core_attention_bias, args.extras.core_attention_bias->dtype);
     if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.extras.softmax_offset, TE_F32);
-    return args.d_o && dx[0] && dx[1] && dx[2] && (!needs[3] || dx[3]) && (!needs[4] || dx[4]) ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    return args;
+}
+static bool te__attention_made(te_tensor *const *dx, const bool *needs) { return dx[0] && dx[1] && dx[2] && (!needs[3] || dx[3]) && (!needs[4] || dx[4]); }
+
+static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_attn_bwd_args args = te__attention_gradients((const te_op_attn_fwd_args *)state, saved, dx, needs);
+    args.d_o = te_tensor_contiguous(dy[0]);
+    return args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
-TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
-    te_attention_desc zero = TE_ZERO;
-    te_op_attn_fwd_args args = TE_ZERO;
-    te__rng_state before;
+/* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw. False with the error recorded. */
+static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, te_op_attn_fwd_args *args) {
+    te_ctx *te = q->te;
     te__draw draw = TE_ZERO;
-    te_tensor *in[5], *saved[6 + TE__ATTENTION_EXTRAS], *o;
-    te_ctx *te;
     int64_t shape[4], lse[3];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     bool packed, packed_kv;
-    if (!q || !te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") || !te__need_float(q, "te_attention")) return NULL;
-    if (!desc) desc = &zero;
-    te = q->te;
+    if (!te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") || !te__need_float(q, "te_attention")) return false;
     packed = desc->format == TE_THD;
     packed_kv = packed && !desc->extras.kv_bshd && !desc->extras.page_table;
     if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4)) {
         te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD [tokens, heads, d]",
                  te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
-        return NULL;
+        return false;
     }
     memcpy(shape, q->shape, sizeof(shape));
     shape[q->ndim - 1] = v->shape[v->ndim - 1];
     lse[0] = packed ? 1 : q->shape[desc->format == TE_BSHD ? 0 : 1];
     lse[1] = q->shape[q->ndim - 2];
     lse[2] = q->shape[desc->format == TE_BSHD ? 1 : 0];
-    in[0] = q;
-    in[1] = k;
-    in[2] = v;
-    in[3] = desc->extras.core_attention_bias;
-    in[4] = desc->extras.softmax_offset;
-    te__frame_begin(te);
-    args.q = q;
-    args.k = k;
-    args.v = v;
-    args.o = o = te_tensor_empty(te, q->dtype, q->ndim, shape);
-    args.lse = te_tensor_empty(te, TE_F32, 3, lse);
-    args.format = desc->format;
-    args.mask = desc->mask;
-    args.window = desc->window;
-    args.softmax_scale = desc->softmax_scale;
-    args.dropout_p = desc->dropout_p;
-    args.extras = desc->extras;
-    args.max_logit = desc->max_logit;
-    before = te__rng_now(te);
+    memset(args, 0, sizeof(*args));
+    args->q = q;
+    args->k = k;
+    args->v = v;
+    args->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
+    args->lse = te_tensor_empty(te, TE_F32, 3, lse);
+    args->format = desc->format;
+    args->mask = desc->mask;
+    args->window = desc->window;
+    args->softmax_scale = desc->softmax_scale;
+    args->dropout_p = desc->dropout_p;
+    args->extras = desc->extras;
+    args->max_logit = desc->max_logit;
     if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
-    args.seed = draw.seed;
-    args.offset = draw.offset;
-    args.rng = draw.rng;
-    if (!o || !args.lse || te_op_attn_fwd(te, &args) != TE_OK) o = NULL;
-    saved[0] = q;
-    saved[1] = k;
-    saved[2] = v;
-    saved[3] = o;
-    saved[4] = args.lse;
-    saved[5] = draw.rng;
-    te__attention_extras(&args.extras, saved + 6, false);
-    o = te__record("attention", o, te__attention_backward, &args, sizeof(args), in, 5, saved, 6 + TE__ATTENTION_EXTRAS);
+    args->seed = draw.seed;
+    args->offset = draw.offset;
+    args->rng = draw.rng;
+    return args->o && args->lse;
+}
+
+/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o; and the inputs that have gradients. args gets what a node's state
+ * owns: te__attention_release. */
+enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_EXTRAS, TE__ATTENTION_INPUTS = 5 };
+static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
+    te_ctx *te = parts[0]->te;
+    bool wanted = false;
+    int i;
+    for (i = 0; i < 3; i++) in[i] = parts[i];
+    in[3] = args->extras.core_attention_bias;
+    in[4] = args->extras.softmax_offset;
+    saved[0] = (te_tensor *)args->q;
+    saved[1] = (te_tensor *)args->k;
+    saved[2] = (te_tensor *)args->v;
+    saved[3] = args->o;
+    saved[4] = args->lse;
+    saved[5] = (te_tensor *)args->rng;
+    te__attention_extras(&args->extras, saved + 6, false);
+    for (i = 0; i < TE__ATTENTION_INPUTS; i++) wanted = wanted || (in[i] && te__wants_grad(in[i]));
+    if (wanted && te__score_mod_check_gradient(te, "te_attention", &args->extras.score_mod) != TE_OK) return false;
+    return te__score_mod_keep(te, &args->extras.score_mod);
+}
+
+TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {
+    te_attention_desc zero = TE_ZERO;
+    te_op_attn_fwd_args args;
+    te__rng_state before;
+    te_tensor *parts[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED], *o = NULL;
+    te_ctx *te;
+    if (!q) return NULL;
+    te = q->te;
+    parts[0] = q;
+    parts[1] = k;
+    parts[2] = v;
+    before = te__rng_now(te);
+    te__frame_begin(te);
+    if (te__attention_open(q, k, v, desc ? desc : &zero, &args) && te_op_attn_fwd(te, &args) == TE_OK) {
+        if (te__attention_save(&args, parts, in, saved))
+            o = te__record_owning("attention", args.o, te__attention_backward, &args, sizeof(args), te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
+    }
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);
 }

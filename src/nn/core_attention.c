@@ -4,6 +4,7 @@
 typedef struct te__dpa_module {
     te_attention_options options; /* with defaults */
     te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call needs them */
+    te__scaling *scaling;         /* of attention in FP8 */
 } te__dpa_module;
 
 /* Ranks share the heads of attention, whole groups of them. */
@@ -200,6 +201,7 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
     }
     x->softmax_type = o->softmax_type;
     if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_module_parameter(m, "softmax_offset");
+    if (c->score_mod) x->score_mod = *c->score_mod;
     a->softmax_scale = o->softmax_scale;
     a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     return TE_OK;
@@ -210,7 +212,6 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     te_attention_desc a = TE_ZERO;
     te_tensor *part[3], *y;
     te_result result;
-    int64_t shape[3];
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
         call.attention.checkpoint_core_attention = false;
@@ -228,14 +229,14 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         if (!a.max_logit) return te_error_code(m->te);
     }
     if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
-    y = te_attention(part[0], part[1], part[2], &a);
+    y = te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a, args->fp8_output);
     te__fork_end(m);
-    if (!y) return te_error_code(m->te);
-    memcpy(shape, y->shape, sizeof(shape));
-    shape[y->ndim - 2] = y->shape[y->ndim - 2] * y->shape[y->ndim - 1];
-    return te__output(m, args, te_tensor_view(y, y->ndim - 1, shape));
+    return te__output(m, args, y);
 }
-static void te__dpa_destroy(te_module *m) { te_tensor_release(((te__dpa_module *)m->state)->slopes); }
+static void te__dpa_destroy(te_module *m) {
+    te_tensor_release(((te__dpa_module *)m->state)->slopes);
+    te__scaling_leave(((te__dpa_module *)m->state)->scaling);
+}
 static te_result te__dpa_reset(te_module *m) {
     te_tensor *offset = te_module_parameter(m, "softmax_offset");
     return offset ? te_tensor_fill(offset, 0.0) : TE_OK;
@@ -279,6 +280,8 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     m->takes_packed = true;
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
     ((te__dpa_module *)m->state)->options = o;
+    ((te__dpa_module *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
+    m->has_fp8_output = true;
     m->checkpoint = o.checkpoint_core_attention;
     if (te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o) && o.softmax_type == TE_SOFTMAX_LEARNABLE)
         te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, o.num_attention_heads), 0);

@@ -43,7 +43,7 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward && !te__codes_ok(m, args)) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
@@ -69,17 +69,19 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 23 };
+enum { TE__FORWARD_TENSORS = 23 + TE_SCORE_MOD_AUX };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
     te_rotary_desc rotary, rotary_key; /* where those of args point, if the call has them */
+    te_score_mod score_mod;            /* likewise */
     int num_outputs;       /* of the last run */
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
     te_attention_call *a = &c->args.attention;
     te_tensor **list[TE__FORWARD_TENSORS];
+    if (i >= TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX) return &c->score_mod.aux[i - (TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)];
     list[0] = &c->args.input;
     list[1] = &c->args.encoder_output;
     list[2] = &c->args.key;
@@ -117,6 +119,7 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
         if (*te__call_tensor(&call, i)) *te__call_tensor(&call, i) = inputs[at++];
     if (c->args.rotary) call.args.rotary = &call.rotary;
     if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
+    if (c->args.attention.score_mod) call.args.attention.score_mod = &call.score_mod;
     result = te__module_run(c->m, &call.args);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
@@ -140,6 +143,7 @@ static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
     if (args->rotary_key) call.rotary_key = *args->rotary_key;
+    if (args->attention.score_mod) call.score_mod = *args->attention.score_mod;
     for (i = 0; i < TE__FORWARD_TENSORS; i++)
         if (*te__call_tensor(&call, i)) in[d.num_inputs++] = *te__call_tensor(&call, i);
     d.fn = te__module_call_run;

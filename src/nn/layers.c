@@ -42,33 +42,19 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     return !(m && m->recipe_off);
 }
 
-/* Fills *call: how the autocast region in force quantizes, as m sees it. If its recipe keeps scales, they become buffers of the module, unless a checkpoint has loaded
- * them as such. */
-static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
+/* The scales and histories of m's slots, as `recipe`, a delayed or a custom one, keeps them: buffers of the module, unless a checkpoint has loaded them as such. */
+static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
     static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-    te__autocast cast;
-    te_result result = te__parallel_ready(m);
+    const int length = te__history_length(recipe);
+    te_result result = TE_OK;
     bool warming;
-    int i, length;
-    memset(call, 0, sizeof(*call));
-    if (result != TE_OK) return result;
-    if (!te__autocast_of(m, &cast)) return TE_OK;
-    s->module_type = m->cls->name;
-    call->scaling = s;
-    call->recipe = cast.recipe;
-    call->group = cast.amax_group;
-    call->enabled = cast.enabled;
-    call->calibrating = cast.calibrating;
-    call->forward = &s->forward;
-    if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
-    if (result != TE_OK || !te__keeps_scales(s, &call->recipe)) return result;
+    int i;
     if (m->parallel.size > 1) {
         if (!call->group) call->group = m->parallel.group; /* codes of all ranks meet in one product */
-        if (m->parallel.sequence && call->recipe.delayed.no_reduce_amax)
+        if (m->parallel.sequence && recipe->delayed.no_reduce_amax)
             return te__fail(m->te, TE_ERR_INVALID, "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that they exchange need one scale; "
                             "leave no_reduce_amax off", m->cls->name, m->parallel.size);
     }
-    length = te__history_length(&cast.recipe);
     if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
     warming = m->te->warming; /* these outlive a warm-up, so they are really filled */
@@ -93,6 +79,24 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     m->te->warming = warming;
     te__frame_end(m->te, NULL, 0);
     return result == TE_OK ? te__snapshot_call(m->te, s, call) : result;
+}
+
+/* Fills *call: how the autocast region in force quantizes, as m sees it, with the scales that its recipe keeps. */
+static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_call *call) {
+    te__autocast cast;
+    te_result result = te__parallel_ready(m);
+    memset(call, 0, sizeof(*call));
+    if (result != TE_OK) return result;
+    if (!te__autocast_of(m, &cast)) return TE_OK;
+    s->module_type = m->cls->name;
+    call->scaling = s;
+    call->recipe = cast.recipe;
+    call->group = cast.amax_group;
+    call->enabled = cast.enabled;
+    call->calibrating = cast.calibrating;
+    call->forward = &s->forward;
+    if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
+    return result == TE_OK && te__keeps_scales(s, &call->recipe) ? te__scaling_slots(m, s, &call->recipe, call) : result;
 }
 
 /* Can a norm or an activation quantize its output? Delayed scaling knows the scale beforehand; under current scaling the kernel leaves the amax for the

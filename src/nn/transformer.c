@@ -157,6 +157,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     core.key = parts[1];
     core.value = parts[2];
     te__hand_on(&proj, args);
+    core.fp8_output = te__hands_fp8(te_module_find(m, "core_attention"), te_module_find(m, "proj"));
     proj.input = te__run_child(m, "core_attention", &core);
     te__run_child(m, "proj", &proj);
     args->outputs = proj.outputs;

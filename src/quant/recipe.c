@@ -168,10 +168,10 @@ static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
             return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x 128 blocks do not meet in one "
                             "product: at most one of the three may be 2", x, w, g);
     }
-    if (r->fp8_dpa || r->fp8_mha)
-        return r->kind == TE_RECIPE_BLOCK
-                   ? te__fail(te, TE_ERR_INVALID, "recipe block: fp8_dpa and fp8_mha; attention takes no block scales: leave both off, or use a per-tensor recipe")
-                   : te__fail(te, TE_ERR_UNSUPPORTED, "recipe %s: fp8_dpa and fp8_mha; attention runs in high precision: leave both off", te_recipe_name(r->kind));
+    if ((r->fp8_dpa || r->fp8_mha) && r->kind != TE_RECIPE_DELAYED && r->kind != TE_RECIPE_CURRENT && r->kind != TE_RECIPE_MXFP8)
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: fp8_dpa %d and fp8_mha %d; attention takes %s: leave both off, or use a per-tensor recipe, which te_module_set_recipe can give to "
+                        "DotProductAttention alone", te_recipe_name(r->kind), r->fp8_dpa, r->fp8_mha,
+                        r->kind == TE_RECIPE_BLOCK ? "no block scales" : r->kind == TE_RECIPE_NVFP4 ? "no FP4 operands" : "no quantizers of a factory");
     if ((int)r->backward_override < 0 || r->backward_override > TE_BACKWARD_DEQUANTIZED)
         return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override", te_recipe_name(r->kind), (int)r->backward_override);
     if (r->backward_override && r->kind == TE_RECIPE_DELAYED)

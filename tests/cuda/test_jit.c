@@ -189,6 +189,39 @@ TE_TEST(jit_compiles_once) {
     te__jit_job_free(&third);
 }
 
+/* Code of the user's takes the place of a file: each text has an entry of its own, by a name that other processes would give it; the compiler's words about it come back. */
+static te__launch launch_with(te_ctx *te, const char *code) {
+    te__plan p;
+    te__launch l;
+    te__plan_begin(&p, te);
+    l = *te__plan_launch(&p, "attn", "attn_fwd");
+    CHECK_EQ_INT(te__launch_code(&p, &l, "ops/attn/score_mod.cuh", code), TE_OK);
+    te__plan_end(&p);
+    return l;
+}
+TE_TEST(jit_compiles_code_of_the_users) {
+    static const char doubled[] = "#define TE_MOD_SCORE (score * 2.0f)\n", halved[] = "#define TE_MOD_SCORE (score / 2.0f)\n", wrong[] = "#define TE_MOD_SCORE (score + fabsf(1, 2))\n";
+    const te__nvrtc *nvrtc = find_nvrtc();
+    te_ctx *te = test_context("cpu");
+    char copy[sizeof doubled];
+    if (!nvrtc) SKIP("no NVRTC");
+    te__cache cache = own_cache();
+    memcpy(copy, doubled, sizeof copy);
+    te__launch l[3] = {launch_with(te, doubled), launch_with(te, halved), launch_with(te, copy)}, bad = launch_with(te, wrong);
+    CHECK(l[0].option[0].value != l[1].option[0].value && l[0].option[0].value == l[2].option[0].value && l[0].option[0].value > 0);
+    te__jit_job job[3], failed = run_job(&bad, &cache, nvrtc, 90);
+    for (int i = 0; i < 3; i++) {
+        job[i] = run_job(&l[i], &cache, nvrtc, 90);
+        CHECK_MSG(job[i].result == TE_OK && job[i].compiled == (i < 2), "%s", te__text_str(&job[i].why));
+    }
+    CHECK(job[0].image.n != job[1].image.n || memcmp(job[0].image.s, job[1].image.s, job[0].image.n) != 0);
+    CHECK_EQ_INT(failed.result, TE_ERR_COMPILE);
+    CHECK_STR(te__text_str(&failed.why), "too many arguments in function call");
+    CHECK_STR(te__text_str(&failed.why), "score + fabsf(1, 2)");
+    for (int i = 0; i < 3; i++) te__jit_job_free(&job[i]);
+    te__jit_job_free(&failed);
+}
+
 static bool damage_entry(void *folder, const char *name) {
     te__text path = TE_ZERO, entry = TE_ZERO;
     te__text_printf(&path, "%s/%s", (const char *)folder, name);

@@ -486,12 +486,10 @@ TE_TEST_DEVICES(recipes_that_cannot_be) {
             te_recipe r = recipe_of(kind);
             (mha ? &r.fp8_mha : &r.fp8_dpa)[0] = true;
             const char *name = te_recipe_name(r.kind);
-            if (kind == TE_RECIPE_BLOCK) {
-                REFUSES(begin_with(te, &r), TE_ERR_INVALID, "recipe block: fp8_dpa and fp8_mha; attention takes no block scales", "leave both off, or use a per-tensor recipe", NULL);
-                REFUSES(init_with(te, &r), TE_ERR_INVALID, "attention takes no block scales", NULL, NULL);
-            } else {
-                REFUSES(begin_with(te, &r), TE_ERR_UNSUPPORTED, name, "attention runs in high precision: leave both off", NULL);
-                REFUSES(init_with(te, &r), TE_ERR_UNSUPPORTED, name, "leave both off", NULL);
+            if (kind == TE_RECIPE_BLOCK || kind == TE_RECIPE_NVFP4) {
+                const char *why = kind == TE_RECIPE_BLOCK ? "attention takes no block scales" : "attention takes no FP4 operands";
+                REFUSES(begin_with(te, &r), TE_ERR_INVALID, mha ? "fp8_dpa 0 and fp8_mha 1" : "fp8_dpa 1 and fp8_mha 0", why, "leave both off, or use a per-tensor recipe");
+                REFUSES(init_with(te, &r), TE_ERR_INVALID, name, why, NULL);
             }
             r = recipe_of(kind);
             r.format = TE_FORMAT_E5M2;

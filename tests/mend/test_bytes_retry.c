@@ -16,6 +16,7 @@ typedef struct kind_of_step {
     bool offload;   /* activations go to host memory */
     bool sgd;       /* with dampening, whose first step differs from later ones */
     bool scaled;    /* the loss, by a te_grad_scaler; and parameters have groups */
+    bool attention; /* attention in FP8, too */
 } kind_of_step;
 
 static te_result delayed_slots(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
@@ -38,6 +39,7 @@ static te_recipe recipe_of(const kind_of_step *k) {
                                                    : te_recipe_delayed_scaling();
     if (k->recipe == TE_RECIPE_DELAYED || k->recipe == TE_RECIPE_CUSTOM || k->recipe == TE_RECIPE_NONE) r.delayed.amax_history_len = 3;
     if (k->host_functions) r.delayed.amax_fn = largest;
+    r.fp8_dpa = k->attention;
     return r;
 }
 
@@ -187,6 +189,8 @@ RETRY(delayed_host_functions, TE_RECIPE_DELAYED, .host_functions = true)
 RETRY(delayed_offloaded, TE_RECIPE_DELAYED, .dropout = true, .offload = true)
 RETRY(current_offloaded_on_the_device, TE_RECIPE_CURRENT, .offload = true, .device = true)
 RETRY(custom_delayed_slots, TE_RECIPE_CUSTOM)
+RETRY(delayed_attention, TE_RECIPE_DELAYED, .dropout = true, .attention = true, .every = 2)
+RETRY(current_attention_on_the_device, TE_RECIPE_CURRENT, .attention = true, .device = true)
 RETRY(current, TE_RECIPE_CURRENT)
 RETRY(current_stored_weights, TE_RECIPE_CURRENT, .primary = true, .dropout = true, .decay_matrices_only = true)
 RETRY(block_stored_weights, TE_RECIPE_BLOCK, .primary = true)

@@ -301,13 +301,24 @@ static te_recipe nvfp4(void) {
     r.nvfp4.no_stochastic_rounding = true;
     return r;
 }
-static te_recipe (*const recipes[])(void) = {delayed, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, nvfp4};
+static te_recipe delayed_attention(void) {
+    te_recipe r = delayed();
+    r.fp8_mha = true;
+    return r;
+}
+static te_recipe current_attention(void) {
+    te_recipe r = te_recipe_current_scaling();
+    r.fp8_dpa = true;
+    return r;
+}
+static te_recipe (*const recipes[])(void) = {delayed, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, nvfp4, delayed_attention, current_attention};
 
 /* Sums in f32 in another order: a few times 2^-24 of the terms. In bf16 each rank's part of a sum is rounded, 2^-9 each, and what follows sees that. Under a recipe such a
  * difference moves a number to the next code here and there, and a shard's weight may have another amax than the whole (TransformerEngine does not reduce those): steps of 2^-3
  * (E4M3), 2^-2 (E5M2 gradients), 2^-1 (FP4), a quarter of that in the root mean square, twice since both sides round, through up to four products. */
 static double tolerance(const shared *c) {
     if (c->recipe.kind == TE_RECIPE_NVFP4) return 0.4;
+    if (c->recipe.fp8_dpa || c->recipe.fp8_mha) return 0.25; /* the heads of a rank have a scale of their own: all their codes are others */
     if (c->recipe.kind) return 0.15;
     return c->dtype == TE_F32 ? 2e-5 : 2e-2;
 }

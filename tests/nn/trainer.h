@@ -151,6 +151,17 @@ static uint64_t state_of(trainer *t) {
     return hash ^ seed * 31 ^ offset * 0x9E3779B97F4A7C15u ^ (uint64_t)te_optimizer_steps(t->adam) << 40;
 }
 
+static te_recipe delayed_attention(void) {
+    te_recipe r = te_recipe_delayed_scaling();
+    r.fp8_mha = true;
+    return r;
+}
+static te_recipe current_attention(void) {
+    te_recipe r = te_recipe_current_scaling();
+    r.fp8_dpa = true;
+    return r;
+}
+
 static const setup setups[] = {
     {"none", NULL, 1, false, false, false, false},
     {"f32", NULL, 1, false, false, true, false},
@@ -166,4 +177,6 @@ static const setup setups[] = {
     {"current, stored", te_recipe_current_scaling, 2, false, true, false, false},
     {"mxfp8, stored", te_recipe_mxfp8, 1, false, true, false, false},
     {"nvfp4, stored", te_recipe_nvfp4, 1, false, true, false, false},
+    {"delayed, FP8 attention", delayed_attention, 1, false, false, false, false},
+    {"current, FP8 attention, microbatches", current_attention, 2, false, false, false, false},
 };

@@ -47,6 +47,21 @@ TE_TEST(attn_extras_has_all_pairs) {
                 }
 }
 
+/* FP8 attention: S and dP are rounded to codes: with every other option, and by scales under which numbers saturate and become 0. */
+TE_TEST_DEVICES(attn_extras_fp8) {
+    static const float scales[3] = {448, 16, 4000};
+    for (int n = 0; n < CASES; n += 5 * test_every(3)) {
+        int option[OPTIONS];
+        nth_options(n, option);
+        xcase c = make_case(option);
+        c.s_dtype = n % 2 ? TE_F8E5M2 : TE_F8E4M3;
+        c.dp_dtype = n % 4 < 2 ? TE_F8E5M2 : TE_F8E4M3;
+        c.s_scale = scales[n % 3];
+        c.dp_scale = 10 * scales[n / 3 % 3];
+        check_case(te, &c);
+    }
+}
+
 static double loss_of(const xcase *c, const xdata *in) {
     xsums sum;
     double loss = 0;
@@ -215,6 +230,14 @@ TE_TEST_DEVICES(attn_extras_refuses) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "extras.page_table is [5]; [b, pages of each sequence] is needed");
     f = p.f, f.extras.kv_bshd = true, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "extras.cu_seqlens_kv_padded belongs to packed keys");
+    f = q.f, f.fp8.s_dtype = TE_BF16, f.fp8.s_scale = one_number(te, 1), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "fp8.s_dtype is bf16");
+    f = q.f, f.fp8.s_dtype = TE_F8E4M3, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_STATE, "fp8.s_scale");
+    g = q.g, g.fp8.dp_dtype = TE_F8E5M2, g.fp8.dp_scale = te_tensor_zeros(te, TE_F32, SHAPE(2)), te_op_attn_bwd(te, &g);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "fp8.dp_scale is [2]");
+    g = q.g, g.o = NULL, te_op_attn_bwd(te, &g);
+    CHECK_ERROR(te, TE_ERR_STATE, "o is NULL");
     g = q.g, g.dbias = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 21)), te_op_attn_bwd(te, &g);
     CHECK_ERROR(te, TE_ERR_INVALID, "extras.core_attention_bias is NULL; there is no bias to have a gradient");
     g = q.g, g.dsoftmax_offset = te_tensor_zeros(te, TE_F32, SHAPE(4)), te_op_attn_bwd(te, &g);

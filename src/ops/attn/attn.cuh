@@ -48,6 +48,71 @@ TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b
 #endif
 enum { EXTRA = X_EXTRA };
 
+// The user's rule for scores and masks. 0: none; else the number of its text.
+#ifndef X_MOD
+#define X_MOD 0
+#endif
+enum { MOD = X_MOD != 0 };
+#if X_MOD
+#define INFINITY __int_as_float(0x7f800000)
+#include "ops/attn/score_mod.cuh"
+#endif
+#ifndef TE_MOD_SCORE
+#define TE_MOD_SCORE score
+#endif
+#ifndef TE_MOD_BPROP
+#define TE_MOD_BPROP 1.0f
+#endif
+#ifndef TE_MOD_MASK
+#define TE_MOD_MASK true
+#endif
+#ifndef TE_AUX0
+#define TE_AUX0 TE_F32
+#endif
+#ifndef TE_AUX1
+#define TE_AUX1 TE_F32
+#endif
+#ifndef TE_AUX2
+#define TE_AUX2 TE_F32
+#endif
+#ifndef TE_AUX3
+#define TE_AUX3 TE_F32
+#endif
+
+// A tensor that expressions read: 0 outside of it.
+template <int DT> struct te_attn_aux {
+    typedef float type;
+    TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
+};
+template <> struct te_attn_aux<TE_I32> {
+    typedef int type;
+    TE_DEV static type at(const void *p, te_i64 i) { return ((const int *)p)[i]; }
+};
+template <> struct te_attn_aux<TE_I64> {
+    typedef te_i64 type;
+    TE_DEV static type at(const void *p, te_i64 i) { return ((const te_i64 *)p)[i]; }
+};
+template <> struct te_attn_aux<TE_U8> {
+    typedef int type;
+    TE_DEV static type at(const void *p, te_i64 i) { return ((const te_u8 *)p)[i]; }
+};
+template <int DT> struct te_attn_aux_view {
+    const void *p;
+    te_i64 n;
+    TE_DEV typename te_attn_aux<DT>::type operator[](te_i64 i) const { return i >= 0 && i < n ? te_attn_aux<DT>::at(p, i) : 0; }
+};
+struct te_attn_mod {
+    te_attn_aux_view<TE_AUX0> aux0;
+    te_attn_aux_view<TE_AUX1> aux1;
+    te_attn_aux_view<TE_AUX2> aux2;
+    te_attn_aux_view<TE_AUX3> aux3;
+    TE_DEV te_attn_mod(const te__attn_extra &e)
+        : aux0{e.aux[0], e.aux_n[0]}, aux1{e.aux[1], e.aux_n[1]}, aux2{e.aux[2], e.aux_n[2]}, aux3{e.aux[3], e.aux_n[3]} {}
+    TE_DEV float score(float score, int b, int h, int q_idx, int kv_idx) const { return (float)(TE_MOD_SCORE); }
+    TE_DEV float bprop(float score, int b, int h, int q_idx, int kv_idx) const { return (float)(TE_MOD_BPROP); }
+    TE_DEV bool mask(int b, int h, int q_idx, int kv_idx) const { return (bool)(TE_MOD_MASK); }
+};
+
 // A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has a te__attn_seq, and views that begin at
 // the sequence's first row.
 template <int EXTRA> struct te_attn_of {
@@ -59,11 +124,13 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static int kv_end(sequence s) { return s.s_kv; }
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
+    TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
     TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; } // of products, or of what te_adjust made of them
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
         return te_attn_sees(s, i, j) ? product * a.scale2 : -TE_INF;
     }
+    TE_DEV static float bprop(const te__attn_kargs &, sequence, int, int, int, int, float, float) { return 1.0f; }
 };
 template <> struct te_attn_of<1> {
     typedef te__attn_seq sequence;
@@ -79,17 +146,34 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
+    TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; } // O is not made of P, or dP is rounded
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
     // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
         if (!a.x.alibi) return 0.0f;
         return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));
     }
+    // The score that the user's rule gets: of row i and key j, from their product.
+    TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
+        const te__attn_table &bias = a.x.bias;
+        float x = product * a.scale;
+        if (bias.p) x += a.x.bias_scale * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
+        if (a.x.alibi) x -= slope2 * TE_LN2 * fabsf((float)(i + s.delta - j));
+        return x;
+    }
+    // The derivative of that rule, for a row that sees the key.
+    TE_DEV static float bprop(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
+        return MOD ? te_attn_mod(a.x).bprop(score(a, s, b, h, i, j, product, slope2), b, h, i, j) : 1.0f;
+    }
     // The score of row i and key j, in units of log2, from their product; -inf: masked.
     TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
         if (!te_attn_sees(s, i, j)) return -TE_INF;
         const te__attn_table &bias = a.x.bias, &mask = a.x.mask;
         if (mask.p && ((const te_u8 *)mask.p)[b * mask.b + h * mask.h + i * mask.i + j * mask.j]) return -TE_INF;
+        if (MOD) {
+            const te_attn_mod mod(a.x);
+            return mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
+        }
         float x = product * a.scale2;
         if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
         if (a.x.alibi) x -= slope2 * fabsf((float)(i + s.delta - j));
@@ -104,6 +188,32 @@ typedef te_attn_of<EXTRA> te_of;
 #else
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_kargs &seq = (a)
 #endif
+
+// Rounds S, or dP, to FP8 codes and remembers the largest magnitude. Kernels of X_EXTRA = 0 have none of it.
+template <int EXTRA> struct te_attn_rounding {
+    TE_DEV te_attn_rounding(int, const float *) {}
+    TE_DEV static constexpr bool on() { return false; }
+    TE_DEV float operator()(float x) { return x; }
+    TE_DEV void publish(float *) {}
+};
+template <> struct te_attn_rounding<1> {
+    int dt;
+    float scale, inverse, top;
+    TE_DEV te_attn_rounding(int dt, const float *scale) : dt(dt), scale(dt ? *scale : 1.0f), inverse(1.0f), top(0.0f) {
+        if (dt) inverse = __frcp_rn(this->scale);
+    }
+    TE_DEV bool on() const { return dt != 0; }
+    TE_DEV float operator()(float x) {
+        if (!dt) return x;
+        top = fmaxf(top, fabsf(x));
+        return te__attn_rounded(dt, x, scale, inverse);
+    }
+    // *amax becomes the maximum of itself and of the warp's values. Bits of floats from 0 on order as integers do.
+    TE_DEV void publish(float *amax) {
+        float all = te_warp_max(top);
+        if (dt && amax && all > 0.0f && (threadIdx.x & 31) == 0) atomicMax((int *)amax, __float_as_int(all));
+    }
+};
 
 // The softmax's exponent beside the scores, in units of log2; -inf: none.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {

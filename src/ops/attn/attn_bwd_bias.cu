@@ -3,8 +3,11 @@
 // The tiles are those of general.cuh: a block owns 16 rows and 32 keys of dB, and goes through the sequences, heads and rows that share them, in
 // that order; S and dP are computed anew, P and dS as in attn_bwd_dq.cu. If B repeats along the rows, a warp adds up its four, and the block its warps.
 //
+// Options: X_MOD (attn.cuh).
+//
 // Launch: grid (ceil(s_kv / 32) * ceil(dbias_i / 16) * dbias_h * dbias_b), block 128, shared memory as attn_bwd_dq.cu.
 // te:baseline
+// te:row X_MOD=1|2|3
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __grid_constant__ te__attn_kargs a) {
@@ -22,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
+    te_attn_rounding<1> rounded(a.x.dp_dt, a.x.dp_scale);
     float acc[TE_MINE];
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) acc[r] = 0.0f;
@@ -49,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
                     float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);
                     if (x == -TE_INF) continue;
                     if (a.dropout_p > 0.0f) dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, b, h, first + r) + j) ? dp[r] * a.keep_scale : 0.0f;
-                    acc[r] += exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]);
+                    acc[r] += rounded(exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]) * te_of::bprop(a, seq, b, h, first + r, j, s[r], slope2));
                 }
             }
         }

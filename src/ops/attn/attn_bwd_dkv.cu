@@ -2,14 +2,15 @@
 // in f32.
 //
 // The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that
-// every sum has one order. P and dS as in attn_bwd_dq.cu.
+// every sum has one order. P and dS as in attn_bwd_dq.cu, which FP8 attention has run before; P is rounded, too.
 //
-// Options: X_EXTRA (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh).
 //
 // Launch: grid (ceil(s_kv / 16) * batch * groups), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
 // te:row X_EXTRA=0
+// te:row X_MOD=1|2|3
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __grid_constant__ te__attn_kargs a) {
@@ -32,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     te_attn_stage(k, ld_k, te_of::keys(a.k, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d);
     te_attn_stage(v, ld_v, te_of::keys(a.v, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d_v);
 
+    te_attn_rounding<EXTRA> rounded_s(a.x.s_dt, a.x.s_scale), rounded_dp(a.x.dp_dt, a.x.dp_scale);
     const int begin = te_attn_rows_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);
     for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {
@@ -54,8 +56,9 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             for (int r = 0; r < TE_MINE; r++) {
                 float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
                 if (a.dropout_p > 0.0f && p > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, h, i) + (first + r))) dropped = dp[r] = 0.0f;
-                s[r] = p * (dp[r] * a.keep_scale - delta);
-                dp[r] = dropped;
+                const float factor = MOD && p == 0.0f ? 0.0f : te_of::bprop(a, seq, at.b, h, i, first + r, s[r], slope2);
+                s[r] = rounded_dp(p * (dp[r] * a.keep_scale - delta) * factor);
+                dp[r] = rounded_s.on() ? rounded_s(dropped * a.keep_scale) : dropped;
             }
             *(float4 *)(weight + lane * TE_MINE) = make_float4(dp[0], dp[1], dp[2], dp[3]);
             __syncwarp();
@@ -67,5 +70,5 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
         }
     }
     te_attn_put(te_of::keys(a.dk, seq), at.b, at.h, first, kv_end, a.d, dk, a.scale);
-    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, a.keep_scale);
+    te_attn_put(te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, a.d_v, dv, rounded_s.on() ? 1.0f : a.keep_scale);
 }

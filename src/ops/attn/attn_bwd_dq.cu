@@ -1,14 +1,16 @@
 // ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.
 //
 // The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the
-// forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta.
+// forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta. FP8 attention has O from rounded P, so its delta is the sum of P dP, which a
+// first pass over the keys makes and leaves for the other kernels; dS is rounded.
 //
-// Options: X_EXTRA (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
 // te:row X_EXTRA=0
+// te:row X_MOD=1|2|3
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid_constant__ te__attn_kargs a) {
@@ -39,24 +41,46 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 
     const int begin = te_attn_keys_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
-        float s[TE_MINE], dp[TE_MINE];
+    // P, the dropped dP and the factor of the user's rule, of the warp's rows and this lane's key.
+    auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         __syncthreads();
         te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
         te_attn_stage(v, ld_v, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
         __syncthreads();
-        te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
+        te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
         te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
-            float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
-            if (a.dropout_p > 0.0f && p > 0.0f)
+            float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
+            factor[r] = MOD && x == -TE_INF ? 0.0f : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
+            p[r] = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
+            if (a.dropout_p > 0.0f && p[r] > 0.0f)
                 dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane)) ? dp[r] * a.keep_scale : 0.0f;
-            s[r] = p * (dp[r] - delta[r]);
         }
-        *(float4 *)(weight + lane * TE_MINE) = make_float4(s[0], s[1], s[2], s[3]);
+    };
+    if (te_of::in_fp8(a)) {
+        for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
+            float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
+            weigh(j0, p, dp, factor);
+#pragma unroll
+            for (int r = 0; r < TE_MINE; r++) delta[r] += p[r] * dp[r];
+        }
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) {
+            delta[r] = te_warp_sum(delta[r]);
+            if (lane == 0 && first + r < seq.s_q) a.delta[te_of::work_at(seq, at.b, at.h) + first + r] = delta[r];
+        }
+    }
+    te_attn_rounding<EXTRA> rounded(a.x.dp_dt, a.x.dp_scale);
+    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
+        float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
+        weigh(j0, p, dp, factor);
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) p[r] = rounded(p[r] * (dp[r] - delta[r]) * factor[r]);
+        *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
         __syncwarp();
         te_attn_gather(acc, weight, k, ld_k, a.d);
     }
+    rounded.publish(a.x.dp_amax);
     te_attn_put(te_of::queries(a.dq, seq), at.b, at.h, first, q_end, a.d, acc, a.scale);
 }

@@ -1,14 +1,16 @@
 // ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.
 //
 // The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been
-// summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf.
+// summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf. FP8 attention
+// rounds P itself, so the keys are gone through twice: for m and l, then for P V.
 //
-// Options: X_EXTRA (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh).
 //
 // Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
 //         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h).
 // te:baseline
 // te:row X_EXTRA=0
+// te:row X_MOD=1|2|3
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {
@@ -34,21 +36,52 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 
     const int begin = te_attn_keys_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
-        float p[TE_MINE];
+    te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
+    const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
+    // The scores of the warp's rows and this lane's key.
+    auto score = [&](int j0, float s[TE_MINE]) {
         __syncthreads();
         te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);
         __syncthreads();
-        te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
+        te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2);
+    };
+    // Takes a score into m and l and turns it into its exponential. Returns the factor for what was summed before.
+    auto take = [&](int r, float *s) {
+        float top = fmaxf(m[r], te_warp_max(*s)), base = top == -TE_INF ? 0.0f : top, shrink = exp2f(m[r] - base);
+        *s = exp2f(*s - base);
+        l[r] = l[r] * shrink + *s;
+        m[r] = top;
+        return shrink;
+    };
+    float known2[TE_MINE]; // FP8: the rows' lse, in units of log2
+    if (rounded.on()) {
+        for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
+            float s[TE_MINE];
+            score(j0, s);
+#pragma unroll
+            for (int r = 0; r < TE_MINE; r++) take(r, &s[r]);
+        }
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
-            float s = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
-            float top = fmaxf(m[r], te_warp_max(s)), base = top == -TE_INF ? 0.0f : top;
-            float shrink = exp2f(m[r] - base);
-            p[r] = exp2f(s - base);
-            l[r] = l[r] * shrink + p[r];
-            m[r] = top;
+            float top = m[r], sum = te_warp_sum(l[r]);
+            te_attn_add_sink(sink2, &top, &sum);
+            known2[r] = sum == 0.0f ? 0.0f : top + log2f(sum);
+        }
+    }
+    for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
+        float p[TE_MINE];
+        score(j0, p);
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) {
+            float shrink = 1.0f;
+            if (rounded.on())
+                p[r] = exp2f(p[r] - known2[r]);
+            else
+                shrink = take(r, &p[r]);
             if (a.dropout_p > 0.0f && p[r] > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane))) p[r] = 0.0f;
+            if (rounded.on()) p[r] = rounded(p[r] * a.keep_scale);
 #pragma unroll
             for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= shrink;
         }
@@ -60,11 +93,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     }
 
     if (EXTRA && a.x.max_logit && lane == 0) te_attn_raise(a.x.max_logit + at.h, fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));
-    const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
+    rounded.publish(a.x.s_amax);
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) {
         float sum = te_warp_sum(l[r]), shrink = EXTRA ? te_attn_add_sink(sink2, &m[r], &sum) : 1.0f;
-        float inverse = sum == 0.0f ? 0.0f : shrink * a.keep_scale / sum;
+        float inverse = sum == 0.0f ? 0.0f : rounded.on() ? 1.0f : shrink * a.keep_scale / sum;
         if (a.lse && lane == 0 && first + r < q_end)
             a.lse[te_of::lse_at(seq, at.b, at.h) + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;
 #pragma unroll

@@ -5,6 +5,7 @@
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
  *   With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
  *   da = - sum_i e^(a - lse_i) D_i.
+ *   In FP8 drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB; D_i = sum_j P_ij dP_ij then, for O is made of rounded P.
  *
  * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
  * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
@@ -70,13 +71,16 @@ typedef struct te__attn_scratch {
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
     float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
+    float *factor;          /* [keys, BLOCK]: the derivative of the user's rule; NULL: it is 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
     double *db;             /* [BLOCK, keys]: dB of a block */
     float *top;             /* [heads]: the largest scores so far */
+    float *amax;            /* [1]: the largest magnitude that was rounded so far */
 } te__attn_scratch;
 
 typedef struct te__attn_work {
     te__attn_kargs a;
+    const te_score_mod *mod; /* the user's rule for scores */
     int64_t keys, d, d_v; /* rounded up */
     int64_t splits;       /* the forward's tasks are (batch, group, one of `splits` shares of the rows) */
     int64_t tasks, workers;
@@ -101,6 +105,7 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->q = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->q_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->s = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    s->amax = (float *)te__attn_take(memory, &used, size);
     if (!w->backward) {
         s->top = (float *)te__attn_take(memory, &used, w->a.heads * size);
         return used;
@@ -108,6 +113,7 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    if (w->mod->score_fn && !w->mod->additive) s->factor = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     if (w->table) {
         s->db = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->keys * 2 * size);
         return used;
@@ -242,6 +248,26 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
+/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, which is 0 elsewhere. */
+static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor) {
+    int64_t j, r, from, to;
+    if (!m->score_fn && !m->mask_fn) return;
+    for (j = block->begin; j < block->end; j++) {
+        if (factor) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
+        te__attn_seen_by(block, j, &from, &to);
+        for (r = from; r < to; r++) {
+            const int64_t i = block->first + r, at = j * TE__ATTN_BLOCK + r;
+            if (s[at] == -HUGE_VALF) continue; /* masked */
+            if (m->mask_fn && !m->mask_fn(m->user, block->b, block->h, i, j)) {
+                s[at] = -HUGE_VALF;
+                continue;
+            }
+            if (factor) factor[at] = m->score_bprop_fn(m->user, s[at], block->b, block->h, i, j);
+            if (m->score_fn) s[at] = m->score_fn(m->user, s[at], block->b, block->h, i, j);
+        }
+    }
+}
+
 /* The exponent that the softmax has in its denominator beside the scores; false: none. */
 static bool te__attn_sink(const te__attn_kargs *a, int64_t h, float *sink) {
     *sink = a->x.softmax == (int)TE_SOFTMAX_LEARNABLE ? a->x.sink[h] : 0.0f;
@@ -277,17 +303,38 @@ static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, 
     }
 }
 
+/* Rounds [keys, BLOCK] to codes; raises *amax, unless it is NULL. */
+static void te__attn_round(const te__attn_block *block, float *x, int dt, const float *scale, float *amax) {
+    const float inverse = dt ? 1.0f / *scale : 0.0f;
+    int64_t j, r;
+    if (!dt) return;
+    for (j = block->begin; j < block->end; j++)
+        for (r = 0; r < block->n; r++) {
+            float *y = x + j * TE__ATTN_BLOCK + r;
+            if (amax && fabsf(*y) > *amax) *amax = fabsf(*y);
+            *y = te__attn_rounded(dt, *y, *scale, inverse);
+        }
+}
+/* x[j][r] *= factor[r]. */
+static void te__attn_scale_rows(const te__attn_block *block, float *x, const double *factor) {
+    int64_t j, r;
+    for (j = block->begin; j < block->end; j++)
+        for (r = 0; r < block->n; r++) x[j * TE__ATTN_BLOCK + r] = (float)((double)x[j * TE__ATTN_BLOCK + r] * factor[r]);
+}
+
 /* ---- forward ---- */
 
 static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     const te__attn_seq *seq = block->seq;
-    double sum[TE__ATTN_BLOCK] = TE_ZERO, o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    double sum[TE__ATTN_BLOCK] = TE_ZERO, inverse[TE__ATTN_BLOCK], o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
     float top[TE__ATTN_BLOCK], sink;
     int64_t j, r, from, to;
+    const bool rounds = a->x.s_dt != 0;
     te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
     te__attn_adjust(a, block, s->s);
+    te__attn_modify(w->mod, block, s->s, NULL);
     for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
     for (j = block->begin; j < block->end; j++) {
         const float *x = s->s + j * TE__ATTN_BLOCK;
@@ -305,11 +352,14 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     te__attn_exp_block(block, s->s, top);
     for (j = block->begin; j < block->end; j++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) sum[r] += (double)s->s[j * TE__ATTN_BLOCK + r];
+    for (r = 0; r < TE__ATTN_BLOCK; r++) inverse[r] = sum[r] == 0.0 ? 0.0 : 1.0 / sum[r];
+    if (rounds) te__attn_scale_rows(block, s->s, inverse);
     te__attn_drop(a, block, s->s);
+    te__attn_round(block, s->s, a->x.s_dt, a->x.s_scale, s->amax);
     te__attn_weighted(block, o, s->s, s->v, w->d_v);
     for (r = 0; r < block->rows; r++) {
         const int64_t i = block->first + r;
-        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, o + r * TE__ATTN_MAX_D, sum[r] == 0.0 ? 0.0 : 1.0 / sum[r]);
+        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, o + r * TE__ATTN_MAX_D, rounds ? 1.0 : inverse[r]);
         if (a->lse) a->lse[seq->lse_at + block->h * seq->lse_head + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
     }
 }
@@ -321,29 +371,39 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     const te__attn_kargs *a = &w->a;
     const te__attn_seq *seq = block->seq;
     float o[TE__ATTN_MAX_D], lse[TE__ATTN_BLOCK] = TE_ZERO, delta[TE__ATTN_BLOCK] = TE_ZERO, sink;
+    double sums[TE__ATTN_BLOCK] = TE_ZERO;
     int64_t j, r, c;
+    const bool rounds = a->x.s_dt || a->x.dp_dt;
     te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
     te__attn_load_block(&a->d_o, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
     for (r = 0; r < block->n; r++) {
-        double sum = 0.0;
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
         if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or not looked at */
-        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
-        for (c = 0; c < a->d_v; c++) sum += (double)o[c] * (double)s->g[r * w->d_v + c];
-        delta[r] = (float)sum;
         lse[r] = x;
-        if (w->dsink && te__attn_sink(a, block->h, &sink)) w->dsink[block->b * a->heads + block->h] -= exp((double)sink - (double)x) * sum;
+        if (rounds) continue;
+        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
+        for (c = 0; c < a->d_v; c++) sums[r] += (double)o[c] * (double)s->g[r * w->d_v + c];
     }
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
     te__attn_adjust(a, block, s->s);
+    te__attn_modify(w->mod, block, s->s, s->factor);
     te__attn_exp_block(block, s->s, lse);
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
     te__attn_drop(a, block, s->dp);
+    for (j = block->begin; rounds && j < block->end; j++)
+        for (r = 0; r < block->n; r++) sums[r] += (double)s->s[j * TE__ATTN_BLOCK + r] * (double)s->dp[j * TE__ATTN_BLOCK + r];
+    for (r = 0; r < block->n; r++) {
+        delta[r] = (float)sums[r];
+        if (w->dsink && te__attn_sink(a, block->h, &sink) && a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r] != -HUGE_VALF)
+            w->dsink[block->b * a->heads + block->h] -= exp((double)sink - (double)lse[r]) * sums[r];
+    }
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) {
             float *x = s->dp + j * TE__ATTN_BLOCK + r;
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
+            if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
+    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, s->amax);
 }
 
 /* dQ of a block, and its share of dK and dV. */
@@ -353,6 +413,7 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
     int64_t r;
     te__attn_bwd_scores(w, s, block);
     te__attn_drop(a, block, s->s);
+    te__attn_round(block, s->s, a->x.s_dt, a->x.s_scale, NULL);
     te__attn_scatter(block, s->dv, s->s, s->g, w->d_v);
     te__attn_scatter(block, s->dk, s->dp, s->q, w->d);
     te__attn_weighted(block, dq, s->dp, s->k, w->d);
@@ -432,6 +493,7 @@ static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     int64_t worker, task, h;
     for (worker = begin; worker < end; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
+        *s.amax = 0.0f;
         for (h = 0; s.top && h < w->a.heads; h++) s.top[h] = -HUGE_VALF;
         for (task = worker; task < w->tasks; task += w->workers) {
             if (w->table)
@@ -442,12 +504,15 @@ static void te__attn_worker(void *user, int64_t begin, int64_t end) {
     }
 }
 
+/* The largest scores, and the largest rounded magnitude, of all workers. */
 static void te__attn_gather_top(const te__attn_work *w) {
     te__attn_scratch s = TE_ZERO;
+    float *amax = w->backward ? w->a.x.dp_amax : w->a.x.s_amax;
     int64_t worker, h;
     for (worker = 0; worker < w->workers; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
-        for (h = 0; h < w->a.heads; h++) w->a.x.max_logit[h] = s.top[h] > w->a.x.max_logit[h] ? s.top[h] : w->a.x.max_logit[h];
+        if (amax && *s.amax > *amax) *amax = *s.amax;
+        for (h = 0; s.top && w->a.x.max_logit && h < w->a.heads; h++) w->a.x.max_logit[h] = s.top[h] > w->a.x.max_logit[h] ? s.top[h] : w->a.x.max_logit[h];
     }
 }
 
@@ -458,7 +523,7 @@ static te_result te__attn_pass(te_ctx *te, te__attn_work *w) {
     w->memory = (char *)te__alloc(te, (size_t)(w->workers * w->bytes));
     if (!w->memory) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, w->workers, 1, te__attn_worker, w);
-    if (!w->backward && w->a.x.max_logit) te__attn_gather_top(w);
+    te__attn_gather_top(w);
     te__free(te, w->memory, (size_t)(w->workers * w->bytes));
     return TE_OK;
 }
@@ -482,13 +547,14 @@ static void te__attn_clear_outputs(const te__attn_kargs *a, bool backward) {
     te__attn_clear_rows(&a->dv, x->t_kv, a->groups, a->d_v);
 }
 
-static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, bool backward) {
+static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, const te_score_mod *mod, bool backward) {
     te__attn_work w = TE_ZERO;
     const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads), sinks = (int64_t)a->batch * a->heads;
     te_result r;
     int64_t i;
     te__attn_clear_outputs(a, backward);
     w.a = *a;
+    w.mod = mod;
     w.keys = te__round_up(a->s_kv, TE__ATTN_QUAD);
     w.d = te__round_up(a->d, TE__ATTN_WIDE);
     w.d_v = te__round_up(a->d_v, TE__ATTN_WIDE);
@@ -528,16 +594,18 @@ static void te__attn_draw(te__attn_kargs *a) {
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
     te_result r = te__attn_check_lengths(te, "attn_fwd", args);
+    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_fwd", &args->extras.score_mod, false);
     if (r != TE_OK) return r;
     te__attn_draw(&a);
-    return te__attn_cpu(te, &a, false);
+    return te__attn_cpu(te, &a, &args->extras.score_mod, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const te_op_attn_fwd_args f = te__attn_forward_of(args);
     te_result r = te__attn_check_lengths(te, "attn_bwd", &f);
+    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_bwd", &args->extras.score_mod, false);
     if (r != TE_OK) return r;
     te__attn_draw(&a);
-    return te__attn_cpu(te, &a, true);
+    return te__attn_cpu(te, &a, &args->extras.score_mod, true);
 }

@@ -70,9 +70,13 @@ static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_karg
            (heads == 1 || x->h % 8 == 0);
 }
 
-static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool backward) {
+/* FP8 attention: S or dP is rounded. */
+static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
+
+/* mod: scores have a rule of the user's. */
+static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
     const int dt = a->q.dt;
-    bool ok = !p->baseline && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
+    bool ok = !p->baseline && !te__attn_rounds(a) && !mod && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
               te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
               (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (a->x.bias.dt == TE_DTYPE_NONE || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
               te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
@@ -84,9 +88,12 @@ static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool ba
            te__attn_view_is_aligned(&a->dv, a, a->s_kv, a->groups);
 }
 
-/* `rows` rows of each of `heads` heads of each sequence. t: NULL for the general kernels. */
+/* The text of the user's rule, NULL for none, becomes code of the launch. */
+static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
+
+/* `rows` rows of each of `heads` heads of each sequence. t: NULL for the general kernels, which alone have a mod. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads, const te__attn_tiles *t,
-                                 int64_t shared) {
+                                 int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
     te__launch *l;
     if (blocks == 0) return TE_OK;
@@ -107,7 +114,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
     } else if (!a->x.on) {
         te__launch_option(l, "X_EXTRA", 0);
     }
-    return TE_OK;
+    return te__attn_launch_mod(p, l, mod);
 }
 
 /* Rows of no sequence, and the start of max_logit: attn_clear.cu. */
@@ -121,7 +128,7 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
 }
 
 /* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta. Described tensors have no address, so none is asked for here. */
-static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink) {
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod) {
     const te__attn_extra *x = &a->x;
     const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
     te__launch *l;
@@ -137,27 +144,51 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     l = te__plan_launch(p, "attn", "attn_bwd_bias");
     *TE__KARGS(p, l, te__attn_kargs) = *a;
     te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a->d, a->d_v, a->d, a->d_v));
-    return TE_OK;
+    return te__attn_launch_mod(p, l, mod);
 }
 
 static const char te__attn_why_mma[] = "tensor cores: 16-bit operands in aligned rows";
 static const char te__attn_why_general[] = "general: any format, head size and stride, in f32";
 
-static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
-    const te__attn_kargs a = te__attn_problem(args);
-    te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
-    if (te__attn_has_mma(p, &a, false)) {
-        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
-        te__plan_why(p, te__attn_why_mma);
-        return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t));
-    }
-    te__plan_why(p, te__attn_why_general);
-    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0));
+static const char te__attn_why_fp8[] = "general, in f32: S and dP are rounded to FP8 codes by the sums of whole rows";
+
+static const char te__attn_why_mod[] = "general, in f32: the user's rule for scores is compiled in";
+
+/* The user's rule as text; empty: none. */
+static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m, te__text *code) {
+    te_result r;
+    if (!te__has_score_mod(m)) return TE_OK;
+    r = te__score_mod_check_form(p->te, op, m, true);
+    if (r != TE_OK) return r;
+    if (p->baseline)
+        return te__fail(p->te, TE_ERR_LIBRARY, "%s: extras.score_mod has expressions, and there is no NVRTC to compile them; install one (pip install nvidia-cuda-nvrtc-cu12), or name its file in TE_NVRTC_PATH", op);
+    te__score_mod_code(m, code);
+    return code->oom ? te__fail(p->te, TE_ERR_OUT_OF_MEMORY, "%s: out of host memory", op) : TE_OK;
 }
 
-static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
+static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args, const char *mod) {
+    const te__attn_kargs a = te__attn_problem(args);
+    te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
+    if (te__attn_has_mma(p, &a, mod != NULL, false)) {
+        const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
+        te__plan_why(p, te__attn_why_mma);
+        return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t), NULL);
+    }
+    te__plan_why(p, te__attn_rounds(&a) ? te__attn_why_fp8 : mod ? te__attn_why_mod : te__attn_why_general);
+    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0), mod);
+}
+static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
+    te__text code = TE_ZERO;
+    te_result r = te__attn_mod(p, "attn_fwd", &args->extras.score_mod, &code);
+    if (r == TE_OK) r = te__attn_plan_fwd(p, args, code.n ? code.s : NULL);
+    te__text_free(&code);
+    return r;
+}
+
+static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args, const char *mod) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
+    const int64_t shared = te__attn_general_shared(a.d, a.d_v, a.d, a.d_v); /* of the general kernels */
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;
     te__attn_launch_clear(p, &a, true, false);
@@ -174,16 +205,29 @@ static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *
             if (!a.x.on) te__launch_option(l, "X_EXTRA", 0);
         }
     }
-    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL);
+    if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
+        te__plan_why(p, te__attn_why_fp8);
+        r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, shared, mod);
+        if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
+        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, shared, mod) : r;
+    }
+    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
     if (r != TE_OK) return r;
-    if (te__attn_has_mma(p, &a, true)) {
+    if (te__attn_has_mma(p, &a, mod != NULL, true)) {
         const int d = te__attn_padded_d(&a);
         const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
-        r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, &kv, te__attn_dkv_shared(kv));
-        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, &q, te__attn_dq_shared(q)) : r;
+        r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, &kv, te__attn_dkv_shared(kv), NULL);
+        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, &q, te__attn_dq_shared(q), NULL) : r;
     }
-    te__plan_why(p, te__attn_why_general);
-    r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v));
-    return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, a.d_v, a.d, a.d_v)) : r;
+    te__plan_why(p, mod ? te__attn_why_mod : te__attn_why_general);
+    r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, shared, mod);
+    return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, shared, mod) : r;
+}
+static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
+    te__text code = TE_ZERO;
+    te_result r = te__attn_mod(p, "attn_bwd", &args->extras.score_mod, &code);
+    if (r == TE_OK) r = te__attn_plan_bwd(p, args, code.n ? code.s : NULL);
+    te__text_free(&code);
+    return r;
 }

@@ -4,8 +4,9 @@
 
 /* One of q, k, v, o and their gradients. Channels are adjacent. */
 typedef struct te__attn_view {
+    long long s, b, h; /* elements from one position, sequence, head to the next. First, since no kernel changes s in a copy: NVRTC 12.0 reads the first member of a
+                        * changed copy from the arguments themselves */
     void *p;           /* element [0, 0, 0, 0] */
-    long long s, b, h; /* elements from one position, sequence, head to the next */
     int dt;            /* te_dtype */
 } te__attn_view;
 
@@ -38,6 +39,11 @@ typedef struct te__attn_extra {
     te__attn_table dbias;
     int dbias_b, dbias_h, dbias_i; /* its sizes, each 1 or all */
     float *dsink;                  /* [heads], or NULL */
+    const void *aux[4];            /* of the user's expressions (score_mod.cuh); */
+    long long aux_n[4];            /* their elements */
+    int s_dt, dp_dt;               /* te_dtype: S, and dP, are rounded to codes; 0: not */
+    const float *s_scale, *dp_scale;
+    float *s_amax, *dp_amax; /* or NULL */
 } te__attn_extra;
 
 /* The arguments of all attention kernels; each reads a part of them. */

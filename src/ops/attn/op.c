@@ -135,6 +135,8 @@ static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_f
     if (x->max_seqlen_q < 0 || x->max_seqlen_q > 1 << 28 || x->max_seqlen_kv < 0 || x->max_seqlen_kv > 1 << 28)
         return te__fail(te, TE_ERR_INVALID, "%s: extras.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
                         (long long)x->max_seqlen_kv);
+    r = te__score_mod_check(te, op, &x->score_mod);
+    if (r != TE_OK) return r;
     if (x->cu_seqlens_q && te__numel(x->cu_seqlens_q) < 1)
         return te__fail(te, TE_ERR_SHAPE, "%s: extras.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
     if (x->page_table && x->page_table->ndim != 2)
@@ -166,6 +168,17 @@ static te_result te__attn_check_extras(te_ctx *te, const char *op, const te_op_a
     return TE_OK;
 }
 
+static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp8 *f) {
+    te_result r;
+    if ((f->s_dtype && !te__is_fp8(f->s_dtype)) || (f->dp_dtype && !te__is_fp8(f->dp_dtype)))
+        return te__fail(te, TE_ERR_DTYPE, "%s: fp8.s_dtype is %s and fp8.dp_dtype is %s; e4m3, e5m2 and none (0) are possible", op, te_dtype_name(f->s_dtype),
+                        te_dtype_name(f->dp_dtype));
+    r = te__want_numel(te, op, "fp8.s_scale", f->s_scale, 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "fp8.s_amax", f->s_amax, 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "fp8.dp_scale", f->dp_scale, 1);
+    return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
+}
+
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     te__attn_sizes s;
@@ -191,6 +204,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     r = te__want_numel(te, op, "lse", a->lse, s.packed_q ? s.heads * s.rows_q : s.b * s.heads * s.s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r == TE_OK) r = te__attn_check_extras(te, op, a, &s);
+    if (r == TE_OK) r = te__attn_check_fp8(te, op, &a->fp8);
     if (r != TE_OK) return r;
     if (!a->window.on) a->window.left = a->window.right = -1;
     if (a->window.left < -1 || a->window.right < -1)
@@ -212,7 +226,7 @@ static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     f.q = a->q;
     f.k = a->k;
     f.v = a->v;
-    f.o = (te_tensor *)a->o;
+    f.o = (te_tensor *)(a->o ? a->o : a->d_o); /* of one shape */
     f.lse = (te_tensor *)a->lse;
     f.format = a->format;
     f.mask = a->mask;
@@ -223,6 +237,7 @@ static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     f.offset = a->offset;
     f.rng = a->rng;
     f.extras = a->extras;
+    f.fp8 = a->fp8;
     return f;
 }
 
@@ -237,6 +252,8 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     a->window = f.window;
     a->softmax_scale = f.softmax_scale;
     a->extras = f.extras;
+    r = te__score_mod_check_gradient(te, op, &a->extras.score_mod);
+    if (r != TE_OK) return r;
     if (a->extras.page_table)
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (extras.page_table) are for inference and have no gradients; pass contiguous k and v", op);
     s = te__attn_sizes_of(&f);
@@ -307,6 +324,7 @@ static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__
     const te_attn_extras *in = &a->extras;
     const int64_t beyond = s->s_q + s->s_kv + 1;
     te__attn_extra x = TE_ZERO;
+    int i;
     x.causal = te__attn_is_causal(a->mask);
     x.bottom_right = in->bottom_right_diagonal == TE_ON;
     x.left = (int)te__min(a->window.left, beyond);
@@ -334,7 +352,17 @@ static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__
     x.softmax = (int)in->softmax_type;
     x.sink = (const float *)te__data(in->softmax_offset);
     x.max_logit = (float *)te__data(a->max_logit);
-    x.on = te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
+        x.aux[i] = te__data(in->score_mod.aux[i]);
+        x.aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
+    }
+    x.s_dt = (int)a->fp8.s_dtype;
+    x.dp_dt = (int)a->fp8.dp_dtype;
+    x.s_scale = (const float *)te__data(a->fp8.s_scale);
+    x.dp_scale = (const float *)te__data(a->fp8.dp_scale);
+    x.s_amax = (float *)te__data(a->fp8.s_amax);
+    x.dp_amax = (float *)te__data(a->fp8.dp_amax);
+    x.on = te__has_score_mod(&in->score_mod) || x.s_dt || x.dp_dt || te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
            a->max_logit;
     return x;
 }
@@ -372,6 +400,8 @@ static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
     te_op_attn_fwd_args f = te__attn_forward_of(a);
     te__attn_kargs k = te__attn_problem(&f);
     const te_qkv_format kv = te__attn_kv_format(&f);
+    if (!a->o) k.o.p = NULL;
+    k.x.s_amax = NULL; /* the forward pass's */
     k.d_o = te__attn_view_of(a->d_o, a->format);
     k.dq = te__attn_view_of(a->dq, a->format);
     k.dk = te__attn_view_of(a->dk, kv);

@@ -71,4 +71,9 @@ TE__BOTH float te__attn_slope(int heads, int h) {
     return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);
 }
 
+/* x as the code of a format and back: the numbers that FP8 attention multiplies. inverse: RN(1 / scale). */
+TE__BOTH float te__attn_rounded(int dt, float x, float scale, float inverse) {
+    return (dt == (int)TE_F8E5M2 ? te__e5m2_to_f32(te__f32_to_e5m2(x * scale)) : te__e4m3_to_f32(te__f32_to_e4m3(x * scale))) * inverse;
+}
+
 #endif

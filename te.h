@@ -3775,7 +3775,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder);
  *     attention   its two products and the softmax between them; positions and masks are computed from the sizes that a run has
  *
  * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. Errors: TE_ERR_UNSUPPORTED for an operation that has no form in ONNX, and
- * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, experts whose tokens the host counts; for sizes that are not
+ * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, score_mod, experts whose tokens the host counts; for sizes that are not
  * products of those that vary; for a file above 2 GB, which readers of protobuf refuse. TE_ERR_INVALID for inputs whose sizes contradict each other. TE_ERR_STATE inside a capture, a warm-up or a
  * trace hook. TE_ERR_IO for a path that cannot be written. TransformerEngine: te.onnx_export with torch.onnx.export. */
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);
@@ -61385,8 +61385,11 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
+    const te_score_mod *m = &a->extras.score_mod;
     if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
     else if (a->extras.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
+    else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a core_attention_bias or an attention_mask");
     else if (a->dropout_p > 0.0f)
         te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->dropout_p);
     return te_error_code(g->te);
@@ -61401,6 +61404,7 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     int v, bias, visible, extra;
     te_result result = te__onnx_attn_refuse(g, a);
     if (result == TE_OK) result = te__onnx_store(g, a->lse, b->lse, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->fp8.s_amax, b->fp8.s_amax, TE__ONNX_FAILED);
     if (result != TE_OK) return result;
     s.s_q = te__onnx_dim(&q, q_first ? 1 : 0);
     s.s_kv = te__onnx_dim(&k, kv_first ? 1 : 0);
@@ -61443,6 +61447,7 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
             extra = te__onnx_over_heads(g, te__onnx_read(g, a->extras.softmax_offset, b->extras.softmax_offset), heads, false);
         v = te__onnx_softmax_with(g, v, visible, extra);
     }
+    if (a->fp8.s_dtype) v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);
     v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
     v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);
     return te__onnx_store(g, a->o, b->o, v);

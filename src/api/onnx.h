@@ -20,7 +20,7 @@
  *     attention   its two products and the softmax between them; positions and masks are computed from the sizes that a run has
  *
  * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. Errors: TE_ERR_UNSUPPORTED for an operation that has no form in ONNX, and
- * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, experts whose tokens the host counts; for sizes that are not
+ * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, score_mod, experts whose tokens the host counts; for sizes that are not
  * products of those that vary; for a file above 2 GB, which readers of protobuf refuse. TE_ERR_INVALID for inputs whose sizes contradict each other. TE_ERR_STATE inside a capture, a warm-up or a
  * trace hook. TE_ERR_IO for a path that cannot be written. TransformerEngine: te.onnx_export with torch.onnx.export. */
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);

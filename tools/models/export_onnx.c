@@ -126,22 +126,24 @@ typedef struct mode {
     te_recipe_kind recipe; /* 0 => none */
     bool stored;           /* weights are stored quantized */
     bool plain;            /* and used outside of autocast: decoded */
+    bool dpa;              /* FP8 attention, of scenes that have any */
 } mode;
-static const mode modes[] = {{"f32", TE_F32, TE_RECIPE_NONE, false, false},
-                             {"bf16", TE_BF16, TE_RECIPE_NONE, false, false},
-                             {"f16", TE_F16, TE_RECIPE_NONE, false, false},
-                             {"delayed", TE_F32, TE_RECIPE_DELAYED, false, false},
-                             {"delayed_bf16", TE_BF16, TE_RECIPE_DELAYED, false, false},
-                             {"current", TE_F32, TE_RECIPE_CURRENT, false, false},
-                             {"block", TE_BF16, TE_RECIPE_BLOCK, false, false},
-                             {"mxfp8", TE_BF16, TE_RECIPE_MXFP8, false, false},
-                             {"nvfp4", TE_BF16, TE_RECIPE_NVFP4, false, false},
-                             {"stored_current", TE_F32, TE_RECIPE_CURRENT, true, false},
-                             {"stored_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true, false},
-                             {"decoded_current", TE_BF16, TE_RECIPE_CURRENT, true, true},
-                             {"decoded_block", TE_BF16, TE_RECIPE_BLOCK, true, true},
-                             {"decoded_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true, true},
-                             {"decoded_nvfp4", TE_BF16, TE_RECIPE_NVFP4, true, true}};
+static const mode modes[] = {{"f32", TE_F32, TE_RECIPE_NONE, false, false, false},
+                             {"bf16", TE_BF16, TE_RECIPE_NONE, false, false, false},
+                             {"f16", TE_F16, TE_RECIPE_NONE, false, false, false},
+                             {"delayed", TE_F32, TE_RECIPE_DELAYED, false, false, false},
+                             {"delayed_bf16", TE_BF16, TE_RECIPE_DELAYED, false, false, false},
+                             {"current", TE_F32, TE_RECIPE_CURRENT, false, false, false},
+                             {"block", TE_BF16, TE_RECIPE_BLOCK, false, false, false},
+                             {"mxfp8", TE_BF16, TE_RECIPE_MXFP8, false, false, false},
+                             {"nvfp4", TE_BF16, TE_RECIPE_NVFP4, false, false, false},
+                             {"stored_current", TE_F32, TE_RECIPE_CURRENT, true, false, false},
+                             {"stored_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true, false, false},
+                             {"decoded_current", TE_BF16, TE_RECIPE_CURRENT, true, true, false},
+                             {"decoded_block", TE_BF16, TE_RECIPE_BLOCK, true, true, false},
+                             {"decoded_mxfp8", TE_BF16, TE_RECIPE_MXFP8, true, true, false},
+                             {"decoded_nvfp4", TE_BF16, TE_RECIPE_NVFP4, true, true, false},
+                             {"delayed_dpa", TE_F32, TE_RECIPE_DELAYED, false, false, true}};
 
 static void check(te_ctx *te, const char *what) {
     if (te_error_code(te) == TE_OK) return;
@@ -406,6 +408,7 @@ static void export_case(te_ctx *te, const char *folder, const char *name, const 
     /* Recipes want rows in multiples of 32; without one sizes are odd. */
     const int64_t other[2][2] = {{3, m->recipe ? 32 : 21}, {1, m->recipe ? 96 : 37}};
     te_recipe recipe = recipe_of(m->recipe);
+    recipe.fp8_dpa = m->dpa;
     te_autocast_desc autocast = {.recipe = &recipe, .not_enabled = !m->recipe || m->plain};
     te_module *module;
     call c;
@@ -454,6 +457,7 @@ int main(int argc, char **argv) {
             bool wanted = argc == 2;
             /* A weight in several parameters is not stored quantized; the groups of GroupedLinear are codes that are moved apart from their scales, which is refused. */
             if (modes[k].recipe && (!has_products(&scenes[i]) || (modes[k].stored && (scenes[i].split || ((scenes[i].kind == GROUPED || scenes[i].kind == OWN_EXPERTS) && !modes[k].plain))))) continue;
+            if (modes[k].dpa && scenes[i].kind != ATTENTION && scenes[i].kind != LAYER) continue;
             snprintf(name, sizeof name, "%s.%s", scenes[i].name, modes[k].name);
             for (int w = 2; w < argc; w++) wanted = wanted || strstr(name, argv[w]);
             if (wanted) export_case(te, argv[1], name, &scenes[i], &modes[k]);

@@ -455,8 +455,10 @@ TE_TEST_DEVICES(every_option_activation_of_the_mlp) {
 /* ---- rotary embeddings ---- */
 
 TE_TEST_DEVICES(every_option_rotary) {
-    const te_llama3_scaling llama3 = {.factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 32};
-    struct { te_rotary_desc desc; te_op_rope_args args; } rows[] = {
+    const te_rope_scaling llama3 = {.type = TE_ROPE_LLAMA3, .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 32};
+    float scaled[4], factor;
+    CHECK(te_rope_frequencies(te, &llama3, 0, 8, 6, scaled, &factor) == TE_OK);
+    struct { te_rotary_desc desc; te_rope_angles angles; } rows[] = {
         {{.base = 500}, {.base = 500}},
         {{.rotary_percent = 0.5f}, {.rotary_dim = 4}},
         {{.interleaved = true}, {.interleaved = true}},
@@ -464,14 +466,15 @@ TE_TEST_DEVICES(every_option_rotary) {
         {{.seq_len_interpolation_factor = 4, .pretrained_max_position_embeddings = 100}, {.position_scale = 0.25f}}, /* positions are divided by the factor */
         {{.seq_len_interpolation_factor = 2, .pretrained_max_position_embeddings = 2}, {.position_scale = 2.0f / 6}},  /* sequences beyond 2 * 2 are scaled to 2 */
         {{.seq_len_interpolation_factor = 4}, {.position_scale = 0}},                                                /* has no effect alone */
-        {{.base = 10000, .llama3.factor = 8, .llama3.low_freq_factor = 1, .llama3.high_freq_factor = 4, .llama3.original_max_position_embeddings = 32}, {.llama3 = llama3}},
+        {{.base = 10000, .scaling.type = TE_ROPE_LLAMA3, .scaling.factor = 8, .scaling.low_freq_factor = 1, .scaling.high_freq_factor = 4, .scaling.original_max_position_embeddings = 32},
+         {.inv_freq = scaled}},
     };
     enum { LENGTH = 6, HEAD = 8, COUNTED = LENGTH * B * 2 * HEAD };
     float *values = test_normal(COUNTED, 12), *plain = NULL;
     for (int batches_first = 0; batches_first < 2; batches_first++)
         for (int i = 0; i < COUNT(rows); i++) {
             te_tensor *x = batches_first ? test_tensor(te, TE_F32, SHAPE(B, LENGTH, 2, HEAD), values) : test_tensor(te, TE_F32, SHAPE(LENGTH, B, 2, HEAD), values);
-            te_op_rope_args a = rows[i].args;
+            te_op_rope_args a = {.angles = rows[i].angles};
             a.x = x;
             a.y = te_tensor_empty(te, TE_F32, 4, te_tensor_shape(x));
             a.format = batches_first ? TE_BSHD : TE_SBHD;

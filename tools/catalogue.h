@@ -959,6 +959,23 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.capped_softmax_bwd.scale = 3;
         c->args.capped_softmax_bwd.cap = 2;
         break;
+        CALL(95, STEP_NUMBERS, "bias corrections behind a skipped step")
+        c->args.step_numbers.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.step_numbers.skipped = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 2);
+        c->args.step_numbers.count = true;
+        c->args.step_numbers.step = 9;
+        c->args.step_numbers.betas = te_tensor_full(te, TE_F32, 2, (const int64_t[]){3, 2}, 0.9);
+        c->args.step_numbers.bias_correction = call_out(c, te, TE_F32, 2, (const int64_t[]){3, 2});
+        break;
+        CALL(96, UPDATE_SCALE, "loss scale")
+        c->args.update_scale.scale = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1024);
+        c->args.update_scale.inv_scale = call_out(c, te, TE_F32, 1, one);
+        c->args.update_scale.growth_tracker = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
+        c->args.update_scale.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 0);
+        c->args.update_scale.growth_factor = 2;
+        c->args.update_scale.backoff_factor = 0.5f;
+        c->args.update_scale.growth_interval = 2;
+        break;
     default: return false;
     }
 #undef CALL

@@ -111,6 +111,7 @@ typedef struct te_node_desc {
     te_backward_fn backward;   /* needed */
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
+    bool takes_quantized;     /* gradients of outputs that come quantized (fp8_grad) stay so; false => they are decoded first */
 } te_node_desc;
 /* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

@@ -5,10 +5,10 @@
  * These arguments of TransformerEngine have none here:
  *   max_token_num     sizes a workspace; the pool's grows by itself
  *   probs of moe_unpermute   the old name of merging_probs
- *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not there yet
+ *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
  *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
  *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
- * Quantized inputs are not there yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
+ * Quantized inputs are not implemented yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {
@@ -93,12 +93,14 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
  * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
  * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
  * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * Ranks share the products by parallel_mode, and the module exchanges nothing, as TransformerEngine's: whoever moves the rows between ranks does. By column each rank has its
+ * columns of the output, and its summand of the input's gradient; by row its summand of the output, whose bias the caller adds behind the sum (no_bias, or return_bias).
  * Source: transformer_engine.pytorch.GroupedLinear. */
 typedef struct te_grouped_linear_desc {
     int num_gemms;                     /* groups; 1 to TE_MAX_GEMMS */
     int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
     te_gemm_options gemm;              /* of the products */
-    te_parallel_options parallel;      /* not yet */
+    te_parallel_options parallel;      /* parallel_mode is that of each product */
     bool save_original_input;          /* the backward pass quantizes the input again in place of keeping quantized copies; refused under delayed scaling */
     const char *name;                  /* copied; NULL => "grouped_linear" */
 } te_grouped_linear_desc;
@@ -109,7 +111,7 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
 /* Fp8Padding and Fp8Unpadding. Source: transformer_engine.pytorch.Fp8Padding, Fp8Unpadding. */
 typedef struct te_fp8_padding_desc {
     int num_gemms;      /* groups; 1 to TE_MAX_GEMMS */
-    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => 32 under MXFP8, 128 under NVFP4, else 16, by the recipe of the first call */
+    int64_t align_size; /* rows of each group are padded to a multiple of it; 0 => by the recipe in force: 32 under MXFP8, 128 under NVFP4 and custom ones, else 16 */
     const char *name;   /* copied; NULL => "fp8_padding", "fp8_unpadding" */
 } te_fp8_padding_desc;
 /* Rows of zeros behind each group of the input's rows. The call says in m_splits (the result has the sum of the padded sizes, which args->padded_m_splits

@@ -158,9 +158,55 @@ typedef struct te_embedding_desc {
 /* An Embedding module. */
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc);
 
+/* Modules of one function, for te_sequential_create. None but Bias has parameters. Owned by the caller, or by the parent it is given to; NULL on an error.
+ * Source: transformer_engine.pytorch.ops. */
+typedef struct te_activation_desc {
+    te_activation activation;               /* 0 => GELU; a gated one halves the last size */
+    te_activation_params activation_params; /* its numbers */
+    const char *name;                       /* copied; NULL => "activation" */
+} te_activation_desc;
+/* te_activate. */
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc);
+/* A bias without a product. */
+typedef struct te_bias_desc {
+    int64_t size;            /* last size of x; at least 1 */
+    te_dtype params_dtype;   /* of the bias; 0 => bf16 */
+    te_params_device device; /* of the bias; 0 => the context's */
+    const char *name;        /* copied; NULL => "bias" */
+} te_bias_desc;
+/* x + bias. Parameter: bias [size], 0 at first. */
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc);
+/* A factor. */
+typedef struct te_constant_scale_desc {
+    float scale;      /* the factor, as it is: 0 is 0 */
+    const char *name; /* copied; NULL => "constant_scale" */
+} te_constant_scale_desc;
+/* scale * x. */
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc);
+/* A dropout. */
+typedef struct te_dropout_desc {
+    float p;          /* probability of zeroing an element, 0 <= p < 1 */
+    const char *name; /* copied; NULL => "dropout" */
+} te_dropout_desc;
+/* te_dropout while the module trains (te_module_train); x otherwise. */
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc);
+/* x. name: copied; NULL => "identity". */
+TE_API te_module *te_identity_create(te_ctx *te, const char *name);
+/* A normalization of rows without parameters. */
+typedef struct te_l2normalization_desc {
+    float eps;        /* added to the sum of squares; 0 => 1e-6 */
+    const char *name; /* copied; NULL => "l2normalization" */
+} te_l2normalization_desc;
+/* x / sqrt(sum of squares + eps) of each row. */
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc);
+
 /* A module that runs `n` modules in order, each on the first output of the one before; the last one's outputs are its own. n 0: the input comes back.
  * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read
  * "0.weight", "1.self_attention.proj.bias"; te_module_add_child appends more.
+ *
+ * Neighbours run as one where TransformerEngine fuses them: a norm or an Activation in front of a Linear leaves quantized what that multiplies (delayed and current
+ * scaling), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP do, bit for bit. A child with a
+ * forward of its own, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint, te_make_graphed_callables) stays by itself.
  *
  * The call takes the children: the container owns them, and they are destroyed if it cannot be made, so they may be created in the list itself.
  * Errors: TE_ERR_INVALID for a NULL child, one of another context, one that has a parent (which keeps it) or is in the list twice; TE_ERR_STATE in

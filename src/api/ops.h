@@ -76,6 +76,8 @@
     X(sgd, SGD, optim)                                 \
     X(l2norm, L2NORM, optim)                           \
     X(multi_scale, MULTI_SCALE, optim)                 \
+    X(step_numbers, STEP_NUMBERS, optim)               \
+    X(update_scale, UPDATE_SCALE, optim)               \
     X(moe_splits, MOE_SPLITS, moe)                     \
     X(moe_mask_map, MOE_MASK_MAP, moe)                 \
     X(moe_index_map, MOE_INDEX_MAP, moe)               \

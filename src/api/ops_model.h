@@ -474,6 +474,10 @@ typedef struct te_op_mse_bwd_args {
 
 /* ---- optim --------------------------------------------------------------------------------------------------- */
 
+/* The numbers of Adam that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_adam_numbers {
+    float lr, beta1, beta2, eps, weight_decay; /* as those of te_op_adam_args */
+} te_adam_numbers;
 /* One parameter of te_op_adam. All but the scales have one number of elements.
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
@@ -485,12 +489,15 @@ typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
     te_tensor *m_scale, *v_scale, *master_scale;
+    bool own_numbers;        /* it has numbers of its own, in place of those of the args */
+    te_adam_numbers numbers; /* these. Entries with the same ones stand best together: each run of them takes a launch */
+    int place;               /* of its learning rate in lr_device, and of its pair in bias_correction */
 } te_adam_tensor;
 /* One Adam(W) step over a list of tensors (as FusedAdam).
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
- * if it is not 0 nothing is changed. lr_device: optional f32 [1], replaces lr. bias_correction: optional f32 [2], 1/bc1 and 1/bc2, replaces
- * step and no_bias_correction. One call changes all parameters, or none. */
+ * if it is not 0 nothing is changed. lr_device: optional f32 [P], replaces lr; bias_correction: optional f32 [P, 2], 1/bc1 and 1/bc2, replaces
+ * step and no_bias_correction; P is one more than the largest `place`. One call changes all parameters, or none. */
 typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;             /* [num_tensors] */
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
@@ -507,12 +514,19 @@ typedef struct te_op_store_state_args {
     te_tensor *state, *scale;
 } te_op_store_state_args;
 
+/* The numbers of SGD that parameters may have of their own. Read as they are: no defaults. */
+typedef struct te_sgd_numbers {
+    float lr, weight_decay; /* as those of te_op_sgd_args */
+} te_sgd_numbers;
 /* One parameter of te_op_sgd: grad and param, and optionally momentum and master (f32, f16, bf16; a master: f32): with it the step works on the master, and
  * param = round(master). All have one number of elements. */
 typedef struct te_sgd_tensor {
     const te_tensor *grad;
     te_tensor *param, *momentum, *master;
-    bool first; /* the momentum becomes the gradient: dampening does not count */
+    bool first;             /* the momentum becomes the gradient: dampening does not count */
+    bool own_numbers;       /* it has numbers of its own, in place of those of the args */
+    te_sgd_numbers numbers; /* these */
+    int place;              /* of its learning rate in lr_device */
 } te_sgd_tensor;
 /* One step of stochastic gradient descent over a list of tensors (as FusedSGD); each line where its condition holds.
  *   d = grad * grad_scale
@@ -552,6 +566,27 @@ typedef struct te_op_multi_scale_args {
     const te_tensor *scale_device;
     te_tensor *found_inf;
 } te_op_multi_scale_args;
+
+/* The numbers of a step that may have been preceded by skipped ones, on the device. skipped f32 [1] is how many were: the call adds the last step's flag to it, found_inf f32 [1]
+ * (optional; NULL: it was added before), where `count` is set, and clears the flag. bias_correction f32 [P, 2], from betas f32 [P, 2], is 1 / (1 - beta^n) for n = step - skipped, or 1
+ * if no_bias_correction; both are optional together. step_device: optional f32 [1], replaces step. */
+typedef struct te_op_step_numbers_args {
+    te_tensor *found_inf, *skipped;
+    bool count;
+    int64_t step; /* 1 for the first, skipped ones among them */
+    const te_tensor *step_device;
+    const te_tensor *betas;
+    te_tensor *bias_correction;
+    bool no_bias_correction;
+} te_op_step_numbers_args;
+
+/* The scale of a loss after a step, as torch.amp.GradScaler has it. found_inf f32 [1] not 0: scale f32 [1] *= backoff_factor, and growth_tracker f32 [1] = 0; else growth_tracker grows
+ * by 1, and at growth_interval it becomes 0 and scale *= growth_factor, where that is finite. inv_scale f32 [1] = 1 / scale, and found_inf = 0. */
+typedef struct te_op_update_scale_args {
+    te_tensor *scale, *inv_scale, *growth_tracker, *found_inf;
+    float growth_factor, backoff_factor; /* read as they are: no defaults */
+    int growth_interval;
+} te_op_update_scale_args;
 
 /* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */

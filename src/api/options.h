@@ -68,7 +68,7 @@ typedef struct te_norm_options {
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
-    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size; 0 => one half behind the other; of te_activate: in modules not yet */
+    int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a rank's share); in modules: rows of fc1; 0 => one half behind the other */
 } te_activation_params;
 
 /* How a product is divided among ranks. */
@@ -109,7 +109,7 @@ typedef enum te_cp_comm {
 typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
     int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
-    te_parallel_mode parallel_mode;  /* Linear, LayerNormLinear (column alone): how the product is divided */
+    te_parallel_mode parallel_mode;  /* Linear, GroupedLinear, LayerNormLinear (column alone): how the product is divided */
     bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
     bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
     te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */

@@ -184,9 +184,9 @@ typedef enum te_nvfp4_4over6 {
 typedef enum te_tensor_type {
     TE_TENSOR_INPUT = 0,       /* x */
     TE_TENSOR_WEIGHT = 1,      /* W */
-    TE_TENSOR_OUTPUT = 2,      /* y; modules do not quantize it */
+    TE_TENSOR_OUTPUT = 2,      /* y, with fp8_output */
     TE_TENSOR_GRAD_OUTPUT = 3, /* the gradient of y */
-    TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x; modules do not quantize it */
+    TE_TENSOR_GRAD_INPUT = 4   /* the gradient of x, with fp8_grad */
 } te_tensor_type;
 /* A slot of a module's product: for a custom recipe's factory, and for statistics. */
 typedef struct te_quantizer_role {

@@ -1,5 +1,18 @@
 /* api/train.h: optimizers and checkpoints. */
 
+/* Parameters of an optimizer with numbers of their own, named by a pattern or by a list. Each belongs to the first group that has it, and those of no group keep the numbers of the
+ * optimizer's desc. Source: torch.optim, param_groups. */
+typedef struct te_param_group {
+    const char *pattern;        /* of paths below the optimizer's module, as in files: * stands for any characters, ? for one ("*.bias"); NULL => params */
+    te_tensor *const *params;   /* [num_params] the very tensors (te_module_parameter); NULL => pattern */
+    int num_params;             /* how many */
+    float lr;                   /* 0 => the optimizer's, te_optimizer_set_lr included; te_optimizer_set_group_lr */
+    float weight_decay;         /* 0 => the optimizer's */
+    bool no_weight_decay;       /* none, in place of the optimizer's */
+    float beta1, beta2, eps;    /* of Adam; 0 => the optimizer's */
+} te_param_group;
+#define TE_MAX_PARAM_GROUPS 64 /* the most groups of an optimizer */
+
 /* Adam and AdamW. Parameters of 16 bits, and those stored quantized, get master weights. Its states are "exp_avg", "exp_avg_sq" and "master_param".
  * States in f16 and e4m3, masters in f16 among them, have one scale each, which every step chooses anew (te_op_adam). te_graph takes every optimizer, so
  * `capturable` has no field.
@@ -21,6 +34,8 @@ typedef struct te_fused_adam_desc {
     bool no_set_grad_none;    /* gradients are filled with zeros where they would be forgotten */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+    const te_param_group *groups; /* [num_groups] parameters with numbers of their own; read by the create function */
+    int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_adam_desc;
 /* An optimizer of every parameter of `m` that requires a gradient; desc may be NULL. Owned by the caller: te_optimizer_destroy, before the context.
  * Retains the parameters. Allocates the states. TE_ERR_STATE inside a graph's capture. */
@@ -40,6 +55,8 @@ typedef struct te_fused_sgd_desc {
     bool no_master_weights;   /* 16-bit parameters, and their momentum, are stepped in their own format; refused for weights that are stored quantized */
     float max_grad_norm;      /* 0 => no clipping; else gradients are scaled by min(1, max / norm) */
     bool decay_matrices_only; /* no weight decay for tensors of fewer than 2 dimensions */
+    const te_param_group *groups; /* [num_groups] parameters with numbers of their own; read by the create function */
+    int num_groups;           /* 0 => none; at most TE_MAX_PARAM_GROUPS */
 } te_fused_sgd_desc;
 /* The same as te_fused_adam_create, but desc is needed. With dampening the first step of each parameter comes before a graph's capture (TE_ERR_STATE). */
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc);
@@ -52,14 +69,63 @@ TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Forgets the gradients of the optimizer's parameters. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, those of launched graphs included. */
+/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* The learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
-/* How many steps have been made; 0 for NULL. */
+/* Gives group `group` of the desc (from 0; -1: the parameters of no group) a learning rate of its own, likewise. TE_ERR_INVALID for a group that is not there. */
+TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
+/* The learning rate of that group. */
+TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group);
+/* How many groups the desc had; 0 for NULL. */
+TE_API int te_optimizer_num_groups(const te_optimizer *opt);
+/* How many steps have been made; 0 for NULL. After a step by te_grad_scaler_step it syncs, and leaves out those that were skipped. */
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 /* The norm of all gradients of the last step, before clipping, f32 [1] (borrowed); NULL without clipping or before the first step. */
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
+
+/* A scale of the loss, for gradients in f16 whose small numbers would vanish: it falls where a gradient is not finite, and that step is skipped, and grows after
+ * growth_interval steps without one. All of it stays on the device, and te_graph takes it after one step outside. Where TransformerEngine's FusedAdam is told `capturable`:
+ *
+ *     te_backward(te_grad_scaler_scale(scaler, loss));
+ *     te_grad_scaler_step(scaler, opt);
+ *     te_grad_scaler_update(scaler);
+ *
+ * Source: torch.amp.GradScaler. */
+typedef struct te_grad_scaler te_grad_scaler;
+/* Its numbers. */
+typedef struct te_grad_scaler_desc {
+    float init_scale;      /* 0 => 65536 */
+    float growth_factor;   /* above 1; 0 => 2 */
+    float backoff_factor;  /* between 0 and 1; 0 => 0.5 */
+    int growth_interval;   /* 0 => 2000 */
+    bool not_enabled;      /* losses stay as they are, and steps are te_optimizer_step's */
+} te_grad_scaler_desc;
+/* A scaler; desc may be NULL. Owned by the caller: te_grad_scaler_destroy, before the context. TE_ERR_STATE inside a graph's capture. */
+TE_API te_grad_scaler *te_grad_scaler_create(te_ctx *te, const te_grad_scaler_desc *desc);
+/* Releases it. NULL is fine. */
+TE_API void te_grad_scaler_destroy(te_grad_scaler *s);
+/* The loss times the scale, recorded. NULL with an error. */
+TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss);
+/* Divides the gradients of opt by the scale, in place, for whoever looks at them or clips them before te_grad_scaler_step (whose own max_grad_norm needs no such call). At most once
+ * before each step (TE_ERR_STATE); TE_ERR_DTYPE for gradients in f16. */
+TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt);
+/* te_optimizer_step on gradients divided by the scale; where one of them is not finite nothing changes (but gradients are forgotten), and the step counts in no bias correction. Does not sync,
+ * except before the first step of an SGD with dampening. */
+TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt);
+/* The scale of the next loss, after the steps of all optimizers. */
+TE_API te_result te_grad_scaler_update(te_grad_scaler *s);
+/* The scale, f32 [1] on the device (borrowed); NULL for NULL. */
+TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s);
+/* The numbers that change, for a file (te_metadata). */
+typedef struct te_grad_scaler_state {
+    float scale;        /* in force */
+    int growth_tracker; /* steps without an overflow since the scale last changed */
+} te_grad_scaler_state;
+/* Reads them. Syncs. */
+TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s);
+/* Sets them; TE_ERR_INVALID for a scale that is not above 0. */
+TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_state state);
 
 /* A state of a parameter (the very tensor: te_module_parameter) by its name, as a new f32 tensor of its shape in the innermost scope: without its scale; a
  * master of remainders as the whole master. Syncs for the latter. NULL with TE_ERR_INVALID if there is none of the name. */
@@ -87,7 +153,8 @@ typedef struct te_metadata {
 /* Writes a model as one safetensors file: every parameter and buffer of `m` by path, the optimizer's states ("optimizer/<path>.exp_avg" ...), the
  * scaling state of delayed recipes, the random state, and `metadata`. A weight that is stored quantized has the codes and scales of each copy
  * ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a temporary file beside it, synced and renamed (see te_safetensors_write): a failure
- * leaves the previous file whole. Syncs. m and opt may be NULL. Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
+ * leaves the previous file whole. Syncs. m and opt may be NULL. The optimizer's learning rates, those of groups included, go
+ * with it; a te_grad_scaler's state does not (te_grad_scaler_get_state). Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
                                     int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte

@@ -28,6 +28,7 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
         te__free(te, node->packed, (size_t)node->num_saved * sizeof(void *));
         te__free(te, node->packed_as, (size_t)node->num_saved * sizeof(te__packed_as));
         node->packed = NULL;
+        node->packed_as = NULL;
         return TE_ERR_OUT_OF_MEMORY;
     }
     for (i = 0; i < node->num_saved; i++) {

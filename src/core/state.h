@@ -311,6 +311,7 @@ typedef struct te__node {
     void *state;
     size_t state_size;
     void (*release)(te_ctx *te, void *state); /* or NULL */
+    bool takes_quantized; /* gradients that come quantized stay so; for other nodes they are decoded */
     te_saved_tensors_hooks hooks; /* with packed: */
     void **packed;                /* [num_saved] handles in place of tensors, NULL where a tensor stayed; or NULL: no hooks */
     te__packed_as *packed_as;

@@ -195,6 +195,7 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
+    node->takes_quantized = desc->takes_quantized;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
     node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
@@ -281,6 +282,14 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
         }
         return TE_OK;
     }
+    if (v->grad->quantized) { /* sums are plain */
+        sum = te_dequantize(v->grad, v->grad->dtype);
+        if (!sum) return te_error_code(te);
+        te_tensor_release(v->grad);
+        v->grad = te__kept_gradient(sum);
+        if (!v->grad) return te_error_code(te);
+    }
+    if (grad->quantized && !(grad = te_dequantize(grad, grad->dtype))) return te_error_code(te);
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
@@ -416,6 +425,17 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
         }
 }
 
+/* Decodes quantized gradients for a node that does not take them. They are the frame's. */
+static te_result te__decode_gradients(te_ctx *te, const te__node *node, te_tensor **grads) {
+    int i;
+    for (i = 0; i < node->num_outputs && !node->takes_quantized; i++) {
+        if (!grads[i] || !grads[i]->quantized) continue;
+        grads[i] = te_dequantize(grads[i], grads[i]->dtype);
+        if (!grads[i]) return te_error_code(te);
+    }
+    return TE_OK;
+}
+
 /* Plays one node whose outputs have gradients. */
 static te_result te__node_play(te_ctx *te, te__node *node) {
     te_tensor *grad_outputs[TE__MAX_NODE_TENSORS], *grad_inputs[TE__MAX_NODE_TENSORS];
@@ -436,6 +456,7 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         te__segment_begin(te, &own);
         te->playing = node;
         result = te__saved_unpack(te, node);
+        if (result == TE_OK) result = te__decode_gradients(te, node, grad_outputs);
         if (result == TE_OK) result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
         te->playing = outer;
         if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {

@@ -269,7 +269,7 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
 }
 
 /* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
-static te_result te__cuda_settle(te_ctx *te) { return te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
+static te_result te__cuda_settle(te_ctx *te) { return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;

@@ -26,25 +26,31 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     return y;
 }
 
+/* Does m read fp8_output and fp8_grad, if the call sets them? */
+static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
+    bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
+    if (!output && !grad) return true;
+    te__fail(m->te, TE_ERR_UNSUPPORTED, "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: leave it false", m->cls->name,
+             output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
+    return false;
+}
+
 /* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run(te_module *m, te_forward_args *args) {
+/* forward: in place of the class's own; NULL: that. */
+static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward) {
-        te_forward_args asked = *args;
-        if (m->has_fp8_output) asked.fp8_output = false;
-        if (!te__options_ok(te, m->cls->name, TE__DESC_CALL, &asked)) return TE_ERR_UNSUPPORTED;
-    }
+    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
@@ -58,6 +64,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) {
     te->path = path;
     return result;
 }
+static te_result te__module_run(te_module *m, te_forward_args *args) { return te__module_run_as(m, args, NULL, NULL); }
 
 /* ---- checkpoints ---- */
 

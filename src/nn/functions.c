@@ -386,6 +386,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.activation = s->activation;
         again.limit = s->params.limit;
         again.alpha = s->params.alpha;
+        again.glu_interleave_size = s->params.glu_interleave_size;
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
     }

@@ -169,6 +169,7 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
 /* Static copies of the sample's tensors. */
 static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sample) {
     int i;
+    if (sample->fp8_output) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: the sample has fp8_output; graphs copy plain outputs: leave it false");
     g->call.args = *sample;
     if (sample->rotary) g->call.rotary = *sample->rotary;
     if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;

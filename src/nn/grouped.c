@@ -1,11 +1,11 @@
-/* nn/grouped.c: GroupedLinear: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product and the module tree; must not
- * know what chooses the groups.
+/* nn/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product, and GroupedLinear's state; must not know its
+ * parameters, or what chooses the groups.
  *
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
 typedef struct te__grouped_module {
-    te_grouped_linear_desc desc;
+    te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -33,7 +33,10 @@ static te_tensor *te__rows_of(const te_tensor *x, int64_t first, int64_t rows) {
 }
 /* The rows behind the last group are 0. */
 static te_result te__zero_rows_from(te_ctx *te, te_tensor *x, int64_t first) {
-    te_tensor *rest = x && first < te__rows(x) && te__cols(x) > 0 ? te__rows_of(x, first, te__rows(x) - first) : NULL;
+    te_tensor *rest;
+    if (!x) return te_error_code(te);
+    if (first >= te__rows(x) || te__cols(x) == 0) return TE_OK;
+    rest = te__rows_of(x, first, te__rows(x) - first);
     return rest ? te_tensor_fill(rest, 0.0) : te_error_code(te);
 }
 
@@ -418,6 +421,18 @@ static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage
     return te__quantized_weight(&call, usage);
 }
 
+/* Calibration of delayed scaling: the input is measured as one, as it would be quantized. */
+static te_result te__grouped_calibrate(const te__grouped_call *c) {
+    te_result result = TE_OK;
+    int i;
+    for (i = -1; i < c->s->desc.num_gemms && result == TE_OK; i++) {
+        const te_tensor *x = i < 0 ? c->x : c->weights[i];
+        te__quant_spec spec = te__slot_spec(&c->quant, false, i < 0 ? 0 : i, i < 0 ? TE__SLOT_INPUT : TE__SLOT_WEIGHT, TE_ROWWISE);
+        if (x->buffer && spec.amax) result = te__amax_into(x, spec.amax);
+    }
+    return result;
+}
+
 /* in, and saved: room for all; te__grouped_all frees it. */
 static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;
@@ -428,6 +443,8 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_result result = TE_OK;
     bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
     int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
+    if (c->quant.calibrating && !c->quant.enabled && c->quant.recipe.kind == TE_RECIPE_DELAYED) result = te__grouped_calibrate(c);
+    if (result != TE_OK) return result;
     in[0] = input;
     for (i = 0; i < n; i++) {
         in[1 + i] = c->weights[i];
@@ -505,173 +522,4 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
     }
     te__free(te, list, bytes);
     return result;
-}
-
-/* ---- the module ---- */
-
-/* The biases of all groups as one tensor [n, out], the output `bias` of return_bias. */
-static te_result te__stacked_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_tensor *g = te_tensor_contiguous(dy[0]);
-    int i, n = *(const int *)state;
-    (void)saved, (void)needs;
-    for (i = 0; g && i < n; i++) {
-        dx[i] = te__alias_1d(g, i * te__cols(g) * te__dtype_size(g->dtype), g->dtype, te__cols(g));
-        if (!dx[i]) return te_error_code(te);
-    }
-    return g ? TE_OK : te_error_code(te);
-}
-
-/* The sizes of a call, as the device has them, and whether those of the host fit. */
-static te_result te__call_splits(te_module *m, const te_forward_args *args, int n, int64_t rows, te_tensor **sizes) {
-    te_ctx *te = m->te;
-    int64_t sum = 0;
-    int i;
-    *sizes = args->m_splits_tensor;
-    if (!args->m_splits == !args->m_splits_tensor)
-        return te__fail(te, TE_ERR_INVALID, "%s: m_splits and m_splits_tensor are %s; one of them says how many rows each of the %d groups has", m->cls->name,
-                        args->m_splits ? "both given" : "NULL", n);
-    if (args->m_splits_tensor) {
-        const te_tensor *x = args->m_splits_tensor;
-        char text[TE__SHAPE_TEXT];
-        if (!te__same_ctx(x, te, m->cls->name)) return te_error_code(te);
-        if (te__numel(x) != n || (x->dtype != TE_I32 && x->dtype != TE_I64) || !te__is_contiguous(x) || !x->buffer)
-            return te__fail(te, TE_ERR_SHAPE, "%s: m_splits_tensor is %s %s; contiguous i32 or i64 [%d] is needed", m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), n);
-        return TE_OK;
-    }
-    for (i = 0; i < n; i++) {
-        if (args->m_splits[i] < 0 || args->m_splits[i] > rows - sum)
-            return te__fail(te, TE_ERR_INVALID, "%s: m_splits[%d] is %lld, and %lld of %lld rows are left for it", m->cls->name, i, (long long)args->m_splits[i],
-                            (long long)(rows - sum), (long long)rows);
-        sum += args->m_splits[i];
-    }
-    return TE_OK;
-}
-
-static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
-    te_ctx *te = c->m->te;
-    const te_grouped_linear_desc *d = &c->s->desc;
-    te_tensor *input = args->input;
-    char text[TE__SHAPE_TEXT], name[32];
-    int64_t shape[TE_MAX_DIMS];
-    bool one_by_one;
-    te_result result;
-    int i;
-    if (!te__need_float(input, "GroupedLinear")) return te_error_code(te);
-    if (input->ndim < 1 || te__cols(input) != d->in_features)
-        return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
-    result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
-    for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "weight%d", i);
-        c->weights[i] = te_module_parameter(c->m, name);
-        if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
-        if (c->weights[i]->dtype != input->dtype)
-            result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
-                              te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
-        snprintf(name, sizeof(name), "bias%d", i);
-        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
-    }
-    if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
-    if (result != TE_OK) return result;
-    c->splits = args->m_splits;
-    c->microbatch = args->is_first_microbatch;
-    one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
-    if (d->gemm.return_bias && c->biases) {
-        te_tensor *all = te__stack(te, c->biases, d->num_gemms);
-        args->outputs.bias = all ? te__record("grouped_bias", all, te__stacked_backward, &d->num_gemms, sizeof(d->num_gemms), c->biases, d->num_gemms, NULL, 0) : NULL;
-        if (!args->outputs.bias) return te_error_code(te);
-        c->biases = NULL;
-    }
-    input = te_tensor_contiguous(input);
-    c->x = input ? te__alias_2d(input, 0, input->dtype, te__rows(input), d->in_features) : NULL;
-    if (!c->x) return te_error_code(te);
-    c->y = te__empty_2d(te, input->dtype, te__rows(input), d->out_features);
-    if (c->splits && !one_by_one) c->sizes = te__moe_splits(te, NULL, c->splits, d->num_gemms, 1, NULL);
-    if (!c->y || (!one_by_one && !c->sizes)) return te_error_code(te);
-    result = one_by_one ? te__grouped_each(c, input) : te__grouped_all(c, input);
-    if (result != TE_OK || input->ndim == 2) return result == TE_OK ? te__output(c->m, args, c->y) : result;
-    memcpy(shape, input->shape, sizeof(shape));
-    shape[input->ndim - 1] = d->out_features;
-    return te__output(c->m, args, te_tensor_view(c->y, input->ndim, shape));
-}
-static te_result te__grouped_forward(te_module *m, te_forward_args *args) {
-    te__grouped_call call = TE_ZERO;
-    size_t bytes;
-    te_result result;
-    call.m = m;
-    call.s = (te__grouped_module *)m->state;
-    bytes = 2 * (size_t)call.s->desc.num_gemms * sizeof(te_tensor *);
-    call.weights = (te_tensor **)te__alloc_zero(m->te, bytes);
-    if (!call.weights) return TE_ERR_OUT_OF_MEMORY;
-    call.biases = call.s->desc.gemm.no_bias ? NULL : call.weights + call.s->desc.num_gemms;
-    result = te__grouped_run(&call, args);
-    te__free(m->te, call.weights, bytes);
-    return result;
-}
-static void te__grouped_destroy(te_module *m) {
-    te__grouped_module *s = (te__grouped_module *)m->state;
-    int i;
-    for (i = 0; s->caches && i < s->desc.num_gemms; i++) te__weight_cache_close(&s->caches[i]);
-    if (s->caches) te__free(m->te, s->caches, (size_t)s->desc.num_gemms * sizeof(te__weight_cache));
-    te__scaling_leave(s->scaling);
-}
-static te_result te__grouped_reset(te_module *m) {
-    te__grouped_module *s = (te__grouped_module *)m->state;
-    te_result result = TE_OK;
-    char name[32];
-    int i;
-    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "weight%d", i);
-        result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, TE_PARALLEL_NONE, NULL);
-        snprintf(name, sizeof(name), "bias%d", i);
-        if (result == TE_OK && !s->desc.gemm.no_bias) result = te_tensor_fill(te_module_parameter(m, name), 0.0);
-    }
-    return result;
-}
-static const te_module_class te__grouped_class = {"GroupedLinear", sizeof(te__grouped_module), te__grouped_forward, te__grouped_destroy, te__grouped_reset};
-
-/* NAME0, NAME1 ...: parts of one stack, or, on no device, shapes alone. cols 0: vectors. */
-static void te__add_stacked(te_module *m, const char *prefix, te_dtype dtype, int n, int64_t rows, int64_t cols) {
-    te_tensor *all = NULL;
-    char name[32];
-    int i;
-    if (!dtype) dtype = TE_BF16;
-    te__frame_begin(m->te);
-    if (!m->meta) all = te__empty_2d(m->te, dtype, n * rows, cols ? cols : 1);
-    for (i = 0; i < n; i++) {
-        int before = m->num_entries;
-        int64_t offset = i * rows * (cols ? cols : 1) * te__dtype_size(dtype);
-        snprintf(name, sizeof(name), "%s%d", prefix, i);
-        if (m->meta)
-            te__add_weight(m, name, dtype, rows, cols);
-        else if (all)
-            te_module_add_parameter(m, name, cols ? te__alias_2d(all, offset, dtype, rows, cols) : te__alias_1d(all, offset, dtype, rows));
-        if (cols && m->num_entries > before) m->entries[before].product_weight = true;
-    }
-    te__frame_end(m->te, NULL, 0);
-}
-
-static bool te__num_gemms_ok(te_ctx *te, const char *who, int n) {
-    if (n >= 1 && n <= TE_MAX_GEMMS) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: num_gemms is %d; 1 to %d are possible", who, n, TE_MAX_GEMMS);
-    return false;
-}
-
-TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
-    te_module *m;
-    te__grouped_module *s;
-    if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
-        !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_grouped_linear_create", TE__DESC_GROUPED_LINEAR, desc))
-        return NULL;
-    m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
-    if (!m) return NULL;
-    te__params_on(m, desc->gemm.device);
-    te__rng_open(m, desc->gemm.rng_tracker_name);
-    s = (te__grouped_module *)m->state;
-    s->desc = *desc;
-    s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
-    te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, desc->in_features);
-    if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, desc->out_features, 0);
-    s->scaling = te__scaling_create(te, m, desc->num_gemms);
-    return te__module_built(m);
 }

@@ -1,4 +1,4 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding, Sequential. Knows the functions and the module tree; must not
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
  * know attention. */
 
 /* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
@@ -123,16 +123,31 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;
     c.delays = o->delay_wgrad_compute ? scaling : NULL;
+    c.fp8_output = args->fp8_output;
+    c.fp8_grad = args->fp8_grad;
     return c;
+}
+
+/* y as the recipe in force quantizes an output, for products behind; y itself where it is not quantized. Gradients pass. */
+static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
+    te_tensor *q;
+    te__frame_begin(y->te);
+    q = te__quantize_as(y, c->weight->dtype, spec);
+    return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
 /* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
-    bool behind = c->parallel.mode == TE_PARALLEL_ROW;
+    bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
+    te__quant_spec spec = TE_ZERO;
     te_tensor *y;
+    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te_grad_enabled(c->weight->te) ? TE_COLUMNWISE : 0));
+    quantizes = quantizes && spec.cls->form != TE__FORM_PLAIN;
+    if (quantizes && !behind) c->y_dtype = te__result_dtype(&spec, c->weight->dtype);
     c->bias = returned || behind ? NULL : bias;
     y = te__linear(c);
-    return y && behind && !returned && bias ? te_bias_dropout_add(y, bias, NULL, 0.0f) : y;
+    if (y && behind && !returned && bias) y = te_bias_dropout_add(y, bias, NULL, 0.0f);
+    return y && quantizes ? te__linear_quantized(c, y, &spec) : y;
 }
 
 static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
@@ -149,19 +164,28 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+/* What a Linear does in front of its product, but for call->x, and behind it. */
+static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
-    te_tensor *bias = te__product_bias(m, &s->params);
-    te__quant_call quant;
-    te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
-    if (result != TE_OK) return result;
-    call.x = args->input;
-    call.weight = te__product_weight(m, &s->params);
-    call.save_original_input = s->desc.save_original_input;
-    result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
+    te_result result = te__scaling_prepare(m, s->scaling, quant);
+    *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
+    call->save_original_input = s->desc.save_original_input;
+    return result;
+}
+static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_call *call, te_tensor *bias) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_result result = te__output(m, args, te__linear_biased(call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
+}
+static te_result te__linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te__quant_call quant;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    call.x = args->input;
+    return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
 static void te__linear_destroy(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
@@ -185,6 +209,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
+    m->has_fp8_output = m->has_fp8_grad = true;
     s->desc = *desc;
     if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
@@ -339,6 +364,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
+    m->has_fp8_output = m->has_fp8_grad = true;
     s->desc = *desc;
     if (sharding) s->sharding = *sharding;
     s->scaling = te__scaling_create(te, m, 1);
@@ -374,100 +400,4 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     *(te_embedding_desc *)m->state = *desc;
     te__add_weight(m, "weight", desc->params_dtype, desc->num_embeddings, desc->embedding_dim);
     return te__module_built(m);
-}
-
-/* ---- Sequential ---- */
-
-/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
-static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
-    te_forward_args call = *args;
-    te_tensor *made[TE__OUTPUTS];
-    te_result result = TE_OK;
-    int i;
-    memset(&call.outputs, 0, sizeof(call.outputs));
-    call.outputs.out = args->input; /* the result without children */
-    te__frame_begin(m->te);
-    for (i = 0; i < m->num_children && result == TE_OK; i++) {
-        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
-            const te_module *before = m->children[i - 1];
-            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
-                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
-            break;
-        }
-        call.input = call.outputs.out;
-        if (!te_forward_with(m->children[i], &call)) result = te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-        te__outputs_list(&call.outputs, made);
-        te__frame_sweep(m->te, made, TE__OUTPUTS);
-    }
-    te__outputs_list(&call.outputs, made);
-    te__frame_end(m->te, made, result == TE_OK ? TE__OUTPUTS : 0);
-    args->outputs = call.outputs;
-    return result;
-}
-static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
-
-/* Can these become children, each once? */
-static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
-    int i, k;
-    if (n < 0 || (n > 0 && !children)) {
-        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
-        return false;
-    }
-    for (i = 0; i < n; i++) {
-        const te_module *c = children[i];
-        if (!c) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
-            return false;
-        }
-        if (c->te != te) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
-                     c->te->device_name, te->device_name);
-            return false;
-        }
-        for (k = 0; k < i && children[k] != c; k++) {}
-        if (c->parent || k < i) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
-                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
-                     c->parent ? c->parent->name : "");
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
-static void te__destroy_orphans(te_module *const *children, int n) {
-    te_module end, *first = &end;
-    int i;
-    for (i = 0; children && i < n; i++)
-        if (children[i] && !children[i]->parent) {
-            children[i]->parent = first;
-            first = children[i];
-        }
-    while (first != &end) {
-        te_module *m = first;
-        first = m->parent;
-        m->parent = NULL;
-        te_module_destroy(m);
-    }
-}
-
-TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
-    te_module *m = NULL;
-    char name[16];
-    int i;
-    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
-    for (i = 0; m && i < n; i++) {
-        snprintf(name, sizeof(name), "%d", i);
-        if (!te_module_add_child(m, name, children[i])) break;
-    }
-    if (m && i == n) {
-        m = te__module_built(m);
-        if (m) m->built_in = false; /* a call's options are its children's */
-        return m;
-    }
-    te__destroy_orphans(children, n);
-    te_module_destroy(m);
-    return NULL;
 }

@@ -28,16 +28,19 @@ typedef struct te__linear_call {
     bool fuse_wgrad;
     te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
+    bool fp8_output, fp8_grad; /* where quant is enabled: te__linear_quantized quantizes y, and the backward pass the gradient of x */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     bool record_alone;        /* nobody reads y: its node is made, not the product */
     te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
     int group;                      /* of a node with many weights: this one's input is 1 + group */
     te_tensor *out;                 /* where y goes; NULL: to a new tensor */
+    te_dtype y_dtype;               /* of that; 0: x's */
     struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
+    bool fp8_grad;      /* the gradient of x is quantized */
     int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's operand */
     bool gelu;          /* the first gradient is that of GELU's input, saved[2] */
     te_dtype gelu_bias_dtype;
@@ -123,15 +126,25 @@ static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, 
                                                (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
+            if (!*db && gathers) te__refuse(s->parallel.group, TE__ALL_GATHER, te_error_code(te));
             if (!*db) return NULL;
         }
         dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
         if (dyq && (shard || !gathers)) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
     } else if (gathers && used)
         dyq = te__gather_any(s->parallel.group, dy, (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+    if (needs[2] && dy->quantized && !(dy = te__quant_value(dy, dy->dtype))) return NULL;
     if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
     return needs[2] && !*db ? NULL : dyq;
 }
+
+/* x as `spec` has it, nominally of `dtype`. */
+static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_spec *spec) {
+    te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
+    return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
+}
+/* A result that is to be quantized by `spec`: the kernel of a product multiplies its f32 sums by a given scale, and others read them rounded. */
+static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) { return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype; }
 
 /* The input as the weight gradient takes it, whole. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
@@ -144,31 +157,47 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
     return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
 }
 
+/* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`: the gradient of y is whole, or never was in parts. */
+static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
+    const te__parallel *p = &s->parallel;
+    te_result result = te_error_code(te);
+    if (!gathered && te__gathers(p, TE_PARALLEL_ROW)) return te__refuse(p->group, TE__ALL_GATHER, result);
+    if (te__shares(p, TE_PARALLEL_COLUMN) && (needs[0] || needs[3])) return te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+    return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
+}
+
 /* dx[0] may be given: where the gradient of x goes. */
 static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
     te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
+    te__quant_spec grad_spec = TE_ZERO; /* of dx */
+    bool quantizes;
     te_result result = TE_OK;
-    if (!dy) return te_error_code(te);
+    if (!dy) return te__linear_gives_up(te, s, needs, !(needs[0] || needs[1] || needs[3]));
+    if (s->fp8_grad) grad_spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_INPUT, TE_ROWWISE | TE_COLUMNWISE);
+    quantizes = s->fp8_grad && grad_spec.cls->form != TE__FORM_PLAIN;
     dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
-    if (!dyq) return te_error_code(te);
+    if (!dyq) return te__linear_gives_up(te, s, needs, true);
     if (needs[0] || needs[3]) { /* dx = dy W */
         te_op_gemm_args gemm = TE_ZERO;
         int64_t shape[TE_MAX_DIMS];
         memcpy(shape, s->shape, sizeof(shape));
         if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
-        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, s->x_dtype, s->ndim, shape);
+        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim, shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
             gemm.aux = saved[2];
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
-            if (needs[3] && !dx[3]) return te_error_code(te);
         }
         dx[0] = gemm.d;
-        result = gemm.d ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
+        if (result == TE_OK && quantizes) {
+            dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
+            if (!dx[0]) return te_error_code(te);
+        }
     }
     if (needs[1] && result == TE_OK) {
         te__wgrad g;
@@ -339,6 +368,30 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     return xq;
 }
 
+/* A forward pass that ends before its first exchange: the other ranks are told. */
+static void te__linear_misses(const te__parallel *p, te_result result) {
+    if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
+    else if (te__shares(p, TE_PARALLEL_ROW)) te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+}
+
+/* A product's node: the gradient of y may be quantized, by the activation behind or by fp8_grad. */
+static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in, te_tensor *const *saved) {
+    te_node_desc node = TE_ZERO;
+    node.name = "linear";
+    node.inputs = in;
+    node.num_inputs = 4;
+    node.outputs = &y;
+    node.num_outputs = 1;
+    node.saved = saved;
+    node.num_saved = 3;
+    node.state = state;
+    node.state_size = sizeof(*state);
+    node.backward = te__linear_backward;
+    node.release = te__linear_release;
+    node.takes_quantized = true;
+    return te_record(y->te, &node) == TE_OK ? y : NULL;
+}
+
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
@@ -359,7 +412,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
     recipe = quantized ? &quant->recipe : NULL;
     te__frame_begin(te);
     if (!x->quantized) x = te_tensor_contiguous(x);
-    if (!x) return te__frame_return(te, NULL);
+    if (!x) {
+        te__linear_misses(p, te_error_code(te));
+        return te__frame_return(te, NULL);
+    }
     in[0] = c->gelu_of ? c->gelu_of : x;
     in[1] = weight;
     in[2] = c->bias_grad_elsewhere ? NULL : bias;
@@ -375,7 +431,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
-        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) return te__frame_return(te, NULL);
+        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) {
+            te__linear_misses(p, te_error_code(te));
+            return te__frame_return(te, NULL);
+        }
         if (x->quantized) kept = te__quant_value(x, x->dtype);
         if (weight->quantized) w = te__quant_value(weight, weight->dtype);
         xq = te__gathers(p, TE_PARALLEL_COLUMN) ? te__gather(p->group, kept) : kept;
@@ -384,7 +443,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
@@ -414,6 +473,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     state.x_dtype = x->dtype;
     state.weight_dtype = weight->dtype;
     state.bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
+    state.fp8_grad = c->fp8_grad && state.quantize_grad;
     if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(quant);
     state.group = c->group;
     if (c->made) {
@@ -422,7 +482,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
         for (i = 0; i < 3; i++) c->made->saved[i] = te_tensor_retain(saved[i]);
         return te__frame_return(te, y);
     }
-    return te__frame_return(te, te__record_owning("linear", y, te__linear_backward, &state, sizeof(state), te__linear_release, in, 4, saved, 3));
+    return te__frame_return(te, te__linear_record(y, &state, in, saved));
 }
 
 TE_API te_tensor *te_linear(te_tensor *x, te_tensor *weight, te_tensor *bias) {

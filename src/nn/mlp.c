@@ -1,10 +1,9 @@
 /* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
 
-
 typedef struct te__layernorm_mlp_module {
     te_layernorm_mlp_desc desc;
     te__norm_params norm;
-    te__sharding fc1_sharding; /* of a gated activation: both halves are divided */
+    te__sharding fc1_sharding; /* of a gated activation: both halves are divided, unless they alternate */
     te__scaling *scaling;
     te__weight_cache fc1, fc2;
 } te__layernorm_mlp_module;
@@ -20,13 +19,14 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
+    bool alternate = s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
     te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
     te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     fc1.weight = te_module_parameter(m, "fc1_weight");
     fc2.weight = te_module_parameter(m, "fc2_weight");
     fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
-    fc1.bias_grad_elsewhere = true;
+    fc1.bias_grad_elsewhere = !alternate;
     fc2.record_alone = te__runs_again(m);
     fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
     ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
@@ -37,6 +37,8 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
         m->te->tape.no_grad++;
         fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
         m->te->tape.no_grad--;
+    } else if (alternate) {
+        fc2.x = te__activate(z, s->desc.activation, &s->desc.activation_params, NULL, NULL);
     } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
         te__act_grad grad = TE_ZERO;
         grad.bias = fc1.bias;
@@ -69,6 +71,14 @@ static te_result te__layernorm_mlp_reset(te_module *m) {
 static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
                                                         te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
 
+static bool te__interleave_ok(te_ctx *te, const te_layernorm_mlp_desc *desc) {
+    int64_t size = desc->activation_params.glu_interleave_size;
+    if (size == 0 || (size > 0 && te_activation_is_gated(desc->activation))) return true;
+    te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size above 0 are needed, or 0", (long long)size,
+             (int)desc->activation);
+    return false;
+}
+
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc) {
     te_module *m;
     te__layernorm_mlp_module *s;
@@ -85,6 +95,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
                  (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
         return NULL;
     }
+    if (!te__interleave_ok(te, desc)) return NULL;
     m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
     if (!m) return NULL;
     s = (te__layernorm_mlp_module *)m->state;
@@ -94,7 +105,11 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     s->scaling = te__scaling_create(te, m, 2);
     if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
         int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
-        if (fc1_rows != ffn) {
+        int64_t interleave = desc->activation_params.glu_interleave_size;
+        if (interleave && ffn % interleave)
+            te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld and ffn_hidden_size %lld, of which each of %d ranks has %lld; it must divide that",
+                     (long long)interleave, (long long)desc->ffn_hidden_size, m->parallel.size > 1 ? m->parallel.size : 1, (long long)ffn);
+        if (fc1_rows != ffn && !interleave) {
             s->fc1_sharding.num_blocks = 2;
             s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
         }

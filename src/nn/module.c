@@ -5,6 +5,7 @@ typedef struct te__entry {
     te_tensor *tensor;
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init stores it quantized */
+    bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one tensor */
 } te__entry;
 
 typedef struct te__graphed te__graphed;
@@ -29,8 +30,8 @@ struct te_module {
     te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
+    bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
-    bool has_fp8_output; /* it reads fp8_output of a call */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
     bool destroyed;  /* by its owner, while it was held */

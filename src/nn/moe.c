@@ -219,18 +219,29 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
 }
 
+/* The sum of i64 numbers, on the host; negative with an error. Waits for the device. */
+static int64_t te__moe_sum(const te_tensor *x) {
+    int64_t n = te__numel(x), sum = 0, i;
+    size_t bytes = (size_t)n * sizeof(int64_t);
+    int64_t *host = (int64_t *)te__alloc(x->te, bytes);
+    if (!host || te_tensor_to_host(x, host) != TE_OK) sum = -1;
+    for (i = 0; i < n && sum >= 0; i++) sum += host[i];
+    te__free(x->te, host, bytes);
+    return sum;
+}
+
 TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made) {
     static const char name[] = "te_moe_permute_and_pad_with_probs";
     te_moe_padded none;
-    te_tensor *y;
+    te_tensor *y, *padded, *offsets = NULL;
     te_ctx *te;
     if (!made) made = &none;
     memset(made, 0, sizeof(*made));
     if (!inp) return NULL;
     te = inp->te;
-    if (align_size < 1 || num_out_tokens < 0) {
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; at least 1 and 0 are needed", name, (long long)align_size, (long long)num_out_tokens);
+    if (align_size < 1 || align_size > INT32_MAX || num_out_tokens < 0) { /* rows stand in maps as i32 */
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name, (long long)align_size, (long long)num_out_tokens);
         return NULL;
     }
     if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
@@ -240,20 +251,12 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     }
     tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
     if (!tokens_per_expert) return NULL;
-    made->target_tokens_per_expert = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &made->pad_offsets);
-    if (!made->target_tokens_per_expert) return NULL;
-    if (!num_out_tokens) {
-        int64_t n = te__numel(tokens_per_expert), i;
-        size_t bytes = (size_t)(n + 1) * sizeof(int64_t);
-        int64_t *host = (int64_t *)te__alloc_zero(te, bytes);
-        if (!host) return NULL;
-        if (te_tensor_to_host(made->target_tokens_per_expert, host) != TE_OK) num_out_tokens = -1;
-        for (i = 0; i < n && num_out_tokens >= 0; i++) num_out_tokens += host[i];
-        te__free(te, host, bytes);
-        if (num_out_tokens < 0) return NULL;
-    }
-    y = te__permute_probs(name, inp, probs, routing_map, made->pad_offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
-    if (!y) memset(made, 0, sizeof(*made));
+    padded = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &offsets);
+    if (padded && !num_out_tokens) num_out_tokens = te__moe_sum(padded);
+    if (!padded || num_out_tokens < 0) return NULL;
+    y = te__permute_probs(name, inp, probs, routing_map, offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    made->target_tokens_per_expert = y ? padded : NULL;
+    made->pad_offsets = y ? offsets : NULL;
     return y;
 }
 

@@ -12,18 +12,11 @@ typedef struct te__option_group {
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
-/* GroupedLinear's work is not shared yet. */
-#define TE__TYPE te_parallel_options
-static const te__field te__shared_later[] = {TE__LATER(tp_group), TE__FIELD(te_parallel_options, tp_size, 1), TE__LATER(parallel_mode), TE__LATER(set_parallel_mode),
-                                             TE__LATER(sequence_parallel), TE__LATER(symmetric_ar_type)};
-#undef TE__TYPE
 #define TE__TYPE te_attention_options
 static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
 #undef TE__TYPE
-static const te__field te__layernorm_mlp_later[] = {TE__FIELD_IN(te_layernorm_mlp_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
 #define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal),
-                                            TE__FIELD_IN(te_transformer_layer_desc, activation_params, te_activation_params, glu_interleave_size, 0)};
+static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
 #define TE__TYPE te_attention_call
 static const te__field te__attention_call_later[] = {
@@ -34,17 +27,13 @@ static const te__field te__attention_call_later[] = {
 #define TE__TYPE te_cross_attention_call
 static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};
 #undef TE__TYPE
-#define TE__TYPE te_forward_args
-static const te__field te__call_later[] = {TE__LATER(fp8_output), TE__LATER(fp8_grad)};
-#undef TE__TYPE
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
-static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later), te__shared_group = TE__GROUP("parallel.", te__shared_later),
+static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
                               te__attention_group = TE__GROUP("attention.", te__attention_later),
-                              te__layernorm_mlp_own = TE__GROUP("", te__layernorm_mlp_later), te__layer_own = TE__GROUP("", te__layer_later),
-                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later),
-                              te__call_own = TE__GROUP("", te__call_later);
+                              te__layer_own = TE__GROUP("", te__layer_later),
+                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later);
 #undef TE__GROUP
 
 /* Where a desc, or the args of a call, embeds groups. */
@@ -62,12 +51,12 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {&te__layernorm_mlp_own, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
-    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), TE__IN(te_grouped_linear_desc, parallel, shared_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {&te__call_own, 0}, {NULL, 0}, {NULL, 0}}}
+    {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
 
@@ -80,7 +69,7 @@ static bool te__options_ok(te_ctx *te, const char *who, int desc, const void *s)
             const te__field *f = &p->group->fields[i];
             const char *in = (const char *)s + p->offset;
             if (!te__field_is_set(in, f) || (f->mark && memcmp(in + f->offset, &f->mark, f->size) == 0)) continue;
-            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not there yet; leave it zero", who, p->group->name, f->name);
+            te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, p->group->name, f->name);
             return false;
         }
     return true;

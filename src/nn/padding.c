@@ -5,10 +5,13 @@ typedef struct te__padding_module {
     te_fp8_padding_desc desc;
 } te__padding_module;
 
-static int64_t te__padding_align(te__padding_module *s, const te_ctx *te) {
-    const te__autocast *cast = te__autocast_now(te);
-    if (s->desc.align_size == 0) s->desc.align_size = cast && cast->recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast && cast->recipe.kind == TE_RECIPE_NVFP4 ? 128 : 16;
-    return s->desc.align_size;
+/* That of the desc, or of the recipe in force for m: asked at each call, since a first call outside of autocast says nothing about later ones. */
+static int64_t te__padding_align(const te_module *m) {
+    const te__padding_module *s = (const te__padding_module *)m->state;
+    te__autocast cast;
+    if (s->desc.align_size > 0) return s->desc.align_size;
+    if (!te__autocast_of(m, &cast)) return 16;
+    return cast.recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast.recipe.kind == TE_RECIPE_NVFP4 || cast.recipe.kind == TE_RECIPE_CUSTOM ? 128 : 16;
 }
 /* The gradient of rows that were moved back. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
@@ -26,7 +29,7 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     te_result result;
     x = te__moe_tokens(args->input, m->cls->name);
     if (!x) return te_error_code(te);
-    align = te__padding_align(s, te);
+    align = te__padding_align(m);
     rows = te__rows(x);
     result = te__call_splits(m, args, n, rows, &sizes);
     if (result != TE_OK) return result;
@@ -57,8 +60,8 @@ static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__paddi
 static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
-    if (desc->align_size < 0) {
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's", who, (long long)desc->align_size);
+    if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* rows stand in maps as i32 */
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible", who, (long long)desc->align_size);
         return NULL;
     }
     m = te_module_create(te, cls, desc->name ? desc->name : name);

@@ -23,7 +23,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         x->te->tape.no_grad++;
         result = init->init_method(init->user, x);
         x->te->tape.no_grad--;
-        if (result == TE_OK) result = te_error_code(x->te);
+        if (result == TE_OK) result = x->te->error_code;
         /* the first error stays: this one shows if the function recorded none */
         return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
     }
@@ -161,15 +161,43 @@ static te_module *te__module_built(te_module *m) {
     return NULL;
 }
 
+/* How many entries from `first` on get one block of memory, and its bytes: stacked ones of one kind. */
+static int te__stack_of(const te_module *m, int first, size_t *bytes) {
+    const te_tensor *x = m->entries[first].tensor;
+    int i;
+    *bytes = 0;
+    for (i = first; i < m->num_entries; i++) {
+        const te_tensor *y = m->entries[i].tensor;
+        if (i > first && !(m->entries[first].stacked && m->entries[i].stacked && y->dtype == x->dtype && y->ndim == x->ndim && !y->buffer && !y->quantized)) break;
+        *bytes += te__shape_bytes(y->dtype, y->ndim, y->shape);
+    }
+    return i - first;
+}
+static te_result te__give_memory(te_module *m) {
+    te_result result = TE_OK;
+    int i, k, n;
+    for (i = 0; i < m->num_entries && result == TE_OK; i += n) {
+        te__buffer *b;
+        size_t bytes, at = 0;
+        n = 1;
+        if (m->entries[i].tensor->buffer || m->entries[i].tensor->quantized) continue;
+        n = te__stack_of(m, i, &bytes);
+        b = te__buffer_create(m->te, bytes);
+        if (!b) result = te_error_code(m->te);
+        for (k = i; b && k < i + n; k++) {
+            te_tensor *x = m->entries[k].tensor;
+            x->buffer = b;
+            x->offset = (int64_t)at;
+            if (k > i) b->refs++;
+            at += te__shape_bytes(x->dtype, x->ndim, x->shape);
+        }
+    }
+    return result;
+}
+
 /* First values for the parameters of m itself, with their memory if they have none. */
 static te_result te__reset_own(te_module *m) {
-    te_result result = TE_OK;
-    int i;
-    for (i = 0; m->meta && i < m->num_entries && result == TE_OK; i++) {
-        te_tensor *x = m->entries[i].tensor;
-        if (!x->buffer && !x->quantized) x->buffer = te__buffer_create(m->te, te__shape_bytes(x->dtype, x->ndim, x->shape));
-        if (!x->buffer && !x->quantized) result = te_error_code(m->te);
-    }
+    te_result result = m->meta ? te__give_memory(m) : TE_OK;
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
     else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
     if (result == TE_OK) m->meta = m->awaits_group = false;
@@ -297,7 +325,7 @@ typedef struct te__product_params {
 static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind, te_dtype dtype, int64_t cols) {
     int64_t shape[2], at = 0;
     te_tensor *whole = NULL;
-    int i, ndim = cols ? 2 : 1;
+    int i, before, ndim = cols ? 2 : 1;
     shape[0] = 0;
     shape[1] = cols;
     for (i = 0; i < split->count; i++) shape[0] += rows[i];
@@ -309,7 +337,9 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
         while (n > 0 && split->names[i][n - 1] == '_') n--; /* "query" and "query_" are query_weight */
         snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
         shape[0] = rows[i];
+        before = m->num_entries;
         te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : whole ? te__alias_as(whole, at, dtype, ndim, shape) : NULL);
+        if (m->num_entries > before) m->entries[before].stacked = true;
         at += rows[i] * (cols ? cols : 1) * te__dtype_size(dtype);
     }
     te__frame_end(m->te, NULL, 0);

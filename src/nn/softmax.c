@@ -15,9 +15,9 @@ static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool c
     te_tensor *y;
     if (!x || !te__operand(x, mask, true, function) || !te__need_float(x, function)) return NULL;
     x = te_tensor_contiguous(x);
-    if (mask) mask = te_tensor_contiguous(mask);
+    if (mask && !(mask = te_tensor_contiguous(mask))) return NULL;
     y = x ? te__empty_like(x, x->dtype) : NULL;
-    if (!y || te_error_code(x->te) != TE_OK) return NULL;
+    if (!y) return NULL;
     args.x = x;
     args.mask = mask;
     args.y = y;

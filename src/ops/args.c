@@ -206,6 +206,11 @@ enum {
 #define TE__ARGS_multi_scale(T, L)                                                                                                             \
     L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
         T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_step_numbers(T, L)                                                                                                            \
+    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT) T(skipped, TE__INOUT | TE__AS_F32) T(step_device, TE__IN | TE__AS_F32 | TE__OPT)            \
+        T(betas, TE__IN | TE__AS_F32 | TE__NEED(a->bias_correction)) T(bias_correction, TE__OUT | TE__AS_F32 | TE__NEED(a->betas))
+#define TE__ARGS_update_scale(T, L)                                                                                                            \
+    T(scale, TE__INOUT | TE__AS_F32) T(inv_scale, TE__OUT | TE__AS_F32) T(growth_tracker, TE__INOUT | TE__AS_F32) T(found_inf, TE__INOUT | TE__AS_F32)
 #define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_mask_map(T, L) \
     T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)

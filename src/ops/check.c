@@ -108,7 +108,7 @@ static te_result te__want_heads(te_ctx *te, const char *op, const char *name, co
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
     return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: format is %d%s; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format,
-                    format == TE_THD ? " (TE_THD), which is not there yet" : "");
+                    format == TE_THD ? " (TE_THD), which is not implemented yet" : "");
 }
 
 /* A random state, or NULL. */

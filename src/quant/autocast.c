@@ -22,12 +22,12 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         role.module_type = module_type;
         role.name = te->module_path;
         role.gemm = i / TE__CUSTOM_SLOTS;
-        role.tensor_type = slot == 0 ? TE_TENSOR_INPUT : slot == 1 ? TE_TENSOR_WEIGHT : TE_TENSOR_GRAD_OUTPUT;
+        role.tensor_type = (te_tensor_type)slot;
         result = te__recipe_ask(te, r, &role, &desc);
         if (result != TE_OK) break;
         cls = te__quant_class_of(desc.kind);
         if (cls && cls->facts & TE__SCALE_GIVEN && !desc.delayed.scale) {
-            te_dtype dtype = te__recipe_dtype(r, slot == 2);
+            te_dtype dtype = te__recipe_dtype(r, slot >= (int)TE_TENSOR_GRAD_OUTPUT);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
                 result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
                                   "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
@@ -208,7 +208,7 @@ static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int 
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
     if (q->recipe.kind == TE_RECIPE_CUSTOM) {
-        custom = &te__custom_slots_of(q->scaling, &q->recipe)->slot[gemm * TE__CUSTOM_SLOTS + (backward ? 2 : slot)];
+        custom = &te__custom_slots_of(q->scaling, &q->recipe)->slot[gemm * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + slot];
         spec = custom->spec;
     } else
         spec = te__recipe_spec(&q->recipe, backward, slot, q->group);

@@ -93,17 +93,18 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
 /* Is the preserved value that of the codes as they are now? */
 static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
 
-/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. */
-static te_result te__primary_assign(te_tensor *weight, te_tensor *value) {
+/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL: where it is 1, codes stay as they are (those of a custom kind, or plain
+ * ones, are made again). */
+static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, NULL);
+    return te_quantize_into(weight->quantized->quantizer, value, weight, weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
 /* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
-    te_result result = te__primary_assign(weight, value);
+    te_result result = te__primary_assign(weight, value, NULL);
     if (result != TE_OK || !q->init_value || weight->te->warming) return result;
     result = te_tensor_to_host(value, q->init_value);
     if (result == TE_OK) q->init_version = te__quant_version(weight);

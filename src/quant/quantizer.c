@@ -114,6 +114,19 @@ static te_tensor *te__record_same(const char *name, te_tensor *x, te_tensor *y) 
     return te__record_unary(name, x, y, &none, te__same_backward);
 }
 
+/* The same of codes that a module made of x: gradients pass as they come, quantized ones too. */
+static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
+    te_node_desc node = TE_ZERO;
+    node.name = "quantize";
+    node.inputs = &x;
+    node.num_inputs = 1;
+    node.outputs = &y;
+    node.num_outputs = 1;
+    node.backward = te__same_backward;
+    node.takes_quantized = true;
+    return te_record(x->te, &node) == TE_OK ? y : NULL;
+}
+
 /* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;

@@ -24,9 +24,9 @@ typedef struct te__custom_slots {
     void *user;
     te_format format; /* of the codes of slots with the module's scale */
     bool any_own_scale;
-    te__custom_slot slot[1]; /* 3 for each product: input, weight, gradient of the output; they end this allocation */
+    te__custom_slot slot[1]; /* TE__CUSTOM_SLOTS for each product; they end this allocation */
 } te__custom_slots;
-enum { TE__CUSTOM_SLOTS = 3 };
+enum { TE__CUSTOM_SLOTS = 5 }; /* in the order of te_tensor_type */
 
 /* The last measurement of one slot by inspection. */
 enum { TE__INSPECTED_TYPES = 3 }; /* input, weight, gradient of the output */

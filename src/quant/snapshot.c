@@ -100,6 +100,7 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     te__snapshot_scales *e = s->next_scales < s->num_scales ? &s->scales[s->next_scales] : NULL;
     int64_t shape[2];
     te_tensor *amaxes;
+    te_result result;
     if (!e || e->scaling != scaling)
         return te__fail(te, TE_ERR_STATE, "te_checkpoint: the second run calls another module than the first: call %d of those that keep scales is of a %s, it was %s%s; a "
                         "checkpointed function must do the same each time", s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
@@ -111,9 +112,9 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     if (!te__slots_open(te, &e->slots, scaling->forward.n)) return TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     amaxes = te_tensor_zeros(te, TE_F32, 2, shape);
-    if (amaxes) te__slots_set(&e->slots, e->scale, amaxes);
+    result = amaxes ? te__slots_set(&e->slots, e->scale, amaxes) : te_error_code(te);
     te__frame_end(te, NULL, 0);
-    return te_error_code(te);
+    return result;
 }
 
 /* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it reads. */

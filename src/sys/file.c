@@ -401,6 +401,19 @@ typedef struct te__file_out {
     bool failed;        /* once true it stays: only the result of te__file_out_commit needs a check */
 } te__file_out;
 
+#ifndef _WIN32
+/* A second descriptor, or -1. Like all others here, programs that the process starts do not inherit it. */
+static inline int te__fd_copy(int fd) {
+#ifdef F_DUPFD_CLOEXEC
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+#else
+    int copy = dup(fd);
+    if (copy >= 0) fcntl(copy, F_SETFD, FD_CLOEXEC);
+    return copy;
+#endif
+}
+#endif
+
 /* Closes and removes the temporary file. Harmless after a commit, a failed begin, or twice. */
 static inline void te__file_out_abort(te__file_out *f) {
     if (f->fd != TE__NO_FD) {
@@ -536,7 +549,7 @@ static inline bool te__file_out_commit(te__file_out *f) {
         /* EINVAL: the file system has nothing to flush. */
         done = synced == 0 || errno == EINVAL;
         if (!done) te__file_out_fail(f, "flush");
-        int locked = dup(f->fd); /* the file keeps its lock until it has its name */
+        int locked = te__fd_copy(f->fd); /* the file keeps its lock until it has its name */
         if (close(f->fd) != 0 && errno != EINTR && done) done = te__file_out_fail(f, "close");
         f->fd = TE__NO_FD;
         if (done && rename(f->temp.s, f->path.s) != 0) done = te__file_out_fail(f, "replace");

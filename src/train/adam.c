@@ -16,6 +16,13 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
         list[i].v_scale = p->state[TE__OPT_SECOND].scale;
         list[i].master = master->x;
         list[i].master_scale = master->scale;
+        list[i].own_numbers = p->group > 0;
+        list[i].place = p->group;
+        list[i].numbers.lr = te__group_lr(opt, p->group);
+        list[i].numbers.beta1 = opt->groups[p->group].beta1;
+        list[i].numbers.beta2 = opt->groups[p->group].beta2;
+        list[i].numbers.eps = opt->groups[p->group].eps;
+        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -28,17 +35,13 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     args.step = opt->steps + 1;
     args.no_adam_w_mode = d->no_adam_w_mode;
     args.no_bias_correction = d->no_bias_correction;
-    args.grad_scale = opt->clip;
+    args.grad_scale = step->grad_scale;
+    args.found_inf = step->found_inf;
     args.lr_device = step->lr;
     args.bias_correction = step->numbers;
     return te_op_adam(opt->te, &args);
 }
-static void te__adam_numbers_of(const te_optimizer *opt, int64_t step, float out[2]) {
-    const te_fused_adam_desc *d = &opt->desc.adam;
-    out[0] = te__adam_unbias(d->no_bias_correction, d->beta1, step);
-    out[1] = te__adam_unbias(d->no_bias_correction, d->beta2, step);
-}
-static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, te__adam_numbers_of, NULL};
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL};
 
 /* The format of a state: zero is f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
@@ -61,6 +64,7 @@ static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
 TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fused_adam_desc *desc) {
     te_fused_adam_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
+    te__opt_groups groups = TE_ZERO;
     te_optimizer *opt;
     if (!te || !m) return NULL;
     if (desc) d = *desc;
@@ -73,7 +77,7 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
-    options.decays = d.weight_decay > 0.0f;
+    options.no_bias_correction = d.no_bias_correction;
     options.use_decoupled_grad = d.use_decoupled_grad;
     options.store_param_remainders = d.store_param_remainders;
     options.zero_grads = d.no_set_grad_none;
@@ -83,5 +87,11 @@ TE_API te_optimizer *te_fused_adam_create(te_ctx *te, te_module *m, const te_fus
     opt = te__opt_create(te, m, &te__adam_class, &options, sizeof(te_adam_tensor));
     if (!opt) return NULL;
     opt->desc.adam = d;
-    return te__opt_fill(opt, m, false);
+    groups.groups = d.groups;
+    groups.num_groups = d.num_groups;
+    groups.usual.beta1 = d.beta1;
+    groups.usual.beta2 = d.beta2;
+    groups.usual.eps = d.eps;
+    groups.usual.weight_decay = d.weight_decay;
+    return te__opt_fill(opt, m, &groups, false);
 }

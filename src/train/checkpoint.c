@@ -6,6 +6,7 @@
  *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
  *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
+ *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one of its own
  *
  * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
  * names of its own: modules keep it as buffers. */
@@ -97,20 +98,24 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
-    te__text lr = TE_ZERO;
+    te__text lr[TE_MAX_PARAM_GROUPS + 1];
+    char key[TE_MAX_PARAM_GROUPS + 1][16];
+    const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
     char steps[24], seed[24], offset[24];
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
     if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
+    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) memset(&lr[i], 0, sizeof(lr[i]));
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
+    if (result == TE_OK) result = te__optimizer_note_started(opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
             result = te__fail(te, TE_ERR_INVALID, "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
                               metadata[i].key, te__ckpt_prefix);
-    if (result == TE_OK) all = (te_metadata *)te__alloc(te, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    if (result == TE_OK) all = (te_metadata *)te__alloc(te, all_bytes);
     if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
     if (result == TE_OK) {
         if (num_metadata) memcpy(all, metadata, (size_t)num_metadata * sizeof(te_metadata));
@@ -122,13 +127,17 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     }
     if (result == TE_OK && opt) {
         snprintf(steps, sizeof(steps), "%lld", (long long)te_optimizer_steps(opt));
-        te__text_number(&lr, (double)te_optimizer_lr(opt));
         te__ckpt_put(all, &n, "te.steps", steps);
-        te__ckpt_put(all, &n, "te.lr", te__text_str(&lr));
+        for (i = 0; i < opt->num_groups; i++) {
+            if (i > 0 && !opt->groups[i].own_lr) continue;
+            snprintf(key[i], sizeof(key[i]), i ? "te.lr.%d" : "te.lr", i - 1);
+            te__text_number(&lr[i], (double)te__group_lr(opt, i));
+            te__ckpt_put(all, &n, key[i], te__text_str(&lr[i]));
+        }
     }
     if (result == TE_OK) result = te_safetensors_write(te, path, c.items, c.num_items, all, n);
-    te__text_free(&lr);
-    te__free(te, all, (size_t)(num_metadata + 4) * sizeof(te_metadata));
+    for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) te__text_free(&lr[i]);
+    te__free(te, all, all_bytes);
     te__ckpt_close(&c);
     return result;
 }
@@ -150,7 +159,8 @@ typedef struct te__ckpt_plan {
     te_tensor **value; /* [have.num_values], read; of the scope */
     bool has_rng, has_opt;
     uint64_t seed, offset, steps;
-    double lr;
+    double lr[TE_MAX_PARAM_GROUPS + 1];
+    bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* of groups: the file has one */
 } te__ckpt_plan;
 
 /* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be NULL. */
@@ -236,9 +246,13 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     }
     if (!te__ckpt_number(f, "te.seed", &p->has_rng, &p->seed, NULL)) return TE_ERR_FORMAT;
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
-    if (opt && (!te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL) || !te__ckpt_number(f, "te.lr", NULL, NULL, &p->lr))) return TE_ERR_FORMAT;
-    if (opt && !(p->steps < (uint64_t)INT64_MAX && p->lr >= 0.0 && p->lr <= (double)FLT_MAX)) {
-        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"te.lr\" %g: no optimizer has such values", (unsigned long long)p->steps, p->lr);
+    if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
+    for (i = 0; opt && i < opt->num_groups; i++) {
+        char key[16];
+        snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
+        if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
+        if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"%s\" %g: no optimizer has such values", (unsigned long long)p->steps, key, p->lr[i]);
         return TE_ERR_FORMAT;
     }
     if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
@@ -270,8 +284,13 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
-    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr);
+    if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
     if (result != TE_OK) return result;
+    for (i = 1; opt && i < opt->num_groups; i++) {
+        if (!p->has_lr[i]) continue;
+        opt->groups[i].lr = (float)p->lr[i];
+        opt->groups[i].own_lr = true;
+    }
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;
 }

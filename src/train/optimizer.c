@@ -46,13 +46,6 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     return !master || te__opt_take_master(p) == TE_OK;
 }
 
-/* Refuses values out of range; NaN is in no range. */
-static bool te__opt_in_range(te_ctx *te, const char *create, const char *name, float value, float below) {
-    if (value >= 0.0f && value < below) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: %s is %g; 0 (the default) or more, and less than %g, is possible", create, name, (double)value, (double)below);
-    return false;
-}
-
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_ctx *te;
     int i, k;
@@ -72,12 +65,24 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
     te_tensor_release(opt->started);
+    te_tensor_release(opt->skips.found);
+    te_tensor_release(opt->skips.skipped);
+    te_tensor_release(opt->skips.betas);
+    te__free(te, opt->groups, (size_t)opt->num_groups * sizeof(te__opt_group));
     te__free(te, opt->list, (size_t)opt->num_params * opt->entry_size);
     te__free(te, opt->order, (size_t)opt->num_params * sizeof(int));
+    te__free(te, opt->flags, (size_t)opt->num_params);
     te__free(te, (void *)opt->grads, (size_t)opt->num_params * sizeof(te_tensor *));
     te__free(te, opt->params, (size_t)opt->cap_params * sizeof(te__opt_param));
     te__free(te, opt, sizeof(*opt));
 }
+
+/* Groups of a desc, and the numbers of parameters in none of them. */
+typedef struct te__opt_groups {
+    const te_param_group *groups;
+    int num_groups;
+    te__opt_group usual;
+} te__opt_groups;
 
 /* An optimizer of a kind without parameters yet; NULL with an error. */
 static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
@@ -100,11 +105,11 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     return opt;
 }
 /* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
-static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_started) {
+static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
     te__frame_begin(te);
-    ok = te_module_visit_tensors(m, te__opt_add, opt);
+    ok = te__groups_open(opt, groups->groups, groups->num_groups, &groups->usual) && te_module_visit_tensors(m, te__opt_add, opt) && te__groups_share(opt, groups->groups);
     if (ok && opt->options.max_grad_norm > 0.0f) {
         opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
@@ -113,7 +118,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, bool keep_sta
     if (ok && keep_started) {
         const int64_t n = opt->num_params;
         opt->started = te_tensor_retain(te_tensor_zeros(te, TE_U8, 1, &n));
-        ok = opt->started != NULL;
+        opt->flags = (uint8_t *)te__alloc_zero(te, (size_t)n);
+        ok = opt->started && opt->flags;
     }
     if (ok) {
         opt->list = te__alloc_zero(te, (size_t)opt->num_params * opt->entry_size);
@@ -178,14 +184,15 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
     return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
 }
 
-/* Appends parameters to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
-static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+/* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
+static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         te_tensor *grad;
         te_result result;
         bool stale;
+        if (p->group != group) continue;
         if (!all && (p->param->ndim >= 2) != matrices) continue;
         result = te__opt_grad(opt, p->param, &grad);
         if (result != TE_OK) return result;
@@ -211,12 +218,20 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
     return TE_OK;
 }
 
+/* Group by group: each has its numbers once. */
+static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int *n) {
+    te_result result = TE_OK;
+    int g;
+    for (g = 0; g < opt->num_groups && result == TE_OK; g++) result = te__opt_collect_group(opt, g, matrices, all, n);
+    return result;
+}
+
 /* A graph's record of the steps that it holds. */
-enum { TE__OPT_WORDS = 2 /* of the graph's state: lr, and the two numbers of the kind */ };
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / (int)TE__OPT_WORDS]; /* of each step */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: where te__opt_numbers, two words at least, begin in the graph's state */
     bool clipped; /* before the capture */
+    bool scaled;  /* its last step is under loss scaling */
 } te__opt_steps;
 /* Behind it: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
@@ -233,11 +248,11 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         if (p->state[TE__OPT_MASTER].x && listed[i] && (p->behind || !p->untouched)) result = te__opt_take_master(p);
     }
     for (i = 0; i < s->steps; i++) {
-        float numbers[2 * TE__OPT_WORDS] = TE_ZERO;
-        numbers[0] = opt->options.lr;
-        if (opt->cls->numbers) opt->cls->numbers(opt, opt->steps + 1 + i, numbers + 1);
-        memcpy(&g->word[s->word[i]], numbers, sizeof(numbers));
+        float numbers[3 * (TE_MAX_PARAM_GROUPS + 1) + 1];
+        te__opt_numbers(opt, opt->steps + 1 + i, numbers);
+        memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
+    if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0); /* the launch would count it */
     return result;
 }
 static void te__opt_after(te_graph *g, void *owner, void *data) {
@@ -250,6 +265,7 @@ static void te__opt_after(te_graph *g, void *owner, void *data) {
         if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
+    opt->skips.pending = s->scaled;
 }
 static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
@@ -263,7 +279,7 @@ static void te__opt_captured(te_graph *g, void *owner, void *data) {
 static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__opt_step *step) {
     te_graph *g = opt->te->capture;
     te__graph_part *part = te__graph_find_part(g, opt);
-    int word = te__graph_take_words(g, TE__OPT_WORDS);
+    const int groups = opt->num_groups, word = te__graph_take_words(g, (te__opt_numbers_count(opt) + 1) / 2);
     if (word < 0) return te_error_code(opt->te);
     if (!part) {
         part = te__graph_add_part(g, opt, sizeof(te__opt_steps) + (size_t)opt->num_params * sizeof(bool));
@@ -275,38 +291,124 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
     }
     *steps = (te__opt_steps *)part->data;
     (*steps)->word[(*steps)->steps] = (short)word;
-    step->lr = te__graph_view(g, TE_F32, 8 * word, 1);
-    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4, 2);
-    return step->lr && step->numbers ? TE_OK : te_error_code(opt->te);
+    step->lr = te__graph_view(g, TE_F32, 8 * word, groups);
+    step->numbers = te__graph_view(g, TE_F32, 8 * word + 4 * groups, 2 * groups);
+    step->number = te__graph_view(g, TE_F32, 8 * word + 12 * groups, 1);
+    return step->lr && step->numbers && step->number ? TE_OK : te_error_code(opt->te);
 }
 
-/* The parameters of this step have taken part in one. */
-static te_result te__opt_note_started(te_optimizer *opt) {
-    bool news = false;
-    uint8_t *flags;
-    te_result result;
-    int i;
-    for (i = 0; i < opt->num_params; i++) {
-        news = news || (opt->params[i].listed && !opt->params[i].started);
-        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+/* ---- loss scaling ----
+ *
+ * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next one counts it in `skipped`, before its own gradients are looked at: so a step that
+ * fails after its flag was set has counted nothing, and is done again from there. */
+
+/* The numbers on the device, in the first step under loss scaling. */
+static te_result te__skips_open(te_optimizer *opt) {
+    te__opt_skips *s = &opt->skips;
+    te_ctx *te = opt->te;
+    const int64_t one = 1, shape[2] = {opt->num_groups, 2};
+    float betas[2 * (TE_MAX_PARAM_GROUPS + 1)];
+    te_tensor *found, *skipped, *pairs = NULL;
+    bool warming = te->warming;
+    int g;
+    if (s->found) return TE_OK;
+    if (te->capture) return te__refuse_capture(te, "the first step of an optimizer under loss scaling", "make it before te_graph_begin");
+    for (g = 0; g < opt->num_groups; g++) {
+        betas[2 * g] = opt->groups[g].beta1;
+        betas[2 * g + 1] = opt->groups[g].beta2;
     }
-    if (!news || !opt->started) return TE_OK;
-    flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-    if (!flags) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < opt->num_params; i++) flags[i] = opt->params[i].started;
-    result = te_tensor_copy_from_host(opt->started, flags);
-    te__free(opt->te, flags, (size_t)opt->num_params);
+    te__frame_begin(te);
+    te->warming = false; /* these outlive a warm-up */
+    found = te_tensor_zeros(te, TE_F32, 1, &one);
+    skipped = te_tensor_zeros(te, TE_F32, 1, &one);
+    if (opt->cls->has_betas) pairs = te_tensor_from_f32(te, TE_F32, 2, shape, betas);
+    te->warming = warming;
+    if (found && skipped && (pairs || !opt->cls->has_betas)) {
+        s->found = te_tensor_retain(found);
+        s->skipped = te_tensor_retain(skipped);
+        s->betas = te_tensor_retain(pairs);
+    }
+    te__frame_end(te, NULL, 0);
+    return s->found ? TE_OK : te_error_code(te);
+}
+/* Counts the last step, if that is still to be done, and clears its flag; gives the bias corrections of this one. */
+static te_result te__skips_count(te_optimizer *opt, te__opt_step *step, bool again) {
+    te__opt_skips *s = &opt->skips;
+    te_op_step_numbers_args args = TE_ZERO;
+    te_result result;
+    args.found_inf = again ? NULL : s->found;
+    args.skipped = s->skipped;
+    args.count = s->pending || opt->te->capture;
+    args.step = opt->steps + 1;
+    args.step_device = step ? step->number : NULL;
+    args.no_bias_correction = opt->options.no_bias_correction;
+    if (step && s->betas) {
+        args.betas = s->betas;
+        args.bias_correction = te__empty_2d(opt->te, TE_F32, opt->num_groups, 2);
+        if (!args.bias_correction) return te_error_code(opt->te);
+        step->numbers = args.bias_correction;
+    }
+    result = te_op_step_numbers(opt->te, &args);
+    if (result == TE_OK && !again && !opt->te->warming && !opt->te->capture) s->pending = false;
+    return result;
+}
+/* The norm of the gradients, where it clips or tells of an overflow, and the factor of all gradients. */
+static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scaling, te__opt_step *step) {
+    const te_tensor *inv_scale = scaling ? scaling->inv_scale : NULL;
+    te_ctx *te = opt->te;
+    te_op_l2norm_args norm = TE_ZERO;
+    te_op_axpby_args args = TE_ZERO;
+    te_result result = TE_OK;
+    step->grad_scale = opt->clip ? opt->clip : inv_scale;
+    if (scaling) step->found_inf = opt->skips.found;
+    if (opt->clip || inv_scale) {
+        norm.tensors = opt->grads;
+        norm.num_tensors = step->count;
+        norm.norm = opt->norm ? opt->norm : te__empty_1d(te, TE_F32, 1);
+        norm.clip = opt->clip;
+        norm.max_norm = opt->options.max_grad_norm;
+        norm.inv_scale = inv_scale;
+        norm.found_inf = inv_scale ? opt->skips.found : NULL;
+        result = norm.norm ? te_op_l2norm(te, &norm) : te_error_code(te);
+    }
+    if (result == TE_OK && opt->clip && inv_scale) {
+        args.x = opt->clip;
+        args.alpha = 1.0f;
+        args.alpha_device = inv_scale;
+        args.out = te__empty_1d(te, TE_F32, 1);
+        step->grad_scale = args.out;
+        result = args.out ? te_op_axpby(te, &args) : te_error_code(te);
+    }
+    if (result == TE_OK && scaling) {
+        args.x = args.out = scaling->any_inf;
+        args.y = opt->skips.found;
+        args.alpha = args.beta = 1.0f;
+        args.alpha_device = NULL;
+        result = te_op_axpby(te, &args);
+    }
     return result;
 }
 
-static te_result te__opt_step_once(te_optimizer *opt) {
+/* Was the step skipped? Asked where the answer is needed at once: whether these parameters have taken part in one counts in their next step. Waits for the device. */
+static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
+    bool asks = false;
+    float found = 0.0f;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && opt->started && !opt->te->warming; i++) asks = asks || (opt->params[i].listed && !opt->params[i].started);
+    if (asks) result = te_tensor_to_host(opt->skips.found, &found);
+    *skipped = found != 0.0f;
+    return result;
+}
+
+static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *scaling) {
     te_ctx *te = opt->te;
     te__opt_steps *captured = NULL;
     te__opt_step step = TE_ZERO;
     te_result result;
-    bool split;
+    bool split, skipped = false;
     int i, n = 0, decayed;
-    split = opt->options.decay_matrices_only && opt->options.decays;
+    split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
         opt->params[i].untouched = opt->params[i].version == te__param_version(opt->params[i].param);
@@ -316,34 +418,33 @@ static te_result te__opt_step_once(te_optimizer *opt) {
     if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
     step.count = n;
     step.num_undecayed = n - decayed;
-    if (opt->clip && n > 0 && result == TE_OK) {
-        te_op_l2norm_args norm = TE_ZERO;
-        norm.tensors = opt->grads;
-        norm.num_tensors = n;
-        norm.norm = opt->norm;
-        norm.clip = opt->clip;
-        norm.max_norm = opt->options.max_grad_norm;
-        result = te_op_l2norm(te, &norm);
-    }
+    if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
-    if (result == TE_OK) result = te__opt_prepare_values(opt); /* the last allocation: no step is left half done for want of memory */
+    if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
+    if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
+    if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
+    if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL); /* the last allocation: no step is left half done for want of memory */
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
-    if (result == TE_OK) result = te__opt_requantize(opt);
+    if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
      * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+    opt->skips.unscaled = false;
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     if (captured) {
         captured->steps++;
+        captured->scaled = scaling != NULL;
         for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
+    if (!captured) opt->skips.pending = scaling != NULL;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
+    for (i = 0; i < opt->num_params && !skipped; i++) opt->params[i].started = opt->params[i].started || opt->params[i].listed;
     if (!opt->keep_grad) te_optimizer_zero_grad(opt);
-    return te__opt_note_started(opt);
+    return TE_OK;
 }
-TE_API te_result te_optimizer_step(te_optimizer *opt) {
+static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *scaling) {
     te__rng_state before;
     te_ctx *te;
     te_result result;
@@ -356,7 +457,7 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);
-        result = te__opt_step_once(opt);
+        result = te__opt_step_once(opt, scaling);
         te__frame_end(te, NULL, 0);
         te__device_leave(te, entered);
     }
@@ -369,6 +470,8 @@ TE_API te_result te_optimizer_step(te_optimizer *opt) {
     return result;
 }
 
+TE_API te_result te_optimizer_step(te_optimizer *opt) { return te__opt_step_with(opt, NULL); }
+
 /* ---- looking and setting ---- */
 
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
@@ -378,7 +481,14 @@ TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
     if (opt) opt->options.lr = lr;
 }
 TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
-TE_API int64_t te_optimizer_steps(const te_optimizer *opt) { return opt ? opt->steps : 0; }
+TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
+    float skipped = 0.0f, last = 0.0f;
+    if (!opt) return 0;
+    if (!opt->skips.found || opt->te->capture || opt->te->error_code != TE_OK) return opt->steps;
+    te_tensor_to_host(opt->skips.skipped, &skipped);
+    if (opt->skips.pending) te_tensor_to_host(opt->skips.found, &last);
+    return opt->steps - (int64_t)skipped - (last != 0.0f);
+}
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
@@ -448,6 +558,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
+    if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true; /* the next step goes on from this momentum */
     return result;
 }
 
@@ -466,23 +577,28 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
+/* Called before the states are saved: the flags `started` as a tensor. */
+static te_result te__optimizer_note_started(te_optimizer *opt) {
+    int i;
+    if (!opt || !opt->started) return TE_OK;
+    for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
+    return te_tensor_copy_from_host(opt->started, opt->flags);
+}
 /* Called after a checkpoint was loaded: its masters have the values of its parameters. */
 static te_result te__optimizer_restored(te_optimizer *opt, int64_t steps, float lr) {
-    uint8_t *flags = NULL;
-    te_result result = TE_OK;
+    te_result result = opt->started ? te_tensor_to_host(opt->started, opt->flags) : TE_OK;
     int i;
+    if (result != TE_OK) return result;
+    if (opt->skips.found) result = te_tensor_fill(opt->skips.skipped, 0.0);
+    if (result != TE_OK) return result;
+    opt->skips.pending = opt->skips.unscaled = false;
     opt->steps = steps;
     opt->options.lr = lr;
-    if (opt->started) {
-        flags = (uint8_t *)te__alloc(opt->te, (size_t)opt->num_params);
-        result = flags ? te_tensor_to_host(opt->started, flags) : TE_ERR_OUT_OF_MEMORY;
-    }
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         p->version = te__param_version(p->param);
         p->behind = false;
-        p->started = flags && result == TE_OK ? flags[i] != 0 : steps > 0;
+        p->started = opt->flags ? opt->flags[i] != 0 : steps > 0;
     }
-    te__free(opt->te, flags, (size_t)opt->num_params);
-    return result;
+    return TE_OK;
 }

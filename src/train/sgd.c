@@ -15,6 +15,10 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
         list[i].momentum = p->state[TE__OPT_FIRST].x;
         list[i].master = te__opt_entry_master(p)->x;
         list[i].first = te__sgd_first_counts(d) && !p->started;
+        list[i].own_numbers = p->group > 0;
+        list[i].place = p->group;
+        list[i].numbers.lr = te__group_lr(opt, p->group);
+        list[i].numbers.weight_decay = opt->groups[p->group].weight_decay;
     }
     args.tensors = list;
     args.num_tensors = step->count;
@@ -25,7 +29,8 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
     args.weight_decay = d->weight_decay;
     args.nesterov = d->nesterov;
     args.wd_after_momentum = d->wd_after_momentum;
-    args.grad_scale = opt->clip;
+    args.grad_scale = step->grad_scale;
+    args.found_inf = step->found_inf;
     args.lr_device = step->lr;
     return te_op_sgd(opt->te, &args);
 }
@@ -33,8 +38,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
     if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
     return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
 }
-static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture};
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, NULL, te__sgd_may_capture}; /* no momentum */
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture}; /* no momentum */
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;
@@ -55,6 +60,7 @@ static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
 TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fused_sgd_desc *desc) {
     te_fused_sgd_desc d = TE_ZERO;
     te__opt_options options = TE_ZERO;
+    te__opt_groups groups = TE_ZERO;
     te_optimizer *opt;
     if (!te || !m || !te__has_desc(te, desc, te__sgd_class.create)) return NULL;
     d = *desc;
@@ -63,10 +69,12 @@ TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fuse
     options.max_grad_norm = d.max_grad_norm;
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
-    options.decays = d.weight_decay > 0.0f;
     options.zero_grads = d.no_set_grad_none;
     opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
     if (!opt) return NULL;
     opt->desc.sgd = d;
-    return te__opt_fill(opt, m, te__sgd_first_counts(&d));
+    groups.groups = d.groups;
+    groups.num_groups = d.num_groups;
+    groups.usual.weight_decay = d.weight_decay;
+    return te__opt_fill(opt, m, &groups, te__sgd_first_counts(&d));
 }

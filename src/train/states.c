@@ -16,6 +16,7 @@ typedef struct te__opt_param {
     bool listed;      /* takes part in the step under way */
     bool untouched;   /* the parameter's version was still `version` when that step began */
     bool started;     /* has taken part in a step */
+    int group;        /* whose numbers it has */
     te_tensor *stepped; /* quantized: the f32 numbers that the step writes in its place (borrowed) */
     te_tensor *value;   /* quantized: the tensor that its codes are made of in that step (borrowed) */
 } te__opt_param;
@@ -23,15 +24,23 @@ typedef struct te__opt_param {
 /* The parameters of a step, in the order of the operation's list, and numbers that a capture keeps on the device. */
 typedef struct te__opt_step {
     int count, num_undecayed;
-    const te_tensor *lr, *numbers; /* f32 [1] and [2], or NULL */
+    const te_tensor *lr, *numbers; /* f32 [groups] and [groups, 2], or NULL */
+    const te_tensor *number;       /* f32 [1]: which step it is, skipped ones counted; or NULL */
+    const te_tensor *grad_scale, *found_inf; /* f32 [1], or NULL */
 } te__opt_step;
+
+/* Of a step under loss scaling. */
+typedef struct te__opt_scaling {
+    const te_tensor *inv_scale; /* f32 [1]; NULL: gradients are unscaled already, and looked at */
+    te_tensor *any_inf;         /* f32 [1]: not 0 once a step has met an overflow */
+} te__opt_scaling;
 
 /* One kind of optimizer. */
 typedef struct te__opt_class {
     const char *create; /* the function that makes one, for messages */
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
-    void (*numbers)(const te_optimizer *opt, int64_t step, float out[2]); /* two numbers that change from step to step, beside the learning rate; NULL: none do */
+    bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
 } te__opt_class;
 
@@ -39,14 +48,32 @@ typedef struct te__opt_class {
 typedef struct te__opt_options {
     float lr, max_grad_norm;
     bool no_master_weights, decay_matrices_only, use_decoupled_grad, store_param_remainders, zero_grads;
-    bool decays; /* there is weight decay */
+    bool no_bias_correction;
     te_dtype dtype[TE__OPT_STATES]; /* of the states; TE_DTYPE_NONE: the format that the step works in */
 } te__opt_options;
+
+/* Numbers of some of the parameters. Group 0 has those of the desc. */
+typedef struct te__opt_group {
+    float lr; /* where own_lr; else the options' */
+    bool own_lr;
+    float beta1, beta2, eps, weight_decay;
+} te__opt_group;
+
+/* Of an optimizer that has been stepped under loss scaling. */
+typedef struct te__opt_skips {
+    te_tensor *found, *skipped; /* f32 [1]: did the last step meet an overflow (1)? How many before it did */
+    te_tensor *betas;           /* f32 [groups, 2], or NULL */
+    bool pending;               /* `found` is that of a step that was made, and `skipped` lacks it */
+    bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
+} te__opt_skips;
 
 struct te_optimizer {
     te_ctx *te;
     const te__opt_class *cls;
     te__opt_options options; /* lr is the one in force */
+    te__opt_group *groups;   /* [num_groups] */
+    int num_groups;
+    te__opt_skips skips;
     union {
         te_fused_adam_desc adam;
         te_fused_sgd_desc sgd;
@@ -58,7 +85,8 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, for files; NULL: no step reads them */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step reads them */
+    uint8_t *flags;          /* [num_params], with `started`: the same on the host, on their way to a file or from it */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
 };
@@ -160,7 +188,7 @@ static bool te__opt_shares_value(const te_tensor *param) {
 
 /* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
  * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
-static te_result te__opt_prepare_values(te_optimizer *opt) {
+static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
     int64_t most = 0;
@@ -183,11 +211,12 @@ static te_result te__opt_prepare_values(te_optimizer *opt) {
             if (room->buffer) room->buffer->refs++;
         }
         if (!p->stepped || !p->value) return te_error_code(te);
+        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te); /* what a skipped step leaves */
     }
     return TE_OK;
 }
-/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. */
-static te_result te__opt_requantize(te_optimizer *opt) {
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. found_inf: the step was skipped where it is 1, and codes stay; or NULL. */
+static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
     for (i = 0; i < opt->num_params && result == TE_OK; i++) {
@@ -195,7 +224,7 @@ static te_result te__opt_requantize(te_optimizer *opt) {
         if (!p->listed || !p->param->quantized) continue;
         te__frame_begin(opt->te);
         if (p->value != p->stepped) result = te_tensor_copy(p->value, p->stepped);
-        if (result == TE_OK) result = te__primary_assign(p->param, p->value);
+        if (result == TE_OK) result = te__primary_assign(p->param, p->value, found_inf);
         te__frame_end(opt->te, NULL, 0);
     }
     return result;

@@ -401,6 +401,30 @@ TE_TEST(driver_queue_tells_what_does_not_compile) {
     te_ctx_destroy(te);
 }
 
+/* Every question about errors waits for the kernels of the calls before it, and te_clear_error forgets their errors, too. */
+TE_TEST(driver_queue_ends_before_an_answer) {
+    for (int question = 0; question < 4; question++) {
+        bool entered;
+        install_driver();
+        install_compiler();
+        te_ctx *te = open_gpu(NULL, NULL);
+        test_case("question %d", question);
+        CHECK(te__device_enter(te, &entered) == TE_OK && run_numbered(te, 0, true) == TE_OK);
+        te__device_leave(te, entered);
+        switch (question) {
+        case 0: CHECK(!te_ok(te)); break;
+        case 1: CHECK(strstr(te_error(te), "kernel math/fill BAD=1 does not compile") != NULL); break;
+        case 2: CHECK_EQ_INT(te_error_code(te), TE_ERR_COMPILE); break;
+        default:
+            te_clear_error(te);
+            CHECK(!te->cuda->queue && te->error_code == TE_OK);
+        }
+        te_clear_error(te);
+        CHECK_OK(te);
+        te_ctx_destroy(te);
+    }
+}
+
 #ifndef _WIN32
 /* A child by fork has none of the threads that compile: it waits for no kernel. */
 TE_TEST(driver_queue_ends_with_its_process) {

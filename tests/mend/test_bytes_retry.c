@@ -15,6 +15,7 @@ typedef struct kind_of_step {
     bool stays_out; /* until the error has been cleared: what is given back then has to wait */
     bool offload;   /* activations go to host memory */
     bool attention; /* attention in FP8, too */
+    bool sgd;       /* with dampening, whose first step differs from later ones */
 } kind_of_step;
 
 static te_result delayed_slots(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
@@ -67,7 +68,7 @@ static run make_run(te_ctx *te, const kind_of_step *k) {
     if (k->primary) te_quantized_model_init_begin(te, &init);
     r.m = te_transformer_layer_create(te, &layer);
     if (k->primary) te_quantized_model_init_end(te);
-    r.adam = te_fused_adam_create(te, r.m, &adam);
+    r.adam = k->sgd ? te_fused_sgd_create(te, r.m, &(te_fused_sgd_desc){.lr = 0.05f, .momentum = 0.9f, .dampening = 0.5f}) : te_fused_adam_create(te, r.m, &adam);
     return r;
 }
 static void end_run(run *r) {
@@ -169,6 +170,8 @@ RETRY(high_precision, TE_RECIPE_NONE, .dropout = true, .clip = true, .decay_matr
 RETRY(delayed, TE_RECIPE_DELAYED, .dropout = true, .clip = true, .decay_matrices_only = true)
 RETRY(delayed_on_the_device, TE_RECIPE_DELAYED, .dropout = true, .clip = true, .device = true)
 RETRY(delayed_out_for_long, TE_RECIPE_DELAYED, .dropout = true, .every = 2, .stays_out = true)
+RETRY(high_precision_by_sgd, TE_RECIPE_NONE, .sgd = true)
+RETRY(delayed_by_sgd_on_the_device, TE_RECIPE_DELAYED, .sgd = true, .device = true)
 RETRY(delayed_microbatches, TE_RECIPE_DELAYED, .microbatches = true, .every = 3)
 RETRY(delayed_stored_weights, TE_RECIPE_DELAYED, .primary = true, .clip = true, .decay_matrices_only = true)
 RETRY(delayed_host_functions, TE_RECIPE_DELAYED, .host_functions = true)

@@ -185,6 +185,115 @@ TE_TEST_DEVICES(delayed_mlp_saves_launches) {
     }
 }
 
+static te_module *make_activation(te_ctx *te, te_activation act) {
+    te_activation_desc d = {.activation = act};
+    return te_activation_create(te, &d);
+}
+
+static te_result own_forward(te_module *m, te_forward_args *args) {
+    (void)m;
+    args->outputs.out = te_activate(args->input, TE_GELU, NULL); /* that of case 1 */
+    return args->outputs.out ? TE_OK : TE_ERR_STATE;
+}
+/* A Sequential of a norm, a Linear, an activation and a Linear does what LayerNormMLP does, to the byte and to the launch. */
+TE_TEST_DEVICES(sequential_runs_chains_as_one) {
+    static te_recipe (*const recipes[])(void) = {NULL, te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
+    for (int i = 0; i < COUNT(cases); i++)
+        for (int j = 0; j < COUNT(recipes); j++) {
+            const fusion_case *k = &cases[i];
+            int64_t n = k->tokens * k->hidden;
+            te_recipe r = recipes[j] ? recipes[j]() : te_recipe_delayed_scaling();
+            r.nvfp4.no_stochastic_rounding = r.kind == TE_RECIPE_NVFP4;
+            test_case("case %d, %s", i, recipes[j] ? te_recipe_name(r.kind) : "high precision");
+            te_scope_begin(te);
+            te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 1)), true);
+            te_tensor *dy = test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 2));
+            te_module *mlp = make_mlp(te, k), *part[4] = {make_norm(te, k, mlp), make_linear(te, k, mlp, 1), make_activation(te, k->act), make_linear(te, k, mlp, 2)};
+            chain whole = {{mlp}, 1, k->act}, all = {{te_sequential_create(te, part, 4)}, 1, k->act};
+            result want = run_chain(te, &whole, recipes[j] ? &r : NULL, NULL, x, dy), got = run_chain(te, &all, recipes[j] ? &r : NULL, NULL, x, dy);
+            REQUIRE_OK(te);
+            CHECK_BYTES("y", got.y, want.y, (size_t)n * sizeof(float));
+            CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
+            check_gradient(part[0], "weight", mlp, "layer_norm_weight", 0);
+            check_gradient(part[1], "weight", mlp, "fc1_weight", 0);
+            check_gradient(part[1], "bias", mlp, "fc1_bias", 0);
+            check_gradient(part[3], "weight", mlp, "fc2_weight", 0);
+            check_gradient(part[3], "bias", mlp, "fc2_bias", 0);
+            CHECK_MSG(got.launches <= want.launches, "%d launches; LayerNormMLP takes %d", got.launches, want.launches);
+            te_module_destroy(mlp);
+            te_module_destroy(all.stage[0]);
+            te_scope_end(te);
+        }
+}
+
+/* An activation behind or in front of nothing, one with a checkpoint, one with another forward, and modules of one function between. */
+TE_TEST_DEVICES(sequential_leaves_others_alone) {
+    const fusion_case *k = &cases[1];
+    int64_t n = k->tokens * k->hidden, wide = k->tokens * k->ffn;
+    te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, k->dtype, SHAPE(k->tokens, k->hidden), test_normal(n, 1)), true);
+    te_tensor *dy = test_tensor(te, k->dtype, SHAPE(k->tokens, k->ffn), test_normal(wide, 2));
+    te_recipe r = te_recipe_current_scaling();
+    for (int way = 0; way < 5; way++) {
+        te_constant_scale_desc scale = {.scale = 1};
+        te_dropout_desc drop = {.p = 0.5f};
+        te_module *mlp = make_mlp(te, k), *first = make_linear(te, k, mlp, 1), *act = make_activation(te, k->act), *list[8];
+        int count = 0;
+        test_case("way %d", way);
+        list[count++] = first;
+        if (way == 1) list[count++] = te_constant_scale_create(te, &scale);
+        if (way == 2) te_module_set_checkpoint(act, true);
+        if (way == 4) list[count++] = te_dropout_create(te, &drop), list[count++] = te_identity_create(te, NULL);
+        list[count++] = act;
+        te_module *all = te_sequential_create(te, list, count);
+        if (way == 3) te_module_set_forward(act, own_forward);
+        if (way == 4) te_module_train(all, false); /* nothing is dropped */
+        chain parts = {{make_linear(te, k, mlp, 1), NULL}, 2, k->act}, whole = {{all}, 1, k->act};
+        result want = run_chain(te, &parts, &r, NULL, x, dy), got = run_chain(te, &whole, &r, NULL, x, dy);
+        REQUIRE_OK(te);
+        CHECK_BYTES("y", got.y, want.y, (size_t)wide * sizeof(float));
+        CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
+        check_gradient(first, "weight", parts.stage[0], "weight", 0);
+        check_gradient(first, "bias", parts.stage[0], "bias", SUM_ORDER);
+        if (way == 0) CHECK_MSG(got.launches <= want.launches, "%d launches; one by one %d", got.launches, want.launches);
+        te_module_destroy(mlp);
+        te_module_destroy(all);
+        te_module_destroy(parts.stage[0]);
+    }
+}
+
+static te_tensor *through(te_ctx *te, te_tensor *const *inputs, void *user) {
+    (void)te;
+    return te_forward((te_module *)user, inputs[0]);
+}
+TE_TEST_DEVICES(modules_of_one_function) {
+    enum { ROWS = 3, N = 8 };
+    float *x = test_normal(ROWS * N, 4), want[ROWS * N];
+    te_bias_desc b = {.size = N, .params_dtype = TE_F32};
+    te_constant_scale_desc scale = {.scale = -0.5f};
+    te_l2normalization_desc l2 = {.eps = 0.1f};
+    te_module *bias = te_bias_create(te, &b), *one[3] = {te_l2normalization_create(te, &l2), te_constant_scale_create(te, &scale), bias}, *m = te_sequential_create(te, one, 3);
+    REQUIRE_OK(te);
+    te_tensor_copy_from_host(te_module_parameter(bias, "bias"), x + N);
+    for (int i = 0; i < ROWS; i++) {
+        double sum = 0.1;
+        for (int c = 0; c < N; c++) sum += (double)x[i * N + c] * x[i * N + c];
+        for (int c = 0; c < N; c++) want[i * N + c] = (float)(-0.5 * x[i * N + c] / sqrt(sum) + x[N + c]);
+    }
+    te_tensor *in[2] = {test_tensor(te, TE_F32, SHAPE(ROWS, N), x), te_module_parameter(bias, "bias")};
+    CHECK_TENSOR(te_forward(m, in[0]), want, 1e-5, 1e-6); /* f32 roundings of a sum of eight */
+    test_check_gradients(te, through, 2, in, m, 1e-2, 1e-3);
+    te_module_destroy(m);
+    te_activation_desc a = {.activation = (te_activation)99};
+    CHECK(!te_activation_create(te, &a));
+    CHECK_ERROR(te, TE_ERR_INVALID, "activation 99");
+    te_dropout_desc d = {.p = 1};
+    CHECK(!te_dropout_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "p is 1");
+    b.size = 0;
+    CHECK(!te_bias_create(te, &b));
+    CHECK_ERROR(te, TE_ERR_INVALID, "sizes 0");
+}
+
 /* Two ranks, of which this is one: the other one's amax is always 9. */
 typedef struct pair {
     int calls, fail_at;

@@ -1,7 +1,7 @@
 /* te_make_graphed_callables: modules whose two passes are graphs, against the same ones as usual, step by step and to the bit. */
 #include "../te_test.h"
 
-enum { SEQ = 6, BATCHES = 2, WIDTH = 32, N = SEQ * BATCHES * WIDTH, STEPS = 4 };
+enum { SEQ = 6, BATCHES = 2, WIDTH = 32, N = SEQ * BATCHES * WIDTH, ENCODED = (SEQ + 1) * BATCHES * WIDTH, STEPS = 4 };
 
 typedef struct run_case {
     const char *name;
@@ -56,7 +56,7 @@ static float *train(te_ctx *te, const run_case *c, bool graphed, int64_t *n) {
     if (graphed) CHECK(te_make_graphed_callables(te, &layer, &sample, 1, &g) == TE_OK);
     CHECK_OK(te);
     int64_t keep = 0;
-    float *all = test_floats(STEPS * 2 * (2 * N + N) + 40000), *at = all;
+    float *all = test_floats(STEPS * 2 * (2 * N + ENCODED) + 40000), *at = all;
     for (int step = 0; step < STEPS; step++) {
         for (int k = 0; k <= (int)c->microbatches; k++) {
             te_scope_begin(te);
@@ -70,12 +70,13 @@ static float *train(te_ctx *te, const run_case *c, bool graphed, int64_t *n) {
             CHECK_OK(te);
             te_tensor_to_f32(y, at), at += N;
             te_tensor_to_f32(te_tensor_grad(x), at), at += N;
+            if (c->decoder) te_tensor_to_f32(te_tensor_grad(args.encoder_output), at), at += ENCODED;
             te_scope_end(te);
         }
         te_optimizer_step(opt);
     }
     te_module_visit_tensors(m, count, &keep);
-    CHECK(at - all + keep + 2 < STEPS * 2 * 3 * N + 40000);
+    CHECK(at - all + keep + 2 < STEPS * 2 * (2 * N + ENCODED) + 40000);
     te_module_visit_tensors(m, append, &at);
     te_rng_get(te, NULL, &offset), *at++ = (float)offset;
     te_rng_tracker_get(te, "model", NULL, &offset), *at++ = (float)offset;

@@ -2,8 +2,8 @@
  * and compares its own part. */
 #include "../dist/ranks.h"
 
-enum { SEQ = 16, STEPS_OF = 3 };
-typedef enum shared_kind { COLUMN, ROW, NORM_COLUMN, MLP, ATTENTION, LAYER } shared_kind;
+enum { SEQ = 16, STEPS_OF = 3, GROUPS = 3 };
+typedef enum shared_kind { COLUMN, ROW, NORM_COLUMN, MLP, ATTENTION, LAYER, GROUPED_COLUMN, GROUPED_ROW } shared_kind;
 
 typedef struct shared {
     const char *name;
@@ -15,6 +15,9 @@ typedef struct shared {
     te_activation activation;
     bool not_interleaved, rms, output_layernorm, late; /* late: the group comes after the module was made */
     bool decoder, gathered, split, checkpoint, delay;
+    int64_t interleave; /* blocks of fc1's halves */
+    bool on_device;     /* sizes of groups */
+    bool codes;         /* fp8_output and fp8_grad */
     bool exact;       /* nothing is added up in another order before the results that `exact_of` names */
     double tolerance; /* of all others: relative, in the root of the mean square */
 } shared;
@@ -56,6 +59,12 @@ static te_module *make(te_ctx *te, const shared *c, const te_parallel_options *p
         if (c->split) d.parameters_split.names = names, d.parameters_split.sizes = sizes, d.parameters_split.count = 2;
         return te_linear_create(te, &d);
     }
+    if (c->kind == GROUPED_COLUMN || c->kind == GROUPED_ROW) {
+        te_grouped_linear_desc d = {.num_gemms = GROUPS, .in_features = c->hidden, .out_features = c->hidden, .gemm = gemm, .parallel = *parallel};
+        d.parallel.parallel_mode = c->kind == GROUPED_ROW ? TE_PARALLEL_ROW : TE_PARALLEL_COLUMN;
+        d.gemm.no_bias = c->kind == GROUPED_ROW;
+        return te_grouped_linear_create(te, &d);
+    }
     if (c->kind == NORM_COLUMN) {
         te_layernorm_linear_desc d = {.in_features = c->hidden, .out_features = c->hidden, .gemm = gemm, .norm = norm, .parallel = *parallel};
         d.parallel.parallel_mode = TE_PARALLEL_COLUMN;
@@ -64,6 +73,7 @@ static te_module *make(te_ctx *te, const shared *c, const te_parallel_options *p
     }
     if (c->kind == MLP) {
         te_layernorm_mlp_desc d = {.hidden_size = c->hidden, .ffn_hidden_size = c->hidden, .gemm = gemm, .norm = norm, .parallel = *parallel, .activation = c->activation, .checkpoint = c->checkpoint};
+        d.activation_params.glu_interleave_size = c->interleave;
         d.output_layer_init = gemm.init;
         return te_layernorm_mlp_create(te, &d);
     }
@@ -155,7 +165,7 @@ static te_tensor *at_path(te_module *m, const char *path) {
 static bool compare_one(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     visit *v = (visit *)user;
     te_tensor *want = at_path(v->whole, path), *got = x;
-    int blocks = strstr(path, "fc1") && v->c->activation == TE_SWIGLU ? 2 : strstr(path, "qkv") && v->c->not_interleaved ? 3 : 1;
+    int blocks = strstr(path, "fc1") && v->c->activation == TE_SWIGLU && !v->c->interleave ? 2 : strstr(path, "qkv") && v->c->not_interleaved ? 3 : 1;
     char what[256];
     (void)m;
     if (kind != TE_ENTRY_PARAMETER) return true;
@@ -203,7 +213,8 @@ static void steps(rank_state *s) {
     te_fused_adam_desc adam = {.lr = 0.2f, .eps = 100.0f}; /* the step is nearly proportional to the gradient, so that noise is not blown up */
     te_recipe recipe = c->recipe;
     te_autocast_desc cast = {.recipe = recipe.kind ? &recipe : NULL, .not_enabled = recipe.kind == TE_RECIPE_NONE};
-    bool by_columns = c->kind == COLUMN || c->kind == NORM_COLUMN, shares_input = c->kind == ROW;
+    bool grouped = c->kind == GROUPED_COLUMN || c->kind == GROUPED_ROW, by_columns = c->kind == COLUMN || c->kind == NORM_COLUMN || c->kind == GROUPED_COLUMN;
+    bool shares_input = c->kind == ROW || c->kind == GROUPED_ROW;
     if (c->late) parallel.tp_size = s->size;
     else parallel.tp_group = s->group;
     parallel.set_parallel_mode = alone.set_parallel_mode = true;
@@ -233,9 +244,15 @@ static void steps(rank_state *s) {
         te_tensor *encoder = data(te, c), *mine_encoder = c->sequence ? part_of(s, encoder, 0, 1) : encoder;
         x = leaf(x), mine_x = leaf(mine_x);
         te_forward_args args[2] = {{.input = x, .encoder_output = encoder}, {.input = mine_x, .encoder_output = mine_encoder}};
+        const int64_t rows = SEQ * c->batch, splits[GROUPS] = {rows / 4, 0, rows / 4 * 3};
+        te_tensor *sizes = te_tensor_from_host(te, TE_I64, SHAPE(GROUPS), splits);
         for (int i = 0; i < 2; i++) {
+            if (grouped && c->on_device) args[i].m_splits_tensor = sizes;
+            else if (grouped) args[i].m_splits = splits;
+            args[i].fp8_output = args[i].fp8_grad = c->codes;
             te_autocast_begin(te, &cast);
             te_forward_with(i ? own : whole, &args[i]);
+            args[i].outputs.out = te_dequantize(args[i].outputs.out, TE_DTYPE_NONE);
             te_autocast_end(te);
             if (c->gathered) { /* whoever uses what the norm made gives it a gradient, too */
                 te_tensor *both[2] = {args[i].outputs.out, args[i].outputs.ln_out}, *grads[2] = {i ? mine_dy : dy, g};
@@ -249,6 +266,8 @@ static void steps(rank_state *s) {
         EXPECT(s, te_ok(te));
         want_y = args[0].outputs.out, want_dx = te_tensor_grad(x);
         te_no_grad_begin(te);
+        if (c->kind == GROUPED_ROW) te_all_reduce(s->group, args[1].outputs.out, TE_REDUCE_SUM); /* which is the caller's part */
+        if (c->kind == GROUPED_COLUMN) te_all_reduce(s->group, te_tensor_grad(mine_x), TE_REDUCE_SUM);
         if (by_columns) want_y = columns_of(s, c, want_y);
         else if (c->sequence) want_y = part_of(s, want_y, 0, 1);
         if (shares_input) want_dx = part_of(s, want_dx, 2, 1);
@@ -355,13 +374,28 @@ TE_TEST(parallel_with_other_options) {
     static const shared list[] = {{.name = "a norm's output gathered", .kind = NORM_COLUMN, .gathered = true, .sequence = true}, {.name = "two parameters", .kind = COLUMN, .split = true},
                                   {.name = "two parameters by row", .kind = ROW, .split = true, .sequence = true},
                                   {.name = "weight gradients later", .kind = COLUMN, .delay = true, .sequence = true},
-                                  {.name = "MLP run again", .kind = MLP, .checkpoint = true, .sequence = true}, {.name = "gated MLP run again", .kind = MLP, .activation = TE_SWIGLU, .checkpoint = true}};
+                                  {.name = "quantized results", .kind = COLUMN, .codes = true}, {.name = "quantized results by row", .kind = ROW, .codes = true, .sequence = true},
+                                  {.name = "MLP run again", .kind = MLP, .checkpoint = true, .sequence = true}, {.name = "gated MLP run again", .kind = MLP, .activation = TE_SWIGLU, .checkpoint = true},
+                                  {.name = "halves that alternate", .kind = MLP, .activation = TE_SWIGLU, .interleave = 16, .sequence = true}};
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)
         for (int quantized = 0; quantized < 2; quantized++) {
             shared c = list[k];
             c.dtype = quantized ? TE_BF16 : TE_F32;
             if (quantized) c.recipe = recipes[k % (sizeof recipes / sizeof *recipes)]();
             run(c, 4);
+        }
+}
+
+TE_TEST(parallel_grouped_products) {
+    for (int k = 0; k < 4; k++)
+        for (int size = 2; size <= 4; size += 2) {
+            shared c = {.name = k % 2 ? "groups by row" : "groups by column", .kind = k % 2 ? GROUPED_ROW : GROUPED_COLUMN, .on_device = k / 2, .late = k == 3, .dtype = TE_F32};
+            run(c, size);
+            c.dtype = TE_BF16;
+            for (int i = (k + size / 2) % test_every(3); i < COUNT(recipes); i += test_every(3)) {
+                c.recipe = recipes[i]();
+                run(c, size);
+            }
         }
 }
 
@@ -408,6 +442,16 @@ static void refusals(rank_state *s) {
     te_multihead_attention_desc a = {.hidden_size = 48, .attention.num_attention_heads = 3, .parallel.tp_group = s->group, .parallel.set_parallel_mode = true};
     EXPECT(s, !te_multihead_attention_create(te, &a));
     refused(s, TE_ERR_INVALID, "num_attention_heads is 3 and tp_size 2");
+    te_grouped_linear_desc g = {.num_gemms = 2, .in_features = 32, .out_features = 32, .parallel.tp_group = s->group, .parallel.parallel_mode = TE_PARALLEL_ROW};
+    EXPECT(s, !te_grouped_linear_create(te, &g));
+    refused(s, TE_ERR_INVALID, "by row) over 2 ranks, and a bias");
+    g.gemm.no_bias = true, g.in_features = 33;
+    EXPECT(s, !te_grouped_linear_create(te, &g));
+    refused(s, TE_ERR_INVALID, "in_features is 33 and tp_size 2");
+    g.in_features = 32, g.gemm.no_bias = false, g.gemm.return_bias = true, g.parallel.sequence_parallel = true;
+    te_module *returned = te_grouped_linear_create(te, &g);
+    EXPECT(s, returned && te_tensor_sequence_parallel(te_module_parameter(returned, "bias1")) && te_tensor_shape(te_module_parameter(returned, "weight1"))[1] == 16);
+    te_module_destroy(returned);
     /* a group that comes later */
     te_linear_desc late = {.in_features = 32, .out_features = 32, .parallel.tp_size = 4, .parallel.parallel_mode = TE_PARALLEL_COLUMN, .parallel.sequence_parallel = true};
     te_module *m = te_linear_create(te, &late);
@@ -437,6 +481,50 @@ static void refusals(rank_state *s) {
     te_module_destroy(m);
 }
 TE_TEST(parallel_refusals) { run_ranks(2, refusals, NULL); }
+
+/* ---- want of memory ---- */
+/* One rank runs out of memory on its way through a step: nobody waits for it, and all have failed, or none. */
+typedef struct starving {
+    shared_kind kind;
+    bool sequence, quantized;
+    int request;
+} starving;
+static void starve_step(rank_state *s) {
+    const starving *arg = (const starving *)s->arg;
+    te_ctx *te = s->te;
+    te_recipe recipe = te_recipe_current_scaling();
+    te_linear_desc d = {.in_features = 32, .out_features = 32, .parallel.tp_group = s->group, .parallel.sequence_parallel = arg->sequence};
+    d.parallel.parallel_mode = arg->kind == ROW ? TE_PARALLEL_ROW : TE_PARALLEL_COLUMN;
+    te_seed(te, 5);
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_BF16, SHAPE(16, arg->kind == ROW ? 16 : 32), 0, 1), true);
+    EXPECT(s, te_ok(te) && te_barrier(s->group) == TE_OK);
+    te_memory_trim(te);
+    if (s->rank == 1) s->fail_at = s->requests + arg->request;
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = !arg->quantized});
+    te_tensor *y = te_forward(m, x);
+    te_autocast_end(te);
+    if (y) te_backward(te_sum_all(y));
+    s->fail_at = 0;
+    s->failed = !te_ok(te);
+    if (strstr(te_error(te), "rank 1 failed")) s->left[s->num_left++] = NULL; /* told by the rank itself, and not by its end */
+    te_clear_error(te);
+    te_module_destroy(m);
+}
+TE_TEST(parallel_with_a_rank_that_starves) {
+    for (int k = 0; k < 8; k++) {
+        int refusals = 0, told = 0;
+        for (int n = 1; n < 400; n += test_every(3)) {
+            starving arg = {k & 1 ? ROW : COLUMN, k & 2, k & 4, n};
+            rank_state *all = run_ranks(2, starve_step, &arg);
+            test_case("%s%s%s, request %d", k & 1 ? "row" : "column", k & 2 ? ", sequence" : "", k & 4 ? ", quantized" : "", n);
+            refusals += all[1].failed;
+            told += all[0].num_left;
+            if (!all[1].failed && n > 200) break;
+        }
+        CHECK_MSG(refusals > 10 / test_every(3) && told > 0, "%d refusals, of which the rank itself told %d", refusals, told);
+    }
+}
 
 /* ---- parameters of one matrix, without ranks ---- */
 

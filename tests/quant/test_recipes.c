@@ -206,8 +206,8 @@ TE_TEST_DEVICES(recipes_custom) {
     CHECK_BYTES("y", b.y, a.y, M * N * sizeof(float));
     CHECK_BYTES("dx", b.dx, a.dx, M * K * sizeof(float));
     CHECK_BYTES("dw", b.dw, a.dw, N * K * sizeof(float));
-    CHECK_EQ_INT(f.calls, 3);
-    CHECK_STR(f.seen, "Linear/linear/0/0 Linear/linear/0/1 Linear/linear/0/3 ");
+    CHECK_EQ_INT(f.calls, 5);
+    CHECK_STR(f.seen, "Linear/linear/0/0 Linear/linear/0/1 Linear/linear/0/2 Linear/linear/0/3 Linear/linear/0/4 ");
     te_module_destroy(a.m);
     te_module_destroy(b.m);
     f.mode = 2; /* the module's own scales and history, as delayed scaling has them */

@@ -62,7 +62,7 @@ static te_result te__moe_map_of(te_ctx *te, const char *op, const te_tensor *row
         if (pad_offsets) return te__fail(te, TE_ERR_INVALID, "%s: pad_offsets belong to a mask map, and topk %lld says that this is an index map", op, (long long)topk);
         m->tokens = te__numel(row_id_map) / topk;
         m->copies = topk;
-        return TE_OK;
+        return te__moe_want_countable(te, op, "row_id_map", row_id_map);
     }
     if (te__cols(row_id_map) % 2 == 0)
         return te__fail(te, TE_ERR_SHAPE, "%s: row_id_map is %s; a mask map is [T, 2E + 1] (an index map comes with topk)", op, te__shape_text(row_id_map, text));

@@ -16,6 +16,20 @@ TE__BOTH float te__state_scale(float amax, int e4m3) {
     return e4m3 ? te__rcp_f32(te__state_multiplier(amax, 1)) : te__div_f32(amax, te__state_range(0));
 }
 
+/* The scale of a loss after a step; it grows where the larger one is a number. */
+TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth, float backoff, float interval) {
+    if (*found_inf != 0.0f) {
+        *scale *= backoff;
+        *tracker = 0.0f;
+    } else if (*tracker + 1.0f >= interval) {
+        if (*scale * growth <= TE__F32_MAX) *scale *= growth;
+        *tracker = 0.0f;
+    } else
+        *tracker += 1.0f;
+    *inv_scale = te__rcp_f32(*scale);
+    *found_inf = 0.0f;
+}
+
 /* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);

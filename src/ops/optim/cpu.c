@@ -46,14 +46,30 @@ typedef struct te__adam_job {
     te__pieces pieces;
     te__adam_factors *factors;        /* of each entry; NULL: none has a scale */
     float (*amax)[TE__STATES];   /* of each piece: the states that the step would give are measured and not stored */
-    float grad_scale, lr, unbias1, unbias2;
+    float grad_scale;
 } te__adam_job;
 
 static const te_tensor *te__adam_entry(const void *list, int t) { return ((const te_adam_tensor *)list)[t].param; }
 
-static void te__adam_row(const te__adam_job *j, float decay, const float *g, float *p, float *m, float *v, int64_t n) {
-    float beta1 = j->a->beta1, beta2 = j->a->beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = j->a->eps;
-    float grad_scale = j->grad_scale, lr = j->lr, unbias1 = j->unbias1, unbias2 = j->unbias2;
+/* An entry's numbers in a step. */
+typedef struct te__adam_step {
+    te_adam_numbers is;
+    float unbias1, unbias2;
+} te__adam_step;
+static te__adam_step te__adam_step_of(const te_op_adam_args *a, int entry) {
+    int place = a->tensors[entry].place;
+    te__adam_step s;
+    s.is = te__adam_numbers_of(a, entry);
+    if (a->lr_device) s.is.lr = ((const float *)te__data(a->lr_device))[place];
+    if (entry >= a->num_tensors - a->num_undecayed) s.is.weight_decay = 0.0f;
+    s.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place] : te__adam_unbias(a->no_bias_correction, s.is.beta1, a->step);
+    s.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place + 1] : te__adam_unbias(a->no_bias_correction, s.is.beta2, a->step);
+    return s;
+}
+
+static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const float *g, float *p, float *m, float *v, int64_t n) {
+    float beta1 = s->is.beta1, beta2 = s->is.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = s->is.eps, decay = s->is.weight_decay;
+    float grad_scale = j->grad_scale, lr = s->is.lr, unbias1 = s->unbias1, unbias2 = s->unbias2;
     float decay_gradient = j->a->no_adam_w_mode ? decay : 0.0f, decay_step = j->a->no_adam_w_mode ? 0.0f : decay;
     int64_t i;
     for (i = 0; i < n; i++) {
@@ -109,14 +125,14 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
         int64_t at, stop;
         int entry = te__piece_tensor(&j->pieces, piece, &at);
         const te_adam_tensor *t = &j->a->tensors[entry];
-        float decay = entry < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        te__adam_step step = te__adam_step_of(j->a, entry);
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             float *x[TE__STATES];
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             for (k = 0; k < TE__STATES; k++) x[k] = te__adam_load(j, entry, k, at, n, row[k]);
-            te__adam_row(j, decay, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
+            te__adam_row(j, &step, g, x[TE__STATE_MASTER], x[TE__STATE_M], x[TE__STATE_V], n);
             for (k = 0; k < TE__STATES; k++) {
                 if (!j->amax)
                     te__adam_store(j, entry, k, at, n, x[k]);
@@ -171,9 +187,6 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
-    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
-    j.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[0] : te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-    j.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[1] : te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__adam_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     for (i = 0; i < a->num_tensors; i++) scales = scales || te__adam_has_scales(&a->tensors[i]);
     if (scales) result = te__adam_measure(te, &j);
@@ -206,12 +219,12 @@ static te_result te__cpu_store_state(te_ctx *te, const te_op_store_state_args *a
 typedef struct te__sgd_job {
     const te_op_sgd_args *a;
     te__pieces pieces;
-    float grad_scale, lr;
+    float grad_scale;
 } te__sgd_job;
 
 static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
 
-static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+static void te__sgd_row(const te__sgd_job *j, float lr, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
     const te_op_sgd_args *a = j->a;
     float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
     int64_t i;
@@ -223,7 +236,7 @@ static void te__sgd_row(const te__sgd_job *j, float decay, bool first, const flo
             d = a->nesterov ? d + a->momentum * b[i] : b[i];
         }
         if (after != 0.0f) d += after * p[i];
-        p[i] -= j->lr * d;
+        p[i] -= lr * d;
     }
 }
 static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
@@ -235,14 +248,16 @@ static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
         int place = te__piece_tensor(&j->pieces, piece, &at);
         const te_sgd_tensor *t = &j->a->tensors[place];
         const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
-        float decay = place < j->a->num_tensors - j->a->num_undecayed ? j->a->weight_decay : 0.0f;
+        te_sgd_numbers numbers = te__sgd_numbers_of(j->a, place);
+        if (place >= j->a->num_tensors - j->a->num_undecayed) numbers.weight_decay = 0.0f;
+        if (j->a->lr_device) numbers.lr = ((const float *)te__data(j->a->lr_device))[t->place];
         stop = te__min(at + TE__OPTIM_PIECE, te__numel(t->param));
         for (; at < stop; at += TE__OPTIM_ROW) {
             int64_t n = te__min(TE__OPTIM_ROW, stop - at);
             te__load_row(te__data(t->grad), t->grad->dtype, at, n, g);
             te__load_row(te__data(from), from->dtype, at, n, p);
             if (momentum) te__load_row(te__data(momentum), momentum->dtype, at, n, b);
-            te__sgd_row(j, decay, t->first, g, p, b, n);
+            te__sgd_row(j, numbers.lr, numbers.weight_decay, t->first, g, p, b, n);
             if (momentum) te__store_row(te__data(momentum), momentum->dtype, at, n, b);
             if (t->master) te__store_row(te__data(t->master), TE_F32, at, n, p);
             te__store_row(te__data(t->param), t->param->dtype, at, n, p);
@@ -254,7 +269,6 @@ static te_result te__cpu_sgd(te_ctx *te, const te_op_sgd_args *a) {
     if (a->found_inf && *(const float *)te__data(a->found_inf) != 0.0f) return TE_OK;
     j.a = a;
     j.grad_scale = a->grad_scale ? *(const float *)te__data(a->grad_scale) : 1.0f;
-    j.lr = a->lr_device ? *(const float *)te__data(a->lr_device) : a->lr;
     if (!te__pieces_make(te, &j.pieces, a->num_tensors, te__sgd_entry, a->tensors)) return TE_ERR_OUT_OF_MEMORY;
     te__parallel_for(te, j.pieces.first[a->num_tensors], 1, te__sgd_pieces, &j);
     te__pieces_free(te, &j.pieces);
@@ -377,5 +391,25 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
             if (j.infinite[piece]) *(float *)te__data(a->found_inf) = 1.0f;
     te__free(te, j.infinite, (size_t)all);
     te__pieces_free(te, &j.pieces);
+    return TE_OK;
+}
+
+/* ---- loss scaling ---- */
+
+static te_result te__cpu_step_numbers(te_ctx *te, const te_op_step_numbers_args *a) {
+    float *skipped = (float *)te__data(a->skipped), *found = (float *)te__data(a->found_inf), *out = (float *)te__data(a->bias_correction);
+    const float *betas = (const float *)te__data(a->betas);
+    int64_t i, n;
+    (void)te;
+    if (found && a->count && *found != 0.0f) *skipped += 1.0f;
+    if (found) *found = 0.0f;
+    n = te__max(1, (a->step_device ? (int64_t)*(const float *)te__data(a->step_device) : a->step) - (int64_t)*skipped);
+    for (i = 0; betas && i < te__numel(a->betas); i++) out[i] = te__adam_unbias(a->no_bias_correction, betas[i], n);
+    return TE_OK;
+}
+static te_result te__cpu_update_scale(te_ctx *te, const te_op_update_scale_args *a) {
+    (void)te;
+    te__scale_after((float *)te__data(a->scale), (float *)te__data(a->inv_scale), (float *)te__data(a->growth_tracker), (float *)te__data(a->found_inf), a->growth_factor,
+                    a->backoff_factor, (float)a->growth_interval);
     return TE_OK;
 }

@@ -10,18 +10,27 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
     return !x || (uintptr_t)te__data(x) % (uintptr_t)(elements * te__dtype_size(x->dtype)) == 0;
 }
 
-static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, bool decayed) {
+/* The numbers of a launch are those of all its entries: does entry i begin another one? */
+static bool te__adam_turns(const te_op_adam_args *a, int i) {
+    const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
+    if (i == 0) return false;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
+}
+static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, int i) {
+    te_adam_numbers n = te__adam_numbers_of(a, i);
+    const float *lr = (const float *)te__data(a->lr_device), *unbias = (const float *)te__data(a->bias_correction);
     k->grad_scale = (const float *)te__data(a->grad_scale);
     k->found_inf = (const float *)te__data(a->found_inf);
-    k->lr_device = (const float *)te__data(a->lr_device);
-    k->lr = a->lr;
-    k->beta1 = a->beta1;
-    k->beta2 = a->beta2;
-    k->eps = a->eps;
-    k->weight_decay = decayed ? a->weight_decay : 0.0f;
-    k->unbias = (const float *)te__data(a->bias_correction);
-    k->unbias1 = te__adam_unbias(a->no_bias_correction, a->beta1, a->step);
-    k->unbias2 = te__adam_unbias(a->no_bias_correction, a->beta2, a->step);
+    k->lr_device = lr ? lr + a->tensors[i].place : NULL;
+    k->lr = n.lr;
+    k->beta1 = n.beta1;
+    k->beta2 = n.beta2;
+    k->eps = n.eps;
+    k->weight_decay = i < a->num_tensors - a->num_undecayed ? n.weight_decay : 0.0f;
+    k->unbias = unbias ? unbias + 2 * a->tensors[i].place : NULL;
+    k->unbias1 = te__adam_unbias(a->no_bias_correction, n.beta1, a->step);
+    k->unbias2 = te__adam_unbias(a->no_bias_correction, n.beta2, a->step);
     k->l2_mode = a->no_adam_w_mode;
 }
 
@@ -35,13 +44,13 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
         const te_adam_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__ADAM_CHUNK);
         int at;
-        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (te__adam_turns(a, i)) k = NULL;
         if (n == 0 || te__adam_has_formats(t)) continue;
         if (!k || k->tensors == TE__ADAM_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "adam");
             k = TE__KARGS(p, l, te__adam_kargs);
             chunks = 0;
-            te__adam_fill_numbers(&k->numbers, a, i < a->num_tensors - a->num_undecayed);
+            te__adam_fill_numbers(&k->numbers, a, i);
         }
         at = k->tensors++;
         k->grad[at] = te__data(t->grad);
@@ -92,7 +101,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
     for (i = 0; i <= a->num_tensors; i++) {
         const te_adam_tensor *t = i < a->num_tensors ? &a->tensors[i] : NULL;
         int64_t n = t ? te__numel(t->param) : 0, more = te__div_up(n, TE__ADAM_STATES_CHUNK);
-        if (!t || i == a->num_tensors - a->num_undecayed || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
+        if (!t || te__adam_turns(a, i) || k.tensors == TE__ADAM_STATES_MAX || chunks + more > INT32_MAX) {
             te__adam_states_launch(p, &k, chunks, scales);
             if (amax) {
                 amax += chunks * TE__STATES;
@@ -102,7 +111,7 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
             chunks = 0;
         }
         if (n == 0 || !te__adam_has_formats(t)) continue;
-        te__adam_fill_numbers(&k.numbers, a, i < a->num_tensors - a->num_undecayed);
+        te__adam_fill_numbers(&k.numbers, a, i);
         k.amax = amax;
         k.factor = factor;
         at = k.tensors++;
@@ -143,6 +152,12 @@ static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_
     return TE_OK;
 }
 
+static bool te__sgd_turns(const te_op_sgd_args *a, int i) {
+    const te_sgd_tensor *t = &a->tensors[i], *before = t - 1;
+    if (i == 0) return false;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
+}
 static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
     te__launch *l = NULL;
     te__sgd_kargs *k = NULL;
@@ -152,7 +167,7 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         const te_sgd_tensor *t = &a->tensors[i];
         int64_t n = te__numel(t->param), more = te__div_up(n, TE__SGD_CHUNK);
         int at;
-        if (i == a->num_tensors - a->num_undecayed) k = NULL; /* weight decay is of a whole launch */
+        if (te__sgd_turns(a, i)) k = NULL;
         if (n == 0) continue;
         if (!k || k->tensors == TE__SGD_MAX || chunks + more > INT32_MAX) {
             l = te__plan_launch(p, "optim", "sgd");
@@ -160,11 +175,11 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
             chunks = 0;
             k->grad_scale = (const float *)te__data(a->grad_scale);
             k->found_inf = (const float *)te__data(a->found_inf);
-            k->lr_device = (const float *)te__data(a->lr_device);
-            k->lr = a->lr;
+            k->lr_device = a->lr_device ? (const float *)te__data(a->lr_device) + t->place : NULL;
+            k->lr = te__sgd_numbers_of(a, i).lr;
             k->momentum_factor = a->momentum;
             k->dampening = a->dampening;
-            k->weight_decay = i < a->num_tensors - a->num_undecayed ? a->weight_decay : 0.0f;
+            k->weight_decay = i < a->num_tensors - a->num_undecayed ? te__sgd_numbers_of(a, i).weight_decay : 0.0f;
             k->nesterov = a->nesterov;
             k->wd_after_momentum = a->wd_after_momentum;
         }
@@ -183,6 +198,37 @@ static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
     te__plan_why(p, "64 tensors a launch, 4,096 elements a block");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_step_numbers(te__plan *p, const te_op_step_numbers_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "step_numbers");
+    te__step_numbers_kargs *k = TE__KARGS(p, l, te__step_numbers_kargs);
+    k->found_inf = (float *)te__data(a->found_inf);
+    k->skipped = (float *)te__data(a->skipped);
+    k->step_device = (const float *)te__data(a->step_device);
+    k->betas = (const float *)te__data(a->betas);
+    k->bias_correction = (float *)te__data(a->bias_correction);
+    k->step = (double)a->step;
+    k->places = a->betas ? (int)(te__numel(a->betas) / 2) : 0;
+    k->count = a->count;
+    k->no_bias_correction = a->no_bias_correction;
+    te__launch_size(l, 1, 1, 1, 256, 0);
+    te__plan_why(p, "one block");
+    return TE_OK;
+}
+static te_result te__cuda_plan_update_scale(te__plan *p, const te_op_update_scale_args *a) {
+    te__launch *l = te__plan_launch(p, "optim", "update_scale");
+    te__update_scale_kargs *k = TE__KARGS(p, l, te__update_scale_kargs);
+    k->scale = (float *)te__data(a->scale);
+    k->inv_scale = (float *)te__data(a->inv_scale);
+    k->growth_tracker = (float *)te__data(a->growth_tracker);
+    k->found_inf = (float *)te__data(a->found_inf);
+    k->growth_factor = a->growth_factor;
+    k->backoff_factor = a->backoff_factor;
+    k->growth_interval = (float)a->growth_interval;
+    te__launch_size(l, 1, 1, 1, 1, 0);
+    te__plan_why(p, "one thread");
     return TE_OK;
 }
 

@@ -5,7 +5,7 @@
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
-    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL */
+    const float *grad_scale, *found_inf, *lr_device; /* [1], or NULL; lr_device and unbias: of this launch's place */
     const float *unbias; /* [2]: in place of unbias1, unbias2; or NULL */
     float lr, beta1, beta2, eps, weight_decay;
     float unbias1, unbias2; /* 1 / (1 - beta^step) */
@@ -110,3 +110,18 @@ typedef struct te__multi_scale_kargs {
     float scale;
     int tensors;
 } te__multi_scale_kargs;
+
+/* step_numbers: one block, a thread for each of 2 * places numbers. */
+typedef struct te__step_numbers_kargs {
+    float *found_inf, *skipped;       /* [1]; the first: or NULL */
+    const float *step_device, *betas; /* [1], [2 * places]; or NULL */
+    float *bias_correction;           /* [2 * places], or NULL */
+    double step;
+    int places, count, no_bias_correction;
+} te__step_numbers_kargs;
+
+/* update_scale: one thread. */
+typedef struct te__update_scale_kargs {
+    float *scale, *inv_scale, *growth_tracker, *found_inf; /* [1] */
+    float growth_factor, backoff_factor, growth_interval;
+} te__update_scale_kargs;

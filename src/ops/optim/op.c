@@ -34,8 +34,39 @@ static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *
     return TE_OK;
 }
 
+/* An entry's numbers: its own, or those of the args. */
+static te_adam_numbers te__adam_numbers_of(const te_op_adam_args *a, int i) {
+    te_adam_numbers n;
+    if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
+    n.lr = a->lr;
+    n.beta1 = a->beta1;
+    n.beta2 = a->beta2;
+    n.eps = a->eps;
+    n.weight_decay = a->weight_decay;
+    return n;
+}
+static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
+    te_sgd_numbers n;
+    if (a->tensors[i].own_numbers) return a->tensors[i].numbers;
+    n.lr = a->lr;
+    n.weight_decay = a->weight_decay;
+    return n;
+}
+/* A learning rate for each place, where they come from the device. `most`: the largest place. */
+static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
+    if (place < 0) return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
+    *most = te__max(*most, place);
+    return TE_OK;
+}
+static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
+    if (n->beta1 >= 0.0f && n->beta1 < 1.0f && n->beta2 >= 0.0f && n->beta2 < 1.0f && n->eps >= 0.0f) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)n->beta1, (double)n->beta2, (double)n->eps);
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
+    te_adam_numbers usual;
+    int64_t places = 0;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_adam_tensor *t = &a->tensors[i];
@@ -46,15 +77,20 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
         if (result == TE_OK) result = te__optim_check_scale(te, "m", i, t->m, t->m_scale);
         if (result == TE_OK) result = te__optim_check_scale(te, "v", i, t->v, t->v_scale);
         if (result == TE_OK) result = te__optim_check_scale(te, "master", i, t->master, t->master_scale);
+        if (result == TE_OK) result = te__optim_check_places(te, "adam", t->place, i, &places);
+        if (result == TE_OK && t->own_numbers) result = te__adam_check_numbers(te, &t->numbers);
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, places + 1);
+    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2 * (places + 1));
+    usual.lr = a->lr;
+    usual.beta1 = a->beta1;
+    usual.beta2 = a->beta2;
+    usual.eps = a->eps;
+    usual.weight_decay = a->weight_decay;
+    if (result == TE_OK) result = te__adam_check_numbers(te, &usual);
     if (result != TE_OK) return result;
-    if (!(a->beta1 >= 0.0f && a->beta1 < 1.0f) || !(a->beta2 >= 0.0f && a->beta2 < 1.0f) || !(a->eps >= 0.0f))
-        return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)a->beta1,
-                        (double)a->beta2, (double)a->eps);
     if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
         return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
     if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
@@ -78,18 +114,20 @@ static te_result te__check_store_state(te_ctx *te, te_op_store_state_args *a) {
 
 static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
     te_result result = TE_OK;
+    int64_t places = 0;
     int i;
     for (i = 0; i < a->num_tensors && result == TE_OK; i++) {
         const te_sgd_tensor *t = &a->tensors[i];
         result = te__optim_check_like(te, "sgd", "grad", i, t->grad, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "momentum", i, t->momentum, "param", t->param);
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
+        if (result == TE_OK) result = te__optim_check_places(te, "sgd", t->place, i, &places);
         if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
             result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
     }
     if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, 1);
+    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, places + 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
         return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
@@ -116,5 +154,27 @@ static te_result te__check_multi_scale(te_ctx *te, te_op_multi_scale_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "multi_scale", "found_inf", a->found_inf, 1);
     for (i = 0; i < a->num_tensors && result == TE_OK; i++)
         result = te__optim_check_like(te, "multi_scale", "out", i, a->out[i], "in", a->in[i]);
+    return result;
+}
+
+static te_result te__check_step_numbers(te_ctx *te, te_op_step_numbers_args *a) {
+    te_result result = te__want_numel(te, "step_numbers", "found_inf", a->found_inf, 1);
+    char text[TE__SHAPE_TEXT];
+    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "skipped", a->skipped, 1);
+    if (result == TE_OK) result = te__want_numel(te, "step_numbers", "step_device", a->step_device, 1);
+    if (result == TE_OK && a->betas && te__numel(a->betas) % 2)
+        result = te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed", te__shape_text(a->betas, text));
+    if (result == TE_OK && a->betas) result = te__want_numel(te, "step_numbers", "bias_correction", a->bias_correction, te__numel(a->betas));
+    if (result == TE_OK && !a->step_device && a->step < 1) result = te__fail(te, TE_ERR_INVALID, "step_numbers: step is %lld; the first one is 1", (long long)a->step);
+    return result;
+}
+static te_result te__check_update_scale(te_ctx *te, te_op_update_scale_args *a) {
+    te_result result = te__want_numel(te, "update_scale", "scale", a->scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "inv_scale", a->inv_scale, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "growth_tracker", a->growth_tracker, 1);
+    if (result == TE_OK) result = te__want_numel(te, "update_scale", "found_inf", a->found_inf, 1);
+    if (result == TE_OK && !(a->growth_factor > 0.0f && a->backoff_factor > 0.0f && a->growth_interval > 0))
+        result = te__fail(te, TE_ERR_INVALID, "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed", (double)a->growth_factor,
+                          (double)a->backoff_factor, a->growth_interval);
     return result;
 }

@@ -1,0 +1,274 @@
+/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one. Knows the layers; must not know attention. */
+
+/* ---- modules of one function ---- */
+
+static te_result te__activation_forward(te_module *m, te_forward_args *args) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__output(m, args, te_activate(args->input, d->activation, &d->activation_params));
+}
+static const te_module_class te__activation_class = {"Activation", sizeof(te_activation_desc), te__activation_forward, NULL, NULL};
+TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
+    if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
+        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation", (int)desc->activation);
+        return NULL;
+    }
+    m = te_module_create(te, &te__activation_class, desc->name ? desc->name : "activation");
+    if (!m) return NULL;
+    *(te_activation_desc *)m->state = *desc;
+    if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
+    return te__module_built(m);
+}
+
+static te_result te__bias_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_bias_dropout_add(args->input, te_module_parameter(m, "bias"), NULL, 0.0f));
+}
+static te_result te__bias_reset(te_module *m) { return te_tensor_fill(te_module_parameter(m, "bias"), 0.0); }
+static const te_module_class te__bias_class = {"Bias", sizeof(te_bias_desc), te__bias_forward, NULL, te__bias_reset};
+TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_bias_create") || !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype)) return NULL;
+    m = te_module_create(te, &te__bias_class, desc->name ? desc->name : "bias");
+    if (!m) return NULL;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "bias", desc->params_dtype, desc->size, 0);
+    return te__module_built(m);
+}
+
+static te_result te__scale_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_scale(args->input, ((const te_constant_scale_desc *)m->state)->scale)); }
+static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward, NULL, NULL};
+TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
+    m = te_module_create(te, &te__scale_class, desc->name ? desc->name : "constant_scale");
+    if (!m) return NULL;
+    *(te_constant_scale_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__dropout_forward(te_module *m, te_forward_args *args) {
+    float p = te_module_is_training(m) ? ((const te_dropout_desc *)m->state)->p : 0.0f;
+    return te__output(m, args, p != 0.0f ? te_dropout(args->input, p) : args->input);
+}
+static const te_module_class te__dropout_class = {"Dropout", sizeof(te_dropout_desc), te__dropout_forward, NULL, NULL};
+TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
+    if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed", (double)desc->p);
+        return NULL;
+    }
+    m = te_module_create(te, &te__dropout_class, desc->name ? desc->name : "dropout");
+    if (!m) return NULL;
+    *(te_dropout_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
+static const te_module_class te__identity_class = {"Identity", 0, te__identity_forward, NULL, NULL};
+TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te_module_create(te, &te__identity_class, name ? name : "identity")) : NULL; }
+
+static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_l2_normalization(args->input, ((const te_l2normalization_desc *)m->state)->eps));
+}
+static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward, NULL, NULL};
+TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
+    te_module *m;
+    if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
+    m = te_module_create(te, &te__l2_class, desc->name ? desc->name : "l2normalization");
+    if (!m) return NULL;
+    *(te_l2normalization_desc *)m->state = *desc;
+    return te__module_built(m);
+}
+
+/* ---- chains ---- */
+
+/* May m run as a part of its parent's chain? Not where anything has been put between it and its class's forward. */
+static bool te__chains(const te_module *m) { return !m->own_forward && !m->checkpoint && !te__runs_graphs(m); }
+static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_class || m->cls == &te__rmsnorm_class; }
+static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
+static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
+
+/* What a child leaves to the one behind it, as LayerNormMLP's parts do. */
+typedef struct te__chain {
+    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
+    bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
+    bool made;             /* the three below are those of a Linear; an activation comes next */
+    te__quant_call quant;
+    te__act_grad grad;
+    te_tensor *z;          /* its output */
+} te__chain;
+
+/* y = activation(x), for the product `gemm` of q if spec is given. */
+static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q) {
+    const te_activation_desc *d = (const te_activation_desc *)m->state;
+    return te__activate_for(x, d->activation, &d->activation_params, spec, chain->made ? &chain->grad : NULL, q, 0);
+}
+
+/* A Linear with the norm or the activation in front of it. */
+static te_result te__chain_linear(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user, before = *chain;
+    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params), *x = args->input;
+    const te_module *front = before.front;
+    te__quant_call quant;
+    te__quant_spec spec;
+    te__linear_call call;
+    te_result result = te__linear_begin(m, args, &quant, &call);
+    const te__quant_spec *fused = NULL;
+    chain->made = false;
+    if (result != TE_OK) return result;
+    if (!call.save_original_input) fused = te__fused_spec(&call, &spec);
+    if (front && te__is_norm(front)) {
+        call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
+    } else if (front && before.made && before.z == x && ((const te_activation_desc *)front->state)->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
+        call.gelu_of = x; /* this product's node computes GELU's gradient as well */
+        call.gelu_bias = before.grad.bias;
+        m->te->tape.no_grad++;
+        call.x = te__activate(x, TE_GELU, NULL, NULL, NULL);
+        m->te->tape.no_grad--;
+    } else
+        call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
+    call.bias_grad_elsewhere = chain->leaves_bias;
+    result = te__linear_end(m, args, &call, bias);
+    if (result != TE_OK || !chain->leaves_bias) return result;
+    memset(&chain->grad, 0, sizeof(chain->grad));
+    chain->grad.bias = call.bias;
+    chain->grad.usage = (te__wants_grad(call.x) ? TE_ROWWISE : 0) | (te__wants_grad(call.weight) ? TE_COLUMNWISE : 0);
+    chain->quant = quant;
+    if (chain->grad.usage && te__fuses(&quant)) chain->grad.quant = &chain->quant;
+    chain->z = args->outputs.out;
+    chain->made = true;
+    return result;
+}
+/* An activation that no Linear follows. */
+static te_result te__chain_activation(te_module *m, te_forward_args *args, void *user) {
+    te__chain *chain = (te__chain *)user;
+    te_tensor *y = te__chain_activate(chain, m, args->input, NULL, NULL);
+    chain->made = false;
+    return te__output(m, args, y);
+}
+
+/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
+static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    return te__is_activation(act) && te__chains(act) && ((const te_activation_desc *)act->state)->activation_params.glu_interleave_size == 0 && !d->gemm.return_bias &&
+           d->parallel.parallel_mode != TE_PARALLEL_ROW && ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
+}
+
+/* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
+static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
+    te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    const bool chains = te__chains(c);
+    te_result result;
+    chain->front = NULL;
+    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+        chain->front = c;
+        c = next;
+        next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
+    }
+    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
+    if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
+    result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    chain->made = false;
+    return result;
+}
+
+/* ---- Sequential ---- */
+
+/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
+static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
+    te_forward_args call = *args;
+    te_tensor *made[TE__OUTPUTS];
+    te__chain chain = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    memset(&call.outputs, 0, sizeof(call.outputs));
+    call.outputs.out = args->input; /* the result without children */
+    te__frame_begin(m->te);
+    for (i = 0; i < m->num_children && result == TE_OK; i++) {
+        if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
+            const te_module *before = m->children[i - 1];
+            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
+                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
+                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
+            break;
+        }
+        call.input = call.outputs.out;
+        result = te__sequential_child(m, &i, &call, &chain);
+        te__outputs_list(&call.outputs, made);
+        te__frame_sweep(m->te, made, TE__OUTPUTS);
+    }
+    te__outputs_list(&call.outputs, made);
+    te__frame_end(m->te, made, result == TE_OK ? TE__OUTPUTS : 0);
+    args->outputs = call.outputs;
+    return result;
+}
+static const te_module_class te__sequential_class = {"Sequential", 0, te__sequential_forward, NULL, NULL};
+
+/* Can these become children, each once? */
+static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
+    int i, k;
+    if (n < 0 || (n > 0 && !children)) {
+        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
+        return false;
+    }
+    for (i = 0; i < n; i++) {
+        const te_module *c = children[i];
+        if (!c) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d of %d is NULL", i, n);
+            return false;
+        }
+        if (c->te != te) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
+                     c->te->device_name, te->device_name);
+            return false;
+        }
+        for (k = 0; k < i && children[k] != c; k++) {}
+        if (c->parent || k < i) {
+            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
+                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
+                     c->parent ? c->parent->name : "");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
+static void te__destroy_orphans(te_module *const *children, int n) {
+    te_module end, *first = &end;
+    int i;
+    for (i = 0; children && i < n; i++)
+        if (children[i] && !children[i]->parent) {
+            children[i]->parent = first;
+            first = children[i];
+        }
+    while (first != &end) {
+        te_module *m = first;
+        first = m->parent;
+        m->parent = NULL;
+        te_module_destroy(m);
+    }
+}
+
+TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
+    te_module *m = NULL;
+    char name[16];
+    int i;
+    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
+    for (i = 0; m && i < n; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        if (!te_module_add_child(m, name, children[i])) break;
+    }
+    if (m && i == n) {
+        m = te__module_built(m);
+        if (m) m->built_in = false; /* a call's options are its children's */
+        return m;
+    }
+    te__destroy_orphans(children, n);
+    te_module_destroy(m);
+    return NULL;
+}

@@ -1,0 +1,13 @@
+// ops/optim/update_scale.cu: the scale of a loss after a step: less after an overflow, more after growth_interval steps without one.
+//
+// Launch: one thread.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "ops/optim/arithmetic.h"
+#include "ops/optim/kargs.h"
+
+extern "C" __global__ void te_update_scale(const __grid_constant__ te__update_scale_kargs a) {
+    te_follow();
+    te__scale_after(a.scale, a.inv_scale, a.growth_tracker, a.found_inf, a.growth_factor, a.backoff_factor, a.growth_interval);
+}
